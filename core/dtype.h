@@ -1,0 +1,46 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <ostream>
+#include <string_view>
+#include "float16.h"
+
+namespace [[gnu::visibility("default")]] hilt {
+
+enum class DType : unsigned char { f64, f32, bf16, f16, i64, i32, u8 };
+inline constexpr DType kAllDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16,
+                                       DType::i64, DType::i32, DType::u8};
+
+template <class T> struct DTypeOf;
+template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
+template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
+template <> struct DTypeOf<bf16> { static constexpr DType value = DType::bf16; };
+template <> struct DTypeOf<f16> { static constexpr DType value = DType::f16; };
+template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::i64; };
+template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::i32; };
+template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
+template <class T> inline constexpr DType dtype_of = DTypeOf<T>::value;
+
+constexpr std::size_t size_of(DType t) {
+  switch (t) {
+    case DType::f64: case DType::i64: return 8;
+    case DType::f32: case DType::i32: return 4;
+    case DType::bf16: case DType::f16: return 2;
+    case DType::u8: return 1;
+  }
+  return 0;
+}
+constexpr bool is_floating(DType t) { return t <= DType::f16; }
+constexpr std::string_view name_of(DType t) {
+  constexpr std::string_view names[] = {"f64", "f32", "bf16", "f16", "i64", "i32", "u8"};
+  return names[static_cast<int>(t)];
+}
+inline std::ostream& operator<<(std::ostream& os, DType t) { return os << name_of(t); }
+
+/// The type arithmetic is done in: what a 16-bit float widens to, itself otherwise.
+template <class T> struct Wide { using type = T; };
+template <> struct Wide<bf16> { using type = float; };
+template <> struct Wide<f16> { using type = float; };
+template <class T> using wide_t = typename Wide<T>::type;
+
+}  // namespace hilt

@@ -1,0 +1,48 @@
+#pragma once
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// What went wrong, in kind. The values are also the exit codes of our programs and never change.
+enum class Code : int {
+  usage = 2,         // an argument: a shape, a type, an option
+  data = 3,          // a file or its content
+  memory = 4,        // out of memory
+  gpu = 5,           // no usable GPU, or it failed
+  distributed = 6,   // a rank or a link between ranks
+  not_a_number = 7,  // a loss or gradient stopped being finite
+  internal = 70,     // a bug of ours
+};
+
+/// Every failure of this library. The message names the op, what it expected, what came, and what to do.
+class Error : public std::runtime_error {
+ public:
+  Error(Code code, const std::string& text) : std::runtime_error(text), code_(code) {}
+  Code code() const noexcept { return code_; }
+
+ private:
+  Code code_;
+};
+
+template <class... Parts>
+[[noreturn, gnu::cold, gnu::noinline]] void fail_with(Code code, const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw Error(code, std::move(text).str());
+}
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  fail_with(Code::usage, parts...);
+}
+
+/// Precondition of a public function. The parts are formatted only when the check fails.
+template <class... Parts>
+void check(bool ok, const Parts&... parts) {
+  if (!ok) [[unlikely]] fail_with(Code::usage, parts...);
+}
+
+}  // namespace hilt

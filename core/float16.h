@@ -1,0 +1,56 @@
+#pragma once
+#include <bit>
+#include <cstdint>
+
+// Storage types of 16 bits. Arithmetic happens in float: load, compute, store.
+// Everything here is always_inline: these functions are also compiled for wider instruction sets
+// (see dispatch.h), and an out-of-line copy of one of those must never serve an older processor.
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// The upper half of a float: 8 exponent bits, 7 of mantissa. Conversion rounds to nearest even.
+struct bf16 {
+  std::uint16_t bits = 0;
+
+  bf16() = default;
+  [[gnu::always_inline]] explicit bf16(float x) {
+    const auto u = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    const std::uint32_t quiet_nan = (u >> 16) | 0x40u;
+    bits = static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+  }
+  [[gnu::always_inline]] operator float() const {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+};
+
+/// IEEE half: 5 exponent bits, 10 of mantissa, subnormals kept. Conversion rounds to nearest even.
+struct f16 {
+  std::uint16_t bits = 0;
+
+  f16() = default;
+  [[gnu::always_inline]] explicit f16(float x) {
+    const auto u = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t sign = (u >> 16) & 0x8000u;
+    const std::uint32_t magnitude = u & 0x7fffffffu;
+    // Normal result: rebias the exponent by 15 - 127 and round away 13 bits of mantissa.
+    const std::uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    // Subnormal result: adding 0.5 lets the FPU align and round; the low bits are then the half.
+    const std::uint32_t tiny = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    std::uint32_t half = magnitude < (113u << 23) ? tiny : normal;
+    half = magnitude >= 0x477ff000u ? 0x7c00u : half;  // 65520 and above round to infinity
+    half = magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : half;
+    bits = static_cast<std::uint16_t>(sign | half);
+  }
+  [[gnu::always_inline]] operator float() const {
+    const std::uint32_t sign = (bits & 0x8000u) << 16;
+    const std::uint32_t magnitude = bits & 0x7fffu;
+    // Shifted into place the exponent is 112 too small; multiplying by 2^112 also renormalises subnormals.
+    const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+    const std::uint32_t finite = std::bit_cast<std::uint32_t>(scaled);
+    const std::uint32_t special = 0x7f800000u | (magnitude << 13);
+    return std::bit_cast<float>(sign | (magnitude >= 0x7c00u ? special : finite));
+  }
+};
+
+}  // namespace hilt

@@ -1,0 +1,171 @@
+#include "core/parallel.h"
+#include <sched.h>
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace hilt {
+namespace {
+
+constexpr int kMaxThreads = 256;
+// A worker looks for work this many times before it sleeps: about 30 microseconds, a little more than waking costs.
+constexpr int kSpins = 2000;
+
+int default_threads() {
+  if (const char* text = std::getenv("HILT_THREADS")) {
+    char* end = nullptr;
+    const long n = std::strtol(text, &end, 10);
+    check(*text && !*end && n >= 1 && n <= kMaxThreads, "HILT_THREADS: '", text, "' must be 1..", kMaxThreads);
+    return static_cast<int>(n);
+  }
+  cpu_set_t set;
+  const int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  return n < 1 ? 1 : n < kMaxThreads ? n : kMaxThreads;
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+struct Job {
+  Job(Index n_, Index grain_, detail::RangeFn fn_, void* context_) : n(n_), grain(grain_), fn(fn_), context(context_) {}
+  const Index n, grain;
+  const detail::RangeFn fn;
+  void* const context;
+  std::atomic<Index> next{0};
+  std::atomic<int> workers{0};  // still inside
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;  // written once, by whoever set failed
+
+  void work() noexcept {
+    for (;;) {
+      const Index begin = next.fetch_add(grain, std::memory_order_relaxed);
+      if (begin >= n) return;
+      try {
+        fn(context, begin, begin + grain < n ? begin + grain : n);
+      } catch (...) {
+        if (!failed.exchange(true)) error = std::current_exception();
+        next.store(n, std::memory_order_relaxed);
+      }
+    }
+  }
+};
+
+thread_local bool inside = false;  // this thread is already running part of a job
+
+/// Threads that share one job at a time. A caller that finds the pool busy does its job alone, so that programs
+/// with threads of their own never wait for each other here.
+class Pool {
+ public:
+  int threads() {
+    const int n = threads_.load(std::memory_order_relaxed);
+    if (n > 0) return n;
+    int expected = 0;
+    threads_.compare_exchange_strong(expected, default_threads());
+    return threads_.load();
+  }
+  void set_threads(int n) { threads_.store(n); }
+
+  void run(Job& job) {
+    const Index chunks = (job.n + job.grain - 1) / job.grain;
+    const int helpers = static_cast<int>(std::min<Index>(threads(), chunks)) - 1;
+    std::unique_lock busy(busy_, std::defer_lock);
+    if (helpers <= 0 || inside || !busy.try_lock()) {
+      const bool outer = std::exchange(inside, true);
+      job.work();
+      inside = outer;
+    } else {
+      start(helpers);
+      {
+        const std::lock_guard lock(mutex_);
+        job.workers.store(helpers, std::memory_order_relaxed);
+        job_ = &job;
+        open_ = helpers;
+        generation_.fetch_add(1, std::memory_order_release);
+      }
+      wake_.notify_all();
+      inside = true;
+      job.work();
+      inside = false;
+      {  // nobody may join late: the job lives on this stack
+        const std::lock_guard lock(mutex_);
+        job_ = nullptr;
+        job.workers.fetch_sub(open_, std::memory_order_relaxed);
+        open_ = 0;
+      }
+      for (int spin = 0; job.workers.load(std::memory_order_acquire) > 0; ++spin) spin < kSpins ? relax() : std::this_thread::yield();
+    }
+    if (job.failed) std::rethrow_exception(job.error);
+  }
+
+  ~Pool() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+      generation_.fetch_add(1);
+    }
+    wake_.notify_all();
+    for (std::thread& t : workers_) t.join();
+  }
+
+ private:
+  void start(int helpers) {  // under busy_
+    while (static_cast<int>(workers_.size()) < helpers) workers_.emplace_back([this] { serve(); });
+  }
+
+  void serve() {
+    inside = true;
+    std::uint64_t seen = 0;
+    for (;;) {
+      for (int spin = 0; spin < kSpins && generation_.load(std::memory_order_acquire) == seen; ++spin) relax();
+      Job* job = nullptr;
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
+        seen = generation_.load(std::memory_order_relaxed);
+        if (stop_) return;
+        if (open_ > 0) --open_, job = job_;
+      }
+      if (!job) continue;
+      job->work();
+      job->workers.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  std::mutex busy_, mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+  std::atomic<std::uint64_t> generation_{0};
+  Job* job_ = nullptr;
+  int open_ = 0;  // places left in the current job
+  bool stop_ = false;
+  std::atomic<int> threads_{0};
+};
+
+Pool& pool() {
+  static Pool p;
+  return p;
+}
+
+}  // namespace
+
+int thread_count() { return pool().threads(); }
+void set_thread_count(int threads) {
+  check(threads >= 1 && threads <= kMaxThreads, "set_thread_count: ", threads, " must be 1..", kMaxThreads);
+  pool().set_threads(threads);
+}
+
+void detail::parallel_chunks(Index n, Index grain, RangeFn fn, void* context) {
+  Job job(n, grain < 1 ? 1 : grain, fn, context);
+  pool().run(job);
+}
+
+}  // namespace hilt

@@ -1,0 +1,80 @@
+#include "core/random.h"
+#include <cmath>
+#include <numbers>
+#include "core/dispatch.h"
+#include "core/parallel.h"
+
+namespace hilt {
+namespace {
+
+thread_local Generator::Recording* current_recording = nullptr;
+
+std::array<std::uint32_t, 4> bits_at(RandomKey key, Index i) {
+  const auto n = static_cast<std::uint64_t>(i);
+  return philox({static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(n >> 32),
+                 static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)}, key.seed);
+}
+double uniform(std::uint32_t bits) { return (bits >> 8) * 0x1p-24; }
+
+template <class F>
+Tensor generate(const char* op, const Shape& shape, DType dtype, F f) {
+  Tensor t = empty(shape, dtype);
+  visit_any(op, t, [&]<class T>(Cpu) {
+    T* const out = t.mutable_data<T>();
+    parallel_for(t.numel(), 1 << 12, [&](Index begin, Index end) {
+      for (Index i = begin; i < end; ++i) out[i] = static_cast<T>(static_cast<wide_t<T>>(f(i)));
+    });
+  });
+  return t;
+}
+
+}  // namespace
+
+Generator::Generator(std::uint64_t seed) : state_(std::make_shared<State>(RandomKey{seed, 0})) {}
+RandomKey Generator::state() const { return state_->key; }
+void Generator::set_state(RandomKey state) { state_->key = state; }
+RandomKey Generator::next() {
+  for (Recording* r = current_recording; r; r = r->outer_) {
+    bool first = true;
+    for (const auto& [state, key] : r->states_) first = first && state != state_;
+    if (first) r->states_.emplace_back(state_, state_->key);
+  }
+  const RandomKey key = state_->key;
+  ++state_->key.stream;
+  return key;
+}
+
+Generator::Recording::Recording() : outer_(std::exchange(current_recording, this)) {}
+Generator::Recording::~Recording() { current_recording = outer_; }
+Generator::Recording::States Generator::Recording::swap(const States& states) {
+  States before;
+  for (const auto& [state, key] : states) before.emplace_back(state, std::exchange(state->key, key));
+  return before;
+}
+
+Tensor rand(const Shape& shape, RandomKey key, DType dtype) {
+  check(is_floating(dtype), "rand: needs a float type, got ", dtype);
+  return generate("rand", shape, dtype, [key](Index i) { return uniform(bits_at(key, i)[0]); });
+}
+
+Tensor randn(const Shape& shape, RandomKey key, DType dtype) {
+  check(is_floating(dtype), "randn: needs a float type, got ", dtype);
+  return generate("randn", shape, dtype, [key](Index i) {
+    const auto bits = bits_at(key, i);
+    const double radius = std::sqrt(-2 * std::log(1 - uniform(bits[0])));  // 1 - u is never 0
+    return radius * std::cos(2 * std::numbers::pi * uniform(bits[1]));
+  });
+}
+
+Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType dtype) {
+  check(low < high, "randint: [", low, ", ", high, ") is empty");
+  check(!is_floating(dtype), "randint: needs an integer type, got ", dtype);
+  const auto span = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
+  return generate("randint", shape, dtype, [=](Index i) {
+    const auto bits = bits_at(key, i);
+    const std::uint64_t wide = (std::uint64_t{bits[0]} << 32) | bits[1];
+    return low + static_cast<Index>(wide % span);  // bias below 2^-32 for spans below 2^32
+  });
+}
+
+}  // namespace hilt

@@ -1,0 +1,72 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <memory>
+#include "tensor.h"
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// Philox4x32-10: 128 random bits as a pure function of a 128-bit counter and a 64-bit key. The same numbers on
+/// every device, whatever the number of threads.
+[[gnu::always_inline]] inline std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
+                                                                  std::uint64_t key) {
+  auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = std::uint64_t{0xD2511F53u} * counter[0];
+    const std::uint64_t b = std::uint64_t{0xCD9E8D57u} * counter[2];
+    counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ k0, static_cast<std::uint32_t>(b),
+               static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ k1, static_cast<std::uint32_t>(a)};
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+/// A stream of random numbers: element i of stream s under a seed is philox({i, s}, seed), nothing else.
+struct RandomKey {
+  std::uint64_t seed = 0;
+  std::uint64_t stream = 0;
+};
+
+/// Hands out streams, one after the other. Copies share their state; checkpoint() rewinds it for its replay.
+class Generator {
+ public:
+  explicit Generator(std::uint64_t seed = 0);
+  RandomKey next();
+  RandomKey state() const;
+  void set_state(RandomKey state);
+
+  /// While one lives, remembers the state each generator had when it was first used on this thread.
+  class Recording;
+
+ private:
+  struct State { RandomKey key; };
+  std::shared_ptr<State> state_;
+};
+
+/// The generators a piece of code drew from, and where they stood; rewind() puts them back there.
+class Generator::Recording {
+ public:
+  Recording();
+  ~Recording();
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  using States = std::vector<std::pair<std::shared_ptr<State>, RandomKey>>;
+  /// First-use states, in order of first use.
+  const States& states() const { return states_; }
+  /// Sets each generator to its listed state and returns where it stood before.
+  static States swap(const States& states);
+
+ private:
+  friend class Generator;
+  States states_;
+  Recording* outer_;
+};
+
+/// Uniform on [0, 1) with 24 random bits, standard normal (Box-Muller). Element i depends on key and i alone.
+Tensor rand(const Shape& shape, RandomKey key, DType dtype = DType::f32);
+Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32);
+/// Uniform integers in [low, high).
+Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType dtype = DType::i64);
+
+}  // namespace hilt

@@ -1,0 +1,94 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <ostream>
+#include <span>
+#include "checked.h"
+
+namespace [[gnu::visibility("default")]] hilt {
+
+using Index = std::int64_t;
+
+/// Up to six extents, kept inline: copying a Shape never allocates. Extents are not negative and their
+/// product fits an Index; both are checked once, here, so that nobody downstream has to.
+class Shape {
+ public:
+  static constexpr int kMaxRank = 6;
+
+  Shape() = default;
+  Shape(std::initializer_list<Index> dims) : Shape(std::span(dims.begin(), dims.size())) {}
+  explicit Shape(std::span<const Index> dims) {
+    check(dims.size() <= kMaxRank, "Shape: rank ", dims.size(), " exceeds ", kMaxRank);
+    for (Index d : dims) push_back(d);
+  }
+
+  int rank() const { return rank_; }
+  Index numel() const { return numel_; }
+  /// Axis i; negative counts from the end.
+  Index operator[](int i) const { return dims_[static_cast<std::size_t>(i < 0 ? i + rank_ : i)]; }
+  const Index* begin() const { return dims_.data(); }
+  const Index* end() const { return dims_.data() + rank_; }
+
+  void push_back(Index d) {
+    check(rank_ < kMaxRank, "Shape: rank exceeds ", kMaxRank);
+    check(d >= 0, "Shape: extent ", d, " of axis ", rank_, " is negative");
+    dims_[static_cast<std::size_t>(rank_++)] = d;
+    // With a zero among them the other extents still have to multiply safely: strides come from them.
+    extent_ = checked_mul(extent_, d > 0 ? d : 1, "Shape");
+    numel_ = d == 0 ? 0 : numel_ * d;
+  }
+  /// The same shape with axis i replaced.
+  Shape with(int i, Index d) const {
+    Shape s;
+    const int axis = i < 0 ? i + rank_ : i;
+    for (int a = 0; a < rank_; ++a) s.push_back(a == axis ? d : (*this)[a]);
+    return s;
+  }
+
+  friend bool operator==(const Shape& a, const Shape& b) { return a.rank_ == b.rank_ && a.dims_ == b.dims_; }
+  friend std::ostream& operator<<(std::ostream& os, const Shape& s) {
+    os << '[';
+    for (int i = 0; i < s.rank_; ++i) os << (i ? ", " : "") << s[i];
+    return os << ']';
+  }
+
+ private:
+  std::array<Index, kMaxRank> dims_{};
+  Index numel_ = 1, extent_ = 1;
+  int rank_ = 0;
+};
+
+/// Elements to skip for one step along each axis. Zero repeats (expand); never negative.
+using Strides = std::array<Index, Shape::kMaxRank>;
+
+inline Strides contiguous_strides(const Shape& shape) {
+  Strides strides{};
+  Index step = 1;
+  for (int i = shape.rank() - 1; i >= 0; --i) {
+    strides[static_cast<std::size_t>(i)] = step;
+    step *= shape[i] > 0 ? shape[i] : 1;
+  }
+  return strides;
+}
+
+/// Axis as 0..rank-1, accepting negatives; an error names op and the range.
+inline int checked_axis(const char* op, int axis, int rank) {
+  check(axis >= -rank && axis < rank, op, ": axis ", axis, " is outside ", -rank, "..", rank - 1, " of a tensor of rank ", rank);
+  return axis < 0 ? axis + rank : axis;
+}
+
+/// The shape both broadcast to: axes align at the end, an extent of 1 repeats.
+inline Shape broadcast(const char* op, const Shape& a, const Shape& b) {
+  const int rank = a.rank() > b.rank() ? a.rank() : b.rank();
+  Shape out;
+  for (int i = rank; i >= 1; --i) {
+    const Index x = i <= a.rank() ? a[-i] : 1, y = i <= b.rank() ? b[-i] : 1;
+    check(x == y || x == 1 || y == 1, op, ": shapes ", a, " and ", b, " do not broadcast: axis ", -i, " has ", x,
+          " and ", y);
+    out.push_back(x == 1 ? y : x);
+  }
+  return out;
+}
+
+}  // namespace hilt

@@ -1,0 +1,81 @@
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include "device.h"
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// What the process holds, in bytes of tensor data. Counters are exact and free to read at any time.
+struct MemoryStats {
+  std::size_t live = 0;         // reachable through some Storage
+  std::size_t peak = 0;         // highest `live` since reset_memory_peak()
+  std::size_t saved = 0;        // of the live bytes, those a tape keeps for its backward pass (each block once)
+  std::size_t pooled = 0;       // freed, kept for reuse
+  std::size_t from_system = 0;  // times the pool had to ask the operating system; steady work adds none
+};
+MemoryStats memory_stats(Device device = {});
+void reset_memory_peak(Device device = {});
+/// Bytes the pool may keep for reuse; 0 returns memory at once. Default 4 GiB, or HILT_POOL_BYTES.
+void set_pool_limit(std::size_t bytes);
+/// Returns what the pool keeps to the operating system.
+void release_pool();
+
+/// The control record behind a Storage; here because its accessors are on every op's path.
+struct StorageBlock {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  Device device;
+  std::atomic<std::uint64_t> version{0};
+  std::atomic<int> holds{0};
+  bool pooled = false;
+  std::function<void()> release;
+
+  StorageBlock() = default;
+  StorageBlock(const StorageBlock&) = delete;
+  StorageBlock& operator=(const StorageBlock&) = delete;
+  ~StorageBlock();
+};
+
+/// A shared block of bytes on one device, 64-byte aligned. Copies share the block; the last one frees it.
+class Storage {
+ public:
+  Storage() = default;
+  static Storage allocate(std::size_t bytes, Device device);
+  /// Memory that stays the caller's: `release` runs once the last Storage on it is gone.
+  static Storage borrow(void* data, std::size_t bytes, Device device, std::function<void()> release);
+
+  const std::byte* data() const { return block_->data; }
+  std::byte* mutable_data() {
+    block_->version.store(version() + 1, std::memory_order_relaxed);
+    return block_->data;
+  }
+  std::size_t bytes() const { return block_->bytes; }
+  Device device() const { return block_->device; }
+  /// Rises with every mutable_data(). A saved tensor whose version moved is stale.
+  std::uint64_t version() const { return block_->version.load(std::memory_order_relaxed); }
+  bool is_sole_owner() const { return block_.use_count() == 1; }
+  explicit operator bool() const { return block_ != nullptr; }
+  friend bool operator==(const Storage&, const Storage&) = default;
+
+  /// While one lives, the block counts as saved for backward.
+  class Hold {
+   public:
+    Hold() = default;
+    explicit Hold(const Storage& s);
+    Hold(Hold&& other) noexcept = default;
+    Hold& operator=(Hold&& other) noexcept;
+    ~Hold();
+
+   private:
+    void drop() noexcept;
+    std::shared_ptr<StorageBlock> block_;
+  };
+
+ private:
+  std::shared_ptr<StorageBlock> block_;
+};
+
+}  // namespace hilt

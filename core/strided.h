@@ -1,0 +1,88 @@
+#pragma once
+#include <array>
+#include "parallel.h"
+
+// Private to core and ops: walking several tensors of one shape, each with strides of its own.
+
+namespace hilt {
+
+/// The axes of a common shape with neighbours merged wherever every operand steps through them evenly: a dense
+/// tensor becomes one run, a transposed one a loop over runs. `rows` outer steps, each a run of `run` elements.
+template <std::size_t N>
+struct Runs {
+  using Offsets = std::array<Index, N>;
+  Index rows = 1, run = 1;
+  Offsets step{};  // of each operand along the run
+
+  Runs(const Shape& shape, const std::array<Strides, N>& strides) {
+    // Axes from the innermost out; an axis joins the previous one if stepping it equals stepping past the end.
+    for (int axis = shape.rank() - 1; axis >= 0; --axis) {
+      const Index extent = shape[axis];
+      if (extent == 1) continue;
+      Offsets s{};
+      for (std::size_t k = 0; k < N; ++k) s[k] = strides[k][static_cast<std::size_t>(axis)];
+      if (axes_ > 0) {
+        Axis& inner = axis_[axes_ - 1];
+        bool joins = true;
+        for (std::size_t k = 0; k < N; ++k) joins = joins && s[k] == inner.stride[k] * inner.extent;
+        if (joins) {
+          inner.extent *= extent;
+          continue;
+        }
+      }
+      axis_[axes_++] = {extent, s};
+    }
+    if (axes_ > 0) run = axis_[0].extent, step = axis_[0].stride;
+    for (std::size_t a = 1; a < axes_; ++a) rows *= axis_[a].extent;
+    if (shape.numel() == 0) rows = 0;
+  }
+
+  /// f(offsets) for each row of [first, last): where in each operand its run begins.
+  template <class F>
+  void for_rows(Index first, Index last, F&& f) const {
+    std::array<Index, Shape::kMaxRank> at{};
+    Offsets offset{};
+    Index rest = first;
+    for (std::size_t a = 1; a < axes_; ++a) {
+      at[a] = rest % axis_[a].extent;
+      rest /= axis_[a].extent;
+      for (std::size_t k = 0; k < N; ++k) offset[k] += at[a] * axis_[a].stride[k];
+    }
+    for (Index row = first; row < last; ++row) {
+      f(offset);
+      for (std::size_t a = 1; a < axes_; ++a) {
+        for (std::size_t k = 0; k < N; ++k) offset[k] += axis_[a].stride[k];
+        if (++at[a] < axis_[a].extent) break;
+        for (std::size_t k = 0; k < N; ++k) offset[k] -= axis_[a].extent * axis_[a].stride[k];
+        at[a] = 0;
+      }
+    }
+  }
+
+  /// f(offsets, count) over all elements, on several threads, in pieces of at most `piece` elements.
+  template <class F>
+  void for_pieces(Index piece, F&& f) const {
+    if (run >= piece) {
+      const Index per_row = (run + piece - 1) / piece;
+      parallel_for(rows * per_row, 1, [&](Index begin, Index end) {
+        for (Index i = begin; i < end; ++i)
+          for_rows(i / per_row, i / per_row + 1, [&](Offsets o) {
+            const Index from = i % per_row * piece;
+            for (std::size_t k = 0; k < N; ++k) o[k] += from * step[k];
+            f(o, std::min(piece, run - from));
+          });
+      });
+    } else {
+      parallel_for(rows, std::max<Index>(1, piece / std::max<Index>(run, 1)), [&](Index begin, Index end) {
+        for_rows(begin, end, [&](const Offsets& o) { f(o, run); });
+      });
+    }
+  }
+
+ private:
+  struct Axis { Index extent; Offsets stride; };
+  std::array<Axis, Shape::kMaxRank> axis_{};
+  std::size_t axes_ = 0;
+};
+
+}  // namespace hilt

@@ -1,0 +1,280 @@
+#include "core/tape.h"
+#include <algorithm>
+#include <chrono>
+#include <iomanip>
+#include <unordered_set>
+#include <utility>
+#include "core/dispatch.h"
+#include "core/parallel.h"
+#include "core/random.h"
+
+namespace hilt {
+namespace {
+
+thread_local Tape* current_tape = nullptr;
+
+// The one piece of arithmetic the engine itself needs. In place only where nobody else can see it: an op may
+// hand one tensor to two inputs (add returns {dy, dy}), or a view of something it keeps.
+void accumulate(Tensor& sum, const Tensor& more) {
+  check(sum.shape() == more.shape() && sum.dtype() == more.dtype(), "Tape: gradients of one tensor are ", sum.dtype(),
+        sum.shape(), " and ", more.dtype(), more.shape());
+  const Tensor a = sum.is_contiguous() ? std::move(sum) : clone(sum);
+  const Tensor b = dense(more);
+  sum = a.storage().is_sole_owner() ? a : empty_like(a);
+  visit("accumulate", a, [&]<class T>(auto) {
+    const T *x = a.data<T>(), *y = b.data<T>();
+    T* const out = sum.mutable_data<T>();
+    parallel_for(a.numel(), 1 << 16, [&](Index begin, Index end) {
+      for (Index i = begin; i < end; ++i) out[i] = static_cast<T>(wide_t<T>(x[i]) + wide_t<T>(y[i]));
+    });
+  });
+}
+
+/// fn again, on a tape of its own, when the gradient is asked for. dependencies: what the outer tape watches of all
+/// that fn read, each once; they are this node's inputs.
+struct Checkpoint final : Function {
+  Composite fn;
+  std::vector<Tensor> inputs, dependencies;
+  Generator::Recording::States randomness;
+
+  std::string_view name() const override { return "checkpoint"; }
+  void keep() {
+    for (const Tensor& t : inputs) save(t);
+    for (const Tensor& t : dependencies) save(t);
+  }
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    for (std::size_t i = 0; i < inputs.size() + dependencies.size(); ++i) (void)saved(i);  // checks the versions
+    Tape tape;
+    for (const Tensor& t : dependencies) tape.watch(t);
+    const auto now = Generator::Recording::swap(randomness);
+    const Tensor y = fn(inputs);
+    Generator::Recording::swap(now);
+    const Gradients g = tape.backward(y, dy);
+    std::vector<Tensor> dx;
+    for (const Tensor& t : dependencies) dx.push_back(g.has(t) ? g[t] : zeros_like(t));
+    return dx;
+  }
+};
+
+}  // namespace
+
+const Tensor& Function::saved(std::size_t i) const {
+  if (i >= saved_.size()) fail_with(Code::internal, name(), ": saved(", i, ") of ", saved_.size(), " saved tensors");
+  const Saved& s = saved_[i];
+  check(s.tensor.storage().version() == s.version, name(), ": a tensor saved for backward, ", s.tensor.dtype(),
+        s.tensor.shape(), ", was written to after the forward pass (version ", s.tensor.storage().version(),
+        ", saved at ", s.version, "); write before the op runs, or to a clone");
+  return s.tensor;
+}
+
+const Tensor& Gradients::operator[](const Tensor& x) const {
+  const auto it = by_id_.find(x.id());
+  check(it != by_id_.end(), "Gradients: ", x.shape(), " was not watched, or the loss does not depend on it");
+  return it->second;
+}
+Gradients& Gradients::operator+=(const Gradients& other) {
+  for (const auto& [id, dx] : other.by_id_) {
+    const auto [it, fresh] = by_id_.try_emplace(id, dx);
+    if (!fresh) accumulate(it->second, dx);
+  }
+  return *this;
+}
+void Gradients::set(const Tensor& x, const Tensor& dx) {
+  check(x.shape() == dx.shape(), "Gradients: a gradient ", dx.shape(), " for a tensor ", x.shape());
+  by_id_[x.id()] = dx;
+}
+
+// ---- which tape listens ----------------------------------------------------------------------------
+Tape::Tape(Options options) : outer_(std::exchange(current_tape, this)), options_(options) {}
+Tape::~Tape() {
+  if (current_tape == this) current_tape = outer_;
+  for (Tape* t = current_tape; t; t = t->outer_)
+    if (t->outer_ == this) t->outer_ = outer_;
+}
+Tape* Tape::current() { return current_tape; }
+Tape::Pause::Pause() : paused_(std::exchange(current_tape, nullptr)) {}
+Tape::Pause::~Pause() { current_tape = paused_; }
+
+// ---- recording -------------------------------------------------------------------------------------
+void Tape::check_thread() const {
+  check(std::this_thread::get_id() == thread_, "Tape: used from another thread than it was made on; a tape is one thread's");
+}
+double Tape::clock_ms() const {
+  if (!options_.profile) return 0;
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Tape::watch(const Tensor& x) {
+  check_thread();
+  check(bool(x), "Tape: watch of an undefined tensor");
+  check(is_floating(x.dtype()), "Tape: watch of a tensor of type ", x.dtype(), "; only floats have gradients");
+  if (!slots_.try_emplace(x.id(), static_cast<Slot>(kinds_.size())).second) return;
+  kinds_.push_back({x.shape(), x.dtype()});
+  watched_.push_back(x.id());
+}
+
+Tape::Slot Tape::slot_of(const Tensor& t) const {
+  const auto it = slots_.find(t.id());
+  return it == slots_.end() ? kNone : it->second;
+}
+std::span<const Tape::Slot> Tape::inputs_of(std::size_t node) const {
+  const std::size_t end = node + 1 < nodes_.size() ? nodes_[node + 1].first_input : input_slots_.size();
+  return std::span(input_slots_).subspan(nodes_[node].first_input, end - nodes_[node].first_input);
+}
+
+std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
+  std::uint64_t mask = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!captured_ && slots_.empty()) break;
+    if (!knows(*inputs[i])) continue;
+    if (captured_) captured_->try_emplace(inputs[i]->id(), *inputs[i]);
+    else mask |= std::uint64_t{1} << std::min<std::size_t>(i, 63);
+  }
+  return mask;
+}
+
+void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double forward_ms) {
+  check(bool(y) && slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
+  check(!played_, fn->name(), ": recorded on a tape that has been played; make a new Tape");
+  nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(input_slots_.size()), static_cast<Slot>(kinds_.size())});
+  for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
+  slots_.emplace(y.id(), nodes_.back().output);
+  kinds_.push_back({y.shape(), y.dtype()});
+  if (!options_.profile) return;
+  NodeReport node;
+  node.forward_ms = forward_ms;
+  node.forward_live = memory_stats(y.device()).live;
+  for (const Tensor* x : inputs) node.inputs.push_back(x->shape());
+  profile_.push_back(std::move(node));
+}
+
+// ---- playing ---------------------------------------------------------------------------------------
+Gradients Tape::backward(const Tensor& loss) {
+  check(loss.numel() == 1, "Tape: backward of ", loss.shape(), " needs a gradient to start from; only a scalar has an obvious one");
+  const Pause pause;
+  return backward(loss, full(loss.shape(), 1.0, loss.dtype(), loss.device()));
+}
+
+Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
+  check_thread();
+  check(!played_, "Tape: backward twice; a tape plays once, record again");
+  check(slot_of(y) != kNone, "Tape: ", y.shape(), " does not depend on a watched tensor; watch() before computing it, and "
+        "compute it with ops (not under Pause, not from copied-out numbers)");
+  check(dy.shape() == y.shape() && dy.dtype() == y.dtype(), "Tape: a gradient ", dy.dtype(), dy.shape(), " for an output ",
+        y.dtype(), y.shape());
+  if (options_.profile) profile_ = report();
+  played_ = true;
+  const Pause pause;
+  std::vector<Tensor> grad(kinds_.size());
+  std::vector<bool> keep(kinds_.size());
+  for (TensorId id : watched_) keep[static_cast<std::size_t>(slots_.at(id))] = true;
+  grad[static_cast<std::size_t>(slot_of(y))] = dy;
+
+  for (std::size_t n = nodes_.size(); n-- > 0;) {
+    Function& fn = *nodes_[n].fn;
+    const auto out = static_cast<std::size_t>(nodes_[n].output);
+    if (const Tensor g = keep[out] ? grad[out] : std::move(grad[out])) {
+      const double start = clock_ms();
+      std::vector<Tensor> dx = fn.backward(g);
+      const std::span<const Slot> inputs = inputs_of(n);
+      if (dx.size() != inputs.size())
+        fail_with(Code::internal, fn.name(), ": backward returned ", dx.size(), " gradients for ", inputs.size(), " inputs");
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        if (inputs[i] == kNone) continue;
+        const auto in = static_cast<std::size_t>(inputs[i]);
+        if (!dx[i] || dx[i].shape() != kinds_[in].shape || dx[i].dtype() != kinds_[in].dtype)
+          fail_with(Code::internal, fn.name(), ": backward returned ", dx[i] ? "the wrong shape or type" : "no gradient",
+                    " for input ", i, ", which is ", kinds_[in].dtype, kinds_[in].shape, " and wanted");
+        if (grad[in]) accumulate(grad[in], dx[i]);
+        else grad[in] = std::move(dx[i]);
+      }
+      if (options_.profile) {
+        profile_[n].backward_ms = clock_ms() - start;
+        profile_[n].backward_live = memory_stats(g.device()).live;
+      }
+    }
+    nodes_[n].fn.reset();  // what it saved is free from here on
+  }
+  Gradients result;
+  for (TensorId id : watched_)
+    if (Tensor& g = grad[static_cast<std::size_t>(slots_.at(id))]) result.by_id_.emplace(id, g);
+  return result;
+}
+
+Tensor checkpoint(Composite fn, std::span<const Tensor> inputs) {
+  Tape* const tape = Tape::current();
+  if (!tape) return fn(inputs);
+  Checkpoint node;
+  std::unordered_map<TensorId, Tensor> captured;
+  Tensor y;
+  const double start = tape->clock_ms();
+  {
+    Tape looking_on;  // records nothing; notes which of the outer tape's tensors fn reads
+    looking_on.captured_ = &captured;
+    const Generator::Recording recording;
+    y = fn(inputs);
+    node.randomness = recording.states();
+  }
+  if (captured.empty() || tape->knows(y)) return y;
+  std::vector<const Tensor*> in;
+  for (const auto& [id, t] : captured) node.dependencies.push_back(t);
+  for (const Tensor& t : node.dependencies) in.push_back(&t);
+  node.fn = std::move(fn);
+  node.inputs.assign(inputs.begin(), inputs.end());
+  node.wanted_ = tape->wanted(in);
+  if (!node.wanted_) return y;  // a checkpoint around this one looks on: it will replay both
+  node.keep();
+  auto kept = std::make_unique<Checkpoint>(std::move(node));
+  in.clear();
+  for (const Tensor& t : kept->dependencies) in.push_back(&t);
+  tape->record(std::move(kept), in, y, tape->clock_ms() - start);
+  return y;
+}
+
+// ---- looking ---------------------------------------------------------------------------------------
+std::size_t Tape::saved_bytes() const {
+  std::size_t n = 0;
+  for (const NodeReport& node : report()) n += played_ ? 0 : node.unique_bytes;
+  return n;
+}
+
+std::vector<NodeReport> Tape::report() const {
+  if (played_) return profile_;
+  std::vector<NodeReport> out = profile_;
+  out.resize(nodes_.size());
+  std::unordered_set<const std::byte*> seen;  // nodes keep the same tensors again and again: count each block once
+  for (std::size_t n = 0; n < nodes_.size(); ++n) {
+    const Function& fn = *nodes_[n].fn;
+    const Kind& kind = kinds_[static_cast<std::size_t>(nodes_[n].output)];
+    out[n].name = fn.name();
+    out[n].output = kind.shape;
+    out[n].dtype = kind.dtype;
+    std::unordered_set<const std::byte*> mine;
+    for (const auto& s : fn.saved_) {
+      const Storage& storage = s.tensor.storage();
+      if (!mine.insert(storage.data()).second) continue;
+      out[n].saved_bytes += storage.bytes();
+      if (seen.insert(storage.data()).second) out[n].unique_bytes += storage.bytes();
+    }
+  }
+  return out;
+}
+
+std::ostream& operator<<(std::ostream& os, const Tape& tape) {
+  std::size_t unique = 0;
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(3);
+  const std::vector<NodeReport> nodes = tape.report();
+  for (const NodeReport& n : nodes) {
+    std::ostringstream shape;
+    shape << n.dtype << n.output;
+    text << std::left << std::setw(28) << n.name << " -> " << std::setw(24) << shape.str() << std::right << " saves "
+         << std::setw(12) << n.saved_bytes << " B, new " << std::setw(12) << n.unique_bytes << " B";
+    if (tape.options_.profile) text << "  forward " << n.forward_ms << " ms  backward " << n.backward_ms << " ms";
+    text << '\n';
+    unique += n.unique_bytes;
+  }
+  return os << text.str() << tape.size() << " ops, " << unique << " B saved" << (tape.played_ ? " until backward played" : "") << '\n';
+}
+
+}  // namespace hilt

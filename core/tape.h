@@ -1,0 +1,188 @@
+#pragma once
+#include <array>
+#include <concepts>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+#include "tensor.h"
+
+namespace [[gnu::visibility("default")]] hilt {
+
+class Tape;
+/// A piece of a model: any number of ops, from inputs to one output.
+using Composite = std::function<Tensor(std::span<const Tensor>)>;
+
+namespace detail {
+/// The addresses of an op's inputs, however they were given.
+template <class... In>
+struct Pointers : std::array<const Tensor*, sizeof...(In)> {
+  explicit Pointers(const In&... in) : std::array<const Tensor*, sizeof...(In)>{&in...} {}
+};
+template <>
+struct Pointers<std::span<const Tensor>> : std::vector<const Tensor*> {
+  explicit Pointers(std::span<const Tensor> in) {
+    for (const Tensor& t : in) push_back(&t);
+  }
+};
+}  // namespace detail
+
+/// One differentiable op: its attributes are members, what it keeps for later goes through save(), and
+/// backward() maps the gradient of its output to the gradients of its inputs. A user's op derives from this
+/// and has a member `Tensor forward(const Tensor&...)`, exactly like ours; apply() runs it.
+class Function {
+ public:
+  Function() = default;
+  Function(Function&&) = default;  // moves onto the tape; what it saved has one keeper
+  virtual ~Function() = default;
+  /// Names a string that outlives the Function.
+  virtual std::string_view name() const = 0;
+  /// One entry an input, in order, of that input's shape; an undefined Tensor where wants() is false.
+  virtual std::vector<Tensor> backward(const Tensor& dy) = 0;
+
+ protected:
+  /// Keeps t for backward(). Writing to t's storage from then on is an error that backward reports.
+  void save(const Tensor& t) { saved_.push_back({t, t.storage().version(), Storage::Hold(t.storage())}); }
+  const Tensor& saved(std::size_t i) const;
+  /// Whether input i leads to a watched tensor. Known before forward() runs: save only what will be asked for.
+  /// Inputs beyond the 63rd share one answer.
+  bool wants(std::size_t input) const { return (wanted_ >> (input < 63 ? input : 63)) & 1u; }
+  bool wants_any() const { return wanted_ != 0; }
+
+ private:
+  friend class Tape;
+  friend Tensor checkpoint(Composite, std::span<const Tensor>);
+  template <std::derived_from<Function> Fn, class... In> friend Tensor apply(Fn, const In&...);
+  struct Saved { Tensor tensor; std::uint64_t version; Storage::Hold hold; };
+  std::vector<Saved> saved_;
+  std::uint64_t wanted_ = 0;
+};
+
+/// The result of playing a tape: the gradient of every watched tensor that the loss depends on. A value: it can
+/// be copied, kept and added (micro-batches).
+class Gradients {
+ public:
+  const Tensor& operator[](const Tensor& x) const;
+  bool has(const Tensor& x) const { return by_id_.contains(x.id()); }
+  std::size_t size() const { return by_id_.size(); }
+  Gradients& operator+=(const Gradients& other);
+  friend Gradients operator+(Gradients a, const Gradients& b) { return std::move(a += b); }
+  /// Replaces the gradient of x, clipped or scaled say.
+  void set(const Tensor& x, const Tensor& dx);
+
+ private:
+  friend class Tape;
+  std::unordered_map<TensorId, Tensor> by_id_;
+};
+
+/// One op as a tape recorded it. Times and live bytes are known only to a tape that was asked to profile.
+struct NodeReport {
+  std::string name;
+  std::vector<Shape> inputs;
+  Shape output;
+  DType dtype = DType::f32;
+  std::size_t saved_bytes = 0;   // storages this node keeps
+  std::size_t unique_bytes = 0;  // of those, the ones no earlier node keeps
+  double forward_ms = 0, backward_ms = 0;
+  std::size_t forward_live = 0, backward_live = 0;  // bytes alive when the op's forward / backward returned
+};
+
+/// Listens to the ops of this thread while it lives, and plays them backwards once. Ops are kept in the order
+/// they ran, which is already a topological order: no graph search, no recursion. Tapes nest; the innermost listens.
+class Tape {
+ public:
+  struct Options { bool profile = false; };
+  Tape() : Tape(Options{}) {}
+  explicit Tape(Options options);
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  /// Differentiate with respect to x. Ops that depend on no watched tensor are not kept.
+  void watch(const Tensor& x);
+  /// Whether x is watched or was computed, on this tape, from something that is.
+  bool knows(const Tensor& x) const { return captured_ ? outer_->knows(x) : slots_.contains(x.id()); }
+  /// Gradients of a scalar, or of y against the cotangent dy. Frees what each node saved as it goes.
+  Gradients backward(const Tensor& loss);
+  Gradients backward(const Tensor& y, const Tensor& dy);
+
+  std::size_t size() const { return nodes_.size(); }
+  /// Bytes kept for backward: each storage once, however many nodes or views keep it.
+  std::size_t saved_bytes() const;
+  /// What is recorded, node by node; a profiling tape still knows it after backward.
+  std::vector<NodeReport> report() const;
+  friend std::ostream& operator<<(std::ostream& os, const Tape& tape);
+
+  /// The tape that listens on this thread, or null.
+  static Tape* current();
+  /// While one lives, nothing on this thread is recorded.
+  class Pause {
+   public:
+    Pause();
+    ~Pause();
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    Tape* paused_;
+  };
+
+ private:
+  template <std::derived_from<Function> Fn, class... In> friend Tensor apply(Fn, const In&...);
+  friend Tensor checkpoint(Composite, std::span<const Tensor>);
+  using Slot = std::int32_t;
+  static constexpr Slot kNone = -1;
+  struct Node { std::unique_ptr<Function> fn; std::uint32_t first_input; Slot output; };
+
+  Slot slot_of(const Tensor& t) const;
+  std::uint64_t wanted(std::span<const Tensor* const> inputs);
+  void record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double forward_ms);
+  std::span<const Slot> inputs_of(std::size_t node) const;
+  void check_thread() const;
+  double clock_ms() const;  // 0 unless profiling: reading a clock costs as much as a small op
+
+  std::vector<Node> nodes_;
+  std::vector<Slot> input_slots_;  // of all nodes, one after the other
+  std::unordered_map<TensorId, Slot> slots_;
+  struct Kind { Shape shape; DType dtype; };
+  std::vector<Kind> kinds_;  // by slot
+  std::vector<TensorId> watched_;
+  std::vector<NodeReport> profile_;
+  std::unordered_map<TensorId, Tensor>* captured_ = nullptr;  // set while a checkpoint looks at what its function reads
+  Tape* outer_;
+  std::thread::id thread_ = std::this_thread::get_id();
+  Options options_;
+  bool played_ = false;
+};
+
+/// Runs fn.forward(inputs...) and, if a tape listens and an input matters to it, leaves fn on it.
+/// The inputs are Tensors, or one std::span<const Tensor>.
+template <std::derived_from<Function> Fn, class... In>
+Tensor apply(Fn fn, const In&... inputs) {
+  Tape* const tape = Tape::current();
+  if (!tape) return fn.forward(inputs...);  // wants() is false throughout: nothing is saved
+  const detail::Pointers<In...> in(inputs...);
+  fn.wanted_ = tape->wanted(in);
+  const double start = tape->clock_ms();
+  Tensor y;
+  {
+    const Tape::Pause pause;  // what an op does inside is its own business
+    y = fn.forward(inputs...);
+  }
+  if (fn.wanted_) tape->record(std::make_unique<Fn>(std::move(fn)), in, y, tape->clock_ms() - start);
+  return y;
+}
+
+/// fn(inputs), keeping only the inputs: backward runs fn again. Watched tensors that fn reads without being given
+/// them (weights a layer holds) get their gradients too, and generators it draws from replay the same numbers.
+Tensor checkpoint(Composite fn, std::span<const Tensor> inputs);
+inline Tensor checkpoint(Composite fn, const std::vector<Tensor>& inputs) {
+  return checkpoint(std::move(fn), std::span(inputs));
+}
+
+}  // namespace hilt

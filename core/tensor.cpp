@@ -1,0 +1,206 @@
+#include "core/tensor.h"
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <iomanip>
+#include "core/dispatch.h"
+#include "core/strided.h"
+
+namespace hilt {
+namespace {
+
+TensorId next_id() {
+  static std::atomic<TensorId> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+// Elements a parallel piece moves: large enough to outweigh handing it to a thread.
+constexpr Index kPiece = 1 << 16;
+
+template <class To, class From>
+To convert(From x) {
+  if constexpr (std::is_same_v<To, From>) return x;
+  else if constexpr (std::is_same_v<To, bf16> || std::is_same_v<To, f16>) return To(static_cast<float>(x));
+  else if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>) {
+    // Out of range is undefined in C++; here it saturates, and NaN becomes 0.
+    const double v = static_cast<double>(x);
+    constexpr double low = static_cast<double>(std::numeric_limits<To>::min());
+    constexpr double high = static_cast<double>(std::numeric_limits<To>::max());
+    if (v >= high) return std::numeric_limits<To>::max();
+    return v > low ? static_cast<To>(v) : v <= low ? std::numeric_limits<To>::min() : To{0};
+  } else return static_cast<To>(x);
+}
+
+}  // namespace
+
+Tensor::Tensor(Storage storage, const Shape& shape, DType dtype)
+    : Tensor(std::move(storage), shape, contiguous_strides(shape), 0, dtype) {}
+
+Tensor::Tensor(Storage storage, const Shape& shape, const Strides& strides, Index offset, DType dtype)
+    : storage_(std::move(storage)), shape_(shape), strides_(strides), offset_(offset), id_(next_id()), dtype_(dtype) {
+  check(bool(storage_), "Tensor: undefined storage");
+  Index last = offset;
+  for (int i = 0; i < rank(); ++i) {
+    check(stride(i) >= 0, "Tensor: stride ", stride(i), " of axis ", i, " is negative");
+    if (dim(i) > 0) last = checked_add(last, checked_mul(dim(i) - 1, stride(i), "Tensor"), "Tensor");
+  }
+  const auto elements = static_cast<Index>(storage_.bytes() / size_of(dtype));
+  check(offset >= 0 && (numel() == 0 ? offset <= elements : last < elements), "Tensor: ", dtype, shape, " from element ", offset,
+        " on reaches beyond its storage of ", elements, " elements");
+}
+
+bool Tensor::is_contiguous() const {
+  if (numel() == 0) return true;
+  Index step = 1;
+  for (int i = rank() - 1; i >= 0; --i) {
+    if (dim(i) == 1) continue;
+    if (stride(i) != step) return false;
+    step *= dim(i);
+  }
+  return true;
+}
+
+double Tensor::item() const {
+  check(id_ != 0, "item: undefined tensor");
+  check(numel() == 1, "item: needs one element, got shape ", shape_);
+  return to_vector<double>()[0];
+}
+
+template <class T>
+std::vector<T> Tensor::to_vector() const {
+  std::vector<T> out(static_cast<std::size_t>(numel()));
+  if (numel() == 0) return out;
+  Tensor view(Storage::borrow(out.data(), out.size() * sizeof(T), {}, nullptr), shape_, dtype_of<T>);
+  copy(view, *this);
+  return out;
+}
+template std::vector<double> Tensor::to_vector() const;
+template std::vector<float> Tensor::to_vector() const;
+template std::vector<std::int64_t> Tensor::to_vector() const;
+template std::vector<std::int32_t> Tensor::to_vector() const;
+template std::vector<std::uint8_t> Tensor::to_vector() const;
+
+Tensor empty(const Shape& shape, DType dtype, Device device) {
+  const Index bytes = checked_mul(shape.numel(), static_cast<Index>(size_of(dtype)), "empty");
+  return Tensor(Storage::allocate(static_cast<std::size_t>(bytes), device), shape, dtype);
+}
+
+Tensor full(const Shape& shape, double value, DType dtype, Device device) {
+  Tensor t = empty(shape, dtype, device);
+  visit_any("full", t, [&]<class T>(Cpu) {
+    T* const out = t.mutable_data<T>();
+    const T v = convert<T>(value);
+    parallel_for(t.numel(), kPiece, [&](Index begin, Index end) { std::fill(out + begin, out + end, v); });
+  });
+  return t;
+}
+
+Tensor arange(Index n, DType dtype) {
+  Tensor t = empty({n}, dtype);
+  visit_any("arange", t, [&]<class T>(Cpu) {
+    T* const out = t.mutable_data<T>();
+    for (Index i = 0; i < n; ++i) out[i] = convert<T>(i);
+  });
+  return t;
+}
+
+template <class T>
+Tensor from_values(std::span<const T> values, const Shape& shape, DType dtype) {
+  check(static_cast<Index>(values.size()) == shape.numel(), "from_values: ", values.size(), " values for a shape ", shape);
+  Tensor t = empty(shape, dtype);
+  if (t.numel() == 0) return t;
+  const auto borrowed = Storage::borrow(const_cast<T*>(values.data()), values.size_bytes(), {}, nullptr);
+  copy(t, Tensor(borrowed, shape, dtype_of<T>));
+  return t;
+}
+template Tensor from_values(std::span<const double>, const Shape&, DType);
+template Tensor from_values(std::span<const float>, const Shape&, DType);
+template Tensor from_values(std::span<const std::int64_t>, const Shape&, DType);
+template Tensor from_values(std::span<const std::int32_t>, const Shape&, DType);
+template Tensor from_values(std::span<const std::uint8_t>, const Shape&, DType);
+
+void copy(Tensor& dst, const Tensor& src) {
+  check(dst.shape() == src.shape(), "copy: ", src.shape(), " into ", dst.shape());
+  const Runs<2> runs(src.shape(), {dst.strides(), src.strides()});
+  visit_any("copy", dst, [&]<class To>(Cpu) {
+    To* const out = dst.mutable_data<To>();
+    visit_any("copy", src, [&]<class From>(Cpu) {
+      const From* const in = src.data<From>();
+      runs.for_pieces(kPiece, [&](const auto& at, Index n) {
+        To* const to = out + at[0];
+        const From* const from = in + at[1];
+        if (std::is_same_v<To, From> && runs.step[0] == 1 && runs.step[1] == 1) {
+          std::memcpy(static_cast<void*>(to), from, static_cast<std::size_t>(n) * sizeof(To));
+        } else if (runs.step[0] == 1 && runs.step[1] == 1) {
+          for (Index i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
+        } else {
+          for (Index i = 0; i < n; ++i) to[i * runs.step[0]] = convert<To>(from[i * runs.step[1]]);
+        }
+      });
+    });
+  });
+}
+
+Tensor clone(const Tensor& x) {
+  Tensor y = empty_like(x);
+  copy(y, x);
+  return y;
+}
+Tensor dense(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
+
+Tensor as_strided(const Tensor& x, const Shape& shape, const Strides& strides, Index offset) {
+  return Tensor(x.storage(), shape, strides, offset, x.dtype());
+}
+
+Tensor broadcast_to(const char* op, const Tensor& x, const Shape& shape) {
+  check(broadcast(op, x.shape(), shape) == shape, op, ": cannot repeat ", x.shape(), " to ", shape);
+  Strides strides{};
+  for (int i = 1; i <= x.rank(); ++i)
+    if (x.dim(-i) != 1) strides[static_cast<std::size_t>(shape.rank() - i)] = x.stride(-i);
+  return as_strided(x, shape, strides, x.offset());
+}
+
+// ---- printing --------------------------------------------------------------------------------------
+namespace {
+constexpr Index kWhole = 1000, kEnds = 3;  // print everything up to kWhole elements, else kEnds at each end of an axis
+
+void print_axis(std::ostream& os, const Tensor& x, int axis, Index at) {
+  if (axis == x.rank()) {
+    visit_any("to_string", x, [&]<class T>(Cpu) {
+      const T v = (reinterpret_cast<const T*>(x.storage().data()))[at];
+      if constexpr (sizeof(T) == 1) os << int{v};
+      else if constexpr (std::is_integral_v<T>) os << v;
+      else os << static_cast<double>(v);
+    });
+    return;
+  }
+  os << '[';
+  const Index n = x.dim(axis);
+  for (Index i = 0; i < n; ++i) {
+    if (i > 0) os << (axis + 1 == x.rank() ? ", " : ",\n" + std::string(static_cast<std::size_t>(axis) + 1, ' '));
+    if (x.numel() > kWhole && n > 2 * kEnds && i == kEnds) {
+      os << (axis + 1 == x.rank() ? ".." : "..");
+      i = n - kEnds - 1;
+      continue;
+    }
+    print_axis(os, x, axis + 1, at + i * x.stride(axis));
+  }
+  os << ']';
+}
+}  // namespace
+
+std::ostream& operator<<(std::ostream& os, const Tensor& x) {
+  if (!x) return os << "undefined";
+  std::ostringstream text;
+  text << std::setprecision(x.dtype() == DType::f64 ? 8 : 6);
+  print_axis(text, x, 0, x.offset());
+  return os << text.str() << ' ' << x.dtype() << x.shape();
+}
+std::string to_string(const Tensor& x) {
+  std::ostringstream text;
+  text << x;
+  return text.str();
+}
+
+}  // namespace hilt

@@ -1,0 +1,102 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+#include "dtype.h"
+#include "shape.h"
+#include "storage.h"
+
+namespace [[gnu::visibility("default")]] hilt {
+
+using TensorId = std::uint64_t;  // 0 is the undefined tensor
+
+/// A value: shape, strides, type and a share of a Storage. Copying shares the data and keeps the id.
+/// A Tensor knows nothing of gradients; a Tape knows tensors by their id.
+class Tensor {
+ public:
+  Tensor() = default;
+  /// A fresh id on `storage`: dense in row-major order, or laid out by strides from element `offset` on.
+  Tensor(Storage storage, const Shape& shape, DType dtype);
+  Tensor(Storage storage, const Shape& shape, const Strides& strides, Index offset, DType dtype);
+
+  const Shape& shape() const { return shape_; }
+  int rank() const { return shape_.rank(); }
+  Index dim(int axis) const { return shape_[axis]; }
+  Index numel() const { return shape_.numel(); }
+  DType dtype() const { return dtype_; }
+  Device device() const { return storage_.device(); }
+  TensorId id() const { return id_; }
+  const Storage& storage() const { return storage_; }
+  const Strides& strides() const { return strides_; }
+  Index stride(int axis) const { return strides_[static_cast<std::size_t>(axis < 0 ? axis + rank() : axis)]; }
+  Index offset() const { return offset_; }
+  /// Elements lie one after the other in row-major order.
+  bool is_contiguous() const;
+  /// Bytes of the elements, not of the storage behind them.
+  std::size_t bytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype_); }
+  explicit operator bool() const { return id_ != 0; }
+
+  /// The first element; the others lie where strides() say.
+  template <class T> const T* data() const {
+    require(dtype_of<T>);
+    return reinterpret_cast<const T*>(storage_.data()) + offset_;
+  }
+  /// The same for writing. Marks the storage as changed, which invalidates what a tape saved of it.
+  template <class T> T* mutable_data() {
+    require(dtype_of<T>);
+    return reinterpret_cast<T*>(storage_.mutable_data()) + offset_;
+  }
+  const std::byte* raw() const { return storage_.data() + static_cast<std::size_t>(offset_) * size_of(dtype_); }
+  std::byte* mutable_raw() { return storage_.mutable_data() + static_cast<std::size_t>(offset_) * size_of(dtype_); }
+
+  /// The only element, converted.
+  double item() const;
+  /// All elements in row-major order, converted.
+  template <class T = double> std::vector<T> to_vector() const;
+
+ private:
+  void require(DType asked) const {
+    check(dtype_ == asked && id_ != 0, "Tensor: asked for ", asked, " data of ",
+          id_ ? "a tensor of type " : "an undefined tensor, type ", dtype_);
+  }
+  Storage storage_;
+  Shape shape_;
+  Strides strides_{};
+  Index offset_ = 0;
+  TensorId id_ = 0;
+  DType dtype_ = DType::f32;
+};
+
+// ---- making tensors --------------------------------------------------------------------------------
+Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = {});
+Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device device = {});
+inline Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {}) { return full(shape, 0, dtype, device); }
+inline Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = {}) { return full(shape, 1, dtype, device); }
+/// 0, 1, .. n-1.
+Tensor arange(Index n, DType dtype = DType::i64);
+/// values in row-major order, stored as T's type unless another is named.
+template <class T> Tensor from_values(std::span<const T> values, const Shape& shape, DType dtype = dtype_of<T>);
+template <class T> Tensor from_values(const std::vector<T>& values, const Shape& shape, DType dtype = dtype_of<T>) {
+  return from_values(std::span<const T>(values), shape, dtype);
+}
+inline Tensor empty_like(const Tensor& x) { return empty(x.shape(), x.dtype(), x.device()); }
+inline Tensor zeros_like(const Tensor& x) { return zeros(x.shape(), x.dtype(), x.device()); }
+
+// ---- below the tape: no gradient flows through these. ops.h has the differentiable ones --------------
+/// dst[i] = src[i], converting type (floats round to nearest even, floats to integers truncate).
+void copy(Tensor& dst, const Tensor& src);
+/// A dense copy.
+Tensor clone(const Tensor& x);
+/// x itself when dense, else a dense copy.
+Tensor dense(const Tensor& x);
+/// A window on x's storage, checked to lie inside it.
+Tensor as_strided(const Tensor& x, const Shape& shape, const Strides& strides, Index offset);
+/// x repeated along axes of extent 1 (and new leading axes) by strides of zero.
+Tensor broadcast_to(const char* op, const Tensor& x, const Shape& shape);
+
+/// Nested brackets; long axes are cut to their ends.
+std::string to_string(const Tensor& x);
+std::ostream& operator<<(std::ostream& os, const Tensor& x);
+
+}  // namespace hilt
