@@ -1,0 +1,124 @@
+// Picking rows along one axis, and its transpose, adding rows into place.
+//
+//      y = gather(x, index)          y[.., i, ..] = x[.., index[i], ..]       dx = scatter_add(dy, index)
+//      y = scatter_add(x, index)     y[.., index[i], ..] += x[.., i, ..]      dx = gather(dy, index)
+//
+// Both keep the index only. Rows are added in the order of the index, whatever the number of threads.
+#include <cstring>
+#include "core/parallel.h"
+#include "core/tape.h"
+#include "ops/helpers.h"
+#include "ops/ops.h"
+
+namespace hilt {
+namespace {
+
+constexpr Index kPiece = 1 << 15;   // elements worth a task
+constexpr Index kColumns = 64;      // of one task of a scatter: a cache line or more of any type
+
+/// index as dense i64, every entry in [0, extent).
+Tensor checked_index(const char* op, const Tensor& index, Index extent) {
+  check(bool(index) && !is_floating(index.dtype()) && index.dtype() != DType::u8, op, ": indices must be i32 or i64, got ",
+        index.dtype());
+  const Tensor wide = dense(to(index, DType::i64));
+  const std::int64_t* const at = wide.data<std::int64_t>();
+  for (Index i = 0; i < wide.numel(); ++i)
+    check(at[i] >= 0 && at[i] < extent, op, ": index ", at[i], " at position ", i, " is outside 0..", extent - 1);
+  return wide;
+}
+
+Tensor gathered(const Tensor& in, int axis, const Tensor& index) {
+  const Tensor x = dense(in);
+  Tensor y = empty(x.shape().with(axis, index.numel()), x.dtype(), x.device());
+  const AroundAxis from(x.shape(), axis);
+  const Index n = index.numel();
+  const auto row = static_cast<std::size_t>(from.inner) * size_of(x.dtype());
+  const std::int64_t* const at = index.data<std::int64_t>();
+  const std::byte* const src = x.raw();
+  std::byte* const dst = y.mutable_raw();
+  parallel_for(from.outer * n, kPiece / (from.inner + 1) + 1, [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i)
+      std::memcpy(dst + static_cast<std::size_t>(i) * row, src + static_cast<std::size_t>(i / n * from.extent + at[i % n]) * row, row);
+  });
+  return y;
+}
+
+Tensor scattered(const Tensor& in, int axis, const Tensor& index, Index extent) {
+  const Tensor x = dense(in);
+  const AroundAxis from(x.shape(), axis);
+  const bool narrow = x.dtype() == DType::bf16 || x.dtype() == DType::f16;  // add up in f32, round once
+  Tensor sum = zeros(x.shape().with(axis, extent), narrow ? DType::f32 : x.dtype(), x.device());
+  const Index blocks = (from.inner + kColumns - 1) / kColumns;
+  const std::int64_t* const at = index.data<std::int64_t>();
+  visit("scatter_add", x, [&]<class T>(Cpu) {
+    const T* const src = x.data<T>();
+    auto* const dst = sum.mutable_data<wide_t<T>>();
+    parallel_for(from.outer * blocks, kPiece / (from.extent * kColumns + 1) + 1, [&](Index begin, Index end) {
+      for (Index task = begin; task < end; ++task) {
+        const Index o = task / blocks, c0 = task % blocks * kColumns, c1 = std::min(c0 + kColumns, from.inner);
+        for (Index i = 0; i < from.extent; ++i) {
+          const T* const add = src + (o * from.extent + i) * from.inner;
+          auto* const to = dst + (o * extent + at[i]) * from.inner;
+          for (Index c = c0; c < c1; ++c) to[c] += static_cast<wide_t<T>>(add[c]);
+        }
+      }
+    });
+  });
+  return to(sum, x.dtype());
+}
+
+struct Gather final : Function {
+  int axis = 0;
+  Tensor index;
+  Index extent = 0;
+  std::string_view name() const override { return "gather"; }
+  Tensor forward(const Tensor& x) {
+    extent = x.dim(axis);
+    return gathered(x, axis, index);
+  }
+  std::vector<Tensor> backward(const Tensor& dy) override { return {scattered(dy, axis, index, extent)}; }
+};
+
+struct ScatterAdd final : Function {
+  int axis = 0;
+  Tensor index;
+  Index extent = 0;
+  std::string_view name() const override { return "scatter_add"; }
+  Tensor forward(const Tensor& x) { return scattered(x, axis, index, extent); }
+  std::vector<Tensor> backward(const Tensor& dy) override { return {gathered(dy, axis, index)}; }
+};
+
+Tensor pick(const char* op, const Tensor& x, int axis, const Tensor& index) {
+  Gather fn;
+  fn.axis = axis;
+  fn.index = checked_index(op, index, x.dim(axis));
+  return apply(std::move(fn), x);
+}
+
+}  // namespace
+
+Tensor gather(const Tensor& x, int axis, const Tensor& index) {
+  check(index.rank() == 1, "gather: the index must have one axis, got shape ", index.shape());
+  return pick("gather", x, checked_axis("gather", axis, x.rank()), index);
+}
+
+Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, Index extent) {
+  ScatterAdd fn;
+  fn.axis = checked_axis("scatter_add", axis, x.rank());
+  check(index.rank() == 1 && index.dim(0) == x.dim(fn.axis), "scatter_add: axis ", axis, " of ", x.shape(), " has ", x.dim(fn.axis),
+        " rows, the index has shape ", index.shape());
+  check(extent >= 0, "scatter_add: extent ", extent, " is negative");
+  visit("scatter_add", x, []<class T>(Cpu) {});
+  fn.index = checked_index("scatter_add", index, extent);
+  fn.extent = extent;
+  return apply(std::move(fn), x);
+}
+
+Tensor embedding(const Tensor& table, const Tensor& ids) {
+  check(table.rank() == 2, "embedding: the table must be [tokens, width], got ", table.shape());
+  Shape shape = ids.shape();
+  shape.push_back(table.dim(1));
+  return reshape(pick("embedding", table, 0, ids), shape);
+}
+
+}  // namespace hilt

@@ -1,0 +1,119 @@
+#include "ops/gemm.h"
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <string_view>
+#include <type_traits>
+#include "core/parallel.h"
+
+// The Fortran interface, the same in every BLAS. Column-major: C = A B in rows is C^T = B^T A^T in columns.
+extern "C" {
+void sgemm_(const char* ta, const char* tb, const int* m, const int* n, const int* k, const float* alpha, const float* a,
+            const int* lda, const float* b, const int* ldb, const float* beta, float* c, const int* ldc);
+void dgemm_(const char* ta, const char* tb, const int* m, const int* n, const int* k, const double* alpha, const double* a,
+            const int* lda, const double* b, const int* ldb, const double* beta, double* c, const int* ldc);
+void openblas_set_num_threads(int);
+const char* openblas_get_corename(void);
+}
+
+namespace hilt::kernels {
+namespace {
+
+// Below this many multiplications OpenBLAS spends longer checking arguments and packing than Eigen takes in all.
+constexpr Index kSmall = 64 * 64 * 64;
+// Multiplications worth a task of their own (about 20 microseconds), and the most tiles one product is cut into:
+// each tile packs its own share of A and B, so more tiles cost more than they bring.
+constexpr Index kTask = Index{1} << 21, kMaxTiles = 16;
+constexpr Index kTileStep = 64;  // tiles start at multiples of this: whole micro-kernels, whole cache lines
+
+bool fits_blas(Index m, Index n, Index k, Index lda, Index ldb, Index ldc) {
+  return std::max({m, n, k, lda, ldb, ldc}) <= std::numeric_limits<int>::max();
+}
+
+// OpenBLAS picks its kernels by processor model, and one it has not heard of gets those of 2004: four times slower than
+// Eigen compiled for what the processor can do. So it is asked which it picked.
+bool blas_knows_processor() {
+  const std::string_view core = openblas_get_corename();
+  const auto is_any = [&](std::initializer_list<std::string_view> names) { return std::ranges::find(names, core) != names.end(); };
+  if (is_any({"SkylakeX", "Cooperlake", "SapphireRapids"})) return true;
+  if (active_isa() == Isa::avx512) return false;
+  return active_isa() == Isa::base || is_any({"Haswell", "Zen", "Excavator"});
+}
+
+bool use_blas() {
+  static const bool use = [] {
+    if (!blas_knows_processor()) return false;
+    openblas_set_num_threads(1);  // threads are ours: a tile must not start its own
+    return true;
+  }();
+  return use;
+}
+
+template <class T>
+void blas_gemm(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add) {
+  const auto leading = [](const auto& x, Index rows, Index columns) {
+    return static_cast<int>(std::max<Index>({x.column == 1 ? x.row : x.column, x.column == 1 ? columns : rows, 1}));
+  };
+  const char ta = b.column == 1 ? 'N' : 'T', tb = a.column == 1 ? 'N' : 'T';
+  const int rows = static_cast<int>(n), columns = static_cast<int>(m), depth = static_cast<int>(k);
+  const int lda = leading(b, k, n), ldb = leading(a, m, k), ldc = static_cast<int>(std::max(c.row, n));
+  const T one = 1, beta = add ? T{1} : T{0};
+  if constexpr (std::is_same_v<T, float>)
+    sgemm_(&ta, &tb, &rows, &columns, &depth, &one, b.data, &lda, a.data, &ldb, &beta, c.data, &ldc);
+  else
+    dgemm_(&ta, &tb, &rows, &columns, &depth, &one, b.data, &lda, a.data, &ldb, &beta, c.data, &ldc);
+}
+
+struct Tiles {
+  Index down = 1, across = 1;  // tiles of C
+  Index rows, columns;         // of one tile
+  Tiles(Index m, Index n, Index k) : rows(m), columns(n) {
+    const double tasks = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / kTask;
+    while (down * across < kMaxTiles && static_cast<double>(down * across) < tasks) {
+      if (rows >= columns ? rows <= kTileStep : columns <= kTileStep) break;
+      (rows >= columns ? down : across) *= 2;
+      rows = rounded(m, down);
+      columns = rounded(n, across);
+    }
+    down = rows > 0 ? (m + rows - 1) / rows : 1;
+    across = columns > 0 ? (n + columns - 1) / columns : 1;
+  }
+  static Index rounded(Index extent, Index parts) {
+    return parts == 1 ? extent : ((extent + parts - 1) / parts + kTileStep - 1) / kTileStep * kTileStep;
+  }
+};
+
+}  // namespace
+
+template <class T>
+void gemm(Cpu, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add) {
+  if constexpr (kHasBlas) {
+    if (m * n * k > kSmall && use_blas() && fits_blas(m, n, k, std::max(a.row, a.column), std::max(b.row, b.column), c.row))
+      return blas_gemm<T>(m, n, k, a, b, c, add);
+  }
+  detail::visit_cpu<T>([&]<class>(auto where) { eigen_gemm(where, m, n, k, a, b, c, add); });
+}
+
+template <class T>
+void gemm_batched(Cpu where, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
+                  MatrixRef<T> c) {
+  const Tiles tiles(m, n, k);
+  const Index per_product = tiles.down * tiles.across;
+  const Index work = std::max<Index>(1, tiles.rows * tiles.columns * k);
+  parallel_for(steps.batch * per_product, std::max<Index>(1, kTask / 2 / work), [&](Index begin, Index end) {
+    for (Index task = begin; task < end; ++task) {
+      const Index i = task / per_product, at = task % per_product;
+      const Index r = at / tiles.across * tiles.rows, col = at % tiles.across * tiles.columns;
+      gemm<T>(where, std::min(tiles.rows, m - r), std::min(tiles.columns, n - col), k,
+              {a.data + steps.a[i] + r * a.row, a.row, a.column}, {b.data + steps.b[i] + col * b.column, b.row, b.column},
+              {c.data + i * steps.c + r * c.row + col, c.row, 1}, false);
+    }
+  });
+}
+
+template void gemm(Cpu, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, bool);
+template void gemm(Cpu, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>, MatrixRef<double>, bool);
+template void gemm_batched(Cpu, const BatchSteps&, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>);
+template void gemm_batched(Cpu, const BatchSteps&, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>, MatrixRef<double>);
+
+}  // namespace hilt::kernels

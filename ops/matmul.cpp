@@ -1,0 +1,121 @@
+// y = a b over the last two axes, batched over the leading ones, which broadcast.
+//      da = dy b^T        db = a^T dy        summed over the batches a factor was repeated for; keeps a and b
+//
+// A factor is read in place whenever one of its last two strides is 1, so a transposed view costs nothing. Where b is
+// one matrix for the whole batch (a weight), the batch of a is just more rows: one product, and db needs no sum.
+#include <vector>
+#include "core/tape.h"
+#include "ops/gemm.h"
+#include "ops/helpers.h"
+#include "ops/ops.h"
+
+namespace hilt {
+namespace {
+
+/// x if one of its last two axes has stride 1 and the other steps over it, else a dense copy.
+Tensor readable(const Tensor& x) {
+  const auto unit = [&](int axis, int other) {
+    return x.stride(axis) == 1 && (x.dim(other) == 1 || x.stride(other) >= x.dim(axis));
+  };
+  return unit(-1, -2) || unit(-2, -1) ? x : clone(x);
+}
+
+template <class T>
+kernels::MatrixRef<const T> matrix(const Tensor& x) {
+  return {x.data<T>(), x.stride(-2), x.stride(-1)};
+}
+
+/// The leading axes of a and b, broadcast, and where each product's factors begin.
+struct Batches {
+  Shape shape;
+  std::vector<Index> a, b;
+
+  Batches(const Tensor& x, const Tensor& y) {
+    const auto lead = [](const Tensor& t) {
+      Shape s;
+      for (int i = 0; i < t.rank() - 2; ++i) s.push_back(t.dim(i));
+      return s;
+    };
+    shape = broadcast("matmul", lead(x), lead(y));
+    a = offsets(x), b = offsets(y);
+  }
+
+ private:
+  std::vector<Index> offsets(const Tensor& t) const {
+    std::vector<Index> at(static_cast<std::size_t>(shape.numel()));
+    for (std::size_t i = 0; i < at.size(); ++i) {
+      auto rest = static_cast<Index>(i);
+      for (int axis = 1; axis <= shape.rank(); ++axis) {
+        const Index where = rest % shape[-axis];
+        rest /= shape[-axis];
+        if (axis <= t.rank() - 2 && t.dim(-axis - 2) != 1) at[i] += where * t.stride(-axis - 2);
+      }
+    }
+    return at;
+  }
+};
+
+Tensor product(const Tensor& x, const Tensor& y) {
+  const Index m = x.dim(-2), k = x.dim(-1), n = y.dim(-1);
+  if (x.dtype() == DType::bf16 || x.dtype() == DType::f16) {  // 16-bit factors multiply and add up in f32
+    const Tensor wide = product(to(x, DType::f32), to(y, DType::f32));
+    return to(wide, x.dtype());
+  }
+  const Tensor a = readable(x), b = readable(y);
+  const Batches batches(a, b);
+  Shape shape = batches.shape;
+  shape.push_back(m);
+  shape.push_back(n);
+  if (k == 0) return zeros(shape, x.dtype(), x.device());
+  Tensor out = empty(shape, x.dtype(), x.device());
+  if (out.numel() == 0) return out;
+  const auto run = [&]<class T>() {
+    const kernels::BatchSteps steps{batches.shape.numel(), batches.a.data(), batches.b.data(), m * n};
+    kernels::gemm_batched<T>(Cpu{}, steps, m, n, k, matrix<T>(a), matrix<T>(b), {out.mutable_data<T>(), n, 1});
+  };
+  x.dtype() == DType::f32 ? run.template operator()<float>() : run.template operator()<double>();
+  return out;
+}
+
+Tensor as_rows(const Tensor& x) { return reshape(x, {x.numel() / x.dim(-1), x.dim(-1)}); }
+
+struct Matmul final : Function {
+  Shape a_shape, b_shape;
+  std::string_view name() const override { return "matmul"; }
+
+  Tensor forward(const Tensor& a, const Tensor& b) {
+    a_shape = a.shape(), b_shape = b.shape();
+    if (wants(1)) save(a);
+    if (wants(0)) save(b);
+    if (!folds()) return product(a, b);
+    return reshape(product(as_rows(a), as_rows(b)), a_shape.with(-1, b_shape[-1]));
+  }
+
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    Tensor da, db;
+    if (wants(0)) da = sum_to(matmul(dy, transpose(saved(wants(1) ? 1 : 0))), a_shape);
+    if (wants(1) && folds()) db = reshape(product(transpose(as_rows(saved(0))), as_rows(dy)), b_shape);
+    else if (wants(1)) db = sum_to(product(transpose(saved(0)), dy), b_shape);
+    return {da, db};
+  }
+
+ private:
+  /// Whether b is one matrix that every batch of a meets.
+  bool folds() const {
+    for (int i = 0; i < b_shape.rank() - 2; ++i)
+      if (b_shape[i] != 1) return false;
+    return a_shape.rank() > 2 && b_shape.rank() <= a_shape.rank() && a_shape.numel() > 0 && b_shape.numel() > 0;
+  }
+};
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  check_alike("matmul", "a", a, "b", b);
+  check(a.rank() >= 2 && b.rank() >= 2, "matmul: needs two matrices or batches of them, got ", a.shape(), " and ", b.shape());
+  check(a.dim(-1) == b.dim(-2), "matmul: a ", a.shape(), " has ", a.dim(-1), " columns, b ", b.shape(), " has ", b.dim(-2), " rows");
+  visit("matmul", a, []<class T>(auto) {});
+  return apply(Matmul{}, a, b);
+}
+
+}  // namespace hilt

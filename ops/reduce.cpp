@@ -1,0 +1,171 @@
+// Reductions over any set of axes.
+//
+//      y = sum x         dx = dy, repeated
+//      y = mean x        dx = dy / n, repeated
+//      y = max x         dx = dy / (how many equal y) where x == y, else 0          keeps x and y
+//
+// Whatever the axes, the kernels see [outer, n, inner] and reduce the middle: adjacent axes merge, and a set of axes
+// that does not merge is brought to the end by a copy.
+#include <algorithm>
+#include <limits>
+#include "core/tape.h"
+#include "ops/helpers.h"
+#include "ops/kernels_reduce.h"
+#include "ops/ops.h"
+
+namespace hilt {
+namespace {
+
+/// The axes of one call, and the shapes that follow from them.
+struct Plan {
+  std::vector<bool> reduced;  // by axis
+  Shape kept, with_ones;      // of the result, without and with keepdim
+  Index n = 1;                // elements behind one result
+
+  Plan(const char* op, const Shape& shape, const Axes& axes) : reduced(static_cast<std::size_t>(shape.rank()), axes.empty()) {
+    for (int axis : axes) {
+      const auto a = static_cast<std::size_t>(checked_axis(op, axis, shape.rank()));
+      check(!reduced[a], op, ": axis ", axis, " is named twice");
+      reduced[a] = true;
+    }
+    for (int a = 0; a < shape.rank(); ++a) {
+      const bool gone = reduced[static_cast<std::size_t>(a)];
+      with_ones.push_back(gone ? 1 : shape[a]);
+      if (gone) n *= shape[a];
+      else kept.push_back(shape[a]);
+    }
+  }
+};
+
+/// x as dense [outer, n, inner] with the reduced axes in the middle.
+struct Middle {
+  Tensor x;
+  Index outer = 1, n = 1, inner = 1;
+
+  Middle(const Tensor& in, const Plan& plan) {
+    int stage = 0;  // axes so far: 0 kept, 1 reduced, 2 kept again, 3 reduced again
+    for (int a = 0; a < in.rank(); ++a) {
+      if (in.dim(a) == 1) continue;
+      const bool gone = plan.reduced[static_cast<std::size_t>(a)];
+      if (gone != (stage % 2 == 1)) ++stage;
+      if (stage < 3) (stage == 0 ? outer : stage == 1 ? n : inner) *= in.dim(a);
+    }
+    if (stage < 3) {
+      x = dense(in);
+      return;
+    }
+    std::vector<int> order;
+    for (bool gone : {false, true})
+      for (int a = 0; a < in.rank(); ++a)
+        if (plan.reduced[static_cast<std::size_t>(a)] == gone) order.push_back(a);
+    x = dense(permute(in, order));
+    outer = plan.kept.numel(), n = plan.n, inner = 1;
+  }
+};
+
+Tensor summed(const Tensor& in, const Plan& plan, double factor) {
+  Tensor y = empty(plan.with_ones, in.dtype(), in.device());
+  const Middle m(in, plan);
+  visit("sum", in, [&]<class T>(auto where) {
+    Tensor partial = empty({m.outer, kernels::SumPieces(m.n, m.inner).pieces, m.inner}, DType::f64, in.device());
+    kernels::sum(where, m.x.data<T>(), y.mutable_data<T>(), partial.mutable_data<double>(), m.outer, m.n, m.inner, factor);
+  });
+  return y;
+}
+
+struct Sum final : Function {
+  Plan plan;
+  Shape from;
+  double factor = 1;
+  bool is_mean = false;
+  Sum(Plan p, const Shape& shape) : plan(std::move(p)), from(shape) {}
+
+  std::string_view name() const override { return is_mean ? "mean" : "sum"; }
+  Tensor forward(const Tensor& x) { return summed(x, plan, factor); }
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    return {broadcast_to("sum", is_mean ? mul(dy, factor) : dy, from)};
+  }
+};
+
+struct Max final : Function {
+  Plan plan;
+  explicit Max(Plan p) : plan(std::move(p)) {}
+
+  std::string_view name() const override { return "max"; }
+  Tensor forward(const Tensor& x) {
+    Tensor y = empty(plan.with_ones, x.dtype(), x.device());
+    const Middle m(x, plan);
+    visit("max", x, [&]<class T>(auto where) {
+      kernels::max(where, m.x.data<T>(), y.mutable_data<T>(), m.outer, m.n, m.inner);
+    });
+    if (wants(0)) save(x), save(y);
+    return y;
+  }
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    const Tensor &x = saved(0), &y = saved(1);
+    // 1 where x is the maximum; NaN is the maximum of a row that has one.
+    Tensor is_top = empty_like(x);
+    visit("max", x, [&]<class T>(Cpu) {
+      const Tensor a = dense(x), b = dense(broadcast_to("max", y, x.shape()));
+      const T *px = a.data<T>(), *py = b.data<T>();
+      T* const out = is_top.mutable_data<T>();
+      for (Index i = 0; i < x.numel(); ++i) {
+        const wide_t<T> u = px[i], v = py[i];
+        out[i] = static_cast<T>(wide_t<T>(u == v || (u != u && v != v)));
+      }
+    });
+    const Tensor share = div(dy, summed(is_top, plan, 1));
+    return {mul(is_top, share)};
+  }
+};
+
+Tensor finish(const Tensor& y, const Shape& kept, bool keepdim) { return keepdim ? y : reshape(y, kept); }
+
+Tensor sum_or_mean(const char* op, const Tensor& x, const Axes& axes, bool keepdim, bool is_mean) {
+  Sum fn(Plan(op, x.shape(), axes), x.shape());
+  fn.is_mean = is_mean;
+  // The mean of nothing is 0 / 0.
+  if (is_mean) fn.factor = fn.plan.n > 0 ? 1.0 / static_cast<double>(fn.plan.n) : std::numeric_limits<double>::quiet_NaN();
+  const Shape kept = fn.plan.kept;
+  return finish(apply(std::move(fn), x), kept, keepdim);
+}
+
+}  // namespace
+
+Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean("sum", x, axes, keepdim, false); }
+Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean("mean", x, axes, keepdim, true); }
+
+Tensor max(const Tensor& x, const Axes& axes, bool keepdim) {
+  Max fn(Plan("max", x.shape(), axes));
+  check(fn.plan.n > 0, "max: ", x.shape(), " has no elements along the reduced axes; there is no maximum of nothing");
+  const Shape kept = fn.plan.kept;
+  return finish(apply(std::move(fn), x), kept, keepdim);
+}
+
+Tensor sum_to(const Tensor& dy, const Shape& shape) {
+  if (dy.shape() == shape) return dy;
+  Axes axes;
+  const int extra = dy.rank() - shape.rank();
+  for (int a = 0; a < dy.rank(); ++a)
+    if (a < extra || (shape[a - extra] == 1 && dy.dim(a) != 1)) axes.push_back(a);
+  if (axes.empty()) return reshape(dy, shape);
+  return reshape(sum(dy, axes), shape);
+}
+
+Tensor argmax(const Tensor& x) {
+  check(x.rank() >= 1 && x.dim(-1) > 0, "argmax: needs a last axis with elements, got shape ", x.shape());
+  Shape shape;
+  for (int a = 0; a + 1 < x.rank(); ++a) shape.push_back(x.dim(a));
+  Tensor y = empty(shape, DType::i64, x.device());
+  const Tensor rows = dense(x);
+  visit("argmax", x, [&]<class T>(Cpu) {
+    std::int64_t* const out = y.mutable_data<std::int64_t>();
+    for (Index r = 0; r < y.numel(); ++r) {
+      const T* const row = rows.data<T>() + r * x.dim(-1);
+      out[r] = std::max_element(row, row + x.dim(-1), [](T a, T b) { return wide_t<T>(a) < wide_t<T>(b); }) - row;
+    }
+  });
+  return y;
+}
+
+}  // namespace hilt
