@@ -14,7 +14,7 @@ struct Cuda { void* stream = nullptr; };  // a cudaStream_t, named only inside .
 /// Instruction sets that files named *_cpu.cpp are compiled for, each in turn with kIsa saying which.
 /// A kernel that gains nothing from it is written once for Cpu, from which every CpuAt derives.
 enum class Isa { base, avx2, avx512 };
-template <Isa I> struct CpuAt : Cpu {};
+template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
 
 /// The best this processor has and this build contains; HILT_ISA=base|avx2|avx512 lowers it.
 Isa active_isa();

@@ -1,0 +1,53 @@
+#include "core/info.h"
+#include <cstdlib>
+#include <fstream>
+#include <string_view>
+#include <thread>
+#include "core/dispatch.h"
+#include "core/parallel.h"
+
+namespace hilt {
+namespace {
+
+// The text behind `key:` in one of Linux's tables.
+std::string field(const char* path, std::string_view key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const auto colon = line.find(':');
+    const auto value = colon == line.npos ? colon : line.find_first_not_of(" \t", colon + 1);
+    if (line.starts_with(key) && value != line.npos) return line.substr(value);
+  }
+  return "";
+}
+
+std::size_t kilobytes(std::string_view key) {
+  return std::strtoull(field("/proc/meminfo", key).c_str(), nullptr, 10) * 1024;
+}
+
+}  // namespace
+
+Info info() {
+  Info i;
+  i.version = kVersion;
+  i.build_type = kBuildType;
+  i.compiler = kCompiler;
+  i.blas = kBlasName;
+  i.gpu_archs = kGpuArchs;
+  const std::string model = field("/proc/cpuinfo", "model name");
+  i.devices.push_back("cpu: " + (model.empty() ? "unknown model" : model) + ", " +
+                      std::to_string(std::thread::hardware_concurrency()) + " processors");
+  for (Isa isa : {Isa::base, Isa::avx2, Isa::avx512})
+    if (isa == Isa::base || kHasWideIsa) i.isa_built.emplace_back(name_of(isa));
+  i.isa_active = name_of(active_isa());
+  i.threads = thread_count();
+  i.memory = kilobytes("MemTotal");
+  i.memory_available = kilobytes("MemAvailable");
+  return i;
+}
+
+void detail::check_headers(const char* version) {
+  check(std::string_view(version) == kVersion, "hilt: library and header versions differ: the program was compiled for ", version,
+        " and loaded ", std::string_view(kVersion), "; compile it again, or point the loader at the matching libhilt");
+}
+
+}  // namespace hilt

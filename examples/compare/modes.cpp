@@ -1,0 +1,178 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include "cost.h"
+#include "run.h"
+
+namespace compare {
+namespace {
+
+using hilt::Tensor;
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor x = hilt::dense(a), y = hilt::dense(b);
+  return x.shape() == y.shape() && x.dtype() == y.dtype() && std::memcmp(x.raw(), y.raw(), x.bytes()) == 0;
+}
+
+std::string does_not_fit(const Problem& p, const std::string& mode) {
+  const std::size_t need = bytes_needed(p, mode), free = hilt::info().memory_available + hilt::memory_stats().pooled;
+  if (need <= free) return "";
+  char text[80];
+  std::snprintf(text, sizeof text, "would need %.1f GB, %.1f GB are free", static_cast<double>(need) * 1e-9, static_cast<double>(free) * 1e-9);
+  return text;
+}
+
+/// The runs of one mode, boiled down; the first run's numbers are the ones that are judged.
+void summarize(Mode& mode, const Problem& p, const std::vector<Run>& runs) {
+  const auto median_of = [&](auto&& f) {
+    std::vector<double> x;
+    for (const Run& run : runs) x.push_back(f(run));
+    return median(x);
+  };
+  const Run& last = runs.back();
+  mode.forward_ms = median_of([](const Run& r) { return r.forward_ms; });
+  mode.backward_ms = median_of([](const Run& r) { return r.backward_ms; });
+  mode.saved_bytes = last.saved, mode.held_bytes = last.held;
+  mode.forward_peak = last.forward_peak, mode.backward_peak = last.backward_peak;
+  mode.tape = last.tape;
+  for (std::size_t n = 0; n < mode.tape.size(); ++n) {
+    mode.tape[n].forward_ms = median_of([&](const Run& r) { return r.tape[n].forward_ms; });
+    mode.tape[n].backward_ms = median_of([&](const Run& r) { return r.tape[n].backward_ms; });
+  }
+  const bool by_ops = mode.name == "dense" || mode.name == "taped";
+  const Cost cost = by_ops ? cost_of_tape(mode.tape) : cost_of_kernel(p, mode.name);
+  mode.forward_flops = cost.forward_flops, mode.backward_flops = cost.backward_flops, mode.bytes_moved = cost.bytes_moved;
+}
+
+ExactProblem exact_problem(const Problem& p) {
+  return {p.batch(), p.length(), p.heads(), p.kv_heads(), p.dim(), p.scale, p.dropout, p.key,
+          p.q.to_vector(), p.k.to_vector(), p.v.to_vector(), p.d_o.to_vector()};
+}
+
+double epsilon_of(hilt::DType dtype) {
+  switch (dtype) {
+    case hilt::DType::f64: return 0x1p-52;
+    case hilt::DType::bf16: return 0x1p-7;
+    case hilt::DType::f16: return 0x1p-10;
+    default: return 0x1p-23;
+  }
+}
+
+const char* order_name(hilt::Order::Kind kind) {
+  constexpr const char* names[] = {"row", "snake", "morton", "tiles", "hilbert"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+/// Tiles of the very set that was computed, if tokens stood in another order.
+Arrangement arrange(const Problem& p, const AttendedSets& sets, hilt::Order::Kind kind) {
+  constexpr Index kTile = hilt::Tiling::kTile;
+  hilt::Order order = p.plan->spec().order;
+  order.kind = kind;
+  Arrangement a{.order = order_name(kind), .position_of = hilt::permutation(order, p.length())->position_of};
+  a.side = (p.length() + kTile - 1) / kTile;
+  const auto cells = static_cast<std::size_t>(a.side * a.side);
+  const auto extent = [&](Index tile) { return std::min(kTile, p.length() - tile * kTile); };
+  for (std::size_t s = 0; s < sets.sets.size(); ++s) {
+    std::vector<std::int32_t> held(cells);
+    for (std::size_t t = 0; t < static_cast<std::size_t>(p.length()); ++t) {
+      const std::size_t row = static_cast<std::size_t>(a.position_of[t] / kTile * a.side);
+      for (std::size_t i = sets.sets[s].begin[t]; i < sets.sets[s].begin[t + 1]; ++i) {
+        const bool again = i > sets.sets[s].begin[t] && sets.sets[s].key[i] == sets.sets[s].key[i - 1];
+        if (!again) ++held[row + static_cast<std::size_t>(a.position_of[static_cast<std::size_t>(sets.sets[s].key[i])] / kTile)];
+      }
+    }
+    for (std::size_t c = 0; c < cells; ++c) {
+      const Index size = extent(static_cast<Index>(c) / a.side) * extent(static_cast<Index>(c) % a.side);
+      const std::uint8_t state = held[c] == 0 ? 0 : held[c] < size ? 1 : 2;
+      if (s == 0) a.tiles.push_back(state);
+      a.stats.full += state == 2, a.stats.partial += state == 1, ++a.stats.total;
+      a.stats.pairs += held[c], a.stats.tile_pairs += state > 0 ? size : 0;
+    }
+  }
+  return a;
+}
+
+/// Whether the attended set is the same whatever the order: SEMANTICS, section 6.
+bool order_changes_nothing(const hilt::PlanSpec& spec) {
+  if (spec.causality == hilt::Causality::curve) return false;
+  if (spec.order.scope == hilt::Order::Scope::order_only) return true;
+  return std::ranges::all_of(spec.pattern, [&](const hilt::Branch& b) {
+    const bool inside_segments = b.kind == hilt::Branch::Kind::segment && b.dilation == 1 &&
+                                 spec.order.scope == hilt::Order::Scope::chunked && spec.order.chunk == b.size;
+    return b.is_order_only() || inside_segments;
+  });
+}
+
+void note_what_is_unusual(Lesson& lesson) {
+  const Problem& p = lesson.problem;
+  if (p.plan->order_forced()) lesson.notes.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
+  if (const Index empty = p.plan->empty_rows())
+    lesson.notes.push_back(std::to_string(empty) + " rows attend to nothing: their o and gradients are 0");
+  for (const hilt::Branch& b : p.plan->spec().pattern)
+    if (b.kind == hilt::Branch::Kind::segment && b.dilation > b.size)
+      lesson.notes.push_back(hilt::to_string(hilt::Pattern{b}) + ": dilation exceeds the segment; a row attends to at most 1 key");
+  for (const hilt::Fallback& f : hilt::attention_fallbacks()) {
+    const std::string note = std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
+    if (std::ranges::find(lesson.notes, note) == lesson.notes.end()) lesson.notes.push_back(note);
+  }
+}
+
+}  // namespace
+
+bool Mode::ok() const {
+  return !ran() || (repeatable && std::ranges::all_of(error, [](const Error& e) { return e.ok; }));
+}
+const Mode* Lesson::mode(const std::string& name) const {
+  const auto found = std::ranges::find(modes, name, &Mode::name);
+  return found == modes.end() || !found->ran() ? nullptr : &*found;
+}
+bool Lesson::passed() const {
+  return forward_identical && std::ranges::all_of(modes, [](const Mode& m) { return m.ok(); });
+}
+
+void judge_modes(Lesson& lesson) {
+  const Problem& p = lesson.problem;
+  const AttendedSets sets = attended_sets(*p.plan);
+  const ExactProblem problem = exact_problem(p);
+  const Four exact = exact_attention(problem, sets, p.dtype), naive = naive_attention(problem, sets, p.dtype);
+  const std::array<double, 4> terms = term_sizes(problem, sets);
+  lesson.oracle = p.dtype == hilt::DType::f64 ? "plain loops in long double" : "plain loops in f64";
+  lesson.naive = "the same loops in " + std::string(name_of(p.dtype));
+  lesson.tiles = p.plan->stats();
+  lesson.same_result_in_any_order = order_changes_nothing(p.plan->spec());
+  for (std::size_t h : sets.of_head) lesson.pairs += static_cast<Index>(sets.sets[h].key.size());
+  for (const KeyLists& set : sets.sets)
+    for (std::size_t t = 0; t + 1 < set.begin.size(); ++t)
+      lesson.longest_row = std::max(lesson.longest_row, static_cast<Index>(set.begin[t + 1] - set.begin[t]));
+  using Kind = hilt::Order::Kind;
+  for (Kind kind : {Kind::row, Kind::snake, Kind::morton, Kind::tiles, Kind::hilbert}) lesson.orders.push_back(arrange(p, sets, kind));
+  for (std::size_t i = 0; i < 4; ++i) lesson.naive_error[i] = measure(naive[i], exact[i]);
+
+  hilt::clear_attention_fallbacks();
+  for (const std::string& name : lesson.settings.modes) lesson.modes.push_back({.name = name, .skipped = does_not_fit(p, name)});
+  std::map<std::string, std::vector<Run>> runs;
+  std::optional<Dense> dense;
+  for (std::int64_t repeat = 0; repeat < lesson.settings.repeat; ++repeat)  // interleaved: a slow moment hits every mode
+    for (Mode& mode : lesson.modes) {
+      if (!mode.ran()) continue;
+      if (mode.name == "dense" && !dense) dense.emplace(p, sets);
+      Run run = run_once(p, mode.name, mode.name == "dense" ? &*dense : nullptr);
+      for (std::size_t i = 0; i < 4 && repeat > 0; ++i)
+        mode.repeatable = mode.repeatable && same_bits(run.result[i], runs[mode.name][0].result[i]);
+      if (repeat > 0) run.result = {};
+      runs[mode.name].push_back(std::move(run));
+    }
+  for (Mode& mode : lesson.modes) {
+    if (!mode.ran()) continue;
+    summarize(mode, p, runs[mode.name]);
+    for (std::size_t i = 0; i < 4; ++i) {
+      const std::vector<double> x = runs[mode.name][0].result[i].to_vector();
+      mode.error[i] = judge(x, exact[i], lesson.naive_error[i], epsilon_of(p.dtype) * terms[i]);
+      for (std::size_t j = 0; j < x.size(); ++j) mode.deviation[i].push_back(std::abs(x[j] - exact[i][j]));
+    }
+  }
+  if (lesson.mode("hybrid") && lesson.mode("fused")) lesson.forward_identical = same_bits(runs["hybrid"][0].result[0], runs["fused"][0].result[0]);
+  note_what_is_unusual(lesson);
+}
+
+}  // namespace compare

@@ -1,0 +1,38 @@
+#include <cmath>
+#include "../program.h"
+#include "lesson.h"
+
+namespace compare {
+namespace {
+
+hilt::DType parse_dtype(const std::string& text) {
+  for (hilt::DType t : {hilt::DType::f64, hilt::DType::f32, hilt::DType::bf16, hilt::DType::f16})
+    if (text == name_of(t)) return t;
+  hilt::fail("--dtype (", text, "): must be one of f64, f32, bf16, f16");
+}
+
+}  // namespace
+
+Problem make_problem(const Settings& s) {
+  const Index kv_heads = s.kv_heads == 0 ? s.heads : s.kv_heads;
+  hilt::check(s.heads % kv_heads == 0, "--kv-heads (", kv_heads, "): must divide --heads, ", s.heads);
+  program::device_of(s.device);
+  const hilt::PlanSpec spec{.length = s.length, .heads = s.heads, .order = hilt::parse_order(s.order, s.length),
+                            .pattern = hilt::parse_pattern(s.pattern), .dilation_mode = hilt::parse_dilation_mode(s.dilation_mode),
+                            .causality = hilt::parse_causality(s.causal)};
+  Problem p;
+  p.dtype = parse_dtype(s.dtype);
+  p.plan = hilt::make_plan(spec);
+  const auto seed = static_cast<std::uint64_t>(s.seed);
+  // Drawn in f64 and rounded: every --dtype sees the same problem.
+  const auto random = [&](Index heads, std::uint64_t stream) {
+    return hilt::to(hilt::randn({s.batch, s.length, heads, s.head_dim}, {seed, stream}, hilt::DType::f64), p.dtype);
+  };
+  p.q = random(s.heads, 0), p.k = random(kv_heads, 1), p.v = random(kv_heads, 2), p.d_o = random(s.heads, 3);
+  p.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+  p.dropout = s.dropout;
+  p.key = {seed, 4};
+  return p;
+}
+
+}  // namespace compare

@@ -1,0 +1,58 @@
+#include "run.h"
+#include <algorithm>
+#include <chrono>
+#include "cost.h"
+
+namespace compare {
+namespace {
+
+using hilt::Tensor;
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+std::size_t beyond(std::size_t bytes, std::size_t base) { return bytes > base ? bytes - base : 0; }
+
+Tensor forward(const Problem& p, const std::string& mode, const Dense* dense) {
+  if (dense) return dense->forward(p.q, p.k, p.v);
+  const hilt::AttentionOptions options{.backward = hilt::parse_backward(mode), .scale = p.scale, .dropout = p.dropout, .key = p.key};
+  return hilt::attention(p.q, p.k, p.v, p.plan, options);
+}
+
+}  // namespace
+
+Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
+  Run run;
+  const std::size_t base = hilt::memory_stats().live;
+  hilt::reset_memory_peak();
+  hilt::Tape tape(hilt::Tape::Options{.profile = true});
+  for (const Tensor& x : {p.q, p.k, p.v}) tape.watch(x);
+  auto start = Clock::now();
+  const Tensor o = forward(p, mode, dense);
+  run.forward_ms = milliseconds_since(start);
+  run.forward_peak = beyond(hilt::memory_stats().peak, base);
+  run.held = beyond(hilt::memory_stats().live, base);
+  run.saved = tape.saved_bytes();
+  hilt::reset_memory_peak();
+  start = Clock::now();
+  const hilt::Gradients g = tape.backward(o, p.d_o);
+  run.backward_ms = milliseconds_since(start);
+  run.backward_peak = beyond(hilt::memory_stats().peak, base);
+  run.result = {o, g[p.q], g[p.k], g[p.v]};
+  run.tape = tape.report();
+  for (hilt::NodeReport& node : run.tape)
+    node.forward_live = beyond(node.forward_live, base), node.backward_live = beyond(node.backward_live, base);
+  return run;
+}
+
+double median(std::vector<double> x) {
+  if (x.empty()) return 0;
+  std::ranges::sort(x);
+  return (x[x.size() / 2] + x[(x.size() - 1) / 2]) / 2;
+}
+
+std::size_t bytes_needed(const Problem& p, const std::string& mode) {
+  if (mode == "dense") return dense_peak(p);
+  return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype, hilt::parse_backward(mode)).peak;
+}
+
+}  // namespace compare

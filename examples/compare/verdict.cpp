@@ -1,0 +1,31 @@
+#include "verdict.h"
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace compare {
+
+Error measure(std::span<const double> x, std::span<const double> exact) {
+  Error e;
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double d = i < x.size() && std::isfinite(x[i]) ? std::abs(x[i] - exact[i]) : std::numeric_limits<double>::infinity();
+    if (d > e.max_abs) e.max_abs = d, e.worst_index = i;
+    difference += d * d;
+    size += exact[i] * exact[i];
+  }
+  e.rel_l2 = difference == 0 ? 0 : std::sqrt(difference / std::max(size, std::numeric_limits<double>::min()));
+  return e;
+}
+
+Error judge(std::span<const double> x, std::span<const double> exact, const Error& naive, double floor) {
+  double size = 0;
+  for (double value : exact) size += value * value;
+  Error e = measure(x, exact);
+  e.limit = 2 * naive.max_abs + floor;
+  e.rel_limit = 2 * naive.rel_l2 + floor * std::sqrt(static_cast<double>(exact.size()) / std::max(size, std::numeric_limits<double>::min()));
+  e.ok = x.size() == exact.size() && e.max_abs <= e.limit && e.rel_l2 <= e.rel_limit;
+  return e;
+}
+
+}  // namespace compare

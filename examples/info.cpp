@@ -1,0 +1,62 @@
+// What this build of Hilt is and what it runs on, in one block to paste into a bug report; --json for programs.
+//
+//   hilt      0.1.0, debugoptimized, gcc 12.2.0
+//   BLAS      OpenBLAS 0.3.21
+//   CUDA      not in this build
+//   device    cpu: Intel(R) Xeon(R) Processor, 2 processors
+//   ISA       avx512 in use; built for base, avx2, avx512
+//   threads   2
+//   memory    23.4 GiB, 21.9 GiB available
+#include <hilt/hilt.h>
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include "program.h"
+
+namespace {
+
+std::string gibibytes(std::size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f GiB", static_cast<double>(bytes) / (1 << 30));
+  return text;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+void print_text(const hilt::Info& i) {
+  std::cout << "hilt      " << i.version << ", " << i.build_type << ", " << i.compiler << '\n'
+            << "BLAS      " << i.blas << '\n'
+            << "CUDA      " << (i.gpu_archs.empty() ? "not in this build" : i.gpu_archs) << '\n';
+  for (const std::string& device : i.devices) std::cout << "device    " << device << '\n';
+  std::cout << "ISA       " << i.isa_active << " in use; built for " << joined(i.isa_built) << '\n'
+            << "threads   " << i.threads << '\n'
+            << "memory    " << gibibytes(i.memory) << ", " << gibibytes(i.memory_available) << " available\n";
+}
+
+void print_json(const hilt::Info& i) {
+  const nlohmann::ordered_json out = {
+      {"version", i.version}, {"build_type", i.build_type}, {"compiler", i.compiler}, {"blas", i.blas},
+      {"cuda", hilt::kHasCuda}, {"gpu_archs", i.gpu_archs}, {"devices", i.devices},
+      {"isa_active", i.isa_active}, {"isa_built", i.isa_built}, {"threads", i.threads},
+      {"memory_bytes", i.memory}, {"memory_available_bytes", i.memory_available}};
+  std::cout << out.dump(2) << '\n';
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return program::run("info", [&] {
+    bool json = false;
+    program::Options options("info", "What this build of Hilt is and what it runs on.");
+    options.flag("--json", json, "print one JSON object instead of text");
+    if (!options.parse(argc, argv)) return 0;
+    const hilt::Info i = hilt::info();
+    if (json) print_json(i);
+    else print_text(i);
+    return 0;
+  });
+}

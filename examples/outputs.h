@@ -1,0 +1,31 @@
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+// Private to examples/: the files a program leaves behind, all of them or none.
+
+namespace program {
+
+/// A directory to write to. Files take their names only in commit(); until then, and after a failure, there is nothing.
+class Outputs {
+ public:
+  /// Makes the directory if it is missing. Throws, before any work is done, if files cannot be made in it.
+  explicit Outputs(const std::string& directory);
+  ~Outputs();
+  Outputs(const Outputs&) = delete;
+  Outputs& operator=(const Outputs&) = delete;
+
+  const std::string& directory() const { return directory_; }
+  /// Where to write what will be called `name`.
+  std::string stage(const std::string& name);
+  /// Writes a whole file under a staged name.
+  void write(const std::string& name, const std::string& content);
+  void commit();
+
+ private:
+  std::string directory_, made_;  // made_: the first directory that was not there
+  std::vector<std::pair<std::string, std::string>> staged_;  // temporary path, final path
+};
+
+}  // namespace program

@@ -1,0 +1,47 @@
+#include "program.h"
+#include <hilt/hilt.h>
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <iostream>
+#include <new>
+
+namespace program {
+namespace {
+
+int report(const std::string& program, hilt::Code code, std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  std::cout.flush();
+  std::cerr << program << ": error: " << text << '\n';
+  return static_cast<int>(code);
+}
+
+}  // namespace
+
+int run(const std::string& program, const std::function<int()>& work) {
+  std::signal(SIGPIPE, SIG_DFL);  // `program | head` ends quietly, whatever the parent process ignores
+  try {
+    hilt::check_version();
+    const int status = work();
+    if (!std::cout.flush()) hilt::fail_with(hilt::Code::data, "standard output: ", std::strerror(errno));
+    return status;
+  } catch (const hilt::Error& e) {
+    return report(program, e.code(), e.what());
+  } catch (const std::bad_alloc&) {
+    return report(program, hilt::Code::memory, "out of memory");
+  } catch (const std::exception& e) {
+    return report(program, hilt::Code::internal, std::string("internal: ") + e.what());
+  } catch (...) {
+    return report(program, hilt::Code::internal, "internal: an exception of unknown type");
+  }
+}
+
+hilt::Device device_of(const std::string& text) {
+  if (text == "auto" || text == "cpu") return {};
+  hilt::check(text == "cuda" || text.starts_with("cuda:"), "--device (", text, "): must be auto, cpu, cuda or cuda:N");
+  static_assert(!hilt::kHasCuda, "ask the driver here");
+  hilt::fail_with(hilt::Code::gpu, "--device (", text, "): no usable GPU: this build has no CUDA kernels; use --device cpu");
+}
+
+}  // namespace program

@@ -1,0 +1,18 @@
+#pragma once
+#include <hilt/core/device.h>
+#include <functional>
+#include <string>
+#include "options.h"
+
+// Private to examples/: what every program does around its work.
+
+namespace program {
+
+/// The exit status of `program` doing `work`: what work returns, or, once its exception has become one line on stderr,
+/// the exception's code: that of a hilt::Error, 4 for memory, 70 for everything nobody foresaw.
+int run(const std::string& program, const std::function<int()>& work);
+
+/// What --device auto, cpu, cuda or cuda:N names; throws Code::gpu where there is no such GPU.
+hilt::Device device_of(const std::string& text);
+
+}  // namespace program

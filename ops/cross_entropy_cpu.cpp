@@ -1,0 +1,45 @@
+#include "ops/isa.h"
+#include "ops/kernels_cross_entropy.h"
+#include "ops/math.h"
+
+namespace hilt::kernels {
+
+template <Isa I, class T>
+wide_t<T> row_logsumexp(CpuAt<I>, const T* x, Index n) {
+  using W = wide_t<T>;
+  constexpr int kWidth = 2 * kLanes<W>;
+  W top = static_cast<W>(x[0]);
+  for (Index i = 1; i < n; ++i) top = top > static_cast<W>(x[i]) ? top : static_cast<W>(x[i]);
+  const W shift = top - top == 0 ? top : 0;  // a row of -inf, or one with +inf, keeps its meaning
+  W part[kWidth] = {};
+  Index i = 0;
+  for (; i + kWidth <= n; i += kWidth)
+    for (int l = 0; l < kWidth; ++l) part[l] += math::exp(static_cast<W>(x[i + l]) - shift);
+  for (int l = 0; i < n; ++i, ++l) part[l] += math::exp(static_cast<W>(x[i]) - shift);
+  W total = 0;
+  for (W p : part) total += p;
+  return shift + math::log(total);
+}
+
+template <Isa I, class T>
+void row_cross_entropy_backward(CpuAt<I>, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n) {
+  using W = wide_t<T>;
+  const W s = static_cast<W>(scale);
+  if (s == 0) {
+    for (Index i = 0; i < n; ++i) dx[i] = static_cast<T>(W{0});
+    return;
+  }
+  for (Index i = 0; i < n; ++i) dx[i] = static_cast<T>(s * math::exp(static_cast<W>(x[i]) - lse));
+  if (target >= 0) dx[target] = static_cast<T>(s * (math::exp(static_cast<W>(x[target]) - lse) - W{1}));
+}
+
+template double row_logsumexp(CpuAt<kIsa>, const double*, Index);
+template float row_logsumexp(CpuAt<kIsa>, const float*, Index);
+template float row_logsumexp(CpuAt<kIsa>, const bf16*, Index);
+template float row_logsumexp(CpuAt<kIsa>, const f16*, Index);
+template void row_cross_entropy_backward(CpuAt<kIsa>, const double*, double, Index, double, double*, Index);
+template void row_cross_entropy_backward(CpuAt<kIsa>, const float*, float, Index, double, float*, Index);
+template void row_cross_entropy_backward(CpuAt<kIsa>, const bf16*, float, Index, double, bf16*, Index);
+template void row_cross_entropy_backward(CpuAt<kIsa>, const f16*, float, Index, double, f16*, Index);
+
+}  // namespace hilt::kernels

@@ -1,0 +1,288 @@
+// Elementwise ops, broadcasting. y = f(x) or f(a, b); the derivative of each stands in elementwise.h beside f.
+//
+//      dx = f'(x) dy              keeps x, or y where f' is cheaper from y (exp, sqrt, tanh, ..), or nothing (neg, add a constant)
+//      da = df/da dy, summed over the axes a was repeated along; keeps a or b only where a wanted derivative reads it
+#include "ops/elementwise.h"
+#include <algorithm>
+#include <array>
+#include "core/parallel.h"
+#include "core/strided.h"
+#include "core/tape.h"
+#include "ops/helpers.h"
+#include "ops/ops.h"
+
+namespace hilt {
+namespace {
+
+using namespace spans;
+
+constexpr Index kPiece = 1 << 15;  // elements worth a task
+constexpr Index kBlock = 512;      // elements widened or gathered at a time: three such buffers stay in L1
+
+/// The kernel of one op in both arithmetic types.
+struct Kernel {
+  Span<float> narrow;
+  Span<double> wide;
+};
+template <class Op>
+Kernel kernel_of() {
+  Kernel k{};
+  detail::visit_cpu<float>([&]<class>(auto where) { k = {span_of<Op, decltype(where)::kIsa, float>(where), span_of<Op, decltype(where)::kIsa, double>(where)}; });
+  return k;
+}
+template <class Op>
+const Kernel& kernel() {
+  static const Kernel k = kernel_of<Op>();
+  return k;
+}
+
+template <class W>
+using Load = void (*)(const std::byte* from, Index step, Index n, W* to);
+template <class W, class T>
+void load(const std::byte* from, Index step, Index n, W* to) {
+  const T* const x = reinterpret_cast<const T*>(from);
+  if (step == 0) std::fill_n(to, n, static_cast<W>(*x));
+  else for (Index i = 0; i < n; ++i) to[i] = static_cast<W>(x[i * step]);
+}
+
+/// y = op(inputs), of the inputs' broadcast shape; W is the type computed in, inputs of any type convert to it.
+template <class W>
+void run(Span<W> span, std::span<const Tensor* const> in, Tensor& y, W p, W q) {
+  std::array<Strides, 4> strides{y.strides()};
+  std::array<const std::byte*, 3> base{};
+  std::array<Load<W>, 3> loads{};
+  std::array<bool, 3> as_is{};
+  for (std::size_t k = 0; k < in.size(); ++k) {
+    strides[k + 1] = in[k]->shape() == y.shape() ? in[k]->strides() : broadcast_to("broadcast", *in[k], y.shape()).strides();
+    base[k] = in[k]->raw();
+    as_is[k] = in[k]->dtype() == dtype_of<W>;
+    visit_any("elementwise", *in[k], [&]<class T>(Cpu) { loads[k] = &load<W, T>; });
+  }
+  const Runs<4> runs(y.shape(), strides);
+  std::array<std::size_t, 3> size{};
+  for (std::size_t k = 0; k < in.size(); ++k) size[k] = size_of(in[k]->dtype()), as_is[k] = as_is[k] && (runs.step[k + 1] == 1 || runs.run == 1);
+  const bool direct = y.dtype() == dtype_of<W>;
+  std::byte* const out = y.mutable_raw();
+  visit_any("elementwise", y, [&]<class T>(Cpu) {
+    runs.for_pieces(kPiece, [&](const std::array<Index, 4>& at, Index n) {
+      W buffer[4][kBlock];
+      const bool whole = direct && std::all_of(as_is.begin(), as_is.begin() + static_cast<std::ptrdiff_t>(in.size()), [](bool b) { return b; });
+      for (Index i = 0; i < n; i += whole ? n : kBlock) {
+        const Index count = whole ? n : std::min(kBlock, n - i);
+        const W* operand[3] = {};
+        for (std::size_t k = 0; k < in.size(); ++k) {
+          const std::byte* const from = base[k] + static_cast<std::size_t>(at[k + 1] + i * runs.step[k + 1]) * size[k];
+          if (as_is[k]) operand[k] = reinterpret_cast<const W*>(from);
+          else loads[k](from, runs.step[k + 1], count, buffer[k]), operand[k] = buffer[k];
+        }
+        T* const to = reinterpret_cast<T*>(out) + at[0] + i;
+        if constexpr (std::is_same_v<T, W>) {
+          span(operand[0], operand[1], operand[2], to, count, p, q);
+        } else {
+          span(operand[0], operand[1], operand[2], buffer[3], count, p, q);
+          for (Index j = 0; j < count; ++j) to[j] = static_cast<T>(static_cast<wide_t<T>>(buffer[3][j]));
+        }
+      }
+    });
+  });
+}
+
+/// The op on whole tensors. `type` is the result's; the first floating input names the type computed in.
+Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, double p = 0, double q = 0) {
+  const bool wide = std::any_of(in.begin(), in.end(), [](const Tensor* t) { return t->dtype() == DType::f64; });
+  bool same = type == (wide ? DType::f64 : DType::f32);
+  for (const Tensor* t : in) same = same && t->dtype() == type && t->shape() == in[0]->shape() && t->is_contiguous();
+  if (same) {  // the common case needs no walk
+    Tensor y = empty(in[0]->shape(), type, in[0]->device());
+    const auto sweep = [&]<class W>(Span<W> span) {
+      std::array<const W*, 3> x{};
+      for (std::size_t k = 0; k < in.size(); ++k) x[k] = in[k]->data<W>();
+      W* const out = y.mutable_data<W>();
+      parallel_for(y.numel(), kPiece, [&](Index begin, Index end) {
+        span(x[0] + begin, x[1] ? x[1] + begin : nullptr, x[2] ? x[2] + begin : nullptr, out + begin, end - begin, static_cast<W>(p), static_cast<W>(q));
+      });
+    };
+    wide ? sweep(kernel.wide) : sweep(kernel.narrow);
+    return y;
+  }
+  Shape shape = in[0]->shape();
+  for (const Tensor* t : in.subspan(1)) shape = broadcast("broadcast", shape, t->shape());
+  Tensor y = empty(shape, type, in[0]->device());
+  if (y.numel() == 0) return y;
+  wide ? run<double>(kernel.wide, in, y, p, q) : run<float>(kernel.narrow, in, y, static_cast<float>(p), static_cast<float>(q));
+  return y;
+}
+template <class Op, class... In>
+Tensor mapped(double p, double q, const Tensor& x, const In&... more) {
+  const std::array<const Tensor*, sizeof...(In) + 1> in{&x, &more...};
+  return map(kernel<Op>(), in, x.dtype(), p, q);
+}
+
+// ---- one input -----------------------------------------------------------------------------------------
+enum class Saves { nothing, x, y };
+
+template <class F, class G, Saves kSaves>
+struct Unary final : Function {
+  std::string_view label;
+  double p = 0, q = 0;
+  std::string_view name() const override { return label; }
+  Tensor forward(const Tensor& x) {
+    Tensor y = mapped<F>(p, q, x);
+    if (wants(0) && kSaves == Saves::x) save(x);
+    if (wants(0) && kSaves == Saves::y) save(y);
+    return y;
+  }
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    if constexpr (std::is_same_v<F, AddConstant>) return {dy};
+    else if constexpr (kSaves == Saves::nothing) return {mapped<G>(p, q, dy)};
+    else return {mapped<G>(p, q, saved(0), dy)};
+  }
+};
+
+template <class F, class G, Saves kSaves>
+Tensor unary(const char* op, const Tensor& x, double p = 0, double q = 0) {
+  check(bool(x) && is_floating(x.dtype()), op, ": needs a tensor of floats, got ", x ? name_of(x.dtype()) : "an undefined one");
+  Unary<F, G, kSaves> fn;
+  fn.label = op;
+  fn.p = p, fn.q = q;
+  return apply(std::move(fn), x);
+}
+
+// ---- two inputs ----------------------------------------------------------------------------------------
+// How da and db come about, and which of a and b they read.
+struct AddRule {
+  using F = Add;
+  static constexpr bool a_for_a = false, b_for_a = false, a_for_b = false, b_for_b = false;
+  static Tensor da(const Tensor&, const Tensor&, const Tensor& dy) { return dy; }
+  static Tensor db(const Tensor&, const Tensor&, const Tensor& dy) { return dy; }
+};
+struct SubRule : AddRule {
+  using F = Sub;
+  static Tensor db(const Tensor&, const Tensor&, const Tensor& dy) { return mapped<Neg>(0, 0, dy); }
+};
+struct MulRule {
+  using F = Mul;
+  static constexpr bool a_for_a = false, b_for_a = true, a_for_b = true, b_for_b = false;
+  static Tensor da(const Tensor&, const Tensor& b, const Tensor& dy) { return mapped<Mul>(0, 0, dy, b); }
+  static Tensor db(const Tensor& a, const Tensor&, const Tensor& dy) { return mapped<Mul>(0, 0, dy, a); }
+};
+struct DivRule {
+  using F = Div;
+  static constexpr bool a_for_a = false, b_for_a = true, a_for_b = true, b_for_b = true;
+  static Tensor da(const Tensor&, const Tensor& b, const Tensor& dy) { return mapped<Div>(0, 0, dy, b); }
+  static Tensor db(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<DivGradB>(0, 0, a, b, dy); }
+};
+struct MaximumRule {
+  using F = Maximum;
+  static constexpr bool a_for_a = true, b_for_a = true, a_for_b = true, b_for_b = true;
+  static Tensor da(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<MaximumGrad>(0, 0, a, b, dy); }
+  static Tensor db(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<MaximumGrad>(0, 0, b, a, dy); }
+};
+struct PowRule {
+  using F = Pow;
+  static constexpr bool a_for_a = true, b_for_a = true, a_for_b = true, b_for_b = true;
+  static Tensor da(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<PowGradA>(0, 0, a, b, dy); }
+  static Tensor db(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<PowGradB>(0, 0, a, b, dy); }
+};
+
+template <class Rule>
+struct Binary final : Function {
+  std::string_view label;
+  Shape a_shape, b_shape;
+  bool has_a = false, has_b = false;
+  std::string_view name() const override { return label; }
+  Tensor forward(const Tensor& a, const Tensor& b) {
+    a_shape = a.shape(), b_shape = b.shape();
+    has_a = (wants(0) && Rule::a_for_a) || (wants(1) && Rule::a_for_b);
+    has_b = (wants(0) && Rule::b_for_a) || (wants(1) && Rule::b_for_b);
+    if (has_a) save(a);
+    if (has_b) save(b);
+    return mapped<typename Rule::F>(0, 0, a, b);
+  }
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    const Tensor none;
+    const Tensor &a = has_a ? saved(0) : none, &b = has_b ? saved(has_a ? 1 : 0) : none;
+    return {wants(0) ? sum_to(Rule::da(a, b, dy), a_shape) : none, wants(1) ? sum_to(Rule::db(a, b, dy), b_shape) : none};
+  }
+};
+
+template <class Rule>
+Tensor binary(const char* op, const Tensor& a, const Tensor& b) {
+  check_alike(op, "a", a, "b", b);
+  check(is_floating(a.dtype()), op, ": needs tensors of floats, got ", a.dtype());
+  if (a.shape() != b.shape()) broadcast(op, a.shape(), b.shape());  // for the message, by name
+  Binary<Rule> fn;
+  fn.label = op;
+  return apply(std::move(fn), a, b);
+}
+
+// ---- where -----------------------------------------------------------------------------------------------
+struct Select final : Function {
+  Tensor condition;
+  Shape a_shape, b_shape;
+  std::string_view name() const override { return "where"; }
+  static Tensor pick(const Tensor& c, const Tensor& a, const Tensor& b) {
+    const std::array<const Tensor*, 3> in{&c, &a, &b};
+    return map(kernel<Where>(), in, a.dtype());
+  }
+  Tensor forward(const Tensor& a, const Tensor& b) {
+    a_shape = a.shape(), b_shape = b.shape();
+    if (wants_any()) save(condition);
+    return pick(condition, a, b);
+  }
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    const Tensor none, nothing = zeros({}, dy.dtype(), dy.device());
+    const Tensor& c = saved(0);
+    return {wants(0) ? sum_to(pick(c, dy, nothing), a_shape) : none, wants(1) ? sum_to(pick(c, nothing, dy), b_shape) : none};
+  }
+};
+
+}  // namespace
+
+Tensor add(const Tensor& a, const Tensor& b) { return binary<AddRule>("add", a, b); }
+Tensor sub(const Tensor& a, const Tensor& b) { return binary<SubRule>("sub", a, b); }
+Tensor mul(const Tensor& a, const Tensor& b) { return binary<MulRule>("mul", a, b); }
+Tensor div(const Tensor& a, const Tensor& b) { return binary<DivRule>("div", a, b); }
+Tensor maximum(const Tensor& a, const Tensor& b) { return binary<MaximumRule>("maximum", a, b); }
+Tensor pow(const Tensor& a, const Tensor& b) { return binary<PowRule>("pow", a, b); }
+
+Tensor add(const Tensor& x, double c) { return unary<AddConstant, AddConstant, Saves::nothing>("add", x, c); }
+Tensor mul(const Tensor& x, double c) { return unary<MulConstant, MulConstant, Saves::nothing>("mul", x, c); }
+Tensor pow(const Tensor& x, double c) { return unary<PowConstant, PowConstantGrad, Saves::x>("pow", x, c); }
+Tensor neg(const Tensor& x) { return unary<Neg, Neg, Saves::nothing>("neg", x); }
+Tensor exp(const Tensor& x) { return unary<Exp, Mul, Saves::y>("exp", x); }
+Tensor log(const Tensor& x) { return unary<Log, LogGrad, Saves::x>("log", x); }
+Tensor sqrt(const Tensor& x) { return unary<Sqrt, SqrtGrad, Saves::y>("sqrt", x); }
+Tensor rsqrt(const Tensor& x) { return unary<Rsqrt, RsqrtGrad, Saves::y>("rsqrt", x); }
+Tensor tanh(const Tensor& x) { return unary<Tanh, TanhGrad, Saves::y>("tanh", x); }
+Tensor sigmoid(const Tensor& x) { return unary<Sigmoid, SigmoidGrad, Saves::y>("sigmoid", x); }
+Tensor relu(const Tensor& x) { return unary<Relu, ReluGrad, Saves::y>("relu", x); }
+Tensor gelu(const Tensor& x) { return unary<Gelu, GeluGrad, Saves::x>("gelu", x); }
+Tensor gelu_tanh(const Tensor& x) { return unary<GeluTanh, GeluTanhGrad, Saves::x>("gelu_tanh", x); }
+Tensor silu(const Tensor& x) { return unary<Silu, SiluGrad, Saves::x>("silu", x); }
+Tensor square(const Tensor& x) { return unary<Square, SquareGrad, Saves::x>("square", x); }
+Tensor abs(const Tensor& x) { return unary<Abs, AbsGrad, Saves::x>("abs", x); }
+Tensor clamp(const Tensor& x, double low, double high) {
+  check(low <= high, "clamp: low ", low, " is above high ", high);
+  return unary<Clamp, ClampGrad, Saves::x>("clamp", x, low, high);
+}
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  check_alike("where", "a", a, "b", b);
+  check(bool(condition) && condition.dtype() == DType::u8, "where: the condition must be u8, got ", condition ? name_of(condition.dtype()) : "an undefined tensor");
+  check(is_floating(a.dtype()), "where: needs tensors of floats, got ", a.dtype());
+  broadcast("where", broadcast("where", a.shape(), b.shape()), condition.shape());
+  Select fn;
+  fn.condition = condition;
+  return apply(std::move(fn), a, b);
+}
+
+Tensor greater(const Tensor& a, const Tensor& b) {
+  check_alike("greater", "a", a, "b", b);
+  check(is_floating(a.dtype()), "greater: needs tensors of floats, got ", a.dtype());
+  if (a.shape() != b.shape()) broadcast("greater", a.shape(), b.shape());
+  const std::array<const Tensor*, 2> in{&a, &b};
+  return map(kernel<Greater>(), in, DType::u8);
+}
+
+}  // namespace hilt

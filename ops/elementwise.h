@@ -1,0 +1,96 @@
+#pragma once
+#include <string_view>
+#include <tuple>
+#include "core/dispatch.h"
+#include "ops/math.h"
+
+// Private: the elementwise ops as functors on scalars, and the kernel they all share. A new op is a struct here, its name
+// in AllSpans, and a public function in elementwise.cpp.
+//
+// A functor takes up to three elements and two constants. Kernels run it over dense spans of f32 or f64 alone; the driver in
+// elementwise.cpp brings whatever the tensors are (strided, repeated, 16 bits wide) into that form.
+
+namespace hilt::spans {
+
+/// y[i] = op(a[i], b[i], c[i]; p, q), of which only the first Op::kInputs pointers are read.
+template <class T>
+using Span = void (*)(const T* a, const T* b, const T* c, T* y, Index n, T p, T q);
+
+/// The kernel for an op, compiled for an instruction set in elementwise_cpu.cpp.
+template <class Op, Isa I, class T>
+Span<T> span_of(CpuAt<I>);
+
+struct One { static constexpr int kInputs = 1; };
+struct Two { static constexpr int kInputs = 2; };
+struct Three { static constexpr int kInputs = 3; };
+
+// ---- forward -----------------------------------------------------------------------------------------
+// clang-format off
+struct Add : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return a + b; } };
+struct Sub : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return a - b; } };
+struct Mul : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return a * b; } };
+struct Div : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return a / b; } };
+struct Maximum : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return a != a ? a : b != b ? b : a > b ? a : b; } };
+struct Pow : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return std::pow(a, b); } };
+struct Greater : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return T(a > b); } };
+struct Where : Three { template <class T> [[gnu::always_inline]] static T f(T c, T a, T b, T, T) { return c != 0 ? a : b; } };
+struct AddConstant : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T p, T) { return x + p; } };
+struct MulConstant : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T p, T) { return x * p; } };
+struct PowConstant : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T p, T) { return std::pow(x, p); } };
+struct Neg : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return -x; } };
+struct Exp : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return math::exp(x); } };
+struct Log : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return math::log(x); } };
+struct Sqrt : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return std::sqrt(x); } };
+struct Rsqrt : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return T{1} / std::sqrt(x); } };
+struct Tanh : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return math::tanh(x); } };
+struct Sigmoid : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return math::sigmoid(x); } };
+struct Relu : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x < 0 ? T{0} : x; } };
+struct Gelu : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x * math::normal_cdf(x); } };
+struct Silu : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x * math::sigmoid(x); } };
+struct Square : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x * x; } };
+struct Abs : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x < 0 ? -x : x == 0 ? T{0} : x; } };
+struct Clamp : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T p, T q) { return x < p ? p : x > q ? q : x; } };
+struct GeluTanh : One {
+  static constexpr double kC = 0.79788456080286535588, kCubic = 0.044715;  // sqrt(2 / pi)
+  template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return T(0.5) * x * (T{1} + math::tanh(T(kC) * (x + T(kCubic) * x * x * x))); }
+};
+
+// ---- backward: gradients from what was saved (s: x or y; a, b) and dy ------------------------------------
+struct MaximumGrad : Three { template <class T> [[gnu::always_inline]] static T f(T a, T b, T dy, T, T) { return a > b ? dy : a == b ? dy * T(0.5) : T{0}; } };
+struct DivGradB : Three { template <class T> [[gnu::always_inline]] static T f(T a, T b, T dy, T, T) { return -dy * a / (b * b); } };
+struct PowGradA : Three { template <class T> [[gnu::always_inline]] static T f(T a, T b, T dy, T, T) { return b == 0 ? T{0} : dy * b * std::pow(a, b - T{1}); } };
+struct PowGradB : Three { template <class T> [[gnu::always_inline]] static T f(T a, T b, T dy, T, T) { const T y = std::pow(a, b); return y == 0 ? T{0} : dy * y * std::log(a); } };
+struct PowConstantGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T p, T) { return p == 0 ? T{0} : dy * p * std::pow(s, p - T{1}); } };
+struct LogGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return dy / s; } };
+struct SqrtGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return dy * T(0.5) / s; } };
+struct RsqrtGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return T(-0.5) * dy * s * s * s; } };
+struct TanhGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return dy * (T{1} - s * s); } };
+struct SigmoidGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return dy * s * (T{1} - s); } };
+struct ReluGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return s > 0 ? dy : T{0}; } };
+struct SquareGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return dy * (s + s); } };
+struct AbsGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return s > 0 ? dy : s < 0 ? -dy : T{0}; } };
+struct ClampGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T p, T q) { return s >= p && s <= q ? dy : T{0}; } };
+struct SiluGrad : Two {
+  template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { const T g = math::sigmoid(s); return dy * g * (T{1} + s * (T{1} - g)); }
+};
+struct GeluGrad : Two {
+  template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) {
+    return dy * (math::normal_cdf(s) + s * T(0.39894228040143267794) * math::exp(T(-0.5) * s * s));
+  }
+};
+struct GeluTanhGrad : Two {
+  template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) {
+    const T c = T(GeluTanh::kC), k = T(GeluTanh::kCubic);
+    const T t = math::tanh(c * (s + k * s * s * s));
+    return dy * T(0.5) * (T{1} + t + s * (T{1} - t * t) * c * (T{1} + T{3} * k * s * s));
+  }
+};
+// clang-format on
+
+/// All of them: what elementwise_cpu.cpp compiles.
+using AllSpans = std::tuple<Add, Sub, Mul, Div, Maximum, Pow, Greater, Where, AddConstant, MulConstant, PowConstant, Neg, Exp, Log, Sqrt, Rsqrt,
+                            Tanh, Sigmoid, Relu, Gelu, Silu, Square, Abs, Clamp, GeluTanh, MaximumGrad, DivGradB, PowGradA, PowGradB,
+                            PowConstantGrad, LogGrad, SqrtGrad, RsqrtGrad, TanhGrad, SigmoidGrad, ReluGrad, SquareGrad, AbsGrad, ClampGrad,
+                            SiluGrad, GeluGrad, GeluTanhGrad>;
+
+}  // namespace hilt::spans

@@ -1,0 +1,393 @@
+// Hilbert attention: one plan, one predicate, three ways to differentiate.
+//
+//      S = c Q K^T       P = e^(S - L), L = log sum e^S over A(t)       O = (M P) V        M: dropout's multipliers, else 1
+//      dV = (M P)^T dO       dP = dO V^T       Delta = rowsum(dO O)       dS = P (M dP - Delta)       dQ = c dS K       dK = c dS^T Q
+//
+//   taped   each step is an op on the tape; nobody wrote a backward pass       keeps S, P and every operand of every op
+//   hybrid  one op; its backward is the six formulas in library GEMMs          keeps q, k, v, o, L
+//   fused   one op; its backward is one kernel                                 keeps q, k, v, o, L
+//
+// Read them in this order: each line of hybrid is a stage of the kernel that fused calls.
+#include "ops/hilbert/attention.h"
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include "core/text.h"
+#include "ops/hilbert/groups.h"
+#include "ops/hilbert/kernels.h"
+#include "ops/ops.h"
+
+namespace hilt {
+namespace {
+
+constexpr std::array<std::string_view, 3> kModes{"taped", "hybrid", "fused"};
+constexpr std::size_t kRemembered = 64;
+
+/// One call, checked.
+struct Call {
+  PlanPtr plan;
+  AttentionOptions options;
+  double scale = 1;
+  Index batch = 0, kv_heads = 1, dim = 0;
+
+  Index length() const { return plan->length(); }
+  Index heads() const { return plan->heads(); }
+  RandomKey key() const { return options.key.value_or(RandomKey{}); }
+};
+
+Tensor constant(double value, const Tensor& like) { return full({}, value, like.dtype(), like.device()); }
+const double kMinusInfinity = -std::numeric_limits<double>::infinity();
+
+// ---- taped -------------------------------------------------------------------------------------------
+
+/// What one branch gives: o [B, L, H, D], and where branches merge or the caller asks, lse [B, L, H, 1].
+struct Part { Tensor o, lse; };
+
+Part taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Index branch, bool with_lse) {
+  Part sum;
+  Tensor answered;  // 1 for every query that has a key
+  const auto gather_in = [](Tensor& total, const Tensor& more) { total = total ? add(total, more) : more; };
+  for (const TilingBatches& tiling : group_batches(*call.plan, call.kv_heads, branch)) {
+    for (const GroupBatch& g : tiling.batches) {
+      Tensor s = mul(matmul(gather_queries(q, g), transpose(gather_keys(k, g))), call.scale);
+      if (g.mask) s = where(g.softmax_mask, s, constant(kMinusInfinity, s));
+      Tensor p = softmax(s);
+      if (call.options.dropout > 0)
+        p = mul(p, dropout_multipliers(g, call.batch, call.heads(), call.options.dropout, call.key(), p.dtype()));
+      Tensor o = matmul(p, gather_keys(v, g));
+      if (g.empty) o = where(g.empty, constant(0, o), o);
+      gather_in(sum.o, scatter_queries(o, g, call.length(), call.heads()));
+      if (!with_lse) continue;
+      gather_in(sum.lse, scatter_queries(unsqueeze(logsumexp(s), -1), g, call.length(), call.heads()));
+      Tensor present = ones({1, static_cast<Index>(g.heads.size()), g.groups, g.q, 1});
+      if (g.empty) present = where(g.empty, zeros({}), present);
+      gather_in(answered, scatter_queries(present, g, call.length(), call.heads()));
+    }
+  }
+  if (!sum.o) sum.o = zeros(q.shape(), q.dtype(), q.device());
+  if (with_lse && sum.lse) sum.lse = where(greater(answered, zeros({})), sum.lse, constant(kMinusInfinity, q));
+  if (with_lse && !sum.lse) sum.lse = full(q.shape().with(-1, 1), kMinusInfinity, q.dtype(), q.device());
+  return sum;
+}
+
+Part taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse) {
+  const Index branches = branch_count(*call.plan);
+  if (branches == 1) return taped_branch(call, q, k, v, 0, with_lse);
+  // Merge: O = sum_i e^(L_i - L) O_i with L = log sum_i e^L_i, which is a softmax over the branches.
+  std::vector<Tensor> o, lse;
+  for (Index branch = 0; branch < branches; ++branch) {
+    const Part part = taped_branch(call, q, k, v, branch, true);
+    o.push_back(part.o);
+    lse.push_back(part.lse);
+  }
+  const Tensor each = cat(lse, -1);  // [B, L, H, branches]
+  const Tensor total = max(detach(each), {-1}, true);
+  const Tensor silent = greater(constant(std::numeric_limits<double>::lowest(), total), total);  // every branch is empty
+  const Tensor weight = softmax(where(silent, constant(0, each), each));
+  Part merged;
+  for (Index branch = 0; branch < branches; ++branch) {
+    const Tensor term = mul(slice(weight, -1, branch, branch + 1), o[static_cast<std::size_t>(branch)]);
+    merged.o = merged.o ? add(merged.o, term) : term;
+  }
+  merged.o = where(silent, constant(0, merged.o), merged.o);
+  if (with_lse) merged.lse = unsqueeze(logsumexp(each), -1);
+  return merged;
+}
+
+// ---- what hybrid and fused share: the forward kernel and what it keeps ---------------------------------
+
+template <class T>
+kernels::Rows<const T> rows(const Tensor& x) { return {x.data<T>(), x.stride(0), x.stride(1), x.stride(2)}; }
+template <class T>
+kernels::Rows<T> rows(Tensor& x) { return {x.mutable_data<T>(), x.stride(0), x.stride(1), x.stride(2)}; }
+
+/// Rows whose elements are neighbours: what kernels read in place.
+Tensor readable(const Tensor& x) { return x.stride(-1) == 1 || x.dim(-1) <= 1 ? x : clone(x); }
+
+kernels::AttentionSizes sizes_of(const Call& call) {
+  kernels::AttentionSizes s{call.batch, call.length(), call.heads(), call.kv_heads, call.dim, call.scale};
+  s.dropout = call.options.dropout;
+  s.key = call.key();
+  return s;
+}
+
+/// The heads that use each tiling as their branch number `branch`, or as any if that is negative.
+std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index branch) {
+  std::map<std::int32_t, std::vector<std::int32_t>> out;
+  for (Index h = 0; h < plan.heads(); ++h) {
+    const auto tilings = plan.tilings_of(h);
+    for (Index i = 0; i < static_cast<Index>(tilings.size()); ++i)
+      if (branch < 0 || i == branch) out[tilings[static_cast<std::size_t>(i)]].push_back(static_cast<std::int32_t>(h));
+  }
+  return out;
+}
+
+AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const Plan& plan = *call.plan;
+  const Index branches = branch_count(plan);
+  bool fresh = branches == 1;  // a branch that every token takes part in writes every row: nothing to prepare
+  for (const Tiling& t : plan.tilings()) fresh = fresh && static_cast<Index>(t.q_token.size()) == call.length();
+  const bool narrow = size_of(q.dtype()) == 2;
+  const DType stat = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  // Partial results never round to 16 bits.
+  const DType partial = narrow && branches > 1 ? DType::f32 : q.dtype();
+  Tensor o = fresh ? empty(q.shape(), partial, q.device()) : zeros(q.shape(), partial, q.device());
+  const Shape lse_shape{call.batch, call.heads(), call.length()};
+  Tensor lse = fresh ? empty(lse_shape, stat, q.device()) : full(lse_shape, kMinusInfinity, stat, q.device());
+  visit("attention", q, [&]<class T>(auto where) {
+    for (Index branch = 0; branch < branches; ++branch)
+      for (const auto& [tiling, heads] : users(plan, branch)) {
+        const auto run = [&]<class O>() {
+          kernels::attention_forward(where, sizes_of(call), plan.tilings()[static_cast<std::size_t>(tiling)], heads.data(),
+                                     static_cast<Index>(heads.size()), rows<T>(q), rows<T>(k), rows<T>(v), rows<O>(o),
+                                     lse.mutable_data<kernels::Stat<T>>(), fresh);
+        };
+        partial == q.dtype() ? run.template operator()<T>() : run.template operator()<wide_t<T>>();
+      }
+  });
+  return {to(o, q.dtype()), lse};
+}
+
+struct OneOp : Function {
+  Call call;
+  bool packed = false;
+
+  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v) {
+    const AttentionResult r = kernel_forward(call, q, k, v);
+    keep({q, k, v, r.o, r.lse});
+    return r.o;
+  }
+  Tensor forward(const Tensor& qkv) {
+    packed = true;
+    const auto part = parts(qkv);
+    const AttentionResult r = kernel_forward(call, part[0], part[1], part[2]);
+    keep({qkv, r.o, r.lse});
+    return r.o;
+  }
+
+  /// q, k, v inside [B, L, 3, H, D].
+  static std::array<Tensor, 3> parts(const Tensor& qkv) {
+    std::array<Tensor, 3> out;
+    for (Index i = 0; i < 3; ++i)
+      out[static_cast<std::size_t>(i)] = as_strided(qkv, {qkv.dim(0), qkv.dim(1), qkv.dim(3), qkv.dim(4)},
+          {qkv.stride(0), qkv.stride(1), qkv.stride(3), qkv.stride(4)}, qkv.offset() + (qkv.numel() > 0 ? i * qkv.stride(2) : 0));
+    return out;
+  }
+
+ protected:
+  struct Kept { std::array<Tensor, 3> qkv; const Tensor &o, &lse; };
+  Kept kept() const {
+    if (packed) return {parts(saved(0)), saved(1), saved(2)};
+    return {{saved(0), saved(1), saved(2)}, saved(3), saved(4)};
+  }
+  /// Gradients laid out as the inputs were, zero and in the accumulator's type.
+  std::vector<Tensor> blank(const Kept& x) const {
+    const DType type = x.lse.dtype();
+    if (packed) return {zeros(saved(0).shape(), type)};
+    return {zeros(x.qkv[0].shape(), type), zeros(x.qkv[1].shape(), type), zeros(x.qkv[2].shape(), type)};
+  }
+  std::vector<Tensor> finished(std::vector<Tensor> dx, DType type) const {
+    for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = wants(i) ? to(dx[i], type) : Tensor{};
+    return dx;
+  }
+  std::vector<Tensor> fused_backward(const Tensor& d_o) const;
+
+ private:
+  void keep(std::initializer_list<Tensor> tensors) {
+    if (!wants_any()) return;
+    for (const Tensor& t : tensors) save(t);
+  }
+};
+
+bool all_finite(std::span<const Tensor> tensors) { return std::isfinite(global_norm(tensors)); }
+
+// ---- hybrid --------------------------------------------------------------------------------------------
+
+struct Hybrid final : OneOp {
+  std::string_view name() const override { return "attention (hybrid)"; }
+
+  std::vector<Tensor> backward(const Tensor& d_o) override {
+    const Kept x = kept();
+    const auto& [q, k, v] = x.qkv;
+    const std::array<Tensor, 4> read{q, k, v, d_o};
+    if (!all_finite(read)) return fused_backward(d_o);  // 0 x NaN: see attention()
+    const Tensor lse = unsqueeze(permute(to(x.lse, q.dtype()), {0, 2, 1}), -1);  // [B, L, H, 1]
+    const Tensor delta = sum(mul(d_o, x.o), {-1}, true);
+    Tensor dq = zeros(q.shape(), q.dtype()), dk = zeros(k.shape(), k.dtype()), dv = zeros(v.shape(), v.dtype());
+    for (Index branch = 0; branch < branch_count(*call.plan); ++branch)
+      for (const TilingBatches& tiling : group_batches(*call.plan, call.kv_heads, branch))
+        for (const GroupBatch& g : tiling.batches) {
+          const Tensor Q = gather_queries(q, g), K = gather_keys(k, g), V = gather_keys(v, g), dO = gather_queries(d_o, g);
+          const Tensor none = constant(0, q);
+          Tensor P = exp(sub(mul(matmul(Q, transpose(K)), call.scale), gather_queries(lse, g)));     // P  = e^(c Q K^T - L)
+          if (g.mask) P = where(g.mask, P, none);
+          Tensor dP = matmul(dO, transpose(V)), MP = P;                                              // dP = dO V^T
+          if (call.options.dropout > 0) {
+            const Tensor M = dropout_multipliers(g, call.batch, call.heads(), call.options.dropout, call.key(), P.dtype());
+            dP = mul(M, dP), MP = mul(M, P);
+          }
+          const Tensor dS = mul(mul(P, sub(dP, gather_queries(delta, g))), call.scale);              // dS = P (dP - Delta) c
+          dq = add(dq, scatter_queries(matmul(dS, K), g, call.length(), call.heads()));              // dQ = dS K
+          dk = add(dk, scatter_keys(matmul(transpose(dS), Q), g, call.length(), call.kv_heads));     // dK = dS^T Q
+          dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, call.length(), call.kv_heads));    // dV = P^T dO
+        }
+    if (!packed) return finished({dq, dk, dv}, q.dtype());
+    return {cat({unsqueeze(dq, 2), unsqueeze(dk, 2), unsqueeze(dv, 2)}, 2)};
+  }
+};
+
+// ---- fused ---------------------------------------------------------------------------------------------
+
+std::vector<Tensor> OneOp::fused_backward(const Tensor& cotangent) const {
+  const Kept x = kept();
+  const auto& [q, k, v] = x.qkv;
+  const Tensor d_o = readable(cotangent);
+  const kernels::AttentionSizes sizes = sizes_of(call);
+  std::vector<Tensor> dx = blank(x);
+  std::array<Tensor, 3> d = packed ? parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
+  Tensor delta = empty(x.lse.shape(), x.lse.dtype(), q.device());
+  visit("attention", q, [&]<class T>(auto where) {
+    using S = kernels::Stat<T>;
+    kernels::attention_delta(where, sizes, rows<T>(x.o), rows<T>(d_o), delta.mutable_data<S>());
+    for (const auto& [index, heads] : users(*call.plan, -1)) {
+      const Tiling& tiling = call.plan->tilings()[static_cast<std::size_t>(index)];
+      const auto n = static_cast<Index>(heads.size());
+      Tensor room = empty({kernels::attention_backward_room(sizes, tiling, n)}, x.lse.dtype(), q.device());
+      kernels::attention_backward(where, sizes, tiling, heads.data(), n, rows<T>(q), rows<T>(k), rows<T>(v), rows<T>(d_o),
+                                  x.lse.data<S>(), delta.data<S>(), rows<S>(d[0]), rows<S>(d[1]), rows<S>(d[2]), room.mutable_data<S>());
+    }
+  });
+  return finished(std::move(dx), q.dtype());
+}
+
+struct Fused final : OneOp {
+  std::string_view name() const override { return "attention (fused)"; }
+  std::vector<Tensor> backward(const Tensor& d_o) override { return fused_backward(d_o); }
+};
+
+// ---- choosing ------------------------------------------------------------------------------------------
+
+std::vector<Fallback>& fallbacks() {
+  thread_local std::vector<Fallback> list;
+  return list;
+}
+
+bool has_masks(const Plan& plan) {
+  for (const Tiling& t : plan.tilings())
+    if (t.tiles_partial > 0 || t.group.size() == 1) return true;
+  return false;
+}
+
+/// The mode that will run. taped and hybrid multiply masked weights, which are zero, with every key and value of a group; where one
+/// of those is not finite the product would carry NaN into rows that must not see it, and the kernels, which select, take over.
+Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
+  const Backward asked = call.options.backward;
+  if (asked == Backward::fused || !has_masks(*call.plan) || all_finite(inputs)) return asked;
+  const char* const reason = "q, k or v has NaN or infinity, which a product with a masked zero would spread";
+  check(!call.options.strict, "attention: ", name_of(asked), " would fall back to fused: ", reason);
+  if (fallbacks().size() == kRemembered) fallbacks().erase(fallbacks().begin());
+  fallbacks().push_back({asked, Backward::fused, reason});
+  return Backward::fused;
+}
+
+Call checked_call(const PlanPtr& plan, const AttentionOptions& options, const Tensor& q, const Tensor& k, const Tensor& v) {
+  check(plan != nullptr, "attention: no plan; make one with make_plan");
+  for (const Tensor* x : {&q, &k, &v})
+    check(bool(*x) && x->rank() == 4, "attention: q, k and v must be [batch, length, heads, dim], got ", q.shape(), ", ", k.shape(), ", ", v.shape());
+  check(k.shape() == v.shape(), "attention: k ", k.shape(), " and v ", v.shape(), " must have one shape");
+  check(q.dim(0) == k.dim(0) && q.dim(1) == k.dim(1) && q.dim(3) == k.dim(3), "attention: q ", q.shape(), " and k ", k.shape(),
+        " must agree in batch, length and dim");
+  check(q.dtype() == k.dtype() && q.dtype() == v.dtype(), "attention: q is ", q.dtype(), ", k ", k.dtype(), ", v ", v.dtype(), "; convert with to()");
+  check(q.dim(1) == plan->length(), "attention: ", q.dim(1), " tokens, but the plan is for ", plan->length());
+  check(q.dim(2) == plan->heads(), "attention: ", q.dim(2), " heads, but the plan is for ", plan->heads());
+  check(k.dim(2) >= 1 && q.dim(2) % k.dim(2) == 0, "attention: ", q.dim(2), " query heads cannot share ", k.dim(2), " key heads evenly");
+  check(q.dim(3) >= 1, "attention: head dim must be at least 1, got ", q.shape());
+  check(options.dropout >= 0 && options.dropout < 1, "attention: dropout ", options.dropout, " must be in [0, 1)");
+  check(options.dropout == 0 || options.key.has_value(), "attention: dropout ", options.dropout, " needs a RandomKey");
+  return {plan, options, options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim(3)))), q.dim(0), k.dim(2), q.dim(3)};
+}
+
+/// The same on the tape: an input with rows that kernels cannot read in place is copied by an op of its own.
+Tensor in_rows(const Tensor& x) { return x.stride(-1) == 1 || x.dim(-1) <= 1 ? x : contiguous(x); }
+
+template <class Op, class... In>
+Tensor as_one_op(const Call& call, const In&... inputs) {
+  Op op;
+  op.call = call;
+  return apply(std::move(op), inputs...);
+}
+
+}  // namespace
+
+Backward parse_backward(std::string_view text) { return static_cast<Backward>(find_name("backward", text, kModes)); }
+std::string_view name_of(Backward mode) { return kModes[static_cast<std::size_t>(mode)]; }
+const std::vector<Fallback>& attention_fallbacks() { return fallbacks(); }
+void clear_attention_fallbacks() { fallbacks().clear(); }
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan, const AttentionOptions& options) {
+  const Call call = checked_call(plan, options, q, k, v);
+  const std::array<Tensor, 3> in{q, k, v};
+  switch (mode_for(call, in)) {
+    case Backward::taped: return taped(call, q, k, v, false).o;
+    case Backward::hybrid: return as_one_op<Hybrid>(call, in_rows(q), in_rows(k), in_rows(v));
+    case Backward::fused: break;
+  }
+  return as_one_op<Fused>(call, in_rows(q), in_rows(k), in_rows(v));
+}
+
+Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions& options) {
+  check(bool(qkv) && qkv.rank() == 5 && qkv.dim(2) == 3, "attention: packed q, k, v must be [batch, length, 3, heads, dim], got ", qkv.shape());
+  const std::array<Tensor, 3> part = OneOp::parts(qkv);
+  const Call call = checked_call(plan, options, part[0], part[1], part[2]);
+  switch (mode_for(call, part)) {
+    case Backward::taped: {
+      const auto axis = [&](Index i) { return squeeze(slice(qkv, 2, i, i + 1), 2); };
+      return taped(call, axis(0), axis(1), axis(2), false).o;
+    }
+    case Backward::hybrid: return as_one_op<Hybrid>(call, in_rows(qkv));
+    case Backward::fused: break;
+  }
+  return as_one_op<Fused>(call, in_rows(qkv));
+}
+
+AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan, const AttentionOptions& options) {
+  const Tape::Pause pause;
+  const Call call = checked_call(plan, options, q, k, v);
+  const std::array<Tensor, 3> in{q, k, v};
+  if (mode_for(call, in) != Backward::taped) return kernel_forward(call, readable(q), readable(k), readable(v));
+  const Part part = taped(call, q, k, v, true);
+  const Tensor lse = permute(squeeze(part.lse, -1), {0, 2, 1});
+  return {part.o, contiguous(to(lse, q.dtype() == DType::f64 ? DType::f64 : DType::f32))};
+}
+
+// ---- along the order and back --------------------------------------------------------------------------
+namespace {
+
+struct Move final : Function {
+  Tensor index, inverse;
+  int axis = 1;
+  std::string_view label;
+  std::string_view name() const override { return label; }
+  Tensor forward(const Tensor& x) { return gather(x, axis, index); }
+  std::vector<Tensor> backward(const Tensor& dy) override { return {gather(dy, axis, inverse)}; }
+};
+
+Tensor move(std::string_view label, const Tensor& x, const std::vector<std::int32_t>& index, const std::vector<std::int32_t>& inverse, int axis) {
+  Move fn;
+  fn.label = label;
+  fn.axis = checked_axis(label.data(), axis, x.rank());
+  check(x.dim(fn.axis) == static_cast<Index>(index.size()), label, ": axis ", axis, " of ", x.shape(), " has ", x.dim(fn.axis),
+        " tokens, the order ", index.size());
+  const Shape shape{static_cast<Index>(index.size())};
+  fn.index = from_values(index, shape);
+  fn.inverse = from_values(inverse, shape);
+  return apply(std::move(fn), x);
+}
+
+}  // namespace
+
+Tensor reorder(const Tensor& x, const Permutation& order, int axis) { return move("reorder", x, order.token_at, order.position_of, axis); }
+Tensor restore(const Tensor& y, const Permutation& order, int axis) { return move("restore", y, order.position_of, order.token_at, axis); }
+
+}  // namespace hilt

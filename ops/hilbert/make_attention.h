@@ -1,0 +1,41 @@
+#pragma once
+#include <map>
+#include <string>
+#include "attention.h"
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// An attention chosen by name, for any length; plans are made as lengths come up.
+class NamedAttention {
+ public:
+  /// [B, L, H, D] as attention() takes them. `step` tells dropout's streams apart.
+  Tensor operator()(const Tensor& q, const Tensor& k, const Tensor& v, std::uint64_t step = 0) const;
+  PlanPtr plan(const Tensor& q, const Tensor& k) const;
+  const std::string& type() const { return type_; }
+  const AttentionOptions& options() const { return options_; }
+
+ private:
+  friend NamedAttention make_attention(const std::map<std::string, std::string>& config);
+  std::string type_, order_ = "row", blocks_ = "local:1";
+  Pattern pattern_ = {Branch{}};
+  DilationMode mode_ = DilationMode::all_queries;
+  Causality causality_ = Causality::none;
+  Index block_size_ = 64;
+  std::uint64_t seed_ = 0;
+  AttentionOptions options_;
+};
+
+/// The systems people know, by their names:
+///   standard       dilated attention: branches (segment_lengths, dilation_rates), longnet
+///   improved       the same with branches on head groups
+///   hilbert        segments of the Hilbert order, every query asking
+///   block_sparse   blocks (block_size; blocks = local:RADIUS, dilated:R+R+.., global_local:GLOBAL:RADIUS, top:K by pooled q.k)
+/// Keys: attention_type, segment_lengths, dilation_rates (comma separated), order (as parse_order, or `auto`), dilation_mode, causal,
+/// block_size, blocks, dropout, seed, scale, backward, strict. An unknown name or key, or a key that the type does not
+/// read, is an error. The ring types need several ranks.
+NamedAttention make_attention(const std::map<std::string, std::string>& config);
+
+/// For each block of queries the `most` blocks of keys with the largest product of mean query and mean key, over batch and heads.
+BlockPairs top_blocks(const Tensor& q, const Tensor& k, const Permutation& order, Index size, Index most);
+
+}  // namespace hilt

@@ -1,0 +1,147 @@
+// Speed of the parts, each beside a floor measured in the same process: a copy for what is bound by memory, the BLAS called
+// directly for products, the bare kernel for what the tape adds. Run one thread with HILT_THREADS=1.
+#include <benchmark/benchmark.h>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include "core/parallel.h"
+#include "core/tape.h"
+#include "ops/gemm.h"
+#include "ops/ops.h"
+
+using namespace hilt;
+
+namespace {
+
+Tensor random(const Shape& shape, std::uint64_t stream) { return randn(shape, {7, stream}); }
+
+void bytes(benchmark::State& state, double each) {
+  state.counters["GB/s"] = benchmark::Counter(each * static_cast<double>(state.iterations()) * 1e-9, benchmark::Counter::kIsRate);
+}
+void flops(benchmark::State& state, double each) {
+  state.counters["GFLOP/s"] = benchmark::Counter(each * static_cast<double>(state.iterations()) * 1e-9, benchmark::Counter::kIsRate);
+}
+
+constexpr Index kRows = 8192, kColumns = 1024;  // 32 MiB: well past the caches that one core has
+
+// ---- memory ----------------------------------------------------------------------------------------
+void copy_floor(benchmark::State& state) {
+  const Tensor x = random({kRows, kColumns}, 1);
+  Tensor y = empty_like(x);
+  for (auto _ : state) {
+    copy(y, x);
+    benchmark::ClobberMemory();
+  }
+  bytes(state, 2.0 * static_cast<double>(x.bytes()));
+}
+BENCHMARK(copy_floor)->UseRealTime();
+
+template <Tensor (*op)(const Tensor&)>
+void unary(benchmark::State& state) {
+  const Tensor x = random({kRows, kColumns}, 1);
+  for (auto _ : state) benchmark::DoNotOptimize(op(x));
+  bytes(state, 2.0 * static_cast<double>(x.bytes()));
+}
+BENCHMARK(unary<exp>)->UseRealTime()->Name("exp");
+BENCHMARK(unary<gelu>)->UseRealTime()->Name("gelu");
+BENCHMARK(unary<tanh>)->UseRealTime()->Name("tanh");
+BENCHMARK(unary<softmax>)->UseRealTime()->Name("softmax");
+
+void addition(benchmark::State& state) {
+  const Tensor a = random({kRows, kColumns}, 1), b = random({kRows, kColumns}, 2);
+  for (auto _ : state) benchmark::DoNotOptimize(add(a, b));
+  bytes(state, 3.0 * static_cast<double>(a.bytes()));
+}
+BENCHMARK(addition)->UseRealTime()->Name("add");
+
+void layer_norm_forward(benchmark::State& state) {
+  const Tensor x = random({kRows, kColumns}, 1), w = random({kColumns}, 2), b = random({kColumns}, 3);
+  for (auto _ : state) benchmark::DoNotOptimize(layer_norm(x, w, b));
+  bytes(state, 2.0 * static_cast<double>(x.bytes()));
+}
+BENCHMARK(layer_norm_forward)->UseRealTime()->Name("layer_norm");
+
+void forward_backward(benchmark::State& state, const std::function<Tensor()>& f, const Tensor& x, double moved) {
+  for (auto _ : state) {
+    Tape tape;
+    tape.watch(x);
+    const Tensor y = f();
+    benchmark::DoNotOptimize(tape.backward(y, y));
+  }
+  bytes(state, moved);
+}
+void softmax_both(benchmark::State& state) {
+  const Tensor x = random({kRows, kColumns}, 1);
+  forward_backward(state, [&] { return softmax(x); }, x, 5.0 * static_cast<double>(x.bytes()));
+}
+BENCHMARK(softmax_both)->UseRealTime()->Name("softmax forward+backward");
+void layer_norm_both(benchmark::State& state) {
+  const Tensor x = random({kRows, kColumns}, 1), w = random({kColumns}, 2), b = random({kColumns}, 3);
+  forward_backward(state, [&] { return layer_norm(x, w, b); }, x, 5.0 * static_cast<double>(x.bytes()));
+}
+BENCHMARK(layer_norm_both)->UseRealTime()->Name("layer_norm forward+backward");
+
+// ---- products ----------------------------------------------------------------------------------------
+void product(benchmark::State& state) {
+  const Index m = state.range(0), n = state.range(1), k = state.range(2);
+  const Tensor a = random({m, k}, 1), b = random({k, n}, 2);
+  for (auto _ : state) benchmark::DoNotOptimize(matmul(a, b));
+  flops(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
+}
+/// One call of the library behind matmul, without tiles, threads or tensors.
+void product_floor(benchmark::State& state) {
+  const Index m = state.range(0), n = state.range(1), k = state.range(2);
+  const Tensor a = random({m, k}, 1), b = random({k, n}, 2);
+  Tensor c = empty({m, n});
+  for (auto _ : state) {
+    kernels::gemm<float>(Cpu{}, m, n, k, {a.data<float>(), k, 1}, {b.data<float>(), n, 1}, {c.mutable_data<float>(), n, 1}, false);
+    benchmark::ClobberMemory();
+  }
+  flops(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
+}
+void sizes(benchmark::internal::Benchmark* b) {
+  for (const auto& s : std::vector<std::vector<std::int64_t>>{{64, 64, 64}, {768, 512, 128}, {1024, 1536, 384}, {2048, 2048, 2048}}) b->Args(s);
+  b->UseRealTime();
+}
+BENCHMARK(product)->Apply(sizes)->Name("matmul");
+BENCHMARK(product_floor)->Apply(sizes)->Name("matmul floor (one library call, one thread)");
+
+// ---- the tape ----------------------------------------------------------------------------------------
+// A chain of additions on one element: what recording, replaying and freeing a node costs, beside the op itself.
+constexpr int kChain = 1000;
+void chain_bare(benchmark::State& state) {
+  const Tensor x = random({1}, 1);
+  for (auto _ : state) {
+    Tensor y = x;
+    for (int i = 0; i < kChain; ++i) y = add(y, x);
+    benchmark::DoNotOptimize(y);
+  }
+  state.counters["ns/op"] = benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+BENCHMARK(chain_bare)->Name("one-element add, no tape");
+void chain_taped(benchmark::State& state) {
+  const Tensor x = random({1}, 1);
+  for (auto _ : state) {
+    Tape tape;
+    tape.watch(x);
+    Tensor y = x;
+    for (int i = 0; i < kChain; ++i) y = neg(y);
+    benchmark::DoNotOptimize(tape.backward(y));
+  }
+  state.counters["ns/op"] = benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+BENCHMARK(chain_taped)->Name("one-element neg, recorded and played back");
+void chain_bare_neg(benchmark::State& state) {
+  const Tensor x = random({1}, 1);
+  for (auto _ : state) {
+    Tensor y = x;
+    for (int i = 0; i < 2 * kChain; ++i) y = neg(y);  // forward and backward run one kernel each
+    benchmark::DoNotOptimize(y);
+  }
+  state.counters["ns/op"] = benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+BENCHMARK(chain_bare_neg)->Name("the same two kernels, no tape");
+
+}  // namespace
+
+BENCHMARK_MAIN();

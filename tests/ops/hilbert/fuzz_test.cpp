@@ -1,0 +1,917 @@
+// Seeded configurations of attention, each judged against the brute force of tests/support/reference.h.
+//
+//   HILT_FUZZ_SEED=n     that one configuration, printed
+//   HILT_FUZZ_COUNT=n    so many, from HILT_FUZZ_FIRST (1) on; 20,000 unless told, 1,000 with HILT_TEST_SCALE=small
+//
+// What is judged, for every configuration: the plan against the dense multiplicity table; taped, hybrid and fused forward and
+// backward; lse; hybrid = fused bit for bit; fused bit for bit on another number of threads; that a NaN shows exactly where the
+// formulas put it; that inputs, and the NaNs around them, are neither read nor written. Freed memory is full of NaN.
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <iomanip>
+#include <iostream>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "ops/hilbert/attention.h"
+#include "ops/ops.h"
+#include "tests/support/reference.h"
+#include "tests/support/scale.h"
+
+using namespace hilt;
+
+namespace {
+
+using Kind = Branch::Kind;
+using Scope = Order::Scope;
+
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
+// ---- a configuration ---------------------------------------------------------------------------------
+
+/// SplitMix64: a seed is a configuration, on every platform.
+class Rng {
+ public:
+  explicit Rng(std::uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15u + 0x632BE59BD9B4E019u) {}
+  std::uint64_t next() {
+    std::uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+  Index below(Index n) { return static_cast<Index>(next() % static_cast<std::uint64_t>(n)); }
+  bool chance(int percent) { return below(100) < percent; }
+  double uniform() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
+  double normal() { return std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()); }
+  template <class T>
+  T pick(std::initializer_list<T> list) {
+    return list.begin()[below(static_cast<Index>(list.size()))];
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// How an operand lies in memory. NaN fills whatever lies between and around its elements.
+enum class Layout : unsigned char { dense, padded_heads, heads_first, every_other_token, every_other_feature, batch_expanded, all_expanded };
+constexpr const char* kLayouts[] = {"dense", "padded_heads", "heads_first", "every_other_token", "every_other_feature", "batch_expanded", "all_expanded"};
+enum class Alias : unsigned char { none, k_is_v, all_one, packed };
+constexpr const char* kAliases[] = {"none", "k = v", "q = k = v", "packed"};
+enum class Logits : unsigned char { ordinary, wide, shifted };  // wide: +-1e4; shifted: a row's around +1e4 or around -1e4
+constexpr const char* kLogits[] = {"ordinary", "+-1e4", "around +1e4 or -1e4"};
+enum class Bad : unsigned char { none, key, query, cotangent };  // which row of it is NaN
+constexpr const char* kBads[] = {"none", "key and value row", "query row", "d_o row"};
+constexpr const char* kKinds[] = {"dense", "segment", "slide", "neighborhood", "window2d", "slide2d", "neighborhood2d", "blocks"};
+constexpr const char* kOrders[] = {"row", "snake", "morton", "tiles", "hilbert"};
+constexpr const char* kScopes[] = {"global", "per_segment", "chunked", "order_only"};
+constexpr const char* kDilationModes[] = {"all_queries", "longnet", "head_groups", "residue"};
+constexpr const char* kCausalities[] = {"none", "token", "curve"};
+constexpr const char* kModes[] = {"taped", "hybrid", "fused"};
+constexpr Backward kBackwards[] = {Backward::taped, Backward::hybrid, Backward::fused};
+
+struct Config {
+  std::uint64_t seed = 0;  // of the values, too
+  PlanSpec spec;
+  Index batch = 1, kv_heads = 1, dim = 1;
+  DType dtype = DType::f64;
+  std::array<Layout, 4> layout{};  // q, k, v, d_o
+  Alias alias = Alias::none;
+  Logits logits = Logits::ordinary;
+  Bad bad = Bad::none;
+  double dropout = 0;
+  std::optional<double> scale;
+  unsigned watched = 7;  // bits: q, k, v
+};
+
+template <class E> const char* name(const char* const* names, E e) { return names[static_cast<std::size_t>(e)]; }
+
+/// Written out field by field: the library's to_string is under test elsewhere.
+std::string describe(const Config& c) {
+  std::ostringstream s;
+  const PlanSpec& p = c.spec;
+  s << "seed " << c.seed << ": B " << c.batch << " L " << p.length << " H " << p.heads << '/' << c.kv_heads << " D " << c.dim << ' '
+    << c.dtype << "; order " << name(kOrders, p.order.kind) << ' ' << name(kScopes, p.order.scope);
+  if (p.order.scope == Scope::chunked) s << ' ' << p.order.chunk;
+  if (!p.order.folds()) s << " on " << p.order.grid.frames << " x " << p.order.grid.height << " x " << p.order.grid.width;
+  if (p.order.kind == Order::Kind::tiles) s << " tile " << p.order.tile_height << " x " << p.order.tile_width;
+  if (p.order.steps == Steps::unit) s << " unit steps";
+  s << "; " << name(kDilationModes, p.dilation_mode) << "; causality " << name(kCausalities, p.causality) << "; pattern";
+  for (const Branch& b : p.pattern) {
+    s << " [" << name(kKinds, b.kind) << " size " << b.size << " dilation " << b.dilation << " offset ";
+    if (b.offset_by_head) s << "head";
+    else s << b.offset;
+    s << ' ' << b.rows << 'x' << b.columns;
+    if (b.kind == Kind::blocks) {
+      s << " {";
+      for (const auto& [i, j] : b.pairs) s << '(' << i << ',' << j << ')';
+      s << '}';
+    }
+    s << ']';
+  }
+  s << "; layouts";
+  for (const Layout l : c.layout) s << ' ' << name(kLayouts, l);
+  s << "; alias " << name(kAliases, c.alias) << "; logits " << name(kLogits, c.logits) << "; bad " << name(kBads, c.bad)
+    << "; dropout " << c.dropout << "; scale ";
+  if (c.scale) s << *c.scale;
+  else s << "default";
+  s << "; watched " << (c.watched & 1 ? "q" : "") << (c.watched & 2 ? "k" : "") << (c.watched & 4 ? "v" : "");
+  return s.str();
+}
+
+// ---- drawing one ---------------------------------------------------------------------------------------
+
+constexpr Index kTile = Tiling::kTile;
+
+Index draw_size(Rng& r, Index length) {
+  return std::max<Index>(1, r.pick<Index>({1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 64, kTile - 1, kTile, kTile + 1, length - 1, length, length + 1, 2 * length,
+                                           length / 2, (length + 1) / 2, (length + 2) / 3, length / 3 + 1, 1 + r.below(length + 3)}));
+}
+
+Index odd_at_most(Rng& r, Index limit) { return 1 + 2 * r.below((limit + 1) / 2); }
+
+Branch draw_branch(Rng& r, Kind kind, Index length, const Grid& grid) {
+  Branch b;
+  b.kind = kind;
+  switch (kind) {
+    case Kind::dense: break;
+    case Kind::segment:
+      b.size = draw_size(r, length);
+      if (r.chance(55)) {
+        b.dilation = r.pick<Index>({2, 2, 3, 4, 5, 8, b.size, b.size + 1, 2 * b.size + 1, length + 1, 2 * length + 3});
+        if (r.chance(30)) b.offset_by_head = true;
+        else if (r.chance(50)) b.offset = r.chance(50) ? r.below(b.dilation) : r.below(std::min(b.dilation, b.size));
+      }
+      break;
+    case Kind::slide: b.size = r.pick<Index>({0, 1, 2, 3, 5, 9, kTile - 1, kTile, length - 1, length, 2 * length}); break;
+    case Kind::neighborhood: b.size = std::min(odd_at_most(r, r.chance(60) ? std::min<Index>(length, 9) : length), odd_at_most(r, length)); break;
+    case Kind::window2d:
+      b.rows = r.pick<Index>({1, 2, 3, 4, 7, grid.height, grid.height + 1});
+      b.columns = r.pick<Index>({1, 2, 3, 4, 7, grid.width, grid.width + 1});
+      break;
+    case Kind::slide2d:
+      b.rows = r.pick<Index>({0, 1, 2, 3, grid.height});
+      b.columns = r.pick<Index>({0, 1, 2, 3, grid.width});
+      break;
+    case Kind::neighborhood2d:
+      b.rows = odd_at_most(r, std::min<Index>(grid.height, r.chance(70) ? 7 : 99));
+      b.columns = odd_at_most(r, std::min<Index>(grid.width, r.chance(70) ? 7 : 99));
+      break;
+    case Kind::blocks: {
+      b.size = r.pick<Index>({1, 2, 3, 5, 8, 16, 32, 64, kTile, kTile + 1, length, length + 1});
+      b.size = std::max<Index>(b.size, (length + 23) / 24);
+      const Index n = (length + b.size - 1) / b.size;
+      switch (r.below(5)) {
+        case 0: b.pairs = local_blocks(n, r.below(3)); break;
+        case 1: b.pairs = dilated_blocks(n, {1 + r.below(3), 3 + r.below(3)}); break;
+        case 2: b.pairs = global_local_blocks(n, r.below(2) + (n > 1), r.below(2)); break;
+        default: {
+          const int density = r.pick({3, 10, 30, 60});
+          for (Index i = 0; i < n; ++i)
+            for (Index j = 0; j < n; ++j)
+              if (r.chance(density)) b.pairs.emplace_back(static_cast<std::int32_t>(i), static_cast<std::int32_t>(j));
+          for (std::size_t i = b.pairs.size(); i > 1; --i) std::swap(b.pairs[i - 1], b.pairs[at(r.below(static_cast<Index>(i)))]);
+        }
+      }
+      break;
+    }
+  }
+  return b;
+}
+
+/// Multiply-adds of one product over all pairs, about; and the work of the tables.
+double work_of(const Config& c) {
+  const PlanSpec& p = c.spec;
+  const double n = static_cast<double>(p.length);
+  double keys = 0;
+  for (const Branch& b : p.pattern) {
+    double here = n;
+    if (b.kind == Kind::segment) here = std::min(n, static_cast<double>(b.size)) / static_cast<double>(b.dilation) + 1;
+    if (b.kind == Kind::slide) here = std::min(n, 2.0 * static_cast<double>(b.size) + 1);
+    if (b.kind == Kind::neighborhood) here = static_cast<double>(b.size);
+    if (b.kind == Kind::window2d || b.kind == Kind::neighborhood2d) here = std::min(n, static_cast<double>(b.rows * b.columns));
+    if (b.kind == Kind::slide2d) here = std::min(n, static_cast<double>((2 * b.rows + 1) * (2 * b.columns + 1)));
+    if (b.kind == Kind::blocks) here = std::min(n, static_cast<double>(b.pairs.size()) * static_cast<double>(b.size * b.size) / n + 1);
+    keys += std::min(here, n);
+  }
+  const bool by_head = p.dilation_mode == DilationMode::head_groups || std::any_of(p.pattern.begin(), p.pattern.end(), [](const Branch& b) { return b.offset_by_head; });
+  return static_cast<double>(c.batch * p.heads * c.dim) * n * keys + 2 * n * n * static_cast<double>(p.pattern.size()) * (by_head ? static_cast<double>(p.heads) : 1);
+}
+
+Config draw(Rng& r) {
+  Config c;
+  PlanSpec& p = c.spec;
+  Order& order = p.order;
+  order.kind = static_cast<Order::Kind>(r.pick({0, 1, 2, 3, 4, 4, 4, 4}));
+  if (order.kind == Order::Kind::tiles) order.tile_height = r.pick<Index>({1, 2, 3, 4, 8}), order.tile_width = r.pick<Index>({1, 2, 3, 4, 16});
+  if (r.chance(10)) order.steps = Steps::unit;
+
+  // Length, with a grid of its own or folded.
+  if (r.chance(40)) {
+    if (r.chance(40)) order.grid.width = order.grid.height = r.pick<Index>({1, 2, 4, 8, 8, 16, 16});
+    else order.grid.width = r.pick<Index>({1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 19, 32}), order.grid.height = r.pick<Index>({1, 2, 3, 4, 5, 7, 8, 9, 16, 17});
+    if (r.chance(10) && (order.kind == Order::Kind::hilbert || order.kind == Order::Kind::row)) {
+      order.grid = {r.pick<Index>({1, 2, 3, 4}), r.pick<Index>({2, 3, 4}), r.pick<Index>({2, 3, 4})};
+      order.steps = Steps::near;
+    }
+    p.length = order.grid.cells();
+  } else if (r.chance(30)) {
+    const Index w = r.pick<Index>({2, 3, 4, 5, 8, 16, 32, 64, kTile});
+    p.length = std::max<Index>(1, w * r.pick<Index>({1, 1, 2, 3, 4}) + r.pick<Index>({-1, 0, 1}));
+  } else {
+    p.length = r.pick<Index>({1, 1, 2, 3, 5, 7, 11, 13, 16, 17, 23, 29, 31, 37, 41, 53, 61, 64, 67, 97, 101, kTile - 1, kTile, kTile + 1, 131, 191, 2 * kTile - 1,
+                              2 * kTile, 2 * kTile + 1, 277, 3 * kTile + 1});
+  }
+  const Grid grid = ref::grid_of(order, p.length);
+
+  // The attended set.
+  p.dilation_mode = static_cast<DilationMode>(r.pick({0, 0, 0, 1, 2, 3}));
+  const Index branches = r.pick<Index>({1, 1, 1, 1, 2, 2, 3});
+  p.pattern.clear();
+  for (Index i = 0; i < branches; ++i) {
+    Kind kind = Kind::segment;
+    if (r.chance(p.dilation_mode == DilationMode::all_queries ? 65 : 15)) kind = static_cast<Kind>(r.below(8));
+    if (grid.frames > 1 && kind >= Kind::window2d && kind <= Kind::neighborhood2d) kind = Kind::slide;
+    p.pattern.push_back(draw_branch(r, kind, p.length, grid));
+  }
+  p.causality = static_cast<Causality>(r.pick({0, 0, 0, 0, 1, 1, 1, 1, 2}));
+  const bool one_segment_size = std::all_of(p.pattern.begin(), p.pattern.end(), [&](const Branch& b) { return b.kind == Kind::segment && b.size == p.pattern[0].size; });
+  order.scope = r.pick({Scope::global, Scope::global, Scope::global, Scope::chunked, Scope::order_only, Scope::per_segment});
+  if (order.scope == Scope::per_segment && !one_segment_size) order.scope = Scope::global;
+  if (order.scope == Scope::order_only && p.causality == Causality::curve) p.causality = Causality::token;
+  if (order.scope == Scope::chunked) order.chunk = draw_size(r, p.length);
+
+  p.heads = r.pick<Index>({1, 1, 1, 2, 3, 4, 5, 7});
+  c.kv_heads = p.heads;
+  if (r.chance(40))
+    do c.kv_heads = 1 + r.below(p.heads);
+    while (p.heads % c.kv_heads != 0);
+  c.batch = r.pick<Index>({0, 1, 1, 1, 1, 1, 2, 3, 3});
+  c.dim = r.pick<Index>({1, 3, 8, 16, 20, 64, 96, 128, 2, 5});
+  c.dtype = r.pick({DType::f64, DType::f64, DType::f64, DType::f32, DType::f32, DType::bf16, DType::f16});
+
+  for (Layout& l : c.layout)
+    if (r.chance(45)) l = static_cast<Layout>(r.below(7));
+  for (std::size_t i = 0; i < 3; ++i)
+    if (c.layout[i] == Layout::all_expanded) c.layout[i] = Layout::batch_expanded;  // equal rows teach little; d_o of a sum is one
+  if (r.chance(20)) c.alias = static_cast<Alias>(1 + r.below(3));
+  if (c.alias == Alias::all_one || c.alias == Alias::packed) c.kv_heads = p.heads;
+  if (r.chance(16)) c.logits = r.pick({Logits::wide, Logits::shifted});
+  if (r.chance(14)) c.bad = static_cast<Bad>(1 + r.below(3));
+  if (c.bad == Bad::none && r.chance(12)) c.dropout = r.pick({0.1, 0.5, 0.9});
+  if (r.chance(15)) c.scale = r.pick({1.0, 0.25, 2.0, -0.5, 0.0});
+  if (r.chance(15)) c.watched = static_cast<unsigned>(1 + r.below(6));
+  return c;
+}
+
+Config generate(std::uint64_t seed) {
+  Rng r(seed);
+  const double budget = r.pick({3e4, 3e4, 6e4, 6e4, 6e4, 1e5, 1e5, 1e5, 2e5, 2e6});
+  Config c = draw(r);
+  while (work_of(c) > budget) c = draw(r);
+  c.seed = seed;
+  return c;
+}
+
+// ---- operands --------------------------------------------------------------------------------------------
+
+double rounded(DType type, double x) {
+  switch (type) {
+    case DType::f32: return static_cast<float>(x);
+    case DType::bf16: return static_cast<float>(bf16(static_cast<float>(x)));
+    case DType::f16: return static_cast<float>(f16(static_cast<float>(x)));
+    default: return x;
+  }
+}
+
+/// Memory of ours under a tensor, with NaN around the elements and a copy to compare with afterwards.
+struct Operand {
+  Tensor tensor;
+  std::shared_ptr<std::vector<std::byte>> memory;
+  std::vector<std::byte> before;
+  bool untouched() const { return *memory == before; }
+};
+
+template <class T>
+void write(std::byte* to, double x) {
+  T value;
+  if constexpr (sizeof(T) == 2) value = T(static_cast<float>(x));
+  else value = static_cast<T>(x);
+  std::memcpy(to, &value, sizeof value);
+}
+
+/// values: dense [.., .., .., ..] of 4 axes, or 5 of a packed operand.
+Operand place(const std::vector<double>& values, const Shape& shape, DType dtype, Layout layout) {
+  constexpr Index kGuard = 1024;  // elements
+  const int rank = shape.rank(), heads = rank - 2, dim = rank - 1;
+  std::array<Index, 6> pitch{};  // extents of the memory, by axis
+  for (int a = 0; a < rank; ++a) pitch[at(a)] = std::max<Index>(shape[a], 1);
+  std::vector<int> from_inside;  // axes, the innermost first
+  for (int a = rank - 1; a >= 0; --a) from_inside.push_back(a);
+  Index features_apart = 1;
+  if (layout == Layout::padded_heads) pitch[at(dim)] += 3;
+  if (layout == Layout::every_other_token) pitch[1] *= 2;
+  if (layout == Layout::every_other_feature) features_apart = 2;
+  if (layout == Layout::heads_first && rank == 4) std::swap(from_inside[1], from_inside[2]);
+  (void)heads;
+  Strides strides{};
+  Index step = features_apart;
+  for (const int a : from_inside) {
+    strides[at(a)] = step;
+    step *= pitch[at(a)];
+  }
+  if (layout == Layout::every_other_token) strides[1] *= 2;
+  if (layout == Layout::batch_expanded) strides[0] = 0;
+  if (layout == Layout::all_expanded) strides = {};
+  const Index extent = kGuard + step * 2 + kGuard, offset = kGuard + (layout == Layout::dense ? 0 : 1);
+  const std::size_t size = size_of(dtype);
+  Operand out;
+  out.memory = std::make_shared<std::vector<std::byte>>(at(extent) * size, std::byte{0xff});  // a NaN in every float type
+  std::byte* const base = out.memory->data() + at(offset) * size;
+  std::array<Index, 6> i{};
+  for (const double x : values) {
+    Index where = 0;
+    for (int a = 0; a < rank; ++a) where += i[at(a)] * strides[at(a)];
+    std::byte* const to = base + at(where) * size;
+    switch (dtype) {
+      case DType::f64: write<double>(to, x); break;
+      case DType::f32: write<float>(to, x); break;
+      case DType::bf16: write<bf16>(to, x); break;
+      default: write<f16>(to, x); break;
+    }
+    for (int a = rank - 1; a >= 0 && ++i[at(a)] == shape[a]; --a) i[at(a)] = 0;
+  }
+  out.before = *out.memory;
+  Storage storage = Storage::borrow(out.memory->data(), out.memory->size(), {}, [keep = out.memory] {});
+  out.tensor = Tensor(storage, shape, strides, offset, dtype);
+  return out;
+}
+
+/// Tensors of these sizes, full of NaN, given back to the pool: the next ones of such a size start from that.
+void poison_pool(std::initializer_list<Index> elements) {
+  std::vector<Tensor> dirty;
+  for (const Index n : elements)
+    for (const DType type : {DType::f64, DType::f32, DType::f16})
+      for (int copies = 0; copies < 2; ++copies) dirty.push_back(full({n}, std::numeric_limits<double>::quiet_NaN(), type));
+}
+
+// ---- the judge ---------------------------------------------------------------------------------------------
+
+/// The worst of something, and where.
+struct Worst {
+  double value = 0;
+  std::uint64_t seed = 0;
+  void see(double x, std::uint64_t s) {
+    if (x > value) value = x, seed = s;
+  }
+  void see(const Worst& other) { see(other.value, other.seed); }
+};
+
+struct Report {
+  std::map<std::string, Index> count;
+  std::map<std::string, Worst> worst;  // error as a share of what is allowed, by dtype, mode and tensor
+  std::map<std::string, Worst> relative;  // f64: error relative to the tensor's scale
+  std::map<std::string, double> seconds;
+  void add(const Report& other) {
+    for (const auto& [key, n] : other.count) count[key] += n;
+    for (const auto& [key, w] : other.worst) worst[key].see(w);
+    for (const auto& [key, w] : other.relative) relative[key].see(w);
+    for (const auto& [key, s] : other.seconds) seconds[key] += s;
+  }
+};
+
+/// A failed judgement: what, in a word that groups failures, and the details.
+struct Failure {
+  std::string what, details;
+};
+
+template <class... Parts>
+[[noreturn]] void wrong(const std::string& what, const Parts&... parts) {
+  std::ostringstream s;
+  (s << ... << parts);
+  throw Failure{what, s.str()};
+}
+
+class Clock {
+ public:
+  Clock(Report& report, const char* what) : seconds_(report.seconds[what]), start_(std::chrono::steady_clock::now()) {}
+  ~Clock() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+ private:
+  double& seconds_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+/// Output and gradients of one run; dq also holds an aliased or packed input's whole gradient.
+struct Values {
+  std::vector<double> o, dq, dk, dv;
+  bool operator==(const Values&) const = default;
+};
+
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) {
+    return (std::isnan(x) && std::isnan(y)) || std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
+  });
+}
+
+std::vector<double> sum_of(std::vector<double> a, const std::vector<double>& b, DType type) {
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = rounded(type, a[i] + b[i]);
+  return a;
+}
+
+/// Three tensors [B, L, H, D] as one [B, L, 3, H, D].
+std::vector<double> packed_of(const Values& g, Index rows, Index width) {
+  std::vector<double> out;
+  for (Index i = 0; i < rows; ++i)
+    for (const auto* x : {&g.dq, &g.dk, &g.dv}) out.insert(out.end(), x->begin() + i * width, x->begin() + (i + 1) * width);
+  return out;
+}
+
+/// Folds dq, dk, dv together the way the inputs are one.
+void fold_aliases(Values& g, const Config& c, DType type) {
+  if (c.alias == Alias::k_is_v) g.dk = sum_of(g.dk, g.dv, type), g.dv.clear();
+  if (c.alias == Alias::all_one) g.dq = sum_of(sum_of(g.dq, g.dk, type), g.dv, type), g.dk.clear(), g.dv.clear();
+  if (c.alias == Alias::packed) g.dq = packed_of(g, c.batch * c.spec.length, c.spec.heads * c.dim), g.dk.clear(), g.dv.clear();
+}
+
+/// What rounding alone may cost, by SEMANTICS.md's formulas: every term of a sum carries the relative errors of its factors.
+/// A score is D products, added, scaled, less a maximum or an lse: its absolute error is the relative error of its
+/// exponential. Sums of n terms err like sqrt(n); twice that is allowed. 16-bit storage: the output, and P, dS and O on the
+/// way; an op-by-op mode also stores the scores.
+struct Floors {
+  double o, dq, dk, dv, lse;
+};
+Floors floors(const Config& c, const ref::Magnitudes& a, bool op_by_op) {
+  const double u = 0x1p-24;
+  const double s = c.dtype == DType::bf16 ? 0x1p-8 : c.dtype == DType::f16 ? 0x1p-11 : 0;
+  const double tiny = c.dtype == DType::f16 ? 0x1p-24 : 0;  // its subnormals are that far apart
+  const auto root = [](Index n) { return std::sqrt(static_cast<double>(n)); };
+  const double score = u * (2 * root(c.dim) + 4) * a.score + u * a.lse;
+  const double p = 2 * score + u * (8 + 2 * root(a.keys)) + (op_by_op ? 2 * s * a.score : 0);
+  const double slope = 2 * p + u * (8 + 4 * root(c.dim)) + 3 * s;
+  return {a.o * (p + u * (2 + 2 * root(a.keys)) + 2 * s) + tiny, a.dq * (slope + u * 2 * root(a.keys)) + tiny, a.dk * (slope + u * 2 * root(a.queries)) + tiny,
+          a.dv * (p + u * (2 + 2 * root(a.queries)) + 2 * s) + tiny, score + u * (8 + 2 * root(a.keys)) + 2 * u * a.lse};
+}
+
+struct Case {
+  const Config& c;
+  Report& report;
+  std::vector<Operand> inputs;  // q, k, v as given: fewer when aliased; one when packed
+  Operand d_o;
+  PlanPtr plan;
+  AttentionOptions options;
+
+  /// Tensors in the roles of q, k, v.
+  std::array<Tensor, 3> roles() const {
+    const Tensor& first = inputs[0].tensor;
+    if (c.alias == Alias::all_one) return {first, first, first};
+    if (c.alias == Alias::k_is_v) return {first, inputs[1].tensor, inputs[1].tensor};
+    return {first, inputs[1].tensor, inputs[2].tensor};
+  }
+  Tensor call(const AttentionOptions& how) const {
+    if (c.alias == Alias::packed) return attention(inputs[0].tensor, plan, how);
+    const auto [q, k, v] = roles();
+    return attention(q, k, v, plan, how);
+  }
+  bool is_watched(std::size_t input) const { return inputs.size() < 3 || (c.watched >> input & 1) != 0; }
+
+  Values run(Backward mode) const {
+    const PlanSpec& p = c.spec;
+    poison_pool({c.batch * p.length * p.heads * c.dim, c.batch * p.length * c.kv_heads * c.dim, c.batch * p.heads * p.length});
+    AttentionOptions how = options;
+    how.backward = mode;
+    Tape tape;
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (is_watched(i)) tape.watch(inputs[i].tensor);
+    const Tensor o = call(how);
+    if (o.dtype() != c.dtype) wrong("type", "o is ", o.dtype());
+    if (o.shape() != Shape{c.batch, p.length, p.heads, c.dim}) wrong("shape", "o is ", o.shape());
+    Values out{o.to_vector(), {}, {}, {}};
+    const Gradients g = tape.backward(o, d_o.tensor);
+    std::vector<double>* const into[] = {&out.dq, &out.dk, &out.dv};
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const Tensor& x = inputs[i].tensor;
+      if (!is_watched(i)) {
+        if (g.has(x)) wrong("unwatched", "input ", i, " has a gradient");
+        continue;
+      }
+      if (!g.has(x)) wrong("no gradient", "of input ", i);
+      if (g[x].shape() != x.shape() || g[x].dtype() != x.dtype()) wrong("shape", "gradient ", i, " is ", g[x].shape(), ' ', g[x].dtype());
+      *into[i] = g[x].to_vector();
+    }
+    for (const Operand& x : inputs)
+      if (!x.untouched()) wrong("inputs", "an input or its surroundings changed");
+    if (!d_o.untouched()) wrong("inputs", "d_o or its surroundings changed");
+    return out;
+  }
+
+  /// |got - want| at most what is allowed, NaN exactly where it belongs. allowed < 0: the f64 rule, of scale.
+  void compare(const std::string& which, const std::vector<double>& got, const std::vector<double>& want, double allowed, double scale) const {
+    if (got.size() != want.size()) wrong("size", which, ": ", got.size(), " of ", want.size());
+    double worst = 0;
+    std::size_t where = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      if (std::isnan(want[i]) != std::isnan(got[i])) wrong("NaN", which, '[', i, "] is ", got[i], ", reference ", want[i]);
+      if (got[i] == want[i] || std::isnan(want[i])) continue;  // the infinities too
+      const double error = std::abs(got[i] - want[i]);
+      if (!(error <= worst)) worst = error, where = i;
+    }
+    if (c.dtype == DType::f64 && scale > 0) report.relative[which].see(worst / scale, c.seed);
+    if (worst > 0) report.worst[which].see(allowed > 0 ? worst / allowed : 1e300, c.seed);
+    if (worst > allowed) wrong("values", which, '[', where, "] is ", std::setprecision(17), got[where], ", reference ", want[where], "; error ", std::setprecision(3), worst, " of ", allowed, " allowed");
+  }
+};
+
+double largest_error(const std::vector<double>& a, const std::vector<double>& b) {
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (std::isfinite(a[i]) && std::isfinite(b[i])) worst = std::max(worst, std::abs(a[i] - b[i]));
+  return worst;
+}
+
+/// Dense values for one operand.
+std::vector<double> values_of(Rng& r, const Config& c, Index heads, double sigma, Layout layout, bool round = true) {
+  const Index row = c.spec.length * heads * c.dim;
+  std::vector<double> x(at(c.batch * row));
+  for (double& e : x) e = sigma * r.normal();
+  if (layout == Layout::batch_expanded)
+    for (Index b = 1; b < c.batch; ++b) std::copy_n(x.begin(), row, x.begin() + b * row);
+  if (layout == Layout::all_expanded && !x.empty()) std::fill(x.begin(), x.end(), x[0]);
+  if (round)
+    for (double& e : x) e = rounded(c.dtype, e);
+  return x;
+}
+
+void judge(const Config& c, Report& report) {
+  const PlanSpec& p = c.spec;
+  Rng r(c.seed ^ 0x5DEECE66Du);
+  const auto tally = [&](const std::string& what) { ++report.count[what]; };
+
+  // The attended set.
+  PlanPtr plan;
+  {
+    const Clock clock(report, "plan");
+    plan = make_plan(p);
+  }
+  std::optional<ref::Attended> made;
+  ref::Pi pi;
+  {
+    const Clock clock(report, "attended set");
+    Order order = p.order;
+    if (order.scope == Scope::per_segment) order.scope = Scope::chunked, order.chunk = p.pattern[0].size;
+    pi = ref::order_of(order, p.length);
+    made.emplace(p, pi);
+  }
+  const ref::Attended& set = *made;
+  {
+    const Clock clock(report, "judging the plan");
+    const ref::PlanFault fault = ref::judge(*plan, set);
+    if (!fault.what.empty()) wrong(fault.what, fault.details);
+  }
+
+  // Operands. Scores have the standard deviation `spread`, and a row's may sit around +-1e4.
+  const double scale = c.scale.value_or(1 / std::sqrt(static_cast<double>(c.dim)));
+  const double size = scale == 0 ? 1 : std::abs(scale) * std::sqrt(static_cast<double>(c.dim));
+  const double sigma = std::sqrt((c.logits == Logits::wide ? 4e3 : 1.5) / size);
+  ref::Inputs<double> in{values_of(r, c, p.heads, sigma, c.layout[0]), values_of(r, c, c.kv_heads, sigma, c.layout[1]), values_of(r, c, c.kv_heads, 1, c.layout[2])};
+  std::vector<double> d_o = values_of(r, c, p.heads, 1, c.layout[3]);
+  const bool expanded = std::any_of(c.layout.begin(), c.layout.end(), [](Layout l) { return l == Layout::batch_expanded; });
+  if (c.logits == Logits::shifted && scale != 0) {
+    const double shift = std::sqrt(1e4 / std::abs(scale));
+    for (std::size_t i = 0; i < in.q.size(); i += at(c.dim)) in.q[i] = rounded(c.dtype, (expanded || r.chance(50) ? shift : -shift));
+    for (std::size_t i = 0; i < in.k.size(); i += at(c.dim)) in.k[i] = rounded(c.dtype, shift);
+  }
+  if (c.bad != Bad::none && c.batch > 0) {
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    const Index b = expanded ? 0 : r.below(c.batch), last = expanded ? c.batch : b + 1;
+    // The key that fewest queries see: the others must not notice. One that nobody sees may even be infinite.
+    Index row = r.below(p.length), fewest = std::numeric_limits<Index>::max();
+    if (c.bad == Bad::key)
+      for (Index i = 0, u = row; i < p.length; ++i, u = (u + 1) % p.length) {
+        Index seen = 0;
+        for (Index h = 0; h < p.heads; ++h)
+          for (Index t = 0; t < p.length; ++t) seen += set.times(h, t, u);
+        if (seen < fewest) fewest = seen, row = u;
+      }
+    const double value = fewest == 0 && c.alias != Alias::all_one && r.chance(50) ? std::numeric_limits<double>::infinity() : nan;
+    const auto spoil = [&](std::vector<double>& x, Index heads) {
+      for (Index batch = b; batch < last; ++batch) std::fill_n(x.begin() + (batch * p.length + row) * heads * c.dim, heads * c.dim, value);
+    };
+    if (c.bad == Bad::key) spoil(in.k, c.kv_heads), spoil(in.v, c.kv_heads);
+    if (c.bad == Bad::query) spoil(in.q, p.heads);
+    if (c.bad == Bad::cotangent && c.layout[3] != Layout::all_expanded) spoil(d_o, p.heads);
+    if (c.bad == Bad::key && fewest < p.length * p.heads) tally("NaN in a key masked somewhere");
+    if (c.bad == Bad::key && fewest == 0) tally("NaN or Inf in a key masked everywhere");
+  }
+  if (c.alias == Alias::k_is_v) in.v = in.k;
+  if (c.alias == Alias::all_one) in.k = in.v = in.q;
+  const Shape q_shape{c.batch, p.length, p.heads, c.dim}, k_shape{c.batch, p.length, c.kv_heads, c.dim};
+  Case test{c, report, {}, place(d_o, q_shape, c.dtype, c.layout[3]), plan, {}};
+  if (c.alias == Alias::packed) {
+    const Layout layout = c.layout[0] == Layout::batch_expanded ? Layout::dense : c.layout[0];
+    test.inputs.push_back(place(packed_of({{}, in.q, in.k, in.v}, c.batch * p.length, p.heads * c.dim), {c.batch, p.length, 3, p.heads, c.dim}, c.dtype, layout));
+  } else {
+    test.inputs.push_back(place(in.q, q_shape, c.dtype, c.layout[0]));
+    if (c.alias != Alias::all_one) test.inputs.push_back(place(in.k, k_shape, c.dtype, c.layout[1]));
+    if (c.alias == Alias::none) test.inputs.push_back(place(in.v, k_shape, c.dtype, c.layout[2]));
+  }
+  test.options.scale = c.scale;
+  test.options.dropout = c.dropout;
+  if (c.dropout > 0) test.options.key = RandomKey{c.seed, c.seed << 32 | 7};
+
+  // The reference, in f64 and naively in the type itself.
+  const ref::Sizes sizes{c.batch, p.length, p.heads, c.kv_heads, c.dim, scale, c.dropout, test.options.key.value_or(RandomKey{})};
+  Values want, naive;
+  std::vector<double> lse;
+  ref::Magnitudes magnitude;
+  {
+    const Clock clock(report, "reference");
+    auto out = ref::attention<double>(sizes, set, in);
+    auto slopes = ref::attention_gradients<double>(sizes, set, in, d_o);
+    lse = out.lse;
+    magnitude = ref::magnitudes(sizes, set, in, d_o);
+    if (c.dtype == DType::f64 && c.bad == Bad::none && c.alias == Alias::none && c.batch > 0 && r.chance(25)) {
+      const ref::Inputs<double> along{values_of(r, c, p.heads, 1, Layout::dense, false), values_of(r, c, c.kv_heads, 1, Layout::dense, false), values_of(r, c, c.kv_heads, 1, Layout::dense, false)};
+      const double by_dual = ref::slope_along(sizes, set, in, along, d_o);
+      double by_formula = 0, terms = 1e-30;
+      const auto add = [&](const std::vector<double>& g, const std::vector<double>& x, double bound) {
+        for (std::size_t i = 0; i < g.size(); ++i) by_formula += g[i] * x[i], terms += bound * std::abs(x[i]);
+      };
+      add(slopes.dq, along.q, magnitude.dq), add(slopes.dk, along.k, magnitude.dk), add(slopes.dv, along.v, magnitude.dv);
+      report.relative["reference: formulas against dual numbers"].see(std::abs(by_dual - by_formula) / terms, c.seed);
+      if (!(std::abs(by_dual - by_formula) <= 1e-11 * terms)) wrong("dual", by_dual, " by dual numbers, ", by_formula, " by the formulas");
+      tally("dual-number checks");
+    }
+    want = {std::move(out.o), std::move(slopes.dq), std::move(slopes.dk), std::move(slopes.dv)};
+    if (c.dtype != DType::f64) {
+      const auto narrow = [](const std::vector<double>& x) { return std::vector<float>(x.begin(), x.end()); };
+      const auto wide = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
+      ref::Store store;
+      if (c.dtype == DType::bf16) store = [](float x) { return static_cast<float>(bf16(x)); };
+      if (c.dtype == DType::f16) store = [](float x) { return static_cast<float>(f16(x)); };
+      const ref::Inputs<float> in32{narrow(in.q), narrow(in.k), narrow(in.v)};
+      const auto slopes32 = ref::attention_gradients<float>(sizes, set, in32, narrow(d_o), store);
+      naive = {wide(ref::attention<float>(sizes, set, in32, store).o), wide(slopes32.dq), wide(slopes32.dk), wide(slopes32.dv)};
+    }
+  }
+  fold_aliases(want, c, DType::f64);
+  fold_aliases(naive, c, c.dtype);
+
+  // The three modes.
+  clear_attention_fallbacks();
+  std::array<Values, 3> got;
+  set_thread_count(static_cast<int>(1 + r.below(4)));
+  for (std::size_t mode = 0; mode < 3; ++mode) {
+    const Clock clock(report, kModes[mode]);
+    got[mode] = test.run(kBackwards[mode]);
+  }
+  for (const Fallback& f : attention_fallbacks()) tally("fallback: " + f.reason);
+  for (std::size_t mode = 0; mode < 3; ++mode) {
+    const Floors floor = floors(c, magnitude, mode == 0);
+    const std::string prefix = std::string(name_of(c.dtype)) + ' ' + kModes[mode] + ' ';
+    const auto one = [&](const char* which, const std::vector<double>& g, const std::vector<double>& w, const std::vector<double>& n, double magnitude_of, double floor_of) {
+      if (g.empty() && !w.empty()) return;  // not watched
+      test.compare(prefix + which, g, w, c.dtype == DType::f64 ? 1e-10 * magnitude_of : 2 * largest_error(n, w) + floor_of, magnitude_of);
+    };
+    const ref::Magnitudes& a = magnitude;
+    one("o", got[mode].o, want.o, naive.o, a.o, floor.o);
+    const bool whole = c.alias == Alias::all_one || c.alias == Alias::packed;
+    one("dq", got[mode].dq, want.dq, naive.dq, whole ? a.dq + a.dk + a.dv : a.dq, whole ? floor.dq + floor.dk + floor.dv : floor.dq);
+    one("dk", got[mode].dk, want.dk, naive.dk, c.alias == Alias::k_is_v ? a.dk + a.dv : a.dk, c.alias == Alias::k_is_v ? floor.dk + floor.dv : floor.dk);
+    one("dv", got[mode].dv, want.dv, naive.dv, a.dv, floor.dv);
+  }
+  if (!same_bits(got[1].o, got[2].o)) wrong("bits", "o of hybrid and fused differ");
+  {
+    const Clock clock(report, "fused again");
+    set_thread_count(static_cast<int>(1 + r.below(4)));
+    const Values again = test.run(Backward::fused);
+    if (!same_bits(again.o, got[2].o) || !same_bits(again.dq, got[2].dq) || !same_bits(again.dk, got[2].dk) || !same_bits(again.dv, got[2].dv))
+      wrong("bits", "a second fused run differs");
+  }
+  if (c.alias != Alias::packed) {
+    const auto [q, k, v] = test.roles();
+    const AttentionResult result = attention_with_lse(q, k, v, plan, test.options);
+    if (!same_bits(result.o.to_vector(), got[2].o)) wrong("bits", "o of attention_with_lse and fused differ");
+    if (result.lse.shape() != Shape{c.batch, p.heads, p.length}) wrong("shape", "lse is ", result.lse.shape());
+    if (result.lse.dtype() != (c.dtype == DType::f64 ? DType::f64 : DType::f32)) wrong("type", "lse is ", result.lse.dtype());
+    const double log_scale = 1 + magnitude.score + magnitude.lse;
+    test.compare(std::string(name_of(c.dtype)) + " lse", result.lse.to_vector(), lse, c.dtype == DType::f64 ? 1e-10 * log_scale : floors(c, magnitude, false).lse + 0x1p-24, log_scale);
+  }
+
+  // What was covered.
+  tally(std::string("type ") + std::string(name_of(c.dtype)));
+  tally(std::string("order ") + name(kOrders, p.order.kind) + ' ' + name(kScopes, p.order.scope));
+  for (const Branch& b : p.pattern) tally(std::string("pattern ") + name(kKinds, b.kind));
+  tally(std::string("dilation mode ") + name(kDilationModes, p.dilation_mode));
+  tally(std::string("causality ") + name(kCausalities, p.causality));
+  if (p.pattern.size() > 1) tally("several branches");
+  if (set.empty_rows() > 0) tally("rows without keys");
+  if (plan->tilings().size() > 1) tally("several tilings");
+  if (p.length > kTile) tally("longer than a tile");
+  if (c.kv_heads != p.heads) tally("grouped heads");
+  if (c.batch == 0) tally("batch 0");
+  if (c.dropout > 0) tally("dropout");
+  if (c.watched != 7) tally("not all inputs watched");
+  if (c.alias != Alias::none) tally(std::string("alias ") + name(kAliases, c.alias));
+  if (c.logits != Logits::ordinary) tally(std::string("logits ") + name(kLogits, c.logits));
+  if (c.bad != Bad::none) tally(std::string("NaN: ") + name(kBads, c.bad));
+  if (std::any_of(c.layout.begin(), c.layout.end(), [](Layout l) { return l != Layout::dense; })) tally("strided operands");
+  if (pi.independent) tally("order from the second implementation");
+}
+
+/// Nothing, or what went wrong.
+std::optional<Failure> outcome(const Config& c, Report& report) {
+  try {
+    judge(c, report);
+    return std::nullopt;
+  } catch (const Failure& f) {
+    return f;
+  } catch (const Error& e) {
+    return Failure{"error", e.what()};
+  } catch (const std::exception& e) {
+    return Failure{"exception", e.what()};
+  }
+}
+
+// ---- shrinking ---------------------------------------------------------------------------------------------
+
+/// Smaller neighbours of a configuration, the boldest cuts first.
+std::vector<Config> smaller(const Config& c) {
+  std::vector<Config> list;
+  const auto propose = [&](auto change) {
+    Config s = c;
+    change(s);
+    PlanSpec& p = s.spec;
+    if (!p.order.folds() && p.length != c.spec.length) p.order.grid = {}, p.order.steps = Steps::near;
+    const Grid grid = ref::grid_of(p.order, p.length);
+    const auto odd = [](Index k, Index n) { return std::min(k, n - 1 + n % 2); };
+    for (Branch& b : p.pattern) {
+      if (b.kind == Kind::neighborhood) b.size = odd(b.size, p.length);
+      if (b.kind == Kind::neighborhood2d) b.rows = odd(b.rows, grid.height), b.columns = odd(b.columns, grid.width);
+      if (b.kind == Kind::blocks) {
+        const Index n = (p.length + b.size - 1) / b.size;
+        std::erase_if(b.pairs, [&](const auto& pair) { return pair.first >= n || pair.second >= n; });
+      }
+      b.offset = std::min(b.offset, b.dilation - 1);
+    }
+    if (s.alias == Alias::all_one || s.alias == Alias::packed) s.kv_heads = p.heads;
+    list.push_back(std::move(s));
+  };
+  const PlanSpec& p = c.spec;
+  if (p.length > 1) {
+    propose([](Config& s) { s.spec.length /= 2; });
+    propose([](Config& s) { s.spec.length -= s.spec.length / 4; });
+    propose([](Config& s) { s.spec.length -= 1; });
+  }
+  if (c.batch > 1) propose([](Config& s) { s.batch = 1; });
+  if (p.heads > 1) {
+    propose([](Config& s) { s.spec.heads = s.kv_heads = 1; });
+    propose([](Config& s) { s.spec.heads = s.kv_heads = 2; });
+    propose([](Config& s) { s.kv_heads = s.spec.heads; });
+    propose([](Config& s) { s.spec.heads -= 1, s.kv_heads = s.spec.heads; });
+  }
+  if (c.dim > 1) {
+    propose([](Config& s) { s.dim = 1; });
+    propose([](Config& s) { s.dim /= 2; });
+    propose([](Config& s) { s.dim -= 1; });
+  }
+  if (p.pattern.size() > 1)
+    for (std::size_t i = 0; i < p.pattern.size(); ++i) propose([i](Config& s) { s.spec.pattern.erase(s.spec.pattern.begin() + static_cast<std::ptrdiff_t>(i)); });
+  for (std::size_t i = 0; i < p.pattern.size(); ++i) {
+    const Branch& b = p.pattern[i];
+    if (b.kind != Kind::dense) propose([i](Config& s) { s.spec.pattern[i] = Branch{}; });
+    if (b.dilation > 1) {
+      propose([i](Config& s) { s.spec.pattern[i].dilation = 1, s.spec.pattern[i].offset = 0, s.spec.pattern[i].offset_by_head = false; });
+      propose([i](Config& s) { s.spec.pattern[i].dilation = (s.spec.pattern[i].dilation + 1) / 2; });
+    }
+    if (b.offset > 0 || b.offset_by_head) propose([i](Config& s) { s.spec.pattern[i].offset = 0, s.spec.pattern[i].offset_by_head = false; });
+    if (b.kind == Kind::segment && b.size > 1) propose([i](Config& s) { s.spec.pattern[i].size /= 2; });
+    if (b.kind == Kind::slide && b.size > 0) propose([i](Config& s) { s.spec.pattern[i].size /= 2; });
+    if (b.kind == Kind::blocks && b.pairs.size() > 1) {
+      propose([i](Config& s) { s.spec.pattern[i].pairs.resize(s.spec.pattern[i].pairs.size() / 2); });
+      propose([i](Config& s) { auto& x = s.spec.pattern[i].pairs; x.erase(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2)); });
+    }
+  }
+  if (p.causality != Causality::none) propose([](Config& s) { s.spec.causality = Causality::none; });
+  if (p.dilation_mode != DilationMode::all_queries) propose([](Config& s) { s.spec.dilation_mode = DilationMode::all_queries; });
+  if (p.order.scope != Scope::global) propose([](Config& s) { s.spec.order.scope = Scope::global, s.spec.order.chunk = 0; });
+  if (p.order != Order{}) propose([](Config& s) { s.spec.order = Order{}; });
+  if (!p.order.folds()) propose([](Config& s) { s.spec.order.grid = {}, s.spec.order.steps = Steps::near; });
+  for (std::size_t i = 0; i < 4; ++i)
+    if (c.layout[i] != Layout::dense) propose([i](Config& s) { s.layout[i] = Layout::dense; });
+  if (c.alias != Alias::none) propose([](Config& s) { s.alias = Alias::none; });
+  if (c.logits != Logits::ordinary) propose([](Config& s) { s.logits = Logits::ordinary; });
+  if (c.bad != Bad::none) propose([](Config& s) { s.bad = Bad::none; });
+  if (c.dropout > 0) propose([](Config& s) { s.dropout = 0; });
+  if (c.scale) propose([](Config& s) { s.scale.reset(); });
+  if (c.watched != 7) propose([](Config& s) { s.watched = 7; });
+  if (c.dtype != DType::f64) propose([](Config& s) { s.dtype = DType::f64; });
+  return list;
+}
+
+/// The smallest configuration reached that still fails in the same way.
+std::pair<Config, Failure> shrunk(Config c, Failure failure) {
+  for (int tries = 0; tries < 2000;) {
+    bool went_on = false;
+    for (Config& s : smaller(c)) {
+      ++tries;
+      Report ignored;
+      const auto f = outcome(s, ignored);
+      if (!f || f->what != failure.what) continue;
+      c = std::move(s), failure = *f, went_on = true;
+      break;
+    }
+    if (!went_on) break;
+  }
+  return {c, failure};
+}
+
+std::uint64_t setting(const char* variable, std::uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text && *text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+}  // namespace
+
+TEST(AttentionFuzz, AgreesWithTheDefinitions) {
+  const int before = thread_count();
+  mallopt(M_PERTURB, 0x80);  // what malloc returns is full of large numbers, NaNs in f16
+  if (const std::uint64_t seed = setting("HILT_FUZZ_SEED", 0)) {
+    const Config c = generate(seed);
+    std::cout << describe(c) << '\n';
+    Report report;
+    if (const auto failure = outcome(c, report)) {
+      std::cout << "FAILS: " << failure->what << ": " << failure->details << '\n';
+      const auto [least, why] = shrunk(c, *failure);
+      ADD_FAILURE() << "smallest: " << describe(least) << "\n  " << why.what << ": " << why.details;
+    }
+    for (const auto& [what, w] : report.worst) std::cout << "  " << what << ": " << w.value << " of what is allowed\n";
+    return;
+  }
+  const std::uint64_t first = setting("HILT_FUZZ_FIRST", 1), count = setting("HILT_FUZZ_COUNT", scaled(20000, 1000));
+  std::atomic<std::uint64_t> next{first};
+  std::mutex mutex;
+  Report total;
+  std::map<std::string, std::vector<std::pair<std::uint64_t, std::string>>> failures;  // by what: seeds and details
+  const auto start = std::chrono::steady_clock::now();
+  const auto work = [&] {
+    Report mine;
+    for (std::uint64_t seed; (seed = next.fetch_add(1)) < first + count;)
+      if (const auto failure = outcome(generate(seed), mine)) {
+        const std::lock_guard lock(mutex);
+        failures[failure->what].emplace_back(seed, failure->details);
+      }
+    const std::lock_guard lock(mutex);
+    total.add(mine);
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  std::size_t failed = 0;
+  for (auto& [what, list] : failures) {
+    failed += list.size();
+    std::sort(list.begin(), list.end());
+    std::cout << what << ": " << list.size() << " failures; seeds";
+    for (std::size_t i = 0; i < std::min<std::size_t>(list.size(), 12); ++i) std::cout << ' ' << list[i].first;
+    std::cout << "\n  the first: " << list[0].second << '\n';
+    const Config c = generate(list[0].first);
+    const auto [least, why] = shrunk(c, {what, list[0].second});
+    ADD_FAILURE() << what << ": " << list.size() << " configurations; HILT_FUZZ_SEED=" << list[0].first << " replays one\n  drawn:    " << describe(c) << "\n  smallest: " << describe(least) << "\n  "
+                  << why.what << ": " << why.details;
+  }
+  std::cout << count << " configurations, " << failed << " failed, in " << std::setprecision(3) << seconds << " s\n";
+  for (const auto& [what, n] : total.count) std::cout << "  " << std::setw(7) << n << "  " << what << '\n';
+  std::cout << "  seconds on all threads:";
+  for (const auto& [what, s] : total.seconds) std::cout << "  " << what << ' ' << s;
+  std::cout << "\n  worst error over what is allowed (f64: 1e-10 of the tensor's scale; else 2 x naive + floor):\n";
+  for (const auto& [what, w] : total.worst) std::cout << "    " << std::setw(10) << w.value << "  " << what << "  (seed " << w.seed << ")\n";
+  std::cout << "  worst error relative to the scale:\n";
+  for (const auto& [what, w] : total.relative) std::cout << "    " << std::setw(10) << w.value << "  " << what << "  (seed " << w.seed << ")\n";
+  if (count >= 1000) {
+    for (const char* what : {"rows without keys", "several branches", "longer than a tile", "grouped heads", "batch 0", "dropout", "alias packed", "alias q = k = v", "alias k = v",
+                             "NaN in a key masked somewhere", "NaN or Inf in a key masked everywhere", "NaN: query row", "NaN: d_o row", "logits +-1e4", "logits around +1e4 or -1e4",
+                             "strided operands", "dual-number checks", "causality curve", "dilation mode residue", "dilation mode longnet", "dilation mode head_groups", "not all inputs watched"})
+      EXPECT_GT(total.count[what], 0) << "never drawn: " << what;
+  }
+  set_thread_count(before);
+  mallopt(M_PERTURB, 0);
+}

@@ -1,0 +1,160 @@
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <cmath>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "ops/hilbert/attention.h"
+#include "ops/ops.h"
+#include "tests/support/scale.h"
+
+using namespace hilt;
+
+namespace {
+
+constexpr const char* kModes[] = {"taped", "hybrid", "fused"};
+
+PlanPtr plan_of(Index length, Index heads, const char* pattern, const char* order = "hilbert", Causality causality = Causality::none) {
+  PlanSpec s;
+  s.length = length;
+  s.heads = heads;
+  s.order = parse_order(order, length);
+  s.pattern = parse_pattern(pattern);
+  s.causality = causality;
+  return make_plan(s);
+}
+
+struct Case {
+  Index batch, heads, kv_heads, dim;
+  DType dtype;
+  const char* pattern;
+  Causality causality = Causality::none;
+};
+
+/// What a forward and backward pass did: bytes kept between the two, and the highest that lived, beyond q, k, v and d_o.
+struct Measured {
+  double saved, peak;
+};
+Measured measure(const Case& c, const PlanPtr& plan, Backward mode) {
+  const Index length = plan->length();
+  const Tensor q = randn({c.batch, length, c.heads, c.dim}, {1, 1}, c.dtype), k = randn({c.batch, length, c.kv_heads, c.dim}, {1, 2}, c.dtype),
+               v = randn({c.batch, length, c.kv_heads, c.dim}, {1, 3}, c.dtype), d_o = randn(q.shape(), {1, 4}, c.dtype);
+  AttentionOptions options;
+  options.backward = mode;
+  const std::size_t before = memory_stats().live;
+  reset_memory_peak();
+  Tape tape;
+  for (const Tensor& x : {q, k, v}) tape.watch(x);
+  const Tensor o = attention(q, k, v, plan, options);
+  const std::size_t saved = tape.saved_bytes();
+  const Gradients g = tape.backward(o, d_o);
+  EXPECT_EQ(g.size(), 3u);
+  return {static_cast<double>(saved - q.bytes() - k.bytes() - v.bytes()), static_cast<double>(memory_stats().peak - before)};
+}
+
+double off(double measured, std::size_t stated) { return std::abs(measured - static_cast<double>(stated)) / static_cast<double>(stated); }
+
+}  // namespace
+
+TEST(AttentionMemory, FitsTheFormula) {
+  const Case cases[] = {{1, 2, 2, 16, DType::f32, "segment:128"},
+                        {1, 2, 1, 16, DType::bf16, "segment:128", Causality::token},
+                        {2, 1, 1, 8, DType::f64, "segment:128"},
+                        {1, 2, 2, 16, DType::f32, "segment:128+segment:512,dilation=4"},
+                        {1, 1, 1, 16, DType::f32, "slide:64", Causality::token}};
+  double worst_saved = 0, worst_peak = 0;
+  for (const Case& c : cases)
+    for (const Backward mode : {Backward::fused, Backward::hybrid, Backward::taped}) {
+      std::vector<std::pair<double, double>> line;
+      for (Index length = 1024; length <= scaled<Index>(65536, 8192); length *= 2) {
+        const PlanPtr plan = plan_of(length, c.heads, c.pattern, "hilbert", c.causality);
+        const AttentionMemory stated = attention_memory(*plan, c.batch, c.kv_heads, c.dim, c.dtype, mode);
+        const Measured m = measure(c, plan, mode);
+        const std::string where = std::string(kModes[static_cast<int>(mode)]) + ", " + c.pattern + ", " + std::string(name_of(c.dtype)) + ", L = " + std::to_string(length);
+        EXPECT_LE(off(m.saved, stated.saved), 0.05) << where << ": saved " << m.saved << ", formula " << stated.saved;
+        EXPECT_LE(off(m.peak, stated.peak), 0.05) << where << ": peak " << m.peak << ", formula " << stated.peak;
+        worst_saved = std::max(worst_saved, off(m.saved, stated.saved)), worst_peak = std::max(worst_peak, off(m.peak, stated.peak));
+        line.emplace_back(static_cast<double>(length), m.peak);
+      }
+      // a + b L through the ends fits everything between.
+      const double b = (line.back().second - line[0].second) / (line.back().first - line[0].first), a = line[0].second - b * line[0].first;
+      for (const auto& [length, peak] : line) EXPECT_NEAR(peak / (a + b * length), 1, 0.05) << kModes[static_cast<int>(mode)] << ' ' << c.pattern << " at " << length;
+      std::cout << "  " << kModes[static_cast<int>(mode)] << ", " << c.pattern << ", " << name_of(c.dtype) << ": peak = " << static_cast<Index>(a) << " + " << b << " L bytes\n";
+    }
+  std::cout << "largest distance from attention_memory(): saved " << 100 * worst_saved << " %, peak " << 100 * worst_peak << " %\n";
+}
+
+TEST(AttentionMemory, FusedNeverHoldsScores) {
+  // Dense attention: the scores of one head would be L x L x 4 bytes, 64 MiB here.
+  const Index length = 4096;
+  const Case c{1, 1, 1, 16, DType::f32, "dense"};
+  const Measured fused = measure(c, plan_of(length, 1, "dense"), Backward::fused);
+  EXPECT_LT(fused.peak, 0.2 * 4 * static_cast<double>(length * length));
+  EXPECT_LT(fused.saved, 2.0 * 4 * static_cast<double>(length * (c.dim + 1)));
+  const Measured taped = measure(c, plan_of(length, 1, "dense"), Backward::taped);
+  EXPECT_GT(taped.saved, 4 * static_cast<double>(length * length));
+  std::cout << "dense, L = 4096: fused saves " << fused.saved / 1e6 << " MB and peaks at " << fused.peak / 1e6 << " MB, taped " << taped.saved / 1e6 << " and " << taped.peak / 1e6 << " MB\n";
+}
+
+TEST(AttentionMemory, WithoutATapeOnlyTheOutputLives) {
+  const PlanPtr plan = plan_of(2048, 2, "segment:128");
+  const Tensor q = randn({1, 2048, 2, 16}, {1, 1}), k = randn(q.shape(), {1, 2}), v = randn(q.shape(), {1, 3});
+  for (const Backward mode : {Backward::taped, Backward::hybrid, Backward::fused}) {
+    AttentionOptions options;
+    options.backward = mode;
+    const MemoryStats before = memory_stats();
+    {
+      const Tensor o = attention(q, k, v, plan, options);
+      EXPECT_EQ(memory_stats().live - before.live, o.bytes());
+      EXPECT_EQ(memory_stats().saved, before.saved);
+    }
+    {
+      Tape tape;  // listens, but nothing is watched
+      const Tensor o = attention(q, k, v, plan, options);
+      EXPECT_EQ(tape.size(), 0u);
+      EXPECT_EQ(tape.saved_bytes(), 0u);
+      EXPECT_EQ(memory_stats().saved, before.saved);
+      EXPECT_EQ(memory_stats().live - before.live, o.bytes());
+    }
+    {
+      Tape tape;  // something else is watched
+      tape.watch(randn({3}, {1, 4}));
+      const Tensor o = attention(q, k, v, plan, options);
+      EXPECT_EQ(tape.size(), 0u);
+    }
+    {
+      Tape tape;
+      tape.watch(q);
+      const Tape::Pause pause;
+      const Tensor o = attention(q, k, v, plan, options);
+      EXPECT_EQ(tape.size(), 0u);
+      EXPECT_EQ(memory_stats().saved, before.saved);
+    }
+    EXPECT_EQ(memory_stats().live, before.live);
+  }
+}
+
+TEST(AttentionMemory, StepsDoNotGrow) {
+  const PlanPtr plan = plan_of(96, 2, "segment:32+segment:96,dilation=2", "hilbert", Causality::token);
+  const Tensor q = randn({1, 96, 2, 8}, {1, 1}), k = randn(q.shape(), {1, 2}), v = randn(q.shape(), {1, 3}), d_o = randn(q.shape(), {1, 4});
+  for (const Backward mode : {Backward::fused, Backward::hybrid, Backward::taped}) {
+    AttentionOptions options;
+    options.backward = mode;
+    const auto step = [&] {
+      Tape tape;
+      for (const Tensor& x : {q, k, v}) tape.watch(x);
+      (void)tape.backward(attention(q, k, v, plan, options), d_o);
+    };
+    for (int i = 0; i < 50; ++i) step();
+    const MemoryStats before = memory_stats();
+    const std::size_t heap = mallinfo2().uordblks;
+    const int steps = mode == Backward::fused ? scaled(10000, 500) : scaled(1000, 200);
+    for (int i = 0; i < steps; ++i) step();
+    EXPECT_EQ(memory_stats().live, before.live);
+    EXPECT_EQ(memory_stats().saved, before.saved);
+    EXPECT_EQ(memory_stats().from_system, before.from_system);
+    EXPECT_LT(mallinfo2().uordblks, heap + 100'000) << kModes[static_cast<int>(mode)];
+  }
+}

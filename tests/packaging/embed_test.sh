@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# The three projects of examples/embed, each as a user would build it: against a copy of the installed tree that lies
+# elsewhere than it was configured for, shared and static, and with the source tree as a Meson subproject.
+# embed_test.sh make|cmake|meson; 77 if that tool is not here.
+. "$(dirname "$0")/common.sh"
+tool=$1
+command -v "$tool" >/dev/null || { echo "no $tool here"; exit 77; }
+
+cp -r "$SRC/examples/embed/$tool" "$scratch/project"
+cd "$scratch/project"
+meson install -C "$BUILD" --no-rebuild --quiet --destdir "$scratch/stage"
+mkdir "$scratch/moved here"
+mv "$scratch"/stage/*/* "$scratch/moved here" # prefix is somewhere below
+prefix=$(dirname "$(dirname "$(find "$scratch/moved here" -path '*/include/hilt' -type d)")")
+libdir=$(dirname "$(find "$prefix" -name libhilt.a)")
+export PKG_CONFIG_PATH="$libdir/pkgconfig"
+
+# prints PROGRAM..: the output that main.cpp promises.
+sed -n '/^\/\/ Prints:$/,/^[^/]/p' main.cpp | sed -n 's|^//   ||p' >"$scratch/promised"
+prints() {
+  expect 0 "$*" "$@"
+  diff "$scratch/promised" "$scratch/out" >"$scratch/diff" || fail $'main.cpp promises (<) and prints (>):\n'"$(cat "$scratch/diff")"
+}
+uses_shared() { readelf -d "$1" | grep -qF 'libhilt.so.0' || fail "$1 does not use libhilt.so.0"; }
+uses_static() { ! readelf -d "$1" | grep -qF libhilt || fail "$1 uses the shared library"; }
+
+case $tool in
+  make)
+    expect 0 'make' make CXX="$CXX"
+    uses_shared ./embed
+    prints env LD_LIBRARY_PATH="$libdir" ./embed
+    expect 0 'make clean' make clean
+    expect 0 'make STATIC=1' make CXX="$CXX" STATIC=1
+    uses_static ./embed
+    prints ./embed
+
+    # Headers of one version, library of another.
+    sed -i 's/kVersion = "[^"]*"/kVersion = "0.0.9"/' "$prefix/include/hilt/core/config.h"
+    expect 0 'make clean' make clean
+    expect 0 'make with other headers' make CXX="$CXX"
+    expect 2 'other headers' env LD_LIBRARY_PATH="$libdir" ./embed
+    one_line_on_stderr
+    says err 'library and header versions differ: the program was compiled for 0.0.9'
+    ;;
+  cmake)
+    expect 0 'cmake' cmake -S . -B build -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$CXX"
+    expect 0 'cmake --build' cmake --build build
+    uses_shared build/embed
+    prints build/embed
+    sed -i 's/PRIVATE hilt::hilt)/PRIVATE hilt::hilt_static)/' CMakeLists.txt
+    expect 0 'cmake --build, static' cmake --build build
+    uses_static build/embed
+    prints build/embed
+    cat >"$scratch/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.18)
+project(ask CXX)
+foreach(request 0.1 0.1.0 0.2 1 0.1.99)
+  unset(hilt_DIR CACHE)
+  find_package(hilt ${request} QUIET)
+  message(STATUS "asked for ${request}: ${hilt_FOUND}")
+endforeach()
+unset(hilt_DIR CACHE)
+find_package(hilt 0.1.0 EXACT REQUIRED)
+END
+    expect 0 'find_package with versions' cmake -S "$scratch" -B "$scratch/ask" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$CXX"
+    for answer in '0.1: 1' '0.1.0: 1' '0.2: 0' '1: 0' '0.1.99: 0'; do says out "asked for $answer"; done
+    ;;
+  meson)
+    expect 0 'meson setup, installed' meson setup installed
+    expect 0 'meson compile, installed' meson compile -C installed
+    prints env LD_LIBRARY_PATH="$libdir" installed/embed
+    # The whole library again, so kept between runs, and as cheap as it can be had: one instruction set.
+    mkdir -p subprojects "$BUILD/embed_meson"
+    ln -s "$SRC" subprojects/hilt
+    rm -rf "$BUILD/embed_meson/project"
+    cp -r . "$BUILD/embed_meson/project"
+    cd "$BUILD/embed_meson/project"
+    [[ -f ../build/build.ninja ]] ||
+      expect 0 'meson setup, subproject' meson setup ../build --force-fallback-for=hilt -Dhilt:wide_isa=false -Dhilt:cuda=disabled
+    expect 0 'ninja, subproject' ninja -C ../build embed
+    prints ../build/embed
+    ;;
+esac

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The shared library exports names of namespace hilt and nothing else, and all that a public header promises.
+. "$(dirname "$0")/common.sh"
+
+library=$BUILD/libhilt.so.0
+foreign() { nm -D --defined-only "$1" | awk '{ print $3 }' | grep -vE '^_Z(N[KOR]*|T[VIST]N|GV?Z?N[KOR]*|ZN[KOR]*)4hilt' | c++filt; }
+found=$(foreign "$library") || true
+[[ -z $found ]] || fail $'exported, but not of namespace hilt:\n'"$found"
+
+nm -DC --defined-only "$library" | cut -d' ' -f3- >"$scratch/exports"
+# Every op of the catalogue.
+for name in $(sed -nE 's/^(Tensor|double|void|std::vector<Tensor>) ([a-z_0-9]+)\(.*/\2/p' "$SRC/ops/ops.h" | sort -u); do
+  grep -qF "hilt::$name(" "$scratch/exports" || fail "ops/ops.h declares $name, which libhilt does not define or export"
+done
+
+# No function that a public header names is hidden by accident: a friend that only its class declares, a template that is
+# instantiated where the namespace is reopened without its visibility.
+declared=$(find -L "$BUILD/include/hilt" -name '*.h' -exec cat {} +)
+find "$BUILD/libhilt.so.0.p" -name '*.o' -exec readelf -sW {} + | awk '$6 == "HIDDEN" && $5 ~ /GLOBAL|WEAK/ && $7 != "UND" { print $8 }' | sort -u | c++filt |
+  grep -F 'hilt::' | grep -vE '\{lambda|\(anonymous|hilt::(kernels|detail)::|^(guard|typeinfo|vtable)' >"$scratch/hidden" || true
+while read -r symbol; do
+  call=${symbol%%(*}
+  [[ $call != *'<'* || $call =~ \<(double|float|int|long|unsigned\ char|hilt::bf16|hilt::f16)\>$ || $call == *'operator<<' ]] || continue
+  name=${call##*::}
+  name=${name%%<[a-z]*}
+  # An overload for types that no public header knows is private.
+  for type in $(grep -oE 'hilt::[A-Za-z_0-9]+' <<<"${symbol#*"$name"}" | sed 's/hilt:://'); do
+    grep -qw "$type" <<<"$declared" || continue 2
+  done
+  grep -qE "(^|[^a-zA-Z_.])$name\(" <<<"$declared" && hidden+=$'\n'$symbol
+done <"$scratch/hidden"
+[[ -z ${hidden-} ]] || fail "declared in a public header, hidden in the library:$hidden"
+
+# The judge itself.
+echo 'namespace hilt { void ours() {} } void theirs() {}' | "$CXX" -shared -fPIC -x c++ - -o "$scratch/foreign.so"
+[[ $(foreign "$scratch/foreign.so") == 'theirs()' ]] || fail "a foreign symbol goes unnoticed: $(foreign "$scratch/foreign.so")"

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Each public header compiles alone, without a warning, by every compiler that is here; and the headers that are
+# installed are those that open their namespace with default visibility.
+. "$(dirname "$0")/common.sh"
+
+(cd "$BUILD/include/hilt" && find -L . -name '*.h' ! -path ./hilt.h ! -path ./core/config.h | sort) >"$scratch/listed"
+(cd "$SRC" && find ./core ./ops $(ls -d ./nn 2>/dev/null) -name '*.h' -exec grep -lF 'namespace [[gnu::visibility("default")]] hilt' {} + | sort) >"$scratch/public"
+diff "$scratch/listed" "$scratch/public" >"$scratch/diff" ||
+  fail $'the lists in meson.build (<) and the headers with default visibility (>) differ:\n'"$(cat "$scratch/diff")"
+
+warnings=(-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror)
+for compiler in "$CXX" clang++; do
+  command -v "$compiler" >/dev/null || continue
+  for header in ./hilt.h ./core/config.h $(cat "$scratch/listed"); do
+    echo "#include <hilt/${header#./}>" |
+      "$compiler" -std=c++20 -fsyntax-only "${warnings[@]}" -I "$BUILD/include" -x c++ - 2>"$scratch/err" ||
+      fail "$compiler, <hilt/${header#./}> alone: $(head -n 20 "$scratch/err")"
+  done
+  # One file by two paths, in the tree and through <hilt/..>, is still one file.
+  printf '#include "core/tape.h"\n#include "ops/ops.h"\n#include <hilt/hilt.h>\n' |
+    "$compiler" -std=c++20 -fsyntax-only "${warnings[@]}" -I "$BUILD/include" -I "$SRC" -x c++ - || fail "$compiler: a header seen twice"
+done

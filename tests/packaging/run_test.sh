@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# ./run: words, errors, set-up without root, and the count that ends ./run test.
+. "$(dirname "$0")/common.sh"
+export HILT_BUILD=$BUILD
+unset MESON_TEST_ITERATION GTEST_FILTER
+run=$SRC/run
+
+expect 2 'a wrong word' "$run" tset
+one_line_on_stderr
+says err "run: error: no word 'tset'"
+says err 'did you mean test?'
+expect 2 'a word like nothing' "$run" frobnicate
+one_line_on_stderr
+! grep -q 'did you mean' "$scratch/err" || fail "a far-fetched suggestion: $(cat "$scratch/err")"
+expect 2 'no word' "$run"
+says err 'usage: ./run WORD'
+expect 0 help "$run" --help
+says out 'usage: ./run WORD'
+expect 2 'CUDA' "$run" build --cuda
+one_line_on_stderr
+says err 'run: error: --cuda: '
+expect 2 'a wrong flag of build' "$run" build fast
+one_line_on_stderr
+for word in train compare attend ring curves; do
+  program=$word
+  [[ $word != compare ]] || program=compare_gradients
+  [[ ! -f $SRC/examples/$program.cpp ]] || continue
+  expect 2 "$word before it exists" "$run" "$word" --anything
+  one_line_on_stderr
+  says err "run: error: $word: this version has no such program yet; words: setup build test bench"
+done
+
+# From another directory, flags passed on, and nothing but the program's own words.
+expect 0 'info from elsewhere' env -C / "$run" info --json
+says out '"version"'
+[[ ! -s $scratch/err ]] || fail "a second call says more than the program: $(cat "$scratch/err")"
+! grep -q $'\033' "$scratch/out" || fail 'colors in a pipe'
+expect 2 'flags go to the program' "$run" info --jsno
+says err "info: error: '--jsno'"
+
+# Without root: everything there is fine; otherwise the command to type, once.
+mkdir "$scratch/bin"
+ln -s "$(command -v bash)" "$scratch/bin/bash"
+for tool in env dirname awk xargs sed tr cat grep head tail meson ninja pkg-config g++; do ln -s "$(command -v "$tool")" "$scratch/bin/$tool"; done
+printf '#!/bin/sh\necho 1000\n' >"$scratch/bin/id"
+printf '#!/bin/sh\nexit 1\n' >"$scratch/bin/sudo"
+printf '#!/bin/sh\necho "apt-get was called: $*" >&2\nexit 1\n' >"$scratch/bin/apt-get"
+chmod +x "$scratch"/bin/{id,sudo,apt-get}
+as_user=(env "PATH=$scratch/bin" HILT_BUILD="$scratch/build" "$run")
+expect 0 'setup by a user, all there' "${as_user[@]}" setup
+rm "$scratch/bin/pkg-config" "$scratch/bin/ninja"
+printf '#!/bin/sh\nfor last; do :; done\n[ "$last" != gtest ]\n' >"$scratch/bin/pkg-config"
+chmod +x "$scratch/bin/pkg-config"
+for word in setup build info test; do
+  expect 2 "$word by a user, two packages missing" "${as_user[@]}" "$word"
+  one_line_on_stderr
+  says err 'run: error: missing ninja-build libgtest-dev: installing needs root; run: sudo apt-get install -y ninja-build libgtest-dev'
+done
+[[ ! -e $scratch/build ]] || fail 'something was written before the error'
+
+# count.awk on runs made up here: a binary with one case of each kind, a crash, a time-out, a leak found at exit, scripts.
+log=$scratch/testlog.json
+result() { printf '{"name": "%s", "stdout": "%s", "result": "%s", "starttime": 1, "duration": 2.5, "returncode": %d, "env": {}, "command": []}\n' "$@" >>"$log"; }
+count() { awk -v build="$scratch" -f "$SRC/tests/tools/count.awk" "$log"; }
+cat >"$scratch/a_test.xml" <<'END'
+<?xml version="1.0" encoding="UTF-8"?>
+<testsuites tests="5" failures="1" disabled="1" errors="0" time="0.1" name="AllTests">
+  <testsuite name="A" tests="5" failures="1" disabled="1" skipped="1" errors="0">
+    <testcase name="good/0" value_param="1" status="run" result="completed" time="0." classname="A" />
+    <testcase name="good/1" status="run" result="completed" time="0." classname="A" />
+    <testcase name="bad" status="run" result="completed" time="0." classname="A">
+      <failure message="one" type=""><![CDATA[one]]></failure>
+      <failure message="two" type=""><![CDATA[two]]></failure>
+    </testcase>
+    <testcase name="skips" status="run" result="skipped" time="0." classname="A">
+      <skipped message="no GPU"/>
+    </testcase>
+    <testcase name="DISABLED_x" status="notrun" result="suppressed" time="0." classname="A" />
+  </testsuite>
+</testsuites>
+END
+result 'hilt:gtest / a_test' 'says \"result\": \"OK\", \"returncode\": 0' FAIL 1
+expect 1 'one failed case' count
+says out 'failed: a_test: A.bad'
+says out '2 passed, 1 failed, 2 skipped'
+result 'hilt:gtest / b_test' '[ RUN      ] B.first\n[       OK ] B.first\n[ RUN      ] B.second\n' FAIL -11
+result 'hilt:gtest / c_test' '' TIMEOUT -15
+result 'hilt:script / layering' '' OK 0
+result 'hilt:script / embed' '' SKIP 77
+result 'hilt:script / isa' '' FAIL 1
+expect 1 'everything' count
+says out 'failed: b_test: killed by signal SIGSEGV in B.second'
+says out 'failed: c_test: timed out'
+says out 'failed: isa: exit status 1'
+[[ $(tail -n 1 "$scratch/out") == '3 passed, 4 failed, 3 skipped' ]] || fail "the count: $(cat "$scratch/out")"
+sed -i '/bad"/,/<\/testcase>/d' "$scratch/a_test.xml"
+: >"$log"
+result 'hilt:gtest / a_test' 'LeakSanitizer' FAIL 23
+expect 1 'a leak at exit' count
+says out 'failed: a_test: exit status 23'
+says out '2 passed, 1 failed, 2 skipped'
+: >"$log"
+result 'hilt:gtest / a_test' '' OK 0
+expect 0 'nothing failed' count
+says out '2 passed, 0 failed, 2 skipped'
