@@ -10,7 +10,7 @@
 //   loss = 29
 //   d loss / d w = [[34],
 //    [48]] f32[2, 1]
-//   loss one step down = 
+//   loss one step down = 4.7336
 #include <hilt/hilt.h>
 #include <iostream>
 
@@ -30,6 +30,7 @@ int main() try {
 
   const Gradients g = tape.backward(loss);
   std::cout << "d loss / d w = " << g[w] << '\n';
+  const Tape::Pause played;  // a tape plays once: what follows is arithmetic, not recorded
   std::cout << "loss one step down = " << loss_at(w - 0.01 * g[w]).item() << '\n';
 } catch (const Error& e) {
   std::cerr << "hello_tape: error: " << e.what() << '\n';

@@ -56,11 +56,6 @@ OpKind kind_of(const std::string& op) {
   return {"arithmetic", "k2"};
 }
 
-Index example_token(const Lesson& lesson) {
-  const hilt::Grid grid = lesson.problem.plan->grid();
-  return std::min(lesson.problem.length() - 1, grid.height / 2 * grid.width + grid.width / 2 - 1);
-}
-
 double crossover_in_keys(const Lesson& lesson) {
   for (std::size_t i = 0; i < lesson.by_keys.size(); ++i) {
     const auto ratio = [&](std::size_t j) { return lesson.by_keys[j].held_bytes.at("taped") / lesson.by_keys[j].held_bytes.at("fused"); };
@@ -155,36 +150,6 @@ std::string figure_of_error(const Lesson& lesson, const Mode& mode, std::size_t 
     return t < p.length() ? Index{p.plan->order().position_of[at(t)]} / kTile : Index{-1};
   };
   svg.path(report::edges_path(columns, rows, tile), "edge", 1, 1, scale);
-  return svg.str();
-}
-
-std::string figure_of_order(const Lesson& lesson, const Arrangement& order) {
-  const Problem& p = lesson.problem;
-  const hilt::Grid grid = p.plan->grid();
-  const Index width = grid.width, height = grid.height * grid.frames, length = p.length(), token = example_token(lesson);
-  constexpr double kSide = 150, kGap = 12;
-  const double scale = kSide / static_cast<double>(std::max(width, height)), mask_scale = kSide / static_cast<double>(order.side);
-  report::Svg svg(2 * kSide + kGap + 2, kSide + 2, order.order + " order",
-                  "Left, the order of tokens on the grid, colored by tiles of 128, with the keys of one token outlined. Right, the score matrix in tiles: " +
-                      std::to_string(order.stats.full) + " full, " + std::to_string(order.stats.partial) + " partial, " +
-                      std::to_string(order.stats.total - order.stats.full - order.stats.partial) + " empty.");
-  svg.rect(1, 1, scale * static_cast<double>(width), scale * static_cast<double>(height), "frame");
-  if (width * height <= 4 * kMostCells * kMostCells) {
-    std::vector<std::int32_t> token_at(at(length));
-    for (std::size_t t = 0; t < token_at.size(); ++t) token_at[at(order.position_of[t])] = static_cast<std::int32_t>(t);
-    for (Index tone = 0; tone < 4; ++tone) {
-      std::string walk;
-      for (Index begin = tone * kTile; begin < length; begin += 4 * kTile) walk += report::walk_path(token_at, at(begin), at(begin + kTile), width);
-      svg.path(walk, "curve t" + std::to_string(tone), 1, 1, scale);
-    }
-  }
-  const auto cell_attends = [&](Index x, Index y) { return y * width + x < length && p.plan->attends(0, token, y * width + x) > 0; };
-  svg.path(report::outline_path(width, height, cell_attends), "outline", 1, 1, scale);
-  const double left = kSide + kGap;
-  svg.rect(left, 1, kSide, kSide, "frame");
-  for (int state : {1, 2})
-    svg.path(report::cells_path(order.side, order.side, [&](Index x, Index y) { return order.tiles[at(y * order.side + x)] == state; }),
-             state == 1 ? "cell part" : "cell full", left, 1, mask_scale);
   return svg.str();
 }
 

@@ -9,7 +9,6 @@ namespace compare {
 std::string figure_of_time(const Lesson& lesson);
 std::string figure_of_live_bytes(const Mode& mode);
 std::string figure_of_error(const Lesson& lesson, const Mode& mode, std::size_t tensor);
-std::string figure_of_order(const Lesson& lesson, const Arrangement& order);
 std::string figure_of_time_by_length(const Lesson& lesson);
 std::string figure_of_bytes_by_length(const Lesson& lesson);
 std::string figure_of_bytes_by_keys(const Lesson& lesson);
@@ -20,8 +19,6 @@ std::string style_of(const std::string& mode);
 /// Six kinds of ops, for colors: products, softmax, arithmetic, moving, attention, the rest.
 struct OpKind { const char *name, *style; };
 OpKind kind_of(const std::string& op);
-/// The token whose keys the figures outline.
-Index example_token(const Lesson& lesson);
 /// Keys a row at which `taped` begins to hold more than `fused`, between two measured sizes; 0 if it never does.
 double crossover_in_keys(const Lesson& lesson);
 

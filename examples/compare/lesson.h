@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <vector>
+#include "arrangement.h"
 #include "verdict.h"
 
 // Private to compare_gradients: what it is asked, and everything it finds out. The summary, the JSON and the page are
@@ -58,15 +59,6 @@ struct Mode {
   std::size_t peak() const { return forward_peak > backward_peak ? forward_peak : backward_peak; }
   bool ran() const { return skipped.empty(); }
   bool ok() const;
-};
-
-/// The attended set cut into 128 x 128 tiles, with tokens standing in some order.
-struct Arrangement {
-  std::string order;
-  std::vector<std::int32_t> position_of;
-  Index side = 0;                   // tiles a side
-  std::vector<std::uint8_t> tiles;  // side x side: 0 empty, 1 partial, 2 full; of head 0
-  hilt::TileStats stats;            // of all distinct sets
 };
 
 /// One length of the scaling figure, or one number of keys a row.

@@ -58,51 +58,6 @@ double epsilon_of(hilt::DType dtype) {
   }
 }
 
-const char* order_name(hilt::Order::Kind kind) {
-  constexpr const char* names[] = {"row", "snake", "morton", "tiles", "hilbert"};
-  return names[static_cast<std::size_t>(kind)];
-}
-
-/// Tiles of the very set that was computed, if tokens stood in another order.
-Arrangement arrange(const Problem& p, const AttendedSets& sets, hilt::Order::Kind kind) {
-  constexpr Index kTile = hilt::Tiling::kTile;
-  hilt::Order order = p.plan->spec().order;
-  order.kind = kind;
-  Arrangement a{.order = order_name(kind), .position_of = hilt::permutation(order, p.length())->position_of};
-  a.side = (p.length() + kTile - 1) / kTile;
-  const auto cells = static_cast<std::size_t>(a.side * a.side);
-  const auto extent = [&](Index tile) { return std::min(kTile, p.length() - tile * kTile); };
-  for (std::size_t s = 0; s < sets.sets.size(); ++s) {
-    std::vector<std::int32_t> held(cells);
-    for (std::size_t t = 0; t < static_cast<std::size_t>(p.length()); ++t) {
-      const std::size_t row = static_cast<std::size_t>(a.position_of[t] / kTile * a.side);
-      for (std::size_t i = sets.sets[s].begin[t]; i < sets.sets[s].begin[t + 1]; ++i) {
-        const bool again = i > sets.sets[s].begin[t] && sets.sets[s].key[i] == sets.sets[s].key[i - 1];
-        if (!again) ++held[row + static_cast<std::size_t>(a.position_of[static_cast<std::size_t>(sets.sets[s].key[i])] / kTile)];
-      }
-    }
-    for (std::size_t c = 0; c < cells; ++c) {
-      const Index size = extent(static_cast<Index>(c) / a.side) * extent(static_cast<Index>(c) % a.side);
-      const std::uint8_t state = held[c] == 0 ? 0 : held[c] < size ? 1 : 2;
-      if (s == 0) a.tiles.push_back(state);
-      a.stats.full += state == 2, a.stats.partial += state == 1, ++a.stats.total;
-      a.stats.pairs += held[c], a.stats.tile_pairs += state > 0 ? size : 0;
-    }
-  }
-  return a;
-}
-
-/// Whether the attended set is the same whatever the order: SEMANTICS, section 6.
-bool order_changes_nothing(const hilt::PlanSpec& spec) {
-  if (spec.causality == hilt::Causality::curve) return false;
-  if (spec.order.scope == hilt::Order::Scope::order_only) return true;
-  return std::ranges::all_of(spec.pattern, [&](const hilt::Branch& b) {
-    const bool inside_segments = b.kind == hilt::Branch::Kind::segment && b.dilation == 1 &&
-                                 spec.order.scope == hilt::Order::Scope::chunked && spec.order.chunk == b.size;
-    return b.is_order_only() || inside_segments;
-  });
-}
-
 void note_what_is_unusual(Lesson& lesson) {
   const Problem& p = lesson.problem;
   if (p.plan->order_forced()) lesson.notes.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
@@ -144,8 +99,7 @@ void judge_modes(Lesson& lesson) {
   for (const KeyLists& set : sets.sets)
     for (std::size_t t = 0; t + 1 < set.begin.size(); ++t)
       lesson.longest_row = std::max(lesson.longest_row, static_cast<Index>(set.begin[t + 1] - set.begin[t]));
-  using Kind = hilt::Order::Kind;
-  for (Kind kind : {Kind::row, Kind::snake, Kind::morton, Kind::tiles, Kind::hilbert}) lesson.orders.push_back(arrange(p, sets, kind));
+  for (hilt::Order::Kind kind : kOrders) lesson.orders.push_back(rearranged(*p.plan, sets, kind));
   for (std::size_t i = 0; i < 4; ++i) lesson.naive_error[i] = measure(naive[i], exact[i]);
 
   hilt::clear_attention_fallbacks();

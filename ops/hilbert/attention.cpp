@@ -253,9 +253,8 @@ std::vector<Tensor> OneOp::fused_backward(const Tensor& cotangent) const {
     for (const auto& [index, heads] : users(*call.plan, -1)) {
       const Tiling& tiling = call.plan->tilings()[static_cast<std::size_t>(index)];
       const auto n = static_cast<Index>(heads.size());
-      Tensor room = empty({kernels::attention_backward_room(sizes, tiling, n)}, x.lse.dtype(), q.device());
       kernels::attention_backward(where, sizes, tiling, heads.data(), n, rows<T>(q), rows<T>(k), rows<T>(v), rows<T>(d_o),
-                                  x.lse.data<S>(), delta.data<S>(), rows<S>(d[0]), rows<S>(d[1]), rows<S>(d[2]), room.mutable_data<S>());
+                                  x.lse.data<S>(), delta.data<S>(), rows<S>(d[0]), rows<S>(d[1]), rows<S>(d[2]));
     }
   });
   return finished(std::move(dx), q.dtype());

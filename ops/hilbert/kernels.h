@@ -46,12 +46,10 @@ template <Isa I, class T>
 void attention_delta(CpuAt<I>, const AttentionSizes&, Rows<const T> o, Rows<const T> d_o, Stat<T>* delta);
 
 // Backward over one tiling for the listed heads, ADDING to dq [B, L, H, D], dk and dv [B, L, Hk, D], all in the accumulator type and
-// zeroed by the caller, with the final (merged) lse and delta. `room` is scratch of attention_backward_room() elements.
+// zeroed by the caller, with the final (merged) lse and delta.
 template <Isa I, class T>
 void attention_backward(CpuAt<I>, const AttentionSizes&, const Tiling&, const std::int32_t* heads, Index n_heads, Rows<const T> q,
                         Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const Stat<T>* lse, const Stat<T>* delta,
-                        Rows<Stat<T>> dq, Rows<Stat<T>> dk, Rows<Stat<T>> dv, Stat<T>* room);
-/// Elements of dq that chunks cannot add in place because another chunk of the same head touches the same queries.
-Index attention_backward_room(const AttentionSizes&, const Tiling&, Index n_heads);
+                        Rows<Stat<T>> dq, Rows<Stat<T>> dk, Rows<Stat<T>> dv);
 
 }  // namespace hilt::kernels

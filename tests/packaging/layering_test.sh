@@ -31,7 +31,7 @@ violations() (
       if ($5 ~ /^hilt\// && $2 !~ /^examples\//) bad("<hilt/..> is for users; inside, include by path")
       if (($2 in public) && $5 ~ /[.\/]/) bad("a public header includes standard C++ headers and public headers alone")
     }
-    $1 == "include" && $4 == "\"" {
+    $1 == "include" && $4 == "\"" && $5 !~ /\.inc$/ {  # .inc: generated
       here = $2; sub(/[^\/]*$/, "", here)
       target = clean(here $5)
       relative = target in file

@@ -7,9 +7,8 @@ sed -n '/^\/\/ Prints:$/,/^[^/]/p' "$SRC/examples/hello_tape.cpp" | sed -n 's|^/
 expect 0 hello_tape "$programs/hello_tape"
 diff "$scratch/promised" "$scratch/out" >"$scratch/diff" || fail $'hello_tape: its comment (<) and its output (>) differ:\n'"$(cat "$scratch/diff")"
 
-version=$(sed -nE "s/^project\(.*version: '([^']*)'.*/\1/p" "$SRC/meson.build")
 expect 0 info "$programs/info"
-for line in "hilt      $version" 'BLAS      ' 'CUDA      ' 'device    cpu: ' 'ISA       ' 'threads   ' 'memory    '; do says out "$line"; done
+for line in "hilt      $VERSION" 'BLAS      ' 'CUDA      ' 'device    cpu: ' 'ISA       ' 'threads   ' 'memory    '; do says out "$line"; done
 expect 0 'info, two threads' env HILT_THREADS=2 HILT_ISA=base "$programs/info"
 says out 'threads   2'
 says out 'ISA       base in use'
@@ -20,7 +19,7 @@ import json, subprocess, sys
 info = json.loads(subprocess.check_output([sys.argv[1], '--json']))
 assert info['version'] == sys.argv[2] and info['threads'] >= 1 and info['isa_active'] in info['isa_built'], info
 assert info['devices'] and info['compiler'] and info['blas'] and info['memory_bytes'] >= info['memory_available_bytes'] > 0, info
-" "$programs/info" "$version"
+" "$programs/info" "$VERSION"
 fi
 
 expect 2 'info --jsno' "$programs/info" --jsno

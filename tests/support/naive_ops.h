@@ -176,7 +176,7 @@ template <class T> Array<T> rotary(const Array<T>& x, double base, const std::ve
     const Index d = p[rank - 1];
     if (d >= half) return;
     const double angle = positions[p[rank - 3]] * std::pow(base, -2.0 * static_cast<double>(d) / static_cast<double>(2 * half));
-    const T cosine(std::cos(angle)), sine(std::sin(angle));
+    const T cosine = static_cast<T>(std::cos(angle)), sine = static_cast<T>(std::sin(angle));
     y[n] = x[n] * cosine - x[n + half] * sine;
     y[n + half] = x[n] * sine + x[n + half] * cosine;
   });

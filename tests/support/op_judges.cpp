@@ -557,7 +557,9 @@ class Summary : public testing::Environment {
     std::cout << "gradient checks: " << t.cases << " cases, worst |analytic - numeric| ratio " << t.worst_ratio << " at " << t.ratio_at
               << ", worst dual error " << t.worst_dual << " at " << t.dual_at << std::endl;
     const testing::UnitTest& run = *testing::UnitTest::GetInstance();
-    if (run.test_to_run_count() == run.total_test_count()) EXPECT_GE(t.cases, kFewestCases);
+    if (run.test_to_run_count() == run.total_test_count()) {
+      EXPECT_GE(t.cases, kFewestCases);
+    }
   }
 };
 const testing::Environment* const summary = testing::AddGlobalTestEnvironment(new Summary);

@@ -458,6 +458,7 @@ TEST(Plan, StatsCountOverAllHeads) {
   for (const Index heads : {1, 2, 3, 5})
     for (const char* pattern : {"dense", "segment:64", "segment:64,dilation=2,offset=head", "segment:32+segment:128,dilation=4"})
       for (const DilationMode mode : {DilationMode::all_queries, DilationMode::head_groups}) {
+        if (mode == DilationMode::head_groups && heads < std::ssize(parse_pattern(pattern))) continue;
         const Plan plan(spec_of(300, pattern, "hilbert", Causality::token, mode, heads));
         TileStats sum;
         for (Index h = 0; h < heads; ++h)
@@ -638,6 +639,7 @@ TEST(Plan, RefusesWhatMakesNoSense) {
       {"key block beyond", with("dense", [](PlanSpec& s) { s.pattern = {blocks(16, {{0, 4}})}; })},
       {"key block -1", with("dense", [](PlanSpec& s) { s.pattern = {Branch{.kind = Branch::Kind::blocks, .size = 16, .pairs = {{0, -1}}}}; })},
       {"scope=segment without segments", with("slide:3", [](PlanSpec& s) { s.order.scope = Order::Scope::per_segment; })},
+      {"more groups than heads", with("segment:4+segment:8", [](PlanSpec& s) { s.dilation_mode = DilationMode::head_groups; })},
       {"grid of another length", with("dense", [](PlanSpec& s) { s.order.grid = {8, 7}; })},
   };
   for (const auto& [what, message] : refused) {

@@ -1,0 +1,15 @@
+#pragma once
+#include <string>
+#include "lesson.h"
+
+// Private to compare_gradients: sentences that the summary and the page share. Plain text; every figure in them is this run's.
+
+namespace compare {
+
+std::string sizes_text(const Lesson& lesson);     // batch 1, length 4096 (64x64), heads 4, ..
+/// Whether another order would have changed the result or only the work.
+std::string order_and_result(const Lesson& lesson);
+/// The first length from which `mode` is faster than `other` at all longer ones, of those measured; 0 if none.
+Index faster_from(const Lesson& lesson, const std::string& mode, const std::string& other);
+
+}  // namespace compare

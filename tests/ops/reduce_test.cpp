@@ -1,0 +1,173 @@
+#include <limits>
+#include "ops/ops.h"
+#include "tests/support/op_cases.h"
+#include "tests/support/scale.h"
+
+namespace hilt {
+namespace {
+using namespace judge;
+
+constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+
+std::string named(const char* op, const Axes& axes, bool keepdim) {
+  std::string out = text(op, " over {");
+  for (int a : axes) out += text(out.back() == '{' ? "" : ", ", a);
+  return out + (keepdim ? "} kept" : "}");
+}
+bool holds(const Axes& axes, const Shape& shape, int axis) {
+  return axes.empty() || std::ranges::count(axes, axis) + std::ranges::count(axes, axis - shape.rank()) > 0;
+}
+
+/// Every subset of the axes of ranks 0 to 4, kept and not; a few of rank 6, negative ones, extents of 0.
+template <class Call, class Formula>
+std::vector<OpCase> reduction(const char* name, Call op, Formula formula, Input like, bool of_nothing) {
+  std::vector<OpCase> cases;
+  const auto add_case = [&](const Shape& shape, const Axes& axes, Traits traits = {}) {
+    for (bool keepdim : {false, true}) {
+      like.shape = shape;
+      traits.ties = like.spread == Input::Spread::distinct;
+      traits.rows = shape.rank() > 0 && shape.numel() > 0 && !holds(axes, shape, 0);
+      cases.push_back({named(name, axes, keepdim), {like}, [=](std::span<const Tensor> in) { return op(in[0], axes, keepdim); },
+                       [=]<class T>(const Arrays<T>& in) { return formula(in[0], axes, keepdim); }, traits});
+    }
+  };
+  for (const Shape& shape : {Shape{}, {5}, {3, 4}, {2, 3, 2}, {2, 3, 1, 2}})
+    for (int subset = 0; subset < 1 << shape.rank(); ++subset) {
+      Axes axes;
+      for (int a = 0; a < shape.rank(); ++a)
+        if (subset >> a & 1) axes.push_back(a);
+      add_case(shape, axes);
+    }
+  const Shape six{2, 1, 2, 3, 1, 2};
+  for (const Axes& axes : {Axes{}, {0, 2, 5}, {-1}, {-6, 3}, {5, 0}, {1, 4}, {0, 1, 2, 3, 4, 5}}) add_case(six, axes);
+  add_case({3, 0}, {0});
+  if (of_nothing)
+    for (const Axes& axes : {Axes{}, {1}}) add_case({3, 0}, axes);
+  for (const Axes& axes : {Axes{}, {0}, {1}}) add_case({617, 487}, axes, {.large = true});
+  add_case({7, 211, 203}, {1}, {.large = true});
+  add_case({300007}, {}, {.large = true});
+  add_case({3, 100003}, {1}, {.large = true});
+  add_case({100003, 3}, {0}, {.large = true});
+  return cases;
+}
+
+constexpr auto kSum = []<class T>(const Array<T>& x, const Axes& axes, bool keepdim) { return naive::sum(x, axes, keepdim); };
+constexpr auto kMean = []<class T>(const Array<T>& x, const Axes& axes, bool keepdim) { return naive::mean(x, axes, keepdim); };
+constexpr auto kMax = []<class T>(const Array<T>& x, const Axes& axes, bool keepdim) { return naive::max(x, axes, keepdim); };
+const Op kReductions[] = {
+    {"sum", [] { return reduction("sum", sum, kSum, real({}), true); }},
+    {"mean", [] { return reduction("mean", mean, kMean, real({}), false); }},
+    {"max", [] { return reduction("max", static_cast<Tensor (*)(const Tensor&, const Axes&, bool)>(max), kMax, distinct({}), false); }},
+};
+INSTANTIATE_TEST_SUITE_P(Reduce, OpJudges, testing::ValuesIn(kReductions), op_name);
+
+// ---- special values --------------------------------------------------------------------------------------------
+TEST(Reduce, EqualMaximaShareTheGradient) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    const Tensor x = from_values(std::vector<double>{1, 3, 3, 2, 2, 2, -0.0, 0, -1}, {3, 3}, dtype);
+    const Played rows = play([](auto in) { return max(in[0], {1}); }, {{x}}, values({12, 6, 8}, dtype));
+    EXPECT_EQ(rows.y.to_vector(), (std::vector<double>{3, 2, 0})) << dtype;
+    EXPECT_EQ(rows.dx[0].to_vector(), (std::vector<double>{0, 6, 6, 2, 2, 2, 4, 4, 0})) << dtype;
+    const Played all = play([](auto in) { return max(in[0]); }, {{x}}, full({}, 6, dtype));
+    EXPECT_EQ(all.dx[0].to_vector(), (std::vector<double>{0, 3, 3, 0, 0, 0, 0, 0, 0})) << dtype;
+  }
+  // Repeated by a stride of zero, each repetition is an element of its own.
+  const Tensor wide = broadcast_to("test", values({1, 2}), {4, 2});
+  const Played p = play([](auto in) { return max(in[0], {0}); }, {{wide}}, values({4, 8}));
+  EXPECT_EQ(p.dx[0].to_vector(), (std::vector<double>{1, 2, 1, 2, 1, 2, 1, 2}));
+}
+
+TEST(Reduce, InfinitiesAndNanPropagate) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    for (Index n : {2, 67})
+      for (Index at : {Index{0}, n / 2, n - 1}) {
+        const auto row = [&](double special, double other) {
+          std::vector<double> v(static_cast<std::size_t>(n), other);
+          v[static_cast<std::size_t>(at)] = special;
+          return from_values(v, {n}, dtype);
+        };
+        for (const Tensor& y : {sum(row(kNan, 1)), mean(row(kNan, 1)), max(row(kNan, 1)), max(row(kNan, kInf)), sum(row(kInf, -kInf))})
+          EXPECT_TRUE(std::isnan(y.item())) << dtype << " n " << n << " at " << at;
+        EXPECT_EQ(sum(row(kInf, 1)).item(), kInf);
+        EXPECT_EQ(mean(row(-kInf, 1)).item(), -kInf);
+        EXPECT_EQ(max(row(kInf, 1)).item(), kInf);
+        EXPECT_EQ(max(row(-kInf, -kInf)).item(), -kInf);
+        EXPECT_EQ(max(row(-5, -kInf)).item(), -5);
+      }
+}
+
+TEST(Reduce, OfNothing) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    const Tensor none = empty({3, 0}, dtype);
+    EXPECT_EQ(sum(none).item(), 0);
+    EXPECT_EQ(sum(none, {1}).to_vector(), (std::vector<double>{0, 0, 0}));
+    EXPECT_EQ(sum(none, {0}).numel(), 0);
+    EXPECT_TRUE(std::isnan(mean(none).item()));  // 0 / 0
+    EXPECT_EQ(play([](auto in) { return sum(in[0], {1}); }, {{none}}, ones({3}, dtype)).dx[0].shape(), none.shape());
+    // The largest of nothing is not a number one can store; either answer says so.
+    EXPECT_TRUE(refuses([&] { max(none, {1}); }, "max", {"[3, 0]"}));
+  }
+}
+
+TEST(Reduce, TenMillionAddUp) {
+  const Index n = scaled<Index>(10'000'000, 1'000'000);
+  const double tenth = static_cast<double>(0.1f);
+  // One accumulator would be off by percents; sums of pieces lose one rounding a level.
+  const double total = sum(full({n}, 0.1, DType::f32)).item(), exact = tenth * static_cast<double>(n);
+  EXPECT_NEAR(total / exact, 1, 25 * 0x1p-24);
+  EXPECT_NEAR(mean(full({n}, 0.1, DType::f32)).item() / tenth, 1, 25 * 0x1p-24);
+  const Tensor x = rand({n}, {3, 0});
+  double reference = 0;
+  for (float v : x.to_vector<float>()) reference += static_cast<double>(v);
+  EXPECT_NEAR(sum(x).item() / reference, 1, 25 * 0x1p-24);
+  const Tensor by_column = sum(as_strided(x, {n / 4, 4}, {4, 1}, 0), {0});
+  EXPECT_NEAR(sum(by_column).item() / reference, 1, 25 * 0x1p-24);
+}
+
+TEST(Reduce, SixteenBitsAccumulateInMore) {
+  for (Index n : {257, 4096}) {
+    EXPECT_EQ(sum(ones({n}, DType::bf16)).item(), n == 257 ? 256 : 4096);  // 257 rounds to even
+    EXPECT_EQ(sum(ones({n, 3}, DType::bf16), {0}).to_vector(), sum(ones({3, n}, DType::bf16), {1}).to_vector());
+    EXPECT_EQ(sum(ones({n, 3}, DType::f16), {0}).to_vector()[2], static_cast<double>(n));
+    EXPECT_EQ(mean(full({n}, 3, DType::bf16)).item(), 3);
+  }
+  EXPECT_EQ(mean(full({1000}, 60000, DType::f16)).item(), 60000);  // the sum alone would overflow
+}
+
+TEST(Reduce, Argmax) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    const Tensor x = from_values(std::vector<double>{1, 3, 3, -1, -1, -2, -kInf, -kInf, -kInf, 0, 1, 2}, {2, 2, 3}, dtype);
+    const Tensor y = argmax(x);
+    EXPECT_EQ(y.dtype(), DType::i64);
+    EXPECT_EQ(y.shape(), (Shape{2, 2}));
+    EXPECT_EQ(y.to_vector<Index>(), (std::vector<Index>{1, 0, 0, 2})) << dtype;
+  }
+  const Tensor x = random(real({5, 77}), 4);
+  const Tensor across = as_strided(x, {77, 5}, {1, 77}, 0);
+  const std::vector<Index> got = argmax(across).to_vector<Index>();
+  const std::vector<double> v = across.to_vector();
+  for (std::size_t r = 0; r < 77; ++r)
+    EXPECT_EQ(got[r], std::max_element(&v[5 * r], &v[5 * r] + 5) - &v[5 * r]);
+  Tape tape;
+  tape.watch(x);
+  EXPECT_FALSE(tape.knows(argmax(x)));
+}
+
+// ---- refusals ----------------------------------------------------------------------------------------------------
+TEST(Reduce, RefusesAxesItDoesNotHave) {
+  const Tensor x = ones({2, 3});
+  struct Named { const char* name; Tensor (*op)(const Tensor&, const Axes&, bool); };
+  for (const Named& n : {Named{"sum", sum}, {"mean", mean}, {"max", max}}) {
+    EXPECT_TRUE(refuses([&] { n.op(x, {2}, false); }, n.name, {"axis 2", "-2..1"}));
+    EXPECT_TRUE(refuses([&] { n.op(x, {-3}, false); }, n.name, {"axis -3", "-2..1"}));
+    EXPECT_TRUE(refuses([&] { n.op(ones({}), {0}, false); }, n.name, {"axis 0"}));
+    EXPECT_TRUE(refuses([&] { n.op(x, {1, 1}, false); }, n.name, {"axis", "1"}));
+    EXPECT_TRUE(refuses([&] { n.op(x, {1, -1}, false); }, n.name, {"axis", "1"}));
+    EXPECT_TRUE(refuses([&] { n.op(ones({2}, DType::i64), {}, false); }, n.name, {"i64"}));
+  }
+  EXPECT_TRUE(refuses([&] { argmax(ones({})); }, "argmax", {"[]"}));
+  EXPECT_TRUE(refuses([&] { argmax(ones({3, 0})); }, "argmax", {"[3, 0]"}));
+}
+
+}  // namespace
+}  // namespace hilt
