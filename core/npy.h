@@ -4,11 +4,12 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// A tensor from a .npy file: f8 f4 f2 i8 i4 u1, either byte order of axes (Fortran order comes back as strides), little endian.
-/// Trusts nothing in the file: every number is checked before it is used, and errors (Code::data) name file and byte.
+/// The tensor in a NumPy file of f8 f4 f2 i8 i4 u1, little endian. A file in Fortran order comes back with strides to match.
+/// Nothing in the file is trusted and nothing in it runs: each number is checked, and the whole size against the
+/// length of the file, before any memory is asked for. Errors (Code::data) name the file and the byte.
 Tensor read_npy(const std::string& path);
 
-/// Writes version 1.0, C order, little endian. Either the whole file appears under its name or nothing does.
+/// Writes x in C order. The file appears under its name whole or not at all: what was there before stays until then.
 void write_npy(const std::string& path, const Tensor& x);
 
 }  // namespace hilt

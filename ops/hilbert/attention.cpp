@@ -220,16 +220,18 @@ struct Hybrid final : OneOp {
         for (const GroupBatch& g : tiling.batches) {
           const Tensor Q = gather_queries(q, g), K = gather_keys(k, g), V = gather_keys(v, g), dO = gather_queries(d_o, g);
           const Tensor none = constant(0, q);
-          Tensor P = exp(sub(mul(matmul(Q, transpose(K)), call.scale), gather_queries(lse, g)));     // P  = e^(c Q K^T - L)
+          const Tensor cQ = mul(Q, call.scale);
+          Tensor P = exp(sub(matmul(cQ, transpose(K)), gather_queries(lse, g)));                     // P  = e^(c Q K^T - L)
           if (g.mask) P = where(g.mask, P, none);
           Tensor dP = matmul(dO, transpose(V)), MP = P;                                              // dP = dO V^T
           if (call.options.dropout > 0) {
             const Tensor M = dropout_multipliers(g, call.batch, call.heads(), call.options.dropout, call.key(), P.dtype());
             dP = mul(M, dP), MP = mul(M, P);
           }
-          const Tensor dS = mul(mul(P, sub(dP, gather_queries(delta, g))), call.scale);              // dS = P (dP - Delta) c
-          dq = add(dq, scatter_queries(matmul(dS, K), g, call.length(), call.heads()));              // dQ = dS K
-          dk = add(dk, scatter_keys(matmul(transpose(dS), Q), g, call.length(), call.kv_heads));     // dK = dS^T Q
+          const Tensor dS = mul(P, sub(dP, gather_queries(delta, g)));                               // dS = P (dP - Delta)
+          const Tensor cdQ = mul(matmul(dS, K), call.scale);                                         // dQ = c dS K
+          dq = add(dq, scatter_queries(cdQ, g, call.length(), call.heads()));
+          dk = add(dk, scatter_keys(matmul(transpose(dS), cQ), g, call.length(), call.kv_heads));    // dK = c dS^T Q
           dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, call.length(), call.kv_heads));    // dV = P^T dO
         }
     if (!packed) return finished({dq, dk, dv}, q.dtype());
@@ -358,6 +360,52 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
   const Part part = taped(call, q, k, v, true);
   const Tensor lse = permute(squeeze(part.lse, -1), {0, 2, 1});
   return {part.o, contiguous(to(lse, q.dtype() == DType::f64 ? DType::f64 : DType::f32))};
+}
+
+// ---- what it takes -------------------------------------------------------------------------------------
+
+// Counted off the code above. One S is [B, heads, groups, q, k]; temporaries live to the end of their expression.
+AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode) {
+  const auto element = static_cast<double>(size_of(dtype)), stat = dtype == DType::f64 ? 8.0 : 4.0;
+  const double rows = static_cast<double>(batch * plan.length()), heads = static_cast<double>(plan.heads());
+  const double q = rows * heads * static_cast<double>(dim), kv = 2 * rows * static_cast<double>(kv_heads * dim), row = rows * heads;
+  const bool narrow = size_of(dtype) == 2;
+  AttentionMemory m;
+  const double kept = q * element + row * stat;  // o and lse
+  if (mode == Backward::fused) {
+    m.saved = static_cast<std::size_t>(kept);
+    m.peak = static_cast<std::size_t>(kept + row * stat + (q + kv) * stat + (narrow ? q * element : 0));
+    return m;
+  }
+  double scores = 0, largest = 0, gathered = 0, masks = 0;
+  std::map<std::pair<Index, Index>, double> sizes;  // groups of one size are multiplied together
+  for (const auto& [index, users_of] : users(plan, -1)) {
+    sizes.clear();
+    const Tiling& t = plan.tilings()[static_cast<std::size_t>(index)];
+    const bool masked = t.tiles_partial > 0 || static_cast<Index>(t.keys.size()) < static_cast<Index>(t.q_tile.size() * t.k_tile.size());
+    for (const Tiling::Group& g : t.group) {
+      const Index nq = g.q.end - g.q.begin, nk = g.k.end - g.k.begin;
+      const double pairs = static_cast<double>(nq) * static_cast<double>(nk);
+      sizes[{nq, nk}] += pairs;
+      if (masked && (t.group.size() == 1 || t.tiles_partial > 0)) masks += pairs;
+      gathered += static_cast<double>(batch) * static_cast<double>(users_of.size()) * static_cast<double>((nq + 2 * nk) * dim) * element;
+    }
+    for (const auto& [size, pairs] : sizes) {
+      const double s = pairs * static_cast<double>(batch) * static_cast<double>(users_of.size()) * element;
+      scores += s;
+      largest = std::max(largest, s);
+    }
+  }
+  if (mode == Backward::hybrid) {
+    m.saved = static_cast<std::size_t>(kept);
+    m.peak = static_cast<std::size_t>(kept + 4 * largest + masks + 2 * gathered + (q + kv) * element + q * element);
+    return m;
+  }
+  const double branches = static_cast<double>(branch_count(plan));
+  const double merge = branches > 1 ? scores + branches * q * element : 0;  // logsumexp keeps S; the merge keeps each part
+  m.saved = static_cast<std::size_t>(scores + gathered + masks + merge);
+  m.peak = static_cast<std::size_t>(scores + 2 * largest + gathered + masks + merge + (q + kv) * element + q * element);
+  return m;
 }
 
 // ---- along the order and back --------------------------------------------------------------------------

@@ -160,7 +160,6 @@ class Builder {
     else if (b_.kind == Kind::blocks) block_rows();
     else windows();
     transpose();
-    cut_chunks();
   }
   Tiling take() { return std::move(t_); }
 
@@ -409,30 +408,6 @@ class Builder {
     }
   }
 
-  // A chunk ends where no query tile meets keys on both sides, once it is worth a thread; where there is no such place, at
-  // one sixteenth of the work.
-  void cut_chunks() {
-    constexpr Index kMost = 256, kMostOverlapping = 16, kLeast = 8;
-    const auto total = static_cast<Index>(t_.queries.size());
-    const Index clean = std::max(total / kMost, kLeast), forced = std::max(total / kMostOverlapping, kLeast);
-    std::vector<std::int32_t> first(t_.k_tile.size() + 1, narrow(tiles_of(t_.q_tile)));  // lowest q tile met from here on
-    for (std::size_t j = t_.k_tile.size(); j-- > 0;) {
-      first[j] = first[j + 1];
-      if (t_.queries_begin[j] < t_.queries_begin[j + 1])
-        first[j] = std::min(first[j], t_.queries[static_cast<std::size_t>(t_.queries_begin[j])].tile);
-    }
-    std::int32_t begin = 0, last = -1;  // highest q tile met so far
-    for (std::size_t j = 0; j < t_.k_tile.size(); ++j) {
-      if (t_.queries_begin[j] < t_.queries_begin[j + 1])
-        last = std::max(last, t_.queries[static_cast<std::size_t>(t_.queries_begin[j + 1] - 1)].tile);
-      const Index work = t_.queries_begin[j + 1] - t_.queries_begin[static_cast<std::size_t>(begin)];
-      if (j + 1 == t_.k_tile.size() || work >= forced || (work >= clean && first[j + 1] > last)) {
-        t_.chunk.push_back({begin, narrow(static_cast<Index>(j) + 1)});
-        begin = narrow(static_cast<Index>(j) + 1);
-      }
-    }
-  }
-
   const Ground& g_;
   std::size_t branch_;
   const Branch& b_;
@@ -534,7 +509,7 @@ std::size_t Plan::bytes() const {
     for (const Tokens* list : {&t.q_token, &t.k_token, &t.keys_begin, &t.queries_begin, &t.q_rank, &t.k_rank, &t.k_a, &t.q_a_low,
                                &t.q_a_high, &t.k_b, &t.q_b_low, &t.q_b_high})
       n += list->capacity() * sizeof(std::int32_t);
-    n += (t.q_tile.capacity() + t.k_tile.capacity() + t.chunk.capacity()) * sizeof(Tiling::Range);
+    n += (t.q_tile.capacity() + t.k_tile.capacity()) * sizeof(Tiling::Range);
     n += (t.keys.capacity() + t.queries.capacity()) * sizeof(Tiling::Ref) + t.group.capacity() * sizeof(Tiling::Group);
   }
   return n;

@@ -40,8 +40,6 @@ struct Tiling {
   /// Runs of queries and keys outside of which nothing attends: what taped and hybrid multiply as dense blocks.
   struct Group { Range q, k; };
   std::vector<Group> group;
-  /// Runs of k tiles, about equally costly, that backward hands to threads. Cut without regard to how many there are.
-  std::vector<Range> chunk;
 
   // What attends() compares; empty vectors mean no such test.
   std::vector<std::int32_t> q_rank, k_rank;                          // causal: k_rank <= q_rank
