@@ -1,4 +1,8 @@
+// f has inputs x and output y, c is a random cotangent of y's shape:
+//   numeric   (<c, f(x + h e)> - <c, f(x - h e)>) / 2 h      for each element e that an input shows
+//   analytic  what Tape::backward(y, c) gives, added up over all inputs that show e
 #include "core/gradcheck.h"
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 #include "core/random.h"
@@ -6,72 +10,101 @@
 namespace hilt {
 namespace {
 
-double dot(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
-  double s = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) s += x[i] * y[i];
-  return s;
-}
+/// A number in the user's memory that moves, and is put back whatever happens.
+class Moved {
+ public:
+  explicit Moved(double& x) : x_(x), old_(x) {}
+  Moved(const Moved&) = delete;
+  Moved& operator=(const Moved&) = delete;
+  ~Moved() { x_ = old_; }
+  void to(double value) { x_ = value; }
+  double old() const { return old_; }
+
+ private:
+  double& x_;
+  const double old_;
+};
 
 /// The storage element behind the k-th element of x in row-major order.
-Index element(const Tensor& x, Index k) {
+std::size_t element(const Tensor& x, Index k) {
   Index at = x.offset();
   for (int axis = x.rank() - 1; axis >= 0; --axis) {
     at += k % x.dim(axis) * x.stride(axis);
     k /= x.dim(axis);
   }
-  return at;
+  return static_cast<std::size_t>(at);
 }
+
+/// What the gradients of all inputs on one storage say of its elements; and which elements they show.
+struct Analytic {
+  std::vector<double> derivative;
+  std::vector<bool> shown;
+
+  Analytic(const Storage& storage, const std::vector<Tensor>& inputs, const Gradients& g)
+      : derivative(storage.bytes() / sizeof(double)), shown(derivative.size()) {
+    std::vector<TensorId> counted;  // one tensor given twice has one gradient
+    for (const Tensor& x : inputs) {
+      if (x.storage() != storage || std::ranges::find(counted, x.id()) != counted.end()) continue;
+      counted.push_back(x.id());
+      const std::vector<double> dx = g.has(x) ? g[x].to_vector() : std::vector<double>(static_cast<std::size_t>(x.numel()));
+      for (Index k = 0; k < x.numel(); ++k) {
+        derivative[element(x, k)] += dx[static_cast<std::size_t>(k)];
+        shown[element(x, k)] = true;
+      }
+    }
+  }
+};
 
 }  // namespace
 
 GradcheckResult gradcheck(const Composite& fn, const std::vector<Tensor>& inputs, const GradcheckOptions& options) {
-  for (const Tensor& x : inputs) check(x.dtype() == DType::f64, "gradcheck: inputs must be f64, got ", x.dtype());
+  for (const Tensor& x : inputs) {
+    check(bool(x), "gradcheck: undefined input");
+    check(x.dtype() == DType::f64, "gradcheck: inputs must be f64, got ", x.dtype(), "; convert with to(x, DType::f64)");
+  }
+  check(options.step > 0, "gradcheck: step ", options.step, " must be above 0");
   Tape tape;
   for (const Tensor& x : inputs) tape.watch(x);
   const Tensor y = fn(inputs);
-  const Tensor dy = randn(y.shape(), {options.seed, 0}, DType::f64);
-  const Gradients g = tape.backward(y, dy);
+  const Tensor c = randn(y.shape(), {options.seed, 0}, DType::f64);
+  const Gradients g = tape.backward(y, c);
+
+  const Tape::Pause pause;
+  const std::vector<double> cotangent = c.to_vector();
+  const auto values = [&] { return fn(inputs).to_vector(); };
+  {
+    const std::vector<double> once = y.to_vector(), again = values();
+    check(std::ranges::equal(once, again, [](double a, double b) { return a == b || (a != a && b != b); }),
+          "gradcheck: fn gave two results for the same inputs; draw its random numbers from one key");
+  }
 
   GradcheckResult result;
-  const Tape::Pause pause;
   for (std::size_t n = 0; n < inputs.size(); ++n) {
-    // What moves is a storage element. Gradients of all inputs that show it (the same tensor again, a view, a repeat) add up.
     Tensor x = inputs[n];
-    bool seen = false;
-    for (std::size_t m = 0; m < n; ++m) seen = seen || inputs[m].storage() == x.storage();
-    if (seen || x.numel() == 0) continue;
-    const auto elements = static_cast<Index>(x.storage().bytes() / sizeof(double));
-    std::vector<double> analytic(static_cast<std::size_t>(elements));
-    std::vector<bool> shown(analytic.size());
-    std::vector<TensorId> counted;
-    for (const Tensor& other : inputs) {
-      if (other.storage() != x.storage() || std::find(counted.begin(), counted.end(), other.id()) != counted.end()) continue;
-      counted.push_back(other.id());
-      const std::vector<double> d = g.has(other) ? g[other].to_vector<double>() : std::vector<double>(static_cast<std::size_t>(other.numel()));
-      for (Index k = 0; k < other.numel(); ++k) {
-        analytic[static_cast<std::size_t>(element(other, k))] += d[static_cast<std::size_t>(k)];
-        shown[static_cast<std::size_t>(element(other, k))] = true;
-      }
-    }
+    const auto same = [&](const Tensor& other) { return other.storage() == x.storage(); };
+    if (std::any_of(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(n), same)) continue;  // done with an earlier one
+    const Analytic analytic(x.storage(), inputs, g);
     double* const data = x.mutable_data<double>() - x.offset();
-    for (Index e = 0; e < elements; ++e) {
-      if (!shown[static_cast<std::size_t>(e)]) continue;
-      const double old = data[e];
-      data[e] = old + options.step;
-      const double up = dot(fn(inputs), dy);
-      data[e] = old - options.step;
-      const double down = dot(fn(inputs), dy);
-      data[e] = old;
-      const double numeric = (up - down) / (2 * options.step), got = analytic[static_cast<std::size_t>(e)];
+    for (std::size_t e = 0; e < analytic.shown.size(); ++e) {
+      if (!analytic.shown[e]) continue;
+      Moved moved(data[e]);
+      const double above = moved.old() + options.step, below = moved.old() - options.step;
+      moved.to(above);
+      const std::vector<double> up = values();
+      moved.to(below);
+      const std::vector<double> down = values();
+      double change = 0;
+      for (std::size_t i = 0; i < cotangent.size(); ++i) change += cotangent[i] * (up[i] - down[i]);
+      const double numeric = change / (above - below), got = analytic.derivative[e];
       const double ratio = std::abs(got - numeric) / (options.absolute + options.relative * std::abs(numeric));
       ++result.checked;
-      if (ratio <= result.worst) continue;
+      if (!(ratio <= 1)) result.ok = false;
+      if (ratio <= result.worst || std::isnan(result.worst)) continue;
       result.worst = ratio;
       std::ostringstream where;
-      where << "input " << n << " " << x.shape() << ", storage element " << e << ": analytic " << got << ", numeric " << numeric;
+      where.precision(12);
+      where << "input " << n << ' ' << x.shape() << ", element " << e << " of its storage: analytic " << got << ", numeric " << numeric;
       result.where = where.str();
-      if (!(ratio <= 1)) result.ok = false;
     }
   }
   return result;
