@@ -8,6 +8,7 @@ namespace {
 
 constexpr Index kTile = hilt::Tiling::kTile;
 constexpr Index kMostWalked = 1 << 14;   // cells: beyond, a picture of the walk is gray
+constexpr Index kTones = 5;             // neighbouring tiles differ
 constexpr Index kMostResolved = 128;     // cells or tiles a side
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
@@ -103,9 +104,9 @@ std::string figure_of_order(const hilt::Plan& plan, Index token, const Arrangeme
                       std::to_string(a.stats.full) + " full, " + std::to_string(a.stats.partial) + " partial, " + std::to_string(a.stats.total - a.touched()) + " empty.");
   svg.rect(1, 1, scale * static_cast<double>(width), scale * static_cast<double>(height), "frame");
   if (length <= kMostWalked)
-    for (Index tone = 0; tone < 4; ++tone) {
+    for (Index tone = 0; tone < kTones; ++tone) {
       std::string walk;
-      for (Index begin = tone * kTile; begin < length; begin += 4 * kTile) walk += report::walk_path(a.token_at, at(begin), at(begin + kTile), width);
+      for (Index begin = tone * kTile; begin < length; begin += kTones * kTile) walk += report::walk_path(a.token_at, at(begin), at(begin + kTile), width);
       svg.path(walk, "curve t" + std::to_string(tone), 1, 1, scale);
     }
   const auto attends = [&](Index x, Index y) { return y * width + x < length && plan.attends(0, token, y * width + x) > 0; };

@@ -152,7 +152,7 @@ Four naive_attention(const ExactProblem& problem, const AttendedSets& sets, hilt
 
 // dq = c sum_u P (M dO.v_u - Delta) k_u has terms of size c P (M |dO|.|v_u| + |dO|.|o|) |k_u|, and so on: the same loops
 // over absolute values, but for the scores, whose P is what it is.
-std::array<double, 4> term_sizes(const ExactProblem& p, const AttendedSets& sets) {
+Four term_sizes(const ExactProblem& p, const AttendedSets& sets) {
   const auto absolute = [](std::vector<double> x) {
     for (double& value : x) value = std::abs(value);
     return x;
@@ -175,8 +175,7 @@ std::array<double, 4> term_sizes(const ExactProblem& p, const AttendedSets& sets
       add_times(&dv[row.k(i)], kept * weight[i], &d_o[t], dim);
     }
   });
-  const auto largest = [](const std::vector<double>& x) { return x.empty() ? 0 : *std::ranges::max_element(x); };
-  return {largest(o), largest(dq), largest(dk), largest(dv)};
+  return {o, dq, dk, dv};
 }
 
 double dropout_multiplier(const hilt::RandomKey& key, Index head, Index t, Index u, double p) {

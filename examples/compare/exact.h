@@ -39,9 +39,9 @@ using Four = std::array<std::vector<double>, 4>;
 Four exact_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype);
 /// The same loops in `dtype`: f64 and f32 throughout, bf16 and f16 with every intermediate stored in 16 bits.
 Four naive_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype);
-/// For each of the four the largest sum of absolute values of the terms that an element is made of: what rounding errors
-/// are proportional to, even where the terms cancel.
-std::array<double, 4> term_sizes(const ExactProblem& problem, const AttendedSets& sets);
+/// The sum of absolute values of the terms that an element is made of, for each element: what rounding errors are proportional to,
+/// even where the terms cancel.
+Four term_sizes(const ExactProblem& problem, const AttendedSets& sets);
 
 /// Whether dropout keeps a weight, by its documented definition; multipliers are 0 or 1 / (1 - p).
 double dropout_multiplier(const hilt::RandomKey& key, Index head, Index t, Index u, double p);

@@ -58,8 +58,8 @@ OpKind kind_of(const std::string& op) {
 
 double crossover_in_keys(const Lesson& lesson) {
   for (std::size_t i = 0; i < lesson.by_keys.size(); ++i) {
-    const auto ratio = [&](std::size_t j) { return lesson.by_keys[j].held_bytes.at("taped") / lesson.by_keys[j].held_bytes.at("fused"); };
-    if (!lesson.by_keys[i].held_bytes.contains("taped") || !lesson.by_keys[i].held_bytes.contains("fused")) return 0;
+    const auto ratio = [&](std::size_t j) { return lesson.by_keys[j].saved_bytes.at("taped") / lesson.by_keys[j].saved_bytes.at("fused"); };
+    if (!lesson.by_keys[i].saved_bytes.contains("taped") || !lesson.by_keys[i].saved_bytes.contains("fused")) return 0;
     if (ratio(i) < 1) continue;
     if (i == 0) return static_cast<double>(lesson.by_keys[0].x);
     const double a = std::log(ratio(i - 1)), b = std::log(ratio(i)), low = std::log(static_cast<double>(lesson.by_keys[i - 1].x)),
@@ -69,20 +69,21 @@ double crossover_in_keys(const Lesson& lesson) {
   return 0;
 }
 
-std::string figure_of_time(const Lesson& lesson) {
+std::string figure_of_time(const Lesson& lesson, bool with_dense) {
   report::BarChart chart;
-  chart.title = "Time of each op, forward and backward";
+  chart.title = std::string("Time of each op, forward and backward") + (with_dense ? "" : ", on the plan");
   chart.description = "Stacked bars, one for each pass of each mode: " + listed(lesson, [](const Mode& m) {
     return report::milliseconds(m.forward_ms) + " forward and " + report::milliseconds(m.backward_ms) + " backward";
   });
-  chart.label_width = 112, chart.value_width = 74, chart.width = 620;
+  chart.label_width = 112, chart.value_width = 74, chart.width = 480;
   std::vector<std::string> seen;
   for (const Mode& mode : lesson.modes) {
-    if (!mode.ran()) continue;
+    if (!mode.ran() || (mode.name == "dense" && !with_dense)) continue;
     for (const bool forward : {true, false}) {
       report::BarChart::Bar bar{.label = mode.name + (forward ? " forward" : " backward"), .value = report::milliseconds(forward ? mode.forward_ms : mode.backward_ms)};
       for (const hilt::NodeReport& node : mode.tape) {
         const double ms = forward ? node.forward_ms : node.backward_ms;
+        if (ms < 1e-3 * (forward ? mode.forward_ms : mode.backward_ms)) continue;  // views
         const OpKind kind = kind_of(node.name);
         bar.parts.push_back({ms, kind.style, node.name + ", " + report::milliseconds(ms)});
         if (std::ranges::find(seen, kind.name) == seen.end()) seen.push_back(kind.name), chart.legend.emplace_back(kind.name, kind.style);
@@ -102,7 +103,7 @@ std::string figure_of_live_bytes(const Mode& mode) {
   for (std::size_t n = mode.tape.size(); n-- > 0;)
     live.points.emplace_back(time += mode.tape[n].backward_ms, static_cast<double>(mode.tape[n].backward_live));
   const double end = std::max(time, turn + mode.backward_ms);
-  report::Series forward{.name = "peak", .style = "ink", .points = {{0, static_cast<double>(mode.forward_peak)}, {turn, static_cast<double>(mode.forward_peak)}}, .dots = false, .named = false};
+  report::Series forward{.name = "peak", .style = "thin", .points = {{0, static_cast<double>(mode.forward_peak)}, {turn, static_cast<double>(mode.forward_peak)}}, .dots = false, .named = false};
   report::Series backward = forward;
   backward.points = {{turn, static_cast<double>(mode.backward_peak)}, {end, static_cast<double>(mode.backward_peak)}};
   report::LineChart chart;
@@ -113,6 +114,7 @@ std::string figure_of_live_bytes(const Mode& mode) {
   chart.x = {.label = "time, ms", .format = [](double x) { return format("%g", x); }, .low = 0, .high = end};
   chart.y = {.label = mode.name + ": bytes beyond q, k, v, d_o", .format = [](double y) { return y == 0 ? std::string("0") : report::bytes(y); }};
   chart.series = {forward, backward, live};
+  chart.y.high = 1.2 * static_cast<double>(mode.peak());  // room for a word above the curve
   chart.marks = {{turn, "backward", true}};
   chart.height = 220;
   return chart.str();
@@ -165,23 +167,23 @@ std::string figure_of_time_by_length(const Lesson& lesson) {
 
 std::string figure_of_bytes_by_length(const Lesson& lesson) {
   report::LineChart chart;
-  chart.title = "Bytes held between the passes against length";
-  chart.description = "At the longest: " + listed(lesson, [&](const Mode& m) { return report::bytes(static_cast<double>(m.held_bytes)); });
+  chart.title = "Bytes the tape keeps, against length";
+  chart.description = "At the longest: " + listed(lesson, [&](const Mode& m) { return report::bytes(static_cast<double>(m.saved_bytes)); });
   chart.x = {.label = "tokens", .log = true, .format = length_text};
-  chart.y = {.label = "held between forward and backward", .log = true, .format = report::bytes};
-  chart.series = by_mode(lesson, lesson.by_length, [](const Sample& s) -> const auto& { return s.held_bytes; });
+  chart.y = {.label = "kept by the tape", .log = true, .format = report::bytes};
+  chart.series = by_mode(lesson, lesson.by_length, [](const Sample& s) -> const auto& { return s.saved_bytes; });
   return chart.str();
 }
 
 std::string figure_of_bytes_by_keys(const Lesson& lesson) {
   report::LineChart chart;
-  chart.title = "Bytes held against keys a row";
+  chart.title = "Bytes the tape keeps, against keys a row";
   const double crossover = crossover_in_keys(lesson);
   chart.description = "Segments of growing size at one length. Taped grows with the keys of a row, fused does not. " +
                       (crossover > 0 ? "They cross at " + format("%.0f", crossover) + " keys a row; the head dim is " + std::to_string(lesson.problem.dim()) + "." : std::string());
   chart.x = {.label = "keys a row", .log = true, .format = length_text};
-  chart.y = {.label = "held between forward and backward", .log = true, .format = report::bytes};
-  chart.series = by_mode(lesson, lesson.by_keys, [](const Sample& s) -> const auto& { return s.held_bytes; });
+  chart.y = {.label = "kept by the tape", .log = true, .format = report::bytes};
+  chart.series = by_mode(lesson, lesson.by_keys, [](const Sample& s) -> const auto& { return s.saved_bytes; });
   chart.marks = {{static_cast<double>(lesson.problem.dim()), "head dim", true}};
   return chart.str();
 }

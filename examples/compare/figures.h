@@ -6,7 +6,7 @@
 
 namespace compare {
 
-std::string figure_of_time(const Lesson& lesson);
+std::string figure_of_time(const Lesson& lesson, bool with_dense);
 std::string figure_of_live_bytes(const Mode& mode);
 std::string figure_of_error(const Lesson& lesson, const Mode& mode, std::size_t tensor);
 std::string figure_of_time_by_length(const Lesson& lesson);

@@ -64,7 +64,7 @@ struct Mode {
 /// One length of the scaling figure, or one number of keys a row.
 struct Sample {
   Index x = 0;
-  std::map<std::string, double> ms, held_bytes;  // by mode
+  std::map<std::string, double> ms, saved_bytes;  // by mode
 };
 
 struct Machine {

@@ -49,12 +49,13 @@ ExactProblem exact_problem(const Problem& p) {
           p.q.to_vector(), p.k.to_vector(), p.v.to_vector(), p.d_o.to_vector()};
 }
 
-double epsilon_of(hilt::DType dtype) {
+/// One rounding to nearest, relative to what is rounded.
+double rounding_of(hilt::DType dtype) {
   switch (dtype) {
-    case hilt::DType::f64: return 0x1p-52;
-    case hilt::DType::bf16: return 0x1p-7;
-    case hilt::DType::f16: return 0x1p-10;
-    default: return 0x1p-23;
+    case hilt::DType::f64: return 0x1p-53;
+    case hilt::DType::bf16: return 0x1p-8;
+    case hilt::DType::f16: return 0x1p-11;
+    default: return 0x1p-24;
   }
 }
 
@@ -90,7 +91,7 @@ void judge_modes(Lesson& lesson) {
   const AttendedSets sets = attended_sets(*p.plan);
   const ExactProblem problem = exact_problem(p);
   const Four exact = exact_attention(problem, sets, p.dtype), naive = naive_attention(problem, sets, p.dtype);
-  const std::array<double, 4> terms = term_sizes(problem, sets);
+  const Four terms = term_sizes(problem, sets);
   lesson.oracle = p.dtype == hilt::DType::f64 ? "plain loops in long double" : "plain loops in f64";
   lesson.naive = "the same loops in " + std::string(name_of(p.dtype));
   lesson.tiles = p.plan->stats();
@@ -121,7 +122,7 @@ void judge_modes(Lesson& lesson) {
     summarize(mode, p, runs[mode.name]);
     for (std::size_t i = 0; i < 4; ++i) {
       const std::vector<double> x = runs[mode.name][0].result[i].to_vector();
-      mode.error[i] = judge(x, exact[i], lesson.naive_error[i], epsilon_of(p.dtype) * terms[i]);
+      mode.error[i] = judge(x, exact[i], terms[i], lesson.naive_error[i], rounding_of(p.dtype));
       for (std::size_t j = 0; j < x.size(); ++j) mode.deviation[i].push_back(std::abs(x[j] - exact[i][j]));
     }
   }

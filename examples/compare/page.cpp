@@ -75,13 +75,13 @@ void write_bill(Page& page, const Lesson& lesson) {
 }
 
 std::string bar(double part, double whole, const char* style) {
-  return whole <= 0 ? "" : format("<span class=\"bar %s\" style=\"width:%.0fpx\"></span>", style, 70 * part / whole);
+  return part < 0.015 * whole || whole <= 0 ? "" : format("<span class=\"bar %s\" style=\"width:%.0fpx\"></span>", style, 70 * part / whole);
 }
 
 void write_listings(Page& page, const Lesson& lesson) {
   page.heading("tapes", "What is on the tape");
   page.paragraph("A tape is the list of ops that ran, in order. Backward plays it from the bottom up, and each op hands back the gradient of its inputs from what it kept. "
-                 "<i>New</i> counts only the storage that no earlier op keeps already. Bars: forward and backward time within the mode.");
+                 "<i>New</i> counts only the storage that no earlier op keeps already; a dash stands for nothing, or less than 0.01 ms. Bars: time within the mode, forward and backward.");
   for (const Mode& m : lesson.modes) {
     if (!m.ran()) continue;
     double longest = 0;
@@ -89,8 +89,10 @@ void write_listings(Page& page, const Lesson& lesson) {
     std::vector<std::vector<std::string>> rows{{"op", "output", "#keeps", "#of that new", "#forward", "", "#backward", ""}};
     for (std::size_t i = 0; i < std::min(m.tape.size(), kListed); ++i) {
       const hilt::NodeReport& n = m.tape[i];
-      rows.push_back({"<code>" + escape(n.name) + "</code>", shape_text(n.dtype, n.output), "#" + size_text(n.saved_bytes), "#" + size_text(n.unique_bytes), "#" + report::milliseconds(n.forward_ms),
-                      bar(n.forward_ms, longest, "f"), "#" + report::milliseconds(n.backward_ms), bar(n.backward_ms, longest, "b")});
+      const auto bytes = [](std::size_t size) { return "#" + (size ? size_text(size) : std::string("\u2013")); };
+      const auto time = [](double ms) { return "#" + (ms < 0.01 ? std::string("\u2013") : report::milliseconds(ms)); };
+      rows.push_back({"<code>" + escape(n.name) + "</code>", shape_text(n.dtype, n.output), bytes(n.saved_bytes), bytes(n.unique_bytes), time(n.forward_ms),
+                      bar(n.forward_ms, longest, "f"), time(n.backward_ms), bar(n.backward_ms, longest, "b")});
     }
     page.table("<b>" + dot(m.name) + "</b>: " + std::to_string(m.tape.size()) + (m.tape.size() == 1 ? " op" : " ops") + ", " + size_text(m.saved_bytes) + " kept" +
                (m.tape.size() > kListed ? ", the first " + std::to_string(kListed) + " shown" : ""), rows);
@@ -107,7 +109,9 @@ void write_memory_and_time(Page& page, const Lesson& lesson) {
       figures.emplace_back(figure_of_live_bytes(m), "<b>" + m.name + "</b>: " + size_text(m.held_bytes) + " between the passes, peak " + size_text(m.peak()) + ".");
   page.figures(figures);
   page.heading("time", "Where the time goes");
-  page.figure(figure_of_time(lesson), "Each part of a bar is one op; point at it for its name. Kernels of one op cannot be cut further from outside.");
+  std::vector<std::pair<std::string, std::string>> bars{{figure_of_time(lesson, true), "All modes. Each part of a bar is one op; point at it for its name."}};
+  if (lesson.mode("dense") && lesson.modes.size() > 1) bars.emplace_back(figure_of_time(lesson, false), "Without dense, on a scale of their own. A kernel of one op cannot be cut further from outside.");
+  page.figures(bars);
 }
 
 std::string index_text(const Lesson& lesson, std::size_t index, std::size_t tensor) {
@@ -140,8 +144,8 @@ void write_agreement(Page& page, const Lesson& lesson) {
   for (const Mode& m : lesson.modes)
     if (m.ran()) shown = &m;
   if (!shown) return;
-  page.paragraph("Where are the errors of <b>" + shown->name + "</b>? Each cell is a token at its place in the grid, the darker the larger its error (in the dark theme, the lighter). From one shade to the next it doubles; "
-                 "the last shade ends at the limit, red lies beyond. The lines are the edges of the tiles the kernels work in. A mistake in how tiles are joined would show as a pattern along these lines; "
+  page.paragraph("Where are the errors of <b>" + shown->name + "</b>? Each cell is a token at its place in the grid. From one shade to the next the error doubles: up to 1/32 of the limit "
+                 "<span class=\"shades\"><i style=\"background:var(--h0)\"></i><i style=\"background:var(--h1)\"></i><i style=\"background:var(--h2)\"></i><i style=\"background:var(--h3)\"></i><i style=\"background:var(--h4)\"></i><i style=\"background:var(--h5)\"></i></span> up to the limit; red lies beyond. The lines are the edges of the tiles the kernels work in. A mistake in how tiles are joined would show as a pattern along these lines; "
                  "rounding shows as noise that ignores them.");
   std::vector<std::pair<std::string, std::string>> figures;
   for (std::size_t i = 0; i < kTensors.size(); ++i)
@@ -162,7 +166,7 @@ void write_scaling(Page& page, const Lesson& lesson) {
   std::vector<std::pair<std::string, std::string>> figures;
   if (lesson.by_length.size() > 1) {
     figures.emplace_back(figure_of_time_by_length(lesson), "Both scales are logarithmic: a line that rises twice as steeply grows with the square of the length.");
-    figures.emplace_back(figure_of_bytes_by_length(lesson), "What must be held to go back. Dense keeps all pairs and grows with the square of the length whatever the pattern.");
+    figures.emplace_back(figure_of_bytes_by_length(lesson), "What the tape keeps to go back. Dense keeps a weight for every pair there is, whatever the pattern.");
   }
   if (lesson.by_keys.size() > 1) {
     const double crossover = crossover_in_keys(lesson);
@@ -173,8 +177,8 @@ void write_scaling(Page& page, const Lesson& lesson) {
   }
   page.figures(figures);
   if (lesson.by_keys.size() > 1)
-    page.paragraph("Fused does not always save memory. For each row and head, an op-by-op tape keeps the weights, one number a key; fused keeps the output, one number a feature, and L. With fewer keys than features "
-                   "(the head dim here is " + std::to_string(lesson.problem.dim()) + ") the weights are the smaller thing to keep. What else a tape holds, gathered copies of q, k and v for one, moves the measured crossing away from that simple count.");
+    page.paragraph("Fused does not always save memory. For each row and head both keep q, k and v, or gathered copies of them; then an op-by-op tape keeps the weights, one number a key, and fused keeps the output and L, one number a feature "
+                   "and one more. With fewer keys than features (the head dim here is " + std::to_string(lesson.problem.dim()) + ") the weights are the smaller thing to keep.");
 }
 
 void write_orders(Page& page, const Lesson& lesson) {
@@ -234,7 +238,7 @@ void write_formulas(Page& page, const Lesson& lesson) {
     std::string code = line.text.substr(0, line.text.find("//"));
     code.erase(code.find_last_not_of(' ') + 1);
     const std::string buffer = f.buffer;
-    rows.push_back({f.formula, f.what, "#" + report::bytes(buffer == "scores" ? block : static_cast<double>((buffer == "q" ? p.q : p.k).bytes())), std::to_string(line.number) + ": <code>" + escape(code) + "</code>"});
+    rows.push_back({f.formula, std::string("~") + f.what, "#" + report::bytes(buffer == "scores" ? block : static_cast<double>((buffer == "q" ? p.q : p.k).bytes())), "~" + std::to_string(line.number) + ": <code>" + escape(code) + "</code>"});
   }
   page.table("P, dP and dS have one number for each pair of a block: taped keeps P between the passes, hybrid makes all three anew, fused a tile at a time.", rows);
   if (const SourceLine line = source_line(kFusedMarker); line.number)

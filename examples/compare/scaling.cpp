@@ -5,7 +5,7 @@
 namespace compare {
 namespace {
 
-constexpr double kSeconds = 4;  // that both figures may take: longer lengths are left out once it is over
+constexpr double kSeconds = 3;  // that a figure may take: what would come later is left out once they are over
 constexpr Index kShortest = 128;
 constexpr int kRepeats = 3;
 
@@ -22,17 +22,17 @@ Problem resized(const Problem& p, Index length, const hilt::Pattern& pattern) {
   return small;
 }
 
-Sample measure(const Lesson& lesson, const Problem& p, Index x) {
+Sample measure(const Lesson& lesson, const Problem& p, Index x, bool with_dense, int repeats) {
   Sample sample{.x = x};
   std::optional<Dense> dense;
+  if (with_dense && lesson.mode("dense")) dense.emplace(p, attended_sets(*p.plan));
   for (const Mode& mode : lesson.modes) {
-    if (!mode.ran()) continue;
-    if (mode.name == "dense") dense.emplace(p, attended_sets(*p.plan));
+    if (!mode.ran() || (mode.name == "dense" && !dense)) continue;
     std::vector<double> ms;
-    for (int i = 0; i < kRepeats; ++i) {
+    for (int i = 0; i < repeats; ++i) {
       const Run run = run_once(p, mode.name, mode.name == "dense" ? &*dense : nullptr);
       ms.push_back(run.forward_ms + run.backward_ms);
-      sample.held_bytes[mode.name] = static_cast<double>(run.held);
+      sample.saved_bytes[mode.name] = static_cast<double>(run.saved);
     }
     sample.ms[mode.name] = median(ms);
   }
@@ -42,28 +42,29 @@ Sample measure(const Lesson& lesson, const Problem& p, Index x) {
 }  // namespace
 
 void measure_scaling(Lesson& lesson) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto in_time = [&](double share) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < share * kSeconds;
-  };
+  using Clock = std::chrono::steady_clock;
   const Problem& p = lesson.problem;
-  const auto add = [&](std::vector<Sample>& samples, Index length, const hilt::Pattern& pattern, Index x) {
+  const auto add = [&](std::vector<Sample>& samples, Index length, const hilt::Pattern& pattern, Index x, bool with_dense, int repeats) {
     try {
-      samples.push_back(measure(lesson, resized(p, length, pattern), x));
+      samples.push_back(measure(lesson, resized(p, length, pattern), x, with_dense, repeats));
     } catch (const hilt::Error&) {
       // A pattern that names blocks, say, has no shorter version: the figure has a point less.
     }
   };
-  const Index shortest = std::max(kShortest, p.length() / 32);
-  for (Index length = shortest; length < p.length() && in_time(0.6); length *= 2) add(lesson.by_length, length, p.plan->spec().pattern, length);
+  const auto in_time = [](Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count() < kSeconds; };
+
+  auto start = Clock::now();
+  const Index short_length = std::min<Index>(p.length(), 1024);
+  for (Index keys = 8; keys <= short_length && keys <= 8 * p.dim() && in_time(start); keys *= 2)
+    add(lesson.by_keys, short_length, {hilt::Branch{.kind = hilt::Branch::Kind::segment, .size = keys}}, keys, false, 1);
+
+  start = Clock::now();
+  for (Index length = std::max(kShortest, p.length() / 32); length < p.length() && in_time(start); length *= 2)
+    add(lesson.by_length, length, p.plan->spec().pattern, length, true, kRepeats);
   Sample whole{.x = p.length()};
   for (const Mode& mode : lesson.modes)
-    if (mode.ran()) whole.ms[mode.name] = mode.forward_ms + mode.backward_ms, whole.held_bytes[mode.name] = static_cast<double>(mode.held_bytes);
+    if (mode.ran()) whole.ms[mode.name] = mode.forward_ms + mode.backward_ms, whole.saved_bytes[mode.name] = static_cast<double>(mode.saved_bytes);
   lesson.by_length.push_back(whole);
-
-  const Index length = std::min<Index>(p.length(), 1024);
-  for (Index keys = 8; keys <= length && keys <= 8 * p.dim() && in_time(1); keys *= 2)
-    add(lesson.by_keys, length, {hilt::Branch{.kind = hilt::Branch::Kind::segment, .size = keys}}, keys);
 }
 
 }  // namespace compare

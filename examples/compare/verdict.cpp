@@ -18,12 +18,16 @@ Error measure(std::span<const double> x, std::span<const double> exact) {
   return e;
 }
 
-Error judge(std::span<const double> x, std::span<const double> exact, const Error& naive, double floor) {
-  double size = 0;
+Error judge(std::span<const double> x, std::span<const double> exact, std::span<const double> terms, const Error& naive, double unit) {
+  double size = 0, largest_term = 0, size_of_terms = 0;
   for (double value : exact) size += value * value;
+  for (double value : terms) {
+    largest_term = std::max(largest_term, value);
+    size_of_terms += value * value;
+  }
   Error e = measure(x, exact);
-  e.limit = 2 * naive.max_abs + floor;
-  e.rel_limit = 2 * naive.rel_l2 + floor * std::sqrt(static_cast<double>(exact.size()) / std::max(size, std::numeric_limits<double>::min()));
+  e.limit = 2 * naive.max_abs + unit * largest_term;
+  e.rel_limit = 2 * naive.rel_l2 + unit * std::sqrt(size_of_terms / std::max(size, std::numeric_limits<double>::min()));
   e.ok = x.size() == exact.size() && e.max_abs <= e.limit && e.rel_l2 <= e.rel_limit;
   return e;
 }

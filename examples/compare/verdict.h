@@ -19,11 +19,11 @@ struct Error {
 
 Error measure(std::span<const double> x, std::span<const double> exact);
 
-/// The rule, for the largest error and for the mean one alike:
+/// The rule, for the largest error and for the relative error over the tensor alike:
 ///     err(x) <= 2 err(naive) + floor
 /// naive is the textbook formula in x's own type: rounding is forgiven as far as nobody could do without it. The floor is
-/// one rounding of the largest sum of absolute terms that any element is made of: a gradient may vanish by cancellation,
-/// its terms are what gets rounded.
-Error judge(std::span<const double> x, std::span<const double> exact, const Error& naive, double floor);
+/// one rounding, `unit`, of the terms that elements are made of: a gradient may vanish by cancellation, its terms are what
+/// gets rounded.
+Error judge(std::span<const double> x, std::span<const double> exact, std::span<const double> terms, const Error& naive, double unit);
 
 }  // namespace compare

@@ -38,7 +38,7 @@ std::vector<double> ticks(double low, double high, bool log) {
 }
 
 void fit(Axis& axis, std::vector<double> values) {
-  if (axis.low != 0 || axis.high != 0) return;
+  if (axis.low < axis.high) return;
   std::erase_if(values, [&](double v) { return !std::isfinite(v) || (axis.log && v <= 0); });
   if (values.empty()) values = {1, 2};
   const auto [low, high] = std::ranges::minmax(values);

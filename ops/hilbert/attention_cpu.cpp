@@ -13,6 +13,7 @@
 // A masked score is -inf, its P and dS are set to 0, not multiplied. But 0 x NaN is NaN, so a row that is not finite never enters a
 // product that sums over rows: it is taken out, zeros take its place, and the pairs that do attend are added one by one.
 #include <sched.h>
+#include <bit>
 #include <limits>
 #include <new>
 #include "core/parallel.h"
@@ -28,6 +29,7 @@ constexpr Index kLine = 64;  // bytes of a cache line
 
 template <class W> struct VectorOf { using type [[gnu::vector_size(kVectorBytes)]] = W; };
 template <class W> using Vector = typename VectorOf<W>::type;
+template <class W> using Bits = decltype(Vector<W>{} < Vector<W>{});  // integers of the same size
 template <class W> constexpr W kMinusInfinity = -std::numeric_limits<W>::infinity();
 
 template <class W> Vector<W>& vector_at(W* x) { return *reinterpret_cast<Vector<W>*>(x); }
@@ -58,17 +60,17 @@ constexpr int kColumns = kIsa == Isa::avx512 ? 4 : 2;  // vectors
 
 /// C[r][v] (+)= sum_k A(r, k) B[k][v] for R rows and V vectors.
 template <int R, int V, class W>
-[[gnu::noinline]] void block(Left<W> a, const W* b, Index b_pitch, Index n, W* c, Index c_pitch, bool add) {
+[[gnu::always_inline]] inline void block(const W* a, Index row, Index step, const W* b, Index b_pitch, Index n, W* c, Index c_pitch, bool add) {
   Vector<W> sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) sum[r][v] = add ? vector_at(c + r * c_pitch + v * kLanes<W>) : Vector<W>{};
-  for (Index k = 0; k < n; ++k, a.at += a.step, b += b_pitch) {
+  for (Index k = 0; k < n; ++k, a += step, b += b_pitch) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sum[r][v] += a.at[r * a.row] * vector_at(b + v * kLanes<W>);
+      for (int v = 0; v < V; ++v) sum[r][v] += a[r * row] * vector_at(b + v * kLanes<W>);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
@@ -76,17 +78,20 @@ template <int R, int V, class W>
     for (int v = 0; v < V; ++v) vector_at(c + r * c_pitch + v * kLanes<W>) = sum[r][v];
 }
 
+/// All rows of V columns of vectors: R at a time, the rest by halves of R.
 template <int R, int V, class W>
-void block_rows(Left<W> a, const W* b, Index b_pitch, Index rows, Index n, W* c, Index c_pitch, bool add) {
-  for (; rows >= R; rows -= R, a.at += R * a.row, c += R * c_pitch) block<R, V>(a, b, b_pitch, n, c, c_pitch, add);
-  if constexpr (R > 1) block_rows<R / 2, V>(a, b, b_pitch, rows, n, c, c_pitch, add);
+[[gnu::noinline]] void block_rows(Left<W> a, const W* b, Index b_pitch, Index rows, Index n, W* c, Index c_pitch, bool add) {
+  for (; rows >= R; rows -= R, a.at += R * a.row, c += R * c_pitch) block<R, V>(a.at, a.row, a.step, b, b_pitch, n, c, c_pitch, add);
+  if constexpr (R > 1)
+    if (rows > 0) block_rows<R / 2, V>(a, b, b_pitch, rows, n, c, c_pitch, add);
 }
 
 template <int V, class W>
 void block_columns(Left<W> a, const W* b, Index b_pitch, Index rows, Index n, Index vectors, W* c, Index c_pitch, bool add) {
   for (; vectors >= V; vectors -= V, b += V * kLanes<W>, c += V * kLanes<W>)
     block_rows<kSums / V, V>(a, b, b_pitch, rows, n, c, c_pitch, add);
-  if constexpr (V > 1) block_columns<V / 2>(a, b, b_pitch, rows, n, vectors, c, c_pitch, add);
+  if constexpr (V > 1)
+    if (vectors > 0) block_columns<V / 2>(a, b, b_pitch, rows, n, vectors, c, c_pitch, add);
 }
 
 /// C (+)= A B: `rows` x `columns`, `n` terms each. Writes whole vectors.
@@ -134,10 +139,14 @@ bool gather(const Source<const T>& x, Index n, W factor, Tile<W> out) {
   Vector<W> odd{};
   for (Index i = 0; i < n; ++i) {
     const T* const from = x.row(i);
-    W* const to = out.row(i);
-    for (Index d = 0; d < x.dim; ++d) to[d] = factor * static_cast<W>(from[d]);
-    for (Index d = x.dim; d < whole_vectors<W>(x.dim); ++d) to[d] = 0;
-    for (Index d = 0; d < x.dim; d += kLanes<W>) odd += vector_at(to + d) - vector_at(to + d);
+    for (Index d = 0; d < x.dim; d += kLanes<W>) {
+      W line[kLanes<W>] = {};
+      if (d + kLanes<W> <= x.dim) for (int l = 0; l < kLanes<W>; ++l) line[l] = static_cast<W>(from[d + l]);
+      else for (Index l = 0; l < x.dim - d; ++l) line[l] = static_cast<W>(from[d + l]);
+      const Vector<W> y = factor * std::bit_cast<Vector<W>>(line);
+      vector_at(out.row(i) + d) = y;
+      odd += y - y;
+    }
   }
   bool finite = true;
   for (int l = 0; l < kLanes<W>; ++l) finite = finite && odd[l] == 0;
@@ -199,6 +208,27 @@ W fold(Vector<W> x, Op op, std::integer_sequence<int, Lane...> lanes) {
 }
 template <class W, class Op> W fold(Vector<W> x, Op op) { return fold<kLanes<W> / 2, W>(x, op, std::make_integer_sequence<int, kLanes<W>>()); }
 
+/// e^x of weights: x is not above 88, and what is below the normal numbers is 0. NaN stays. Takes two thirds of the steps of math::exp.
+template <class W>
+[[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
+  if constexpr (sizeof(W) == 8) {
+    for (int l = 0; l < kLanes<W>; ++l) x[l] = math::exp(x[l]);
+    return x;
+  } else {
+    constexpr float kRound = 12582912.0f + 127.0f;  // leaves the nearest integer, biased as an exponent is, in the low bits
+    constexpr float kLog2e = 1.44269504088896341f, kTiny = -87.336545f;
+    const Vector<W> shifted = x * kLog2e + kRound, r = x * kLog2e - (shifted - kRound);
+    Vector<W> p = 1.5345812e-4f * r + 1.3399931e-3f;  // 2^r, |r| <= 1/2, to 1.9e-9
+    p = p * r + 9.6184890e-3f;
+    p = p * r + 5.5503288e-2f;
+    p = p * r + 2.4022647e-1f;
+    p = p * r + 6.9314721e-1f;
+    p = p * r + 1.0f;
+    const auto two_n = std::bit_cast<Vector<W>>(std::bit_cast<Bits<W>>(shifted) << 23);
+    return x < kTiny ? Vector<W>{} : p * two_n;
+  }
+}
+
 /// One row of an online softmax: s becomes e^(s - m); l and o, sums relative to the m of before, follow. n: whole vectors.
 template <class W>
 void soften(W* s, Index n, W& m, W& l, W* o, Index dim) {
@@ -209,7 +239,7 @@ void soften(W* s, Index n, W& m, W& l, W* o, Index dim) {
   m = fold<W>(top, larger);
   const W shift = m == kMinusInfinity<W> ? 0 : m;  // no key yet: all weights are 0
   for (Index j = 0; j < n; j += kLanes<W>) {
-    for (int lane = 0; lane < kLanes<W>; ++lane) s[j + lane] = math::exp(s[j + lane] - shift);
+    vector_at(s + j) = weight<W>(vector_at(s + j) - shift);
     sum += vector_at(s + j);
   }
   if (m != before) {
@@ -371,13 +401,13 @@ template <class W> struct BackwardSpace {
   W* multiplier;
 };
 
-/// One row: p = e^(s - L) and dS = p (M dP - Delta), in place of s and dP.
+/// One row: p = e^(s - L) and dS = p (M dP - Delta), in place of s and dP. m is null without dropout. n: whole vectors.
 template <class W>
-void soften_backward(W* __restrict s, W* __restrict dp, const W* __restrict m, Index n, W lse, W delta) {
-  for (Index j = 0; j < n; ++j) {
-    const W p = math::exp(s[j] - lse);
-    dp[j] = p * ((m ? m[j] * dp[j] : dp[j]) - delta);
-    s[j] = m ? m[j] * p : p;
+void soften_backward(W* s, W* dp, const W* m, Index n, W lse, W delta) {
+  for (Index j = 0; j < n; j += kLanes<W>) {
+    const Vector<W> p = weight<W>(vector_at(s + j) - lse), kept = m ? vector_at(m + j) : Vector<W>{} + 1;
+    vector_at(dp + j) = p * (kept * vector_at(dp + j) - delta);
+    vector_at(s + j) = kept * p;
   }
 }
 
@@ -417,13 +447,10 @@ void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
       product(plain(space.q), space.k_t, space.p, rows, dim, n);
       product(plain(space.d_o), space.v_t, space.ds, rows, dim, n);
       for (Index r = 0; r < rows; ++r) {
-        const Index token = q_rows.token[r], at = (b * sizes.heads + h) * sizes.length + token;
-        if (sizes.dropout > 0) {
-          multipliers(sizes, b, h, q_rows.token[r], k_rows.token, n, space.multiplier);
-          soften_backward(space.p.row(r), space.ds.row(r), space.multiplier, n, lse[at], delta[at]);
-        } else {
-          soften_backward(space.p.row(r), space.ds.row(r), static_cast<const W*>(nullptr), n, lse[at], delta[at]);
-        }
+        const std::int32_t token = q_rows.token[r];
+        const Index at = (b * sizes.heads + h) * sizes.length + token;
+        if (sizes.dropout > 0) multipliers(sizes, b, h, token, k_rows.token, n, space.multiplier);
+        soften_backward(space.p.row(r), space.ds.row(r), sizes.dropout > 0 ? space.multiplier : nullptr, whole_vectors<W>(n), lse[at], delta[at]);
         if (ref.partial) mask(t, range.begin + r, keys, space.p.row(r), W{0}), mask(t, range.begin + r, keys, space.ds.row(r), W{0});
       }
       const auto pairs = [&](Index row, Index j) {

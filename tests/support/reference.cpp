@@ -436,7 +436,6 @@ void judge_lists(const char* what, const std::vector<std::int32_t>& begin, const
 void judge_tiling(const Tiling& g, Index length, std::vector<int>& count) {
   judge_runs("q_tile", g.q_tile, g.q_token.size(), Tiling::kTile);
   judge_runs("k_tile", g.k_tile, g.k_token.size(), Tiling::kTile);
-  judge_runs("chunk", g.chunk, g.k_tile.size(), std::ssize(g.k_tile));
   for (const auto* tokens : {&g.q_token, &g.k_token}) {
     std::vector<bool> seen(at(length), false);
     for (const std::int32_t t : *tokens) {

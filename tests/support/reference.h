@@ -98,8 +98,8 @@ double slope_along(const Sizes& n, const Attended& set, const Inputs<double>& in
 // ---- plans ---------------------------------------------------------------------------------------------
 
 /// Holds a plan against the table of its set: the pairs of its tiles are the attended pairs, as often as they are listed;
-/// tiles cover the lists in order; none is empty, full and partial are what they say; the transposed lists agree; chunks
-/// cover the key tiles; groups hold every pair once; all counts are right; attends() agrees (a sample for long lists).
+/// tiles cover the lists in order; none is empty, full and partial are what they say; the transposed lists agree;
+/// groups hold every pair once; all counts are right; attends() agrees (a sample for long lists).
 /// The first fault found, or an empty one.
 struct PlanFault {
   std::string what, details;

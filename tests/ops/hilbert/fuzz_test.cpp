@@ -898,7 +898,7 @@ TEST(AttentionFuzz, AgreesWithTheDefinitions) {
   int shown = 0;
   for (auto& [what, list] : failures) {
     failed += list.size();
-    if (++shown > 6) continue;
+    if (++shown > 12) continue;
     std::sort(list.begin(), list.end());
     std::cout << what << ": " << list.size() << " failures; seeds";
     for (std::size_t i = 0; i < std::min<std::size_t>(list.size(), 12); ++i) std::cout << ' ' << list[i].first;

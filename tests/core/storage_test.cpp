@@ -1,0 +1,420 @@
+#include "core/storage.h"
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+#include "core/tape.h"
+#include "tests/support/child.h"
+#include "tests/support/error_of.h"
+#include "tests/support/scale.h"
+#include "tests/support/settings.h"
+#include "tests/support/tiny_ops.h"
+
+// Sanitizers would rather stop than say that memory ran out.
+extern "C" const char* __asan_default_options();
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+extern "C" const char* __tsan_default_options();
+extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
+
+namespace hilt {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+std::size_t live() { return memory_stats().live; }
+std::size_t peak() { return memory_stats().peak; }
+std::size_t saved() { return memory_stats().saved; }
+std::size_t pooled() { return memory_stats().pooled; }
+std::size_t from_system() { return memory_stats().from_system; }
+Storage block(std::size_t bytes) { return Storage::allocate(bytes, {}); }
+
+TEST(Storage, IsAlignedAndWritableForEverySize) {
+  for (std::size_t bytes : {0, 1, 2, 63, 64, 65, 127, 128, 129, 1000, 4096, 4097, 1 << 20, (1 << 20) + 1, 5 << 20}) {
+    Storage s = block(bytes);
+    ASSERT_NE(s.data(), nullptr);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(s.data()) % 64, 0u) << bytes;
+    EXPECT_EQ(s.bytes(), bytes);
+    EXPECT_EQ(s.device(), Device{});
+    std::memset(s.mutable_data(), 0xa5, bytes);
+  }
+}
+
+TEST(Storage, CopiesShareAndTheLastOneFrees) {
+  const std::size_t before = live();
+  EXPECT_FALSE(bool(Storage{}));
+  Storage a = block(1000);
+  EXPECT_TRUE(bool(a));
+  EXPECT_TRUE(a.is_sole_owner());
+  {
+    Storage b = a;
+    EXPECT_TRUE(a == b);
+    EXPECT_FALSE(a.is_sole_owner());
+    EXPECT_EQ(a.data(), b.data());
+    EXPECT_EQ(live(), before + 1000);
+  }
+  EXPECT_TRUE(a.is_sole_owner());
+  EXPECT_FALSE(a == block(1000));
+  a = {};
+  EXPECT_EQ(live(), before);
+}
+
+TEST(Storage, VersionRisesWithEveryMutableAccessAndIsShared) {
+  Storage a = block(8), b = a;
+  const std::uint64_t first = a.version();
+  (void)a.data();
+  EXPECT_EQ(a.version(), first);
+  (void)a.mutable_data();
+  EXPECT_EQ(b.version(), first + 1);
+  (void)b.mutable_data();
+  EXPECT_EQ(a.version(), first + 2);
+}
+
+// ---- counters --------------------------------------------------------------------------------------------
+
+TEST(MemoryStats, LiveAndPeakAreExact) {
+  const std::size_t start = live();
+  reset_memory_peak();
+  EXPECT_EQ(peak(), start);
+  Storage a = block(1000), b = block(3 * kMiB + 1);
+  EXPECT_EQ(live(), start + 1000 + 3 * kMiB + 1);
+  EXPECT_EQ(peak(), live());
+  b = {};
+  EXPECT_EQ(live(), start + 1000);
+  EXPECT_EQ(peak(), start + 1000 + 3 * kMiB + 1);
+  b = block(2 * kMiB);
+  EXPECT_EQ(peak(), start + 1000 + 3 * kMiB + 1);
+  reset_memory_peak();
+  EXPECT_EQ(peak(), live());
+  const Storage none = block(0);
+  EXPECT_EQ(live(), start + 1000 + 2 * kMiB);
+  b = block(5 * kMiB);  // both exist for a moment
+  EXPECT_EQ(peak(), start + 1000 + 7 * kMiB);
+  EXPECT_EQ(live(), start + 1000 + 5 * kMiB);
+}
+
+TEST(MemoryStats, RandomAllocationsAddUp) {
+  const PoolLimit limit(64 * kMiB);
+  const std::size_t start = live();
+  std::mt19937 random(1);
+  std::vector<Storage> held;
+  std::size_t expected = start, highest = start;
+  reset_memory_peak();
+  for (int i = 0; i < scaled(20000, 2000); ++i) {
+    if (held.empty() || random() % 2) {
+      const std::size_t bytes = random() % 8 ? random() % 5000 : random() % (4 * kMiB);
+      held.push_back(block(bytes));
+      expected += bytes;
+    } else {
+      std::swap(held[random() % held.size()], held.back());
+      expected -= held.back().bytes();
+      held.pop_back();
+    }
+    highest = std::max(highest, expected);
+    ASSERT_EQ(live(), expected);
+    ASSERT_EQ(peak(), highest);
+  }
+  held.clear();
+  EXPECT_EQ(live(), start);
+}
+
+TEST(MemoryStats, NoOtherDeviceIsKnown) {
+  const Device gpu{Device::Kind::cuda, 1};
+  EXPECT_EQ(error_of([&] { memory_stats(gpu); }), "usage: memory_stats: built without CUDA, asked for cuda:1");
+  EXPECT_EQ(error_of([&] { reset_memory_peak(gpu); }), "usage: reset_memory_peak: built without CUDA, asked for cuda:1");
+  EXPECT_EQ(error_of([&] { Storage::allocate(1, gpu); }), "usage: Storage: built without CUDA, asked for cuda:1");
+}
+
+// ---- the pool --------------------------------------------------------------------------------------------
+
+TEST(Pool, HandsAFreedBlockToTheNextOfAboutItsSize) {
+  const PoolLimit limit(64 * kMiB);
+  Storage a = block(1000);
+  const std::byte* const at = a.data();
+  a = {};
+  EXPECT_EQ(pooled(), 1024u);
+  const std::size_t asked = from_system();
+  for (std::size_t bytes : {1024, 897, 1000}) {
+    const Storage b = block(bytes);
+    EXPECT_EQ(b.data(), at) << bytes;
+    EXPECT_EQ(pooled(), 0u);
+  }
+  EXPECT_EQ(from_system(), asked);
+  const Storage larger = block(1025), smaller = block(896);
+  EXPECT_NE(larger.data(), at);
+  EXPECT_NE(smaller.data(), at);
+  EXPECT_EQ(from_system(), asked + 2);
+  EXPECT_EQ(pooled(), 1024u);
+}
+
+TEST(Pool, RoundsUpByAQuarterAtMost) {
+  const PoolLimit limit(std::size_t{1} << 40);
+  std::size_t last = 0;
+  const auto room = [&](std::size_t bytes) {
+    release_pool();
+    EXPECT_EQ(pooled(), 0u);
+    (void)block(bytes);
+    return pooled();
+  };
+  for (std::size_t bytes = 0; bytes < 3000; ++bytes) {
+    const std::size_t got = room(bytes);
+    ASSERT_GE(got, bytes);
+    ASSERT_GE(got, last);
+    ASSERT_LE(got, std::max(bytes + 64, bytes + bytes / 4));
+    ASSERT_EQ(got % 64, 0u);
+    last = got;
+  }
+  for (std::size_t power = 4096; power <= 16 * kMiB; power *= 2)
+    for (std::size_t bytes : {power - 1, power, power + 1, power + power / 4, power + power / 4 + 1, power + power / 2 + 7}) {
+      const std::size_t got = room(bytes);
+      ASSERT_GE(got, bytes);
+      ASSERT_LE(got, bytes + bytes / 4) << bytes;
+    }
+}
+
+TEST(Pool, SteadyWorkAsksTheSystemForNothing) {
+  const PoolLimit limit(64 * kMiB);
+  const auto step = [] {
+    const Storage a = block(100000), b = block(100000);
+    const Storage c = block(17);
+    { const Storage d = block(2 * kMiB); }
+    return block(3000);
+  };
+  step();
+  const MemoryStats before = memory_stats();
+  for (int i = 0; i < scaled(10000, 500); ++i) step();
+  EXPECT_EQ(from_system(), before.from_system);
+  EXPECT_EQ(pooled(), before.pooled);
+  EXPECT_EQ(live(), before.live);
+}
+
+TEST(Pool, KeepsNoMoreThanItsLimit) {
+  const PoolLimit limit(2 * kMiB);
+  std::vector<Storage> held;
+  for (int i = 0; i < 4; ++i) held.push_back(block(kMiB));
+  held.clear();
+  EXPECT_EQ(pooled(), 2 * kMiB);
+  set_pool_limit(2 * kMiB);  // what is there fits
+  EXPECT_EQ(pooled(), 2 * kMiB);
+  set_pool_limit(2 * kMiB - 1);
+  EXPECT_EQ(pooled(), 0u);
+  set_pool_limit(0);
+  { const Storage s = block(kMiB); }
+  EXPECT_EQ(pooled(), 0u);
+  const std::size_t asked = from_system();
+  { const Storage s = block(kMiB); }
+  EXPECT_EQ(from_system(), asked + 1);
+}
+
+TEST(Pool, ReleaseLeavesLiveBlocksAlone) {
+  const PoolLimit limit(64 * kMiB);
+  Storage kept = block(100);
+  std::memset(kept.mutable_data(), 0x5a, 100);
+  { const Storage s = block(kMiB); }
+  EXPECT_EQ(pooled(), kMiB);
+  release_pool();
+  EXPECT_EQ(pooled(), 0u);
+  EXPECT_TRUE(std::all_of(kept.data(), kept.data() + 100, [](std::byte b) { return b == std::byte{0x5a}; }));
+}
+
+TEST(Pool, LimitComesFromTheEnvironment) {
+  if (!in_child({.environment = {"HILT_POOL_BYTES=1048576"}})) return;
+  { const Storage a = block(kMiB), b = block(kMiB); }
+  EXPECT_EQ(pooled(), kMiB);
+}
+
+TEST(Pool, EightThreadsShareIt) {
+  const PoolLimit limit(8 * kMiB);
+  const std::size_t start = live();
+  std::atomic<int> wrong{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 8; ++t)
+      threads.emplace_back([&wrong, t] {
+        std::mt19937 random(static_cast<unsigned>(t));
+        std::vector<Storage> held;
+        for (int i = 0; i < scaled(4000, 400); ++i) {
+          Storage s = block(8 + random() % 3000);
+          std::memset(s.mutable_data(), t, s.bytes());
+          held.push_back(std::move(s));
+          if (held.size() < 20) continue;
+          std::swap(held[random() % 20], held.back());
+          const std::byte* const p = held.back().data();
+          wrong += !std::all_of(p, p + held.back().bytes(), [t](std::byte b) { return b == std::byte(t); });
+          held.pop_back();
+        }
+      });
+  }
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(live(), start);
+}
+
+TEST(Pool, BlocksThatLiveAtOnceNeverOverlap) {
+  const PoolLimit limit(64 * kMiB);
+  std::mt19937 random(2);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<Storage> held;
+    for (int i = 0; i < 200; ++i) held.push_back(block(random() % 4000));
+    std::vector<std::pair<const std::byte*, const std::byte*>> spans;
+    for (const Storage& s : held) spans.emplace_back(s.data(), s.data() + std::max<std::size_t>(s.bytes(), 1));
+    std::sort(spans.begin(), spans.end());
+    for (std::size_t i = 1; i < spans.size(); ++i) ASSERT_LE(spans[i - 1].second, spans[i].first);
+  }
+}
+
+// ---- memory of others ------------------------------------------------------------------------------------
+
+TEST(Borrow, ReleasesOnceAfterTheLastUser) {
+  const std::size_t start = live();
+  double memory[4] = {1, 2, 3, 4};
+  int released = 0;
+  std::size_t live_then = 0;
+  {
+    Tensor view;
+    {
+      // What runs then may use the library: no lock is held, and the bytes are no longer counted.
+      Storage s = Storage::borrow(memory, sizeof memory, {}, [&] {
+        ++released;
+        live_then = live();
+        (void)block(100);
+      });
+      EXPECT_EQ(live(), start + sizeof memory);
+      EXPECT_EQ(s.data(), reinterpret_cast<std::byte*>(memory));
+      const Storage again = s;
+      view = as_strided(Tensor(s, {4}, DType::f64), {2}, {2}, 1);
+    }
+    EXPECT_EQ(released, 0);
+    EXPECT_EQ(view.to_vector(), (std::vector<double>{2, 4}));
+    view.mutable_data<double>()[2] = 9;
+    EXPECT_EQ(memory[3], 9);
+    EXPECT_EQ(live(), start + sizeof memory);
+  }
+  EXPECT_EQ(released, 1);
+  EXPECT_EQ(live_then, start);
+  EXPECT_EQ(live(), start);
+}
+
+TEST(Borrow, NeedsNoReleaseAndNeverEntersThePool) {
+  const PoolLimit limit(64 * kMiB);
+  std::vector<std::byte> memory(4096);
+  { const Storage s = Storage::borrow(memory.data(), memory.size(), {}, nullptr); }
+  EXPECT_EQ(pooled(), 0u);
+  int released = 0;
+  { const Storage s = Storage::borrow(nullptr, 0, {}, [&] { ++released; }); }
+  EXPECT_EQ(released, 1);
+  EXPECT_EQ(error_of([] { Storage::borrow(nullptr, 8, {}, nullptr); }), "usage: Storage: borrowing 8 bytes at a null pointer");
+}
+
+TEST(Borrow, ReleasesOnceWhenEightThreadsLetGo) {
+  for (int round = 0; round < scaled(200, 20); ++round) {
+    std::atomic<int> released{0};
+    int memory = 0;
+    {
+      Storage s = Storage::borrow(&memory, sizeof memory, {}, [&] { ++released; });
+      std::vector<std::jthread> threads;
+      for (int t = 0; t < 8; ++t) threads.emplace_back([copy = s] {});
+      s = {};
+    }
+    ASSERT_EQ(released, 1);
+  }
+}
+
+// ---- what tapes keep -------------------------------------------------------------------------------------
+
+TEST(Hold, CountsABlockOnceHoweverManyHoldIt) {
+  const std::size_t start = saved();
+  const Storage a = block(1000), b = block(50);
+  {
+    Storage::Hold first(a);
+    EXPECT_EQ(saved(), start + 1000);
+    const Storage::Hold second(a), other(b), nothing{Storage{}};
+    EXPECT_EQ(saved(), start + 1050);
+    first = Storage::Hold(b);
+    EXPECT_EQ(saved(), start + 1050);
+    Storage::Hold third(std::move(first));
+    EXPECT_EQ(saved(), start + 1050);
+    third = {};
+    EXPECT_EQ(saved(), start + 1050);
+    first = Storage::Hold(a);  // moved from, and used again
+    EXPECT_EQ(saved(), start + 1050);
+  }
+  EXPECT_EQ(saved(), start);
+}
+
+TEST(Hold, KeepsTheBlockAliveAndNotAlone) {
+  const std::size_t start = live();
+  Storage a = block(1000);
+  const Storage::Hold hold(a);
+  EXPECT_FALSE(a.is_sole_owner());  // nobody may write in place to what is kept for backward
+  a = {};
+  EXPECT_EQ(live(), start + 1000);
+}
+
+TEST(Hold, TwoTapesThatKeepOneTensorCountItOnce) {
+  const std::size_t start = saved();
+  const Tensor x = full({100}, 2, DType::f64), y = full({100}, 3, DType::f64);
+  Tape outer;
+  outer.watch(x);
+  const Tensor a = tiny::square(x);
+  EXPECT_EQ(saved(), start + 800);
+  {
+    Tape inner;
+    inner.watch(x);
+    inner.watch(y);
+    const Tensor b = tiny::mul(x, y), c = tiny::square(x);
+    EXPECT_EQ(saved(), start + 1600);
+    EXPECT_EQ(inner.saved_bytes(), 1600u);
+    EXPECT_EQ(outer.saved_bytes(), 800u);
+  }
+  EXPECT_EQ(saved(), start + 800);
+  outer.backward(a, ones({100}, DType::f64));
+  EXPECT_EQ(saved(), start);
+}
+
+TEST(Hold, ThreadsThatShareABlockEndWithTheRightCount) {
+  const std::size_t start = saved();
+  const Storage s = block(64);
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 8; ++t)
+      threads.emplace_back([&s] {
+        for (int i = 0; i < scaled(5000, 500); ++i) const Storage::Hold hold(s);
+      });
+  }
+  EXPECT_EQ(saved(), start);
+}
+
+// ---- running out -----------------------------------------------------------------------------------------
+
+TEST(OutOfMemory, SaysWhatWasAskedWhatIsInUseAndByWhom) {
+  const PoolLimit limit(64 * kMiB);
+  { const Storage freed = block(3 * kMiB); }
+  EXPECT_EQ(pooled(), 3 * kMiB);
+  std::vector<Storage> held;
+  for (std::size_t n : {2, 9, 4, 7, 3, 5}) held.push_back(block(n * kMiB));
+  const MemoryStats before = memory_stats();
+  constexpr std::size_t kAbsurd = std::size_t{1} << 60;
+  const std::string error = error_of([] { block(kAbsurd); });
+  EXPECT_EQ(error, "memory: out of memory: asked for " + std::to_string(kAbsurd) + " bytes with " + std::to_string(before.live) +
+                       " in use; the largest tensors hold 9437184, 7340032, 5242880, 4194304, 3145728 bytes; try a smaller batch or "
+                       "length, or a backward mode that saves less");
+  EXPECT_EQ(pooled(), 0u);  // what it kept for reuse was offered first
+  EXPECT_EQ(live(), before.live);
+  EXPECT_EQ(peak(), before.peak);
+  EXPECT_EQ(from_system(), before.from_system);
+
+  held.clear();
+  EXPECT_NE(error_of([] { block(kAbsurd); }).find("hold less than 1 MiB each"), std::string::npos);
+  const Tensor fine = zeros({1000});
+  EXPECT_EQ(fine.to_vector(), std::vector<double>(1000));
+}
+
+TEST(OutOfMemory, IsTheSameErrorThroughATensor) {
+  EXPECT_EQ(error_of([] { empty({Index{1} << 58}); }).substr(0, 24), "memory: out of memory: a");
+  EXPECT_EQ(error_of([] { empty({Index{1} << 61}); }), "usage: empty: 2305843009213693952 x 4 overflows 64 bits");
+}
+
+}  // namespace
+}  // namespace hilt

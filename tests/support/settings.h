@@ -1,0 +1,35 @@
+#pragma once
+#include <cstdlib>
+#include "core/parallel.h"
+#include "core/storage.h"
+
+namespace hilt {
+
+/// Sets the number of threads for a scope.
+class Threads {
+ public:
+  explicit Threads(int n) { set_thread_count(n); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+  ~Threads() { set_thread_count(before_); }
+
+ private:
+  int before_ = thread_count();
+};
+
+/// Starts a scope with an empty pool that keeps up to `bytes`.
+class PoolLimit {
+ public:
+  explicit PoolLimit(std::size_t bytes) {
+    release_pool();
+    set_pool_limit(bytes);
+  }
+  PoolLimit(const PoolLimit&) = delete;
+  PoolLimit& operator=(const PoolLimit&) = delete;
+  ~PoolLimit() {
+    const char* text = std::getenv("HILT_POOL_BYTES");
+    set_pool_limit(text ? std::strtoull(text, nullptr, 10) : std::size_t{4} << 30);
+  }
+};
+
+}  // namespace hilt
