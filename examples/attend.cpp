@@ -132,10 +132,12 @@ int work(const Settings& s) {
     Tape tape;
     for (const Tensor& x : {q, k, v}) tape.watch(x);
     const Tensor o = attention(q, k, v, plan, options);
-    const Gradients g = tape.backward(o, to(d_o, dtype));
-    results.emplace_back("dq", g[q]);
-    results.emplace_back("dk", g[k]);
-    results.emplace_back("dv", g[v]);
+    // Where nothing attends to anything, o may be a constant to the tape.
+    const Gradients g = tape.knows(o) ? tape.backward(o, to(d_o, dtype)) : Gradients();
+    const auto gradient = [&](const Tensor& x) { return g.has(x) ? g[x] : zeros_like(x); };
+    results.emplace_back("dq", gradient(q));
+    results.emplace_back("dk", gradient(k));
+    results.emplace_back("dv", gradient(v));
   }
   for (const Fallback& f : attention_fallbacks())
     warn(std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);

@@ -11,8 +11,8 @@ namespace {
 
 /// Rows [begin, begin + count) of x along an axis, sharing x's storage.
 Tensor rows_of(const Tensor& x, int axis, Index begin, Index count) {
-  const Index skip = count > 0 ? begin * x.stride(axis) : 0;
-  return as_strided(x, x.shape().with(axis, count), x.strides(), x.offset() + skip);
+  const Shape shape = x.shape().with(axis, count);
+  return as_strided(x, shape, x.strides(), x.offset() + (shape.numel() > 0 ? begin * x.stride(axis) : 0));
 }
 
 struct Cat final : Function {

@@ -45,7 +45,7 @@ struct Rsqrt : One { template <class T> [[gnu::always_inline]] static T f(T x, T
 struct Tanh : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return math::tanh(x); } };
 struct Sigmoid : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return math::sigmoid(x); } };
 struct Relu : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x < 0 ? T{0} : x; } };
-struct Gelu : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x * math::normal_cdf(x); } };
+struct Gelu : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x * math::normal(x).cdf; } };
 struct Silu : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x * math::sigmoid(x); } };
 struct Square : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x * x; } };
 struct Abs : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x < 0 ? -x : x == 0 ? T{0} : x; } };
@@ -75,7 +75,8 @@ struct SiluGrad : Two {
 };
 struct GeluGrad : Two {
   template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) {
-    return dy * (math::normal_cdf(s) + s * T(0.39894228040143267794) * math::exp(T(-0.5) * s * s));
+    const auto [cdf, density] = math::normal(s);
+    return dy * (cdf + s * density);
   }
 };
 struct GeluTanhGrad : Two {

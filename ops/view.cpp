@@ -63,8 +63,8 @@ struct Permute final : Function {
 Tensor sliced(const Tensor& x, int axis, Index begin, Index count, Index step) {
   Strides strides = x.strides();
   strides[static_cast<std::size_t>(axis)] *= step;
-  const Index offset = count > 0 ? x.offset() + begin * x.stride(axis) : x.offset();
-  return as_strided(x, x.shape().with(axis, count), strides, offset);
+  const Shape shape = x.shape().with(axis, count);
+  return as_strided(x, shape, strides, x.offset() + (shape.numel() > 0 ? begin * x.stride(axis) : 0));
 }
 
 struct Slice final : Function {

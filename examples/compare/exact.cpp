@@ -110,6 +110,31 @@ Four attention(const ExactProblem& p, const AttendedSets& sets) {
   return out;
 }
 
+// Whom to ask attends() about: a superset of the keys of t, so that long sequences with short lists need not try every pair.
+std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
+  using Kind = hilt::Branch::Kind;
+  const Index length = plan.length(), width = plan.grid().width, x = t % width, y = t / width;
+  const bool by_token = plan.spec().order.scope == hilt::Order::Scope::order_only;
+  const hilt::Permutation& order = plan.order();
+  const Index p = by_token ? t : Index{order.position_of[at(t)]};
+  std::vector<std::int32_t> out;
+  for (const hilt::Branch& b : plan.spec().pattern) {
+    const bool everywhere = b.kind == Kind::dense || b.kind == Kind::blocks, planar = !everywhere && b.is_order_only();
+    if (planar) {
+      for (Index v = std::max<Index>(0, y - b.rows); v <= std::min(y + b.rows, (length - 1) / width); ++v)
+        for (Index u = std::max<Index>(0, x - b.columns); u <= std::min(x + b.columns, width - 1); ++u)
+          if (v * width + u < length) out.push_back(static_cast<std::int32_t>(v * width + u));
+    } else {
+      const Index reach = everywhere ? length : b.size;
+      for (Index i = std::max<Index>(0, p - reach); i <= std::min(p + reach, length - 1); ++i)
+        out.push_back(by_token ? static_cast<std::int32_t>(i) : order.token_at[at(i)]);
+    }
+  }
+  std::ranges::sort(out);
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
 }  // namespace
 
 AttendedSets attended_sets(const hilt::Plan& plan) {
@@ -123,8 +148,7 @@ AttendedSets attended_sets(const hilt::Plan& plan) {
     std::vector<std::vector<std::int32_t>> rows(at(plan.length()));
     hilt::parallel_for(plan.length(), 16, [&](Index first, Index last) {
       for (Index t = first; t < last; ++t)
-        for (Index u = 0; u < plan.length(); ++u)
-          rows[at(t)].insert(rows[at(t)].end(), at(plan.attends(h, t, u)), static_cast<std::int32_t>(u));
+        for (std::int32_t u : candidates(plan, t)) rows[at(t)].insert(rows[at(t)].end(), at(plan.attends(h, t, u)), u);
     });
     KeyLists& set = out.sets.emplace_back();
     set.begin.push_back(0);
@@ -150,32 +174,46 @@ Four naive_attention(const ExactProblem& problem, const AttendedSets& sets, hilt
   }
 }
 
-// dq = c sum_u P (M dO.v_u - Delta) k_u has terms of size c P (M |dO|.|v_u| + |dO|.|o|) |k_u|, and so on: the same loops
-// over absolute values, but for the scores, whose P is what it is.
-Four term_sizes(const ExactProblem& p, const AttendedSets& sets) {
-  const auto absolute = [](std::vector<double> x) {
-    for (double& value : x) value = std::abs(value);
-    return x;
-  };
-  const std::vector<double> q = absolute(p.q), k = absolute(p.k), v = absolute(p.v), d_o = absolute(p.d_o);
-  std::vector<double> o(q.size()), dq(q.size()), dk(k.size()), dv(k.size());
+// With r^2 = 1 + L^2 + sum (c q k)^2, the squared error of a weight P in roundings of it:
+//   o: (M P v)^2 r^2     dv: (M P dO)^2 r^2     dS: e^2 = c^2 P^2 ((M dP - Delta)^2 r^2 + sum (M dO v)^2 + sum (dO o)^2)     dq: e^2 k^2     dk: e^2 q^2
+Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dtype) {
+  const auto square = [](double x) { return x * x; };
   const std::size_t dim = at(p.dim);
-  const double kept = p.dropout > 0 ? 1 / (1 - p.dropout) : 1;
+  const bool wide = hilt::size_of(dtype) > 2;
+  std::vector<double> o(p.q.size()), dq(p.q.size()), dk(p.k.size()), dv(p.k.size());
   for_rows(p, sets, [&](const Row& row) {
-    const std::size_t t = row.q();
-    std::vector<double> weight(row.key.size());
-    for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = p.scale * dot(&p.q[t], &p.k[row.k(i)], dim);
+    const std::size_t t = row.q(), keys = row.key.size();
+    std::vector<double> weight(keys), out(dim);
+    for (std::size_t i = 0; i < keys; ++i) weight[i] = p.scale * dot(&p.q[t], &p.k[row.k(i)], dim);
+    const double largest = *std::ranges::max_element(weight);
     softmax(weight);
-    for (std::size_t i = 0; i < weight.size(); ++i) add_times(&o[t], kept * weight[i], &v[row.k(i)], dim);
-    const double delta = dot(&d_o[t], &o[t], dim);
-    for (std::size_t i = 0; i < weight.size(); ++i) {
-      const double ds = std::abs(p.scale) * weight[i] * (kept * dot(&d_o[t], &v[row.k(i)], dim) + delta);
-      add_times(&dq[t], ds, &k[row.k(i)], dim);
-      add_times(&dk[row.k(i)], ds, &q[t], dim);
-      add_times(&dv[row.k(i)], kept * weight[i], &d_o[t], dim);
+    const double lse = largest - std::log(*std::ranges::max_element(weight));
+    for (std::size_t i = 0; i < keys; ++i) add_times(out.data(), row.multiplier(i) * weight[i], &p.v[row.k(i)], dim);
+    double delta = 0, delta_terms = 0;
+    for (std::size_t d = 0; d < dim; ++d) delta += p.d_o[t + d] * out[d], delta_terms += square(p.d_o[t + d] * out[d]);
+    for (std::size_t i = 0; i < keys; ++i) {
+      const std::size_t k = row.k(i);
+      const double m = row.multiplier(i);
+      double d_weight = 0, d_weight_terms = 0, score_terms = 0;
+      for (std::size_t d = 0; d < dim; ++d) {
+        d_weight += m * p.d_o[t + d] * p.v[k + d];
+        d_weight_terms += square(m * p.d_o[t + d] * p.v[k + d]);
+        score_terms += square(p.scale * p.q[t + d] * p.k[k + d]);
+      }
+      const double r = 1 + (wide ? square(lse) + score_terms : 0);
+      const double e = square(p.scale * weight[i]) * (square(d_weight - delta) * r + d_weight_terms + delta_terms);
+      for (std::size_t d = 0; d < dim; ++d) {
+        o[t + d] += square(m * weight[i] * p.v[k + d]) * r;
+        dv[k + d] += square(m * weight[i] * p.d_o[t + d]) * r;
+        dq[t + d] += e * square(p.k[k + d]);
+        dk[k + d] += e * square(p.q[t + d]);
+      }
     }
   });
-  return {o, dq, dk, dv};
+  Four size{o, dq, dk, dv};
+  for (std::vector<double>& tensor : size)
+    for (double& x : tensor) x = std::sqrt(x);
+  return size;
 }
 
 double dropout_multiplier(const hilt::RandomKey& key, Index head, Index t, Index u, double p) {

@@ -39,9 +39,10 @@ using Four = std::array<std::vector<double>, 4>;
 Four exact_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype);
 /// The same loops in `dtype`: f64 and f32 throughout, bf16 and f16 with every intermediate stored in 16 bits.
 Four naive_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype);
-/// The sum of absolute values of the terms that an element is made of, for each element: what rounding errors are proportional to,
-/// even where the terms cancel.
-Four term_sizes(const ExactProblem& problem, const AttendedSets& sets);
+/// For every element the size of the terms it is the sum of, added up as independent rounding errors are: the root of the sum of
+/// squares. It does not vanish where the terms cancel. A weight e^(S - L) counts the terms of S and L too, but in 16 bits, where
+/// those are kept in f32.
+Four term_sizes(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype);
 
 /// Whether dropout keeps a weight, by its documented definition; multipliers are 0 or 1 / (1 - p).
 double dropout_multiplier(const hilt::RandomKey& key, Index head, Index t, Index u, double p);

@@ -80,7 +80,7 @@ struct Lesson {
   Index pairs = 0, longest_row = 0;  // attended pairs a sequence, summed over heads; most keys of a row
   bool same_result_in_any_order = false;
   std::vector<Arrangement> orders;  // row, snake, morton, tiles, hilbert
-  std::string oracle, naive;        // in words: what judged
+  std::string oracle, naive, floor;  // in words: what judged
   std::array<Error, 4> naive_error{};
   std::vector<Mode> modes;
   std::vector<Sample> by_length, by_keys;

@@ -49,13 +49,14 @@ ExactProblem exact_problem(const Problem& p) {
           p.q.to_vector(), p.k.to_vector(), p.v.to_vector(), p.d_o.to_vector()};
 }
 
-/// One rounding to nearest, relative to what is rounded.
+/// The floor, relative to the terms. In 16 bits one rounding to nearest: of the result, since all before it is f32. In f32 and
+/// f64 four: the sums themselves are in that type, and the recomputed scores are summed in another order than the first time.
 double rounding_of(hilt::DType dtype) {
   switch (dtype) {
-    case hilt::DType::f64: return 0x1p-53;
+    case hilt::DType::f64: return 4 * 0x1p-53;
     case hilt::DType::bf16: return 0x1p-8;
     case hilt::DType::f16: return 0x1p-11;
-    default: return 0x1p-24;
+    default: return 4 * 0x1p-24;
   }
 }
 
@@ -91,9 +92,10 @@ void judge_modes(Lesson& lesson) {
   const AttendedSets sets = attended_sets(*p.plan);
   const ExactProblem problem = exact_problem(p);
   const Four exact = exact_attention(problem, sets, p.dtype), naive = naive_attention(problem, sets, p.dtype);
-  const Four terms = term_sizes(problem, sets);
+  const Four terms = term_sizes(problem, sets, p.dtype);
   lesson.oracle = p.dtype == hilt::DType::f64 ? "plain loops in long double" : "plain loops in f64";
   lesson.naive = "the same loops in " + std::string(name_of(p.dtype));
+  lesson.floor = hilt::size_of(p.dtype) > 2 ? "four roundings" : "one rounding";
   lesson.tiles = p.plan->stats();
   lesson.same_result_in_any_order = order_changes_nothing(p.plan->spec());
   for (std::size_t h : sets.of_head) lesson.pairs += static_cast<Index>(sets.sets[h].key.size());

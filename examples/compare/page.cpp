@@ -128,8 +128,8 @@ std::string index_text(const Lesson& lesson, std::size_t index, std::size_t tens
 void write_agreement(Page& page, const Lesson& lesson) {
   page.heading("agreement", "Do they agree?");
   page.paragraph("The judge is " + lesson.oracle + ": the definition, one pair of tokens at a time, sharing no code with what it judges. How much error is forgivable? As much as nobody could do "
-                 "without: <b>error \u2264 2 \u00d7 error of the naive formula in " + std::string(name_of(lesson.problem.dtype)) + " + one rounding</b> of the largest terms. The naive formula is " +
-                 lesson.naive + ". Both the largest error and the relative error over the whole tensor must pass.");
+                 "without: <b>error \u2264 2 \u00d7 error of the naive formula in " + std::string(name_of(lesson.problem.dtype)) + " + " + lesson.floor + "</b>. The naive formula is " +
+                 lesson.naive + "; the roundings, of the terms that an element is the sum of, are for where it has luck. Both the largest error and the relative error over the whole tensor must pass.");
   std::vector<std::vector<std::string>> rows{{"tensor", "mode", "#largest error", "#allowed", "#at [b, t, h, d]", "#relative error", "#allowed", "verdict"}};
   for (std::size_t i = 0; i < kTensors.size(); ++i) {
     rows.push_back({std::string("<b>") + kTensors[i] + "</b>", "naive", "#" + report::scientific(lesson.naive_error[i].max_abs), "#", "#" + index_text(lesson, lesson.naive_error[i].worst_index, i), "#" + report::scientific(lesson.naive_error[i].rel_l2), "#", "the yardstick"});

@@ -34,10 +34,12 @@ Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
   run.saved = tape.saved_bytes();
   hilt::reset_memory_peak();
   start = Clock::now();
-  const hilt::Gradients g = tape.backward(o, p.d_o);
+  // Where nothing attends to anything, o may be a constant to the tape.
+  const hilt::Gradients g = tape.knows(o) ? tape.backward(o, p.d_o) : hilt::Gradients();
   run.backward_ms = milliseconds_since(start);
   run.backward_peak = beyond(hilt::memory_stats().peak, base);
-  run.result = {o, g[p.q], g[p.k], g[p.v]};
+  const auto gradient = [&](const Tensor& x) { return g.has(x) ? g[x] : hilt::zeros_like(x); };
+  run.result = {o, gradient(p.q), gradient(p.k), gradient(p.v)};
   run.tape = tape.report();
   for (hilt::NodeReport& node : run.tape)
     node.forward_live = beyond(node.forward_live, base), node.backward_live = beyond(node.backward_live, base);

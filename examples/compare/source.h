@@ -17,9 +17,9 @@ struct Formula { const char *formula, *what, *buffer, *marker; };
 inline constexpr Formula kFormulas[] = {
     {"P = e<sup>c Q K\u1d40 \u2212 L</sup>", "the weights again, from the one number a row that was kept", "scores", "// P  = "},
     {"dP = dO V\u1d40", "what a change of a weight would do to the loss", "scores", "// dP = "},
-    {"dS = c P (dP \u2212 \u0394)", "through the softmax; \u0394 = rowsum(dO \u00b7 O), one number a row", "scores", "// dS = "},
-    {"dQ = dS K", "to the queries", "q", "// dQ = "},
-    {"dK = dS\u1d40 Q", "to the keys", "k", "// dK = "},
+    {"dS = P (dP \u2212 \u0394)", "through the softmax; \u0394 = rowsum(dO \u00b7 O), one number a row", "scores", "// dS = "},
+    {"dQ = c dS K", "to the queries", "q", "// dQ = "},
+    {"dK = c dS\u1d40 Q", "to the keys", "k", "// dK = "},
     {"dV = P\u1d40 dO", "to the values", "k", "// dV = "},
 };
 inline constexpr const char* kFusedMarker = "kernels::attention_backward(";

@@ -74,7 +74,7 @@ void print_agreement(const Lesson& lesson, std::ostream& os, const Paint& paint)
     for (const Error& e : any->error) os << format("%9s   ", report::scientific(e.limit).c_str());
     os << '\n';
   }
-  os << wrapped("Judge: " + lesson.oracle + ". Allowed: 2 x the error of " + lesson.naive + " + one rounding of the terms; the mean error likewise.", 2);
+  os << wrapped("Judge: " + lesson.oracle + ". Allowed: 2 x the error of " + lesson.naive + " + " + lesson.floor + " of the terms; the relative error over the tensor likewise.", 2);
 }
 
 void print_orders(const Lesson& lesson, std::ostream& os, const Paint& paint) {

@@ -18,7 +18,7 @@ Error measure(std::span<const double> x, std::span<const double> exact) {
   return e;
 }
 
-Error judge(std::span<const double> x, std::span<const double> exact, std::span<const double> terms, const Error& naive, double unit) {
+Error judge(std::span<const double> x, std::span<const double> exact, std::span<const double> terms, const Error& naive, double rounding) {
   double size = 0, largest_term = 0, size_of_terms = 0;
   for (double value : exact) size += value * value;
   for (double value : terms) {
@@ -26,8 +26,8 @@ Error judge(std::span<const double> x, std::span<const double> exact, std::span<
     size_of_terms += value * value;
   }
   Error e = measure(x, exact);
-  e.limit = 2 * naive.max_abs + unit * largest_term;
-  e.rel_limit = 2 * naive.rel_l2 + unit * std::sqrt(size_of_terms / std::max(size, std::numeric_limits<double>::min()));
+  e.limit = 2 * naive.max_abs + rounding * largest_term;
+  e.rel_limit = 2 * naive.rel_l2 + rounding * std::sqrt(size_of_terms / std::max(size, std::numeric_limits<double>::min()));
   e.ok = x.size() == exact.size() && e.max_abs <= e.limit && e.rel_l2 <= e.rel_limit;
   return e;
 }

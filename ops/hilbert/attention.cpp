@@ -72,6 +72,10 @@ Part taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tens
 }
 
 Part taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse) {
+  if (size_of(q.dtype()) == 2) {  // 16 bits are for storage: scores do not fit f16, nor do weights bf16
+    const Part part = taped(call, to(q, DType::f32), to(k, DType::f32), to(v, DType::f32), with_lse);
+    return {to(part.o, q.dtype()), part.lse};
+  }
   const Index branches = branch_count(*call.plan);
   if (branches == 1) return taped_branch(call, q, k, v, 0, with_lse);
   // Merge: O = sum_i e^(L_i - L) O_i with L = log sum_i e^L_i, which is a softmax over the branches.
@@ -83,7 +87,7 @@ Part taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, 
   }
   const Tensor each = cat(lse, -1);  // [B, L, H, branches]
   const Tensor total = max(detach(each), {-1}, true);
-  const Tensor silent = greater(constant(std::numeric_limits<double>::lowest(), total), total);  // every branch is empty
+  const Tensor silent = greater(constant(std::numeric_limits<float>::lowest(), total), total);  // every branch is empty
   const Tensor weight = softmax(where(silent, constant(0, each), each));
   Part merged;
   for (Index branch = 0; branch < branches; ++branch) {
@@ -207,13 +211,14 @@ bool all_finite(std::span<const Tensor> tensors) { return std::isfinite(global_n
 struct Hybrid final : OneOp {
   std::string_view name() const override { return "attention (hybrid)"; }
 
-  std::vector<Tensor> backward(const Tensor& d_o) override {
+  std::vector<Tensor> backward(const Tensor& cotangent) override {
     const Kept x = kept();
-    const auto& [q, k, v] = x.qkv;
-    const std::array<Tensor, 4> read{q, k, v, d_o};
-    if (!all_finite(read)) return fused_backward(d_o);  // 0 x NaN: see attention()
-    const Tensor lse = unsqueeze(permute(to(x.lse, q.dtype()), {0, 2, 1}), -1);  // [B, L, H, 1]
-    const Tensor delta = sum(mul(d_o, x.o), {-1}, true);
+    const std::array<Tensor, 4> read{x.qkv[0], x.qkv[1], x.qkv[2], cotangent};
+    if (!all_finite(read)) return fused_backward(cotangent);  // 0 x NaN: see mode_for()
+    const DType wide = x.lse.dtype();                         // 16 bits are for storage
+    const Tensor q = to(x.qkv[0], wide), k = to(x.qkv[1], wide), v = to(x.qkv[2], wide), d_o = to(cotangent, wide);
+    const Tensor lse = unsqueeze(permute(x.lse, {0, 2, 1}), -1);  // [B, L, H, 1]
+    const Tensor delta = sum(mul(d_o, to(x.o, wide)), {-1}, true);
     Tensor dq = zeros(q.shape(), q.dtype()), dk = zeros(k.shape(), k.dtype()), dv = zeros(v.shape(), v.dtype());
     for (Index branch = 0; branch < branch_count(*call.plan); ++branch)
       for (const TilingBatches& tiling : group_batches(*call.plan, call.kv_heads, branch))
@@ -234,8 +239,8 @@ struct Hybrid final : OneOp {
           dk = add(dk, scatter_keys(matmul(transpose(dS), cQ), g, call.length(), call.kv_heads));    // dK = c dS^T Q
           dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, call.length(), call.kv_heads));    // dV = P^T dO
         }
-    if (!packed) return finished({dq, dk, dv}, q.dtype());
-    return {cat({unsqueeze(dq, 2), unsqueeze(dk, 2), unsqueeze(dv, 2)}, 2)};
+    if (!packed) return finished({dq, dk, dv}, cotangent.dtype());
+    return finished({cat({unsqueeze(dq, 2), unsqueeze(dk, 2), unsqueeze(dv, 2)}, 2)}, cotangent.dtype());
   }
 };
 
@@ -259,6 +264,7 @@ std::vector<Tensor> OneOp::fused_backward(const Tensor& cotangent) const {
                                   x.lse.data<S>(), delta.data<S>(), rows<S>(d[0]), rows<S>(d[1]), rows<S>(d[2]));
     }
   });
+  d = {};  // shares dx, which finished() frees as it converts
   return finished(std::move(dx), q.dtype());
 }
 
@@ -280,12 +286,21 @@ bool has_masks(const Plan& plan) {
   return false;
 }
 
+bool attends_at_all(const Plan& plan) {
+  for (const Tiling& t : plan.tilings())
+    if (!t.group.empty()) return true;
+  return plan.length() == 0;
+}
+
 /// The mode that will run. taped and hybrid multiply masked weights, which are zero, with every key and value of a group; where one
 /// of those is not finite the product would carry NaN into rows that must not see it, and the kernels, which select, take over.
 Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
   const Backward asked = call.options.backward;
-  if (asked == Backward::fused || !has_masks(*call.plan) || all_finite(inputs)) return asked;
-  const char* const reason = "q, k or v has NaN or infinity, which a product with a masked zero would spread";
+  const char* reason = nullptr;
+  if (asked == Backward::taped && !attends_at_all(*call.plan)) reason = "no token attends to any: there is no op to tape";
+  else if (asked != Backward::fused && has_masks(*call.plan) && !all_finite(inputs))
+    reason = "q, k or v has NaN or infinity, which a product with a masked zero would spread";
+  if (!reason) return asked;
   check(!call.options.strict, "attention: ", name_of(asked), " would fall back to fused: ", reason);
   if (fallbacks().size() == kRemembered) fallbacks().erase(fallbacks().begin());
   fallbacks().push_back({asked, Backward::fused, reason});
@@ -366,7 +381,8 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
 
 // Counted off the code above. One S is [B, heads, groups, q, k]; temporaries live to the end of their expression.
 AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode) {
-  const auto element = static_cast<double>(size_of(dtype)), stat = dtype == DType::f64 ? 8.0 : 4.0;
+  const auto element = static_cast<double>(size_of(dtype));
+  const double stat = dtype == DType::f64 ? 8.0 : 4.0;
   const double rows = static_cast<double>(batch * plan.length()), heads = static_cast<double>(plan.heads());
   const double q = rows * heads * static_cast<double>(dim), kv = 2 * rows * static_cast<double>(kv_heads * dim), row = rows * heads;
   const bool narrow = size_of(dtype) == 2;
@@ -377,10 +393,12 @@ AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, 
     m.peak = static_cast<std::size_t>(kept + row * stat + (q + kv) * stat + (narrow ? q * element : 0));
     return m;
   }
-  double scores = 0, largest = 0, gathered = 0, masks = 0;
+  double scores = 0, largest = 0, gathered = 0, gathered_most = 0, masks = 0;
   std::map<std::pair<Index, Index>, double> sizes;  // groups of one size are multiplied together
   for (const auto& [index, users_of] : users(plan, -1)) {
     sizes.clear();
+    double here = 0;
+    bool in_place = !narrow && kv_heads == plan.heads();
     const Tiling& t = plan.tilings()[static_cast<std::size_t>(index)];
     const bool masked = t.tiles_partial > 0 || static_cast<Index>(t.keys.size()) < static_cast<Index>(t.q_tile.size() * t.k_tile.size());
     for (const Tiling::Group& g : t.group) {
@@ -388,23 +406,27 @@ AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, 
       const double pairs = static_cast<double>(nq) * static_cast<double>(nk);
       sizes[{nq, nk}] += pairs;
       if (masked && (t.group.size() == 1 || t.tiles_partial > 0)) masks += pairs;
-      gathered += static_cast<double>(batch) * static_cast<double>(users_of.size()) * static_cast<double>((nq + 2 * nk) * dim) * element;
+      here += static_cast<double>(batch) * static_cast<double>(users_of.size()) * static_cast<double>((nq + 2 * nk) * dim) * stat;
     }
     for (const auto& [size, pairs] : sizes) {
-      const double s = pairs * static_cast<double>(batch) * static_cast<double>(users_of.size()) * element;
+      const double s = pairs * static_cast<double>(batch) * static_cast<double>(users_of.size()) * stat;
       scores += s;
       largest = std::max(largest, s);
     }
+    for (std::size_t i = 0; i < t.q_token.size(); ++i) in_place = in_place && t.q_token[i] == static_cast<std::int32_t>(i);
+    if (in_place && sizes.size() == 1 && t.k_token.size() == t.q_token.size()) here = 0;
+    gathered += here;
+    gathered_most = std::max(gathered_most, here);
   }
   if (mode == Backward::hybrid) {
     m.saved = static_cast<std::size_t>(kept);
-    m.peak = static_cast<std::size_t>(kept + 4 * largest + masks + 2 * gathered + (q + kv) * element + q * element);
+    m.peak = static_cast<std::size_t>(kept + 4 * largest + masks + 2 * gathered_most + (q + kv) * stat + q * stat + (narrow ? (3 * q + kv) * stat : 0));
     return m;
   }
   const double branches = static_cast<double>(branch_count(plan));
-  const double merge = branches > 1 ? scores + branches * q * element : 0;  // logsumexp keeps S; the merge keeps each part
+  const double merge = branches > 1 ? scores + branches * q * stat : 0;  // logsumexp keeps S; the merge keeps each part
   m.saved = static_cast<std::size_t>(scores + gathered + masks + merge);
-  m.peak = static_cast<std::size_t>(scores + 2 * largest + gathered + masks + merge + (q + kv) * element + q * element);
+  m.peak = static_cast<std::size_t>(scores + 2 * largest + gathered + masks + merge + q * stat);
   return m;
 }
 

@@ -28,7 +28,8 @@ struct AttentionSizes {
 /// a 24-bit uniform, is at least p. The same on every device and in every mode. head = b * heads + h.
 [[gnu::always_inline]] inline bool attention_keeps(const RandomKey& key, std::uint32_t head, std::uint32_t t, std::uint32_t u, double p) {
   const auto bits = philox({u / 4, t, head, static_cast<std::uint32_t>(key.stream)}, key.seed ^ (key.stream >> 32) << 32);
-  return (bits[u % 4] >> 8) * 0x1p-24 >= p;
+  const std::uint32_t even = u & 2 ? bits[2] : bits[0], odd = u & 2 ? bits[3] : bits[1];  // bits[u % 4], so that loops become vectors
+  return ((u & 1 ? odd : even) >> 8) * 0x1p-24 >= p;
 }
 
 /// Statistics and accumulators: f32, f64 for f64.

@@ -79,6 +79,8 @@ Branch parse_branch(std::string_view text) {
   for (std::size_t i = 1; i < fields.size(); ++i) {
     check(b.kind == Kind::segment, "pattern: '", fields[i], "': only segments take options");
     const std::size_t equals = fields[i].find('=');
+    for (std::size_t j = 1; j < i; ++j)
+      check(fields[j].substr(0, fields[j].find('=')) != fields[i].substr(0, equals), "pattern: '", text, "': ", fields[i].substr(0, equals), " is given twice");
     const std::string_view value = equals == std::string_view::npos ? std::string_view{} : fields[i].substr(equals + 1);
     if (find_name("pattern option", fields[i].substr(0, equals), kOptions) == 0) b.dilation = read_extent(value, 1);
     else if (value == "head") b.offset_by_head = true;

@@ -420,20 +420,16 @@ Ground ground_of(const PlanSpec& spec, const Permutation& order, Grid grid) {
   return {spec, order, grid, spec.order.scope == Order::Scope::order_only};
 }
 
-TileStats stats_of(const std::vector<Tiling>& tilings) {
-  TileStats s;
-  for (const Tiling& t : tilings) {
-    s.full += t.tiles_full;
-    s.partial += t.tiles_partial;
-    s.total += static_cast<Index>(t.q_tile.size() * t.k_tile.size());
-    s.pairs += t.pairs;
-    for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-      for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-        const Tiling::Range k = t.k_tile[static_cast<std::size_t>(t.keys[static_cast<std::size_t>(e)].tile)];
-        s.tile_pairs += Index{t.q_tile[i].end - t.q_tile[i].begin} * (k.end - k.begin);
-      }
-  }
-  return s;
+void add_stats(TileStats& s, const Tiling& t) {
+  s.full += t.tiles_full;
+  s.partial += t.tiles_partial;
+  s.total += static_cast<Index>(t.q_tile.size() * t.k_tile.size());
+  s.pairs += t.pairs;
+  for (std::size_t i = 0; i < t.q_tile.size(); ++i)
+    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
+      const Tiling::Range k = t.k_tile[static_cast<std::size_t>(t.keys[static_cast<std::size_t>(e)].tile)];
+      s.tile_pairs += Index{t.q_tile[i].end - t.q_tile[i].begin} * (k.end - k.begin);
+    }
 }
 
 }  // namespace
@@ -494,7 +490,11 @@ Index Plan::empty_rows() const {
   return static_cast<Index>(std::ranges::count(empty_somewhere, true));
 }
 
-TileStats Plan::stats() const { return stats_of(tilings_); }
+TileStats Plan::stats() const {
+  TileStats s;
+  for (std::int32_t tiling : head_tilings_) add_stats(s, tilings_[static_cast<std::size_t>(tiling)]);
+  return s;
+}
 
 TileStats Plan::stats_for(Order::Kind kind) const {
   if (kind == spec_.order.kind) return stats();

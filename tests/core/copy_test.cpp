@@ -271,12 +271,12 @@ TEST(Runs, VisitEveryElementOnceInRowMajorOrder) {
     each({shape, b.strides, 0, 0}, [&](Index at) { expected[n++].second = at; });
 
     const Runs<2> runs(shape, {a.strides, b.strides});
-    const Index cut = runs.rows > 0 ? static_cast<Index>(random() % static_cast<std::uint64_t>(runs.rows + 1)) : 0;
+    const Index cut = static_cast<Index>(random() % static_cast<std::uint64_t>(runs.rows + 1));
     const auto row = [&](const Runs<2>::Offsets& o) {
       for (Index i = 0; i < runs.run; ++i) got.emplace_back(o[0] + i * runs.step[0], o[1] + i * runs.step[1]);
     };
-    runs.for_rows(0, cut, row);  // in two parts: any row can be the first
-    runs.for_rows(cut, runs.rows, row);
+    if (cut > 0) runs.for_rows(0, cut, row);  // in two parts: any row can be the first
+    if (cut < runs.rows) runs.for_rows(cut, runs.rows, row);
     ASSERT_EQ(got, expected) << "round " << round;
 
     got.clear();
@@ -299,7 +299,7 @@ TEST(Visit, CallsForEveryTypeItPromises) {
     int calls = 0;
     visit_any("op", x, [&]<class T>(Cpu) { seen = dtype_of<T>, ++calls; });
     EXPECT_EQ(seen, t);
-    const auto floats = [&] { visit("op", x, [&]<class T>(auto where) { seen = dtype_of<T>, ++calls, EXPECT_EQ(where.kIsa, active_isa()); }); };
+    const auto floats = [&] { visit("op", x, [&]<class T>(auto where) { seen = dtype_of<T>, calls += where.kIsa == active_isa(); }); };
     const auto integers = [&] { visit_integer("op", x, [&]<class T>(Cpu) { seen = dtype_of<T>, ++calls; }); };
     const std::string name(name_of(t));
     EXPECT_EQ(error_of(floats), is_floating(t) ? "nothing" : "usage: op: no kernel for " + name + " on cpu");

@@ -46,7 +46,7 @@ TEST(Error, CheckFormatsOnlyWhenItFails) {
 TEST(Error, TakesTextOfAnyLengthAndContent) {
   const std::string text = std::string(100000, 'x') + "%s%n\n";
   EXPECT_EQ(error_of([&] { fail(text); }), "usage: " + text);
-  EXPECT_EQ(error_of([] { fail_with(Code::data); }), "data: ");
+  EXPECT_EQ(error_of([] { fail_with(Code::data, ""); }), "data: ");
 }
 
 TEST(Checked, MultipliesAndAddsOrSaysWhatOverflowed) {

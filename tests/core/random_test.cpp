@@ -27,9 +27,10 @@ TEST(Philox, GivesThePublishedAnswers) {
 /// The generator once more, as the paper writes it.
 Block philox_by_the_paper(Block x, std::array<std::uint32_t, 2> k) {
   for (int round = 0; round < 10; ++round) {
-    const unsigned __int128 left = static_cast<unsigned __int128>(x[0]) * 0xD2511F53u, right = static_cast<unsigned __int128>(x[2]) * 0xCD9E8D57u;
-    x = {static_cast<std::uint32_t>(right >> 32) ^ x[1] ^ k[0], static_cast<std::uint32_t>(right & 0xffffffff),
-         static_cast<std::uint32_t>(left >> 32) ^ x[3] ^ k[1], static_cast<std::uint32_t>(left & 0xffffffff)};
+    const std::uint64_t left = std::uint64_t{0xD2511F53} * x[0], right = std::uint64_t{0xCD9E8D57} * x[2];
+    const auto high = [](std::uint64_t product) { return static_cast<std::uint32_t>(product >> 32); };
+    const auto low = [](std::uint64_t product) { return static_cast<std::uint32_t>(product & 0xffffffff); };
+    x = {high(right) ^ x[1] ^ k[0], low(right), high(left) ^ x[3] ^ k[1], low(left)};
     k = {k[0] + 0x9E3779B9u, k[1] + 0xBB67AE85u};
   }
   return x;
@@ -46,7 +47,8 @@ TEST(Rand, ElementIsTheCounterUnderTheKey) {
 
 TEST(Rand, IsTheSameWhateverTheShapeTheTypeAndTheNumberOfThreads) {
   const RandomKey key{5, 6};
-  const std::vector<double> expected = rand({100000}, key, DType::f64).to_vector(), normal = randn({100000}, key, DType::f64).to_vector();
+  const std::vector<double> expected = rand({100000}, key, DType::f64).to_vector(), normal = randn({100000}, key, DType::f64).to_vector(),
+                            integers = randint(0, 1000000, {50000}, key).to_vector();
   EXPECT_EQ(rand({100000}, key).to_vector(), expected);  // 24 bits fit an f32
   EXPECT_EQ(rand({10, 100, 100}, key).to_vector(), expected);
   const std::vector<double> start = rand({777}, key).to_vector();
@@ -55,7 +57,7 @@ TEST(Rand, IsTheSameWhateverTheShapeTheTypeAndTheNumberOfThreads) {
     const Threads threads(n);
     EXPECT_EQ(rand({100000}, key).to_vector(), expected) << n;
     EXPECT_EQ(randn({100000}, key, DType::f64).to_vector(), normal) << n;
-    EXPECT_EQ(randint(0, 1000000, {50000}, key).to_vector(), randint(0, 1000000, {50000}, key).to_vector()) << n;
+    EXPECT_EQ(randint(0, 1000000, {50000}, key).to_vector(), integers) << n;
   }
   for (DType t : {DType::f32, DType::f16, DType::bf16}) {
     const std::vector<double> narrow = randn({5000}, key, t).to_vector();
@@ -115,7 +117,7 @@ TEST(Rand, IsUniformOnTheUnitInterval) {
 
 TEST(Rand, ReachesBothEndsAndNeverOne) {
   // Where the 24 bits are all zeros and all ones.
-  const std::vector<float> x = rand({scaled<Index>(60000000, 2000000)}, {3, 0}).to_vector<float>();
+  const std::vector<float> x = rand({scaled<Index>(20000000, 2000000)}, {3, 0}).to_vector<float>();
   const auto [low, high] = std::minmax_element(x.begin(), x.end());
   EXPECT_LT(*low, scaled(1e-7f, 1e-5f));
   EXPECT_GT(*high, 1 - scaled(1e-7f, 1e-5f));

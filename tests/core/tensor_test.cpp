@@ -16,7 +16,8 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
 constexpr Index kMax = std::numeric_limits<Index>::max();
 
-template <class T = double>
+using Numbers = std::vector<double>;
+template <class T>
 std::vector<T> list(std::initializer_list<T> v) { return v; }
 
 // ---- identity --------------------------------------------------------------------------------------------
@@ -152,16 +153,16 @@ TEST(Tensor, KnowsWhetherItIsContiguous) {
 }
 
 TEST(BroadcastTo, RepeatsByStridesOfZero) {
-  const Tensor x = from_values(list({1, 2}), {2, 1});
+  const Tensor x = from_values(Numbers({1, 2}), {2, 1});
   const Tensor y = broadcast_to("op", x, {3, 2, 2});
-  EXPECT_EQ(y.to_vector(), list({1, 1, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2}));
+  EXPECT_EQ(y.to_vector(), Numbers({1, 1, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2}));
   EXPECT_EQ(y.storage(), x.storage());
   EXPECT_EQ(y.strides()[0], 0);
   EXPECT_EQ(y.strides()[2], 0);
-  EXPECT_EQ(broadcast_to("op", x, {2, 1}).to_vector(), list({1, 2}));
+  EXPECT_EQ(broadcast_to("op", x, {2, 1}).to_vector(), Numbers({1, 2}));
   EXPECT_EQ(broadcast_to("op", full({}, 4), {2, 0}).numel(), 0);
   const Tensor offset = as_strided(arange(10, DType::f64), {2, 1}, {3, 1}, 4);
-  EXPECT_EQ(broadcast_to("op", offset, {2, 2}).to_vector(), list({4, 4, 7, 7}));
+  EXPECT_EQ(broadcast_to("op", offset, {2, 2}).to_vector(), Numbers({4, 4, 7, 7}));
   EXPECT_EQ(error_of([&] { (void)broadcast_to("op", x, {3, 3}); }), "usage: op: shapes [2, 1] and [3, 3] do not broadcast: axis -2 has 2 and 3");
   EXPECT_EQ(error_of([&] { (void)broadcast_to("op", x, {2}); }), "usage: op: cannot repeat [2, 1] to [2]");
   EXPECT_EQ(error_of([&] { (void)broadcast_to("op", x, {1, 1}); }), "usage: op: cannot repeat [2, 1] to [1, 1]");
@@ -171,9 +172,9 @@ TEST(BroadcastTo, RepeatsByStridesOfZero) {
 
 TEST(Make, FullConvertsToEveryType) {
   for (DType t : kAllDTypes) {
-    EXPECT_EQ(full({2, 2}, 3, t).to_vector(), list({3, 3, 3, 3})) << t;
-    EXPECT_EQ(zeros({2}, t).to_vector(), list({0, 0})) << t;
-    EXPECT_EQ(ones({2}, t).to_vector(), list({1, 1})) << t;
+    EXPECT_EQ(full({2, 2}, 3, t).to_vector(), Numbers({3, 3, 3, 3})) << t;
+    EXPECT_EQ(zeros({2}, t).to_vector(), Numbers({0, 0})) << t;
+    EXPECT_EQ(ones({2}, t).to_vector(), Numbers({1, 1})) << t;
     EXPECT_EQ(full({}, 1, t).dtype(), t);
   }
   EXPECT_EQ(full({}, 300, DType::u8).item(), 255);
@@ -194,28 +195,28 @@ TEST(Make, FullFillsBeyondOnePiece) {
 }
 
 TEST(Make, ArangeCountsFromZero) {
-  for (DType t : kAllDTypes) EXPECT_EQ(arange(4, t).to_vector(), list({0, 1, 2, 3})) << t;
+  for (DType t : kAllDTypes) EXPECT_EQ(arange(4, t).to_vector(), Numbers({0, 1, 2, 3})) << t;
   EXPECT_EQ(arange(0).numel(), 0);
   EXPECT_EQ(arange(3).dtype(), DType::i64);
   EXPECT_EQ(error_of([] { (void)arange(-1); }), "usage: Shape: extent -1 of axis 0 is negative");
 }
 
 TEST(Make, FromValuesTakesRowMajorOrder) {
-  const Tensor x = from_values(list({1, 2, 3, 4, 5, 6}), {2, 3});
+  const Tensor x = from_values(Numbers({1, 2, 3, 4, 5, 6}), {2, 3});
   EXPECT_EQ(x.dtype(), DType::f64);
   EXPECT_EQ(x.data<double>()[x.stride(0)], 4);
   EXPECT_EQ(from_values(list<float>({1.5f}), {1}).dtype(), DType::f32);
   EXPECT_EQ(from_values(list<std::int64_t>({kMax}), {1}).to_vector<std::int64_t>()[0], kMax);
   EXPECT_EQ(from_values(list<std::int32_t>({-5}), {1}).item(), -5);
   EXPECT_EQ(from_values(list<std::uint8_t>({200}), {1}).item(), 200);
-  EXPECT_EQ(from_values(list({1.5, -2.5}), {2}, DType::i32).to_vector(), list({1, -2}));
+  EXPECT_EQ(from_values(Numbers({1.5, -2.5}), {2}, DType::i32).to_vector(), Numbers({1, -2}));
   EXPECT_EQ(from_values(std::vector<double>{}, {0, 3}).numel(), 0);
-  EXPECT_EQ(error_of([] { (void)from_values(list({1, 2}), {3}); }), "usage: from_values: 2 values for a shape [3]");
+  EXPECT_EQ(error_of([] { (void)from_values(Numbers({1, 2}), {3}); }), "usage: from_values: 2 values for a shape [3]");
   EXPECT_EQ(error_of([] { (void)from_values(std::vector<double>{}, {}); }), "usage: from_values: 0 values for a shape []");
   std::vector<double> mine{1, 2};
   const Tensor own = from_values(mine, {2});
   mine[0] = 9;  // it has its own copy
-  EXPECT_EQ(own.to_vector(), list({1, 2}));
+  EXPECT_EQ(own.to_vector(), Numbers({1, 2}));
 }
 
 TEST(Make, ItemIsTheOnlyElement) {
@@ -226,8 +227,8 @@ TEST(Make, ItemIsTheOnlyElement) {
 }
 
 TEST(Make, ToVectorConvertsAndFollowsStrides) {
-  const Tensor x = as_strided(from_values(list({0.5, 1.5, -2.5, 300.7}), {4}), {2, 2}, {1, 2}, 0);
-  EXPECT_EQ(x.to_vector(), list({0.5, -2.5, 1.5, 300.7}));
+  const Tensor x = as_strided(from_values(Numbers({0.5, 1.5, -2.5, 300.7}), {4}), {2, 2}, {1, 2}, 0);
+  EXPECT_EQ(x.to_vector(), Numbers({0.5, -2.5, 1.5, 300.7}));
   EXPECT_EQ(x.to_vector<float>(), list<float>({0.5f, -2.5f, 1.5f, 300.7f}));
   EXPECT_EQ(x.to_vector<std::int64_t>(), list<std::int64_t>({0, -2, 1, 300}));
   EXPECT_EQ(x.to_vector<std::int32_t>(), list<std::int32_t>({0, -2, 1, 300}));
@@ -253,7 +254,7 @@ TEST(Make, DenseCopiesOnlyWhatIsNot) {
   EXPECT_EQ(dense(x).id(), x.id());
   EXPECT_EQ(dense(middle).id(), middle.id());
   EXPECT_NE(dense(gaps).storage(), x.storage());
-  EXPECT_EQ(dense(gaps).to_vector(), list({0, 2, 4}));
+  EXPECT_EQ(dense(gaps).to_vector(), Numbers({0, 2, 4}));
 }
 
 TEST(Make, NoOtherDeviceIsKnown) {
@@ -265,11 +266,11 @@ TEST(Make, NoOtherDeviceIsKnown) {
 
 TEST(Print, ScalarsAndVectors) {
   EXPECT_EQ(to_string(full({}, 2.5)), "2.5 f32[]");
-  EXPECT_EQ(to_string(from_values(list({1, -0.5, 3e10, 1e-7}), {4})), "[1, -0.5, 3e+10, 1e-07] f64[4]");
+  EXPECT_EQ(to_string(from_values(Numbers({1, -0.5, 3e10, 1e-7}), {4})), "[1, -0.5, 3e+10, 1e-07] f64[4]");
   EXPECT_EQ(to_string(arange(3)), "[0, 1, 2] i64[3]");
   EXPECT_EQ(to_string(zeros({0})), "[] f32[0]");
   EXPECT_EQ(to_string(from_values(list<std::uint8_t>({0, 65, 255}), {3})), "[0, 65, 255] u8[3]");
-  EXPECT_EQ(to_string(from_values(list({kNan, kInf, -kInf, -0.0}), {4}, DType::f16)), "[nan, inf, -inf, -0] f16[4]");
+  EXPECT_EQ(to_string(from_values(Numbers({kNan, kInf, -kInf, -0.0}), {4}, DType::f16)), "[nan, inf, -inf, -0] f16[4]");
 }
 
 TEST(Print, PrecisionFollowsTheType) {

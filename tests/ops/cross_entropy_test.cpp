@@ -86,7 +86,7 @@ TEST(CrossEntropy, TargetsOfAnyStride) {
 TEST(CrossEntropy, Refusals) {
   const Tensor x = ones({3, 4});
   EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, 1, 4})); }, "cross_entropy", {"4", "2"}));      // target 4 at position 2
-  EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, -1, 2})); }, "cross_entropy", {"-1", "1", "4"}));  // target, position, classes
+  EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, -1, 2})); }, "cross_entropy", {"-1", "1", "0..3"}));  // target, position, classes
   EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, 1, 99}, DType::i32)); }, "cross_entropy", {"99", "2"}));
   EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, kIgnore, 2}), -1); }, "cross_entropy", {"-100", "1"}));
   EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, 1})); }, "cross_entropy", {"[3, 4]", "[2]"}));

@@ -35,11 +35,11 @@ const Op kUnary[] = {
     {"sqrt", [] { return unary("sqrt", sqrt, []<class T>(const T& x) { return sqrt(x); }, between(0.2, 3, {}), 0.01, 1e4); }},
     {"rsqrt", [] { return unary("rsqrt", rsqrt, []<class T>(const T& x) { return T(1) / sqrt(x); }, between(0.2, 3, {}), 0.05, 1e4); }},
     {"tanh", [] { return unary("tanh", tanh, []<class T>(const T& x) { return tanh(x); }, real({}), -12, 12); }},
-    {"sigmoid", [] { return unary("sigmoid", sigmoid, []<class T>(const T& x) { return naive::sigmoid(x); }, real({}), -30, 30); }},
+    {"sigmoid", [] { return unary("sigmoid", sigmoid, []<class T>(const T& x) { return sigmoid(x); }, real({}), -30, 30); }},
     {"relu", [] { return unary("relu", relu, []<class T>(const T& x) { return x > T(0) ? x : T(0); }, lattice(0.125, {}), 1, 100); }},
     {"gelu", [] { return unary("gelu", gelu, []<class T>(const T& x) { return naive::gelu(x); }, real({}), -9, 9); }},
     {"gelu_tanh", [] { return unary("gelu_tanh", gelu_tanh, []<class T>(const T& x) { return naive::gelu_tanh(x); }, real({}), -9, 9); }},
-    {"silu", [] { return unary("silu", silu, []<class T>(const T& x) { return x * naive::sigmoid(x); }, real({}), -30, 30); }},
+    {"silu", [] { return unary("silu", silu, []<class T>(const T& x) { return x * sigmoid(x); }, real({}), -30, 30); }},
     {"square", [] { return unary("square", square, []<class T>(const T& x) { return x * x; }, real({}), -100, 100); }},
     {"abs", [] { return unary("abs", abs, []<class T>(const T& x) { return abs(x); }, lattice(0.125, {}), -100, -1); }},
     {"clamp", [] {

@@ -106,14 +106,13 @@ TEST(Gather, IndicesOfAnyStride) {
 TEST(Gather, Refusals) {
   const Tensor table = ones({4, 3});
   EXPECT_TRUE(refuses([&] { embedding(table, ids({0, 1, 4})); }, "embedding", {"4", "2"}));            // id 4 at position 2
-  EXPECT_TRUE(refuses([&] { embedding(table, ids({0, -1})); }, "embedding", {"-1", "1", "4"}));        // id, position, rows
-  EXPECT_TRUE(refuses([&] { embedding(table, ids({7}, DType::i32)); }, "embedding", {"7", "0", "4"}));
+  EXPECT_TRUE(refuses([&] { embedding(table, ids({0, -1})); }, "embedding", {"-1", "1", "0..3"}));     // id, position, rows
+  EXPECT_TRUE(refuses([&] { embedding(table, ids({7}, DType::i32)); }, "embedding", {"7", "0", "0..3"}));
   EXPECT_TRUE(refuses([&] { embedding(table, ones({2})); }, "embedding", {"i32", "i64", "f32"}));
   EXPECT_TRUE(refuses([&] { embedding(ones({3}), ids({0})); }, "embedding", {"[3]"}));
-  EXPECT_TRUE(refuses([&] { embedding(ones({4, 3}, DType::i64), ids({0})); }, "embedding", {"i64"}));
   EXPECT_TRUE(refuses([&] { gather(table, 2, ids({0})); }, "gather", {"axis 2"}));
   EXPECT_TRUE(refuses([&] { gather(table, 1, ids({0, 3})); }, "gather", {"3", "1"}));
-  EXPECT_TRUE(refuses([&] { gather(table, 1, ids({-1})); }, "gather", {"-1", "0", "3"}));
+  EXPECT_TRUE(refuses([&] { gather(table, 1, ids({-1})); }, "gather", {"-1", "0", "0..2"}));
   EXPECT_TRUE(refuses([&] { gather(table, 1, ones({2})); }, "gather", {"i32", "i64", "f32"}));
   EXPECT_TRUE(refuses([&] { gather(table, 0, reshape(ids({0, 1}), {1, 2})); }, "gather", {"[1, 2]"}));
   EXPECT_TRUE(refuses([&] { scatter_add(table, 0, ids({0, 1, 2, 5}), 5); }, "scatter_add", {"5", "3"}));

@@ -47,11 +47,11 @@ std::vector<Unary> unary_ops() {
           {"sqrt", 0.1, far, {}, [](auto in) { return sqrt(in[0]); }, [](const D& x) { return sqrt(x); }},
           {"rsqrt", 0.1, far, {}, [](auto in) { return rsqrt(in[0]); }, [](const D& x) { return D(1) / sqrt(x); }},
           {"tanh", -far, far, {}, [](auto in) { return tanh(in[0]); }, [](const D& x) { return tanh(x); }},
-          {"sigmoid", -far, far, {}, [](auto in) { return sigmoid(in[0]); }, [](const D& x) { return naive::sigmoid(x); }},
+          {"sigmoid", -far, far, {}, [](auto in) { return sigmoid(in[0]); }, [](const D& x) { return sigmoid(x); }},
           {"relu", -far, far, {0}, [](auto in) { return relu(in[0]); }, [](const D& x) { return x > D(0) ? x : D(0); }},
           {"gelu", -far, far, {}, [](auto in) { return gelu(in[0]); }, [](const D& x) { return naive::gelu(x); }},
           {"gelu_tanh", -far, far, {}, [](auto in) { return gelu_tanh(in[0]); }, [](const D& x) { return naive::gelu_tanh(x); }},
-          {"silu", -far, far, {}, [](auto in) { return silu(in[0]); }, [](const D& x) { return x * naive::sigmoid(x); }},
+          {"silu", -far, far, {}, [](auto in) { return silu(in[0]); }, [](const D& x) { return x * sigmoid(x); }},
           {"square", -5, 5, {}, [](auto in) { return square(in[0]); }, [](const D& x) { return x * x; }},
           {"abs", -far, far, {0}, [](auto in) { return abs(in[0]); }, [](const D& x) { return abs(x); }},
           {"clamp", -far, far, {-0.5, 0.8}, [](auto in) { return clamp(in[0], -0.5, 0.8); }, [](const D& x) { return x > D(0.8) ? D(0.8) : D(-0.5) > x ? D(-0.5) : x; }},
@@ -94,6 +94,7 @@ class Program {
       ends.push_back(reshape(v.t, {v.t.numel()}));
       numbers.push_back(naive::reshape(v.n, {v.n.size()}));
     }
+    if (ends.empty()) return "";
     const Tensor y = cat(ends, 0);
     const Numbers n = naive::cat(numbers, 0);
     const Array<double> dy = draw(between(-1, 1, n.shape), rng_());

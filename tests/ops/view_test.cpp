@@ -155,6 +155,20 @@ TEST(View, WorksOnEveryType) {
   }
 }
 
+TEST(View, OfNothing) {
+  // Where there is no element there is no address either; every window on it is empty.
+  const Tensor none = empty({3, 0, 2});
+  EXPECT_EQ(slice(none, 0, 1, 3).shape(), (Shape{2, 0, 2}));
+  EXPECT_EQ(slice(none, 2, 1, 2).shape(), (Shape{3, 0, 1}));
+  EXPECT_EQ(slice(ones({4}), 0, 4, 4).numel(), 0);
+  EXPECT_EQ(slice(ones({4, 2}), 0, 4, 4).shape(), (Shape{0, 2}));
+  EXPECT_EQ(split(none, std::array<Index, 2>{1, 2}, 0)[1].shape(), (Shape{2, 0, 2}));
+  EXPECT_EQ(split(ones({2, 2}), std::array<Index, 3>{1, 1, 0}, 1)[2].shape(), (Shape{2, 0}));
+  EXPECT_EQ(slice(slice(none, 0, 2, 3), 2, 1, 2).shape(), (Shape{1, 0, 1}));
+  EXPECT_EQ(reshape(none, {0, 7}).shape(), (Shape{0, 7}));
+  EXPECT_EQ(expand(empty({1, 0}), {4, 0}).shape(), (Shape{4, 0}));
+}
+
 TEST(View, DetachIsAConstant) {
   const Tensor x = values({1, 2, 3});
   Tape tape;

@@ -12,6 +12,7 @@ namespace hilt::judge {
 
 // The functions of every scalar, found here for double and float, by argument for the others.
 using std::abs, std::erf, std::exp, std::log, std::pow, std::sqrt, std::tanh;
+template <std::floating_point T> T sigmoid(T x) { return 1 / (1 + exp(-x)); }
 
 /// x + dx e with e^2 = 0.
 template <class S>
@@ -79,6 +80,10 @@ inline Bounded tanh(const Bounded& a) {
   const double y = std::tanh(a.x);
   return Bounded::through(a, y, 1 - y * y);
 }
+inline Bounded sigmoid(const Bounded& a) {
+  const double y = 1 / (1 + std::exp(-a.x));
+  return Bounded::through(a, y, y * (1 - y));
+}
 inline Bounded erf(const Bounded& a) {
   return Bounded::through(a, std::erf(a.x), 2 * std::numbers::inv_sqrtpi * std::exp(-a.x * a.x));
 }
@@ -103,6 +108,10 @@ template <class S> Dual<S> tanh(const Dual<S>& a) {
   const S y = tanh(a.x);
   return {y, a.dx * (S(1) - y * y)};
 }
+template <class S> Dual<S> sigmoid(const Dual<S>& a) {
+  const S y = sigmoid(a.x);
+  return {y, a.dx * (y * (S(1) - y))};
+}
 template <class S> Dual<S> erf(const Dual<S>& a) {
   return {erf(a.x), a.dx * S(2 * std::numbers::inv_sqrtpi) * exp(-(a.x * a.x))};
 }
@@ -114,8 +123,8 @@ template <class S> double value_of(const Dual<S>& a) { return value_of(a.x); }
 
 /// The slope along b is asked for only where b moves: a may be negative under a constant power.
 template <class S> Dual<S> pow(const Dual<S>& a, const Dual<S>& b) {
-  const S y = pow(a.x, b.x);
-  S slope = value_of(a.dx) == 0 ? S(0) : b.x * pow(a.x, b.x - S(1)) * a.dx;
+  const S y = pow(a.x, b.x), less = static_cast<S>(value_of(b.x) - 1);
+  S slope = value_of(a.dx) == 0 ? S(0) : b.x * pow(a.x, less) * a.dx;
   if (value_of(b.dx) != 0) slope = slope + y * log(a.x) * b.dx;
   return {y, slope};
 }

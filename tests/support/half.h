@@ -28,8 +28,9 @@ class Half {
     const double x = magnitude == infinity() ? HUGE_VAL : values_[magnitude];
     return bits & 0x8000 ? -x : x;
   }
-  /// To nearest, ties to the even pattern; from half way to the number that infinity stands for on, infinity. Not for NaN.
+  /// To nearest, ties to the even pattern; from half way to the number that infinity stands for on, infinity. Of NaN, a quiet NaN.
   std::uint16_t nearest(double x) const {
+    if (std::isnan(x)) return infinity() | quiet_bit();
     const double magnitude = std::abs(x);
     auto bits = static_cast<std::uint16_t>(std::upper_bound(values_.begin(), values_.end(), magnitude) - values_.begin() - 1);
     if (bits < infinity()) {

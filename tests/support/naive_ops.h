@@ -62,7 +62,6 @@ Array<T> zip(const Array<T>& a, const Array<T>& b, F f) {
   each(y.shape, [&](const Position& p, Index n) { y[n] = f(a[place(a.shape, p, rank)], b[place(b.shape, p, rank)]); });
   return y;
 }
-template <class T> T sigmoid(const T& x) { return T(1) / (T(1) + exp(-x)); }
 template <class T> T gelu(const T& x) { return x * (T(0.5) * (T(1) + erf(x * T(std::numbers::sqrt2 / 2)))); }
 template <class T> T gelu_tanh(const T& x) {
   return T(0.5) * x * (T(1) + tanh(T(std::sqrt(2 / std::numbers::pi)) * (x + T(0.044715) * (x * x * x))));

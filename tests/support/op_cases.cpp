@@ -35,6 +35,7 @@ Plan plan_of(Layout layout, const Shape& shape) {
     stride = shape[*axis] == 1 ? kIdleStride : *axis == repeated ? 0 : *axis == doubled ? 2 * plan.elements : plan.elements;
     if (*axis != repeated) plan.elements *= std::max<Index>(shape[*axis], 1) * (*axis == doubled ? 2 : 1);
   }
+  if (shape.numel() == 0) plan.elements = 0;  // nothing to hold, nothing held
   if (layout == Layout::offset) plan.offset = kOffset;
   plan.elements += plan.offset;
   return plan;

@@ -123,7 +123,7 @@ struct Total final : Function {
   }
   std::vector<Tensor> backward(const Tensor& dy) override { return std::vector<Tensor>(inputs, dy); }
 };
-inline Tensor total(std::span<const Tensor> in) { return apply(Total{}, in); }
+inline Tensor total(std::span<const Tensor> in) { return hilt::apply(Total{}, in); }  // unqualified, a span would find std::apply
 
 /// <w, x> for weights w that get no gradient; hands out the saved w itself, which is only right for a cotangent of 1.
 struct Dot final : Function {

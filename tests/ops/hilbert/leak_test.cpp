@@ -60,16 +60,18 @@ void judge(const PlanSpec& spec, DType dtype, const std::string& where, Count& c
   ++count.configurations;
   for (const Backward mode : {Backward::taped, Backward::hybrid, Backward::fused}) {
     const Values base = run(in, d_o, plan, mode);
+    const Values handed_over = mode == Backward::taped ? run(in, d_o, plan, Backward::fused) : base;  // what taped does with NaN
     Index differed = 0;
     for (const Index t : {Index{0}, length / 3, length / 2, length - 2, length - 1}) {
       if (t < 0) continue;
       ++count.perturbations;
       for (const double value : {100.0, std::numeric_limits<double>::quiet_NaN()}) {
         const Values other = run({changed(in[0], t, value), changed(in[1], t, value), changed(in[2], t, value)}, d_o, plan, mode);
+        const Values& before = std::isnan(value) ? handed_over : base;
         for (Index s = 0; s < length; ++s) {
           bool same = true;
           for (Index i = s * kHeads * kDim; i < (s + 1) * kHeads * kDim; ++i)
-            same = same && std::bit_cast<std::uint64_t>(other.o[static_cast<std::size_t>(i)]) == std::bit_cast<std::uint64_t>(base.o[static_cast<std::size_t>(i)]);
+            same = same && std::bit_cast<std::uint64_t>(other.o[static_cast<std::size_t>(i)]) == std::bit_cast<std::uint64_t>(before.o[static_cast<std::size_t>(i)]);
           if (rank(s) < rank(t)) {
             ++count.outputs;
             if (!same) {

@@ -1,0 +1,56 @@
+#include "core/info.h"
+#include <gtest/gtest.h>
+#include <algorithm>
+#include "core/dispatch.h"
+#include "core/parallel.h"
+#include "tests/support/child.h"
+#include "tests/support/error_of.h"
+#include "tests/support/settings.h"
+
+namespace hilt {
+namespace {
+
+TEST(Info, DescribesBuildAndMachine) {
+  const Threads three(3);
+  const Info i = info();
+  EXPECT_EQ(i.version, kVersion);
+  EXPECT_EQ(i.compiler, kCompiler);
+  EXPECT_FALSE(i.blas.empty());
+  EXPECT_EQ(i.gpu_archs.empty(), !kHasCuda);
+  ASSERT_GE(i.devices.size(), 1u);
+  EXPECT_TRUE(i.devices[0].starts_with("cpu: "));
+  EXPECT_TRUE(i.devices[0].ends_with(" processors"));
+  EXPECT_EQ(i.threads, 3);
+  EXPECT_EQ(i.isa_built, kHasWideIsa ? (std::vector<std::string>{"base", "avx2", "avx512"}) : std::vector<std::string>{"base"});
+  EXPECT_EQ(std::count(i.isa_built.begin(), i.isa_built.end(), i.isa_active), 1);
+  EXPECT_GT(i.memory, std::size_t{1} << 27);
+  EXPECT_LE(i.memory_available, i.memory);
+  EXPECT_GT(i.memory_available, 0u);
+}
+
+TEST(Info, HeadersOfAnotherVersionAreRefused) {
+  EXPECT_EQ(error_of([] { check_version(); }), "nothing");
+  EXPECT_EQ(error_of([] { detail::check_headers("0.0.7"); }),
+            "usage: hilt: library and header versions differ: the program was compiled for 0.0.7 and loaded " + std::string(kVersion) +
+                "; compile it again, or point the loader at the matching libhilt");
+}
+
+TEST(Isa, TheEnvironmentLowersIt) {
+  if (!in_child({.environment = {"HILT_ISA=base"}})) return;
+  EXPECT_EQ(active_isa(), Isa::base);
+  EXPECT_EQ(info().isa_active, "base");
+}
+
+TEST(Isa, AnUnknownNameIsAnError) {
+  if (!in_child({.environment = {"HILT_ISA=sse9"}})) return;
+  EXPECT_EQ(error_of([] { active_isa(); }), "usage: HILT_ISA: 'sse9' must be base, avx2 or avx512");
+}
+
+TEST(Isa, NamesAreThoseOfTheEnvironment) {
+  EXPECT_EQ(name_of(Isa::base), "base");
+  EXPECT_EQ(name_of(Isa::avx2), "avx2");
+  EXPECT_EQ(name_of(Isa::avx512), "avx512");
+}
+
+}  // namespace
+}  // namespace hilt
