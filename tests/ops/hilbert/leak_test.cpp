@@ -101,7 +101,9 @@ void judge(const PlanSpec& spec, DType dtype, const std::string& where, Count& c
           }
       }
     }
-    EXPECT_EQ(differed > 0, plan->stats().pairs > 0) << where << ": what was changed reaches outputs if there are pairs at all";
+    // With a key for every query the tokens changed are seen by some; with fewer they may not be.
+    if (plan->stats().pairs >= length * kHeads) EXPECT_GT(differed, 0) << where << ": what was changed reaches no output";
+    if (plan->stats().pairs == 0) EXPECT_EQ(differed, 0) << where << ": there are no pairs";
   }
 }
 
