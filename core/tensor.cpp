@@ -195,7 +195,8 @@ std::ostream& operator<<(std::ostream& os, const Tensor& x) {
   std::ostringstream text;
   text << std::setprecision(x.dtype() == DType::f64 ? 8 : 6);
   print_axis(text, x, 0, x.offset());
-  return os << text.str() << ' ' << x.dtype() << x.shape();
+  text << ' ' << x.dtype() << x.shape();
+  return os << text.str();  // as a string: the flags of os are its owner's
 }
 std::string to_string(const Tensor& x) {
   std::ostringstream text;

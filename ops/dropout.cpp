@@ -35,7 +35,7 @@ struct Dropout final : Function {
 
 Tensor dropout(const Tensor& x, double p, RandomKey key) {
   check(p >= 0 && p < 1, "dropout: p ", p, " must be in [0, 1)");
-  check(bool(x) && is_floating(x.dtype()), "dropout: needs a tensor of floats");
+  check(bool(x) && is_floating(x.dtype()), "dropout: needs a tensor of floats, got ", x ? name_of(x.dtype()) : "an undefined one");
   Dropout fn;
   fn.p = p;
   fn.key = key;

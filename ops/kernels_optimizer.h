@@ -3,8 +3,9 @@
 
 namespace hilt::kernels {
 
-/// What one AdamW step multiplies by; `keep` = 1 - lr decay, the corrections are 1 / (1 - beta^t).
-struct AdamWStep { double lr, beta1, beta2, epsilon, keep, correction1, correction2; };
+/// What one AdamW step multiplies by; `shrink` = lr decay (taken off, for 1 - shrink would lose its digits in f32), the
+/// corrections are 1 / (1 - beta^t).
+struct AdamWStep { double lr, beta1, beta2, epsilon, shrink, correction1, correction2; };
 
 // n elements, dense. `exact` is the f32 shadow of a 16-bit w, or null; u the velocity, or null.
 template <Isa I, class T>

@@ -3,6 +3,7 @@
 //
 // A factor is read in place whenever one of its last two strides is 1, so a transposed view costs nothing. Where b is
 // one matrix for the whole batch (a weight), the batch of a is just more rows: one product, and db needs no sum.
+#include <algorithm>
 #include <vector>
 #include "core/tape.h"
 #include "ops/gemm.h"
@@ -114,6 +115,9 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   check_alike("matmul", "a", a, "b", b);
   check(a.rank() >= 2 && b.rank() >= 2, "matmul: needs two matrices or batches of them, got ", a.shape(), " and ", b.shape());
   check(a.dim(-1) == b.dim(-2), "matmul: a ", a.shape(), " has ", a.dim(-1), " columns, b ", b.shape(), " has ", b.dim(-2), " rows");
+  for (int axis = -3; -axis <= std::min(a.rank(), b.rank()); --axis)
+    check(a.dim(axis) == b.dim(axis) || a.dim(axis) == 1 || b.dim(axis) == 1, "matmul: a ", a.shape(), " and b ", b.shape(),
+          " do not broadcast: axis ", axis, " has ", a.dim(axis), " and ", b.dim(axis));
   visit("matmul", a, []<class T>(auto) {});
   return apply(Matmul{}, a, b);
 }

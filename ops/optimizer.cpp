@@ -56,7 +56,7 @@ void adamw_step(Tensor& w, const Tensor& gradient, Tensor& m, Tensor& v, Index s
   check(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "adamw_step: betas ", o.beta1, " and ", o.beta2, " must be in [0, 1)");
   const Tensor dw = dense(gradient);
   const auto t = static_cast<double>(step);
-  const kernels::AdamWStep s{o.lr, o.beta1, o.beta2, o.epsilon, 1 - o.lr * o.weight_decay,
+  const kernels::AdamWStep s{o.lr, o.beta1, o.beta2, o.epsilon, o.lr * o.weight_decay,
                              1 / (1 - std::pow(o.beta1, t)), 1 / (1 - std::pow(o.beta2, t))};
   visit("adamw_step", w, [&]<class T>(auto where) {
     using W = wide_t<T>;

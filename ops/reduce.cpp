@@ -122,6 +122,7 @@ struct Max final : Function {
 Tensor finish(const Tensor& y, const Shape& kept, bool keepdim) { return keepdim ? y : reshape(y, kept); }
 
 Tensor sum_or_mean(const char* op, const Tensor& x, const Axes& axes, bool keepdim, bool is_mean) {
+  check(is_floating(x.dtype()), op, ": needs a tensor of floats, got ", x.dtype());
   Sum fn(Plan(op, x.shape(), axes), x.shape());
   fn.is_mean = is_mean;
   // The mean of nothing is 0 / 0.
@@ -136,6 +137,7 @@ Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean
 Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean("mean", x, axes, keepdim, true); }
 
 Tensor max(const Tensor& x, const Axes& axes, bool keepdim) {
+  check(is_floating(x.dtype()), "max: needs a tensor of floats, got ", x.dtype());
   Max fn(Plan("max", x.shape(), axes));
   check(fn.plan.n > 0, "max: ", x.shape(), " has no elements along the reduced axes; there is no maximum of nothing");
   const Shape kept = fn.plan.kept;

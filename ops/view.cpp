@@ -184,7 +184,10 @@ Tensor unsqueeze(const Tensor& x, int axis) {
 std::vector<Tensor> split(const Tensor& x, std::span<const Index> extents, int axis) {
   const int along = checked_axis("split", axis, x.rank());
   Index total = 0;
-  for (Index extent : extents) total = checked_add(total, extent, "split");
+  for (Index extent : extents) {
+    check(extent >= 0, "split: extent ", extent, " is negative");
+    total = checked_add(total, extent, "split");
+  }
   check(total == x.dim(along), "split: extents add up to ", total, ", axis ", axis, " of ", x.shape(), " has ", x.dim(along));
   std::vector<Tensor> parts;
   Index begin = 0;

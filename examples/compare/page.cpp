@@ -63,7 +63,7 @@ void write_bill(Page& page, const Lesson& lesson) {
   if (dense && taped)
     page.paragraph(format("From dense to taped the arithmetic stays op by op; only the plan is new. It leaves %s of the score products of dense, and %s of its time.",
                           report::percent(taped->forward_flops / dense->forward_flops).c_str(), report::percent(ms(taped) / ms(dense)).c_str()));
-  if (taped && fused) {
+  if (taped && fused && taped->saved_bytes > 0) {
     const double ratio = static_cast<double>(taped->saved_bytes) / static_cast<double>(fused->saved_bytes);
     page.paragraph(format("From taped to fused the sums stay the same and the memory changes: %s against %s kept, %s. ", size_text(taped->saved_bytes).c_str(), size_text(fused->saved_bytes).c_str(),
                           ratio >= 1 ? format("%.1f times less", ratio).c_str() : format("%.1f times <b>more</b>", 1 / ratio).c_str()) +

@@ -51,7 +51,7 @@ void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
   }
   os << wrapped("keeps: bytes the tape holds for the backward pass. peak: most bytes alive beyond the inputs.", 2);
   const Mode *taped = lesson.mode("taped"), *fused = lesson.mode("fused");
-  if (taped && fused) {
+  if (taped && fused && taped->saved_bytes > 0) {
     const double a = static_cast<double>(taped->saved_bytes), b = static_cast<double>(fused->saved_bytes);
     os << wrapped(format("fused keeps %.2f x %s than taped, and takes %.2f x its time.", a > b ? a / b : b / a, a > b ? "less" : "more",
                          (fused->forward_ms + fused->backward_ms) / (taped->forward_ms + taped->backward_ms)), 2);

@@ -581,7 +581,7 @@ TEST(TapeMisuse, ABackwardThatThrowsEndsTheTapeAndLeaksNothing) {
     for (int i = 0; i < 5; ++i) z = exp(scale(z, 0.1));
     y.mutable_data<double>();  // not saved: fine
     x.mutable_data<double>();  // saved by the first node, which plays last
-    EXPECT_EQ(error_of([&] { tape.backward(sum(z)); }).substr(0, 37), "usage: square: a tensor saved for back");
+    EXPECT_EQ(error_of([&] { tape.backward(sum(z)); }).substr(0, 38), "usage: square: a tensor saved for back");
     EXPECT_EQ(Tape::current(), &tape);
     EXPECT_EQ(error_of([&] { tape.backward(z); }).substr(0, 20), "usage: Tape: backwar");
     EXPECT_EQ(tape.saved_bytes(), 0u);

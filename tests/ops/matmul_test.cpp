@@ -37,7 +37,7 @@ std::vector<OpCase> matmul_cases() {
   add_case({5, 17}, {17, 9});
   add_case({131, 257}, {257, 129}, {.large = true});
   add_case({9, 65, 67}, {9, 67, 63}, {.rows = true, .large = true});
-  add_case({9, 65, 67}, {67, 63}, {.rows = true, .large = true});
+  add_case({9, 65, 67}, {67, 63}, {.large = true});  // one product of 585 rows: rounding may depend on how many there are
   add_case({65, 67}, {9, 67, 63}, {.large = true});
   add_case({1, 3001}, {3001, 101}, {.large = true});
   add_case({1001, 1}, {1, 303}, {.large = true});

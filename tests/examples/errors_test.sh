@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# What attend, compare_gradients and curves say to bad input: one line, the right exit status, within a second, nothing written.
+. "$SRC/tests/packaging/common.sh"
+programs=$BUILD/examples
+cd "$scratch"
+
+# A .npy of zeros: file, descr, shape as in the header, bytes of data.
+npy() {
+  local header="{'descr': '$2', 'fortran_order': False, 'shape': ($3), }"
+  printf '\x93NUMPY\x01\x00' >"$1"
+  local length=$(((10 + ${#header} + 1 + 63) / 64 * 64 - 10))
+  printf "\\x$(printf %02x $((length % 256)))\\x$(printf %02x $((length / 256)))" >>"$1"
+  printf '%-*s\n' $((length - 1)) "$header" >>"$1"
+  head -c "$4" /dev/zero >>"$1"
+}
+npy q.npy '<f4' '1, 16, 4, 8' 2048
+npy k.npy '<f4' '1, 16, 2, 8' 1024
+npy three.npy '<f4' '1, 16, 3, 8' 1536
+npy wide.npy '<f8' '1, 16, 4, 8' 4096
+npy short.npy '<f4' '1, 8, 4, 8' 1024
+npy flat.npy '<f4' '16, 32' 2048
+npy whole.npy '<i4' '1, 16, 4, 8' 2048
+npy cut.npy '<f4' '1, 16, 4, 8' 512
+npy half.npy '<f2' '1, 16, 4, 8' 1024
+: >empty.npy
+printf '\x89PNG\r\n\x1a\nnot an array' >picture.npy
+printf '\x80\x04\x95pickled' >pickle.npy
+mkdir directory.npy
+
+# refused STATUS TEXT PROGRAM FLAGS..: TEXT must stand in the one line.
+refused() {
+  local status=$1 text=$2 program=$3 start=$EPOCHREALTIME
+  shift 3
+  expect "$status" "$program $*" "$programs/$program" "$@" --out out
+  local ms=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
+  ((ms < 1000)) || slow+=("$program $*: $ms ms")
+  one_line_on_stderr
+  says err "$program: error: "
+  says err "$text"
+  [[ ! -e out ]] || fail "$program $*: left $(find out)"
+}
+slow=()
+attend() { refused "$1" "$2" attend --q q.npy --k k.npy --v k.npy "${@:3}"; }
+
+# ---- the command line ----
+refused 2 "'--segmnt': no such option; did you mean" compare_gradients --segmnt 4
+refused 2 "'--patern': no such option; did you mean --pattern?" attend --patern dense
+refused 2 "'dense': no such argument" curves dense
+refused 2 "--heads (0): must be 1..1024" compare_gradients --heads 0
+refused 2 "--heads (abc): 'abc' is not a whole number" compare_gradients --heads abc
+refused 2 "--heads (4x): '4x' is not a whole number" compare_gradients --heads 4x
+refused 2 "--heads (99999999999999999999): must be 1..1024" compare_gradients --heads 99999999999999999999
+refused 2 "--heads: needs one value" compare_gradients --heads
+refused 2 "--dropout (1.5): must be 0..0.99" compare_gradients --dropout 1.5
+refused 2 "--dropout (nan): must be 0..0.99" compare_gradients --dropout nan
+refused 2 "--kv-heads (3): must divide --heads, 4" compare_gradients --kv-heads 3
+refused 2 "--dtype (f8): must be one of f64, f32, bf16, f16; did you mean" compare_gradients --dtype f8
+refused 2 "--modes (fsued): must be one of dense, taped, hybrid, fused; did you mean fused?" compare_gradients --modes fsued
+refused 2 "--causal (past): must be one of none, token, curve" compare_gradients --causal past
+refused 2 "'hilbrt' is not one of row, snake, morton, tiles, hilbert; did you mean hilbert?" compare_gradients --order hilbrt
+refused 2 "1024" compare_gradients --length 1024 --order hilbert:64x64
+says err 4096
+refused 2 "did you mean segment?" compare_gradients --pattern segmnt:4
+refused 2 "needs a size" compare_gradients --pattern segment
+refused 2 "expected HEIGHTxWIDTH" compare_gradients --pattern window2d:8
+refused 2 "--grid (128x): expected HEIGHTxWIDTH" curves --grid 128x
+refused 2 "--grid (0x4): expected HEIGHTxWIDTH" curves --grid 0x4
+refused 2 "at most" curves --grid 100000x100000
+refused 3 "blocks.npy" curves --pattern blocks:64@blocks.npy
+refused 5 "no usable GPU" compare_gradients --device cuda
+refused 2 "--device (tpu): must be auto, cpu, cuda or cuda:N" compare_gradients --device tpu
+
+# ---- a file of options ----
+printf '# defaults\n[attention]\nheads = 2\nlenght = 64\n' >wrong.ini
+refused 2 "'lenght': no such key, wrong.ini:4; did you mean --length?" compare_gradients --config wrong.ini
+printf 'heads = many\n' >wrong.ini
+refused 2 "--heads (many): 'many' is not a whole number, wrong.ini:1" compare_gradients --config wrong.ini
+printf 'heads\n' >wrong.ini
+refused 3 "expected key = value, wrong.ini:1" compare_gradients --config wrong.ini
+refused 3 "--config (none.ini): No such file" compare_gradients --config none.ini
+refused 3 "--config (directory.npy): a directory" compare_gradients --config directory.npy
+
+# ---- files ----
+refused 2 "--q: needs a .npy file" attend
+attend 3 none.npy --q none.npy
+attend 3 directory.npy --q directory.npy
+attend 3 empty.npy --q empty.npy
+attend 3 picture.npy --q picture.npy
+attend 3 pickle.npy --q pickle.npy
+attend 3 cut.npy --q cut.npy
+attend 3 "--q (whole.npy): elements are i32; expected f64 or f32" --q whole.npy
+attend 3 "--q (half.npy): elements are f16; expected f64 or f32" --q half.npy
+attend 3 "--q (flat.npy): shape [16, 32] has 2 axes" --q flat.npy
+attend 3 "--k: is f64 and --q is f32" --k wide.npy
+attend 3 "--k: shape [1, 8, 4, 8], expected [1, 16, 4, 8]" --k short.npy
+attend 3 "--v: shape [1, 16, 4, 8], expected [1, 16, 2, 8]" --v q.npy
+attend 3 "--k: 3 key heads cannot serve the 4 heads of --q evenly" --k three.npy --v three.npy
+attend 3 "--d-o: shape [1, 16, 2, 8], expected [1, 16, 4, 8]" --d-o k.npy
+
+# ---- what attend cannot do ----
+attend 2 "--mode (fsued): must be one of taped, hybrid, fused; did you mean fused?" --mode fsued
+attend 2 "--scale (wide): not a number" --scale wide
+attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
+attend 2 "16" --order hilbert:4x5
+attend 5 "--device (cuda): no usable GPU: this build has no CUDA kernels; use --device cpu" --device cuda
+attend 6 "--ranks (4)" --ranks 4
+
+# ---- where it goes ----
+: >file
+for program in 'attend --q q.npy --k k.npy --v k.npy' compare_gradients curves; do
+  # shellcheck disable=SC2086
+  expect 3 "$program into a file" "$programs"/$program --out file/here
+  one_line_on_stderr
+done
+# A name that is taken by a directory: the files before it must not appear either.
+mkdir -p taken/lse.npy
+expect 3 'attend onto a directory' "$programs/attend" --q q.npy --k k.npy --v k.npy --out taken
+[[ $(ls -A taken) == lse.npy ]] || fail "left behind: $(ls -A taken)"
+
+# Slow only counts where the machine is not to blame: the time of a run that does nothing.
+if ((${#slow[@]})); then
+  start=$EPOCHREALTIME
+  "$programs/attend" --help >/dev/null
+  idle=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
+  ((idle > 200)) || fail "errors that took longer than a second: ${slow[*]}"
+fi
