@@ -1,5 +1,7 @@
 #include "options.h"
+
 #include <hilt/hilt.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
@@ -11,6 +13,7 @@
 #include <functional>
 #include <iostream>
 #include <sstream>
+
 #include "core/text.h"
 
 namespace program {
@@ -46,7 +49,8 @@ T read_number(const std::string& text, T low, T high, const char* what) {
   if (!all_of_it || error == std::errc::invalid_argument) hilt::fail("'", text, "' is not ", what);
   std::ostringstream range;
   range << low << ".." << high;
-  if (error == std::errc::result_out_of_range || !(value >= low && value <= high)) hilt::fail("must be ", range.str());
+  if (error == std::errc::result_out_of_range || !(value >= low && value <= high))
+    hilt::fail("must be ", range.str());
   return value;
 }
 
@@ -63,8 +67,10 @@ std::string wrapped(const std::string& text) {
   std::istringstream words(text);
   std::string out, word;
   for (std::size_t used = 0; words >> word; used += word.size() + 1) {
-    if (used > 0 && used + word.size() > kWidth) out += '\n', used = 0;
-    else if (used > 0) out += ' ';
+    if (used > 0 && used + word.size() > kWidth)
+      out += '\n', used = 0;
+    else if (used > 0)
+      out += ' ';
     out += word;
   }
   return out;
@@ -73,7 +79,8 @@ std::string wrapped(const std::string& text) {
 struct Entry {
   std::string name, raw;
   CLI::Option* option;
-  std::function<void(const std::string&)> set;  // throws what is wrong with the value, without naming the option
+  std::function<void(const std::string&)>
+      set;  // throws what is wrong with the value, without naming the option
   std::function<std::string()> get;
   bool from_file = false;
 };
@@ -115,8 +122,10 @@ struct Options::Parser {
     e.set(value);
   } catch (const hilt::Error& error) {
     const std::string reason = error.what();
-    const auto advice = std::min(reason.find("; "), reason.size());  // what went wrong, where, then what to try
-    hilt::fail_with(error.code(), e.name, " (", value, "): ", reason.substr(0, advice), where.empty() ? "" : ", " + where, reason.substr(advice));
+    const auto advice =
+        std::min(reason.find("; "), reason.size());  // what went wrong, where, then what to try
+    hilt::fail_with(error.code(), e.name, " (", value, "): ", reason.substr(0, advice),
+                    where.empty() ? "" : ", " + where, reason.substr(advice));
   }
 
   void read_config();
@@ -127,13 +136,16 @@ void Options::Parser::read_config() {
   std::ifstream file(config);
   std::error_code ignored;
   if (!file || std::filesystem::is_directory(config, ignored))
-    hilt::fail_with(hilt::Code::data, "--config (", config, "): ", file ? "a directory" : std::strerror(errno), "; name an INI file, as --print-config writes it");
+    hilt::fail_with(hilt::Code::data, "--config (", config,
+                    "): ", file ? "a directory" : std::strerror(errno),
+                    "; name an INI file, as --print-config writes it");
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
     const std::string text = trimmed(line), where = config + ":" + std::to_string(number);
     if (text.empty() || text[0] == '#' || text[0] == ';' || text[0] == '[') continue;
     const auto equals = text.find('=');
-    if (equals == text.npos) hilt::fail_with(hilt::Code::data, "--config: '", text, "': expected key = value, ", where);
+    if (equals == text.npos)
+      hilt::fail_with(hilt::Code::data, "--config: '", text, "': expected key = value, ", where);
     const std::string key = trimmed(text.substr(0, equals));
     Entry* const e = find("--" + key);
     if (!e) hilt::fail("'", key, "': no such key, ", where, suggestion("--" + key));
@@ -142,7 +154,8 @@ void Options::Parser::read_config() {
   }
 }
 
-Options::Options(const std::string& program, const std::string& what_it_does) : parser_(new Parser(program, what_it_does)) {}
+Options::Options(const std::string& program, const std::string& what_it_does)
+    : parser_(new Parser(program, what_it_does)) {}
 Options::~Options() = default;
 
 void Options::flag(const std::string& name, bool& value, const std::string& help) {
@@ -154,20 +167,24 @@ void Options::flag(const std::string& name, bool& value, const std::string& help
   e.get = [&value] { return std::string(value ? "true" : "false"); };
 }
 
-void Options::integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high, const std::string& help) {
+void Options::integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
+                      const std::string& help) {
   const std::string range = std::to_string(low) + ".." + std::to_string(high);
   Entry& e = parser_->add(name, "N", help + " (" + range + "; default " + std::to_string(value) + ")");
   e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a whole number"); };
   e.get = [&value] { return std::to_string(value); };
 }
 
-void Options::number(const std::string& name, double& value, double low, double high, const std::string& help) {
-  Entry& e = parser_->add(name, "X", help + " (" + shortest(low) + ".." + shortest(high) + "; default " + shortest(value) + ")");
+void Options::number(const std::string& name, double& value, double low, double high,
+                     const std::string& help) {
+  Entry& e = parser_->add(
+      name, "X", help + " (" + shortest(low) + ".." + shortest(high) + "; default " + shortest(value) + ")");
   e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
   e.get = [&value] { return shortest(value); };
 }
 
-void Options::text(const std::string& name, std::string& value, const std::string& kind, const std::string& help) {
+void Options::text(const std::string& name, std::string& value, const std::string& kind,
+                   const std::string& help) {
   Entry& e = parser_->add(name, kind, help + (value.empty() ? "" : " (default " + value + ")"));
   e.set = [&value](const std::string& text) {
     hilt::check(!text.empty(), "needs a value");
@@ -176,14 +193,17 @@ void Options::text(const std::string& name, std::string& value, const std::strin
   e.get = [&value] { return value; };
 }
 
-void Options::choice(const std::string& name, std::string& value, const std::vector<std::string>& names, const std::string& help) {
+void Options::choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
+                     const std::string& help) {
   Entry& e = parser_->add(name, "NAME", help + " (" + joined(names, ", ") + "; default " + value + ")");
   e.set = [names, &value](const std::string& text) { value = one_of(text, names); };
   e.get = [&value] { return value; };
 }
 
-void Options::list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names, const std::string& help) {
-  Entry& e = parser_->add(name, "NAMES", help + " (some of " + joined(names, ",") + "; default " + joined(value, ",") + ")");
+void Options::list(const std::string& name, std::vector<std::string>& value,
+                   const std::vector<std::string>& names, const std::string& help) {
+  Entry& e = parser_->add(name, "NAMES",
+                          help + " (some of " + joined(names, ",") + "; default " + joined(value, ",") + ")");
   e.set = [names, &value](const std::string& text) {
     std::vector<std::string> words;
     std::istringstream parts(text);
@@ -211,13 +231,17 @@ bool Options::parse(int argc, char** argv) {
   }
   for (const std::string& unknown : app.remaining()) {
     const std::string name = unknown.substr(0, unknown.find('='));
-    hilt::fail("'", name, "': no such ", name.starts_with('-') ? "option" : "argument", parser_->suggestion(name));
+    hilt::fail("'", name, "': no such ", name.starts_with('-') ? "option" : "argument",
+               parser_->suggestion(name));
   }
   if (!parser_->config.empty()) parser_->read_config();
   for (Entry& e : parser_->entries)
-    if (e.option->count() > 0) parser_->set(e, e.option->get_expected_max() == 0 ? e.option->as<bool>() ? "true" : "false" : e.raw, "");
+    if (e.option->count() > 0)
+      parser_->set(e, e.option->get_expected_max() == 0 ? e.option->as<bool>() ? "true" : "false" : e.raw,
+                   "");
   if (!parser_->print_config) return true;
-  for (const auto& [key, value] : values()) std::cout << (value.empty() ? "# " : "") << key << " = " << value << '\n';
+  for (const auto& [key, value] : values())
+    std::cout << (value.empty() ? "# " : "") << key << " = " << value << '\n';
   return false;
 }
 

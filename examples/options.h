@@ -9,9 +9,10 @@
 
 namespace program {
 
-/// The options of one program. Each is bound to a variable, which holds the default until parse() finds another value.
-/// --help shows every option with its default and range; --config FILE reads `key = value` lines, which the command
-/// line overrides; --print-config prints all values as such a file.
+/// The options of one program. Each is bound to a variable, which holds the default until parse() finds
+/// another value.
+/// --help shows every option with its default and range; --config FILE reads `key = value` lines, which the
+/// command line overrides; --print-config prints all values as such a file.
 class Options {
  public:
   Options(const std::string& program, const std::string& what_it_does);
@@ -20,17 +21,21 @@ class Options {
   Options& operator=(const Options&) = delete;
 
   void flag(const std::string& name, bool& value, const std::string& help);
-  void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high, const std::string& help);
+  void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
+               const std::string& help);
   void number(const std::string& name, double& value, double low, double high, const std::string& help);
-  /// `kind` stands for the value in --help: FILE, DIR, ORDER. What the text means is for the program to check.
+  /// `kind` stands for the value in --help: FILE, DIR, ORDER. What the text means is for the program to
+  /// check.
   void text(const std::string& name, std::string& value, const std::string& kind, const std::string& help);
   /// One of `names`.
-  void choice(const std::string& name, std::string& value, const std::vector<std::string>& names, const std::string& help);
+  void choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
+              const std::string& help);
   /// Some of `names`, with commas between them.
-  void list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names, const std::string& help);
+  void list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names,
+            const std::string& help);
 
-  /// False if the user asked for help or the configuration and got it. Throws hilt::Error on anything it does not know,
-  /// naming the nearest.
+  /// False if the user asked for help or the configuration and got it. Throws hilt::Error on anything it does
+  /// not know, naming the nearest.
   bool parse(int argc, char** argv);
   /// Whether the command line or the file named the option.
   bool given(const std::string& name) const;

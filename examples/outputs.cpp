@@ -1,6 +1,8 @@
 #include "outputs.h"
+
 #include <hilt/hilt.h>
 #include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -24,7 +26,9 @@ std::string without_slash(std::string path) {
 Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
   const std::string& directory = directory_;
   std::error_code error;
-  for (fs::path p = fs::absolute(directory, error); !error && !p.empty() && !fs::exists(p) && p != p.parent_path(); p = p.parent_path()) made_ = p;
+  for (fs::path p = fs::absolute(directory, error);
+       !error && !p.empty() && !fs::exists(p) && p != p.parent_path(); p = p.parent_path())
+    made_ = p;
   fs::create_directories(directory, error);
   const auto undo = [&](const std::string& why) {
     std::error_code ignored;

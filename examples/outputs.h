@@ -7,7 +7,8 @@
 
 namespace program {
 
-/// A directory to write to. Files take their names only in commit(); until then, and after a failure, there is nothing.
+/// A directory to write to. Files take their names only in commit(); until then, and after a failure, there
+/// is nothing.
 class Outputs {
  public:
   /// Makes the directory if it is missing. Throws, before any work is done, if files cannot be made in it.
@@ -24,7 +25,7 @@ class Outputs {
   void commit();
 
  private:
-  std::string directory_, made_;  // made_: the first directory that was not there
+  std::string directory_, made_;                             // made_: the first directory that was not there
   std::vector<std::pair<std::string, std::string>> staged_;  // temporary path, final path
 };
 

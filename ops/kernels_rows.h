@@ -9,7 +9,7 @@ template <Isa I, class T> void softmax_backward(CpuAt<I>, const T* y, const T* d
 template <Isa I, class T> void log_softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols);
 template <Isa I, class T> void log_softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols);
 template <Isa I, class T> void logsumexp(CpuAt<I>, const T* x, T* y, Index rows, Index cols);
-template <Isa I, class T> void logsumexp_backward(CpuAt<I>, const T* x, const T* y, const T* dy, T* dx, Index rows, Index cols);
+template <Isa I, class T> void logsumexp_backward(CpuAt<I>, const T* x, const T* dy, T* dx, Index rows, Index cols);
 
 // y = (x - mean) rstd w + b; without `mean` the root mean square: y = x rstd w. b may be null.
 template <Isa I, class T>

@@ -66,8 +66,8 @@ template <Isa I, class T>
 void max(CpuAt<I>, const T* x, T* y, Index outer, Index n, Index inner) {
   using W = wide_t<T>;
   const Index block = inner < kColumns ? inner : kColumns;
-  const Index blocks = (inner + block - 1) / block;
-  parallel_for(outer * blocks, kPiece / (n * block) + 1, [=](Index begin, Index end) {
+  const Index blocks = block > 0 ? (inner + block - 1) / block : 0;
+  parallel_for(outer * blocks, kPiece / (n * block + 1) + 1, [=](Index begin, Index end) {
     for (Index task = begin; task < end; ++task) {
       const Index o = task / blocks, c0 = task % blocks * block;
       const Index columns = inner - c0 < block ? inner - c0 : block;

@@ -45,15 +45,16 @@ template <class W, class Term>
   return Lanes<W>(-__builtin_inff()).over(n, term, [](W a, W b) { return b > a ? b : a; });
 }
 
-/// log sum e^x of a row, and the maximum it was shifted by. -inf for a row of -inf or none; NaN if there is one.
+/// log sum e^x of a row as shift + rest, apart, since far from 0 their sum rounds the rest away. -inf for a row of -inf or
+/// none; NaN if there is one.
 template <class W>
-struct RowLse { W top, lse; };
+struct RowLse { W shift, rest; };
 template <class W, class T>
 [[gnu::always_inline]] inline RowLse<W> row_lse(const T* x, Index n) {
   const W top = max_of<W>(n, [x](Index i) { return static_cast<W>(x[i]); });
   const W shift = top - top == 0 ? top : W{0};
   const W total = sum_of<W>(n, [=](Index i) { return math::exp(static_cast<W>(x[i]) - shift); });
-  return {top, shift + math::log(total)};
+  return {shift, math::log(total)};
 }
 
 }  // namespace
@@ -91,8 +92,8 @@ void log_softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const T* const in = x + r * cols;
-    const W lse = row_lse<W>(in, cols).lse;
-    for (Index i = 0; i < cols; ++i) y[r * cols + i] = static_cast<T>(static_cast<W>(in[i]) - lse);
+    const auto [shift, rest] = row_lse<W>(in, cols);
+    for (Index i = 0; i < cols; ++i) y[r * cols + i] = static_cast<T>((static_cast<W>(in[i]) - shift) - rest);
   });
 }
 
@@ -108,15 +109,19 @@ void log_softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, 
 
 template <Isa I, class T>
 void logsumexp(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
-  each_row(rows, cols, [=](Index r) { y[r] = static_cast<T>(row_lse<wide_t<T>>(x + r * cols, cols).lse); });
+  each_row(rows, cols, [=](Index r) {
+    const auto [shift, rest] = row_lse<wide_t<T>>(x + r * cols, cols);
+    y[r] = static_cast<T>(shift + rest);
+  });
 }
 
 template <Isa I, class T>
-void logsumexp_backward(CpuAt<I>, const T* x, const T* y, const T* dy, T* dx, Index rows, Index cols) {
+void logsumexp_backward(CpuAt<I>, const T* x, const T* dy, T* dx, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
-    const W lse = static_cast<W>(y[r]), g = static_cast<W>(dy[r]);
-    for (Index i = 0; i < cols; ++i) dx[r * cols + i] = static_cast<T>(g * math::exp(static_cast<W>(x[r * cols + i]) - lse));
+    const auto [shift, rest] = row_lse<W>(x + r * cols, cols);
+    const W g = static_cast<W>(dy[r]);
+    for (Index i = 0; i < cols; ++i) dx[r * cols + i] = static_cast<T>(g * math::exp((static_cast<W>(x[r * cols + i]) - shift) - rest));
   });
 }
 
@@ -204,7 +209,7 @@ template void softmax_backward(CpuAt<kIsa>, const double*, const double*, double
 template void log_softmax(CpuAt<kIsa>, const double*, double*, Index, Index);
 template void log_softmax_backward(CpuAt<kIsa>, const double*, const double*, double*, Index, Index);
 template void logsumexp(CpuAt<kIsa>, const double*, double*, Index, Index);
-template void logsumexp_backward(CpuAt<kIsa>, const double*, const double*, const double*, double*, Index, Index);
+template void logsumexp_backward(CpuAt<kIsa>, const double*, const double*, double*, Index, Index);
 template void norm(CpuAt<kIsa>, const double*, const double*, const double*, double*, double*, double*, Index, Index, double);
 template void norm_backward(CpuAt<kIsa>, const double*, const double*, const double*, const double*, const double*, double*, double*, double*, Index, Index);
 template void rotate(CpuAt<kIsa>, const double*, const double*, double*, Index, Index, Index, Index, int);
@@ -214,7 +219,7 @@ template void softmax_backward(CpuAt<kIsa>, const float*, const float*, float*, 
 template void log_softmax(CpuAt<kIsa>, const float*, float*, Index, Index);
 template void log_softmax_backward(CpuAt<kIsa>, const float*, const float*, float*, Index, Index);
 template void logsumexp(CpuAt<kIsa>, const float*, float*, Index, Index);
-template void logsumexp_backward(CpuAt<kIsa>, const float*, const float*, const float*, float*, Index, Index);
+template void logsumexp_backward(CpuAt<kIsa>, const float*, const float*, float*, Index, Index);
 template void norm(CpuAt<kIsa>, const float*, const float*, const float*, float*, float*, float*, Index, Index, double);
 template void norm_backward(CpuAt<kIsa>, const float*, const float*, const float*, const float*, const float*, float*, float*, float*, Index, Index);
 template void rotate(CpuAt<kIsa>, const float*, const float*, float*, Index, Index, Index, Index, int);
@@ -224,7 +229,7 @@ template void softmax_backward(CpuAt<kIsa>, const bf16*, const bf16*, bf16*, Ind
 template void log_softmax(CpuAt<kIsa>, const bf16*, bf16*, Index, Index);
 template void log_softmax_backward(CpuAt<kIsa>, const bf16*, const bf16*, bf16*, Index, Index);
 template void logsumexp(CpuAt<kIsa>, const bf16*, bf16*, Index, Index);
-template void logsumexp_backward(CpuAt<kIsa>, const bf16*, const bf16*, const bf16*, bf16*, Index, Index);
+template void logsumexp_backward(CpuAt<kIsa>, const bf16*, const bf16*, bf16*, Index, Index);
 template void norm(CpuAt<kIsa>, const bf16*, const bf16*, const bf16*, bf16*, float*, float*, Index, Index, double);
 template void norm_backward(CpuAt<kIsa>, const bf16*, const bf16*, const float*, const float*, const bf16*, bf16*, float*, float*, Index, Index);
 template void rotate(CpuAt<kIsa>, const bf16*, const float*, bf16*, Index, Index, Index, Index, int);
@@ -234,7 +239,7 @@ template void softmax_backward(CpuAt<kIsa>, const f16*, const f16*, f16*, Index,
 template void log_softmax(CpuAt<kIsa>, const f16*, f16*, Index, Index);
 template void log_softmax_backward(CpuAt<kIsa>, const f16*, const f16*, f16*, Index, Index);
 template void logsumexp(CpuAt<kIsa>, const f16*, f16*, Index, Index);
-template void logsumexp_backward(CpuAt<kIsa>, const f16*, const f16*, const f16*, f16*, Index, Index);
+template void logsumexp_backward(CpuAt<kIsa>, const f16*, const f16*, f16*, Index, Index);
 template void norm(CpuAt<kIsa>, const f16*, const f16*, const f16*, f16*, float*, float*, Index, Index, double);
 template void norm_backward(CpuAt<kIsa>, const f16*, const f16*, const float*, const float*, const f16*, f16*, float*, float*, Index, Index);
 template void rotate(CpuAt<kIsa>, const f16*, const float*, f16*, Index, Index, Index, Index, int);

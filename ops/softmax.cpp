@@ -2,7 +2,7 @@
 //
 //      y = softmax(x) = e^x / sum e^x       dx = y (dy - sum y dy)          keeps y
 //      y = log_softmax(x) = x - L           dx = dy - e^y sum dy            keeps y
-//      L = logsumexp(x) = log sum e^x       dx = dL e^(x - L)               keeps x and L
+//      L = logsumexp(x) = log sum e^x       dx = dL e^(x - L)               keeps x: L rounds, so it is formed again
 //
 // A row of -inf alone has softmax NaN (0 / 0) and logsumexp -inf.
 #include "core/tape.h"
@@ -53,15 +53,15 @@ struct LogSumExp final : Function {
     for (int a = 0; a + 1 < x.rank(); ++a) shape.push_back(x.dim(a));
     Tensor y = empty(shape, x.dtype(), x.device());
     visit("logsumexp", x, [&]<class T>(auto where) { kernels::logsumexp(where, x.data<T>(), y.mutable_data<T>(), y.numel(), x.dim(-1)); });
-    if (wants(0)) save(x), save(y);
+    if (wants(0)) save(x);
     return y;
   }
   std::vector<Tensor> backward(const Tensor& gradient) override {
-    const Tensor &x = saved(0), &y = saved(1);
+    const Tensor& x = saved(0);
     const Tensor dy = dense(gradient);
     Tensor dx = empty_like(x);
     visit("logsumexp", x, [&]<class T>(auto where) {
-      kernels::logsumexp_backward(where, x.data<T>(), y.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(x), x.dim(-1));
+      kernels::logsumexp_backward(where, x.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(x), x.dim(-1));
     });
     return {dx};
   }

@@ -1,10 +1,13 @@
 #pragma once
 #include <hilt/hilt.h>
+
 #include <string>
 #include <vector>
+
 #include "exact.h"
 
-// Private to compare_gradients and curves: an attended set as tiles of scores, its tokens standing in some order.
+// Private to compare_gradients and curves: an attended set as tiles of scores, its tokens standing in some
+// order.
 
 namespace compare {
 
@@ -18,8 +21,9 @@ struct Arrangement {
   Index touched() const { return stats.full + stats.partial; }
 };
 
-inline constexpr hilt::Order::Kind kOrders[] = {hilt::Order::Kind::row, hilt::Order::Kind::snake, hilt::Order::Kind::morton,
-                                                hilt::Order::Kind::tiles, hilt::Order::Kind::hilbert};
+inline constexpr hilt::Order::Kind kOrders[] = {hilt::Order::Kind::row, hilt::Order::Kind::snake,
+                                                hilt::Order::Kind::morton, hilt::Order::Kind::tiles,
+                                                hilt::Order::Kind::hilbert};
 
 /// The tiles that kernels work on, as the plan lists them.
 Arrangement arrangement_of(const hilt::Plan& plan);
@@ -28,7 +32,8 @@ Arrangement rearranged(const hilt::Plan& plan, const AttendedSets& sets, hilt::O
 
 /// Whether the attended set is the same whatever the order.
 bool order_changes_nothing(const hilt::PlanSpec& spec);
-/// In words, without markup: whether Hilbert order helps, does nothing or loses against row order, and what is best.
+/// In words, without markup: whether Hilbert order helps, does nothing or loses against row order, and what
+/// is best.
 std::string order_verdict(const std::vector<Arrangement>& orders);
 
 /// Left the tokens on their grid, walked in order, with the keys of one token outlined; right the tiles.

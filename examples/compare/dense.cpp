@@ -1,4 +1,5 @@
 #include "dense.h"
+
 #include <cmath>
 #include <limits>
 
@@ -10,14 +11,17 @@ std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 /// [heads, L, n] as [kv heads, heads a key head, L, n], or [1, 1, L, n] for all heads alike.
 Tensor by_key_head(const Tensor& x, Index kv_heads) {
-  return x.dim(0) == 1 ? hilt::unsqueeze(x, 0) : hilt::reshape(x, {kv_heads, x.dim(0) / kv_heads, x.dim(1), x.dim(2)});
+  return x.dim(0) == 1 ? hilt::unsqueeze(x, 0)
+                       : hilt::reshape(x, {kv_heads, x.dim(0) / kv_heads, x.dim(1), x.dim(2)});
 }
 
 }  // namespace
 
-Dense::Dense(const Problem& p, const AttendedSets& sets) : kv_heads_(p.kv_heads()), group_(p.heads() / p.kv_heads()), scale_(p.scale) {
+Dense::Dense(const Problem& p, const AttendedSets& sets)
+    : kv_heads_(p.kv_heads()), group_(p.heads() / p.kv_heads()), scale_(p.scale) {
   const Index length = p.length(), tables = sets.sets.size() == 1 ? 1 : p.heads();
-  Tensor bias = hilt::full({tables, length, length}, -std::numeric_limits<double>::infinity(), hilt::DType::f32);
+  Tensor bias =
+      hilt::full({tables, length, length}, -std::numeric_limits<double>::infinity(), hilt::DType::f32);
   Tensor present = hilt::ones({tables, length, 1}, hilt::DType::f32);
   float* const score = bias.mutable_data<float>();
   float* const row_present = present.mutable_data<float>();
@@ -45,7 +49,8 @@ Dense::Dense(const Problem& p, const AttendedSets& sets) : kv_heads_(p.kv_heads(
   hilt::parallel_for(p.batch() * p.heads() * length, 16, [&](Index first, Index last) {
     for (Index row = first; row < last; ++row)
       for (Index u = 0; u < length; ++u)
-        m[row * length + u] = static_cast<float>(dropout_multiplier(p.key, row / length, row % length, u, p.dropout));
+        m[row * length + u] =
+            static_cast<float>(dropout_multiplier(p.key, row / length, row % length, u, p.dropout));
   });
   dropout_ = hilt::to(multipliers, p.dtype);
 }
@@ -53,7 +58,8 @@ Dense::Dense(const Problem& p, const AttendedSets& sets) : kv_heads_(p.kv_heads(
 Tensor Dense::forward(const Tensor& q, const Tensor& k, const Tensor& v) const {
   // [B, L, H, D] -> [B, key heads, heads a key head, L, D]
   const auto heads_first = [&](const Tensor& x) {
-    return hilt::permute(hilt::reshape(x, {x.dim(0), x.dim(1), kv_heads_, x.dim(2) / kv_heads_, x.dim(3)}), {0, 2, 3, 1, 4});
+    return hilt::permute(hilt::reshape(x, {x.dim(0), x.dim(1), kv_heads_, x.dim(2) / kv_heads_, x.dim(3)}),
+                         {0, 2, 3, 1, 4});
   };
   const Tensor s = hilt::matmul(heads_first(q), hilt::transpose(heads_first(k))) * scale_ + bias_;
   Tensor p = hilt::softmax(s);

@@ -1,4 +1,5 @@
 #include "exact.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -8,7 +9,8 @@
 // For every row t of every head:
 //   S(u) = c q.k_u     L = log sum_u e^S(u)     P(u) = e^(S(u) - L)     o = sum_u M(u) P(u) v_u
 //   Delta = dO.o       dS(u) = P(u) (M(u) dO.v_u - Delta)
-//   dq = c sum_u dS(u) k_u         and, added up over the rows:     dk_u += c dS(u) q         dv_u += M(u) P(u) dO
+//   dq = c sum_u dS(u) k_u         and, added up over the rows:     dk_u += c dS(u) q         dv_u += M(u)
+//   P(u) dO
 namespace compare {
 namespace {
 
@@ -17,8 +19,10 @@ std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 /// What an intermediate becomes when a tensor of this type holds it.
 template <class Stored, class T>
 T stored(T x) {
-  if constexpr (sizeof(Stored) == 2) return static_cast<T>(static_cast<float>(Stored(static_cast<float>(x))));
-  else return x;
+  if constexpr (sizeof(Stored) == 2)
+    return static_cast<T>(static_cast<float>(Stored(static_cast<float>(x))));
+  else
+    return x;
 }
 
 // Four partial sums: a dot product of one would wait for each addition.
@@ -43,14 +47,16 @@ struct Row {
   std::span<const std::int32_t> key;
 
   std::size_t q() const { return at(((b * p.length + t) * p.heads + h) * p.dim); }
-  std::size_t k(std::size_t i) const { return at(((b * p.length + key[i]) * p.kv_heads + h / (p.heads / p.kv_heads)) * p.dim); }
+  std::size_t k(std::size_t i) const {
+    return at(((b * p.length + key[i]) * p.kv_heads + h / (p.heads / p.kv_heads)) * p.dim);
+  }
   double multiplier(std::size_t i) const {
     return p.dropout > 0 ? dropout_multiplier(p.key, b * p.heads + h, t, key[i], p.dropout) : 1;
   }
 };
 
-/// f(row) for all rows that have keys; rows that share a key head come one after the other on one thread, so that what is
-/// added to a key has one writer and one order.
+/// f(row) for all rows that have keys; rows that share a key head come one after the other on one thread, so
+/// that what is added to a key has one writer and one order.
 template <class F>
 void for_rows(const ExactProblem& p, const AttendedSets& sets, F&& f) {
   const Index group = p.heads / p.kv_heads;
@@ -59,7 +65,8 @@ void for_rows(const ExactProblem& p, const AttendedSets& sets, F&& f) {
       for (Index h = task % p.kv_heads * group; h < (task % p.kv_heads + 1) * group; ++h)
         for (Index t = 0; t < p.length; ++t) {
           const KeyLists& set = sets.head(h);
-          const auto key = std::span(set.key).subspan(set.begin[at(t)], set.begin[at(t) + 1] - set.begin[at(t)]);
+          const auto key =
+              std::span(set.key).subspan(set.begin[at(t)], set.begin[at(t) + 1] - set.begin[at(t)]);
           if (!key.empty()) f(Row{p, task / p.kv_heads, h, t, key});
         }
   });
@@ -85,7 +92,8 @@ Four attention(const ExactProblem& p, const AttendedSets& sets) {
   for_rows(p, sets, [&](const Row& row) {
     const std::size_t keys = row.key.size(), t = row.q();
     std::vector<T> weight(keys), dropped(keys), d_weight(keys);
-    for (std::size_t i = 0; i < keys; ++i) weight[i] = stored<Stored>(scale * stored<Stored>(dot(&q[t], &k[row.k(i)], dim)));
+    for (std::size_t i = 0; i < keys; ++i)
+      weight[i] = stored<Stored>(scale * stored<Stored>(dot(&q[t], &k[row.k(i)], dim)));
     softmax(weight);
     for (std::size_t i = 0; i < keys; ++i) {
       const T m = static_cast<T>(row.multiplier(i));
@@ -110,7 +118,8 @@ Four attention(const ExactProblem& p, const AttendedSets& sets) {
   return out;
 }
 
-// Whom to ask attends() about: a superset of the keys of t, so that long sequences with short lists need not try every pair.
+// Whom to ask attends() about: a superset of the keys of t, so that long sequences with short lists need not
+// try every pair.
 std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
   using Kind = hilt::Branch::Kind;
   const Index length = plan.length(), width = plan.grid().width, x = t % width, y = t / width;
@@ -119,7 +128,8 @@ std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
   const Index p = by_token ? t : Index{order.position_of[at(t)]};
   std::vector<std::int32_t> out;
   for (const hilt::Branch& b : plan.spec().pattern) {
-    const bool everywhere = b.kind == Kind::dense || b.kind == Kind::blocks, planar = !everywhere && b.is_order_only();
+    const bool everywhere = b.kind == Kind::dense || b.kind == Kind::blocks,
+               planar = !everywhere && b.is_order_only();
     if (planar) {
       for (Index v = std::max<Index>(0, y - b.rows); v <= std::min(y + b.rows, (length - 1) / width); ++v)
         for (Index u = std::max<Index>(0, x - b.columns); u <= std::min(x + b.columns, width - 1); ++u)
@@ -148,7 +158,8 @@ AttendedSets attended_sets(const hilt::Plan& plan) {
     std::vector<std::vector<std::int32_t>> rows(at(plan.length()));
     hilt::parallel_for(plan.length(), 16, [&](Index first, Index last) {
       for (Index t = first; t < last; ++t)
-        for (std::int32_t u : candidates(plan, t)) rows[at(t)].insert(rows[at(t)].end(), at(plan.attends(h, t, u)), u);
+        for (std::int32_t u : candidates(plan, t))
+          rows[at(t)].insert(rows[at(t)].end(), at(plan.attends(h, t, u)), u);
     });
     KeyLists& set = out.sets.emplace_back();
     set.begin.push_back(0);
@@ -175,7 +186,8 @@ Four naive_attention(const ExactProblem& problem, const AttendedSets& sets, hilt
 }
 
 // With r^2 = 1 + L^2 + sum (c q k)^2, the squared error of a weight P in roundings of it:
-//   o: (M P v)^2 r^2     dv: (M P dO)^2 r^2     dS: e^2 = c^2 P^2 ((M dP - Delta)^2 r^2 + sum (M dO v)^2 + sum (dO o)^2)     dq: e^2 k^2     dk: e^2 q^2
+//   o: (M P v)^2 r^2     dv: (M P dO)^2 r^2     dS: e^2 = c^2 P^2 ((M dP - Delta)^2 r^2 + sum (M dO v)^2 +
+//   sum (dO o)^2)     dq: e^2 k^2     dk: e^2 q^2
 Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dtype) {
   const auto square = [](double x) { return x * x; };
   const std::size_t dim = at(p.dim);
@@ -188,9 +200,11 @@ Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dty
     const double largest = *std::ranges::max_element(weight);
     softmax(weight);
     const double lse = largest - std::log(*std::ranges::max_element(weight));
-    for (std::size_t i = 0; i < keys; ++i) add_times(out.data(), row.multiplier(i) * weight[i], &p.v[row.k(i)], dim);
+    for (std::size_t i = 0; i < keys; ++i)
+      add_times(out.data(), row.multiplier(i) * weight[i], &p.v[row.k(i)], dim);
     double delta = 0, delta_terms = 0;
-    for (std::size_t d = 0; d < dim; ++d) delta += p.d_o[t + d] * out[d], delta_terms += square(p.d_o[t + d] * out[d]);
+    for (std::size_t d = 0; d < dim; ++d)
+      delta += p.d_o[t + d] * out[d], delta_terms += square(p.d_o[t + d] * out[d]);
     for (std::size_t i = 0; i < keys; ++i) {
       const std::size_t k = row.k(i);
       const double m = row.multiplier(i);
@@ -201,7 +215,8 @@ Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dty
         score_terms += square(p.scale * p.q[t + d] * p.k[k + d]);
       }
       const double r = 1 + (wide ? square(lse) + score_terms : 0);
-      const double e = square(p.scale * weight[i]) * (square(d_weight - delta) * r + d_weight_terms + delta_terms);
+      const double e =
+          square(p.scale * weight[i]) * (square(d_weight - delta) * r + d_weight_terms + delta_terms);
       for (std::size_t d = 0; d < dim; ++d) {
         o[t + d] += square(m * weight[i] * p.v[k + d]) * r;
         dv[k + d] += square(m * weight[i] * p.d_o[t + d]) * r;
@@ -218,7 +233,8 @@ Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dty
 
 double dropout_multiplier(const hilt::RandomKey& key, Index head, Index t, Index u, double p) {
   const auto word = [](Index i) { return static_cast<std::uint32_t>(i); };
-  const auto bits = hilt::philox({word(u / 4), word(t), word(head), static_cast<std::uint32_t>(key.stream)}, key.seed ^ (key.stream >> 32) << 32);
+  const auto bits = hilt::philox({word(u / 4), word(t), word(head), static_cast<std::uint32_t>(key.stream)},
+                                 key.seed ^ (key.stream >> 32) << 32);
   return (bits[at(u % 4)] >> 8) * 0x1p-24 >= p ? 1 / (1 - p) : 0;
 }
 

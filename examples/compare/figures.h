@@ -1,5 +1,6 @@
 #pragma once
 #include <string>
+
 #include "lesson.h"
 
 // Private to compare_gradients: the drawings of its page, each as one <svg>.
@@ -17,9 +18,9 @@ std::string figure_of_roofline(const Lesson& lesson);
 /// The color of a mode: a class of the page's style.
 std::string style_of(const std::string& mode);
 /// Six kinds of ops, for colors: products, softmax, arithmetic, moving, attention, the rest.
-struct OpKind { const char *name, *style; };
+struct OpKind {
+  const char *name, *style;
+};
 OpKind kind_of(const std::string& op);
-/// Keys a row at which `taped` begins to hold more than `fused`, between two measured sizes; 0 if it never does.
-double crossover_in_keys(const Lesson& lesson);
 
 }  // namespace compare

@@ -1,14 +1,16 @@
 #pragma once
 #include <hilt/hilt.h>
+
 #include <array>
 #include <map>
 #include <string>
 #include <vector>
+
 #include "arrangement.h"
 #include "verdict.h"
 
-// Private to compare_gradients: what it is asked, and everything it finds out. The summary, the JSON and the page are
-// views of one Lesson.
+// Private to compare_gradients: what it is asked, and everything it finds out. The summary, the JSON and the
+// page are views of one Lesson.
 
 namespace compare {
 
@@ -46,15 +48,15 @@ struct Mode {
   std::string name;
   std::string skipped;  // why it did not run: "would need 17.2 GB"
   double forward_ms = 0, backward_ms = 0;
-  std::size_t saved_bytes = 0;                     // by the tape after forward, q, k and v included where it keeps them
-  std::size_t held_bytes = 0;                      // alive between the passes, beyond the inputs
+  std::size_t saved_bytes = 0;  // by the tape after forward, q, k and v included where it keeps them
+  std::size_t held_bytes = 0;   // alive between the passes, beyond the inputs
   std::size_t forward_peak = 0, backward_peak = 0;  // most bytes alive beyond the inputs during each pass
-  double forward_flops = 0, backward_flops = 0;    // of matrix products
-  double bytes_moved = 0;                          // by the forward pass, see cost.cpp
-  std::vector<hilt::NodeReport> tape;              // live bytes are beyond the inputs
-  std::array<Error, 4> error{};                    // o, dq, dk, dv
-  std::array<std::vector<double>, 4> deviation;    // |x - oracle| of every element
-  bool repeatable = true;                          // the same bits in every repeat
+  double forward_flops = 0, backward_flops = 0;     // of matrix products
+  double bytes_moved = 0;                           // by the forward pass, see cost.cpp
+  std::vector<hilt::NodeReport> tape;               // live bytes are beyond the inputs
+  std::array<Error, 4> error{};                     // o, dq, dk, dv
+  std::array<std::vector<double>, 4> deviation;     // |x - oracle| of every element
+  bool repeatable = true;                           // the same bits in every repeat
 
   std::size_t peak() const { return forward_peak > backward_peak ? forward_peak : backward_peak; }
   bool ran() const { return skipped.empty(); }
@@ -79,12 +81,12 @@ struct Lesson {
   hilt::TileStats tiles;
   Index pairs = 0, longest_row = 0;  // attended pairs a sequence, summed over heads; most keys of a row
   bool same_result_in_any_order = false;
-  std::vector<Arrangement> orders;  // row, snake, morton, tiles, hilbert
+  std::vector<Arrangement> orders;   // row, snake, morton, tiles, hilbert
   std::string oracle, naive, floor;  // in words: what judged
   std::array<Error, 4> naive_error{};
   std::vector<Mode> modes;
   std::vector<Sample> by_length, by_keys;
-  bool forward_identical = true;  // hybrid and fused, bit for bit
+  bool forward_identical = true;   // hybrid and fused, bit for bit
   std::vector<std::string> notes;  // fallbacks, forced orders, empty rows
   double seconds = 0;
 
@@ -93,13 +95,13 @@ struct Lesson {
 };
 
 // ---- the steps, each in a file of its own ----------------------------------------------------------------
-Problem make_problem(const Settings& settings);                                  // problem.cpp
-Machine measure_machine(hilt::DType dtype);                                      // machine.cpp
-void judge_modes(Lesson& lesson);                                                // modes.cpp: runs, measures and judges them
-void measure_scaling(Lesson& lesson);                                            // scaling.cpp
-void print_summary(const Lesson& lesson, std::ostream& os, bool color);          // summary.cpp
-std::string to_json(const Lesson& lesson);                                       // json.cpp
-std::string chrome_trace(const Lesson& lesson);                                  // json.cpp
-std::string to_html(const Lesson& lesson);                                       // page.cpp
+Problem make_problem(const Settings& settings);  // problem.cpp
+Machine measure_machine(hilt::DType dtype);      // machine.cpp
+void judge_modes(Lesson& lesson);                // modes.cpp: runs, measures and judges them
+void measure_scaling(Lesson& lesson);            // scaling.cpp
+void print_summary(const Lesson& lesson, std::ostream& os, bool color);  // summary.cpp
+std::string to_json(const Lesson& lesson);                               // json.cpp
+std::string chrome_trace(const Lesson& lesson);                          // json.cpp
+std::string to_html(const Lesson& lesson);                               // page.cpp
 
 }  // namespace compare

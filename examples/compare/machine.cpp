@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+
 #include "lesson.h"
 
 namespace compare {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+
 #include "cost.h"
 #include "run.h"
 
@@ -15,10 +16,12 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 }
 
 std::string does_not_fit(const Problem& p, const std::string& mode) {
-  const std::size_t need = bytes_needed(p, mode), free = hilt::info().memory_available + hilt::memory_stats().pooled;
+  const std::size_t need = bytes_needed(p, mode),
+                    free = hilt::info().memory_available + hilt::memory_stats().pooled;
   if (need <= free) return "";
   char text[80];
-  std::snprintf(text, sizeof text, "would need %.1f GB, %.1f GB are free", static_cast<double>(need) * 1e-9, static_cast<double>(free) * 1e-9);
+  std::snprintf(text, sizeof text, "would need %.1f GB, %.1f GB are free", static_cast<double>(need) * 1e-9,
+                static_cast<double>(free) * 1e-9);
   return text;
 }
 
@@ -41,16 +44,18 @@ void summarize(Mode& mode, const Problem& p, const std::vector<Run>& runs) {
   }
   const bool by_ops = mode.name == "dense" || mode.name == "taped";
   const Cost cost = by_ops ? cost_of_tape(mode.tape) : cost_of_kernel(p, mode.name);
-  mode.forward_flops = cost.forward_flops, mode.backward_flops = cost.backward_flops, mode.bytes_moved = cost.bytes_moved;
+  mode.forward_flops = cost.forward_flops, mode.backward_flops = cost.backward_flops,
+  mode.bytes_moved = cost.bytes_moved;
 }
 
 ExactProblem exact_problem(const Problem& p) {
-  return {p.batch(), p.length(), p.heads(), p.kv_heads(), p.dim(), p.scale, p.dropout, p.key,
-          p.q.to_vector(), p.k.to_vector(), p.v.to_vector(), p.d_o.to_vector()};
+  return {p.batch(), p.length(), p.heads(),       p.kv_heads(),    p.dim(),         p.scale,
+          p.dropout, p.key,      p.q.to_vector(), p.k.to_vector(), p.v.to_vector(), p.d_o.to_vector()};
 }
 
-/// The floor, relative to the terms. In 16 bits one rounding to nearest: of the result, since all before it is f32. In f32 and
-/// f64 four: the sums themselves are in that type, and the recomputed scores are summed in another order than the first time.
+/// The floor, relative to the terms. In 16 bits one rounding to nearest: of the result, since all before it
+/// is f32. In f32 and f64 four: the sums themselves are in that type, and the recomputed scores are summed in
+/// another order than the first time.
 double rounding_of(hilt::DType dtype) {
   switch (dtype) {
     case hilt::DType::f64: return 4 * 0x1p-53;
@@ -62,14 +67,17 @@ double rounding_of(hilt::DType dtype) {
 
 void note_what_is_unusual(Lesson& lesson) {
   const Problem& p = lesson.problem;
-  if (p.plan->order_forced()) lesson.notes.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
+  if (p.plan->order_forced())
+    lesson.notes.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
   if (const Index empty = p.plan->empty_rows())
     lesson.notes.push_back(std::to_string(empty) + " rows attend to nothing: their o and gradients are 0");
   for (const hilt::Branch& b : p.plan->spec().pattern)
     if (b.kind == hilt::Branch::Kind::segment && b.dilation > b.size)
-      lesson.notes.push_back(hilt::to_string(hilt::Pattern{b}) + ": dilation exceeds the segment; a row attends to at most 1 key");
+      lesson.notes.push_back(hilt::to_string(hilt::Pattern{b}) +
+                             ": dilation exceeds the segment; a row attends to at most 1 key");
   for (const hilt::Fallback& f : hilt::attention_fallbacks()) {
-    const std::string note = std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
+    const std::string note =
+        std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
     if (std::ranges::find(lesson.notes, note) == lesson.notes.end()) lesson.notes.push_back(note);
   }
 }
@@ -106,10 +114,12 @@ void judge_modes(Lesson& lesson) {
   for (std::size_t i = 0; i < 4; ++i) lesson.naive_error[i] = measure(naive[i], exact[i]);
 
   hilt::clear_attention_fallbacks();
-  for (const std::string& name : lesson.settings.modes) lesson.modes.push_back({.name = name, .skipped = does_not_fit(p, name)});
+  for (const std::string& name : lesson.settings.modes)
+    lesson.modes.push_back({.name = name, .skipped = does_not_fit(p, name)});
   std::map<std::string, std::vector<Run>> runs;
   std::optional<Dense> dense;
-  for (std::int64_t repeat = 0; repeat < lesson.settings.repeat; ++repeat)  // interleaved: a slow moment hits every mode
+  for (std::int64_t repeat = 0; repeat < lesson.settings.repeat;
+       ++repeat)  // interleaved: a slow moment hits every mode
     for (Mode& mode : lesson.modes) {
       if (!mode.ran()) continue;
       if (mode.name == "dense" && !dense) dense.emplace(p, sets);
@@ -128,7 +138,8 @@ void judge_modes(Lesson& lesson) {
       for (std::size_t j = 0; j < x.size(); ++j) mode.deviation[i].push_back(std::abs(x[j] - exact[i][j]));
     }
   }
-  if (lesson.mode("hybrid") && lesson.mode("fused")) lesson.forward_identical = same_bits(runs["hybrid"][0].result[0], runs["fused"][0].result[0]);
+  if (lesson.mode("hybrid") && lesson.mode("fused"))
+    lesson.forward_identical = same_bits(runs["hybrid"][0].result[0], runs["fused"][0].result[0]);
   note_what_is_unusual(lesson);
 }
 

@@ -1,4 +1,5 @@
 #include <cmath>
+
 #include "../program.h"
 #include "lesson.h"
 
@@ -17,8 +18,11 @@ Problem make_problem(const Settings& s) {
   const Index kv_heads = s.kv_heads == 0 ? s.heads : s.kv_heads;
   hilt::check(s.heads % kv_heads == 0, "--kv-heads (", kv_heads, "): must divide --heads, ", s.heads);
   program::device_of(s.device);
-  const hilt::PlanSpec spec{.length = s.length, .heads = s.heads, .order = hilt::parse_order(s.order, s.length),
-                            .pattern = hilt::parse_pattern(s.pattern), .dilation_mode = hilt::parse_dilation_mode(s.dilation_mode),
+  const hilt::PlanSpec spec{.length = s.length,
+                            .heads = s.heads,
+                            .order = hilt::parse_order(s.order, s.length),
+                            .pattern = hilt::parse_pattern(s.pattern),
+                            .dilation_mode = hilt::parse_dilation_mode(s.dilation_mode),
                             .causality = hilt::parse_causality(s.causal)};
   Problem p;
   p.dtype = parse_dtype(s.dtype);
@@ -26,7 +30,8 @@ Problem make_problem(const Settings& s) {
   const auto seed = static_cast<std::uint64_t>(s.seed);
   // Drawn in f64 and rounded: every --dtype sees the same problem.
   const auto random = [&](Index heads, std::uint64_t stream) {
-    return hilt::to(hilt::randn({s.batch, s.length, heads, s.head_dim}, {seed, stream}, hilt::DType::f64), p.dtype);
+    return hilt::to(hilt::randn({s.batch, s.length, heads, s.head_dim}, {seed, stream}, hilt::DType::f64),
+                    p.dtype);
   };
   p.q = random(s.heads, 0), p.k = random(kv_heads, 1), p.v = random(kv_heads, 2), p.d_o = random(s.heads, 3);
   p.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));

@@ -1,6 +1,8 @@
 #include "run.h"
+
 #include <algorithm>
 #include <chrono>
+
 #include "cost.h"
 
 namespace compare {
@@ -9,12 +11,15 @@ namespace {
 using hilt::Tensor;
 using Clock = std::chrono::steady_clock;
 
-double milliseconds_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
 std::size_t beyond(std::size_t bytes, std::size_t base) { return bytes > base ? bytes - base : 0; }
 
 Tensor forward(const Problem& p, const std::string& mode, const Dense* dense) {
   if (dense) return dense->forward(p.q, p.k, p.v);
-  const hilt::AttentionOptions options{.backward = hilt::parse_backward(mode), .scale = p.scale, .dropout = p.dropout, .key = p.key};
+  const hilt::AttentionOptions options{
+      .backward = hilt::parse_backward(mode), .scale = p.scale, .dropout = p.dropout, .key = p.key};
   return hilt::attention(p.q, p.k, p.v, p.plan, options);
 }
 
@@ -42,7 +47,8 @@ Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
   run.result = {o, gradient(p.q), gradient(p.k), gradient(p.v)};
   run.tape = tape.report();
   for (hilt::NodeReport& node : run.tape)
-    node.forward_live = beyond(node.forward_live, base), node.backward_live = beyond(node.backward_live, base);
+    node.forward_live = beyond(node.forward_live, base),
+    node.backward_live = beyond(node.backward_live, base);
   return run;
 }
 
@@ -54,7 +60,9 @@ double median(std::vector<double> x) {
 
 std::size_t bytes_needed(const Problem& p, const std::string& mode) {
   if (mode == "dense") return dense_peak(p);
-  return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype, hilt::parse_backward(mode)).peak;
+  return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype,
+                                hilt::parse_backward(mode))
+      .peak;
 }
 
 }  // namespace compare

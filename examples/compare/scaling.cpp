@@ -1,15 +1,18 @@
 #include <algorithm>
 #include <chrono>
+
 #include "run.h"
 
 namespace compare {
 namespace {
 
-constexpr double kSeconds = 3;  // that a figure may take: what would come later is left out once they are over
+constexpr double kSeconds =
+    3;  // that a figure may take: what would come later is left out once they are over
 constexpr Index kShortest = 128;
 constexpr int kRepeats = 3;
 
-/// The problem again with another length or pattern, on a grid folded from the length. Throws if the pattern does not fit.
+/// The problem again with another length or pattern, on a grid folded from the length. Throws if the pattern
+/// does not fit.
 Problem resized(const Problem& p, Index length, const hilt::Pattern& pattern) {
   hilt::PlanSpec spec = p.plan->spec();
   spec.length = length;
@@ -44,26 +47,33 @@ Sample measure(const Lesson& lesson, const Problem& p, Index x, bool with_dense,
 void measure_scaling(Lesson& lesson) {
   using Clock = std::chrono::steady_clock;
   const Problem& p = lesson.problem;
-  const auto add = [&](std::vector<Sample>& samples, Index length, const hilt::Pattern& pattern, Index x, bool with_dense, int repeats) {
+  const auto add = [&](std::vector<Sample>& samples, Index length, const hilt::Pattern& pattern, Index x,
+                       bool with_dense, int repeats) {
     try {
       samples.push_back(measure(lesson, resized(p, length, pattern), x, with_dense, repeats));
     } catch (const hilt::Error&) {
       // A pattern that names blocks, say, has no shorter version: the figure has a point less.
     }
   };
-  const auto in_time = [](Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count() < kSeconds; };
+  const auto in_time = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count() < kSeconds;
+  };
 
   auto start = Clock::now();
   const Index short_length = std::min<Index>(p.length(), 1024);
   for (Index keys = 8; keys <= short_length && keys <= 8 * p.dim() && in_time(start); keys *= 2)
-    add(lesson.by_keys, short_length, {hilt::Branch{.kind = hilt::Branch::Kind::segment, .size = keys}}, keys, false, 1);
+    add(lesson.by_keys, short_length, {hilt::Branch{.kind = hilt::Branch::Kind::segment, .size = keys}}, keys,
+        false, 1);
 
   start = Clock::now();
-  for (Index length = std::max(kShortest, p.length() / 32); length < p.length() && in_time(start); length *= 2)
+  for (Index length = std::max(kShortest, p.length() / 32); length < p.length() && in_time(start);
+       length *= 2)
     add(lesson.by_length, length, p.plan->spec().pattern, length, true, kRepeats);
   Sample whole{.x = p.length()};
   for (const Mode& mode : lesson.modes)
-    if (mode.ran()) whole.ms[mode.name] = mode.forward_ms + mode.backward_ms, whole.saved_bytes[mode.name] = static_cast<double>(mode.saved_bytes);
+    if (mode.ran())
+      whole.ms[mode.name] = mode.forward_ms + mode.backward_ms,
+      whole.saved_bytes[mode.name] = static_cast<double>(mode.saved_bytes);
   lesson.by_length.push_back(whole);
 }
 

@@ -1,4 +1,5 @@
 #include "source.h"
+
 #include <algorithm>
 
 namespace compare {

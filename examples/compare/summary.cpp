@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <ostream>
 #include <sstream>
+
 #include "../report/text.h"
 #include "lesson.h"
 #include "words.h"
@@ -19,8 +20,10 @@ std::string wrapped(const std::string& text, std::size_t indent) {
   std::string out, word;
   std::size_t column = 0;
   while (words >> word) {
-    if (column > 0 && column + 1 + word.size() > kColumns) out += "\n" + std::string(indent, ' '), column = indent;
-    else if (column > 0) out += ' ', ++column;
+    if (column > 0 && column + 1 + word.size() > kColumns)
+      out += "\n" + std::string(indent, ' '), column = indent;
+    else if (column > 0)
+      out += ' ', ++column;
     out += word;
     column += word.size();
   }
@@ -34,7 +37,9 @@ class Paint {
   std::string bold(const std::string& text) const { return color("1", text); }
 
  private:
-  std::string color(const char* code, const std::string& text) const { return on_ ? "\033[" + std::string(code) + "m" + text + "\033[0m" : text; }
+  std::string color(const char* code, const std::string& text) const {
+    return on_ ? "\033[" + std::string(code) + "m" + text + "\033[0m" : text;
+  }
   bool on_;
 };
 
@@ -45,16 +50,28 @@ void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
       os << format("%-7s  %s\n", m.name.c_str(), m.skipped.c_str());
       continue;
     }
-    os << format("%-7s %4zu %10s %10s %10s %10s  ", m.name.c_str(), m.tape.size(), report::bytes(static_cast<double>(m.saved_bytes)).c_str(),
-                 report::bytes(static_cast<double>(m.peak())).c_str(), report::milliseconds(m.forward_ms).c_str(), report::milliseconds(m.backward_ms).c_str())
-       << paint.verdict(m.repeatable, m.repeatable ? format("all %lld runs", static_cast<long long>(lesson.settings.repeat)) : "DIFFER") << '\n';
+    os << format("%-7s %4zu %10s %10s %10s %10s  ", m.name.c_str(), m.tape.size(),
+                 report::bytes(static_cast<double>(m.saved_bytes)).c_str(),
+                 report::bytes(static_cast<double>(m.peak())).c_str(),
+                 report::milliseconds(m.forward_ms).c_str(), report::milliseconds(m.backward_ms).c_str())
+       << paint.verdict(m.repeatable,
+                        m.repeatable ? format("all %lld runs", static_cast<long long>(lesson.settings.repeat))
+                                     : "DIFFER")
+       << '\n';
   }
-  os << wrapped("keeps: bytes the tape holds for the backward pass. peak: most bytes alive beyond the inputs.", 2);
+  os << wrapped(
+      "keeps: bytes the tape holds for the backward pass. peak: most bytes alive beyond the inputs.", 2);
   const Mode *taped = lesson.mode("taped"), *fused = lesson.mode("fused");
   if (taped && fused && taped->saved_bytes > 0) {
     const double a = static_cast<double>(taped->saved_bytes), b = static_cast<double>(fused->saved_bytes);
-    os << wrapped(format("fused keeps %.2f x %s than taped, and takes %.2f x its time.", a > b ? a / b : b / a, a > b ? "less" : "more",
-                         (fused->forward_ms + fused->backward_ms) / (taped->forward_ms + taped->backward_ms)), 2);
+    std::string text =
+        format("fused keeps %.2f x %s than taped and takes %.2f x its time.", a > b ? a / b : b / a,
+               a > b ? "less" : "more",
+               (fused->forward_ms + fused->backward_ms) / (taped->forward_ms + taped->backward_ms));
+    if (const double keys = crossover_in_keys(lesson); keys > 0)
+      text += format(" Below about %.0f keys a row it would keep more: head dim %lld.", keys,
+                     static_cast<long long>(lesson.problem.dim()));
+    os << wrapped(text, 2);
   }
 }
 
@@ -63,7 +80,8 @@ void print_agreement(const Lesson& lesson, std::ostream& os, const Paint& paint)
   for (const Mode& m : lesson.modes) {
     if (!m.ran()) continue;
     os << format("%-7s     ", m.name.c_str());
-    for (const Error& e : m.error) os << format("%9s ", report::scientific(e.max_abs).c_str()) << paint.verdict(e.ok, e.ok ? "ok" : "NO");
+    for (const Error& e : m.error)
+      os << format("%9s ", report::scientific(e.max_abs).c_str()) << paint.verdict(e.ok, e.ok ? "ok" : "NO");
     os << '\n';
   }
   const Mode* any = nullptr;
@@ -74,15 +92,19 @@ void print_agreement(const Lesson& lesson, std::ostream& os, const Paint& paint)
     for (const Error& e : any->error) os << format("%9s   ", report::scientific(e.limit).c_str());
     os << '\n';
   }
-  os << wrapped("Judge: " + lesson.oracle + ". Allowed: 2 x the error of " + lesson.naive + " + " + lesson.floor + " of the terms; the relative error over the tensor likewise.", 2);
+  os << wrapped("Judge: " + lesson.oracle + ". Allowed: 2 x the error of " + lesson.naive + " + " +
+                    lesson.floor + " of the terms; the relative error over the tensor likewise.",
+                2);
 }
 
 void print_orders(const Lesson& lesson, std::ostream& os, const Paint& paint) {
   os << paint.bold("order      full  partial    of all   touched   useful pairs in them\n");
   for (const Arrangement& a : lesson.orders)
-    os << format("%-8s %6lld %8lld %9lld %9s %9s%s\n", a.order.c_str(), static_cast<long long>(a.stats.full), static_cast<long long>(a.stats.partial),
-                 static_cast<long long>(a.stats.total), report::percent(a.stats.touched()).c_str(), report::percent(a.stats.useful()).c_str(),
-                 hilt::to_string(lesson.problem.plan->spec().order).starts_with(a.order) ? "  <- this plan" : "");
+    os << format(
+        "%-8s %6lld %8lld %9lld %9s %9s%s\n", a.order.c_str(), static_cast<long long>(a.stats.full),
+        static_cast<long long>(a.stats.partial), static_cast<long long>(a.stats.total),
+        report::percent(a.stats.touched()).c_str(), report::percent(a.stats.useful()).c_str(),
+        hilt::to_string(lesson.problem.plan->spec().order).starts_with(a.order) ? "  <- this plan" : "");
   os << wrapped(order_verdict(lesson.orders), 2) << wrapped(order_and_result(lesson), 2);
 }
 
@@ -92,21 +114,34 @@ void print_summary(const Lesson& lesson, std::ostream& os, bool color) {
   const Paint paint(color);
   const Problem& p = lesson.problem;
   const hilt::PlanSpec& spec = p.plan->spec();
-  const double all = static_cast<double>(p.length()) * static_cast<double>(p.length()) * static_cast<double>(p.heads());
+  const double all =
+      static_cast<double>(p.length()) * static_cast<double>(p.length()) * static_cast<double>(p.heads());
   os << paint.bold("One attention, and the ways to its gradient\n") << wrapped(sizes_text(lesson), 0)
-     << wrapped("order " + hilt::to_string(spec.order) + ", pattern " + hilt::to_string(spec.pattern) + ", causal " + std::string(name_of(spec.causality)) + ": up to " +
-                std::to_string(lesson.longest_row) + " keys a row, " + report::percent(static_cast<double>(lesson.pairs) / all) + " of all pairs", 2) << '\n';
+     << wrapped("order " + hilt::to_string(spec.order) + ", pattern " + hilt::to_string(spec.pattern) +
+                    ", causal " + std::string(name_of(spec.causality)) + ": up to " +
+                    std::to_string(lesson.longest_row) + " keys a row, " +
+                    report::percent(static_cast<double>(lesson.pairs) / all) + " of all pairs",
+                2)
+     << '\n';
   print_modes(lesson, os, paint);
   os << '\n';
   print_agreement(lesson, os, paint);
   os << '\n';
   print_orders(lesson, os, paint);
   os << '\n';
-  for (std::size_t i = 0; i < std::min<std::size_t>(lesson.notes.size(), 3); ++i) os << wrapped("note: " + lesson.notes[i], 2);
-  os << wrapped(format("Measured ceilings: %.1f GB/s copying, %.0f GFLOP/s multiplying, %d threads. %.1f s in all.", lesson.machine.copy_gb_s,
-                       lesson.machine.gemm_gflop_s, lesson.machine.info.threads, lesson.seconds), 2);
-  os << wrapped("Read " + lesson.settings.out + "/compare.html; compare.json and trace.json lie beside it.", 2);
-  os << paint.verdict(lesson.passed(), lesson.passed() ? "verdict: ok, every tensor of every mode is within its limit" : "verdict: FAILED, see NO and DIFFER above") << '\n';
+  for (std::size_t i = 0; i < std::min<std::size_t>(lesson.notes.size(), 3); ++i)
+    os << wrapped("note: " + lesson.notes[i], 2);
+  os << wrapped(
+      format("Measured ceilings: %.1f GB/s copying, %.0f GFLOP/s multiplying, %d threads. %.1f s in all.",
+             lesson.machine.copy_gb_s, lesson.machine.gemm_gflop_s, lesson.machine.info.threads,
+             lesson.seconds),
+      2);
+  os << wrapped("Read " + lesson.settings.out + "/compare.html; compare.json and trace.json lie beside it.",
+                2);
+  os << paint.verdict(lesson.passed(), lesson.passed()
+                                           ? "verdict: ok, every tensor of every mode is within its limit"
+                                           : "verdict: FAILED, see NO and DIFFER above")
+     << '\n';
 }
 
 }  // namespace compare

@@ -1,6 +1,8 @@
 #include "chart.h"
+
 #include <algorithm>
 #include <cmath>
+
 #include "svg.h"
 #include "text.h"
 
@@ -16,7 +18,8 @@ struct Scale {
   }
 };
 
-/// Round numbers between low and high: 1, 2, 5 times powers of ten, or on a logarithmic axis powers of 10 (of 2 if it is short).
+/// Round numbers between low and high: 1, 2, 5 times powers of ten, or on a logarithmic axis powers of 10 (of
+/// 2 if it is short).
 std::vector<double> ticks(double low, double high, bool log) {
   std::vector<double> out;
   if (log) {
@@ -32,8 +35,12 @@ std::vector<double> ticks(double low, double high, bool log) {
   }
   constexpr int kAbout = 5;
   const double rough = (high - low) / kAbout, power = std::pow(10, std::floor(std::log10(rough)));
-  const double step = power * (rough / power < 1.5 ? 1 : rough / power < 3.5 ? 2 : rough / power < 7.5 ? 5 : 10);
-  for (double t = std::ceil(low / step - 1e-9) * step; t <= high + 1e-9 * step; t += step) out.push_back(std::abs(t) < step * 1e-9 ? 0 : t);
+  const double step = power * (rough / power < 1.5   ? 1
+                               : rough / power < 3.5 ? 2
+                               : rough / power < 7.5 ? 5
+                                                     : 10);
+  for (double t = std::ceil(low / step - 1e-9) * step; t <= high + 1e-9 * step; t += step)
+    out.push_back(std::abs(t) < step * 1e-9 ? 0 : t);
   return out;
 }
 
@@ -49,7 +56,8 @@ void fit(Axis& axis, std::vector<double> values) {
 
 double text_width(const std::string& text) { return 6.4 * static_cast<double>(text.size()); }
 
-void draw_legend(Svg& svg, const std::vector<std::pair<std::string, std::string>>& names, double x, double y) {
+void draw_legend(Svg& svg, const std::vector<std::pair<std::string, std::string>>& names, double x,
+                 double y) {
   for (const auto& [name, style] : names) {
     svg.rect(x, y - 9, 10, 10, "fill " + style);
     svg.text(x + 14, y, name);
@@ -69,7 +77,8 @@ void draw_series(Svg& svg, const Series& s, const Scale& x, const Scale& y) {
   if (s.line) svg.path(data, "stroke " + s.style);
   if (!s.dots) return;
   for (const auto& [px, py] : s.points)
-    if (!((x.log && px <= 0) || (y.log && py <= 0))) svg.circle(x(px), y(py), s.line ? 3 : 5, "fill " + s.style, s.name);
+    if (!((x.log && px <= 0) || (y.log && py <= 0)))
+      svg.circle(x(px), y(py), s.line ? 3 : 5, "fill " + s.style, s.name);
 }
 
 }  // namespace
@@ -86,7 +95,8 @@ std::string LineChart::str() const {
   fit(ax, xs), fit(ay, ys);
   constexpr double kLeft = 66, kRight = 14, kBottom = 42;
   const double top = names.empty() ? 24 : 40;
-  const Scale sx{ax.low, ax.high, kLeft, width - kRight, ax.log}, sy{ay.low, ay.high, height - kBottom, top, ay.log};
+  const Scale sx{ax.low, ax.high, kLeft, width - kRight, ax.log},
+      sy{ay.low, ay.high, height - kBottom, top, ay.log};
   Svg svg(width, height, title, description);
   draw_legend(svg, names, kLeft, 12);
   for (double t : ticks(ay.low, ay.high, ay.log)) {
@@ -122,7 +132,8 @@ std::string BarChart::str() const {
     for (const Part& part : bar.parts) sum += part.size;
     longest = std::max(longest, sum);
   }
-  const double top = legend.empty() ? 4 : 26, unit = longest > 0 ? (width - label_width - value_width) / longest : 0;
+  const double top = legend.empty() ? 4 : 26,
+               unit = longest > 0 ? (width - label_width - value_width) / longest : 0;
   Svg svg(width, top + kRow * static_cast<double>(bars.size()) + 2, title, description);
   draw_legend(svg, legend, 0, 12);
   double y = top;

@@ -22,7 +22,11 @@ struct Series {
 };
 
 /// A dashed line across the plot at one x, or one y, with a word beside it.
-struct Mark { double at; std::string text; bool vertical = true; };
+struct Mark {
+  double at;
+  std::string text;
+  bool vertical = true;
+};
 
 struct LineChart {
   std::string title, description;
@@ -35,8 +39,14 @@ struct LineChart {
 
 /// Horizontal bars, each of several parts laid end to end.
 struct BarChart {
-  struct Part { double size; std::string style, tooltip; };
-  struct Bar { std::string label, value; std::vector<Part> parts; };
+  struct Part {
+    double size;
+    std::string style, tooltip;
+  };
+  struct Bar {
+    std::string label, value;
+    std::vector<Part> parts;
+  };
   std::string title, description;
   std::vector<Bar> bars;
   std::vector<std::pair<std::string, std::string>> legend;  // name, style

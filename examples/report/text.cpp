@@ -1,4 +1,5 @@
 #include "text.h"
+
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
@@ -10,7 +11,10 @@ std::string with_prefix(double n, const char* unit) {
   constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T", "P"};
   int prefix = 0;
   while (std::abs(n) >= 999.5 && prefix < 5) n /= 1000, ++prefix;
-  const int decimals = prefix == 0 && n == std::floor(n) ? 0 : std::abs(n) < 9.995 ? 2 : std::abs(n) < 99.95 ? 1 : 0;
+  const int decimals = prefix == 0 && n == std::floor(n) ? 0
+                       : std::abs(n) < 9.995             ? 2
+                       : std::abs(n) < 99.95             ? 1
+                                                         : 0;
   const std::string unit_text = std::string(kPrefixes[prefix]) + unit;
   return format("%.*f%s%s", decimals, n, unit_text.empty() ? "" : " ", unit_text.c_str());
 }
@@ -20,11 +24,16 @@ std::string with_prefix(double n, const char* unit) {
 std::string escape(const std::string& text) {
   std::string out;
   for (char c : text) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '"') out += "&quot;";
-    else out += c;
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '"')
+      out += "&quot;";
+    else
+      out += c;
   }
   return out;
 }
@@ -44,11 +53,14 @@ std::string milliseconds(double ms) {
   if (ms >= 999.5) return format("%.2f s", ms / 1000);
   return format(ms < 0.9995 ? "%.3f ms" : ms < 9.995 ? "%.2f ms" : ms < 99.95 ? "%.1f ms" : "%.0f ms", ms);
 }
-std::string percent(double share) { return format(share >= 0.9995 || share == 0 ? "%.0f %%" : share < 0.1 ? "%.2f %%" : "%.1f %%", 100 * share); }
+std::string percent(double share) {
+  return format(share >= 0.9995 || share == 0 ? "%.0f %%" : share < 0.1 ? "%.2f %%" : "%.1f %%", 100 * share);
+}
 std::string scientific(double x) { return x == 0 ? "0" : format("%.1e", x); }
 std::string grouped(long long n) {
   std::string digits = std::to_string(n);
-  for (auto i = static_cast<long long>(digits.size()) - 3; i > (n < 0 ? 1 : 0); i -= 3) digits.insert(static_cast<std::size_t>(i), "\u202f");
+  for (auto i = static_cast<long long>(digits.size()) - 3; i > (n < 0 ? 1 : 0); i -= 3)
+    digits.insert(static_cast<std::size_t>(i), "\u202f");
   return digits;
 }
 

@@ -12,11 +12,11 @@ std::string escape(const std::string& text);
 /// printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
-std::string bytes(double n);         // 512 B, 4.19 MB, 17.2 GB: powers of 1000, three digits
-std::string count(double n);         // 512, 4.19 k, 17.2 G
-std::string milliseconds(double ms); // 0.412 ms, 38.1 ms, 1.24 s
-std::string percent(double share);   // 6.25 %
-std::string scientific(double x);    // 1.2e-07, and 0 as 0
-std::string grouped(long long n);    // 16 777 216, with thin spaces in HTML
+std::string bytes(double n);          // 512 B, 4.19 MB, 17.2 GB: powers of 1000, three digits
+std::string count(double n);          // 512, 4.19 k, 17.2 G
+std::string milliseconds(double ms);  // 0.412 ms, 38.1 ms, 1.24 s
+std::string percent(double share);    // 6.25 %
+std::string scientific(double x);     // 1.2e-07, and 0 as 0
+std::string grouped(long long n);     // 16 777 216, with thin spaces in HTML
 
 }  // namespace report

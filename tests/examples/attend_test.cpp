@@ -1,12 +1,15 @@
-// The program attend against a brute force that knows nothing of the library: sets from pictures of the grid, loops for the rest.
+// The program attend against a brute force that knows nothing of the library: sets from pictures of the grid,
+// loops for the rest.
 #include <gtest/gtest.h>
 #include <hilt/hilt.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <limits>
+
 #include "../support/temporary.h"
 
 namespace {
@@ -22,8 +25,12 @@ struct Sizes {
   Index batch = 2, length = 16, heads = 4, kv_heads = 2, dim = 5;
   double scale = 1 / std::sqrt(5.0);
 };
-struct Inputs { Values q, k, v, d_o; };
-struct Outputs { Values o, lse, dq, dk, dv; };
+struct Inputs {
+  Values q, k, v, d_o;
+};
+struct Outputs {
+  Values o, lse, dq, dk, dv;
+};
 
 Inputs random_inputs(const Sizes& n) {
   std::uint64_t state = 88172645463325252u;  // xorshift
@@ -39,8 +46,11 @@ Inputs random_inputs(const Sizes& n) {
 }
 
 Outputs brute_force(const Sizes& n, const Inputs& in, const Allowed& allowed) {
-  Outputs out{Values(in.q.size()), Values(static_cast<std::size_t>(n.batch * n.heads * n.length)), Values(in.q.size()), Values(in.k.size()), Values(in.k.size())};
-  const auto at = [&](Index b, Index t, Index heads, Index h) { return static_cast<std::size_t>(((b * n.length + t) * heads + h) * n.dim); };
+  Outputs out{Values(in.q.size()), Values(static_cast<std::size_t>(n.batch * n.heads * n.length)),
+              Values(in.q.size()), Values(in.k.size()), Values(in.k.size())};
+  const auto at = [&](Index b, Index t, Index heads, Index h) {
+    return static_cast<std::size_t>(((b * n.length + t) * heads + h) * n.dim);
+  };
   const auto dim = static_cast<std::size_t>(n.dim);
   const auto dot = [&](const Values& a, std::size_t i, const Values& b, std::size_t j) {
     double sum = 0;
@@ -57,9 +67,12 @@ Outputs brute_force(const Sizes& n, const Inputs& in, const Allowed& allowed) {
           if (allowed(t, u)) sum += std::exp(n.scale * dot(in.q, q, in.k, at(b, u, n.kv_heads, kh)));
         const double lse = std::log(sum);
         out.lse[static_cast<std::size_t>((b * n.heads + h) * n.length + t)] = lse;
-        const auto weight = [&](Index u) { return std::exp(n.scale * dot(in.q, q, in.k, at(b, u, n.kv_heads, kh)) - lse); };
+        const auto weight = [&](Index u) {
+          return std::exp(n.scale * dot(in.q, q, in.k, at(b, u, n.kv_heads, kh)) - lse);
+        };
         for (Index u = 0; u < n.length; ++u)
-          for (std::size_t d = 0; d < dim && allowed(t, u); ++d) out.o[q + d] += weight(u) * in.v[at(b, u, n.kv_heads, kh) + d];
+          for (std::size_t d = 0; d < dim && allowed(t, u); ++d)
+            out.o[q + d] += weight(u) * in.v[at(b, u, n.kv_heads, kh) + d];
         for (Index u = 0; u < n.length; ++u) {
           if (!allowed(t, u)) continue;
           const std::size_t k = at(b, u, n.kv_heads, kh);
@@ -74,7 +87,10 @@ Outputs brute_force(const Sizes& n, const Inputs& in, const Allowed& allowed) {
   return out;
 }
 
-struct Ran { int status; std::string out, err; };
+struct Ran {
+  int status;
+  std::string out, err;
+};
 
 class Attend : public testing::Test {
  protected:
@@ -82,17 +98,21 @@ class Attend : public testing::Test {
     const auto file = [&](const char* name, const Values& x, Index heads) {
       hilt::write_npy(files.path(name), hilt::from_values(x, {n.batch, n.length, heads, n.dim}, dtype));
     };
-    file("q.npy", in.q, n.heads), file("k.npy", in.k, n.kv_heads), file("v.npy", in.v, n.kv_heads), file("d_o.npy", in.d_o, n.heads);
+    file("q.npy", in.q, n.heads), file("k.npy", in.k, n.kv_heads), file("v.npy", in.v, n.kv_heads),
+        file("d_o.npy", in.d_o, n.heads);
   }
   Ran run(const std::string& flags) {
     const std::string here = files.directory() + "/";
-    const int status = std::system((std::string(std::getenv("ATTEND")) + " --q " + here + "q.npy --k " + here + "k.npy --v " + here + "v.npy --d-o " + here +
-                                    "d_o.npy --out " + here + "out " + flags + " >" + here + "stdout 2>" + here + "stderr").c_str());
+    const int status = std::system((std::string(std::getenv("ATTEND")) + " --q " + here + "q.npy --k " +
+                                    here + "k.npy --v " + here + "v.npy --d-o " + here + "d_o.npy --out " +
+                                    here + "out " + flags + " >" + here + "stdout 2>" + here + "stderr")
+                                       .c_str());
     return {WEXITSTATUS(status), files.content("stdout"), files.content("stderr")};
   }
   Tensor read(const std::string& name) { return hilt::read_npy(files.path("out/" + name + ".npy")); }
 
-  void expect(const std::string& name, const Values& wanted, hilt::DType dtype, const hilt::Shape& shape, double tolerance) {
+  void expect(const std::string& name, const Values& wanted, hilt::DType dtype, const hilt::Shape& shape,
+              double tolerance) {
     const Tensor x = read(name);
     EXPECT_EQ(x.dtype(), dtype) << name;
     ASSERT_EQ(x.shape(), shape) << name;
@@ -114,18 +134,25 @@ class Attend : public testing::Test {
   hilt::Temporary files;
 };
 
-struct Case { const char* flags; Allowed allowed; };
+struct Case {
+  const char* flags;
+  Allowed allowed;
+};
 
-// On a 4x4 grid four positions of the Hilbert curve are a quadrant; a snake's position is its row's, read back and forth.
+// On a 4x4 grid four positions of the Hilbert curve are a quadrant; a snake's position is its row's, read
+// back and forth.
 const Case kCases[] = {
-    {"--order hilbert:4x4 --pattern segment:4", [](Index t, Index u) { return t / 8 == u / 8 && t % 4 / 2 == u % 4 / 2; }},
-    {"--order hilbert:4x4 --pattern segment:4 --causal token", [](Index t, Index u) { return u <= t && t / 8 == u / 8 && t % 4 / 2 == u % 4 / 2; }},
+    {"--order hilbert:4x4 --pattern segment:4",
+     [](Index t, Index u) { return t / 8 == u / 8 && t % 4 / 2 == u % 4 / 2; }},
+    {"--order hilbert:4x4 --pattern segment:4 --causal token",
+     [](Index t, Index u) { return u <= t && t / 8 == u / 8 && t % 4 / 2 == u % 4 / 2; }},
     {"--order snake:4x4 --pattern slide:2",
      [](Index t, Index u) {
        const auto position = [](Index i) { return i / 4 * 4 + (i / 4 % 2 ? 3 - i % 4 : i % 4); };
        return std::abs(position(t) - position(u)) <= 2;
      }},
-    {"--order tiles:4x4/2x2 --pattern slide2d:1x0", [](Index t, Index u) { return std::abs(t / 4 - u / 4) <= 1 && t % 4 == u % 4; }},
+    {"--order tiles:4x4/2x2 --pattern slide2d:1x0",
+     [](Index t, Index u) { return std::abs(t / 4 - u / 4) <= 1 && t % 4 == u % 4; }},
     {"--order morton:4x4 --pattern dense --causal token", [](Index t, Index u) { return u <= t; }},
 };
 
@@ -182,9 +209,13 @@ TEST_F(Attend, WithoutACotangentThereAreNoGradients) {
   const Sizes n;
   write(n, random_inputs(n), hilt::DType::f32);
   const std::string here = files.directory() + "/";
-  ASSERT_EQ(std::system((std::string(std::getenv("ATTEND")) + " --q " + here + "q.npy --k " + here + "k.npy --v " + here + "v.npy --out " + here + "out >" + here + "stdout").c_str()), 0);
+  ASSERT_EQ(std::system((std::string(std::getenv("ATTEND")) + " --q " + here + "q.npy --k " + here +
+                         "k.npy --v " + here + "v.npy --out " + here + "out >" + here + "stdout")
+                            .c_str()),
+            0);
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(here + "out")) names.push_back(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(here + "out"))
+    names.push_back(entry.path().filename());
   std::ranges::sort(names);
   EXPECT_EQ(names, (std::vector<std::string>{"lse.npy", "o.npy"}));
 }

@@ -9,7 +9,7 @@ page() {
   [[ $(stat -c %s "$1") -lt 500000 ]] || fail "$1 has $(stat -c %s "$1") bytes"
   ! grep -qE '(src|href)="[^#"]|https?://|url\(|@import|<script|<link|<iframe' "$1" || fail "$1 refers outside: $(grep -oE '(src|href)="[^#"][^"]*|https?://[^"< ]*|url\([^)]*|@import|<script|<link|<iframe' "$1" | head -3)"
   local figures titles descriptions
-  figures=$(grep -o '<svg' "$1" | wc -l) titles=$(grep -o '<title id=' "$1" | wc -l) descriptions=$(grep -o '<desc id=' "$1" | wc -l)
+  figures=$(grep -o '<svg' "$1" | wc -l) titles=$(grep -oE '<svg[^>]*><title>[^<]+' "$1" | wc -l) descriptions=$(grep -oE '<desc>[^<]+' "$1" | wc -l)
   [[ $figures -gt 0 && $figures == "$titles" && $figures == "$descriptions" ]] || fail "$1: $figures figures, $titles titles, $descriptions descriptions"
   [[ $(grep -o 'role="img"' "$1" | wc -l) == "$figures" ]] || fail "$1: a figure without a role"
   grep -q 'prefers-color-scheme:dark' "$1" || fail "$1 has no dark colors"

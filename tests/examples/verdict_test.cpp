@@ -1,12 +1,16 @@
-// The parts of compare_gradients that decide: the rule, the sets and loops it judges by, the lines of source it shows.
+// The parts of compare_gradients that decide: the rule, the sets and loops it judges by, the lines of source
+// it shows.
+#include "../../examples/compare/verdict.h"
+
 #include <gtest/gtest.h>
 #include <hilt/hilt.h>
+
 #include <cmath>
 #include <limits>
+
 #include "../../examples/compare/arrangement.h"
 #include "../../examples/compare/exact.h"
 #include "../../examples/compare/source.h"
-#include "../../examples/compare/verdict.h"
 
 namespace {
 
@@ -51,7 +55,8 @@ TEST(Verdict, ManySmallErrorsFailTogether) {
 
 TEST(Verdict, WhatIsNotANumberOrNotThereFails) {
   const std::vector<double> exact = waves(10), terms(10, 1.0);
-  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+  for (const double bad :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     std::vector<double> x = exact;
     x[3] = bad;
     const compare::Error e = compare::judge(x, exact, terms, compare::measure(x, exact), kRounding);
@@ -72,19 +77,28 @@ TEST(Source, EveryFormulaHasOneLine) {
   for (const compare::Formula& f : compare::kFormulas) {
     const compare::SourceLine line = compare::source_line(f.marker);
     EXPECT_GT(line.number, 0) << "attention.cpp needs exactly one line with '" << f.marker << "'";
-    EXPECT_NE(line.text.find("matmul(") != line.text.npos || std::string_view(f.marker) == "// dS = ", false) << line.text;
+    EXPECT_NE(line.text.find("matmul(") != line.text.npos || std::string_view(f.marker) == "// dS = ", false)
+        << line.text;
   }
   EXPECT_GT(compare::source_line(compare::kFusedMarker).number, 0);
   EXPECT_EQ(compare::source_line("no such text").number, 0);
   EXPECT_EQ(compare::source_line("Tensor").number, 0) << "more than one";
 }
 
-hilt::PlanPtr plan_of(Index length, Index heads, const std::string& order, const std::string& pattern, const std::string& dilation_mode, const std::string& causal) {
-  return hilt::make_plan({.length = length, .heads = heads, .order = hilt::parse_order(order, length), .pattern = hilt::parse_pattern(pattern),
-                          .dilation_mode = hilt::parse_dilation_mode(dilation_mode), .causality = hilt::parse_causality(causal)});
+hilt::PlanPtr plan_of(Index length, Index heads, const std::string& order, const std::string& pattern,
+                      const std::string& dilation_mode, const std::string& causal) {
+  return hilt::make_plan({.length = length,
+                          .heads = heads,
+                          .order = hilt::parse_order(order, length),
+                          .pattern = hilt::parse_pattern(pattern),
+                          .dilation_mode = hilt::parse_dilation_mode(dilation_mode),
+                          .causality = hilt::parse_causality(causal)});
 }
 
-struct Setting { Index length, heads; const char *order, *pattern, *dilation_mode, *causal; };
+struct Setting {
+  Index length, heads;
+  const char *order, *pattern, *dilation_mode, *causal;
+};
 constexpr Setting kSettings[] = {
     {1, 1, "row", "dense", "all_queries", "none"},
     {37, 3, "hilbert", "segment:8,dilation=3,offset=head", "all_queries", "token"},
@@ -107,17 +121,22 @@ TEST(Exact, ListsAreWhatAttendsSays) {
     for (Index h = 0; h < s.heads; ++h)
       for (Index t = 0; t < s.length; ++t) {
         std::vector<std::int32_t> wanted;
-        for (Index u = 0; u < s.length; ++u) wanted.insert(wanted.end(), static_cast<std::size_t>(plan->attends(h, t, u)), static_cast<std::int32_t>(u));
+        for (Index u = 0; u < s.length; ++u)
+          wanted.insert(wanted.end(), static_cast<std::size_t>(plan->attends(h, t, u)),
+                        static_cast<std::int32_t>(u));
         const compare::KeyLists& set = sets.head(h);
-        const auto begin = static_cast<std::ptrdiff_t>(set.begin[static_cast<std::size_t>(t)]), end = static_cast<std::ptrdiff_t>(set.begin[static_cast<std::size_t>(t) + 1]);
-        ASSERT_EQ(std::vector<std::int32_t>(set.key.begin() + begin, set.key.begin() + end), wanted) << "head " << h << " token " << t;
+        const auto begin = static_cast<std::ptrdiff_t>(set.begin[static_cast<std::size_t>(t)]),
+                   end = static_cast<std::ptrdiff_t>(set.begin[static_cast<std::size_t>(t) + 1]);
+        ASSERT_EQ(std::vector<std::int32_t>(set.key.begin() + begin, set.key.begin() + end), wanted)
+            << "head " << h << " token " << t;
       }
   }
 }
 
 // The loops against central differences: the loss is sum(o d_o).
 TEST(Exact, GradientsAreSlopes) {
-  const hilt::PlanPtr plan = plan_of(12, 4, "hilbert:3x4", "segment:6+segment:12,dilation=2", "all_queries", "none");
+  const hilt::PlanPtr plan =
+      plan_of(12, 4, "hilbert:3x4", "segment:6+segment:12,dilation=2", "all_queries", "none");
   compare::ExactProblem p{2, 12, 4, 2, 3, 0.7, 0.25, {9, 4}, {}, {}, {}, {}};
   p.q = waves(2 * 12 * 4 * 3), p.d_o = p.q;
   p.k = waves(2 * 12 * 2 * 3), p.v = p.k;
@@ -165,10 +184,12 @@ TEST(Arrangement, SaysWhereHilbertHelpsDoesNothingAndLoses) {
   const auto words = [](Index length, const char* order, const char* pattern) {
     const hilt::PlanPtr plan = plan_of(length, 1, order, pattern, "all_queries", "none");
     std::vector<compare::Arrangement> orders;
-    for (const hilt::Order::Kind kind : compare::kOrders) orders.push_back(compare::rearranged(*plan, compare::attended_sets(*plan), kind));
+    for (const hilt::Order::Kind kind : compare::kOrders)
+      orders.push_back(compare::rearranged(*plan, compare::attended_sets(*plan), kind));
     return compare::order_verdict(orders);
   };
-  EXPECT_TRUE(words(4096, "hilbert:64x64", "window2d:16x16").starts_with("Hilbert order helps: it touches 4.00 x fewer"));
+  EXPECT_TRUE(words(4096, "hilbert:64x64", "window2d:16x16")
+                  .starts_with("Hilbert order helps: it touches 4.00 x fewer"));
   EXPECT_TRUE(words(1024, "hilbert:32x32", "dense").starts_with("Hilbert order does nothing"));
   EXPECT_TRUE(words(1024, "hilbert:32x32", "neighborhood2d:7x7").starts_with("Hilbert order loses"));
 }

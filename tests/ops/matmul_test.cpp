@@ -178,6 +178,11 @@ TEST(Matmul, RowsDoNotSeeEachOther) {
       copy(row, slice(a, 0, 3, 4));
       EXPECT_EQ(bits(slice(matmul(a, b), 0, 3, 4)), bits(slice(matmul(other, b), 0, 3, 4))) << dtype << ' ' << m;
     }
+  // The same between batches that share a factor.
+  const Tensor a = random(real({9, 65, 67}), 1, DType::f32), b = random(real({67, 63}), 2, DType::f32);
+  Tensor other = full({9, 65, 67}, std::nan(""), DType::f32), batch = slice(other, 0, 4, 5);
+  copy(batch, slice(a, 0, 4, 5));
+  EXPECT_EQ(bits(slice(matmul(a, b), 0, 4, 5)), bits(slice(matmul(other, b), 0, 4, 5)));
 }
 
 TEST(Matmul, Refusals) {
