@@ -15,6 +15,7 @@
 namespace [[gnu::visibility("default")]] hilt {
 
 class Tape;
+std::ostream& operator<<(std::ostream& os, const Tape& tape);
 /// A piece of a model: any number of ops, from inputs to one output.
 using Composite = std::function<Tensor(std::span<const Tensor>)>;
 

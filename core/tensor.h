@@ -76,7 +76,8 @@ inline Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device =
 /// 0, 1, .. n-1.
 Tensor arange(Index n, DType dtype = DType::i64);
 /// values in row-major order, stored as T's type unless another is named.
-template <class T> Tensor from_values(std::span<const T> values, const Shape& shape, DType dtype = dtype_of<T>);
+template <class T>
+[[gnu::visibility("default")]] Tensor from_values(std::span<const T> values, const Shape& shape, DType dtype = dtype_of<T>);
 template <class T> Tensor from_values(const std::vector<T>& values, const Shape& shape, DType dtype = dtype_of<T>) {
   return from_values(std::span<const T>(values), shape, dtype);
 }
