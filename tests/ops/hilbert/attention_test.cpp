@@ -1,6 +1,7 @@
 #include "ops/hilbert/attention.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
@@ -464,6 +465,25 @@ TEST_P(Attention, BitsDoNotDependOnStrides) {
     EXPECT_TRUE(same_bits(base, run({heads_first(in.q), heads_first(in.k), heads_first(in.v), heads_first(in.d_o)}, plan, options_of(GetParam())))) << dtype;
     EXPECT_TRUE(same_bits(base, run({sparse(in.q), sparse(in.k), sparse(in.v), sparse(in.d_o)}, plan, options_of(GetParam())))) << dtype;
   }
+}
+
+TEST_P(Attention, OffsetsBeyond31Bits) {
+  // Rows 2^30 elements apart in memory that is reserved, not used: token 2 stands beyond 2^31 elements, and 2^32 bytes.
+  constexpr Index kApart = (Index{1} << 30) + 32, kLength = 4, kDim = 8;
+  constexpr std::size_t kBytes = static_cast<std::size_t>(kApart * kLength + 32) * sizeof(float);
+  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  const Storage storage = Storage::borrow(memory, kBytes, {}, [memory] { munmap(memory, kBytes); });
+  const Inputs near = random_inputs(1, kLength, 1, 1, kDim, DType::f32);
+  const auto far = [&](const Tensor& x, Index offset) {
+    Tensor y(storage, x.shape(), Strides{kApart * kLength, kApart, kDim, 1}, offset, DType::f32);
+    float* const to = y.mutable_data<float>();
+    for (Index t = 0; t < kLength; ++t) std::copy_n(x.data<float>() + t * kDim, kDim, to + t * kApart);
+    return y;
+  };
+  const Inputs spread{far(near.q, 0), far(near.k, kDim), far(near.v, 2 * kDim), far(near.d_o, 3 * kDim)};
+  const PlanPtr plan = make_plan(spec_of(kLength, "segment:3", "hilbert", Causality::token));
+  EXPECT_TRUE(same_bits(run(near, plan, options_of(GetParam())), run(spread, plan, options_of(GetParam()))));
 }
 
 // ---- the tape --------------------------------------------------------------------------------------------
