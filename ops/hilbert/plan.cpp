@@ -492,7 +492,7 @@ Index Plan::empty_rows() const {
 
 TileStats Plan::stats() const {
   TileStats s;
-  for (std::int32_t tiling : head_tilings_) add_stats(s, tilings_[static_cast<std::size_t>(tiling)]);
+  for (const Tiling& t : tilings_) add_stats(s, t);
   return s;
 }
 

@@ -80,7 +80,7 @@ class Plan {
   /// Tokens whose list is empty for some head.
   Index empty_rows() const;
 
-  /// Counts over all heads; per_order says what they would be if the same pattern were arranged otherwise. For a pattern
+  /// Counts over the distinct sets: heads that share one count once. stats_for says what they would be if the same pattern were arranged otherwise. For a pattern
   /// that depends on positions another order is another set: the counts are then of that set.
   TileStats stats() const;
   TileStats stats_for(Order::Kind kind) const;

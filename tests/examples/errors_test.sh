@@ -31,13 +31,13 @@ mkdir directory.npy
 refused() {
   local status=$1 text=$2 program=$3 start=$EPOCHREALTIME
   shift 3
-  expect "$status" "$program $*" "$programs/$program" "$@" --out out
+  expect "$status" "$program $*" "$programs/$program" "$@" --out made
   local ms=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
   ((ms < 1000)) || slow+=("$program $*: $ms ms")
   one_line_on_stderr
   says err "$program: error: "
   says err "$text"
-  [[ ! -e out ]] || fail "$program $*: left $(find out)"
+  [[ ! -e made ]] || fail "$program $*: left $(find made)"
 }
 slow=()
 attend() { refused "$1" "$2" attend --q q.npy --k k.npy --v k.npy "${@:3}"; }

@@ -452,34 +452,6 @@ TEST(Plan, StatsForAnotherOrderAreThatPlansStats) {
       }
 }
 
-TEST(Plan, StatsCountOverAllHeads) {
-  for (const Index heads : {1, 2, 3, 5})
-    for (const char* pattern : {"dense", "segment:64", "segment:64,dilation=2,offset=head", "segment:32+segment:128,dilation=4"})
-      for (const DilationMode mode : {DilationMode::all_queries, DilationMode::head_groups}) {
-        if (mode == DilationMode::head_groups && heads < std::ssize(parse_pattern(pattern))) continue;
-        const Plan plan(spec_of(300, pattern, "hilbert", Causality::token, mode, heads));
-        TileStats sum;
-        for (Index h = 0; h < heads; ++h)
-          for (const std::int32_t i : plan.tilings_of(h)) {
-            const Tiling& g = plan.tilings()[static_cast<std::size_t>(i)];
-            sum.full += g.tiles_full, sum.partial += g.tiles_partial, sum.pairs += g.pairs;
-            sum.total += std::ssize(g.q_tile) * std::ssize(g.k_tile);
-            for (std::size_t q = 0; q < g.q_tile.size(); ++q)
-              for (std::int32_t e = g.keys_begin[q]; e < g.keys_begin[q + 1]; ++e) {
-                const Tiling::Range k = g.k_tile[static_cast<std::size_t>(g.keys[static_cast<std::size_t>(e)].tile)];
-                sum.tile_pairs += Index{g.q_tile[q].end - g.q_tile[q].begin} * (k.end - k.begin);
-              }
-          }
-        const TileStats said = plan.stats();
-        const std::string where = std::string(pattern) + ", " + std::to_string(heads) + " heads, " + std::string(name_of(mode));
-        EXPECT_EQ(said.full, sum.full) << where;
-        EXPECT_EQ(said.partial, sum.partial) << where;
-        EXPECT_EQ(said.total, sum.total) << where;
-        EXPECT_EQ(said.pairs, sum.pairs) << where;
-        EXPECT_EQ(said.tile_pairs, sum.tile_pairs) << where;
-      }
-}
-
 TEST(Plan, ChoosesTheOrderWithTheFewestTiles) {
   for (const auto& [pattern, side] : {std::pair{"neighborhood2d:9x9", Index{40}}, {"neighborhood2d:7x7", 28}, {"window2d:16x16", 32}, {"slide2d:1x20", 32}}) {
     const std::string grid = "row:" + std::to_string(side) + "x" + std::to_string(side);
