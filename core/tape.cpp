@@ -124,8 +124,8 @@ std::span<const Tape::Slot> Tape::inputs_of(std::size_t node) const {
 
 std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
   std::uint64_t mask = 0;
+  if (played_ || (!captured_ && slots_.empty())) return mask;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (!captured_ && slots_.empty()) break;
     if (!knows(*inputs[i])) continue;
     if (captured_) captured_->try_emplace(inputs[i]->id(), *inputs[i]);
     else mask |= std::uint64_t{1} << std::min<std::size_t>(i, 63);
@@ -135,7 +135,6 @@ std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
 
 void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double forward_ms) {
   check(bool(y) && slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
-  check(!played_, fn->name(), ": recorded on a tape that has been played; make a new Tape");
   nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(input_slots_.size()), static_cast<Slot>(kinds_.size())});
   for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
   slots_.emplace(y.id(), nodes_.back().output);
@@ -157,7 +156,7 @@ Gradients Tape::backward(const Tensor& loss) {
 
 Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   check_thread();
-  check(!played_, "Tape: backward twice; a tape plays once, record again");
+  check(!played_, "Tape: backward twice; a tape plays once and then no longer listens, so record on a new one");
   check(slot_of(y) != kNone, "Tape: ", y.shape(), " does not depend on a watched tensor; watch() before computing it, and "
         "compute it with ops (not under Pause, not from copied-out numbers)");
   check(dy.shape() == y.shape() && dy.dtype() == y.dtype(), "Tape: a gradient ", dy.dtype(), dy.shape(), " for an output ",

@@ -95,6 +95,7 @@ struct NodeReport {
 
 /// Listens to the ops of this thread while it lives, and plays them backwards once. Ops are kept in the order
 /// they ran, which is already a topological order: no graph search, no recursion. Tapes nest; the innermost listens.
+/// Once played it no longer does: what is computed from then on, an optimizer's step say, is not recorded.
 class Tape {
  public:
   struct Options { bool profile = false; };

@@ -7,7 +7,7 @@
 #include "core/parallel.h"
 #include "core/tape.h"
 #include "ops/helpers.h"
-#include "ops/kernels_cross_entropy.h"
+#include "ops/kernels.h"
 #include "ops/ops.h"
 
 namespace hilt {

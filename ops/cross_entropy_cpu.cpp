@@ -1,5 +1,5 @@
 #include "ops/isa.h"
-#include "ops/kernels_cross_entropy.h"
+#include "ops/kernels.h"
 #include "ops/math.h"
 
 namespace hilt::kernels {

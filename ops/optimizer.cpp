@@ -7,7 +7,7 @@
 #include <limits>
 #include "core/parallel.h"
 #include "ops/helpers.h"
-#include "ops/kernels_optimizer.h"
+#include "ops/kernels.h"
 #include "ops/ops.h"
 
 namespace hilt {

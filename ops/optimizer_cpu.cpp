@@ -1,5 +1,5 @@
 #include "ops/isa.h"
-#include "ops/kernels_optimizer.h"
+#include "ops/kernels.h"
 
 namespace hilt::kernels {
 namespace {

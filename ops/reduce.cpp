@@ -10,7 +10,7 @@
 #include <limits>
 #include "core/tape.h"
 #include "ops/helpers.h"
-#include "ops/kernels_reduce.h"
+#include "ops/kernels.h"
 #include "ops/ops.h"
 
 namespace hilt {

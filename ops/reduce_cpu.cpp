@@ -1,7 +1,7 @@
 #include <cmath>
 #include "core/parallel.h"
 #include "ops/isa.h"
-#include "ops/kernels_reduce.h"
+#include "ops/kernels.h"
 
 namespace hilt::kernels {
 namespace {
@@ -9,18 +9,24 @@ namespace {
 constexpr Index kPiece = SumPieces::kPiece;
 constexpr Index kColumns = SumPieces::kColumns;
 
-// The sum of n elements, over 4 vectors of partial sums so that additions do not wait for each other.
+// The sum of n elements, over 4 vectors of partial sums so that additions do not wait for each other; every so often
+// those are added up in f64, so that none grows long enough to lose digits on the narrowest vectors.
 template <class T>
 double row_sum(const T* x, Index n) {
   using W = wide_t<T>;
   constexpr int kWidth = 4 * kLanes<W>;
-  W part[kWidth] = {};
-  Index i = 0;
-  for (; i + kWidth <= n; i += kWidth)
-    for (int l = 0; l < kWidth; ++l) part[l] += static_cast<W>(x[i + l]);
-  for (int l = 0; i < n; ++i, ++l) part[l] += static_cast<W>(x[i]);
+  constexpr Index kRun = 4096;
+  static_assert(kRun % kWidth == 0);
   double total = 0;
-  for (W p : part) total += static_cast<double>(p);
+  for (Index begin = 0; begin < n; begin += kRun) {
+    const Index end = n - begin < kRun ? n : begin + kRun;
+    W part[kWidth] = {};
+    Index i = begin;
+    for (; i + kWidth <= end; i += kWidth)
+      for (int l = 0; l < kWidth; ++l) part[l] += static_cast<W>(x[i + l]);
+    for (int l = 0; i < end; ++i, ++l) part[l] += static_cast<W>(x[i]);
+    for (W p : part) total += static_cast<double>(p);
+  }
   return total;
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include "core/tape.h"
 #include "ops/helpers.h"
-#include "ops/kernels_rows.h"
+#include "ops/kernels.h"
 #include "ops/ops.h"
 
 namespace hilt {

@@ -7,7 +7,7 @@
 // A row of -inf alone has softmax NaN (0 / 0) and logsumexp -inf.
 #include "core/tape.h"
 #include "ops/helpers.h"
-#include "ops/kernels_rows.h"
+#include "ops/kernels.h"
 #include "ops/ops.h"
 
 namespace hilt {

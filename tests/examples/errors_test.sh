@@ -31,7 +31,7 @@ mkdir directory.npy
 refused() {
   local status=$1 text=$2 program=$3 start=$EPOCHREALTIME
   shift 3
-  expect "$status" "$program $*" "$programs/$program" "$@" --out made
+  expect "$status" "$program $*" "$programs/$program" --out made "$@"
   local ms=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
   ((ms < 1000)) || slow+=("$program $*: $ms ms")
   one_line_on_stderr
@@ -102,7 +102,7 @@ attend 2 "--mode (fsued): must be one of taped, hybrid, fused; did you mean fuse
 attend 2 "--scale (wide): not a number" --scale wide
 attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
-attend 5 "--device (cuda): no usable GPU: this build has no CUDA kernels; use --device cpu" --device cuda
+attend 5 "no usable GPU: this build has no CUDA kernels; use --device cpu" --device cuda
 attend 6 "--ranks (4)" --ranks 4
 
 # ---- where it goes ----

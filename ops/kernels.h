@@ -1,0 +1,72 @@
+#pragma once
+#include "core/dispatch.h"
+
+// The catalogue of kernels, by op. A kernel takes raw pointers to dense data and sizes last; it is compiled once an
+// instruction set (ops/isa.h), and visit_cpu picks.
+
+namespace hilt::kernels {
+
+// ---- reductions -------------------------------------------------------------------------------------
+/// How a sum over the middle axis is cut: blocks of columns that stay in L1, and pieces of so many rows.
+struct SumPieces {
+  static constexpr Index kPiece = 1 << 15;  // elements one thread reduces before it hands on a partial result
+  static constexpr Index kColumns = 256;
+  Index block, rows, pieces, blocks;
+  [[gnu::always_inline]] SumPieces(Index n, Index inner)
+      : block(inner < kColumns ? inner : kColumns),
+        rows(block > 0 ? kPiece / block : 1),
+        pieces(n > rows ? (n + rows - 1) / rows : 1),
+        blocks(block > 0 ? (inner + block - 1) / block : 0) {}
+};
+
+// x: dense [outer, n, inner]; y: [outer, inner]. Sums are built in f32 (f64 for f64) over fixed pieces of the middle
+// axis, and the pieces in order in f64, so that they depend on the shape alone. partial: [outer, pieces, inner].
+template <Isa I, class T>
+void sum(CpuAt<I>, const T* x, T* y, double* partial, Index outer, Index n, Index inner, double factor);
+template <Isa I, class T> void max(CpuAt<I>, const T* x, T* y, Index outer, Index n, Index inner);
+
+// ---- softmax, norms, rotary, dropout ----------------------------------------------------------------
+// Dense rows x cols. lse [rows], statistics [rows].
+template <Isa I, class T> void softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols);
+template <Isa I, class T> void softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols);
+template <Isa I, class T> void log_softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols);
+template <Isa I, class T> void log_softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols);
+template <Isa I, class T> void logsumexp(CpuAt<I>, const T* x, T* y, Index rows, Index cols);
+template <Isa I, class T> void logsumexp_backward(CpuAt<I>, const T* x, const T* dy, T* dx, Index rows, Index cols);
+
+// y = (x - mean) rstd w + b; without `mean` the root mean square: y = x rstd w. b may be null.
+template <Isa I, class T>
+void norm(CpuAt<I>, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols, double epsilon);
+// dx, and dw and db added up over the rows of this call; any of the three may be null.
+template <Isa I, class T>
+void norm_backward(CpuAt<I>, const T* x, const T* w, const wide_t<T>* mean, const wide_t<T>* rstd, const T* dy, T* dx, wide_t<T>* dw, wide_t<T>* db,
+                   Index rows, Index cols);
+
+// x, y: [outer, length, heads, dim]; table: cos then sin of [length, dim / 2]. sign -1 turns back.
+template <Isa I, class T>
+void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index dim, int sign);
+
+// y = x / (1 - p) where element first + i of the key's stream survives, else 0.
+template <Isa I, class T>
+void dropout(CpuAt<I>, const T* x, T* y, Index first, Index n, double p, std::uint64_t seed, std::uint64_t stream);
+
+// ---- cross-entropy ----------------------------------------------------------------------------------
+// One row of n logits. target < 0: none.
+template <Isa I, class T> wide_t<T> row_logsumexp(CpuAt<I>, const T* x, Index n);
+template <Isa I, class T>
+void row_cross_entropy_backward(CpuAt<I>, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n);
+
+// ---- optimizers -------------------------------------------------------------------------------------
+/// What one AdamW step multiplies by; `shrink` = lr decay (taken off, for 1 - shrink would lose its digits in f32), the
+/// corrections are 1 / (1 - beta^t).
+struct AdamWStep { double lr, beta1, beta2, epsilon, shrink, correction1, correction2; };
+
+// n elements, dense. `exact` is the f32 shadow of a 16-bit w, or null; u the velocity, or null.
+template <Isa I, class T>
+void adamw(CpuAt<I>, const AdamWStep&, T* w, const T* dw, wide_t<T>* m, wide_t<T>* v, wide_t<T>* exact, Index n);
+template <Isa I, class T>
+void sgd(CpuAt<I>, double lr, double decay, double momentum, T* w, const T* dw, wide_t<T>* u, Index n);
+template <Isa I, class T>
+double sum_of_squares(CpuAt<I>, const T* x, Index n);
+
+}  // namespace hilt::kernels
