@@ -88,7 +88,7 @@ Part taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, 
   const Tensor each = cat(lse, -1);  // [B, L, H, branches]
   const Tensor total = max(detach(each), {-1}, true);
   const Tensor silent = greater(constant(std::numeric_limits<float>::lowest(), total), total);  // every branch is empty
-  const Tensor weight = softmax(where(silent, constant(0, each), each));
+  const Tensor weight = softmax(each);  // NaN where all are silent; those rows are 0 below, and no branch asks for their gradient
   Part merged;
   for (Index branch = 0; branch < branches; ++branch) {
     const Tensor term = mul(slice(weight, -1, branch, branch + 1), o[static_cast<std::size_t>(branch)]);
