@@ -10,8 +10,8 @@ namespace hilt {
 namespace {
 
 constexpr std::array<std::string_view, 7> kTypes{"standard", "improved", "hilbert", "block_sparse", "ring", "ring_hilbert", "block_sparse_ring"};
-constexpr std::array<std::string_view, 13> kKeys{"attention_type", "segment_lengths", "dilation_rates", "order", "dilation_mode", "causal", "block_size",
-                                                 "blocks", "dropout", "seed", "scale", "backward", "strict"};
+constexpr std::array<std::string_view, 14> kKeys{"attention_type", "segment_lengths", "dilation_rates", "order", "dilation_mode", "causal", "block_size",
+                                                 "blocks", "work_order", "dropout", "seed", "scale", "backward", "strict"};
 constexpr std::array<std::string_view, 4> kBuilders{"local", "dilated", "global_local", "top"};
 
 std::vector<Index> read_list(const char* what, std::string_view text, char separator) {
@@ -81,7 +81,7 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config) 
   if (kind == 1) a.mode_ = DilationMode::head_groups;
   std::vector<Index> lengths{sparse ? 0 : 128}, rates;
   for (const auto& [key, value] : config) {
-    const bool of_blocks = key == "block_size" || key == "blocks";
+    const bool of_blocks = key == "block_size" || key == "blocks" || key == "work_order";
     const bool of_segments = key == "segment_lengths" || key == "dilation_rates" || key == "dilation_mode";
     check(!(of_blocks && !sparse) && !(of_segments && sparse), "make_attention: ", a.type_, " does not read ", key);
     if (key == "segment_lengths") lengths = read_list("segment_lengths", value, ',');
@@ -91,6 +91,7 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config) 
     else if (key == "causal") a.causality_ = parse_causality(value);
     else if (key == "block_size") a.block_size_ = read_index("block_size", value, 1);
     else if (key == "blocks") a.blocks_ = value;
+    else if (key == "work_order") a.work_order_ = parse_work_order(value);
     else if (key == "dropout") a.options_.dropout = read_number("dropout", value);
     else if (key == "seed") a.seed_ = static_cast<std::uint64_t>(read_index("seed", value, 0));
     else if (key == "scale") a.options_.scale = read_number("scale", value);
@@ -119,6 +120,7 @@ PlanPtr NamedAttention::plan(const Tensor& q, const Tensor& k) const {
   spec.pattern = pattern_;
   spec.dilation_mode = mode_;
   spec.causality = causality_;
+  spec.work_order = work_order_;
   const bool automatic = order_ == "auto";
   spec.order = parse_order(automatic ? "hilbert" : order_, spec.length);
   if (type_ == "block_sparse") {

@@ -20,6 +20,7 @@ class NamedAttention {
   Pattern pattern_ = {Branch{}};
   DilationMode mode_ = DilationMode::all_queries;
   Causality causality_ = Causality::none;
+  WorkOrder work_order_ = WorkOrder::row;
   Index block_size_ = 64;
   std::uint64_t seed_ = 0;
   AttentionOptions options_;
@@ -31,7 +32,7 @@ class NamedAttention {
 ///   hilbert        segments of the Hilbert order, every query asking
 ///   block_sparse   blocks (block_size; blocks = local:RADIUS, dilated:R+R+.., global_local:GLOBAL:RADIUS, top:K by pooled q.k)
 /// Keys: attention_type, segment_lengths, dilation_rates (comma separated), order (as parse_order, or `auto`), dilation_mode, causal,
-/// block_size, blocks, dropout, seed, scale, backward, strict. An unknown name or key, or a key that the type does not
+/// block_size, blocks, work_order (row, diagonal, hilbert, auto), dropout, seed, scale, backward, strict. An unknown name or key, or a key that the type does not
 /// read, is an error. The ring types need several ranks.
 NamedAttention make_attention(const std::map<std::string, std::string>& config);
 

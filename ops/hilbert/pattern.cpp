@@ -16,6 +16,7 @@ constexpr std::array<std::string_view, 8> kKinds{"dense",    "segment", "slide",
                                                  "window2d", "slide2d", "neighborhood2d", "blocks"};  // by Kind
 constexpr std::array<std::string_view, 4> kModes{"all_queries", "longnet", "head_groups", "residue"};  // by DilationMode
 constexpr std::array<std::string_view, 3> kCausality{"none", "token", "curve"};                        // by Causality
+constexpr std::array<std::string_view, 4> kWorkOrders{"row", "diagonal", "hilbert", "auto"};          // by WorkOrder
 constexpr std::array<std::string_view, 2> kOptions{"dilation", "offset"};
 constexpr Index kMax = std::numeric_limits<std::int32_t>::max();
 
@@ -117,6 +118,8 @@ DilationMode parse_dilation_mode(std::string_view text) {
 }
 Causality parse_causality(std::string_view text) { return static_cast<Causality>(find_name("causal", text, kCausality)); }
 std::string_view name_of(DilationMode mode) { return kModes[static_cast<std::size_t>(mode)]; }
+WorkOrder parse_work_order(std::string_view text) { return static_cast<WorkOrder>(find_name("work order", text, kWorkOrders)); }
+std::string_view name_of(WorkOrder order) { return kWorkOrders[static_cast<std::size_t>(order)]; }
 std::string_view name_of(Causality causality) { return kCausality[static_cast<std::size_t>(causality)]; }
 
 // ---- block lists -----------------------------------------------------------------------------------

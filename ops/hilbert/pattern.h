@@ -46,6 +46,13 @@ enum class Causality : unsigned char {
   token,  // u <= t, on original token indices whatever the order
   curve,  // rho(u) <= rho(t): only for models that predict along the curve
 };
+/// How the blocks of a `blocks` branch are laid out for kernels. The set is the same, and so is the result but for rounding.
+enum class WorkOrder : unsigned char {
+  row,        // as they come
+  diagonal,   // query blocks by the mean of their key blocks
+  hilbert,    // along the Hilbert curve over the pairs
+  automatic,  // whichever of these gathers the fewest key blocks; `auto` in text
+};
 
 /// Reads `dense`, `segment:W[,dilation=R][,offset=O|head]`, `slide:R`, `neighborhood:K`, `window2d:HxW`, `slide2d:RYxRX`,
 /// `neighborhood2d:KYxKX`, `blocks:SIZE@FILE.npy` ([n, 2] pairs), joined by `+`.
@@ -55,6 +62,8 @@ DilationMode parse_dilation_mode(std::string_view text);
 Causality parse_causality(std::string_view text);
 std::string_view name_of(DilationMode mode);
 std::string_view name_of(Causality causality);
+WorkOrder parse_work_order(std::string_view text);
+std::string_view name_of(WorkOrder order);
 
 // ---- builders of block lists over n blocks -----------------------------------------------------------
 using BlockPairs = std::vector<std::pair<std::int32_t, std::int32_t>>;

@@ -14,6 +14,7 @@
 #include <numeric>
 #include "core/error.h"
 #include "ops/hilbert/attends.h"
+#include "ops/hilbert/work_order.h"
 
 namespace hilt {
 namespace {
@@ -215,26 +216,35 @@ class Builder {
   }
 
   void block_rows() {
-    std::vector<Index> first{0};  // tile of each block
-    Tokens block;
-    for (Index begin = 0; begin < g_.length(); begin += b_.size) {
-      block.clear();
-      for (Index p = begin; p < std::min(begin + b_.size, g_.length()); ++p) block.push_back(narrow(g_.token(p)));
-      append(t_.q_token, t_.q_tile, block);
-      append(t_.k_token, t_.k_tile, block);
-      first.push_back(tiles_of(t_.q_tile));
-    }
+    const Index n = (g_.length() + b_.size - 1) / b_.size;
+    const BlockLayout layout = lay_out_blocks(g_.spec.work_order, b_.pairs, n);
+    const auto q_tiles = blocks_in(layout.queries, t_.q_token, t_.q_tile), k_tiles = blocks_in(layout.keys, t_.k_token, t_.k_tile);
     one_group();
     fill_ranks();
-    auto pair = b_.pairs.begin();
-    for (std::size_t block_i = 0; block_i + 1 < first.size(); ++block_i) {
-      const auto row = pair;
-      while (pair != b_.pairs.end() && pair->first == static_cast<std::int32_t>(block_i)) ++pair;
-      for (Index i = first[block_i]; i < first[block_i + 1]; ++i) {
+    std::vector<TileRun> row;
+    for (std::int32_t block : layout.queries) {
+      row.clear();
+      for (const auto& pair : std::ranges::equal_range(b_.pairs, block, {}, &BlockPairs::value_type::first)) row.push_back(k_tiles[at(pair.second)]);
+      std::ranges::sort(row, {}, &TileRun::begin);
+      for (Index i = q_tiles[at(block)].begin; i < q_tiles[at(block)].end; ++i) {
         begin_row();
-        for (auto p = row; p != pair; ++p) add_row(i, first[static_cast<std::size_t>(p->second)], first[static_cast<std::size_t>(p->second) + 1]);
+        for (const TileRun& run : row) add_row(i, run.begin, run.end);
       }
     }
+  }
+  struct TileRun { Index begin, end; };
+  // Appends the tokens of these blocks, and says which tiles each block became.
+  std::vector<TileRun> blocks_in(const Tokens& sequence, Tokens& tokens, std::vector<Tiling::Range>& tiles) const {
+    std::vector<TileRun> made(sequence.size());
+    Tokens block;
+    for (std::int32_t i : sequence) {
+      block.clear();
+      for (Index p = i * b_.size; p < std::min((i + 1) * b_.size, g_.length()); ++p) block.push_back(narrow(g_.token(p)));
+      made[at(i)].begin = tiles_of(tiles);
+      append(tokens, tiles, block);
+      made[at(i)].end = tiles_of(tiles);
+    }
+    return made;
   }
 
   void windows() {

@@ -17,6 +17,7 @@ struct PlanSpec {
   Pattern pattern = {Branch{}};
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::none;
+  WorkOrder work_order = WorkOrder::row;  // of blocks
   friend auto operator<=>(const PlanSpec&, const PlanSpec&) = default;
 };
 

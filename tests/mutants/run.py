@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Puts known bugs back, one at a time, and expects the tests to notice.
 
-    tests/mutants/run.py [--build DIR] [--list] [NAME ..]
+    tests/mutants/run.py [--build DIR] [--list] [--every N] [NAME ..]
 
 mutants.txt lists them: a name, a file, the exact text to replace (once in that file), its replacement, and the tests that must
 fail. The tree is copied, so the working tree is never touched; one build directory is reused, so a mutant costs one compiled
@@ -57,6 +57,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build-mutants")
     parser.add_argument("--list", action="store_true", help="names and files, and nothing else")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="the first of every N, in the order of the file")
     parser.add_argument("names", nargs="*", help="these alone")
     args = parser.parse_args()
     mutants = read_mutants()
@@ -65,6 +66,7 @@ def main():
         sys.exit(f"mutants: error: no mutant named {', '.join(sorted(unknown))}; see --list")
     if args.names:
         mutants = [m for m in mutants if m["name"] in args.names]
+    mutants = mutants[::args.every]
     if args.list:
         for m in mutants:
             print(f"{m['name']:40} {m['file']}")

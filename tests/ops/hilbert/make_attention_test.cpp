@@ -106,6 +106,24 @@ TEST(MakeAttention, BackwardChoosesHowTheGradientIsObtained) {
     EXPECT_EQ(nodes.back().name, name);
   }
 }
+TEST(MakeAttention, WorkOrderChangesTheTilesAndNotTheSet) {
+  const Inputs x = inputs();
+  const Config config{{"attention_type", "block_sparse"}, {"block_size", "8"}, {"blocks", "dilated:3"}};
+  const PlanPtr row = make_attention(config).plan(x.q, x.k);
+  for (const char* name : {"diagonal", "hilbert", "auto"}) {
+    Config other = config;
+    other["work_order"] = name;
+    const NamedAttention a = make_attention(other);
+    const PlanPtr plan = a.plan(x.q, x.k);
+    EXPECT_EQ(plan->spec().work_order, parse_work_order(name));
+    if (std::string(name) == "hilbert") {
+      EXPECT_NE(plan->tilings()[0].q_token, row->tilings()[0].q_token);
+    }
+    EXPECT_EQ(plan->stats().pairs, row->stats().pairs);
+    const std::vector<double> y = a(x.q, x.k, x.v).to_vector(), z = run(config);
+    for (std::size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], z[i], 2e-6) << name;
+  }
+}
 TEST(MakeAttention, StrictIsPassedOn) {
   EXPECT_TRUE(make_attention({{"attention_type", "hilbert"}, {"strict", "true"}}).options().strict);
   EXPECT_FALSE(make_attention({{"attention_type", "hilbert"}, {"strict", "false"}}).options().strict);
