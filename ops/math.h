@@ -62,9 +62,9 @@ template <class T>
   if constexpr (kIsDouble<T>) return std::log(x);
   else {
     const bool tiny = x < 1.17549435e-38f;  // subnormal
-    const auto bits = std::bit_cast<std::int32_t>(tiny ? x * 8388608.0f : x);
-    const std::int32_t e = (bits - 0x3f2aaaab) >> 23;  // 2/3
-    const float f = std::bit_cast<float>(bits - (e << 23)) - 1.0f;
+    const auto bits = std::bit_cast<std::uint32_t>(tiny ? x * 8388608.0f : x);  // unsigned: those of a negative x wrap, and do not matter
+    const std::int32_t e = static_cast<std::int32_t>(bits - 0x3f2aaaabU) >> 23;  // 2/3
+    const float f = std::bit_cast<float>(bits - (static_cast<std::uint32_t>(e) << 23)) - 1.0f;
     const float exponent = static_cast<float>(tiny ? e - 23 : e);
     const float p = detail::polynomial(f, 0.1133061739f, -0.1242220058f, 0.1091565479f, -0.1228872161f, 0.1429186718f, -0.1667331625f,
                                        0.1999994835f, -0.2499994419f, 0.3333333333f);
