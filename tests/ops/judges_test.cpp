@@ -248,12 +248,7 @@ TEST(JudgesCatch, RowsThatSeeEachOther) {
 
 TEST(JudgesCatch, BitsThatDependOnThreadsOrOnTheDay) {
   const OpCase threads{"sum", {real({300007})},
-                       [](auto in) {
-                         const Index n = in[0].dim(0), parts = thread_count();
-                         Tensor y = zeros({}, in[0].dtype());
-                         for (Index p = 0; p < parts; ++p) y = add(y, sum(slice(in[0], 0, n * p / parts, n * (p + 1) / parts)));
-                         return y;
-                       },
+                       [](auto in) { return mul(sum(in[0]), in[0].dtype() == DType::f32 ? 1 + 1e-6 * thread_count() : 1); },
                        []<class T>(const Arrays<T>& in) { return naive::sum(in[0]); }, {.large = true}};
   expect_caught(judge_large(threads, 2), "other bits with");
   int calls = 0;

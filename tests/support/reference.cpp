@@ -124,7 +124,7 @@ struct Where {
 
 /// How often branch i lists u for t, causality aside.
 bool lists(const Branch& b, std::size_t i, DilationMode mode, Index length, const Grid& grid, Index head, const Where& t, const Where& u) {
-  const auto centred = [](Index p, Index k, Index n) { return std::clamp(p, k / 2, n - 1 - k / 2); };
+  const auto centred = [](Index p, Index k, Index n) { return std::min(std::max(p, k / 2), std::max(n - 1 - k / 2, k / 2)); };
   switch (b.kind) {
     case Branch::Kind::dense: return true;
     case Branch::Kind::segment: {
