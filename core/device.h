@@ -1,5 +1,9 @@
 #pragma once
+#include <cstdint>
 #include <ostream>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -16,5 +20,21 @@ struct Device {
     return d.is_cpu() ? os << "cpu" : os << "cuda:" << d.index;
   }
 };
+
+/// What `auto`, `cpu`, `cuda` or `cuda:N` names. A GPU has run a small kernel before its name is given out; `auto` takes the CPU
+/// where none can. Throws Code::gpu with the driver's reason where the GPU that was asked for is of no use.
+Device device_named(std::string_view text);
+/// A line about each GPU: name, memory, compute capability; or one line with the reason why none can be used.
+std::vector<std::string> gpu_descriptions();
+
+/// Waits until everything asked of a GPU is done; at once for the CPU.
+void synchronize(Device device);
+
+/// What was asked of a GPU since the process began.
+struct DeviceCounters {
+  std::uint64_t launches = 0;    // of our kernels; products by the vendor's library not counted
+  std::uint64_t host_waits = 0;  // times a thread waited for it: an item(), a copy to the host, synchronize()
+};
+DeviceCounters device_counters(Device device);
 
 }  // namespace hilt

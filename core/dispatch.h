@@ -9,7 +9,14 @@ namespace hilt {
 /// Where a kernel runs. Kernels overload on their first argument, so that the versions of one kernel share a
 /// name and a parameter list and a missing one is a build error.
 struct Cpu {};
-struct Cuda { void* stream = nullptr; };  // a cudaStream_t, named only inside .cu files
+struct Cuda {
+  void* stream = nullptr;  // a cudaStream_t, named only where CUDA's headers are
+  int device = 0;
+};
+/// Whether a visitor was called for a GPU.
+template <class Where> inline constexpr bool is_cuda = std::is_same_v<Where, Cuda>;
+/// The compute stream of a GPU, which becomes this thread's; throws Code::gpu where there is none or it was lost.
+Cuda cuda_of(Device device);
 
 /// Instruction sets that files named *_cpu.cpp are compiled for, each in turn with kIsa saying which.
 /// A kernel that gains nothing from it is written once for Cpu, from which every CpuAt derives.
@@ -34,7 +41,7 @@ void visit_cpu(F&& f) {
 }
 }  // namespace detail
 
-/// Calls f.operator()<T>(where) for the element type and device of x, a float of any width.
+/// Calls f.operator()<T>(where) for the element type and device of x, a float of any width. f64 exists on the CPU alone.
 /// This and visit_any are the only places that list which pairs are built.
 template <class F>
 void visit(const char* op, const Tensor& x, F&& f) {
@@ -45,10 +52,18 @@ void visit(const char* op, const Tensor& x, F&& f) {
     case DType::f16: return detail::visit_cpu<f16>(f);
     default: break;
   }
+  if constexpr (kHasCuda) {
+    if (x.device().is_cuda()) switch (x.dtype()) {
+      case DType::f32: return f.template operator()<float>(cuda_of(x.device()));
+      case DType::bf16: return f.template operator()<bf16>(cuda_of(x.device()));
+      case DType::f16: return f.template operator()<f16>(cuda_of(x.device()));
+      default: break;
+    }
+  }
   fail(op, ": no kernel for ", x.dtype(), " on ", x.device());
 }
 
-/// The same for every element type; for kernels that move data and do not compute.
+/// The same for every element type, on the CPU alone; for kernels that move data and do not compute.
 template <class F>
 void visit_any(const char* op, const Tensor& x, F&& f) {
   check(x.device().is_cpu(), op, ": no kernel for ", x.dtype(), " on ", x.device());

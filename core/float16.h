@@ -13,13 +13,13 @@ struct bf16 {
   std::uint16_t bits = 0;
 
   bf16() = default;
-  [[gnu::always_inline]] explicit bf16(float x) {
+  [[gnu::always_inline]] constexpr explicit bf16(float x) {
     const auto u = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     const std::uint32_t quiet_nan = (u >> 16) | 0x40u;
     bits = static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
   }
-  [[gnu::always_inline]] operator float() const {
+  [[gnu::always_inline]] constexpr operator float() const {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
 };
@@ -29,7 +29,7 @@ struct f16 {
   std::uint16_t bits = 0;
 
   f16() = default;
-  [[gnu::always_inline]] explicit f16(float x) {
+  [[gnu::always_inline]] constexpr explicit f16(float x) {
     const auto u = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = (u >> 16) & 0x8000u;
     const std::uint32_t magnitude = u & 0x7fffffffu;
@@ -42,7 +42,7 @@ struct f16 {
     half = magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : half;
     bits = static_cast<std::uint16_t>(sign | half);
   }
-  [[gnu::always_inline]] operator float() const {
+  [[gnu::always_inline]] constexpr operator float() const {
     const std::uint32_t sign = (bits & 0x8000u) << 16;
     const std::uint32_t magnitude = bits & 0x7fffu;
     // Shifted into place the exponent is 112 too small; multiplying by 2^112 also renormalises subnormals.

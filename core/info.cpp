@@ -36,6 +36,7 @@ Info info() {
   const std::string model = field("/proc/cpuinfo", "model name");
   i.devices.push_back("cpu: " + (model.empty() ? "unknown model" : model) + ", " +
                       std::to_string(std::thread::hardware_concurrency()) + " processors");
+  for (std::string& gpu : gpu_descriptions()) i.devices.push_back(std::move(gpu));
   for (Isa isa : {Isa::base, Isa::avx2, Isa::avx512})
     if (isa == Isa::base || kHasWideIsa) i.isa_built.emplace_back(name_of(isa));
   i.isa_active = name_of(active_isa());

@@ -8,7 +8,7 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// Philox4x32-10: 128 random bits as a pure function of a 128-bit counter and a 64-bit key. The same numbers on
 /// every device, whatever the number of threads.
-[[gnu::always_inline]] inline std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
+[[gnu::always_inline]] constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
                                                                   std::uint64_t key) {
   auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -64,9 +64,9 @@ class Generator::Recording {
 };
 
 /// Uniform on [0, 1) with 24 random bits, standard normal (Box-Muller). Element i depends on key and i alone.
-Tensor rand(const Shape& shape, RandomKey key, DType dtype = DType::f32);
-Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32);
+Tensor rand(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});
+Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});
 /// Uniform integers in [low, high).
-Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType dtype = DType::i64);
+Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType dtype = DType::i64, Device device = {});
 
 }  // namespace hilt

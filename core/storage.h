@@ -18,10 +18,11 @@ struct MemoryStats {
 };
 MemoryStats memory_stats(Device device = {});
 void reset_memory_peak(Device device = {});
-/// Bytes the pool may keep for reuse; 0 returns memory at once. Default 4 GiB, or HILT_POOL_BYTES.
-void set_pool_limit(std::size_t bytes);
+/// Bytes the pool may keep for reuse; 0 returns memory at once. Default 4 GiB, or HILT_POOL_BYTES; on a GPU all that was
+/// freed, or HILT_GPU_POOL_BYTES.
+void set_pool_limit(std::size_t bytes, Device device = {});
 /// Returns what the pool keeps to the operating system.
-void release_pool();
+void release_pool(Device device = {});
 
 /// The control record behind a Storage; here because its accessors are on every op's path.
 struct StorageBlock {

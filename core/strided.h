@@ -11,6 +11,7 @@ namespace hilt {
 template <std::size_t N>
 struct Runs {
   using Offsets = std::array<Index, N>;
+  struct Axis { Index extent; Offsets stride; };
   Index rows = 1, run = 1;
   Offsets step{};  // of each operand along the run
 
@@ -36,6 +37,9 @@ struct Runs {
     for (std::size_t a = 1; a < axes_; ++a) rows *= axis_[a].extent;
     if (shape.numel() == 0) rows = 0;
   }
+
+  /// The merged axes, the innermost first; none of a single element.
+  std::span<const Axis> axes() const { return std::span(axis_).first(axes_); }
 
   /// f(offsets) for each row of [first, last): where in each operand its run begins.
   template <class F>
@@ -80,7 +84,6 @@ struct Runs {
   }
 
  private:
-  struct Axis { Index extent; Offsets stride; };
   std::array<Axis, Shape::kMaxRank> axis_{};
   std::size_t axes_ = 0;
 };

@@ -1,9 +1,11 @@
 #include "core/tape.h"
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <iomanip>
 #include <unordered_set>
 #include <utility>
+#include "core/cuda/kernels.h"
 #include "core/dispatch.h"
 #include "core/parallel.h"
 #include "core/random.h"
@@ -13,6 +15,14 @@ namespace {
 
 thread_local Tape* current_tape = nullptr;
 
+/// Throws with the first value of t that is not finite; node counts the ops of the tape from 0.
+void require_finite(const Tensor& t, std::string_view op, std::size_t node, const char* what) {
+  if (!t || !is_floating(t.dtype())) return;
+  const std::vector<double> x = t.to_vector();
+  for (std::size_t i = 0; i < x.size(); ++i)
+    if (!std::isfinite(x[i])) fail_with(Code::not_a_number, "op ", node, ", ", op, ": ", what, ' ', t.shape(), " is ", x[i], " at element ", i);
+}
+
 // The one piece of arithmetic the engine itself needs. In place only where nobody else can see it: an op may
 // hand one tensor to two inputs (add returns {dy, dy}), or a view of something it keeps.
 void accumulate(Tensor& sum, const Tensor& more) {
@@ -21,9 +31,10 @@ void accumulate(Tensor& sum, const Tensor& more) {
   const Tensor a = sum.is_contiguous() ? std::move(sum) : clone(sum);
   const Tensor b = dense(more);
   sum = a.storage().is_sole_owner() ? a : empty_like(a);
-  visit("accumulate", a, [&]<class T>(auto) {
+  visit("accumulate", a, [&]<class T>(auto where) {
     const T *x = a.data<T>(), *y = b.data<T>();
     T* const out = sum.mutable_data<T>();
+    if constexpr (std::is_same_v<decltype(where), Cuda>) return kernels::accumulate(where, x, y, out, a.numel());
     parallel_for(a.numel(), 1 << 16, [&](Index begin, Index end) {
       for (Index i = begin; i < end; ++i) out[i] = static_cast<T>(wide_t<T>(x[i]) + wide_t<T>(y[i]));
     });
@@ -139,6 +150,7 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
   for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
   slots_.emplace(y.id(), nodes_.back().output);
   kinds_.push_back({y.shape(), y.dtype()});
+  if (options_.check_finite) require_finite(y, nodes_.back().fn->name(), nodes_.size() - 1, "its result");
   if (!options_.profile) return;
   NodeReport node;
   node.forward_ms = forward_ms;
@@ -184,6 +196,7 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
         if (!dx[i] || dx[i].shape() != kinds_[in].shape || dx[i].dtype() != kinds_[in].dtype)
           fail_with(Code::internal, fn.name(), ": backward returned ", dx[i] ? "the wrong shape or type" : "no gradient",
                     " for input ", i, ", which is ", kinds_[in].dtype, kinds_[in].shape, " and wanted");
+        if (options_.check_finite) require_finite(dx[i], fn.name(), n, "the gradient of an input");
         if (grad[in]) accumulate(grad[in], dx[i]);
         else grad[in] = std::move(dx[i]);
       }

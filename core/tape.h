@@ -98,7 +98,8 @@ struct NodeReport {
 /// Once played it no longer does: what is computed from then on, an optimizer's step say, is not recorded.
 class Tape {
  public:
-  struct Options { bool profile = false; };
+  /// check_finite: an op whose result, or a gradient it hands back, is not finite throws Code::not_a_number with its name.
+  struct Options { bool profile = false, check_finite = false; };
   Tape() : Tape(Options{}) {}
   explicit Tape(Options options);
   ~Tape();

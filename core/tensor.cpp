@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <iomanip>
+#include "core/convert.h"
+#include "core/cuda/context.h"
+#include "core/cuda/kernels.h"
 #include "core/dispatch.h"
 #include "core/strided.h"
 
@@ -17,20 +20,6 @@ TensorId next_id() {
 
 // Elements a parallel piece moves: large enough to outweigh handing it to a thread.
 constexpr Index kPiece = 1 << 16;
-
-template <class To, class From>
-To convert(From x) {
-  if constexpr (std::is_same_v<To, From>) return x;
-  else if constexpr (std::is_same_v<To, bf16> || std::is_same_v<To, f16>) return To(static_cast<float>(x));
-  else if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>) {
-    // Out of range is undefined in C++; here it saturates, and NaN becomes 0.
-    const double v = static_cast<double>(x);
-    constexpr double low = static_cast<double>(std::numeric_limits<To>::min());
-    constexpr double high = static_cast<double>(std::numeric_limits<To>::max());
-    if (v >= high) return std::numeric_limits<To>::max();
-    return v > low ? static_cast<To>(v) : v <= low ? std::numeric_limits<To>::min() : To{0};
-  } else return static_cast<To>(x);
-}
 
 }  // namespace
 
@@ -88,6 +77,11 @@ Tensor empty(const Shape& shape, DType dtype, Device device) {
 
 Tensor full(const Shape& shape, double value, DType dtype, Device device) {
   Tensor t = empty(shape, dtype, device);
+  if constexpr (kHasCuda)
+    if (device.is_cuda()) {
+      kernels::fill(cuda_of(device), t.mutable_raw(), dtype, t.numel(), value);
+      return t;
+    }
   visit_any("full", t, [&]<class T>(Cpu) {
     T* const out = t.mutable_data<T>();
     const T v = convert<T>(value);
@@ -96,8 +90,13 @@ Tensor full(const Shape& shape, double value, DType dtype, Device device) {
   return t;
 }
 
-Tensor arange(Index n, DType dtype) {
-  Tensor t = empty({n}, dtype);
+Tensor arange(Index n, DType dtype, Device device) {
+  Tensor t = empty({n}, dtype, device);
+  if constexpr (kHasCuda)
+    if (device.is_cuda()) {
+      kernels::count_up(cuda_of(device), t.mutable_raw(), dtype, n);
+      return t;
+    }
   visit_any("arange", t, [&]<class T>(Cpu) {
     T* const out = t.mutable_data<T>();
     for (Index i = 0; i < n; ++i) out[i] = convert<T>(i);
@@ -120,8 +119,35 @@ template Tensor from_values(std::span<const std::int64_t>, const Shape&, DType);
 template Tensor from_values(std::span<const std::int32_t>, const Shape&, DType);
 template Tensor from_values(std::span<const std::uint8_t>, const Shape&, DType);
 
+namespace {
+/// Where one side is a GPU. Between devices go dense bytes of one type; strides and conversions stay on a device.
+void copy_with_gpu(Tensor& dst, const Tensor& src) {
+  if constexpr (kHasCuda) {  // without it nothing here may be linked, optimized or not
+    if (dst.device() == src.device()) {
+      const Runs<2> runs(src.shape(), {dst.strides(), src.strides()});
+      return kernels::copy_elements(cuda_of(dst.device()), dst.mutable_raw(), dst.dtype(), src.raw(), src.dtype(), cuda::Walk<2>(src.shape(), runs));
+    }
+    if (dst.device().is_cuda() && src.device().is_cuda()) {
+      Tensor host = empty(src.shape(), src.dtype());
+      copy(host, src);
+      return copy(dst, host);
+    }
+    if (!src.is_contiguous()) return copy(dst, clone(src));
+    if (!dst.is_contiguous() || dst.dtype() != src.dtype()) {
+      Tensor landed = empty(src.shape(), src.dtype(), dst.device());
+      copy(landed, src);
+      return copy(dst, landed);
+    }
+    if (dst.device().is_cuda()) cuda::to_device(cuda_of(dst.device()), dst.mutable_raw(), src.raw(), src.bytes());
+    else cuda::to_host(cuda_of(src.device()), dst.mutable_raw(), src.raw(), src.bytes());
+  }
+}
+}  // namespace
+
 void copy(Tensor& dst, const Tensor& src) {
   check(dst.shape() == src.shape(), "copy: ", src.shape(), " into ", dst.shape());
+  if constexpr (kHasCuda)
+    if (dst.device().is_cuda() || src.device().is_cuda()) return copy_with_gpu(dst, src);
   const Runs<2> runs(src.shape(), {dst.strides(), src.strides()});
   visit_any("copy", dst, [&]<class To>(Cpu) {
     To* const out = dst.mutable_data<To>();
@@ -144,6 +170,12 @@ void copy(Tensor& dst, const Tensor& src) {
 
 Tensor clone(const Tensor& x) {
   Tensor y = empty_like(x);
+  copy(y, x);
+  return y;
+}
+Tensor moved(const Tensor& x, Device device) {
+  if (x.device() == device) return x;
+  Tensor y = empty(x.shape(), x.dtype(), device);
   copy(y, x);
   return y;
 }
@@ -194,7 +226,8 @@ std::ostream& operator<<(std::ostream& os, const Tensor& x) {
   if (!x) return os << "undefined";
   std::ostringstream text;
   text << std::setprecision(x.dtype() == DType::f64 ? 8 : 6);
-  print_axis(text, x, 0, x.offset());
+  const Tensor here = moved(x, {});
+  print_axis(text, here, 0, here.offset());
   text << ' ' << x.dtype() << x.shape();
   return os << text.str();  // as a string: the flags of os are its owner's
 }

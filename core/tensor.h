@@ -74,7 +74,7 @@ Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device d
 inline Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {}) { return full(shape, 0, dtype, device); }
 inline Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = {}) { return full(shape, 1, dtype, device); }
 /// 0, 1, .. n-1.
-Tensor arange(Index n, DType dtype = DType::i64);
+Tensor arange(Index n, DType dtype = DType::i64, Device device = {});
 /// values in row-major order, stored as T's type unless another is named.
 template <class T>
 [[gnu::visibility("default")]] Tensor from_values(std::span<const T> values, const Shape& shape, DType dtype = dtype_of<T>);
@@ -87,6 +87,8 @@ inline Tensor zeros_like(const Tensor& x) { return zeros(x.shape(), x.dtype(), x
 // ---- below the tape: no gradient flows through these. ops.h has the differentiable ones --------------
 /// dst[i] = src[i], converting type (floats round to nearest even, floats to integers truncate).
 void copy(Tensor& dst, const Tensor& src);
+/// x itself if it is there, else a dense copy on that device.
+Tensor moved(const Tensor& x, Device device);
 /// A dense copy.
 Tensor clone(const Tensor& x);
 /// x itself when dense, else a dense copy.

@@ -119,7 +119,7 @@ int work(const Settings& s) {
   if (s.ranks > 1)
     fail_with(Code::distributed, "--ranks (", s.ranks,
               "): this version runs attend on one rank; ring attention is not built yet, leave --ranks out");
-  program::device_of(s.device);
+  Device device = program::device_of(s.device);
   const DType given_dtype = parse_dtype(s.dtype, DType::f32);
   const AttentionOptions options{.backward = parse_backward(s.mode), .scale = parse_scale(s.scale)};
 
@@ -139,8 +139,10 @@ int work(const Settings& s) {
                                   .pattern = parse_pattern(s.pattern),
                                   .dilation_mode = parse_dilation_mode(s.dilation_mode),
                                   .causality = parse_causality(s.causal)});
-  q = to(q, dtype), k = to(k, dtype), v = to(v, dtype);
-  if (d_o || options.backward == Backward::taped) check_fits(*plan, q, k, options.backward);
+  if (s.device == "auto" && dtype == DType::f64) device = {};  // f64 is the CPU's
+  const auto placed = [&](const Tensor& x) { return to(to(x, dtype), device); };
+  q = placed(q), k = placed(k), v = placed(v);
+  if (device.is_cpu() && (d_o || options.backward == Backward::taped)) check_fits(*plan, q, k, options.backward);
   program::Outputs outputs(s.out);
   warn_about(*plan);
 
@@ -153,7 +155,7 @@ int work(const Settings& s) {
     for (const Tensor& x : {q, k, v}) tape.watch(x);
     const Tensor o = attention(q, k, v, plan, options);
     // Where nothing attends to anything, o may be a constant to the tape.
-    const Gradients g = tape.knows(o) ? tape.backward(o, to(d_o, dtype)) : Gradients();
+    const Gradients g = tape.knows(o) ? tape.backward(o, placed(d_o)) : Gradients();
     const auto gradient = [&](const Tensor& x) { return g.has(x) ? g[x] : zeros_like(x); };
     results.emplace_back("dq", gradient(q));
     results.emplace_back("dk", gradient(k));
@@ -167,7 +169,7 @@ int work(const Settings& s) {
             << ", causal " << s.causal << "; " << tiles.full + tiles.partial << " of " << tiles.total
             << " tiles of 128 x 128 touched, " << tiles.full << " of them full\n";
   for (auto& [name, x] : results) {
-    x = to(x, stored == DType::f64 ? DType::f64 : DType::f32);
+    x = to(to(x, Device{}), stored == DType::f64 ? DType::f64 : DType::f32);
     write_npy(outputs.stage(name + ".npy"), x);
   }
   outputs.commit();

@@ -92,6 +92,7 @@ struct Options::Parser {
   std::deque<Entry> entries;  // CLI writes to `raw`: entries must not move
   std::string config;
   bool print_config = false;
+  std::function<void()> then;
 
   explicit Parser(const std::string& program, const std::string& what_it_does) : app(what_it_does, program) {
     app.set_help_flag("-h,--help", "Print this and exit");
@@ -235,14 +236,31 @@ bool Options::parse(int argc, char** argv) {
                parser_->suggestion(name));
   }
   if (!parser_->config.empty()) parser_->read_config();
-  for (Entry& e : parser_->entries)
-    if (e.option->count() > 0)
-      parser_->set(e, e.option->get_expected_max() == 0 ? e.option->as<bool>() ? "true" : "false" : e.raw,
-                   "");
+  for (Entry& e : parser_->entries) {
+    if (e.option->count() == 0) continue;
+    std::string value = e.raw;
+    if (e.option->get_expected_max() == 0) {
+      try {
+        value = e.option->as<bool>() ? "true" : "false";
+      } catch (const CLI::Error&) {
+        value = e.option->results().back();
+      }
+    }
+    parser_->set(e, value, "");
+  }
+  if (parser_->then) parser_->then();
   if (!parser_->print_config) return true;
   for (const auto& [key, value] : values())
     std::cout << (value.empty() ? "# " : "") << key << " = " << value << '\n';
   return false;
+}
+
+void Options::then(std::function<void()> f) { parser_->then = std::move(f); }
+
+void Options::set(const std::string& name, const std::string& value) {
+  Entry* const e = parser_->find(name);
+  hilt::check(e, "'", name, "': no such option");
+  parser_->set(*e, value, "");
 }
 
 bool Options::given(const std::string& name) const {

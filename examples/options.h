@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,6 +34,11 @@ class Options {
   /// Some of `names`, with commas between them.
   void list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names,
             const std::string& help);
+
+  /// Calls f once all values are known, before they are used or printed: for defaults that follow from other
+  /// options. f may set() those that were not given().
+  void then(std::function<void()> f);
+  void set(const std::string& name, const std::string& value);
 
   /// False if the user asked for help or the configuration and got it. Throws hilt::Error on anything it does
   /// not know, naming the nearest.

@@ -38,10 +38,8 @@ int run(const std::string& program, const std::function<int()>& work) {
 }
 
 hilt::Device device_of(const std::string& text) {
-  if (text == "auto" || text == "cpu") return {};
-  hilt::check(text == "cuda" || text.starts_with("cuda:"), "--device (", text, "): must be auto, cpu, cuda or cuda:N");
-  static_assert(!hilt::kHasCuda, "ask the driver here");
-  hilt::fail_with(hilt::Code::gpu, "--device (", text, "): no usable GPU: this build has no CUDA kernels; use --device cpu");
+  hilt::check(text == "auto" || text == "cpu" || text == "cuda" || text.starts_with("cuda:"), "--device (", text, "): must be auto, cpu, cuda or cuda:N");
+  return hilt::device_named(text);
 }
 
 }  // namespace program

@@ -17,7 +17,8 @@ constexpr Index kPiece = 1 << 14;  // elements worth a task
 
 struct CrossEntropy final : Function {
   Tensor targets;  // i64 [rows]; -1 where ignored
-  Index count = 0;
+  Index count = 0, ignore = -1;
+  Tensor share;  // on a GPU: 1 / count
   std::string_view name() const override { return "cross_entropy"; }
 
   Tensor forward(const Tensor& logits) {
@@ -25,12 +26,14 @@ struct CrossEntropy final : Function {
     const Index rows = targets.numel(), classes = x.dim(-1);
     const DType stat = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
     Tensor lse = empty({rows}, stat, x.device());
+    if constexpr (kHasCuda)
+      if (x.device().is_cuda()) return on_gpu(x, lse);
     std::vector<double> loss(static_cast<std::size_t>(rows));
     const std::int64_t* const target = targets.data<std::int64_t>();
     visit("cross_entropy", x, [&]<class T>(auto where) {
       const T* const px = x.data<T>();
       auto* const pl = lse.mutable_data<wide_t<T>>();
-      parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
+      if constexpr (!is_cuda<decltype(where)>) parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
         for (Index r = begin; r < end; ++r) {
           pl[r] = kernels::row_logsumexp(where, px + r * classes, classes);
           if (target[r] >= 0)
@@ -47,6 +50,8 @@ struct CrossEntropy final : Function {
   std::vector<Tensor> backward(const Tensor& dy) override {
     const Tensor &x = saved(0), &lse = saved(1);
     const Index rows = targets.numel(), classes = x.dim(-1);
+    if constexpr (kHasCuda)
+      if (x.device().is_cuda()) return {backward_on_gpu(dy)};
     const double scale = count > 0 ? dy.item() / static_cast<double>(count) : 0;
     Tensor dx = empty_like(x);
     const std::int64_t* const target = targets.data<std::int64_t>();
@@ -54,12 +59,36 @@ struct CrossEntropy final : Function {
       const T* const px = x.data<T>();
       const auto* const pl = lse.data<wide_t<T>>();
       T* const out = dx.mutable_data<T>();
-      parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
+      if constexpr (!is_cuda<decltype(where)>) parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
         for (Index r = begin; r < end; ++r)
           kernels::row_cross_entropy_backward(where, px + r * classes, pl[r], target[r], target[r] >= 0 ? scale : 0, out + r * classes, classes);
       });
     });
     return {dx};
+  }
+
+ private:
+  Tensor on_gpu(const Tensor& x, Tensor& lse) {
+    const Index rows = targets.numel(), classes = x.dim(-1);
+    Tensor y = empty({}, x.dtype(), x.device()), loss = empty({rows}, DType::f64, x.device());
+    share = empty({}, DType::f32, x.device());
+    visit("cross_entropy", x, [&]<class T>(auto where) {
+      if constexpr (is_cuda<decltype(where)>)
+        kernels::cross_entropy(where, x.data<T>(), targets.data<std::int64_t>(), ignore, y.mutable_data<T>(), lse.mutable_data<float>(),
+                               loss.mutable_data<double>(), share.mutable_data<float>(), rows, classes);
+    });
+    if (wants(0)) save(x), save(lse);
+    return y;
+  }
+  Tensor backward_on_gpu(const Tensor& dy) const {
+    const Tensor &x = saved(0), &lse = saved(1);
+    Tensor dx = empty_like(x);
+    visit("cross_entropy", x, [&]<class T>(auto where) {
+      if constexpr (is_cuda<decltype(where)>)
+        kernels::cross_entropy_backward(where, x.data<T>(), lse.data<float>(), targets.data<std::int64_t>(), ignore, dy.data<T>(),
+                                        share.data<float>(), dx.mutable_data<T>(), targets.numel(), x.dim(-1));
+    });
+    return dx;
   }
 };
 
@@ -72,7 +101,13 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore) 
   const Index classes = logits.dim(-1);
   check(targets.rank() == logits.rank() - 1 && targets.numel() == logits.numel() / classes, "cross_entropy: targets ", targets.shape(),
         " must have the shape of logits ", logits.shape(), " without the last axis");
+  check(targets.device() == logits.device(), "cross_entropy: targets are on ", targets.device(), ", logits on ", logits.device(), "; move one with to()");
   CrossEntropy fn;
+  if (logits.device().is_cuda()) {  // to look at the targets would be to wait; the kernel takes care
+    fn.targets = dense(to(targets, DType::i64));
+    fn.ignore = ignore;
+    return apply(std::move(fn), logits);
+  }
   fn.targets = clone(to(targets, DType::i64));
   std::int64_t* const target = fn.targets.mutable_data<std::int64_t>();
   for (Index i = 0; i < fn.targets.numel(); ++i) {

@@ -21,7 +21,8 @@ struct Dropout final : Function {
     visit("dropout", x, [&]<class T>(auto where) {
       const T* const from = x.data<T>();
       T* const to = y.mutable_data<T>();
-      parallel_for(x.numel(), kPiece, [&](Index begin, Index end) {
+      if constexpr (is_cuda<decltype(where)>) kernels::dropout(where, from, to, 0, x.numel(), p, key.seed, key.stream);
+      else parallel_for(x.numel(), kPiece, [&](Index begin, Index end) {
         kernels::dropout(where, from + begin, to + begin, begin, end - begin, p, key.seed, key.stream);
       });
     });

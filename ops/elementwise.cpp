@@ -23,11 +23,13 @@ constexpr Index kBlock = 512;      // elements widened or gathered at a time: th
 struct Kernel {
   Span<float> narrow;
   Span<double> wide;
+  RunOnDevice device;
 };
 template <class Op>
 Kernel kernel_of() {
   Kernel k{};
-  detail::visit_cpu<float>([&]<class>(auto where) { k = {span_of<Op, decltype(where)::kIsa, float>(where), span_of<Op, decltype(where)::kIsa, double>(where)}; });
+  detail::visit_cpu<float>([&]<class>(auto where) { k = {span_of<Op, decltype(where)::kIsa, float>(where), span_of<Op, decltype(where)::kIsa, double>(where), nullptr}; });
+  if constexpr (kHasCuda) k.device = &run_on_device<Op>;
   return k;
 }
 template <class Op>
@@ -87,9 +89,32 @@ void run(Span<W> span, std::span<const Tensor* const> in, Tensor& y, W p, W q) {
   });
 }
 
+void run_on_gpu(RunOnDevice run, std::span<const Tensor* const> in, Tensor& y, double p, double q) {
+  if constexpr (kHasCuda) {  // without it nothing here may be linked, optimized or not
+    if (y.numel() == 0) return;
+    DeviceSpan s{y.mutable_raw(), {}, y.dtype(), {}, static_cast<float>(p), static_cast<float>(q)};
+    std::array<Strides, 4> strides{y.strides(), y.strides(), y.strides(), y.strides()};
+    for (std::size_t k = 0; k < in.size(); ++k) {
+      check(in[k]->dtype() != DType::f64, "elementwise: no kernel for f64 on ", y.device(), "; convert with to()");
+      s.in[k] = in[k]->raw();
+      s.in_type[k] = in[k]->dtype();
+      strides[k + 1] = in[k]->shape() == y.shape() ? in[k]->strides() : broadcast_to("broadcast", *in[k], y.shape()).strides();
+    }
+    run(cuda_of(y.device()), s, cuda::Walk<4>(y.shape(), Runs<4>(y.shape(), strides)));
+  }
+}
+
 /// The op on whole tensors. `type` is the result's; the first floating input names the type computed in.
 Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, double p = 0, double q = 0) {
   const bool wide = std::any_of(in.begin(), in.end(), [](const Tensor* t) { return t->dtype() == DType::f64; });
+  if constexpr (kHasCuda)
+    if (in[0]->device().is_cuda()) {
+      Shape shape = in[0]->shape();
+      for (const Tensor* t : in.subspan(1)) shape = broadcast("broadcast", shape, t->shape());
+      Tensor y = empty(shape, type, in[0]->device());
+      run_on_gpu(kernel.device, in, y, p, q);
+      return y;
+    }
   bool same = type == (wide ? DType::f64 : DType::f32);
   for (const Tensor* t : in) same = same && t->dtype() == type && t->shape() == in[0]->shape() && t->is_contiguous();
   if (same) {  // the common case needs no walk

@@ -1,6 +1,7 @@
 #pragma once
 #include <string_view>
 #include <tuple>
+#include "core/cuda/walk.h"
 #include "core/dispatch.h"
 #include "ops/math.h"
 
@@ -20,67 +21,78 @@ using Span = void (*)(const T* a, const T* b, const T* c, T* y, Index n, T p, T 
 template <class Op, Isa I, class T>
 Span<T> span_of(CpuAt<I>);
 
+/// The same on a GPU, which reads any types and strides itself: operand 0 of the walk is y.
+struct DeviceSpan {
+  void* y;
+  const void* in[3];
+  DType y_type, in_type[3];
+  float p, q;
+};
+using RunOnDevice = void (*)(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
+template <class Op>
+void run_on_device(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
+
 struct One { static constexpr int kInputs = 1; };
 struct Two { static constexpr int kInputs = 2; };
 struct Three { static constexpr int kInputs = 3; };
 
 // ---- forward -----------------------------------------------------------------------------------------
 // clang-format off
-struct Add : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return a + b; } };
-struct Sub : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return a - b; } };
-struct Mul : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return a * b; } };
-struct Div : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return a / b; } };
-struct Maximum : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return a != a ? a : b != b ? b : a > b ? a : b; } };
-struct Pow : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return std::pow(a, b); } };
-struct Greater : Two { template <class T> [[gnu::always_inline]] static T f(T a, T b, T, T, T) { return T(a > b); } };
-struct Where : Three { template <class T> [[gnu::always_inline]] static T f(T c, T a, T b, T, T) { return c != 0 ? a : b; } };
-struct AddConstant : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T p, T) { return x + p; } };
-struct MulConstant : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T p, T) { return x * p; } };
-struct PowConstant : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T p, T) { return std::pow(x, p); } };
-struct Neg : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return -x; } };
-struct Exp : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return math::exp(x); } };
-struct Log : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return math::log(x); } };
-struct Sqrt : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return std::sqrt(x); } };
-struct Rsqrt : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return T{1} / std::sqrt(x); } };
-struct Tanh : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return math::tanh(x); } };
-struct Sigmoid : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return math::sigmoid(x); } };
-struct Relu : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x < 0 ? T{0} : x; } };
-struct Gelu : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x * math::normal(x).cdf; } };
-struct Silu : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x * math::sigmoid(x); } };
-struct Square : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x * x; } };
-struct Abs : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return x < 0 ? -x : x == 0 ? T{0} : x; } };
-struct Clamp : One { template <class T> [[gnu::always_inline]] static T f(T x, T, T, T p, T q) { return x < p ? p : x > q ? q : x; } };
+struct Add : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a + b; } };
+struct Sub : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a - b; } };
+struct Mul : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a * b; } };
+struct Div : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a / b; } };
+struct Maximum : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a != a ? a : b != b ? b : a > b ? a : b; } };
+struct Pow : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return std::pow(a, b); } };
+struct Greater : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a > b); } };
+struct Where : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T c, T a, T b, T, T) { return c != 0 ? a : b; } };
+struct AddConstant : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return x + p; } };
+struct MulConstant : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return x * p; } };
+struct PowConstant : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return std::pow(x, p); } };
+struct Neg : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return -x; } };
+struct Exp : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return math::exp(x); } };
+struct Log : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return math::log(x); } };
+struct Sqrt : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return std::sqrt(x); } };
+struct Rsqrt : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return T{1} / std::sqrt(x); } };
+struct Tanh : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return math::tanh(x); } };
+struct Sigmoid : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return math::sigmoid(x); } };
+struct Relu : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x < 0 ? T{0} : x; } };
+struct Gelu : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x * math::normal(x).cdf; } };
+struct Silu : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x * math::sigmoid(x); } };
+struct Square : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x * x; } };
+struct Abs : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x < 0 ? -x : x == 0 ? T{0} : x; } };
+struct Clamp : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T q) { return x < p ? p : x > q ? q : x; } };
 struct GeluTanh : One {
   static constexpr double kC = 0.79788456080286535588, kCubic = 0.044715;  // sqrt(2 / pi)
-  template <class T> [[gnu::always_inline]] static T f(T x, T, T, T, T) { return T(0.5) * x * (T{1} + math::tanh(T(kC) * (x + T(kCubic) * x * x * x))); }
+  template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return T(0.5) * x * (T{1} + math::tanh(T(kC) * (x + T(kCubic) * x * x * x))); }
 };
 
 // ---- backward: gradients from what was saved (s: x or y; a, b) and dy ------------------------------------
-struct MaximumGrad : Three { template <class T> [[gnu::always_inline]] static T f(T a, T b, T dy, T, T) { return a > b ? dy : a == b ? dy * T(0.5) : T{0}; } };
-struct DivGradB : Three { template <class T> [[gnu::always_inline]] static T f(T a, T b, T dy, T, T) { return -dy * a / (b * b); } };
-struct PowGradA : Three { template <class T> [[gnu::always_inline]] static T f(T a, T b, T dy, T, T) { return b == 0 ? T{0} : dy * b * std::pow(a, b - T{1}); } };
-struct PowGradB : Three { template <class T> [[gnu::always_inline]] static T f(T a, T b, T dy, T, T) { const T y = std::pow(a, b); return y == 0 ? T{0} : dy * y * std::log(a); } };
-struct PowConstantGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T p, T) { return p == 0 ? T{0} : dy * p * std::pow(s, p - T{1}); } };
-struct LogGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return dy / s; } };
-struct SqrtGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return dy * T(0.5) / s; } };
-struct RsqrtGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return T(-0.5) * dy * s * s * s; } };
-struct TanhGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return dy * (T{1} - s * s); } };
-struct SigmoidGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return dy * s * (T{1} - s); } };
-struct ReluGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return s > 0 ? dy : T{0}; } };
-struct SquareGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return dy * (s + s); } };
-struct AbsGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { return s > 0 ? dy : s < 0 ? -dy : T{0}; } };
-struct ClampGrad : Two { template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T p, T q) { return s >= p && s <= q ? dy : T{0}; } };
+struct MaximumGrad : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T dy, T, T) { return a > b ? dy : a == b ? dy * T(0.5) : T{0}; } };
+struct DivGradB : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T dy, T, T) { return -dy * a / (b * b); } };
+struct PowGradA : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T dy, T, T) { return b == 0 ? T{0} : dy * b * std::pow(a, b - T{1}); } };
+struct PowGradB : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T dy, T, T) { const T y = std::pow(a, b); return y == 0 ? T{0} : dy * y * std::log(a); } };
+struct PowConstantGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T p, T) { return p == 0 ? T{0} : dy * p * std::pow(s, p - T{1}); } };
+struct LogGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy / s; } };
+struct SqrtGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * T(0.5) / s; } };
+struct RsqrtGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return T(-0.5) * dy * s * s * s; } };
+struct TanhGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * (T{1} - s * s); } };
+struct SigmoidGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * s * (T{1} - s); } };
+struct ReluGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return s > 0 ? dy : T{0}; } };
+struct SquareGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * (s + s); } };
+struct AbsGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return s > 0 ? dy : s < 0 ? -dy : T{0}; } };
+struct ClampGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T p, T q) { return s >= p && s <= q ? dy : T{0}; } };
 struct SiluGrad : Two {
-  template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) { const T g = math::sigmoid(s); return dy * g * (T{1} + s * (T{1} - g)); }
+  template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { const T g = math::sigmoid(s); return dy * g * (T{1} + s * (T{1} - g)); }
 };
 struct GeluGrad : Two {
-  template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) {
+  template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) {
     const auto [cdf, density] = math::normal(s);
     return dy * (cdf + s * density);
   }
 };
 struct GeluTanhGrad : Two {
-  template <class T> [[gnu::always_inline]] static T f(T s, T dy, T, T, T) {
+  template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) {
     const T c = T(GeluTanh::kC), k = T(GeluTanh::kCubic);
     s = s > T{10} ? T{10} : s < T{-10} ? T{-10} : s;  // from there on tanh is 1, and s^3 must not overflow
     const T t = math::tanh(c * (s + k * s * s * s));

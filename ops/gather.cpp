@@ -8,6 +8,7 @@
 #include "core/parallel.h"
 #include "core/tape.h"
 #include "ops/helpers.h"
+#include "ops/kernels.h"
 #include "ops/ops.h"
 
 namespace hilt {
@@ -21,6 +22,7 @@ Tensor checked_index(const char* op, const Tensor& index, Index extent) {
   check(bool(index) && !is_floating(index.dtype()) && index.dtype() != DType::u8, op, ": indices must be i32 or i64, got ",
         index.dtype());
   const Tensor wide = dense(to(index, DType::i64));
+  if (wide.device().is_cuda()) return wide;  // to look would be to wait; the kernel takes care
   const std::int64_t* const at = wide.data<std::int64_t>();
   for (Index i = 0; i < wide.numel(); ++i)
     check(at[i] >= 0 && at[i] < extent, op, ": index ", at[i], " at position ", i, " is outside 0..", extent - 1);
@@ -36,6 +38,11 @@ Tensor gathered(const Tensor& in, int axis, const Tensor& index) {
   const std::int64_t* const at = index.data<std::int64_t>();
   const std::byte* const src = x.raw();
   std::byte* const dst = y.mutable_raw();
+  if constexpr (kHasCuda)
+    if (x.device().is_cuda()) {
+      kernels::gather(cuda_of(x.device()), src, at, dst, from.outer, n, from.extent, static_cast<Index>(row));
+      return y;
+    }
   parallel_for(from.outer * n, kPiece / (from.inner + 1) + 1, [&](Index begin, Index end) {
     for (Index i = begin; i < end; ++i)
       std::memcpy(dst + static_cast<std::size_t>(i) * row, src + static_cast<std::size_t>(i / n * from.extent + at[i % n]) * row, row);
@@ -46,11 +53,20 @@ Tensor gathered(const Tensor& in, int axis, const Tensor& index) {
 Tensor scattered(const Tensor& in, int axis, const Tensor& index, Index extent) {
   const Tensor x = dense(in);
   const AroundAxis from(x.shape(), axis);
+  if constexpr (kHasCuda)
+    if (x.device().is_cuda()) {
+      Tensor y = empty(x.shape().with(axis, extent), x.dtype(), x.device());
+      visit("scatter_add", x, [&]<class T>(auto where) {
+        if constexpr (is_cuda<decltype(where)>)
+          kernels::scatter_add(where, x.data<T>(), index.data<std::int64_t>(), y.mutable_data<T>(), from.outer, from.extent, extent, from.inner);
+      });
+      return y;
+    }
   const bool narrow = x.dtype() == DType::bf16 || x.dtype() == DType::f16;  // add up in f32, round once
   Tensor sum = zeros(x.shape().with(axis, extent), narrow ? DType::f32 : x.dtype(), x.device());
   const Index blocks = (from.inner + kColumns - 1) / kColumns;
   const std::int64_t* const at = index.data<std::int64_t>();
-  visit("scatter_add", x, [&]<class T>(Cpu) {
+  visit("scatter_add", x, [&]<class T>(auto) {
     const T* const src = x.data<T>();
     auto* const dst = sum.mutable_data<wide_t<T>>();
     parallel_for(from.outer * blocks, kPiece / (from.extent * kColumns + 1) + 1, [&](Index begin, Index end) {
@@ -89,6 +105,7 @@ struct ScatterAdd final : Function {
 };
 
 Tensor pick(const char* op, const Tensor& x, int axis, const Tensor& index) {
+  check(index.device() == x.device(), op, ": the index is on ", index.device(), ", x on ", x.device(), "; move one with to()");
   Gather fn;
   fn.axis = axis;
   fn.index = checked_index(op, index, x.dim(axis));
@@ -107,8 +124,9 @@ Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, Index extent)
   fn.axis = checked_axis("scatter_add", axis, x.rank());
   check(index.rank() == 1 && index.dim(0) == x.dim(fn.axis), "scatter_add: axis ", axis, " of ", x.shape(), " has ", x.dim(fn.axis),
         " rows, the index has shape ", index.shape());
+  check(index.device() == x.device(), "scatter_add: the index is on ", index.device(), ", x on ", x.device(), "; move one with to()");
   check(extent >= 0, "scatter_add: extent ", extent, " is negative");
-  visit("scatter_add", x, []<class T>(Cpu) {});
+  visit("scatter_add", x, []<class T>(auto) {});
   fn.index = checked_index("scatter_add", index, extent);
   fn.extent = extent;
   return apply(std::move(fn), x);

@@ -11,19 +11,30 @@ struct MatrixRef {
 };
 
 /// C = A B, or C += A B: A [m, k], B [k, n], C [m, n] with column stride 1; f32 or f64, on the calling thread alone.
-/// Every large product on the CPU comes through here: OpenBLAS where the build has it and it knows the processor, else
-/// Eigen. Both treat a last partial block of rows apart, so a row's last bit may depend on how many rows there are.
+/// Every large product on the CPU comes through here: OpenBLAS where the build has it and it knows the processor, else cpu_gemm.
+/// OpenBLAS and Eigen treat a last partial block of rows apart, so there a row's last bit may depend on how many rows there are.
 template <class T>
 void gemm(Cpu, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add = false);
 
-/// The same by Eigen, compiled for each instruction set: gemm_cpu.cpp.
+/// The same, compiled for each instruction set: gemm_cpu.cpp. `scratch` holds kGemmScratch elements where a is transposed.
+inline constexpr Index kGemmBlock = 392, kGemmDepth = 256, kGemmScratch = kGemmBlock * kGemmDepth;
 template <Isa I, class T>
-void eigen_gemm(CpuAt<I>, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add);
+void cpu_gemm(CpuAt<I>, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add, T* scratch);
 
-/// `batch` products on several threads; product i reads a at a + steps.a[i], b likewise, and writes c at c + i * steps.c. Each is cut into tiles of C that
-/// depend on m, n and k alone, never on the number of threads, so the bits of the result do not either.
+/// C = A B + start, cut into tiles and run on several threads as gemm_batched does. start: a row `bias` and a matrix `residual`, either of which
+/// may be null.
+template <class T>
+struct Start { const T* bias = nullptr; MatrixRef<const T> residual{nullptr, 0, 1}; };
+template <class T>
+void gemm_onto(Cpu, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start);
+
+/// `batch` products on several threads; product i reads a at a + steps.a[i], b likewise, and writes c at c + i * steps.c. Each is cut into tiles of C, and
+/// the bits of the result do not depend on the number of threads.
 struct BatchSteps { Index batch = 1; const Index *a = nullptr, *b = nullptr; Index c = 0; };
 template <class T>
 void gemm_batched(Cpu, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c);
+/// f32, and 16-bit factors that add up in f32.
+template <class T>
+void gemm_batched(Cuda, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c);
 
 }  // namespace hilt::kernels

@@ -22,32 +22,32 @@ template <class T> constexpr bool kIsDouble = sizeof(T) == 8;
 namespace detail {
 /// x by the polynomial with these coefficients, from the highest power down.
 template <class... C>
-[[gnu::always_inline]] inline float polynomial(float x, float first, C... rest) {
+[[gnu::always_inline]] constexpr float polynomial(float x, float first, C... rest) {
   ((first = first * x + rest), ...);
   return first;
 }
 /// x 2^n for n in [-252, 254], in two steps, so that results beyond the range of one exponent round once.
-[[gnu::always_inline]] inline float scale(float x, std::int32_t n) {
+[[gnu::always_inline]] constexpr float scale(float x, std::int32_t n) {
   const std::int32_t half = n >> 1;
   return x * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((n - half + 127) << 23);
 }
 constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.42860682030941723e-6f;  // the first times n < 2^9 is exact
 /// x = n ln 2 + r.
 struct Reduced { float r; std::int32_t n; };
-[[gnu::always_inline]] inline Reduced reduce(float x) {
+[[gnu::always_inline]] constexpr Reduced reduce(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   const float shifted = x * 1.44269504088896341f + kRound;
   const float n = shifted - kRound;
   return {(x - n * kLn2High) - n * kLn2Low, std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kRound)};
 }
 /// e^r - 1 for |r| <= ln 2 / 2.
-[[gnu::always_inline]] inline float small_expm1(float r) {
+[[gnu::always_inline]] constexpr float small_expm1(float r) {
   return polynomial(r, 0.001392617612f, 0.008363173075f, 0.04166655466f, 0.1666657703f, 0.5f) * (r * r) + r;
 }
 }  // namespace detail
 
 template <class T>
-[[gnu::always_inline]] inline T exp(T x) {
+[[gnu::always_inline]] constexpr T exp(T x) {
   if constexpr (kIsDouble<T>) return std::exp(x);
   else {
     x = x < -104.0f ? -104.0f : x;  // e^-104 is 0, e^89 infinity
@@ -58,7 +58,7 @@ template <class T>
 }
 
 template <class T>
-[[gnu::always_inline]] inline T log(T x) {
+[[gnu::always_inline]] constexpr T log(T x) {
   if constexpr (kIsDouble<T>) return std::log(x);
   else {
     const bool tiny = x < 1.17549435e-38f;  // subnormal
@@ -75,7 +75,7 @@ template <class T>
 }
 
 template <class T>
-[[gnu::always_inline]] inline T tanh(T x) {
+[[gnu::always_inline]] constexpr T tanh(T x) {
   if constexpr (kIsDouble<T>) return std::tanh(x);
   else {
     const float a = __builtin_fabsf(x);
@@ -88,7 +88,7 @@ template <class T>
 
 /// 1 / (1 + e^-x), which for negative x is e^x / (1 + e^x): small results keep their precision.
 template <class T>
-[[gnu::always_inline]] inline T sigmoid(T x) {
+[[gnu::always_inline]] constexpr T sigmoid(T x) {
   const T e = exp(x < 0 ? x : -x);
   return (x < 0 ? e : T{1}) / (T{1} + e);
 }
@@ -97,7 +97,7 @@ template <class T>
 template <class T>
 struct Normal { T cdf, density; };
 template <class T>
-[[gnu::always_inline]] inline Normal<T> normal(T x) {
+[[gnu::always_inline]] constexpr Normal<T> normal(T x) {
   const T e = exp(T(-0.5) * x * x), density = e * T(0.39894228040143267794);  // 1 / sqrt(2 pi)
   if constexpr (kIsDouble<T>) return {0.5 * std::erfc(-x * 0.70710678118654752440), density};
   else {

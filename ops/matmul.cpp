@@ -58,7 +58,8 @@ struct Batches {
 
 Tensor product(const Tensor& x, const Tensor& y) {
   const Index m = x.dim(-2), k = x.dim(-1), n = y.dim(-1);
-  if (x.dtype() == DType::bf16 || x.dtype() == DType::f16) {  // 16-bit factors multiply and add up in f32
+  const bool narrow = x.dtype() == DType::bf16 || x.dtype() == DType::f16;
+  if (narrow && x.device().is_cpu()) {  // 16-bit factors multiply and add up in f32
     const Tensor wide = product(to(x, DType::f32), to(y, DType::f32));
     return to(wide, x.dtype());
   }
@@ -70,11 +71,14 @@ Tensor product(const Tensor& x, const Tensor& y) {
   if (k == 0) return zeros(shape, x.dtype(), x.device());
   Tensor out = empty(shape, x.dtype(), x.device());
   if (out.numel() == 0) return out;
-  const auto run = [&]<class T>() {
+  visit("matmul", x, [&]<class T>(auto where) {
     const kernels::BatchSteps steps{batches.shape.numel(), batches.a.data(), batches.b.data(), m * n};
-    kernels::gemm_batched<T>(Cpu{}, steps, m, n, k, matrix<T>(a), matrix<T>(b), {out.mutable_data<T>(), n, 1});
-  };
-  x.dtype() == DType::f32 ? run.template operator()<float>() : run.template operator()<double>();
+    const auto run = [&](auto device) {
+      kernels::gemm_batched<T>(device, steps, m, n, k, matrix<T>(a), matrix<T>(b), {out.mutable_data<T>(), n, 1});
+    };
+    if constexpr (is_cuda<decltype(where)>) run(where);
+    else if constexpr (sizeof(T) >= sizeof(float)) run(Cpu{});
+  });
   return out;
 }
 

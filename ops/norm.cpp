@@ -12,7 +12,8 @@
 namespace hilt {
 namespace {
 
-constexpr Index kRowPieces = 16;  // partial sums of dw and db: fixed, so that threads do not change the result
+constexpr Index kRowPieces = 16;      // partial sums of dw and db: fixed, so that threads do not change the result
+constexpr Index kGpuRowPieces = 128;  // enough blocks for a whole GPU
 
 struct Norm final : Function {
   bool centered = true;
@@ -40,14 +41,18 @@ struct Norm final : Function {
   std::vector<Tensor> backward(const Tensor& gradient) override {
     const Tensor &x = saved(0), &w = saved(1), &mean = saved(2), &rstd = saved(3);
     const Tensor dy = dense(gradient);
-    const Index cols = x.dim(-1), rows = cols > 0 ? x.numel() / cols : 0, per_piece = (rows + kRowPieces - 1) / kRowPieces;
+    const Index pieces = x.device().is_cuda() ? kGpuRowPieces : kRowPieces;
+    const Index cols = x.dim(-1), rows = cols > 0 ? x.numel() / cols : 0, per_piece = (rows + pieces - 1) / pieces;
     Tensor dx = wants(0) ? empty_like(x) : Tensor{};
-    Tensor dw = zeros({kRowPieces, wants(1) ? cols : 0}, rstd.dtype(), x.device()), db = zeros({kRowPieces, wants(2) ? cols : 0}, rstd.dtype(), x.device());
+    Tensor dw = zeros({pieces, wants(1) ? cols : 0}, rstd.dtype(), x.device()), db = zeros({pieces, wants(2) ? cols : 0}, rstd.dtype(), x.device());
     visit(name().data(), x, [&]<class T>(auto where) {
       using W = wide_t<T>;
       T* const px = dx ? dx.mutable_data<T>() : nullptr;
       W *const pw = dw.mutable_data<W>(), *const pb = db.mutable_data<W>();
-      parallel_for(kRowPieces, 1, [&](Index begin, Index end) {
+      if constexpr (is_cuda<decltype(where)>)
+        return kernels::norm_backward(where, x.data<T>(), w.data<T>(), centered ? mean.data<W>() : nullptr, rstd.data<W>(), dy.data<T>(), px,
+                                      wants(1) ? pw : nullptr, wants(2) ? pb : nullptr, rows, cols, pieces);
+      else parallel_for(pieces, 1, [&](Index begin, Index end) {
         for (Index piece = begin; piece < end; ++piece) {
           const Index r = std::min(piece * per_piece, rows), n = std::min(per_piece, rows - r);
           kernels::norm_backward(where, x.data<T>() + r * cols, w.data<T>(), centered ? mean.data<W>() + r : nullptr, rstd.data<W>() + r,

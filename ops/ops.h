@@ -66,6 +66,9 @@ Tensor rotary(const Tensor& x, double base = 10000, const std::optional<Tensor>&
 // ---- linear algebra ----------------------------------------------------------------------------------
 /// a b over the last two axes; leading axes are batches and broadcast. Transposed views are read in place.
 Tensor matmul(const Tensor& a, const Tensor& b);
+/// x w + b, and onto a residual stream r + x w + b. x: [.., in], w: [in, out], b: [out] or undefined, r: [.., out].
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b);
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& residual);
 
 // ---- picking and placing -----------------------------------------------------------------------------
 Tensor embedding(const Tensor& table, const Tensor& ids);               // y[.., :] = table[ids[..], :]
@@ -94,7 +97,7 @@ Tensor squeeze(const Tensor& x, int axis);
 Tensor unsqueeze(const Tensor& x, int axis);
 Tensor contiguous(const Tensor& x);
 Tensor to(const Tensor& x, DType dtype);                                // gradient converts back
-Tensor to(const Tensor& x, Device device);
+Tensor to(const Tensor& x, Device device);                              // gradient goes back
 /// The same numbers as a constant: no gradient passes.
 Tensor detach(const Tensor& x);
 

@@ -16,8 +16,8 @@ namespace {
 constexpr Index kPiece = 1 << 14;
 
 void check_state(const char* op, const char* name, const Tensor& state, const Tensor& w, DType dtype) {
-  check(bool(state) && state.shape() == w.shape() && state.dtype() == dtype && state.is_contiguous(), op, ": ", name,
-        " must be a dense ", dtype, w.shape(), ", got ", state.dtype(), state.shape());
+  check(bool(state) && state.shape() == w.shape() && state.dtype() == dtype && state.device() == w.device() && state.is_contiguous(), op, ": ", name,
+        " must be a dense ", dtype, w.shape(), " on ", w.device(), ", got ", state.dtype(), state.shape());
 }
 
 void check_parameter(const char* op, const Tensor& w, const Tensor& dw) {
@@ -32,6 +32,11 @@ double sum_of_squares(const Tensor& in) {
   std::vector<double> part(static_cast<std::size_t>(pieces));
   visit("global_norm", x, [&]<class T>(auto where) {
     const T* const p = x.data<T>();
+    if constexpr (is_cuda<decltype(where)>) {
+      Tensor sums = empty({pieces}, DType::f64, x.device());
+      kernels::sums_of_squares(where, p, sums.mutable_data<double>(), x.numel(), kPiece);
+      part = sums.to_vector();
+    } else
     parallel_for(pieces, 1, [&](Index begin, Index end) {
       for (Index i = begin; i < end; ++i)
         part[static_cast<std::size_t>(i)] = kernels::sum_of_squares(where, p + i * kPiece, std::min(kPiece, x.numel() - i * kPiece));
@@ -64,7 +69,8 @@ void adamw_step(Tensor& w, const Tensor& gradient, Tensor& m, Tensor& v, Index s
     const T* const pg = dw.data<T>();
     W *const pm = m.mutable_data<W>(), *const pv = v.mutable_data<W>();
     W* const exact = master ? master->mutable_data<W>() : nullptr;
-    parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
+    if constexpr (is_cuda<decltype(where)>) kernels::adamw(where, s, pw, pg, pm, pv, exact, w.numel());
+    else parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
       kernels::adamw(where, s, pw + begin, pg + begin, pm + begin, pv + begin, exact ? exact + begin : nullptr, end - begin);
     });
   });
@@ -81,7 +87,8 @@ void sgd_step(Tensor& w, const Tensor& gradient, double lr, double weight_decay,
     T* const pw = w.mutable_data<T>();
     const T* const pg = dw.data<T>();
     W* const pu = velocity ? velocity->mutable_data<W>() : nullptr;
-    parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
+    if constexpr (is_cuda<decltype(where)>) kernels::sgd(where, lr, weight_decay, momentum, pw, pg, pu, w.numel());
+    else parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
       kernels::sgd(where, lr, weight_decay, momentum, pw + begin, pg + begin, pu ? pu + begin : nullptr, end - begin);
     });
   });

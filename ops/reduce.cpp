@@ -105,10 +105,11 @@ struct Max final : Function {
     const Tensor &x = saved(0), &y = saved(1);
     // 1 where x is the maximum; NaN is the maximum of a row that has one.
     Tensor is_top = empty_like(x);
-    visit("max", x, [&]<class T>(Cpu) {
+    visit("max", x, [&]<class T>(auto where) {
       const Tensor a = dense(x), b = dense(broadcast_to("max", y, x.shape()));
       const T *px = a.data<T>(), *py = b.data<T>();
       T* const out = is_top.mutable_data<T>();
+      if constexpr (is_cuda<decltype(where)>) return kernels::equals(where, px, py, out, x.numel());
       for (Index i = 0; i < x.numel(); ++i) {
         const wide_t<T> u = px[i], v = py[i];
         out[i] = static_cast<T>(wide_t<T>(u == v || (u != u && v != v)));
@@ -160,8 +161,9 @@ Tensor argmax(const Tensor& x) {
   for (int a = 0; a + 1 < x.rank(); ++a) shape.push_back(x.dim(a));
   Tensor y = empty(shape, DType::i64, x.device());
   const Tensor rows = dense(x);
-  visit("argmax", x, [&]<class T>(Cpu) {
+  visit("argmax", x, [&]<class T>(auto where) {
     std::int64_t* const out = y.mutable_data<std::int64_t>();
+    if constexpr (is_cuda<decltype(where)>) return kernels::argmax(where, rows.data<T>(), out, y.numel(), x.dim(-1));
     for (Index r = 0; r < y.numel(); ++r) {
       const T* const row = rows.data<T>() + r * x.dim(-1);
       out[r] = std::max_element(row, row + x.dim(-1), [](T a, T b) { return wide_t<T>(a) < wide_t<T>(b); }) - row;

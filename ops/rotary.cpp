@@ -46,6 +46,7 @@ Tensor rotary(const Tensor& x, double base, const std::optional<Tensor>& positio
     }
   Rotary fn;
   fn.table = from_values(table, {2, length, half}, x.dtype() == DType::f64 ? DType::f64 : DType::f32);
+  fn.table = moved(fn.table, x.device());
   return apply(std::move(fn), x);
 }
 

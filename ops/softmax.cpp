@@ -27,8 +27,8 @@ struct Softmax final : Function {
     const Tensor x = dense(in);
     Tensor y = empty_like(x);
     visit("softmax", x, [&]<class T>(auto where) {
-      const auto kernel = log ? &kernels::log_softmax<decltype(where)::kIsa, T> : &kernels::softmax<decltype(where)::kIsa, T>;
-      kernel(where, x.data<T>(), y.mutable_data<T>(), rows_of(x), x.dim(-1));
+      if (log) kernels::log_softmax(where, x.data<T>(), y.mutable_data<T>(), rows_of(x), x.dim(-1));
+      else kernels::softmax(where, x.data<T>(), y.mutable_data<T>(), rows_of(x), x.dim(-1));
     });
     if (wants(0)) save(y);
     return y;
@@ -38,8 +38,8 @@ struct Softmax final : Function {
     const Tensor dy = dense(gradient);
     Tensor dx = empty_like(y);
     visit("softmax", y, [&]<class T>(auto where) {
-      const auto kernel = log ? &kernels::log_softmax_backward<decltype(where)::kIsa, T> : &kernels::softmax_backward<decltype(where)::kIsa, T>;
-      kernel(where, y.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(y), y.dim(-1));
+      if (log) kernels::log_softmax_backward(where, y.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(y), y.dim(-1));
+      else kernels::softmax_backward(where, y.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(y), y.dim(-1));
     });
     return {dx};
   }

@@ -116,6 +116,16 @@ struct To final : Function {
   std::vector<Tensor> backward(const Tensor& dy) override { return {converted(dy, from)}; }
 };
 
+struct Move final : Function {
+  Device from, device;
+  std::string_view name() const override { return "to"; }
+  Tensor forward(const Tensor& x) {
+    from = x.device();
+    return moved(x, device);
+  }
+  std::vector<Tensor> backward(const Tensor& dy) override { return {moved(dy, from)}; }
+};
+
 }  // namespace
 
 Tensor reshape(const Tensor& x, const Shape& shape) {
@@ -209,8 +219,12 @@ Tensor to(const Tensor& x, DType dtype) {
 }
 
 Tensor to(const Tensor& x, Device device) {
-  check(device == x.device(), "to: cannot move from ", x.device(), " to ", device, ": built without CUDA");
-  return x;
+  if (device == x.device()) return x;
+  check(kHasCuda, "to: cannot move from ", x.device(), " to ", device, ": built without CUDA");
+  if (!is_floating(x.dtype())) return moved(x, device);
+  Move fn;
+  fn.device = device;
+  return apply(std::move(fn), x);
 }
 
 Tensor detach(const Tensor& x) { return as_strided(x, x.shape(), x.strides(), x.offset()); }

@@ -48,7 +48,7 @@ Part taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tens
   Part sum;
   Tensor answered;  // 1 for every query that has a key
   const auto gather_in = [](Tensor& total, const Tensor& more) { total = total ? add(total, more) : more; };
-  for (const TilingBatches& tiling : group_batches(*call.plan, call.kv_heads, branch)) {
+  for (const TilingBatches& tiling : group_batches(*call.plan, call.kv_heads, branch, q.device())) {
     for (const GroupBatch& g : tiling.batches) {
       Tensor s = mul(matmul(gather_queries(q, g), transpose(gather_keys(k, g))), call.scale);
       if (g.mask) s = where(g.softmax_mask, s, constant(kMinusInfinity, s));
@@ -60,13 +60,13 @@ Part taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tens
       gather_in(sum.o, scatter_queries(o, g, call.length(), call.heads()));
       if (!with_lse) continue;
       gather_in(sum.lse, scatter_queries(unsqueeze(logsumexp(s), -1), g, call.length(), call.heads()));
-      Tensor present = ones({1, static_cast<Index>(g.heads.size()), g.groups, g.q, 1});
-      if (g.empty) present = where(g.empty, zeros({}), present);
+      Tensor present = ones({1, static_cast<Index>(g.heads.size()), g.groups, g.q, 1}, DType::f32, q.device());
+      if (g.empty) present = where(g.empty, constant(0, present), present);
       gather_in(answered, scatter_queries(present, g, call.length(), call.heads()));
     }
   }
   if (!sum.o) sum.o = zeros(q.shape(), q.dtype(), q.device());
-  if (with_lse && sum.lse) sum.lse = where(greater(answered, zeros({})), sum.lse, constant(kMinusInfinity, q));
+  if (with_lse && sum.lse) sum.lse = where(greater(answered, constant(0, answered)), sum.lse, constant(kMinusInfinity, q));
   if (with_lse && !sum.lse) sum.lse = full(q.shape().with(-1, 1), kMinusInfinity, q.dtype(), q.device());
   return sum;
 }
@@ -188,14 +188,17 @@ struct OneOp : Function {
   /// Gradients laid out as the inputs were, zero and in the accumulator's type.
   std::vector<Tensor> blank(const Kept& x) const {
     const DType type = x.lse.dtype();
-    if (packed) return {zeros(saved(0).shape(), type)};
-    return {zeros(x.qkv[0].shape(), type), zeros(x.qkv[1].shape(), type), zeros(x.qkv[2].shape(), type)};
+    if (packed) return {zeros(saved(0).shape(), type, saved(0).device())};
+    const auto zero = [type](const Tensor& like) { return zeros(like.shape(), type, like.device()); };
+    return {zero(x.qkv[0]), zero(x.qkv[1]), zero(x.qkv[2])};
   }
   std::vector<Tensor> finished(std::vector<Tensor> dx, DType type) const {
     for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = wants(i) ? to(dx[i], type) : Tensor{};
     return dx;
   }
   std::vector<Tensor> fused_backward(const Tensor& d_o) const;
+  /// By a kernel that makes whole gradients, where a GPU has one for this call; else nothing.
+  std::vector<Tensor> backward_at_once(const Kept& x, const Tensor& d_o) const;
 
  private:
   void keep(std::initializer_list<Tensor> tensors) {
@@ -219,9 +222,9 @@ struct Hybrid final : OneOp {
     const Tensor q = to(x.qkv[0], wide), k = to(x.qkv[1], wide), v = to(x.qkv[2], wide), d_o = to(cotangent, wide);
     const Tensor lse = unsqueeze(permute(x.lse, {0, 2, 1}), -1);  // [B, L, H, 1]
     const Tensor delta = sum(mul(d_o, to(x.o, wide)), {-1}, true);
-    Tensor dq = zeros(q.shape(), q.dtype()), dk = zeros(k.shape(), k.dtype()), dv = zeros(v.shape(), v.dtype());
+    Tensor dq = zeros_like(q), dk = zeros_like(k), dv = zeros_like(v);
     for (Index branch = 0; branch < branch_count(*call.plan); ++branch)
-      for (const TilingBatches& tiling : group_batches(*call.plan, call.kv_heads, branch))
+      for (const TilingBatches& tiling : group_batches(*call.plan, call.kv_heads, branch, q.device()))
         for (const GroupBatch& g : tiling.batches) {
           const Tensor Q = gather_queries(q, g), K = gather_keys(k, g), V = gather_keys(v, g), dO = gather_queries(d_o, g);
           const Tensor none = constant(0, q);
@@ -246,10 +249,34 @@ struct Hybrid final : OneOp {
 
 // ---- fused ---------------------------------------------------------------------------------------------
 
+std::vector<Tensor> OneOp::backward_at_once(const Kept& x, const Tensor& d_o) const {
+  const auto& [q, k, v] = x.qkv;
+  if (q.device().is_cpu() || call.plan->tilings().size() != 1 || branch_count(*call.plan) != 1) return {};
+  const Tiling& t = call.plan->tilings()[0];
+  const std::vector<std::int32_t> heads = users(*call.plan, 0)[0];
+  std::vector<Tensor> dx;
+  visit("attention", q, [&]<class T>(auto where) {
+    if constexpr (is_cuda<decltype(where)>) {
+      const kernels::AttentionSizes sizes = sizes_of(call);
+      if (!kernels::attention_backward_at_once_serves<T>(where, sizes, t)) return;
+      const bool covers = static_cast<Index>(t.q_token.size()) == call.length() && static_cast<Index>(t.k_token.size()) == call.length();
+      const auto blank = [&](const Tensor& like) { return covers ? empty(like.shape(), q.dtype(), q.device()) : zeros(like.shape(), q.dtype(), q.device()); };
+      if (packed) dx = {blank(saved(0))};
+      else dx = {blank(q), blank(k), blank(v)};
+      std::array<Tensor, 3> d = packed ? parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
+      if (!kernels::attention_backward_at_once(where, sizes, t, heads.data(), static_cast<Index>(heads.size()), rows<T>(q), rows<T>(k), rows<T>(v),
+                                               rows<T>(x.o), rows<T>(d_o), x.lse.template data<float>(), rows<T>(d[0]), rows<T>(d[1]), rows<T>(d[2])))
+        dx.clear();
+    }
+  });
+  return dx;
+}
+
 std::vector<Tensor> OneOp::fused_backward(const Tensor& cotangent) const {
   const Kept x = kept();
   const auto& [q, k, v] = x.qkv;
   const Tensor d_o = readable(cotangent);
+  if (std::vector<Tensor> dx = backward_at_once(x, d_o); !dx.empty()) return finished(std::move(dx), q.dtype());
   const kernels::AttentionSizes sizes = sizes_of(call);
   std::vector<Tensor> dx = blank(x);
   std::array<Tensor, 3> d = packed ? parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
@@ -449,8 +476,8 @@ Tensor move(std::string_view label, const Tensor& x, const std::vector<std::int3
   check(x.dim(fn.axis) == static_cast<Index>(index.size()), label, ": axis ", axis, " of ", x.shape(), " has ", x.dim(fn.axis),
         " tokens, the order ", index.size());
   const Shape shape{static_cast<Index>(index.size())};
-  fn.index = from_values(index, shape);
-  fn.inverse = from_values(inverse, shape);
+  fn.index = moved(from_values(index, shape), x.device());
+  fn.inverse = moved(from_values(inverse, shape), x.device());
   return apply(std::move(fn), x);
 }
 

@@ -140,10 +140,18 @@ bool gather(const Source<const T>& x, Index n, W factor, Tile<W> out) {
   for (Index i = 0; i < n; ++i) {
     const T* const from = x.row(i);
     for (Index d = 0; d < x.dim; d += kLanes<W>) {
-      W line[kLanes<W>] = {};
-      if (d + kLanes<W> <= x.dim) for (int l = 0; l < kLanes<W>; ++l) line[l] = static_cast<W>(from[d + l]);
-      else for (Index l = 0; l < x.dim - d; ++l) line[l] = static_cast<W>(from[d + l]);
-      const Vector<W> y = factor * std::bit_cast<Vector<W>>(line);
+      Vector<W> line{};
+      const bool whole = d + kLanes<W> <= x.dim;
+      if constexpr (std::is_same_v<T, W>) {
+        if (whole) __builtin_memcpy(&line, from + d, sizeof line);
+        else __builtin_memcpy(&line, from + d, static_cast<std::size_t>(x.dim - d) * sizeof(W));
+      } else {
+        W wide[kLanes<W>] = {};
+        if (whole) for (int l = 0; l < kLanes<W>; ++l) wide[l] = static_cast<W>(from[d + l]);
+        else for (Index l = 0; l < x.dim - d; ++l) wide[l] = static_cast<W>(from[d + l]);
+        line = std::bit_cast<Vector<W>>(wide);
+      }
+      const Vector<W> y = factor * line;
       vector_at(out.row(i) + d) = y;
       odd += y - y;
     }

@@ -106,7 +106,7 @@ Index branch_count(const Plan& plan) {
   return static_cast<Index>(n);
 }
 
-std::vector<TilingBatches> group_batches(const Plan& plan, Index kv_heads, Index branch) {
+std::vector<TilingBatches> group_batches(const Plan& plan, Index kv_heads, Index branch, Device device) {
   std::map<std::int32_t, std::vector<Index>> users;
   for (Index h = 0; h < plan.heads(); ++h)
     if (branch < static_cast<Index>(plan.tilings_of(h).size())) users[plan.tilings_of(h)[at(branch)]].push_back(h);
@@ -123,6 +123,9 @@ std::vector<TilingBatches> group_batches(const Plan& plan, Index kv_heads, Index
     TilingBatches batches{index, heads, queries == plan.length(), {}};
     for (const auto& [size, groups] : by_size) batches.batches.push_back(batch_of(t, groups, q_tile, plan, heads, kv_heads));
     for (const GroupBatch& b : batches.batches) batches.covers = batches.covers && !b.empty;
+    for (GroupBatch& b : batches.batches)
+      for (Tensor* x : {&b.q_index, &b.k_index, &b.q_heads, &b.k_heads, &b.mask, &b.empty, &b.softmax_mask})
+        if (*x) *x = moved(*x, device);
     out.push_back(std::move(batches));
   }
   return out;
@@ -141,7 +144,8 @@ Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, do
   const auto n_heads = static_cast<Index>(g.heads.size());
   Tensor m = empty({batch, n_heads, g.groups, g.q, g.k}, DType::f64);
   double* const out = m.mutable_data<double>();
-  const std::int64_t *const t = g.q_index.data<std::int64_t>(), *const u = g.k_index.data<std::int64_t>();
+  const Tensor queries = moved(g.q_index, {}), keys = moved(g.k_index, {});
+  const std::int64_t *const t = queries.data<std::int64_t>(), *const u = keys.data<std::int64_t>();
   parallel_for(batch * n_heads * g.groups * g.q, 64, [&](Index begin, Index end) {
     for (Index row = begin; row < end; ++row) {
       const Index group = row / g.q % g.groups, bh = row / g.q / g.groups;
@@ -151,7 +155,7 @@ Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, do
                                                       static_cast<std::uint32_t>(u[group * g.k + j]), p) ? 1 / (1 - p) : 0;
     }
   });
-  return to(m, dtype);
+  return moved(to(m, dtype), g.q_index.device());
 }
 
 }  // namespace hilt

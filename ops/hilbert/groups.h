@@ -28,7 +28,8 @@ struct TilingBatches {
   bool covers = false;  // every token is a query with a key
   std::vector<GroupBatch> batches;
 };
-std::vector<TilingBatches> group_batches(const Plan& plan, Index kv_heads, Index branch);
+/// Tensors are made on `device`.
+std::vector<TilingBatches> group_batches(const Plan& plan, Index kv_heads, Index branch, Device device);
 /// The most tilings that any head merges.
 Index branch_count(const Plan& plan);
 

@@ -464,6 +464,11 @@ Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
     }
   }
   head_begin_.push_back(narrow(static_cast<Index>(head_tilings_.size())));
+  if (!spec_.in_order) return;
+  // Masks compare what stands beside the lists, so only where rows lie changes.
+  for (Tiling& t : tilings_)
+    for (Tokens* list : {&t.q_token, &t.k_token})
+      for (std::int32_t& token : *list) token = order_->position_of[static_cast<std::size_t>(token)];
 }
 
 std::span<const std::int32_t> Plan::tilings_of(Index head) const {
@@ -474,6 +479,7 @@ std::span<const std::int32_t> Plan::tilings_of(Index head) const {
 
 Index Plan::attends(Index head, Index t, Index u) const {
   const Ground ground = ground_of(spec_, *order_, grid_);
+  if (spec_.in_order) t = order_->token_at[at(t)], u = order_->token_at[at(u)];
   Index times = 0;
   for (std::size_t branch = 0; branch < spec_.pattern.size(); ++branch) times += branch_attends(ground, branch, head, t, u);
   return times;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include "pattern.h"
+#include "tiling.h"
 
 // A plan: an attended set made ready for kernels. Built once, immutable, shared.
 
@@ -18,38 +19,9 @@ struct PlanSpec {
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::none;
   WorkOrder work_order = WorkOrder::row;  // of blocks
+  /// Activations stand in curve order: row i of q, k, v and o is token order().token_at[i]. The set of pairs of tokens is the same.
+  bool in_order = false;
   friend auto operator<=>(const PlanSpec&, const PlanSpec&) = default;
-};
-
-/// One attended set, cut into tiles. Queries and keys stand in lists of tokens; a tile is a run of at most kTile
-/// queries against a run of at most kTile keys. Kernels read nothing but this.
-struct Tiling {
-  static constexpr Index kTile = 128;
-  struct Range { std::int32_t begin, end; };
-  /// A tile of the other side; partial tiles consult attends(), full ones need not.
-  struct Ref {
-    std::int32_t tile;
-    bool partial;
-  };
-
-  std::vector<std::int32_t> q_token, k_token;
-  std::vector<Range> q_tile, k_tile;        // runs of q_token, k_token; each list is covered once, in order
-  std::vector<std::int32_t> keys_begin;     // [q tiles + 1]: the key tiles of q tile i are keys[keys_begin[i] ..)
-  std::vector<Ref> keys;                    // ascending
-  std::vector<std::int32_t> queries_begin;  // [k tiles + 1]: the same, transposed
-  std::vector<Ref> queries;
-  /// Runs of queries and keys outside of which nothing attends: what taped and hybrid multiply as dense blocks.
-  struct Group { Range q, k; };
-  std::vector<Group> group;
-
-  // What attends() compares; empty vectors mean no such test.
-  std::vector<std::int32_t> q_rank, k_rank;                          // causal: k_rank <= q_rank
-  std::vector<std::int32_t> k_a, q_a_low, q_a_high;                  // q_a_low <= k_a <= q_a_high
-  std::vector<std::int32_t> k_b, q_b_low, q_b_high;                  // the same on a second axis
-
-  Index tiles_full = 0, tiles_partial = 0;
-  Index pairs = 0;          // (query, key) pairs that attend
-  Index empty_queries = 0;  // queries with no key at all
 };
 
 /// Tile counts of one arrangement; total counts the q tiles x k tiles of all of them, touched or not.
@@ -76,9 +48,9 @@ class Plan {
   /// The attended sets of a head, to be merged.
   std::span<const std::int32_t> tilings_of(Index head) const;
   const std::vector<Tiling>& tilings() const { return tilings_; }
-  /// u is in A(t) of this head, how often. From the definitions, not from the tiles: slow, for tests and pages.
+  /// The token of row u is in A(the token of row t) of this head, how often; without in_order, rows are tokens. From the definitions, not from the tiles: slow, for tests and pages.
   Index attends(Index head, Index t, Index u) const;
-  /// Tokens whose list is empty for some head.
+  /// Rows whose list is empty for some head.
   Index empty_rows() const;
 
   /// Counts over the distinct sets: heads that share one count once. stats_for says what they would be if the same pattern were arranged otherwise. For a pattern

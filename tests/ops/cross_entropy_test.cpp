@@ -14,7 +14,10 @@ std::vector<OpCase> cross_entropy_cases() {
     const Shape shape(std::span(logits.shape.begin(), logits.shape.end() - 1));
     const Tensor t = from_values(targets, shape, cases.size() % 2 ? DType::i32 : DType::i64);
     cases.push_back({text("cross_entropy ", t.dtype(), " ignoring ", ignore), {logits},
-                     [=](auto in) { return ignore == kIgnore ? cross_entropy(in[0], t) : cross_entropy(in[0], t, ignore); },
+                     [=](auto in) {
+                       const Tensor there = moved(t, in[0].device());
+                       return ignore == kIgnore ? cross_entropy(in[0], there) : cross_entropy(in[0], there, ignore);
+                     },
                      [=]<class T>(const Arrays<T>& in) { return naive::cross_entropy(in[0], targets, ignore); }, traits});
   };
   for (int type = 0; type < 2; ++type) {

@@ -108,7 +108,7 @@ std::vector<OpCase> where_cases() {
     const Tensor condition = randint(0, 2, s[0], {9, 0}, DType::u8);
     Array<double> chosen(s[0]);
     chosen.values = condition.to_vector();
-    cases.push_back({text("where ", s[0]), {real(s[1]), real(s[2])}, [=](auto in) { return where(condition, in[0], in[1]); },
+    cases.push_back({text("where ", s[0]), {real(s[1]), real(s[2])}, [=](auto in) { return where(moved(condition, in[0].device()), in[0], in[1]); },
                      [=]<class T>(const Arrays<T>& in) {
                        const auto take = [&](const Array<T>& x, double when) {  // x where the condition is `when`, else 0
                          const Array<T> wide = naive::zip(x, Array<T>(s[0]), [](const T& v, const T&) { return v; });

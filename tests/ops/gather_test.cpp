@@ -14,7 +14,7 @@ std::vector<OpCase> embedding_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& table, const Shape& shape, std::vector<Index> v, Traits traits = {}) {
     const Tensor t = indices(v, shape, cases.size());
-    cases.push_back({text("embedding of ids ", shape, ' ', t.dtype()), {real(table)}, [=](auto in) { return embedding(in[0], t); },
+    cases.push_back({text("embedding of ids ", shape, ' ', t.dtype()), {real(table)}, [=](auto in) { return embedding(in[0], moved(t, in[0].device())); },
                      [=]<class T>(const Arrays<T>& in) { return naive::embedding(in[0], v, shape); }, traits});
   };
   add_case({4, 3}, {5}, {0, 3, 3, 1, 3});  // one id three times, one never
@@ -34,7 +34,7 @@ std::vector<OpCase> gather_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& shape, int axis, std::vector<Index> v, Traits traits = {}) {
     const Tensor t = indices(v, {static_cast<Index>(v.size())}, cases.size());
-    cases.push_back({text("gather of ", v.size(), " along ", axis), {real(shape)}, [=](auto in) { return gather(in[0], axis, t); },
+    cases.push_back({text("gather of ", v.size(), " along ", axis), {real(shape)}, [=](auto in) { return gather(in[0], axis, moved(t, in[0].device())); },
                      [=]<class T>(const Arrays<T>& in) { return naive::gather(in[0], axis < 0 ? axis + shape.rank() : axis, v); }, traits});
   };
   add_case({5}, 0, {4, 0, 0, 2});
@@ -56,7 +56,7 @@ std::vector<OpCase> scatter_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& shape, int axis, std::vector<Index> v, Index extent, Traits traits = {}) {
     const Tensor t = indices(v, {static_cast<Index>(v.size())}, cases.size());
-    cases.push_back({text("scatter_add of ", v.size(), " along ", axis, " into ", extent), {real(shape)}, [=](auto in) { return scatter_add(in[0], axis, t, extent); },
+    cases.push_back({text("scatter_add of ", v.size(), " along ", axis, " into ", extent), {real(shape)}, [=](auto in) { return scatter_add(in[0], axis, moved(t, in[0].device()), extent); },
                      [=]<class T>(const Arrays<T>& in) { return naive::scatter_add(in[0], axis < 0 ? axis + shape.rank() : axis, v, extent); }, traits});
   };
   add_case({4}, 0, {2, 0, 2, 2}, 5);

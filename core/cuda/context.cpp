@@ -1,0 +1,227 @@
+// The devices of the process: for each GPU one stream, one pool, a few counters, and whether it still works.
+#include "core/cuda/context.h"
+#include <cuda_runtime_api.h>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include "core/cuda/kernels.h"
+#include "core/cuda/memory.h"
+
+namespace hilt {
+namespace cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+struct Context {
+  int index = 0;
+  Properties properties;
+  cudaStream_t stream = nullptr;
+  std::unique_ptr<Pool<DeviceHeap>> pool;
+  std::atomic<std::uint64_t> launches{0}, host_waits{0};
+  std::atomic<bool> lost{false};
+  std::string lost_reason;  // written once, before `lost`
+};
+
+std::string text_of(cudaError_t status) {
+  return std::string(cudaGetErrorName(status)) + " (" + std::to_string(static_cast<int>(status)) + "): " + cudaGetErrorString(status);
+}
+
+[[noreturn]] void no_usable_gpu(const std::string& reason) {
+  fail_with(Code::gpu, "no usable GPU: ", reason, "; use --device cpu");
+}
+
+struct Count {
+  cudaError_t status;
+  int devices = 0;
+};
+/// Asked once: a driver does not come and go.
+const Count& count() {
+  static const Count c = [] {
+    Count asked{cudaSuccess, 0};
+    asked.status = cudaGetDeviceCount(&asked.devices);
+    if (asked.status != cudaSuccess) asked.devices = 0, (void)cudaGetLastError();
+    return asked;
+  }();
+  return c;
+}
+
+std::mutex contexts_mutex;
+std::array<std::atomic<Context*>, kMaxDevices> contexts{};  // never destroyed: tensors in static variables may outlive everything
+
+void select(int index) {
+  thread_local int selected = -1;
+  if (selected == index) return;
+  check_status(cudaSetDevice(index), "cudaSetDevice", index);
+  selected = index;
+}
+
+std::size_t limit_of_environment() {
+  const char* const text = std::getenv("HILT_GPU_POOL_BYTES");
+  return text ? std::strtoull(text, nullptr, 10) : std::numeric_limits<std::size_t>::max();
+}
+
+Properties ask(int index) {
+  cudaDeviceProp p{};
+  check_status(cudaGetDeviceProperties(&p, index), "cudaGetDeviceProperties", index);
+  return {p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem, p.sharedMemPerBlockOptin};
+}
+
+/// A kernel that writes one known word: shows that this build has code for the GPU and that the GPU runs it.
+void smoke(const Context& c) {
+  constexpr std::uint32_t kWord = 0x48494c54;
+  std::uint32_t* word = nullptr;
+  std::uint32_t seen = 0;
+  cudaError_t status = cudaMalloc(reinterpret_cast<void**>(&word), sizeof *word);
+  if (status == cudaSuccess) status = static_cast<cudaError_t>(kernels::write_word({c.stream, c.index}, word, kWord));
+  if (status == cudaSuccess) status = cudaMemcpyAsync(&seen, word, sizeof seen, cudaMemcpyDeviceToHost, c.stream);
+  if (status == cudaSuccess) status = cudaStreamSynchronize(c.stream);
+  (void)cudaFree(word);
+  (void)cudaGetLastError();
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction || status == cudaErrorUnsupportedPtxVersion)
+    no_usable_gpu("cuda:" + std::to_string(c.index) + " (" + c.properties.name + ") has compute capability " +
+                  std::to_string(c.properties.major) + "." + std::to_string(c.properties.minor) + ", this build has code for " + kGpuArchs);
+  if (status != cudaSuccess) no_usable_gpu("cuda:" + std::to_string(c.index) + " failed a small kernel with " + text_of(status));
+  if (seen != kWord) no_usable_gpu("cuda:" + std::to_string(c.index) + " computed a wrong word");
+}
+
+Context& context(int index) {
+  if (index >= 0 && index < kMaxDevices)
+    if (Context* const c = contexts[static_cast<std::size_t>(index)].load(std::memory_order_acquire)) return *c;
+  if (count().status != cudaSuccess) no_usable_gpu("driver reports " + text_of(count().status));
+  if (index < 0 || index >= std::min(count().devices, kMaxDevices))
+    no_usable_gpu("cuda:" + std::to_string(index) + " asked for, the driver shows " + std::to_string(count().devices));
+  const std::lock_guard lock(contexts_mutex);
+  auto& slot = contexts[static_cast<std::size_t>(index)];
+  if (Context* const c = slot.load()) return *c;
+  select(index);
+  auto c = std::make_unique<Context>();
+  c->index = index;
+  c->properties = ask(index);
+  const cudaError_t status = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+  if (status != cudaSuccess) no_usable_gpu("cuda:" + std::to_string(index) + " reports " + text_of(status));
+  smoke(*c);
+  c->pool = std::make_unique<Pool<DeviceHeap>>(DeviceHeap{index}, limit_of_environment());
+  slot.store(c.get(), std::memory_order_release);
+  return *c.release();
+}
+
+Context* existing(int index) {
+  return index >= 0 && index < kMaxDevices ? contexts[static_cast<std::size_t>(index)].load(std::memory_order_acquire) : nullptr;
+}
+
+[[noreturn]] void device_lost(const Context& c) {
+  fail_with(Code::gpu, "device lost: cuda:", c.index, ": ", c.lost_reason, "; its memory is gone: start the program again");
+}
+
+}  // namespace
+
+int device_count() { return count().devices; }
+void require(int index) { (void)context(index); }
+const Properties& properties(int index) { return context(index).properties; }
+
+void check_alive(int device) {
+  const Context* const c = existing(device);
+  if (c && c->lost.load(std::memory_order_acquire)) [[unlikely]] device_lost(*c);
+}
+
+void check_status(int code, const char* what, int device) {
+  const auto status = static_cast<cudaError_t>(code);
+  if (status == cudaSuccess) [[likely]] return;
+  check_alive(device);
+  (void)cudaGetLastError();
+  // A sticky error answers every later call with itself; others are over once they were read.
+  const cudaError_t after = cudaFree(nullptr);
+  (void)cudaGetLastError();
+  Context* const c = existing(device);
+  if (c && after == status) {
+    const std::lock_guard lock(contexts_mutex);
+    if (!c->lost.load()) c->lost_reason = std::string(what) + " reports " + text_of(status), c->lost.store(true, std::memory_order_release);
+  }
+  check_alive(device);
+  if (status == cudaErrorMemoryAllocation) fail_with(Code::memory, what, ": out of memory on cuda:", device, ": ", text_of(status));
+  fail_with(Code::gpu, what, ": cuda:", device, " reports ", text_of(status));
+}
+
+void count_launch(int device) { context(device).launches.fetch_add(1, std::memory_order_relaxed); }
+
+void to_host(Cuda where, void* host, const void* device, std::size_t bytes) {
+  if (bytes == 0) return;
+  check_alive(where.device);
+  context(where.device).host_waits.fetch_add(1, std::memory_order_relaxed);
+  const auto stream = static_cast<cudaStream_t>(where.stream);
+  check_status(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream), "copy to the host", where.device);
+  check_status(cudaStreamSynchronize(stream), "copy to the host", where.device);
+}
+void to_device(Cuda where, void* device, const void* host, std::size_t bytes) {
+  if (bytes == 0) return;
+  check_alive(where.device);
+  check_status(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(where.stream)), "copy to the GPU",
+               where.device);
+}
+void within(Cuda where, void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  check_alive(where.device);
+  check_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(where.stream)), "copy", where.device);
+}
+void clear(Cuda where, void* device, std::size_t bytes) {
+  if (bytes == 0) return;
+  check_alive(where.device);
+  check_status(cudaMemsetAsync(device, 0, bytes, static_cast<cudaStream_t>(where.stream)), "clear", where.device);
+}
+
+// ---- memory --------------------------------------------------------------------------------------------
+std::string DeviceHeap::name() const { return " on cuda:" + std::to_string(index); }
+std::byte* DeviceHeap::take(std::size_t bytes) const {
+  check_alive(index);
+  select(index);
+  void* p = nullptr;
+  const cudaError_t status = cudaMalloc(&p, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  check_status(status, "cudaMalloc", index);
+  return static_cast<std::byte*>(p);
+}
+void DeviceHeap::give(std::byte* p) const noexcept {
+  (void)cudaFree(p);  // waits for the stream; on a lost device there is nothing to give back
+}
+Pool<DeviceHeap>& pool(int index) { return *context(index).pool; }
+
+}  // namespace cuda
+
+Cuda cuda_of(Device device) {
+  cuda::Context& c = cuda::context(device.index);
+  cuda::check_alive(device.index);
+  cuda::select(device.index);
+  return {c.stream, device.index};
+}
+
+namespace cuda {
+std::vector<std::string> descriptions() {
+  if (count().status != cudaSuccess) return {"no usable GPU: driver reports " + text_of(count().status)};
+  std::vector<std::string> out;
+  for (int i = 0; i < count().devices; ++i) {
+    const Properties p = ask(i);
+    out.push_back("cuda:" + std::to_string(i) + ": " + p.name + ", " + std::to_string(p.memory >> 20) + " MiB, compute capability " +
+                  std::to_string(p.major) + "." + std::to_string(p.minor));
+  }
+  return out;
+}
+void synchronize(int index) {
+  Context& c = context(index);
+  check_alive(index);
+  select(index);
+  c.host_waits.fetch_add(1, std::memory_order_relaxed);
+  check_status(cudaStreamSynchronize(c.stream), "synchronize", index);
+}
+DeviceCounters counters(int index) {
+  const Context& c = context(index);
+  return {c.launches.load(), c.host_waits.load()};
+}
+}  // namespace cuda
+
+}  // namespace hilt

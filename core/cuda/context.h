@@ -1,0 +1,46 @@
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+#include "core/dispatch.h"
+
+// Private to core and ops: one GPU as the library uses it. No CUDA header comes in through here.
+
+namespace hilt::cuda {
+
+/// What kernels need to know of a GPU.
+struct Properties {
+  std::string name;
+  int major = 0, minor = 0;      // compute capability
+  int multiprocessors = 0;
+  std::size_t memory = 0;        // bytes
+  std::size_t block_shared = 0;  // bytes of shared memory a block may ask for
+  bool is_hopper() const { return major == 9 && minor == 0; }
+};
+const Properties& properties(int index);
+
+/// GPUs the driver shows; 0 where there is no usable driver.
+int device_count();
+/// Throws Code::gpu unless the GPU exists, this build has code for it, and a small kernel has run on it.
+void require(int index);
+
+std::vector<std::string> descriptions();
+void synchronize(int index);
+DeviceCounters counters(int index);
+
+/// Checks a status of the CUDA runtime. An error that leaves the context unusable marks the device as lost: from then on every call
+/// says so at once, and nothing waits for it.
+void check_status(int status, const char* what, int device);
+/// Throws if the device was lost.
+void check_alive(int device);
+void count_launch(int device);
+
+/// Copies between memory of the host and of a GPU, in stream order. To the host it waits; from pageable memory the source may be
+/// reused on return.
+void to_host(Cuda where, void* host, const void* device, std::size_t bytes);
+void to_device(Cuda where, void* device, const void* host, std::size_t bytes);
+void within(Cuda where, void* to, const void* from, std::size_t bytes);
+/// Zero bytes.
+void clear(Cuda where, void* device, std::size_t bytes);
+
+}  // namespace hilt::cuda

@@ -1,0 +1,142 @@
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <new>
+#include <set>
+#include <string>
+#include <vector>
+#include "core/error.h"
+#include "core/storage.h"
+
+// Private to core: the pool that tensors' memory comes from, one for the CPU and one for each GPU.
+
+namespace hilt {
+
+/// Lists of freed blocks by size class, and the counters. Source: take(bytes), null when there is no more; give(pointer);
+/// kAlignment; name(), for messages.
+template <class Source>
+class Pool {
+ public:
+  Pool(Source source, std::size_t limit) : source_(std::move(source)), limit_(limit) {}
+
+  std::byte* take(std::size_t bytes) {
+    const std::size_t size = size_class(bytes);
+    std::unique_lock lock(mutex_);
+    std::byte* p = nullptr;
+    auto& list = free_[size];
+    if (!list.empty()) {
+      p = list.back();
+      list.pop_back();
+      stats_.pooled -= size;
+    } else {
+      p = from_system(size);
+      ++stats_.from_system;
+    }
+    add_live(bytes);
+    return p;
+  }
+
+  void give(std::byte* p, std::size_t bytes) noexcept {
+    const std::size_t size = size_class(bytes);
+    const std::lock_guard lock(mutex_);
+    drop_live(bytes);
+    if (stats_.pooled + size > limit_) return source_.give(p);
+    try {
+      free_[size].push_back(p);
+      stats_.pooled += size;
+    } catch (const std::bad_alloc&) {
+      source_.give(p);
+    }
+  }
+
+  void borrowed(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    add_live(bytes);
+  }
+  void returned(std::size_t bytes) noexcept {
+    const std::lock_guard lock(mutex_);
+    drop_live(bytes);
+  }
+
+  MemoryStats stats() {
+    const std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  void reset_peak() {
+    const std::lock_guard lock(mutex_);
+    stats_.peak = stats_.live;
+  }
+  void saved(std::ptrdiff_t bytes) noexcept {
+    const std::lock_guard lock(mutex_);
+    stats_.saved += static_cast<std::size_t>(bytes);
+  }
+  void set_limit(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    limit_ = bytes;
+    if (stats_.pooled > limit_) empty_lists();
+  }
+  void release() {
+    const std::lock_guard lock(mutex_);
+    empty_lists();
+  }
+
+ private:
+  static constexpr std::size_t kLarge = std::size_t{1} << 20;  // from here on a block is worth naming when memory runs out
+
+  // Sizes are rounded up to one of four steps a power of two (at most 25 % above what was asked), so that a
+  // freed block fits the next tensor of about its size.
+  static std::size_t size_class(std::size_t bytes) {
+    if (bytes <= Source::kAlignment) return Source::kAlignment;
+    const std::size_t step = std::max(Source::kAlignment, std::bit_floor(bytes - 1) / 4);
+    return (bytes + step - 1) / step * step;
+  }
+
+  void add_live(std::size_t bytes) {
+    if (bytes >= kLarge) large_.insert(bytes);
+    stats_.live += bytes;
+    stats_.peak = std::max(stats_.peak, stats_.live);
+  }
+  void drop_live(std::size_t bytes) noexcept {
+    if (bytes >= kLarge) large_.erase(large_.find(bytes));
+    stats_.live -= bytes;
+  }
+
+  std::byte* from_system(std::size_t size) {
+    std::byte* p = source_.take(size);
+    if (!p && stats_.pooled > 0) {
+      empty_lists();
+      p = source_.take(size);
+    }
+    if (!p) out_of_memory(size);
+    return p;
+  }
+  void empty_lists() noexcept {
+    for (auto& [size, list] : free_) {
+      for (std::byte* p : list) source_.give(p);
+      list.clear();
+    }
+    stats_.pooled = 0;
+  }
+  [[noreturn]] void out_of_memory(std::size_t size) {
+    std::string largest;
+    int named = 0;
+    for (auto it = large_.rbegin(); it != large_.rend() && named < 5; ++it, ++named)
+      largest += (named ? ", " : "") + std::to_string(*it);
+    fail_with(Code::memory, "out of memory", source_.name(), ": asked for ", size, " bytes with ", stats_.live,
+              " in use; the largest tensors hold ", largest.empty() ? "less than 1 MiB each" : largest,
+              " bytes; try a smaller batch or length, or a backward mode that saves less");
+  }
+
+  Source source_;
+  std::mutex mutex_;
+  std::map<std::size_t, std::vector<std::byte*>> free_;
+  std::multiset<std::size_t> large_;
+  MemoryStats stats_;
+  std::size_t limit_;
+};
+
+}  // namespace hilt

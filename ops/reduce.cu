@@ -1,0 +1,149 @@
+// Sums and maxima on a GPU over the middle of [outer, n, inner]. The middle is cut into the pieces of SumPieces; a block sums one piece,
+// and a second kernel adds the pieces in order. With inner == 1 the threads of a block share one sum; else each thread has columns of
+// its own and rows are dealt out in turn. All orders are fixed by the shape.
+#include "core/cuda/reduce.cuh"
+#include "ops/kernels.h"
+
+namespace hilt::kernels {
+namespace {
+
+using namespace cuda;
+
+template <class T>
+__global__ void row_pieces_kernel(const T* x, double* partial, Index n, const __grid_constant__ SumPieces cut) {
+  const Index piece = blockIdx.x % cut.pieces, o = blockIdx.x / cut.pieces;
+  const Index begin = piece * cut.rows, end = min(begin + cut.rows, n);
+  float sum[4] = {};
+  Index i = begin + threadIdx.x;
+  const Index step = blockDim.x;
+  for (; i + 3 * step < end; i += 4 * step)
+    for (int k = 0; k < 4; ++k) sum[k] += static_cast<float>(x[o * n + i + k * step]);
+  for (int k = 0; i < end; i += step, ++k) sum[k] += static_cast<float>(x[o * n + i]);
+  const double total = block_reduce<Sum>(static_cast<double>(sum[0] + sum[1]) + static_cast<double>(sum[2] + sum[3]), 0.0);
+  if (threadIdx.x == 0) partial[blockIdx.x] = total;
+}
+
+// blockDim = columns of a block x rows read at a time, a power of two.
+template <class T>
+__global__ void column_pieces_kernel(const T* x, double* partial, Index n, Index inner, int columns, const __grid_constant__ SumPieces cut) {
+  __shared__ double part[kThreads];
+  const Index blocks = (inner + columns - 1) / columns;
+  const Index block = blockIdx.x % blocks, piece = blockIdx.x / blocks % cut.pieces, o = blockIdx.x / blocks / cut.pieces;
+  const Index column = block * columns + threadIdx.x % columns, end = min((piece + 1) * cut.rows, n);
+  const int lines = blockDim.x / columns;
+  float sum = 0;
+  if (column < inner)
+    for (Index r = piece * cut.rows + threadIdx.x / columns; r < end; r += lines) sum += static_cast<float>(x[(o * n + r) * inner + column]);
+  part[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x >= columns || column >= inner) return;
+  double total = 0;
+  for (int l = 0; l < lines; ++l) total += part[l * columns + threadIdx.x];
+  partial[(o * cut.pieces + piece) * inner + column] = total;
+}
+
+template <class T>
+__global__ void add_pieces_kernel(const double* partial, T* y, Index results, Index pieces, Index inner, double factor) {
+  for (Index i = first_element(); i < results; i += element_step()) {
+    double s = 0;
+    for (Index p = 0; p < pieces; ++p) s += partial[(i / inner * pieces + p) * inner + i % inner];
+    y[i] = static_cast<T>(static_cast<float>(s * factor));
+  }
+}
+
+template <class T>
+__global__ void row_max_kernel(const T* x, T* y, Index n) {
+  float top = -INFINITY;
+  for (Index i = threadIdx.x; i < n; i += blockDim.x) top = Larger::of(top, static_cast<float>(x[blockIdx.x * n + i]));
+  top = block_reduce<Larger>(top, -INFINITY);
+  if (threadIdx.x == 0) y[blockIdx.x] = static_cast<T>(top);
+}
+template <class T>
+__global__ void column_max_kernel(const T* x, T* y, Index results, Index n, Index inner) {
+  for (Index i = first_element(); i < results; i += element_step()) {
+    const T* const from = x + i / inner * n * inner + i % inner;
+    float top = static_cast<float>(from[0]);
+    for (Index r = 1; r < n; ++r) top = Larger::of(top, static_cast<float>(from[r * inner]));
+    y[i] = static_cast<T>(top);
+  }
+}
+
+// The first of equal maxima; NaN is never larger, as in a sequential search.
+template <class T>
+__global__ void argmax_kernel(const T* x, std::int64_t* y, Index n) {
+  __shared__ float value[kThreads];
+  __shared__ Index place[kThreads];
+  x += blockIdx.x * n;
+  float top = -INFINITY;
+  Index at = n;
+  for (Index i = threadIdx.x; i < n; i += blockDim.x)
+    if (at == n || static_cast<float>(x[i]) > top) top = static_cast<float>(x[i]), at = i;
+  value[threadIdx.x] = top, place[threadIdx.x] = at;
+  for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x >= half) continue;
+    const float v = value[threadIdx.x + half];
+    const Index p = place[threadIdx.x + half];
+    if (p < n && (v > value[threadIdx.x] || (v == value[threadIdx.x] && p < place[threadIdx.x]))) value[threadIdx.x] = v, place[threadIdx.x] = p;
+  }
+  if (threadIdx.x == 0) y[blockIdx.x] = place[0];
+}
+
+template <class T>
+__global__ void equals_kernel(const T* x, const T* y, T* out, Index elements) {
+  for (Index i = first_element(); i < elements; i += element_step()) {
+    const float a = static_cast<float>(x[i]), b = static_cast<float>(y[i]);
+    out[i] = static_cast<T>(a == b || (a != a && b != b) ? 1.0f : 0.0f);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void sum(Cuda where, const T* x, T* y, double* partial, Index outer, Index n, Index inner, double factor) {
+  if (outer * inner == 0) return;
+  const SumPieces cut(n, inner);
+  if (inner == 1) {
+    launch("sum", where, row_pieces_kernel<T>, dim3(static_cast<unsigned>(outer * cut.pieces)), row_threads(n < cut.rows ? n : cut.rows), 0, x,
+           partial, n, cut);
+  } else {
+    int columns = 1;
+    while (columns < inner && columns < kThreads) columns *= 2;
+    const Index blocks = (inner + columns - 1) / columns;
+    launch("sum", where, column_pieces_kernel<T>, dim3(static_cast<unsigned>(outer * cut.pieces * blocks)), kThreads, 0, x, partial, n, inner,
+           columns, cut);
+  }
+  launch("sum", where, add_pieces_kernel<T>, blocks_for(outer * inner), kThreads, 0, partial, y, outer * inner, cut.pieces, inner, factor);
+}
+
+template <class T>
+void max(Cuda where, const T* x, T* y, Index outer, Index n, Index inner) {
+  if (outer * inner == 0) return;
+  if (inner == 1) launch("max", where, row_max_kernel<T>, dim3(static_cast<unsigned>(outer)), row_threads(n), 0, x, y, n);
+  else launch("max", where, column_max_kernel<T>, blocks_for(outer * inner), kThreads, 0, x, y, outer * inner, n, inner);
+}
+
+template <class T>
+void argmax(Cuda where, const T* x, std::int64_t* y, Index rows, Index cols) {
+  launch("argmax", where, argmax_kernel<T>, dim3(static_cast<unsigned>(rows)), kThreads, 0, x, y, cols);
+}
+
+template <class T>
+void equals(Cuda where, const T* x, const T* y, T* out, Index n) {
+  launch("max", where, equals_kernel<T>, blocks_for(n), kThreads, 0, x, y, out, n);
+}
+
+template void sum(Cuda, const float*, float*, double*, Index, Index, Index, double);
+template void max(Cuda, const float*, float*, Index, Index, Index);
+template void argmax(Cuda, const float*, std::int64_t*, Index, Index);
+template void equals(Cuda, const float*, const float*, float*, Index);
+template void sum(Cuda, const bf16*, bf16*, double*, Index, Index, Index, double);
+template void max(Cuda, const bf16*, bf16*, Index, Index, Index);
+template void argmax(Cuda, const bf16*, std::int64_t*, Index, Index);
+template void equals(Cuda, const bf16*, const bf16*, bf16*, Index);
+template void sum(Cuda, const f16*, f16*, double*, Index, Index, Index, double);
+template void max(Cuda, const f16*, f16*, Index, Index, Index);
+template void argmax(Cuda, const f16*, std::int64_t*, Index, Index);
+template void equals(Cuda, const f16*, const f16*, f16*, Index);
+
+}  // namespace hilt::kernels

@@ -1,0 +1,180 @@
+// Attention on one GPU, a JSON line a figure:  hilt_gpu_attention [--repeats N] [NAME ..]
+//
+// Inputs are random and rotate through more memory than the L2 cache holds; times are events on the stream, medians of N; a figure's
+// correctness is asserted in the same process, against the plain kernel in f32 on the same numbers. Floors: bytes, each tensor once, over
+// the rate of a copy measured here; FLOPs over 716 TFLOP/s.
+#include <cuda_runtime_api.h>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iostream>
+#include <string>
+#include <vector>
+#include "core/cuda/context.h"
+#include "ops/hilbert/attention.h"
+#include "ops/ops.h"
+
+namespace {
+
+using namespace hilt;
+
+const Device kGpu{Device::Kind::cuda, 0};
+constexpr double kPeakFlops = 716e12;      // of a large bf16 product on one H200
+constexpr std::size_t kCache = 60u << 20;  // bytes of L2
+
+struct Shape4 {
+  const char* name;
+  Index batch, length, heads, dim;
+  std::string pattern, order;
+  Causality causality = Causality::none;
+};
+
+class Events {
+ public:
+  Events() {
+    cudaEventCreate(&begin_);
+    cudaEventCreate(&end_);
+  }
+  template <class F>
+  double ms(F&& f) {
+    const auto stream = static_cast<cudaStream_t>(cuda_of(kGpu).stream);
+    cudaEventRecord(begin_, stream);
+    f();
+    cudaEventRecord(end_, stream);
+    cudaEventSynchronize(end_);
+    float t = 0;
+    cudaEventElapsedTime(&t, begin_, end_);
+    return static_cast<double>(t);
+  }
+
+ private:
+  cudaEvent_t begin_{}, end_{};
+};
+
+struct Times { double low, median, high; };
+template <class F>
+Times times_of(int repeats, F&& once) {
+  std::vector<double> t;
+  for (int i = 0; i < repeats + 5; ++i) {
+    const double ms = once(i);
+    if (i >= 5) t.push_back(ms);
+  }
+  std::sort(t.begin(), t.end());
+  return {t.front(), t[t.size() / 2], t.back()};
+}
+
+double copy_rate() {  // bytes a second, read and written
+  const Tensor a = randn({1 << 29}, {1, 1}, DType::bf16, kGpu);
+  Tensor b = empty_like(a);
+  Events events;
+  const Times t = times_of(20, [&](int) { return events.ms([&] { copy(b, a); }); });
+  return 2 * static_cast<double>(a.bytes()) / (t.median * 1e-3);
+}
+
+double relative_error(const Tensor& got, const Tensor& want) {
+  const double off = global_norm(std::vector<Tensor>{sub(to(got, DType::f32), want)}), size = global_norm(std::vector<Tensor>{want});
+  return off / size;
+}
+
+void line(const Shape4& s, const char* what, const Times& t, double bytes, double flops, double rate, double error) {
+  const double by_bytes = bytes / rate * 1e3, by_flops = flops / kPeakFlops * 1e3, floor = std::max(by_bytes, by_flops);
+  std::cout << "{\"figure\": \"" << s.name << "\", \"pass\": \"" << what << "\", \"batch\": " << s.batch << ", \"length\": " << s.length
+            << ", \"heads\": " << s.heads << ", \"dim\": " << s.dim << ", \"dtype\": \"bf16\", \"pattern\": \"" << s.pattern << "\", \"order\": \"" << s.order
+            << "\", \"causal\": \"" << name_of(s.causality) << "\", \"ms\": " << t.median << ", \"ms_min\": " << t.low << ", \"ms_max\": " << t.high
+            << ", \"floor_ms\": " << floor << ", \"floor\": \"" << (by_bytes > by_flops ? "bytes" : "flops") << "\", \"tflops\": " << flops / t.median * 1e-9
+            << ", \"relative_error\": " << error << "}" << std::endl;
+}
+
+int run(const Shape4& s, int repeats, double rate) {
+  PlanSpec spec;
+  spec.length = s.length, spec.heads = s.heads, spec.pattern = parse_pattern(s.pattern), spec.causality = s.causality;
+  spec.order = parse_order(s.order, s.length);
+  const PlanPtr plan = make_plan(spec);
+  const Shape shape{s.batch, s.length, s.heads, s.dim};
+  const auto each = static_cast<std::size_t>(shape.numel()) * 2;
+  const auto sets = static_cast<int>(std::max<std::size_t>(2, 2 * kCache / (3 * each) + 1));
+  struct Set { Tensor q, k, v, d_o; };
+  std::vector<Set> in;
+  for (int i = 0; i < sets; ++i) {
+    const auto x = [&](std::uint64_t stream) { return randn(shape, {7, stream + 10 * static_cast<std::uint64_t>(i)}, DType::bf16, kGpu); };
+    in.push_back({x(1), x(2), x(3), x(4)});
+  }
+  const auto at = [&](int i) -> const Set& { return in[static_cast<std::size_t>(i % sets)]; };
+  const auto play = [&](const Set& x, Tensor& o) {
+    Tape tape;
+    for (const Tensor* t : {&x.q, &x.k, &x.v}) tape.watch(*t);
+    o = attention(x.q, x.k, x.v, plan);
+    const Gradients g = tape.backward(o, x.d_o);
+    return std::array<Tensor, 3>{g[x.q], g[x.k], g[x.v]};
+  };
+  // Right first.
+  double forward_error = 0, backward_error = 0;
+  {
+    const Set wide{to(in[0].q, DType::f32), to(in[0].k, DType::f32), to(in[0].v, DType::f32), to(in[0].d_o, DType::f32)};
+    Tensor o, o_wide;
+    const auto got = play(in[0], o), want = play(wide, o_wide);
+    forward_error = relative_error(o, o_wide);
+    for (std::size_t i = 0; i < 3; ++i) backward_error = std::max(backward_error, relative_error(got[i], want[i]));
+    constexpr double kAllowed = 1e-2;  // bf16 operands and outputs
+    if (!(forward_error < kAllowed && backward_error < kAllowed)) {
+      std::cerr << "hilt_gpu_attention: " << s.name << ' ' << s.pattern << ' ' << s.order << ": error " << forward_error << " forward, " << backward_error << " backward\n";
+      return 1;
+    }
+  }
+  Events events;
+  const Times forward = times_of(repeats, [&](int i) {
+    (void)attention_with_lse(at(i + 1).q, at(i + 1).k, at(i + 1).v, plan);  // keeps the GPU busy while the next is asked for
+    return events.ms([&] { (void)attention_with_lse(at(i).q, at(i).k, at(i).v, plan); });
+  });
+  const Times backward = times_of(repeats, [&](int i) {
+    Tape tape;
+    const Set& x = at(i);
+    for (const Tensor* t : {&x.q, &x.k, &x.v}) tape.watch(*t);
+    const Tensor o = attention(x.q, x.k, x.v, plan);
+    return events.ms([&] { (void)tape.backward(o, x.d_o); });
+  });
+  const double pairs = static_cast<double>(plan->stats().pairs) * static_cast<double>(s.batch * s.heads), flops = 4 * pairs * static_cast<double>(s.dim);
+  // Forward reads q, k and v and writes o; backward reads q, k, v, o and dO and writes dq, dk and dv. Keys that nobody attends to are not read.
+  const Tiling& t = plan->tilings()[0];
+  const double keys = std::min(1.0, static_cast<double>(t.k_token.size()) / static_cast<double>(s.length)), tensor = static_cast<double>(each);
+  line(s, "forward", forward, (2 + 2 * keys) * tensor, flops, rate, forward_error);
+  line(s, "backward", backward, (6 + 2 * keys) * tensor, 2.5 * flops, rate, backward_error);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int repeats = 50;
+  std::vector<std::string> names;
+  for (int i = 1; i < argc; ++i) {
+    if (!std::strcmp(argv[i], "--repeats") && i + 1 < argc) repeats = std::atoi(argv[++i]);
+    else names.emplace_back(argv[i]);
+  }
+  std::vector<Shape4> shapes;
+  for (const char* order : {"hilbert", "row"}) {
+    shapes.push_back({"segments", 1, 65536, 16, 64, "segment:128", order});
+    shapes.push_back({"segments", 1, 65536, 16, 64, "segment:256", order});
+    shapes.push_back({"segments", 1, 65536, 16, 64, "segment:2048,dilation=16", order});
+    shapes.push_back({"segments", 1, 65536, 16, 128, "segment:128", order});
+    shapes.push_back({"long_segments", 1, 65536, 16, 64, "segment:2048", order});
+    shapes.push_back({"long_segments", 1, 65536, 16, 64, "segment:2048,dilation=4", order});
+  }
+  shapes.push_back({"dense", 4, 4096, 16, 128, "dense", "row"});
+  shapes.push_back({"dense", 4, 4096, 32, 64, "dense", "row"});
+  shapes.push_back({"causal", 4, 4096, 16, 128, "dense", "row", Causality::token});
+  shapes.push_back({"causal", 4, 4096, 32, 64, "dense", "row", Causality::token});
+  for (const char* order : {"hilbert", "row"}) shapes.push_back({"neighborhood", 16, 16384, 2, 64, "neighborhood2d:17x17", order});
+  try {
+    (void)device_named("cuda");
+    const double rate = copy_rate();
+    std::cout << "{\"figure\": \"copy\", \"bytes_per_second\": " << rate << "}" << std::endl;
+    int failed = 0;
+    for (const Shape4& s : shapes)
+      if (names.empty() || std::find(names.begin(), names.end(), s.name) != names.end()) failed += run(s, repeats, rate);
+    return failed == 0 ? 0 : 1;
+  } catch (const Error& e) {
+    std::cerr << "hilt_gpu_attention: error: " << e.what() << '\n';
+    return static_cast<int>(e.code());
+  }
+}

@@ -1,0 +1,276 @@
+// Attention on a GPU where fuzzing does not reach: the kernels for whole groups on Hopper, long groups, large head dims. The referee is the
+// plain kernel in f32 on the same numbers, which fuzzing holds against the definitions in f64.
+#include <gtest/gtest.h>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+#include "core/cuda/context.h"
+#include "core/random.h"
+#include "ops/hilbert/attention.h"
+#include "ops/hilbert/hopper/segments.h"
+#include "ops/ops.h"
+#include "tests/support/scale.h"
+
+namespace hilt {
+namespace {
+
+const Device kGpu{Device::Kind::cuda, 0};
+
+struct Case {
+  std::string pattern, order = "hilbert";
+  Index batch = 1, length = 4096, heads = 2, kv_heads = 2, dim = 64;
+  bool packed = false;
+  DilationMode mode = DilationMode::all_queries;
+  Causality causality = Causality::none;
+};
+std::ostream& operator<<(std::ostream& os, const Case& c) {
+  return os << c.pattern << ' ' << c.order << " B " << c.batch << " L " << c.length << " H " << c.heads << '/' << c.kv_heads << " D " << c.dim
+            << (c.packed ? " packed" : "") << ' ' << name_of(c.mode);
+}
+
+PlanPtr plan_of(const Case& c) {
+  PlanSpec spec;
+  spec.length = c.length, spec.heads = c.heads, spec.pattern = parse_pattern(c.pattern), spec.order = parse_order(c.order, c.length);
+  spec.dilation_mode = c.mode;
+  spec.causality = c.causality;
+  return make_plan(spec);
+}
+
+struct Inputs { Tensor q, k, v, qkv, d_o; };
+Inputs inputs_of(const Case& c) {
+  const Shape wide{c.batch, c.length, c.heads, c.dim}, narrow{c.batch, c.length, c.kv_heads, c.dim};
+  const auto x = [](const Shape& s, std::uint64_t stream) { return randn(s, {11, stream}, DType::bf16, kGpu); };
+  Inputs in{x(wide, 1), x(narrow, 2), x(narrow, 3), {}, x(wide, 4)};
+  if (c.packed) in.qkv = cat({unsqueeze(in.q, 2), unsqueeze(in.k, 2), unsqueeze(in.v, 2)}, 2);
+  return in;
+}
+Inputs in_f32(const Inputs& in) {
+  return {to(in.q, DType::f32), to(in.k, DType::f32), to(in.v, DType::f32), in.qkv ? to(in.qkv, DType::f32) : Tensor{}, to(in.d_o, DType::f32)};
+}
+
+struct Result {
+  Tensor o, lse;
+  std::vector<Tensor> dx;
+};
+Result play(const Inputs& in, const PlanPtr& plan) {
+  Result r;
+  r.lse = attention_with_lse(in.q, in.k, in.v, plan).lse;
+  Tape tape;
+  if (in.qkv) {
+    tape.watch(in.qkv);
+    r.o = attention(in.qkv, plan);
+    r.dx = {tape.backward(r.o, in.d_o)[in.qkv]};
+  } else {
+    for (const Tensor* t : {&in.q, &in.k, &in.v}) tape.watch(*t);
+    r.o = attention(in.q, in.k, in.v, plan);
+    const Gradients g = tape.backward(r.o, in.d_o);
+    r.dx = {g[in.q], g[in.k], g[in.v]};
+  }
+  return r;
+}
+
+/// Memory that the next tensors of these sizes get is full of NaN.
+void poison(const Case& c) {
+  std::vector<Tensor> dirty;
+  const Index n = c.batch * c.length * c.heads * c.dim;
+  for (Index size : {n, 3 * n, c.batch * c.length * c.heads, c.batch * c.length * c.kv_heads * c.dim})
+    for (DType type : {DType::bf16, DType::f32})
+      for (int i = 0; i < 3; ++i) dirty.push_back(full({size}, std::numeric_limits<double>::quiet_NaN(), type, kGpu));
+}
+
+double relative(const Tensor& got, const Tensor& want) {
+  return global_norm(std::vector<Tensor>{sub(to(got, DType::f32), want)}) / global_norm(std::vector<Tensor>{want});
+}
+std::vector<std::uint8_t> bits(const Tensor& x) {
+  const Tensor y = clone(x);  // from its storage's first byte on
+  return Tensor(y.storage(), {static_cast<Index>(y.bytes())}, DType::u8).to_vector<std::uint8_t>();
+}
+
+class OnGpuAttention : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda::device_count() == 0) GTEST_SKIP() << gpu_descriptions()[0];
+    if (!cuda::properties(0).is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  }
+};
+
+std::vector<Case> whole_groups() {
+  std::vector<Case> out;
+  for (Index dim : {64, 128}) {
+    for (const char* order : {"hilbert", "row", "snake"}) {
+      out.push_back({.pattern = "segment:128", .order = order, .dim = dim});
+      out.push_back({.pattern = "segment:256", .order = order, .dim = dim});
+      out.push_back({.pattern = "segment:2048,dilation=16", .order = order, .dim = dim});
+    }
+    out.push_back({.pattern = "segment:512", .dim = dim});
+    out.push_back({.pattern = "segment:384", .length = 128 * 3 * 7, .dim = dim});
+    out.push_back({.pattern = "segment:1024,dilation=4,offset=3", .dim = dim});
+    out.push_back({.pattern = "segment:1024,dilation=8,offset=head", .heads = 3, .kv_heads = 3, .dim = dim});
+    out.push_back({.pattern = "segment:2048", .dim = dim});
+    out.push_back({.pattern = "segment:2048,dilation=4", .dim = dim});
+    out.push_back({.pattern = "segment:4096,dilation=2", .batch = 2, .dim = dim, .mode = DilationMode::longnet});
+    out.push_back({.pattern = "segment:512,dilation=4", .batch = 2, .dim = dim, .mode = DilationMode::residue});
+    out.push_back({.pattern = "dense", .order = "row", .length = 1024, .dim = dim});
+    out.push_back({.pattern = "dense", .batch = 3, .length = 128, .heads = 5, .kv_heads = 5, .dim = dim});
+    out.push_back({.pattern = "segment:128", .batch = 1, .length = 128, .heads = 1, .kv_heads = 1, .dim = dim});
+    out.push_back({.pattern = "segment:128", .batch = 2, .heads = 6, .kv_heads = 2, .dim = dim});
+    out.push_back({.pattern = "segment:128", .batch = 2, .length = 16384, .heads = 4, .kv_heads = 4, .dim = dim, .packed = true});
+    out.push_back({.pattern = "segment:1024", .batch = 2, .length = 2048, .heads = 4, .kv_heads = 4, .dim = dim, .packed = true});
+  }
+  return out;
+}
+
+/// Masked tilings of whole tiles.
+std::vector<Case> masked() {
+  std::vector<Case> out;
+  constexpr Causality token = Causality::token;
+  for (Index dim : {64, 128}) {
+    out.push_back({.pattern = "dense", .order = "row", .length = 2048, .dim = dim, .causality = token});
+    out.push_back({.pattern = "dense", .order = "hilbert", .batch = 2, .length = 1024, .dim = dim, .causality = token});
+    out.push_back({.pattern = "dense", .order = "row", .batch = 1, .length = 128, .heads = 3, .kv_heads = 3, .dim = dim, .causality = token});
+    out.push_back({.pattern = "segment:512", .dim = dim, .causality = token});
+    out.push_back({.pattern = "segment:1024,dilation=4", .order = "row", .dim = dim, .causality = token});
+    out.push_back({.pattern = "slide:100", .order = "row", .dim = dim});
+    out.push_back({.pattern = "neighborhood:301", .order = "hilbert", .batch = 2, .dim = dim, .causality = Causality::curve});
+    out.push_back({.pattern = "neighborhood2d:17x17", .order = "hilbert", .dim = dim});
+    out.push_back({.pattern = "window2d:16x16", .order = "row", .dim = dim});
+    out.push_back({.pattern = "slide2d:8x3", .order = "hilbert", .dim = dim, .packed = true, .causality = token});
+  }
+  return out;
+}
+std::vector<Case> all_cases() {
+  std::vector<Case> out = whole_groups();
+  for (const Case& c : masked()) out.push_back(c);
+  return out;
+}
+
+TEST_F(OnGpuAttention, AgreesWithThePlainKernel) {
+  double worst_o = 0, worst_lse = 0, worst_dx = 0;
+  for (const Case& c : all_cases()) {
+    SCOPED_TRACE(testing::Message() << c);
+    const PlanPtr plan = plan_of(c);
+    const Inputs in = inputs_of(c);
+    for (const Tiling& t : plan->tilings()) {
+      const auto groups = kernels::equal_groups(t);
+      const auto rows = [](const Tensor& x) { return kernels::Rows<const bf16>{x.data<bf16>(), x.stride(0), x.stride(1), x.stride(2)}; };
+      const kernels::AttentionSizes sizes{c.batch, c.length, c.heads, c.kv_heads, c.dim, 1 / std::sqrt(static_cast<double>(c.dim)), 0, {}, 0, 0};
+      const bool serves = groups ? kernels::segment_forward_serves(cuda_of(kGpu), sizes, *groups, rows(in.q), rows(in.k), rows(in.v), rows(in.q))
+                                 : kernels::list_forward_serves(cuda_of(kGpu), sizes, t, rows(in.q), rows(in.k), rows(in.v), rows(in.q));
+      EXPECT_TRUE(serves);
+    }
+    const Result want = play(in_f32(in), plan);
+    poison(c);
+    const Result got = play(in, plan);
+    // Rows of bf16: half a unit in the last place of 8 bits, of P, dS and the results.
+    worst_o = std::max(worst_o, relative(got.o, want.o));
+    EXPECT_LT(relative(got.o, want.o), 4e-3);
+    const std::vector<float> lse = got.lse.to_vector<float>(), lse_want = want.lse.to_vector<float>();
+    for (std::size_t i = 0; i < lse.size(); ++i) {
+      if (lse[i] == lse_want[i]) continue;  // -inf where a row has no key
+      worst_lse = std::max(worst_lse, static_cast<double>(std::abs(lse[i] - lse_want[i])));
+    }
+    EXPECT_LT(worst_lse, 1e-4);
+    for (std::size_t i = 0; i < got.dx.size(); ++i) {
+      worst_dx = std::max(worst_dx, relative(got.dx[i], want.dx[i]));
+      EXPECT_LT(relative(got.dx[i], want.dx[i]), 5e-3) << "gradient " << i;
+    }
+  }
+  std::cout << "worst relative error: o " << worst_o << ", gradients " << worst_dx << "; lse absolute " << worst_lse << std::endl;
+}
+
+TEST_F(OnGpuAttention, RepeatsBitForBit) {
+  for (const Case& c : all_cases()) {
+    SCOPED_TRACE(testing::Message() << c);
+    const PlanPtr plan = plan_of(c);
+    const Inputs in = inputs_of(c);
+    const Result first = play(in, plan);
+    for (int i = 0; i < scaled(25, 5); ++i) {
+      const Result again = play(in, plan);
+      ASSERT_EQ(bits(again.o), bits(first.o)) << i;
+      ASSERT_EQ(bits(again.lse), bits(first.lse)) << i;
+      for (std::size_t k = 0; k < first.dx.size(); ++k) ASSERT_EQ(bits(again.dx[k]), bits(first.dx[k])) << i << ", gradient " << k;
+    }
+  }
+}
+
+// One segment full of NaN: its own rows are NaN, every other row keeps its bits.
+TEST_F(OnGpuAttention, NotANumberStaysInItsGroup) {
+  for (Index dim : {64, 128})
+    for (Index w : {128, 256, 1024}) {
+      const Case c{.pattern = "segment:" + std::to_string(w), .order = "row", .length = 4096, .dim = dim};
+      SCOPED_TRACE(testing::Message() << c);
+      const PlanPtr plan = plan_of(c);
+      Inputs in = inputs_of(c);
+      const Result clean = play(in, plan);
+      for (Tensor* x : {&in.q, &in.k, &in.v, &in.d_o}) {
+        *x = clone(*x);
+        Tensor window = slice(*x, 1, w, 2 * w);
+        copy(window, full(window.shape(), std::numeric_limits<double>::quiet_NaN(), DType::bf16, kGpu));
+      }
+      const Result got = play(in, plan);
+      const auto judge = [&](const Tensor& now, const Tensor& before) {
+        for (const auto& [from, till] : {std::pair<Index, Index>{0, w}, {2 * w, c.length}})
+          EXPECT_EQ(bits(contiguous(slice(now, 1, from, till))), bits(contiguous(slice(before, 1, from, till))));
+        for (const double v : slice(now, 1, w, 2 * w).to_vector()) ASSERT_TRUE(std::isnan(v));
+      };
+      judge(got.o, clean.o);
+      for (std::size_t i = 0; i < 3; ++i) judge(got.dx[i], clean.dx[i]);
+    }
+}
+
+// A row of NaN and one of infinity: every row that meets neither keeps its bits, and the others are what the plain kernel says.
+TEST_F(OnGpuAttention, NotANumberDoesNotPassMasks) {
+  for (const Case& c : masked()) {
+    if (c.packed) continue;
+    SCOPED_TRACE(testing::Message() << c);
+    const PlanPtr plan = plan_of(c);
+    const Inputs clean = inputs_of(c);
+    const Result before = play(clean, plan);
+    for (int which = 0; which < 3; ++which) {  // keys and values, queries, the incoming gradient
+      Inputs in = clean;
+      const Index bad = c.length / 2 + 5, worse = c.length / 2 + 6;
+      const auto spoil = [&](Tensor& x) {
+        x = clone(x);
+        Tensor first = slice(x, 1, bad, bad + 1), second = slice(x, 1, worse, worse + 1);
+        copy(first, full(first.shape(), std::numeric_limits<double>::quiet_NaN(), DType::bf16, kGpu));
+        copy(second, full(second.shape(), std::numeric_limits<double>::infinity(), DType::bf16, kGpu));
+      };
+      if (which == 0) spoil(in.k), spoil(in.v);
+      else spoil(which == 1 ? in.q : in.d_o);
+      const Result got = play(in, plan), want = play(in_f32(in), plan);
+      const auto judge = [&](const char* name, const Tensor& now, const Tensor& expected, const Tensor& old) {
+        const std::vector<float> x = now.to_vector<float>(), y = expected.to_vector<float>(), z = old.to_vector<float>();
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          ASSERT_EQ(std::isnan(x[i]), std::isnan(y[i])) << name << ' ' << i << ": " << x[i] << ", plain " << y[i] << "; spoiled " << which;
+          if (std::isfinite(y[i])) ASSERT_LT(std::abs(x[i] - y[i]), 0.02f * std::abs(y[i]) + 0.1f) << name << ' ' << i << ", before " << z[i];
+        }
+      };
+      judge("o", got.o, want.o, before.o);
+      for (std::size_t i = 0; i < 3; ++i) judge("gradient", got.dx[i], want.dx[i], before.dx[i]);
+    }
+  }
+}
+
+// Head dims that the others do not draw, against the CPU.
+TEST_F(OnGpuAttention, LargeHeadDims) {
+  for (Index dim : {129, 160, 192, 255, 256})
+    for (DType type : {DType::f32, DType::bf16}) {
+      const Case c{.pattern = "slide:20+segment:64,dilation=3", .length = 200, .heads = 2, .kv_heads = 1, .dim = dim};
+      SCOPED_TRACE(testing::Message() << c << ' ' << type);
+      const PlanPtr plan = plan_of(c);
+      const Shape wide{1, c.length, 2, dim}, narrow{1, c.length, 1, dim};
+      const auto x = [&](const Shape& s, std::uint64_t stream) { return randn(s, {5, stream}, type); };
+      const Inputs here{x(wide, 1), x(narrow, 2), x(narrow, 3), {}, x(wide, 4)};
+      const Inputs there{moved(here.q, kGpu), moved(here.k, kGpu), moved(here.v, kGpu), {}, moved(here.d_o, kGpu)};
+      const Result want = play(in_f32(here), plan), got = play(there, plan);
+      const double allowed = type == DType::f32 ? 2e-6 : 4e-3;
+      EXPECT_LT(relative(moved(got.o, {}), want.o), allowed);
+      for (std::size_t i = 0; i < 3; ++i) EXPECT_LT(relative(moved(got.dx[i], {}), want.dx[i]), allowed) << "gradient " << i;
+    }
+  const Tensor q = zeros({1, 8, 1, 257}, DType::f32, kGpu);
+  EXPECT_THROW(attention(q, q, q, plan_of({.pattern = "dense", .length = 8, .heads = 1, .kv_heads = 1})), Error);
+}
+
+}  // namespace
+}  // namespace hilt

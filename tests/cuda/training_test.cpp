@@ -1,0 +1,123 @@
+// Training steps on a GPU: a small transformer, causal attention over a Hilbert order, AdamW. Losses beside the CPU's, no waiting inside a
+// step, no memory but that of the first steps.
+#include <gtest/gtest.h>
+#include <cmath>
+#include <vector>
+#include "core/cuda/context.h"
+#include "core/random.h"
+#include "ops/hilbert/attention.h"
+#include "ops/ops.h"
+#include "tests/support/scale.h"
+
+namespace hilt {
+namespace {
+
+const Device kGpu{Device::Kind::cuda, 0};
+constexpr Index kBatch = 4, kLength = 128, kWidth = 128, kHeads = 2, kVocabulary = 65;
+
+class Model {
+ public:
+  Model(Device device, DType type) : device_(device) {
+    const auto add_parameter = [&](const Shape& shape, double size, double around = 0) {
+      const Tensor start = add(mul(randn(shape, {3, static_cast<std::uint64_t>(w_.size())}), size), around);
+      w_.push_back(moved(to(start, type), device));
+      for (auto* list : {&m_, &v_}) list->push_back(zeros(shape, DType::f32, device));
+      exact_.push_back(type == DType::f32 ? Tensor{} : moved(start, device));
+    };
+    add_parameter({kVocabulary, kWidth}, 0.1);
+    add_parameter({kLength, kWidth}, 0.1);
+    add_parameter({kWidth}, 0, 1), add_parameter({kWidth}, 0);
+    add_parameter({kWidth, 3 * kWidth}, 0.08);
+    add_parameter({kWidth, kWidth}, 0.08);
+    add_parameter({kWidth}, 0, 1);
+    add_parameter({kWidth, 4 * kWidth}, 0.08), add_parameter({4 * kWidth}, 0);
+    add_parameter({4 * kWidth, kWidth}, 0.04), add_parameter({kWidth}, 0);
+    add_parameter({kWidth, kVocabulary}, 0.08);
+    PlanSpec spec;
+    spec.length = kLength, spec.heads = kHeads, spec.causality = Causality::token, spec.order = parse_order("hilbert", kLength);
+    plan_ = make_plan(spec);
+  }
+
+  /// One step; the loss stays on the device.
+  Tensor step(const Tensor& ids, const Tensor& targets, Index number) {
+    Tape tape;
+    for (const Tensor& w : w_) tape.watch(w);
+    Tensor x = add(embedding(w_[0], ids), w_[1]);
+    const Tensor qkv = reshape(matmul(layer_norm(x, w_[2], w_[3]), w_[4]), {kBatch, kLength, 3, kHeads, kWidth / kHeads});
+    x = add(x, matmul(reshape(attention(qkv, plan_), {kBatch, kLength, kWidth}), w_[5]));
+    x = add(x, linear(gelu_tanh(linear(rms_norm(x, w_[6]), w_[7], w_[8])), w_[9], w_[10]));
+    const Tensor loss = cross_entropy(matmul(x, w_[11]), targets);
+    const Gradients g = tape.backward(loss);
+    for (std::size_t i = 0; i < w_.size(); ++i) adamw_step(w_[i], g[w_[i]], m_[i], v_[i], number, {}, exact_[i] ? &exact_[i] : nullptr);
+    return loss;
+  }
+
+ private:
+  Device device_;
+  std::vector<Tensor> w_, m_, v_, exact_;
+  PlanPtr plan_;
+};
+
+/// Text of a kind that can be learned: each id follows from the one before.
+struct Batch { Tensor ids, targets; };
+Batch batch_of(Index number, Device device) {
+  std::vector<std::int64_t> ids, targets;
+  const std::vector<std::int64_t> start = randint(0, kVocabulary, {kBatch}, {8, static_cast<std::uint64_t>(number)}).to_vector<std::int64_t>();
+  for (std::int64_t id : start)
+    for (Index i = 0; i < kLength; ++i) {
+      ids.push_back(id);
+      id = (id * 3 + 1) % kVocabulary;
+      targets.push_back(id);
+    }
+  return {moved(from_values(ids, {kBatch, kLength}), device), moved(from_values(targets, {kBatch, kLength}), device)};
+}
+
+std::vector<double> losses(Device device, DType type, Index steps) {
+  Model model(device, type);
+  std::vector<double> out;
+  for (Index i = 1; i <= steps; ++i) {
+    const Batch b = batch_of(i, device);
+    out.push_back(model.step(b.ids, b.targets, i).item());
+  }
+  return out;
+}
+
+class TrainingOnGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda::device_count() == 0) GTEST_SKIP() << gpu_descriptions()[0];
+  }
+};
+
+TEST_F(TrainingOnGpu, LossesAreTheCpus) {
+  constexpr Index kSteps = 30;
+  const std::vector<double> cpu = losses({}, DType::f32, kSteps), gpu = losses(kGpu, DType::f32, kSteps), narrow = losses(kGpu, DType::bf16, kSteps);
+  EXPECT_LT(cpu.back(), 0.8 * cpu.front());
+  for (std::size_t i = 0; i < cpu.size(); ++i) {
+    EXPECT_NEAR(gpu[i], cpu[i], 1e-3 * cpu[i]) << i;     // roundings of f32 that AdamW's division by sqrt(v) enlarges step by step
+    EXPECT_NEAR(narrow[i], cpu[i], 3e-2 * cpu[i]) << i;  // weights and activations of 8 bits
+  }
+  EXPECT_EQ(losses(kGpu, DType::bf16, kSteps), narrow);  // to the bit
+}
+
+TEST_F(TrainingOnGpu, StepsNeitherWaitNorGrow) {
+  for (DType type : {DType::f32, DType::bf16}) {
+    Model model(kGpu, type);
+    const Batch b = batch_of(1, kGpu);
+    Tensor loss;
+    for (Index i = 1; i <= 5; ++i) loss = model.step(b.ids, b.targets, i);
+    const MemoryStats before = memory_stats(kGpu);
+    const DeviceCounters counted = device_counters(kGpu);
+    const Index steps = scaled(10000, 200);
+    for (Index i = 6; i < 6 + steps; ++i) loss = model.step(b.ids, b.targets, i);
+    EXPECT_EQ(device_counters(kGpu).host_waits, counted.host_waits) << type;
+    const MemoryStats after = memory_stats(kGpu);
+    EXPECT_EQ(after.from_system, before.from_system) << type;
+    EXPECT_EQ(after.live, before.live) << type;
+    EXPECT_TRUE(std::isfinite(loss.item()));
+    std::cout << type << ": " << (device_counters(kGpu).launches - counted.launches) / static_cast<std::uint64_t>(steps) << " launches a step" << std::endl;
+  }
+}
+
+}  // namespace
+}  // namespace hilt
