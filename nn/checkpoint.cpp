@@ -1,0 +1,222 @@
+#include "nn/checkpoint.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <utility>
+
+namespace hilt {
+namespace {
+
+constexpr const char* kFormat = "hilt-checkpoint";
+constexpr int kVersion = 1;  // of what the metadata mean
+constexpr const char* kOverMetadata = "checksum:";
+
+std::string hex(std::uint64_t x) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016" PRIx64, x);
+  return text;
+}
+
+/// Every step is invertible in `h` and in the word, so one changed word always changes the result.
+std::uint64_t checksum(std::uint64_t h, const void* data, std::size_t bytes) {
+  const auto mix = [&h](std::uint64_t word) {
+    h = (h ^ word) * 0x9E3779B97F4A7C15u;
+    h ^= h >> 32;
+  };
+  const auto* at = static_cast<const unsigned char*>(data);
+  std::uint64_t word = 0;
+  for (; bytes >= sizeof word; at += sizeof word, bytes -= sizeof word) {
+    std::memcpy(&word, at, sizeof word);
+    mix(word);
+  }
+  word = bytes;
+  for (std::size_t i = 0; i < bytes; ++i) word = word << 8 | at[i];
+  mix(word);
+  return h;
+}
+
+std::string checksum_of(const Tensor& x) {
+  const Tensor d = dense(x);
+  return hex(checksum(1, d.raw(), d.bytes()));
+}
+
+/// Over all metadata but itself; it covers the tensors too, through their own.
+std::string checksum_of(const SafetensorsMetadata& metadata) {
+  std::uint64_t h = 2;
+  for (const auto& [key, value] : metadata)
+    if (key != kOverMetadata) h = checksum(checksum(h, key.data(), key.size()), value.data(), value.size());
+  return hex(h);
+}
+
+std::optional<Index> step_of(std::string_view name) {
+  constexpr std::string_view kBegin = "ckpt-", kEnd = ".safetensors";
+  if (!name.starts_with(kBegin) || !name.ends_with(kEnd) || name.size() <= kBegin.size() + kEnd.size()) return std::nullopt;
+  const std::string_view digits = name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());
+  Index step = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (error != std::errc{} || end != digits.data() + digits.size() || checkpoint_name(step) != name) return std::nullopt;
+  return step;
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  if (DIR* const d = ::opendir(directory.c_str())) {
+    while (const dirent* entry = ::readdir(d)) names.emplace_back(entry->d_name);
+    ::closedir(d);
+  }
+  return names;
+}
+
+/// Makes renames and removals in a directory last. Some file systems cannot; nothing is lost but that guarantee.
+void sync_directory(const std::string& directory) {
+  const int d = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (d < 0) return;
+  ::fsync(d);
+  ::close(d);
+}
+
+}  // namespace
+
+// ---- the directory -----------------------------------------------------------------------------------
+DirectoryLock::DirectoryLock(const std::string& directory) : descriptor_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (descriptor_ < 0) fail_with(Code::data, directory, ": cannot open: ", std::strerror(errno), "; name a directory you may write to");
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
+  const int error = errno;
+  ::close(descriptor_);
+  fail_with(Code::data, directory, ": ", error == EWOULDBLOCK ? "another trainer writes to this directory; wait for it or name another directory"
+                                                              : std::string("cannot lock: ") + std::strerror(error));
+}
+
+DirectoryLock::~DirectoryLock() { ::close(descriptor_); }
+
+std::string checkpoint_name(Index step) {
+  char text[64];
+  std::snprintf(text, sizeof text, "ckpt-%06" PRId64 ".safetensors", step);
+  return text;
+}
+
+std::vector<Index> checkpoint_steps(const std::string& directory) {
+  std::vector<Index> steps;
+  for (const std::string& name : names_in(directory))
+    if (const auto step = step_of(name)) steps.push_back(*step);
+  std::ranges::sort(steps);
+  return steps;
+}
+
+void remove_unfinished_checkpoints(const std::string& directory) {
+  for (const std::string& name : names_in(directory))
+    if (name.starts_with("ckpt-") && name.find(".tmp.") != name.npos) ::unlink((directory + '/' + name).c_str());
+}
+
+// ---- writing -----------------------------------------------------------------------------------------
+void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items, SafetensorsMetadata metadata,
+                     Index keep) {
+  metadata["format"] = kFormat;
+  metadata["format_version"] = std::to_string(kVersion);
+  metadata["step"] = std::to_string(step);
+  for (const SafetensorsItem& item : items) metadata["checksum:" + item.name] = checksum_of(item.tensor);
+  metadata[kOverMetadata] = checksum_of(metadata);
+
+  const std::string path = directory + '/' + checkpoint_name(step);
+  char temporary[64];
+  std::snprintf(temporary, sizeof temporary, "/ckpt-%06" PRId64 ".tmp.%08x", step, std::random_device{}());
+  const std::string unfinished = directory + temporary;
+  int descriptor = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  const auto give_up = [&](const std::string& why) {
+    if (descriptor >= 0) ::close(descriptor);
+    ::unlink(unfinished.c_str());
+    fail_with(Code::data, path, ": cannot write: ", why);
+  };
+  if (descriptor < 0) fail_with(Code::data, path, ": cannot write: ", std::strerror(errno));
+  try {
+    write_safetensors(descriptor, items, metadata);
+  } catch (const Error& e) {
+    give_up(e.what());
+  } catch (...) {
+    ::close(descriptor);
+    ::unlink(unfinished.c_str());
+    throw;
+  }
+  if (::fsync(descriptor) != 0) give_up(std::strerror(errno));
+  if (::close(std::exchange(descriptor, -1)) != 0 || ::rename(unfinished.c_str(), path.c_str()) != 0) give_up(std::strerror(errno));
+  sync_directory(directory);
+
+  const std::vector<Index> steps = checkpoint_steps(directory);
+  const auto kept = static_cast<std::size_t>(std::max<Index>(keep, 2));
+  for (std::size_t i = 0; i + kept < steps.size(); ++i)
+    if (steps[i] != step) ::unlink((directory + '/' + checkpoint_name(steps[i])).c_str());
+}
+
+// ---- reading -----------------------------------------------------------------------------------------
+Checkpoint::Checkpoint(const std::string& path) : file_(path) {
+  const auto found = file_.metadata().find("format");
+  if (found == file_.metadata().end() || found->second != kFormat)
+    fail_with(Code::data, path, ": not a checkpoint: it holds tensors, but not what training needs to go on");
+  const std::uint64_t version = get_number("format_version");
+  if (version > kVersion) fail_with(Code::data, path, ": format ", version, ", this program knows up to ", kVersion, "; use a newer one");
+  if (get(kOverMetadata) != checksum_of(file_.metadata()))
+    fail_with(Code::data, path, ": damaged: its metadata do not match their checksum; use an earlier checkpoint");
+  step_ = static_cast<Index>(get_number("step"));
+}
+
+const std::string& Checkpoint::get(const std::string& key) const {
+  const auto found = file_.metadata().find(key);
+  if (found == file_.metadata().end()) fail_with(Code::data, path(), ": its metadata lack '", key, "'");
+  return found->second;
+}
+
+std::uint64_t Checkpoint::get_number(const std::string& key) const {
+  const std::string& text = get(key);
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc{} || end != text.data() + text.size())
+    fail_with(Code::data, path(), ": metadata '", key, "' should be a whole number, is '", text.substr(0, 40), "'");
+  return value;
+}
+
+void Checkpoint::read(std::span<SafetensorsItem> items, const std::string& prefix) const {
+  std::vector<std::string> names;
+  for (const SafetensorsItem& item : items) {
+    names.push_back(item.name);
+    const SafetensorsEntry* const entry = file_.find(item.name);
+    if (!entry) fail_with(Code::data, path(), ": lacks the tensor ", item.name, ' ', item.tensor.dtype(), item.tensor.shape());
+    if (entry->shape != item.tensor.shape() || entry->dtype != item.tensor.dtype())
+      fail_with(Code::data, path(), ": tensor ", item.name, " is ", entry->dtype, entry->shape, ", expected ", item.tensor.dtype(), item.tensor.shape());
+  }
+  std::ranges::sort(names);
+  for (const SafetensorsEntry& entry : file_.entries())
+    if (entry.name.starts_with(prefix) && !std::ranges::binary_search(names, entry.name))
+      fail_with(Code::data, path(), ": holds a tensor that this model has not: ", entry.name, ' ', entry.dtype, entry.shape);
+  std::vector<Tensor> read;
+  for (const SafetensorsItem& item : items) {
+    read.push_back(file_.read(item.name));
+    const SafetensorsEntry& entry = *file_.find(item.name);
+    if (checksum_of(read.back()) != get("checksum:" + item.name))
+      fail_with(Code::data, path(), ": damaged: tensor ", item.name, ", bytes ", entry.begin, "..", entry.end,
+                ", does not match its checksum; use an earlier checkpoint");
+  }
+  for (std::size_t i = 0; i < items.size(); ++i) copy(items[i].tensor, read[i]);
+}
+
+std::vector<std::string> differences(const SafetensorsMetadata& metadata, const std::string& prefix, const SafetensorsMetadata& expected) {
+  std::vector<std::string> out;
+  for (const auto& [key, ours] : expected) {
+    const auto theirs = metadata.find(prefix + key);
+    if (theirs == metadata.end()) out.push_back(key + ": unknown to the checkpoint, " + ours + " asked for");
+    else if (theirs->second != ours) out.push_back(key + ": " + theirs->second + " in the checkpoint, " + ours + " asked for");
+  }
+  for (const auto& [key, theirs] : metadata)
+    if (key.starts_with(prefix) && !expected.contains(key.substr(prefix.size())))
+      out.push_back(key.substr(prefix.size()) + ": " + theirs + " in the checkpoint, unknown here");
+  return out;
+}
+
+}  // namespace hilt

@@ -1,0 +1,106 @@
+#include "nn/layers.h"
+#include <array>
+#include "ops/ops.h"
+#include "core/text.h"
+
+namespace hilt {
+namespace {
+
+constexpr std::array<std::string_view, 2> kNorms{"layer", "rms"};
+constexpr std::array<std::string_view, 4> kActivations{"gelu_tanh", "gelu", "relu", "silu_gated"};
+
+void visit_if_any(const std::string& at, const char* name, Tensor& parameter, const ParameterVisitor& visit) {
+  if (parameter) visit(join_name(at, name), parameter);
+}
+
+/// Drawn in f32 or f64 and rounded once; what does not vary draws nothing.
+Tensor normal(const Shape& shape, double deviation, Generator& generator, DType dtype) {
+  if (deviation == 0) return zeros(shape, dtype);
+  const DType wide = dtype == DType::f64 ? DType::f64 : DType::f32;
+  return to(mul(randn(shape, generator.next(), wide), deviation), dtype);
+}
+
+}  // namespace
+
+// ---- Linear ----------------------------------------------------------------------------------------
+Tensor Linear::operator()(const Tensor& x) const { return bias ? linear(x, weight, bias) : matmul(x, weight); }
+Tensor Linear::onto(const Tensor& residual, const Tensor& x) const {
+  return linear(x, weight, bias, residual);
+}
+void Linear::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
+  visit_if_any(at, "weight", weight, visit);
+  visit_if_any(at, "bias", bias, visit);
+}
+Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& generator, DType dtype) {
+  check(in >= 1 && out >= 1, "Linear: [", in, ", ", out, "] must have at least one row and column");
+  return {normal({in, out}, deviation, generator, dtype), bias ? zeros({out}, dtype) : Tensor{}};
+}
+
+// ---- norms -----------------------------------------------------------------------------------------
+Tensor LayerNorm::operator()(const Tensor& x) const {
+  return layer_norm(x, weight, bias ? bias : zeros_like(weight), epsilon);
+}
+void LayerNorm::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
+  visit_if_any(at, "weight", weight, visit);
+  visit_if_any(at, "bias", bias, visit);
+}
+LayerNorm make_layer_norm(Index width, bool bias, double epsilon, DType dtype) {
+  return {ones({width}, dtype), bias ? zeros({width}, dtype) : Tensor{}, epsilon};
+}
+
+Tensor RmsNorm::operator()(const Tensor& x) const { return rms_norm(x, weight, epsilon); }
+void RmsNorm::visit_parameters(const std::string& at, const ParameterVisitor& visit) { visit_if_any(at, "weight", weight, visit); }
+RmsNorm make_rms_norm(Index width, double epsilon, DType dtype) { return {ones({width}, dtype), epsilon}; }
+
+NormKind parse_norm_kind(std::string_view text) { return static_cast<NormKind>(find_name("norm", text, kNorms)); }
+std::string_view name_of(NormKind kind) { return kNorms[static_cast<std::size_t>(kind)]; }
+Tensor Norm::operator()(const Tensor& x) const {
+  return kind == NormKind::layer ? LayerNorm{weight, bias, epsilon}(x) : RmsNorm{weight, epsilon}(x);
+}
+void Norm::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
+  visit_if_any(at, "weight", weight, visit);
+  visit_if_any(at, "bias", bias, visit);
+}
+Norm make_norm(NormKind kind, Index width, bool bias, double epsilon, DType dtype) {
+  return {kind, ones({width}, dtype), bias && kind == NormKind::layer ? zeros({width}, dtype) : Tensor{}, epsilon};
+}
+
+// ---- Embedding -------------------------------------------------------------------------------------
+Tensor Embedding::operator()(const Tensor& ids) const { return embedding(weight, ids); }
+void Embedding::visit_parameters(const std::string& at, const ParameterVisitor& visit) { visit_if_any(at, "weight", weight, visit); }
+Embedding make_embedding(Index tokens, Index width, double deviation, Generator& generator, DType dtype) {
+  check(tokens >= 1 && width >= 1, "Embedding: [", tokens, ", ", width, "] must have at least one row and column");
+  return {normal({tokens, width}, deviation, generator, dtype)};
+}
+
+// ---- Mlp -------------------------------------------------------------------------------------------
+Activation parse_activation(std::string_view text) { return static_cast<Activation>(find_name("activation", text, kActivations)); }
+std::string_view name_of(Activation activation) { return kActivations[static_cast<std::size_t>(activation)]; }
+
+Tensor Mlp::inner(const Tensor& x) const {
+  const Tensor h = up(x);
+  switch (activation) {
+    case Activation::gelu_tanh: return gelu_tanh(h);
+    case Activation::gelu: return gelu(h);
+    case Activation::relu: return relu(h);
+    case Activation::silu_gated: break;
+  }
+  const Index half = h.dim(-1) / 2;
+  return mul(silu(slice(h, -1, 0, half)), slice(h, -1, half, 2 * half));
+}
+Tensor Mlp::operator()(const Tensor& x) const { return down(inner(x)); }
+void Mlp::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
+  up.visit_parameters(join_name(at, "up"), visit);
+  down.visit_parameters(join_name(at, "down"), visit);
+}
+Mlp make_mlp(Index width, Index hidden, Activation activation, bool bias, double deviation, double down_deviation, Generator& generator,
+             DType dtype) {
+  const Index columns = activation == Activation::silu_gated ? 2 * hidden : hidden;
+  Mlp m;
+  m.up = make_linear(width, columns, bias, deviation, generator, dtype);
+  m.down = make_linear(hidden, width, bias, down_deviation, generator, dtype);
+  m.activation = activation;
+  return m;
+}
+
+}  // namespace hilt

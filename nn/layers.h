@@ -1,0 +1,78 @@
+#pragma once
+#include <string_view>
+#include "../core/random.h"
+#include "parameters.h"
+
+// The layers a transformer is made of. Each is a struct of tensors: aggregate, copyable (copies share the tensors), with its
+// formula in operator(). The make_.. functions draw initial values from a Generator.
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// y = x w + b, w: [in, out]; b may be undefined.
+struct Linear {
+  Tensor weight, bias;
+  Tensor operator()(const Tensor& x) const;
+  /// residual + x w + b, in one op.
+  Tensor onto(const Tensor& residual, const Tensor& x) const;
+  void visit_parameters(const std::string& at, const ParameterVisitor& visit);
+};
+/// Normal weights of this standard deviation, zero bias.
+Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& generator, DType dtype = DType::f32);
+
+/// y = (x - mean) / sqrt(var + epsilon) w + b along the last axis; without b, b is 0.
+struct LayerNorm {
+  Tensor weight, bias;
+  double epsilon = 1e-5;
+  Tensor operator()(const Tensor& x) const;
+  void visit_parameters(const std::string& at, const ParameterVisitor& visit);
+};
+LayerNorm make_layer_norm(Index width, bool bias, double epsilon = 1e-5, DType dtype = DType::f32);
+
+/// y = x / sqrt(mean x^2 + epsilon) w along the last axis.
+struct RmsNorm {
+  Tensor weight;
+  double epsilon = 1e-5;
+  Tensor operator()(const Tensor& x) const;
+  void visit_parameters(const std::string& at, const ParameterVisitor& visit);
+};
+RmsNorm make_rms_norm(Index width, double epsilon = 1e-5, DType dtype = DType::f32);
+
+/// Which of the two a model uses.
+enum class NormKind : unsigned char { layer, rms };
+NormKind parse_norm_kind(std::string_view text);
+std::string_view name_of(NormKind kind);
+struct Norm {
+  NormKind kind = NormKind::layer;
+  Tensor weight, bias;
+  double epsilon = 1e-5;
+  Tensor operator()(const Tensor& x) const;
+  void visit_parameters(const std::string& at, const ParameterVisitor& visit);
+};
+Norm make_norm(NormKind kind, Index width, bool bias, double epsilon = 1e-5, DType dtype = DType::f32);
+
+/// y[.., :] = weight[ids[..], :], weight: [tokens, width].
+struct Embedding {
+  Tensor weight;
+  Tensor operator()(const Tensor& ids) const;
+  void visit_parameters(const std::string& at, const ParameterVisitor& visit);
+};
+Embedding make_embedding(Index tokens, Index width, double deviation, Generator& generator, DType dtype = DType::f32);
+
+/// What an Mlp does between its two products; silu_gated is silu(x w_gate) * (x w_up), both in one product.
+enum class Activation : unsigned char { gelu_tanh, gelu, relu, silu_gated };
+Activation parse_activation(std::string_view text);
+std::string_view name_of(Activation activation);
+
+/// y = down(activation(up(x))).
+struct Mlp {
+  Linear up, down;  // up: [width, hidden], or [width, 2 hidden] for silu_gated: the gate's columns first
+  Activation activation = Activation::gelu_tanh;
+  Tensor operator()(const Tensor& x) const;
+  /// activation(up(x)): all but the last product.
+  Tensor inner(const Tensor& x) const;
+  void visit_parameters(const std::string& at, const ParameterVisitor& visit);
+};
+Mlp make_mlp(Index width, Index hidden, Activation activation, bool bias, double deviation, double down_deviation, Generator& generator,
+             DType dtype = DType::f32);
+
+}  // namespace hilt

@@ -1,0 +1,97 @@
+#include "nn/optimizer.h"
+#include <cmath>
+
+namespace hilt {
+
+AdamWOptimizer::State& AdamWOptimizer::state_of(std::size_t i, const NamedParameter& parameter) {
+  const Tensor& w = *parameter.tensor;
+  check(bool(w) && is_floating(w.dtype()), "AdamWOptimizer: ", parameter.name, " is not a tensor of floats");
+  if (i < states_.size()) {
+    State& s = states_[i];
+    check(s.name == parameter.name, "AdamWOptimizer: parameter ", i, " is ", parameter.name, ", its state is of ", s.name,
+          "; an optimizer serves one module");
+    check(s.m.shape() == w.shape(), "AdamWOptimizer: ", parameter.name, " is ", w.shape(), ", its moments are ", s.m.shape());
+    return s;
+  }
+  const bool narrow = size_of(w.dtype()) == 2;
+  const DType wide = narrow ? DType::f32 : w.dtype();
+  State s{parameter.name, zeros(w.shape(), wide, w.device()), zeros(w.shape(), wide, w.device()), {}};
+  if (narrow) s.master = to(w, DType::f32);
+  states_.push_back(std::move(s));
+  return states_.back();
+}
+
+void AdamWOptimizer::prepare(const NamedParameters& parameters) {
+  const Tape::Pause pause;
+  check(states_.empty() || states_.size() == parameters.size(), "AdamWOptimizer: ", parameters.size(), " parameters, the state has ", states_.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) state_of(i, parameters[i]);
+}
+
+void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gradients, double lr) {
+  prepare(parameters);
+  const Tape::Pause pause;
+  ++steps_;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    Tensor& w = *parameters[i].tensor;
+    if (!gradients.has(w)) continue;
+    State& s = states_[i];
+    AdamW options = options_;
+    options.lr = lr;
+    if (w.rank() < 2) options.weight_decay = 0;
+    adamw_step(w, gradients[w], s.m, s.v, steps_, options, s.master ? &s.master : nullptr);
+  }
+}
+
+void AdamWOptimizer::visit_state(const ParameterVisitor& visit) {
+  const auto show = [&](const std::string& name, Tensor& t) {
+    const Shape shape = t.shape();
+    const DType dtype = t.dtype();
+    visit(name, t);
+    check(bool(t) && t.shape() == shape && t.dtype() == dtype, "AdamWOptimizer: ", name, " was replaced by ", t.dtype(), t.shape(), ", it must stay ",
+          dtype, shape);
+  };
+  for (State& s : states_) {
+    show(s.name + ".m", s.m);
+    show(s.name + ".v", s.v);
+    if (s.master) show(s.name + ".master", s.master);
+  }
+}
+
+std::size_t AdamWOptimizer::bytes() const {
+  std::size_t n = 0;
+  for (const State& s : states_) n += s.m.bytes() + s.v.bytes() + (s.master ? s.master.bytes() : 0);
+  return n;
+}
+
+double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, double max_norm) {
+  check(max_norm >= 0, "clip_grad_norm: max_norm ", max_norm, " must not be negative");
+  const Tape::Pause pause;
+  std::vector<Tensor> all;
+  for (const NamedParameter& p : parameters)
+    if (gradients.has(*p.tensor)) all.push_back(gradients[*p.tensor]);
+  const double norm = global_norm(all);
+  if (!std::isfinite(norm)) {
+    for (const NamedParameter& p : parameters) {
+      if (!gradients.has(*p.tensor)) continue;
+      const double one = global_norm(std::span(&gradients[*p.tensor], 1));
+      if (!std::isfinite(one)) fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm, "; the first gradient that is not finite is ", p.name, "'s");
+    }
+    fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm, ", though every gradient's is finite: they are too large together");
+  }
+  all.clear();
+  if (max_norm > 0 && norm > max_norm)
+    for (const NamedParameter& p : parameters)
+      if (gradients.has(*p.tensor)) gradients.set(*p.tensor, mul(gradients[*p.tensor], max_norm / norm));
+  return norm;
+}
+
+Gradients mean_of(Gradients sum, const NamedParameters& parameters, Index micro_batches) {
+  check(micro_batches >= 1, "mean_of: ", micro_batches, " micro-batches; there must be at least 1");
+  if (micro_batches == 1) return sum;
+  const Tape::Pause pause;
+  for (const NamedParameter& p : parameters)
+    if (sum.has(*p.tensor)) sum.set(*p.tensor, mul(sum[*p.tensor], 1 / static_cast<double>(micro_batches)));
+  return sum;
+}
+
+}  // namespace hilt

@@ -1,0 +1,46 @@
+#pragma once
+#include <span>
+#include "../ops/ops.h"
+#include "parameters.h"
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// AdamW over the parameters of a module: decoupled weight decay on parameters of two axes or more, none on biases and norms. Moments are
+/// f32 beside 16-bit parameters, which also get an f32 master copy. Deterministic; its state has names, for checkpoints.
+class AdamWOptimizer {
+ public:
+  explicit AdamWOptimizer(const AdamW& options = {}) : options_(options) {}
+
+  /// One update of each parameter that has a gradient, at this learning rate. The first call makes the state.
+  void step(const NamedParameters& parameters, const Gradients& gradients, double lr);
+  /// Makes zero state for what has none yet; a parameter of another shape than its state is an error.
+  void prepare(const NamedParameters& parameters);
+
+  /// "NAME.m", "NAME.v" and, beside 16-bit parameters, "NAME.master", in the order of prepare(). What a visitor replaces must keep its shape
+  /// and type.
+  void visit_state(const ParameterVisitor& visit);
+  /// Updates made so far: what the bias correction counts.
+  Index steps() const { return steps_; }
+  void set_steps(Index steps) { steps_ = steps; }
+  const AdamW& options() const { return options_; }
+  std::size_t bytes() const;
+
+ private:
+  struct State {
+    std::string name;
+    Tensor m, v, master;
+  };
+  State& state_of(std::size_t i, const NamedParameter& parameter);
+  AdamW options_;
+  Index steps_ = 0;
+  std::vector<State> states_;
+};
+
+/// Scales the gradients of these parameters so that their global norm is at most max_norm (0: only measures); returns the norm
+/// before. Throws Code::not_a_number, naming the first parameter, where it is not finite.
+double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, double max_norm);
+
+/// The sum of micro-batch gradients divided by their number; empty micro-batches are an error.
+Gradients mean_of(Gradients sum, const NamedParameters& parameters, Index micro_batches);
+
+}  // namespace hilt

@@ -1,0 +1,173 @@
+// Tokens to logits:
+//
+//      x = tokens[ids] + positions[0..L)        x += attention(norm(x)), x += mlp(norm(x)), layer by layer        logits = norm(x) head
+#include "nn/transformer.h"
+#include <array>
+#include <cmath>
+#include "ops/ops.h"
+#include "core/text.h"
+
+namespace hilt {
+namespace {
+
+constexpr std::array<std::string_view, 3> kPositions{"learned", "rotary", "none"};
+constexpr double kDeviation = 0.02;  // of GPT-2's initial weights
+
+}  // namespace
+
+Positions parse_positions(std::string_view text) { return static_cast<Positions>(find_name("positions", text, kPositions)); }
+std::string_view name_of(Positions positions) { return kPositions[static_cast<std::size_t>(positions)]; }
+
+AttentionConfig attention_config(const TransformerConfig& c) {
+  AttentionConfig a;
+  a.width = c.width, a.heads = c.heads, a.kv_heads = c.kv_heads;
+  a.order = c.order, a.pattern = c.pattern, a.dilation_mode = c.dilation_mode, a.causality = c.causality;
+  a.backward = c.backward, a.dropout = c.dropout;
+  a.rotary = c.positions == Positions::rotary, a.rotary_base = c.rotary_base, a.bias = c.bias;
+  return a;
+}
+
+void check_config(const TransformerConfig& c) {
+  check(c.layers >= 1, "layers ", c.layers, " must be at least 1");
+  check(c.context >= 1, "context ", c.context, " must be at least 1 token");
+  check(c.vocab >= 1, "vocab ", c.vocab, " must be at least 1 symbol");
+  check(c.classes >= 0 && c.hidden >= 0, "classes ", c.classes, " and hidden ", c.hidden, " must not be negative (0: vocab, and 4 width)");
+  check(c.epsilon > 0, "epsilon ", c.epsilon, " must be positive");
+  check(!c.tie_weights || c.outputs() == c.vocab, "tie_weights: the head has ", c.outputs(), " classes and the embedding ", c.vocab,
+        " symbols; one matrix cannot be both: set tie_weights off");
+  check_config(attention_config(c));
+}
+
+Tensor Block::operator()(const Tensor& x, const CallOptions& call) const {
+  const bool drops = call.noise && dropout > 0;
+  // Without noise in between, a product ends by adding itself to the residual stream.
+  const auto join = [&](const Tensor& residual, const Linear& last, const Tensor& inner) {
+    return drops ? add(residual, hilt::dropout(last(inner), dropout, *call.noise)) : last.onto(residual, inner);
+  };
+  const Tensor mixed = join(x, attention.projection, attention.heads_of(norm1(x), call));
+  return join(mixed, mlp.down, mlp.inner(norm2(mixed)));
+}
+
+void Block::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
+  norm1.visit_parameters(join_name(at, "norm1"), visit);
+  attention.visit_parameters(join_name(at, "attention"), visit);
+  norm2.visit_parameters(join_name(at, "norm2"), visit);
+  mlp.visit_parameters(join_name(at, "mlp"), visit);
+}
+
+Transformer make_transformer(const TransformerConfig& c, std::uint64_t seed, DType dtype) {
+  check_config(c);
+  Generator generator(seed);
+  const double joining = kDeviation / std::sqrt(2.0 * static_cast<double>(c.layers));
+  Transformer m;
+  m.config = c;
+  m.tokens = make_embedding(c.vocab, c.width, kDeviation, generator, dtype);
+  if (c.positions == Positions::learned) m.positions = make_embedding(c.context, c.width, kDeviation, generator, dtype);
+  for (Index i = 0; i < c.layers; ++i) {
+    Block b;
+    b.norm1 = make_norm(c.norm, c.width, c.bias, c.epsilon, dtype);
+    b.attention = make_self_attention(attention_config(c), kDeviation, joining, generator, dtype);
+    b.norm2 = make_norm(c.norm, c.width, c.bias, c.epsilon, dtype);
+    b.mlp = make_mlp(c.width, c.hidden_width(), c.activation, c.bias, kDeviation, joining, generator, dtype);
+    b.dropout = c.dropout;
+    m.blocks.push_back(std::move(b));
+  }
+  m.norm = make_norm(c.norm, c.width, c.bias, c.epsilon, dtype);
+  if (!c.tie_weights) m.head = make_linear(c.width, c.outputs(), false, kDeviation, generator, dtype).weight;
+  return m;
+}
+
+TransformerConfig board_config(Index height, Index width, Index states, Index classes, const Pattern& pattern) {
+  check(height >= 1 && width >= 1, "board: ", height, "x", width, " must have at least one cell");
+  TransformerConfig c;
+  c.context = height * width;
+  c.vocab = states;
+  c.classes = classes;
+  c.order.kind = Order::Kind::hilbert;
+  c.order.grid.width = width, c.order.grid.height = height;
+  c.pattern = pattern;
+  c.causality = Causality::none;
+  c.tie_weights = false;
+  return c;
+}
+
+void Transformer::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
+  tokens.visit_parameters(join_name(at, "tokens"), visit);
+  positions.visit_parameters(join_name(at, "positions"), visit);
+  for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i].visit_parameters(join_name(at, "blocks." + std::to_string(i)), visit);
+  norm.visit_parameters(join_name(at, "norm"), visit);
+  if (head) visit(join_name(at, "head.weight"), head);
+}
+
+PlanPtr Transformer::plan(Index length, const CallOptions& call) const {
+  CallOptions inner = call;
+  inner.in_order = call.in_order || keeps_order(call);
+  return blocks.front().attention.plan(length, inner);
+}
+
+bool Transformer::keeps_order(const CallOptions& call) const {
+  return config.keep_order && call.use_order && !call.in_order && config.order.kind != Order::Kind::row;
+}
+
+Tensor Transformer::features(const Tensor& ids, const CallOptions& call) const {
+  check(bool(ids) && ids.rank() == 2, "Transformer: tokens must be [batch, length], got ", ids ? ids.shape() : Shape{});
+  const Index length = ids.dim(1);
+  check(length >= 1 && length <= config.context, "Transformer: ", length, " tokens, the context is ", config.context);
+  const bool keeps = keeps_order(call);
+  CallOptions inner = call;
+  inner.in_order = call.in_order || keeps;
+
+  Tensor x = tokens(keeps ? reorder(ids, plan(length, call)->order()) : ids);
+  if (positions.weight) {
+    Tensor where = length == config.context ? positions.weight : slice(positions.weight, 0, 0, length);
+    if (inner.in_order) where = reorder(where, plan(length, call)->order(), 0);
+    x = add(x, where);
+  }
+  if (call.noise && config.dropout > 0) x = dropout(x, config.dropout, *call.noise);
+  for (const Block& block : blocks) {
+    if (config.checkpointing) x = checkpoint([block, inner](std::span<const Tensor> in) { return block(in[0], inner); }, {x});
+    else x = block(x, inner);
+  }
+  return norm(x);
+}
+
+Tensor Transformer::to_logits(const Tensor& x) const { return matmul(x, head ? head : transpose(tokens.weight)); }
+
+Tensor Transformer::logits(const Tensor& ids, const CallOptions& call) const {
+  const Tensor x = features(ids, call);
+  return to_logits(keeps_order(call) ? restore(x, plan(ids.dim(1), call)->order()) : x);
+}
+
+Tensor Transformer::last_logits(const Tensor& ids, const CallOptions& call) const {
+  const Tensor x = features(ids, call);
+  const Index last = ids.dim(1) - 1;
+  const bool in_order = call.in_order || keeps_order(call);
+  const Index at = in_order ? plan(ids.dim(1), call)->order().position_of[static_cast<std::size_t>(last)] : last;
+  return to_logits(squeeze(slice(x, 1, at, at + 1), 1));
+}
+
+Tensor Transformer::loss(const Tensor& ids, const Tensor& targets, const CallOptions& call) const {
+  const Tensor y = to_logits(features(ids, call));
+  check(bool(targets) && targets.shape() == ids.shape(), "Transformer: targets ", targets ? targets.shape() : Shape{}, " must have the shape of the tokens, ",
+        ids.shape());
+  // A mean does not care where its terms stand: the targets travel instead of the features.
+  return cross_entropy(y, keeps_order(call) ? reorder(targets, plan(ids.dim(1), call)->order()) : targets);
+}
+
+double training_flops(const Transformer& model, Index batch, Index length) {
+  Transformer shapes = model;  // copies share the tensors
+  double weights = 0;
+  shapes.visit_parameters("", [&](const std::string& name, Tensor& p) {
+    const bool looked_up = name == "positions.weight" || (name == "tokens.weight" && model.head);
+    if (p.rank() == 2 && !looked_up) weights += static_cast<double>(p.numel());
+  });
+  const PlanPtr plan = model.plan(length);
+  double pairs = 0;
+  for (Index h = 0; h < plan->heads(); ++h)
+    for (const std::int32_t i : plan->tilings_of(h)) pairs += static_cast<double>(plan->tilings()[static_cast<std::size_t>(i)].pairs);
+  // A pair costs 4 D forward (q.k, p v) and 10 D backward (the scores again, dV, dP, dQ, dK).
+  const double dim = static_cast<double>(attention_config(model.config).dim());
+  return static_cast<double>(batch) * (6 * weights * static_cast<double>(length) + 14 * dim * pairs * static_cast<double>(model.config.layers));
+}
+
+}  // namespace hilt

@@ -1,0 +1,92 @@
+#pragma once
+#include <memory>
+#include "attention.h"
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// How a model learns where a token stands.
+enum class Positions : unsigned char { learned, rotary, none };
+Positions parse_positions(std::string_view text);
+std::string_view name_of(Positions positions);
+
+/// Everything that decides what a Transformer computes; the defaults are nanoGPT's small character model.
+struct TransformerConfig {
+  Index layers = 4, heads = 4, kv_heads = 0;  // 0: as many as heads
+  Index width = 128;
+  Index hidden = 0;    // of the Mlp; 0: 4 width
+  Index context = 64;  // the most tokens of a sequence
+  Index vocab = 65;    // input symbols
+  Index classes = 0;   // output symbols; 0: vocab
+  Order order;
+  Pattern pattern = {Branch{}};
+  DilationMode dilation_mode = DilationMode::all_queries;
+  Causality causality = Causality::token;
+  Backward backward = Backward::fused;
+  double dropout = 0;          // of embeddings, attention weights and what joins the residual stream
+  bool checkpointing = false;  // keep each block's input alone and run it again in backward
+  bool keep_order = false;     // permute once at the input, hold activations in curve order, go home at the output
+  Positions positions = Positions::learned;
+  double rotary_base = 10000;
+  bool tie_weights = true;     // the head is the transposed embedding; only with classes == vocab
+  NormKind norm = NormKind::layer;
+  double epsilon = 1e-5;
+  Activation activation = Activation::gelu_tanh;
+  bool bias = true;            // in every product and layer norm
+
+  Index hidden_width() const { return hidden == 0 ? 4 * width : hidden; }
+  Index outputs() const { return classes == 0 ? vocab : classes; }
+  friend bool operator==(const TransformerConfig&, const TransformerConfig&) = default;
+};
+/// Throws Code::usage with what is wrong and the nearest values that are not.
+void check_config(const TransformerConfig& config);
+AttentionConfig attention_config(const TransformerConfig& config);
+
+/// x + attention(norm(x)), then x + mlp(norm(x)).
+struct Block {
+  Norm norm1, norm2;
+  HilbertSelfAttention attention;
+  Mlp mlp;
+  double dropout = 0;  // of both branches
+  Tensor operator()(const Tensor& x, const CallOptions& call = {}) const;
+  void visit_parameters(const std::string& at, const ParameterVisitor& visit);
+};
+
+/// Tokens to logits. With token causality a language model; with none, and a grid order of `context` cells, an encoder that
+/// labels the cells of a board.
+struct Transformer {
+  TransformerConfig config;
+  Embedding tokens, positions;  // positions: [context, width] where they are learned
+  std::vector<Block> blocks;
+  Norm norm;
+  Tensor head;  // [width, outputs]; undefined where it is tied to tokens
+
+  /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs].
+  Tensor logits(const Tensor& ids, const CallOptions& call = {}) const;
+  /// Of each sequence's last token alone -> [B, outputs]: what sampling asks for.
+  Tensor last_logits(const Tensor& ids, const CallOptions& call = {}) const;
+  /// Mean cross entropy over the targets that are not -100. targets: i32 or i64 [B, L]; targets[b, t] belongs to ids[b, t] (for a
+  /// language model the symbol that follows it).
+  Tensor loss(const Tensor& ids, const Tensor& targets, const CallOptions& call = {}) const;
+  /// The plan that a call on this many tokens uses.
+  PlanPtr plan(Index length, const CallOptions& call = {}) const;
+  void visit_parameters(const std::string& at, const ParameterVisitor& visit);
+
+ private:
+  /// The residual stream after the last norm, in the order the blocks ran in.
+  Tensor features(const Tensor& ids, const CallOptions& call) const;
+  Tensor to_logits(const Tensor& x) const;
+  bool keeps_order(const CallOptions& call) const;
+};
+
+/// GPT-2's initial values: normal with deviation 0.02, products that join the residual stream 0.02 / sqrt(2 layers), biases 0,
+/// norms 1. The same seed gives the same model.
+Transformer make_transformer(const TransformerConfig& config, std::uint64_t seed, DType dtype = DType::f32);
+
+/// A bidirectional encoder for boards of height x width cells: `states` input symbols a cell, `classes` labels, learned positions,
+/// cells in Hilbert order and attended to by `pattern`.
+TransformerConfig board_config(Index height, Index width, Index states, Index classes, const Pattern& pattern);
+
+/// Floating-point operations of one training step on `tokens` tokens of sequences of `length`: 6 a weight and token, and the pairs that attend.
+double training_flops(const Transformer& model, Index batch, Index length);
+
+}  // namespace hilt

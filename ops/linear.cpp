@@ -1,0 +1,67 @@
+// A layer in one op: y = x w + b, and onto a residual stream y = r + x w + b. The product starts from b and r instead of 0.
+//
+//      dx = dy w^T        dw = x^T dy        db = sum over rows of dy        dr = dy        keeps x and w
+#include "core/tape.h"
+#include "ops/gemm.h"
+#include "ops/helpers.h"
+#include "ops/ops.h"
+
+namespace hilt {
+namespace {
+
+Tensor as_rows(const Tensor& x) { return reshape(x, {x.dim(-1) > 0 ? x.numel() / x.dim(-1) : 0, x.dim(-1)}); }
+
+template <class T>
+kernels::MatrixRef<const T> matrix(const Tensor& x) { return {x.data<T>(), x.stride(-2), x.stride(-1)}; }
+
+struct LinearOp final : Function {
+  Shape b_shape;
+  std::string_view name() const override { return "linear"; }
+
+  Tensor forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& r) {
+    b_shape = b.shape();
+    if (wants(1)) save(x);
+    if (wants(0)) save(w);
+    const Tensor rows = dense(as_rows(x)), weight = dense(w), bias = b ? dense(b) : b, residual = r ? dense(as_rows(r)) : r;
+    Tensor y = empty(x.shape().with(-1, w.dim(1)), x.dtype(), x.device());
+    const auto run = [&]<class T>() {
+      kernels::Start<T> start;
+      if (bias) start.bias = bias.data<T>();
+      if (residual) start.residual = matrix<T>(residual);
+      kernels::gemm_onto<T>(Cpu{}, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight), {y.mutable_data<T>(), w.dim(1), 1}, start);
+    };
+    x.dtype() == DType::f32 ? run.operator()<float>() : run.operator()<double>();
+    return y;
+  }
+
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    std::vector<Tensor> d(4);
+    const Tensor g = as_rows(dy);
+    if (wants(0)) d[0] = matmul(dy, transpose(saved(wants(1) ? 1 : 0)));
+    if (wants(1)) d[1] = matmul(transpose(as_rows(saved(0))), g);
+    if (wants(2)) d[2] = sum_to(g, b_shape);
+    if (wants(3)) d[3] = dy;
+    return d;
+  }
+};
+
+Tensor checked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& r) {
+  check_alike("linear", "x", x, "w", w);
+  check(x.rank() >= 1 && w.rank() == 2 && x.dim(-1) == w.dim(0), "linear: x ", x.shape(), " and w ", w.shape(), " must be [.., in] and [in, out]");
+  if (b) check_alike("linear", "x", x, "b", b);
+  if (b) check(b.shape() == Shape{w.dim(1)}, "linear: b ", b.shape(), " must have one entry for each of the ", w.dim(1), " columns of w");
+  if (r) check_alike("linear", "x", x, "residual", r);
+  if (r) check(r.shape() == x.shape().with(-1, w.dim(1)), "linear: the residual ", r.shape(), " must have the shape of x w, ", x.shape().with(-1, w.dim(1)));
+  const bool one_op = x.device().is_cpu() && (x.dtype() == DType::f32 || x.dtype() == DType::f64) && x.numel() > 0 && w.numel() > 0;
+  if (one_op && x.rank() >= 2) return apply(LinearOp{}, x, w, b, r);
+  const Tensor product = x.rank() >= 2 ? matmul(x, w) : squeeze(matmul(unsqueeze(x, 0), w), 0);
+  const Tensor y = b ? add(product, b) : product;
+  return r ? add(r, y) : y;
+}
+
+}  // namespace
+
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b) { return checked(x, w, b, {}); }
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& residual) { return checked(x, w, b, residual); }
+
+}  // namespace hilt

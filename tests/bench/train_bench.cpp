@@ -1,0 +1,118 @@
+// Milliseconds of a whole training step (batch to updated weights) of two models, beside peers/train_bench.py, which times the same
+// models in PyTorch. Prints one line a model; with --tape also what each kind of op took.
+//
+//   hilt_train_bench [small|medium] [--steps N] [--tape]
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <map>
+#include <string>
+#include <vector>
+#include "core/parallel.h"
+#include "nn/optimizer.h"
+#include "nn/transformer.h"
+
+using namespace hilt;
+
+namespace {
+
+struct Setting {
+  const char* name;
+  TransformerConfig config;
+  Index batch = 12;
+};
+
+Setting setting(const std::string& name) {
+  Setting s{"small", {}, 12};  // nanoGPT's small character model
+  s.config.bias = false;
+  if (name == "medium") {
+    s.name = "medium";
+    s.config.layers = 6, s.config.heads = 6, s.config.width = 384, s.config.context = 256;
+    s.batch = 8;
+  }
+  return s;
+}
+
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Trainer {
+  Transformer model;
+  AdamWOptimizer optimizer{AdamW{1e-3, 0.9, 0.99, 1e-8, 0.1}};
+  NamedParameters parameters = parameters_of(model);
+  Tensor ids, targets;
+  std::vector<NodeReport> report;
+
+  explicit Trainer(const Setting& s)
+      : model(make_transformer(s.config, 1)), ids(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 1})),
+        targets(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 2})) {}
+
+  double step(bool profile) {
+    Tape tape(Tape::Options{profile});
+    for (const NamedParameter& p : parameters) tape.watch(*p.tensor);
+    const Tensor loss = model.loss(ids, targets);
+    Gradients g = tape.backward(loss);
+    clip_grad_norm(g, parameters, 1.0);
+    optimizer.step(parameters, g, 1e-3);
+    if (profile) report = tape.report();
+    return loss.item();
+  }
+};
+
+void run(const std::string& name, int steps, bool with_tape) {
+  const Setting s = setting(name);
+  Trainer trainer(s);
+  double loss = 0;
+  for (int i = 0; i < 3; ++i) loss = trainer.step(false);
+  std::vector<double> ms;
+  const std::clock_t cpu = std::clock();
+  const std::size_t asked = memory_stats().from_system;
+  for (int i = 0; i < steps; ++i) {
+    const double start = now_ms();
+    loss = trainer.step(false);
+    ms.push_back(now_ms() - start);
+  }
+  const std::size_t grown = memory_stats().from_system - asked;
+  const double cpu_ms = static_cast<double>(std::clock() - cpu) * 1e3 / CLOCKS_PER_SEC / steps;  // what a busy machine does not distort
+  std::ranges::sort(ms);
+  const double median = ms[ms.size() / 2], flops = training_flops(trainer.model, s.batch, s.config.context);
+  std::printf("hilt %-6s %lld parameters, batch %lld x %lld: %d threads: median %.2f ms, best %.2f ms a step, %.2f ms of processors, %.1f GFLOP/s, loss %.4f, %zu blocks asked of the system\n",
+              s.name, static_cast<long long>(parameter_count(trainer.model)), static_cast<long long>(s.batch), static_cast<long long>(s.config.context), thread_count(), median,
+              ms.front(), cpu_ms, flops / median * 1e-6, loss, grown);
+  if (!with_tape) return;
+  struct Sum { double forward = 0, backward = 0; int count = 0; };
+  std::map<std::string, Sum> by_name;
+  for (int i = 0; i < steps; ++i) {
+    trainer.step(true);
+    for (const NodeReport& n : trainer.report) {
+      std::string key = n.name;
+      if (n.name == "matmul" || n.name.starts_with("linear")) key += " to " + std::to_string(n.output[-1]);
+      Sum& sum = by_name[key];
+      sum.forward += n.forward_ms, sum.backward += n.backward_ms, ++sum.count;
+    }
+  }
+  double total = 0;
+  for (const auto& [key, sum] : by_name) {
+    std::printf("  %-28s x %-3d forward %8.3f ms  backward %8.3f ms\n", key.c_str(), sum.count / steps, sum.forward / steps, sum.backward / steps);
+    total += (sum.forward + sum.backward) / steps;
+  }
+  std::printf("  %-28s %10.3f ms\n", "all ops", total);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> names;
+  int steps = 30;
+  bool with_tape = false;
+  for (int i = 1; i < argc; ++i) {
+    if (!std::strcmp(argv[i], "--steps") && i + 1 < argc) steps = std::max(1, std::atoi(argv[++i]));
+    else if (!std::strcmp(argv[i], "--tape")) with_tape = true;
+    else names.emplace_back(argv[i]);
+  }
+  if (names.empty()) names = {"small", "medium"};
+  for (const std::string& name : names) run(name, steps, with_tape);
+}

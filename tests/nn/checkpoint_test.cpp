@@ -1,0 +1,192 @@
+// Checkpoints: what comes back, what a damaged file says, and that a directory never holds half of one.
+#include "nn/checkpoint.h"
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "../support/error_of.h"
+#include "../support/scale.h"
+#include "../support/temporary.h"
+#include "nn/data.h"
+
+namespace hilt {
+namespace {
+
+std::vector<SafetensorsItem> items(double at = 1) {
+  return {{"model.w", full({3, 5}, at)}, {"model.b", full({5}, at + 1, DType::bf16)}, {"optimizer.w.m", full({3, 5}, -at)}};
+}
+const SafetensorsMetadata kMetadata{{"config.lr", "0.001"}, {"rows", "77"}, {"vocabulary", "characters:\n\"\\\u20ac"}};
+
+std::string path_in(const Temporary& dir, Index step) { return dir.path(checkpoint_name(step)); }
+std::string without(const Temporary& dir, std::string text) {
+  for (std::size_t at; (at = text.find(dir.directory() + "/")) != text.npos;) text.erase(at, dir.directory().size() + 1);
+  return text;
+}
+
+TEST(Checkpoint, ComesBackWhole) {
+  const Temporary dir;
+  save_checkpoint(dir.directory(), 100, items(3), kMetadata, 2);
+  EXPECT_EQ(dir.names(), std::vector<std::string>{"ckpt-000100.safetensors"});
+  const Checkpoint c(path_in(dir, 100));
+  EXPECT_EQ(c.step(), 100);
+  EXPECT_EQ(c.get_number("rows"), 77u);
+  EXPECT_EQ(c.get("vocabulary"), kMetadata.at("vocabulary"));
+  std::vector<SafetensorsItem> back = items(0);
+  c.read(back);
+  const std::vector<SafetensorsItem> expected = items(3);
+  for (std::size_t i = 0; i < back.size(); ++i) EXPECT_EQ(back[i].tensor.to_vector(), expected[i].tensor.to_vector()) << back[i].name;
+  struct stat status {};
+  ASSERT_EQ(::stat(path_in(dir, 100).c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+}
+
+TEST(Checkpoint, EqualStatesAreEqualFiles) {
+  const Temporary a, b;
+  save_checkpoint(a.directory(), 5, items(), kMetadata, 2);
+  save_checkpoint(b.directory(), 5, items(), kMetadata, 2);
+  EXPECT_EQ(a.content(checkpoint_name(5)), b.content(checkpoint_name(5)));
+}
+
+TEST(Checkpoint, TheOldestGo) {
+  const Temporary dir;
+  for (const Index step : {1, 2, 3, 10, 1234567}) save_checkpoint(dir.directory(), step, items(), {}, 3);
+  EXPECT_EQ(checkpoint_steps(dir.directory()), (std::vector<Index>{3, 10, 1234567}));
+  save_checkpoint(dir.directory(), 1234568, items(), {}, 0);  // fewer than two are never kept
+  EXPECT_EQ(checkpoint_steps(dir.directory()), (std::vector<Index>{1234567, 1234568}));
+  dir.file("ckpt-5.safetensors", ""), dir.file("ckpt-000007.tmp.12345678", "half"), dir.file("other", "");
+  EXPECT_EQ(checkpoint_steps(dir.directory()).size(), 2u);  // only names that we would give
+  remove_unfinished_checkpoints(dir.directory());
+  EXPECT_EQ(dir.names(), (std::vector<std::string>{"ckpt-1234567.safetensors", "ckpt-1234568.safetensors", "ckpt-5.safetensors", "other"}));
+  EXPECT_TRUE(checkpoint_steps(dir.path("none")).empty());
+}
+
+TEST(Checkpoint, EveryFlippedBitIsNoticedAndNothingIsTaken) {
+  const Temporary dir;
+  save_checkpoint(dir.directory(), 1, items(3), kMetadata, 2);
+  const std::string whole = dir.content(checkpoint_name(1));
+  const std::string path = path_in(dir, 1);
+  Index refused = 0, named = 0;
+  const std::size_t step = scaled<std::size_t>(1, 7);
+  for (std::size_t i = 0; i < whole.size(); i += step) {
+    std::string damaged = whole;
+    damaged[i] = static_cast<char>(damaged[i] ^ (1 << i % 8));
+    dir.file(checkpoint_name(1), damaged);
+    std::vector<SafetensorsItem> back = items(0);
+    const std::string why = error_of([&] { Checkpoint(path).read(back); });
+    // A blank of the header's padding carries nothing, but strict readers may refuse it too.
+    ASSERT_TRUE(why.starts_with("data: ")) << "byte " << i << ": " << why;
+    ++refused;
+    named += why.find("does not match its checksum") != why.npos;
+    for (const SafetensorsItem& item : back) ASSERT_EQ(item.tensor.to_vector(), items(0)[static_cast<std::size_t>(&item - back.data())].tensor.to_vector());
+  }
+  EXPECT_GE(named, Index(2 * 15 * 4 / static_cast<Index>(step)));
+  std::printf("[ flips    ] %lld flipped bits, all refused\n", static_cast<long long>(refused));
+  std::string last = whole;
+  last.back() = static_cast<char>(last.back() ^ 1);
+  dir.file(checkpoint_name(1), last);
+  std::vector<SafetensorsItem> back = items(0);
+  EXPECT_EQ(without(dir, error_of([&] { Checkpoint(path).read(back); })),
+            "data: ckpt-000001.safetensors: damaged: tensor optimizer.w.m, bytes " + std::to_string(whole.size() - 60) + ".." + std::to_string(whole.size()) +
+                ", does not match its checksum; use an earlier checkpoint");
+}
+
+TEST(Checkpoint, TruncatedAndExtendedFilesAreRefused) {
+  const Temporary dir;
+  save_checkpoint(dir.directory(), 1, items(3), kMetadata, 2);
+  const std::string whole = dir.content(checkpoint_name(1));
+  for (std::size_t n = 0; n < whole.size(); n += scaled<std::size_t>(1, 11)) {
+    dir.file(checkpoint_name(1), whole.substr(0, n));
+    ASSERT_TRUE(error_of([&] { Checkpoint c(path_in(dir, 1)); }).starts_with("data: ")) << n;
+  }
+  dir.file(checkpoint_name(1), whole + 'x');
+  EXPECT_TRUE(error_of([&] { Checkpoint c(path_in(dir, 1)); }).starts_with("data: "));
+}
+
+TEST(Checkpoint, WhatDoesNotFitIsNamed) {
+  const Temporary dir;
+  save_checkpoint(dir.directory(), 1, items(3), kMetadata, 2);
+  const Checkpoint c(path_in(dir, 1));
+  const auto refusal = [&](std::vector<SafetensorsItem> wanted, const std::string& prefix = "") { return without(dir, error_of([&] { c.read(wanted, prefix); })); };
+  std::vector<SafetensorsItem> all = items(0);
+  EXPECT_EQ(refusal({all[0], all[1]}), "data: ckpt-000001.safetensors: holds a tensor that this model has not: optimizer.w.m f32[3, 5]");
+  EXPECT_EQ(refusal({all[0], all[1]}, "model."), "nothing");
+  EXPECT_EQ(refusal({all[0], all[1], all[2], {"model.c", full({2}, 0)}}), "data: ckpt-000001.safetensors: lacks the tensor model.c f32[2]");
+  all[0].tensor = full({5, 3}, 0);
+  EXPECT_EQ(refusal(all), "data: ckpt-000001.safetensors: tensor model.w is f32[3, 5], expected f32[5, 3]");
+  all[0].tensor = full({3, 5}, 0, DType::f64);
+  EXPECT_EQ(refusal(all), "data: ckpt-000001.safetensors: tensor model.w is f32[3, 5], expected f64[3, 5]");
+  EXPECT_EQ(without(dir, error_of([&] { c.get("nothing"); })), "data: ckpt-000001.safetensors: its metadata lack 'nothing'");
+  EXPECT_EQ(without(dir, error_of([&] { c.get_number("config.lr"); })), "data: ckpt-000001.safetensors: metadata 'config.lr' should be a whole number, is '0.001'");
+  EXPECT_EQ(differences(c.file().metadata(), "config.", {{"lr", "0.002"}, {"width", "8"}}),
+            (std::vector<std::string>{"lr: 0.001 in the checkpoint, 0.002 asked for", "width: unknown to the checkpoint, 8 asked for"}));
+  EXPECT_EQ(differences(c.file().metadata(), "config.", {}), std::vector<std::string>{"lr: 0.001 in the checkpoint, unknown here"});
+}
+
+TEST(Checkpoint, AFullDiskLeavesTheDirectoryAsItWas) {
+  const Temporary dir;
+  save_checkpoint(dir.directory(), 1, items(), kMetadata, 2);
+  const std::string before = dir.content(checkpoint_name(1));
+  const auto old = ::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{};
+  ::getrlimit(RLIMIT_FSIZE, &limit);
+  for (const rlim_t bytes : {0u, 100u, 600u}) {
+    const rlimit small{bytes, limit.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    const std::string why = error_of([&] { save_checkpoint(dir.directory(), 2, items(), kMetadata, 2); });
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    EXPECT_TRUE(why.starts_with("data: ") && why.find("File too large") != why.npos) << why;
+    EXPECT_EQ(dir.names(), std::vector<std::string>{checkpoint_name(1)});
+    EXPECT_EQ(dir.content(checkpoint_name(1)), before);
+  }
+  ::signal(SIGXFSZ, old);
+  EXPECT_TRUE(error_of([&] { save_checkpoint(dir.path("none"), 2, items(), kMetadata, 2); }).find("No such file or directory") != std::string::npos);
+}
+
+TEST(DirectoryLock, IsHeldByOneAndEndsWithItsProcess) {
+  const Temporary dir;
+  {
+    const DirectoryLock lock(dir.directory());
+    EXPECT_EQ(error_of([&] { DirectoryLock second(dir.directory()); }),
+              "data: " + dir.directory() + ": another trainer writes to this directory; wait for it or name another directory");
+  }
+  const DirectoryLock again(dir.directory());
+  EXPECT_EQ(error_of([&] { DirectoryLock none(dir.path("none")); }), "data: " + dir.path("none") + ": cannot open: No such file or directory; name a directory you may write to");
+}
+
+// A child writes checkpoint after checkpoint and is killed at a random moment; whatever is found is whole, and at
+// least one is there once the first was finished.
+TEST(Checkpoint, KilledWritersLeaveWholeFilesOnly) {
+  const Index kills = scaled(300, 30);
+  Draws draws({5, 5});
+  Index found = 0, unfinished = 0;
+  const Temporary dir;
+  const std::vector<SafetensorsItem> big{{"w", full({64, 1024}, 1)}, {"m", full({64, 1024}, 2)}};
+  save_checkpoint(dir.directory(), 1, big, kMetadata, 2);
+  for (Index k = 0; k < kills; ++k) {
+    const Index from = checkpoint_steps(dir.directory()).back();
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      for (Index step = from + 1;; ++step) save_checkpoint(dir.directory(), step, big, kMetadata, 2);
+    }
+    ::usleep(static_cast<useconds_t>(draws.below(8000)));
+    ::kill(pid, SIGKILL);
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "the writer failed by itself";
+    for (const Index step : checkpoint_steps(dir.directory())) {
+      std::vector<SafetensorsItem> back{{"w", full({64, 1024}, 0)}, {"m", full({64, 1024}, 0)}};
+      ASSERT_EQ(error_of([&] { Checkpoint(path_in(dir, step)).read(back); }), "nothing");
+      ++found;
+    }
+    for (const std::string& name : dir.names()) unfinished += name.find(".tmp.") != name.npos;
+    remove_unfinished_checkpoints(dir.directory());
+    ASSERT_GE(checkpoint_steps(dir.directory()).size(), 1u);
+  }
+  std::printf("[ kills    ] %lld writers killed, %lld of them while writing; %lld checkpoints read, all whole\n", static_cast<long long>(kills),
+              static_cast<long long>(unfinished), static_cast<long long>(found));
+}
+
+}  // namespace
+}  // namespace hilt
