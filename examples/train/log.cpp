@@ -1,0 +1,110 @@
+#include "log.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace train {
+
+using json = nlohmann::ordered_json;
+
+namespace {
+
+json known(double x) { return x < 0 || !std::isfinite(x) ? json() : json(x); }
+
+json first_line(const program::Options& options, const Start& start) {
+  json configuration;
+  for (const auto& [key, value] : options.values()) configuration[key] = value;
+  const hilt::Info i = hilt::info();
+  return {{"configuration", configuration},
+          {"build",
+           {{"version", i.version},
+            {"type", i.build_type},
+            {"compiler", i.compiler},
+            {"blas", i.blas},
+            {"isa", i.isa_active}}},
+          {"machine",
+           {{"devices", i.devices},
+            {"threads", i.threads},
+            {"memory", i.memory},
+            {"peak_gflops", start.peak_gflops}}},
+          {"floor", known(start.floor)},
+          {"floor_without_memory", known(start.floor_without_memory)},
+          {"yardsticks", {{"uniform", start.uniform}, {"unigram", start.unigram}, {"bigram", start.bigram}}},
+          {"parameters", start.parameters},
+          {"vocabulary", start.vocabulary},
+          {"tokens_per_step", start.tokens_per_step}};
+}
+
+json to_json(const Line& l) {
+  json j = {{"step", l.step}, {"loss", l.loss}};
+  if (l.val_loss >= 0) j["val_loss"] = l.val_loss;
+  if (l.val_right >= 0) j["val_accuracy"] = l.val_right;
+  j.update({{"lr", l.lr},
+            {"grad_norm", l.grad_norm},
+            {"ms", l.ms},
+            {"tokens_per_s", l.tokens_per_s},
+            {"gflops", l.gflops},
+            {"bytes", l.bytes}});
+  return j;
+}
+
+/// The lines of a log up to step `after`; what a killed writer left of a last line is not one.
+std::vector<Line> read_lines(const std::string& path, Index after, std::string& first) {
+  std::vector<Line> lines;
+  std::ifstream file(path);
+  std::getline(file, first);
+  for (std::string text; std::getline(file, text);) {
+    const json j = json::parse(text, nullptr, false);
+    if (!j.is_object() || !j.contains("step")) continue;
+    try {
+      Line l;
+      l.step = j.at("step"), l.loss = j.at("loss"), l.lr = j.at("lr"), l.grad_norm = j.at("grad_norm"),
+      l.ms = j.at("ms");
+      l.tokens_per_s = j.at("tokens_per_s"), l.gflops = j.at("gflops"), l.bytes = j.at("bytes");
+      l.val_loss = j.value("val_loss", -1.0), l.val_right = j.value("val_accuracy", -1.0);
+      if (l.step <= after) lines.push_back(l);
+    } catch (const json::exception&) {
+      continue;
+    }
+  }
+  return lines;
+}
+
+}  // namespace
+
+Log::Log(const std::string& path, const program::Options& options, const Start& start, Index after) {
+  std::string text;
+  if (after > 0) lines_ = read_lines(path, after, text);
+  if (!json::accept(text)) text.clear();
+  text = (text.empty() ? first_line(options, start).dump() : text) + '\n';
+  for (const Line& l : lines_) text += to_json(l).dump() + '\n';
+  // A whole new file takes the old one's place, so that a kill now leaves either.
+  const std::string temporary = path + ".tmp";
+  descriptor_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+  const bool written = descriptor_ >= 0 &&
+                       ::write(descriptor_, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+                       ::rename(temporary.c_str(), path.c_str()) == 0;
+  if (written) return;
+  const int error = errno;
+  ::unlink(temporary.c_str());
+  hilt::fail_with(hilt::Code::data, path, ": cannot write: ", std::strerror(error),
+                  "; name a directory with room, that you may write to, with --out");
+}
+
+Log::~Log() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void Log::write(const Line& line) {
+  lines_.push_back(line);
+  const std::string text = to_json(line).dump() + '\n';
+  [[maybe_unused]] const ssize_t ignored = ::write(descriptor_, text.data(), text.size());
+}
+
+}  // namespace train

@@ -1,0 +1,88 @@
+// What is known before the first step: yardsticks, the floor, and what the machine can do.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "run.h"
+
+namespace train {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Of a large product in f32, in which 16-bit types are computed too: the best of a few.
+double peak_gflops() {
+  constexpr Index kSide = 512;
+  constexpr int kTries = 3;
+  const hilt::Tensor a = hilt::full({kSide, kSide}, 0.5), b = hilt::full({kSide, kSide}, 0.25);
+  double best = 1e30;
+  for (int i = 0; i < kTries; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    hilt::matmul(a, b);
+    best = std::min(best, seconds_since(start));
+  }
+  return 2.0 * kSide * kSide * kSide / best * 1e-9;
+}
+
+}  // namespace
+
+hilt::AdamW adamw_of(const Settings& s) {
+  return {.lr = s.lr, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = s.weight_decay};
+}
+hilt::DType dtype_of(const Settings& s) { return s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32; }
+
+double exact_cost(const Settings& s, const hilt::Task& task, Index rows) {
+  if (s.task != "stories") return -1;
+  std::vector<std::int32_t> inputs(static_cast<std::size_t>(task.length())), targets(inputs.size());
+  double total = 0;
+  for (Index r = 0; r < rows; ++r) {
+    task.row(hilt::Split::validation, r, inputs.data(), targets.data());
+    for (const double cost : hilt::story_grammar().costs(task.vocabulary().decode(targets))) total += cost;
+  }
+  return total / static_cast<double>(rows * task.length());
+}
+
+Start measure_start(const Settings& s, const hilt::Task& task, const hilt::TransformerConfig& config) {
+  constexpr Index kCounted = 1 << 16;  // tokens, enough for two digits of a bigram's entropy
+  const hilt::Yardsticks y = hilt::yardsticks(task, std::max<Index>(1, kCounted / task.length()));
+  Start start{.uniform = y.uniform, .unigram = y.unigram, .bigram = y.bigram};
+  if (s.task == "stories") {
+    start.floor = hilt::story_grammar().floor(s.context);
+    start.floor_without_memory = hilt::story_grammar().floor_without_memory(s.context);
+  } else if (s.is_life()) {
+    start.floor = 0;  // the next board follows from this one
+  }
+  start.peak_gflops = peak_gflops();
+  start.parameters = count_parameters(config);
+  start.vocabulary = task.classes();
+  start.tokens_per_step = s.batch * s.accumulate * s.context;
+  return start;
+}
+
+std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const hilt::Task> task) {
+  const std::string segment = "segment:16";
+  std::vector<Control> controls{{"curve segments", "hilbert:" + s.grid, segment, 0, {}},
+                                {"raster segments", "row:" + s.grid, segment, 0, {}}};
+  for (Control& c : controls) {
+    Settings same = s;
+    same.order = c.order, same.pattern = c.pattern;
+    Trainer trainer(model_config(same, task->classes()), task, static_cast<std::uint64_t>(s.seed),
+                    dtype_of(s), adamw_of(s));
+    const hilt::Schedule schedule = schedule_of(s);
+    c.flops = hilt::training_flops(trainer.model(), s.batch * s.accumulate, s.context);
+    while (trainer.steps() < s.steps && !interrupted()) {
+      const Step step = trainer.step(s.batch, s.accumulate, schedule(trainer.steps()), s.clip);
+      Line line{.step = trainer.steps(), .loss = step.loss, .lr = step.lr, .grad_norm = step.grad_norm};
+      if (line.step % s.eval_every == 0 || line.step == s.steps) {
+        const Evaluation e = trainer.evaluate(s.eval_rows, s.batch);
+        line.val_loss = e.loss, line.val_right = e.right;
+      }
+      c.lines.push_back(line);
+    }
+  }
+  return controls;
+}
+
+}  // namespace train

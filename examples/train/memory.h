@@ -1,0 +1,37 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "settings.h"
+
+// Private to train: what a run will need, before it needs it.
+
+namespace train {
+
+/// Bytes by kind. Exact for what lasts; activations by formula, from what each op keeps for its backward
+/// pass.
+struct MemoryPlan {
+  std::size_t parameters = 0, gradients = 0, moments = 0;
+  std::size_t activations = 0;  // kept between the passes
+  std::size_t working = 0;      // beyond that, at the worst moment
+  std::size_t plan = 0;         // of the attention plan: outside the counters of tensors
+  struct Part {
+    std::string name;
+    std::size_t bytes;
+  };
+  std::vector<Part> largest;  // single tensors, or sets of alike ones, descending
+  std::size_t total() const { return parameters + gradients + moments + activations + working; }
+};
+MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config);
+
+/// How many numbers the model learns, without making it.
+Index count_parameters(const hilt::TransformerConfig& config);
+
+/// Throws Code::memory where the machine does not have what the plan needs, with the five largest and what to
+/// try.
+void require_memory(const MemoryPlan& plan, const Settings& s);
+
+/// The plan in a few lines.
+std::string to_text(const MemoryPlan& plan);
+
+}  // namespace train

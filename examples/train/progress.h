@@ -1,0 +1,34 @@
+#pragma once
+#include <chrono>
+#include <string>
+
+#include "log.h"
+
+// Private to train: what one sees while it runs.
+
+namespace train {
+
+/// One line about the latest step: in place on a terminal; elsewhere a line at the first step, at each
+/// evaluation and at the end.
+class Progress {
+ public:
+  Progress(const Start& start, Index from);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void show(const Line& line, Index steps, bool last);
+  /// Prints a line of its own, above.
+  void say(const std::string& text);
+
+ private:
+  /// What a narrow terminal has no room for goes.
+  enum class Detail : unsigned char { all, some, least };
+  std::string text_of(const Line& line, Index steps, Detail detail) const;
+  Start start_;
+  Index from_;
+  bool terminal_, color_, open_ = false;  // open_: a line stands without its end
+  double val_loss_ = -1;
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now(), shown_{};
+};
+
+}  // namespace train

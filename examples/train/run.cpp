@@ -1,0 +1,250 @@
+// The order of things: everything that can be refused is refused before anything is written; then the
+// directory, the log, and steps until the end or an interrupt. After each: log, evaluation, checkpoint,
+// sample, as often as asked.
+#include "run.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <iostream>
+
+#include "../outputs.h"
+#include "../program.h"
+#include "../report/text.h"
+#include "progress.h"
+
+namespace train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+constexpr Index kTimed = 6;                              // steps by which --seconds judges the rest
+constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbers apart from rows'
+
+class Run {
+ public:
+  Run(const program::Options& options, Settings& s) : options_(options), s_(s) {}
+  int operator()();
+
+ private:
+  void prepare();
+  void loop(Progress& progress);
+  void fit_seconds(double elapsed);
+  void save(Progress& progress);
+  void sample(Progress& progress);
+  void write(const std::string& name, const std::string& content, Progress& progress);
+  int finish(Progress& progress);
+
+  const program::Options& options_;
+  Settings& s_;
+  std::optional<hilt::Checkpoint> from_;
+  std::shared_ptr<const hilt::Task> task_;
+  hilt::TransformerConfig config_;
+  std::optional<Trainer> trainer_;
+  MemoryPlan memory_;
+  Start start_;
+  double flops_ = 0;
+  std::size_t measured_ = 0;
+  std::unique_ptr<program::Outputs> outputs_;
+  std::unique_ptr<hilt::DirectoryLock> lock_;
+  std::unique_ptr<Log> log_;
+  Index first_ = 0, saved_ = -1;  // steps at the start, and of the last good checkpoint
+  std::string sample_;
+  Clock::time_point began_ = Clock::now();
+};
+
+// Everything that may refuse, the cheap first.
+void Run::prepare() {
+  if (s_.device != "auto" && program::device_of(s_.device) != hilt::Device{})
+    hilt::fail_with(hilt::Code::gpu, "--device (", s_.device,
+                    "): training runs on the CPU in this version; use --device cpu");
+  if (!s_.dry_run && std::filesystem::is_directory(s_.out))
+    lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
+  const std::vector<Index> steps = hilt::checkpoint_steps(s_.out);
+  if (s_.resume) {
+    from_.emplace(s_.out + '/' + hilt::checkpoint_name(steps.back()));
+    first_ = saved_ = from_->step();
+    hilt::check(first_ < s_.steps, "--resume: ", from_->path(), " ends a run of ", s_.steps,
+                " steps; there is nothing left to do: --sample-only shows what it learned");
+  } else if (!steps.empty()) {
+    hilt::fail("--out (", s_.out, "): holds a run already, up to ", hilt::checkpoint_name(steps.back()),
+               "; go on with --resume, or name another directory");
+  }
+  std::optional<hilt::Vocabulary> vocabulary;
+  if (from_) vocabulary = hilt::Vocabulary::from_text(from_->get("vocabulary"));
+  config_ = model_config(s_, 2);  // refuses what cannot be, before a long text is read
+  task_ = make_task(s_, vocabulary);
+  config_ = model_config(s_, task_->vocabulary().size());
+  if (from_ && s_.task == "text" && from_->get_number("text.bytes") != std::filesystem::file_size(s_.text))
+    hilt::fail_with(hilt::Code::data, "--text (", s_.text, "): has ", std::filesystem::file_size(s_.text),
+                    " bytes, ", from_->path(), " was trained on ", from_->get("text.bytes"),
+                    "; name the same file, or begin anew with another --out");
+  schedule_of(s_);
+  memory_ = plan_memory(s_, config_);
+  if (!s_.dry_run) require_memory(memory_, s_);
+}
+
+// From the first steps' time: how many fit. From here on the run is one of that many --steps.
+void Run::fit_seconds(double elapsed) {
+  const double step = elapsed / static_cast<double>(kTimed);
+  s_.steps = std::max({static_cast<Index>(s_.seconds / step), 2 * kTimed, s_.warmup + 1});
+}
+
+// A full disk, or a directory that went away, costs the checkpoint and not the run.
+void Run::save(Progress& progress) {
+  hilt::SafetensorsMetadata metadata = trainer_->counters();
+  for (const auto& [key, value] : decisive(options_, s_)) metadata["config." + key] = value;
+  if (s_.task == "text") metadata["text.bytes"] = std::to_string(std::filesystem::file_size(s_.text));
+  metadata["ranks"] = "1";
+  metadata["version"] = hilt::info().version;
+  try {
+    hilt::save_checkpoint(s_.out, trainer_->steps(), trainer_->items(), metadata, s_.keep);
+    saved_ = trainer_->steps();
+  } catch (const hilt::Error& e) {
+    if (e.code() != hilt::Code::data) throw;
+    progress.say("");
+    warn(std::string(e.what()) + "; training goes on, the last good checkpoint is " +
+         (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "none yet"));
+  }
+}
+
+void Run::write(const std::string& name, const std::string& content, Progress& progress) {
+  try {
+    outputs_->write(name, content);
+    outputs_->commit();
+  } catch (const hilt::Error& e) {
+    progress.say("");
+    warn(e.what());
+  }
+}
+
+void Run::sample(Progress& progress) {
+  const Index step = trainer_->steps();
+  sample_ = s_.is_life() ? sample_board(trainer_->model(), s_, step)
+                         : sample_text(trainer_->model(), task_->vocabulary(), s_,
+                                       {static_cast<std::uint64_t>(s_.seed),
+                                        kSampleStream + static_cast<std::uint64_t>(step)});
+  write(report::format("sample-%06lld.txt", static_cast<long long>(step)),
+        sample_ + (sample_.ends_with('\n') ? "" : "\n"), progress);
+}
+
+void Run::loop(Progress& progress) {
+  const bool fits = s_.seconds > 0 && !s_.resume;
+  while (trainer_->steps() < s_.steps && !interrupted()) {
+    const auto before = Clock::now();
+    const Step step = trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip);
+    const double seconds = seconds_since(before);
+    const Index done = trainer_->steps();
+    if (fits && done == kTimed) fit_seconds(seconds_since(began_));
+    const bool last = done == s_.steps;
+    Line line{.step = done,
+              .loss = step.loss,
+              .lr = step.lr,
+              .grad_norm = step.grad_norm,
+              .ms = seconds * 1e3,
+              .tokens_per_s = static_cast<double>(start_.tokens_per_step) / seconds,
+              .gflops = flops_ / seconds * 1e-9,
+              .bytes = hilt::memory_stats().peak};
+    if (done == first_ + 1) {
+      measured_ = line.bytes;
+      progress.say("memory after the first step: " + report::bytes(static_cast<double>(measured_)) +
+                   " measured, " + report::bytes(static_cast<double>(memory_.total())) + " planned");
+    }
+    if (done % s_.eval_every == 0 || last) {
+      const Evaluation e = trainer_->evaluate(s_.eval_rows, s_.batch);
+      line.val_loss = e.loss;
+      if (s_.is_life()) line.val_right = e.right;
+    }
+    log_->write(line);
+    progress.show(line, s_.steps, last || interrupted());
+    if (done % s_.save_every == 0 || last || interrupted()) save(progress);
+    if ((s_.sample_every > 0 && done % s_.sample_every == 0) || last) sample(progress);
+  }
+}
+
+int Run::finish(Progress& progress) {
+  const double took = seconds_since(began_);
+  const bool early = trainer_->steps() < s_.steps;
+  Story story{s_, options_, start_, memory_, measured_, log_->lines(), {}, flops_, -1, sample_, {}};
+  std::string verdict =
+      report::format("%lld steps in %.1f s", static_cast<long long>(trainer_->steps() - first_), took);
+  if (!early) {
+    const Index rows = 4 * s_.eval_rows;
+    const Evaluation e = trainer_->evaluate(rows, s_.batch);
+    verdict += report::format("; on unseen %s the loss is %.4f nats",
+                              s_.task == "stories" ? "stories"
+                              : s_.is_life()       ? "boards"
+                                                   : "text",
+                              e.loss);
+    story.exact_val_floor = exact_cost(s_, *task_, rows);
+    if (story.exact_val_floor > 0)
+      verdict += report::format(" a character, %.1f %% above the grammar's entropy there, %.4f",
+                                100 * (e.loss / story.exact_val_floor - 1), story.exact_val_floor);
+    if (s_.is_life()) verdict += report::format(", %.3f %% of cells right", 100 * e.right);
+  }
+  story.verdict = verdict;
+  if (s_.controls && !early) story.controls = train_controls(s_, task_);
+  write("report.html", to_html(story), progress);
+  std::cout << '\n' << verdict << '\n';
+  for (const Control& c : story.controls)
+    if (!c.lines.empty())
+      std::cout << report::format("control, %s (%s, %s): %.3f %% of cells right\n", c.name.c_str(),
+                                  c.pattern.c_str(), c.order.c_str(), 100 * c.lines.back().val_right);
+  if (early) {
+    std::cerr << "train: interrupted at step " << trainer_->steps() << "; "
+              << (saved_ == trainer_->steps() ? "saved " + hilt::checkpoint_name(saved_) : "not saved")
+              << "; go on with: train --resume --out " << s_.out << std::endl;
+    return 130;
+  }
+  std::cout << '\n'
+            << sample_ << (sample_.ends_with('\n') ? "" : "\n") << "\nwrote " << s_.out
+            << ": report.html, log.jsonl, samples, "
+            << (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "no checkpoint") << "\nnext:\n"
+            << next_commands(s_);
+  return 0;
+}
+
+int Run::operator()() {
+  prepare();
+  if (s_.dry_run) {
+    describe(s_, config_, memory_);
+    return 0;
+  }
+  start_ = measure_start(s_, *task_, config_);
+  if (s_.seconds > 0 && !s_.resume) s_.steps = 1'000'000'000;
+  trainer_.emplace(config_, task_, static_cast<std::uint64_t>(s_.seed), dtype_of(s_), adamw_of(s_));
+  flops_ = hilt::training_flops(trainer_->model(), s_.batch * s_.accumulate, s_.context);
+  if (from_) {
+    trainer_->restore(*from_);
+    from_.reset();
+  }
+  outputs_ = std::make_unique<program::Outputs>(s_.out);
+  if (!lock_) lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
+  hilt::remove_unfinished_checkpoints(s_.out);
+  describe(s_, config_, memory_);
+  const std::string log = s_.out + "/log.jsonl";
+  log_ = std::make_unique<Log>(log, options_, start_, first_);
+  catch_interrupts();
+  hilt::reset_memory_peak();
+  began_ = Clock::now();
+  try {
+    Progress progress(start_, first_);
+    loop(progress);
+    return finish(progress);
+  } catch (...) {
+    if (first_ == 0 && trainer_->steps() == 0)
+      ::unlink(log.c_str());  // nothing was learned: nothing is left
+    else
+      outputs_->commit();
+    throw;
+  }
+}
+
+}  // namespace
+
+int run(const program::Options& options, Settings& s) { return Run(options, s)(); }
+}  // namespace train

@@ -1,0 +1,56 @@
+#pragma once
+#include <string>
+
+#include "log.h"
+#include "memory.h"
+#include "sample.h"
+#include "trainer.h"
+
+// Private to train: the run itself, and what it leaves behind.
+
+namespace train {
+
+/// A control of life: the same training with another attention.
+struct Control {
+  std::string name, order, pattern;
+  double flops = 0;  // of a step
+  std::vector<Line> lines;
+};
+
+/// What a page tells.
+struct Story {
+  const Settings& settings;
+  const program::Options& options;
+  Start start;
+  MemoryPlan memory;
+  std::size_t measured_bytes = 0;
+  const std::vector<Line>& lines;
+  std::vector<Control> controls;
+  double flops = 0;             // of a step
+  double exact_val_floor = -1;  // what the grammar pays on the rows of evaluations; below 0: unknown
+  std::string sample, verdict;
+};
+std::string to_html(const Story& story);
+
+/// Trains as the settings say; the exit status.
+int run(const program::Options& options, Settings& s);
+
+/// Nats a character that the grammar itself pays on the first rows of the validation split; -1 for other
+/// tasks.
+double exact_cost(const Settings& s, const hilt::Task& task, Index rows);
+Start measure_start(const Settings& s, const hilt::Task& task, const hilt::TransformerConfig& config);
+/// life: the same model with segments along the curve, and along rows: equally many keys for each cell.
+std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const hilt::Task> task);
+hilt::AdamW adamw_of(const Settings& s);
+hilt::DType dtype_of(const Settings& s);
+
+/// Prints what is about to be trained, with its memory, and warns of attention that is pointless.
+void describe(const Settings& s, const hilt::TransformerConfig& config, const MemoryPlan& memory);
+void warn(const std::string& text);
+std::string next_commands(const Settings& s);
+
+/// SIGINT and SIGTERM ask politely: interrupted() turns true. A second one ends the process at once.
+void catch_interrupts();
+bool interrupted();
+
+}  // namespace train

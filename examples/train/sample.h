@@ -1,0 +1,31 @@
+#pragma once
+#include "settings.h"
+
+// Private to train and sample: text from a model.
+
+namespace train {
+
+/// Continues `prompt` by `s.tokens` tokens. The model always sees a row of its full context, of which what is
+/// not yet written cannot matter: patterns and orders are then those it was trained with.
+std::string sample_text(const hilt::Transformer& model, const hilt::Vocabulary& vocabulary, const Settings& s,
+                        hilt::RandomKey key);
+
+/// An unseen board, the model's next board, and where it is wrong.
+std::string sample_board(const hilt::Transformer& model, const Settings& s, Index number);
+
+/// Prints a sample from the last checkpoint in --out.
+int sample_from_checkpoint(const Settings& s);
+
+/// Once the options are read: finds --out, takes what a checkpoint decides, then the task's defaults, and
+/// checks.
+void follow_up(program::Options& options, Settings& s);
+
+/// out/train, out/train-2, ..: the last that holds checkpoints, and the first that is not there.
+std::string newest_run();
+std::string next_run();
+
+/// Fills the options that were not given from a checkpoint's; with `strictly`, those given must agree.
+void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint,
+                      bool strictly);
+
+}  // namespace train

@@ -1,0 +1,192 @@
+#include "settings.h"
+
+#include <charconv>
+#include <iostream>
+#include <limits>
+
+namespace train {
+
+using hilt::check;
+
+void declare_sampling(program::Options& options, Settings& s) {
+  options.text("--prompt", s.prompt, "TEXT", "What a sample begins with");
+  options.number("--temperature", s.temperature, 0, 100,
+                 "Of sampling: 0 takes the likeliest, 1 what the model believes");
+  options.integer("--top-k", s.top_k, 0, 1 << 20, "Sample among the K likeliest; 0 is all");
+  options.number("--top-p", s.top_p, 0, 1, "Sample among the likeliest that have this share together");
+  options.integer("--tokens", s.tokens, 1, 1 << 20, "Length of a sample");
+}
+
+void declare(program::Options& options, Settings& s) {
+  options.choice(
+      "--task", s.task, {"stories", "life", "text"},
+      "stories: from a grammar whose entropy is known. life: the next step of Game of Life, nothing "
+      "living beyond the border. text: any file");
+  options.text("--text", s.text, "FILE", "The file of --task text, which it implies");
+  options.choice("--vocabulary", s.vocabulary, {"characters", "bytes"}, "Tokens of a text");
+  options.text("--grid", s.grid, "HxW", "Board of life, in cells");
+  options.integer("--steps", s.steps, 1, 1'000'000'000, "Updates; life: 500, text: 1000");
+  options.number("--seconds", s.seconds, 0, 1e7,
+                 "Instead of --steps: as many as fit, judged by the first ones; 0 is off");
+  options.integer("--layers", s.layers, 1, 1024, "Blocks; text: 4");
+  options.integer("--heads", s.heads, 1, 1024, "Heads, a divisor of --width; life, text: 4");
+  options.integer("--width", s.width, 1, 1 << 16, "Features of a token; life: 64");
+  options.integer("--context", s.context, 1, 1 << 20, "Tokens of a row; life: the cells of --grid");
+  options.integer("--batch", s.batch, 1, 1 << 16, "Rows of a micro-batch");
+  options.integer("--accumulate", s.accumulate, 1, 1 << 16, "Micro-batches of an update");
+  options.text("--order", s.order, "ORDER",
+               "row, snake, morton, tiles or hilbert, which fold a row; or with a grid, as in hilbert:16x16; "
+               "life: on its grid");
+  options.text("--pattern", s.pattern, "PATTERN",
+               "dense, segment:W[,dilation=R], slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX, "
+               "neighborhood2d:KYxKX, blocks:SIZE@FILE.npy; joined by +; life: slide2d:1x1");
+  options.choice("--dilation-mode", s.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"},
+                 "Who asks where a segment is dilated");
+  options.choice("--positions", s.positions, {"learned", "rotary", "none"},
+                 "How a token knows where it stands; life: learned");
+  options.choice("--backward", s.backward, {"taped", "hybrid", "fused"},
+                 "How attention's gradient is obtained");
+  options.flag("--checkpointing", s.checkpointing,
+               "Keep each block's input alone and run it again in backward");
+  options.number("--dropout", s.dropout, 0, 0.99, "Share of activations dropped");
+  options.number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate; life: 0.003, text: 0.001");
+  options.choice("--schedule", s.schedule, {"cosine", "linear", "constant", "wsd"},
+                 "How the learning rate goes");
+  options.integer("--warmup", s.warmup, 0, 1'000'000'000, "Updates until the highest rate");
+  options.number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices");
+  options.number("--clip", s.clip, 0, 1e30, "Largest norm of a gradient; 0 does not clip");
+  options.choice("--dtype", s.dtype, {"f32", "bf16"}, "Type of weights and activations");
+  options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
+  options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(),
+                  "Of weights, rows and noise");
+  options.text("--out", s.out, "DIR",
+               "Where everything goes; without it out/train, or the next free out/train-N");
+  options.flag("--resume", s.resume, "Go on from the last checkpoint in --out, with its options");
+  options.integer("--keep", s.keep, 2, 1 << 20, "Checkpoints to keep");
+  options.integer("--save-every", s.save_every, 1, 1'000'000'000, "Updates between checkpoints");
+  options.integer("--sample-every", s.sample_every, 0, 1'000'000'000,
+                  "Updates between samples; 0: only at the end");
+  options.integer("--eval-every", s.eval_every, 1, 1'000'000'000, "Updates between evaluations");
+  options.integer("--eval-rows", s.eval_rows, 1, 1 << 20, "Unseen rows of an evaluation");
+  options.flag("--controls", s.controls,
+               "life: also train segments along the curve and along rows, at equal cost");
+  options.integer("--ranks", s.ranks, 1, 1024, "Processes that share the work");
+  options.flag("--dry-run", s.dry_run, "Print the plan and its memory, and stop");
+  options.flag("--sample-only", s.sample_only, "Print a sample from the last checkpoint in --out");
+  declare_sampling(options, s);
+}
+
+void adopt_defaults(program::Options& options, Settings& s) {
+  if (!s.text.empty() && !options.given("--task")) options.set("--task", "text");
+  const auto prefer = [&](const std::string& name, const std::string& value) {
+    if (!options.given(name)) options.set(name, value);
+  };
+  if (s.is_life()) {
+    for (const auto& [name, value] : {std::pair("--steps", "500"),
+                                      {"--heads", "4"},
+                                      {"--width", "64"},
+                                      {"--lr", "0.003"},
+                                      {"--pattern", "slide2d:1x1"},
+                                      {"--positions", "learned"}})
+      prefer(name, value);
+    const hilt::Grid grid = board_of(s);
+    prefer("--context", std::to_string(grid.cells()));
+    prefer("--order", "hilbert:" + s.grid);
+  } else if (s.task == "text") {
+    for (const auto& [name, value] :
+         {std::pair("--steps", "1000"), {"--layers", "4"}, {"--heads", "4"}, {"--lr", "0.001"}})
+      prefer(name, value);
+  }
+  // A constant rate does not know how long the run is, so that one can be continued to more --steps.
+  const bool open_ended = s.schedule == "constant";
+  prefer("--warmup", std::to_string(open_ended      ? 0
+                                    : s.seconds > 0 ? s.warmup
+                                                    : std::min<Index>(s.warmup, s.steps / 10)));
+}
+
+hilt::Grid board_of(const Settings& s) {
+  hilt::Grid grid;
+  const std::size_t x = s.grid.find('x');
+  const auto read = [](std::string_view digits, Index& value) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    return !digits.empty() && error == std::errc{} && end == digits.data() + digits.size() && value >= 1 &&
+           value <= 1024;
+  };
+  const std::string_view text = s.grid;
+  check(x != text.npos && read(text.substr(0, x), grid.height) && read(text.substr(x + 1), grid.width),
+        "--grid (", s.grid, "): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16");
+  return grid;
+}
+
+void check_settings(const program::Options& options, const Settings& s) {
+  check(s.task != "text" || !s.text.empty(), "--text: --task text needs a file; name one");
+  check(s.task == "text" || s.text.empty(), "--text (", s.text, "): --task ", s.task,
+        " reads no file; leave one of them out");
+  check(s.ranks == 1 || s.sample_only || s.dry_run, "--ranks (", s.ranks,
+        "): training runs on one rank in this version; ./run ring shows several");
+  check(!s.controls || s.is_life(), "--controls: only --task life has them");
+  if (s.is_life()) {
+    const hilt::Grid grid = board_of(s);
+    check(grid.cells() == s.context, "--context (", s.context, "): --grid ", s.grid, " has ", grid.cells(),
+          " cells; leave --context out");
+  }
+  if (s.width % s.heads != 0) {
+    const Index below = s.width / s.heads * s.heads, above = below + s.heads;
+    hilt::fail("--width (", s.width, "): not divisible by --heads ", s.heads, " (nearest ",
+               below > 0 ? std::to_string(below) + ", " : "", above, ")");
+  }
+  check(s.warmup <= s.steps || s.seconds > 0, "--warmup (", s.warmup,
+        "): longer than the whole run, --steps ", s.steps);
+  check(!(options.given("--steps") && s.seconds > 0 && !s.resume), "--seconds (", s.seconds, "): --steps ",
+        s.steps, " is given too; leave one of them out");
+}
+
+std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s) {
+  static constexpr const char* kDecisive[] = {
+      "task",     "grid",          "layers",  "heads",      "width",         "context",
+      "batch",    "accumulate",    "order",   "pattern",    "dilation-mode", "positions",
+      "backward", "checkpointing", "dropout", "lr",         "schedule",      "weight-decay",
+      "clip",     "dtype",         "seed",    "vocabulary", "warmup",        "steps"};
+  std::map<std::string, std::string> out;
+  for (const auto& [key, value] : options.values())
+    for (const char* name : kDecisive)
+      if (key == name) out[key] = value;
+  if (!s.is_life()) out.erase("grid");
+  if (s.task != "text") out.erase("vocabulary");
+  return out;
+}
+
+std::unique_ptr<hilt::Task> make_task(const Settings& s, const std::optional<hilt::Vocabulary>& vocabulary) {
+  const auto seed = static_cast<std::uint64_t>(s.seed);
+  if (s.task == "stories") return hilt::stories_task(s.context, seed);
+  if (s.is_life()) return hilt::life_task(board_of(s).height, board_of(s).width, seed);
+  return hilt::text_task(s.text, s.vocabulary == "bytes" ? hilt::Alphabet::bytes : hilt::Alphabet::characters,
+                         s.context, seed, vocabulary);
+}
+
+hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
+  hilt::TransformerConfig c;
+  c.layers = s.layers, c.heads = s.heads, c.width = s.width, c.context = s.context;
+  c.vocab = c.classes = symbols;
+  c.order = hilt::parse_order(s.order, s.context);
+  c.pattern = hilt::parse_pattern(s.pattern);
+  c.dilation_mode = hilt::parse_dilation_mode(s.dilation_mode);
+  c.causality = s.is_life() ? hilt::Causality::none : hilt::Causality::token;
+  c.positions = hilt::parse_positions(s.positions);
+  c.backward = hilt::parse_backward(s.backward);
+  c.dropout = s.dropout, c.checkpointing = s.checkpointing, c.tie_weights = !s.is_life();
+  hilt::check_config(c);
+  return c;
+}
+
+hilt::Schedule schedule_of(const Settings& s) {
+  hilt::Schedule schedule{.kind = hilt::parse_schedule(s.schedule),
+                          .peak = s.lr,
+                          .floor = 0,
+                          .steps = s.steps,
+                          .warmup = s.warmup};
+  hilt::check_schedule(schedule);
+  return schedule;
+}
+
+}  // namespace train

@@ -1,0 +1,62 @@
+#pragma once
+#include <hilt/hilt.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "../options.h"
+
+// Private to train and sample: what one may ask for, and what follows from it.
+
+namespace train {
+
+using hilt::Index;
+
+/// The options, under their names. Defaults are those of the task `stories`; adopt() knows the others'.
+struct Settings {
+  std::string task = "stories", text, vocabulary = "characters", grid = "16x16";
+  Index steps = 1100, layers = 2, heads = 8, width = 128, context = 192, batch = 8, accumulate = 1;
+  double seconds = 0, dropout = 0, lr = 6e-3, weight_decay = 0.1, clip = 1;
+  std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", backward = "fused",
+              positions = "rotary";
+  bool checkpointing = false;
+  std::string schedule = "cosine";
+  Index warmup = 40;
+  std::string dtype = "f32", device = "auto";
+  Index seed = 0, ranks = 1;
+  std::string out = "";
+  bool resume = false;
+  Index keep = 3, save_every = 200, sample_every = 250, eval_every = 100, eval_rows = 64;
+  bool controls = false, dry_run = false;
+  // Sampling.
+  bool sample_only = false;
+  std::string prompt;
+  double temperature = 0.8, top_p = 1;
+  Index top_k = 0, tokens = 400;
+
+  bool is_life() const { return task == "life"; }
+};
+
+/// Binds the options of `train`.
+void declare(program::Options& options, Settings& s);
+/// Those of `sample`, which `train` has too.
+void declare_sampling(program::Options& options, Settings& s);
+/// Gives what was not asked for the value that suits the task.
+void adopt_defaults(program::Options& options, Settings& s);
+/// Refuses what cannot be, and warns on stderr of what is pointless.
+void check_settings(const program::Options& options, const Settings& s);
+
+/// The options that decide the numbers a run computes, by name: what a checkpoint keeps and a resumed run
+/// must share.
+std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s);
+
+std::unique_ptr<hilt::Task> make_task(const Settings& s,
+                                      const std::optional<hilt::Vocabulary>& vocabulary = std::nullopt);
+/// A model of inputs and outputs of `symbols` kinds.
+hilt::TransformerConfig model_config(const Settings& s, Index symbols);
+hilt::Schedule schedule_of(const Settings& s);
+hilt::Grid board_of(const Settings& s);
+
+}  // namespace train

@@ -1,0 +1,62 @@
+#pragma once
+#include <hilt/hilt.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+// Private to train: a model, its optimizer and how far they got. Knows nothing of files but what goes into a
+// checkpoint, and prints nothing.
+
+namespace train {
+
+using hilt::Index;
+
+struct Step {
+  double loss, grad_norm, lr;
+};
+struct Evaluation {
+  double loss = 0;
+  double right = 0;  // share of targets that the likeliest class hits
+};
+
+class Trainer {
+ public:
+  Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const hilt::Task> task, std::uint64_t seed,
+          hilt::DType dtype, const hilt::AdamW& adamw);
+
+  /// One update: `accumulate` micro-batches of `batch` rows. Throws Code::not_a_number, naming the first op
+  /// whose result is not finite, and leaves the parameters as they were.
+  Step step(Index batch, Index accumulate, double lr, double clip);
+  /// On the first `rows` rows of the validation split.
+  Evaluation evaluate(Index rows, Index batch);
+  /// Updates made.
+  Index steps() const { return optimizer_.steps(); }
+
+  const hilt::Transformer& model() const { return model_; }
+  const hilt::Task& task() const { return *task_; }
+  Index parameters() { return hilt::parameter_count(model_); }
+
+  /// Everything that decides what comes next: tensors by name, and counters.
+  std::vector<hilt::SafetensorsItem> items();
+  hilt::SafetensorsMetadata counters() const;
+  /// Takes both from a checkpoint.
+  void restore(const hilt::Checkpoint& checkpoint);
+
+ private:
+  struct Pass {
+    double loss;
+    hilt::Gradients gradients;
+  };
+  Pass pass(Index batch, Index accumulate, bool checked);
+
+  std::shared_ptr<const hilt::Task> task_;
+  hilt::Transformer model_;
+  hilt::AdamWOptimizer optimizer_;
+  hilt::NamedParameters parameters_;
+  hilt::Generator noise_;  // of dropout
+  Index rows_ = 0;         // of the training split that were seen: where the data stand
+};
+
+}  // namespace train

@@ -1,0 +1,49 @@
+// What a run says of itself before it begins, and of what to try once it is over.
+#include <iostream>
+
+#include "../report/text.h"
+#include "run.h"
+
+namespace train {
+
+void warn(const std::string& text) { std::cerr << "train: warning: " << text << std::endl; }
+
+void describe(const Settings& s, const hilt::TransformerConfig& config, const MemoryPlan& memory) {
+  const hilt::Info info = hilt::info();
+  const hilt::PlanPtr plan = hilt::make_plan({.length = config.context,
+                                              .heads = config.heads,
+                                              .order = config.order,
+                                              .pattern = config.pattern,
+                                              .dilation_mode = config.dilation_mode,
+                                              .causality = config.causality});
+  std::cout << "task " << s.task << (s.text.empty() ? "" : " " + s.text) << ": " << config.vocab
+            << " symbols, rows of " << s.context << ", " << s.batch * s.accumulate * s.context
+            << " tokens a step\n"
+            << "model: " << s.layers << " layers x " << s.width << ", " << s.heads << " heads, "
+            << report::count(static_cast<double>(count_parameters(config))) << " parameters, " << s.dtype
+            << "; attention " << s.pattern << " in order " << s.order << ", "
+            << hilt::name_of(config.causality) << (config.causality == hilt::Causality::none ? "" : " causal")
+            << ", backward " << s.backward << '\n'
+            << to_text(memory) << '\n'
+            << "machine: " << info.threads << " threads, " << info.isa_active << ", products by " << info.blas
+            << '\n';
+  if (const Index empty = plan->empty_rows())
+    warn("--pattern (" + s.pattern + "): " + std::to_string(empty) + " of " + std::to_string(s.context) +
+         " rows have no key; they attend to nothing");
+  for (const hilt::Branch& b : config.pattern)
+    if (b.kind == hilt::Branch::Kind::segment && b.dilation > 1 && b.dilation >= b.size)
+      warn("--pattern (" + s.pattern + "): dilation " + std::to_string(b.dilation) + " in segments of " +
+           std::to_string(b.size) + ": each row attends to 1 key at most");
+}
+
+std::string next_commands(const Settings& s) {
+  const std::string again =
+      s.is_life() ? "  ./run train --task life --controls     segments along the curve, and along rows\n"
+                  : "  ./run train --sample-only --out " + s.out + " --prompt \"" +
+                        (s.task == "stories" ? "Mia has a" : "The") + "\" --seed 2\n";
+  const std::string other = s.is_life() ? "stories" : "life   ";
+  return again + "  ./run train --task " + other +
+         "             another task\n  ./run train --text FILE --seconds 300  your own text\n";
+}
+
+}  // namespace train

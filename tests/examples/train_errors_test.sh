@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# What train and sample say to bad input: one line, the right exit status, within a second, nothing written.
+. "$SRC/tests/packaging/common.sh"
+train=$BUILD/examples/train
+cd "$scratch"
+
+slow=()
+# refused STATUS LINE FLAGS..: LINE is the whole of what it says after `train: error: `.
+refused() {
+  local status=$1 line=$2 start=$EPOCHREALTIME
+  shift 2
+  expect "$status" "train $*" "$train" --out made "$@"
+  local ms=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
+  ((ms < 1000)) || slow+=("train $*: $ms ms")
+  one_line_on_stderr
+  [[ $(cat "$scratch/err") == "train: error: $line" ]] || fail "train $*: said '$(cat "$scratch/err")', expected 'train: error: $line'"
+  [[ ! -e made ]] || fail "train $*: left $(find made)"
+}
+
+refused 2 "--lr (abc): 'abc' is not a number" --lr abc
+refused 2 '--heads (0): must be 1..1024' --heads 0
+refused 2 '--width (100): not divisible by --heads 7 (nearest 98, 105)' --width 100 --heads 7
+refused 2 "'--segmnt': no such option; did you mean --text? --help lists all" --segmnt 4
+refused 2 '--grid (128x): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16' --task life --grid 128x
+refused 2 '--context (100): --grid 8x8 has 64 cells; leave --context out' --task life --grid 8x8 --context 100
+refused 2 '--backward (fsued): must be one of taped, hybrid, fused; did you mean fused?' --backward fsued
+refused 2 '--task (live): must be one of stories, life, text; did you mean life?' --task live
+refused 2 '--schedule (cosin): must be one of cosine, linear, constant, wsd; did you mean cosine?' --schedule cosin
+refused 2 '--dtype (f16): must be one of f32, bf16; did you mean bf16?' --dtype f16
+refused 2 '--dropout (1): must be 0..0.99' --dropout 1
+refused 2 '--keep (1): must be 2..1048576' --keep 1
+refused 2 '--warmup (50): longer than the whole run, --steps 10' --steps 10 --warmup 50
+refused 2 '--seconds (5): --steps 10 is given too; leave one of them out' --steps 10 --seconds 5
+refused 2 '--text: --task text needs a file; name one' --task text
+refused 2 '--text (x): --task life reads no file; leave one of them out' --task life --text x
+refused 2 '--controls: only --task life has them' --controls
+refused 2 '--ranks (3): training runs on one rank in this version; ./run ring shows several' --ranks 3
+refused 3 '--text (none): cannot open: No such file or directory' --text none
+mkdir directory
+refused 3 '--text (directory): is a directory; expected a text' --text directory
+: >empty
+refused 3 '--text (empty): is empty; expected a text' --text empty
+printf 'too short' >short
+refused 3 '--text (short): has 9 characters; --context 192 needs at least 386 (a row and the token after it, for training and for validation); use a longer text or a smaller --context' --text short
+{ head -c 1000 /dev/zero | tr '\0' a; printf '\xff'; } >broken
+refused 3 '--text (broken): invalid UTF-8 at byte 1000; take bytes instead of characters' --text broken
+refused 3 '--config (none.ini): No such file or directory; name an INI file, as --print-config writes it' --config none.ini
+printf '[run]\nlayers = 2\nlyers = 3\n' >wrong.ini
+refused 2 "'lyers': no such key, wrong.ini:3; did you mean --layers? --help lists all" --config wrong.ini
+printf 'task = life\ngrid = 9\n' >wrong.ini
+refused 2 '--grid (9): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16' --config wrong.ini
+refused 3 '--out (made): no checkpoint there to go on from; train first, or name the directory of a run' --resume
+refused 3 '--out (made): no checkpoint there to go on from; train first, or name the directory of a run' --sample-only
+
+# Errors whose text is the library's: the part that matters.
+contains() {
+  local status=$1 text=$2
+  shift 2
+  expect "$status" "train $*" "$train" --out made "$@"
+  one_line_on_stderr
+  says err "$text"
+  [[ ! -e made ]] || fail "train $*: left $(find made)"
+}
+contains 2 'did you mean hilbert?' --order hilbrt
+contains 2 'did you mean segment?' --pattern segmnt:4
+contains 2 '192' --order hilbert:16x16
+says err '256'
+contains 4 'TB): needed' --width 8192 --layers 200 --context 4096
+says err 'the largest: '
+contains 4 'taped keeps L x L weights' --context 100000 --backward taped
+if ! "$BUILD/examples/info" | grep -qi 'cuda:0'; then contains 5 'use --device cpu' --device cuda; fi
+
+# Not a number: the step and where it began; the log of what went well stays.
+expect 7 'a learning rate beyond sense' "$train" --layers 1 --heads 1 --width 16 --context 16 --batch 1 --warmup 0 --clip 0 --lr 1e30 --steps 50 --out wild
+says err 'train: error: loss ('
+says err 'not finite at step '
+
+# Pointless, but allowed: a warning.
+expect 0 'a pointless dilation' "$train" --pattern segment:4,dilation=8 --dry-run --out made
+says err 'train: warning: --pattern (segment:4,dilation=8): dilation 8 in segments of 4: each row attends to 1 key at most'
+expect 0 'a plan' "$train" --dry-run --out made
+says out 'planned'
+[[ ! -e made ]] || fail 'a dry run wrote something'
+
+# The configuration goes out and comes back, with the task's own defaults.
+expect 0 '--print-config' "$train" --task life --grid 8x8 --print-config --out made
+cp "$scratch/out" saved.ini
+grep -q '^context = 64$' saved.ini || fail "life on 8x8: $(grep context saved.ini)"
+expect 0 '--config' "$train" --config saved.ini --print-config
+cmp saved.ini "$scratch/out" || fail 'the configuration did not come back'
+expect 0 '--help' "$train" --help
+for option in task text steps seconds layers heads width context batch accumulate order pattern backward checkpointing dropout lr schedule warmup \
+    weight-decay clip dtype device seed out resume keep sample-every eval-every ranks dry-run sample-only prompt temperature top-k top-p; do
+  says out "--$option"
+done
+
+if ((${#slow[@]})); then
+  start=$EPOCHREALTIME
+  "$train" --help >/dev/null
+  idle=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
+  ((idle > 200)) || fail "errors that took longer than a second: ${slow[*]}"
+fi

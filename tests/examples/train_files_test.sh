@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# What train leaves behind, whatever happens to it: resumed runs, killed ones, interrupts, full and read-only disks.
+. "$SRC/tests/packaging/common.sh"
+train=$BUILD/examples/train
+cd "$scratch"
+kills=300
+[[ ${HILT_TEST_SCALE-} == small ]] && kills=30
+export HILT_THREADS=1 OPENBLAS_NUM_THREADS=1
+tiny='--layers 1 --heads 2 --width 16 --context 16 --batch 2 --dropout 0.1 --eval-rows 2 --sample-every 0 --tokens 8'
+# tiny is a list of flags.
+# shellcheck disable=SC2086
+run() { local status=$1; shift; expect "$status" "train $*" "$train" $tiny "$@"; }
+
+# ---- what a run writes ----
+run 0 --steps 20 --save-every 10 --eval-every 5 --keep 5 --out whole
+[[ $(ls whole) == $'ckpt-000010.safetensors\nckpt-000020.safetensors\nlog.jsonl\nreport.html\nsample-000020.txt' ]] || fail "wrote $(ls whole)"
+[[ $(wc -l <whole/log.jsonl) == 21 ]] || fail "log.jsonl has $(wc -l <whole/log.jsonl) lines"
+for word in '"configuration":{' '"build":{' '"machine":{' '"floor":0.'; do head -1 whole/log.jsonl | grep -qF "$word" || fail "the first line lacks $word"; done
+for word in step loss lr grad_norm ms tokens_per_s gflops bytes; do [[ $(grep -c "\"$word\":" whole/log.jsonl) -ge 20 ]] || fail "log lines lack $word"; done
+[[ $(grep -c '"val_loss"' whole/log.jsonl) == 4 ]] || fail "evaluated $(grep -c '"val_loss"' whole/log.jsonl) times"
+[[ $(stat -c %s whole/report.html) -lt 500000 ]] || fail "report.html is large"
+! grep -qE '(src|href)="[^#"]|https?://|url\(|@import|<script|<link|<iframe' whole/report.html || fail "report.html refers outside"
+! grep -qE '>(-?nan|-?inf)|"(-?nan|-?inf)' whole/report.html || fail "report.html shows a number that is none"
+grep -q 'prefers-color-scheme:dark' whole/report.html || fail "report.html has no dark colors"
+says out 'next:'
+says out 'planned'
+
+# ---- resumed is the same as never stopped, byte for byte ----
+mkdir half
+cp whole/ckpt-000010.safetensors half/
+run 0 --resume --steps 20 --save-every 10 --keep 5 --out half
+cmp half/ckpt-000020.safetensors whole/ckpt-000020.safetensors || fail 'a resumed run ends otherwise'
+# Ten steps and then ten more, where the schedule does not know the end; threads may differ.
+run 0 --schedule constant --steps 20 --out c20
+run 0 --schedule constant --steps 10 --out c10
+expect 0 'resume to more steps' env HILT_THREADS=2 "$train" --resume --steps 20 --out c10 --tokens 8
+cmp c10/ckpt-000020.safetensors c20/ckpt-000020.safetensors || fail 'ten and ten steps are not twenty'
+[[ $(grep -c '"step"' c10/log.jsonl) == 20 ]] || fail 'the log of a resumed run lacks steps'
+run 2 --resume --out c10
+says err 'nothing left to do'
+# With another configuration: refused, with the difference.
+run 2 --resume --lr 0.5 --out half
+says err 'lr: 0.006 in the checkpoint, 0.5 asked for'
+expect 2 'another width' "$train" --resume --width 32 --out half
+says err 'width: 16 in the checkpoint, 32 asked for'
+one_line_on_stderr
+expect 2 'a run that is there' "$train" --out whole
+says err '--out (whole): holds a run already, up to ckpt-000020.safetensors; go on with --resume'
+expect 3 'nothing to resume' "$train" --resume --out none
+says err '--out (none): no checkpoint there'
+[[ ! -e none ]] || fail 'a directory was made for nothing'
+
+# The same for a text, which must be the one it was.
+for i in $(seq 200); do printf '%s: na\303\257ve words, \342\202\254 %s\n' "$i" $((i * i)); done >text
+run 0 --text text --steps 8 --save-every 4 --out t8
+mkdir t4 && cp t8/ckpt-000004.safetensors t4/
+run 0 --resume --text text --out t4
+cmp t4/ckpt-000008.safetensors t8/ckpt-000008.safetensors || fail 'a resumed run on a text ends otherwise'
+rm t4/ckpt-000008.safetensors && echo words >>text
+run 3 --resume --text text --out t4
+says err 'bytes, t4/ckpt-000004.safetensors was trained on'
+
+# ---- samples ----
+expect 0 'a sample' "$train" --sample-only --out whole --prompt 'Mia has a' --tokens 30 --seed 5
+cp out first
+expect 0 'the same by its own name' "$BUILD/examples/sample" --out whole --prompt 'Mia has a' --tokens 30 --seed 5
+cmp first out || fail 'sample and train --sample-only differ'
+[[ $(head -c 9 first) == 'Mia has a' ]] || fail "a sample begins with $(head -1 first)"
+expect 0 'the likeliest' "$train" --sample-only --out whole --temperature 0 --tokens 30 --seed 1
+cp out first
+expect 0 'the likeliest again' "$train" --sample-only --out whole --temperature 0 --tokens 30 --seed 2
+cmp first out || fail 'at temperature 0 the seed matters'
+expect 3 'a character it does not know' "$train" --sample-only --out whole --prompt 'x~'
+says err "--prompt: character '~' at byte 1"
+
+# ---- damaged checkpoints ----
+mkdir bad
+head -c 5000 whole/ckpt-000020.safetensors >bad/ckpt-000020.safetensors
+expect 3 'a truncated checkpoint' "$train" --resume --out bad
+one_line_on_stderr
+# flip FILE OFFSET: another byte there.
+# shellcheck disable=SC2059
+flip() { printf "\\x$(printf %02x $((255 - $(od -An -tu1 -j "$2" -N 1 "$1"))))" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null; }
+cp c20/ckpt-000020.safetensors bad/
+flip bad/ckpt-000020.safetensors $(($(stat -c %s bad/ckpt-000020.safetensors) - 9))
+expect 3 'a flipped byte of the optimizer' "$train" --resume --steps 30 --out bad
+says err 'train: error: bad/ckpt-000020.safetensors: damaged: tensor optimizer.'
+one_line_on_stderr
+cp whole/ckpt-000020.safetensors bad/
+flip bad/ckpt-000020.safetensors $(($(od -An -tu8 -N 8 bad/ckpt-000020.safetensors) + 20))
+expect 3 'a flipped byte of the model' "$train" --sample-only --out bad
+says err 'damaged: tensor model.'
+printf '\x80\x04\x95pickled' >bad/ckpt-000020.safetensors
+expect 3 'a pickle' "$train" --resume --out bad
+: >bad/ckpt-000020.safetensors
+expect 3 'an empty file' "$train" --resume --out bad
+
+# ---- two trainers, one directory ----
+# shellcheck disable=SC2086
+"$train" $tiny --steps 1000000 --out shared >/dev/null 2>&1 &
+first=$!
+for _ in $(seq 100); do [[ -s shared/log.jsonl ]] && break; sleep 0.05; done
+# shellcheck disable=SC2086
+expect 3 'a second trainer' "$train" $tiny --steps 10 --out shared
+says err 'another trainer writes to this directory'
+# ---- an interrupt: the step is finished, a checkpoint saved, 130 ----
+kill -INT $first
+status=0; wait $first || status=$?
+[[ $status == 130 ]] || fail "an interrupted run exits with $status"
+step=$(tail -1 shared/log.jsonl | sed 's/{"step":\([0-9]*\),.*/\1/')
+[[ -f shared/$(printf 'ckpt-%06d.safetensors' "$step") ]] || fail "no checkpoint of the last step, $step: $(ls shared)"
+[[ -f shared/report.html ]] || fail 'no report after an interrupt'
+
+# ---- killed at any moment: what is there can be resumed, and ends as if nothing had happened ----
+steps=300
+often="--steps $steps --save-every 2 --keep 2 --eval-every 1000"
+run 0 $often --out never
+killed=0 attempts=0 resumed=0 finished=0
+while ((killed < kills)); do
+  rm -rf victim
+  status=1 again=''
+  while ((status != 0)); do
+    again=''
+    ! compgen -G 'victim/ckpt-*.safetensors' >/dev/null || again=--resume
+    [[ -z $again ]] || resumed=$((resumed + 1))
+    ((++attempts < 3 * kills + 50)) || fail "only $killed of $attempts runs could be killed"
+    rm -f kill.out
+    "$train" $tiny $again $often --out victim >kill.out 2>kill.err &
+    pid=$!
+    if ((killed < kills)); then  # else enough are killed, and this one may finish
+      while [[ ! -s kill.out ]] && kill -0 $pid 2>/dev/null; do sleep 0.005; done  # it speaks after its first step
+      sleep "0.$(printf '%03d' $((RANDOM % 90)))"
+      kill -9 $pid 2>/dev/null || true
+    fi
+    status=0; wait $pid 2>/dev/null || status=$?
+    [[ $status == 0 || $status == 137 ]] || fail "a run failed by itself ($status): $(cat kill.err)"
+    [[ $status == 0 ]] || killed=$((killed + 1))
+    [[ ! -f victim/ckpt-000$steps.safetensors ]] || status=0  # killed after its last step
+  done
+  cmp victim/ckpt-000$steps.safetensors never/ckpt-000$steps.safetensors || fail "after $killed kills a run ended otherwise"
+  finished=$((finished + 1))
+done
+echo "kill -9: $killed runs killed, $resumed resumed, every resume worked; all $finished finished runs equal the uninterrupted one byte for byte"
+
+# ---- a full disk: training goes on ----
+(
+  ulimit -f 8  # blocks of 1024: the log fits, a checkpoint does not
+  trap '' XFSZ
+  expect 0 'a full disk' "$train" $tiny --steps 12 --save-every 6 --out full
+)
+says err 'train: warning: full/ckpt-000006.safetensors: cannot write'
+says err 'training goes on, the last good checkpoint is none yet'
+! compgen -G 'full/ckpt*' >/dev/null || fail "a full disk left $(ls full)"
+
+# ---- a directory one may not write to: said before training ----
+if [[ $(id -u) != 0 ]]; then
+  mkdir readonly && chmod a-w readonly
+  expect 3 'a read-only directory' "$train" $tiny --out readonly/run
+  says err 'readonly'
+fi
+expect 3 'a file in the way' "$train" $tiny --out first
+expect 3 'no such place' "$train" $tiny --out /proc/hilt
+one_line_on_stderr

@@ -1,0 +1,213 @@
+// The trainer from inside: the course of the loss, the same course in every backward mode, resuming, memory that does
+// not grow, and option parsing under fuzz.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <sstream>
+
+#include "../../examples/train/run.h"
+#include "../support/error_of.h"
+#include "../support/scale.h"
+#include "../support/temporary.h"
+
+namespace train {
+namespace {
+
+using hilt::error_of;
+
+Settings tiny() {
+  Settings s;
+  s.layers = 2, s.heads = 2, s.width = 32, s.context = 48, s.batch = 4, s.steps = 30, s.warmup = 3, s.lr = 2e-3;
+  return s;
+}
+
+std::vector<double> curve(const Settings& s, hilt::DType dtype = hilt::DType::f32) {
+  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  Trainer trainer(model_config(s, task->vocabulary().size()), task, static_cast<std::uint64_t>(s.seed), dtype, adamw_of(s));
+  const hilt::Schedule schedule = schedule_of(s);
+  std::vector<double> losses;
+  while (trainer.steps() < s.steps) losses.push_back(trainer.step(s.batch, s.accumulate, schedule(trainer.steps()), s.clip).loss);
+  return losses;
+}
+
+// In f64 the same run would differ from f32 by rounding alone: 2^-24 a number, of which the sums over 30 updates make
+// some 1e-5; instruction sets and libraries of products differ by as much. A wrong formula shows in the second digit.
+constexpr double kRounding = 2e-3;
+
+TEST(TrainCurve, IsTheOneThatWasSeen) {
+  const std::vector<double> losses = curve(tiny());
+  const std::vector<std::pair<std::size_t, double>> golden{{0, 3.837200}, {7, 3.445803}, {14, 3.211825}, {21, 3.095447}, {28, 3.102371}};
+  for (const auto& [step, loss] : golden) EXPECT_NEAR(losses[step], loss, kRounding) << "step " << step;
+  if (HasFailure())
+    for (std::size_t i = 0; i < losses.size(); i += 7) std::printf("{%zu, %.6f}, ", i, losses[i]);
+}
+
+TEST(TrainCurve, IsTheSameInEveryBackwardMode) {
+  Settings s = tiny();
+  for (const char* pattern : {"dense", "segment:16+slide:3"}) {
+    s.pattern = pattern;
+    s.backward = "fused";
+    const std::vector<double> fused = curve(s);
+    for (const char* mode : {"hybrid", "taped"}) {
+      s.backward = mode;
+      const std::vector<double> other = curve(s);
+      for (std::size_t i = 0; i < fused.size(); ++i) EXPECT_NEAR(other[i], fused[i], kRounding) << pattern << ' ' << mode << " step " << i;
+    }
+  }
+}
+
+TEST(TrainCurve, CheckpointingWithDropoutChangesNoBit) {
+  Settings s = tiny();
+  s.dropout = 0.2, s.steps = 10;
+  const std::vector<double> kept = curve(s);
+  s.checkpointing = true;
+  EXPECT_EQ(curve(s), kept);
+  EXPECT_EQ(curve(s), kept);  // nor does running again
+}
+
+TEST(TrainCurve, AccumulatedRowsAreThoseOfOneLargeBatch) {
+  Settings s = tiny();
+  s.steps = 8;
+  const std::vector<double> whole = curve(s);
+  s.batch = 1, s.accumulate = 4;
+  const std::vector<double> parts = curve(s);
+  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(parts[i], whole[i], kRounding) << i;
+}
+
+TEST(TrainMemory, DoesNotGrow) {
+  Settings s = tiny();
+  s.layers = 1, s.heads = 1, s.width = 8, s.context = 8, s.batch = 1, s.lr = 1e-4;
+  const Index steps = scaled(10000, 500), settled = 20;
+  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
+  for (Index i = 0; i < settled; ++i) trainer.step(s.batch, 1, s.lr, s.clip);
+  hilt::reset_memory_peak();
+  trainer.step(s.batch, 1, s.lr, s.clip);
+  const hilt::MemoryStats before = hilt::memory_stats();
+  for (Index i = 0; i < steps; ++i) trainer.step(s.batch, 1, s.lr, s.clip);
+  const hilt::MemoryStats after = hilt::memory_stats();
+  EXPECT_EQ(after.live, before.live);
+  EXPECT_EQ(after.peak, before.peak);
+  EXPECT_EQ(after.saved, before.saved);
+  EXPECT_EQ(after.pooled, before.pooled);
+  EXPECT_EQ(after.from_system, before.from_system);
+  std::printf("[ memory   ] %lld steps: live %zu B, peak %zu B, as after the first\n", static_cast<long long>(steps), after.live, after.peak);
+}
+
+// Planned bytes against the counters, over shapes, modes and tasks.
+TEST(TrainMemory, IsWhatWasPlanned) {
+  for (const auto& [backward, checkpointing, batch, context] :
+       {std::tuple("fused", false, 4, 64), {"hybrid", false, 4, 64}, {"taped", false, 4, 64}, {"fused", true, 4, 64}, {"fused", false, 8, 128}, {"fused", false, 1, 256}}) {
+    Settings s = tiny();
+    s.layers = 3, s.width = 64, s.heads = 4, s.backward = backward, s.checkpointing = checkpointing, s.batch = batch, s.context = context;
+    const std::shared_ptr<const hilt::Task> task = make_task(s);
+    const hilt::TransformerConfig config = model_config(s, task->vocabulary().size());
+    const std::size_t planned = plan_memory(s, config).total(), other = hilt::memory_stats().live;
+    Trainer trainer(config, task, 0, hilt::DType::f32, adamw_of(s));
+    EXPECT_EQ(trainer.parameters(), count_parameters(config));
+    hilt::reset_memory_peak();
+    trainer.step(s.batch, 1, 1e-3, 1);
+    const double measured = static_cast<double>(hilt::memory_stats().peak - other);
+    std::printf("[ memory   ] %s%s %dx%d: planned %.3f of measured\n", backward, checkpointing ? " checkpointing" : "", batch, context, static_cast<double>(planned) / measured);
+    EXPECT_NEAR(static_cast<double>(planned) / measured, 1, 0.25) << backward << (checkpointing ? " checkpointing" : "") << ' ' << batch << 'x' << context;
+  }
+}
+
+TEST(TrainNumbers, ThatAreNoneAreNamed) {
+  Settings s = tiny();
+  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
+  trainer.step(s.batch, 1, 1e-3, 1);
+  trainer.items()[0].tensor.mutable_data<float>()[3] = std::nanf("");
+  const std::string why = error_of([&] { trainer.step(s.batch, 1, 1e-3, 1); });
+  EXPECT_EQ(why, "not_a_number: loss (nan): not finite at step 2: parameter tokens.weight is not finite after update 1; lower --lr, or set --clip 1");
+}
+
+TEST(TrainNumbers, ThatOverflowNameTheOp) {
+  Settings s = tiny();
+  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
+  for (hilt::SafetensorsItem& item : trainer.items())
+    if (item.name == "model.tokens.weight") std::fill_n(item.tensor.mutable_data<float>(), item.tensor.numel(), 3e38f);
+  const std::string why = error_of([&] { trainer.step(s.batch, 1, 1e-3, 1); });
+  EXPECT_TRUE(why.starts_with("not_a_number: loss (") && why.find(": not finite at step 1: op ") != why.npos) << why;
+}
+
+// ---- options -----------------------------------------------------------------------------------------
+/// What the program does with these words, short of training: "nothing" if they are accepted.
+std::string parsed(std::vector<std::string> words) {
+  Settings s;
+  program::Options options("train", "test");
+  declare(options, s);
+  follow_up(options, s);
+  words.insert(words.begin(), "train");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  return error_of([&] {
+    if (options.parse(static_cast<int>(words.size()), argv.data()) && !s.sample_only) model_config(s, 2);
+  });
+}
+
+TEST(TrainFuzz, CommandLinesAreTakenOrRefused) {
+  const char* const names[] = {"--task", "--steps", "--layers", "--heads", "--width", "--order", "--pattern", "--lr", "--grid", "--backward",
+                               "--text", "--resume", "--warmup", "--schedule", "--dropout", "--seed", "--top-k", "--context", "--dtype", "--nonsense", "-x", "--"};
+  const char* const values[] = {"life", "stories", "text", "1", "0", "-1", "7", "64", "1e309", "nan", "abc", "", "hilbert", "hilbert:8x8", "hilbert:0x0", "row:16x16",
+                                "segment:4", "segment:4,dilation=8", "slide2d:1x1", "window2d:4x4+dense", "blocks:4@none.npy", "16x16", "1x", "99999999999999999999",
+                                "fused", "fsued", "\xff\xfe", "cosine", "bf16", "../../..", "a b", "=", "true"};
+  std::ostringstream help;  // some of these ask for it
+  std::streambuf* const out = std::cout.rdbuf(help.rdbuf());
+  hilt::Draws draws({21, 0});
+  const Index runs = scaled(10000, 1500);
+  Index accepted = 0;
+  std::string wrong;
+  for (Index i = 0; i < runs && wrong.empty(); ++i) {
+    std::vector<std::string> words{"--out", "/nonexistent/directory"};
+    for (Index n = draws.below(6); n > 0; --n) {
+      std::string name = names[draws.below(std::size(names))], value = values[draws.below(std::size(values))];
+      if (draws.below(8) == 0 && !name.empty()) name[static_cast<std::size_t>(draws.below(static_cast<Index>(name.size())))] = static_cast<char>(draws.below(255) + 1);
+      if (draws.below(4) == 0) words.push_back(name + "=" + value);
+      else words.push_back(name), words.push_back(value);
+    }
+    const std::string why = parsed(words);
+    accepted += why == "nothing";
+    const bool typed = why == "nothing" || why.starts_with("usage: ") || why.starts_with("data: ") || why.starts_with("memory: ");
+    if (!typed) wrong = why + " from " + testing::PrintToString(words);
+  }
+  std::cout.rdbuf(out);
+  EXPECT_EQ(wrong, "");
+  EXPECT_GT(accepted, runs / 50);
+  std::printf("[ fuzz     ] command line: %lld lines, %lld accepted\n", static_cast<long long>(runs), static_cast<long long>(accepted));
+}
+
+TEST(TrainFuzz, ConfigFilesAreTakenOrRefused) {
+  const hilt::Temporary dir;
+  const std::string good = "# a run\n[model]\nlayers = 2\nheads = 4\nwidth = 64\norder = hilbert\n; data\ntask = life\ngrid = 8x8\nlr = 0.001\nresume = false\n";
+  EXPECT_EQ(parsed({"--out", "/nonexistent/directory", "--config", dir.file("good.ini", good)}), "nothing");
+  hilt::Draws draws({22, 0});
+  const Index runs = scaled(5000, 1500);
+  Index accepted = 0;
+  for (Index i = 0; i < runs; ++i) {
+    std::string text = good;
+    for (Index n = draws.below(4) + 1; n > 0; --n) {
+      const auto at = static_cast<std::size_t>(draws.below(static_cast<Index>(text.size())));
+      switch (draws.below(4)) {
+        case 0: text[at] = static_cast<char>(draws.below(256)); break;
+        case 1: text.erase(at, static_cast<std::size_t>(draws.below(12))); break;
+        case 2: text.insert(at, 1, static_cast<char>(draws.below(256))); break;
+        default: text.insert(at, text.substr(static_cast<std::size_t>(draws.below(static_cast<Index>(text.size()))), 9)); break;
+      }
+      if (text.empty()) text = "\n";
+    }
+    const std::string why = parsed({"--out", "/nonexistent/directory", "--config", dir.file("fuzz.ini", text)});
+    accepted += why == "nothing";
+    ASSERT_TRUE(why == "nothing" || why.starts_with("usage: ") || why.starts_with("data: ")) << why << " from " << text;
+  }
+  EXPECT_GT(accepted, runs / 50);
+  std::printf("[ fuzz     ] config: %lld files, %lld accepted\n", static_cast<long long>(runs), static_cast<long long>(accepted));
+}
+
+}  // namespace
+}  // namespace train
