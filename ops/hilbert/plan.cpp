@@ -381,9 +381,13 @@ class Builder {
     }
   }
   Index count(Tiling::Range q, Tiling::Range k) const {
+    const bool by_rank_alone = t_.k_a.empty() && t_.k_b.empty();  // causal segments: most of what is counted in a long plan
     Index n = 0;
-    for (std::int32_t i = q.begin; i < q.end; ++i)
-      for (std::int32_t j = k.begin; j < k.end; ++j) n += attends(t_, static_cast<std::size_t>(i), static_cast<std::size_t>(j));
+    for (std::int32_t i = q.begin; i < q.end; ++i) {
+      const QueryBounds bounds = bounds_of(t_, static_cast<std::size_t>(i));
+      if (by_rank_alone) n += std::count_if(t_.k_rank.begin() + k.begin, t_.k_rank.begin() + k.end, [&](std::int32_t rank) { return rank <= bounds.rank; });
+      else for (std::int32_t j = k.begin; j < k.end; ++j) n += attends(bounds, place_of(t_, static_cast<std::size_t>(j)));
+    }
     return n;
   }
 
