@@ -25,6 +25,7 @@ constexpr int kRows = kIsa == Isa::avx512 ? 14 : 6;
 constexpr int kVectors = 2;
 constexpr Index kDepth = 256;  // 256 x 32 floats are 32 KiB
 constexpr Index kBlock = kGemmBlock / kRows * kRows;
+constexpr Index kAcross = 512;  // 392 x 512 floats are 784 KiB
 template <class T> constexpr Index kPanel = kVectors * kLanes<T>;
 static_assert(kDepth == kGemmDepth);
 
@@ -40,7 +41,10 @@ template <int R, int V, class T>
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) sum[r][v] = Vector<T>{};
+    for (int v = 0; v < V; ++v) {
+      sum[r][v] = Vector<T>{};
+      if (add) __builtin_prefetch(c.data + r * c.row + v * kLanes<T>, 1);  // there when the sums are
+    }
   for (Index k = 0; k < depth; ++k, a += step, b += kPanel<T>) {
     Vector<T> right[V];
     for (int v = 0; v < V; ++v) right[v] = aligned(b + v * kLanes<T>);
@@ -125,30 +129,31 @@ void pack_left(MatrixRef<const T> a, Index rows, Index depth, T* to) {
   }
 }
 
+/// C in blocks of kBlock x kAcross, which stay in the L2 cache while A and B pass by, kDepth at a time.
 template <class T>
 void tiled(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add, T* scratch) {
   alignas(64) T panel[kDepth * kPanel<T>];
   const bool packs = a.column != 1;
-  for (Index i0 = 0; i0 < m; i0 += kBlock) {
-    const Index rows = m - i0 < kBlock ? m - i0 : kBlock;
-    for (Index p = 0; p < k; p += kDepth) {
-      const Index depth = k - p < kDepth ? k - p : kDepth;
-      const bool more = add || p > 0;
-      const T* const left = a.data + i0 * a.row + p * a.column;
-      if (packs) pack_left<T>({left, a.row, a.column}, rows, depth, scratch);
-      for (Index j = 0; j < n; j += kPanel<T>) {
-        const Index columns = n - j < kPanel<T> ? n - j : kPanel<T>;
-        pack_right<T>({b.data + p * b.row + j * b.column, b.row, b.column}, depth, columns, panel);
-        const T* packed = scratch;
-        for (Index i = 0, some = 0; i < rows; i += some, packed += kRows * depth) {
-          some = next_rows(rows - i);
-          const MatrixRef<T> to{c.data + (i0 + i) * c.row + j, c.row, 1};
-          if (packs) some_rows<kRows, T>(some, depth, packed, Index{1}, Index{kRows}, panel, to, columns, more);
-          else some_rows<kRows, T>(some, depth, left + i * a.row, a.row, Index{1}, panel, to, columns, more);
+  const auto least = [](Index x, Index y) { return x < y ? x : y; };
+  for (Index i0 = 0; i0 < m; i0 += kBlock)
+    for (Index j0 = 0; j0 < n; j0 += kAcross)
+      for (Index p = 0; p < k; p += kDepth) {
+        const Index rows = least(kBlock, m - i0), end = least(j0 + kAcross, n), depth = least(kDepth, k - p);
+        const bool more = add || p > 0;
+        const T* const left = a.data + i0 * a.row + p * a.column;
+        if (packs) pack_left<T>({left, a.row, a.column}, rows, depth, scratch);
+        for (Index j = j0; j < end; j += kPanel<T>) {
+          const Index columns = least(kPanel<T>, end - j);
+          pack_right<T>({b.data + p * b.row + j * b.column, b.row, b.column}, depth, columns, panel);
+          const T* packed = scratch;
+          for (Index i = 0, some = 0; i < rows; i += some, packed += kRows * depth) {
+            some = next_rows(rows - i);
+            const MatrixRef<T> to{c.data + (i0 + i) * c.row + j, c.row, 1};
+            if (packs) some_rows<kRows, T>(some, depth, packed, Index{1}, Index{kRows}, panel, to, columns, more);
+            else some_rows<kRows, T>(some, depth, left + i * a.row, a.row, Index{1}, panel, to, columns, more);
+          }
         }
       }
-    }
-  }
 }
 
 // ---- Eigen -------------------------------------------------------------------------------------------
