@@ -1,5 +1,6 @@
 #include "core/storage.h"
 #include <sys/mman.h>
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include "core/config.h"
@@ -43,6 +44,10 @@ auto with_pool(const char* what, Device device, F&& f) {
   return f(pool());
 }
 
+/// Of this thread. What one thread takes and another gives back makes `live` of the second negative.
+struct Mine { std::ptrdiff_t live = 0, peak = 0; };
+thread_local Mine mine;
+
 void count_saved(const StorageBlock& block, std::ptrdiff_t bytes) {
   with_pool("Storage", block.device, [&](auto& p) { p.saved(bytes); });
 }
@@ -55,6 +60,13 @@ MemoryStats memory_stats(Device device) {
 void reset_memory_peak(Device device) {
   with_pool("reset_memory_peak", device, [](auto& p) { p.reset_peak(); });
 }
+MemoryStats thread_memory_stats() {
+  MemoryStats s;
+  s.live = static_cast<std::size_t>(std::max<std::ptrdiff_t>(mine.live, 0));
+  s.peak = static_cast<std::size_t>(std::max<std::ptrdiff_t>(mine.peak, 0));
+  return s;
+}
+void reset_thread_memory_peak() { mine.peak = mine.live; }
 void set_pool_limit(std::size_t bytes, Device device) {
   with_pool("set_pool_limit", device, [&](auto& p) { p.set_limit(bytes); });
 }
@@ -64,6 +76,7 @@ void release_pool(Device device) {
 
 StorageBlock::~StorageBlock() {
   if (data) with_pool("Storage", device, [&](auto& p) { pooled ? p.give(data, bytes) : p.returned(bytes); });
+  if (pooled && device.is_cpu()) mine.live -= static_cast<std::ptrdiff_t>(bytes);
   if (release) release();
 }
 
@@ -73,6 +86,10 @@ Storage Storage::allocate(std::size_t bytes, Device device) {
   block->bytes = bytes;
   block->device = device;
   block->pooled = true;
+  if (device.is_cpu()) {
+    mine.live += static_cast<std::ptrdiff_t>(bytes);
+    mine.peak = std::max(mine.peak, mine.live);
+  }
   Storage s;
   s.block_ = std::move(block);
   return s;

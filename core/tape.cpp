@@ -5,7 +5,6 @@
 #include <iomanip>
 #include <unordered_set>
 #include <utility>
-#include "core/cuda/kernels.h"
 #include "core/dispatch.h"
 #include "core/parallel.h"
 #include "core/random.h"
@@ -21,24 +20,6 @@ void require_finite(const Tensor& t, std::string_view op, std::size_t node, cons
   const std::vector<double> x = t.to_vector();
   for (std::size_t i = 0; i < x.size(); ++i)
     if (!std::isfinite(x[i])) fail_with(Code::not_a_number, "op ", node, ", ", op, ": ", what, ' ', t.shape(), " is ", x[i], " at element ", i);
-}
-
-// The one piece of arithmetic the engine itself needs. In place only where nobody else can see it: an op may
-// hand one tensor to two inputs (add returns {dy, dy}), or a view of something it keeps.
-void accumulate(Tensor& sum, const Tensor& more) {
-  check(sum.shape() == more.shape() && sum.dtype() == more.dtype(), "Tape: gradients of one tensor are ", sum.dtype(),
-        sum.shape(), " and ", more.dtype(), more.shape());
-  const Tensor a = sum.is_contiguous() ? std::move(sum) : clone(sum);
-  const Tensor b = dense(more);
-  sum = a.storage().is_sole_owner() ? a : empty_like(a);
-  visit("accumulate", a, [&]<class T>(auto where) {
-    const T *x = a.data<T>(), *y = b.data<T>();
-    T* const out = sum.mutable_data<T>();
-    if constexpr (std::is_same_v<decltype(where), Cuda>) return kernels::accumulate(where, x, y, out, a.numel());
-    parallel_for(a.numel(), 1 << 16, [&](Index begin, Index end) {
-      for (Index i = begin; i < end; ++i) out[i] = static_cast<T>(wide_t<T>(x[i]) + wide_t<T>(y[i]));
-    });
-  });
 }
 
 /// fn again, on a tape of its own, when the gradient is asked for. dependencies: what the outer tape watches of all

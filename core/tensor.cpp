@@ -237,4 +237,20 @@ std::string to_string(const Tensor& x) {
   return text.str();
 }
 
+// In place only where nobody else can see it: an op may hand one tensor to two inputs (add returns {dy, dy}), or a view of something it keeps.
+void accumulate(Tensor& sum, const Tensor& more) {
+  check(sum.shape() == more.shape() && sum.dtype() == more.dtype(), "accumulate: ", more.dtype(), more.shape(), " does not add to ", sum.dtype(), sum.shape());
+  const Tensor a = sum.is_contiguous() ? std::move(sum) : clone(sum);
+  const Tensor b = dense(more);
+  sum = a.storage().is_sole_owner() ? a : empty_like(a);
+  visit("accumulate", a, [&]<class T>(auto where) {
+    const T *x = a.data<T>(), *y = b.data<T>();
+    T* const out = sum.mutable_data<T>();
+    if constexpr (std::is_same_v<decltype(where), Cuda>) return kernels::accumulate(where, x, y, out, a.numel());
+    parallel_for(a.numel(), 1 << 16, [&](Index begin, Index end) {
+      for (Index i = begin; i < end; ++i) out[i] = static_cast<T>(wide_t<T>(x[i]) + wide_t<T>(y[i]));
+    });
+  });
+}
+
 }  // namespace hilt
