@@ -966,5 +966,46 @@ TEST(TapeScale, TenThousandStepsDoNotGrow) {
   EXPECT_EQ(after.from_system, before.from_system);
 }
 
+// ---- what strangers try -------------------------------------------------------------------------------
+struct Scale3 final : Function {
+  std::string_view name() const override { return "scale3"; }
+  Tensor forward(std::span<const Tensor> in) { return save(in[1]), clone(in[0]); }
+  std::vector<Tensor> backward(const Tensor& dy) override { return {saved(0) ? saved(0) : dy, Tensor{}}; }
+};
+TEST(Tape, GradientsAddToThemselves) {
+  const Tensor x = from_values(std::vector{1.0, 2.0}, {2});
+  Tape tape;
+  tape.watch(x);
+  Gradients g = tape.backward(square(x), ones({2}, DType::f64));
+  const std::vector<double> once = g[x].to_vector();
+  g += g;
+  EXPECT_EQ(g[x].to_vector(), (std::vector<double>{2 * once[0], 2 * once[1]}));
+}
+TEST(Tape, AnInputThatIsLeftOutMayBeSaved) {
+  const std::vector<Tensor> in{from_values(std::vector{1.0, 2.0}, {2}), Tensor{}};
+  Tape tape;
+  tape.watch(in[0]);
+  const Tensor y = apply(Scale3{}, std::span<const Tensor>(in));  // unqualified, as users write it
+  EXPECT_EQ(tape.backward(y, ones({2}, DType::f64))[in[0]].to_vector(), (std::vector{1.0, 1.0}));
+  Tape again;
+  again.watch(in[0]);
+  const Tensor z = checkpoint([](std::span<const Tensor> inside) { return apply(Scale3{}, inside); }, in);
+  EXPECT_EQ(again.backward(z, ones({2}, DType::f64))[in[0]].to_vector(), (std::vector{1.0, 1.0}));
+}
+TEST(Tape, UndefinedTensorsAreErrorsNotCrashes) {
+  const Tensor u;
+  for (const auto& call : std::vector<std::function<void()>>{[&] { (void)clone(u); }, [&] { (void)moved(u, {}); }, [&] { (void)zeros_like(u); }, [&] { (void)u.to_vector(); },
+                                                            [&] { (void)u.device(); }, [&] { (void)u.raw(); }, [&] { Tape t; (void)t.backward(u); }})
+    EXPECT_NE(error_of(call).find("undefined"), std::string::npos) << error_of(call);
+}
+TEST(Tape, WatchingWhatWasComputedIsRefused) {
+  const Tensor x = ones({2}, DType::f64);
+  Tape tape;
+  tape.watch(x);
+  tape.watch(x);
+  const Tensor y = square(x);
+  EXPECT_EQ(error_of([&] { tape.watch(y); }), "usage: Tape: watch of [2], which was computed on this tape; watch what it was computed from, or detach() it");
+}
+
 }  // namespace
 }  // namespace hilt
