@@ -53,7 +53,8 @@ struct Checkpoint final : Function {
 const Tensor& Function::saved(std::size_t i) const {
   if (i >= saved_.size()) fail(name(), ": saved(", i, ") of ", saved_.size(), " saved tensors");
   const Saved& s = saved_[i];
-  check(!s.tensor || s.tensor.storage().version() == s.version, name(), ": a tensor saved for backward, ", s.tensor.dtype(),
+  if (!s.tensor) return s.tensor;
+  check(s.tensor.storage().version() == s.version, name(), ": a tensor saved for backward, ", s.tensor.dtype(),
         s.tensor.shape(), ", was written to after the forward pass (version ", s.tensor.storage().version(),
         ", saved at ", s.version, "); write before the op runs, or to a clone");
   return s.tensor;
@@ -254,6 +255,7 @@ std::vector<NodeReport> Tape::report() const {
     std::unordered_set<const std::byte*> mine;
     for (const auto& s : fn.saved_) {
       const Storage& storage = s.tensor.storage();
+      if (!storage) continue;
       if (!mine.insert(storage.data()).second) continue;
       out[n].saved_bytes += storage.bytes();
       if (seen.insert(storage.data()).second) out[n].unique_bytes += storage.bytes();
