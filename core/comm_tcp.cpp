@@ -76,6 +76,7 @@ struct Peer {
   int waits_for = -1;
   std::string op;
   int hop = 0;
+  bool came = false;  // and may since have left
   bool left = false;  // said goodbye or why not
   bool seen = false;  // knows that we leave
 };
@@ -185,7 +186,7 @@ class Tcp final : public TcpLink {
   void lost(Peer& p, const std::string& how);
   void connect(int peer, const Address& address, Time until);
   bool all_here() const {
-    return std::ranges::all_of(peers_, [&](const Peer& p) { return p.rank == rank_ || p.socket; });
+    return std::ranges::all_of(peers_, [&](const Peer& p) { return p.rank == rank_ || p.came; });
   }
 
   const int rank_, size_;
@@ -455,14 +456,14 @@ bool Tcp::welcome(Peer& stranger) {
   std::string why;
   if (size != size_) why = who(rank) + " was started with WORLD_SIZE " + std::to_string(size) + ", " + who(rank_) + " with " + std::to_string(size_);
   else if (rank <= rank_ || rank >= size_) why = who(rank) + " does not belong to a run of " + std::to_string(size_) + " ranks";
-  else if (at(rank).socket) why = who(rank) + " has already come; is RANK the same for two processes?";
+  else if (at(rank).came) why = who(rank) + " has already come; is RANK the same for two processes?";
   if (!why.empty()) {
     refusal_ = why;
     tell(stranger, Kind::abort, why);
     return true;
   }
   Peer& p = at(rank);
-  p.socket = std::move(stranger.socket);
+  p.socket = std::move(stranger.socket), p.came = true;
   p.heard = Clock::now();
   here_ += std::to_string(rank) + ' ' + host + ' ' + port + '\n';
   if (fault_) tell(p, Kind::abort, *fault_);
@@ -483,7 +484,7 @@ void Tcp::connect(int peer, const Address& address, Time until) {
   const std::lock_guard lock(mutex_);
   if (!listener_) listener_ = listen_at({address_of(socket).host, 0});
   const Address own = address_of(listener_);
-  at(peer).socket = std::move(socket);
+  at(peer).socket = std::move(socket), at(peer).came = true;
   at(peer).heard = Clock::now();
   tell(at(peer), Kind::hello, token_ + '\n' + std::to_string(rank_) + ' ' + std::to_string(size_) + ' ' + own.host + ' ' + std::to_string(own.port));
   wake();
@@ -498,7 +499,7 @@ void Tcp::join() {
     if (!fault_ && !here()) {
       std::string missing;
       for (const Peer& p : peers_)
-        if (p.rank != rank_ && !p.socket) missing += (missing.empty() ? "" : ", ") + std::to_string(p.rank);
+        if (p.rank != rank_ && !p.came) missing += (missing.empty() ? "" : ", ") + std::to_string(p.rank);
       fail("of " + std::to_string(size_) + " ranks these did not come to " + master_.text() + " in " + std::to_string(deadline_.count() / 1000) + " s: " +
            (missing.empty() ? "unknown to " + who(rank_) : missing) + (refusal_.empty() ? "" : " (refused: " + refusal_ + ")"));
     }
