@@ -181,7 +181,7 @@ Tensor Comm::sum(const Tensor& x, Step step) const {
 Tensor Comm::gather(const Tensor& x, Step step) const {
   const Tensor mine = dense(x);
   Shape shape{size()};
-  for (Index d : x.shape()) shape.push_back(d);
+  for (Index extent : x.shape()) shape.push_back(extent);
   Tensor all = empty(shape, x.dtype(), x.device());
   std::vector<Message> out, in;
   for (int r = 0; r < size(); ++r) {
@@ -207,12 +207,7 @@ Tensor Comm::reduce_scatter(const Tensor& x, Step step) const {
   exchange(std::move(out), std::move(in), step).wait();
   Tensor sum = clone(parts[0]);
   for (std::size_t r = 1; r < parts.size(); ++r) accumulate(sum, parts[r]);
-  Shape shape;
-  for (int axis = 1; axis < x.rank(); ++axis) shape.push_back(x.dim(axis));
-  Strides strides{};
-  Index stride = 1;
-  for (int axis = shape.rank() - 1; axis >= 0; --axis) strides[static_cast<std::size_t>(axis)] = stride, stride *= shape[axis];
-  return converted(as_strided(sum, shape, strides, sum.offset()), x.dtype());
+  return converted(Tensor(sum.storage(), Shape(std::span(x.shape().begin() + 1, x.shape().end())), sum.dtype()), x.dtype());
 }
 
 Tensor Comm::broadcast(const Tensor& x, int root, Step step) const {

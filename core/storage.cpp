@@ -66,7 +66,7 @@ MemoryStats thread_memory_stats() {
   s.peak = static_cast<std::size_t>(std::max<std::ptrdiff_t>(mine.peak, 0));
   return s;
 }
-void reset_thread_memory_peak() { mine.peak = mine.live; }
+void reset_thread_memory_stats() { mine = {}; }
 void set_pool_limit(std::size_t bytes, Device device) {
   with_pool("set_pool_limit", device, [&](auto& p) { p.set_limit(bytes); });
 }

@@ -18,9 +18,9 @@ struct MemoryStats {
 };
 MemoryStats memory_stats(Device device = {});
 void reset_memory_peak(Device device = {});
-/// `live` and `peak` of the CPU memory that this thread alone took and gave back: what one of several ranks in a process needs.
+/// `live` and `peak` of the CPU memory that this thread alone took and gave back since the reset: what one of several ranks in a process needs.
 MemoryStats thread_memory_stats();
-void reset_thread_memory_peak();
+void reset_thread_memory_stats();
 /// Bytes the pool may keep for reuse; 0 returns memory at once. Default 4 GiB, or HILT_POOL_BYTES; on a GPU all that was
 /// freed, or HILT_GPU_POOL_BYTES.
 void set_pool_limit(std::size_t bytes, Device device = {});

@@ -37,4 +37,9 @@ template <class Lists>
   return attends(bounds_of(t, i), place_of(t, j));
 }
 
+/// How many pairs of these runs attend. They must all be of listed tiles.
+Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k);
+/// Fills queries and queries_begin from keys and keys_begin.
+void transpose_tiles(Tiling& t);
+
 }  // namespace hilt

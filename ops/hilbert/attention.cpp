@@ -14,8 +14,8 @@
 #include <limits>
 #include <map>
 #include "core/text.h"
+#include "ops/hilbert/call.h"
 #include "ops/hilbert/groups.h"
-#include "ops/hilbert/kernels.h"
 #include "ops/ops.h"
 
 namespace hilt {
@@ -23,18 +23,6 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kModes{"taped", "hybrid", "fused"};
 constexpr std::size_t kRemembered = 64;
-
-/// One call, checked.
-struct Call {
-  PlanPtr plan;
-  AttentionOptions options;
-  double scale = 1;
-  Index batch = 0, kv_heads = 1, dim = 0;
-
-  Index length() const { return plan->length(); }
-  Index heads() const { return plan->heads(); }
-  RandomKey key() const { return options.key.value_or(RandomKey{}); }
-};
 
 Tensor constant(double value, const Tensor& like) { return full({}, value, like.dtype(), like.device()); }
 const double kMinusInfinity = -std::numeric_limits<double>::infinity();
@@ -57,12 +45,12 @@ Part taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tens
         p = mul(p, dropout_multipliers(g, call.batch, call.heads(), call.options.dropout, call.key(), p.dtype()));
       Tensor o = matmul(p, gather_keys(v, g));
       if (g.empty) o = where(g.empty, constant(0, o), o);
-      gather_in(sum.o, scatter_queries(o, g, call.length(), call.heads()));
+      gather_in(sum.o, scatter_queries(o, g, call.length, call.heads()));
       if (!with_lse) continue;
-      gather_in(sum.lse, scatter_queries(unsqueeze(logsumexp(s), -1), g, call.length(), call.heads()));
+      gather_in(sum.lse, scatter_queries(unsqueeze(logsumexp(s), -1), g, call.length, call.heads()));
       Tensor present = ones({1, static_cast<Index>(g.heads.size()), g.groups, g.q, 1}, DType::f32, q.device());
       if (g.empty) present = where(g.empty, constant(0, present), present);
-      gather_in(answered, scatter_queries(present, g, call.length(), call.heads()));
+      gather_in(answered, scatter_queries(present, g, call.length, call.heads()));
     }
   }
   if (!sum.o) sum.o = zeros(q.shape(), q.dtype(), q.device());
@@ -101,56 +89,10 @@ Part taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, 
 
 // ---- what hybrid and fused share: the forward kernel and what it keeps ---------------------------------
 
-template <class T>
-kernels::Rows<const T> rows(const Tensor& x) { return {x.data<T>(), x.stride(0), x.stride(1), x.stride(2)}; }
-template <class T>
-kernels::Rows<T> rows(Tensor& x) { return {x.mutable_data<T>(), x.stride(0), x.stride(1), x.stride(2)}; }
-
-/// Rows whose elements are neighbours: what kernels read in place.
-Tensor readable(const Tensor& x) { return x.stride(-1) == 1 || x.dim(-1) <= 1 ? x : clone(x); }
-
-kernels::AttentionSizes sizes_of(const Call& call) {
-  kernels::AttentionSizes s{call.batch, call.length(), call.heads(), call.kv_heads, call.dim, call.scale};
-  s.dropout = call.options.dropout;
-  s.key = call.key();
-  return s;
-}
-
-/// The heads that use each tiling as their branch number `branch`, or as any if that is negative.
-std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index branch) {
-  std::map<std::int32_t, std::vector<std::int32_t>> out;
-  for (Index h = 0; h < plan.heads(); ++h) {
-    const auto tilings = plan.tilings_of(h);
-    for (Index i = 0; i < static_cast<Index>(tilings.size()); ++i)
-      if (branch < 0 || i == branch) out[tilings[static_cast<std::size_t>(i)]].push_back(static_cast<std::int32_t>(h));
-  }
-  return out;
-}
-
 AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
-  const Plan& plan = *call.plan;
-  const Index branches = branch_count(plan);
-  bool fresh = branches == 1;  // a branch that every token takes part in writes every row: nothing to prepare
-  for (const Tiling& t : plan.tilings()) fresh = fresh && static_cast<Index>(t.q_token.size()) == call.length();
-  const bool narrow = size_of(q.dtype()) == 2;
-  const DType stat = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  // Partial results never round to 16 bits.
-  const DType partial = narrow && branches > 1 ? DType::f32 : q.dtype();
-  Tensor o = fresh ? empty(q.shape(), partial, q.device()) : zeros(q.shape(), partial, q.device());
-  const Shape lse_shape{call.batch, call.heads(), call.length()};
-  Tensor lse = fresh ? empty(lse_shape, stat, q.device()) : full(lse_shape, kMinusInfinity, stat, q.device());
-  visit("attention", q, [&]<class T>(auto where) {
-    for (Index branch = 0; branch < branches; ++branch)
-      for (const auto& [tiling, heads] : users(plan, branch)) {
-        const auto run = [&]<class O>() {
-          kernels::attention_forward(where, sizes_of(call), plan.tilings()[static_cast<std::size_t>(tiling)], heads.data(),
-                                     static_cast<Index>(heads.size()), rows<T>(q), rows<T>(k), rows<T>(v), rows<O>(o),
-                                     lse.mutable_data<kernels::Stat<T>>(), fresh);
-        };
-        partial == q.dtype() ? run.template operator()<T>() : run.template operator()<wide_t<T>>();
-      }
-  });
-  return {to(o, q.dtype()), lse};
+  SoftmaxState state = blank_state(call, q, call.plan->tilings(), false);
+  attend(call, call.plan->tilings(), q, k, v, state);
+  return {to(state.o, q.dtype()), state.lse};
 }
 
 struct OneOp : Function {
@@ -238,9 +180,9 @@ struct Hybrid final : OneOp {
           }
           const Tensor dS = mul(P, sub(dP, gather_queries(delta, g)));                               // dS = P (dP - Delta)
           const Tensor cdQ = mul(matmul(dS, K), call.scale);                                         // dQ = c dS K
-          dq = add(dq, scatter_queries(cdQ, g, call.length(), call.heads()));
-          dk = add(dk, scatter_keys(matmul(transpose(dS), cQ), g, call.length(), call.kv_heads));    // dK = c dS^T Q
-          dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, call.length(), call.kv_heads));    // dV = P^T dO
+          dq = add(dq, scatter_queries(cdQ, g, call.length, call.heads()));
+          dk = add(dk, scatter_keys(matmul(transpose(dS), cQ), g, call.length, call.kv_heads));    // dK = c dS^T Q
+          dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, call.length, call.kv_heads));    // dV = P^T dO
         }
     if (!packed) return finished({dq, dk, dv}, cotangent.dtype());
     return finished({cat({unsqueeze(dq, 2), unsqueeze(dk, 2), unsqueeze(dv, 2)}, 2)}, cotangent.dtype());
@@ -257,15 +199,15 @@ std::vector<Tensor> OneOp::backward_at_once(const Kept& x, const Tensor& d_o) co
   std::vector<Tensor> dx;
   visit("attention", q, [&]<class T>(auto where) {
     if constexpr (is_cuda<decltype(where)>) {
-      const kernels::AttentionSizes sizes = sizes_of(call);
+      const kernels::AttentionSizes sizes = call.sizes();
       if (!kernels::attention_backward_at_once_serves<T>(where, sizes, t)) return;
-      const bool covers = static_cast<Index>(t.q_token.size()) == call.length() && static_cast<Index>(t.k_token.size()) == call.length();
+      const bool covers = static_cast<Index>(t.q_token.size()) == call.length && static_cast<Index>(t.k_token.size()) == call.length;
       const auto blank = [&](const Tensor& like) { return covers ? empty(like.shape(), q.dtype(), q.device()) : zeros(like.shape(), q.dtype(), q.device()); };
       if (packed) dx = {blank(saved(0))};
       else dx = {blank(q), blank(k), blank(v)};
       std::array<Tensor, 3> d = packed ? parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
-      if (!kernels::attention_backward_at_once(where, sizes, t, heads.data(), static_cast<Index>(heads.size()), rows<T>(q), rows<T>(k), rows<T>(v),
-                                               rows<T>(x.o), rows<T>(d_o), x.lse.template data<float>(), rows<T>(d[0]), rows<T>(d[1]), rows<T>(d[2])))
+      if (!kernels::attention_backward_at_once(where, sizes, t, heads.data(), static_cast<Index>(heads.size()), kernels::rows<T>(q), kernels::rows<T>(k), kernels::rows<T>(v),
+                                               kernels::rows<T>(x.o), kernels::rows<T>(d_o), x.lse.template data<float>(), kernels::rows<T>(d[0]), kernels::rows<T>(d[1]), kernels::rows<T>(d[2])))
         dx.clear();
     }
   });
@@ -275,22 +217,11 @@ std::vector<Tensor> OneOp::backward_at_once(const Kept& x, const Tensor& d_o) co
 std::vector<Tensor> OneOp::fused_backward(const Tensor& cotangent) const {
   const Kept x = kept();
   const auto& [q, k, v] = x.qkv;
-  const Tensor d_o = readable(cotangent);
+  const Tensor d_o = in_rows(cotangent);
   if (std::vector<Tensor> dx = backward_at_once(x, d_o); !dx.empty()) return finished(std::move(dx), q.dtype());
-  const kernels::AttentionSizes sizes = sizes_of(call);
   std::vector<Tensor> dx = blank(x);
   std::array<Tensor, 3> d = packed ? parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
-  Tensor delta = empty(x.lse.shape(), x.lse.dtype(), q.device());
-  visit("attention", q, [&]<class T>(auto where) {
-    using S = kernels::Stat<T>;
-    kernels::attention_delta(where, sizes, rows<T>(x.o), rows<T>(d_o), delta.mutable_data<S>());
-    for (const auto& [index, heads] : users(*call.plan, -1)) {
-      const Tiling& tiling = call.plan->tilings()[static_cast<std::size_t>(index)];
-      const auto n = static_cast<Index>(heads.size());
-      kernels::attention_backward(where, sizes, tiling, heads.data(), n, rows<T>(q), rows<T>(k), rows<T>(v), rows<T>(d_o),
-                                  x.lse.data<S>(), delta.data<S>(), rows<S>(d[0]), rows<S>(d[1]), rows<S>(d[2]));
-    }
-  });
+  add_gradients(call, call.plan->tilings(), q, k, v, d_o, x.lse, delta_of(call, x.o, d_o, x.lse.dtype()), d);
   d = {};  // shares dx, which finished() frees as it converts
   return finished(std::move(dx), q.dtype());
 }
@@ -334,25 +265,10 @@ Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
   return Backward::fused;
 }
 
-Call checked_call(const PlanPtr& plan, const AttentionOptions& options, const Tensor& q, const Tensor& k, const Tensor& v) {
+Call call_of(const PlanPtr& plan, const AttentionOptions& options, const Tensor& q, const Tensor& k, const Tensor& v) {
   check(plan != nullptr, "attention: no plan; make one with make_plan");
-  for (const Tensor* x : {&q, &k, &v})
-    check(bool(*x) && x->rank() == 4, "attention: q, k and v must be [batch, length, heads, dim], got ", q.shape(), ", ", k.shape(), ", ", v.shape());
-  check(k.shape() == v.shape(), "attention: k ", k.shape(), " and v ", v.shape(), " must have one shape");
-  check(q.dim(0) == k.dim(0) && q.dim(1) == k.dim(1) && q.dim(3) == k.dim(3), "attention: q ", q.shape(), " and k ", k.shape(),
-        " must agree in batch, length and dim");
-  check(q.dtype() == k.dtype() && q.dtype() == v.dtype(), "attention: q is ", q.dtype(), ", k ", k.dtype(), ", v ", v.dtype(), "; convert with to()");
-  check(q.dim(1) == plan->length(), "attention: ", q.dim(1), " tokens, but the plan is for ", plan->length());
-  check(q.dim(2) == plan->heads(), "attention: ", q.dim(2), " heads, but the plan is for ", plan->heads());
-  check(k.dim(2) >= 1 && q.dim(2) % k.dim(2) == 0, "attention: ", q.dim(2), " query heads cannot share ", k.dim(2), " key heads evenly");
-  check(q.dim(3) >= 1, "attention: head dim must be at least 1, got ", q.shape());
-  check(options.dropout >= 0 && options.dropout < 1, "attention: dropout ", options.dropout, " must be in [0, 1)");
-  check(options.dropout == 0 || options.key.has_value(), "attention: dropout ", options.dropout, " needs a RandomKey");
-  return {plan, options, options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim(3)))), q.dim(0), k.dim(2), q.dim(3)};
+  return checked_call("attention", plan, options, plan->length(), q, k, v);
 }
-
-/// The same on the tape: an input with rows that kernels cannot read in place is copied by an op of its own.
-Tensor in_rows(const Tensor& x) { return x.stride(-1) == 1 || x.dim(-1) <= 1 ? x : contiguous(x); }
 
 template <class Op, class... In>
 Tensor as_one_op(const Call& call, const In&... inputs) {
@@ -369,7 +285,7 @@ const std::vector<Fallback>& attention_fallbacks() { return fallbacks(); }
 void clear_attention_fallbacks() { fallbacks().clear(); }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan, const AttentionOptions& options) {
-  const Call call = checked_call(plan, options, q, k, v);
+  const Call call = call_of(plan, options, q, k, v);
   const std::array<Tensor, 3> in{q, k, v};
   switch (mode_for(call, in)) {
     case Backward::taped: return taped(call, q, k, v, false).o;
@@ -382,7 +298,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPt
 Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions& options) {
   check(bool(qkv) && qkv.rank() == 5 && qkv.dim(2) == 3, "attention: packed q, k, v must be [batch, length, 3, heads, dim], got ", qkv.shape());
   const std::array<Tensor, 3> part = OneOp::parts(qkv);
-  const Call call = checked_call(plan, options, part[0], part[1], part[2]);
+  const Call call = call_of(plan, options, part[0], part[1], part[2]);
   switch (mode_for(call, part)) {
     case Backward::taped: {
       const auto axis = [&](Index i) { return squeeze(slice(qkv, 2, i, i + 1), 2); };
@@ -396,9 +312,9 @@ Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions&
 
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan, const AttentionOptions& options) {
   const Tape::Pause pause;
-  const Call call = checked_call(plan, options, q, k, v);
+  const Call call = call_of(plan, options, q, k, v);
   const std::array<Tensor, 3> in{q, k, v};
-  if (mode_for(call, in) != Backward::taped) return kernel_forward(call, readable(q), readable(k), readable(v));
+  if (mode_for(call, in) != Backward::taped) return kernel_forward(call, in_rows(q), in_rows(k), in_rows(v));
   const Part part = taped(call, q, k, v, true);
   const Tensor lse = permute(squeeze(part.lse, -1), {0, 2, 1});
   return {part.o, contiguous(to(lse, q.dtype() == DType::f64 ? DType::f64 : DType::f32))};

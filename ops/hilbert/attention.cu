@@ -93,11 +93,13 @@ __device__ void add_up(const float* weight, const unsigned (&pairs)[kOwn], const
   }
 }
 
-/// M of one pair.
-__device__ float multiplier(const AttentionSizes& s, Index b, Index h, std::int32_t t, std::int32_t u) {
+/// M of query i and key j of the lists.
+__device__ float multiplier(const Problem& p, Index b, Index h, int i, int j) {
+  const AttentionSizes& s = p.sizes;
   if (s.dropout == 0) return 1;
   const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h);
-  return attention_keeps(s.key, head, static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(u), s.dropout) ? static_cast<float>(1 / (1 - s.dropout)) : 0.0f;
+  const auto t = static_cast<std::uint32_t>(p.t.q_name[i]), u = static_cast<std::uint32_t>(p.t.k_name[j]);
+  return attention_keeps(s.key, head, t, u, s.dropout) ? static_cast<float>(1 / (1 - s.dropout)) : 0.0f;
 }
 
 /// What a block owns: rows [first, first + n) of a list.
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
           m[r] = top;
         }
         l[r] += warp_reduce<Sum>(w);
-        if (attend) w *= multiplier(p.sizes, b, h, tokens[mine + r], key_tokens[lane]);
+        if (attend) w *= multiplier(p, b, h, own.first + mine + r, first + lane);
         weight[r * kChunk + lane] = w;
       }
       __syncwarp();
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
           const bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, first + lane, own.first + mine + r));
           pairs[r] = __ballot_sync(~0u, attend);
           Weights w{};
-          if (attend) w = weights_of(s[r], dp[r], l, x, multiplier(p.sizes, b, h, t, tokens[mine + r]));
+          if (attend) w = weights_of(s[r], dp[r], l, x, multiplier(p, b, h, first + lane, own.first + mine + r));
           p_weights[(mine + r) * kChunk + lane] = w.p;
           ds_weights[(mine + r) * kChunk + lane] = w.ds;
         }
@@ -325,12 +327,11 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
       unsigned pairs[kOwn];
       scores<S>(q_tile + mine * S::kWidth, k_chunk, s);
       scores<S>(d_o_tile + mine * S::kWidth, v_chunk, dp);
-      const std::int32_t u = lane < n ? key_tokens[lane] : 0;
 #pragma unroll
       for (int r = 0; r < kOwn; ++r) {
         const bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, own.first + mine + r, first + lane));
         pairs[r] = __ballot_sync(~0u, attend);
-        weights[(mine + r) * kChunk + lane] = attend ? weights_of(s[r], dp[r], l[r], x[r], multiplier(p.sizes, b, h, tokens[mine + r], u)).ds : 0.0f;
+        weights[(mine + r) * kChunk + lane] = attend ? weights_of(s[r], dp[r], l[r], x[r], multiplier(p, b, h, own.first + mine + r, first + lane)).ds : 0.0f;
       }
       __syncwarp();
       add_up<S>(weights + mine * kChunk, pairs, k_chunk, n, sum);

@@ -374,7 +374,7 @@ void forward_group(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
           for (Index j = n; j < whole_vectors<W>(n); ++j) s[j] = kMinusInfinity<W>;
           soften(s, whole_vectors<W>(n), x.m[first + r], x.l[first + r], acc.row(r), dim);
           if (sizes.dropout > 0) {
-            multipliers(sizes, b, h, t.q_token.data()[q0 + r], k_rows.token, n, space.multiplier);
+            multipliers(sizes, b, h, t.q_names().data()[q0 + r], t.k_names().data() + keys.begin, n, space.multiplier);
             for (Index j = 0; j < n; ++j) s[j] *= space.multiplier[j];
           }
         }
@@ -457,7 +457,7 @@ void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
       for (Index r = 0; r < rows; ++r) {
         const std::int32_t token = q_rows.token[r];
         const Index at = (b * sizes.heads + h) * sizes.length + token;
-        if (sizes.dropout > 0) multipliers(sizes, b, h, token, k_rows.token, n, space.multiplier);
+        if (sizes.dropout > 0) multipliers(sizes, b, h, t.q_names().data()[range.begin + r], t.k_names().data() + keys.begin, n, space.multiplier);
         soften_backward(space.p.row(r), space.ds.row(r), sizes.dropout > 0 ? space.multiplier : nullptr, whole_vectors<W>(n), lse[at], delta[at]);
         if (ref.partial) mask(t, range.begin + r, keys, space.p.row(r), W{0}), mask(t, range.begin + r, keys, space.ds.row(r), W{0});
       }

@@ -3,7 +3,7 @@
 #include <map>
 #include "core/parallel.h"
 #include "ops/hilbert/attends.h"
-#include "ops/hilbert/kernels.h"
+#include "ops/hilbert/call.h"
 #include "ops/ops.h"
 
 namespace hilt {
@@ -57,6 +57,8 @@ GroupBatch batch_of(const Tiling& t, const std::vector<Tiling::Group>& groups, c
   for (const Tiling::Group& g : groups) {
     q.insert(q.end(), t.q_token.begin() + g.q.begin, t.q_token.begin() + g.q.end);
     k.insert(k.end(), t.k_token.begin() + g.k.begin, t.k_token.begin() + g.k.end);
+    b.q_name.insert(b.q_name.end(), t.q_names().begin() + g.q.begin, t.q_names().begin() + g.q.end);
+    b.k_name.insert(b.k_name.end(), t.k_names().begin() + g.k.begin, t.k_names().begin() + g.k.end);
   }
   b.q_index = index_of(q), b.q_in_place = counts_up(q, plan.length());
   b.k_index = index_of(k), b.k_in_place = counts_up(k, plan.length());
@@ -100,18 +102,10 @@ Tensor scattered(const Tensor& x, const Tensor& index, bool in_place, const Tens
 
 }  // namespace
 
-Index branch_count(const Plan& plan) {
-  std::size_t n = 0;
-  for (Index h = 0; h < plan.heads(); ++h) n = std::max(n, plan.tilings_of(h).size());
-  return static_cast<Index>(n);
-}
-
 std::vector<TilingBatches> group_batches(const Plan& plan, Index kv_heads, Index branch, Device device) {
-  std::map<std::int32_t, std::vector<Index>> users;
-  for (Index h = 0; h < plan.heads(); ++h)
-    if (branch < static_cast<Index>(plan.tilings_of(h).size())) users[plan.tilings_of(h)[at(branch)]].push_back(h);
   std::vector<TilingBatches> out;
-  for (const auto& [index, heads] : users) {
+  for (const auto& [index, users_of] : users(plan, branch)) {
+    const std::vector<Index> heads(users_of.begin(), users_of.end());
     const Tiling& t = plan.tilings()[static_cast<std::size_t>(index)];
     const std::vector<std::int32_t> q_tile = tile_of(t.q_tile);
     std::map<std::pair<Index, Index>, std::vector<Tiling::Group>> by_size;
@@ -144,15 +138,13 @@ Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, do
   const auto n_heads = static_cast<Index>(g.heads.size());
   Tensor m = empty({batch, n_heads, g.groups, g.q, g.k}, DType::f64);
   double* const out = m.mutable_data<double>();
-  const Tensor queries = moved(g.q_index, {}), keys = moved(g.k_index, {});
-  const std::int64_t *const t = queries.data<std::int64_t>(), *const u = keys.data<std::int64_t>();
   parallel_for(batch * n_heads * g.groups * g.q, 64, [&](Index begin, Index end) {
     for (Index row = begin; row < end; ++row) {
       const Index group = row / g.q % g.groups, bh = row / g.q / g.groups;
       const Index head = bh / n_heads * all_heads + g.heads[at(bh % n_heads)];
       for (Index j = 0; j < g.k; ++j)
-        out[row * g.k + j] = kernels::attention_keeps(key, static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(t[group * g.q + row % g.q]),
-                                                      static_cast<std::uint32_t>(u[group * g.k + j]), p) ? 1 / (1 - p) : 0;
+        out[row * g.k + j] = kernels::attention_keeps(key, static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(g.q_name[at(group * g.q + row % g.q)]),
+                                                      static_cast<std::uint32_t>(g.k_name[at(group * g.k + j)]), p) ? 1 / (1 - p) : 0;
     }
   });
   return moved(to(m, dtype), g.q_index.device());

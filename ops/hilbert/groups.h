@@ -14,6 +14,7 @@ struct GroupBatch {
   Index groups = 0, q = 0, k = 0;  // how many, and queries and keys of each
   std::vector<Index> heads;        // query heads
   Tensor q_index, k_index;         // i64 [groups * q], [groups * k]: tokens
+  std::vector<std::int32_t> q_name, k_name;     // what dropout calls these tokens
   bool q_in_place = false, k_in_place = false;  // the index is 0, 1, 2 ..: nothing to gather
   Tensor q_heads, k_heads;         // i64 [heads]: to pick; undefined where that is all of them in order
   Tensor mask;                     // u8 [groups, q, k]; undefined where every pair attends
@@ -30,8 +31,6 @@ struct TilingBatches {
 };
 /// Tensors are made on `device`.
 std::vector<TilingBatches> group_batches(const Plan& plan, Index kv_heads, Index branch, Device device);
-/// The most tilings that any head merges.
-Index branch_count(const Plan& plan);
 
 /// [B, L, H, D] -> [B, heads, groups, q, D], and the keys' version.
 Tensor gather_queries(const Tensor& x, const GroupBatch& g);

@@ -9,7 +9,7 @@ namespace hilt {
 
 /// The lists of a Tiling, in a GPU's memory, under the same names; passed to kernels by value.
 struct TilingView {
-  std::span<const std::int32_t> q_token, k_token;
+  std::span<const std::int32_t> q_token, k_token, q_name, k_name;
   std::span<const Tiling::Range> q_tile, k_tile;
   std::span<const std::int32_t> keys_begin;
   std::span<const Tiling::Ref> keys;

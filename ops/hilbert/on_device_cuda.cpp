@@ -46,7 +46,7 @@ class Packer {
 
 template <class Visit>
 void each_list(const Tiling& t, TilingView& v, Visit&& visit) {
-  visit(t.q_token, v.q_token), visit(t.k_token, v.k_token), visit(t.q_tile, v.q_tile), visit(t.k_tile, v.k_tile);
+  visit(t.q_token, v.q_token), visit(t.k_token, v.k_token), visit(t.q_names(), v.q_name), visit(t.k_names(), v.k_name), visit(t.q_tile, v.q_tile), visit(t.k_tile, v.k_tile);
   visit(t.keys_begin, v.keys_begin), visit(t.keys, v.keys), visit(t.queries_begin, v.queries_begin), visit(t.queries, v.queries);
   visit(t.q_rank, v.q_rank), visit(t.k_rank, v.k_rank), visit(t.k_a, v.k_a), visit(t.q_a_low, v.q_a_low), visit(t.q_a_high, v.q_a_high);
   visit(t.k_b, v.k_b), visit(t.q_b_low, v.q_b_low), visit(t.q_b_high, v.q_b_high);

@@ -373,38 +373,18 @@ class Builder {
       if (a[0]) test(*a[0], *a[1], *a[2], i, j, always, never);
       if (b[0]) test(*b[0], *b[1], *b[2], i, j, always, never);
       if (never) continue;
-      const Index pairs = always ? Index{q.end - q.begin} * (k.end - k.begin) : count(q, k);
+      const Index pairs = always ? Index{q.end - q.begin} * (k.end - k.begin) : count_pairs(t_, q, k);
       if (pairs == 0) continue;
       t_.keys.push_back({narrow(j), !always});
       ++(always ? t_.tiles_full : t_.tiles_partial);
       t_.pairs += pairs;
     }
   }
-  Index count(Tiling::Range q, Tiling::Range k) const {
-    const bool by_rank_alone = t_.k_a.empty() && t_.k_b.empty();  // causal segments: most of what is counted in a long plan
-    Index n = 0;
-    for (std::int32_t i = q.begin; i < q.end; ++i) {
-      const QueryBounds bounds = bounds_of(t_, static_cast<std::size_t>(i));
-      if (by_rank_alone) n += std::count_if(t_.k_rank.begin() + k.begin, t_.k_rank.begin() + k.end, [&](std::int32_t rank) { return rank <= bounds.rank; });
-      else for (std::int32_t j = k.begin; j < k.end; ++j) n += attends(bounds, place_of(t_, static_cast<std::size_t>(j)));
-    }
-    return n;
-  }
-
   static Index tiles_of(const std::vector<Tiling::Range>& tiles) { return static_cast<Index>(tiles.size()); }
 
   void transpose() {
     begin_row();
-    std::vector<std::int32_t> n(t_.k_tile.size() + 1);
-    for (const Tiling::Ref& ref : t_.keys) ++n[static_cast<std::size_t>(ref.tile) + 1];
-    std::partial_sum(n.begin(), n.end(), n.begin());
-    t_.queries_begin = n;
-    t_.queries.resize(t_.keys.size());
-    for (std::size_t i = 0; i < t_.q_tile.size(); ++i)
-      for (auto e = t_.keys_begin[i]; e < t_.keys_begin[i + 1]; ++e) {
-        const Tiling::Ref ref = t_.keys[static_cast<std::size_t>(e)];
-        t_.queries[static_cast<std::size_t>(n[static_cast<std::size_t>(ref.tile)]++)] = {narrow(static_cast<Index>(i)), ref.partial};
-      }
+    transpose_tiles(t_);
     count_empty_queries();
   }
 
@@ -417,7 +397,7 @@ class Builder {
       for (std::int32_t row = q.begin; row < q.end; ++row)
         t_.empty_queries += std::none_of(begin, end, [&](const Tiling::Ref& r) {
           const Tiling::Range k = t_.k_tile[static_cast<std::size_t>(r.tile)];
-          return count({row, row + 1}, k) > 0;
+          return count_pairs(t_, {row, row + 1}, k) > 0;
         });
     }
   }
@@ -470,9 +450,11 @@ Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
   head_begin_.push_back(narrow(static_cast<Index>(head_tilings_.size())));
   if (!spec_.in_order) return;
   // Masks compare what stands beside the lists, so only where rows lie changes.
-  for (Tiling& t : tilings_)
+  for (Tiling& t : tilings_) {
+    t.q_name = t.q_token, t.k_name = t.k_token;
     for (Tokens* list : {&t.q_token, &t.k_token})
       for (std::int32_t& token : *list) token = order_->position_of[static_cast<std::size_t>(token)];
+  }
 }
 
 std::span<const std::int32_t> Plan::tilings_of(Index head) const {
@@ -526,7 +508,7 @@ TileStats Plan::stats_for(Order::Kind kind) const {
 std::size_t Plan::bytes() const {
   std::size_t n = sizeof(Plan) + 2 * at(spec_.length) * sizeof(std::int32_t);
   for (const Tiling& t : tilings_) {
-    for (const Tokens* list : {&t.q_token, &t.k_token, &t.keys_begin, &t.queries_begin, &t.q_rank, &t.k_rank, &t.k_a, &t.q_a_low,
+    for (const Tokens* list : {&t.q_token, &t.k_token, &t.q_name, &t.k_name, &t.keys_begin, &t.queries_begin, &t.q_rank, &t.k_rank, &t.k_a, &t.q_a_low,
                                &t.q_a_high, &t.k_b, &t.q_b_low, &t.q_b_high})
       n += list->capacity() * sizeof(std::int32_t);
     n += (t.q_tile.capacity() + t.k_tile.capacity()) * sizeof(Tiling::Range);

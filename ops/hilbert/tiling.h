@@ -18,6 +18,7 @@ struct Tiling {
   };
 
   std::vector<std::int32_t> q_token, k_token;  // rows of the tensors; with in_order, positions
+  std::vector<std::int32_t> q_name, k_name;    // the tokens behind them, where those are others: what dropout's masks are drawn by
   std::vector<Range> q_tile, k_tile;        // runs of q_token, k_token; each list is covered once, in order
   std::vector<std::int32_t> keys_begin;     // [q tiles + 1]: the key tiles of q tile i are keys[keys_begin[i] ..)
   std::vector<Ref> keys;                    // ascending
@@ -31,6 +32,9 @@ struct Tiling {
   std::vector<std::int32_t> q_rank, k_rank;                          // causal: k_rank <= q_rank
   std::vector<std::int32_t> k_a, q_a_low, q_a_high;                  // q_a_low <= k_a <= q_a_high
   std::vector<std::int32_t> k_b, q_b_low, q_b_high;                  // the same on a second axis
+
+  const std::vector<std::int32_t>& q_names() const { return q_name.empty() ? q_token : q_name; }
+  const std::vector<std::int32_t>& k_names() const { return k_name.empty() ? k_token : k_name; }
 
   Index tiles_full = 0, tiles_partial = 0;
   Index pairs = 0;          // (query, key) pairs that attend

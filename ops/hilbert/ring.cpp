@@ -1,0 +1,216 @@
+// Attention over ranks: the merge of SEMANTICS, one part a stage.
+//
+//   forward    stage by stage the online softmax of this rank's queries goes on, over its own keys first, then over those that
+//              arrive; while a stage is attended to, the rows of the next one travel
+//   backward   with the L and Delta of the whole, each stage's part of dQ is added up here; its dK, dV, of rows that are another rank's, go home
+//              in f32 while the next stage is computed, and are added there in the order of stages
+//
+// Every row goes straight from its owner to who attends to it. A ring in which ranks hand on what they got would carry the same bytes of K
+// and V, but also rows that only later ranks need, and one hop more of dK, dV.
+#include "ops/hilbert/ring.h"
+#include <iomanip>
+#include <utility>
+#include "core/info.h"
+#include "ops/hilbert/call.h"
+#include "ops/ops.h"
+
+namespace hilt {
+namespace {
+
+/// Keys and values, or their gradients: [B, rows, Hk, D] each.
+struct Pair { Tensor k, v; };
+
+Tensor index_of(const std::vector<std::int32_t>& rows, Device device) { return moved(from_values(rows, {static_cast<Index>(rows.size())}), device); }
+
+/// The rows that a peer needs, dense.
+Tensor parcel_of(const Tensor& x, const ShardPlan::Parcel& p) { return p.rows.empty() ? dense(x) : gather(x, 1, index_of(p.rows, x.device())); }
+
+Tensor blank_parcel(const ShardPlan::Parcel& p, const Tensor& like, DType type) {
+  return empty(like.shape().with(1, p.count), type, like.device());
+}
+
+/// Keys and values of a stage, under way.
+struct Incoming {
+  Transfer transfer;
+  std::vector<Tensor> k, v;  // a parcel each
+
+  Pair wait(const Pair& own) {
+    transfer.wait();
+    if (k.empty()) return {slice(own.k, 1, 0, 0), slice(own.v, 1, 0, 0)};
+    return {k.size() == 1 ? k[0] : cat(k, 1), v.size() == 1 ? v[0] : cat(v, 1)};
+  }
+};
+Incoming post(const ShardPlan& shard, const Comm& comm, const Pair& own, std::size_t stage, std::string_view op) {
+  const ShardPlan::Stage& s = shard.stages()[stage];
+  Incoming incoming;
+  std::vector<Message> out, in;
+  for (const ShardPlan::Parcel& p : s.send) out.push_back({p.peer, parcel_of(own.k, p)}), out.push_back({p.peer, parcel_of(own.v, p)});
+  for (const ShardPlan::Parcel& p : s.receive) {
+    incoming.k.push_back(blank_parcel(p, own.k, own.k.dtype()));
+    incoming.v.push_back(blank_parcel(p, own.v, own.v.dtype()));
+    in.push_back({p.peer, incoming.k.back()}), in.push_back({p.peer, incoming.v.back()});
+  }
+  incoming.transfer = comm.exchange(std::move(out), std::move(in), {op, static_cast<Index>(stage)});
+  return incoming;
+}
+
+/// Gradients of keys on their way home, to their owners and from those who attended to ours.
+struct Homeward {
+  Transfer transfer;
+  std::vector<ShardPlan::Parcel> parcels;  // of our rows
+  std::vector<Pair> gradients;             // theirs, in the same order
+
+  void wait(Pair& total) {
+    transfer.wait();
+    for (std::size_t i = 0; i < parcels.size(); ++i) {
+      const auto add = [&](Tensor& sum, const Tensor& part) {
+        if (parcels[i].rows.empty()) accumulate(sum, part);
+        else accumulate(sum, scatter_add(part, 1, index_of(parcels[i].rows, part.device()), sum.dim(1)));
+      };
+      add(total.k, gradients[i].k), add(total.v, gradients[i].v);
+    }
+    *this = {};
+  }
+};
+Homeward send_home(const ShardPlan& shard, const Comm& comm, const Pair& theirs, const Tensor& like, std::size_t stage) {
+  const ShardPlan::Stage& s = shard.stages()[stage];
+  Homeward homeward;
+  std::vector<Message> out, in;
+  Index row = 0;
+  for (const ShardPlan::Parcel& p : s.receive) {
+    out.push_back({p.peer, dense(slice(theirs.k, 1, row, row + p.count))}), out.push_back({p.peer, dense(slice(theirs.v, 1, row, row + p.count))});
+    row += p.count;
+  }
+  for (const ShardPlan::Parcel& p : s.send) {
+    homeward.parcels.push_back(p);
+    homeward.gradients.push_back({blank_parcel(p, like, theirs.k.dtype()), blank_parcel(p, like, theirs.k.dtype())});
+    in.push_back({p.peer, homeward.gradients.back().k}), in.push_back({p.peer, homeward.gradients.back().v});
+  }
+  homeward.transfer = comm.exchange(std::move(out), std::move(in), {"ring backward, homeward", static_cast<Index>(stage)});
+  return homeward;
+}
+
+struct Ring final : Function {
+  Call call;
+  ShardPlanPtr shard;
+  Comm comm;
+
+  std::string_view name() const override { return "attention (ring)"; }
+
+  AttentionResult run(const Tensor& q, const Tensor& k, const Tensor& v) const {
+    const auto& stages = shard->stages();
+    const Pair own{k, v};
+    bool travels = false;
+    for (const ShardPlan::Stage& s : stages) travels = travels || !s.receive.empty();
+    SoftmaxState state = blank_state(call, q, stages[0].tilings, travels);
+    Pair keys = own;
+    for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+      Incoming next;
+      if (stage + 1 < stages.size()) next = post(*shard, comm, own, stage + 1, "ring forward");
+      if (stages[stage].keys > 0 || stage == 0) attend(call, stages[stage].tilings, q, keys.k, keys.v, state);
+      if (stage + 1 < stages.size()) keys = next.wait(own);
+    }
+    return {to(state.o, q.dtype()), state.lse};
+  }
+
+  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v) {
+    const AttentionResult r = run(q, k, v);
+    if (wants_any())
+      for (const Tensor& t : {q, k, v, r.o, r.lse}) save(t);
+    return r.o;
+  }
+
+  std::vector<Tensor> backward(const Tensor& cotangent) override {
+    const Tensor &q = saved(0), &lse = saved(4), d_o = in_rows(cotangent);
+    const Pair own{saved(1), saved(2)};
+    const auto& stages = shard->stages();
+    const DType type = lse.dtype();
+    const Tensor delta = delta_of(call, saved(3), d_o, type);
+    Tensor dq = zeros(q.shape(), type, q.device());
+    Pair total, keys = own;
+    Homeward homeward;
+    for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+      Incoming next;
+      if (stage + 1 < stages.size()) next = post(*shard, comm, own, stage + 1, "ring backward");
+      std::array<Tensor, 3> d{dq, zeros(keys.k.shape(), type, q.device()), zeros(keys.v.shape(), type, q.device())};
+      if (stages[stage].keys > 0) add_gradients(call, stages[stage].tilings, q, keys.k, keys.v, d_o, lse, delta, d);
+      if (stage == 0) {
+        total = {std::move(d[1]), std::move(d[2])};
+      } else {
+        if (stage > 1) homeward.wait(total);
+        homeward = send_home(*shard, comm, {std::move(d[1]), std::move(d[2])}, own.k, stage);
+      }
+      if (stage + 1 < stages.size()) keys = next.wait(own);
+    }
+    if (stages.size() > 1) homeward.wait(total);
+    std::vector<Tensor> dx{std::move(dq), std::move(total.k), std::move(total.v)};
+    for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = wants(i) ? to(dx[i], q.dtype()) : Tensor{};
+    return dx;
+  }
+};
+
+Ring ring_of(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm, const AttentionOptions& options) {
+  check(shard != nullptr, "ring_attention: no ShardPlan");
+  check(comm.size() == shard->shards().ranks && comm.rank() == shard->rank(), "ring_attention: rank ", comm.rank(), " of ", comm.size(), ", but the plan is for rank ",
+        shard->rank(), " of ", shard->shards().ranks);
+  check(options.backward == Backward::fused, "ring_attention: backward ", name_of(options.backward), " is not for several ranks; use fused");
+  Ring ring;
+  ring.call = checked_call("ring_attention", std::shared_ptr<const Plan>(shard, &shard->plan()), options, shard->length(), q, k, v);
+  ring.shard = shard;
+  ring.comm = comm;
+  return ring;
+}
+
+}  // namespace
+
+Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm, const AttentionOptions& options) {
+  return apply(ring_of(q, k, v, shard, comm, options), in_rows(q), in_rows(k), in_rows(v));
+}
+
+AttentionResult ring_attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm, const AttentionOptions& options) {
+  const Tape::Pause pause;
+  return ring_of(q, k, v, shard, comm, options).run(in_rows(q), in_rows(k), in_rows(v));
+}
+
+void agree_on(const ShardPlan& shard, const Comm& comm, Index batch, Index kv_heads, Index dim, DType dtype, const AttentionOptions& options) {
+  const PlanSpec& s = shard.plan().spec();
+  std::ostringstream text;
+  text << std::setprecision(17) << "version = " << kVersion << "\nranks = " << shard.shards().ranks << "\nlength = " << s.length << "\nheads = " << s.heads
+       << "\nkv_heads = " << kv_heads << "\nbatch = " << batch << "\nhead_dim = " << dim << "\ndtype = " << dtype << "\norder = " << to_string(s.order)
+       << "\npattern = " << to_string(s.pattern) << "\ndilation_mode = " << name_of(s.dilation_mode) << "\ncausal = " << name_of(s.causality)
+       << "\ntransport = " << name_of(shard.transport()) << "\nscale = " << options.scale.value_or(0) << "\ndropout = " << options.dropout
+       << "\nseed = " << (options.key ? options.key->seed : 0) << "\nstream = " << (options.key ? options.key->stream : 0);
+  for (const Branch& b : s.pattern)
+    for (const auto& [i, j] : b.pairs) text << "\nblock = " << i << ", " << j;
+  for (std::size_t i = 0; i < shard.shards().owner.size(); ++i)
+    text << "\nchunk = " << shard.shards().cut[i] << ".." << shard.shards().cut[i + 1] << " of rank " << shard.shards().owner[i];
+  comm.agree("ring_attention", text.str());
+}
+
+Tensor rows_of_rank(const Tensor& whole, const ShardPlan& shard, int rank) {
+  check(whole.rank() >= 2 && whole.dim(1) == shard.plan().length(), "rows_of_rank: ", whole.shape(), " must be [batch, ", shard.plan().length(), " tokens, ...]");
+  std::vector<std::int32_t> tokens = shard.shards().positions(rank);
+  for (std::int32_t& p : tokens) p = shard.plan().order().token_at[static_cast<std::size_t>(p)];
+  return gather(whole, 1, index_of(tokens, whole.device()));
+}
+
+Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& comm) {
+  check(rows.rank() >= 2 && rows.dim(1) == shard.length(), "whole_of_rows: ", rows.shape(), " must be [batch, ", shard.length(), " rows, ...]");
+  const Tape::Pause pause;
+  Index longest = 0;
+  for (int r = 0; r < comm.size(); ++r) longest = std::max(longest, shard.shards().rows(r));
+  Tensor padded = zeros(rows.shape().with(1, longest), rows.dtype(), rows.device()), filled = slice(padded, 1, 0, rows.dim(1));
+  copy(filled, rows);
+  std::vector<Tensor> all;
+  const Tensor gathered = comm.gather(padded, {"whole_of_rows"});  // [ranks, B, longest, ...]
+  for (int r = 0; r < comm.size(); ++r) all.push_back(squeeze(slice(gathered, 0, r, r + 1), 0));
+  std::vector<std::int32_t> from(static_cast<std::size_t>(shard.plan().length()));  // by token
+  for (int r = 0; r < comm.size(); ++r) {
+    const std::vector<std::int32_t> positions = shard.shards().positions(r);
+    for (std::size_t i = 0; i < positions.size(); ++i)
+      from[static_cast<std::size_t>(shard.plan().order().token_at[static_cast<std::size_t>(positions[i])])] = static_cast<std::int32_t>(r * longest + static_cast<Index>(i));
+  }
+  return hilt::gather(cat(all, 1), 1, index_of(from, rows.device()));
+}
+
+}  // namespace hilt
