@@ -39,7 +39,8 @@ void within(milliseconds deadline, const char* call, TcpLink* control, const std
   std::promise<void> promise;
   const std::future<void> done = promise.get_future();
   std::thread([run, promise = std::move(promise)]() mutable { run(), promise.set_value(); }).detach();
-  for (const Time until = Clock::now() + deadline; done.wait_for(milliseconds(5)) != std::future_status::ready;) {
+  // The link over TCP, which can name a rank, speaks first.
+  for (const Time until = Clock::now() + deadline + (control ? kLinger : milliseconds(0)); done.wait_for(milliseconds(5)) != std::future_status::ready;) {
     if (const auto fault = control ? control->fault() : std::nullopt) fail_with(Code::distributed, *fault);
     if (Clock::now() > until) fail_with(Code::distributed, call, ": did not return in ", deadline.count() / 1000, " s; not all ranks have called it");
   }

@@ -47,7 +47,11 @@ int named(hilt::Comm& comm, const std::function<int(hilt::Comm&)>& work) {
 
 int live(hilt::Comm comm, const std::function<int(hilt::Comm&)>& work) {
   try {
-    return named(comm, work);
+    const int status = named(comm, work);
+    // Together to the end: who is slow is waited for as long as it lives, and who does not live is named.
+    comm.set_deadline(std::chrono::hours(24 * 365));
+    comm.barrier({"end"});
+    return status;
   } catch (const hilt::Error& e) {
     comm.abort(e.what());
     throw;
@@ -224,13 +228,17 @@ int Family::verdict(bool mpi) {
       at != std::string::npos && end != std::string::npos && signal != std::string::npos)
     text = chatter_.substr(at + 8, end - at - 8) + " was ended by " + chatter_.substr(signal, chatter_.find(')', signal) + 1 - signal);
   if (failed_.empty()) return 0;
-  if (text.empty()) {
+  // A rank whose status was 0 and that did not end MPI: mpirun's own status is then 1, which is not that of a rank.
+  const bool improper = chatter_.find("exiting improperly") != std::string::npos;
+  if (improper && text.empty() && !errors_.empty()) {
+    text = errors_.front().text;
+  } else if (text.empty()) {
     // Who failed on its own account, not because another did, knows best.
     const auto first = std::ranges::find_if(failed_, [&](const Child& c) { return own(c) && own(c) != 6; });
     const Child& speaker = first == failed_.end() ? failed_.front() : *first;
-    if (own(speaker)) code = own(speaker);
+    if (own(speaker) && !improper) code = own(speaker);
     const auto said = std::ranges::find(errors_, speaker.name, &Said::name);
-    if (said != errors_.end()) text = said->text;
+    if (said != errors_.end()) text = (said->text.starts_with("rank ") || code == 6 || mpi ? "" : said->name + ": ") + said->text;
     else if (code == 1) return code;  // a verdict, which needs no words here
     else text = speaker.name + " ended with status " + std::to_string(WEXITSTATUS(speaker.status)) + (chatter_.empty() ? "" : ": " + chatter_.substr(0, 400));
   } else if (!errors_.empty()) {

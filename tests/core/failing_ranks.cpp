@@ -1,7 +1,7 @@
 // A run of four ranks in which one meets a fate at a moment: failing_ranks OVER FATE MOMENT. The last argument is the test's mark.
 //   fate    none | kill | stop | exit | throw | memory
 //   moment  start | meeting | hop | home | sum | end | goodbye: before the link is there, while the ranks meet, on a hop of the ring, on
-//           the hop that brings home, between sums, in the last barrier, when the others are done
+//           the hop that brings home, between sums, in the last barrier, when the others have nothing left to do
 #include <hilt/core/comm.h>
 #include <signal.h>
 #include <unistd.h>
