@@ -5,211 +5,14 @@
 //   abort     the run cannot go on, and why; whoever hears it first tells everyone
 //   goodbye   I am done; answered, as abort is, by `seen`, after which the socket can be closed without losing what it still held
 // A connection that ends without a goodbye is a death, silence for as long as the deadline a freeze.
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
-#include <condition_variable>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <map>
-#include <mutex>
-#include <thread>
-#include "core/tcp.h"
+#include "core/tcp_mesh.h"
 
-namespace hilt {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
-enum class Kind : std::uint32_t { hello, table, beat, data, abort, goodbye, seen };
-struct Header {  // all ranks have one byte order, or the magic number is wrong
-  std::uint32_t magic = 0x31544c48;
-  Kind kind = Kind::hello;
-  std::int32_t channel = 0;  // of data; of a beat: whom the sender waits for
-  std::int32_t hop = 0;
-  std::uint64_t length = 0;  // of what follows
-};
-static_assert(sizeof(Header) == 24);
-constexpr std::size_t kLongestHello = 4096, kLongestText = std::size_t{1} << 20, kReadAtOnce = std::size_t{4} << 20, kMostStrangers = 256;
-constexpr milliseconds kBeat(500), kFarewell(1000);
-constexpr int kSilentBeats = 4;  // a rank is called silent after that many are missing
-
-/// What goes out: a frame, whose body is text or the bytes of a tensor.
-struct Parcel {
-  Header header;
-  std::string text;
-  Tensor data;
-  std::size_t sent = 0;  // of header and body
-  bool done() const { return sent == sizeof(Header) + header.length; }
-  const void* body() const { return data ? static_cast<const void*>(data.raw()) : text.data(); }
-};
-
-/// What comes in: read into the tensor that waits for it, or into memory of its own where none does yet. A peer can be ahead by what it
-/// sends without waiting for this rank: a hop or two of a ring.
-struct Arrival {
-  std::size_t size = 0;
-  Tensor data;
-  std::unique_ptr<std::byte[]> kept;
-  std::byte* to = nullptr;  // none: nobody wants it any more
-  bool done = false;
-};
-struct Route {
-  std::deque<std::shared_ptr<Arrival>> posted, early;  // at most one of them has any: messages have the order in which they were sent
-};
-
-struct Peer {
-  int rank = -1;  // -1: has not said
-  Socket socket;
-  std::deque<std::shared_ptr<Parcel>> out;
-  Header header;
-  std::size_t have = 0;  // of header and body of the frame that comes in
-  std::string text;
-  std::shared_ptr<Arrival> arrival;
-  std::map<int, Route> routes;  // by channel
-  Time heard = Clock::now();
-  int waits_for = -1;
-  std::string op;
-  int hop = 0;
-  bool came = false;  // and may since have left
-  bool left = false;  // said goodbye or why not
-  bool seen = false;  // knows that we leave
-};
-
-std::string who(int rank) { return "rank " + std::to_string(rank); }
-
-/// In a time that does not tell how much of it was right.
-bool same_secret(const std::string& a, const std::string& b) {
-  unsigned different = a.size() != b.size();
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) different |= static_cast<unsigned>(a[i] ^ b[i]);
-  return different == 0;
-}
-
-class Tcp final : public TcpLink {
- public:
-  explicit Tcp(Meeting meeting)
-      : rank_(meeting.rank), size_(meeting.size), master_(std::move(meeting.master)), token_(std::move(meeting.token)), listener_(std::move(meeting.listener)),
-        wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), peers_(static_cast<std::size_t>(size_)) {
-    if (!wake_) fail_with(Code::distributed, "eventfd: ", std::strerror(errno));
-    for (int r = 0; r < size_; ++r) peers_[static_cast<std::size_t>(r)].rank = r;
-    if (rank_ == 0 && !listener_) listener_ = listen_at(master_);
-    thread_ = std::thread([this] { serve(); });
-  }
-  ~Tcp() override {
-    {
-      const std::lock_guard lock(mutex_);
-      say_goodbye();
-      closing_ = Clock::now();
-    }
-    wake();
-    thread_.join();
-  }
-
-  void join();
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  std::string_view name() const override { return "tcp"; }
-  std::unique_ptr<Flight> start(int channel, std::vector<Message> out, std::vector<Message> in) override;
-  std::optional<std::string> fault() override {
-    const std::lock_guard lock(mutex_);
-    return fault_;
-  }
-  void abort(const std::string& reason) noexcept override {
-    const std::lock_guard lock(mutex_);
-    fail(reason);
-    wake();
-  }
-  void waits_for(int peer, Step step) override {
-    const std::lock_guard lock(mutex_);
-    waits_for_ = peer, step_ = step;
-  }
-  std::string suspect(int peer) override;
-  void pause(int) override {
-    std::unique_lock lock(mutex_);
-    moved_.wait_for(lock, milliseconds(20), [&] { return events_ != seen_; });
-    seen_ = events_;
-  }
-  bool leave(const std::function<void()>& move) override;
-  bool has_left(int peer) override {
-    const std::lock_guard lock(mutex_);
-    return at(peer).left;
-  }
-
- private:
-  friend class TcpFlight;
-
-  Peer& at(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
-  void happened() {
-    ++events_;
-    moved_.notify_all();
-  }
-  void wake() const {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
-  }
-  void fail(const std::string& reason) {
-    if (fault_) return;
-    fault_ = reason.substr(0, kLongestHello);
-    for (Peer& p : peers_) tell(p, Kind::abort, *fault_);
-    happened();
-  }
-  void say_goodbye() {
-    if (fault_ || std::exchange(said_goodbye_, true)) return;
-    for (Peer& p : peers_) tell(p, Kind::goodbye);
-  }
-  void tell(Peer& p, Kind kind, std::string text = {}) {
-    auto parcel = std::make_shared<Parcel>();
-    parcel->header.kind = kind, parcel->header.length = text.size();
-    if (kind == Kind::beat) parcel->header.channel = waits_for_, parcel->header.hop = static_cast<std::int32_t>(step_.hop);
-    parcel->text = std::move(text);
-    post(p, std::move(parcel));
-  }
-  void post(Peer& p, std::shared_ptr<Parcel> parcel) {
-    if (!p.socket) return;
-    p.out.push_back(std::move(parcel));
-    flush(p);
-  }
-
-  void serve();
-  bool finished() const;
-  void watch();
-  void flush(Peer& p);
-  bool read(Peer& p);
-  bool begin(Peer& p);
-  bool handle(Peer& p);
-  bool welcome(Peer& stranger);
-  void lost(Peer& p, const std::string& how);
-  void connect(int peer, const Address& address, Time until);
-  bool all_here() const {
-    return std::ranges::all_of(peers_, [&](const Peer& p) { return p.rank == rank_ || p.came; });
-  }
-
-  const int rank_, size_;
-  const Address master_;
-  const std::string token_;
-  const milliseconds deadline_ = default_deadline();
-  const milliseconds beat_ = std::clamp(deadline_ / 10, milliseconds(20), kBeat);
-  std::mutex mutex_;  // guards all below; nothing that blocks is done under it
-  std::condition_variable moved_;
-  std::uint64_t events_ = 0, seen_ = 0;
-  Socket listener_, wake_;
-  std::vector<Peer> peers_;
-  bool said_goodbye_ = false;
-  std::vector<std::unique_ptr<Peer>> strangers_;  // connected, not yet known
-  std::string here_, table_, refusal_;
-  std::optional<std::string> fault_;
-  std::optional<Time> closing_;
-  Time beaten_ = Clock::now();
-  int waits_for_ = -1;
-  Step step_{};
-  std::vector<std::byte> unwanted_;
-  std::thread thread_;
-};
+namespace hilt::tcp {
 
 // ---- messages ----------------------------------------------------------------------------------------
 
@@ -289,6 +92,12 @@ std::unique_ptr<Flight> Tcp::start(int channel, std::vector<Message> out, std::v
 }
 
 // ---- the thread --------------------------------------------------------------------------------------
+
+Socket Tcp::make_wake() {
+  Socket wake(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!wake) fail_with(Code::distributed, "eventfd: ", std::strerror(errno));
+  return wake;
+}
 
 void Tcp::serve() {
   std::unique_lock lock(mutex_);
@@ -441,84 +250,12 @@ bool Tcp::handle(Peer& p) {
   return true;
 }
 
-// ---- meeting -----------------------------------------------------------------------------------------
-
-/// Token, then rank, size and where it listens. Who does not know the token is told nothing; who knows it, why it cannot come in.
-bool Tcp::welcome(Peer& stranger) {
-  const std::size_t end = stranger.text.find('\n');
-  int rank = -1, size = -1;
-  std::string host, port;
-  std::istringstream(end == std::string::npos ? "" : stranger.text.substr(end)) >> rank >> size >> host >> port;
-  if (end == std::string::npos || !same_secret(stranger.text.substr(0, end), token_) || port.empty()) {
-    stranger.socket = {};
-    return false;
-  }
-  std::string why;
-  if (size != size_) why = who(rank) + " was started with WORLD_SIZE " + std::to_string(size) + ", " + who(rank_) + " with " + std::to_string(size_);
-  else if (rank <= rank_ || rank >= size_) why = who(rank) + " does not belong to a run of " + std::to_string(size_) + " ranks";
-  else if (at(rank).came) why = who(rank) + " has already come; is RANK the same for two processes?";
-  if (!why.empty()) {
-    refusal_ = why;
-    tell(stranger, Kind::abort, why);
-    return true;
-  }
-  Peer& p = at(rank);
-  p.socket = std::move(stranger.socket), p.came = true;
-  p.heard = Clock::now();
-  here_ += std::to_string(rank) + ' ' + host + ' ' + port + '\n';
-  if (fault_) tell(p, Kind::abort, *fault_);
-  happened();
-  return false;
-}
-
 void Tcp::lost(Peer& p, const std::string& how) {
   p.socket = {};
   p.out.clear();
   if (p.rank >= 0 && !p.left) fail(who(p.rank) + " is lost: " + how);
   p.left = true;
   happened();
-}
-
-void Tcp::connect(int peer, const Address& address, Time until) {
-  Socket socket = connect_to(address, until, [this] { return !fault(); });
-  const std::lock_guard lock(mutex_);
-  if (!listener_) listener_ = listen_at({address_of(socket).host, 0});
-  const Address own = address_of(listener_);
-  at(peer).socket = std::move(socket), at(peer).came = true;
-  at(peer).heard = Clock::now();
-  tell(at(peer), Kind::hello, token_ + '\n' + std::to_string(rank_) + ' ' + std::to_string(size_) + ' ' + own.host + ' ' + std::to_string(own.port));
-  wake();
-}
-
-void Tcp::join() {
-  // Rank 0 knows who is missing, so it speaks first.
-  const Time until = Clock::now() + deadline_ + (rank_ == 0 ? milliseconds(0) : milliseconds(2000));
-  const auto wait = [&](const auto& here) {
-    std::unique_lock lock(mutex_);
-    moved_.wait_until(lock, until, [&] { return fault_ || here(); });
-    if (!fault_ && !here()) {
-      std::string missing;
-      for (const Peer& p : peers_)
-        if (p.rank != rank_ && !p.came) missing += (missing.empty() ? "" : ", ") + std::to_string(p.rank);
-      fail("of " + std::to_string(size_) + " ranks these did not come to " + master_.text() + " in " + std::to_string(deadline_.count() / 1000) + " s: " +
-           (missing.empty() ? "unknown to " + who(rank_) : missing) + (refusal_.empty() ? "" : " (refused: " + refusal_ + ")"));
-    }
-    if (fault_) fail_with(Code::distributed, *fault_);
-  };
-  if (rank_ > 0) {
-    connect(0, master_, until);
-    wait([&] { return !table_.empty(); });
-    std::istringstream table(table_);
-    Address address;
-    for (int r = 0; table >> r >> address.host >> address.port;)
-      if (r < rank_) connect(r, address, until);
-  }
-  wait([&] { return all_here(); });
-  const std::lock_guard lock(mutex_);
-  for (Peer& p : peers_)
-    if (rank_ == 0) tell(p, Kind::table, here_);
-  listener_ = {};
-  wake();
 }
 
 // ---- the end -----------------------------------------------------------------------------------------
@@ -554,40 +291,4 @@ std::string Tcp::suspect(int peer) {
   }
 }
 
-std::string text_of(const char* variable) {
-  const char* const text = std::getenv(variable);
-  if (!text || !*text) fail_with(Code::usage, variable, ": not set; the environment of a rank names RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does");
-  return text;
-}
-
-}  // namespace
-
-std::shared_ptr<TcpLink> meet(Meeting meeting) {
-  check(meeting.token.find('\n') == std::string::npos && meeting.token.size() < kLongestHello / 2, "HILT_RUN_TOKEN: must be one line of at most 2,000 characters");
-  auto link = std::make_shared<Tcp>(std::move(meeting));
-  link->join();
-  return link;
-}
-
-int number_of(const char* variable, int low, int high) {
-  const std::string text = text_of(variable);
-  int n = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  check(error == std::errc{} && end == text.data() + text.size(), variable, " (", text, "): not a whole number");
-  check(n >= low && n <= high, variable, " (", n, "): must be ", low, "..", high);
-  return n;
-}
-
-std::string run_token() {
-  const char* const token = std::getenv("HILT_RUN_TOKEN");
-  return token ? token : "";
-}
-
-Comm tcp_ranks() {
-  const int size = number_of("WORLD_SIZE", 1, 65536), rank = number_of("RANK", 0, size - 1);
-  if (size == 1) return Comm();
-  const Address master{text_of("MASTER_ADDR"), number_of("MASTER_PORT", 1, 65535)};
-  return Comm(meet({rank, size, master, run_token()}));
-}
-
-}  // namespace hilt
+}  // namespace hilt::tcp

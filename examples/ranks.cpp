@@ -13,7 +13,9 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <new>
 #include <optional>
 #include <random>
@@ -79,6 +81,20 @@ int free_port() {
   hilt::fail_with(hilt::Code::distributed, "no free port in 20000..31999 of 127.0.0.1");
 }
 
+/// mpirun can lock up where a rank is killed while MPI begins: it then has children, but none that lives.
+bool only_dead_children(pid_t pid) {
+  const std::string proc = "/proc/" + std::to_string(pid);
+  std::ifstream list(proc + "/task/" + std::to_string(pid) + "/children");
+  int found = 0;
+  for (pid_t child; list >> child; ++found) {
+    std::ifstream stat("/proc/" + std::to_string(child) + "/stat");
+    const std::string text(std::istreambuf_iterator<char>(stat), {});
+    const std::size_t name_end = text.rfind(')');
+    if (name_end == std::string::npos || text.compare(name_end, 3, ") Z") != 0) return false;
+  }
+  return found > 0;
+}
+
 /// A process under way: a rank, or mpirun with all of them.
 struct Child {
   std::string name;
@@ -111,7 +127,7 @@ class Family {
   std::vector<Child> failed_;     // likewise
   std::string chatter_;           // of mpirun
   bool in_chatter_ = false;
-  std::optional<Clock::time_point> trouble_;
+  std::optional<Clock::time_point> trouble_, childless_;
 };
 
 void Family::start(const std::string& name, const std::vector<std::string>& command, std::vector<std::string> environment, int death_signal) {
@@ -192,13 +208,16 @@ int Family::wait(bool mpi) {
     for (Child& c : children_) look(c), listen(c);
     if (const int signal = std::exchange(interrupted, 0)) {
       send(signal);
-      if (!trouble_) trouble_ = Clock::now() - hilt::Comm().deadline();
+      trouble_ = Clock::now() - patience + milliseconds(3000);
       chatter_ = "interrupted";
     }
     // Who is stopped holds the others up no more once one of them has given up, or must have.
     if (!failed_.empty() || (trouble_ && Clock::now() - *trouble_ > hilt::Comm().deadline()))
       for (const Child& c : children_)
         if (!c.ended && c.stopped) ::kill(c.pid, SIGKILL);
+    if (!mpi || !only_dead_children(children_.front().pid)) childless_ = {};
+    else if (!childless_) childless_ = Clock::now();
+    else if (Clock::now() - *childless_ > milliseconds(2000)) send(SIGKILL);
     if (trouble_ && Clock::now() - *trouble_ > patience) send(mpi ? SIGTERM : SIGKILL);
     if (trouble_ && Clock::now() - *trouble_ > patience + milliseconds(2000)) send(SIGKILL);
   }
@@ -218,7 +237,8 @@ int Family::verdict(bool mpi) {
   for (const Child& c : failed_) {
     const std::string sep = text.empty() ? "" : ", ";
     const auto describe = [](int signal) { return "signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")"; };
-    if (c.stopped) text += sep + c.name + " was stopped by " + describe(c.stopped) + " and did not go on";
+    if (childless_ && WIFSIGNALED(c.status)) text = errors_.empty() ? "mpirun did not end when its ranks had" : std::exchange(errors_, {}).front().text;
+    else if (c.stopped) text += sep + c.name + " was stopped by " + describe(c.stopped) + " and did not go on";
     else if (WIFSIGNALED(c.status)) text += sep + c.name + " was ended by " + describe(WTERMSIG(c.status));
     else if (mpi && WEXITSTATUS(c.status) == 127) text = "there is no mpirun; install openmpi-bin";
     else if (!own(c) && chatter_.empty()) text += sep + c.name + " ended with status " + std::to_string(WEXITSTATUS(c.status));
