@@ -22,13 +22,14 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+#include "program.h"
 
 namespace program {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-constexpr milliseconds kGrace(8000);  // for others to end by themselves, once the deadline has passed
+constexpr milliseconds kGrace(6000);  // for others to end by themselves, once the deadline has passed
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -165,8 +166,10 @@ void Family::start(const std::string& name, const std::vector<std::string>& comm
 void Family::hear(const Child& child, const std::string& line) {
   const std::string mark = program_ + ": error: ";
   const bool ruler = line.starts_with("--------------------");
-  if (line.starts_with(mark)) errors_.push_back({child.name, line.substr(mark.size())});
-  else if (child.name != "mpirun") std::cerr << line + '\n';
+  if (line.starts_with(mark)) {
+    errors_.push_back({child.name, line.substr(mark.size())});
+    if (!trouble_) trouble_ = Clock::now();
+  } else if (child.name != "mpirun") std::cerr << line + '\n';
   else if (ruler) in_chatter_ = !in_chatter_;
   else if (in_chatter_ || line.starts_with('[')) chatter_ += line + ' ';
   else if (!line.empty()) std::cerr << line + '\n';
@@ -276,7 +279,11 @@ int run_as(const std::string& program, int ranks, Over over, int argc, char** ar
   if (over == Over::threads) return live_as_threads(ranks, work);
   const bool mpi = over == Over::mpi;
   if (!mpi && has("RANK")) return live(hilt::tcp_ranks(), work);
-  if (mpi && (has("OMPI_COMM_WORLD_RANK") || has("PMI_RANK"))) return live(hilt::mpi_ranks(), work);
+  if (mpi && (has("OMPI_COMM_WORLD_RANK") || has("PMI_RANK"))) {
+    const int status = run(program, [&] { return live(hilt::mpi_ranks(), work); });
+    if (status != 0) ::_exit(status);  // MPI may be stuck half way, and what it does at exit() would wait for that
+    return status;
+  }
 
   std::random_device random;
   std::string self(4096, '\0');  // mpirun would take /proc/self/exe for itself
