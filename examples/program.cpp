@@ -13,7 +13,7 @@ namespace {
 int report(const std::string& program, hilt::Code code, std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   std::cout.flush();
-  std::cerr << program << ": error: " << text << '\n';
+  std::cerr << program + ": error: " + text + '\n';  // one write: ranks share the stream
   return static_cast<int>(code);
 }
 
