@@ -8,6 +8,7 @@
 #include <thread>
 #include "core/random.h"
 #include "core/tcp.h"
+#include "tests/support/child.h"
 #include "tests/support/error_of.h"
 
 namespace hilt {
@@ -364,6 +365,33 @@ TEST(TcpRanks, WhoDoesNotBelongIsRefusedAndDisturbsNobody) {
   }
   EXPECT_EQ(first, "nothing");
   EXPECT_EQ(second, "nothing");
+}
+
+TEST(TcpRanks, TheEnvironmentIsReadAndItsErrorsNameTheVariable) {
+  if (!in_child({{"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500"}})) return;
+  EXPECT_EQ(tcp_ranks().name(), "single");
+  ::setenv("WORLD_SIZE", "2", 1);
+  ::setenv("RANK", "2", 1);
+  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: RANK (2): must be 0..1");
+  ::setenv("RANK", "one", 1);
+  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: RANK (one): not a whole number");
+  ::setenv("RANK", "0", 1);
+  ::setenv("MASTER_PORT", "70000", 1);
+  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: MASTER_PORT (70000): must be 1..65535");
+  ::unsetenv("MASTER_ADDR");
+  EXPECT_NE(error_of([] { (void)tcp_ranks(); }).find("usage: MASTER_ADDR: not set"), std::string::npos);
+}
+
+TEST(TcpRanks, WhoDoesNotComeIsNamed) {
+  if (!in_child({{"HILT_DEADLINE=0.3"}})) return;
+  Meetings m;
+  std::vector<std::string> said(2);
+  {
+    std::jthread zero([&] { said[0] = m.come(0, 4); });
+    said[1] = m.come(2, 4);
+  }
+  EXPECT_EQ(said[0], "distributed: of 4 ranks these did not come to " + m.master.text() + " in 0.3 s: 1, 3");
+  EXPECT_EQ(said[1], said[0]);
 }
 
 TEST(TcpRanks, ARankThatComesTwiceIsRefused) {
