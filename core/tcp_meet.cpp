@@ -127,7 +127,7 @@ std::string run_token() {
 Comm tcp_ranks() {
   const int size = number_of("WORLD_SIZE", 1, 65536), rank = number_of("RANK", 0, size - 1);
   if (size == 1) return Comm();
-  const Address master{text_of("MASTER_ADDR"), number_of("MASTER_PORT", 1, 65535)};
+  const tcp::Address master{text_of("MASTER_ADDR"), number_of("MASTER_PORT", 1, 65535)};
   return Comm(meet({rank, size, master, run_token()}));
 }
 

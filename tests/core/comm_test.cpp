@@ -15,6 +15,7 @@ namespace hilt {
 namespace {
 
 using std::chrono::milliseconds;
+using tcp::Address, tcp::Socket, tcp::connect_to, tcp::listen_at;
 using Work = std::function<void(Comm&)>;
 
 /// Ranks over TCP, as threads of this process: what they do between processes, where sanitizers see both ends.
