@@ -1,10 +1,12 @@
 // Comm: groups, counting, waiting and collectives, over any Link.
 #include "core/comm.h"
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include "core/config.h"
 #include "core/link.h"
 
 namespace hilt {
@@ -50,6 +52,12 @@ Tensor bytes_of(std::string_view text) {
   Tensor t = empty({static_cast<Index>(text.size())}, DType::u8);
   std::memcpy(t.mutable_raw(), text.data(), text.size());
   return t;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  (void)::gethostname(name, sizeof name - 1);
+  return name;
 }
 
 }  // namespace
@@ -271,6 +279,24 @@ Comm Comm::split(int color, int key) const {
   group.state_->members.clear();
   for (int r : ranks) group.state_->members.push_back(state_->members[static_cast<std::size_t>(r)]);
   return group;
+}
+
+const std::shared_ptr<Link>& Comm::link() const { return state_->shared->link; }
+
+Comm nccl_ranks(const Comm& group, Device device) {
+  check(device.is_cuda(), "nccl_ranks: ", device, " is no GPU");
+  if (group.size() == 1) return group;
+  if constexpr (kHasNccl) {
+    const std::vector<std::string> places = group.gather_text(host_name() + ", " + (std::ostringstream() << device).str());
+    for (std::size_t i = 0; i < places.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j)
+        if (places[i] == places[j])
+          fail_with(Code::distributed, "nccl_ranks: ranks ", j, " and ", i, " both have ", places[i], "; each rank needs a GPU of its own: ", group.size(), " ranks, ",
+                    gpu_descriptions().size(), " GPUs here");
+    return Comm(nccl_link(group, device));
+  } else {
+    fail_with(Code::distributed, "nccl_ranks: built without NCCL; install libnccl-dev and build with -Dcuda=enabled -Dnccl=enabled");
+  }
 }
 
 void Comm::abort(const std::string& reason) const noexcept {

@@ -80,6 +80,8 @@ class Comm {
 
   /// The group of all ranks that name the same color, ranked by key, then by rank here.
   Comm split(int color, int key) const;
+  /// What the group is made of; none in a group of one.
+  const std::shared_ptr<Link>& link() const;
   /// Tells every rank of the link that this one cannot go on. Their waits throw Code::distributed with the reason.
   void abort(const std::string& reason) const noexcept;
 
@@ -91,6 +93,9 @@ class Comm {
 /// Runs work(comm) as `ranks` threads of this process, and returns when all have. The first exception ends the others' waits and is
 /// rethrown.
 void run_ranks(int ranks, const std::function<void(Comm&)>& work);
+/// The ranks of `group`, which must be all of its run, joined by NCCL: each names a GPU that is its alone. What lies on GPUs travels between them; the
+/// rest goes over `group` as before.
+Comm nccl_ranks(const Comm& group, Device device);
 
 /// Joins, as one process of many, the run that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name, as torchrun sets them. Ranks reach each other by
 /// TCP; rank 0 listens at that address alone. If HILT_RUN_TOKEN is set, who does not know it is turned away; nothing is encrypted.

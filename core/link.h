@@ -46,4 +46,7 @@ class Link {
   virtual void pause(int polls) = 0;
 };
 
+/// Over NCCL between GPUs, and over the link of `bootstrap` for all else.
+std::shared_ptr<Link> nccl_link(const Comm& bootstrap, Device device);
+
 }  // namespace hilt

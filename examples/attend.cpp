@@ -115,10 +115,35 @@ void check_fits(const Plan& plan, const Tensor& q, const Tensor& k, Backward mod
                                       : "; --mode fused keeps no scores");
 }
 
+/// The same over ranks that are threads of this process; every rank holds its rows alone while it computes.
+std::vector<std::pair<std::string, Tensor>> over_ranks(int ranks, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d_o,
+                                                       const AttentionOptions& options) {
+  std::vector<std::pair<std::string, Tensor>> results;
+  PlanSpec spec = plan.spec();
+  spec.in_order = true;
+  run_ranks(ranks, [&](Comm& comm) {
+    const PlanPtr positions = make_plan(spec);
+    const auto shard = std::make_shared<const ShardPlan>(positions, contiguous_shards(*positions, ranks), comm.rank());
+    const auto rows = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
+    const Tensor mine[] = {rows(q), rows(k), rows(v)};
+    std::vector<std::pair<std::string, Tensor>> all;
+    const auto add = [&](const char* name, const Tensor& x) { all.emplace_back(name, whole_of_rows(x, *shard, comm)); };
+    const AttentionResult forward = ring_attention_with_lse(mine[0], mine[1], mine[2], shard, comm, options);
+    add("o", forward.o);
+    add("lse", permute(forward.lse, {0, 2, 1}));
+    all.back().second = contiguous(permute(all.back().second, {0, 2, 1}));
+    if (d_o) {
+      Tape tape;
+      for (const Tensor& x : mine) tape.watch(x);
+      const Gradients g = tape.backward(ring_attention(mine[0], mine[1], mine[2], shard, comm, options), rows(d_o));
+      add("dq", g[mine[0]]), add("dk", g[mine[1]]), add("dv", g[mine[2]]);
+    }
+    if (comm.rank() == 0) results = std::move(all);
+  });
+  return results;
+}
+
 int work(const Settings& s) {
-  if (s.ranks > 1)
-    fail_with(Code::distributed, "--ranks (", s.ranks,
-              "): this version runs attend on one rank; ring attention is not built yet, leave --ranks out");
   Device device = program::device_of(s.device);
   const DType given_dtype = parse_dtype(s.dtype, DType::f32);
   const AttentionOptions options{.backward = parse_backward(s.mode), .scale = parse_scale(s.scale)};
@@ -147,10 +172,14 @@ int work(const Settings& s) {
   warn_about(*plan);
 
   std::vector<std::pair<std::string, Tensor>> results;
-  const AttentionResult forward = attention_with_lse(q, k, v, plan, options);
-  results.emplace_back("o", forward.o);
-  results.emplace_back("lse", forward.lse);
-  if (d_o) {
+  if (s.ranks > 1) {
+    results = over_ranks(static_cast<int>(s.ranks), *plan, q, k, v, d_o ? placed(d_o) : d_o, options);
+  } else {
+    const AttentionResult forward = attention_with_lse(q, k, v, plan, options);
+    results.emplace_back("o", forward.o);
+    results.emplace_back("lse", forward.lse);
+  }
+  if (d_o && s.ranks == 1) {
     Tape tape;
     for (const Tensor& x : {q, k, v}) tape.watch(x);
     const Tensor o = attention(q, k, v, plan, options);

@@ -10,8 +10,8 @@ namespace hilt {
 namespace {
 
 constexpr std::array<std::string_view, 7> kTypes{"standard", "improved", "hilbert", "block_sparse", "ring", "ring_hilbert", "block_sparse_ring"};
-constexpr std::array<std::string_view, 14> kKeys{"attention_type", "segment_lengths", "dilation_rates", "order", "dilation_mode", "causal", "block_size",
-                                                 "blocks", "work_order", "dropout", "seed", "scale", "backward", "strict"};
+constexpr std::array<std::string_view, 17> kKeys{"attention_type", "segment_lengths", "dilation_rates", "order", "dilation_mode", "causal", "block_size",
+                                                 "blocks", "work_order", "dropout", "seed", "scale", "backward", "strict", "length", "transport", "shards"};
 constexpr std::array<std::string_view, 4> kBuilders{"local", "dilated", "global_local", "top"};
 
 std::vector<Index> read_list(const char* what, std::string_view text, char separator) {
@@ -66,23 +66,25 @@ BlockPairs top_blocks(const Tensor& q, const Tensor& k, const Permutation& order
   return pairs;
 }
 
-NamedAttention make_attention(const std::map<std::string, std::string>& config) {
+NamedAttention make_attention(const std::map<std::string, std::string>& config, const Comm& comm) {
   for (const auto& [key, value] : config) find_name("make_attention key", key, kKeys);
   const auto type = config.find("attention_type");
-  check(type != config.end(), "make_attention: attention_type is missing; one of standard, improved, hilbert, block_sparse");
+  check(type != config.end(), "make_attention: attention_type is missing; one of standard, improved, hilbert, block_sparse, ring, ring_hilbert, block_sparse_ring");
   const std::size_t kind = find_name("attention_type", type->second, kTypes);
-  if (kind >= 4) fail_with(Code::distributed, "make_attention: ", type->second, " needs several ranks, and this version has one; without ranks: hilbert, block_sparse");
-  const bool sparse = kind == 3;
+  const bool sparse = kind == 3 || kind == 6, over_ranks = kind >= 4;
 
   NamedAttention a;
   a.type_ = type->second;
-  if (kind == 2) a.order_ = "hilbert";
-  if (kind == 0) a.mode_ = DilationMode::longnet;
+  if (kind == 2 || kind == 5) a.order_ = "hilbert";
+  if (kind == 0 || kind == 4) a.mode_ = DilationMode::longnet;
   if (kind == 1) a.mode_ = DilationMode::head_groups;
+  a.comm_ = comm;
   std::vector<Index> lengths{sparse ? 0 : 128}, rates;
   for (const auto& [key, value] : config) {
     const bool of_blocks = key == "block_size" || key == "blocks" || key == "work_order";
     const bool of_segments = key == "segment_lengths" || key == "dilation_rates" || key == "dilation_mode";
+    const bool of_ranks = key == "length" || key == "transport" || key == "shards";
+    check(!(of_ranks && !over_ranks), "make_attention: ", a.type_, " does not read ", key);
     check(!(of_blocks && !sparse) && !(of_segments && sparse), "make_attention: ", a.type_, " does not read ", key);
     if (key == "segment_lengths") lengths = read_list("segment_lengths", value, ',');
     else if (key == "dilation_rates") rates = read_list("dilation_rates", value, ',');
@@ -97,8 +99,14 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config) 
     else if (key == "scale") a.options_.scale = read_number("scale", value);
     else if (key == "backward") a.options_.backward = parse_backward(value);
     else if (key == "strict") a.options_.strict = find_name("strict", value, std::array<std::string_view, 2>{"false", "true"}) == 1;
+    else if (key == "length") a.length_ = read_index("length", value, 1);
+    else if (key == "transport") a.transport_ = parse_transport(value);
+    else if (key == "shards") a.balanced_ = find_name("shards", value, std::array<std::string_view, 2>{"contiguous", "balanced"}) == 1;
   }
-  if (sparse) return a;
+  check(!over_ranks || a.length_ > 0, "make_attention: ", a.type_, " needs length, the tokens of all ranks together");
+  check(!over_ranks || !sparse || !a.blocks_.starts_with("top"), "make_attention: blocks = top:K compares the queries of all ranks; name another builder");
+  if (over_ranks) a.shard_ = std::make_shared<NamedAttention::Shard>();
+  if (sparse || (kind == 4 && !config.contains("segment_lengths"))) return a;
   if (rates.empty()) rates.assign(lengths.size(), 1);
   check(lengths.size() == rates.size(), "make_attention: ", lengths.size(), " segment_lengths and ", rates.size(), " dilation_rates must pair up");
   a.pattern_.clear();
@@ -112,28 +120,58 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config) 
   return a;
 }
 
-PlanPtr NamedAttention::plan(const Tensor& q, const Tensor& k) const {
-  check(q.rank() == 4, "attention: q must be [batch, length, heads, dim], got ", q.shape());
+struct NamedAttention::Shard {
+  Index heads = 0;
+  ShardPlanPtr plan;
+};
+
+PlanSpec NamedAttention::spec(Index length, Index heads) const {
   PlanSpec spec;
-  spec.length = q.dim(1);
-  spec.heads = q.dim(2);
+  spec.length = length;
+  spec.heads = heads;
   spec.pattern = pattern_;
   spec.dilation_mode = mode_;
   spec.causality = causality_;
   spec.work_order = work_order_;
-  const bool automatic = order_ == "auto";
-  spec.order = parse_order(automatic ? "hilbert" : order_, spec.length);
+  spec.order = parse_order(order_ == "auto" ? "hilbert" : order_, spec.length);
+  return spec;
+}
+
+PlanPtr NamedAttention::plan(const Tensor& q, const Tensor& k) const {
+  check(q.rank() == 4, "attention: q must be [batch, length, heads, dim], got ", q.shape());
+  PlanSpec s = spec(q.dim(1), q.dim(2));
   if (type_ == "block_sparse") {
-    const Index n = (spec.length + block_size_ - 1) / block_size_;
-    spec.pattern = {blocks(block_size_, build_blocks(blocks_, n, q, k, *permutation(spec.order, spec.length), block_size_))};
+    const Index n = (s.length + block_size_ - 1) / block_size_;
+    s.pattern = {blocks(block_size_, build_blocks(blocks_, n, q, k, *permutation(s.order, s.length), block_size_))};
   }
-  if (automatic) spec.order = choose_order(spec).order;
-  return make_plan(spec);
+  if (order_ == "auto") s.order = choose_order(s).order;
+  return make_plan(s);
+}
+
+ShardPlanPtr NamedAttention::shard(Index heads) const {
+  check(length_ > 0, "make_attention: ", type_, " is not divided over ranks");
+  if (shard_->heads == heads) return shard_->plan;
+  PlanSpec s = spec(length_, heads);
+  if (type_ == "block_sparse_ring") {
+    const Index n = (s.length + block_size_ - 1) / block_size_;
+    s.pattern = {blocks(block_size_, build_blocks(blocks_, n, {}, {}, *permutation(s.order, s.length), block_size_))};
+  }
+  if (order_ == "auto") s.order = choose_order(s).order;
+  s.in_order = true;
+  const PlanPtr plan = make_plan(s);
+  const int ranks = comm_.size();
+  shard_->plan = std::make_shared<const ShardPlan>(plan, balanced_ ? balanced_shards(*plan, ranks) : contiguous_shards(*plan, ranks), comm_.rank(), transport_);
+  shard_->heads = heads;
+  return shard_->plan;
 }
 
 Tensor NamedAttention::operator()(const Tensor& q, const Tensor& k, const Tensor& v, std::uint64_t step) const {
   AttentionOptions options = options_;
   if (options.dropout > 0) options.key = RandomKey{seed_, step};
+  if (length_ > 0) {
+    check(q.rank() == 4, "attention: q must be [batch, rows, heads, dim], got ", q.shape());
+    return ring_attention(q, k, v, shard(q.dim(2)), comm_, options);
+  }
   return attention(q, k, v, plan(q, k), options);
 }
 

@@ -152,7 +152,9 @@ TEST(MakeAttention, Refusals) {
   EXPECT_NE(refused({{"attention_type", "block_sparse"}, {"blocks", "top"}}).find("expected local:RADIUS"), std::string::npos);
   EXPECT_NE(refused({{"attention_type", "hilbert"}, {"backward", "fsued"}}).find("did you mean fused?"), std::string::npos);
   for (const char* ring : {"ring", "ring_hilbert", "block_sparse_ring"})
-    EXPECT_NE(refused({{"attention_type", ring}}, Code::distributed).find("needs several ranks"), std::string::npos);
+    EXPECT_NE(refused({{"attention_type", ring}}).find("needs length"), std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"transport", "ring"}}).find("hilbert does not read transport"), std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "block_sparse_ring"}, {"length", "64"}, {"blocks", "top:2"}}).find("name another builder"), std::string::npos);
 }
 
 TEST(TopBlocks, AreThoseWithTheLargestProductOfMeans) {
@@ -161,6 +163,56 @@ TEST(TopBlocks, AreThoseWithTheLargestProductOfMeans) {
   const Tensor q = from_values<float>({0, 1, 5, 0, 1, 5, 1, 5, 0, 1, 5, 0, 5, 1, 0, 5, 1, 0}, {1, 6, 1, 3});
   const BlockPairs pairs = top_blocks(q, k, *permutation(Order{}, 6), 2, 2);
   EXPECT_EQ(pairs, (BlockPairs{{0, 2}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {2, 1}}));
+}
+
+// ---- over ranks ---------------------------------------------------------------------------------------
+std::vector<double> over_ranks(Config config, int ranks) {
+  const Inputs x = inputs();
+  std::vector<double> all;
+  config["length"] = std::to_string(kLength);
+  run_ranks(ranks, [&](Comm& comm) {
+    const NamedAttention a = make_attention(config, comm);
+    const ShardPlanPtr shard = a.shard(kHeads);
+    const auto mine = [&](const Tensor& t) { return rows_of_rank(t, *shard, comm.rank()); };
+    const Tensor o = whole_of_rows(a(mine(x.q), mine(x.k), mine(x.v)), *shard, comm);
+    if (comm.rank() == 0) all = o.to_vector();
+  });
+  return all;
+}
+TEST(MakeAttention, RingTypesAreTheirOneRankCounterparts) {
+  const auto near = [](const std::vector<double>& a, const std::vector<double>& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 2e-6);
+  };
+  for (int ranks : {1, 3, 4}) {
+    near(over_ranks({{"attention_type", "ring"}}, ranks), run(PlanSpec{}));
+    const Config segments{{"segment_lengths", "16,32"}, {"dilation_rates", "1,2"}, {"causal", "token"}};
+    for (const auto& [ring, one] : {std::pair{"ring", "standard"}, {"ring_hilbert", "hilbert"}}) {
+      Config a = segments, b = segments;
+      a["attention_type"] = ring, b["attention_type"] = one;
+      for (const char* transport : {"ring", "gather"})
+        for (const char* shards : {"contiguous", "balanced"}) {
+          a["transport"] = transport, a["shards"] = shards;
+          near(over_ranks(a, ranks), run(b));
+        }
+    }
+    const Config blocks{{"block_size", "8"}, {"blocks", "dilated:1+3"}, {"order", "hilbert"}};
+    Config a = blocks, b = blocks;
+    a["attention_type"] = "block_sparse_ring", b["attention_type"] = "block_sparse";
+    near(over_ranks(a, ranks), run(b));
+  }
+}
+TEST(MakeAttention, TransportAndShardsChangeWhatTravelsAndWhoHoldsWhat) {
+  run_ranks(2, [](Comm& comm) {
+    const auto shard = [&](Config c) {
+      c["attention_type"] = "ring", c["length"] = "64";
+      return make_attention(c, comm).shard(kHeads);
+    };
+    EXPECT_EQ(shard({})->transport(), Transport::ring);
+    EXPECT_EQ(shard({{"transport", "gather"}})->transport(), Transport::gather);
+    EXPECT_EQ(shard({})->shards().owner.size(), 2u);
+    EXPECT_GT(shard({{"shards", "balanced"}})->shards().owner.size(), 2u);
+  });
 }
 
 }  // namespace
