@@ -3,6 +3,8 @@
 #include <sys/socket.h>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <iterator>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -366,6 +368,16 @@ TEST(TcpRanks, WhoDoesNotBelongIsRefusedAndDisturbsNobody) {
   }
   EXPECT_EQ(first, "nothing");
   EXPECT_EQ(second, "nothing");
+}
+
+std::ptrdiff_t entries(const char* directory) { return std::distance(std::filesystem::directory_iterator(directory), {}); }
+
+TEST(TcpRanks, LeaveNoSocketAndNoThread) {
+  const auto descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+  run_over_tcp(4, [](Comm& comm) { comm.barrier(); });
+  EXPECT_THROW(run_over_tcp(4, [](Comm& comm) { comm.rank() == 1 ? fail("no") : comm.barrier(); }), Error);
+  EXPECT_EQ(entries("/proc/self/fd"), descriptors);
+  EXPECT_EQ(entries("/proc/self/task"), threads);
 }
 
 TEST(TcpRanks, TheEnvironmentIsReadAndItsErrorsNameTheVariable) {
