@@ -21,6 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+using tcp::Address, tcp::Socket, tcp::Time;
 constexpr std::size_t kPiece = std::size_t{1} << 30;  // MPI counts bytes in an int
 constexpr milliseconds kLinger(1000);                 // what a rank sent before its goodbye can arrive after it
 
@@ -225,7 +226,7 @@ std::shared_ptr<TcpLink> meet_through(MPI_Comm comm, int rank, int size) {
   if (rank == 0) {
     const char* const here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     if (!here || std::atoi(here) != size) ::gethostname(host, sizeof host - 1);
-    listener = listen_at({host, 0});
+    listener = tcp::listen_at({host, 0});
     if (std::random_device random; token.empty()) token = std::to_string(random()) + std::to_string(random());
     const std::string text = address_of(listener).host + ' ' + std::to_string(address_of(listener).port) + ' ' + token;
     text.copy(place, sizeof place - 1);

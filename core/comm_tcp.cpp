@@ -6,6 +6,7 @@
 //   goodbye   I am done; answered, as abort is, by `seen`, after which the socket can be closed without losing what it still held
 // A connection that ends without a goodbye is a death, silence for as long as the deadline a freeze.
 #include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <algorithm>
@@ -99,6 +100,15 @@ Socket Tcp::make_wake() {
   return wake;
 }
 
+std::thread Tcp::launch() {
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // a program's signals are for the program's own threads
+  std::thread thread([this] { serve(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
 void Tcp::serve() {
   std::unique_lock lock(mutex_);
   try {
@@ -123,7 +133,8 @@ void Tcp::serve() {
         if (events & POLLOUT) flush(*of[i]);
         if ((events & ~POLLOUT) && !read(*of[i])) lost(*of[i], "its connection ended without a goodbye; it was killed, or crashed");
       }
-      while (listener_ && wait[1].revents && strangers_.size() < kMostStrangers) {
+      while (listener_ && wait[1].revents) {
+        if (strangers_.size() == kMostStrangers) strangers_.erase(strangers_.begin());
         auto stranger = std::make_unique<Peer>();
         stranger->socket = accept_from(listener_);
         if (!stranger->socket) break;

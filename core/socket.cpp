@@ -12,7 +12,7 @@
 #include <thread>
 #include "core/error.h"
 
-namespace hilt {
+namespace hilt::tcp {
 namespace {
 
 using std::chrono::milliseconds;
@@ -118,4 +118,4 @@ Socket connect_to(const Address& address, Time until, const std::function<bool()
   fail_with(Code::distributed, "no connection to ", address.text(), ": ", reason);
 }
 
-}  // namespace hilt
+}  // namespace hilt::tcp

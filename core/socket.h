@@ -6,7 +6,7 @@
 
 // Private: TCP sockets that close themselves and never block.
 
-namespace hilt {
+namespace hilt::tcp {
 
 using Time = std::chrono::steady_clock::time_point;
 
@@ -40,4 +40,4 @@ Socket accept_from(const Socket& listener);
 /// Tries until `until`, while go_on() says so; then throws Code::distributed with the last reason. Resolving a host's name may take longer.
 Socket connect_to(const Address& address, Time until, const std::function<bool()>& go_on);
 
-}  // namespace hilt
+}  // namespace hilt::tcp

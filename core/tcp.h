@@ -15,9 +15,9 @@ class TcpLink : public Link {
 
 struct Meeting {
   int rank = 0, size = 1;
-  Address master;     // where rank 0 listens
+  tcp::Address master;     // where rank 0 listens
   std::string token;  // what whoever connects must know
-  Socket listener{};  // rank 0's, if it listens already
+  tcp::Socket listener{};  // rank 0's, if it listens already
 };
 /// Returns when all have come; throws Code::distributed, naming who has not, once the deadline has passed.
 std::shared_ptr<TcpLink> meet(Meeting meeting);

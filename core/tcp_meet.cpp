@@ -66,9 +66,11 @@ void Tcp::join() {
     moved_.wait_until(lock, until, [&] { return fault_ || here(); });
     if (!fault_ && !here()) {
       std::string missing;
+      std::ostringstream seconds;
+      seconds << static_cast<double>(deadline_.count()) / 1000;
       for (const Peer& p : peers_)
         if (p.rank != rank_ && !p.came) missing += (missing.empty() ? "" : ", ") + std::to_string(p.rank);
-      fail("of " + std::to_string(size_) + " ranks these did not come to " + master_.text() + " in " + std::to_string(deadline_.count() / 1000) + " s: " +
+      fail("of " + std::to_string(size_) + " ranks these did not come to " + master_.text() + " in " + seconds.str() + " s: " +
            (missing.empty() ? "unknown to " + who(rank_) : missing) + (refusal_.empty() ? "" : " (refused: " + refusal_ + ")"));
     }
     if (fault_) fail_with(Code::distributed, *fault_);
@@ -125,7 +127,7 @@ std::string run_token() {
 Comm tcp_ranks() {
   const int size = number_of("WORLD_SIZE", 1, 65536), rank = number_of("RANK", 0, size - 1);
   if (size == 1) return Comm();
-  const Address master{text_of("MASTER_ADDR"), number_of("MASTER_PORT", 1, 65535)};
+  const tcp::Address master{text_of("MASTER_ADDR"), number_of("MASTER_PORT", 1, 65535)};
   return Comm(meet({rank, size, master, run_token()}));
 }
 

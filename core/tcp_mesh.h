@@ -78,7 +78,7 @@ class Tcp final : public TcpLink {
         wake_(make_wake()), peers_(static_cast<std::size_t>(size_)) {
     for (int r = 0; r < size_; ++r) peers_[static_cast<std::size_t>(r)].rank = r;
     if (rank_ == 0 && !listener_) listener_ = listen_at(master_);
-    thread_ = std::thread([this] { serve(); });
+    thread_ = launch();
   }
   ~Tcp() override {
     {
@@ -156,6 +156,7 @@ class Tcp final : public TcpLink {
   }
 
   static Socket make_wake();
+  std::thread launch();
   void serve();
   bool finished() const;
   void watch();

@@ -3,17 +3,21 @@
 #include <sys/socket.h>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <iterator>
 #include <mutex>
 #include <random>
 #include <thread>
 #include "core/random.h"
 #include "core/tcp.h"
+#include "tests/support/child.h"
 #include "tests/support/error_of.h"
 
 namespace hilt {
 namespace {
 
 using std::chrono::milliseconds;
+using tcp::Address, tcp::Socket, tcp::connect_to, tcp::listen_at;
 using Work = std::function<void(Comm&)>;
 
 /// Ranks over TCP, as threads of this process: what they do between processes, where sanitizers see both ends.
@@ -364,6 +368,43 @@ TEST(TcpRanks, WhoDoesNotBelongIsRefusedAndDisturbsNobody) {
   }
   EXPECT_EQ(first, "nothing");
   EXPECT_EQ(second, "nothing");
+}
+
+std::ptrdiff_t entries(const char* directory) { return std::distance(std::filesystem::directory_iterator(directory), {}); }
+
+TEST(TcpRanks, LeaveNoSocketAndNoThread) {
+  const auto descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+  run_over_tcp(4, [](Comm& comm) { comm.barrier(); });
+  EXPECT_THROW(run_over_tcp(4, [](Comm& comm) { comm.rank() == 1 ? fail("no") : comm.barrier(); }), Error);
+  EXPECT_EQ(entries("/proc/self/fd"), descriptors);
+  EXPECT_EQ(entries("/proc/self/task"), threads);
+}
+
+TEST(TcpRanks, TheEnvironmentIsReadAndItsErrorsNameTheVariable) {
+  if (!in_child({{"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500"}})) return;
+  EXPECT_EQ(tcp_ranks().name(), "single");
+  ::setenv("WORLD_SIZE", "2", 1);
+  ::setenv("RANK", "2", 1);
+  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: RANK (2): must be 0..1");
+  ::setenv("RANK", "one", 1);
+  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: RANK (one): not a whole number");
+  ::setenv("RANK", "0", 1);
+  ::setenv("MASTER_PORT", "70000", 1);
+  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: MASTER_PORT (70000): must be 1..65535");
+  ::unsetenv("MASTER_ADDR");
+  EXPECT_NE(error_of([] { (void)tcp_ranks(); }).find("usage: MASTER_ADDR: not set"), std::string::npos);
+}
+
+TEST(TcpRanks, WhoDoesNotComeIsNamed) {
+  if (!in_child({{"HILT_DEADLINE=0.3"}})) return;
+  Meetings m;
+  std::vector<std::string> said(2);
+  {
+    std::jthread zero([&] { said[0] = m.come(0, 4); });
+    said[1] = m.come(2, 4);
+  }
+  EXPECT_EQ(said[0], "distributed: of 4 ranks these did not come to " + m.master.text() + " in 0.3 s: 1, 3");
+  EXPECT_EQ(said[1], said[0]);
 }
 
 TEST(TcpRanks, ARankThatComesTwiceIsRefused) {

@@ -14,12 +14,12 @@ cell() {
   timeout -k 5 40 "$ranks" "$over" "$fate" "$moment" "$mark" >"$out.out" 2>"$out.err" </dev/null || status=$?
   local ms=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
   case $fate in
-    none) wanted=0 ;;
+    none | check) wanted=0 ;;
     throw) wanted=3 ;;
     memory) wanted=4 ;;
   esac
   # mpirun returns the status of whoever ended first.
-  if [[ $over == mpi && $status == 6 && $fate != none ]]; then wanted=6; fi
+  if [[ $over == mpi && $status == 6 && $wanted != 0 ]]; then wanted=6; fi
   [[ $status == "$wanted" ]] || wrong+=("exit status $status, expected $wanted")
   ((ms <= 13000)) || wrong+=("took $ms ms")
   if [[ $status != 0 ]]; then
@@ -40,12 +40,13 @@ if ! command -v mpirun >/dev/null; then echo 'mpi left out: there is no mpirun'
 elif "$ranks" mpi none none 2>&1 | grep -qF 'built without MPI'; then echo 'mpi left out: built without it'
 else overs+=(mpi); fi
 for over in "${overs[@]}"; do
-  for fate in none kill stop exit throw memory; do
+  for fate in none check early size kill stop exit throw memory; do
     for moment in start meeting hop home sum end goodbye; do
       # Threads are killed or frozen together or not at all; what is thrown is thrown by work, or before.
       # A rank that runs out of memory before there is a link is one that throws.
       if [[ $over == threads && $fate =~ kill|stop|exit ]] || [[ $over == threads && $moment =~ start|meeting ]]; then continue; fi
-      if [[ $fate =~ throw|memory && $moment == meeting ]] || [[ $fate$moment == memorystart ]] || [[ $fate == none && $moment != end ]]; then continue; fi
+      if [[ $fate =~ throw|memory && $moment == meeting ]] || [[ $fate$moment == memorystart ]] || [[ $fate =~ none|check && $moment != end ]] ||
+        [[ $fate == early && $moment != hop ]] || [[ $fate == size && $moment != hop ]]; then continue; fi
       while (($(jobs -rp | wc -l) >= at_once)); do wait -n || true; done
       cell "$over" "$fate" "$moment" &
     done
