@@ -42,4 +42,10 @@ hilt::Device device_of(const std::string& text) {
   return hilt::device_named(text);
 }
 
+hilt::Device device_of_rank(const std::string& text, int rank) {
+  hilt::Device device = device_of(text);
+  if (device.is_cuda() && !text.starts_with("cuda:")) device.index = rank % static_cast<int>(hilt::gpu_descriptions().size());
+  return device;
+}
+
 }  // namespace program

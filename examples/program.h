@@ -14,5 +14,7 @@ int run(const std::string& program, const std::function<int()>& work);
 
 /// What --device auto, cpu, cuda or cuda:N names; throws Code::gpu where there is no such GPU.
 hilt::Device device_of(const std::string& text);
+/// The same for one of several ranks on this machine: GPUs are dealt out by rank unless one is named.
+hilt::Device device_of_rank(const std::string& text, int rank);
 
 }  // namespace program

@@ -105,17 +105,10 @@ std::vector<std::int64_t> of_all(const Comm& comm, std::size_t value) {
   return comm.gather(from_values(std::vector<std::int64_t>{static_cast<std::int64_t>(value)}, {1})).to_vector<std::int64_t>();
 }
 
-/// GPUs are dealt out by rank unless one is named.
-Device device_of_rank(const Settings& s, const Comm& comm) {
-  if (s.device == "auto" && s.dtype == "f64") return {};
-  Device device = program::device_of(s.over == "nccl" ? "cuda" : s.device);
-  if (device.is_cuda() && s.device.find(':') == std::string::npos) device.index = comm.rank() % static_cast<int>(gpu_descriptions().size());
-  return device;
-}
-
 int work(const Settings& s, const Comm& met) {
   const DType dtype = dtype_of_name(s.dtype);
-  const Device device = device_of_rank(s, met);
+  const bool on_cpu = s.device == "auto" && dtype == DType::f64;  // f64 is the CPU's
+  const Device device = on_cpu ? Device{} : program::device_of_rank(s.over == "nccl" ? "cuda" : s.device, met.rank());
   const Comm comm = s.over == "nccl" ? nccl_ranks(met, device) : met;
   AttentionOptions options{.dropout = s.dropout};
   if (s.dropout > 0) options.key = RandomKey{static_cast<std::uint64_t>(s.seed), 1u << 20};
