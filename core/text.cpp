@@ -1,6 +1,7 @@
 #include "core/text.h"
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <numeric>
 
 namespace hilt {
@@ -20,6 +21,14 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+/// Of ASCII letters alone, whatever the locale.
+std::string lower_case(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return out;
+}
+
 }  // namespace
 
 std::vector<std::string_view> split_text(std::string_view text, char separator) {
@@ -32,8 +41,34 @@ std::vector<std::string_view> split_text(std::string_view text, char separator) 
   }
 }
 
+std::vector<std::string_view> near_names(std::string_view name, std::span<const std::string_view> names) {
+  constexpr std::size_t kMost = 4, kEdits = 2;
+  const std::string typed = lower_case(name);
+  std::vector<std::string_view> begun;
+  std::string_view nearest;
+  std::size_t least = std::numeric_limits<std::size_t>::max();
+  for (std::string_view n : names) {
+    const std::string known = lower_case(n);
+    if (!typed.empty() && known.starts_with(typed) && begun.size() < kMost) begun.push_back(n);
+    const std::size_t edits = edit_distance(known, typed);
+    // Something of the name must stay: any letter is one edit from any other.
+    if (edits < least && edits <= std::max(kEdits, typed.size() / 3) && edits < std::max(known.size(), typed.size())) least = edits, nearest = n;
+  }
+  if (begun.empty() && !nearest.empty()) begun.push_back(nearest);
+  return begun;
+}
+
 std::string_view nearest_name(std::string_view name, std::span<const std::string_view> names) {
-  return *std::ranges::min_element(names, {}, [&](std::string_view n) { return edit_distance(n, name); });
+  const std::vector<std::string_view> near = near_names(name, names);
+  return near.empty() ? std::string_view{} : near[0];
+}
+
+std::string did_you_mean(std::string_view name, std::span<const std::string_view> names, std::string_view prefix) {
+  const std::vector<std::string_view> near = near_names(name, names);
+  std::string text;
+  for (std::size_t i = 0; i < near.size(); ++i)
+    text.append(i == 0 ? "; did you mean " : i + 1 < near.size() ? ", " : " or ").append(prefix).append(near[i]);
+  return near.empty() ? text : text + '?';
 }
 
 std::size_t find_name(const char* what, std::string_view name, std::span<const std::string_view> names) {
@@ -41,7 +76,7 @@ std::size_t find_name(const char* what, std::string_view name, std::span<const s
   if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
   std::string list;
   for (std::string_view n : names) list += (list.empty() ? "" : ", ") + std::string(n);
-  fail(what, ": '", name, "' is not one of ", list, "; did you mean ", nearest_name(name, names), "?");
+  fail(what, ": '", name, "' is not one of ", list, did_you_mean(name, names));
 }
 
 Index read_index(const char* what, std::string_view text, Index low) {

@@ -35,7 +35,7 @@ void declare(program::Options& options, Settings& s) {
   options.choice("--comm", s.over, {"threads", "mpi", "nccl", "tcp"},
                  "What joins them: threads of this process, processes under mpirun, processes with a GPU each, or processes and sockets");
   options.choice("--transport", s.transport, {"ring", "gather"}, "Rows of other ranks one rank after the other, under way while computing; or all at once");
-  options.choice("--shards", s.shards, {"contiguous", "balanced"}, "One run of positions a rank, or several chosen to even out the work");
+  options.choice("--shards", s.shards, {"contiguous", "balanced", "auto"}, "One run of positions a rank, several chosen to even out the work, or whichever is worth it");
   options.integer("--batch", s.batch, 0, 4096, "Sequences");
   options.integer("--length", s.length, 0, 1 << 28, "Tokens of each, over all ranks");
   options.integer("--heads", s.heads, 1, 1024, "Query heads");
@@ -122,9 +122,7 @@ int work(const Settings& s, const Comm& met) {
   PlanSpec spec;
   spec.length = s.length, spec.heads = s.heads, spec.order = parse_order(s.order, s.length), spec.pattern = parse_pattern(s.pattern);
   spec.dilation_mode = parse_dilation_mode(s.dilation_mode), spec.causality = parse_causality(s.causal), spec.in_order = true;
-  const PlanPtr plan = make_plan(spec);
-  const auto shard = std::make_shared<const ShardPlan>(plan, s.shards == "balanced" ? balanced_shards(*plan, comm.size()) : contiguous_shards(*plan, comm.size()),
-                                                       comm.rank(), parse_transport(s.transport));
+  const ShardPlanPtr shard = make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
   agree_on(*shard, comm, s.batch, s.kv_heads, s.head_dim, dtype, options);
 
   Inputs mine, all;
@@ -185,7 +183,7 @@ int work(const Settings& s, const Comm& met) {
   out["bytes_sent_per_rank"] = all_sent;
   out["predicted_bytes"] = all_predicted;
   out["peak_bytes_per_rank"] = all_peak;
-  out["imbalance"] = imbalance(*plan, shard->shards());
+  out["imbalance"] = imbalance(shard->plan(), shard->shards());
   out["ms"] = ms;
   if (comm.rank() == 0) std::cout << out.dump(2) << '\n';
   return right && all_sent == all_predicted ? 0 : 1;

@@ -156,14 +156,55 @@ void save_checkpoint(const std::string& directory, Index step, std::span<const S
 }
 
 // ---- reading -----------------------------------------------------------------------------------------
-Checkpoint::Checkpoint(const std::string& path) : file_(path) {
+namespace {
+
+/// They are as they were written.
+bool metadata_match(const SafetensorsFile& file) {
+  const auto sum = file.metadata().find(kOverMetadata);
+  return sum != file.metadata().end() && sum->second == checksum_of(file.metadata());
+}
+
+/// Every byte is as it was written.
+bool is_whole(const std::string& path) try {
+  const SafetensorsFile file(path);
+  return metadata_match(file) && std::ranges::all_of(file.entries(), [&](const SafetensorsEntry& entry) {
+    const auto sum = file.metadata().find("checksum:" + entry.name);
+    return sum != file.metadata().end() && sum->second == checksum_of(file.read(entry.name));
+  });
+} catch (const Error&) {
+  return false;
+}
+
+/// What is wrong with a checkpoint, and as what to try the newest whole one before it, if there is one.
+std::string with_way_out(const std::string& path, const std::string& what) {
+  const std::size_t slash = path.rfind('/');
+  const std::string directory = slash == path.npos ? "." : path.substr(0, slash);
+  const std::optional<Index> step = step_of(std::string_view(path).substr(slash == path.npos ? 0 : slash + 1));
+  std::vector<Index> steps = checkpoint_steps(directory);
+  if (!step || !std::ranges::binary_search(steps, *step)) return what;
+  std::erase_if(steps, [&](Index s) { return s >= *step; });
+  const auto whole = std::find_if(steps.rbegin(), steps.rend(), [&](Index s) { return is_whole(directory + '/' + checkpoint_name(s)); });
+  if (whole == steps.rend()) return what;
+  return what.substr(0, what.rfind("; ")) + "; " + checkpoint_name(*whole) + " beside it is whole: to go on from there, move " + path + " away and resume";
+}
+
+SafetensorsFile opened(const std::string& path) try {
+  return SafetensorsFile(path);
+} catch (const Error& e) {
+  fail_with(e.code(), e.code() == Code::data ? with_way_out(path, e.what()) : e.what());
+}
+
+}  // namespace
+
+Checkpoint::Checkpoint(const std::string& path) : file_(opened(path)) {
   const auto found = file_.metadata().find("format");
   if (found == file_.metadata().end() || found->second != kFormat)
     fail_with(Code::data, path, ": not a checkpoint: it holds tensors, but not what training needs to go on");
   const std::uint64_t version = get_number("format_version");
   if (version > kVersion) fail_with(Code::data, path, ": format ", version, ", this program knows up to ", kVersion, "; use a newer one");
-  if (get(kOverMetadata) != checksum_of(file_.metadata()))
-    fail_with(Code::data, path, ": damaged: its metadata do not match their checksum; use an earlier checkpoint");
+  (void)get(kOverMetadata);
+  if (!metadata_match(file_))
+    fail_with(Code::data, with_way_out(path, path + ": damaged: its metadata do not match their checksum; use an earlier checkpoint"));
   step_ = static_cast<Index>(get_number("step"));
 }
 
@@ -200,8 +241,8 @@ void Checkpoint::read(std::span<SafetensorsItem> items, const std::string& prefi
     read.push_back(file_.read(item.name));
     const SafetensorsEntry& entry = *file_.find(item.name);
     if (checksum_of(read.back()) != get("checksum:" + item.name))
-      fail_with(Code::data, path(), ": damaged: tensor ", item.name, ", bytes ", entry.begin, "..", entry.end,
-                ", does not match its checksum; use an earlier checkpoint");
+      fail_with(Code::data, with_way_out(path(), path() + ": damaged: tensor " + item.name + ", bytes " + std::to_string(entry.begin) + ".." +
+                                                     std::to_string(entry.end) + ", does not match its checksum; use an earlier checkpoint"));
   }
   for (std::size_t i = 0; i < items.size(); ++i) copy(items[i].tensor, read[i]);
 }

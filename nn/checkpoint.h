@@ -35,7 +35,8 @@ void remove_unfinished_checkpoints(const std::string& directory);
 void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items, SafetensorsMetadata metadata,
                      Index keep);
 
-/// An open checkpoint, its metadata proven by their checksum.
+/// An open checkpoint, its metadata proven by their checksum. Where it is damaged, the error names the newest one before it
+/// that is whole.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::string& path);

@@ -413,7 +413,8 @@ Tensor SafetensorsFile::read(const std::string& name) const {
   if (!e) {
     std::vector<std::string_view> names;
     for (const SafetensorsEntry& known : entries_) names.push_back(known.name);
-    const std::string remedy = names.empty() ? "the file has none" : "did you mean " + shown(nearest_name(name, names)) + "?";
+    const std::string_view near = nearest_name(name, names);
+    const std::string remedy = names.empty() ? "the file has none" : near.empty() ? "no name in it is near" : "did you mean " + shown(near) + "?";
     bad(path_, 0, "tensor", shown(name), "is not in the file", remedy.c_str());
   }
   Tensor t = empty(e->shape, e->dtype);
@@ -517,7 +518,7 @@ void write_safetensors(int descriptor, std::span<const SafetensorsItem> items, c
   const std::string header = safetensors_header(items, metadata);
   write_exactly(descriptor, header.data(), header.size());
   for (const SafetensorsItem* item : sorted(items)) {
-    const Tensor t = dense(item->tensor);
+    const Tensor t = moved(dense(item->tensor), {});
     write_exactly(descriptor, reinterpret_cast<const char*>(t.raw()), t.bytes());
   }
 }

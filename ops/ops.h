@@ -82,8 +82,9 @@ Tensor pad(const Tensor& x, int axis, Index before, Index after, double value = 
 // ---- losses and noise --------------------------------------------------------------------------------
 /// Mean over the targets that are not `ignore`, 0 where all are, of -log softmax(logits)[target]. logits [.., C], targets i32/i64 [..].
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore = -100);
-/// x m / (1 - p) with m = 1 with probability 1 - p. Element i of the mask depends on key and i alone.
-Tensor dropout(const Tensor& x, double p, RandomKey key);
+/// x m / (1 - p) with m = 1 with probability 1 - p. Element i of the mask depends on key and i alone. With `rows`, x is
+/// made of so many rows of a larger tensor, and gets their part of its mask.
+Tensor dropout(const Tensor& x, double p, RandomKey key, std::vector<Index> rows = {});
 inline Tensor dropout(const Tensor& x, double p, Generator& g) { return p == 0 ? x : dropout(x, p, g.next()); }
 
 // ---- views: they share x's storage ---------------------------------------------------------------------

@@ -27,6 +27,7 @@ kernels::AttentionSizes Call::sizes() const {
   kernels::AttentionSizes s{batch, length, heads(), kv_heads, dim, scale};
   s.dropout = options.dropout;
   s.key = key();
+  s.first_batch = options.first_batch;
   return s;
 }
 

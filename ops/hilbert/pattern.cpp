@@ -2,6 +2,7 @@
 #include "ops/hilbert/pattern.h"
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
 #include <limits>
 #include "core/npy.h"
@@ -20,72 +21,86 @@ constexpr std::array<std::string_view, 4> kWorkOrders{"row", "diagonal", "hilber
 constexpr std::array<std::string_view, 2> kOptions{"dilation", "offset"};
 constexpr Index kMax = std::numeric_limits<std::int32_t>::max();
 
-Index read_extent(std::string_view text, Index low) {
-  const Index n = read_index("pattern", text, low);
-  check(n <= kMax, "pattern: ", n, " must be at most ", kMax);
-  return n;
-}
+constexpr std::array<std::string_view, 8> kExamples{"dense",         "segment:128",   "slide:16",           "neighborhood:17",
+                                                    "window2d:8x16", "slide2d:3x3",   "neighborhood2d:5x5", "blocks:64@FILE.npy"};  // by Kind
 
-/// HEIGHTxWIDTH.
-void read_sides(std::string_view text, std::string_view name, Index low, Branch& branch) {
-  const auto sides = split_text(text, 'x');
-  check(sides.size() == 2 && !sides[0].empty() && !sides[1].empty(), "pattern: '", name, ":", text, "': expected HEIGHTxWIDTH, as in ",
-        name, ":8x16");
-  branch.rows = read_extent(sides[0], low);
-  branch.columns = read_extent(sides[1], low);
-}
+/// One branch being read. Errors open with the whole text, the branch and the field: pattern (segment:0): segment: size 0 ..
+struct Reader {
+  std::string where;  // pattern (TEXT)
+  std::string_view name, example;
 
-BlockPairs read_pairs(const std::string& path) {
-  const Tensor file = read_npy(path);
-  check(file.rank() == 2 && file.dim(1) == 2 && !is_floating(file.dtype()), "pattern: ", path,
-        ": expected integers of shape [n, 2], got ", file.dtype(), file.shape());
-  const std::vector<std::int64_t> flat = file.to_vector<std::int64_t>();
-  BlockPairs pairs;
-  for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
-    check(flat[i] >= 0 && flat[i] <= kMax && flat[i + 1] >= 0 && flat[i + 1] <= kMax, "pattern: ", path, ": row ", i / 2, " is (",
-          flat[i], ", ", flat[i + 1], "); block numbers count from 0");
-    pairs.emplace_back(static_cast<std::int32_t>(flat[i]), static_cast<std::int32_t>(flat[i + 1]));
+  template <class... Parts>
+  void expect(bool ok, const Parts&... parts) const {
+    check(ok, where, ": ", name, ": ", parts..., "; as in ", example);
   }
-  return pairs;
-}
 
-Branch parse_branch(std::string_view text) {
+  Index extent(const char* field, std::string_view text, Index low) const {
+    Index n = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+    expect(!text.empty() && error != std::errc::invalid_argument && end == text.data() + text.size(), field, " '", text, "' is not a whole number");
+    expect(error == std::errc{} && n <= kMax, field, ' ', text, " must be at most ", kMax);
+    expect(n >= low, field, ' ', n, " must be at least ", low);
+    return n;
+  }
+
+  /// HEIGHTxWIDTH.
+  void sides(std::string_view text, Index low, Branch& branch) const {
+    const auto parts = split_text(text, 'x');
+    expect(parts.size() == 2 && !parts[0].empty() && !parts[1].empty(), '\'', text, "': expected HEIGHTxWIDTH");
+    branch.rows = extent("height", parts[0], low);
+    branch.columns = extent("width", parts[1], low);
+  }
+
+  BlockPairs pairs(const std::string& path) const {
+    const Tensor file = read_npy(path);
+    if (file.rank() != 2 || file.dim(1) != 2 || is_floating(file.dtype()))
+      fail_with(Code::data, where, ": ", path, ": expected integers of shape [n, 2], got ", file.dtype(), file.shape());
+    const std::vector<std::int64_t> flat = file.to_vector<std::int64_t>();
+    BlockPairs pairs;
+    for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
+      if (flat[i] < 0 || flat[i] > kMax || flat[i + 1] < 0 || flat[i + 1] > kMax)
+        fail_with(Code::data, where, ": ", path, ": row ", i / 2, " is (", flat[i], ", ", flat[i + 1], "); block numbers count from 0");
+      pairs.emplace_back(static_cast<std::int32_t>(flat[i]), static_cast<std::int32_t>(flat[i + 1]));
+    }
+    return pairs;
+  }
+};
+
+Branch parse_branch(std::string_view text, const std::string& where) {
   const auto fields = split_text(text, ',');
   const std::size_t colon = fields[0].find(':');
   const std::string_view name = fields[0].substr(0, colon);
   const std::string_view argument = colon == std::string_view::npos ? std::string_view{} : fields[0].substr(colon + 1);
   Branch b;
-  b.kind = static_cast<Kind>(find_name("pattern", name, kKinds));
-  if (b.kind == Kind::dense) {
-    check(colon == std::string_view::npos, "pattern: dense takes no size, got '", text, "'");
-  } else {
-    check(!argument.empty(), "pattern: '", text, "' needs a size, as in ", name, b.kind >= Kind::window2d && b.kind != Kind::blocks ? ":8x8" : ":128");
-  }
+  b.kind = static_cast<Kind>(find_name(where.c_str(), name, kKinds));
+  const Reader read{where, name, kExamples[static_cast<std::size_t>(b.kind)]};
+  if (b.kind == Kind::dense) read.expect(colon == std::string_view::npos, "takes no size, got '", argument, '\'');
+  else read.expect(!argument.empty(), "needs a size");
   switch (b.kind) {
     case Kind::dense: break;
-    case Kind::segment: b.size = read_extent(argument, 1); break;
-    case Kind::slide: b.size = read_extent(argument, 0); break;
-    case Kind::neighborhood: b.size = read_extent(argument, 1); break;
-    case Kind::window2d: read_sides(argument, name, 1, b); break;
-    case Kind::slide2d: read_sides(argument, name, 0, b); break;
-    case Kind::neighborhood2d: read_sides(argument, name, 1, b); break;
+    case Kind::segment: b.size = read.extent("size", argument, 1); break;
+    case Kind::slide: b.size = read.extent("radius", argument, 0); break;
+    case Kind::neighborhood: b.size = read.extent("size", argument, 1); break;
+    case Kind::window2d: read.sides(argument, 1, b); break;
+    case Kind::slide2d: read.sides(argument, 0, b); break;
+    case Kind::neighborhood2d: read.sides(argument, 1, b); break;
     case Kind::blocks: {
       const std::size_t at = argument.find('@');
-      check(at != std::string_view::npos, "pattern: '", text, "': expected blocks:SIZE@FILE.npy");
-      b.size = read_extent(argument.substr(0, at), 1);
-      b.pairs = read_pairs(std::string(argument.substr(at + 1)));
+      read.expect(at != std::string_view::npos, '\'', argument, "': expected SIZE@FILE.npy");
+      b.size = read.extent("size", argument.substr(0, at), 1);
+      b.pairs = read.pairs(std::string(argument.substr(at + 1)));
       break;
     }
   }
   for (std::size_t i = 1; i < fields.size(); ++i) {
-    check(b.kind == Kind::segment, "pattern: '", fields[i], "': only segments take options");
+    check(b.kind == Kind::segment, where, ": ", name, ": '", fields[i], "': only segments take options");
     const std::size_t equals = fields[i].find('=');
     for (std::size_t j = 1; j < i; ++j)
-      check(fields[j].substr(0, fields[j].find('=')) != fields[i].substr(0, equals), "pattern: '", text, "': ", fields[i].substr(0, equals), " is given twice");
+      check(fields[j].substr(0, fields[j].find('=')) != fields[i].substr(0, equals), where, ": ", name, ": ", fields[i].substr(0, equals), " is given twice");
     const std::string_view value = equals == std::string_view::npos ? std::string_view{} : fields[i].substr(equals + 1);
-    if (find_name("pattern option", fields[i].substr(0, equals), kOptions) == 0) b.dilation = read_extent(value, 1);
+    if (find_name((where + ": segment: option").c_str(), fields[i].substr(0, equals), kOptions) == 0) b.dilation = read.extent("dilation", value, 1);
     else if (value == "head") b.offset_by_head = true;
-    else b.offset = read_extent(value, 0);
+    else b.offset = read.extent("offset", value, 0);
   }
   return b;
 }
@@ -94,7 +109,8 @@ Branch parse_branch(std::string_view text) {
 
 Pattern parse_pattern(std::string_view text) {
   Pattern pattern;
-  for (std::string_view branch : split_text(text, '+')) pattern.push_back(parse_branch(branch));
+  const std::string where = "pattern (" + std::string(text) + ")";
+  for (std::string_view branch : split_text(text, '+')) pattern.push_back(parse_branch(branch, where));
   return pattern;
 }
 

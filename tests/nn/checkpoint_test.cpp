@@ -92,6 +92,26 @@ TEST(Checkpoint, EveryFlippedBitIsNoticedAndNothingIsTaken) {
                 ", does not match its checksum; use an earlier checkpoint");
 }
 
+TEST(Checkpoint, ADamagedOneNamesTheNewestWholeOneBeforeIt) {
+  const Temporary dir;
+  for (Index step = 1; step <= 4; ++step) save_checkpoint(dir.directory(), step, items(3), kMetadata, 4);
+  const std::string whole = dir.content(checkpoint_name(4));
+  const auto way_out = [&](Index from) {
+    return "; " + checkpoint_name(from) + " beside it is whole: to go on from there, move ckpt-000004.safetensors away and resume";
+  };
+  std::string flipped = whole;
+  flipped.back() = static_cast<char>(flipped.back() ^ 1);
+  for (const std::string& content : {std::string(), whole.substr(0, 100), flipped}) {
+    dir.file(checkpoint_name(4), content);
+    std::vector<SafetensorsItem> back = items(0);
+    const auto why = [&] { return without(dir, error_of([&] { Checkpoint(path_in(dir, 4)).read(back); })); };
+    dir.file(checkpoint_name(3), whole);
+    EXPECT_TRUE(why().ends_with(way_out(3))) << why();
+    dir.file(checkpoint_name(3), flipped);
+    EXPECT_TRUE(why().ends_with(way_out(2))) << why();
+  }
+}
+
 TEST(Checkpoint, TruncatedAndExtendedFilesAreRefused) {
   const Temporary dir;
   save_checkpoint(dir.directory(), 1, items(3), kMetadata, 2);

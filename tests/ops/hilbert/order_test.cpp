@@ -350,7 +350,7 @@ TEST(ParseOrder, SaysWhatIsWrong) {
       {"tile", 64, "'tile" + kinds + "tiles?"},
       {"snakes", 64, "'snakes" + kinds + "snake?"},
       {"raw", 64, "'raw" + kinds + "row?"},
-      {"", 64, "'" + kinds + "row?"},
+      {"", 64, "'' is not one of row, snake, morton, tiles, hilbert"},
       {" hilbert", 64, "' hilbert" + kinds + "hilbert?"},
       {"snake:128x", 128, grid + "'128x'"},
       {"tiles:128x/8x16", 128, grid + "'128x'"},
@@ -382,7 +382,7 @@ TEST(ParseOrder, SaysWhatIsWrong) {
        "or of "
        "one chunk"},
       {"hilbert,scop=segment", 64, "option: 'scop" + options + "scope?"},
-      {"hilbert,", 64, "option: '" + options + "scope?"},
+      {"hilbert,", 64, "option: '' is not one of scope, chunk, steps"},
       {"hilbert,chunk", 64, "chunk must be from 1 to 2147483647, got ''"},
       {"hilbert,chunk=0", 64, "chunk must be from 1 to 2147483647, got '0'"},
       {"hilbert,chunk=12a", 64, "chunk must be from 1 to 2147483647, got '12a'"},

@@ -94,28 +94,39 @@ TEST(ParsePattern, ReadsEverySpellingAndWritesItBack) {
 }
 
 TEST(ParsePattern, GoldenErrors) {
-  const std::string kinds = " is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, blocks; did you mean ";
+  const std::string kinds = " is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, blocks", near = kinds + "; did you mean ";
+  const std::string sides = "expected HEIGHTxWIDTH; as in window2d:8x16";
   const std::pair<const char*, std::string> golden[] = {
-      {"dens", "pattern: 'dens'" + kinds + "dense?"},
-      {"segmnt:4", "pattern: 'segmnt'" + kinds + "segment?"},
-      {"Segment:4", "pattern: 'Segment'" + kinds + "segment?"},
-      {" segment:4", "pattern: ' segment'" + kinds + "segment?"},
-      {"dense:4", "pattern: dense takes no size, got 'dense:4'"},
-      {"segment", "pattern: 'segment' needs a size, as in segment:128"},
-      {"segment:", "pattern: 'segment:' needs a size, as in segment:128"},
-      {"slide", "pattern: 'slide' needs a size, as in slide:128"},
-      {"segment:4x", "pattern: '4x' is not a whole number"},
-      {"segment:4 ,dilation=2", "pattern: '4 ' is not a whole number"},
-      {"segment:4,dilatoin=2", "pattern option: 'dilatoin' is not one of dilation, offset; did you mean dilation?"},
-      {"segment:4,dilation=2,offset=heads", "pattern: 'heads' is not a whole number"},
-      {"slide:3,dilation=2", "pattern: 'dilation=2': only segments take options"},
-      {"window2d:3", "pattern: 'window2d:3': expected HEIGHTxWIDTH, as in window2d:8x16"},
-      {"window2d:3x", "pattern: 'window2d:3x': expected HEIGHTxWIDTH, as in window2d:8x16"},
-      {"window2d:x3", "pattern: 'window2d:x3': expected HEIGHTxWIDTH, as in window2d:8x16"},
-      {"window2d:3x4x5", "pattern: 'window2d:3x4x5': expected HEIGHTxWIDTH, as in window2d:8x16"},
-      {"blocks:4", "pattern: 'blocks:4': expected blocks:SIZE@FILE.npy"},
+      {"dens", "'dens'" + near + "dense?"},
+      {"segmnt:4", "'segmnt'" + near + "segment?"},
+      {"SEGMENT:4", "'SEGMENT'" + near + "segment?"},
+      {"s:4", "'s'" + near + "segment, slide or slide2d?"},
+      {" segment:4", "' segment'" + near + "segment?"},
+      {"", "''" + kinds},
+      {"full", "'full'" + kinds},
+      {"dense:4", "dense: takes no size, got '4'; as in dense"},
+      {"segment", "segment: needs a size; as in segment:128"},
+      {"segment:", "segment: needs a size; as in segment:128"},
+      {"slide", "slide: needs a size; as in slide:16"},
+      {"segment:0", "segment: size 0 must be at least 1; as in segment:128"},
+      {"dense+segment:0", "segment: size 0 must be at least 1; as in segment:128"},
+      {"segment:4x", "segment: size '4x' is not a whole number; as in segment:128"},
+      {"segment:4 ,dilation=2", "segment: size '4 ' is not a whole number; as in segment:128"},
+      {"segment:99999999999999999999", "segment: size 99999999999999999999 must be at most 2147483647; as in segment:128"},
+      {"segment:4,dilation=0", "segment: dilation 0 must be at least 1; as in segment:128"},
+      {"segment:4,dilatoin=2", "segment: option: 'dilatoin' is not one of dilation, offset; did you mean dilation?"},
+      {"segment:4,dilation=2,offset=heads", "segment: offset 'heads' is not a whole number; as in segment:128"},
+      {"segment:4,dilation=2,dilation=2", "segment: dilation is given twice"},
+      {"slide:-1", "slide: radius -1 must be at least 0; as in slide:16"},
+      {"slide:3,dilation=2", "slide: 'dilation=2': only segments take options"},
+      {"window2d:3", "window2d: '3': " + sides},
+      {"window2d:3x", "window2d: '3x': " + sides},
+      {"window2d:x3", "window2d: 'x3': " + sides},
+      {"window2d:3x4x5", "window2d: '3x4x5': " + sides},
+      {"window2d:3x0", "window2d: width 0 must be at least 1; as in window2d:8x16"},
+      {"blocks:4", "blocks: '4': expected SIZE@FILE.npy; as in blocks:64@FILE.npy"},
   };
-  for (const auto& [text, message] : golden) EXPECT_EQ(parse_error(text), message) << text;
+  for (const auto& [text, message] : golden) EXPECT_EQ(parse_error(text), "pattern (" + std::string(text) + "): " + message) << text;
   // Refused, and the text is named or the number is.
   for (const auto& [text, named] : {std::pair{"", "''"}, {"segment:4+", "''"}, {"+segment:4", "''"}, {"segment:4++dense", "''"}, {"segment:0", "0"}, {"segment:-4", "-4"}, {"segment:4,dilation=0", "0"}, {"segment:4,dilation=", ""},
                                     {"segment:4,dilation", ""}, {"segment:4,offset=-1", "-1"}, {"slide:-1", "-1"}, {"neighborhood:0", "0"}, {"window2d:0x3", "0"}, {"slide2d:-1x2", "-1"}, {"segment:99999999999999999999", "99999999999999999999"},
@@ -197,7 +208,8 @@ TEST(Blocks, FromAFile) {
 
 TEST(Blocks, FromAFileThatStrangersMade) {
   const std::string good = npy("<i4", "(3, 2)", bytes<std::int32_t>({0, 1, 2, 3, 5, 0}));
-  const auto refused = [](const std::string& content, const char* what) {
+  // What the file alone shows is data; what only a length shows is the caller's.
+  const auto refused = [](const std::string& content, const char* what, Code code = Code::data) {
     const File file(content);
     const std::string text = "blocks:16@" + file.path();
     try {
@@ -207,7 +219,8 @@ TEST(Blocks, FromAFileThatStrangersMade) {
       (void)Plan(s);
       ADD_FAILURE() << what << ": accepted";
     } catch (const Error& e) {
-      EXPECT_TRUE(e.code() == Code::data || e.code() == Code::usage) << what << ": " << e.what();
+      EXPECT_EQ(e.code(), code) << what << ": " << e.what();
+      if (code == Code::data) EXPECT_NE(std::string(e.what()).find(file.path()), std::string::npos) << what << ": " << e.what();
       std::cout << "  " << what << ": " << e.what() << '\n';
     }
   };
@@ -220,7 +233,7 @@ TEST(Blocks, FromAFileThatStrangersMade) {
   refused(npy("<i4", "(2, 3)", bytes<std::int32_t>({0, 1, 2, 3, 5, 0})), "[2, 3]");
   refused(npy("<i4", "(6,)", bytes<std::int32_t>({0, 1, 2, 3, 5, 0})), "[6]");
   refused(npy("<i4", "(1, 2)", bytes<std::int32_t>({0, -1})), "a negative block");
-  refused(npy("<i4", "(1, 2)", bytes<std::int32_t>({0, 4})), "a block beyond the end");
+  refused(npy("<i4", "(1, 2)", bytes<std::int32_t>({0, 4})), "a block beyond the end", Code::usage);
   refused(npy("<i8", "(1, 2)", bytes<std::int64_t>({0, std::int64_t{1} << 40})), "a block beyond 32 bits");
   refused(npy("<i8", "(1, 2)", bytes<std::int64_t>({std::int64_t{1} << 32, 0})), "a block that 32 bits would wrap to 0");
   refused(npy("<i4", "(4611686018427387904, 2)", bytes<std::int32_t>({0, 1})), "a shape that overflows");
