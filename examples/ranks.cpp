@@ -251,6 +251,9 @@ int Family::verdict(bool mpi) {
       at != std::string::npos && end != std::string::npos && signal != std::string::npos)
     text = chatter_.substr(at + 8, end - at - 8) + " was ended by " + chatter_.substr(signal, chatter_.find(')', signal) + 1 - signal);
   if (failed_.empty()) return 0;
+  // Of a rank that dies before MPI begins mpirun does not always say which it was.
+  if (const int status = failed_.front().status; mpi && text.empty() && WIFEXITED(status) && WEXITSTATUS(status) > 128)
+    text = std::string("a rank was ended by signal ") + std::to_string(WEXITSTATUS(status) - 128) + " (" + ::strsignal(WEXITSTATUS(status) - 128) + ")";
   // A rank whose status was 0 and that did not end MPI: mpirun's own status is then 1, which is not that of a rank.
   const bool improper = chatter_.find("exiting improperly") != std::string::npos;
   if (improper && text.empty() && !errors_.empty()) {
