@@ -20,8 +20,8 @@ Problem make_problem(const Settings& s) {
   program::device_of(s.device);
   const hilt::PlanSpec spec{.length = s.length,
                             .heads = s.heads,
-                            .order = hilt::parse_order(s.order, s.length),
-                            .pattern = hilt::parse_pattern(s.pattern),
+                            .order = program::order_of(s.order, s.length),
+                            .pattern = program::pattern_of(s.pattern, s.length),
                             .dilation_mode = hilt::parse_dilation_mode(s.dilation_mode),
                             .causality = hilt::parse_causality(s.causal)};
   Problem p;
