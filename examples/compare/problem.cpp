@@ -26,6 +26,8 @@ Problem make_problem(const Settings& s) {
                             .causality = hilt::parse_causality(s.causal)};
   Problem p;
   p.dtype = parse_dtype(s.dtype);
+  require_inputs_fit(s, kv_heads, p.dtype);
+  require_judge_fits(s, kv_heads, spec, p.dtype);
   p.plan = hilt::make_plan(spec);
   const auto seed = static_cast<std::uint64_t>(s.seed);
   // Drawn in f64 and rounded: every --dtype sees the same problem.
