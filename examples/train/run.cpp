@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <iostream>
 
@@ -38,6 +39,26 @@ class Run {
   void sample(Progress& progress);
   void write(const std::string& name, const std::string& content, Progress& progress);
   int finish(Progress& progress);
+
+  /// Once an exception passes: what was learned stays, and of a run that learned nothing, nothing does. No
+  /// catch, which would be where the stack of --debug ends.
+  struct Tidy {
+    Run& run;
+    std::string log;
+    int before = std::uncaught_exceptions();
+    ~Tidy() {
+      if (std::uncaught_exceptions() == before) return;
+      if (run.first_ == 0 && run.trainer_->steps() == 0) {
+        ::unlink(log.c_str());
+      } else {
+        try {
+          run.outputs_->commit();
+        } catch (const hilt::Error& e) {
+          warn(e.what());
+        }
+      }
+    }
+  };
 
   const program::Options& options_;
   Settings& s_;
@@ -231,17 +252,10 @@ int Run::operator()() {
   catch_interrupts();
   hilt::reset_memory_peak();
   began_ = Clock::now();
-  try {
-    Progress progress(start_, first_);
-    loop(progress);
-    return finish(progress);
-  } catch (...) {
-    if (first_ == 0 && trainer_->steps() == 0)
-      ::unlink(log.c_str());  // nothing was learned: nothing is left
-    else
-      outputs_->commit();
-    throw;
-  }
+  const Tidy tidy{*this, log};
+  Progress progress(start_, first_);
+  loop(progress);
+  return finish(progress);
 }
 
 }  // namespace
