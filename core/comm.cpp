@@ -10,7 +10,6 @@
 #include "core/link.h"
 
 namespace hilt {
-namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
@@ -23,6 +22,8 @@ milliseconds default_deadline() {
   check(*text && !*end && seconds > 0 && seconds < 1e6, "HILT_DEADLINE: '", text, "' is not a number of seconds above 0");
   return milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
+
+namespace {
 
 /// What a group and those split off it share.
 struct Shared {

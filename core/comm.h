@@ -55,7 +55,7 @@ class Comm {
 
   int rank() const;
   int size() const;
-  /// single, threads, mpi, nccl
+  /// single, threads, tcp, mpi, nccl
   std::string_view name() const;
   /// How long a wait may take; 60 s, or HILT_DEADLINE in seconds.
   std::chrono::milliseconds deadline() const;
@@ -91,10 +91,16 @@ class Comm {
 };
 
 /// Runs work(comm) as `ranks` threads of this process, and returns when all have. The first exception ends the others' waits and is
-/// rethrown. 
+/// rethrown.
 void run_ranks(int ranks, const std::function<void(Comm&)>& work);
 /// The ranks of `group`, which must be all of its run, joined by NCCL: each names a GPU that is its alone. What lies on GPUs travels between them; the
 /// rest goes over `group` as before.
 Comm nccl_ranks(const Comm& group, Device device);
+
+/// Joins, as one process of many, the run that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name, as torchrun sets them. Ranks reach each other by
+/// TCP; rank 0 listens at that address alone. If HILT_RUN_TOKEN is set, who does not know it is turned away; nothing is encrypted.
+Comm tcp_ranks();
+/// Joins MPI_COMM_WORLD: see comm_mpi.cpp on when MPI is begun and ended. Throws where the library was built without MPI.
+Comm mpi_ranks();
 
 }  // namespace hilt

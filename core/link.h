@@ -12,6 +12,9 @@
 
 namespace hilt {
 
+/// 60 s, or HILT_DEADLINE.
+std::chrono::milliseconds default_deadline();
+
 /// Bytes under way.
 class Flight {
  public:

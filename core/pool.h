@@ -127,8 +127,8 @@ class Pool {
     for (auto it = large_.rbegin(); it != large_.rend() && named < 5; ++it, ++named)
       largest += (named ? ", " : "") + std::to_string(*it);
     fail_with(Code::memory, "out of memory", source_.name(), ": asked for ", size, " bytes with ", stats_.live,
-              " in use; the largest tensors hold ", largest.empty() ? "less than 1 MiB each" : largest,
-              " bytes; try a smaller batch or length, or a backward mode that saves less");
+              " in use; the largest tensors hold ", largest.empty() ? "less than 1 MiB each" : largest + " bytes",
+              "; try a smaller batch or length, or a backward mode that saves less");
   }
 
   Source source_;

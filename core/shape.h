@@ -26,7 +26,12 @@ class Shape {
   int rank() const { return rank_; }
   Index numel() const { return numel_; }
   /// Axis i; negative counts from the end.
-  Index operator[](int i) const { return dims_[static_cast<std::size_t>(i < 0 ? i + rank_ : i)]; }
+  Index operator[](int i) const { return dims_[place(i)]; }
+  /// Which axis that is, counted from the front.
+  std::size_t place(int i) const {
+    check(i >= -rank_ && i < rank_, "Shape: axis ", i, " of a tensor of rank ", rank_);
+    return static_cast<std::size_t>(i < 0 ? i + rank_ : i);
+  }
   const Index* begin() const { return dims_.data(); }
   const Index* end() const { return dims_.data() + rank_; }
 

@@ -51,8 +51,9 @@ struct Checkpoint final : Function {
 }  // namespace
 
 const Tensor& Function::saved(std::size_t i) const {
-  if (i >= saved_.size()) fail_with(Code::internal, name(), ": saved(", i, ") of ", saved_.size(), " saved tensors");
+  if (i >= saved_.size()) fail(name(), ": saved(", i, ") of ", saved_.size(), " saved tensors");
   const Saved& s = saved_[i];
+  if (!s.tensor) return s.tensor;
   check(s.tensor.storage().version() == s.version, name(), ": a tensor saved for backward, ", s.tensor.dtype(),
         s.tensor.shape(), ", was written to after the forward pass (version ", s.tensor.storage().version(),
         ", saved at ", s.version, "); write before the op runs, or to a clone");
@@ -65,6 +66,7 @@ const Tensor& Gradients::operator[](const Tensor& x) const {
   return it->second;
 }
 Gradients& Gradients::operator+=(const Gradients& other) {
+  if (&other == this) return *this += Gradients(other);  // what is added to must not be what is read
   for (const auto& [id, dx] : other.by_id_) {
     const auto [it, fresh] = by_id_.try_emplace(id, dx);
     if (!fresh) accumulate(it->second, dx);
@@ -100,7 +102,12 @@ void Tape::watch(const Tensor& x) {
   check_thread();
   check(bool(x), "Tape: watch of an undefined tensor");
   check(is_floating(x.dtype()), "Tape: watch of a tensor of type ", x.dtype(), "; only floats have gradients");
-  if (!slots_.try_emplace(x.id(), static_cast<Slot>(kinds_.size())).second) return;
+  if (const Slot slot = slot_of(x); slot != kNone) {
+    check(std::ranges::find(watched_, x.id()) != watched_.end(), "Tape: watch of ", x.shape(), ", which was computed on this tape; watch what it was computed "
+          "from, or detach() it");
+    return;
+  }
+  slots_.emplace(x.id(), static_cast<Slot>(kinds_.size()));
   kinds_.push_back({x.shape(), x.dtype()});
   watched_.push_back(x.id());
 }
@@ -126,7 +133,8 @@ std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
 }
 
 void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double forward_ms) {
-  check(bool(y) && slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
+  check(bool(y), fn->name(), ": forward returned an undefined tensor");
+  check(slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
   nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(input_slots_.size()), static_cast<Slot>(kinds_.size())});
   for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
   slots_.emplace(y.id(), nodes_.back().output);
@@ -142,6 +150,7 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
 
 // ---- playing ---------------------------------------------------------------------------------------
 Gradients Tape::backward(const Tensor& loss) {
+  check(bool(loss), "Tape: backward of an undefined tensor");
   check(loss.numel() == 1, "Tape: backward of ", loss.shape(), " needs a gradient to start from; only a scalar has an obvious one");
   const Pause pause;
   return backward(loss, full(loss.shape(), 1.0, loss.dtype(), loss.device()));
@@ -150,6 +159,7 @@ Gradients Tape::backward(const Tensor& loss) {
 Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   check_thread();
   check(!played_, "Tape: backward twice; a tape plays once and then no longer listens, so record on a new one");
+  check(bool(y) && bool(dy), "Tape: backward of an undefined tensor, or from an undefined gradient");
   check(slot_of(y) != kNone, "Tape: ", y.shape(), " does not depend on a watched tensor; watch() before computing it, and "
         "compute it with ops (not under Pause, not from copied-out numbers)");
   check(dy.shape() == y.shape() && dy.dtype() == y.dtype(), "Tape: a gradient ", dy.dtype(), dy.shape(), " for an output ",
@@ -170,12 +180,12 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
       std::vector<Tensor> dx = fn.backward(g);
       const std::span<const Slot> inputs = inputs_of(n);
       if (dx.size() != inputs.size())
-        fail_with(Code::internal, fn.name(), ": backward returned ", dx.size(), " gradients for ", inputs.size(), " inputs");
+        fail(fn.name(), ": backward returned ", dx.size(), " gradients for ", inputs.size(), " inputs");
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         if (inputs[i] == kNone) continue;
         const auto in = static_cast<std::size_t>(inputs[i]);
         if (!dx[i] || dx[i].shape() != kinds_[in].shape || dx[i].dtype() != kinds_[in].dtype)
-          fail_with(Code::internal, fn.name(), ": backward returned ", dx[i] ? "the wrong shape or type" : "no gradient",
+          fail(fn.name(), ": backward returned ", dx[i] ? "the wrong shape or type" : "no gradient",
                     " for input ", i, ", which is ", kinds_[in].dtype, kinds_[in].shape, " and wanted");
         if (options_.check_finite) require_finite(dx[i], fn.name(), n, "the gradient of an input");
         if (grad[in]) accumulate(grad[in], dx[i]);
@@ -245,6 +255,7 @@ std::vector<NodeReport> Tape::report() const {
     std::unordered_set<const std::byte*> mine;
     for (const auto& s : fn.saved_) {
       const Storage& storage = s.tensor.storage();
+      if (!storage) continue;
       if (!mine.insert(storage.data()).second) continue;
       out[n].saved_bytes += storage.bytes();
       if (seen.insert(storage.data()).second) out[n].unique_bytes += storage.bytes();

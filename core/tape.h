@@ -43,12 +43,13 @@ class Function {
   virtual ~Function() = default;
   /// Names a string that outlives the Function.
   virtual std::string_view name() const = 0;
-  /// One entry an input, in order, of that input's shape; an undefined Tensor where wants() is false.
+  /// One entry an input, in order, of that input's shape; an undefined Tensor where wants() is false. dy may be shared with others: it is for reading.
   virtual std::vector<Tensor> backward(const Tensor& dy) = 0;
 
  protected:
   /// Keeps t for backward(). Writing to t's storage from then on is an error that backward reports.
-  void save(const Tensor& t) { saved_.push_back({t, t.storage().version(), Storage::Hold(t.storage())}); }
+  /// An undefined tensor, an input that was left out say, comes back undefined.
+  void save(const Tensor& t) { saved_.push_back({t, t ? t.storage().version() : 0, Storage::Hold(t.storage())}); }
   const Tensor& saved(std::size_t i) const;
   /// Whether input i leads to a watched tensor. Known before forward() runs: save only what will be asked for.
   /// Inputs beyond the 63rd share one answer.
@@ -181,8 +182,15 @@ Tensor apply(Fn fn, const In&... inputs) {
   return y;
 }
 
+/// A list by itself: named apart, or an unqualified apply(fn, span) would also be taken for std::apply of a tuple.
+template <std::derived_from<Function> Fn>
+Tensor apply(Fn fn, std::span<const Tensor> inputs) {
+  return hilt::apply<Fn, std::span<const Tensor>>(std::move(fn), inputs);
+}
+
 /// fn(inputs), keeping only the inputs: backward runs fn again. Watched tensors that fn reads without being given
-/// them (weights a layer holds) get their gradients too, and generators it draws from replay the same numbers.
+/// them (weights a layer holds) get their gradients too, and generators it draws from replay the same numbers. Tensors that it reads without
+/// being given them, and that nobody watches, must still hold the same numbers then: only inputs and watched ones are checked.
 Tensor checkpoint(Composite fn, std::span<const Tensor> inputs);
 inline Tensor checkpoint(Composite fn, const std::vector<Tensor>& inputs) {
   return checkpoint(std::move(fn), std::span(inputs));

@@ -29,6 +29,7 @@ Tensor::Tensor(Storage storage, const Shape& shape, DType dtype)
 Tensor::Tensor(Storage storage, const Shape& shape, const Strides& strides, Index offset, DType dtype)
     : storage_(std::move(storage)), shape_(shape), strides_(strides), offset_(offset), id_(next_id()), dtype_(dtype) {
   check(bool(storage_), "Tensor: undefined storage");
+  check(reinterpret_cast<std::uintptr_t>(storage_.data()) % size_of(dtype) == 0, "Tensor: memory at an address that is no multiple of ", size_of(dtype), " cannot hold ", dtype);
   Index last = offset;
   for (int i = 0; i < rank(); ++i) {
     check(stride(i) >= 0, "Tensor: stride ", stride(i), " of axis ", i, " is negative");

@@ -25,11 +25,11 @@ class Tensor {
   Index dim(int axis) const { return shape_[axis]; }
   Index numel() const { return shape_.numel(); }
   DType dtype() const { return dtype_; }
-  Device device() const { return storage_.device(); }
+  Device device() const { return require_defined(), storage_.device(); }
   TensorId id() const { return id_; }
   const Storage& storage() const { return storage_; }
   const Strides& strides() const { return strides_; }
-  Index stride(int axis) const { return strides_[static_cast<std::size_t>(axis < 0 ? axis + rank() : axis)]; }
+  Index stride(int axis) const { return strides_[shape_.place(axis)]; }
   Index offset() const { return offset_; }
   /// Elements lie one after the other in row-major order.
   bool is_contiguous() const;
@@ -47,8 +47,8 @@ class Tensor {
     require(dtype_of<T>);
     return reinterpret_cast<T*>(storage_.mutable_data()) + offset_;
   }
-  const std::byte* raw() const { return storage_.data() + static_cast<std::size_t>(offset_) * size_of(dtype_); }
-  std::byte* mutable_raw() { return storage_.mutable_data() + static_cast<std::size_t>(offset_) * size_of(dtype_); }
+  const std::byte* raw() const { return require_defined(), storage_.data() + static_cast<std::size_t>(offset_) * size_of(dtype_); }
+  std::byte* mutable_raw() { return require_defined(), storage_.mutable_data() + static_cast<std::size_t>(offset_) * size_of(dtype_); }
 
   /// The only element, converted.
   double item() const;
@@ -60,6 +60,7 @@ class Tensor {
     check(dtype_ == asked && id_ != 0, "Tensor: asked for ", asked, " data of ",
           id_ ? "a tensor of type " : "an undefined tensor, type ", dtype_);
   }
+  void require_defined() const { check(id_ != 0, "Tensor: this one is undefined: it was never given a value"); }
   Storage storage_;
   Shape shape_;
   Strides strides_{};

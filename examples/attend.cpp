@@ -119,11 +119,8 @@ void check_fits(const Plan& plan, const Tensor& q, const Tensor& k, Backward mod
 std::vector<std::pair<std::string, Tensor>> over_ranks(int ranks, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d_o,
                                                        const AttentionOptions& options) {
   std::vector<std::pair<std::string, Tensor>> results;
-  PlanSpec spec = plan.spec();
-  spec.in_order = true;
   run_ranks(ranks, [&](Comm& comm) {
-    const PlanPtr positions = make_plan(spec);
-    const auto shard = std::make_shared<const ShardPlan>(positions, contiguous_shards(*positions, ranks), comm.rank());
+    const ShardPlanPtr shard = make_shard_plan(plan.spec(), ranks, comm.rank());
     const auto rows = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
     const Tensor mine[] = {rows(q), rows(k), rows(v)};
     std::vector<std::pair<std::string, Tensor>> all;

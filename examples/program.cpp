@@ -36,7 +36,7 @@ int report() {
   }
   std::replace(text.begin(), text.end(), '\n', ' ');
   std::cout.flush();
-  std::cerr << name << ": error: " << text << std::endl;
+  std::cerr << name + ": error: " + text + '\n' << std::flush;  // one write: ranks share the stream
   return static_cast<int>(code);
 }
 
@@ -159,6 +159,12 @@ hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
     }
     return pattern;
   });
+}
+
+hilt::Device device_of_rank(const std::string& text, int rank) {
+  hilt::Device device = device_of(text);
+  if (device.is_cuda() && !text.starts_with("cuda:")) device.index = rank % static_cast<int>(hilt::gpu_descriptions().size());
+  return device;
 }
 
 }  // namespace program

@@ -5,10 +5,12 @@
 //   train --task life --controls                   Game of Life, with 2-D local attention and two controls
 //   train --text FILE --seconds 300                any text
 //   train --resume --out DIR                       bit for bit as if it had never stopped
+//   train --ranks 4 --sequence-ranks 2             the same numbers from a grid of 2 x 2 ranks
 //   train --sample-only --prompt 'Mia has a'       text from the last checkpoint
 //
 // Writes log.jsonl, checkpoints, samples and report.html to --out.
 #include "program.h"
+#include "ranks.h"
 #include "train/run.h"
 
 int main(int argc, char** argv) {
@@ -19,6 +21,12 @@ int main(int argc, char** argv) {
     train::declare(options, settings);
     train::follow_up(options, settings);
     if (!options.parse(argc, argv)) return 0;
-    return settings.sample_only ? train::sample_from_checkpoint(settings) : train::run(options, settings);
+    if (settings.sample_only) return train::sample_from_checkpoint(settings);
+    if (settings.ranks == 1) return train::run(options, settings);
+    using program::Over;
+    const bool nccl = settings.comm == "nccl" || (settings.comm == "auto" && program::device_of(settings.device).is_cuda());
+    const Over over = settings.comm == "mpi" ? Over::mpi : nccl || settings.comm == "tcp" ? Over::tcp : Over::threads;
+    return program::run_as("train", static_cast<int>(settings.ranks), over, argc, argv,
+                           [&](hilt::Comm& comm) { return train::run(options, settings, comm); });
   });
 }

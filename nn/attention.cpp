@@ -26,10 +26,17 @@ HilbertSelfAttention make_self_attention(const AttentionConfig& config, double d
   return a;
 }
 
-PlanPtr HilbertSelfAttention::plan(Index length, const CallOptions& call) const {
+namespace {
+PlanSpec spec_of(const AttentionConfig& config, Index length, const CallOptions& call) {
   PlanSpec spec{length, config.heads, config.order, config.pattern, config.dilation_mode, config.causality, WorkOrder::row, call.in_order};
   if (!call.use_order) spec.order.kind = Order::Kind::row;
-  return make_plan(spec);
+  return spec;
+}
+}  // namespace
+
+PlanPtr HilbertSelfAttention::plan(Index length, const CallOptions& call) const { return make_plan(spec_of(config, length, call)); }
+ShardPlanPtr HilbertSelfAttention::shard(const Place& place, const CallOptions& call) const {
+  return make_shard_plan(spec_of(config, place.length, call), place.sequence.size(), place.sequence.rank());
 }
 
 Tensor HilbertSelfAttention::heads_of(const Tensor& x, const CallOptions& call) const {
@@ -39,20 +46,24 @@ Tensor HilbertSelfAttention::heads_of(const Tensor& x, const CallOptions& call) 
   AttentionOptions options;
   options.backward = config.backward;
   if (call.noise && config.dropout > 0) options.dropout = config.dropout, options.key = call.noise->next();
-  const PlanPtr plan_ = plan(length, call);
+  if (call.place) options.first_batch = call.place->first;
+  const ShardPlanPtr part = call.place && call.place->divides() ? shard(*call.place, call) : nullptr;
+  const PlanPtr plan_ = part ? nullptr : plan(length, call);
   const Tensor packed = qkv(x);
   Tensor o;
-  if (keys == heads && !config.rotary) {
+  if (keys == heads && !config.rotary && !part) {
     o = attention(reshape(packed, {batch, length, 3, heads, dim}), plan_, options);
   } else {
     const Tensor rows = reshape(packed, {batch, length, heads + 2 * keys, dim});
     Tensor turned = slice(rows, 2, 0, heads + keys);  // q and k
     if (config.rotary) {
       std::optional<Tensor> where;
-      if (call.in_order) where = from_values(plan_->order().token_at, {length});
+      if (part) where = moved(from_values(part->tokens(), {length}), x.device());
+      else if (call.in_order) where = moved(from_values(plan_->order().token_at, {length}), x.device());
       turned = rotary(turned, config.rotary_base, where);
     }
-    o = attention(slice(turned, 2, 0, heads), slice(turned, 2, heads, heads + keys), slice(rows, 2, heads + keys, heads + 2 * keys), plan_, options);
+    const Tensor q = slice(turned, 2, 0, heads), k = slice(turned, 2, heads, heads + keys), v = slice(rows, 2, heads + keys, heads + 2 * keys);
+    o = part ? ring_attention(q, k, v, part, call.place->sequence, options) : attention(q, k, v, plan_, options);
   }
   return reshape(o, {batch, length, heads * dim});
 }

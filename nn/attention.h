@@ -1,5 +1,5 @@
 #pragma once
-#include "../ops/hilbert/attention.h"
+#include "../ops/hilbert/ring.h"
 #include "layers.h"
 
 namespace [[gnu::visibility("default")]] hilt {
@@ -26,11 +26,21 @@ struct AttentionConfig {
 /// Throws Code::usage with what is wrong and the nearest values that are not.
 void check_config(const AttentionConfig& config);
 
+/// Where the rows of x stand, if a batch is divided over ranks: x [b, l, width] is `b` sequences from number `first` on, and of each the rows
+/// that this rank of `sequence` holds. Each such rank makes the same calls.
+struct Place {
+  Comm sequence;     // the ranks that share these sequences
+  Index first = 0;
+  Index length = 0;  // tokens of a whole sequence
+  bool divides() const { return sequence.size() > 1; }
+};
+
 /// What one call of a module may change.
 struct CallOptions {
   Generator* noise = nullptr;  // draws dropout masks; without one nothing is dropped: evaluation
   bool use_order = true;       // false: the same pattern on row order, the tokens as they come
   bool in_order = false;       // x already stands in curve order: x[:, i] is token order.token_at[i], and so will be y
+  const Place* place = nullptr;  // x is a part of a batch; rows of divided sequences stand in curve order
 };
 
 /// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan, one projection home. The module known
@@ -46,6 +56,8 @@ struct HilbertSelfAttention {
   Tensor heads_of(const Tensor& x, const CallOptions& call = {}) const;
   /// The plan that a call on this many tokens uses.
   PlanPtr plan(Index length, const CallOptions& call = {}) const;
+  /// The part of that plan which is this rank's.
+  ShardPlanPtr shard(const Place& place, const CallOptions& call = {}) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
 HilbertSelfAttention make_self_attention(const AttentionConfig& config, double deviation, double projection_deviation, Generator& generator,

@@ -518,7 +518,7 @@ void write_safetensors(int descriptor, std::span<const SafetensorsItem> items, c
   const std::string header = safetensors_header(items, metadata);
   write_exactly(descriptor, header.data(), header.size());
   for (const SafetensorsItem* item : sorted(items)) {
-    const Tensor t = dense(item->tensor);
+    const Tensor t = moved(dense(item->tensor), {});
     write_exactly(descriptor, reinterpret_cast<const char*>(t.raw()), t.bytes());
   }
 }

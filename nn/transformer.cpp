@@ -4,6 +4,7 @@
 #include "nn/transformer.h"
 #include <array>
 #include <cmath>
+#include <numeric>
 #include "ops/ops.h"
 #include "core/text.h"
 
@@ -38,11 +39,11 @@ void check_config(const TransformerConfig& c) {
   check_config(attention_config(c));
 }
 
-Tensor Block::operator()(const Tensor& x, const CallOptions& call) const {
+Tensor Block::operator()(const Tensor& x, const CallOptions& call, const std::vector<Index>& rows) const {
   const bool drops = call.noise && dropout > 0;
   // Without noise in between, a product ends by adding itself to the residual stream.
   const auto join = [&](const Tensor& residual, const Linear& last, const Tensor& inner) {
-    return drops ? add(residual, hilt::dropout(last(inner), dropout, *call.noise)) : last.onto(residual, inner);
+    return drops ? add(residual, hilt::dropout(last(inner), dropout, call.noise->next(), rows)) : last.onto(residual, inner);
   };
   const Tensor mixed = join(x, attention.projection, attention.heads_of(norm1(x), call));
   return join(mixed, mlp.down, mlp.inner(norm2(mixed)));
@@ -106,27 +107,49 @@ PlanPtr Transformer::plan(Index length, const CallOptions& call) const {
 }
 
 bool Transformer::keeps_order(const CallOptions& call) const {
-  return config.keep_order && call.use_order && !call.in_order && config.order.kind != Order::Kind::row;
+  return config.keep_order && call.use_order && !call.in_order && !(call.place && call.place->divides()) && config.order.kind != Order::Kind::row;
+}
+
+// One rank numbers its rows as they stand: by token, or with keep_order by position.
+std::vector<Index> Transformer::rows_of(const CallOptions& call, Index batch) const {
+  std::vector<Index> rows;
+  if (!call.place || !call.noise || config.dropout == 0) return rows;
+  const Place& place = *call.place;
+  std::vector<std::int32_t> standing(static_cast<std::size_t>(place.length));
+  std::iota(standing.begin(), standing.end(), 0);
+  if (place.divides()) {
+    const ShardPlanPtr part = blocks.front().attention.shard(place, call);
+    standing = config.keep_order && call.use_order ? part->shards().positions(part->rank()) : part->tokens();
+  }
+  for (Index b = 0; b < batch; ++b)
+    for (const std::int32_t row : standing) rows.push_back((place.first + b) * place.length + row);
+  return rows;
 }
 
 Tensor Transformer::features(const Tensor& ids, const CallOptions& call) const {
   check(bool(ids) && ids.rank() == 2, "Transformer: tokens must be [batch, length], got ", ids ? ids.shape() : Shape{});
-  const Index length = ids.dim(1);
+  const bool divided = call.place && call.place->divides();
+  const Index length = divided ? call.place->length : ids.dim(1);
   check(length >= 1 && length <= config.context, "Transformer: ", length, " tokens, the context is ", config.context);
   const bool keeps = keeps_order(call);
   CallOptions inner = call;
   inner.in_order = call.in_order || keeps;
 
-  Tensor x = tokens(keeps ? reorder(ids, plan(length, call)->order()) : ids);
-  if (positions.weight) {
+  const Tensor here = moved(ids, tokens.weight.device());
+  Tensor x = tokens(keeps ? reorder(here, plan(length, call)->order()) : here);
+  const std::vector<Index> rows = rows_of(call, ids.dim(0));
+  if (positions.weight && divided) {
+    const std::vector<std::int32_t> mine = blocks.front().attention.shard(*call.place, call)->tokens();
+    x = add(x, gather(positions.weight, 0, moved(from_values(mine, {static_cast<Index>(mine.size())}), x.device())));
+  } else if (positions.weight) {
     Tensor where = length == config.context ? positions.weight : slice(positions.weight, 0, 0, length);
     if (inner.in_order) where = reorder(where, plan(length, call)->order(), 0);
     x = add(x, where);
   }
-  if (call.noise && config.dropout > 0) x = dropout(x, config.dropout, *call.noise);
+  if (call.noise && config.dropout > 0) x = dropout(x, config.dropout, call.noise->next(), rows);
   for (const Block& block : blocks) {
-    if (config.checkpointing) x = checkpoint([block, inner](std::span<const Tensor> in) { return block(in[0], inner); }, {x});
-    else x = block(x, inner);
+    if (config.checkpointing) x = checkpoint([block, inner, rows](std::span<const Tensor> in) { return block(in[0], inner, rows); }, {x});
+    else x = block(x, inner, rows);
   }
   return norm(x);
 }
@@ -151,7 +174,8 @@ Tensor Transformer::loss(const Tensor& ids, const Tensor& targets, const CallOpt
   check(bool(targets) && targets.shape() == ids.shape(), "Transformer: targets ", targets ? targets.shape() : Shape{}, " must have the shape of the tokens, ",
         ids.shape());
   // A mean does not care where its terms stand: the targets travel instead of the features.
-  return cross_entropy(y, keeps_order(call) ? reorder(targets, plan(ids.dim(1), call)->order()) : targets);
+  const Tensor there = moved(targets, y.device());
+  return cross_entropy(y, keeps_order(call) ? reorder(there, plan(ids.dim(1), call)->order()) : there);
 }
 
 double training_flops(const Transformer& model, Index batch, Index length) {

@@ -47,7 +47,8 @@ struct Block {
   HilbertSelfAttention attention;
   Mlp mlp;
   double dropout = 0;  // of both branches
-  Tensor operator()(const Tensor& x, const CallOptions& call = {}) const;
+  /// rows: where the rows of x stand among those that share dropout's masks; empty: x is all of them.
+  Tensor operator()(const Tensor& x, const CallOptions& call = {}, const std::vector<Index>& rows = {}) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
 
@@ -60,7 +61,7 @@ struct Transformer {
   Norm norm;
   Tensor head;  // [width, outputs]; undefined where it is tied to tokens
 
-  /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs].
+  /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs]. With a place: the rows of this rank, in and out.
   Tensor logits(const Tensor& ids, const CallOptions& call = {}) const;
   /// Of each sequence's last token alone -> [B, outputs]: what sampling asks for.
   Tensor last_logits(const Tensor& ids, const CallOptions& call = {}) const;
@@ -76,6 +77,8 @@ struct Transformer {
   Tensor features(const Tensor& ids, const CallOptions& call) const;
   Tensor to_logits(const Tensor& x) const;
   bool keeps_order(const CallOptions& call) const;
+  /// Where the rows of x stand among those of the whole batch, for masks of dropout: empty where x is the whole.
+  std::vector<Index> rows_of(const CallOptions& call, Index batch) const;
 };
 
 /// GPT-2's initial values: normal with deviation 0.02, products that join the residual stream 0.02 / sqrt(2 layers), biases 0,

@@ -67,7 +67,8 @@ struct Norm final : Function {
   }
 };
 
-void check_norm(const char* op, const Tensor& x, const char* name, const Tensor& w) {
+void check_norm(const char* op, const Tensor& x, const char* name, const Tensor& w, double epsilon) {
+  check(epsilon >= 0, op, ": epsilon ", epsilon, " must not be negative");
   check_alike(op, "x", x, name, w);
   check(x.rank() >= 1, op, ": needs at least one axis, got ", x.shape());
   check(w.shape() == Shape{x.dim(-1)}, op, ": ", name, " ", w.shape(), " must have one entry for each of the ", x.dim(-1), " columns of ", x.shape());
@@ -76,15 +77,15 @@ void check_norm(const char* op, const Tensor& x, const char* name, const Tensor&
 }  // namespace
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon) {
-  check_norm("layer_norm", x, "weight", weight);
-  check_norm("layer_norm", x, "bias", bias);
+  check_norm("layer_norm", x, "weight", weight, epsilon);
+  check_norm("layer_norm", x, "bias", bias, epsilon);
   Norm fn;
   fn.epsilon = epsilon;
   return apply(std::move(fn), x, weight, bias);
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
-  check_norm("rms_norm", x, "weight", weight);
+  check_norm("rms_norm", x, "weight", weight, epsilon);
   Norm fn;
   fn.centered = false;
   fn.epsilon = epsilon;

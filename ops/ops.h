@@ -80,10 +80,11 @@ std::vector<Tensor> split(const Tensor& x, std::span<const Index> extents, int a
 Tensor pad(const Tensor& x, int axis, Index before, Index after, double value = 0);
 
 // ---- losses and noise --------------------------------------------------------------------------------
-/// Mean over the targets that are not `ignore` of -log softmax(logits)[target]. logits [.., C], targets i32/i64 [..].
+/// Mean over the targets that are not `ignore`, 0 where all are, of -log softmax(logits)[target]. logits [.., C], targets i32/i64 [..].
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore = -100);
-/// x m / (1 - p) with m = 1 with probability 1 - p. Element i of the mask depends on key and i alone.
-Tensor dropout(const Tensor& x, double p, RandomKey key);
+/// x m / (1 - p) with m = 1 with probability 1 - p. Element i of the mask depends on key and i alone. With `rows`, x is
+/// made of so many rows of a larger tensor, and gets their part of its mask.
+Tensor dropout(const Tensor& x, double p, RandomKey key, std::vector<Index> rows = {});
 inline Tensor dropout(const Tensor& x, double p, Generator& g) { return p == 0 ? x : dropout(x, p, g.next()); }
 
 // ---- views: they share x's storage ---------------------------------------------------------------------
@@ -102,7 +103,7 @@ Tensor to(const Tensor& x, Device device);                              // gradi
 Tensor detach(const Tensor& x);
 
 // ---- not differentiable ------------------------------------------------------------------------------
-Tensor argmax(const Tensor& x);                                         // along the last axis, first of equals; i64
+Tensor argmax(const Tensor& x);                                         // along the last axis, first of equals, NaN passed over; i64
 Tensor greater(const Tensor& a, const Tensor& b);                       // a > b as u8
 
 // ---- optimiser steps: they write to the parameter and its state ----------------------------------------

@@ -7,6 +7,7 @@
 // Whatever the axes, the kernels see [outer, n, inner] and reduce the middle: adjacent axes merge, and a set of axes
 // that does not merge is brought to the end by a copy.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include "core/tape.h"
 #include "ops/helpers.h"
@@ -166,7 +167,7 @@ Tensor argmax(const Tensor& x) {
     if constexpr (is_cuda<decltype(where)>) return kernels::argmax(where, rows.data<T>(), out, y.numel(), x.dim(-1));
     for (Index r = 0; r < y.numel(); ++r) {
       const T* const row = rows.data<T>() + r * x.dim(-1);
-      out[r] = std::max_element(row, row + x.dim(-1), [](T a, T b) { return wide_t<T>(a) < wide_t<T>(b); }) - row;
+      out[r] = std::max_element(row, row + x.dim(-1), [](T a, T b) { return wide_t<T>(a) < wide_t<T>(b) || (std::isnan(wide_t<T>(a)) && !std::isnan(wide_t<T>(b))); }) - row;
     }
   });
   return y;

@@ -68,7 +68,9 @@ __global__ void column_max_kernel(const T* x, T* y, Index results, Index n, Inde
   }
 }
 
-// The first of equal maxima; NaN is never larger, as in a sequential search.
+__device__ bool is_better(float v, float top) { return v > top || (top != top && v == v); }
+
+// The first of equal maxima; NaN is passed over.
 template <class T>
 __global__ void argmax_kernel(const T* x, std::int64_t* y, Index n) {
   __shared__ float value[kThreads];
@@ -77,14 +79,14 @@ __global__ void argmax_kernel(const T* x, std::int64_t* y, Index n) {
   float top = -INFINITY;
   Index at = n;
   for (Index i = threadIdx.x; i < n; i += blockDim.x)
-    if (at == n || static_cast<float>(x[i]) > top) top = static_cast<float>(x[i]), at = i;
+    if (at == n || is_better(static_cast<float>(x[i]), top)) top = static_cast<float>(x[i]), at = i;
   value[threadIdx.x] = top, place[threadIdx.x] = at;
   for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.x >= half) continue;
     const float v = value[threadIdx.x + half];
     const Index p = place[threadIdx.x + half];
-    if (p < n && (v > value[threadIdx.x] || (v == value[threadIdx.x] && p < place[threadIdx.x]))) value[threadIdx.x] = v, place[threadIdx.x] = p;
+    if (p < n && (place[threadIdx.x] == n || is_better(v, value[threadIdx.x]) || (v == value[threadIdx.x] && p < place[threadIdx.x]))) value[threadIdx.x] = v, place[threadIdx.x] = p;
   }
   if (threadIdx.x == 0) y[blockIdx.x] = place[0];
 }

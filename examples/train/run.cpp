@@ -9,6 +9,7 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <sstream>
 
 #include "../outputs.h"
 #include "../program.h"
@@ -28,17 +29,21 @@ constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbe
 
 class Run {
  public:
-  Run(const program::Options& options, Settings& s) : options_(options), s_(s) {}
+  Run(const program::Options& options, Settings& s, const hilt::Comm& met) : options_(options), s_(s), met_(met) {}
   int operator()();
 
  private:
   void prepare();
-  void loop(Progress& progress);
+  void open();
+  std::string agreement() const;
+  void loop(Progress* progress);
+  /// Of several ranks the first alone writes and speaks.
+  bool is_first() const { return met_.rank() == 0; }
   void fit_seconds(double elapsed);
   void save(Progress& progress);
   void sample(Progress& progress);
   void write(const std::string& name, const std::string& content, Progress& progress);
-  int finish(Progress& progress);
+  int finish(Progress* progress);
 
   /// Once an exception passes: what was learned stays, and of a run that learned nothing, nothing does. No
   /// catch, which would be where the stack of --debug ends.
@@ -62,6 +67,10 @@ class Run {
 
   const program::Options& options_;
   Settings& s_;
+  hilt::Comm met_;  // the ranks of this run
+  hilt::RankGrid grid_;
+  hilt::Device device_;
+  bool stop_ = false;  // all ranks agree
   std::optional<hilt::Checkpoint> from_;
   std::shared_ptr<const hilt::Task> task_;
   hilt::TransformerConfig config_;
@@ -80,10 +89,9 @@ class Run {
 
 // Everything that may refuse, the cheap first.
 void Run::prepare() {
-  if (s_.device != "auto" && program::device_of(s_.device) != hilt::Device{})
-    hilt::fail_with(hilt::Code::gpu, "--device (", s_.device,
-                    "): training runs on the CPU in this version; use --device cpu");
-  if (!s_.dry_run && std::filesystem::is_directory(s_.out))
+  device_ = program::device_of_rank(s_.device, met_.rank());
+  grid_ = hilt::RankGrid(device_.is_cuda() ? hilt::nccl_ranks(met_, device_) : met_, static_cast<int>(s_.sequence_ranks));
+  if (is_first() && !s_.dry_run && std::filesystem::is_directory(s_.out))
     lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
   const std::vector<Index> steps = hilt::checkpoint_steps(s_.out);
   if (s_.resume) {
@@ -120,7 +128,7 @@ void Run::save(Progress& progress) {
   hilt::SafetensorsMetadata metadata = trainer_->counters();
   for (const auto& [key, value] : decisive(options_, s_)) metadata["config." + key] = value;
   if (s_.task == "text") metadata["text.bytes"] = std::to_string(std::filesystem::file_size(s_.text));
-  metadata["ranks"] = "1";
+  metadata["ranks"] = std::to_string(met_.size());
   metadata["version"] = hilt::info().version;
   try {
     hilt::save_checkpoint(s_.out, trainer_->steps(), trainer_->items(), metadata, s_.keep);
@@ -153,14 +161,15 @@ void Run::sample(Progress& progress) {
         sample_ + (sample_.ends_with('\n') ? "" : "\n"), progress);
 }
 
-void Run::loop(Progress& progress) {
+void Run::loop(Progress* progress) {
   const bool fits = s_.seconds > 0 && !s_.resume;
-  while (trainer_->steps() < s_.steps && !interrupted()) {
+  while (trainer_->steps() < s_.steps && !stop_) {
     const auto before = Clock::now();
-    const Step step = trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip);
+    const Step step = trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip, interrupted());
     const double seconds = seconds_since(before);
     const Index done = trainer_->steps();
-    if (fits && done == kTimed) fit_seconds(seconds_since(began_));
+    stop_ = step.stop || (met_.size() == 1 && interrupted());
+    if (fits && done == kTimed) fit_seconds(grid_.sum({is_first() ? seconds_since(began_) : 0.0})[0]);
     const bool last = done == s_.steps;
     Line line{.step = done,
               .loss = step.loss,
@@ -169,10 +178,10 @@ void Run::loop(Progress& progress) {
               .ms = seconds * 1e3,
               .tokens_per_s = static_cast<double>(start_.tokens_per_step) / seconds,
               .gflops = flops_ / seconds * 1e-9,
-              .bytes = hilt::memory_stats().peak};
-    if (done == first_ + 1) {
+              .bytes = hilt::memory_stats(device_).peak};
+    if (progress && done == first_ + 1) {
       measured_ = line.bytes;
-      progress.say("memory after the first step: " + report::bytes(static_cast<double>(measured_)) +
+      progress->say("memory after the first step: " + report::bytes(static_cast<double>(measured_)) +
                    " measured, " + report::bytes(static_cast<double>(memory_.total())) + " planned");
     }
     if (done % s_.eval_every == 0 || last) {
@@ -180,16 +189,21 @@ void Run::loop(Progress& progress) {
       line.val_loss = e.loss;
       if (s_.is_life()) line.val_right = e.right;
     }
+    if (!progress) continue;
     log_->write(line);
-    progress.show(line, s_.steps, last || interrupted());
-    if (done % s_.save_every == 0 || last || interrupted()) save(progress);
-    if ((s_.sample_every > 0 && done % s_.sample_every == 0) || last) sample(progress);
+    progress->show(line, s_.steps, last || stop_);
+    if (done % s_.save_every == 0 || last || stop_) save(*progress);
+    if ((s_.sample_every > 0 && done % s_.sample_every == 0) || last) sample(*progress);
   }
 }
 
-int Run::finish(Progress& progress) {
+int Run::finish(Progress* progress) {
   const double took = seconds_since(began_);
   const bool early = trainer_->steps() < s_.steps;
+  if (!progress) {
+    if (!early) (void)trainer_->evaluate(4 * s_.eval_rows, s_.batch);
+    return early ? 130 : 0;
+  }
   Story story{s_, options_, start_, memory_, measured_, log_->lines(), {}, flops_, -1, sample_, {}};
   std::string verdict =
       report::format("%lld steps in %.1f s", static_cast<long long>(trainer_->steps() - first_), took);
@@ -209,7 +223,7 @@ int Run::finish(Progress& progress) {
   }
   story.verdict = verdict;
   if (s_.controls && !early) story.controls = train_controls(s_, task_);
-  write("report.html", to_html(story), progress);
+  write("report.html", to_html(story), *progress);
   std::cout << '\n' << verdict << '\n';
   for (const Control& c : story.controls)
     if (!c.lines.empty())
@@ -229,36 +243,51 @@ int Run::finish(Progress& progress) {
   return 0;
 }
 
+// What it leaves behind: the first rank's.
+void Run::open() {
+  outputs_ = std::make_unique<program::Outputs>(s_.out);
+  if (!lock_) lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
+  hilt::remove_unfinished_checkpoints(s_.out);
+  describe(s_, config_, memory_);
+  log_ = std::make_unique<Log>(s_.out + "/log.jsonl", options_, start_, first_);
+}
+
 int Run::operator()() {
+  s_.out = met_.gather_text(s_.out)[0];  // without --out each rank would look for a free name
   prepare();
   if (s_.dry_run) {
-    describe(s_, config_, memory_);
+    if (is_first()) describe(s_, config_, memory_);
     return 0;
   }
-  start_ = measure_start(s_, *task_, config_);
+  if (is_first()) start_ = measure_start(s_, *task_, config_);
+  start_.device = (std::ostringstream() << device_).str();
   if (s_.seconds > 0 && !s_.resume) s_.steps = 1'000'000'000;
-  trainer_.emplace(config_, task_, static_cast<std::uint64_t>(s_.seed), dtype_of(s_), adamw_of(s_));
+  trainer_.emplace(config_, task_, static_cast<std::uint64_t>(s_.seed), dtype_of(s_), adamw_of(s_), device_, grid_);
   flops_ = hilt::training_flops(trainer_->model(), s_.batch * s_.accumulate, s_.context);
   if (from_) {
     trainer_->restore(*from_);
     from_.reset();
   }
-  outputs_ = std::make_unique<program::Outputs>(s_.out);
-  if (!lock_) lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
-  hilt::remove_unfinished_checkpoints(s_.out);
-  describe(s_, config_, memory_);
-  const std::string log = s_.out + "/log.jsonl";
-  log_ = std::make_unique<Log>(log, options_, start_, first_);
+  met_.agree("train", agreement());
+  if (is_first()) open();
   catch_interrupts();
-  hilt::reset_memory_peak();
+  hilt::reset_memory_peak(device_);
   began_ = Clock::now();
-  const Tidy tidy{*this, log};
+  if (!is_first()) return loop(nullptr), finish(nullptr);
+  const Tidy tidy{*this, s_.out + "/log.jsonl"};
   Progress progress(start_, first_);
-  loop(progress);
-  return finish(progress);
+  loop(&progress);
+  return finish(&progress);
+}
+
+// Every rank must be about to do the same.
+std::string Run::agreement() const {
+  std::string lines = "version = " + hilt::info().version + "\nranks = " + std::to_string(met_.size()) + "\nfirst step = " + std::to_string(first_);
+  for (const auto& [key, value] : decisive(options_, s_)) lines += "\n" + key + " = " + value;
+  return lines;
 }
 
 }  // namespace
 
-int run(const program::Options& options, Settings& s) { return Run(options, s)(); }
+int run(const program::Options& options, Settings s, const hilt::Comm& met) { return Run(options, s, met)(); }
 }  // namespace train

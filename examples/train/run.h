@@ -32,8 +32,8 @@ struct Story {
 };
 std::string to_html(const Story& story);
 
-/// Trains as the settings say; the exit status.
-int run(const program::Options& options, Settings& s);
+/// Trains as the settings say, as one of the ranks of `met`; the exit status.
+int run(const program::Options& options, Settings s, const hilt::Comm& met = {});
 
 /// Nats a character that the grammar itself pays on the first rows of the validation split; -1 for other
 /// tasks.

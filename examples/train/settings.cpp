@@ -74,7 +74,9 @@ void declare(program::Options& options, Settings& s) {
   options.integer("--eval-rows", s.eval_rows, 1, 1 << 20, "Unseen rows of an evaluation");
   options.flag("--controls", s.controls,
                "life: also train segments along the curve and along rows, at equal cost");
-  options.integer("--ranks", s.ranks, 1, 1024, "Processes that share the work");
+  options.integer("--ranks", s.ranks, 1, 1024, "Ranks that share the work; the numbers are those of one");
+  options.integer("--sequence-ranks", s.sequence_ranks, 1, 1024, "Ranks that share each sequence, by ring attention; the others divide the batch");
+  options.choice("--comm", s.comm, {"auto", "threads", "mpi", "nccl", "tcp"}, "What joins ranks; auto: nccl where there are GPUs, else threads");
   options.flag("--dry-run", s.dry_run, "Print the plan and its memory, and stop");
   options.flag("--sample-only", s.sample_only, "Print a sample from the last checkpoint in --out");
   declare_sampling(options, s);
@@ -126,8 +128,10 @@ void check_settings(const program::Options& options, const Settings& s) {
   check(s.task != "text" || !s.text.empty(), "--text: --task text needs a file; name one");
   check(s.task == "text" || s.text.empty(), "--text (", s.text, "): --task ", s.task,
         " reads no file; leave one of them out");
-  check(s.ranks == 1 || s.sample_only || s.dry_run, "--ranks (", s.ranks,
-        "): training runs on one rank in this version; ./run ring shows several");
+  check(s.ranks % s.sequence_ranks == 0, "--sequence-ranks (", s.sequence_ranks, "): must divide --ranks, ", s.ranks);
+  check(s.batch >= s.ranks / s.sequence_ranks, "--batch (", s.batch, "): --ranks ", s.ranks, " with ", s.sequence_ranks, " to a sequence share at least ",
+        s.ranks / s.sequence_ranks, " sequences");
+  check(s.ranks == 1 || !s.controls, "--controls: train them on one rank; leave --ranks out");
   check(!s.controls || s.is_life(), "--controls: only --task life has them");
   const hilt::Grid grid = board_of(s);  // whatever the task: a typing error is one
   if (s.is_life())

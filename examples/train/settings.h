@@ -25,7 +25,8 @@ struct Settings {
   std::string schedule = "cosine";
   Index warmup = 40;
   std::string dtype = "f32", device = "auto";
-  Index seed = 0, ranks = 1;
+  Index seed = 0, ranks = 1, sequence_ranks = 1;
+  std::string comm = "auto";
   std::string out = "";
   bool resume = false;
   Index keep = 3, save_every = 200, sample_every = 250, eval_every = 100, eval_rows = 64;

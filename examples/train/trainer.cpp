@@ -15,24 +15,38 @@ constexpr std::uint64_t kNoiseSeed =
 }  // namespace
 
 Trainer::Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const hilt::Task> task,
-                 std::uint64_t seed, hilt::DType dtype, const hilt::AdamW& adamw)
-    : task_(std::move(task)),
+                 std::uint64_t seed, hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device,
+                 const hilt::RankGrid& grid)
+    : device_(device),
+      grid_(grid),
+      task_(std::move(task)),
       model_(hilt::make_transformer(config, seed, dtype)),
       optimizer_(adamw),
       parameters_(hilt::parameters_of(model_)),
       noise_(seed ^ kNoiseSeed) {
+  for (const hilt::NamedParameter& p : parameters_) *p.tensor = hilt::moved(*p.tensor, device_);
   optimizer_.prepare(parameters_);
 }
 
-// `checked`: under a tape that looks at every result.
-Trainer::Pass Trainer::pass(Index batch, Index accumulate, bool checked) {
+hilt::RankGrid::Part Trainer::part_of(const hilt::Batch& whole) const {
+  return grid_.part_of(whole, model_.blocks.front().attention);
+}
+
+// `checked`: under a tape that looks at every result. The mean over all targets is, of each rank, the mean over its own times their share; gradients
+// of such losses add up over ranks.
+Trainer::Pass Trainer::pass(Index batch, Index accumulate, bool checked, bool& stop) {
   Pass out{};
   for (Index i = 0; i < accumulate; ++i) {
     const hilt::Batch rows = task_->batch(hilt::Split::train, rows_, batch);
     rows_ += batch;
+    const hilt::RankGrid::Part part = part_of(rows);
+    const double share = grid_.world().size() == 1 ? 1
+                                                   : static_cast<double>(hilt::count_targets(part.batch.targets)) /
+                                                         static_cast<double>(hilt::count_targets(rows.targets));
     hilt::Tape tape({.check_finite = checked});
     hilt::watch_parameters(tape, model_);
-    const Tensor loss = model_.loss(rows.inputs, rows.targets, {.noise = &noise_});
+    Tensor loss = model_.loss(part.batch.inputs, part.batch.targets, {.noise = &noise_, .place = &part.place});
+    if (share != 1) loss = hilt::mul(loss, share);
     out.loss += loss.item() / static_cast<double>(accumulate);
     hilt::Gradients gradients = tape.backward(loss);
     if (i == 0)
@@ -40,16 +54,18 @@ Trainer::Pass Trainer::pass(Index batch, Index accumulate, bool checked) {
     else
       out.gradients += gradients;
   }
-  out.gradients = hilt::mean_of(std::move(out.gradients), parameters_, accumulate);
+  out.gradients = grid_.sum(hilt::mean_of(std::move(out.gradients), parameters_, accumulate), parameters_);
+  const std::vector<double> total = grid_.sum({out.loss, stop ? 1.0 : 0.0});
+  out.loss = total[0], stop = total[1] > 0;
   return out;
 }
 
-Step Trainer::step(Index batch, Index accumulate, double lr, double clip) {
+Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool stop) {
   const Index rows = rows_;
   const hilt::RandomKey noise = noise_.state();
   double norm = std::nan("");
   std::string why;
-  Pass p = pass(batch, accumulate, false);
+  Pass p = pass(batch, accumulate, false, stop);
   try {
     if (std::isfinite(p.loss)) norm = hilt::clip_grad_norm(p.gradients, parameters_, clip);
   } catch (const hilt::Error& e) {
@@ -64,7 +80,7 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip) {
         break;
       }
     try {
-      if (why.empty() || why.starts_with("clip")) pass(batch, accumulate, true);
+      if (why.empty() || why.starts_with("clip")) pass(batch, accumulate, true, stop);
     } catch (const hilt::Error& e) {
       why = e.what();
     }
@@ -73,25 +89,26 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip) {
                     why, "; lower --lr, or set --clip 1");
   }
   optimizer_.step(parameters_, p.gradients, lr);
-  return {p.loss, norm, lr};
+  return {p.loss, norm, lr, stop};
 }
 
 Evaluation Trainer::evaluate(Index rows, Index batch) {
   const hilt::Tape::Pause pause;
   Evaluation out;
-  double right = 0;
+  std::vector<double> sums(3);  // of losses, of targets that were hit, of targets
   for (Index first = 0; first < rows; first += batch) {
     const Index count = std::min(batch, rows - first);
-    const hilt::Batch b = task_->batch(hilt::Split::validation, first, count);
-    const Tensor logits = model_.logits(b.inputs);
-    out.loss += hilt::cross_entropy(logits, b.targets).item() * static_cast<double>(count);
-    const Tensor best = hilt::argmax(logits);
-    const std::int64_t* const guess = best.data<std::int64_t>();
-    const std::int32_t* const target = b.targets.data<std::int32_t>();
-    for (Index i = 0; i < b.targets.numel(); ++i) right += guess[i] == target[i];
+    const hilt::RankGrid::Part part = part_of(task_->batch(hilt::Split::validation, first, count));
+    const Tensor logits = model_.logits(part.batch.inputs, {.place = &part.place});
+    const double targets = static_cast<double>(hilt::count_targets(part.batch.targets));
+    sums[0] += hilt::cross_entropy(logits, hilt::moved(part.batch.targets, device_)).item() * targets;
+    const std::vector<Index> guess = hilt::argmax(logits).to_vector<Index>(), target = part.batch.targets.to_vector<Index>();
+    for (std::size_t i = 0; i < guess.size(); ++i) sums[1] += guess[i] == target[i];
+    sums[2] += targets;
   }
-  out.loss /= static_cast<double>(rows);
-  out.right = right / static_cast<double>(rows * task_->length());
+  sums = grid_.sum(sums);
+  out.loss = sums[0] / sums[2];
+  out.right = sums[1] / sums[2];
   return out;
 }
 
@@ -115,7 +132,12 @@ hilt::SafetensorsMetadata Trainer::counters() const {
 
 void Trainer::restore(const hilt::Checkpoint& checkpoint) {
   std::vector<hilt::SafetensorsItem> all = items();  // copies share the tensors
+  for (hilt::SafetensorsItem& item : all) item.tensor = hilt::moved(item.tensor, {});
   checkpoint.read(all);
+  if (device_.is_cuda()) {
+    std::vector<hilt::SafetensorsItem> there = items();
+    for (std::size_t i = 0; i < all.size(); ++i) hilt::copy(there[i].tensor, hilt::moved(all[i].tensor, device_));
+  }
   optimizer_.set_steps(static_cast<Index>(checkpoint.get_number("updates")));
   rows_ = static_cast<Index>(checkpoint.get_number("rows"));
   noise_.set_state({checkpoint.get_number("noise.seed"), checkpoint.get_number("noise.stream")});

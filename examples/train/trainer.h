@@ -15,6 +15,7 @@ using hilt::Index;
 
 struct Step {
   double loss, grad_norm, lr;
+  bool stop;  // some rank wants to
 };
 struct Evaluation {
   double loss = 0;
@@ -24,11 +25,11 @@ struct Evaluation {
 class Trainer {
  public:
   Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const hilt::Task> task, std::uint64_t seed,
-          hilt::DType dtype, const hilt::AdamW& adamw);
+          hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device = {}, const hilt::RankGrid& grid = {});
 
   /// One update: `accumulate` micro-batches of `batch` rows. Throws Code::not_a_number, naming the first op
   /// whose result is not finite, and leaves the parameters as they were.
-  Step step(Index batch, Index accumulate, double lr, double clip);
+  Step step(Index batch, Index accumulate, double lr, double clip, bool stop = false);
   /// On the first `rows` rows of the validation split.
   Evaluation evaluate(Index rows, Index batch);
   /// Updates made.
@@ -49,8 +50,11 @@ class Trainer {
     double loss;
     hilt::Gradients gradients;
   };
-  Pass pass(Index batch, Index accumulate, bool checked);
+  Pass pass(Index batch, Index accumulate, bool checked, bool& stop);
+  hilt::RankGrid::Part part_of(const hilt::Batch& whole) const;
 
+  hilt::Device device_;
+  hilt::RankGrid grid_;
   std::shared_ptr<const hilt::Task> task_;
   hilt::Transformer model_;
   hilt::AdamWOptimizer optimizer_;

@@ -42,7 +42,7 @@ Part taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tens
       if (g.mask) s = where(g.softmax_mask, s, constant(kMinusInfinity, s));
       Tensor p = softmax(s);
       if (call.options.dropout > 0)
-        p = mul(p, dropout_multipliers(g, call.batch, call.heads(), call.options.dropout, call.key(), p.dtype()));
+        p = mul(p, dropout_multipliers(g, call.batch, call.heads(), call.options, p.dtype()));
       Tensor o = matmul(p, gather_keys(v, g));
       if (g.empty) o = where(g.empty, constant(0, o), o);
       gather_in(sum.o, scatter_queries(o, g, call.length, call.heads()));
@@ -175,7 +175,7 @@ struct Hybrid final : OneOp {
           if (g.mask) P = where(g.mask, P, none);
           Tensor dP = matmul(dO, transpose(V)), MP = P;                                              // dP = dO V^T
           if (call.options.dropout > 0) {
-            const Tensor M = dropout_multipliers(g, call.batch, call.heads(), call.options.dropout, call.key(), P.dtype());
+            const Tensor M = dropout_multipliers(g, call.batch, call.heads(), call.options, P.dtype());
             dP = mul(M, dP), MP = mul(M, P);
           }
           const Tensor dS = mul(P, sub(dP, gather_queries(delta, g)));                               // dS = P (dP - Delta)

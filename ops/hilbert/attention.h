@@ -17,6 +17,7 @@ struct AttentionOptions {
   std::optional<double> scale;      // 1 / sqrt(D)
   double dropout = 0;
   std::optional<RandomKey> key;     // of the dropout mask; needed when dropout > 0
+  Index first_batch = 0;            // the number of the first sequence among all that share the mask
   bool strict = false;              // a fallback is an error
 };
 

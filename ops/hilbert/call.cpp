@@ -19,6 +19,7 @@ Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& o
   check(q.dim(3) >= 1, op, ": head dim must be at least 1, got ", q.shape());
   check(options.dropout >= 0 && options.dropout < 1, op, ": dropout ", options.dropout, " must be in [0, 1)");
   check(options.dropout == 0 || options.key.has_value(), op, ": dropout ", options.dropout, " needs a RandomKey");
+  check(!options.scale || std::isfinite(*options.scale), op, ": scale ", options.scale.value_or(0), " is not finite");
   return {plan, options, options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim(3)))), q.dim(0), length, k.dim(2), q.dim(3)};
 }
 
@@ -26,6 +27,7 @@ kernels::AttentionSizes Call::sizes() const {
   kernels::AttentionSizes s{batch, length, heads(), kv_heads, dim, scale};
   s.dropout = options.dropout;
   s.key = key();
+  s.first_batch = options.first_batch;
   return s;
 }
 

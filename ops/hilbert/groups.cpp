@@ -134,14 +134,16 @@ Tensor scatter_keys(const Tensor& x, const GroupBatch& g, Index length, Index he
   return scattered(x, g.k_index, g.k_in_place, g.k_heads, g.groups, g.k, length, heads);
 }
 
-Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, double p, const RandomKey& key, DType dtype) {
+Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, const AttentionOptions& options, DType dtype) {
+  const double p = options.dropout;
+  const RandomKey key = options.key.value_or(RandomKey{});
   const auto n_heads = static_cast<Index>(g.heads.size());
   Tensor m = empty({batch, n_heads, g.groups, g.q, g.k}, DType::f64);
   double* const out = m.mutable_data<double>();
   parallel_for(batch * n_heads * g.groups * g.q, 64, [&](Index begin, Index end) {
     for (Index row = begin; row < end; ++row) {
       const Index group = row / g.q % g.groups, bh = row / g.q / g.groups;
-      const Index head = bh / n_heads * all_heads + g.heads[at(bh % n_heads)];
+      const Index head = (options.first_batch + bh / n_heads) * all_heads + g.heads[at(bh % n_heads)];
       for (Index j = 0; j < g.k; ++j)
         out[row * g.k + j] = kernels::attention_keeps(key, static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(g.q_name[at(group * g.q + row % g.q)]),
                                                       static_cast<std::uint32_t>(g.k_name[at(group * g.k + j)]), p) ? 1 / (1 - p) : 0;

@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 #include "plan.h"
-#include "core/random.h"
+#include "ops/hilbert/attention.h"
 #include "core/tensor.h"
 
 // Private: an attended set as dense blocks, for the modes that multiply with library GEMMs.
@@ -40,6 +40,6 @@ Tensor scatter_queries(const Tensor& x, const GroupBatch& g, Index length, Index
 Tensor scatter_keys(const Tensor& x, const GroupBatch& g, Index length, Index heads);
 
 /// The dropout multipliers, 0 or 1 / (1 - p), of [B, heads, groups, q, k].
-Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, double p, const RandomKey& key, DType dtype);
+Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, const AttentionOptions& options, DType dtype);
 
 }  // namespace hilt

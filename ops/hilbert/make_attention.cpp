@@ -101,11 +101,10 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config, 
     else if (key == "strict") a.options_.strict = find_name("strict", value, std::array<std::string_view, 2>{"false", "true"}) == 1;
     else if (key == "length") a.length_ = read_index("length", value, 1);
     else if (key == "transport") a.transport_ = parse_transport(value);
-    else if (key == "shards") a.balanced_ = find_name("shards", value, std::array<std::string_view, 2>{"contiguous", "balanced"}) == 1;
+    else if (key == "shards") a.dealing_ = parse_dealing(value);
   }
   check(!over_ranks || a.length_ > 0, "make_attention: ", a.type_, " needs length, the tokens of all ranks together");
   check(!over_ranks || !sparse || !a.blocks_.starts_with("top"), "make_attention: blocks = top:K compares the queries of all ranks; name another builder");
-  if (over_ranks) a.shard_ = std::make_shared<NamedAttention::Shard>();
   if (sparse || (kind == 4 && !config.contains("segment_lengths"))) return a;
   if (rates.empty()) rates.assign(lengths.size(), 1);
   check(lengths.size() == rates.size(), "make_attention: ", lengths.size(), " segment_lengths and ", rates.size(), " dilation_rates must pair up");
@@ -119,11 +118,6 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config, 
   }
   return a;
 }
-
-struct NamedAttention::Shard {
-  Index heads = 0;
-  ShardPlanPtr plan;
-};
 
 PlanSpec NamedAttention::spec(Index length, Index heads) const {
   PlanSpec spec;
@@ -150,19 +144,13 @@ PlanPtr NamedAttention::plan(const Tensor& q, const Tensor& k) const {
 
 ShardPlanPtr NamedAttention::shard(Index heads) const {
   check(length_ > 0, "make_attention: ", type_, " is not divided over ranks");
-  if (shard_->heads == heads) return shard_->plan;
   PlanSpec s = spec(length_, heads);
   if (type_ == "block_sparse_ring") {
     const Index n = (s.length + block_size_ - 1) / block_size_;
     s.pattern = {blocks(block_size_, build_blocks(blocks_, n, {}, {}, *permutation(s.order, s.length), block_size_))};
   }
   if (order_ == "auto") s.order = choose_order(s).order;
-  s.in_order = true;
-  const PlanPtr plan = make_plan(s);
-  const int ranks = comm_.size();
-  shard_->plan = std::make_shared<const ShardPlan>(plan, balanced_ ? balanced_shards(*plan, ranks) : contiguous_shards(*plan, ranks), comm_.rank(), transport_);
-  shard_->heads = heads;
-  return shard_->plan;
+  return make_shard_plan(s, comm_.size(), comm_.rank(), transport_, dealing_);
 }
 
 Tensor NamedAttention::operator()(const Tensor& q, const Tensor& k, const Tensor& v, std::uint64_t step) const {

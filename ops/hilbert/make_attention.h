@@ -27,10 +27,8 @@ class NamedAttention {
   WorkOrder work_order_ = WorkOrder::row;
   Index block_size_ = 64, length_ = 0;  // length_: of all ranks; 0 for the types of one rank
   Transport transport_ = Transport::ring;
-  bool balanced_ = false;
+  Dealing dealing_ = Dealing::contiguous;
   Comm comm_;
-  struct Shard;  // the latest, shared by copies
-  std::shared_ptr<Shard> shard_;
   std::uint64_t seed_ = 0;
   AttentionOptions options_;
 };
@@ -42,7 +40,7 @@ class NamedAttention {
 ///   block_sparse   blocks (block_size; blocks = local:RADIUS, dilated:R+R+.., global_local:GLOBAL:RADIUS, top:K by pooled q.k)
 ///   ring, ring_hilbert, block_sparse_ring
 ///                  dense (or segments, as standard), hilbert and block_sparse over the ranks of comm, alike on each; transport = gather is what is known
-///                  as HilbertRing, transport = ring as HilbertTrueRing. Keys of theirs: length (tokens of all ranks), transport, shards (contiguous, balanced)
+///                  as HilbertRing, transport = ring as HilbertTrueRing. Keys of theirs: length (tokens of all ranks), transport, shards (contiguous, balanced, auto)
 /// Keys: attention_type, segment_lengths, dilation_rates (comma separated), order (as parse_order, or `auto`), dilation_mode, causal,
 /// block_size, blocks, work_order (row, diagonal, hilbert, auto), dropout, seed, scale, backward, strict. An unknown name or key, or a key that the type does not
 /// read, is an error.

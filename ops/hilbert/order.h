@@ -39,7 +39,7 @@ struct Order {
 /// Reads `row`, `snake`, `morton`, `tiles` or `hilbert`, which fold a sequence; with a grid `snake:HxW`,
 /// `morton:HxW`, `tiles:HxW/hxw`, `hilbert:HxW`, `hilbert:TxHxW`, or `row:HxW` for patterns that look at the
 /// grid; `tiles:hxw` folds into tiles of h x w. Then any of `,scope=segment|order-only|global`, `,chunk=N`,
-/// `,steps=unit|near`. The grid must fit a sequence of `length` tokens.
+/// `,steps=unit|near`. The grid must fit a sequence of `length` tokens; a chunk longer than that is the whole sequence.
 Order parse_order(std::string_view text, Index length);
 /// The shortest text that parse_order reads as this order.
 std::string to_string(const Order& order);

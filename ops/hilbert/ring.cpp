@@ -189,9 +189,7 @@ void agree_on(const ShardPlan& shard, const Comm& comm, Index batch, Index kv_he
 
 Tensor rows_of_rank(const Tensor& whole, const ShardPlan& shard, int rank) {
   check(whole.rank() >= 2 && whole.dim(1) == shard.plan().length(), "rows_of_rank: ", whole.shape(), " must be [batch, ", shard.plan().length(), " tokens, ...]");
-  std::vector<std::int32_t> tokens = shard.shards().positions(rank);
-  for (std::int32_t& p : tokens) p = shard.plan().order().token_at[static_cast<std::size_t>(p)];
-  return gather(whole, 1, index_of(tokens, whole.device()));
+  return gather(whole, 1, index_of(shard.tokens_of(rank), whole.device()));
 }
 
 Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& comm) {
@@ -206,9 +204,8 @@ Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& com
   for (int r = 0; r < comm.size(); ++r) all.push_back(squeeze(slice(gathered, 0, r, r + 1), 0));
   std::vector<std::int32_t> from(static_cast<std::size_t>(shard.plan().length()));  // by token
   for (int r = 0; r < comm.size(); ++r) {
-    const std::vector<std::int32_t> positions = shard.shards().positions(r);
-    for (std::size_t i = 0; i < positions.size(); ++i)
-      from[static_cast<std::size_t>(shard.plan().order().token_at[static_cast<std::size_t>(positions[i])])] = static_cast<std::int32_t>(r * longest + static_cast<Index>(i));
+    const std::vector<std::int32_t> tokens = shard.tokens_of(r);
+    for (std::size_t i = 0; i < tokens.size(); ++i) from[static_cast<std::size_t>(tokens[i])] = static_cast<std::int32_t>(r * longest + static_cast<Index>(i));
   }
   return hilt::gather(cat(all, 1), 1, index_of(from, rows.device()));
 }

@@ -3,7 +3,10 @@
 #include "ops/hilbert/shards.h"
 #include <algorithm>
 #include <array>
+#include <list>
+#include <mutex>
 #include <numeric>
+#include <tuple>
 #include "core/error.h"
 #include "core/text.h"
 #include "ops/hilbert/attends.h"
@@ -13,6 +16,8 @@ namespace {
 
 using List = std::vector<std::int32_t>;
 constexpr std::array<std::string_view, 2> kTransports{"ring", "gather"};
+constexpr std::array<std::string_view, 3> kDealings{"contiguous", "balanced", "auto"};
+constexpr std::size_t kCached = 32;  // plans of ranks: threads of one process keep one each
 
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 std::int32_t narrow(std::size_t i) { return static_cast<std::int32_t>(i); }
@@ -211,6 +216,12 @@ Shards balanced_shards(const Plan& plan, int ranks, Index chunks_each) {
   return s;
 }
 
+Shards choose_shards(const Plan& plan, int ranks) {
+  constexpr double kWorth = 1.1;
+  Shards contiguous = contiguous_shards(plan, ranks), balanced = balanced_shards(plan, ranks);
+  return imbalance(plan, contiguous) > kWorth * imbalance(plan, balanced) ? balanced : contiguous;
+}
+
 double imbalance(const Plan& plan, const Shards& shards) {
   const std::vector<double> work = work_by_position(plan);
   std::vector<double> load(at(shards.ranks));
@@ -269,6 +280,37 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
     add_stage(to, from);
     to.clear(), from.clear();
   }
+}
+
+Dealing parse_dealing(std::string_view text) { return static_cast<Dealing>(find_name("shards", text, kDealings)); }
+
+ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport, Dealing dealing) {
+  using Key = std::tuple<PlanSpec, bool, int, int, Transport, Dealing>;
+  static std::mutex mutex;
+  static std::list<std::pair<Key, ShardPlanPtr>> recent;  // the most recently used first
+  spec.in_order = true;
+  const Key key(spec, row_order_forced(), ranks, rank, transport, dealing);
+  {
+    const std::lock_guard lock(mutex);
+    for (auto it = recent.begin(); it != recent.end(); ++it)
+      if (it->first == key) {
+        recent.splice(recent.begin(), recent, it);
+        return it->second;
+      }
+  }
+  const PlanPtr plan = make_plan(spec);
+  Shards shards = dealing == Dealing::contiguous ? contiguous_shards(*plan, ranks) : dealing == Dealing::balanced ? balanced_shards(*plan, ranks) : choose_shards(*plan, ranks);
+  ShardPlanPtr made = std::make_shared<const ShardPlan>(plan, std::move(shards), rank, transport);
+  const std::lock_guard lock(mutex);
+  recent.emplace_front(key, made);
+  if (recent.size() > kCached) recent.pop_back();
+  return made;
+}
+
+std::vector<std::int32_t> ShardPlan::tokens_of(int rank) const {
+  List tokens = shards_.positions(rank);
+  for (std::int32_t& p : tokens) p = plan_->order().token_at[static_cast<std::size_t>(p)];
+  return tokens;
 }
 
 ShardPlan::Bytes ShardPlan::bytes_sent(Index batch, Index kv_heads, Index dim, DType dtype) const {

@@ -24,6 +24,8 @@ struct Shards {
 Shards contiguous_shards(const Plan& plan, int ranks);
 /// `chunks_each` runs a rank, the dearest first to whoever has least to do: for masks that give some positions more work than others.
 Shards balanced_shards(const Plan& plan, int ranks, Index chunks_each = 8);
+/// Contiguous, unless that leaves a tenth more to do for some rank than balanced ones.
+Shards choose_shards(const Plan& plan, int ranks);
 /// The most tile work of any rank over the mean. 1 is even.
 double imbalance(const Plan& plan, const Shards& shards);
 
@@ -59,8 +61,10 @@ class ShardPlan {
   const Shards& shards() const { return shards_; }
   int rank() const { return rank_; }
   Transport transport() const { return transport_; }
-  /// Rows of this rank.
+  /// Rows of this rank, and the token that each is.
   Index length() const { return length_; }
+  std::vector<std::int32_t> tokens() const { return tokens_of(rank_); }
+  std::vector<std::int32_t> tokens_of(int rank) const;
   const std::vector<Stage>& stages() const { return stages_; }
 
   /// Bytes that this rank will send.
@@ -76,5 +80,11 @@ class ShardPlan {
   std::vector<Stage> stages_;
 };
 using ShardPlanPtr = std::shared_ptr<const ShardPlan>;
+
+/// How the positions of a plan are dealt out.
+enum class Dealing : unsigned char { contiguous, balanced, automatic };
+Dealing parse_dealing(std::string_view text);
+/// Builds, or finds among the most recently used, a rank's part of the plan for a spec, whose rows become positions. Safe from any thread.
+ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport = Transport::ring, Dealing dealing = Dealing::automatic);
 
 }  // namespace hilt

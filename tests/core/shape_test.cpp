@@ -125,4 +125,9 @@ TEST(Shape, BroadcastIsSymmetricAndKeepsWhatItContains) {
 }
 
 }  // namespace
+TEST(Shape, AnAxisThatIsNotThereIsAnError) {
+  EXPECT_EQ(error_of([] { (void)(Shape{2, 3}[2]); }), "usage: Shape: axis 2 of a tensor of rank 2");
+  EXPECT_EQ(error_of([] { (void)(Shape{2, 3}[-3]); }), "usage: Shape: axis -3 of a tensor of rank 2");
+}
+
 }  // namespace hilt

@@ -383,7 +383,7 @@ TEST(TapeRecording, ForwardMustReturnATensorOfItsOwn) {
   Tape tape;
   tape.watch(x);
   EXPECT_EQ(error_of([&] { (void)apply(Same{}, x); }), "usage: same: forward must return a tensor of its own, not one of its inputs");
-  EXPECT_EQ(error_of([&] { (void)apply(Nothing{}, x); }), "usage: nothing: forward must return a tensor of its own, not one of its inputs");
+  EXPECT_EQ(error_of([&] { (void)apply(Nothing{}, x); }), "usage: nothing: forward returned an undefined tensor");
   EXPECT_EQ(tape.size(), 0u);
 }
 
@@ -543,16 +543,16 @@ std::string error_of_returning(std::vector<Tensor> gradients, bool watch_second 
 TEST(TapeMisuse, ABackwardThatReturnsTheWrongThing) {
   const Tensor da = vec({1, 2}), db = vec({1, 2, 3}, DType::f32);
   EXPECT_EQ(error_of_returning({da, db}), "nothing");
-  EXPECT_EQ(error_of_returning({}), "internal: returns: backward returned 0 gradients for 2 inputs");
-  EXPECT_EQ(error_of_returning({da}), "internal: returns: backward returned 1 gradients for 2 inputs");
-  EXPECT_EQ(error_of_returning({da, db, db}), "internal: returns: backward returned 3 gradients for 2 inputs");
-  EXPECT_EQ(error_of_returning({Tensor{}, db}), "internal: returns: backward returned no gradient for input 0, which is f64[2] and wanted");
-  EXPECT_EQ(error_of_returning({da, Tensor{}}), "internal: returns: backward returned no gradient for input 1, which is f32[3] and wanted");
-  EXPECT_EQ(error_of_returning({db, da}), "internal: returns: backward returned the wrong shape or type for input 0, which is f64[2] and wanted");
+  EXPECT_EQ(error_of_returning({}), "usage: returns: backward returned 0 gradients for 2 inputs");
+  EXPECT_EQ(error_of_returning({da}), "usage: returns: backward returned 1 gradients for 2 inputs");
+  EXPECT_EQ(error_of_returning({da, db, db}), "usage: returns: backward returned 3 gradients for 2 inputs");
+  EXPECT_EQ(error_of_returning({Tensor{}, db}), "usage: returns: backward returned no gradient for input 0, which is f64[2] and wanted");
+  EXPECT_EQ(error_of_returning({da, Tensor{}}), "usage: returns: backward returned no gradient for input 1, which is f32[3] and wanted");
+  EXPECT_EQ(error_of_returning({db, da}), "usage: returns: backward returned the wrong shape or type for input 0, which is f64[2] and wanted");
   EXPECT_EQ(error_of_returning({da, vec({1, 2, 3})}),
-            "internal: returns: backward returned the wrong shape or type for input 1, which is f32[3] and wanted");
+            "usage: returns: backward returned the wrong shape or type for input 1, which is f32[3] and wanted");
   EXPECT_EQ(error_of_returning({from_values(Numbers{1, 2}, {2, 1}), db}),
-            "internal: returns: backward returned the wrong shape or type for input 0, which is f64[2] and wanted");
+            "usage: returns: backward returned the wrong shape or type for input 0, which is f64[2] and wanted");
   // What nobody asked for may be anything.
   EXPECT_EQ(error_of_returning({da, Tensor{}}, false), "nothing");
   EXPECT_EQ(error_of_returning({da, da}, false), "nothing");
@@ -571,7 +571,7 @@ TEST(TapeMisuse, AskingForMoreThanWasSaved) {
   Tape tape;
   tape.watch(x);
   const Tensor y = apply(Asks{}, x);
-  EXPECT_EQ(error_of([&] { tape.backward(y); }), "internal: asks: saved(1) of 1 saved tensors");
+  EXPECT_EQ(error_of([&] { tape.backward(y); }), "usage: asks: saved(1) of 1 saved tensors");
 }
 
 TEST(TapeMisuse, ABackwardThatThrowsEndsTheTapeAndLeaksNothing) {
@@ -964,6 +964,47 @@ TEST(TapeScale, TenThousandStepsDoNotGrow) {
   EXPECT_EQ(after.live, before.live);
   EXPECT_EQ(after.pooled, before.pooled);
   EXPECT_EQ(after.from_system, before.from_system);
+}
+
+// ---- what strangers try -------------------------------------------------------------------------------
+struct Scale3 final : Function {
+  std::string_view name() const override { return "scale3"; }
+  Tensor forward(std::span<const Tensor> in) { return save(in[1]), clone(in[0]); }
+  std::vector<Tensor> backward(const Tensor& dy) override { return {saved(0) ? saved(0) : dy, Tensor{}}; }
+};
+TEST(Tape, GradientsAddToThemselves) {
+  const Tensor x = from_values(std::vector{1.0, 2.0}, {2});
+  Tape tape;
+  tape.watch(x);
+  Gradients g = tape.backward(square(x), ones({2}, DType::f64));
+  const std::vector<double> once = g[x].to_vector();
+  g += g;
+  EXPECT_EQ(g[x].to_vector(), (std::vector<double>{2 * once[0], 2 * once[1]}));
+}
+TEST(Tape, AnInputThatIsLeftOutMayBeSaved) {
+  const std::vector<Tensor> in{from_values(std::vector{1.0, 2.0}, {2}), Tensor{}};
+  Tape tape;
+  tape.watch(in[0]);
+  const Tensor y = apply(Scale3{}, std::span<const Tensor>(in));  // unqualified, as users write it
+  EXPECT_EQ(tape.backward(y, ones({2}, DType::f64))[in[0]].to_vector(), (std::vector{1.0, 1.0}));
+  Tape again;
+  again.watch(in[0]);
+  const Tensor z = checkpoint([](std::span<const Tensor> inside) { return apply(Scale3{}, inside); }, in);
+  EXPECT_EQ(again.backward(z, ones({2}, DType::f64))[in[0]].to_vector(), (std::vector{1.0, 1.0}));
+}
+TEST(Tape, UndefinedTensorsAreErrorsNotCrashes) {
+  const Tensor u;
+  for (const auto& call : std::vector<std::function<void()>>{[&] { (void)clone(u); }, [&] { (void)moved(u, {}); }, [&] { (void)zeros_like(u); }, [&] { (void)u.to_vector(); },
+                                                            [&] { (void)u.device(); }, [&] { (void)u.raw(); }, [&] { Tape t; (void)t.backward(u); }})
+    EXPECT_NE(error_of(call).find("undefined"), std::string::npos) << error_of(call);
+}
+TEST(Tape, WatchingWhatWasComputedIsRefused) {
+  const Tensor x = ones({2}, DType::f64);
+  Tape tape;
+  tape.watch(x);
+  tape.watch(x);
+  const Tensor y = square(x);
+  EXPECT_EQ(error_of([&] { tape.watch(y); }), "usage: Tape: watch of [2], which was computed on this tape; watch what it was computed from, or detach() it");
 }
 
 }  // namespace

@@ -155,7 +155,6 @@ attend 2 "--scale (wide): not a number" --scale wide
 attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
 if ! "$BUILD/examples/info" | grep -q "device    cuda:0"; then attend 5 "no usable GPU: " --device cuda; fi
-attend 6 "--ranks (4)" --ranks 4
 
 # ---- where it goes ----
 : >file

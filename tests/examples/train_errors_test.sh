@@ -37,7 +37,6 @@ refused 2 '--seconds (5): --steps 10 is given too; leave one of them out' --step
 refused 2 '--text: --task text needs a file; name one' --task text
 refused 2 '--text (x): --task life reads no file; leave one of them out' --task life --text x
 refused 2 '--controls: only --task life has them' --controls
-refused 2 '--ranks (3): training runs on one rank in this version; ./run ring shows several' --ranks 3
 refused 3 '--text (none): cannot open: No such file or directory' --text none
 mkdir directory
 refused 3 '--text (directory): is a directory; expected a text' --text directory

@@ -1,0 +1,200 @@
+// The same attention over several ranks and on one: errors, bytes, memory and time.
+//
+//   ring --ranks 4 --comm threads --length 4096 --pattern segment:2048
+//
+//   {
+//     "ranks": 4,
+//     "max_error_vs_one_rank": {"o": 4.8e-07, "dq": ..., "dk": ..., "dv": ...},
+//     "bytes_sent_per_rank": [6291456, ..],      forward and backward
+//     ...
+//
+// Exit 1 if a result differs from one rank's by more than rounding, or if another number of bytes travelled than the plan says.
+#include <hilt/hilt.h>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include "program.h"
+#include "ranks.h"
+
+using namespace hilt;
+
+namespace {
+
+struct Settings {
+  std::string over = "threads", transport = "ring", shards = "contiguous";
+  std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", causal = "none", dtype = "f32", device = "auto";
+  std::int64_t ranks = 4, batch = 1, length = 2048, heads = 4, kv_heads = 0, head_dim = 64, seed = 0, repeat = 3;
+  double dropout = 0;
+  bool alone = false;
+};
+
+void declare(program::Options& options, Settings& s) {
+  options.integer("--ranks", s.ranks, 1, 1024, "Ranks");
+  options.choice("--comm", s.over, {"threads", "mpi", "nccl", "tcp"},
+                 "What joins them: threads of this process, processes under mpirun, processes with a GPU each, or processes and sockets");
+  options.choice("--transport", s.transport, {"ring", "gather"}, "Rows of other ranks one rank after the other, under way while computing; or all at once");
+  options.choice("--shards", s.shards, {"contiguous", "balanced", "auto"}, "One run of positions a rank, several chosen to even out the work, or whichever is worth it");
+  options.integer("--batch", s.batch, 0, 4096, "Sequences");
+  options.integer("--length", s.length, 0, 1 << 28, "Tokens of each, over all ranks");
+  options.integer("--heads", s.heads, 1, 1024, "Query heads");
+  options.integer("--kv-heads", s.kv_heads, 0, 1024, "Key and value heads, 0: as many");
+  options.integer("--head-dim", s.head_dim, 1, 1024, "Dimension of a head");
+  options.text("--order", s.order, "ORDER", "As in attend");
+  options.text("--pattern", s.pattern, "PATTERN", "As in attend");
+  options.choice("--dilation-mode", s.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"}, "Who asks where a segment is dilated");
+  options.choice("--causal", s.causal, {"none", "token", "curve"}, "Which keys are in the past");
+  options.number("--dropout", s.dropout, 0, 0.99, "Probability of dropping a weight");
+  options.choice("--dtype", s.dtype, {"f64", "f32", "bf16", "f16"}, "Type of q, k, v");
+  options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
+  options.integer("--seed", s.seed, 0, std::int64_t{1} << 53, "Of the random inputs");
+  options.integer("--repeat", s.repeat, 1, 1000, "Timed runs; the median counts");
+  options.flag("--no-one-rank", s.alone, "Leave out the comparison, which needs the whole on one rank");
+}
+
+DType dtype_of_name(const std::string& text) {
+  for (DType t : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    if (text == name_of(t)) return t;
+  return DType::f32;
+}
+
+struct Inputs { Tensor q, k, v, d_o; };
+/// Rows of a sequence of `length`, the same whoever draws them.
+Inputs drawn(const Settings& s, std::int64_t length, std::uint64_t stream, DType dtype, Device device) {
+  const auto normal = [&](std::int64_t heads, std::uint64_t which) {
+    return to(to(randn({s.batch, length, heads, s.head_dim}, RandomKey{static_cast<std::uint64_t>(s.seed), stream * 4 + which}), dtype), device);
+  };
+  return {normal(s.heads, 0), normal(s.kv_heads, 1), normal(s.kv_heads, 2), normal(s.heads, 3)};
+}
+
+struct Results { Tensor o, dq, dk, dv; };
+Results play(const Inputs& x, const std::function<Tensor()>& forward) {
+  Tape tape;
+  for (const Tensor& t : {x.q, x.k, x.v}) tape.watch(t);
+  const Tensor o = forward();
+  const Gradients g = tape.backward(o, x.d_o);
+  const auto gradient = [&](const Tensor& t) { return g.has(t) ? g[t] : zeros_like(t); };
+  return {o, gradient(x.q), gradient(x.k), gradient(x.v)};
+}
+
+double median_ms(std::int64_t repeat, const std::function<void()>& f) {
+  std::vector<double> ms;
+  for (std::int64_t i = 0; i < repeat; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::ranges::sort(ms);
+  return ms[ms.size() / 2];
+}
+
+/// Largest difference, and largest magnitude of what is right.
+std::pair<double, double> difference(const Tensor& is, const Tensor& should) {
+  double worst = 0, largest = 0;
+  const std::vector<double> a = is.to_vector(), b = should.to_vector();
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double d = std::abs(a[i] - b[i]);
+    if (!(d <= worst)) worst = d;
+    largest = std::max(largest, std::abs(b[i]));
+  }
+  return {worst, largest};
+}
+
+std::vector<std::int64_t> of_all(const Comm& comm, std::size_t value) {
+  return comm.gather(from_values(std::vector<std::int64_t>{static_cast<std::int64_t>(value)}, {1})).to_vector<std::int64_t>();
+}
+
+int work(const Settings& s, const Comm& met) {
+  const DType dtype = dtype_of_name(s.dtype);
+  const bool on_cpu = s.device == "auto" && dtype == DType::f64;  // f64 is the CPU's
+  const Device device = on_cpu ? Device{} : program::device_of_rank(s.over == "nccl" ? "cuda" : s.device, met.rank());
+  const Comm comm = s.over == "nccl" ? nccl_ranks(met, device) : met;
+  AttentionOptions options{.dropout = s.dropout};
+  if (s.dropout > 0) options.key = RandomKey{static_cast<std::uint64_t>(s.seed), 1u << 20};
+  PlanSpec spec;
+  spec.length = s.length, spec.heads = s.heads, spec.order = parse_order(s.order, s.length), spec.pattern = parse_pattern(s.pattern);
+  spec.dilation_mode = parse_dilation_mode(s.dilation_mode), spec.causality = parse_causality(s.causal), spec.in_order = true;
+  const ShardPlanPtr shard = make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
+  agree_on(*shard, comm, s.batch, s.kv_heads, s.head_dim, dtype, options);
+
+  Inputs mine, all;
+  if (s.alone) {
+    mine = drawn(s, shard->length(), static_cast<std::uint64_t>(comm.rank()), dtype, device);
+  } else {
+    all = drawn(s, s.length, 0, dtype, device);
+    const auto rows = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
+    mine = {rows(all.q), rows(all.k), rows(all.v), rows(all.d_o)};
+    if (comm.rank() != 0) all = {};
+  }
+
+  Results part;
+  const auto once = [&] { part = play(mine, [&] { return ring_attention(mine.q, mine.k, mine.v, shard, comm, options); }); };
+  comm.barrier();
+  reset_thread_memory_stats();
+  reset_memory_peak(device);
+  const std::size_t before = comm.traffic().bytes_sent, held = memory_stats(device).live;
+  once();
+  const std::size_t sent = comm.traffic().bytes_sent - before;
+  const std::size_t peak = device.is_cpu() ? thread_memory_stats().peak : memory_stats(device).peak - held;
+  const double ms = median_ms(s.repeat, [&] {
+    once();
+    synchronize(device);
+    comm.barrier();
+  });
+  const ShardPlan::Bytes bytes = shard->bytes_sent(s.batch, s.kv_heads, s.head_dim, dtype);
+
+  nlohmann::ordered_json out;
+  out["ranks"] = comm.size();
+  out["comm"] = comm.name();
+  out["transport"] = s.transport;
+  bool right = true;
+  if (!s.alone) {
+    const auto whole = [&](const Tensor& x) { return whole_of_rows(x, *shard, comm); };
+    const Results many{whole(part.o), whole(part.dq), whole(part.dk), whole(part.dv)};
+    if (comm.rank() == 0) {
+      spec.in_order = false;  // rows are tokens again
+      const PlanPtr tokens = make_plan(spec);
+      Results one;
+      const auto alone = [&] {
+        one = play(all, [&] { return attention(all.q, all.k, all.v, tokens, options); });
+        synchronize(device);
+      };
+      alone();
+      const double one_ms = median_ms(s.repeat, alone);
+      const double rounding = dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 1e-5 : dtype == DType::f16 ? 4e-3 : 3e-2;
+      for (const auto& [name, x, y] : {std::tuple{"o", many.o, one.o}, {"dq", many.dq, one.dq}, {"dk", many.dk, one.dk}, {"dv", many.dv, one.dv}}) {
+        const auto [worst, largest] = difference(x, y);
+        out["max_error_vs_one_rank"][name] = worst;
+        right = right && worst <= rounding * std::max(largest, 1.0);
+      }
+      out["one_rank_ms"] = one_ms;
+      out["efficiency"] = one_ms / (ms * comm.size());
+    }
+  }
+  const std::vector<std::int64_t> all_sent = of_all(comm, sent), all_predicted = of_all(comm, bytes.forward + bytes.backward), all_peak = of_all(comm, peak);
+  out["bytes_sent_per_rank"] = all_sent;
+  out["predicted_bytes"] = all_predicted;
+  out["peak_bytes_per_rank"] = all_peak;
+  out["imbalance"] = imbalance(shard->plan(), shard->shards());
+  out["ms"] = ms;
+  if (comm.rank() == 0) std::cout << out.dump(2) << '\n';
+  return right && all_sent == all_predicted ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return program::run("ring", [&] {
+    Settings s;
+    program::Options options("ring", "Attention over several ranks, held against one rank. Prints one JSON object.");
+    declare(options, s);
+    if (!options.parse(argc, argv)) return 0;
+    if (s.kv_heads == 0) s.kv_heads = s.heads;
+    check(s.heads % s.kv_heads == 0, "--kv-heads (", s.kv_heads, "): must divide --heads, ", s.heads);
+    if (s.over == "nccl") (void)program::device_of("cuda");  // says here and now that there is none
+    using program::Over;
+    const Over over = s.over == "threads" ? Over::threads : s.over == "mpi" ? Over::mpi : Over::tcp;
+    return program::run_as("ring", static_cast<int>(s.ranks), over, argc, argv, [&](Comm& comm) { return work(s, comm); });
+  });
+}

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Several ranks from outside: ring against one rank, attend over ranks, training on grids that must tell one story, and ranks that are lost.
+. "$SRC/tests/packaging/common.sh"
+programs=$BUILD/examples
+cd "$scratch"
+export HILT_THREADS=1 OPENBLAS_NUM_THREADS=1 HILT_DEADLINE=20
+links='threads tcp'
+if grep -q 'kHasMpi = true' "$BUILD/core/config.h" && command -v mpirun >/dev/null; then links+=' mpi'; else echo 'without MPI: its part is left out'; fi
+
+# ---- ring: the same numbers, and the bytes that the plan says ----
+fields='ranks max_error_vs_one_rank bytes_sent_per_rank peak_bytes_per_rank predicted_bytes imbalance ms one_rank_ms efficiency'
+for link in $links; do
+  for more in '--dtype f64 --causal token' '--transport gather --pattern segment:512,dilation=4' '--shards balanced --causal curve --dtype f64 --kv-heads 2 --dropout 0.2'; do
+    # shellcheck disable=SC2086
+    expect 0 "ring over $link $more" "$programs/ring" --ranks 4 --comm "$link" --length 600 --head-dim 16 --repeat 1 $more
+    for field in $fields; do grep -q "\"$field\":" out || fail "ring over $link: no $field"; done
+  done
+done
+expect 0 'ring in segments' "$programs/ring" --ranks 4 --length 1024 --pattern segment:64 --repeat 1
+tr -d ' \n' <out | grep -q '"bytes_sent_per_rank":\[0,0,0,0\]' || fail "segments inside shards sent something: $(cat out)"
+expect 2 'ring taken apart' "$programs/ring" --heads 3 --kv-heads 2
+grep -q kHasCuda\ =\ true "$BUILD/core/config.h" || { expect 5 'ring without GPUs' "$programs/ring" --comm nccl; says err 'no usable GPU'; }
+
+# ---- train: any grid tells the story of one rank ----
+tiny='--layers 1 --heads 2 --width 16 --context 24 --batch 4 --dropout 0.1 --eval-rows 4 --sample-every 0 --tokens 8 --steps 12 --save-every 6 --eval-every 6'
+curve() { sed -n 's/.*"step":\([0-9]*\),"loss":\([0-9.]*\).*/\1 \2/p' "$1/log.jsonl"; }
+# shellcheck disable=SC2086
+expect 0 'one rank' "$programs/train" $tiny --out one
+for link in $links; do
+  for grid in '4 1' '4 2' '4 4' '3 1'; do
+    read -r ranks sequence <<<"$grid"
+    # shellcheck disable=SC2086
+    expect 0 "train on $grid over $link" "$programs/train" $tiny --ranks "$ranks" --sequence-ranks "$sequence" --comm "$link" --out "$link-$ranks-$sequence"
+    paste <(curve one) <(curve "$link-$ranks-$sequence") | awk -v name="$grid over $link" 'NF != 4 || $1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { print name ": " $0; bad = 1 } END { exit bad || NR != 12 }' >&2 ||
+      fail "training on $grid over $link is another story"
+  done
+done
+# A checkpoint of one grid goes on on another.
+mkdir again
+cp threads-4-2/ckpt-000006.safetensors again/
+expect 0 'another grid' "$programs/train" --resume --ranks 2 --sequence-ranks 2 --out again --tokens 8
+paste <(curve one | tail -6) <(curve again | tail -6) | awk '$1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { bad = 1 } END { exit bad || NR != 6 }' || fail 'a run that goes on on another grid is another story'
+expect 2 'ranks that do not divide' "$programs/train" --ranks 3 --sequence-ranks 2
+says err 'must divide'
+
+# ---- a rank that is killed takes the others along, and leaves a checkpoint ----
+for link in ${links#threads }; do
+  # shellcheck disable=SC2086
+  HILT_DEADLINE=4 "$programs/train" $tiny --steps 1000000 --ranks 3 --sequence-ranks 3 --comm "$link" --out "killed-$link" >killed.out 2>killed.err &
+  parent=$!
+  for _ in {1..200}; do [[ ! -e killed-$link/ckpt-000012.safetensors ]] || break; sleep 0.1; done
+  victim=$(pgrep -f "killed-$link" | grep -v "^$parent$" | tail -1)
+  kill -9 "$victim"
+  start=$SECONDS
+  wait "$parent" && fail "over $link: a run that lost a rank ended well"
+  status=$?
+  ((SECONDS - start <= 14)) || fail "over $link: ranks outlived one that was killed by $((SECONDS - start)) s"
+  ! pgrep -f "killed-$link" || fail "over $link: processes are left"
+  expect 0 "what a killed run over $link left" "$programs/sample" --out "killed-$link" --tokens 8
+done
+echo 'passed'
