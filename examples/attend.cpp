@@ -157,8 +157,8 @@ int work(const Settings& s) {
 
   const PlanPtr plan = make_plan({.length = q.dim(1),
                                   .heads = q.dim(2),
-                                  .order = parse_order(s.order, q.dim(1)),
-                                  .pattern = parse_pattern(s.pattern),
+                                  .order = program::order_of(s.order, q.dim(1)),
+                                  .pattern = program::pattern_of(s.pattern, q.dim(1)),
                                   .dilation_mode = parse_dilation_mode(s.dilation_mode),
                                   .causality = parse_causality(s.causal)});
   if (s.device == "auto" && dtype == DType::f64) device = {};  // f64 is the CPU's

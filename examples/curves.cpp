@@ -103,7 +103,7 @@ int work(const Settings& s) {
   const Grid grid = parse_grid(s.grid);
   PlanSpec spec{.length = grid.cells(),
                 .order = {.grid = grid},
-                .pattern = parse_pattern(s.pattern),
+                .pattern = program::pattern_of(s.pattern, grid.cells()),
                 .causality = parse_causality(s.causal)};
   program::Outputs outputs(s.out);
   std::vector<compare::Arrangement> orders;

@@ -13,11 +13,13 @@
 //   loss one step down = 4.7336
 #include <hilt/hilt.h>
 #include <iostream>
+#include "program.h"
 
 using namespace hilt;
 
-int main() try {
-  check_version();
+namespace {
+
+int work() {
   const Tensor x = from_values(std::vector{1.f, 2.f, 3.f, 4.f}, {2, 2});  // two samples of two features
   const Tensor target = from_values(std::vector{1.f, 2.f}, {2, 1});
   const Tensor w = from_values(std::vector{1.f, 1.f}, {2, 1});
@@ -32,7 +34,14 @@ int main() try {
   std::cout << "d loss / d w = " << g[w] << '\n';
   const Tape::Pause played;  // a tape plays once: what follows is arithmetic, not recorded
   std::cout << "loss one step down = " << loss_at(w - 0.01 * g[w]).item() << '\n';
-} catch (const Error& e) {
-  std::cerr << "hello_tape: error: " << e.what() << '\n';
-  return static_cast<int>(e.code());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return program::run("hello_tape", [&] {
+    program::Options options("hello_tape", "A tape and its gradients, for one step of least squares.");
+    return options.parse(argc, argv) ? work() : 0;
+  });
 }

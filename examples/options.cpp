@@ -19,9 +19,11 @@
 namespace program {
 namespace {
 
-std::string nearest(const std::string& name, const std::vector<std::string>& names) {
+/// "; did you mean ..?", or nothing.
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& names,
+                         std::string_view prefix = "") {
   const std::vector<std::string_view> views(names.begin(), names.end());
-  return std::string(hilt::nearest_name(name, views));
+  return hilt::did_you_mean(name, views, prefix);
 }
 
 std::string joined(const std::vector<std::string>& words, const std::string& between) {
@@ -56,8 +58,7 @@ T read_number(const std::string& text, T low, T high, const char* what) {
 
 const std::string& one_of(const std::string& text, const std::vector<std::string>& names) {
   const auto found = std::ranges::find(names, text);
-  if (found == names.end())
-    hilt::fail("must be one of ", joined(names, ", "), "; did you mean ", nearest(text, names), "?");
+  if (found == names.end()) hilt::fail("must be one of ", joined(names, ", "), did_you_mean(text, names));
   return *found;
 }
 
@@ -82,7 +83,7 @@ struct Entry {
   std::function<void(const std::string&)>
       set;  // throws what is wrong with the value, without naming the option
   std::function<std::string()> get;
-  bool from_file = false;
+  bool is_text = true, from_file = false;
 };
 
 }  // namespace
@@ -115,8 +116,12 @@ struct Options::Parser {
 
   std::string suggestion(const std::string& unknown) const {
     std::vector<std::string> names;
-    for (const CLI::Option* option : app.get_options()) names.push_back(option->get_name());
-    return "; did you mean " + nearest(unknown, names) + "? --help lists all";
+    for (const CLI::Option* option : app.get_options())
+      if (const std::string name = option->get_name(); name.starts_with("--"))
+        names.push_back(name.substr(2));
+    const std::string typed = unknown.substr(std::min(unknown.find_first_not_of('-'), unknown.size()));
+    const std::string near = did_you_mean(typed, names, "--");
+    return near + (near.empty() ? "; " : " ") + "--help lists all";
   }
 
   static void set(Entry& e, const std::string& value, const std::string& where) try {
@@ -161,7 +166,7 @@ Options::~Options() = default;
 
 void Options::flag(const std::string& name, bool& value, const std::string& help) {
   Entry& e = parser_->entries.emplace_back();
-  e.name = name;
+  e.name = name, e.is_text = false;
   const std::string description = wrapped(help);
   e.option = parser_->app.add_flag(name, description);
   e.set = [&value](const std::string& text) { value = one_of(text, {"true", "false"}) == "true"; };
@@ -172,6 +177,7 @@ void Options::integer(const std::string& name, std::int64_t& value, std::int64_t
                       const std::string& help) {
   const std::string range = std::to_string(low) + ".." + std::to_string(high);
   Entry& e = parser_->add(name, "N", help + " (" + range + "; default " + std::to_string(value) + ")");
+  e.is_text = false;
   e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a whole number"); };
   e.get = [&value] { return std::to_string(value); };
 }
@@ -180,6 +186,7 @@ void Options::number(const std::string& name, double& value, double low, double 
                      const std::string& help) {
   Entry& e = parser_->add(
       name, "X", help + " (" + shortest(low) + ".." + shortest(high) + "; default " + shortest(value) + ")");
+  e.is_text = false;
   e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
   e.get = [&value] { return shortest(value); };
 }
@@ -216,9 +223,14 @@ void Options::list(const std::string& name, std::vector<std::string>& value,
 }
 
 bool Options::parse(int argc, char** argv) {
+  // Before anything can be wrong with the other options.
+  if (!debugging() && std::find(argv, argv + argc, std::string_view("--debug")) != argv + argc) throw Debug{};
   CLI::App& app = parser_->app;
   app.add_option("--config", parser_->config, "Read options from an INI file")->type_name("FILE");
   app.add_flag("--print-config", parser_->print_config, "Print all options as an INI file and exit");
+  const std::string debug_help =
+      wrapped("After an error, print the stack of where it was thrown; unfinished files stay");
+  app.add_flag("--debug", debug_help);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -250,7 +262,7 @@ bool Options::parse(int argc, char** argv) {
   }
   if (parser_->then) parser_->then();
   if (!parser_->print_config) return true;
-  for (const auto& [key, value] : values())
+  for (const auto& [key, value, is_text] : values())
     std::cout << (value.empty() ? "# " : "") << key << " = " << value << '\n';
   return false;
 }
@@ -268,9 +280,9 @@ bool Options::given(const std::string& name) const {
   return e && (e->option->count() > 0 || e->from_file);
 }
 
-std::vector<std::pair<std::string, std::string>> Options::values() const {
-  std::vector<std::pair<std::string, std::string>> all;
-  for (const Entry& e : parser_->entries) all.emplace_back(e.name.substr(2), e.get());
+std::vector<Options::Value> Options::values() const {
+  std::vector<Value> all;
+  for (const Entry& e : parser_->entries) all.push_back({e.name.substr(2), e.get(), e.is_text});
   return all;
 }
 

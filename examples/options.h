@@ -10,10 +10,15 @@
 
 namespace program {
 
+/// Thrown by Options::parse at --debug: run() begins its work again and catches nothing, so that an error
+/// finds the stack of its throw still there. From then on debugging() is true.
+struct Debug {};
+bool debugging();
+
 /// The options of one program. Each is bound to a variable, which holds the default until parse() finds
 /// another value.
 /// --help shows every option with its default and range; --config FILE reads `key = value` lines, which the
-/// command line overrides; --print-config prints all values as such a file.
+/// command line overrides; --print-config prints all values as such a file; --debug is for finding our bugs.
 class Options {
  public:
   Options(const std::string& program, const std::string& what_it_does);
@@ -45,8 +50,12 @@ class Options {
   bool parse(int argc, char** argv);
   /// Whether the command line or the file named the option.
   bool given(const std::string& name) const;
-  /// Every option but the three above as key and value, in the order they were added.
-  std::vector<std::pair<std::string, std::string>> values() const;
+  struct Value {
+    std::string key, value;
+    bool is_text;  // or a number, true or false
+  };
+  /// Every option but --help and those that parse() adds, in the order they were added.
+  std::vector<Value> values() const;
 
  private:
   struct Parser;  // the library behind it is slow to compile: options.cpp alone sees it

@@ -1,45 +1,164 @@
 #include "program.h"
+
+#include <execinfo.h>
 #include <hilt/hilt.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <exception>
 #include <iostream>
 #include <new>
+#include <streambuf>
 
 namespace program {
 namespace {
 
-int report(const std::string& program, hilt::Code code, std::string text) {
+std::string name;  // of this program: a terminate handler takes no argument
+
+/// One line on stderr about the exception that is being handled; its exit status.
+int report() {
+  hilt::Code code = hilt::Code::internal;
+  std::string text;
+  try {
+    throw;
+  } catch (const hilt::Error& e) {
+    code = e.code(), text = e.what();
+  } catch (const std::bad_alloc&) {
+    code = hilt::Code::memory, text = "out of memory";
+  } catch (const std::exception& e) {
+    text = std::string("internal: ") + e.what();
+  } catch (...) {
+    text = "internal: an exception of unknown type";
+  }
   std::replace(text.begin(), text.end(), '\n', ' ');
   std::cout.flush();
-  std::cerr << program + ": error: " + text + '\n';  // one write: ranks share the stream
+  std::cerr << name + ": error: " + text + '\n' << std::flush;  // one write: ranks share the stream
   return static_cast<int>(code);
+}
+
+// Nobody catches, so nothing has been unwound: the stack is still that of the throw.
+[[noreturn]] void report_with_stack() {
+  std::array<void*, 64> frames;
+  const int depth = backtrace(frames.data(), static_cast<int>(frames.size()));
+  int status = static_cast<int>(hilt::Code::internal);
+  try {
+    if (std::current_exception()) status = report();
+  } catch (...) {
+  }
+  backtrace_symbols_fd(frames.data(), depth, STDERR_FILENO);
+  _exit(status);
+}
+
+/// Hands everything on, and remembers why that failed first: errno is long another's when the program ends.
+class Remembering : public std::streambuf {
+ public:
+  explicit Remembering(std::streambuf* under) : under_(under) {}
+  int error() const { return error_; }
+
+ private:
+  bool noted(bool ok) {
+    if (!ok && error_ == 0) error_ = errno;
+    return ok;
+  }
+  int_type overflow(int_type c) override {
+    if (traits_type::eq_int_type(c, traits_type::eof())) return traits_type::not_eof(c);
+    return noted(!traits_type::eq_int_type(under_->sputc(traits_type::to_char_type(c)), traits_type::eof()))
+               ? c
+               : traits_type::eof();
+  }
+  std::streamsize xsputn(const char* text, std::streamsize count) override {
+    const std::streamsize written = under_->sputn(text, count);
+    noted(written == count);
+    return written;
+  }
+  int sync() override { return noted(under_->pubsync() == 0) ? 0 : -1; }
+
+  std::streambuf* under_;
+  int error_ = 0;
+};
+
+/// std::cout through a Remembering, for as long as it lives.
+class Output {
+ public:
+  ~Output() { std::cout.rdbuf(old_); }
+  int finish(int status) const {
+    if (!std::cout.flush())
+      hilt::fail_with(hilt::Code::data, "standard output: ", std::strerror(buffer_.error()));
+    return status;
+  }
+
+ private:
+  std::streambuf* old_ = std::cout.rdbuf();
+  Remembering buffer_{old_};
+  std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
+};
+
+}  // namespace
+
+bool debugging() { return std::get_terminate() == report_with_stack; }
+
+int run(const std::string& program, const std::function<int()>& work) {
+  // `program | head` ends quietly, whatever the parent process ignores.
+  std::signal(SIGPIPE, SIG_DFL);
+  name = program;
+  const Output output;
+  try {
+    hilt::check_version();
+    return output.finish(work());
+  } catch (const Debug&) {
+    std::set_terminate(report_with_stack);
+  } catch (...) {
+    return report();
+  }
+  return output.finish(work());
+}
+
+hilt::Device device_of(const std::string& text) {
+  hilt::check(text == "auto" || text == "cpu" || text == "cuda" || text.starts_with("cuda:"), "--device (",
+              text, "): must be auto, cpu, cuda or cuda:N");
+  return hilt::device_named(text);
+}
+
+namespace {
+
+/// f(text); its errors name the option.
+template <class F>
+auto named(const std::string& option, const std::string& text, F&& f) try {
+  return f();
+} catch (const hilt::Error& e) {
+  const std::string what = e.what(), opening = option.substr(2) + " (" + text + "): ";
+  hilt::fail_with(e.code(), option, " (", text,
+                  "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
 }
 
 }  // namespace
 
-int run(const std::string& program, const std::function<int()>& work) {
-  std::signal(SIGPIPE, SIG_DFL);  // `program | head` ends quietly, whatever the parent process ignores
-  try {
-    hilt::check_version();
-    const int status = work();
-    if (!std::cout.flush()) hilt::fail_with(hilt::Code::data, "standard output: ", std::strerror(errno));
-    return status;
-  } catch (const hilt::Error& e) {
-    return report(program, e.code(), e.what());
-  } catch (const std::bad_alloc&) {
-    return report(program, hilt::Code::memory, "out of memory");
-  } catch (const std::exception& e) {
-    return report(program, hilt::Code::internal, std::string("internal: ") + e.what());
-  } catch (...) {
-    return report(program, hilt::Code::internal, "internal: an exception of unknown type");
-  }
+hilt::Order order_of(const std::string& text, hilt::Index length) {
+  return named("--order", text, [&] { return hilt::parse_order(text, length); });
 }
 
-hilt::Device device_of(const std::string& text) {
-  hilt::check(text == "auto" || text == "cpu" || text == "cuda" || text.starts_with("cuda:"), "--device (", text, "): must be auto, cpu, cuda or cuda:N");
-  return hilt::device_named(text);
+hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
+  return named("--pattern", text, [&] {
+    hilt::Pattern pattern = hilt::parse_pattern(text);
+    std::size_t at = 0;  // where the branch begins
+    for (const hilt::Branch& b : pattern) {
+      const std::size_t end = text.find('+', at);
+      const std::string branch = text.substr(at, end - at);
+      at = end + 1;
+      if (b.kind != hilt::Branch::Kind::blocks) continue;
+      const hilt::Index n = (length + b.size - 1) / b.size;
+      for (const auto& [i, j] : b.pairs)
+        if (i >= n || j >= n)
+          hilt::fail_with(hilt::Code::data, branch.substr(branch.find('@') + 1), ": block (", i, ", ", j,
+                          ") is outside the ", n, " x ", n, " blocks of ", b.size, " that ", length,
+                          " tokens make");
+    }
+    return pattern;
+  });
 }
 
 hilt::Device device_of_rank(const std::string& text, int rank) {

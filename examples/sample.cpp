@@ -10,8 +10,8 @@ int main(int argc, char** argv) {
     train::Settings settings;
     settings.sample_only = true;
     program::Options options("sample", "Prints text from the last checkpoint of a training run.");
-    train::declare(options, settings);
-    train::follow_up(options, settings);
+    train::declare_sample(options, settings);
+    train::follow_up_sample(options, settings);
     return options.parse(argc, argv) ? train::sample_from_checkpoint(settings) : 0;
   });
 }

@@ -71,10 +71,13 @@ void note_what_is_unusual(Lesson& lesson) {
     lesson.notes.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
   if (const Index empty = p.plan->empty_rows())
     lesson.notes.push_back(std::to_string(empty) + " rows attend to nothing: their o and gradients are 0");
+  std::string pointless;
   for (const hilt::Branch& b : p.plan->spec().pattern)
     if (b.kind == hilt::Branch::Kind::segment && b.dilation > b.size)
-      lesson.notes.push_back(hilt::to_string(hilt::Pattern{b}) +
-                             ": dilation exceeds the segment; a row attends to at most 1 key");
+      pointless += (pointless.empty() ? "" : " and ") + hilt::to_string(hilt::Pattern{b});
+  if (!pointless.empty())
+    lesson.notes.push_back(pointless +
+                           ": dilation exceeds the segment; a row attends to at most 1 key of it");
   for (const hilt::Fallback& f : hilt::attention_fallbacks()) {
     const std::string note =
         std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;

@@ -20,12 +20,14 @@ Problem make_problem(const Settings& s) {
   program::device_of(s.device);
   const hilt::PlanSpec spec{.length = s.length,
                             .heads = s.heads,
-                            .order = hilt::parse_order(s.order, s.length),
-                            .pattern = hilt::parse_pattern(s.pattern),
+                            .order = program::order_of(s.order, s.length),
+                            .pattern = program::pattern_of(s.pattern, s.length),
                             .dilation_mode = hilt::parse_dilation_mode(s.dilation_mode),
                             .causality = hilt::parse_causality(s.causal)};
   Problem p;
   p.dtype = parse_dtype(s.dtype);
+  require_inputs_fit(s, kv_heads, p.dtype);
+  require_judge_fits(s, kv_heads, spec, p.dtype);
   p.plan = hilt::make_plan(spec);
   const auto seed = static_cast<std::uint64_t>(s.seed);
   // Drawn in f64 and rounded: every --dtype sees the same problem.

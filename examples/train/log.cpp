@@ -19,7 +19,9 @@ json known(double x) { return x < 0 || !std::isfinite(x) ? json() : json(x); }
 
 json first_line(const program::Options& options, const Start& start) {
   json configuration;
-  for (const auto& [key, value] : options.values()) configuration[key] = value;
+  for (const auto& [key, value, is_text] : options.values())
+    configuration[key] = is_text ? json(value) : json::parse(value);
+  configuration["device"] = start.device;
   const hilt::Info i = hilt::info();
   return {{"configuration", configuration},
           {"build",

@@ -18,6 +18,7 @@ struct Line {
 
 /// What the first line says beside the options.
 struct Start {
+  std::string device;  // that computes: what `auto` came to
   double uniform = 0, unigram = 0, bigram = 0;
   double floor = -1, floor_without_memory = -1;  // below 0: unknown
   double peak_gflops = 0;

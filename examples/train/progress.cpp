@@ -5,12 +5,15 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <limits>
 
 #include "../report/text.h"
 
 namespace train {
 
 using report::format;
+
+constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 
 Progress::Progress(const Start& start, Index from)
     : start_(start),
@@ -31,20 +34,27 @@ std::string duration(double seconds) {
   return format("%lld h %02lld min", s / 3600, s / 60 % 60);
 }
 
-/// `text` without what a terminal would break into a second line; escape sequences take no room.
-std::string fitted(const std::string& text, std::size_t columns) {
-  std::string out;
+/// Columns that `text` takes; escape sequences take none.
+std::size_t width(const std::string& text) {
   std::size_t used = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\033') {
-      const std::size_t end = text.find('m', i);
-      out.append(text, i, end - i + 1);
-      i = end;
-    } else if (used < columns) {
-      out += text[i], ++used;
-    }
+    if (text[i] == '\033')
+      i = text.find('m', i);
+    else
+      ++used;
   }
-  return out;
+  return used;
+}
+
+/// As many of the fields, from the left, as there is room for.
+std::string joined(const std::vector<std::string>& fields, std::size_t room) {
+  std::string text;
+  for (const std::string& field : fields) {
+    const std::string more = text.empty() ? field : text + "  " + field;
+    if (width(more) > room) break;
+    text = more;
+  }
+  return text;
 }
 
 std::size_t columns() {
@@ -54,30 +64,36 @@ std::size_t columns() {
 
 }  // namespace
 
-std::string Progress::text_of(const Line& l, Index steps, Detail detail) const {
+std::vector<std::string> Progress::fields_of(const Line& l, Index steps, Detail detail) const {
   const char* const bold = color_ ? "\033[1m" : "";
   const char* const soft = color_ ? "\033[2m" : "";
   const char* const plain = color_ ? "\033[0m" : "";
-  std::string text = format(
-      "step %lld/%lld %3.0f %%  %sloss %.4f%s", static_cast<long long>(l.step), static_cast<long long>(steps),
-      100 * static_cast<double>(l.step) / static_cast<double>(steps), bold, l.loss, plain);
-  if (val_loss_ >= 0) text += format("  val %.4f", val_loss_);
+  std::vector<std::string> fields{
+      format("step %lld/%lld %3.0f %%", static_cast<long long>(l.step), static_cast<long long>(steps),
+             100 * static_cast<double>(l.step) / static_cast<double>(steps)),
+      format("%sloss %.4f%s", bold, l.loss, plain)};
+  const auto add = [&](const std::string& field) { fields.push_back(field); };
+  if (val_loss_ >= 0) add(format("val %.4f", val_loss_));
   if (detail == Detail::all) {
-    text += format("  %s[lnV %.2f uni %.2f bi %.2f", soft, start_.uniform, start_.unigram, start_.bigram);
-    if (start_.floor >= 0) text += format(" floor %.4f", start_.floor);
-    text += format("]%s  lr %.1e  |g| %.2f", plain, l.lr, l.grad_norm);
+    const std::string floor = start_.floor >= 0 ? format(" floor %.4f", start_.floor) : "";
+    add(format("%s[lnV %.2f uni %.2f bi %.2f%s]%s", soft, start_.uniform, start_.unigram, start_.bigram,
+               floor.c_str(), plain));
+    add(format("lr %.1e", l.lr));
+    add(format("|g| %.2f", l.grad_norm));
   } else if (start_.floor >= 0) {
-    text += format("  %sfloor %.4f%s", soft, start_.floor, plain);
+    add(format("%sfloor %.4f%s", soft, start_.floor, plain));
   }
-  text += format("  %stok/s", report::count(l.tokens_per_s).c_str());
+  add(format("%stok/s", report::count(l.tokens_per_s).c_str()));
   if (detail != Detail::least) {
-    text += format("  %.0f GFLOP/s", l.gflops);
-    if (start_.peak_gflops > 0) text += format(" %.0f %%", 100 * l.gflops / start_.peak_gflops);
-    text += "  " + report::bytes(static_cast<double>(l.bytes));
+    const std::string share =
+        start_.peak_gflops > 0 ? format(" %.0f %%", 100 * l.gflops / start_.peak_gflops) : "";
+    add(format("%.0f GFLOP/s%s", l.gflops, share.c_str()));
+    add(report::bytes(static_cast<double>(l.bytes)));
   }
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
   const double done = static_cast<double>(l.step - from_);
-  return text + "  ETA " + duration(elapsed / done * static_cast<double>(steps - l.step));
+  add("ETA " + duration(elapsed / done * static_cast<double>(steps - l.step)));
+  return fields;
 }
 
 void Progress::show(const Line& line, Index steps, bool last) {
@@ -89,14 +105,15 @@ void Progress::show(const Line& line, Index steps, bool last) {
     const std::size_t room = columns();
     std::string text;
     for (const Detail detail : {Detail::all, Detail::some, Detail::least}) {
-      text = text_of(line, steps, detail);
-      if (fitted(text, room) == text) break;
+      const std::vector<std::string> fields = fields_of(line, steps, detail);
+      text = joined(fields, room);
+      if (text == joined(fields, kUnlimited)) break;
     }
-    std::cout << "\r" << fitted(text, room) << "\033[K" << std::flush;
+    std::cout << "\r" << text << "\033[K" << std::flush;
     open_ = true;
     if (last) std::cout << '\n' << std::flush, open_ = false;
   } else if (last || line.val_loss >= 0 || line.step == from_ + 1) {
-    std::cout << text_of(line, steps, Detail::all) << '\n' << std::flush;
+    std::cout << joined(fields_of(line, steps, Detail::all), kUnlimited) << '\n' << std::flush;
   }
   shown_ = now;
 }

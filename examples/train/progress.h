@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "log.h"
 
@@ -21,9 +22,9 @@ class Progress {
   void say(const std::string& text);
 
  private:
-  /// What a narrow terminal has no room for goes.
+  /// What a narrow terminal has no room for goes, and then whole fields from the right.
   enum class Detail : unsigned char { all, some, least };
-  std::string text_of(const Line& line, Index steps, Detail detail) const;
+  std::vector<std::string> fields_of(const Line& line, Index steps, Detail detail) const;
   Start start_;
   Index from_;
   bool terminal_, color_, open_ = false;  // open_: a line stands without its end

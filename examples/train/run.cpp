@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <iostream>
+#include <sstream>
 
 #include "../outputs.h"
 #include "../program.h"
@@ -42,6 +44,26 @@ class Run {
   void sample(Progress& progress);
   void write(const std::string& name, const std::string& content, Progress& progress);
   int finish(Progress* progress);
+
+  /// Once an exception passes: what was learned stays, and of a run that learned nothing, nothing does. No
+  /// catch, which would be where the stack of --debug ends.
+  struct Tidy {
+    Run& run;
+    std::string log;
+    int before = std::uncaught_exceptions();
+    ~Tidy() {
+      if (std::uncaught_exceptions() == before) return;
+      if (run.first_ == 0 && run.trainer_->steps() == 0) {
+        ::unlink(log.c_str());
+      } else {
+        try {
+          run.outputs_->commit();
+        } catch (const hilt::Error& e) {
+          warn(e.what());
+        }
+      }
+    }
+  };
 
   const program::Options& options_;
   Settings& s_;
@@ -238,6 +260,7 @@ int Run::operator()() {
     return 0;
   }
   if (is_first()) start_ = measure_start(s_, *task_, config_);
+  start_.device = (std::ostringstream() << device_).str();
   if (s_.seconds > 0 && !s_.resume) s_.steps = 1'000'000'000;
   trainer_.emplace(config_, task_, static_cast<std::uint64_t>(s_.seed), dtype_of(s_), adamw_of(s_), device_, grid_);
   flops_ = hilt::training_flops(trainer_->model(), s_.batch * s_.accumulate, s_.context);
@@ -251,17 +274,10 @@ int Run::operator()() {
   hilt::reset_memory_peak(device_);
   began_ = Clock::now();
   if (!is_first()) return loop(nullptr), finish(nullptr);
-  try {
-    Progress progress(start_, first_);
-    loop(&progress);
-    return finish(&progress);
-  } catch (...) {
-    if (first_ == 0 && trainer_->steps() == 0)
-      ::unlink((s_.out + "/log.jsonl").c_str());  // nothing was learned: nothing is left
-    else
-      outputs_->commit();
-    throw;
-  }
+  const Tidy tidy{*this, s_.out + "/log.jsonl"};
+  Progress progress(start_, first_);
+  loop(&progress);
+  return finish(&progress);
 }
 
 // Every rank must be about to do the same.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <numeric>
 
 namespace train {
@@ -130,21 +131,46 @@ void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkp
              "; leave these options out, or name another --out");
 }
 
+namespace {
+
+hilt::Checkpoint last_checkpoint(Settings& s) {
+  if (s.out.empty()) s.out = newest_run();
+  const std::vector<Index> steps = hilt::checkpoint_steps(s.out);
+  if (steps.empty())
+    hilt::fail_with(hilt::Code::data, "--out (", s.out,
+                    "): no checkpoint there to go on from; train first, or name the directory of a run");
+  return hilt::Checkpoint(s.out + '/' + hilt::checkpoint_name(steps.back()));
+}
+
+}  // namespace
+
 void follow_up(program::Options& options, Settings& s) {
   options.then([&] {
-    const bool goes_on = s.resume || s.sample_only;
-    if (s.out.empty()) s.out = goes_on ? newest_run() : next_run();
-    if (goes_on) {
-      const std::vector<Index> steps = hilt::checkpoint_steps(s.out);
-      if (steps.empty())
-        hilt::fail_with(hilt::Code::data, "--out (", s.out,
-                        "): no checkpoint there to go on from; train first, or name the directory of a run");
-      adopt_checkpoint(options, s, hilt::Checkpoint(s.out + '/' + hilt::checkpoint_name(steps.back())),
-                       s.resume);
+    if (s.resume || s.sample_only) {
+      adopt_checkpoint(options, s, last_checkpoint(s), s.resume);
     } else {
+      if (s.out.empty()) s.out = next_run();
       adopt_defaults(options, s);
     }
     if (!s.sample_only) check_settings(options, s);
+  });
+}
+
+void declare_sample(program::Options& options, Settings& s) {
+  options.text("--out", s.out, "DIR",
+               "Where train put the run; without it the newest of out/train, out/train-2, ..");
+  declare_sampling(options, s);
+  options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(),
+                  "Of the draws, and the number of a board; without it the run's");
+}
+
+void follow_up_sample(program::Options& options, Settings& s) {
+  options.then([&] {
+    program::Options all("train", "");  // under these names a checkpoint keeps what it decides
+    declare(all, s);
+    const Index seed = s.seed;
+    adopt_checkpoint(all, s, last_checkpoint(s), false);
+    if (options.given("--seed")) s.seed = seed;
   });
 }
 

@@ -16,9 +16,13 @@ std::string sample_board(const hilt::Transformer& model, const Settings& s, Inde
 /// Prints a sample from the last checkpoint in --out.
 int sample_from_checkpoint(const Settings& s);
 
-/// Once the options are read: finds --out, takes what a checkpoint decides, then the task's defaults, and
-/// checks.
+/// Once the options of `train` are read: finds --out, takes what a checkpoint decides, or the task's
+/// defaults, and checks.
 void follow_up(program::Options& options, Settings& s);
+/// Binds the options of `sample`, the few of `train` that matter to it; the rest is the checkpoint's.
+void declare_sample(program::Options& options, Settings& s);
+/// Once the options of `sample` are read: finds --out, and takes what the checkpoint decides.
+void follow_up_sample(program::Options& options, Settings& s);
 
 /// out/train, out/train-2, ..: the last that holds checkpoints, and the first that is not there.
 std::string newest_run();

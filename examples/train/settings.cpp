@@ -4,6 +4,8 @@
 #include <iostream>
 #include <limits>
 
+#include "../program.h"
+
 namespace train {
 
 using hilt::check;
@@ -61,7 +63,9 @@ void declare(program::Options& options, Settings& s) {
                   "Of weights, rows and noise");
   options.text("--out", s.out, "DIR",
                "Where everything goes; without it out/train, or the next free out/train-N");
-  options.flag("--resume", s.resume, "Go on from the last checkpoint in --out, with its options");
+  options.flag(
+      "--resume", s.resume,
+      "Go on from the last checkpoint in --out, with its options; --text FILE has to be named again");
   options.integer("--keep", s.keep, 2, 1 << 20, "Checkpoints to keep");
   options.integer("--save-every", s.save_every, 1, 1'000'000'000, "Updates between checkpoints");
   options.integer("--sample-every", s.sample_every, 0, 1'000'000'000,
@@ -129,11 +133,10 @@ void check_settings(const program::Options& options, const Settings& s) {
         s.ranks / s.sequence_ranks, " sequences");
   check(s.ranks == 1 || !s.controls, "--controls: train them on one rank; leave --ranks out");
   check(!s.controls || s.is_life(), "--controls: only --task life has them");
-  if (s.is_life()) {
-    const hilt::Grid grid = board_of(s);
+  const hilt::Grid grid = board_of(s);  // whatever the task: a typing error is one
+  if (s.is_life())
     check(grid.cells() == s.context, "--context (", s.context, "): --grid ", s.grid, " has ", grid.cells(),
           " cells; leave --context out");
-  }
   if (s.width % s.heads != 0) {
     const Index below = s.width / s.heads * s.heads, above = below + s.heads;
     hilt::fail("--width (", s.width, "): not divisible by --heads ", s.heads, " (nearest ",
@@ -152,7 +155,7 @@ std::map<std::string, std::string> decisive(const program::Options& options, con
       "backward", "checkpointing", "dropout", "lr",         "schedule",      "weight-decay",
       "clip",     "dtype",         "seed",    "vocabulary", "warmup",        "steps"};
   std::map<std::string, std::string> out;
-  for (const auto& [key, value] : options.values())
+  for (const auto& [key, value, is_text] : options.values())
     for (const char* name : kDecisive)
       if (key == name) out[key] = value;
   if (!s.is_life()) out.erase("grid");
@@ -172,8 +175,8 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
   hilt::TransformerConfig c;
   c.layers = s.layers, c.heads = s.heads, c.width = s.width, c.context = s.context;
   c.vocab = c.classes = symbols;
-  c.order = hilt::parse_order(s.order, s.context);
-  c.pattern = hilt::parse_pattern(s.pattern);
+  c.order = program::order_of(s.order, s.context);
+  c.pattern = program::pattern_of(s.pattern, s.context);
   c.dilation_mode = hilt::parse_dilation_mode(s.dilation_mode);
   c.causality = s.is_life() ? hilt::Causality::none : hilt::Causality::token;
   c.positions = hilt::parse_positions(s.positions);

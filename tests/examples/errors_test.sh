@@ -43,7 +43,9 @@ slow=()
 attend() { refused "$1" "$2" attend --q q.npy --k k.npy --v k.npy "${@:3}"; }
 
 # ---- the command line ----
-refused 2 "'--segmnt': no such option; did you mean" compare_gradients --segmnt 4
+refused 2 "'--segmnt': no such option; --help lists all" compare_gradients --segmnt 4
+refused 2 "'--d': no such option; did you mean --d-o, --dilation-mode, --device or --dtype? --help lists all" attend --d
+refused 2 "'--Patt': no such option; did you mean --pattern? --help lists all" attend --Patt dense
 refused 2 "'--patern': no such option; did you mean --pattern?" attend --patern dense
 refused 2 "'dense': no such argument" curves dense
 refused 2 "--heads (0): must be 1..1024" compare_gradients --heads 0
@@ -60,15 +62,65 @@ refused 2 "--causal (past): must be one of none, token, curve" compare_gradients
 refused 2 "'hilbrt' is not one of row, snake, morton, tiles, hilbert; did you mean hilbert?" compare_gradients --order hilbrt
 refused 2 "1024" compare_gradients --length 1024 --order hilbert:64x64
 says err 4096
+refused 2 "--order (hilbrt): " attend --q q.npy --k k.npy --v k.npy --order hilbrt
+for program in compare_gradients curves 'attend --q q.npy --k k.npy --v k.npy'; do
+  # shellcheck disable=SC2086
+  refused 2 "--pattern (segment:0): segment: size 0 must be at least 1; as in segment:128" $program --pattern segment:0
+done
 refused 2 "did you mean segment?" compare_gradients --pattern segmnt:4
-refused 2 "needs a size" compare_gradients --pattern segment
+refused 2 "'SEGMENT' is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, blocks; did you mean segment?" curves --pattern SEGMENT:4
+refused 2 "--pattern (segment): segment: needs a size; as in segment:128" compare_gradients --pattern segment
 refused 2 "expected HEIGHTxWIDTH" compare_gradients --pattern window2d:8
 refused 2 "--grid (128x): expected HEIGHTxWIDTH" curves --grid 128x
 refused 2 "--grid (0x4): expected HEIGHTxWIDTH" curves --grid 0x4
 refused 2 "at most" curves --grid 100000x100000
 refused 3 "blocks.npy" curves --pattern blocks:64@blocks.npy
+blocks() {  # FILE, TEXT
+  refused 3 "--pattern (blocks:4@$1): $1: $2" attend --q q.npy --k k.npy --v k.npy --pattern "blocks:4@$1"
+}
+npy rank.npy '<i4' '4,' 16
+npy floats.npy '<f4' '2, 2' 16
+npy odd.npy '<i4' '2, 3' 24
+npy far.npy '<i4' '1, 2' 0 && printf '\0\0\0\0\4\0\0\0' >>far.npy
+npy negative.npy '<i4' '1, 2' 0 && printf '\0\0\0\0\xff\xff\xff\xff' >>negative.npy
+blocks rank.npy 'expected integers of shape [n, 2], got i32[4]'
+blocks floats.npy 'expected integers of shape [n, 2], got f32[2, 2]'
+blocks odd.npy 'expected integers of shape [n, 2], got i32[2, 3]'
+blocks far.npy 'block (0, 4) is outside the 4 x 4 blocks of 4 that 16 tokens make'
+blocks negative.npy 'row 0 is (0, -1); block numbers count from 0'
 refused 5 "no usable GPU" compare_gradients --device cuda
 refused 2 "--device (tpu): must be auto, cpu, cuda or cuda:N" compare_gradients --device tpu
+
+# ---- more than fits in memory, or in a minute of judging ----
+refused 4 "the inputs and what judges them would need" compare_gradients --length 131072 --heads 1024 --head-dim 1024
+refused 2 "--length (131072): judging every pair" compare_gradients --length 131072 --pattern dense --heads 1 --repeat 2 --modes dense,taped
+grep -qE '; --length [0-9]+ would fit, or' "$scratch/err" || fail "no length that fits is named: $(cat "$scratch/err")"
+refused 2 "--length (65536): judging every pair" compare_gradients --length 65536 --order hilbert:256x256 --pattern dense
+
+# ---- --debug: the same line, and the stack of the throw ----
+for program in 'attend --scale wide --q q.npy --k k.npy --v k.npy' 'compare_gradients --heads 0' 'compare_gradients --order hilbrt' 'curves --grid 1' 'hello_tape --nope' 'info --nope'; do
+  # shellcheck disable=SC2086
+  expect 2 "$program" "$programs"/$program
+  one_line_on_stderr
+  cp "$scratch/err" line
+  # shellcheck disable=SC2086
+  expect 2 "$program --debug" "$programs"/$program --debug
+  head -1 "$scratch/err" | diff line - || fail "$program: says something else under --debug"
+  [[ $(grep -c "${program%% *}(" "$scratch/err") -ge 4 ]] || fail "$program --debug: no stack: $(cat "$scratch/err")"
+  expect 0 "${program%% *} --help" "$programs/${program%% *}" --help
+  says out '--debug'
+done
+expect 3 '--debug and a file' "$programs/attend" --debug --q none.npy
+says err '_ZN4hilt8read_npy'
+expect 0 '--debug without an error' "$programs/hello_tape" --debug
+[[ ! -s $scratch/err ]] || fail "--debug prints without an error: $(cat "$scratch/err")"
+
+# ---- nowhere to print to: the reason is that of the failed write ----
+for program in hello_tape info 'curves --grid 8x8 --out full'; do
+  # shellcheck disable=SC2016,SC2086
+  expect 3 "$program to a full disk" sh -c '"$0" "$@" >/dev/full' "$programs"/$program
+  [[ $(cat "$scratch/err") == "${program%% *}: error: standard output: No space left on device" ]] || fail "a full disk: $(cat "$scratch/err")"
+done
 
 # ---- a file of options ----
 printf '# defaults\n[attention]\nheads = 2\nlenght = 64\n' >wrong.ini
@@ -103,7 +155,6 @@ attend 2 "--scale (wide): not a number" --scale wide
 attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
 if ! "$BUILD/examples/info" | grep -q "device    cuda:0"; then attend 5 "no usable GPU: " --device cuda; fi
-attend 6 "--ranks (4)" --ranks 4
 
 # ---- where it goes ----
 : >file

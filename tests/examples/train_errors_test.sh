@@ -20,8 +20,11 @@ refused() {
 refused 2 "--lr (abc): 'abc' is not a number" --lr abc
 refused 2 '--heads (0): must be 1..1024' --heads 0
 refused 2 '--width (100): not divisible by --heads 7 (nearest 98, 105)' --width 100 --heads 7
-refused 2 "'--segmnt': no such option; did you mean --text? --help lists all" --segmnt 4
+refused 2 "'--segmnt': no such option; --help lists all" --segmnt 4
 refused 2 '--grid (128x): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16' --task life --grid 128x
+refused 2 '--grid (128x): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16' --grid 128x
+refused 2 '--grid (9): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16' --text x --grid 9
+refused 2 '--pattern (segment:0): segment: size 0 must be at least 1; as in segment:128' --pattern segment:0
 refused 2 '--context (100): --grid 8x8 has 64 cells; leave --context out' --task life --grid 8x8 --context 100
 refused 2 '--backward (fsued): must be one of taped, hybrid, fused; did you mean fused?' --backward fsued
 refused 2 '--task (live): must be one of stories, life, text; did you mean life?' --task live
@@ -34,7 +37,6 @@ refused 2 '--seconds (5): --steps 10 is given too; leave one of them out' --step
 refused 2 '--text: --task text needs a file; name one' --task text
 refused 2 '--text (x): --task life reads no file; leave one of them out' --task life --text x
 refused 2 '--controls: only --task life has them' --controls
-refused 2 '--ranks (3): training runs on one rank in this version; ./run ring shows several' --ranks 3
 refused 3 '--text (none): cannot open: No such file or directory' --text none
 mkdir directory
 refused 3 '--text (directory): is a directory; expected a text' --text directory
@@ -75,6 +77,9 @@ expect 7 'a learning rate beyond sense' "$train" --layers 1 --heads 1 --width 16
 says err 'train: error: loss ('
 says err 'not finite at step '
 
+expect 7 'the same with --debug' "$train" --layers 1 --heads 1 --width 16 --context 16 --batch 1 --warmup 0 --clip 0 --lr 1e30 --steps 50 --out wild2 --debug
+grep -A 5 '^train: error: loss (' "$scratch/err" | grep -q 'train(+' || fail "--debug: no stack: $(cat "$scratch/err")"
+
 # Pointless, but allowed: a warning.
 expect 0 'a pointless dilation' "$train" --pattern segment:4,dilation=8 --dry-run --out made
 says err 'train: warning: --pattern (segment:4,dilation=8): dilation 8 in segments of 4: each row attends to 1 key at most'
@@ -90,9 +95,17 @@ expect 0 '--config' "$train" --config saved.ini --print-config
 cmp saved.ini "$scratch/out" || fail 'the configuration did not come back'
 expect 0 '--help' "$train" --help
 for option in task text steps seconds layers heads width context batch accumulate order pattern backward checkpointing dropout lr schedule warmup \
-    weight-decay clip dtype device seed out resume keep sample-every eval-every ranks dry-run sample-only prompt temperature top-k top-p; do
+    weight-decay clip dtype device seed out resume keep sample-every eval-every ranks dry-run sample-only prompt temperature top-k top-p debug; do
   says out "--$option"
 done
+tr -s ' \n' ' ' <"$scratch/out" | grep -qF -- '--text FILE has to be named again' || fail '--help: --resume does not say that a text is named again'
+# sample has what it uses, and no more.
+expect 0 'sample --help' "$BUILD/examples/sample" --help
+[[ $(grep -oE '^  (-h,)?--[a-z-]+' "$scratch/out" | sed 's/.*--//' | xargs) == 'help out prompt temperature top-k top-p tokens seed config print-config debug' ]] ||
+  fail "sample --help: $(cat "$scratch/out")"
+says out 'Where train put the run'
+expect 2 'sample with an option of train' "$BUILD/examples/sample" --layers 2
+says err "sample: error: '--layers': no such option"
 
 if ((${#slow[@]})); then
   start=$EPOCHREALTIME

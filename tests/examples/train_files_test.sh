@@ -24,6 +24,24 @@ for word in step loss lr grad_norm ms tokens_per_s gflops bytes; do [[ $(grep -c
 grep -q 'prefers-color-scheme:dark' whole/report.html || fail "report.html has no dark colors"
 says out 'next:'
 says out 'planned'
+# Numbers are numbers, truths are truths, and the device is the one that computed.
+for word in '"steps":20,' '"lr":0.006,' '"dropout":0.1,' '"resume":false,' '"task":"stories",' '"device":"cpu",'; do
+  head -1 whole/log.jsonl | grep -qF "$word" || fail "the configuration in log.jsonl lacks $word: $(head -1 whole/log.jsonl)"
+done
+# Nowhere to print to: the run is there, and the reason is the write's.
+# shellcheck disable=SC2016,SC2086
+expect 3 'train to a full disk' sh -c '"$0" "$@" >/dev/full' "$train" $tiny --steps 5 --out unheard
+[[ $(cat "$scratch/err") == 'train: error: standard output: No space left on device' ]] || fail "a full disk: $(cat "$scratch/err")"
+[[ -f unheard/ckpt-000005.safetensors ]] || fail 'a run that nobody hears left nothing'
+# A narrow terminal gets fewer fields, each of them whole.
+if command -v script >/dev/null; then
+  for columns in 22 40 60 90; do
+    script -qec "stty cols $columns; '$train' $tiny --steps 9 --out narrow$columns" /dev/null </dev/null >terminal || fail "a terminal of $columns columns: $(cat terminal)"
+    tr '\r' '\n' <terminal | sed 's/\x1b\[[0-9;]*[mK]//g' | grep '^step 9/9' >lines
+    ! awk -v most=$((columns - 1)) 'length > most' lines | grep . || fail "$columns columns: too long"
+    grep -qE '^step 9/9 100 %(  loss [0-9]\.[0-9]{4}(  val [0-9]\.[0-9]{4}(  floor [0-9]\.[0-9]{4}(  [0-9.]+ k?tok/s(  ETA 0 s)?)?)?)?)?$' lines || fail "$columns columns: $(cat lines)"
+  done
+fi
 
 # ---- resumed is the same as never stopped, byte for byte ----
 mkdir half
@@ -94,6 +112,21 @@ printf '\x80\x04\x95pickled' >bad/ckpt-000020.safetensors
 expect 3 'a pickle' "$train" --resume --out bad
 : >bad/ckpt-000020.safetensors
 expect 3 'an empty file' "$train" --resume --out bad
+
+# An earlier one that is whole is named, with how to go on from it: and so one does.
+cp whole/ckpt-000010.safetensors bad/
+for size in 0 100 5000 -1; do
+  head -c "$size" whole/ckpt-000020.safetensors >bad/ckpt-000020.safetensors
+  for program in "$train --resume" "$BUILD/examples/sample"; do
+    # shellcheck disable=SC2086
+    expect 3 "$size bytes of a checkpoint" $program --out bad
+    one_line_on_stderr
+    says err '; ckpt-000010.safetensors beside it is whole: to go on from there, move bad/ckpt-000020.safetensors away and resume'
+  done
+done
+mv bad/ckpt-000020.safetensors bad/away
+run 0 --resume --steps 20 --save-every 10 --keep 5 --out bad
+cmp bad/ckpt-000020.safetensors whole/ckpt-000020.safetensors || fail 'a run resumed from the earlier one ends otherwise'
 
 # ---- two trainers, one directory ----
 # shellcheck disable=SC2086

@@ -1,0 +1,151 @@
+// What judging costs, before anything is drawn or computed: the exact loops visit every attended pair of a
+// query and a key, three times over, and keep a list of them. Neither rows nor columns could be sampled
+// instead: the gradient of one key needs the softmax of every row that sees it.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <set>
+
+#include "../report/text.h"
+#include "exact.h"
+#include "lesson.h"
+
+namespace compare {
+namespace {
+
+constexpr double kMostSeconds = 60;
+
+/// Attended pairs of a sequence, over all heads, and those of the sets that differ.
+struct Pairs {
+  double all = 0, listed = 0;
+};
+Pairs pairs_of(const hilt::Plan& plan) {
+  const double a_tiling =
+      static_cast<double>(plan.stats().pairs) / static_cast<double>(plan.tilings().size());
+  std::set<std::vector<std::int32_t>> known;
+  Pairs pairs;
+  for (Index h = 0; h < plan.heads(); ++h) {
+    const auto tilings = plan.tilings_of(h);
+    const double n = a_tiling * static_cast<double>(tilings.size());
+    pairs.all += n;
+    if (known.emplace(tilings.begin(), tilings.end()).second) pairs.listed += n;
+  }
+  return pairs;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Seconds a pair, of the loops on one thread and of making the lists, the
+/// best of a few small dense problems.
+struct Rates {
+  double loops = 0, lists = 0;
+};
+Rates measure_rates(const Settings& s, hilt::DType dtype) {
+  Index length = 256;
+  while (length > 16 && length * length * s.head_dim > 1 << 20) length /= 2;
+  const hilt::PlanPtr plan = hilt::make_plan({.length = length});
+  const double pairs = static_cast<double>(length * length);
+  const std::vector<double> x(static_cast<std::size_t>(length * s.head_dim), 0.5);
+  const ExactProblem small{1, length, 1, 1, s.head_dim, 1, s.dropout, {}, x, x, x, x};
+  Rates best{1e30, 1e30};
+  for (int i = 0; i < 3; ++i) {
+    auto start = std::chrono::steady_clock::now();
+    const AttendedSets sets = attended_sets(*plan);
+    for (hilt::Order::Kind kind : kOrders) rearranged(*plan, sets, kind);
+    best.lists = std::min(best.lists, seconds_since(start) / pairs);
+    start = std::chrono::steady_clock::now();
+    exact_attention(small, sets, dtype);
+    naive_attention(small, sets, dtype);
+    term_sizes(small, sets, dtype);
+    best.loops = std::min(best.loops, seconds_since(start) / pairs);
+  }
+  return best;
+}
+
+/// What judging a problem takes, by its length.
+struct Judge {
+  const Settings& s;
+  Index kv_heads;
+  Rates rates;
+  hilt::PlanSpec spec;
+
+  double seconds(const Pairs& pairs) const {
+    const auto lanes = static_cast<double>(std::min<Index>(hilt::info().threads, s.batch * kv_heads));
+    return rates.loops * pairs.all * static_cast<double>(s.batch) / lanes + rates.lists * pairs.listed;
+  }
+  double seconds(Index length) {
+    spec.length = length, spec.order.grid = {};
+    return seconds(pairs_of(*hilt::make_plan(spec)));
+  }
+  /// The largest length, a multiple of kStep and to a sixteenth, that is judged in time; `too_long` is not.
+  Index longest(Index too_long) {
+    constexpr Index kStep = 128;
+    Index low = 0, high = too_long / kStep;
+    while (high - low > std::max<Index>(1, low / 16)) {
+      const Index middle = (low + high) / 2;
+      (seconds(middle * kStep) <= kMostSeconds ? low : high) = middle;
+    }
+    return low * kStep;
+  }
+  [[noreturn]] void refuse(double seconds, Index length) const {
+    const std::string time =
+        seconds < 7200 ? report::format("%.0f min", seconds / 60) : report::format("%.0f h", seconds / 3600);
+    hilt::fail(
+        "--length (", s.length, "): judging every pair of a query and a key by exact loops would take ",
+        seconds < 120 ? "more than a minute; " : "about " + time + "; at most a minute is spent on it; ",
+        length > 0 ? "--length " + std::to_string(length) + " would fit, or " : "",
+        "use a sparser --pattern, or a smaller --heads, --head-dim or --batch");
+  }
+};
+
+void require(double bytes, const Settings& s, const char* what) {
+  const double free = static_cast<double>(hilt::info().memory_available);
+  if (bytes > free)
+    hilt::fail_with(hilt::Code::memory, "--length (", s.length, "): ", what, " would need ",
+                    report::bytes(bytes), ", ", report::bytes(free),
+                    " are free; use a smaller --length, --heads, --head-dim or --batch");
+}
+
+}  // namespace
+
+void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dtype) {
+  // q, k, v, d_o and the first result of every mode in the type itself; in f64 the inputs, three results of
+  // the judge, what a pass of it converts, and each mode's deviations.
+  const double modes = static_cast<double>(s.modes.size()), size = static_cast<double>(hilt::size_of(dtype));
+  const double numbers = 2 * static_cast<double>(s.batch * s.length) *
+                         static_cast<double>(s.heads + kv_heads) * static_cast<double>(s.head_dim);
+  require(numbers * (size * (1 + modes) + sizeof(double) * (6 + modes)), s,
+          "the inputs and what judges them");
+}
+
+void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype) {
+  constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow, and then all of them in one list
+  Judge judge{s, kv_heads, measure_rates(s, dtype), spec};
+  const bool folds = s.order.find(':') == std::string::npos;
+  // A long plan takes long too: shorter ones first, as far as the order and the pattern have them.
+  double expected = 0;
+  Index fitting = 0;
+  if (folds) try {
+      double before = 0;
+      for (Index length = 512; length < s.length && expected == 0; length *= 2) {
+        const double now = judge.seconds(length);
+        if (now > kMostSeconds) {
+          const double doublings = std::log2(static_cast<double>(s.length) / static_cast<double>(length));
+          expected = now * std::pow(before > 0 ? now / before : 2, doublings);
+          fitting = judge.longest(length);
+        }
+        before = now;
+      }
+    } catch (const hilt::Error&) {
+      // A list of blocks, say, has no shorter version.
+    }
+  if (expected > 0) judge.refuse(expected, fitting);
+  const Pairs pairs = pairs_of(*hilt::make_plan(spec));
+  const double seconds = judge.seconds(pairs);
+  if (seconds > kMostSeconds) judge.refuse(seconds, folds ? judge.longest(s.length) : 0);
+  require(kListed * pairs.listed, s, "the list of attended pairs");
+}
+
+}  // namespace compare
