@@ -93,8 +93,9 @@ Tape::Pause::~Pause() { current_tape = paused_; }
 void Tape::check_thread() const {
   check(std::this_thread::get_id() == thread_, "Tape: used from another thread than it was made on; a tape is one thread's");
 }
-double Tape::clock_ms() const {
+double Tape::clock_ms(Device device) const {
   if (!options_.profile) return 0;
+  if (device.is_cuda()) synchronize(device);
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
@@ -192,7 +193,7 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
         else grad[in] = std::move(dx[i]);
       }
       if (options_.profile) {
-        profile_[n].backward_ms = clock_ms() - start;
+        profile_[n].backward_ms = clock_ms(g.device()) - start;
         profile_[n].backward_live = memory_stats(g.device()).live;
       }
     }

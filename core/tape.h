@@ -148,7 +148,7 @@ class Tape {
   void record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double forward_ms);
   std::span<const Slot> inputs_of(std::size_t node) const;
   void check_thread() const;
-  double clock_ms() const;  // 0 unless profiling: reading a clock costs as much as a small op
+  double clock_ms(Device device = {}) const;  // 0 unless profiling: reading a clock costs as much as a small op, and a GPU is waited for
 
   std::vector<Node> nodes_;
   std::vector<Slot> input_slots_;  // of all nodes, one after the other
@@ -178,7 +178,7 @@ Tensor apply(Fn fn, const In&... inputs) {
     const Tape::Pause pause;  // what an op does inside is its own business
     y = fn.forward(inputs...);
   }
-  if (fn.wanted_) tape->record(std::make_unique<Fn>(std::move(fn)), in, y, tape->clock_ms() - start);
+  if (fn.wanted_) tape->record(std::make_unique<Fn>(std::move(fn)), in, y, y ? tape->clock_ms(y.device()) - start : 0);
   return y;
 }
 

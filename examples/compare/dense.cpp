@@ -41,8 +41,8 @@ Dense::Dense(const Problem& p, const AttendedSets& sets)
       any_empty = true;
     }
   }
-  bias_ = by_key_head(hilt::to(bias, p.dtype), kv_heads_);
-  if (any_empty) present_ = by_key_head(hilt::to(present, p.dtype), kv_heads_);
+  bias_ = hilt::moved(by_key_head(hilt::to(bias, p.dtype), kv_heads_), p.q.device());
+  if (any_empty) present_ = hilt::moved(by_key_head(hilt::to(present, p.dtype), kv_heads_), p.q.device());
   if (p.dropout == 0) return;
   Tensor multipliers = hilt::empty({p.batch(), kv_heads_, group_, length, length}, hilt::DType::f32);
   float* const m = multipliers.mutable_data<float>();
@@ -52,7 +52,7 @@ Dense::Dense(const Problem& p, const AttendedSets& sets)
         m[row * length + u] =
             static_cast<float>(dropout_multiplier(p.key, row / length, row % length, u, p.dropout));
   });
-  dropout_ = hilt::to(multipliers, p.dtype);
+  dropout_ = hilt::moved(hilt::to(multipliers, p.dtype), p.q.device());
 }
 
 Tensor Dense::forward(const Tensor& q, const Tensor& k, const Tensor& v) const {

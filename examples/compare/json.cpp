@@ -1,6 +1,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include <sstream>
+
 #include "lesson.h"
 
 // compare.json, whose fields are promised to other programs, and trace.json for chrome://tracing and
@@ -72,7 +74,7 @@ std::string to_json(const Lesson& lesson) {
                    {"head_dim", s.head_dim}, {"order", s.order},
                    {"pattern", s.pattern},   {"dilation_mode", s.dilation_mode},
                    {"causal", s.causal},     {"dropout", s.dropout},
-                   {"dtype", s.dtype},       {"device", "cpu"},
+                   {"dtype", s.dtype},       {"device", (std::ostringstream() << lesson.problem.q.device()).str()},
                    {"seed", s.seed},         {"repeat", s.repeat},
                    {"modes", s.modes}};
   const hilt::Info& i = lesson.machine.info;

@@ -17,7 +17,6 @@ hilt::DType parse_dtype(const std::string& text) {
 Problem make_problem(const Settings& s) {
   const Index kv_heads = s.kv_heads == 0 ? s.heads : s.kv_heads;
   hilt::check(s.heads % kv_heads == 0, "--kv-heads (", kv_heads, "): must divide --heads, ", s.heads);
-  program::device_of(s.device);
   const hilt::PlanSpec spec{.length = s.length,
                             .heads = s.heads,
                             .order = program::order_of(s.order, s.length),
@@ -26,14 +25,17 @@ Problem make_problem(const Settings& s) {
                             .causality = hilt::parse_causality(s.causal)};
   Problem p;
   p.dtype = parse_dtype(s.dtype);
+  // f64 is the CPU's.
+  const hilt::Device device = s.device == "auto" && p.dtype == hilt::DType::f64 ? hilt::Device{} : program::device_of(s.device);
+  hilt::check(p.dtype != hilt::DType::f64 || device.is_cpu(), "--dtype (f64): only the CPU has it; leave --device ", s.device, " out");
   require_inputs_fit(s, kv_heads, p.dtype);
   require_judge_fits(s, kv_heads, spec, p.dtype);
   p.plan = hilt::make_plan(spec);
   const auto seed = static_cast<std::uint64_t>(s.seed);
   // Drawn in f64 and rounded: every --dtype sees the same problem.
   const auto random = [&](Index heads, std::uint64_t stream) {
-    return hilt::to(hilt::randn({s.batch, s.length, heads, s.head_dim}, {seed, stream}, hilt::DType::f64),
-                    p.dtype);
+    const hilt::Tensor exact = hilt::randn({s.batch, s.length, heads, s.head_dim}, {seed, stream}, hilt::DType::f64);
+    return hilt::moved(hilt::to(exact, p.dtype), device);
   };
   p.q = random(s.heads, 0), p.k = random(kv_heads, 1), p.v = random(kv_heads, 2), p.d_o = random(s.heads, 3);
   p.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));

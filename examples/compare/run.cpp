@@ -27,24 +27,28 @@ Tensor forward(const Problem& p, const std::string& mode, const Dense* dense) {
 
 Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
   Run run;
-  const std::size_t base = hilt::memory_stats().live;
-  hilt::reset_memory_peak();
+  const hilt::Device device = p.q.device();
+  const std::size_t base = hilt::memory_stats(device).live;
+  hilt::reset_memory_peak(device);
+  hilt::synchronize(device);
   hilt::Tape tape(hilt::Tape::Options{.profile = true});
   for (const Tensor& x : {p.q, p.k, p.v}) tape.watch(x);
   auto start = Clock::now();
   const Tensor o = forward(p, mode, dense);
+  hilt::synchronize(device);
   run.forward_ms = milliseconds_since(start);
-  run.forward_peak = beyond(hilt::memory_stats().peak, base);
-  run.held = beyond(hilt::memory_stats().live, base);
+  run.forward_peak = beyond(hilt::memory_stats(device).peak, base);
+  run.held = beyond(hilt::memory_stats(device).live, base);
   run.saved = tape.saved_bytes();
-  hilt::reset_memory_peak();
+  hilt::reset_memory_peak(device);
   start = Clock::now();
   // Where nothing attends to anything, o may be a constant to the tape.
   const hilt::Gradients g = tape.knows(o) ? tape.backward(o, p.d_o) : hilt::Gradients();
+  hilt::synchronize(device);
   run.backward_ms = milliseconds_since(start);
-  run.backward_peak = beyond(hilt::memory_stats().peak, base);
+  run.backward_peak = beyond(hilt::memory_stats(device).peak, base);
   const auto gradient = [&](const Tensor& x) { return g.has(x) ? g[x] : hilt::zeros_like(x); };
-  run.result = {o, gradient(p.q), gradient(p.k), gradient(p.v)};
+  run.result = {hilt::moved(o, {}), hilt::moved(gradient(p.q), {}), hilt::moved(gradient(p.k), {}), hilt::moved(gradient(p.v), {})};
   run.tape = tape.report();
   for (hilt::NodeReport& node : run.tape)
     node.forward_live = beyond(node.forward_live, base),
