@@ -36,7 +36,8 @@ Part taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tens
   Part sum;
   Tensor answered;  // 1 for every query that has a key
   const auto gather_in = [](Tensor& total, const Tensor& more) { total = total ? add(total, more) : more; };
-  for (const TilingBatches& tiling : group_batches(*call.plan, call.kv_heads, branch, q.device())) {
+  const auto tilings = group_batches(call.plan, call.kv_heads, branch, q.device());
+  for (const TilingBatches& tiling : *tilings) {
     for (const GroupBatch& g : tiling.batches) {
       Tensor s = mul(matmul(gather_queries(q, g), transpose(gather_keys(k, g))), call.scale);
       if (g.mask) s = where(g.softmax_mask, s, constant(kMinusInfinity, s));
@@ -165,8 +166,9 @@ struct Hybrid final : OneOp {
     const Tensor lse = unsqueeze(permute(x.lse, {0, 2, 1}), -1);  // [B, L, H, 1]
     const Tensor delta = sum(mul(d_o, to(x.o, wide)), {-1}, true);
     Tensor dq = zeros_like(q), dk = zeros_like(k), dv = zeros_like(v);
-    for (Index branch = 0; branch < branch_count(*call.plan); ++branch)
-      for (const TilingBatches& tiling : group_batches(*call.plan, call.kv_heads, branch, q.device()))
+    for (Index branch = 0; branch < branch_count(*call.plan); ++branch) {
+      const auto tilings = group_batches(call.plan, call.kv_heads, branch, q.device());
+      for (const TilingBatches& tiling : *tilings)
         for (const GroupBatch& g : tiling.batches) {
           const Tensor Q = gather_queries(q, g), K = gather_keys(k, g), V = gather_keys(v, g), dO = gather_queries(d_o, g);
           const Tensor none = constant(0, q);
@@ -184,6 +186,7 @@ struct Hybrid final : OneOp {
           dk = add(dk, scatter_keys(matmul(transpose(dS), cQ), g, call.length, call.kv_heads));    // dK = c dS^T Q
           dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, call.length, call.kv_heads));    // dV = P^T dO
         }
+    }
     if (!packed) return finished({dq, dk, dv}, cotangent.dtype());
     return finished({cat({unsqueeze(dq, 2), unsqueeze(dk, 2), unsqueeze(dv, 2)}, 2)}, cotangent.dtype());
   }

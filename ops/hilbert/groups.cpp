@@ -1,6 +1,8 @@
 #include "ops/hilbert/groups.h"
 #include <algorithm>
+#include <list>
 #include <map>
+#include <mutex>
 #include "core/parallel.h"
 #include "ops/hilbert/attends.h"
 #include "ops/hilbert/call.h"
@@ -8,6 +10,8 @@
 
 namespace hilt {
 namespace {
+
+constexpr std::size_t kKept = 8;  // batches of plans on GPUs
 
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
@@ -100,9 +104,7 @@ Tensor scattered(const Tensor& x, const Tensor& index, bool in_place, const Tens
   return in_place ? y : scatter_add(y, 1, index, length);
 }
 
-}  // namespace
-
-std::vector<TilingBatches> group_batches(const Plan& plan, Index kv_heads, Index branch, Device device) {
+std::vector<TilingBatches> made_batches(const Plan& plan, Index kv_heads, Index branch, Device device) {
   std::vector<TilingBatches> out;
   for (const auto& [index, users_of] : users(plan, branch)) {
     const std::vector<Index> heads(users_of.begin(), users_of.end());
@@ -123,6 +125,28 @@ std::vector<TilingBatches> group_batches(const Plan& plan, Index kv_heads, Index
     out.push_back(std::move(batches));
   }
   return out;
+}
+
+}  // namespace
+
+std::shared_ptr<const std::vector<TilingBatches>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch, Device device) {
+  const auto make = [&] { return std::make_shared<const std::vector<TilingBatches>>(made_batches(*plan, kv_heads, branch, device)); };
+  if (device.is_cpu()) return make();
+  struct Kept {
+    std::weak_ptr<const Plan> plan;
+    Index kv_heads, branch;
+    Device device;
+    std::shared_ptr<const std::vector<TilingBatches>> batches;
+  };
+  static std::mutex mutex;
+  static std::list<Kept>& recent = *new std::list<Kept>;  // outlives every device
+  const std::lock_guard lock(mutex);
+  recent.remove_if([](const Kept& k) { return k.plan.expired(); });
+  for (const Kept& k : recent)
+    if (k.plan.lock() == plan && k.kv_heads == kv_heads && k.branch == branch && k.device == device) return k.batches;
+  recent.push_front({plan, kv_heads, branch, device, make()});
+  if (recent.size() > kKept) recent.pop_back();
+  return recent.front().batches;
 }
 
 Tensor gather_queries(const Tensor& x, const GroupBatch& g) { return gathered(x, g.q_index, g.q_in_place, g.q_heads, g.groups, g.q); }

@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <vector>
 #include "plan.h"
 #include "ops/hilbert/attention.h"
@@ -29,8 +30,8 @@ struct TilingBatches {
   bool covers = false;  // every token is a query with a key
   std::vector<GroupBatch> batches;
 };
-/// Tensors are made on `device`.
-std::vector<TilingBatches> group_batches(const Plan& plan, Index kv_heads, Index branch, Device device);
+/// Tensors are made on `device`, and kept for the next call where that is a GPU, which would wait for them.
+std::shared_ptr<const std::vector<TilingBatches>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch, Device device);
 
 /// [B, L, H, D] -> [B, heads, groups, q, D], and the keys' version.
 Tensor gather_queries(const Tensor& x, const GroupBatch& g);
