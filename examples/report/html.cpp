@@ -21,14 +21,14 @@ h1{font-size:1.75rem;line-height:1.2;margin:0 0 4px;text-wrap:balance}h2{font-si
 p,ul,ol{max-width:70ch;margin:.6em 0}li{margin:.25em 0}.sub{color:var(--soft);margin:0 0 1em}a{color:var(--link)}
 nav{font-size:.9rem;margin:1em 0}nav a{margin-right:1.1em;white-space:nowrap;display:inline-block}
 code,pre{font:.86em/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}code{background:var(--panel);padding:.08em .3em;border-radius:3px;overflow-wrap:anywhere}
-pre{background:var(--panel);padding:10px 12px;overflow-x:auto;border-radius:4px}
+pre{background:var(--panel);padding:10px 12px;overflow-x:auto;border-radius:4px}pre.wrap{white-space:pre-wrap;overflow-wrap:anywhere}
 .cap{font-size:.88rem;color:var(--soft);max-width:none;margin:1.2em 0 .2em}.scroll{overflow-x:auto;margin:0 0 1em}table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;min-width:100%}
 th,td{padding:5px 14px 5px 0;text-align:left;vertical-align:top;white-space:nowrap;border-bottom:1px solid var(--rule)}
 th{font-weight:600;color:var(--soft)}td.n,th.n{text-align:right}td.w{white-space:normal;min-width:15em}tr:last-child td{border-bottom:0}
 figure{margin:0}figcaption{font-size:.88rem;color:var(--soft);margin-top:4px}figcaption b{color:var(--ink)}
 .row{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:26px 30px;margin:1.2em 0;align-items:start}
 .row.small{grid-template-columns:repeat(auto-fit,minmax(min(100%,280px),1fr))}
-svg{display:block;width:100%;height:auto;max-width:480px}svg text{font-size:12px;fill:var(--ink);font-family:inherit}svg .soft{fill:var(--soft)}svg .end{text-anchor:end}svg .mid{text-anchor:middle}
+svg{display:block;width:100%;height:auto;max-width:480px}svg text{font-size:12px;fill:var(--ink);font-family:inherit}svg .soft{fill:var(--soft)}svg .end{text-anchor:end}svg .mid{text-anchor:middle}svg .halo{paint-order:stroke;stroke:var(--bg);stroke-width:4px;stroke-linejoin:round}
 .fill{stroke:none}.stroke{fill:none;stroke-width:2}.grid{fill:none;stroke:var(--rule);stroke-width:1}.axis{fill:none;stroke:var(--soft);stroke-width:1}.mark{fill:none;stroke:var(--soft);stroke-width:1;stroke-dasharray:4 3}
 .c0.fill{fill:var(--c0)}.c1.fill{fill:var(--c1)}.c2.fill{fill:var(--c2)}.c3.fill{fill:var(--c3)}.c0.stroke{stroke:var(--c0)}.c1.stroke{stroke:var(--c1)}.c2.stroke{stroke:var(--c2)}.c3.stroke{stroke:var(--c3)}
 .ink.fill{fill:var(--ink)}.ink.stroke{stroke:var(--ink)}
