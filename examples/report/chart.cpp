@@ -61,7 +61,7 @@ void draw_legend(Svg& svg, const std::vector<std::pair<std::string, std::string>
   for (const auto& [name, style] : names) {
     svg.rect(x, y - 9, 10, 10, "fill " + style);
     svg.text(x + 14, y, name);
-    x += 26 + text_width(name);
+    x += 30 + text_width(name);
   }
 }
 
@@ -89,7 +89,7 @@ std::string LineChart::str() const {
   std::vector<std::pair<std::string, std::string>> names;
   for (const Series& s : series) {
     for (const auto& [px, py] : s.points) xs.push_back(px), ys.push_back(py);
-    if (s.named) names.emplace_back(s.name, s.style);
+    if (s.named && !s.points.empty()) names.emplace_back(s.name, s.style);
   }
   for (const Mark& m : marks) (m.vertical ? xs : ys).push_back(m.at);
   fit(ax, xs), fit(ay, ys);

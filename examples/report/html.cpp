@@ -39,7 +39,7 @@ svg{display:block;width:100%;height:auto;max-width:480px}svg text{font-size:12px
 .fill.full{fill:var(--full);stroke:none}.fill.part{fill:var(--part);stroke:none}
 .dot{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin-right:.4em}.dot.c0{background:var(--c0)}.dot.c1{background:var(--c1)}.dot.c2{background:var(--c2)}.dot.c3{background:var(--c3)}
 .good{color:var(--good);font-weight:600}.bad{color:var(--bad);font-weight:600}.verdict{padding:10px 14px;border-left:4px solid var(--good);background:var(--panel);margin:1.2em 0;max-width:none}.verdict.no{border-color:var(--bad)}
-.quad .row{grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:18px}.key{padding:0 .45em;border-radius:3px;color:#fff;white-space:nowrap}.key.full{background:var(--full)}.key.part{background:var(--part);color:#111}
+.quad .row{grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:18px}.key{padding:0 .45em;border-radius:3px;color:var(--bg);white-space:nowrap}.key.full{background:var(--full)}.key.part{background:var(--part);color:#111}
 .shades{display:inline-flex;vertical-align:middle;margin:0 .4em}.shades i{width:1.4em;height:.9em}.bar{display:inline-block;height:.62em;border-radius:1px;vertical-align:baseline}.bar.f{background:var(--k0)}.bar.b{background:var(--k1)}
 details{margin:.6em 0}summary{cursor:pointer}
 @media print{nav{display:none}}
