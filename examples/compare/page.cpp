@@ -416,7 +416,7 @@ void write_method(Page& page, const Lesson& lesson) {
   add("--dropout", format("%g", s.dropout), "0"),
       add("--seed", std::to_string(s.seed), std::to_string(usual.seed)),
       add("--repeat", std::to_string(s.repeat), std::to_string(usual.repeat));
-  page.raw("<pre>" + escape(command) + "</pre>\n");
+  page.raw("<pre class=\"wrap\">" + escape(command) + "</pre>\n");
   page.paragraph(
       "Modes take turns, so that a slow moment of the machine hits all of them; times are medians of " +
       std::to_string(s.repeat) +

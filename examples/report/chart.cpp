@@ -61,7 +61,7 @@ void draw_legend(Svg& svg, const std::vector<std::pair<std::string, std::string>
   for (const auto& [name, style] : names) {
     svg.rect(x, y - 9, 10, 10, "fill " + style);
     svg.text(x + 14, y, name);
-    x += 26 + text_width(name);
+    x += 30 + text_width(name);
   }
 }
 
@@ -89,7 +89,7 @@ std::string LineChart::str() const {
   std::vector<std::pair<std::string, std::string>> names;
   for (const Series& s : series) {
     for (const auto& [px, py] : s.points) xs.push_back(px), ys.push_back(py);
-    if (s.named) names.emplace_back(s.name, s.style);
+    if (s.named && !s.points.empty()) names.emplace_back(s.name, s.style);
   }
   for (const Mark& m : marks) (m.vertical ? xs : ys).push_back(m.at);
   fit(ax, xs), fit(ay, ys);
@@ -110,17 +110,28 @@ std::string LineChart::str() const {
   svg.line(kLeft, height - kBottom, width - kRight, height - kBottom, "axis");
   svg.text((kLeft + width - kRight) / 2, height - 6, ax.label, "mid soft");
   svg.text(4, top - 10, ay.label, "soft");
+  for (const Mark& m : marks)
+    if (m.vertical)
+      svg.line(sx(m.at), top, sx(m.at), height - kBottom, "mark");
+    else
+      svg.line(kLeft, sy(m.at), width - kRight, sy(m.at), "mark");
+  for (const Series& s : series) draw_series(svg, s, sx, sy);
+  // Names last, readable over what they stand on; a horizontal mark's under its line where another's is
+  // above.
+  constexpr double kApart = 12;
+  std::vector<double> taken;
   for (const Mark& m : marks) {
     if (m.vertical) {
       const bool left = sx(m.at) > width - kRight - text_width(m.text) - 6;
-      svg.line(sx(m.at), top, sx(m.at), height - kBottom, "mark");
-      svg.text(sx(m.at) + (left ? -5 : 5), top + 11, m.text, left ? "end soft" : "soft");
-    } else {
-      svg.line(kLeft, sy(m.at), width - kRight, sy(m.at), "mark");
-      svg.text(width - kRight - 2, sy(m.at) - 5, m.text, "end soft");
+      svg.text(sx(m.at) + (left ? -5 : 5), top + 11, m.text, left ? "end soft halo" : "soft halo");
+      continue;
     }
+    double at = sy(m.at) - 5;
+    if (std::ranges::any_of(taken, [&](double other) { return std::abs(other - at) < kApart; }))
+      at = sy(m.at) + 13;
+    taken.push_back(at);
+    svg.text(width - kRight - 2, at, m.text, "end soft halo");
   }
-  for (const Series& s : series) draw_series(svg, s, sx, sy);
   return svg.str();
 }
 

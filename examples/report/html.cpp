@@ -21,14 +21,14 @@ h1{font-size:1.75rem;line-height:1.2;margin:0 0 4px;text-wrap:balance}h2{font-si
 p,ul,ol{max-width:70ch;margin:.6em 0}li{margin:.25em 0}.sub{color:var(--soft);margin:0 0 1em}a{color:var(--link)}
 nav{font-size:.9rem;margin:1em 0}nav a{margin-right:1.1em;white-space:nowrap;display:inline-block}
 code,pre{font:.86em/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}code{background:var(--panel);padding:.08em .3em;border-radius:3px;overflow-wrap:anywhere}
-pre{background:var(--panel);padding:10px 12px;overflow-x:auto;border-radius:4px}
+pre{background:var(--panel);padding:10px 12px;overflow-x:auto;border-radius:4px}pre.wrap{white-space:pre-wrap;overflow-wrap:anywhere}
 .cap{font-size:.88rem;color:var(--soft);max-width:none;margin:1.2em 0 .2em}.scroll{overflow-x:auto;margin:0 0 1em}table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;min-width:100%}
 th,td{padding:5px 14px 5px 0;text-align:left;vertical-align:top;white-space:nowrap;border-bottom:1px solid var(--rule)}
 th{font-weight:600;color:var(--soft)}td.n,th.n{text-align:right}td.w{white-space:normal;min-width:15em}tr:last-child td{border-bottom:0}
 figure{margin:0}figcaption{font-size:.88rem;color:var(--soft);margin-top:4px}figcaption b{color:var(--ink)}
 .row{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:26px 30px;margin:1.2em 0;align-items:start}
 .row.small{grid-template-columns:repeat(auto-fit,minmax(min(100%,280px),1fr))}
-svg{display:block;width:100%;height:auto;max-width:480px}svg text{font-size:12px;fill:var(--ink);font-family:inherit}svg .soft{fill:var(--soft)}svg .end{text-anchor:end}svg .mid{text-anchor:middle}
+svg{display:block;width:100%;height:auto;max-width:480px}svg text{font-size:12px;fill:var(--ink);font-family:inherit}svg .soft{fill:var(--soft)}svg .end{text-anchor:end}svg .mid{text-anchor:middle}svg .halo{paint-order:stroke;stroke:var(--bg);stroke-width:4px;stroke-linejoin:round}
 .fill{stroke:none}.stroke{fill:none;stroke-width:2}.grid{fill:none;stroke:var(--rule);stroke-width:1}.axis{fill:none;stroke:var(--soft);stroke-width:1}.mark{fill:none;stroke:var(--soft);stroke-width:1;stroke-dasharray:4 3}
 .c0.fill{fill:var(--c0)}.c1.fill{fill:var(--c1)}.c2.fill{fill:var(--c2)}.c3.fill{fill:var(--c3)}.c0.stroke{stroke:var(--c0)}.c1.stroke{stroke:var(--c1)}.c2.stroke{stroke:var(--c2)}.c3.stroke{stroke:var(--c3)}
 .ink.fill{fill:var(--ink)}.ink.stroke{stroke:var(--ink)}
@@ -39,7 +39,7 @@ svg{display:block;width:100%;height:auto;max-width:480px}svg text{font-size:12px
 .fill.full{fill:var(--full);stroke:none}.fill.part{fill:var(--part);stroke:none}
 .dot{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin-right:.4em}.dot.c0{background:var(--c0)}.dot.c1{background:var(--c1)}.dot.c2{background:var(--c2)}.dot.c3{background:var(--c3)}
 .good{color:var(--good);font-weight:600}.bad{color:var(--bad);font-weight:600}.verdict{padding:10px 14px;border-left:4px solid var(--good);background:var(--panel);margin:1.2em 0;max-width:none}.verdict.no{border-color:var(--bad)}
-.quad .row{grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:18px}.key{padding:0 .45em;border-radius:3px;color:#fff;white-space:nowrap}.key.full{background:var(--full)}.key.part{background:var(--part);color:#111}
+.quad .row{grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:18px}.key{padding:0 .45em;border-radius:3px;color:var(--bg);white-space:nowrap}.key.full{background:var(--full)}.key.part{background:var(--part);color:#111}
 .shades{display:inline-flex;vertical-align:middle;margin:0 .4em}.shades i{width:1.4em;height:.9em}.bar{display:inline-block;height:.62em;border-radius:1px;vertical-align:baseline}.bar.f{background:var(--k0)}.bar.b{background:var(--k1)}
 details{margin:.6em 0}summary{cursor:pointer}
 @media print{nav{display:none}}

@@ -159,7 +159,7 @@ void write_run(report::Page& page, const Story& story) {
     if (story.options.given("--" + key)) command += " --" + key + (value == "true" ? "" : " " + value);
   std::string all;
   for (const auto& [key, value, is_text] : story.options.values()) all += key + " = " + value + '\n';
-  page.raw("<pre>" + escape(command) +
+  page.raw("<pre class=\"wrap\">" + escape(command) +
            "</pre>\n<details><summary>All options, as a file for --config</summary><pre>" + escape(all) +
            "</pre></details>\n");
   const hilt::Info i = hilt::info();
@@ -173,11 +173,12 @@ void write_run(report::Page& page, const Story& story) {
 
 std::string to_html(const Story& story) {
   const Settings& s = story.settings;
-  report::Page page("Training on " + s.task,
-                    report::count(static_cast<double>(story.start.parameters)) + " parameters, " +
-                        std::to_string(s.layers) + " layers \u00d7 " + std::to_string(s.width) +
-                        " \u00b7 attention <code>" + escape(s.pattern) + "</code> in order <code>" +
-                        escape(s.order) + "</code> \u00b7 backward " + s.backward);
+  report::Page page("Training on " + s.task, report::count(static_cast<double>(story.start.parameters)) +
+                                                 " parameters, " + std::to_string(s.layers) +
+                                                 (s.layers == 1 ? " layer \u00d7 " : " layers \u00d7 ") +
+                                                 std::to_string(s.width) + " \u00b7 attention <code>" +
+                                                 escape(s.pattern) + "</code> in order <code>" +
+                                                 escape(s.order) + "</code> \u00b7 backward " + s.backward);
   page.paragraph("<b>" + escape(story.verdict) + "</b>");
   page.heading("loss", "Loss");
   if (!story.lines.empty()) {
@@ -188,7 +189,8 @@ std::string to_html(const Story& story) {
   if (!story.controls.empty()) write_controls(page, story);
   if (!story.sample.empty()) {
     page.heading("sample", s.is_life() ? "A board" : "What it writes");
-    page.raw("<pre>" + escape(story.sample) + "</pre>\n");
+    page.raw((story.settings.is_life() ? "<pre>" : "<pre class=\"wrap\">") + escape(story.sample) +
+             "</pre>\n");
   }
   if (!story.lines.empty()) write_run(page, story);
   return page.str();
