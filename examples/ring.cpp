@@ -113,7 +113,8 @@ int work(const Settings& s, const Comm& met) {
   AttentionOptions options{.dropout = s.dropout};
   if (s.dropout > 0) options.key = RandomKey{static_cast<std::uint64_t>(s.seed), 1u << 20};
   PlanSpec spec;
-  spec.length = s.length, spec.heads = s.heads, spec.order = parse_order(s.order, s.length), spec.pattern = parse_pattern(s.pattern);
+  spec.length = s.length, spec.heads = s.heads, spec.order = program::order_of(s.order, s.length);
+  spec.pattern = program::pattern_of(s.pattern, s.length);
   spec.dilation_mode = parse_dilation_mode(s.dilation_mode), spec.causality = parse_causality(s.causal), spec.in_order = true;
   const ShardPlanPtr shard = make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
   agree_on(*shard, comm, s.batch, s.kv_heads, s.head_dim, dtype, options);
