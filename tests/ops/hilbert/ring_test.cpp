@@ -231,6 +231,19 @@ TEST(Ring, ShortTypesAreAsCloseAsOnOneRank) {
     }
 }
 
+TEST(Ring, PartialResultsDoNotRoundToSixteenBits) {
+  Problem p;
+  p.spec.length = 512, p.spec.heads = 2, p.dim = 16, p.dtype = DType::bf16;
+  p.draw(9);
+  Problem exact = p;
+  exact.dtype = DType::f64;
+  exact.q = to(p.q, DType::f64), exact.k = to(p.k, DType::f64), exact.v = to(p.v, DType::f64), exact.d_o = to(p.d_o, DType::f64);
+  const Whole want = on_one_rank(exact), one = on_one_rank(p), many = on_ranks(p, 16, {}).whole;
+  const auto deviation = [](const Tensor& a, const Tensor& b) { return std::sqrt(sum(square(sub(to(a, DType::f64), b))).item()); };
+  for (const auto& [name, x, y, z] : {std::tuple{"o", many.o, one.o, want.o}, {"dq", many.dq, one.dq, want.dq}, {"dk", many.dk, one.dk, want.dk}, {"dv", many.dv, one.dv, want.dv}})
+    EXPECT_LE(deviation(x, z), 1.05 * deviation(y, z)) << name << ": 16 ranks add an error that one has not";
+}
+
 TEST(Ring, TheSameBitsEveryTime) {
   Problem p;
   p.spec = {.length = 389, .heads = 3, .order = parse_order("hilbert", 389), .pattern = parse_pattern("segment:64+segment:300,dilation=4"), .causality = Causality::token};
