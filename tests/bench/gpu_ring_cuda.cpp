@@ -1,4 +1,4 @@
-// Attention over the GPUs of one host, a JSON line a figure:  hilt_gpu_ring [--repeats N] [--gpus N] [NAME ..]
+// Attention over the GPUs of one host, a JSON line a figure:  hilt_gpu_ring [--repeats N] [--gpus N] [--length N] [NAME ..]
 //
 // Ranks are threads with a GPU each, joined by NCCL. A figure is forward + backward by the clock, from when all ranks are ready to when all are done,
 // the median of N; efficiency is the time of one GPU, measured in the same process, over p times that of p. Every rank holds its rows against those of
@@ -113,13 +113,14 @@ Outcome run(const Figure& f, int gpus, int repeats, Reference& one) {
     const auto together = [&](const Tensor& q, const Tensor& k, const Tensor& v) { return ring_attention(q, k, v, shard, comm); };
     const std::size_t referee = 4 * want.o.bytes(), before = comm.traffic().bytes_sent;
     synchronize(device), release_pool(device), reset_memory_peak(device);
-    const Results got = play(mine, together);
+    Results got = play(mine, together);
     const std::size_t bytes = comm.traffic().bytes_sent - before, peak = memory_stats(device).peak - referee;
     double error = 0;
     for (const auto& [x, y] : {std::pair{&got.o, &want.o}, {&got.dq, &want.dq}, {&got.dk, &want.dk}, {&got.dv, &want.dv}}) {
       const double d = worst_difference(slice(*x, 1, x->dim(1) - y->dim(1), x->dim(1)), *y);
       if (!(d <= error)) error = d;
     }
+    got = want = {};
     const std::vector<double> forward = times_of(repeats, threads, device, [&] { (void)ring_attention_with_lse(mine.q, mine.k, mine.v, shard, comm); });
     const std::vector<double> both = times_of(repeats, threads, device, [&] { (void)play(mine, together); });
     const std::lock_guard lock(mutex);
@@ -134,10 +135,12 @@ Outcome run(const Figure& f, int gpus, int repeats, Reference& one) {
 
 int main(int argc, char** argv) {
   int repeats = 7, most = cuda::device_count();
+  Index only = 0;
   std::vector<std::string> names;
   for (int i = 1; i < argc; ++i) {
     if (!std::strcmp(argv[i], "--repeats") && i + 1 < argc) repeats = std::atoi(argv[++i]);
     else if (!std::strcmp(argv[i], "--gpus") && i + 1 < argc) most = std::min(most, std::atoi(argv[++i]));
+    else if (!std::strcmp(argv[i], "--length") && i + 1 < argc) only = std::atoll(argv[++i]);
     else names.emplace_back(argv[i]);
   }
   std::vector<Figure> figures;
@@ -152,6 +155,7 @@ int main(int argc, char** argv) {
     bool failed = false;
     for (const Figure& f : figures) {
       if (!names.empty() && std::find(names.begin(), names.end(), f.name) == names.end()) continue;
+      if (only > 0 && f.length != only) continue;
       Reference one;
       for (int gpus = f.fits() ? 1 : most; gpus <= most; gpus *= 2) {
         const Outcome r = run(f, gpus, f.fits() ? repeats : 2, one);
