@@ -40,7 +40,6 @@ class Channel {
   void join(const ncclUniqueId& id, std::chrono::milliseconds deadline) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    config.cgaClusterSize = 0;  // beside kernels that fill the GPU, its blocks get in one by one, or not before the end
     settle(ncclCommInitRankConfig(&comm_, control_->size(), id, control_->rank(), &config), "joining", deadline);
   }
 

@@ -440,8 +440,8 @@ Forward problem(Cuda where, const AttentionSizes& sizes, const Tiling& t, const 
 template <bool kLists, class O>
 void run(Cuda where, const AttentionSizes& sizes, const Forward& p, bool ahead) {
   constexpr bool kMerges = std::is_same_v<O, float>;
-  // Parts of one attention are what ranks exchange rows between: a block a tile lets copies in wherever one
-  // ends.
+  // Parts of one attention are what ranks exchange rows between. With a block a tile, copies get in wherever
+  // one ends, and uneven tiles are shared out as blocks end; leaving multiprocessors free was slower.
   const bool stays = !kMerges || !ahead;
   const dim3 blocks(
       static_cast<unsigned>(stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items));

@@ -378,8 +378,8 @@ bool both_passes(Cuda where, const AttentionSizes& sizes, const Tiling& t, const
     p.n_heads = Divisor(static_cast<std::uint32_t>(n_heads)),
     p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
     for (Index i = 0; i < n_heads; ++i) p.head[i] = static_cast<std::int16_t>(heads[i]);
-    // What is added to is a part of an attention that ranks exchange rows between: a block a tile lets copies
-    // in wherever one ends.
+    // What is added to is a part of an attention that ranks exchange rows between: a block a tile, as in
+    // segment_forward.cu.
     const bool stays = !kAdds || stream.rows < kLong;
     const int blocks = stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items;
     launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
