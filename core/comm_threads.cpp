@@ -47,8 +47,15 @@ struct Office {
 };
 
 void copy_bytes(Tensor& to, const Tensor& from) {
-  if (to.device().is_cpu() && from.device().is_cpu()) std::memcpy(to.mutable_raw(), from.raw(), to.bytes());
-  else copy(to, moved(from, to.device()));
+  if (to.device().is_cpu() && from.device().is_cpu()) {
+    std::memcpy(to.mutable_raw(), from.raw(), to.bytes());
+    return;
+  }
+  const auto bytes_of = [](const Tensor& x) {  // shapes may differ: a message is its bytes
+    return Tensor(x.storage(), {static_cast<Index>(x.bytes())}, {1}, x.offset() * static_cast<Index>(size_of(x.dtype())), DType::u8);
+  };
+  Tensor bytes = bytes_of(to);
+  copy(bytes, moved(bytes_of(from), to.device()));
 }
 
 class ThreadFlight final : public Flight {

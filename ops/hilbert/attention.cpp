@@ -196,24 +196,13 @@ struct Hybrid final : OneOp {
 
 std::vector<Tensor> OneOp::backward_at_once(const Kept& x, const Tensor& d_o) const {
   const auto& [q, k, v] = x.qkv;
-  if (q.device().is_cpu() || call.plan->tilings().size() != 1 || branch_count(*call.plan) != 1) return {};
-  const Tiling& t = call.plan->tilings()[0];
-  const std::vector<std::int32_t> heads = users(*call.plan, 0)[0];
   std::vector<Tensor> dx;
-  visit("attention", q, [&]<class T>(auto where) {
-    if constexpr (is_cuda<decltype(where)>) {
-      const kernels::AttentionSizes sizes = call.sizes();
-      if (!kernels::attention_backward_at_once_serves<T>(where, sizes, t)) return;
-      const bool covers = static_cast<Index>(t.q_token.size()) == call.length && static_cast<Index>(t.k_token.size()) == call.length;
-      const auto blank = [&](const Tensor& like) { return covers ? empty(like.shape(), q.dtype(), q.device()) : zeros(like.shape(), q.dtype(), q.device()); };
-      if (packed) dx = {blank(saved(0))};
-      else dx = {blank(q), blank(k), blank(v)};
-      std::array<Tensor, 3> d = packed ? parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
-      if (!kernels::attention_backward_at_once(where, sizes, t, heads.data(), static_cast<Index>(heads.size()), kernels::rows<T>(q), kernels::rows<T>(k), kernels::rows<T>(v),
-                                               kernels::rows<T>(x.o), kernels::rows<T>(d_o), x.lse.template data<float>(), kernels::rows<T>(d[0]), kernels::rows<T>(d[1]), kernels::rows<T>(d[2])))
-        dx.clear();
-    }
-  });
+  const auto blank = [&](bool covers) {
+    if (packed) dx = {blank_like(saved(0), covers)};
+    else dx = {blank_like(q, covers), blank_like(k, covers), blank_like(v, covers)};
+    return packed ? parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
+  };
+  if (!gradients_at_once(call, call.plan->tilings(), q, k, v, x.o, d_o, x.lse, blank)) dx.clear();
   return dx;
 }
 

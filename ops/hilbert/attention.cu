@@ -110,17 +110,17 @@ __device__ Own own_of(std::span<const Tiling::Range> tiles) {
   return {tile, begin, min(tiles[tile].end - begin, S::kRows)};
 }
 
-/// only [batch, heads, tiles]: whether this block's tile, of so many, is marked; null marks all.
+/// only [batch, heads, tiles]: whether this block's tile, of so many, is marked for a head; null marks all.
 template <class S>
-__device__ bool is_asked_for(const std::int32_t* only, std::span<const Tiling::Range> tiles) {
-  return !only || only[(static_cast<Index>(blockIdx.z) * gridDim.y + blockIdx.y) * static_cast<Index>(tiles.size()) + blockIdx.x / S::kParts] != 0;
+__device__ bool is_asked_for(const std::int32_t* only, const Problem& p, Index h, std::span<const Tiling::Range> tiles) {
+  return !only || only[(static_cast<Index>(blockIdx.z) * p.sizes.heads + h) * static_cast<Index>(tiles.size()) + blockIdx.x / S::kParts] != 0;
 }
 
 template <class T, class S>
 __global__ void __launch_bounds__(S::kWarps* kWarp)
     forward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<T> o, Rows<float> o_wide, float* lse, bool fresh,
                    const std::int32_t* only) {
-  if (!is_asked_for<S>(only, p.t.q_tile)) return;
+  if (!is_asked_for<S>(only, p, p.heads.at[blockIdx.y], p.t.q_tile)) return;
   extern __shared__ float4 shared[];
   float* const q_tile = reinterpret_cast<float*>(shared);
   float* const k_chunk = q_tile + S::kRows * S::kWidth;
@@ -214,7 +214,7 @@ template <class T, class S>
 __global__ void __launch_bounds__(S::kWarps* kWarp)
     keys_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse,
                          const float* delta, Rows<float> dk, Rows<float> dv, Rows<T> dk_again, Rows<T> dv_again, const std::int32_t* only) {
-  if (!is_asked_for<S>(only, p.t.k_tile)) return;
+  if (!is_asked_for<S>(only, p, blockIdx.y, p.t.k_tile)) return;  // marks come from kernels that want a key head each
   extern __shared__ float4 shared[];
   float* const k_tile = reinterpret_cast<float*>(shared);
   float* const v_tile = k_tile + S::kRows * S::kWidth;
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
     for (int c = 0; c < S::kColumns; ++c) {
       const int d = c * kWarp + lane;
       if (d >= dim) continue;
-      if (only) {
+      if (dk_again.data) {
         dk_again.at(b, tokens[mine + r], kv)[d] = static_cast<T>(k_sum[r][c]);
         dv_again.at(b, tokens[mine + r], kv)[d] = static_cast<T>(v_sum[r][c]);
       } else {
@@ -290,7 +290,7 @@ template <class T, class S>
 __global__ void __launch_bounds__(S::kWarps* kWarp)
     queries_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse,
                             const float* delta, Rows<float> dq, Rows<T> dq_again, const std::int32_t* only) {
-  if (!is_asked_for<S>(only, p.t.q_tile)) return;
+  if (!is_asked_for<S>(only, p, p.heads.at[blockIdx.y], p.t.q_tile)) return;
   extern __shared__ float4 shared[];
   float* const q_tile = reinterpret_cast<float*>(shared);
   float* const d_o_tile = q_tile + S::kRows * S::kWidth;
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
     for (int c = 0; c < S::kColumns; ++c) {
       const int d = c * kWarp + lane;
       if (d >= dim) continue;
-      if (only) dq_again.at(b, tokens[mine + r], h)[d] = static_cast<T>(scale * sum[r][c]);
+      if (dq_again.data) dq_again.at(b, tokens[mine + r], h)[d] = static_cast<T>(scale * sum[r][c]);
       else dq.at(b, tokens[mine + r], h)[d] += scale * sum[r][c];
     }
   }
@@ -353,14 +353,14 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
 // A warp owns a row.
 template <class T>
 __global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<const T> o, Rows<const T> d_o, float* delta) {
-  const Index row = first_element() / kWarp;
-  if (row >= s.batch * s.heads * s.length) return;
-  const Index t = row % s.length, h = row / s.length % s.heads, b = row / s.length / s.heads;
-  const T *const x = o.at(b, t, h), *const y = d_o.at(b, t, h);
-  float sum = 0;
-  for (Index d = threadIdx.x % kWarp; d < s.dim; d += kWarp) sum += static_cast<float>(x[d]) * static_cast<float>(y[d]);
-  sum = warp_reduce<Sum>(sum);
-  if (threadIdx.x % kWarp == 0) delta[row] = sum;
+  for (Index row = first_element() / kWarp; row < s.batch * s.heads * s.length; row += element_step() / kWarp) {
+    const Index t = row % s.length, h = row / s.length % s.heads, b = row / s.length / s.heads;
+    const T *const x = o.at(b, t, h), *const y = d_o.at(b, t, h);
+    float sum = 0;
+    for (Index d = threadIdx.x % kWarp; d < s.dim; d += kWarp) sum += static_cast<float>(x[d]) * static_cast<float>(y[d]);
+    sum = warp_reduce<Sum>(sum);
+    if (threadIdx.x % kWarp == 0) delta[row] = sum;
+  }
 }
 
 /// f.operator()<Shape32>() for the head dim.
@@ -389,20 +389,26 @@ dim3 grid_of(const std::vector<Tiling::Range>& tiles, Index heads, Index batch) 
   return dim3(static_cast<unsigned>(tiles.size() * S::kParts), static_cast<unsigned>(heads), static_cast<unsigned>(batch));
 }
 
+/// [batch, heads, tiles]: none is marked.
+Tensor blank_marks(Cuda where, const AttentionSizes& sizes, const std::vector<Tiling::Range>& tiles) {
+  return zeros({sizes.batch, sizes.heads, static_cast<Index>(tiles.size())}, DType::i32, {Device::Kind::cuda, where.device});
+}
+
 }  // namespace
 
 template <class T, class O>
 void attention_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
                        Rows<const T> k, Rows<const T> v, Rows<O> o, float* lse, bool fresh) {
   Tensor again;  // tiles that a faster kernel left to this one
-  if constexpr (kHasHopper && std::is_same_v<T, bf16> && std::is_same_v<O, bf16>) {
-    const auto groups = fresh ? equal_groups(t) : std::nullopt;
-    const Rows<const bf16> out{o.data, o.batch, o.token, o.head};
+  if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
+    const bool can = fresh || std::is_same_v<O, float>;  // go on from what is there
+    const auto groups = can ? equal_groups(t) : std::nullopt;
+    const Rows<const O> out{o.data, o.batch, o.token, o.head};
     if (groups && segment_forward_serves(where, sizes, *groups, q, k, v, out))
-      return segment_forward(where, sizes, t, *groups, heads, n_heads, q, k, v, o, lse);
-    if (fresh && list_forward_serves(where, sizes, t, q, k, v, out)) {
-      again = zeros({sizes.batch, n_heads, static_cast<Index>(t.q_tile.size())}, DType::i32, {Device::Kind::cuda, where.device});
-      list_forward(where, sizes, t, heads, n_heads, q, k, v, o, lse, again.mutable_data<std::int32_t>());
+      return segment_forward(where, sizes, t, *groups, heads, n_heads, q, k, v, o, lse, fresh);
+    if (can && list_forward_serves(where, sizes, t, q, k, v, out)) {
+      again = blank_marks(where, sizes, t.q_tile);
+      list_forward(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh, again.mutable_data<std::int32_t>());
       if (t.tiles_partial == 0) return;
     }
   }
@@ -427,7 +433,7 @@ void attention_delta(Cuda where, const AttentionSizes& sizes, Rows<const T> o, R
 
 namespace {
 
-/// Where the plain backward writes: it adds to f32, or, for marked tiles alone, writes T.
+/// Where the plain backward writes: it adds to f32, or writes T. Marks: to no other tiles.
 template <class T> struct Gradients {
   Rows<float> dq{}, dk{}, dv{};
   Rows<T> dq_again{}, dk_again{}, dv_again{};
@@ -454,7 +460,21 @@ template <class T>
 void attention_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
                         Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse, const float* delta, Rows<float> dq, Rows<float> dk,
                         Rows<float> dv) {
-  plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, Gradients<T>{.dq = dq, .dk = dk, .dv = dv});
+  Gradients<T> to{.dq = dq, .dk = dk, .dv = dv};
+  Tensor queries, keys;  // tiles that a faster kernel left to the plain one
+  if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
+    const auto groups = equal_groups(t);
+    if (groups && stream_backward_serves(where, sizes, *groups) && stream_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv))
+      return;
+    if (!groups && list_backward_serves(where, sizes, t)) {
+      queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
+      const bool ran = list_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, queries.mutable_data<std::int32_t>(),
+                                     keys.mutable_data<std::int32_t>());
+      if (ran && t.tiles_partial == 0) return;
+      if (ran) to.queries = queries.data<std::int32_t>(), to.keys = keys.data<std::int32_t>();
+    }
+  }
+  plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, to);
 }
 
 template <class T>
@@ -474,13 +494,11 @@ bool attention_backward_at_once(Cuda where, const AttentionSizes& sizes, const T
     if (groups && segment_backward_serves(where, sizes, *groups) && segment_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, o, d_o, lse, dq, dk, dv))
       return true;
     if (groups && !stream_backward_serves(where, sizes, *groups)) return false;
-    const Device device{Device::Kind::cuda, where.device};
-    Tensor delta = empty({sizes.batch, sizes.heads, sizes.length}, DType::f32, device);
+    Tensor delta = empty({sizes.batch, sizes.heads, sizes.length}, DType::f32, {Device::Kind::cuda, where.device});
     attention_delta(where, sizes, o, d_o, delta.mutable_data<float>());
     const float* const rows_delta = delta.data<float>();
     if (groups) return stream_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, d_o, lse, rows_delta, dq, dk, dv);
-    Tensor queries = zeros({sizes.batch, n_heads, static_cast<Index>(t.q_tile.size())}, DType::i32, device);
-    Tensor keys = zeros({sizes.batch, n_heads, static_cast<Index>(t.k_tile.size())}, DType::i32, device);
+    Tensor queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
     if (!list_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, rows_delta, dq, dk, dv, queries.mutable_data<std::int32_t>(),
                        keys.mutable_data<std::int32_t>()))
       return false;

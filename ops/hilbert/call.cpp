@@ -94,4 +94,22 @@ void add_gradients(const Call& call, std::span<const Tiling> tilings, const Tens
   });
 }
 
+bool gradients_at_once(const Call& call, std::span<const Tiling> tilings, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& d_o,
+                       const Tensor& lse, const std::function<std::array<Tensor, 3>(bool covers)>& blank) {
+  if (q.device().is_cpu() || tilings.size() != 1 || branch_count(*call.plan) != 1) return false;
+  const Tiling& t = tilings[0];
+  const std::vector<std::int32_t> heads = users(*call.plan, 0)[0];
+  bool ran = false;
+  visit("attention", q, [&]<class T>(auto where) {
+    if constexpr (is_cuda<decltype(where)>) {
+      if (!kernels::attention_backward_at_once_serves<T>(where, call.sizes(), t)) return;
+      std::array<Tensor, 3> d = blank(static_cast<Index>(t.q_token.size()) == call.length && static_cast<Index>(t.k_token.size()) == call.length);
+      ran = kernels::attention_backward_at_once(where, call.sizes(), t, heads.data(), static_cast<Index>(heads.size()), kernels::rows<T>(q), kernels::rows<T>(k),
+                                                kernels::rows<T>(v), kernels::rows<T>(o), kernels::rows<T>(d_o), lse.data<float>(), kernels::rows<T>(d[0]),
+                                                kernels::rows<T>(d[1]), kernels::rows<T>(d[2]));
+    }
+  });
+  return ran;
+}
+
 }  // namespace hilt

@@ -1,5 +1,6 @@
 #pragma once
 #include <array>
+#include <functional>
 #include <map>
 #include <span>
 #include <vector>
@@ -45,6 +46,13 @@ Tensor delta_of(const Call& call, const Tensor& o, const Tensor& d_o, DType type
 /// Adds the gradients of one part to d = {dq, dk, dv}, which are of the accumulator's type, with the lse and delta of the whole.
 void add_gradients(const Call& call, std::span<const Tiling> tilings, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d_o, const Tensor& lse,
                    const Tensor& delta, std::array<Tensor, 3>& d);
+
+/// All gradients of a call with these tilings in one go, rounded once, where a GPU has a kernel for that; else false, with nothing done. `blank` makes
+/// {dq, dk, dv} of the type of q; every row is written if `covers`, else those that no kernel writes must be zero.
+bool gradients_at_once(const Call& call, std::span<const Tiling> tilings, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& d_o,
+                       const Tensor& lse, const std::function<std::array<Tensor, 3>(bool covers)>& blank);
+/// A tensor that is written all over, or blank.
+inline Tensor blank_like(const Tensor& x, bool covers) { return covers ? empty_like(x) : zeros_like(x); }
 
 namespace kernels {
 template <class T> Rows<const T> rows(const Tensor& x) { return {x.data<T>(), x.stride(0), x.stride(1), x.stride(2)}; }

@@ -8,6 +8,7 @@
 // Every row goes straight from its owner to who attends to it. A ring in which ranks hand on what they got would carry the same bytes of K
 // and V, but also rows that only later ranks need, and one hop more of dK, dV.
 #include "ops/hilbert/ring.h"
+#include <algorithm>
 #include <iomanip>
 #include <utility>
 #include "core/info.h"
@@ -97,12 +98,17 @@ struct Ring final : Function {
 
   std::string_view name() const override { return "attention (ring)"; }
 
+  bool receives() const {
+    return std::ranges::any_of(shard->stages(), [](const ShardPlan::Stage& s) { return !s.receive.empty(); });
+  }
+  bool sends() const {
+    return std::ranges::any_of(shard->stages(), [](const ShardPlan::Stage& s) { return !s.send.empty(); });
+  }
+
   AttentionResult run(const Tensor& q, const Tensor& k, const Tensor& v) const {
     const auto& stages = shard->stages();
     const Pair own{k, v};
-    bool travels = false;
-    for (const ShardPlan::Stage& s : stages) travels = travels || !s.receive.empty();
-    SoftmaxState state = blank_state(call, q, stages[0].tilings, travels);
+    SoftmaxState state = blank_state(call, q, stages[0].tilings, receives());
     Pair keys = own;
     for (std::size_t stage = 0; stage < stages.size(); ++stage) {
       Incoming next;
@@ -125,6 +131,14 @@ struct Ring final : Function {
     const Pair own{saved(1), saved(2)};
     const auto& stages = shard->stages();
     const DType type = lse.dtype();
+    if (!receives() && !sends()) {  // nothing to add up
+      std::vector<Tensor> dx;
+      const auto blank = [&](bool covers) {
+        dx = {blank_like(q, covers), blank_like(own.k, covers), blank_like(own.v, covers)};
+        return std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
+      };
+      if (gradients_at_once(call, stages[0].tilings, q, own.k, own.v, saved(3), d_o, lse, blank)) return finished(std::move(dx), q.dtype());
+    }
     const Tensor delta = delta_of(call, saved(3), d_o, type);
     Tensor dq = zeros(q.shape(), type, q.device());
     Pair total, keys = own;
@@ -143,8 +157,10 @@ struct Ring final : Function {
       if (stage + 1 < stages.size()) keys = next.wait(own);
     }
     if (stages.size() > 1) homeward.wait(total);
-    std::vector<Tensor> dx{std::move(dq), std::move(total.k), std::move(total.v)};
-    for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = wants(i) ? to(dx[i], q.dtype()) : Tensor{};
+    return finished({std::move(dq), std::move(total.k), std::move(total.v)}, q.dtype());
+  }
+  std::vector<Tensor> finished(std::vector<Tensor> dx, DType type) const {
+    for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = wants(i) ? to(dx[i], type) : Tensor{};
     return dx;
   }
 };

@@ -8,6 +8,7 @@
 #include "core/cuda/context.h"
 #include "core/random.h"
 #include "ops/hilbert/attention.h"
+#include "ops/hilbert/call.h"
 #include "ops/hilbert/hopper/segments.h"
 #include "ops/ops.h"
 #include "tests/support/scale.h"
@@ -248,6 +249,189 @@ TEST_F(OnGpuAttention, NotANumberDoesNotPassMasks) {
       };
       judge("o", got.o, want.o, before.o);
       for (std::size_t i = 0; i < 3; ++i) judge("gradient", got.dx[i], want.dx[i], before.dx[i]);
+    }
+  }
+}
+
+// ---- parts of one attention: an online softmax that goes on in f32, gradients that are added to ------------
+
+struct Parts {
+  std::string name;
+  PlanPtr plan;
+  Index batch, kv_heads, dim;
+};
+
+/// What ranks and plans of several branches are made of, all of whole tiles.
+std::vector<Parts> parts() {
+  std::vector<Parts> out;
+  for (Index dim : {64, 128}) {
+    const auto add = [&](Case c) {
+      c.dim = dim;
+      std::ostringstream name;
+      name << c << " causal " << name_of(c.causality);
+      out.push_back({name.str(), plan_of(c), c.batch, c.kv_heads, dim});
+    };
+    constexpr Causality token = Causality::token;
+    add({.pattern = "dense", .order = "row", .batch = 2, .length = 1024});
+    add({.pattern = "dense", .order = "row", .length = 1280});
+    add({.pattern = "dense", .order = "row", .length = 1152, .causality = token});
+    add({.pattern = "dense", .order = "hilbert", .batch = 2, .length = 1024, .causality = token});
+    add({.pattern = "segment:128", .length = 512});
+    add({.pattern = "segment:256", .length = 1024, .causality = token});
+    add({.pattern = "segment:128+segment:512,dilation=2", .length = 1024, .mode = DilationMode::longnet});
+    add({.pattern = "segment:256+segment:1024,dilation=4", .length = 1024, .causality = token});
+    add({.pattern = "segment:512,dilation=2,offset=head", .length = 1024, .heads = 3, .kv_heads = 3, .causality = token});
+    PlanSpec spec;  // the second and the last block of queries attend to nothing
+    spec.length = 1024, spec.heads = 2, spec.pattern = {blocks(128, {{0, 0}, {0, 5}, {2, 1}, {2, 2}, {2, 3}, {3, 7}, {4, 0}, {5, 5}, {6, 1}, {6, 6}})};
+    spec.order = parse_order("row", 1024);
+    out.push_back({"blocks D " + std::to_string(dim), make_plan(spec), 2, 2, dim});
+    spec.causality = token;
+    out.push_back({"causal blocks D " + std::to_string(dim), make_plan(spec), 1, 2, dim});
+  }
+  return out;
+}
+
+Inputs inputs_of(const Parts& p) {
+  return inputs_of(Case{.pattern = "", .batch = p.batch, .length = p.plan->length(), .heads = p.plan->heads(), .kv_heads = p.kv_heads, .dim = p.dim});
+}
+
+Result ones_to_start(const Inputs& in) {
+  const auto like = [](const Tensor& x) { return ones(x.shape(), DType::f32, kGpu); };
+  return {{}, {}, {like(in.q), like(in.k), like(in.v)}};
+}
+
+/// Through the kernels that go on, twice where asked: o and gradients in f32, gradients added to those of `start`.
+Result in_parts(const Inputs& in, const PlanPtr& plan, bool fresh, int times = 1, const Result* start = nullptr) {
+  const Call call = checked_call("parts", plan, {}, plan->length(), in.q, in.k, in.v);
+  const double none = fresh ? std::numeric_limits<double>::quiet_NaN() : 0;  // what must not be read
+  SoftmaxState state{full(in.q.shape(), none, DType::f32, kGpu),
+                     full({call.batch, call.heads(), call.length}, fresh ? none : -std::numeric_limits<double>::infinity(), DType::f32, kGpu), fresh};
+  for (int i = 0; i < times; ++i) attend(call, plan->tilings(), in.q, in.k, in.v, state);
+  const auto blank = [&](std::size_t i, const Tensor& like) { return start ? clone(start->dx[i]) : zeros(like.shape(), DType::f32, kGpu); };
+  std::array<Tensor, 3> d{blank(0, in.q), blank(1, in.k), blank(2, in.v)};
+  const Tensor delta = sum(mul(state.o, to(in.d_o, DType::f32)), {-1});
+  for (int i = 0; i < times; ++i) add_gradients(call, plan->tilings(), in.q, in.k, in.v, in.d_o, state.lse, contiguous(permute(delta, {0, 2, 1})), d);
+  return {state.o, state.lse, {d[0], d[1], d[2]}};
+}
+
+/// The largest difference over the largest value.
+double distance(const Tensor& got, const Tensor& want) {
+  const std::vector<double> x = got.to_vector(), y = want.to_vector();
+  double worst = 0, largest = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (x[i] == y[i]) continue;  // -inf where a row has no key
+    if (!(std::abs(x[i] - y[i]) <= worst)) worst = std::abs(x[i] - y[i]);
+    largest = std::max(largest, std::abs(y[i]));
+  }
+  return largest > 0 ? worst / largest : worst;
+}
+
+TEST_F(OnGpuAttention, GoesOnInF32AsTheFormulasSay) {
+  double worst = 0;
+  for (const Parts& p : parts()) {
+    SCOPED_TRACE(p.name);
+    const Inputs in = inputs_of(p);
+    // The definition in f64, and the naive formula in bf16, one op at a time, on the CPU.
+    const auto here = [&](const Tensor& x, DType type) { return to(moved(x, {}), type); };
+    const auto on_cpu = [&](DType type, Backward mode) {
+      const Tensor q = here(in.q, type), k = here(in.k, type), v = here(in.v, type);
+      Tape tape;
+      for (const Tensor* t : {&q, &k, &v}) tape.watch(*t);
+      Result r;
+      r.o = attention(q, k, v, p.plan, {.backward = mode});
+      r.lse = attention_with_lse(q, k, v, p.plan).lse;
+      const Gradients g = tape.backward(r.o, here(in.d_o, type));
+      r.dx = {g[q], g[k], g[v]};
+      return r;
+    };
+    const Result want = on_cpu(DType::f64, Backward::fused), naive = on_cpu(DType::bf16, Backward::taped);
+    bool covers = branch_count(*p.plan) == 1;
+    for (const Tiling& t : p.plan->tilings()) covers = covers && static_cast<Index>(t.q_token.size()) == p.plan->length();
+    for (const bool fresh : {false, true}) {
+      if (fresh && !covers) continue;
+      const Result got = in_parts(in, p.plan, fresh);
+      const auto judge = [&](const char* name, const Tensor& x, const Tensor& y, const Tensor& z) {
+        const double off = distance(x, z), allowed = 2 * distance(y, z) + 0x1p-9;
+        EXPECT_LE(off, allowed) << name << (fresh ? ", fresh" : "");
+        worst = std::max(worst, off / allowed);
+      };
+      judge("o", got.o, naive.o, want.o);
+      EXPECT_LT(distance(got.lse, want.lse), 1e-5);
+      for (std::size_t i = 0; i < 3; ++i) judge(i == 0 ? "dq" : i == 1 ? "dk" : "dv", got.dx[i], naive.dx[i], want.dx[i]);
+    }
+    // The same keys once more: as many of everything, so O stays and L grows by log 2; and gradients are added to what is there.
+    const Result once = in_parts(in, p.plan, false), start = ones_to_start(in);
+    const Result twice = in_parts(in, p.plan, covers, 2, &start);
+    EXPECT_LT(distance(twice.o, once.o), 1e-5);
+    EXPECT_LT(distance(twice.lse, add(once.lse, std::log(2.0))), 1e-6);
+    // Each half of the weights, twice: the gradients of once, beside the ones.
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_LT(distance(sub(twice.dx[i], start.dx[i]), once.dx[i]), 5e-3) << i;
+  }
+  std::cout << "worst error over twice the naive one's and half a unit: " << worst << std::endl;
+}
+
+TEST_F(OnGpuAttention, PartsRepeatBitForBit) {
+  for (const Parts& p : parts()) {
+    SCOPED_TRACE(p.name);
+    const Inputs in = inputs_of(p);
+    const Result first = in_parts(in, p.plan, false, 2);
+    for (int i = 0; i < scaled(25, 3); ++i) {
+      const Result again = in_parts(in, p.plan, false, 2);
+      ASSERT_EQ(bits(again.o), bits(first.o)) << i;
+      ASSERT_EQ(bits(again.lse), bits(first.lse)) << i;
+      for (std::size_t k = 0; k < 3; ++k) ASSERT_EQ(bits(again.dx[k]), bits(first.dx[k])) << i << ", gradient " << k;
+    }
+  }
+}
+
+// A value that is not finite behind a mask: the tile goes to the plain kernel, and is added once.
+TEST_F(OnGpuAttention, PartsKeepNotANumberBehindMasks) {
+  for (const Parts& p : parts()) {
+    SCOPED_TRACE(p.name);
+    const Inputs clean = inputs_of(p);
+    for (int which = 0; which < 3; ++which) {  // keys and values, queries, the incoming gradient
+      Inputs in = clean;
+      const auto spoil = [&](Tensor& x) {
+        x = clone(x);
+        const Index bad = p.plan->length() / 2 + 5;
+        for (const auto& [row, value] : {std::pair{bad, std::numeric_limits<double>::quiet_NaN()}, {bad + 1, std::numeric_limits<double>::infinity()}}) {
+          Tensor line = slice(x, 1, row, row + 1);
+          copy(line, full(line.shape(), value, DType::bf16, kGpu));
+        }
+      };
+      if (which == 0) spoil(in.k), spoil(in.v);
+      else spoil(which == 1 ? in.q : in.d_o);
+      const Result start = ones_to_start(in);
+      const Result got = in_parts(in, p.plan, false, 2, &start), want = in_parts(in_f32(in), p.plan, false, 2, &start);
+      const auto judge = [&](const char* name, const Tensor& now, const Tensor& expected) {
+        const std::vector<float> x = now.to_vector<float>(), y = expected.to_vector<float>();
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          ASSERT_EQ(std::isnan(x[i]), std::isnan(y[i])) << name << ' ' << i << ": " << x[i] << ", plain " << y[i] << "; spoiled " << which;
+          if (!std::isfinite(y[i])) continue;
+          ASSERT_LT(std::abs(x[i] - y[i]), 0.02f * std::abs(y[i]) + 0.1f) << name << ' ' << i << "; spoiled " << which;
+        }
+      };
+      judge("o", got.o, want.o);
+      judge("lse", got.lse, want.lse);
+      for (std::size_t i = 0; i < 3; ++i) judge("gradient", got.dx[i], want.dx[i]);
+    }
+  }
+}
+
+TEST_F(OnGpuAttention, PartsAreServed) {
+  for (const Parts& p : parts()) {
+    SCOPED_TRACE(p.name);
+    const Inputs in = inputs_of(p);
+    const auto rows = [](const Tensor& x) { return kernels::Rows<const bf16>{x.data<bf16>(), x.stride(0), x.stride(1), x.stride(2)}; };
+    const Tensor o = zeros(in.q.shape(), DType::f32, kGpu);
+    const kernels::Rows<const float> out{o.data<float>(), o.stride(0), o.stride(1), o.stride(2)};
+    const kernels::AttentionSizes sizes{p.batch, p.plan->length(), p.plan->heads(), p.kv_heads, p.dim, 0.1, 0, {}, 0, 0};
+    for (const Tiling& t : p.plan->tilings()) {
+      const auto groups = kernels::equal_groups(t);
+      const Cuda where = cuda_of(kGpu);
+      EXPECT_TRUE(groups ? kernels::segment_forward_serves(where, sizes, *groups, rows(in.q), rows(in.k), rows(in.v), out)
+                         : kernels::list_forward_serves(where, sizes, t, rows(in.q), rows(in.k), rows(in.v), out));
+      EXPECT_TRUE(groups ? kernels::stream_backward_serves(where, sizes, *groups) : kernels::list_backward_serves(where, sizes, t));
     }
   }
 }

@@ -60,6 +60,16 @@ __device__ __forceinline__ void named_sync(int id, int threads) {
 __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+/// Whether something holds for every thread of the barrier.
+__device__ __forceinline__ bool named_all(int id, int threads, bool holds) {
+  int all;
+  asm volatile(
+      "{.reg .pred p, q; setp.ne.s32 p, %3, 0; bar.red.and.pred q, %1, %2, p; selp.s32 %0, 1, 0, q;}"
+      : "=r"(all)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(holds))
+      : "memory");
+  return all != 0;
+}
 
 /// setmaxnreg only shares out what the launch allocated, floor(65536 / threads / 8) * 8 registers a thread;
 /// asking for more waits for ever.

@@ -32,11 +32,12 @@ inline Operand operand_of(Rows<const bf16> x) {
   return {x.data, x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
 }
 
-/// Whether 16 bytes can be read at every eighth element of a row.
-inline bool is_readable(Rows<const bf16> x) {
-  constexpr Index kEight = 8, kMost = std::numeric_limits<int>::max();
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % kEight == 0 &&
-         x.token % kEight == 0 && x.head % kEight == 0 && x.token <= kMost && x.head <= kMost;
+/// Whether rows can be read and written 16 bytes at a time.
+template <class T>
+bool is_readable(Rows<T> x) {
+  constexpr Index kEach = 16 / sizeof(T), kMost = std::numeric_limits<int>::max();
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % kEach == 0 &&
+         x.token % kEach == 0 && x.head % kEach == 0 && x.token <= kMost && x.head <= kMost;
 }
 template <class A, class B>
 bool same_strides(const Rows<A>& a, const Rows<B>& b) {
@@ -144,6 +145,26 @@ __device__ __forceinline__ void store_row(bf16* row, const float (&x)[N], int h,
       w[c] = pack_bf16(x[16 * g + 4 * c + 2 * h] * scale, x[16 * g + 4 * c + 2 * h + 1] * scale);
     transpose_quad(w, quad);
     *reinterpret_cast<uint4*>(row + (4 * g + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+  }
+}
+/// row = keep row + scale sums, in f32: a quad fills 32 bytes, a sector, at a time. Nothing is read where keep
+/// is 0.
+template <int Chunks, int N>
+__device__ __forceinline__ void merge_row(float* row, const float (&x)[N], int h, float scale, float keep,
+                                          int quad) {
+  constexpr int kAtOnce = 8;
+#pragma unroll
+  for (int g = 0; g < Chunks; g += kAtOnce) {
+    float2* const to = reinterpret_cast<float2*>(row + g * 8) + quad;
+    float2 y[kAtOnce] = {};
+    if (keep != 0) {
+#pragma unroll
+      for (int c = 0; c < kAtOnce; ++c) y[c] = to[4 * c];
+    }
+#pragma unroll
+    for (int c = 0; c < kAtOnce; ++c)
+      to[4 * c] = make_float2(fmaf(keep, y[c].x, scale * x[4 * (g + c) + 2 * h]),
+                              fmaf(keep, y[c].y, scale * x[4 * (g + c) + 2 * h + 1]));
   }
 }
 

@@ -12,7 +12,10 @@
 //
 // Lists: instead of whole groups, any tiling whose tiles all have 128 rows (dense causal, windows); partial
 // tiles are masked by attends(). Ahead (long groups): the next S is multiplied while the softmax of this one
-// runs. Turns (D = 64): the two warpgroups take turns at the exponentials.
+// runs. Turns (D = 64): the two warpgroups take turns at the exponentials. Merges: o is f32 and the state of
+// an online softmax that goes on:
+//
+//   L' = log(e^L + e^L_here)     O' = e^(L - L') O + e^(L_here - L') O_here
 #include "ops/hilbert/hopper/common.cuh"
 
 namespace hilt::kernels {
@@ -25,15 +28,16 @@ static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
 struct Forward {
   Operand q, k, o;
   const bf16* v;  // with the strides of k
-  bf16* out;
+  void* out;   // bf16, or f32 with kMerges
   float* lse;  // [B, H, L]
+  bool fresh;  // with kMerges: there is nothing to merge with
   const std::int32_t *q_token, *k_token;
   int length, heads, heads_each;  // heads_each: query heads that share a key head
   int queries, keys;              // of a group
   int key_tiles, items;
   float scale;          // times log2 e
   TilingView lists;     // with kLists
-  std::int32_t* again;  // [batch, n_heads, query tiles]: set where the plain kernel has to do a tile again
+  std::int32_t* again;  // [batch, heads, query tiles]: set where the plain kernel has to do a tile again
   Divisor query_tiles, n_heads, groups;
   std::int16_t head[kMaxHeads];
 };
@@ -118,7 +122,17 @@ __device__ __forceinline__ void rescale(float (&o)[N], const float (&factor)[2])
     o[4 * c] *= factor[0], o[4 * c + 1] *= factor[0], o[4 * c + 2] *= factor[1], o[4 * c + 3] *= factor[1];
 }
 
-template <int D, bool kAhead, bool kTurns, bool kLists>
+/// The log-sum-exp of a part and of what was there before; keep and share: what O of either is multiplied
+/// with.
+__device__ __forceinline__ float merged(float there, float here, float& keep, float& share) {
+  const float top = fmaxf(there, here), known = top == -INFINITY ? 0.0f : top;
+  const float a = exp2_fast((there - known) * kLog2e), b = exp2_fast((here - known) * kLog2e), both = a + b;
+  keep = both == 0 ? 0.0f : a / both;
+  share *= both == 0 ? 0.0f : b / both;
+  return known + log2_fast(both) * kLn2;
+}
+
+template <int D, bool kAhead, bool kTurns, bool kLists, bool kMerges>
 __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __grid_constant__ Forward p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
   using M = Layout<D>;
@@ -223,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
                k > 0 ? 1 : accumulate);
     wgmma_commit();
   };
-  constexpr int kBoth = 2 * kWarpgroup;
+  constexpr int kBoth = 2 * kWarpgroup, kFiniteBarrier = 3;  // 1 and 2: turns
   const auto my_turn = [&] {
     if constexpr (kTurns) named_sync(1 + half, kBoth);
   };
@@ -330,7 +344,15 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
       }
       q_ring.next();
     }
-    if (kLists && !finite) p.again[i - i % static_cast<int>(p.query_tiles.d) + x.tile] = 1;
+    if constexpr (kLists) {
+      // A tile is merged once, by this kernel or by the plain one: both warpgroups must agree on which.
+      if constexpr (kMerges) finite = named_all(kFiniteBarrier, kBoth, finite);
+      const std::int64_t row_of_tiles = static_cast<std::int64_t>(x.batch) * p.heads + x.head;
+      if (!finite) p.again[row_of_tiles * p.query_tiles.d + x.tile] = 1;
+    }
+    const bool writes = !kMerges || !kLists || (finite && (p.fresh || x.key_tiles > 0));
+    float* const lse = p.lse + (static_cast<std::int64_t>(x.batch) * p.heads + x.head) * p.length;
+    const std::int64_t out = x.batch * p.o.batch + static_cast<std::int64_t>(x.head) * p.o.head;
     float share[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -338,14 +360,21 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
       total += __shfl_xor_sync(~0u, total, 1);
       total += __shfl_xor_sync(~0u, total, 2);
       share[h] = kLists && total == 0 ? 0.0f : 1.0f / total;
-      if (lane % 4 == 0)
-        p.lse[(static_cast<std::int64_t>(x.batch) * p.heads + x.head) * p.length + token[h]] =
-            (top[h] * p.scale + log2_fast(total)) * kLn2;
+      float l = (top[h] * p.scale + log2_fast(total)) * kLn2;
+      if constexpr (kMerges) {
+        float keep = 0;
+        if (!p.fresh) l = merged(lse[token[h]], l, keep, share[h]);
+        __syncwarp();  // all four lanes of a row have read
+        if (writes)
+          merge_row<D / 8>(static_cast<float*>(p.out) + out + static_cast<std::int64_t>(token[h]) * p.o.token,
+                           o, h, share[h], keep, lane % 4);
+      }
+      if (lane % 4 == 0 && writes) lse[token[h]] = l;
     }
+    if constexpr (kMerges) continue;
     const int low = __shfl_sync(~0u, token[0], lane % 8 * 4), high = __shfl_sync(~0u, token[1], lane % 8 * 4);
     store_rows<D / 8>(base + M::staging + static_cast<std::uint32_t>(half * 4 + warp) * M::kStaging, o,
-                      share[0], share[1],
-                      p.out + x.batch * p.o.batch + static_cast<std::int64_t>(x.head) * p.o.head,
+                      share[0], share[1], static_cast<bf16*>(p.out) + out,
                       static_cast<std::int64_t>(lane % 16 < 8 ? low : high) * p.o.token);
   }
   if (kTurns && half == 0) named_sync(1, kBoth);
@@ -370,15 +399,17 @@ std::optional<EqualGroups> equal_groups(const Tiling& t) {
   return g;
 }
 
+template <class O>
 bool list_forward_serves(Cuda where, const AttentionSizes& sizes, const Tiling& t, Rows<const bf16> q,
-                         Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> o) {
+                         Rows<const bf16> k, Rows<const bf16> v, Rows<const O> o) {
   if (!whole_tiles(t)) return false;
   return segment_forward_serves(where, sizes, {1, kTile * static_cast<Index>(t.q_tile.size()), kTile}, q, k,
                                 v, o);
 }
 
+template <class O>
 bool segment_forward_serves(Cuda where, const AttentionSizes& sizes, const EqualGroups& g, Rows<const bf16> q,
-                            Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> o) {
+                            Rows<const bf16> k, Rows<const bf16> v, Rows<const O> o) {
   constexpr Index kMostItems = Index{1} << 30;
   return properties(where.device).is_hopper() && (sizes.dim == 64 || sizes.dim == 128) &&
          sizes.dropout == 0 && g.queries % kTile == 0 && g.keys % kTile == 0 && sizes.heads <= kMaxHeads &&
@@ -389,14 +420,15 @@ bool segment_forward_serves(Cuda where, const AttentionSizes& sizes, const Equal
 
 namespace {
 
+template <class O>
 Forward problem(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                Index n_heads, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<bf16> o,
-                float* lse) {
+                Index n_heads, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<O> o,
+                float* lse, bool fresh) {
   const TilingView& view = on_device(t, where);
   Forward p{};
   p.q = operand_of(q), p.k = operand_of(k), p.v = v.data,
-  p.o = operand_of({o.data, o.batch, o.token, o.head});
-  p.out = o.data, p.lse = lse, p.q_token = view.q_token.data(), p.k_token = view.k_token.data();
+  p.o = operand_of({nullptr, o.batch, o.token, o.head});
+  p.out = o.data, p.lse = lse, p.fresh = fresh, p.q_token = view.q_token.data(), p.k_token = view.k_token.data();
   p.length = static_cast<int>(sizes.length), p.heads = static_cast<int>(sizes.heads),
   p.heads_each = static_cast<int>(sizes.heads / sizes.kv_heads);
   p.scale = static_cast<float>(sizes.scale) * kLog2e;
@@ -405,34 +437,40 @@ Forward problem(Cuda where, const AttentionSizes& sizes, const Tiling& t, const 
   return p;
 }
 
-template <bool kLists>
+template <bool kLists, class O>
 void run(Cuda where, const AttentionSizes& sizes, const Forward& p, bool ahead) {
-  const dim3 blocks(static_cast<unsigned>(std::min(properties(where.device).multiprocessors, p.items)));
+  constexpr bool kMerges = std::is_same_v<O, float>;
+  // Parts of one attention are what ranks exchange rows between. With a block a tile, copies get in wherever
+  // one ends, and uneven tiles are shared out as blocks end; leaving multiprocessors free was slower.
+  const bool stays = !kMerges || !ahead;
+  const dim3 blocks(
+      static_cast<unsigned>(stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items));
   const auto start = [&](auto kernel, std::size_t shared) {
     launch("attention", where, kernel, blocks, kThreads, shared, p);
   };
   if (sizes.dim == 64)
-    ahead ? start(segment_forward_kernel<64, true, true, kLists>, Layout<64>::size)
-          : start(segment_forward_kernel<64, false, false, kLists>, Layout<64>::size);
+    ahead ? start(segment_forward_kernel<64, true, true, kLists, kMerges>, Layout<64>::size)
+          : start(segment_forward_kernel<64, false, false, kLists, kMerges>, Layout<64>::size);
   else
-    ahead ? start(segment_forward_kernel<128, true, false, kLists>, Layout<128>::size)
-          : start(segment_forward_kernel<128, false, false, kLists>, Layout<128>::size);
+    ahead ? start(segment_forward_kernel<128, true, false, kLists, kMerges>, Layout<128>::size)
+          : start(segment_forward_kernel<128, false, false, kLists, kMerges>, Layout<128>::size);
 }
 
 constexpr int kLong = 8;  // key tiles from which on working ahead pays
 
 }  // namespace
 
+template <class O>
 void segment_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const EqualGroups& g,
                      const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
-                     Rows<const bf16> v, Rows<bf16> o, float* lse) {
-  Forward p = problem(where, sizes, t, heads, n_heads, q, k, v, o, lse);
+                     Rows<const bf16> v, Rows<O> o, float* lse, bool fresh) {
+  Forward p = problem(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh);
   p.queries = static_cast<int>(g.queries), p.keys = static_cast<int>(g.keys),
   p.key_tiles = static_cast<int>(g.keys / kTile);
   p.items = static_cast<int>(sizes.batch * n_heads * g.groups * (g.queries / kTile));
   p.query_tiles = Divisor(static_cast<std::uint32_t>(g.queries / kTile)),
   p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
-  run<false>(where, sizes, p, p.key_tiles >= kLong);
+  run<false, O>(where, sizes, p, p.key_tiles >= kLong);
 }
 
 bool whole_tiles(const Tiling& t) {
@@ -442,15 +480,37 @@ bool whole_tiles(const Tiling& t) {
   return !t.q_tile.empty() && !t.k_tile.empty();
 }
 
+template <class O>
 void list_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                  Index n_heads, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<bf16> o,
-                  float* lse, std::int32_t* again) {
-  Forward p = problem(where, sizes, t, heads, n_heads, q, k, v, o, lse);
+                  Index n_heads, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<O> o,
+                  float* lse, bool fresh, std::int32_t* again) {
+  Forward p = problem(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh);
   const auto tiles = static_cast<Index>(t.q_tile.size());
   p.lists = on_device(t, where), p.again = again;
   p.items = static_cast<int>(sizes.batch * n_heads * tiles);
   p.query_tiles = Divisor(static_cast<std::uint32_t>(tiles)), p.groups = Divisor(1);
-  run<true>(where, sizes, p, static_cast<Index>(t.keys.size()) >= kLong * tiles);
+  run<true, O>(where, sizes, p, static_cast<Index>(t.keys.size()) >= kLong * tiles);
 }
+
+template bool segment_forward_serves(Cuda, const AttentionSizes&, const EqualGroups&, Rows<const bf16>,
+                                     Rows<const bf16>, Rows<const bf16>, Rows<const bf16>);
+template bool list_forward_serves(Cuda, const AttentionSizes&, const Tiling&, Rows<const bf16>,
+                                  Rows<const bf16>, Rows<const bf16>, Rows<const bf16>);
+template void segment_forward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&,
+                              const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
+                              Rows<const bf16>, Rows<bf16>, float*, bool);
+template void list_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                           Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool,
+                           std::int32_t*);
+template bool segment_forward_serves(Cuda, const AttentionSizes&, const EqualGroups&, Rows<const bf16>,
+                                     Rows<const bf16>, Rows<const bf16>, Rows<const float>);
+template bool list_forward_serves(Cuda, const AttentionSizes&, const Tiling&, Rows<const bf16>,
+                                  Rows<const bf16>, Rows<const bf16>, Rows<const float>);
+template void segment_forward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&,
+                              const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
+                              Rows<const bf16>, Rows<float>, float*, bool);
+template void list_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                           Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool,
+                           std::int32_t*);
 
 }  // namespace hilt::kernels

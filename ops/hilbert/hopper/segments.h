@@ -13,17 +13,22 @@ struct EqualGroups { Index groups = 0, queries = 0, keys = 0; };
 std::optional<EqualGroups> equal_groups(const Tiling& t);
 
 /// Whether the kernels below can serve a call; they need rows of 16-byte aligned memory.
+/// o is of bf16, and fresh, or of f32, where what is there is the state of an online softmax that goes on, as attention_forward has it.
+template <class O>
 bool segment_forward_serves(Cuda, const AttentionSizes&, const EqualGroups&, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v,
-                            Rows<const bf16> o);
+                            Rows<const O> o);
+template <class O>
 void segment_forward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&, const std::int32_t* heads, Index n_heads, Rows<const bf16> q,
-                     Rows<const bf16> k, Rows<const bf16> v, Rows<bf16> o, float* lse);
+                     Rows<const bf16> k, Rows<const bf16> v, Rows<O> o, float* lse, bool fresh);
 
-/// Tilings whose tiles all have 128 rows, masked where tiles are partial: `again` [batch, n_heads, query tiles], zero before, is set where a
-/// value that is not finite met a mask and the plain kernel has to do the tile.
+/// Tilings whose tiles all have 128 rows, masked where tiles are partial: `again` [batch, heads, query tiles], zero before, is set where a
+/// value that is not finite met a mask and the plain kernel has to do the tile. In f32 such a tile is as it was before.
 bool whole_tiles(const Tiling& t);
-bool list_forward_serves(Cuda, const AttentionSizes&, const Tiling&, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> o);
+template <class O>
+bool list_forward_serves(Cuda, const AttentionSizes&, const Tiling&, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const O> o);
+template <class O>
 void list_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
-                  Rows<const bf16> v, Rows<bf16> o, float* lse, std::int32_t* again);
+                  Rows<const bf16> v, Rows<O> o, float* lse, bool fresh, std::int32_t* again);
 
 /// Backward, written once and for all in bf16: every listed row of dq, dk and dv, and no other. False, and nothing done, where rows cannot be
 /// read 16 bytes at a time.
@@ -32,16 +37,18 @@ bool segment_backward(Cuda, const AttentionSizes&, const Tiling&, const EqualGro
                       Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> o, Rows<const bf16> d_o, const float* lse, Rows<bf16> dq,
                       Rows<bf16> dk, Rows<bf16> dv);
 
-/// The same for groups of any number of keys, in two passes over the scores; delta comes from attention_delta.
+/// The same for groups of any number of keys, in two passes over the scores; delta comes from attention_delta. Gradients of f32 are added to.
 bool stream_backward_serves(Cuda, const AttentionSizes&, const EqualGroups&);
+template <class O>
 bool stream_backward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&, const std::int32_t* heads, Index n_heads, Rows<const bf16> q,
-                     Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> d_o, const float* lse, const float* delta, Rows<bf16> dq, Rows<bf16> dk,
-                     Rows<bf16> dv);
+                     Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> d_o, const float* lse, const float* delta, Rows<O> dq, Rows<O> dk,
+                     Rows<O> dv);
 
-/// The same for whole_tiles(): again_queries [batch, n_heads, query tiles] and again_keys [batch, n_heads, key tiles] as for list_forward.
+/// The same for whole_tiles(): again_queries [batch, heads, query tiles] and again_keys [batch, heads, key tiles] as for list_forward.
 bool list_backward_serves(Cuda, const AttentionSizes&, const Tiling&);
+template <class O>
 bool list_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
-                   Rows<const bf16> v, Rows<const bf16> d_o, const float* lse, const float* delta, Rows<bf16> dq, Rows<bf16> dk, Rows<bf16> dv,
+                   Rows<const bf16> v, Rows<const bf16> d_o, const float* lse, const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv,
                    std::int32_t* again_queries, std::int32_t* again_keys);
 
 }  // namespace hilt::kernels

@@ -14,7 +14,7 @@
 // the lists of tokens. Delta comes from a pass before.
 //
 // Lists: instead of whole groups, any tiling whose tiles all have 128 rows; partial tiles are masked by
-// attends().
+// attends(). Adds: gradients are f32 and there already; every row has one owner, who adds to it.
 #include "ops/hilbert/hopper/common.cuh"
 
 namespace hilt::kernels {
@@ -23,6 +23,7 @@ namespace {
 using namespace kernels::hopper;
 
 constexpr int kStream = 64;  // streamed rows of a tile
+constexpr int kFiniteBarrier = 1;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
 
@@ -35,14 +36,14 @@ struct Pair {
 
 struct Pass {
   Pair own, stream;
-  bf16 *to_a, *to_b;  // gradients of what is owned; dQ alone for queries
+  void *to_a, *to_b;  // gradients of what is owned, bf16 or, with kAdds, f32; dQ alone for queries
   Operand to;
   const float *lse, *delta;  // [B, H, L]
   int length, heads, items;
   float scale_log2, scale;
   Divisor tiles, n_heads, groups;
   TilingView lists;     // with kLists
-  std::int32_t* again;  // [batch, n_heads, owned tiles]: set where the plain kernel has to do a tile again
+  std::int32_t* again;  // [batch, heads, owned tiles]: set where the plain kernel has to do a tile again
   std::int16_t head[kMaxHeads];
 };
 
@@ -95,7 +96,7 @@ __device__ __forceinline__ Streamed streamed(const Pass& p, const Item& x, int t
 }
 
 /// kKeys: keys are owned; else queries are.
-template <int D, bool kKeys, bool kLists>
+template <int D, bool kKeys, bool kLists, bool kAdds>
 __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __grid_constant__ Pass p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
   using M = Layout<D>;
@@ -193,6 +194,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
   };
   for (int i = static_cast<int>(blockIdx.x); i < p.items; i += static_cast<int>(gridDim.x)) {
     const Item x = item_of<kKeys, kLists>(p, i);
+    if (kAdds && kLists && x.stream_tiles == 0) continue;
     bool finite = true;
     int token[2];
     float lse[2] = {}, delta[2] = {};  // of owned queries
@@ -311,13 +313,24 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
       release(own_empty + 8 * own.stage);
       own.next();
     }
-    if (kLists && !finite) p.again[i - i % static_cast<int>(p.tiles.d) + x.tile] = 1;
+    if constexpr (kLists) {
+      // A tile is added once, by this kernel or by the plain one: both warpgroups must agree on which.
+      if constexpr (kAdds) finite = named_all(kFiniteBarrier, 2 * kWarpgroup, finite);
+      const std::int64_t row_of_tiles = static_cast<std::int64_t>(x.batch) * p.heads + x.head;
+      if (!finite) p.again[row_of_tiles * p.tiles.d + x.tile] = 1;
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const std::int64_t to = x.batch * p.to.batch + static_cast<std::int64_t>(x.head) * p.to.head +
                               static_cast<std::int64_t>(token[h]) * p.to.token;
-      store_row<D / 8>(p.to_a + to, da, h, p.scale, quad);
-      if constexpr (kKeys) store_row<D / 8>(p.to_b + to, db, h, 1.0f, quad);
+      if constexpr (kAdds) {
+        if (!finite) continue;
+        merge_row<D / 8>(static_cast<float*>(p.to_a) + to, da, h, p.scale, 1.0f, quad);
+        if constexpr (kKeys) merge_row<D / 8>(static_cast<float*>(p.to_b) + to, db, h, 1.0f, 1.0f, quad);
+      } else {
+        store_row<D / 8>(static_cast<bf16*>(p.to_a) + to, da, h, p.scale, quad);
+        if constexpr (kKeys) store_row<D / 8>(static_cast<bf16*>(p.to_b) + to, db, h, 1.0f, quad);
+      }
     }
   }
 }
@@ -334,25 +347,29 @@ bool stream_backward_serves(Cuda where, const AttentionSizes& sizes, const Equal
 
 namespace {
 
+constexpr int kLong = 1024;  // rows that stream by from which on a block is worth starting for one tile
+
 /// The two passes over a tiling: groups of it, or lists.
-template <bool kLists>
+template <bool kLists, class O>
 bool both_passes(Cuda where, const AttentionSizes& sizes, const Tiling& t, const EqualGroups& g,
                  const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
                  Rows<const bf16> v, Rows<const bf16> d_o, const float* lse, const float* delta,
-                 Rows<bf16> dq, Rows<bf16> dk, Rows<bf16> dv, std::int32_t* again_queries,
+                 Rows<O> dq, Rows<O> dk, Rows<O> dv, std::int32_t* again_queries,
                  std::int32_t* again_keys) {
-  const auto constant = [](Rows<bf16> x) { return Rows<const bf16>{x.data, x.batch, x.token, x.head}; };
-  for (const Rows<const bf16>& x : {q, k, v, d_o, constant(dq), constant(dk), constant(dv)})
+  constexpr bool kAdds = std::is_same_v<O, float>;
+  for (const Rows<const bf16>& x : {q, k, v, d_o})
+    if (!is_readable(x)) return false;
+  for (const Rows<O>& x : {dq, dk, dv})
     if (!is_readable(x)) return false;
   if (!same_strides(dk, dv)) return false;
   const TilingView& view = on_device(t, where);
   const Pair keys{operand_of(k), operand_of(v), view.k_token.data(), static_cast<int>(g.keys)};
   const Pair queries{operand_of(q), operand_of(d_o), view.q_token.data(), static_cast<int>(g.queries)};
-  const auto run = [&](const Pair& own, const Pair& stream, Rows<bf16> to_a, bf16* to_b, std::int32_t* again,
+  const auto run = [&](const Pair& own, const Pair& stream, Rows<O> to_a, O* to_b, std::int32_t* again,
                        auto kernel, std::size_t shared) {
     Pass p{};
-    p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b, p.to = operand_of(constant(to_a)),
-    p.lse = lse, p.delta = delta;
+    p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b,
+    p.to = operand_of({nullptr, to_a.batch, to_a.token, to_a.head}), p.lse = lse, p.delta = delta;
     p.lists = view, p.again = again;
     p.length = static_cast<int>(sizes.length), p.heads = static_cast<int>(sizes.heads);
     p.items = static_cast<int>(sizes.batch * n_heads * g.groups) * (own.rows / kTile);
@@ -361,18 +378,21 @@ bool both_passes(Cuda where, const AttentionSizes& sizes, const Tiling& t, const
     p.n_heads = Divisor(static_cast<std::uint32_t>(n_heads)),
     p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
     for (Index i = 0; i < n_heads; ++i) p.head[i] = static_cast<std::int16_t>(heads[i]);
-    const int blocks = std::min(properties(where.device).multiprocessors, p.items);
+    // What is added to is a part of an attention that ranks exchange rows between: a block a tile, as in
+    // segment_forward.cu.
+    const bool stays = !kAdds || stream.rows < kLong;
+    const int blocks = stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items;
     launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
   };
   constexpr std::size_t kMostShared = 227 << 10;
   static_assert(Layout<64>::size <= kMostShared && Layout<128>::size <= kMostShared);
   if (sizes.dim == 64) {
-    run(keys, queries, dk, dv.data, again_keys, stream_backward_kernel<64, true, kLists>, Layout<64>::size);
-    run(queries, keys, dq, nullptr, again_queries, stream_backward_kernel<64, false, kLists>,
+    run(keys, queries, dk, dv.data, again_keys, stream_backward_kernel<64, true, kLists, kAdds>, Layout<64>::size);
+    run(queries, keys, dq, nullptr, again_queries, stream_backward_kernel<64, false, kLists, kAdds>,
         Layout<64>::size);
   } else {
-    run(keys, queries, dk, dv.data, again_keys, stream_backward_kernel<128, true, kLists>, Layout<128>::size);
-    run(queries, keys, dq, nullptr, again_queries, stream_backward_kernel<128, false, kLists>,
+    run(keys, queries, dk, dv.data, again_keys, stream_backward_kernel<128, true, kLists, kAdds>, Layout<128>::size);
+    run(queries, keys, dq, nullptr, again_queries, stream_backward_kernel<128, false, kLists, kAdds>,
         Layout<128>::size);
   }
   return true;
@@ -385,10 +405,11 @@ EqualGroups as_one(const Tiling& t) {
 
 }  // namespace
 
+template <class O>
 bool stream_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const EqualGroups& g,
                      const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
                      Rows<const bf16> v, Rows<const bf16> d_o, const float* lse, const float* delta,
-                     Rows<bf16> dq, Rows<bf16> dk, Rows<bf16> dv) {
+                     Rows<O> dq, Rows<O> dk, Rows<O> dv) {
   return both_passes<false>(where, sizes, t, g, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, nullptr,
                             nullptr);
 }
@@ -397,12 +418,30 @@ bool list_backward_serves(Cuda where, const AttentionSizes& sizes, const Tiling&
   return whole_tiles(t) && stream_backward_serves(where, sizes, as_one(t));
 }
 
+template <class O>
 bool list_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
                    Index n_heads, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v,
-                   Rows<const bf16> d_o, const float* lse, const float* delta, Rows<bf16> dq, Rows<bf16> dk,
-                   Rows<bf16> dv, std::int32_t* again_queries, std::int32_t* again_keys) {
+                   Rows<const bf16> d_o, const float* lse, const float* delta, Rows<O> dq, Rows<O> dk,
+                   Rows<O> dv, std::int32_t* again_queries, std::int32_t* again_keys) {
   return both_passes<true>(where, sizes, t, as_one(t), heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv,
                            again_queries, again_keys);
 }
+
+template bool stream_backward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&,
+                              const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
+                              Rows<const bf16>, Rows<const bf16>, const float*, const float*, Rows<bf16>,
+                              Rows<bf16>, Rows<bf16>);
+template bool list_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                            Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
+                            const float*, const float*, Rows<bf16>, Rows<bf16>, Rows<bf16>, std::int32_t*,
+                            std::int32_t*);
+template bool stream_backward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&,
+                              const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
+                              Rows<const bf16>, Rows<const bf16>, const float*, const float*, Rows<float>,
+                              Rows<float>, Rows<float>);
+template bool list_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                            Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
+                            const float*, const float*, Rows<float>, Rows<float>, Rows<float>, std::int32_t*,
+                            std::int32_t*);
 
 }  // namespace hilt::kernels
