@@ -44,7 +44,7 @@ std::uint64_t checksum(std::uint64_t h, const void* data, std::size_t bytes) {
 }
 
 std::string checksum_of(const Tensor& x) {
-  const Tensor d = dense(x);
+  const Tensor d = moved(dense(x), {});
   return hex(checksum(1, d.raw(), d.bytes()));
 }
 

@@ -79,7 +79,7 @@ class Source {
 };
 
 bool same_bytes(const Tensor& a, const Tensor& b) {
-  return a.shape() == b.shape() && a.dtype() == b.dtype() && std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
+  return a.shape() == b.shape() && a.dtype() == b.dtype() && std::memcmp(moved(a, {}).raw(), moved(b, {}).raw(), a.bytes()) == 0;
 }
 
 }  // namespace

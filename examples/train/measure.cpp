@@ -12,18 +12,23 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Of a large product in f32, in which 16-bit types are computed too: the best of a few.
-double peak_gflops() {
-  constexpr Index kSide = 512;
-  constexpr int kTries = 3;
-  const hilt::Tensor a = hilt::full({kSide, kSide}, 0.5), b = hilt::full({kSide, kSide}, 0.25);
+/// Of a large product, the best of a few: on a CPU in f32, in which 16-bit types are computed too.
+double peak_gflops(hilt::Device device, hilt::DType dtype) {
+  const Index kSide = device.is_cpu() ? 512 : 4096;
+  constexpr int kTries = 10;
+  if (device.is_cpu()) dtype = hilt::DType::f32;
+  const hilt::Tensor a = hilt::moved(hilt::to(hilt::randn({kSide, kSide}, {1, 1}), dtype), device);
+  const hilt::Tensor b = hilt::moved(hilt::to(hilt::randn({kSide, kSide}, {1, 2}), dtype), device);
+  const auto count = static_cast<double>(kSide);
   double best = 1e30;
   for (int i = 0; i < kTries; ++i) {
+    hilt::synchronize(device);
     const auto start = std::chrono::steady_clock::now();
-    hilt::matmul(a, b);
+    (void)hilt::matmul(a, b);
+    hilt::synchronize(device);
     best = std::min(best, seconds_since(start));
   }
-  return 2.0 * kSide * kSide * kSide / best * 1e-9;
+  return 2 * count * count * count / best * 1e-9;
 }
 
 }  // namespace
@@ -44,7 +49,7 @@ double exact_cost(const Settings& s, const hilt::Task& task, Index rows) {
   return total / static_cast<double>(rows * task.length());
 }
 
-Start measure_start(const Settings& s, const hilt::Task& task, const hilt::TransformerConfig& config) {
+Start measure_start(const Settings& s, const hilt::Task& task, const hilt::TransformerConfig& config, hilt::Device device) {
   constexpr Index kCounted = 1 << 16;  // tokens, enough for two digits of a bigram's entropy
   const hilt::Yardsticks y = hilt::yardsticks(task, std::max<Index>(1, kCounted / task.length()));
   Start start{.uniform = y.uniform, .unigram = y.unigram, .bigram = y.bigram};
@@ -54,7 +59,7 @@ Start measure_start(const Settings& s, const hilt::Task& task, const hilt::Trans
   } else if (s.is_life()) {
     start.floor = 0;  // the next board follows from this one
   }
-  start.peak_gflops = peak_gflops();
+  start.peak_gflops = peak_gflops(device, dtype_of(s));
   start.parameters = count_parameters(config);
   start.vocabulary = task.classes();
   start.tokens_per_step = s.batch * s.accumulate * s.context;

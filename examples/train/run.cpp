@@ -259,7 +259,7 @@ int Run::operator()() {
     if (is_first()) describe(s_, config_, memory_);
     return 0;
   }
-  if (is_first()) start_ = measure_start(s_, *task_, config_);
+  if (is_first()) start_ = measure_start(s_, *task_, config_, device_);
   start_.device = (std::ostringstream() << device_).str();
   if (s_.seconds > 0 && !s_.resume) s_.steps = 1'000'000'000;
   trainer_.emplace(config_, task_, static_cast<std::uint64_t>(s_.seed), dtype_of(s_), adamw_of(s_), device_, grid_);

@@ -72,7 +72,7 @@ std::string sample_board(const hilt::Transformer& model, const Settings& s, Inde
   const hilt::Grid grid = board_of(s);
   const auto task = make_task(s);
   const hilt::Batch b = task->batch(hilt::Split::validation, number, 1);
-  const hilt::Tensor guess = hilt::argmax(model.logits(b.inputs));
+  const hilt::Tensor guess = hilt::moved(hilt::argmax(model.logits(b.inputs)), {});
   const auto *const in = b.inputs.data<std::int32_t>(), *const truth = b.targets.data<std::int32_t>();
   const auto* const out = guess.data<std::int64_t>();
   std::string text = "board, the model's next board (x: wrong)\n";
