@@ -39,11 +39,45 @@ def lane(name):
         lines.append(f"| `{pattern}`, {dim} | {both('hilbert', False)} | {both('row', False)} | {both('hilbert', True)} | {both('row', True)} | {least} |")
     lines += ["", "Milliseconds forward / backward, bf16, one sequence of 65,536 tokens (a 256 x 256 grid), 16 heads. Hilt gathers rows inside its kernels; PyTorch gathers, runs cuDNN, and scatters."
               " Floor: bytes at the measured copy rate, or products at 716 TFLOP/s.",
-              f"`tests/tools/gpu_lane`, {first['device']}, driver {first['driver']}, {first['date'][:10]}, commit {first['commit']}."]
+              stamp("tests/tools/gpu_lane", first)]
     return "\n".join(lines)
 
 
+def stamp(command, f):
+    return f"`{command}`, {f['device']}, driver {f['driver']}, {f['date'][:10]}, commit {f['commit']}."
+
+
+def programs(figures):
+    """The three modes as compare_gradients and train show them on a GPU."""
+    compare = {f["mode"]: f for f in figures if f.get("figure") == "compare"}
+    train = {f["backward"]: f for f in figures if f.get("figure") == "train"}
+    lines = ["| gradient by | forward | backward | peak | a step of training | tokens a second |", "|---|---:|---:|---:|---:|---:|"]
+    for mode, c in compare.items():
+        t = train[mode]
+        lines.append(f"| {mode} | {c['forward_ms']:.3g} ms | {c['backward_ms']:.3g} ms | {size(c['peak_bytes'])} | {t['ms']:.3g} ms, {size(t['bytes'])} | {t['tokens_per_s']:,.0f} |")
+    one, other = next(iter(compare.values())), next(iter(train.values()))
+    return "\n".join(lines + ["", f"Attention: {one['what']}. Training: {other['what']}.", stamp("tests/tools/gpu_lane build programs", one)])
+
+
+def ring(figures):
+    lines = ["| 16 heads of 128, bf16 | 1 GPU | 2 GPUs | 4 GPUs | sent by a GPU of 4 | peak of one of 4 |", "|---|---:|---:|---:|---:|---:|"]
+    best = {}
+    for f in figures:
+        if f.get("gpus_there") == 4 and f.get("figure", "").startswith("ring_") and "bytes_sent" in f and "variant" not in f:
+            best.setdefault((f["figure"], f["length"], f["pattern"]), {}).setdefault(f["gpus"], f)
+    for (_, length, pattern), by in best.items():
+        first = by[min(by)]
+        name = f"{'causal ' if first['causal'] != 'none' else ''}`{pattern}`, {length:,} tokens"
+        cell = lambda n: f"{by[n]['ms']:.4g} ms" + (f" ({by[n]['efficiency']:.2f})" if n > 1 and "efficiency" in by[n] else "") if n in by else ""
+        sent, peak = by[4]["bytes_sent"], by[4].get("peak_bytes_a_gpu", by[4].get("peak_bytes"))
+        lines.append(f"| {name} | {cell(1)} | {cell(2)} | {cell(4)} | {size(max(sent) if isinstance(sent, list) else sent)} | {size(max(peak) if isinstance(peak, list) else peak)} |")
+    return "\n".join(lines + ["", "Forward and backward; in brackets one GPU's time over ours times the number of GPUs.", stamp("tests/tools/gpu_lane build ring", figures[-1])])
+
+
 def table(name):
+    if name == "ring" or name == "programs":
+        file = "h200_ring" if name == "ring" else "h200"
+        return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)
     r = json.loads((RESULTS / f"{name}.json").read_text())
