@@ -3,6 +3,7 @@
 #include <algorithm>
 #include "tests/nn/modules.h"
 #include "nn/optimizer.h"
+#include "tests/support/settings.h"
 #include "tests/support/error_of.h"
 #include "tests/support/scale.h"
 
@@ -268,6 +269,7 @@ TEST(Transformer, LearnsABoardByItsNeighbours) {
 }
 
 TEST(Transformer, StepsNeedNoNewMemory) {
+  const PoolLimit pool(std::size_t{1} << 30);  // whatever the environment says
   for (const bool checkpointing : {false, true}) {
     TransformerConfig c;
     c.layers = 2, c.checkpointing = checkpointing, c.dropout = 0.1;
