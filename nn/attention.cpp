@@ -49,20 +49,18 @@ Tensor HilbertSelfAttention::heads_of(const Tensor& x, const CallOptions& call) 
   if (call.place) options.first_batch = call.place->first;
   const ShardPlanPtr part = call.place && call.place->divides() ? shard(*call.place, call) : nullptr;
   const PlanPtr plan_ = part ? nullptr : plan(length, call);
-  const Tensor packed = qkv(x);
+  Tensor rows = reshape(qkv(x), {batch, length, heads + 2 * keys, dim});  // q, k, v
+  if (config.rotary) {
+    std::optional<Tensor> where;
+    if (part) where = from_values(part->tokens(), {length});
+    else if (call.in_order) where = from_values(plan_->order().token_at, {length});
+    rows = rotary(rows, config.rotary_base, where, heads + keys);
+  }
   Tensor o;
-  if (keys == heads && !config.rotary && !part) {
-    o = attention(reshape(packed, {batch, length, 3, heads, dim}), plan_, options);
+  if (keys == heads && !part) {
+    o = attention(reshape(rows, {batch, length, 3, heads, dim}), plan_, options);
   } else {
-    const Tensor rows = reshape(packed, {batch, length, heads + 2 * keys, dim});
-    Tensor turned = slice(rows, 2, 0, heads + keys);  // q and k
-    if (config.rotary) {
-      std::optional<Tensor> where;
-      if (part) where = moved(from_values(part->tokens(), {length}), x.device());
-      else if (call.in_order) where = moved(from_values(plan_->order().token_at, {length}), x.device());
-      turned = rotary(turned, config.rotary_base, where);
-    }
-    const Tensor q = slice(turned, 2, 0, heads), k = slice(turned, 2, heads, heads + keys), v = slice(rows, 2, heads + keys, heads + 2 * keys);
+    const Tensor q = slice(rows, 2, 0, heads), k = slice(rows, 2, heads, heads + keys), v = slice(rows, 2, heads + keys, heads + 2 * keys);
     o = part ? ring_attention(q, k, v, part, call.place->sequence, options) : attention(q, k, v, plan_, options);
   }
   return reshape(o, {batch, length, heads * dim});

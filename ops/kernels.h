@@ -63,10 +63,10 @@ void norm_backward(Cuda, const T* x, const T* w, const float* mean, const float*
 
 // x, y: [outer, length, heads, dim]; table: cos then sin of [length, dim / 2]. sign -1 turns back.
 template <Isa I, class T>
-void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index dim, int sign);
+void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning, Index dim, int sign);
 
 template <class T>
-void rotate(Cuda, const T* x, const float* table, T* y, Index outer, Index length, Index heads, Index dim, int sign);
+void rotate(Cuda, const T* x, const float* table, T* y, Index outer, Index length, Index heads, Index turning, Index dim, int sign);
 
 // y = x / (1 - p) where element first + i of the key's stream survives, else 0.
 template <Isa I, class T>

@@ -61,7 +61,8 @@ Tensor logsumexp(const Tensor& x);                      // log sum e^x; the axis
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon = 1e-5);  // (x - mean) / sqrt(var + eps) w + b
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon = 1e-5);                        // x / sqrt(mean x^2 + eps) w
 /// Rotates pairs (x_i, x_{i+D/2}) of [.., L, H, D] by position[l] * base^(-2i/D). positions: i32 or i64 [L], or 0..L-1.
-Tensor rotary(const Tensor& x, double base = 10000, const std::optional<Tensor>& positions = std::nullopt);
+/// Of the H, the first `heads` turn (all, unless told) and the others pass.
+Tensor rotary(const Tensor& x, double base = 10000, const std::optional<Tensor>& positions = std::nullopt, std::optional<Index> heads = std::nullopt);
 
 // ---- linear algebra ----------------------------------------------------------------------------------
 /// a b over the last two axes; leading axes are batches and broadcast. Transposed views are read in place.

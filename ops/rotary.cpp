@@ -1,7 +1,11 @@
 // Rotary embedding: the pair (x_i, x_{i + D/2}) at position l turns by the angle l base^(-2i/D).
 //
 //      y_i = x_i cos - x_{i+D/2} sin       y_{i+D/2} = x_i sin + x_{i+D/2} cos       dx is dy turned back; nothing is kept
+#include <algorithm>
 #include <cmath>
+#include <list>
+#include <memory>
+#include <mutex>
 #include "core/tape.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
@@ -10,8 +14,62 @@
 namespace hilt {
 namespace {
 
+/// [2, L, D / 2]: cosines, sines. On the CPU plain numbers; on a GPU a tensor, made once, because to bring it there is to wait.
+struct Table {
+  std::vector<float> narrow;
+  std::vector<double> wide;
+  Tensor there;
+  template <class W> const W* numbers() const {
+    if (there) return there.data<W>();
+    if constexpr (std::is_same_v<W, float>) return narrow.data();
+    else return wide.data();
+  }
+};
+struct Angles {
+  std::vector<std::int64_t> positions;
+  Index half;
+  double base;
+  bool is_wide;
+  Device device;
+  bool operator==(const Angles&) const = default;
+};
+
+std::shared_ptr<const Table> make_table(const Angles& a) {
+  const auto length = static_cast<Index>(a.positions.size());
+  Table t;
+  t.wide.resize(static_cast<std::size_t>(2 * length * a.half));
+  for (Index i = 0; i < a.half; ++i) {
+    const double speed = std::pow(a.base, -static_cast<double>(i) / static_cast<double>(a.half));
+    for (Index l = 0; l < length; ++l) {
+      const double angle = static_cast<double>(a.positions[static_cast<std::size_t>(l)]) * speed;
+      t.wide[static_cast<std::size_t>(l * a.half + i)] = std::cos(angle);
+      t.wide[static_cast<std::size_t>((length + l) * a.half + i)] = std::sin(angle);
+    }
+  }
+  if (a.is_wide) return std::make_shared<const Table>(std::move(t));
+  t.narrow.assign(t.wide.begin(), t.wide.end());
+  t.wide = {};
+  if (a.device.is_cuda()) t.there = moved(from_values(t.narrow, {static_cast<Index>(t.narrow.size())}), a.device);
+  return std::make_shared<const Table>(std::move(t));
+}
+
+/// Layers turn by the same angles: the tables used last are kept.
+std::shared_ptr<const Table> table_of(Angles angles) {
+  constexpr std::size_t kKept = 8;
+  static std::mutex mutex;
+  static auto& recent = *new std::list<std::pair<Angles, std::shared_ptr<const Table>>>;  // outlives every device
+  const std::lock_guard lock(mutex);
+  const auto found = std::ranges::find(recent, angles, [](const auto& entry) -> const Angles& { return entry.first; });
+  if (found != recent.end()) return recent.splice(recent.begin(), recent, found), recent.front().second;
+  std::shared_ptr<const Table> table = make_table(angles);
+  recent.emplace_front(std::move(angles), table);
+  if (recent.size() > kKept) recent.pop_back();
+  return table;
+}
+
 struct Rotary final : Function {
-  Tensor table;  // [2, L, D / 2]: cosines, sines
+  std::shared_ptr<const Table> table;
+  Index turning = 0;  // heads
   std::string_view name() const override { return "rotary"; }
   Tensor turned(const Tensor& in, int sign) const {
     const Tensor x = dense(in);
@@ -19,7 +77,7 @@ struct Rotary final : Function {
     if (x.numel() == 0) return y;
     const Index length = x.dim(-3), heads = x.dim(-2), dim = x.dim(-1);
     visit("rotary", x, [&]<class T>(auto where) {
-      kernels::rotate(where, x.data<T>(), table.data<wide_t<T>>(), y.mutable_data<T>(), x.numel() / (length * heads * dim), length, heads, dim, sign);
+      kernels::rotate(where, x.data<T>(), table->numbers<wide_t<T>>(), y.mutable_data<T>(), x.numel() / (length * heads * dim), length, heads, turning, dim, sign);
     });
     return y;
   }
@@ -29,24 +87,18 @@ struct Rotary final : Function {
 
 }  // namespace
 
-Tensor rotary(const Tensor& x, double base, const std::optional<Tensor>& positions) {
+Tensor rotary(const Tensor& x, double base, const std::optional<Tensor>& positions, std::optional<Index> heads) {
   check(bool(x) && x.rank() >= 3 && x.dim(-1) % 2 == 0, "rotary: needs [.., length, heads, an even dim], got ", x ? x.shape() : Shape{});
   check(is_floating(x.dtype()), "rotary: needs a tensor of floats, got ", x.dtype());
   check(base > 1, "rotary: base ", base, " must be above 1");
   const Index length = x.dim(-3), half = x.dim(-1) / 2;
   const Tensor where = positions ? *positions : arange(length);
   check(where.shape() == Shape{length} && !is_floating(where.dtype()), "rotary: positions must be integers [", length, "], got ", where.dtype(), where.shape());
-  const std::vector<std::int64_t> at = where.to_vector<std::int64_t>();
-  std::vector<double> table(static_cast<std::size_t>(2 * length * half));
-  for (Index l = 0; l < length; ++l)
-    for (Index i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(at[static_cast<std::size_t>(l)]) * std::pow(base, -static_cast<double>(i) / static_cast<double>(half));
-      table[static_cast<std::size_t>(l * half + i)] = std::cos(angle);
-      table[static_cast<std::size_t>((length + l) * half + i)] = std::sin(angle);
-    }
+  const Index turning = heads.value_or(x.dim(-2));
+  check(turning >= 0 && turning <= x.dim(-2), "rotary: ", turning, " heads to turn of ", x.dim(-2));
   Rotary fn;
-  fn.table = from_values(table, {2, length, half}, x.dtype() == DType::f64 ? DType::f64 : DType::f32);
-  fn.table = moved(fn.table, x.device());
+  fn.table = table_of({where.to_vector<std::int64_t>(), half, base, x.dtype() == DType::f64, x.device()});
+  fn.turning = turning;
   return apply(std::move(fn), x);
 }
 

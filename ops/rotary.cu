@@ -8,26 +8,27 @@ namespace {
 using namespace cuda;
 
 template <class T>
-__global__ void rotate_kernel(const T* x, const float* table, T* y, Index pairs, Index length, Index heads, Index half, float turn) {
+__global__ void rotate_kernel(const T* x, const float* table, T* y, Index pairs, Index length, Index heads, Index turning, Index half, float turn) {
   for (Index i = first_element(); i < pairs; i += element_step()) {
     const Index d = i % half, row = i / half, l = row / heads % length;
     const float a = static_cast<float>(x[row * 2 * half + d]), b = static_cast<float>(x[row * 2 * half + half + d]);
     const float c = table[l * half + d], s = table[(length + l) * half + d] * turn;
-    y[row * 2 * half + d] = static_cast<T>(a * c - b * s);
-    y[row * 2 * half + half + d] = static_cast<T>(a * s + b * c);
+    const bool turns = row % heads < turning;
+    y[row * 2 * half + d] = static_cast<T>(turns ? a * c - b * s : a);
+    y[row * 2 * half + half + d] = static_cast<T>(turns ? a * s + b * c : b);
   }
 }
 
 }  // namespace
 
 template <class T>
-void rotate(Cuda where, const T* x, const float* table, T* y, Index outer, Index length, Index heads, Index dim, int sign) {
+void rotate(Cuda where, const T* x, const float* table, T* y, Index outer, Index length, Index heads, Index turning, Index dim, int sign) {
   const Index pairs = outer * length * heads * (dim / 2);
-  launch("rotary", where, rotate_kernel<T>, blocks_for(pairs), kThreads, 0, x, table, y, pairs, length, heads, dim / 2, static_cast<float>(sign));
+  launch("rotary", where, rotate_kernel<T>, blocks_for(pairs), kThreads, 0, x, table, y, pairs, length, heads, turning, dim / 2, static_cast<float>(sign));
 }
 
-template void rotate(Cuda, const float*, const float*, float*, Index, Index, Index, Index, int);
-template void rotate(Cuda, const bf16*, const float*, bf16*, Index, Index, Index, Index, int);
-template void rotate(Cuda, const f16*, const float*, f16*, Index, Index, Index, Index, int);
+template void rotate(Cuda, const float*, const float*, float*, Index, Index, Index, Index, Index, int);
+template void rotate(Cuda, const bf16*, const float*, bf16*, Index, Index, Index, Index, Index, int);
+template void rotate(Cuda, const f16*, const float*, f16*, Index, Index, Index, Index, Index, int);
 
 }  // namespace hilt::kernels

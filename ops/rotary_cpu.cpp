@@ -5,7 +5,7 @@
 namespace hilt::kernels {
 
 template <Isa I, class T>
-void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index dim, int sign) {
+void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning, Index dim, int sign) {
   using W = wide_t<T>;
   const Index half = dim / 2;
   const W turn = static_cast<W>(sign);
@@ -14,6 +14,10 @@ void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Ind
     for (Index h = 0; h < heads; ++h) {
       const T* const in = x + (row * heads + h) * dim;
       T* const out = y + (row * heads + h) * dim;
+      if (h >= turning) {
+        for (Index i = 0; i < dim; ++i) out[i] = in[i];
+        continue;
+      }
       for (Index i = 0; i < half; ++i) {
         const W a = static_cast<W>(in[i]), b = static_cast<W>(in[i + half]), c = cosine[i], s = sine[i] * turn;
         out[i] = static_cast<T>(a * c - b * s);
@@ -23,9 +27,9 @@ void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Ind
   });
 }
 
-template void rotate(CpuAt<kIsa>, const double*, const double*, double*, Index, Index, Index, Index, int);
-template void rotate(CpuAt<kIsa>, const float*, const float*, float*, Index, Index, Index, Index, int);
-template void rotate(CpuAt<kIsa>, const bf16*, const float*, bf16*, Index, Index, Index, Index, int);
-template void rotate(CpuAt<kIsa>, const f16*, const float*, f16*, Index, Index, Index, Index, int);
+template void rotate(CpuAt<kIsa>, const double*, const double*, double*, Index, Index, Index, Index, Index, int);
+template void rotate(CpuAt<kIsa>, const float*, const float*, float*, Index, Index, Index, Index, Index, int);
+template void rotate(CpuAt<kIsa>, const bf16*, const float*, bf16*, Index, Index, Index, Index, Index, int);
+template void rotate(CpuAt<kIsa>, const f16*, const float*, f16*, Index, Index, Index, Index, Index, int);
 
 }  // namespace hilt::kernels

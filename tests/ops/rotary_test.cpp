@@ -40,6 +40,17 @@ double inner(const std::vector<double>& a, const std::vector<double>& b) {
   return s;
 }
 
+TEST(Rotary, OnlyTheFirstHeadsTurnWhereToldSo) {
+  const Tensor x = randn({2, 5, 6, 8}, {3, 1}, DType::f64);
+  const Tensor y = rotary(x, 100, std::nullopt, 4);
+  EXPECT_EQ(slice(y, 2, 0, 4).to_vector(), rotary(slice(x, 2, 0, 4), 100).to_vector());
+  EXPECT_EQ(slice(y, 2, 4, 6).to_vector(), slice(x, 2, 4, 6).to_vector());
+  Tape tape;
+  tape.watch(x);
+  const Tensor dy = randn(x.shape(), {3, 2}, DType::f64), dx = tape.backward(rotary(x, 100, std::nullopt, 4), dy)[x];
+  EXPECT_EQ(slice(dx, 2, 4, 6).to_vector(), slice(dy, 2, 4, 6).to_vector());
+}
+
 TEST(Rotary, KeepsLengths) {
   const Tensor x = random(real({9, 3, 8}), 1);
   const std::vector<double> a = sum(square(x), {-1}).to_vector(), b = sum(square(rotary(x)), {-1}).to_vector();
