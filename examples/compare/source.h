@@ -26,6 +26,6 @@ inline constexpr Formula kFormulas[] = {
     {"dK = c dS\u1d40 Q", "to the keys", "k", "// dK = "},
     {"dV = P\u1d40 dO", "to the values", "k", "// dV = "},
 };
-inline constexpr const char* kFusedMarker = "kernels::attention_backward(";
+inline constexpr const char* kFusedMarker = "add_gradients(";
 
 }  // namespace compare

@@ -111,7 +111,7 @@ for program in 'attend --scale wide --q q.npy --k k.npy --v k.npy' 'compare_grad
   says out '--debug'
 done
 expect 3 '--debug and a file' "$programs/attend" --debug --q none.npy
-says err '_ZN4hilt8read_npy'
+says err '_ZN4hilt9fail_with'
 expect 0 '--debug without an error' "$programs/hello_tape" --debug
 [[ ! -s $scratch/err ]] || fail "--debug prints without an error: $(cat "$scratch/err")"
 
