@@ -61,7 +61,7 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c) {
   const std::size_t ends = 2 * wide + logits + 2 * rows * sizeof(float) + 2 * rows * sizeof(std::int32_t);
   m.activations = (c.checkpointing ? layers * wide + block : layers * block) + ends;
   m.working = std::max(
-      {2 * logits, hidden + wide, attention.peak - std::min(attention.peak, attention.saved) + 3 * wide});
+      {2 * logits, hidden + wide, attention.peak - std::min(attention.peak, attention.saved) + wide});
 
   m.largest = {
       {"tokens.weight and its gradient and moments",
