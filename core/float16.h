@@ -3,6 +3,7 @@
 #include <cstdint>
 
 // Storage types of 16 bits. Arithmetic happens in float: load, compute, store.
+// A GPU converts in one instruction; it makes every NaN the same one.
 // Everything here is always_inline: these functions are also compiled for wider instruction sets
 // (see dispatch.h), and an out-of-line copy of one of those must never serve an older processor.
 
@@ -14,10 +15,14 @@ struct bf16 {
 
   bf16() = default;
   [[gnu::always_inline]] constexpr explicit bf16(float x) {
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+#else
     const auto u = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     const std::uint32_t quiet_nan = (u >> 16) | 0x40u;
     bits = static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+#endif
   }
   [[gnu::always_inline]] constexpr operator float() const {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
@@ -30,6 +35,9 @@ struct f16 {
 
   f16() = default;
   [[gnu::always_inline]] constexpr explicit f16(float x) {
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+#else
     const auto u = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = (u >> 16) & 0x8000u;
     const std::uint32_t magnitude = u & 0x7fffffffu;
@@ -41,8 +49,14 @@ struct f16 {
     half = magnitude >= 0x477ff000u ? 0x7c00u : half;  // 65520 and above round to infinity
     half = magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : half;
     bits = static_cast<std::uint16_t>(sign | half);
+#endif
   }
   [[gnu::always_inline]] constexpr operator float() const {
+#ifdef __CUDA_ARCH__
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+#else
     const std::uint32_t sign = (bits & 0x8000u) << 16;
     const std::uint32_t magnitude = bits & 0x7fffu;
     // Shifted into place the exponent is 112 too small; multiplying by 2^112 also renormalises subnormals.
@@ -50,6 +64,7 @@ struct f16 {
     const std::uint32_t finite = std::bit_cast<std::uint32_t>(scaled);
     const std::uint32_t special = 0x7f800000u | (magnitude << 13);
     return std::bit_cast<float>(sign | (magnitude >= 0x7c00u ? special : finite));
+#endif
   }
 };
 

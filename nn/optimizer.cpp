@@ -31,15 +31,16 @@ void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gr
   prepare(parameters);
   const Tape::Pause pause;
   ++steps_;
+  std::vector<AdamWUpdate> updates;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     Tensor& w = *parameters[i].tensor;
     if (!gradients.has(w)) continue;
     State& s = states_[i];
-    AdamW options = options_;
-    options.lr = lr;
-    if (w.rank() < 2) options.weight_decay = 0;
-    adamw_step(w, gradients[w], s.m, s.v, steps_, options, s.master ? &s.master : nullptr);
+    updates.push_back({&w, gradients[w], &s.m, &s.v, s.master ? &s.master : nullptr, w.rank() < 2 ? 0 : options_.weight_decay});
   }
+  AdamW options = options_;
+  options.lr = lr;
+  adamw_step(updates, steps_, options);
 }
 
 void AdamWOptimizer::visit_state(const ParameterVisitor& visit) {

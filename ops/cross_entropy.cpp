@@ -3,7 +3,7 @@
 //      loss = mean over the targets that count of  L_r - x[r, target_r],      L_r = log sum_c e^x[r, c]
 //      dx[r, c] = (e^(x[r, c] - L_r) - [c == target_r]) dloss / count         keeps x and L
 //
-// Rows whose target is `ignore` count for nothing; if none counts the loss is 0 and so are its gradients.
+// The loss of 16-bit logits is f32. Rows whose target is `ignore` count for nothing; if none counts the loss is 0 and so are its gradients.
 #include "core/parallel.h"
 #include "core/tape.h"
 #include "ops/helpers.h"
@@ -44,7 +44,7 @@ struct CrossEntropy final : Function {
     if (wants(0)) save(x), save(lse);
     double total = 0;
     for (double l : loss) total += l;
-    return full({}, count > 0 ? total / static_cast<double>(count) : 0, logits.dtype(), logits.device());
+    return full({}, count > 0 ? total / static_cast<double>(count) : 0, stat, logits.device());
   }
 
   std::vector<Tensor> backward(const Tensor& dy) override {
@@ -70,11 +70,11 @@ struct CrossEntropy final : Function {
  private:
   Tensor on_gpu(const Tensor& x, Tensor& lse) {
     const Index rows = targets.numel(), classes = x.dim(-1);
-    Tensor y = empty({}, x.dtype(), x.device()), loss = empty({rows}, DType::f64, x.device());
+    Tensor y = empty({}, DType::f32, x.device()), loss = empty({rows}, DType::f64, x.device());
     share = empty({}, DType::f32, x.device());
     visit("cross_entropy", x, [&]<class T>(auto where) {
       if constexpr (is_cuda<decltype(where)>)
-        kernels::cross_entropy(where, x.data<T>(), targets.data<std::int64_t>(), ignore, y.mutable_data<T>(), lse.mutable_data<float>(),
+        kernels::cross_entropy(where, x.data<T>(), targets.data<std::int64_t>(), ignore, y.mutable_data<float>(), lse.mutable_data<float>(),
                                loss.mutable_data<double>(), share.mutable_data<float>(), rows, classes);
     });
     if (wants(0)) save(x), save(lse);
@@ -85,7 +85,7 @@ struct CrossEntropy final : Function {
     Tensor dx = empty_like(x);
     visit("cross_entropy", x, [&]<class T>(auto where) {
       if constexpr (is_cuda<decltype(where)>)
-        kernels::cross_entropy_backward(where, x.data<T>(), lse.data<float>(), targets.data<std::int64_t>(), ignore, dy.data<T>(),
+        kernels::cross_entropy_backward(where, x.data<T>(), lse.data<float>(), targets.data<std::int64_t>(), ignore, dy.data<float>(),
                                         share.data<float>(), dx.mutable_data<T>(), targets.numel(), x.dim(-1));
     });
     return dx;

@@ -1,6 +1,6 @@
-// Cross-entropy on a GPU. A block owns a row of logits; what the rows lose is summed by one block in a fixed order. Nothing is read back:
+// Cross-entropy on a GPU. A warp or a block owns a row of logits; what the rows lose is summed by one block in a fixed order. Nothing is read back:
 // the count of targets that matter and the incoming gradient are used where they lie. A target outside 0..classes-1 makes the loss NaN.
-#include "core/cuda/reduce.cuh"
+#include "core/cuda/rows.cuh"
 #include "ops/kernels.h"
 #include "ops/math.h"
 
@@ -11,66 +11,79 @@ using namespace cuda;
 
 constexpr int kSumThreads = 1024;
 
-template <class T>
-__global__ void loss_rows_kernel(const T* x, const std::int64_t* target, Index ignore, float* lse, double* loss, Index classes) {
-  const Index row = blockIdx.x;
-  x += row * classes;
-  float top = -INFINITY;
-  for (Index i = threadIdx.x; i < classes; i += blockDim.x) top = fmaxf(top, static_cast<float>(x[i]));
-  top = block_reduce<Larger>(top, -INFINITY);
-  const float shift = top - top == 0 ? top : 0;
-  float sum = 0;
-  for (Index i = threadIdx.x; i < classes; i += blockDim.x) sum += math::exp(static_cast<float>(x[i]) - shift);
-  const float l = shift + math::log(block_reduce<Sum>(sum, 0.0f));
-  if (threadIdx.x != 0) return;
-  lse[row] = l;
-  const std::int64_t t = target[row];
-  loss[row] = t == ignore ? 0.0 : t >= 0 && t < classes ? static_cast<double>(l) - static_cast<double>(static_cast<float>(x[t])) : static_cast<double>(NAN);
+// Maximum and sum in one pass: where a new maximum comes up, the sum so far is scaled down to it.
+template <class R, class T>
+__global__ void loss_rows_kernel(const T* x, const std::int64_t* target, Index ignore, float* lse, double* loss, Index rows, Index classes) {
+  const R row(classes);
+  if (row.index >= rows) return;
+  x += row.index * classes;
+  float top = -INFINITY, sum = 0;
+  const auto shift_to = [](float from, float to) { return from == to ? 1.0f : math::exp(from - to); };  // of two infinities too
+  row.each([&](Index i) {
+    const auto v = load<R::N>(x + i);
+    float here = top;
+    for (int e = 0; e < R::N; ++e) here = Larger::of(here, v[e]);
+    if (here == -INFINITY) return;
+    sum *= shift_to(top, here), top = here;
+    for (int e = 0; e < R::N; ++e) sum += shift_to(v[e], top);
+  });
+  const float highest = row.template reduce<Larger>(top, -INFINITY);
+  sum = row.template reduce<Sum>(sum * shift_to(top, highest), 0.0f);
+  if (!row.leads()) return;
+  const float l = highest == -INFINITY ? highest : highest + math::log(sum);
+  lse[row.index] = l;
+  const std::int64_t t = target[row.index];
+  loss[row.index] = t == ignore ? 0.0 : t >= 0 && t < classes ? static_cast<double>(l) - static_cast<double>(static_cast<float>(x[t])) : static_cast<double>(NAN);
 }
 
-template <class T>
-__global__ void loss_sum_kernel(const double* loss, const std::int64_t* target, Index ignore, T* y, float* share, Index rows) {
+__global__ void loss_sum_kernel(const double* loss, const std::int64_t* target, Index ignore, float* y, float* share, Index rows) {
   double total = 0, count = 0;
   for (Index r = threadIdx.x; r < rows; r += blockDim.x) total += loss[r], count += target[r] == ignore ? 0 : 1;
   total = block_reduce<Sum>(total, 0.0);
   count = block_reduce<Sum>(count, 0.0);
   if (threadIdx.x != 0) return;
-  *y = static_cast<T>(static_cast<float>(count > 0 ? total / count : 0));
+  *y = static_cast<float>(count > 0 ? total / count : 0);
   *share = static_cast<float>(count > 0 ? 1 / count : 0);
 }
 
-template <class T>
-__global__ void loss_backward_kernel(const T* x, const float* lse, const std::int64_t* target, Index ignore, const T* dy, const float* share, T* dx,
-                                     Index classes) {
-  const Index row = blockIdx.x;
-  x += row * classes, dx += row * classes;
-  const std::int64_t t = target[row];
-  const float scale = t == ignore ? 0.0f : static_cast<float>(*dy) * *share, l = lse[row];
-  for (Index i = threadIdx.x; i < classes; i += blockDim.x)
-    dx[i] = static_cast<T>(scale == 0 ? 0.0f : scale * (math::exp(static_cast<float>(x[i]) - l) - (i == t ? 1.0f : 0.0f)));
+template <class R, class T>
+__global__ void loss_backward_kernel(const T* x, const float* lse, const std::int64_t* target, Index ignore, const float* dy, const float* share, T* dx,
+                                     Index rows, Index classes) {
+  const R row(classes);
+  if (row.index >= rows) return;
+  x += row.index * classes, dx += row.index * classes;
+  const std::int64_t t = target[row.index];
+  const float scale = t == ignore ? 0.0f : *dy * *share, l = lse[row.index];
+  row.each([&](Index i) {
+    auto v = load<R::N>(x + i);
+    for (int e = 0; e < R::N; ++e) v.x[e] = scale == 0 ? 0.0f : scale * (math::exp(v[e] - l) - (i + e == t ? 1.0f : 0.0f));
+    store(dx + i, v);
+  });
 }
 
 }  // namespace
 
 template <class T>
-void cross_entropy(Cuda where, const T* x, const std::int64_t* target, Index ignore, T* y, float* lse, double* loss, float* share, Index rows,
+void cross_entropy(Cuda where, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss, float* share, Index rows,
                    Index classes) {
-  launch("cross_entropy", where, loss_rows_kernel<T>, dim3(static_cast<unsigned>(rows)), row_threads(classes), 0, x, target, ignore, lse, loss,
-         classes);
-  launch("cross_entropy", where, loss_sum_kernel<T>, dim3(1), kSumThreads, 0, loss, target, ignore, y, share, rows);
+  with_rows<T>(rows, classes, [&]<class R>(dim3 grid, int threads) {
+    launch("cross_entropy", where, loss_rows_kernel<R, T>, grid, threads, 0, x, target, ignore, lse, loss, rows, classes);
+  }, x);
+  launch("cross_entropy", where, loss_sum_kernel, dim3(1), kSumThreads, 0, loss, target, ignore, y, share, rows);
 }
 template <class T>
-void cross_entropy_backward(Cuda where, const T* x, const float* lse, const std::int64_t* target, Index ignore, const T* dy, const float* share,
+void cross_entropy_backward(Cuda where, const T* x, const float* lse, const std::int64_t* target, Index ignore, const float* dy, const float* share,
                             T* dx, Index rows, Index classes) {
-  launch("cross_entropy", where, loss_backward_kernel<T>, dim3(static_cast<unsigned>(rows)), row_threads(classes), 0, x, lse, target, ignore, dy,
-         share, dx, classes);
+  with_rows<T>(rows, classes, [&]<class R>(dim3 grid, int threads) {
+    launch("cross_entropy", where, loss_backward_kernel<R, T>, grid, threads, 0, x, lse, target, ignore, dy, share, dx, rows, classes);
+  }, x, dx);
 }
 
 template void cross_entropy(Cuda, const float*, const std::int64_t*, Index, float*, float*, double*, float*, Index, Index);
-template void cross_entropy(Cuda, const bf16*, const std::int64_t*, Index, bf16*, float*, double*, float*, Index, Index);
-template void cross_entropy(Cuda, const f16*, const std::int64_t*, Index, f16*, float*, double*, float*, Index, Index);
+template void cross_entropy(Cuda, const bf16*, const std::int64_t*, Index, float*, float*, double*, float*, Index, Index);
+template void cross_entropy(Cuda, const f16*, const std::int64_t*, Index, float*, float*, double*, float*, Index, Index);
 template void cross_entropy_backward(Cuda, const float*, const float*, const std::int64_t*, Index, const float*, const float*, float*, Index, Index);
-template void cross_entropy_backward(Cuda, const bf16*, const float*, const std::int64_t*, Index, const bf16*, const float*, bf16*, Index, Index);
-template void cross_entropy_backward(Cuda, const f16*, const float*, const std::int64_t*, Index, const f16*, const float*, f16*, Index, Index);
+template void cross_entropy_backward(Cuda, const bf16*, const float*, const std::int64_t*, Index, const float*, const float*, bf16*, Index, Index);
+template void cross_entropy_backward(Cuda, const f16*, const float*, const std::int64_t*, Index, const float*, const float*, f16*, Index, Index);
 
 }  // namespace hilt::kernels

@@ -1,7 +1,7 @@
-// The elementwise ops on a GPU: the functors of elementwise.h, each in three kernels. Dense f32 and bf16 of one shape move 16 bytes a
-// thread and tensor; everything else (broadcast, strided, f16, the u8 of where and greater) takes the kernel that looks at types and
-// strides element by element. Arithmetic is f32.
-#include "core/cuda/launch.cuh"
+// The elementwise ops on a GPU: the functors of elementwise.h, each in three kernels. Where all is f32 or all is bf16 and whole packs lie
+// together, as in tensors of one shape and in rows that repeat, a thread moves 16 bytes a tensor; everything else (strided, f16, the u8 of
+// where and greater) takes the kernel that looks at types and strides element by element. Arithmetic is f32.
+#include "core/cuda/pack.cuh"
 #include "core/convert.h"
 #include "ops/elementwise.h"
 
@@ -10,29 +10,21 @@ namespace {
 
 using namespace cuda;
 
-template <class T, int N> struct alignas(sizeof(T) * N) Pack { T x[N]; };
-template <class T> constexpr int kPack = 16 / static_cast<int>(sizeof(T));
-
+// `walk` counts packs; an input of inner stride 0 repeats one element.
 template <class Op, class T>
-__global__ void dense_kernel(const __grid_constant__ DeviceSpan s, Index n) {
+__global__ void packed_kernel(const __grid_constant__ DeviceSpan s, const __grid_constant__ Walk<4> walk) {
   constexpr int N = kPack<T>;
-  const Index packs = n / N;
-  T* const y = static_cast<T*>(s.y);
-  for (Index i = first_element(); i < packs; i += element_step()) {
-    Pack<T, N> in[3], out;
-    for (int k = 0; k < Op::kInputs; ++k) in[k] = static_cast<const Pack<T, N>*>(s.in[k])[i];
-    for (int e = 0; e < N; ++e) {
-      float x[3] = {};
-      for (int k = 0; k < Op::kInputs; ++k) x[k] = static_cast<float>(in[k].x[e]);
-      out.x[e] = static_cast<T>(Op::f(x[0], x[1], x[2], s.p, s.q));
+  for (Index i = first_element(); i < walk.elements; i += element_step()) {
+    Index at[4];
+    walk.at(i, at);
+    Floats<N> in[3] = {}, out;
+    for (int k = 0; k < Op::kInputs; ++k) {
+      const T* const from = static_cast<const T*>(s.in[k]) + at[k + 1];
+      if (walk.stride[0][k + 1] != 0) in[k] = load<N>(from);
+      else for (int e = 0; e < N; ++e) in[k].x[e] = static_cast<float>(*from);
     }
-    reinterpret_cast<Pack<T, N>*>(y)[i] = out;
-  }
-  const Index left = packs * N + first_element();  // fewer than a pack
-  if (left < n) {
-    float x[3] = {};
-    for (int k = 0; k < Op::kInputs; ++k) x[k] = static_cast<float>(static_cast<const T*>(s.in[k])[left]);
-    y[left] = static_cast<T>(Op::f(x[0], x[1], x[2], s.p, s.q));
+    for (int e = 0; e < N; ++e) out.x[e] = Op::f(in[0][e], in[1][e], in[2][e], s.p, s.q);
+    store(static_cast<T*>(s.y) + at[0], out);
   }
 }
 
@@ -54,15 +46,34 @@ __global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __gri
 
 }  // namespace
 
+/// The walk in packs of n elements; without elements where packs do not fit the operands.
+inline Walk<4> packed(const DeviceSpan& s, int inputs, Walk<4> walk, int n) {
+  const Walk<4> none = [&] { Walk<4> w = walk; w.elements = 0; return w; }();
+  if (walk.axes == 0 || walk.extent[0] % n != 0 || walk.stride[0][0] != 1) return none;
+  const void* const at[4] = {s.y, s.in[0], s.in[1], s.in[2]};
+  for (int k = 0; k <= inputs; ++k) {
+    const Index inner = walk.stride[0][k];
+    if ((k > 0 && s.in_type[k - 1] != s.y_type) || (inner != 0 && inner != 1)) return none;
+    if (inner == 0) continue;
+    if (!is_aligned(at[k])) return none;
+    for (int axis = 1; axis < walk.axes; ++axis)
+      if (walk.stride[axis][k] % n != 0) return none;
+    walk.stride[0][k] = n;
+  }
+  walk.elements /= n, walk.extent[0] /= n;
+  return walk;
+}
+
 template <class Op>
 void run_on_device(Cuda where, const DeviceSpan& s, const Walk<4>& walk) {
-  bool dense = walk.is_flat();
-  for (int k = 0; k < Op::kInputs; ++k) dense = dense && s.in_type[k] == s.y_type && reinterpret_cast<std::uintptr_t>(s.in[k]) % 16 == 0;
-  dense = dense && reinterpret_cast<std::uintptr_t>(s.y) % 16 == 0;
-  const Index n = walk.elements;
-  if (dense && s.y_type == DType::f32) launch("elementwise", where, dense_kernel<Op, float>, blocks_for(n, kPack<float>), kThreads, 0, s, n);
-  else if (dense && s.y_type == DType::bf16) launch("elementwise", where, dense_kernel<Op, bf16>, blocks_for(n, kPack<bf16>), kThreads, 0, s, n);
-  else launch("elementwise", where, strided_kernel<Op>, blocks_for(n), kThreads, 0, s, walk);
+  const auto run_packed = [&]<class T>() {
+    const Walk<4> packs = packed(s, Op::kInputs, walk, kPack<T>);
+    if (packs.elements > 0) launch("elementwise", where, packed_kernel<Op, T>, blocks_for(packs.elements), kThreads, 0, s, packs);
+    return packs.elements > 0;
+  };
+  if (s.y_type == DType::f32 && run_packed.template operator()<float>()) return;
+  if (s.y_type == DType::bf16 && run_packed.template operator()<bf16>()) return;
+  launch("elementwise", where, strided_kernel<Op>, blocks_for(walk.elements), kThreads, 0, s, walk);
 }
 
 /// Names every launcher once, which is what makes the compiler build them.

@@ -62,9 +62,9 @@ struct Silu : One { template <class T> [[gnu::always_inline]] static constexpr T
 struct Square : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x * x; } };
 struct Abs : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x < 0 ? -x : x == 0 ? T{0} : x; } };
 struct Clamp : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T q) { return x < p ? p : x > q ? q : x; } };
-struct GeluTanh : One {
-  static constexpr double kC = 0.79788456080286535588, kCubic = 0.044715;  // sqrt(2 / pi)
-  template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return T(0.5) * x * (T{1} + math::tanh(T(kC) * (x + T(kCubic) * x * x * x))); }
+struct GeluTanh : One {  // (1 + tanh y) / 2 is the sigmoid of 2 y, which keeps its precision where it is small
+  static constexpr double kC = 1.59576912160573071176, kCubic = 0.044715;  // 2 sqrt(2 / pi)
+  template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x * math::sigmoid(T(kC) * (x + T(kCubic) * x * x * x)); }
 };
 
 // ---- backward: gradients from what was saved (s: x or y; a, b) and dy ------------------------------------
@@ -94,9 +94,9 @@ struct GeluGrad : Two {
 struct GeluTanhGrad : Two {
   template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) {
     const T c = T(GeluTanh::kC), k = T(GeluTanh::kCubic);
-    s = s > T{10} ? T{10} : s < T{-10} ? T{-10} : s;  // from there on tanh is 1, and s^3 must not overflow
-    const T t = math::tanh(c * (s + k * s * s * s));
-    return dy * T(0.5) * (T{1} + t + s * (T{1} - t * t) * c * (T{1} + T{3} * k * s * s));
+    s = s > T{30} ? T{30} : s < T{-30} ? T{-30} : s;  // from there on the sigmoid is 1 or 0, and s^3 must not overflow
+    const T g = math::sigmoid(c * (s + k * s * s * s));
+    return dy * g * (T{1} + s * (T{1} - g) * c * (T{1} + T{3} * k * s * s));
   }
 };
 // clang-format on

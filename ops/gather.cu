@@ -29,7 +29,7 @@ __global__ void gather_kernel(const Word* x, const std::int64_t* index, Word* y,
 }
 
 constexpr Index kChunks = 64, kFewest = 1024;  // chunks at most; positions of one at least
-constexpr int kScanThreads = 1024;
+constexpr int kScanThreads = 1024, kScanned = 8;
 
 // counts: [chunks, extent], zero.
 __global__ void count_kernel(const std::int64_t* index, Index n, Index extent, Index chunk, std::int32_t* counts) {
@@ -43,18 +43,24 @@ __global__ void count_kernel(const std::int64_t* index, Index n, Index extent, I
   }
 }
 
-// begin[place] of the lists, and counts turned into where each chunk's part of a list begins. One block: a scan by hand.
-__global__ void begin_kernel(std::int32_t* counts, Index chunks, Index extent, std::int32_t* begin) {
-  __shared__ std::int32_t warp_total[kWarp];
-  __shared__ std::int32_t carry;
-  if (threadIdx.x == 0) carry = 0;
-  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  for (Index first = 0; first < extent; first += kScanThreads) {
-    __syncthreads();
-    const Index place = first + threadIdx.x;
+// begin[place]: how many positions go there.
+__global__ void total_kernel(const std::int32_t* counts, Index chunks, Index extent, std::int32_t* begin) {
+  for (Index place = first_element(); place < extent; place += element_step()) {
     std::int32_t total = 0;
-    if (place < extent)
-      for (Index c = 0; c < chunks; ++c) total += counts[c * extent + place];
+    for (Index c = 0; c < chunks; ++c) total += counts[c * extent + place];
+    begin[place] = total;
+  }
+}
+
+// begin[place] becomes the sum of those before. One block; a thread has kScanned neighbours.
+__global__ void begin_kernel(Index extent, std::int32_t* begin) {
+  __shared__ std::int32_t warp_total[kWarp];
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  std::int32_t carry = 0;
+  for (Index first = 0; first < extent; first += kScanThreads * kScanned) {
+    const Index mine = first + threadIdx.x * kScanned;
+    std::int32_t count[kScanned], total = 0;
+    for (int k = 0; k < kScanned; ++k) total += count[k] = mine + k < extent ? begin[mine + k] : 0;
     std::int32_t upto = total;
     for (int step = 1; step < kWarp; step *= 2) {
       const std::int32_t before = __shfl_up_sync(~0u, upto, step);
@@ -63,17 +69,28 @@ __global__ void begin_kernel(std::int32_t* counts, Index chunks, Index extent, s
     if (lane == kWarp - 1) warp_total[warp] = upto;
     __syncthreads();
     std::int32_t at = carry + upto - total;
-    for (unsigned w = 0; w < warp; ++w) at += warp_total[w];
-    __syncthreads();
-    if (threadIdx.x == kScanThreads - 1) carry = at + total;
-    if (place >= extent) continue;
-    begin[place] = at;
+    for (unsigned w = 0; w < kWarp; ++w) {
+      if (w < warp) at += warp_total[w];
+      carry += warp_total[w];
+    }
+    for (int k = 0; k < kScanned; ++k) {
+      if (mine + k < extent) begin[mine + k] = at;
+      at += count[k];
+    }
+    __syncthreads();  // warp_total is written anew
+  }
+  if (threadIdx.x == 0) begin[extent] = carry;
+}
+
+// counts[chunk][place] becomes where this chunk's part of the place's list begins.
+__global__ void part_kernel(std::int32_t* counts, Index chunks, Index extent, const std::int32_t* begin) {
+  for (Index place = first_element(); place < extent; place += element_step()) {
+    std::int32_t at = begin[place];
     for (Index c = 0; c < chunks; ++c) {
       const std::int32_t here = counts[c * extent + place];
       counts[c * extent + place] = at;
       at += here;
     }
-    if (place == extent - 1) begin[extent] = at;
   }
 }
 
@@ -128,7 +145,9 @@ void scatter_add(Cuda where, const T* x, const std::int64_t* index, T* y, Index 
   auto *const c = counts.mutable_data<std::int32_t>(), *const b = begin.mutable_data<std::int32_t>(), *const l = list.mutable_data<std::int32_t>();
   const dim3 grid(static_cast<unsigned>(chunks));
   launch("scatter_add", where, count_kernel, grid, kWarp, 0, index, n, extent, chunk, c);
-  launch("scatter_add", where, begin_kernel, dim3(1), kScanThreads, 0, c, chunks, extent, b);
+  launch("scatter_add", where, total_kernel, blocks_for(extent), kThreads, 0, c, chunks, extent, b);
+  launch("scatter_add", where, begin_kernel, dim3(1), kScanThreads, 0, extent, b);
+  launch("scatter_add", where, part_kernel, blocks_for(extent), kThreads, 0, c, chunks, extent, b);
   launch("scatter_add", where, list_kernel, grid, kWarp, 0, index, n, extent, chunk, c, l);
   const Index all = outer * extent * inner;
   launch("scatter_add", where, add_kernel<T>, blocks_for(all), kThreads, 0, x, b, l, y, n, extent, inner, all);

@@ -22,11 +22,13 @@ template <Isa I, class T>
 void cpu_gemm(CpuAt<I>, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add, T* scratch);
 
 /// C = A B + start, cut into tiles and run on several threads as gemm_batched does. start: a row `bias` and a matrix `residual`, either of which
-/// may be null.
+/// may be null. On a GPU 16-bit C is rounded once, after all of it.
 template <class T>
 struct Start { const T* bias = nullptr; MatrixRef<const T> residual{nullptr, 0, 1}; };
 template <class T>
 void gemm_onto(Cpu, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start);
+template <class T>
+void gemm_onto(Cuda, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start);
 
 /// `batch` products on several threads; product i reads a at a + steps.a[i], b likewise, and writes c at c + i * steps.c. Each is cut into tiles of C, and
 /// the bits of the result do not depend on the number of threads.

@@ -1,8 +1,15 @@
 // Matrix products on a GPU, by cuBLAS. It counts columns first: what it calls C^T = B^T A^T is our C = A B on the same memory. 16-bit
 // factors add up in f32; f32 products are f32 throughout (TF32 is off). One handle a device, with a workspace of its own, so that a
 // product of one shape is always cut the same way.
+//
+// A product that starts from a bias or a residual goes through cuBLASLt, which adds both before it rounds. It chooses among its kernels
+// by rules that take a tenth of a millisecond, so the choice for each kind of product is kept.
+#include <cublasLt.h>
 #include <cublas_v2.h>
 #include <array>
+#include <bit>
+#include <compare>
+#include <map>
 #include <memory>
 #include <mutex>
 #include "core/cuda/context.h"
@@ -15,8 +22,19 @@ namespace {
 constexpr Index kWorkspace = Index{32} << 20;  // bytes: what its documentation asks for on Hopper
 constexpr std::size_t kMaxDevices = 64;
 
+/// What cuBLASLt's choice of a kernel depends on.
+struct Kind {
+  Index m, n, k, lda, ldb, ldc, ld_start;
+  cudaDataType_t type;
+  bool a_t, b_t, bias;
+  unsigned alignment;
+  auto operator<=>(const Kind&) const = default;
+};
+
 struct Library {
   cublasHandle_t handle = nullptr;
+  cublasLtHandle_t light = nullptr;
+  std::map<Kind, cublasLtMatmulAlgo_t> chosen;
   Tensor workspace;
 };
 
@@ -26,12 +44,13 @@ void check_library(cublasStatus_t status, Cuda where) {
   fail_with(Code::gpu, "matmul: cuBLAS on cuda:", where.device, " reports ", cublasGetStatusName(status), ": ", cublasGetStatusString(status));
 }
 
-/// A device's handle, for one caller at a time.
-struct Handle {
+/// A device's library, for one caller at a time.
+struct Locked {
   std::unique_lock<std::mutex> lock;
-  cublasHandle_t handle;
+  Library* library;
+  Library* operator->() const { return library; }
 };
-Handle handle_of(Cuda where) {
+Locked library_of(Cuda where) {
   static std::mutex mutex;
   static auto* const libraries = new std::array<std::unique_ptr<Library>, kMaxDevices>;  // never destroyed, as the contexts
   std::unique_lock lock(mutex);
@@ -39,12 +58,13 @@ Handle handle_of(Cuda where) {
   if (!library) {
     auto made = std::make_unique<Library>();
     check_library(cublasCreate(&made->handle), where);
+    check_library(cublasLtCreate(&made->light), where);
     check_library(cublasSetStream(made->handle, static_cast<cudaStream_t>(where.stream)), where);
     made->workspace = empty({kWorkspace}, DType::u8, {Device::Kind::cuda, where.device});
     check_library(cublasSetWorkspace(made->handle, made->workspace.mutable_raw(), kWorkspace), where);
     library = std::move(made);
   }
-  return {std::move(lock), library->handle};
+  return {std::move(lock), library.get()};
 }
 
 /// Offsets first, first + step, .. for as long as they go on like that.
@@ -56,31 +76,97 @@ Index even_run(const Index* at, Index n) {
 
 template <class T> constexpr cudaDataType_t kType = std::is_same_v<T, float> ? CUDA_R_32F : std::is_same_v<T, bf16> ? CUDA_R_16BF : CUDA_R_16F;
 
+cublasOperation_t pick(bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; }
+/// The stride between lines, of which one line alone may have any.
+template <class T>
+Index line(const MatrixRef<T>& x, Index rows, Index columns) { return x.column == 1 ? std::max(x.row, columns) : std::max(x.column, rows); }
+
+/// What cuBLASLt makes and has to be told to destroy.
+template <class T, cublasStatus_t (*kDestroy)(T)>
+struct Owned {
+  T handle = nullptr;
+  Owned() = default;
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() { if (handle) kDestroy(handle); }
+};
+using Product = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+/// The power of two, up to 16 bytes, that divides all of these addresses.
+template <class... P>
+unsigned alignment_of(const P*... p) {
+  return 1U << std::min(4, std::countr_zero((std::uintptr_t{16} | ... | reinterpret_cast<std::uintptr_t>(p))));
+}
+
 }  // namespace
 
 template <class T>
 void gemm_batched(Cuda where, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c) {
   cuda::check_alive(where.device);
-  const Handle library = handle_of(where);
+  const Locked library = library_of(where);
   const float one = 1, zero = 0;
-  // A leading dimension is the stride between lines, of which one line alone may have any.
-  const auto line = [](const MatrixRef<const T>& x, Index columns, bool transposed) {
-    return static_cast<int>(std::max<Index>(transposed ? x.column : x.row, columns));
-  };
   const bool a_t = a.column != 1, b_t = b.column != 1;
-  const auto pick = [](bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
   for (Index first = 0; first < steps.batch;) {
     const Index left = steps.batch - first;
     const Index run = left == 1 ? 1 : std::min(even_run(steps.a + first, left), even_run(steps.b + first, left));
     const Index step_a = run > 1 ? steps.a[first + 1] - steps.a[first] : 0, step_b = run > 1 ? steps.b[first + 1] - steps.b[first] : 0;
-    check_library(cublasGemmStridedBatchedEx(library.handle, pick(b_t), pick(a_t), static_cast<int>(n), static_cast<int>(m), static_cast<int>(k), &one,
-                                             b.data + steps.b[first], kType<T>, line(b, b_t ? k : n, b_t), step_b, a.data + steps.a[first], kType<T>,
-                                             line(a, a_t ? m : k, a_t), step_a, &zero, c.data + first * steps.c, kType<T>, static_cast<int>(c.row),
+    check_library(cublasGemmStridedBatchedEx(library->handle, pick(b_t), pick(a_t), static_cast<int>(n), static_cast<int>(m), static_cast<int>(k), &one,
+                                             b.data + steps.b[first], kType<T>, static_cast<int>(line(b, k, n)), step_b, a.data + steps.a[first], kType<T>,
+                                             static_cast<int>(line(a, m, k)), step_a, &zero, c.data + first * steps.c, kType<T>, static_cast<int>(c.row),
                                              steps.c, static_cast<int>(run), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT), where);
     first += run;
   }
 }
 
+template <class T>
+void gemm_onto(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start) {
+  cuda::check_alive(where.device);
+  const Locked library = library_of(where);
+  const MatrixRef<const T> from = start.residual.data ? start.residual : MatrixRef<const T>{c.data, c.row, c.column};
+  const Kind kind{m, n, k, line(a, m, k), line(b, k, n), c.row, from.row, kType<T>, a.column != 1, b.column != 1, start.bias != nullptr,
+                  alignment_of(a.data, b.data, c.data, from.data, start.bias)};
+  const auto layout = [&](Layout& to, bool transposed, Index rows, Index columns, Index leading) {  // of a matrix in rows, told in columns
+    check_library(cublasLtMatrixLayoutCreate(&to.handle, kind.type, static_cast<std::uint64_t>(transposed ? rows : columns),
+                                             static_cast<std::uint64_t>(transposed ? columns : rows), leading), where);
+  };
+  Layout of_a, of_b, of_c, of_start;
+  layout(of_a, kind.a_t, m, k, kind.lda), layout(of_b, kind.b_t, k, n, kind.ldb), layout(of_c, false, m, n, kind.ldc);
+  layout(of_start, false, m, n, kind.ld_start);
+  Product product;
+  check_library(cublasLtMatmulDescCreate(&product.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), where);
+  const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& value) {
+    check_library(cublasLtMatmulDescSetAttribute(product.handle, name, &value, sizeof value), where);
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, pick(kind.b_t)), set(CUBLASLT_MATMUL_DESC_TRANSB, pick(kind.a_t));
+  if (kind.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS), set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, start.bias);
+  auto at = library->chosen.find(kind);
+  if (at == library->chosen.end()) {
+    Preference preference;
+    check_library(cublasLtMatmulPreferenceCreate(&preference.handle), where);
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
+      check_library(cublasLtMatmulPreferenceSetAttribute(preference.handle, name, &value, sizeof value), where);
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kWorkspace));
+    for (auto name : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) prefer(name, kind.alignment);
+    cublasLtMatmulHeuristicResult_t best{};
+    int found = 0;
+    check_library(cublasLtMatmulAlgoGetHeuristic(library->light, product.handle, of_b.handle, of_a.handle, of_start.handle, of_c.handle,
+                                                 preference.handle, 1, &best, &found), where);
+    check_library(found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED, where);
+    at = library->chosen.emplace(kind, best.algo).first;
+  }
+  const float one = 1, scale = start.residual.data ? 1.F : 0.F;
+  check_library(cublasLtMatmul(library->light, product.handle, &one, b.data, of_b.handle, a.data, of_a.handle, &scale, from.data, of_start.handle,
+                               c.data, of_c.handle, &at->second, library->workspace.mutable_raw(), kWorkspace,
+                               static_cast<cudaStream_t>(where.stream)), where);
+}
+
+template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, Start<float>);
+template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>, Start<bf16>);
+template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>, Start<f16>);
 template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>);
 template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>);
 template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>);

@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include "core/dispatch.h"
 
 // The catalogue of kernels, by op. A kernel takes raw pointers to dense data and sizes last. For the CPU it is compiled once an
@@ -56,9 +57,9 @@ template <Isa I, class T>
 void norm_backward(CpuAt<I>, const T* x, const T* w, const wide_t<T>* mean, const wide_t<T>* rstd, const T* dy, T* dx, wide_t<T>* dw, wide_t<T>* db,
                    Index rows, Index cols);
 
-// The same with dw and db as [pieces, cols], each piece of rows for itself.
+// The same over all rows, which are summed in so many pieces. partial: [2, pieces, cols].
 template <class T>
-void norm_backward(Cuda, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, float* dw, float* db, Index rows,
+void norm_backward(Cuda, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, T* dw, T* db, float* partial, Index rows,
                    Index cols, Index pieces);
 
 // x, y: [outer, length, heads, dim]; table: cos then sin of [length, dim / 2]. sign -1 turns back.
@@ -83,9 +84,9 @@ void row_cross_entropy_backward(CpuAt<I>, const T* x, wide_t<T> lse, Index targe
 
 // On a GPU all rows at once: their lse, the mean loss, and `share`, 1 / how many targets are not `ignore`. loss: [rows], for the sum.
 template <class T>
-void cross_entropy(Cuda, const T* x, const std::int64_t* target, Index ignore, T* y, float* lse, double* loss, float* share, Index rows, Index classes);
+void cross_entropy(Cuda, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss, float* share, Index rows, Index classes);
 template <class T>
-void cross_entropy_backward(Cuda, const T* x, const float* lse, const std::int64_t* target, Index ignore, const T* dy, const float* share, T* dx,
+void cross_entropy_backward(Cuda, const T* x, const float* lse, const std::int64_t* target, Index ignore, const float* dy, const float* share, T* dx,
                             Index rows, Index classes);
 
 // ---- picking and placing ----------------------------------------------------------------------------
@@ -107,9 +108,13 @@ template <Isa I, class T>
 void sgd(CpuAt<I>, double lr, double decay, double momentum, T* w, const T* dw, wide_t<T>* u, Index n);
 template <Isa I, class T>
 double sum_of_squares(CpuAt<I>, const T* x, Index n);
-template <class T> void adamw(Cuda, const AdamWStep&, T* w, const T* dw, float* m, float* v, float* exact, Index n);
+
+// On a GPU many tensors at once, each with its own `shrink`.
+struct AdamWPart { void* w; const void* dw; float *m, *v, *exact; Index n; double shrink; };
+template <class T> void adamw(Cuda, const AdamWStep&, std::span<const AdamWPart>);
 template <class T> void sgd(Cuda, double lr, double decay, double momentum, T* w, const T* dw, float* u, Index n);
-// part[i]: of the i-th piece of x.
-template <class T> void sums_of_squares(Cuda, const T* x, double* part, Index n, Index piece);
+// sums[i]: of the i-th piece, counting through all tensors.
+struct SquaresPart { const void* x; Index n; };
+template <class T> void sums_of_squares(Cuda, std::span<const SquaresPart>, double* sums, Index piece);
 
 }  // namespace hilt::kernels

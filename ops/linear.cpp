@@ -24,13 +24,16 @@ struct LinearOp final : Function {
     if (wants(0)) save(w);
     const Tensor rows = dense(as_rows(x)), weight = dense(w), bias = b ? dense(b) : b, residual = r ? dense(as_rows(r)) : r;
     Tensor y = empty(x.shape().with(-1, w.dim(1)), x.dtype(), x.device());
-    const auto run = [&]<class T>() {
-      kernels::Start<T> start;
-      if (bias) start.bias = bias.data<T>();
-      if (residual) start.residual = matrix<T>(residual);
-      kernels::gemm_onto<T>(Cpu{}, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight), {y.mutable_data<T>(), w.dim(1), 1}, start);
-    };
-    x.dtype() == DType::f32 ? run.operator()<float>() : run.operator()<double>();
+    visit("linear", x, [&]<class T>(auto where) {
+      const auto run = [&](auto device) {
+        kernels::Start<T> start;
+        if (bias) start.bias = bias.data<T>();
+        if (residual) start.residual = matrix<T>(residual);
+        kernels::gemm_onto<T>(device, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight), {y.mutable_data<T>(), w.dim(1), 1}, start);
+      };
+      if constexpr (is_cuda<decltype(where)>) run(where);
+      else if constexpr (sizeof(T) >= sizeof(float)) run(Cpu{});
+    });
     return y;
   }
 
@@ -52,7 +55,7 @@ Tensor checked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& 
   if (b) check(b.shape() == Shape{w.dim(1)}, "linear: b ", b.shape(), " must have one entry for each of the ", w.dim(1), " columns of w");
   if (r) check_alike("linear", "x", x, "residual", r);
   if (r) check(r.shape() == x.shape().with(-1, w.dim(1)), "linear: the residual ", r.shape(), " must have the shape of x w, ", x.shape().with(-1, w.dim(1)));
-  const bool one_op = x.device().is_cpu() && (x.dtype() == DType::f32 || x.dtype() == DType::f64) && x.numel() > 0 && w.numel() > 0;
+  const bool one_op = (x.device().is_cuda() || x.dtype() == DType::f32 || x.dtype() == DType::f64) && x.numel() > 0 && w.numel() > 0;
   if (one_op && x.rank() >= 2) return apply(LinearOp{}, x, w, b, r);
   const Tensor product = x.rank() >= 2 ? matmul(x, w) : squeeze(matmul(unsqueeze(x, 0), w), 0);
   const Tensor y = b ? add(product, b) : product;

@@ -86,10 +86,12 @@ Tensor as_rows(const Tensor& x) { return reshape(x, {x.numel() / x.dim(-1), x.di
 
 struct Matmul final : Function {
   Shape a_shape, b_shape;
+  bool b_by_columns = false;  // as a transposed weight is; db then comes like that too, and goes back through the transpose without a copy
   std::string_view name() const override { return "matmul"; }
 
   Tensor forward(const Tensor& a, const Tensor& b) {
     a_shape = a.shape(), b_shape = b.shape();
+    b_by_columns = b.stride(-2) == 1 && b.dim(-1) > 1;
     if (wants(1)) save(a);
     if (wants(0)) save(b);
     if (!folds()) return product(a, b);
@@ -99,8 +101,10 @@ struct Matmul final : Function {
   std::vector<Tensor> backward(const Tensor& dy) override {
     Tensor da, db;
     if (wants(0)) da = sum_to(matmul(dy, transpose(saved(wants(1) ? 1 : 0))), a_shape);
-    if (wants(1) && folds()) db = reshape(product(transpose(as_rows(saved(0))), as_rows(dy)), b_shape);
-    else if (wants(1)) db = sum_to(product(transpose(saved(0)), dy), b_shape);
+    if (wants(1) && folds()) {
+      const Tensor x = as_rows(saved(0)), g = as_rows(dy);
+      db = reshape(b_by_columns ? transpose(product(transpose(g), x)) : product(transpose(x), g), b_shape);
+    } else if (wants(1)) db = sum_to(product(transpose(saved(0)), dy), b_shape);
     return {da, db};
   }
 

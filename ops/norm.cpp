@@ -41,18 +41,16 @@ struct Norm final : Function {
   std::vector<Tensor> backward(const Tensor& gradient) override {
     const Tensor &x = saved(0), &w = saved(1), &mean = saved(2), &rstd = saved(3);
     const Tensor dy = dense(gradient);
-    const Index pieces = x.device().is_cuda() ? kGpuRowPieces : kRowPieces;
-    const Index cols = x.dim(-1), rows = cols > 0 ? x.numel() / cols : 0, per_piece = (rows + pieces - 1) / pieces;
+    const Index cols = x.dim(-1), rows = cols > 0 ? x.numel() / cols : 0;
     Tensor dx = wants(0) ? empty_like(x) : Tensor{};
+    if (x.device().is_cuda()) return on_gpu(x, w, mean, rstd, dy, dx, rows, cols);
+    const Index pieces = kRowPieces, per_piece = (rows + pieces - 1) / pieces;
     Tensor dw = zeros({pieces, wants(1) ? cols : 0}, rstd.dtype(), x.device()), db = zeros({pieces, wants(2) ? cols : 0}, rstd.dtype(), x.device());
     visit(name().data(), x, [&]<class T>(auto where) {
       using W = wide_t<T>;
       T* const px = dx ? dx.mutable_data<T>() : nullptr;
       W *const pw = dw.mutable_data<W>(), *const pb = db.mutable_data<W>();
-      if constexpr (is_cuda<decltype(where)>)
-        return kernels::norm_backward(where, x.data<T>(), w.data<T>(), centered ? mean.data<W>() : nullptr, rstd.data<W>(), dy.data<T>(), px,
-                                      wants(1) ? pw : nullptr, wants(2) ? pb : nullptr, rows, cols, pieces);
-      else parallel_for(pieces, 1, [&](Index begin, Index end) {
+      if constexpr (!is_cuda<decltype(where)>) parallel_for(pieces, 1, [&](Index begin, Index end) {
         for (Index piece = begin; piece < end; ++piece) {
           const Index r = std::min(piece * per_piece, rows), n = std::min(per_piece, rows - r);
           kernels::norm_backward(where, x.data<T>() + r * cols, w.data<T>(), centered ? mean.data<W>() + r : nullptr, rstd.data<W>() + r,
@@ -64,6 +62,19 @@ struct Norm final : Function {
     std::vector<Tensor> out{dx, wants(1) ? to(sum(dw, {0}), w.dtype()) : Tensor{}};
     if (centered) out.push_back(wants(2) ? to(sum(db, {0}), w.dtype()) : Tensor{});
     return out;
+  }
+
+ private:
+  std::vector<Tensor> on_gpu(const Tensor& x, const Tensor& w, const Tensor& mean, const Tensor& rstd, const Tensor& dy, Tensor& dx, Index rows, Index cols) {
+    Tensor dw = wants(1) ? empty({cols}, x.dtype(), x.device()) : Tensor{}, db = centered && wants(2) ? empty({cols}, x.dtype(), x.device()) : Tensor{};
+    Tensor partial = empty({2, kGpuRowPieces, dw || db ? cols : 0}, DType::f32, x.device());
+    visit(name().data(), x, [&]<class T>(auto where) {
+      const auto to = [](Tensor& t) { return t ? t.mutable_data<T>() : nullptr; };
+      if constexpr (is_cuda<decltype(where)>)
+        kernels::norm_backward(where, x.data<T>(), w.data<T>(), centered ? mean.data<float>() : nullptr, rstd.data<float>(), dy.data<T>(), to(dx),
+                               to(dw), to(db), partial.mutable_data<float>(), rows, cols, kGpuRowPieces);
+    });
+    return centered ? std::vector{dx, dw, db} : std::vector{dx, dw};
   }
 };
 

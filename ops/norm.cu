@@ -1,6 +1,6 @@
-// layer_norm and rms_norm on a GPU. Forward and dx: a block owns a row. dw and db: a block owns a run of rows and 32 columns, its warps
-// take rows in turn, and what they come to is added in a fixed order; the runs are summed afterwards.
-#include "core/cuda/reduce.cuh"
+// layer_norm and rms_norm on a GPU. Forward and dx: a warp or a block owns a row. dw and db: a block owns a run of rows and some columns, its
+// warps take rows in turn, and what they come to is added in a fixed order; a last kernel adds the runs.
+#include "core/cuda/rows.cuh"
 #include "ops/kernels.h"
 
 namespace hilt::kernels {
@@ -8,96 +8,138 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kRowWarps = 8;
+constexpr int kWarps = 8;  // of a block that sums over rows
 
-template <class T>
-__global__ void norm_kernel(const T* x, const T* w, const T* b, T* y, float* mean, float* rstd, Index cols, float epsilon) {
-  const Index row = blockIdx.x;
-  x += row * cols, y += row * cols;
-  const auto total = [&](auto f) {
-    float sum = 0;
-    for (Index i = threadIdx.x; i < cols; i += blockDim.x) sum += f(static_cast<float>(x[i]));
-    return block_reduce<Sum>(sum, 0.0f);
-  };
+template <class R, class T>
+__global__ void norm_kernel(const T* x, const T* w, const T* b, T* y, float* mean, float* rstd, Index rows, Index cols, float epsilon) {
+  const R row(cols);
+  if (row.index >= rows) return;
+  x += row.index * cols, y += row.index * cols;
+  const auto values = [&](Index i) { return load<R::N>(x + i); };
   const float n = static_cast<float>(cols);
-  const float center = mean ? total([](float v) { return v; }) / n : 0.0f;
-  const float square = total([=](float v) { return (v - center) * (v - center); }) / n;
+  const float center = mean ? row.sum(values, [](const auto& v, int e) { return v[e]; }) / n : 0.0f;
+  const float square = row.sum(values, [=](const auto& v, int e) { return (v[e] - center) * (v[e] - center); }) / n;
   const float scale = 1 / sqrtf(square + epsilon);
-  for (Index i = threadIdx.x; i < cols; i += blockDim.x) {
-    const float h = (static_cast<float>(x[i]) - center) * scale * static_cast<float>(w[i]);
-    y[i] = static_cast<T>(b ? h + static_cast<float>(b[i]) : h);
-  }
-  if (threadIdx.x != 0) return;
-  if (mean) mean[row] = center;
-  rstd[row] = scale;
+  row.each([&](Index i) {
+    auto v = load<R::N>(x + i);
+    const auto slope = load<R::N>(w + i), level = b ? load<R::N>(b + i) : Floats<R::N>{};
+    for (int e = 0; e < R::N; ++e) v.x[e] = (v[e] - center) * scale * slope[e] + level[e];
+    store(y + i, v);
+  });
+  if (!row.leads()) return;
+  if (mean) mean[row.index] = center;
+  rstd[row.index] = scale;
 }
 
-template <class T>
-__global__ void norm_dx_kernel(const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, Index cols) {
-  const Index row = blockIdx.x;
-  x += row * cols, dy += row * cols, dx += row * cols;
-  const float center = mean ? mean[row] : 0.0f, scale = rstd[row], n = static_cast<float>(cols);
-  // Rounded by itself: as part of a fused multiply-add it would not cancel against the mean of its likes.
-  const auto slope_at = [=](Index i) { return __fmul_rn(static_cast<float>(dy[i]), static_cast<float>(w[i])); };
-  float along = 0, level = 0;
-  for (Index i = threadIdx.x; i < cols; i += blockDim.x) {
-    const float slope = slope_at(i);
-    along += slope * ((static_cast<float>(x[i]) - center) * scale);
-    level += slope;
-  }
-  along = block_reduce<Sum>(along, 0.0f) / n;
-  level = mean ? block_reduce<Sum>(level, 0.0f) / n : 0.0f;
-  for (Index i = threadIdx.x; i < cols; i += blockDim.x) {
-    const float slope = slope_at(i), hat = (static_cast<float>(x[i]) - center) * scale;
-    dx[i] = static_cast<T>(scale * (slope - level - hat * along));
-  }
-}
-
-template <class T>
-__global__ void norm_dw_kernel(const T* x, const float* mean, const float* rstd, const T* dy, float* dw, float* db, Index rows, Index cols,
-                               Index per_piece) {
-  __shared__ float part[2][kRowWarps][kWarp];
-  const Index column = static_cast<Index>(blockIdx.x) * kWarp + threadIdx.x % kWarp, piece = blockIdx.y;
-  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const Index end = min((piece + 1) * per_piece, rows);
-  float w = 0, b = 0;
-  if (column < cols)
-    for (Index r = piece * per_piece + warp; r < end; r += kRowWarps) {
-      const float g = static_cast<float>(dy[r * cols + column]);
-      if (dw) w += g * ((static_cast<float>(x[r * cols + column]) - (mean ? mean[r] : 0.0f)) * rstd[r]);
-      b += g;
+template <class R, class T>
+__global__ void norm_dx_kernel(const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, Index rows, Index cols) {
+  const R row(cols);
+  if (row.index >= rows) return;
+  x += row.index * cols, dy += row.index * cols, dx += row.index * cols;
+  const float center = mean ? mean[row.index] : 0.0f, scale = rstd[row.index], n = static_cast<float>(cols);
+  struct Here { Floats<R::N> slope, hat; };
+  const auto here = [&](Index i) {
+    const auto v = load<R::N>(x + i), g = load<R::N>(dy + i), weight = load<R::N>(w + i);
+    Here h;
+    for (int e = 0; e < R::N; ++e) {
+      h.slope.x[e] = __fmul_rn(g[e], weight[e]);  // rounded by itself: in a fused multiply-add it would not cancel against the mean of its likes
+      h.hat.x[e] = (v[e] - center) * scale;
     }
-  part[0][warp][lane] = w, part[1][warp][lane] = b;
+    return h;
+  };
+  float along = 0, level = 0;
+  row.each([&](Index i) {
+    const Here h = here(i);
+    for (int e = 0; e < R::N; ++e) along += h.slope[e] * h.hat[e], level += h.slope[e];
+  });
+  along = row.template reduce<Sum>(along, 0.0f) / n;
+  level = mean ? row.template reduce<Sum>(level, 0.0f) / n : 0.0f;
+  row.each([&](Index i) {
+    Here h = here(i);
+    for (int e = 0; e < R::N; ++e) h.slope.x[e] = scale * (h.slope[e] - level - h.hat[e] * along);
+    store(dx + i, h.slope);
+  });
+}
+
+// partial: [2, pieces, cols] for dw and db. A thread has C neighbouring columns.
+template <int C, class T>
+__global__ void norm_dw_kernel(const T* x, const float* mean, const float* rstd, const T* dy, float* partial, Index rows, Index cols, Index per_piece) {
+  __shared__ float part[2][kWarps][kWarp * C];
+  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const Index column = (static_cast<Index>(blockIdx.x) * kWarp + lane) * C, piece = blockIdx.y;
+  const Index end = min((piece + 1) * per_piece, rows);
+  float w[C] = {}, b[C] = {};
+  if (column < cols) {
+#pragma unroll 4
+    for (Index r = piece * per_piece + warp; r < end; r += kWarps) {
+      const auto g = load<C>(dy + r * cols + column), v = load<C>(x + r * cols + column);
+      const float center = mean ? mean[r] : 0.0f, scale = rstd[r];
+      for (int e = 0; e < C; ++e) w[e] += g[e] * ((v[e] - center) * scale), b[e] += g[e];
+    }
+  }
+  for (int e = 0; e < C; ++e) part[0][warp][lane * C + e] = w[e], part[1][warp][lane * C + e] = b[e];
+  __syncthreads();
+  const Index here = static_cast<Index>(blockIdx.x) * kWarp * C + threadIdx.x;
+  if (threadIdx.x >= kWarp * C || here >= cols) return;
+  for (int k = 0; k < 2; ++k) {
+    float sum = 0;
+    for (int i = 0; i < kWarps; ++i) sum += part[k][i][threadIdx.x];
+    partial[(k * static_cast<Index>(gridDim.y) + piece) * cols + here] = sum;
+  }
+}
+
+// blockIdx.y: 0 for dw, 1 for db, either of which may be null.
+template <class T>
+__global__ void norm_pieces_kernel(const float* partial, T* dw, T* db, Index pieces, Index cols) {
+  __shared__ double part[kWarps][kWarp];
+  T* const to = blockIdx.y == 0 ? dw : db;
+  if (!to) return;
+  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const Index column = static_cast<Index>(blockIdx.x) * kWarp + lane;
+  double sum = 0;
+  if (column < cols)
+    for (Index p = warp; p < pieces; p += kWarps) sum += static_cast<double>(partial[(blockIdx.y * pieces + p) * cols + column]);
+  part[warp][lane] = sum;
   __syncthreads();
   if (warp != 0 || column >= cols) return;
-  for (int i = 1; i < kRowWarps; ++i) w += part[0][i][lane], b += part[1][i][lane];
-  if (dw) dw[piece * cols + column] = w;
-  if (db) db[piece * cols + column] = b;
+  for (int i = 1; i < kWarps; ++i) sum += part[i][lane];
+  to[column] = static_cast<T>(static_cast<float>(sum));
 }
+
+unsigned blocks(Index columns, Index each) { return static_cast<unsigned>((columns + each - 1) / each); }
 
 }  // namespace
 
 template <class T>
 void norm(Cuda where, const T* x, const T* w, const T* b, T* y, float* mean, float* rstd, Index rows, Index cols, double epsilon) {
-  launch("norm", where, norm_kernel<T>, dim3(static_cast<unsigned>(rows)), row_threads(cols), 0, x, w, b, y, mean, rstd, cols,
-         static_cast<float>(epsilon));
+  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
+    launch("norm", where, norm_kernel<R, T>, grid, threads, 0, x, w, b, y, mean, rstd, rows, cols, static_cast<float>(epsilon));
+  }, x, w, b, y);
 }
 
 template <class T>
-void norm_backward(Cuda where, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, float* dw, float* db, Index rows,
-                   Index cols, Index pieces) {
-  if (rows == 0 || cols == 0) return;
-  if (dx) launch("norm", where, norm_dx_kernel<T>, dim3(static_cast<unsigned>(rows)), row_threads(cols), 0, x, w, mean, rstd, dy, dx, cols);
+void norm_backward(Cuda where, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, T* dw, T* db, float* partial,
+                   Index rows, Index cols, Index pieces) {
+  if (dx)
+    with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
+      launch("norm", where, norm_dx_kernel<R, T>, grid, threads, 0, x, w, mean, rstd, dy, dx, rows, cols);
+    }, x, w, dy, dx);
   if (!dw && !db) return;
-  const dim3 grid(static_cast<unsigned>((cols + kWarp - 1) / kWarp), static_cast<unsigned>(pieces));
-  launch("norm", where, norm_dw_kernel<T>, grid, kRowWarps * kWarp, 0, x, mean, rstd, dy, dw, db, rows, cols, (rows + pieces - 1) / pieces);
+  const auto sum_rows = [&]<int C>() {
+    launch("norm", where, norm_dw_kernel<C, T>, dim3(blocks(cols, kWarp * C), static_cast<unsigned>(pieces)), kWarps * kWarp, 0, x, mean, rstd, dy,
+           partial, rows, cols, (rows + pieces - 1) / pieces);
+  };
+  constexpr int kColumns = 4;
+  if (cols % kColumns == 0 && is_aligned(x) && is_aligned(dy)) sum_rows.template operator()<kColumns>();
+  else sum_rows.template operator()<1>();
+  launch("norm", where, norm_pieces_kernel<T>, dim3(blocks(cols, kWarp), 2), kWarps * kWarp, 0, partial, dw, db, pieces, cols);
 }
 
 template void norm(Cuda, const float*, const float*, const float*, float*, float*, float*, Index, Index, double);
-template void norm_backward(Cuda, const float*, const float*, const float*, const float*, const float*, float*, float*, float*, Index, Index, Index);
+template void norm_backward(Cuda, const float*, const float*, const float*, const float*, const float*, float*, float*, float*, float*, Index, Index, Index);
 template void norm(Cuda, const bf16*, const bf16*, const bf16*, bf16*, float*, float*, Index, Index, double);
-template void norm_backward(Cuda, const bf16*, const bf16*, const float*, const float*, const bf16*, bf16*, float*, float*, Index, Index, Index);
+template void norm_backward(Cuda, const bf16*, const bf16*, const float*, const float*, const bf16*, bf16*, bf16*, bf16*, float*, Index, Index, Index);
 template void norm(Cuda, const f16*, const f16*, const f16*, f16*, float*, float*, Index, Index, double);
-template void norm_backward(Cuda, const f16*, const f16*, const float*, const float*, const f16*, f16*, float*, float*, Index, Index, Index);
+template void norm_backward(Cuda, const f16*, const f16*, const float*, const float*, const f16*, f16*, f16*, f16*, float*, Index, Index, Index);
 
 }  // namespace hilt::kernels

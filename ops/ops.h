@@ -81,7 +81,8 @@ std::vector<Tensor> split(const Tensor& x, std::span<const Index> extents, int a
 Tensor pad(const Tensor& x, int axis, Index before, Index after, double value = 0);
 
 // ---- losses and noise --------------------------------------------------------------------------------
-/// Mean over the targets that are not `ignore`, 0 where all are, of -log softmax(logits)[target]. logits [.., C], targets i32/i64 [..].
+/// Mean over the targets that are not `ignore`, 0 where all are, of -log softmax(logits)[target]. logits [.., C], targets i32/i64 [..]. The loss of
+/// 16-bit logits is f32.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore = -100);
 /// x m / (1 - p) with m = 1 with probability 1 - p. Element i of the mask depends on key and i alone. With `rows`, x is
 /// made of so many rows of a larger tensor, and gets their part of its mask.
@@ -111,6 +112,9 @@ Tensor greater(const Tensor& a, const Tensor& b);                       // a > b
 struct AdamW { double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01; };
 /// m, v: moments of w's type, or f32 beside a 16-bit w, which `master`, f32, then shadows. step counts from 1.
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& options, Tensor* master = nullptr);
+/// The same for many parameters, each with a decay of its own instead of the options'; on a GPU a few kernels serve them all.
+struct AdamWUpdate { Tensor* w; Tensor dw; Tensor *m, *v, *master = nullptr; double weight_decay = 0; };
+void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& options);
 /// w -= lr (dw + decay w), through a velocity when momentum is asked for.
 void sgd_step(Tensor& w, const Tensor& dw, double lr, double weight_decay = 0, double momentum = 0, Tensor* velocity = nullptr);
 /// sqrt of the sum of squares over all gradients, in f64.

@@ -26,54 +26,96 @@ void check_parameter(const char* op, const Tensor& w, const Tensor& dw) {
   check(w.is_contiguous(), op, ": w ", w.shape(), " must be dense: it is written in place");
 }
 
-double sum_of_squares(const Tensor& in) {
-  const Tensor x = dense(in);
-  const Index pieces = (x.numel() + kPiece - 1) / kPiece;
-  std::vector<double> part(static_cast<std::size_t>(pieces));
-  visit("global_norm", x, [&]<class T>(auto where) {
-    const T* const p = x.data<T>();
-    if constexpr (is_cuda<decltype(where)>) {
-      Tensor sums = empty({pieces}, DType::f64, x.device());
-      kernels::sums_of_squares(where, p, sums.mutable_data<double>(), x.numel(), kPiece);
-      part = sums.to_vector();
-    } else
-    parallel_for(pieces, 1, [&](Index begin, Index end) {
-      for (Index i = begin; i < end; ++i)
-        part[static_cast<std::size_t>(i)] = kernels::sum_of_squares(where, p + i * kPiece, std::min(kPiece, x.numel() - i * kPiece));
+/// Of each tensor; those on a GPU are waited for once.
+std::vector<double> sums_of_squares(std::span<const Tensor> all) {
+  const auto pieces_of = [](const Tensor& x) { return (x.numel() + kPiece - 1) / kPiece; };
+  Index most = 0;
+  for (const Tensor& x : all) {
+    check(bool(x) && x.device() == all[0].device(), "global_norm: gradients must be tensors on one device");
+    most += pieces_of(x);
+  }
+  std::vector<double> part(static_cast<std::size_t>(most)), out;
+  std::vector<kernels::SquaresPart> on_gpu;  // of one type
+  std::vector<Tensor> kept;                  // until their kernel has been started
+  Tensor sums;
+  Index first = 0, started = 0;
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    const Tensor x = dense(all[k]);
+    visit("global_norm", x, [&]<class T>(auto where) {
+      const T* const p = x.data<T>();
+      if constexpr (is_cuda<decltype(where)>) {
+        if (!sums) sums = empty({most}, DType::f64, x.device());
+        on_gpu.push_back({p, x.numel()});
+        kept.push_back(x);
+        if (k + 1 < all.size() && all[k + 1].dtype() == x.dtype()) return;
+        kernels::sums_of_squares<T>(where, on_gpu, sums.mutable_data<double>() + started, kPiece);
+        started = first + pieces_of(x);
+        on_gpu.clear(), kept.clear();
+      } else {
+        parallel_for(pieces_of(x), 1, [&](Index begin, Index end) {
+          for (Index i = begin; i < end; ++i)
+            part[static_cast<std::size_t>(first + i)] = kernels::sum_of_squares(where, p + i * kPiece, std::min(kPiece, x.numel() - i * kPiece));
+        });
+      }
     });
-  });
-  double total = 0;
-  for (double s : part) total += s;
-  return total;
+    first += pieces_of(x);
+  }
+  if (sums) part = sums.to_vector();
+  auto next = part.begin();
+  for (const Tensor& x : all) {
+    out.push_back(0);
+    for (Index i = 0; i < pieces_of(x); ++i) out.back() += *next++;
+  }
+  return out;
 }
 
 }  // namespace
 
-void adamw_step(Tensor& w, const Tensor& gradient, Tensor& m, Tensor& v, Index step, const AdamW& o, Tensor* master) {
-  check_parameter("adamw_step", w, gradient);
-  const bool narrow = size_of(w.dtype()) == 2;
-  const DType state = narrow ? DType::f32 : w.dtype();
-  check_state("adamw_step", "m", m, w, state);
-  check_state("adamw_step", "v", v, w, state);
-  check(!master || narrow, "adamw_step: a master copy is for 16-bit parameters, w is ", w.dtype());
-  if (master) check_state("adamw_step", "master", *master, w, state);
+void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& o, Tensor* master) {
+  const AdamWUpdate one{&w, dw, &m, &v, master, o.weight_decay};
+  adamw_step({&one, 1}, step, o);
+}
+
+void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o) {
+  for (const AdamWUpdate& u : updates) {
+    check_parameter("adamw_step", *u.w, u.dw);
+    const bool narrow = size_of(u.w->dtype()) == 2;
+    const DType state = narrow ? DType::f32 : u.w->dtype();
+    check_state("adamw_step", "m", *u.m, *u.w, state);
+    check_state("adamw_step", "v", *u.v, *u.w, state);
+    check(!u.master || narrow, "adamw_step: a master copy is for 16-bit parameters, w is ", u.w->dtype());
+    if (u.master) check_state("adamw_step", "master", *u.master, *u.w, state);
+  }
   check(step >= 1, "adamw_step: step ", step, " must count from 1");
   check(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "adamw_step: betas ", o.beta1, " and ", o.beta2, " must be in [0, 1)");
-  const Tensor dw = dense(gradient);
   const auto t = static_cast<double>(step);
-  const kernels::AdamWStep s{o.lr, o.beta1, o.beta2, o.epsilon, o.lr * o.weight_decay,
-                             1 / (1 - std::pow(o.beta1, t)), 1 / (1 - std::pow(o.beta2, t))};
-  visit("adamw_step", w, [&]<class T>(auto where) {
-    using W = wide_t<T>;
-    T* const pw = w.mutable_data<T>();
-    const T* const pg = dw.data<T>();
-    W *const pm = m.mutable_data<W>(), *const pv = v.mutable_data<W>();
-    W* const exact = master ? master->mutable_data<W>() : nullptr;
-    if constexpr (is_cuda<decltype(where)>) kernels::adamw(where, s, pw, pg, pm, pv, exact, w.numel());
-    else parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
-      kernels::adamw(where, s, pw + begin, pg + begin, pm + begin, pv + begin, exact ? exact + begin : nullptr, end - begin);
+  kernels::AdamWStep s{o.lr, o.beta1, o.beta2, o.epsilon, 0, 1 / (1 - std::pow(o.beta1, t)), 1 / (1 - std::pow(o.beta2, t))};
+  std::vector<kernels::AdamWPart> parts;  // of one type, on one GPU
+  std::vector<Tensor> kept;               // their gradients, until the kernel has been started
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    const AdamWUpdate& u = updates[i];
+    Tensor &w = *u.w;
+    const Tensor dw = dense(u.dw);
+    s.shrink = o.lr * u.weight_decay;
+    visit("adamw_step", w, [&]<class T>(auto where) {
+      using W = wide_t<T>;
+      T* const pw = w.mutable_data<T>();
+      const T* const pg = dw.data<T>();
+      W *const pm = u.m->mutable_data<W>(), *const pv = u.v->mutable_data<W>();
+      W* const exact = u.master ? u.master->mutable_data<W>() : nullptr;
+      if constexpr (is_cuda<decltype(where)>) {
+        parts.push_back({pw, pg, pm, pv, exact, w.numel(), s.shrink});
+        kept.push_back(dw);
+        if (i + 1 < updates.size() && updates[i + 1].w->dtype() == w.dtype() && updates[i + 1].w->device() == w.device()) return;
+        kernels::adamw<T>(where, s, parts);
+        parts.clear(), kept.clear();
+      } else {
+        parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
+          kernels::adamw(where, s, pw + begin, pg + begin, pm + begin, pv + begin, exact ? exact + begin : nullptr, end - begin);
+        });
+      }
     });
-  });
+  }
 }
 
 void sgd_step(Tensor& w, const Tensor& gradient, double lr, double weight_decay, double momentum, Tensor* velocity) {
@@ -96,7 +138,7 @@ void sgd_step(Tensor& w, const Tensor& gradient, double lr, double weight_decay,
 
 double global_norm(std::span<const Tensor> gradients) {
   double total = 0;
-  for (const Tensor& g : gradients) total += sum_of_squares(g);
+  for (double s : sums_of_squares(gradients)) total += s;
   return std::sqrt(total);
 }
 
@@ -105,7 +147,10 @@ double clip_grad_norm(std::span<Tensor> gradients, double max_norm) {
   const double norm = global_norm(gradients);
   if (!std::isfinite(norm)) {
     std::size_t i = 0;
-    while (i < gradients.size() && std::isfinite(sum_of_squares(gradients[i]))) ++i;
+    for (double s : sums_of_squares(gradients)) {
+      if (!std::isfinite(s)) break;
+      ++i;
+    }
     fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm, "; the first gradient that is not finite is number ", i,
               i < gradients.size() ? ", of shape " : "", i < gradients.size() ? gradients[i].shape() : Shape{});
   }

@@ -1,4 +1,6 @@
-// Optimizer steps on a GPU: a thread takes an element with all its state. Sums of squares: a block a piece, the pieces added on the host.
+// Optimizer steps on a GPU: a thread takes an element with all its state. AdamW and sums of squares take some dozens of
+// tensors in one launch, a block a piece of one of them; the sums of pieces are added on the host.
+#include <limits>
 #include "core/cuda/reduce.cuh"
 #include "ops/kernels.h"
 
@@ -7,16 +9,52 @@ namespace {
 
 using namespace cuda;
 
-struct Rates { float b1, b2, a1, a2, shrink, rate, c2, epsilon; };
+/// The tensors of one launch, as many as 4 KiB of parameters hold; each has its own run of blocks.
+template <class P, int kMost>
+struct Parts {
+  int count = 0;
+  int first_block[kMost + 1] = {};
+  P part[kMost];
+
+  bool has_room(Index blocks) const { return count < kMost && first_block[count] + blocks <= std::numeric_limits<int>::max(); }
+  void push(const P& p, Index blocks) {
+    part[count] = p;
+    first_block[count + 1] = first_block[count] + static_cast<int>(blocks);
+    ++count;
+  }
+  dim3 grid() const { return dim3(static_cast<unsigned>(first_block[count])); }
+  /// The last one that begins at or before this block.
+  __device__ int mine() const {
+    int at = 0, end = count;
+    while (end - at > 1) {
+      const int middle = (at + end) / 2;
+      (first_block[middle] <= static_cast<int>(blockIdx.x) ? at : end) = middle;
+    }
+    return at;
+  }
+};
+constexpr Index kUpdated = 8 * kThreads;  // elements of a block
+
+struct Updated { void* w; const void* dw; float *m, *v, *exact; Index n; float shrink; };
+using Updates = Parts<Updated, 56>;
+struct Squared { const void* x; Index n; };
+using Squares = Parts<Squared, 192>;
+struct Rates { float b1, b2, a1, a2, rate, c2, epsilon; };
 
 template <class T>
-__global__ void adamw_kernel(const __grid_constant__ Rates s, T* w, const T* dw, float* m, float* v, float* exact, Index n) {
-  for (Index i = first_element(); i < n; i += element_step()) {
-    const float g = static_cast<float>(dw[i]), weight = exact ? exact[i] : static_cast<float>(w[i]);
-    const float mean = s.b1 * m[i] + s.a1 * g, square = s.b2 * v[i] + s.a2 * g * g;
-    const float next = weight - (s.shrink * weight + s.rate * mean / (sqrtf(square * s.c2) + s.epsilon));
-    m[i] = mean, v[i] = square;
-    if (exact) exact[i] = next;
+__global__ void adamw_kernel(const __grid_constant__ Rates s, const __grid_constant__ Updates all) {
+  const int at = all.mine();
+  const Updated& p = all.part[at];
+  const Index begin = (blockIdx.x - all.first_block[at]) * kUpdated, stop = min(begin + kUpdated, p.n);
+  T* const w = static_cast<T*>(p.w);
+  const T* const dw = static_cast<const T*>(p.dw);
+#pragma unroll 4
+  for (Index i = begin + threadIdx.x; i < stop; i += kThreads) {
+    const float g = static_cast<float>(dw[i]), weight = p.exact ? p.exact[i] : static_cast<float>(w[i]);
+    const float mean = s.b1 * p.m[i] + s.a1 * g, square = s.b2 * p.v[i] + s.a2 * g * g;
+    const float next = weight - (p.shrink * weight + s.rate * mean / (sqrtf(square * s.c2) + s.epsilon));
+    p.m[i] = mean, p.v[i] = square;
+    if (p.exact) p.exact[i] = next;
     w[i] = static_cast<T>(next);
   }
 }
@@ -32,24 +70,37 @@ __global__ void sgd_kernel(float rate, float pull, float mu, T* w, const T* dw, 
 }
 
 template <class T>
-__global__ void squares_kernel(const T* x, double* part, Index n, Index piece) {
-  const Index end = min((blockIdx.x + 1) * piece, n);
+__global__ void squares_kernel(const __grid_constant__ Squares all, double* sums, Index piece) {
+  const int at = all.mine();
+  const T* const x = static_cast<const T*>(all.part[at].x);
+  const Index begin = (blockIdx.x - all.first_block[at]) * piece, end = min(begin + piece, all.part[at].n);
   double sum = 0;
-  for (Index i = blockIdx.x * piece + threadIdx.x; i < end; i += blockDim.x) {
+#pragma unroll 4
+  for (Index i = begin + threadIdx.x; i < end; i += kThreads) {
     const double v = static_cast<double>(static_cast<float>(x[i]));
     sum += v * v;
   }
   sum = block_reduce<Sum>(sum, 0.0);
-  if (threadIdx.x == 0) part[blockIdx.x] = sum;
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
 }  // namespace
 
 template <class T>
-void adamw(Cuda where, const AdamWStep& s, T* w, const T* dw, float* m, float* v, float* exact, Index n) {
+void adamw(Cuda where, const AdamWStep& s, std::span<const AdamWPart> all) {
   const auto f = [](double x) { return static_cast<float>(x); };
-  const Rates rates{f(s.beta1), f(s.beta2), f(1 - s.beta1), f(1 - s.beta2), f(s.shrink), f(s.lr * s.correction1), f(s.correction2), f(s.epsilon)};
-  launch("adamw_step", where, adamw_kernel<T>, blocks_for(n), kThreads, 0, rates, w, dw, m, v, exact, n);
+  const Rates rates{f(s.beta1), f(s.beta2), f(1 - s.beta1), f(1 - s.beta2), f(s.lr * s.correction1), f(s.correction2), f(s.epsilon)};
+  Updates some;
+  const auto flush = [&] {
+    launch("adamw_step", where, adamw_kernel<T>, some.grid(), kThreads, 0, rates, some);
+    some.count = 0;
+  };
+  for (const AdamWPart& p : all) {
+    const Index blocks = (p.n + kUpdated - 1) / kUpdated;
+    if (!some.has_room(blocks)) flush();
+    some.push({p.w, p.dw, p.m, p.v, p.exact, p.n, f(p.shrink)}, blocks);
+  }
+  flush();
 }
 template <class T>
 void sgd(Cuda where, double lr, double decay, double momentum, T* w, const T* dw, float* u, Index n) {
@@ -57,18 +108,29 @@ void sgd(Cuda where, double lr, double decay, double momentum, T* w, const T* dw
          w, dw, u, n);
 }
 template <class T>
-void sums_of_squares(Cuda where, const T* x, double* part, Index n, Index piece) {
-  launch("global_norm", where, squares_kernel<T>, dim3(static_cast<unsigned>((n + piece - 1) / piece)), kThreads, 0, x, part, n, piece);
+void sums_of_squares(Cuda where, std::span<const SquaresPart> all, double* sums, Index piece) {
+  Squares some;
+  const auto flush = [&] {
+    launch("global_norm", where, squares_kernel<T>, some.grid(), kThreads, 0, some, sums, piece);
+    sums += some.first_block[some.count];
+    some.count = 0;
+  };
+  for (const SquaresPart& p : all) {
+    const Index blocks = (p.n + piece - 1) / piece;
+    if (!some.has_room(blocks)) flush();
+    some.push({p.x, p.n}, blocks);
+  }
+  flush();
 }
 
-template void adamw(Cuda, const AdamWStep&, float*, const float*, float*, float*, float*, Index);
-template void adamw(Cuda, const AdamWStep&, bf16*, const bf16*, float*, float*, float*, Index);
-template void adamw(Cuda, const AdamWStep&, f16*, const f16*, float*, float*, float*, Index);
+template void adamw<float>(Cuda, const AdamWStep&, std::span<const AdamWPart>);
+template void adamw<bf16>(Cuda, const AdamWStep&, std::span<const AdamWPart>);
+template void adamw<f16>(Cuda, const AdamWStep&, std::span<const AdamWPart>);
 template void sgd(Cuda, double, double, double, float*, const float*, float*, Index);
 template void sgd(Cuda, double, double, double, bf16*, const bf16*, float*, Index);
 template void sgd(Cuda, double, double, double, f16*, const f16*, float*, Index);
-template void sums_of_squares(Cuda, const float*, double*, Index, Index);
-template void sums_of_squares(Cuda, const bf16*, double*, Index, Index);
-template void sums_of_squares(Cuda, const f16*, double*, Index, Index);
+template void sums_of_squares<float>(Cuda, std::span<const SquaresPart>, double*, Index);
+template void sums_of_squares<bf16>(Cuda, std::span<const SquaresPart>, double*, Index);
+template void sums_of_squares<f16>(Cuda, std::span<const SquaresPart>, double*, Index);
 
 }  // namespace hilt::kernels

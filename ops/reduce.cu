@@ -1,6 +1,7 @@
 // Sums and maxima on a GPU over the middle of [outer, n, inner]. The middle is cut into the pieces of SumPieces; a block sums one piece,
 // and a second kernel adds the pieces in order. With inner == 1 the threads of a block share one sum; else each thread has columns of
 // its own and rows are dealt out in turn. All orders are fixed by the shape.
+#include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 #include "ops/kernels.h"
 
@@ -23,32 +24,46 @@ __global__ void row_pieces_kernel(const T* x, double* partial, Index n, const __
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-// blockDim = columns of a block x rows read at a time, a power of two.
-template <class T>
-__global__ void column_pieces_kernel(const T* x, double* partial, Index n, Index inner, int columns, const __grid_constant__ SumPieces cut) {
-  __shared__ double part[kThreads];
-  const Index blocks = (inner + columns - 1) / columns;
+// A thread has C neighbouring columns. blockDim = threads side by side x rows read at a time, a power of two.
+template <int C, class T>
+__global__ void column_pieces_kernel(const T* x, double* partial, Index n, Index inner, int across, const __grid_constant__ SumPieces cut) {
+  __shared__ double part[C][kThreads];
+  const Index blocks = (inner + across * C - 1) / (across * C);
   const Index block = blockIdx.x % blocks, piece = blockIdx.x / blocks % cut.pieces, o = blockIdx.x / blocks / cut.pieces;
-  const Index column = block * columns + threadIdx.x % columns, end = min((piece + 1) * cut.rows, n);
-  const int lines = blockDim.x / columns;
-  float sum = 0;
-  if (column < inner)
-    for (Index r = piece * cut.rows + threadIdx.x / columns; r < end; r += lines) sum += static_cast<float>(x[(o * n + r) * inner + column]);
-  part[threadIdx.x] = sum;
+  const Index column = (block * across + threadIdx.x % across) * C, end = min((piece + 1) * cut.rows, n);
+  const int lines = blockDim.x / across;
+  float sum[C] = {};
+  if (column < inner) {
+#pragma unroll 4
+    for (Index r = piece * cut.rows + threadIdx.x / across; r < end; r += lines) {
+      const Floats<C> v = load<C>(x + (o * n + r) * inner + column);
+      for (int e = 0; e < C; ++e) sum[e] += v[e];
+    }
+  }
+  for (int e = 0; e < C; ++e) part[e][threadIdx.x] = sum[e];
   __syncthreads();
-  if (threadIdx.x >= columns || column >= inner) return;
-  double total = 0;
-  for (int l = 0; l < lines; ++l) total += part[l * columns + threadIdx.x];
-  partial[(o * cut.pieces + piece) * inner + column] = total;
+  if (threadIdx.x >= across || column >= inner) return;
+  for (int e = 0; e < C; ++e) {
+    double total = 0;
+    for (int l = 0; l < lines; ++l) total += part[e][l * across + threadIdx.x];
+    partial[(o * cut.pieces + piece) * inner + column + e] = total;
+  }
 }
 
+// A block has kWarp results; its warps take pieces in turn.
 template <class T>
 __global__ void add_pieces_kernel(const double* partial, T* y, Index results, Index pieces, Index inner, double factor) {
-  for (Index i = first_element(); i < results; i += element_step()) {
-    double s = 0;
-    for (Index p = 0; p < pieces; ++p) s += partial[(i / inner * pieces + p) * inner + i % inner];
-    y[i] = static_cast<T>(static_cast<float>(s * factor));
-  }
+  __shared__ double part[kThreads / kWarp][kWarp];
+  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
+  const Index i = static_cast<Index>(blockIdx.x) * kWarp + lane;
+  double sum = 0;
+  if (i < results)
+    for (Index p = warp; p < pieces; p += warps) sum += partial[(i / inner * pieces + p) * inner + i % inner];
+  part[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || i >= results) return;
+  for (unsigned w = 1; w < warps; ++w) sum += part[w][lane];
+  y[i] = static_cast<T>(static_cast<float>(sum * factor));
 }
 
 template <class T>
@@ -109,13 +124,19 @@ void sum(Cuda where, const T* x, T* y, double* partial, Index outer, Index n, In
     launch("sum", where, row_pieces_kernel<T>, dim3(static_cast<unsigned>(outer * cut.pieces)), row_threads(n < cut.rows ? n : cut.rows), 0, x,
            partial, n, cut);
   } else {
-    int columns = 1;
-    while (columns < inner && columns < kThreads) columns *= 2;
-    const Index blocks = (inner + columns - 1) / columns;
-    launch("sum", where, column_pieces_kernel<T>, dim3(static_cast<unsigned>(outer * cut.pieces * blocks)), kThreads, 0, x, partial, n, inner,
-           columns, cut);
+    const auto columns = [&]<int C>() {
+      int across = 1;
+      while (across * C < inner && across < kThreads) across *= 2;
+      const Index blocks = (inner + across * C - 1) / (across * C);
+      launch("sum", where, column_pieces_kernel<C, T>, dim3(static_cast<unsigned>(outer * cut.pieces * blocks)), kThreads, 0, x, partial, n, inner,
+             across, cut);
+    };
+    if (inner % 4 == 0 && is_aligned(x)) columns.template operator()<4>();
+    else columns.template operator()<1>();
   }
-  launch("sum", where, add_pieces_kernel<T>, blocks_for(outer * inner), kThreads, 0, partial, y, outer * inner, cut.pieces, inner, factor);
+  const Index results = outer * inner;
+  launch("sum", where, add_pieces_kernel<T>, dim3(static_cast<unsigned>((results + kWarp - 1) / kWarp)), cut.pieces < kThreads / kWarp ? kWarp : kThreads, 0,
+         partial, y, results, cut.pieces, inner, factor);
 }
 
 template <class T>

@@ -1,6 +1,6 @@
-// The softmax family on a GPU. A block owns a row: its threads read neighbouring columns, and maximum and sum are reduced in a fixed
-// order. Arithmetic is f32; a row is read again for each pass, from the cache after the first.
-#include "core/cuda/reduce.cuh"
+// The softmax family on a GPU. A warp or a block owns a row: its threads read neighbouring columns, and maximum and sum are reduced in a
+// fixed order. Arithmetic is f32; a row is read again for each pass, from the cache after the first.
+#include "core/cuda/rows.cuh"
 #include "ops/kernels.h"
 #include "ops/math.h"
 
@@ -9,93 +9,113 @@ namespace {
 
 using namespace cuda;
 
-template <class T>
-__device__ float row_max(const T* x, Index cols) {
-  float top = -INFINITY;
-  for (Index i = threadIdx.x; i < cols; i += blockDim.x) top = fmaxf(top, static_cast<float>(x[i]));
-  return block_reduce<Larger>(top, -INFINITY);
-}
-template <class F>
-__device__ float row_sum(Index cols, F f) {
-  float sum = 0;
-  for (Index i = threadIdx.x; i < cols; i += blockDim.x) sum += f(i);
-  return block_reduce<Sum>(sum, 0.0f);
-}
 /// log sum e^x = shift + rest; in two parts, for what is far from zero.
 struct RowLse { float shift, rest; };
-template <class T>
-__device__ RowLse row_lse(const T* x, Index cols) {
-  const float top = row_max(x, cols);
+template <class R, class T>
+__device__ float sum_of_exp(const R& row, const T* x, float shift) {
+  return row.sum([=](Index i) { return load<R::N>(x + i); }, [=](const auto& v, int e) { return math::exp(v[e] - shift); });
+}
+template <class R, class T>
+__device__ RowLse row_lse(const R& row, const T* x) {
+  const float top = row.max(x);
   const float shift = top - top == 0 ? top : 0;  // a row of -inf, or one with +inf, keeps its meaning
-  return {shift, math::log(row_sum(cols, [=](Index i) { return math::exp(static_cast<float>(x[i]) - shift); }))};
+  return {shift, math::log(sum_of_exp(row, x, shift))};
 }
 
-template <class T>
-__global__ void softmax_kernel(const T* x, T* y, Index cols) {
-  x += blockIdx.x * cols, y += blockIdx.x * cols;
-  const float top = row_max(x, cols);
-  const float scale = 1 / row_sum(cols, [=](Index i) { return math::exp(static_cast<float>(x[i]) - top); });
-  for (Index i = threadIdx.x; i < cols; i += blockDim.x) y[i] = static_cast<T>(math::exp(static_cast<float>(x[i]) - top) * scale);
+/// to = f(a, b), element by element.
+template <class R, class T, class F>
+__device__ void map_row(const R& row, const T* a, const T* b, T* to, F f) {
+  row.each([&](Index i) {
+    auto v = load<R::N>(a + i);
+    const auto u = load<R::N>(b + i);
+    for (int e = 0; e < R::N; ++e) v.x[e] = f(v[e], u[e]);
+    store(to + i, v);
+  });
 }
 
-template <class T>
-__global__ void softmax_backward_kernel(const T* y, const T* dy, T* dx, Index cols) {
-  y += blockIdx.x * cols, dy += blockIdx.x * cols, dx += blockIdx.x * cols;
-  const float dot = row_sum(cols, [=](Index i) { return static_cast<float>(y[i]) * static_cast<float>(dy[i]); });
-  for (Index i = threadIdx.x; i < cols; i += blockDim.x) dx[i] = static_cast<T>(static_cast<float>(y[i]) * (static_cast<float>(dy[i]) - dot));
+template <class R, class T>
+__global__ void softmax_kernel(const T* x, T* y, Index rows, Index cols) {
+  const R row(cols);
+  if (row.index >= rows) return;
+  x += row.index * cols, y += row.index * cols;
+  const float top = row.max(x);
+  const float scale = 1 / sum_of_exp(row, x, top);
+  map_row(row, x, x, y, [=](float v, float) { return math::exp(v - top) * scale; });
 }
 
-template <class T>
-__global__ void log_softmax_kernel(const T* x, T* y, Index cols) {
-  x += blockIdx.x * cols, y += blockIdx.x * cols;
-  const RowLse lse = row_lse(x, cols);
-  for (Index i = threadIdx.x; i < cols; i += blockDim.x) y[i] = static_cast<T>((static_cast<float>(x[i]) - lse.shift) - lse.rest);
+template <class R, class T>
+__global__ void softmax_backward_kernel(const T* y, const T* dy, T* dx, Index rows, Index cols) {
+  const R row(cols);
+  if (row.index >= rows) return;
+  y += row.index * cols, dy += row.index * cols, dx += row.index * cols;
+  struct Both { Floats<R::N> y, dy; };
+  const float dot = row.sum([=](Index i) { return Both{load<R::N>(y + i), load<R::N>(dy + i)}; }, [](const Both& v, int e) { return v.y[e] * v.dy[e]; });
+  map_row(row, y, dy, dx, [=](float p, float g) { return p * (g - dot); });
 }
 
-template <class T>
-__global__ void log_softmax_backward_kernel(const T* y, const T* dy, T* dx, Index cols) {
-  y += blockIdx.x * cols, dy += blockIdx.x * cols, dx += blockIdx.x * cols;
-  const float total = row_sum(cols, [=](Index i) { return static_cast<float>(dy[i]); });
-  for (Index i = threadIdx.x; i < cols; i += blockDim.x)
-    dx[i] = static_cast<T>(static_cast<float>(dy[i]) - math::exp(static_cast<float>(y[i])) * total);
+template <class R, class T>
+__global__ void log_softmax_kernel(const T* x, T* y, Index rows, Index cols) {
+  const R row(cols);
+  if (row.index >= rows) return;
+  x += row.index * cols, y += row.index * cols;
+  const RowLse lse = row_lse(row, x);
+  map_row(row, x, x, y, [=](float v, float) { return (v - lse.shift) - lse.rest; });
 }
 
-template <class T>
-__global__ void logsumexp_kernel(const T* x, T* y, Index cols) {
-  const RowLse lse = row_lse(x + blockIdx.x * cols, cols);
-  if (threadIdx.x == 0) y[blockIdx.x] = static_cast<T>(lse.shift + lse.rest);
+template <class R, class T>
+__global__ void log_softmax_backward_kernel(const T* y, const T* dy, T* dx, Index rows, Index cols) {
+  const R row(cols);
+  if (row.index >= rows) return;
+  y += row.index * cols, dy += row.index * cols, dx += row.index * cols;
+  const float total = row.sum([=](Index i) { return load<R::N>(dy + i); }, [](const auto& g, int e) { return g[e]; });
+  map_row(row, y, dy, dx, [=](float v, float g) { return g - math::exp(v) * total; });
 }
 
-template <class T>
-__global__ void logsumexp_backward_kernel(const T* x, const T* dy, T* dx, Index cols) {
-  x += blockIdx.x * cols, dx += blockIdx.x * cols;
-  const RowLse lse = row_lse(x, cols);
-  const float g = static_cast<float>(dy[blockIdx.x]);
-  for (Index i = threadIdx.x; i < cols; i += blockDim.x)
-    dx[i] = static_cast<T>(g * math::exp((static_cast<float>(x[i]) - lse.shift) - lse.rest));
+template <class R, class T>
+__global__ void logsumexp_kernel(const T* x, T* y, Index rows, Index cols) {
+  const R row(cols);
+  if (row.index >= rows) return;
+  const RowLse lse = row_lse(row, x + row.index * cols);
+  if (row.leads()) y[row.index] = static_cast<T>(lse.shift + lse.rest);
 }
 
-dim3 a_block_a_row(Index rows) { return dim3(static_cast<unsigned>(rows)); }
+template <class R, class T>
+__global__ void logsumexp_backward_kernel(const T* x, const T* dy, T* dx, Index rows, Index cols) {
+  const R row(cols);
+  if (row.index >= rows) return;
+  x += row.index * cols, dx += row.index * cols;
+  const RowLse lse = row_lse(row, x);
+  const float g = static_cast<float>(dy[row.index]);
+  map_row(row, x, x, dx, [=](float v, float) { return g * math::exp((v - lse.shift) - lse.rest); });
+}
 
 }  // namespace
 
 template <class T> void softmax(Cuda where, const T* x, T* y, Index rows, Index cols) {
-  launch("softmax", where, softmax_kernel<T>, a_block_a_row(rows), row_threads(cols), 0, x, y, cols);
+  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) { launch("softmax", where, softmax_kernel<R, T>, grid, threads, 0, x, y, rows, cols); }, x, y);
 }
 template <class T> void softmax_backward(Cuda where, const T* y, const T* dy, T* dx, Index rows, Index cols) {
-  launch("softmax", where, softmax_backward_kernel<T>, a_block_a_row(rows), row_threads(cols), 0, y, dy, dx, cols);
+  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
+    launch("softmax", where, softmax_backward_kernel<R, T>, grid, threads, 0, y, dy, dx, rows, cols);
+  }, y, dy, dx);
 }
 template <class T> void log_softmax(Cuda where, const T* x, T* y, Index rows, Index cols) {
-  launch("log_softmax", where, log_softmax_kernel<T>, a_block_a_row(rows), row_threads(cols), 0, x, y, cols);
+  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
+    launch("log_softmax", where, log_softmax_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
+  }, x, y);
 }
 template <class T> void log_softmax_backward(Cuda where, const T* y, const T* dy, T* dx, Index rows, Index cols) {
-  launch("log_softmax", where, log_softmax_backward_kernel<T>, a_block_a_row(rows), row_threads(cols), 0, y, dy, dx, cols);
+  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
+    launch("log_softmax", where, log_softmax_backward_kernel<R, T>, grid, threads, 0, y, dy, dx, rows, cols);
+  }, y, dy, dx);
 }
 template <class T> void logsumexp(Cuda where, const T* x, T* y, Index rows, Index cols) {
-  launch("logsumexp", where, logsumexp_kernel<T>, a_block_a_row(rows), row_threads(cols), 0, x, y, cols);
+  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) { launch("logsumexp", where, logsumexp_kernel<R, T>, grid, threads, 0, x, y, rows, cols); }, x);
 }
 template <class T> void logsumexp_backward(Cuda where, const T* x, const T* dy, T* dx, Index rows, Index cols) {
-  launch("logsumexp", where, logsumexp_backward_kernel<T>, a_block_a_row(rows), row_threads(cols), 0, x, dy, dx, cols);
+  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
+    launch("logsumexp", where, logsumexp_backward_kernel<R, T>, grid, threads, 0, x, dy, dx, rows, cols);
+  }, x, dx);
 }
 
 template void softmax(Cuda, const float*, float*, Index, Index);

@@ -3,7 +3,7 @@
 #include <cstring>
 #include "core/convert.h"
 #include "core/cuda/kernels.h"
-#include "core/cuda/launch.cuh"
+#include "core/cuda/pack.cuh"
 
 namespace hilt::kernels {
 namespace {
@@ -33,18 +33,11 @@ __global__ void copy_kernel(To* to, const void* from, DType from_type, const __g
 }
 
 // f32 <-> bf16, dense: what a training step converts. 8 elements a thread.
-template <class T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack { T x[N]; };
-constexpr int kPack = 8;
+constexpr int kConverted = 8;
 template <class To, class From>
-__global__ void convert_kernel(Pack<To, kPack>* to, const Pack<From, kPack>* from, Index packs) {
-  for (Index i = first_element(); i < packs; i += element_step()) {
-    const Pack<From, kPack> x = from[i];
-    Pack<To, kPack> y;
-    for (int k = 0; k < kPack; ++k) y.x[k] = convert<To>(x.x[k]);
-    to[i] = y;
-  }
+__global__ void convert_kernel(To* to, const From* from, Index packs) {
+  for (Index i = first_element(); i < packs; i += element_step()) store(to + i * kConverted, load<kConverted>(from + i * kConverted));
 }
-bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
 __device__ double uniform(std::uint32_t bits) { return (bits >> 8) * 0x1p-24; }
 
@@ -67,10 +60,14 @@ __global__ void draw_kernel(Draw what, T* out, Index n, RandomKey key, Index low
   }
 }
 
-template <class T>
+template <int N, class T>
 __global__ void accumulate_kernel(const T* a, const T* b, T* out, Index n) {
-  for (Index i = first_element(); i < n; i += element_step())
-    out[i] = static_cast<T>(static_cast<wide_t<T>>(a[i]) + static_cast<wide_t<T>>(b[i]));
+  for (Index i = first_element() * N; i < n; i += element_step() * N) {
+    Floats<N> x = load<N>(a + i);
+    const Floats<N> y = load<N>(b + i);
+    for (int e = 0; e < N; ++e) x.x[e] += y[e];
+    store(out + i, x);
+  }
 }
 
 }  // namespace
@@ -99,10 +96,10 @@ void copy_elements(Cuda where, void* to, DType to_type, const void* from, DType 
   if (walk.elements == 0) return;
   if (walk.is_flat() && to_type == from_type) return within(where, to, from, static_cast<std::size_t>(walk.elements) * size_of(to_type));
   const auto whole = [&]<class To, class From>() {
-    launch("copy", where, convert_kernel<To, From>, blocks_for(walk.elements / kPack), kThreads, 0, static_cast<Pack<To, kPack>*>(to),
-           static_cast<const Pack<From, kPack>*>(from), walk.elements / kPack);
+    launch("copy", where, convert_kernel<To, From>, blocks_for(walk.elements / kConverted), kThreads, 0, static_cast<To*>(to),
+           static_cast<const From*>(from), walk.elements / kConverted);
   };
-  if (walk.is_flat() && walk.elements % kPack == 0 && is_aligned(to) && is_aligned(from)) {
+  if (walk.is_flat() && walk.elements % kConverted == 0 && is_aligned(to) && is_aligned(from)) {
     if (to_type == DType::bf16 && from_type == DType::f32) return whole.template operator()<bf16, float>();
     if (to_type == DType::f32 && from_type == DType::bf16) return whole.template operator()<float, bf16>();
   }
@@ -119,7 +116,9 @@ void draw(Cuda where, Draw what, void* out, DType type, Index n, RandomKey key, 
 
 template <class T>
 void accumulate(Cuda where, const T* a, const T* b, T* out, Index n) {
-  launch("accumulate", where, accumulate_kernel<T>, blocks_for(n), kThreads, 0, a, b, out, n);
+  const auto run = [&]<int N>() { launch("accumulate", where, accumulate_kernel<N, T>, blocks_for(n, N), kThreads, 0, a, b, out, n); };
+  if (n % kPack<T> == 0 && is_aligned(a) && is_aligned(b) && is_aligned(out)) run.template operator()<kPack<T>>();
+  else run.template operator()<1>();
 }
 template void accumulate(Cuda, const float*, const float*, float*, Index);
 template void accumulate(Cuda, const bf16*, const bf16*, bf16*, Index);

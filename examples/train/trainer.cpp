@@ -47,12 +47,12 @@ Trainer::Pass Trainer::pass(Index batch, Index accumulate, bool checked, bool& s
     hilt::watch_parameters(tape, model_);
     Tensor loss = model_.loss(part.batch.inputs, part.batch.targets, {.noise = &noise_, .place = &part.place});
     if (share != 1) loss = hilt::mul(loss, share);
-    out.loss += loss.item() / static_cast<double>(accumulate);
     hilt::Gradients gradients = tape.backward(loss);
     if (i == 0)
       out.gradients = std::move(gradients);
     else
       out.gradients += gradients;
+    out.loss += loss.item() / static_cast<double>(accumulate);  // last: a GPU is waited for here
   }
   out.gradients = grid_.sum(hilt::mean_of(std::move(out.gradients), parameters_, accumulate), parameters_);
   const std::vector<double> total = grid_.sum({out.loss, stop ? 1.0 : 0.0});

@@ -11,6 +11,7 @@
 // Both halves of every step have one form. Scores: a lane has one streamed row and takes its products with the 8 owned rows of the warp.
 // Sums: a lane has every 32nd column and runs over the streamed rows. All arithmetic is f32. Pairs that do not attend are left out by a
 // bit a pair, not multiplied by zero: 0 x NaN is NaN.
+#include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 #include "core/tensor.h"
 #include "ops/hilbert/hopper/segments.h"
@@ -350,16 +351,22 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
   }
 }
 
-// A warp owns a row.
-template <class T>
-__global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<const T> o, Rows<const T> d_o, float* delta) {
-  for (Index row = first_element() / kWarp; row < s.batch * s.heads * s.length; row += element_step() / kWarp) {
-    const Index t = row % s.length, h = row / s.length % s.heads, b = row / s.length / s.heads;
-    const T *const x = o.at(b, t, h), *const y = d_o.at(b, t, h);
+// `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows go by head, then token, as they lie in memory.
+template <int N, class T>
+__global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<const T> o, Rows<const T> d_o, float* delta, int lanes) {
+  const int lane = threadIdx.x % lanes;
+  const Index rows = s.batch * s.heads * s.length;
+  // Whole warps stay together: they add up across lanes.
+  for (Index first = (first_element() - threadIdx.x % kWarp) / lanes; first < rows; first += element_step() / lanes) {
+    const Index row = first + threadIdx.x % kWarp / lanes, h = row % s.heads, t = row / s.heads % s.length, b = row / s.heads / s.length;
     float sum = 0;
-    for (Index d = threadIdx.x % kWarp; d < s.dim; d += kWarp) sum += static_cast<float>(x[d]) * static_cast<float>(y[d]);
-    sum = warp_reduce<Sum>(sum);
-    if (threadIdx.x % kWarp == 0) delta[row] = sum;
+    if (row < rows)
+      for (Index d = lane * N; d < s.dim; d += lanes * N) {
+        const Floats<N> x = load<N>(o.at(b, t, h) + d), y = load<N>(d_o.at(b, t, h) + d);
+        for (int e = 0; e < N; ++e) sum += x[e] * y[e];
+      }
+    for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (row < rows && lane == 0) delta[(b * s.heads + h) * s.length + t] = sum;
   }
 }
 
@@ -428,7 +435,14 @@ void attention_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t,
 
 template <class T>
 void attention_delta(Cuda where, const AttentionSizes& sizes, Rows<const T> o, Rows<const T> d_o, float* delta) {
-  launch("attention", where, delta_kernel<T>, blocks_for(sizes.batch * sizes.heads * sizes.length * kWarp), kThreads, 0, sizes, o, d_o, delta);
+  const auto in_packs = [](const Rows<const T>& r) { return is_aligned(r.data) && r.batch % kPack<T> == 0 && r.token % kPack<T> == 0 && r.head % kPack<T> == 0; };
+  const auto run = [&]<int N>() {
+    int lanes = 1;
+    while (lanes < kWarp && lanes * N < sizes.dim) lanes *= 2;
+    launch("attention", where, delta_kernel<N, T>, blocks_for(sizes.batch * sizes.heads * sizes.length * lanes), kThreads, 0, sizes, o, d_o, delta, lanes);
+  };
+  if (sizes.dim % kPack<T> == 0 && in_packs(o) && in_packs(d_o)) run.template operator()<kPack<T>>();
+  else run.template operator()<1>();
 }
 
 namespace {

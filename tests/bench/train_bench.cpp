@@ -1,7 +1,9 @@
-// Milliseconds of a whole training step (batch to updated weights) of two models, beside peers/train_bench.py, which times the same
-// models in PyTorch. Prints one line a model; with --tape also what each kind of op took.
+// Milliseconds of a whole training step (batch to updated weights) of a few models, beside peers/train_bench.py, which times the same
+// models in PyTorch. Prints one line a model; with --tape also what each kind of op took, with --json one of JSON instead.
 //
-//   hilt_train_bench [small|medium] [--steps N] [--tape]
+//   hilt_train_bench [small|medium|char|gpt2] [--device cuda] [--steps N] [--tape] [--json]
+//
+// small and medium are sized for a CPU, in f32; char and gpt2 for a GPU, in bf16 with f32 masters.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -22,6 +24,7 @@ struct Setting {
   const char* name;
   TransformerConfig config;
   Index batch = 12;
+  DType dtype = DType::f32;
 };
 
 Setting setting(const std::string& name) {
@@ -31,6 +34,14 @@ Setting setting(const std::string& name) {
     s.name = "medium";
     s.config.layers = 6, s.config.heads = 6, s.config.width = 384, s.config.context = 256;
     s.batch = 8;
+  } else if (name == "char") {  // nanoGPT's character model as it is trained on a GPU
+    s.name = "char";
+    s.config.layers = 6, s.config.heads = 6, s.config.width = 384, s.config.context = 256;
+    s.batch = 64, s.dtype = DType::bf16;
+  } else if (name == "gpt2") {  // GPT-2 of 124 million parameters, its vocabulary rounded up as is usual
+    s.name = "gpt2";
+    s.config.layers = 12, s.config.heads = 12, s.config.width = 768, s.config.context = 1024, s.config.vocab = 50304, s.config.bias = true;
+    s.batch = 32, s.dtype = DType::bf16;
   }
   return s;
 }
@@ -46,9 +57,11 @@ struct Trainer {
   Tensor ids, targets;
   std::vector<NodeReport> report;
 
-  explicit Trainer(const Setting& s)
-      : model(make_transformer(s.config, 1)), ids(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 1})),
-        targets(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 2})) {}
+  Trainer(const Setting& s, Device device)
+      : model(make_transformer(s.config, 1, s.dtype)), ids(moved(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 1}), device)),
+        targets(moved(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 2}), device)) {
+    for (const NamedParameter& p : parameters) *p.tensor = moved(*p.tensor, device);
+  }
 
   double step(bool profile) {
     Tape tape(Tape::Options{profile});
@@ -62,24 +75,28 @@ struct Trainer {
   }
 };
 
-void run(const std::string& name, int steps, bool with_tape) {
+void run(const std::string& name, Device device, int steps, bool with_tape, bool json) {
   const Setting s = setting(name);
-  Trainer trainer(s);
+  Trainer trainer(s, device);
   double loss = 0;
   for (int i = 0; i < 3; ++i) loss = trainer.step(false);
   std::vector<double> ms;
   const std::clock_t cpu = std::clock();
-  const std::size_t asked = memory_stats().from_system;
+  const std::size_t asked = memory_stats(device).from_system;
   for (int i = 0; i < steps; ++i) {
     const double start = now_ms();
     loss = trainer.step(false);
     ms.push_back(now_ms() - start);
   }
-  const std::size_t grown = memory_stats().from_system - asked;
+  const std::size_t grown = memory_stats(device).from_system - asked;
   const double cpu_ms = static_cast<double>(std::clock() - cpu) * 1e3 / CLOCKS_PER_SEC / steps;  // what a busy machine does not distort
   std::ranges::sort(ms);
   const double median = ms[ms.size() / 2], flops = training_flops(trainer.model, s.batch, s.config.context);
-  std::printf("hilt %-6s %lld parameters, batch %lld x %lld: %d threads: median %.2f ms, best %.2f ms a step, %.2f ms of processors, %.1f GFLOP/s, loss %.4f, %zu blocks asked of the system\n",
+  const double tokens = static_cast<double>(s.batch * s.config.context);
+  if (json)
+    std::printf("{\"figure\": \"train_step\", \"who\": \"hilt\", \"model\": \"%s\", \"parameters\": %lld, \"ms\": %.3f, \"best_ms\": %.3f, \"tokens_per_s\": %.0f, \"tflops\": %.1f, \"peak_bytes\": %zu, \"loss\": %.4f, \"grown_bytes\": %zu}\n",
+                s.name, static_cast<long long>(parameter_count(trainer.model)), median, ms.front(), tokens / median * 1e3, flops / median * 1e-9, memory_stats(device).peak, loss, grown);
+  else std::printf("hilt %-6s %lld parameters, batch %lld x %lld: %d threads: median %.2f ms, best %.2f ms a step, %.2f ms of processors, %.1f GFLOP/s, loss %.4f, %zu blocks asked of the system\n",
               s.name, static_cast<long long>(parameter_count(trainer.model)), static_cast<long long>(s.batch), static_cast<long long>(s.config.context), thread_count(), median,
               ms.front(), cpu_ms, flops / median * 1e-6, loss, grown);
   if (!with_tape) return;
@@ -107,12 +124,15 @@ void run(const std::string& name, int steps, bool with_tape) {
 int main(int argc, char** argv) {
   std::vector<std::string> names;
   int steps = 30;
-  bool with_tape = false;
+  bool with_tape = false, json = false;
+  Device device;
   for (int i = 1; i < argc; ++i) {
     if (!std::strcmp(argv[i], "--steps") && i + 1 < argc) steps = std::max(1, std::atoi(argv[++i]));
     else if (!std::strcmp(argv[i], "--tape")) with_tape = true;
+    else if (!std::strcmp(argv[i], "--json")) json = true;
+    else if (!std::strcmp(argv[i], "--device") && i + 1 < argc) device = std::strcmp(argv[++i], "cuda") ? Device{} : Device{Device::Kind::cuda, 0};
     else names.emplace_back(argv[i]);
   }
   if (names.empty()) names = {"small", "medium"};
-  for (const std::string& name : names) run(name, steps, with_tape);
+  for (const std::string& name : names) run(name, device, steps, with_tape, json);
 }

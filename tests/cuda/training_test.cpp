@@ -119,5 +119,36 @@ TEST_F(TrainingOnGpu, StepsNeitherWaitNorGrow) {
   }
 }
 
+TEST_F(TrainingOnGpu, ManyParametersInOneUpdateAndTheirNorm) {
+  const Index sizes[] = {1, 7, 2048, 2049, 0, 5000, 100003};
+  constexpr std::size_t kMany = 150;                     // more than a launch takes
+  std::vector<Tensor> w[2], m[2], v[2], exact[2], g[2];  // on the CPU, on the GPU
+  for (std::size_t i = 0; i < kMany; ++i) {
+    const DType type = i % 5 == 3 ? DType::f32 : DType::bf16;
+    const Shape shape{sizes[i % std::size(sizes)]};
+    for (std::size_t way : {0U, 1U}) {
+      const Device device = way ? kGpu : Device{};
+      const auto drawn = [&](std::uint64_t stream) { return moved(to(randn(shape, {stream, i}), type), device); };
+      w[way].push_back(drawn(1)), g[way].push_back(drawn(2));
+      m[way].push_back(moved(randn(shape, {3, i}), device)), v[way].push_back(moved(square(randn(shape, {4, i})), device));
+      exact[way].push_back(type == DType::f32 ? Tensor{} : to(w[way].back(), DType::f32));
+    }
+  }
+  EXPECT_NEAR(global_norm(g[1]) / global_norm(g[0]), 1, 1e-12);
+  for (std::size_t way : {0U, 1U}) {
+    std::vector<AdamWUpdate> updates;
+    for (std::size_t i = 0; i < kMany; ++i)
+      updates.push_back({&w[way][i], g[way][i], &m[way][i], &v[way][i], exact[way][i] ? &exact[way][i] : nullptr, 0.1 * static_cast<double>(i % 3)});
+    adamw_step(updates, 2, {.lr = 0.01});
+  }
+  for (std::size_t i = 0; i < kMany; ++i)
+    for (const auto* list : {&w, &m, &v, &exact}) {
+      if (!(*list)[0][i]) continue;
+      const std::vector<double> cpu = (*list)[0][i].to_vector(), gpu = (*list)[1][i].to_vector();
+      for (std::size_t e = 0; e < cpu.size(); ++e)
+        ASSERT_NEAR(cpu[e], gpu[e], (1 + std::abs(cpu[e])) * (list == &w ? 0x1p-8 : 1e-6)) << "parameter " << i << ", element " << e;
+    }
+}
+
 }  // namespace
 }  // namespace hilt

@@ -129,6 +129,26 @@ TEST(AdamW, GradientsOfAnyStridesAndTheSameBitsForAnyThreads) {
   set_thread_count(before);
 }
 
+TEST(AdamW, ManyAtOnceAreAsOneByOne) {
+  constexpr int kMany = 5;
+  std::vector<Tensor> w[2], m[2], v[2];
+  std::vector<AdamWUpdate> updates;
+  for (int i = 0; i < kMany; ++i)
+    for (int way : {0, 1}) {
+      const DType dtype = i % 2 ? DType::f64 : DType::f32;
+      w[way].push_back(start(dtype)), m[way].push_back(zeros({kSize}, dtype)), v[way].push_back(zeros({kSize}, dtype));
+    }
+  for (std::size_t i = 0; i < kMany; ++i) updates.push_back({&w[0][i], gradient(1 + static_cast<Index>(i), w[0][i].dtype()), &m[0][i], &v[0][i], nullptr, 0.1 * static_cast<double>(i)});
+  adamw_step(updates, 3, kOptions);
+  for (std::size_t i = 0; i < kMany; ++i) {
+    AdamW options = kOptions;
+    options.weight_decay = updates[i].weight_decay;
+    adamw_step(w[1][i], updates[i].dw, m[1][i], v[1][i], 3, options);
+    EXPECT_EQ(bits(w[0][i]), bits(w[1][i])) << i;
+    EXPECT_EQ(bits(v[0][i]), bits(v[1][i])) << i;
+  }
+}
+
 TEST(AdamW, WritesAreSeenByTheTape) {
   Tensor w = ones({3}), x = ones({3}), m = zeros({3}), v = zeros({3});
   Tape tape;

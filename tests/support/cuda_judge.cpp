@@ -63,11 +63,11 @@ std::string judge_gpu(const OpCase& c, DType type, std::size_t turn) {
     layouts += text(' ', name_of(layout));
   }
   const Tensor dy_exact = random(between(-1, 1, c.op(cpu).shape()), 99, DType::f64);
-  const Tensor dy = to(dy_exact, type), gpu_dy = moved(dy, kGpu);
+  const Tensor dy = to(dy_exact, c.result(type)), gpu_dy = moved(dy, kGpu);
   const Played referee = play(c.op, exact, to(dy, DType::f64)), host = play(c.op, cpu, dy);
   const Played there = play(c.op, gpu, gpu_dy), again = play(c.op, gpu, gpu_dy);
   const std::string where = text(' ', c.label(), ' ', type, layouts);
-  if (const std::string fault = compare("y", there.y, host.y, referee.y, type); !fault.empty()) return fault + where;
+  if (const std::string fault = compare("y", there.y, host.y, referee.y, c.result(type)); !fault.empty()) return fault + where;
   const auto same = [](const Tensor& a, const Tensor& b) { return bits(moved(a, {})) == bits(moved(b, {})); };
   if (!same(there.y, again.y)) return "y: other bits the second time" + where;
   for (std::size_t k = 0; k < gpu.size(); ++k) {

@@ -48,6 +48,7 @@ struct Traits {
   bool view = false;   // the output may share an input's storage
   bool ties = false;   // equal elements change the gradient: never repeat one
   bool rows = false;   // row r of the output is made of row r of input 0 (and inputs that all rows share)
+  bool wide = false;   // what comes of 16-bit inputs is f32
   bool large = false;  // only for the judge of sizes that take several threads
 };
 
@@ -59,6 +60,7 @@ struct OpCase {
   Traits traits = {};
 
   std::string label() const;
+  DType result(DType dtype) const { return traits.wide && size_of(dtype) == 2 ? DType::f32 : dtype; }
 };
 
 /// Every case of one op.

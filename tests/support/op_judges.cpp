@@ -107,7 +107,7 @@ std::string describe(const Setting& s) {
 /// A case with numbers: inputs and a cotangent.
 class Drawn {
  public:
-  explicit Drawn(const OpCase& c, DType dtype = DType::f64) : label_(c.label()), ties_(c.traits.ties) {
+  explicit Drawn(const OpCase& c, DType dtype = DType::f64) : label_(c.label()), ties_(c.traits.ties), case_(c) {
     for (const Input& in : c.inputs) inputs_.push_back(rounded(draw(in, seed_of(label_) + inputs_.size()), dtype));
     dy_ = rounded(draw(between(-1, 1, c.reference(inputs_).shape), seed_of(label_) + inputs_.size()), dtype);
   }
@@ -118,6 +118,7 @@ class Drawn {
     return out;
   }
   Array<double> dy(const Setting& s) const { return with_repeats(dy_, s.dy); }
+  DType of_result(DType of_inputs) const { return case_.result(of_inputs); }
 
   Setting plain() const { return {std::vector<Layout>(inputs_.size(), Layout::contiguous)}; }
   Setting mixture(std::uint64_t seed) const {
@@ -155,6 +156,7 @@ class Drawn {
 
   std::string label_;
   bool ties_;
+  OpCase case_;
   Arrays<double> inputs_;
   Array<double> dy_;
 };
@@ -167,7 +169,7 @@ struct Scene {
   Laid dy;
 
   Scene(const Drawn& drawn, const Setting& s, DType dtype)
-      : numbers(drawn.inputs(s)), dy_numbers(drawn.dy(s)), dy(dy_numbers, s.dy, dtype) {
+      : numbers(drawn.inputs(s)), dy_numbers(drawn.dy(s)), dy(dy_numbers, s.dy, drawn.of_result(dtype)) {
     for (std::size_t k = 0; k < numbers.size(); ++k) laid.emplace_back(numbers[k], s.inputs[k], dtype);
   }
   std::vector<Tensor> inputs() const {
@@ -436,7 +438,7 @@ std::string judge_precision(const OpCase& c, DType dtype) {
     const std::string where = text(c.label(), ' ', dtype, describe(s));
     const Scene scene(drawn, s, dtype);
     const Played played = play(c.op, scene.inputs(), scene.dy.tensor());
-    if (played.y.dtype() != dtype) return text(where, ": type ", played.y.dtype());
+    if (played.y.dtype() != c.result(dtype)) return text(where, ": type ", played.y.dtype());
     if (std::string wrong = compare_output(c, where, played.y, scene.numbers); !wrong.empty()) return wrong;
     auto bounded = lifted<Dual<Bounded>>(scene.numbers);
     auto in_float = lifted<Dual<float>>(scene.numbers);

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""The models of train_bench.cpp in PyTorch, eager, f32: milliseconds of a whole training step.
+"""The models of train_bench.cpp in PyTorch, milliseconds of a whole training step: in f32 on a CPU, on a GPU with autocast to bf16.
 
-    train_bench.py [small|medium] [--steps N] [--threads N] [--compile]
+    train_bench.py [small|medium|char|gpt2] [--device cuda] [--steps N] [--threads N] [--compile] [--json]
 """
 import argparse
+import contextlib
+import json
 import time
 
 import torch
@@ -13,20 +15,21 @@ from torch.nn import functional as F
 SETTINGS = {
     "small": dict(layers=4, heads=4, width=128, context=64, batch=12),
     "medium": dict(layers=6, heads=6, width=384, context=256, batch=8),
+    "char": dict(layers=6, heads=6, width=384, context=256, batch=64),
+    "gpt2": dict(layers=12, heads=12, width=768, context=1024, batch=32, vocab=50304, bias=True),
 }
-VOCAB = 65
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, bias):
         super().__init__()
         self.heads = heads
-        self.norm1 = nn.LayerNorm(width, bias=False)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.projection = nn.Linear(width, width, bias=False)
-        self.norm2 = nn.LayerNorm(width, bias=False)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
+        self.norm1 = nn.LayerNorm(width, bias=bias)
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.projection = nn.Linear(width, width, bias=bias)
+        self.norm2 = nn.LayerNorm(width, bias=bias)
+        self.up = nn.Linear(width, 4 * width, bias=bias)
+        self.down = nn.Linear(4 * width, width, bias=bias)
 
     def forward(self, x):
         b, t, c = x.shape
@@ -38,12 +41,13 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, layers, heads, width, context, batch):
+    def __init__(self, layers, heads, width, context, batch, vocab=65, bias=False):
         super().__init__()
-        self.tokens = nn.Embedding(VOCAB, width)
+        self.vocab = vocab
+        self.tokens = nn.Embedding(vocab, width)
         self.positions = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width, bias=False)
+        self.blocks = nn.ModuleList(Block(width, heads, bias) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, bias=bias)
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
@@ -53,7 +57,7 @@ class Model(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = self.norm(x) @ self.tokens.weight.t()
-        return F.cross_entropy(logits.view(-1, VOCAB), targets.view(-1))
+        return F.cross_entropy(logits.view(-1, self.vocab), targets.view(-1))
 
 
 def main():
@@ -62,26 +66,30 @@ def main():
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
-    for name in args.names or list(SETTINGS):
+    on_gpu = args.device != "cpu"
+    narrow = torch.autocast("cuda", torch.bfloat16) if on_gpu else contextlib.nullcontext()
+    for name in args.names or ["small", "medium"]:
         s = SETTINGS[name]
-        model = Model(**s)
+        model = Model(**s).to(args.device)
         count = sum(p.numel() for p in model.parameters())
         decays = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() < 2]
-        optimizer = torch.optim.AdamW([dict(params=decays, weight_decay=0.1), dict(params=others, weight_decay=0.0)], lr=1e-3, betas=(0.9, 0.99))
+        optimizer = torch.optim.AdamW([dict(params=decays, weight_decay=0.1), dict(params=others, weight_decay=0.0)], lr=1e-3, betas=(0.9, 0.99), fused=on_gpu)
         forward = torch.compile(model) if args.compile else model
-        ids = torch.randint(VOCAB, (s["batch"], s["context"]))
-        targets = torch.randint(VOCAB, (s["batch"], s["context"]))
+        ids, targets = (torch.randint(model.vocab, (s["batch"], s["context"]), device=args.device) for _ in range(2))
         ms = []
         cpu = 0.0
         for i in range(args.steps + 3):
             start = time.perf_counter()
             if i == 3:
                 cpu = time.process_time()
-            loss = forward(ids, targets)
+            with narrow:
+                loss = forward(ids, targets)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -92,6 +100,11 @@ def main():
         cpu = (time.process_time() - cpu) * 1e3 / args.steps  # what a busy machine does not distort
         ms.sort()
         kind = "compiled" if args.compile else "eager"
+        if args.json:
+            print(json.dumps({"figure": "train_step", "who": "PyTorch " + torch.__version__ + " " + kind, "model": name, "parameters": count, "ms": ms[len(ms) // 2],
+                              "best_ms": ms[0], "tokens_per_s": s["batch"] * s["context"] / ms[len(ms) // 2] * 1e3,
+                              "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0, "loss": loss}), flush=True)
+            continue
         print(f"PyTorch {torch.__version__} {kind}, {name}: {count} parameters, {args.threads} threads: "
               f"median {ms[len(ms) // 2]:.2f} ms, best {ms[0]:.2f} ms a step, {cpu:.2f} ms of processors, loss {loss:.4f}")
 
