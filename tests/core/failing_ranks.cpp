@@ -70,15 +70,15 @@ void check_link(hilt::Comm& comm) {
 }
 
 /// Two rounds of a ring, as forward and backward do it, a sum of gradients, and the end.
-int work(hilt::Comm& comm) {
+int work(hilt::Comm& comm, hilt::Device device) {
   const int rank = comm.rank(), next = (rank + 1) % kRanks, previous = (rank + kRanks - 1) % kRanks;
   if (fate == "check") check_link(comm);
-  Tensor held = hilt::full({100000}, rank);
+  Tensor held = hilt::full({100000}, rank, hilt::DType::f32, device);
   for (int hop = 1; hop <= kRanks; ++hop) {
     if (hop == 2) now("hop", rank);
     if (hop == kRanks) now("home", rank);
-    if (fate == "size" && hop == 2 && rank == kVictim) held = hilt::zeros({99999});
-    Tensor came = hilt::empty({100000});
+    if (fate == "size" && hop == 2 && rank == kVictim) held = hilt::zeros({99999}, hilt::DType::f32, device);
+    Tensor came = hilt::empty({100000}, hilt::DType::f32, device);
     comm.exchange({{next, held}}, {{previous, came}}, {hop == kRanks ? "homeward" : "ring", hop}).wait();
     held = came;
   }
@@ -104,7 +104,7 @@ int rank_of_environment() {
 
 int main(int argc, char** argv) {
   return program::run("failing_ranks", [&] {
-    hilt::check(argc >= 4, "usage: failing_ranks threads|tcp|mpi FATE MOMENT [MARK]");
+    hilt::check(argc >= 4, "usage: failing_ranks threads|tcp|mpi|nccl FATE MOMENT [MARK]");
     const std::string over = argv[1];
     fate = argv[2], moment = argv[3];
     now("start", rank_of_environment());
@@ -114,9 +114,14 @@ int main(int argc, char** argv) {
       std::this_thread::sleep_for(std::chrono::milliseconds(15));
       meet_fate();
     });
-    return program::run_as("failing_ranks", kRanks, over == "mpi" ? program::Over::mpi : over == "tcp" ? program::Over::tcp : program::Over::threads, argc, argv, [](hilt::Comm& comm) {
+    // Over NCCL the ranks meet by tcp first, and each has a GPU.
+    const auto kind = over == "mpi" ? program::Over::mpi : over == "threads" ? program::Over::threads : program::Over::tcp;
+    return program::run_as("failing_ranks", kRanks, kind, argc, argv, [&](hilt::Comm& met) {
       try {
-        return work(comm);
+        if (over != "nccl") return work(met, {});
+        const hilt::Device gpu{hilt::Device::Kind::cuda, met.rank()};
+        hilt::Comm comm = hilt::nccl_ranks(met, gpu);
+        return work(comm, gpu);
       } catch (const Early&) {
         return 0;
       }
