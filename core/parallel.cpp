@@ -76,14 +76,14 @@ class Pool {
 
   void run(Job& job) {
     const Index chunks = (job.n + job.grain - 1) / job.grain;
-    const int helpers = static_cast<int>(std::min<Index>(threads(), chunks)) - 1;
+    int helpers = static_cast<int>(std::min<Index>(threads(), chunks)) - 1;
     std::unique_lock busy(busy_, std::defer_lock);
-    if (helpers <= 0 || inside || !busy.try_lock()) {
+    if (helpers > 0 && !inside && busy.try_lock()) helpers = started(helpers);
+    if (helpers <= 0 || !busy) {
       const bool outer = std::exchange(inside, true);
       job.work();
       inside = outer;
     } else {
-      start(helpers);
       {
         const std::lock_guard lock(mutex_);
         job.workers.store(helpers, std::memory_order_relaxed);
@@ -117,8 +117,12 @@ class Pool {
   }
 
  private:
-  void start(int helpers) {  // under busy_
+  /// How many of the helpers there are: fewer where the system has no room for another thread. Under busy_.
+  int started(int helpers) try {
     while (static_cast<int>(workers_.size()) < helpers) workers_.emplace_back([this] { serve(); });
+    return helpers;
+  } catch (const std::exception&) {
+    return static_cast<int>(workers_.size());
   }
 
   void serve() {

@@ -36,7 +36,12 @@ class Pool {
       p = from_system(size);
       ++stats_.from_system;
     }
-    add_live(bytes);
+    try {
+      add_live(bytes);
+    } catch (...) {
+      source_.give(p);
+      throw;
+    }
     return p;
   }
 

@@ -59,6 +59,7 @@ Generator::Recording::Recording() : outer_(std::exchange(current_recording, this
 Generator::Recording::~Recording() { current_recording = outer_; }
 Generator::Recording::States Generator::Recording::swap(const States& states) {
   States before;
+  before.reserve(states.size());  // all are set, or none
   for (const auto& [state, key] : states) before.emplace_back(state, std::exchange(state->key, key));
   return before;
 }

@@ -34,13 +34,19 @@ struct Checkpoint final : Function {
     for (const Tensor& t : inputs) save(t);
     for (const Tensor& t : dependencies) save(t);
   }
+  /// fn(inputs) with the random numbers of the first time. Afterwards, thrown or not, generators stand where they stood.
+  Tensor replayed() const {
+    struct Rewound {
+      Generator::Recording::States now;
+      ~Rewound() { for (auto& [state, key] : now) state->key = key; }
+    } const rewound{Generator::Recording::swap(randomness)};
+    return fn(inputs);
+  }
   std::vector<Tensor> backward(const Tensor& dy) override {
     for (std::size_t i = 0; i < inputs.size() + dependencies.size(); ++i) (void)saved(i);  // checks the versions
     Tape tape;
     for (const Tensor& t : dependencies) tape.watch(t);
-    const auto now = Generator::Recording::swap(randomness);
-    const Tensor y = fn(inputs);
-    Generator::Recording::swap(now);
+    const Tensor y = replayed();
     const Gradients g = tape.backward(y, dy);
     std::vector<Tensor> dx;
     for (const Tensor& t : dependencies) dx.push_back(g.has(t) ? g[t] : zeros_like(t));
@@ -108,9 +114,16 @@ void Tape::watch(const Tensor& x) {
           "from, or detach() it");
     return;
   }
-  slots_.emplace(x.id(), static_cast<Slot>(kinds_.size()));
-  kinds_.push_back({x.shape(), x.dtype()});
-  watched_.push_back(x.id());
+  const std::size_t slot = kinds_.size();
+  try {
+    kinds_.push_back({x.shape(), x.dtype()});
+    watched_.push_back(x.id());
+    slots_.emplace(x.id(), static_cast<Slot>(slot));
+  } catch (...) {  // out of memory: the tape is as it was, and may go on
+    kinds_.resize(slot);
+    if (!watched_.empty() && watched_.back() == x.id()) watched_.pop_back();
+    throw;
+  }
 }
 
 Tape::Slot Tape::slot_of(const Tensor& t) const {
@@ -136,17 +149,27 @@ std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
 void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double forward_ms) {
   check(bool(y), fn->name(), ": forward returned an undefined tensor");
   check(slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
-  nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(input_slots_.size()), static_cast<Slot>(kinds_.size())});
-  for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
-  slots_.emplace(y.id(), nodes_.back().output);
-  kinds_.push_back({y.shape(), y.dtype()});
+  const std::size_t first = input_slots_.size(), output = kinds_.size(), before = nodes_.size();
+  try {
+    if (options_.profile) {
+      NodeReport node;
+      node.forward_ms = forward_ms;
+      node.forward_live = memory_stats(y.device()).live;
+      for (const Tensor* x : inputs) node.inputs.push_back(x->shape());
+      profile_.push_back(std::move(node));
+    }
+    for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
+    kinds_.push_back({y.shape(), y.dtype()});
+    slots_.emplace(y.id(), static_cast<Slot>(output));
+    nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(first), static_cast<Slot>(output)});
+  } catch (...) {  // out of memory: as if the op had not run
+    if (options_.profile) profile_.resize(before);
+    input_slots_.resize(first);
+    kinds_.resize(output);
+    slots_.erase(y.id());
+    throw;
+  }
   if (options_.check_finite) require_finite(y, nodes_.back().fn->name(), nodes_.size() - 1, "its result");
-  if (!options_.profile) return;
-  NodeReport node;
-  node.forward_ms = forward_ms;
-  node.forward_live = memory_stats(y.device()).live;
-  for (const Tensor* x : inputs) node.inputs.push_back(x->shape());
-  profile_.push_back(std::move(node));
 }
 
 // ---- playing ---------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <utility>
 
@@ -68,10 +69,8 @@ std::optional<Index> step_of(std::string_view name) {
 
 std::vector<std::string> names_in(const std::string& directory) {
   std::vector<std::string> names;
-  if (DIR* const d = ::opendir(directory.c_str())) {
-    while (const dirent* entry = ::readdir(d)) names.emplace_back(entry->d_name);
-    ::closedir(d);
-  }
+  const std::unique_ptr<DIR, int (*)(DIR*)> d(::opendir(directory.c_str()), ::closedir);
+  while (const dirent* entry = d ? ::readdir(d.get()) : nullptr) names.emplace_back(entry->d_name);
   return names;
 }
 
@@ -125,34 +124,37 @@ void save_checkpoint(const std::string& directory, Index step, std::span<const S
   for (const SafetensorsItem& item : items) metadata["checksum:" + item.name] = checksum_of(item.tensor);
   metadata[kOverMetadata] = checksum_of(metadata);
 
+  // What is to go afterwards is known before: once the new one is there, nothing may throw.
+  std::vector<Index> steps = checkpoint_steps(directory);
+  if (!std::ranges::binary_search(steps, step)) steps.insert(std::ranges::upper_bound(steps, step), step);
+  const auto kept = static_cast<std::size_t>(std::max<Index>(keep, 2));
+  std::vector<std::string> old;
+  for (std::size_t i = 0; i + kept < steps.size(); ++i)
+    if (steps[i] != step) old.push_back(directory + '/' + checkpoint_name(steps[i]));
+
   const std::string path = directory + '/' + checkpoint_name(step);
   char temporary[64];
   std::snprintf(temporary, sizeof temporary, "/ckpt-%06" PRId64 ".tmp.%08x", step, std::random_device{}());
   const std::string unfinished = directory + temporary;
   int descriptor = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  const auto give_up = [&](const std::string& why) {
-    if (descriptor >= 0) ::close(descriptor);
-    ::unlink(unfinished.c_str());
-    fail_with(Code::data, path, ": cannot write: ", why);
-  };
   if (descriptor < 0) fail_with(Code::data, path, ": cannot write: ", std::strerror(errno));
   try {
+    const auto must = [&](bool done) {
+      if (!done) fail_with(Code::data, std::strerror(errno));
+    };
     write_safetensors(descriptor, items, metadata);
-  } catch (const Error& e) {
-    give_up(e.what());
-  } catch (...) {
-    ::close(descriptor);
+    must(::fsync(descriptor) == 0);
+    must(::close(std::exchange(descriptor, -1)) == 0);
+    must(::rename(unfinished.c_str(), path.c_str()) == 0);
+  } catch (const std::exception& e) {
+    if (descriptor >= 0) ::close(descriptor);
     ::unlink(unfinished.c_str());
-    throw;
+    const auto* const ours = dynamic_cast<const Error*>(&e);
+    if (!ours || ours->code() == Code::memory) throw;
+    fail_with(Code::data, path, ": cannot write: ", e.what());
   }
-  if (::fsync(descriptor) != 0) give_up(std::strerror(errno));
-  if (::close(std::exchange(descriptor, -1)) != 0 || ::rename(unfinished.c_str(), path.c_str()) != 0) give_up(std::strerror(errno));
   sync_directory(directory);
-
-  const std::vector<Index> steps = checkpoint_steps(directory);
-  const auto kept = static_cast<std::size_t>(std::max<Index>(keep, 2));
-  for (std::size_t i = 0; i + kept < steps.size(); ++i)
-    if (steps[i] != step) ::unlink((directory + '/' + checkpoint_name(steps[i])).c_str());
+  for (const std::string& name : old) ::unlink(name.c_str());
 }
 
 // ---- reading -----------------------------------------------------------------------------------------

@@ -3,34 +3,37 @@
 
 namespace hilt {
 
-AdamWOptimizer::State& AdamWOptimizer::state_of(std::size_t i, const NamedParameter& parameter) {
+AdamWOptimizer::State AdamWOptimizer::state_for(const NamedParameter& parameter) {
   const Tensor& w = *parameter.tensor;
-  check(bool(w) && is_floating(w.dtype()), "AdamWOptimizer: ", parameter.name, " is not a tensor of floats");
-  if (i < states_.size()) {
-    State& s = states_[i];
-    check(s.name == parameter.name, "AdamWOptimizer: parameter ", i, " is ", parameter.name, ", its state is of ", s.name,
-          "; an optimizer serves one module");
-    check(s.m.shape() == w.shape(), "AdamWOptimizer: ", parameter.name, " is ", w.shape(), ", its moments are ", s.m.shape());
-    return s;
-  }
   const bool narrow = size_of(w.dtype()) == 2;
   const DType wide = narrow ? DType::f32 : w.dtype();
   State s{parameter.name, zeros(w.shape(), wide, w.device()), zeros(w.shape(), wide, w.device()), {}};
   if (narrow) s.master = to(w, DType::f32);
-  states_.push_back(std::move(s));
-  return states_.back();
+  return s;
 }
 
 void AdamWOptimizer::prepare(const NamedParameters& parameters) {
   const Tape::Pause pause;
   check(states_.empty() || states_.size() == parameters.size(), "AdamWOptimizer: ", parameters.size(), " parameters, the state has ", states_.size());
-  for (std::size_t i = 0; i < parameters.size(); ++i) state_of(i, parameters[i]);
+  std::vector<State> made;  // all of them or none: a failure leaves the optimizer as it was
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const NamedParameter& p = parameters[i];
+    const Tensor& w = *p.tensor;
+    check(bool(w) && is_floating(w.dtype()), "AdamWOptimizer: ", p.name, " is not a tensor of floats");
+    if (states_.empty()) {
+      made.push_back(state_for(p));
+      continue;
+    }
+    const State& s = states_[i];
+    check(s.name == p.name, "AdamWOptimizer: parameter ", i, " is ", p.name, ", its state is of ", s.name, "; an optimizer serves one module");
+    check(s.m.shape() == w.shape(), "AdamWOptimizer: ", p.name, " is ", w.shape(), ", its moments are ", s.m.shape());
+  }
+  if (states_.empty()) states_ = std::move(made);
 }
 
 void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gradients, double lr) {
   prepare(parameters);
   const Tape::Pause pause;
-  ++steps_;
   std::vector<AdamWUpdate> updates;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     Tensor& w = *parameters[i].tensor;
@@ -40,7 +43,8 @@ void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gr
   }
   AdamW options = options_;
   options.lr = lr;
-  adamw_step(updates, steps_, options);
+  adamw_step(updates, steps_ + 1, options);  // changes nothing if it throws
+  ++steps_;
 }
 
 void AdamWOptimizer::visit_state(const ParameterVisitor& visit) {

@@ -11,7 +11,8 @@ class AdamWOptimizer {
  public:
   explicit AdamWOptimizer(const AdamW& options = {}) : options_(options) {}
 
-  /// One update of each parameter that has a gradient, at this learning rate. The first call makes the state.
+  /// One update of each parameter that has a gradient, at this learning rate. The first call makes the state. If it throws, no
+  /// parameter and no moment has changed.
   void step(const NamedParameters& parameters, const Gradients& gradients, double lr);
   /// Makes zero state for what has none yet; a parameter of another shape than its state is an error.
   void prepare(const NamedParameters& parameters);
@@ -30,14 +31,15 @@ class AdamWOptimizer {
     std::string name;
     Tensor m, v, master;
   };
-  State& state_of(std::size_t i, const NamedParameter& parameter);
+  static State state_for(const NamedParameter& parameter);
   AdamW options_;
   Index steps_ = 0;
   std::vector<State> states_;
 };
 
 /// Scales the gradients of these parameters so that their global norm is at most max_norm (0: only measures); returns the norm
-/// before. Throws Code::not_a_number, naming the first parameter, where it is not finite.
+/// before. Throws Code::not_a_number, naming the first parameter, where it is not finite. Where memory runs out some are scaled and some not,
+/// since two sets of gradients are never held: compute them again.
 double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, double max_norm);
 
 /// The sum of micro-batch gradients divided by their number; empty micro-batches are an error.

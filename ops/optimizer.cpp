@@ -90,25 +90,26 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
   check(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "adamw_step: betas ", o.beta1, " and ", o.beta2, " must be in [0, 1)");
   const auto t = static_cast<double>(step);
   kernels::AdamWStep s{o.lr, o.beta1, o.beta2, o.epsilon, 0, 1 / (1 - std::pow(o.beta1, t)), 1 / (1 - std::pow(o.beta2, t))};
+  // All memory is there before the first number is written: without it, nothing has changed.
+  std::vector<Tensor> gradients;
+  for (const AdamWUpdate& u : updates) gradients.push_back(dense(u.dw));
   std::vector<kernels::AdamWPart> parts;  // of one type, on one GPU
-  std::vector<Tensor> kept;               // their gradients, until the kernel has been started
+  parts.reserve(updates.size());
   for (std::size_t i = 0; i < updates.size(); ++i) {
     const AdamWUpdate& u = updates[i];
-    Tensor &w = *u.w;
-    const Tensor dw = dense(u.dw);
+    Tensor& w = *u.w;
     s.shrink = o.lr * u.weight_decay;
     visit("adamw_step", w, [&]<class T>(auto where) {
       using W = wide_t<T>;
       T* const pw = w.mutable_data<T>();
-      const T* const pg = dw.data<T>();
+      const T* const pg = gradients[i].data<T>();
       W *const pm = u.m->mutable_data<W>(), *const pv = u.v->mutable_data<W>();
       W* const exact = u.master ? u.master->mutable_data<W>() : nullptr;
       if constexpr (is_cuda<decltype(where)>) {
         parts.push_back({pw, pg, pm, pv, exact, w.numel(), s.shrink});
-        kept.push_back(dw);
         if (i + 1 < updates.size() && updates[i + 1].w->dtype() == w.dtype() && updates[i + 1].w->device() == w.device()) return;
         kernels::adamw<T>(where, s, parts);
-        parts.clear(), kept.clear();
+        parts.clear();
       } else {
         parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
           kernels::adamw(where, s, pw + begin, pg + begin, pm + begin, pv + begin, exact ? exact + begin : nullptr, end - begin);

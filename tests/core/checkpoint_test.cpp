@@ -208,6 +208,22 @@ TEST(Checkpoint, ReplaysTheNumbersItDrew) {
   EXPECT_EQ(g.state().stream, 4u);  // as if nothing had been replayed
 }
 
+TEST(Checkpoint, AReplayThatThrowsLeavesGeneratorsWhereTheyStood) {
+  const Tensor x = vec(Numbers(64, 1.0));
+  Generator g(5);
+  int runs = 0;
+  Tape tape;
+  tape.watch(x);
+  const Tensor y = checkpoint([&](Inputs in) {
+    const Tensor dropped = drop(in[0], g);
+    check(++runs == 1, "no memory");
+    return dropped;
+  }, std::vector<Tensor>{x});
+  (void)g.next();
+  EXPECT_EQ(error_of([&] { (void)tape.backward(sum(y)); }), "usage: no memory");
+  EXPECT_EQ(g.state().stream, 2u);
+}
+
 TEST(Checkpoint, DrawsWhatTheSameCodeDrawsWithoutIt) {
   const Tensor x = vec(Numbers(64, 1.0));
   Numbers value[2], gradient[2];

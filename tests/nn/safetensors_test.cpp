@@ -2,12 +2,10 @@
 #include "nn/safetensors.h"
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <malloc.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -16,31 +14,9 @@
 #include "core/storage.h"
 #include "ops/ops.h"
 #include "tests/support/error_of.h"
+#include "tests/support/heap.h"
 #include "tests/support/scale.h"
 #include "tests/support/temporary.h"
-
-// Counts what this binary's ordinary allocations hold; tensors come from elsewhere and have counters of their own.
-namespace {
-std::atomic<std::int64_t> held{0}, most_held{0};
-void* counted(std::size_t bytes) {
-  void* const p = std::malloc(bytes ? bytes : 1);
-  if (!p) throw std::bad_alloc();
-  const std::int64_t now = held += static_cast<std::int64_t>(malloc_usable_size(p));
-  std::int64_t most = most_held.load();
-  while (now > most && !most_held.compare_exchange_weak(most, now)) {}
-  return p;
-}
-void uncounted(void* p) {
-  if (p) held -= static_cast<std::int64_t>(malloc_usable_size(p));
-  std::free(p);
-}
-}  // namespace
-void* operator new(std::size_t bytes) { return counted(bytes); }
-void* operator new[](std::size_t bytes) { return counted(bytes); }
-void operator delete(void* p) noexcept { uncounted(p); }
-void operator delete[](void* p) noexcept { uncounted(p); }
-void operator delete(void* p, std::size_t) noexcept { uncounted(p); }
-void operator delete[](void* p, std::size_t) noexcept { uncounted(p); }
 
 namespace hilt {
 namespace {
@@ -300,15 +276,15 @@ TEST(Safetensors, MutatedFilesNeverHarm) {
   const int memory = ::memfd_create("fuzz", MFD_CLOEXEC);  // a file without a disk: a hundred times the runs
   ASSERT_GE(memory, 0);
   const std::string path = "/proc/self/fd/" + std::to_string(memory);
-  const double seconds = scaled(4.0, 0.5);
+  const double seconds = scaled(15.0, 0.5);
   const auto start = std::chrono::steady_clock::now();
   Index runs = 0, accepted = 0;
   while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < seconds) {
     const std::string file = mutated(good[static_cast<std::size_t>(random() % (random() % 2 ? 3 : good.size()))], random);
     ASSERT_EQ(::ftruncate(memory, 0), 0);
     ASSERT_EQ(::pwrite(memory, file.data(), file.size(), 0), static_cast<ssize_t>(file.size()));
-    const std::int64_t before = held;
-    most_held = before;
+    const std::int64_t before = heap::held;
+    heap::most_held = before;
     reset_memory_peak();
     const std::size_t live = memory_stats().live;
     try {
@@ -320,12 +296,12 @@ TEST(Safetensors, MutatedFilesNeverHarm) {
     } catch (const Error& e) {
       ASSERT_EQ(e.code(), Code::data) << e.what();
     }
-    const std::int64_t used = most_held - before + static_cast<std::int64_t>(memory_stats().peak - live);
+    const std::int64_t used = heap::most_held - before + static_cast<std::int64_t>(memory_stats().peak - live);
     ASSERT_LE(used, static_cast<std::int64_t>(16 * file.size()) + (1 << 20)) << "run " << runs << ", file of " << file.size();
     ++runs;
   }
   ::close(memory);
-  std::printf("%lld mutated files, %lld of them still good\n", static_cast<long long>(runs), static_cast<long long>(accepted));
+  std::printf("[ fuzz     ] safetensors: %lld mutated files, %lld of them still good\n", static_cast<long long>(runs), static_cast<long long>(accepted));
   EXPECT_GT(runs, scaled(10000, 100));
   EXPECT_GT(accepted, runs / 1000) << "the mutations are too wild to reach what lies behind the header";
   EXPECT_LT(accepted, runs / 2) << "the mutations change nothing";
@@ -336,10 +312,10 @@ TEST(Safetensors, LargeHeadersTakeLinearSpaceAndTime) {
   for (int i = 0; i < 100000; ++i) json += (i ? "," : "") + entry(std::to_string(i), "U8", "1", std::to_string(i) + "," + std::to_string(i + 1));
   const std::string path = temporary().file("large.safetensors", with_header(json + "}", 100000));
   const auto size = static_cast<std::int64_t>(json.size());
-  const std::int64_t before = held;
-  most_held = before;
+  const std::int64_t before = heap::held;
+  heap::most_held = before;
   EXPECT_EQ(SafetensorsFile(path).entries().size(), 100000u);
-  EXPECT_LE(most_held - before, 16 * size + (1 << 20));
+  EXPECT_LE(heap::most_held - before, 16 * size + (1 << 20));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <numeric>
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "tests/support/scale.h"
 
 using namespace hilt;
 
@@ -400,6 +402,35 @@ TEST(ParseOrder, SaysWhatIsWrong) {
   for (const auto& c : cases) EXPECT_EQ(error_of(c.text, c.length), "order (" + c.text + "): " + c.message);
   EXPECT_NE(error_of("hilbert:2147483647x2147483647x2147483647", 64), "(no error)");  // 2^93 cells
   std::cout << std::size(cases) << " exact messages\n";
+}
+
+TEST(ParseOrder, SurvivesAnyText) {
+  // Either an order that writes itself back, or one typed error. Texts a few letters away from good ones.
+  std::mt19937 random(3);
+  const std::string alphabet = "hilbertsnakemortonw0123456789x:/,=cup \t\n\xff'-";
+  const std::string good[] = {"hilbert:8x8", "tiles:8x8/4x2", "snake", "hilbert,chunk=16,steps=unit", "morton:4x16", "hilbert:4x4x4,scope=order_only"};
+  Index parsed = 0, refused = 0;
+  for (int i = 0; i < scaled(1000000, 20000); ++i) {
+    std::string text = good[random() % std::size(good)];
+    for (auto edits = random() % 3 + 1; edits > 0; --edits) {
+      const std::size_t place = text.empty() ? 0 : random() % text.size();
+      const char c = alphabet[random() % alphabet.size()];
+      if (random() % 3 == 0 && !text.empty()) text.erase(place, 1);
+      else if (random() % 2) text.insert(place, 1, c);
+      else if (!text.empty()) text[place] = c;
+    }
+    try {
+      const Order order = parse_order(text, 64);
+      ASSERT_EQ(parse_order(to_string(order), 64), order) << text;
+      ++parsed;
+    } catch (const Error& e) {
+      ASSERT_EQ(e.code(), Code::usage) << text;
+      ++refused;
+    }
+  }
+  EXPECT_GT(parsed, refused / 200);
+  EXPECT_GT(refused, parsed);
+  std::printf("[ fuzz     ] order: %lld texts, %lld orders\n", static_cast<long long>(parsed + refused), static_cast<long long>(parsed));
 }
 
 TEST(ParseOrder, ChecksValuesMadeInCode) {

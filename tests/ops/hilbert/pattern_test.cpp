@@ -149,7 +149,7 @@ TEST(ParsePattern, SurvivesAnyText) {
   const std::string alphabet = "segmntlidhbockwr2x0123456789,=+:@-. \t\n\xff'";
   const std::string good[] = {"segment:128+segment:512,dilation=4,offset=head", "neighborhood2d:5x7+slide:3", "window2d:8x16", "dense"};
   Index parsed = 0, refused = 0;
-  for (int i = 0; i < scaled(200000, 20000); ++i) {
+  for (int i = 0; i < scaled(1000000, 20000); ++i) {
     std::string text = good[random() % 4];
     for (unsigned edits = random() % 4 + 1; edits > 0; --edits) {
       const std::size_t place = text.empty() ? 0 : random() % text.size();
@@ -170,6 +170,7 @@ TEST(ParsePattern, SurvivesAnyText) {
   }
   EXPECT_GT(parsed, scaled(1000, 100));
   EXPECT_GT(refused, 1000);
+  std::printf("[ fuzz     ] pattern: %lld texts, %lld of them patterns\n", static_cast<long long>(parsed + refused), static_cast<long long>(parsed));
 }
 
 // ---- block lists ---------------------------------------------------------------------------------------
