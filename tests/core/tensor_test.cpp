@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 #include <thread>
+#include "core/info.h"
 #include "tests/support/error_of.h"
 #include "tests/support/scale.h"
 
@@ -258,6 +259,7 @@ TEST(Make, DenseCopiesOnlyWhatIsNot) {
 }
 
 TEST(Make, NoOtherDeviceIsKnown) {
+  if (kHasCuda) GTEST_SKIP() << "built with CUDA";
   const Device gpu{Device::Kind::cuda, 0};
   EXPECT_EQ(error_of([&] { (void)empty({1}, DType::f32, gpu); }), "usage: Storage: built without CUDA, asked for cuda:0");
 }
