@@ -22,9 +22,12 @@ struct LinearOp final : Function {
     b_shape = b.shape();
     if (wants(1)) save(x);
     if (wants(0)) save(w);
-    const Tensor rows = dense(as_rows(x)), weight = dense(w), bias = b ? dense(b) : b, residual = r ? dense(as_rows(r)) : r;
-    Tensor y = empty(x.shape().with(-1, w.dim(1)), x.dtype(), x.device());
-    visit("linear", x, [&]<class T>(auto where) {
+    // On the CPU 16-bit factors multiply and add up in f32; the result is rounded once.
+    const DType type = x.device().is_cpu() && size_of(x.dtype()) == 2 ? DType::f32 : x.dtype();
+    const auto ready = [&](const Tensor& t) { return t ? dense(to(t, type)) : t; };
+    const Tensor rows = ready(as_rows(x)), weight = ready(w), bias = ready(b), residual = r ? ready(as_rows(r)) : r;
+    Tensor y = empty(x.shape().with(-1, w.dim(1)), type, x.device());
+    visit("linear", y, [&]<class T>(auto where) {
       const auto run = [&](auto device) {
         kernels::Start<T> start;
         if (bias) start.bias = bias.data<T>();
@@ -34,7 +37,7 @@ struct LinearOp final : Function {
       if constexpr (is_cuda<decltype(where)>) run(where);
       else if constexpr (sizeof(T) >= sizeof(float)) run(Cpu{});
     });
-    return y;
+    return to(y, x.dtype());
   }
 
   std::vector<Tensor> backward(const Tensor& dy) override {
@@ -55,9 +58,10 @@ Tensor checked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& 
   if (b) check(b.shape() == Shape{w.dim(1)}, "linear: b ", b.shape(), " must have one entry for each of the ", w.dim(1), " columns of w");
   if (r) check_alike("linear", "x", x, "residual", r);
   if (r) check(r.shape() == x.shape().with(-1, w.dim(1)), "linear: the residual ", r.shape(), " must have the shape of x w, ", x.shape().with(-1, w.dim(1)));
-  const bool one_op = (x.device().is_cuda() || x.dtype() == DType::f32 || x.dtype() == DType::f64) && x.numel() > 0 && w.numel() > 0;
-  if (one_op && x.rank() >= 2) return apply(LinearOp{}, x, w, b, r);
-  const Tensor product = x.rank() >= 2 ? matmul(x, w) : squeeze(matmul(unsqueeze(x, 0), w), 0);
+  if (x.rank() == 1) return squeeze(checked(unsqueeze(x, 0), w, b, r ? unsqueeze(r, 0) : r), 0);
+  check(is_floating(x.dtype()), "linear: needs tensors of floats, got ", x.dtype());
+  if (x.numel() > 0 && w.numel() > 0) return apply(LinearOp{}, x, w, b, r);
+  const Tensor product = matmul(x, w);
   const Tensor y = b ? add(product, b) : product;
   return r ? add(r, y) : y;
 }

@@ -58,7 +58,41 @@ std::vector<OpCase> gram_cases() {
   }
   return cases;
 }
-const Op kMatmul[] = {{"matmul", matmul_cases}, {"gram", gram_cases}};
+/// x w + b, and r + x w + b; a row alone, rows, batches of rows.
+std::vector<OpCase> linear_cases() {
+  std::vector<OpCase> cases;
+  const auto add_case = [&](const Shape& x, const Shape& w, Traits traits = {}) {
+    const Shape y = x.with(-1, w[1]), b{w[1]};
+    const auto product = []<class T>(const Array<T>& left, const Array<T>& right) {
+      Array<T> rows = left;
+      if (left.shape.rank() == 1) rows.shape = Shape{1, left.shape[0]};
+      Array<T> out = naive::matmul(rows, right);
+      out.shape = left.shape.with(-1, right.shape[1]);
+      return out;
+    };
+    const auto plus = []<class T>(const T& p, const T& q) { return p + q; };
+    cases.push_back({"linear", {real(x), real(w), real(b)}, [](auto in) { return linear(in[0], in[1], in[2]); },
+                     [=]<class T>(const Arrays<T>& in) { return naive::zip(product(in[0], in[1]), in[2], plus); }, traits});
+    cases.push_back({"linear onto", {real(x), real(w), real(b), real(y)}, [](auto in) { return linear(in[0], in[1], in[2], in[3]); },
+                     [=]<class T>(const Arrays<T>& in) { return naive::zip(naive::zip(product(in[0], in[1]), in[2], plus), in[3], plus); }, traits});
+    cases.push_back({"linear onto, no bias", {real(x), real(w), real(y)}, [](auto in) { return linear(in[0], in[1], {}, in[2]); },
+                     [=]<class T>(const Arrays<T>& in) { return naive::zip(product(in[0], in[1]), in[2], plus); }, traits});
+  };
+  add_case({2, 3}, {3, 4});
+  add_case({1, 1}, {1, 1});
+  add_case({3}, {3, 2});
+  add_case({5, 1}, {1, 3});
+  add_case({2, 3, 4}, {4, 5});
+  add_case({1, 2, 2, 3}, {3, 1});
+  add_case({0, 3}, {3, 2});
+  add_case({2, 3}, {3, 0});
+  add_case({5, 17}, {17, 9});
+  add_case({4, 16}, {16, 8});
+  add_case({131, 257}, {257, 129}, {.large = true});
+  add_case({9, 65, 67}, {67, 63}, {.large = true});
+  return cases;
+}
+const Op kMatmul[] = {{"matmul", matmul_cases}, {"gram", gram_cases}, {"linear", linear_cases}};
 INSTANTIATE_TEST_SUITE_P(Matmul, OpJudges, testing::ValuesIn(kMatmul), op_name);
 
 /// The tensor with its last two axes swapped in memory, or not.
