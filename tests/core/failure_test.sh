@@ -30,10 +30,10 @@ cell() {
     grep -qE "$named" "$out.err" || wrong+=('rank 2 is not named')
   fi
   for _ in 1 2 3 4 5 6 7 8 9 10; do
-    pgrep -f -- "$mark" >/dev/null || break
+    [[ $(pids_with "$mark") ]] || break
     sleep 0.2
   done
-  ! pgrep -f -- "$mark" >"$out.left" || wrong+=("processes left over: $(xargs <"$out.left")")
+  [[ ! $(pids_with "$mark") ]] || wrong+=("processes left over: $(pids_with "$mark" | xargs)")
   printf '%-7s %-6s %-8s %5d ms  %d  %s\n' "$over" "$fate" "$moment" "$ms" "$status" "$(head -c 300 "$out.err" | tr '\n' '|')" >"$out.line"
   ((${#wrong[@]} == 0)) || printf '%s; ' "${wrong[@]}" >"$out.wrong"
 }

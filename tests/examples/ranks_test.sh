@@ -49,13 +49,13 @@ for link in ${links#threads }; do
   HILT_DEADLINE=4 "$programs/train" $tiny --steps 1000000 --ranks 3 --sequence-ranks 3 --comm "$link" --out "killed-$link" >killed.out 2>killed.err &
   parent=$!
   for _ in {1..200}; do [[ ! -e killed-$link/ckpt-000012.safetensors ]] || break; sleep 0.1; done
-  victim=$(pgrep -f "killed-$link" | grep -v "^$parent$" | tail -1)
+  victim=$(pids_with "killed-$link" | grep -v "^$parent$" | sort -n | tail -1)
   kill -9 "$victim"
   start=$SECONDS
   wait "$parent" && fail "over $link: a run that lost a rank ended well"
   status=$?
   ((SECONDS - start <= 14)) || fail "over $link: ranks outlived one that was killed by $((SECONDS - start)) s"
-  ! pgrep -f "killed-$link" || fail "over $link: processes are left"
+  [[ ! $(pids_with "killed-$link") ]] || fail "over $link: processes are left: $(pids_with "killed-$link" | xargs)"
   expect 0 "what a killed run over $link left" "$programs/sample" --out "killed-$link" --tokens 8
 done
 echo 'passed'

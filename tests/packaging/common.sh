@@ -2,7 +2,7 @@
 set -euo pipefail
 export LC_ALL=C
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$scratch"' EXIT
 
 fail() { printf 'FAILED: %s\n' "$*" >&2; exit 1; }
 # expect STATUS WHAT COMMAND..: runs it with its output in $scratch/out and $scratch/err.
@@ -14,3 +14,5 @@ expect() {
 }
 says() { grep -qF -- "$2" "$scratch/$1" || fail "'$2' is not in what it printed: $(cat "$scratch/$1")"; }
 one_line_on_stderr() { [[ $(wc -l <"$scratch/err") == 1 && ! -s $scratch/out ]] || fail "one line on stderr expected: $(cat "$scratch/out" "$scratch/err")"; }
+# Processes whose command line holds this. Without pgrep, which a small system lacks.
+pids_with() { { grep -lsaF -f <(printf '%s\n' "$1") /proc/[0-9]*/cmdline || true; } | sed 's|/proc/\([0-9]*\)/cmdline|\1|'; }
