@@ -2,7 +2,7 @@
 set -euo pipefail
 export LC_ALL=C
 scratch=$(mktemp -d)
-trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$scratch"' EXIT
+trap 'for job in $(jobs -p); do kill "$job" 2>/dev/null || true; done; rm -rf "$scratch"' EXIT
 
 fail() { printf 'FAILED: %s\n' "$*" >&2; exit 1; }
 # expect STATUS WHAT COMMAND..: runs it with its output in $scratch/out and $scratch/err.
