@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "tests/support/edited.h"
 #include "tests/support/scale.h"
 
 using namespace hilt;
@@ -411,14 +412,7 @@ TEST(ParseOrder, SurvivesAnyText) {
   const std::string good[] = {"hilbert:8x8", "tiles:8x8/4x2", "snake", "hilbert,chunk=16,steps=unit", "morton:4x16", "hilbert:4x4x4,scope=order_only"};
   Index parsed = 0, refused = 0;
   for (int i = 0; i < scaled(1000000, 20000); ++i) {
-    std::string text = good[random() % std::size(good)];
-    for (auto edits = random() % 3 + 1; edits > 0; --edits) {
-      const std::size_t place = text.empty() ? 0 : random() % text.size();
-      const char c = alphabet[random() % alphabet.size()];
-      if (random() % 3 == 0 && !text.empty()) text.erase(place, 1);
-      else if (random() % 2) text.insert(place, 1, c);
-      else if (!text.empty()) text[place] = c;
-    }
+    const std::string text = edited(good[random() % std::size(good)], alphabet, 3, random);
     try {
       const Order order = parse_order(text, 64);
       ASSERT_EQ(parse_order(to_string(order), 64), order) << text;

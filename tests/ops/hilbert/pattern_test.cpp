@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "ops/hilbert/plan.h"
+#include "tests/support/edited.h"
 #include "tests/support/scale.h"
 
 using namespace hilt;
@@ -150,14 +151,7 @@ TEST(ParsePattern, SurvivesAnyText) {
   const std::string good[] = {"segment:128+segment:512,dilation=4,offset=head", "neighborhood2d:5x7+slide:3", "window2d:8x16", "dense"};
   Index parsed = 0, refused = 0;
   for (int i = 0; i < scaled(1000000, 20000); ++i) {
-    std::string text = good[random() % 4];
-    for (unsigned edits = random() % 4 + 1; edits > 0; --edits) {
-      const std::size_t place = text.empty() ? 0 : random() % text.size();
-      const char c = alphabet[random() % alphabet.size()];
-      if (random() % 3 == 0 && !text.empty()) text.erase(place, 1);
-      else if (random() % 2) text.insert(place, 1, c);
-      else if (!text.empty()) text[place] = c;
-    }
+    const std::string text = edited(good[random() % 4], alphabet, 4, random);
     if (text.find('@') != std::string::npos) continue;  // files have their own test
     try {
       const Pattern p = parse_pattern(text);
