@@ -16,7 +16,9 @@
 #include "core/tensor.h"
 #include "ops/hilbert/hopper/segments.h"
 #include "ops/hilbert/kernels.h"
+#include "ops/hilbert/mma.h"
 #include "ops/hilbert/on_device.h"
+#include "ops/hilbert/problem.cuh"
 #include "ops/math.h"
 
 namespace hilt::kernels {
@@ -27,18 +29,7 @@ using namespace cuda;
 constexpr int kChunk = kWarp;  // streamed rows at a time, one a lane
 constexpr int kOwn = 8;        // rows a warp owns
 constexpr int kPad = 4;        // floats after a streamed row: lanes that read 16 bytes each of their own row meet all banks
-constexpr Index kMaxHeads = 1024;
 constexpr Index kMaxDim = 256;
-
-struct Heads { std::int16_t at[kMaxHeads]; };
-
-/// One call, as kernels see it.
-struct Problem {
-  AttentionSizes sizes;
-  TilingView t;
-  Heads heads;
-  int n_heads;
-};
 
 /// How a head dim of up to 32 x kColumns is worked on.
 template <int Columns>
@@ -96,11 +87,8 @@ __device__ void add_up(const float* weight, const unsigned (&pairs)[kOwn], const
 
 /// M of query i and key j of the lists.
 __device__ float multiplier(const Problem& p, Index b, Index h, int i, int j) {
-  const AttentionSizes& s = p.sizes;
-  if (s.dropout == 0) return 1;
-  const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h);
-  const auto t = static_cast<std::uint32_t>(p.t.q_name[i]), u = static_cast<std::uint32_t>(p.t.k_name[j]);
-  return attention_keeps(s.key, head, t, u, s.dropout) ? static_cast<float>(1 / (1 - s.dropout)) : 0.0f;
+  if (p.sizes.dropout == 0) return 1;
+  return survives(p, b, h, i, j) ? static_cast<float>(1 / (1 - p.sizes.dropout)) : 0.0f;
 }
 
 /// What a block owns: rows [first, first + n) of a list.
@@ -215,7 +203,7 @@ template <class T, class S>
 __global__ void __launch_bounds__(S::kWarps* kWarp)
     keys_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse,
                          const float* delta, Rows<float> dk, Rows<float> dv, Rows<T> dk_again, Rows<T> dv_again, const std::int32_t* only) {
-  if (!is_asked_for<S>(only, p, blockIdx.y, p.t.k_tile)) return;  // marks come from kernels that want a key head each
+  if (!is_asked_for<S>(only, p, blockIdx.y, p.t.k_tile)) return;  // marked by key heads
   extern __shared__ float4 shared[];
   float* const k_tile = reinterpret_cast<float*>(shared);
   float* const v_tile = k_tile + S::kRows * S::kWidth;
@@ -385,9 +373,7 @@ template <class Run>
 void in_portions(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Run&& run) {
   if (sizes.batch == 0 || sizes.dim == 0) return;
   for (Index first = 0; first < n_heads; first += kMaxHeads) {
-    Problem p{sizes, on_device(t, where), {}, static_cast<int>(std::min(kMaxHeads, n_heads - first))};
-    for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(heads[first + i]);
-    run(p);
+    run(problem_of(where, sizes, t, heads + first, std::min(kMaxHeads, n_heads - first)));
   }
 }
 
@@ -419,6 +405,12 @@ void attention_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t,
       if (t.tiles_partial == 0) return;
     }
   }
+  if constexpr (sizeof(T) == 2)
+    if (!again && mma_forward_serves(where, sizes, n_heads, q, k, v, Rows<const O>{o.data, o.batch, o.token, o.head})) {
+      if (t.tiles_partial > 0) again = blank_marks(where, sizes, t.q_tile);
+      mma_forward(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh, again ? again.mutable_data<std::int32_t>() : nullptr);
+      if (!again) return;
+    }
   const std::int32_t* const only = again ? again.data<std::int32_t>() : nullptr;
   Rows<T> narrow{nullptr, o.batch, o.token, o.head};
   Rows<float> wide{nullptr, o.batch, o.token, o.head};
@@ -468,6 +460,28 @@ void plain_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, co
   });
 }
 
+/// By the tensor cores of any GPU, and the plain kernel for the tiles that they leave: masks to keep NaN behind, and what f16 is too narrow for.
+/// `to` says where the same gradients are for the plain one. False, and nothing done, where this does not serve.
+template <class T, class O>
+bool mma_backward_with_plain(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
+                             Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse, const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv,
+                             Gradients<T> to) {
+  if constexpr (sizeof(T) == 2) {
+    if (!mma_backward_serves<T>(where, sizes, n_heads)) return false;
+    Tensor queries, keys;
+    if (t.tiles_partial > 0 || std::is_same_v<T, f16>) queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
+    if (!mma_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, queries ? queries.mutable_data<std::int32_t>() : nullptr,
+                      keys ? keys.mutable_data<std::int32_t>() : nullptr))
+      return false;
+    if (!queries) return true;
+    to.queries = queries.data<std::int32_t>(), to.keys = keys.data<std::int32_t>();
+    plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, to);
+    return true;
+  } else {
+    return false;
+  }
+}
+
 }  // namespace
 
 template <class T>
@@ -488,6 +502,7 @@ void attention_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t
       if (ran) to.queries = queries.data<std::int32_t>(), to.keys = keys.data<std::int32_t>();
     }
   }
+  if (!to.queries && mma_backward_with_plain(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, to)) return;
   plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, to);
 }
 
@@ -495,31 +510,42 @@ template <class T>
 bool attention_backward_at_once_serves(Cuda where, const AttentionSizes& sizes, const Tiling& t) {
   if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
     const auto groups = equal_groups(t);
-    return groups ? segment_backward_serves(where, sizes, *groups) || stream_backward_serves(where, sizes, *groups) : list_backward_serves(where, sizes, t);
-  } else {
-    return false;
+    if (groups ? segment_backward_serves(where, sizes, *groups) || stream_backward_serves(where, sizes, *groups) : list_backward_serves(where, sizes, t))
+      return true;
   }
+  if constexpr (sizeof(T) == 2) return mma_backward_serves<T>(where, sizes, sizes.heads);
+  else return false;
 }
 template <class T>
 bool attention_backward_at_once(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
                                 Rows<const T> k, Rows<const T> v, Rows<const T> o, Rows<const T> d_o, const float* lse, Rows<T> dq, Rows<T> dk, Rows<T> dv) {
-  if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
-    const auto groups = equal_groups(t);
-    if (groups && segment_backward_serves(where, sizes, *groups) && segment_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, o, d_o, lse, dq, dk, dv))
-      return true;
-    if (groups && !stream_backward_serves(where, sizes, *groups)) return false;
-    Tensor delta = empty({sizes.batch, sizes.heads, sizes.length}, DType::f32, {Device::Kind::cuda, where.device});
-    attention_delta(where, sizes, o, d_o, delta.mutable_data<float>());
-    const float* const rows_delta = delta.data<float>();
-    if (groups) return stream_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, d_o, lse, rows_delta, dq, dk, dv);
-    Tensor queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
-    if (!list_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, rows_delta, dq, dk, dv, queries.mutable_data<std::int32_t>(),
-                       keys.mutable_data<std::int32_t>()))
-      return false;
-    if (t.tiles_partial > 0)
-      plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, rows_delta,
-                     Gradients<T>{.dq_again = dq, .dk_again = dk, .dv_again = dv, .queries = queries.data<std::int32_t>(), .keys = keys.data<std::int32_t>()});
-    return true;
+  if constexpr (sizeof(T) == 2) {
+    Gradients<T> to{.dq_again = dq, .dk_again = dk, .dv_again = dv};
+    Tensor delta;
+    const auto make_delta = [&] {
+      delta = empty({sizes.batch, sizes.heads, sizes.length}, DType::f32, {Device::Kind::cuda, where.device});
+      attention_delta(where, sizes, o, d_o, delta.mutable_data<float>());
+      return delta.data<float>();
+    };
+    if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
+      const auto groups = equal_groups(t);
+      if (groups && segment_backward_serves(where, sizes, *groups) &&
+          segment_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, o, d_o, lse, dq, dk, dv))
+        return true;
+      if (groups && stream_backward_serves(where, sizes, *groups) &&
+          stream_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, d_o, lse, make_delta(), dq, dk, dv))
+        return true;
+      if (!groups && list_backward_serves(where, sizes, t)) {
+        Tensor queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
+        if (list_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, make_delta(), dq, dk, dv, queries.mutable_data<std::int32_t>(),
+                          keys.mutable_data<std::int32_t>())) {
+          to.queries = queries.data<std::int32_t>(), to.keys = keys.data<std::int32_t>();
+          if (t.tiles_partial > 0) plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta.data<float>(), to);
+          return true;
+        }
+      }
+    }
+    return mma_backward_with_plain(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta ? delta.data<float>() : make_delta(), dq, dk, dv, to);
   } else {
     return false;
   }

@@ -27,6 +27,7 @@ struct Shape4 {
   Index batch, length, heads, dim;
   std::string pattern, order;
   Causality causality = Causality::none;
+  DType type = DType::bf16;
 };
 
 class Events {
@@ -79,7 +80,7 @@ double relative_error(const Tensor& got, const Tensor& want) {
 void line(const Shape4& s, const char* what, const Times& t, double bytes, double flops, double rate, double error) {
   const double by_bytes = bytes / rate * 1e3, by_flops = flops / kPeakFlops * 1e3, floor = std::max(by_bytes, by_flops);
   std::cout << "{\"figure\": \"" << s.name << "\", \"pass\": \"" << what << "\", \"batch\": " << s.batch << ", \"length\": " << s.length
-            << ", \"heads\": " << s.heads << ", \"dim\": " << s.dim << ", \"dtype\": \"bf16\", \"pattern\": \"" << s.pattern << "\", \"order\": \"" << s.order
+            << ", \"heads\": " << s.heads << ", \"dim\": " << s.dim << ", \"dtype\": \"" << name_of(s.type) << "\", \"pattern\": \"" << s.pattern << "\", \"order\": \"" << s.order
             << "\", \"causal\": \"" << name_of(s.causality) << "\", \"ms\": " << t.median << ", \"ms_min\": " << t.low << ", \"ms_max\": " << t.high
             << ", \"floor_ms\": " << floor << ", \"floor\": \"" << (by_bytes > by_flops ? "bytes" : "flops") << "\", \"tflops\": " << flops / t.median * 1e-9
             << ", \"relative_error\": " << error << "}" << std::endl;
@@ -91,12 +92,12 @@ int run(const Shape4& s, int repeats, double rate) {
   spec.order = parse_order(s.order, s.length);
   const PlanPtr plan = make_plan(spec);
   const Shape shape{s.batch, s.length, s.heads, s.dim};
-  const auto each = static_cast<std::size_t>(shape.numel()) * 2;
+  const auto each = static_cast<std::size_t>(shape.numel()) * size_of(s.type);
   const auto sets = static_cast<int>(std::max<std::size_t>(2, 2 * kCache / (3 * each) + 1));
   struct Set { Tensor q, k, v, d_o; };
   std::vector<Set> in;
   for (int i = 0; i < sets; ++i) {
-    const auto x = [&](std::uint64_t stream) { return randn(shape, {7, stream + 10 * static_cast<std::uint64_t>(i)}, DType::bf16, kGpu); };
+    const auto x = [&](std::uint64_t stream) { return randn(shape, {7, stream + 10 * static_cast<std::uint64_t>(i)}, s.type, kGpu); };
     in.push_back({x(1), x(2), x(3), x(4)});
   }
   const auto at = [&](int i) -> const Set& { return in[static_cast<std::size_t>(i % sets)]; };
@@ -165,6 +166,11 @@ int main(int argc, char** argv) {
   shapes.push_back({"causal", 4, 4096, 16, 128, "dense", "row", Causality::token});
   shapes.push_back({"causal", 4, 4096, 32, 64, "dense", "row", Causality::token});
   for (const char* order : {"hilbert", "row"}) shapes.push_back({"neighborhood", 16, 16384, 2, 64, "neighborhood2d:17x17", order});
+  // By the tensor cores of any GPU.
+  for (Index dim : {64, 128})
+    for (Causality causality : {Causality::token, Causality::none}) shapes.push_back({"portable", 4, 4096, 16, dim, "dense", "row", causality, DType::f16});
+  for (Index dim : {64, 128}) shapes.push_back({"plain", 4, 4096, 16, dim, "dense", "row", Causality::token, DType::f32});
+  shapes.push_back({"portable", 16, 16384, 2, 64, "neighborhood2d:17x17", "hilbert", Causality::none, DType::f16});
   try {
     (void)device_named("cuda");
     const double rate = copy_rate();
