@@ -1,4 +1,5 @@
 #pragma once
+#include <cuda_runtime.h>
 #include <cstdint>
 #include "core/float16.h"
 
@@ -21,6 +22,11 @@ __device__ __forceinline__ void copy_16_or_zero(std::uint32_t to, const void* fr
 }
 __device__ __forceinline__ void copy_4_or_zero(std::uint32_t to, const void* from, bool copy) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(copy ? 4 : 0) : "memory");
+}
+__device__ __forceinline__ float2 load_two(std::uint32_t from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
 }
 /// Waits for this thread's copies.
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -56,13 +56,6 @@ struct Sums {
   float lse[kM][2], delta[kM][2];
 };
 
-/// x and y of two neighbouring columns in shared memory.
-__device__ __forceinline__ float2 load_two(std::uint32_t from) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
-  return x;
-}
-
 /// A warp's rows meet one chunk. stage: the first byte of the stage it lies in, less that of the first stage.
 template <class T, int W, bool kKeys>
 __device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const Pass<T>& f, Index batch, Index h, Place place, std::uint32_t own, std::uint32_t stage) {
