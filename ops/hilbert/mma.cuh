@@ -98,7 +98,7 @@ __device__ __forceinline__ void fetch(std::uint32_t to_a, std::uint32_t to_b, co
                                       int dim) {
   constexpr int kPieces = Tile<W>::kPieces;
   static_assert(kRows * kPieces % kThreads == 0);
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < kRows * kPieces / kThreads; ++i) {
     const int x = i * kThreads + static_cast<int>(threadIdx.x), row = x / kPieces, piece = x % kPieces;
     const bool copy = row < n && piece * 8 < dim;

@@ -356,7 +356,7 @@ TEST_F(OnGpuTensorCores, Serve) {
 TEST_F(OnGpuTensorCores, RepeatBitForBit) {
   for (const Case& c : on_tensor_cores()) {
     SCOPED_TRACE(testing::Message() << c);
-    repeats_bit_for_bit(c, repeats());
+    repeats_bit_for_bit(c, repeats() / 10 + 1);  // there are many cases
   }
 }
 
