@@ -255,7 +255,23 @@ __device__ __forceinline__ unsigned surviving(const Problem& p, Index b, Index h
   }
   return bits;
 }
-__device__ __forceinline__ bool bit(unsigned bits, int c, int i) { return bits >> (4 * c + i) & 1; }
+/// x = otherwise where a bit is not set: whatever stood there, NaN too, is gone.
+template <int N, int M>
+__device__ __forceinline__ void take_out(float (&x)[M][N][4], const unsigned (&bits)[M], float otherwise) {
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int i = 0; i < 4 * N; ++i)
+      if (!(bits[m] >> i & 1)) x[m][i / 4][i % 4] = otherwise;
+}
+/// x is multiplied by zero where a bit is not set: what dropout drops attends all the same, and NaN stays NaN.
+template <int N, int M>
+__device__ __forceinline__ void drop(float (&x)[M][N][4], const unsigned (&bits)[M]) {
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int i = 0; i < 4 * N; ++i) x[m][i / 4][i % 4] *= bits[m] >> i & 1 ? 1.0f : 0.0f;
+}
 
 // ---- results --------------------------------------------------------------------------------------------------
 

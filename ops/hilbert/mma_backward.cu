@@ -76,6 +76,7 @@ __device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const 
   float s[M][N][4], t[M][N][4];
   multiply<T, W>(s, own, stage + S::stream_a);
   multiply<T, W>(t, own + S::own_b, stage + S::stream_b);
+  if (drops) drop<N>(t, kept);
   const float factor = f.multiplier * kUnlift<T>;
 #pragma unroll
   for (int c = 0; c < N; ++c) {
@@ -92,11 +93,12 @@ __device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const 
       for (int i = 0; i < 4; ++i) {
         const float less = kKeys ? (i % 2 ? l.y : l.x) : x.lse[m][i / 2], delta = kKeys ? (i % 2 ? d.y : d.x) : x.delta[m][i / 2];
         const float weight = fast_exp2(fmaf(s[m][c][i], f.scale_log2, less));
-        const bool keeps = !drops || bit(kept[m], c, i), attends = !place.chunk.partial || bit(pairs[m], c, i);
-        t[m][c][i] = attends ? weight * (keeps ? fmaf(t[m][c][i], factor, -delta) : -delta) : 0.0f;
-        s[m][c][i] = attends && keeps ? weight : 0.0f;
+        t[m][c][i] = weight * fmaf(t[m][c][i], factor, -delta);
+        s[m][c][i] = weight;
       }
   }
+  if (drops) drop<N>(s, kept);
+  if (place.chunk.partial) take_out<N>(s, pairs, 0.0f), take_out<N>(t, pairs, 0.0f);
   if constexpr (kKeys) add_weighted<T, W>(x.b, s, stage + S::stream_b);
   add_weighted<T, W>(x.a, t, stage + S::stream_a);
 }

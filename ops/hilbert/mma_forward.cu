@@ -90,24 +90,10 @@ __device__ __forceinline__ void meet(Softmax<W>& x, const Problem& p, float scal
   if (!__any_sync(~0u, any != 0)) return;
   float s[kM][kN][4];
   multiply<T, W>(s, q, k);
+  if (!all) take_out<kN>(s, pairs, -INFINITY);
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
-    if (!all) {
-#pragma unroll
-      for (int c = 0; c < kN; ++c)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if (!bit(pairs[m], c, i)) s[m][c][i] = -INFINITY;
-    }
-    go_on(x, m, s[m], scale);
-    if (p.sizes.dropout > 0) {
-#pragma unroll
-      for (int c = 0; c < kN; ++c)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if (!bit(kept[m], c, i)) s[m][c][i] = 0;
-    }
-  }
+  for (int m = 0; m < kM; ++m) go_on(x, m, s[m], scale);
+  if (p.sizes.dropout > 0) drop<kN>(s, kept);
   add_weighted<T, W>(x.o, s, v);
 }
 
