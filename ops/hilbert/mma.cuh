@@ -200,18 +200,22 @@ class Walk {
 };
 
 /// Where a lane's scores of 16 x (8 N) stand in the lists: rows row and row + 8 of the owned one, columns column + 8 c + j of the chunk. Rows
-/// and columns beyond the last are taken for the last, so that nothing is read beyond the lists.
+/// and columns beyond the last are taken for the last, so that nothing is read beyond the lists; no score of theirs counts.
 struct Place {
   int first_row, row, last_row, column;
   Chunk chunk;
   __device__ __forceinline__ int row_at(int h) const { return first_row + min(row + 8 * h, last_row); }
   __device__ __forceinline__ int column_at(int c, int j) const { return chunk.first + min(column + 8 * c + j, chunk.n - 1); }
-  __device__ __forceinline__ bool has(int c, int j) const { return column + 8 * c + j < chunk.n; }
+  __device__ __forceinline__ bool has_row(int h) const { return row + 8 * h <= last_row; }
+  __device__ __forceinline__ bool has_column(int c, int j) const { return column + 8 * c + j < chunk.n; }
+  /// Whether every score of so many rows of the warp counts.
+  __device__ __forceinline__ bool is_whole(int rows, int columns) const { return !chunk.partial && chunk.n == columns && row / 16 * 16 + rows <= last_row + 1; }
 };
 
 // A bit a score: 4 c + 2 h + j. Loops stay loops: they run before there are scores, and their code is not worth its room in the cache.
 
-/// The scores that count: of columns there are and, in partial tiles, of pairs that attend. kQueries: rows are queries, columns keys.
+/// The scores that count: of rows and columns there are and, in partial tiles, of pairs that attend. The others are not even sure to be finite:
+/// a row of zeros scores 0, and e^(0 - L) overflows where L is far below. kQueries: rows are queries, columns keys.
 template <bool kQueries, int N>
 __device__ __forceinline__ unsigned attending(const TilingView& t, const Place& x) {
   using Row = std::conditional_t<kQueries, QueryBounds, KeyPlace>;
@@ -237,9 +241,10 @@ __device__ __forceinline__ unsigned attending(const TilingView& t, const Place& 
           both[0] = attends(q, rows[0]), both[1] = attends(q, rows[1]);
         }
       }
-      if (x.has(c, j)) bits |= (both[0] ? 1u : 0u) << (4 * c + j) | (both[1] ? 1u : 0u) << (4 * c + 2 + j);
+      if (x.has_column(c, j)) bits |= (both[0] ? 1u : 0u) << (4 * c + j) | (both[1] ? 1u : 0u) << (4 * c + 2 + j);
     }
-  return bits;
+  constexpr unsigned kRow = 0x33333333;  // of the first row; the second's are two to the left
+  return bits & ((x.has_row(0) ? kRow : 0) | (x.has_row(1) ? kRow << 2 : 0));
 }
 /// All of them.
 template <int N> constexpr unsigned kEvery = ~0u >> (32 - 4 * N);

@@ -61,18 +61,17 @@ template <class T, int W, bool kKeys>
 __device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const Pass<T>& f, Index batch, Index h, Place place, std::uint32_t own, std::uint32_t stage) {
   using S = Setting<W, kKeys>;
   constexpr int M = S::kM, N = S::kN;
-  const bool drops = p.sizes.dropout > 0;
+  const bool drops = p.sizes.dropout > 0, all = place.is_whole(16 * M, S::kChunk);
   unsigned pairs[M], kept[M], any = 0;
 #pragma unroll
   for (int m = 0; m < M; ++m) {
     Place here = place;
     here.row += 16 * m;
-    pairs[m] = place.chunk.partial ? attending<!kKeys, N>(p.t, here) : kEvery<N>;
+    pairs[m] = all ? kEvery<N> : attending<!kKeys, N>(p.t, here);
     kept[m] = drops ? surviving<!kKeys, N>(p, batch, h, here) : kEvery<N>;
     any |= pairs[m];
   }
   if (!__any_sync(~0u, any != 0)) return;
-  // Rows beyond the last of a chunk are zero, and so is what comes of them: P is 1, times dO = 0; dS = 1 (0 - 0).
   float s[M][N][4], t[M][N][4];
   multiply<T, W>(s, own, stage + S::stream_a);
   multiply<T, W>(t, own + S::own_b, stage + S::stream_b);
@@ -98,7 +97,7 @@ __device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const 
       }
   }
   if (drops) drop<N>(s, kept);
-  if (place.chunk.partial) take_out<N>(s, pairs, 0.0f), take_out<N>(t, pairs, 0.0f);
+  if (!all) take_out<N>(s, pairs, 0.0f), take_out<N>(t, pairs, 0.0f);
   if constexpr (kKeys) add_weighted<T, W>(x.b, s, stage + S::stream_b);
   add_weighted<T, W>(x.a, t, stage + S::stream_a);
 }

@@ -77,7 +77,7 @@ __device__ __forceinline__ void go_on(Softmax<W>& x, int m, float (&s)[kN][4], f
 /// A warp's rows meet one chunk.
 template <class T, int W>
 __device__ __forceinline__ void meet(Softmax<W>& x, const Problem& p, float scale, Index b, Index h, Place place, std::uint32_t q, std::uint32_t k, std::uint32_t v) {
-  const bool all = !place.chunk.partial && place.chunk.n == kChunk;
+  const bool all = place.is_whole(0, kChunk);  // rows beyond the last come to no harm: their sums are finite and go nowhere
   unsigned pairs[kM], kept[kM], any = 0;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
