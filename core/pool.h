@@ -3,11 +3,13 @@
 #include <bit>
 #include <cstddef>
 #include <limits>
+#include <list>
 #include <map>
 #include <mutex>
 #include <new>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 #include "core/error.h"
 #include "core/storage.h"
@@ -38,6 +40,7 @@ class Pool {
     }
     try {
       add_live(bytes);
+      if (recording_) (*recording_)[p] = {size, false};
     } catch (...) {
       source_.give(p);
       throw;
@@ -49,13 +52,43 @@ class Pool {
     const std::size_t size = size_class(bytes);
     const std::lock_guard lock(mutex_);
     drop_live(bytes);
-    if (stats_.pooled + size > limit_) return source_.give(p);
-    try {
-      free_[size].push_back(p);
-      stats_.pooled += size;
-    } catch (const std::bad_alloc&) {
-      source_.give(p);
+    for (Recorded& r : recorded_) {
+      const auto mine = r.find(p);
+      if (&r == recording_ || mine == r.end()) continue;
+      mine->second.idle = true;
+      return;
     }
+    keep(p, size);
+  }
+
+  // What a recording (core/replay.h) works on serves nobody else while it lives: the GPU writes there each time it is started.
+  struct Reserved {
+    std::size_t size;
+    bool idle;  // no tensor's
+  };
+  using Recorded = std::map<std::byte*, Reserved>;
+  /// From here on notes what is taken, and returns nothing to the system.
+  void begin_recording() {
+    const std::lock_guard lock(mutex_);
+    recording_ = &recorded_.emplace_back();
+  }
+  /// Reserves what was taken since, given back or not, until unreserve().
+  Recorded* end_recording() noexcept {
+    const std::lock_guard lock(mutex_);
+    for (auto& [size, list] : free_)
+      std::erase_if(list, [&](std::byte* p) {
+        const auto mine = recording_->find(p);
+        if (mine == recording_->end()) return false;
+        stats_.pooled -= mine->second.size;
+        return mine->second.idle = true;
+      });
+    return std::exchange(recording_, nullptr);
+  }
+  void unreserve(const Recorded* recorded) noexcept {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [p, block] : *recorded)
+      if (block.idle) keep(p, block.size);
+    recorded_.remove_if([&](const Recorded& r) { return &r == recorded; });
   }
 
   void borrowed(std::size_t bytes) {
@@ -100,6 +133,16 @@ class Pool {
     return (bytes + step - 1) / step * step;
   }
 
+  void keep(std::byte* p, std::size_t size) noexcept {
+    if (stats_.pooled + size > limit_ && !recording_) return source_.give(p);
+    try {
+      free_[size].push_back(p);
+      stats_.pooled += size;
+    } catch (const std::bad_alloc&) {
+      source_.give(p);
+    }
+  }
+
   void add_live(std::size_t bytes) {
     if (bytes >= kLarge) large_.insert(bytes);
     stats_.live += bytes;
@@ -120,6 +163,7 @@ class Pool {
     return p;
   }
   void empty_lists() noexcept {
+    if (recording_) return;
     for (auto& [size, list] : free_) {
       for (std::byte* p : list) source_.give(p);
       list.clear();
@@ -140,6 +184,8 @@ class Pool {
   std::mutex mutex_;
   std::map<std::size_t, std::vector<std::byte*>> free_;
   std::multiset<std::size_t> large_;
+  std::list<Recorded> recorded_;
+  Recorded* recording_ = nullptr;  // the last of them, while it goes on
   MemoryStats stats_;
   std::size_t limit_;
 };

@@ -1,4 +1,5 @@
 #include "core/random.h"
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include "core/cuda/kernels.h"
@@ -45,22 +46,26 @@ Generator::Generator(std::uint64_t seed) : state_(std::make_shared<State>(Random
 RandomKey Generator::state() const { return state_->key; }
 void Generator::set_state(RandomKey state) { state_->key = state; }
 RandomKey Generator::next() {
+  RandomKey key = state_->key;
   for (Recording* r = current_recording; r; r = r->outer_) {
-    bool first = true;
-    for (const auto& [state, key] : r->states_) first = first && state != state_;
-    if (first) r->states_.emplace_back(state_, state_->key);
+    const auto mine = std::ranges::find(r->states_, state_, [](const auto& used) { return used.first.state_; });
+    const auto number = static_cast<std::size_t>(mine - r->states_.begin());
+    if (mine == r->states_.end()) r->states_.emplace_back(*this, state_->key);
+    if (!r->further_) continue;
+    check(number < r->words_, "Replay: more than ", r->words_, " generators");
+    key.further = r->further_ + number;
   }
-  const RandomKey key = state_->key;
   ++state_->key.stream;
   return key;
 }
 
-Generator::Recording::Recording() : outer_(std::exchange(current_recording, this)) {}
+Generator::Recording::Recording(const std::uint64_t* further, std::size_t words)
+    : further_(further), words_(words), outer_(std::exchange(current_recording, this)) {}
 Generator::Recording::~Recording() { current_recording = outer_; }
 Generator::Recording::States Generator::Recording::swap(const States& states) {
   States before;
   before.reserve(states.size());  // all are set, or none
-  for (const auto& [state, key] : states) before.emplace_back(state, std::exchange(state->key, key));
+  for (const auto& [generator, key] : states) before.emplace_back(generator, std::exchange(generator.state_->key, key));
   return before;
 }
 

@@ -26,6 +26,8 @@ namespace [[gnu::visibility("default")]] hilt {
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
+  /// Of numbers drawn on a GPU inside of a Replay: how many streams further on they begin this time. Kept on that GPU; null: none.
+  const std::uint64_t* further = nullptr;
 };
 
 /// Hands out streams, one after the other. Copies share their state; checkpoint() rewinds it for its replay.
@@ -47,11 +49,12 @@ class Generator {
 /// The generators a piece of code drew from, and where they stood; rewind() puts them back there.
 class Generator::Recording {
  public:
-  Recording();
+  /// further: of a GPU, one word for each generator in order of first use; keys drawn meanwhile carry its address.
+  explicit Recording(const std::uint64_t* further = nullptr, std::size_t words = 0);
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  using States = std::vector<std::pair<std::shared_ptr<State>, RandomKey>>;
+  using States = std::vector<std::pair<Generator, RandomKey>>;
   /// First-use states, in order of first use.
   const States& states() const { return states_; }
   /// Sets each generator to its listed state and returns where it stood before.
@@ -60,6 +63,8 @@ class Generator::Recording {
  private:
   friend class Generator;
   States states_;
+  const std::uint64_t* further_;
+  std::size_t words_;
   Recording* outer_;
 };
 

@@ -38,7 +38,7 @@ struct Checkpoint final : Function {
   Tensor replayed() const {
     struct Rewound {
       Generator::Recording::States now;
-      ~Rewound() { for (auto& [state, key] : now) state->key = key; }
+      ~Rewound() { for (auto& [generator, key] : now) generator.set_state(key); }
     } const rewound{Generator::Recording::swap(randomness)};
     return fn(inputs);
   }

@@ -31,7 +31,7 @@ void AdamWOptimizer::prepare(const NamedParameters& parameters) {
   if (states_.empty()) states_ = std::move(made);
 }
 
-void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gradients, double lr) {
+void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gradients, double lr, const Clip& clip) {
   prepare(parameters);
   const Tape::Pause pause;
   std::vector<AdamWUpdate> updates;
@@ -43,7 +43,7 @@ void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gr
   }
   AdamW options = options_;
   options.lr = lr;
-  adamw_step(updates, steps_ + 1, options);  // changes nothing if it throws
+  adamw_step(updates, steps_ + 1, options, clip);  // changes nothing if it throws
   ++steps_;
 }
 
@@ -68,13 +68,18 @@ std::size_t AdamWOptimizer::bytes() const {
   return n;
 }
 
-double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, double max_norm) {
-  check(max_norm >= 0, "clip_grad_norm: max_norm ", max_norm, " must not be negative");
+Tensor norm_of(const Gradients& gradients, const NamedParameters& parameters, const Tensor& loss) {
   const Tape::Pause pause;
   std::vector<Tensor> all;
   for (const NamedParameter& p : parameters)
     if (gradients.has(*p.tensor)) all.push_back(gradients[*p.tensor]);
-  const double norm = global_norm(all);
+  return norm_of(all, loss);
+}
+
+double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, double max_norm) {
+  check(max_norm >= 0, "clip_grad_norm: max_norm ", max_norm, " must not be negative");
+  const Tape::Pause pause;
+  const double norm = norm_of(gradients, parameters).item();
   if (!std::isfinite(norm)) {
     for (const NamedParameter& p : parameters) {
       if (!gradients.has(*p.tensor)) continue;
@@ -83,7 +88,6 @@ double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, d
     }
     fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm, ", though every gradient's is finite: they are too large together");
   }
-  all.clear();
   if (max_norm > 0 && norm > max_norm)
     for (const NamedParameter& p : parameters)
       if (gradients.has(*p.tensor)) gradients.set(*p.tensor, mul(gradients[*p.tensor], max_norm / norm));

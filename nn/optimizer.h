@@ -11,9 +11,9 @@ class AdamWOptimizer {
  public:
   explicit AdamWOptimizer(const AdamW& options = {}) : options_(options) {}
 
-  /// One update of each parameter that has a gradient, at this learning rate. The first call makes the state. If it throws, no
-  /// parameter and no moment has changed.
-  void step(const NamedParameters& parameters, const Gradients& gradients, double lr);
+  /// One update of each parameter that has a gradient, at this learning rate; with the norm of the gradients (norm_of), clipped to a largest one.
+  /// The first call makes the state. If it throws, no parameter and no moment has changed.
+  void step(const NamedParameters& parameters, const Gradients& gradients, double lr, const Clip& clip = {});
   /// Makes zero state for what has none yet; a parameter of another shape than its state is an error.
   void prepare(const NamedParameters& parameters);
 
@@ -37,6 +37,9 @@ class AdamWOptimizer {
   std::vector<State> states_;
 };
 
+/// The global norm of the gradients of these parameters as a scalar that stays where they are: what AdamWOptimizer::step() can clip by without waiting for
+/// it. NaN, by which a step changes nothing, where the loss, if there is one, is not finite.
+Tensor norm_of(const Gradients& gradients, const NamedParameters& parameters, const Tensor& loss = {});
 /// Scales the gradients of these parameters so that their global norm is at most max_norm (0: only measures); returns the norm
 /// before. Throws Code::not_a_number, naming the first parameter, where it is not finite. Where memory runs out some are scaled and some not,
 /// since two sets of gradients are never held: compute them again.

@@ -24,7 +24,7 @@ struct Dropout final : Function {
       T* const to = y.mutable_data<T>();
       // Elements [0, n) of x from `at` on are elements [first, first + n) of the whole.
       const auto run = [&](Index at, Index first, Index n) {
-        if constexpr (is_cuda<decltype(where)>) kernels::dropout(where, from + at, to + at, first, n, p, key.seed, key.stream);
+        if constexpr (is_cuda<decltype(where)>) kernels::dropout(where, from + at, to + at, first, n, p, key);
         else parallel_for(n, kPiece, [&](Index begin, Index end) {
           kernels::dropout(where, from + at + begin, to + at + begin, first + begin, end - begin, p, key.seed, key.stream);
         });

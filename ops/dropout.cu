@@ -1,6 +1,6 @@
 // dropout on a GPU: a thread takes the four elements that share a counter.
 #include "core/cuda/launch.cuh"
-#include "core/random.h"
+#include "core/cuda/random.cuh"
 #include "ops/kernels.h"
 
 namespace hilt::kernels {
@@ -11,7 +11,8 @@ using namespace cuda;
 constexpr int kWords = 4;  // elements a counter serves
 
 template <class T>
-__global__ void dropout_kernel(const T* x, T* y, Index first, Index n, float scale, std::uint32_t limit, RandomKey key) {
+__global__ void dropout_kernel(const T* x, T* y, Index first, Index n, float scale, std::uint32_t limit, RandomKey drawn) {
+  const RandomKey key = now(drawn);
   const Index counters = (first + n + kWords - 1) / kWords;
   for (Index c = first / kWords + first_element(); c < counters; c += element_step()) {
     const auto at = static_cast<std::uint64_t>(c);
@@ -27,14 +28,13 @@ __global__ void dropout_kernel(const T* x, T* y, Index first, Index n, float sca
 }  // namespace
 
 template <class T>
-void dropout(Cuda where, const T* x, T* y, Index first, Index n, double p, std::uint64_t seed, std::uint64_t stream) {
+void dropout(Cuda where, const T* x, T* y, Index first, Index n, double p, RandomKey key) {
   const auto limit = static_cast<std::uint32_t>(__builtin_ceil(p * 0x1p24));  // u 2^-24 >= p
-  launch("dropout", where, dropout_kernel<T>, blocks_for(n / kWords + 2), kThreads, 0, x, y, first, n, static_cast<float>(1 / (1 - p)), limit,
-         RandomKey{seed, stream});
+  launch("dropout", where, dropout_kernel<T>, blocks_for(n / kWords + 2), kThreads, 0, x, y, first, n, static_cast<float>(1 / (1 - p)), limit, key);
 }
 
-template void dropout(Cuda, const float*, float*, Index, Index, double, std::uint64_t, std::uint64_t);
-template void dropout(Cuda, const bf16*, bf16*, Index, Index, double, std::uint64_t, std::uint64_t);
-template void dropout(Cuda, const f16*, f16*, Index, Index, double, std::uint64_t, std::uint64_t);
+template void dropout(Cuda, const float*, float*, Index, Index, double, RandomKey);
+template void dropout(Cuda, const bf16*, bf16*, Index, Index, double, RandomKey);
+template void dropout(Cuda, const f16*, f16*, Index, Index, double, RandomKey);
 
 }  // namespace hilt::kernels

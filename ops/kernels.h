@@ -1,6 +1,7 @@
 #pragma once
 #include <span>
 #include "core/dispatch.h"
+#include "core/random.h"
 
 // The catalogue of kernels, by op. A kernel takes raw pointers to dense data and sizes last. For the CPU it is compiled once an
 // instruction set (ops/isa.h), and visit_cpu picks; for a GPU it has f32, bf16 and f16, and only starts what it asks for.
@@ -74,7 +75,7 @@ template <Isa I, class T>
 void dropout(CpuAt<I>, const T* x, T* y, Index first, Index n, double p, std::uint64_t seed, std::uint64_t stream);
 
 template <class T>
-void dropout(Cuda, const T* x, T* y, Index first, Index n, double p, std::uint64_t seed, std::uint64_t stream);
+void dropout(Cuda, const T* x, T* y, Index first, Index n, double p, RandomKey key);
 
 // ---- cross-entropy ----------------------------------------------------------------------------------
 // One row of n logits. target < 0: none.
@@ -98,8 +99,8 @@ void scatter_add(Cuda, const T* x, const std::int64_t* index, T* y, Index outer,
 
 // ---- optimizers -------------------------------------------------------------------------------------
 /// What one AdamW step multiplies by; `shrink` = lr decay (taken off, for 1 - shrink would lose its digits in f32), the
-/// corrections are 1 / (1 - beta^t).
-struct AdamWStep { double lr, beta1, beta2, epsilon, shrink, correction1, correction2; };
+/// corrections are 1 / (1 - beta^t), `scale` is that of gradients.
+struct AdamWStep { double lr, beta1, beta2, epsilon, shrink, correction1, correction2, scale; };
 
 // n elements, dense. `exact` is the f32 shadow of a 16-bit w, or null; u the velocity, or null.
 template <Isa I, class T>
@@ -109,12 +110,14 @@ void sgd(CpuAt<I>, double lr, double decay, double momentum, T* w, const T* dw, 
 template <Isa I, class T>
 double sum_of_squares(CpuAt<I>, const T* x, Index n);
 
-// On a GPU many tensors at once, each with its own `shrink`.
+// On a GPU many tensors at once, each with its own `shrink`, and gradients scaled by a norm that is there, or null: see Clip.
 struct AdamWPart { void* w; const void* dw; float *m, *v, *exact; Index n; double shrink; };
-template <class T> void adamw(Cuda, const AdamWStep&, std::span<const AdamWPart>);
+template <class T> void adamw(Cuda, const AdamWStep&, const double* norm, double max_norm, std::span<const AdamWPart>);
 template <class T> void sgd(Cuda, double lr, double decay, double momentum, T* w, const T* dw, float* u, Index n);
 // sums[i]: of the i-th piece, counting through all tensors.
 struct SquaresPart { const void* x; Index n; };
 template <class T> void sums_of_squares(Cuda, std::span<const SquaresPart>, double* sums, Index piece);
+// *norm = sqrt of their sum, or NaN where the loss, unless it is null, is not finite.
+void norm_of_sums(Cuda, const double* sums, Index pieces, const float* loss, double* norm);
 
 }  // namespace hilt::kernels

@@ -114,10 +114,14 @@ struct AdamW { double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, wei
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& options, Tensor* master = nullptr);
 /// The same for many parameters, each with a decay of its own instead of the options'; on a GPU a few kernels serve them all.
 struct AdamWUpdate { Tensor* w; Tensor dw; Tensor *m, *v, *master = nullptr; double weight_decay = 0; };
-void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& options);
+/// With a norm, gradients count times min(1, max / norm) (max 0: as they are), and where it is not finite nothing changes.
+struct Clip { Tensor norm; double max = 0; };
+void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& options, const Clip& clip = {});
 /// w -= lr (dw + decay w), through a velocity when momentum is asked for.
 void sgd_step(Tensor& w, const Tensor& dw, double lr, double weight_decay = 0, double momentum = 0, Tensor* velocity = nullptr);
-/// sqrt of the sum of squares over all gradients, in f64.
+/// sqrt of the sum of squares over all gradients: a scalar, in f64, that stays where they are; NaN where the loss, if there is one, is not finite.
+Tensor norm_of(std::span<const Tensor> gradients, const Tensor& loss = {});
+/// Its value, which is waited for.
 double global_norm(std::span<const Tensor> gradients);
 /// Scales the gradients so that their global norm is at most max_norm; returns the norm before. Throws
 /// Code::not_a_number if it is not finite. New tensors replace those that are shared.

@@ -5,6 +5,7 @@
 //      sgd     g = dw + decay w              u = momentum u + g               w = w - lr u
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include "core/parallel.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
@@ -26,49 +27,6 @@ void check_parameter(const char* op, const Tensor& w, const Tensor& dw) {
   check(w.is_contiguous(), op, ": w ", w.shape(), " must be dense: it is written in place");
 }
 
-/// Of each tensor; those on a GPU are waited for once.
-std::vector<double> sums_of_squares(std::span<const Tensor> all) {
-  const auto pieces_of = [](const Tensor& x) { return (x.numel() + kPiece - 1) / kPiece; };
-  Index most = 0;
-  for (const Tensor& x : all) {
-    check(bool(x) && x.device() == all[0].device(), "global_norm: gradients must be tensors on one device");
-    most += pieces_of(x);
-  }
-  std::vector<double> part(static_cast<std::size_t>(most)), out;
-  std::vector<kernels::SquaresPart> on_gpu;  // of one type
-  std::vector<Tensor> kept;                  // until their kernel has been started
-  Tensor sums;
-  Index first = 0, started = 0;
-  for (std::size_t k = 0; k < all.size(); ++k) {
-    const Tensor x = dense(all[k]);
-    visit("global_norm", x, [&]<class T>(auto where) {
-      const T* const p = x.data<T>();
-      if constexpr (is_cuda<decltype(where)>) {
-        if (!sums) sums = empty({most}, DType::f64, x.device());
-        on_gpu.push_back({p, x.numel()});
-        kept.push_back(x);
-        if (k + 1 < all.size() && all[k + 1].dtype() == x.dtype()) return;
-        kernels::sums_of_squares<T>(where, on_gpu, sums.mutable_data<double>() + started, kPiece);
-        started = first + pieces_of(x);
-        on_gpu.clear(), kept.clear();
-      } else {
-        parallel_for(pieces_of(x), 1, [&](Index begin, Index end) {
-          for (Index i = begin; i < end; ++i)
-            part[static_cast<std::size_t>(first + i)] = kernels::sum_of_squares(where, p + i * kPiece, std::min(kPiece, x.numel() - i * kPiece));
-        });
-      }
-    });
-    first += pieces_of(x);
-  }
-  if (sums) part = sums.to_vector();
-  auto next = part.begin();
-  for (const Tensor& x : all) {
-    out.push_back(0);
-    for (Index i = 0; i < pieces_of(x); ++i) out.back() += *next++;
-  }
-  return out;
-}
-
 }  // namespace
 
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& o, Tensor* master) {
@@ -76,7 +34,7 @@ void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, c
   adamw_step({&one, 1}, step, o);
 }
 
-void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o) {
+void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o, const Clip& clip) {
   for (const AdamWUpdate& u : updates) {
     check_parameter("adamw_step", *u.w, u.dw);
     const bool narrow = size_of(u.w->dtype()) == 2;
@@ -88,8 +46,17 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
   }
   check(step >= 1, "adamw_step: step ", step, " must count from 1");
   check(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "adamw_step: betas ", o.beta1, " and ", o.beta2, " must be in [0, 1)");
+  check(clip.max >= 0, "adamw_step: the largest norm ", clip.max, " must not be negative");
+  for (const AdamWUpdate& u : updates)
+    check(!clip.norm || (clip.norm.numel() == 1 && clip.norm.dtype() == DType::f64 && clip.norm.device() == u.w->device()),
+          "adamw_step: the norm must be one f64 on ", u.w->device());
   const auto t = static_cast<double>(step);
-  kernels::AdamWStep s{o.lr, o.beta1, o.beta2, o.epsilon, 0, 1 / (1 - std::pow(o.beta1, t)), 1 / (1 - std::pow(o.beta2, t))};
+  kernels::AdamWStep s{o.lr, o.beta1, o.beta2, o.epsilon, 0, 1 / (1 - std::pow(o.beta1, t)), 1 / (1 - std::pow(o.beta2, t)), 1};
+  if (clip.norm && clip.norm.device().is_cpu()) {
+    const double norm = clip.norm.item();
+    if (!std::isfinite(norm)) return;
+    if (clip.max > 0 && norm > clip.max) s.scale = clip.max / norm;
+  }
   // All memory is there before the first number is written: without it, nothing has changed.
   std::vector<Tensor> gradients;
   for (const AdamWUpdate& u : updates) gradients.push_back(dense(u.dw));
@@ -108,7 +75,7 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
       if constexpr (is_cuda<decltype(where)>) {
         parts.push_back({pw, pg, pm, pv, exact, w.numel(), s.shrink});
         if (i + 1 < updates.size() && updates[i + 1].w->dtype() == w.dtype() && updates[i + 1].w->device() == w.device()) return;
-        kernels::adamw<T>(where, s, parts);
+        kernels::adamw<T>(where, s, clip.norm ? clip.norm.data<double>() : nullptr, clip.max, parts);
         parts.clear();
       } else {
         parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
@@ -137,21 +104,59 @@ void sgd_step(Tensor& w, const Tensor& gradient, double lr, double weight_decay,
   });
 }
 
-double global_norm(std::span<const Tensor> gradients) {
+// Pieces are summed one by one, and their sums in order: the same for any number of threads.
+Tensor norm_of(std::span<const Tensor> all, const Tensor& loss) {
+  const Device device = all.empty() ? Device{} : all[0].device();
+  const auto pieces_of = [](const Tensor& x) { return (x.numel() + kPiece - 1) / kPiece; };
+  Index pieces = 0;
+  for (const Tensor& x : all) {
+    check(bool(x) && x.device() == device, "global_norm: gradients must be tensors on one device");
+    pieces += pieces_of(x);
+  }
+  Tensor sums = empty({pieces}, DType::f64, device), norm = empty({}, DType::f64, device);
+  double* const sum = sums.mutable_data<double>();
   double total = 0;
-  for (double s : sums_of_squares(gradients)) total += s;
-  return std::sqrt(total);
+  std::vector<kernels::SquaresPart> on_gpu;  // of one type
+  std::vector<Tensor> kept;                  // until their kernel has been started
+  for (Index k = 0, first = 0, started = 0; k < static_cast<Index>(all.size()); ++k) {
+    const auto at = static_cast<std::size_t>(k);
+    const Tensor x = dense(all[at]);
+    visit("global_norm", x, [&]<class T>(auto where) {
+      const T* const p = x.data<T>();
+      if constexpr (is_cuda<decltype(where)>) {
+        on_gpu.push_back({p, x.numel()});
+        kept.push_back(x);
+        if (at + 1 < all.size() && all[at + 1].dtype() == x.dtype()) return;
+        kernels::sums_of_squares<T>(where, on_gpu, sum + started, kPiece);
+        started = first + pieces_of(x);
+        on_gpu.clear(), kept.clear();
+      } else {
+        parallel_for(pieces_of(x), 1, [&](Index begin, Index end) {
+          for (Index i = begin; i < end; ++i) sum[first + i] = kernels::sum_of_squares(where, p + i * kPiece, std::min(kPiece, x.numel() - i * kPiece));
+        });
+        total += std::accumulate(sum + first, sum + first + pieces_of(x), 0.0);
+      }
+    });
+    first += pieces_of(x);
+  }
+  const Tensor exact_loss = loss ? to(loss, device.is_cpu() ? DType::f64 : DType::f32) : loss;
+  if constexpr (kHasCuda)
+    if (device.is_cuda()) {
+      kernels::norm_of_sums(cuda_of(device), sum, pieces, loss ? exact_loss.data<float>() : nullptr, norm.mutable_data<double>());
+      return norm;
+    }
+  *norm.mutable_data<double>() = loss && !std::isfinite(exact_loss.item()) ? std::nan("") : std::sqrt(total);
+  return norm;
 }
+
+double global_norm(std::span<const Tensor> gradients) { return norm_of(gradients).item(); }
 
 double clip_grad_norm(std::span<Tensor> gradients, double max_norm) {
   check(max_norm > 0, "clip_grad_norm: max_norm ", max_norm, " must be positive");
   const double norm = global_norm(gradients);
   if (!std::isfinite(norm)) {
     std::size_t i = 0;
-    for (double s : sums_of_squares(gradients)) {
-      if (!std::isfinite(s)) break;
-      ++i;
-    }
+    while (i < gradients.size() && std::isfinite(global_norm(gradients.subspan(i, 1)))) ++i;
     fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm, "; the first gradient that is not finite is number ", i,
               i < gradients.size() ? ", of shape " : "", i < gradients.size() ? gradients[i].shape() : Shape{});
   }

@@ -1,5 +1,6 @@
 // Optimizer steps on a GPU: a thread takes an element with all its state. AdamW and sums of squares take some dozens of
-// tensors in one launch, a block a piece of one of them; the sums of pieces are added on the host.
+// tensors in one launch, a block a piece of one of them.
+#include <cmath>
 #include <limits>
 #include "core/cuda/reduce.cuh"
 #include "ops/kernels.h"
@@ -39,18 +40,24 @@ struct Updated { void* w; const void* dw; float *m, *v, *exact; Index n; float s
 using Updates = Parts<Updated, 56>;
 struct Squared { const void* x; Index n; };
 using Squares = Parts<Squared, 192>;
-struct Rates { float b1, b2, a1, a2, rate, c2, epsilon; };
+struct Rates { float b1, b2, a1, a2, rate, c2, epsilon; const double* norm; double max_norm; };
 
 template <class T>
 __global__ void adamw_kernel(const __grid_constant__ Rates s, const __grid_constant__ Updates all) {
   const int at = all.mine();
   const Updated& p = all.part[at];
+  float scale = 1;
+  if (s.norm) {
+    const double norm = *s.norm;
+    if (!isfinite(norm)) return;
+    if (s.max_norm > 0 && norm > s.max_norm) scale = static_cast<float>(s.max_norm / norm);
+  }
   const Index begin = (blockIdx.x - all.first_block[at]) * kUpdated, stop = min(begin + kUpdated, p.n);
   T* const w = static_cast<T*>(p.w);
   const T* const dw = static_cast<const T*>(p.dw);
 #pragma unroll 4
   for (Index i = begin + threadIdx.x; i < stop; i += kThreads) {
-    const float g = static_cast<float>(dw[i]), weight = p.exact ? p.exact[i] : static_cast<float>(w[i]);
+    const float g = static_cast<float>(dw[i]) * scale, weight = p.exact ? p.exact[i] : static_cast<float>(w[i]);
     const float mean = s.b1 * p.m[i] + s.a1 * g, square = s.b2 * p.v[i] + s.a2 * g * g;
     const float next = weight - (p.shrink * weight + s.rate * mean / (sqrtf(square * s.c2) + s.epsilon));
     p.m[i] = mean, p.v[i] = square;
@@ -84,12 +91,19 @@ __global__ void squares_kernel(const __grid_constant__ Squares all, double* sums
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
+__global__ void norm_kernel(const double* sums, Index pieces, const float* loss, double* norm) {
+  double sum = 0;
+  for (Index i = threadIdx.x; i < pieces; i += kThreads) sum += sums[i];
+  sum = block_reduce<Sum>(sum, 0.0);
+  if (threadIdx.x == 0) *norm = loss && !isfinite(*loss) ? static_cast<double>(NAN) : sqrt(sum);
+}
+
 }  // namespace
 
 template <class T>
-void adamw(Cuda where, const AdamWStep& s, std::span<const AdamWPart> all) {
+void adamw(Cuda where, const AdamWStep& s, const double* norm, double max_norm, std::span<const AdamWPart> all) {
   const auto f = [](double x) { return static_cast<float>(x); };
-  const Rates rates{f(s.beta1), f(s.beta2), f(1 - s.beta1), f(1 - s.beta2), f(s.lr * s.correction1), f(s.correction2), f(s.epsilon)};
+  const Rates rates{f(s.beta1), f(s.beta2), f(1 - s.beta1), f(1 - s.beta2), f(s.lr * s.correction1), f(s.correction2), f(s.epsilon), norm, max_norm};
   Updates some;
   const auto flush = [&] {
     launch("adamw_step", where, adamw_kernel<T>, some.grid(), kThreads, 0, rates, some);
@@ -123,9 +137,13 @@ void sums_of_squares(Cuda where, std::span<const SquaresPart> all, double* sums,
   flush();
 }
 
-template void adamw<float>(Cuda, const AdamWStep&, std::span<const AdamWPart>);
-template void adamw<bf16>(Cuda, const AdamWStep&, std::span<const AdamWPart>);
-template void adamw<f16>(Cuda, const AdamWStep&, std::span<const AdamWPart>);
+void norm_of_sums(Cuda where, const double* sums, Index pieces, const float* loss, double* norm) {
+  launch("global_norm", where, norm_kernel, dim3(1), kThreads, 0, sums, pieces, loss, norm);
+}
+
+template void adamw<float>(Cuda, const AdamWStep&, const double*, double, std::span<const AdamWPart>);
+template void adamw<bf16>(Cuda, const AdamWStep&, const double*, double, std::span<const AdamWPart>);
+template void adamw<f16>(Cuda, const AdamWStep&, const double*, double, std::span<const AdamWPart>);
 template void sgd(Cuda, double, double, double, float*, const float*, float*, Index);
 template void sgd(Cuda, double, double, double, bf16*, const bf16*, float*, Index);
 template void sgd(Cuda, double, double, double, f16*, const f16*, float*, Index);

@@ -15,8 +15,9 @@ void adamw(CpuAt<I>, const AdamWStep& s, T* __restrict w, const T* __restrict dw
   using W = wide_t<T>;
   const W b1 = static_cast<W>(s.beta1), b2 = static_cast<W>(s.beta2), a1 = static_cast<W>(1 - s.beta1), a2 = static_cast<W>(1 - s.beta2);
   const W shrink = static_cast<W>(s.shrink), rate = static_cast<W>(s.lr * s.correction1), c2 = static_cast<W>(s.correction2);
-  const W epsilon = static_cast<W>(s.epsilon);
-  const auto step = [=](W weight, W g, W& mean, W& square) {
+  const W epsilon = static_cast<W>(s.epsilon), scale = static_cast<W>(s.scale);
+  const auto step = [=](W weight, W raw, W& mean, W& square) {
+    const W g = raw * scale;
     mean = b1 * mean + a1 * g;
     square = b2 * square + a2 * g * g;
     return weight - (shrink * weight + rate * mean / (root(square * c2) + epsilon));

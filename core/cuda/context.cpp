@@ -21,6 +21,7 @@ struct Context {
   cudaStream_t stream = nullptr;
   std::unique_ptr<Pool<DeviceHeap>> pool;
   std::atomic<std::uint64_t> launches{0}, host_waits{0};
+  std::atomic<bool> recording{false};
   std::atomic<bool> lost{false};
   std::string lost_reason;  // written once, before `lost`
 };
@@ -147,9 +148,16 @@ void check_status(int code, const char* what, int device) {
 
 void count_launch(int device) { context(device).launches.fetch_add(1, std::memory_order_relaxed); }
 
+/// A recording holds what the GPU does by itself.
+void forbid_while_recording(int device, const char* what) {
+  if (context(device).recording.load(std::memory_order_relaxed)) [[unlikely]]
+    fail("Replay: ", what, " while the work of cuda:", device, " is recorded; let the work begin after it, or end before");
+}
+
 void to_host(Cuda where, void* host, const void* device, std::size_t bytes) {
   if (bytes == 0) return;
   check_alive(where.device);
+  forbid_while_recording(where.device, "a value was asked for");
   context(where.device).host_waits.fetch_add(1, std::memory_order_relaxed);
   const auto stream = static_cast<cudaStream_t>(where.stream);
   check_status(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream), "copy to the host", where.device);
@@ -158,6 +166,7 @@ void to_host(Cuda where, void* host, const void* device, std::size_t bytes) {
 void to_device(Cuda where, void* device, const void* host, std::size_t bytes) {
   if (bytes == 0) return;
   check_alive(where.device);
+  forbid_while_recording(where.device, "something was copied from the host");
   check_status(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(where.stream)), "copy to the GPU",
                where.device);
 }
@@ -170,6 +179,34 @@ void clear(Cuda where, void* device, std::size_t bytes) {
   if (bytes == 0) return;
   check_alive(where.device);
   check_status(cudaMemsetAsync(device, 0, bytes, static_cast<cudaStream_t>(where.stream)), "clear", where.device);
+}
+
+// ---- recording -----------------------------------------------------------------------------------------
+struct Graph {
+  cudaGraphExec_t exec = nullptr;
+  ~Graph() { (void)cudaGraphExecDestroy(exec); }  // what runs still ends
+};
+void begin_recording(Cuda where) {
+  check_alive(where.device);
+  forbid_while_recording(where.device, "another recording began");
+  check_status(cudaStreamBeginCapture(static_cast<cudaStream_t>(where.stream), cudaStreamCaptureModeRelaxed), "Replay", where.device);
+  context(where.device).recording = true;
+}
+std::shared_ptr<Graph> end_recording(Cuda where, bool keep) {
+  cudaGraph_t graph = nullptr;
+  context(where.device).recording = false;
+  const cudaError_t status = cudaStreamEndCapture(static_cast<cudaStream_t>(where.stream), &graph);
+  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, cudaError_t (*)(cudaGraph_t)> written(graph, cudaGraphDestroy);
+  if (!keep) return (void)cudaGetLastError(), nullptr;
+  check_status(status, "Replay", where.device);
+  auto made = std::make_shared<Graph>();
+  check_status(cudaGraphInstantiate(&made->exec, graph, 0), "Replay", where.device);
+  return made;
+}
+void start(Cuda where, const Graph& graph) {
+  check_alive(where.device);
+  check_status(cudaGraphLaunch(graph.exec, static_cast<cudaStream_t>(where.stream)), "Replay", where.device);
+  count_launch(where.device);
 }
 
 // ---- memory --------------------------------------------------------------------------------------------
@@ -215,6 +252,7 @@ void synchronize(int index) {
   Context& c = context(index);
   check_alive(index);
   select(index);
+  forbid_while_recording(index, "synchronize()");
   c.host_waits.fetch_add(1, std::memory_order_relaxed);
   check_status(cudaStreamSynchronize(c.stream), "synchronize", index);
 }

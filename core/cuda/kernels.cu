@@ -4,6 +4,7 @@
 #include "core/convert.h"
 #include "core/cuda/kernels.h"
 #include "core/cuda/pack.cuh"
+#include "core/cuda/random.cuh"
 
 namespace hilt::kernels {
 namespace {
@@ -42,7 +43,8 @@ __global__ void convert_kernel(To* to, const From* from, Index packs) {
 __device__ double uniform(std::uint32_t bits) { return (bits >> 8) * 0x1p-24; }
 
 template <class T>
-__global__ void draw_kernel(Draw what, T* out, Index n, RandomKey key, Index low, std::uint64_t span) {
+__global__ void draw_kernel(Draw what, T* out, Index n, RandomKey drawn, Index low, std::uint64_t span) {
+  const RandomKey key = now(drawn);
   constexpr double kTwoPi = 6.283185307179586;
   for (Index i = first_element(); i < n; i += element_step()) {
     const auto at = static_cast<std::uint64_t>(i);

@@ -23,7 +23,8 @@ Trainer::Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const hi
       model_(hilt::make_transformer(config, seed, dtype)),
       optimizer_(adamw),
       parameters_(hilt::parameters_of(model_)),
-      noise_(seed ^ kNoiseSeed) {
+      noise_(seed ^ kNoiseSeed),
+      replay_(device_) {
   for (const hilt::NamedParameter& p : parameters_) *p.tensor = hilt::moved(*p.tensor, device_);
   optimizer_.prepare(parameters_);
 }
@@ -32,64 +33,92 @@ hilt::RankGrid::Part Trainer::part_of(const hilt::Batch& whole) const {
   return grid_.part_of(whole, model_.blocks.front().attention);
 }
 
-// `checked`: under a tape that looks at every result. The mean over all targets is, of each rank, the mean over its own times their share; gradients
-// of such losses add up over ranks.
-Trainer::Pass Trainer::pass(Index batch, Index accumulate, bool checked, bool& stop) {
-  Pass out{};
-  for (Index i = 0; i < accumulate; ++i) {
-    const hilt::Batch rows = task_->batch(hilt::Split::train, rows_, batch);
+// The mean over all targets is, of each rank, the mean over its own times their share; gradients of such losses add up over ranks.
+void Trainer::load(Index batch, Index accumulate) {
+  micro_batches_.resize(static_cast<std::size_t>(accumulate));
+  for (Rows& mine : micro_batches_) {
+    const hilt::Batch whole = task_->batch(hilt::Split::train, rows_, batch);
     rows_ += batch;
-    const hilt::RankGrid::Part part = part_of(rows);
-    const double share = grid_.world().size() == 1 ? 1
-                                                   : static_cast<double>(hilt::count_targets(part.batch.targets)) /
-                                                         static_cast<double>(hilt::count_targets(rows.targets));
+    hilt::RankGrid::Part part = part_of(whole);
+    mine.share = grid_.world().size() == 1 ? 1
+                                           : static_cast<double>(hilt::count_targets(part.batch.targets)) /
+                                                 static_cast<double>(hilt::count_targets(whole.targets));
+    const auto put = [&](Tensor& to, const Tensor& from) {
+      if (device_.is_cpu() || !to || to.shape() != from.shape()) to = hilt::moved(from, device_);
+      else hilt::copy(to, hilt::moved(from, device_));
+    };
+    put(mine.part.batch.inputs, part.batch.inputs);
+    put(mine.part.batch.targets, part.batch.targets);
+    mine.part.place = part.place;
+  }
+}
+
+// Loss, gradients and their norm. `checked`: under a tape that looks at every result.
+void Trainer::pass(bool checked) {
+  loss_ = {}, gradients_ = {};
+  for (const Rows& rows : micro_batches_) {
     hilt::Tape tape({.check_finite = checked});
     hilt::watch_parameters(tape, model_);
-    Tensor loss = model_.loss(part.batch.inputs, part.batch.targets, {.noise = &noise_, .place = &part.place});
-    if (share != 1) loss = hilt::mul(loss, share);
+    Tensor loss = model_.loss(rows.part.batch.inputs, rows.part.batch.targets, {.noise = &noise_, .place = &rows.part.place});
+    if (rows.share != 1) loss = hilt::mul(loss, rows.share);
     hilt::Gradients gradients = tape.backward(loss);
-    if (i == 0)
-      out.gradients = std::move(gradients);
-    else
-      out.gradients += gradients;
-    out.loss += loss.item() / static_cast<double>(accumulate);  // last: a GPU is waited for here
+    if (loss_) gradients_ += gradients;
+    else gradients_ = std::move(gradients);
+    const hilt::Tape::Pause pause;
+    loss_ = loss_ ? hilt::add(loss_, loss) : loss;
   }
-  out.gradients = grid_.sum(hilt::mean_of(std::move(out.gradients), parameters_, accumulate), parameters_);
-  const std::vector<double> total = grid_.sum({out.loss, stop ? 1.0 : 0.0});
-  out.loss = total[0], stop = total[1] > 0;
-  return out;
+  const auto count = static_cast<Index>(micro_batches_.size());
+  if (count > 1) loss_ = hilt::mul(loss_, 1 / static_cast<double>(count));
+  gradients_ = grid_.sum(hilt::mean_of(std::move(gradients_), parameters_, count), parameters_);
+  norm_ = hilt::norm_of(gradients_, parameters_, loss_);
 }
 
 Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool stop) {
-  const Index rows = rows_;
+  const Index rows = rows_, updates = steps();
   const hilt::RandomKey noise = noise_.state();
-  double norm = std::nan("");
+  load(batch, accumulate);
+  double loss = 0;
+  if (grid_.world().size() > 1) {
+    pass(false);
+    const std::vector<double> total = grid_.sum({loss_.item(), stop ? 1.0 : 0.0});
+    loss = total[0], stop = total[1] > 0;
+    if (!std::isfinite(loss)) norm_ = hilt::full({}, loss, hilt::DType::f64, device_);  // on every rank
+    optimizer_.step(parameters_, gradients_, lr, {norm_, clip});
+  } else {
+    // The tape and the hybrid make their masks on the host.
+    const bool is_recordable = model_.config.backward == hilt::Backward::fused || model_.config.dropout == 0;
+    if (is_recordable) replay_([&] { pass(false); });
+    else pass(false);
+    optimizer_.step(parameters_, gradients_, lr, {norm_, clip});
+    loss = loss_.item();  // a GPU is waited for here, and not before
+  }
+  const double norm = norm_.item();
+  if (!std::isfinite(norm)) {  // nothing was updated
+    optimizer_.set_steps(updates), rows_ = rows;
+    explain(loss, noise);
+  }
+  if (!replay_.is_recorded()) gradients_ = {};
+  return {loss, norm, lr, stop};
+}
+
+// Once more, looking where it begins.
+void Trainer::explain(double loss, const hilt::RandomKey& noise) {
   std::string why;
-  Pass p = pass(batch, accumulate, false, stop);
+  for (const hilt::NamedParameter& parameter : parameters_)
+    if (why.empty() && !std::isfinite(hilt::global_norm(std::span(parameter.tensor, 1))))
+      why = "parameter " + parameter.name + " is not finite after update " + std::to_string(steps());
+  noise_.set_state(noise);
   try {
-    if (std::isfinite(p.loss)) norm = hilt::clip_grad_norm(p.gradients, parameters_, clip);
+    if (why.empty()) {
+      pass(true);
+      hilt::clip_grad_norm(gradients_, parameters_, 0);
+    }
   } catch (const hilt::Error& e) {
-    if (e.code() != hilt::Code::not_a_number) throw;
     why = e.what();
   }
-  if (!std::isfinite(norm)) {  // once more, looking where it begins
-    rows_ = rows, noise_.set_state(noise);
-    for (const hilt::NamedParameter& parameter : parameters_)
-      if (!std::isfinite(hilt::global_norm(std::span(parameter.tensor, 1)))) {
-        why = "parameter " + parameter.name + " is not finite after update " + std::to_string(steps());
-        break;
-      }
-    try {
-      if (why.empty() || why.starts_with("clip")) pass(batch, accumulate, true, stop);
-    } catch (const hilt::Error& e) {
-      why = e.what();
-    }
-    rows_ = rows, noise_.set_state(noise);
-    hilt::fail_with(hilt::Code::not_a_number, "loss (", p.loss, "): not finite at step ", steps() + 1, ": ",
-                    why, "; lower --lr, or set --clip 1");
-  }
-  optimizer_.step(parameters_, p.gradients, lr);
-  return {p.loss, norm, lr, stop};
+  noise_.set_state(noise);
+  hilt::fail_with(hilt::Code::not_a_number, "loss (", loss, "): not finite at step ", steps() + 1, ": ", why,
+                  "; lower --lr, or set --clip 1");
 }
 
 Evaluation Trainer::evaluate(Index rows, Index batch) {

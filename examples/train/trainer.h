@@ -46,11 +46,14 @@ class Trainer {
   void restore(const hilt::Checkpoint& checkpoint);
 
  private:
-  struct Pass {
-    double loss;
-    hilt::Gradients gradients;
+  /// What this rank has of a micro-batch, and its share of all targets.
+  struct Rows {
+    hilt::RankGrid::Part part;
+    double share;
   };
-  Pass pass(Index batch, Index accumulate, bool checked, bool& stop);
+  void load(Index batch, Index accumulate);
+  void pass(bool checked);
+  [[noreturn]] void explain(double loss, const hilt::RandomKey& noise);
   hilt::RankGrid::Part part_of(const hilt::Batch& whole) const;
 
   hilt::Device device_;
@@ -61,6 +64,12 @@ class Trainer {
   hilt::NamedParameters parameters_;
   hilt::Generator noise_;  // of dropout
   Index rows_ = 0;         // of the training split that were seen: where the data stand
+
+  // Of the step under way. On a GPU they stay in place, for a step is recorded once.
+  std::vector<Rows> micro_batches_;
+  hilt::Tensor loss_, norm_;  // scalars: the mean over this rank's targets, and the norm of the gradients
+  hilt::Gradients gradients_;
+  hilt::Replay replay_;
 };
 
 }  // namespace train

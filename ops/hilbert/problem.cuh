@@ -1,5 +1,6 @@
 #pragma once
 #include "core/cuda/launch.cuh"
+#include "core/cuda/random.cuh"
 #include "ops/hilbert/kernels.h"
 #include "ops/hilbert/on_device.h"
 
@@ -30,7 +31,7 @@ __device__ inline bool survives(const Problem& p, Index b, Index h, int i, int j
   const AttentionSizes& s = p.sizes;
   const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h);
   const auto t = static_cast<std::uint32_t>(p.t.q_name[i]), u = static_cast<std::uint32_t>(p.t.k_name[j]);
-  return attention_keeps(s.key, head, t, u, s.dropout);
+  return attention_keeps(cuda::now(s.key), head, t, u, s.dropout);
 }
 
 }  // namespace hilt::kernels

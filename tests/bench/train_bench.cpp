@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 #include "core/parallel.h"
+#include "core/replay.h"
 #include "nn/optimizer.h"
 #include "nn/transformer.h"
 
@@ -54,23 +55,30 @@ struct Trainer {
   Transformer model;
   AdamWOptimizer optimizer{AdamW{1e-3, 0.9, 0.99, 1e-8, 0.1}};
   NamedParameters parameters = parameters_of(model);
-  Tensor ids, targets;
+  Tensor ids, targets, loss, norm;
+  Gradients gradients;
   std::vector<NodeReport> report;
+  Replay replay;
 
   Trainer(const Setting& s, Device device)
       : model(make_transformer(s.config, 1, s.dtype)), ids(moved(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 1}), device)),
-        targets(moved(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 2}), device)) {
+        targets(moved(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 2}), device)), replay(device) {
     for (const NamedParameter& p : parameters) *p.tensor = moved(*p.tensor, device);
   }
 
-  double step(bool profile) {
+  void pass(bool profile) {
+    loss = {}, gradients = {};
     Tape tape(Tape::Options{profile});
     for (const NamedParameter& p : parameters) tape.watch(*p.tensor);
-    const Tensor loss = model.loss(ids, targets);
-    Gradients g = tape.backward(loss);
-    clip_grad_norm(g, parameters, 1.0);
-    optimizer.step(parameters, g, 1e-3);
+    loss = model.loss(ids, targets);
+    gradients = tape.backward(loss);
+    norm = norm_of(gradients, parameters, loss);
     if (profile) report = tape.report();
+  }
+  double step(bool profile) {
+    if (profile) pass(true);
+    else replay([&] { pass(false); });
+    optimizer.step(parameters, gradients, 1e-3, {norm, 1.0});
     return loss.item();
   }
 };

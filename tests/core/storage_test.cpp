@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 #include "core/info.h"
+#include "core/pool.h"
+#include "core/replay.h"
 #include "core/tape.h"
 #include "tests/support/child.h"
 #include "tests/support/error_of.h"
@@ -416,6 +418,70 @@ TEST(OutOfMemory, SaysWhatWasAskedWhatIsInUseAndByWhom) {
 TEST(OutOfMemory, IsTheSameErrorThroughATensor) {
   EXPECT_EQ(error_of([] { empty({Index{1} << 58}); }).substr(0, 24), "memory: out of memory: a");
   EXPECT_EQ(error_of([] { empty({Index{1} << 61}); }), "usage: empty: 2305843009213693952 x 4 overflows 64 bits");
+}
+
+/// A system that counts.
+struct Counting {
+  static constexpr std::size_t kAlignment = 64;
+  static inline int taken = 0, given = 0;
+  static constexpr const char* name() { return ""; }
+  std::byte* take(std::size_t bytes) const { return ++taken, new std::byte[bytes]; }
+  void give(std::byte* p) const noexcept { ++given, delete[] p; }
+};
+
+TEST(Pool, ARecordingsBlocksServeNobodyElse) {
+  Counting::taken = Counting::given = 0;
+  Pool<Counting> pool({}, std::size_t{1} << 20);
+  const auto old = pool.take(1000);
+  pool.give(old, 1000);
+  pool.begin_recording();
+  const auto kept = pool.take(1000), between = pool.take(2000);
+  EXPECT_EQ(kept, old) << "what was free";
+  pool.give(between, 2000);
+  pool.release();
+  EXPECT_EQ(pool.take(2000), between) << "again inside of it, whatever is asked of the pool";
+  pool.give(between, 2000);
+  const auto recorded = pool.end_recording();
+  EXPECT_EQ(pool.stats().pooled, 0U);
+  EXPECT_EQ(pool.stats().live, 1000U);
+
+  pool.give(kept, 1000);
+  const auto other = pool.take(1000), another = pool.take(2000);
+  EXPECT_NE(other, kept);
+  EXPECT_NE(another, between);
+  pool.release();
+  EXPECT_EQ(Counting::given, 0);
+
+  pool.unreserve(recorded);
+  EXPECT_EQ(pool.take(1000), kept);
+  EXPECT_EQ(pool.take(2000), between);
+  for (const auto p : {kept, other}) pool.give(p, 1000);
+  for (const auto p : {between, another}) pool.give(p, 2000);
+  EXPECT_EQ(pool.stats().live, 0U);
+  pool.release();
+  EXPECT_EQ(Counting::given, Counting::taken);
+}
+
+TEST(Pool, ARecordingsTensorsMayOutliveIt) {
+  Counting::taken = Counting::given = 0;
+  Pool<Counting> pool({}, std::size_t{1} << 20);
+  pool.begin_recording();
+  const auto kept = pool.take(1000);
+  pool.unreserve(pool.end_recording());
+  EXPECT_EQ(Counting::given, 0);
+  pool.give(kept, 1000);
+  EXPECT_EQ(pool.take(1000), kept);
+  pool.give(kept, 1000);
+  pool.release();
+  EXPECT_EQ(Counting::given, 1);
+}
+
+TEST(Replay, OnTheCpuRunsTheWork) {
+  Replay replay;
+  int times = 0;
+  for (int i = 0; i < 5; ++i) replay([&] { ++times; });
+  EXPECT_EQ(times, 5);
+  EXPECT_FALSE(replay.is_recorded());
 }
 
 }  // namespace

@@ -2,9 +2,13 @@
 // step, no memory but that of the first steps.
 #include <gtest/gtest.h>
 #include <cmath>
+#include <functional>
 #include <vector>
 #include "core/cuda/context.h"
 #include "core/random.h"
+#include "core/replay.h"
+#include "nn/optimizer.h"
+#include "nn/transformer.h"
 #include "ops/hilbert/attention.h"
 #include "ops/ops.h"
 #include "tests/support/scale.h"
@@ -116,6 +120,114 @@ TEST_F(TrainingOnGpu, StepsNeitherWaitNorGrow) {
     EXPECT_EQ(after.live, before.live) << type;
     EXPECT_TRUE(std::isfinite(loss.item()));
     std::cout << type << ": " << (device_counters(kGpu).launches - counted.launches) / static_cast<std::uint64_t>(steps) << " launches a step" << std::endl;
+  }
+}
+
+/// A transformer with dropout, a checkpointed block and a clipped norm, as `train` does it.
+struct Trained {
+  Transformer model;
+  AdamWOptimizer optimizer;
+  NamedParameters parameters = parameters_of(model);
+  Tensor ids = zeros({kBatch, kLength}, DType::i64, kGpu), targets = zeros({kBatch, kLength}, DType::i64, kGpu), loss, norm;
+  Gradients gradients;
+  Generator noise{5};
+  Replay replay{kGpu};
+
+  explicit Trained(bool checkpointing) : model(make_transformer(config(checkpointing), 3, DType::bf16)) {
+    for (const NamedParameter& p : parameters) *p.tensor = moved(*p.tensor, kGpu);
+  }
+  static TransformerConfig config(bool checkpointing) {
+    TransformerConfig c;
+    c.layers = 2, c.heads = 2, c.width = kWidth, c.context = kLength, c.vocab = kVocabulary, c.dropout = 0.2, c.checkpointing = checkpointing;
+    return c;
+  }
+  void pass() {
+    loss = {}, gradients = {};
+    Tape tape;
+    watch_parameters(tape, model);
+    loss = model.loss(ids, targets, {.noise = &noise});
+    gradients = tape.backward(loss);
+    norm = norm_of(gradients, parameters, loss);
+  }
+  double step(Index number, bool recorded) {
+    const Batch b = batch_of(number, kGpu);
+    copy(ids, b.ids), copy(targets, b.targets);
+    if (recorded) replay([&] { pass(); });
+    else pass();
+    optimizer.step(parameters, gradients, 1e-3, {norm, 0.5});
+    return loss.item();
+  }
+};
+
+TEST_F(TrainingOnGpu, ReplayedStepsAreTheSameSteps) {
+  for (bool checkpointing : {false, true}) {
+    Trained plain(checkpointing), replayed(checkpointing);
+    for (Index i = 1; i <= 40; ++i) {
+      if (i == 20) release_pool(kGpu);  // what a recording works on stays
+      const double expected = plain.step(i, false);
+      ASSERT_EQ(replayed.step(i, true), expected) << i;
+      ASSERT_EQ(replayed.norm.item(), plain.norm.item()) << i;
+      ASSERT_EQ(replayed.noise.state().stream, plain.noise.state().stream) << i;
+      ASSERT_EQ(replayed.replay.is_recorded(), i >= 2);
+    }
+    plain.noise.set_state({9, 100}), replayed.noise.set_state({9, 100});  // another seed: recorded anew
+    for (Index i = 41; i <= 44; ++i) ASSERT_EQ(replayed.step(i, true), plain.step(i, false)) << i;
+  }
+}
+
+TEST_F(TrainingOnGpu, ReplayedStepsNeitherWaitNorGrowNorLaunchOneByOne) {
+  const std::size_t before_all = memory_stats(kGpu).live;
+  {
+    Trained t(false);
+    double loss = 0;
+    for (Index i = 1; i <= 5; ++i) loss = t.step(i, true);
+    const MemoryStats before = memory_stats(kGpu);
+    const DeviceCounters counted = device_counters(kGpu);
+    const Index steps = scaled(10000, 200);
+    for (Index i = 1; i <= steps; ++i) {
+      t.replay([&] { t.pass(); });
+      t.optimizer.step(t.parameters, t.gradients, 1e-3, {t.norm, 0.5});
+    }
+    const DeviceCounters after = device_counters(kGpu);
+    EXPECT_EQ(after.host_waits, counted.host_waits);
+    EXPECT_EQ(after.launches - counted.launches, 2 * static_cast<std::uint64_t>(steps));  // the recording, and AdamW
+    EXPECT_EQ(memory_stats(kGpu).from_system, before.from_system);
+    EXPECT_EQ(memory_stats(kGpu).live, before.live);
+    EXPECT_LT(t.loss.item(), loss);
+  }
+  EXPECT_EQ(memory_stats(kGpu).live, before_all);
+}
+
+TEST_F(TrainingOnGpu, ReplaySaysWhatItCannotRecord) {
+  Tensor x = ones({4}, DType::f32, kGpu), y;
+  const auto error_of = [&](const std::function<void()>& work) {
+    Replay replay(kGpu);
+    replay(work);
+    try {
+      replay(work);
+    } catch (const Error& e) {
+      replay([&] { y = add(x, 1.0); });  // and goes on
+      EXPECT_TRUE(replay.is_recorded());
+      EXPECT_EQ(y.to_vector(), std::vector<double>(4, 2));
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_NE(error_of([&] { (void)sum(x).item(); }).find("Replay: a value was asked for while the work of cuda:0 is recorded"), std::string::npos);
+  EXPECT_NE(error_of([&] { y = moved(ones({4}), kGpu); }).find("Replay: something was copied from the host"), std::string::npos);
+  EXPECT_NE(error_of([&] { synchronize(kGpu); }).find("Replay: synchronize()"), std::string::npos);
+}
+
+TEST_F(TrainingOnGpu, AStepWhoseNormIsNotFiniteChangesNothing) {
+  for (double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
+    Tensor w = ones({5000}, DType::bf16, kGpu), m = zeros({5000}, DType::f32, kGpu), v = zeros({5000}, DType::f32, kGpu);
+    const std::vector<Tensor> g{full({5000}, 2.0, DType::bf16, kGpu)};
+    const AdamWUpdate one{&w, g[0], &m, &v};
+    adamw_step({&one, 1}, 1, {}, {norm_of(g, full({}, bad, DType::f32, kGpu)), 1});
+    EXPECT_EQ(w.to_vector(), std::vector<double>(5000, 1));
+    EXPECT_EQ(m.to_vector(), std::vector<double>(5000, 0));
+    adamw_step({&one, 1}, 1, {}, {norm_of(g, full({}, 3.0, DType::f32, kGpu)), 1});
+    EXPECT_NEAR(m.to_vector()[4999], 0.1 * 2 / std::sqrt(4.0 * 5000), 1e-6);
   }
 }
 

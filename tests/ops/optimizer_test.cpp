@@ -227,6 +227,48 @@ TEST(GlobalNorm, IsTheRootOfAllSquaresInF64) {
   set_thread_count(before);
 }
 
+TEST(Clip, AStepByTheNormIsAStepOfClippedGradients) {
+  for (DType dtype : {DType::f64, DType::f32}) {
+    for (double most : {0.0, 0.1, 1000.0}) {
+      Tensor w[2], m[2], v[2];
+      for (std::size_t way : {0U, 1U})
+        w[way] = random(real({40}), 1, dtype), m[way] = zeros({40}, dtype), v[way] = zeros({40}, dtype);
+      for (Index t = 1; t <= 5; ++t) {
+        std::vector<Tensor> g{random(real({40}), static_cast<int>(t) + 1, dtype)};
+        const AdamWUpdate whole{&w[0], g[0], &m[0], &v[0]};
+        adamw_step({&whole, 1}, t, kOptions, {norm_of(g), most});
+        if (most > 0) clip_grad_norm(g, most);
+        const AdamWUpdate clipped{&w[1], g[0], &m[1], &v[1]};
+        adamw_step({&clipped, 1}, t, kOptions);
+      }
+      EXPECT_EQ(w[0].to_vector(), w[1].to_vector()) << dtype << " " << most;
+      EXPECT_EQ(v[0].to_vector(), v[1].to_vector()) << dtype << " " << most;
+    }
+  }
+}
+
+TEST(Clip, WhereTheNormOrTheLossIsNotFiniteNothingChanges) {
+  for (double bad : {kNan, kInf, -kInf})
+    for (bool is_loss : {false, true}) {
+      Tensor w = ones({3}), m = zeros({3}), v = zeros({3});
+      const std::vector<Tensor> g{full({3}, is_loss ? 1.0 : bad, DType::f32)};
+      const AdamWUpdate one{&w, g[0], &m, &v};
+      const Tensor norm = norm_of(g, full({}, is_loss ? bad : 1.0, DType::f32));
+      EXPECT_FALSE(std::isfinite(norm.item()));
+      adamw_step({&one, 1}, 1, kOptions, {norm, 1});
+      EXPECT_EQ(w.to_vector(), (std::vector<double>{1, 1, 1}));
+      EXPECT_EQ(m.to_vector(), (std::vector<double>{0, 0, 0}));
+    }
+}
+
+TEST(Clip, Refusals) {
+  Tensor w = ones({3}), m = zeros({3}), v = zeros({3});
+  const AdamWUpdate one{&w, ones({3}), &m, &v};
+  EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f64), -1}); }, "adamw_step", {"-1"}));
+  EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f32), 1}); }, "adamw_step", {"norm", "f64"}));
+  EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {full({2}, 1.0, DType::f64), 1}); }, "adamw_step", {"norm", "f64"}));
+}
+
 TEST(ClipGradNorm, ScalesOnlyWhatIsTooLong) {
   for (DType dtype : {DType::f64, DType::f32}) {
     std::vector<Tensor> g{values({3, 0}, dtype), values({4}, dtype)};

@@ -1,0 +1,84 @@
+#include "core/replay.h"
+#include <algorithm>
+#include <utility>
+#include <vector>
+#include "core/cuda/context.h"
+#include "core/cuda/memory.h"
+#include "core/random.h"
+#include "core/tensor.h"
+
+namespace hilt {
+namespace {
+constexpr Index kMostGenerators = 64;
+}
+
+/// What the GPU does, the memory it does it in, and how far each generator moved.
+struct Replay::Recorded {
+  struct Drawn {
+    Generator generator;
+    RandomKey begin;
+    std::uint64_t streams;
+  };
+
+  explicit Recorded(Device where) : device(where), further(zeros({kMostGenerators}, DType::i64, where)) {}
+  ~Recorded() {
+    if constexpr (kHasCuda)
+      if (memory) cuda::pool(device.index).unreserve(memory);
+  }
+
+  Device device;
+  Tensor further;  // one word a generator
+  std::vector<Drawn> drawn;
+  std::shared_ptr<cuda::Graph> graph;
+  Pool<cuda::DeviceHeap>::Recorded* memory = nullptr;
+};
+
+Replay::Replay(Device device) : device_(device) {}
+Replay::Replay(Replay&&) noexcept = default;
+Replay& Replay::operator=(Replay&&) noexcept = default;
+Replay::~Replay() = default;
+
+void Replay::record(const std::function<void()>& work) {
+  auto made = std::make_unique<Recorded>(device_);
+  if constexpr (kHasCuda) {
+    const Cuda where = cuda_of(device_);
+    auto& pool = cuda::pool(device_.index);
+    const Generator::Recording draws(reinterpret_cast<const std::uint64_t*>(made->further.data<std::int64_t>()), kMostGenerators);
+    pool.begin_recording();
+    bool began = false;
+    try {
+      cuda::begin_recording(where);
+      began = true;
+      work();
+    } catch (...) {
+      if (began) cuda::end_recording(where, false);
+      made->memory = pool.end_recording();
+      throw;
+    }
+    made->memory = pool.end_recording();
+    made->graph = cuda::end_recording(where, true);
+    for (const auto& [generator, begin] : draws.states()) made->drawn.push_back({generator, begin, generator.state().stream - begin.stream});
+  }
+  recorded_ = std::move(made);
+}
+
+void Replay::operator()(const std::function<void()>& work) {
+  if (device_.is_cpu() || !std::exchange(ran_, true)) return work();
+  if constexpr (kHasCuda) {
+    const auto is_reseeded = [](const Recorded::Drawn& d) { return d.generator.state().seed != d.begin.seed; };
+    if (recorded_ && std::ranges::any_of(recorded_->drawn, is_reseeded)) recorded_.reset();  // seeds are written down too
+    const bool again = recorded_ != nullptr;
+    if (!again) record(work);
+    std::vector<std::int64_t> further;
+    for (Recorded::Drawn& d : recorded_->drawn) {
+      RandomKey at = d.generator.state();
+      further.push_back(again ? static_cast<std::int64_t>(at.stream - d.begin.stream) : 0);
+      if (again) at.stream += d.streams, d.generator.set_state(at);
+    }
+    const Cuda where = cuda_of(device_);
+    cuda::to_device(where, recorded_->further.mutable_raw(), further.data(), further.size() * sizeof further[0]);
+    cuda::start(where, *recorded_->graph);
+  }
+}
+
+}  // namespace hilt
