@@ -1,6 +1,6 @@
 // The elementwise ops on a GPU: the functors of elementwise.h, each in three kernels. Where all is f32 or all is bf16 and whole packs lie
 // together, as in tensors of one shape and in rows that repeat, a thread moves 16 bytes a tensor; everything else (strided, f16, the u8 of
-// where and greater, a last axis that is no multiple of a pack) takes the kernel that looks at types and strides element by element. Arithmetic is f32.
+// where and greater, rows that are no multiple of a pack, the end of a single one) takes the kernel that looks at types and strides element by element. Arithmetic is f32.
 #include "core/cuda/pack.cuh"
 #include "core/convert.h"
 #include "ops/elementwise.h"
@@ -29,8 +29,8 @@ __global__ void packed_kernel(const __grid_constant__ DeviceSpan s, const __grid
 }
 
 template <class Op>
-__global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __grid_constant__ Walk<4> walk) {
-  for (Index i = first_element(); i < walk.elements; i += element_step()) {
+__global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __grid_constant__ Walk<4> walk, Index first) {
+  for (Index i = first + first_element(); i < walk.elements; i += element_step()) {
     Index at[4];
     walk.at(i, at);
     float x[3] = {};
@@ -46,10 +46,10 @@ __global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __gri
 
 }  // namespace
 
-/// The walk in packs of n elements; without elements where packs do not fit the operands.
+/// The walk in packs of n elements, of a single row as many as are whole; without elements where packs do not fit the operands.
 inline Walk<4> packed(const DeviceSpan& s, int inputs, Walk<4> walk, int n) {
   const Walk<4> none = [&] { Walk<4> w = walk; w.elements = 0; return w; }();
-  if (walk.axes == 0 || walk.extent[0] % n != 0 || walk.stride[0][0] != 1) return none;
+  if (walk.axes == 0 || (walk.axes > 1 && walk.extent[0] % n != 0) || walk.stride[0][0] != 1) return none;
   const void* const at[4] = {s.y, s.in[0], s.in[1], s.in[2]};
   for (int k = 0; k <= inputs; ++k) {
     const Index inner = walk.stride[0][k];
@@ -69,11 +69,10 @@ void run_on_device(Cuda where, const DeviceSpan& s, const Walk<4>& walk) {
   const auto run_packed = [&]<class T>() {
     const Walk<4> packs = packed(s, Op::kInputs, walk, kPack<T>);
     if (packs.elements > 0) launch("elementwise", where, packed_kernel<Op, T>, blocks_for(packs.elements), kThreads, 0, s, packs);
-    return packs.elements > 0;
+    return packs.elements * kPack<T>;
   };
-  if (s.y_type == DType::f32 && run_packed.template operator()<float>()) return;
-  if (s.y_type == DType::bf16 && run_packed.template operator()<bf16>()) return;
-  launch("elementwise", where, strided_kernel<Op>, blocks_for(walk.elements), kThreads, 0, s, walk);
+  const Index done = s.y_type == DType::f32 ? run_packed.template operator()<float>() : s.y_type == DType::bf16 ? run_packed.template operator()<bf16>() : 0;
+  if (done < walk.elements) launch("elementwise", where, strided_kernel<Op>, blocks_for(walk.elements - done), kThreads, 0, s, walk, done);
 }
 
 /// Names every launcher once, which is what makes the compiler build them.
