@@ -86,11 +86,11 @@ __device__ __forceinline__ void raise_maxima(const float (&s)[64], float (&top)[
     float m = fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3]));
     m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
     m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-    m = fmaxf(m, top[h]);
-    const float known = m == -INFINITY ? 0.0f : m;
-    factor[h] = exp2_fast((top[h] - known) * scale);
-    top[h] = m;
-    shift[h] = known * scale;
+    const bool rises = (m - top[h]) * scale > 0;
+    const float next = rises ? m : top[h];
+    factor[h] = rises ? exp2_fast((top[h] - m) * scale) : 1.0f;
+    top[h] = next;
+    shift[h] = next == -INFINITY ? 0.0f : next * scale;
   }
 }
 __device__ __forceinline__ void exponentiate(float (&s)[64], float (&sum)[2], const float (&factor)[2],
