@@ -238,8 +238,15 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
     __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   };
-  // One tile of 64 queries: dV and dK are issued, not waited for; dS^T stands at `ds`.
-  const auto meet = [&](std::uint32_t k_tile, std::uint32_t ds, bool first) {
+  const auto next_tile = [&] {
+    release(empty + 8 * queries.stage);
+    queries.next();
+  };
+  // One tile of 64 queries: dV and dK are issued, not waited for; dS^T stands at `ds`. kBehind: those of the tile before still run, and
+  // its stage is let go here.
+  const auto meet = [&]<bool kBehind>(std::uint32_t k_tile, std::uint32_t ds, bool first, std::bool_constant<kBehind>) {
+    const std::uint32_t before = empty + 8 * queries.stage;
+    if constexpr (kBehind) queries.next();
     float s[32], t[32];
     const std::uint32_t v_tile = k_tile + M::kKeyBytes,
                         q_tile = ring + static_cast<std::uint32_t>(queries.stage) * 2 * M::kQueryBytes,
@@ -260,6 +267,11 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
     wgmma_commit();
     wgmma_wait<1>();
     settle(s);
+    if constexpr (kBehind) {
+      settle(dv);
+      settle(dk);
+      release(before);
+    }
     const std::uint32_t column =
         static_cast<std::uint32_t>(quad) * 8;  // bytes: a lane has two queries of every eight
 #pragma unroll
@@ -336,9 +348,11 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
       wgmma<1>(dk, b[k], operand(q_tile, along_rows(k), M::kQueryPanel), k > 0 ? 1 : !first);
     wgmma_commit();
   };
-  const auto next_tile = [&] {
-    release(empty + 8 * queries.stage);
-    queries.next();
+  const auto finish_tile = [&] {
+    wgmma_wait<0>();
+    settle(dv);
+    settle(dk);
+    next_tile();
   };
   const auto next_keys = [&] {
     release(kv_empty + 8 * kv.stage);
@@ -371,13 +385,16 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
         fence_for_wgmma();
         const auto pair = [&](int number,
                               float(&sum)[32]) {  // two tiles of queries; then warpgroup w forms dQ of tile w
+          constexpr bool kBehind = Passes == 1;  // with two there are no registers left for it
+          if constexpr (kBehind) {
+            meet(k_tile, ds_tiles, number == 0, std::false_type{});
+            meet(k_tile, ds_tiles + M::kScoreBytes, false, std::true_type{});
+          } else {
 #pragma unroll 1
-          for (int u = 0; u < 2; ++u) {
-            meet(k_tile, ds_tiles + static_cast<std::uint32_t>(u) * M::kScoreBytes, number == 0 && u == 0);
-            wgmma_wait<0>();
-            settle(dv);
-            settle(dk);
-            next_tile();
+            for (int u = 0; u < 2; ++u) {
+              meet(k_tile, ds_tiles + static_cast<std::uint32_t>(u) * M::kScoreBytes, number == 0 && u == 0, std::false_type{});
+              finish_tile();
+            }
           }
           named_sync(kWrittenBarrier, kBothGroups);
           wgmma_begin();
@@ -394,6 +411,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
           }
           wgmma_wait<0>();
           settle(sum);
+          if constexpr (kBehind) finish_tile();
           if constexpr (!Inside)
             named_sync(kReadBarrier, kBothGroups);  // inside, the next tile's delta barrier says as much
           if (pass == Passes - 1)
@@ -415,7 +433,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
       fence_for_wgmma();
 #pragma unroll 1
       for (int tile = 0; tile < tiles; ++tile) {
-        meet(k_tile, ds_tiles, tile == 0);
+        meet(k_tile, ds_tiles, tile == 0, std::false_type{});
         named_sync(kWrittenBarrier, kBothGroups);
         float sum[32];  // dQ of 64 queries, this warpgroup's half of the columns
         wgmma_begin();
@@ -429,9 +447,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
         bf16 *const to0 = query_row(query) + half * 64, *const to1 = query_row(query + 8) + half * 64;
         wgmma_wait<0>();
         settle(sum);
-        settle(dv);
-        settle(dk);
-        next_tile();
+        finish_tile();
         if constexpr (!Inside) named_sync(kReadBarrier, kBothGroups);
         store_row<8>(to0, sum, 0, p.scale, quad);
         store_row<8>(to1, sum, 1, p.scale, quad);
