@@ -33,7 +33,7 @@ Index count_parameters(const hilt::TransformerConfig& c) {
          c.layers * block + norm + (c.tie_weights ? 0 : c.width * c.outputs());
 }
 
-MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c) {
+MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt::Device device) {
   const hilt::DType dtype = s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32;
   const std::size_t size = hilt::size_of(dtype), count = static_cast<std::size_t>(count_parameters(c));
   MemoryPlan m;
@@ -62,6 +62,7 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c) {
   m.activations = (c.checkpointing ? layers * wide + block : layers * block) + ends;
   m.working = std::max(
       {2 * logits, hidden + wide, attention.peak - std::min(attention.peak, attention.saved) + wide});
+  if (device.is_cuda()) m.working += std::size_t{32} << 20;  // what the library of products works in
 
   m.largest = {
       {"tokens.weight and its gradient and moments",

@@ -22,7 +22,7 @@ struct MemoryPlan {
   std::vector<Part> largest;  // single tensors, or sets of alike ones, descending
   std::size_t total() const { return parameters + gradients + moments + activations + working; }
 };
-MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config);
+MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config, hilt::Device device = {});
 
 /// How many numbers the model learns, without making it.
 Index count_parameters(const hilt::TransformerConfig& config);

@@ -113,8 +113,8 @@ void Run::prepare() {
                     " bytes, ", from_->path(), " was trained on ", from_->get("text.bytes"),
                     "; name the same file, or begin anew with another --out");
   schedule_of(s_);
-  memory_ = plan_memory(s_, config_);
-  if (!s_.dry_run) require_memory(memory_, s_);
+  memory_ = plan_memory(s_, config_, device_);
+  if (!s_.dry_run && device_.is_cpu()) require_memory(memory_, s_);  // a GPU says so itself, and what holds most of it
 }
 
 // From the first steps' time: how many fit. From here on the run is one of that many --steps.
