@@ -96,14 +96,14 @@ struct Tiles {
   }
 };
 
-/// Room to pack a transposed factor: one a thread, kept, since products come one after the other.
+/// Room to pack a factor: one a thread, kept, since products come one after the other.
 template <class T>
 T* scratch() {
   struct Free {
     void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
   };
   thread_local std::unique_ptr<std::byte, Free> room;
-  if (!room) room.reset(static_cast<std::byte*>(::operator new(kGemmScratch * sizeof(double), std::align_val_t{kAlignment})));
+  if (!room) room.reset(static_cast<std::byte*>(::operator new(kGemmScratch, std::align_val_t{kAlignment})));
   return reinterpret_cast<T*>(room.get());
 }
 
@@ -115,8 +115,7 @@ void gemm(Cpu, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const 
     if (m * n * k > kSmall && use_blas() && fits_blas(m, n, k, std::max(a.row, a.column), std::max(b.row, b.column), c.row))
       return blas_gemm<T>(m, n, k, a, b, c, add);
   }
-  T* const pack = a.column != 1 ? scratch<T>() : nullptr;
-  detail::visit_cpu<T>([&]<class>(auto where) { cpu_gemm(where, m, n, k, a, b, c, add, pack); });
+  detail::visit_cpu<T>([&]<class>(auto where) { cpu_gemm(where, m, n, k, a, b, c, add, scratch<T>()); });
 }
 
 template <class T>

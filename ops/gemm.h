@@ -16,8 +16,8 @@ struct MatrixRef {
 template <class T>
 void gemm(Cpu, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add = false);
 
-/// The same, compiled for each instruction set: gemm_cpu.cpp. `scratch` holds kGemmScratch elements where a is transposed.
-inline constexpr Index kGemmBlock = 392, kGemmDepth = 256, kGemmScratch = kGemmBlock * kGemmDepth;
+/// The same, compiled for each instruction set: gemm_cpu.cpp. `scratch` is of kGemmScratch bytes.
+inline constexpr Index kGemmScratch = 768 << 10;
 template <Isa I, class T>
 void cpu_gemm(CpuAt<I>, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add, T* scratch);
 

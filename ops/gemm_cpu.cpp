@@ -1,8 +1,8 @@
 // Matrix products on one thread, compiled for this instruction set.
 //
-// With AVX2 or AVX-512: kRows x kPanel sums of C live in registers while one column of A at a time meets one row of B. B is packed, a
-// panel of kPanel columns by kDepth rows, which stays in the L1 cache while all rows of A pass by; that alone costs a few per cent, and A
-// is read where it lies. Only a transposed A, whose rows are columns in memory, is packed too, kBlock rows at a time.
+// With AVX2 or AVX-512: kRows x kPanel sums of C live in registers while one column of A at a time meets one row of B. Both are packed. B,
+// kAcross columns by kDepth rows in panels of kPanel columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1: little
+// enough that whoever shares the core leaves it there. C is asked for when its sums begin and is there when they end.
 // Each element of C adds up in one order, that of k, whatever m and n are.
 //
 // Below that, Eigen. The build passes -DEigen=Eigen_<isa>, so that each copy is a namespace of its own and no code for a wider processor
@@ -23,35 +23,35 @@ template <class T> using Loose = typename LooseOf<T>::type;
 // 28 sums and two vectors of B in 32 registers; 12 and two in 16. A multiply-add takes its element of A from memory.
 constexpr int kRows = kIsa == Isa::avx512 ? 14 : 6;
 constexpr int kVectors = 2;
-constexpr Index kDepth = 256;  // 256 x 32 floats are 32 KiB
-constexpr Index kBlock = kGemmBlock / kRows * kRows;
-constexpr Index kAcross = 512;  // 392 x 512 floats are 784 KiB
+constexpr Index kDepth = 256;  // 14 x 256 floats are 14 KiB
 template <class T> constexpr Index kPanel = kVectors * kLanes<T>;
-static_assert(kDepth == kGemmDepth);
+/// 768 KiB of an L2 cache of 1 MiB or more, as processors with AVX-512 have; 256 KiB of a smaller one.
+template <class T> constexpr Index kAcross = (kIsa == Isa::avx512 ? 3072 : 1024) / static_cast<Index>(sizeof(T));
+static_assert(kDepth * kAcross<float> * static_cast<Index>(sizeof(float)) <= kGemmScratch && kAcross<double> % kPanel<double> == 0);
 
 template <class T> Vector<T>& aligned(T* x) { return *reinterpret_cast<Vector<T>*>(x); }
 template <class T> const Vector<T>& aligned(const T* x) { return *reinterpret_cast<const Vector<T>*>(x); }
 template <class T> Loose<T>& loose(T* x) { return *reinterpret_cast<Loose<T>*>(x); }
 template <class T> const Loose<T>& loose(const T* x) { return *reinterpret_cast<const Loose<T>*>(x); }
 
-/// C [R, columns] (+)= A B for one packed panel: element (r, k) of A is a[r * row + k * step].
+/// C [R, columns] (+)= A B for packed rows of A and a packed panel of B.
 template <int R, int V, class T>
-[[gnu::noinline]] void tile(Index depth, const T* a, Index row, Index step, const T* b, MatrixRef<T> c, Index columns, bool add) {
+[[gnu::noinline]] void tile(Index depth, const T* a, const T* b, MatrixRef<T> c, Index columns, bool add) {
   Vector<T> sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
       sum[r][v] = Vector<T>{};
-      if (add) __builtin_prefetch(c.data + r * c.row + v * kLanes<T>, 1);  // there when the sums are
+      __builtin_prefetch(c.data + r * c.row + v * kLanes<T>, 1);
     }
-  for (Index k = 0; k < depth; ++k, a += step, b += kPanel<T>) {
+  for (Index k = 0; k < depth; ++k, a += kRows, b += kPanel<T>) {
     Vector<T> right[V];
     for (int v = 0; v < V; ++v) right[v] = aligned(b + v * kLanes<T>);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) sum[r][v] += a[r * row] * right[v];
+      for (int v = 0; v < V; ++v) sum[r][v] += a[r] * right[v];
   }
   T line[V * kLanes<T>];
 #pragma GCC unroll 16
@@ -70,18 +70,18 @@ template <int R, int V, class T>
 
 /// `rows` of them, at most R.
 template <int R, class T>
-void some_rows(Index rows, Index depth, const T* a, Index row, Index step, const T* b, MatrixRef<T> c, Index columns, bool add) {
-  if (rows == R) return columns > kLanes<T> ? tile<R, kVectors>(depth, a, row, step, b, c, columns, add) : tile<R, 1>(depth, a, row, step, b, c, columns, add);
-  if constexpr (R > 1) some_rows<R - 1>(rows, depth, a, row, step, b, c, columns, add);
+void some_rows(Index rows, Index depth, const T* a, const T* b, MatrixRef<T> c, Index columns, bool add) {
+  if (rows == R) return columns > kLanes<T> ? tile<R, kVectors>(depth, a, b, c, columns, add) : tile<R, 1>(depth, a, b, c, columns, add);
+  if constexpr (R > 1) some_rows<R - 1>(rows, depth, a, b, c, columns, add);
 }
 
-/// to[k][j] = b[j][k], as many each way as a vector has lanes; rows of `to` are a panel apart. Each step shuffles rows i and i + N/2 like two
-/// halves of a deck.
-template <class T, int... Lane>
-[[gnu::always_inline]] inline void transpose(const T* b, Index pitch, T* to, std::integer_sequence<int, Lane...>) {
+/// to[k][i] = from[i][k], as many each way as a vector has lanes, but only `rows` are read; rows of `to` are kApart apart. Each step shuffles
+/// rows i and i + N/2 like two halves of a deck.
+template <Index kApart, class T, int... Lane>
+[[gnu::always_inline]] inline void transpose(const T* from, Index pitch, Index rows, T* to, std::integer_sequence<int, Lane...>) {
   constexpr int N = kLanes<T>;
   Vector<T> line[N], next[N];
-  for (int i = 0; i < N; ++i) line[i] = loose(b + i * pitch);
+  for (int i = 0; i < N; ++i) line[i] = loose(from + (i < rows ? i : 0) * pitch);
   for (int step = 1; step < N; step *= 2) {
     for (int i = 0; i < N / 2; ++i) {
       next[2 * i] = __builtin_shufflevector(line[i], line[i + N / 2], (Lane % 2 * N + Lane / 2)...);
@@ -89,7 +89,7 @@ template <class T, int... Lane>
     }
     for (int i = 0; i < N; ++i) line[i] = next[i];
   }
-  for (int i = 0; i < N; ++i) aligned(to + i * kPanel<T>) = line[i];
+  for (int i = 0; i < N; ++i) loose(to + i * kApart) = line[i];
 }
 
 /// A panel of B: [depth, kPanel], zeros beyond its columns.
@@ -103,7 +103,8 @@ void pack_right(MatrixRef<const T> b, Index depth, Index columns, T* to) {
   } else if (whole && b.row == 1) {
     for (; k + kLanes<T> <= depth; k += kLanes<T>)
       for (int v = 0; v < kVectors; ++v)
-        transpose(b.data + k + v * kLanes<T> * b.column, b.column, to + k * kPanel<T> + v * kLanes<T>, std::make_integer_sequence<int, kLanes<T>>());
+        transpose<kPanel<T>>(b.data + k + v * kLanes<T> * b.column, b.column, kLanes<T>, to + k * kPanel<T> + v * kLanes<T>,
+                             std::make_integer_sequence<int, kLanes<T>>());
   }
   for (; k < depth; ++k)
     for (Index j = 0; j < kPanel<T>; ++j) to[k * kPanel<T> + j] = j < columns ? b.data[k * b.row + j * b.column] : T{0};
@@ -115,45 +116,46 @@ Index next_rows(Index left) {
   return (left + tiles - 1) / tiles;
 }
 
-/// Rows of a transposed A, which lie side by side in memory: tile after tile [depth, kRows].
+/// At most kRows rows of A: [depth, kRows], where what lies beyond the rows is not used. The next ones are asked for: they lie too far apart for
+/// the processor to guess.
 template <class T>
 void pack_left(MatrixRef<const T> a, Index rows, Index depth, T* to) {
-  for (Index r = 0, some = 0; r < rows; r += some, to += kRows * depth) {
-    some = next_rows(rows - r);
-    const T* from = a.data + r;
-    if (r + kRows <= rows)  // what is beyond this tile's rows is not used
-      for (Index k = 0; k < depth; ++k, from += a.column) __builtin_memcpy(to + k * kRows, from, kRows * sizeof(T));
-    else
-      for (Index k = 0; k < depth; ++k, from += a.column)
-        for (Index i = 0; i < some; ++i) to[k * kRows + i] = from[i];
+  Index k = 0;
+  if (a.column == 1) {
+    for (; k + kLanes<T> <= depth; k += kLanes<T>) {
+      for (Index i = 0; i < rows; ++i) __builtin_prefetch(a.data + (rows + i) * a.row + k, 0, 2);
+      for (Index r = (kRows - 1) / kLanes<T> * kLanes<T>; r >= 0; r -= kLanes<T>)  // downwards: a store may spill into the line after its own
+        if (r < rows)
+          transpose<kRows>(a.data + r * a.row + k, a.row, rows - r, to + k * kRows + r, std::make_integer_sequence<int, kLanes<T>>());
+    }
+  } else if (rows == kRows) {
+    for (; k < depth; ++k) {
+      __builtin_memcpy(to + k * kRows, a.data + k * a.column, kRows * sizeof(T));
+      __builtin_prefetch(a.data + k * a.column + 2 * kRows, 0, 2);
+    }
   }
+  for (; k < depth; ++k)
+    for (Index i = 0; i < rows; ++i) to[k * kRows + i] = a.data[i * a.row + k * a.column];
 }
 
-/// C in blocks of kBlock x kAcross, which stay in the L2 cache while A and B pass by, kDepth at a time.
 template <class T>
-void tiled(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add, T* scratch) {
-  alignas(64) T panel[kDepth * kPanel<T>];
-  const bool packs = a.column != 1;
+void tiled(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add, T* right) {
+  alignas(64) T left[kDepth * kRows + kLanes<T>];
   const auto least = [](Index x, Index y) { return x < y ? x : y; };
-  for (Index i0 = 0; i0 < m; i0 += kBlock)
-    for (Index j0 = 0; j0 < n; j0 += kAcross)
-      for (Index p = 0; p < k; p += kDepth) {
-        const Index rows = least(kBlock, m - i0), end = least(j0 + kAcross, n), depth = least(kDepth, k - p);
-        const bool more = add || p > 0;
-        const T* const left = a.data + i0 * a.row + p * a.column;
-        if (packs) pack_left<T>({left, a.row, a.column}, rows, depth, scratch);
-        for (Index j = j0; j < end; j += kPanel<T>) {
-          const Index columns = least(kPanel<T>, end - j);
-          pack_right<T>({b.data + p * b.row + j * b.column, b.row, b.column}, depth, columns, panel);
-          const T* packed = scratch;
-          for (Index i = 0, some = 0; i < rows; i += some, packed += kRows * depth) {
-            some = next_rows(rows - i);
-            const MatrixRef<T> to{c.data + (i0 + i) * c.row + j, c.row, 1};
-            if (packs) some_rows<kRows, T>(some, depth, packed, Index{1}, Index{kRows}, panel, to, columns, more);
-            else some_rows<kRows, T>(some, depth, left + i * a.row, a.row, Index{1}, panel, to, columns, more);
-          }
+  for (Index j0 = 0; j0 < n; j0 += kAcross<T>)
+    for (Index p = 0; p < k; p += kDepth) {
+      const Index across = least(kAcross<T>, n - j0), depth = least(kDepth, k - p);
+      for (Index i = 0, rows = 0; i < m; i += rows) {
+        rows = next_rows(m - i);
+        pack_left<T>({a.data + i * a.row + p * a.column, a.row, a.column}, rows, depth, left);
+        for (Index j = 0; j < across; j += kPanel<T>) {
+          const Index columns = least(kPanel<T>, across - j);
+          T* const panel = right + (rows < m ? j * depth : 0);  // where nobody comes after, each takes the place of the one before, in L1
+          if (i == 0) pack_right<T>({b.data + p * b.row + (j0 + j) * b.column, b.row, b.column}, depth, columns, panel);
+          some_rows<kRows, T>(rows, depth, left, panel, {c.data + i * c.row + j0 + j, c.row, 1}, columns, add || p > 0);
         }
       }
+    }
 }
 
 // ---- Eigen -------------------------------------------------------------------------------------------
