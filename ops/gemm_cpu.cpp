@@ -116,10 +116,10 @@ Index next_rows(Index left) {
   return (left + tiles - 1) / tiles;
 }
 
-/// At most kRows rows of A: [depth, kRows], where what lies beyond the rows is not used. The next ones are asked for: they lie too far apart for
-/// the processor to guess.
+/// At most kRows rows of A, which has so many `more`: [depth, kRows], where what lies beyond the rows is not used. The next ones are asked for:
+/// they lie too far apart for the processor to guess.
 template <class T>
-void pack_left(MatrixRef<const T> a, Index rows, Index depth, T* to) {
+void pack_left(MatrixRef<const T> a, Index rows, Index more, Index depth, T* to) {
   Index k = 0;
   if (a.column == 1) {
     for (; k + kLanes<T> <= depth; k += kLanes<T>) {
@@ -128,7 +128,7 @@ void pack_left(MatrixRef<const T> a, Index rows, Index depth, T* to) {
         if (r < rows)
           transpose<kRows>(a.data + r * a.row + k, a.row, rows - r, to + k * kRows + r, std::make_integer_sequence<int, kLanes<T>>());
     }
-  } else if (rows == kRows) {
+  } else if (rows + more >= kRows) {
     for (; k < depth; ++k) {
       __builtin_memcpy(to + k * kRows, a.data + k * a.column, kRows * sizeof(T));
       __builtin_prefetch(a.data + k * a.column + 2 * kRows, 0, 2);
@@ -147,7 +147,7 @@ void tiled(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b
       const Index across = least(kAcross<T>, n - j0), depth = least(kDepth, k - p);
       for (Index i = 0, rows = 0; i < m; i += rows) {
         rows = next_rows(m - i);
-        pack_left<T>({a.data + i * a.row + p * a.column, a.row, a.column}, rows, depth, left);
+        pack_left<T>({a.data + i * a.row + p * a.column, a.row, a.column}, rows, m - i - rows, depth, left);
         for (Index j = 0; j < across; j += kPanel<T>) {
           const Index columns = least(kPanel<T>, across - j);
           T* const panel = right + (rows < m ? j * depth : 0);  // where nobody comes after, each takes the place of the one before, in L1
