@@ -78,11 +78,12 @@ Activation parse_activation(std::string_view text) { return static_cast<Activati
 std::string_view name_of(Activation activation) { return kActivations[static_cast<std::size_t>(activation)]; }
 
 Tensor Mlp::inner(const Tensor& x) const {
+  if (activation == Activation::gelu_tanh) return linear_gelu_tanh(x, up.weight, up.bias);
   const Tensor h = up(x);
   switch (activation) {
-    case Activation::gelu_tanh: return gelu_tanh(h);
     case Activation::gelu: return gelu(h);
     case Activation::relu: return relu(h);
+    case Activation::gelu_tanh:
     case Activation::silu_gated: break;
   }
   const Index half = h.dim(-1) / 2;

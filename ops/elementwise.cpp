@@ -284,6 +284,7 @@ Tensor sigmoid(const Tensor& x) { return unary<Sigmoid, SigmoidGrad, Saves::y>("
 Tensor relu(const Tensor& x) { return unary<Relu, ReluGrad, Saves::y>("relu", x); }
 Tensor gelu(const Tensor& x) { return unary<Gelu, GeluGrad, Saves::x>("gelu", x); }
 Tensor gelu_tanh(const Tensor& x) { return unary<GeluTanh, GeluTanhGrad, Saves::x>("gelu_tanh", x); }
+Tensor gelu_tanh_backward(const Tensor& x, const Tensor& dy) { return mapped<GeluTanhGrad>(0, 0, x, dy); }
 Tensor silu(const Tensor& x) { return unary<Silu, SiluGrad, Saves::x>("silu", x); }
 Tensor square(const Tensor& x) { return unary<Square, SquareGrad, Saves::x>("square", x); }
 Tensor abs(const Tensor& x) { return unary<Abs, AbsGrad, Saves::x>("abs", x); }

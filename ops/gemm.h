@@ -29,6 +29,10 @@ template <class T>
 void gemm_onto(Cpu, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start);
 template <class T>
 void gemm_onto(Cuda, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start);
+/// C = gelu_tanh(A B + bias) with C dense; what stands before gelu goes to `before`, laid out as C, unless that is null, as bias may be. False, with
+/// nothing written, where the library has no kernel that ends so.
+template <class T>
+bool gemm_gelu(Cuda, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, const T* bias, T* before);
 
 /// `batch` products on several threads; product i reads a at a + steps.a[i], b likewise, and writes c at c + i * steps.c. Each is cut into tiles of C, and
 /// the bits of the result do not depend on the number of threads.

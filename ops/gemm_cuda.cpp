@@ -2,8 +2,8 @@
 // factors add up in f32; f32 products are f32 throughout (TF32 is off). One handle a device, with a workspace of its own, so that a
 // product of one shape is always cut the same way.
 //
-// A product that starts from a bias or a residual goes through cuBLASLt, which adds both before it rounds. It chooses among its kernels
-// by rules that take a tenth of a millisecond, so the choice for each kind of product is kept.
+// A product that starts from a bias or a residual, or ends with gelu, goes through cuBLASLt, which does both before it rounds. It chooses among
+// its kernels by rules that take a tenth of a millisecond, so the choice for each kind of product is kept.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <array>
@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include "core/cuda/context.h"
 #include "core/tensor.h"
 #include "ops/gemm.h"
@@ -26,7 +27,8 @@ constexpr std::size_t kMaxDevices = 64;
 struct Kind {
   Index m, n, k, lda, ldb, ldc, ld_start;
   cudaDataType_t type;
-  bool a_t, b_t, bias;
+  bool a_t, b_t;
+  cublasLtEpilogue_t end;
   unsigned alignment;
   auto operator<=>(const Kind&) const = default;
 };
@@ -34,7 +36,7 @@ struct Kind {
 struct Library {
   cublasHandle_t handle = nullptr;
   cublasLtHandle_t light = nullptr;
-  std::map<Kind, cublasLtMatmulAlgo_t> chosen;
+  std::map<Kind, std::optional<cublasLtMatmulAlgo_t>> chosen;  // none: there is no such kernel
   Tensor workspace;
 };
 
@@ -100,6 +102,62 @@ unsigned alignment_of(const P*... p) {
   return 1U << std::min(4, std::countr_zero((std::uintptr_t{16} | ... | reinterpret_cast<std::uintptr_t>(p))));
 }
 
+/// What follows the product; `keeps`: gelu's argument is written too.
+cublasLtEpilogue_t end_of(bool bias, bool gelu, bool keeps) {
+  if (!gelu) return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  if (!keeps) return bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+  return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+}
+
+/// Whether cuBLASLt has a kernel for it; without one nothing is written.
+template <class T>
+bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start, bool gelu, T* before) {
+  cuda::check_alive(where.device);
+  const Locked library = library_of(where);
+  const MatrixRef<const T> from = start.residual.data ? start.residual : MatrixRef<const T>{c.data, c.row, c.column};
+  const Kind kind{m, n, k, line(a, m, k), line(b, k, n), c.row, from.row, kType<T>, a.column != 1, b.column != 1,
+                  end_of(start.bias != nullptr, gelu, before != nullptr), alignment_of(a.data, b.data, c.data, from.data, start.bias, before)};
+  const auto layout = [&](Layout& to, bool transposed, Index rows, Index columns, Index leading) {  // of a matrix in rows, told in columns
+    check_library(cublasLtMatrixLayoutCreate(&to.handle, kind.type, static_cast<std::uint64_t>(transposed ? rows : columns),
+                                             static_cast<std::uint64_t>(transposed ? columns : rows), leading), where);
+  };
+  Layout of_a, of_b, of_c, of_start;
+  layout(of_a, kind.a_t, m, k, kind.lda), layout(of_b, kind.b_t, k, n, kind.ldb), layout(of_c, false, m, n, kind.ldc);
+  layout(of_start, false, m, n, kind.ld_start);
+  Product product;
+  check_library(cublasLtMatmulDescCreate(&product.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), where);
+  const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& value) {
+    check_library(cublasLtMatmulDescSetAttribute(product.handle, name, &value, sizeof value), where);
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, pick(kind.b_t)), set(CUBLASLT_MATMUL_DESC_TRANSB, pick(kind.a_t));
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, kind.end);
+  if (start.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, start.bias);
+  if (before) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, before), set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(c.row));
+  auto at = library->chosen.find(kind);
+  if (at == library->chosen.end()) {
+    Preference preference;
+    check_library(cublasLtMatmulPreferenceCreate(&preference.handle), where);
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
+      check_library(cublasLtMatmulPreferenceSetAttribute(preference.handle, name, &value, sizeof value), where);
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kWorkspace));
+    for (auto name : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) prefer(name, kind.alignment);
+    cublasLtMatmulHeuristicResult_t best{};
+    int found = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(library->light, product.handle, of_b.handle, of_a.handle, of_start.handle, of_c.handle,
+                                                                 preference.handle, 1, &best, &found);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_library(status, where);
+    at = library->chosen.emplace(kind, status == CUBLAS_STATUS_SUCCESS && found > 0 ? std::optional(best.algo) : std::nullopt).first;
+  }
+  if (!at->second) return false;
+  const float one = 1, scale = start.residual.data ? 1.F : 0.F;
+  check_library(cublasLtMatmul(library->light, product.handle, &one, b.data, of_b.handle, a.data, of_a.handle, &scale, from.data, of_start.handle,
+                               c.data, of_c.handle, &*at->second, library->workspace.mutable_raw(), kWorkspace,
+                               static_cast<cudaStream_t>(where.stream)), where);
+  return true;
+}
+
 }  // namespace
 
 template <class T>
@@ -122,51 +180,22 @@ void gemm_batched(Cuda where, const BatchSteps& steps, Index m, Index n, Index k
 
 template <class T>
 void gemm_onto(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start) {
-  cuda::check_alive(where.device);
-  const Locked library = library_of(where);
-  const MatrixRef<const T> from = start.residual.data ? start.residual : MatrixRef<const T>{c.data, c.row, c.column};
-  const Kind kind{m, n, k, line(a, m, k), line(b, k, n), c.row, from.row, kType<T>, a.column != 1, b.column != 1, start.bias != nullptr,
-                  alignment_of(a.data, b.data, c.data, from.data, start.bias)};
-  const auto layout = [&](Layout& to, bool transposed, Index rows, Index columns, Index leading) {  // of a matrix in rows, told in columns
-    check_library(cublasLtMatrixLayoutCreate(&to.handle, kind.type, static_cast<std::uint64_t>(transposed ? rows : columns),
-                                             static_cast<std::uint64_t>(transposed ? columns : rows), leading), where);
-  };
-  Layout of_a, of_b, of_c, of_start;
-  layout(of_a, kind.a_t, m, k, kind.lda), layout(of_b, kind.b_t, k, n, kind.ldb), layout(of_c, false, m, n, kind.ldc);
-  layout(of_start, false, m, n, kind.ld_start);
-  Product product;
-  check_library(cublasLtMatmulDescCreate(&product.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), where);
-  const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& value) {
-    check_library(cublasLtMatmulDescSetAttribute(product.handle, name, &value, sizeof value), where);
-  };
-  set(CUBLASLT_MATMUL_DESC_TRANSA, pick(kind.b_t)), set(CUBLASLT_MATMUL_DESC_TRANSB, pick(kind.a_t));
-  if (kind.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS), set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, start.bias);
-  auto at = library->chosen.find(kind);
-  if (at == library->chosen.end()) {
-    Preference preference;
-    check_library(cublasLtMatmulPreferenceCreate(&preference.handle), where);
-    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
-      check_library(cublasLtMatmulPreferenceSetAttribute(preference.handle, name, &value, sizeof value), where);
-    };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kWorkspace));
-    for (auto name : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) prefer(name, kind.alignment);
-    cublasLtMatmulHeuristicResult_t best{};
-    int found = 0;
-    check_library(cublasLtMatmulAlgoGetHeuristic(library->light, product.handle, of_b.handle, of_a.handle, of_start.handle, of_c.handle,
-                                                 preference.handle, 1, &best, &found), where);
-    check_library(found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED, where);
-    at = library->chosen.emplace(kind, best.algo).first;
-  }
-  const float one = 1, scale = start.residual.data ? 1.F : 0.F;
-  check_library(cublasLtMatmul(library->light, product.handle, &one, b.data, of_b.handle, a.data, of_a.handle, &scale, from.data, of_start.handle,
-                               c.data, of_c.handle, &at->second, library->workspace.mutable_raw(), kWorkspace,
-                               static_cast<cudaStream_t>(where.stream)), where);
+  if (!try_product<T>(where, m, n, k, a, b, c, start, false, nullptr)) check_library(CUBLAS_STATUS_NOT_SUPPORTED, where);
+}
+
+template <class T>
+bool gemm_gelu(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, const T* bias, T* before) {
+  constexpr Index kStep = 8;  // what it writes beside C has rows of whole steps
+  if (before && (n % kStep != 0 || alignment_of(before) < 16)) return false;
+  return try_product<T>(where, m, n, k, a, b, c, {bias}, true, before);
 }
 
 template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, Start<float>);
 template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>, Start<bf16>);
 template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>, Start<f16>);
+template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, const float*, float*);
+template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>, const bf16*, bf16*);
+template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>, const f16*, f16*);
 template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>);
 template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>);
 template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>);

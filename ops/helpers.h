@@ -8,6 +8,9 @@ namespace hilt {
 /// dy summed over the axes along which a tensor of this shape was broadcast: the backward of every broadcast.
 Tensor sum_to(const Tensor& dy, const Shape& shape);
 
+/// dy gelu_tanh'(x).
+Tensor gelu_tanh_backward(const Tensor& x, const Tensor& dy);
+
 /// Two inputs of one op must have one type and live on one device.
 inline void check_alike(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b) {
   check(bool(a) && bool(b), op, ": ", a ? b_name : a_name, " is an undefined tensor");

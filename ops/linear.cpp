@@ -1,6 +1,8 @@
 // A layer in one op: y = x w + b, and onto a residual stream y = r + x w + b. The product starts from b and r instead of 0.
 //
 //      dx = dy w^T        dw = x^T dy        db = sum over rows of dy        dr = dy        keeps x and w
+//
+// y = gelu_tanh(h), h = x w + b: the same with dh = dy gelu_tanh'(h) for dy; keeps h too. A GPU applies gelu while it writes the product.
 #include "core/tape.h"
 #include "ops/gemm.h"
 #include "ops/helpers.h"
@@ -15,8 +17,9 @@ template <class T>
 kernels::MatrixRef<const T> matrix(const Tensor& x) { return {x.data<T>(), x.stride(-2), x.stride(-1)}; }
 
 struct LinearOp final : Function {
+  bool gelu = false;
   Shape b_shape;
-  std::string_view name() const override { return "linear"; }
+  std::string_view name() const override { return gelu ? "linear_gelu_tanh" : "linear"; }
 
   Tensor forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& r) {
     b_shape = b.shape();
@@ -26,22 +29,34 @@ struct LinearOp final : Function {
     const DType type = x.device().is_cpu() && size_of(x.dtype()) == 2 ? DType::f32 : x.dtype();
     const auto ready = [&](const Tensor& t) { return t ? dense(to(t, type)) : t; };
     const Tensor rows = ready(as_rows(x)), weight = ready(w), bias = ready(b), residual = r ? ready(as_rows(r)) : r;
-    Tensor y = empty(x.shape().with(-1, w.dim(1)), type, x.device());
+    Tensor y = empty(x.shape().with(-1, w.dim(1)), type, x.device()), before;
+    bool active = false;
     visit("linear", y, [&]<class T>(auto where) {
       const auto run = [&](auto device) {
         kernels::Start<T> start;
         if (bias) start.bias = bias.data<T>();
         if (residual) start.residual = matrix<T>(residual);
-        kernels::gemm_onto<T>(device, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight), {y.mutable_data<T>(), w.dim(1), 1}, start);
+        const kernels::MatrixRef<T> to{y.mutable_data<T>(), w.dim(1), 1};
+        if constexpr (is_cuda<decltype(device)>)
+          if (gelu) {
+            if (wants_any()) before = empty_like(y);
+            active = kernels::gemm_gelu<T>(device, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight), to, start.bias,
+                                           before ? before.mutable_data<T>() : nullptr);
+            if (active) return;
+          }
+        kernels::gemm_onto<T>(device, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight), to, start);
       };
       if constexpr (is_cuda<decltype(where)>) run(where);
       else if constexpr (sizeof(T) >= sizeof(float)) run(Cpu{});
     });
+    if (gelu && !active) before = y, y = gelu_tanh(y);
+    if (gelu && wants_any()) save(to(before, x.dtype()));
     return to(y, x.dtype());
   }
 
-  std::vector<Tensor> backward(const Tensor& dy) override {
+  std::vector<Tensor> backward(const Tensor& gradient) override {
     std::vector<Tensor> d(4);
+    const Tensor dy = gelu ? gelu_tanh_backward(saved(std::size_t{wants(0)} + wants(1)), gradient) : gradient;
     const Tensor g = as_rows(dy);
     if (wants(0)) d[0] = matmul(dy, transpose(saved(wants(1) ? 1 : 0)));
     if (wants(1)) d[1] = matmul(transpose(as_rows(saved(0))), g);
@@ -51,24 +66,27 @@ struct LinearOp final : Function {
   }
 };
 
-Tensor checked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& r) {
+Tensor checked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& r, bool gelu = false) {
   check_alike("linear", "x", x, "w", w);
   check(x.rank() >= 1 && w.rank() == 2 && x.dim(-1) == w.dim(0), "linear: x ", x.shape(), " and w ", w.shape(), " must be [.., in] and [in, out]");
   if (b) check_alike("linear", "x", x, "b", b);
   if (b) check(b.shape() == Shape{w.dim(1)}, "linear: b ", b.shape(), " must have one entry for each of the ", w.dim(1), " columns of w");
   if (r) check_alike("linear", "x", x, "residual", r);
   if (r) check(r.shape() == x.shape().with(-1, w.dim(1)), "linear: the residual ", r.shape(), " must have the shape of x w, ", x.shape().with(-1, w.dim(1)));
-  if (x.rank() == 1) return squeeze(checked(unsqueeze(x, 0), w, b, r ? unsqueeze(r, 0) : r), 0);
+  if (x.rank() == 1) return squeeze(checked(unsqueeze(x, 0), w, b, r ? unsqueeze(r, 0) : r, gelu), 0);
   check(is_floating(x.dtype()), "linear: needs tensors of floats, got ", x.dtype());
-  if (x.numel() > 0 && w.numel() > 0) return apply(LinearOp{}, x, w, b, r);
+  LinearOp fn;
+  fn.gelu = gelu;
+  if (x.numel() > 0 && w.numel() > 0) return apply(std::move(fn), x, w, b, r);
   const Tensor product = matmul(x, w);
   const Tensor y = b ? add(product, b) : product;
-  return r ? add(r, y) : y;
+  return r ? add(r, y) : gelu ? gelu_tanh(y) : y;
 }
 
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b) { return checked(x, w, b, {}); }
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& residual) { return checked(x, w, b, residual); }
+Tensor linear_gelu_tanh(const Tensor& x, const Tensor& w, const Tensor& b) { return checked(x, w, b, {}, true); }
 
 }  // namespace hilt

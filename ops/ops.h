@@ -70,6 +70,7 @@ Tensor matmul(const Tensor& a, const Tensor& b);
 /// x w + b, and onto a residual stream r + x w + b. x: [.., in], w: [in, out], b: [out] or undefined, r: [.., out].
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b);
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& residual);
+Tensor linear_gelu_tanh(const Tensor& x, const Tensor& w, const Tensor& b);  // gelu_tanh(x w + b)
 
 // ---- picking and placing -----------------------------------------------------------------------------
 Tensor embedding(const Tensor& table, const Tensor& ids);               // y[.., :] = table[ids[..], :]

@@ -58,7 +58,7 @@ std::vector<OpCase> gram_cases() {
   }
   return cases;
 }
-/// x w + b, and r + x w + b; a row alone, rows, batches of rows.
+/// x w + b, gelu_tanh of it, and r + x w + b; a row alone, rows, batches of rows.
 std::vector<OpCase> linear_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& x, const Shape& w, Traits traits = {}) {
@@ -73,6 +73,10 @@ std::vector<OpCase> linear_cases() {
     const auto plus = []<class T>(const T& p, const T& q) { return p + q; };
     cases.push_back({"linear", {real(x), real(w), real(b)}, [](auto in) { return linear(in[0], in[1], in[2]); },
                      [=]<class T>(const Arrays<T>& in) { return naive::zip(product(in[0], in[1]), in[2], plus); }, traits});
+    cases.push_back({"linear_gelu_tanh", {real(x), real(w), real(b)}, [](auto in) { return linear_gelu_tanh(in[0], in[1], in[2]); },
+                     [=]<class T>(const Arrays<T>& in) { return naive::map(naive::zip(product(in[0], in[1]), in[2], plus), naive::gelu_tanh<T>); }, traits});
+    cases.push_back({"linear_gelu_tanh, no bias", {real(x), real(w)}, [](auto in) { return linear_gelu_tanh(in[0], in[1], {}); },
+                     [=]<class T>(const Arrays<T>& in) { return naive::map(product(in[0], in[1]), naive::gelu_tanh<T>); }, traits});
     cases.push_back({"linear onto", {real(x), real(w), real(b), real(y)}, [](auto in) { return linear(in[0], in[1], in[2], in[3]); },
                      [=]<class T>(const Arrays<T>& in) { return naive::zip(naive::zip(product(in[0], in[1]), in[2], plus), in[3], plus); }, traits});
     cases.push_back({"linear onto, no bias", {real(x), real(w), real(y)}, [](auto in) { return linear(in[0], in[1], {}, in[2]); },
