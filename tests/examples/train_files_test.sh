@@ -70,6 +70,12 @@ expect 3 'nothing to resume' "$train" --resume --out none
 says err '--out (none): no checkpoint there'
 [[ ! -e none ]] || fail 'a directory was made for nothing'
 
+# The same in 16 bits: their f32 masters are in the checkpoint.
+run 0 --dtype bf16 --steps 20 --save-every 10 --out whole16
+mkdir half16 && cp whole16/ckpt-000010.safetensors half16/
+run 0 --resume --out half16
+cmp half16/ckpt-000020.safetensors whole16/ckpt-000020.safetensors || fail 'a resumed run in bf16 ends otherwise'
+
 # The same for a text, which must be the one it was.
 for i in $(seq 200); do printf '%s: na\303\257ve words, \342\202\254 %s\n' "$i" $((i * i)); done >text
 run 0 --text text --steps 8 --save-every 4 --out t8

@@ -58,6 +58,28 @@ TEST(TrainCurve, IsTheSameInEveryBackwardMode) {
   }
 }
 
+// Weights and activations have 8 bits, moments and masters 24: the losses stay beside those of f32, as they would not if updates were rounded away.
+TEST(TrainCurve, InBf16IsBesideThatOfF32AndTheSameAgain) {
+  Settings s = tiny();
+  s.steps = 60;
+  const std::vector<double> exact = curve(s), narrow = curve(s, hilt::DType::bf16);
+  EXPECT_EQ(curve(s, hilt::DType::bf16), narrow);
+  double worst = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) worst = std::max(worst, std::abs(narrow[i] - exact[i]));
+  std::printf("[ bf16     ] %zu steps: from %.3f to %.3f, f32 to %.3f; largest difference %.3f\n", narrow.size(), narrow.front(), narrow.back(), exact.back(), worst);
+  EXPECT_LT(worst, 0.05);
+  EXPECT_LT(narrow.back(), narrow.front() - 1);
+  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::bf16, adamw_of(s));
+  std::size_t weights = 0, masters = 0;
+  for (const hilt::SafetensorsItem& item : trainer.items()) {
+    weights += item.name.starts_with("model.") && item.tensor.dtype() == hilt::DType::bf16;
+    masters += item.name.ends_with(".master") && item.tensor.dtype() == hilt::DType::f32;
+  }
+  EXPECT_GT(weights, 10u);
+  EXPECT_EQ(masters, weights);
+}
+
 TEST(TrainCurve, CheckpointingWithDropoutChangesNoBit) {
   Settings s = tiny();
   s.dropout = 0.2, s.steps = 10;
