@@ -7,6 +7,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "../../examples/program.h"
 #include "../../examples/train/run.h"
 #include "../support/error_of.h"
 #include "../support/scale.h"
@@ -155,6 +156,20 @@ TEST(TrainNumbers, ThatOverflowNameTheOp) {
     if (item.name == "model.tokens.weight") std::fill_n(item.tensor.mutable_data<float>(), item.tensor.numel(), 3e38f);
   const std::string why = error_of([&] { trainer.step(s.batch, 1, 1e-3, 1); });
   EXPECT_TRUE(why.starts_with("not_a_number: loss (") && why.find(": not finite at step 1: op ") != why.npos) << why;
+}
+
+TEST(Printable, KeepsWhatIsSeenAndShowsTheRest) {
+  using program::printable;
+  EXPECT_EQ(printable("na\xc3\xafve \xe2\x82\xac \xf0\x9f\x99\x82 ~"), "na\xc3\xafve \xe2\x82\xac \xf0\x9f\x99\x82 ~");
+  EXPECT_EQ(printable("a\n\t\x1b[2J\x7f"), "a\\x0a\\x09\\x1b[2J\\x7f");
+  EXPECT_EQ(printable("a\n\tb", "\n\t"), "a\n\tb");
+  EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
+  EXPECT_EQ(printable("\xc2\x9b" "31m"), "\\xc2\\x9b" "31m");  // one character that some terminals take for an escape
+  // Cut short, no beginning, longer than needed, half of a pair, beyond the last character.
+  EXPECT_EQ(printable("\xe2\x82"), "\\xe2\\x82");
+  EXPECT_EQ(printable("\x80\xff"), "\\x80\\xff");
+  EXPECT_EQ(printable("\xc0\xaf \xe0\x80\xaf \xf0\x80\x80\xaf"), "\\xc0\\xaf \\xe0\\x80\\xaf \\xf0\\x80\\x80\\xaf");
+  EXPECT_EQ(printable("\xed\xa0\x80 \xf4\x90\x80\x80"), "\\xed\\xa0\\x80 \\xf4\\x90\\x80\\x80");
 }
 
 // ---- options -----------------------------------------------------------------------------------------
