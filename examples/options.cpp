@@ -139,12 +139,17 @@ struct Options::Parser {
 
 // Lines of `key = value`; # and ; open comments, [sections] are for the eye.
 void Options::Parser::read_config() {
+  constexpr std::uintmax_t kMost = 1 << 20;
+  const auto refuse = [&](const std::string& why) {
+    hilt::fail_with(hilt::Code::data, "--config (", config, "): ", why, "; name an INI file, as --print-config writes it");
+  };
+  std::error_code error;
+  const auto status = std::filesystem::status(config, error);  // before it is opened: a pipe may have nobody at its other end
+  if (error) refuse(error.message());
+  if (!std::filesystem::is_regular_file(status)) refuse(std::filesystem::is_directory(status) ? "a directory" : "not a regular file");
+  if (std::filesystem::file_size(config, error) > kMost) refuse("larger than " + std::to_string(kMost) + " bytes");
   std::ifstream file(config);
-  std::error_code ignored;
-  if (!file || std::filesystem::is_directory(config, ignored))
-    hilt::fail_with(hilt::Code::data, "--config (", config,
-                    "): ", file ? "a directory" : std::strerror(errno),
-                    "; name an INI file, as --print-config writes it");
+  if (!file) refuse(std::strerror(errno));
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
     const std::string text = trimmed(line), where = config + ":" + std::to_string(number);

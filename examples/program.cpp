@@ -35,6 +35,7 @@ int report() {
     text = "internal: an exception of unknown type";
   }
   std::replace(text.begin(), text.end(), '\n', ' ');
+  text = printable(text);  // names of files, and what stands in them, are strangers'
   std::cout.flush();
   std::cerr << name + ": error: " + text + '\n' << std::flush;  // one write: ranks share the stream
   return static_cast<int>(code);
@@ -115,6 +116,36 @@ int run(const std::string& program, const std::function<int()>& work) {
     return report();
   }
   return output.finish(work());
+}
+
+namespace {
+
+/// Bytes of the character that `text` begins with; 0 if it is none, by UTF-8, or a control character.
+std::size_t visible_bytes(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned first = byte(0), second = byte(1);
+  if (first < 0x80) return first >= ' ' && first != 0x7f ? 1 : 0;
+  const std::size_t count = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+  for (std::size_t i = 1; i < count; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  const bool control = first == 0xc2 && second < 0xa0, surrogate = first == 0xed && second >= 0xa0;
+  const bool longer_than_needed = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90), too_large = first == 0xf4 && second >= 0x90;
+  return control || surrogate || longer_than_needed || too_large ? 0 : count;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text, std::string_view keep) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t count = keep.find(text[at]) != keep.npos ? 1 : visible_bytes(text.substr(at));
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (count > 0) out += text.substr(at, count);
+    else (out += "\\x") += {kHex[byte >> 4], kHex[byte & 15]};
+    at += std::max<std::size_t>(count, 1);
+  }
+  return out;
 }
 
 hilt::Device device_of(const std::string& text) {

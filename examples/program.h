@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "options.h"
 
@@ -16,6 +17,10 @@ namespace program {
 /// on stderr, the exception's code: that of a hilt::Error, 4 for memory, 70 for everything nobody foresaw.
 /// After --debug a stack of where it was thrown follows the line; work then begins twice, see Debug.
 int run(const std::string& program, const std::function<int()>& work);
+
+/// `text` fit for a line of a terminal or a page: what is no character, or one that moves or colors instead of being seen, as \xNN; those of
+/// `keep` stay.
+std::string printable(std::string_view text, std::string_view keep = "");
 
 /// What --device auto, cpu, cuda or cuda:N names; throws Code::gpu where there is no such GPU.
 hilt::Device device_of(const std::string& text);

@@ -8,6 +8,9 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
+
+#include "run.h"
 
 namespace train {
 
@@ -80,11 +83,11 @@ std::vector<Line> read_lines(const std::string& path, Index after, std::string& 
 
 }  // namespace
 
-Log::Log(const std::string& path, const program::Options& options, const Start& start, Index after) {
+Log::Log(const std::string& path, const program::Options& options, const Start& start, Index after) : path_(path) {
   std::string text;
   if (after > 0) lines_ = read_lines(path, after, text);
   if (!json::accept(text)) text.clear();
-  text = (text.empty() ? first_line(options, start).dump() : text) + '\n';
+  text = (text.empty() ? first_line(options, start).dump(-1, ' ', false, json::error_handler_t::replace) : text) + '\n';
   for (const Line& l : lines_) text += to_json(l).dump() + '\n';
   // A whole new file takes the old one's place, so that a kill now leaves either.
   const std::string temporary = path + ".tmp";
@@ -106,7 +109,15 @@ Log::~Log() {
 void Log::write(const Line& line) {
   lines_.push_back(line);
   const std::string text = to_json(line).dump() + '\n';
-  [[maybe_unused]] const ssize_t ignored = ::write(descriptor_, text.data(), text.size());
+  const off_t end = ::lseek(descriptor_, 0, SEEK_END);
+  const ssize_t written = ::write(descriptor_, text.data(), text.size());
+  if (written == static_cast<ssize_t>(text.size())) return;
+  const int error = written < 0 ? errno : ENOSPC;
+  // A part of a line would spoil the next one too.
+  const bool whole_lines = end >= 0 && ::ftruncate(descriptor_, end) == 0;
+  if (std::exchange(lacks_lines_, true)) return;
+  warn(path_ + ": cannot write: " + std::string(std::strerror(error)) + "; training goes on, steps from " + std::to_string(line.step) + " may be missing" +
+       (whole_lines ? "" : ", and a line cut short"));
 }
 
 }  // namespace train

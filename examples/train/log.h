@@ -32,12 +32,14 @@ class Log {
   ~Log();
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
-  /// Appends a line. Where the disk is full, the line is lost and training is not.
+  /// Appends a line. Where the disk is full, the line is lost, which is said once, and training is not.
   void write(const Line& line);
   const std::vector<Line>& lines() const { return lines_; }
 
  private:
+  std::string path_;
   int descriptor_ = -1;
+  bool lacks_lines_ = false;
   std::vector<Line> lines_;
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iostream>
 
 #include "run.h"
 
@@ -66,15 +67,17 @@ Start measure_start(const Settings& s, const hilt::Task& task, const hilt::Trans
   return start;
 }
 
-std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const hilt::Task> task) {
+std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const hilt::Task> task, hilt::Device device) {
   const std::string segment = "segment:16";
   std::vector<Control> controls{{"curve segments", "hilbert:" + s.grid, segment, 0, {}},
                                 {"raster segments", "row:" + s.grid, segment, 0, {}}};
-  for (Control& c : controls) {
+  for (std::size_t i = 0; i < controls.size(); ++i) {
+    Control& c = controls[i];
+    std::cout << "training a control, " << c.name << " (" << c.pattern << ", " << c.order << "): " << s.steps << " steps" << std::endl;
     Settings same = s;
     same.order = c.order, same.pattern = c.pattern;
     Trainer trainer(model_config(same, task->classes()), task, static_cast<std::uint64_t>(s.seed),
-                    dtype_of(s), adamw_of(s));
+                    dtype_of(s), adamw_of(s), device);
     const hilt::Schedule schedule = schedule_of(s);
     c.flops = hilt::training_flops(trainer.model(), s.batch * s.accumulate, s.context);
     while (trainer.steps() < s.steps && !interrupted()) {
@@ -86,6 +89,7 @@ std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const hil
       }
       c.lines.push_back(line);
     }
+    if (trainer.steps() < s.steps) controls.resize(i);  // interrupted: half a control would compare nothing
   }
   return controls;
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../program.h"
 #include "../report/chart.h"
 #include "../report/html.h"
 #include "../report/text.h"
@@ -129,7 +130,7 @@ void write_controls(report::Page& page, const Story& story) {
     add(c.name, i == 0 ? "c3" : "c1", c.pattern, c.order, c.flops, c.lines);
   }
   page.paragraph(
-      "The same model, data, steps and cost, but for which cells a cell attends to. Sixteen cells in a row "
+      "The same model, data and steps; what differs is which cells a cell attends to, and so, a little, the cost. Sixteen cells in a row "
       "along the Hilbert curve are a square of 4 \u00d7 4, "
       "so most neighbours of a cell are in its segment; sixteen along rows are a strip that holds two of the "
       "eight.");
@@ -159,8 +160,8 @@ void write_run(report::Page& page, const Story& story) {
     if (story.options.given("--" + key)) command += " --" + key + (value == "true" ? "" : " " + value);
   std::string all;
   for (const auto& [key, value, is_text] : story.options.values()) all += key + " = " + value + '\n';
-  page.raw("<pre class=\"wrap\">" + escape(command) +
-           "</pre>\n<details><summary>All options, as a file for --config</summary><pre>" + escape(all) +
+  page.raw("<pre class=\"wrap\">" + escape(program::printable(command)) +
+           "</pre>\n<details><summary>All options, as a file for --config</summary><pre>" + escape(program::printable(all, "\n")) +
            "</pre></details>\n");
   const hilt::Info i = hilt::info();
   page.paragraph("Hilt " + escape(i.version) + " (" + escape(i.build_type) + ", " + escape(i.compiler) +
@@ -189,7 +190,7 @@ std::string to_html(const Story& story) {
   if (!story.controls.empty()) write_controls(page, story);
   if (!story.sample.empty()) {
     page.heading("sample", s.is_life() ? "A board" : "What it writes");
-    page.raw((story.settings.is_life() ? "<pre>" : "<pre class=\"wrap\">") + escape(story.sample) +
+    page.raw((story.settings.is_life() ? "<pre>" : "<pre class=\"wrap\">") + escape(program::printable(story.sample, "\n\t")) +
              "</pre>\n");
   }
   if (!story.lines.empty()) write_run(page, story);

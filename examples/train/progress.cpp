@@ -69,8 +69,9 @@ std::vector<std::string> Progress::fields_of(const Line& l, Index steps, Detail 
   const char* const soft = color_ ? "\033[2m" : "";
   const char* const plain = color_ ? "\033[0m" : "";
   std::vector<std::string> fields{
-      format("step %lld/%lld %3.0f %%", static_cast<long long>(l.step), static_cast<long long>(steps),
-             100 * static_cast<double>(l.step) / static_cast<double>(steps)),
+      steps == 0 ? format("step %lld", static_cast<long long>(l.step))
+                 : format("step %lld/%lld %3.0f %%", static_cast<long long>(l.step), static_cast<long long>(steps),
+                          100 * static_cast<double>(l.step) / static_cast<double>(steps)),
       format("%sloss %.4f%s", bold, l.loss, plain)};
   const auto add = [&](const std::string& field) { fields.push_back(field); };
   if (val_loss_ >= 0) add(format("val %.4f", val_loss_));
@@ -90,6 +91,7 @@ std::vector<std::string> Progress::fields_of(const Line& l, Index steps, Detail 
     add(format("%.0f GFLOP/s%s", l.gflops, share.c_str()));
     add(report::bytes(static_cast<double>(l.bytes)));
   }
+  if (steps == 0) return fields;
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
   const double done = static_cast<double>(l.step - from_);
   add("ETA " + duration(elapsed / done * static_cast<double>(steps - l.step)));

@@ -17,6 +17,7 @@ class Progress {
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
+  /// `steps`: of the whole run; 0 while nobody knows.
   void show(const Line& line, Index steps, bool last);
   /// Prints a line of its own, above.
   void say(const std::string& text);

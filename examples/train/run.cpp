@@ -42,7 +42,7 @@ class Run {
   void fit_seconds(double elapsed);
   void save(Progress& progress);
   void sample(Progress& progress);
-  void write(const std::string& name, const std::string& content, Progress& progress);
+  bool write(const std::string& name, const std::string& content, Progress& progress);
   int finish(Progress* progress);
 
   /// Once an exception passes: what was learned stays, and of a run that learned nothing, nothing does. No
@@ -108,6 +108,7 @@ void Run::prepare() {
   config_ = model_config(s_, 2);  // refuses what cannot be, before a long text is read
   task_ = make_task(s_, vocabulary);
   config_ = model_config(s_, task_->vocabulary().size());
+  if (!s_.is_life()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
   if (from_ && s_.task == "text" && from_->get_number("text.bytes") != std::filesystem::file_size(s_.text))
     hilt::fail_with(hilt::Code::data, "--text (", s_.text, "): has ", std::filesystem::file_size(s_.text),
                     " bytes, ", from_->path(), " was trained on ", from_->get("text.bytes"),
@@ -119,8 +120,12 @@ void Run::prepare() {
 
 // From the first steps' time: how many fit. From here on the run is one of that many --steps.
 void Run::fit_seconds(double elapsed) {
-  const double step = elapsed / static_cast<double>(kTimed);
-  s_.steps = std::max({static_cast<Index>(s_.seconds / step), 2 * kTimed, s_.warmup + 1});
+  // In steps, of which forward, all that evaluations and samples do, is a third.
+  const double step = elapsed / static_cast<double>(kTimed), tokens = 3 * static_cast<double>(s_.batch * s_.accumulate);
+  const double evaluation = static_cast<double>(s_.eval_rows) / tokens, sample = s_.is_life() ? 0 : static_cast<double>(s_.tokens) / tokens;
+  const double beside = evaluation / static_cast<double>(s_.eval_every) + (s_.sample_every > 0 ? sample / static_cast<double>(s_.sample_every) : 0);
+  const double steps = (s_.seconds / step - 5 * evaluation - sample) / (1 + beside);  // the last evaluation is four times as long
+  s_.steps = std::max({static_cast<Index>(steps), 2 * kTimed, s_.warmup + 1});
 }
 
 // A full disk, or a directory that went away, costs the checkpoint and not the run.
@@ -141,13 +146,15 @@ void Run::save(Progress& progress) {
   }
 }
 
-void Run::write(const std::string& name, const std::string& content, Progress& progress) {
+bool Run::write(const std::string& name, const std::string& content, Progress& progress) {
   try {
     outputs_->write(name, content);
     outputs_->commit();
+    return true;
   } catch (const hilt::Error& e) {
     progress.say("");
     warn(e.what());
+    return false;
   }
 }
 
@@ -191,7 +198,7 @@ void Run::loop(Progress* progress) {
     }
     if (!progress) continue;
     log_->write(line);
-    progress->show(line, s_.steps, last || stop_);
+    progress->show(line, fits && done < kTimed ? 0 : s_.steps, last || stop_);
     if (done % s_.save_every == 0 || last || stop_) save(*progress);
     if ((s_.sample_every > 0 && done % s_.sample_every == 0) || last) sample(*progress);
   }
@@ -222,22 +229,26 @@ int Run::finish(Progress* progress) {
     if (s_.is_life()) verdict += report::format(", %.3f %% of cells right", 100 * e.right);
   }
   story.verdict = verdict;
-  if (s_.controls && !early) story.controls = train_controls(s_, task_);
-  write("report.html", to_html(story), *progress);
+  if (s_.controls && !early) story.controls = train_controls(s_, task_, device_);
+  const bool lacks_controls = s_.controls && !early && interrupted();
+  const bool has_report = write("report.html", to_html(story), *progress);
   std::cout << '\n' << verdict << '\n';
   for (const Control& c : story.controls)
-    if (!c.lines.empty())
-      std::cout << report::format("control, %s (%s, %s): %.3f %% of cells right\n", c.name.c_str(),
-                                  c.pattern.c_str(), c.order.c_str(), 100 * c.lines.back().val_right);
+    std::cout << report::format("control, %s (%s, %s): %.3f %% of cells right\n", c.name.c_str(),
+                                c.pattern.c_str(), c.order.c_str(), 100 * c.lines.back().val_right);
+  if (lacks_controls) {
+    std::cerr << "train: interrupted while it trained controls; the run itself is whole, in " << program::printable(s_.out) << std::endl;
+    return 130;
+  }
   if (early) {
     std::cerr << "train: interrupted at step " << trainer_->steps() << "; "
               << (saved_ == trainer_->steps() ? "saved " + hilt::checkpoint_name(saved_) : "not saved")
-              << "; go on with: train --resume --out " << s_.out << std::endl;
+              << "; go on with: train --resume --out " << program::printable(s_.out) << std::endl;
     return 130;
   }
   std::cout << '\n'
-            << sample_ << (sample_.ends_with('\n') ? "" : "\n") << "\nwrote " << s_.out
-            << ": report.html, log.jsonl, samples, "
+            << for_a_terminal(sample_) << (sample_.ends_with('\n') ? "" : "\n") << "\nwrote " << program::printable(s_.out)
+            << (has_report ? ": report.html, " : ": ") << "log.jsonl, samples, "
             << (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "no checkpoint") << "\nnext:\n"
             << next_commands(s_);
   return 0;

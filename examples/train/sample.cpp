@@ -1,11 +1,15 @@
 #include "sample.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
 #include <limits>
 #include <numeric>
+
+#include "../program.h"
 
 namespace train {
 namespace {
@@ -48,7 +52,7 @@ std::string sample_text(const hilt::Transformer& model, const hilt::Vocabulary& 
   std::size_t from = 0;  // the first token that the model sees
   for (Index n = 0; n < s.tokens; ++n) {
     if (static_cast<Index>(written.size() - from) > context) {
-      ++from;
+      from = written.size() - static_cast<std::size_t>(context);
       // A story is understood from its beginning: forget whole ones.
       const auto next =
           std::find(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(), newline);
@@ -65,6 +69,10 @@ std::string sample_text(const hilt::Transformer& model, const hilt::Vocabulary& 
   }
   const std::size_t skipped = s.task == "stories" || s.prompt.empty() ? 1 : 0;
   return vocabulary.decode(std::span(written).subspan(skipped));
+}
+
+std::string for_a_terminal(const std::string& sample) {
+  return ::isatty(STDOUT_FILENO) ? program::printable(sample, "\n\t") : sample;
 }
 
 std::string sample_board(const hilt::Transformer& model, const Settings& s, Index number) {
@@ -192,7 +200,7 @@ int sample_from_checkpoint(const Settings& s) {
   }
   std::string text = sample_text(model, vocabulary, s, {static_cast<std::uint64_t>(s.seed), 0x73616d706c65});
   if (!text.ends_with('\n')) text += '\n';
-  std::cout << text;
+  std::cout << for_a_terminal(text);
   return 0;
 }
 

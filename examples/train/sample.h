@@ -13,6 +13,9 @@ std::string sample_text(const hilt::Transformer& model, const hilt::Vocabulary& 
 /// An unseen board, the model's next board, and where it is wrong.
 std::string sample_board(const hilt::Transformer& model, const Settings& s, Index number);
 
+/// As it is, but where standard output is a terminal: what a model learned from bytes may be a command to one.
+std::string for_a_terminal(const std::string& sample);
+
 /// Prints a sample from the last checkpoint in --out.
 int sample_from_checkpoint(const Settings& s);
 

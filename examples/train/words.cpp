@@ -1,12 +1,13 @@
 // What a run says of itself before it begins, and of what to try once it is over.
 #include <iostream>
 
+#include "../program.h"
 #include "../report/text.h"
 #include "run.h"
 
 namespace train {
 
-void warn(const std::string& text) { std::cerr << "train: warning: " << text << std::endl; }
+void warn(const std::string& text) { std::cerr << "train: warning: " << program::printable(text) << std::endl; }
 
 void describe(const Settings& s, const hilt::TransformerConfig& config, const MemoryPlan& memory) {
   const hilt::Info info = hilt::info();
@@ -36,11 +37,22 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
            std::to_string(b.size) + ": each row attends to 1 key at most");
 }
 
+namespace {
+
+/// As a shell reads it back.
+std::string quoted(const std::string& word) {
+  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:,@%") == word.npos) return word;
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return program::printable(out + "'");
+}
+
+}  // namespace
+
 std::string next_commands(const Settings& s) {
-  const std::string again =
-      s.is_life() ? "  ./run train --task life --controls     segments along the curve, and along rows\n"
-                  : "  ./run train --sample-only --out " + s.out + " --prompt \"" +
-                        (s.task == "stories" ? "Mia has a" : "The") + "\" --seed 2\n";
+  const std::string again = s.is_life() && !s.controls
+                                ? "  ./run train --task life --controls     segments along the curve, and along rows\n"
+                                : "  ./run sample --out " + quoted(s.out) + (s.task == "stories" ? " --prompt \"Mia has a\"" : "") + " --seed 2\n";
   const std::string other = s.is_life() ? "stories" : "life   ";
   return again + "  ./run train --task " + other +
          "             another task\n  ./run train --text FILE --seconds 300  your own text\n";

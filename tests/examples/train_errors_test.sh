@@ -51,6 +51,13 @@ printf '[run]\nlayers = 2\nlyers = 3\n' >wrong.ini
 refused 2 "'lyers': no such key, wrong.ini:3; did you mean --layers? --help lists all" --config wrong.ini
 printf 'task = life\ngrid = 9\n' >wrong.ini
 refused 2 '--grid (9): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16' --config wrong.ini
+mkfifo pipe
+for file in pipe /dev/zero; do refused 3 "--config ($file): not a regular file; name an INI file, as --print-config writes it" --config $file; done
+head -c 2000000 /dev/zero >large
+refused 3 '--config (large): larger than 1048576 bytes; name an INI file, as --print-config writes it' --config large
+printf '\033[31mna\303\257ve\377\n' >colored  # what a file holds must not reach the terminal as it is
+refused 3 "--config: '\x1b[31mnaïve\xff': expected key = value, colored:1" --config colored
+refused 3 "--prompt: character '~' at byte 3 is not among the 46 the model knows" --prompt 'Mia~'
 refused 3 '--out (made): no checkpoint there to go on from; train first, or name the directory of a run' --resume
 refused 3 '--out (made): no checkpoint there to go on from; train first, or name the directory of a run' --sample-only
 

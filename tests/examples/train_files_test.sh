@@ -28,6 +28,21 @@ says out 'planned'
 for word in '"steps":20,' '"lr":0.006,' '"dropout":0.1,' '"resume":false,' '"task":"stories",' '"device":"cpu",'; do
   head -1 whole/log.jsonl | grep -qF "$word" || fail "the configuration in log.jsonl lacks $word: $(head -1 whole/log.jsonl)"
 done
+# Names that are no text, a prompt longer than the context, and bytes that would move a terminal's cursor.
+head -c 3000 /dev/urandom >$'bytes\xff<&"'
+prompt=$(printf 'Mia has a red hat. %.0s' {1..3})
+run 0 --steps 3 --out $'odd\xff"' --prompt "$prompt"
+[[ $(head -c ${#prompt} $'odd\xff"/sample-000003.txt') == "$prompt" ]] || fail 'a long prompt is not what its sample begins with'
+run 0 --steps 3 --out bytes --text $'bytes\xff<&"' --vocabulary bytes --tokens 300 --temperature 100
+for file in bytes $'odd\xff"'; do
+  iconv -f UTF-8 -t UTF-8 "$file/report.html" >/dev/null || fail 'report.html is no UTF-8'
+  iconv -f UTF-8 -t UTF-8 "$file/log.jsonl" >/dev/null || fail 'log.jsonl is no UTF-8'
+  ! grep -qaP '[\x00-\x08\x0b-\x1f\x7f]' "$file/report.html" || fail 'report.html has control characters'
+done
+# How many steps fit is unknown before the first few.
+run 0 --seconds 0.2 --out fits
+grep -q '^step 1  loss ' "$scratch/out" || fail "--seconds: $(cat "$scratch/out")"
+! grep -q 1000000000 "$scratch/out" || fail "--seconds: $(cat "$scratch/out")"
 # Nowhere to print to: the run is there, and the reason is the write's.
 # shellcheck disable=SC2016,SC2086
 expect 3 'train to a full disk' sh -c '"$0" "$@" >/dev/full' "$train" $tiny --steps 5 --out unheard
@@ -41,6 +56,8 @@ if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
     ! awk -v most=$((columns - 1)) 'length > most' lines | grep . || fail "$columns columns: too long"
     grep -qE '^step 9/9 100 %(  loss [0-9]\.[0-9]{4}(  val [0-9]\.[0-9]{4}(  floor [0-9]\.[0-9]{4}(  [0-9.]+ k?tok/s(  ETA 0 s)?)?)?)?)?$' lines || fail "$columns columns: $(cat lines)"
   done
+  script -qec "'$BUILD/examples/sample' --out bytes --temperature 100" /dev/null </dev/null | tr -d '\r' >terminal
+  ! grep -qaP '[\x00-\x08\x0b-\x1f\x7f]' terminal || fail "a sample moves the terminal's cursor"
 else
   echo 'no terminal can be made here: what one shows is left out'
 fi
@@ -69,6 +86,12 @@ says err '--out (whole): holds a run already, up to ckpt-000020.safetensors; go 
 expect 3 'nothing to resume' "$train" --resume --out none
 says err '--out (none): no checkpoint there'
 [[ ! -e none ]] || fail 'a directory was made for nothing'
+
+# The same in 16 bits: their f32 masters are in the checkpoint.
+run 0 --dtype bf16 --steps 20 --save-every 10 --out whole16
+mkdir half16 && cp whole16/ckpt-000010.safetensors half16/
+run 0 --resume --out half16
+cmp half16/ckpt-000020.safetensors whole16/ckpt-000020.safetensors || fail 'a resumed run in bf16 ends otherwise'
 
 # The same for a text, which must be the one it was.
 for i in $(seq 200); do printf '%s: na\303\257ve words, \342\202\254 %s\n' "$i" $((i * i)); done >text
@@ -185,6 +208,14 @@ echo "kill -9: $killed runs killed, $resumed resumed, every resume worked; all $
 )
 says err 'train: warning: full/ckpt-000006.safetensors: cannot write'
 says err 'training goes on, the last good checkpoint is none yet'
+(
+  ulimit -f 8  # nor does all of this log, or the report
+  trap '' XFSZ
+  expect 0 'a fuller disk' "$train" $tiny --steps 100 --out fuller
+)
+[[ $(grep -c 'fuller/log.jsonl: cannot write: No space left on device; training goes on' "$scratch/err") == 1 ]] || fail "a log that found no room: $(cat "$scratch/err")"
+! grep -v '}$' fuller/log.jsonl || fail 'a line of the log is cut short'
+says out 'wrote fuller: log.jsonl, samples, no checkpoint'
 ! compgen -G 'full/ckpt*' >/dev/null || fail "a full disk left $(ls full)"
 
 # ---- a directory one may not write to: said before training ----

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "../../examples/program.h"
 #include "../../examples/train/run.h"
 #include "../support/error_of.h"
 #include "../support/scale.h"
@@ -56,6 +57,28 @@ TEST(TrainCurve, IsTheSameInEveryBackwardMode) {
       for (std::size_t i = 0; i < fused.size(); ++i) EXPECT_NEAR(other[i], fused[i], kRounding) << pattern << ' ' << mode << " step " << i;
     }
   }
+}
+
+// Weights and activations have 8 bits, moments and masters 24: the losses stay beside those of f32, as they would not if updates were rounded away.
+TEST(TrainCurve, InBf16IsBesideThatOfF32AndTheSameAgain) {
+  Settings s = tiny();
+  s.steps = 60;
+  const std::vector<double> exact = curve(s), narrow = curve(s, hilt::DType::bf16);
+  EXPECT_EQ(curve(s, hilt::DType::bf16), narrow);
+  double worst = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) worst = std::max(worst, std::abs(narrow[i] - exact[i]));
+  std::printf("[ bf16     ] %zu steps: from %.3f to %.3f, f32 to %.3f; largest difference %.3f\n", narrow.size(), narrow.front(), narrow.back(), exact.back(), worst);
+  EXPECT_LT(worst, 0.05);
+  EXPECT_LT(narrow.back(), narrow.front() - 1);
+  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::bf16, adamw_of(s));
+  std::size_t weights = 0, masters = 0;
+  for (const hilt::SafetensorsItem& item : trainer.items()) {
+    weights += item.name.starts_with("model.") && item.tensor.dtype() == hilt::DType::bf16;
+    masters += item.name.ends_with(".master") && item.tensor.dtype() == hilt::DType::f32;
+  }
+  EXPECT_GT(weights, 10u);
+  EXPECT_EQ(masters, weights);
 }
 
 TEST(TrainCurve, CheckpointingWithDropoutChangesNoBit) {
@@ -133,6 +156,20 @@ TEST(TrainNumbers, ThatOverflowNameTheOp) {
     if (item.name == "model.tokens.weight") std::fill_n(item.tensor.mutable_data<float>(), item.tensor.numel(), 3e38f);
   const std::string why = error_of([&] { trainer.step(s.batch, 1, 1e-3, 1); });
   EXPECT_TRUE(why.starts_with("not_a_number: loss (") && why.find(": not finite at step 1: op ") != why.npos) << why;
+}
+
+TEST(Printable, KeepsWhatIsSeenAndShowsTheRest) {
+  using program::printable;
+  EXPECT_EQ(printable("na\xc3\xafve \xe2\x82\xac \xf0\x9f\x99\x82 ~"), "na\xc3\xafve \xe2\x82\xac \xf0\x9f\x99\x82 ~");
+  EXPECT_EQ(printable("a\n\t\x1b[2J\x7f"), "a\\x0a\\x09\\x1b[2J\\x7f");
+  EXPECT_EQ(printable("a\n\tb", "\n\t"), "a\n\tb");
+  EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
+  EXPECT_EQ(printable("\xc2\x9b" "31m"), "\\xc2\\x9b" "31m");  // one character that some terminals take for an escape
+  // Cut short, no beginning, longer than needed, half of a pair, beyond the last character.
+  EXPECT_EQ(printable("\xe2\x82"), "\\xe2\\x82");
+  EXPECT_EQ(printable("\x80\xff"), "\\x80\\xff");
+  EXPECT_EQ(printable("\xc0\xaf \xe0\x80\xaf \xf0\x80\x80\xaf"), "\\xc0\\xaf \\xe0\\x80\\xaf \\xf0\\x80\\x80\\xaf");
+  EXPECT_EQ(printable("\xed\xa0\x80 \xf4\x90\x80\x80"), "\\xed\\xa0\\x80 \\xf4\\x90\\x80\\x80");
 }
 
 // ---- options -----------------------------------------------------------------------------------------

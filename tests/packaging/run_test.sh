@@ -88,12 +88,13 @@ says out '2 passed, 1 failed, 2 skipped'
 result 'hilt:gtest / b_test' '[ RUN      ] B.first\n[       OK ] B.first\n[ RUN      ] B.second\n' FAIL -11
 result 'hilt:gtest / c_test' '' TIMEOUT -15
 result 'hilt:script / layering' '' OK 0
-result 'hilt:script / embed' '' SKIP 77
+result 'hilt:script / embed' 'looks for it\nno \"tool\" here\n' SKIP 77
 result 'hilt:script / isa' '' FAIL 1
 expect 1 'everything' count
 says out 'failed: b_test: killed by signal SIGSEGV in B.second'
 says out 'failed: c_test: timed out'
 says out 'failed: isa: exit status 1'
+says out 'skipped: embed: no "tool" here'
 [[ $(tail -n 1 "$scratch/out") == '3 passed, 4 failed, 3 skipped' ]] || fail "the count: $(cat "$scratch/out")"
 sed -i '/bad"/,/<\/testcase>/d' "$scratch/a_test.xml"
 : >"$log"

@@ -1,7 +1,7 @@
 # Counts what one run of the tests did, from meson's testlog.json (one object a line) and the XML of each GoogleTest
 # binary in `build`. A script is one test; a binary is its cases, and one failure more where it ended badly without a
 # failed case to show for it: a crash, a time-out, a sanitizer's report.
-# Prints each failure by name and, last, `N passed, N failed, N skipped`. Exit status 1 if any failed.
+# Prints each failure by name, why a script was left out and, last, `N passed, N failed, N skipped`. Exit status 1 if any failed.
 
 function field(key,    text) {
   if (!match($0, "\"" key "\": (\"[^\"]*\"|-?[0-9]+)")) return ""
@@ -22,6 +22,16 @@ function last_case(    text, at, name) {
     name = substr(text, 1, index(text, "\\n") - 1)
   }
   return name
+}
+
+# The last line of what it printed.
+function said(    text) {
+  if (!match($0, /"stdout": "([^"\\]|\\.)*"/)) return ""
+  text = substr($0, RSTART + 11, RLENGTH - 12)
+  sub(/(\\n)+$/, "", text)
+  sub(/.*\\n/, "", text)
+  gsub(/\\"/, "\"", text)
+  return text
 }
 
 function why(result, code) {
@@ -60,7 +70,10 @@ BEGIN {
   close(xml)
   if (result == "OK" || result == "SKIP") {
     if (result == "OK" && is_script) ++passed
-    if (!cases && result == "SKIP") ++skipped
+    if (!cases && result == "SKIP") {
+      ++skipped
+      if (said() != "") print "skipped: " name ": " said()
+    }
   } else if (!bad) {
     this = last_case()
     failures[++failed] = name ": " why(result, code) (this == "" || cases ? "" : " in " this)
