@@ -33,6 +33,9 @@ void gemm_onto(Cuda, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<
 /// nothing written, where the library has no kernel that ends so.
 template <class T>
 bool gemm_gelu(Cuda, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, const T* bias, T* before);
+/// C = A B, and the columns of B summed into sums [n]: with A = x^T and B = dy, both gradients of a layer. False, with nothing written, likewise.
+template <class T>
+bool gemm_with_sums(Cuda, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, T* sums);
 
 /// `batch` products on several threads; product i reads a at a + steps.a[i], b likewise, and writes c at c + i * steps.c. Each is cut into tiles of C, and
 /// the bits of the result do not depend on the number of threads.

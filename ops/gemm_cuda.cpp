@@ -102,21 +102,16 @@ unsigned alignment_of(const P*... p) {
   return 1U << std::min(4, std::countr_zero((std::uintptr_t{16} | ... | reinterpret_cast<std::uintptr_t>(p))));
 }
 
-/// What follows the product; `keeps`: gelu's argument is written too.
-cublasLtEpilogue_t end_of(bool bias, bool gelu, bool keeps) {
-  if (!gelu) return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-  if (!keeps) return bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
-  return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-}
-
-/// Whether cuBLASLt has a kernel for it; without one nothing is written.
+/// C = A B + residual, unless that is null, with what the library calls an epilogue: `end` says which, `row` is the bias it reads or the sums it writes,
+/// `before` what it writes beside C. Whether cuBLASLt has a kernel for it; without one nothing is written.
 template <class T>
-bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start, bool gelu, T* before) {
+bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, MatrixRef<const T> residual,
+                 cublasLtEpilogue_t end, const T* row, T* before) {
   cuda::check_alive(where.device);
   const Locked library = library_of(where);
-  const MatrixRef<const T> from = start.residual.data ? start.residual : MatrixRef<const T>{c.data, c.row, c.column};
+  const MatrixRef<const T> from = residual.data ? residual : MatrixRef<const T>{c.data, c.row, c.column};
   const Kind kind{m, n, k, line(a, m, k), line(b, k, n), c.row, from.row, kType<T>, a.column != 1, b.column != 1,
-                  end_of(start.bias != nullptr, gelu, before != nullptr), alignment_of(a.data, b.data, c.data, from.data, start.bias, before)};
+                  end, alignment_of(a.data, b.data, c.data, from.data, row, before)};
   const auto layout = [&](Layout& to, bool transposed, Index rows, Index columns, Index leading) {  // of a matrix in rows, told in columns
     check_library(cublasLtMatrixLayoutCreate(&to.handle, kind.type, static_cast<std::uint64_t>(transposed ? rows : columns),
                                              static_cast<std::uint64_t>(transposed ? columns : rows), leading), where);
@@ -131,7 +126,7 @@ bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, Ma
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, pick(kind.b_t)), set(CUBLASLT_MATMUL_DESC_TRANSB, pick(kind.a_t));
   set(CUBLASLT_MATMUL_DESC_EPILOGUE, kind.end);
-  if (start.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, start.bias);
+  if (row) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, row);
   if (before) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, before), set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(c.row));
   auto at = library->chosen.find(kind);
   if (at == library->chosen.end()) {
@@ -151,7 +146,7 @@ bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, Ma
     at = library->chosen.emplace(kind, status == CUBLAS_STATUS_SUCCESS && found > 0 ? std::optional(best.algo) : std::nullopt).first;
   }
   if (!at->second) return false;
-  const float one = 1, scale = start.residual.data ? 1.F : 0.F;
+  const float one = 1, scale = residual.data ? 1.F : 0.F;
   check_library(cublasLtMatmul(library->light, product.handle, &one, b.data, of_b.handle, a.data, of_a.handle, &scale, from.data, of_start.handle,
                                c.data, of_c.handle, &*at->second, library->workspace.mutable_raw(), kWorkspace,
                                static_cast<cudaStream_t>(where.stream)), where);
@@ -180,22 +175,31 @@ void gemm_batched(Cuda where, const BatchSteps& steps, Index m, Index n, Index k
 
 template <class T>
 void gemm_onto(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start) {
-  if (!try_product<T>(where, m, n, k, a, b, c, start, false, nullptr)) check_library(CUBLAS_STATUS_NOT_SUPPORTED, where);
+  const auto end = start.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  if (!try_product<T>(where, m, n, k, a, b, c, start.residual, end, start.bias, nullptr)) check_library(CUBLAS_STATUS_NOT_SUPPORTED, where);
 }
 
 template <class T>
 bool gemm_gelu(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, const T* bias, T* before) {
   constexpr Index kStep = 8;  // what it writes beside C has rows of whole steps
   if (before && (n % kStep != 0 || alignment_of(before) < 16)) return false;
-  return try_product<T>(where, m, n, k, a, b, c, {bias}, true, before);
+  const auto end = before ? (bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX) : (bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU);
+  return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, end, bias, before);
+}
+
+template <class T>
+bool gemm_with_sums(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, T* sums) {
+  return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, CUBLASLT_EPILOGUE_BGRADA, sums, nullptr);  // its A is our B
 }
 
 template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, Start<float>);
 template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>, Start<bf16>);
 template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>, Start<f16>);
-template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, const float*, float*);
 template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>, const bf16*, bf16*);
 template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>, const f16*, f16*);
+template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, float*);
+template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>, bf16*);
+template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>, f16*);
 template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>);
 template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>);
 template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>);

@@ -51,11 +51,11 @@ void declare(program::Options& options, Settings& s) {
   options.flag("--checkpointing", s.checkpointing,
                "Keep each block's input alone and run it again in backward");
   options.number("--dropout", s.dropout, 0, 0.99, "Share of activations dropped");
-  options.number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate; life: 0.003, text: 0.001");
+  options.number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate; text: 0.001");
   options.choice("--schedule", s.schedule, {"cosine", "linear", "constant", "wsd"},
                  "How the learning rate goes");
   options.integer("--warmup", s.warmup, 0, 1'000'000'000, "Updates until the highest rate");
-  options.number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices");
+  options.number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices; life, text: 0.1");
   options.number("--clip", s.clip, 0, 1e30, "Largest norm of a gradient; 0 does not clip");
   options.choice("--dtype", s.dtype, {"f32", "bf16"}, "Type of weights and activations");
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
@@ -91,7 +91,7 @@ void adopt_defaults(program::Options& options, Settings& s) {
     for (const auto& [name, value] : {std::pair("--steps", "500"),
                                       {"--heads", "4"},
                                       {"--width", "64"},
-                                      {"--lr", "0.003"},
+                                      {"--weight-decay", "0.1"},
                                       {"--pattern", "slide2d:1x1"},
                                       {"--positions", "learned"}})
       prefer(name, value);
@@ -100,7 +100,7 @@ void adopt_defaults(program::Options& options, Settings& s) {
     prefer("--order", "hilbert:" + s.grid);
   } else if (s.task == "text") {
     for (const auto& [name, value] :
-         {std::pair("--steps", "1000"), {"--layers", "4"}, {"--heads", "4"}, {"--lr", "0.001"}})
+         {std::pair("--steps", "1000"), {"--layers", "4"}, {"--heads", "4"}, {"--lr", "0.001"}, {"--weight-decay", "0.1"}})
       prefer(name, value);
   }
   // A constant rate does not know how long the run is, so that one can be continued to more --steps.

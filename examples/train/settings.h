@@ -17,8 +17,8 @@ using hilt::Index;
 /// The options, under their names. Defaults are those of the task `stories`; adopt() knows the others'.
 struct Settings {
   std::string task = "stories", text, vocabulary = "characters", grid = "16x16";
-  Index steps = 1100, layers = 2, heads = 8, width = 128, context = 192, batch = 8, accumulate = 1;
-  double seconds = 0, dropout = 0, lr = 6e-3, weight_decay = 0.1, clip = 1;
+  Index steps = 1300, layers = 2, heads = 8, width = 128, context = 192, batch = 8, accumulate = 1;
+  double seconds = 0, dropout = 0, lr = 3e-3, weight_decay = 0, clip = 1;
   std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", backward = "fused",
               positions = "rotary";
   bool checkpointing = false;

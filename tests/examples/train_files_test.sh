@@ -25,7 +25,7 @@ grep -q 'prefers-color-scheme:dark' whole/report.html || fail "report.html has n
 says out 'next:'
 says out 'planned'
 # Numbers are numbers, truths are truths, and the device is the one that computed.
-for word in '"steps":20,' '"lr":0.006,' '"dropout":0.1,' '"resume":false,' '"task":"stories",' '"device":"cpu",'; do
+for word in '"steps":20,' '"lr":0.003,' '"dropout":0.1,' '"resume":false,' '"task":"stories",' '"device":"cpu",'; do
   head -1 whole/log.jsonl | grep -qF "$word" || fail "the configuration in log.jsonl lacks $word: $(head -1 whole/log.jsonl)"
 done
 # Names that are no text, a prompt longer than the context, and bytes that would move a terminal's cursor.
@@ -77,7 +77,7 @@ run 2 --resume --out c10
 says err 'nothing left to do'
 # With another configuration: refused, with the difference.
 run 2 --resume --lr 0.5 --out half
-says err 'lr: 0.006 in the checkpoint, 0.5 asked for'
+says err 'lr: 0.003 in the checkpoint, 0.5 asked for'
 expect 2 'another width' "$train" --resume --width 32 --out half
 says err 'width: 16 in the checkpoint, 32 asked for'
 one_line_on_stderr

@@ -30,7 +30,7 @@ struct OnGpu {
 
 double epsilon_of(DType type) { return type == DType::f32 ? 0x1p-24 : type == DType::bf16 ? 0x1p-9 : 0x1p-12; }
 
-std::string compare(std::string_view what, const Tensor& gpu, const Tensor& cpu, const Tensor& exact, DType type) {
+std::string compare(std::string_view what, const Tensor& gpu, const Tensor& cpu, const Tensor& exact, DType type, int steps) {
   if (gpu.shape() != cpu.shape() || gpu.dtype() != cpu.dtype() || gpu.device() != kGpu)
     return text(what, " is ", gpu.dtype(), gpu.shape(), " on ", gpu.device(), ", on the CPU ", cpu.dtype(), cpu.shape());
   const std::vector<double> g = gpu.to_vector(), c = cpu.to_vector(), x = exact.to_vector();
@@ -42,7 +42,7 @@ std::string compare(std::string_view what, const Tensor& gpu, const Tensor& cpu,
     }
     gpu_error += (g[i] - x[i]) * (g[i] - x[i]), cpu_error += (c[i] - x[i]) * (c[i] - x[i]), scale += x[i] * x[i];
   }
-  const double allowed = 2 * std::sqrt(cpu_error) + kRoundings * epsilon_of(type) * std::sqrt(scale);
+  const double allowed = steps * (2 * std::sqrt(cpu_error) + kRoundings * epsilon_of(type) * std::sqrt(scale));
   if (std::sqrt(gpu_error) > allowed) return text(what, ": error ", std::sqrt(gpu_error), ", allowed ", allowed, ", the CPU's ", std::sqrt(cpu_error));
   return "";
 }
@@ -67,12 +67,12 @@ std::string judge_gpu(const OpCase& c, DType type, std::size_t turn) {
   const Played referee = play(c.op, exact, to(dy, DType::f64)), host = play(c.op, cpu, dy);
   const Played there = play(c.op, gpu, gpu_dy), again = play(c.op, gpu, gpu_dy);
   const std::string where = text(' ', c.label(), ' ', type, layouts);
-  if (const std::string fault = compare("y", there.y, host.y, referee.y, c.result(type)); !fault.empty()) return fault + where;
+  if (const std::string fault = compare("y", there.y, host.y, referee.y, c.result(type), c.traits.steps); !fault.empty()) return fault + where;
   const auto same = [](const Tensor& a, const Tensor& b) { return bits(moved(a, {})) == bits(moved(b, {})); };
   if (!same(there.y, again.y)) return "y: other bits the second time" + where;
   for (std::size_t k = 0; k < gpu.size(); ++k) {
     const std::string what = text("gradient ", k);
-    if (const std::string fault = compare(what, there.dx[k], host.dx[k], referee.dx[k], type); !fault.empty()) return fault + where;
+    if (const std::string fault = compare(what, there.dx[k], host.dx[k], referee.dx[k], type, c.traits.steps); !fault.empty()) return fault + where;
     if (!same(there.dx[k], again.dx[k])) return what + ": other bits the second time" + where;
     if (!moved_in[k].untouched()) return text("input ", k, " or its surroundings changed", where);
   }

@@ -50,6 +50,7 @@ struct Traits {
   bool rows = false;   // row r of the output is made of row r of input 0 (and inputs that all rows share)
   bool wide = false;   // what comes of 16-bit inputs is f32
   bool large = false;  // only for the judge of sizes that take several threads
+  int steps = 1;       // of an op that rounds more than once on its way: on a GPU each may err as a whole op may
 };
 
 struct OpCase {
