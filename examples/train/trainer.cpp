@@ -85,9 +85,8 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool s
     if (!std::isfinite(loss)) norm_ = hilt::full({}, loss, hilt::DType::f64, device_);  // on every rank
     optimizer_.step(parameters_, gradients_, lr, {norm_, clip});
   } else {
-    // The tape and the hybrid make their masks on the host.
-    const bool is_recordable = model_.config.backward == hilt::Backward::fused || model_.config.dropout == 0;
-    if (is_recordable) replay_([&] { pass(false); });
+    // The tape and the hybrid look at values as they go, and make their masks on the host.
+    if (model_.config.backward == hilt::Backward::fused) replay_([&] { pass(false); });
     else pass(false);
     optimizer_.step(parameters_, gradients_, lr, {norm_, clip});
     loss = loss_.item();  // a GPU is waited for here, and not before

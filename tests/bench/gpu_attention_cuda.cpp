@@ -143,6 +143,62 @@ int run(const Shape4& s, int repeats, double rate) {
   return 0;
 }
 
+/// The three ways to a gradient on one dense problem: time, what the tape keeps, the most memory at once.
+int modes(int repeats) {
+  constexpr Index kBatch = 8, kLength = 4096, kHeads = 16, kDim = 64;
+  PlanSpec spec;
+  spec.length = kLength, spec.heads = kHeads, spec.order = parse_order("hilbert", kLength);
+  const PlanPtr plan = make_plan(spec);
+  std::vector<Tensor> in, exact;
+  for (std::uint64_t i = 0; i < 4; ++i) in.push_back(randn({kBatch, kLength, kHeads, kDim}, {9, i}, DType::bf16, kGpu));
+  Events events;
+  double forward_ms = 0, backward_ms = 0;
+  std::size_t saved = 0;
+  const auto play = [&](std::span<const Tensor> x, Backward how) {
+    AttentionOptions options;
+    options.backward = how;
+    Tape tape;
+    for (std::size_t i = 0; i < 3; ++i) tape.watch(x[i]);
+    Tensor o;
+    forward_ms = events.ms([&] { o = attention(x[0], x[1], x[2], plan, options); });
+    saved = memory_stats(kGpu).saved;
+    std::vector<Tensor> out{o};
+    backward_ms = events.ms([&] {
+      const Gradients g = tape.backward(o, x[3]);
+      for (std::size_t i = 0; i < 3; ++i) out.push_back(g[x[i]]);
+    });
+    return out;
+  };
+  {
+    std::vector<Tensor> wide;
+    for (const Tensor& x : in) wide.push_back(to(x, DType::f32));
+    exact = play(wide, Backward::fused);
+  }
+  for (Backward how : {Backward::taped, Backward::hybrid, Backward::fused}) {
+    double error = 0;
+    release_pool(kGpu);
+    const std::size_t before = memory_stats(kGpu).live;
+    reset_memory_peak(kGpu);
+    {
+      const std::vector<Tensor> got = play(in, how);
+      for (std::size_t i = 0; i < got.size(); ++i) error = std::max(error, relative_error(got[i], exact[i]));
+    }
+    reset_memory_peak(kGpu);
+    play(in, how);
+    const std::size_t kept = saved, peak = memory_stats(kGpu).peak - before;
+    if (!(error < 2e-2)) return std::cerr << "hilt_gpu_attention: modes " << name_of(how) << ": error " << error << '\n', 1;
+    std::vector<double> forward, backward;
+    for (int i = 0; i < std::max(3, repeats / 5); ++i) play(in, how), forward.push_back(forward_ms), backward.push_back(backward_ms);
+    std::ranges::sort(forward), std::ranges::sort(backward);
+    const std::size_t ends = 4 * in[0].bytes();
+    std::cout << "{\"figure\": \"modes\", \"mode\": \"" << name_of(how) << "\", \"batch\": " << kBatch << ", \"length\": " << kLength << ", \"heads\": " << kHeads
+              << ", \"dim\": " << kDim << ", \"dtype\": \"bf16\", \"pattern\": \"dense\", \"forward_ms\": " << forward[forward.size() / 2] << ", \"backward_ms\": "
+              << backward[backward.size() / 2] << ", \"saved_bytes\": " << kept << ", \"beyond_bytes\": " << static_cast<double>(kept) - static_cast<double>(ends) << ", \"peak_bytes\": " << peak
+              << ", \"relative_error\": " << error << "}" << std::endl;
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -178,6 +234,7 @@ int main(int argc, char** argv) {
     int failed = 0;
     for (const Shape4& s : shapes)
       if (names.empty() || std::find(names.begin(), names.end(), s.name) != names.end()) failed += run(s, repeats, rate);
+    if (names.empty() || std::ranges::find(names, "modes") != names.end()) failed += modes(repeats);
     return failed == 0 ? 0 : 1;
   } catch (const Error& e) {
     std::cerr << "hilt_gpu_attention: error: " << e.what() << '\n';

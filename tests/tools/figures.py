@@ -48,20 +48,26 @@ def stamp(command, f):
 
 
 def programs(figures):
-    """The three modes as compare_gradients and train show them on a GPU."""
-    compare = [f for f in figures if f.get("figure") == "compare"]
-    lines = ["| attention | gradient by | forward | backward | keeps beyond q, k, v, o | peak | largest error of dq, dk, dv |", "|---|---|---:|---:|---:|---:|---:|"]
-    for what in dict.fromkeys(f["what"] for f in compare):
-        some = [f for f in compare if f["what"] == what]
+    """The three modes as compare_gradients, the benchmark of attention and train show them on a GPU."""
+    lines = ["| attention | gradient by | forward | backward | keeps beyond q, k, v, o | peak |", "|---|---|---:|---:|---:|---:|"]
+    errors = []
+    for figure in ("compare", "modes"):
+        some = [f for f in figures if f.get("figure") == figure]
+        what = f"{some[0]['batch']} x {some[0]['length']} tokens, {some[0]['heads']} heads of {some[0]['dim']}, `{some[0]['pattern']}`"
         for f in some:
-            lines.append(f"| {what} | {f['mode']} | {f['forward_ms']:.3g} ms | {f['backward_ms']:.3g} ms | {size(f['beyond_bytes'])} | {size(f['peak_bytes'])} | {f['error']:.1e} |")
+            lines.append(f"| {what} | {f['mode']} | {f['forward_ms']:.3g} ms | {f['backward_ms']:.3g} ms | {size(max(0, f['beyond_bytes']))} | {size(f['peak_bytes'])} |")
             what = ""
-        lines.append(f"| | floor | {some[0]['floor_forward_ms']:.3g} ms | {some[0]['floor_backward_ms']:.3g} ms | | | |")
-    lines += ["", "bf16, Hilbert order. Floor: bytes at 4.26 TB/s, or products at 716 TFLOP/s.", "", "| gradient by | a step of training | peak | tokens a second |", "|---|---:|---:|---:|"]
+        f = some[0]
+        numbers, keys = f["batch"] * f["length"] * f["heads"] * f["dim"], f["length"] if f["pattern"] == "dense" else int(f["pattern"].split(":")[1])
+        floor = lambda tensors, products: 1e3 * max(tensors * numbers * 2 / 4.26e12, products * 4 * numbers * keys / 716e12)
+        lines.append(f"| | floor | {floor(4, 1):.3g} ms | {floor(8, 2.5):.3g} ms | | |")
+        errors.append(", ".join(f"{f['mode']} {f.get('error', f.get('relative_error')):.1e}" for f in some))
+    lines += ["", f"bf16, Hilbert order. Floor: bytes at 4.26 TB/s, or products at 716 TFLOP/s. Largest error of dq, dk, dv against exact loops: {errors[0]}; relative to f32: {errors[1]}.",
+              "", "| gradient by | a step of training | peak | tokens a second |", "|---|---:|---:|---:|"]
     train = [f for f in figures if f.get("figure") == "train"]
     for f in train:
         lines.append(f"| {f['backward']} | {f['ms']:.3g} ms | {size(f['bytes'])} | {f['tokens_per_s']:,.0f} |")
-    return "\n".join(lines + ["", f"{train[0]['what']}.", stamp("tests/tools/gpu_lane build programs", compare[0])])
+    return "\n".join(lines + ["", f"{train[0]['what']}.", stamp("tests/tools/gpu_lane build bench programs", train[0])])
 
 
 def steps(figures):
