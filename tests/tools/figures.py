@@ -100,10 +100,9 @@ def ring(figures):
         cell = lambda n: f"{by[n]['ms']:.4g} ms" + (f" ({by[n]['efficiency']:.2f})" if n > 1 and "efficiency" in by[n] else "") if n in by else ""
         sent, peak = by[4]["bytes_sent"], by[4].get("peak_bytes_a_gpu", by[4].get("peak_bytes"))
         lines.append(f"| {name} | {cell(1)} | {cell(2)} | {cell(4)} | {size(max(sent) if isinstance(sent, list) else sent)} | {size(max(peak) if isinstance(peak, list) else peak)} |")
-    peers = {(f["length"], f["gpus"]): f for f in figures if f.get("who", "").endswith("context parallel, flash")}
-    times = lambda length: " and ".join(f"{peers[length, n]['ms']:.4g} ms" for n in (2, 4) if (length, n) in peers)
-    said = "; ".join(f"{length:,} tokens {times(length)}" for length in dict.fromkeys(length for length, _ in peers))
-    beside = [f"PyTorch's context parallelism on 2 and 4 of them, causal, its attention by FlashAttention: {said}."] if peers else []
+    times = lambda length, by: " and ".join(f"{f['ms']:.4g}" for n in (2, 4) for f in figures if f.get("who", "").endswith("context parallel, " + by) and (f["length"], f["gpus"]) == (length, n))
+    beside = ["PyTorch's context parallelism on 2 and 4 of them, causal, in the same call: " + "; ".join(
+        f"by {name} {times(65536, by)} ms for 65,536 tokens, {times(131072, by)} ms for 131,072" for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + "."]
     return "\n".join(lines + ["", "Forward and backward; in brackets one GPU's time over ours times the number of GPUs."] + beside + [stamp("tests/tools/gpu_lane build ring ring_peer", next(f for f in figures if f.get("figure") == "ring_causal" and f["gpus"] == 4))])
 
 
