@@ -1,5 +1,6 @@
 // Matrix products on a GPU, by cuBLAS. It counts columns first: what it calls C^T = B^T A^T is our C = A B on the same memory. 16-bit
-// factors add up in f32; f32 products are f32 throughout (TF32 is off). One handle a device, with a workspace of its own, so that a
+// factors add up in f32; f32 products are f32 throughout, unless
+// HILT_TF32=1 asks for the tensor cores' ten bits. One handle a device, with a workspace of its own, so that a
 // product of one shape is always cut the same way.
 //
 // A product that starts from a bias or a residual, or ends with gelu, goes through cuBLASLt, which does both before it rounds. It chooses among
@@ -9,9 +10,11 @@
 #include <array>
 #include <bit>
 #include <compare>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <optional>
 #include "core/cuda/context.h"
 #include "core/tensor.h"
@@ -78,6 +81,13 @@ Index even_run(const Index* at, Index n) {
 
 template <class T> constexpr cudaDataType_t kType = std::is_same_v<T, float> ? CUDA_R_32F : std::is_same_v<T, bf16> ? CUDA_R_16BF : CUDA_R_16F;
 
+/// What products are added up in. Factors of f32 keep all their bits unless TF32 was asked for.
+template <class T>
+cublasComputeType_t compute_in() {
+  static const char* const asked = std::getenv("HILT_TF32");
+  return std::is_same_v<T, float> && asked && std::string_view(asked) == "1" ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
+
 cublasOperation_t pick(bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; }
 /// The stride between lines, of which one line alone may have any.
 template <class T>
@@ -120,7 +130,7 @@ bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, Ma
   layout(of_a, kind.a_t, m, k, kind.lda), layout(of_b, kind.b_t, k, n, kind.ldb), layout(of_c, false, m, n, kind.ldc);
   layout(of_start, false, m, n, kind.ld_start);
   Product product;
-  check_library(cublasLtMatmulDescCreate(&product.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), where);
+  check_library(cublasLtMatmulDescCreate(&product.handle, compute_in<T>(), CUDA_R_32F), where);
   const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& value) {
     check_library(cublasLtMatmulDescSetAttribute(product.handle, name, &value, sizeof value), where);
   };
@@ -168,7 +178,7 @@ void gemm_batched(Cuda where, const BatchSteps& steps, Index m, Index n, Index k
     check_library(cublasGemmStridedBatchedEx(library->handle, pick(b_t), pick(a_t), static_cast<int>(n), static_cast<int>(m), static_cast<int>(k), &one,
                                              b.data + steps.b[first], kType<T>, static_cast<int>(line(b, k, n)), step_b, a.data + steps.a[first], kType<T>,
                                              static_cast<int>(line(a, m, k)), step_a, &zero, c.data + first * steps.c, kType<T>, static_cast<int>(c.row),
-                                             steps.c, static_cast<int>(run), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT), where);
+                                             steps.c, static_cast<int>(run), compute_in<T>(), CUBLAS_GEMM_DEFAULT), where);
     first += run;
   }
 }

@@ -11,6 +11,8 @@
 #include "ops/hilbert/attention.h"
 #include <array>
 #include <cmath>
+#include <list>
+#include <mutex>
 #include <limits>
 #include <map>
 #include "core/text.h"
@@ -377,15 +379,37 @@ struct Move final : Function {
   std::vector<Tensor> backward(const Tensor& dy) override { return {gather(dy, axis, inverse)}; }
 };
 
+/// To bring an index to a GPU is to wait, so those used last stay there.
+Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
+  const auto made = [&] { return moved(from_values(index, {static_cast<Index>(index.size())}), device); };
+  if (device.is_cpu()) return made();
+  struct Kept {
+    Device device;
+    std::vector<std::int32_t> index;
+    Tensor there;
+  };
+  constexpr std::size_t kKept = 16;
+  static std::mutex mutex;
+  static auto& recent = *new std::list<Kept>;  // outlives every device
+  const std::lock_guard lock(mutex);
+  for (auto at = recent.begin(); at != recent.end(); ++at)
+    if (at->device == device && at->index == index) {
+      recent.splice(recent.begin(), recent, at);
+      return at->there;
+    }
+  recent.push_front({device, index, made()});
+  if (recent.size() > kKept) recent.pop_back();
+  return recent.front().there;
+}
+
 Tensor move(std::string_view label, const Tensor& x, const std::vector<std::int32_t>& index, const std::vector<std::int32_t>& inverse, int axis) {
   Move fn;
   fn.label = label;
   fn.axis = checked_axis(label.data(), axis, x.rank());
   check(x.dim(fn.axis) == static_cast<Index>(index.size()), label, ": axis ", axis, " of ", x.shape(), " has ", x.dim(fn.axis),
         " tokens, the order ", index.size());
-  const Shape shape{static_cast<Index>(index.size())};
-  fn.index = moved(from_values(index, shape), x.device());
-  fn.inverse = moved(from_values(inverse, shape), x.device());
+  fn.index = index_on(x.device(), index);
+  fn.inverse = index_on(x.device(), inverse);
   return apply(std::move(fn), x);
 }
 

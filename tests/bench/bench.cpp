@@ -1,6 +1,7 @@
 // Speed of the parts, each beside a floor measured in the same process: a copy for what is bound by memory, the BLAS called
-// directly for products, the bare kernel for what the tape adds. Run one thread with HILT_THREADS=1.
+// directly for products, the bare kernel for what the tape adds. Run one thread with HILT_THREADS=1, on a GPU with --device cuda.
 #include <benchmark/benchmark.h>
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <iostream>
@@ -13,7 +14,14 @@ using namespace hilt;
 
 namespace {
 
-Tensor random(const Shape& shape, std::uint64_t stream) { return randn(shape, {7, stream}); }
+Device device;  // of --device
+
+Tensor random(const Shape& shape, std::uint64_t stream) { return randn(shape, {7, stream}, DType::f32, device); }
+/// At the end of each round: a GPU has only been asked so far.
+void finish() {
+  synchronize(device);
+  benchmark::ClobberMemory();
+}
 
 void bytes(benchmark::State& state, double each) {
   state.counters["GB/s"] = benchmark::Counter(each * static_cast<double>(state.iterations()) * 1e-9, benchmark::Counter::kIsRate);
@@ -22,15 +30,17 @@ void flops(benchmark::State& state, double each) {
   state.counters["GFLOP/s"] = benchmark::Counter(each * static_cast<double>(state.iterations()) * 1e-9, benchmark::Counter::kIsRate);
 }
 
-constexpr Index kRows = 8192, kColumns = 1024;  // 32 MiB: well past the caches that one core has
+constexpr Index kColumns = 1024;
+/// 32 MiB on a CPU, 512 MiB on a GPU: well past the caches.
+Index rows() { return device.is_cuda() ? Index{1} << 17 : Index{1} << 13; }
 
 // ---- memory ----------------------------------------------------------------------------------------
 void copy_floor(benchmark::State& state) {
-  const Tensor x = random({kRows, kColumns}, 1);
+  const Tensor x = random({rows(), kColumns}, 1);
   Tensor y = empty_like(x);
   for (auto _ : state) {
     copy(y, x);
-    benchmark::ClobberMemory();
+    finish();
   }
   bytes(state, 2.0 * static_cast<double>(x.bytes()));
 }
@@ -38,8 +48,8 @@ BENCHMARK(copy_floor)->UseRealTime();
 
 template <Tensor (*op)(const Tensor&)>
 void unary(benchmark::State& state) {
-  const Tensor x = random({kRows, kColumns}, 1);
-  for (auto _ : state) benchmark::DoNotOptimize(op(x));
+  const Tensor x = random({rows(), kColumns}, 1);
+  for (auto _ : state) benchmark::DoNotOptimize(op(x)), finish();
   bytes(state, 2.0 * static_cast<double>(x.bytes()));
 }
 BENCHMARK(unary<exp>)->UseRealTime()->Name("exp");
@@ -48,15 +58,15 @@ BENCHMARK(unary<tanh>)->UseRealTime()->Name("tanh");
 BENCHMARK(unary<softmax>)->UseRealTime()->Name("softmax");
 
 void addition(benchmark::State& state) {
-  const Tensor a = random({kRows, kColumns}, 1), b = random({kRows, kColumns}, 2);
-  for (auto _ : state) benchmark::DoNotOptimize(add(a, b));
+  const Tensor a = random({rows(), kColumns}, 1), b = random({rows(), kColumns}, 2);
+  for (auto _ : state) benchmark::DoNotOptimize(add(a, b)), finish();
   bytes(state, 3.0 * static_cast<double>(a.bytes()));
 }
 BENCHMARK(addition)->UseRealTime()->Name("add");
 
 void layer_norm_forward(benchmark::State& state) {
-  const Tensor x = random({kRows, kColumns}, 1), w = random({kColumns}, 2), b = random({kColumns}, 3);
-  for (auto _ : state) benchmark::DoNotOptimize(layer_norm(x, w, b));
+  const Tensor x = random({rows(), kColumns}, 1), w = random({kColumns}, 2), b = random({kColumns}, 3);
+  for (auto _ : state) benchmark::DoNotOptimize(layer_norm(x, w, b)), finish();
   bytes(state, 2.0 * static_cast<double>(x.bytes()));
 }
 BENCHMARK(layer_norm_forward)->UseRealTime()->Name("layer_norm");
@@ -67,16 +77,17 @@ void forward_backward(benchmark::State& state, const std::function<Tensor()>& f,
     tape.watch(x);
     const Tensor y = f();
     benchmark::DoNotOptimize(tape.backward(y, y));
+    finish();
   }
   bytes(state, moved);
 }
 void softmax_both(benchmark::State& state) {
-  const Tensor x = random({kRows, kColumns}, 1);
+  const Tensor x = random({rows(), kColumns}, 1);
   forward_backward(state, [&] { return softmax(x); }, x, 5.0 * static_cast<double>(x.bytes()));
 }
 BENCHMARK(softmax_both)->UseRealTime()->Name("softmax forward+backward");
 void layer_norm_both(benchmark::State& state) {
-  const Tensor x = random({kRows, kColumns}, 1), w = random({kColumns}, 2), b = random({kColumns}, 3);
+  const Tensor x = random({rows(), kColumns}, 1), w = random({kColumns}, 2), b = random({kColumns}, 3);
   forward_backward(state, [&] { return layer_norm(x, w, b); }, x, 5.0 * static_cast<double>(x.bytes()));
 }
 BENCHMARK(layer_norm_both)->UseRealTime()->Name("layer_norm forward+backward");
@@ -85,17 +96,22 @@ BENCHMARK(layer_norm_both)->UseRealTime()->Name("layer_norm forward+backward");
 void product(benchmark::State& state) {
   const Index m = state.range(0), n = state.range(1), k = state.range(2);
   const Tensor a = random({m, k}, 1), b = random({k, n}, 2);
-  for (auto _ : state) benchmark::DoNotOptimize(matmul(a, b));
+  for (auto _ : state) benchmark::DoNotOptimize(matmul(a, b)), finish();
   flops(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
 }
 /// One call of the library behind matmul, without tiles, threads or tensors.
 void product_floor(benchmark::State& state) {
   const Index m = state.range(0), n = state.range(1), k = state.range(2);
   const Tensor a = random({m, k}, 1), b = random({k, n}, 2);
-  Tensor c = empty({m, n});
+  Tensor c = empty({m, n}, DType::f32, device);
+  const Index none = 0;
   for (auto _ : state) {
-    kernels::gemm<float>(Cpu{}, m, n, k, {a.data<float>(), k, 1}, {b.data<float>(), n, 1}, {c.mutable_data<float>(), n, 1}, false);
-    benchmark::ClobberMemory();
+    const kernels::MatrixRef<const float> left{a.data<float>(), k, 1}, right{b.data<float>(), n, 1};
+    const kernels::MatrixRef<float> out{c.mutable_data<float>(), n, 1};
+    if constexpr (kHasCuda)
+      if (device.is_cuda()) kernels::gemm_batched<float>(cuda_of(device), {1, &none, &none, 0}, m, n, k, left, right, out);
+    if (device.is_cpu()) kernels::gemm<float>(Cpu{}, m, n, k, left, right, out, false);
+    finish();
   }
   flops(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
 }
@@ -115,6 +131,7 @@ void chain_bare(benchmark::State& state) {
     Tensor y = x;
     for (int i = 0; i < kChain; ++i) y = add(y, x);
     benchmark::DoNotOptimize(y);
+    finish();
   }
   state.counters["ns/op"] = benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
@@ -127,6 +144,7 @@ void chain_taped(benchmark::State& state) {
     Tensor y = x;
     for (int i = 0; i < kChain; ++i) y = neg(y);
     benchmark::DoNotOptimize(tape.backward(y));
+    finish();
   }
   state.counters["ns/op"] = benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
@@ -137,6 +155,7 @@ void chain_bare_neg(benchmark::State& state) {
     Tensor y = x;
     for (int i = 0; i < 2 * kChain; ++i) y = neg(y);  // forward and backward run one kernel each
     benchmark::DoNotOptimize(y);
+    finish();
   }
   state.counters["ns/op"] = benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
@@ -144,4 +163,20 @@ BENCHMARK(chain_bare_neg)->Name("the same two kernels, no tape");
 
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) try {
+  for (int i = 1; i + 1 < argc; ++i)
+    if (!std::strcmp(argv[i], "--device")) {
+      device = device_named(argv[i + 1]);
+      std::copy(argv + i + 2, argv + argc + 1, argv + i);
+      argc -= 2;
+      break;
+    }
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return static_cast<int>(Code::usage);
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+} catch (const Error& e) {
+  std::cerr << "bench: error: " << e.what() << '\n';
+  return static_cast<int>(e.code());
+}

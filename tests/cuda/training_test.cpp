@@ -2,6 +2,8 @@
 // step, no memory but that of the first steps.
 #include <gtest/gtest.h>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <vector>
 #include "core/cuda/context.h"
@@ -123,7 +125,8 @@ TEST_F(TrainingOnGpu, StepsNeitherWaitNorGrow) {
   }
 }
 
-/// A transformer with dropout, a checkpointed block and a clipped norm, as `train` does it.
+enum class Kind { plain, checkpointing, keeps_order };
+/// A transformer with dropout and a clipped norm, as `train` does it.
 struct Trained {
   Transformer model;
   AdamWOptimizer optimizer;
@@ -133,12 +136,13 @@ struct Trained {
   Generator noise{5};
   Replay replay{kGpu};
 
-  explicit Trained(bool checkpointing) : model(make_transformer(config(checkpointing), 3, DType::bf16)) {
+  explicit Trained(Kind kind) : model(make_transformer(config(kind), 3, DType::bf16)) {
     for (const NamedParameter& p : parameters) *p.tensor = moved(*p.tensor, kGpu);
   }
-  static TransformerConfig config(bool checkpointing) {
+  static TransformerConfig config(Kind kind) {
     TransformerConfig c;
-    c.layers = 2, c.heads = 2, c.width = kWidth, c.context = kLength, c.vocab = kVocabulary, c.dropout = 0.2, c.checkpointing = checkpointing;
+    c.layers = 2, c.heads = 2, c.width = kWidth, c.context = kLength, c.vocab = kVocabulary, c.dropout = 0.2, c.checkpointing = kind == Kind::checkpointing;
+    if (kind == Kind::keeps_order) c.keep_order = true, c.order = parse_order("hilbert", kLength);
     return c;
   }
   void pass() {
@@ -160,8 +164,8 @@ struct Trained {
 };
 
 TEST_F(TrainingOnGpu, ReplayedStepsAreTheSameSteps) {
-  for (bool checkpointing : {false, true}) {
-    Trained plain(checkpointing), replayed(checkpointing);
+  for (Kind kind : {Kind::plain, Kind::checkpointing, Kind::keeps_order}) {
+    Trained plain(kind), replayed(kind);
     for (Index i = 1; i <= 40; ++i) {
       if (i == 20) release_pool(kGpu);  // what a recording works on stays
       const double expected = plain.step(i, false);
@@ -178,7 +182,7 @@ TEST_F(TrainingOnGpu, ReplayedStepsAreTheSameSteps) {
 TEST_F(TrainingOnGpu, ReplayedStepsNeitherWaitNorGrowNorLaunchOneByOne) {
   const std::size_t before_all = memory_stats(kGpu).live;
   {
-    Trained t(false);
+    Trained t(Kind::plain);
     double loss = 0;
     for (Index i = 1; i <= 5; ++i) loss = t.step(i, true);
     const MemoryStats before = memory_stats(kGpu);
@@ -216,6 +220,20 @@ TEST_F(TrainingOnGpu, ReplaySaysWhatItCannotRecord) {
   EXPECT_NE(error_of([&] { (void)sum(x).item(); }).find("Replay: a value was asked for while the work of cuda:0 is recorded"), std::string::npos);
   EXPECT_NE(error_of([&] { y = moved(ones({4}), kGpu); }).find("Replay: something was copied from the host"), std::string::npos);
   EXPECT_NE(error_of([&] { synchronize(kGpu); }).find("Replay: synchronize()"), std::string::npos);
+}
+
+TEST_F(TrainingOnGpu, ProductsAreOfAllBitsUnlessTf32IsAskedFor) {
+  // 1 + 2^-12 has more bits than TF32 keeps; the library reads what was asked once, so the other half is a process of its own.
+  const Tensor a = full({64, 64}, 1 + 0x1p-12, DType::f32, kGpu), b = full({64, 64}, 1.0, DType::f32, kGpu);
+  const double exact = 64 * (1 + 0x1p-12), got = matmul(a, b).to_vector()[5];
+  const char* const asked = std::getenv("HILT_TF32");
+  if (asked && std::string(asked) == "1") {
+    for (double y : {got, linear(a, b, zeros({64}, DType::f32, kGpu)).to_vector()[5]}) EXPECT_NEAR(y, exact, 64 * 0x1p-10);
+    return;
+  }
+  EXPECT_EQ(got, exact);
+  const std::string again = "HILT_TF32=1 '" + std::filesystem::read_symlink("/proc/self/exe").string() + "' --gtest_filter='*UnlessTf32*' > /dev/null";
+  EXPECT_EQ(std::system(again.c_str()), 0);
 }
 
 TEST_F(TrainingOnGpu, AStepWhoseNormIsNotFiniteChangesNothing) {
