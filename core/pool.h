@@ -39,9 +39,12 @@ class Pool {
       ++stats_.from_system;
     }
     try {
-      add_live(bytes);
       if (recording_) (*recording_)[p] = {size, false};
+      if (!recorded_.empty()) younger_.insert(p);
+      add_live(bytes);
     } catch (...) {
+      if (recording_) recording_->erase(p);
+      younger_.erase(p);
       source_.give(p);
       throw;
     }
@@ -56,12 +59,16 @@ class Pool {
       const auto mine = r.find(p);
       if (&r == recording_ || mine == r.end()) continue;
       mine->second.idle = true;
+      stats_.reserved += size;
       return;
     }
-    keep(p, size);
+    const bool may_be_read = recorded_.size() > (recording_ ? 1 : 0) && younger_.erase(p) == 0;
+    if (may_be_read) keep_back(p, size);
+    else keep(p, size);
   }
 
-  // What a recording (core/replay.h) works on serves nobody else while it lives: the GPU writes there each time it is started.
+  // What a recording (core/replay.h) works on serves nobody else while it lives: the GPU writes there each time it is started. Nor does what
+  // was there when it began, for it may be read.
   struct Reserved {
     std::size_t size;
     bool idle;  // no tensor's
@@ -70,7 +77,9 @@ class Pool {
   /// From here on notes what is taken, and returns nothing to the system.
   void begin_recording() {
     const std::lock_guard lock(mutex_);
+    check(!recording_, "Replay: another recording goes on", source_.name());
     recording_ = &recorded_.emplace_back();
+    younger_.clear();
   }
   /// Reserves what was taken since, given back or not, until unreserve().
   Recorded* end_recording() noexcept {
@@ -79,7 +88,7 @@ class Pool {
       std::erase_if(list, [&](std::byte* p) {
         const auto mine = recording_->find(p);
         if (mine == recording_->end()) return false;
-        stats_.pooled -= mine->second.size;
+        stats_.pooled -= mine->second.size, stats_.reserved += mine->second.size;
         return mine->second.idle = true;
       });
     return std::exchange(recording_, nullptr);
@@ -87,8 +96,11 @@ class Pool {
   void unreserve(const Recorded* recorded) noexcept {
     const std::lock_guard lock(mutex_);
     for (const auto& [p, block] : *recorded)
-      if (block.idle) keep(p, block.size);
+      if (block.idle) stats_.reserved -= block.size, keep(p, block.size);
     recorded_.remove_if([&](const Recorded& r) { return &r == recorded; });
+    if (!recorded_.empty()) return;
+    for (const auto& [p, size] : kept_back_) stats_.reserved -= size, keep(p, size);
+    kept_back_.clear(), younger_.clear();
   }
 
   void borrowed(std::size_t bytes) {
@@ -143,6 +155,15 @@ class Pool {
     }
   }
 
+  void keep_back(std::byte* p, std::size_t size) noexcept {
+    try {
+      kept_back_.emplace_back(p, size);
+      stats_.reserved += size;
+    } catch (const std::bad_alloc&) {
+      // Lost, rather than written to while the GPU reads it.
+    }
+  }
+
   void add_live(std::size_t bytes) {
     if (bytes >= kLarge) large_.insert(bytes);
     stats_.live += bytes;
@@ -176,7 +197,7 @@ class Pool {
     for (auto it = large_.rbegin(); it != large_.rend() && named < 5; ++it, ++named)
       largest += (named ? ", " : "") + std::to_string(*it);
     fail_with(Code::memory, "out of memory", source_.name(), ": asked for ", size, " bytes with ", stats_.live,
-              " in use; the largest tensors hold ", largest.empty() ? "less than 1 MiB each" : largest + " bytes",
+              " in use", stats_.reserved > 0 ? " and " + std::to_string(stats_.reserved) + " kept for recorded work" : std::string(), "; the largest tensors hold ", largest.empty() ? "less than 1 MiB each" : largest + " bytes",
               "; try a smaller batch or length, or a backward mode that saves less");
   }
 
@@ -186,6 +207,8 @@ class Pool {
   std::multiset<std::size_t> large_;
   std::list<Recorded> recorded_;
   Recorded* recording_ = nullptr;  // the last of them, while it goes on
+  std::set<std::byte*> younger_;   // taken since it began
+  std::vector<std::pair<std::byte*, std::size_t>> kept_back_;  // given back since, but older
   MemoryStats stats_;
   std::size_t limit_;
 };

@@ -53,6 +53,7 @@ void Replay::record(const std::function<void()>& work) {
     } catch (...) {
       if (began) cuda::end_recording(where, false);
       made->memory = pool.end_recording();
+      Generator::Recording::swap(draws.states());
       throw;
     }
     made->memory = pool.end_recording();

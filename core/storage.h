@@ -14,6 +14,7 @@ struct MemoryStats {
   std::size_t peak = 0;         // highest `live` since reset_memory_peak()
   std::size_t saved = 0;        // of the live bytes, those a tape keeps for its backward pass (each block once)
   std::size_t pooled = 0;       // freed, kept for reuse
+  std::size_t reserved = 0;     // freed, kept for work that was recorded (Replay)
   std::size_t from_system = 0;  // times the pool had to ask the operating system; steady work adds none
 };
 MemoryStats memory_stats(Device device = {});

@@ -12,7 +12,7 @@ class AdamWOptimizer {
   explicit AdamWOptimizer(const AdamW& options = {}) : options_(options) {}
 
   /// One update of each parameter that has a gradient, at this learning rate; with the norm of the gradients (norm_of), clipped to a largest one.
-  /// The first call makes the state. If it throws, no parameter and no moment has changed.
+  /// Where that norm is not finite, only steps() changes. The first call makes the state. If it throws, no parameter and no moment has changed.
   void step(const NamedParameters& parameters, const Gradients& gradients, double lr, const Clip& clip = {});
   /// Makes zero state for what has none yet; a parameter of another shape than its state is an error.
   void prepare(const NamedParameters& parameters);

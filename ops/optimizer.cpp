@@ -47,6 +47,7 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
   check(step >= 1, "adamw_step: step ", step, " must count from 1");
   check(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "adamw_step: betas ", o.beta1, " and ", o.beta2, " must be in [0, 1)");
   check(clip.max >= 0, "adamw_step: the largest norm ", clip.max, " must not be negative");
+  check(clip.max == 0 || clip.norm, "adamw_step: to clip to ", clip.max, " it needs the norm (norm_of)");
   for (const AdamWUpdate& u : updates)
     check(!clip.norm || (clip.norm.numel() == 1 && clip.norm.dtype() == DType::f64 && clip.norm.device() == u.w->device()),
           "adamw_step: the norm must be one f64 on ", u.w->device());
@@ -106,7 +107,7 @@ void sgd_step(Tensor& w, const Tensor& gradient, double lr, double weight_decay,
 
 // Pieces are summed one by one, and their sums in order: the same for any number of threads.
 Tensor norm_of(std::span<const Tensor> all, const Tensor& loss) {
-  const Device device = all.empty() ? Device{} : all[0].device();
+  const Device device = !all.empty() ? all[0].device() : loss ? loss.device() : Device{};
   const auto pieces_of = [](const Tensor& x) { return (x.numel() + kPiece - 1) / kPiece; };
   Index pieces = 0;
   for (const Tensor& x : all) {
@@ -139,6 +140,7 @@ Tensor norm_of(std::span<const Tensor> all, const Tensor& loss) {
     });
     first += pieces_of(x);
   }
+  check(!loss || (loss.numel() == 1 && loss.device() == device), "norm_of: the loss must be one number on ", device);
   const Tensor exact_loss = loss ? to(loss, device.is_cpu() ? DType::f64 : DType::f32) : loss;
   if constexpr (kHasCuda)
     if (device.is_cuda()) {

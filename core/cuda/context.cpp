@@ -184,7 +184,7 @@ void clear(Cuda where, void* device, std::size_t bytes) {
 // ---- recording -----------------------------------------------------------------------------------------
 struct Graph {
   cudaGraphExec_t exec = nullptr;
-  ~Graph() { (void)cudaGraphExecDestroy(exec); }  // what runs still ends
+  ~Graph() { if (exec) (void)cudaGraphExecDestroy(exec); }  // what runs still ends
 };
 void begin_recording(Cuda where) {
   check_alive(where.device);

@@ -24,7 +24,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr Index kTimed = 6;                              // steps by which --seconds judges the rest
+constexpr Index kWarm = 2, kTimed = 6;                   // steps between which --seconds judges the rest: the first make plans and recordings
 constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbers apart from rows'
 
 class Run {
@@ -39,7 +39,7 @@ class Run {
   void loop(Progress* progress);
   /// Of several ranks the first alone writes and speaks.
   bool is_first() const { return met_.rank() == 0; }
-  void fit_seconds(double elapsed);
+  void fit_seconds(double elapsed, double step);
   void save(Progress& progress);
   void sample(Progress& progress);
   bool write(const std::string& name, const std::string& content, Progress& progress);
@@ -84,7 +84,7 @@ class Run {
   std::unique_ptr<Log> log_;
   Index first_ = 0, saved_ = -1;  // steps at the start, and of the last good checkpoint
   std::string sample_;
-  Clock::time_point began_ = Clock::now();
+  Clock::time_point began_ = Clock::now(), warm_;
 };
 
 // Everything that may refuse, the cheap first.
@@ -119,12 +119,12 @@ void Run::prepare() {
 }
 
 // From the first steps' time: how many fit. From here on the run is one of that many --steps.
-void Run::fit_seconds(double elapsed) {
+void Run::fit_seconds(double elapsed, double step) {
   // In steps, of which forward, all that evaluations and samples do, is a third.
-  const double step = elapsed / static_cast<double>(kTimed), tokens = 3 * static_cast<double>(s_.batch * s_.accumulate);
+  const double start = elapsed - step * static_cast<double>(kTimed), tokens = 3 * static_cast<double>(s_.batch * s_.accumulate);
   const double evaluation = static_cast<double>(s_.eval_rows) / tokens, sample = s_.is_life() ? 0 : static_cast<double>(s_.tokens) / tokens;
   const double beside = evaluation / static_cast<double>(s_.eval_every) + (s_.sample_every > 0 ? sample / static_cast<double>(s_.sample_every) : 0);
-  const double steps = (s_.seconds / step - 5 * evaluation - sample) / (1 + beside);  // the last evaluation is four times as long
+  const double steps = ((s_.seconds - start) / step - 5 * evaluation - sample) / (1 + beside);  // the last evaluation is four times as long
   s_.steps = std::max({static_cast<Index>(steps), 2 * kTimed, s_.warmup + 1});
 }
 
@@ -176,7 +176,11 @@ void Run::loop(Progress* progress) {
     const double seconds = seconds_since(before);
     const Index done = trainer_->steps();
     stop_ = step.stop || (met_.size() == 1 && interrupted());
-    if (fits && done == kTimed) fit_seconds(grid_.sum({is_first() ? seconds_since(began_) : 0.0})[0]);
+    if (fits && done == kWarm) warm_ = Clock::now();
+    if (fits && done == kTimed) {
+      const std::vector<double> taken = grid_.sum(is_first() ? std::vector{seconds_since(began_), seconds_since(warm_)} : std::vector{0.0, 0.0});
+      fit_seconds(taken[0], taken[1] / static_cast<double>(kTimed - kWarm));
+    }
     const bool last = done == s_.steps;
     Line line{.step = done,
               .loss = step.loss,

@@ -35,6 +35,7 @@ hilt::RankGrid::Part Trainer::part_of(const hilt::Batch& whole) const {
 
 // The mean over all targets is, of each rank, the mean over its own times their share; gradients of such losses add up over ranks.
 void Trainer::load(Index batch, Index accumulate) {
+  if (micro_batches_.size() != static_cast<std::size_t>(accumulate)) replay_ = hilt::Replay(device_);
   micro_batches_.resize(static_cast<std::size_t>(accumulate));
   for (Rows& mine : micro_batches_) {
     const hilt::Batch whole = task_->batch(hilt::Split::train, rows_, batch);
@@ -44,8 +45,9 @@ void Trainer::load(Index batch, Index accumulate) {
                                            : static_cast<double>(hilt::count_targets(part.batch.targets)) /
                                                  static_cast<double>(hilt::count_targets(whole.targets));
     const auto put = [&](Tensor& to, const Tensor& from) {
-      if (device_.is_cpu() || !to || to.shape() != from.shape()) to = hilt::moved(from, device_);
-      else hilt::copy(to, hilt::moved(from, device_));
+      if (device_.is_cuda() && to && to.shape() == from.shape()) return hilt::copy(to, hilt::moved(from, device_));
+      to = hilt::moved(from, device_);
+      if (replay_.is_recorded()) replay_ = hilt::Replay(device_);  // it reads where the old ones are
     };
     put(mine.part.batch.inputs, part.batch.inputs);
     put(mine.part.batch.targets, part.batch.targets);
@@ -102,6 +104,8 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool s
 
 // Once more, looking where it begins.
 void Trainer::explain(double loss, const hilt::RandomKey& noise) {
+  loss_ = {}, norm_ = {}, gradients_ = {};
+  replay_ = hilt::Replay(device_);  // its memory serves what follows
   std::string why;
   for (const hilt::NamedParameter& parameter : parameters_)
     if (why.empty() && !std::isfinite(hilt::global_norm(std::span(parameter.tensor, 1))))

@@ -11,10 +11,10 @@
 #include "ops/hilbert/attention.h"
 #include <array>
 #include <cmath>
-#include <list>
-#include <mutex>
 #include <limits>
+#include <list>
 #include <map>
+#include <mutex>
 #include "core/text.h"
 #include "ops/hilbert/call.h"
 #include "ops/hilbert/groups.h"
@@ -388,7 +388,7 @@ Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
     std::vector<std::int32_t> index;
     Tensor there;
   };
-  constexpr std::size_t kKept = 16;
+  constexpr std::size_t kKept = 16, kKeptTokens = std::size_t{16} << 20;
   static std::mutex mutex;
   static auto& recent = *new std::list<Kept>;  // outlives every device
   const std::lock_guard lock(mutex);
@@ -398,7 +398,9 @@ Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
       return at->there;
     }
   recent.push_front({device, index, made()});
-  if (recent.size() > kKept) recent.pop_back();
+  std::size_t tokens = 0;
+  for (const Kept& k : recent) tokens += k.index.size();
+  for (; recent.size() > kKept || (recent.size() > 2 && tokens > kKeptTokens); recent.pop_back()) tokens -= recent.back().index.size();
   return recent.front().there;
 }
 

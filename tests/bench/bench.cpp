@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <string_view>
 #include "core/parallel.h"
 #include "core/tape.h"
 #include "ops/gemm.h"
@@ -164,13 +165,16 @@ BENCHMARK(chain_bare_neg)->Name("the same two kernels, no tape");
 }  // namespace
 
 int main(int argc, char** argv) try {
-  for (int i = 1; i + 1 < argc; ++i)
-    if (!std::strcmp(argv[i], "--device")) {
-      device = device_named(argv[i + 1]);
-      std::copy(argv + i + 2, argv + argc + 1, argv + i);
-      argc -= 2;
-      break;
-    }
+  const std::string_view flag = "--device=";
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view given = argv[i];
+    const int taken = given.starts_with(flag) ? 1 : given == "--device" && i + 1 < argc ? 2 : 0;
+    if (taken == 0) continue;
+    device = device_named(taken == 1 ? given.substr(flag.size()) : argv[i + 1]);
+    std::copy(argv + i + taken, argv + argc + 1, argv + i);
+    argc -= taken;
+    break;
+  }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return static_cast<int>(Code::usage);
   benchmark::RunSpecifiedBenchmarks();

@@ -443,6 +443,7 @@ TEST(Pool, ARecordingsBlocksServeNobodyElse) {
   pool.give(between, 2000);
   const auto recorded = pool.end_recording();
   EXPECT_EQ(pool.stats().pooled, 0U);
+  EXPECT_EQ(pool.stats().reserved, 2048U);
   EXPECT_EQ(pool.stats().live, 1000U);
 
   pool.give(kept, 1000);
@@ -460,6 +461,32 @@ TEST(Pool, ARecordingsBlocksServeNobodyElse) {
   EXPECT_EQ(pool.stats().live, 0U);
   pool.release();
   EXPECT_EQ(Counting::given, Counting::taken);
+}
+
+TEST(Pool, WhatARecordingMayReadIsKeptBack) {
+  Pool<Counting> pool({}, std::size_t{1} << 20);
+  const auto input = pool.take(1000), scratch = pool.take(1000);
+  pool.begin_recording();
+  EXPECT_ANY_THROW(pool.begin_recording());
+  pool.give(scratch, 1000);  // read before that at most
+  EXPECT_EQ(pool.take(1000), scratch);
+  const auto recorded = pool.end_recording();
+  const auto other = pool.take(1000);
+  pool.give(input, 1000);  // a cache lets go of it
+  EXPECT_EQ(pool.stats().reserved, 1024U);
+  pool.give(other, 1000);
+  EXPECT_EQ(pool.take(1000), other) << "came after the recording";
+  EXPECT_NE(pool.take(1000), input);
+
+  pool.begin_recording();  // another one: what came before it may be read too
+  const auto second = pool.end_recording();
+  pool.give(other, 1000);
+  EXPECT_NE(pool.take(1000), other);
+  pool.unreserve(recorded);
+  EXPECT_EQ(pool.stats().reserved, 2048U);
+  pool.unreserve(second);
+  EXPECT_EQ(pool.stats().reserved, 0U);
+  EXPECT_EQ(pool.stats().pooled, 2048U);
 }
 
 TEST(Pool, ARecordingsTensorsMayOutliveIt) {

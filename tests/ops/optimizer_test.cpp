@@ -266,6 +266,8 @@ TEST(Clip, Refusals) {
   const AdamWUpdate one{&w, ones({3}), &m, &v};
   EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f64), -1}); }, "adamw_step", {"-1"}));
   EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f32), 1}); }, "adamw_step", {"norm", "f64"}));
+  EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {{}, 1}); }, "adamw_step", {"needs the norm"}));
+  EXPECT_TRUE(refuses([&] { (void)norm_of({}, zeros({2})); }, "norm_of", {"one number"}));
   EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {full({2}, 1.0, DType::f64), 1}); }, "adamw_step", {"norm", "f64"}));
 }
 

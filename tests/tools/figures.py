@@ -97,7 +97,7 @@ def ring(figures):
     for (_, length, pattern), by in best.items():
         first = by[min(by)]
         name = f"{'causal ' if first['causal'] != 'none' else ''}`{pattern}`, {length:,} tokens"
-        cell = lambda n: f"{by[n]['ms']:.4g} ms" + (f" ({by[n]['efficiency']:.2f})" if n > 1 and "efficiency" in by[n] else "") if n in by else ""
+        cell = lambda n: f"{by[n]['ms']:.4g} ms" + (f" ({by[1]['ms'] / by[n]['ms'] / n:.2f})" if n > 1 and 1 in by else "") if n in by else ""
         sent, peak = by[4]["bytes_sent"], by[4].get("peak_bytes_a_gpu", by[4].get("peak_bytes"))
         lines.append(f"| {name} | {cell(1)} | {cell(2)} | {cell(4)} | {size(max(sent) if isinstance(sent, list) else sent)} | {size(max(peak) if isinstance(peak, list) else peak)} |")
     times = lambda length, by: " and ".join(f"{f['ms']:.4g}" for n in (2, 4) for f in figures if f.get("who", "").endswith("context parallel, " + by) and (f["length"], f["gpus"]) == (length, n))
