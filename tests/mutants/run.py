@@ -5,7 +5,7 @@
 
 mutants.txt lists them: a name, a file, the exact text to replace (once in that file), its replacement, and the tests that must
 fail. The tree is copied, so the working tree is never touched; one build directory is reused, so a mutant costs one compiled
-file and a link. A mutant that survives, or no longer applies, is a failure. The last line counts.
+file and a link. A mutant that survives, or no longer applies (chosen or not), is a failure. The last line counts.
 """
 import argparse
 import os
@@ -60,7 +60,7 @@ def main():
     parser.add_argument("--every", type=int, default=1, metavar="N", help="the first of every N, in the order of the file")
     parser.add_argument("names", nargs="*", help="these alone")
     args = parser.parse_args()
-    mutants = read_mutants()
+    mutants = every = read_mutants()
     unknown = set(args.names) - {m["name"] for m in mutants}
     if unknown:
         sys.exit(f"mutants: error: no mutant named {', '.join(sorted(unknown))}; see --list")
@@ -89,6 +89,11 @@ def main():
             sys.exit(f"mutants: error: {test}: must run and pass without a mutant:\n{sound.stdout[-1500:]}")
 
     killed = failed = 0
+    for m in every:
+        times = (ROOT / m["file"]).read_text().count(m["from"])
+        if m not in mutants and times != 1:
+            failed += 1
+            print(f"{m['name']:44} DOES NOT APPLY: its text stands {times} times in {m['file']}", flush=True)
     for m in mutants:
         start = time.monotonic()
         binary, gtest_filter = m["test"].split(maxsplit=1)
