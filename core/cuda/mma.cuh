@@ -71,16 +71,4 @@ __device__ __forceinline__ std::uint32_t pack_pair<f16>(float first, float secon
   return x;
 }
 
-/// 2^x and log2 x, to two units in the last place; subnormals count as zero.
-__device__ __forceinline__ float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float fast_log2(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 }  // namespace hilt::cuda

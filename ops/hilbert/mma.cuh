@@ -2,6 +2,7 @@
 #include <limits>
 #include "core/cuda/mma.cuh"
 #include "ops/hilbert/attends.h"
+#include "ops/hilbert/merge.cuh"
 #include "ops/hilbert/mma.h"
 #include "ops/hilbert/problem.cuh"
 
@@ -17,7 +18,6 @@ namespace hilt::kernels::tensor_cores {
 using namespace cuda;
 
 constexpr int kTile = static_cast<int>(Tiling::kTile);
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 // ---- operands ----------------------------------------------------------------------------------------------
 

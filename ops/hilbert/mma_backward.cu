@@ -91,7 +91,7 @@ __device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float less = kKeys ? (i % 2 ? l.y : l.x) : x.lse[m][i / 2], delta = kKeys ? (i % 2 ? d.y : d.x) : x.delta[m][i / 2];
-        const float weight = fast_exp2(fmaf(s[m][c][i], f.scale_log2, less));
+        const float weight = exp2_fast(fmaf(s[m][c][i], f.scale_log2, less));
         t[m][c][i] = weight * fmaf(t[m][c][i], factor, -delta);
         s[m][c][i] = weight;
       }

@@ -57,7 +57,7 @@ __device__ __forceinline__ void go_on(Softmax<W>& x, int m, float (&s)[kN][4], f
     high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
     high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
     const float before = x.shift[m][h], top = fmaxf(before, high * scale), shift = top == -INFINITY ? 0.0f : top;
-    const float factor = fast_exp2(before - shift);
+    const float factor = exp2_fast(before - shift);
     x.shift[m][h] = top;
     float part[2] = {};
 #pragma unroll
@@ -65,7 +65,7 @@ __device__ __forceinline__ void go_on(Softmax<W>& x, int m, float (&s)[kN][4], f
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float& p = s[c][2 * h + j];
-        p = fast_exp2(fmaf(p, scale, -shift));
+        p = exp2_fast(fmaf(p, scale, -shift));
         part[j] += p;
       }
     x.sum[m][h] = fmaf(x.sum[m][h], factor, part[0] + part[1]);
@@ -95,15 +95,6 @@ __device__ __forceinline__ void meet(Softmax<W>& x, const Problem& p, float scal
   for (int m = 0; m < kM; ++m) go_on(x, m, s[m], scale);
   if (p.sizes.dropout > 0) drop<kN>(s, kept);
   add_weighted<T, W>(x.o, s, v);
-}
-
-/// The log-sum-exp of a part and of what was there before; keep and share: what O of either is multiplied with.
-__device__ __forceinline__ float merged(float there, float here, float& keep, float& share) {
-  const float top = fmaxf(there, here), known = top == -INFINITY ? 0.0f : top;
-  const float a = fast_exp2((there - known) * kLog2e), b = fast_exp2((here - known) * kLog2e), both = a + b;
-  keep = both == 0 ? 0.0f : a / both;
-  share *= both == 0 ? 0.0f : b / both;
-  return known + fast_log2(both) * kLn2;
 }
 
 template <class T, int W>
@@ -158,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 2) mma_forward_kernel(const __grid_c
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const float shift = x.shift[m][half] == -INFINITY ? 0.0f : x.shift[m][half];
-      float l = (shift + fast_log2(sum)) * kLn2, keep = 0, share = sum == 0 ? 0.0f : 1 / sum;
+      float l = (shift + log2_fast(sum)) * kLn2, keep = 0, share = sum == 0 ? 0.0f : 1 / sum;
       if (!f.fresh) l = merged(lse[token], l, keep, share);
       __syncwarp();  // all four lanes of a row have read
       share *= f.multiplier;

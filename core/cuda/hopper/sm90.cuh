@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "core/cuda/hopper/wgmma.cuh"
+#include "core/cuda/powers.cuh"
 #include "core/dtype.h"
 
 // Thin wrappers over the instructions of sm_90a that our kernels use.
@@ -167,16 +168,6 @@ __device__ __forceinline__ void store_matrix(std::uint32_t at, std::uint32_t a, 
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b),
                "r"(c), "r"(d)
                : "memory");
-}
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 /// Two floats as bf16, the first in the low half.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {

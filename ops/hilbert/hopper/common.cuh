@@ -5,6 +5,7 @@
 #include "core/cuda/launch.cuh"
 #include "ops/hilbert/attends.h"
 #include "ops/hilbert/hopper/segments.h"
+#include "ops/hilbert/merge.cuh"
 #include "ops/hilbert/on_device.h"
 
 // What the Hopper attention kernels share.
@@ -16,7 +17,6 @@ using namespace cuda::hopper;
 
 constexpr int kTile = 128;                // queries and keys of a tile
 constexpr int kThreads = 3 * kWarpgroup;  // one warpgroup loads, two multiply
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr Index kMaxHeads = 256;  // as many as travel with a launch
 
 /// Rows of one tensor; strides in elements.

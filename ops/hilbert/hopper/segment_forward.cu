@@ -122,16 +122,6 @@ __device__ __forceinline__ void rescale(float (&o)[N], const float (&factor)[2])
     o[4 * c] *= factor[0], o[4 * c + 1] *= factor[0], o[4 * c + 2] *= factor[1], o[4 * c + 3] *= factor[1];
 }
 
-/// The log-sum-exp of a part and of what was there before; keep and share: what O of either is multiplied
-/// with.
-__device__ __forceinline__ float merged(float there, float here, float& keep, float& share) {
-  const float top = fmaxf(there, here), known = top == -INFINITY ? 0.0f : top;
-  const float a = exp2_fast((there - known) * kLog2e), b = exp2_fast((here - known) * kLog2e), both = a + b;
-  keep = both == 0 ? 0.0f : a / both;
-  share *= both == 0 ? 0.0f : b / both;
-  return known + log2_fast(both) * kLn2;
-}
-
 template <int D, bool kAhead, bool kTurns, bool kLists, bool kMerges>
 __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __grid_constant__ Forward p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
