@@ -15,8 +15,8 @@
 #include <iostream>
 #include <optional>
 
-#include "outputs.h"
-#include "program.h"
+#include "program/outputs.h"
+#include "program/program.h"
 
 using namespace hilt;
 

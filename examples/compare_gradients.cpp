@@ -13,8 +13,8 @@
 #include <iostream>
 
 #include "compare/lesson.h"
-#include "outputs.h"
-#include "program.h"
+#include "program/outputs.h"
+#include "program/program.h"
 
 namespace {
 

@@ -13,10 +13,10 @@
 #include <iostream>
 
 #include "compare/arrangement.h"
-#include "outputs.h"
-#include "program.h"
-#include "report/html.h"
-#include "report/text.h"
+#include "program/outputs.h"
+#include "program/program.h"
+#include "program/report/html.h"
+#include "program/report/text.h"
 
 using namespace hilt;
 using report::format;

@@ -13,7 +13,7 @@
 //   loss one step down = 4.7336
 #include <hilt/hilt.h>
 #include <iostream>
-#include "program.h"
+#include "program/program.h"
 
 using namespace hilt;
 

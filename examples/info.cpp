@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include "program.h"
+#include "program/program.h"
 
 namespace {
 

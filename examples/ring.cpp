@@ -15,8 +15,8 @@
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include "program.h"
-#include "ranks.h"
+#include "program/program.h"
+#include "program/ranks.h"
 
 using namespace hilt;
 

@@ -9,8 +9,8 @@
 //   train --sample-only --prompt 'Mia has a'       text from the last checkpoint
 //
 // Writes log.jsonl, checkpoints, samples and report.html to --out.
-#include "program.h"
-#include "ranks.h"
+#include "program/program.h"
+#include "program/ranks.h"
 #include "train/run.h"
 
 int main(int argc, char** argv) {

@@ -8,7 +8,7 @@
 #include <set>
 #include <string_view>
 #include "ops/ops.h"
-#include "nn/safetensors.h"
+#include "core/io/safetensors.h"
 
 namespace hilt {
 namespace {

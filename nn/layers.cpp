@@ -1,7 +1,7 @@
 #include "nn/layers.h"
 #include <array>
 #include "ops/ops.h"
-#include "core/text.h"
+#include "core/io/text.h"
 
 namespace hilt {
 namespace {

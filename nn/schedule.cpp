@@ -3,7 +3,7 @@
 #include <array>
 #include <cmath>
 #include <numbers>
-#include "core/text.h"
+#include "core/io/text.h"
 
 namespace hilt {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 #include "ops/ops.h"
-#include "core/text.h"
+#include "core/io/text.h"
 
 namespace hilt {
 namespace {

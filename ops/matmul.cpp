@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 #include "core/tape.h"
-#include "ops/gemm.h"
+#include "ops/gemm/gemm.h"
 #include "ops/helpers.h"
 #include "ops/ops.h"
 

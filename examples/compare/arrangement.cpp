@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "../report/grid.h"
-#include "../report/text.h"
+#include "../program/report/grid.h"
+#include "../program/report/text.h"
 
 namespace compare {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <set>
 
-#include "../report/text.h"
+#include "../program/report/text.h"
 #include "exact.h"
 #include "lesson.h"
 

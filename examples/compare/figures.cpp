@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../report/chart.h"
-#include "../report/grid.h"
-#include "../report/svg.h"
-#include "../report/text.h"
+#include "../program/report/chart.h"
+#include "../program/report/grid.h"
+#include "../program/report/svg.h"
+#include "../program/report/text.h"
 #include "words.h"
 
 namespace compare {

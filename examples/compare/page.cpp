@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../report/html.h"
-#include "../report/text.h"
+#include "../program/report/html.h"
+#include "../program/report/text.h"
 #include "figures.h"
 #include "lesson.h"
 #include "source.h"

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "../program.h"
+#include "../program/program.h"
 #include "lesson.h"
 
 namespace compare {

@@ -2,7 +2,7 @@
 #include <ostream>
 #include <sstream>
 
-#include "../report/text.h"
+#include "../program/report/text.h"
 #include "lesson.h"
 #include "words.h"
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "../report/text.h"
+#include "../program/report/text.h"
 
 namespace compare {
 using report::format;

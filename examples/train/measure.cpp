@@ -39,24 +39,24 @@ hilt::AdamW adamw_of(const Settings& s) {
 }
 hilt::DType dtype_of(const Settings& s) { return s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32; }
 
-double exact_cost(const Settings& s, const hilt::Task& task, Index rows) {
+double exact_cost(const Settings& s, const Task& task, Index rows) {
   if (s.task != "stories") return -1;
   std::vector<std::int32_t> inputs(static_cast<std::size_t>(task.length())), targets(inputs.size());
   double total = 0;
   for (Index r = 0; r < rows; ++r) {
-    task.row(hilt::Split::validation, r, inputs.data(), targets.data());
-    for (const double cost : hilt::story_grammar().costs(task.vocabulary().decode(targets))) total += cost;
+    task.row(Split::validation, r, inputs.data(), targets.data());
+    for (const double cost : story_grammar().costs(task.vocabulary().decode(targets))) total += cost;
   }
   return total / static_cast<double>(rows * task.length());
 }
 
-Start measure_start(const Settings& s, const hilt::Task& task, const hilt::TransformerConfig& config, hilt::Device device) {
+Start measure_start(const Settings& s, const Task& task, const hilt::TransformerConfig& config, hilt::Device device) {
   constexpr Index kCounted = 1 << 16;  // tokens, enough for two digits of a bigram's entropy
-  const hilt::Yardsticks y = hilt::yardsticks(task, std::max<Index>(1, kCounted / task.length()));
+  const Yardsticks y = yardsticks(task, std::max<Index>(1, kCounted / task.length()));
   Start start{.uniform = y.uniform, .unigram = y.unigram, .bigram = y.bigram};
   if (s.task == "stories") {
-    start.floor = hilt::story_grammar().floor(s.context);
-    start.floor_without_memory = hilt::story_grammar().floor_without_memory(s.context);
+    start.floor = story_grammar().floor(s.context);
+    start.floor_without_memory = story_grammar().floor_without_memory(s.context);
   } else if (s.is_life()) {
     start.floor = 0;  // the next board follows from this one
   }
@@ -67,7 +67,7 @@ Start measure_start(const Settings& s, const hilt::Task& task, const hilt::Trans
   return start;
 }
 
-std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const hilt::Task> task, hilt::Device device) {
+std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Task> task, hilt::Device device) {
   const std::string segment = "segment:16";
   std::vector<Control> controls{{"curve segments", "hilbert:" + s.grid, segment, 0, {}},
                                 {"raster segments", "row:" + s.grid, segment, 0, {}}};

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "../report/text.h"
+#include "../program/report/text.h"
 
 namespace train {
 namespace {

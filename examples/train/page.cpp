@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../program.h"
-#include "../report/chart.h"
-#include "../report/html.h"
-#include "../report/text.h"
+#include "../program/program.h"
+#include "../program/report/chart.h"
+#include "../program/report/html.h"
+#include "../program/report/text.h"
 #include "run.h"
 
 namespace train {

@@ -7,7 +7,7 @@
 #include <iostream>
 #include <limits>
 
-#include "../report/text.h"
+#include "../program/report/text.h"
 
 namespace train {
 

@@ -11,9 +11,9 @@
 #include <iostream>
 #include <sstream>
 
-#include "../outputs.h"
-#include "../program.h"
-#include "../report/text.h"
+#include "../program/outputs.h"
+#include "../program/program.h"
+#include "../program/report/text.h"
 #include "progress.h"
 
 namespace train {
@@ -72,7 +72,7 @@ class Run {
   hilt::Device device_;
   bool stop_ = false;  // all ranks agree
   std::optional<hilt::Checkpoint> from_;
-  std::shared_ptr<const hilt::Task> task_;
+  std::shared_ptr<const Task> task_;
   hilt::TransformerConfig config_;
   std::optional<Trainer> trainer_;
   MemoryPlan memory_;
@@ -103,8 +103,8 @@ void Run::prepare() {
     hilt::fail("--out (", s_.out, "): holds a run already, up to ", hilt::checkpoint_name(steps.back()),
                "; go on with --resume, or name another directory");
   }
-  std::optional<hilt::Vocabulary> vocabulary;
-  if (from_) vocabulary = hilt::Vocabulary::from_text(from_->get("vocabulary"));
+  std::optional<Vocabulary> vocabulary;
+  if (from_) vocabulary = Vocabulary::from_text(from_->get("vocabulary"));
   config_ = model_config(s_, 2);  // refuses what cannot be, before a long text is read
   task_ = make_task(s_, vocabulary);
   config_ = model_config(s_, task_->vocabulary().size());

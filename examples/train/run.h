@@ -37,10 +37,10 @@ int run(const program::Options& options, Settings s, const hilt::Comm& met = {})
 
 /// Nats a character that the grammar itself pays on the first rows of the validation split; -1 for other
 /// tasks.
-double exact_cost(const Settings& s, const hilt::Task& task, Index rows);
-Start measure_start(const Settings& s, const hilt::Task& task, const hilt::TransformerConfig& config, hilt::Device device);
+double exact_cost(const Settings& s, const Task& task, Index rows);
+Start measure_start(const Settings& s, const Task& task, const hilt::TransformerConfig& config, hilt::Device device);
 /// life: the same model with segments along the curve, and along rows: equally many keys for each cell.
-std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const hilt::Task> task, hilt::Device device);
+std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Task> task, hilt::Device device);
 hilt::AdamW adamw_of(const Settings& s);
 hilt::DType dtype_of(const Settings& s);
 

@@ -9,13 +9,13 @@
 #include <limits>
 #include <numeric>
 
-#include "../program.h"
+#include "../program/program.h"
 
 namespace train {
 namespace {
 
 /// A token by the model's logits: temperature, then the likeliest only, then one draw.
-std::int32_t pick(std::span<const float> logits, const Settings& s, hilt::Draws& draws) {
+std::int32_t pick(std::span<const float> logits, const Settings& s, Draws& draws) {
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(order, std::greater{},
@@ -41,10 +41,10 @@ std::int32_t pick(std::span<const float> logits, const Settings& s, hilt::Draws&
 
 }  // namespace
 
-std::string sample_text(const hilt::Transformer& model, const hilt::Vocabulary& vocabulary, const Settings& s,
+std::string sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s,
                         hilt::RandomKey key) {
   const hilt::Tape::Pause pause;
-  hilt::Draws draws(key);
+  Draws draws(key);
   const std::int32_t newline = std::max(vocabulary.find(U'\n'), 0);
   std::vector<std::int32_t> written = vocabulary.encode(s.prompt, "--prompt");
   if (s.task == "stories" || written.empty()) written.insert(written.begin(), newline);
@@ -79,7 +79,7 @@ std::string sample_board(const hilt::Transformer& model, const Settings& s, Inde
   const hilt::Tape::Pause pause;
   const hilt::Grid grid = board_of(s);
   const auto task = make_task(s);
-  const hilt::Batch b = task->batch(hilt::Split::validation, number, 1);
+  const hilt::Batch b = task->batch(Split::validation, number, 1);
   const hilt::Tensor guess = hilt::moved(hilt::argmax(model.logits(b.inputs)), {});
   const auto *const in = b.inputs.data<std::int32_t>(), *const truth = b.targets.data<std::int32_t>();
   const auto* const out = guess.data<std::int64_t>();
@@ -185,7 +185,7 @@ void follow_up_sample(program::Options& options, Settings& s) {
 int sample_from_checkpoint(const Settings& s) {
   const hilt::Checkpoint checkpoint(s.out + '/' +
                                     hilt::checkpoint_name(hilt::checkpoint_steps(s.out).back()));
-  const hilt::Vocabulary vocabulary = hilt::Vocabulary::from_text(checkpoint.get("vocabulary"));
+  const Vocabulary vocabulary = Vocabulary::from_text(checkpoint.get("vocabulary"));
   const hilt::TransformerConfig config = model_config(s, vocabulary.size());
   hilt::Transformer model =
       hilt::make_transformer(config, 0, s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32);

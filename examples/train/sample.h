@@ -7,7 +7,7 @@ namespace train {
 
 /// Continues `prompt` by `s.tokens` tokens. The model always sees a row of its full context, of which what is
 /// not yet written cannot matter: patterns and orders are then those it was trained with.
-std::string sample_text(const hilt::Transformer& model, const hilt::Vocabulary& vocabulary, const Settings& s,
+std::string sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s,
                         hilt::RandomKey key);
 
 /// An unseen board, the model's next board, and where it is wrong.

@@ -4,7 +4,7 @@
 #include <iostream>
 #include <limits>
 
-#include "../program.h"
+#include "../program/program.h"
 
 namespace train {
 
@@ -163,11 +163,11 @@ std::map<std::string, std::string> decisive(const program::Options& options, con
   return out;
 }
 
-std::unique_ptr<hilt::Task> make_task(const Settings& s, const std::optional<hilt::Vocabulary>& vocabulary) {
+std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary) {
   const auto seed = static_cast<std::uint64_t>(s.seed);
-  if (s.task == "stories") return hilt::stories_task(s.context, seed);
-  if (s.is_life()) return hilt::life_task(board_of(s).height, board_of(s).width, seed);
-  return hilt::text_task(s.text, s.vocabulary == "bytes" ? hilt::Alphabet::bytes : hilt::Alphabet::characters,
+  if (s.task == "stories") return stories_task(s.context, seed);
+  if (s.is_life()) return life_task(board_of(s).height, board_of(s).width, seed);
+  return text_task(s.text, s.vocabulary == "bytes" ? Alphabet::bytes : Alphabet::characters,
                          s.context, seed, vocabulary);
 }
 

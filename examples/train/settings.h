@@ -6,13 +6,13 @@
 #include <optional>
 #include <string>
 
-#include "../options.h"
+#include "../program/options.h"
+#include "tasks/stories.h"
+#include "tasks/task.h"
 
 // Private to train and sample: what one may ask for, and what follows from it.
 
 namespace train {
-
-using hilt::Index;
 
 /// The options, under their names. Defaults are those of the task `stories`; adopt() knows the others'.
 struct Settings {
@@ -53,8 +53,8 @@ void check_settings(const program::Options& options, const Settings& s);
 /// must share.
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s);
 
-std::unique_ptr<hilt::Task> make_task(const Settings& s,
-                                      const std::optional<hilt::Vocabulary>& vocabulary = std::nullopt);
+std::unique_ptr<Task> make_task(const Settings& s,
+                                      const std::optional<Vocabulary>& vocabulary = std::nullopt);
 /// A model of inputs and outputs of `symbols` kinds.
 hilt::TransformerConfig model_config(const Settings& s, Index symbols);
 hilt::Schedule schedule_of(const Settings& s);

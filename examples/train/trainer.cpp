@@ -14,7 +14,7 @@ constexpr std::uint64_t kNoiseSeed =
 
 }  // namespace
 
-Trainer::Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const hilt::Task> task,
+Trainer::Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const Task> task,
                  std::uint64_t seed, hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device,
                  const hilt::RankGrid& grid)
     : device_(device),
@@ -38,7 +38,7 @@ void Trainer::load(Index batch, Index accumulate) {
   if (micro_batches_.size() != static_cast<std::size_t>(accumulate)) replay_ = hilt::Replay(device_);
   micro_batches_.resize(static_cast<std::size_t>(accumulate));
   for (Rows& mine : micro_batches_) {
-    const hilt::Batch whole = task_->batch(hilt::Split::train, rows_, batch);
+    const hilt::Batch whole = task_->batch(Split::train, rows_, batch);
     rows_ += batch;
     hilt::RankGrid::Part part = part_of(whole);
     mine.share = grid_.world().size() == 1 ? 1
@@ -130,7 +130,7 @@ Evaluation Trainer::evaluate(Index rows, Index batch) {
   std::vector<double> sums(3);  // of losses, of targets that were hit, of targets
   for (Index first = 0; first < rows; first += batch) {
     const Index count = std::min(batch, rows - first);
-    const hilt::RankGrid::Part part = part_of(task_->batch(hilt::Split::validation, first, count));
+    const hilt::RankGrid::Part part = part_of(task_->batch(Split::validation, first, count));
     const Tensor logits = model_.logits(part.batch.inputs, {.place = &part.place});
     const double targets = static_cast<double>(hilt::count_targets(part.batch.targets));
     sums[0] += hilt::cross_entropy(logits, hilt::moved(part.batch.targets, device_)).item() * targets;

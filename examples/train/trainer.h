@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "tasks/task.h"
+
 // Private to train: a model, its optimizer and how far they got. Knows nothing of files but what goes into a
 // checkpoint, and prints nothing.
 
 namespace train {
-
-using hilt::Index;
 
 struct Step {
   double loss, grad_norm, lr;
@@ -24,7 +24,7 @@ struct Evaluation {
 
 class Trainer {
  public:
-  Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const hilt::Task> task, std::uint64_t seed,
+  Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const Task> task, std::uint64_t seed,
           hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device = {}, const hilt::RankGrid& grid = {});
 
   /// One update: `accumulate` micro-batches of `batch` rows. Throws Code::not_a_number, naming the first op
@@ -36,7 +36,7 @@ class Trainer {
   Index steps() const { return optimizer_.steps(); }
 
   const hilt::Transformer& model() const { return model_; }
-  const hilt::Task& task() const { return *task_; }
+  const Task& task() const { return *task_; }
   Index parameters() { return hilt::parameter_count(model_); }
 
   /// Everything that decides what comes next: tensors by name, and counters.
@@ -58,7 +58,7 @@ class Trainer {
 
   hilt::Device device_;
   hilt::RankGrid grid_;
-  std::shared_ptr<const hilt::Task> task_;
+  std::shared_ptr<const Task> task_;
   hilt::Transformer model_;
   hilt::AdamWOptimizer optimizer_;
   hilt::NamedParameters parameters_;

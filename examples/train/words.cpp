@@ -1,8 +1,8 @@
 // What a run says of itself before it begins, and of what to try once it is over.
 #include <iostream>
 
-#include "../program.h"
-#include "../report/text.h"
+#include "../program/program.h"
+#include "../program/report/text.h"
 #include "run.h"
 
 namespace train {

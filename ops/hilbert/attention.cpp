@@ -15,7 +15,7 @@
 #include <list>
 #include <map>
 #include <mutex>
-#include "core/text.h"
+#include "core/io/text.h"
 #include "ops/hilbert/call.h"
 #include "ops/hilbert/groups.h"
 #include "ops/ops.h"

@@ -2,7 +2,7 @@
 #include <string>
 #include "../../core/random.h"
 #include "../../core/tape.h"
-#include "plan.h"
+#include "plan/plan.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 #include "ops/hilbert/attention.h"
-#include "ops/hilbert/kernels.h"
+#include "ops/hilbert/kernels/attention.h"
 
 // Private: one call of attention, checked, and the kernels on its tensors; what attention() and ring_attention() share.
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <mutex>
 #include "core/parallel.h"
-#include "ops/hilbert/attends.h"
+#include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/call.h"
 #include "ops/ops.h"
 

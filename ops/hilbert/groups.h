@@ -1,7 +1,7 @@
 #pragma once
 #include <memory>
 #include <vector>
-#include "plan.h"
+#include "ops/hilbert/plan/plan.h"
 #include "ops/hilbert/attention.h"
 #include "core/tensor.h"
 

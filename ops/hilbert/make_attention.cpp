@@ -3,7 +3,7 @@
 #include <array>
 #include <charconv>
 #include <numeric>
-#include "core/text.h"
+#include "core/io/text.h"
 #include "ops/ops.h"
 
 namespace hilt {

@@ -1,7 +1,7 @@
 #pragma once
-#include "../../core/comm.h"
+#include "../../core/comm/comm.h"
 #include "attention.h"
-#include "shards.h"
+#include "plan/shards.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include "core/parallel.h"
 #include "core/tape.h"
-#include "ops/gemm.h"
+#include "ops/gemm/gemm.h"
 #include "ops/ops.h"
 
 using namespace hilt;

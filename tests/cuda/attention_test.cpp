@@ -11,8 +11,8 @@
 #include "core/random.h"
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/call.h"
-#include "ops/hilbert/hopper/segments.h"
-#include "ops/hilbert/mma.h"
+#include "ops/hilbert/kernels/hopper/segments.h"
+#include "ops/hilbert/kernels/cuda/mma.h"
 #include "ops/ops.h"
 #include "tests/support/scale.h"
 

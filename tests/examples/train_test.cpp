@@ -7,7 +7,7 @@
 #include <iostream>
 #include <sstream>
 
-#include "../../examples/program.h"
+#include "../../examples/program/program.h"
 #include "../../examples/train/run.h"
 #include "../support/error_of.h"
 #include "../support/scale.h"
@@ -25,7 +25,7 @@ Settings tiny() {
 }
 
 std::vector<double> curve(const Settings& s, hilt::DType dtype = hilt::DType::f32) {
-  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  const std::shared_ptr<const Task> task = make_task(s);
   Trainer trainer(model_config(s, task->vocabulary().size()), task, static_cast<std::uint64_t>(s.seed), dtype, adamw_of(s));
   const hilt::Schedule schedule = schedule_of(s);
   std::vector<double> losses;
@@ -70,7 +70,7 @@ TEST(TrainCurve, InBf16IsBesideThatOfF32AndTheSameAgain) {
   std::printf("[ bf16     ] %zu steps: from %.3f to %.3f, f32 to %.3f; largest difference %.3f\n", narrow.size(), narrow.front(), narrow.back(), exact.back(), worst);
   EXPECT_LT(worst, 0.05);
   EXPECT_LT(narrow.back(), narrow.front() - 1);
-  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  const std::shared_ptr<const Task> task = make_task(s);
   Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::bf16, adamw_of(s));
   std::size_t weights = 0, masters = 0;
   for (const hilt::SafetensorsItem& item : trainer.items()) {
@@ -103,7 +103,7 @@ TEST(TrainMemory, DoesNotGrow) {
   Settings s = tiny();
   s.layers = 1, s.heads = 1, s.width = 8, s.context = 8, s.batch = 1, s.lr = 1e-4;
   const Index steps = scaled(10000, 500), settled = 20;
-  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  const std::shared_ptr<const Task> task = make_task(s);
   Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
   for (Index i = 0; i < settled; ++i) trainer.step(s.batch, 1, s.lr, s.clip);
   hilt::reset_memory_peak();
@@ -125,7 +125,7 @@ TEST(TrainMemory, IsWhatWasPlanned) {
        {std::tuple("fused", false, 4, 64), {"hybrid", false, 4, 64}, {"taped", false, 4, 64}, {"fused", true, 4, 64}, {"fused", false, 8, 128}, {"fused", false, 1, 256}}) {
     Settings s = tiny();
     s.layers = 3, s.width = 64, s.heads = 4, s.backward = backward, s.checkpointing = checkpointing, s.batch = batch, s.context = context;
-    const std::shared_ptr<const hilt::Task> task = make_task(s);
+    const std::shared_ptr<const Task> task = make_task(s);
     const hilt::TransformerConfig config = model_config(s, task->vocabulary().size());
     const std::size_t planned = plan_memory(s, config).total(), other = hilt::memory_stats().live;
     Trainer trainer(config, task, 0, hilt::DType::f32, adamw_of(s));
@@ -140,7 +140,7 @@ TEST(TrainMemory, IsWhatWasPlanned) {
 
 TEST(TrainNumbers, ThatAreNoneAreNamed) {
   Settings s = tiny();
-  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  const std::shared_ptr<const Task> task = make_task(s);
   Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
   trainer.step(s.batch, 1, 1e-3, 1);
   trainer.items()[0].tensor.mutable_data<float>()[3] = std::nanf("");
@@ -150,7 +150,7 @@ TEST(TrainNumbers, ThatAreNoneAreNamed) {
 
 TEST(TrainNumbers, ThatOverflowNameTheOp) {
   Settings s = tiny();
-  const std::shared_ptr<const hilt::Task> task = make_task(s);
+  const std::shared_ptr<const Task> task = make_task(s);
   Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
   for (hilt::SafetensorsItem& item : trainer.items())
     if (item.name == "model.tokens.weight") std::fill_n(item.tensor.mutable_data<float>(), item.tensor.numel(), 3e38f);
@@ -196,7 +196,7 @@ TEST(TrainFuzz, CommandLinesAreTakenOrRefused) {
                                 "fused", "fsued", "\xff\xfe", "cosine", "bf16", "../../..", "a b", "=", "true"};
   std::ostringstream help;  // some of these ask for it
   std::streambuf* const out = std::cout.rdbuf(help.rdbuf());
-  hilt::Draws draws({21, 0});
+  Draws draws({21, 0});
   const Index runs = scaled(10000, 1500);
   Index accepted = 0;
   std::string wrong;
@@ -223,7 +223,7 @@ TEST(TrainFuzz, ConfigFilesAreTakenOrRefused) {
   const hilt::Temporary dir;
   const std::string good = "# a run\n[model]\nlayers = 2\nheads = 4\nwidth = 64\norder = hilbert\n; data\ntask = life\ngrid = 8x8\nlr = 0.001\nresume = false\n";
   EXPECT_EQ(parsed({"--out", "/nonexistent/directory", "--config", dir.file("good.ini", good)}), "nothing");
-  hilt::Draws draws({22, 0});
+  Draws draws({22, 0});
   const Index runs = scaled(5000, 1500);
   Index accepted = 0;
   for (Index i = 0; i < runs; ++i) {

@@ -16,12 +16,12 @@
 #include "../support/scale.h"
 #include "../support/settings.h"
 #include "../support/temporary.h"
-#include "core/npy.h"
+#include "core/io/npy.h"
+#include "examples/train/tasks/task.h"
 #include "nn/checkpoint.h"
-#include "nn/data.h"
 #include "nn/optimizer.h"
 #include "nn/transformer.h"
-#include "ops/hilbert/order.h"
+#include "ops/hilbert/plan/order.h"
 
 namespace hilt {
 namespace {
@@ -302,9 +302,9 @@ TEST(NoMemory, RowsOfAText) {
   struct Read { std::string vocabulary; Batch batch; };
   sweep("rows of a text", [] { return Read{}; },
         [&](Read& r) {
-          const auto task = text_task(path, Alphabet::characters, 20, 1);
+          const auto task = train::text_task(path, train::Alphabet::characters, 20, 1);
           r.vocabulary = task->vocabulary().text();
-          r.batch = task->batch(Split::train, 3, 4);
+          r.batch = task->batch(train::Split::train, 3, 4);
         },
         [](Read& r) {
           std::string out = r.vocabulary;

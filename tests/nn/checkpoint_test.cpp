@@ -9,7 +9,7 @@
 #include "../support/error_of.h"
 #include "../support/scale.h"
 #include "../support/temporary.h"
-#include "nn/data.h"
+#include "core/random.h"
 
 namespace hilt {
 namespace {
@@ -179,7 +179,7 @@ TEST(DirectoryLock, IsHeldByOneAndEndsWithItsProcess) {
 // least one is there once the first was finished.
 TEST(Checkpoint, KilledWritersLeaveWholeFilesOnly) {
   const Index kills = scaled(300, 30);
-  Draws draws({5, 5});
+  const std::vector<Index> delay = randint(0, 8000, {kills}, {5, 5}).to_vector<Index>();
   Index found = 0, unfinished = 0;
   const Temporary dir;
   const std::vector<SafetensorsItem> big{{"w", full({64, 1024}, 1)}, {"m", full({64, 1024}, 2)}};
@@ -190,7 +190,7 @@ TEST(Checkpoint, KilledWritersLeaveWholeFilesOnly) {
     if (pid == 0) {
       for (Index step = from + 1;; ++step) save_checkpoint(dir.directory(), step, big, kMetadata, 2);
     }
-    ::usleep(static_cast<useconds_t>(draws.below(8000)));
+    ::usleep(static_cast<useconds_t>(delay[static_cast<std::size_t>(k)]));
     ::kill(pid, SIGKILL);
     int status = 0;
     ::waitpid(pid, &status, 0);

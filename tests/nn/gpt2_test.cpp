@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <functional>
 #include <unistd.h>
-#include "core/npy.h"
+#include "core/io/npy.h"
 #include "tests/nn/modules.h"
-#include "nn/safetensors.h"
+#include "core/io/safetensors.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary.h"
 

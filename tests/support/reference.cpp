@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 #include "core/error.h"
-#include "ops/hilbert/kernels.h"  // attention_keeps: the definition of the dropout mask
+#include "ops/hilbert/kernels/attention.h"  // attention_keeps: the definition of the dropout mask
 
 namespace hilt::ref {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 #include "core/random.h"
-#include "ops/hilbert/plan.h"
+#include "ops/hilbert/plan/plan.h"
 #include "tests/support/dual.h"
 
 // Attention by brute force, straight from the definitions: which keys a query has, one pair at a time, and the

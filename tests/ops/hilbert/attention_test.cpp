@@ -18,7 +18,7 @@
 #include "core/error.h"
 #include "core/gradcheck.h"
 #include "core/parallel.h"
-#include "ops/hilbert/kernels.h"
+#include "ops/hilbert/kernels/attention.h"
 #include "ops/ops.h"
 #include "tests/support/reference.h"
 #include "tests/support/scale.h"

@@ -1,0 +1,306 @@
+// Comm: groups, counting, waiting and collectives, over any Link.
+#include "core/comm/comm.h"
+#include <unistd.h>
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include "core/config.h"
+#include "core/comm/link.h"
+
+namespace hilt {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+milliseconds default_deadline() {
+  const char* const text = std::getenv("HILT_DEADLINE");
+  if (!text) return std::chrono::seconds(60);
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  check(*text && !*end && seconds > 0 && seconds < 1e6, "HILT_DEADLINE: '", text, "' is not a number of seconds above 0");
+  return milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+namespace {
+
+/// What a group and those split off it share.
+struct Shared {
+  std::shared_ptr<Link> link;  // none in a group of one
+  std::atomic<std::size_t> bytes_sent{0}, bytes_received{0}, messages_sent{0};
+  std::atomic<std::int64_t> deadline_ms{default_deadline().count()};
+  int next_channel = 1;
+};
+
+std::string describe(Step step) {
+  return std::string(step.op) + (step.hop > 0 ? ", hop " + std::to_string(step.hop) : "");
+}
+
+/// Elements [begin, end) of a dense tensor, as a tensor of its own.
+Tensor piece(const Tensor& x, Index begin, Index end) { return as_strided(x, {end - begin}, {1}, x.offset() + (begin < x.numel() ? begin : 0)); }
+
+Tensor converted(const Tensor& x, DType type) {
+  if (x.dtype() == type) return dense(x);
+  Tensor y = empty(x.shape(), type, x.device());
+  copy(y, x);
+  return y;
+}
+DType sum_type(DType type) { return is_floating(type) && size_of(type) < 4 ? DType::f32 : type; }
+
+Tensor bytes_of(std::string_view text) {
+  Tensor t = empty({static_cast<Index>(text.size())}, DType::u8);
+  std::memcpy(t.mutable_raw(), text.data(), text.size());
+  return t;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  (void)::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+}  // namespace
+
+class detail::Pending {
+ public:
+  Pending(std::shared_ptr<Shared> shared, std::unique_ptr<Flight> flight, Step step)
+      : shared_(std::move(shared)), flight_(std::move(flight)), step_(step) {}
+
+  void wait() {
+    if (flight_->poll()) return;
+    Link& link = *shared_->link;
+    const auto start = Clock::now();
+    const milliseconds deadline(shared_->deadline_ms.load());
+    link.waits_for(flight_->missing(), step_);
+    for (int polls = 0; !flight_->poll(); ++polls) {
+      if (const auto fault = link.fault()) fail_with(Code::distributed, *fault);
+      if (Clock::now() - start > deadline) expire(deadline);
+      link.waits_for(flight_->missing(), step_);
+      link.pause(polls);
+    }
+    link.waits_for(-1, step_);
+  }
+
+ private:
+  [[noreturn]] void expire(milliseconds deadline) {
+    Link& link = *shared_->link;
+    const int peer = flight_->missing();
+    std::ostringstream text;
+    text << describe(step_) << ": rank " << link.rank() << " waited " << static_cast<double>(deadline.count()) / 1000 << " s for rank " << peer << "; suspect: "
+         << link.suspect(peer) << "; if it is only slow, set HILT_DEADLINE to more seconds";
+    link.abort(text.str());
+    fail_with(Code::distributed, text.str());
+  }
+
+  std::shared_ptr<Shared> shared_;
+  std::unique_ptr<Flight> flight_;
+  Step step_;
+};
+
+Transfer::Transfer() = default;
+Transfer::Transfer(Transfer&&) noexcept = default;
+Transfer& Transfer::operator=(Transfer&&) noexcept = default;
+Transfer::~Transfer() = default;
+void Transfer::wait() {
+  if (!pending_) return;
+  const std::unique_ptr<detail::Pending> pending = std::move(pending_);
+  pending->wait();
+}
+
+struct Comm::State {
+  std::shared_ptr<Shared> shared;
+  int channel = 0, rank = 0;
+  std::vector<int> members{0};  // ranks of the link
+};
+
+Comm::Comm() : state_(std::make_shared<State>()) { state_->shared = std::make_shared<Shared>(); }
+Comm::Comm(std::shared_ptr<Link> link) : Comm() {
+  state_->rank = link->rank();
+  state_->members.resize(static_cast<std::size_t>(link->size()));
+  std::iota(state_->members.begin(), state_->members.end(), 0);
+  state_->shared->link = std::move(link);
+}
+
+int Comm::rank() const { return state_->rank; }
+int Comm::size() const { return static_cast<int>(state_->members.size()); }
+std::string_view Comm::name() const { return state_->shared->link ? state_->shared->link->name() : "single"; }
+milliseconds Comm::deadline() const { return milliseconds(state_->shared->deadline_ms.load()); }
+void Comm::set_deadline(milliseconds deadline) {
+  check(deadline.count() > 0, "Comm: deadline ", deadline.count(), " ms must be above 0");
+  state_->shared->deadline_ms = deadline.count();
+}
+Traffic Comm::traffic() const { return {state_->shared->bytes_sent, state_->shared->bytes_received, state_->shared->messages_sent}; }
+
+Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Step step) const {
+  for (std::vector<Message>* list : {&out, &in}) {
+    for (Message& m : *list) {
+      check(m.peer >= 0 && m.peer < size(), step.op, ": rank ", m.peer, " of ", size());
+      check(m.peer != rank(), step.op, ": rank ", m.peer, " exchanges with itself");
+      check(bool(m.data) && m.data.is_contiguous(), step.op, ": what travels must be dense");
+      m.peer = state_->members[static_cast<std::size_t>(m.peer)];
+    }
+    std::erase_if(*list, [](const Message& m) { return m.data.bytes() == 0; });
+  }
+  Transfer transfer;
+  if (out.empty() && in.empty()) return transfer;
+  Shared& shared = *state_->shared;
+  if (const auto fault = shared.link->fault()) fail_with(Code::distributed, *fault);
+  for (const Message& m : out) shared.bytes_sent += m.data.bytes(), ++shared.messages_sent;
+  for (const Message& m : in) shared.bytes_received += m.data.bytes();
+  transfer.pending_ = std::make_unique<detail::Pending>(state_->shared, shared.link->start(state_->channel, std::move(out), std::move(in)), step);
+  return transfer;
+}
+
+// Every rank adds up one piece of x, in the order of ranks, and hands it to the others: 2 (p - 1) / p of the bytes of x a rank.
+Tensor Comm::sum(const Tensor& x, Step step) const {
+  Tensor total = converted(x, sum_type(x.dtype()));
+  if (size() == 1) return clone(x);
+  const Index n = total.numel(), chunk = (n + size() - 1) / size();
+  const auto piece_of = [&](const Tensor& of, int r) { return piece(of, std::min(r * chunk, n), std::min((r + 1) * chunk, n)); };
+  std::vector<Tensor> parts(static_cast<std::size_t>(size()));
+  std::vector<Message> out, in;
+  for (int r = 0; r < size(); ++r) {
+    Tensor& part = parts[static_cast<std::size_t>(r)];
+    if (r == rank()) {
+      part = piece_of(total, r);
+      continue;
+    }
+    part = empty(piece_of(total, rank()).shape(), total.dtype(), x.device());
+    out.push_back({r, piece_of(total, r)});
+    in.push_back({r, part});
+  }
+  exchange(std::move(out), std::move(in), step).wait();
+  Tensor mine = clone(parts[0]);
+  for (std::size_t r = 1; r < parts.size(); ++r) accumulate(mine, parts[r]);
+  parts.clear();
+
+  Tensor result = empty(x.shape(), total.dtype(), x.device());
+  out.clear(), in.clear();
+  for (int r = 0; r < size(); ++r) {
+    Tensor part = piece_of(result, r);
+    if (r == rank()) copy(part, mine);
+    else in.push_back({r, part}), out.push_back({r, mine});
+  }
+  exchange(std::move(out), std::move(in), step).wait();
+  return converted(result, x.dtype());
+}
+
+Tensor Comm::gather(const Tensor& x, Step step) const {
+  const Tensor mine = dense(x);
+  Shape shape{size()};
+  for (Index extent : x.shape()) shape.push_back(extent);
+  Tensor all = empty(shape, x.dtype(), x.device());
+  std::vector<Message> out, in;
+  for (int r = 0; r < size(); ++r) {
+    Tensor slot = piece(all, r * x.numel(), (r + 1) * x.numel());
+    if (r == rank()) copy(slot, piece(mine, 0, x.numel()));
+    else out.push_back({r, mine}), in.push_back({r, slot});
+  }
+  exchange(std::move(out), std::move(in), step).wait();
+  return all;
+}
+
+Tensor Comm::reduce_scatter(const Tensor& x, Step step) const {
+  check(x.rank() >= 1 && x.dim(0) == size(), step.op, ": x ", x.shape(), " must be [", size(), " ranks, ...]");
+  const Tensor whole = converted(x, sum_type(x.dtype()));
+  const Index n = x.numel() / size();
+  std::vector<Message> out, in;
+  std::vector<Tensor> parts;
+  for (int r = 0; r < size(); ++r) {
+    const Tensor theirs = piece(whole, r * n, (r + 1) * n);
+    parts.push_back(r == rank() ? theirs : empty({n}, whole.dtype(), x.device()));
+    if (r != rank()) out.push_back({r, theirs}), in.push_back({r, parts.back()});
+  }
+  exchange(std::move(out), std::move(in), step).wait();
+  Tensor sum = clone(parts[0]);
+  for (std::size_t r = 1; r < parts.size(); ++r) accumulate(sum, parts[r]);
+  return converted(Tensor(sum.storage(), Shape(std::span(x.shape().begin() + 1, x.shape().end())), sum.dtype()), x.dtype());
+}
+
+Tensor Comm::broadcast(const Tensor& x, int root, Step step) const {
+  Tensor y = rank() == root ? dense(x) : empty(x.shape(), x.dtype(), x.device());
+  std::vector<Message> out, in;
+  for (int r = 0; rank() == root && r < size(); ++r)
+    if (r != root) out.push_back({r, y});
+  if (rank() != root) in.push_back({root, y});
+  exchange(std::move(out), std::move(in), step).wait();
+  return y;
+}
+
+void Comm::barrier(Step step) const { (void)gather(zeros({1}, DType::u8), step); }
+
+std::vector<std::string> Comm::gather_text(const std::string& text, Step step) const {
+  const std::vector<Index> lengths = gather(from_values(std::vector<Index>{static_cast<Index>(text.size())}, {1}), step).to_vector<Index>();
+  const Index longest = *std::ranges::max_element(lengths);
+  const Tensor all = gather(bytes_of(text + std::string(static_cast<std::size_t>(longest) - text.size(), '\0')), step);
+  std::vector<std::string> texts;
+  for (std::size_t r = 0; r < lengths.size(); ++r)
+    texts.emplace_back(reinterpret_cast<const char*>(all.raw()) + static_cast<Index>(r) * longest, static_cast<std::size_t>(lengths[r]));
+  return texts;
+}
+
+void Comm::agree(std::string_view what, const std::string& lines) const {
+  const std::vector<std::string> texts = gather_text(lines, {"agree"});
+  for (std::size_t r = 1; r < texts.size(); ++r) {
+    if (texts[r] == texts[0]) continue;
+    std::istringstream first(texts[0]), other(texts[r]);
+    std::string a, b;
+    while (true) {
+      const bool more_a = bool(std::getline(first, a)), more_b = bool(std::getline(other, b));
+      if (!more_a) a = "(nothing)";
+      if (!more_b) b = "(nothing)";
+      if (a != b || (!more_a && !more_b)) break;
+    }
+    fail_with(Code::distributed, what, ": rank ", r, " has ", b, ", rank 0 ", a, "; start every rank with the same options");
+  }
+}
+
+Comm Comm::split(int color, int key) const {
+  Shared& shared = *state_->shared;
+  const std::vector<std::int32_t> all = gather(from_values(std::vector<std::int32_t>{color, key, shared.next_channel}, {3}), {"split"}).to_vector<std::int32_t>();
+  const auto entry = [&](int r, std::size_t i) { return all[static_cast<std::size_t>(r) * 3 + i]; };
+  std::vector<int> colors, ranks;
+  int channel = 0;
+  for (int r = 0; r < size(); ++r) {
+    colors.push_back(entry(r, 0));
+    channel = std::max(channel, entry(r, 2));
+    if (entry(r, 0) == color) ranks.push_back(r);
+  }
+  std::ranges::sort(colors);
+  colors.erase(std::unique(colors.begin(), colors.end()), colors.end());
+  std::ranges::stable_sort(ranks, {}, [&](int r) { return entry(r, 1); });
+  shared.next_channel = channel + static_cast<int>(colors.size());
+
+  Comm group;
+  group.state_->shared = state_->shared;
+  group.state_->channel = channel + static_cast<int>(std::ranges::find(colors, color) - colors.begin());
+  group.state_->rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+  group.state_->members.clear();
+  for (int r : ranks) group.state_->members.push_back(state_->members[static_cast<std::size_t>(r)]);
+  return group;
+}
+
+const std::shared_ptr<Link>& Comm::link() const { return state_->shared->link; }
+
+Comm nccl_ranks(const Comm& group, Device device) {
+  check(device.is_cuda(), "nccl_ranks: ", device, " is no GPU");
+  if (group.size() == 1) return group;
+  if constexpr (kHasNccl) {
+    const std::vector<std::string> places = group.gather_text(host_name() + ", " + (std::ostringstream() << device).str());
+    for (std::size_t i = 0; i < places.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j)
+        if (places[i] == places[j])
+          fail_with(Code::distributed, "nccl_ranks: ranks ", j, " and ", i, " both have ", places[i], "; each rank needs a GPU of its own: ", group.size(), " ranks, ",
+                    gpu_descriptions().size(), " GPUs here");
+    return Comm(nccl_link(group, device));
+  } else {
+    fail_with(Code::distributed, "nccl_ranks: built without NCCL; install libnccl-dev and build with -Dcuda=enabled -Dnccl=enabled");
+  }
+}
+
+void Comm::abort(const std::string& reason) const noexcept {
+  if (state_->shared->link) state_->shared->link->abort(reason);
+}
+
+}  // namespace hilt

@@ -1,0 +1,203 @@
+// Ranks that are threads of one process: a message is a note where the bytes are, and the receiver copies them.
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <tuple>
+#include "core/comm/link.h"
+
+namespace hilt {
+namespace {
+
+struct Letter {
+  Tensor data;
+  bool taken = false;
+};
+
+/// Everything the ranks share. One mutex: what it guards is touched for microseconds.
+struct Office {
+  explicit Office(int n) : size(n), desks(static_cast<std::size_t>(n)) {}
+
+  using Route = std::tuple<int, int, int>;  // channel, from, to
+  struct Desk {  // of a rank
+    int waits_for = -1;
+    Step step;
+    bool gone = false;
+  };
+  const int size;
+  std::mutex mutex;
+  std::condition_variable moved;
+  std::uint64_t events = 0;
+  std::map<std::pair<Route, std::uint64_t>, std::shared_ptr<Letter>> letters;  // by number on their route
+  std::map<Route, std::uint64_t> sent, received;
+  std::vector<Desk> desks;
+  std::optional<std::string> fault;
+  std::exception_ptr first_error;
+
+  void happened() {
+    ++events;
+    moved.notify_all();
+  }
+  void fail(const std::string& reason) {
+    if (!fault) fault = reason;
+    happened();
+  }
+};
+
+void copy_bytes(Tensor& to, const Tensor& from) {
+  if (to.device().is_cpu() && from.device().is_cpu()) {
+    std::memcpy(to.mutable_raw(), from.raw(), to.bytes());
+    return;
+  }
+  const auto bytes_of = [](const Tensor& x) {  // shapes may differ: a message is its bytes
+    return Tensor(x.storage(), {static_cast<Index>(x.bytes())}, {1}, x.offset() * static_cast<Index>(size_of(x.dtype())), DType::u8);
+  };
+  Tensor bytes = bytes_of(to);
+  copy(bytes, moved(bytes_of(from), to.device()));
+}
+
+class ThreadFlight final : public Flight {
+ public:
+  ThreadFlight(std::shared_ptr<Office> office, int rank, int channel, std::vector<Message> out, std::vector<Message> in)
+      : office_(std::move(office)), rank_(rank) {
+    for (const Message& m : out) synchronize(m.data.device());  // the receiver reads from a thread of its own
+    const std::lock_guard lock(office_->mutex);
+    for (Message& m : out) {
+      const Office::Route route{channel, rank, m.peer};
+      out_.push_back({m, std::make_shared<Letter>(Letter{m.data})});
+      office_->letters.emplace(std::pair(route, office_->sent[route]++), out_.back().letter);
+    }
+    for (Message& m : in) {
+      const Office::Route route{channel, m.peer, rank};
+      in_.push_back({m, {route, office_->received[route]++}});
+    }
+    office_->happened();
+  }
+
+  bool poll() override {
+    while (!in_.empty()) {
+      Incoming& next = in_.front();
+      std::shared_ptr<Letter> letter;
+      {
+        const std::lock_guard lock(office_->mutex);
+        const auto found = office_->letters.find(next.key);
+        if (found == office_->letters.end()) {
+          if (office_->desks[static_cast<std::size_t>(next.message.peer)].gone)
+            office_->fail("rank " + std::to_string(next.message.peer) + " has left, and rank " + std::to_string(rank_) + " waits for it");
+          return false;
+        }
+        letter = found->second;
+        office_->letters.erase(found);
+      }
+      const std::size_t expected = next.message.data.bytes(), came = letter->data.bytes();
+      if (came == expected) copy_bytes(next.message.data, letter->data);
+      const std::lock_guard lock(office_->mutex);
+      if (came != expected)
+        office_->fail("rank " + std::to_string(next.message.peer) + " sent " + std::to_string(came) + " bytes where rank " + std::to_string(rank_) +
+                      " expects " + std::to_string(expected) + ": the ranks do not run the same call");
+      letter->data = {};
+      letter->taken = true;
+      office_->happened();
+      in_.erase(in_.begin());
+    }
+    const std::lock_guard lock(office_->mutex);
+    while (!out_.empty() && out_.back().letter->taken) out_.pop_back();
+    if (out_.empty()) return !office_->fault;
+    if (office_->desks[static_cast<std::size_t>(out_.back().message.peer)].gone)
+      office_->fail("rank " + std::to_string(out_.back().message.peer) + " has left without taking what rank " + std::to_string(rank_) + " sent");
+    return false;
+  }
+  int missing() const override { return !in_.empty() ? in_.front().message.peer : !out_.empty() ? out_.back().message.peer : -1; }
+
+ private:
+  struct Outgoing { Message message; std::shared_ptr<Letter> letter; };
+  struct Incoming { Message message; std::pair<Office::Route, std::uint64_t> key; };
+  std::shared_ptr<Office> office_;
+  int rank_;
+  std::vector<Outgoing> out_;
+  std::vector<Incoming> in_;
+};
+
+class ThreadLink final : public Link {
+ public:
+  ThreadLink(std::shared_ptr<Office> office, int rank) : office_(std::move(office)), rank_(rank) {}
+  int rank() const override { return rank_; }
+  int size() const override { return office_->size; }
+  std::string_view name() const override { return "threads"; }
+  std::unique_ptr<Flight> start(int channel, std::vector<Message> out, std::vector<Message> in) override {
+    return std::make_unique<ThreadFlight>(office_, rank_, channel, std::move(out), std::move(in));
+  }
+  std::optional<std::string> fault() override {
+    const std::lock_guard lock(office_->mutex);
+    return office_->fault;
+  }
+  void abort(const std::string& reason) noexcept override {
+    const std::lock_guard lock(office_->mutex);
+    office_->fail(reason);
+  }
+  void waits_for(int peer, Step step) override {
+    const std::lock_guard lock(office_->mutex);
+    Office::Desk& desk = office_->desks[static_cast<std::size_t>(rank_)];
+    desk.waits_for = peer, desk.step = step;
+  }
+  std::string suspect(int peer) override {
+    const std::lock_guard lock(office_->mutex);
+    std::vector<bool> seen(office_->desks.size());
+    while (true) {
+      const Office::Desk& desk = office_->desks[static_cast<std::size_t>(peer)];
+      const std::string who = "rank " + std::to_string(peer);
+      if (desk.gone) return who + ", which has left";
+      if (desk.waits_for < 0) return who + ", which waits for nobody";
+      if (seen[static_cast<std::size_t>(peer)]) return who + ", in a circle of ranks that wait for each other (" + std::string(desk.step.op) + ")";
+      seen[static_cast<std::size_t>(peer)] = true;
+      peer = desk.waits_for;
+    }
+  }
+  void pause(int) override {
+    std::unique_lock lock(office_->mutex);
+    office_->moved.wait_for(lock, std::chrono::milliseconds(20), [&] { return office_->events != seen_; });
+    seen_ = office_->events;
+  }
+
+ private:
+  std::shared_ptr<Office> office_;
+  const int rank_;
+  std::uint64_t seen_ = 0;
+};
+
+}  // namespace
+
+void run_ranks(int ranks, const std::function<void(Comm&)>& work) {
+  check(ranks >= 1 && ranks <= 1024, "run_ranks: ", ranks, " ranks, expected 1..1024");
+  if (ranks == 1) {
+    Comm alone;
+    return work(alone);
+  }
+  const auto office = std::make_shared<Office>(ranks);
+  const auto live = [&](int rank) {
+    std::string what;
+    std::exception_ptr error;
+    try {
+      Comm comm(std::make_shared<ThreadLink>(office, rank));
+      work(comm);
+    } catch (const std::exception& e) {
+      error = std::current_exception(), what = e.what();
+    } catch (...) {
+      error = std::current_exception(), what = "an exception of unknown type";
+    }
+    const std::lock_guard lock(office->mutex);
+    office->desks[static_cast<std::size_t>(rank)].gone = true;
+    if (error && !office->first_error) office->first_error = error;
+    if (error) office->fail("rank " + std::to_string(rank) + ": " + what);
+    else office->happened();
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(live, rank);
+  }
+  if (office->first_error) std::rethrow_exception(office->first_error);
+}
+
+}  // namespace hilt

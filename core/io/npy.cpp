@@ -1,0 +1,297 @@
+// NumPy's .npy format, versions 1.0, 2.0 and 3.0:
+//
+//   byte 0  "\x93NUMPY"      6  version, 2 bytes      8  length of the header, 2 bytes little endian, 4 from version 2.0 on
+//   then    {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }     a Python dictionary as text, blanks, a newline
+//   then    the elements, one after the other, to the end of the file
+#include "core/io/npy.h"
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <optional>
+#include <random>
+#include <string_view>
+#include <utility>
+#include "core/io/text.h"
+#include "core/tensor.h"
+
+namespace hilt {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie in memory");
+
+constexpr std::size_t kMaxHeader = 65536;  // what version 1.0 can say; six extents need 200
+constexpr std::string_view kMagic("\x93NUMPY", 6);
+
+struct Type { std::string_view descr; DType dtype; };
+constexpr Type kTypes[] = {{"<f8", DType::f64}, {"<f4", DType::f32}, {"<f2", DType::f16},
+                           {"<i8", DType::i64}, {"<i4", DType::i32}, {"|u1", DType::u8}};
+
+template <class... Parts>
+[[noreturn]] void bad(const std::string& path, const Parts&... parts) {
+  fail_with(Code::data, path, ": ", parts...);
+}
+
+std::string quoted(std::string_view text) { return "'" + shown(text, 40) + "'"; }
+
+/// A file descriptor with one owner.
+class File {
+ public:
+  File(const std::string& path, int flags, mode_t mode = 0) : descriptor_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {}
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  int get() const { return descriptor_; }
+  bool close() { return ::close(std::exchange(descriptor_, -1)) == 0; }
+
+ private:
+  int descriptor_;
+};
+
+// ---- reading ---------------------------------------------------------------------------------------
+
+/// The header's dictionary: its three keys in any order, each once. One pass, each byte looked at a fixed number of times.
+class Header {
+ public:
+  Header(const std::string& path, std::string_view text, std::size_t offset) : path_(path), text_(text), offset_(offset) {
+    expect('{');
+    while (!take('}')) {
+      const std::size_t start = at_;
+      const std::string_view key = string();
+      expect(':');
+      if (key == "descr" && !dtype_) read_type();
+      else if (key == "fortran_order" && !fortran_) read_bool();
+      else if (key == "shape" && !shape_) read_shape();
+      else wrong(start, "key ", quoted(key), " is unknown or repeated; expected descr, fortran_order and shape, each once");
+      if (!take(',')) {
+        expect('}');
+        break;
+      }
+    }
+    const std::size_t end = at_;
+    space();
+    if (at_ != text_.size()) wrong(at_, "expected blanks to the end of the header, got ", next());
+    if (!dtype_ || !fortran_ || !shape_) wrong(end, "the header lacks ", !dtype_ ? "descr" : !fortran_ ? "fortran_order" : "shape");
+  }
+  DType dtype() const { return *dtype_; }
+  bool fortran() const { return *fortran_; }
+  const Shape& shape() const { return *shape_; }
+
+ private:
+  template <class... Parts>
+  [[noreturn]] void wrong(std::size_t at, const Parts&... parts) const {
+    bad(path_, "bad header at byte ", offset_ + at, ": ", parts...);
+  }
+  std::string next() const { return at_ < text_.size() ? quoted(text_.substr(at_, 1)) : "its end"; }
+  void space() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
+  }
+  bool take(char c) {
+    space();
+    if (at_ == text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  void expect(char c) {
+    if (!take(c)) wrong(at_, "expected '", c, "', got ", next());
+  }
+  std::string_view string() {
+    space();
+    const char quote = at_ < text_.size() ? text_[at_] : ' ';
+    if (quote != '\'' && quote != '"') wrong(at_, "expected a string in quotes, got ", next());
+    const std::size_t end = text_.find(quote, at_ + 1);
+    if (end == std::string_view::npos) wrong(at_, "a quote that is not closed");
+    const std::string_view s = text_.substr(at_ + 1, end - at_ - 1);
+    at_ = end + 1;
+    return s;
+  }
+  void read_type() {
+    space();
+    const std::size_t start = at_;
+    if (at_ < text_.size() && text_[at_] == '[') wrong(at_, "records of several types are refused; expected one plain type");
+    const std::string_view descr = string();
+    for (const Type& t : kTypes)
+      if (descr == t.descr || (t.dtype == DType::u8 && descr == "<u1")) dtype_ = t.dtype;
+    if (dtype_) return;
+    if (descr.find('O') != descr.npos) wrong(start, "type ", quoted(descr), " holds pickled objects: refused, pickles can run code");
+    if (descr.starts_with('>'))
+      wrong(start, "type ", quoted(descr), " is big endian; expected little endian: in NumPy, x.astype(x.dtype.newbyteorder('<'))");
+    wrong(start, "type ", quoted(descr), "; expected one of <f8 <f4 <f2 <i8 <i4 |u1: in NumPy, x.astype('<f4') for one");
+  }
+  void read_bool() {
+    space();
+    for (const auto& [word, value] : {std::pair<std::string_view, bool>("True", true), {"False", false}})
+      if (text_.substr(at_, word.size()) == word) {
+        at_ += word.size();
+        fortran_ = value;
+        return;
+      }
+    wrong(at_, "expected True or False, got ", next());
+  }
+  void read_shape() {
+    expect('(');
+    Shape s;
+    bool comma = true;
+    while (!take(')')) {
+      if (!comma) wrong(at_, "expected ',' or ')', got ", next());
+      space();
+      const std::size_t start = at_;
+      Index extent = 0;
+      const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), extent);
+      if (error == std::errc::result_out_of_range) wrong(start, "an extent beyond 64 bits");
+      if (error != std::errc{}) wrong(start, "expected an extent, got ", next());
+      at_ = static_cast<std::size_t>(end - text_.data());
+      try {
+        s.push_back(extent);
+      } catch (const Error& e) {  // negative, one axis too many, or a product beyond 64 bits
+        wrong(start, e.what());
+      }
+      comma = take(',');
+    }
+    if (s.rank() == 1 && !comma) wrong(at_ - 1, "expected ',': a shape of one axis is written (", s[0], ",)");
+    shape_ = s;
+  }
+
+  const std::string& path_;
+  std::string_view text_;
+  std::size_t offset_, at_ = 0;
+  std::optional<DType> dtype_;
+  std::optional<bool> fortran_;
+  std::optional<Shape> shape_;
+};
+
+void read_at(const std::string& path, const File& file, void* to, std::size_t n, std::size_t offset) {
+  for (std::size_t done = 0; done < n;) {
+    const ssize_t got = ::pread(file.get(), static_cast<char*>(to) + done, n - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0)
+      bad(path, "cannot read ", n - done, " bytes at byte ", offset + done, ": ", got < 0 ? std::strerror(errno) : "the file became shorter");
+    done += static_cast<std::size_t>(got);
+  }
+}
+
+/// The length of a regular file.
+std::size_t size_of_file(const std::string& path, const File& file) {
+  if (file.get() < 0) bad(path, "cannot open: ", std::strerror(errno));
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) bad(path, "cannot look at: ", std::strerror(errno));
+  if (S_ISDIR(status.st_mode)) bad(path, "is a directory; expected a .npy file");
+  if (!S_ISREG(status.st_mode)) bad(path, "is not a regular file; expected a .npy file");
+  return static_cast<std::size_t>(status.st_size);
+}
+
+/// Says what a file is that is not ours.
+[[noreturn]] void not_npy(const std::string& path, std::string_view start) {
+  if (start.starts_with("\x89PNG")) bad(path, "is a PNG picture; expected a .npy file");
+  if (start.starts_with("PK")) bad(path, "is a zip archive, an .npz perhaps; expected a .npy file: in NumPy, np.save each array");
+  if (start.size() > 1 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5) bad(path, "is a pickle: refused, pickles can run code");
+  bad(path, "is not a .npy file: byte 0 begins ", quoted(start.substr(0, kMagic.size())), ", expected ", quoted(kMagic));
+}
+
+Strides fortran_strides(const Shape& shape) {
+  Strides strides{};
+  Index step = 1;
+  for (int axis = 0; axis < shape.rank(); ++axis) {
+    strides[static_cast<std::size_t>(axis)] = step;
+    step *= std::max<Index>(shape[axis], 1);
+  }
+  return strides;
+}
+
+// ---- writing ---------------------------------------------------------------------------------------
+
+bool write_all(const File& file, const void* from, std::size_t n) {
+  for (std::size_t done = 0; done < n;) {
+    const ssize_t wrote = ::write(file.get(), static_cast<const char*>(from) + done, n - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) return false;
+    done += static_cast<std::size_t>(wrote);
+  }
+  return true;
+}
+
+/// Everything before the elements; they begin at a multiple of 64 bytes.
+std::string header_of(std::string_view descr, const Shape& shape) {
+  std::string text = "{'descr': '" + std::string(descr) + "', 'fortran_order': False, 'shape': (";
+  for (int axis = 0; axis < shape.rank(); ++axis) text += (axis ? ", " : "") + std::to_string(shape[axis]);
+  text += shape.rank() == 1 ? ",), }" : "), }";
+  const std::size_t before = kMagic.size() + 4;
+  text.append(63 - (before + text.size()) % 64, ' ');
+  text += '\n';
+  return std::string(kMagic) + '\1' + '\0' + static_cast<char>(text.size() & 0xff) + static_cast<char>(text.size() >> 8) + text;
+}
+
+}  // namespace
+
+Tensor read_npy(const std::string& path) {
+  const File file(path, O_RDONLY | O_NONBLOCK);  // a pipe answers too, and is refused
+  const std::size_t size = size_of_file(path, file);
+  if (size == 0) bad(path, "is empty; expected a .npy file");
+  const auto need = [&](std::size_t bytes) {
+    if (bytes > size) bad(path, "truncated: header says ", bytes, " bytes, file has ", size);
+  };
+
+  std::string start(std::min<std::size_t>(size, 12), '\0');
+  read_at(path, file, start.data(), start.size(), 0);
+  if (!start.starts_with(kMagic.substr(0, start.size()))) not_npy(path, start);
+  need(8);
+  const int major = static_cast<unsigned char>(start[6]), minor = static_cast<unsigned char>(start[7]);
+  if (major < 1 || major > 3 || minor != 0) bad(path, "version ", major, '.', minor, " at byte 6; expected 1.0, 2.0 or 3.0");
+  const std::size_t header_at = major == 1 ? 10 : 12;
+  need(header_at);
+  std::size_t length = 0;
+  for (std::size_t i = header_at; i-- > 8;) length = length << 8 | static_cast<unsigned char>(start[i]);
+  if (length > kMaxHeader) bad(path, "a header of ", length, " bytes at byte 8; expected ", kMaxHeader, " at most");
+  need(header_at + length);
+  std::string text(length, '\0');
+  read_at(path, file, text.data(), length, header_at);
+  const Header header(path, text, header_at);
+
+  const std::size_t data_at = header_at + length;
+  Index bytes = 0;
+  if (__builtin_mul_overflow(header.shape().numel(), static_cast<Index>(size_of(header.dtype())), &bytes) ||
+      __builtin_add_overflow(bytes, static_cast<Index>(data_at), &bytes))
+    bad(path, "truncated: header says more bytes than 64 bits count, ", header.dtype(), header.shape(), ", file has ", size);
+  need(static_cast<std::size_t>(bytes));
+  if (static_cast<std::size_t>(bytes) < size) bad(path, "trailing bytes at byte ", bytes, ": header says ", bytes, " bytes, file has ", size);
+
+  Tensor x = empty(header.fortran() ? Shape{header.shape().numel()} : header.shape(), header.dtype());
+  read_at(path, file, x.mutable_raw(), x.bytes(), data_at);
+  return header.fortran() ? as_strided(x, header.shape(), fortran_strides(header.shape()), 0) : x;
+}
+
+NpyIntegers read_npy_integers(const std::string& path) {
+  const Tensor x = read_npy(path);
+  return {x.dtype(), x.shape(), is_floating(x.dtype()) ? std::vector<std::int64_t>{} : x.to_vector<std::int64_t>()};
+}
+
+void write_npy(const std::string& path, const Tensor& tensor) {
+  check(bool(tensor), "write_npy: undefined tensor");
+  check(tensor.device().is_cpu(), "write_npy: a tensor on ", tensor.device(), "; copy it with to(x, Device{})");
+  const auto* const type = std::ranges::find(kTypes, tensor.dtype(), &Type::dtype);
+  check(type != std::end(kTypes), "write_npy: .npy has no ", tensor.dtype(), "; convert with to(x, DType::f32)");
+  const Tensor x = dense(tensor);
+  const std::string header = header_of(type->descr, x.shape());
+
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+    bad(path, "is ", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file", "; refused to write a .npy file in its place");
+  const std::string temporary = path + ".tmp." + std::to_string(std::random_device{}());
+  File file(temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
+  if (file.get() < 0) bad(path, "cannot write: making ", temporary, ": ", std::strerror(errno));
+  const bool written = write_all(file, header.data(), header.size()) && write_all(file, x.raw(), x.bytes()) &&
+                       ::fsync(file.get()) == 0 && file.close() && ::rename(temporary.c_str(), path.c_str()) == 0;
+  if (written) return;
+  const int error = errno;
+  ::unlink(temporary.c_str());
+  bad(path, "cannot write ", header.size() + x.bytes(), " bytes: ", std::strerror(error), "; nothing was left behind");
+}
+
+}  // namespace hilt

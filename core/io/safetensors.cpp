@@ -1,0 +1,489 @@
+#include "core/io/safetensors.h"
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <string_view>
+#include <utility>
+#include "core/io/text.h"
+
+namespace hilt {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie in memory");
+
+constexpr std::uint64_t kLengthBytes = 8;
+constexpr std::uint64_t kMaxHeader = std::uint64_t{16} << 20;
+constexpr std::size_t kHeaderAlignment = 64;           // so that the first tensor begins at a cache line of the file
+constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;  // of one call to read or write
+constexpr std::string_view kMetadata = "__metadata__";
+
+struct TypeName { std::string_view name; DType dtype; };
+constexpr std::array<TypeName, 8> kTypes{{{"F64", DType::f64}, {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16},
+                                          {"I64", DType::i64}, {"I32", DType::i32}, {"U8", DType::u8}, {"BOOL", DType::u8}}};
+
+std::string_view type_name(DType dtype) {
+  return std::ranges::find(kTypes, dtype, &TypeName::dtype)->name;
+}
+
+/// WHAT (value): why, FILE:OFFSET; what to try
+template <class Why>
+[[noreturn]] void bad(const std::string& path, std::uint64_t offset, const std::string& what, const std::string& value, const Why& why,
+                      const char* remedy) {
+  fail_with(Code::data, what, " (", value, "): ", why, ", ", path, ":", offset, "; ", remedy);
+}
+
+constexpr const char* kCopyAgain = "copy or download the file again";
+constexpr const char* kWriteAgain = "write the file again with a safetensors library";
+
+// ---- the header's JSON -------------------------------------------------------------------------------
+
+std::uint32_t hex_digit(char c) {
+  if (c >= '0' && c <= '9') return static_cast<std::uint32_t>(c - '0');
+  const char low = static_cast<char>(c | 0x20);
+  return low >= 'a' && low <= 'f' ? static_cast<std::uint32_t>(low - 'a' + 10) : 16;
+}
+
+/// Where `text` stops being UTF-8, or its size.
+std::size_t utf8_prefix(std::string_view text) {
+  std::size_t at = 0;
+  while (at < text.size() && next_utf8(text, at)) {}
+  return at;
+}
+
+/// What safetensors allows of JSON: an object of objects. One pass over the text, no recursion.
+class Header {
+ public:
+  Header(const std::string& path, std::string_view text, std::uint64_t data_bytes) : path_(path), text_(text), data_bytes_(data_bytes) {
+    if (!text_.starts_with('{')) wrong(0, "header", next(), "must begin with {", kWriteAgain);
+    expect('{');
+    if (!take('}')) do entry(); while (more('}'));
+    const std::size_t end = text_.find_first_not_of(' ', at_);
+    if (end != text_.npos) wrong(end, "header", shown(text_.substr(end, 1)), "only blanks may follow its last }", kWriteAgain);
+    sort_and_check();
+  }
+  std::vector<SafetensorsEntry> entries;
+  SafetensorsMetadata metadata;
+
+ private:
+  [[noreturn]] void wrong(std::size_t at, const std::string& what, const std::string& value, const std::string& why, const char* remedy) const {
+    bad(path_, kLengthBytes + at, what, value, why, remedy);
+  }
+  std::string next() const { return at_ < text_.size() ? shown(text_.substr(at_, 1)) : "its end"; }
+  void space() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) ++at_;
+  }
+  bool take(char c) {
+    space();
+    if (at_ == text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  void expect(char c) {
+    if (!take(c)) wrong(at_, "header", next(), std::string("expected ") + c, kWriteAgain);
+  }
+  /// After an element: whether another follows, or the closing bracket does.
+  bool more(char closing) {
+    if (take(',')) return true;
+    if (take(closing)) return false;
+    wrong(at_, "header", next(), std::string("expected , or ") + closing, kWriteAgain);
+  }
+
+  std::uint32_t unit() {  // the four digits of \uXXXX
+    std::uint32_t u = 0;
+    for (int i = 0; i < 4; ++i, ++at_) {
+      const std::uint32_t digit = at_ < text_.size() ? hex_digit(text_[at_]) : 16;
+      if (digit > 15) wrong(at_, "escape in a string", next(), "expected four hexadecimal digits after \\u", kWriteAgain);
+      u = u << 4 | digit;
+    }
+    return u;
+  }
+  void escape(std::string& out) {
+    const std::size_t start = at_ - 1;
+    const char c = at_ < text_.size() ? text_[at_++] : ' ';
+    constexpr std::string_view kFrom = "\"\\/bfnrt", kTo = "\"\\/\b\f\n\r\t";
+    if (const std::size_t i = kFrom.find(c); i != kFrom.npos) {
+      out += kTo[i];
+      return;
+    }
+    if (c != 'u') wrong(start, "escape in a string", shown(text_.substr(start, 2)), "JSON has no such escape", kWriteAgain);
+    std::uint32_t u = unit();
+    if (u >= 0xd800 && u < 0xdc00) {
+      const bool pair = text_.substr(at_).starts_with("\\u");
+      if (pair) at_ += 2;
+      const std::uint32_t low = pair ? unit() : 0;
+      if (low < 0xdc00 || low > 0xdfff) wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair", kWriteAgain);
+      u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
+    } else if (u >= 0xdc00 && u < 0xe000) {
+      wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair", kWriteAgain);
+    }
+    append_utf8(out, u);
+  }
+  std::string string(const char* what) {
+    if (!take('"')) wrong(at_, what, next(), "expected a string", kWriteAgain);
+    const std::size_t start = at_;
+    std::string out;
+    for (;;) {
+      const std::size_t plain = at_;
+      while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\' && static_cast<unsigned char>(text_[at_]) >= ' ') ++at_;
+      const std::string_view run = text_.substr(plain, at_ - plain);
+      if (const std::size_t valid = utf8_prefix(run); valid != run.size())
+        wrong(plain + valid, what, shown(run.substr(valid, 1)), "not UTF-8", kWriteAgain);
+      out += run;
+      if (at_ == text_.size()) wrong(start - 1, what, shown(text_.substr(start)), "a quote that is not closed", kWriteAgain);
+      const char c = text_[at_++];
+      if (c == '"') return out;
+      if (c != '\\') wrong(at_ - 1, what, shown(text_.substr(at_ - 1, 1)), "a control character in a string", kWriteAgain);
+      escape(out);
+    }
+  }
+  /// A whole number that is not negative.
+  std::int64_t number(const std::string& what) {
+    space();
+    const std::size_t start = at_;
+    std::int64_t n = 0;
+    bool overflow = false;
+    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') {
+      overflow = overflow || __builtin_mul_overflow(n, std::int64_t{10}, &n) || __builtin_add_overflow(n, std::int64_t{text_[at_] - '0'}, &n);
+      ++at_;
+    }
+    const std::string value = shown(text_.substr(start, std::max<std::size_t>(at_ - start, 1)));
+    if (at_ == start) wrong(start, what, start < text_.size() ? value : "its end", "expected a whole number that is not negative", kWriteAgain);
+    if (overflow) wrong(start, what, value, "exceeds 64 bits", kWriteAgain);
+    if (text_[start] == '0' && at_ > start + 1) wrong(start, what, value, "a number may not begin with 0", kWriteAgain);
+    if (at_ < text_.size() && (text_[at_] == '.' || (text_[at_] | 0x20) == 'e'))
+      wrong(start, what, shown(text_.substr(start, at_ - start + 1)), "expected a whole number", kWriteAgain);
+    return n;
+  }
+
+  void entry() {
+    space();
+    const std::size_t start = at_;
+    std::string name = string("tensor name");
+    expect(':');
+    if (name == kMetadata) return read_metadata(start);
+    SafetensorsEntry e;
+    e.name = std::move(name);
+    bool has_dtype = false, has_shape = false, has_offsets = false;
+    expect('{');
+    do {
+      space();
+      const std::size_t key_at = at_;
+      const std::string key = string("key");
+      expect(':');
+      bool& has = key == "dtype" ? has_dtype : key == "shape" ? has_shape : has_offsets;
+      if (key != "dtype" && key != "shape" && key != "data_offsets")
+        wrong(key_at, "key of tensor " + shown(e.name), shown(key), "expected dtype, shape and data_offsets", kWriteAgain);
+      if (std::exchange(has, true)) wrong(key_at, "key of tensor " + shown(e.name), shown(key), "appears twice", kWriteAgain);
+      if (key == "dtype") read_dtype(e);
+      else if (key == "shape") read_shape(e);
+      else read_offsets(e);
+    } while (more('}'));
+    if (!has_dtype || !has_shape || !has_offsets)
+      wrong(start, "tensor", shown(e.name), std::string("lacks ") + (!has_dtype ? "dtype" : !has_shape ? "shape" : "data_offsets"), kWriteAgain);
+    check_size(e, start);
+    entries.push_back(std::move(e));
+  }
+  void read_dtype(SafetensorsEntry& e) {
+    space();
+    const std::size_t start = at_;
+    const std::string text = string("dtype");
+    const auto* const type = std::ranges::find(kTypes, text, &TypeName::name);
+    if (type == kTypes.end())
+      wrong(start, "dtype of tensor " + shown(e.name), shown(text), "expected one of F64 F32 BF16 F16 I64 I32 U8 BOOL",
+            "convert the tensor to one of these and write the file again");
+    e.dtype = type->dtype;
+  }
+  void read_shape(SafetensorsEntry& e) {
+    const std::string what = "shape of tensor " + shown(e.name);
+    expect('[');
+    if (take(']')) return;
+    std::int64_t product = 1;  // with 1 for a 0: the others must multiply safely all the same
+    do {
+      space();
+      const std::size_t start = at_;
+      if (e.shape.rank() == Shape::kMaxRank) wrong(start, what, "rank 7", "at most 6 axes are supported", "reshape the tensor and write the file again");
+      const std::int64_t extent = number(what);
+      if (__builtin_mul_overflow(product, std::max<std::int64_t>(extent, 1), &product))
+        wrong(start, what, std::to_string(extent), "the product of the extents exceeds 64 bits", kWriteAgain);
+      e.shape.push_back(extent);
+    } while (more(']'));
+  }
+  void read_offsets(SafetensorsEntry& e) {
+    const std::string what = "data_offsets of tensor " + shown(e.name);
+    expect('[');
+    space();
+    const std::size_t start = at_;
+    const std::int64_t begin = number(what);
+    expect(',');
+    const std::int64_t end = number(what);
+    expect(']');
+    const std::string value = std::to_string(begin) + ", " + std::to_string(end);
+    if (end < begin) wrong(start, what, value, "the end is before the beginning", kWriteAgain);
+    if (static_cast<std::uint64_t>(end) > data_bytes_)
+      wrong(start, what, value, "beyond the " + std::to_string(data_bytes_) + " bytes of tensors that the file has", kCopyAgain);
+    e.begin = static_cast<std::uint64_t>(begin), e.end = static_cast<std::uint64_t>(end);
+  }
+  void check_size(const SafetensorsEntry& e, std::size_t start) {
+    std::int64_t bytes = 0;
+    const bool overflow = __builtin_mul_overflow(e.shape.numel(), static_cast<std::int64_t>(size_of(e.dtype)), &bytes);
+    if (overflow || static_cast<std::uint64_t>(bytes) != e.end - e.begin) {
+      std::ostringstream value;
+      value << name_of(e.dtype) << e.shape;
+      wrong(start, "size of tensor " + shown(e.name), std::move(value).str(),
+            overflow ? "exceeds 64 bits" : "takes " + std::to_string(bytes) + " bytes, data_offsets span " + std::to_string(e.end - e.begin), kWriteAgain);
+    }
+  }
+  void read_metadata(std::size_t start) {
+    if (std::exchange(has_metadata_, true)) wrong(start, "key", std::string(kMetadata), "appears twice", kWriteAgain);
+    expect('{');
+    if (take('}')) return;
+    do {
+      space();
+      const std::size_t at = at_;
+      std::string key = string("metadata key");
+      expect(':');
+      std::string value = string("metadata value");
+      const auto [where, fresh] = metadata.try_emplace(std::move(key), std::move(value));
+      if (!fresh) wrong(at, "metadata key", shown(where->first), "appears twice", kWriteAgain);
+    } while (more('}'));
+  }
+
+  /// Contiguous from 0 to the end, by name at last.
+  void sort_and_check() {
+    std::ranges::sort(entries, {}, [](const SafetensorsEntry& e) { return std::tie(e.begin, e.end, e.name); });
+    std::uint64_t at = 0;
+    const std::uint64_t data = kLengthBytes + text_.size();
+    for (SafetensorsEntry& e : entries) {
+      if (e.begin != at)
+        bad(path_, data + std::min(at, e.begin), "data_offsets of tensor " + shown(e.name), std::to_string(e.begin) + ", " + std::to_string(e.end),
+            (e.begin < at ? "overlaps the tensor before it, which ends at " : "leaves a hole, the tensor before it ends at ") + std::to_string(at), kWriteAgain);
+      at = e.end;
+      e.begin += data, e.end += data;
+    }
+    if (at != data_bytes_)
+      bad(path_, data + at, "trailing bytes", std::to_string(data_bytes_ - at), "the last tensor ends at byte " + std::to_string(data + at), kCopyAgain);
+    std::ranges::sort(entries, {}, &SafetensorsEntry::name);
+    const auto twice = std::ranges::adjacent_find(entries, {}, &SafetensorsEntry::name);
+    if (twice != entries.end()) bad(path_, twice->begin, "tensor name", shown(twice->name), "appears twice", kWriteAgain);
+  }
+
+  const std::string& path_;
+  std::string_view text_;
+  std::uint64_t data_bytes_;
+  std::size_t at_ = 0;
+  bool has_metadata_ = false;
+};
+
+// ---- files -------------------------------------------------------------------------------------------
+
+void read_exactly(int descriptor, const std::string& path, std::uint64_t offset, std::byte* to, std::size_t bytes) {
+  while (bytes > 0) {
+    const ssize_t n = ::pread(descriptor, to, std::min(bytes, kMaxTransfer), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) bad(path, offset, "file", path, std::strerror(errno), "check the disk and try again");
+    if (n == 0) bad(path, offset, "file", path, "became shorter while it was read", "wait until whoever writes it has finished");
+    to += n, offset += static_cast<std::uint64_t>(n), bytes -= static_cast<std::size_t>(n);
+  }
+}
+
+/// What a file that is not safetensors is, as far as its first bytes tell.
+struct Magic { std::string_view bytes, what; const char* remedy; };
+constexpr const char* kConvert = "convert it with the safetensors library where you trust its source";
+constexpr std::array<Magic, 13> kMagic{{
+    {"\x89PNG", "a PNG image", "give a .safetensors file"},
+    {"\xff\xd8\xff", "a JPEG image", "give a .safetensors file"},
+    {"PK\x03\x04", "a zip archive, as torch.save writes: refused, the pickles in it can run code", kConvert},
+    {"\x80\x02", "a pickle: refused, pickles can run code", kConvert},
+    {"\x80\x03", "a pickle: refused, pickles can run code", kConvert},
+    {"\x80\x04", "a pickle: refused, pickles can run code", kConvert},
+    {"\x80\x05", "a pickle: refused, pickles can run code", kConvert},
+    {"\x93NUMPY", "a .npy file", "it holds one tensor: use read_npy"},
+    {"\x89HDF", "an HDF5 file", kConvert},
+    {"GGUF", "a GGUF file", kConvert},
+    {"\x1f\x8b", "compressed by gzip", "unpack it first"},
+    {"version https://git-lfs", "a Git LFS pointer, not the file itself", "run git lfs pull"},
+    {"<", "text, perhaps a web page saved in the file's place", "download the file itself"},
+}};
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+  // Without O_NONBLOCK, opening a pipe would wait for a writer that may never come.
+  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) bad(path, 0, "file", shown(path), std::strerror(errno), "check the name and its permissions");
+  try {
+    struct stat info {};
+    if (::fstat(descriptor_, &info) != 0) bad(path, 0, "file", shown(path), std::strerror(errno), "check the disk and try again");
+    if (S_ISDIR(info.st_mode)) bad(path, 0, "file", shown(path), "is a directory", "name a .safetensors file in it");
+    if (!S_ISREG(info.st_mode)) bad(path, 0, "file", shown(path), "is not a regular file", "copy it to a regular file");
+    bytes_ = static_cast<std::uint64_t>(info.st_size);
+    if (bytes_ == 0) bad(path, 0, "file", shown(path), "is empty", kCopyAgain);
+
+    std::array<std::byte, 24> first{};
+    const auto known = static_cast<std::size_t>(std::min<std::uint64_t>(bytes_, first.size()));
+    read_exactly(descriptor_, path, 0, first.data(), known);
+    const std::string_view start(reinterpret_cast<const char*>(first.data()), known);
+    std::uint64_t header = 0;
+    if (bytes_ >= kLengthBytes) std::memcpy(&header, first.data(), kLengthBytes);
+    const bool plausible = header <= kMaxHeader && bytes_ > kLengthBytes && first[kLengthBytes] == std::byte{'{'};
+    if (!plausible)
+      for (const Magic& m : kMagic)
+        if (start.starts_with(m.bytes)) bad(path, 0, "file", shown(path), "is " + std::string(m.what), m.remedy);
+    if (bytes_ < kLengthBytes) bad(path, 0, "file", shown(path), "has " + std::to_string(bytes_) + " bytes, a header's length takes 8", kCopyAgain);
+    if (header > kMaxHeader)
+      bad(path, 0, "header length", std::to_string(header), "at most " + std::to_string(kMaxHeader) + " is allowed", "is this a safetensors file?");
+    if (header > bytes_ - kLengthBytes)
+      bad(path, 0, "header length", std::to_string(header), "header says " + std::to_string(header) + " bytes, file has " + std::to_string(bytes_), kCopyAgain);
+    std::string text(static_cast<std::size_t>(header), '\0');
+    read_exactly(descriptor_, path, kLengthBytes, reinterpret_cast<std::byte*>(text.data()), text.size());
+    Header scanned(path_, text, bytes_ - kLengthBytes - header);
+    entries_ = std::move(scanned.entries);
+    metadata_ = std::move(scanned.metadata);
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
+  }
+}
+
+SafetensorsFile::~SafetensorsFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)), bytes_(other.bytes_), entries_(std::move(other.entries_)),
+      metadata_(std::move(other.metadata_)) {}
+SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(entries_, other.entries_);
+  std::swap(metadata_, other.metadata_);
+  return *this;
+}
+
+const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
+  const auto at = std::ranges::lower_bound(entries_, name, {}, &SafetensorsEntry::name);
+  return at != entries_.end() && at->name == name ? &*at : nullptr;
+}
+
+Tensor SafetensorsFile::read(const std::string& name) const {
+  const SafetensorsEntry* const e = find(name);
+  if (!e) {
+    std::vector<std::string_view> names;
+    for (const SafetensorsEntry& known : entries_) names.push_back(known.name);
+    const std::string_view near = nearest_name(name, names);
+    const std::string remedy = names.empty() ? "the file has none" : near.empty() ? "no name in it is near" : "did you mean " + shown(near) + "?";
+    bad(path_, 0, "tensor", shown(name), "is not in the file", remedy.c_str());
+  }
+  Tensor t = empty(e->shape, e->dtype);
+  read_exactly(descriptor_, path_, e->begin, t.mutable_raw(), static_cast<std::size_t>(e->end - e->begin));
+  return t;
+}
+
+void SafetensorsFile::read_into(const std::string& name, Tensor& to) const {
+  const SafetensorsEntry* const e = find(name);
+  if (e && e->shape == to.shape() && e->dtype == to.dtype() && to.is_contiguous() && to.device().is_cpu())
+    return read_exactly(descriptor_, path_, e->begin, to.mutable_raw(), static_cast<std::size_t>(e->end - e->begin));
+  const Tensor t = read(name);
+  if (t.shape() != to.shape() || is_floating(t.dtype()) != is_floating(to.dtype())) {
+    std::ostringstream value, why;
+    value << name_of(t.dtype()) << t.shape();
+    why << "expected " << name_of(to.dtype()) << to.shape();
+    bad(path_, e->begin, "tensor " + shown(name), std::move(value).str(), std::move(why).str(), "is it a file of another model?");
+  }
+  copy(to, t);
+}
+
+// ---- writing -----------------------------------------------------------------------------------------
+namespace {
+
+void append_json(std::string& out, std::string_view text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  check(utf8_prefix(text) == text.size(), "safetensors: '", shown(text), "' is not UTF-8");
+  out += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') (out += '\\') += c;
+    else if (static_cast<unsigned char>(c) < ' ') (out += "\\u00") += {kHex[static_cast<unsigned char>(c) >> 4], kHex[c & 15]};
+    else out += c;
+  }
+  out += '"';
+}
+
+std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsItem> items) {
+  std::vector<const SafetensorsItem*> out;
+  for (const SafetensorsItem& item : items) {
+    check(bool(item.tensor), "safetensors: tensor ", shown(item.name), " is undefined");
+    check(item.name != kMetadata, "safetensors: a tensor may not be called ", kMetadata);
+    out.push_back(&item);
+  }
+  std::ranges::sort(out, {}, [](const SafetensorsItem* i) -> const std::string& { return i->name; });
+  for (std::size_t i = 1; i < out.size(); ++i)
+    check(out[i]->name != out[i - 1]->name, "safetensors: two tensors are called ", shown(out[i]->name));
+  return out;
+}
+
+void write_exactly(int descriptor, const char* from, std::size_t bytes) {
+  while (bytes > 0) {
+    const ssize_t n = ::write(descriptor, from, std::min(bytes, kMaxTransfer));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_with(Code::data, "safetensors: writing failed: ", std::strerror(errno));
+    from += n, bytes -= static_cast<std::size_t>(n);
+  }
+}
+
+}  // namespace
+
+std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {
+  std::string json = "{";
+  if (!metadata.empty()) {
+    append_json(json, kMetadata);
+    json += ":{";
+    const char* separator = "";
+    for (const auto& [key, value] : metadata) {
+      json += std::exchange(separator, ",");
+      append_json(json, key);
+      json += ':';
+      append_json(json, value);
+    }
+    json += '}';
+  }
+  std::int64_t at = 0;
+  for (const SafetensorsItem* item : sorted(items)) {
+    if (json.size() > 1) json += ',';
+    append_json(json, item->name);
+    ((json += ":{\"dtype\":\"") += type_name(item->tensor.dtype())) += "\",\"shape\":[";
+    for (int axis = 0; axis < item->tensor.rank(); ++axis) (json += axis ? "," : "") += std::to_string(item->tensor.dim(axis));
+    const std::int64_t end = checked_add(at, static_cast<std::int64_t>(item->tensor.bytes()), "safetensors: bytes of all tensors");
+    ((((json += "],\"data_offsets\":[") += std::to_string(at)) += ',') += std::to_string(end)) += "]}";
+    at = end;
+  }
+  json += '}';
+  json.append((kHeaderAlignment - (kLengthBytes + json.size()) % kHeaderAlignment) % kHeaderAlignment, ' ');
+  check(json.size() <= kMaxHeader, "safetensors: the header would have ", json.size(), " bytes, at most ", kMaxHeader, " are allowed");
+  std::string out(kLengthBytes, '\0');
+  const std::uint64_t length = json.size();
+  std::memcpy(out.data(), &length, kLengthBytes);
+  return out += json;
+}
+
+std::uint64_t safetensors_size(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {
+  std::uint64_t n = safetensors_header(items, metadata).size();
+  for (const SafetensorsItem& item : items) n += item.tensor.bytes();
+  return n;
+}
+
+void write_safetensors(int descriptor, std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {
+  const std::string header = safetensors_header(items, metadata);
+  write_exactly(descriptor, header.data(), header.size());
+  for (const SafetensorsItem* item : sorted(items)) {
+    const Tensor t = moved(dense(item->tensor), {});
+    write_exactly(descriptor, reinterpret_cast<const char*>(t.raw()), t.bytes());
+  }
+}
+
+}  // namespace hilt

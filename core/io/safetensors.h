@@ -1,0 +1,68 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+#include "../tensor.h"
+
+// The safetensors format, strictly:
+//   byte 0  length N of the header, 8 bytes little endian, at most 16 MiB       8  N bytes of JSON, padded with blanks
+//   then    the tensors, dense and little endian, one after the other to the end of the file: no holes, no overlap
+// Nothing in a file is trusted and nothing in it runs: each number is checked, and every size against the length of the file, before
+// memory is asked for. Errors have Code::data and read `WHAT (value): why, FILE:OFFSET; what to try`.
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// One tensor of a file; its bytes are [begin, end) of the file.
+struct SafetensorsEntry {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;
+  std::uint64_t begin = 0, end = 0;
+};
+using SafetensorsMetadata = std::map<std::string, std::string>;
+
+/// An open, scanned file. Tensors are read when asked for, with pread: the file is never mapped.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::string& path);
+  ~SafetensorsFile();
+  SafetensorsFile(SafetensorsFile&& other) noexcept;
+  SafetensorsFile& operator=(SafetensorsFile&& other) noexcept;
+
+  const std::string& path() const { return path_; }
+  /// Sorted by name.
+  const std::vector<SafetensorsEntry>& entries() const { return entries_; }
+  const SafetensorsMetadata& metadata() const { return metadata_; }
+  std::uint64_t bytes() const { return bytes_; }
+  /// Null where there is none.
+  const SafetensorsEntry* find(const std::string& name) const;
+  /// A new tensor; an unknown name is an error that proposes the nearest.
+  Tensor read(const std::string& name) const;
+  /// Into a dense CPU tensor of the entry's shape; floats convert to its type.
+  void read_into(const std::string& name, Tensor& to) const;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  std::uint64_t bytes_ = 0;
+  std::vector<SafetensorsEntry> entries_;
+  SafetensorsMetadata metadata_;
+};
+
+/// What is to be written. Names are free but for "__metadata__" and must differ.
+struct SafetensorsItem {
+  std::string name;
+  Tensor tensor;
+};
+/// The first bytes of the file, up to the tensors': a pure function of names, types, shapes and metadata. Tensors follow in
+/// order of name.
+std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
+/// How long the whole file will be.
+std::uint64_t safetensors_size(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
+/// Writes the file's bytes to an open descriptor from its position on: equal input, equal bytes. The caller opens, syncs and
+/// names the file; a failed write throws Code::data with errno's text.
+void write_safetensors(int descriptor, std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
+
+}  // namespace hilt

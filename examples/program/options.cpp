@@ -1,0 +1,292 @@
+#include "options.h"
+
+#include <hilt/hilt.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <sstream>
+
+namespace program {
+namespace {
+
+/// "; did you mean ..?", or nothing.
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& names,
+                         std::string_view prefix = "") {
+  const std::vector<std::string_view> views(names.begin(), names.end());
+  return hilt::did_you_mean(name, views, prefix);
+}
+
+std::string joined(const std::vector<std::string>& words, const std::string& between) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
+
+std::string shortest(double value) {
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof text, value);
+  return std::string(text, end);
+}
+
+std::string trimmed(const std::string& text) {
+  const auto first = text.find_first_not_of(" \t\r"), last = text.find_last_not_of(" \t\r");
+  return first == text.npos ? "" : text.substr(first, last - first + 1);
+}
+
+template <class T>
+T read_number(const std::string& text, T low, T high, const char* what) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool all_of_it = !text.empty() && end == text.data() + text.size();
+  if (!all_of_it || error == std::errc::invalid_argument) hilt::fail("'", text, "' is not ", what);
+  std::ostringstream range;
+  range << low << ".." << high;
+  if (error == std::errc::result_out_of_range || !(value >= low && value <= high))
+    hilt::fail("must be ", range.str());
+  return value;
+}
+
+const std::string& one_of(const std::string& text, const std::vector<std::string>& names) {
+  const auto found = std::ranges::find(names, text);
+  if (found == names.end()) hilt::fail("must be one of ", joined(names, ", "), did_you_mean(text, names));
+  return *found;
+}
+
+/// `text` with line breaks before what does not fit beside the names of the options.
+std::string wrapped(const std::string& text) {
+  constexpr std::size_t kWidth = 50;
+  std::istringstream words(text);
+  std::string out, word;
+  for (std::size_t used = 0; words >> word; used += word.size() + 1) {
+    if (used > 0 && used + word.size() > kWidth)
+      out += '\n', used = 0;
+    else if (used > 0)
+      out += ' ';
+    out += word;
+  }
+  return out;
+}
+
+struct Entry {
+  std::string name, raw;
+  CLI::Option* option;
+  std::function<void(const std::string&)>
+      set;  // throws what is wrong with the value, without naming the option
+  std::function<std::string()> get;
+  bool is_text = true, from_file = false;
+};
+
+}  // namespace
+
+struct Options::Parser {
+  CLI::App app;
+  std::deque<Entry> entries;  // CLI writes to `raw`: entries must not move
+  std::string config;
+  bool print_config = false;
+  std::function<void()> then;
+
+  explicit Parser(const std::string& program, const std::string& what_it_does) : app(what_it_does, program) {
+    app.set_help_flag("-h,--help", "Print this and exit");
+    app.get_formatter()->column_width(28);
+    app.allow_extras();
+  }
+
+  Entry& add(const std::string& name, const std::string& kind, const std::string& help) {
+    Entry& e = entries.emplace_back();
+    e.name = name;
+    e.option = app.add_option(name, e.raw, wrapped(help));
+    e.option->type_name(kind)->take_last();
+    return e;
+  }
+
+  Entry* find(const std::string& name) {
+    const auto found = std::ranges::find(entries, name, &Entry::name);
+    return found == entries.end() ? nullptr : &*found;
+  }
+
+  std::string suggestion(const std::string& unknown) const {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options())
+      if (const std::string name = option->get_name(); name.starts_with("--"))
+        names.push_back(name.substr(2));
+    const std::string typed = unknown.substr(std::min(unknown.find_first_not_of('-'), unknown.size()));
+    const std::string near = did_you_mean(typed, names, "--");
+    return near + (near.empty() ? "; " : " ") + "--help lists all";
+  }
+
+  static void set(Entry& e, const std::string& value, const std::string& where) try {
+    e.set(value);
+  } catch (const hilt::Error& error) {
+    const std::string reason = error.what();
+    const auto advice =
+        std::min(reason.find("; "), reason.size());  // what went wrong, where, then what to try
+    hilt::fail_with(error.code(), e.name, " (", value, "): ", reason.substr(0, advice),
+                    where.empty() ? "" : ", " + where, reason.substr(advice));
+  }
+
+  void read_config();
+};
+
+// Lines of `key = value`; # and ; open comments, [sections] are for the eye.
+void Options::Parser::read_config() {
+  constexpr std::uintmax_t kMost = 1 << 20;
+  const auto refuse = [&](const std::string& why) {
+    hilt::fail_with(hilt::Code::data, "--config (", config, "): ", why, "; name an INI file, as --print-config writes it");
+  };
+  std::error_code error;
+  const auto status = std::filesystem::status(config, error);  // before it is opened: a pipe may have nobody at its other end
+  if (error) refuse(error.message());
+  if (!std::filesystem::is_regular_file(status)) refuse(std::filesystem::is_directory(status) ? "a directory" : "not a regular file");
+  if (std::filesystem::file_size(config, error) > kMost) refuse("larger than " + std::to_string(kMost) + " bytes");
+  std::ifstream file(config);
+  if (!file) refuse(std::strerror(errno));
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const std::string text = trimmed(line), where = config + ":" + std::to_string(number);
+    if (text.empty() || text[0] == '#' || text[0] == ';' || text[0] == '[') continue;
+    const auto equals = text.find('=');
+    if (equals == text.npos)
+      hilt::fail_with(hilt::Code::data, "--config: '", text, "': expected key = value, ", where);
+    const std::string key = trimmed(text.substr(0, equals));
+    Entry* const e = find("--" + key);
+    if (!e) hilt::fail("'", key, "': no such key, ", where, suggestion("--" + key));
+    set(*e, trimmed(text.substr(equals + 1)), where);
+    e->from_file = true;
+  }
+}
+
+Options::Options(const std::string& program, const std::string& what_it_does)
+    : parser_(new Parser(program, what_it_does)) {}
+Options::~Options() = default;
+
+void Options::flag(const std::string& name, bool& value, const std::string& help) {
+  Entry& e = parser_->entries.emplace_back();
+  e.name = name, e.is_text = false;
+  const std::string description = wrapped(help);
+  e.option = parser_->app.add_flag(name, description);
+  e.set = [&value](const std::string& text) { value = one_of(text, {"true", "false"}) == "true"; };
+  e.get = [&value] { return std::string(value ? "true" : "false"); };
+}
+
+void Options::integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
+                      const std::string& help) {
+  const std::string range = std::to_string(low) + ".." + std::to_string(high);
+  Entry& e = parser_->add(name, "N", help + " (" + range + "; default " + std::to_string(value) + ")");
+  e.is_text = false;
+  e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a whole number"); };
+  e.get = [&value] { return std::to_string(value); };
+}
+
+void Options::number(const std::string& name, double& value, double low, double high,
+                     const std::string& help) {
+  Entry& e = parser_->add(
+      name, "X", help + " (" + shortest(low) + ".." + shortest(high) + "; default " + shortest(value) + ")");
+  e.is_text = false;
+  e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
+  e.get = [&value] { return shortest(value); };
+}
+
+void Options::text(const std::string& name, std::string& value, const std::string& kind,
+                   const std::string& help) {
+  Entry& e = parser_->add(name, kind, help + (value.empty() ? "" : " (default " + value + ")"));
+  e.set = [&value](const std::string& text) {
+    hilt::check(!text.empty(), "needs a value");
+    value = text;
+  };
+  e.get = [&value] { return value; };
+}
+
+void Options::choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
+                     const std::string& help) {
+  Entry& e = parser_->add(name, "NAME", help + " (" + joined(names, ", ") + "; default " + value + ")");
+  e.set = [names, &value](const std::string& text) { value = one_of(text, names); };
+  e.get = [&value] { return value; };
+}
+
+void Options::list(const std::string& name, std::vector<std::string>& value,
+                   const std::vector<std::string>& names, const std::string& help) {
+  Entry& e = parser_->add(name, "NAMES",
+                          help + " (some of " + joined(names, ",") + "; default " + joined(value, ",") + ")");
+  e.set = [names, &value](const std::string& text) {
+    std::vector<std::string> words;
+    std::istringstream parts(text);
+    for (std::string word; std::getline(parts, word, ',');) words.push_back(one_of(word, names));
+    hilt::check(!words.empty(), "must name one of ", joined(names, ", "));
+    value = words;
+  };
+  e.get = [&value] { return joined(value, ","); };
+}
+
+bool Options::parse(int argc, char** argv) {
+  // Before anything can be wrong with the other options.
+  if (!debugging() && std::find(argv, argv + argc, std::string_view("--debug")) != argv + argc) throw Debug{};
+  CLI::App& app = parser_->app;
+  app.add_option("--config", parser_->config, "Read options from an INI file")->type_name("FILE");
+  app.add_flag("--print-config", parser_->print_config, "Print all options as an INI file and exit");
+  const std::string debug_help =
+      wrapped("After an error, print the stack of where it was thrown; unfinished files stay");
+  app.add_flag("--debug", debug_help);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return false;
+  } catch (const CLI::ArgumentMismatch& e) {
+    const std::string text = e.what();
+    hilt::fail(text.substr(0, text.find_first_of(": ")), ": needs one value");
+  } catch (const CLI::ParseError& e) {
+    hilt::fail(e.what());
+  }
+  for (const std::string& unknown : app.remaining()) {
+    const std::string name = unknown.substr(0, unknown.find('='));
+    hilt::fail("'", name, "': no such ", name.starts_with('-') ? "option" : "argument",
+               parser_->suggestion(name));
+  }
+  if (!parser_->config.empty()) parser_->read_config();
+  for (Entry& e : parser_->entries) {
+    if (e.option->count() == 0) continue;
+    std::string value = e.raw;
+    if (e.option->get_expected_max() == 0) {
+      try {
+        value = e.option->as<bool>() ? "true" : "false";
+      } catch (const CLI::Error&) {
+        value = e.option->results().back();
+      }
+    }
+    parser_->set(e, value, "");
+  }
+  if (parser_->then) parser_->then();
+  if (!parser_->print_config) return true;
+  for (const auto& [key, value, is_text] : values())
+    std::cout << (value.empty() ? "# " : "") << key << " = " << value << '\n';
+  return false;
+}
+
+void Options::then(std::function<void()> f) { parser_->then = std::move(f); }
+
+void Options::set(const std::string& name, const std::string& value) {
+  Entry* const e = parser_->find(name);
+  hilt::check(e, "'", name, "': no such option");
+  parser_->set(*e, value, "");
+}
+
+bool Options::given(const std::string& name) const {
+  const Entry* e = parser_->find(name);
+  return e && (e->option->count() > 0 || e->from_file);
+}
+
+std::vector<Options::Value> Options::values() const {
+  std::vector<Value> all;
+  for (const Entry& e : parser_->entries) all.push_back({e.name.substr(2), e.get(), e.is_text});
+  return all;
+}
+
+}  // namespace program

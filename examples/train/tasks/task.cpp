@@ -1,0 +1,175 @@
+#include "task.h"
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+namespace train {
+
+using namespace hilt;
+
+// ---- random numbers ----------------------------------------------------------------------------------
+std::uint32_t Draws::bits() {
+  const std::uint64_t block = drawn_ / 4;
+  const auto four = philox({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+                            static_cast<std::uint32_t>(key_.stream), static_cast<std::uint32_t>(key_.stream >> 32)},
+                           key_.seed);
+  return four[drawn_++ % 4];
+}
+
+Index Draws::below(Index n) {
+  check(n > 0, "Draws: below ", n);
+  const std::uint64_t high = bits(), random = high << 32 | bits();
+  return static_cast<Index>(random % static_cast<std::uint64_t>(n));
+}
+
+char32_t read_utf8(std::string_view text, std::size_t& at, const std::string& what, std::size_t offset) {
+  const std::optional<char32_t> c = next_utf8(text, at);
+  if (!c) fail_with(Code::data, what, ": invalid UTF-8 at byte ", offset + at, "; take bytes instead of characters");
+  return *c;
+}
+
+// ---- vocabulary --------------------------------------------------------------------------------------
+Vocabulary Vocabulary::bytes() { return {}; }
+
+Vocabulary Vocabulary::characters(const std::vector<char32_t>& list) {
+  check(!list.empty(), "Vocabulary: no characters");
+  Vocabulary v;
+  v.characters_ = list;
+  for (std::size_t i = 0; i < list.size(); ++i) v.by_code_.emplace_back(list[i], static_cast<std::int32_t>(i));
+  std::ranges::sort(v.by_code_);
+  for (std::size_t i = 1; i < list.size(); ++i)
+    if (v.by_code_[i].first == v.by_code_[i - 1].first)
+      fail_with(Code::data, "Vocabulary: character ", static_cast<std::uint32_t>(v.by_code_[i].first), " is there twice");
+  return v;
+}
+
+Vocabulary Vocabulary::from_text(std::string_view text) {
+  if (text == "bytes") return bytes();
+  constexpr std::string_view kKind = "characters:";
+  if (!text.starts_with(kKind)) fail_with(Code::data, "Vocabulary: expected `bytes` or `characters:` and a list");
+  std::vector<char32_t> list;
+  for (std::size_t at = kKind.size(); at < text.size();) list.push_back(read_utf8(text, at, "Vocabulary"));
+  if (list.empty()) fail_with(Code::data, "Vocabulary: no characters");
+  return characters(list);
+}
+
+std::string Vocabulary::text() const {
+  if (is_bytes()) return "bytes";
+  std::string out = "characters:";
+  for (const char32_t c : characters_) append_utf8(out, c);
+  return out;
+}
+
+std::int32_t Vocabulary::find(char32_t c) const {
+  if (is_bytes()) return c < 256 ? static_cast<std::int32_t>(c) : -1;
+  const auto found = std::ranges::lower_bound(by_code_, c, {}, [](const auto& entry) { return entry.first; });
+  return found != by_code_.end() && found->first == c ? found->second : -1;
+}
+
+std::vector<std::int32_t> Vocabulary::encode(std::string_view text, const std::string& what) const {
+  std::vector<std::int32_t> out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t start = at;
+    const char32_t c = is_bytes() ? static_cast<unsigned char>(text[at++]) : read_utf8(text, at, what);
+    const std::int32_t token = find(c);
+    if (token < 0) fail_with(Code::data, what, ": character '", text.substr(start, at - start), "' at byte ", start, " is not among the ", size(), " the model knows");
+    out.push_back(token);
+  }
+  return out;
+}
+
+std::string Vocabulary::decode(std::span<const std::int32_t> tokens) const {
+  std::string out;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || tokens[i] >= size()) fail_with(Code::data, "Vocabulary: token ", tokens[i], " at position ", i, " is outside 0..", size() - 1);
+    if (is_bytes()) out += static_cast<char>(tokens[i]);
+    else append_utf8(out, characters_[static_cast<std::size_t>(tokens[i])]);
+  }
+  return out;
+}
+
+// ---- rows and batches --------------------------------------------------------------------------------
+Batch Task::batch(Split split, Index first, Index count) const {
+  check(count >= 1 && first >= 0, "batch: ", count, " rows from row ", first);
+  Batch b{empty({count, length_}, DType::i32), empty({count, length_}, DType::i32)};
+  std::int32_t *const inputs = b.inputs.mutable_data<std::int32_t>(), *const targets = b.targets.mutable_data<std::int32_t>();
+  parallel_for(count, 1, [&](Index begin, Index end) {
+    for (Index r = begin; r < end; ++r) row(split, first + r, inputs + r * length_, targets + r * length_);
+  });
+  return b;
+}
+
+Yardsticks yardsticks(const Task& task, Index rows) {
+  const Index n = task.length(), inputs = task.tokens(), classes = task.classes();
+  constexpr Index kMostPairs = Index{1} << 24;
+  const bool pairs = inputs * classes <= kMostPairs;
+  std::vector<double> single(static_cast<std::size_t>(classes), 0.01), pair(pairs ? static_cast<std::size_t>(inputs * classes) : 0, 0.01);
+  const auto visit = [&](Split split, auto&& f) {
+    std::vector<std::int32_t> x(static_cast<std::size_t>(n)), y(x.size());
+    for (Index r = 0; r < rows; ++r) {
+      task.row(split, r, x.data(), y.data());
+      for (std::size_t t = 0; t < x.size(); ++t) f(x[t], static_cast<std::size_t>(y[t]), static_cast<std::size_t>(x[t] * classes + y[t]));
+    }
+  };
+  visit(Split::train, [&](std::int32_t, std::size_t y, std::size_t xy) {
+    single[y] += 1;
+    if (pairs) pair[xy] += 1;
+  });
+  double total = 0;
+  for (double count : single) total += count;
+  std::vector<double> after(pairs ? static_cast<std::size_t>(inputs) : 0, 0.0);
+  for (std::size_t i = 0; i < pair.size(); ++i) after[i / static_cast<std::size_t>(classes)] += pair[i];
+  Yardsticks out{.uniform = std::log(static_cast<double>(classes))};
+  visit(Split::validation, [&](std::int32_t x, std::size_t y, std::size_t xy) {
+    out.unigram -= std::log(single[y] / total);
+    if (pairs) out.bigram -= std::log(pair[xy] / after[static_cast<std::size_t>(x)]);
+  });
+  const double seen = static_cast<double>(rows * n);
+  out.unigram /= seen;
+  out.bigram = pairs ? out.bigram / seen : out.unigram;
+  return out;
+}
+
+// ---- life --------------------------------------------------------------------------------------------
+std::vector<std::int32_t> life_step(std::span<const std::int32_t> board, Index height, Index width) {
+  check(static_cast<Index>(board.size()) == height * width, "life_step: ", board.size(), " cells for a board of ", height, "x", width);
+  std::vector<std::int32_t> next(board.size());
+  for (Index y = 0; y < height; ++y)
+    for (Index x = 0; x < width; ++x) {
+      std::int32_t alive = 0;  // in the 3x3 around, the cell included
+      for (Index v = std::max<Index>(y - 1, 0); v < std::min(y + 2, height); ++v)
+        for (Index u = std::max<Index>(x - 1, 0); u < std::min(x + 2, width); ++u) alive += board[static_cast<std::size_t>(v * width + u)];
+      const auto cell = static_cast<std::size_t>(y * width + x);
+      next[cell] = alive == 3 || (alive == 4 && board[cell] == 1);
+    }
+  return next;
+}
+
+namespace {
+
+class LifeTask : public Task {
+ public:
+  LifeTask(Index height, Index width, std::uint64_t seed) : height_(height), width_(width), seed_(seed) {
+    check(height >= 1 && width >= 1, "life: a board of ", height, "x", width);
+    length_ = checked_mul(height, width, "life"), classes_ = tokens_ = 2;
+    vocabulary_ = Vocabulary::characters({U'.', U'#'});
+  }
+  void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
+    Draws draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
+    constexpr double kThin = 0.15, kDense = 0.65;  // few boards outside live on, or differ from dead ones
+    const double density = kThin + (kDense - kThin) * draws.uniform();
+    for (Index i = 0; i < length_; ++i) inputs[i] = draws.uniform() < density;
+    std::ranges::copy(life_step({inputs, static_cast<std::size_t>(length_)}, height_, width_), targets);
+  }
+
+ private:
+  Index height_, width_;
+  std::uint64_t seed_;
+};
+
+}  // namespace
+
+std::unique_ptr<Task> life_task(Index height, Index width, std::uint64_t seed) { return std::make_unique<LifeTask>(height, width, seed); }
+
+}  // namespace train

@@ -1,0 +1,40 @@
+#pragma once
+#include "attention.h"
+#include "optimizer.h"
+
+namespace [[gnu::visibility("default")]] hilt {
+
+struct Batch {
+  Tensor inputs, targets;  // i32 [rows, length]; a target of -100 does not count
+};
+
+/// Training over data x sequence ranks: each group of `sequence` ranks holds the rows of some sequences of the batch, and every rank the whole model.
+/// All numbers are those of one rank to rounding, and the same bits on every rank. Of one rank, it divides nothing and sends nothing.
+class RankGrid {
+ public:
+  RankGrid() = default;
+  /// Ranks next to each other share sequences. `sequence` divides world.size().
+  RankGrid(const Comm& world, int sequence);
+
+  const Comm& world() const { return world_; }
+  int sequence_ranks() const { return sequence_.size(); }
+  int data_ranks() const { return world_.size() / sequence_.size(); }
+  bool is_first() const { return world_.rank() == 0; }
+
+  /// This rank's part of a batch of whole sequences, and where it stands.
+  struct Part { Batch batch; Place place; };
+  Part part_of(const Batch& whole, const HilbertSelfAttention& attention) const;
+
+  /// What every rank has, added.
+  std::vector<double> sum(const std::vector<double>& values) const;
+  /// The gradients of these parameters, added over ranks.
+  Gradients sum(Gradients gradients, const NamedParameters& parameters) const;
+
+ private:
+  Comm world_, sequence_;
+};
+
+/// Targets that count.
+Index count_targets(const Tensor& targets);
+
+}  // namespace hilt

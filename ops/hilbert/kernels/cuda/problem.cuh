@@ -1,0 +1,37 @@
+#pragma once
+#include "core/cuda/launch.cuh"
+#include "core/cuda/random.cuh"
+#include "ops/hilbert/kernels/attention.h"
+#include "ops/hilbert/kernels/cuda/on_device.h"
+
+// Private: one attention call as the kernels for any GPU see it, passed by value.
+
+namespace hilt::kernels {
+
+constexpr Index kMaxHeads = 1024;  // that travel with a launch
+struct Heads { std::int16_t at[kMaxHeads]; };
+
+struct Problem {
+  AttentionSizes sizes;
+  TilingView t;
+  Heads heads;  // the listed ones
+  int n_heads;
+};
+
+inline Problem problem_of(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads) {
+  Problem p{sizes, on_device(t, where), {}, static_cast<int>(n_heads)};
+  for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(heads[i]);
+  return p;
+}
+
+/// M of weights that survive dropout.
+inline float multiplier_of(const AttentionSizes& s) { return static_cast<float>(1 / (1 - s.dropout)); }
+/// Whether the weight of query i and key j of the lists survives dropout.
+__device__ inline bool survives(const Problem& p, Index b, Index h, int i, int j) {
+  const AttentionSizes& s = p.sizes;
+  const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h);
+  const auto t = static_cast<std::uint32_t>(p.t.q_name[i]), u = static_cast<std::uint32_t>(p.t.k_name[j]);
+  return attention_keeps(cuda::now(s.key), head, t, u, s.dropout);
+}
+
+}  // namespace hilt::kernels

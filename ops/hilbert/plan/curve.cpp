@@ -1,0 +1,330 @@
+// Hilbert curves on squares, rectangles and boxes.
+//
+// Classic, on a 2^k square: two bits of the position a level, from the finest up; each level reflects and
+// transposes the s x s quadrant found so far, then moves it to its place.
+//
+// Generalized (recursive split), on any grid. A box has a first cell and signed sides a, b, c; its curve runs
+// from the first cell along a, the major side. On a rectangle (c = 1), with w = |a| and h = |b|:
+//   2w > 3h    two boxes, one after the other along a
+//   else       up, long, down: up the first half of b, along all of a in the other half, back down
+//      +-----------+        up:    sides b', a'        from the first cell
+//      |   long    |        long:  sides a,  b - b'    beyond b'
+//      +-----+-----+        down:  sides -b', a' - a   from the far end of a, at the last row of b'
+//      | up  | down|
+//      +-----+-----+        each ends beside the cell where the next begins.
+// A half is floored, signed (-3 / 2 = -2), and made even where that is possible: only an odd major side over
+// an even minor one then leaves a diagonal step. Boxes split the same way in two, three or five parts.
+#include "ops/hilbert/plan/curve.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+#include "core/checked.h"
+
+namespace hilt {
+
+static Index sign(Index n) { return n < 0 ? -1 : 1; }
+
+Index Grid::cells() const {
+  check(width >= 0 && height >= 0 && frames >= 0, "Grid: sides ", frames, " x ", height, " x ", width,
+        " must not be negative");
+  return checked_mul(checked_mul(width, height, "Grid"), frames, "Grid");
+}
+
+Cell cell_of(const Grid& grid, Index token) {
+  const Index row = token / grid.width;
+  return {token % grid.width, row % grid.height, row / grid.height};
+}
+
+Index token_of(const Grid& grid, const Cell& cell) {
+  return (cell.z * grid.height + cell.y) * grid.width + cell.x;
+}
+
+static void check_position(const char* op, Index position, Index cells) {
+  check(0 <= position && position < cells, op, ": position ", position, " must be from 0 to ", cells - 1);
+}
+
+static void check_cell(const char* op, const Cell& cell, const Grid& grid) {
+  check(0 <= cell.x && cell.x < grid.width && 0 <= cell.y && cell.y < grid.height && 0 <= cell.z &&
+            cell.z < grid.frames,
+        op, ": cell (", cell.x, ", ", cell.y, ", ", cell.z, ") lies outside a grid of ", grid.frames, " x ",
+        grid.height, " x ", grid.width);
+}
+
+// ---- the classic curve ------------------------------------------------------------------------------
+
+static bool is_power_of_two(Index n) { return n > 0 && std::has_single_bit(static_cast<std::uint64_t>(n)); }
+
+static void check_side(const char* op, Index side) {
+  check(is_power_of_two(side) && side < Index{1} << 31, op, ": side ", side,
+        " must be a power of two below 2^31; hilbert_cell and hilbert_position take any grid");
+}
+
+Cell classic_cell(Index side, Index position) {
+  check_side("classic_cell", side);
+  check_position("classic_cell", position, side * side);
+  Index x = 0, y = 0;
+  for (Index s = 1; s < side; s *= 2, position >>= 2) {
+    const Index rx = (position >> 1) & 1, ry = (position ^ rx) & 1;
+    if (ry == 0) {
+      if (rx == 1) x = s - 1 - x, y = s - 1 - y;  // within the s x s quadrant, not the whole square
+      std::swap(x, y);
+    }
+    x += s * rx, y += s * ry;
+  }
+  return {x, y};
+}
+
+Index classic_position(Index side, const Cell& cell) {
+  check_side("classic_position", side);
+  check_cell("classic_position", cell, {side, side});
+  Index x = cell.x, y = cell.y, position = 0;
+  for (Index s = side / 2; s > 0; s /= 2) {
+    const Index rx = (x & s) != 0, ry = (y & s) != 0;
+    position += s * s * ((3 * rx) ^ ry);
+    if (ry == 0) {
+      if (rx == 1) x = side - 1 - x, y = side - 1 - y;  // flips the bits below s; those above are spent
+      std::swap(x, y);
+    }
+  }
+  return position;
+}
+
+// ---- the generalized curve --------------------------------------------------------------------------
+
+namespace {
+
+/// |n| cells along an axis (0, 1, 2 for x, y, z), towards lower coordinates when n < 0.
+struct Side {
+  int axis = 0;
+  Index n = 0;
+};
+Side operator-(Side s) { return {s.axis, -s.n}; }
+Side operator-(Side s, Side part) { return {s.axis, s.n - part.n}; }
+Side floor_half(Side s) { return {s.axis, s.n >> 1}; }  // an arithmetic shift floors
+Side even_half(Side s) {
+  const Index half = s.n >> 1;
+  return {s.axis, (half & 1) != 0 && std::abs(s.n) > 2 ? half + sign(s.n) : half};
+}
+
+using Point = std::array<Index, 3>;
+Point beyond(Point p, Side s) { return p[static_cast<std::size_t>(s.axis)] += s.n, p; }
+Point at_end(Point p, Side s) { return p[static_cast<std::size_t>(s.axis)] += s.n - sign(s.n), p; }
+
+struct Box {
+  Point at{};  // the first cell
+  Side a, b, c;
+  bool flat = false;  // a rectangle: split by the rule of two dimensions
+
+  Index cells() const { return std::abs(a.n * b.n * c.n); }
+  bool contains(const Point& p) const { return within(p, a) && within(p, b) && within(p, c); }
+  /// The side along which a box one cell thick otherwise runs; nullptr while there is something to split.
+  const Side* line() const {
+    const bool thin_a = std::abs(a.n) == 1, thin_b = std::abs(b.n) == 1, thin_c = std::abs(c.n) == 1;
+    return thin_b && thin_c ? &a : thin_a && thin_c ? &b : thin_a && thin_b ? &c : nullptr;
+  }
+
+ private:
+  bool within(const Point& p, Side s) const {
+    const auto axis = static_cast<std::size_t>(s.axis);
+    const Index offset = (p[axis] - at[axis]) * sign(s.n);
+    return 0 <= offset && offset < std::abs(s.n);
+  }
+};
+
+// Both splits call visit(part) in curve order until it returns true.
+
+template <class Visit>
+void split_rectangle(const Box& box, Visit&& visit) {
+  const auto& [at, a, b, c, flat] = box;
+  if (2 * std::abs(a.n) > 3 * std::abs(b.n)) {
+    const Side a1 = even_half(a);
+    if (visit(Box{at, a1, b, c, flat})) return;
+    visit(Box{beyond(at, a1), a - a1, b, c, flat});
+  } else {
+    const Side a1 = floor_half(a), b1 = even_half(b);
+    if (visit(Box{at, b1, a1, c, flat})) return;
+    if (visit(Box{beyond(at, b1), a, b - b1, c, flat})) return;
+    visit(Box{at_end(at_end(at, a), b1), -b1, -(a - a1), c, flat});
+  }
+}
+
+/// A part may be empty: half of a side of 1 is 0.
+template <class Visit>
+void split_box(const Box& box, Visit&& visit) {
+  const auto& [at, a, b, c, flat] = box;
+  const Index w = std::abs(a.n), h = std::abs(b.n), d = std::abs(c.n);
+  const Side a1 = even_half(a), b1 = even_half(b), c1 = even_half(c), a2 = a - a1, b2 = b - b1, c2 = c - c1;
+  if (2 * w > 3 * h && 2 * w > 3 * d) {  // long: halves along a
+    if (visit(Box{at, a1, b, c, flat})) return;
+    visit(Box{beyond(at, a1), a2, b, c, flat});
+  } else if (3 * h > 4 * d) {  // shallow in c: up, long and down in b
+    if (visit(Box{at, b1, c, a1, flat})) return;
+    if (visit(Box{beyond(at, b1), a, b2, c, flat})) return;
+    visit(Box{at_end(at_end(at, a), b1), -b1, c, -a2, flat});
+  } else if (3 * d > 4 * h) {  // shallow in b: up, long and down in c
+    if (visit(Box{at, c1, a1, b, flat})) return;
+    if (visit(Box{beyond(at, c1), a, b, c2, flat})) return;
+    visit(Box{at_end(at_end(at, a), c1), -c1, -a2, b, flat});
+  } else {  // near a cube: along b, along c, across on a, back along c, back along b
+    if (visit(Box{at, b1, c1, a1, flat})) return;
+    if (visit(Box{beyond(at, b1), c, a1, b2, flat})) return;
+    if (visit(Box{at_end(at_end(at, b1), c), a, -b1, -c2, flat})) return;
+    if (visit(Box{at_end(beyond(at_end(at, a), b1), c), -c, -a2, b2, flat})) return;
+    visit(Box{at_end(at_end(at, a), b1), -b1, c1, -a2, flat});
+  }
+}
+
+template <class Visit>
+void split(const Box& box, Visit&& visit) {
+  box.flat ? split_rectangle(box, visit) : split_box(box, visit);
+}
+
+/// The whole grid, with the major side chosen.
+Box whole(const char* op, const Grid& grid, Steps steps) {
+  check(grid.width > 0 && grid.height > 0 && grid.frames > 0, op, ": a grid of ", grid.frames, " x ",
+        grid.height, " x ", grid.width, " has no cells");
+  check(std::max({grid.width, grid.height, grid.frames}) < Index{1} << 31, op, ": a grid of ", grid.frames,
+        " x ", grid.height, " x ", grid.width, " has a side above 2^31 - 1");
+  (void)grid.cells();  // positions are 64-bit
+  Box box{{}, {0, grid.width}, {1, grid.height}, {2, grid.frames}, false};
+  box.flat = box.a.n == 1 || box.b.n == 1 || box.c.n == 1;
+  if (box.flat) {
+    if (box.c.n != 1) std::swap(box.b.n == 1 ? box.b : box.a, box.c);  // the side of 1 goes last
+    if (box.a.axis > box.b.axis) std::swap(box.a, box.b);
+    if (box.b.n > box.a.n) std::swap(box.a, box.b);  // default: the longer side, the first of equals
+    if (box.a.n % 2 == 1 && box.b.n % 2 == 0 && (steps == Steps::unit || box.a.n < 3 * box.b.n))
+      std::swap(box.a, box.b);
+  } else {
+    check(steps == Steps::near || (box.a.n % 2 == 0 && box.b.n % 2 == 0 && box.c.n % 2 == 0), op,
+          ": unit steps through a box need even sides, got ", grid.frames, " x ", grid.height, " x ",
+          grid.width);
+    if (box.c.n > std::max(box.a.n, box.b.n))
+      box = {{}, box.c, box.a, box.b, false};
+    else if (box.b.n > box.a.n)
+      std::swap(box.a, box.b);
+  }
+  return box;
+}
+
+bool is_classic(const Grid& grid) {
+  return grid.frames == 1 && grid.width == grid.height && is_power_of_two(grid.width);
+}
+
+/// Recursion is as deep as the sum of the logarithms of the sides: below 100.
+template <class Emit>
+void walk(const Box& box, Emit& emit) {
+  if (const Side* line = box.line()) return emit(box.at, *line);
+  split(box, [&](const Box& part) {
+    if (part.cells() > 0) walk(part, emit);
+    return false;
+  });
+}
+
+}  // namespace
+
+Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
+  Box box = whole("hilbert_cell", grid, steps);
+  check_position("hilbert_cell", position, box.cells());
+  if (is_classic(grid)) return classic_cell(grid.width, position);
+  while (box.line() == nullptr) {
+    Box next;
+    split(box, [&](const Box& part) {
+      if (position < part.cells()) return next = part, true;
+      position -= part.cells();
+      return false;
+    });
+    box = next;
+  }
+  const Side line = *box.line();
+  box.at[static_cast<std::size_t>(line.axis)] += position * sign(line.n);
+  return {box.at[0], box.at[1], box.at[2]};
+}
+
+Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps) {
+  Box box = whole("hilbert_position", grid, steps);
+  check_cell("hilbert_position", cell, grid);
+  if (is_classic(grid)) return classic_position(grid.width, cell);
+  const Point p{cell.x, cell.y, cell.z};
+  Index position = 0;
+  while (box.line() == nullptr) {
+    Box next;
+    split(box, [&](const Box& part) {
+      if (part.contains(p)) return next = part, true;
+      position += part.cells();
+      return false;
+    });
+    box = next;
+  }
+  const auto axis = static_cast<std::size_t>(box.line()->axis);
+  return position + std::abs(p[axis] - box.at[axis]);
+}
+
+std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps steps) {
+  const Box box = whole("hilbert_walk", grid, steps);
+  check(0 <= limit && limit <= std::numeric_limits<std::int32_t>::max(), "hilbert_walk: limit ", limit,
+        " must be from 0 to 2^31 - 1");
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(std::min(limit, box.cells())));
+  const Index stride[] = {1, grid.width, grid.width * grid.height};
+  auto next = tokens.begin();
+  const auto emit = [&](const Point& at, Side line) {
+    Index token = token_of(grid, {at[0], at[1], at[2]});
+    const Index step = stride[line.axis] * sign(line.n);
+    for (Index i = std::abs(line.n); i > 0; --i, token += step)
+      if (token < limit) *next++ = static_cast<std::int32_t>(token);
+  };
+  walk(box, emit);
+  return tokens;
+}
+
+Index non_unit_steps(const Grid& grid, Steps steps) {
+  const Box box = whole("non_unit_steps", grid, steps);
+  if (box.flat) return box.a.n > 1 && box.a.n % 2 == 1 && box.b.n > 2 && box.b.n % 2 == 0;
+  if (box.a.n % 2 == 0 && box.b.n % 2 == 0 && box.c.n % 2 == 0) return 0;
+  Index jumps = 0;
+  Point last{-1, 0, 0};  // a unit step before the first cell
+  const auto emit = [&](const Point& at, Side line) {
+    const Index length = std::abs(at[0] - last[0]) + std::abs(at[1] - last[1]) + std::abs(at[2] - last[2]);
+    jumps += length != 1;
+    last = at_end(at, line);
+  };
+  walk(box, emit);
+  return jumps;
+}
+
+// ---- Morton -----------------------------------------------------------------------------------------
+
+/// Moves bit i to bit 2i: each round doubles the gaps between ever smaller groups of bits.
+static std::uint64_t spread(std::uint64_t bits) {
+  bits = (bits | bits << 16) & 0x0000ffff0000ffff;
+  bits = (bits | bits << 8) & 0x00ff00ff00ff00ff;
+  bits = (bits | bits << 4) & 0x0f0f0f0f0f0f0f0f;
+  bits = (bits | bits << 2) & 0x3333333333333333;
+  return (bits | bits << 1) & 0x5555555555555555;
+}
+
+static std::uint64_t gather(std::uint64_t bits) {
+  bits &= 0x5555555555555555;
+  bits = (bits | bits >> 1) & 0x3333333333333333;
+  bits = (bits | bits >> 2) & 0x0f0f0f0f0f0f0f0f;
+  bits = (bits | bits >> 4) & 0x00ff00ff00ff00ff;
+  bits = (bits | bits >> 8) & 0x0000ffff0000ffff;
+  return (bits | bits >> 16) & 0x00000000ffffffff;
+}
+
+std::uint64_t morton_code(const Cell& cell) {
+  constexpr Index kEnd = Index{1} << 31;
+  check(0 <= cell.x && cell.x < kEnd && 0 <= cell.y && cell.y < kEnd && cell.z == 0, "morton_code: cell (",
+        cell.x, ", ", cell.y, ", ", cell.z, ") must be in a plane of sides below 2^31");
+  return spread(static_cast<std::uint64_t>(cell.x)) | spread(static_cast<std::uint64_t>(cell.y)) << 1;
+}
+
+Cell morton_cell(std::uint64_t code) {
+  return {static_cast<Index>(gather(code)), static_cast<Index>(gather(code >> 1))};
+}
+
+}  // namespace hilt

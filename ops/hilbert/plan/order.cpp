@@ -1,0 +1,384 @@
+// Orders: the text a user writes, the bijection it stands for, and a cache of those.
+//
+// pi enumerates a grid and keeps the cells whose token is below the length (a short last row leaves holes
+// that are skipped, never padded). A chunked order enumerates one chunk and repeats it: pi(m c + j) = m c +
+// pi_c(j); a short last chunk skips the same way. rho is read off pi.
+#include "ops/hilbert/plan/order.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "core/io/text.h"
+
+namespace hilt {
+namespace {
+
+using Kind = Order::Kind;
+using Scope = Order::Scope;
+
+constexpr Index kMaxLength = std::numeric_limits<std::int32_t>::max();
+constexpr std::size_t kCacheBytes = std::size_t{256} << 20;  // 32 orders of 1 M tokens
+constexpr std::size_t kEntryOverhead = 512;  // about what nodes, key and vectors take besides the tables
+
+constexpr std::array<std::string_view, 5> kKinds{"row", "snake", "morton", "tiles", "hilbert"};  // by Kind
+constexpr std::array<std::string_view, 3> kOptions{"scope", "chunk", "steps"};
+constexpr std::array<std::string_view, 3> kScopes{"global", "segment", "order-only"};
+constexpr std::array<std::string_view, 2> kSteps{"near", "unit"};  // by Steps
+
+Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+
+// ---- reading text -----------------------------------------------------------------------------------
+
+/// Where `name` stands in `names`; `what` is empty for the order itself.
+std::size_t find_name(std::string_view text, const char* what, std::string_view name,
+                      std::span<const std::string_view> names) {
+  return hilt::find_name(("order (" + std::string(text) + ")" + what).c_str(), name, names);
+}
+
+/// A whole number from 1 to 2^31 - 1 and nothing else; 0 if it is not.
+Index read_positive(std::string_view text) {
+  std::uint32_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && end == text.data() + text.size() && value <= kMaxLength ? value : 0;
+}
+
+/// `HxW`, or `TxHxW` where a box is allowed.
+Grid read_grid(std::string_view text, std::string_view part, bool box_allowed) {
+  const std::vector<std::string_view> sides = split_text(part, 'x');
+  std::vector<Index> n;
+  if (sides.size() == 2 || (sides.size() == 3 && box_allowed))
+    for (const std::string_view side : sides) n.push_back(read_positive(side));
+  check(!n.empty() && std::count(n.begin(), n.end(), 0) == 0, "order (", text, "): expected HEIGHTxWIDTH",
+        box_allowed ? " or FRAMESxHEIGHTxWIDTH" : "", ", each from 1 to 2147483647, got '", part, "'");
+  return n.size() == 2 ? Grid{n[1], n[0]} : Grid{n[2], n[1], n[0]};
+}
+
+void read_option(std::string_view text, std::string_view field, Order& order) {
+  const std::size_t equals = std::min(field.find('='), field.size());
+  const std::string_view key = field.substr(0, equals),
+                         value = field.substr(std::min(equals + 1, field.size()));
+  (void)find_name(text, ": option", key, kOptions);
+  if (key == "scope") {
+    constexpr std::array<Scope, 3> kByName{Scope::global, Scope::per_segment, Scope::order_only};
+    order.scope = kByName[find_name(text, ": scope", value, kScopes)];
+  } else if (key == "chunk") {
+    order.scope = Scope::chunked;
+    order.chunk = read_positive(value);
+    check(order.chunk > 0, "order (", text, "): chunk must be from 1 to 2147483647, got '", value, "'");
+  } else {
+    order.steps = static_cast<Steps>(find_name(text, ": steps", value, kSteps));
+  }
+}
+
+// ---- from an order and a length to what is to be enumerated -----------------------------------------
+
+std::string grid_text(const Grid& grid) {
+  const std::string plane = std::to_string(grid.height) + "x" + std::to_string(grid.width);
+  return grid.frames == 1 ? plane : std::to_string(grid.frames) + "x" + plane;
+}
+
+/// What must hold of any order; `text` is how the user wrote it.
+void check_order(const Order& order, Index length, std::string_view text) {
+  const Grid& grid = order.grid;
+  check(length >= 0 && length <= kMaxLength, "order (", text, "): ", length,
+        " tokens; positions are 32-bit, so from 0 to 2147483647");
+  check(order.tile_height > 0 && order.tile_width > 0, "order (", text,
+        "): sides of a tile must be positive");
+  check(order.scope != Scope::chunked || (order.chunk > 0 && order.chunk <= kMaxLength), "order (", text,
+        "): chunk must be from 1 to 2147483647, got ", order.chunk);
+  check(order.steps == Steps::near || order.kind == Kind::hilbert, "order (", text,
+        "): steps can only be asked of hilbert");
+  if (order.folds()) return;
+  check(grid.width > 0 && grid.height > 0 && grid.frames > 0, "order (", text,
+        "): sides of a grid must be positive");
+  check(grid.frames == 1 || order.kind == Kind::hilbert || order.kind == Kind::row, "order (", text,
+        "): only hilbert and row take three sides");
+  const Index cells = grid.cells();
+  if (order.scope == Scope::per_segment) return;  // the segment is not known yet
+  if (order.scope == Scope::chunked)
+    check(cells == length || cells == order.chunk, "order (", text, "): a grid of ", grid_text(grid), " has ",
+          cells, " cells, but there are ", length, " tokens in chunks of ", order.chunk,
+          "; give the grid of all tokens or of one chunk");
+  else
+    check(cells == length, "order (", text, "): a grid of ", grid_text(grid), " has ", cells,
+          " cells, but there are ", length, " tokens; without a grid any length folds");
+}
+
+/// The grid of one chunk: its own, or so many rows (or frames) of the grid of all tokens.
+Grid chunk_grid(const Order& order) {
+  const Grid& grid = order.grid;
+  if (order.folds()) return fold(order.chunk);
+  if (grid.cells() == order.chunk) return grid;
+  const Index frame = grid.width * grid.height;
+  if (order.chunk > frame) return {grid.width, grid.height, ceil_div(order.chunk, frame)};
+  return {std::min(grid.width, order.chunk), ceil_div(order.chunk, grid.width)};
+}
+
+/// The order that names everything and nothing else: two orders with the same permutation mostly become equal
+/// here, which is what the cache compares. Scope is global or chunked, the grid that of the enumeration.
+Order resolve(Order order, Index length) {
+  check_order(order, length, to_string(order));
+  check(order.scope != Scope::per_segment, "order (", to_string(order),
+        "): scope=segment needs a pattern with segments; give chunk=N instead");
+  if (order.kind == Kind::row || length <= 1 || row_order_forced()) return {};
+  const bool own_grid = !order.folds() && order.scope == Scope::chunked && order.grid.cells() == order.chunk;
+  if (order.scope != Scope::chunked || (order.chunk >= length && !own_grid))
+    order.scope = Scope::global, order.chunk = 0;
+  if (order.scope == Scope::chunked)
+    order.grid = chunk_grid(order);
+  else if (order.folds())
+    order.grid = fold(length);
+  if (order.kind != Kind::tiles) order.tile_height = order.tile_width = 0;
+  return order;
+}
+
+/// Bytes the cache charges for an entry.
+std::size_t cost(const Permutation& p) {
+  return kEntryOverhead + (p.token_at.size() + p.position_of.size()) * sizeof(std::int32_t);
+}
+
+// ---- enumeration: the tokens below a limit, in order ------------------------------------------------
+
+class Collector {
+ public:
+  Collector(const Grid& grid, Index limit) : width_(grid.width), limit_(limit) {
+    tokens_.reserve(static_cast<std::size_t>(limit));
+  }
+  void cell(Index x, Index y) {
+    if (const Index token = y * width_ + x; token < limit_)
+      tokens_.push_back(static_cast<std::int32_t>(token));
+  }
+  std::vector<std::int32_t> take() { return std::move(tokens_); }
+
+ private:
+  Index width_, limit_;
+  std::vector<std::int32_t> tokens_;
+};
+
+std::vector<std::int32_t> snake(const Grid& grid, Index limit) {
+  Collector out(grid, limit);
+  for (Index y = 0; y < grid.height; ++y)
+    for (Index x = 0; x < grid.width; ++x) out.cell(y % 2 == 0 ? x : grid.width - 1 - x, y);
+  return out.take();
+}
+
+std::vector<std::int32_t> tiles(const Grid& grid, Index height, Index width, Index limit) {
+  Collector out(grid, limit);
+  for (Index y0 = 0; y0 < grid.height; y0 += height)
+    for (Index x0 = 0; x0 < grid.width; x0 += width)
+      for (Index y = y0; y < std::min(y0 + height, grid.height); ++y)
+        for (Index x = x0; x < std::min(x0 + width, grid.width); ++x) out.cell(x, y);
+  return out.take();
+}
+
+/// One aligned square of 2^k a side, its quadrants in the order of their codes; squares off the grid are cut
+/// whole, so that thin grids cost no more than square ones. As deep as k.
+void morton_square(const Grid& grid, Index x, Index y, Index side, Collector& out) {
+  if (x >= grid.width || y >= grid.height) return;
+  if (side == 1) return out.cell(x, y);
+  const Index half = side / 2;
+  for (std::uint64_t quadrant = 0; quadrant < 4; ++quadrant) {
+    const Cell at = morton_cell(quadrant);
+    morton_square(grid, x + half * at.x, y + half * at.y, half, out);
+  }
+}
+
+std::vector<std::int32_t> morton(const Grid& grid, Index limit) {
+  Collector out(grid, limit);
+  const auto longest = static_cast<std::uint64_t>(std::max(grid.width, grid.height));
+  morton_square(grid, 0, 0, static_cast<Index>(std::bit_ceil(longest)), out);
+  return out.take();
+}
+
+std::vector<std::int32_t> enumerate(const Order& order, Index limit) {
+  switch (order.kind) {
+    case Kind::row: break;
+    case Kind::snake: return snake(order.grid, limit);
+    case Kind::morton: return morton(order.grid, limit);
+    case Kind::tiles: return tiles(order.grid, order.tile_height, order.tile_width, limit);
+    case Kind::hilbert: return hilbert_walk(order.grid, limit, order.steps);
+  }
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(limit));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  return tokens;
+}
+
+/// Of a resolved order.
+Permutation build(const Order& order, Index length) {
+  if (order.scope != Scope::chunked) return make_permutation(enumerate(order, length));
+  std::vector<std::int32_t> token_at;
+  token_at.reserve(static_cast<std::size_t>(length));
+  const std::vector<std::int32_t> chunk = enumerate(order, std::min(order.chunk, length));
+  for (Index begin = 0; begin < length; begin += order.chunk)
+    for (const std::int32_t token : chunk)
+      if (token < length - begin) token_at.push_back(static_cast<std::int32_t>(begin + token));
+  return make_permutation(std::move(token_at));
+}
+
+}  // namespace
+
+// ---- text -------------------------------------------------------------------------------------------
+
+Order parse_order(std::string_view text, Index length) {
+  const std::vector<std::string_view> fields = split_text(text, ',');
+  const std::size_t colon = fields[0].find(':');
+  Order order;
+  order.kind = static_cast<Kind>(find_name(text, "", fields[0].substr(0, colon), kKinds));
+  if (colon != std::string_view::npos) {
+    const std::string_view shape = fields[0].substr(colon + 1);
+    const std::size_t slash = shape.find('/');
+    if (order.kind != Kind::tiles) {
+      order.grid = read_grid(text, shape, order.kind == Kind::hilbert || order.kind == Kind::row);
+    } else {
+      if (slash != std::string_view::npos) order.grid = read_grid(text, shape.substr(0, slash), false);
+      const Grid tile = read_grid(text, shape.substr(slash + 1), false);  // npos + 1 = 0: all of it
+      order.tile_height = tile.height, order.tile_width = tile.width;
+    }
+  }
+  std::vector<std::string_view> keys;
+  for (const std::string_view field : std::span(fields).subspan(1)) {
+    read_option(text, field, order);
+    keys.push_back(field.substr(0, field.find('=')));
+    check(std::count(keys.begin(), keys.end(), keys.back()) == 1, "order (", text, "): option '", keys.back(),
+          "' is given twice");
+    check(order.chunk == 0 || std::count(keys.begin(), keys.end(), "scope") == 0, "order (", text,
+          "): chunk=N is a scope of its own; give scope or chunk, not both");
+  }
+  check_order(order, length, text);
+  return order;
+}
+
+std::string to_string(const Order& order) {
+  std::string text(kKinds[static_cast<std::size_t>(order.kind)]);
+  if (!order.folds()) text += ":" + grid_text(order.grid);
+  if (order.kind == Kind::tiles) {
+    const Grid tile{order.tile_width, order.tile_height};
+    const bool usual = tile == Grid{Order{}.tile_width, Order{}.tile_height};
+    if (!order.folds() || !usual) text += (order.folds() ? ":" : "/") + grid_text(tile);
+  }
+  switch (order.scope) {
+    case Scope::global: break;
+    case Scope::per_segment: text += ",scope=segment"; break;
+    case Scope::order_only: text += ",scope=order-only"; break;
+    case Scope::chunked: text += ",chunk=" + std::to_string(order.chunk); break;
+  }
+  if (order.steps == Steps::unit) text += ",steps=unit";
+  return text;
+}
+
+// ---- geometry ---------------------------------------------------------------------------------------
+
+Order with_segment(Order order, Index segment) {
+  if (order.scope != Scope::per_segment) return order;
+  check(segment > 0, "with_segment: a segment of ", segment, " tokens; expected at least 1");
+  order.scope = Scope::chunked;
+  order.chunk = std::min(segment, kMaxLength);  // longer than any sequence either way
+  return order;
+}
+
+Grid fold(Index length) {
+  check(length >= 0 && length <= kMaxLength, "fold: ", length, " tokens; expected 0 to 2147483647");
+  Index width = 1;
+  while (width * width < length) width *= 2;
+  return {width, ceil_div(length, width)};
+}
+
+Grid token_grid(const Order& order, Index length) {
+  return !order.folds() && order.grid.cells() == length ? order.grid : fold(length);
+}
+
+// ---- permutations -----------------------------------------------------------------------------------
+
+Permutation make_permutation(std::vector<std::int32_t> token_at) {
+  const auto n = token_at.size();
+  check(n <= static_cast<std::size_t>(kMaxLength), "make_permutation: ", n,
+        " tokens; expected at most 2147483647");
+  Permutation made{std::move(token_at), std::vector<std::int32_t>(n, -1)};
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int32_t token = made.token_at[i];
+    check(token >= 0 && static_cast<std::size_t>(token) < n, "make_permutation: position ", i,
+          " names token ", token, " of ", n);
+    std::int32_t& position = made.position_of[static_cast<std::size_t>(token)];
+    check(position < 0, "make_permutation: token ", token, " is at position ", position, " and again at ", i);
+    position = static_cast<std::int32_t>(i);
+  }
+  return made;
+}
+
+Permutation build_permutation(const Order& order, Index length) {
+  return build(resolve(order, length), length);
+}
+
+bool row_order_forced() {
+  const char* forced = std::getenv("HILT_FORCE_ORDER");
+  if (forced == nullptr || *forced == '\0') return false;
+  check(std::string_view(forced) == "row", "HILT_FORCE_ORDER (", forced,
+        "): only row can be forced; unset it");
+  return true;
+}
+
+// ---- the cache --------------------------------------------------------------------------------------
+
+std::shared_ptr<const Permutation> PermutationCache::get(const Order& order, Index length) {
+  const Key key{resolve(order, length), length};
+  // The most recently used stands first.
+  const auto find = [&]() -> std::shared_ptr<const Permutation> {
+    const auto found = by_key_.find(key);
+    if (found == by_key_.end()) return nullptr;
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return found->second->permutation;
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto known = find()) return ++counters_.hits, known;
+    ++counters_.misses;
+  }
+  // Built without the lock: other lengths need not wait. Two threads may build one order; the first is kept.
+  const auto made = std::make_shared<const Permutation>(build(key.order, length));
+  const std::lock_guard lock(mutex_);
+  if (auto known = find()) return known;
+  if (cost(*made) > max_bytes_) return made;
+  std::list<Entry> entry{{key, made}};
+  by_key_.emplace(key, entry.begin());
+  entries_.splice(entries_.begin(), entry);  // cannot throw: both containers change or neither
+  counters_.bytes += cost(*made);
+  while (counters_.bytes > max_bytes_) {
+    counters_.bytes -= cost(*entries_.back().permutation);
+    by_key_.erase(entries_.back().key);
+    entries_.pop_back();
+    ++counters_.evictions;
+  }
+  return made;
+}
+
+void PermutationCache::clear() {
+  const std::lock_guard lock(mutex_);
+  by_key_.clear();
+  entries_.clear();
+  counters_ = {};
+}
+
+PermutationCache::Counters PermutationCache::counters() const {
+  const std::lock_guard lock(mutex_);
+  Counters now = counters_;
+  now.entries = static_cast<Index>(entries_.size());
+  return now;
+}
+
+PermutationCache& permutation_cache() {
+  static PermutationCache cache(kCacheBytes);
+  return cache;
+}
+
+std::shared_ptr<const Permutation> permutation(const Order& order, Index length) {
+  return permutation_cache().get(order, length);
+}
+
+}  // namespace hilt

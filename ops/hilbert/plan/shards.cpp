@@ -1,0 +1,327 @@
+// Dividing a plan. A rank's part of an attended set is a Tiling like any other: the same lists with what belongs elsewhere left out, so
+// kernels need not know. Work is proportional to tiles and tokens.
+#include "ops/hilbert/plan/shards.h"
+#include <algorithm>
+#include <array>
+#include <list>
+#include <mutex>
+#include <numeric>
+#include <tuple>
+#include "core/error.h"
+#include "core/io/text.h"
+#include "ops/hilbert/plan/attends.h"
+
+namespace hilt {
+namespace {
+
+using List = std::vector<std::int32_t>;
+constexpr std::array<std::string_view, 2> kTransports{"ring", "gather"};
+constexpr std::array<std::string_view, 3> kDealings{"contiguous", "balanced", "auto"};
+constexpr std::size_t kCached = 32;  // plans of ranks: threads of one process keep one each
+
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+std::int32_t narrow(std::size_t i) { return static_cast<std::int32_t>(i); }
+
+/// Tile work by position of the query: rows of all key tiles that its tile meets, for every head.
+std::vector<double> work_by_position(const Plan& plan) {
+  std::vector<double> heads(plan.tilings().size());
+  for (Index h = 0; h < plan.heads(); ++h)
+    for (std::int32_t t : plan.tilings_of(h)) ++heads[static_cast<std::size_t>(t)];
+  std::vector<double> work(at(plan.length()));
+  for (std::size_t index = 0; index < plan.tilings().size(); ++index) {
+    const Tiling& t = plan.tilings()[index];
+    for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
+      double keys = 0;
+      for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
+        const Tiling::Range k = t.k_tile[static_cast<std::size_t>(t.keys[static_cast<std::size_t>(e)].tile)];
+        keys += k.end - k.begin;
+      }
+      for (auto q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q) work[static_cast<std::size_t>(t.q_token[static_cast<std::size_t>(q)])] += keys * heads[index];
+    }
+  }
+  return work;
+}
+
+void require_positions(const Plan& plan) {
+  check(plan.spec().in_order, "shards: rows of the plan are tokens; ranks hold runs of positions: make the plan with in_order = true");
+}
+
+/// The tiling for some queries and some keys, given the row of each position in their tensors, or -1.
+Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
+  Tiling out;
+  struct Side {  // how the entries and tiles of a list became others
+    List kept, before, tile;    // old index of each entry; entries kept before an old one; new tile of each old one, or -1
+    std::vector<bool> is_whole;  // of an old tile: nothing was left out
+  };
+  const auto keep = [](const List& positions, const std::vector<Tiling::Range>& tiles, const List& row, const List& names, List& rows, List& new_names,
+                       std::vector<Tiling::Range>& new_tiles) {
+    Side side;
+    for (const Tiling::Range& r : tiles) {
+      const std::size_t begin = rows.size();
+      for (auto i = static_cast<std::size_t>(r.begin); i < static_cast<std::size_t>(r.end); ++i) {
+        side.before.push_back(narrow(rows.size()));
+        const std::int32_t to = row[static_cast<std::size_t>(positions[i])];
+        if (to < 0) continue;
+        side.kept.push_back(narrow(i));
+        rows.push_back(to);
+        new_names.push_back(names[i]);
+      }
+      side.is_whole.push_back(rows.size() - begin == static_cast<std::size_t>(r.end - r.begin));
+      side.tile.push_back(rows.size() > begin ? narrow(new_tiles.size()) : -1);
+      if (rows.size() > begin) new_tiles.push_back({narrow(begin), narrow(rows.size())});
+    }
+    side.before.push_back(narrow(rows.size()));
+    return side;
+  };
+  const Side q = keep(t.q_token, t.q_tile, q_row, t.q_names(), out.q_token, out.q_name, out.q_tile);
+  const Side k = keep(t.k_token, t.k_tile, k_row, t.k_names(), out.k_token, out.k_name, out.k_tile);
+  const auto picked = [](const List& from, const Side& side, List& to) {
+    if (from.empty()) return;
+    for (std::int32_t i : side.kept) to.push_back(from[static_cast<std::size_t>(i)]);
+  };
+  picked(t.q_rank, q, out.q_rank), picked(t.k_rank, k, out.k_rank);
+  picked(t.q_a_low, q, out.q_a_low), picked(t.q_a_high, q, out.q_a_high), picked(t.k_a, k, out.k_a);
+  picked(t.q_b_low, q, out.q_b_low), picked(t.q_b_high, q, out.q_b_high), picked(t.k_b, k, out.k_b);
+
+  for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
+    if (q.tile[i] < 0) continue;
+    out.keys_begin.push_back(narrow(out.keys.size()));
+    const Tiling::Range queries = out.q_tile[static_cast<std::size_t>(q.tile[i])];
+    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
+      Tiling::Ref ref = t.keys[static_cast<std::size_t>(e)];
+      const auto j = static_cast<std::size_t>(ref.tile);
+      if (k.tile[j] < 0) continue;
+      ref.tile = k.tile[j];
+      const Tiling::Range keys = out.k_tile[static_cast<std::size_t>(ref.tile)];
+      const Index all = Index{queries.end - queries.begin} * (keys.end - keys.begin);
+      const Index pairs = ref.partial ? count_pairs(out, queries, keys) : all;
+      if (pairs == 0) continue;
+      ref.partial = pairs < all;
+      out.keys.push_back(ref);
+      ++(ref.partial ? out.tiles_partial : out.tiles_full);
+      out.pairs += pairs;
+    }
+  }
+  out.keys_begin.push_back(narrow(out.keys.size()));
+  transpose_tiles(out);
+  const auto moved = [](Tiling::Range r, const Side& side) {
+    return Tiling::Range{side.before[static_cast<std::size_t>(r.begin)], side.before[static_cast<std::size_t>(r.end)]};
+  };
+  for (const Tiling::Group& g : t.group) {
+    const Tiling::Group cut{moved(g.q, q), moved(g.k, k)};
+    if (cut.q.begin < cut.q.end && cut.k.begin < cut.k.end) out.group.push_back(cut);
+  }
+  return out;
+}
+
+/// Which rows of which rank a query of which rank attends to, for any head; of those only what concerns one rank.
+struct Needs {
+  std::vector<std::vector<bool>> by;  // [rank][row of ours]
+  std::vector<bool> from;             // [position]
+};
+Needs needs_of(const Plan& plan, const List& owner, const List& row, int rank, int ranks, Index rows) {
+  Needs needs{std::vector<std::vector<bool>>(at(ranks), std::vector<bool>(at(rows))), std::vector<bool>(owner.size())};
+  for (const Tiling& t : plan.tilings()) {
+    const auto owners_in = [&](const List& list, Tiling::Range r) {
+      std::vector<int> owners;
+      for (auto i = r.begin; i < r.end; ++i) owners.push_back(owner[static_cast<std::size_t>(list[static_cast<std::size_t>(i)])]);
+      std::ranges::sort(owners);
+      owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
+      return owners;
+    };
+    std::vector<std::vector<int>> q_owners, k_owners;
+    for (const Tiling::Range& r : t.q_tile) q_owners.push_back(owners_in(t.q_token, r));
+    for (const Tiling::Range& r : t.k_tile) k_owners.push_back(owners_in(t.k_token, r));
+    std::vector<std::vector<bool>> whole(at(ranks), std::vector<bool>(t.k_tile.size()));  // [asking rank][key tile]: nothing more to find
+    for (std::size_t i = 0; i < t.q_tile.size(); ++i)
+      for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
+        const Tiling::Ref ref = t.keys[static_cast<std::size_t>(e)];
+        const auto j = static_cast<std::size_t>(ref.tile);
+        for (int a : q_owners[i]) {
+          const auto asking = static_cast<std::size_t>(a);
+          if (whole[asking][j] || (a != rank && !std::ranges::binary_search(k_owners[j], rank))) continue;
+          bool all = true;
+          for (auto key = static_cast<std::size_t>(t.k_tile[j].begin); key < static_cast<std::size_t>(t.k_tile[j].end); ++key) {
+            const auto position = static_cast<std::size_t>(t.k_token[key]);
+            if (owner[position] == a || (a != rank && owner[position] != rank)) continue;
+            auto need = a == rank ? needs.from[position] : needs.by[asking][static_cast<std::size_t>(row[position])];
+            for (auto q = static_cast<std::size_t>(t.q_tile[i].begin); !need && q < static_cast<std::size_t>(t.q_tile[i].end); ++q)
+              need = owner[static_cast<std::size_t>(t.q_token[q])] == a && (!ref.partial || attends(t, q, key));
+            all = all && need;
+          }
+          whole[asking][j] = all;
+        }
+      }
+  }
+  return needs;
+}
+
+}  // namespace
+
+Transport parse_transport(std::string_view text) { return static_cast<Transport>(find_name("transport", text, kTransports)); }
+std::string_view name_of(Transport transport) { return kTransports[static_cast<std::size_t>(transport)]; }
+
+Index Shards::rows(int rank) const {
+  Index n = 0;
+  for (std::size_t i = 0; i < owner.size(); ++i) n += owner[i] == rank ? cut[i + 1] - cut[i] : 0;
+  return n;
+}
+std::vector<std::int32_t> Shards::positions(int rank) const {
+  List out;
+  for (std::size_t i = 0; i < owner.size(); ++i)
+    for (Index p = cut[i]; owner[i] == rank && p < cut[i + 1]; ++p) out.push_back(static_cast<std::int32_t>(p));
+  return out;
+}
+
+Shards contiguous_shards(const Plan& plan, int ranks) {
+  check(ranks >= 1, "shards: ", ranks, " ranks");
+  require_positions(plan);
+  const Index each = std::max<Index>(1, plan.length() / ranks);
+  Index unit = 1;
+  for (const Branch& b : plan.spec().pattern)
+    if (b.kind == Branch::Kind::segment && b.size <= each) unit = std::max(unit, b.size);
+  Shards s{ranks, {0}, {}};
+  for (int r = 0; r < ranks; ++r) {
+    const Index even = plan.length() * (r + 1) / ranks;
+    s.cut.push_back(r + 1 == ranks ? plan.length() : std::max(s.cut.back(), std::min((even + unit / 2) / unit * unit, plan.length())));
+    s.owner.push_back(r);
+  }
+  return s;
+}
+
+Shards balanced_shards(const Plan& plan, int ranks, Index chunks_each) {
+  check(ranks >= 1 && chunks_each >= 1, "shards: ", ranks, " ranks with ", chunks_each, " chunks each");
+  require_positions(plan);
+  const std::vector<double> work = work_by_position(plan);
+  const Index chunks = ranks * chunks_each;
+  Shards s{ranks, {0}, std::vector<int>(at(chunks))};
+  std::vector<double> cost;
+  for (Index i = 0; i < chunks; ++i) {
+    s.cut.push_back(plan.length() * (i + 1) / chunks);
+    cost.push_back(std::accumulate(work.begin() + s.cut[at(i)], work.begin() + s.cut[at(i + 1)], 0.0));
+  }
+  std::vector<std::size_t> dearest(at(chunks));
+  std::iota(dearest.begin(), dearest.end(), std::size_t{0});
+  std::ranges::stable_sort(dearest, [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
+  std::vector<double> load(at(ranks));
+  std::vector<Index> held(at(ranks));
+  for (std::size_t chunk : dearest) {
+    std::size_t least = 0;  // among those that may take one more: every rank holds as many rows
+    while (held[least] == chunks_each) ++least;
+    for (std::size_t r = least + 1; r < load.size(); ++r)
+      if (held[r] < chunks_each && load[r] < load[least]) least = r;
+    s.owner[chunk] = static_cast<int>(least);
+    load[least] += cost[chunk], ++held[least];
+  }
+  return s;
+}
+
+Shards choose_shards(const Plan& plan, int ranks) {
+  constexpr double kWorth = 1.1;
+  Shards contiguous = contiguous_shards(plan, ranks), balanced = balanced_shards(plan, ranks);
+  return imbalance(plan, contiguous) > kWorth * imbalance(plan, balanced) ? balanced : contiguous;
+}
+
+double imbalance(const Plan& plan, const Shards& shards) {
+  const std::vector<double> work = work_by_position(plan);
+  std::vector<double> load(at(shards.ranks));
+  for (std::size_t i = 0; i < shards.owner.size(); ++i)
+    load[static_cast<std::size_t>(shards.owner[i])] += std::accumulate(work.begin() + shards.cut[i], work.begin() + shards.cut[i + 1], 0.0);
+  const double total = std::accumulate(load.begin(), load.end(), 0.0);
+  return total > 0 ? *std::ranges::max_element(load) * shards.ranks / total : 1;
+}
+
+ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
+    : plan_(std::move(plan)), shards_(std::move(shards)), rank_(rank), transport_(transport) {
+  check(plan_ != nullptr, "ShardPlan: no plan; make one with make_plan");
+  require_positions(*plan_);
+  const int ranks = shards_.ranks;
+  check(rank >= 0 && rank < ranks, "ShardPlan: rank ", rank, " of ", ranks);
+  check(shards_.cut.size() == shards_.owner.size() + 1 && shards_.cut.front() == 0 && shards_.cut.back() == plan_->length() &&
+        std::ranges::is_sorted(shards_.cut) && std::ranges::all_of(shards_.owner, [&](int r) { return r >= 0 && r < ranks; }),
+        "ShardPlan: the shards do not cover the ", plan_->length(), " positions of the plan once, by ranks below ", ranks);
+  List owner, row, count(at(ranks));
+  for (std::size_t i = 0; i < shards_.owner.size(); ++i)
+    for (Index p = shards_.cut[i]; p < shards_.cut[i + 1]; ++p) {
+      owner.push_back(shards_.owner[i]);
+      row.push_back(count[static_cast<std::size_t>(shards_.owner[i])]++);
+    }
+  length_ = count[static_cast<std::size_t>(rank)];
+  const Needs needs = needs_of(*plan_, owner, row, rank, ranks, length_);
+
+  List q_row(owner.size(), -1);
+  for (std::size_t p = 0; p < owner.size(); ++p)
+    if (owner[p] == rank) q_row[p] = row[p];
+  const auto add_stage = [&](const std::vector<int>& to, const std::vector<int>& from) {
+    Stage stage;
+    List k_row(owner.size(), -1);
+    for (int peer : to) {
+      const std::vector<bool>& need = needs.by[static_cast<std::size_t>(peer)];
+      Parcel parcel{peer, std::ranges::count(need, true), {}};
+      for (std::size_t i = 0; i < need.size() && parcel.count < length_; ++i)
+        if (need[i]) parcel.rows.push_back(narrow(i));
+      if (parcel.count > 0) stage.send.push_back(std::move(parcel));
+    }
+    for (int peer : from) {
+      const Index before = stage.keys;
+      for (std::size_t p = 0; p < owner.size(); ++p)
+        if (owner[p] == peer && (peer == rank || needs.from[p])) k_row[p] = static_cast<std::int32_t>(stage.keys++);
+      if (peer != rank && stage.keys > before) stage.receive.push_back({peer, stage.keys - before, {}});
+    }
+    if (stage.keys > 0 || !stage.send.empty() || from == std::vector{rank})
+      for (const Tiling& t : plan_->tilings()) stage.tilings.push_back(cut_down(t, q_row, k_row));
+    stages_.push_back(std::move(stage));
+  };
+  add_stage({}, {rank});
+  std::vector<int> to, from;
+  for (int hop = 1; hop < ranks; ++hop) {
+    to.push_back((rank + hop) % ranks), from.push_back((rank - hop + ranks) % ranks);
+    if (transport == Transport::gather && hop + 1 < ranks) continue;
+    add_stage(to, from);
+    to.clear(), from.clear();
+  }
+}
+
+Dealing parse_dealing(std::string_view text) { return static_cast<Dealing>(find_name("shards", text, kDealings)); }
+
+ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport, Dealing dealing) {
+  using Key = std::tuple<PlanSpec, bool, int, int, Transport, Dealing>;
+  static std::mutex mutex;
+  static std::list<std::pair<Key, ShardPlanPtr>> recent;  // the most recently used first
+  spec.in_order = true;
+  const Key key(spec, row_order_forced(), ranks, rank, transport, dealing);
+  {
+    const std::lock_guard lock(mutex);
+    for (auto it = recent.begin(); it != recent.end(); ++it)
+      if (it->first == key) {
+        recent.splice(recent.begin(), recent, it);
+        return it->second;
+      }
+  }
+  const PlanPtr plan = make_plan(spec);
+  Shards shards = dealing == Dealing::contiguous ? contiguous_shards(*plan, ranks) : dealing == Dealing::balanced ? balanced_shards(*plan, ranks) : choose_shards(*plan, ranks);
+  ShardPlanPtr made = std::make_shared<const ShardPlan>(plan, std::move(shards), rank, transport);
+  const std::lock_guard lock(mutex);
+  recent.emplace_front(key, made);
+  if (recent.size() > kCached) recent.pop_back();
+  return made;
+}
+
+std::vector<std::int32_t> ShardPlan::tokens_of(int rank) const {
+  List tokens = shards_.positions(rank);
+  for (std::int32_t& p : tokens) p = plan_->order().token_at[static_cast<std::size_t>(p)];
+  return tokens;
+}
+
+ShardPlan::Bytes ShardPlan::bytes_sent(Index batch, Index kv_heads, Index dim, DType dtype) const {
+  Bytes bytes;
+  const std::size_t row = at(2 * batch * kv_heads * dim), stat = dtype == DType::f64 ? 8 : 4;  // of keys and values
+  for (const Stage& s : stages_) {
+    for (const Parcel& p : s.send) bytes.forward += at(p.count) * row * size_of(dtype);
+    for (const Parcel& p : s.receive) bytes.backward += at(p.count) * row * stat;  // their gradients go home
+  }
+  bytes.backward += bytes.forward;  // keys and values travel again
+  return bytes;
+}
+
+}  // namespace hilt

@@ -1,0 +1,90 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <vector>
+#include "../../../core/dtype.h"
+#include "plan.h"
+
+// A plan divided over ranks: who owns which rows, what each computes, and which rows travel.
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// Chunk i is the positions [cut[i], cut[i + 1]) of the order and belongs to rank owner[i]. A rank's rows are its chunks, in
+/// the order of positions.
+struct Shards {
+  int ranks = 1;
+  std::vector<Index> cut;
+  std::vector<int> owner;
+  Index rows(int rank) const;
+  /// The positions of a rank's rows.
+  std::vector<std::int32_t> positions(int rank) const;
+};
+/// One run of positions a rank, as even as can be; cut at borders of segments where ranks hold whole ones, which keeps those from travelling.
+Shards contiguous_shards(const Plan& plan, int ranks);
+/// `chunks_each` runs a rank, the dearest first to whoever has least to do: for masks that give some positions more work than others.
+Shards balanced_shards(const Plan& plan, int ranks, Index chunks_each = 8);
+/// Contiguous, unless that leaves a tenth more to do for some rank than balanced ones.
+Shards choose_shards(const Plan& plan, int ranks);
+/// The most tile work of any rank over the mean. 1 is even.
+double imbalance(const Plan& plan, const Shards& shards);
+
+/// How rows that are needed elsewhere get there. The result is the same but for rounding.
+enum class Transport : unsigned char {
+  ring,    // rank after rank: the next rows travel while those that are here are attended to
+  gather,  // all at once, then attended to at once
+};
+Transport parse_transport(std::string_view text);
+std::string_view name_of(Transport transport);
+
+/// A rank's part of a plan. It attends in stages: first to its own keys, then to keys that it receives. Only rows that some query of the
+/// receiver attends to travel, and each goes straight from its owner; gradients of keys go straight back.
+class ShardPlan {
+ public:
+  /// Rows to or from one rank. rows: which of this rank's own are sent, or where in the stage's keys what is received lies; empty where that is
+  /// [0, count).
+  struct Parcel {
+    int peer;
+    Index count;
+    std::vector<std::int32_t> rows;
+  };
+  struct Stage {
+    std::vector<Parcel> send, receive;
+    Index keys = 0;               // rows of the keys attended to in this stage
+    std::vector<Tiling> tilings;  // those of the plan, cut down to this rank's queries and these keys
+  };
+
+  /// The same plan on every rank; its rows must be positions (PlanSpec::in_order).
+  ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport = Transport::ring);
+
+  const Plan& plan() const { return *plan_; }
+  const Shards& shards() const { return shards_; }
+  int rank() const { return rank_; }
+  Transport transport() const { return transport_; }
+  /// Rows of this rank, and the token that each is.
+  Index length() const { return length_; }
+  std::vector<std::int32_t> tokens() const { return tokens_of(rank_); }
+  std::vector<std::int32_t> tokens_of(int rank) const;
+  const std::vector<Stage>& stages() const { return stages_; }
+
+  /// Bytes that this rank will send.
+  struct Bytes { std::size_t forward = 0, backward = 0; };
+  Bytes bytes_sent(Index batch, Index kv_heads, Index dim, DType dtype) const;
+
+ private:
+  PlanPtr plan_;
+  Shards shards_;
+  int rank_;
+  Transport transport_;
+  Index length_ = 0;
+  std::vector<Stage> stages_;
+};
+using ShardPlanPtr = std::shared_ptr<const ShardPlan>;
+
+/// How the positions of a plan are dealt out.
+enum class Dealing : unsigned char { contiguous, balanced, automatic };
+Dealing parse_dealing(std::string_view text);
+/// Builds, or finds among the most recently used, a rank's part of the plan for a spec, whose rows become positions. Safe from any thread.
+ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport = Transport::ring, Dealing dealing = Dealing::automatic);
+
+}  // namespace hilt

@@ -1,0 +1,425 @@
+#include "core/comm/comm.h"
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <iterator>
+#include <mutex>
+#include <random>
+#include <thread>
+#include "core/random.h"
+#include "core/comm/tcp.h"
+#include "tests/support/child.h"
+#include "tests/support/error_of.h"
+
+namespace hilt {
+namespace {
+
+using std::chrono::milliseconds;
+using tcp::Address, tcp::Socket, tcp::connect_to, tcp::listen_at;
+using Work = std::function<void(Comm&)>;
+
+/// Ranks over TCP, as threads of this process: what they do between processes, where sanitizers see both ends.
+void run_over_tcp(int ranks, const Work& work) {
+  Socket listener = listen_at({"127.0.0.1", 0});
+  const Address master = address_of(listener);
+  std::mutex mutex;
+  std::exception_ptr first;
+  const auto live = [&](int rank) {
+    try {
+      Comm comm(meet({rank, ranks, master, "secret", rank == 0 ? std::move(listener) : Socket()}));
+      try {
+        work(comm);
+      } catch (const std::exception& e) {
+        comm.abort("rank " + std::to_string(rank) + ": " + e.what());
+        throw;
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(live, rank);
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+class CommTest : public testing::TestWithParam<std::string> {
+ protected:
+  void run(int ranks, const Work& work) const {
+    if (ranks > 1 && GetParam() == "tcp") run_over_tcp(ranks, work);
+    else run_ranks(ranks, work);
+  }
+  /// What every rank throws; a rank that throws nothing says "nothing".
+  std::vector<std::string> errors(int ranks, const Work& work) const {
+    std::vector<std::string> all(static_cast<std::size_t>(ranks));
+    try {
+      run(ranks, [&](Comm& comm) {
+        std::string& mine = all[static_cast<std::size_t>(comm.rank())];
+        mine = "nothing";
+        try {
+          comm.barrier();  // all have met before the first fails
+          work(comm);
+        } catch (const std::exception&) {
+          mine = error_of([&] { throw; });
+          throw;
+        }
+      });
+    } catch (const std::exception&) {
+    }
+    return all;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Over, CommTest, testing::Values("threads", "tcp"), [](const auto& of) { return of.param; });
+
+constexpr int kSizes[] = {1, 2, 3, 4, 5, 8};
+
+Tensor numbers(Index n, int rank, DType type = DType::f32) { return randn({n}, RandomKey{7, static_cast<std::uint64_t>(rank)}, type); }
+Tensor marked(Index n, int mark) { return full({n}, mark, DType::i32); }
+bool same(const Tensor& a, const Tensor& b) { return a.shape() == b.shape() && a.to_vector() == b.to_vector(); }
+
+TEST_P(CommTest, KnowsWhoItIs) {
+  for (int p : kSizes) {
+    std::atomic<int> ranks = 0;
+    run(p, [&](Comm& comm) {
+      EXPECT_EQ(comm.size(), p);
+      EXPECT_EQ(comm.name(), p == 1 ? "single" : GetParam());
+      ranks += 1 << comm.rank();
+    });
+    EXPECT_EQ(ranks, (1 << p) - 1);
+  }
+}
+
+TEST_P(CommTest, RingPassesEverythingOn) {
+  for (int p : kSizes)
+    for (Index n : {Index{1}, Index{1000}, Index{300007}})
+      run(p, [&](Comm& comm) {
+        Tensor held = marked(n, comm.rank());
+        const int next = (comm.rank() + 1) % p, previous = (comm.rank() + p - 1) % p;
+        for (int hop = 1; hop < p; ++hop) {
+          Tensor came = empty_like(held);
+          comm.exchange({{next, held}}, {{previous, came}}, {"ring", hop}).wait();
+          held = came;
+          ASSERT_TRUE(same(held, marked(n, (comm.rank() + p - hop) % p))) << p << " ranks, hop " << hop;
+        }
+      });
+}
+
+TEST_P(CommTest, SumIsThatOfTheOrderOfRanksToTheBit) {
+  for (int p : kSizes)
+    for (DType type : {DType::f32, DType::f64, DType::bf16})
+      for (Index n : {Index{0}, Index{1}, Index{p - 1}, Index{p}, Index{10007}}) {
+        Tensor serial = numbers(n, 0, type), wide = empty({n}, type == DType::bf16 ? DType::f32 : type);
+        copy(wide, serial);
+        for (int r = 1; r < p; ++r) {
+          Tensor more = empty_like(wide);
+          copy(more, numbers(n, r, type));
+          accumulate(wide, more);
+        }
+        copy(serial, wide);
+        run(p, [&](Comm& comm) { EXPECT_TRUE(same(comm.sum(numbers(n, comm.rank(), type)), serial)) << p << " ranks, " << n << ' ' << type; });
+      }
+}
+
+TEST_P(CommTest, LargeSums) {
+  constexpr Index n = 1000003;
+  Tensor serial = numbers(n, 0);
+  for (int r = 1; r < 3; ++r) accumulate(serial, numbers(n, r));
+  run(3, [&](Comm& comm) { EXPECT_TRUE(same(comm.sum(numbers(n, comm.rank())), serial)); });
+}
+
+TEST_P(CommTest, Collectives) {
+  for (int p : kSizes)
+    run(p, [&](Comm& comm) {
+      const int rank = comm.rank();
+      const Tensor all = comm.gather(full({2, 3}, rank));
+      ASSERT_EQ(all.shape(), (Shape{p, 2, 3}));
+      for (int r = 0; r < p; ++r) EXPECT_EQ(all.to_vector()[static_cast<std::size_t>(r) * 6 + 5], r);
+      Tensor parts = full({p, 2}, 0, DType::bf16);
+      copy(parts, as_strided(arange(2 * p), {p, 2}, {2, 1}, 0));
+      const Tensor mine = comm.reduce_scatter(parts);
+      EXPECT_EQ(mine.dtype(), DType::bf16);
+      EXPECT_EQ(mine.to_vector(), (std::vector<double>{2.0 * rank * p, (2.0 * rank + 1) * p}));
+      for (int root = 0; root < p; ++root) EXPECT_TRUE(same(comm.broadcast(marked(5, rank), root), marked(5, root)));
+      std::vector<std::string> texts;
+      for (int r = 0; r < p; ++r) texts.push_back(std::string(static_cast<std::size_t>(r * r), 'x') + std::to_string(r));
+      EXPECT_EQ(comm.gather_text(texts[static_cast<std::size_t>(rank)]), texts);
+      EXPECT_EQ(comm.gather_text(""), std::vector<std::string>(static_cast<std::size_t>(p)));
+    });
+}
+
+TEST_P(CommTest, NobodyPassesABarrierBeforeAllHaveCome) {
+  for (int p : kSizes) {
+    std::atomic<int> came = 0;
+    run(p, [&](Comm& comm) {
+      std::this_thread::sleep_for(milliseconds(3 * comm.rank()));
+      ++came;
+      comm.barrier();
+      EXPECT_EQ(came, p);
+    });
+  }
+}
+
+TEST_P(CommTest, AgreeNamesTheFirstLineThatDiffers) {
+  run(3, [](Comm& comm) { comm.agree("options", "heads = 4\nlength = 64\n"); });
+  for (const std::string& e : errors(3, [](Comm& comm) { comm.agree("options", comm.rank() == 2 ? "heads = 4\nlength = 32\n" : "heads = 4\nlength = 64\n"); }))
+    EXPECT_NE(e.find("options: rank 2 has length = 32, rank 0 length = 64; start every rank with the same options"), e.npos) << e;
+  for (const std::string& e : errors(2, [](Comm& comm) { comm.agree("options", comm.rank() ? "a = 1\n" : "a = 1\nb = 2\n"); }))
+    EXPECT_NE(e.find("options: rank 1 has (nothing), rank 0 b = 2; start every rank with the same options"), e.npos) << e;
+}
+
+TEST_P(CommTest, SplitsIntoAGridAndAgain) {
+  run(4, [](Comm& comm) {
+    const Comm row = comm.split(comm.rank() / 2, comm.rank()), column = comm.split(comm.rank() % 2, -comm.rank());
+    ASSERT_EQ(row.size(), 2);
+    ASSERT_EQ(column.size(), 2);
+    EXPECT_EQ(row.rank(), comm.rank() % 2);
+    EXPECT_EQ(column.rank(), 1 - comm.rank() / 2) << "keys order the ranks";
+    const double r = comm.rank();
+    EXPECT_EQ(row.sum(full({1}, r)).item(), comm.rank() < 2 ? 1 : 5);
+    EXPECT_EQ(column.gather(full({1}, r)).to_vector(), (std::vector<double>{2.0 + comm.rank() % 2, 0.0 + comm.rank() % 2}));
+    const Comm alone = row.split(row.rank(), 0);
+    EXPECT_EQ(alone.size(), 1);
+    EXPECT_EQ(alone.sum(full({1}, r)).item(), r);
+    const Comm turned = comm.split(0, -comm.rank());
+    EXPECT_EQ(turned.rank(), 3 - comm.rank());
+    // Groups do not hear each other's messages, whatever the order in which they are sent.
+    Tensor a = empty({1}), b = empty({1});
+    const int other = 1 - row.rank();
+    Transfer first = row.exchange({{other, full({1}, 1)}}, {{other, a}});
+    const int there = turned.size() - 1 - (row.rank() == 0 ? comm.rank() + 1 : comm.rank() - 1);
+    turned.exchange({{there, full({1}, 2)}}, {{there, b}}).wait();
+    first.wait();
+    EXPECT_EQ(a.item(), 1);
+    EXPECT_EQ(b.item(), 2);
+  });
+}
+
+TEST_P(CommTest, CountsBytesExactly) {
+  run(4, [](Comm& comm) {
+    (void)comm.gather(zeros({10}));
+    EXPECT_EQ(comm.traffic().bytes_sent, 3 * 40u);
+    EXPECT_EQ(comm.traffic().bytes_received, 3 * 40u);
+    EXPECT_EQ(comm.traffic().messages_sent, 3u);
+    (void)comm.sum(zeros({8}));  // two pieces of two floats to each of three
+    EXPECT_EQ(comm.traffic().bytes_sent, 3 * 40u + 2 * 3 * 8u);
+    (void)comm.gather(zeros({0}));
+    EXPECT_EQ(comm.traffic().messages_sent, 3 + 6u) << "nothing to say, no message";
+  });
+}
+
+TEST_P(CommTest, MessagesKeepTheirOrderWithSeveralUnderWay) {
+  run(3, [](Comm& comm) {
+    const int next = (comm.rank() + 1) % 3, previous = (comm.rank() + 2) % 3;
+    std::vector<Tensor> came;
+    std::vector<Transfer> transfers;
+    for (int i = 0; i < 20; ++i) {
+      came.push_back(empty({Index{1} + 5000 * (i % 3)}, DType::i32));
+      transfers.push_back(comm.exchange({{next, marked(came.back().numel(), 100 * comm.rank() + i)}}, {{previous, came.back()}}));
+    }
+    for (std::size_t i = transfers.size(); i-- > 0;) transfers[i].wait();
+    for (int i = 0; i < 20; ++i) EXPECT_TRUE(same(came[static_cast<std::size_t>(i)], marked(came[static_cast<std::size_t>(i)].numel(), 100 * previous + i))) << i;
+  });
+}
+
+TEST_P(CommTest, TakesWhatCameEarly) {
+  run(2, [](Comm& comm) {
+    Tensor a = empty({100000}, DType::i32), b = empty({3}, DType::i32);
+    if (comm.rank() == 0) {
+      comm.exchange({{1, marked(100000, 1)}, {1, marked(3, 2)}}, {}).wait();
+    } else {
+      std::this_thread::sleep_for(milliseconds(50));
+      comm.exchange({}, {{0, a}, {0, b}}).wait();
+      EXPECT_TRUE(same(a, marked(100000, 1)));
+      EXPECT_TRUE(same(b, marked(3, 2)));
+    }
+  });
+}
+
+TEST_P(CommTest, ADroppedTransferTakesItsMessageWithIt) {
+  run(2, [](Comm& comm) {
+    const int other = 1 - comm.rank();
+    for (int late = 0; late < 2; ++late) {
+      Tensor first = full({50000}, -1, DType::i32), second = empty({2}, DType::i32);
+      {
+        const Transfer dropped = comm.exchange({{other, marked(50000, 1)}}, {{other, first}});
+        if (late) std::this_thread::sleep_for(milliseconds(20));
+      }
+      comm.exchange({{other, marked(2, 2)}}, {{other, second}}).wait();
+      EXPECT_TRUE(same(second, marked(2, 2)));
+    }
+    comm.barrier();
+  });
+}
+
+TEST_P(CommTest, WrongUse) {
+  run(2, [](Comm& comm) {
+    EXPECT_EQ(error_of([&] { (void)comm.exchange({{2, zeros({1})}}, {}); }), "usage: exchange: rank 2 of 2");
+    EXPECT_EQ(error_of([&] { (void)comm.exchange({{comm.rank(), zeros({1})}}, {}); }), "usage: exchange: rank " + std::to_string(comm.rank()) + " exchanges with itself");
+    EXPECT_EQ(error_of([&] { (void)comm.reduce_scatter(zeros({3})); }), "usage: reduce_scatter: x [3] must be [2 ranks, ...]");
+    EXPECT_EQ(error_of([&] { comm.set_deadline(milliseconds(0)); }), "usage: Comm: deadline 0 ms must be above 0");
+  });
+}
+
+// ---- failures ----------------------------------------------------------------------------------------
+
+TEST_P(CommTest, SizesThatDifferFailOnEveryRank) {
+  for (int late : {0, 1})
+    for (const std::string& e : errors(3, [&](Comm& comm) {
+           if (comm.rank() == late) std::this_thread::sleep_for(milliseconds(50));
+           Tensor came = empty({comm.rank() == 1 ? 3 : 2});
+           if (comm.rank() == 0) comm.exchange({{1, zeros({2})}}, {}).wait();
+           if (comm.rank() == 1) comm.exchange({}, {{0, came}}).wait();
+           for (int i = 0; i < 3; ++i) comm.barrier();
+         }))
+      EXPECT_EQ(e, "distributed: rank 0 sent 8 bytes where rank 1 expects 12: the ranks do not run the same call");
+}
+
+TEST_P(CommTest, AThrowOfOneRankReachesAll) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<std::string> all = errors(4, [](Comm& comm) {
+    if (comm.rank() == 2) fail_with(Code::data, "shard.npy: too short");
+    comm.barrier();
+    comm.barrier();
+  });
+  for (std::size_t r = 0; r < all.size(); ++r) EXPECT_EQ(all[r], r == 2 ? "data: shard.npy: too short" : "distributed: rank 2: shard.npy: too short");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
+TEST_P(CommTest, AbortReachesAllAndTheFirstReasonStays) {
+  for (const std::string& e : errors(3, [](Comm& comm) {
+         if (comm.rank() == 1) comm.abort("no more"), comm.abort("and that is final");
+         comm.barrier();
+         comm.barrier();
+       }))
+    EXPECT_EQ(e, "distributed: no more");
+}
+
+TEST_P(CommTest, ARankThatReturnsEarlyIsMissedOnlyByThoseThatWaitForIt) {
+  run(3, [](Comm& comm) {
+    Tensor came = empty({1});
+    if (comm.rank() == 2) return comm.exchange({{0, ones({1})}}, {}).wait();
+    std::this_thread::sleep_for(milliseconds(50));
+    if (comm.rank() == 0) comm.exchange({{1, zeros({1})}}, {{2, came}}).wait(), comm.exchange({}, {{1, came}}).wait();
+    else comm.exchange({{0, ones({1})}}, {{0, came}}).wait();
+  });
+  const std::vector<std::string> all = errors(3, [](Comm& comm) {
+    if (comm.rank() == 2) return;
+    Tensor came = empty({1});
+    if (comm.rank() == 0) comm.exchange({}, {{2, came}}).wait();
+    else comm.exchange({}, {{0, came}}).wait();
+  });
+  EXPECT_EQ(all[0], "distributed: rank 2 has left, and rank 0 waits for it");
+  EXPECT_EQ(all[1], all[0]);
+  EXPECT_EQ(all[2], "nothing");
+}
+
+TEST_P(CommTest, TheDeadlineNamesWhoHoldsAllUp) {
+  // 0 waits for 1, 1 for 2, 2 for 3, and 3 computes.
+  const std::vector<std::string> all = errors(4, [](Comm& comm) {
+    comm.barrier();
+    comm.set_deadline(milliseconds(comm.rank() == 0 ? 1200 : 30000));
+    Tensor came = empty({1});
+    if (comm.rank() < 3) comm.exchange({}, {{comm.rank() + 1, came}}, {"ring", 2}).wait();
+    else std::this_thread::sleep_for(milliseconds(2000));
+    comm.barrier();
+  });
+  for (const std::string& e : all)
+    EXPECT_EQ(e, "distributed: ring, hop 2: rank 0 waited 1.2 s for rank 1; suspect: rank 3, which waits for nobody; if it is only slow, set HILT_DEADLINE to more seconds");
+}
+
+TEST_P(CommTest, ACircleOfWaitsIsSeen) {
+  const std::vector<std::string> all = errors(2, [](Comm& comm) {
+    comm.barrier();
+    comm.set_deadline(milliseconds(comm.rank() == 0 ? 1200 : 30000));
+    Tensor came = empty({1});
+    comm.exchange({}, {{1 - comm.rank(), came}}, {"hello"}).wait();
+  });
+  for (const std::string& e : all) EXPECT_NE(e.find("hello: rank 0 waited 1.2 s for rank 1; suspect: rank "), e.npos) << e;
+  EXPECT_NE(all[0].find("wait for each other"), std::string::npos) << all[0];
+}
+
+// ---- meeting over TCP --------------------------------------------------------------------------------
+
+struct Meetings {
+  Socket listener = listen_at({"127.0.0.1", 0});
+  Address master = address_of(listener);
+  std::string come(int rank, int size, const std::string& token = "") {
+    return error_of([&] { (void)meet({rank, size, master, token, rank == 0 ? std::move(listener) : Socket()}); });
+  }
+};
+
+TEST(TcpRanks, WhoDoesNotBelongIsRefusedAndDisturbsNobody) {
+  Meetings m;
+  std::string first, second;
+  {
+    std::jthread zero([&] { first = m.come(0, 2, "secret"); });
+    const Socket silent = connect_to(m.master, std::chrono::steady_clock::now() + std::chrono::seconds(5), [] { return true; });
+    const Socket loud = connect_to(m.master, std::chrono::steady_clock::now() + std::chrono::seconds(5), [] { return true; });
+    const std::string noise(100, 'x');
+    EXPECT_EQ(::send(loud.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 100);
+    EXPECT_NE(m.come(1, 2, "guess").find("distributed: rank 0 is lost"), std::string::npos);
+    EXPECT_EQ(m.come(1, 3, "secret"), "distributed: rank 1 was started with WORLD_SIZE 3, rank 0 with 2");
+    EXPECT_EQ(m.come(5, 2, "secret"), "distributed: rank 5 does not belong to a run of 2 ranks");
+    second = m.come(1, 2, "secret");
+  }
+  EXPECT_EQ(first, "nothing");
+  EXPECT_EQ(second, "nothing");
+}
+
+std::ptrdiff_t entries(const char* directory) { return std::distance(std::filesystem::directory_iterator(directory), {}); }
+
+TEST(TcpRanks, LeaveNoSocketAndNoThread) {
+  const auto descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+  run_over_tcp(4, [](Comm& comm) { comm.barrier(); });
+  EXPECT_THROW(run_over_tcp(4, [](Comm& comm) { comm.rank() == 1 ? fail("no") : comm.barrier(); }), Error);
+  EXPECT_EQ(entries("/proc/self/fd"), descriptors);
+  EXPECT_EQ(entries("/proc/self/task"), threads);
+}
+
+TEST(TcpRanks, TheEnvironmentIsReadAndItsErrorsNameTheVariable) {
+  if (!in_child({{"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500"}})) return;
+  EXPECT_EQ(tcp_ranks().name(), "single");
+  ::setenv("WORLD_SIZE", "2", 1);
+  ::setenv("RANK", "2", 1);
+  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: RANK (2): must be 0..1");
+  ::setenv("RANK", "one", 1);
+  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: RANK (one): not a whole number");
+  ::setenv("RANK", "0", 1);
+  ::setenv("MASTER_PORT", "70000", 1);
+  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: MASTER_PORT (70000): must be 1..65535");
+  ::unsetenv("MASTER_ADDR");
+  EXPECT_NE(error_of([] { (void)tcp_ranks(); }).find("usage: MASTER_ADDR: not set"), std::string::npos);
+}
+
+TEST(TcpRanks, WhoDoesNotComeIsNamed) {
+  if (!in_child({{"HILT_DEADLINE=0.3"}})) return;
+  Meetings m;
+  std::vector<std::string> said(2);
+  {
+    std::jthread zero([&] { said[0] = m.come(0, 4); });
+    said[1] = m.come(2, 4);
+  }
+  EXPECT_EQ(said[0], "distributed: of 4 ranks these did not come to " + m.master.text() + " in 0.3 s: 1, 3");
+  EXPECT_EQ(said[1], said[0]);
+}
+
+TEST(TcpRanks, ARankThatComesTwiceIsRefused) {
+  Meetings m;
+  std::vector<std::string> said(4);
+  {
+    std::vector<std::jthread> ranks;
+    for (int rank : {0, 1, 2}) {
+      ranks.emplace_back([&m, &said, rank] { said[static_cast<std::size_t>(rank)] = m.come(rank, 3); });
+      std::this_thread::sleep_for(milliseconds(100));
+      if (rank == 1) said[3] = m.come(1, 3);
+    }
+  }
+  EXPECT_EQ(said, (std::vector<std::string>{"nothing", "nothing", "nothing", "distributed: rank 1 has already come; is RANK the same for two processes?"}));
+}
+
+}  // namespace
+}  // namespace hilt

@@ -1,0 +1,130 @@
+// A run of four ranks in which one meets a fate at a moment: failing_ranks OVER FATE MOMENT. The last argument is the test's mark.
+//   fate    none | check | early | size | kill | stop | exit | throw | memory
+//   moment  start | meeting | hop | home | sum | end | goodbye: before the link is there, while the ranks meet, on a hop of the ring, on
+//           the hop that brings home, between sums, in the last barrier, when the others have nothing left to do
+#include <hilt/core/comm/comm.h>
+#include <signal.h>
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <thread>
+#include <vector>
+#include "examples/program/program.h"
+#include "examples/program/ranks.h"
+
+namespace {
+
+using hilt::Tensor;
+constexpr int kRanks = 4, kVictim = 2;
+std::string fate, moment;
+
+struct Early {};  // leaves work as if it were done
+
+void meet_fate() {
+  if (fate == "kill") ::raise(SIGKILL);
+  if (fate == "stop") ::raise(SIGSTOP);
+  if (fate == "exit") ::_exit(0);
+  if (fate == "early") throw Early();
+  if (fate == "throw") hilt::fail_with(hilt::Code::data, "rank 2 cannot read its shard");
+  if (fate == "memory") (void)hilt::empty({hilt::Index{1} << 45}, hilt::DType::f64);
+}
+void now(const std::string& where, int rank) {
+  if (where == moment && rank == kVictim) meet_fate();
+}
+
+bool holds(const Tensor& x, int value) {
+  const std::vector<double> all = x.to_vector();
+  return std::ranges::all_of(all, [&](double v) { return v == value; });
+}
+
+/// What every link must do, beside failing well: for those that core_test cannot run inside one process.
+void check_link(hilt::Comm& comm) {
+  const int rank = comm.rank(), next = (rank + 1) % kRanks, previous = (rank + kRanks - 1) % kRanks;
+  const auto require = [&](bool ok, const char* what) { hilt::check(ok, what); };
+  // Several under way on one route, small and large, waited for from the last on.
+  std::vector<Tensor> came;
+  std::vector<hilt::Transfer> transfers;
+  for (int i = 0; i < 12; ++i) {
+    came.push_back(hilt::empty({i % 3 == 2 ? 700001 : i + 1}));
+    transfers.push_back(comm.exchange({{next, hilt::full(came.back().shape(), 100 * rank + i)}}, {{previous, came.back()}}));
+  }
+  for (std::size_t i = transfers.size(); i-- > 0;) transfers[i].wait();
+  for (std::size_t i = 0; i < came.size(); ++i) require(holds(came[i], 100 * previous + static_cast<int>(i)), "messages out of order");
+  // What comes before anyone asks, and what nobody waits for.
+  for (int late = 0; late < 2; ++late) {
+    Tensor first = hilt::empty({300000}), second = hilt::empty({2});
+    {
+      const hilt::Transfer dropped = comm.exchange({{next, hilt::full({300000}, 1)}}, {{previous, first}});
+      std::this_thread::sleep_for(std::chrono::milliseconds(30 * late * rank));
+    }
+    comm.exchange({{next, hilt::full({2}, 2 + late)}}, {{previous, second}}).wait();
+    require(holds(second, 2 + late), "a dropped transfer left its message to the next");
+  }
+  const hilt::Comm row = comm.split(rank / 2, -rank), column = comm.split(rank % 2, rank);
+  require(row.sum(hilt::full({3}, rank)).to_vector()[2] == (rank < 2 ? 1 : 5), "sum of a row");
+  require(column.gather(hilt::full({}, rank)).to_vector() == std::vector<double>{0.0 + rank % 2, 2.0 + rank % 2}, "gather of a column");
+  require(comm.gather_text(std::string(static_cast<std::size_t>(rank), 'x'))[3] == "xxx", "gather_text");
+}
+
+/// Two rounds of a ring, as forward and backward do it, a sum of gradients, and the end.
+int work(hilt::Comm& comm, hilt::Device device) {
+  const int rank = comm.rank(), next = (rank + 1) % kRanks, previous = (rank + kRanks - 1) % kRanks;
+  if (fate == "check") check_link(comm);
+  Tensor held = hilt::full({100000}, rank, hilt::DType::f32, device);
+  for (int hop = 1; hop <= kRanks; ++hop) {
+    if (hop == 2) now("hop", rank);
+    if (hop == kRanks) now("home", rank);
+    if (fate == "size" && hop == 2 && rank == kVictim) held = hilt::zeros({99999}, hilt::DType::f32, device);
+    Tensor came = hilt::empty({100000}, hilt::DType::f32, device);
+    comm.exchange({{next, held}}, {{previous, came}}, {hop == kRanks ? "homeward" : "ring", hop}).wait();
+    held = came;
+  }
+  for (int step = 0; step < 3; ++step) {
+    if (step == 1) now("sum", rank);
+    const Tensor total = comm.sum(held);
+    if (total.to_vector()[0] != 6) return 1;
+  }
+  now("end", rank);
+  if (moment == "end") comm.barrier();
+  now("goodbye", rank);
+  if (rank == 0) std::cout << "all is well over " << comm.name() << '\n';
+  return 0;
+}
+
+int rank_of_environment() {
+  for (const char* variable : {"RANK", "OMPI_COMM_WORLD_RANK"})
+    if (const char* const text = std::getenv(variable)) return std::atoi(text);
+  return -1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return program::run("failing_ranks", [&] {
+    hilt::check(argc >= 4, "usage: failing_ranks threads|tcp|mpi|nccl FATE MOMENT [MARK]");
+    const std::string over = argv[1];
+    fate = argv[2], moment = argv[3];
+    now("start", rank_of_environment());
+    // While the others meet: after it has said hello, or in the middle of MPI's beginning.
+    std::jthread early;
+    if (moment == "meeting" && rank_of_environment() == kVictim) early = std::jthread([] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(15));
+      meet_fate();
+    });
+    // Over NCCL the ranks meet by tcp first, and each has a GPU.
+    const auto kind = over == "mpi" ? program::Over::mpi : over == "threads" ? program::Over::threads : program::Over::tcp;
+    return program::run_as("failing_ranks", kRanks, kind, argc, argv, [&](hilt::Comm& met) {
+      try {
+        if (over != "nccl") return work(met, {});
+        const hilt::Device gpu{hilt::Device::Kind::cuda, met.rank()};
+        hilt::Comm comm = hilt::nccl_ranks(met, gpu);
+        return work(comm, gpu);
+      } catch (const Early&) {
+        return 0;
+      }
+    });
+  });
+}

@@ -1,0 +1,643 @@
+#include "ops/hilbert/plan/plan.h"
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <iomanip>
+#include <iostream>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "tests/support/reference.h"
+#include "tests/support/scale.h"
+
+using namespace hilt;
+
+namespace {
+
+using Kind = Order::Kind;
+
+PlanSpec spec_of(Index length, const char* pattern, const char* order = "row", Causality causality = Causality::none,
+                 DilationMode mode = DilationMode::all_queries, Index heads = 1) {
+  PlanSpec s;
+  s.length = length;
+  s.heads = heads;
+  s.order = parse_order(order, length);
+  s.pattern = parse_pattern(pattern);
+  s.causality = causality;
+  s.dilation_mode = mode;
+  return s;
+}
+
+/// The keys of every query of a head: "0 1 | 0 1 | 2", one bar between queries; a key twice is named twice.
+std::string keys_of(const Plan& plan, Index head = 0) {
+  std::ostringstream s;
+  for (Index t = 0; t < plan.length(); ++t) {
+    if (t > 0) s << " |";
+    for (Index u = 0; u < plan.length(); ++u)
+      for (Index i = 0; i < plan.attends(head, t, u); ++i) s << ' ' << u;
+  }
+  return s.str().substr(s.str().empty() ? 0 : 1);
+}
+
+ref::Attended set_of(PlanSpec s) {
+  Order order = s.order;
+  if (order.scope == Order::Scope::per_segment) order = with_segment(order, s.pattern[0].size);
+  return ref::Attended(s, ref::order_of(order, s.length));
+}
+
+std::string error_of(const PlanSpec& s) {
+  try {
+    (void)Plan(s);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::usage);
+    return e.what();
+  }
+  return "(no error)";
+}
+
+/// Sets HILT_FORCE_ORDER, and puts back what was there.
+class Forced {
+ public:
+  explicit Forced(const char* value) {
+    if (const char* now = std::getenv(kName)) before_ = now;
+    setenv(kName, value, 1);
+  }
+  ~Forced() { before_ ? setenv(kName, before_->c_str(), 1) : unsetenv(kName); }
+  Forced(const Forced&) = delete;
+  Forced& operator=(const Forced&) = delete;
+
+ private:
+  static constexpr const char* kName = "HILT_FORCE_ORDER";
+  std::optional<std::string> before_;
+};
+
+double percent(double share) { return std::round(share * 10000) / 100; }
+
+}  // namespace
+
+// ---- small sets, by hand from the definitions ----------------------------------------------------------
+
+TEST(Plan, SmallSetsByHand) {
+  const auto keys = [](Index length, const char* pattern, const char* order = "row", Causality causality = Causality::none,
+                       DilationMode mode = DilationMode::all_queries) { return keys_of(Plan(spec_of(length, pattern, order, causality, mode))); };
+  EXPECT_EQ(keys(3, "dense"), "0 1 2 | 0 1 2 | 0 1 2");
+  EXPECT_EQ(keys(3, "dense", "row", Causality::token), "0 | 0 1 | 0 1 2");
+  // The last segment is short; a segment longer than the sequence is one.
+  EXPECT_EQ(keys(5, "segment:2"), "0 1 | 0 1 | 2 3 | 2 3 | 4");
+  EXPECT_EQ(keys(3, "segment:100"), "0 1 2 | 0 1 2 | 0 1 2");
+  // j mod r == o inside the segment, not along the sequence.
+  EXPECT_EQ(keys(6, "segment:3,dilation=2"), "0 2 | 0 2 | 0 2 | 3 5 | 3 5 | 3 5");
+  EXPECT_EQ(keys(6, "segment:3,dilation=2,offset=1"), "1 | 1 | 1 | 4 | 4 | 4");
+  EXPECT_EQ(keys(4, "segment:2,dilation=5"), "0 | 0 | 2 | 2");
+  // An offset beyond a short last segment, or beyond every segment, leaves queries without keys.
+  EXPECT_EQ(keys(5, "segment:4,dilation=2,offset=1"), "1 3 | 1 3 | 1 3 | 1 3 |");
+  EXPECT_EQ(keys(5, "segment:2,dilation=4,offset=3"), "| | | |");
+  // Modes.
+  EXPECT_EQ(keys(6, "segment:6,dilation=2", "row", Causality::none, DilationMode::longnet), "0 2 4 | | 0 2 4 | | 0 2 4 |");
+  EXPECT_EQ(keys(6, "segment:6,dilation=2,offset=1", "row", Causality::token, DilationMode::longnet), "| 1 | | 1 3 | | 1 3 5");
+  EXPECT_EQ(keys(6, "segment:6,dilation=2", "row", Causality::none, DilationMode::residue), "0 2 4 | 1 3 5 | 0 2 4 | 1 3 5 | 0 2 4 | 1 3 5");
+  EXPECT_EQ(keys(5, "segment:3,dilation=2", "row", Causality::none, DilationMode::residue), "0 2 | 1 | 0 2 | 3 | 4");
+  // Branches: a key that both list counts twice.
+  EXPECT_EQ(keys(4, "segment:2+segment:4,dilation=2"), "0 0 1 2 | 0 0 1 2 | 0 2 2 3 | 0 2 2 3");
+  // Windows over positions.
+  EXPECT_EQ(keys(4, "slide:1"), "0 1 | 0 1 2 | 1 2 3 | 2 3");
+  EXPECT_EQ(keys(3, "slide:0"), "0 | 1 | 2");
+  EXPECT_EQ(keys(5, "neighborhood:3"), "0 1 2 | 0 1 2 | 1 2 3 | 2 3 4 | 2 3 4");
+  // Windows over the grid, 2 rows of 3; and a ragged one: 5 tokens fold to rows of 4 and 1.
+  EXPECT_EQ(keys(6, "window2d:2x2", "row:2x3"), "0 1 3 4 | 0 1 3 4 | 2 5 | 0 1 3 4 | 0 1 3 4 | 2 5");
+  EXPECT_EQ(keys(6, "slide2d:0x1", "row:2x3"), "0 1 | 0 1 2 | 1 2 | 3 4 | 3 4 5 | 4 5");
+  EXPECT_EQ(keys(6, "neighborhood2d:1x3", "row:2x3"), "0 1 2 | 0 1 2 | 0 1 2 | 3 4 5 | 3 4 5 | 3 4 5");
+  EXPECT_EQ(keys(5, "slide2d:1x1"), "0 1 4 | 0 1 2 4 | 1 2 3 | 2 3 | 0 1 4");
+}
+
+TEST(Plan, SmallSetsAlongAnOrder) {
+  const auto keys = [](Index length, const char* pattern, const char* order, Causality causality = Causality::none) { return keys_of(Plan(spec_of(length, pattern, order, causality))); };
+  // Snake on rows of three: positions 0 1 2 5 4 3.
+  EXPECT_EQ(keys(6, "segment:2", "snake:2x3"), "0 1 | 0 1 | 2 5 | 3 4 | 3 4 | 2 5");
+  // A quarter of the 4 x 4 curve is a 2 x 2 square: 0 1 4 5.
+  EXPECT_EQ(keys(16, "segment:4", "hilbert:4x4").substr(0, 21), "0 1 4 5 | 0 1 4 5 | 2");
+  // Causality is of tokens whatever the order, unless the curve's is asked for by name.
+  EXPECT_EQ(keys(6, "segment:2", "snake:2x3", Causality::token), "0 | 0 1 | 2 | 3 | 3 4 | 2 5");
+  EXPECT_EQ(keys(6, "segment:2", "snake:2x3", Causality::curve), "0 | 0 1 | 2 | 3 4 | 4 | 2 5");
+  // Scopes: per segment, the set is the one without an order; order-only likewise.
+  const std::string plain = keys(16, "segment:4", "row");
+  EXPECT_EQ(keys(16, "segment:4", "hilbert:4x4,scope=segment"), plain);
+  EXPECT_EQ(keys(16, "segment:4", "hilbert:4x4,scope=order-only"), plain);
+  EXPECT_NE(keys(16, "segment:4", "hilbert:4x4"), plain);
+  // With a dilation the order inside a segment picks other keys.
+  EXPECT_NE(keys(16, "segment:8,dilation=2", "hilbert,scope=segment"), keys(16, "segment:8,dilation=2", "row"));
+}
+
+TEST(Plan, HeadsByHand) {
+  // Offset `head`: h mod r.
+  PlanSpec s = spec_of(4, "segment:4,dilation=2,offset=head");
+  s.heads = 3;
+  const Plan by_head(s);
+  EXPECT_EQ(keys_of(by_head, 0), "0 2 | 0 2 | 0 2 | 0 2");
+  EXPECT_EQ(keys_of(by_head, 1), "1 3 | 1 3 | 1 3 | 1 3");
+  EXPECT_EQ(keys_of(by_head, 2), keys_of(by_head, 0));
+  // Head groups of 5 heads and 3 branches: 2, 2, 1; offsets 0 mod 1, 1 mod 2, 2 mod 4.
+  s = spec_of(4, "segment:2+segment:4,dilation=2+segment:4,dilation=4");
+  s.heads = 5;
+  s.dilation_mode = DilationMode::head_groups;
+  const Plan groups(s);
+  const std::string expected[] = {"0 1 | 0 1 | 2 3 | 2 3", "| 1 3 | | 1 3", "| | 2 |"};
+  for (const auto& [head, branch] : std::map<Index, std::size_t>{{0, 0}, {1, 0}, {2, 1}, {3, 1}, {4, 2}}) EXPECT_EQ(keys_of(groups, head), expected[branch]) << head;
+}
+
+TEST(Plan, HeadGroupsCoverEveryHeadOnce) {
+  for (Index heads = 1; heads <= 12; ++heads)
+    for (Index branches = 1; branches <= heads; ++branches) {
+      PlanSpec s = spec_of(64, "segment:1");
+      s.heads = heads;
+      s.dilation_mode = DilationMode::head_groups;
+      s.pattern.clear();
+      for (Index i = 0; i < branches; ++i) s.pattern.push_back(parse_pattern("segment:" + std::to_string(i + 1))[0]);
+      const Plan plan(s);
+      Index last = 0;
+      std::map<Index, Index> size;
+      for (Index h = 0; h < heads; ++h) {
+        ASSERT_EQ(plan.tilings_of(h).size(), 1u) << heads << " heads, " << branches << " branches";
+        Index own = 0;
+        for (Index u = 0; u < 64; ++u) own += plan.attends(h, 0, u);
+        ASSERT_GE(own, last);
+        ++size[last = own];
+      }
+      ASSERT_EQ(std::ssize(size), branches);
+      for (const auto& [branch, n] : size) ASSERT_EQ(n, heads / branches + (branch - 1 < heads % branches ? 1 : 0));
+    }
+}
+
+TEST(Plan, BlockListsAreAUnion) {
+  PlanSpec s = spec_of(7, "dense");
+  s.pattern = {blocks(2, {{0, 0}, {0, 3}, {3, 1}})};
+  EXPECT_EQ(keys_of(Plan(s)), "0 1 6 | 0 1 6 | | | | | 2 3");
+  s.pattern = {blocks(2, {{3, 1}, {0, 3}, {0, 0}})};  // in whatever order they are listed
+  EXPECT_EQ(keys_of(Plan(s)), "0 1 6 | 0 1 6 | | | | | 2 3");
+  s.pattern = {blocks(2, {{0, 0}, {0, 0}})};  // a pair listed twice: one set, or refused
+  const std::string error = error_of(s);
+  if (error == "(no error)") {
+    EXPECT_EQ(keys_of(Plan(s)), "0 1 | 0 1 | | | | |");
+  }
+  s.pattern = {blocks(2, {})};
+  EXPECT_EQ(Plan(s).empty_rows(), 7);
+  EXPECT_EQ(Plan(s).stats().pairs, 0);
+}
+
+// ---- everything a plan says, on longer sequences ----------------------------------------------------------
+
+TEST(Plan, AgreesWithTheDefinitionsOnLongSequences) {
+  Index judged = 0;
+  for (const Index length : {Index{500}, Index{1024}, scaled<Index>(1700, 700)})
+    for (const char* pattern : {"dense", "segment:128", "segment:100", "segment:300,dilation=3,offset=1", "segment:128+segment:512,dilation=4+segment:5000,dilation=16", "slide:200", "slide:5", "neighborhood:129",
+                                "window2d:16x16", "slide2d:8x8", "neighborhood2d:17x17", "neighborhood2d:5x9"})
+      for (const char* order : {"row", "hilbert", "morton", "tiles", "snake", "hilbert,chunk=96"})
+        for (const Causality causality : {Causality::none, Causality::token, Causality::curve}) {
+          if (judged++ % scaled(3, 12) != 0) continue;
+          const DilationMode mode = static_cast<DilationMode>(judged % 4);
+          const PlanSpec s = spec_of(length, pattern, order, causality, mode, mode == DilationMode::head_groups ? 3 : 1);
+          const ref::PlanFault fault = ref::judge(Plan(s), set_of(s));
+          EXPECT_EQ(fault.what, "") << fault.details << "; " << pattern << ", " << order << ", " << length << ' ' << name_of(causality) << ' ' << name_of(mode);
+        }
+}
+
+TEST(Plan, DoesNotDependOnThreads) {
+  const int before = thread_count();
+  const PlanSpec s = spec_of(5000, "segment:128+segment:1024,dilation=8", "hilbert", Causality::token);
+  set_thread_count(1);
+  const Plan one(s);
+  set_thread_count(4);
+  const Plan four(s);
+  set_thread_count(before);
+  ASSERT_EQ(one.tilings().size(), four.tilings().size());
+  for (std::size_t i = 0; i < one.tilings().size(); ++i) {
+    const Tiling &a = one.tilings()[i], &b = four.tilings()[i];
+    EXPECT_EQ(a.q_token, b.q_token);
+    EXPECT_EQ(a.keys_begin, b.keys_begin);
+  }
+}
+
+// ---- what an order does, and does not ------------------------------------------------------------------------
+
+TEST(Plan, AnOrderChangesASetOrOnlyItsTiles) {
+  for (const char* pattern : {"dense", "window2d:4x4", "slide2d:2x2", "neighborhood2d:5x5"})
+    for (const char* order : {"hilbert:32x32", "morton:32x32", "snake:32x32", "tiles:32x32/8x8", "hilbert:32x32,chunk=64"}) {
+      const PlanSpec plain = spec_of(1024, pattern, "row:32x32"), ordered = spec_of(1024, pattern, order);
+      EXPECT_EQ(keys_of(Plan(plain)), keys_of(Plan(ordered))) << pattern << ' ' << order;
+    }
+  for (const char* pattern : {"segment:16", "slide:3", "neighborhood:7"}) {
+    EXPECT_NE(keys_of(Plan(spec_of(256, pattern, "row"))), keys_of(Plan(spec_of(256, pattern, "hilbert")))) << pattern;
+    EXPECT_EQ(keys_of(Plan(spec_of(256, pattern, "row"))), keys_of(Plan(spec_of(256, pattern, "hilbert,scope=order-only")))) << pattern;
+  }
+}
+
+TEST(Plan, ForcedRowOrder) {
+  const PlanSpec s = spec_of(256, "segment:16", "hilbert:16x16"), row = spec_of(256, "segment:16", "row:16x16");
+  const PlanPtr before = make_plan(s);
+  EXPECT_FALSE(before->order_forced());
+  {
+    const Forced forced("row");
+    const PlanPtr plan = make_plan(s);  // a plan that the cache holds must not come back
+    EXPECT_TRUE(plan->order_forced());
+    EXPECT_EQ(keys_of(*plan), keys_of(Plan(row)));
+    for (Index i = 0; i < 256; ++i) ASSERT_EQ(plan->order().token_at[static_cast<std::size_t>(i)], i);
+  }
+  const PlanPtr after = make_plan(s);
+  EXPECT_FALSE(after->order_forced());
+  EXPECT_EQ(keys_of(*after), keys_of(*before));
+  const Forced wrong("hilbert");
+  EXPECT_THROW((void)Plan(s), Error);
+}
+
+TEST(Plan, EveryFieldChangesSomething) {
+  PlanSpec base = spec_of(96, "segment:25,dilation=3,offset=1", "hilbert:8x12", Causality::token);
+  base.heads = 4;
+  const auto all = [](const PlanSpec& s) {
+    const Plan plan(s);
+    std::string text = std::to_string(plan.length()) + '/' + std::to_string(plan.heads());
+    for (Index h = 0; h < plan.heads(); ++h) text += '\n' + keys_of(plan, h);
+    return text;
+  };
+  std::set<std::string> seen{all(base)};
+  std::size_t changes = 0;
+  const auto changed = [&](auto change) {
+    PlanSpec s = base;
+    change(s);
+    EXPECT_NE(s, base);
+    EXPECT_TRUE(seen.insert(all(s)).second) << "change " << changes << " changes nothing";
+    ++changes;
+  };
+  changed([](PlanSpec& s) { s.length = 95, s.order.grid = {}; });
+  changed([](PlanSpec& s) { s.heads = 3; });
+  changed([](PlanSpec& s) { s.order.kind = Kind::row; });
+  changed([](PlanSpec& s) { s.order.kind = Kind::snake; });
+  changed([](PlanSpec& s) { s.order.kind = Kind::morton; });
+  changed([](PlanSpec& s) { s.order.kind = Kind::tiles, s.order.tile_height = 4, s.order.tile_width = 4; });
+  changed([](PlanSpec& s) { s.order.kind = Kind::tiles, s.order.tile_height = 2, s.order.tile_width = 4; });
+  changed([](PlanSpec& s) { s.order.grid = {8, 12}; });
+  changed([](PlanSpec& s) { s.order.grid = {32, 3}; });
+  changed([](PlanSpec& s) { s.order.scope = Order::Scope::per_segment; });
+  changed([](PlanSpec& s) { s.order.scope = Order::Scope::chunked, s.order.chunk = 48; });
+  changed([](PlanSpec& s) { s.order.scope = Order::Scope::chunked, s.order.chunk = 72; });
+  changed([](PlanSpec& s) { s.pattern[0].size = 23; });
+  changed([](PlanSpec& s) { s.pattern[0].dilation = 2; });
+  changed([](PlanSpec& s) { s.pattern[0].offset = 2; });
+  changed([](PlanSpec& s) { s.pattern[0].offset_by_head = true; });
+  changed([](PlanSpec& s) { s.pattern.push_back(s.pattern[0]); });
+  changed([](PlanSpec& s) { s.pattern = parse_pattern("dense"); });
+  changed([](PlanSpec& s) { s.pattern = parse_pattern("slide:5"); });
+  changed([](PlanSpec& s) { s.pattern = parse_pattern("neighborhood:11"); });
+  changed([](PlanSpec& s) { s.pattern = parse_pattern("window2d:4x3"); });
+  changed([](PlanSpec& s) { s.pattern = parse_pattern("window2d:3x4"); });
+  changed([](PlanSpec& s) { s.pattern = parse_pattern("slide2d:2x3"); });
+  changed([](PlanSpec& s) { s.pattern = parse_pattern("neighborhood2d:3x5"); });
+  changed([](PlanSpec& s) { s.pattern = {blocks(16, {{0, 0}, {3, 2}})}; });
+  changed([](PlanSpec& s) { s.pattern = {blocks(16, {{0, 0}, {3, 1}})}; });
+  changed([](PlanSpec& s) { s.dilation_mode = DilationMode::longnet; });
+  changed([](PlanSpec& s) { s.dilation_mode = DilationMode::head_groups; });
+  changed([](PlanSpec& s) { s.dilation_mode = DilationMode::residue; });
+  changed([](PlanSpec& s) { s.causality = Causality::none; });
+  changed([](PlanSpec& s) { s.causality = Causality::curve; });
+}
+
+// ---- SEMANTICS.md section 6, and the leak of section 4 -----------------------------------------------------
+
+namespace {
+
+/// Keys of a token, by the definitions again: nothing of Attended, whose tables would not fit.
+using KeysOf = std::function<void(Index, const std::function<void(Index)>&)>;
+
+/// |dy| and |dx| at most r, on a square.
+KeysOf around(Index side, Index r) {
+  return [=](Index t, const std::function<void(Index)>& visit) {
+    const Index x = t % side, y = t / side;
+    for (Index v = std::max<Index>(y - r, 0); v <= std::min(y + r, side - 1); ++v)
+      for (Index u = std::max<Index>(x - r, 0); u <= std::min(x + r, side - 1); ++u) visit(v * side + u);
+  };
+}
+/// k x k cells, clamped inside the square.
+KeysOf neighborhood(Index side, Index k) {
+  return [=](Index t, const std::function<void(Index)>& visit) {
+    const Index x = std::clamp(t % side, k / 2, side - 1 - k / 2), y = std::clamp(t / side, k / 2, side - 1 - k / 2);
+    for (Index v = y - k / 2; v <= y + k / 2; ++v)
+      for (Index u = x - k / 2; u <= x + k / 2; ++u) visit(v * side + u);
+  };
+}
+KeysOf window(Index width, Index side) {
+  return [=](Index t, const std::function<void(Index)>& visit) {
+    const Index x = t % width / side * side, y = t / width / side * side;
+    for (Index v = y; v < y + side; ++v)
+      for (Index u = x; u < x + side; ++u) visit(v * width + u);
+  };
+}
+
+struct Figure {
+  const char* pattern;
+  Index side;
+  const char* order;
+  KeysOf keys;
+  double percent;  // of 128 x 128 tiles touched, as SEMANTICS.md prints it
+  int decimals;
+};
+
+}  // namespace
+
+TEST(Plan, TileFiguresOfTheDefinitions) {
+  const std::vector<Figure> figures = {
+      {"slide2d:8x8", 128, "row", around(128, 8), 12.84, 2},
+      {"slide2d:8x8", 128, "hilbert", around(128, 8), 5.90, 2},
+      {"slide2d:8x8", 128, "morton", around(128, 8), 6.18, 2},
+      {"slide2d:8x8", 128, "tiles", around(128, 8), 6.18, 2},
+      {"slide2d:8x8", 256, "row", around(256, 8), 6.53, 2},
+      {"slide2d:8x8", 256, "hilbert", around(256, 8), 1.58, 2},
+      {"window2d:16x16", 128, "row", window(128, 16), 12.5, 1},
+      {"window2d:16x16", 128, "hilbert", window(128, 16), 1.56, 2},
+      {"slide2d:3x3", 56, "row", around(56, 3), 19.0, 1},
+      {"slide2d:3x3", 56, "hilbert", around(56, 3), 24.5, 1},
+      // The same windows clamped inside the grid: a little more, and the same conclusion.
+      {"neighborhood2d:17x17", 128, "row", neighborhood(128, 17), 13.28, 2},
+      {"neighborhood2d:17x17", 128, "hilbert", neighborhood(128, 17), 6.21, 2},
+      {"neighborhood2d:7x7", 56, "row", neighborhood(56, 7), 19.36, 2},
+      {"neighborhood2d:7x7", 56, "hilbert", neighborhood(56, 7), 24.48, 2},
+  };
+  for (const Figure& f : figures) {
+    const std::string grid = std::to_string(f.side) + "x" + std::to_string(f.side), order = f.order;
+    const Index length = f.side * f.side;
+    const PlanSpec s = spec_of(length, f.pattern, (order + ":" + grid + (order == "tiles" ? "/8x16" : "")).c_str());
+    const ref::TileShare share = ref::tile_share(ref::order_of(s.order, length), Tiling::kTile, f.keys);
+    const TileStats stats = make_plan(s)->stats();
+    const double touched = make_plan(s)->stats_for(s.order.kind).touched();
+    const double unit = std::pow(10, f.decimals);
+    std::cout << f.pattern << " on " << grid << ", " << order << ": reference " << percent(share.touched) << " %, plan " << percent(stats.touched()) << " %, stats_for " << percent(touched) << " %, stated "
+              << f.percent << " %\n";
+    EXPECT_NEAR(stats.touched(), share.touched, 1e-12) << f.pattern << ' ' << grid << ' ' << order;
+    EXPECT_NEAR(touched, share.touched, 1e-12);
+    EXPECT_NEAR(std::round(share.touched * 100 * unit) / unit, f.percent, 1e-9) << f.pattern << ' ' << grid << ' ' << order;
+  }
+}
+
+TEST(Plan, DenseCausalHasMorePartialTilesAlongTheCurve) {
+  const KeysOf causal = [](Index t, const std::function<void(Index)>& visit) {
+    for (Index u = 0; u <= t; ++u) visit(u);
+  };
+  for (const auto& [order, stated] : {std::pair{"row:64x64", 3.0}, {"hilbert:64x64", 20.0}}) {
+    const ref::TileShare share = ref::tile_share(ref::order_of(parse_order(order, 4096), 4096), Tiling::kTile, causal);
+    const PlanSpec s = spec_of(4096, "dense", order, Causality::token);
+    const TileStats stats = make_plan(s)->stats_for(s.order.kind);
+    std::cout << "dense causal, " << order << ": partial " << percent(share.partial) << " % of all tiles, stated " << stated << " %\n";
+    EXPECT_NEAR(static_cast<double>(stats.partial) / static_cast<double>(stats.total), share.partial, 1e-12);
+    EXPECT_NEAR(std::round(share.partial * 100), stated, 0.5);
+  }
+}
+
+TEST(Plan, AMaskOnPositionsWouldLeak) {
+  // The share of all pairs inside segments of 128 positions that a triangle over positions would show to a query although the
+  // key is a later token. The plan with causality `token` shows none of them, and all the others.
+  const Index length = 4096, w = 128;
+  const PlanSpec s = spec_of(length, "segment:128", "hilbert:64x64", Causality::token);
+  const ref::Pi pi = ref::order_of(s.order, length);
+  ASSERT_TRUE(pi.independent);
+  Index leaked = 0, all = 0, allowed = 0;
+  for (Index p = 0; p < length; ++p)
+    for (Index k = p / w * w; k < (p / w + 1) * w; ++k) {
+      const std::int32_t t = pi.token_at[static_cast<std::size_t>(p)], u = pi.token_at[static_cast<std::size_t>(k)];
+      ++all;
+      leaked += k <= p && u > t;
+      allowed += u <= t;
+    }
+  std::cout << "leak of a mask on positions: " << percent(static_cast<double>(leaked) / static_cast<double>(all)) << " % of all segment pairs\n";
+  EXPECT_NEAR(100.0 * static_cast<double>(leaked) / static_cast<double>(all), 24.7, 0.05);
+  const Plan plan(s);
+  EXPECT_EQ(plan.stats().pairs, allowed);
+  Index later = 0;
+  for (const Tiling& g : plan.tilings())
+    for (std::size_t i = 0; i < g.q_tile.size(); ++i)
+      for (std::int32_t e = g.keys_begin[i]; e < g.keys_begin[i + 1]; ++e) {
+        const Tiling::Range k = g.k_tile[static_cast<std::size_t>(g.keys[static_cast<std::size_t>(e)].tile)];
+        for (std::int32_t a = g.q_tile[i].begin; a < g.q_tile[i].end; ++a)
+          for (std::int32_t b = k.begin; b < k.end; ++b)
+            if (!g.keys[static_cast<std::size_t>(e)].partial) later += g.k_token[static_cast<std::size_t>(b)] > g.q_token[static_cast<std::size_t>(a)];
+      }
+  EXPECT_EQ(later, 0) << "keys after their query in tiles that are not masked";
+}
+
+TEST(Plan, StatsForAnotherOrderAreThatPlansStats) {
+  for (const char* pattern : {"neighborhood2d:5x5", "window2d:8x8", "slide2d:3x3", "segment:64", "slide:20"})
+    for (const Causality causality : {Causality::none, Causality::token})
+      for (const auto& [kind, order] : {std::pair{Kind::row, "row:40x48"}, {Kind::snake, "snake:40x48"}, {Kind::morton, "morton:40x48"}, {Kind::hilbert, "hilbert:40x48"}, {Kind::tiles, "tiles:40x48/8x16"}}) {
+        const TileStats asked = make_plan(spec_of(1920, pattern, "hilbert:40x48", causality))->stats_for(kind);
+        const PlanSpec s = spec_of(1920, pattern, order, causality);
+        const TileStats own = make_plan(s)->stats_for(kind);
+        const std::string where = std::string(pattern) + ' ' + order + ' ' + std::string(name_of(causality));
+        EXPECT_EQ(asked.full, own.full) << where;
+        EXPECT_EQ(asked.partial, own.partial) << where;
+        EXPECT_EQ(asked.total, own.total) << where;
+        EXPECT_EQ(asked.pairs, own.pairs) << where;
+        EXPECT_EQ(asked.tile_pairs, own.tile_pairs) << where;
+        if (s.pattern[0].kind == Branch::Kind::segment) continue;  // cut into tiles segment by segment: not a lattice
+        const ref::Attended set = set_of(s);
+        const ref::TileShare share = ref::tile_share(ref::order_of(s.order, 1920), Tiling::kTile, [&](Index t, const auto& visit) {
+          for (const auto& key : set.keys(0, t)) visit(key.token);
+        });
+        EXPECT_NEAR(own.touched(), share.touched, 1e-12) << where;
+      }
+}
+
+TEST(Plan, ChoosesTheOrderWithTheFewestTiles) {
+  for (const auto& [pattern, side] : {std::pair{"neighborhood2d:9x9", Index{40}}, {"neighborhood2d:7x7", 28}, {"window2d:16x16", 32}, {"slide2d:1x20", 32}}) {
+    const std::string grid = "row:" + std::to_string(side) + "x" + std::to_string(side);
+    const PlanSpec s = spec_of(side * side, pattern, grid.c_str());
+    const OrderChoice choice = choose_order(s);
+    ASSERT_GE(choice.considered.size(), 5u);
+    std::set<Kind> kinds;
+    double fewest = 2;
+    const ref::Attended set = set_of(s);
+    for (const auto& [order, stats] : choice.considered) {
+      kinds.insert(order.kind);
+      fewest = std::min(fewest, stats.touched());
+      PlanSpec other = s;
+      other.order = order;
+      EXPECT_EQ(ref::judge(Plan(other), set).what, "") << "considered an order that changes the set: " << to_string(order);
+      const ref::TileShare share = ref::tile_share(ref::order_of(order, s.length), Tiling::kTile, [&](Index t, const auto& visit) {
+        for (const auto& key : set.keys(0, t)) visit(key.token);
+      });
+      EXPECT_NEAR(stats.touched(), share.touched, 1e-12) << to_string(order);
+    }
+    EXPECT_EQ(kinds.size(), 5u);
+    PlanSpec chosen = s;
+    chosen.order = choice.order;
+    EXPECT_NEAR(make_plan(chosen)->stats_for(choice.order.kind).touched(), fewest, 1e-12) << pattern;
+  }
+  // Where the set depends on the order only orders that leave it alone may be proposed.
+  const PlanSpec s = spec_of(1024, "segment:64", "hilbert:32x32");
+  for (const auto& [order, stats] : choose_order(s).considered) {
+    PlanSpec other = s;
+    other.order = order;
+    EXPECT_EQ(keys_of(Plan(other)), keys_of(Plan(s))) << to_string(order);
+  }
+}
+
+// ---- the cache -----------------------------------------------------------------------------------------------
+
+TEST(PlanCache, OneSpecOnePlan) {
+  const PlanSpec s = spec_of(300, "segment:64", "hilbert", Causality::token);
+  const PlanPtr plan = make_plan(s);
+  EXPECT_EQ(make_plan(s), plan);
+  EXPECT_EQ(make_plan(spec_of(300, "segment:64", "hilbert", Causality::token)), plan);
+  // Each in one field only, all of one length: a cache keyed by less would mix them up.
+  std::set<const Plan*> plans{plan.get()};
+  std::vector<PlanPtr> kept;
+  const auto another = [&](const PlanSpec& other) {
+    kept.push_back(make_plan(other));
+    EXPECT_TRUE(plans.insert(kept.back().get()).second);
+    EXPECT_EQ(kept.back()->spec(), other);
+  };
+  another(spec_of(300, "segment:65", "hilbert", Causality::token));
+  another(spec_of(300, "segment:64,dilation=2", "hilbert", Causality::token));
+  another(spec_of(300, "segment:64,dilation=2,offset=1", "hilbert", Causality::token));
+  another(spec_of(300, "segment:64", "morton", Causality::token));
+  another(spec_of(300, "segment:64", "hilbert:20x15", Causality::token));
+  another(spec_of(300, "segment:64", "hilbert:15x20", Causality::token));
+  another(spec_of(300, "segment:64", "hilbert,chunk=64", Causality::token));
+  another(spec_of(300, "segment:64", "hilbert", Causality::none));
+  another(spec_of(300, "segment:64", "hilbert", Causality::token, DilationMode::longnet));
+  another(spec_of(300, "segment:64", "hilbert", Causality::token, DilationMode::all_queries, 2));
+  another(spec_of(301, "segment:64", "hilbert", Causality::token));
+  PlanSpec listed = s;
+  listed.pattern = {blocks(64, {{0, 0}, {1, 1}})};
+  another(listed);
+  listed.pattern = {blocks(64, {{0, 0}, {1, 2}})};
+  another(listed);
+}
+
+TEST(PlanCache, IsSafeFromAnyThread) {
+  std::vector<PlanSpec> specs;
+  for (Index i = 0; i < 24; ++i) specs.push_back(spec_of(64 + 8 * i, i % 2 ? "segment:32" : "slide:9", i % 3 ? "hilbert" : "morton", Causality::token));
+  std::vector<std::string> expected;
+  for (const PlanSpec& s : specs) expected.push_back(keys_of(Plan(s)));
+  std::atomic<int> wrong{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < 8; ++thread)
+      threads.emplace_back([&, thread] {
+        for (int i = 0; i < scaled(400, 60); ++i) {
+          const std::size_t which = static_cast<std::size_t>(i * (thread + 1) + thread) % specs.size();
+          const PlanPtr plan = make_plan(specs[which]);
+          if (plan->spec() != specs[which] || plan->length() != specs[which].length) ++wrong;
+          if (i % 40 == 0 && keys_of(*plan) != expected[which]) ++wrong;
+        }
+      });
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(PlanCache, DoesNotGrowWithoutBound) {
+  // Many different plans; what is kept must not follow their number.
+  const auto in_use = [] { return mallinfo2().uordblks + mallinfo2().hblkhd; };
+  (void)make_plan(spec_of(3000, "segment:128", "hilbert"));
+  std::size_t after_some = 0;
+  const Index some = scaled<Index>(400, 100);
+  for (Index i = 0; i < 3 * some; ++i) {
+    if (i == some) after_some = in_use();
+    (void)make_plan(spec_of(3000 + i, "segment:128", "hilbert"));
+  }
+  EXPECT_LT(in_use(), after_some + (std::size_t{48} << 20));
+}
+
+// ---- size ------------------------------------------------------------------------------------------------------
+
+TEST(Plan, AMillionTokensInTimeAndMemory) {
+  const Index length = scaled<Index>(1'000'000, 100'000);
+  for (const char* order : {"row", "hilbert", "hilbert:1000x1000"}) {
+    if (length != 1'000'000 && std::string(order).ends_with("1000")) continue;
+    for (const Causality causality : {Causality::none, Causality::token}) {
+      const PlanSpec s = spec_of(length, "segment:1024", order, causality);
+      const std::size_t before = mallinfo2().uordblks + mallinfo2().hblkhd;
+      const auto start = std::chrono::steady_clock::now();
+      const Plan plan(s);
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      const std::size_t grown = mallinfo2().uordblks + mallinfo2().hblkhd - before;
+      std::cout << length << " tokens, segment:1024, " << order << ", causality " << name_of(causality) << ": " << seconds << " s, bytes() " << plan.bytes() / 1000000 << " MB, heap grew " << grown / 1000000 << " MB, "
+                << plan.stats().full << " full and " << plan.stats().partial << " partial tiles\n";
+      EXPECT_LT(seconds, scaled(2.0, 20.0));
+      EXPECT_LT(plan.bytes(), 200'000'000u);
+      EXPECT_LT(grown, 200'000'000u);
+      EXPECT_GT(plan.bytes(), static_cast<std::size_t>(length) * 8);  // at least the token lists
+      Index pairs = 0;
+      for (Index begin = 0; begin < length; begin += 1024) {
+        const Index n = std::min<Index>(1024, length - begin);
+        pairs += causality == Causality::none ? n * n : n * (n + 1) / 2;  // a causal triangle has that many pairs in any order
+      }
+      EXPECT_EQ(plan.stats().pairs, pairs);
+      EXPECT_EQ(plan.empty_rows(), 0);
+    }
+  }
+}
+
+// ---- what is refused ---------------------------------------------------------------------------------------------
+
+TEST(Plan, RefusesWhatMakesNoSense) {
+  const auto with = [](const char* pattern, auto change) {
+    PlanSpec s = spec_of(64, pattern, "hilbert:8x8");
+    change(s);
+    return error_of(s);
+  };
+  const auto nothing = [](PlanSpec&) {};
+  const std::pair<const char*, std::string> refused[] = {
+      {"heads 0", with("dense", [](PlanSpec& s) { s.heads = 0; })},
+      {"length -1", with("dense", [](PlanSpec& s) { s.length = -1; })},
+      {"no branch", with("dense", [](PlanSpec& s) { s.pattern.clear(); })},
+      {"segment 0", with("segment:4", [](PlanSpec& s) { s.pattern[0].size = 0; })},
+      {"segment -1", with("segment:4", [](PlanSpec& s) { s.pattern[0].size = -1; })},
+      {"dilation 0", with("segment:4", [](PlanSpec& s) { s.pattern[0].dilation = 0; })},
+      {"offset -1", with("segment:4", [](PlanSpec& s) { s.pattern[0].offset = -1; })},
+      {"offset = dilation", with("segment:4", [](PlanSpec& s) { s.pattern[0].dilation = s.pattern[0].offset = 2; })},
+      {"slide -1", with("slide:1", [](PlanSpec& s) { s.pattern[0].size = -1; })},
+      {"neighborhood 4", with("neighborhood:5", [](PlanSpec& s) { s.pattern[0].size = 4; })},
+      {"window2d 0", with("window2d:2x2", [](PlanSpec& s) { s.pattern[0].rows = 0; })},
+      {"blocks of 0", with("dense", [](PlanSpec& s) { s.pattern = {Branch{.kind = Branch::Kind::blocks, .size = 0, .pairs = {{0, 0}}}}; })},
+      {"query block beyond", with("dense", [](PlanSpec& s) { s.pattern = {blocks(16, {{4, 0}})}; })},
+      {"key block beyond", with("dense", [](PlanSpec& s) { s.pattern = {blocks(16, {{0, 4}})}; })},
+      {"key block -1", with("dense", [](PlanSpec& s) { s.pattern = {Branch{.kind = Branch::Kind::blocks, .size = 16, .pairs = {{0, -1}}}}; })},
+      {"scope=segment without segments", with("slide:3", [](PlanSpec& s) { s.order.scope = Order::Scope::per_segment; })},
+      {"more groups than heads", with("segment:4+segment:8", [](PlanSpec& s) { s.dilation_mode = DilationMode::head_groups; })},
+      {"grid of another length", with("dense", [](PlanSpec& s) { s.order.grid = {8, 7}; })},
+  };
+  for (const auto& [what, message] : refused) {
+    EXPECT_NE(message, "(no error)") << what;
+    std::cout << "  " << what << ": " << message << '\n';
+  }
+  EXPECT_EQ(with("segment:4,dilation=8", nothing), "(no error)");  // one key a segment is legal
+}
+
+TEST(Plan, ANeighborhoodLargerThanItsAxisIsTheAxisOrRefused) {
+  for (const auto& [pattern, expected] : {std::pair{"neighborhood:7", "0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5"},
+                                          {"neighborhood2d:3x5", "0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5"},
+                                          {"neighborhood2d:1x5", "0 1 2 | 0 1 2 | 0 1 2 | 3 4 5 | 3 4 5 | 3 4 5"}}) {
+    const PlanSpec s = spec_of(6, pattern, "row:2x3");
+    if (error_of(s) == "(no error)") {
+      EXPECT_EQ(keys_of(Plan(s)), expected) << pattern;
+    }
+  }
+}
+
+TEST(Plan, NoTokensOrOne) {
+  for (const char* pattern : {"dense", "segment:4", "segment:4,dilation=8,offset=3", "slide:2", "window2d:2x2", "slide2d:1x1"})
+    for (const char* order : {"row", "hilbert", "hilbert,chunk=3"})
+      for (const Index length : {0, 1}) {
+        const Plan plan(spec_of(length, pattern, order, Causality::token));
+        EXPECT_EQ(plan.length(), length);
+        const bool has_key = length == 1 && std::string(pattern).find("offset") == std::string::npos;
+        EXPECT_EQ(plan.stats().pairs, has_key) << pattern;
+        EXPECT_EQ(plan.empty_rows(), length == 1 && !has_key);
+      }
+}
