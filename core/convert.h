@@ -7,10 +7,9 @@
 
 namespace hilt {
 
-/// Floats round to nearest even. Floats to integers truncate, saturate where out of range, and turn NaN into 0; integers keep their low
-/// bits.
-template <class To, class From>
-constexpr To convert(From x) {
+/// Floats round to nearest even. Floats to integers truncate, saturate where out of range, and turn
+/// NaN into 0; integers keep their low bits.
+template <class To, class From> constexpr To convert(From x) {
   if constexpr (std::is_same_v<To, From>) return x;
   else if constexpr (std::is_same_v<To, bf16> || std::is_same_v<To, f16>) return To(static_cast<float>(x));
   else if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>) {
@@ -24,8 +23,7 @@ constexpr To convert(From x) {
 }
 
 /// f.operator()<T>() for the type that a tag names.
-template <class F>
-constexpr auto with_type(DType type, F&& f) {
+template <class F> constexpr auto with_type(DType type, F&& f) {
   switch (type) {
     case DType::f64: return f.template operator()<double>();
     case DType::f32: return f.template operator()<float>();

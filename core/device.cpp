@@ -16,7 +16,8 @@ Device device_named(std::string_view text) {
   int index = 0;
   if (text.starts_with("cuda:")) {
     const auto [end, error] = std::from_chars(text.data() + 5, text.data() + text.size(), index);
-    check(error == std::errc() && end == text.data() + text.size() && index >= 0, "device ", text, ": must be auto, cpu, cuda or cuda:N");
+    check(error == std::errc() && end == text.data() + text.size() && index >= 0, "device ", text,
+          ": must be auto, cpu, cuda or cuda:N");
   } else {
     check(text == "cuda" || text == "auto", "device ", text, ": must be auto, cpu, cuda or cuda:N");
   }

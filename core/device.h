@@ -21,10 +21,12 @@ struct Device {
   }
 };
 
-/// What `auto`, `cpu`, `cuda` or `cuda:N` names. A GPU has run a small kernel before its name is given out; `auto` takes the CPU
-/// where none can. Throws Code::gpu with the driver's reason where the GPU that was asked for is of no use.
+/// What `auto`, `cpu`, `cuda` or `cuda:N` names. A GPU has run a small kernel before its name is
+/// given out; `auto` takes the CPU where none can. Throws Code::gpu with the driver's reason where
+/// the GPU that was asked for is of no use.
 Device device_named(std::string_view text);
-/// A line about each GPU: name, memory, compute capability; or one line with the reason why none can be used.
+/// A line about each GPU: name, memory, compute capability; or one line with the reason why none
+/// can be used.
 std::vector<std::string> gpu_descriptions();
 
 /// Waits until everything asked of a GPU is done; at once for the CPU.

@@ -23,9 +23,12 @@ template <class T> inline constexpr DType dtype_of = DTypeOf<T>::value;
 
 constexpr std::size_t size_of(DType t) {
   switch (t) {
-    case DType::f64: case DType::i64: return 8;
-    case DType::f32: case DType::i32: return 4;
-    case DType::bf16: case DType::f16: return 2;
+    case DType::f64:
+    case DType::i64: return 8;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::bf16:
+    case DType::f16: return 2;
     case DType::u8: return 1;
   }
   return 0;

@@ -17,7 +17,8 @@ enum class Code : int {
   internal = 70,     // a bug of ours
 };
 
-/// Every failure of this library. The message names the op, what it expected, what came, and what to do.
+/// Every failure of this library. The message names the op, what it expected, what came, and what
+/// to do.
 class Error : public std::runtime_error {
  public:
   Error(Code code, const std::string& text) : std::runtime_error(text), code_(code) {}
@@ -27,22 +28,18 @@ class Error : public std::runtime_error {
   Code code_;
 };
 
-template <class... Parts>
-[[noreturn, gnu::cold, gnu::noinline]] void fail_with(Code code, const Parts&... parts) {
+template <class... Parts> [[noreturn, gnu::cold, gnu::noinline]] void fail_with(Code code, const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
   throw Error(code, std::move(text).str());
 }
 
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  fail_with(Code::usage, parts...);
-}
+template <class... Parts> [[noreturn]] void fail(const Parts&... parts) { fail_with(Code::usage, parts...); }
 
 /// Precondition of a public function. The parts are formatted only when the check fails.
-template <class... Parts>
-void check(bool ok, const Parts&... parts) {
-  if (!ok) [[unlikely]] fail_with(Code::usage, parts...);
+template <class... Parts> void check(bool ok, const Parts&... parts) {
+  if (!ok) [[unlikely]]
+    fail_with(Code::usage, parts...);
 }
 
 }  // namespace hilt

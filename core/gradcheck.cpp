@@ -35,7 +35,8 @@ std::size_t element(const Tensor& x, Index k) {
   return static_cast<std::size_t>(at);
 }
 
-/// What the gradients of all inputs on one storage say of its elements; and which elements they show.
+/// What the gradients of all inputs on one storage say of its elements; and which elements they
+/// show.
 struct Analytic {
   std::vector<double> derivative;
   std::vector<bool> shown;
@@ -46,7 +47,8 @@ struct Analytic {
     for (const Tensor& x : inputs) {
       if (x.storage() != storage || std::ranges::find(counted, x.id()) != counted.end()) continue;
       counted.push_back(x.id());
-      const std::vector<double> dx = g.has(x) ? g[x].to_vector() : std::vector<double>(static_cast<std::size_t>(x.numel()));
+      const std::vector<double> dx =
+          g.has(x) ? g[x].to_vector() : std::vector<double>(static_cast<std::size_t>(x.numel()));
       for (Index k = 0; k < x.numel(); ++k) {
         derivative[element(x, k)] += dx[static_cast<std::size_t>(k)];
         shown[element(x, k)] = true;
@@ -60,7 +62,8 @@ struct Analytic {
 GradcheckResult gradcheck(const Composite& fn, const std::vector<Tensor>& inputs, const GradcheckOptions& options) {
   for (const Tensor& x : inputs) {
     check(bool(x), "gradcheck: undefined input");
-    check(x.dtype() == DType::f64, "gradcheck: inputs must be f64, got ", x.dtype(), "; convert with to(x, DType::f64)");
+    check(x.dtype() == DType::f64, "gradcheck: inputs must be f64, got ", x.dtype(),
+          "; convert with to(x, DType::f64)");
   }
   check(options.step > 0, "gradcheck: step ", options.step, " must be above 0");
   Tape tape;
@@ -82,7 +85,8 @@ GradcheckResult gradcheck(const Composite& fn, const std::vector<Tensor>& inputs
   for (std::size_t n = 0; n < inputs.size(); ++n) {
     Tensor x = inputs[n];
     const auto same = [&](const Tensor& other) { return other.storage() == x.storage(); };
-    if (std::any_of(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(n), same)) continue;  // done with an earlier one
+    if (std::any_of(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(n), same))
+      continue;  // done with an earlier one
     const Analytic analytic(x.storage(), inputs, g);
     double* const data = x.mutable_data<double>() - x.offset();
     for (std::size_t e = 0; e < analytic.shown.size(); ++e) {
@@ -103,7 +107,8 @@ GradcheckResult gradcheck(const Composite& fn, const std::vector<Tensor>& inputs
       result.worst = ratio;
       std::ostringstream where;
       where.precision(12);
-      where << "input " << n << ' ' << x.shape() << ", element " << e << " of its storage: analytic " << got << ", numeric " << numeric;
+      where << "input " << n << ' ' << x.shape() << ", element " << e << " of its storage: analytic " << got
+            << ", numeric " << numeric;
       result.where = where.str();
     }
   }

@@ -5,22 +5,23 @@
 namespace [[gnu::visibility("default")]] hilt {
 
 struct GradcheckOptions {
-  double step = 1e-6;                   // of the central difference
+  double step = 1e-6;                       // of the central difference
   double absolute = 1e-7, relative = 1e-6;  // passes if |analytic - numeric| <= absolute + relative |numeric|
-  std::uint64_t seed = 1;               // of the random cotangent
+  std::uint64_t seed = 1;                   // of the random cotangent
 };
 
 struct GradcheckResult {
   bool ok = true;
-  Index checked = 0;     // partial derivatives compared
-  double worst = 0;      // largest |analytic - numeric| / (absolute + relative |numeric|); above 1 fails
-  std::string where;     // that one: input, element, both numbers
+  Index checked = 0;  // partial derivatives compared
+  double worst = 0;   // largest |analytic - numeric| / (absolute + relative |numeric|); above 1 fails
+  std::string where;  // that one: input, element, both numbers
   explicit operator bool() const { return ok; }
 };
 
-/// Compares fn's gradient with central differences, element by element, in f64 and against a random cotangent (a plain
-/// sum hides errors: the gradient of sum(softmax(x)) is zero whatever backward does). Inputs must be f64; an input
-/// listed twice, strided or expanded is differentiated as what it is. fn must be deterministic.
+/// Compares fn's gradient with central differences, element by element, in f64 and against a random
+/// cotangent (a plain sum hides errors: the gradient of sum(softmax(x)) is zero whatever backward
+/// does). Inputs must be f64; an input listed twice, strided or expanded is differentiated as what
+/// it is. fn must be deterministic.
 GradcheckResult gradcheck(const Composite& fn, const std::vector<Tensor>& inputs, const GradcheckOptions& options = {});
 
 }  // namespace hilt

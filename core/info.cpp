@@ -47,8 +47,9 @@ Info info() {
 }
 
 void detail::check_headers(const char* version) {
-  check(std::string_view(version) == kVersion, "hilt: library and header versions differ: the program was compiled for ", version,
-        " and loaded ", std::string_view(kVersion), "; compile it again, or point the loader at the matching libhilt");
+  check(std::string_view(version) == kVersion,
+        "hilt: library and header versions differ: the program was compiled for ", version, " and loaded ",
+        std::string_view(kVersion), "; compile it again, or point the loader at the matching libhilt");
 }
 
 }  // namespace hilt

@@ -9,11 +9,11 @@ namespace [[gnu::visibility("default")]] hilt {
 /// What this library is and what it runs on: the first thing a bug report needs.
 struct Info {
   std::string version, build_type, compiler, blas;
-  std::string gpu_archs;                // GPU architectures in the binary, empty without CUDA
-  std::vector<std::string> devices;     // "cpu: its model, processors it may use"
-  std::vector<std::string> isa_built;   // instruction sets the CPU kernels were compiled for, widest last
-  std::string isa_active;               // the one in use: the widest this processor has, or what HILT_ISA says
-  int threads = 0;                      // that kernels use
+  std::string gpu_archs;                         // GPU architectures in the binary, empty without CUDA
+  std::vector<std::string> devices;              // "cpu: its model, processors it may use"
+  std::vector<std::string> isa_built;            // instruction sets the CPU kernels were compiled for, widest last
+  std::string isa_active;                        // the one in use: the widest this processor has, or what HILT_ISA says
+  int threads = 0;                               // that kernels use
   std::size_t memory = 0, memory_available = 0;  // bytes of the machine, and those a program could still get
 };
 Info info();
@@ -21,8 +21,9 @@ Info info();
 namespace detail {
 void check_headers(const char* version);
 }
-/// Throws unless the library that was loaded is the one these headers belong to. Programs call it once, early.
-/// Always inlined: an out-of-line copy could be answered by another library's, with that one's version.
+/// Throws unless the library that was loaded is the one these headers belong to. Programs call it
+/// once, early. Always inlined: an out-of-line copy could be answered by another library's, with
+/// that one's version.
 [[gnu::always_inline]] inline void check_version() { detail::check_headers(kVersion); }
 
 }  // namespace hilt

@@ -14,7 +14,8 @@ namespace hilt {
 namespace {
 
 constexpr int kMaxThreads = 256;
-// A worker looks for work this many times before it sleeps: about 30 microseconds, a little more than waking costs.
+// A worker looks for work this many times before it sleeps: about 30 microseconds, a little more
+// than waking costs.
 constexpr int kSpins = 2000;
 
 int default_threads() {
@@ -61,8 +62,8 @@ struct Job {
 
 thread_local bool inside = false;  // this thread is already running part of a job
 
-/// Threads that share one job at a time. A caller that finds the pool busy does its job alone, so that programs
-/// with threads of their own never wait for each other here.
+/// Threads that share one job at a time. A caller that finds the pool busy does its job alone, so
+/// that programs with threads of their own never wait for each other here.
 class Pool {
  public:
   int threads() {
@@ -101,7 +102,8 @@ class Pool {
         job.workers.fetch_sub(open_, std::memory_order_relaxed);
         open_ = 0;
       }
-      for (int spin = 0; job.workers.load(std::memory_order_acquire) > 0; ++spin) spin < kSpins ? relax() : std::this_thread::yield();
+      for (int spin = 0; job.workers.load(std::memory_order_acquire) > 0; ++spin)
+        spin < kSpins ? relax() : std::this_thread::yield();
     }
     if (job.failed) std::rethrow_exception(job.error);
   }
@@ -117,13 +119,12 @@ class Pool {
   }
 
  private:
-  /// How many of the helpers there are: fewer where the system has no room for another thread. Under busy_.
+  /// How many of the helpers there are: fewer where the system has no room for another thread.
+  /// Under busy_.
   int started(int helpers) try {
     while (static_cast<int>(workers_.size()) < helpers) workers_.emplace_back([this] { serve(); });
     return helpers;
-  } catch (const std::exception&) {
-    return static_cast<int>(workers_.size());
-  }
+  } catch (const std::exception&) { return static_cast<int>(workers_.size()); }
 
   void serve() {
     inside = true;

@@ -18,10 +18,9 @@
 
 namespace hilt {
 
-/// Lists of freed blocks by size class, and the counters. Source: take(bytes), null when there is no more; give(pointer);
-/// kAlignment; name(), for messages.
-template <class Source>
-class Pool {
+/// Lists of freed blocks by size class, and the counters. Source: take(bytes), null when there is
+/// no more; give(pointer); kAlignment; name(), for messages.
+template <class Source> class Pool {
  public:
   Pool(Source source, std::size_t limit) : source_(std::move(source)), limit_(limit) {}
 
@@ -67,8 +66,8 @@ class Pool {
     else keep(p, size);
   }
 
-  // What a recording (core/replay.h) works on serves nobody else while it lives: the GPU writes there each time it is started. Nor does what
-  // was there when it began, for it may be read.
+  // What a recording (core/replay.h) works on serves nobody else while it lives: the GPU writes
+  // there each time it is started. Nor does what was there when it began, for it may be read.
   struct Reserved {
     std::size_t size;
     bool idle;  // no tensor's
@@ -135,10 +134,11 @@ class Pool {
   }
 
  private:
-  static constexpr std::size_t kLarge = std::size_t{1} << 20;  // from here on a block is worth naming when memory runs out
+  static constexpr std::size_t kLarge = std::size_t{1}
+                                        << 20;  // from here on a block is worth naming when memory runs out
 
-  // Sizes are rounded up to one of four steps a power of two (at most 25 % above what was asked), so that a
-  // freed block fits the next tensor of about its size.
+  // Sizes are rounded up to one of four steps a power of two (at most 25 % above what was asked),
+  // so that a freed block fits the next tensor of about its size.
   static std::size_t size_class(std::size_t bytes) {
     if (bytes <= Source::kAlignment) return Source::kAlignment;
     const std::size_t step = std::max(Source::kAlignment, std::bit_floor(bytes - 1) / 4);
@@ -150,9 +150,7 @@ class Pool {
     try {
       free_[size].push_back(p);
       stats_.pooled += size;
-    } catch (const std::bad_alloc&) {
-      source_.give(p);
-    }
+    } catch (const std::bad_alloc&) { source_.give(p); }
   }
 
   void keep_back(std::byte* p, std::size_t size) noexcept {
@@ -196,9 +194,11 @@ class Pool {
     int named = 0;
     for (auto it = large_.rbegin(); it != large_.rend() && named < 5; ++it, ++named)
       largest += (named ? ", " : "") + std::to_string(*it);
-    fail_with(Code::memory, "out of memory", source_.name(), ": asked for ", size, " bytes with ", stats_.live,
-              " in use", stats_.reserved > 0 ? " and " + std::to_string(stats_.reserved) + " kept for recorded work" : std::string(), "; the largest tensors hold ", largest.empty() ? "less than 1 MiB each" : largest + " bytes",
-              "; try a smaller batch or length, or a backward mode that saves less");
+    fail_with(
+        Code::memory, "out of memory", source_.name(), ": asked for ", size, " bytes with ", stats_.live, " in use",
+        stats_.reserved > 0 ? " and " + std::to_string(stats_.reserved) + " kept for recorded work" : std::string(),
+        "; the largest tensors hold ", largest.empty() ? "less than 1 MiB each" : largest + " bytes",
+        "; try a smaller batch or length, or a backward mode that saves less");
   }
 
   Source source_;
@@ -206,8 +206,8 @@ class Pool {
   std::map<std::size_t, std::vector<std::byte*>> free_;
   std::multiset<std::size_t> large_;
   std::list<Recorded> recorded_;
-  Recorded* recording_ = nullptr;  // the last of them, while it goes on
-  std::set<std::byte*> younger_;   // taken since it began
+  Recorded* recording_ = nullptr;                              // the last of them, while it goes on
+  std::set<std::byte*> younger_;                               // taken since it began
   std::vector<std::pair<std::byte*, std::size_t>> kept_back_;  // given back since, but older
   MemoryStats stats_;
   std::size_t limit_;

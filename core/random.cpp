@@ -14,7 +14,8 @@ thread_local Generator::Recording* current_recording = nullptr;
 std::array<std::uint32_t, 4> bits_at(RandomKey key, Index i) {
   const auto n = static_cast<std::uint64_t>(i);
   return philox({static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(n >> 32),
-                 static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)}, key.seed);
+                 static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)},
+                key.seed);
 }
 double uniform(std::uint32_t bits) { return (bits >> 8) * 0x1p-24; }
 
@@ -29,8 +30,7 @@ bool drawn(Tensor& t, kernels::Draw what, RandomKey key, Index low = 0, std::uin
   }
 }
 
-template <class F>
-Tensor generate(const char* op, Tensor t, F f) {
+template <class F> Tensor generate(const char* op, Tensor t, F f) {
   visit_any(op, t, [&]<class T>(Cpu) {
     T* const out = t.mutable_data<T>();
     parallel_for(t.numel(), 1 << 12, [&](Index begin, Index end) {

@@ -6,10 +6,10 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Philox4x32-10: 128 random bits as a pure function of a 128-bit counter and a 64-bit key. The same numbers on
-/// every device, whatever the number of threads.
+/// Philox4x32-10: 128 random bits as a pure function of a 128-bit counter and a 64-bit key. The
+/// same numbers on every device, whatever the number of threads.
 [[gnu::always_inline]] constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
-                                                                  std::uint64_t key) {
+                                                                     std::uint64_t key) {
   auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t a = std::uint64_t{0xD2511F53u} * counter[0];
@@ -22,15 +22,18 @@ namespace [[gnu::visibility("default")]] hilt {
   return counter;
 }
 
-/// A stream of random numbers: element i of stream s under a seed is philox({i, s}, seed), nothing else.
+/// A stream of random numbers: element i of stream s under a seed is philox({i, s}, seed), nothing
+/// else.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// Of numbers drawn on a GPU inside of a Replay: how many streams further on they begin this time. Kept on that GPU; null: none.
+  /// Of numbers drawn on a GPU inside of a Replay: how many streams further on they begin this
+  /// time. Kept on that GPU; null: none.
   const std::uint64_t* further = nullptr;
 };
 
-/// Hands out streams, one after the other. Copies share their state; checkpoint() rewinds it for its replay.
+/// Hands out streams, one after the other. Copies share their state; checkpoint() rewinds it for
+/// its replay.
 class Generator {
  public:
   explicit Generator(std::uint64_t seed = 0);
@@ -42,14 +45,17 @@ class Generator {
   class Recording;
 
  private:
-  struct State { RandomKey key; };
+  struct State {
+    RandomKey key;
+  };
   std::shared_ptr<State> state_;
 };
 
 /// The generators a piece of code drew from, and where they stood; rewind() puts them back there.
 class Generator::Recording {
  public:
-  /// further: of a GPU, one word for each generator in order of first use; keys drawn meanwhile carry its address.
+  /// further: of a GPU, one word for each generator in order of first use; keys drawn meanwhile
+  /// carry its address.
   explicit Recording(const std::uint64_t* further = nullptr, std::size_t words = 0);
   ~Recording();
   Recording(const Recording&) = delete;
@@ -68,7 +74,8 @@ class Generator::Recording {
   Recording* outer_;
 };
 
-/// Uniform on [0, 1) with 24 random bits, standard normal (Box-Muller). Element i depends on key and i alone.
+/// Uniform on [0, 1) with 24 random bits, standard normal (Box-Muller). Element i depends on key
+/// and i alone.
 Tensor rand(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});
 Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});
 /// Uniform integers in [low, high).

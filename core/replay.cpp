@@ -43,7 +43,8 @@ void Replay::record(const std::function<void()>& work) {
   if constexpr (kHasCuda) {
     const Cuda where = cuda_of(device_);
     auto& pool = cuda::pool(device_.index);
-    const Generator::Recording draws(reinterpret_cast<const std::uint64_t*>(made->further.data<std::int64_t>()), kMostGenerators);
+    const Generator::Recording draws(reinterpret_cast<const std::uint64_t*>(made->further.data<std::int64_t>()),
+                                     kMostGenerators);
     pool.begin_recording();
     bool began = false;
     try {
@@ -58,7 +59,8 @@ void Replay::record(const std::function<void()>& work) {
     }
     made->memory = pool.end_recording();
     made->graph = cuda::end_recording(where, true);
-    for (const auto& [generator, begin] : draws.states()) made->drawn.push_back({generator, begin, generator.state().stream - begin.stream});
+    for (const auto& [generator, begin] : draws.states())
+      made->drawn.push_back({generator, begin, generator.state().stream - begin.stream});
   }
   recorded_ = std::move(made);
 }
@@ -67,7 +69,8 @@ void Replay::operator()(const std::function<void()>& work) {
   if (device_.is_cpu() || !std::exchange(ran_, true)) return work();
   if constexpr (kHasCuda) {
     const auto is_reseeded = [](const Recorded::Drawn& d) { return d.generator.state().seed != d.begin.seed; };
-    if (recorded_ && std::ranges::any_of(recorded_->drawn, is_reseeded)) recorded_.reset();  // seeds are written down too
+    if (recorded_ && std::ranges::any_of(recorded_->drawn, is_reseeded))
+      recorded_.reset();  // seeds are written down too
     const bool again = recorded_ != nullptr;
     if (!again) record(work);
     std::vector<std::int64_t> further;

@@ -10,11 +10,13 @@ namespace [[gnu::visibility("default")]] hilt {
 ///     Replay step(device);
 ///     while (..) { copy(ids, next); step([&] { loss = ..; gradients = ..; }); }
 ///
-/// The first call runs the work, the second writes down what it asks of the GPU, and from then on a call starts that and leaves the host out:
-/// `work` is not called. So it has to find its inputs in the same tensors each time (copy() into them), make tensors of the same shapes, and
-/// neither wait for a value nor bring one from the host: both are errors while it is written down. Tensors that it leaves to variables outside have
-/// their new values after each call. No other thread asks anything of that GPU while it is written down. Generators move on as if it had run, and dropout draws new masks. The memory the work takes is kept for it.
-/// On the CPU every call runs it.
+/// The first call runs the work, the second writes down what it asks of the GPU, and from then on a
+/// call starts that and leaves the host out: `work` is not called. So it has to find its inputs in
+/// the same tensors each time (copy() into them), make tensors of the same shapes, and neither wait
+/// for a value nor bring one from the host: both are errors while it is written down. Tensors that
+/// it leaves to variables outside have their new values after each call. No other thread asks
+/// anything of that GPU while it is written down. Generators move on as if it had run, and dropout
+/// draws new masks. The memory the work takes is kept for it. On the CPU every call runs it.
 class Replay {
  public:
   explicit Replay(Device device = {});

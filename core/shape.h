@@ -10,8 +10,8 @@ namespace [[gnu::visibility("default")]] hilt {
 
 using Index = std::int64_t;
 
-/// Up to six extents, kept inline: copying a Shape never allocates. Extents are not negative and their
-/// product fits an Index; both are checked once, here, so that nobody downstream has to.
+/// Up to six extents, kept inline: copying a Shape never allocates. Extents are not negative and
+/// their product fits an Index; both are checked once, here, so that nobody downstream has to.
 class Shape {
  public:
   static constexpr int kMaxRank = 6;
@@ -39,7 +39,8 @@ class Shape {
     check(rank_ < kMaxRank, "Shape: rank exceeds ", kMaxRank);
     check(d >= 0, "Shape: extent ", d, " of axis ", rank_, " is negative");
     dims_[static_cast<std::size_t>(rank_++)] = d;
-    // With a zero among them the other extents still have to multiply safely: strides come from them.
+    // With a zero among them the other extents still have to multiply safely: strides come from
+    // them.
     extent_ = checked_mul(extent_, d > 0 ? d : 1, "Shape");
     numel_ = d == 0 ? 0 : numel_ * d;
   }
@@ -79,7 +80,8 @@ inline Strides contiguous_strides(const Shape& shape) {
 
 /// Axis as 0..rank-1, accepting negatives; an error names op and the range.
 inline int checked_axis(const char* op, int axis, int rank) {
-  check(axis >= -rank && axis < rank, op, ": axis ", axis, " is outside ", -rank, "..", rank - 1, " of a tensor of rank ", rank);
+  check(axis >= -rank && axis < rank, op, ": axis ", axis, " is outside ", -rank, "..", rank - 1,
+        " of a tensor of rank ", rank);
   return axis < 0 ? axis + rank : axis;
 }
 

@@ -17,7 +17,7 @@ struct Heap {
   static constexpr std::size_t kHuge = std::size_t{2} << 20;  // a page of the larger sort
   static constexpr const char* name() { return ""; }
   std::byte* take(std::size_t bytes) const {
-    void* const p = ::operator new(bytes, std::align_val_t{kAlignment}, std::nothrow);
+    void* const p = ::operator new (bytes, std::align_val_t{kAlignment}, std::nothrow);
     if (p && bytes >= kHuge) {  // a hint, which whole pages alone take: fewer page faults and TLB misses
       constexpr std::size_t kPage = 4096;
       const std::size_t skipped = -reinterpret_cast<std::uintptr_t>(p) % kPage;
@@ -25,7 +25,7 @@ struct Heap {
     }
     return static_cast<std::byte*>(p);
   }
-  void give(std::byte* p) const noexcept { ::operator delete(p, std::align_val_t{kAlignment}); }
+  void give(std::byte* p) const noexcept { ::operator delete (p, std::align_val_t{kAlignment}); }
 };
 
 std::size_t limit_of_environment() {
@@ -40,16 +40,18 @@ Pool<Heap>& pool() {
 }
 
 /// f(pool) for the pool of a device.
-template <class F>
-auto with_pool(const char* what, Device device, F&& f) {
+template <class F> auto with_pool(const char* what, Device device, F&& f) {
   if constexpr (kHasCuda)
     if (device.is_cuda()) return f(cuda::pool(device.index));
   check(device.is_cpu(), what, ": built without CUDA, asked for ", device);
   return f(pool());
 }
 
-/// Of this thread. What one thread takes and another gives back makes `live` of the second negative.
-struct Mine { std::ptrdiff_t live = 0, peak = 0; };
+/// Of this thread. What one thread takes and another gives back makes `live` of the second
+/// negative.
+struct Mine {
+  std::ptrdiff_t live = 0, peak = 0;
+};
 thread_local Mine mine;
 
 void count_saved(const StorageBlock& block, std::ptrdiff_t bytes) {

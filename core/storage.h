@@ -8,7 +8,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// What the process holds, in bytes of tensor data. Counters are exact and free to read at any time.
+/// What the process holds, in bytes of tensor data. Counters are exact and free to read at any
+/// time.
 struct MemoryStats {
   std::size_t live = 0;         // reachable through some Storage
   std::size_t peak = 0;         // highest `live` since reset_memory_peak()
@@ -19,11 +20,12 @@ struct MemoryStats {
 };
 MemoryStats memory_stats(Device device = {});
 void reset_memory_peak(Device device = {});
-/// `live` and `peak` of the CPU memory that this thread alone took and gave back since the reset: what one of several ranks in a process needs.
+/// `live` and `peak` of the CPU memory that this thread alone took and gave back since the reset:
+/// what one of several ranks in a process needs.
 MemoryStats thread_memory_stats();
 void reset_thread_memory_stats();
-/// Bytes the pool may keep for reuse; 0 returns memory at once. Default 4 GiB, or HILT_POOL_BYTES; on a GPU all that was
-/// freed, or HILT_GPU_POOL_BYTES.
+/// Bytes the pool may keep for reuse; 0 returns memory at once. Default 4 GiB, or HILT_POOL_BYTES;
+/// on a GPU all that was freed, or HILT_GPU_POOL_BYTES.
 void set_pool_limit(std::size_t bytes, Device device = {});
 /// Returns what the pool keeps to the operating system.
 void release_pool(Device device = {});
@@ -44,7 +46,8 @@ struct StorageBlock {
   ~StorageBlock();
 };
 
-/// A shared block of bytes on one device, 64-byte aligned. Copies share the block; the last one frees it.
+/// A shared block of bytes on one device, 64-byte aligned. Copies share the block; the last one
+/// frees it.
 class Storage {
  public:
   Storage() = default;

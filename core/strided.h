@@ -6,17 +6,21 @@
 
 namespace hilt {
 
-/// The axes of a common shape with neighbours merged wherever every operand steps through them evenly: a dense
-/// tensor becomes one run, a transposed one a loop over runs. `rows` outer steps, each a run of `run` elements.
-template <std::size_t N>
-struct Runs {
+/// The axes of a common shape with neighbours merged wherever every operand steps through them
+/// evenly: a dense tensor becomes one run, a transposed one a loop over runs. `rows` outer steps,
+/// each a run of `run` elements.
+template <std::size_t N> struct Runs {
   using Offsets = std::array<Index, N>;
-  struct Axis { Index extent; Offsets stride; };
+  struct Axis {
+    Index extent;
+    Offsets stride;
+  };
   Index rows = 1, run = 1;
   Offsets step{};  // of each operand along the run
 
   Runs(const Shape& shape, const std::array<Strides, N>& strides) {
-    // Axes from the innermost out; an axis joins the previous one if stepping it equals stepping past the end.
+    // Axes from the innermost out; an axis joins the previous one if stepping it equals stepping
+    // past the end.
     for (int axis = shape.rank() - 1; axis >= 0; --axis) {
       const Index extent = shape[axis];
       if (extent == 1) continue;
@@ -42,8 +46,7 @@ struct Runs {
   std::span<const Axis> axes() const { return std::span(axis_).first(axes_); }
 
   /// f(offsets) for each row of [first, last): where in each operand its run begins.
-  template <class F>
-  void for_rows(Index first, Index last, F&& f) const {
+  template <class F> void for_rows(Index first, Index last, F&& f) const {
     std::array<Index, Shape::kMaxRank> at{};
     Offsets offset{};
     Index rest = first;
@@ -63,9 +66,9 @@ struct Runs {
     }
   }
 
-  /// f(offsets, count) over all elements, on several threads, in pieces of at most `piece` elements.
-  template <class F>
-  void for_pieces(Index piece, F&& f) const {
+  /// f(offsets, count) over all elements, on several threads, in pieces of at most `piece`
+  /// elements.
+  template <class F> void for_pieces(Index piece, F&& f) const {
     if (run >= piece) {
       const Index per_row = (run + piece - 1) / piece;
       parallel_for(rows * per_row, 1, [&](Index begin, Index end) {
@@ -77,9 +80,8 @@ struct Runs {
           });
       });
     } else {
-      parallel_for(rows, std::max<Index>(1, piece / std::max<Index>(run, 1)), [&](Index begin, Index end) {
-        for_rows(begin, end, [&](const Offsets& o) { f(o, run); });
-      });
+      parallel_for(rows, std::max<Index>(1, piece / std::max<Index>(run, 1)),
+                   [&](Index begin, Index end) { for_rows(begin, end, [&](const Offsets& o) { f(o, run); }); });
     }
   }
 

@@ -19,11 +19,12 @@ void require_finite(const Tensor& t, std::string_view op, std::size_t node, cons
   if (!t || !is_floating(t.dtype())) return;
   const std::vector<double> x = t.to_vector();
   for (std::size_t i = 0; i < x.size(); ++i)
-    if (!std::isfinite(x[i])) fail_with(Code::not_a_number, "op ", node, ", ", op, ": ", what, ' ', t.shape(), " is ", x[i], " at element ", i);
+    if (!std::isfinite(x[i]))
+      fail_with(Code::not_a_number, "op ", node, ", ", op, ": ", what, ' ', t.shape(), " is ", x[i], " at element ", i);
 }
 
-/// fn again, on a tape of its own, when the gradient is asked for. dependencies: what the outer tape watches of all
-/// that fn read, each once; they are this node's inputs.
+/// fn again, on a tape of its own, when the gradient is asked for. dependencies: what the outer
+/// tape watches of all that fn read, each once; they are this node's inputs.
 struct Checkpoint final : Function {
   Composite fn;
   std::vector<Tensor> inputs, dependencies;
@@ -34,11 +35,14 @@ struct Checkpoint final : Function {
     for (const Tensor& t : inputs) save(t);
     for (const Tensor& t : dependencies) save(t);
   }
-  /// fn(inputs) with the random numbers of the first time. Afterwards, thrown or not, generators stand where they stood.
+  /// fn(inputs) with the random numbers of the first time. Afterwards, thrown or not, generators
+  /// stand where they stood.
   Tensor replayed() const {
     struct Rewound {
       Generator::Recording::States now;
-      ~Rewound() { for (auto& [generator, key] : now) generator.set_state(key); }
+      ~Rewound() {
+        for (auto& [generator, key] : now) generator.set_state(key);
+      }
     } const rewound{Generator::Recording::swap(randomness)};
     return fn(inputs);
   }
@@ -84,7 +88,7 @@ void Gradients::set(const Tensor& x, const Tensor& dx) {
   by_id_[x.id()] = dx;
 }
 
-// ---- which tape listens ----------------------------------------------------------------------------
+// ---- which tape listens -------------------------------------------------------------------------
 Tape::Tape(Options options) : outer_(std::exchange(current_tape, this)), options_(options) {}
 Tape::~Tape() {
   if (current_tape == this) current_tape = outer_;
@@ -95,9 +99,10 @@ Tape* Tape::current() { return current_tape; }
 Tape::Pause::Pause() : paused_(std::exchange(current_tape, nullptr)) {}
 Tape::Pause::~Pause() { current_tape = paused_; }
 
-// ---- recording -------------------------------------------------------------------------------------
+// ---- recording ----------------------------------------------------------------------------------
 void Tape::check_thread() const {
-  check(std::this_thread::get_id() == thread_, "Tape: used from another thread than it was made on; a tape is one thread's");
+  check(std::this_thread::get_id() == thread_,
+        "Tape: used from another thread than it was made on; a tape is one thread's");
 }
 double Tape::clock_ms(Device device) const {
   if (!options_.profile) return 0;
@@ -110,7 +115,8 @@ void Tape::watch(const Tensor& x) {
   check(bool(x), "Tape: watch of an undefined tensor");
   check(is_floating(x.dtype()), "Tape: watch of a tensor of type ", x.dtype(), "; only floats have gradients");
   if (const Slot slot = slot_of(x); slot != kNone) {
-    check(std::ranges::find(watched_, x.id()) != watched_.end(), "Tape: watch of ", x.shape(), ", which was computed on this tape; watch what it was computed "
+    check(std::ranges::find(watched_, x.id()) != watched_.end(), "Tape: watch of ", x.shape(),
+          ", which was computed on this tape; watch what it was computed "
           "from, or detach() it");
     return;
   }
@@ -146,7 +152,8 @@ std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
   return mask;
 }
 
-void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double forward_ms) {
+void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y,
+                  double forward_ms) {
   check(bool(y), fn->name(), ": forward returned an undefined tensor");
   check(slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
   const std::size_t first = input_slots_.size(), output = kinds_.size(), before = nodes_.size();
@@ -172,10 +179,11 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
   if (options_.check_finite) require_finite(y, nodes_.back().fn->name(), nodes_.size() - 1, "its result");
 }
 
-// ---- playing ---------------------------------------------------------------------------------------
+// ---- playing ------------------------------------------------------------------------------------
 Gradients Tape::backward(const Tensor& loss) {
   check(bool(loss), "Tape: backward of an undefined tensor");
-  check(loss.numel() == 1, "Tape: backward of ", loss.shape(), " needs a gradient to start from; only a scalar has an obvious one");
+  check(loss.numel() == 1, "Tape: backward of ", loss.shape(),
+        " needs a gradient to start from; only a scalar has an obvious one");
   const Pause pause;
   return backward(loss, full(loss.shape(), 1.0, loss.dtype(), loss.device()));
 }
@@ -184,10 +192,11 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   check_thread();
   check(!played_, "Tape: backward twice; a tape plays once and then no longer listens, so record on a new one");
   check(bool(y) && bool(dy), "Tape: backward of an undefined tensor, or from an undefined gradient");
-  check(slot_of(y) != kNone, "Tape: ", y.shape(), " does not depend on a watched tensor; watch() before computing it, and "
+  check(slot_of(y) != kNone, "Tape: ", y.shape(),
+        " does not depend on a watched tensor; watch() before computing it, and "
         "compute it with ops (not under Pause, not from copied-out numbers)");
-  check(dy.shape() == y.shape() && dy.dtype() == y.dtype(), "Tape: a gradient ", dy.dtype(), dy.shape(), " for an output ",
-        y.dtype(), y.shape());
+  check(dy.shape() == y.shape() && dy.dtype() == y.dtype(), "Tape: a gradient ", dy.dtype(), dy.shape(),
+        " for an output ", y.dtype(), y.shape());
   if (options_.profile) profile_ = report();
   played_ = true;
   const Pause pause;
@@ -209,8 +218,8 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
         if (inputs[i] == kNone) continue;
         const auto in = static_cast<std::size_t>(inputs[i]);
         if (!dx[i] || dx[i].shape() != kinds_[in].shape || dx[i].dtype() != kinds_[in].dtype)
-          fail(fn.name(), ": backward returned ", dx[i] ? "the wrong shape or type" : "no gradient",
-                    " for input ", i, ", which is ", kinds_[in].dtype, kinds_[in].shape, " and wanted");
+          fail(fn.name(), ": backward returned ", dx[i] ? "the wrong shape or type" : "no gradient", " for input ", i,
+               ", which is ", kinds_[in].dtype, kinds_[in].shape, " and wanted");
         if (options_.check_finite) require_finite(dx[i], fn.name(), n, "the gradient of an input");
         if (grad[in]) accumulate(grad[in], dx[i]);
         else grad[in] = std::move(dx[i]);
@@ -258,7 +267,7 @@ Tensor checkpoint(Composite fn, std::span<const Tensor> inputs) {
   return y;
 }
 
-// ---- looking ---------------------------------------------------------------------------------------
+// ---- looking ------------------------------------------------------------------------------------
 std::size_t Tape::saved_bytes() const {
   std::size_t n = 0;
   for (const NodeReport& node : report()) n += played_ ? 0 : node.unique_bytes;
@@ -302,7 +311,8 @@ std::ostream& operator<<(std::ostream& os, const Tape& tape) {
     text << '\n';
     unique += n.unique_bytes;
   }
-  return os << text.str() << tape.size() << " ops, " << unique << " B saved" << (tape.played_ ? " until backward played" : "") << '\n';
+  return os << text.str() << tape.size() << " ops, " << unique << " B saved"
+            << (tape.played_ ? " until backward played" : "") << '\n';
 }
 
 }  // namespace hilt

@@ -21,21 +21,20 @@ using Composite = std::function<Tensor(std::span<const Tensor>)>;
 
 namespace detail {
 /// The addresses of an op's inputs, however they were given.
-template <class... In>
-struct Pointers : std::array<const Tensor*, sizeof...(In)> {
+template <class... In> struct Pointers : std::array<const Tensor*, sizeof...(In)> {
   explicit Pointers(const In&... in) : std::array<const Tensor*, sizeof...(In)>{&in...} {}
 };
-template <>
-struct Pointers<std::span<const Tensor>> : std::vector<const Tensor*> {
+template <> struct Pointers<std::span<const Tensor>> : std::vector<const Tensor*> {
   explicit Pointers(std::span<const Tensor> in) {
     for (const Tensor& t : in) push_back(&t);
   }
 };
 }  // namespace detail
 
-/// One differentiable op: its attributes are members, what it keeps for later goes through save(), and
-/// backward() maps the gradient of its output to the gradients of its inputs. A user's op derives from this
-/// and has a member `Tensor forward(const Tensor&...)`, exactly like ours; apply() runs it.
+/// One differentiable op: its attributes are members, what it keeps for later goes through save(),
+/// and backward() maps the gradient of its output to the gradients of its inputs. A user's op
+/// derives from this and has a member `Tensor forward(const Tensor&...)`, exactly like ours;
+/// apply() runs it.
 class Function {
  public:
   Function() = default;
@@ -43,7 +42,8 @@ class Function {
   virtual ~Function() = default;
   /// Names a string that outlives the Function.
   virtual std::string_view name() const = 0;
-  /// One entry an input, in order, of that input's shape; an undefined Tensor where wants() is false. dy may be shared with others: it is for reading.
+  /// One entry an input, in order, of that input's shape; an undefined Tensor where wants() is
+  /// false. dy may be shared with others: it is for reading.
   virtual std::vector<Tensor> backward(const Tensor& dy) = 0;
 
  protected:
@@ -51,8 +51,8 @@ class Function {
   /// An undefined tensor, an input that was left out say, comes back undefined.
   void save(const Tensor& t) { saved_.push_back({t, t ? t.storage().version() : 0, Storage::Hold(t.storage())}); }
   const Tensor& saved(std::size_t i) const;
-  /// Whether input i leads to a watched tensor. Known before forward() runs: save only what will be asked for.
-  /// Inputs beyond the 63rd share one answer.
+  /// Whether input i leads to a watched tensor. Known before forward() runs: save only what will be
+  /// asked for. Inputs beyond the 63rd share one answer.
   bool wants(std::size_t input) const { return (wanted_ >> (input < 63 ? input : 63)) & 1u; }
   bool wants_any() const { return wanted_ != 0; }
 
@@ -60,13 +60,17 @@ class Function {
   friend class Tape;
   friend Tensor checkpoint(Composite, std::span<const Tensor>);
   template <std::derived_from<Function> Fn, class... In> friend Tensor apply(Fn, const In&...);
-  struct Saved { Tensor tensor; std::uint64_t version; Storage::Hold hold; };
+  struct Saved {
+    Tensor tensor;
+    std::uint64_t version;
+    Storage::Hold hold;
+  };
   std::vector<Saved> saved_;
   std::uint64_t wanted_ = 0;
 };
 
-/// The result of playing a tape: the gradient of every watched tensor that the loss depends on. A value: it can
-/// be copied, kept and added (micro-batches).
+/// The result of playing a tape: the gradient of every watched tensor that the loss depends on. A
+/// value: it can be copied, kept and added (micro-batches).
 class Gradients {
  public:
   const Tensor& operator[](const Tensor& x) const;
@@ -82,7 +86,8 @@ class Gradients {
   std::unordered_map<TensorId, Tensor> by_id_;
 };
 
-/// One op as a tape recorded it. Times and live bytes are known only to a tape that was asked to profile.
+/// One op as a tape recorded it. Times and live bytes are known only to a tape that was asked to
+/// profile.
 struct NodeReport {
   std::string name;
   std::vector<Shape> inputs;
@@ -94,13 +99,17 @@ struct NodeReport {
   std::size_t forward_live = 0, backward_live = 0;  // bytes alive when the op's forward / backward returned
 };
 
-/// Listens to the ops of this thread while it lives, and plays them backwards once. Ops are kept in the order
-/// they ran, which is already a topological order: no graph search, no recursion. Tapes nest; the innermost listens.
-/// Once played it no longer does: what is computed from then on, an optimizer's step say, is not recorded.
+/// Listens to the ops of this thread while it lives, and plays them backwards once. Ops are kept in
+/// the order they ran, which is already a topological order: no graph search, no recursion. Tapes
+/// nest; the innermost listens. Once played it no longer does: what is computed from then on, an
+/// optimizer's step say, is not recorded.
 class Tape {
  public:
-  /// check_finite: an op whose result, or a gradient it hands back, is not finite throws Code::not_a_number with its name.
-  struct Options { bool profile = false, check_finite = false; };
+  /// check_finite: an op whose result, or a gradient it hands back, is not finite throws
+  /// Code::not_a_number with its name.
+  struct Options {
+    bool profile = false, check_finite = false;
+  };
   Tape() : Tape(Options{}) {}
   explicit Tape(Options options);
   ~Tape();
@@ -111,7 +120,8 @@ class Tape {
   void watch(const Tensor& x);
   /// Whether x is watched or was computed, on this tape, from something that is.
   bool knows(const Tensor& x) const { return captured_ ? outer_->knows(x) : slots_.contains(x.id()); }
-  /// Gradients of a scalar, or of y against the cotangent dy. Frees what each node saved as it goes.
+  /// Gradients of a scalar, or of y against the cotangent dy. Frees what each node saved as it
+  /// goes.
   Gradients backward(const Tensor& loss);
   Gradients backward(const Tensor& y, const Tensor& dy);
 
@@ -141,19 +151,27 @@ class Tape {
   friend Tensor checkpoint(Composite, std::span<const Tensor>);
   using Slot = std::int32_t;
   static constexpr Slot kNone = -1;
-  struct Node { std::unique_ptr<Function> fn; std::uint32_t first_input; Slot output; };
+  struct Node {
+    std::unique_ptr<Function> fn;
+    std::uint32_t first_input;
+    Slot output;
+  };
 
   Slot slot_of(const Tensor& t) const;
   std::uint64_t wanted(std::span<const Tensor* const> inputs);
   void record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double forward_ms);
   std::span<const Slot> inputs_of(std::size_t node) const;
   void check_thread() const;
-  double clock_ms(Device device = {}) const;  // 0 unless profiling: reading a clock costs as much as a small op, and a GPU is waited for
+  double clock_ms(Device device = {})
+      const;  // 0 unless profiling: reading a clock costs as much as a small op, and a GPU is waited for
 
   std::vector<Node> nodes_;
   std::vector<Slot> input_slots_;  // of all nodes, one after the other
   std::unordered_map<TensorId, Slot> slots_;
-  struct Kind { Shape shape; DType dtype; };
+  struct Kind {
+    Shape shape;
+    DType dtype;
+  };
   std::vector<Kind> kinds_;  // by slot
   std::vector<TensorId> watched_;
   std::vector<NodeReport> profile_;
@@ -166,8 +184,7 @@ class Tape {
 
 /// Runs fn.forward(inputs...) and, if a tape listens and an input matters to it, leaves fn on it.
 /// The inputs are Tensors, or one std::span<const Tensor>.
-template <std::derived_from<Function> Fn, class... In>
-Tensor apply(Fn fn, const In&... inputs) {
+template <std::derived_from<Function> Fn, class... In> Tensor apply(Fn fn, const In&... inputs) {
   Tape* const tape = Tape::current();
   if (!tape) return fn.forward(inputs...);  // wants() is false throughout: nothing is saved
   const detail::Pointers<In...> in(inputs...);
@@ -182,15 +199,16 @@ Tensor apply(Fn fn, const In&... inputs) {
   return y;
 }
 
-/// A list by itself: named apart, or an unqualified apply(fn, span) would also be taken for std::apply of a tuple.
-template <std::derived_from<Function> Fn>
-Tensor apply(Fn fn, std::span<const Tensor> inputs) {
+/// A list by itself: named apart, or an unqualified apply(fn, span) would also be taken for
+/// std::apply of a tuple.
+template <std::derived_from<Function> Fn> Tensor apply(Fn fn, std::span<const Tensor> inputs) {
   return hilt::apply<Fn, std::span<const Tensor>>(std::move(fn), inputs);
 }
 
-/// fn(inputs), keeping only the inputs: backward runs fn again. Watched tensors that fn reads without being given
-/// them (weights a layer holds) get their gradients too, and generators it draws from replay the same numbers. Tensors that it reads without
-/// being given them, and that nobody watches, must still hold the same numbers then: only inputs and watched ones are checked.
+/// fn(inputs), keeping only the inputs: backward runs fn again. Watched tensors that fn reads
+/// without being given them (weights a layer holds) get their gradients too, and generators it
+/// draws from replay the same numbers. Tensors that it reads without being given them, and that
+/// nobody watches, must still hold the same numbers then: only inputs and watched ones are checked.
 Tensor checkpoint(Composite fn, std::span<const Tensor> inputs);
 inline Tensor checkpoint(Composite fn, const std::vector<Tensor>& inputs) {
   return checkpoint(std::move(fn), std::span(inputs));

@@ -29,15 +29,16 @@ Tensor::Tensor(Storage storage, const Shape& shape, DType dtype)
 Tensor::Tensor(Storage storage, const Shape& shape, const Strides& strides, Index offset, DType dtype)
     : storage_(std::move(storage)), shape_(shape), strides_(strides), offset_(offset), id_(next_id()), dtype_(dtype) {
   check(bool(storage_), "Tensor: undefined storage");
-  check(reinterpret_cast<std::uintptr_t>(storage_.data()) % size_of(dtype) == 0, "Tensor: memory at an address that is no multiple of ", size_of(dtype), " cannot hold ", dtype);
+  check(reinterpret_cast<std::uintptr_t>(storage_.data()) % size_of(dtype) == 0,
+        "Tensor: memory at an address that is no multiple of ", size_of(dtype), " cannot hold ", dtype);
   Index last = offset;
   for (int i = 0; i < rank(); ++i) {
     check(stride(i) >= 0, "Tensor: stride ", stride(i), " of axis ", i, " is negative");
     if (dim(i) > 0) last = checked_add(last, checked_mul(dim(i) - 1, stride(i), "Tensor"), "Tensor");
   }
   const auto elements = static_cast<Index>(storage_.bytes() / size_of(dtype));
-  check(offset >= 0 && (numel() == 0 ? offset <= elements : last < elements), "Tensor: ", dtype, shape, " from element ", offset,
-        " on reaches beyond its storage of ", elements, " elements");
+  check(offset >= 0 && (numel() == 0 ? offset <= elements : last < elements), "Tensor: ", dtype, shape,
+        " from element ", offset, " on reaches beyond its storage of ", elements, " elements");
 }
 
 bool Tensor::is_contiguous() const {
@@ -57,8 +58,7 @@ double Tensor::item() const {
   return to_vector<double>()[0];
 }
 
-template <class T>
-std::vector<T> Tensor::to_vector() const {
+template <class T> std::vector<T> Tensor::to_vector() const {
   std::vector<T> out(static_cast<std::size_t>(numel()));
   if (numel() == 0) return out;
   Tensor view(Storage::borrow(out.data(), out.size() * sizeof(T), {}, nullptr), shape_, dtype_of<T>);
@@ -105,9 +105,9 @@ Tensor arange(Index n, DType dtype, Device device) {
   return t;
 }
 
-template <class T>
-Tensor from_values(std::span<const T> values, const Shape& shape, DType dtype) {
-  check(static_cast<Index>(values.size()) == shape.numel(), "from_values: ", values.size(), " values for a shape ", shape);
+template <class T> Tensor from_values(std::span<const T> values, const Shape& shape, DType dtype) {
+  check(static_cast<Index>(values.size()) == shape.numel(), "from_values: ", values.size(), " values for a shape ",
+        shape);
   Tensor t = empty(shape, dtype);
   if (t.numel() == 0) return t;
   const auto borrowed = Storage::borrow(const_cast<T*>(values.data()), values.size_bytes(), {}, nullptr);
@@ -121,12 +121,14 @@ template Tensor from_values(std::span<const std::int32_t>, const Shape&, DType);
 template Tensor from_values(std::span<const std::uint8_t>, const Shape&, DType);
 
 namespace {
-/// Where one side is a GPU. Between devices go dense bytes of one type; strides and conversions stay on a device.
+/// Where one side is a GPU. Between devices go dense bytes of one type; strides and conversions
+/// stay on a device.
 void copy_with_gpu(Tensor& dst, const Tensor& src) {
   if constexpr (kHasCuda) {  // without it nothing here may be linked, optimized or not
     if (dst.device() == src.device()) {
       const Runs<2> runs(src.shape(), {dst.strides(), src.strides()});
-      return kernels::copy_elements(cuda_of(dst.device()), dst.mutable_raw(), dst.dtype(), src.raw(), src.dtype(), cuda::Walk<2>(src.shape(), runs));
+      return kernels::copy_elements(cuda_of(dst.device()), dst.mutable_raw(), dst.dtype(), src.raw(), src.dtype(),
+                                    cuda::Walk<2>(src.shape(), runs));
     }
     if (dst.device().is_cuda() && src.device().is_cuda()) {
       Tensor host = empty(src.shape(), src.dtype());
@@ -194,7 +196,7 @@ Tensor broadcast_to(const char* op, const Tensor& x, const Shape& shape) {
   return as_strided(x, shape, strides, x.offset());
 }
 
-// ---- printing --------------------------------------------------------------------------------------
+// ---- printing -----------------------------------------------------------------------------------
 namespace {
 constexpr Index kWhole = 1000, kEnds = 3;  // print everything up to kWhole elements, else kEnds at each end of an axis
 
@@ -238,9 +240,11 @@ std::string to_string(const Tensor& x) {
   return text.str();
 }
 
-// In place only where nobody else can see it: an op may hand one tensor to two inputs (add returns {dy, dy}), or a view of something it keeps.
+// In place only where nobody else can see it: an op may hand one tensor to two inputs (add returns
+// {dy, dy}), or a view of something it keeps.
 void accumulate(Tensor& sum, const Tensor& more) {
-  check(sum.shape() == more.shape() && sum.dtype() == more.dtype(), "accumulate: ", more.dtype(), more.shape(), " does not add to ", sum.dtype(), sum.shape());
+  check(sum.shape() == more.shape() && sum.dtype() == more.dtype(), "accumulate: ", more.dtype(), more.shape(),
+        " does not add to ", sum.dtype(), sum.shape());
   const Tensor a = sum.is_contiguous() ? std::move(sum) : clone(sum);
   const Tensor b = dense(more);
   sum = a.storage().is_sole_owner() ? a : empty_like(a);

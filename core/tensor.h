@@ -11,12 +11,13 @@ namespace [[gnu::visibility("default")]] hilt {
 
 using TensorId = std::uint64_t;  // 0 is the undefined tensor
 
-/// A value: shape, strides, type and a share of a Storage. Copying shares the data and keeps the id.
-/// A Tensor knows nothing of gradients; a Tape knows tensors by their id.
+/// A value: shape, strides, type and a share of a Storage. Copying shares the data and keeps the
+/// id. A Tensor knows nothing of gradients; a Tape knows tensors by their id.
 class Tensor {
  public:
   Tensor() = default;
-  /// A fresh id on `storage`: dense in row-major order, or laid out by strides from element `offset` on.
+  /// A fresh id on `storage`: dense in row-major order, or laid out by strides from element
+  /// `offset` on.
   Tensor(Storage storage, const Shape& shape, DType dtype);
   Tensor(Storage storage, const Shape& shape, const Strides& strides, Index offset, DType dtype);
 
@@ -47,8 +48,12 @@ class Tensor {
     require(dtype_of<T>);
     return reinterpret_cast<T*>(storage_.mutable_data()) + offset_;
   }
-  const std::byte* raw() const { return require_defined(), storage_.data() + static_cast<std::size_t>(offset_) * size_of(dtype_); }
-  std::byte* mutable_raw() { return require_defined(), storage_.mutable_data() + static_cast<std::size_t>(offset_) * size_of(dtype_); }
+  const std::byte* raw() const {
+    return require_defined(), storage_.data() + static_cast<std::size_t>(offset_) * size_of(dtype_);
+  }
+  std::byte* mutable_raw() {
+    return require_defined(), storage_.mutable_data() + static_cast<std::size_t>(offset_) * size_of(dtype_);
+  }
 
   /// The only element, converted.
   double item() const;
@@ -69,23 +74,28 @@ class Tensor {
   DType dtype_ = DType::f32;
 };
 
-// ---- making tensors --------------------------------------------------------------------------------
+// ---- making tensors -----------------------------------------------------------------------------
 Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = {});
 Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device device = {});
-inline Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {}) { return full(shape, 0, dtype, device); }
-inline Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = {}) { return full(shape, 1, dtype, device); }
+inline Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {}) {
+  return full(shape, 0, dtype, device);
+}
+inline Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = {}) {
+  return full(shape, 1, dtype, device);
+}
 /// 0, 1, .. n-1.
 Tensor arange(Index n, DType dtype = DType::i64, Device device = {});
 /// values in row-major order, stored as T's type unless another is named.
 template <class T>
-[[gnu::visibility("default")]] Tensor from_values(std::span<const T> values, const Shape& shape, DType dtype = dtype_of<T>);
+[[gnu::visibility("default")]] Tensor from_values(std::span<const T> values, const Shape& shape,
+                                                  DType dtype = dtype_of<T>);
 template <class T> Tensor from_values(const std::vector<T>& values, const Shape& shape, DType dtype = dtype_of<T>) {
   return from_values(std::span<const T>(values), shape, dtype);
 }
 inline Tensor empty_like(const Tensor& x) { return empty(x.shape(), x.dtype(), x.device()); }
 inline Tensor zeros_like(const Tensor& x) { return zeros(x.shape(), x.dtype(), x.device()); }
 
-// ---- below the tape: no gradient flows through these. ops.h has the differentiable ones --------------
+// ---- below the tape: no gradient flows through these. ops.h has the differentiable ones ---------
 /// dst[i] = src[i], converting type (floats round to nearest even, floats to integers truncate).
 void copy(Tensor& dst, const Tensor& src);
 /// x itself if it is there, else a dense copy on that device.
@@ -96,7 +106,8 @@ Tensor clone(const Tensor& x);
 Tensor dense(const Tensor& x);
 /// A window on x's storage, checked to lie inside it.
 Tensor as_strided(const Tensor& x, const Shape& shape, const Strides& strides, Index offset);
-/// sum = sum + more, element by element, into sum's own memory where nobody else can see it: all the arithmetic that the tape itself needs.
+/// sum = sum + more, element by element, into sum's own memory where nobody else can see it: all
+/// the arithmetic that the tape itself needs.
 void accumulate(Tensor& sum, const Tensor& more);
 /// x repeated along axes of extent 1 (and new leading axes) by strides of zero.
 Tensor broadcast_to(const char* op, const Tensor& x, const Shape& shape);

@@ -7,8 +7,9 @@
 //   wrote  out/attend/o.npy    f32[1, 1024, 4, 64]
 //   ...
 //
-// Reads q [B, L, H, D], k and v [B, L, Hk, D], optionally the cotangent d_o of o; writes o, lse [B, H, L]
-// and, with d_o, dq, dk and dv: f64 if the inputs are f64, else f32, whatever type --dtype computes in.
+// Reads q [B, L, H, D], k and v [B, L, Hk, D], optionally the cotangent d_o of o; writes o, lse [B,
+// H, L] and, with d_o, dq, dk and dv: f64 if the inputs are f64, else f32, whatever type --dtype
+// computes in.
 #include <hilt/hilt.h>
 
 #include <cmath>
@@ -81,8 +82,7 @@ std::optional<double> parse_scale(const std::string& text) {
   if (text.empty()) return std::nullopt;
   char* end = nullptr;
   const double scale = std::strtod(text.c_str(), &end);
-  check(end && *end == 0 && std::isfinite(scale), "--scale (", text,
-        "): not a number; 1 / sqrt(D) is the default");
+  check(end && *end == 0 && std::isfinite(scale), "--scale (", text, "): not a number; 1 / sqrt(D) is the default");
   return scale;
 }
 
@@ -109,14 +109,16 @@ void check_fits(const Plan& plan, const Tensor& q, const Tensor& k, Backward mod
   const std::size_t need = attention_memory(plan, q.dim(0), k.dim(2), q.dim(3), q.dtype(), mode).peak,
                     free = info().memory_available;
   if (need > free)
-    fail_with(Code::memory, "--mode (", name_of(mode), "): would need ", gigabytes(need), ", ",
-              gigabytes(free), " are available",
-              mode == Backward::fused ? "; use a sparser --pattern or a narrower --dtype"
-                                      : "; --mode fused keeps no scores");
+    fail_with(
+        Code::memory, "--mode (", name_of(mode), "): would need ", gigabytes(need), ", ", gigabytes(free),
+        " are available",
+        mode == Backward::fused ? "; use a sparser --pattern or a narrower --dtype" : "; --mode fused keeps no scores");
 }
 
-/// The same over ranks that are threads of this process; every rank holds its rows alone while it computes.
-std::vector<std::pair<std::string, Tensor>> over_ranks(int ranks, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d_o,
+/// The same over ranks that are threads of this process; every rank holds its rows alone while it
+/// computes.
+std::vector<std::pair<std::string, Tensor>> over_ranks(int ranks, const Plan& plan, const Tensor& q, const Tensor& k,
+                                                       const Tensor& v, const Tensor& d_o,
                                                        const AttentionOptions& options) {
   std::vector<std::pair<std::string, Tensor>> results;
   run_ranks(ranks, [&](Comm& comm) {
@@ -152,8 +154,7 @@ int work(const Settings& s) {
   if (!s.d_o.empty()) check_alike("--d-o", d_o = read_input("--d-o", s.d_o), q.shape(), q);
   const DType stored = q.dtype(), dtype = s.dtype.empty() ? stored : given_dtype;
   if (q.dim(2) == 0 || k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0)
-    fail_with(Code::data, "--k: ", k.dim(2), " key heads cannot serve the ", q.dim(2),
-              " heads of --q evenly");
+    fail_with(Code::data, "--k: ", k.dim(2), " key heads cannot serve the ", q.dim(2), " heads of --q evenly");
 
   const PlanPtr plan = make_plan({.length = q.dim(1),
                                   .heads = q.dim(2),
@@ -191,8 +192,8 @@ int work(const Settings& s) {
     warn(std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);
 
   const TileStats tiles = plan->stats();
-  std::cout << "plan   " << to_string(plan->spec().order) << ", " << to_string(plan->spec().pattern)
-            << ", causal " << s.causal << "; " << tiles.full + tiles.partial << " of " << tiles.total
+  std::cout << "plan   " << to_string(plan->spec().order) << ", " << to_string(plan->spec().pattern) << ", causal "
+            << s.causal << "; " << tiles.full + tiles.partial << " of " << tiles.total
             << " tiles of 128 x 128 touched, " << tiles.full << " of them full\n";
   for (auto& [name, x] : results) {
     x = to(to(x, Device{}), stored == DType::f64 ? DType::f64 : DType::f32);
@@ -200,8 +201,7 @@ int work(const Settings& s) {
   }
   outputs.commit();
   for (const auto& [name, x] : results)
-    std::cout << "wrote  " << outputs.directory() << '/' << name << ".npy  " << x.dtype() << x.shape()
-              << '\n';
+    std::cout << "wrote  " << outputs.directory() << '/' << name << ".npy  " << x.dtype() << x.shape() << '\n';
   return 0;
 }
 
@@ -210,8 +210,7 @@ int work(const Settings& s) {
 int main(int argc, char** argv) {
   return program::run("attend", [&] {
     Settings settings;
-    program::Options options("attend",
-                             "Hilbert attention on .npy files: o, lse and, with --d-o, the gradients.");
+    program::Options options("attend", "Hilbert attention on .npy files: o, lse and, with --d-o, the gradients.");
     declare(options, settings);
     return options.parse(argc, argv) ? work(settings) : 0;
   });

@@ -1,7 +1,7 @@
-// The lesson: one attention, and what it costs to differentiate it as a dense masked product (what everyone
-// writes first), op by op on a plan (taped), with a fused forward and the six formulas in library products
-// (hybrid), and with one kernel each way (fused). Every tensor is judged against plain loops in f64; the exit
-// status is 1 if one of them is off.
+// The lesson: one attention, and what it costs to differentiate it as a dense masked product (what
+// everyone writes first), op by op on a plan (taped), with a fused forward and the six formulas in
+// library products (hybrid), and with one kernel each way (fused). Every tensor is judged against
+// plain loops in f64; the exit status is 1 if one of them is off.
 //
 //   compare_gradients --length 1024 --pattern neighborhood2d:9x9 --modes taped,fused --out out/compare
 //
@@ -24,9 +24,8 @@ void declare(program::Options& options, compare::Settings& s) {
   options.integer("--heads", s.heads, 1, 1024, "Query heads");
   options.integer("--kv-heads", s.kv_heads, 0, 1024, "Key heads, a divisor of --heads; 0 is as many");
   options.integer("--head-dim", s.head_dim, 1, 1024, "Features of a head");
-  options.text(
-      "--order", s.order, "ORDER",
-      "row, snake, morton, tiles or hilbert, which fold a sequence; or with a grid, as in hilbert:64x64");
+  options.text("--order", s.order, "ORDER",
+               "row, snake, morton, tiles or hilbert, which fold a sequence; or with a grid, as in hilbert:64x64");
   options.text("--pattern", s.pattern, "PATTERN",
                "dense, segment:W[,dilation=R], slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX, "
                "neighborhood2d:KYxKX, blocks:SIZE@FILE.npy; joined by +");
@@ -37,8 +36,7 @@ void declare(program::Options& options, compare::Settings& s) {
   options.number("--dropout", s.dropout, 0, 0.99, "Share of weights dropped");
   options.choice("--dtype", s.dtype, {"f64", "f32", "bf16", "f16"}, "Type of q, k and v");
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
-  options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(),
-                  "Of q, k, v and the gradient of o");
+  options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of q, k, v and the gradient of o");
   options.integer("--repeat", s.repeat, 2, 1000, "Runs of each mode; medians are shown");
   options.list("--modes", s.modes, {"dense", "taped", "hybrid", "fused"}, "What to compare");
   options.text("--out", s.out, "DIR", "Where the three files go");
@@ -60,10 +58,8 @@ int work(const compare::Settings& settings) {
   outputs.write("trace.json", compare::chrome_trace(lesson));
   outputs.commit();
   const bool color = isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR");
-  if (settings.json)
-    std::cout << json;
-  else
-    compare::print_summary(lesson, std::cout, color);
+  if (settings.json) std::cout << json;
+  else compare::print_summary(lesson, std::cout, color);
   return lesson.passed() ? 0 : 1;
 }
 

@@ -1,5 +1,5 @@
-// A gallery of orders: how each walks a grid, and which tiles of scores a pattern touches in it. Prints the
-// tile table.
+// A gallery of orders: how each walks a grid, and which tiles of scores a pattern touches in it.
+// Prints the tile table.
 //
 //   curves --grid 64x64 --pattern window2d:16x16
 //
@@ -36,10 +36,9 @@ Grid parse_grid(const std::string& text) {
     return !digits.empty() && error == std::errc{} && end == digits.data() + digits.size() && value >= 1 &&
            value <= kMost;
   };
-  check(x != text.npos && read(text.substr(0, x), grid.height) && read(text.substr(x + 1), grid.width),
-        "--grid (", text, "): expected HEIGHTxWIDTH, as in 64x64");
-  check(grid.cells() <= kMost, "--grid (", text, "): ", grid.cells(), " cells, at most ", kMost,
-        " can be drawn");
+  check(x != text.npos && read(text.substr(0, x), grid.height) && read(text.substr(x + 1), grid.width), "--grid (",
+        text, "): expected HEIGHTxWIDTH, as in 64x64");
+  check(grid.cells() <= kMost, "--grid (", text, "): ", grid.cells(), " cells, at most ", kMost, " can be drawn");
   return grid;
 }
 
@@ -56,17 +55,17 @@ Index jumps(const compare::Arrangement& a, Index width) {
 void print_table(const std::vector<compare::Arrangement>& orders, Index width) {
   std::cout << "order      full  partial    of all   touched    useful  jumps\n";
   for (const compare::Arrangement& a : orders)
-    std::cout << format("%-8s %6lld %8lld %9lld %9s %9s %6lld\n", a.order.c_str(),
-                        static_cast<long long>(a.stats.full), static_cast<long long>(a.stats.partial),
-                        static_cast<long long>(a.stats.total), report::percent(a.stats.touched()).c_str(),
-                        report::percent(a.stats.useful()).c_str(), static_cast<long long>(jumps(a, width)));
+    std::cout << format("%-8s %6lld %8lld %9lld %9s %9s %6lld\n", a.order.c_str(), static_cast<long long>(a.stats.full),
+                        static_cast<long long>(a.stats.partial), static_cast<long long>(a.stats.total),
+                        report::percent(a.stats.touched()).c_str(), report::percent(a.stats.useful()).c_str(),
+                        static_cast<long long>(jumps(a, width)));
 }
 
 std::string page_of(const Settings& s, const Plan& plan, const std::vector<compare::Arrangement>& orders,
                     const std::string& words) {
   report::Page page("Orders of a grid", "grid " + report::escape(s.grid) + " \u00b7 pattern <code>" +
-                                            report::escape(to_string(plan.spec().pattern)) +
-                                            "</code> \u00b7 causal " + s.causal);
+                                            report::escape(to_string(plan.spec().pattern)) + "</code> \u00b7 causal " +
+                                            s.causal);
   page.paragraph(
       "An order says which token stands next to which in memory. Attention is computed in tiles: 128 queries "
       "that stand together against 128 keys that do. A tile that holds a single attending pair costs "
@@ -79,8 +78,7 @@ std::string page_of(const Settings& s, const Plan& plan, const std::vector<compa
   for (const compare::Arrangement& a : orders) {
     rows.push_back({a.order, "#" + std::to_string(a.stats.full), "#" + std::to_string(a.stats.partial),
                     "#" + std::to_string(a.stats.total), "#" + report::percent(a.stats.touched()),
-                    "#" + report::percent(a.stats.useful()),
-                    "#" + std::to_string(jumps(a, plan.grid().width))});
+                    "#" + report::percent(a.stats.useful()), "#" + std::to_string(jumps(a, plan.grid().width))});
     PlanSpec spec = plan.spec();
     spec.order.kind = compare::kOrders[&a - orders.data()];
     figures.emplace_back(compare::figure_of_order(*make_plan(spec), token, a),
@@ -112,10 +110,10 @@ int work(const Settings& s) {
     orders.push_back(compare::arrangement_of(*make_plan(spec)));
   }
   const PlanPtr plan = make_plan(spec);
-  const std::string words = compare::order_verdict(orders) +
-                            (compare::order_changes_nothing(spec)
-                                 ? " The set is the same in every order."
-                                 : " This pattern runs along the order: each line is another set.");
+  const std::string words =
+      compare::order_verdict(orders) + (compare::order_changes_nothing(spec)
+                                            ? " The set is the same in every order."
+                                            : " This pattern runs along the order: each line is another set.");
   outputs.write("curves.html", page_of(s, *plan, orders, words));
   outputs.commit();
   std::cout << "grid " << s.grid << ", pattern " << to_string(spec.pattern) << ", causal " << s.causal

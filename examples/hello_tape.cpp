@@ -1,4 +1,5 @@
-// One step of least squares: what a tape records, the gradient it gives back, and what the gradient is good for.
+// One step of least squares: what a tape records, the gradient it gives back, and what the gradient
+// is good for.
 //
 // Prints:
 //   matmul                       -> f32[2, 1]                saves           16 B, new           16 B

@@ -1,4 +1,5 @@
-// What this build of Hilt is and what it runs on, in one block to paste into a bug report; --json for programs.
+// What this build of Hilt is and what it runs on, in one block to paste into a bug report; --json
+// for programs.
 //
 //   hilt      0.1.0, debugoptimized, gcc 12.2.0
 //   BLAS      OpenBLAS 0.3.21
@@ -39,10 +40,10 @@ void print_text(const hilt::Info& i) {
 
 void print_json(const hilt::Info& i) {
   const nlohmann::ordered_json out = {
-      {"version", i.version}, {"build_type", i.build_type}, {"compiler", i.compiler}, {"blas", i.blas},
-      {"cuda", hilt::kHasCuda}, {"gpu_archs", i.gpu_archs}, {"devices", i.devices},
-      {"isa_active", i.isa_active}, {"isa_built", i.isa_built}, {"threads", i.threads},
-      {"memory_bytes", i.memory}, {"memory_available_bytes", i.memory_available}};
+      {"version", i.version}, {"build_type", i.build_type}, {"compiler", i.compiler},
+      {"blas", i.blas},       {"cuda", hilt::kHasCuda},     {"gpu_archs", i.gpu_archs},
+      {"devices", i.devices}, {"isa_active", i.isa_active}, {"isa_built", i.isa_built},
+      {"threads", i.threads}, {"memory_bytes", i.memory},   {"memory_available_bytes", i.memory_available}};
   std::cout << out.dump(2) << '\n';
 }
 

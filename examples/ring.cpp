@@ -8,7 +8,8 @@
 //     "bytes_sent_per_rank": [6291456, ..],      forward and backward
 //     ...
 //
-// Exit 1 if a result differs from one rank's by more than rounding, or if another number of bytes travelled than the plan says.
+// Exit 1 if a result differs from one rank's by more than rounding, or if another number of bytes
+// travelled than the plan says.
 #include <hilt/hilt.h>
 #include <algorithm>
 #include <chrono>
@@ -24,7 +25,8 @@ namespace {
 
 struct Settings {
   std::string over = "threads", transport = "ring", shards = "contiguous";
-  std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", causal = "none", dtype = "f32", device = "auto";
+  std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", causal = "none", dtype = "f32",
+              device = "auto";
   std::int64_t ranks = 4, batch = 1, length = 2048, heads = 4, kv_heads = 0, head_dim = 64, seed = 0, repeat = 3;
   double dropout = 0;
   bool alone = false;
@@ -33,9 +35,12 @@ struct Settings {
 void declare(program::Options& options, Settings& s) {
   options.integer("--ranks", s.ranks, 1, 1024, "Ranks");
   options.choice("--comm", s.over, {"threads", "mpi", "nccl", "tcp"},
-                 "What joins them: threads of this process, processes under mpirun, processes with a GPU each, or processes and sockets");
-  options.choice("--transport", s.transport, {"ring", "gather"}, "Rows of other ranks one rank after the other, under way while computing; or all at once");
-  options.choice("--shards", s.shards, {"contiguous", "balanced", "auto"}, "One run of positions a rank, several chosen to even out the work, or whichever is worth it");
+                 "What joins them: threads of this process, processes under mpirun, processes with a GPU each, or "
+                 "processes and sockets");
+  options.choice("--transport", s.transport, {"ring", "gather"},
+                 "Rows of other ranks one rank after the other, under way while computing; or all at once");
+  options.choice("--shards", s.shards, {"contiguous", "balanced", "auto"},
+                 "One run of positions a rank, several chosen to even out the work, or whichever is worth it");
   options.integer("--batch", s.batch, 0, 4096, "Sequences");
   options.integer("--length", s.length, 0, 1 << 28, "Tokens of each, over all ranks");
   options.integer("--heads", s.heads, 1, 1024, "Query heads");
@@ -43,7 +48,8 @@ void declare(program::Options& options, Settings& s) {
   options.integer("--head-dim", s.head_dim, 1, 1024, "Dimension of a head");
   options.text("--order", s.order, "ORDER", "As in attend");
   options.text("--pattern", s.pattern, "PATTERN", "As in attend");
-  options.choice("--dilation-mode", s.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"}, "Who asks where a segment is dilated");
+  options.choice("--dilation-mode", s.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"},
+                 "Who asks where a segment is dilated");
   options.choice("--causal", s.causal, {"none", "token", "curve"}, "Which keys are in the past");
   options.number("--dropout", s.dropout, 0, 0.99, "Probability of dropping a weight");
   options.choice("--dtype", s.dtype, {"f64", "f32", "bf16", "f16"}, "Type of q, k, v");
@@ -59,16 +65,23 @@ DType dtype_of_name(const std::string& text) {
   return DType::f32;
 }
 
-struct Inputs { Tensor q, k, v, d_o; };
+struct Inputs {
+  Tensor q, k, v, d_o;
+};
 /// Rows of a sequence of `length`, the same whoever draws them.
 Inputs drawn(const Settings& s, std::int64_t length, std::uint64_t stream, DType dtype, Device device) {
   const auto normal = [&](std::int64_t heads, std::uint64_t which) {
-    return to(to(randn({s.batch, length, heads, s.head_dim}, RandomKey{static_cast<std::uint64_t>(s.seed), stream * 4 + which}), dtype), device);
+    return to(to(randn({s.batch, length, heads, s.head_dim},
+                       RandomKey{static_cast<std::uint64_t>(s.seed), stream * 4 + which}),
+                 dtype),
+              device);
   };
   return {normal(s.heads, 0), normal(s.kv_heads, 1), normal(s.kv_heads, 2), normal(s.heads, 3)};
 }
 
-struct Results { Tensor o, dq, dk, dv; };
+struct Results {
+  Tensor o, dq, dk, dv;
+};
 Results play(const Inputs& x, const std::function<Tensor()>& forward) {
   Tape tape;
   for (const Tensor& t : {x.q, x.k, x.v}) tape.watch(t);
@@ -102,7 +115,8 @@ std::pair<double, double> difference(const Tensor& is, const Tensor& should) {
 }
 
 std::vector<std::int64_t> of_all(const Comm& comm, std::size_t value) {
-  return comm.gather(from_values(std::vector<std::int64_t>{static_cast<std::int64_t>(value)}, {1})).to_vector<std::int64_t>();
+  return comm.gather(from_values(std::vector<std::int64_t>{static_cast<std::int64_t>(value)}, {1}))
+      .to_vector<std::int64_t>();
 }
 
 int work(const Settings& s, const Comm& met) {
@@ -115,8 +129,10 @@ int work(const Settings& s, const Comm& met) {
   PlanSpec spec;
   spec.length = s.length, spec.heads = s.heads, spec.order = program::order_of(s.order, s.length);
   spec.pattern = program::pattern_of(s.pattern, s.length);
-  spec.dilation_mode = parse_dilation_mode(s.dilation_mode), spec.causality = parse_causality(s.causal), spec.in_order = true;
-  const ShardPlanPtr shard = make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
+  spec.dilation_mode = parse_dilation_mode(s.dilation_mode), spec.causality = parse_causality(s.causal),
+  spec.in_order = true;
+  const ShardPlanPtr shard =
+      make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
   agree_on(*shard, comm, s.batch, s.kv_heads, s.head_dim, dtype, options);
 
   Inputs mine, all;
@@ -130,7 +146,9 @@ int work(const Settings& s, const Comm& met) {
   }
 
   Results part;
-  const auto once = [&] { part = play(mine, [&] { return ring_attention(mine.q, mine.k, mine.v, shard, comm, options); }); };
+  const auto once = [&] {
+    part = play(mine, [&] { return ring_attention(mine.q, mine.k, mine.v, shard, comm, options); });
+  };
   comm.barrier();
   reset_thread_memory_stats();
   reset_memory_peak(device);
@@ -163,8 +181,14 @@ int work(const Settings& s, const Comm& met) {
       };
       alone();
       const double one_ms = median_ms(s.repeat, alone);
-      const double rounding = dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 1e-5 : dtype == DType::f16 ? 4e-3 : 3e-2;
-      for (const auto& [name, x, y] : {std::tuple{"o", many.o, one.o}, {"dq", many.dq, one.dq}, {"dk", many.dk, one.dk}, {"dv", many.dv, one.dv}}) {
+      const double rounding = dtype == DType::f64   ? 1e-12
+                              : dtype == DType::f32 ? 1e-5
+                              : dtype == DType::f16 ? 4e-3
+                                                    : 3e-2;
+      for (const auto& [name, x, y] : {std::tuple{"o", many.o, one.o},
+                                       {"dq", many.dq, one.dq},
+                                       {"dk", many.dk, one.dk},
+                                       {"dv", many.dv, one.dv}}) {
         const auto [worst, largest] = difference(x, y);
         out["max_error_vs_one_rank"][name] = worst;
         right = right && worst <= rounding * std::max(largest, 1.0);
@@ -173,7 +197,9 @@ int work(const Settings& s, const Comm& met) {
       out["efficiency"] = one_ms / (ms * comm.size());
     }
   }
-  const std::vector<std::int64_t> all_sent = of_all(comm, sent), all_predicted = of_all(comm, bytes.forward + bytes.backward), all_peak = of_all(comm, peak);
+  const std::vector<std::int64_t> all_sent = of_all(comm, sent),
+                                  all_predicted = of_all(comm, bytes.forward + bytes.backward),
+                                  all_peak = of_all(comm, peak);
   out["bytes_sent_per_rank"] = all_sent;
   out["predicted_bytes"] = all_predicted;
   out["peak_bytes_per_rank"] = all_peak;
@@ -196,6 +222,7 @@ int main(int argc, char** argv) {
     if (s.over == "nccl") (void)program::device_of("cuda");  // says here and now that there is none
     using program::Over;
     const Over over = s.over == "threads" ? Over::threads : s.over == "mpi" ? Over::mpi : Over::tcp;
-    return program::run_as("ring", static_cast<int>(s.ranks), over, argc, argv, [&](Comm& comm) { return work(s, comm); });
+    return program::run_as("ring", static_cast<int>(s.ranks), over, argc, argv,
+                           [&](Comm& comm) { return work(s, comm); });
   });
 }

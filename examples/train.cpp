@@ -1,5 +1,5 @@
-// Trains the tiny transformer: Hilbert attention, its fused backward, and a task whose best possible loss is
-// known.
+// Trains the tiny transformer: Hilbert attention, its fused backward, and a task whose best
+// possible loss is known.
 //
 //   train                                          stories, under 90 s on two cores
 //   train --task life --controls                   Game of Life, with 2-D local attention and two controls
@@ -16,15 +16,16 @@
 int main(int argc, char** argv) {
   return program::run("train", [&] {
     train::Settings settings;
-    program::Options options(
-        "train", "Trains a tiny transformer with Hilbert attention on stories, Game of Life or any text.");
+    program::Options options("train",
+                             "Trains a tiny transformer with Hilbert attention on stories, Game of Life or any text.");
     train::declare(options, settings);
     train::follow_up(options, settings);
     if (!options.parse(argc, argv)) return 0;
     if (settings.sample_only) return train::sample_from_checkpoint(settings);
     if (settings.ranks == 1) return train::run(options, settings);
     using program::Over;
-    const bool nccl = settings.comm == "nccl" || (settings.comm == "auto" && program::device_of(settings.device).is_cuda());
+    const bool nccl =
+        settings.comm == "nccl" || (settings.comm == "auto" && program::device_of(settings.device).is_cuda());
     const Over over = settings.comm == "mpi" ? Over::mpi : nccl || settings.comm == "tcp" ? Over::tcp : Over::threads;
     return program::run_as("train", static_cast<int>(settings.ranks), over, argc, argv,
                            [&](hilt::Comm& comm) { return train::run(options, settings, comm); });

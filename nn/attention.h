@@ -14,8 +14,8 @@ struct AttentionConfig {
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::none;
   Backward backward = Backward::fused;
-  double dropout = 0;          // of attention weights
-  bool rotary = false;         // turn q and k by their token's index
+  double dropout = 0;   // of attention weights
+  bool rotary = false;  // turn q and k by their token's index
   double rotary_base = 10000;
   bool bias = true;
 
@@ -26,10 +26,11 @@ struct AttentionConfig {
 /// Throws Code::usage with what is wrong and the nearest values that are not.
 void check_config(const AttentionConfig& config);
 
-/// Where the rows of x stand, if a batch is divided over ranks: x [b, l, width] is `b` sequences from number `first` on, and of each the rows
-/// that this rank of `sequence` holds. Each such rank makes the same calls.
+/// Where the rows of x stand, if a batch is divided over ranks: x [b, l, width] is `b` sequences
+/// from number `first` on, and of each the rows that this rank of `sequence` holds. Each such rank
+/// makes the same calls.
 struct Place {
-  Comm sequence;     // the ranks that share these sequences
+  Comm sequence;  // the ranks that share these sequences
   Index first = 0;
   Index length = 0;  // tokens of a whole sequence
   bool divides() const { return sequence.size() > 1; }
@@ -43,8 +44,9 @@ struct CallOptions {
   const Place* place = nullptr;  // x is a part of a batch; rows of divided sequences stand in curve order
 };
 
-/// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan, one projection home. The module known
-/// elsewhere as HilbertAttentionCore. Plans come from make_plan's cache, one a length.
+/// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan, one
+/// projection home. The module known elsewhere as HilbertAttentionCore. Plans come from make_plan's
+/// cache, one a length.
 struct HilbertSelfAttention {
   AttentionConfig config;
   Linear qkv;         // [width, (heads + 2 kv_heads) dim]: q, then k, then v
@@ -60,7 +62,7 @@ struct HilbertSelfAttention {
   ShardPlanPtr shard(const Place& place, const CallOptions& call = {}) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
-HilbertSelfAttention make_self_attention(const AttentionConfig& config, double deviation, double projection_deviation, Generator& generator,
-                                         DType dtype = DType::f32);
+HilbertSelfAttention make_self_attention(const AttentionConfig& config, double deviation, double projection_deviation,
+                                         Generator& generator, DType dtype = DType::f32);
 
 }  // namespace hilt

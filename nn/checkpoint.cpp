@@ -59,11 +59,13 @@ std::string checksum_of(const SafetensorsMetadata& metadata) {
 
 std::optional<Index> step_of(std::string_view name) {
   constexpr std::string_view kBegin = "ckpt-", kEnd = ".safetensors";
-  if (!name.starts_with(kBegin) || !name.ends_with(kEnd) || name.size() <= kBegin.size() + kEnd.size()) return std::nullopt;
+  if (!name.starts_with(kBegin) || !name.ends_with(kEnd) || name.size() <= kBegin.size() + kEnd.size())
+    return std::nullopt;
   const std::string_view digits = name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());
   Index step = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc{} || end != digits.data() + digits.size() || checkpoint_name(step) != name) return std::nullopt;
+  if (error != std::errc{} || end != digits.data() + digits.size() || checkpoint_name(step) != name)
+    return std::nullopt;
   return step;
 }
 
@@ -74,7 +76,8 @@ std::vector<std::string> names_in(const std::string& directory) {
   return names;
 }
 
-/// Makes renames and removals in a directory last. Some file systems cannot; nothing is lost but that guarantee.
+/// Makes renames and removals in a directory last. Some file systems cannot; nothing is lost but
+/// that guarantee.
 void sync_directory(const std::string& directory) {
   const int d = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (d < 0) return;
@@ -84,14 +87,17 @@ void sync_directory(const std::string& directory) {
 
 }  // namespace
 
-// ---- the directory -----------------------------------------------------------------------------------
-DirectoryLock::DirectoryLock(const std::string& directory) : descriptor_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-  if (descriptor_ < 0) fail_with(Code::data, directory, ": cannot open: ", std::strerror(errno), "; name a directory you may write to");
+// ---- the directory ------------------------------------------------------------------------------
+DirectoryLock::DirectoryLock(const std::string& directory)
+    : descriptor_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (descriptor_ < 0)
+    fail_with(Code::data, directory, ": cannot open: ", std::strerror(errno), "; name a directory you may write to");
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
   const int error = errno;
   ::close(descriptor_);
-  fail_with(Code::data, directory, ": ", error == EWOULDBLOCK ? "another trainer writes to this directory; wait for it or name another directory"
-                                                              : std::string("cannot lock: ") + std::strerror(error));
+  fail_with(Code::data, directory, ": ",
+            error == EWOULDBLOCK ? "another trainer writes to this directory; wait for it or name another directory"
+                                 : std::string("cannot lock: ") + std::strerror(error));
 }
 
 DirectoryLock::~DirectoryLock() { ::close(descriptor_); }
@@ -115,9 +121,9 @@ void remove_unfinished_checkpoints(const std::string& directory) {
     if (name.starts_with("ckpt-") && name.find(".tmp.") != name.npos) ::unlink((directory + '/' + name).c_str());
 }
 
-// ---- writing -----------------------------------------------------------------------------------------
-void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items, SafetensorsMetadata metadata,
-                     Index keep) {
+// ---- writing ------------------------------------------------------------------------------------
+void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
+                     SafetensorsMetadata metadata, Index keep) {
   metadata["format"] = kFormat;
   metadata["format_version"] = std::to_string(kVersion);
   metadata["step"] = std::to_string(step);
@@ -157,7 +163,7 @@ void save_checkpoint(const std::string& directory, Index step, std::span<const S
   for (const std::string& name : old) ::unlink(name.c_str());
 }
 
-// ---- reading -----------------------------------------------------------------------------------------
+// ---- reading ------------------------------------------------------------------------------------
 namespace {
 
 /// They are as they were written.
@@ -170,14 +176,13 @@ bool metadata_match(const SafetensorsFile& file) {
 bool is_whole(const std::string& path) try {
   const SafetensorsFile file(path);
   return metadata_match(file) && std::ranges::all_of(file.entries(), [&](const SafetensorsEntry& entry) {
-    const auto sum = file.metadata().find("checksum:" + entry.name);
-    return sum != file.metadata().end() && sum->second == checksum_of(file.read(entry.name));
-  });
-} catch (const Error&) {
-  return false;
-}
+           const auto sum = file.metadata().find("checksum:" + entry.name);
+           return sum != file.metadata().end() && sum->second == checksum_of(file.read(entry.name));
+         });
+} catch (const Error&) { return false; }
 
-/// What is wrong with a checkpoint, and as what to try the newest whole one before it, if there is one.
+/// What is wrong with a checkpoint, and as what to try the newest whole one before it, if there is
+/// one.
 std::string with_way_out(const std::string& path, const std::string& what) {
   const std::size_t slash = path.rfind('/');
   const std::string directory = slash == path.npos ? "." : path.substr(0, slash);
@@ -185,14 +190,14 @@ std::string with_way_out(const std::string& path, const std::string& what) {
   std::vector<Index> steps = checkpoint_steps(directory);
   if (!step || !std::ranges::binary_search(steps, *step)) return what;
   std::erase_if(steps, [&](Index s) { return s >= *step; });
-  const auto whole = std::find_if(steps.rbegin(), steps.rend(), [&](Index s) { return is_whole(directory + '/' + checkpoint_name(s)); });
+  const auto whole = std::find_if(steps.rbegin(), steps.rend(),
+                                  [&](Index s) { return is_whole(directory + '/' + checkpoint_name(s)); });
   if (whole == steps.rend()) return what;
-  return what.substr(0, what.rfind("; ")) + "; " + checkpoint_name(*whole) + " beside it is whole: to go on from there, move " + path + " away and resume";
+  return what.substr(0, what.rfind("; ")) + "; " + checkpoint_name(*whole) +
+         " beside it is whole: to go on from there, move " + path + " away and resume";
 }
 
-SafetensorsFile opened(const std::string& path) try {
-  return SafetensorsFile(path);
-} catch (const Error& e) {
+SafetensorsFile opened(const std::string& path) try { return SafetensorsFile(path); } catch (const Error& e) {
   fail_with(e.code(), e.code() == Code::data ? with_way_out(path, e.what()) : e.what());
 }
 
@@ -203,10 +208,13 @@ Checkpoint::Checkpoint(const std::string& path) : file_(opened(path)) {
   if (found == file_.metadata().end() || found->second != kFormat)
     fail_with(Code::data, path, ": not a checkpoint: it holds tensors, but not what training needs to go on");
   const std::uint64_t version = get_number("format_version");
-  if (version > kVersion) fail_with(Code::data, path, ": format ", version, ", this program knows up to ", kVersion, "; use a newer one");
+  if (version > kVersion)
+    fail_with(Code::data, path, ": format ", version, ", this program knows up to ", kVersion, "; use a newer one");
   (void)get(kOverMetadata);
   if (!metadata_match(file_))
-    fail_with(Code::data, with_way_out(path, path + ": damaged: its metadata do not match their checksum; use an earlier checkpoint"));
+    fail_with(
+        Code::data,
+        with_way_out(path, path + ": damaged: its metadata do not match their checksum; use an earlier checkpoint"));
   step_ = static_cast<Index>(get_number("step"));
 }
 
@@ -230,31 +238,37 @@ void Checkpoint::read(std::span<SafetensorsItem> items, const std::string& prefi
   for (const SafetensorsItem& item : items) {
     names.push_back(item.name);
     const SafetensorsEntry* const entry = file_.find(item.name);
-    if (!entry) fail_with(Code::data, path(), ": lacks the tensor ", item.name, ' ', item.tensor.dtype(), item.tensor.shape());
+    if (!entry)
+      fail_with(Code::data, path(), ": lacks the tensor ", item.name, ' ', item.tensor.dtype(), item.tensor.shape());
     if (entry->shape != item.tensor.shape() || entry->dtype != item.tensor.dtype())
-      fail_with(Code::data, path(), ": tensor ", item.name, " is ", entry->dtype, entry->shape, ", expected ", item.tensor.dtype(), item.tensor.shape());
+      fail_with(Code::data, path(), ": tensor ", item.name, " is ", entry->dtype, entry->shape, ", expected ",
+                item.tensor.dtype(), item.tensor.shape());
   }
   std::ranges::sort(names);
   for (const SafetensorsEntry& entry : file_.entries())
     if (entry.name.starts_with(prefix) && !std::ranges::binary_search(names, entry.name))
-      fail_with(Code::data, path(), ": holds a tensor that this model has not: ", entry.name, ' ', entry.dtype, entry.shape);
+      fail_with(Code::data, path(), ": holds a tensor that this model has not: ", entry.name, ' ', entry.dtype,
+                entry.shape);
   std::vector<Tensor> read;
   for (const SafetensorsItem& item : items) {
     read.push_back(file_.read(item.name));
     const SafetensorsEntry& entry = *file_.find(item.name);
     if (checksum_of(read.back()) != get("checksum:" + item.name))
-      fail_with(Code::data, with_way_out(path(), path() + ": damaged: tensor " + item.name + ", bytes " + std::to_string(entry.begin) + ".." +
-                                                     std::to_string(entry.end) + ", does not match its checksum; use an earlier checkpoint"));
+      fail_with(Code::data, with_way_out(path(), path() + ": damaged: tensor " + item.name + ", bytes " +
+                                                     std::to_string(entry.begin) + ".." + std::to_string(entry.end) +
+                                                     ", does not match its checksum; use an earlier checkpoint"));
   }
   for (std::size_t i = 0; i < items.size(); ++i) copy(items[i].tensor, read[i]);
 }
 
-std::vector<std::string> differences(const SafetensorsMetadata& metadata, const std::string& prefix, const SafetensorsMetadata& expected) {
+std::vector<std::string> differences(const SafetensorsMetadata& metadata, const std::string& prefix,
+                                     const SafetensorsMetadata& expected) {
   std::vector<std::string> out;
   for (const auto& [key, ours] : expected) {
     const auto theirs = metadata.find(prefix + key);
     if (theirs == metadata.end()) out.push_back(key + ": unknown to the checkpoint, " + ours + " asked for");
-    else if (theirs->second != ours) out.push_back(key + ": " + theirs->second + " in the checkpoint, " + ours + " asked for");
+    else if (theirs->second != ours)
+      out.push_back(key + ": " + theirs->second + " in the checkpoint, " + ours + " asked for");
   }
   for (const auto& [key, theirs] : metadata)
     if (key.starts_with(prefix) && !expected.contains(key.substr(prefix.size())))

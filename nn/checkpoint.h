@@ -6,12 +6,13 @@
 #include "../core/io/safetensors.h"
 
 // Checkpoints: safetensors files in a directory, of which each is either whole or not there at all.
-//   ckpt-STEP.tmp.RANDOM (new, 0600) -> data and checksums -> fsync -> rename -> fsync of the directory -> the oldest go
+//   ckpt-STEP.tmp.RANDOM (new, 0600) -> data and checksums -> fsync -> rename -> fsync of the directory -> the
+//   oldest go
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// The right to write to a directory, for as long as it lives; the system takes it back when the process ends, however
-/// that happens. A second one on the same directory throws Code::data.
+/// The right to write to a directory, for as long as it lives; the system takes it back when the
+/// process ends, however that happens. A second one on the same directory throws Code::data.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::string& directory);
@@ -30,13 +31,14 @@ std::vector<Index> checkpoint_steps(const std::string& directory);
 /// Removes what writers that were killed have left behind. Only for who holds the lock.
 void remove_unfinished_checkpoints(const std::string& directory);
 
-/// Writes the checkpoint of `step` and then removes older ones, so that `keep`, at least 2, are left. Equal items and
-/// metadata give equal files. If it throws, the directory is as before. Metadata keys with a colon are reserved.
-void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items, SafetensorsMetadata metadata,
-                     Index keep);
+/// Writes the checkpoint of `step` and then removes older ones, so that `keep`, at least 2, are
+/// left. Equal items and metadata give equal files. If it throws, the directory is as before.
+/// Metadata keys with a colon are reserved.
+void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
+                     SafetensorsMetadata metadata, Index keep);
 
-/// An open checkpoint, its metadata proven by their checksum. Where it is damaged, the error names the newest one before it
-/// that is whole.
+/// An open checkpoint, its metadata proven by their checksum. Where it is damaged, the error names
+/// the newest one before it that is whole.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::string& path);
@@ -46,8 +48,9 @@ class Checkpoint {
   /// A metadata value; throws Code::data where there is none.
   const std::string& get(const std::string& key) const;
   std::uint64_t get_number(const std::string& key) const;
-  /// Reads every tensor whose name begins with `prefix` into the item of that name: all of them must be there, none
-  /// more, of the same shape and type, and with the bytes that were written. Items change only if all is well.
+  /// Reads every tensor whose name begins with `prefix` into the item of that name: all of them
+  /// must be there, none more, of the same shape and type, and with the bytes that were written.
+  /// Items change only if all is well.
   void read(std::span<SafetensorsItem> items, const std::string& prefix = "") const;
 
  private:
@@ -55,8 +58,9 @@ class Checkpoint {
   Index step_ = 0;
 };
 
-/// One line for each metadata key under `prefix` whose value differs from `expected`, as "key: THEIRS in the checkpoint,
-/// OURS asked for"; keys that only one side has differ too.
-std::vector<std::string> differences(const SafetensorsMetadata& metadata, const std::string& prefix, const SafetensorsMetadata& expected);
+/// One line for each metadata key under `prefix` whose value differs from `expected`, as "key:
+/// THEIRS in the checkpoint, OURS asked for"; keys that only one side has differ too.
+std::vector<std::string> differences(const SafetensorsMetadata& metadata, const std::string& prefix,
+                                     const SafetensorsMetadata& expected);
 
 }  // namespace hilt

@@ -1,4 +1,5 @@
-// Hugging Face's names for GPT-2's tensors, and ours. Its projections are stored [in, out], as ours are.
+// Hugging Face's names for GPT-2's tensors, and ours. Its projections are stored [in, out], as ours
+// are.
 //
 //      wte  wpe  h.N.ln_1  h.N.attn.c_attn  h.N.attn.c_proj  h.N.ln_2  h.N.mlp.c_fc  h.N.mlp.c_proj  ln_f  lm_head
 #include "nn/gpt2.h"
@@ -13,9 +14,15 @@
 namespace hilt {
 namespace {
 
-struct Pair { std::string_view theirs, ours; };
-constexpr std::array<Pair, 6> kOfBlock{{{"ln_1", "norm1"}, {"attn.c_attn", "attention.qkv"}, {"attn.c_proj", "attention.projection"},
-                                        {"ln_2", "norm2"}, {"mlp.c_fc", "mlp.up"}, {"mlp.c_proj", "mlp.down"}}};
+struct Pair {
+  std::string_view theirs, ours;
+};
+constexpr std::array<Pair, 6> kOfBlock{{{"ln_1", "norm1"},
+                                        {"attn.c_attn", "attention.qkv"},
+                                        {"attn.c_proj", "attention.projection"},
+                                        {"ln_2", "norm2"},
+                                        {"mlp.c_fc", "mlp.up"},
+                                        {"mlp.c_proj", "mlp.down"}}};
 constexpr std::array<Pair, 3> kOfModel{{{"wte", "tokens"}, {"wpe", "positions"}, {"ln_f", "norm"}}};
 
 /// blocks.3.mlp.up.weight -> h.3.mlp.c_fc.weight
@@ -24,7 +31,8 @@ std::string their_name(const std::string& ours) {
   std::string out;
   const auto rename = [&](const auto& table) {
     for (const Pair& p : table)
-      if (rest.starts_with(p.ours) && rest.substr(p.ours.size()).starts_with('.')) return (out += p.theirs) += rest.substr(p.ours.size());
+      if (rest.starts_with(p.ours) && rest.substr(p.ours.size()).starts_with('.'))
+        return (out += p.theirs) += rest.substr(p.ours.size());
     fail_with(Code::internal, "load_gpt2: parameter ", ours, " has no name in GPT-2");
   };
   constexpr std::string_view kBlocks = "blocks.";
@@ -42,17 +50,20 @@ class Source {
     for (const SafetensorsEntry& e : file_.entries())
       if (e.name.starts_with("transformer.")) prefix_ = "transformer.";
   }
-  const SafetensorsEntry* find(const std::string& name) const { return file_.find(name.starts_with("lm_head") ? name : prefix_ + name); }
+  const SafetensorsEntry* find(const std::string& name) const {
+    return file_.find(name.starts_with("lm_head") ? name : prefix_ + name);
+  }
   const SafetensorsEntry& need(const std::string& name) const {
     if (const SafetensorsEntry* e = find(name)) return *e;
-    fail_with(Code::data, "load_gpt2: tensor (", prefix_, name, ") is missing, ", file_.path(), "; is this a GPT-2 model?");
+    fail_with(Code::data, "load_gpt2: tensor (", prefix_, name, ") is missing, ", file_.path(),
+              "; is this a GPT-2 model?");
   }
   /// The tensor, which must be of this shape.
   Tensor take(const std::string& name, const Shape& shape, DType dtype) {
     const SafetensorsEntry& e = need(name);
     if (e.shape != shape || !is_floating(e.dtype))
-      fail_with(Code::data, "load_gpt2: tensor ", e.name, " (", e.dtype, e.shape, "): expected floats of ", shape, ", ", file_.path(), ":", e.begin,
-                "; width, layers and context come from the other tensors");
+      fail_with(Code::data, "load_gpt2: tensor ", e.name, " (", e.dtype, e.shape, "): expected floats of ", shape, ", ",
+                file_.path(), ":", e.begin, "; width, layers and context come from the other tensors");
     taken_.insert(e.name);
     return to(file_.read(e.name), dtype);
   }
@@ -67,7 +78,8 @@ class Source {
     for (const SafetensorsEntry& e : file_.entries()) {
       const bool mask = e.name.ends_with(".attn.bias") || e.name.ends_with(".attn.masked_bias");
       if (!mask && !taken_.contains(e.name))
-        fail_with(Code::data, "load_gpt2: tensor (", e.name, ") is not one of GPT-2's, ", file_.path(), ":", e.begin, "; remove it or load another model");
+        fail_with(Code::data, "load_gpt2: tensor (", e.name, ") is not one of GPT-2's, ", file_.path(), ":", e.begin,
+                  "; remove it or load another model");
     }
   }
   const std::string& path() const { return file_.path(); }
@@ -79,7 +91,8 @@ class Source {
 };
 
 bool same_bytes(const Tensor& a, const Tensor& b) {
-  return a.shape() == b.shape() && a.dtype() == b.dtype() && std::memcmp(moved(a, {}).raw(), moved(b, {}).raw(), a.bytes()) == 0;
+  return a.shape() == b.shape() && a.dtype() == b.dtype() &&
+         std::memcmp(moved(a, {}).raw(), moved(b, {}).raw(), a.bytes()) == 0;
 }
 
 }  // namespace
@@ -89,7 +102,9 @@ Transformer load_gpt2(const std::string& path, Index heads, DType dtype) {
   Source source(path);
   const auto matrix = [&](const std::string& name) {
     const Shape shape = source.need(name).shape;
-    if (shape.rank() != 2 || shape.numel() == 0) fail_with(Code::data, "load_gpt2: tensor ", name, " (", shape, "): expected a matrix, ", path, "; is this a GPT-2 model?");
+    if (shape.rank() != 2 || shape.numel() == 0)
+      fail_with(Code::data, "load_gpt2: tensor ", name, " (", shape, "): expected a matrix, ", path,
+                "; is this a GPT-2 model?");
     return shape;
   };
   const Shape tokens = matrix("wte.weight"), positions = matrix("wpe.weight"), up = matrix("h.0.mlp.c_fc.weight");
@@ -98,7 +113,8 @@ Transformer load_gpt2(const std::string& path, Index heads, DType dtype) {
   config.heads = heads;
   config.layers = source.count_layers();
   Transformer m = make_transformer(config, 0, dtype);
-  m.visit_parameters("", [&](const std::string& name, Tensor& p) { p = source.take(their_name(name), p.shape(), dtype); });
+  m.visit_parameters("",
+                     [&](const std::string& name, Tensor& p) { p = source.take(their_name(name), p.shape(), dtype); });
   if (source.find("lm_head.weight")) {
     const Tensor head = source.take("lm_head.weight", tokens, dtype);
     if (!same_bytes(head, m.tokens.weight)) m.head = contiguous(transpose(head)), m.config.tie_weights = false;

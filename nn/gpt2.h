@@ -3,9 +3,10 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// A GPT-2-shaped model from a Hugging Face safetensors file, with or without the prefix "transformer.". Layers, width, context and
-/// vocabulary come from the tensors' shapes; the number of heads is nowhere in the file (GPT-2 has width / 64).
-/// A missing, extra or misshaped tensor is an error that names it. Masks that old files carry are skipped.
+/// A GPT-2-shaped model from a Hugging Face safetensors file, with or without the prefix
+/// "transformer.". Layers, width, context and vocabulary come from the tensors' shapes; the number
+/// of heads is nowhere in the file (GPT-2 has width / 64). A missing, extra or misshaped tensor is
+/// an error that names it. Masks that old files carry are skipped.
 Transformer load_gpt2(const std::string& path, Index heads, DType dtype = DType::f32);
 
 }  // namespace hilt

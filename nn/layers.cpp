@@ -22,11 +22,9 @@ Tensor normal(const Shape& shape, double deviation, Generator& generator, DType 
 
 }  // namespace
 
-// ---- Linear ----------------------------------------------------------------------------------------
+// ---- Linear -------------------------------------------------------------------------------------
 Tensor Linear::operator()(const Tensor& x) const { return bias ? linear(x, weight, bias) : matmul(x, weight); }
-Tensor Linear::onto(const Tensor& residual, const Tensor& x) const {
-  return linear(x, weight, bias, residual);
-}
+Tensor Linear::onto(const Tensor& residual, const Tensor& x) const { return linear(x, weight, bias, residual); }
 void Linear::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
   visit_if_any(at, "weight", weight, visit);
   visit_if_any(at, "bias", bias, visit);
@@ -36,7 +34,7 @@ Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& 
   return {normal({in, out}, deviation, generator, dtype), bias ? zeros({out}, dtype) : Tensor{}};
 }
 
-// ---- norms -----------------------------------------------------------------------------------------
+// ---- norms --------------------------------------------------------------------------------------
 Tensor LayerNorm::operator()(const Tensor& x) const {
   return layer_norm(x, weight, bias ? bias : zeros_like(weight), epsilon);
 }
@@ -49,7 +47,9 @@ LayerNorm make_layer_norm(Index width, bool bias, double epsilon, DType dtype) {
 }
 
 Tensor RmsNorm::operator()(const Tensor& x) const { return rms_norm(x, weight, epsilon); }
-void RmsNorm::visit_parameters(const std::string& at, const ParameterVisitor& visit) { visit_if_any(at, "weight", weight, visit); }
+void RmsNorm::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
+  visit_if_any(at, "weight", weight, visit);
+}
 RmsNorm make_rms_norm(Index width, double epsilon, DType dtype) { return {ones({width}, dtype), epsilon}; }
 
 NormKind parse_norm_kind(std::string_view text) { return static_cast<NormKind>(find_name("norm", text, kNorms)); }
@@ -65,16 +65,20 @@ Norm make_norm(NormKind kind, Index width, bool bias, double epsilon, DType dtyp
   return {kind, ones({width}, dtype), bias && kind == NormKind::layer ? zeros({width}, dtype) : Tensor{}, epsilon};
 }
 
-// ---- Embedding -------------------------------------------------------------------------------------
+// ---- Embedding ----------------------------------------------------------------------------------
 Tensor Embedding::operator()(const Tensor& ids) const { return embedding(weight, ids); }
-void Embedding::visit_parameters(const std::string& at, const ParameterVisitor& visit) { visit_if_any(at, "weight", weight, visit); }
+void Embedding::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
+  visit_if_any(at, "weight", weight, visit);
+}
 Embedding make_embedding(Index tokens, Index width, double deviation, Generator& generator, DType dtype) {
   check(tokens >= 1 && width >= 1, "Embedding: [", tokens, ", ", width, "] must have at least one row and column");
   return {normal({tokens, width}, deviation, generator, dtype)};
 }
 
-// ---- Mlp -------------------------------------------------------------------------------------------
-Activation parse_activation(std::string_view text) { return static_cast<Activation>(find_name("activation", text, kActivations)); }
+// ---- Mlp ----------------------------------------------------------------------------------------
+Activation parse_activation(std::string_view text) {
+  return static_cast<Activation>(find_name("activation", text, kActivations));
+}
 std::string_view name_of(Activation activation) { return kActivations[static_cast<std::size_t>(activation)]; }
 
 Tensor Mlp::inner(const Tensor& x) const {
@@ -94,8 +98,8 @@ void Mlp::visit_parameters(const std::string& at, const ParameterVisitor& visit)
   up.visit_parameters(join_name(at, "up"), visit);
   down.visit_parameters(join_name(at, "down"), visit);
 }
-Mlp make_mlp(Index width, Index hidden, Activation activation, bool bias, double deviation, double down_deviation, Generator& generator,
-             DType dtype) {
+Mlp make_mlp(Index width, Index hidden, Activation activation, bool bias, double deviation, double down_deviation,
+             Generator& generator, DType dtype) {
   const Index columns = activation == Activation::silu_gated ? 2 * hidden : hidden;
   Mlp m;
   m.up = make_linear(width, columns, bias, deviation, generator, dtype);

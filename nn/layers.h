@@ -3,8 +3,9 @@
 #include "../core/random.h"
 #include "parameters.h"
 
-// The layers a transformer is made of. Each is a struct of tensors: aggregate, copyable (copies share the tensors), with its
-// formula in operator(). The make_.. functions draw initial values from a Generator.
+// The layers a transformer is made of. Each is a struct of tensors: aggregate, copyable (copies
+// share the tensors), with its formula in operator(). The make_.. functions draw initial values
+// from a Generator.
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -58,7 +59,8 @@ struct Embedding {
 };
 Embedding make_embedding(Index tokens, Index width, double deviation, Generator& generator, DType dtype = DType::f32);
 
-/// What an Mlp does between its two products; silu_gated is silu(x w_gate) * (x w_up), both in one product.
+/// What an Mlp does between its two products; silu_gated is silu(x w_gate) * (x w_up), both in one
+/// product.
 enum class Activation : unsigned char { gelu_tanh, gelu, relu, silu_gated };
 Activation parse_activation(std::string_view text);
 std::string_view name_of(Activation activation);
@@ -72,7 +74,7 @@ struct Mlp {
   Tensor inner(const Tensor& x) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
-Mlp make_mlp(Index width, Index hidden, Activation activation, bool bias, double deviation, double down_deviation, Generator& generator,
-             DType dtype = DType::f32);
+Mlp make_mlp(Index width, Index hidden, Activation activation, bool bias, double deviation, double down_deviation,
+             Generator& generator, DType dtype = DType::f32);
 
 }  // namespace hilt

@@ -14,7 +14,8 @@ AdamWOptimizer::State AdamWOptimizer::state_for(const NamedParameter& parameter)
 
 void AdamWOptimizer::prepare(const NamedParameters& parameters) {
   const Tape::Pause pause;
-  check(states_.empty() || states_.size() == parameters.size(), "AdamWOptimizer: ", parameters.size(), " parameters, the state has ", states_.size());
+  check(states_.empty() || states_.size() == parameters.size(), "AdamWOptimizer: ", parameters.size(),
+        " parameters, the state has ", states_.size());
   std::vector<State> made;  // all of them or none: a failure leaves the optimizer as it was
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const NamedParameter& p = parameters[i];
@@ -25,7 +26,8 @@ void AdamWOptimizer::prepare(const NamedParameters& parameters) {
       continue;
     }
     const State& s = states_[i];
-    check(s.name == p.name, "AdamWOptimizer: parameter ", i, " is ", p.name, ", its state is of ", s.name, "; an optimizer serves one module");
+    check(s.name == p.name, "AdamWOptimizer: parameter ", i, " is ", p.name, ", its state is of ", s.name,
+          "; an optimizer serves one module");
     check(s.m.shape() == w.shape(), "AdamWOptimizer: ", p.name, " is ", w.shape(), ", its moments are ", s.m.shape());
   }
   if (states_.empty()) states_ = std::move(made);
@@ -39,7 +41,8 @@ void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gr
     Tensor& w = *parameters[i].tensor;
     if (!gradients.has(w)) continue;
     State& s = states_[i];
-    updates.push_back({&w, gradients[w], &s.m, &s.v, s.master ? &s.master : nullptr, w.rank() < 2 ? 0 : options_.weight_decay});
+    updates.push_back(
+        {&w, gradients[w], &s.m, &s.v, s.master ? &s.master : nullptr, w.rank() < 2 ? 0 : options_.weight_decay});
   }
   AdamW options = options_;
   options.lr = lr;
@@ -52,8 +55,8 @@ void AdamWOptimizer::visit_state(const ParameterVisitor& visit) {
     const Shape shape = t.shape();
     const DType dtype = t.dtype();
     visit(name, t);
-    check(bool(t) && t.shape() == shape && t.dtype() == dtype, "AdamWOptimizer: ", name, " was replaced by ", t.dtype(), t.shape(), ", it must stay ",
-          dtype, shape);
+    check(bool(t) && t.shape() == shape && t.dtype() == dtype, "AdamWOptimizer: ", name, " was replaced by ", t.dtype(),
+          t.shape(), ", it must stay ", dtype, shape);
   };
   for (State& s : states_) {
     show(s.name + ".m", s.m);
@@ -84,9 +87,12 @@ double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, d
     for (const NamedParameter& p : parameters) {
       if (!gradients.has(*p.tensor)) continue;
       const double one = global_norm(std::span(&gradients[*p.tensor], 1));
-      if (!std::isfinite(one)) fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm, "; the first gradient that is not finite is ", p.name, "'s");
+      if (!std::isfinite(one))
+        fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm,
+                  "; the first gradient that is not finite is ", p.name, "'s");
     }
-    fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm, ", though every gradient's is finite: they are too large together");
+    fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm,
+              ", though every gradient's is finite: they are too large together");
   }
   if (max_norm > 0 && norm > max_norm)
     for (const NamedParameter& p : parameters)

@@ -5,20 +5,23 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// AdamW over the parameters of a module: decoupled weight decay on parameters of two axes or more, none on biases and norms. Moments are
-/// f32 beside 16-bit parameters, which also get an f32 master copy. Deterministic; its state has names, for checkpoints.
+/// AdamW over the parameters of a module: decoupled weight decay on parameters of two axes or more,
+/// none on biases and norms. Moments are f32 beside 16-bit parameters, which also get an f32 master
+/// copy. Deterministic; its state has names, for checkpoints.
 class AdamWOptimizer {
  public:
   explicit AdamWOptimizer(const AdamW& options = {}) : options_(options) {}
 
-  /// One update of each parameter that has a gradient, at this learning rate; with the norm of the gradients (norm_of), clipped to a largest one.
-  /// Where that norm is not finite, only steps() changes. The first call makes the state. If it throws, no parameter and no moment has changed.
+  /// One update of each parameter that has a gradient, at this learning rate; with the norm of the
+  /// gradients (norm_of), clipped to a largest one. Where that norm is not finite, only steps()
+  /// changes. The first call makes the state. If it throws, no parameter and no moment has changed.
   void step(const NamedParameters& parameters, const Gradients& gradients, double lr, const Clip& clip = {});
-  /// Makes zero state for what has none yet; a parameter of another shape than its state is an error.
+  /// Makes zero state for what has none yet; a parameter of another shape than its state is an
+  /// error.
   void prepare(const NamedParameters& parameters);
 
-  /// "NAME.m", "NAME.v" and, beside 16-bit parameters, "NAME.master", in the order of prepare(). What a visitor replaces must keep its shape
-  /// and type.
+  /// "NAME.m", "NAME.v" and, beside 16-bit parameters, "NAME.master", in the order of prepare().
+  /// What a visitor replaces must keep its shape and type.
   void visit_state(const ParameterVisitor& visit);
   /// Updates made so far: what the bias correction counts.
   Index steps() const { return steps_; }
@@ -37,12 +40,14 @@ class AdamWOptimizer {
   std::vector<State> states_;
 };
 
-/// The global norm of the gradients of these parameters as a scalar that stays where they are: what AdamWOptimizer::step() can clip by without waiting for
-/// it. NaN, by which a step changes nothing, where the loss, if there is one, is not finite.
+/// The global norm of the gradients of these parameters as a scalar that stays where they are: what
+/// AdamWOptimizer::step() can clip by without waiting for it. NaN, by which a step changes nothing,
+/// where the loss, if there is one, is not finite.
 Tensor norm_of(const Gradients& gradients, const NamedParameters& parameters, const Tensor& loss = {});
-/// Scales the gradients of these parameters so that their global norm is at most max_norm (0: only measures); returns the norm
-/// before. Throws Code::not_a_number, naming the first parameter, where it is not finite. Where memory runs out some are scaled and some not,
-/// since two sets of gradients are never held: compute them again.
+/// Scales the gradients of these parameters so that their global norm is at most max_norm (0: only
+/// measures); returns the norm before. Throws Code::not_a_number, naming the first parameter, where
+/// it is not finite. Where memory runs out some are scaled and some not, since two sets of
+/// gradients are never held: compute them again.
 double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, double max_norm);
 
 /// The sum of micro-batch gradients divided by their number; empty micro-batches are an error.

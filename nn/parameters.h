@@ -5,8 +5,8 @@
 #include <vector>
 #include "../core/tape.h"
 
-// A module is a plain struct of Tensors with a visit_parameters(at, visitor) that names each of them once. All that follows
-// (watching, counting, stepping, saving) is a walk over that.
+// A module is a plain struct of Tensors with a visit_parameters(at, visitor) that names each of
+// them once. All that follows (watching, counting, stepping, saving) is a walk over that.
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -14,7 +14,9 @@ namespace [[gnu::visibility("default")]] hilt {
 using ParameterVisitor = std::function<void(const std::string& name, Tensor& parameter)>;
 
 /// "at.name", or "name" where `at` is empty.
-inline std::string join_name(const std::string& at, const std::string& name) { return at.empty() ? name : at + '.' + name; }
+inline std::string join_name(const std::string& at, const std::string& name) {
+  return at.empty() ? name : at + '.' + name;
+}
 
 /// The parameters of a module in visiting order, to be used while the module stays where it is.
 struct NamedParameter {
@@ -22,22 +24,19 @@ struct NamedParameter {
   Tensor* tensor = nullptr;
 };
 using NamedParameters = std::vector<NamedParameter>;
-template <class Module>
-NamedParameters parameters_of(Module& module) {
+template <class Module> NamedParameters parameters_of(Module& module) {
   NamedParameters out;
   module.visit_parameters("", [&](const std::string& name, Tensor& p) { out.push_back({name, &p}); });
   return out;
 }
 
 /// Every parameter becomes a variable of the tape.
-template <class Module>
-void watch_parameters(Tape& tape, Module& module) {
+template <class Module> void watch_parameters(Tape& tape, Module& module) {
   module.visit_parameters("", [&](const std::string&, Tensor& p) { tape.watch(p); });
 }
 
 /// How many numbers a module learns.
-template <class Module>
-Index parameter_count(Module& module) {
+template <class Module> Index parameter_count(Module& module) {
   Index n = 0;
   module.visit_parameters("", [&](const std::string&, Tensor& p) { n += p.numel(); });
   return n;

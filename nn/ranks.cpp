@@ -10,7 +10,8 @@ constexpr Index kBucket = Index{1} << 22;  // elements that are added up in one 
 }  // namespace
 
 RankGrid::RankGrid(const Comm& world, int sequence) : world_(world) {
-  check(sequence >= 1 && world.size() % sequence == 0, "RankGrid: ", sequence, " ranks a sequence do not divide ", world.size(), " ranks");
+  check(sequence >= 1 && world.size() % sequence == 0, "RankGrid: ", sequence, " ranks a sequence do not divide ",
+        world.size(), " ranks");
   if (world.size() > 1) sequence_ = world.split(world.rank() / sequence, world.rank());
 }
 
@@ -18,7 +19,8 @@ RankGrid::Part RankGrid::part_of(const Batch& whole, const HilbertSelfAttention&
   const Index rows = whole.inputs.dim(0);
   const auto group = static_cast<Index>(world_.rank() / sequence_.size()), groups = static_cast<Index>(data_ranks());
   const Index first = rows * group / groups, last = rows * (group + 1) / groups;
-  Part part{{slice(whole.inputs, 0, first, last), slice(whole.targets, 0, first, last)}, {sequence_, first, whole.inputs.dim(1)}};
+  Part part{{slice(whole.inputs, 0, first, last), slice(whole.targets, 0, first, last)},
+            {sequence_, first, whole.inputs.dim(1)}};
   if (!part.place.divides()) return part;
   const ShardPlanPtr shard = attention.shard(part.place);
   for (Tensor* x : {&part.batch.inputs, &part.batch.targets}) *x = rows_of_rank(*x, *shard, shard->rank());

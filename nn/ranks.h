@@ -8,8 +8,9 @@ struct Batch {
   Tensor inputs, targets;  // i32 [rows, length]; a target of -100 does not count
 };
 
-/// Training over data x sequence ranks: each group of `sequence` ranks holds the rows of some sequences of the batch, and every rank the whole model.
-/// All numbers are those of one rank to rounding, and the same bits on every rank. Of one rank, it divides nothing and sends nothing.
+/// Training over data x sequence ranks: each group of `sequence` ranks holds the rows of some
+/// sequences of the batch, and every rank the whole model. All numbers are those of one rank to
+/// rounding, and the same bits on every rank. Of one rank, it divides nothing and sends nothing.
 class RankGrid {
  public:
   RankGrid() = default;
@@ -22,7 +23,10 @@ class RankGrid {
   bool is_first() const { return world_.rank() == 0; }
 
   /// This rank's part of a batch of whole sequences, and where it stands.
-  struct Part { Batch batch; Place place; };
+  struct Part {
+    Batch batch;
+    Place place;
+  };
   Part part_of(const Batch& whole, const HilbertSelfAttention& attention) const;
 
   /// What every rank has, added.

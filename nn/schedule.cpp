@@ -13,13 +13,17 @@ constexpr Index kDecayShare = 5;  // wsd decays over a fifth of the run unless t
 
 }  // namespace
 
-Schedule::Kind parse_schedule(std::string_view text) { return static_cast<Schedule::Kind>(find_name("schedule", text, kKinds)); }
+Schedule::Kind parse_schedule(std::string_view text) {
+  return static_cast<Schedule::Kind>(find_name("schedule", text, kKinds));
+}
 std::string_view name_of(Schedule::Kind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 
 void check_schedule(const Schedule& s) {
   check(s.steps >= 1, "schedule: steps ", s.steps, " must be at least 1");
-  check(s.warmup >= 0 && s.warmup <= s.steps, "schedule: warmup ", s.warmup, " must be 0..", s.steps, ", the number of steps");
-  check(s.decay >= 0 && s.decay <= s.steps - s.warmup, "schedule: decay ", s.decay, " must be 0..", s.steps - s.warmup, ", the steps after warm-up");
+  check(s.warmup >= 0 && s.warmup <= s.steps, "schedule: warmup ", s.warmup, " must be 0..", s.steps,
+        ", the number of steps");
+  check(s.decay >= 0 && s.decay <= s.steps - s.warmup, "schedule: decay ", s.decay, " must be 0..", s.steps - s.warmup,
+        ", the steps after warm-up");
   check(std::isfinite(s.peak) && s.peak > 0, "schedule: peak ", s.peak, " must be positive");
   check(s.floor >= 0 && s.floor <= s.peak, "schedule: floor ", s.floor, " must be 0..", s.peak, ", the peak");
 }
@@ -29,7 +33,9 @@ double Schedule::operator()(Index step) const {
   check(step >= 0, "schedule: step ", step, " must not be negative");
   if (step < warmup) return peak * static_cast<double>(step + 1) / static_cast<double>(warmup);
   if (kind == Kind::constant) return peak;
-  const Index falls = kind != Kind::wsd ? steps - warmup : decay > 0 ? decay : std::min(std::max<Index>(1, steps / kDecayShare), steps - warmup);
+  const Index falls = kind != Kind::wsd ? steps - warmup
+                      : decay > 0       ? decay
+                                        : std::min(std::max<Index>(1, steps / kDecayShare), steps - warmup);
   const Index begin = steps - falls;
   if (step >= steps) return floor;
   if (step < begin) return peak;

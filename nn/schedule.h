@@ -4,8 +4,9 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Learning rate as a pure function of the step, counted from 0. All begin with `warmup` steps that rise linearly from
-/// peak / warmup to peak; then, over the rest of `steps` with u running from 0 to 1:
+/// Learning rate as a pure function of the step, counted from 0. All begin with `warmup` steps that
+/// rise linearly from peak / warmup to peak; then, over the rest of `steps` with u running from 0
+/// to 1:
 ///   constant   peak
 ///   linear     peak + (floor - peak) u
 ///   cosine     floor + (peak - floor) (1 + cos(pi u)) / 2
@@ -23,7 +24,8 @@ struct Schedule {
 };
 Schedule::Kind parse_schedule(std::string_view text);
 std::string_view name_of(Schedule::Kind kind);
-/// Throws Code::usage: negative counts, a warm-up longer than the run, a peak that is not positive, a floor above it.
+/// Throws Code::usage: negative counts, a warm-up longer than the run, a peak that is not positive,
+/// a floor above it.
 void check_schedule(const Schedule& schedule);
 
 }  // namespace hilt

@@ -1,6 +1,7 @@
 // Tokens to logits:
 //
-//      x = tokens[ids] + positions[0..L)        x += attention(norm(x)), x += mlp(norm(x)), layer by layer        logits = norm(x) head
+//      x = tokens[ids] + positions[0..L)        x += attention(norm(x)), x += mlp(norm(x)), layer by layer
+//      logits = norm(x) head
 #include "nn/transformer.h"
 #include <array>
 #include <cmath>
@@ -16,7 +17,9 @@ constexpr double kDeviation = 0.02;  // of GPT-2's initial weights
 
 }  // namespace
 
-Positions parse_positions(std::string_view text) { return static_cast<Positions>(find_name("positions", text, kPositions)); }
+Positions parse_positions(std::string_view text) {
+  return static_cast<Positions>(find_name("positions", text, kPositions));
+}
 std::string_view name_of(Positions positions) { return kPositions[static_cast<std::size_t>(positions)]; }
 
 AttentionConfig attention_config(const TransformerConfig& c) {
@@ -32,10 +35,11 @@ void check_config(const TransformerConfig& c) {
   check(c.layers >= 1, "layers ", c.layers, " must be at least 1");
   check(c.context >= 1, "context ", c.context, " must be at least 1 token");
   check(c.vocab >= 1, "vocab ", c.vocab, " must be at least 1 symbol");
-  check(c.classes >= 0 && c.hidden >= 0, "classes ", c.classes, " and hidden ", c.hidden, " must not be negative (0: vocab, and 4 width)");
+  check(c.classes >= 0 && c.hidden >= 0, "classes ", c.classes, " and hidden ", c.hidden,
+        " must not be negative (0: vocab, and 4 width)");
   check(c.epsilon > 0, "epsilon ", c.epsilon, " must be positive");
-  check(!c.tie_weights || c.outputs() == c.vocab, "tie_weights: the head has ", c.outputs(), " classes and the embedding ", c.vocab,
-        " symbols; one matrix cannot be both: set tie_weights off");
+  check(!c.tie_weights || c.outputs() == c.vocab, "tie_weights: the head has ", c.outputs(),
+        " classes and the embedding ", c.vocab, " symbols; one matrix cannot be both: set tie_weights off");
   check_config(attention_config(c));
 }
 
@@ -43,7 +47,8 @@ Tensor Block::operator()(const Tensor& x, const CallOptions& call, const std::ve
   const bool drops = call.noise && dropout > 0;
   // Without noise in between, a product ends by adding itself to the residual stream.
   const auto join = [&](const Tensor& residual, const Linear& last, const Tensor& inner) {
-    return drops ? add(residual, hilt::dropout(last(inner), dropout, call.noise->next(), rows)) : last.onto(residual, inner);
+    return drops ? add(residual, hilt::dropout(last(inner), dropout, call.noise->next(), rows))
+                 : last.onto(residual, inner);
   };
   const Tensor mixed = join(x, attention.projection, attention.heads_of(norm1(x), call));
   return join(mixed, mlp.down, mlp.inner(norm2(mixed)));
@@ -95,7 +100,8 @@ TransformerConfig board_config(Index height, Index width, Index states, Index cl
 void Transformer::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
   tokens.visit_parameters(join_name(at, "tokens"), visit);
   positions.visit_parameters(join_name(at, "positions"), visit);
-  for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i].visit_parameters(join_name(at, "blocks." + std::to_string(i)), visit);
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    blocks[i].visit_parameters(join_name(at, "blocks." + std::to_string(i)), visit);
   norm.visit_parameters(join_name(at, "norm"), visit);
   if (head) visit(join_name(at, "head.weight"), head);
 }
@@ -107,7 +113,8 @@ PlanPtr Transformer::plan(Index length, const CallOptions& call) const {
 }
 
 bool Transformer::keeps_order(const CallOptions& call) const {
-  return config.keep_order && call.use_order && !call.in_order && !(call.place && call.place->divides()) && config.order.kind != Order::Kind::row;
+  return config.keep_order && call.use_order && !call.in_order && !(call.place && call.place->divides()) &&
+         config.order.kind != Order::Kind::row;
 }
 
 // One rank numbers its rows as they stand: by token, or with keep_order by position.
@@ -148,7 +155,8 @@ Tensor Transformer::features(const Tensor& ids, const CallOptions& call) const {
   }
   if (call.noise && config.dropout > 0) x = dropout(x, config.dropout, call.noise->next(), rows);
   for (const Block& block : blocks) {
-    if (config.checkpointing) x = checkpoint([block, inner, rows](std::span<const Tensor> in) { return block(in[0], inner, rows); }, {x});
+    if (config.checkpointing)
+      x = checkpoint([block, inner, rows](std::span<const Tensor> in) { return block(in[0], inner, rows); }, {x});
     else x = block(x, inner, rows);
   }
   return norm(x);
@@ -171,8 +179,8 @@ Tensor Transformer::last_logits(const Tensor& ids, const CallOptions& call) cons
 
 Tensor Transformer::loss(const Tensor& ids, const Tensor& targets, const CallOptions& call) const {
   const Tensor y = to_logits(features(ids, call));
-  check(bool(targets) && targets.shape() == ids.shape(), "Transformer: targets ", targets ? targets.shape() : Shape{}, " must have the shape of the tokens, ",
-        ids.shape());
+  check(bool(targets) && targets.shape() == ids.shape(), "Transformer: targets ", targets ? targets.shape() : Shape{},
+        " must have the shape of the tokens, ", ids.shape());
   // A mean does not care where its terms stand: the targets travel instead of the features.
   const Tensor there = moved(targets, y.device());
   return cross_entropy(y, keeps_order(call) ? reorder(there, plan(ids.dim(1), call)->order()) : there);
@@ -188,10 +196,12 @@ double training_flops(const Transformer& model, Index batch, Index length) {
   const PlanPtr plan = model.plan(length);
   double pairs = 0;
   for (Index h = 0; h < plan->heads(); ++h)
-    for (const std::int32_t i : plan->tilings_of(h)) pairs += static_cast<double>(plan->tilings()[static_cast<std::size_t>(i)].pairs);
+    for (const std::int32_t i : plan->tilings_of(h))
+      pairs += static_cast<double>(plan->tilings()[static_cast<std::size_t>(i)].pairs);
   // A pair costs 4 D forward (q.k, p v) and 10 D backward (the scores again, dV, dP, dQ, dK).
   const double dim = static_cast<double>(attention_config(model.config).dim());
-  return static_cast<double>(batch) * (6 * weights * static_cast<double>(length) + 14 * dim * pairs * static_cast<double>(model.config.layers));
+  return static_cast<double>(batch) *
+         (6 * weights * static_cast<double>(length) + 14 * dim * pairs * static_cast<double>(model.config.layers));
 }
 
 }  // namespace hilt

@@ -9,7 +9,8 @@ enum class Positions : unsigned char { learned, rotary, none };
 Positions parse_positions(std::string_view text);
 std::string_view name_of(Positions positions);
 
-/// Everything that decides what a Transformer computes; the defaults are nanoGPT's small character model.
+/// Everything that decides what a Transformer computes; the defaults are nanoGPT's small character
+/// model.
 struct TransformerConfig {
   Index layers = 4, heads = 4, kv_heads = 0;  // 0: as many as heads
   Index width = 128;
@@ -27,11 +28,11 @@ struct TransformerConfig {
   bool keep_order = false;     // permute once at the input, hold activations in curve order, go home at the output
   Positions positions = Positions::learned;
   double rotary_base = 10000;
-  bool tie_weights = true;     // the head is the transposed embedding; only with classes == vocab
+  bool tie_weights = true;  // the head is the transposed embedding; only with classes == vocab
   NormKind norm = NormKind::layer;
   double epsilon = 1e-5;
   Activation activation = Activation::gelu_tanh;
-  bool bias = true;            // in every product and layer norm
+  bool bias = true;  // in every product and layer norm
 
   Index hidden_width() const { return hidden == 0 ? 4 * width : hidden; }
   Index outputs() const { return classes == 0 ? vocab : classes; }
@@ -47,13 +48,14 @@ struct Block {
   HilbertSelfAttention attention;
   Mlp mlp;
   double dropout = 0;  // of both branches
-  /// rows: where the rows of x stand among those that share dropout's masks; empty: x is all of them.
+  /// rows: where the rows of x stand among those that share dropout's masks; empty: x is all of
+  /// them.
   Tensor operator()(const Tensor& x, const CallOptions& call = {}, const std::vector<Index>& rows = {}) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
 
-/// Tokens to logits. With token causality a language model; with none, and a grid order of `context` cells, an encoder that
-/// labels the cells of a board.
+/// Tokens to logits. With token causality a language model; with none, and a grid order of
+/// `context` cells, an encoder that labels the cells of a board.
 struct Transformer {
   TransformerConfig config;
   Embedding tokens, positions;  // positions: [context, width] where they are learned
@@ -61,12 +63,13 @@ struct Transformer {
   Norm norm;
   Tensor head;  // [width, outputs]; undefined where it is tied to tokens
 
-  /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs]. With a place: the rows of this rank, in and out.
+  /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs]. With a place: the rows of this
+  /// rank, in and out.
   Tensor logits(const Tensor& ids, const CallOptions& call = {}) const;
   /// Of each sequence's last token alone -> [B, outputs]: what sampling asks for.
   Tensor last_logits(const Tensor& ids, const CallOptions& call = {}) const;
-  /// Mean cross entropy over the targets that are not -100. targets: i32 or i64 [B, L]; targets[b, t] belongs to ids[b, t] (for a
-  /// language model the symbol that follows it).
+  /// Mean cross entropy over the targets that are not -100. targets: i32 or i64 [B, L]; targets[b,
+  /// t] belongs to ids[b, t] (for a language model the symbol that follows it).
   Tensor loss(const Tensor& ids, const Tensor& targets, const CallOptions& call = {}) const;
   /// The plan that a call on this many tokens uses.
   PlanPtr plan(Index length, const CallOptions& call = {}) const;
@@ -77,19 +80,21 @@ struct Transformer {
   Tensor features(const Tensor& ids, const CallOptions& call) const;
   Tensor to_logits(const Tensor& x) const;
   bool keeps_order(const CallOptions& call) const;
-  /// Where the rows of x stand among those of the whole batch, for masks of dropout: empty where x is the whole.
+  /// Where the rows of x stand among those of the whole batch, for masks of dropout: empty where x
+  /// is the whole.
   std::vector<Index> rows_of(const CallOptions& call, Index batch) const;
 };
 
-/// GPT-2's initial values: normal with deviation 0.02, products that join the residual stream 0.02 / sqrt(2 layers), biases 0,
-/// norms 1. The same seed gives the same model.
+/// GPT-2's initial values: normal with deviation 0.02, products that join the residual stream 0.02
+/// / sqrt(2 layers), biases 0, norms 1. The same seed gives the same model.
 Transformer make_transformer(const TransformerConfig& config, std::uint64_t seed, DType dtype = DType::f32);
 
-/// A bidirectional encoder for boards of height x width cells: `states` input symbols a cell, `classes` labels, learned positions,
-/// cells in Hilbert order and attended to by `pattern`.
+/// A bidirectional encoder for boards of height x width cells: `states` input symbols a cell,
+/// `classes` labels, learned positions, cells in Hilbert order and attended to by `pattern`.
 TransformerConfig board_config(Index height, Index width, Index states, Index classes, const Pattern& pattern);
 
-/// Floating-point operations of one training step on `tokens` tokens of sequences of `length`: 6 a weight and token, and the pairs that attend.
+/// Floating-point operations of one training step on `tokens` tokens of sequences of `length`: 6 a
+/// weight and token, and the pairs that attend.
 double training_flops(const Transformer& model, Index batch, Index length);
 
 }  // namespace hilt

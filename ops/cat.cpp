@@ -69,8 +69,8 @@ Tensor cat(std::span<const Tensor> parts, int axis) {
   fn.axis = checked_axis("cat", axis, parts[0].rank());
   for (const Tensor& part : parts) {
     check_alike("cat", "the first part", parts[0], "another", part);
-    check(part.rank() == parts[0].rank() && part.shape().with(fn.axis, 0) == parts[0].shape().with(fn.axis, 0), "cat: parts ",
-          parts[0].shape(), " and ", part.shape(), " differ along another axis than ", axis);
+    check(part.rank() == parts[0].rank() && part.shape().with(fn.axis, 0) == parts[0].shape().with(fn.axis, 0),
+          "cat: parts ", parts[0].shape(), " and ", part.shape(), " differ along another axis than ", axis);
   }
   return hilt::apply(std::move(fn), parts);  // qualified: std::apply would take a span too
 }
@@ -78,7 +78,8 @@ Tensor cat(std::span<const Tensor> parts, int axis) {
 Tensor pad(const Tensor& x, int axis, Index before, Index after, double value) {
   Pad fn;
   fn.axis = checked_axis("pad", axis, x.rank());
-  check(before >= 0 && after >= 0, "pad: ", before, " before and ", after, " after must not be negative; use slice to cut");
+  check(before >= 0 && after >= 0, "pad: ", before, " before and ", after,
+        " after must not be negative; use slice to cut");
   fn.before = before;
   fn.after = after;
   fn.value = value;

@@ -3,7 +3,8 @@
 //      loss = mean over the targets that count of  L_r - x[r, target_r],      L_r = log sum_c e^x[r, c]
 //      dx[r, c] = (e^(x[r, c] - L_r) - [c == target_r]) dloss / count         keeps x and L
 //
-// The loss of 16-bit logits is f32. Rows whose target is `ignore` count for nothing; if none counts the loss is 0 and so are its gradients.
+// The loss of 16-bit logits is f32. Rows whose target is `ignore` count for nothing; if none counts
+// the loss is 0 and so are its gradients.
 #include "core/parallel.h"
 #include "core/tape.h"
 #include "ops/helpers.h"
@@ -33,13 +34,15 @@ struct CrossEntropy final : Function {
     visit("cross_entropy", x, [&]<class T>(auto where) {
       const T* const px = x.data<T>();
       auto* const pl = lse.mutable_data<wide_t<T>>();
-      if constexpr (!is_cuda<decltype(where)>) parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
-        for (Index r = begin; r < end; ++r) {
-          pl[r] = kernels::row_logsumexp(where, px + r * classes, classes);
-          if (target[r] >= 0)
-            loss[static_cast<std::size_t>(r)] = static_cast<double>(pl[r]) - static_cast<double>(static_cast<wide_t<T>>(px[r * classes + target[r]]));
-        }
-      });
+      if constexpr (!is_cuda<decltype(where)>)
+        parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
+          for (Index r = begin; r < end; ++r) {
+            pl[r] = kernels::row_logsumexp(where, px + r * classes, classes);
+            if (target[r] >= 0)
+              loss[static_cast<std::size_t>(r)] =
+                  static_cast<double>(pl[r]) - static_cast<double>(static_cast<wide_t<T>>(px[r * classes + target[r]]));
+          }
+        });
     });
     if (wants(0)) save(x), save(lse);
     double total = 0;
@@ -59,10 +62,12 @@ struct CrossEntropy final : Function {
       const T* const px = x.data<T>();
       const auto* const pl = lse.data<wide_t<T>>();
       T* const out = dx.mutable_data<T>();
-      if constexpr (!is_cuda<decltype(where)>) parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
-        for (Index r = begin; r < end; ++r)
-          kernels::row_cross_entropy_backward(where, px + r * classes, pl[r], target[r], target[r] >= 0 ? scale : 0, out + r * classes, classes);
-      });
+      if constexpr (!is_cuda<decltype(where)>)
+        parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
+          for (Index r = begin; r < end; ++r)
+            kernels::row_cross_entropy_backward(where, px + r * classes, pl[r], target[r], target[r] >= 0 ? scale : 0,
+                                                out + r * classes, classes);
+        });
     });
     return {dx};
   }
@@ -74,8 +79,9 @@ struct CrossEntropy final : Function {
     share = empty({}, DType::f32, x.device());
     visit("cross_entropy", x, [&]<class T>(auto where) {
       if constexpr (is_cuda<decltype(where)>)
-        kernels::cross_entropy(where, x.data<T>(), targets.data<std::int64_t>(), ignore, y.mutable_data<float>(), lse.mutable_data<float>(),
-                               loss.mutable_data<double>(), share.mutable_data<float>(), rows, classes);
+        kernels::cross_entropy(where, x.data<T>(), targets.data<std::int64_t>(), ignore, y.mutable_data<float>(),
+                               lse.mutable_data<float>(), loss.mutable_data<double>(), share.mutable_data<float>(),
+                               rows, classes);
     });
     if (wants(0)) save(x), save(lse);
     return y;
@@ -85,8 +91,9 @@ struct CrossEntropy final : Function {
     Tensor dx = empty_like(x);
     visit("cross_entropy", x, [&]<class T>(auto where) {
       if constexpr (is_cuda<decltype(where)>)
-        kernels::cross_entropy_backward(where, x.data<T>(), lse.data<float>(), targets.data<std::int64_t>(), ignore, dy.data<float>(),
-                                        share.data<float>(), dx.mutable_data<T>(), targets.numel(), x.dim(-1));
+        kernels::cross_entropy_backward(where, x.data<T>(), lse.data<float>(), targets.data<std::int64_t>(), ignore,
+                                        dy.data<float>(), share.data<float>(), dx.mutable_data<T>(), targets.numel(),
+                                        x.dim(-1));
     });
     return dx;
   }
@@ -95,13 +102,15 @@ struct CrossEntropy final : Function {
 }  // namespace
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore) {
-  check(bool(logits) && logits.rank() >= 1 && logits.dim(-1) >= 1, "cross_entropy: logits must be [.., classes], got ", logits.shape());
-  check(bool(targets) && (targets.dtype() == DType::i64 || targets.dtype() == DType::i32), "cross_entropy: targets must be i32 or i64, got ",
-        targets.dtype());
+  check(bool(logits) && logits.rank() >= 1 && logits.dim(-1) >= 1, "cross_entropy: logits must be [.., classes], got ",
+        logits.shape());
+  check(bool(targets) && (targets.dtype() == DType::i64 || targets.dtype() == DType::i32),
+        "cross_entropy: targets must be i32 or i64, got ", targets.dtype());
   const Index classes = logits.dim(-1);
-  check(targets.rank() == logits.rank() - 1 && targets.numel() == logits.numel() / classes, "cross_entropy: targets ", targets.shape(),
-        " must have the shape of logits ", logits.shape(), " without the last axis");
-  check(targets.device() == logits.device(), "cross_entropy: targets are on ", targets.device(), ", logits on ", logits.device(), "; move one with to()");
+  check(targets.rank() == logits.rank() - 1 && targets.numel() == logits.numel() / classes, "cross_entropy: targets ",
+        targets.shape(), " must have the shape of logits ", logits.shape(), " without the last axis");
+  check(targets.device() == logits.device(), "cross_entropy: targets are on ", targets.device(), ", logits on ",
+        logits.device(), "; move one with to()");
   CrossEntropy fn;
   if (logits.device().is_cuda()) {  // to look at the targets would be to wait; the kernel takes care
     fn.targets = dense(to(targets, DType::i64));
@@ -115,7 +124,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore) 
       target[i] = -1;
       continue;
     }
-    check(target[i] >= 0 && target[i] < classes, "cross_entropy: target ", target[i], " at position ", i, " is outside 0..", classes - 1);
+    check(target[i] >= 0 && target[i] < classes, "cross_entropy: target ", target[i], " at position ", i,
+          " is outside 0..", classes - 1);
     ++fn.count;
   }
   return apply(std::move(fn), logits);

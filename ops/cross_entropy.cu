@@ -1,5 +1,6 @@
-// Cross-entropy on a GPU. A warp or a block owns a row of logits; what the rows lose is summed by one block in a fixed order. Nothing is read back:
-// the count of targets that matter and the incoming gradient are used where they lie. A target outside 0..classes-1 makes the loss NaN.
+// Cross-entropy on a GPU. A warp or a block owns a row of logits; what the rows lose is summed by
+// one block in a fixed order. Nothing is read back: the count of targets that matter and the
+// incoming gradient are used where they lie. A target outside 0..classes-1 makes the loss NaN.
 #include "core/cuda/rows.cuh"
 #include "ops/kernels.h"
 #include "ops/math.h"
@@ -13,12 +14,15 @@ constexpr int kSumThreads = 1024;
 
 // Maximum and sum in one pass: where a new maximum comes up, the sum so far is scaled down to it.
 template <class R, class T>
-__global__ void loss_rows_kernel(const T* x, const std::int64_t* target, Index ignore, float* lse, double* loss, Index rows, Index classes) {
+__global__ void loss_rows_kernel(const T* x, const std::int64_t* target, Index ignore, float* lse, double* loss,
+                                 Index rows, Index classes) {
   const R row(classes);
   if (row.index >= rows) return;
   x += row.index * classes;
   float top = -INFINITY, sum = 0;
-  const auto shift_to = [](float from, float to) { return from == to ? 1.0f : math::exp(from - to); };  // of two infinities too
+  const auto shift_to = [](float from, float to) {
+    return from == to ? 1.0f : math::exp(from - to);
+  };  // of two infinities too
   row.each([&](Index i) {
     const auto v = load<R::N>(x + i);
     float here = top;
@@ -33,10 +37,13 @@ __global__ void loss_rows_kernel(const T* x, const std::int64_t* target, Index i
   const float l = highest == -INFINITY ? highest : highest + math::log(sum);
   lse[row.index] = l;
   const std::int64_t t = target[row.index];
-  loss[row.index] = t == ignore ? 0.0 : t >= 0 && t < classes ? static_cast<double>(l) - static_cast<double>(static_cast<float>(x[t])) : static_cast<double>(NAN);
+  loss[row.index] = t == ignore             ? 0.0
+                    : t >= 0 && t < classes ? static_cast<double>(l) - static_cast<double>(static_cast<float>(x[t]))
+                                            : static_cast<double>(NAN);
 }
 
-__global__ void loss_sum_kernel(const double* loss, const std::int64_t* target, Index ignore, float* y, float* share, Index rows) {
+__global__ void loss_sum_kernel(const double* loss, const std::int64_t* target, Index ignore, float* y, float* share,
+                                Index rows) {
   double total = 0, count = 0;
   for (Index r = threadIdx.x; r < rows; r += blockDim.x) total += loss[r], count += target[r] == ignore ? 0 : 1;
   total = block_reduce<Sum>(total, 0.0);
@@ -47,8 +54,8 @@ __global__ void loss_sum_kernel(const double* loss, const std::int64_t* target, 
 }
 
 template <class R, class T>
-__global__ void loss_backward_kernel(const T* x, const float* lse, const std::int64_t* target, Index ignore, const float* dy, const float* share, T* dx,
-                                     Index rows, Index classes) {
+__global__ void loss_backward_kernel(const T* x, const float* lse, const std::int64_t* target, Index ignore,
+                                     const float* dy, const float* share, T* dx, Index rows, Index classes) {
   const R row(classes);
   if (row.index >= rows) return;
   x += row.index * classes, dx += row.index * classes;
@@ -56,7 +63,8 @@ __global__ void loss_backward_kernel(const T* x, const float* lse, const std::in
   const float scale = t == ignore ? 0.0f : *dy * *share, l = lse[row.index];
   row.each([&](Index i) {
     auto v = load<R::N>(x + i);
-    for (int e = 0; e < R::N; ++e) v.x[e] = scale == 0 ? 0.0f : scale * (math::exp(v[e] - l) - (i + e == t ? 1.0f : 0.0f));
+    for (int e = 0; e < R::N; ++e)
+      v.x[e] = scale == 0 ? 0.0f : scale * (math::exp(v[e] - l) - (i + e == t ? 1.0f : 0.0f));
     store(dx + i, v);
   });
 }
@@ -64,26 +72,40 @@ __global__ void loss_backward_kernel(const T* x, const float* lse, const std::in
 }  // namespace
 
 template <class T>
-void cross_entropy(Cuda where, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss, float* share, Index rows,
-                   Index classes) {
-  with_rows<T>(rows, classes, [&]<class R>(dim3 grid, int threads) {
-    launch("cross_entropy", where, loss_rows_kernel<R, T>, grid, threads, 0, x, target, ignore, lse, loss, rows, classes);
-  }, x);
+void cross_entropy(Cuda where, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss,
+                   float* share, Index rows, Index classes) {
+  with_rows<T>(
+      rows, classes,
+      [&]<class R>(dim3 grid, int threads) {
+        launch("cross_entropy", where, loss_rows_kernel<R, T>, grid, threads, 0, x, target, ignore, lse, loss, rows,
+               classes);
+      },
+      x);
   launch("cross_entropy", where, loss_sum_kernel, dim3(1), kSumThreads, 0, loss, target, ignore, y, share, rows);
 }
 template <class T>
-void cross_entropy_backward(Cuda where, const T* x, const float* lse, const std::int64_t* target, Index ignore, const float* dy, const float* share,
-                            T* dx, Index rows, Index classes) {
-  with_rows<T>(rows, classes, [&]<class R>(dim3 grid, int threads) {
-    launch("cross_entropy", where, loss_backward_kernel<R, T>, grid, threads, 0, x, lse, target, ignore, dy, share, dx, rows, classes);
-  }, x, dx);
+void cross_entropy_backward(Cuda where, const T* x, const float* lse, const std::int64_t* target, Index ignore,
+                            const float* dy, const float* share, T* dx, Index rows, Index classes) {
+  with_rows<T>(
+      rows, classes,
+      [&]<class R>(dim3 grid, int threads) {
+        launch("cross_entropy", where, loss_backward_kernel<R, T>, grid, threads, 0, x, lse, target, ignore, dy, share,
+               dx, rows, classes);
+      },
+      x, dx);
 }
 
-template void cross_entropy(Cuda, const float*, const std::int64_t*, Index, float*, float*, double*, float*, Index, Index);
-template void cross_entropy(Cuda, const bf16*, const std::int64_t*, Index, float*, float*, double*, float*, Index, Index);
-template void cross_entropy(Cuda, const f16*, const std::int64_t*, Index, float*, float*, double*, float*, Index, Index);
-template void cross_entropy_backward(Cuda, const float*, const float*, const std::int64_t*, Index, const float*, const float*, float*, Index, Index);
-template void cross_entropy_backward(Cuda, const bf16*, const float*, const std::int64_t*, Index, const float*, const float*, bf16*, Index, Index);
-template void cross_entropy_backward(Cuda, const f16*, const float*, const std::int64_t*, Index, const float*, const float*, f16*, Index, Index);
+template void cross_entropy(Cuda, const float*, const std::int64_t*, Index, float*, float*, double*, float*, Index,
+                            Index);
+template void cross_entropy(Cuda, const bf16*, const std::int64_t*, Index, float*, float*, double*, float*, Index,
+                            Index);
+template void cross_entropy(Cuda, const f16*, const std::int64_t*, Index, float*, float*, double*, float*, Index,
+                            Index);
+template void cross_entropy_backward(Cuda, const float*, const float*, const std::int64_t*, Index, const float*,
+                                     const float*, float*, Index, Index);
+template void cross_entropy_backward(Cuda, const bf16*, const float*, const std::int64_t*, Index, const float*,
+                                     const float*, bf16*, Index, Index);
+template void cross_entropy_backward(Cuda, const f16*, const float*, const std::int64_t*, Index, const float*,
+                                     const float*, f16*, Index, Index);
 
 }  // namespace hilt::kernels

@@ -4,8 +4,7 @@
 
 namespace hilt::kernels {
 
-template <Isa I, class T>
-wide_t<T> row_logsumexp(CpuAt<I>, const T* x, Index n) {
+template <Isa I, class T> wide_t<T> row_logsumexp(CpuAt<I>, const T* x, Index n) {
   using W = wide_t<T>;
   constexpr int kWidth = 2 * kLanes<W>;
   W top = static_cast<W>(x[0]);

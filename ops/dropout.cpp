@@ -25,9 +25,11 @@ struct Dropout final : Function {
       // Elements [0, n) of x from `at` on are elements [first, first + n) of the whole.
       const auto run = [&](Index at, Index first, Index n) {
         if constexpr (is_cuda<decltype(where)>) kernels::dropout(where, from + at, to + at, first, n, p, key);
-        else parallel_for(n, kPiece, [&](Index begin, Index end) {
-          kernels::dropout(where, from + at + begin, to + at + begin, first + begin, end - begin, p, key.seed, key.stream);
-        });
+        else
+          parallel_for(n, kPiece, [&](Index begin, Index end) {
+            kernels::dropout(where, from + at + begin, to + at + begin, first + begin, end - begin, p, key.seed,
+                             key.stream);
+          });
       };
       if (rows.empty()) return run(0, 0, x.numel());
       const auto count = static_cast<Index>(rows.size()), columns = x.numel() / count;
@@ -46,8 +48,10 @@ struct Dropout final : Function {
 
 Tensor dropout(const Tensor& x, double p, RandomKey key, std::vector<Index> rows) {
   check(p >= 0 && p < 1, "dropout: p ", p, " must be in [0, 1)");
-  check(bool(x) && is_floating(x.dtype()), "dropout: needs a tensor of floats, got ", x ? name_of(x.dtype()) : "an undefined one");
-  check(rows.empty() || x.numel() % static_cast<Index>(rows.size()) == 0, "dropout: ", rows.size(), " rows do not divide ", x.shape());
+  check(bool(x) && is_floating(x.dtype()), "dropout: needs a tensor of floats, got ",
+        x ? name_of(x.dtype()) : "an undefined one");
+  check(rows.empty() || x.numel() % static_cast<Index>(rows.size()) == 0, "dropout: ", rows.size(),
+        " rows do not divide ", x.shape());
   Dropout fn;
   fn.rows = std::move(rows);
   fn.p = p;

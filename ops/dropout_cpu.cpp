@@ -16,8 +16,9 @@ void dropout(CpuAt<I>, const T* x, T* y, Index first, Index n, double p, std::ui
     const Index counter = (first + i) / 4;
     for (Index c = 0; c < kBlock; ++c) {
       const auto at = static_cast<std::uint64_t>(counter + c);
-      const auto bits = philox({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32), static_cast<std::uint32_t>(stream),
-                                static_cast<std::uint32_t>(stream >> 32)}, seed);
+      const auto bits = philox({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32),
+                                static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
+                               seed);
       for (Index k = 0; k < 4; ++k) words[c * 4 + k] = bits[static_cast<std::size_t>(k)];
     }
     const Index skip = (first + i) % 4, count = n - i < kBlock * 4 - skip ? n - i : kBlock * 4 - skip;

@@ -1,6 +1,8 @@
-// Elementwise ops, broadcasting. y = f(x) or f(a, b); the derivative of each stands in elementwise.h beside f.
+// Elementwise ops, broadcasting. y = f(x) or f(a, b); the derivative of each stands in
+// elementwise.h beside f.
 //
-//      dx = f'(x) dy              keeps x, or y where f' is cheaper from y (exp, sqrt, tanh, ..), or nothing (neg, add a constant)
+//      dx = f'(x) dy              keeps x, or y where f' is cheaper from y (exp, sqrt, tanh, ..), or nothing
+//      (neg, add a constant)
 //      da = df/da dy, summed over the axes a was repeated along; keeps a or b only where a wanted derivative reads it
 #include "ops/elementwise.h"
 #include <algorithm>
@@ -25,50 +27,52 @@ struct Kernel {
   Span<double> wide;
   RunOnDevice device;
 };
-template <class Op>
-Kernel kernel_of() {
+template <class Op> Kernel kernel_of() {
   Kernel k{};
-  detail::visit_cpu<float>([&]<class>(auto where) { k = {span_of<Op, decltype(where)::kIsa, float>(where), span_of<Op, decltype(where)::kIsa, double>(where), nullptr}; });
+  detail::visit_cpu<float>([&]<class>(auto where) {
+    k = {span_of<Op, decltype(where)::kIsa, float>(where), span_of<Op, decltype(where)::kIsa, double>(where), nullptr};
+  });
   if constexpr (kHasCuda) k.device = &run_on_device<Op>;
   return k;
 }
-template <class Op>
-const Kernel& kernel() {
+template <class Op> const Kernel& kernel() {
   static const Kernel k = kernel_of<Op>();
   return k;
 }
 
-template <class W>
-using Load = void (*)(const std::byte* from, Index step, Index n, W* to);
-template <class W, class T>
-void load(const std::byte* from, Index step, Index n, W* to) {
+template <class W> using Load = void (*)(const std::byte* from, Index step, Index n, W* to);
+template <class W, class T> void load(const std::byte* from, Index step, Index n, W* to) {
   const T* const x = reinterpret_cast<const T*>(from);
   if (step == 0) std::fill_n(to, n, static_cast<W>(*x));
-  else for (Index i = 0; i < n; ++i) to[i] = static_cast<W>(x[i * step]);
+  else
+    for (Index i = 0; i < n; ++i) to[i] = static_cast<W>(x[i * step]);
 }
 
-/// y = op(inputs), of the inputs' broadcast shape; W is the type computed in, inputs of any type convert to it.
-template <class W>
-void run(Span<W> span, std::span<const Tensor* const> in, Tensor& y, W p, W q) {
+/// y = op(inputs), of the inputs' broadcast shape; W is the type computed in, inputs of any type
+/// convert to it.
+template <class W> void run(Span<W> span, std::span<const Tensor* const> in, Tensor& y, W p, W q) {
   std::array<Strides, 4> strides{y.strides()};
   std::array<const std::byte*, 3> base{};
   std::array<Load<W>, 3> loads{};
   std::array<bool, 3> as_is{};
   for (std::size_t k = 0; k < in.size(); ++k) {
-    strides[k + 1] = in[k]->shape() == y.shape() ? in[k]->strides() : broadcast_to("broadcast", *in[k], y.shape()).strides();
+    strides[k + 1] =
+        in[k]->shape() == y.shape() ? in[k]->strides() : broadcast_to("broadcast", *in[k], y.shape()).strides();
     base[k] = in[k]->raw();
     as_is[k] = in[k]->dtype() == dtype_of<W>;
     visit_any("elementwise", *in[k], [&]<class T>(Cpu) { loads[k] = &load<W, T>; });
   }
   const Runs<4> runs(y.shape(), strides);
   std::array<std::size_t, 3> size{};
-  for (std::size_t k = 0; k < in.size(); ++k) size[k] = size_of(in[k]->dtype()), as_is[k] = as_is[k] && (runs.step[k + 1] == 1 || runs.run == 1);
+  for (std::size_t k = 0; k < in.size(); ++k)
+    size[k] = size_of(in[k]->dtype()), as_is[k] = as_is[k] && (runs.step[k + 1] == 1 || runs.run == 1);
   const bool direct = y.dtype() == dtype_of<W>;
   std::byte* const out = y.mutable_raw();
   visit_any("elementwise", y, [&]<class T>(Cpu) {
     runs.for_pieces(kPiece, [&](const std::array<Index, 4>& at, Index n) {
       W buffer[4][kBlock];
-      const bool whole = direct && std::all_of(as_is.begin(), as_is.begin() + static_cast<std::ptrdiff_t>(in.size()), [](bool b) { return b; });
+      const bool whole = direct && std::all_of(as_is.begin(), as_is.begin() + static_cast<std::ptrdiff_t>(in.size()),
+                                               [](bool b) { return b; });
       for (Index i = 0; i < n; i += whole ? n : kBlock) {
         const Index count = whole ? n : std::min(kBlock, n - i);
         const W* operand[3] = {};
@@ -98,13 +102,15 @@ void run_on_gpu(RunOnDevice run, std::span<const Tensor* const> in, Tensor& y, d
       check(in[k]->dtype() != DType::f64, "elementwise: no kernel for f64 on ", y.device(), "; convert with to()");
       s.in[k] = in[k]->raw();
       s.in_type[k] = in[k]->dtype();
-      strides[k + 1] = in[k]->shape() == y.shape() ? in[k]->strides() : broadcast_to("broadcast", *in[k], y.shape()).strides();
+      strides[k + 1] =
+          in[k]->shape() == y.shape() ? in[k]->strides() : broadcast_to("broadcast", *in[k], y.shape()).strides();
     }
     run(cuda_of(y.device()), s, cuda::Walk<4>(y.shape(), Runs<4>(y.shape(), strides)));
   }
 }
 
-/// The op on whole tensors. `type` is the result's; the first floating input names the type computed in.
+/// The op on whole tensors. `type` is the result's; the first floating input names the type
+/// computed in.
 Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, double p = 0, double q = 0) {
   const bool wide = std::any_of(in.begin(), in.end(), [](const Tensor* t) { return t->dtype() == DType::f64; });
   if constexpr (kHasCuda)
@@ -124,7 +130,8 @@ Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, 
       for (std::size_t k = 0; k < in.size(); ++k) x[k] = in[k]->data<W>();
       W* const out = y.mutable_data<W>();
       parallel_for(y.numel(), kPiece, [&](Index begin, Index end) {
-        span(x[0] + begin, x[1] ? x[1] + begin : nullptr, x[2] ? x[2] + begin : nullptr, out + begin, end - begin, static_cast<W>(p), static_cast<W>(q));
+        span(x[0] + begin, x[1] ? x[1] + begin : nullptr, x[2] ? x[2] + begin : nullptr, out + begin, end - begin,
+             static_cast<W>(p), static_cast<W>(q));
       });
     };
     wide ? sweep(kernel.wide) : sweep(kernel.narrow);
@@ -134,20 +141,19 @@ Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, 
   for (const Tensor* t : in.subspan(1)) shape = broadcast("broadcast", shape, t->shape());
   Tensor y = empty(shape, type, in[0]->device());
   if (y.numel() == 0) return y;
-  wide ? run<double>(kernel.wide, in, y, p, q) : run<float>(kernel.narrow, in, y, static_cast<float>(p), static_cast<float>(q));
+  wide ? run<double>(kernel.wide, in, y, p, q)
+       : run<float>(kernel.narrow, in, y, static_cast<float>(p), static_cast<float>(q));
   return y;
 }
-template <class Op, class... In>
-Tensor mapped(double p, double q, const Tensor& x, const In&... more) {
+template <class Op, class... In> Tensor mapped(double p, double q, const Tensor& x, const In&... more) {
   const std::array<const Tensor*, sizeof...(In) + 1> in{&x, &more...};
   return map(kernel<Op>(), in, x.dtype(), p, q);
 }
 
-// ---- one input -----------------------------------------------------------------------------------------
+// ---- one input ----------------------------------------------------------------------------------
 enum class Saves { nothing, x, y };
 
-template <class F, class G, Saves kSaves>
-struct Unary final : Function {
+template <class F, class G, Saves kSaves> struct Unary final : Function {
   std::string_view label;
   double p = 0, q = 0;
   std::string_view name() const override { return label; }
@@ -164,16 +170,16 @@ struct Unary final : Function {
   }
 };
 
-template <class F, class G, Saves kSaves>
-Tensor unary(const char* op, const Tensor& x, double p = 0, double q = 0) {
-  check(bool(x) && is_floating(x.dtype()), op, ": needs a tensor of floats, got ", x ? name_of(x.dtype()) : "an undefined one");
+template <class F, class G, Saves kSaves> Tensor unary(const char* op, const Tensor& x, double p = 0, double q = 0) {
+  check(bool(x) && is_floating(x.dtype()), op, ": needs a tensor of floats, got ",
+        x ? name_of(x.dtype()) : "an undefined one");
   Unary<F, G, kSaves> fn;
   fn.label = op;
   fn.p = p, fn.q = q;
   return apply(std::move(fn), x);
 }
 
-// ---- two inputs ----------------------------------------------------------------------------------------
+// ---- two inputs ---------------------------------------------------------------------------------
 // How da and db come about, and which of a and b they read.
 struct AddRule {
   using F = Add;
@@ -210,8 +216,7 @@ struct PowRule {
   static Tensor db(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<PowGradB>(0, 0, a, b, dy); }
 };
 
-template <class Rule>
-struct Binary final : Function {
+template <class Rule> struct Binary final : Function {
   std::string_view label;
   Shape a_shape, b_shape;
   bool has_a = false, has_b = false;
@@ -227,12 +232,12 @@ struct Binary final : Function {
   std::vector<Tensor> backward(const Tensor& dy) override {
     const Tensor none;
     const Tensor &a = has_a ? saved(0) : none, &b = has_b ? saved(has_a ? 1 : 0) : none;
-    return {wants(0) ? sum_to(Rule::da(a, b, dy), a_shape) : none, wants(1) ? sum_to(Rule::db(a, b, dy), b_shape) : none};
+    return {wants(0) ? sum_to(Rule::da(a, b, dy), a_shape) : none,
+            wants(1) ? sum_to(Rule::db(a, b, dy), b_shape) : none};
   }
 };
 
-template <class Rule>
-Tensor binary(const char* op, const Tensor& a, const Tensor& b) {
+template <class Rule> Tensor binary(const char* op, const Tensor& a, const Tensor& b) {
   check_alike(op, "a", a, "b", b);
   check(is_floating(a.dtype()), op, ": needs tensors of floats, got ", a.dtype());
   if (a.shape() != b.shape()) broadcast(op, a.shape(), b.shape());  // for the message, by name
@@ -241,7 +246,7 @@ Tensor binary(const char* op, const Tensor& a, const Tensor& b) {
   return apply(std::move(fn), a, b);
 }
 
-// ---- where -----------------------------------------------------------------------------------------------
+// ---- where --------------------------------------------------------------------------------------
 struct Select final : Function {
   Tensor condition;
   Shape a_shape, b_shape;
@@ -258,7 +263,8 @@ struct Select final : Function {
   std::vector<Tensor> backward(const Tensor& dy) override {
     const Tensor none, nothing = zeros({}, dy.dtype(), dy.device());
     const Tensor& c = saved(0);
-    return {wants(0) ? sum_to(pick(c, dy, nothing), a_shape) : none, wants(1) ? sum_to(pick(c, nothing, dy), b_shape) : none};
+    return {wants(0) ? sum_to(pick(c, dy, nothing), a_shape) : none,
+            wants(1) ? sum_to(pick(c, nothing, dy), b_shape) : none};
   }
 };
 
@@ -295,7 +301,8 @@ Tensor clamp(const Tensor& x, double low, double high) {
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   check_alike("where", "a", a, "b", b);
-  check(bool(condition) && condition.dtype() == DType::u8, "where: the condition must be u8, got ", condition ? name_of(condition.dtype()) : "an undefined tensor");
+  check(bool(condition) && condition.dtype() == DType::u8, "where: the condition must be u8, got ",
+        condition ? name_of(condition.dtype()) : "an undefined tensor");
   check(is_floating(a.dtype()), "where: needs tensors of floats, got ", a.dtype());
   broadcast("where", broadcast("where", a.shape(), b.shape()), condition.shape());
   Select fn;

@@ -1,6 +1,8 @@
-// The elementwise ops on a GPU: the functors of elementwise.h, each in three kernels. Where all is f32 or all is bf16 and whole packs lie
-// together, as in tensors of one shape and in rows that repeat, a thread moves 16 bytes a tensor; everything else (strided, f16, the u8 of
-// where and greater, rows that are no multiple of a pack, the end of a single one) takes the kernel that looks at types and strides element by element. Arithmetic is f32.
+// The elementwise ops on a GPU: the functors of elementwise.h, each in three kernels. Where all is
+// f32 or all is bf16 and whole packs lie together, as in tensors of one shape and in rows that
+// repeat, a thread moves 16 bytes a tensor; everything else (strided, f16, the u8 of where and
+// greater, rows that are no multiple of a pack, the end of a single one) takes the kernel that
+// looks at types and strides element by element. Arithmetic is f32.
 #include "core/cuda/pack.cuh"
 #include "core/convert.h"
 #include "ops/elementwise.h"
@@ -21,7 +23,8 @@ __global__ void packed_kernel(const __grid_constant__ DeviceSpan s, const __grid
     for (int k = 0; k < Op::kInputs; ++k) {
       const T* const from = static_cast<const T*>(s.in[k]) + at[k + 1];
       if (walk.stride[0][k + 1] != 0) in[k] = load<N>(from);
-      else for (int e = 0; e < N; ++e) in[k].x[e] = static_cast<float>(*from);
+      else
+        for (int e = 0; e < N; ++e) in[k].x[e] = static_cast<float>(*from);
     }
     for (int e = 0; e < N; ++e) out.x[e] = Op::f(in[0][e], in[1][e], in[2][e], s.p, s.q);
     store(static_cast<T*>(s.y) + at[0], out);
@@ -29,13 +32,15 @@ __global__ void packed_kernel(const __grid_constant__ DeviceSpan s, const __grid
 }
 
 template <class Op>
-__global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __grid_constant__ Walk<4> walk, Index first) {
+__global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __grid_constant__ Walk<4> walk,
+                               Index first) {
   for (Index i = first + first_element(); i < walk.elements; i += element_step()) {
     Index at[4];
     walk.at(i, at);
     float x[3] = {};
     for (int k = 0; k < Op::kInputs; ++k)
-      x[k] = with_type(s.in_type[k], [&]<class T>() { return static_cast<float>(static_cast<const T*>(s.in[k])[at[k + 1]]); });
+      x[k] = with_type(s.in_type[k],
+                       [&]<class T>() { return static_cast<float>(static_cast<const T*>(s.in[k])[at[k + 1]]); });
     const float y = Op::f(x[0], x[1], x[2], s.p, s.q);
     if (s.y_type == DType::f32) static_cast<float*>(s.y)[at[0]] = y;
     else if (s.y_type == DType::bf16) static_cast<bf16*>(s.y)[at[0]] = bf16(y);
@@ -46,9 +51,14 @@ __global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __gri
 
 }  // namespace
 
-/// The walk in packs of n elements, of a single row as many as are whole; without elements where packs do not fit the operands.
+/// The walk in packs of n elements, of a single row as many as are whole; without elements where
+/// packs do not fit the operands.
 inline Walk<4> packed(const DeviceSpan& s, int inputs, Walk<4> walk, int n) {
-  const Walk<4> none = [&] { Walk<4> w = walk; w.elements = 0; return w; }();
+  const Walk<4> none = [&] {
+    Walk<4> w = walk;
+    w.elements = 0;
+    return w;
+  }();
   if (walk.axes == 0 || (walk.axes > 1 && walk.extent[0] % n != 0) || walk.stride[0][0] != 1) return none;
   const void* const at[4] = {s.y, s.in[0], s.in[1], s.in[2]};
   for (int k = 0; k <= inputs; ++k) {
@@ -64,25 +74,24 @@ inline Walk<4> packed(const DeviceSpan& s, int inputs, Walk<4> walk, int n) {
   return walk;
 }
 
-template <class Op>
-void run_on_device(Cuda where, const DeviceSpan& s, const Walk<4>& walk) {
+template <class Op> void run_on_device(Cuda where, const DeviceSpan& s, const Walk<4>& walk) {
   const auto run_packed = [&]<class T>() {
     const Walk<4> packs = packed(s, Op::kInputs, walk, kPack<T>);
-    if (packs.elements > 0) launch("elementwise", where, packed_kernel<Op, T>, blocks_for(packs.elements), kThreads, 0, s, packs);
+    if (packs.elements > 0)
+      launch("elementwise", where, packed_kernel<Op, T>, blocks_for(packs.elements), kThreads, 0, s, packs);
     return packs.elements * kPack<T>;
   };
-  const Index done = s.y_type == DType::f32 ? run_packed.template operator()<float>() : s.y_type == DType::bf16 ? run_packed.template operator()<bf16>() : 0;
-  if (done < walk.elements) launch("elementwise", where, strided_kernel<Op>, blocks_for(walk.elements - done), kThreads, 0, s, walk, done);
+  const Index done = s.y_type == DType::f32    ? run_packed.template operator()<float>()
+                     : s.y_type == DType::bf16 ? run_packed.template operator()<bf16>()
+                                               : 0;
+  if (done < walk.elements)
+    launch("elementwise", where, strided_kernel<Op>, blocks_for(walk.elements - done), kThreads, 0, s, walk, done);
 }
 
 /// Names every launcher once, which is what makes the compiler build them.
 template <class List> struct BuiltForDevice;
-template <class... Ops>
-struct BuiltForDevice<std::tuple<Ops...>> {
-  static RunOnDevice const all[];
-};
-template <class... Ops>
-RunOnDevice const BuiltForDevice<std::tuple<Ops...>>::all[] = {&run_on_device<Ops>...};
+template <class... Ops> struct BuiltForDevice<std::tuple<Ops...>> { static RunOnDevice const all[]; };
+template <class... Ops> RunOnDevice const BuiltForDevice<std::tuple<Ops...>>::all[] = {&run_on_device<Ops>...};
 template struct BuiltForDevice<AllSpans>;
 
 }  // namespace hilt::spans

@@ -5,21 +5,20 @@
 #include "core/dispatch.h"
 #include "ops/math.h"
 
-// Private: the elementwise ops as functors on scalars, and the kernel they all share. A new op is a struct here, its name
-// in AllSpans, and a public function in elementwise.cpp.
+// Private: the elementwise ops as functors on scalars, and the kernel they all share. A new op is a
+// struct here, its name in AllSpans, and a public function in elementwise.cpp.
 //
-// A functor takes up to three elements and two constants. Kernels run it over dense spans of f32 or f64 alone; the driver in
-// elementwise.cpp brings whatever the tensors are (strided, repeated, 16 bits wide) into that form.
+// A functor takes up to three elements and two constants. Kernels run it over dense spans of f32 or
+// f64 alone; the driver in elementwise.cpp brings whatever the tensors are (strided, repeated, 16
+// bits wide) into that form.
 
 namespace hilt::spans {
 
 /// y[i] = op(a[i], b[i], c[i]; p, q), of which only the first Op::kInputs pointers are read.
-template <class T>
-using Span = void (*)(const T* a, const T* b, const T* c, T* y, Index n, T p, T q);
+template <class T> using Span = void (*)(const T* a, const T* b, const T* c, T* y, Index n, T p, T q);
 
 /// The kernel for an op, compiled for an instruction set in elementwise_cpu.cpp.
-template <class Op, Isa I, class T>
-Span<T> span_of(CpuAt<I>);
+template <class Op, Isa I, class T> Span<T> span_of(CpuAt<I>);
 
 /// The same on a GPU, which reads any types and strides itself: operand 0 of the walk is y.
 struct DeviceSpan {
@@ -29,14 +28,19 @@ struct DeviceSpan {
   float p, q;
 };
 using RunOnDevice = void (*)(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
-template <class Op>
-void run_on_device(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
+template <class Op> void run_on_device(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
 
-struct One { static constexpr int kInputs = 1; };
-struct Two { static constexpr int kInputs = 2; };
-struct Three { static constexpr int kInputs = 3; };
+struct One {
+  static constexpr int kInputs = 1;
+};
+struct Two {
+  static constexpr int kInputs = 2;
+};
+struct Three {
+  static constexpr int kInputs = 3;
+};
 
-// ---- forward -----------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 // clang-format off
 struct Add : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a + b; } };
 struct Sub : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a - b; } };
@@ -67,7 +71,7 @@ struct GeluTanh : One {  // (1 + tanh y) / 2 is the sigmoid of 2 y, which keeps 
   template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x * math::sigmoid(T(kC) * (x + T(kCubic) * x * x * x)); }
 };
 
-// ---- backward: gradients from what was saved (s: x or y; a, b) and dy ------------------------------------
+// ---- backward: gradients from what was saved (s: x or y; a, b) and dy ---------------------------
 struct MaximumGrad : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T dy, T, T) { return a > b ? dy : a == b ? dy * T(0.5) : T{0}; } };
 struct DivGradB : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T dy, T, T) { return -dy * a / (b * b); } };
 struct PowGradA : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T dy, T, T) { return b == 0 ? T{0} : dy * b * std::pow(a, b - T{1}); } };
@@ -102,9 +106,10 @@ struct GeluTanhGrad : Two {
 // clang-format on
 
 /// All of them: what elementwise_cpu.cpp compiles.
-using AllSpans = std::tuple<Add, Sub, Mul, Div, Maximum, Pow, Greater, Where, AddConstant, MulConstant, PowConstant, Neg, Exp, Log, Sqrt, Rsqrt,
-                            Tanh, Sigmoid, Relu, Gelu, Silu, Square, Abs, Clamp, GeluTanh, MaximumGrad, DivGradB, PowGradA, PowGradB,
-                            PowConstantGrad, LogGrad, SqrtGrad, RsqrtGrad, TanhGrad, SigmoidGrad, ReluGrad, SquareGrad, AbsGrad, ClampGrad,
-                            SiluGrad, GeluGrad, GeluTanhGrad>;
+using AllSpans =
+    std::tuple<Add, Sub, Mul, Div, Maximum, Pow, Greater, Where, AddConstant, MulConstant, PowConstant, Neg, Exp, Log,
+               Sqrt, Rsqrt, Tanh, Sigmoid, Relu, Gelu, Silu, Square, Abs, Clamp, GeluTanh, MaximumGrad, DivGradB,
+               PowGradA, PowGradB, PowConstantGrad, LogGrad, SqrtGrad, RsqrtGrad, TanhGrad, SigmoidGrad, ReluGrad,
+               SquareGrad, AbsGrad, ClampGrad, SiluGrad, GeluGrad, GeluTanhGrad>;
 
 }  // namespace hilt::spans

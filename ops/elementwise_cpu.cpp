@@ -4,8 +4,7 @@
 namespace hilt::spans {
 namespace {
 
-template <class Op, class T>
-void run(const T* a, const T* b, const T* c, T* __restrict y, Index n, T p, T q) {
+template <class Op, class T> void run(const T* a, const T* b, const T* c, T* __restrict y, Index n, T p, T q) {
   if constexpr (Op::kInputs == 1)
     for (Index i = 0; i < n; ++i) y[i] = Op::f(a[i], T{}, T{}, p, q);
   else if constexpr (Op::kInputs == 2)
@@ -16,16 +15,11 @@ void run(const T* a, const T* b, const T* c, T* __restrict y, Index n, T p, T q)
 
 }  // namespace
 
-template <class Op, Isa I, class T>
-Span<T> span_of(CpuAt<I>) {
-  return &run<Op, T>;
-}
+template <class Op, Isa I, class T> Span<T> span_of(CpuAt<I>) { return &run<Op, T>; }
 
 /// Names every kernel once, which is what makes the compiler build them.
-template <Isa I, class List>
-struct Built;
-template <Isa I, class... Ops>
-struct Built<I, std::tuple<Ops...>> {
+template <Isa I, class List> struct Built;
+template <Isa I, class... Ops> struct Built<I, std::tuple<Ops...>> {
   static Span<float> (*const narrow[])(CpuAt<I>);
   static Span<double> (*const wide[])(CpuAt<I>);
 };

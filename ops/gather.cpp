@@ -3,7 +3,8 @@
 //      y = gather(x, index)          y[.., i, ..] = x[.., index[i], ..]       dx = scatter_add(dy, index)
 //      y = scatter_add(x, index)     y[.., index[i], ..] += x[.., i, ..]      dx = gather(dy, index)
 //
-// Both keep the index only. Rows are added in the order of the index, whatever the number of threads.
+// Both keep the index only. Rows are added in the order of the index, whatever the number of
+// threads.
 #include <cstring>
 #include "core/parallel.h"
 #include "core/tape.h"
@@ -14,13 +15,13 @@
 namespace hilt {
 namespace {
 
-constexpr Index kPiece = 1 << 15;   // elements worth a task
-constexpr Index kColumns = 64;      // of one task of a scatter: a cache line or more of any type
+constexpr Index kPiece = 1 << 15;  // elements worth a task
+constexpr Index kColumns = 64;     // of one task of a scatter: a cache line or more of any type
 
 /// index as dense i64, every entry in [0, extent).
 Tensor checked_index(const char* op, const Tensor& index, Index extent) {
-  check(bool(index) && !is_floating(index.dtype()) && index.dtype() != DType::u8, op, ": indices must be i32 or i64, got ",
-        index.dtype());
+  check(bool(index) && !is_floating(index.dtype()) && index.dtype() != DType::u8, op,
+        ": indices must be i32 or i64, got ", index.dtype());
   const Tensor wide = dense(to(index, DType::i64));
   if (wide.device().is_cuda()) return wide;  // to look would be to wait; the kernel takes care
   const std::int64_t* const at = wide.data<std::int64_t>();
@@ -45,7 +46,8 @@ Tensor gathered(const Tensor& in, int axis, const Tensor& index) {
     }
   parallel_for(from.outer * n, kPiece / (from.inner + 1) + 1, [&](Index begin, Index end) {
     for (Index i = begin; i < end; ++i)
-      std::memcpy(dst + static_cast<std::size_t>(i) * row, src + static_cast<std::size_t>(i / n * from.extent + at[i % n]) * row, row);
+      std::memcpy(dst + static_cast<std::size_t>(i) * row,
+                  src + static_cast<std::size_t>(i / n * from.extent + at[i % n]) * row, row);
   });
   return y;
 }
@@ -58,7 +60,8 @@ Tensor scattered(const Tensor& in, int axis, const Tensor& index, Index extent) 
       Tensor y = empty(x.shape().with(axis, extent), x.dtype(), x.device());
       visit("scatter_add", x, [&]<class T>(auto where) {
         if constexpr (is_cuda<decltype(where)>)
-          kernels::scatter_add(where, x.data<T>(), index.data<std::int64_t>(), y.mutable_data<T>(), from.outer, from.extent, extent, from.inner);
+          kernels::scatter_add(where, x.data<T>(), index.data<std::int64_t>(), y.mutable_data<T>(), from.outer,
+                               from.extent, extent, from.inner);
       });
       return y;
     }
@@ -105,7 +108,8 @@ struct ScatterAdd final : Function {
 };
 
 Tensor pick(const char* op, const Tensor& x, int axis, const Tensor& index) {
-  check(index.device() == x.device(), op, ": the index is on ", index.device(), ", x on ", x.device(), "; move one with to()");
+  check(index.device() == x.device(), op, ": the index is on ", index.device(), ", x on ", x.device(),
+        "; move one with to()");
   Gather fn;
   fn.axis = axis;
   fn.index = checked_index(op, index, x.dim(axis));
@@ -122,9 +126,10 @@ Tensor gather(const Tensor& x, int axis, const Tensor& index) {
 Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, Index extent) {
   ScatterAdd fn;
   fn.axis = checked_axis("scatter_add", axis, x.rank());
-  check(index.rank() == 1 && index.dim(0) == x.dim(fn.axis), "scatter_add: axis ", axis, " of ", x.shape(), " has ", x.dim(fn.axis),
-        " rows, the index has shape ", index.shape());
-  check(index.device() == x.device(), "scatter_add: the index is on ", index.device(), ", x on ", x.device(), "; move one with to()");
+  check(index.rank() == 1 && index.dim(0) == x.dim(fn.axis), "scatter_add: axis ", axis, " of ", x.shape(), " has ",
+        x.dim(fn.axis), " rows, the index has shape ", index.shape());
+  check(index.device() == x.device(), "scatter_add: the index is on ", index.device(), ", x on ", x.device(),
+        "; move one with to()");
   check(extent >= 0, "scatter_add: extent ", extent, " is negative");
   visit("scatter_add", x, []<class T>(auto) {});
   fn.index = checked_index("scatter_add", index, extent);

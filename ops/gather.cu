@@ -1,12 +1,14 @@
 // gather and scatter_add on a GPU.
 //
-// gather: a thread moves one element or 16 bytes of a row. An index outside the axis gives a row of all bits set, a NaN of every float
-// type: nobody waits to check.
+// gather: a thread moves one element or 16 bytes of a row. An index outside the axis gives a row of
+// all bits set, a NaN of every float type: nobody waits to check.
 //
-// scatter_add adds the rows that share a place in the order of the index, without atomics. The index is cut into chunks, a warp each:
+// scatter_add adds the rows that share a place in the order of the index, without atomics. The
+// index is cut into chunks, a warp each:
 //   count    how often each place occurs in each chunk
 //   begin    where each place's list begins: a running sum over places, then over the chunks of a place
-//   list     every position of the index goes to its place's list; within a chunk a warp takes 32 at a time, equal ones by lane
+//   list     every position of the index goes to its place's list; within a chunk a warp takes 32 at a time,
+//            equal ones by lane
 //   add      a thread owns an element of the result and walks its list
 #include "core/cuda/reduce.cuh"
 #include "core/tensor.h"
@@ -18,7 +20,8 @@ namespace {
 using namespace cuda;
 
 template <class Word>
-__global__ void gather_kernel(const Word* x, const std::int64_t* index, Word* y, Index n, Index extent, Index words, Index all) {
+__global__ void gather_kernel(const Word* x, const std::int64_t* index, Word* y, Index n, Index extent, Index words,
+                              Index all) {
   for (Index i = first_element(); i < all; i += element_step()) {
     const Index w = i % words, row = i / words, at = index[row % n];
     Word out;
@@ -94,7 +97,8 @@ __global__ void part_kernel(std::int32_t* counts, Index chunks, Index extent, co
   }
 }
 
-__global__ void list_kernel(const std::int64_t* index, Index n, Index extent, Index chunk, std::int32_t* next, std::int32_t* list) {
+__global__ void list_kernel(const std::int64_t* index, Index n, Index extent, Index chunk, std::int32_t* next,
+                            std::int32_t* list) {
   std::int32_t* const mine = next + blockIdx.x * extent;
   const Index end = min((blockIdx.x + 1) * chunk, n);
   for (Index i = blockIdx.x * chunk; i < end; i += kWarp) {
@@ -109,25 +113,31 @@ __global__ void list_kernel(const std::int64_t* index, Index n, Index extent, In
 }
 
 template <class T>
-__global__ void add_kernel(const T* x, const std::int32_t* begin, const std::int32_t* list, T* y, Index n, Index extent, Index inner, Index all) {
+__global__ void add_kernel(const T* x, const std::int32_t* begin, const std::int32_t* list, T* y, Index n, Index extent,
+                           Index inner, Index all) {
   for (Index i = first_element(); i < all; i += element_step()) {
     const Index c = i % inner, place = i / inner % extent, o = i / inner / extent;
     float sum = 0;
-    for (std::int32_t e = begin[place]; e < begin[place + 1]; ++e) sum += static_cast<float>(x[(o * n + list[e]) * inner + c]);
+    for (std::int32_t e = begin[place]; e < begin[place + 1]; ++e)
+      sum += static_cast<float>(x[(o * n + list[e]) * inner + c]);
     y[i] = static_cast<T>(sum);
   }
 }
 
 }  // namespace
 
-void gather(Cuda where, const void* x, const std::int64_t* index, void* y, Index outer, Index n, Index extent, Index row_bytes) {
+void gather(Cuda where, const void* x, const std::int64_t* index, void* y, Index outer, Index n, Index extent,
+            Index row_bytes) {
   const auto run = [&]<class Word>() {
     const Index words = row_bytes / static_cast<Index>(sizeof(Word)), all = outer * n * words;
-    launch("gather", where, gather_kernel<Word>, blocks_for(all), kThreads, 0, static_cast<const Word*>(x), index, static_cast<Word*>(y), n, extent,
-           words, all);
+    launch("gather", where, gather_kernel<Word>, blocks_for(all), kThreads, 0, static_cast<const Word*>(x), index,
+           static_cast<Word*>(y), n, extent, words, all);
   };
   const auto fits = [&](std::size_t word) {
-    return (reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(y) | static_cast<std::uintptr_t>(row_bytes)) % word == 0;
+    return (reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(y) |
+            static_cast<std::uintptr_t>(row_bytes)) %
+               word ==
+           0;
   };
   if (outer * n * row_bytes == 0) return;
   if (fits(16)) run.template operator()<uint4>();
@@ -137,12 +147,16 @@ void gather(Cuda where, const void* x, const std::int64_t* index, void* y, Index
 }
 
 template <class T>
-void scatter_add(Cuda where, const T* x, const std::int64_t* index, T* y, Index outer, Index n, Index extent, Index inner) {
+void scatter_add(Cuda where, const T* x, const std::int64_t* index, T* y, Index outer, Index n, Index extent,
+                 Index inner) {
   if (outer * extent * inner == 0) return;
-  const Index chunk = std::max(kFewest, (n + kChunks - 1) / kChunks), chunks = std::max<Index>(1, (n + chunk - 1) / chunk);
+  const Index chunk = std::max(kFewest, (n + kChunks - 1) / kChunks),
+              chunks = std::max<Index>(1, (n + chunk - 1) / chunk);
   const Device device{Device::Kind::cuda, where.device};
-  Tensor counts = zeros({chunks, extent}, DType::i32, device), begin = empty({extent + 1}, DType::i32, device), list = empty({n}, DType::i32, device);
-  auto *const c = counts.mutable_data<std::int32_t>(), *const b = begin.mutable_data<std::int32_t>(), *const l = list.mutable_data<std::int32_t>();
+  Tensor counts = zeros({chunks, extent}, DType::i32, device), begin = empty({extent + 1}, DType::i32, device),
+         list = empty({n}, DType::i32, device);
+  auto *const c = counts.mutable_data<std::int32_t>(), *const b = begin.mutable_data<std::int32_t>(),
+              *const l = list.mutable_data<std::int32_t>();
   const dim3 grid(static_cast<unsigned>(chunks));
   launch("scatter_add", where, count_kernel, grid, kWarp, 0, index, n, extent, chunk, c);
   launch("scatter_add", where, total_kernel, blocks_for(extent), kThreads, 0, c, chunks, extent, b);

@@ -1,9 +1,11 @@
-// A layer in one op: y = x w + b, and onto a residual stream y = r + x w + b. The product starts from b and r instead of 0.
+// A layer in one op: y = x w + b, and onto a residual stream y = r + x w + b. The product starts
+// from b and r instead of 0.
 //
 //      dx = dy w^T        dw = x^T dy        db = sum over rows of dy        dr = dy        keeps x and w
 //
-// y = gelu_tanh(h), h = x w + b: the same with dh = dy gelu_tanh'(h) for dy; keeps h too. A GPU applies gelu while it writes the product of 16-bit
-// factors, and sums dy while it multiplies by it.
+// y = gelu_tanh(h), h = x w + b: the same with dh = dy gelu_tanh'(h) for dy; keeps h too. A GPU
+// applies gelu while it writes the product of 16-bit factors, and sums dy while it multiplies by
+// it.
 #include "core/tape.h"
 #include "ops/gemm/gemm.h"
 #include "ops/helpers.h"
@@ -14,8 +16,9 @@ namespace {
 
 Tensor as_rows(const Tensor& x) { return reshape(x, {x.dim(-1) > 0 ? x.numel() / x.dim(-1) : 0, x.dim(-1)}); }
 
-template <class T>
-kernels::MatrixRef<const T> matrix(const Tensor& x) { return {x.data<T>(), x.stride(-2), x.stride(-1)}; }
+template <class T> kernels::MatrixRef<const T> matrix(const Tensor& x) {
+  return {x.data<T>(), x.stride(-2), x.stride(-1)};
+}
 
 struct LinearOp final : Function {
   bool gelu = false;
@@ -38,11 +41,12 @@ struct LinearOp final : Function {
         if (bias) start.bias = bias.data<T>();
         if (residual) start.residual = matrix<T>(residual);
         const kernels::MatrixRef<T> to{y.mutable_data<T>(), w.dim(1), 1};
-        if constexpr (is_cuda<decltype(device)> && sizeof(T) == 2)  // in f32 the library's gelu has five times the error of ours
+        if constexpr (is_cuda<decltype(device)> &&
+                      sizeof(T) == 2)  // in f32 the library's gelu has five times the error of ours
           if (gelu) {
             if (wants_any()) before = empty_like(y);
-            active = kernels::gemm_gelu<T>(device, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight), to, start.bias,
-                                           before ? before.mutable_data<T>() : nullptr);
+            active = kernels::gemm_gelu<T>(device, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight),
+                                           to, start.bias, before ? before.mutable_data<T>() : nullptr);
             if (active) return;
           }
         kernels::gemm_onto<T>(device, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight), to, start);
@@ -76,8 +80,8 @@ struct LinearOp final : Function {
         if constexpr (is_cuda<decltype(where)>) {
           const Tensor rows = dense(x), g = dense(dy);
           Tensor w = empty({rows.dim(1), g.dim(1)}, g.dtype(), g.device()), b = empty(b_shape, g.dtype(), g.device());
-          done = kernels::gemm_with_sums<T>(where, rows.dim(1), g.dim(1), rows.dim(0), matrix<T>(transpose(rows)), matrix<T>(g), {w.mutable_data<T>(), w.dim(1), 1},
-                                            b.mutable_data<T>());
+          done = kernels::gemm_with_sums<T>(where, rows.dim(1), g.dim(1), rows.dim(0), matrix<T>(transpose(rows)),
+                                            matrix<T>(g), {w.mutable_data<T>(), w.dim(1), 1}, b.mutable_data<T>());
           if (done) dw = w, db = b;
         }
       });
@@ -87,11 +91,16 @@ struct LinearOp final : Function {
 
 Tensor checked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& r, bool gelu = false) {
   check_alike("linear", "x", x, "w", w);
-  check(x.rank() >= 1 && w.rank() == 2 && x.dim(-1) == w.dim(0), "linear: x ", x.shape(), " and w ", w.shape(), " must be [.., in] and [in, out]");
+  check(x.rank() >= 1 && w.rank() == 2 && x.dim(-1) == w.dim(0), "linear: x ", x.shape(), " and w ", w.shape(),
+        " must be [.., in] and [in, out]");
   if (b) check_alike("linear", "x", x, "b", b);
-  if (b) check(b.shape() == Shape{w.dim(1)}, "linear: b ", b.shape(), " must have one entry for each of the ", w.dim(1), " columns of w");
+  if (b)
+    check(b.shape() == Shape{w.dim(1)}, "linear: b ", b.shape(), " must have one entry for each of the ", w.dim(1),
+          " columns of w");
   if (r) check_alike("linear", "x", x, "residual", r);
-  if (r) check(r.shape() == x.shape().with(-1, w.dim(1)), "linear: the residual ", r.shape(), " must have the shape of x w, ", x.shape().with(-1, w.dim(1)));
+  if (r)
+    check(r.shape() == x.shape().with(-1, w.dim(1)), "linear: the residual ", r.shape(),
+          " must have the shape of x w, ", x.shape().with(-1, w.dim(1)));
   if (x.rank() == 1) return squeeze(checked(unsqueeze(x, 0), w, b, r ? unsqueeze(r, 0) : r, gelu), 0);
   check(is_floating(x.dtype()), "linear: needs tensors of floats, got ", x.dtype());
   LinearOp fn;
@@ -105,7 +114,9 @@ Tensor checked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& 
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b) { return checked(x, w, b, {}); }
-Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& residual) { return checked(x, w, b, residual); }
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& residual) {
+  return checked(x, w, b, residual);
+}
 Tensor linear_gelu_tanh(const Tensor& x, const Tensor& w, const Tensor& b) { return checked(x, w, b, {}, true); }
 
 }  // namespace hilt

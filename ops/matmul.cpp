@@ -1,8 +1,9 @@
 // y = a b over the last two axes, batched over the leading ones, which broadcast.
 //      da = dy b^T        db = a^T dy        summed over the batches a factor was repeated for; keeps a and b
 //
-// A factor is read in place whenever one of its last two strides is 1, so a transposed view costs nothing. Where b is
-// one matrix for the whole batch (a weight), the batch of a is just more rows: one product, and db needs no sum.
+// A factor is read in place whenever one of its last two strides is 1, so a transposed view costs
+// nothing. Where b is one matrix for the whole batch (a weight), the batch of a is just more rows:
+// one product, and db needs no sum.
 #include <algorithm>
 #include <vector>
 #include "core/tape.h"
@@ -21,8 +22,7 @@ Tensor readable(const Tensor& x) {
   return unit(-1, -2) || unit(-2, -1) ? x : clone(x);
 }
 
-template <class T>
-kernels::MatrixRef<const T> matrix(const Tensor& x) {
+template <class T> kernels::MatrixRef<const T> matrix(const Tensor& x) {
   return {x.data<T>(), x.stride(-2), x.stride(-1)};
 }
 
@@ -86,7 +86,9 @@ Tensor as_rows(const Tensor& x) { return reshape(x, {x.numel() / x.dim(-1), x.di
 
 struct Matmul final : Function {
   Shape a_shape, b_shape;
-  bool b_by_columns = false;  // as a transposed weight is; db then comes like that too, and goes back through the transpose without a copy
+  // As a transposed weight is; db then comes like that too, and goes back through the transpose
+  // without a copy.
+  bool b_by_columns = false;
   std::string_view name() const override { return "matmul"; }
 
   Tensor forward(const Tensor& a, const Tensor& b) {
@@ -121,11 +123,13 @@ struct Matmul final : Function {
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
   check_alike("matmul", "a", a, "b", b);
-  check(a.rank() >= 2 && b.rank() >= 2, "matmul: needs two matrices or batches of them, got ", a.shape(), " and ", b.shape());
-  check(a.dim(-1) == b.dim(-2), "matmul: a ", a.shape(), " has ", a.dim(-1), " columns, b ", b.shape(), " has ", b.dim(-2), " rows");
-  for (int axis = -3; -axis <= std::min(a.rank(), b.rank()); --axis)
-    check(a.dim(axis) == b.dim(axis) || a.dim(axis) == 1 || b.dim(axis) == 1, "matmul: a ", a.shape(), " and b ", b.shape(),
-          " do not broadcast: axis ", axis, " has ", a.dim(axis), " and ", b.dim(axis));
+  check(a.rank() >= 2 && b.rank() >= 2, "matmul: needs two matrices or batches of them, got ", a.shape(), " and ",
+        b.shape());
+  check(a.dim(-1) == b.dim(-2), "matmul: a ", a.shape(), " has ", a.dim(-1), " columns, b ", b.shape(), " has ",
+        b.dim(-2), " rows");
+  for (int axis = -3; - axis <= std::min(a.rank(), b.rank()); --axis)
+    check(a.dim(axis) == b.dim(axis) || a.dim(axis) == 1 || b.dim(axis) == 1, "matmul: a ", a.shape(), " and b ",
+          b.shape(), " do not broadcast: axis ", axis, " has ", a.dim(axis), " and ", b.dim(axis));
   visit("matmul", a, []<class T>(auto) {});
   return apply(Matmul{}, a, b);
 }

@@ -1,5 +1,6 @@
-// layer_norm and rms_norm on a GPU. Forward and dx: a warp or a block owns a row. dw and db: a block owns a run of rows and some columns, its
-// warps take rows in turn, and what they come to is added in a fixed order; a last kernel adds the runs.
+// layer_norm and rms_norm on a GPU. Forward and dx: a warp or a block owns a row. dw and db: a
+// block owns a run of rows and some columns, its warps take rows in turn, and what they come to is
+// added in a fixed order; a last kernel adds the runs.
 #include "core/cuda/rows.cuh"
 #include "ops/kernels.h"
 
@@ -11,7 +12,8 @@ using namespace cuda;
 constexpr int kWarps = 8;  // of a block that sums over rows
 
 template <class R, class T>
-__global__ void norm_kernel(const T* x, const T* w, const T* b, T* y, float* mean, float* rstd, Index rows, Index cols, float epsilon) {
+__global__ void norm_kernel(const T* x, const T* w, const T* b, T* y, float* mean, float* rstd, Index rows, Index cols,
+                            float epsilon) {
   const R row(cols);
   if (row.index >= rows) return;
   x += row.index * cols, y += row.index * cols;
@@ -32,17 +34,22 @@ __global__ void norm_kernel(const T* x, const T* w, const T* b, T* y, float* mea
 }
 
 template <class R, class T>
-__global__ void norm_dx_kernel(const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, Index rows, Index cols) {
+__global__ void norm_dx_kernel(const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx,
+                               Index rows, Index cols) {
   const R row(cols);
   if (row.index >= rows) return;
   x += row.index * cols, dy += row.index * cols, dx += row.index * cols;
   const float center = mean ? mean[row.index] : 0.0f, scale = rstd[row.index], n = static_cast<float>(cols);
-  struct Here { Floats<R::N> slope, hat; };
+  struct Here {
+    Floats<R::N> slope, hat;
+  };
   const auto here = [&](Index i) {
     const auto v = load<R::N>(x + i), g = load<R::N>(dy + i), weight = load<R::N>(w + i);
     Here h;
     for (int e = 0; e < R::N; ++e) {
-      h.slope.x[e] = __fmul_rn(g[e], weight[e]);  // rounded by itself: in a fused multiply-add it would not cancel against the mean of its likes
+      h.slope.x[e] = __fmul_rn(
+          g[e],
+          weight[e]);  // rounded by itself: in a fused multiply-add it would not cancel against the mean of its likes
       h.hat.x[e] = (v[e] - center) * scale;
     }
     return h;
@@ -63,7 +70,8 @@ __global__ void norm_dx_kernel(const T* x, const T* w, const float* mean, const 
 
 // partial: [2, pieces, cols] for dw and db. A thread has C neighbouring columns.
 template <int C, class T>
-__global__ void norm_dw_kernel(const T* x, const float* mean, const float* rstd, const T* dy, float* partial, Index rows, Index cols, Index per_piece) {
+__global__ void norm_dw_kernel(const T* x, const float* mean, const float* rstd, const T* dy, float* partial,
+                               Index rows, Index cols, Index per_piece) {
   __shared__ float part[2][kWarps][kWarp * C];
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const Index column = (static_cast<Index>(blockIdx.x) * kWarp + lane) * C, piece = blockIdx.y;
@@ -89,8 +97,7 @@ __global__ void norm_dw_kernel(const T* x, const float* mean, const float* rstd,
 }
 
 // blockIdx.y: 0 for dw, 1 for db, either of which may be null.
-template <class T>
-__global__ void norm_pieces_kernel(const float* partial, T* dw, T* db, Index pieces, Index cols) {
+template <class T> __global__ void norm_pieces_kernel(const float* partial, T* dw, T* db, Index pieces, Index cols) {
   __shared__ double part[kWarps][kWarp];
   T* const to = blockIdx.y == 0 ? dw : db;
   if (!to) return;
@@ -98,7 +105,8 @@ __global__ void norm_pieces_kernel(const float* partial, T* dw, T* db, Index pie
   const Index column = static_cast<Index>(blockIdx.x) * kWarp + lane;
   double sum = 0;
   if (column < cols)
-    for (Index p = warp; p < pieces; p += kWarps) sum += static_cast<double>(partial[(blockIdx.y * pieces + p) * cols + column]);
+    for (Index p = warp; p < pieces; p += kWarps)
+      sum += static_cast<double>(partial[(blockIdx.y * pieces + p) * cols + column]);
   part[warp][lane] = sum;
   __syncthreads();
   if (warp != 0 || column >= cols) return;
@@ -111,35 +119,47 @@ unsigned blocks(Index columns, Index each) { return static_cast<unsigned>((colum
 }  // namespace
 
 template <class T>
-void norm(Cuda where, const T* x, const T* w, const T* b, T* y, float* mean, float* rstd, Index rows, Index cols, double epsilon) {
-  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
-    launch("norm", where, norm_kernel<R, T>, grid, threads, 0, x, w, b, y, mean, rstd, rows, cols, static_cast<float>(epsilon));
-  }, x, w, b, y);
+void norm(Cuda where, const T* x, const T* w, const T* b, T* y, float* mean, float* rstd, Index rows, Index cols,
+          double epsilon) {
+  with_rows<T>(
+      rows, cols,
+      [&]<class R>(dim3 grid, int threads) {
+        launch("norm", where, norm_kernel<R, T>, grid, threads, 0, x, w, b, y, mean, rstd, rows, cols,
+               static_cast<float>(epsilon));
+      },
+      x, w, b, y);
 }
 
 template <class T>
-void norm_backward(Cuda where, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, T* dw, T* db, float* partial,
-                   Index rows, Index cols, Index pieces) {
+void norm_backward(Cuda where, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, T* dw,
+                   T* db, float* partial, Index rows, Index cols, Index pieces) {
   if (dx)
-    with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
-      launch("norm", where, norm_dx_kernel<R, T>, grid, threads, 0, x, w, mean, rstd, dy, dx, rows, cols);
-    }, x, w, dy, dx);
+    with_rows<T>(
+        rows, cols,
+        [&]<class R>(dim3 grid, int threads) {
+          launch("norm", where, norm_dx_kernel<R, T>, grid, threads, 0, x, w, mean, rstd, dy, dx, rows, cols);
+        },
+        x, w, dy, dx);
   if (!dw && !db) return;
   const auto sum_rows = [&]<int C>() {
-    launch("norm", where, norm_dw_kernel<C, T>, dim3(blocks(cols, kWarp * C), static_cast<unsigned>(pieces)), kWarps * kWarp, 0, x, mean, rstd, dy,
-           partial, rows, cols, (rows + pieces - 1) / pieces);
+    launch("norm", where, norm_dw_kernel<C, T>, dim3(blocks(cols, kWarp * C), static_cast<unsigned>(pieces)),
+           kWarps * kWarp, 0, x, mean, rstd, dy, partial, rows, cols, (rows + pieces - 1) / pieces);
   };
   constexpr int kColumns = 4;
   if (cols % kColumns == 0 && is_aligned(x) && is_aligned(dy)) sum_rows.template operator()<kColumns>();
   else sum_rows.template operator()<1>();
-  launch("norm", where, norm_pieces_kernel<T>, dim3(blocks(cols, kWarp), 2), kWarps * kWarp, 0, partial, dw, db, pieces, cols);
+  launch("norm", where, norm_pieces_kernel<T>, dim3(blocks(cols, kWarp), 2), kWarps * kWarp, 0, partial, dw, db, pieces,
+         cols);
 }
 
 template void norm(Cuda, const float*, const float*, const float*, float*, float*, float*, Index, Index, double);
-template void norm_backward(Cuda, const float*, const float*, const float*, const float*, const float*, float*, float*, float*, float*, Index, Index, Index);
+template void norm_backward(Cuda, const float*, const float*, const float*, const float*, const float*, float*, float*,
+                            float*, float*, Index, Index, Index);
 template void norm(Cuda, const bf16*, const bf16*, const bf16*, bf16*, float*, float*, Index, Index, double);
-template void norm_backward(Cuda, const bf16*, const bf16*, const float*, const float*, const bf16*, bf16*, bf16*, bf16*, float*, Index, Index, Index);
+template void norm_backward(Cuda, const bf16*, const bf16*, const float*, const float*, const bf16*, bf16*, bf16*,
+                            bf16*, float*, Index, Index, Index);
 template void norm(Cuda, const f16*, const f16*, const f16*, f16*, float*, float*, Index, Index, double);
-template void norm_backward(Cuda, const f16*, const f16*, const float*, const float*, const f16*, f16*, f16*, f16*, float*, Index, Index, Index);
+template void norm_backward(Cuda, const f16*, const f16*, const float*, const float*, const f16*, f16*, f16*, f16*,
+                            float*, Index, Index, Index);
 
 }  // namespace hilt::kernels

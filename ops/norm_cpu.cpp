@@ -1,4 +1,5 @@
-// Layer and RMS norm along rows: one pass to find what the row needs to know of itself, one to write.
+// Layer and RMS norm along rows: one pass to find what the row needs to know of itself, one to
+// write.
 #include <cmath>
 #include "ops/kernels.h"
 #include "ops/lanes.h"
@@ -6,25 +7,35 @@
 namespace hilt::kernels {
 
 template <Isa I, class T>
-void norm(CpuAt<I>, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols, double epsilon) {
+void norm(CpuAt<I>, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols,
+          double epsilon) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const T* const in = x + r * cols;
     T* const out = y + r * cols;
     const W n = static_cast<W>(cols);
     const W center = mean ? sum_of<W>(cols, [in](Index i) { return static_cast<W>(in[i]); }) / n : W{0};
-    const W square = sum_of<W>(cols, [=](Index i) { const W d = static_cast<W>(in[i]) - center; return d * d; }) / n;
+    const W square = sum_of<W>(cols,
+                               [=](Index i) {
+                                 const W d = static_cast<W>(in[i]) - center;
+                                 return d * d;
+                               }) /
+                     n;
     const W scale = W{1} / std::sqrt(square + static_cast<W>(epsilon));
-    if (b) for (Index i = 0; i < cols; ++i) out[i] = static_cast<T>((static_cast<W>(in[i]) - center) * scale * static_cast<W>(w[i]) + static_cast<W>(b[i]));
-    else for (Index i = 0; i < cols; ++i) out[i] = static_cast<T>((static_cast<W>(in[i]) - center) * scale * static_cast<W>(w[i]));
+    if (b)
+      for (Index i = 0; i < cols; ++i)
+        out[i] = static_cast<T>((static_cast<W>(in[i]) - center) * scale * static_cast<W>(w[i]) + static_cast<W>(b[i]));
+    else
+      for (Index i = 0; i < cols; ++i)
+        out[i] = static_cast<T>((static_cast<W>(in[i]) - center) * scale * static_cast<W>(w[i]));
     if (mean) mean[r] = center;
     rstd[r] = scale;
   });
 }
 
 template <Isa I, class T>
-void norm_backward(CpuAt<I>, const T* x, const T* w, const wide_t<T>* mean, const wide_t<T>* rstd, const T* dy, T* dx, wide_t<T>* dw, wide_t<T>* db,
-                   Index rows, Index cols) {
+void norm_backward(CpuAt<I>, const T* x, const T* w, const wide_t<T>* mean, const wide_t<T>* rstd, const T* dy, T* dx,
+                   wide_t<T>* dw, wide_t<T>* db, Index rows, Index cols) {
   using W = wide_t<T>;
   const W n = static_cast<W>(cols);
   for (Index r = 0; r < rows; ++r) {
@@ -38,18 +49,25 @@ void norm_backward(CpuAt<I>, const T* x, const T* w, const wide_t<T>* mean, cons
       T* const out = dx + r * cols;
       for (Index i = 0; i < cols; ++i) out[i] = static_cast<T>(scale * (slope(i) - level - hat(i) * along));
     }
-    if (dw) for (Index i = 0; i < cols; ++i) dw[i] += static_cast<W>(g[i]) * hat(i);
-    if (db) for (Index i = 0; i < cols; ++i) db[i] += static_cast<W>(g[i]);
+    if (dw)
+      for (Index i = 0; i < cols; ++i) dw[i] += static_cast<W>(g[i]) * hat(i);
+    if (db)
+      for (Index i = 0; i < cols; ++i) db[i] += static_cast<W>(g[i]);
   }
 }
 
-template void norm(CpuAt<kIsa>, const double*, const double*, const double*, double*, double*, double*, Index, Index, double);
-template void norm_backward(CpuAt<kIsa>, const double*, const double*, const double*, const double*, const double*, double*, double*, double*, Index, Index);
+template void norm(CpuAt<kIsa>, const double*, const double*, const double*, double*, double*, double*, Index, Index,
+                   double);
+template void norm_backward(CpuAt<kIsa>, const double*, const double*, const double*, const double*, const double*,
+                            double*, double*, double*, Index, Index);
 template void norm(CpuAt<kIsa>, const float*, const float*, const float*, float*, float*, float*, Index, Index, double);
-template void norm_backward(CpuAt<kIsa>, const float*, const float*, const float*, const float*, const float*, float*, float*, float*, Index, Index);
+template void norm_backward(CpuAt<kIsa>, const float*, const float*, const float*, const float*, const float*, float*,
+                            float*, float*, Index, Index);
 template void norm(CpuAt<kIsa>, const bf16*, const bf16*, const bf16*, bf16*, float*, float*, Index, Index, double);
-template void norm_backward(CpuAt<kIsa>, const bf16*, const bf16*, const float*, const float*, const bf16*, bf16*, float*, float*, Index, Index);
+template void norm_backward(CpuAt<kIsa>, const bf16*, const bf16*, const float*, const float*, const bf16*, bf16*,
+                            float*, float*, Index, Index);
 template void norm(CpuAt<kIsa>, const f16*, const f16*, const f16*, f16*, float*, float*, Index, Index, double);
-template void norm_backward(CpuAt<kIsa>, const f16*, const f16*, const float*, const float*, const f16*, f16*, float*, float*, Index, Index);
+template void norm_backward(CpuAt<kIsa>, const f16*, const f16*, const float*, const float*, const f16*, f16*, float*,
+                            float*, Index, Index);
 
 }  // namespace hilt::kernels

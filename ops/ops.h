@@ -5,13 +5,14 @@
 #include "../core/random.h"
 #include "../core/tensor.h"
 
-// Every public op, one line of maths each. All are differentiable in their float inputs unless they say otherwise,
-// take tensors of any strides, and leave their inputs alone. Element types: f64 f32, and bf16 f16 which are stored
-// in 16 bits and computed in f32. Two inputs of one op must have one type and one device.
+// Every public op, one line of maths each. All are differentiable in their float inputs unless they
+// say otherwise, take tensors of any strides, and leave their inputs alone. Element types: f64 f32,
+// and bf16 f16 which are stored in 16 bits and computed in f32. Two inputs of one op must have one
+// type and one device.
 
 namespace [[gnu::visibility("default")]] hilt {
 
-// ---- elementwise, broadcasting like NumPy: axes align at the end, an extent of 1 repeats -------------
+// ---- elementwise, broadcasting like NumPy: axes align at the end, an extent of 1 repeats --------
 Tensor add(const Tensor& a, const Tensor& b);      // a + b
 Tensor sub(const Tensor& a, const Tensor& b);      // a - b
 Tensor mul(const Tensor& a, const Tensor& b);      // a b
@@ -19,22 +20,22 @@ Tensor div(const Tensor& a, const Tensor& b);      // a / b
 Tensor maximum(const Tensor& a, const Tensor& b);  // max(a, b); a tie sends half the gradient to each
 Tensor pow(const Tensor& a, const Tensor& b);      // a^b, a > 0 where b is watched
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);  // condition ? a : b; condition is u8
-Tensor add(const Tensor& x, double c);             // x + c
-Tensor mul(const Tensor& x, double c);             // x c
-Tensor pow(const Tensor& x, double c);             // x^c
-Tensor neg(const Tensor& x);                       // -x
+Tensor add(const Tensor& x, double c);                                    // x + c
+Tensor mul(const Tensor& x, double c);                                    // x c
+Tensor pow(const Tensor& x, double c);                                    // x^c
+Tensor neg(const Tensor& x);                                              // -x
 Tensor exp(const Tensor& x);
 Tensor log(const Tensor& x);
 Tensor sqrt(const Tensor& x);
-Tensor rsqrt(const Tensor& x);                     // 1 / sqrt(x)
+Tensor rsqrt(const Tensor& x);  // 1 / sqrt(x)
 Tensor tanh(const Tensor& x);
-Tensor sigmoid(const Tensor& x);                   // 1 / (1 + e^-x)
-Tensor relu(const Tensor& x);                      // max(x, 0); gradient 0 at 0
-Tensor gelu(const Tensor& x);                      // x Phi(x), by erf
-Tensor gelu_tanh(const Tensor& x);                 // x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2
-Tensor silu(const Tensor& x);                      // x sigmoid(x)
-Tensor square(const Tensor& x);                    // x^2
-Tensor abs(const Tensor& x);                       // |x|; gradient 0 at 0
+Tensor sigmoid(const Tensor& x);                         // 1 / (1 + e^-x)
+Tensor relu(const Tensor& x);                            // max(x, 0); gradient 0 at 0
+Tensor gelu(const Tensor& x);                            // x Phi(x), by erf
+Tensor gelu_tanh(const Tensor& x);                       // x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2
+Tensor silu(const Tensor& x);                            // x sigmoid(x)
+Tensor square(const Tensor& x);                          // x^2
+Tensor abs(const Tensor& x);                             // |x|; gradient 0 at 0
 Tensor clamp(const Tensor& x, double low, double high);  // gradient 1 on [low, high], 0 outside
 
 inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
@@ -48,84 +49,108 @@ inline Tensor operator*(const Tensor& x, double c) { return mul(x, c); }
 inline Tensor operator*(double c, const Tensor& x) { return mul(x, c); }
 inline Tensor operator/(const Tensor& x, double c) { return mul(x, 1 / c); }
 
-// ---- reductions over the named axes, all of them when none is named ----------------------------------
+// ---- reductions over the named axes, all of them when none is named -----------------------------
 using Axes = std::vector<int>;
 Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 Tensor max(const Tensor& x, const Axes& axes = {}, bool keepdim = false);  // equal maxima share the gradient
 
-// ---- along the last axis -----------------------------------------------------------------------------
-Tensor softmax(const Tensor& x);                        // e^x / sum e^x
-Tensor log_softmax(const Tensor& x);                    // x - log sum e^x
-Tensor logsumexp(const Tensor& x);                      // log sum e^x; the axis goes
-Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon = 1e-5);  // (x - mean) / sqrt(var + eps) w + b
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon = 1e-5);                        // x / sqrt(mean x^2 + eps) w
-/// Rotates pairs (x_i, x_{i+D/2}) of [.., L, H, D] by position[l] * base^(-2i/D). positions: i32 or i64 [L], or 0..L-1.
-/// Of the H, the first `heads` turn (all, unless told) and the others pass.
-Tensor rotary(const Tensor& x, double base = 10000, const std::optional<Tensor>& positions = std::nullopt, std::optional<Index> heads = std::nullopt);
+// ---- along the last axis ------------------------------------------------------------------------
+Tensor softmax(const Tensor& x);      // e^x / sum e^x
+Tensor log_softmax(const Tensor& x);  // x - log sum e^x
+Tensor logsumexp(const Tensor& x);    // log sum e^x; the axis goes
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  double epsilon = 1e-5);                                       // (x - mean) / sqrt(var + eps) w + b
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon = 1e-5);  // x / sqrt(mean x^2 + eps) w
+/// Rotates pairs (x_i, x_{i+D/2}) of [.., L, H, D] by position[l] * base^(-2i/D). positions: i32 or
+/// i64 [L], or 0..L-1. Of the H, the first `heads` turn (all, unless told) and the others pass.
+Tensor rotary(const Tensor& x, double base = 10000, const std::optional<Tensor>& positions = std::nullopt,
+              std::optional<Index> heads = std::nullopt);
 
-// ---- linear algebra ----------------------------------------------------------------------------------
-/// a b over the last two axes; leading axes are batches and broadcast. Transposed views are read in place.
+// ---- linear algebra -----------------------------------------------------------------------------
+/// a b over the last two axes; leading axes are batches and broadcast. Transposed views are read in
+/// place.
 Tensor matmul(const Tensor& a, const Tensor& b);
-/// x w + b, and onto a residual stream r + x w + b. x: [.., in], w: [in, out], b: [out] or undefined, r: [.., out].
+/// x w + b, and onto a residual stream r + x w + b. x: [.., in], w: [in, out], b: [out] or
+/// undefined, r: [.., out].
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b);
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& residual);
 Tensor linear_gelu_tanh(const Tensor& x, const Tensor& w, const Tensor& b);  // gelu_tanh(x w + b)
 
-// ---- picking and placing -----------------------------------------------------------------------------
-Tensor embedding(const Tensor& table, const Tensor& ids);               // y[.., :] = table[ids[..], :]
-Tensor gather(const Tensor& x, int axis, const Tensor& index);          // y[.. i ..] = x[.. index[i] ..], index: [n]
+// ---- picking and placing ------------------------------------------------------------------------
+Tensor embedding(const Tensor& table, const Tensor& ids);       // y[.., :] = table[ids[..], :]
+Tensor gather(const Tensor& x, int axis, const Tensor& index);  // y[.. i ..] = x[.. index[i] ..], index: [n]
 Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, Index extent);  // y[.. index[i] ..] += x[.. i ..]
 Tensor cat(std::span<const Tensor> parts, int axis);
 inline Tensor cat(const std::vector<Tensor>& parts, int axis) { return cat(std::span(parts), axis); }
 std::vector<Tensor> split(const Tensor& x, std::span<const Index> extents, int axis);  // views, one after the other
 Tensor pad(const Tensor& x, int axis, Index before, Index after, double value = 0);
 
-// ---- losses and noise --------------------------------------------------------------------------------
-/// Mean over the targets that are not `ignore`, 0 where all are, of -log softmax(logits)[target]. logits [.., C], targets i32/i64 [..]. The loss of
-/// 16-bit logits is f32.
+// ---- losses and noise ---------------------------------------------------------------------------
+/// Mean over the targets that are not `ignore`, 0 where all are, of -log softmax(logits)[target].
+/// logits [.., C], targets i32/i64 [..]. The loss of 16-bit logits is f32.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore = -100);
-/// x m / (1 - p) with m = 1 with probability 1 - p. Element i of the mask depends on key and i alone. With `rows`, x is
-/// made of so many rows of a larger tensor, and gets their part of its mask.
+/// x m / (1 - p) with m = 1 with probability 1 - p. Element i of the mask depends on key and i
+/// alone. With `rows`, x is made of so many rows of a larger tensor, and gets their part of its
+/// mask.
 Tensor dropout(const Tensor& x, double p, RandomKey key, std::vector<Index> rows = {});
 inline Tensor dropout(const Tensor& x, double p, Generator& g) { return p == 0 ? x : dropout(x, p, g.next()); }
 
-// ---- views: they share x's storage ---------------------------------------------------------------------
-Tensor reshape(const Tensor& x, const Shape& shape);                    // a copy only where strides force one
-Tensor permute(const Tensor& x, std::span<const int> axes);             // y's axis i is x's axes[i]
-inline Tensor permute(const Tensor& x, std::initializer_list<int> axes) { return permute(x, std::span(axes.begin(), axes.size())); }
+// ---- views: they share x's storage --------------------------------------------------------------
+Tensor reshape(const Tensor& x, const Shape& shape);         // a copy only where strides force one
+Tensor permute(const Tensor& x, std::span<const int> axes);  // y's axis i is x's axes[i]
+inline Tensor permute(const Tensor& x, std::initializer_list<int> axes) {
+  return permute(x, std::span(axes.begin(), axes.size()));
+}
 Tensor transpose(const Tensor& x, int a = -2, int b = -1);
-Tensor slice(const Tensor& x, int axis, Index begin, Index end, Index step = 1);  // negative begin, end count from the end
-Tensor expand(const Tensor& x, const Shape& shape);                     // repeats axes of extent 1
+Tensor slice(const Tensor& x, int axis, Index begin, Index end,
+             Index step = 1);                        // negative begin, end count from the end
+Tensor expand(const Tensor& x, const Shape& shape);  // repeats axes of extent 1
 Tensor squeeze(const Tensor& x, int axis);
 Tensor unsqueeze(const Tensor& x, int axis);
 Tensor contiguous(const Tensor& x);
-Tensor to(const Tensor& x, DType dtype);                                // gradient converts back
-Tensor to(const Tensor& x, Device device);                              // gradient goes back
+Tensor to(const Tensor& x, DType dtype);    // gradient converts back
+Tensor to(const Tensor& x, Device device);  // gradient goes back
 /// The same numbers as a constant: no gradient passes.
 Tensor detach(const Tensor& x);
 
-// ---- not differentiable ------------------------------------------------------------------------------
-Tensor argmax(const Tensor& x);                                         // along the last axis, first of equals, NaN passed over; i64
-Tensor greater(const Tensor& a, const Tensor& b);                       // a > b as u8
+// ---- not differentiable -------------------------------------------------------------------------
+Tensor argmax(const Tensor& x);                    // along the last axis, first of equals, NaN passed over; i64
+Tensor greater(const Tensor& a, const Tensor& b);  // a > b as u8
 
-// ---- optimiser steps: they write to the parameter and its state ----------------------------------------
-struct AdamW { double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01; };
-/// m, v: moments of w's type, or f32 beside a 16-bit w, which `master`, f32, then shadows. step counts from 1.
-void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& options, Tensor* master = nullptr);
-/// The same for many parameters, each with a decay of its own instead of the options'; on a GPU a few kernels serve them all.
-struct AdamWUpdate { Tensor* w; Tensor dw; Tensor *m, *v, *master = nullptr; double weight_decay = 0; };
-/// With a norm, gradients count times min(1, max / norm) (max 0: as they are), and where it is not finite nothing changes.
-struct Clip { Tensor norm; double max = 0; };
+// ---- optimiser steps: they write to the parameter and its state ---------------------------------
+struct AdamW {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
+};
+/// m, v: moments of w's type, or f32 beside a 16-bit w, which `master`, f32, then shadows. step
+/// counts from 1.
+void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& options,
+                Tensor* master = nullptr);
+/// The same for many parameters, each with a decay of its own instead of the options'; on a GPU a
+/// few kernels serve them all.
+struct AdamWUpdate {
+  Tensor* w;
+  Tensor dw;
+  Tensor *m, *v, *master = nullptr;
+  double weight_decay = 0;
+};
+/// With a norm, gradients count times min(1, max / norm) (max 0: as they are), and where it is not
+/// finite nothing changes.
+struct Clip {
+  Tensor norm;
+  double max = 0;
+};
 void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& options, const Clip& clip = {});
 /// w -= lr (dw + decay w), through a velocity when momentum is asked for.
-void sgd_step(Tensor& w, const Tensor& dw, double lr, double weight_decay = 0, double momentum = 0, Tensor* velocity = nullptr);
-/// sqrt of the sum of squares over all gradients: a scalar, in f64, that stays where they are; NaN where the loss, if there is one, is not finite.
+void sgd_step(Tensor& w, const Tensor& dw, double lr, double weight_decay = 0, double momentum = 0,
+              Tensor* velocity = nullptr);
+/// sqrt of the sum of squares over all gradients: a scalar, in f64, that stays where they are; NaN
+/// where the loss, if there is one, is not finite.
 Tensor norm_of(std::span<const Tensor> gradients, const Tensor& loss = {});
 /// Its value, which is waited for.
 double global_norm(std::span<const Tensor> gradients);
-/// Scales the gradients so that their global norm is at most max_norm; returns the norm before. Throws
-/// Code::not_a_number if it is not finite. New tensors replace those that are shared.
+/// Scales the gradients so that their global norm is at most max_norm; returns the norm before.
+/// Throws Code::not_a_number if it is not finite. New tensors replace those that are shared.
 double clip_grad_norm(std::span<Tensor> gradients, double max_norm);
 
 }  // namespace hilt

@@ -17,8 +17,10 @@ namespace {
 constexpr Index kPiece = 1 << 14;
 
 void check_state(const char* op, const char* name, const Tensor& state, const Tensor& w, DType dtype) {
-  check(bool(state) && state.shape() == w.shape() && state.dtype() == dtype && state.device() == w.device() && state.is_contiguous(), op, ": ", name,
-        " must be a dense ", dtype, w.shape(), " on ", w.device(), ", got ", state.dtype(), state.shape());
+  check(bool(state) && state.shape() == w.shape() && state.dtype() == dtype && state.device() == w.device() &&
+            state.is_contiguous(),
+        op, ": ", name, " must be a dense ", dtype, w.shape(), " on ", w.device(), ", got ", state.dtype(),
+        state.shape());
 }
 
 void check_parameter(const char* op, const Tensor& w, const Tensor& dw) {
@@ -45,14 +47,17 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
     if (u.master) check_state("adamw_step", "master", *u.master, *u.w, state);
   }
   check(step >= 1, "adamw_step: step ", step, " must count from 1");
-  check(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "adamw_step: betas ", o.beta1, " and ", o.beta2, " must be in [0, 1)");
+  check(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "adamw_step: betas ", o.beta1, " and ", o.beta2,
+        " must be in [0, 1)");
   check(clip.max >= 0, "adamw_step: the largest norm ", clip.max, " must not be negative");
   check(clip.max == 0 || clip.norm, "adamw_step: to clip to ", clip.max, " it needs the norm (norm_of)");
   for (const AdamWUpdate& u : updates)
-    check(!clip.norm || (clip.norm.numel() == 1 && clip.norm.dtype() == DType::f64 && clip.norm.device() == u.w->device()),
+    check(!clip.norm ||
+              (clip.norm.numel() == 1 && clip.norm.dtype() == DType::f64 && clip.norm.device() == u.w->device()),
           "adamw_step: the norm must be one f64 on ", u.w->device());
   const auto t = static_cast<double>(step);
-  kernels::AdamWStep s{o.lr, o.beta1, o.beta2, o.epsilon, 0, 1 / (1 - std::pow(o.beta1, t)), 1 / (1 - std::pow(o.beta2, t)), 1};
+  kernels::AdamWStep s{
+      o.lr, o.beta1, o.beta2, o.epsilon, 0, 1 / (1 - std::pow(o.beta1, t)), 1 / (1 - std::pow(o.beta2, t)), 1};
   if (clip.norm && clip.norm.device().is_cpu()) {
     const double norm = clip.norm.item();
     if (!std::isfinite(norm)) return;
@@ -75,12 +80,15 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
       W* const exact = u.master ? u.master->mutable_data<W>() : nullptr;
       if constexpr (is_cuda<decltype(where)>) {
         parts.push_back({pw, pg, pm, pv, exact, w.numel(), s.shrink});
-        if (i + 1 < updates.size() && updates[i + 1].w->dtype() == w.dtype() && updates[i + 1].w->device() == w.device()) return;
+        if (i + 1 < updates.size() && updates[i + 1].w->dtype() == w.dtype() &&
+            updates[i + 1].w->device() == w.device())
+          return;
         kernels::adamw<T>(where, s, clip.norm ? clip.norm.data<double>() : nullptr, clip.max, parts);
         parts.clear();
       } else {
         parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
-          kernels::adamw(where, s, pw + begin, pg + begin, pm + begin, pv + begin, exact ? exact + begin : nullptr, end - begin);
+          kernels::adamw(where, s, pw + begin, pg + begin, pm + begin, pv + begin, exact ? exact + begin : nullptr,
+                         end - begin);
         });
       }
     });
@@ -90,7 +98,8 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
 void sgd_step(Tensor& w, const Tensor& gradient, double lr, double weight_decay, double momentum, Tensor* velocity) {
   check_parameter("sgd_step", w, gradient);
   check(momentum >= 0 && momentum < 1, "sgd_step: momentum ", momentum, " must be in [0, 1)");
-  check((momentum > 0) == (velocity != nullptr), "sgd_step: momentum ", momentum, velocity ? " makes no use of a velocity" : " needs a velocity");
+  check((momentum > 0) == (velocity != nullptr), "sgd_step: momentum ", momentum,
+        velocity ? " makes no use of a velocity" : " needs a velocity");
   const Tensor dw = dense(gradient);
   if (velocity) check_state("sgd_step", "velocity", *velocity, w, size_of(w.dtype()) == 2 ? DType::f32 : w.dtype());
   visit("sgd_step", w, [&]<class T>(auto where) {
@@ -99,9 +108,10 @@ void sgd_step(Tensor& w, const Tensor& gradient, double lr, double weight_decay,
     const T* const pg = dw.data<T>();
     W* const pu = velocity ? velocity->mutable_data<W>() : nullptr;
     if constexpr (is_cuda<decltype(where)>) kernels::sgd(where, lr, weight_decay, momentum, pw, pg, pu, w.numel());
-    else parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
-      kernels::sgd(where, lr, weight_decay, momentum, pw + begin, pg + begin, pu ? pu + begin : nullptr, end - begin);
-    });
+    else
+      parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
+        kernels::sgd(where, lr, weight_decay, momentum, pw + begin, pg + begin, pu ? pu + begin : nullptr, end - begin);
+      });
   });
 }
 
@@ -133,7 +143,8 @@ Tensor norm_of(std::span<const Tensor> all, const Tensor& loss) {
         on_gpu.clear(), kept.clear();
       } else {
         parallel_for(pieces_of(x), 1, [&](Index begin, Index end) {
-          for (Index i = begin; i < end; ++i) sum[first + i] = kernels::sum_of_squares(where, p + i * kPiece, std::min(kPiece, x.numel() - i * kPiece));
+          for (Index i = begin; i < end; ++i)
+            sum[first + i] = kernels::sum_of_squares(where, p + i * kPiece, std::min(kPiece, x.numel() - i * kPiece));
         });
         total += std::accumulate(sum + first, sum + first + pieces_of(x), 0.0);
       }
@@ -144,7 +155,8 @@ Tensor norm_of(std::span<const Tensor> all, const Tensor& loss) {
   const Tensor exact_loss = loss ? to(loss, device.is_cpu() ? DType::f64 : DType::f32) : loss;
   if constexpr (kHasCuda)
     if (device.is_cuda()) {
-      kernels::norm_of_sums(cuda_of(device), sum, pieces, loss ? exact_loss.data<float>() : nullptr, norm.mutable_data<double>());
+      kernels::norm_of_sums(cuda_of(device), sum, pieces, loss ? exact_loss.data<float>() : nullptr,
+                            norm.mutable_data<double>());
       return norm;
     }
   *norm.mutable_data<double>() = loss && !std::isfinite(exact_loss.item()) ? std::nan("") : std::sqrt(total);
@@ -159,8 +171,9 @@ double clip_grad_norm(std::span<Tensor> gradients, double max_norm) {
   if (!std::isfinite(norm)) {
     std::size_t i = 0;
     while (i < gradients.size() && std::isfinite(global_norm(gradients.subspan(i, 1)))) ++i;
-    fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm, "; the first gradient that is not finite is number ", i,
-              i < gradients.size() ? ", of shape " : "", i < gradients.size() ? gradients[i].shape() : Shape{});
+    fail_with(Code::not_a_number, "clip_grad_norm: the norm is ", norm,
+              "; the first gradient that is not finite is number ", i, i < gradients.size() ? ", of shape " : "",
+              i < gradients.size() ? gradients[i].shape() : Shape{});
   }
   if (norm > max_norm)
     for (Tensor& g : gradients) g = mul(g, max_norm / norm);

@@ -1,5 +1,5 @@
-// Optimizer steps on a GPU: a thread takes an element with all its state. AdamW and sums of squares take some dozens of
-// tensors in one launch, a block a piece of one of them.
+// Optimizer steps on a GPU: a thread takes an element with all its state. AdamW and sums of squares
+// take some dozens of tensors in one launch, a block a piece of one of them.
 #include <cmath>
 #include <limits>
 #include "core/cuda/reduce.cuh"
@@ -11,13 +11,14 @@ namespace {
 using namespace cuda;
 
 /// The tensors of one launch, as many as 4 KiB of parameters hold; each has its own run of blocks.
-template <class P, int kMost>
-struct Parts {
+template <class P, int kMost> struct Parts {
   int count = 0;
   int first_block[kMost + 1] = {};
   P part[kMost];
 
-  bool has_room(Index blocks) const { return count < kMost && first_block[count] + blocks <= std::numeric_limits<int>::max(); }
+  bool has_room(Index blocks) const {
+    return count < kMost && first_block[count] + blocks <= std::numeric_limits<int>::max();
+  }
   void push(const P& p, Index blocks) {
     part[count] = p;
     first_block[count + 1] = first_block[count] + static_cast<int>(blocks);
@@ -36,14 +37,26 @@ struct Parts {
 };
 constexpr Index kUpdated = 8 * kThreads;  // elements of a block
 
-struct Updated { void* w; const void* dw; float *m, *v, *exact; Index n; float shrink; };
+struct Updated {
+  void* w;
+  const void* dw;
+  float *m, *v, *exact;
+  Index n;
+  float shrink;
+};
 using Updates = Parts<Updated, 56>;
-struct Squared { const void* x; Index n; };
+struct Squared {
+  const void* x;
+  Index n;
+};
 using Squares = Parts<Squared, 192>;
-struct Rates { float b1, b2, a1, a2, rate, c2, epsilon; const double* norm; double max_norm; };
+struct Rates {
+  float b1, b2, a1, a2, rate, c2, epsilon;
+  const double* norm;
+  double max_norm;
+};
 
-template <class T>
-__global__ void adamw_kernel(const __grid_constant__ Rates s, const __grid_constant__ Updates all) {
+template <class T> __global__ void adamw_kernel(const __grid_constant__ Rates s, const __grid_constant__ Updates all) {
   const int at = all.mine();
   const Updated& p = all.part[at];
   float scale = 1;
@@ -66,8 +79,7 @@ __global__ void adamw_kernel(const __grid_constant__ Rates s, const __grid_const
   }
 }
 
-template <class T>
-__global__ void sgd_kernel(float rate, float pull, float mu, T* w, const T* dw, float* u, Index n) {
+template <class T> __global__ void sgd_kernel(float rate, float pull, float mu, T* w, const T* dw, float* u, Index n) {
   for (Index i = first_element(); i < n; i += element_step()) {
     const float weight = static_cast<float>(w[i]);
     float g = static_cast<float>(dw[i]) + pull * weight;
@@ -76,8 +88,7 @@ __global__ void sgd_kernel(float rate, float pull, float mu, T* w, const T* dw, 
   }
 }
 
-template <class T>
-__global__ void squares_kernel(const __grid_constant__ Squares all, double* sums, Index piece) {
+template <class T> __global__ void squares_kernel(const __grid_constant__ Squares all, double* sums, Index piece) {
   const int at = all.mine();
   const T* const x = static_cast<const T*>(all.part[at].x);
   const Index begin = (blockIdx.x - all.first_block[at]) * piece, end = min(begin + piece, all.part[at].n);
@@ -103,7 +114,8 @@ __global__ void norm_kernel(const double* sums, Index pieces, const float* loss,
 template <class T>
 void adamw(Cuda where, const AdamWStep& s, const double* norm, double max_norm, std::span<const AdamWPart> all) {
   const auto f = [](double x) { return static_cast<float>(x); };
-  const Rates rates{f(s.beta1), f(s.beta2), f(1 - s.beta1), f(1 - s.beta2), f(s.lr * s.correction1), f(s.correction2), f(s.epsilon), norm, max_norm};
+  const Rates rates{f(s.beta1),       f(s.beta2),   f(1 - s.beta1), f(1 - s.beta2), f(s.lr * s.correction1),
+                    f(s.correction2), f(s.epsilon), norm,           max_norm};
   Updates some;
   const auto flush = [&] {
     launch("adamw_step", where, adamw_kernel<T>, some.grid(), kThreads, 0, rates, some);
@@ -118,11 +130,10 @@ void adamw(Cuda where, const AdamWStep& s, const double* norm, double max_norm, 
 }
 template <class T>
 void sgd(Cuda where, double lr, double decay, double momentum, T* w, const T* dw, float* u, Index n) {
-  launch("sgd_step", where, sgd_kernel<T>, blocks_for(n), kThreads, 0, static_cast<float>(lr), static_cast<float>(decay), static_cast<float>(momentum),
-         w, dw, u, n);
+  launch("sgd_step", where, sgd_kernel<T>, blocks_for(n), kThreads, 0, static_cast<float>(lr),
+         static_cast<float>(decay), static_cast<float>(momentum), w, dw, u, n);
 }
-template <class T>
-void sums_of_squares(Cuda where, std::span<const SquaresPart> all, double* sums, Index piece) {
+template <class T> void sums_of_squares(Cuda where, std::span<const SquaresPart> all, double* sums, Index piece) {
   Squares some;
   const auto flush = [&] {
     launch("global_norm", where, squares_kernel<T>, some.grid(), kThreads, 0, some, sums, piece);

@@ -13,8 +13,10 @@ template <Isa I, class T>
 void adamw(CpuAt<I>, const AdamWStep& s, T* __restrict w, const T* __restrict dw, wide_t<T>* __restrict m,
            wide_t<T>* __restrict v, wide_t<T>* __restrict exact, Index n) {
   using W = wide_t<T>;
-  const W b1 = static_cast<W>(s.beta1), b2 = static_cast<W>(s.beta2), a1 = static_cast<W>(1 - s.beta1), a2 = static_cast<W>(1 - s.beta2);
-  const W shrink = static_cast<W>(s.shrink), rate = static_cast<W>(s.lr * s.correction1), c2 = static_cast<W>(s.correction2);
+  const W b1 = static_cast<W>(s.beta1), b2 = static_cast<W>(s.beta2), a1 = static_cast<W>(1 - s.beta1),
+          a2 = static_cast<W>(1 - s.beta2);
+  const W shrink = static_cast<W>(s.shrink), rate = static_cast<W>(s.lr * s.correction1),
+          c2 = static_cast<W>(s.correction2);
   const W epsilon = static_cast<W>(s.epsilon), scale = static_cast<W>(s.scale);
   const auto step = [=](W weight, W raw, W& mean, W& square) {
     const W g = raw * scale;
@@ -33,7 +35,8 @@ void adamw(CpuAt<I>, const AdamWStep& s, T* __restrict w, const T* __restrict dw
 }
 
 template <Isa I, class T>
-void sgd(CpuAt<I>, double lr, double decay, double momentum, T* __restrict w, const T* __restrict dw, wide_t<T>* __restrict u, Index n) {
+void sgd(CpuAt<I>, double lr, double decay, double momentum, T* __restrict w, const T* __restrict dw,
+         wide_t<T>* __restrict u, Index n) {
   using W = wide_t<T>;
   const W rate = static_cast<W>(lr), pull = static_cast<W>(decay), mu = static_cast<W>(momentum);
   if (u) {
@@ -47,8 +50,7 @@ void sgd(CpuAt<I>, double lr, double decay, double momentum, T* __restrict w, co
   }
 }
 
-template <Isa I, class T>
-double sum_of_squares(CpuAt<I>, const T* x, Index n) {
+template <Isa I, class T> double sum_of_squares(CpuAt<I>, const T* x, Index n) {
   constexpr int kWidth = 4 * kLanes<double>;
   double part[kWidth] = {};
   Index i = 0;

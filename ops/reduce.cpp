@@ -4,8 +4,8 @@
 //      y = mean x        dx = dy / n, repeated
 //      y = max x         dx = dy / (how many equal y) where x == y, else 0          keeps x and y
 //
-// Whatever the axes, the kernels see [outer, n, inner] and reduce the middle: adjacent axes merge, and a set of axes
-// that does not merge is brought to the end by a copy.
+// Whatever the axes, the kernels see [outer, n, inner] and reduce the middle: adjacent axes merge,
+// and a set of axes that does not merge is brought to the end by a copy.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -23,7 +23,8 @@ struct Plan {
   Shape kept, with_ones;      // of the result, without and with keepdim
   Index n = 1;                // elements behind one result
 
-  Plan(const char* op, const Shape& shape, const Axes& axes) : reduced(static_cast<std::size_t>(shape.rank()), axes.empty()) {
+  Plan(const char* op, const Shape& shape, const Axes& axes)
+      : reduced(static_cast<std::size_t>(shape.rank()), axes.empty()) {
     for (int axis : axes) {
       const auto a = static_cast<std::size_t>(checked_axis(op, axis, shape.rank()));
       check(!reduced[a], op, ": axis ", axis, " is named twice");
@@ -69,7 +70,8 @@ Tensor summed(const Tensor& in, const Plan& plan, double factor) {
   const Middle m(in, plan);
   visit("sum", in, [&]<class T>(auto where) {
     Tensor partial = empty({m.outer, kernels::SumPieces(m.n, m.inner).pieces, m.inner}, DType::f64, in.device());
-    kernels::sum(where, m.x.data<T>(), y.mutable_data<T>(), partial.mutable_data<double>(), m.outer, m.n, m.inner, factor);
+    kernels::sum(where, m.x.data<T>(), y.mutable_data<T>(), partial.mutable_data<double>(), m.outer, m.n, m.inner,
+                 factor);
   });
   return y;
 }
@@ -96,9 +98,8 @@ struct Max final : Function {
   Tensor forward(const Tensor& x) {
     Tensor y = empty(plan.with_ones, x.dtype(), x.device());
     const Middle m(x, plan);
-    visit("max", x, [&]<class T>(auto where) {
-      kernels::max(where, m.x.data<T>(), y.mutable_data<T>(), m.outer, m.n, m.inner);
-    });
+    visit("max", x,
+          [&]<class T>(auto where) { kernels::max(where, m.x.data<T>(), y.mutable_data<T>(), m.outer, m.n, m.inner); });
     if (wants(0)) save(x), save(y);
     return y;
   }
@@ -128,7 +129,8 @@ Tensor sum_or_mean(const char* op, const Tensor& x, const Axes& axes, bool keepd
   Sum fn(Plan(op, x.shape(), axes), x.shape());
   fn.is_mean = is_mean;
   // The mean of nothing is 0 / 0.
-  if (is_mean) fn.factor = fn.plan.n > 0 ? 1.0 / static_cast<double>(fn.plan.n) : std::numeric_limits<double>::quiet_NaN();
+  if (is_mean)
+    fn.factor = fn.plan.n > 0 ? 1.0 / static_cast<double>(fn.plan.n) : std::numeric_limits<double>::quiet_NaN();
   const Shape kept = fn.plan.kept;
   return finish(apply(std::move(fn), x), kept, keepdim);
 }
@@ -167,7 +169,12 @@ Tensor argmax(const Tensor& x) {
     if constexpr (is_cuda<decltype(where)>) return kernels::argmax(where, rows.data<T>(), out, y.numel(), x.dim(-1));
     for (Index r = 0; r < y.numel(); ++r) {
       const T* const row = rows.data<T>() + r * x.dim(-1);
-      out[r] = std::max_element(row, row + x.dim(-1), [](T a, T b) { return wide_t<T>(a) < wide_t<T>(b) || (std::isnan(wide_t<T>(a)) && !std::isnan(wide_t<T>(b))); }) - row;
+      out[r] = std::max_element(row, row + x.dim(-1),
+                                [](T a, T b) {
+                                  return wide_t<T>(a) < wide_t<T>(b) ||
+                                         (std::isnan(wide_t<T>(a)) && !std::isnan(wide_t<T>(b)));
+                                }) -
+               row;
     }
   });
   return y;

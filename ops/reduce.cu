@@ -1,6 +1,7 @@
-// Sums and maxima on a GPU over the middle of [outer, n, inner]. The middle is cut into the pieces of SumPieces; a block sums one piece,
-// and a second kernel adds the pieces in order. With inner == 1 the threads of a block share one sum; else each thread has columns of
-// its own and rows are dealt out in turn. All orders are fixed by the shape.
+// Sums and maxima on a GPU over the middle of [outer, n, inner]. The middle is cut into the pieces
+// of SumPieces; a block sums one piece, and a second kernel adds the pieces in order. With inner ==
+// 1 the threads of a block share one sum; else each thread has columns of its own and rows are
+// dealt out in turn. All orders are fixed by the shape.
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 #include "ops/kernels.h"
@@ -20,16 +21,20 @@ __global__ void row_pieces_kernel(const T* x, double* partial, Index n, const __
   for (; i + 3 * step < end; i += 4 * step)
     for (int k = 0; k < 4; ++k) sum[k] += static_cast<float>(x[o * n + i + k * step]);
   for (int k = 0; i < end; i += step, ++k) sum[k] += static_cast<float>(x[o * n + i]);
-  const double total = block_reduce<Sum>(static_cast<double>(sum[0] + sum[1]) + static_cast<double>(sum[2] + sum[3]), 0.0);
+  const double total =
+      block_reduce<Sum>(static_cast<double>(sum[0] + sum[1]) + static_cast<double>(sum[2] + sum[3]), 0.0);
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-// A thread has C neighbouring columns. blockDim = threads side by side x rows read at a time, a power of two.
+// A thread has C neighbouring columns. blockDim = threads side by side x rows read at a time, a
+// power of two.
 template <int C, class T>
-__global__ void column_pieces_kernel(const T* x, double* partial, Index n, Index inner, int across, const __grid_constant__ SumPieces cut) {
+__global__ void column_pieces_kernel(const T* x, double* partial, Index n, Index inner, int across,
+                                     const __grid_constant__ SumPieces cut) {
   __shared__ double part[C][kThreads];
   const Index blocks = (inner + across * C - 1) / (across * C);
-  const Index block = blockIdx.x % blocks, piece = blockIdx.x / blocks % cut.pieces, o = blockIdx.x / blocks / cut.pieces;
+  const Index block = blockIdx.x % blocks, piece = blockIdx.x / blocks % cut.pieces,
+              o = blockIdx.x / blocks / cut.pieces;
   const Index column = (block * across + threadIdx.x % across) * C, end = min((piece + 1) * cut.rows, n);
   const int lines = blockDim.x / across;
   float sum[C] = {};
@@ -52,7 +57,8 @@ __global__ void column_pieces_kernel(const T* x, double* partial, Index n, Index
 
 // A block has kWarp results; its warps take pieces in turn.
 template <class T>
-__global__ void add_pieces_kernel(const double* partial, T* y, Index results, Index pieces, Index inner, double factor) {
+__global__ void add_pieces_kernel(const double* partial, T* y, Index results, Index pieces, Index inner,
+                                  double factor) {
   __shared__ double part[kThreads / kWarp][kWarp];
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
   const Index i = static_cast<Index>(blockIdx.x) * kWarp + lane;
@@ -66,15 +72,13 @@ __global__ void add_pieces_kernel(const double* partial, T* y, Index results, In
   y[i] = static_cast<T>(static_cast<float>(sum * factor));
 }
 
-template <class T>
-__global__ void row_max_kernel(const T* x, T* y, Index n) {
+template <class T> __global__ void row_max_kernel(const T* x, T* y, Index n) {
   float top = -INFINITY;
   for (Index i = threadIdx.x; i < n; i += blockDim.x) top = Larger::of(top, static_cast<float>(x[blockIdx.x * n + i]));
   top = block_reduce<Larger>(top, -INFINITY);
   if (threadIdx.x == 0) y[blockIdx.x] = static_cast<T>(top);
 }
-template <class T>
-__global__ void column_max_kernel(const T* x, T* y, Index results, Index n, Index inner) {
+template <class T> __global__ void column_max_kernel(const T* x, T* y, Index results, Index n, Index inner) {
   for (Index i = first_element(); i < results; i += element_step()) {
     const T* const from = x + i / inner * n * inner + i % inner;
     float top = static_cast<float>(from[0]);
@@ -86,8 +90,7 @@ __global__ void column_max_kernel(const T* x, T* y, Index results, Index n, Inde
 __device__ bool is_better(float v, float top) { return v > top || (top != top && v == v); }
 
 // The first of equal maxima; NaN is passed over.
-template <class T>
-__global__ void argmax_kernel(const T* x, std::int64_t* y, Index n) {
+template <class T> __global__ void argmax_kernel(const T* x, std::int64_t* y, Index n) {
   __shared__ float value[kThreads];
   __shared__ Index place[kThreads];
   x += blockIdx.x * n;
@@ -101,13 +104,14 @@ __global__ void argmax_kernel(const T* x, std::int64_t* y, Index n) {
     if (threadIdx.x >= half) continue;
     const float v = value[threadIdx.x + half];
     const Index p = place[threadIdx.x + half];
-    if (p < n && (place[threadIdx.x] == n || is_better(v, value[threadIdx.x]) || (v == value[threadIdx.x] && p < place[threadIdx.x]))) value[threadIdx.x] = v, place[threadIdx.x] = p;
+    if (p < n && (place[threadIdx.x] == n || is_better(v, value[threadIdx.x]) ||
+                  (v == value[threadIdx.x] && p < place[threadIdx.x])))
+      value[threadIdx.x] = v, place[threadIdx.x] = p;
   }
   if (threadIdx.x == 0) y[blockIdx.x] = place[0];
 }
 
-template <class T>
-__global__ void equals_kernel(const T* x, const T* y, T* out, Index elements) {
+template <class T> __global__ void equals_kernel(const T* x, const T* y, T* out, Index elements) {
   for (Index i = first_element(); i < elements; i += element_step()) {
     const float a = static_cast<float>(x[i]), b = static_cast<float>(y[i]);
     out[i] = static_cast<T>(a == b || (a != a && b != b) ? 1.0f : 0.0f);
@@ -121,38 +125,37 @@ void sum(Cuda where, const T* x, T* y, double* partial, Index outer, Index n, In
   if (outer * inner == 0) return;
   const SumPieces cut(n, inner);
   if (inner == 1) {
-    launch("sum", where, row_pieces_kernel<T>, dim3(static_cast<unsigned>(outer * cut.pieces)), row_threads(n < cut.rows ? n : cut.rows), 0, x,
-           partial, n, cut);
+    launch("sum", where, row_pieces_kernel<T>, dim3(static_cast<unsigned>(outer * cut.pieces)),
+           row_threads(n < cut.rows ? n : cut.rows), 0, x, partial, n, cut);
   } else {
     const auto columns = [&]<int C>() {
       int across = 1;
       while (across * C < inner && across < kThreads) across *= 2;
       const Index blocks = (inner + across * C - 1) / (across * C);
-      launch("sum", where, column_pieces_kernel<C, T>, dim3(static_cast<unsigned>(outer * cut.pieces * blocks)), kThreads, 0, x, partial, n, inner,
-             across, cut);
+      launch("sum", where, column_pieces_kernel<C, T>, dim3(static_cast<unsigned>(outer * cut.pieces * blocks)),
+             kThreads, 0, x, partial, n, inner, across, cut);
     };
     if (inner % 4 == 0 && is_aligned(x)) columns.template operator()<4>();
     else columns.template operator()<1>();
   }
   const Index results = outer * inner;
-  launch("sum", where, add_pieces_kernel<T>, dim3(static_cast<unsigned>((results + kWarp - 1) / kWarp)), cut.pieces < kThreads / kWarp ? kWarp : kThreads, 0,
-         partial, y, results, cut.pieces, inner, factor);
+  launch("sum", where, add_pieces_kernel<T>, dim3(static_cast<unsigned>((results + kWarp - 1) / kWarp)),
+         cut.pieces < kThreads / kWarp ? kWarp : kThreads, 0, partial, y, results, cut.pieces, inner, factor);
 }
 
-template <class T>
-void max(Cuda where, const T* x, T* y, Index outer, Index n, Index inner) {
+template <class T> void max(Cuda where, const T* x, T* y, Index outer, Index n, Index inner) {
   if (outer * inner == 0) return;
-  if (inner == 1) launch("max", where, row_max_kernel<T>, dim3(static_cast<unsigned>(outer)), row_threads(n), 0, x, y, n);
-  else launch("max", where, column_max_kernel<T>, blocks_for(outer * inner), kThreads, 0, x, y, outer * inner, n, inner);
+  if (inner == 1)
+    launch("max", where, row_max_kernel<T>, dim3(static_cast<unsigned>(outer)), row_threads(n), 0, x, y, n);
+  else
+    launch("max", where, column_max_kernel<T>, blocks_for(outer * inner), kThreads, 0, x, y, outer * inner, n, inner);
 }
 
-template <class T>
-void argmax(Cuda where, const T* x, std::int64_t* y, Index rows, Index cols) {
+template <class T> void argmax(Cuda where, const T* x, std::int64_t* y, Index rows, Index cols) {
   launch("argmax", where, argmax_kernel<T>, dim3(static_cast<unsigned>(rows)), kThreads, 0, x, y, cols);
 }
 
-template <class T>
-void equals(Cuda where, const T* x, const T* y, T* out, Index n) {
+template <class T> void equals(Cuda where, const T* x, const T* y, T* out, Index n) {
   launch("max", where, equals_kernel<T>, blocks_for(n), kThreads, 0, x, y, out, n);
 }
 

@@ -9,10 +9,10 @@ namespace {
 constexpr Index kPiece = SumPieces::kPiece;
 constexpr Index kColumns = SumPieces::kColumns;
 
-// The sum of n elements, over 4 vectors of partial sums so that additions do not wait for each other; every so often
-// those are added up in f64, so that none grows long enough to lose digits on the narrowest vectors.
-template <class T>
-double row_sum(const T* x, Index n) {
+// The sum of n elements, over 4 vectors of partial sums so that additions do not wait for each
+// other; every so often those are added up in f64, so that none grows long enough to lose digits on
+// the narrowest vectors.
+template <class T> double row_sum(const T* x, Index n) {
   using W = wide_t<T>;
   constexpr int kWidth = 4 * kLanes<W>;
   constexpr Index kRun = 4096;
@@ -31,8 +31,7 @@ double row_sum(const T* x, Index n) {
 }
 
 // acc[c] = sum over rows of x[row, c], for the columns of one block.
-template <class T>
-void column_sums(const T* x, Index rows, Index stride, Index columns, double* acc) {
+template <class T> void column_sums(const T* x, Index rows, Index stride, Index columns, double* acc) {
   using W = wide_t<T>;
   W part[kColumns] = {};
   for (Index r = 0; r < rows; ++r)
@@ -40,8 +39,7 @@ void column_sums(const T* x, Index rows, Index stride, Index columns, double* ac
   for (Index c = 0; c < columns; ++c) acc[c] = static_cast<double>(part[c]);
 }
 
-template <class T>
-T larger(T a, T b) { return b > a || b != b ? b : a; }  // NaN wins
+template <class T> T larger(T a, T b) { return b > a || b != b ? b : a; }  // NaN wins
 
 }  // namespace
 
@@ -68,8 +66,7 @@ void sum(CpuAt<I>, const T* x, T* y, double* partial, Index outer, Index n, Inde
   });
 }
 
-template <Isa I, class T>
-void max(CpuAt<I>, const T* x, T* y, Index outer, Index n, Index inner) {
+template <Isa I, class T> void max(CpuAt<I>, const T* x, T* y, Index outer, Index n, Index inner) {
   using W = wide_t<T>;
   const Index block = inner < kColumns ? inner : kColumns;
   const Index blocks = block > 0 ? (inner + block - 1) / block : 0;

@@ -1,6 +1,7 @@
 // Rotary embedding: the pair (x_i, x_{i + D/2}) at position l turns by the angle l base^(-2i/D).
 //
-//      y_i = x_i cos - x_{i+D/2} sin       y_{i+D/2} = x_i sin + x_{i+D/2} cos       dx is dy turned back; nothing is kept
+//      y_i = x_i cos - x_{i+D/2} sin       y_{i+D/2} = x_i sin + x_{i+D/2} cos
+//      dx is dy turned back; nothing is kept
 #include <algorithm>
 #include <cmath>
 #include <list>
@@ -14,7 +15,8 @@
 namespace hilt {
 namespace {
 
-/// [2, L, D / 2]: cosines, sines. On the CPU plain numbers; on a GPU a tensor, made once, because to bring it there is to wait.
+/// [2, L, D / 2]: cosines, sines. On the CPU plain numbers; on a GPU a tensor, made once, because
+/// to bring it there is to wait.
 struct Table {
   std::vector<float> narrow;
   std::vector<double> wide;
@@ -77,7 +79,8 @@ struct Rotary final : Function {
     if (x.numel() == 0) return y;
     const Index length = x.dim(-3), heads = x.dim(-2), dim = x.dim(-1);
     visit("rotary", x, [&]<class T>(auto where) {
-      kernels::rotate(where, x.data<T>(), table->numbers<wide_t<T>>(), y.mutable_data<T>(), x.numel() / (length * heads * dim), length, heads, turning, dim, sign);
+      kernels::rotate(where, x.data<T>(), table->numbers<wide_t<T>>(), y.mutable_data<T>(),
+                      x.numel() / (length * heads * dim), length, heads, turning, dim, sign);
     });
     return y;
   }
@@ -88,12 +91,14 @@ struct Rotary final : Function {
 }  // namespace
 
 Tensor rotary(const Tensor& x, double base, const std::optional<Tensor>& positions, std::optional<Index> heads) {
-  check(bool(x) && x.rank() >= 3 && x.dim(-1) % 2 == 0, "rotary: needs [.., length, heads, an even dim], got ", x ? x.shape() : Shape{});
+  check(bool(x) && x.rank() >= 3 && x.dim(-1) % 2 == 0, "rotary: needs [.., length, heads, an even dim], got ",
+        x ? x.shape() : Shape{});
   check(is_floating(x.dtype()), "rotary: needs a tensor of floats, got ", x.dtype());
   check(base > 1, "rotary: base ", base, " must be above 1");
   const Index length = x.dim(-3), half = x.dim(-1) / 2;
   const Tensor where = positions ? *positions : arange(length);
-  check(where.shape() == Shape{length} && !is_floating(where.dtype()), "rotary: positions must be integers [", length, "], got ", where.dtype(), where.shape());
+  check(where.shape() == Shape{length} && !is_floating(where.dtype()), "rotary: positions must be integers [", length,
+        "], got ", where.dtype(), where.shape());
   const Index turning = heads.value_or(x.dim(-2));
   check(turning >= 0 && turning <= x.dim(-2), "rotary: ", turning, " heads to turn of ", x.dim(-2));
   Rotary fn;

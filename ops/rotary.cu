@@ -8,7 +8,8 @@ namespace {
 using namespace cuda;
 
 template <class T>
-__global__ void rotate_kernel(const T* x, const float* table, T* y, Index pairs, Index length, Index heads, Index turning, Index half, float turn) {
+__global__ void rotate_kernel(const T* x, const float* table, T* y, Index pairs, Index length, Index heads,
+                              Index turning, Index half, float turn) {
   for (Index i = first_element(); i < pairs; i += element_step()) {
     const Index d = i % half, row = i / half, l = row / heads % length;
     const float a = static_cast<float>(x[row * 2 * half + d]), b = static_cast<float>(x[row * 2 * half + half + d]);
@@ -22,9 +23,11 @@ __global__ void rotate_kernel(const T* x, const float* table, T* y, Index pairs,
 }  // namespace
 
 template <class T>
-void rotate(Cuda where, const T* x, const float* table, T* y, Index outer, Index length, Index heads, Index turning, Index dim, int sign) {
+void rotate(Cuda where, const T* x, const float* table, T* y, Index outer, Index length, Index heads, Index turning,
+            Index dim, int sign) {
   const Index pairs = outer * length * heads * (dim / 2);
-  launch("rotary", where, rotate_kernel<T>, blocks_for(pairs), kThreads, 0, x, table, y, pairs, length, heads, turning, dim / 2, static_cast<float>(sign));
+  launch("rotary", where, rotate_kernel<T>, blocks_for(pairs), kThreads, 0, x, table, y, pairs, length, heads, turning,
+         dim / 2, static_cast<float>(sign));
 }
 
 template void rotate(Cuda, const float*, const float*, float*, Index, Index, Index, Index, Index, int);

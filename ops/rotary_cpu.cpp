@@ -5,7 +5,8 @@
 namespace hilt::kernels {
 
 template <Isa I, class T>
-void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning, Index dim, int sign) {
+void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning,
+            Index dim, int sign) {
   using W = wide_t<T>;
   const Index half = dim / 2;
   const W turn = static_cast<W>(sign);

@@ -38,7 +38,8 @@ struct Softmax final : Function {
     const Tensor dy = dense(gradient);
     Tensor dx = empty_like(y);
     visit("softmax", y, [&]<class T>(auto where) {
-      if (log) kernels::log_softmax_backward(where, y.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(y), y.dim(-1));
+      if (log)
+        kernels::log_softmax_backward(where, y.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(y), y.dim(-1));
       else kernels::softmax_backward(where, y.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(y), y.dim(-1));
     });
     return {dx};
@@ -52,7 +53,9 @@ struct LogSumExp final : Function {
     Shape shape;
     for (int a = 0; a + 1 < x.rank(); ++a) shape.push_back(x.dim(a));
     Tensor y = empty(shape, x.dtype(), x.device());
-    visit("logsumexp", x, [&]<class T>(auto where) { kernels::logsumexp(where, x.data<T>(), y.mutable_data<T>(), y.numel(), x.dim(-1)); });
+    visit("logsumexp", x, [&]<class T>(auto where) {
+      kernels::logsumexp(where, x.data<T>(), y.mutable_data<T>(), y.numel(), x.dim(-1));
+    });
     if (wants(0)) save(x);
     return y;
   }

@@ -1,5 +1,6 @@
-// The softmax family on a GPU. A warp or a block owns a row: its threads read neighbouring columns, and maximum and sum are reduced in a
-// fixed order. Arithmetic is f32; a row is read again for each pass, from the cache after the first.
+// The softmax family on a GPU. A warp or a block owns a row: its threads read neighbouring columns,
+// and maximum and sum are reduced in a fixed order. Arithmetic is f32; a row is read again for each
+// pass, from the cache after the first.
 #include "core/cuda/rows.cuh"
 #include "ops/kernels.h"
 #include "ops/math.h"
@@ -10,21 +11,21 @@ namespace {
 using namespace cuda;
 
 /// log sum e^x = shift + rest; in two parts, for what is far from zero.
-struct RowLse { float shift, rest; };
-template <class R, class T>
-__device__ float sum_of_exp(const R& row, const T* x, float shift) {
-  return row.sum([=](Index i) { return load<R::N>(x + i); }, [=](const auto& v, int e) { return math::exp(v[e] - shift); });
+struct RowLse {
+  float shift, rest;
+};
+template <class R, class T> __device__ float sum_of_exp(const R& row, const T* x, float shift) {
+  return row.sum([=](Index i) { return load<R::N>(x + i); },
+                 [=](const auto& v, int e) { return math::exp(v[e] - shift); });
 }
-template <class R, class T>
-__device__ RowLse row_lse(const R& row, const T* x) {
+template <class R, class T> __device__ RowLse row_lse(const R& row, const T* x) {
   const float top = row.max(x);
   const float shift = top - top == 0 ? top : 0;  // a row of -inf, or one with +inf, keeps its meaning
   return {shift, math::log(sum_of_exp(row, x, shift))};
 }
 
 /// to = f(a, b), element by element.
-template <class R, class T, class F>
-__device__ void map_row(const R& row, const T* a, const T* b, T* to, F f) {
+template <class R, class T, class F> __device__ void map_row(const R& row, const T* a, const T* b, T* to, F f) {
   row.each([&](Index i) {
     auto v = load<R::N>(a + i);
     const auto u = load<R::N>(b + i);
@@ -33,8 +34,7 @@ __device__ void map_row(const R& row, const T* a, const T* b, T* to, F f) {
   });
 }
 
-template <class R, class T>
-__global__ void softmax_kernel(const T* x, T* y, Index rows, Index cols) {
+template <class R, class T> __global__ void softmax_kernel(const T* x, T* y, Index rows, Index cols) {
   const R row(cols);
   if (row.index >= rows) return;
   x += row.index * cols, y += row.index * cols;
@@ -48,13 +48,18 @@ __global__ void softmax_backward_kernel(const T* y, const T* dy, T* dx, Index ro
   const R row(cols);
   if (row.index >= rows) return;
   y += row.index * cols, dy += row.index * cols, dx += row.index * cols;
-  struct Both { Floats<R::N> y, dy; };
-  const float dot = row.sum([=](Index i) { return Both{load<R::N>(y + i), load<R::N>(dy + i)}; }, [](const Both& v, int e) { return v.y[e] * v.dy[e]; });
+  struct Both {
+    Floats<R::N> y, dy;
+  };
+  const float dot = row.sum(
+      [=](Index i) {
+        return Both{load<R::N>(y + i), load<R::N>(dy + i)};
+      },
+      [](const Both& v, int e) { return v.y[e] * v.dy[e]; });
   map_row(row, y, dy, dx, [=](float p, float g) { return p * (g - dot); });
 }
 
-template <class R, class T>
-__global__ void log_softmax_kernel(const T* x, T* y, Index rows, Index cols) {
+template <class R, class T> __global__ void log_softmax_kernel(const T* x, T* y, Index rows, Index cols) {
   const R row(cols);
   if (row.index >= rows) return;
   x += row.index * cols, y += row.index * cols;
@@ -71,8 +76,7 @@ __global__ void log_softmax_backward_kernel(const T* y, const T* dy, T* dx, Inde
   map_row(row, y, dy, dx, [=](float v, float g) { return g - math::exp(v) * total; });
 }
 
-template <class R, class T>
-__global__ void logsumexp_kernel(const T* x, T* y, Index rows, Index cols) {
+template <class R, class T> __global__ void logsumexp_kernel(const T* x, T* y, Index rows, Index cols) {
   const R row(cols);
   if (row.index >= rows) return;
   const RowLse lse = row_lse(row, x + row.index * cols);
@@ -92,30 +96,52 @@ __global__ void logsumexp_backward_kernel(const T* x, const T* dy, T* dx, Index 
 }  // namespace
 
 template <class T> void softmax(Cuda where, const T* x, T* y, Index rows, Index cols) {
-  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) { launch("softmax", where, softmax_kernel<R, T>, grid, threads, 0, x, y, rows, cols); }, x, y);
+  with_rows<T>(
+      rows, cols,
+      [&]<class R>(dim3 grid, int threads) {
+        launch("softmax", where, softmax_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
+      },
+      x, y);
 }
 template <class T> void softmax_backward(Cuda where, const T* y, const T* dy, T* dx, Index rows, Index cols) {
-  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
-    launch("softmax", where, softmax_backward_kernel<R, T>, grid, threads, 0, y, dy, dx, rows, cols);
-  }, y, dy, dx);
+  with_rows<T>(
+      rows, cols,
+      [&]<class R>(dim3 grid, int threads) {
+        launch("softmax", where, softmax_backward_kernel<R, T>, grid, threads, 0, y, dy, dx, rows, cols);
+      },
+      y, dy, dx);
 }
 template <class T> void log_softmax(Cuda where, const T* x, T* y, Index rows, Index cols) {
-  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
-    launch("log_softmax", where, log_softmax_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
-  }, x, y);
+  with_rows<T>(
+      rows, cols,
+      [&]<class R>(dim3 grid, int threads) {
+        launch("log_softmax", where, log_softmax_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
+      },
+      x, y);
 }
 template <class T> void log_softmax_backward(Cuda where, const T* y, const T* dy, T* dx, Index rows, Index cols) {
-  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
-    launch("log_softmax", where, log_softmax_backward_kernel<R, T>, grid, threads, 0, y, dy, dx, rows, cols);
-  }, y, dy, dx);
+  with_rows<T>(
+      rows, cols,
+      [&]<class R>(dim3 grid, int threads) {
+        launch("log_softmax", where, log_softmax_backward_kernel<R, T>, grid, threads, 0, y, dy, dx, rows, cols);
+      },
+      y, dy, dx);
 }
 template <class T> void logsumexp(Cuda where, const T* x, T* y, Index rows, Index cols) {
-  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) { launch("logsumexp", where, logsumexp_kernel<R, T>, grid, threads, 0, x, y, rows, cols); }, x);
+  with_rows<T>(
+      rows, cols,
+      [&]<class R>(dim3 grid, int threads) {
+        launch("logsumexp", where, logsumexp_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
+      },
+      x);
 }
 template <class T> void logsumexp_backward(Cuda where, const T* x, const T* dy, T* dx, Index rows, Index cols) {
-  with_rows<T>(rows, cols, [&]<class R>(dim3 grid, int threads) {
-    launch("logsumexp", where, logsumexp_backward_kernel<R, T>, grid, threads, 0, x, dy, dx, rows, cols);
-  }, x, dx);
+  with_rows<T>(
+      rows, cols,
+      [&]<class R>(dim3 grid, int threads) {
+        launch("logsumexp", where, logsumexp_backward_kernel<R, T>, grid, threads, 0, x, dy, dx, rows, cols);
+      },
+      x, dx);
 }
 
 template void softmax(Cuda, const float*, float*, Index, Index);

@@ -1,4 +1,5 @@
-// The softmax family along rows: one pass to find what the row needs to know of itself, one to write.
+// The softmax family along rows: one pass to find what the row needs to know of itself, one to
+// write.
 #include "ops/kernels.h"
 #include "ops/lanes.h"
 #include "ops/math.h"
@@ -6,12 +7,10 @@
 namespace hilt::kernels {
 namespace {
 
-/// log sum e^x of a row as shift + rest, apart, since far from 0 their sum rounds the rest away. -inf for a row of -inf or
-/// none; NaN if there is one.
-template <class W>
-struct RowLse { W shift, rest; };
-template <class W, class T>
-[[gnu::always_inline]] inline RowLse<W> row_lse(const T* x, Index n) {
+/// log sum e^x of a row as shift + rest, apart, since far from 0 their sum rounds the rest away.
+/// -inf for a row of -inf or none; NaN if there is one.
+template <class W> struct RowLse { W shift, rest; };
+template <class W, class T> [[gnu::always_inline]] inline RowLse<W> row_lse(const T* x, Index n) {
   const W top = max_of<W>(n, [x](Index i) { return static_cast<W>(x[i]); });
   const W shift = top - top == 0 ? top : W{0};
   const W total = sum_of<W>(n, [=](Index i) { return math::exp(static_cast<W>(x[i]) - shift); });
@@ -20,8 +19,7 @@ template <class W, class T>
 
 }  // namespace
 
-template <Isa I, class T>
-void softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
+template <Isa I, class T> void softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const T* const in = x + r * cols;
@@ -38,18 +36,17 @@ void softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
   });
 }
 
-template <Isa I, class T>
-void softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols) {
+template <Isa I, class T> void softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const T *const p = y + r * cols, *const g = dy + r * cols;
     const W dot = sum_of<W>(cols, [=](Index i) { return static_cast<W>(p[i]) * static_cast<W>(g[i]); });
-    for (Index i = 0; i < cols; ++i) dx[r * cols + i] = static_cast<T>(static_cast<W>(p[i]) * (static_cast<W>(g[i]) - dot));
+    for (Index i = 0; i < cols; ++i)
+      dx[r * cols + i] = static_cast<T>(static_cast<W>(p[i]) * (static_cast<W>(g[i]) - dot));
   });
 }
 
-template <Isa I, class T>
-void log_softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
+template <Isa I, class T> void log_softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const T* const in = x + r * cols;
@@ -58,31 +55,30 @@ void log_softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
   });
 }
 
-template <Isa I, class T>
-void log_softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols) {
+template <Isa I, class T> void log_softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const T *const l = y + r * cols, *const g = dy + r * cols;
     const W total = sum_of<W>(cols, [g](Index i) { return static_cast<W>(g[i]); });
-    for (Index i = 0; i < cols; ++i) dx[r * cols + i] = static_cast<T>(static_cast<W>(g[i]) - math::exp(static_cast<W>(l[i])) * total);
+    for (Index i = 0; i < cols; ++i)
+      dx[r * cols + i] = static_cast<T>(static_cast<W>(g[i]) - math::exp(static_cast<W>(l[i])) * total);
   });
 }
 
-template <Isa I, class T>
-void logsumexp(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
+template <Isa I, class T> void logsumexp(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
   each_row(rows, cols, [=](Index r) {
     const auto [shift, rest] = row_lse<wide_t<T>>(x + r * cols, cols);
     y[r] = static_cast<T>(shift + rest);
   });
 }
 
-template <Isa I, class T>
-void logsumexp_backward(CpuAt<I>, const T* x, const T* dy, T* dx, Index rows, Index cols) {
+template <Isa I, class T> void logsumexp_backward(CpuAt<I>, const T* x, const T* dy, T* dx, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const auto [shift, rest] = row_lse<W>(x + r * cols, cols);
     const W g = static_cast<W>(dy[r]);
-    for (Index i = 0; i < cols; ++i) dx[r * cols + i] = static_cast<T>(g * math::exp((static_cast<W>(x[r * cols + i]) - shift) - rest));
+    for (Index i = 0; i < cols; ++i)
+      dx[r * cols + i] = static_cast<T>(g * math::exp((static_cast<W>(x[r * cols + i]) - shift) - rest));
   });
 }
 

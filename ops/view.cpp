@@ -1,5 +1,6 @@
-// Views: other shapes and strides on the same storage. Forward moves no data (but for reshape where strides force a
-// copy, and contiguous and to, which exist to copy); backward is the inverse view of dy, and keeps nothing.
+// Views: other shapes and strides on the same storage. Forward moves no data (but for reshape where
+// strides force a copy, and contiguous and to, which exist to copy); backward is the inverse view
+// of dy, and keeps nothing.
 //
 //      y = reshape x        dx = reshape dy            y = permute x    dx = permute dy by the inverse
 //      y = slice x          dx = dy within zeros       y = expand x     dx = sum of dy over what was repeated
@@ -11,8 +12,8 @@
 namespace hilt {
 namespace {
 
-// Strides that read x in the new shape without moving it, or none. Walks both shapes from the right, matching groups
-// of axes with equal products; a group works if x steps evenly through it.
+// Strides that read x in the new shape without moving it, or none. Walks both shapes from the
+// right, matching groups of axes with equal products; a group works if x steps evenly through it.
 std::optional<Strides> strides_for(const Tensor& x, const Shape& shape) {
   if (x.is_contiguous()) return contiguous_strides(shape);
   Strides out = contiguous_strides(shape);
@@ -129,7 +130,8 @@ struct Move final : Function {
 }  // namespace
 
 Tensor reshape(const Tensor& x, const Shape& shape) {
-  check(x.numel() == shape.numel(), "reshape: ", x.shape(), " has ", x.numel(), " elements, ", shape, " has ", shape.numel());
+  check(x.numel() == shape.numel(), "reshape: ", x.shape(), " has ", x.numel(), " elements, ", shape, " has ",
+        shape.numel());
   Reshape fn;
   fn.from = x.shape();
   fn.shape = shape;
@@ -141,7 +143,8 @@ Tensor permute(const Tensor& x, std::span<const int> axes) {
   Permute fn;
   for (int axis : axes) fn.axes.push_back(checked_axis("permute", axis, x.rank()));
   for (int axis = 0; axis < x.rank(); ++axis)
-    check(std::ranges::count(fn.axes, axis) == 1, "permute: axis ", axis, " of ", x.shape(), " must be named exactly once");
+    check(std::ranges::count(fn.axes, axis) == 1, "permute: axis ", axis, " of ", x.shape(),
+          " must be named exactly once");
   return apply(std::move(fn), x);
 }
 
@@ -159,7 +162,8 @@ Tensor slice(const Tensor& x, int axis, Index begin, Index end, Index step) {
   const Index n = x.dim(fn.axis);
   const Index first = begin < 0 ? begin + n : begin, last = end < 0 ? end + n : end;
   check(step >= 1, "slice: step ", step, " must be at least 1");
-  check(0 <= first && first <= last && last <= n, "slice: ", begin, " to ", end, " is not a range of axis ", axis, ", which has ", n);
+  check(0 <= first && first <= last && last <= n, "slice: ", begin, " to ", end, " is not a range of axis ", axis,
+        ", which has ", n);
   fn.begin = first;
   fn.count = (last - first + step - 1) / step;
   fn.step = step;
@@ -198,7 +202,8 @@ std::vector<Tensor> split(const Tensor& x, std::span<const Index> extents, int a
     check(extent >= 0, "split: extent ", extent, " is negative");
     total = checked_add(total, extent, "split");
   }
-  check(total == x.dim(along), "split: extents add up to ", total, ", axis ", axis, " of ", x.shape(), " has ", x.dim(along));
+  check(total == x.dim(along), "split: extents add up to ", total, ", axis ", axis, " of ", x.shape(), " has ",
+        x.dim(along));
   std::vector<Tensor> parts;
   Index begin = 0;
   for (Index extent : extents) {

@@ -19,7 +19,8 @@ milliseconds default_deadline() {
   if (!text) return std::chrono::seconds(60);
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
-  check(*text && !*end && seconds > 0 && seconds < 1e6, "HILT_DEADLINE: '", text, "' is not a number of seconds above 0");
+  check(*text && !*end && seconds > 0 && seconds < 1e6, "HILT_DEADLINE: '", text,
+        "' is not a number of seconds above 0");
   return milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
@@ -38,7 +39,9 @@ std::string describe(Step step) {
 }
 
 /// Elements [begin, end) of a dense tensor, as a tensor of its own.
-Tensor piece(const Tensor& x, Index begin, Index end) { return as_strided(x, {end - begin}, {1}, x.offset() + (begin < x.numel() ? begin : 0)); }
+Tensor piece(const Tensor& x, Index begin, Index end) {
+  return as_strided(x, {end - begin}, {1}, x.offset() + (begin < x.numel() ? begin : 0));
+}
 
 Tensor converted(const Tensor& x, DType type) {
   if (x.dtype() == type) return dense(x);
@@ -87,8 +90,9 @@ class detail::Pending {
     Link& link = *shared_->link;
     const int peer = flight_->missing();
     std::ostringstream text;
-    text << describe(step_) << ": rank " << link.rank() << " waited " << static_cast<double>(deadline.count()) / 1000 << " s for rank " << peer << "; suspect: "
-         << link.suspect(peer) << "; if it is only slow, set HILT_DEADLINE to more seconds";
+    text << describe(step_) << ": rank " << link.rank() << " waited " << static_cast<double>(deadline.count()) / 1000
+         << " s for rank " << peer << "; suspect: " << link.suspect(peer)
+         << "; if it is only slow, set HILT_DEADLINE to more seconds";
     link.abort(text.str());
     fail_with(Code::distributed, text.str());
   }
@@ -130,7 +134,9 @@ void Comm::set_deadline(milliseconds deadline) {
   check(deadline.count() > 0, "Comm: deadline ", deadline.count(), " ms must be above 0");
   state_->shared->deadline_ms = deadline.count();
 }
-Traffic Comm::traffic() const { return {state_->shared->bytes_sent, state_->shared->bytes_received, state_->shared->messages_sent}; }
+Traffic Comm::traffic() const {
+  return {state_->shared->bytes_sent, state_->shared->bytes_received, state_->shared->messages_sent};
+}
 
 Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Step step) const {
   for (std::vector<Message>* list : {&out, &in}) {
@@ -148,16 +154,20 @@ Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Step 
   if (const auto fault = shared.link->fault()) fail_with(Code::distributed, *fault);
   for (const Message& m : out) shared.bytes_sent += m.data.bytes(), ++shared.messages_sent;
   for (const Message& m : in) shared.bytes_received += m.data.bytes();
-  transfer.pending_ = std::make_unique<detail::Pending>(state_->shared, shared.link->start(state_->channel, std::move(out), std::move(in)), step);
+  transfer.pending_ = std::make_unique<detail::Pending>(
+      state_->shared, shared.link->start(state_->channel, std::move(out), std::move(in)), step);
   return transfer;
 }
 
-// Every rank adds up one piece of x, in the order of ranks, and hands it to the others: 2 (p - 1) / p of the bytes of x a rank.
+// Every rank adds up one piece of x, in the order of ranks, and hands it to the others: 2 (p - 1) /
+// p of the bytes of x a rank.
 Tensor Comm::sum(const Tensor& x, Step step) const {
   Tensor total = converted(x, sum_type(x.dtype()));
   if (size() == 1) return clone(x);
   const Index n = total.numel(), chunk = (n + size() - 1) / size();
-  const auto piece_of = [&](const Tensor& of, int r) { return piece(of, std::min(r * chunk, n), std::min((r + 1) * chunk, n)); };
+  const auto piece_of = [&](const Tensor& of, int r) {
+    return piece(of, std::min(r * chunk, n), std::min((r + 1) * chunk, n));
+  };
   std::vector<Tensor> parts(static_cast<std::size_t>(size()));
   std::vector<Message> out, in;
   for (int r = 0; r < size(); ++r) {
@@ -215,7 +225,8 @@ Tensor Comm::reduce_scatter(const Tensor& x, Step step) const {
   exchange(std::move(out), std::move(in), step).wait();
   Tensor sum = clone(parts[0]);
   for (std::size_t r = 1; r < parts.size(); ++r) accumulate(sum, parts[r]);
-  return converted(Tensor(sum.storage(), Shape(std::span(x.shape().begin() + 1, x.shape().end())), sum.dtype()), x.dtype());
+  return converted(Tensor(sum.storage(), Shape(std::span(x.shape().begin() + 1, x.shape().end())), sum.dtype()),
+                   x.dtype());
 }
 
 Tensor Comm::broadcast(const Tensor& x, int root, Step step) const {
@@ -231,12 +242,14 @@ Tensor Comm::broadcast(const Tensor& x, int root, Step step) const {
 void Comm::barrier(Step step) const { (void)gather(zeros({1}, DType::u8), step); }
 
 std::vector<std::string> Comm::gather_text(const std::string& text, Step step) const {
-  const std::vector<Index> lengths = gather(from_values(std::vector<Index>{static_cast<Index>(text.size())}, {1}), step).to_vector<Index>();
+  const std::vector<Index> lengths =
+      gather(from_values(std::vector<Index>{static_cast<Index>(text.size())}, {1}), step).to_vector<Index>();
   const Index longest = *std::ranges::max_element(lengths);
   const Tensor all = gather(bytes_of(text + std::string(static_cast<std::size_t>(longest) - text.size(), '\0')), step);
   std::vector<std::string> texts;
   for (std::size_t r = 0; r < lengths.size(); ++r)
-    texts.emplace_back(reinterpret_cast<const char*>(all.raw()) + static_cast<Index>(r) * longest, static_cast<std::size_t>(lengths[r]));
+    texts.emplace_back(reinterpret_cast<const char*>(all.raw()) + static_cast<Index>(r) * longest,
+                       static_cast<std::size_t>(lengths[r]));
   return texts;
 }
 
@@ -252,13 +265,16 @@ void Comm::agree(std::string_view what, const std::string& lines) const {
       if (!more_b) b = "(nothing)";
       if (a != b || (!more_a && !more_b)) break;
     }
-    fail_with(Code::distributed, what, ": rank ", r, " has ", b, ", rank 0 ", a, "; start every rank with the same options");
+    fail_with(Code::distributed, what, ": rank ", r, " has ", b, ", rank 0 ", a,
+              "; start every rank with the same options");
   }
 }
 
 Comm Comm::split(int color, int key) const {
   Shared& shared = *state_->shared;
-  const std::vector<std::int32_t> all = gather(from_values(std::vector<std::int32_t>{color, key, shared.next_channel}, {3}), {"split"}).to_vector<std::int32_t>();
+  const std::vector<std::int32_t> all =
+      gather(from_values(std::vector<std::int32_t>{color, key, shared.next_channel}, {3}), {"split"})
+          .to_vector<std::int32_t>();
   const auto entry = [&](int r, std::size_t i) { return all[static_cast<std::size_t>(r) * 3 + i]; };
   std::vector<int> colors, ranks;
   int channel = 0;
@@ -287,15 +303,18 @@ Comm nccl_ranks(const Comm& group, Device device) {
   check(device.is_cuda(), "nccl_ranks: ", device, " is no GPU");
   if (group.size() == 1) return group;
   if constexpr (kHasNccl) {
-    const std::vector<std::string> places = group.gather_text(host_name() + ", " + (std::ostringstream() << device).str());
+    const std::vector<std::string> places =
+        group.gather_text(host_name() + ", " + (std::ostringstream() << device).str());
     for (std::size_t i = 0; i < places.size(); ++i)
       for (std::size_t j = 0; j < i; ++j)
         if (places[i] == places[j])
-          fail_with(Code::distributed, "nccl_ranks: ranks ", j, " and ", i, " both have ", places[i], "; each rank needs a GPU of its own: ", group.size(), " ranks, ",
-                    gpu_descriptions().size(), " GPUs here");
+          fail_with(Code::distributed, "nccl_ranks: ranks ", j, " and ", i, " both have ", places[i],
+                    "; each rank needs a GPU of its own: ", group.size(), " ranks, ", gpu_descriptions().size(),
+                    " GPUs here");
     return Comm(nccl_link(group, device));
   } else {
-    fail_with(Code::distributed, "nccl_ranks: built without NCCL; install libnccl-dev and build with -Dcuda=enabled -Dnccl=enabled");
+    fail_with(Code::distributed,
+              "nccl_ranks: built without NCCL; install libnccl-dev and build with -Dcuda=enabled -Dnccl=enabled");
   }
 }
 

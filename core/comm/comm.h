@@ -12,8 +12,12 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// What goes to, or comes from, another rank: dense, and its bytes alone travel. No elements, no message.
-struct Message { int peer; Tensor data; };
+/// What goes to, or comes from, another rank: dense, and its bytes alone travel. No elements, no
+/// message.
+struct Message {
+  int peer;
+  Tensor data;
+};
 
 /// What a rank is doing when it waits: the words of an error, should the wait end in one.
 struct Step {
@@ -22,21 +26,26 @@ struct Step {
 };
 
 /// What a Comm has carried since it was made, its splits included.
-struct Traffic { std::size_t bytes_sent = 0, bytes_received = 0, messages_sent = 0; };
+struct Traffic {
+  std::size_t bytes_sent = 0, bytes_received = 0, messages_sent = 0;
+};
 
 class Link;  // private: how bytes travel, see link.h
-namespace detail { class Pending; }
+namespace detail {
+class Pending;
+}
 
-/// An exchange under way. What it sends must not be written, and what it receives not be touched, before wait() has
-/// returned; dropped without wait(), it lets go of both.
+/// An exchange under way. What it sends must not be written, and what it receives not be touched,
+/// before wait() has returned; dropped without wait(), it lets go of both.
 class Transfer {
  public:
   Transfer();
   Transfer(Transfer&&) noexcept;
   Transfer& operator=(Transfer&&) noexcept;
   ~Transfer();
-  /// Returns when everything is here and gone, or throws Code::distributed: a rank is lost, failed with a reason, or
-  /// the deadline passed; then every other rank is told why. On a GPU it is the stream that waits, where it can.
+  /// Returns when everything is here and gone, or throws Code::distributed: a rank is lost, failed
+  /// with a reason, or the deadline passed; then every other rank is told why. On a GPU it is the
+  /// stream that waits, where it can.
   void wait();
 
  private:
@@ -44,8 +53,9 @@ class Transfer {
   std::unique_ptr<detail::Pending> pending_;
 };
 
-/// One rank's view of a group. A value: copies are the same group. Every rank of the group makes the same calls in the same order. All
-/// sums are made in the order of ranks, so they have the same bits on every rank, over every link, every time.
+/// One rank's view of a group. A value: copies are the same group. Every rank of the group makes
+/// the same calls in the same order. All sums are made in the order of ranks, so they have the same
+/// bits on every rank, over every link, every time.
 class Comm {
  public:
   /// A group of one: every call returns at once, and nothing is opened.
@@ -62,7 +72,8 @@ class Comm {
   void set_deadline(std::chrono::milliseconds deadline);
   Traffic traffic() const;
 
-  /// Starts all of these at once. Between two ranks messages arrive in the order they were sent, and must have the size that is expected.
+  /// Starts all of these at once. Between two ranks messages arrive in the order they were sent,
+  /// and must have the size that is expected.
   Transfer exchange(std::vector<Message> out, std::vector<Message> in, Step step = {}) const;
   /// x of all ranks, added; f32 accumulates 16-bit types.
   Tensor sum(const Tensor& x, Step step = {"sum"}) const;
@@ -75,14 +86,16 @@ class Comm {
   void barrier(Step step = {"barrier"}) const;
   /// Texts of all ranks.
   std::vector<std::string> gather_text(const std::string& text, Step step = {"gather_text"}) const;
-  /// Throws, on every rank, where a rank's `key = value` lines differ from those of rank 0, naming the first difference.
+  /// Throws, on every rank, where a rank's `key = value` lines differ from those of rank 0, naming
+  /// the first difference.
   void agree(std::string_view what, const std::string& lines) const;
 
   /// The group of all ranks that name the same color, ranked by key, then by rank here.
   Comm split(int color, int key) const;
   /// What the group is made of; none in a group of one.
   const std::shared_ptr<Link>& link() const;
-  /// Tells every rank of the link that this one cannot go on. Their waits throw Code::distributed with the reason.
+  /// Tells every rank of the link that this one cannot go on. Their waits throw Code::distributed
+  /// with the reason.
   void abort(const std::string& reason) const noexcept;
 
  private:
@@ -90,17 +103,19 @@ class Comm {
   std::shared_ptr<State> state_;
 };
 
-/// Runs work(comm) as `ranks` threads of this process, and returns when all have. The first exception ends the others' waits and is
-/// rethrown.
+/// Runs work(comm) as `ranks` threads of this process, and returns when all have. The first
+/// exception ends the others' waits and is rethrown.
 void run_ranks(int ranks, const std::function<void(Comm&)>& work);
-/// The ranks of `group`, which must be all of its run, joined by NCCL: each names a GPU that is its alone. What lies on GPUs travels between them; the
-/// rest goes over `group` as before.
+/// The ranks of `group`, which must be all of its run, joined by NCCL: each names a GPU that is its
+/// alone. What lies on GPUs travels between them; the rest goes over `group` as before.
 Comm nccl_ranks(const Comm& group, Device device);
 
-/// Joins, as one process of many, the run that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name, as torchrun sets them. Ranks reach each other by
-/// TCP; rank 0 listens at that address alone. If HILT_RUN_TOKEN is set, who does not know it is turned away; nothing is encrypted.
+/// Joins, as one process of many, the run that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name,
+/// as torchrun sets them. Ranks reach each other by TCP; rank 0 listens at that address alone. If
+/// HILT_RUN_TOKEN is set, who does not know it is turned away; nothing is encrypted.
 Comm tcp_ranks();
-/// Joins MPI_COMM_WORLD: see comm_mpi.cpp on when MPI is begun and ended. Throws where the library was built without MPI.
+/// Joins MPI_COMM_WORLD: see comm_mpi.cpp on when MPI is begun and ended. Throws where the library
+/// was built without MPI.
 Comm mpi_ranks();
 
 }  // namespace hilt

@@ -1,10 +1,13 @@
-// Ranks that MPI has started. MPI carries the data. It cannot say that a rank has died, so beside it runs the link over TCP, which carries
-// nothing but the fate of the ranks. They meet over TCP before MPI begins where MASTER_ADDR and MASTER_PORT name a place, so that a rank that never
-// comes is named; else MPI carries rank 0's address to the others.
+// Ranks that MPI has started. MPI carries the data. It cannot say that a rank has died, so beside
+// it runs the link over TCP, which carries nothing but the fate of the ranks. They meet over TCP
+// before MPI begins where MASTER_ADDR and MASTER_PORT name a place, so that a rank that never comes
+// is named; else MPI carries rank 0's address to the others.
 //
-// MPI begins with mpi_ranks() and ends with the last Comm, once every rank has said goodbye: one run a process. A program that begins MPI itself also ends
-// it. After a failure MPI cannot be ended, as its end waits for all ranks: the process then ends without, and its exit status is what makes mpirun
-// take down the others. MPI_Abort would do the same, but at once, before a program has said what is wrong.
+// MPI begins with mpi_ranks() and ends with the last Comm, once every rank has said goodbye: one
+// run a process. A program that begins MPI itself also ends it. After a failure MPI cannot be
+// ended, as its end waits for all ranks: the process then ends without, and its exit status is what
+// makes mpirun take down the others. MPI_Abort would do the same, but at once, before a program has
+// said what is wrong.
 #include <mpi.h>
 #include <unistd.h>
 #include <algorithm>
@@ -35,21 +38,27 @@ void must(int result, const char* call) {
   fail_with(Code::distributed, call, ": ", text);
 }
 
-/// For calls that return only once every rank has made them: on a thread of its own, which is left behind if one never does.
+/// For calls that return only once every rank has made them: on a thread of its own, which is left
+/// behind if one never does.
 void within(milliseconds deadline, const char* call, TcpLink* control, const std::function<void()>& run) {
   std::promise<void> promise;
   const std::future<void> done = promise.get_future();
   std::thread([run, promise = std::move(promise)]() mutable { run(), promise.set_value(); }).detach();
   // The link over TCP, which can name a rank, speaks first.
-  for (const Time until = Clock::now() + deadline + (control ? kLinger : milliseconds(0)); done.wait_for(milliseconds(5)) != std::future_status::ready;) {
+  for (const Time until = Clock::now() + deadline + (control ? kLinger : milliseconds(0));
+       done.wait_for(milliseconds(5)) != std::future_status::ready;) {
     if (const auto fault = control ? control->fault() : std::nullopt) fail_with(Code::distributed, *fault);
-    if (Clock::now() > until) fail_with(Code::distributed, call, ": did not return in ", deadline.count() / 1000, " s; not all ranks have called it");
+    if (Clock::now() > until)
+      fail_with(Code::distributed, call, ": did not return in ", deadline.count() / 1000,
+                " s; not all ranks have called it");
   }
 }
 void within(milliseconds deadline, const char* call, MPI_Request& request) {
   int done = 0;
-  for (const Time until = Clock::now() + deadline; must(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call), !done; std::this_thread::sleep_for(milliseconds(1)))
-    if (Clock::now() > until) fail_with(Code::distributed, call, ": a rank did not take part in ", deadline.count() / 1000, " s");
+  for (const Time until = Clock::now() + deadline; must(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call), !done;
+       std::this_thread::sleep_for(milliseconds(1)))
+    if (Clock::now() > until)
+      fail_with(Code::distributed, call, ": a rank did not take part in ", deadline.count() / 1000, " s");
 }
 
 struct Sending {
@@ -69,7 +78,8 @@ struct Receiving {
 
 class Mpi final : public Link {
  public:
-  Mpi(MPI_Comm comm, std::shared_ptr<TcpLink> control, bool ends_mpi) : comm_(comm), control_(std::move(control)), ends_mpi_(ends_mpi) {
+  Mpi(MPI_Comm comm, std::shared_ptr<TcpLink> control, bool ends_mpi)
+      : comm_(comm), control_(std::move(control)), ends_mpi_(ends_mpi) {
     int* bound = nullptr;
     int found = 0;
     MPI_Comm_get_attr(comm_, MPI_TAG_UB, static_cast<void*>(&bound), &found);
@@ -105,16 +115,19 @@ class Mpi final : public Link {
   void send(int channel, Sending& s) {
     for (std::size_t at = 0; at < s.data.bytes(); at += kPiece) {
       s.requests.push_back(MPI_REQUEST_NULL);
-      must(MPI_Isend(s.data.raw() + at, static_cast<int>(std::min(kPiece, s.data.bytes() - at)), MPI_BYTE, s.peer, channel, comm_, &s.requests.back()), "MPI_Isend");
+      must(MPI_Isend(s.data.raw() + at, static_cast<int>(std::min(kPiece, s.data.bytes() - at)), MPI_BYTE, s.peer,
+                     channel, comm_, &s.requests.back()),
+           "MPI_Isend");
     }
   }
   static bool sent(Sending& s) {
     int done = 0;
-    must(MPI_Testall(static_cast<int>(s.requests.size()), s.requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+    must(MPI_Testall(static_cast<int>(s.requests.size()), s.requests.data(), &done, MPI_STATUSES_IGNORE),
+         "MPI_Testall");
     return done;
   }
-  /// One step of the first message of each route. A message is looked at before memory is given to it, so that one of a wrong size, or one that
-  /// nobody wants any more, does no harm.
+  /// One step of the first message of each route. A message is looked at before memory is given to
+  /// it, so that one of a wrong size, or one that nobody wants any more, does no harm.
   void advance() {
     std::erase_if(abandoned_, [](const auto& s) { return sent(*s); });
     for (auto& [route, queue] : routes_)
@@ -136,8 +149,8 @@ class Mpi final : public Link {
       MPI_Get_count(&status, MPI_BYTE, &count);
       r.piece = static_cast<std::size_t>(count);
       if (r.piece != std::min(kPiece, r.size - r.got)) {
-        control_->abort(who(r.peer) + " sent " + std::to_string(r.got + r.piece) + " bytes where " + who(rank()) + " expects " + std::to_string(r.size) +
-                        ": the ranks do not run the same call");
+        control_->abort(who(r.peer) + " sent " + std::to_string(r.got + r.piece) + " bytes where " + who(rank()) +
+                        " expects " + std::to_string(r.size) + ": the ranks do not run the same call");
         return false;
       }
       if (!r.to) r.unwanted.resize(r.piece);
@@ -149,14 +162,16 @@ class Mpi final : public Link {
   const std::shared_ptr<TcpLink> control_;
   const bool ends_mpi_;
   int last_tag_ = 32767;
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Receiving>>> routes_;  // by peer and channel, in the order in which they were asked for
-  std::vector<std::shared_ptr<Sending>> abandoned_;                              // of transfers that were dropped
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Receiving>>>
+      routes_;                                       // by peer and channel, in the order in which they were asked for
+  std::vector<std::shared_ptr<Sending>> abandoned_;  // of transfers that were dropped
 };
 
 class MpiFlight final : public Flight {
  public:
   MpiFlight(Mpi& link, int channel, std::vector<Message> out, std::vector<Message> in) : link_(link) {
-    if (channel > link_.last_tag_) fail_with(Code::distributed, "MPI has ", link_.last_tag_, " tags, which is fewer than there are groups");
+    if (channel > link_.last_tag_)
+      fail_with(Code::distributed, "MPI has ", link_.last_tag_, " tags, which is fewer than there are groups");
     for (Message& m : in) {
       Tensor host = m.data.device().is_cpu() ? m.data : empty(m.data.shape(), m.data.dtype());
       in_.push_back({m.data, std::make_shared<Receiving>(Receiving{m.peer, host, host.mutable_raw(), host.bytes()})});
@@ -173,8 +188,7 @@ class MpiFlight final : public Flight {
       Receiving& r = *i.receiving;
       try {  // MPI is writing to it, and cannot be told otherwise
         while (r.request != MPI_REQUEST_NULL && !link_.fault()) link_.advance();
-      } catch (const std::exception&) {
-      }
+      } catch (const std::exception&) {}
       if (r.request == MPI_REQUEST_NULL) r.to = nullptr, r.data = {};
     }
   }
@@ -191,13 +205,19 @@ class MpiFlight final : public Flight {
     if (const int peer = missing(); !link_.control_->has_left(peer)) gone_ = {};
     else if (!gone_) gone_ = Clock::now();
     else if (Clock::now() - *gone_ > kLinger)
-      link_.abort(who(peer) + (in_.empty() ? " has left without taking what " + who(link_.rank()) + " sent" : " has left, and " + who(link_.rank()) + " waits for it"));
+      link_.abort(who(peer) + (in_.empty() ? " has left without taking what " + who(link_.rank()) + " sent"
+                                           : " has left, and " + who(link_.rank()) + " waits for it"));
     return false;
   }
-  int missing() const override { return !in_.empty() ? in_.front().receiving->peer : !out_.empty() ? out_.front()->peer : -1; }
+  int missing() const override {
+    return !in_.empty() ? in_.front().receiving->peer : !out_.empty() ? out_.front()->peer : -1;
+  }
 
  private:
-  struct Incoming { Tensor to; std::shared_ptr<Receiving> receiving; };
+  struct Incoming {
+    Tensor to;
+    std::shared_ptr<Receiving> receiving;
+  };
   Mpi& link_;
   std::vector<Incoming> in_;
   std::vector<std::shared_ptr<Sending>> out_;
@@ -211,10 +231,15 @@ std::unique_ptr<Flight> Mpi::start(int channel, std::vector<Message> out, std::v
 /// What Open MPI, or else MPICH and its kin, has told this process before MPI begins.
 std::shared_ptr<TcpLink> meet_before_mpi() {
   if (!std::getenv("MASTER_ADDR") || !std::getenv("MASTER_PORT")) return nullptr;
-  for (const auto& [rank, size] : {std::pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), std::pair("PMI_RANK", "PMI_SIZE")}) {
+  for (const auto& [rank, size] :
+       {std::pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), std::pair("PMI_RANK", "PMI_SIZE")}) {
     if (!std::getenv(rank) || !std::getenv(size)) continue;
     const int ranks = number_of(size, 1, 65536);
-    if (ranks > 1) return meet({number_of(rank, 0, ranks - 1), ranks, {std::getenv("MASTER_ADDR"), number_of("MASTER_PORT", 1, 65535)}, run_token()});
+    if (ranks > 1)
+      return meet({number_of(rank, 0, ranks - 1),
+                   ranks,
+                   {std::getenv("MASTER_ADDR"), number_of("MASTER_PORT", 1, 65535)},
+                   run_token()});
   }
   return nullptr;
 }
@@ -245,12 +270,15 @@ Comm mpi_ranks() {
   int begun = 0, ended = 0, rank = 0, size = 1;
   MPI_Initialized(&begun);
   MPI_Finalized(&ended);
-  if (ended) fail_with(Code::distributed, "mpi_ranks: MPI has ended in this process and cannot begin again; keep the first Comm");
+  if (ended)
+    fail_with(Code::distributed,
+              "mpi_ranks: MPI has ended in this process and cannot begin again; keep the first Comm");
   std::shared_ptr<TcpLink> control = meet_before_mpi();
-  if (!begun) within(default_deadline(), "MPI_Init", control.get(), [] {
-    int provided = 0;  // one thread at a time calls MPI, but not always the one that began it
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
-  });
+  if (!begun)
+    within(default_deadline(), "MPI_Init", control.get(), [] {
+      int provided = 0;  // one thread at a time calls MPI, but not always the one that began it
+      MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
+    });
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (size == 1) {

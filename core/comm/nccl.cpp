@@ -1,5 +1,6 @@
-// Ranks with a GPU each, joined by NCCL. Rows go from GPU to GPU on a stream of their own, beside what the GPU computes; everything else, tensors of the
-// CPU and who is alive included, goes over the group that the ranks were joined by before.
+// Ranks with a GPU each, joined by NCCL. Rows go from GPU to GPU on a stream of their own, beside
+// what the GPU computes; everything else, tensors of the CPU and who is alive included, goes over
+// the group that the ranks were joined by before.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <cstring>
@@ -12,14 +13,16 @@
 namespace hilt {
 namespace {
 
-/// NCCL's own handle, shared by the link and what is under way. Calls do not block: what takes long is polled.
+/// NCCL's own handle, shared by the link and what is under way. Calls do not block: what takes long
+/// is polled.
 class Channel {
  public:
   Channel(int device, std::shared_ptr<Link> control) : device_(device), control_(std::move(control)) {
     select();
     int lowest = 0, highest = 0;
     require(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange");
-    require(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest), "cudaStreamCreateWithPriority");  // copies get through beside kernels that fill the GPU
+    require(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest),
+            "cudaStreamCreateWithPriority");  // copies get through beside kernels that fill the GPU
   }
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -52,7 +55,8 @@ class Channel {
     require(cudaEventRecord(event, static_cast<cudaStream_t>(where.stream)), "cudaEventRecord");
     require(cudaStreamWaitEvent(stream_, event, 0), "cudaStreamWaitEvent");
     started(ncclGroupStart(), "ncclGroupStart");
-    for (const Message& m : out) started(ncclSend(m.data.raw(), m.data.bytes(), ncclInt8, m.peer, comm_, stream_), "ncclSend");
+    for (const Message& m : out)
+      started(ncclSend(m.data.raw(), m.data.bytes(), ncclInt8, m.peer, comm_, stream_), "ncclSend");
     for (const Message& m : in) {
       Tensor to = m.data;
       started(ncclRecv(to.mutable_raw(), to.bytes(), ncclInt8, m.peer, comm_, stream_), "ncclRecv");
@@ -72,8 +76,11 @@ class Channel {
   /// Why NCCL gave up, if it did.
   std::optional<std::string> error() {
     ncclResult_t state = ncclSuccess;
-    if (!comm_ || ncclCommGetAsyncError(comm_, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress) return {};
-    return "NCCL on rank " + std::to_string(control_->rank()) + ": " + ncclGetErrorString(state) + ": " + ncclGetLastError(comm_);
+    if (!comm_ || ncclCommGetAsyncError(comm_, &state) != ncclSuccess || state == ncclSuccess ||
+        state == ncclInProgress)
+      return {};
+    return "NCCL on rank " + std::to_string(control_->rank()) + ": " + ncclGetErrorString(state) + ": " +
+           ncclGetLastError(comm_);
   }
   /// Ends its kernels, which otherwise wait for their peers for ever.
   void abort() {
@@ -86,7 +93,8 @@ class Channel {
   void select() const { (void)cuda_of({Device::Kind::cuda, device_}); }
   void require(cudaError_t status, const char* what) const { cuda::check_status(status, what, device_); }
   void started(ncclResult_t result, const char* what) const {
-    if (result != ncclSuccess && result != ncclInProgress) fail_with(Code::distributed, what, " on rank ", control_->rank(), ": ", ncclGetErrorString(result));
+    if (result != ncclSuccess && result != ncclInProgress)
+      fail_with(Code::distributed, what, " on rank ", control_->rank(), ": ", ncclGetErrorString(result));
   }
   void settle(ncclResult_t result, const char* what, std::chrono::milliseconds deadline) {
     const auto start = std::chrono::steady_clock::now();
@@ -96,7 +104,8 @@ class Channel {
         fail_with(Code::distributed, *fault);
       }
       if (std::chrono::steady_clock::now() - start > deadline) {
-        const std::string text = std::string("NCCL, ") + what + ": rank " + std::to_string(control_->rank()) + " waited " + std::to_string(deadline.count()) + " ms";
+        const std::string text = std::string("NCCL, ") + what + ": rank " + std::to_string(control_->rank()) +
+                                 " waited " + std::to_string(deadline.count()) + " ms";
         control_->abort(text);
         abort();
         fail_with(Code::distributed, text);
@@ -115,7 +124,8 @@ class Channel {
 
 class NcclFlight final : public Flight {
  public:
-  NcclFlight(std::shared_ptr<Channel> channel, cudaEvent_t event, std::vector<Message> held, std::unique_ptr<Flight> on_cpu)
+  NcclFlight(std::shared_ptr<Channel> channel, cudaEvent_t event, std::vector<Message> held,
+             std::unique_ptr<Flight> on_cpu)
       : channel_(std::move(channel)), event_(event), held_(std::move(held)), on_cpu_(std::move(on_cpu)) {}
   ~NcclFlight() override {
     if (event_) (void)cudaEventDestroy(event_);
@@ -136,7 +146,10 @@ class NcclFlight final : public Flight {
 
 class NcclLink final : public Link {
  public:
-  NcclLink(const Comm& bootstrap, Device device) : control_(bootstrap.link()), channel_(std::make_shared<Channel>(device.index, control_)), deadline_(bootstrap.deadline()) {
+  NcclLink(const Comm& bootstrap, Device device)
+      : control_(bootstrap.link()),
+        channel_(std::make_shared<Channel>(device.index, control_)),
+        deadline_(bootstrap.deadline()) {
     Tensor id = zeros({sizeof(ncclUniqueId)}, DType::u8);
     if (bootstrap.rank() == 0 && ncclGetUniqueId(reinterpret_cast<ncclUniqueId*>(id.mutable_raw())) != ncclSuccess)
       fail_with(Code::distributed, "ncclGetUniqueId: NCCL finds no way to reach this host; NCCL_DEBUG=INFO says more");
@@ -191,6 +204,8 @@ class NcclLink final : public Link {
 
 }  // namespace
 
-std::shared_ptr<Link> nccl_link(const Comm& bootstrap, Device device) { return std::make_shared<NcclLink>(bootstrap, device); }
+std::shared_ptr<Link> nccl_link(const Comm& bootstrap, Device device) {
+  return std::make_shared<NcclLink>(bootstrap, device);
+}
 
 }  // namespace hilt

@@ -3,6 +3,10 @@
 
 namespace hilt {
 
-Comm mpi_ranks() { fail_with(Code::distributed, "mpi_ranks: built without MPI; install libopenmpi-dev, delete the build directory and build with -Dmpi=enabled"); }
+Comm mpi_ranks() {
+  fail_with(
+      Code::distributed,
+      "mpi_ranks: built without MPI; install libopenmpi-dev, delete the build directory and build with -Dmpi=enabled");
+}
 
 }  // namespace hilt

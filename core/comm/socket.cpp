@@ -26,12 +26,15 @@ Resolved resolve(const Address& address, int flags) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
   Resolved r;
-  if (const int error = ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found)) r.reason = ::gai_strerror(error);
+  if (const int error = ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found))
+    r.reason = ::gai_strerror(error);
   else r.list.reset(found);
   return r;
 }
 
-Socket open(const addrinfo& where) { return Socket(::socket(where.ai_family, where.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, where.ai_protocol)); }
+Socket open(const addrinfo& where) {
+  return Socket(::socket(where.ai_family, where.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, where.ai_protocol));
+}
 
 void set(const Socket& socket, int level, int option) {
   const int on = 1;
@@ -40,7 +43,9 @@ void set(const Socket& socket, int level, int option) {
 
 Address numbers(const sockaddr_storage& address, socklen_t length) {
   char host[NI_MAXHOST], port[NI_MAXSERV];
-  if (::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) return {};
+  if (::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof host, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return {};
   return {host, std::atoi(port)};
 }
 
@@ -58,11 +63,13 @@ bool connects(const Socket& socket, const addrinfo& where) {
   return error == 0;
 }
 
-/// A port of the range that outgoing connections use may, with nobody listening, be connected to itself.
+/// A port of the range that outgoing connections use may, with nobody listening, be connected to
+/// itself.
 bool is_to_itself(const Socket& socket) {
   sockaddr_storage there{};
   socklen_t length = sizeof there;
-  return ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &length) == 0 && numbers(there, length).text() == address_of(socket).text();
+  return ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &length) == 0 &&
+         numbers(there, length).text() == address_of(socket).text();
 }
 
 }  // namespace
@@ -80,10 +87,12 @@ Socket listen_at(const Address& address) {
   for (const addrinfo* a = resolved.list.get(); a; a = a->ai_next) {
     Socket socket = open(*a);
     if (socket) set(socket, SOL_SOCKET, SO_REUSEADDR);
-    if (socket && ::bind(socket.get(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) return socket;
+    if (socket && ::bind(socket.get(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0)
+      return socket;
     resolved.reason = std::strerror(errno);
   }
-  fail_with(Code::distributed, "cannot listen on ", address.text(), ": ", resolved.reason, "; MASTER_ADDR must be an address of rank 0's machine, MASTER_PORT free on it");
+  fail_with(Code::distributed, "cannot listen on ", address.text(), ": ", resolved.reason,
+            "; MASTER_ADDR must be an address of rank 0's machine, MASTER_PORT free on it");
 }
 
 Address address_of(const Socket& socket) {

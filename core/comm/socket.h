@@ -31,13 +31,15 @@ class Socket {
   int descriptor_ = -1;
 };
 
-/// Listens on that address of this machine and on no other; port 0: any that is free. Throws Code::distributed.
+/// Listens on that address of this machine and on no other; port 0: any that is free. Throws
+/// Code::distributed.
 Socket listen_at(const Address& address);
 /// This machine's end, in numbers.
 Address address_of(const Socket& socket);
 /// A connection that somebody opened; none if nobody did.
 Socket accept_from(const Socket& listener);
-/// Tries until `until`, while go_on() says so; then throws Code::distributed with the last reason. Resolving a host's name may take longer.
+/// Tries until `until`, while go_on() says so; then throws Code::distributed with the last reason.
+/// Resolving a host's name may take longer.
 Socket connect_to(const Address& address, Time until, const std::function<bool()>& go_on);
 
 }  // namespace hilt::tcp

@@ -1,10 +1,13 @@
-// Ranks that are processes, joined pair by pair by TCP. One thread a rank owns all reading and most writing, so a rank that computes for
-// long still takes what is sent to it, still says that it lives, and still hears that another does not.
+// Ranks that are processes, joined pair by pair by TCP. One thread a rank owns all reading and most
+// writing, so a rank that computes for long still takes what is sent to it, still says that it
+// lives, and still hears that another does not.
 //   hello -> rank 0 (and every lower rank); table <- rank 0, once all have come; then data, and
 //   beat      every half second: I live, and this is whom I wait for
 //   abort     the run cannot go on, and why; whoever hears it first tells everyone
-//   goodbye   I am done; answered, as abort is, by `seen`, after which the socket can be closed without losing what it still held
-// A connection that ends without a goodbye is a death, silence for as long as the deadline a freeze.
+//   goodbye   I am done; answered, as abort is, by `seen`, after which the socket can be closed without losing
+//             what it still held
+// A connection that ends without a goodbye is a death, silence for as long as the deadline a
+// freeze.
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -15,7 +18,7 @@
 
 namespace hilt::tcp {
 
-// ---- messages ----------------------------------------------------------------------------------------
+// ---- messages -----------------------------------------------------------------------------------
 
 class TcpFlight final : public Flight {
  public:
@@ -46,7 +49,8 @@ class TcpFlight final : public Flight {
     for (Outgoing& o : out_) link_.post(link_.at(o.peer), o.parcel);
     link_.wake();
   }
-  ~TcpFlight() override {  // what is on its way out goes on, with a share of its tensor; what comes in is read and forgotten
+  ~TcpFlight()
+      override {  // what is on its way out goes on, with a share of its tensor; what comes in is read and forgotten
     const std::lock_guard lock(link_.mutex_);
     for (Incoming& i : in_) i.arrival->data = {}, i.arrival->to = nullptr;
   }
@@ -58,11 +62,13 @@ class TcpFlight final : public Flight {
       std::erase_if(in_, [&](const Incoming& i) {
         const bool done = (i.early ? i.early : i.arrival)->done;
         if (done) ready.push_back(i);
-        else if (link_.at(i.peer).left) link_.fail(who(i.peer) + " has left, and " + who(link_.rank_) + " waits for it");
+        else if (link_.at(i.peer).left)
+          link_.fail(who(i.peer) + " has left, and " + who(link_.rank_) + " waits for it");
         return done;
       });
       std::erase_if(out_, [&](const Outgoing& o) {
-        if (!o.parcel->done() && link_.at(o.peer).left) link_.fail(who(o.peer) + " has left without taking what " + who(link_.rank_) + " sent");
+        if (!o.parcel->done() && link_.at(o.peer).left)
+          link_.fail(who(o.peer) + " has left without taking what " + who(link_.rank_) + " sent");
         return o.parcel->done();
       });
     }
@@ -76,12 +82,19 @@ class TcpFlight final : public Flight {
 
  private:
   friend class Tcp;
-  struct Outgoing { int peer; std::shared_ptr<Parcel> parcel; };
-  struct Incoming { int peer; Tensor to; std::shared_ptr<Arrival> arrival, early{}; };
+  struct Outgoing {
+    int peer;
+    std::shared_ptr<Parcel> parcel;
+  };
+  struct Incoming {
+    int peer;
+    Tensor to;
+    std::shared_ptr<Arrival> arrival, early{};
+  };
   void fits(int peer, std::size_t expected, std::size_t came) const {
     if (came != expected)
-      link_.fail(who(peer) + " sent " + std::to_string(came) + " bytes where " + who(link_.rank_) + " expects " + std::to_string(expected) +
-                 ": the ranks do not run the same call");
+      link_.fail(who(peer) + " sent " + std::to_string(came) + " bytes where " + who(link_.rank_) + " expects " +
+                 std::to_string(expected) + ": the ranks do not run the same call");
   }
   Tcp& link_;
   std::vector<Outgoing> out_;
@@ -92,7 +105,7 @@ std::unique_ptr<Flight> Tcp::start(int channel, std::vector<Message> out, std::v
   return std::make_unique<TcpFlight>(*this, channel, std::move(out), std::move(in));
 }
 
-// ---- the thread --------------------------------------------------------------------------------------
+// ---- the thread ---------------------------------------------------------------------------------
 
 Socket Tcp::make_wake() {
   Socket wake(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -131,7 +144,8 @@ void Tcp::serve() {
         const short events = wait[i + 2].revents;
         if (!of[i]->socket || !events) continue;
         if (events & POLLOUT) flush(*of[i]);
-        if ((events & ~POLLOUT) && !read(*of[i])) lost(*of[i], "its connection ended without a goodbye; it was killed, or crashed");
+        if ((events & ~POLLOUT) && !read(*of[i]))
+          lost(*of[i], "its connection ended without a goodbye; it was killed, or crashed");
       }
       while (listener_ && wait[1].revents) {
         if (strangers_.size() == kMostStrangers) strangers_.erase(strangers_.begin());
@@ -167,7 +181,9 @@ void Tcp::watch() {
     if (frozen) p.heard = now;
     if (p.out.empty()) tell(p, Kind::beat, std::string(step_.op));
     const auto silence = std::chrono::duration<double>(now - p.heard);
-    if (silence > deadline_) fail(who(p.rank) + " has been silent for " + std::to_string(static_cast<int>(silence.count())) + " s; it is frozen, or its machine cannot be reached");
+    if (silence > deadline_)
+      fail(who(p.rank) + " has been silent for " + std::to_string(static_cast<int>(silence.count())) +
+           " s; it is frozen, or its machine cannot be reached");
   }
 }
 
@@ -228,8 +244,8 @@ bool Tcp::begin(Peer& p) {
     p.arrival = std::move(route.posted.front());
     route.posted.pop_front();
     if (p.arrival->size == h.length) return true;
-    fail(who(p.rank) + " sent " + std::to_string(h.length) + " bytes where " + who(rank_) + " expects " + std::to_string(p.arrival->size) +
-         ": the ranks do not run the same call");
+    fail(who(p.rank) + " sent " + std::to_string(h.length) + " bytes where " + who(rank_) + " expects " +
+         std::to_string(p.arrival->size) + ": the ranks do not run the same call");
     p.arrival = std::make_shared<Arrival>();
   } else {
     p.arrival = std::make_shared<Arrival>();
@@ -252,7 +268,8 @@ bool Tcp::handle(Peer& p) {
     case Kind::goodbye:
       p.left = true;
       if (p.header.kind == Kind::abort) fail(p.text);
-      // It takes nothing any more. What has been begun must be ended, or what follows would be read as a part of it.
+      // It takes nothing any more. What has been begun must be ended, or what follows would be read
+      // as a part of it.
       std::erase_if(p.out, [](const auto& parcel) { return parcel->header.kind == Kind::data && parcel->sent == 0; });
       tell(p, Kind::seen);
       break;
@@ -269,7 +286,7 @@ void Tcp::lost(Peer& p, const std::string& how) {
   happened();
 }
 
-// ---- the end -----------------------------------------------------------------------------------------
+// ---- the end ------------------------------------------------------------------------------------
 
 bool Tcp::leave(const std::function<void()>& move) {
   std::unique_lock lock(mutex_);
@@ -292,11 +309,15 @@ std::string Tcp::suspect(int peer) {
     const auto silence = Clock::now() - p.heard;
     std::ostringstream text;
     text << who(peer);
-    if (peer == rank_) return text.str() + ", which is this one: the ranks wait for each other in a circle (" + std::string(step_.op) + ")";
+    if (peer == rank_)
+      return text.str() + ", which is this one: the ranks wait for each other in a circle (" + std::string(step_.op) +
+             ")";
     if (p.left) return text.str() + ", which has left";
-    if (silence > kSilentBeats * beat_) return text << ", silent for " << static_cast<double>(silence / milliseconds(100)) / 10 << " s", text.str();
+    if (silence > kSilentBeats * beat_)
+      return text << ", silent for " << static_cast<double>(silence / milliseconds(100)) / 10 << " s", text.str();
     if (p.waits_for < 0 || p.waits_for >= size_) return text.str() + ", which waits for nobody";
-    if (known[static_cast<std::size_t>(peer)]) return text.str() + ", in a circle of ranks that wait for each other (" + p.op + ")";
+    if (known[static_cast<std::size_t>(peer)])
+      return text.str() + ", in a circle of ranks that wait for each other (" + p.op + ")";
     known[static_cast<std::size_t>(peer)] = true;
     peer = p.waits_for;
   }

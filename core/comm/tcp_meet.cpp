@@ -1,5 +1,6 @@
-// How the ranks of a run over TCP come together: each says hello to rank 0, which tells all where the others listen; then each says hello to every
-// lower rank. What connects and is none of them is turned away, and the run goes on.
+// How the ranks of a run over TCP come together: each says hello to rank 0, which tells all where
+// the others listen; then each says hello to every lower rank. What connects and is none of them is
+// turned away, and the run goes on.
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -19,7 +20,8 @@ bool same_secret(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-/// Token, then rank, size and where it listens. Who does not know the token is told nothing; who knows it, why it cannot come in.
+/// Token, then rank, size and where it listens. Who does not know the token is told nothing; who
+/// knows it, why it cannot come in.
 bool Tcp::welcome(Peer& stranger) {
   const std::size_t end = stranger.text.find('\n');
   int rank = -1, size = -1;
@@ -30,8 +32,11 @@ bool Tcp::welcome(Peer& stranger) {
     return false;
   }
   std::string why;
-  if (size != size_) why = who(rank) + " was started with WORLD_SIZE " + std::to_string(size) + ", " + who(rank_) + " with " + std::to_string(size_);
-  else if (rank <= rank_ || rank >= size_) why = who(rank) + " does not belong to a run of " + std::to_string(size_) + " ranks";
+  if (size != size_)
+    why = who(rank) + " was started with WORLD_SIZE " + std::to_string(size) + ", " + who(rank_) + " with " +
+          std::to_string(size_);
+  else if (rank <= rank_ || rank >= size_)
+    why = who(rank) + " does not belong to a run of " + std::to_string(size_) + " ranks";
   else if (at(rank).came) why = who(rank) + " has already come; is RANK the same for two processes?";
   if (!why.empty()) {
     refusal_ = why;
@@ -54,7 +59,9 @@ void Tcp::connect(int peer, const Address& address, Time until) {
   const Address own = address_of(listener_);
   at(peer).socket = std::move(socket), at(peer).came = true;
   at(peer).heard = Clock::now();
-  tell(at(peer), Kind::hello, token_ + '\n' + std::to_string(rank_) + ' ' + std::to_string(size_) + ' ' + own.host + ' ' + std::to_string(own.port));
+  tell(at(peer), Kind::hello,
+       token_ + '\n' + std::to_string(rank_) + ' ' + std::to_string(size_) + ' ' + own.host + ' ' +
+           std::to_string(own.port));
   wake();
 }
 
@@ -70,8 +77,9 @@ void Tcp::join() {
       seconds << static_cast<double>(deadline_.count()) / 1000;
       for (const Peer& p : peers_)
         if (p.rank != rank_ && !p.came) missing += (missing.empty() ? "" : ", ") + std::to_string(p.rank);
-      fail("of " + std::to_string(size_) + " ranks these did not come to " + master_.text() + " in " + seconds.str() + " s: " +
-           (missing.empty() ? "unknown to " + who(rank_) : missing) + (refusal_.empty() ? "" : " (refused: " + refusal_ + ")"));
+      fail("of " + std::to_string(size_) + " ranks these did not come to " + master_.text() + " in " + seconds.str() +
+           " s: " + (missing.empty() ? "unknown to " + who(rank_) : missing) +
+           (refusal_.empty() ? "" : " (refused: " + refusal_ + ")"));
     }
     if (fault_) fail_with(Code::distributed, *fault_);
   };
@@ -97,14 +105,18 @@ namespace {
 
 std::string text_of(const char* variable) {
   const char* const text = std::getenv(variable);
-  if (!text || !*text) fail_with(Code::usage, variable, ": not set; the environment of a rank names RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does");
+  if (!text || !*text)
+    fail_with(
+        Code::usage, variable,
+        ": not set; the environment of a rank names RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does");
   return text;
 }
 
 }  // namespace
 
 std::shared_ptr<TcpLink> meet(Meeting meeting) {
-  check(meeting.token.find('\n') == std::string::npos && meeting.token.size() < tcp::kLongestHello / 2, "HILT_RUN_TOKEN: must be one line of at most 2,000 characters");
+  check(meeting.token.find('\n') == std::string::npos && meeting.token.size() < tcp::kLongestHello / 2,
+        "HILT_RUN_TOKEN: must be one line of at most 2,000 characters");
   auto link = std::make_shared<tcp::Tcp>(std::move(meeting));
   link->join();
   return link;

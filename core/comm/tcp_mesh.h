@@ -8,7 +8,8 @@
 #include <thread>
 #include "core/comm/tcp.h"
 
-// Private to comm_tcp.cpp, which runs it, and tcp_meet.cpp, which brings the ranks together: one rank's end of a mesh of sockets.
+// Private to comm_tcp.cpp, which runs it, and tcp_meet.cpp, which brings the ranks together: one
+// rank's end of a mesh of sockets.
 
 namespace hilt::tcp {
 
@@ -24,7 +25,8 @@ struct Header {  // all ranks have one byte order, or the magic number is wrong
   std::uint64_t length = 0;  // of what follows
 };
 static_assert(sizeof(Header) == 24);
-inline constexpr std::size_t kLongestHello = 4096, kLongestText = std::size_t{1} << 20, kReadAtOnce = std::size_t{4} << 20, kMostStrangers = 256;
+inline constexpr std::size_t kLongestHello = 4096, kLongestText = std::size_t{1} << 20,
+                             kReadAtOnce = std::size_t{4} << 20, kMostStrangers = 256;
 inline constexpr milliseconds kBeat(500), kFarewell(1000);
 inline constexpr int kSilentBeats = 4;  // a rank is called silent after that many are missing
 
@@ -38,8 +40,8 @@ struct Parcel {
   const void* body() const { return data ? static_cast<const void*>(data.raw()) : text.data(); }
 };
 
-/// What comes in: read into the tensor that waits for it, or into memory of its own where none does yet. A peer can be ahead by what it
-/// sends without waiting for this rank: a hop or two of a ring.
+/// What comes in: read into the tensor that waits for it, or into memory of its own where none does
+/// yet. A peer can be ahead by what it sends without waiting for this rank: a hop or two of a ring.
 struct Arrival {
   std::size_t size = 0;
   Tensor data;
@@ -48,7 +50,8 @@ struct Arrival {
   bool done = false;
 };
 struct Route {
-  std::deque<std::shared_ptr<Arrival>> posted, early;  // at most one of them has any: messages have the order in which they were sent
+  std::deque<std::shared_ptr<Arrival>> posted,
+      early;  // at most one of them has any: messages have the order in which they were sent
 };
 
 struct Peer {
@@ -74,8 +77,13 @@ inline std::string who(int rank) { return "rank " + std::to_string(rank); }
 class Tcp final : public TcpLink {
  public:
   explicit Tcp(Meeting meeting)
-      : rank_(meeting.rank), size_(meeting.size), master_(std::move(meeting.master)), token_(std::move(meeting.token)), listener_(std::move(meeting.listener)),
-        wake_(make_wake()), peers_(static_cast<std::size_t>(size_)) {
+      : rank_(meeting.rank),
+        size_(meeting.size),
+        master_(std::move(meeting.master)),
+        token_(std::move(meeting.token)),
+        listener_(std::move(meeting.listener)),
+        wake_(make_wake()),
+        peers_(static_cast<std::size_t>(size_)) {
     for (int r = 0; r < size_; ++r) peers_[static_cast<std::size_t>(r)].rank = r;
     if (rank_ == 0 && !listener_) listener_ = listen_at(master_);
     thread_ = launch();
@@ -145,7 +153,8 @@ class Tcp final : public TcpLink {
   void tell(Peer& p, Kind kind, std::string text = {}) {
     auto parcel = std::make_shared<Parcel>();
     parcel->header.kind = kind, parcel->header.length = text.size();
-    if (kind == Kind::beat) parcel->header.channel = waits_for_, parcel->header.hop = static_cast<std::int32_t>(step_.hop);
+    if (kind == Kind::beat)
+      parcel->header.channel = waits_for_, parcel->header.hop = static_cast<std::int32_t>(step_.hop);
     parcel->text = std::move(text);
     post(p, std::move(parcel));
   }

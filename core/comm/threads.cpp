@@ -1,4 +1,5 @@
-// Ranks that are threads of one process: a message is a note where the bytes are, and the receiver copies them.
+// Ranks that are threads of one process: a message is a note where the bytes are, and the receiver
+// copies them.
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -21,7 +22,7 @@ struct Office {
   explicit Office(int n) : size(n), desks(static_cast<std::size_t>(n)) {}
 
   using Route = std::tuple<int, int, int>;  // channel, from, to
-  struct Desk {  // of a rank
+  struct Desk {                             // of a rank
     int waits_for = -1;
     Step step;
     bool gone = false;
@@ -52,7 +53,8 @@ void copy_bytes(Tensor& to, const Tensor& from) {
     return;
   }
   const auto bytes_of = [](const Tensor& x) {  // shapes may differ: a message is its bytes
-    return Tensor(x.storage(), {static_cast<Index>(x.bytes())}, {1}, x.offset() * static_cast<Index>(size_of(x.dtype())), DType::u8);
+    return Tensor(x.storage(), {static_cast<Index>(x.bytes())}, {1},
+                  x.offset() * static_cast<Index>(size_of(x.dtype())), DType::u8);
   };
   Tensor bytes = bytes_of(to);
   copy(bytes, moved(bytes_of(from), to.device()));
@@ -85,7 +87,8 @@ class ThreadFlight final : public Flight {
         const auto found = office_->letters.find(next.key);
         if (found == office_->letters.end()) {
           if (office_->desks[static_cast<std::size_t>(next.message.peer)].gone)
-            office_->fail("rank " + std::to_string(next.message.peer) + " has left, and rank " + std::to_string(rank_) + " waits for it");
+            office_->fail("rank " + std::to_string(next.message.peer) + " has left, and rank " + std::to_string(rank_) +
+                          " waits for it");
           return false;
         }
         letter = found->second;
@@ -95,8 +98,9 @@ class ThreadFlight final : public Flight {
       if (came == expected) copy_bytes(next.message.data, letter->data);
       const std::lock_guard lock(office_->mutex);
       if (came != expected)
-        office_->fail("rank " + std::to_string(next.message.peer) + " sent " + std::to_string(came) + " bytes where rank " + std::to_string(rank_) +
-                      " expects " + std::to_string(expected) + ": the ranks do not run the same call");
+        office_->fail("rank " + std::to_string(next.message.peer) + " sent " + std::to_string(came) +
+                      " bytes where rank " + std::to_string(rank_) + " expects " + std::to_string(expected) +
+                      ": the ranks do not run the same call");
       letter->data = {};
       letter->taken = true;
       office_->happened();
@@ -106,14 +110,23 @@ class ThreadFlight final : public Flight {
     while (!out_.empty() && out_.back().letter->taken) out_.pop_back();
     if (out_.empty()) return !office_->fault;
     if (office_->desks[static_cast<std::size_t>(out_.back().message.peer)].gone)
-      office_->fail("rank " + std::to_string(out_.back().message.peer) + " has left without taking what rank " + std::to_string(rank_) + " sent");
+      office_->fail("rank " + std::to_string(out_.back().message.peer) + " has left without taking what rank " +
+                    std::to_string(rank_) + " sent");
     return false;
   }
-  int missing() const override { return !in_.empty() ? in_.front().message.peer : !out_.empty() ? out_.back().message.peer : -1; }
+  int missing() const override {
+    return !in_.empty() ? in_.front().message.peer : !out_.empty() ? out_.back().message.peer : -1;
+  }
 
  private:
-  struct Outgoing { Message message; std::shared_ptr<Letter> letter; };
-  struct Incoming { Message message; std::pair<Office::Route, std::uint64_t> key; };
+  struct Outgoing {
+    Message message;
+    std::shared_ptr<Letter> letter;
+  };
+  struct Incoming {
+    Message message;
+    std::pair<Office::Route, std::uint64_t> key;
+  };
   std::shared_ptr<Office> office_;
   int rank_;
   std::vector<Outgoing> out_;
@@ -150,7 +163,8 @@ class ThreadLink final : public Link {
       const std::string who = "rank " + std::to_string(peer);
       if (desk.gone) return who + ", which has left";
       if (desk.waits_for < 0) return who + ", which waits for nobody";
-      if (seen[static_cast<std::size_t>(peer)]) return who + ", in a circle of ranks that wait for each other (" + std::string(desk.step.op) + ")";
+      if (seen[static_cast<std::size_t>(peer)])
+        return who + ", in a circle of ranks that wait for each other (" + std::string(desk.step.op) + ")";
       seen[static_cast<std::size_t>(peer)] = true;
       peer = desk.waits_for;
     }
@@ -182,9 +196,7 @@ void run_ranks(int ranks, const std::function<void(Comm&)>& work) {
     try {
       Comm comm(std::make_shared<ThreadLink>(office, rank));
       work(comm);
-    } catch (const std::exception& e) {
-      error = std::current_exception(), what = e.what();
-    } catch (...) {
+    } catch (const std::exception& e) { error = std::current_exception(), what = e.what(); } catch (...) {
       error = std::current_exception(), what = "an exception of unknown type";
     }
     const std::lock_guard lock(office->mutex);

@@ -1,4 +1,5 @@
-// The devices of the process: for each GPU one stream, one pool, a few counters, and whether it still works.
+// The devices of the process: for each GPU one stream, one pool, a few counters, and whether it
+// still works.
 #include "core/cuda/context.h"
 #include <cuda_runtime_api.h>
 #include <array>
@@ -27,7 +28,8 @@ struct Context {
 };
 
 std::string text_of(cudaError_t status) {
-  return std::string(cudaGetErrorName(status)) + " (" + std::to_string(static_cast<int>(status)) + "): " + cudaGetErrorString(status);
+  return std::string(cudaGetErrorName(status)) + " (" + std::to_string(static_cast<int>(status)) +
+         "): " + cudaGetErrorString(status);
 }
 
 [[noreturn]] void no_usable_gpu(const std::string& reason) {
@@ -50,7 +52,8 @@ const Count& count() {
 }
 
 std::mutex contexts_mutex;
-std::array<std::atomic<Context*>, kMaxDevices> contexts{};  // never destroyed: tensors in static variables may outlive everything
+std::array<std::atomic<Context*>, kMaxDevices>
+    contexts{};  // never destroyed: tensors in static variables may outlive everything
 
 void select(int index) {
   thread_local int selected = -1;
@@ -70,7 +73,8 @@ Properties ask(int index) {
   return {p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem, p.sharedMemPerBlockOptin};
 }
 
-/// A kernel that writes one known word: shows that this build has code for the GPU and that the GPU runs it.
+/// A kernel that writes one known word: shows that this build has code for the GPU and that the GPU
+/// runs it.
 void smoke(const Context& c) {
   constexpr std::uint32_t kWord = 0x48494c54;
   std::uint32_t* word = nullptr;
@@ -81,10 +85,13 @@ void smoke(const Context& c) {
   if (status == cudaSuccess) status = cudaStreamSynchronize(c.stream);
   (void)cudaFree(word);
   (void)cudaGetLastError();
-  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction || status == cudaErrorUnsupportedPtxVersion)
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
+      status == cudaErrorUnsupportedPtxVersion)
     no_usable_gpu("cuda:" + std::to_string(c.index) + " (" + c.properties.name + ") has compute capability " +
-                  std::to_string(c.properties.major) + "." + std::to_string(c.properties.minor) + ", this build has code for " + kGpuArchs);
-  if (status != cudaSuccess) no_usable_gpu("cuda:" + std::to_string(c.index) + " failed a small kernel with " + text_of(status));
+                  std::to_string(c.properties.major) + "." + std::to_string(c.properties.minor) +
+                  ", this build has code for " + kGpuArchs);
+  if (status != cudaSuccess)
+    no_usable_gpu("cuda:" + std::to_string(c.index) + " failed a small kernel with " + text_of(status));
   if (seen != kWord) no_usable_gpu("cuda:" + std::to_string(c.index) + " computed a wrong word");
 }
 
@@ -110,11 +117,13 @@ Context& context(int index) {
 }
 
 Context* existing(int index) {
-  return index >= 0 && index < kMaxDevices ? contexts[static_cast<std::size_t>(index)].load(std::memory_order_acquire) : nullptr;
+  return index >= 0 && index < kMaxDevices ? contexts[static_cast<std::size_t>(index)].load(std::memory_order_acquire)
+                                           : nullptr;
 }
 
 [[noreturn]] void device_lost(const Context& c) {
-  fail_with(Code::gpu, "device lost: cuda:", c.index, ": ", c.lost_reason, "; its memory is gone: start the program again");
+  fail_with(Code::gpu, "device lost: cuda:", c.index, ": ", c.lost_reason,
+            "; its memory is gone: start the program again");
 }
 
 }  // namespace
@@ -125,12 +134,14 @@ const Properties& properties(int index) { return context(index).properties; }
 
 void check_alive(int device) {
   const Context* const c = existing(device);
-  if (c && c->lost.load(std::memory_order_acquire)) [[unlikely]] device_lost(*c);
+  if (c && c->lost.load(std::memory_order_acquire)) [[unlikely]]
+    device_lost(*c);
 }
 
 void check_status(int code, const char* what, int device) {
   const auto status = static_cast<cudaError_t>(code);
-  if (status == cudaSuccess) [[likely]] return;
+  if (status == cudaSuccess) [[likely]]
+    return;
   check_alive(device);
   (void)cudaGetLastError();
   // A sticky error answers every later call with itself; others are over once they were read.
@@ -139,10 +150,13 @@ void check_status(int code, const char* what, int device) {
   Context* const c = existing(device);
   if (c && after == status) {
     const std::lock_guard lock(contexts_mutex);
-    if (!c->lost.load()) c->lost_reason = std::string(what) + " reports " + text_of(status), c->lost.store(true, std::memory_order_release);
+    if (!c->lost.load())
+      c->lost_reason = std::string(what) + " reports " + text_of(status),
+      c->lost.store(true, std::memory_order_release);
   }
   check_alive(device);
-  if (status == cudaErrorMemoryAllocation) fail_with(Code::memory, what, ": out of memory on cuda:", device, ": ", text_of(status));
+  if (status == cudaErrorMemoryAllocation)
+    fail_with(Code::memory, what, ": out of memory on cuda:", device, ": ", text_of(status));
   fail_with(Code::gpu, what, ": cuda:", device, " reports ", text_of(status));
 }
 
@@ -151,7 +165,8 @@ void count_launch(int device) { context(device).launches.fetch_add(1, std::memor
 /// A recording holds what the GPU does by itself.
 void forbid_while_recording(int device, const char* what) {
   if (context(device).recording.load(std::memory_order_relaxed)) [[unlikely]]
-    fail("Replay: ", what, " while the work of cuda:", device, " is recorded; let the work begin after it, or end before");
+    fail("Replay: ", what, " while the work of cuda:", device,
+         " is recorded; let the work begin after it, or end before");
 }
 
 void to_host(Cuda where, void* host, const void* device, std::size_t bytes) {
@@ -167,13 +182,14 @@ void to_device(Cuda where, void* device, const void* host, std::size_t bytes) {
   if (bytes == 0) return;
   check_alive(where.device);
   forbid_while_recording(where.device, "something was copied from the host");
-  check_status(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(where.stream)), "copy to the GPU",
-               where.device);
+  check_status(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(where.stream)),
+               "copy to the GPU", where.device);
 }
 void within(Cuda where, void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   check_alive(where.device);
-  check_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(where.stream)), "copy", where.device);
+  check_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(where.stream)),
+               "copy", where.device);
 }
 void clear(Cuda where, void* device, std::size_t bytes) {
   if (bytes == 0) return;
@@ -181,22 +197,26 @@ void clear(Cuda where, void* device, std::size_t bytes) {
   check_status(cudaMemsetAsync(device, 0, bytes, static_cast<cudaStream_t>(where.stream)), "clear", where.device);
 }
 
-// ---- recording -----------------------------------------------------------------------------------------
+// ---- recording ----------------------------------------------------------------------------------
 struct Graph {
   cudaGraphExec_t exec = nullptr;
-  ~Graph() { if (exec) (void)cudaGraphExecDestroy(exec); }  // what runs still ends
+  ~Graph() {
+    if (exec) (void)cudaGraphExecDestroy(exec);
+  }  // what runs still ends
 };
 void begin_recording(Cuda where) {
   check_alive(where.device);
   forbid_while_recording(where.device, "another recording began");
-  check_status(cudaStreamBeginCapture(static_cast<cudaStream_t>(where.stream), cudaStreamCaptureModeRelaxed), "Replay", where.device);
+  check_status(cudaStreamBeginCapture(static_cast<cudaStream_t>(where.stream), cudaStreamCaptureModeRelaxed), "Replay",
+               where.device);
   context(where.device).recording = true;
 }
 std::shared_ptr<Graph> end_recording(Cuda where, bool keep) {
   cudaGraph_t graph = nullptr;
   context(where.device).recording = false;
   const cudaError_t status = cudaStreamEndCapture(static_cast<cudaStream_t>(where.stream), &graph);
-  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, cudaError_t (*)(cudaGraph_t)> written(graph, cudaGraphDestroy);
+  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, cudaError_t (*)(cudaGraph_t)> written(graph,
+                                                                                                  cudaGraphDestroy);
   if (!keep) return (void)cudaGetLastError(), nullptr;
   check_status(status, "Replay", where.device);
   auto made = std::make_shared<Graph>();
@@ -209,7 +229,7 @@ void start(Cuda where, const Graph& graph) {
   count_launch(where.device);
 }
 
-// ---- memory --------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 std::string DeviceHeap::name() const { return " on cuda:" + std::to_string(index); }
 std::byte* DeviceHeap::take(std::size_t bytes) const {
   check_alive(index);
@@ -243,8 +263,8 @@ std::vector<std::string> descriptions() {
   std::vector<std::string> out;
   for (int i = 0; i < count().devices; ++i) {
     const Properties p = ask(i);
-    out.push_back("cuda:" + std::to_string(i) + ": " + p.name + ", " + std::to_string(p.memory >> 20) + " MiB, compute capability " +
-                  std::to_string(p.major) + "." + std::to_string(p.minor));
+    out.push_back("cuda:" + std::to_string(i) + ": " + p.name + ", " + std::to_string(p.memory >> 20) +
+                  " MiB, compute capability " + std::to_string(p.major) + "." + std::to_string(p.minor));
   }
   return out;
 }

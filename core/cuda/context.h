@@ -12,7 +12,7 @@ namespace hilt::cuda {
 /// What kernels need to know of a GPU.
 struct Properties {
   std::string name;
-  int major = 0, minor = 0;      // compute capability
+  int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
   std::size_t memory = 0;        // bytes
   std::size_t block_shared = 0;  // bytes of shared memory a block may ask for
@@ -22,30 +22,32 @@ const Properties& properties(int index);
 
 /// GPUs the driver shows; 0 where there is no usable driver.
 int device_count();
-/// Throws Code::gpu unless the GPU exists, this build has code for it, and a small kernel has run on it.
+/// Throws Code::gpu unless the GPU exists, this build has code for it, and a small kernel has run
+/// on it.
 void require(int index);
 
 std::vector<std::string> descriptions();
 void synchronize(int index);
 DeviceCounters counters(int index);
 
-/// Checks a status of the CUDA runtime. An error that leaves the context unusable marks the device as lost: from then on every call
-/// says so at once, and nothing waits for it.
+/// Checks a status of the CUDA runtime. An error that leaves the context unusable marks the device
+/// as lost: from then on every call says so at once, and nothing waits for it.
 void check_status(int status, const char* what, int device);
 /// Throws if the device was lost.
 void check_alive(int device);
 void count_launch(int device);
 
-/// Copies between memory of the host and of a GPU, in stream order. To the host it waits; from pageable memory the source may be
-/// reused on return.
+/// Copies between memory of the host and of a GPU, in stream order. To the host it waits; from
+/// pageable memory the source may be reused on return.
 void to_host(Cuda where, void* host, const void* device, std::size_t bytes);
 void to_device(Cuda where, void* device, const void* host, std::size_t bytes);
 void within(Cuda where, void* to, const void* from, std::size_t bytes);
 /// Zero bytes.
 void clear(Cuda where, void* device, std::size_t bytes);
 
-/// From begin to end what is asked of the GPU is written down, not done, and what waits for it or comes from the host is an error. end returns
-/// it as one piece of work that can be started again and again, or nothing unless told to `keep` it.
+/// From begin to end what is asked of the GPU is written down, not done, and what waits for it or
+/// comes from the host is an error. end returns it as one piece of work that can be started again
+/// and again, or nothing unless told to `keep` it.
 struct Graph;
 void begin_recording(Cuda where);
 std::shared_ptr<Graph> end_recording(Cuda where, bool keep);

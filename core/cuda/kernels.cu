@@ -1,5 +1,6 @@
-// What tensors need of a GPU: filling, copying, converting, random numbers, and adding up gradients. All of it is bound by memory: a
-// thread takes element after element, neighbouring threads neighbouring ones, and where everything is dense 16 bytes at a time.
+// What tensors need of a GPU: filling, copying, converting, random numbers, and adding up
+// gradients. All of it is bound by memory: a thread takes element after element, neighbouring
+// threads neighbouring ones, and where everything is dense 16 bytes at a time.
 #include <cstring>
 #include "core/convert.h"
 #include "core/cuda/kernels.h"
@@ -13,17 +14,16 @@ using namespace cuda;
 
 __global__ void write_word_kernel(std::uint32_t* to, std::uint32_t word) { *to = word; }
 
-template <class T>
-__global__ void fill_kernel(T* out, Index n, T value) {
+template <class T> __global__ void fill_kernel(T* out, Index n, T value) {
   for (Index i = first_element(); i < n; i += element_step()) out[i] = value;
 }
 
-template <class T>
-__global__ void count_up_kernel(T* out, Index n) {
+template <class T> __global__ void count_up_kernel(T* out, Index n) {
   for (Index i = first_element(); i < n; i += element_step()) out[i] = convert<T>(i);
 }
 
-// One kernel a destination type; the source's type is looked at once an element, the same way by all threads.
+// One kernel a destination type; the source's type is looked at once an element, the same way by
+// all threads.
 template <class To>
 __global__ void copy_kernel(To* to, const void* from, DType from_type, const __grid_constant__ Walk<2> walk) {
   for (Index i = first_element(); i < walk.elements; i += element_step()) {
@@ -35,9 +35,9 @@ __global__ void copy_kernel(To* to, const void* from, DType from_type, const __g
 
 // f32 <-> bf16, dense: what a training step converts. 8 elements a thread.
 constexpr int kConverted = 8;
-template <class To, class From>
-__global__ void convert_kernel(To* to, const From* from, Index packs) {
-  for (Index i = first_element(); i < packs; i += element_step()) store(to + i * kConverted, load<kConverted>(from + i * kConverted));
+template <class To, class From> __global__ void convert_kernel(To* to, const From* from, Index packs) {
+  for (Index i = first_element(); i < packs; i += element_step())
+    store(to + i * kConverted, load<kConverted>(from + i * kConverted));
 }
 
 __device__ double uniform(std::uint32_t bits) { return (bits >> 8) * 0x1p-24; }
@@ -48,8 +48,9 @@ __global__ void draw_kernel(Draw what, T* out, Index n, RandomKey drawn, Index l
   constexpr double kTwoPi = 6.283185307179586;
   for (Index i = first_element(); i < n; i += element_step()) {
     const auto at = static_cast<std::uint64_t>(i);
-    const auto bits = philox({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32), static_cast<std::uint32_t>(key.stream),
-                              static_cast<std::uint32_t>(key.stream >> 32)}, key.seed);
+    const auto bits = philox({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32),
+                              static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)},
+                             key.seed);
     if (what == Draw::integer) {
       const std::uint64_t wide = (std::uint64_t{bits[0]} << 32) | bits[1];
       out[i] = convert<T>(low + static_cast<Index>(wide % span));
@@ -62,8 +63,7 @@ __global__ void draw_kernel(Draw what, T* out, Index n, RandomKey drawn, Index l
   }
 }
 
-template <int N, class T>
-__global__ void accumulate_kernel(const T* a, const T* b, T* out, Index n) {
+template <int N, class T> __global__ void accumulate_kernel(const T* a, const T* b, T* out, Index n) {
   for (Index i = first_element() * N; i < n; i += element_step() * N) {
     Floats<N> x = load<N>(a + i);
     const Floats<N> y = load<N>(b + i);
@@ -91,22 +91,26 @@ void fill(Cuda where, void* out, DType type, Index n, double value) {
 }
 
 void count_up(Cuda where, void* out, DType type, Index n) {
-  with_type(type, [&]<class T>() { launch("arange", where, count_up_kernel<T>, blocks_for(n), kThreads, 0, static_cast<T*>(out), n); });
+  with_type(type, [&]<class T>() {
+    launch("arange", where, count_up_kernel<T>, blocks_for(n), kThreads, 0, static_cast<T*>(out), n);
+  });
 }
 
 void copy_elements(Cuda where, void* to, DType to_type, const void* from, DType from_type, const Walk<2>& walk) {
   if (walk.elements == 0) return;
-  if (walk.is_flat() && to_type == from_type) return within(where, to, from, static_cast<std::size_t>(walk.elements) * size_of(to_type));
+  if (walk.is_flat() && to_type == from_type)
+    return within(where, to, from, static_cast<std::size_t>(walk.elements) * size_of(to_type));
   const auto whole = [&]<class To, class From>() {
-    launch("copy", where, convert_kernel<To, From>, blocks_for(walk.elements / kConverted), kThreads, 0, static_cast<To*>(to),
-           static_cast<const From*>(from), walk.elements / kConverted);
+    launch("copy", where, convert_kernel<To, From>, blocks_for(walk.elements / kConverted), kThreads, 0,
+           static_cast<To*>(to), static_cast<const From*>(from), walk.elements / kConverted);
   };
   if (walk.is_flat() && walk.elements % kConverted == 0 && is_aligned(to) && is_aligned(from)) {
     if (to_type == DType::bf16 && from_type == DType::f32) return whole.template operator()<bf16, float>();
     if (to_type == DType::f32 && from_type == DType::bf16) return whole.template operator()<float, bf16>();
   }
   with_type(to_type, [&]<class To>() {
-    launch("copy", where, copy_kernel<To>, blocks_for(walk.elements), kThreads, 0, static_cast<To*>(to), from, from_type, walk);
+    launch("copy", where, copy_kernel<To>, blocks_for(walk.elements), kThreads, 0, static_cast<To*>(to), from,
+           from_type, walk);
   });
 }
 
@@ -116,9 +120,10 @@ void draw(Cuda where, Draw what, void* out, DType type, Index n, RandomKey key, 
   });
 }
 
-template <class T>
-void accumulate(Cuda where, const T* a, const T* b, T* out, Index n) {
-  const auto run = [&]<int N>() { launch("accumulate", where, accumulate_kernel<N, T>, blocks_for(n, N), kThreads, 0, a, b, out, n); };
+template <class T> void accumulate(Cuda where, const T* a, const T* b, T* out, Index n) {
+  const auto run = [&]<int N>() {
+    launch("accumulate", where, accumulate_kernel<N, T>, blocks_for(n, N), kThreads, 0, a, b, out, n);
+  };
   if (n % kPack<T> == 0 && is_aligned(a) && is_aligned(b) && is_aligned(out)) run.template operator()<kPack<T>>();
   else run.template operator()<1>();
 }

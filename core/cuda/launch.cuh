@@ -10,20 +10,23 @@ namespace hilt::cuda {
 constexpr int kWarp = 32;
 constexpr std::size_t kDefaultShared = 48 << 10;  // bytes of shared memory a block gets without asking
 
-/// Starts a kernel on the device's stream. Asks for the shared memory it needs, counts, and checks; errors inside the kernel surface
-/// at a later check, under the name of what runs then.
+/// Starts a kernel on the device's stream. Asks for the shared memory it needs, counts, and checks;
+/// errors inside the kernel surface at a later check, under the name of what runs then.
 template <class... Params, class... Args>
-void launch(const char* name, Cuda where, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared, Args&&... args) {
+void launch(const char* name, Cuda where, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared,
+            Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   check_alive(where.device);
   if (shared > kDefaultShared)
-    check_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), name, where.device);
+    check_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+                 name, where.device);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared;
   config.stream = static_cast<cudaStream_t>(where.stream);
-  check_status(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...), name, where.device);
+  check_status(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...), name,
+               where.device);
   count_launch(where.device);
 }
 

@@ -5,8 +5,8 @@
 
 namespace hilt::cuda {
 
-/// A GPU's memory. Everything runs on one stream of it, so what a tensor leaves behind can be handed on at once: whoever gets it
-/// writes after the last reader has run.
+/// A GPU's memory. Everything runs on one stream of it, so what a tensor leaves behind can be
+/// handed on at once: whoever gets it writes after the last reader has run.
 struct DeviceHeap {
   static constexpr std::size_t kAlignment = 512;
   int index = 0;

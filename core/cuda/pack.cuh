@@ -17,15 +17,13 @@ template <int N> struct Floats {
   float x[N];
   __device__ float operator[](int i) const { return x[i]; }
 };
-template <int N, class T>
-__device__ inline Floats<N> load(const T* from) {
+template <int N, class T> __device__ inline Floats<N> load(const T* from) {
   const auto pack = *reinterpret_cast<const Pack<T, N>*>(from);
   Floats<N> out;
   for (int e = 0; e < N; ++e) out.x[e] = static_cast<float>(pack.x[e]);
   return out;
 }
-template <int N, class T>
-__device__ inline void store(T* to, const Floats<N>& values) {
+template <int N, class T> __device__ inline void store(T* to, const Floats<N>& values) {
   Pack<T, N> pack;
   for (int e = 0; e < N; ++e) pack.x[e] = static_cast<T>(values.x[e]);
   *reinterpret_cast<Pack<T, N>*>(to) = pack;

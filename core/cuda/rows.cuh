@@ -2,36 +2,36 @@
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 
-// For .cu files: kernels that take a matrix row by row. A short row belongs to a warp, which needs no barrier to reduce it, a long one
-// to a block. Its elements come in packs where their number and the addresses allow; what a row adds up to depends on its length and on that.
+// For .cu files: kernels that take a matrix row by row. A short row belongs to a warp, which needs
+// no barrier to reduce it, a long one to a block. Its elements come in packs where their number and
+// the addresses allow; what a row adds up to depends on its length and on that.
 
 namespace hilt::cuda {
 
 constexpr int kRowWarps = 4;  // of a block whose rows belong to warps
 
-template <int kElements, bool kByWarp>
-struct Row {
+template <int kElements, bool kByWarp> struct Row {
   static constexpr int N = kElements;
   Index index, cols;
   Index first, step;
 
   __device__ explicit Row(Index columns) : cols(columns) {
-    if constexpr (kByWarp) index = static_cast<Index>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp, first = threadIdx.x % kWarp * N, step = kWarp * N;
+    if constexpr (kByWarp)
+      index = static_cast<Index>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp, first = threadIdx.x % kWarp * N,
+      step = kWarp * N;
     else index = blockIdx.x, first = threadIdx.x * N, step = blockDim.x * N;
   }
   /// f(i) for each of this thread's packs, which begins at column i.
-  template <class F>
-  __device__ void each(F f) const {
+  template <class F> __device__ void each(F f) const {
     for (Index i = first; i < cols; i += step) f(i);
   }
-  template <class Op>
-  __device__ float reduce(float x, float identity) const {
+  template <class Op> __device__ float reduce(float x, float identity) const {
     if constexpr (kByWarp) return warp_reduce<Op>(x);
     else return block_reduce<Op>(x, identity);
   }
-  /// The sum over the row of f(i, e), element e of the pack at i; `prepare(i)` loads what f needs of the pack.
-  template <class Prepare, class F>
-  __device__ float sum(Prepare prepare, F f) const {
+  /// The sum over the row of f(i, e), element e of the pack at i; `prepare(i)` loads what f needs
+  /// of the pack.
+  template <class Prepare, class F> __device__ float sum(Prepare prepare, F f) const {
     float total = 0;
     each([&](Index i) {
       const auto pack = prepare(i);
@@ -39,8 +39,7 @@ struct Row {
     });
     return reduce<Sum>(total, 0.0f);
   }
-  template <class T>
-  __device__ float max(const T* x) const {
+  template <class T> __device__ float max(const T* x) const {
     float top = -INFINITY;
     each([&](Index i) {
       const Floats<N> v = load<N>(x + i);
@@ -51,12 +50,13 @@ struct Row {
   __device__ bool leads() const { return first == 0; }
 };
 
-/// f.operator()<Row>(grid, threads) with the kind of row that fits; `all` are the operands that have `cols` columns of type T, or null.
-template <class T, class F, class... P>
-void with_rows(Index rows, Index cols, F f, const P*... all) {
+/// f.operator()<Row>(grid, threads) with the kind of row that fits; `all` are the operands that
+/// have `cols` columns of type T, or null.
+template <class T, class F, class... P> void with_rows(Index rows, Index cols, F f, const P*... all) {
   const auto pick = [&]<int N>() {
     if (cols <= 8 * kWarp * N)
-      f.template operator()<Row<N, true>>(dim3(static_cast<unsigned>((rows + kRowWarps - 1) / kRowWarps)), kRowWarps * kWarp);
+      f.template operator()<Row<N, true>>(dim3(static_cast<unsigned>((rows + kRowWarps - 1) / kRowWarps)),
+                                          kRowWarps * kWarp);
     else f.template operator()<Row<N, false>>(dim3(static_cast<unsigned>(rows)), row_threads(cols / N));
   };
   if (cols % kPack<T> == 0 && (is_aligned(all) && ...)) pick.template operator()<kPack<T>>();

@@ -5,10 +5,9 @@
 
 namespace hilt::cuda {
 
-/// The merged axes of N operands, innermost first, as a kernel parameter. Divides by 32 bits wherever the element count allows,
-/// which a GPU does several times faster.
-template <int N>
-struct Walk {
+/// The merged axes of N operands, innermost first, as a kernel parameter. Divides by 32 bits
+/// wherever the element count allows, which a GPU does several times faster.
+template <int N> struct Walk {
   Index elements = 0;
   int axes = 0;
   Index extent[Shape::kMaxRank] = {};

@@ -11,23 +11,25 @@ using namespace dlpack;
 
 constexpr DLPackVersion kVersionWritten{1, 1};
 
-struct Type { DType dtype; std::uint8_t code, bits; };
-constexpr Type kTypes[] = {{DType::f64, kFloat, 64}, {DType::f32, kFloat, 32}, {DType::bf16, kBfloat, 16}, {DType::f16, kFloat, 16},
-                           {DType::i64, kInt, 64},   {DType::i32, kInt, 32},   {DType::u8, kUInt, 8}};
+struct Type {
+  DType dtype;
+  std::uint8_t code, bits;
+};
+constexpr Type kTypes[] = {{DType::f64, kFloat, 64}, {DType::f32, kFloat, 32}, {DType::bf16, kBfloat, 16},
+                           {DType::f16, kFloat, 16}, {DType::i64, kInt, 64},   {DType::i32, kInt, 32},
+                           {DType::u8, kUInt, 8}};
 
-// ---- out -------------------------------------------------------------------------------------------
+// ---- out ----------------------------------------------------------------------------------------
 
 /// What a consumer holds: the struct it knows, and behind it what the struct points to.
-template <class Managed>
-struct Export {
+template <class Managed> struct Export {
   Managed managed{};
   Tensor tensor;
   std::array<Index, Shape::kMaxRank> shape{};
   Strides strides{};
 };
 
-template <class Managed>
-Owned<Managed> lend(const Tensor& x, Access access) {
+template <class Managed> Owned<Managed> lend(const Tensor& x, Access access) {
   check(bool(x), "to_dlpack: undefined tensor");
   auto lent = std::make_unique<Export<Managed>>();
   lent->tensor = x;
@@ -36,7 +38,9 @@ Owned<Managed> lend(const Tensor& x, Access access) {
   const auto* const type = std::ranges::find(kTypes, x.dtype(), &Type::dtype);
   const std::byte* const elements = access == Access::write ? lent->tensor.mutable_raw() : lent->tensor.raw();
   DLTensor& t = lent->managed.dl_tensor;
-  t.data = x.numel() == 0 ? nullptr : const_cast<std::byte*>(elements);  // the offset is in here: some consumers forget byte_offset
+  t.data = x.numel() == 0
+               ? nullptr
+               : const_cast<std::byte*>(elements);  // the offset is in here: some consumers forget byte_offset
   t.device = x.device().is_cpu() ? DLDevice{kCpu, 0} : DLDevice{kCuda, x.device().index};
   t.ndim = x.rank();
   t.dtype = {type->code, type->bits, 1};
@@ -47,23 +51,32 @@ Owned<Managed> lend(const Tensor& x, Access access) {
   return Owned<Managed>(&lent.release()->managed);
 }
 
-// ---- in --------------------------------------------------------------------------------------------
+// ---- in -----------------------------------------------------------------------------------------
 
 DType dtype_of_dlpack(const DLDataType& t) {
   for (const Type& type : kTypes)
     if (t.code == type.code && t.bits == type.bits && t.lanes == 1) return type.dtype;
-  fail("from_dlpack: elements of code ", int{t.code}, ", ", int{t.bits}, " bits, ", t.lanes, " lanes; expected f64 f32 bf16 f16 i64 i32 or u8, one lane");
+  fail("from_dlpack: elements of code ", int{t.code}, ", ", int{t.bits}, " bits, ", t.lanes,
+       " lanes; expected f64 f32 bf16 f16 i64 i32 or u8, one lane");
 }
 
 Device device_of_dlpack(const DLDevice& d) {
   if (d.device_type == kCpu || d.device_type == kCudaHost) return {};
-  check(d.device_type == kCuda, "from_dlpack: device type ", d.device_type, "; expected CPU (1), pinned CPU (3) or CUDA (2) memory; copy it to the CPU first");
+  check(d.device_type == kCuda, "from_dlpack: device type ", d.device_type,
+        "; expected CPU (1), pinned CPU (3) or CUDA (2) memory; copy it to the CPU first");
   check(kHasCuda, "from_dlpack: memory of cuda:", d.device_id, ", built without CUDA; copy it to the CPU first");
   return {Device::Kind::cuda, d.device_id};
 }
 
 /// Where the elements of t lie, checked: all of it came from somebody else.
-struct Window { Device device; DType dtype; Shape shape; Strides strides; std::byte* data; std::size_t bytes; };
+struct Window {
+  Device device;
+  DType dtype;
+  Shape shape;
+  Strides strides;
+  std::byte* data;
+  std::size_t bytes;
+};
 
 Window window_of(const DLTensor& t) {
   const DType dtype = dtype_of_dlpack(t.dtype);
@@ -81,7 +94,9 @@ Window window_of(const DLTensor& t) {
     check(stride >= 0, "from_dlpack: stride ", stride, " of axis ", axis, " is negative; make a dense copy first");
     last = checked_add(last, checked_mul(shape[axis] - 1, stride, "from_dlpack"), "from_dlpack");
   }
-  const Index bytes = shape.numel() == 0 ? 0 : checked_mul(checked_add(last, 1, "from_dlpack"), static_cast<Index>(size_of(dtype)), "from_dlpack");
+  const Index bytes = shape.numel() == 0 ? 0
+                                         : checked_mul(checked_add(last, 1, "from_dlpack"),
+                                                       static_cast<Index>(size_of(dtype)), "from_dlpack");
   if (bytes == 0) return {device, dtype, shape, strides, nullptr, 0};
 
   check(t.data, "from_dlpack: ", dtype, shape, " at a null pointer");
@@ -89,12 +104,13 @@ Window window_of(const DLTensor& t) {
   check(!__builtin_add_overflow(reinterpret_cast<std::uintptr_t>(t.data), t.byte_offset, &first) &&
             !__builtin_add_overflow(first, static_cast<std::uintptr_t>(bytes), &end),
         "from_dlpack: ", bytes, " bytes at byte offset ", t.byte_offset, " reach beyond all memory");
-  check(first % size_of(dtype) == 0, "from_dlpack: elements of ", dtype, " at an address that is not a multiple of ", size_of(dtype), "; make a copy first");
-  return {device, dtype, shape, strides, static_cast<std::byte*>(t.data) + t.byte_offset, static_cast<std::size_t>(bytes)};
+  check(first % size_of(dtype) == 0, "from_dlpack: elements of ", dtype, " at an address that is not a multiple of ",
+        size_of(dtype), "; make a copy first");
+  return {
+      device, dtype, shape, strides, static_cast<std::byte*>(t.data) + t.byte_offset, static_cast<std::size_t>(bytes)};
 }
 
-template <class Managed>
-Tensor take(Managed* m, bool read_only) {
+template <class Managed> Tensor take(Managed* m, bool read_only) {
   const Window w = window_of(m->dl_tensor);
   const auto on = [&](std::function<void()> release) {
     return Tensor(Storage::borrow(w.data, w.bytes, w.device, std::move(release)), w.shape, w.strides, 0, w.dtype);
@@ -118,8 +134,8 @@ Owned<DLManagedTensor> to_dlpack_legacy(const Tensor& x) { return lend<DLManaged
 
 Tensor from_dlpack(DLManagedTensorVersioned* m) {
   check(m, "from_dlpack: null pointer");
-  check(m->version.major == kVersionWritten.major, "from_dlpack: DLPack ", m->version.major, '.', m->version.minor, "; expected ",
-        kVersionWritten.major, ".x");
+  check(m->version.major == kVersionWritten.major, "from_dlpack: DLPack ", m->version.major, '.', m->version.minor,
+        "; expected ", kVersionWritten.major, ".x");
   return take(m, m->flags & kReadOnly);
 }
 Tensor from_dlpack(DLManagedTensor* m) {

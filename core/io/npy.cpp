@@ -1,7 +1,9 @@
 // NumPy's .npy format, versions 1.0, 2.0 and 3.0:
 //
-//   byte 0  "\x93NUMPY"      6  version, 2 bytes      8  length of the header, 2 bytes little endian, 4 from version 2.0 on
-//   then    {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }     a Python dictionary as text, blanks, a newline
+//   byte 0  "\x93NUMPY"      6  version, 2 bytes
+//   8  length of the header, 2 bytes little endian, 4 from version 2.0 on
+//   then    {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
+//           a Python dictionary as text, blanks, a newline
 //   then    the elements, one after the other, to the end of the file
 #include "core/io/npy.h"
 #include <fcntl.h>
@@ -28,12 +30,14 @@ static_assert(std::endian::native == std::endian::little, "elements are read and
 constexpr std::size_t kMaxHeader = 65536;  // what version 1.0 can say; six extents need 200
 constexpr std::string_view kMagic("\x93NUMPY", 6);
 
-struct Type { std::string_view descr; DType dtype; };
+struct Type {
+  std::string_view descr;
+  DType dtype;
+};
 constexpr Type kTypes[] = {{"<f8", DType::f64}, {"<f4", DType::f32}, {"<f2", DType::f16},
                            {"<i8", DType::i64}, {"<i4", DType::i32}, {"|u1", DType::u8}};
 
-template <class... Parts>
-[[noreturn]] void bad(const std::string& path, const Parts&... parts) {
+template <class... Parts> [[noreturn]] void bad(const std::string& path, const Parts&... parts) {
   fail_with(Code::data, path, ": ", parts...);
 }
 
@@ -42,7 +46,8 @@ std::string quoted(std::string_view text) { return "'" + shown(text, 40) + "'"; 
 /// A file descriptor with one owner.
 class File {
  public:
-  File(const std::string& path, int flags, mode_t mode = 0) : descriptor_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {}
+  File(const std::string& path, int flags, mode_t mode = 0)
+      : descriptor_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {}
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   ~File() {
@@ -55,12 +60,14 @@ class File {
   int descriptor_;
 };
 
-// ---- reading ---------------------------------------------------------------------------------------
+// ---- reading ------------------------------------------------------------------------------------
 
-/// The header's dictionary: its three keys in any order, each once. One pass, each byte looked at a fixed number of times.
+/// The header's dictionary: its three keys in any order, each once. One pass, each byte looked at a
+/// fixed number of times.
 class Header {
  public:
-  Header(const std::string& path, std::string_view text, std::size_t offset) : path_(path), text_(text), offset_(offset) {
+  Header(const std::string& path, std::string_view text, std::size_t offset)
+      : path_(path), text_(text), offset_(offset) {
     expect('{');
     while (!take('}')) {
       const std::size_t start = at_;
@@ -69,7 +76,9 @@ class Header {
       if (key == "descr" && !dtype_) read_type();
       else if (key == "fortran_order" && !fortran_) read_bool();
       else if (key == "shape" && !shape_) read_shape();
-      else wrong(start, "key ", quoted(key), " is unknown or repeated; expected descr, fortran_order and shape, each once");
+      else
+        wrong(start, "key ", quoted(key),
+              " is unknown or repeated; expected descr, fortran_order and shape, each once");
       if (!take(',')) {
         expect('}');
         break;
@@ -78,15 +87,15 @@ class Header {
     const std::size_t end = at_;
     space();
     if (at_ != text_.size()) wrong(at_, "expected blanks to the end of the header, got ", next());
-    if (!dtype_ || !fortran_ || !shape_) wrong(end, "the header lacks ", !dtype_ ? "descr" : !fortran_ ? "fortran_order" : "shape");
+    if (!dtype_ || !fortran_ || !shape_)
+      wrong(end, "the header lacks ", !dtype_ ? "descr" : !fortran_ ? "fortran_order" : "shape");
   }
   DType dtype() const { return *dtype_; }
   bool fortran() const { return *fortran_; }
   const Shape& shape() const { return *shape_; }
 
  private:
-  template <class... Parts>
-  [[noreturn]] void wrong(std::size_t at, const Parts&... parts) const {
+  template <class... Parts> [[noreturn]] void wrong(std::size_t at, const Parts&... parts) const {
     bad(path_, "bad header at byte ", offset_ + at, ": ", parts...);
   }
   std::string next() const { return at_ < text_.size() ? quoted(text_.substr(at_, 1)) : "its end"; }
@@ -115,15 +124,19 @@ class Header {
   void read_type() {
     space();
     const std::size_t start = at_;
-    if (at_ < text_.size() && text_[at_] == '[') wrong(at_, "records of several types are refused; expected one plain type");
+    if (at_ < text_.size() && text_[at_] == '[')
+      wrong(at_, "records of several types are refused; expected one plain type");
     const std::string_view descr = string();
     for (const Type& t : kTypes)
       if (descr == t.descr || (t.dtype == DType::u8 && descr == "<u1")) dtype_ = t.dtype;
     if (dtype_) return;
-    if (descr.find('O') != descr.npos) wrong(start, "type ", quoted(descr), " holds pickled objects: refused, pickles can run code");
+    if (descr.find('O') != descr.npos)
+      wrong(start, "type ", quoted(descr), " holds pickled objects: refused, pickles can run code");
     if (descr.starts_with('>'))
-      wrong(start, "type ", quoted(descr), " is big endian; expected little endian: in NumPy, x.astype(x.dtype.newbyteorder('<'))");
-    wrong(start, "type ", quoted(descr), "; expected one of <f8 <f4 <f2 <i8 <i4 |u1: in NumPy, x.astype('<f4') for one");
+      wrong(start, "type ", quoted(descr),
+            " is big endian; expected little endian: in NumPy, x.astype(x.dtype.newbyteorder('<'))");
+    wrong(start, "type ", quoted(descr),
+          "; expected one of <f8 <f4 <f2 <i8 <i4 |u1: in NumPy, x.astype('<f4') for one");
   }
   void read_bool() {
     space();
@@ -172,7 +185,8 @@ void read_at(const std::string& path, const File& file, void* to, std::size_t n,
     const ssize_t got = ::pread(file.get(), static_cast<char*>(to) + done, n - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0)
-      bad(path, "cannot read ", n - done, " bytes at byte ", offset + done, ": ", got < 0 ? std::strerror(errno) : "the file became shorter");
+      bad(path, "cannot read ", n - done, " bytes at byte ", offset + done, ": ",
+          got < 0 ? std::strerror(errno) : "the file became shorter");
     done += static_cast<std::size_t>(got);
   }
 }
@@ -190,9 +204,12 @@ std::size_t size_of_file(const std::string& path, const File& file) {
 /// Says what a file is that is not ours.
 [[noreturn]] void not_npy(const std::string& path, std::string_view start) {
   if (start.starts_with("\x89PNG")) bad(path, "is a PNG picture; expected a .npy file");
-  if (start.starts_with("PK")) bad(path, "is a zip archive, an .npz perhaps; expected a .npy file: in NumPy, np.save each array");
-  if (start.size() > 1 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5) bad(path, "is a pickle: refused, pickles can run code");
-  bad(path, "is not a .npy file: byte 0 begins ", quoted(start.substr(0, kMagic.size())), ", expected ", quoted(kMagic));
+  if (start.starts_with("PK"))
+    bad(path, "is a zip archive, an .npz perhaps; expected a .npy file: in NumPy, np.save each array");
+  if (start.size() > 1 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5)
+    bad(path, "is a pickle: refused, pickles can run code");
+  bad(path, "is not a .npy file: byte 0 begins ", quoted(start.substr(0, kMagic.size())), ", expected ",
+      quoted(kMagic));
 }
 
 Strides fortran_strides(const Shape& shape) {
@@ -205,7 +222,7 @@ Strides fortran_strides(const Shape& shape) {
   return strides;
 }
 
-// ---- writing ---------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 bool write_all(const File& file, const void* from, std::size_t n) {
   for (std::size_t done = 0; done < n;) {
@@ -225,7 +242,8 @@ std::string header_of(std::string_view descr, const Shape& shape) {
   const std::size_t before = kMagic.size() + 4;
   text.append(63 - (before + text.size()) % 64, ' ');
   text += '\n';
-  return std::string(kMagic) + '\1' + '\0' + static_cast<char>(text.size() & 0xff) + static_cast<char>(text.size() >> 8) + text;
+  return std::string(kMagic) + '\1' + '\0' + static_cast<char>(text.size() & 0xff) +
+         static_cast<char>(text.size() >> 8) + text;
 }
 
 }  // namespace
@@ -243,7 +261,8 @@ Tensor read_npy(const std::string& path) {
   if (!start.starts_with(kMagic.substr(0, start.size()))) not_npy(path, start);
   need(8);
   const int major = static_cast<unsigned char>(start[6]), minor = static_cast<unsigned char>(start[7]);
-  if (major < 1 || major > 3 || minor != 0) bad(path, "version ", major, '.', minor, " at byte 6; expected 1.0, 2.0 or 3.0");
+  if (major < 1 || major > 3 || minor != 0)
+    bad(path, "version ", major, '.', minor, " at byte 6; expected 1.0, 2.0 or 3.0");
   const std::size_t header_at = major == 1 ? 10 : 12;
   need(header_at);
   std::size_t length = 0;
@@ -258,9 +277,11 @@ Tensor read_npy(const std::string& path) {
   Index bytes = 0;
   if (__builtin_mul_overflow(header.shape().numel(), static_cast<Index>(size_of(header.dtype())), &bytes) ||
       __builtin_add_overflow(bytes, static_cast<Index>(data_at), &bytes))
-    bad(path, "truncated: header says more bytes than 64 bits count, ", header.dtype(), header.shape(), ", file has ", size);
+    bad(path, "truncated: header says more bytes than 64 bits count, ", header.dtype(), header.shape(), ", file has ",
+        size);
   need(static_cast<std::size_t>(bytes));
-  if (static_cast<std::size_t>(bytes) < size) bad(path, "trailing bytes at byte ", bytes, ": header says ", bytes, " bytes, file has ", size);
+  if (static_cast<std::size_t>(bytes) < size)
+    bad(path, "trailing bytes at byte ", bytes, ": header says ", bytes, " bytes, file has ", size);
 
   Tensor x = empty(header.fortran() ? Shape{header.shape().numel()} : header.shape(), header.dtype());
   read_at(path, file, x.mutable_raw(), x.bytes(), data_at);
@@ -282,7 +303,8 @@ void write_npy(const std::string& path, const Tensor& tensor) {
 
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-    bad(path, "is ", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file", "; refused to write a .npy file in its place");
+    bad(path, "is ", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file",
+        "; refused to write a .npy file in its place");
   const std::string temporary = path + ".tmp." + std::to_string(std::random_device{}());
   File file(temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
   if (file.get() < 0) bad(path, "cannot write: making ", temporary, ": ", std::strerror(errno));

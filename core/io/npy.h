@@ -9,9 +9,10 @@ namespace [[gnu::visibility("default")]] hilt {
 
 class Tensor;
 
-/// The tensor in a NumPy file of f8 f4 f2 i8 i4 u1, little endian. A file in Fortran order comes back with strides to match.
-/// Nothing in the file is trusted and nothing in it runs: each number is checked, and the whole size against the
-/// length of the file, before any memory is asked for. Errors (Code::data) name the file and the byte.
+/// The tensor in a NumPy file of f8 f4 f2 i8 i4 u1, little endian. A file in Fortran order comes
+/// back with strides to match. Nothing in the file is trusted and nothing in it runs: each number
+/// is checked, and the whole size against the length of the file, before any memory is asked for.
+/// Errors (Code::data) name the file and the byte.
 Tensor read_npy(const std::string& path);
 
 /// The same for who knows no tensors: its elements in C order, none where they are not integers.
@@ -22,7 +23,8 @@ struct NpyIntegers {
 };
 NpyIntegers read_npy_integers(const std::string& path);
 
-/// Writes x in C order. The file appears under its name whole or not at all: what was there before stays until then.
+/// Writes x in C order. The file appears under its name whole or not at all: what was there before
+/// stays until then.
 void write_npy(const std::string& path, const Tensor& x);
 
 }  // namespace hilt

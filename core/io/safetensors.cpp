@@ -19,29 +19,36 @@ static_assert(std::endian::native == std::endian::little, "elements are read and
 
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeader = std::uint64_t{16} << 20;
-constexpr std::size_t kHeaderAlignment = 64;           // so that the first tensor begins at a cache line of the file
+constexpr std::size_t kHeaderAlignment = 64;  // so that the first tensor begins at a cache line of the file
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;  // of one call to read or write
 constexpr std::string_view kMetadata = "__metadata__";
 
-struct TypeName { std::string_view name; DType dtype; };
-constexpr std::array<TypeName, 8> kTypes{{{"F64", DType::f64}, {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16},
-                                          {"I64", DType::i64}, {"I32", DType::i32}, {"U8", DType::u8}, {"BOOL", DType::u8}}};
+struct TypeName {
+  std::string_view name;
+  DType dtype;
+};
+constexpr std::array<TypeName, 8> kTypes{{{"F64", DType::f64},
+                                          {"F32", DType::f32},
+                                          {"BF16", DType::bf16},
+                                          {"F16", DType::f16},
+                                          {"I64", DType::i64},
+                                          {"I32", DType::i32},
+                                          {"U8", DType::u8},
+                                          {"BOOL", DType::u8}}};
 
-std::string_view type_name(DType dtype) {
-  return std::ranges::find(kTypes, dtype, &TypeName::dtype)->name;
-}
+std::string_view type_name(DType dtype) { return std::ranges::find(kTypes, dtype, &TypeName::dtype)->name; }
 
 /// WHAT (value): why, FILE:OFFSET; what to try
 template <class Why>
-[[noreturn]] void bad(const std::string& path, std::uint64_t offset, const std::string& what, const std::string& value, const Why& why,
-                      const char* remedy) {
+[[noreturn]] void bad(const std::string& path, std::uint64_t offset, const std::string& what, const std::string& value,
+                      const Why& why, const char* remedy) {
   fail_with(Code::data, what, " (", value, "): ", why, ", ", path, ":", offset, "; ", remedy);
 }
 
 constexpr const char* kCopyAgain = "copy or download the file again";
 constexpr const char* kWriteAgain = "write the file again with a safetensors library";
 
-// ---- the header's JSON -------------------------------------------------------------------------------
+// ---- the header's JSON --------------------------------------------------------------------------
 
 std::uint32_t hex_digit(char c) {
   if (c >= '0' && c <= '9') return static_cast<std::uint32_t>(c - '0');
@@ -59,24 +66,30 @@ std::size_t utf8_prefix(std::string_view text) {
 /// What safetensors allows of JSON: an object of objects. One pass over the text, no recursion.
 class Header {
  public:
-  Header(const std::string& path, std::string_view text, std::uint64_t data_bytes) : path_(path), text_(text), data_bytes_(data_bytes) {
+  Header(const std::string& path, std::string_view text, std::uint64_t data_bytes)
+      : path_(path), text_(text), data_bytes_(data_bytes) {
     if (!text_.starts_with('{')) wrong(0, "header", next(), "must begin with {", kWriteAgain);
     expect('{');
-    if (!take('}')) do entry(); while (more('}'));
+    if (!take('}')) do
+        entry();
+      while (more('}'));
     const std::size_t end = text_.find_first_not_of(' ', at_);
-    if (end != text_.npos) wrong(end, "header", shown(text_.substr(end, 1)), "only blanks may follow its last }", kWriteAgain);
+    if (end != text_.npos)
+      wrong(end, "header", shown(text_.substr(end, 1)), "only blanks may follow its last }", kWriteAgain);
     sort_and_check();
   }
   std::vector<SafetensorsEntry> entries;
   SafetensorsMetadata metadata;
 
  private:
-  [[noreturn]] void wrong(std::size_t at, const std::string& what, const std::string& value, const std::string& why, const char* remedy) const {
+  [[noreturn]] void wrong(std::size_t at, const std::string& what, const std::string& value, const std::string& why,
+                          const char* remedy) const {
     bad(path_, kLengthBytes + at, what, value, why, remedy);
   }
   std::string next() const { return at_ < text_.size() ? shown(text_.substr(at_, 1)) : "its end"; }
   void space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) ++at_;
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r'))
+      ++at_;
   }
   bool take(char c) {
     space();
@@ -98,7 +111,8 @@ class Header {
     std::uint32_t u = 0;
     for (int i = 0; i < 4; ++i, ++at_) {
       const std::uint32_t digit = at_ < text_.size() ? hex_digit(text_[at_]) : 16;
-      if (digit > 15) wrong(at_, "escape in a string", next(), "expected four hexadecimal digits after \\u", kWriteAgain);
+      if (digit > 15)
+        wrong(at_, "escape in a string", next(), "expected four hexadecimal digits after \\u", kWriteAgain);
       u = u << 4 | digit;
     }
     return u;
@@ -111,13 +125,15 @@ class Header {
       out += kTo[i];
       return;
     }
-    if (c != 'u') wrong(start, "escape in a string", shown(text_.substr(start, 2)), "JSON has no such escape", kWriteAgain);
+    if (c != 'u')
+      wrong(start, "escape in a string", shown(text_.substr(start, 2)), "JSON has no such escape", kWriteAgain);
     std::uint32_t u = unit();
     if (u >= 0xd800 && u < 0xdc00) {
       const bool pair = text_.substr(at_).starts_with("\\u");
       if (pair) at_ += 2;
       const std::uint32_t low = pair ? unit() : 0;
-      if (low < 0xdc00 || low > 0xdfff) wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair", kWriteAgain);
+      if (low < 0xdc00 || low > 0xdfff)
+        wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair", kWriteAgain);
       u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
     } else if (u >= 0xdc00 && u < 0xe000) {
       wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair", kWriteAgain);
@@ -130,15 +146,19 @@ class Header {
     std::string out;
     for (;;) {
       const std::size_t plain = at_;
-      while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\' && static_cast<unsigned char>(text_[at_]) >= ' ') ++at_;
+      while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\' &&
+             static_cast<unsigned char>(text_[at_]) >= ' ')
+        ++at_;
       const std::string_view run = text_.substr(plain, at_ - plain);
       if (const std::size_t valid = utf8_prefix(run); valid != run.size())
         wrong(plain + valid, what, shown(run.substr(valid, 1)), "not UTF-8", kWriteAgain);
       out += run;
-      if (at_ == text_.size()) wrong(start - 1, what, shown(text_.substr(start)), "a quote that is not closed", kWriteAgain);
+      if (at_ == text_.size())
+        wrong(start - 1, what, shown(text_.substr(start)), "a quote that is not closed", kWriteAgain);
       const char c = text_[at_++];
       if (c == '"') return out;
-      if (c != '\\') wrong(at_ - 1, what, shown(text_.substr(at_ - 1, 1)), "a control character in a string", kWriteAgain);
+      if (c != '\\')
+        wrong(at_ - 1, what, shown(text_.substr(at_ - 1, 1)), "a control character in a string", kWriteAgain);
       escape(out);
     }
   }
@@ -149,11 +169,14 @@ class Header {
     std::int64_t n = 0;
     bool overflow = false;
     while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') {
-      overflow = overflow || __builtin_mul_overflow(n, std::int64_t{10}, &n) || __builtin_add_overflow(n, std::int64_t{text_[at_] - '0'}, &n);
+      overflow = overflow || __builtin_mul_overflow(n, std::int64_t{10}, &n) ||
+                 __builtin_add_overflow(n, std::int64_t{text_[at_] - '0'}, &n);
       ++at_;
     }
     const std::string value = shown(text_.substr(start, std::max<std::size_t>(at_ - start, 1)));
-    if (at_ == start) wrong(start, what, start < text_.size() ? value : "its end", "expected a whole number that is not negative", kWriteAgain);
+    if (at_ == start)
+      wrong(start, what, start < text_.size() ? value : "its end", "expected a whole number that is not negative",
+            kWriteAgain);
     if (overflow) wrong(start, what, value, "exceeds 64 bits", kWriteAgain);
     if (text_[start] == '0' && at_ > start + 1) wrong(start, what, value, "a number may not begin with 0", kWriteAgain);
     if (at_ < text_.size() && (text_[at_] == '.' || (text_[at_] | 0x20) == 'e'))
@@ -178,14 +201,20 @@ class Header {
       expect(':');
       bool& has = key == "dtype" ? has_dtype : key == "shape" ? has_shape : has_offsets;
       if (key != "dtype" && key != "shape" && key != "data_offsets")
-        wrong(key_at, "key of tensor " + shown(e.name), shown(key), "expected dtype, shape and data_offsets", kWriteAgain);
-      if (std::exchange(has, true)) wrong(key_at, "key of tensor " + shown(e.name), shown(key), "appears twice", kWriteAgain);
+        wrong(key_at, "key of tensor " + shown(e.name), shown(key), "expected dtype, shape and data_offsets",
+              kWriteAgain);
+      if (std::exchange(has, true))
+        wrong(key_at, "key of tensor " + shown(e.name), shown(key), "appears twice", kWriteAgain);
       if (key == "dtype") read_dtype(e);
       else if (key == "shape") read_shape(e);
       else read_offsets(e);
     } while (more('}'));
     if (!has_dtype || !has_shape || !has_offsets)
-      wrong(start, "tensor", shown(e.name), std::string("lacks ") + (!has_dtype ? "dtype" : !has_shape ? "shape" : "data_offsets"), kWriteAgain);
+      wrong(start, "tensor", shown(e.name),
+            std::string("lacks ") + (!has_dtype   ? "dtype"
+                                     : !has_shape ? "shape"
+                                                  : "data_offsets"),
+            kWriteAgain);
     check_size(e, start);
     entries.push_back(std::move(e));
   }
@@ -207,7 +236,8 @@ class Header {
     do {
       space();
       const std::size_t start = at_;
-      if (e.shape.rank() == Shape::kMaxRank) wrong(start, what, "rank 7", "at most 6 axes are supported", "reshape the tensor and write the file again");
+      if (e.shape.rank() == Shape::kMaxRank)
+        wrong(start, what, "rank 7", "at most 6 axes are supported", "reshape the tensor and write the file again");
       const std::int64_t extent = number(what);
       if (__builtin_mul_overflow(product, std::max<std::int64_t>(extent, 1), &product))
         wrong(start, what, std::to_string(extent), "the product of the extents exceeds 64 bits", kWriteAgain);
@@ -226,7 +256,8 @@ class Header {
     const std::string value = std::to_string(begin) + ", " + std::to_string(end);
     if (end < begin) wrong(start, what, value, "the end is before the beginning", kWriteAgain);
     if (static_cast<std::uint64_t>(end) > data_bytes_)
-      wrong(start, what, value, "beyond the " + std::to_string(data_bytes_) + " bytes of tensors that the file has", kCopyAgain);
+      wrong(start, what, value, "beyond the " + std::to_string(data_bytes_) + " bytes of tensors that the file has",
+            kCopyAgain);
     e.begin = static_cast<std::uint64_t>(begin), e.end = static_cast<std::uint64_t>(end);
   }
   void check_size(const SafetensorsEntry& e, std::size_t start) {
@@ -236,7 +267,10 @@ class Header {
       std::ostringstream value;
       value << name_of(e.dtype) << e.shape;
       wrong(start, "size of tensor " + shown(e.name), std::move(value).str(),
-            overflow ? "exceeds 64 bits" : "takes " + std::to_string(bytes) + " bytes, data_offsets span " + std::to_string(e.end - e.begin), kWriteAgain);
+            overflow
+                ? "exceeds 64 bits"
+                : "takes " + std::to_string(bytes) + " bytes, data_offsets span " + std::to_string(e.end - e.begin),
+            kWriteAgain);
     }
   }
   void read_metadata(std::size_t start) {
@@ -261,16 +295,22 @@ class Header {
     const std::uint64_t data = kLengthBytes + text_.size();
     for (SafetensorsEntry& e : entries) {
       if (e.begin != at)
-        bad(path_, data + std::min(at, e.begin), "data_offsets of tensor " + shown(e.name), std::to_string(e.begin) + ", " + std::to_string(e.end),
-            (e.begin < at ? "overlaps the tensor before it, which ends at " : "leaves a hole, the tensor before it ends at ") + std::to_string(at), kWriteAgain);
+        bad(path_, data + std::min(at, e.begin), "data_offsets of tensor " + shown(e.name),
+            std::to_string(e.begin) + ", " + std::to_string(e.end),
+            (e.begin < at ? "overlaps the tensor before it, which ends at "
+                          : "leaves a hole, the tensor before it ends at ") +
+                std::to_string(at),
+            kWriteAgain);
       at = e.end;
       e.begin += data, e.end += data;
     }
     if (at != data_bytes_)
-      bad(path_, data + at, "trailing bytes", std::to_string(data_bytes_ - at), "the last tensor ends at byte " + std::to_string(data + at), kCopyAgain);
+      bad(path_, data + at, "trailing bytes", std::to_string(data_bytes_ - at),
+          "the last tensor ends at byte " + std::to_string(data + at), kCopyAgain);
     std::ranges::sort(entries, {}, &SafetensorsEntry::name);
     const auto twice = std::ranges::adjacent_find(entries, {}, &SafetensorsEntry::name);
-    if (twice != entries.end()) bad(path_, twice->begin, "tensor name", shown(twice->name), "appears twice", kWriteAgain);
+    if (twice != entries.end())
+      bad(path_, twice->begin, "tensor name", shown(twice->name), "appears twice", kWriteAgain);
   }
 
   const std::string& path_;
@@ -280,20 +320,24 @@ class Header {
   bool has_metadata_ = false;
 };
 
-// ---- files -------------------------------------------------------------------------------------------
+// ---- files --------------------------------------------------------------------------------------
 
 void read_exactly(int descriptor, const std::string& path, std::uint64_t offset, std::byte* to, std::size_t bytes) {
   while (bytes > 0) {
     const ssize_t n = ::pread(descriptor, to, std::min(bytes, kMaxTransfer), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) bad(path, offset, "file", path, std::strerror(errno), "check the disk and try again");
-    if (n == 0) bad(path, offset, "file", path, "became shorter while it was read", "wait until whoever writes it has finished");
+    if (n == 0)
+      bad(path, offset, "file", path, "became shorter while it was read", "wait until whoever writes it has finished");
     to += n, offset += static_cast<std::uint64_t>(n), bytes -= static_cast<std::size_t>(n);
   }
 }
 
 /// What a file that is not safetensors is, as far as its first bytes tell.
-struct Magic { std::string_view bytes, what; const char* remedy; };
+struct Magic {
+  std::string_view bytes, what;
+  const char* remedy;
+};
 constexpr const char* kConvert = "convert it with the safetensors library where you trust its source";
 constexpr std::array<Magic, 13> kMagic{{
     {"\x89PNG", "a PNG image", "give a .safetensors file"},
@@ -319,7 +363,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   if (descriptor_ < 0) bad(path, 0, "file", shown(path), std::strerror(errno), "check the name and its permissions");
   try {
     struct stat info {};
-    if (::fstat(descriptor_, &info) != 0) bad(path, 0, "file", shown(path), std::strerror(errno), "check the disk and try again");
+    if (::fstat(descriptor_, &info) != 0)
+      bad(path, 0, "file", shown(path), std::strerror(errno), "check the disk and try again");
     if (S_ISDIR(info.st_mode)) bad(path, 0, "file", shown(path), "is a directory", "name a .safetensors file in it");
     if (!S_ISREG(info.st_mode)) bad(path, 0, "file", shown(path), "is not a regular file", "copy it to a regular file");
     bytes_ = static_cast<std::uint64_t>(info.st_size);
@@ -335,11 +380,15 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
     if (!plausible)
       for (const Magic& m : kMagic)
         if (start.starts_with(m.bytes)) bad(path, 0, "file", shown(path), "is " + std::string(m.what), m.remedy);
-    if (bytes_ < kLengthBytes) bad(path, 0, "file", shown(path), "has " + std::to_string(bytes_) + " bytes, a header's length takes 8", kCopyAgain);
+    if (bytes_ < kLengthBytes)
+      bad(path, 0, "file", shown(path), "has " + std::to_string(bytes_) + " bytes, a header's length takes 8",
+          kCopyAgain);
     if (header > kMaxHeader)
-      bad(path, 0, "header length", std::to_string(header), "at most " + std::to_string(kMaxHeader) + " is allowed", "is this a safetensors file?");
+      bad(path, 0, "header length", std::to_string(header), "at most " + std::to_string(kMaxHeader) + " is allowed",
+          "is this a safetensors file?");
     if (header > bytes_ - kLengthBytes)
-      bad(path, 0, "header length", std::to_string(header), "header says " + std::to_string(header) + " bytes, file has " + std::to_string(bytes_), kCopyAgain);
+      bad(path, 0, "header length", std::to_string(header),
+          "header says " + std::to_string(header) + " bytes, file has " + std::to_string(bytes_), kCopyAgain);
     std::string text(static_cast<std::size_t>(header), '\0');
     read_exactly(descriptor_, path, kLengthBytes, reinterpret_cast<std::byte*>(text.data()), text.size());
     Header scanned(path_, text, bytes_ - kLengthBytes - header);
@@ -355,7 +404,10 @@ SafetensorsFile::~SafetensorsFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)), bytes_(other.bytes_), entries_(std::move(other.entries_)),
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      bytes_(other.bytes_),
+      entries_(std::move(other.entries_)),
       metadata_(std::move(other.metadata_)) {}
 SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
   std::swap(path_, other.path_);
@@ -377,7 +429,9 @@ Tensor SafetensorsFile::read(const std::string& name) const {
     std::vector<std::string_view> names;
     for (const SafetensorsEntry& known : entries_) names.push_back(known.name);
     const std::string_view near = nearest_name(name, names);
-    const std::string remedy = names.empty() ? "the file has none" : near.empty() ? "no name in it is near" : "did you mean " + shown(near) + "?";
+    const std::string remedy = names.empty()  ? "the file has none"
+                               : near.empty() ? "no name in it is near"
+                                              : "did you mean " + shown(near) + "?";
     bad(path_, 0, "tensor", shown(name), "is not in the file", remedy.c_str());
   }
   Tensor t = empty(e->shape, e->dtype);
@@ -394,12 +448,13 @@ void SafetensorsFile::read_into(const std::string& name, Tensor& to) const {
     std::ostringstream value, why;
     value << name_of(t.dtype()) << t.shape();
     why << "expected " << name_of(to.dtype()) << to.shape();
-    bad(path_, e->begin, "tensor " + shown(name), std::move(value).str(), std::move(why).str(), "is it a file of another model?");
+    bad(path_, e->begin, "tensor " + shown(name), std::move(value).str(), std::move(why).str(),
+        "is it a file of another model?");
   }
   copy(to, t);
 }
 
-// ---- writing -----------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 namespace {
 
 void append_json(std::string& out, std::string_view text) {
@@ -408,7 +463,8 @@ void append_json(std::string& out, std::string_view text) {
   out += '"';
   for (const char c : text) {
     if (c == '"' || c == '\\') (out += '\\') += c;
-    else if (static_cast<unsigned char>(c) < ' ') (out += "\\u00") += {kHex[static_cast<unsigned char>(c) >> 4], kHex[c & 15]};
+    else if (static_cast<unsigned char>(c) < ' ')
+      (out += "\\u00") += {kHex[static_cast<unsigned char>(c) >> 4], kHex[c & 15]};
     else out += c;
   }
   out += '"';
@@ -457,14 +513,17 @@ std::string safetensors_header(std::span<const SafetensorsItem> items, const Saf
     if (json.size() > 1) json += ',';
     append_json(json, item->name);
     ((json += ":{\"dtype\":\"") += type_name(item->tensor.dtype())) += "\",\"shape\":[";
-    for (int axis = 0; axis < item->tensor.rank(); ++axis) (json += axis ? "," : "") += std::to_string(item->tensor.dim(axis));
-    const std::int64_t end = checked_add(at, static_cast<std::int64_t>(item->tensor.bytes()), "safetensors: bytes of all tensors");
+    for (int axis = 0; axis < item->tensor.rank(); ++axis)
+      (json += axis ? "," : "") += std::to_string(item->tensor.dim(axis));
+    const std::int64_t end =
+        checked_add(at, static_cast<std::int64_t>(item->tensor.bytes()), "safetensors: bytes of all tensors");
     ((((json += "],\"data_offsets\":[") += std::to_string(at)) += ',') += std::to_string(end)) += "]}";
     at = end;
   }
   json += '}';
   json.append((kHeaderAlignment - (kLengthBytes + json.size()) % kHeaderAlignment) % kHeaderAlignment, ' ');
-  check(json.size() <= kMaxHeader, "safetensors: the header would have ", json.size(), " bytes, at most ", kMaxHeader, " are allowed");
+  check(json.size() <= kMaxHeader, "safetensors: the header would have ", json.size(), " bytes, at most ", kMaxHeader,
+        " are allowed");
   std::string out(kLengthBytes, '\0');
   const std::uint64_t length = json.size();
   std::memcpy(out.data(), &length, kLengthBytes);

@@ -9,8 +9,9 @@
 // The safetensors format, strictly:
 //   byte 0  length N of the header, 8 bytes little endian, at most 16 MiB       8  N bytes of JSON, padded with blanks
 //   then    the tensors, dense and little endian, one after the other to the end of the file: no holes, no overlap
-// Nothing in a file is trusted and nothing in it runs: each number is checked, and every size against the length of the file, before
-// memory is asked for. Errors have Code::data and read `WHAT (value): why, FILE:OFFSET; what to try`.
+// Nothing in a file is trusted and nothing in it runs: each number is checked, and every size
+// against the length of the file, before memory is asked for. Errors have Code::data and read `WHAT
+// (value): why, FILE:OFFSET; what to try`.
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -56,13 +57,14 @@ struct SafetensorsItem {
   std::string name;
   Tensor tensor;
 };
-/// The first bytes of the file, up to the tensors': a pure function of names, types, shapes and metadata. Tensors follow in
-/// order of name.
+/// The first bytes of the file, up to the tensors': a pure function of names, types, shapes and
+/// metadata. Tensors follow in order of name.
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
 /// How long the whole file will be.
 std::uint64_t safetensors_size(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
-/// Writes the file's bytes to an open descriptor from its position on: equal input, equal bytes. The caller opens, syncs and
-/// names the file; a failed write throws Code::data with errno's text.
-void write_safetensors(int descriptor, std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
+/// Writes the file's bytes to an open descriptor from its position on: equal input, equal bytes.
+/// The caller opens, syncs and names the file; a failed write throws Code::data with errno's text.
+void write_safetensors(int descriptor, std::span<const SafetensorsItem> items,
+                       const SafetensorsMetadata& metadata = {});
 
 }  // namespace hilt

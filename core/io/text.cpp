@@ -53,7 +53,8 @@ std::vector<std::string_view> near_names(std::string_view name, std::span<const 
     if (!typed.empty() && known.starts_with(typed) && begun.size() < kMost) begun.push_back(n);
     const std::size_t edits = edit_distance(known, typed);
     // Something of the name must stay: any letter is one edit from any other.
-    if (edits < least && edits <= std::max(kEdits, typed.size() / 3) && edits < std::max(known.size(), typed.size())) least = edits, nearest = n;
+    if (edits < least && edits <= std::max(kEdits, typed.size() / 3) && edits < std::max(known.size(), typed.size()))
+      least = edits, nearest = n;
   }
   if (begun.empty() && !nearest.empty()) begun.push_back(nearest);
   return begun;
@@ -83,7 +84,8 @@ std::size_t find_name(const char* what, std::string_view name, std::span<const s
 Index read_index(const char* what, std::string_view text, Index low) {
   Index n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  check(!text.empty() && error == std::errc{} && end == text.data() + text.size(), what, ": '", text, "' is not a whole number");
+  check(!text.empty() && error == std::errc{} && end == text.data() + text.size(), what, ": '", text,
+        "' is not a whole number");
   check(n >= low, what, ": ", n, " must be at least ", low);
   return n;
 }
@@ -91,14 +93,19 @@ Index read_index(const char* what, std::string_view text, Index low) {
 std::optional<char32_t> next_utf8(std::string_view text, std::size_t& at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);
-  const std::size_t more = first < 0x80 ? 0 : first >= 0xc2 && first < 0xe0 ? 1 : (first & 0xf0) == 0xe0 ? 2 : first >= 0xf0 && first < 0xf5 ? 3 : 4;
+  const std::size_t more = first < 0x80                    ? 0
+                           : first >= 0xc2 && first < 0xe0 ? 1
+                           : (first & 0xf0) == 0xe0        ? 2
+                           : first >= 0xf0 && first < 0xf5 ? 3
+                                                           : 4;
   if (more == 4 || at + more >= text.size()) return std::nullopt;
   char32_t c = more == 0 ? first : first & (0x3fu >> more);
   for (std::size_t i = 1; i <= more; ++i) {
     if ((byte(at + i) & 0xc0) != 0x80) return std::nullopt;
     c = c << 6 | (byte(at + i) & 0x3fu);
   }
-  if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000) || (more >= 2 && c < (more == 2 ? 0x800u : 0x10000u))) return std::nullopt;
+  if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000) || (more >= 2 && c < (more == 2 ? 0x800u : 0x10000u)))
+    return std::nullopt;
   at += more + 1;
   return c;
 }

@@ -13,25 +13,28 @@ namespace [[gnu::visibility("default")]] hilt {
 /// `text` cut at every separator; one empty part for an empty text.
 std::vector<std::string_view> split_text(std::string_view text, char separator);
 
-/// The names a misspelt one may stand for, whatever its case: those that it begins, at most four; else the nearest by insertions,
-/// deletions and substitutions, if two of these or as many as a third of the name are enough. None if none is near.
+/// The names a misspelt one may stand for, whatever its case: those that it begins, at most four;
+/// else the nearest by insertions, deletions and substitutions, if two of these or as many as a
+/// third of the name are enough. None if none is near.
 std::vector<std::string_view> near_names(std::string_view name, std::span<const std::string_view> names);
 /// The first of near_names, or an empty text.
 std::string_view nearest_name(std::string_view name, std::span<const std::string_view> names);
 /// "; did you mean A, B or C?" for near_names, each after `prefix`; empty if none is near.
 std::string did_you_mean(std::string_view name, std::span<const std::string_view> names, std::string_view prefix = "");
 
-/// Where `name` stands in `names`; an error lists them and proposes what is near. `what` opens the message.
+/// Where `name` stands in `names`; an error lists them and proposes what is near. `what` opens the
+/// message.
 std::size_t find_name(const char* what, std::string_view name, std::span<const std::string_view> names);
 
 /// Decimal digits alone, at least `low`; `what` names the thing in the error.
 Index read_index(const char* what, std::string_view text, Index low);
 
-/// The character at `at`, which moves behind it. Nothing where the text stops being UTF-8: overlong forms, surrogates and
-/// what lies beyond U+10FFFF included.
+/// The character at `at`, which moves behind it. Nothing where the text stops being UTF-8: overlong
+/// forms, surrogates and what lies beyond U+10FFFF included.
 std::optional<char32_t> next_utf8(std::string_view text, std::size_t& at);
 void append_utf8(std::string& text, char32_t c);
-/// Text of a stranger's file, fit for an error message of one line: its first bytes, as \xNN where they are not ASCII to be seen.
+/// Text of a stranger's file, fit for an error message of one line: its first bytes, as \xNN where
+/// they are not ASCII to be seen.
 std::string shown(std::string_view text, std::size_t most = 60);
 
 }  // namespace hilt

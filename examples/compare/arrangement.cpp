@@ -52,8 +52,7 @@ Arrangement rearranged(const hilt::Plan& plan, const AttendedSets& sets, hilt::O
         if (i == set.begin[t] || set.key[i] != set.key[i - 1])  // a key listed twice is one pair of the tile
           ++held[at(a.position_of[t] / kTile * a.columns + a.position_of[at(set.key[i])] / kTile)];
     for (std::size_t tile = 0; tile < held.size(); ++tile) {
-      const Index size =
-          extent(static_cast<Index>(tile) / a.columns) * extent(static_cast<Index>(tile) % a.columns);
+      const Index size = extent(static_cast<Index>(tile) / a.columns) * extent(static_cast<Index>(tile) % a.columns);
       const std::uint8_t state = held[tile] == 0 ? 0 : held[tile] < size ? 1 : 2;
       if (&set == &sets.sets[0]) a.tiles.push_back(state);
       a.stats.full += state == 2, a.stats.partial += state == 1, ++a.stats.total;
@@ -68,8 +67,7 @@ bool order_changes_nothing(const hilt::PlanSpec& spec) {
   if (spec.order.scope == hilt::Order::Scope::order_only) return true;
   return std::ranges::all_of(spec.pattern, [&](const hilt::Branch& b) {
     const bool inside_segments = b.kind == hilt::Branch::Kind::segment && b.dilation == 1 &&
-                                 spec.order.scope == hilt::Order::Scope::chunked &&
-                                 spec.order.chunk == b.size;
+                                 spec.order.scope == hilt::Order::Scope::chunked && spec.order.chunk == b.size;
     return b.is_order_only() || inside_segments;
   });
 }
@@ -79,15 +77,13 @@ std::string order_verdict(const std::vector<Arrangement>& orders) {
     return *std::ranges::find(orders, name, &Arrangement::order);
   };
   const Arrangement &row = find("row"), &hilbert = find("hilbert");
-  const double ratio =
-      static_cast<double>(row.touched()) / static_cast<double>(std::max<Index>(hilbert.touched(), 1));
+  const double ratio = static_cast<double>(row.touched()) / static_cast<double>(std::max<Index>(hilbert.touched(), 1));
   std::string text;
   if (row.touched() > hilbert.touched())
     text = report::format("Hilbert order helps: it touches %.2f x fewer tiles than row order", ratio);
   else if (row.touched() < hilbert.touched())
     text = report::format("Hilbert order loses: it touches %.2f x more tiles than row order", 1 / ratio);
-  else
-    text = "Hilbert order does nothing for the work: it touches as many tiles as row order";
+  else text = "Hilbert order does nothing for the work: it touches as many tiles as row order";
   if (row.touched() == hilbert.touched() && hilbert.stats.partial != row.stats.partial)
     text += ", " + std::to_string(hilbert.stats.partial) + " of them partial instead of " +
             std::to_string(row.stats.partial);
@@ -110,16 +106,14 @@ Index example_token(const hilt::Plan& plan) {
 }
 
 std::string figure_of_order(const hilt::Plan& plan, Index token, const Arrangement& a) {
-  const Index width = plan.grid().width, height = plan.grid().height * plan.grid().frames,
-              length = plan.length();
+  const Index width = plan.grid().width, height = plan.grid().height * plan.grid().frames, length = plan.length();
   constexpr double kSide = 150, kGap = 12;
   const double scale = kSide / static_cast<double>(std::max(width, height));
-  report::Svg svg(
-      2 * kSide + kGap + 2, kSide + 2, a.order + " order",
-      "Left, the tokens on their grid, walked in order and toned by tiles of 128, with the keys of token " +
-          std::to_string(token) + " outlined. Right, the scores in tiles: " + std::to_string(a.stats.full) +
-          " full, " + std::to_string(a.stats.partial) + " partial, " +
-          std::to_string(a.stats.total - a.touched()) + " empty.");
+  report::Svg svg(2 * kSide + kGap + 2, kSide + 2, a.order + " order",
+                  "Left, the tokens on their grid, walked in order and toned by tiles of 128, with the keys of token " +
+                      std::to_string(token) + " outlined. Right, the scores in tiles: " + std::to_string(a.stats.full) +
+                      " full, " + std::to_string(a.stats.partial) + " partial, " +
+                      std::to_string(a.stats.total - a.touched()) + " empty.");
   svg.rect(1, 1, scale * static_cast<double>(width), scale * static_cast<double>(height), "frame");
   if (length <= kMostWalked)
     for (Index tone = 0; tone < kTones; ++tone) {
@@ -147,8 +141,7 @@ std::string figure_of_order(const hilt::Plan& plan, Index token, const Arrangeme
   };
   for (int wanted : {1, 2})
     svg.path(report::cells_path(columns, rows, [&](Index x, Index y) { return state(x, y) == wanted; }),
-             wanted == 1 ? "cell part" : "cell full", left, 1,
-             kSide / static_cast<double>(std::max(rows, columns)));
+             wanted == 1 ? "cell part" : "cell full", left, 1, kSide / static_cast<double>(std::max(rows, columns)));
   return svg.str();
 }
 

@@ -6,8 +6,8 @@
 
 #include "exact.h"
 
-// Private to compare_gradients and curves: an attended set as tiles of scores, its tokens standing in some
-// order.
+// Private to compare_gradients and curves: an attended set as tiles of scores, its tokens standing
+// in some order.
 
 namespace compare {
 
@@ -27,16 +27,18 @@ inline constexpr hilt::Order::Kind kOrders[] = {hilt::Order::Kind::row, hilt::Or
 
 /// The tiles that kernels work on, as the plan lists them.
 Arrangement arrangement_of(const hilt::Plan& plan);
-/// The very sets that a plan attends to, counted pair by pair, were its tokens to stand in another order.
+/// The very sets that a plan attends to, counted pair by pair, were its tokens to stand in another
+/// order.
 Arrangement rearranged(const hilt::Plan& plan, const AttendedSets& sets, hilt::Order::Kind kind);
 
 /// Whether the attended set is the same whatever the order.
 bool order_changes_nothing(const hilt::PlanSpec& spec);
-/// In words, without markup: whether Hilbert order helps, does nothing or loses against row order, and what
-/// is best.
+/// In words, without markup: whether Hilbert order helps, does nothing or loses against row order,
+/// and what is best.
 std::string order_verdict(const std::vector<Arrangement>& orders);
 
-/// Left the tokens on their grid, walked in order, with the keys of one token outlined; right the tiles.
+/// Left the tokens on their grid, walked in order, with the keys of one token outlined; right the
+/// tiles.
 std::string figure_of_order(const hilt::Plan& plan, Index token, const Arrangement& arrangement);
 /// A token in the middle of the grid, for that figure.
 Index example_token(const hilt::Plan& plan);

@@ -1,6 +1,6 @@
-// What judging costs, before anything is drawn or computed: the exact loops visit every attended pair of a
-// query and a key, three times over, and keep a list of them. Neither rows nor columns could be sampled
-// instead: the gradient of one key needs the softmax of every row that sees it.
+// What judging costs, before anything is drawn or computed: the exact loops visit every attended
+// pair of a query and a key, three times over, and keep a list of them. Neither rows nor columns
+// could be sampled instead: the gradient of one key needs the softmax of every row that sees it.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -20,8 +20,7 @@ struct Pairs {
   double all = 0, listed = 0;
 };
 Pairs pairs_of(const hilt::Plan& plan) {
-  const double a_tiling =
-      static_cast<double>(plan.stats().pairs) / static_cast<double>(plan.tilings().size());
+  const double a_tiling = static_cast<double>(plan.stats().pairs) / static_cast<double>(plan.tilings().size());
   std::set<std::vector<std::int32_t>> known;
   Pairs pairs;
   for (Index h = 0; h < plan.heads(); ++h) {
@@ -79,7 +78,8 @@ struct Judge {
     spec.length = length, spec.order.grid = {};
     return seconds(pairs_of(*hilt::make_plan(spec)));
   }
-  /// The largest length, a multiple of kStep and to a sixteenth, that is judged in time; `too_long` is not.
+  /// The largest length, a multiple of kStep and to a sixteenth, that is judged in time; `too_long`
+  /// is not.
   Index longest(Index too_long) {
     constexpr Index kStep = 128;
     Index low = 0, high = too_long / kStep;
@@ -92,32 +92,29 @@ struct Judge {
   [[noreturn]] void refuse(double seconds, Index length) const {
     const std::string time =
         seconds < 7200 ? report::format("%.0f min", seconds / 60) : report::format("%.0f h", seconds / 3600);
-    hilt::fail(
-        "--length (", s.length, "): judging every pair of a query and a key by exact loops would take ",
-        seconds < 120 ? "more than a minute; " : "about " + time + "; at most a minute is spent on it; ",
-        length > 0 ? "--length " + std::to_string(length) + " would fit, or " : "",
-        "use a sparser --pattern, or a smaller --heads, --head-dim or --batch");
+    hilt::fail("--length (", s.length, "): judging every pair of a query and a key by exact loops would take ",
+               seconds < 120 ? "more than a minute; " : "about " + time + "; at most a minute is spent on it; ",
+               length > 0 ? "--length " + std::to_string(length) + " would fit, or " : "",
+               "use a sparser --pattern, or a smaller --heads, --head-dim or --batch");
   }
 };
 
 void require(double bytes, const Settings& s, const char* what) {
   const double free = static_cast<double>(hilt::info().memory_available);
   if (bytes > free)
-    hilt::fail_with(hilt::Code::memory, "--length (", s.length, "): ", what, " would need ",
-                    report::bytes(bytes), ", ", report::bytes(free),
-                    " are free; use a smaller --length, --heads, --head-dim or --batch");
+    hilt::fail_with(hilt::Code::memory, "--length (", s.length, "): ", what, " would need ", report::bytes(bytes), ", ",
+                    report::bytes(free), " are free; use a smaller --length, --heads, --head-dim or --batch");
 }
 
 }  // namespace
 
 void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dtype) {
-  // q, k, v, d_o and the first result of every mode in the type itself; in f64 the inputs, three results of
-  // the judge, what a pass of it converts, and each mode's deviations.
+  // q, k, v, d_o and the first result of every mode in the type itself; in f64 the inputs, three
+  // results of the judge, what a pass of it converts, and each mode's deviations.
   const double modes = static_cast<double>(s.modes.size()), size = static_cast<double>(hilt::size_of(dtype));
-  const double numbers = 2 * static_cast<double>(s.batch * s.length) *
-                         static_cast<double>(s.heads + kv_heads) * static_cast<double>(s.head_dim);
-  require(numbers * (size * (1 + modes) + sizeof(double) * (6 + modes)), s,
-          "the inputs and what judges them");
+  const double numbers = 2 * static_cast<double>(s.batch * s.length) * static_cast<double>(s.heads + kv_heads) *
+                         static_cast<double>(s.head_dim);
+  require(numbers * (size * (1 + modes) + sizeof(double) * (6 + modes)), s, "the inputs and what judges them");
 }
 
 void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype) {

@@ -4,8 +4,7 @@ namespace compare {
 namespace {
 
 bool is_view(const std::string& op) {
-  for (const char* name :
-       {"reshape", "permute", "transpose", "slice", "expand", "squeeze", "unsqueeze", "detach"})
+  for (const char* name : {"reshape", "permute", "transpose", "slice", "expand", "squeeze", "unsqueeze", "detach"})
     if (op == name) return true;
   return false;
 }
@@ -19,8 +18,7 @@ Cost cost_of_tape(const std::vector<hilt::NodeReport>& tape) {
     const double size = static_cast<double>(hilt::size_of(node.dtype)),
                  written = static_cast<double>(node.output.numel());
     cost.bytes_moved += size * written;
-    for (const hilt::Shape& input : node.inputs)
-      cost.bytes_moved += size * static_cast<double>(input.numel());
+    for (const hilt::Shape& input : node.inputs) cost.bytes_moved += size * static_cast<double>(input.numel());
     if (node.name == "matmul") cost.forward_flops += 2 * written * static_cast<double>(node.inputs[0][-1]);
   }
   cost.backward_flops = 2 * cost.forward_flops;
@@ -38,8 +36,7 @@ Cost cost_of_kernel(const Problem& p, const std::string& mode) {
       rows += static_cast<double>(t.q_token.size());
       for (std::size_t i = 0; i < t.q_tile.size(); ++i)
         for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-          const double keys =
-              extent(t.k_tile[static_cast<std::size_t>(t.keys[static_cast<std::size_t>(e)].tile)]);
+          const double keys = extent(t.k_tile[static_cast<std::size_t>(t.keys[static_cast<std::size_t>(e)].tile)]);
           tile_pairs += extent(t.q_tile[i]) * keys;
           keys_read += keys;
         }
@@ -51,8 +48,8 @@ Cost cost_of_kernel(const Problem& p, const std::string& mode) {
 }
 
 std::size_t dense_peak(const Problem& p) {
-  // Backward through the softmax holds P, dP and dS; the mask is one more, shared by the heads where all see
-  // the same.
+  // Backward through the softmax holds P, dP and dS; the mask is one more, shared by the heads
+  // where all see the same.
   constexpr std::size_t kScores = 3;
   const auto pairs = static_cast<std::size_t>(p.length()) * static_cast<std::size_t>(p.length());
   return (kScores * static_cast<std::size_t>(p.batch() * p.heads()) + p.plan->tilings().size()) * pairs *

@@ -11,8 +11,7 @@ std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 /// [heads, L, n] as [kv heads, heads a key head, L, n], or [1, 1, L, n] for all heads alike.
 Tensor by_key_head(const Tensor& x, Index kv_heads) {
-  return x.dim(0) == 1 ? hilt::unsqueeze(x, 0)
-                       : hilt::reshape(x, {kv_heads, x.dim(0) / kv_heads, x.dim(1), x.dim(2)});
+  return x.dim(0) == 1 ? hilt::unsqueeze(x, 0) : hilt::reshape(x, {kv_heads, x.dim(0) / kv_heads, x.dim(1), x.dim(2)});
 }
 
 }  // namespace
@@ -20,8 +19,7 @@ Tensor by_key_head(const Tensor& x, Index kv_heads) {
 Dense::Dense(const Problem& p, const AttendedSets& sets)
     : kv_heads_(p.kv_heads()), group_(p.heads() / p.kv_heads()), scale_(p.scale) {
   const Index length = p.length(), tables = sets.sets.size() == 1 ? 1 : p.heads();
-  Tensor bias =
-      hilt::full({tables, length, length}, -std::numeric_limits<double>::infinity(), hilt::DType::f32);
+  Tensor bias = hilt::full({tables, length, length}, -std::numeric_limits<double>::infinity(), hilt::DType::f32);
   Tensor present = hilt::ones({tables, length, 1}, hilt::DType::f32);
   float* const score = bias.mutable_data<float>();
   float* const row_present = present.mutable_data<float>();
@@ -49,8 +47,7 @@ Dense::Dense(const Problem& p, const AttendedSets& sets)
   hilt::parallel_for(p.batch() * p.heads() * length, 16, [&](Index first, Index last) {
     for (Index row = first; row < last; ++row)
       for (Index u = 0; u < length; ++u)
-        m[row * length + u] =
-            static_cast<float>(dropout_multiplier(p.key, row / length, row % length, u, p.dropout));
+        m[row * length + u] = static_cast<float>(dropout_multiplier(p.key, row / length, row % length, u, p.dropout));
   });
   dropout_ = hilt::moved(hilt::to(multipliers, p.dtype), p.q.device());
 }

@@ -6,8 +6,8 @@
 
 namespace compare {
 
-/// L x L scores, a mask, a softmax, a product: no plan, no tiles; the tape differentiates it. The mask is
-/// made once, before.
+/// L x L scores, a mask, a softmax, a product: no plan, no tiles; the tape differentiates it. The
+/// mask is made once, before.
 class Dense {
  public:
   Dense(const Problem& problem, const AttendedSets& sets);
@@ -16,8 +16,8 @@ class Dense {
  private:
   Index kv_heads_, group_;
   double scale_;
-  hilt::Tensor bias_;  // log of how often a key is listed: 0 where once, -inf where not; [heads or 1, L, L]
-                       // by key head
+  hilt::Tensor bias_;     // log of how often a key is listed: 0 where once, -inf where not; [heads or 1, L, L]
+                          // by key head
   hilt::Tensor present_;  // [heads or 1, L, 1]: 0 for rows without keys, undefined if there are none
   hilt::Tensor dropout_;  // multipliers; undefined without dropout
 };

@@ -17,17 +17,13 @@ namespace {
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 /// What an intermediate becomes when a tensor of this type holds it.
-template <class Stored, class T>
-T stored(T x) {
-  if constexpr (sizeof(Stored) == 2)
-    return static_cast<T>(static_cast<float>(Stored(static_cast<float>(x))));
-  else
-    return x;
+template <class Stored, class T> T stored(T x) {
+  if constexpr (sizeof(Stored) == 2) return static_cast<T>(static_cast<float>(Stored(static_cast<float>(x))));
+  else return x;
 }
 
 // Four partial sums: a dot product of one would wait for each addition.
-template <class T>
-T dot(const T* a, const T* b, std::size_t n) {
+template <class T> T dot(const T* a, const T* b, std::size_t n) {
   T sum[4] = {};
   std::size_t i = 0;
   for (; i + 4 <= n; i += 4)
@@ -35,8 +31,7 @@ T dot(const T* a, const T* b, std::size_t n) {
   for (; i < n; ++i) sum[0] += a[i] * b[i];
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
-template <class T>
-void add_times(T* sum, T factor, const T* x, std::size_t n) {
+template <class T> void add_times(T* sum, T factor, const T* x, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) sum[i] += factor * x[i];
 }
 
@@ -55,26 +50,23 @@ struct Row {
   }
 };
 
-/// f(row) for all rows that have keys; rows that share a key head come one after the other on one thread, so
-/// that what is added to a key has one writer and one order.
-template <class F>
-void for_rows(const ExactProblem& p, const AttendedSets& sets, F&& f) {
+/// f(row) for all rows that have keys; rows that share a key head come one after the other on one
+/// thread, so that what is added to a key has one writer and one order.
+template <class F> void for_rows(const ExactProblem& p, const AttendedSets& sets, F&& f) {
   const Index group = p.heads / p.kv_heads;
   hilt::parallel_for(p.batch * p.kv_heads, 1, [&](Index first, Index last) {
     for (Index task = first; task < last; ++task)
       for (Index h = task % p.kv_heads * group; h < (task % p.kv_heads + 1) * group; ++h)
         for (Index t = 0; t < p.length; ++t) {
           const KeyLists& set = sets.head(h);
-          const auto key =
-              std::span(set.key).subspan(set.begin[at(t)], set.begin[at(t) + 1] - set.begin[at(t)]);
+          const auto key = std::span(set.key).subspan(set.begin[at(t)], set.begin[at(t) + 1] - set.begin[at(t)]);
           if (!key.empty()) f(Row{p, task / p.kv_heads, h, t, key});
         }
   });
 }
 
 /// e^(x - log sum e^x) in place.
-template <class T>
-void softmax(std::vector<T>& x) {
+template <class T> void softmax(std::vector<T>& x) {
   const T largest = *std::ranges::max_element(x);
   T sum = 0;
   for (T& value : x) sum += value = std::exp(value - largest);
@@ -82,8 +74,7 @@ void softmax(std::vector<T>& x) {
 }
 
 /// Computes in T, stores intermediates as Stored.
-template <class T, class Stored>
-Four attention(const ExactProblem& p, const AttendedSets& sets) {
+template <class T, class Stored> Four attention(const ExactProblem& p, const AttendedSets& sets) {
   const auto converted = [](const std::vector<double>& x) { return std::vector<T>(x.begin(), x.end()); };
   const std::vector<T> q = converted(p.q), k = converted(p.k), v = converted(p.v), d_o = converted(p.d_o);
   std::vector<T> o(q.size()), dq(q.size()), dk(k.size()), dv(k.size());
@@ -118,8 +109,8 @@ Four attention(const ExactProblem& p, const AttendedSets& sets) {
   return out;
 }
 
-// Whom to ask attends() about: a superset of the keys of t, so that long sequences with short lists need not
-// try every pair.
+// Whom to ask attends() about: a superset of the keys of t, so that long sequences with short lists
+// need not try every pair.
 std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
   using Kind = hilt::Branch::Kind;
   const Index length = plan.length(), width = plan.grid().width, x = t % width, y = t / width;
@@ -128,8 +119,7 @@ std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
   const Index p = by_token ? t : Index{order.position_of[at(t)]};
   std::vector<std::int32_t> out;
   for (const hilt::Branch& b : plan.spec().pattern) {
-    const bool everywhere = b.kind == Kind::dense || b.kind == Kind::blocks,
-               planar = !everywhere && b.is_order_only();
+    const bool everywhere = b.kind == Kind::dense || b.kind == Kind::blocks, planar = !everywhere && b.is_order_only();
     if (planar) {
       for (Index v = std::max<Index>(0, y - b.rows); v <= std::min(y + b.rows, (length - 1) / width); ++v)
         for (Index u = std::max<Index>(0, x - b.columns); u <= std::min(x + b.columns, width - 1); ++u)
@@ -158,8 +148,7 @@ AttendedSets attended_sets(const hilt::Plan& plan) {
     std::vector<std::vector<std::int32_t>> rows(at(plan.length()));
     hilt::parallel_for(plan.length(), 16, [&](Index first, Index last) {
       for (Index t = first; t < last; ++t)
-        for (std::int32_t u : candidates(plan, t))
-          rows[at(t)].insert(rows[at(t)].end(), at(plan.attends(h, t, u)), u);
+        for (std::int32_t u : candidates(plan, t)) rows[at(t)].insert(rows[at(t)].end(), at(plan.attends(h, t, u)), u);
     });
     KeyLists& set = out.sets.emplace_back();
     set.begin.push_back(0);
@@ -200,11 +189,9 @@ Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dty
     const double largest = *std::ranges::max_element(weight);
     softmax(weight);
     const double lse = largest - std::log(*std::ranges::max_element(weight));
-    for (std::size_t i = 0; i < keys; ++i)
-      add_times(out.data(), row.multiplier(i) * weight[i], &p.v[row.k(i)], dim);
+    for (std::size_t i = 0; i < keys; ++i) add_times(out.data(), row.multiplier(i) * weight[i], &p.v[row.k(i)], dim);
     double delta = 0, delta_terms = 0;
-    for (std::size_t d = 0; d < dim; ++d)
-      delta += p.d_o[t + d] * out[d], delta_terms += square(p.d_o[t + d] * out[d]);
+    for (std::size_t d = 0; d < dim; ++d) delta += p.d_o[t + d] * out[d], delta_terms += square(p.d_o[t + d] * out[d]);
     for (std::size_t i = 0; i < keys; ++i) {
       const std::size_t k = row.k(i);
       const double m = row.multiplier(i);
@@ -215,8 +202,7 @@ Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dty
         score_terms += square(p.scale * p.q[t + d] * p.k[k + d]);
       }
       const double r = 1 + (wide ? square(lse) + score_terms : 0);
-      const double e =
-          square(p.scale * weight[i]) * (square(d_weight - delta) * r + d_weight_terms + delta_terms);
+      const double e = square(p.scale * weight[i]) * (square(d_weight - delta) * r + d_weight_terms + delta_terms);
       for (std::size_t d = 0; d < dim; ++d) {
         o[t + d] += square(m * weight[i] * p.v[k + d]) * r;
         dv[k + d] += square(m * weight[i] * p.d_o[t + d]) * r;

@@ -4,9 +4,9 @@
 #include <array>
 #include <vector>
 
-// Private to compare_gradients: attention and its gradients in plain loops, straight from the definition. It
-// shares no code with what it judges: the set comes from Plan::attends(), one pair at a time; the rest are
-// the formulas.
+// Private to compare_gradients: attention and its gradients in plain loops, straight from the
+// definition. It shares no code with what it judges: the set comes from Plan::attends(), one pair
+// at a time; the rest are the formulas.
 
 namespace compare {
 
@@ -26,7 +26,8 @@ struct AttendedSets {
 };
 AttendedSets attended_sets(const hilt::Plan& plan);
 
-/// All dense and in row-major order: q, d_o [batch, length, heads, dim], k, v [batch, length, kv_heads, dim].
+/// All dense and in row-major order: q, d_o [batch, length, heads, dim], k, v [batch, length,
+/// kv_heads, dim].
 struct ExactProblem {
   Index batch, length, heads, kv_heads, dim;
   double scale, dropout;
@@ -39,11 +40,12 @@ using Four = std::array<std::vector<double>, 4>;
 
 /// The formulas in f64; of f64 inputs, in long double.
 Four exact_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype);
-/// The same loops in `dtype`: f64 and f32 throughout, bf16 and f16 with every intermediate stored in 16 bits.
+/// The same loops in `dtype`: f64 and f32 throughout, bf16 and f16 with every intermediate stored
+/// in 16 bits.
 Four naive_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype);
-/// For every element the size of the terms it is the sum of, added up as independent rounding errors are: the
-/// root of the sum of squares. It does not vanish where the terms cancel. A weight e^(S - L) counts the terms
-/// of S and L too, but in 16 bits, where those are kept in f32.
+/// For every element the size of the terms it is the sum of, added up as independent rounding
+/// errors are: the root of the sum of squares. It does not vanish where the terms cancel. A weight
+/// e^(S - L) counts the terms of S and L too, but in 16 bits, where those are kept in f32.
 Four term_sizes(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype);
 
 /// Whether dropout keeps a weight, by its documented definition; multipliers are 0 or 1 / (1 - p).

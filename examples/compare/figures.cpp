@@ -54,8 +54,8 @@ OpKind kind_of(const std::string& op) {
   const auto has = [&](const char* word) { return op.find(word) != op.npos; };
   if (has("matmul")) return {"products", "k0"};
   if (has("softmax") || has("logsumexp")) return {"softmax", "k1"};
-  if (has("gather") || has("scatter") || has("cat") || has("contiguous") || has("reshape") ||
-      has("permute") || has("transpose") || has("slice") || has("squeeze"))
+  if (has("gather") || has("scatter") || has("cat") || has("contiguous") || has("reshape") || has("permute") ||
+      has("transpose") || has("slice") || has("squeeze"))
     return {"moving", "k3"};
   if (has("attention")) return {"one kernel", "k4"};
   return {"arithmetic", "k2"};
@@ -64,10 +64,10 @@ OpKind kind_of(const std::string& op) {
 std::string figure_of_time(const Lesson& lesson, bool with_dense) {
   report::BarChart chart;
   chart.title = std::string("Time of each op, forward and backward") + (with_dense ? "" : ", on the plan");
-  chart.description = "Stacked bars, one for each pass of each mode: " + listed(lesson, [](const Mode& m) {
-                        return report::milliseconds(m.forward_ms) + " forward and " +
-                               report::milliseconds(m.backward_ms) + " backward";
-                      });
+  chart.description =
+      "Stacked bars, one for each pass of each mode: " + listed(lesson, [](const Mode& m) {
+        return report::milliseconds(m.forward_ms) + " forward and " + report::milliseconds(m.backward_ms) + " backward";
+      });
   chart.label_width = 112, chart.value_width = 74, chart.width = 480;
   std::vector<std::string> seen;
   for (const Mode& mode : lesson.modes) {
@@ -100,11 +100,9 @@ std::string figure_of_live_bytes(const Mode& mode) {
   double time = 0, turn = 0;
   for (const hilt::NodeReport& node : mode.tape)
     live.points.emplace_back(time += node.forward_ms, static_cast<double>(node.forward_live));
-  live.points.emplace_back(time = turn = std::max(time, mode.forward_ms),
-                           static_cast<double>(mode.held_bytes));
+  live.points.emplace_back(time = turn = std::max(time, mode.forward_ms), static_cast<double>(mode.held_bytes));
   for (std::size_t n = mode.tape.size(); n-- > 0;)
-    live.points.emplace_back(time += mode.tape[n].backward_ms,
-                             static_cast<double>(mode.tape[n].backward_live));
+    live.points.emplace_back(time += mode.tape[n].backward_ms, static_cast<double>(mode.tape[n].backward_live));
   const double end = std::max(time, turn + mode.backward_ms);
   report::Series forward{
       .name = "peak",
@@ -113,14 +111,13 @@ std::string figure_of_live_bytes(const Mode& mode) {
       .dots = false,
       .named = false};
   report::Series backward = forward;
-  backward.points = {{turn, static_cast<double>(mode.backward_peak)},
-                     {end, static_cast<double>(mode.backward_peak)}};
+  backward.points = {{turn, static_cast<double>(mode.backward_peak)}, {end, static_cast<double>(mode.backward_peak)}};
   report::LineChart chart;
   chart.title = "Live bytes over time, " + mode.name;
   chart.description = mode.name + ": at most " + report::bytes(static_cast<double>(mode.forward_peak)) +
                       " in the forward pass, " + report::bytes(static_cast<double>(mode.held_bytes)) +
-                      " held between the passes, at most " +
-                      report::bytes(static_cast<double>(mode.backward_peak)) + " in the backward pass.";
+                      " held between the passes, at most " + report::bytes(static_cast<double>(mode.backward_peak)) +
+                      " in the backward pass.";
   chart.x = {.label = "time, ms", .format = [](double x) { return format("%g", x); }, .low = 0, .high = end};
   chart.y = {.label = mode.name + ": bytes beyond q, k, v, d_o",
              .format = [](double y) { return y == 0 ? std::string("0") : report::bytes(y); }};
@@ -176,9 +173,8 @@ std::string figure_of_error(const Lesson& lesson, const Mode& mode, std::size_t 
 std::string figure_of_time_by_length(const Lesson& lesson) {
   report::LineChart chart;
   chart.title = "Time of forward and backward against length";
-  chart.description = "At the longest: " + listed(lesson, [&](const Mode& m) {
-                        return report::milliseconds(m.forward_ms + m.backward_ms);
-                      });
+  chart.description = "At the longest: " +
+                      listed(lesson, [&](const Mode& m) { return report::milliseconds(m.forward_ms + m.backward_ms); });
   chart.x = {.label = "tokens", .log = true, .format = length_text};
   chart.y = {.label = "forward + backward", .log = true, .format = [](double ms) {
                return ms >= 1000 ? format("%g s", ms / 1000) : format("%g ms", ms);
@@ -191,9 +187,8 @@ std::string figure_of_time_by_length(const Lesson& lesson) {
 std::string figure_of_bytes_by_length(const Lesson& lesson) {
   report::LineChart chart;
   chart.title = "Bytes the tape keeps, against length";
-  chart.description = "At the longest: " + listed(lesson, [&](const Mode& m) {
-                        return report::bytes(static_cast<double>(m.saved_bytes));
-                      });
+  chart.description = "At the longest: " +
+                      listed(lesson, [&](const Mode& m) { return report::bytes(static_cast<double>(m.saved_bytes)); });
   chart.x = {.label = "tokens", .log = true, .format = length_text};
   chart.y = {.label = "kept by the tape", .log = true, .format = report::bytes};
   chart.series = by_mode(
@@ -205,11 +200,10 @@ std::string figure_of_bytes_by_keys(const Lesson& lesson) {
   report::LineChart chart;
   chart.title = "Bytes the tape keeps, against keys a row";
   const double crossover = crossover_in_keys(lesson);
-  chart.description =
-      "Segments of growing size at one length. Taped grows with the keys of a row, fused does not. " +
-      (crossover > 0 ? "They cross at " + format("%.0f", crossover) + " keys a row; the head dim is " +
-                           std::to_string(lesson.problem.dim()) + "."
-                     : std::string());
+  chart.description = "Segments of growing size at one length. Taped grows with the keys of a row, fused does not. " +
+                      (crossover > 0 ? "They cross at " + format("%.0f", crossover) + " keys a row; the head dim is " +
+                                           std::to_string(lesson.problem.dim()) + "."
+                                     : std::string());
   chart.x = {.label = "keys a row", .log = true, .format = length_text};
   chart.y = {.label = "kept by the tape", .log = true, .format = report::bytes};
   chart.series = by_mode(
@@ -224,8 +218,8 @@ std::string figure_of_roofline(const Lesson& lesson) {
   chart.title = "Forward passes under the measured ceilings";
   chart.description = "Ceilings: " + format("%.1f GB/s copying, %.0f GFLOP/s multiplying. ", copy, peak) +
                       listed(lesson, [](const Mode& m) {
-                        return format("%.0f GFLOP/s at %.1f flops a byte",
-                                      m.forward_flops / m.forward_ms * 1e-6, m.forward_flops / m.bytes_moved);
+                        return format("%.0f GFLOP/s at %.1f flops a byte", m.forward_flops / m.forward_ms * 1e-6,
+                                      m.forward_flops / m.bytes_moved);
                       });
   double low = ridge / 8, high = ridge * 8;
   for (const Mode& m : lesson.modes)

@@ -5,8 +5,8 @@
 
 #include "lesson.h"
 
-// compare.json, whose fields are promised to other programs, and trace.json for chrome://tracing and
-// Perfetto. This file alone sees the JSON library, which is slow to compile.
+// compare.json, whose fields are promised to other programs, and trace.json for chrome://tracing
+// and Perfetto. This file alone sees the JSON library, which is slow to compile.
 
 namespace compare {
 namespace {
@@ -19,10 +19,8 @@ Json shape_of(const hilt::Shape& shape) { return std::vector<Index>(shape.begin(
 Json number(double x) { return std::isfinite(x) ? Json(x) : Json(nullptr); }
 
 Json tiles_of(const hilt::TileStats& s) {
-  return {{"tiles_full", s.full},
-          {"tiles_partial", s.partial},
-          {"tiles_total", s.total},
-          {"useful_fraction", s.useful()}};
+  return {
+      {"tiles_full", s.full}, {"tiles_partial", s.partial}, {"tiles_total", s.total}, {"useful_fraction", s.useful()}};
 }
 
 Json error_of(const Error& e, const hilt::Shape& shape) {
@@ -103,8 +101,7 @@ std::string chrome_trace(const Lesson& lesson) {
   for (const Mode& m : lesson.modes) {
     if (!m.ran()) continue;
     ++pid;
-    events.push_back(
-        {{"ph", "M"}, {"name", "process_name"}, {"pid", pid}, {"tid", 1}, {"args", {{"name", m.name}}}});
+    events.push_back({{"ph", "M"}, {"name", "process_name"}, {"pid", pid}, {"tid", 1}, {"args", {{"name", m.name}}}});
     double now = 0;
     const auto add = [&](const std::string& name, const char* pass, double ms, std::size_t live,
                          const hilt::NodeReport& n) {
@@ -121,11 +118,8 @@ std::string chrome_trace(const Lesson& lesson) {
                           {"saved_bytes", n.saved_bytes},
                           {"unique_bytes", n.unique_bytes}}}});
       now += ms;
-      events.push_back({{"ph", "C"},
-                        {"name", "live bytes"},
-                        {"pid", pid},
-                        {"ts", now * 1000},
-                        {"args", {{"bytes", live}}}});
+      events.push_back(
+          {{"ph", "C"}, {"name", "live bytes"}, {"pid", pid}, {"ts", now * 1000}, {"args", {{"bytes", live}}}});
     };
     for (const hilt::NodeReport& n : m.tape) add(n.name, "forward", n.forward_ms, n.forward_live, n);
     for (auto n = m.tape.rbegin(); n != m.tape.rend(); ++n)

@@ -9,8 +9,8 @@
 #include "arrangement.h"
 #include "verdict.h"
 
-// Private to compare_gradients: what it is asked, and everything it finds out. The summary, the JSON and the
-// page are views of one Lesson.
+// Private to compare_gradients: what it is asked, and everything it finds out. The summary, the
+// JSON and the page are views of one Lesson.
 
 namespace compare {
 
@@ -94,16 +94,15 @@ struct Lesson {
   bool passed() const;
 };
 
-// ---- the steps, each in a file of its own ----------------------------------------------------------------
+// ---- the steps, each in a file of its own -------------------------------------------------------
 Problem make_problem(const Settings& settings);  // problem.cpp
-// budget.cpp: refuse, before anything is drawn, what does not fit in memory, or what it takes more than a
-// minute to judge.
+// budget.cpp: refuse, before anything is drawn, what does not fit in memory, or what it takes more
+// than a minute to judge.
 void require_inputs_fit(const Settings& settings, Index kv_heads, hilt::DType dtype);
-void require_judge_fits(const Settings& settings, Index kv_heads, const hilt::PlanSpec& spec,
-                        hilt::DType dtype);
-Machine measure_machine(hilt::DType dtype);  // machine.cpp
-void judge_modes(Lesson& lesson);            // modes.cpp: runs, measures and judges them
-void measure_scaling(Lesson& lesson);        // scaling.cpp
+void require_judge_fits(const Settings& settings, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype);
+Machine measure_machine(hilt::DType dtype);                              // machine.cpp
+void judge_modes(Lesson& lesson);                                        // modes.cpp: runs, measures and judges them
+void measure_scaling(Lesson& lesson);                                    // scaling.cpp
 void print_summary(const Lesson& lesson, std::ostream& os, bool color);  // summary.cpp
 std::string to_json(const Lesson& lesson);                               // json.cpp
 std::string chrome_trace(const Lesson& lesson);                          // json.cpp

@@ -7,8 +7,7 @@ namespace compare {
 namespace {
 
 /// Shortest of a few runs: what the machine can do when nothing else runs.
-template <class F>
-double best_seconds(F&& f) {
+template <class F> double best_seconds(F&& f) {
   constexpr int kTries = 6;
   double best = 1e30;
   for (int i = 0; i < kTries; ++i) {

@@ -16,8 +16,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 }
 
 std::string does_not_fit(const Problem& p, const std::string& mode) {
-  const std::size_t need = bytes_needed(p, mode),
-                    free = hilt::info().memory_available + hilt::memory_stats().pooled;
+  const std::size_t need = bytes_needed(p, mode), free = hilt::info().memory_available + hilt::memory_stats().pooled;
   if (need <= free) return "";
   char text[80];
   std::snprintf(text, sizeof text, "would need %.1f GB, %.1f GB are free", static_cast<double>(need) * 1e-9,
@@ -53,9 +52,9 @@ ExactProblem exact_problem(const Problem& p) {
           p.dropout, p.key,      p.q.to_vector(), p.k.to_vector(), p.v.to_vector(), p.d_o.to_vector()};
 }
 
-/// The floor, relative to the terms. In 16 bits one rounding to nearest: of the result, since all before it
-/// is f32. In f32 and f64 four: the sums themselves are in that type, and the recomputed scores are summed in
-/// another order than the first time.
+/// The floor, relative to the terms. In 16 bits one rounding to nearest: of the result, since all
+/// before it is f32. In f32 and f64 four: the sums themselves are in that type, and the recomputed
+/// scores are summed in another order than the first time.
 double rounding_of(hilt::DType dtype) {
   switch (dtype) {
     case hilt::DType::f64: return 4 * 0x1p-53;
@@ -67,8 +66,7 @@ double rounding_of(hilt::DType dtype) {
 
 void note_what_is_unusual(Lesson& lesson) {
   const Problem& p = lesson.problem;
-  if (p.plan->order_forced())
-    lesson.notes.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
+  if (p.plan->order_forced()) lesson.notes.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
   if (const Index empty = p.plan->empty_rows())
     lesson.notes.push_back(std::to_string(empty) + " rows attend to nothing: their o and gradients are 0");
   std::string pointless;
@@ -76,11 +74,9 @@ void note_what_is_unusual(Lesson& lesson) {
     if (b.kind == hilt::Branch::Kind::segment && b.dilation > b.size)
       pointless += (pointless.empty() ? "" : " and ") + hilt::to_string(hilt::Pattern{b});
   if (!pointless.empty())
-    lesson.notes.push_back(pointless +
-                           ": dilation exceeds the segment; a row attends to at most 1 key of it");
+    lesson.notes.push_back(pointless + ": dilation exceeds the segment; a row attends to at most 1 key of it");
   for (const hilt::Fallback& f : hilt::attention_fallbacks()) {
-    const std::string note =
-        std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
+    const std::string note = std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
     if (std::ranges::find(lesson.notes, note) == lesson.notes.end()) lesson.notes.push_back(note);
   }
 }

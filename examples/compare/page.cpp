@@ -1,4 +1,5 @@
-// compare.html: the lesson for a reader who has not seen the code. Every number in it comes from the Lesson.
+// compare.html: the lesson for a reader who has not seen the code. Every number in it comes from
+// the Lesson.
 #include <algorithm>
 #include <cmath>
 
@@ -19,9 +20,7 @@ using report::Page;
 constexpr std::size_t kListed = 40;  // ops of a tape that the page prints
 
 std::string size_text(std::size_t n) { return report::bytes(static_cast<double>(n)); }
-std::string dot(const std::string& mode) {
-  return "<span class=\"dot " + style_of(mode) + "\"></span>" + mode;
-}
+std::string dot(const std::string& mode) { return "<span class=\"dot " + style_of(mode) + "\"></span>" + mode; }
 std::string verdict(bool ok, const std::string& yes = "ok", const std::string& no = "NO") {
   return "<span class=\"" + std::string(ok ? "good" : "bad") + "\">" + (ok ? yes : no) + "</span>";
 }
@@ -60,26 +59,23 @@ void write_opening(Page& page, const Lesson& lesson) {
       "same numbers. They differ in what they remember between the passes, and in what they compute a second "
       "time.");
   page.raw("<ul>\n");
-  for (const Mode& m : lesson.modes)
-    page.raw("<li><b>" + dot(m.name) + "</b>: " + description_of(m.name) + "</li>\n");
+  for (const Mode& m : lesson.modes) page.raw("<li><b>" + dot(m.name) + "</b>: " + description_of(m.name) + "</li>\n");
   page.raw("</ul>\n");
   for (const std::string& note : lesson.notes) page.paragraph("<b>Note.</b> " + escape(note) + ".");
 }
 
 void write_bill(Page& page, const Lesson& lesson) {
   page.heading("bill", "The bill");
-  std::vector<std::vector<std::string>> rows{{"mode", "#ops on the tape", "#keeps for backward",
-                                              "#peak memory", "#forward", "#backward", "#products forward",
-                                              "same bits each run"}};
+  std::vector<std::vector<std::string>> rows{{"mode", "#ops on the tape", "#keeps for backward", "#peak memory",
+                                              "#forward", "#backward", "#products forward", "same bits each run"}};
   for (const Mode& m : lesson.modes) {
     if (m.ran())
       rows.push_back({dot(m.name), "#" + std::to_string(m.tape.size()), "#" + size_text(m.saved_bytes),
                       "#" + size_text(m.peak()), "#" + report::milliseconds(m.forward_ms),
-                      "#" + report::milliseconds(m.backward_ms),
-                      "#" + report::count(m.forward_flops) + "FLOP", verdict(m.repeatable, "yes", "NO")});
+                      "#" + report::milliseconds(m.backward_ms), "#" + report::count(m.forward_flops) + "FLOP",
+                      verdict(m.repeatable, "yes", "NO")});
     else
-      rows.push_back(
-          {dot(m.name), "#\u2013", "#\u2013", "#" + m.skipped, "#\u2013", "#\u2013", "#\u2013", "not run"});
+      rows.push_back({dot(m.name), "#\u2013", "#\u2013", "#" + m.skipped, "#\u2013", "#\u2013", "#\u2013", "not run"});
   }
   page.table("Medians of " + std::to_string(lesson.settings.repeat) +
                  " interleaved runs. <i>Keeps</i>: bytes the tape holds from forward to backward, each block "
@@ -97,13 +93,12 @@ void write_bill(Page& page, const Lesson& lesson) {
                report::percent(ms(taped) / ms(dense)).c_str()));
   if (taped && fused && taped->saved_bytes > 0) {
     const double ratio = static_cast<double>(taped->saved_bytes) / static_cast<double>(fused->saved_bytes);
-    page.paragraph(
-        format("From taped to fused the sums stay the same and the memory changes: %s against %s kept, %s. ",
-               size_text(taped->saved_bytes).c_str(), size_text(fused->saved_bytes).c_str(),
-               ratio >= 1 ? format("%.1f times less", ratio).c_str()
-                          : format("%.1f times <b>more</b>", 1 / ratio).c_str()) +
-        "Taped keeps a weight for every pair; fused keeps the output and one number for every row, and "
-        "computes the weights again.");
+    page.paragraph(format("From taped to fused the sums stay the same and the memory changes: %s against %s kept, %s. ",
+                          size_text(taped->saved_bytes).c_str(), size_text(fused->saved_bytes).c_str(),
+                          ratio >= 1 ? format("%.1f times less", ratio).c_str()
+                                     : format("%.1f times <b>more</b>", 1 / ratio).c_str()) +
+                   "Taped keeps a weight for every pair; fused keeps the output and one number for every row, and "
+                   "computes the weights again.");
   }
   if (hybrid && fused)
     page.paragraph("Hybrid and fused share their forward kernel: their outputs are " +
@@ -134,19 +129,14 @@ void write_listings(Page& page, const Lesson& lesson) {
         {"op", "output", "#keeps", "#of that new", "#forward", "", "#backward", ""}};
     for (std::size_t i = 0; i < std::min(m.tape.size(), kListed); ++i) {
       const hilt::NodeReport& n = m.tape[i];
-      const auto bytes = [](std::size_t size) {
-        return "#" + (size ? size_text(size) : std::string("\u2013"));
-      };
-      const auto time = [](double ms) {
-        return "#" + (ms < 0.01 ? std::string("\u2013") : report::milliseconds(ms));
-      };
-      rows.push_back({"<code>" + escape(n.name) + "</code>", shape_text(n.dtype, n.output),
-                      bytes(n.saved_bytes), bytes(n.unique_bytes), time(n.forward_ms),
-                      bar(n.forward_ms, longest, "f"), time(n.backward_ms),
+      const auto bytes = [](std::size_t size) { return "#" + (size ? size_text(size) : std::string("\u2013")); };
+      const auto time = [](double ms) { return "#" + (ms < 0.01 ? std::string("\u2013") : report::milliseconds(ms)); };
+      rows.push_back({"<code>" + escape(n.name) + "</code>", shape_text(n.dtype, n.output), bytes(n.saved_bytes),
+                      bytes(n.unique_bytes), time(n.forward_ms), bar(n.forward_ms, longest, "f"), time(n.backward_ms),
                       bar(n.backward_ms, longest, "b")});
     }
-    page.table("<b>" + dot(m.name) + "</b>: " + std::to_string(m.tape.size()) +
-                   (m.tape.size() == 1 ? " op" : " ops") + ", " + size_text(m.saved_bytes) + " kept" +
+    page.table("<b>" + dot(m.name) + "</b>: " + std::to_string(m.tape.size()) + (m.tape.size() == 1 ? " op" : " ops") +
+                   ", " + size_text(m.saved_bytes) + " kept" +
                    (m.tape.size() > kListed ? ", the first " + std::to_string(kListed) + " shown" : ""),
                rows);
   }
@@ -163,16 +153,14 @@ void write_memory_and_time(Page& page, const Lesson& lesson) {
   for (const Mode& m : lesson.modes)
     if (m.ran())
       figures.emplace_back(figure_of_live_bytes(m), "<b>" + m.name + "</b>: " + size_text(m.held_bytes) +
-                                                        " between the passes, peak " + size_text(m.peak()) +
-                                                        ".");
+                                                        " between the passes, peak " + size_text(m.peak()) + ".");
   page.figures(figures);
   page.heading("time", "Where the time goes");
   std::vector<std::pair<std::string, std::string>> bars{
       {figure_of_time(lesson, true), "All modes. Each part of a bar is one op; point at it for its name."}};
   if (lesson.mode("dense") && lesson.modes.size() > 1)
-    bars.emplace_back(
-        figure_of_time(lesson, false),
-        "Without dense, on a scale of their own. A kernel of one op cannot be cut further from outside.");
+    bars.emplace_back(figure_of_time(lesson, false),
+                      "Without dense, on a scale of their own. A kernel of one op cannot be cut further from outside.");
   page.figures(bars);
 }
 
@@ -193,12 +181,12 @@ void write_agreement(Page& page, const Lesson& lesson) {
                  ": the definition, one pair of tokens at a time, sharing no code with what it judges. How "
                  "much error is forgivable? As much as nobody could do "
                  "without: <b>error \u2264 2 \u00d7 error of the naive formula in " +
-                 std::string(name_of(lesson.problem.dtype)) + " + " + lesson.floor +
-                 "</b>. The naive formula is " + lesson.naive +
+                 std::string(name_of(lesson.problem.dtype)) + " + " + lesson.floor + "</b>. The naive formula is " +
+                 lesson.naive +
                  "; the roundings, of the terms that an element is the sum of, are for where it has luck. "
                  "Both the largest error and the relative error over the whole tensor must pass.");
-  std::vector<std::vector<std::string>> rows{{"tensor", "mode", "#largest error", "#allowed",
-                                              "#at [b, t, h, d]", "#relative error", "#allowed", "verdict"}};
+  std::vector<std::vector<std::string>> rows{
+      {"tensor", "mode", "#largest error", "#allowed", "#at [b, t, h, d]", "#relative error", "#allowed", "verdict"}};
   for (std::size_t i = 0; i < kTensors.size(); ++i) {
     rows.push_back({std::string("<b>") + kTensors[i] + "</b>", "naive",
                     "#" + report::scientific(lesson.naive_error[i].max_abs), "#",
@@ -207,10 +195,9 @@ void write_agreement(Page& page, const Lesson& lesson) {
     for (const Mode& m : lesson.modes)
       if (m.ran()) {
         const Error& e = m.error[i];
-        rows.push_back({"", dot(m.name), "#" + report::scientific(e.max_abs),
-                        "#" + report::scientific(e.limit), "#" + index_text(lesson, e.worst_index, i),
-                        "#" + report::scientific(e.rel_l2), "#" + report::scientific(e.rel_limit),
-                        verdict(e.ok)});
+        rows.push_back({"", dot(m.name), "#" + report::scientific(e.max_abs), "#" + report::scientific(e.limit),
+                        "#" + index_text(lesson, e.worst_index, i), "#" + report::scientific(e.rel_l2),
+                        "#" + report::scientific(e.rel_limit), verdict(e.ok)});
       }
   }
   page.table("Distance from the exact tensors", rows);
@@ -230,10 +217,10 @@ void write_agreement(Page& page, const Lesson& lesson) {
       "rounding shows as noise that ignores them.");
   std::vector<std::pair<std::string, std::string>> figures;
   for (std::size_t i = 0; i < kTensors.size(); ++i)
-    figures.emplace_back(figure_of_error(lesson, *shown, i),
-                         std::string("<b>") + kTensors[i] + "</b>: largest " +
-                             report::scientific(shown->error[i].max_abs) + " of " +
-                             report::scientific(shown->error[i].limit) + " allowed");
+    figures.emplace_back(figure_of_error(lesson, *shown, i), std::string("<b>") + kTensors[i] + "</b>: largest " +
+                                                                 report::scientific(shown->error[i].max_abs) + " of " +
+                                                                 report::scientific(shown->error[i].limit) +
+                                                                 " allowed");
   page.raw("<div class=\"quad\">\n");
   page.figures(figures);
   page.raw("</div>\n");
@@ -243,14 +230,12 @@ void write_scaling(Page& page, const Lesson& lesson) {
   page.heading("scaling", "How it grows");
   std::string text = "The same pattern at shorter lengths, on grids folded from them. ";
   if (const Index from = faster_from(lesson, "fused", "dense"))
-    text +=
-        "Of the lengths measured, fused is faster than dense from " + std::to_string(from) + " tokens on. ";
+    text += "Of the lengths measured, fused is faster than dense from " + std::to_string(from) + " tokens on. ";
   else if (lesson.mode("fused") && lesson.mode("dense"))
     text += "Up to the longest length, fused did not become faster than dense. ";
   if (const Index from = faster_from(lesson, "fused", "taped"))
     text += "Fused is faster than taped from " + std::to_string(from) + " on. ";
-  else if (lesson.mode("fused") && lesson.mode("taped"))
-    text += "It did not become faster than taped. ";
+  else if (lesson.mode("fused") && lesson.mode("taped")) text += "It did not become faster than taped. ";
   page.paragraph(text);
   std::vector<std::pair<std::string, std::string>> figures;
   if (lesson.by_length.size() > 1) {
@@ -263,12 +248,10 @@ void write_scaling(Page& page, const Lesson& lesson) {
   }
   if (lesson.by_keys.size() > 1) {
     const double crossover = crossover_in_keys(lesson);
-    std::string caption = "Segments of growing size at " +
-                          std::to_string(std::min<Index>(lesson.problem.length(), 1024)) + " tokens. ";
-    if (crossover > 0)
-      caption += format("Taped and fused cross at about <b>%.0f keys a row</b>. ", crossover);
-    else if (lesson.mode("taped") && lesson.mode("fused"))
-      caption += "Taped and fused do not cross here. ";
+    std::string caption =
+        "Segments of growing size at " + std::to_string(std::min<Index>(lesson.problem.length(), 1024)) + " tokens. ";
+    if (crossover > 0) caption += format("Taped and fused cross at about <b>%.0f keys a row</b>. ", crossover);
+    else if (lesson.mode("taped") && lesson.mode("fused")) caption += "Taped and fused do not cross here. ";
     figures.emplace_back(figure_of_bytes_by_keys(lesson), caption);
   }
   page.figures(figures);
@@ -310,9 +293,8 @@ void write_orders(Page& page, const Lesson& lesson) {
   std::vector<std::pair<std::string, std::string>> figures;
   for (const Arrangement& a : lesson.orders)
     figures.emplace_back(figure_of_order(*lesson.problem.plan, example_token(*lesson.problem.plan), a),
-                         "<b>" + a.order + "</b>: " + std::to_string(a.stats.full + a.stats.partial) +
-                             " of " + std::to_string(a.stats.total) + " tiles, " +
-                             report::percent(a.stats.touched()));
+                         "<b>" + a.order + "</b>: " + std::to_string(a.stats.full + a.stats.partial) + " of " +
+                             std::to_string(a.stats.total) + " tiles, " + report::percent(a.stats.touched()));
   page.figures(figures);
   page.paragraph(
       "Left of each pair: the tokens on their grid, walked in that order; every change of tone is a new tile "
@@ -341,10 +323,10 @@ void write_roofline(Page& page, const Lesson& lesson) {
   for (const Mode& m : lesson.modes) {
     if (!m.ran() || m.forward_flops == 0) continue;
     const double intensity = m.forward_flops / m.bytes_moved, speed = m.forward_flops / m.forward_ms * 1e-6;
-    rows.push_back({dot(m.name), "#" + report::count(m.forward_flops) + "FLOP",
-                    "#" + report::bytes(m.bytes_moved), format("#%.1f", intensity), format("#%.1f", speed),
-                    "#" + report::percent(speed / std::min(lesson.machine.gemm_gflop_s,
-                                                           intensity * lesson.machine.copy_gb_s))});
+    rows.push_back(
+        {dot(m.name), "#" + report::count(m.forward_flops) + "FLOP", "#" + report::bytes(m.bytes_moved),
+         format("#%.1f", intensity), format("#%.1f", speed),
+         "#" + report::percent(speed / std::min(lesson.machine.gemm_gflop_s, intensity * lesson.machine.copy_gb_s))});
   }
   page.figure(figure_of_roofline(lesson),
               "Forward passes under the ceilings. More than 100 % of the left ceiling is possible: what "
@@ -374,8 +356,7 @@ void write_formulas(Page& page, const Lesson& lesson) {
       "after the other, and never has more than a tile of P, dP or dS. Taped knows none of them: they come "
       "out of the ops' own gradients.");
   std::vector<std::vector<std::string>> rows{
-      {"formula", "which is", "#whole buffer",
-       "the line of hybrid, in <code>ops/hilbert/attention.cpp</code>"}};
+      {"formula", "which is", "#whole buffer", "the line of hybrid, in <code>ops/hilbert/attention.cpp</code>"}};
   for (const Formula& f : kFormulas) {
     const SourceLine line = source_line(f.marker);
     std::string code = line.text.substr(0, line.text.find("//"));
@@ -383,8 +364,7 @@ void write_formulas(Page& page, const Lesson& lesson) {
     const std::string buffer = f.buffer;
     rows.push_back(
         {f.formula, std::string("~") + f.what,
-         "#" + report::bytes(buffer == "scores" ? block
-                                                : static_cast<double>((buffer == "q" ? p.q : p.k).bytes())),
+         "#" + report::bytes(buffer == "scores" ? block : static_cast<double>((buffer == "q" ? p.q : p.k).bytes())),
          "~" + std::to_string(line.number) + ": <code>" + escape(code) + "</code>"});
   }
   page.table(
@@ -392,8 +372,8 @@ void write_formulas(Page& page, const Lesson& lesson) {
       "all three anew, fused a tile at a time.",
       rows);
   if (const SourceLine line = source_line(kFusedMarker); line.number)
-    page.paragraph("Fused calls its kernel in line " + std::to_string(line.number) + ": <code>" +
-                   escape(line.text) + "</code>");
+    page.paragraph("Fused calls its kernel in line " + std::to_string(line.number) + ": <code>" + escape(line.text) +
+                   "</code>");
 }
 
 void write_method(Page& page, const Lesson& lesson) {
@@ -409,23 +389,21 @@ void write_method(Page& page, const Lesson& lesson) {
       add("--length", std::to_string(s.length), std::to_string(usual.length));
   add("--heads", std::to_string(s.heads), std::to_string(usual.heads)),
       add("--kv-heads", std::to_string(s.kv_heads), std::to_string(usual.kv_heads));
-  add("--head-dim", std::to_string(s.head_dim), std::to_string(usual.head_dim)),
-      add("--order", s.order, usual.order), add("--pattern", s.pattern, usual.pattern);
+  add("--head-dim", std::to_string(s.head_dim), std::to_string(usual.head_dim)), add("--order", s.order, usual.order),
+      add("--pattern", s.pattern, usual.pattern);
   add("--dilation-mode", s.dilation_mode, usual.dilation_mode), add("--causal", s.causal, usual.causal),
       add("--dtype", s.dtype, usual.dtype);
-  add("--dropout", format("%g", s.dropout), "0"),
-      add("--seed", std::to_string(s.seed), std::to_string(usual.seed)),
+  add("--dropout", format("%g", s.dropout), "0"), add("--seed", std::to_string(s.seed), std::to_string(usual.seed)),
       add("--repeat", std::to_string(s.repeat), std::to_string(usual.repeat));
   page.raw("<pre class=\"wrap\">" + escape(command) + "</pre>\n");
-  page.paragraph(
-      "Modes take turns, so that a slow moment of the machine hits all of them; times are medians of " +
-      std::to_string(s.repeat) +
-      " runs. Memory is counted by the library's own storage counters, exactly. q, k, v and the gradient of "
-      "o are standard normal, seed " +
-      std::to_string(s.seed) + ". Everything on this page took " + format("%.1f s.", lesson.seconds));
-  page.paragraph("Hilt " + escape(i.version) + " (" + escape(i.build_type) + ", " + escape(i.compiler) +
-                 "), " + escape(i.devices.empty() ? "" : i.devices[0]) + ", " + std::to_string(i.threads) +
-                 " threads, " + escape(i.isa_active) + " kernels, products by " + escape(i.blas) + ".");
+  page.paragraph("Modes take turns, so that a slow moment of the machine hits all of them; times are medians of " +
+                 std::to_string(s.repeat) +
+                 " runs. Memory is counted by the library's own storage counters, exactly. q, k, v and the gradient of "
+                 "o are standard normal, seed " +
+                 std::to_string(s.seed) + ". Everything on this page took " + format("%.1f s.", lesson.seconds));
+  page.paragraph("Hilt " + escape(i.version) + " (" + escape(i.build_type) + ", " + escape(i.compiler) + "), " +
+                 escape(i.devices.empty() ? "" : i.devices[0]) + ", " + std::to_string(i.threads) + " threads, " +
+                 escape(i.isa_active) + " kernels, products by " + escape(i.blas) + ".");
   page.paragraph(
       "<code>compare.json</code> beside this page holds the numbers, <code>trace.json</code> the timeline "
       "for chrome://tracing or Perfetto.");
@@ -437,9 +415,9 @@ std::string to_html(const Lesson& lesson) {
   const hilt::PlanSpec& spec = lesson.problem.plan->spec();
   Page page("One attention, and the ways to its gradient",
             escape(sizes_text(lesson)) + " \u00b7 order <code>" + escape(hilt::to_string(spec.order)) +
-                "</code> \u00b7 pattern <code>" + escape(hilt::to_string(spec.pattern)) +
-                "</code> \u00b7 causal " + std::string(name_of(spec.causality)) + " \u00b7 up to " +
-                std::to_string(lesson.longest_row) + " keys a row");
+                "</code> \u00b7 pattern <code>" + escape(hilt::to_string(spec.pattern)) + "</code> \u00b7 causal " +
+                std::string(name_of(spec.causality)) + " \u00b7 up to " + std::to_string(lesson.longest_row) +
+                " keys a row");
   write_opening(page, lesson);
   write_bill(page, lesson);
   write_listings(page, lesson);

@@ -26,8 +26,10 @@ Problem make_problem(const Settings& s) {
   Problem p;
   p.dtype = parse_dtype(s.dtype);
   // f64 is the CPU's.
-  const hilt::Device device = s.device == "auto" && p.dtype == hilt::DType::f64 ? hilt::Device{} : program::device_of(s.device);
-  hilt::check(p.dtype != hilt::DType::f64 || device.is_cpu(), "--dtype (f64): only the CPU has it; leave --device ", s.device, " out");
+  const hilt::Device device =
+      s.device == "auto" && p.dtype == hilt::DType::f64 ? hilt::Device{} : program::device_of(s.device);
+  hilt::check(p.dtype != hilt::DType::f64 || device.is_cpu(), "--dtype (f64): only the CPU has it; leave --device ",
+              s.device, " out");
   require_inputs_fit(s, kv_heads, p.dtype);
   require_judge_fits(s, kv_heads, spec, p.dtype);
   p.plan = hilt::make_plan(spec);

@@ -48,11 +48,11 @@ Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
   run.backward_ms = milliseconds_since(start);
   run.backward_peak = beyond(hilt::memory_stats(device).peak, base);
   const auto gradient = [&](const Tensor& x) { return g.has(x) ? g[x] : hilt::zeros_like(x); };
-  run.result = {hilt::moved(o, {}), hilt::moved(gradient(p.q), {}), hilt::moved(gradient(p.k), {}), hilt::moved(gradient(p.v), {})};
+  run.result = {hilt::moved(o, {}), hilt::moved(gradient(p.q), {}), hilt::moved(gradient(p.k), {}),
+                hilt::moved(gradient(p.v), {})};
   run.tape = tape.report();
   for (hilt::NodeReport& node : run.tape)
-    node.forward_live = beyond(node.forward_live, base),
-    node.backward_live = beyond(node.backward_live, base);
+    node.forward_live = beyond(node.forward_live, base), node.backward_live = beyond(node.backward_live, base);
   return run;
 }
 
@@ -64,9 +64,7 @@ double median(std::vector<double> x) {
 
 std::size_t bytes_needed(const Problem& p, const std::string& mode) {
   if (mode == "dense") return dense_peak(p);
-  return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype,
-                                hilt::parse_backward(mode))
-      .peak;
+  return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype, hilt::parse_backward(mode)).peak;
 }
 
 }  // namespace compare

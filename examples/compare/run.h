@@ -10,8 +10,7 @@ struct Run {
   std::array<hilt::Tensor, 4> result;  // o, dq, dk, dv
   double forward_ms = 0, backward_ms = 0;
   std::size_t saved = 0;  // by the tape, each block once
-  std::size_t held =
-      0;  // bytes alive between the passes, beyond the inputs: what it costs to be able to go back
+  std::size_t held = 0;   // bytes alive between the passes, beyond the inputs: what it costs to be able to go back
   std::size_t forward_peak = 0, backward_peak = 0;  // beyond the inputs
   std::vector<hilt::NodeReport> tape;               // live bytes are beyond the inputs
 };

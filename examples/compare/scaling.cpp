@@ -6,13 +6,12 @@
 namespace compare {
 namespace {
 
-constexpr double kSeconds =
-    3;  // that a figure may take: what would come later is left out once they are over
+constexpr double kSeconds = 3;  // that a figure may take: what would come later is left out once they are over
 constexpr Index kShortest = 128;
 constexpr int kRepeats = 3;
 
-/// The problem again with another length or pattern, on a grid folded from the length. Throws if the pattern
-/// does not fit.
+/// The problem again with another length or pattern, on a grid folded from the length. Throws if
+/// the pattern does not fit.
 Problem resized(const Problem& p, Index length, const hilt::Pattern& pattern) {
   hilt::PlanSpec spec = p.plan->spec();
   spec.length = length;
@@ -62,12 +61,11 @@ void measure_scaling(Lesson& lesson) {
   auto start = Clock::now();
   const Index short_length = std::min<Index>(p.length(), 1024);
   for (Index keys = 8; keys <= short_length && keys <= 8 * p.dim() && in_time(start); keys *= 2)
-    add(lesson.by_keys, short_length, {hilt::Branch{.kind = hilt::Branch::Kind::segment, .size = keys}}, keys,
-        false, 1);
+    add(lesson.by_keys, short_length, {hilt::Branch{.kind = hilt::Branch::Kind::segment, .size = keys}}, keys, false,
+        1);
 
   start = Clock::now();
-  for (Index length = std::max(kShortest, p.length() / 32); length < p.length() && in_time(start);
-       length *= 2)
+  for (Index length = std::max(kShortest, p.length() / 32); length < p.length() && in_time(start); length *= 2)
     add(lesson.by_length, length, p.plan->spec().pattern, length, true, kRepeats);
   Sample whole{.x = p.length()};
   for (const Mode& mode : lesson.modes)

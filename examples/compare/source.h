@@ -2,7 +2,8 @@
 #include <string>
 #include <string_view>
 
-// Private to compare_gradients: lines of ops/hilbert/attention.cpp, put into the program when it was built.
+// Private to compare_gradients: lines of ops/hilbert/attention.cpp, put into the program when it
+// was built.
 
 namespace compare {
 
@@ -17,11 +18,11 @@ struct Formula {
   const char *formula, *what, *buffer, *marker;
 };
 inline constexpr Formula kFormulas[] = {
-    {"P = e<sup>c Q K\u1d40 \u2212 L</sup>", "the weights again, from the one number a row that was kept",
-     "scores", "// P  = "},
+    {"P = e<sup>c Q K\u1d40 \u2212 L</sup>", "the weights again, from the one number a row that was kept", "scores",
+     "// P  = "},
     {"dP = dO V\u1d40", "what a change of a weight would do to the loss", "scores", "// dP = "},
-    {"dS = P (dP \u2212 \u0394)", "through the softmax; \u0394 = rowsum(dO \u00b7 O), one number a row",
-     "scores", "// dS = "},
+    {"dS = P (dP \u2212 \u0394)", "through the softmax; \u0394 = rowsum(dO \u00b7 O), one number a row", "scores",
+     "// dS = "},
     {"dQ = c dS K", "to the queries", "q", "// dQ = "},
     {"dK = c dS\u1d40 Q", "to the keys", "k", "// dK = "},
     {"dV = P\u1d40 dO", "to the values", "k", "// dV = "},

@@ -6,7 +6,8 @@
 #include "lesson.h"
 #include "words.h"
 
-// At most 45 lines of at most 80 columns, readable without color: what a reader of a log needs to know.
+// At most 45 lines of at most 80 columns, readable without color: what a reader of a log needs to
+// know.
 
 namespace compare {
 namespace {
@@ -20,10 +21,8 @@ std::string wrapped(const std::string& text, std::size_t indent) {
   std::string out, word;
   std::size_t column = 0;
   while (words >> word) {
-    if (column > 0 && column + 1 + word.size() > kColumns)
-      out += "\n" + std::string(indent, ' '), column = indent;
-    else if (column > 0)
-      out += ' ', ++column;
+    if (column > 0 && column + 1 + word.size() > kColumns) out += "\n" + std::string(indent, ' '), column = indent;
+    else if (column > 0) out += ' ', ++column;
     out += word;
     column += word.size();
   }
@@ -52,22 +51,20 @@ void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
     }
     os << format("%-7s %4zu %10s %10s %10s %10s  ", m.name.c_str(), m.tape.size(),
                  report::bytes(static_cast<double>(m.saved_bytes)).c_str(),
-                 report::bytes(static_cast<double>(m.peak())).c_str(),
-                 report::milliseconds(m.forward_ms).c_str(), report::milliseconds(m.backward_ms).c_str())
-       << paint.verdict(m.repeatable,
-                        m.repeatable ? format("all %lld runs", static_cast<long long>(lesson.settings.repeat))
-                                     : "DIFFER")
+                 report::bytes(static_cast<double>(m.peak())).c_str(), report::milliseconds(m.forward_ms).c_str(),
+                 report::milliseconds(m.backward_ms).c_str())
+       << paint.verdict(m.repeatable, m.repeatable
+                                          ? format("all %lld runs", static_cast<long long>(lesson.settings.repeat))
+                                          : "DIFFER")
        << '\n';
   }
-  os << wrapped(
-      "keeps: bytes the tape holds for the backward pass. peak: most bytes alive beyond the inputs.", 2);
+  os << wrapped("keeps: bytes the tape holds for the backward pass. peak: most bytes alive beyond the inputs.", 2);
   const Mode *taped = lesson.mode("taped"), *fused = lesson.mode("fused");
   if (taped && fused && taped->saved_bytes > 0) {
     const double a = static_cast<double>(taped->saved_bytes), b = static_cast<double>(fused->saved_bytes);
-    std::string text =
-        format("fused keeps %.2f x %s than taped and takes %.2f x its time.", a > b ? a / b : b / a,
-               a > b ? "less" : "more",
-               (fused->forward_ms + fused->backward_ms) / (taped->forward_ms + taped->backward_ms));
+    std::string text = format("fused keeps %.2f x %s than taped and takes %.2f x its time.", a > b ? a / b : b / a,
+                              a > b ? "less" : "more",
+                              (fused->forward_ms + fused->backward_ms) / (taped->forward_ms + taped->backward_ms));
     if (const double keys = crossover_in_keys(lesson); keys > 0)
       text += format(" Below about %.0f keys a row it would keep more: head dim %lld.", keys,
                      static_cast<long long>(lesson.problem.dim()));
@@ -92,19 +89,18 @@ void print_agreement(const Lesson& lesson, std::ostream& os, const Paint& paint)
     for (const Error& e : any->error) os << format("%9s   ", report::scientific(e.limit).c_str());
     os << '\n';
   }
-  os << wrapped("Judge: " + lesson.oracle + ". Allowed: 2 x the error of " + lesson.naive + " + " +
-                    lesson.floor + " of the terms; the relative error over the tensor likewise.",
+  os << wrapped("Judge: " + lesson.oracle + ". Allowed: 2 x the error of " + lesson.naive + " + " + lesson.floor +
+                    " of the terms; the relative error over the tensor likewise.",
                 2);
 }
 
 void print_orders(const Lesson& lesson, std::ostream& os, const Paint& paint) {
   os << paint.bold("order      full  partial    of all   touched   useful pairs in them\n");
   for (const Arrangement& a : lesson.orders)
-    os << format(
-        "%-8s %6lld %8lld %9lld %9s %9s%s\n", a.order.c_str(), static_cast<long long>(a.stats.full),
-        static_cast<long long>(a.stats.partial), static_cast<long long>(a.stats.total),
-        report::percent(a.stats.touched()).c_str(), report::percent(a.stats.useful()).c_str(),
-        hilt::to_string(lesson.problem.plan->spec().order).starts_with(a.order) ? "  <- this plan" : "");
+    os << format("%-8s %6lld %8lld %9lld %9s %9s%s\n", a.order.c_str(), static_cast<long long>(a.stats.full),
+                 static_cast<long long>(a.stats.partial), static_cast<long long>(a.stats.total),
+                 report::percent(a.stats.touched()).c_str(), report::percent(a.stats.useful()).c_str(),
+                 hilt::to_string(lesson.problem.plan->spec().order).starts_with(a.order) ? "  <- this plan" : "");
   os << wrapped(order_verdict(lesson.orders), 2) << wrapped(order_and_result(lesson), 2);
 }
 
@@ -114,13 +110,11 @@ void print_summary(const Lesson& lesson, std::ostream& os, bool color) {
   const Paint paint(color);
   const Problem& p = lesson.problem;
   const hilt::PlanSpec& spec = p.plan->spec();
-  const double all =
-      static_cast<double>(p.length()) * static_cast<double>(p.length()) * static_cast<double>(p.heads());
+  const double all = static_cast<double>(p.length()) * static_cast<double>(p.length()) * static_cast<double>(p.heads());
   os << paint.bold("One attention, and the ways to its gradient\n") << wrapped(sizes_text(lesson), 0)
-     << wrapped("order " + hilt::to_string(spec.order) + ", pattern " + hilt::to_string(spec.pattern) +
-                    ", causal " + std::string(name_of(spec.causality)) + ": up to " +
-                    std::to_string(lesson.longest_row) + " keys a row, " +
-                    report::percent(static_cast<double>(lesson.pairs) / all) + " of all pairs",
+     << wrapped("order " + hilt::to_string(spec.order) + ", pattern " + hilt::to_string(spec.pattern) + ", causal " +
+                    std::string(name_of(spec.causality)) + ": up to " + std::to_string(lesson.longest_row) +
+                    " keys a row, " + report::percent(static_cast<double>(lesson.pairs) / all) + " of all pairs",
                 2)
      << '\n';
   print_modes(lesson, os, paint);
@@ -133,14 +127,11 @@ void print_summary(const Lesson& lesson, std::ostream& os, bool color) {
     os << wrapped("note: " + lesson.notes[i], 2);
   os << wrapped(
       format("Measured ceilings: %.1f GB/s copying, %.0f GFLOP/s multiplying, %d threads. %.1f s in all.",
-             lesson.machine.copy_gb_s, lesson.machine.gemm_gflop_s, lesson.machine.info.threads,
-             lesson.seconds),
+             lesson.machine.copy_gb_s, lesson.machine.gemm_gflop_s, lesson.machine.info.threads, lesson.seconds),
       2);
-  os << wrapped("Read " + lesson.settings.out + "/compare.html; compare.json and trace.json lie beside it.",
-                2);
-  os << paint.verdict(lesson.passed(), lesson.passed()
-                                           ? "verdict: ok, every tensor of every mode is within its limit"
-                                           : "verdict: FAILED, see NO and DIFFER above")
+  os << wrapped("Read " + lesson.settings.out + "/compare.html; compare.json and trace.json lie beside it.", 2);
+  os << paint.verdict(lesson.passed(), lesson.passed() ? "verdict: ok, every tensor of every mode is within its limit"
+                                                       : "verdict: FAILED, see NO and DIFFER above")
      << '\n';
 }
 

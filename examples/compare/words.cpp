@@ -31,10 +31,8 @@ Index faster_from(const Lesson& lesson, const std::string& mode, const std::stri
   Index from = 0;
   for (const Sample& s : lesson.by_length) {
     if (!s.ms.contains(mode) || !s.ms.contains(other)) return 0;
-    if (s.ms.at(mode) >= s.ms.at(other))
-      from = 0;
-    else if (from == 0)
-      from = s.x;
+    if (s.ms.at(mode) >= s.ms.at(other)) from = 0;
+    else if (from == 0) from = s.x;
   }
   return from;
 }

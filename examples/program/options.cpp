@@ -18,8 +18,7 @@ namespace program {
 namespace {
 
 /// "; did you mean ..?", or nothing.
-std::string did_you_mean(std::string_view name, const std::vector<std::string>& names,
-                         std::string_view prefix = "") {
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& names, std::string_view prefix = "") {
   const std::vector<std::string_view> views(names.begin(), names.end());
   return hilt::did_you_mean(name, views, prefix);
 }
@@ -41,16 +40,14 @@ std::string trimmed(const std::string& text) {
   return first == text.npos ? "" : text.substr(first, last - first + 1);
 }
 
-template <class T>
-T read_number(const std::string& text, T low, T high, const char* what) {
+template <class T> T read_number(const std::string& text, T low, T high, const char* what) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool all_of_it = !text.empty() && end == text.data() + text.size();
   if (!all_of_it || error == std::errc::invalid_argument) hilt::fail("'", text, "' is not ", what);
   std::ostringstream range;
   range << low << ".." << high;
-  if (error == std::errc::result_out_of_range || !(value >= low && value <= high))
-    hilt::fail("must be ", range.str());
+  if (error == std::errc::result_out_of_range || !(value >= low && value <= high)) hilt::fail("must be ", range.str());
   return value;
 }
 
@@ -66,10 +63,8 @@ std::string wrapped(const std::string& text) {
   std::istringstream words(text);
   std::string out, word;
   for (std::size_t used = 0; words >> word; used += word.size() + 1) {
-    if (used > 0 && used + word.size() > kWidth)
-      out += '\n', used = 0;
-    else if (used > 0)
-      out += ' ';
+    if (used > 0 && used + word.size() > kWidth) out += '\n', used = 0;
+    else if (used > 0) out += ' ';
     out += word;
   }
   return out;
@@ -78,8 +73,7 @@ std::string wrapped(const std::string& text) {
 struct Entry {
   std::string name, raw;
   CLI::Option* option;
-  std::function<void(const std::string&)>
-      set;  // throws what is wrong with the value, without naming the option
+  std::function<void(const std::string&)> set;  // throws what is wrong with the value, without naming the option
   std::function<std::string()> get;
   bool is_text = true, from_file = false;
 };
@@ -115,8 +109,7 @@ struct Options::Parser {
   std::string suggestion(const std::string& unknown) const {
     std::vector<std::string> names;
     for (const CLI::Option* option : app.get_options())
-      if (const std::string name = option->get_name(); name.starts_with("--"))
-        names.push_back(name.substr(2));
+      if (const std::string name = option->get_name(); name.starts_with("--")) names.push_back(name.substr(2));
     const std::string typed = unknown.substr(std::min(unknown.find_first_not_of('-'), unknown.size()));
     const std::string near = did_you_mean(typed, names, "--");
     return near + (near.empty() ? "; " : " ") + "--help lists all";
@@ -126,8 +119,7 @@ struct Options::Parser {
     e.set(value);
   } catch (const hilt::Error& error) {
     const std::string reason = error.what();
-    const auto advice =
-        std::min(reason.find("; "), reason.size());  // what went wrong, where, then what to try
+    const auto advice = std::min(reason.find("; "), reason.size());  // what went wrong, where, then what to try
     hilt::fail_with(error.code(), e.name, " (", value, "): ", reason.substr(0, advice),
                     where.empty() ? "" : ", " + where, reason.substr(advice));
   }
@@ -139,12 +131,15 @@ struct Options::Parser {
 void Options::Parser::read_config() {
   constexpr std::uintmax_t kMost = 1 << 20;
   const auto refuse = [&](const std::string& why) {
-    hilt::fail_with(hilt::Code::data, "--config (", config, "): ", why, "; name an INI file, as --print-config writes it");
+    hilt::fail_with(hilt::Code::data, "--config (", config, "): ", why,
+                    "; name an INI file, as --print-config writes it");
   };
   std::error_code error;
-  const auto status = std::filesystem::status(config, error);  // before it is opened: a pipe may have nobody at its other end
+  const auto status =
+      std::filesystem::status(config, error);  // before it is opened: a pipe may have nobody at its other end
   if (error) refuse(error.message());
-  if (!std::filesystem::is_regular_file(status)) refuse(std::filesystem::is_directory(status) ? "a directory" : "not a regular file");
+  if (!std::filesystem::is_regular_file(status))
+    refuse(std::filesystem::is_directory(status) ? "a directory" : "not a regular file");
   if (std::filesystem::file_size(config, error) > kMost) refuse("larger than " + std::to_string(kMost) + " bytes");
   std::ifstream file(config);
   if (!file) refuse(std::strerror(errno));
@@ -153,8 +148,7 @@ void Options::Parser::read_config() {
     const std::string text = trimmed(line), where = config + ":" + std::to_string(number);
     if (text.empty() || text[0] == '#' || text[0] == ';' || text[0] == '[') continue;
     const auto equals = text.find('=');
-    if (equals == text.npos)
-      hilt::fail_with(hilt::Code::data, "--config: '", text, "': expected key = value, ", where);
+    if (equals == text.npos) hilt::fail_with(hilt::Code::data, "--config: '", text, "': expected key = value, ", where);
     const std::string key = trimmed(text.substr(0, equals));
     Entry* const e = find("--" + key);
     if (!e) hilt::fail("'", key, "': no such key, ", where, suggestion("--" + key));
@@ -185,17 +179,15 @@ void Options::integer(const std::string& name, std::int64_t& value, std::int64_t
   e.get = [&value] { return std::to_string(value); };
 }
 
-void Options::number(const std::string& name, double& value, double low, double high,
-                     const std::string& help) {
-  Entry& e = parser_->add(
-      name, "X", help + " (" + shortest(low) + ".." + shortest(high) + "; default " + shortest(value) + ")");
+void Options::number(const std::string& name, double& value, double low, double high, const std::string& help) {
+  Entry& e = parser_->add(name, "X",
+                          help + " (" + shortest(low) + ".." + shortest(high) + "; default " + shortest(value) + ")");
   e.is_text = false;
   e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
   e.get = [&value] { return shortest(value); };
 }
 
-void Options::text(const std::string& name, std::string& value, const std::string& kind,
-                   const std::string& help) {
+void Options::text(const std::string& name, std::string& value, const std::string& kind, const std::string& help) {
   Entry& e = parser_->add(name, kind, help + (value.empty() ? "" : " (default " + value + ")"));
   e.set = [&value](const std::string& text) {
     hilt::check(!text.empty(), "needs a value");
@@ -211,10 +203,10 @@ void Options::choice(const std::string& name, std::string& value, const std::vec
   e.get = [&value] { return value; };
 }
 
-void Options::list(const std::string& name, std::vector<std::string>& value,
-                   const std::vector<std::string>& names, const std::string& help) {
-  Entry& e = parser_->add(name, "NAMES",
-                          help + " (some of " + joined(names, ",") + "; default " + joined(value, ",") + ")");
+void Options::list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names,
+                   const std::string& help) {
+  Entry& e =
+      parser_->add(name, "NAMES", help + " (some of " + joined(names, ",") + "; default " + joined(value, ",") + ")");
   e.set = [names, &value](const std::string& text) {
     std::vector<std::string> words;
     std::istringstream parts(text);
@@ -242,13 +234,10 @@ bool Options::parse(int argc, char** argv) {
   } catch (const CLI::ArgumentMismatch& e) {
     const std::string text = e.what();
     hilt::fail(text.substr(0, text.find_first_of(": ")), ": needs one value");
-  } catch (const CLI::ParseError& e) {
-    hilt::fail(e.what());
-  }
+  } catch (const CLI::ParseError& e) { hilt::fail(e.what()); }
   for (const std::string& unknown : app.remaining()) {
     const std::string name = unknown.substr(0, unknown.find('='));
-    hilt::fail("'", name, "': no such ", name.starts_with('-') ? "option" : "argument",
-               parser_->suggestion(name));
+    hilt::fail("'", name, "': no such ", name.starts_with('-') ? "option" : "argument", parser_->suggestion(name));
   }
   if (!parser_->config.empty()) parser_->read_config();
   for (Entry& e : parser_->entries) {
@@ -257,9 +246,7 @@ bool Options::parse(int argc, char** argv) {
     if (e.option->get_expected_max() == 0) {
       try {
         value = e.option->as<bool>() ? "true" : "false";
-      } catch (const CLI::Error&) {
-        value = e.option->results().back();
-      }
+      } catch (const CLI::Error&) { value = e.option->results().back(); }
     }
     parser_->set(e, value, "");
   }

@@ -10,15 +10,16 @@
 
 namespace program {
 
-/// Thrown by Options::parse at --debug: run() begins its work again and catches nothing, so that an error
-/// finds the stack of its throw still there. From then on debugging() is true.
+/// Thrown by Options::parse at --debug: run() begins its work again and catches nothing, so that an
+/// error finds the stack of its throw still there. From then on debugging() is true.
 struct Debug {};
 bool debugging();
 
-/// The options of one program. Each is bound to a variable, which holds the default until parse() finds
-/// another value.
-/// --help shows every option with its default and range; --config FILE reads `key = value` lines, which the
-/// command line overrides; --print-config prints all values as such a file; --debug is for finding our bugs.
+/// The options of one program. Each is bound to a variable, which holds the default until parse()
+/// finds another value.
+/// --help shows every option with its default and range; --config FILE reads `key = value` lines,
+/// which the command line overrides; --print-config prints all values as such a file; --debug is
+/// for finding our bugs.
 class Options {
  public:
   Options(const std::string& program, const std::string& what_it_does);
@@ -30,8 +31,8 @@ class Options {
   void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                const std::string& help);
   void number(const std::string& name, double& value, double low, double high, const std::string& help);
-  /// `kind` stands for the value in --help: FILE, DIR, ORDER. What the text means is for the program to
-  /// check.
+  /// `kind` stands for the value in --help: FILE, DIR, ORDER. What the text means is for the
+  /// program to check.
   void text(const std::string& name, std::string& value, const std::string& kind, const std::string& help);
   /// One of `names`.
   void choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
@@ -40,13 +41,13 @@ class Options {
   void list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names,
             const std::string& help);
 
-  /// Calls f once all values are known, before they are used or printed: for defaults that follow from other
-  /// options. f may set() those that were not given().
+  /// Calls f once all values are known, before they are used or printed: for defaults that follow
+  /// from other options. f may set() those that were not given().
   void then(std::function<void()> f);
   void set(const std::string& name, const std::string& value);
 
-  /// False if the user asked for help or the configuration and got it. Throws hilt::Error on anything it does
-  /// not know, naming the nearest.
+  /// False if the user asked for help or the configuration and got it. Throws hilt::Error on
+  /// anything it does not know, naming the nearest.
   bool parse(int argc, char** argv);
   /// Whether the command line or the file named the option.
   bool given(const std::string& name) const;

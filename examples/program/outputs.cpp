@@ -26,8 +26,8 @@ std::string without_slash(std::string path) {
 Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
   const std::string& directory = directory_;
   std::error_code error;
-  for (fs::path p = fs::absolute(directory, error);
-       !error && !p.empty() && !fs::exists(p) && p != p.parent_path(); p = p.parent_path())
+  for (fs::path p = fs::absolute(directory, error); !error && !p.empty() && !fs::exists(p) && p != p.parent_path();
+       p = p.parent_path())
     made_ = p;
   fs::create_directories(directory, error);
   const auto undo = [&](const std::string& why) {
@@ -44,7 +44,8 @@ Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
 Outputs::~Outputs() {
   std::error_code ignored;
   for (const auto& [temporary, path] : staged_) fs::remove(temporary, ignored);
-  // Directories made for nothing go again, innermost first; remove() leaves alone what is not empty.
+  // Directories made for nothing go again, innermost first; remove() leaves alone what is not
+  // empty.
   for (fs::path p = fs::absolute(directory_, ignored); !made_.empty(); p = p.parent_path()) {
     if (!fs::remove(p, ignored) || p == fs::path(made_)) break;
   }

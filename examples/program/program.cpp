@@ -25,13 +25,9 @@ int report() {
   std::string text;
   try {
     throw;
-  } catch (const hilt::Error& e) {
-    code = e.code(), text = e.what();
-  } catch (const std::bad_alloc&) {
+  } catch (const hilt::Error& e) { code = e.code(), text = e.what(); } catch (const std::bad_alloc&) {
     code = hilt::Code::memory, text = "out of memory";
-  } catch (const std::exception& e) {
-    text = std::string("internal: ") + e.what();
-  } catch (...) {
+  } catch (const std::exception& e) { text = std::string("internal: ") + e.what(); } catch (...) {
     text = "internal: an exception of unknown type";
   }
   std::replace(text.begin(), text.end(), '\n', ' ');
@@ -48,13 +44,13 @@ int report() {
   int status = static_cast<int>(hilt::Code::internal);
   try {
     if (std::current_exception()) status = report();
-  } catch (...) {
-  }
+  } catch (...) {}
   backtrace_symbols_fd(frames.data(), depth, STDERR_FILENO);
   _exit(status);
 }
 
-/// Hands everything on, and remembers why that failed first: errno is long another's when the program ends.
+/// Hands everything on, and remembers why that failed first: errno is long another's when the
+/// program ends.
 class Remembering : public std::streambuf {
  public:
   explicit Remembering(std::streambuf* under) : under_(under) {}
@@ -87,8 +83,7 @@ class Output {
  public:
   ~Output() { std::cout.rdbuf(old_); }
   int finish(int status) const {
-    if (!std::cout.flush())
-      hilt::fail_with(hilt::Code::data, "standard output: ", std::strerror(buffer_.error()));
+    if (!std::cout.flush()) hilt::fail_with(hilt::Code::data, "standard output: ", std::strerror(buffer_.error()));
     return status;
   }
 
@@ -110,9 +105,7 @@ int run(const std::string& program, const std::function<int()>& work) {
   try {
     hilt::check_version();
     return output.finish(work());
-  } catch (const Debug&) {
-    std::set_terminate(report_with_stack);
-  } catch (...) {
+  } catch (const Debug&) { std::set_terminate(report_with_stack); } catch (...) {
     return report();
   }
   return output.finish(work());
@@ -120,7 +113,8 @@ int run(const std::string& program, const std::function<int()>& work) {
 
 namespace {
 
-/// Bytes of the character that `text` begins with; 0 if it is none, by UTF-8, or a control character.
+/// Bytes of the character that `text` begins with; 0 if it is none, by UTF-8, or a control
+/// character.
 std::size_t visible_bytes(std::string_view text) {
   const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const unsigned first = byte(0), second = byte(1);
@@ -129,7 +123,8 @@ std::size_t visible_bytes(std::string_view text) {
   for (std::size_t i = 1; i < count; ++i)
     if ((byte(i) & 0xc0) != 0x80) return 0;
   const bool control = first == 0xc2 && second < 0xa0, surrogate = first == 0xed && second >= 0xa0;
-  const bool longer_than_needed = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90), too_large = first == 0xf4 && second >= 0x90;
+  const bool longer_than_needed = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90),
+             too_large = first == 0xf4 && second >= 0x90;
   return control || surrogate || longer_than_needed || too_large ? 0 : count;
 }
 
@@ -149,21 +144,19 @@ std::string printable(std::string_view text, std::string_view keep) {
 }
 
 hilt::Device device_of(const std::string& text) {
-  hilt::check(text == "auto" || text == "cpu" || text == "cuda" || text.starts_with("cuda:"), "--device (",
-              text, "): must be auto, cpu, cuda or cuda:N");
+  hilt::check(text == "auto" || text == "cpu" || text == "cuda" || text.starts_with("cuda:"), "--device (", text,
+              "): must be auto, cpu, cuda or cuda:N");
   return hilt::device_named(text);
 }
 
 namespace {
 
 /// f(text); its errors name the option.
-template <class F>
-auto named(const std::string& option, const std::string& text, F&& f) try {
+template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
   return f();
 } catch (const hilt::Error& e) {
   const std::string what = e.what(), opening = option.substr(2) + " (" + text + "): ";
-  hilt::fail_with(e.code(), option, " (", text,
-                  "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
+  hilt::fail_with(e.code(), option, " (", text, "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
 }
 
 }  // namespace
@@ -185,8 +178,7 @@ hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
       for (const auto& [i, j] : b.pairs)
         if (i >= n || j >= n)
           hilt::fail_with(hilt::Code::data, branch.substr(branch.find('@') + 1), ": block (", i, ", ", j,
-                          ") is outside the ", n, " x ", n, " blocks of ", b.size, " that ", length,
-                          " tokens make");
+                          ") is outside the ", n, " x ", n, " blocks of ", b.size, " that ", length, " tokens make");
     }
     return pattern;
   });
@@ -194,7 +186,8 @@ hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
 
 hilt::Device device_of_rank(const std::string& text, int rank) {
   hilt::Device device = device_of(text);
-  if (device.is_cuda() && !text.starts_with("cuda:")) device.index = rank % static_cast<int>(hilt::gpu_descriptions().size());
+  if (device.is_cuda() && !text.starts_with("cuda:"))
+    device.index = rank % static_cast<int>(hilt::gpu_descriptions().size());
   return device;
 }
 

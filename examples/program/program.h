@@ -13,22 +13,24 @@
 
 namespace program {
 
-/// The exit status of `program` doing `work`: what work returns, or, once its exception has become one line
-/// on stderr, the exception's code: that of a hilt::Error, 4 for memory, 70 for everything nobody foresaw.
-/// After --debug a stack of where it was thrown follows the line; work then begins twice, see Debug.
+/// The exit status of `program` doing `work`: what work returns, or, once its exception has become
+/// one line on stderr, the exception's code: that of a hilt::Error, 4 for memory, 70 for everything
+/// nobody foresaw. After --debug a stack of where it was thrown follows the line; work then begins
+/// twice, see Debug.
 int run(const std::string& program, const std::function<int()>& work);
 
-/// `text` fit for a line of a terminal or a page: what is no character, or one that moves or colors instead of being seen, as \xNN; those of
-/// `keep` stay.
+/// `text` fit for a line of a terminal or a page: what is no character, or one that moves or colors
+/// instead of being seen, as \xNN; those of `keep` stay.
 std::string printable(std::string_view text, std::string_view keep = "");
 
 /// What --device auto, cpu, cuda or cuda:N names; throws Code::gpu where there is no such GPU.
 hilt::Device device_of(const std::string& text);
-/// The same for one of several ranks on this machine: GPUs are dealt out by rank unless one is named.
+/// The same for one of several ranks on this machine: GPUs are dealt out by rank unless one is
+/// named.
 hilt::Device device_of_rank(const std::string& text, int rank);
 
-/// What --order and --pattern mean for so many tokens. Errors name the option; Code::data where a file of
-/// blocks is at fault.
+/// What --order and --pattern mean for so many tokens. Errors name the option; Code::data where a
+/// file of blocks is at fault.
 hilt::Order order_of(const std::string& text, hilt::Index length);
 hilt::Pattern pattern_of(const std::string& text, hilt::Index length);
 

@@ -33,7 +33,8 @@ constexpr milliseconds kGrace(6000);  // for others to end by themselves, once t
 
 volatile std::sig_atomic_t interrupted = 0;
 
-/// What work throws, with the rank in its message; what tells of a failure between ranks names them already.
+/// What work throws, with the rank in its message; what tells of a failure between ranks names them
+/// already.
 int named(hilt::Comm& comm, const std::function<int(hilt::Comm&)>& work) {
   const std::string who = "rank " + std::to_string(comm.rank()) + ": ";
   try {
@@ -43,15 +44,14 @@ int named(hilt::Comm& comm, const std::function<int(hilt::Comm&)>& work) {
     throw hilt::Error(e.code(), who + e.what());
   } catch (const std::bad_alloc&) {
     throw hilt::Error(hilt::Code::memory, who + "out of memory");
-  } catch (const std::exception& e) {
-    throw hilt::Error(hilt::Code::internal, who + "internal: " + e.what());
-  }
+  } catch (const std::exception& e) { throw hilt::Error(hilt::Code::internal, who + "internal: " + e.what()); }
 }
 
 int live(hilt::Comm comm, const std::function<int(hilt::Comm&)>& work) {
   try {
     const int status = named(comm, work);
-    // Together to the end: who is slow is waited for as long as it lives, and who does not live is named.
+    // Together to the end: who is slow is waited for as long as it lives, and who does not live is
+    // named.
     comm.set_deadline(std::chrono::hours(24 * 365));
     comm.barrier({"end"});
     return status;
@@ -63,18 +63,22 @@ int live(hilt::Comm comm, const std::function<int(hilt::Comm&)>& work) {
 
 int live_as_threads(int ranks, const std::function<int(hilt::Comm&)>& work) {
   std::vector<int> statuses(static_cast<std::size_t>(ranks));
-  hilt::run_ranks(ranks, [&](hilt::Comm& comm) { statuses[static_cast<std::size_t>(comm.rank())] = named(comm, work); });
+  hilt::run_ranks(ranks,
+                  [&](hilt::Comm& comm) { statuses[static_cast<std::size_t>(comm.rank())] = named(comm, work); });
   const auto failed = std::ranges::find_if(statuses, [](int s) { return s != 0; });
   return failed == statuses.end() ? 0 : *failed;
 }
 
-/// Below the ports that outgoing connections are given, so that none of those takes it before rank 0 does.
+/// Below the ports that outgoing connections are given, so that none of those takes it before rank
+/// 0 does.
 int free_port() {
   std::random_device random;
   for (int tries = 0; tries < 100; ++tries) {
-    const int port = 20000 + static_cast<int>(random() % 12000), probe = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int port = 20000 + static_cast<int>(random() % 12000),
+              probe = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{};
-    address.sin_family = AF_INET, address.sin_port = htons(static_cast<std::uint16_t>(port)), address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_family = AF_INET, address.sin_port = htons(static_cast<std::uint16_t>(port)),
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     const bool free = ::bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
     ::close(probe);
     if (free) return port;
@@ -82,7 +86,8 @@ int free_port() {
   hilt::fail_with(hilt::Code::distributed, "no free port in 20000..31999 of 127.0.0.1");
 }
 
-/// mpirun can lock up where a rank is killed while MPI begins: it then has children, but none that lives.
+/// mpirun can lock up where a rank is killed while MPI begins: it then has children, but none that
+/// lives.
 bool only_dead_children(pid_t pid) {
   const std::string proc = "/proc/" + std::to_string(pid);
   std::ifstream list(proc + "/task/" + std::to_string(pid) + "/children");
@@ -109,7 +114,8 @@ struct Child {
 class Family {
  public:
   explicit Family(std::string program) : program_(std::move(program)) {}
-  void start(const std::string& name, const std::vector<std::string>& command, std::vector<std::string> environment, int death_signal);
+  void start(const std::string& name, const std::vector<std::string>& command, std::vector<std::string> environment,
+             int death_signal);
   int wait(bool mpi);
 
  private:
@@ -123,18 +129,22 @@ class Family {
 
   const std::string program_;
   std::vector<Child> children_;
-  struct Said { std::string name, text; };
-  std::vector<Said> errors_;      // in the order in which they came
-  std::vector<Child> failed_;     // likewise
-  std::string chatter_;           // of mpirun
+  struct Said {
+    std::string name, text;
+  };
+  std::vector<Said> errors_;   // in the order in which they came
+  std::vector<Child> failed_;  // likewise
+  std::string chatter_;        // of mpirun
   bool in_chatter_ = false;
   std::optional<Clock::time_point> trouble_, childless_;
 };
 
-void Family::start(const std::string& name, const std::vector<std::string>& command, std::vector<std::string> environment, int death_signal) {
+void Family::start(const std::string& name, const std::vector<std::string>& command,
+                   std::vector<std::string> environment, int death_signal) {
   for (char** e = environ; *e; ++e) {
     const std::string_view entry(*e), variable = entry.substr(0, entry.find('=') + 1);
-    if (std::ranges::none_of(environment, [&](const std::string& ours) { return ours.starts_with(variable); })) environment.emplace_back(entry);
+    if (std::ranges::none_of(environment, [&](const std::string& ours) { return ours.starts_with(variable); }))
+      environment.emplace_back(entry);
   }
   std::vector<char*> argv, envp;
   for (const std::string& a : command) argv.push_back(const_cast<char*>(a.c_str()));
@@ -180,7 +190,8 @@ void Family::listen(Child& child) {
   ssize_t n = 0;
   while (child.pipe >= 0 && (n = ::read(child.pipe, buffer, sizeof buffer)) > 0) {
     child.unread.append(buffer, static_cast<std::size_t>(n));
-    for (std::size_t end; (end = child.unread.find('\n')) != std::string::npos; child.unread.erase(0, end + 1)) hear(child, child.unread.substr(0, end));
+    for (std::size_t end; (end = child.unread.find('\n')) != std::string::npos; child.unread.erase(0, end + 1))
+      hear(child, child.unread.substr(0, end));
   }
   if (child.pipe >= 0 && (n == 0 || child.ended)) {
     if (!child.unread.empty()) hear(child, std::exchange(child.unread, {}));
@@ -199,7 +210,8 @@ void Family::look(Child& child) {
 }
 
 int Family::wait(bool mpi) {
-  struct sigaction forward{}, before_int{}, before_term{};
+  struct sigaction forward {
+  }, before_int{}, before_term{};
   forward.sa_handler = [](int signal) { interrupted = signal; };
   ::sigaction(SIGINT, &forward, &before_int), ::sigaction(SIGTERM, &forward, &before_term);
   const milliseconds patience = hilt::Comm().deadline() + kGrace;
@@ -239,22 +251,30 @@ int Family::verdict(bool mpi) {
   int code = 6;
   for (const Child& c : failed_) {
     const std::string sep = text.empty() ? "" : ", ";
-    const auto describe = [](int signal) { return "signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")"; };
-    if (childless_ && WIFSIGNALED(c.status)) text = errors_.empty() ? "mpirun did not end when its ranks had" : std::exchange(errors_, {}).front().text;
+    const auto describe = [](int signal) {
+      return "signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")";
+    };
+    if (childless_ && WIFSIGNALED(c.status))
+      text = errors_.empty() ? "mpirun did not end when its ranks had" : std::exchange(errors_, {}).front().text;
     else if (c.stopped) text += sep + c.name + " was stopped by " + describe(c.stopped) + " and did not go on";
     else if (WIFSIGNALED(c.status)) text += sep + c.name + " was ended by " + describe(WTERMSIG(c.status));
     else if (mpi && WEXITSTATUS(c.status) == 127) text = "there is no mpirun; install openmpi-bin";
-    else if (!own(c) && chatter_.empty()) text += sep + c.name + " ended with status " + std::to_string(WEXITSTATUS(c.status));
+    else if (!own(c) && chatter_.empty())
+      text += sep + c.name + " ended with status " + std::to_string(WEXITSTATUS(c.status));
   }
   // mpirun: "... noticed that process rank 1 with PID 0 on node n exited on signal 9 (Killed)."
-  if (const std::size_t at = chatter_.find("process rank "), end = chatter_.find(" with PID", at), signal = chatter_.find("signal ", at);
+  if (const std::size_t at = chatter_.find("process rank "), end = chatter_.find(" with PID", at),
+      signal = chatter_.find("signal ", at);
       at != std::string::npos && end != std::string::npos && signal != std::string::npos)
-    text = chatter_.substr(at + 8, end - at - 8) + " was ended by " + chatter_.substr(signal, chatter_.find(')', signal) + 1 - signal);
+    text = chatter_.substr(at + 8, end - at - 8) + " was ended by " +
+           chatter_.substr(signal, chatter_.find(')', signal) + 1 - signal);
   if (failed_.empty()) return 0;
   // Of a rank that dies before MPI begins mpirun does not always say which it was.
   if (const int status = failed_.front().status; mpi && text.empty() && WIFEXITED(status) && WEXITSTATUS(status) > 128)
-    text = std::string("a rank was ended by signal ") + std::to_string(WEXITSTATUS(status) - 128) + " (" + ::strsignal(WEXITSTATUS(status) - 128) + ")";
-  // A rank whose status was 0 and that did not end MPI: mpirun's own status is then 1, which is not that of a rank.
+    text = std::string("a rank was ended by signal ") + std::to_string(WEXITSTATUS(status) - 128) + " (" +
+           ::strsignal(WEXITSTATUS(status) - 128) + ")";
+  // A rank whose status was 0 and that did not end MPI: mpirun's own status is then 1, which is not
+  // that of a rank.
   const bool improper = chatter_.find("exiting improperly") != std::string::npos;
   if (improper && text.empty() && !errors_.empty()) {
     text = errors_.front().text;
@@ -264,9 +284,12 @@ int Family::verdict(bool mpi) {
     const Child& speaker = first == failed_.end() ? failed_.front() : *first;
     if (own(speaker) && !improper) code = own(speaker);
     const auto said = std::ranges::find(errors_, speaker.name, &Said::name);
-    if (said != errors_.end()) text = (said->text.starts_with("rank ") || code == 6 || mpi ? "" : said->name + ": ") + said->text;
+    if (said != errors_.end())
+      text = (said->text.starts_with("rank ") || code == 6 || mpi ? "" : said->name + ": ") + said->text;
     else if (code == 1) return code;  // a verdict, which needs no words here
-    else text = speaker.name + " ended with status " + std::to_string(WEXITSTATUS(speaker.status)) + (chatter_.empty() ? "" : ": " + chatter_.substr(0, 400));
+    else
+      text = speaker.name + " ended with status " + std::to_string(WEXITSTATUS(speaker.status)) +
+             (chatter_.empty() ? "" : ": " + chatter_.substr(0, 400));
   } else if (!errors_.empty()) {
     text += "; " + errors_.front().text;
   }
@@ -277,7 +300,8 @@ int Family::verdict(bool mpi) {
 
 }  // namespace
 
-int run_as(const std::string& program, int ranks, Over over, int argc, char** argv, const std::function<int(hilt::Comm&)>& work) {
+int run_as(const std::string& program, int ranks, Over over, int argc, char** argv,
+           const std::function<int(hilt::Comm&)>& work) {
   const auto has = [](const char* variable) { return std::getenv(variable) != nullptr; };
   if (over == Over::threads) return live_as_threads(ranks, work);
   const bool mpi = over == Over::mpi;
@@ -295,13 +319,16 @@ int run_as(const std::string& program, int ranks, Over over, int argc, char** ar
   self.resize(static_cast<std::size_t>(length));
   std::vector<std::string> command{self};
   command.insert(command.end(), argv + 1, argv + argc);
-  std::vector<std::string> environment{"WORLD_SIZE=" + std::to_string(ranks), "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + std::to_string(free_port()),
-                                       "HILT_RUN_TOKEN=" + std::to_string(random()) + std::to_string(random()) + std::to_string(random())};
+  std::vector<std::string> environment{
+      "WORLD_SIZE=" + std::to_string(ranks), "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + std::to_string(free_port()),
+      "HILT_RUN_TOKEN=" + std::to_string(random()) + std::to_string(random()) + std::to_string(random())};
   Family family(program);
   if (mpi) {
-    if (::geteuid() == 0) environment.insert(environment.end(), {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"});
-    const std::vector<std::string> start{"mpirun", "-np", std::to_string(ranks), "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
-                                         "--mca", "mpi_yield_when_idle", "1"};
+    if (::geteuid() == 0)
+      environment.insert(environment.end(), {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"});
+    const std::vector<std::string> start{
+        "mpirun", "-np", std::to_string(ranks), "--oversubscribe", "--bind-to",           "none", "--mca", "pml", "ob1",
+        "--mca",  "btl", "self,vader",          "--mca",           "mpi_yield_when_idle", "1"};
     command.insert(command.begin(), start.begin(), start.end());
     family.start("mpirun", command, environment, SIGTERM);
   } else {

@@ -34,10 +34,7 @@ json first_line(const program::Options& options, const Start& start) {
             {"blas", i.blas},
             {"isa", i.isa_active}}},
           {"machine",
-           {{"devices", i.devices},
-            {"threads", i.threads},
-            {"memory", i.memory},
-            {"peak_gflops", start.peak_gflops}}},
+           {{"devices", i.devices}, {"threads", i.threads}, {"memory", i.memory}, {"peak_gflops", start.peak_gflops}}},
           {"floor", known(start.floor)},
           {"floor_without_memory", known(start.floor_without_memory)},
           {"yardsticks", {{"uniform", start.uniform}, {"unigram", start.unigram}, {"bigram", start.bigram}}},
@@ -74,9 +71,7 @@ std::vector<Line> read_lines(const std::string& path, Index after, std::string& 
       l.tokens_per_s = j.at("tokens_per_s"), l.gflops = j.at("gflops"), l.bytes = j.at("bytes");
       l.val_loss = j.value("val_loss", -1.0), l.val_right = j.value("val_accuracy", -1.0);
       if (l.step <= after) lines.push_back(l);
-    } catch (const json::exception&) {
-      continue;
-    }
+    } catch (const json::exception&) { continue; }
   }
   return lines;
 }
@@ -116,8 +111,8 @@ void Log::write(const Line& line) {
   // A part of a line would spoil the next one too.
   const bool whole_lines = end >= 0 && ::ftruncate(descriptor_, end) == 0;
   if (std::exchange(lacks_lines_, true)) return;
-  warn(path_ + ": cannot write: " + std::string(std::strerror(error)) + "; training goes on, steps from " + std::to_string(line.step) + " may be missing" +
-       (whole_lines ? "" : ", and a line cut short"));
+  warn(path_ + ": cannot write: " + std::string(std::strerror(error)) + "; training goes on, steps from " +
+       std::to_string(line.step) + " may be missing" + (whole_lines ? "" : ", and a line cut short"));
 }
 
 }  // namespace train

@@ -73,11 +73,12 @@ std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Tas
                                 {"raster segments", "row:" + s.grid, segment, 0, {}}};
   for (std::size_t i = 0; i < controls.size(); ++i) {
     Control& c = controls[i];
-    std::cout << "training a control, " << c.name << " (" << c.pattern << ", " << c.order << "): " << s.steps << " steps" << std::endl;
+    std::cout << "training a control, " << c.name << " (" << c.pattern << ", " << c.order << "): " << s.steps
+              << " steps" << std::endl;
     Settings same = s;
     same.order = c.order, same.pattern = c.pattern;
-    Trainer trainer(model_config(same, task->classes()), task, static_cast<std::uint64_t>(s.seed),
-                    dtype_of(s), adamw_of(s), device);
+    Trainer trainer(model_config(same, task->classes()), task, static_cast<std::uint64_t>(s.seed), dtype_of(s),
+                    adamw_of(s), device);
     const hilt::Schedule schedule = schedule_of(s);
     c.flops = hilt::training_flops(trainer.model(), s.batch * s.accumulate, s.context);
     while (trainer.steps() < s.steps && !interrupted()) {

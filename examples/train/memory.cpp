@@ -2,8 +2,8 @@
 //      T C  each: the residual stream twice (for the norms), both norms' results, q, k and v, attention's
 //      output T H  twice: before and after the activation        and the attention mode's own: lse, or
 //      weights (attention_memory)
-// A run with dropout adds nothing: masks are drawn again from their key, but products are no longer fused
-// with the sum that follows, so each branch's result is a tensor of its own for a moment.
+// A run with dropout adds nothing: masks are drawn again from their key, but products are no longer
+// fused with the sum that follows, so each branch's result is a tensor of its own for a moment.
 #include "memory.h"
 
 #include <algorithm>
@@ -29,8 +29,8 @@ Index count_parameters(const hilt::TransformerConfig& c) {
   const Index qkv = c.width + 2 * keys;
   const Index block = 2 * norm + c.width * qkv + c.width * c.width + c.width * up + hidden * c.width +
                       bias * (qkv + c.width + up + c.width);
-  return c.vocab * c.width + (c.positions == hilt::Positions::learned ? c.context * c.width : 0) +
-         c.layers * block + norm + (c.tie_weights ? 0 : c.width * c.outputs());
+  return c.vocab * c.width + (c.positions == hilt::Positions::learned ? c.context * c.width : 0) + c.layers * block +
+         norm + (c.tie_weights ? 0 : c.width * c.outputs());
 }
 
 MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt::Device device) {
@@ -49,10 +49,8 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
                                               .causality = c.causality});
   m.plan = plan->bytes();
   const Index kv_heads = hilt::attention_config(c).keys(), dim = hilt::attention_config(c).dim();
-  const hilt::AttentionMemory attention =
-      hilt::attention_memory(*plan, s.batch, kv_heads, dim, dtype, c.backward);
-  const std::size_t rows = product({s.batch, c.context}),
-                    wide = product({s.batch, c.context, c.width}) * size;
+  const hilt::AttentionMemory attention = hilt::attention_memory(*plan, s.batch, kv_heads, dim, dtype, c.backward);
+  const std::size_t rows = product({s.batch, c.context}), wide = product({s.batch, c.context, c.width}) * size;
   const std::size_t hidden = product({s.batch, c.context, c.hidden_width()}) * size;
   const std::size_t logits = product({s.batch, c.context, c.outputs()}) * size;
   const std::size_t statistics = 4 * rows * sizeof(float);  // mean and 1 / deviation of two norms
@@ -60,16 +58,14 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
   const std::size_t layers = static_cast<std::size_t>(c.layers);
   const std::size_t ends = 2 * wide + logits + 2 * rows * sizeof(float) + 2 * rows * sizeof(std::int32_t);
   m.activations = (c.checkpointing ? layers * wide + block : layers * block) + ends;
-  m.working = std::max(
-      {2 * logits, hidden + wide, attention.peak - std::min(attention.peak, attention.saved) + wide});
+  m.working = std::max({2 * logits, hidden + wide, attention.peak - std::min(attention.peak, attention.saved) + wide});
   if (device.is_cuda()) m.working += std::size_t{32} << 20;  // what the library of products works in
 
   m.largest = {
-      {"tokens.weight and its gradient and moments",
-       static_cast<std::size_t>(c.vocab * c.width) * (2 * size + 8)},
+      {"tokens.weight and its gradient and moments", static_cast<std::size_t>(c.vocab * c.width) * (2 * size + 8)},
       {"weights, gradients and moments of a block", (m.parameters + m.gradients + m.moments) / layers},
-      {"logits [" + std::to_string(s.batch) + ", " + std::to_string(c.context) + ", " +
-           std::to_string(c.outputs()) + "]",
+      {"logits [" + std::to_string(s.batch) + ", " + std::to_string(c.context) + ", " + std::to_string(c.outputs()) +
+           "]",
        logits},
       {"mlp activations of " + std::to_string(c.checkpointing ? 1 : c.layers) + " blocks",
        (c.checkpointing ? 1 : layers) * 2 * hidden},
@@ -85,13 +81,11 @@ void require_memory(const MemoryPlan& m, const Settings& s) {
   if (have == 0 || m.total() + m.plan <= have) return;
   std::string largest;
   for (const MemoryPlan::Part& part : m.largest)
-    largest +=
-        (largest.empty() ? "" : ", ") + part.name + ' ' + report::bytes(static_cast<double>(part.bytes));
-  hilt::fail_with(hilt::Code::memory, "memory (", report::bytes(static_cast<double>(m.total() + m.plan)),
-                  "): needed, ", report::bytes(static_cast<double>(have)), " are available and ",
-                  report::bytes(static_cast<double>(hilt::memory_stats().live)),
-                  " in use; the largest: ", largest, "; try ",
-                  s.backward == "taped" ? "--backward fused (taped keeps L x L weights), " : "",
+    largest += (largest.empty() ? "" : ", ") + part.name + ' ' + report::bytes(static_cast<double>(part.bytes));
+  hilt::fail_with(hilt::Code::memory, "memory (", report::bytes(static_cast<double>(m.total() + m.plan)), "): needed, ",
+                  report::bytes(static_cast<double>(have)), " are available and ",
+                  report::bytes(static_cast<double>(hilt::memory_stats().live)), " in use; the largest: ", largest,
+                  "; try ", s.backward == "taped" ? "--backward fused (taped keeps L x L weights), " : "",
                   s.checkpointing ? "" : "--checkpointing, ",
                   "a smaller --batch with --accumulate, or a smaller --context");
 }
@@ -99,8 +93,8 @@ void require_memory(const MemoryPlan& m, const Settings& s) {
 std::string to_text(const MemoryPlan& m) {
   const auto show = [](std::size_t n) { return report::bytes(static_cast<double>(n)); };
   return "memory: parameters " + show(m.parameters) + ", gradients " + show(m.gradients) + ", moments " +
-         show(m.moments) + ", activations " + show(m.activations) + ", working " + show(m.working) +
-         "; planned " + show(m.total());
+         show(m.moments) + ", activations " + show(m.activations) + ", working " + show(m.working) + "; planned " +
+         show(m.total());
 }
 
 }  // namespace train

@@ -8,8 +8,8 @@
 
 namespace train {
 
-/// Bytes by kind. Exact for what lasts; activations by formula, from what each op keeps for its backward
-/// pass.
+/// Bytes by kind. Exact for what lasts; activations by formula, from what each op keeps for its
+/// backward pass.
 struct MemoryPlan {
   std::size_t parameters = 0, gradients = 0, moments = 0;
   std::size_t activations = 0;  // kept between the passes
@@ -27,8 +27,8 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config,
 /// How many numbers the model learns, without making it.
 Index count_parameters(const hilt::TransformerConfig& config);
 
-/// Throws Code::memory where the machine does not have what the plan needs, with the five largest and what to
-/// try.
+/// Throws Code::memory where the machine does not have what the plan needs, with the five largest
+/// and what to try.
 void require_memory(const MemoryPlan& plan, const Settings& s);
 
 /// The plan in a few lines.

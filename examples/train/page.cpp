@@ -1,4 +1,5 @@
-// report.html: what was trained, how its loss fell beside what simpler readers reach, and what it writes.
+// report.html: what was trained, how its loss fell beside what simpler readers reach, and what it
+// writes.
 #include <algorithm>
 #include <cmath>
 
@@ -15,10 +16,9 @@ using report::escape;
 using report::format;
 using Points = std::vector<std::pair<double, double>>;
 
-/// At most so many points of a curve: means of runs of steps, so that noise is tamed and nothing is picked
-/// out.
-template <class Value>
-Points thinned(const std::vector<Line>& lines, Value value) {
+/// At most so many points of a curve: means of runs of steps, so that noise is tamed and nothing is
+/// picked out.
+template <class Value> Points thinned(const std::vector<Line>& lines, Value value) {
   constexpr std::size_t kMost = 300;
   const std::size_t run = std::max<std::size_t>(1, (lines.size() + kMost - 1) / kMost);
   Points points;
@@ -31,8 +31,7 @@ Points thinned(const std::vector<Line>& lines, Value value) {
   return points;
 }
 
-template <class Value>
-Points evaluated(const std::vector<Line>& lines, Value value) {
+template <class Value> Points evaluated(const std::vector<Line>& lines, Value value) {
   Points points;
   for (const Line& l : lines)
     if (l.val_loss >= 0 && value(l) >= 0) points.emplace_back(static_cast<double>(l.step), value(l));
@@ -70,8 +69,7 @@ report::LineChart loss_chart(const Story& story, bool close_up) {
   return chart;
 }
 
-template <class Value>
-std::string small_chart(const Story& story, const char* title, const char* unit, Value value) {
+template <class Value> std::string small_chart(const Story& story, const char* title, const char* unit, Value value) {
   report::LineChart chart;
   chart.title = title;
   chart.description = std::string(title) + " by step";
@@ -79,8 +77,7 @@ std::string small_chart(const Story& story, const char* title, const char* unit,
   chart.y = {.label = unit, .format = [](double y) {
                return y != 0 && std::abs(y) < 0.01 ? report::scientific(y) : report::count(y);
              }};
-  chart.series = {
-      {.name = title, .style = "c2", .points = thinned(story.lines, value), .dots = false, .named = false}};
+  chart.series = {{.name = title, .style = "c2", .points = thinned(story.lines, value), .dots = false, .named = false}};
   return chart.str();
 }
 
@@ -108,15 +105,13 @@ void write_controls(report::Page& page, const Story& story) {
   page.heading("controls", "What the pattern does");
   report::LineChart chart;
   chart.title = "Cells that are wrong, by step";
-  chart.description =
-      "Share of wrong cells on unseen boards for three attention patterns, on a logarithmic scale";
+  chart.description = "Share of wrong cells on unseen boards for three attention patterns, on a logarithmic scale";
   chart.x = steps_axis();
   chart.y = {.label = "wrong cells", .log = true, .format = [](double y) { return report::percent(y); }};
-  const double least = 0.5 / static_cast<double>(story.settings.eval_rows *
-                                                 story.settings.context);  // half a cell stands for none
+  const double least =
+      0.5 / static_cast<double>(story.settings.eval_rows * story.settings.context);  // half a cell stands for none
   const auto wrong = [&](const Line& l) { return l.val_right < 0 ? -1 : std::max(1 - l.val_right, least); };
-  std::vector<std::vector<std::string>> rows{
-      {"attention", "pattern", "order", "#FLOP a step", "#cells right"}};
+  std::vector<std::vector<std::string>> rows{{"attention", "pattern", "order", "#FLOP a step", "#cells right"}};
   const auto add = [&](const std::string& name, const std::string& style, const std::string& pattern,
                        const std::string& order, double flops, const std::vector<Line>& lines) {
     chart.series.push_back({.name = name, .style = style, .points = evaluated(lines, wrong), .dots = false});
@@ -130,7 +125,8 @@ void write_controls(report::Page& page, const Story& story) {
     add(c.name, i == 0 ? "c3" : "c1", c.pattern, c.order, c.flops, c.lines);
   }
   page.paragraph(
-      "The same model, data and steps; what differs is which cells a cell attends to, and so, a little, the cost. Sixteen cells in a row "
+      "The same model, data and steps; what differs is which cells a cell attends to, and so, a little, the cost. "
+      "Sixteen cells in a row "
       "along the Hilbert curve are a square of 4 \u00d7 4, "
       "so most neighbours of a cell are in its segment; sixteen along rows are a strip that holds two of the "
       "eight.");
@@ -141,13 +137,11 @@ void write_controls(report::Page& page, const Story& story) {
 void write_run(report::Page& page, const Story& story) {
   page.heading("run", "The run");
   std::vector<std::pair<std::string, std::string>> figures;
-  figures.emplace_back(small_chart(story, "Learning rate", "", [](const Line& l) { return l.lr; }),
-                       "Learning rate.");
+  figures.emplace_back(small_chart(story, "Learning rate", "", [](const Line& l) { return l.lr; }), "Learning rate.");
   figures.emplace_back(small_chart(story, "Gradient norm", "", [](const Line& l) { return l.grad_norm; }),
                        "Norm of the gradient, before clipping.");
-  figures.emplace_back(
-      small_chart(story, "Tokens a second", "", [](const Line& l) { return l.tokens_per_s; }),
-      "Tokens a second.");
+  figures.emplace_back(small_chart(story, "Tokens a second", "", [](const Line& l) { return l.tokens_per_s; }),
+                       "Tokens a second.");
   page.figures(figures);
   const auto bytes = [](std::size_t n) { return "#" + report::bytes(static_cast<double>(n)); };
   const MemoryPlan& m = story.memory;
@@ -161,12 +155,12 @@ void write_run(report::Page& page, const Story& story) {
   std::string all;
   for (const auto& [key, value, is_text] : story.options.values()) all += key + " = " + value + '\n';
   page.raw("<pre class=\"wrap\">" + escape(program::printable(command)) +
-           "</pre>\n<details><summary>All options, as a file for --config</summary><pre>" + escape(program::printable(all, "\n")) +
-           "</pre></details>\n");
+           "</pre>\n<details><summary>All options, as a file for --config</summary><pre>" +
+           escape(program::printable(all, "\n")) + "</pre></details>\n");
   const hilt::Info i = hilt::info();
-  page.paragraph("Hilt " + escape(i.version) + " (" + escape(i.build_type) + ", " + escape(i.compiler) +
-                 "), " + escape(i.devices.empty() ? "" : i.devices[0]) + ", " + std::to_string(i.threads) +
-                 " threads, " + escape(i.isa_active) + " kernels, products by " + escape(i.blas) +
+  page.paragraph("Hilt " + escape(i.version) + " (" + escape(i.build_type) + ", " + escape(i.compiler) + "), " +
+                 escape(i.devices.empty() ? "" : i.devices[0]) + ", " + std::to_string(i.threads) + " threads, " +
+                 escape(i.isa_active) + " kernels, products by " + escape(i.blas) +
                  format("; a large product reaches %.0f GFLOP/s.", story.start.peak_gflops));
 }
 
@@ -174,12 +168,11 @@ void write_run(report::Page& page, const Story& story) {
 
 std::string to_html(const Story& story) {
   const Settings& s = story.settings;
-  report::Page page("Training on " + s.task, report::count(static_cast<double>(story.start.parameters)) +
-                                                 " parameters, " + std::to_string(s.layers) +
-                                                 (s.layers == 1 ? " layer \u00d7 " : " layers \u00d7 ") +
-                                                 std::to_string(s.width) + " \u00b7 attention <code>" +
-                                                 escape(s.pattern) + "</code> in order <code>" +
-                                                 escape(s.order) + "</code> \u00b7 backward " + s.backward);
+  report::Page page("Training on " + s.task,
+                    report::count(static_cast<double>(story.start.parameters)) + " parameters, " +
+                        std::to_string(s.layers) + (s.layers == 1 ? " layer \u00d7 " : " layers \u00d7 ") +
+                        std::to_string(s.width) + " \u00b7 attention <code>" + escape(s.pattern) +
+                        "</code> in order <code>" + escape(s.order) + "</code> \u00b7 backward " + s.backward);
   page.paragraph("<b>" + escape(story.verdict) + "</b>");
   page.heading("loss", "Loss");
   if (!story.lines.empty()) {
@@ -190,8 +183,8 @@ std::string to_html(const Story& story) {
   if (!story.controls.empty()) write_controls(page, story);
   if (!story.sample.empty()) {
     page.heading("sample", s.is_life() ? "A board" : "What it writes");
-    page.raw((story.settings.is_life() ? "<pre>" : "<pre class=\"wrap\">") + escape(program::printable(story.sample, "\n\t")) +
-             "</pre>\n");
+    page.raw((story.settings.is_life() ? "<pre>" : "<pre class=\"wrap\">") +
+             escape(program::printable(story.sample, "\n\t")) + "</pre>\n");
   }
   if (!story.lines.empty()) write_run(page, story);
   return page.str();

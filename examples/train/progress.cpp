@@ -16,10 +16,7 @@ using report::format;
 constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 
 Progress::Progress(const Start& start, Index from)
-    : start_(start),
-      from_(from),
-      terminal_(isatty(STDOUT_FILENO)),
-      color_(terminal_ && !std::getenv("NO_COLOR")) {}
+    : start_(start), from_(from), terminal_(isatty(STDOUT_FILENO)), color_(terminal_ && !std::getenv("NO_COLOR")) {}
 
 Progress::~Progress() {
   if (open_) std::cout << '\n' << std::flush;
@@ -38,10 +35,8 @@ std::string duration(double seconds) {
 std::size_t width(const std::string& text) {
   std::size_t used = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\033')
-      i = text.find('m', i);
-    else
-      ++used;
+    if (text[i] == '\033') i = text.find('m', i);
+    else ++used;
   }
   return used;
 }
@@ -77,8 +72,8 @@ std::vector<std::string> Progress::fields_of(const Line& l, Index steps, Detail 
   if (val_loss_ >= 0) add(format("val %.4f", val_loss_));
   if (detail == Detail::all) {
     const std::string floor = start_.floor >= 0 ? format(" floor %.4f", start_.floor) : "";
-    add(format("%s[lnV %.2f uni %.2f bi %.2f%s]%s", soft, start_.uniform, start_.unigram, start_.bigram,
-               floor.c_str(), plain));
+    add(format("%s[lnV %.2f uni %.2f bi %.2f%s]%s", soft, start_.uniform, start_.unigram, start_.bigram, floor.c_str(),
+               plain));
     add(format("lr %.1e", l.lr));
     add(format("|g| %.2f", l.grad_norm));
   } else if (start_.floor >= 0) {
@@ -86,8 +81,7 @@ std::vector<std::string> Progress::fields_of(const Line& l, Index steps, Detail 
   }
   add(format("%stok/s", report::count(l.tokens_per_s).c_str()));
   if (detail != Detail::least) {
-    const std::string share =
-        start_.peak_gflops > 0 ? format(" %.0f %%", 100 * l.gflops / start_.peak_gflops) : "";
+    const std::string share = start_.peak_gflops > 0 ? format(" %.0f %%", 100 * l.gflops / start_.peak_gflops) : "";
     add(format("%.0f GFLOP/s%s", l.gflops, share.c_str()));
     add(report::bytes(static_cast<double>(l.bytes)));
   }

@@ -9,8 +9,8 @@
 
 namespace train {
 
-/// One line about the latest step: in place on a terminal; elsewhere a line at the first step, at each
-/// evaluation and at the end.
+/// One line about the latest step: in place on a terminal; elsewhere a line at the first step, at
+/// each evaluation and at the end.
 class Progress {
  public:
   Progress(const Start& start, Index from);

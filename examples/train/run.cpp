@@ -1,6 +1,6 @@
-// The order of things: everything that can be refused is refused before anything is written; then the
-// directory, the log, and steps until the end or an interrupt. After each: log, evaluation, checkpoint,
-// sample, as often as asked.
+// The order of things: everything that can be refused is refused before anything is written; then
+// the directory, the log, and steps until the end or an interrupt. After each: log, evaluation,
+// checkpoint, sample, as often as asked.
 #include "run.h"
 
 #include <unistd.h>
@@ -20,11 +20,10 @@ namespace train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-constexpr Index kWarm = 2, kTimed = 6;                   // steps between which --seconds judges the rest: the first make plans and recordings
+constexpr Index kWarm = 2,
+                kTimed = 6;  // steps between which --seconds judges the rest: the first make plans and recordings
 constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbers apart from rows'
 
 class Run {
@@ -45,8 +44,8 @@ class Run {
   bool write(const std::string& name, const std::string& content, Progress& progress);
   int finish(Progress* progress);
 
-  /// Once an exception passes: what was learned stays, and of a run that learned nothing, nothing does. No
-  /// catch, which would be where the stack of --debug ends.
+  /// Once an exception passes: what was learned stays, and of a run that learned nothing, nothing
+  /// does. No catch, which would be where the stack of --debug ends.
   struct Tidy {
     Run& run;
     std::string log;
@@ -58,9 +57,7 @@ class Run {
       } else {
         try {
           run.outputs_->commit();
-        } catch (const hilt::Error& e) {
-          warn(e.what());
-        }
+        } catch (const hilt::Error& e) { warn(e.what()); }
       }
     }
   };
@@ -90,7 +87,8 @@ class Run {
 // Everything that may refuse, the cheap first.
 void Run::prepare() {
   device_ = program::device_of_rank(s_.device, met_.rank());
-  grid_ = hilt::RankGrid(device_.is_cuda() ? hilt::nccl_ranks(met_, device_) : met_, static_cast<int>(s_.sequence_ranks));
+  grid_ =
+      hilt::RankGrid(device_.is_cuda() ? hilt::nccl_ranks(met_, device_) : met_, static_cast<int>(s_.sequence_ranks));
   if (is_first() && !s_.dry_run && std::filesystem::is_directory(s_.out))
     lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
   const std::vector<Index> steps = hilt::checkpoint_steps(s_.out);
@@ -110,8 +108,8 @@ void Run::prepare() {
   config_ = model_config(s_, task_->vocabulary().size());
   if (!s_.is_life()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
   if (from_ && s_.task == "text" && from_->get_number("text.bytes") != std::filesystem::file_size(s_.text))
-    hilt::fail_with(hilt::Code::data, "--text (", s_.text, "): has ", std::filesystem::file_size(s_.text),
-                    " bytes, ", from_->path(), " was trained on ", from_->get("text.bytes"),
+    hilt::fail_with(hilt::Code::data, "--text (", s_.text, "): has ", std::filesystem::file_size(s_.text), " bytes, ",
+                    from_->path(), " was trained on ", from_->get("text.bytes"),
                     "; name the same file, or begin anew with another --out");
   schedule_of(s_);
   memory_ = plan_memory(s_, config_, device_);
@@ -121,10 +119,14 @@ void Run::prepare() {
 // From the first steps' time: how many fit. From here on the run is one of that many --steps.
 void Run::fit_seconds(double elapsed, double step) {
   // In steps, of which forward, all that evaluations and samples do, is a third.
-  const double start = elapsed - step * static_cast<double>(kTimed), tokens = 3 * static_cast<double>(s_.batch * s_.accumulate);
-  const double evaluation = static_cast<double>(s_.eval_rows) / tokens, sample = s_.is_life() ? 0 : static_cast<double>(s_.tokens) / tokens;
-  const double beside = evaluation / static_cast<double>(s_.eval_every) + (s_.sample_every > 0 ? sample / static_cast<double>(s_.sample_every) : 0);
-  const double steps = ((s_.seconds - start) / step - 5 * evaluation - sample) / (1 + beside);  // the last evaluation is four times as long
+  const double start = elapsed - step * static_cast<double>(kTimed),
+               tokens = 3 * static_cast<double>(s_.batch * s_.accumulate);
+  const double evaluation = static_cast<double>(s_.eval_rows) / tokens,
+               sample = s_.is_life() ? 0 : static_cast<double>(s_.tokens) / tokens;
+  const double beside = evaluation / static_cast<double>(s_.eval_every) +
+                        (s_.sample_every > 0 ? sample / static_cast<double>(s_.sample_every) : 0);
+  const double steps = ((s_.seconds - start) / step - 5 * evaluation - sample) /
+                       (1 + beside);  // the last evaluation is four times as long
   s_.steps = std::max({static_cast<Index>(steps), 2 * kTimed, s_.warmup + 1});
 }
 
@@ -160,10 +162,10 @@ bool Run::write(const std::string& name, const std::string& content, Progress& p
 
 void Run::sample(Progress& progress) {
   const Index step = trainer_->steps();
-  sample_ = s_.is_life() ? sample_board(trainer_->model(), s_, step)
-                         : sample_text(trainer_->model(), task_->vocabulary(), s_,
-                                       {static_cast<std::uint64_t>(s_.seed),
-                                        kSampleStream + static_cast<std::uint64_t>(step)});
+  sample_ = s_.is_life()
+                ? sample_board(trainer_->model(), s_, step)
+                : sample_text(trainer_->model(), task_->vocabulary(), s_,
+                              {static_cast<std::uint64_t>(s_.seed), kSampleStream + static_cast<std::uint64_t>(step)});
   write(report::format("sample-%06lld.txt", static_cast<long long>(step)),
         sample_ + (sample_.ends_with('\n') ? "" : "\n"), progress);
 }
@@ -172,13 +174,15 @@ void Run::loop(Progress* progress) {
   const bool fits = s_.seconds > 0 && !s_.resume;
   while (trainer_->steps() < s_.steps && !stop_) {
     const auto before = Clock::now();
-    const Step step = trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip, interrupted());
+    const Step step =
+        trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip, interrupted());
     const double seconds = seconds_since(before);
     const Index done = trainer_->steps();
     stop_ = step.stop || (met_.size() == 1 && interrupted());
     if (fits && done == kWarm) warm_ = Clock::now();
     if (fits && done == kTimed) {
-      const std::vector<double> taken = grid_.sum(is_first() ? std::vector{seconds_since(began_), seconds_since(warm_)} : std::vector{0.0, 0.0});
+      const std::vector<double> taken =
+          grid_.sum(is_first() ? std::vector{seconds_since(began_), seconds_since(warm_)} : std::vector{0.0, 0.0});
       fit_seconds(taken[0], taken[1] / static_cast<double>(kTimed - kWarm));
     }
     const bool last = done == s_.steps;
@@ -192,8 +196,8 @@ void Run::loop(Progress* progress) {
               .bytes = hilt::memory_stats(device_).peak};
     if (progress && done == first_ + 1) {
       measured_ = line.bytes;
-      progress->say("memory after the first step: " + report::bytes(static_cast<double>(measured_)) +
-                   " measured, " + report::bytes(static_cast<double>(memory_.total())) + " planned");
+      progress->say("memory after the first step: " + report::bytes(static_cast<double>(measured_)) + " measured, " +
+                    report::bytes(static_cast<double>(memory_.total())) + " planned");
     }
     if (done % s_.eval_every == 0 || last) {
       const Evaluation e = trainer_->evaluate(s_.eval_rows, s_.batch);
@@ -238,10 +242,11 @@ int Run::finish(Progress* progress) {
   const bool has_report = write("report.html", to_html(story), *progress);
   std::cout << '\n' << verdict << '\n';
   for (const Control& c : story.controls)
-    std::cout << report::format("control, %s (%s, %s): %.3f %% of cells right\n", c.name.c_str(),
-                                c.pattern.c_str(), c.order.c_str(), 100 * c.lines.back().val_right);
+    std::cout << report::format("control, %s (%s, %s): %.3f %% of cells right\n", c.name.c_str(), c.pattern.c_str(),
+                                c.order.c_str(), 100 * c.lines.back().val_right);
   if (lacks_controls) {
-    std::cerr << "train: interrupted while it trained controls; the run itself is whole, in " << program::printable(s_.out) << std::endl;
+    std::cerr << "train: interrupted while it trained controls; the run itself is whole, in "
+              << program::printable(s_.out) << std::endl;
     return 130;
   }
   if (early) {
@@ -251,8 +256,8 @@ int Run::finish(Progress* progress) {
     return 130;
   }
   std::cout << '\n'
-            << for_a_terminal(sample_) << (sample_.ends_with('\n') ? "" : "\n") << "\nwrote " << program::printable(s_.out)
-            << (has_report ? ": report.html, " : ": ") << "log.jsonl, samples, "
+            << for_a_terminal(sample_) << (sample_.ends_with('\n') ? "" : "\n") << "\nwrote "
+            << program::printable(s_.out) << (has_report ? ": report.html, " : ": ") << "log.jsonl, samples, "
             << (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "no checkpoint") << "\nnext:\n"
             << next_commands(s_);
   return 0;
@@ -297,7 +302,8 @@ int Run::operator()() {
 
 // Every rank must be about to do the same.
 std::string Run::agreement() const {
-  std::string lines = "version = " + hilt::info().version + "\nranks = " + std::to_string(met_.size()) + "\nfirst step = " + std::to_string(first_);
+  std::string lines = "version = " + hilt::info().version + "\nranks = " + std::to_string(met_.size()) +
+                      "\nfirst step = " + std::to_string(first_);
   for (const auto& [key, value] : decisive(options_, s_)) lines += "\n" + key + " = " + value;
   return lines;
 }

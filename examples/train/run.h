@@ -35,11 +35,12 @@ std::string to_html(const Story& story);
 /// Trains as the settings say, as one of the ranks of `met`; the exit status.
 int run(const program::Options& options, Settings s, const hilt::Comm& met = {});
 
-/// Nats a character that the grammar itself pays on the first rows of the validation split; -1 for other
-/// tasks.
+/// Nats a character that the grammar itself pays on the first rows of the validation split; -1 for
+/// other tasks.
 double exact_cost(const Settings& s, const Task& task, Index rows);
 Start measure_start(const Settings& s, const Task& task, const hilt::TransformerConfig& config, hilt::Device device);
-/// life: the same model with segments along the curve, and along rows: equally many keys for each cell.
+/// life: the same model with segments along the curve, and along rows: equally many keys for each
+/// cell.
 std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Task> task, hilt::Device device);
 hilt::AdamW adamw_of(const Settings& s);
 hilt::DType dtype_of(const Settings& s);
@@ -49,7 +50,8 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
 void warn(const std::string& text);
 std::string next_commands(const Settings& s);
 
-/// SIGINT and SIGTERM ask politely: interrupted() turns true. A second one ends the process at once.
+/// SIGINT and SIGTERM ask politely: interrupted() turns true. A second one ends the process at
+/// once.
 void catch_interrupts();
 bool interrupted();
 

@@ -18,8 +18,7 @@ namespace {
 std::int32_t pick(std::span<const float> logits, const Settings& s, Draws& draws) {
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater{},
-                           [&](std::int32_t i) { return logits[static_cast<std::size_t>(i)]; });
+  std::ranges::stable_sort(order, std::greater{}, [&](std::int32_t i) { return logits[static_cast<std::size_t>(i)]; });
   if (s.temperature == 0) return order[0];
   std::vector<double> p;
   double total = 0;
@@ -54,14 +53,11 @@ std::string sample_text(const hilt::Transformer& model, const Vocabulary& vocabu
     if (static_cast<Index>(written.size() - from) > context) {
       from = written.size() - static_cast<std::size_t>(context);
       // A story is understood from its beginning: forget whole ones.
-      const auto next =
-          std::find(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(), newline);
-      if (s.task == "stories" && next != written.end())
-        from = static_cast<std::size_t>(next - written.begin());
+      const auto next = std::find(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(), newline);
+      if (s.task == "stories" && next != written.end()) from = static_cast<std::size_t>(next - written.begin());
     }
     hilt::Tensor ids = hilt::zeros({1, context}, hilt::DType::i32);
-    std::copy(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(),
-              ids.mutable_data<std::int32_t>());
+    std::copy(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(), ids.mutable_data<std::int32_t>());
     const hilt::Tensor logits = model.logits(ids);
     const Index last = static_cast<Index>(written.size() - from) - 1;
     const std::vector<float> row = hilt::slice(logits, 1, last, last + 1).to_vector<float>();
@@ -101,8 +97,7 @@ std::string sample_board(const hilt::Transformer& model, const Settings& s, Inde
 std::string newest_run() {
   std::string newest = "out/train";
   for (int n = 2; std::filesystem::exists("out/train-" + std::to_string(n)); ++n)
-    if (!hilt::checkpoint_steps("out/train-" + std::to_string(n)).empty())
-      newest = "out/train-" + std::to_string(n);
+    if (!hilt::checkpoint_steps("out/train-" + std::to_string(n)).empty()) newest = "out/train-" + std::to_string(n);
   return newest;
 }
 
@@ -112,17 +107,14 @@ std::string next_run() {
   return next;
 }
 
-void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint,
-                      bool strictly) {
+void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool strictly) {
   constexpr std::string_view kPrefix = "config.";
   hilt::SafetensorsMetadata given;
   for (const auto& [key, value] : checkpoint.file().metadata()) {
     if (!key.starts_with(kPrefix)) continue;
     const std::string name = "--" + key.substr(kPrefix.size());
-    if (!options.given(name))
-      options.set(name, value);
-    else
-      given[key.substr(kPrefix.size())] = value;
+    if (!options.given(name)) options.set(name, value);
+    else given[key.substr(kPrefix.size())] = value;
   }
   if (!strictly) return;
   hilt::SafetensorsMetadata asked, theirs;
@@ -165,8 +157,7 @@ void follow_up(program::Options& options, Settings& s) {
 }
 
 void declare_sample(program::Options& options, Settings& s) {
-  options.text("--out", s.out, "DIR",
-               "Where train put the run; without it the newest of out/train, out/train-2, ..");
+  options.text("--out", s.out, "DIR", "Where train put the run; without it the newest of out/train, out/train-2, ..");
   declare_sampling(options, s);
   options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(),
                   "Of the draws, and the number of a board; without it the run's");
@@ -183,16 +174,12 @@ void follow_up_sample(program::Options& options, Settings& s) {
 }
 
 int sample_from_checkpoint(const Settings& s) {
-  const hilt::Checkpoint checkpoint(s.out + '/' +
-                                    hilt::checkpoint_name(hilt::checkpoint_steps(s.out).back()));
+  const hilt::Checkpoint checkpoint(s.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s.out).back()));
   const Vocabulary vocabulary = Vocabulary::from_text(checkpoint.get("vocabulary"));
   const hilt::TransformerConfig config = model_config(s, vocabulary.size());
-  hilt::Transformer model =
-      hilt::make_transformer(config, 0, s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32);
+  hilt::Transformer model = hilt::make_transformer(config, 0, s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32);
   std::vector<hilt::SafetensorsItem> items;
-  model.visit_parameters("", [&](const std::string& name, hilt::Tensor& t) {
-    items.push_back({"model." + name, t});
-  });
+  model.visit_parameters("", [&](const std::string& name, hilt::Tensor& t) { items.push_back({"model." + name, t}); });
   checkpoint.read(items, "model.");
   if (s.is_life()) {
     std::cout << sample_board(model, s, s.seed);

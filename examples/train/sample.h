@@ -5,24 +5,27 @@
 
 namespace train {
 
-/// Continues `prompt` by `s.tokens` tokens. The model always sees a row of its full context, of which what is
-/// not yet written cannot matter: patterns and orders are then those it was trained with.
+/// Continues `prompt` by `s.tokens` tokens. The model always sees a row of its full context, of
+/// which what is not yet written cannot matter: patterns and orders are then those it was trained
+/// with.
 std::string sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s,
                         hilt::RandomKey key);
 
 /// An unseen board, the model's next board, and where it is wrong.
 std::string sample_board(const hilt::Transformer& model, const Settings& s, Index number);
 
-/// As it is, but where standard output is a terminal: what a model learned from bytes may be a command to one.
+/// As it is, but where standard output is a terminal: what a model learned from bytes may be a
+/// command to one.
 std::string for_a_terminal(const std::string& sample);
 
 /// Prints a sample from the last checkpoint in --out.
 int sample_from_checkpoint(const Settings& s);
 
-/// Once the options of `train` are read: finds --out, takes what a checkpoint decides, or the task's
-/// defaults, and checks.
+/// Once the options of `train` are read: finds --out, takes what a checkpoint decides, or the
+/// task's defaults, and checks.
 void follow_up(program::Options& options, Settings& s);
-/// Binds the options of `sample`, the few of `train` that matter to it; the rest is the checkpoint's.
+/// Binds the options of `sample`, the few of `train` that matter to it; the rest is the
+/// checkpoint's.
 void declare_sample(program::Options& options, Settings& s);
 /// Once the options of `sample` are read: finds --out, and takes what the checkpoint decides.
 void follow_up_sample(program::Options& options, Settings& s);
@@ -31,8 +34,8 @@ void follow_up_sample(program::Options& options, Settings& s);
 std::string newest_run();
 std::string next_run();
 
-/// Fills the options that were not given from a checkpoint's; with `strictly`, those given must agree.
-void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint,
-                      bool strictly);
+/// Fills the options that were not given from a checkpoint's; with `strictly`, those given must
+/// agree.
+void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool strictly);
 
 }  // namespace train

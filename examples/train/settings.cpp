@@ -20,10 +20,9 @@ void declare_sampling(program::Options& options, Settings& s) {
 }
 
 void declare(program::Options& options, Settings& s) {
-  options.choice(
-      "--task", s.task, {"stories", "life", "text"},
-      "stories: from a grammar whose entropy is known. life: the next step of Game of Life, nothing "
-      "living beyond the border. text: any file");
+  options.choice("--task", s.task, {"stories", "life", "text"},
+                 "stories: from a grammar whose entropy is known. life: the next step of Game of Life, nothing "
+                 "living beyond the border. text: any file");
   options.text("--text", s.text, "FILE", "The file of --task text, which it implies");
   options.choice("--vocabulary", s.vocabulary, {"characters", "bytes"}, "Tokens of a text");
   options.text("--grid", s.grid, "HxW", "Board of life, in cells");
@@ -46,37 +45,31 @@ void declare(program::Options& options, Settings& s) {
                  "Who asks where a segment is dilated");
   options.choice("--positions", s.positions, {"learned", "rotary", "none"},
                  "How a token knows where it stands; life: learned");
-  options.choice("--backward", s.backward, {"taped", "hybrid", "fused"},
-                 "How attention's gradient is obtained");
-  options.flag("--checkpointing", s.checkpointing,
-               "Keep each block's input alone and run it again in backward");
+  options.choice("--backward", s.backward, {"taped", "hybrid", "fused"}, "How attention's gradient is obtained");
+  options.flag("--checkpointing", s.checkpointing, "Keep each block's input alone and run it again in backward");
   options.number("--dropout", s.dropout, 0, 0.99, "Share of activations dropped");
   options.number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate; text: 0.001");
-  options.choice("--schedule", s.schedule, {"cosine", "linear", "constant", "wsd"},
-                 "How the learning rate goes");
+  options.choice("--schedule", s.schedule, {"cosine", "linear", "constant", "wsd"}, "How the learning rate goes");
   options.integer("--warmup", s.warmup, 0, 1'000'000'000, "Updates until the highest rate");
   options.number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices; life, text: 0.1");
   options.number("--clip", s.clip, 0, 1e30, "Largest norm of a gradient; 0 does not clip");
   options.choice("--dtype", s.dtype, {"f32", "bf16"}, "Type of weights and activations");
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
-  options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(),
-                  "Of weights, rows and noise");
-  options.text("--out", s.out, "DIR",
-               "Where everything goes; without it out/train, or the next free out/train-N");
-  options.flag(
-      "--resume", s.resume,
-      "Go on from the last checkpoint in --out, with its options; --text FILE has to be named again");
+  options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of weights, rows and noise");
+  options.text("--out", s.out, "DIR", "Where everything goes; without it out/train, or the next free out/train-N");
+  options.flag("--resume", s.resume,
+               "Go on from the last checkpoint in --out, with its options; --text FILE has to be named again");
   options.integer("--keep", s.keep, 2, 1 << 20, "Checkpoints to keep");
   options.integer("--save-every", s.save_every, 1, 1'000'000'000, "Updates between checkpoints");
-  options.integer("--sample-every", s.sample_every, 0, 1'000'000'000,
-                  "Updates between samples; 0: only at the end");
+  options.integer("--sample-every", s.sample_every, 0, 1'000'000'000, "Updates between samples; 0: only at the end");
   options.integer("--eval-every", s.eval_every, 1, 1'000'000'000, "Updates between evaluations");
   options.integer("--eval-rows", s.eval_rows, 1, 1 << 20, "Unseen rows of an evaluation");
-  options.flag("--controls", s.controls,
-               "life: also train segments along the curve and along rows, at equal cost");
+  options.flag("--controls", s.controls, "life: also train segments along the curve and along rows, at equal cost");
   options.integer("--ranks", s.ranks, 1, 1024, "Ranks that share the work; the numbers are those of one");
-  options.integer("--sequence-ranks", s.sequence_ranks, 1, 1024, "Ranks that share each sequence, by ring attention; the others divide the batch");
-  options.choice("--comm", s.comm, {"auto", "threads", "mpi", "nccl", "tcp"}, "What joins ranks; auto: nccl where there are GPUs, else threads");
+  options.integer("--sequence-ranks", s.sequence_ranks, 1, 1024,
+                  "Ranks that share each sequence, by ring attention; the others divide the batch");
+  options.choice("--comm", s.comm, {"auto", "threads", "mpi", "nccl", "tcp"},
+                 "What joins ranks; auto: nccl where there are GPUs, else threads");
   options.flag("--dry-run", s.dry_run, "Print the plan and its memory, and stop");
   options.flag("--sample-only", s.sample_only, "Print a sample from the last checkpoint in --out");
   declare_sampling(options, s);
@@ -99,11 +92,15 @@ void adopt_defaults(program::Options& options, Settings& s) {
     prefer("--context", std::to_string(grid.cells()));
     prefer("--order", "hilbert:" + s.grid);
   } else if (s.task == "text") {
-    for (const auto& [name, value] :
-         {std::pair("--steps", "1000"), {"--layers", "4"}, {"--heads", "4"}, {"--lr", "0.001"}, {"--weight-decay", "0.1"}})
+    for (const auto& [name, value] : {std::pair("--steps", "1000"),
+                                      {"--layers", "4"},
+                                      {"--heads", "4"},
+                                      {"--lr", "0.001"},
+                                      {"--weight-decay", "0.1"}})
       prefer(name, value);
   }
-  // A constant rate does not know how long the run is, so that one can be continued to more --steps.
+  // A constant rate does not know how long the run is, so that one can be continued to more
+  // --steps.
   const bool open_ended = s.schedule == "constant";
   prefer("--warmup", std::to_string(open_ended      ? 0
                                     : s.seconds > 0 ? s.warmup
@@ -119,8 +116,8 @@ hilt::Grid board_of(const Settings& s) {
            value <= 1024;
   };
   const std::string_view text = s.grid;
-  check(x != text.npos && read(text.substr(0, x), grid.height) && read(text.substr(x + 1), grid.width),
-        "--grid (", s.grid, "): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16");
+  check(x != text.npos && read(text.substr(0, x), grid.height) && read(text.substr(x + 1), grid.width), "--grid (",
+        s.grid, "): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16");
   return grid;
 }
 
@@ -129,8 +126,8 @@ void check_settings(const program::Options& options, const Settings& s) {
   check(s.task == "text" || s.text.empty(), "--text (", s.text, "): --task ", s.task,
         " reads no file; leave one of them out");
   check(s.ranks % s.sequence_ranks == 0, "--sequence-ranks (", s.sequence_ranks, "): must divide --ranks, ", s.ranks);
-  check(s.batch >= s.ranks / s.sequence_ranks, "--batch (", s.batch, "): --ranks ", s.ranks, " with ", s.sequence_ranks, " to a sequence share at least ",
-        s.ranks / s.sequence_ranks, " sequences");
+  check(s.batch >= s.ranks / s.sequence_ranks, "--batch (", s.batch, "): --ranks ", s.ranks, " with ", s.sequence_ranks,
+        " to a sequence share at least ", s.ranks / s.sequence_ranks, " sequences");
   check(s.ranks == 1 || !s.controls, "--controls: train them on one rank; leave --ranks out");
   check(!s.controls || s.is_life(), "--controls: only --task life has them");
   const hilt::Grid grid = board_of(s);  // whatever the task: a typing error is one
@@ -142,18 +139,17 @@ void check_settings(const program::Options& options, const Settings& s) {
     hilt::fail("--width (", s.width, "): not divisible by --heads ", s.heads, " (nearest ",
                below > 0 ? std::to_string(below) + ", " : "", above, ")");
   }
-  check(s.warmup <= s.steps || s.seconds > 0, "--warmup (", s.warmup,
-        "): longer than the whole run, --steps ", s.steps);
-  check(!(options.given("--steps") && s.seconds > 0 && !s.resume), "--seconds (", s.seconds, "): --steps ",
-        s.steps, " is given too; leave one of them out");
+  check(s.warmup <= s.steps || s.seconds > 0, "--warmup (", s.warmup, "): longer than the whole run, --steps ",
+        s.steps);
+  check(!(options.given("--steps") && s.seconds > 0 && !s.resume), "--seconds (", s.seconds, "): --steps ", s.steps,
+        " is given too; leave one of them out");
 }
 
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s) {
   static constexpr const char* kDecisive[] = {
-      "task",     "grid",          "layers",  "heads",      "width",         "context",
-      "batch",    "accumulate",    "order",   "pattern",    "dilation-mode", "positions",
-      "backward", "checkpointing", "dropout", "lr",         "schedule",      "weight-decay",
-      "clip",     "dtype",         "seed",    "vocabulary", "warmup",        "steps"};
+      "task",     "grid",         "layers",        "heads",     "width",    "context",       "batch",   "accumulate",
+      "order",    "pattern",      "dilation-mode", "positions", "backward", "checkpointing", "dropout", "lr",
+      "schedule", "weight-decay", "clip",          "dtype",     "seed",     "vocabulary",    "warmup",  "steps"};
   std::map<std::string, std::string> out;
   for (const auto& [key, value, is_text] : options.values())
     for (const char* name : kDecisive)
@@ -167,8 +163,8 @@ std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabular
   const auto seed = static_cast<std::uint64_t>(s.seed);
   if (s.task == "stories") return stories_task(s.context, seed);
   if (s.is_life()) return life_task(board_of(s).height, board_of(s).width, seed);
-  return text_task(s.text, s.vocabulary == "bytes" ? Alphabet::bytes : Alphabet::characters,
-                         s.context, seed, vocabulary);
+  return text_task(s.text, s.vocabulary == "bytes" ? Alphabet::bytes : Alphabet::characters, s.context, seed,
+                   vocabulary);
 }
 
 hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
@@ -187,11 +183,8 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
 }
 
 hilt::Schedule schedule_of(const Settings& s) {
-  hilt::Schedule schedule{.kind = hilt::parse_schedule(s.schedule),
-                          .peak = s.lr,
-                          .floor = 0,
-                          .steps = s.steps,
-                          .warmup = s.warmup};
+  hilt::Schedule schedule{
+      .kind = hilt::parse_schedule(s.schedule), .peak = s.lr, .floor = 0, .steps = s.steps, .warmup = s.warmup};
   hilt::check_schedule(schedule);
   return schedule;
 }

@@ -14,7 +14,8 @@
 
 namespace train {
 
-/// The options, under their names. Defaults are those of the task `stories`; adopt() knows the others'.
+/// The options, under their names. Defaults are those of the task `stories`; adopt() knows the
+/// others'.
 struct Settings {
   std::string task = "stories", text, vocabulary = "characters", grid = "16x16";
   Index steps = 1300, layers = 2, heads = 8, width = 128, context = 192, batch = 8, accumulate = 1;
@@ -49,12 +50,11 @@ void adopt_defaults(program::Options& options, Settings& s);
 /// Refuses what cannot be, and warns on stderr of what is pointless.
 void check_settings(const program::Options& options, const Settings& s);
 
-/// The options that decide the numbers a run computes, by name: what a checkpoint keeps and a resumed run
-/// must share.
+/// The options that decide the numbers a run computes, by name: what a checkpoint keeps and a
+/// resumed run must share.
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s);
 
-std::unique_ptr<Task> make_task(const Settings& s,
-                                      const std::optional<Vocabulary>& vocabulary = std::nullopt);
+std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt);
 /// A model of inputs and outputs of `symbols` kinds.
 hilt::TransformerConfig model_config(const Settings& s, Index symbols);
 hilt::Schedule schedule_of(const Settings& s);

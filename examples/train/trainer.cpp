@@ -9,14 +9,12 @@ using hilt::Tensor;
 
 namespace {
 
-constexpr std::uint64_t kNoiseSeed =
-    0x6e6f697365;  // keeps dropout's numbers apart from those of weights and rows
+constexpr std::uint64_t kNoiseSeed = 0x6e6f697365;  // keeps dropout's numbers apart from those of weights and rows
 
 }  // namespace
 
-Trainer::Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const Task> task,
-                 std::uint64_t seed, hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device,
-                 const hilt::RankGrid& grid)
+Trainer::Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const Task> task, std::uint64_t seed,
+                 hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device, const hilt::RankGrid& grid)
     : device_(device),
       grid_(grid),
       task_(std::move(task)),
@@ -33,7 +31,8 @@ hilt::RankGrid::Part Trainer::part_of(const hilt::Batch& whole) const {
   return grid_.part_of(whole, model_.blocks.front().attention);
 }
 
-// The mean over all targets is, of each rank, the mean over its own times their share; gradients of such losses add up over ranks.
+// The mean over all targets is, of each rank, the mean over its own times their share; gradients of
+// such losses add up over ranks.
 void Trainer::load(Index batch, Index accumulate) {
   if (micro_batches_.size() != static_cast<std::size_t>(accumulate)) replay_ = hilt::Replay(device_);
   micro_batches_.resize(static_cast<std::size_t>(accumulate));
@@ -61,7 +60,8 @@ void Trainer::pass(bool checked) {
   for (const Rows& rows : micro_batches_) {
     hilt::Tape tape({.check_finite = checked});
     hilt::watch_parameters(tape, model_);
-    Tensor loss = model_.loss(rows.part.batch.inputs, rows.part.batch.targets, {.noise = &noise_, .place = &rows.part.place});
+    Tensor loss =
+        model_.loss(rows.part.batch.inputs, rows.part.batch.targets, {.noise = &noise_, .place = &rows.part.place});
     if (rows.share != 1) loss = hilt::mul(loss, rows.share);
     hilt::Gradients gradients = tape.backward(loss);
     if (loss_) gradients_ += gradients;
@@ -116,9 +116,7 @@ void Trainer::explain(double loss, const hilt::RandomKey& noise) {
       pass(true);
       hilt::clip_grad_norm(gradients_, parameters_, 0);
     }
-  } catch (const hilt::Error& e) {
-    why = e.what();
-  }
+  } catch (const hilt::Error& e) { why = e.what(); }
   noise_.set_state(noise);
   hilt::fail_with(hilt::Code::not_a_number, "loss (", loss, "): not finite at step ", steps() + 1, ": ", why,
                   "; lower --lr, or set --clip 1");
@@ -134,7 +132,8 @@ Evaluation Trainer::evaluate(Index rows, Index batch) {
     const Tensor logits = model_.logits(part.batch.inputs, {.place = &part.place});
     const double targets = static_cast<double>(hilt::count_targets(part.batch.targets));
     sums[0] += hilt::cross_entropy(logits, hilt::moved(part.batch.targets, device_)).item() * targets;
-    const std::vector<Index> guess = hilt::argmax(logits).to_vector<Index>(), target = part.batch.targets.to_vector<Index>();
+    const std::vector<Index> guess = hilt::argmax(logits).to_vector<Index>(),
+                             target = part.batch.targets.to_vector<Index>();
     for (std::size_t i = 0; i < guess.size(); ++i) sums[1] += guess[i] == target[i];
     sums[2] += targets;
   }
@@ -147,9 +146,7 @@ Evaluation Trainer::evaluate(Index rows, Index batch) {
 std::vector<hilt::SafetensorsItem> Trainer::items() {
   std::vector<hilt::SafetensorsItem> out;
   for (const hilt::NamedParameter& p : parameters_) out.push_back({"model." + p.name, *p.tensor});
-  optimizer_.visit_state([&](const std::string& name, Tensor& t) {
-    out.push_back({"optimizer." + name, t});
-  });
+  optimizer_.visit_state([&](const std::string& name, Tensor& t) { out.push_back({"optimizer." + name, t}); });
   return out;
 }
 

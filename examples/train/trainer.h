@@ -8,8 +8,8 @@
 
 #include "tasks/task.h"
 
-// Private to train: a model, its optimizer and how far they got. Knows nothing of files but what goes into a
-// checkpoint, and prints nothing.
+// Private to train: a model, its optimizer and how far they got. Knows nothing of files but what
+// goes into a checkpoint, and prints nothing.
 
 namespace train {
 
@@ -27,8 +27,8 @@ class Trainer {
   Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const Task> task, std::uint64_t seed,
           hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device = {}, const hilt::RankGrid& grid = {});
 
-  /// One update: `accumulate` micro-batches of `batch` rows. Throws Code::not_a_number, naming the first op
-  /// whose result is not finite, and leaves the parameters as they were.
+  /// One update: `accumulate` micro-batches of `batch` rows. Throws Code::not_a_number, naming the
+  /// first op whose result is not finite, and leaves the parameters as they were.
   Step step(Index batch, Index accumulate, double lr, double clip, bool stop = false);
   /// On the first `rows` rows of the validation split.
   Evaluation evaluate(Index rows, Index batch);

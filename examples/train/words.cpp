@@ -17,17 +17,14 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
                                               .pattern = config.pattern,
                                               .dilation_mode = config.dilation_mode,
                                               .causality = config.causality});
-  std::cout << "task " << s.task << (s.text.empty() ? "" : " " + s.text) << ": " << config.vocab
-            << " symbols, rows of " << s.context << ", " << s.batch * s.accumulate * s.context
-            << " tokens a step\n"
+  std::cout << "task " << s.task << (s.text.empty() ? "" : " " + s.text) << ": " << config.vocab << " symbols, rows of "
+            << s.context << ", " << s.batch * s.accumulate * s.context << " tokens a step\n"
             << "model: " << s.layers << " layers x " << s.width << ", " << s.heads << " heads, "
             << report::count(static_cast<double>(count_parameters(config))) << " parameters, " << s.dtype
-            << "; attention " << s.pattern << " in order " << s.order << ", "
-            << hilt::name_of(config.causality) << (config.causality == hilt::Causality::none ? "" : " causal")
-            << ", backward " << s.backward << '\n'
+            << "; attention " << s.pattern << " in order " << s.order << ", " << hilt::name_of(config.causality)
+            << (config.causality == hilt::Causality::none ? "" : " causal") << ", backward " << s.backward << '\n'
             << to_text(memory) << '\n'
-            << "machine: " << info.threads << " threads, " << info.isa_active << ", products by " << info.blas
-            << '\n';
+            << "machine: " << info.threads << " threads, " << info.isa_active << ", products by " << info.blas << '\n';
   if (const Index empty = plan->empty_rows())
     warn("--pattern (" + s.pattern + "): " + std::to_string(empty) + " of " + std::to_string(s.context) +
          " rows have no key; they attend to nothing");
@@ -41,7 +38,8 @@ namespace {
 
 /// As a shell reads it back.
 std::string quoted(const std::string& word) {
-  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:,@%") == word.npos) return word;
+  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:,@%") == word.npos)
+    return word;
   std::string out = "'";
   for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
   return program::printable(out + "'");
@@ -52,7 +50,8 @@ std::string quoted(const std::string& word) {
 std::string next_commands(const Settings& s) {
   const std::string again = s.is_life() && !s.controls
                                 ? "  ./run train --task life --controls     segments along the curve, and along rows\n"
-                                : "  ./run sample --out " + quoted(s.out) + (s.task == "stories" ? " --prompt \"Mia has a\"" : "") + " --seed 2\n";
+                                : "  ./run sample --out " + quoted(s.out) +
+                                      (s.task == "stories" ? " --prompt \"Mia has a\"" : "") + " --seed 2\n";
   const std::string other = s.is_life() ? "stories" : "life   ";
   return again + "  ./run train --task " + other +
          "             another task\n  ./run train --text FILE --seconds 300  your own text\n";

@@ -8,12 +8,15 @@
 #include <type_traits>
 #include "core/parallel.h"
 
-// The Fortran interface, the same in every BLAS. Column-major: C = A B in rows is C^T = B^T A^T in columns.
+// The Fortran interface, the same in every BLAS. Column-major: C = A B in rows is C^T = B^T A^T in
+// columns.
 extern "C" {
-void sgemm_(const char* ta, const char* tb, const int* m, const int* n, const int* k, const float* alpha, const float* a,
-            const int* lda, const float* b, const int* ldb, const float* beta, float* c, const int* ldc);
-void dgemm_(const char* ta, const char* tb, const int* m, const int* n, const int* k, const double* alpha, const double* a,
-            const int* lda, const double* b, const int* ldb, const double* beta, double* c, const int* ldc);
+void sgemm_(const char* ta, const char* tb, const int* m, const int* n, const int* k, const float* alpha,
+            const float* a, const int* lda, const float* b, const int* ldb, const float* beta, float* c,
+            const int* ldc);
+void dgemm_(const char* ta, const char* tb, const int* m, const int* n, const int* k, const double* alpha,
+            const double* a, const int* lda, const double* b, const int* ldb, const double* beta, double* c,
+            const int* ldc);
 void openblas_set_num_threads(int);
 const char* openblas_get_corename(void);
 }
@@ -21,11 +24,13 @@ const char* openblas_get_corename(void);
 namespace hilt::kernels {
 namespace {
 
-// Below this many multiplications OpenBLAS spends longer checking arguments and packing than ours takes in all.
+// Below this many multiplications OpenBLAS spends longer checking arguments and packing than ours
+// takes in all.
 constexpr Index kSmall = 64 * 64 * 64;
-// Multiplications worth a task of their own (about 20 microseconds), and the most tiles one product is cut into. Each
-// tile packs its own share of A and B. Measured on one thread: 16 tiles of 1024 x 1536 x 384 cost nothing, 16 of 2048^3
-// 10 % (4: 2 %), so a deep product is cut further only into tiles that stay large.
+// Multiplications worth a task of their own (about 20 microseconds), and the most tiles one product
+// is cut into. Each tile packs its own share of A and B. Measured on one thread: 16 tiles of 1024 x
+// 1536 x 384 cost nothing, 16 of 2048^3 10 % (4: 2 %), so a deep product is cut further only into
+// tiles that stay large.
 constexpr Index kTask = Index{1} << 21, kMaxTiles = 16;
 constexpr Index kDeep = 1024, kFewTiles = 4, kLargeTile = 1024;
 constexpr std::size_t kAlignment = 64;
@@ -35,11 +40,14 @@ bool fits_blas(Index m, Index n, Index k, Index lda, Index ldb, Index ldc) {
   return std::max({m, n, k, lda, ldb, ldc}) <= std::numeric_limits<int>::max();
 }
 
-// OpenBLAS picks its kernels by processor model, and one it has not heard of gets those of 2004: four times slower than
-// cpu_gemm compiled for what the processor can do. So it is asked which it picked.
+// OpenBLAS picks its kernels by processor model, and one it has not heard of gets those of 2004:
+// four times slower than cpu_gemm compiled for what the processor can do. So it is asked which it
+// picked.
 bool blas_knows_processor() {
   const std::string_view core = openblas_get_corename();
-  const auto is_any = [&](std::initializer_list<std::string_view> names) { return std::ranges::find(names, core) != names.end(); };
+  const auto is_any = [&](std::initializer_list<std::string_view> names) {
+    return std::ranges::find(names, core) != names.end();
+  };
   if (is_any({"SkylakeX", "Cooperlake", "SapphireRapids"})) return true;
   if (active_isa() == Isa::avx512) return false;
   return active_isa() == Isa::base || is_any({"Haswell", "Zen", "Excavator"});
@@ -65,8 +73,7 @@ void blas_gemm(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const 
   const T one = 1, beta = add ? T{1} : T{0};
   if constexpr (std::is_same_v<T, float>)
     sgemm_(&ta, &tb, &rows, &columns, &depth, &one, b.data, &lda, a.data, &ldb, &beta, c.data, &ldc);
-  else
-    dgemm_(&ta, &tb, &rows, &columns, &depth, &one, b.data, &lda, a.data, &ldb, &beta, c.data, &ldc);
+  else dgemm_(&ta, &tb, &rows, &columns, &depth, &one, b.data, &lda, a.data, &ldb, &beta, c.data, &ldc);
 }
 
 struct Tiles {
@@ -77,7 +84,9 @@ struct Tiles {
     const Index most = most_tiles();
     while (down * across < most && static_cast<double>(down * across) < tasks) {
       const Index longest = std::max(rows, columns);
-      if (longest <= kTileStep || (most == kMaxTiles && k > kDeep && down * across >= kFewTiles && longest < 2 * kLargeTile)) break;
+      if (longest <= kTileStep ||
+          (most == kMaxTiles && k > kDeep && down * across >= kFewTiles && longest < 2 * kLargeTile))
+        break;
       (rows >= columns ? down : across) *= 2;
       rows = rounded(m, down);
       columns = rounded(n, across);
@@ -85,8 +94,8 @@ struct Tiles {
     down = rows > 0 ? (m + rows - 1) / rows : 1;
     across = columns > 0 ? (n + columns - 1) / columns : 1;
   }
-  /// What cpu_gemm puts in an element of C does not depend on the tile around it, so there the number of threads may choose: no more tiles than
-  /// keep all busy, since each packs anew.
+  /// What cpu_gemm puts in an element of C does not depend on the tile around it, so there the
+  /// number of threads may choose: no more tiles than keep all busy, since each packs anew.
   static Index most_tiles() {
     if (active_isa() == Isa::base || (kHasBlas && use_blas())) return kMaxTiles;
     return std::min<Index>(kMaxTiles, thread_count() == 1 ? 1 : 2 * Index{thread_count()});
@@ -97,13 +106,12 @@ struct Tiles {
 };
 
 /// Room to pack a factor: one a thread, kept, since products come one after the other.
-template <class T>
-T* scratch() {
+template <class T> T* scratch() {
   struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
   };
   thread_local std::unique_ptr<std::byte, Free> room;
-  if (!room) room.reset(static_cast<std::byte*>(::operator new(kGemmScratch, std::align_val_t{kAlignment})));
+  if (!room) room.reset(static_cast<std::byte*>(::operator new (kGemmScratch, std::align_val_t{kAlignment})));
   return reinterpret_cast<T*>(room.get());
 }
 
@@ -112,14 +120,16 @@ T* scratch() {
 template <class T>
 void gemm(Cpu, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add) {
   if constexpr (kHasBlas) {
-    if (m * n * k > kSmall && use_blas() && fits_blas(m, n, k, std::max(a.row, a.column), std::max(b.row, b.column), c.row))
+    if (m * n * k > kSmall && use_blas() &&
+        fits_blas(m, n, k, std::max(a.row, a.column), std::max(b.row, b.column), c.row))
       return blas_gemm<T>(m, n, k, a, b, c, add);
   }
   detail::visit_cpu<T>([&]<class>(auto where) { cpu_gemm(where, m, n, k, a, b, c, add, scratch<T>()); });
 }
 
 template <class T>
-void gemm_onto(Cpu where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start) {
+void gemm_onto(Cpu where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
+               Start<T> start) {
   const Tiles tiles(m, n, k);
   const Index work = std::max<Index>(1, tiles.rows * tiles.columns * k);
   parallel_for(tiles.down * tiles.across, std::max<Index>(1, kTask / 2 / work), [&](Index begin, Index end) {
@@ -130,19 +140,21 @@ void gemm_onto(Cpu where, Index m, Index n, Index k, MatrixRef<const T> a, Matri
       for (Index i = 0; i < rows; ++i) {  // while the tile is on its way into the cache anyway
         T* const row = to.data + i * to.row;
         const T* const bias = start.bias ? start.bias + col : nullptr;
-        const T* const residual = start.residual.data ? start.residual.data + (r + i) * start.residual.row + col : nullptr;
-        if (bias && residual) for (Index j = 0; j < columns; ++j) row[j] = residual[j] + bias[j];
+        const T* const residual =
+            start.residual.data ? start.residual.data + (r + i) * start.residual.row + col : nullptr;
+        if (bias && residual)
+          for (Index j = 0; j < columns; ++j) row[j] = residual[j] + bias[j];
         else if (bias || residual) std::copy_n(bias ? bias : residual, columns, row);
       }
-      gemm<T>(where, rows, columns, k, {a.data + r * a.row, a.row, a.column}, {b.data + col * b.column, b.row, b.column}, to,
-              start.bias || start.residual.data);
+      gemm<T>(where, rows, columns, k, {a.data + r * a.row, a.row, a.column},
+              {b.data + col * b.column, b.row, b.column}, to, start.bias || start.residual.data);
     }
   });
 }
 
 template <class T>
-void gemm_batched(Cpu where, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
-                  MatrixRef<T> c) {
+void gemm_batched(Cpu where, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a,
+                  MatrixRef<const T> b, MatrixRef<T> c) {
   const Tiles tiles(m, n, k);
   const Index per_product = tiles.down * tiles.across;
   const Index work = std::max<Index>(1, tiles.rows * tiles.columns * k);
@@ -151,7 +163,8 @@ void gemm_batched(Cpu where, const BatchSteps& steps, Index m, Index n, Index k,
       const Index i = task / per_product, at = task % per_product;
       const Index r = at / tiles.across * tiles.rows, col = at % tiles.across * tiles.columns;
       gemm<T>(where, std::min(tiles.rows, m - r), std::min(tiles.columns, n - col), k,
-              {a.data + steps.a[i] + r * a.row, a.row, a.column}, {b.data + steps.b[i] + col * b.column, b.row, b.column},
+              {a.data + steps.a[i] + r * a.row, a.row, a.column},
+              {b.data + steps.b[i] + col * b.column, b.row, b.column},
               {c.data + i * steps.c + r * c.row + col, c.row, 1}, false);
     }
   });
@@ -159,9 +172,13 @@ void gemm_batched(Cpu where, const BatchSteps& steps, Index m, Index n, Index k,
 
 template void gemm(Cpu, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, bool);
 template void gemm(Cpu, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>, MatrixRef<double>, bool);
-template void gemm_onto(Cpu, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, Start<float>);
-template void gemm_onto(Cpu, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>, MatrixRef<double>, Start<double>);
-template void gemm_batched(Cpu, const BatchSteps&, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>);
-template void gemm_batched(Cpu, const BatchSteps&, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>, MatrixRef<double>);
+template void gemm_onto(Cpu, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>,
+                        Start<float>);
+template void gemm_onto(Cpu, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>, MatrixRef<double>,
+                        Start<double>);
+template void gemm_batched(Cpu, const BatchSteps&, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>,
+                           MatrixRef<float>);
+template void gemm_batched(Cpu, const BatchSteps&, Index, Index, Index, MatrixRef<const double>,
+                           MatrixRef<const double>, MatrixRef<double>);
 
 }  // namespace hilt::kernels

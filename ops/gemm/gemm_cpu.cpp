@@ -1,12 +1,13 @@
 // Matrix products on one thread, compiled for this instruction set.
 //
-// With AVX2 or AVX-512: kRows x kPanel sums of C live in registers while one column of A at a time meets one row of B. Both are packed. B,
-// kAcross columns by kDepth rows in panels of kPanel columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1: little
-// enough that whoever shares the core leaves it there. C is asked for when its sums begin and is there when they end.
-// Each element of C adds up in one order, that of k, whatever m and n are.
+// With AVX2 or AVX-512: kRows x kPanel sums of C live in registers while one column of A at a time
+// meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
+// columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1: little enough
+// that whoever shares the core leaves it there. C is asked for when its sums begin and is there
+// when they end. Each element of C adds up in one order, that of k, whatever m and n are.
 //
-// Below that, Eigen. The build passes -DEigen=Eigen_<isa>, so that each copy is a namespace of its own and no code for a wider processor
-// leaks into another.
+// Below that, Eigen. The build passes -DEigen=Eigen_<isa>, so that each copy is a namespace of its
+// own and no code for a wider processor leaks into another.
 #include <Eigen/Core>
 #include "ops/gemm/gemm.h"
 #include "ops/isa.h"
@@ -20,14 +21,17 @@ template <class T> using Vector = typename VectorOf<T>::type;
 template <class T> struct LooseOf { using type [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(T))]] = T; };
 template <class T> using Loose = typename LooseOf<T>::type;
 
-// 28 sums and two vectors of B in 32 registers; 12 and two in 16. A multiply-add takes its element of A from memory.
+// 28 sums and two vectors of B in 32 registers; 12 and two in 16. A multiply-add takes its element
+// of A from memory.
 constexpr int kRows = kIsa == Isa::avx512 ? 14 : 6;
 constexpr int kVectors = 2;
 constexpr Index kDepth = 256;  // 14 x 256 floats are 14 KiB
-template <class T> constexpr Index kPanel = kVectors * kLanes<T>;
-/// 768 KiB of an L2 cache of 1 MiB or more, as processors with AVX-512 have; 256 KiB of a smaller one.
+template <class T> constexpr Index kPanel = kVectors* kLanes<T>;
+/// 768 KiB of an L2 cache of 1 MiB or more, as processors with AVX-512 have; 256 KiB of a smaller
+/// one.
 template <class T> constexpr Index kAcross = (kIsa == Isa::avx512 ? 3072 : 1024) / static_cast<Index>(sizeof(T));
-static_assert(kDepth * kAcross<float> * static_cast<Index>(sizeof(float)) <= kGemmScratch && kAcross<double> % kPanel<double> == 0);
+static_assert(kDepth * kAcross<float> * static_cast<Index>(sizeof(float)) <= kGemmScratch &&
+              kAcross<double> % kPanel<double> == 0);
 
 template <class T> Vector<T>& aligned(T* x) { return *reinterpret_cast<Vector<T>*>(x); }
 template <class T> const Vector<T>& aligned(const T* x) { return *reinterpret_cast<const Vector<T>*>(x); }
@@ -71,14 +75,17 @@ template <int R, int V, class T>
 /// `rows` of them, at most R.
 template <int R, class T>
 void some_rows(Index rows, Index depth, const T* a, const T* b, MatrixRef<T> c, Index columns, bool add) {
-  if (rows == R) return columns > kLanes<T> ? tile<R, kVectors>(depth, a, b, c, columns, add) : tile<R, 1>(depth, a, b, c, columns, add);
+  if (rows == R)
+    return columns > kLanes<T> ? tile<R, kVectors>(depth, a, b, c, columns, add)
+                               : tile<R, 1>(depth, a, b, c, columns, add);
   if constexpr (R > 1) some_rows<R - 1>(rows, depth, a, b, c, columns, add);
 }
 
-/// to[k][i] = from[i][k], as many each way as a vector has lanes, but only `rows` are read; rows of `to` are kApart apart. Each step shuffles
-/// rows i and i + N/2 like two halves of a deck.
+/// to[k][i] = from[i][k], as many each way as a vector has lanes, but only `rows` are read; rows of
+/// `to` are kApart apart. Each step shuffles rows i and i + N/2 like two halves of a deck.
 template <Index kApart, class T, int... Lane>
-[[gnu::always_inline]] inline void transpose(const T* from, Index pitch, Index rows, T* to, std::integer_sequence<int, Lane...>) {
+[[gnu::always_inline]] inline void transpose(const T* from, Index pitch, Index rows, T* to,
+                                             std::integer_sequence<int, Lane...>) {
   constexpr int N = kLanes<T>;
   Vector<T> line[N], next[N];
   for (int i = 0; i < N; ++i) line[i] = loose(from + (i < rows ? i : 0) * pitch);
@@ -93,40 +100,43 @@ template <Index kApart, class T, int... Lane>
 }
 
 /// A panel of B: [depth, kPanel], zeros beyond its columns.
-template <class T>
-void pack_right(MatrixRef<const T> b, Index depth, Index columns, T* to) {
+template <class T> void pack_right(MatrixRef<const T> b, Index depth, Index columns, T* to) {
   const bool whole = columns == kPanel<T>;
   Index k = 0;
   if (whole && b.column == 1) {
     for (; k < depth; ++k)
-      for (int v = 0; v < kVectors; ++v) aligned(to + k * kPanel<T> + v * kLanes<T>) = loose(b.data + k * b.row + v * kLanes<T>);
+      for (int v = 0; v < kVectors; ++v)
+        aligned(to + k * kPanel<T> + v * kLanes<T>) = loose(b.data + k * b.row + v * kLanes<T>);
   } else if (whole && b.row == 1) {
     for (; k + kLanes<T> <= depth; k += kLanes<T>)
       for (int v = 0; v < kVectors; ++v)
-        transpose<kPanel<T>>(b.data + k + v * kLanes<T> * b.column, b.column, kLanes<T>, to + k * kPanel<T> + v * kLanes<T>,
-                             std::make_integer_sequence<int, kLanes<T>>());
+        transpose<kPanel<T>>(b.data + k + v * kLanes<T> * b.column, b.column, kLanes<T>,
+                             to + k * kPanel<T> + v * kLanes<T>, std::make_integer_sequence<int, kLanes<T>>());
   }
   for (; k < depth; ++k)
     for (Index j = 0; j < kPanel<T>; ++j) to[k * kPanel<T> + j] = j < columns ? b.data[k * b.row + j * b.column] : T{0};
 }
 
-/// Rows of the next tile where `left` are left: at most kRows, and none of them much shorter than the others.
+/// Rows of the next tile where `left` are left: at most kRows, and none of them much shorter than
+/// the others.
 Index next_rows(Index left) {
   const Index tiles = (left + kRows - 1) / kRows;
   return (left + tiles - 1) / tiles;
 }
 
-/// At most kRows rows of A, which has so many `more`: [depth, kRows], where what lies beyond the rows is not used. The next ones are asked for:
-/// they lie too far apart for the processor to guess.
-template <class T>
-void pack_left(MatrixRef<const T> a, Index rows, Index more, Index depth, T* to) {
+/// At most kRows rows of A, which has so many `more`: [depth, kRows], where what lies beyond the
+/// rows is not used. The next ones are asked for: they lie too far apart for the processor to
+/// guess.
+template <class T> void pack_left(MatrixRef<const T> a, Index rows, Index more, Index depth, T* to) {
   Index k = 0;
   if (a.column == 1) {
     for (; k + kLanes<T> <= depth; k += kLanes<T>) {
       for (Index i = 0; i < rows; ++i) __builtin_prefetch(a.data + (rows + i) * a.row + k, 0, 2);
-      for (Index r = (kRows - 1) / kLanes<T> * kLanes<T>; r >= 0; r -= kLanes<T>)  // downwards: a store may spill into the line after its own
+      for (Index r = (kRows - 1) / kLanes<T> * kLanes<T>; r >= 0;
+           r -= kLanes<T>)  // downwards: a store may spill into the line after its own
         if (r < rows)
-          transpose<kRows>(a.data + r * a.row + k, a.row, rows - r, to + k * kRows + r, std::make_integer_sequence<int, kLanes<T>>());
+          transpose<kRows>(a.data + r * a.row + k, a.row, rows - r, to + k * kRows + r,
+                           std::make_integer_sequence<int, kLanes<T>>());
     }
   } else if (rows + more >= kRows) {
     for (; k < depth; ++k) {
@@ -150,7 +160,9 @@ void tiled(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b
         pack_left<T>({a.data + i * a.row + p * a.column, a.row, a.column}, rows, m - i - rows, depth, left);
         for (Index j = 0; j < across; j += kPanel<T>) {
           const Index columns = least(kPanel<T>, across - j);
-          T* const panel = right + (rows < m ? j * depth : 0);  // where nobody comes after, each takes the place of the one before, in L1
+          T* const panel =
+              right +
+              (rows < m ? j * depth : 0);  // where nobody comes after, each takes the place of the one before, in L1
           if (i == 0) pack_right<T>({b.data + p * b.row + (j0 + j) * b.column, b.row, b.column}, depth, columns, panel);
           some_rows<kRows, T>(rows, depth, left, panel, {c.data + i * c.row + j0 + j, c.row, 1}, columns, add || p > 0);
         }
@@ -158,15 +170,12 @@ void tiled(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b
     }
 }
 
-// ---- Eigen -------------------------------------------------------------------------------------------
-template <class T>
-using Dense = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-template <class T>
-using Ref = Eigen::Map<const Dense<T>, 0, Eigen::OuterStride<>>;
+// ---- Eigen --------------------------------------------------------------------------------------
+template <class T> using Dense = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <class T> using Ref = Eigen::Map<const Dense<T>, 0, Eigen::OuterStride<>>;
 
 // f(M) with M a row-major map of the matrix, or the transpose of one.
-template <class T, class F>
-void with(MatrixRef<const T> m, Index rows, Index columns, F f) {
+template <class T, class F> void with(MatrixRef<const T> m, Index rows, Index columns, F f) {
   if (m.column == 1) f(Ref<T>(m.data, rows, columns, Eigen::OuterStride<>(m.row)));
   else f(Ref<T>(m.data, columns, rows, Eigen::OuterStride<>(m.column)).transpose());
 }
@@ -174,7 +183,8 @@ void with(MatrixRef<const T> m, Index rows, Index columns, F f) {
 }  // namespace
 
 template <Isa I, class T>
-void cpu_gemm(CpuAt<I>, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add, T* scratch) {
+void cpu_gemm(CpuAt<I>, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add,
+              T* scratch) {
   if constexpr (I != Isa::base) {
     tiled<T>(m, n, k, a, b, c, add, scratch);
   } else {
@@ -188,7 +198,9 @@ void cpu_gemm(CpuAt<I>, Index m, Index n, Index k, MatrixRef<const T> a, MatrixR
   }
 }
 
-template void cpu_gemm(CpuAt<kIsa>, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, bool, float*);
-template void cpu_gemm(CpuAt<kIsa>, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>, MatrixRef<double>, bool, double*);
+template void cpu_gemm(CpuAt<kIsa>, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>,
+                       MatrixRef<float>, bool, float*);
+template void cpu_gemm(CpuAt<kIsa>, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>,
+                       MatrixRef<double>, bool, double*);
 
 }  // namespace hilt::kernels

@@ -1,10 +1,11 @@
-// Matrix products on a GPU, by cuBLAS. It counts columns first: what it calls C^T = B^T A^T is our C = A B on the same memory. 16-bit
-// factors add up in f32; f32 products are f32 throughout, unless
-// HILT_TF32=1 asks for the tensor cores' ten bits. One handle a device, with a workspace of its own, so that a
-// product of one shape is always cut the same way.
+// Matrix products on a GPU, by cuBLAS. It counts columns first: what it calls C^T = B^T A^T is our
+// C = A B on the same memory. 16-bit factors add up in f32; f32 products are f32 throughout, unless
+// HILT_TF32=1 asks for the tensor cores' ten bits. One handle a device, with a workspace of its
+// own, so that a product of one shape is always cut the same way.
 //
-// A product that starts from a bias or a residual, or ends with gelu, goes through cuBLASLt, which does both before it rounds. It chooses among
-// its kernels by rules that take a tenth of a millisecond, so the choice for each kind of product is kept.
+// A product that starts from a bias or a residual, or ends with gelu, goes through cuBLASLt, which
+// does both before it rounds. It chooses among its kernels by rules that take a tenth of a
+// millisecond, so the choice for each kind of product is kept.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <array>
@@ -44,9 +45,11 @@ struct Library {
 };
 
 void check_library(cublasStatus_t status, Cuda where) {
-  if (status == CUBLAS_STATUS_SUCCESS) [[likely]] return;
+  if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
+    return;
   cuda::check_alive(where.device);
-  fail_with(Code::gpu, "matmul: cuBLAS on cuda:", where.device, " reports ", cublasGetStatusName(status), ": ", cublasGetStatusString(status));
+  fail_with(Code::gpu, "matmul: cuBLAS on cuda:", where.device, " reports ", cublasGetStatusName(status), ": ",
+            cublasGetStatusString(status));
 }
 
 /// A device's library, for one caller at a time.
@@ -57,7 +60,8 @@ struct Locked {
 };
 Locked library_of(Cuda where) {
   static std::mutex mutex;
-  static auto* const libraries = new std::array<std::unique_ptr<Library>, kMaxDevices>;  // never destroyed, as the contexts
+  static auto* const libraries =
+      new std::array<std::unique_ptr<Library>, kMaxDevices>;  // never destroyed, as the contexts
   std::unique_lock lock(mutex);
   auto& library = (*libraries)[static_cast<std::size_t>(where.device)];
   if (!library) {
@@ -79,52 +83,70 @@ Index even_run(const Index* at, Index n) {
   return run < n ? run : n;
 }
 
-template <class T> constexpr cudaDataType_t kType = std::is_same_v<T, float> ? CUDA_R_32F : std::is_same_v<T, bf16> ? CUDA_R_16BF : CUDA_R_16F;
+template <class T>
+constexpr cudaDataType_t kType = std::is_same_v<T, float>  ? CUDA_R_32F
+                                 : std::is_same_v<T, bf16> ? CUDA_R_16BF
+                                                           : CUDA_R_16F;
 
 /// What products are added up in. Factors of f32 keep all their bits unless TF32 was asked for.
-template <class T>
-cublasComputeType_t compute_in() {
+template <class T> cublasComputeType_t compute_in() {
   static const char* const asked = std::getenv("HILT_TF32");
-  return std::is_same_v<T, float> && asked && std::string_view(asked) == "1" ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  return std::is_same_v<T, float> && asked && std::string_view(asked) == "1" ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                             : CUBLAS_COMPUTE_32F;
 }
 
 cublasOperation_t pick(bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; }
 /// The stride between lines, of which one line alone may have any.
-template <class T>
-Index line(const MatrixRef<T>& x, Index rows, Index columns) { return x.column == 1 ? std::max(x.row, columns) : std::max(x.column, rows); }
+template <class T> Index line(const MatrixRef<T>& x, Index rows, Index columns) {
+  return x.column == 1 ? std::max(x.row, columns) : std::max(x.column, rows);
+}
 
 /// What cuBLASLt makes and has to be told to destroy.
-template <class T, cublasStatus_t (*kDestroy)(T)>
-struct Owned {
+template <class T, cublasStatus_t (*kDestroy)(T)> struct Owned {
   T handle = nullptr;
   Owned() = default;
   Owned(const Owned&) = delete;
   Owned& operator=(const Owned&) = delete;
-  ~Owned() { if (handle) kDestroy(handle); }
+  ~Owned() {
+    if (handle) kDestroy(handle);
+  }
 };
 using Product = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
 /// The power of two, up to 16 bytes, that divides all of these addresses.
-template <class... P>
-unsigned alignment_of(const P*... p) {
+template <class... P> unsigned alignment_of(const P*... p) {
   return 1U << std::min(4, std::countr_zero((std::uintptr_t{16} | ... | reinterpret_cast<std::uintptr_t>(p))));
 }
 
-/// C = A B + residual, unless that is null, with what the library calls an epilogue: `end` says which, `row` is the bias it reads or the sums it writes,
-/// `before` what it writes beside C. Whether cuBLASLt has a kernel for it; without one nothing is written.
+/// C = A B + residual, unless that is null, with what the library calls an epilogue: `end` says
+/// which, `row` is the bias it reads or the sums it writes, `before` what it writes beside C.
+/// Whether cuBLASLt has a kernel for it; without one nothing is written.
 template <class T>
-bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, MatrixRef<const T> residual,
-                 cublasLtEpilogue_t end, const T* row, T* before) {
+bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
+                 MatrixRef<const T> residual, cublasLtEpilogue_t end, const T* row, T* before) {
   cuda::check_alive(where.device);
   const Locked library = library_of(where);
   const MatrixRef<const T> from = residual.data ? residual : MatrixRef<const T>{c.data, c.row, c.column};
-  const Kind kind{m, n, k, line(a, m, k), line(b, k, n), c.row, from.row, kType<T>, a.column != 1, b.column != 1,
-                  end, alignment_of(a.data, b.data, c.data, from.data, row, before)};
-  const auto layout = [&](Layout& to, bool transposed, Index rows, Index columns, Index leading) {  // of a matrix in rows, told in columns
-    check_library(cublasLtMatrixLayoutCreate(&to.handle, kind.type, static_cast<std::uint64_t>(transposed ? rows : columns),
-                                             static_cast<std::uint64_t>(transposed ? columns : rows), leading), where);
+  const Kind kind{m,
+                  n,
+                  k,
+                  line(a, m, k),
+                  line(b, k, n),
+                  c.row,
+                  from.row,
+                  kType<T>,
+                  a.column != 1,
+                  b.column != 1,
+                  end,
+                  alignment_of(a.data, b.data, c.data, from.data, row, before)};
+  const auto layout = [&](Layout& to, bool transposed, Index rows, Index columns,
+                          Index leading) {  // of a matrix in rows, told in columns
+    check_library(
+        cublasLtMatrixLayoutCreate(&to.handle, kind.type, static_cast<std::uint64_t>(transposed ? rows : columns),
+                                   static_cast<std::uint64_t>(transposed ? columns : rows), leading),
+        where);
   };
   Layout of_a, of_b, of_c, of_start;
   layout(of_a, kind.a_t, m, k, kind.lda), layout(of_b, kind.b_t, k, n, kind.ldb), layout(of_c, false, m, n, kind.ldc);
@@ -137,7 +159,9 @@ bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, Ma
   set(CUBLASLT_MATMUL_DESC_TRANSA, pick(kind.b_t)), set(CUBLASLT_MATMUL_DESC_TRANSB, pick(kind.a_t));
   set(CUBLASLT_MATMUL_DESC_EPILOGUE, kind.end);
   if (row) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, row);
-  if (before) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, before), set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(c.row));
+  if (before)
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, before),
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(c.row));
   auto at = library->chosen.find(kind);
   if (at == library->chosen.end()) {
     Preference preference;
@@ -147,26 +171,32 @@ bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, Ma
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kWorkspace));
     for (auto name : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) prefer(name, kind.alignment);
+                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+      prefer(name, kind.alignment);
     cublasLtMatmulHeuristicResult_t best{};
     int found = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(library->light, product.handle, of_b.handle, of_a.handle, of_start.handle, of_c.handle,
-                                                                 preference.handle, 1, &best, &found);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(library->light, product.handle, of_b.handle, of_a.handle, of_start.handle,
+                                       of_c.handle, preference.handle, 1, &best, &found);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_library(status, where);
-    at = library->chosen.emplace(kind, status == CUBLAS_STATUS_SUCCESS && found > 0 ? std::optional(best.algo) : std::nullopt).first;
+    at = library->chosen
+             .emplace(kind, status == CUBLAS_STATUS_SUCCESS && found > 0 ? std::optional(best.algo) : std::nullopt)
+             .first;
   }
   if (!at->second) return false;
   const float one = 1, scale = residual.data ? 1.F : 0.F;
-  check_library(cublasLtMatmul(library->light, product.handle, &one, b.data, of_b.handle, a.data, of_a.handle, &scale, from.data, of_start.handle,
-                               c.data, of_c.handle, &*at->second, library->workspace.mutable_raw(), kWorkspace,
-                               static_cast<cudaStream_t>(where.stream)), where);
+  check_library(cublasLtMatmul(library->light, product.handle, &one, b.data, of_b.handle, a.data, of_a.handle, &scale,
+                               from.data, of_start.handle, c.data, of_c.handle, &*at->second,
+                               library->workspace.mutable_raw(), kWorkspace, static_cast<cudaStream_t>(where.stream)),
+                where);
   return true;
 }
 
 }  // namespace
 
 template <class T>
-void gemm_batched(Cuda where, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c) {
+void gemm_batched(Cuda where, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a,
+                  MatrixRef<const T> b, MatrixRef<T> c) {
   cuda::check_alive(where.device);
   const Locked library = library_of(where);
   const float one = 1, zero = 0;
@@ -174,44 +204,65 @@ void gemm_batched(Cuda where, const BatchSteps& steps, Index m, Index n, Index k
   for (Index first = 0; first < steps.batch;) {
     const Index left = steps.batch - first;
     const Index run = left == 1 ? 1 : std::min(even_run(steps.a + first, left), even_run(steps.b + first, left));
-    const Index step_a = run > 1 ? steps.a[first + 1] - steps.a[first] : 0, step_b = run > 1 ? steps.b[first + 1] - steps.b[first] : 0;
-    check_library(cublasGemmStridedBatchedEx(library->handle, pick(b_t), pick(a_t), static_cast<int>(n), static_cast<int>(m), static_cast<int>(k), &one,
-                                             b.data + steps.b[first], kType<T>, static_cast<int>(line(b, k, n)), step_b, a.data + steps.a[first], kType<T>,
-                                             static_cast<int>(line(a, m, k)), step_a, &zero, c.data + first * steps.c, kType<T>, static_cast<int>(c.row),
-                                             steps.c, static_cast<int>(run), compute_in<T>(), CUBLAS_GEMM_DEFAULT), where);
+    const Index step_a = run > 1 ? steps.a[first + 1] - steps.a[first] : 0,
+                step_b = run > 1 ? steps.b[first + 1] - steps.b[first] : 0;
+    check_library(cublasGemmStridedBatchedEx(library->handle, pick(b_t), pick(a_t), static_cast<int>(n),
+                                             static_cast<int>(m), static_cast<int>(k), &one, b.data + steps.b[first],
+                                             kType<T>, static_cast<int>(line(b, k, n)), step_b, a.data + steps.a[first],
+                                             kType<T>, static_cast<int>(line(a, m, k)), step_a, &zero,
+                                             c.data + first * steps.c, kType<T>, static_cast<int>(c.row), steps.c,
+                                             static_cast<int>(run), compute_in<T>(), CUBLAS_GEMM_DEFAULT),
+                  where);
     first += run;
   }
 }
 
 template <class T>
-void gemm_onto(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, Start<T> start) {
+void gemm_onto(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
+               Start<T> start) {
   const auto end = start.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-  if (!try_product<T>(where, m, n, k, a, b, c, start.residual, end, start.bias, nullptr)) check_library(CUBLAS_STATUS_NOT_SUPPORTED, where);
+  if (!try_product<T>(where, m, n, k, a, b, c, start.residual, end, start.bias, nullptr))
+    check_library(CUBLAS_STATUS_NOT_SUPPORTED, where);
 }
 
 template <class T>
-bool gemm_gelu(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, const T* bias, T* before) {
+bool gemm_gelu(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
+               const T* bias, T* before) {
   constexpr Index kStep = 8;  // what it writes beside C has rows of whole steps
   if (before && (n % kStep != 0 || alignment_of(before) < 16)) return false;
-  const auto end = before ? (bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX) : (bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU);
+  const auto end = before ? (bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX)
+                          : (bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU);
   return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, end, bias, before);
 }
 
 template <class T>
-bool gemm_with_sums(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, T* sums) {
-  return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, CUBLASLT_EPILOGUE_BGRADA, sums, nullptr);  // its A is our B
+bool gemm_with_sums(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
+                    T* sums) {
+  return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, CUBLASLT_EPILOGUE_BGRADA, sums,
+                        nullptr);  // its A is our B
 }
 
-template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, Start<float>);
-template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>, Start<bf16>);
-template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>, Start<f16>);
-template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>, const bf16*, bf16*);
-template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>, const f16*, f16*);
-template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, float*);
-template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>, bf16*);
-template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>, f16*);
-template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>);
-template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>);
-template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>);
+template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>,
+                        Start<float>);
+template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>,
+                        Start<bf16>);
+template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>,
+                        Start<f16>);
+template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>,
+                        const bf16*, bf16*);
+template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>,
+                        const f16*, f16*);
+template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>,
+                             MatrixRef<float>, float*);
+template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>,
+                             bf16*);
+template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>,
+                             f16*);
+template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>,
+                           MatrixRef<float>);
+template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>,
+                           MatrixRef<bf16>);
+template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>,
+                           MatrixRef<f16>);
 
 }  // namespace hilt::kernels

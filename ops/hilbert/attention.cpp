@@ -1,7 +1,9 @@
 // Hilbert attention: one plan, one predicate, three ways to differentiate.
 //
-//      S = c Q K^T       P = e^(S - L), L = log sum e^S over A(t)       O = (M P) V        M: dropout's multipliers, else 1
-//      dV = (M P)^T dO       dP = dO V^T       Delta = rowsum(dO O)       dS = P (M dP - Delta)       dQ = c dS K       dK = c dS^T Q
+//      S = c Q K^T       P = e^(S - L), L = log sum e^S over A(t)       O = (M P) V
+//      M: dropout's multipliers, else 1
+//      dV = (M P)^T dO       dP = dO V^T       Delta = rowsum(dO O)       dS = P (M dP - Delta)       dQ = c dS K
+//      dK = c dS^T Q
 //
 //   taped   each step is an op on the tape; nobody wrote a backward pass       keeps S, P and every operand of every op
 //   hybrid  one op; its backward is the six formulas in library GEMMs          keeps q, k, v, o, L
@@ -29,10 +31,13 @@ constexpr std::size_t kRemembered = 64;
 Tensor constant(double value, const Tensor& like) { return full({}, value, like.dtype(), like.device()); }
 const double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-// ---- taped -------------------------------------------------------------------------------------------
+// ---- taped --------------------------------------------------------------------------------------
 
-/// What one branch gives: o [B, L, H, D], and where branches merge or the caller asks, lse [B, L, H, 1].
-struct Part { Tensor o, lse; };
+/// What one branch gives: o [B, L, H, D], and where branches merge or the caller asks, lse [B, L,
+/// H, 1].
+struct Part {
+  Tensor o, lse;
+};
 
 Part taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Index branch, bool with_lse) {
   Part sum;
@@ -57,7 +62,8 @@ Part taped_branch(const Call& call, const Tensor& q, const Tensor& k, const Tens
     }
   }
   if (!sum.o) sum.o = zeros(q.shape(), q.dtype(), q.device());
-  if (with_lse && sum.lse) sum.lse = where(greater(answered, constant(0, answered)), sum.lse, constant(kMinusInfinity, q));
+  if (with_lse && sum.lse)
+    sum.lse = where(greater(answered, constant(0, answered)), sum.lse, constant(kMinusInfinity, q));
   if (with_lse && !sum.lse) sum.lse = full(q.shape().with(-1, 1), kMinusInfinity, q.dtype(), q.device());
   return sum;
 }
@@ -69,7 +75,8 @@ Part taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, 
   }
   const Index branches = branch_count(*call.plan);
   if (branches == 1) return taped_branch(call, q, k, v, 0, with_lse);
-  // Merge: O = sum_i e^(L_i - L) O_i with L = log sum_i e^L_i, which is a softmax over the branches.
+  // Merge: O = sum_i e^(L_i - L) O_i with L = log sum_i e^L_i, which is a softmax over the
+  // branches.
   std::vector<Tensor> o, lse;
   for (Index branch = 0; branch < branches; ++branch) {
     const Part part = taped_branch(call, q, k, v, branch, true);
@@ -79,7 +86,8 @@ Part taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, 
   const Tensor each = cat(lse, -1);  // [B, L, H, branches]
   const Tensor total = max(detach(each), {-1}, true);
   const Tensor silent = greater(constant(std::numeric_limits<float>::lowest(), total), total);  // every branch is empty
-  const Tensor weight = softmax(each);  // NaN where all are silent; those rows are 0 below, and no branch asks for their gradient
+  const Tensor weight =
+      softmax(each);  // NaN where all are silent; those rows are 0 below, and no branch asks for their gradient
   Part merged;
   for (Index branch = 0; branch < branches; ++branch) {
     const Tensor term = mul(slice(weight, -1, branch, branch + 1), o[static_cast<std::size_t>(branch)]);
@@ -90,7 +98,7 @@ Part taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, 
   return merged;
 }
 
-// ---- what hybrid and fused share: the forward kernel and what it keeps ---------------------------------
+// ---- what hybrid and fused share: the forward kernel and what it keeps --------------------------
 
 AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
   SoftmaxState state = blank_state(call, q, call.plan->tilings(), false);
@@ -120,12 +128,16 @@ struct OneOp : Function {
     std::array<Tensor, 3> out;
     for (Index i = 0; i < 3; ++i)
       out[static_cast<std::size_t>(i)] = as_strided(qkv, {qkv.dim(0), qkv.dim(1), qkv.dim(3), qkv.dim(4)},
-          {qkv.stride(0), qkv.stride(1), qkv.stride(3), qkv.stride(4)}, qkv.offset() + (qkv.numel() > 0 ? i * qkv.stride(2) : 0));
+                                                    {qkv.stride(0), qkv.stride(1), qkv.stride(3), qkv.stride(4)},
+                                                    qkv.offset() + (qkv.numel() > 0 ? i * qkv.stride(2) : 0));
     return out;
   }
 
  protected:
-  struct Kept { std::array<Tensor, 3> qkv; const Tensor &o, &lse; };
+  struct Kept {
+    std::array<Tensor, 3> qkv;
+    const Tensor &o, &lse;
+  };
   Kept kept() const {
     if (packed) return {parts(saved(0)), saved(1), saved(2)};
     return {{saved(0), saved(1), saved(2)}, saved(3), saved(4)};
@@ -154,7 +166,7 @@ struct OneOp : Function {
 
 bool all_finite(std::span<const Tensor> tensors) { return std::isfinite(global_norm(tensors)); }
 
-// ---- hybrid --------------------------------------------------------------------------------------------
+// ---- hybrid -------------------------------------------------------------------------------------
 
 struct Hybrid final : OneOp {
   std::string_view name() const override { return "attention (hybrid)"; }
@@ -172,21 +184,22 @@ struct Hybrid final : OneOp {
       const auto tilings = group_batches(call.plan, call.kv_heads, branch, q.device());
       for (const TilingBatches& tiling : *tilings)
         for (const GroupBatch& g : tiling.batches) {
-          const Tensor Q = gather_queries(q, g), K = gather_keys(k, g), V = gather_keys(v, g), dO = gather_queries(d_o, g);
+          const Tensor Q = gather_queries(q, g), K = gather_keys(k, g), V = gather_keys(v, g),
+                       dO = gather_queries(d_o, g);
           const Tensor none = constant(0, q);
           const Tensor cQ = mul(Q, call.scale);
-          Tensor P = exp(sub(matmul(cQ, transpose(K)), gather_queries(lse, g)));                     // P  = e^(c Q K^T - L)
+          Tensor P = exp(sub(matmul(cQ, transpose(K)), gather_queries(lse, g)));  // P  = e^(c Q K^T - L)
           if (g.mask) P = where(g.mask, P, none);
-          Tensor dP = matmul(dO, transpose(V)), MP = P;                                              // dP = dO V^T
+          Tensor dP = matmul(dO, transpose(V)), MP = P;  // dP = dO V^T
           if (call.options.dropout > 0) {
             const Tensor M = dropout_multipliers(g, call.batch, call.heads(), call.options, P.dtype());
             dP = mul(M, dP), MP = mul(M, P);
           }
-          const Tensor dS = mul(P, sub(dP, gather_queries(delta, g)));                               // dS = P (dP - Delta)
-          const Tensor cdQ = mul(matmul(dS, K), call.scale);                                         // dQ = c dS K
+          const Tensor dS = mul(P, sub(dP, gather_queries(delta, g)));  // dS = P (dP - Delta)
+          const Tensor cdQ = mul(matmul(dS, K), call.scale);            // dQ = c dS K
           dq = add(dq, scatter_queries(cdQ, g, call.length, call.heads()));
-          dk = add(dk, scatter_keys(matmul(transpose(dS), cQ), g, call.length, call.kv_heads));    // dK = c dS^T Q
-          dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, call.length, call.kv_heads));    // dV = P^T dO
+          dk = add(dk, scatter_keys(matmul(transpose(dS), cQ), g, call.length, call.kv_heads));  // dK = c dS^T Q
+          dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, call.length, call.kv_heads));  // dV = P^T dO
         }
     }
     if (!packed) return finished({dq, dk, dv}, cotangent.dtype());
@@ -194,7 +207,7 @@ struct Hybrid final : OneOp {
   }
 };
 
-// ---- fused ---------------------------------------------------------------------------------------------
+// ---- fused --------------------------------------------------------------------------------------
 
 std::vector<Tensor> OneOp::backward_at_once(const Kept& x, const Tensor& d_o) const {
   const auto& [q, k, v] = x.qkv;
@@ -225,7 +238,7 @@ struct Fused final : OneOp {
   std::vector<Tensor> backward(const Tensor& d_o) override { return fused_backward(d_o); }
 };
 
-// ---- choosing ------------------------------------------------------------------------------------------
+// ---- choosing -----------------------------------------------------------------------------------
 
 std::vector<Fallback>& fallbacks() {
   thread_local std::vector<Fallback> list;
@@ -244,12 +257,14 @@ bool attends_at_all(const Plan& plan) {
   return plan.length() == 0;
 }
 
-/// The mode that will run. taped and hybrid multiply masked weights, which are zero, with every key and value of a group; where one
-/// of those is not finite the product would carry NaN into rows that must not see it, and the kernels, which select, take over.
+/// The mode that will run. taped and hybrid multiply masked weights, which are zero, with every key
+/// and value of a group; where one of those is not finite the product would carry NaN into rows
+/// that must not see it, and the kernels, which select, take over.
 Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
   const Backward asked = call.options.backward;
   const char* reason = nullptr;
-  if (asked == Backward::taped && !attends_at_all(*call.plan)) reason = "no token attends to any: there is no op to tape";
+  if (asked == Backward::taped && !attends_at_all(*call.plan))
+    reason = "no token attends to any: there is no op to tape";
   else if (asked != Backward::fused && has_masks(*call.plan) && !all_finite(inputs))
     reason = "q, k or v has NaN or infinity, which a product with a masked zero would spread";
   if (!reason) return asked;
@@ -264,8 +279,7 @@ Call call_of(const PlanPtr& plan, const AttentionOptions& options, const Tensor&
   return checked_call("attention", plan, options, plan->length(), q, k, v);
 }
 
-template <class Op, class... In>
-Tensor as_one_op(const Call& call, const In&... inputs) {
+template <class Op, class... In> Tensor as_one_op(const Call& call, const In&... inputs) {
   Op op;
   op.call = call;
   return apply(std::move(op), inputs...);
@@ -278,7 +292,8 @@ std::string_view name_of(Backward mode) { return kModes[static_cast<std::size_t>
 const std::vector<Fallback>& attention_fallbacks() { return fallbacks(); }
 void clear_attention_fallbacks() { fallbacks().clear(); }
 
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan, const AttentionOptions& options) {
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
+                 const AttentionOptions& options) {
   const Call call = call_of(plan, options, q, k, v);
   const std::array<Tensor, 3> in{q, k, v};
   switch (mode_for(call, in)) {
@@ -290,7 +305,8 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPt
 }
 
 Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions& options) {
-  check(bool(qkv) && qkv.rank() == 5 && qkv.dim(2) == 3, "attention: packed q, k, v must be [batch, length, 3, heads, dim], got ", qkv.shape());
+  check(bool(qkv) && qkv.rank() == 5 && qkv.dim(2) == 3,
+        "attention: packed q, k, v must be [batch, length, 3, heads, dim], got ", qkv.shape());
   const std::array<Tensor, 3> part = OneOp::parts(qkv);
   const Call call = call_of(plan, options, part[0], part[1], part[2]);
   switch (mode_for(call, part)) {
@@ -304,7 +320,8 @@ Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions&
   return as_one_op<Fused>(call, in_rows(qkv));
 }
 
-AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan, const AttentionOptions& options) {
+AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
+                                   const AttentionOptions& options) {
   const Tape::Pause pause;
   const Call call = call_of(plan, options, q, k, v);
   const std::array<Tensor, 3> in{q, k, v};
@@ -314,14 +331,16 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
   return {part.o, contiguous(to(lse, q.dtype() == DType::f64 ? DType::f64 : DType::f32))};
 }
 
-// ---- what it takes -------------------------------------------------------------------------------------
+// ---- what it takes ------------------------------------------------------------------------------
 
-// Counted off the code above. One S is [B, heads, groups, q, k]; temporaries live to the end of their expression.
+// Counted off the code above. One S is [B, heads, groups, q, k]; temporaries live to the end of
+// their expression.
 AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode) {
   const auto element = static_cast<double>(size_of(dtype));
   const double stat = dtype == DType::f64 ? 8.0 : 4.0;
   const double rows = static_cast<double>(batch * plan.length()), heads = static_cast<double>(plan.heads());
-  const double q = rows * heads * static_cast<double>(dim), kv = 2 * rows * static_cast<double>(kv_heads * dim), row = rows * heads;
+  const double q = rows * heads * static_cast<double>(dim), kv = 2 * rows * static_cast<double>(kv_heads * dim),
+               row = rows * heads;
   const bool narrow = size_of(dtype) == 2;
   AttentionMemory m;
   const double kept = q * element + row * stat;  // o and lse
@@ -337,27 +356,31 @@ AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, 
     double here = 0;
     bool in_place = !narrow && kv_heads == plan.heads();
     const Tiling& t = plan.tilings()[static_cast<std::size_t>(index)];
-    const bool masked = t.tiles_partial > 0 || static_cast<Index>(t.keys.size()) < static_cast<Index>(t.q_tile.size() * t.k_tile.size());
+    const bool masked = t.tiles_partial > 0 ||
+                        static_cast<Index>(t.keys.size()) < static_cast<Index>(t.q_tile.size() * t.k_tile.size());
     for (const Tiling::Group& g : t.group) {
       const Index nq = g.q.end - g.q.begin, nk = g.k.end - g.k.begin;
       const double pairs = static_cast<double>(nq) * static_cast<double>(nk);
       sizes[{nq, nk}] += pairs;
       if (masked && (t.group.size() == 1 || t.tiles_partial > 0)) masks += pairs;
-      here += static_cast<double>(batch) * static_cast<double>(users_of.size()) * static_cast<double>((nq + 2 * nk) * dim) * stat;
+      here += static_cast<double>(batch) * static_cast<double>(users_of.size()) *
+              static_cast<double>((nq + 2 * nk) * dim) * stat;
     }
     for (const auto& [size, pairs] : sizes) {
       const double s = pairs * static_cast<double>(batch) * static_cast<double>(users_of.size()) * stat;
       scores += s;
       largest = std::max(largest, s);
     }
-    for (std::size_t i = 0; i < t.q_token.size(); ++i) in_place = in_place && t.q_token[i] == static_cast<std::int32_t>(i);
+    for (std::size_t i = 0; i < t.q_token.size(); ++i)
+      in_place = in_place && t.q_token[i] == static_cast<std::int32_t>(i);
     if (in_place && sizes.size() == 1 && t.k_token.size() == t.q_token.size()) here = 0;
     gathered += here;
     gathered_most = std::max(gathered_most, here);
   }
   if (mode == Backward::hybrid) {
     m.saved = static_cast<std::size_t>(kept);
-    m.peak = static_cast<std::size_t>(kept + 4 * largest + masks + 2 * gathered_most + (q + kv) * stat + q * stat + (narrow ? (3 * q + kv) * stat : 0));
+    m.peak = static_cast<std::size_t>(kept + 4 * largest + masks + 2 * gathered_most + (q + kv) * stat + q * stat +
+                                      (narrow ? (3 * q + kv) * stat : 0));
     return m;
   }
   const double branches = static_cast<double>(branch_count(plan));
@@ -367,7 +390,7 @@ AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, 
   return m;
 }
 
-// ---- along the order and back --------------------------------------------------------------------------
+// ---- along the order and back -------------------------------------------------------------------
 namespace {
 
 struct Move final : Function {
@@ -400,16 +423,18 @@ Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
   recent.push_front({device, index, made()});
   std::size_t tokens = 0;
   for (const Kept& k : recent) tokens += k.index.size();
-  for (; recent.size() > kKept || (recent.size() > 2 && tokens > kKeptTokens); recent.pop_back()) tokens -= recent.back().index.size();
+  for (; recent.size() > kKept || (recent.size() > 2 && tokens > kKeptTokens); recent.pop_back())
+    tokens -= recent.back().index.size();
   return recent.front().there;
 }
 
-Tensor move(std::string_view label, const Tensor& x, const std::vector<std::int32_t>& index, const std::vector<std::int32_t>& inverse, int axis) {
+Tensor move(std::string_view label, const Tensor& x, const std::vector<std::int32_t>& index,
+            const std::vector<std::int32_t>& inverse, int axis) {
   Move fn;
   fn.label = label;
   fn.axis = checked_axis(label.data(), axis, x.rank());
-  check(x.dim(fn.axis) == static_cast<Index>(index.size()), label, ": axis ", axis, " of ", x.shape(), " has ", x.dim(fn.axis),
-        " tokens, the order ", index.size());
+  check(x.dim(fn.axis) == static_cast<Index>(index.size()), label, ": axis ", axis, " of ", x.shape(), " has ",
+        x.dim(fn.axis), " tokens, the order ", index.size());
   fn.index = index_on(x.device(), index);
   fn.inverse = index_on(x.device(), inverse);
   return apply(std::move(fn), x);
@@ -417,7 +442,11 @@ Tensor move(std::string_view label, const Tensor& x, const std::vector<std::int3
 
 }  // namespace
 
-Tensor reorder(const Tensor& x, const Permutation& order, int axis) { return move("reorder", x, order.token_at, order.position_of, axis); }
-Tensor restore(const Tensor& y, const Permutation& order, int axis) { return move("restore", y, order.position_of, order.token_at, axis); }
+Tensor reorder(const Tensor& x, const Permutation& order, int axis) {
+  return move("reorder", x, order.token_at, order.position_of, axis);
+}
+Tensor restore(const Tensor& y, const Permutation& order, int axis) {
+  return move("restore", y, order.position_of, order.token_at, axis);
+}
 
 }  // namespace hilt

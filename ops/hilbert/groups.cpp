@@ -27,11 +27,13 @@ bool counts_up(const std::vector<Index>& values, Index n) {
 /// Which tile of a list an entry of q_token or k_token is in.
 std::vector<std::int32_t> tile_of(const std::vector<Tiling::Range>& tiles) {
   std::vector<std::int32_t> out;
-  for (std::size_t i = 0; i < tiles.size(); ++i) out.insert(out.end(), static_cast<std::size_t>(tiles[i].end - tiles[i].begin), static_cast<std::int32_t>(i));
+  for (std::size_t i = 0; i < tiles.size(); ++i)
+    out.insert(out.end(), static_cast<std::size_t>(tiles[i].end - tiles[i].begin), static_cast<std::int32_t>(i));
   return out;
 }
 
-/// mask [q, k] of one group, from its listed tiles and attends(); returns whether every pair attends.
+/// mask [q, k] of one group, from its listed tiles and attends(); returns whether every pair
+/// attends.
 bool fill_mask(const Tiling& t, const Tiling::Group& g, const std::vector<std::int32_t>& q_tile, std::uint8_t* mask) {
   const Index k = g.k.end - g.k.begin;
   bool all = true;
@@ -98,7 +100,8 @@ Tensor gathered(const Tensor& x, const Tensor& index, bool in_place, const Tenso
   if (heads) y = gather(y, 2, heads);
   return permute(reshape(y, {y.dim(0), groups, n, y.dim(2), y.dim(3)}), {0, 3, 1, 2, 4});
 }
-Tensor scattered(const Tensor& x, const Tensor& index, bool in_place, const Tensor& heads, Index groups, Index n, Index length, Index all_heads) {
+Tensor scattered(const Tensor& x, const Tensor& index, bool in_place, const Tensor& heads, Index groups, Index n,
+                 Index length, Index all_heads) {
   Tensor y = reshape(permute(x, {0, 2, 3, 1, 4}), {x.dim(0), groups * n, x.dim(1), x.dim(4)});
   if (heads) y = scatter_add(y, 2, heads, all_heads);
   return in_place ? y : scatter_add(y, 1, index, length);
@@ -117,7 +120,8 @@ std::vector<TilingBatches> made_batches(const Plan& plan, Index kv_heads, Index 
       queries += g.q.end - g.q.begin;
     }
     TilingBatches batches{index, heads, queries == plan.length(), {}};
-    for (const auto& [size, groups] : by_size) batches.batches.push_back(batch_of(t, groups, q_tile, plan, heads, kv_heads));
+    for (const auto& [size, groups] : by_size)
+      batches.batches.push_back(batch_of(t, groups, q_tile, plan, heads, kv_heads));
     for (const GroupBatch& b : batches.batches) batches.covers = batches.covers && !b.empty;
     for (GroupBatch& b : batches.batches)
       for (Tensor* x : {&b.q_index, &b.k_index, &b.q_heads, &b.k_heads, &b.mask, &b.empty, &b.softmax_mask})
@@ -129,8 +133,11 @@ std::vector<TilingBatches> made_batches(const Plan& plan, Index kv_heads, Index 
 
 }  // namespace
 
-std::shared_ptr<const std::vector<TilingBatches>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch, Device device) {
-  const auto make = [&] { return std::make_shared<const std::vector<TilingBatches>>(made_batches(*plan, kv_heads, branch, device)); };
+std::shared_ptr<const std::vector<TilingBatches>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch,
+                                                                Device device) {
+  const auto make = [&] {
+    return std::make_shared<const std::vector<TilingBatches>>(made_batches(*plan, kv_heads, branch, device));
+  };
   if (device.is_cpu()) return make();
   struct Kept {
     std::weak_ptr<const Plan> plan;
@@ -149,8 +156,12 @@ std::shared_ptr<const std::vector<TilingBatches>> group_batches(const PlanPtr& p
   return recent.front().batches;
 }
 
-Tensor gather_queries(const Tensor& x, const GroupBatch& g) { return gathered(x, g.q_index, g.q_in_place, g.q_heads, g.groups, g.q); }
-Tensor gather_keys(const Tensor& x, const GroupBatch& g) { return gathered(x, g.k_index, g.k_in_place, g.k_heads, g.groups, g.k); }
+Tensor gather_queries(const Tensor& x, const GroupBatch& g) {
+  return gathered(x, g.q_index, g.q_in_place, g.q_heads, g.groups, g.q);
+}
+Tensor gather_keys(const Tensor& x, const GroupBatch& g) {
+  return gathered(x, g.k_index, g.k_in_place, g.k_heads, g.groups, g.k);
+}
 Tensor scatter_queries(const Tensor& x, const GroupBatch& g, Index length, Index heads) {
   return scattered(x, g.q_index, g.q_in_place, g.q_heads, g.groups, g.q, length, heads);
 }
@@ -158,7 +169,8 @@ Tensor scatter_keys(const Tensor& x, const GroupBatch& g, Index length, Index he
   return scattered(x, g.k_index, g.k_in_place, g.k_heads, g.groups, g.k, length, heads);
 }
 
-Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, const AttentionOptions& options, DType dtype) {
+Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, const AttentionOptions& options,
+                           DType dtype) {
   const double p = options.dropout;
   const RandomKey key = options.key.value_or(RandomKey{});
   const auto n_heads = static_cast<Index>(g.heads.size());
@@ -169,8 +181,11 @@ Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, co
       const Index group = row / g.q % g.groups, bh = row / g.q / g.groups;
       const Index head = (options.first_batch + bh / n_heads) * all_heads + g.heads[at(bh % n_heads)];
       for (Index j = 0; j < g.k; ++j)
-        out[row * g.k + j] = kernels::attention_keeps(key, static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(g.q_name[at(group * g.q + row % g.q)]),
-                                                      static_cast<std::uint32_t>(g.k_name[at(group * g.k + j)]), p) ? 1 / (1 - p) : 0;
+        out[row * g.k + j] = kernels::attention_keeps(key, static_cast<std::uint32_t>(head),
+                                                      static_cast<std::uint32_t>(g.q_name[at(group * g.q + row % g.q)]),
+                                                      static_cast<std::uint32_t>(g.k_name[at(group * g.k + j)]), p)
+                                 ? 1 / (1 - p)
+                                 : 0;
     }
   });
   return moved(to(m, dtype), g.q_index.device());

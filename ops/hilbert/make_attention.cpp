@@ -9,9 +9,12 @@
 namespace hilt {
 namespace {
 
-constexpr std::array<std::string_view, 7> kTypes{"standard", "improved", "hilbert", "block_sparse", "ring", "ring_hilbert", "block_sparse_ring"};
-constexpr std::array<std::string_view, 17> kKeys{"attention_type", "segment_lengths", "dilation_rates", "order", "dilation_mode", "causal", "block_size",
-                                                 "blocks", "work_order", "dropout", "seed", "scale", "backward", "strict", "length", "transport", "shards"};
+constexpr std::array<std::string_view, 7> kTypes{"standard", "improved",     "hilbert",          "block_sparse",
+                                                 "ring",     "ring_hilbert", "block_sparse_ring"};
+constexpr std::array<std::string_view, 17> kKeys{
+    "attention_type", "segment_lengths", "dilation_rates", "order",     "dilation_mode", "causal",
+    "block_size",     "blocks",          "work_order",     "dropout",   "seed",          "scale",
+    "backward",       "strict",          "length",         "transport", "shards"};
 constexpr std::array<std::string_view, 4> kBuilders{"local", "dilated", "global_local", "top"};
 
 std::vector<Index> read_list(const char* what, std::string_view text, char separator) {
@@ -23,14 +26,17 @@ std::vector<Index> read_list(const char* what, std::string_view text, char separ
 double read_number(const char* what, std::string_view text) {
   double x = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x);
-  check(!text.empty() && error == std::errc{} && end == text.data() + text.size(), what, ": '", text, "' is not a number");
+  check(!text.empty() && error == std::errc{} && end == text.data() + text.size(), what, ": '", text,
+        "' is not a number");
   return x;
 }
 
-BlockPairs build_blocks(std::string_view text, Index n, const Tensor& q, const Tensor& k, const Permutation& order, Index size) {
+BlockPairs build_blocks(std::string_view text, Index n, const Tensor& q, const Tensor& k, const Permutation& order,
+                        Index size) {
   const auto part = split_text(text, ':');
   const std::size_t builder = find_name("blocks", part[0], kBuilders);
-  check(part.size() == (builder == 2 ? 3U : 2U), "blocks: '", text, "': expected local:RADIUS, dilated:R+R, global_local:GLOBAL:RADIUS or top:K");
+  check(part.size() == (builder == 2 ? 3U : 2U), "blocks: '", text,
+        "': expected local:RADIUS, dilated:R+R, global_local:GLOBAL:RADIUS or top:K");
   switch (builder) {
     case 0: return local_blocks(n, read_index("blocks", part[1], 0));
     case 1: return dilated_blocks(n, read_list("blocks", part[1], '+'));
@@ -42,8 +48,8 @@ BlockPairs build_blocks(std::string_view text, Index n, const Tensor& q, const T
 }  // namespace
 
 BlockPairs top_blocks(const Tensor& q, const Tensor& k, const Permutation& order, Index size, Index most) {
-  check(q.rank() == 4 && k.rank() == 4 && q.dim(1) == k.dim(1) && q.dim(3) == k.dim(3), "top_blocks: q ", q.shape(), " and k ", k.shape(),
-        " must be [batch, length, heads, dim] and agree in length and dim");
+  check(q.rank() == 4 && k.rank() == 4 && q.dim(1) == k.dim(1) && q.dim(3) == k.dim(3), "top_blocks: q ", q.shape(),
+        " and k ", k.shape(), " must be [batch, length, heads, dim] and agree in length and dim");
   check(size >= 1 && most >= 1, "top_blocks: size ", size, " and count ", most, " must be at least 1");
   const Tape::Pause pause;
   const Index length = q.dim(1), n = (length + size - 1) / size;
@@ -51,7 +57,8 @@ BlockPairs top_blocks(const Tensor& q, const Tensor& k, const Permutation& order
   const auto pooled = [&](const Tensor& x) {
     const Tensor along = reorder(unsqueeze(mean(to(x, DType::f64), {0, 2}), 0), order, 1);
     std::vector<Tensor> rows;
-    for (Index i = 0; i < n; ++i) rows.push_back(mean(slice(along, 1, i * size, std::min((i + 1) * size, length)), {1}));
+    for (Index i = 0; i < n; ++i)
+      rows.push_back(mean(slice(along, 1, i * size, std::min((i + 1) * size, length)), {1}));
     return n > 0 ? cat(rows, 0) : empty({0, x.dim(3)}, DType::f64);
   };
   const std::vector<double> score = matmul(pooled(q), transpose(pooled(k))).to_vector<double>();
@@ -61,7 +68,8 @@ BlockPairs top_blocks(const Tensor& q, const Tensor& k, const Permutation& order
     std::iota(by_score.begin(), by_score.end(), 0);
     const double* const row = score.data() + i * n;
     std::ranges::stable_sort(by_score, [&](auto a, auto b) { return row[a] > row[b]; });
-    for (Index j = 0; j < std::min(most, n); ++j) pairs.emplace_back(static_cast<std::int32_t>(i), by_score[static_cast<std::size_t>(j)]);
+    for (Index j = 0; j < std::min(most, n); ++j)
+      pairs.emplace_back(static_cast<std::int32_t>(i), by_score[static_cast<std::size_t>(j)]);
   }
   return pairs;
 }
@@ -69,7 +77,9 @@ BlockPairs top_blocks(const Tensor& q, const Tensor& k, const Permutation& order
 NamedAttention make_attention(const std::map<std::string, std::string>& config, const Comm& comm) {
   for (const auto& [key, value] : config) find_name("make_attention key", key, kKeys);
   const auto type = config.find("attention_type");
-  check(type != config.end(), "make_attention: attention_type is missing; one of standard, improved, hilbert, block_sparse, ring, ring_hilbert, block_sparse_ring");
+  check(type != config.end(),
+        "make_attention: attention_type is missing; one of standard, improved, hilbert, block_sparse, ring, "
+        "ring_hilbert, block_sparse_ring");
   const std::size_t kind = find_name("attention_type", type->second, kTypes);
   const bool sparse = kind == 3 || kind == 6, over_ranks = kind >= 4;
 
@@ -98,16 +108,19 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config, 
     else if (key == "seed") a.seed_ = static_cast<std::uint64_t>(read_index("seed", value, 0));
     else if (key == "scale") a.options_.scale = read_number("scale", value);
     else if (key == "backward") a.options_.backward = parse_backward(value);
-    else if (key == "strict") a.options_.strict = find_name("strict", value, std::array<std::string_view, 2>{"false", "true"}) == 1;
+    else if (key == "strict")
+      a.options_.strict = find_name("strict", value, std::array<std::string_view, 2>{"false", "true"}) == 1;
     else if (key == "length") a.length_ = read_index("length", value, 1);
     else if (key == "transport") a.transport_ = parse_transport(value);
     else if (key == "shards") a.dealing_ = parse_dealing(value);
   }
   check(!over_ranks || a.length_ > 0, "make_attention: ", a.type_, " needs length, the tokens of all ranks together");
-  check(!over_ranks || !sparse || !a.blocks_.starts_with("top"), "make_attention: blocks = top:K compares the queries of all ranks; name another builder");
+  check(!over_ranks || !sparse || !a.blocks_.starts_with("top"),
+        "make_attention: blocks = top:K compares the queries of all ranks; name another builder");
   if (sparse || (kind == 4 && !config.contains("segment_lengths"))) return a;
   if (rates.empty()) rates.assign(lengths.size(), 1);
-  check(lengths.size() == rates.size(), "make_attention: ", lengths.size(), " segment_lengths and ", rates.size(), " dilation_rates must pair up");
+  check(lengths.size() == rates.size(), "make_attention: ", lengths.size(), " segment_lengths and ", rates.size(),
+        " dilation_rates must pair up");
   a.pattern_.clear();
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     Branch b;

@@ -8,8 +8,8 @@ namespace [[gnu::visibility("default")]] hilt {
 /// An attention chosen by name, for any length; plans are made as lengths come up.
 class NamedAttention {
  public:
-  /// [B, L, H, D] as attention() takes them; for the ring types this rank's rows, as ring_attention() takes them. `step` tells dropout's
-  /// streams apart.
+  /// [B, L, H, D] as attention() takes them; for the ring types this rank's rows, as
+  /// ring_attention() takes them. `step` tells dropout's streams apart.
   Tensor operator()(const Tensor& q, const Tensor& k, const Tensor& v, std::uint64_t step = 0) const;
   PlanPtr plan(const Tensor& q, const Tensor& k) const;
   /// Of the ring types: this rank's part of the plan, and so which rows it holds.
@@ -37,16 +37,21 @@ class NamedAttention {
 ///   standard       dilated attention: branches (segment_lengths, dilation_rates), longnet
 ///   improved       the same with branches on head groups
 ///   hilbert        segments of the Hilbert order, every query asking
-///   block_sparse   blocks (block_size; blocks = local:RADIUS, dilated:R+R+.., global_local:GLOBAL:RADIUS, top:K by pooled q.k)
+///   block_sparse   blocks (block_size; blocks = local:RADIUS, dilated:R+R+.., global_local:GLOBAL:RADIUS,
+///                  top:K by pooled q.k)
 ///   ring, ring_hilbert, block_sparse_ring
-///                  dense (or segments, as standard), hilbert and block_sparse over the ranks of comm, alike on each; transport = gather is what is known
-///                  as HilbertRing, transport = ring as HilbertTrueRing. Keys of theirs: length (tokens of all ranks), transport, shards (contiguous, balanced, auto)
-/// Keys: attention_type, segment_lengths, dilation_rates (comma separated), order (as parse_order, or `auto`), dilation_mode, causal,
-/// block_size, blocks, work_order (row, diagonal, hilbert, auto), dropout, seed, scale, backward, strict. An unknown name or key, or a key that the type does not
-/// read, is an error.
+///                  dense (or segments, as standard), hilbert and block_sparse over the ranks of comm, alike
+///                  on each; transport = gather is what is known
+///                  as HilbertRing, transport = ring as HilbertTrueRing. Keys of theirs: length (tokens of all
+///                  ranks), transport, shards (contiguous, balanced, auto)
+/// Keys: attention_type, segment_lengths, dilation_rates (comma separated), order (as parse_order,
+/// or `auto`), dilation_mode, causal, block_size, blocks, work_order (row, diagonal, hilbert,
+/// auto), dropout, seed, scale, backward, strict. An unknown name or key, or a key that the type
+/// does not read, is an error.
 NamedAttention make_attention(const std::map<std::string, std::string>& config, const Comm& comm = Comm());
 
-/// For each block of queries the `most` blocks of keys with the largest product of mean query and mean key, over batch and heads.
+/// For each block of queries the `most` blocks of keys with the largest product of mean query and
+/// mean key, over batch and heads.
 BlockPairs top_blocks(const Tensor& q, const Tensor& k, const Permutation& order, Index size, Index most);
 
 }  // namespace hilt

@@ -1,12 +1,15 @@
 // Attention over ranks: the merge of SEMANTICS, one part a stage.
 //
-//   forward    stage by stage the online softmax of this rank's queries goes on, over its own keys first, then over those that
+//   forward    stage by stage the online softmax of this rank's queries goes on, over its own keys first, then
+//              over those that
 //              arrive; while a stage is attended to, the rows of the next one travel
-//   backward   with the L and Delta of the whole, each stage's part of dQ is added up here; its dK, dV, of rows that are another rank's, go home
+//   backward   with the L and Delta of the whole, each stage's part of dQ is added up here; its dK, dV, of
+//              rows that are another rank's, go home
 //              in f32 while the next stage is computed, and are added there in the order of stages
 //
-// Every row goes straight from its owner to who attends to it. A ring in which ranks hand on what they got would carry the same bytes of K
-// and V, but also rows that only later ranks need, and one hop more of dK, dV.
+// Every row goes straight from its owner to who attends to it. A ring in which ranks hand on what
+// they got would carry the same bytes of K and V, but also rows that only later ranks need, and one
+// hop more of dK, dV.
 #include "ops/hilbert/ring.h"
 #include <algorithm>
 #include <iomanip>
@@ -19,12 +22,18 @@ namespace hilt {
 namespace {
 
 /// Keys and values, or their gradients: [B, rows, Hk, D] each.
-struct Pair { Tensor k, v; };
+struct Pair {
+  Tensor k, v;
+};
 
-Tensor index_of(const std::vector<std::int32_t>& rows, Device device) { return moved(from_values(rows, {static_cast<Index>(rows.size())}), device); }
+Tensor index_of(const std::vector<std::int32_t>& rows, Device device) {
+  return moved(from_values(rows, {static_cast<Index>(rows.size())}), device);
+}
 
 /// The rows that a peer needs, dense.
-Tensor parcel_of(const Tensor& x, const ShardPlan::Parcel& p) { return p.rows.empty() ? dense(x) : gather(x, 1, index_of(p.rows, x.device())); }
+Tensor parcel_of(const Tensor& x, const ShardPlan::Parcel& p) {
+  return p.rows.empty() ? dense(x) : gather(x, 1, index_of(p.rows, x.device()));
+}
 
 Tensor blank_parcel(const ShardPlan::Parcel& p, const Tensor& like, DType type) {
   return empty(like.shape().with(1, p.count), type, like.device());
@@ -45,7 +54,8 @@ Incoming post(const ShardPlan& shard, const Comm& comm, const Pair& own, std::si
   const ShardPlan::Stage& s = shard.stages()[stage];
   Incoming incoming;
   std::vector<Message> out, in;
-  for (const ShardPlan::Parcel& p : s.send) out.push_back({p.peer, parcel_of(own.k, p)}), out.push_back({p.peer, parcel_of(own.v, p)});
+  for (const ShardPlan::Parcel& p : s.send)
+    out.push_back({p.peer, parcel_of(own.k, p)}), out.push_back({p.peer, parcel_of(own.v, p)});
   for (const ShardPlan::Parcel& p : s.receive) {
     incoming.k.push_back(blank_parcel(p, own.k, own.k.dtype()));
     incoming.v.push_back(blank_parcel(p, own.v, own.v.dtype()));
@@ -73,13 +83,15 @@ struct Homeward {
     *this = {};
   }
 };
-Homeward send_home(const ShardPlan& shard, const Comm& comm, const Pair& theirs, const Tensor& like, std::size_t stage) {
+Homeward send_home(const ShardPlan& shard, const Comm& comm, const Pair& theirs, const Tensor& like,
+                   std::size_t stage) {
   const ShardPlan::Stage& s = shard.stages()[stage];
   Homeward homeward;
   std::vector<Message> out, in;
   Index row = 0;
   for (const ShardPlan::Parcel& p : s.receive) {
-    out.push_back({p.peer, dense(slice(theirs.k, 1, row, row + p.count))}), out.push_back({p.peer, dense(slice(theirs.v, 1, row, row + p.count))});
+    out.push_back({p.peer, dense(slice(theirs.k, 1, row, row + p.count))}),
+        out.push_back({p.peer, dense(slice(theirs.v, 1, row, row + p.count))});
     row += p.count;
   }
   for (const ShardPlan::Parcel& p : s.send) {
@@ -87,7 +99,8 @@ Homeward send_home(const ShardPlan& shard, const Comm& comm, const Pair& theirs,
     homeward.gradients.push_back({blank_parcel(p, like, theirs.k.dtype()), blank_parcel(p, like, theirs.k.dtype())});
     in.push_back({p.peer, homeward.gradients.back().k}), in.push_back({p.peer, homeward.gradients.back().v});
   }
-  homeward.transfer = comm.exchange(std::move(out), std::move(in), {"ring backward, homeward", static_cast<Index>(stage)});
+  homeward.transfer =
+      comm.exchange(std::move(out), std::move(in), {"ring backward, homeward", static_cast<Index>(stage)});
   return homeward;
 }
 
@@ -137,7 +150,8 @@ struct Ring final : Function {
         dx = {blank_like(q, covers), blank_like(own.k, covers), blank_like(own.v, covers)};
         return std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
       };
-      if (gradients_at_once(call, stages[0].tilings, q, own.k, own.v, saved(3), d_o, lse, blank)) return finished(std::move(dx), q.dtype());
+      if (gradients_at_once(call, stages[0].tilings, q, own.k, own.v, saved(3), d_o, lse, blank))
+        return finished(std::move(dx), q.dtype());
     }
     const Tensor delta = delta_of(call, saved(3), d_o, type);
     Tensor dq = zeros(q.shape(), type, q.device());
@@ -165,13 +179,16 @@ struct Ring final : Function {
   }
 };
 
-Ring ring_of(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm, const AttentionOptions& options) {
+Ring ring_of(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm,
+             const AttentionOptions& options) {
   check(shard != nullptr, "ring_attention: no ShardPlan");
-  check(comm.size() == shard->shards().ranks && comm.rank() == shard->rank(), "ring_attention: rank ", comm.rank(), " of ", comm.size(), ", but the plan is for rank ",
-        shard->rank(), " of ", shard->shards().ranks);
-  check(options.backward == Backward::fused, "ring_attention: backward ", name_of(options.backward), " is not for several ranks; use fused");
+  check(comm.size() == shard->shards().ranks && comm.rank() == shard->rank(), "ring_attention: rank ", comm.rank(),
+        " of ", comm.size(), ", but the plan is for rank ", shard->rank(), " of ", shard->shards().ranks);
+  check(options.backward == Backward::fused, "ring_attention: backward ", name_of(options.backward),
+        " is not for several ranks; use fused");
   Ring ring;
-  ring.call = checked_call("ring_attention", std::shared_ptr<const Plan>(shard, &shard->plan()), options, shard->length(), q, k, v);
+  ring.call = checked_call("ring_attention", std::shared_ptr<const Plan>(shard, &shard->plan()), options,
+                           shard->length(), q, k, v);
   ring.shard = shard;
   ring.comm = comm;
   return ring;
@@ -179,41 +196,51 @@ Ring ring_of(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanP
 
 }  // namespace
 
-Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm, const AttentionOptions& options) {
+Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm,
+                      const AttentionOptions& options) {
   return apply(ring_of(q, k, v, shard, comm, options), in_rows(q), in_rows(k), in_rows(v));
 }
 
-AttentionResult ring_attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm, const AttentionOptions& options) {
+AttentionResult ring_attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard,
+                                        const Comm& comm, const AttentionOptions& options) {
   const Tape::Pause pause;
   return ring_of(q, k, v, shard, comm, options).run(in_rows(q), in_rows(k), in_rows(v));
 }
 
-void agree_on(const ShardPlan& shard, const Comm& comm, Index batch, Index kv_heads, Index dim, DType dtype, const AttentionOptions& options) {
+void agree_on(const ShardPlan& shard, const Comm& comm, Index batch, Index kv_heads, Index dim, DType dtype,
+              const AttentionOptions& options) {
   const PlanSpec& s = shard.plan().spec();
   std::ostringstream text;
-  text << std::setprecision(17) << "version = " << kVersion << "\nranks = " << shard.shards().ranks << "\nlength = " << s.length << "\nheads = " << s.heads
-       << "\nkv_heads = " << kv_heads << "\nbatch = " << batch << "\nhead_dim = " << dim << "\ndtype = " << dtype << "\norder = " << to_string(s.order)
-       << "\npattern = " << to_string(s.pattern) << "\ndilation_mode = " << name_of(s.dilation_mode) << "\ncausal = " << name_of(s.causality)
-       << "\ntransport = " << name_of(shard.transport()) << "\nscale = " << options.scale.value_or(0) << "\ndropout = " << options.dropout
-       << "\nseed = " << (options.key ? options.key->seed : 0) << "\nstream = " << (options.key ? options.key->stream : 0);
+  text << std::setprecision(17) << "version = " << kVersion << "\nranks = " << shard.shards().ranks
+       << "\nlength = " << s.length << "\nheads = " << s.heads << "\nkv_heads = " << kv_heads << "\nbatch = " << batch
+       << "\nhead_dim = " << dim << "\ndtype = " << dtype << "\norder = " << to_string(s.order)
+       << "\npattern = " << to_string(s.pattern) << "\ndilation_mode = " << name_of(s.dilation_mode)
+       << "\ncausal = " << name_of(s.causality) << "\ntransport = " << name_of(shard.transport())
+       << "\nscale = " << options.scale.value_or(0) << "\ndropout = " << options.dropout
+       << "\nseed = " << (options.key ? options.key->seed : 0)
+       << "\nstream = " << (options.key ? options.key->stream : 0);
   for (const Branch& b : s.pattern)
     for (const auto& [i, j] : b.pairs) text << "\nblock = " << i << ", " << j;
   for (std::size_t i = 0; i < shard.shards().owner.size(); ++i)
-    text << "\nchunk = " << shard.shards().cut[i] << ".." << shard.shards().cut[i + 1] << " of rank " << shard.shards().owner[i];
+    text << "\nchunk = " << shard.shards().cut[i] << ".." << shard.shards().cut[i + 1] << " of rank "
+         << shard.shards().owner[i];
   comm.agree("ring_attention", text.str());
 }
 
 Tensor rows_of_rank(const Tensor& whole, const ShardPlan& shard, int rank) {
-  check(whole.rank() >= 2 && whole.dim(1) == shard.plan().length(), "rows_of_rank: ", whole.shape(), " must be [batch, ", shard.plan().length(), " tokens, ...]");
+  check(whole.rank() >= 2 && whole.dim(1) == shard.plan().length(), "rows_of_rank: ", whole.shape(),
+        " must be [batch, ", shard.plan().length(), " tokens, ...]");
   return gather(whole, 1, index_of(shard.tokens_of(rank), whole.device()));
 }
 
 Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& comm) {
-  check(rows.rank() >= 2 && rows.dim(1) == shard.length(), "whole_of_rows: ", rows.shape(), " must be [batch, ", shard.length(), " rows, ...]");
+  check(rows.rank() >= 2 && rows.dim(1) == shard.length(), "whole_of_rows: ", rows.shape(), " must be [batch, ",
+        shard.length(), " rows, ...]");
   const Tape::Pause pause;
   Index longest = 0;
   for (int r = 0; r < comm.size(); ++r) longest = std::max(longest, shard.shards().rows(r));
-  Tensor padded = zeros(rows.shape().with(1, longest), rows.dtype(), rows.device()), filled = slice(padded, 1, 0, rows.dim(1));
+  Tensor padded = zeros(rows.shape().with(1, longest), rows.dtype(), rows.device()),
+         filled = slice(padded, 1, 0, rows.dim(1));
   copy(filled, rows);
   std::vector<Tensor> all;
   const Tensor gathered = comm.gather(padded, {"whole_of_rows"});  // [ranks, B, longest, ...]
@@ -221,7 +248,8 @@ Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& com
   std::vector<std::int32_t> from(static_cast<std::size_t>(shard.plan().length()));  // by token
   for (int r = 0; r < comm.size(); ++r) {
     const std::vector<std::int32_t> tokens = shard.tokens_of(r);
-    for (std::size_t i = 0; i < tokens.size(); ++i) from[static_cast<std::size_t>(tokens[i])] = static_cast<std::int32_t>(r * longest + static_cast<Index>(i));
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      from[static_cast<std::size_t>(tokens[i])] = static_cast<std::int32_t>(r * longest + static_cast<Index>(i));
   }
   return hilt::gather(cat(all, 1), 1, index_of(from, rows.device()));
 }

@@ -1,5 +1,6 @@
-// Speed of the parts, each beside a floor measured in the same process: a copy for what is bound by memory, the BLAS called
-// directly for products, the bare kernel for what the tape adds. Run one thread with HILT_THREADS=1, on a GPU with --device cuda.
+// Speed of the parts, each beside a floor measured in the same process: a copy for what is bound by
+// memory, the BLAS called directly for products, the bare kernel for what the tape adds. Run one
+// thread with HILT_THREADS=1, on a GPU with --device cuda.
 #include <benchmark/benchmark.h>
 #include <algorithm>
 #include <cstring>
@@ -25,17 +26,19 @@ void finish() {
 }
 
 void bytes(benchmark::State& state, double each) {
-  state.counters["GB/s"] = benchmark::Counter(each * static_cast<double>(state.iterations()) * 1e-9, benchmark::Counter::kIsRate);
+  state.counters["GB/s"] =
+      benchmark::Counter(each * static_cast<double>(state.iterations()) * 1e-9, benchmark::Counter::kIsRate);
 }
 void flops(benchmark::State& state, double each) {
-  state.counters["GFLOP/s"] = benchmark::Counter(each * static_cast<double>(state.iterations()) * 1e-9, benchmark::Counter::kIsRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(each * static_cast<double>(state.iterations()) * 1e-9, benchmark::Counter::kIsRate);
 }
 
 constexpr Index kColumns = 1024;
 /// 32 MiB on a CPU, 512 MiB on a GPU: well past the caches.
 Index rows() { return device.is_cuda() ? Index{1} << 17 : Index{1} << 13; }
 
-// ---- memory ----------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 void copy_floor(benchmark::State& state) {
   const Tensor x = random({rows(), kColumns}, 1);
   Tensor y = empty_like(x);
@@ -47,8 +50,7 @@ void copy_floor(benchmark::State& state) {
 }
 BENCHMARK(copy_floor)->UseRealTime();
 
-template <Tensor (*op)(const Tensor&)>
-void unary(benchmark::State& state) {
+template <Tensor (*op)(const Tensor&)> void unary(benchmark::State& state) {
   const Tensor x = random({rows(), kColumns}, 1);
   for (auto _ : state) benchmark::DoNotOptimize(op(x)), finish();
   bytes(state, 2.0 * static_cast<double>(x.bytes()));
@@ -84,16 +86,18 @@ void forward_backward(benchmark::State& state, const std::function<Tensor()>& f,
 }
 void softmax_both(benchmark::State& state) {
   const Tensor x = random({rows(), kColumns}, 1);
-  forward_backward(state, [&] { return softmax(x); }, x, 5.0 * static_cast<double>(x.bytes()));
+  forward_backward(
+      state, [&] { return softmax(x); }, x, 5.0 * static_cast<double>(x.bytes()));
 }
 BENCHMARK(softmax_both)->UseRealTime()->Name("softmax forward+backward");
 void layer_norm_both(benchmark::State& state) {
   const Tensor x = random({rows(), kColumns}, 1), w = random({kColumns}, 2), b = random({kColumns}, 3);
-  forward_backward(state, [&] { return layer_norm(x, w, b); }, x, 5.0 * static_cast<double>(x.bytes()));
+  forward_backward(
+      state, [&] { return layer_norm(x, w, b); }, x, 5.0 * static_cast<double>(x.bytes()));
 }
 BENCHMARK(layer_norm_both)->UseRealTime()->Name("layer_norm forward+backward");
 
-// ---- products ----------------------------------------------------------------------------------------
+// ---- products -----------------------------------------------------------------------------------
 void product(benchmark::State& state) {
   const Index m = state.range(0), n = state.range(1), k = state.range(2);
   const Tensor a = random({m, k}, 1), b = random({k, n}, 2);
@@ -110,21 +114,25 @@ void product_floor(benchmark::State& state) {
     const kernels::MatrixRef<const float> left{a.data<float>(), k, 1}, right{b.data<float>(), n, 1};
     const kernels::MatrixRef<float> out{c.mutable_data<float>(), n, 1};
     if constexpr (kHasCuda)
-      if (device.is_cuda()) kernels::gemm_batched<float>(cuda_of(device), {1, &none, &none, 0}, m, n, k, left, right, out);
+      if (device.is_cuda())
+        kernels::gemm_batched<float>(cuda_of(device), {1, &none, &none, 0}, m, n, k, left, right, out);
     if (device.is_cpu()) kernels::gemm<float>(Cpu{}, m, n, k, left, right, out, false);
     finish();
   }
   flops(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
 }
 void sizes(benchmark::internal::Benchmark* b) {
-  for (const auto& s : std::vector<std::vector<std::int64_t>>{{64, 64, 64}, {768, 512, 128}, {1024, 1536, 384}, {2048, 2048, 2048}}) b->Args(s);
+  for (const auto& s :
+       std::vector<std::vector<std::int64_t>>{{64, 64, 64}, {768, 512, 128}, {1024, 1536, 384}, {2048, 2048, 2048}})
+    b->Args(s);
   b->UseRealTime();
 }
 BENCHMARK(product)->Apply(sizes)->Name("matmul");
 BENCHMARK(product_floor)->Apply(sizes)->Name("matmul floor (one library call, one thread)");
 
-// ---- the tape ----------------------------------------------------------------------------------------
-// A chain of additions on one element: what recording, replaying and freeing a node costs, beside the op itself.
+// ---- the tape -----------------------------------------------------------------------------------
+// A chain of additions on one element: what recording, replaying and freeing a node costs, beside
+// the op itself.
 constexpr int kChain = 1000;
 void chain_bare(benchmark::State& state) {
   const Tensor x = random({1}, 1);
@@ -134,7 +142,8 @@ void chain_bare(benchmark::State& state) {
     benchmark::DoNotOptimize(y);
     finish();
   }
-  state.counters["ns/op"] = benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+  state.counters["ns/op"] =
+      benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 BENCHMARK(chain_bare)->Name("one-element add, no tape");
 void chain_taped(benchmark::State& state) {
@@ -147,7 +156,8 @@ void chain_taped(benchmark::State& state) {
     benchmark::DoNotOptimize(tape.backward(y));
     finish();
   }
-  state.counters["ns/op"] = benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+  state.counters["ns/op"] =
+      benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 BENCHMARK(chain_taped)->Name("one-element neg, recorded and played back");
 void chain_bare_neg(benchmark::State& state) {
@@ -158,7 +168,8 @@ void chain_bare_neg(benchmark::State& state) {
     benchmark::DoNotOptimize(y);
     finish();
   }
-  state.counters["ns/op"] = benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+  state.counters["ns/op"] =
+      benchmark::Counter(kChain * 1e-9, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 BENCHMARK(chain_bare_neg)->Name("the same two kernels, no tape");
 

@@ -1,8 +1,9 @@
 // Attention on one GPU, a JSON line a figure:  hilt_gpu_attention [--repeats N] [NAME ..]
 //
-// Inputs are random and rotate through more memory than the L2 cache holds; times are events on the stream, medians of N; a figure's
-// correctness is asserted in the same process, against the plain kernel in f32 on the same numbers. Floors: bytes, each tensor once, over
-// the rate of a copy measured here; FLOPs over 716 TFLOP/s.
+// Inputs are random and rotate through more memory than the L2 cache holds; times are events on the
+// stream, medians of N; a figure's correctness is asserted in the same process, against the plain
+// kernel in f32 on the same numbers. Floors: bytes, each tensor once, over the rate of a copy
+// measured here; FLOPs over 716 TFLOP/s.
 #include <cuda_runtime_api.h>
 #include <algorithm>
 #include <cmath>
@@ -36,8 +37,7 @@ class Events {
     cudaEventCreate(&begin_);
     cudaEventCreate(&end_);
   }
-  template <class F>
-  double ms(F&& f) {
+  template <class F> double ms(F&& f) {
     const auto stream = static_cast<cudaStream_t>(cuda_of(kGpu).stream);
     cudaEventRecord(begin_, stream);
     f();
@@ -52,9 +52,10 @@ class Events {
   cudaEvent_t begin_{}, end_{};
 };
 
-struct Times { double low, median, high; };
-template <class F>
-Times times_of(int repeats, F&& once) {
+struct Times {
+  double low, median, high;
+};
+template <class F> Times times_of(int repeats, F&& once) {
   std::vector<double> t;
   for (int i = 0; i < repeats + 5; ++i) {
     const double ms = once(i);
@@ -73,16 +74,19 @@ double copy_rate() {  // bytes a second, read and written
 }
 
 double relative_error(const Tensor& got, const Tensor& want) {
-  const double off = global_norm(std::vector<Tensor>{sub(to(got, DType::f32), want)}), size = global_norm(std::vector<Tensor>{want});
+  const double off = global_norm(std::vector<Tensor>{sub(to(got, DType::f32), want)}),
+               size = global_norm(std::vector<Tensor>{want});
   return off / size;
 }
 
 void line(const Shape4& s, const char* what, const Times& t, double bytes, double flops, double rate, double error) {
   const double by_bytes = bytes / rate * 1e3, by_flops = flops / kPeakFlops * 1e3, floor = std::max(by_bytes, by_flops);
-  std::cout << "{\"figure\": \"" << s.name << "\", \"pass\": \"" << what << "\", \"batch\": " << s.batch << ", \"length\": " << s.length
-            << ", \"heads\": " << s.heads << ", \"dim\": " << s.dim << ", \"dtype\": \"" << name_of(s.type) << "\", \"pattern\": \"" << s.pattern << "\", \"order\": \"" << s.order
-            << "\", \"causal\": \"" << name_of(s.causality) << "\", \"ms\": " << t.median << ", \"ms_min\": " << t.low << ", \"ms_max\": " << t.high
-            << ", \"floor_ms\": " << floor << ", \"floor\": \"" << (by_bytes > by_flops ? "bytes" : "flops") << "\", \"tflops\": " << flops / t.median * 1e-9
+  std::cout << "{\"figure\": \"" << s.name << "\", \"pass\": \"" << what << "\", \"batch\": " << s.batch
+            << ", \"length\": " << s.length << ", \"heads\": " << s.heads << ", \"dim\": " << s.dim << ", \"dtype\": \""
+            << name_of(s.type) << "\", \"pattern\": \"" << s.pattern << "\", \"order\": \"" << s.order
+            << "\", \"causal\": \"" << name_of(s.causality) << "\", \"ms\": " << t.median << ", \"ms_min\": " << t.low
+            << ", \"ms_max\": " << t.high << ", \"floor_ms\": " << floor << ", \"floor\": \""
+            << (by_bytes > by_flops ? "bytes" : "flops") << "\", \"tflops\": " << flops / t.median * 1e-9
             << ", \"relative_error\": " << error << "}" << std::endl;
 }
 
@@ -94,10 +98,14 @@ int run(const Shape4& s, int repeats, double rate) {
   const Shape shape{s.batch, s.length, s.heads, s.dim};
   const auto each = static_cast<std::size_t>(shape.numel()) * size_of(s.type);
   const auto sets = static_cast<int>(std::max<std::size_t>(2, 2 * kCache / (3 * each) + 1));
-  struct Set { Tensor q, k, v, d_o; };
+  struct Set {
+    Tensor q, k, v, d_o;
+  };
   std::vector<Set> in;
   for (int i = 0; i < sets; ++i) {
-    const auto x = [&](std::uint64_t stream) { return randn(shape, {7, stream + 10 * static_cast<std::uint64_t>(i)}, s.type, kGpu); };
+    const auto x = [&](std::uint64_t stream) {
+      return randn(shape, {7, stream + 10 * static_cast<std::uint64_t>(i)}, s.type, kGpu);
+    };
     in.push_back({x(1), x(2), x(3), x(4)});
   }
   const auto at = [&](int i) -> const Set& { return in[static_cast<std::size_t>(i % sets)]; };
@@ -111,20 +119,23 @@ int run(const Shape4& s, int repeats, double rate) {
   // Right first.
   double forward_error = 0, backward_error = 0;
   {
-    const Set wide{to(in[0].q, DType::f32), to(in[0].k, DType::f32), to(in[0].v, DType::f32), to(in[0].d_o, DType::f32)};
+    const Set wide{to(in[0].q, DType::f32), to(in[0].k, DType::f32), to(in[0].v, DType::f32),
+                   to(in[0].d_o, DType::f32)};
     Tensor o, o_wide;
     const auto got = play(in[0], o), want = play(wide, o_wide);
     forward_error = relative_error(o, o_wide);
     for (std::size_t i = 0; i < 3; ++i) backward_error = std::max(backward_error, relative_error(got[i], want[i]));
     constexpr double kAllowed = 1e-2;  // bf16 operands and outputs
     if (!(forward_error < kAllowed && backward_error < kAllowed)) {
-      std::cerr << "hilt_gpu_attention: " << s.name << ' ' << s.pattern << ' ' << s.order << ": error " << forward_error << " forward, " << backward_error << " backward\n";
+      std::cerr << "hilt_gpu_attention: " << s.name << ' ' << s.pattern << ' ' << s.order << ": error " << forward_error
+                << " forward, " << backward_error << " backward\n";
       return 1;
     }
   }
   Events events;
   const Times forward = times_of(repeats, [&](int i) {
-    (void)attention_with_lse(at(i + 1).q, at(i + 1).k, at(i + 1).v, plan);  // keeps the GPU busy while the next is asked for
+    (void)attention_with_lse(at(i + 1).q, at(i + 1).k, at(i + 1).v,
+                             plan);  // keeps the GPU busy while the next is asked for
     return events.ms([&] { (void)attention_with_lse(at(i).q, at(i).k, at(i).v, plan); });
   });
   const Times backward = times_of(repeats, [&](int i) {
@@ -134,16 +145,20 @@ int run(const Shape4& s, int repeats, double rate) {
     const Tensor o = attention(x.q, x.k, x.v, plan);
     return events.ms([&] { (void)tape.backward(o, x.d_o); });
   });
-  const double pairs = static_cast<double>(plan->stats().pairs) * static_cast<double>(s.batch * s.heads), flops = 4 * pairs * static_cast<double>(s.dim);
-  // Forward reads q, k and v and writes o; backward reads q, k, v, o and dO and writes dq, dk and dv. Keys that nobody attends to are not read.
+  const double pairs = static_cast<double>(plan->stats().pairs) * static_cast<double>(s.batch * s.heads),
+               flops = 4 * pairs * static_cast<double>(s.dim);
+  // Forward reads q, k and v and writes o; backward reads q, k, v, o and dO and writes dq, dk and
+  // dv. Keys that nobody attends to are not read.
   const Tiling& t = plan->tilings()[0];
-  const double keys = std::min(1.0, static_cast<double>(t.k_token.size()) / static_cast<double>(s.length)), tensor = static_cast<double>(each);
+  const double keys = std::min(1.0, static_cast<double>(t.k_token.size()) / static_cast<double>(s.length)),
+               tensor = static_cast<double>(each);
   line(s, "forward", forward, (2 + 2 * keys) * tensor, flops, rate, forward_error);
   line(s, "backward", backward, (6 + 2 * keys) * tensor, 2.5 * flops, rate, backward_error);
   return 0;
 }
 
-/// The three ways to a gradient on one dense problem: time, what the tape keeps, the most memory at once.
+/// The three ways to a gradient on one dense problem: time, what the tape keeps, the most memory at
+/// once.
 int modes(int repeats) {
   constexpr Index kBatch = 8, kLength = 4096, kHeads = 16, kDim = 64;
   PlanSpec spec;
@@ -186,15 +201,19 @@ int modes(int repeats) {
     reset_memory_peak(kGpu);
     play(in, how);
     const std::size_t kept = saved, peak = memory_stats(kGpu).peak - before;
-    if (!(error < 2e-2)) return std::cerr << "hilt_gpu_attention: modes " << name_of(how) << ": error " << error << '\n', 1;
+    if (!(error < 2e-2))
+      return std::cerr << "hilt_gpu_attention: modes " << name_of(how) << ": error " << error << '\n', 1;
     std::vector<double> forward, backward;
-    for (int i = 0; i < std::max(3, repeats / 5); ++i) play(in, how), forward.push_back(forward_ms), backward.push_back(backward_ms);
+    for (int i = 0; i < std::max(3, repeats / 5); ++i)
+      play(in, how), forward.push_back(forward_ms), backward.push_back(backward_ms);
     std::ranges::sort(forward), std::ranges::sort(backward);
     const std::size_t ends = 4 * in[0].bytes();
-    std::cout << "{\"figure\": \"modes\", \"mode\": \"" << name_of(how) << "\", \"batch\": " << kBatch << ", \"length\": " << kLength << ", \"heads\": " << kHeads
-              << ", \"dim\": " << kDim << ", \"dtype\": \"bf16\", \"pattern\": \"dense\", \"forward_ms\": " << forward[forward.size() / 2] << ", \"backward_ms\": "
-              << backward[backward.size() / 2] << ", \"saved_bytes\": " << kept << ", \"beyond_bytes\": " << static_cast<double>(kept) - static_cast<double>(ends) << ", \"peak_bytes\": " << peak
-              << ", \"relative_error\": " << error << "}" << std::endl;
+    std::cout << "{\"figure\": \"modes\", \"mode\": \"" << name_of(how) << "\", \"batch\": " << kBatch
+              << ", \"length\": " << kLength << ", \"heads\": " << kHeads << ", \"dim\": " << kDim
+              << ", \"dtype\": \"bf16\", \"pattern\": \"dense\", \"forward_ms\": " << forward[forward.size() / 2]
+              << ", \"backward_ms\": " << backward[backward.size() / 2] << ", \"saved_bytes\": " << kept
+              << ", \"beyond_bytes\": " << static_cast<double>(kept) - static_cast<double>(ends)
+              << ", \"peak_bytes\": " << peak << ", \"relative_error\": " << error << "}" << std::endl;
   }
   return 0;
 }
@@ -221,11 +240,14 @@ int main(int argc, char** argv) {
   shapes.push_back({"dense", 4, 4096, 32, 64, "dense", "row"});
   shapes.push_back({"causal", 4, 4096, 16, 128, "dense", "row", Causality::token});
   shapes.push_back({"causal", 4, 4096, 32, 64, "dense", "row", Causality::token});
-  for (const char* order : {"hilbert", "row"}) shapes.push_back({"neighborhood", 16, 16384, 2, 64, "neighborhood2d:17x17", order});
+  for (const char* order : {"hilbert", "row"})
+    shapes.push_back({"neighborhood", 16, 16384, 2, 64, "neighborhood2d:17x17", order});
   // By the tensor cores of any GPU.
   for (Index dim : {64, 128})
-    for (Causality causality : {Causality::token, Causality::none}) shapes.push_back({"portable", 4, 4096, 16, dim, "dense", "row", causality, DType::f16});
-  for (Index dim : {64, 128}) shapes.push_back({"plain", 4, 4096, 16, dim, "dense", "row", Causality::token, DType::f32});
+    for (Causality causality : {Causality::token, Causality::none})
+      shapes.push_back({"portable", 4, 4096, 16, dim, "dense", "row", causality, DType::f16});
+  for (Index dim : {64, 128})
+    shapes.push_back({"plain", 4, 4096, 16, dim, "dense", "row", Causality::token, DType::f32});
   shapes.push_back({"portable", 16, 16384, 2, 64, "neighborhood2d:17x17", "hilbert", Causality::none, DType::f16});
   try {
     (void)device_named("cuda");
@@ -233,7 +255,8 @@ int main(int argc, char** argv) {
     std::cout << "{\"figure\": \"copy\", \"bytes_per_second\": " << rate << "}" << std::endl;
     int failed = 0;
     for (const Shape4& s : shapes)
-      if (names.empty() || std::find(names.begin(), names.end(), s.name) != names.end()) failed += run(s, repeats, rate);
+      if (names.empty() || std::find(names.begin(), names.end(), s.name) != names.end())
+        failed += run(s, repeats, rate);
     if (names.empty() || std::ranges::find(names, "modes") != names.end()) failed += modes(repeats);
     return failed == 0 ? 0 : 1;
   } catch (const Error& e) {

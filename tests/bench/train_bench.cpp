@@ -1,5 +1,6 @@
-// Milliseconds of a whole training step (batch to updated weights) of a few models, beside peers/train_bench.py, which times the same
-// models in PyTorch. Prints one line a model; with --tape also what each kind of op took, with --json one of JSON instead.
+// Milliseconds of a whole training step (batch to updated weights) of a few models, beside
+// peers/train_bench.py, which times the same models in PyTorch. Prints one line a model; with
+// --tape also what each kind of op took, with --json one of JSON instead.
 //
 //   hilt_train_bench [small|medium|char|gpt2] [--device cuda] [--steps N] [--tape] [--json]
 //
@@ -41,7 +42,8 @@ Setting setting(const std::string& name) {
     s.batch = 64, s.dtype = DType::bf16;
   } else if (name == "gpt2") {  // GPT-2 of 124 million parameters, its vocabulary rounded up as is usual
     s.name = "gpt2";
-    s.config.layers = 12, s.config.heads = 12, s.config.width = 768, s.config.context = 1024, s.config.vocab = 50304, s.config.bias = true;
+    s.config.layers = 12, s.config.heads = 12, s.config.width = 768, s.config.context = 1024, s.config.vocab = 50304,
+    s.config.bias = true;
     s.batch = 32, s.dtype = DType::bf16;
   }
   return s;
@@ -61,8 +63,10 @@ struct Trainer {
   Replay replay;
 
   Trainer(const Setting& s, Device device)
-      : model(make_transformer(s.config, 1, s.dtype)), ids(moved(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 1}), device)),
-        targets(moved(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 2}), device)), replay(device) {
+      : model(make_transformer(s.config, 1, s.dtype)),
+        ids(moved(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 1}), device)),
+        targets(moved(randint(0, s.config.vocab, {s.batch, s.config.context}, {1, 2}), device)),
+        replay(device) {
     for (const NamedParameter& p : parameters) *p.tensor = moved(*p.tensor, device);
   }
 
@@ -97,18 +101,30 @@ void run(const std::string& name, Device device, int steps, bool with_tape, bool
     ms.push_back(now_ms() - start);
   }
   const std::size_t grown = memory_stats(device).from_system - asked;
-  const double cpu_ms = static_cast<double>(std::clock() - cpu) * 1e3 / CLOCKS_PER_SEC / steps;  // what a busy machine does not distort
+  const double cpu_ms =
+      static_cast<double>(std::clock() - cpu) * 1e3 / CLOCKS_PER_SEC / steps;  // what a busy machine does not distort
   std::ranges::sort(ms);
   const double median = ms[ms.size() / 2], flops = training_flops(trainer.model, s.batch, s.config.context);
   const double tokens = static_cast<double>(s.batch * s.config.context);
   if (json)
-    std::printf("{\"figure\": \"train_step\", \"who\": \"hilt\", \"model\": \"%s\", \"parameters\": %lld, \"ms\": %.3f, \"best_ms\": %.3f, \"tokens_per_s\": %.0f, \"tflops\": %.1f, \"peak_bytes\": %zu, \"loss\": %.4f, \"grown_bytes\": %zu}\n",
-                s.name, static_cast<long long>(parameter_count(trainer.model)), median, ms.front(), tokens / median * 1e3, flops / median * 1e-9, memory_stats(device).peak, loss, grown);
-  else std::printf("hilt %-6s %lld parameters, batch %lld x %lld: %d threads: median %.2f ms, best %.2f ms a step, %.2f ms of processors, %.1f GFLOP/s, loss %.4f, %zu blocks asked of the system\n",
-              s.name, static_cast<long long>(parameter_count(trainer.model)), static_cast<long long>(s.batch), static_cast<long long>(s.config.context), thread_count(), median,
-              ms.front(), cpu_ms, flops / median * 1e-6, loss, grown);
+    std::printf(
+        "{\"figure\": \"train_step\", \"who\": \"hilt\", \"model\": \"%s\", \"parameters\": %lld, \"ms\": %.3f, "
+        "\"best_ms\": %.3f, \"tokens_per_s\": %.0f, \"tflops\": %.1f, \"peak_bytes\": %zu, \"loss\": %.4f, "
+        "\"grown_bytes\": %zu}\n",
+        s.name, static_cast<long long>(parameter_count(trainer.model)), median, ms.front(), tokens / median * 1e3,
+        flops / median * 1e-9, memory_stats(device).peak, loss, grown);
+  else
+    std::printf(
+        "hilt %-6s %lld parameters, batch %lld x %lld: %d threads: median %.2f ms, best %.2f ms a step, %.2f ms of "
+        "processors, %.1f GFLOP/s, loss %.4f, %zu blocks asked of the system\n",
+        s.name, static_cast<long long>(parameter_count(trainer.model)), static_cast<long long>(s.batch),
+        static_cast<long long>(s.config.context), thread_count(), median, ms.front(), cpu_ms, flops / median * 1e-6,
+        loss, grown);
   if (!with_tape) return;
-  struct Sum { double forward = 0, backward = 0; int count = 0; };
+  struct Sum {
+    double forward = 0, backward = 0;
+    int count = 0;
+  };
   std::map<std::string, Sum> by_name;
   for (int i = 0; i < steps; ++i) {
     trainer.step(true);
@@ -121,7 +137,8 @@ void run(const std::string& name, Device device, int steps, bool with_tape, bool
   }
   double total = 0;
   for (const auto& [key, sum] : by_name) {
-    std::printf("  %-28s x %-3d forward %8.3f ms  backward %8.3f ms\n", key.c_str(), sum.count / steps, sum.forward / steps, sum.backward / steps);
+    std::printf("  %-28s x %-3d forward %8.3f ms  backward %8.3f ms\n", key.c_str(), sum.count / steps,
+                sum.forward / steps, sum.backward / steps);
     total += (sum.forward + sum.backward) / steps;
   }
   std::printf("  %-28s %10.3f ms\n", "all ops", total);
@@ -138,7 +155,8 @@ int main(int argc, char** argv) {
     if (!std::strcmp(argv[i], "--steps") && i + 1 < argc) steps = std::max(1, std::atoi(argv[++i]));
     else if (!std::strcmp(argv[i], "--tape")) with_tape = true;
     else if (!std::strcmp(argv[i], "--json")) json = true;
-    else if (!std::strcmp(argv[i], "--device") && i + 1 < argc) device = std::strcmp(argv[++i], "cuda") ? Device{} : Device{Device::Kind::cuda, 0};
+    else if (!std::strcmp(argv[i], "--device") && i + 1 < argc)
+      device = std::strcmp(argv[++i], "cuda") ? Device{} : Device{Device::Kind::cuda, 0};
     else names.emplace_back(argv[i]);
   }
   if (names.empty()) names = {"small", "medium"};

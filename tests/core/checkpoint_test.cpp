@@ -113,7 +113,14 @@ TEST(Checkpoint, AFunctionThatReturnsItsInput) {
   EXPECT_EQ(checkpoint([](Inputs i) { return i[0]; }, in).id(), x.id());
   EXPECT_EQ(tape.size(), 0u);
   EXPECT_EQ(checkpoint([](Inputs i) { return i[1]; }, in).id(), w.id());
-  EXPECT_EQ(checkpoint([&](Inputs i) { (void)square(i[0]); return x; }, in).id(), x.id());
+  EXPECT_EQ(checkpoint(
+                [&](Inputs i) {
+                  (void)square(i[0]);
+                  return x;
+                },
+                in)
+                .id(),
+            x.id());
   EXPECT_EQ(tape.backward(square(x))[x].item(), 6);
 }
 
@@ -175,7 +182,7 @@ TEST(Checkpoint, RunsOnceForwardAndOnceBackward) {
   EXPECT_EQ(calls, 2);
 }
 
-// ---- versions --------------------------------------------------------------------------------------------
+// ---- versions -----------------------------------------------------------------------------------
 
 TEST(Checkpoint, WritingToWhatItReadIsAnError) {
   for (const bool weight : {false, true}) {
@@ -185,12 +192,13 @@ TEST(Checkpoint, WritingToWhatItReadIsAnError) {
     const Tensor y = checkpoint([&](Inputs i) { return mul(i[0], w); }, std::vector<Tensor>{x});
     (weight ? w : x).mutable_data<double>()[0] = 5;
     EXPECT_EQ(error_of([&] { tape.backward(y); }),
-              "usage: checkpoint: a tensor saved for backward, f64[1], was written to after the forward pass (version 2, saved at 1); write "
+              "usage: checkpoint: a tensor saved for backward, f64[1], was written to after the forward pass (version "
+              "2, saved at 1); write "
               "before the op runs, or to a clone");
   }
 }
 
-// ---- randomness ------------------------------------------------------------------------------------------
+// ---- randomness ---------------------------------------------------------------------------------
 
 TEST(Checkpoint, ReplaysTheNumbersItDrew) {
   const Tensor x = vec(Numbers(64, 1.0));
@@ -214,11 +222,13 @@ TEST(Checkpoint, AReplayThatThrowsLeavesGeneratorsWhereTheyStood) {
   int runs = 0;
   Tape tape;
   tape.watch(x);
-  const Tensor y = checkpoint([&](Inputs in) {
-    const Tensor dropped = drop(in[0], g);
-    check(++runs == 1, "no memory");
-    return dropped;
-  }, std::vector<Tensor>{x});
+  const Tensor y = checkpoint(
+      [&](Inputs in) {
+        const Tensor dropped = drop(in[0], g);
+        check(++runs == 1, "no memory");
+        return dropped;
+      },
+      std::vector<Tensor>{x});
   (void)g.next();
   EXPECT_EQ(error_of([&] { (void)tape.backward(sum(y)); }), "usage: no memory");
   EXPECT_EQ(g.state().stream, 2u);
@@ -248,7 +258,7 @@ TEST(Checkpoint, DrawsWhatTheSameCodeDrawsWithoutIt) {
   EXPECT_EQ(gradient[0], gradient[1]);
 }
 
-// ---- checkpoints in checkpoints --------------------------------------------------------------------------
+// ---- checkpoints in checkpoints -----------------------------------------------------------------
 
 TEST(Checkpoint, NestsAndReplaysAllLevels) {
   const Tensor x = vec({0.3, -0.2, 0.5, 0.9}), w = vec({1.5, 0.5, -1, 2}), v = vec({0.1, 0.2, 0.3, 0.4});
@@ -278,7 +288,8 @@ TEST(Checkpoint, NestsAndReplaysAllLevels) {
     EXPECT_EQ(g.state().stream, 5u);
     EXPECT_EQ(value[depth], value[0]) << depth;
     for (std::size_t i = 0; i < 3; ++i)
-      for (std::size_t e = 0; e < 4; ++e) EXPECT_NEAR(gradients[depth][i][e], gradients[0][i][e], 1e-15 + 1e-14 * std::abs(gradients[0][i][e])) << depth;
+      for (std::size_t e = 0; e < 4; ++e)
+        EXPECT_NEAR(gradients[depth][i][e], gradients[0][i][e], 1e-15 + 1e-14 * std::abs(gradients[0][i][e])) << depth;
   }
 }
 
@@ -288,14 +299,15 @@ TEST(Checkpoint, AChainOfManyKeepsOneTensorEach) {
   Tape tape;
   tape.watch(x);
   Tensor y = x;
-  for (int i = 0; i < n; ++i) y = checkpoint([](Inputs in) { return scale(exp(scale(in[0], 0.5)), 0.5); }, std::vector<Tensor>{y});
+  for (int i = 0; i < n; ++i)
+    y = checkpoint([](Inputs in) { return scale(exp(scale(in[0], 0.5)), 0.5); }, std::vector<Tensor>{y});
   EXPECT_EQ(tape.size(), static_cast<std::size_t>(n));
   EXPECT_EQ(tape.saved_bytes(), static_cast<std::size_t>(n) * 80);
   const Numbers dx = tape.backward(sum(y))[x].to_vector();
   EXPECT_TRUE(std::all_of(dx.begin(), dx.end(), [](double d) { return std::isfinite(d) && d >= 0; }));
 }
 
-// ---- failures --------------------------------------------------------------------------------------------
+// ---- failures -----------------------------------------------------------------------------------
 
 TEST(Checkpoint, AFunctionThatThrowsLeavesTheTapeAsItWas) {
   const std::size_t before = memory_stats().saved;

@@ -1,4 +1,5 @@
-// Tensor copies against a loop over positions, for every pair of types and many layouts; and the walk they share.
+// Tensor copies against a loop over positions, for every pair of types and many layouts; and the
+// walk they share.
 #include <gtest/gtest.h>
 #include <bit>
 #include <cmath>
@@ -17,19 +18,18 @@
 namespace hilt {
 namespace {
 
-// ---- one element, converted as tensor.h promises ---------------------------------------------------------
+// ---- one element, converted as tensor.h promises ------------------------------------------------
 
-/// An element as bits, and the number it means: exact for every type in a long double of 64 bits of mantissa.
-template <class T>
-long double number(T x) {
+/// An element as bits, and the number it means: exact for every type in a long double of 64 bits of
+/// mantissa.
+template <class T> long double number(T x) {
   if constexpr (std::is_same_v<T, f16>) return half_f16().is_nan(x.bits) ? NAN : half_f16().value(x.bits);
   else if constexpr (std::is_same_v<T, bf16>) return half_bf16().is_nan(x.bits) ? NAN : half_bf16().value(x.bits);
   else return static_cast<long double>(x);
 }
 static_assert(std::numeric_limits<long double>::digits >= 64);
 
-template <class To, class From>
-To converted(From from) {
+template <class To, class From> To converted(From from) {
   const long double x = number(from);
   if constexpr (std::is_same_v<To, From>) return from;
   else if constexpr (std::is_same_v<To, f16>) return std::bit_cast<f16>(half_f16().nearest(static_cast<double>(x)));
@@ -54,9 +54,9 @@ bool is_nan(std::int64_t) { return false; }
 bool is_nan(std::int32_t) { return false; }
 bool is_nan(std::uint8_t) { return false; }
 
-/// Numbers that any type has trouble with, then ordinary ones. Floats are of 24 bits of mantissa at most.
-template <class T>
-T interesting(std::mt19937_64& random) {
+/// Numbers that any type has trouble with, then ordinary ones. Floats are of 24 bits of mantissa at
+/// most.
+template <class T> T interesting(std::mt19937_64& random) {
   if constexpr (std::is_integral_v<T>) {
     constexpr T kEnds[] = {0, 1, std::numeric_limits<T>::max(), std::numeric_limits<T>::min(), static_cast<T>(-1)};
     const std::uint64_t bits = random();
@@ -64,26 +64,33 @@ T interesting(std::mt19937_64& random) {
     return static_cast<T>(static_cast<T>(bits >> 8) >> (bits & 31) % (8 * sizeof(T)));
   } else {
     const std::uint64_t bits = random();
-    const float ends[] = {0.0f, -0.0f, 0.5f, -0.99f, 254.5f, 255.0f, 255.5f, 256.0f, 65504.0f, 65520.0f, 2147483520.0f, 2147483648.0f, -2147483648.0f,
-                          -2147483904.0f, 9.223371e18f, 9.223372e18f, -9.223372e18f, -9.3e18f, 1e-8f, 1e-40f, 3e38f, INFINITY, -INFINITY, NAN};
+    const float ends[] = {0.0f,           -0.0f,          0.5f,         -0.99f,       254.5f,        255.0f,
+                          255.5f,         256.0f,         65504.0f,     65520.0f,     2147483520.0f, 2147483648.0f,
+                          -2147483648.0f, -2147483904.0f, 9.223371e18f, 9.223372e18f, -9.223372e18f, -9.3e18f,
+                          1e-8f,          1e-40f,         3e38f,        INFINITY,     -INFINITY,     NAN};
     const float x = bits % 3 == 0 ? ends[bits / 4 % std::size(ends)]
-                    : bits % 3 == 1 ? std::bit_cast<float>(static_cast<std::uint32_t>(bits >> 16))
-                                    : static_cast<float>(static_cast<double>(static_cast<std::int64_t>(bits)) * 0x1p-53);
+                    : bits % 3 == 1
+                        ? std::bit_cast<float>(static_cast<std::uint32_t>(bits >> 16))
+                        : static_cast<float>(static_cast<double>(static_cast<std::int64_t>(bits)) * 0x1p-53);
     return T(x);
   }
 }
 
 /// An integer that a float holds exactly: what becomes a 16-bit float is rounded once.
-template <class T>
-T coarse(T x) {
+template <class T> T coarse(T x) {
   const std::int64_t wide = x;
-  const int low = std::max(0, static_cast<int>(std::bit_width(static_cast<std::uint64_t>(wide < 0 ? ~wide : wide))) - 24);
+  const int low =
+      std::max(0, static_cast<int>(std::bit_width(static_cast<std::uint64_t>(wide < 0 ? ~wide : wide))) - 24);
   return static_cast<T>(wide >> low << low);
 }
 
-// ---- layouts ---------------------------------------------------------------------------------------------
+// ---- layouts ------------------------------------------------------------------------------------
 
-struct Layout { Shape shape; Strides strides; Index offset, elements; };
+struct Layout {
+  Shape shape;
+  Strides strides;
+  Index offset, elements;
+};
 
 Layout dense_layout(const Shape& shape) { return {shape, contiguous_strides(shape), 0, shape.numel()}; }
 /// Axes in another order in memory, gaps after each, an offset.
@@ -103,8 +110,7 @@ Layout random_layout(const Shape& shape, std::mt19937_64& random, bool may_repea
 }
 
 /// f(offset) for every position, in row-major order.
-template <class F>
-void each(const Layout& l, F f) {
+template <class F> void each(const Layout& l, F f) {
   Index at[Shape::kMaxRank] = {};
   for (Index n = 0; n < l.shape.numel(); ++n) {
     Index offset = l.offset;
@@ -114,9 +120,9 @@ void each(const Layout& l, F f) {
   }
 }
 
-/// Copies random elements from one layout to another and compares every byte of the target, the gaps included.
-template <class To, class From>
-void check_copy(const Layout& to, const Layout& from, std::mt19937_64& random) {
+/// Copies random elements from one layout to another and compares every byte of the target, the
+/// gaps included.
+template <class To, class From> void check_copy(const Layout& to, const Layout& from, std::mt19937_64& random) {
   std::vector<From> source(static_cast<std::size_t>(from.elements));
   for (From& x : source) {
     x = interesting<From>(random);
@@ -128,7 +134,9 @@ void check_copy(const Layout& to, const Layout& from, std::mt19937_64& random) {
   std::vector<Index> offsets;
   each(from, [&](Index at) { offsets.push_back(at); });
   std::size_t n = 0;
-  each(to, [&](Index at) { expected[static_cast<std::size_t>(at)] = converted<To>(source[static_cast<std::size_t>(offsets[n++])]); });
+  each(to, [&](Index at) {
+    expected[static_cast<std::size_t>(at)] = converted<To>(source[static_cast<std::size_t>(offsets[n++])]);
+  });
 
   const auto tensor = [](auto& v, const Layout& l, DType t) {
     return Tensor(Storage::borrow(v.data(), v.size() * sizeof v[0], {}, nullptr), l.shape, l.strides, l.offset, t);
@@ -142,13 +150,12 @@ void check_copy(const Layout& to, const Layout& from, std::mt19937_64& random) {
   for (std::size_t i = 0; i < target.size(); ++i) {
     const bool same = std::memcmp(&target[i], &expected[i], sizeof(To)) == 0;
     ASSERT_TRUE(same || (is_nan(target[i]) && is_nan(expected[i])))
-        << dtype_of<From> << " to " << dtype_of<To> << from.shape << ", element " << i << ": " << static_cast<double>(target[i]) << ", expected "
-        << static_cast<double>(expected[i]);
+        << dtype_of<From> << " to " << dtype_of<To> << from.shape << ", element " << i << ": "
+        << static_cast<double>(target[i]) << ", expected " << static_cast<double>(expected[i]);
   }
 }
 
-template <class F>
-void for_all_pairs(F f) {
+template <class F> void for_all_pairs(F f) {
   const auto to = [&]<class From>() {
     f.template operator()<double, From>();
     f.template operator()<float, From>();
@@ -189,14 +196,17 @@ TEST(Copy, AllPairsOfTypesBeyondOnePiece) {
   for_all_pairs([&]<class To, class From>() {
     if (testing::Test::HasFatalFailure()) return;
     check_copy<To, From>(dense_layout({70001}), dense_layout({70001}), random);
-    if (scaled(true, std::is_same_v<To, float>)) check_copy<To, From>(random_layout({301, 4, 97}, random, false), random_layout({301, 4, 97}, random, true), random);
+    if (scaled(true, std::is_same_v<To, float>))
+      check_copy<To, From>(random_layout({301, 4, 97}, random, false), random_layout({301, 4, 97}, random, true),
+                           random);
   });
 }
 
 TEST(Copy, LongRunsAreCutAndRowsAreJoined) {
   const Threads threads(4);
   std::mt19937_64 random(3);
-  for (const Shape& shape : {Shape{3, 150001}, Shape{2, 2, 65536}, Shape{65537, 2}, Shape{1, 400000}, Shape{400000, 1}}) {
+  for (const Shape& shape :
+       {Shape{3, 150001}, Shape{2, 2, 65536}, Shape{65537, 2}, Shape{1, 400000}, Shape{400000, 1}}) {
     const Index padded = shape[-1] + 3;
     Layout rows = dense_layout(shape);  // each row is followed by a gap
     Index step = padded;
@@ -236,7 +246,7 @@ TEST(Copy, IntoItselfChangesNothing) {
   EXPECT_EQ(x.to_vector(), before);
 }
 
-// ---- the walk under all kernels --------------------------------------------------------------------------
+// ---- the walk under all kernels -----------------------------------------------------------------
 
 TEST(Runs, MergeWhatIsSteppedThroughEvenly) {
   const auto runs = [](const Shape& shape, const Strides& strides) { return Runs<1>(shape, {strides}); };
@@ -263,8 +273,10 @@ TEST(Runs, VisitEveryElementOnceInRowMajorOrder) {
   std::mt19937_64 random(5);
   for (int round = 0; round < scaled(3000, 300); ++round) {
     Shape shape;
-    for (std::uint64_t i = random() % 7; i > 0; --i) shape.push_back(static_cast<Index>(random() % 5 + (random() % 8 ? 1 : 0)));
-    const Layout a = random_layout(shape, random, true), b = random() % 2 ? dense_layout(shape) : random_layout(shape, random, true);
+    for (std::uint64_t i = random() % 7; i > 0; --i)
+      shape.push_back(static_cast<Index>(random() % 5 + (random() % 8 ? 1 : 0)));
+    const Layout a = random_layout(shape, random, true),
+                 b = random() % 2 ? dense_layout(shape) : random_layout(shape, random, true);
     std::vector<std::pair<Index, Index>> expected, got;
     each({shape, a.strides, 0, 0}, [&](Index at) { expected.emplace_back(at, 0); });
     std::size_t n = 0;
@@ -290,7 +302,7 @@ TEST(Runs, VisitEveryElementOnceInRowMajorOrder) {
   }
 }
 
-// ---- dispatch --------------------------------------------------------------------------------------------
+// ---- dispatch -----------------------------------------------------------------------------------
 
 TEST(Visit, CallsForEveryTypeItPromises) {
   for (DType t : kAllDTypes) {

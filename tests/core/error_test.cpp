@@ -9,8 +9,9 @@ namespace hilt {
 namespace {
 
 // The exit codes of our programs: scripts depend on them.
-static_assert(static_cast<int>(Code::usage) == 2 && static_cast<int>(Code::data) == 3 && static_cast<int>(Code::memory) == 4 &&
-              static_cast<int>(Code::gpu) == 5 && static_cast<int>(Code::distributed) == 6 && static_cast<int>(Code::not_a_number) == 7 &&
+static_assert(static_cast<int>(Code::usage) == 2 && static_cast<int>(Code::data) == 3 &&
+              static_cast<int>(Code::memory) == 4 && static_cast<int>(Code::gpu) == 5 &&
+              static_cast<int>(Code::distributed) == 6 && static_cast<int>(Code::not_a_number) == 7 &&
               static_cast<int>(Code::internal) == 70);
 
 /// Counts how often it is printed.
@@ -23,7 +24,8 @@ struct Printed {
 };
 
 TEST(Error, CarriesCodeAndTextOfAllParts) {
-  for (Code code : {Code::usage, Code::data, Code::memory, Code::gpu, Code::distributed, Code::not_a_number, Code::internal}) {
+  for (Code code :
+       {Code::usage, Code::data, Code::memory, Code::gpu, Code::distributed, Code::not_a_number, Code::internal}) {
     try {
       fail_with(code, "op: ", 3, " of ", 2.5, ' ', std::string("parts"));
     } catch (const std::runtime_error& e) {
@@ -50,13 +52,15 @@ TEST(Error, TakesTextOfAnyLengthAndContent) {
 }
 
 TEST(Checked, MultipliesAndAddsOrSaysWhatOverflowed) {
-  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max(), kMin = std::numeric_limits<std::int64_t>::min();
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max(),
+                         kMin = std::numeric_limits<std::int64_t>::min();
   EXPECT_EQ(checked_mul(3037000499, 3037000499), 9223372030926249001);
   EXPECT_EQ(checked_mul(kMax, -1), -kMax);
   EXPECT_EQ(checked_mul(kMax, 0), 0);
   EXPECT_EQ(checked_add(kMax - 1, 1), kMax);
   EXPECT_EQ(checked_add(kMin, kMax), -1);
-  EXPECT_EQ(error_of([] { checked_mul(3037000500, 3037000500, "op: size ", 7); }), "usage: op: size 7: 3037000500 x 3037000500 overflows 64 bits");
+  EXPECT_EQ(error_of([] { checked_mul(3037000500, 3037000500, "op: size ", 7); }),
+            "usage: op: size 7: 3037000500 x 3037000500 overflows 64 bits");
   EXPECT_EQ(error_of([] { checked_mul(kMin, -1, "op"); }), "usage: op: -9223372036854775808 x -1 overflows 64 bits");
   EXPECT_EQ(error_of([] { checked_add(kMax, 1, "op"); }), "usage: op: 9223372036854775807 + 1 overflows 64 bits");
   EXPECT_EQ(error_of([] { checked_add(kMin, -1, "op"); }), "usage: op: -9223372036854775808 + -1 overflows 64 bits");

@@ -13,8 +13,7 @@ namespace {
 std::uint32_t pattern(float x) { return std::bit_cast<std::uint32_t>(x); }
 float number(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
-template <class T>
-struct Of;
+template <class T> struct Of;
 template <> struct Of<f16> {
   static const Half& half() { return half_f16(); }
 };
@@ -22,15 +21,13 @@ template <> struct Of<bf16> {
   static const Half& half() { return half_bf16(); }
 };
 
-template <class T>
-T from_bits(std::uint32_t bits) {
+template <class T> T from_bits(std::uint32_t bits) {
   T x;
   x.bits = static_cast<std::uint16_t>(bits);
   return x;
 }
 
-template <class T>
-class Float16 : public testing::Test {};
+template <class T> class Float16 : public testing::Test {};
 using Formats = testing::Types<f16, bf16>;
 TYPED_TEST_SUITE(Float16, Formats);
 
@@ -56,7 +53,8 @@ TYPED_TEST(Float16, RoundsToNearestEvenAroundEveryPatternAndEveryMiddle) {
   long checked = 0;
   for (std::uint32_t bits = 0; bits < half.infinity(); ++bits) {
     const double low = half.value(static_cast<std::uint16_t>(bits));
-    const double high = bits + 1 < half.infinity() ? half.value(static_cast<std::uint16_t>(bits + 1)) : 2 * low - half.value(static_cast<std::uint16_t>(bits - 1));
+    const double high = bits + 1 < half.infinity() ? half.value(static_cast<std::uint16_t>(bits + 1))
+                                                   : 2 * low - half.value(static_cast<std::uint16_t>(bits - 1));
     for (const double exact : {low, (low + high) / 2}) {
       ASSERT_EQ(static_cast<double>(static_cast<float>(exact)), exact);
       const std::uint32_t at = pattern(static_cast<float>(exact));
@@ -93,7 +91,8 @@ TYPED_TEST(Float16, KeepsTheOrderOfAllFloatsBetweenItsSmallestAndLargest) {
   // Right on both sides of every middle (above) and rising everywhere between: right everywhere.
   const Half& half = Of<TypeParam>::half();
   const double largest = half.value(static_cast<std::uint16_t>(half.infinity() - 1));
-  const std::uint32_t first = pattern(static_cast<float>(half.value(1) / 4)), end = pattern(static_cast<float>(largest * 4));
+  const std::uint32_t first = pattern(static_cast<float>(half.value(1) / 4)),
+                      end = pattern(static_cast<float>(largest * 4));
   const std::uint32_t stride = scaled(std::is_same_v<TypeParam, f16> ? 1u : 7u, 4099u);
   std::uint16_t last = 0;
   std::uint32_t falls = 0;
@@ -134,8 +133,10 @@ TEST(Float16Goldens, KnownNumbers) {
 }
 
 // Arithmetic happens in float: the types offer nothing that could narrow by accident.
-static_assert(!std::is_convertible_v<float, f16> && !std::is_convertible_v<float, bf16> && std::is_convertible_v<f16, float>);
-static_assert(sizeof(f16) == 2 && sizeof(bf16) == 2 && std::is_trivially_copyable_v<f16> && std::is_trivially_copyable_v<bf16>);
+static_assert(!std::is_convertible_v<float, f16> && !std::is_convertible_v<float, bf16> &&
+              std::is_convertible_v<f16, float>);
+static_assert(sizeof(f16) == 2 && sizeof(bf16) == 2 && std::is_trivially_copyable_v<f16> &&
+              std::is_trivially_copyable_v<bf16>);
 
 TEST(DType, NamesSizesAndKinds) {
   const char* names[] = {"f64", "f32", "bf16", "f16", "i64", "i32", "u8"};
@@ -151,10 +152,11 @@ TEST(DType, NamesSizesAndKinds) {
   EXPECT_EQ(n, 7u);
 }
 
-static_assert(dtype_of<double> == DType::f64 && dtype_of<float> == DType::f32 && dtype_of<bf16> == DType::bf16 && dtype_of<f16> == DType::f16 &&
-              dtype_of<std::int64_t> == DType::i64 && dtype_of<std::int32_t> == DType::i32 && dtype_of<std::uint8_t> == DType::u8);
-static_assert(std::is_same_v<wide_t<f16>, float> && std::is_same_v<wide_t<bf16>, float> && std::is_same_v<wide_t<double>, double> &&
-              std::is_same_v<wide_t<std::int64_t>, std::int64_t>);
+static_assert(dtype_of<double> == DType::f64 && dtype_of<float> == DType::f32 && dtype_of<bf16> == DType::bf16 &&
+              dtype_of<f16> == DType::f16 && dtype_of<std::int64_t> == DType::i64 &&
+              dtype_of<std::int32_t> == DType::i32 && dtype_of<std::uint8_t> == DType::u8);
+static_assert(std::is_same_v<wide_t<f16>, float> && std::is_same_v<wide_t<bf16>, float> &&
+              std::is_same_v<wide_t<double>, double> && std::is_same_v<wide_t<std::int64_t>, std::int64_t>);
 
 }  // namespace
 }  // namespace hilt

@@ -88,7 +88,8 @@ TEST(Gradcheck, ToleranceIsTheOptions) {
 
 TEST(Gradcheck, TheSeedChoosesTheCotangent) {
   const Tensor x = randn({5}, {1, 0}, DType::f64);
-  const double a = gradcheck(center(false), {x}, {.seed = 1}).worst, b = gradcheck(center(false), {x}, {.seed = 2}).worst;
+  const double a = gradcheck(center(false), {x}, {.seed = 1}).worst,
+               b = gradcheck(center(false), {x}, {.seed = 2}).worst;
   EXPECT_NE(a, b);
   EXPECT_EQ(a, gradcheck(center(false), {x}).worst);
 }
@@ -103,8 +104,12 @@ TEST(Gradcheck, AnInputListedTwiceIsOneVariable) {
 TEST(Gradcheck, StridedExpandedAndOverlappingInputs) {
   const Tensor memory = randn({12}, {1, 0}, DType::f64);
   const auto fn = [](Inputs in) { return square(in[0]); };
-  const struct { Shape shape; Strides strides; Index offset, elements; } layouts[] = {
-      {{2, 3}, {1, 2}, 0, 6}, {{2, 2}, {6, 3}, 1, 4}, {{3, 4}, {0, 1}, 2, 4}, {{2, 3}, {0, 0}, 5, 1}, {{3, 3}, {1, 1}, 4, 5}, {{}, {}, 11, 1}};
+  const struct {
+    Shape shape;
+    Strides strides;
+    Index offset, elements;
+  } layouts[] = {{{2, 3}, {1, 2}, 0, 6}, {{2, 2}, {6, 3}, 1, 4}, {{3, 4}, {0, 1}, 2, 4},
+                 {{2, 3}, {0, 0}, 5, 1}, {{3, 3}, {1, 1}, 4, 5}, {{}, {}, 11, 1}};
   for (const auto& l : layouts) {
     const GradcheckResult r = gradcheck(fn, {as_strided(memory, l.shape, l.strides, l.offset)});
     EXPECT_TRUE(r) << l.shape << ' ' << r.where;
@@ -114,7 +119,8 @@ TEST(Gradcheck, StridedExpandedAndOverlappingInputs) {
 
 TEST(Gradcheck, InputsThatShareMemoryMoveTogether) {
   const Tensor memory = vec({0.5, 1.5, -0.7});
-  const Tensor nothing = as_strided(memory, {0}, {1}, 3), head = as_strided(memory, {2}, {1}, 0), tail = as_strided(memory, {2}, {1}, 1);
+  const Tensor nothing = as_strided(memory, {0}, {1}, 3), head = as_strided(memory, {2}, {1}, 0),
+               tail = as_strided(memory, {2}, {1}, 1);
   const GradcheckResult r = gradcheck([](Inputs in) { return mul(in[1], square(in[2])); }, {nothing, head, tail});
   EXPECT_TRUE(r) << r.where;
   EXPECT_EQ(r.checked, 3);
@@ -173,8 +179,12 @@ TEST(Gradcheck, MayRunWhileATapeListens) {
 
 TEST(Gradcheck, RefusesWhatItCannotJudge) {
   const auto fn = [](Inputs in) { return exp(in[0]); };
-  EXPECT_EQ(error_of([&] { gradcheck(fn, {vec({1}, DType::f32)}); }), "usage: gradcheck: inputs must be f64, got f32; convert with to(x, DType::f64)");
-  EXPECT_EQ(error_of([&] { gradcheck(fn, {vec({1}), arange(3)}); }), "usage: gradcheck: inputs must be f64, got i64; convert with to(x, DType::f64)");
+  EXPECT_EQ(error_of([&] { gradcheck(fn, {vec({1}, DType::f32)}); }),
+            "usage: gradcheck: inputs must be f64, got f32; convert with to(x, DType::f64)");
+  EXPECT_EQ(error_of([&] {
+              gradcheck(fn, {vec({1}), arange(3)});
+            }),
+            "usage: gradcheck: inputs must be f64, got i64; convert with to(x, DType::f64)");
   EXPECT_EQ(error_of([&] { gradcheck(fn, {Tensor{}}); }), "usage: gradcheck: undefined input");
   EXPECT_EQ(error_of([&] { gradcheck(fn, {vec({1})}, {.step = 0}); }), "usage: gradcheck: step 0 must be above 0");
   Generator g(1);

@@ -21,7 +21,8 @@ TEST(Info, DescribesBuildAndMachine) {
   EXPECT_TRUE(i.devices[0].starts_with("cpu: "));
   EXPECT_TRUE(i.devices[0].ends_with(" processors"));
   EXPECT_EQ(i.threads, 3);
-  EXPECT_EQ(i.isa_built, kHasWideIsa ? (std::vector<std::string>{"base", "avx2", "avx512"}) : std::vector<std::string>{"base"});
+  EXPECT_EQ(i.isa_built,
+            kHasWideIsa ? (std::vector<std::string>{"base", "avx2", "avx512"}) : std::vector<std::string>{"base"});
   EXPECT_EQ(std::count(i.isa_built.begin(), i.isa_built.end(), i.isa_active), 1);
   EXPECT_GT(i.memory, std::size_t{1} << 27);
   EXPECT_LE(i.memory_available, i.memory);
@@ -31,8 +32,8 @@ TEST(Info, DescribesBuildAndMachine) {
 TEST(Info, HeadersOfAnotherVersionAreRefused) {
   EXPECT_EQ(error_of([] { check_version(); }), "nothing");
   EXPECT_EQ(error_of([] { detail::check_headers("0.0.7"); }),
-            "usage: hilt: library and header versions differ: the program was compiled for 0.0.7 and loaded " + std::string(kVersion) +
-                "; compile it again, or point the loader at the matching libhilt");
+            "usage: hilt: library and header versions differ: the program was compiled for 0.0.7 and loaded " +
+                std::string(kVersion) + "; compile it again, or point the loader at the matching libhilt");
 }
 
 TEST(Isa, TheEnvironmentLowersIt) {

@@ -36,7 +36,8 @@ Ranges ranges_of(Index n, Index grain) {
 
 TEST(Parallel, RangesCoverEverythingOnceAndDependOnSizeAndGrainAlone) {
   for (Index grain : {1, 2, 3, 7, 64, 1000})
-    for (Index n : {Index{0}, Index{1}, Index{2}, grain - 1, grain, grain + 1, 2 * grain, 2 * grain + 1, 5 * grain - 1, Index{997}}) {
+    for (Index n : {Index{0}, Index{1}, Index{2}, grain - 1, grain, grain + 1, 2 * grain, 2 * grain + 1, 5 * grain - 1,
+                    Index{997}}) {
       Ranges expected;
       if (n > 0 && n <= grain) expected.emplace(0, n);
       for (Index begin = 0; n > grain && begin < n; begin += grain) expected.emplace(begin, std::min(begin + grain, n));
@@ -107,9 +108,11 @@ TEST(Parallel, CallsAnyCallable) {
   EXPECT_EQ(calls, 2);
 }
 
-// ---- exceptions ------------------------------------------------------------------------------------------
+// ---- exceptions ---------------------------------------------------------------------------------
 
-struct Thrown { Index at; };
+struct Thrown {
+  Index at;
+};
 
 TEST(Parallel, RethrowsOneExceptionAsItWas) {
   for (int threads : {1, 2, 4}) {
@@ -120,12 +123,13 @@ TEST(Parallel, RethrowsOneExceptionAsItWas) {
       try {
         parallel_for(100, 1, [&](Index begin, Index) {
           ++running;
-          struct Leave { std::atomic<int>& n; ~Leave() { --n; } } const leave{running};
+          struct Leave {
+            std::atomic<int>& n;
+            ~Leave() { --n; }
+          } const leave{running};
           if (begin % 10 == 7) throw Thrown{begin};
         });
-      } catch (const Thrown& t) {
-        caught = t.at % 10 == 7;
-      }
+      } catch (const Thrown& t) { caught = t.at % 10 == 7; }
       ASSERT_TRUE(caught);
       ASSERT_EQ(running, 0);  // nobody is left inside
     }
@@ -147,11 +151,13 @@ TEST(Parallel, AFailureEndsTheWorkEarly) {
 
 TEST(Parallel, ErrorsKeepCodeAndText) {
   const Threads threads(4);
-  EXPECT_EQ(error_of([] { parallel_for(50, 1, [](Index, Index) { fail_with(Code::data, "row is bad"); }); }), "data: row is bad");
-  EXPECT_EQ(error_of([] { parallel_for(1, 1, [](Index, Index) { fail_with(Code::data, "row is bad"); }); }), "data: row is bad");
+  EXPECT_EQ(error_of([] { parallel_for(50, 1, [](Index, Index) { fail_with(Code::data, "row is bad"); }); }),
+            "data: row is bad");
+  EXPECT_EQ(error_of([] { parallel_for(1, 1, [](Index, Index) { fail_with(Code::data, "row is bad"); }); }),
+            "data: row is bad");
 }
 
-// ---- nesting and other threads ---------------------------------------------------------------------------
+// ---- nesting and other threads ------------------------------------------------------------------
 
 TEST(Parallel, InnerLoopsRunOnTheThreadThatCallsThem) {
   for (int threads : {1, 2, 4}) {
@@ -172,7 +178,9 @@ TEST(Parallel, InnerLoopsRunOnTheThreadThatCallsThem) {
 TEST(Parallel, AnInnerFailureComesOutOfTheOuterLoop) {
   const Threads threads(4);
   EXPECT_EQ(error_of([] {
-              parallel_for(20, 1, [](Index, Index) { parallel_for(20, 1, [](Index b, Index) { check(b != 11, "inner ", b); }); });
+              parallel_for(20, 1, [](Index, Index) {
+                parallel_for(20, 1, [](Index b, Index) { check(b != 11, "inner ", b); });
+              });
             }),
             "usage: inner 11");
   EXPECT_EQ(ranges_of(5, 1).size(), 5u);
@@ -211,7 +219,7 @@ TEST(Parallel, EightThreadsWithLoopsOfTheirOwn) {
   EXPECT_EQ(wrong, 0);
 }
 
-// ---- the number of threads -------------------------------------------------------------------------------
+// ---- the number of threads ----------------------------------------------------------------------
 
 TEST(Parallel, ThreadCountIsWhatWasSet) {
   const Threads scope(1);
@@ -254,7 +262,8 @@ TEST(Parallel, ThreadCountMayChangeWhileOthersWork) {
 
 TEST(Parallel, SumsPerRangeAreTheSameForEveryNumberOfThreads) {
   std::vector<float> x(100003);
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(std::sin(static_cast<double>(i)) * std::pow(10, static_cast<int>(i % 9) - 4));
+  for (std::size_t i = 0; i < x.size(); ++i)
+    x[i] = static_cast<float>(std::sin(static_cast<double>(i)) * std::pow(10, static_cast<int>(i % 9) - 4));
   const auto sum = [&] {
     constexpr Index kGrain = 1024;
     const auto n = static_cast<Index>(x.size());

@@ -20,8 +20,10 @@ using Block = std::array<std::uint32_t, 4>;
 TEST(Philox, GivesThePublishedAnswers) {
   EXPECT_EQ(philox({0, 0, 0, 0}, 0), (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   constexpr std::uint32_t kOnes = 0xffffffff;
-  EXPECT_EQ(philox({kOnes, kOnes, kOnes, kOnes}, 0xffffffffffffffff), (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, 0x299f31d0a4093822), (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  EXPECT_EQ(philox({kOnes, kOnes, kOnes, kOnes}, 0xffffffffffffffff),
+            (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, 0x299f31d0a4093822),
+            (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
 /// The generator once more, as the paper writes it.
@@ -47,7 +49,8 @@ TEST(Rand, ElementIsTheCounterUnderTheKey) {
 
 TEST(Rand, IsTheSameWhateverTheShapeTheTypeAndTheNumberOfThreads) {
   const RandomKey key{5, 6};
-  const std::vector<double> expected = rand({100000}, key, DType::f64).to_vector(), normal = randn({100000}, key, DType::f64).to_vector(),
+  const std::vector<double> expected = rand({100000}, key, DType::f64).to_vector(),
+                            normal = randn({100000}, key, DType::f64).to_vector(),
                             integers = randint(0, 1000000, {50000}, key).to_vector();
   EXPECT_EQ(rand({100000}, key).to_vector(), expected);  // 24 bits fit an f32
   EXPECT_EQ(rand({10, 100, 100}, key).to_vector(), expected);
@@ -61,15 +64,18 @@ TEST(Rand, IsTheSameWhateverTheShapeTheTypeAndTheNumberOfThreads) {
   }
   for (DType t : {DType::f32, DType::f16, DType::bf16}) {
     const std::vector<double> narrow = randn({5000}, key, t).to_vector();
-    for (std::size_t i = 0; i < narrow.size(); ++i) ASSERT_EQ(narrow[i], full({}, static_cast<float>(normal[i]), t).item()) << t << i;
+    for (std::size_t i = 0; i < narrow.size(); ++i)
+      ASSERT_EQ(narrow[i], full({}, static_cast<float>(normal[i]), t).item()) << t << i;
   }
   EXPECT_EQ(rand({0}, key).numel(), 0);
   EXPECT_EQ(rand({}, key).item(), expected[0]);
 }
 
-// ---- distributions: seeds are fixed, so a bound of many sigmas is passed once and for all ----------------
+// ---- distributions: seeds are fixed, so a bound of many sigmas is passed once and for all -------
 
-struct Moments { double mean = 0, variance = 0, skewness = 0, kurtosis = 0; };
+struct Moments {
+  double mean = 0, variance = 0, skewness = 0, kurtosis = 0;
+};
 Moments moments(const std::vector<double>& x) {
   const double n = static_cast<double>(x.size());
   Moments m;
@@ -84,9 +90,9 @@ Moments moments(const std::vector<double>& x) {
   m.kurtosis = fourth / (second * second);
   return m;
 }
-/// The largest distance between the distribution of x and a cumulative distribution function: Kolmogorov's statistic, times sqrt(n).
-template <class F>
-double kolmogorov(std::vector<double> x, F cdf) {
+/// The largest distance between the distribution of x and a cumulative distribution function:
+/// Kolmogorov's statistic, times sqrt(n).
+template <class F> double kolmogorov(std::vector<double> x, F cdf) {
   std::sort(x.begin(), x.end());
   const double n = static_cast<double>(x.size());
   double worst = 0;
@@ -145,13 +151,17 @@ TEST(Rand, StreamsSeedsAndNeighborsAreUncorrelated) {
   const double bound = 4.5 / std::sqrt(static_cast<double>(n));
   const auto draw = [&](RandomKey key) { return randn({n}, key, DType::f64).to_vector(); };
   const std::vector<double> x = draw({7, 0});
-  for (const RandomKey key : {RandomKey{7, 1}, RandomKey{8, 0}, RandomKey{7, std::uint64_t{1} << 32}, RandomKey{7 + (std::uint64_t{1} << 32), 0}, RandomKey{0, 7}}) {
+  for (const RandomKey key : {RandomKey{7, 1}, RandomKey{8, 0}, RandomKey{7, std::uint64_t{1} << 32},
+                              RandomKey{7 + (std::uint64_t{1} << 32), 0}, RandomKey{0, 7}}) {
     const std::vector<double> y = draw(key);
     EXPECT_NE(x, y);
     EXPECT_LT(std::abs(correlation(x, y)), bound) << key.seed << ' ' << key.stream;
   }
   for (std::ptrdiff_t lag : {1, 2, 3, 4, 64, 4096})
-    EXPECT_LT(std::abs(correlation(std::vector<double>(x.begin(), x.end() - lag), std::vector<double>(x.begin() + lag, x.end()))), bound) << lag;
+    EXPECT_LT(std::abs(correlation(std::vector<double>(x.begin(), x.end() - lag),
+                                   std::vector<double>(x.begin() + lag, x.end()))),
+              bound)
+        << lag;
 }
 
 TEST(Randint, IsUniformOnItsRange) {
@@ -180,12 +190,13 @@ TEST(Randint, TakesAnyRangeAndEveryIntegerType) {
 TEST(Rand, RefusesTheWrongTypeAndAnEmptyRange) {
   EXPECT_EQ(error_of([] { (void)rand({1}, {}, DType::i32); }), "usage: rand: needs a float type, got i32");
   EXPECT_EQ(error_of([] { (void)randn({1}, {}, DType::u8); }), "usage: randn: needs a float type, got u8");
-  EXPECT_EQ(error_of([] { (void)randint(0, 5, {1}, {}, DType::f32); }), "usage: randint: needs an integer type, got f32");
+  EXPECT_EQ(error_of([] { (void)randint(0, 5, {1}, {}, DType::f32); }),
+            "usage: randint: needs an integer type, got f32");
   EXPECT_EQ(error_of([] { (void)randint(5, 5, {1}, {}); }), "usage: randint: [5, 5) is empty");
   EXPECT_EQ(error_of([] { (void)randint(5, 4, {1}, {}); }), "usage: randint: [5, 4) is empty");
 }
 
-// ---- generators ------------------------------------------------------------------------------------------
+// ---- generators ---------------------------------------------------------------------------------
 
 bool operator==(const RandomKey& a, const RandomKey& b) { return a.seed == b.seed && a.stream == b.stream; }
 

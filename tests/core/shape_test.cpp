@@ -94,10 +94,20 @@ TEST(Shape, BroadcastsLikeNumPy) {
   EXPECT_EQ(broadcast("op", {}, {}), Shape{});
   EXPECT_EQ(broadcast("op", {0}, {1}), (Shape{0}));
   EXPECT_EQ(broadcast("op", {1}, {0}), (Shape{0}));
-  EXPECT_EQ(error_of([] { broadcast("add", {2, 3}, {2, 4}); }), "usage: add: shapes [2, 3] and [2, 4] do not broadcast: axis -1 has 3 and 4");
-  EXPECT_EQ(error_of([] { broadcast("add", {2, 3}, {4, 3}); }), "usage: add: shapes [2, 3] and [4, 3] do not broadcast: axis -2 has 2 and 4");
-  EXPECT_EQ(error_of([] { broadcast("add", {0}, {2}); }), "usage: add: shapes [0] and [2] do not broadcast: axis -1 has 0 and 2");
-  EXPECT_EQ(error_of([] { broadcast("add", {kHuge, 1}, {1, 4}); }), "usage: Shape: 4611686018427387904 x 4 overflows 64 bits");
+  EXPECT_EQ(error_of([] {
+              broadcast("add", {2, 3}, {2, 4});
+            }),
+            "usage: add: shapes [2, 3] and [2, 4] do not broadcast: axis -1 has 3 and 4");
+  EXPECT_EQ(error_of([] {
+              broadcast("add", {2, 3}, {4, 3});
+            }),
+            "usage: add: shapes [2, 3] and [4, 3] do not broadcast: axis -2 has 2 and 4");
+  EXPECT_EQ(error_of([] { broadcast("add", {0}, {2}); }),
+            "usage: add: shapes [0] and [2] do not broadcast: axis -1 has 0 and 2");
+  EXPECT_EQ(error_of([] {
+              broadcast("add", {kHuge, 1}, {1, 4});
+            }),
+            "usage: Shape: 4611686018427387904 x 4 overflows 64 bits");
 }
 
 TEST(Shape, BroadcastIsSymmetricAndKeepsWhatItContains) {

@@ -75,7 +75,7 @@ TEST(Storage, VersionRisesWithEveryMutableAccessAndIsShared) {
   EXPECT_EQ(a.version(), first + 2);
 }
 
-// ---- counters --------------------------------------------------------------------------------------------
+// ---- counters -----------------------------------------------------------------------------------
 
 TEST(MemoryStats, LiveAndPeakAreExact) {
   const std::size_t start = live();
@@ -127,11 +127,12 @@ TEST(MemoryStats, NoOtherDeviceIsKnown) {
   if (kHasCuda) GTEST_SKIP() << "built with CUDA";
   const Device gpu{Device::Kind::cuda, 1};
   EXPECT_EQ(error_of([&] { memory_stats(gpu); }), "usage: memory_stats: built without CUDA, asked for cuda:1");
-  EXPECT_EQ(error_of([&] { reset_memory_peak(gpu); }), "usage: reset_memory_peak: built without CUDA, asked for cuda:1");
+  EXPECT_EQ(error_of([&] { reset_memory_peak(gpu); }),
+            "usage: reset_memory_peak: built without CUDA, asked for cuda:1");
   EXPECT_EQ(error_of([&] { Storage::allocate(1, gpu); }), "usage: Storage: built without CUDA, asked for cuda:1");
 }
 
-// ---- the pool --------------------------------------------------------------------------------------------
+// ---- the pool -----------------------------------------------------------------------------------
 
 TEST(Pool, HandsAFreedBlockToTheNextOfAboutItsSize) {
   const PoolLimit limit(64 * kMiB);
@@ -171,7 +172,8 @@ TEST(Pool, RoundsUpByAQuarterAtMost) {
     last = got;
   }
   for (std::size_t power = 4096; power <= 16 * kMiB; power *= 2)
-    for (std::size_t bytes : {power - 1, power, power + 1, power + power / 4, power + power / 4 + 1, power + power / 2 + 7}) {
+    for (std::size_t bytes :
+         {power - 1, power, power + 1, power + power / 4, power + power / 4 + 1, power + power / 2 + 7}) {
       const std::size_t got = room(bytes);
       ASSERT_GE(got, bytes);
       ASSERT_LE(got, bytes + bytes / 4) << bytes;
@@ -268,7 +270,7 @@ TEST(Pool, BlocksThatLiveAtOnceNeverOverlap) {
   }
 }
 
-// ---- memory of others ------------------------------------------------------------------------------------
+// ---- memory of others ---------------------------------------------------------------------------
 
 TEST(Borrow, ReleasesOnceAfterTheLastUser) {
   const std::size_t start = live();
@@ -306,9 +308,12 @@ TEST(Borrow, NeedsNoReleaseAndNeverEntersThePool) {
   { const Storage s = Storage::borrow(memory.data(), memory.size(), {}, nullptr); }
   EXPECT_EQ(pooled(), 0u);
   int released = 0;
-  { const Storage s = Storage::borrow(nullptr, 0, {}, [&] { ++released; }); }
+  {
+    const Storage s = Storage::borrow(nullptr, 0, {}, [&] { ++released; });
+  }
   EXPECT_EQ(released, 1);
-  EXPECT_EQ(error_of([] { Storage::borrow(nullptr, 8, {}, nullptr); }), "usage: Storage: borrowing 8 bytes at a null pointer");
+  EXPECT_EQ(error_of([] { Storage::borrow(nullptr, 8, {}, nullptr); }),
+            "usage: Storage: borrowing 8 bytes at a null pointer");
 }
 
 TEST(Borrow, ReleasesOnceWhenEightThreadsLetGo) {
@@ -325,7 +330,7 @@ TEST(Borrow, ReleasesOnceWhenEightThreadsLetGo) {
   }
 }
 
-// ---- what tapes keep -------------------------------------------------------------------------------------
+// ---- what tapes keep ----------------------------------------------------------------------------
 
 TEST(Hold, CountsABlockOnceHoweverManyHoldIt) {
   const std::size_t start = saved();
@@ -390,7 +395,7 @@ TEST(Hold, ThreadsThatShareABlockEndWithTheRightCount) {
   EXPECT_EQ(saved(), start);
 }
 
-// ---- running out -----------------------------------------------------------------------------------------
+// ---- running out --------------------------------------------------------------------------------
 
 TEST(OutOfMemory, SaysWhatWasAskedWhatIsInUseAndByWhom) {
   const PoolLimit limit(64 * kMiB);
@@ -401,9 +406,11 @@ TEST(OutOfMemory, SaysWhatWasAskedWhatIsInUseAndByWhom) {
   const MemoryStats before = memory_stats();
   constexpr std::size_t kAbsurd = std::size_t{1} << 60;
   const std::string error = error_of([] { block(kAbsurd); });
-  EXPECT_EQ(error, "memory: out of memory: asked for " + std::to_string(kAbsurd) + " bytes with " + std::to_string(before.live) +
-                       " in use; the largest tensors hold 9437184, 7340032, 5242880, 4194304, 3145728 bytes; try a smaller batch or "
-                       "length, or a backward mode that saves less");
+  EXPECT_EQ(
+      error,
+      "memory: out of memory: asked for " + std::to_string(kAbsurd) + " bytes with " + std::to_string(before.live) +
+          " in use; the largest tensors hold 9437184, 7340032, 5242880, 4194304, 3145728 bytes; try a smaller batch or "
+          "length, or a backward mode that saves less");
   EXPECT_EQ(pooled(), 0u);  // what it kept for reuse was offered first
   EXPECT_EQ(live(), before.live);
   EXPECT_EQ(peak(), before.peak);

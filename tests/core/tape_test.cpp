@@ -18,7 +18,7 @@ using namespace tiny;
 
 using Numbers = std::vector<double>;
 
-// ---- a user's op, as a user would write it ---------------------------------------------------------------
+// ---- a user's op, as a user would write it ------------------------------------------------------
 
 /// Huber's loss of each element: x^2 / 2 within delta of zero, a line beyond.
 class Huber final : public Function {
@@ -57,7 +57,7 @@ TEST(Tape, DifferentiatesAUsersOpLikeOneOfOurs) {
   EXPECT_EQ(error_of([&] { (void)huber(x, 0); }), "usage: huber: delta 0 must be above 0");
 }
 
-// ---- gradients of small expressions ----------------------------------------------------------------------
+// ---- gradients of small expressions -------------------------------------------------------------
 
 TEST(Tape, SumOfProducts) {
   const Tensor a = vec({1, 2, 3}), b = vec({5, 7, 11});
@@ -116,7 +116,7 @@ TEST(Tape, ATensorAndAnotherOnItsMemoryAreDifferentVariables) {
   EXPECT_FALSE(g.has(same_memory));
 }
 
-// ---- one tensor used more than once ----------------------------------------------------------------------
+// ---- one tensor used more than once -------------------------------------------------------------
 
 TEST(TapeFanOut, TheSameTensorTwiceInOneOp) {
   const Tensor x = vec({2, 3});
@@ -135,8 +135,8 @@ TEST(TapeFanOut, OneGradientHandedToBothInputs) {
 }
 
 TEST(TapeFanOut, ASumSharedWithAnotherInputIsNotWrittenTo) {
-  // w = (a + b) + a: backward hands dy to the inner sum and to a, the inner sum hands the same on to a and b, and then a's
-  // two parts are added up. In place, that would change b's.
+  // w = (a + b) + a: backward hands dy to the inner sum and to a, the inner sum hands the same on
+  // to a and b, and then a's two parts are added up. In place, that would change b's.
   const Tensor a = vec({1}), b = vec({1}), dy = vec({1});
   Tape tape;
   tape.watch(a);
@@ -185,7 +185,8 @@ TEST(TapeFanOut, SixteenBitSumsRoundOncePerAddition) {
   }
 }
 
-/// Random graphs of the tiny ops, beside the same graphs on plain vectors with gradients pushed back by hand.
+/// Random graphs of the tiny ops, beside the same graphs on plain vectors with gradients pushed
+/// back by hand.
 class RandomGraph {
  public:
   explicit RandomGraph(unsigned seed) : random_(seed) {}
@@ -206,13 +207,18 @@ class RandomGraph {
     }
     for (int i = 0; i < ops; ++i) {
       const auto kind = static_cast<Kind>(1 + pick(4));
-      const auto a = static_cast<std::size_t>(pick(static_cast<int>(t.size()))), b = static_cast<std::size_t>(pick(static_cast<int>(t.size())));
+      const auto a = static_cast<std::size_t>(pick(static_cast<int>(t.size()))),
+                 b = static_cast<std::size_t>(pick(static_cast<int>(t.size())));
       const double c = 0.25 * (pick(9) - 4);
       Node n{kind, a, b, c, Numbers(kSize), Numbers(kSize)};
       const Numbers &x = nodes[a].value, &y = nodes[b].value;
-      for (std::size_t e = 0; e < kSize; ++e) n.value[e] = kind == kAdd ? x[e] + y[e] : kind == kMul ? x[e] * y[e] : kind == kScale ? c * x[e] : x[e];
+      for (std::size_t e = 0; e < kSize; ++e)
+        n.value[e] = kind == kAdd ? x[e] + y[e] : kind == kMul ? x[e] * y[e] : kind == kScale ? c * x[e] : x[e];
       nodes.push_back(n);
-      t.push_back(kind == kAdd ? add(t[a], t[b]) : kind == kMul ? mul(t[a], t[b]) : kind == kScale ? scale(t[a], c) : transpose(transpose(t[a])));
+      t.push_back(kind == kAdd     ? add(t[a], t[b])
+                  : kind == kMul   ? mul(t[a], t[b])
+                  : kind == kScale ? scale(t[a], c)
+                                   : transpose(transpose(t[a])));
       nodes.back().watched = nodes[a].watched || ((kind == kAdd || kind == kMul) && nodes[b].watched);
       ASSERT_EQ(tape.knows(t.back()), nodes.back().watched);
     }
@@ -244,7 +250,8 @@ class RandomGraph {
       ASSERT_EQ(g.has(t[n]), leaf && nodes[n].watched && nodes[n].reached);
       if (!g.has(t[n])) continue;
       const Numbers got = g[t[n]].to_vector();
-      for (std::size_t e = 0; e < kSize; ++e) ASSERT_NEAR(got[e], nodes[n].grad[e], 1e-11 * (1 + std::abs(nodes[n].grad[e])));
+      for (std::size_t e = 0; e < kSize; ++e)
+        ASSERT_NEAR(got[e], nodes[n].grad[e], 1e-11 * (1 + std::abs(nodes[n].grad[e])));
     }
     ASSERT_EQ(cotangent.to_vector(), dy);
   }
@@ -269,7 +276,7 @@ TEST(TapeFanOut, RandomGraphsAgreeWithGradientsPushedBackByHand) {
   }
 }
 
-// ---- what is recorded ------------------------------------------------------------------------------------
+// ---- what is recorded ---------------------------------------------------------------------------
 
 TEST(TapeRecording, UnwatchedWorkIsNotKept) {
   const std::size_t saved = memory_stats().saved;
@@ -382,7 +389,8 @@ TEST(TapeRecording, ForwardMustReturnATensorOfItsOwn) {
   const Tensor x = vec({2});
   Tape tape;
   tape.watch(x);
-  EXPECT_EQ(error_of([&] { (void)apply(Same{}, x); }), "usage: same: forward must return a tensor of its own, not one of its inputs");
+  EXPECT_EQ(error_of([&] { (void)apply(Same{}, x); }),
+            "usage: same: forward must return a tensor of its own, not one of its inputs");
   EXPECT_EQ(error_of([&] { (void)apply(Nothing{}, x); }), "usage: nothing: forward returned an undefined tensor");
   EXPECT_EQ(tape.size(), 0u);
 }
@@ -408,7 +416,7 @@ TEST(TapeRecording, AForwardThatThrowsLeavesTheTapeAsItWas) {
   EXPECT_EQ(tape.backward(scale(y, 5))[x].item(), 15);
 }
 
-// ---- misuse ----------------------------------------------------------------------------------------------
+// ---- misuse -------------------------------------------------------------------------------------
 
 TEST(TapeMisuse, WatchingWhatHasNoGradient) {
   Tape tape;
@@ -423,7 +431,8 @@ TEST(TapeMisuse, ALossThatIsNoScalar) {
   Tape tape;
   tape.watch(x);
   const Tensor y = square(x);
-  EXPECT_EQ(error_of([&] { tape.backward(y); }), "usage: Tape: backward of [2] needs a gradient to start from; only a scalar has an obvious one");
+  EXPECT_EQ(error_of([&] { tape.backward(y); }),
+            "usage: Tape: backward of [2] needs a gradient to start from; only a scalar has an obvious one");
   EXPECT_EQ(tape.backward(sum(y))[x].to_vector(), Numbers({2, 4}));  // no harm done
 }
 
@@ -439,7 +448,8 @@ TEST(TapeMisuse, ALossThatReachesNothing) {
   }
   for (const Tensor& loss : {before, paused, vec({3})})
     EXPECT_EQ(error_of([&] { tape.backward(loss); }),
-              "usage: Tape: [1] does not depend on a watched tensor; watch() before computing it, and compute it with ops (not under Pause, "
+              "usage: Tape: [1] does not depend on a watched tensor; watch() before computing it, and compute it with "
+              "ops (not under Pause, "
               "not from copied-out numbers)");
   EXPECT_EQ(tape.backward(square(x))[x].item(), 2);
 }
@@ -455,7 +465,8 @@ TEST(TapeMisuse, ACotangentOfAnotherShapeOrType) {
 }
 
 TEST(TapeMisuse, BackwardTwiceAndRecordingAfterwards) {
-  const char* const kTwice = "usage: Tape: backward twice; a tape plays once and then no longer listens, so record on a new one";
+  const char* const kTwice =
+      "usage: Tape: backward twice; a tape plays once and then no longer listens, so record on a new one";
   const Tensor x = vec({1});
   Tape tape;
   tape.watch(x);
@@ -495,7 +506,8 @@ TEST(TapeMisuse, WritingToWhatWasSaved) {
   Tensor view = as_strided(x, {1}, {1}, 2);
   view.mutable_data<double>()[0] = 5;
   EXPECT_EQ(error_of([&] { tape.backward(y); }),
-            "usage: square: a tensor saved for backward, f64[3], was written to after the forward pass (version 2, saved at 1); write before "
+            "usage: square: a tensor saved for backward, f64[3], was written to after the forward pass (version 2, "
+            "saved at 1); write before "
             "the op runs, or to a clone");
 }
 
@@ -546,9 +558,12 @@ TEST(TapeMisuse, ABackwardThatReturnsTheWrongThing) {
   EXPECT_EQ(error_of_returning({}), "usage: returns: backward returned 0 gradients for 2 inputs");
   EXPECT_EQ(error_of_returning({da}), "usage: returns: backward returned 1 gradients for 2 inputs");
   EXPECT_EQ(error_of_returning({da, db, db}), "usage: returns: backward returned 3 gradients for 2 inputs");
-  EXPECT_EQ(error_of_returning({Tensor{}, db}), "usage: returns: backward returned no gradient for input 0, which is f64[2] and wanted");
-  EXPECT_EQ(error_of_returning({da, Tensor{}}), "usage: returns: backward returned no gradient for input 1, which is f32[3] and wanted");
-  EXPECT_EQ(error_of_returning({db, da}), "usage: returns: backward returned the wrong shape or type for input 0, which is f64[2] and wanted");
+  EXPECT_EQ(error_of_returning({Tensor{}, db}),
+            "usage: returns: backward returned no gradient for input 0, which is f64[2] and wanted");
+  EXPECT_EQ(error_of_returning({da, Tensor{}}),
+            "usage: returns: backward returned no gradient for input 1, which is f32[3] and wanted");
+  EXPECT_EQ(error_of_returning({db, da}),
+            "usage: returns: backward returned the wrong shape or type for input 0, which is f64[2] and wanted");
   EXPECT_EQ(error_of_returning({da, vec({1, 2, 3})}),
             "usage: returns: backward returned the wrong shape or type for input 1, which is f32[3] and wanted");
   EXPECT_EQ(error_of_returning({from_values(Numbers{1, 2}, {2, 1}), db}),
@@ -595,7 +610,7 @@ TEST(TapeMisuse, ABackwardThatThrowsEndsTheTapeAndLeaksNothing) {
   EXPECT_EQ(memory_stats().saved, before.saved);
 }
 
-// ---- which tape listens ----------------------------------------------------------------------------------
+// ---- which tape listens -------------------------------------------------------------------------
 
 TEST(TapeNesting, TheInnermostTapeListens) {
   const Tensor x = vec({3});
@@ -673,7 +688,7 @@ TEST(TapeNesting, ThreadsHaveTheirOwn) {
   EXPECT_EQ(tape.size(), 0u);
 }
 
-// ---- gradients as values ---------------------------------------------------------------------------------
+// ---- gradients as values ------------------------------------------------------------------------
 
 Gradients gradients_of(const Tensor& x, double factor) {
   Tape tape;
@@ -689,8 +704,10 @@ TEST(Gradients, KnowWhatTheyHave) {
   const Gradients g = tape.backward(sum(add(middle, y)));
   EXPECT_EQ(g.size(), 2u);
   EXPECT_TRUE(g.has(x) && g.has(y) && !g.has(unused) && !g.has(middle) && !g.has({}));
-  EXPECT_EQ(error_of([&] { (void)g[unused]; }), "usage: Gradients: [1] was not watched, or the loss does not depend on it");
-  EXPECT_EQ(error_of([&] { (void)g[middle]; }), "usage: Gradients: [2] was not watched, or the loss does not depend on it");
+  EXPECT_EQ(error_of([&] { (void)g[unused]; }),
+            "usage: Gradients: [1] was not watched, or the loss does not depend on it");
+  EXPECT_EQ(error_of([&] { (void)g[middle]; }),
+            "usage: Gradients: [2] was not watched, or the loss does not depend on it");
   EXPECT_EQ(Gradients{}.size(), 0u);
 }
 
@@ -739,7 +756,7 @@ TEST(Gradients, MicroBatchesAddUpToTheWhole) {
   EXPECT_EQ(tape.backward(sum(add(add(s, scale(s, 0.25)), scale(s, 4))))[w].to_vector(), parts[w].to_vector());
 }
 
-// ---- looking at a tape -----------------------------------------------------------------------------------
+// ---- looking at a tape --------------------------------------------------------------------------
 
 TEST(TapeReport, CountsEachStorageOnce) {
   const std::size_t before = memory_stats().saved;
@@ -747,10 +764,10 @@ TEST(TapeReport, CountsEachStorageOnce) {
   Tape tape;
   tape.watch(x);
   tape.watch(half);
-  const Tensor a = mul(x, x);        // keeps x twice
-  const Tensor b = square(x);        // keeps it again
-  const Tensor c = square(half);     // and as a view
-  const Tensor d = exp(b);           // keeps its own output
+  const Tensor a = mul(x, x);     // keeps x twice
+  const Tensor b = square(x);     // keeps it again
+  const Tensor c = square(half);  // and as a view
+  const Tensor d = exp(b);        // keeps its own output
   const std::vector<NodeReport> report = tape.report();
   ASSERT_EQ(report.size(), 4u);
   const std::size_t saved[] = {800, 800, 800, 800}, unique[] = {800, 0, 0, 800};
@@ -871,7 +888,7 @@ TEST(TapeReport, NodesTheLossDoesNotNeedAreFreedToo) {
   (void)aside;
 }
 
-// ---- large and many --------------------------------------------------------------------------------------
+// ---- large and many -----------------------------------------------------------------------------
 
 /// y = x: as cheap as an op can be.
 struct Step final : Function {
@@ -889,7 +906,8 @@ TEST(TapeScale, AMillionNodesInASmallStack) {
     Tape tape;
     tape.watch(x);
     Tensor y = x;
-    for (int i = 0; i < n; ++i) y = i % 1000 == 0 ? add(scale(square(y), 0.5), half) : apply(Step{}, y);  // stays at 1, and so does the slope
+    for (int i = 0; i < n; ++i)
+      y = i % 1000 == 0 ? add(scale(square(y), 0.5), half) : apply(Step{}, y);  // stays at 1, and so does the slope
     EXPECT_EQ(tape.size(), static_cast<std::size_t>(n + n / 1000 * 2));
     EXPECT_EQ(tape.backward(y)[x].item(), 1);
   }
@@ -939,7 +957,8 @@ TEST(TapeScale, EightThreadsOfAThousandGraphs) {
           const Tensor part = checkpoint([&](std::span<const Tensor> x) { return mul(square(x[0]), shared); }, in);
           const Tensor loss = sum(add(part, mul(shared, shared)));
           const Gradients g = tape.backward(loss);
-          const Numbers m = mine.to_vector(), s = shared.to_vector(), dm = g[mine].to_vector(), ds = g[shared].to_vector();
+          const Numbers m = mine.to_vector(), s = shared.to_vector(), dm = g[mine].to_vector(),
+                        ds = g[shared].to_vector();
           for (std::size_t e = 0; e < 3; ++e) wrong += dm[e] != 2 * m[e] * s[e] || ds[e] != m[e] * m[e] + 2 * s[e];
         }
       });
@@ -966,7 +985,7 @@ TEST(TapeScale, TenThousandStepsDoNotGrow) {
   EXPECT_EQ(after.from_system, before.from_system);
 }
 
-// ---- what strangers try -------------------------------------------------------------------------------
+// ---- what strangers try -------------------------------------------------------------------------
 struct Scale3 final : Function {
   std::string_view name() const override { return "scale3"; }
   Tensor forward(std::span<const Tensor> in) { return save(in[1]), clone(in[0]); }
@@ -994,8 +1013,13 @@ TEST(Tape, AnInputThatIsLeftOutMayBeSaved) {
 }
 TEST(Tape, UndefinedTensorsAreErrorsNotCrashes) {
   const Tensor u;
-  for (const auto& call : std::vector<std::function<void()>>{[&] { (void)clone(u); }, [&] { (void)moved(u, {}); }, [&] { (void)zeros_like(u); }, [&] { (void)u.to_vector(); },
-                                                            [&] { (void)u.device(); }, [&] { (void)u.raw(); }, [&] { Tape t; (void)t.backward(u); }})
+  for (const auto& call : std::vector<std::function<void()>>{[&] { (void)clone(u); }, [&] { (void)moved(u, {}); },
+                                                             [&] { (void)zeros_like(u); }, [&] { (void)u.to_vector(); },
+                                                             [&] { (void)u.device(); }, [&] { (void)u.raw(); },
+                                                             [&] {
+                                                               Tape t;
+                                                               (void)t.backward(u);
+                                                             }})
     EXPECT_NE(error_of(call).find("undefined"), std::string::npos) << error_of(call);
 }
 TEST(Tape, WatchingWhatWasComputedIsRefused) {
@@ -1004,7 +1028,9 @@ TEST(Tape, WatchingWhatWasComputedIsRefused) {
   tape.watch(x);
   tape.watch(x);
   const Tensor y = square(x);
-  EXPECT_EQ(error_of([&] { tape.watch(y); }), "usage: Tape: watch of [2], which was computed on this tape; watch what it was computed from, or detach() it");
+  EXPECT_EQ(
+      error_of([&] { tape.watch(y); }),
+      "usage: Tape: watch of [2], which was computed on this tape; watch what it was computed from, or detach() it");
 }
 
 }  // namespace

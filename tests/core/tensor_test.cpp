@@ -18,18 +18,19 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::nu
 constexpr Index kMax = std::numeric_limits<Index>::max();
 
 using Numbers = std::vector<double>;
-template <class T>
-std::vector<T> list(std::initializer_list<T> v) { return v; }
+template <class T> std::vector<T> list(std::initializer_list<T> v) { return v; }
 
-// ---- identity --------------------------------------------------------------------------------------------
+// ---- identity -----------------------------------------------------------------------------------
 
 TEST(Tensor, UndefinedIsFalseAndSaysSo) {
   Tensor x;
   EXPECT_FALSE(bool(x));
   EXPECT_EQ(x.id(), 0u);
   EXPECT_EQ(to_string(x), "undefined");
-  EXPECT_EQ(error_of([&] { (void)x.data<float>(); }), "usage: Tensor: asked for f32 data of an undefined tensor, type f32");
-  EXPECT_EQ(error_of([&] { (void)x.mutable_data<double>(); }), "usage: Tensor: asked for f64 data of an undefined tensor, type f32");
+  EXPECT_EQ(error_of([&] { (void)x.data<float>(); }),
+            "usage: Tensor: asked for f32 data of an undefined tensor, type f32");
+  EXPECT_EQ(error_of([&] { (void)x.mutable_data<double>(); }),
+            "usage: Tensor: asked for f64 data of an undefined tensor, type f32");
   EXPECT_EQ(error_of([&] { (void)x.item(); }), "usage: item: undefined tensor");
   EXPECT_EQ(error_of([&] { (void)as_strided(x, {1}, {1}, 0); }), "usage: Tensor: undefined storage");
 }
@@ -79,7 +80,8 @@ TEST(Tensor, DataIsOfItsTypeAlone) {
   Tensor x = zeros({2}, DType::bf16);
   EXPECT_EQ(x.data<bf16>()[0].bits, 0);
   EXPECT_EQ(error_of([&] { (void)x.data<f16>(); }), "usage: Tensor: asked for f16 data of a tensor of type bf16");
-  EXPECT_EQ(error_of([&] { (void)x.mutable_data<float>(); }), "usage: Tensor: asked for f32 data of a tensor of type bf16");
+  EXPECT_EQ(error_of([&] { (void)x.mutable_data<float>(); }),
+            "usage: Tensor: asked for f32 data of a tensor of type bf16");
 }
 
 TEST(Tensor, DataBeginsAtTheOffsetAndWritingMarksTheStorage) {
@@ -96,14 +98,15 @@ TEST(Tensor, DataBeginsAtTheOffsetAndWritingMarksTheStorage) {
   EXPECT_EQ(x.storage().version(), version + 2);  // looking is not writing
 }
 
-// ---- windows ---------------------------------------------------------------------------------------------
+// ---- windows ------------------------------------------------------------------------------------
 
 TEST(AsStrided, ShowsExactlyTheElementsThatStridesName) {
   const Tensor x = arange(24, DType::i64);
   EXPECT_EQ(as_strided(x, {4, 6}, {1, 4}, 0).to_vector<std::int64_t>()[7], 1 + 4);
   EXPECT_EQ(as_strided(x, {2, 3}, {12, 2}, 3).to_vector<std::int64_t>(), (list<std::int64_t>({3, 5, 7, 15, 17, 19})));
   EXPECT_EQ(as_strided(x, {3, 2}, {0, 1}, 4).to_vector<std::int64_t>(), (list<std::int64_t>({4, 5, 4, 5, 4, 5})));
-  EXPECT_EQ(as_strided(x, {3, 3}, {1, 1}, 0).to_vector<std::int64_t>(), (list<std::int64_t>({0, 1, 2, 1, 2, 3, 2, 3, 4})));  // overlapping
+  EXPECT_EQ(as_strided(x, {3, 3}, {1, 1}, 0).to_vector<std::int64_t>(),
+            (list<std::int64_t>({0, 1, 2, 1, 2, 3, 2, 3, 4})));  // overlapping
   EXPECT_EQ(as_strided(x, {}, {}, 23).item(), 23);
   EXPECT_EQ(as_strided(x, {2}, {23}, 0).to_vector<std::int64_t>(), (list<std::int64_t>({0, 23})));
   const Tensor window = as_strided(as_strided(x, {4}, {2}, 6), {2}, {5}, 1);  // of the storage, not of the view
@@ -117,30 +120,43 @@ TEST(AsStrided, ReachesTheLastElementAndNotOneFurther) {
   EXPECT_EQ(error_of([&] { (void)as_strided(x, {24}, {1}, 1); }),
             "usage: Tensor: i64[24] from element 1 on reaches beyond its storage of 24 elements");
   EXPECT_EQ(error_of([&] { (void)as_strided(x, {2, 2}, {20, 3}, 0); }), "nothing");
-  EXPECT_EQ(error_of([&] { (void)as_strided(x, {2, 2}, {20, 4}, 0); }),
+  EXPECT_EQ(error_of([&] {
+              (void)as_strided(x, {2, 2}, {20, 4}, 0);
+            }),
             "usage: Tensor: i64[2, 2] from element 0 on reaches beyond its storage of 24 elements");
-  EXPECT_EQ(error_of([&] { (void)as_strided(x, {}, {}, 24); }), "usage: Tensor: i64[] from element 24 on reaches beyond its storage of 24 elements");
-  EXPECT_EQ(error_of([&] { (void)as_strided(x, {1}, {1}, -1); }), "usage: Tensor: i64[1] from element -1 on reaches beyond its storage of 24 elements");
+  EXPECT_EQ(error_of([&] { (void)as_strided(x, {}, {}, 24); }),
+            "usage: Tensor: i64[] from element 24 on reaches beyond its storage of 24 elements");
+  EXPECT_EQ(error_of([&] { (void)as_strided(x, {1}, {1}, -1); }),
+            "usage: Tensor: i64[1] from element -1 on reaches beyond its storage of 24 elements");
   EXPECT_EQ(error_of([&] { (void)as_strided(x, {2}, {-1}, 5); }), "usage: Tensor: stride -1 of axis 0 is negative");
-  EXPECT_EQ(error_of([&] { (void)as_strided(x, {3}, {kMax}, 0); }), "usage: Tensor: 2 x 9223372036854775807 overflows 64 bits");
-  EXPECT_EQ(error_of([&] { (void)as_strided(x, {2, 2}, {kMax, 1}, 0); }), "usage: Tensor: 9223372036854775807 + 1 overflows 64 bits");
+  EXPECT_EQ(error_of([&] { (void)as_strided(x, {3}, {kMax}, 0); }),
+            "usage: Tensor: 2 x 9223372036854775807 overflows 64 bits");
+  EXPECT_EQ(error_of([&] {
+              (void)as_strided(x, {2, 2}, {kMax, 1}, 0);
+            }),
+            "usage: Tensor: 9223372036854775807 + 1 overflows 64 bits");
   // Without elements there is nothing to reach, up to the end of the storage.
   EXPECT_EQ(error_of([&] { (void)as_strided(x, {0}, {1}, 24); }), "nothing");
   EXPECT_EQ(error_of([&] { (void)as_strided(x, {0, 9}, {100, 100}, 0); }), "nothing");
-  EXPECT_EQ(error_of([&] { (void)as_strided(x, {0}, {1}, 25); }), "usage: Tensor: i64[0] from element 25 on reaches beyond its storage of 24 elements");
+  EXPECT_EQ(error_of([&] { (void)as_strided(x, {0}, {1}, 25); }),
+            "usage: Tensor: i64[0] from element 25 on reaches beyond its storage of 24 elements");
 }
 
 TEST(AsStrided, CountsElementsOfItsOwnType) {
   const Storage s = Storage::allocate(15, {});
   EXPECT_EQ(error_of([&] { Tensor(s, {15}, DType::u8); }), "nothing");
   EXPECT_EQ(error_of([&] { Tensor(s, {7}, DType::f16); }), "nothing");
-  EXPECT_EQ(error_of([&] { Tensor(s, {8}, DType::f16); }), "usage: Tensor: f16[8] from element 0 on reaches beyond its storage of 7 elements");
-  EXPECT_EQ(error_of([&] { Tensor(s, {2}, DType::f64); }), "usage: Tensor: f64[2] from element 0 on reaches beyond its storage of 1 elements");
+  EXPECT_EQ(error_of([&] { Tensor(s, {8}, DType::f16); }),
+            "usage: Tensor: f16[8] from element 0 on reaches beyond its storage of 7 elements");
+  EXPECT_EQ(error_of([&] { Tensor(s, {2}, DType::f64); }),
+            "usage: Tensor: f64[2] from element 0 on reaches beyond its storage of 1 elements");
 }
 
 TEST(Tensor, KnowsWhetherItIsContiguous) {
   const Tensor x = zeros({24});
-  const auto is = [&](const Shape& shape, const Strides& strides) { return as_strided(x, shape, strides, 0).is_contiguous(); };
+  const auto is = [&](const Shape& shape, const Strides& strides) {
+    return as_strided(x, shape, strides, 0).is_contiguous();
+  };
   EXPECT_TRUE(is({2, 3, 4}, {12, 4, 1}));
   EXPECT_TRUE(is({}, {}));
   EXPECT_TRUE(is({1, 3, 1}, {7, 1, 20}));  // an axis of one is never stepped along
@@ -164,12 +180,15 @@ TEST(BroadcastTo, RepeatsByStridesOfZero) {
   EXPECT_EQ(broadcast_to("op", full({}, 4), {2, 0}).numel(), 0);
   const Tensor offset = as_strided(arange(10, DType::f64), {2, 1}, {3, 1}, 4);
   EXPECT_EQ(broadcast_to("op", offset, {2, 2}).to_vector(), Numbers({4, 4, 7, 7}));
-  EXPECT_EQ(error_of([&] { (void)broadcast_to("op", x, {3, 3}); }), "usage: op: shapes [2, 1] and [3, 3] do not broadcast: axis -2 has 2 and 3");
+  EXPECT_EQ(error_of([&] {
+              (void)broadcast_to("op", x, {3, 3});
+            }),
+            "usage: op: shapes [2, 1] and [3, 3] do not broadcast: axis -2 has 2 and 3");
   EXPECT_EQ(error_of([&] { (void)broadcast_to("op", x, {2}); }), "usage: op: cannot repeat [2, 1] to [2]");
   EXPECT_EQ(error_of([&] { (void)broadcast_to("op", x, {1, 1}); }), "usage: op: cannot repeat [2, 1] to [1, 1]");
 }
 
-// ---- making ----------------------------------------------------------------------------------------------
+// ---- making -------------------------------------------------------------------------------------
 
 TEST(Make, FullConvertsToEveryType) {
   for (DType t : kAllDTypes) {
@@ -213,7 +232,8 @@ TEST(Make, FromValuesTakesRowMajorOrder) {
   EXPECT_EQ(from_values(Numbers({1.5, -2.5}), {2}, DType::i32).to_vector(), Numbers({1, -2}));
   EXPECT_EQ(from_values(std::vector<double>{}, {0, 3}).numel(), 0);
   EXPECT_EQ(error_of([] { (void)from_values(Numbers({1, 2}), {3}); }), "usage: from_values: 2 values for a shape [3]");
-  EXPECT_EQ(error_of([] { (void)from_values(std::vector<double>{}, {}); }), "usage: from_values: 0 values for a shape []");
+  EXPECT_EQ(error_of([] { (void)from_values(std::vector<double>{}, {}); }),
+            "usage: from_values: 0 values for a shape []");
   std::vector<double> mine{1, 2};
   const Tensor own = from_values(mine, {2});
   mine[0] = 9;  // it has its own copy
@@ -261,10 +281,11 @@ TEST(Make, DenseCopiesOnlyWhatIsNot) {
 TEST(Make, NoOtherDeviceIsKnown) {
   if (kHasCuda) GTEST_SKIP() << "built with CUDA";
   const Device gpu{Device::Kind::cuda, 0};
-  EXPECT_EQ(error_of([&] { (void)empty({1}, DType::f32, gpu); }), "usage: Storage: built without CUDA, asked for cuda:0");
+  EXPECT_EQ(error_of([&] { (void)empty({1}, DType::f32, gpu); }),
+            "usage: Storage: built without CUDA, asked for cuda:0");
 }
 
-// ---- printing --------------------------------------------------------------------------------------------
+// ---- printing -----------------------------------------------------------------------------------
 
 TEST(Print, ScalarsAndVectors) {
   EXPECT_EQ(to_string(full({}, 2.5)), "2.5 f32[]");
@@ -282,9 +303,11 @@ TEST(Print, PrecisionFollowsTheType) {
 }
 
 TEST(Print, NestsBracketsByAxis) {
-  EXPECT_EQ(to_string(from_values(list<std::int32_t>({1, 2, 3, 4, 5, 6}), {2, 3})), "[[1, 2, 3],\n [4, 5, 6]] i32[2, 3]");
+  EXPECT_EQ(to_string(from_values(list<std::int32_t>({1, 2, 3, 4, 5, 6}), {2, 3})),
+            "[[1, 2, 3],\n [4, 5, 6]] i32[2, 3]");
   EXPECT_EQ(to_string(arange(8)).size(), to_string(arange(8)).size());
-  EXPECT_EQ(to_string(as_strided(arange(8), {2, 2, 2}, {4, 2, 1}, 0)), "[[[0, 1],\n  [2, 3]],\n [[4, 5],\n  [6, 7]]] i64[2, 2, 2]");
+  EXPECT_EQ(to_string(as_strided(arange(8), {2, 2, 2}, {4, 2, 1}, 0)),
+            "[[[0, 1],\n  [2, 3]],\n [[4, 5],\n  [6, 7]]] i64[2, 2, 2]");
   EXPECT_EQ(to_string(zeros({2, 0})), "[[],\n []] f32[2, 0]");
   EXPECT_EQ(to_string(zeros({0, 2})), "[] f32[0, 2]");
   EXPECT_EQ(to_string(as_strided(arange(8), {2, 2}, {1, 4}, 1)), "[[1, 5],\n [2, 6]] i64[2, 2]");
@@ -299,9 +322,11 @@ TEST(Print, CutsLongAxesOfLargeTensorsToTheirEnds) {
   const Tensor x = as_strided(arange(1400), {200, 7}, {7, 1}, 0);
   EXPECT_EQ(to_string(x),
             "[[0, 1, 2, .., 4, 5, 6],\n [7, 8, 9, .., 11, 12, 13],\n [14, 15, 16, .., 18, 19, 20],\n ..,\n "
-            "[1379, 1380, 1381, .., 1383, 1384, 1385],\n [1386, 1387, 1388, .., 1390, 1391, 1392],\n [1393, 1394, 1395, .., 1397, 1398, 1399]] "
+            "[1379, 1380, 1381, .., 1383, 1384, 1385],\n [1386, 1387, 1388, .., 1390, 1391, 1392],\n [1393, 1394, "
+            "1395, .., 1397, 1398, 1399]] "
             "i64[200, 7]");
-  EXPECT_EQ(to_string(as_strided(arange(1200), {200, 6}, {6, 1}, 0)).substr(0, 21), "[[0, 1, 2, 3, 4, 5],\n");  // six are all ends
+  EXPECT_EQ(to_string(as_strided(arange(1200), {200, 6}, {6, 1}, 0)).substr(0, 21),
+            "[[0, 1, 2, 3, 4, 5],\n");  // six are all ends
 }
 
 TEST(Print, LeavesTheStreamAsItWas) {

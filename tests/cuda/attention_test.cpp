@@ -1,5 +1,6 @@
-// Attention on a GPU where fuzzing does not reach: the kernels for Hopper, those for the tensor cores of any GPU, long groups, large head dims.
-// The referee is the plain kernel in f32 on the same numbers, which fuzzing holds against the definitions in f64.
+// Attention on a GPU where fuzzing does not reach: the kernels for Hopper, those for the tensor
+// cores of any GPU, long groups, large head dims. The referee is the plain kernel in f32 on the
+// same numbers, which fuzzing holds against the definitions in f64.
 #include <gtest/gtest.h>
 #include <array>
 #include <cmath>
@@ -31,19 +32,23 @@ struct Case {
   double dropout = 0;
 };
 std::ostream& operator<<(std::ostream& os, const Case& c) {
-  return os << c.pattern << ' ' << c.order << " B " << c.batch << " L " << c.length << " H " << c.heads << '/' << c.kv_heads << " D " << c.dim
-            << (c.packed ? " packed" : "") << ' ' << name_of(c.mode) << " causal " << name_of(c.causality) << ' ' << c.type << " dropout " << c.dropout;
+  return os << c.pattern << ' ' << c.order << " B " << c.batch << " L " << c.length << " H " << c.heads << '/'
+            << c.kv_heads << " D " << c.dim << (c.packed ? " packed" : "") << ' ' << name_of(c.mode) << " causal "
+            << name_of(c.causality) << ' ' << c.type << " dropout " << c.dropout;
 }
 
 PlanPtr plan_of(const Case& c) {
   PlanSpec spec;
-  spec.length = c.length, spec.heads = c.heads, spec.pattern = parse_pattern(c.pattern), spec.order = parse_order(c.order, c.length);
+  spec.length = c.length, spec.heads = c.heads, spec.pattern = parse_pattern(c.pattern),
+  spec.order = parse_order(c.order, c.length);
   spec.dilation_mode = c.mode;
   spec.causality = c.causality;
   return make_plan(spec);
 }
 
-struct Inputs { Tensor q, k, v, qkv, d_o; };
+struct Inputs {
+  Tensor q, k, v, qkv, d_o;
+};
 Inputs inputs_of(const Case& c) {
   const Shape wide{c.batch, c.length, c.heads, c.dim}, narrow{c.batch, c.length, c.kv_heads, c.dim};
   const auto x = [&](const Shape& s, std::uint64_t stream) { return randn(s, {11, stream}, c.type, kGpu); };
@@ -52,7 +57,8 @@ Inputs inputs_of(const Case& c) {
   return in;
 }
 Inputs in_f32(const Inputs& in) {
-  return {to(in.q, DType::f32), to(in.k, DType::f32), to(in.v, DType::f32), in.qkv ? to(in.qkv, DType::f32) : Tensor{}, to(in.d_o, DType::f32)};
+  return {to(in.q, DType::f32), to(in.k, DType::f32), to(in.v, DType::f32), in.qkv ? to(in.qkv, DType::f32) : Tensor{},
+          to(in.d_o, DType::f32)};
 }
 
 struct Result {
@@ -123,8 +129,10 @@ std::vector<Case> whole_groups() {
     out.push_back({.pattern = "dense", .batch = 3, .length = 128, .heads = 5, .kv_heads = 5, .dim = dim});
     out.push_back({.pattern = "segment:128", .batch = 1, .length = 128, .heads = 1, .kv_heads = 1, .dim = dim});
     out.push_back({.pattern = "segment:128", .batch = 2, .heads = 6, .kv_heads = 2, .dim = dim});
-    out.push_back({.pattern = "segment:128", .batch = 2, .length = 16384, .heads = 4, .kv_heads = 4, .dim = dim, .packed = true});
-    out.push_back({.pattern = "segment:1024", .batch = 2, .length = 2048, .heads = 4, .kv_heads = 4, .dim = dim, .packed = true});
+    out.push_back(
+        {.pattern = "segment:128", .batch = 2, .length = 16384, .heads = 4, .kv_heads = 4, .dim = dim, .packed = true});
+    out.push_back(
+        {.pattern = "segment:1024", .batch = 2, .length = 2048, .heads = 4, .kv_heads = 4, .dim = dim, .packed = true});
   }
   return out;
 }
@@ -136,11 +144,19 @@ std::vector<Case> masked() {
   for (Index dim : {64, 128}) {
     out.push_back({.pattern = "dense", .order = "row", .length = 2048, .dim = dim, .causality = token});
     out.push_back({.pattern = "dense", .order = "hilbert", .batch = 2, .length = 1024, .dim = dim, .causality = token});
-    out.push_back({.pattern = "dense", .order = "row", .batch = 1, .length = 128, .heads = 3, .kv_heads = 3, .dim = dim, .causality = token});
+    out.push_back({.pattern = "dense",
+                   .order = "row",
+                   .batch = 1,
+                   .length = 128,
+                   .heads = 3,
+                   .kv_heads = 3,
+                   .dim = dim,
+                   .causality = token});
     out.push_back({.pattern = "segment:512", .dim = dim, .causality = token});
     out.push_back({.pattern = "segment:1024,dilation=4", .order = "row", .dim = dim, .causality = token});
     out.push_back({.pattern = "slide:100", .order = "row", .dim = dim});
-    out.push_back({.pattern = "neighborhood:301", .order = "hilbert", .batch = 2, .dim = dim, .causality = Causality::curve});
+    out.push_back(
+        {.pattern = "neighborhood:301", .order = "hilbert", .batch = 2, .dim = dim, .causality = Causality::curve});
     out.push_back({.pattern = "neighborhood2d:17x17", .order = "hilbert", .dim = dim});
     out.push_back({.pattern = "window2d:16x16", .order = "row", .dim = dim});
     out.push_back({.pattern = "slide2d:8x3", .order = "hilbert", .dim = dim, .packed = true, .causality = token});
@@ -154,9 +170,12 @@ std::vector<Case> all_cases() {
 }
 
 /// The worst of what was seen.
-struct Worst { double o = 0, lse = 0, dx = 0; };
+struct Worst {
+  double o = 0, lse = 0, dx = 0;
+};
 
-/// Relative errors against the plain kernel in f32. What is allowed is told in terms of bf16; f16 has three bits more.
+/// Relative errors against the plain kernel in f32. What is allowed is told in terms of bf16; f16
+/// has three bits more.
 void agrees_with_the_plain_kernel(const Case& c, Worst& worst) {
   const PlanPtr plan = plan_of(c);
   const Inputs in = inputs_of(c);
@@ -189,15 +208,21 @@ TEST_F(OnGpuAttention, AgreesWithThePlainKernel) {
     const Inputs in = inputs_of(c);
     for (const Tiling& t : plan->tilings()) {
       const auto groups = kernels::equal_groups(t);
-      const auto rows = [](const Tensor& x) { return kernels::Rows<const bf16>{x.data<bf16>(), x.stride(0), x.stride(1), x.stride(2)}; };
-      const kernels::AttentionSizes sizes{c.batch, c.length, c.heads, c.kv_heads, c.dim, 1 / std::sqrt(static_cast<double>(c.dim)), 0, {}, 0, 0};
-      const bool serves = groups ? kernels::segment_forward_serves(cuda_of(kGpu), sizes, *groups, rows(in.q), rows(in.k), rows(in.v), rows(in.q))
-                                 : kernels::list_forward_serves(cuda_of(kGpu), sizes, t, rows(in.q), rows(in.k), rows(in.v), rows(in.q));
+      const auto rows = [](const Tensor& x) {
+        return kernels::Rows<const bf16>{x.data<bf16>(), x.stride(0), x.stride(1), x.stride(2)};
+      };
+      const kernels::AttentionSizes sizes{
+          c.batch, c.length, c.heads, c.kv_heads, c.dim, 1 / std::sqrt(static_cast<double>(c.dim)), 0, {}, 0, 0};
+      const bool serves = groups ? kernels::segment_forward_serves(cuda_of(kGpu), sizes, *groups, rows(in.q),
+                                                                   rows(in.k), rows(in.v), rows(in.q))
+                                 : kernels::list_forward_serves(cuda_of(kGpu), sizes, t, rows(in.q), rows(in.k),
+                                                                rows(in.v), rows(in.q));
       EXPECT_TRUE(serves);
     }
     agrees_with_the_plain_kernel(c, worst);
   }
-  std::cout << "worst relative error: o " << worst.o << ", gradients " << worst.dx << "; lse absolute " << worst.lse << std::endl;
+  std::cout << "worst relative error: o " << worst.o << ", gradients " << worst.dx << "; lse absolute " << worst.lse
+            << std::endl;
 }
 
 void repeats_bit_for_bit(const Case& c, Index times) {
@@ -208,7 +233,9 @@ void repeats_bit_for_bit(const Case& c, Index times) {
   Result again;
   for (Index i = 0; i < times; ++i) {
     again = play(in, plan, c.dropout);
-    const auto note = [&](const Tensor& x, const Tensor& y) { worst = maximum(worst, max(abs(sub(to(x, DType::f32), to(y, DType::f32))))); };
+    const auto note = [&](const Tensor& x, const Tensor& y) {
+      worst = maximum(worst, max(abs(sub(to(x, DType::f32), to(y, DType::f32)))));
+    };
     note(again.o, first.o), note(exp(again.lse), exp(first.lse));  // -inf where nobody is attended to
     for (std::size_t k = 0; k < first.dx.size(); ++k) note(again.dx[k], first.dx[k]);
   }
@@ -256,7 +283,8 @@ TEST_F(OnGpuAttention, NotANumberStaysInItsGroup) {
     }
 }
 
-// A row of NaN and one of infinity: every row that meets neither keeps its bits, and the others are what the plain kernel says.
+// A row of NaN and one of infinity: every row that meets neither keeps its bits, and the others are
+// what the plain kernel says.
 void keeps_not_a_number_behind_masks(const Case& c) {
   const PlanPtr plan = plan_of(c);
   const Inputs clean = inputs_of(c);
@@ -276,7 +304,8 @@ void keeps_not_a_number_behind_masks(const Case& c) {
     const auto judge = [&](const char* name, const Tensor& now, const Tensor& expected, const Tensor& old) {
       const std::vector<float> x = now.to_vector<float>(), y = expected.to_vector<float>(), z = old.to_vector<float>();
       for (std::size_t i = 0; i < x.size(); ++i) {
-        ASSERT_EQ(std::isnan(x[i]), std::isnan(y[i])) << name << ' ' << i << ": " << x[i] << ", plain " << y[i] << "; spoiled " << which;
+        ASSERT_EQ(std::isnan(x[i]), std::isnan(y[i]))
+            << name << ' ' << i << ": " << x[i] << ", plain " << y[i] << "; spoiled " << which;
         if (!std::isfinite(y[i])) continue;
         ASSERT_LT(std::abs(x[i] - y[i]), 0.02f * std::abs(y[i]) + 0.1f) << name << ' ' << i << ", before " << z[i];
       }
@@ -294,7 +323,7 @@ TEST_F(OnGpuAttention, NotANumberDoesNotPassMasks) {
   }
 }
 
-// ---- the tensor cores of any GPU: f16, grouped heads, every head dim, tiles of any size -------------------------
+// ---- the tensor cores of any GPU: f16, grouped heads, every head dim, tiles of any size ---------
 
 class OnGpuTensorCores : public testing::Test {
  protected:
@@ -314,13 +343,28 @@ std::vector<Case> on_tensor_cores() {
         out.push_back(c);
       };
       add({.pattern = "dense", .order = "row", .length = 256});
-      add({.pattern = "dense", .order = "row", .batch = 2, .length = 1000, .heads = 4, .kv_heads = 2, .causality = token});
+      add({.pattern = "dense",
+           .order = "row",
+           .batch = 2,
+           .length = 1000,
+           .heads = 4,
+           .kv_heads = 2,
+           .causality = token});
       add({.pattern = "dense", .length = 300, .heads = 6, .kv_heads = 1, .causality = token, .dropout = 0.25});
       add({.pattern = "segment:100", .batch = 2, .length = 1037, .heads = 3, .kv_heads = 1});
       add({.pattern = "segment:7", .length = 200, .causality = token});
       add({.pattern = "segment:512,dilation=4,offset=1", .length = 1024, .mode = DilationMode::longnet});
-      add({.pattern = "segment:64+segment:256,dilation=3", .length = 777, .heads = 4, .kv_heads = 2, .mode = DilationMode::longnet, .causality = token});
-      add({.pattern = "segment:1024,dilation=8,offset=head", .length = 1024, .heads = 4, .kv_heads = 2, .dropout = 0.1});
+      add({.pattern = "segment:64+segment:256,dilation=3",
+           .length = 777,
+           .heads = 4,
+           .kv_heads = 2,
+           .mode = DilationMode::longnet,
+           .causality = token});
+      add({.pattern = "segment:1024,dilation=8,offset=head",
+           .length = 1024,
+           .heads = 4,
+           .kv_heads = 2,
+           .dropout = 0.1});
       add({.pattern = "neighborhood2d:7x5", .batch = 2, .length = 1024, .heads = 4, .kv_heads = 4, .packed = true});
       add({.pattern = "slide2d:8x3", .length = 1100, .heads = 2, .kv_heads = 1, .causality = token});
       add({.pattern = "slide:100", .order = "row", .length = 700, .dropout = 0.5});
@@ -335,7 +379,8 @@ TEST_F(OnGpuTensorCores, AgreeWithThePlainKernel) {
     SCOPED_TRACE(testing::Message() << c);
     agrees_with_the_plain_kernel(c, worst);
   }
-  std::cout << "worst relative error, that of f16 times 8: o " << worst.o << ", gradients " << worst.dx << "; lse absolute " << worst.lse << std::endl;
+  std::cout << "worst relative error, that of f16 times 8: o " << worst.o << ", gradients " << worst.dx
+            << "; lse absolute " << worst.lse << std::endl;
 }
 
 TEST_F(OnGpuTensorCores, Serve) {
@@ -344,8 +389,11 @@ TEST_F(OnGpuTensorCores, Serve) {
     const Inputs in = inputs_of(c);
     const kernels::AttentionSizes sizes{c.batch, c.length, c.heads, c.kv_heads, c.dim, 0.1, c.dropout, {}, 0, 0};
     const auto ask = [&]<class T>() {
-      const auto rows = [](const Tensor& x) { return kernels::Rows<const T>{x.data<T>(), x.stride(0), x.stride(1), x.stride(2)}; };
-      EXPECT_TRUE(kernels::mma_forward_serves(cuda_of(kGpu), sizes, c.heads, rows(in.q), rows(in.k), rows(in.v), rows(in.q)));
+      const auto rows = [](const Tensor& x) {
+        return kernels::Rows<const T>{x.data<T>(), x.stride(0), x.stride(1), x.stride(2)};
+      };
+      EXPECT_TRUE(
+          kernels::mma_forward_serves(cuda_of(kGpu), sizes, c.heads, rows(in.q), rows(in.k), rows(in.v), rows(in.q)));
       EXPECT_TRUE(kernels::mma_backward_serves<T>(cuda_of(kGpu), sizes, c.heads));
     };
     if (c.type == DType::f16) ask.template operator()<f16>();
@@ -370,7 +418,8 @@ TEST_F(OnGpuTensorCores, KeepNotANumberBehindMasks) {
 
 // dS beyond what f16 holds, though no input or result is: the plain kernel does those tiles.
 TEST_F(OnGpuTensorCores, SlopesTooLargeForF16) {
-  const Case c{.pattern = "segment:2", .order = "row", .length = 1000, .heads = 4, .kv_heads = 4, .dim = 64, .type = DType::f16};
+  const Case c{
+      .pattern = "segment:2", .order = "row", .length = 1000, .heads = 4, .kv_heads = 4, .dim = 64, .type = DType::f16};
   const PlanPtr plan = plan_of(c);
   Inputs in = inputs_of(c);
   in.q = mul(in.q, 0.25), in.k = mul(in.k, 0x1p-6), in.v = mul(in.v, 2), in.d_o = mul(in.d_o, 6000);
@@ -378,7 +427,7 @@ TEST_F(OnGpuTensorCores, SlopesTooLargeForF16) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_LT(relative(got.dx[i], want.dx[i]), 1e-3) << "gradient " << i;
 }
 
-// ---- parts of one attention: an online softmax that goes on in f32, gradients that are added to ------------
+// ---- parts of one attention: an online softmax that goes on in f32, gradients that are added to -
 
 struct Parts {
   std::string name;
@@ -405,9 +454,14 @@ std::vector<Parts> parts() {
     add({.pattern = "segment:256", .length = 1024, .causality = token});
     add({.pattern = "segment:128+segment:512,dilation=2", .length = 1024, .mode = DilationMode::longnet});
     add({.pattern = "segment:256+segment:1024,dilation=4", .length = 1024, .causality = token});
-    add({.pattern = "segment:512,dilation=2,offset=head", .length = 1024, .heads = 3, .kv_heads = 3, .causality = token});
+    add({.pattern = "segment:512,dilation=2,offset=head",
+         .length = 1024,
+         .heads = 3,
+         .kv_heads = 3,
+         .causality = token});
     PlanSpec spec;  // the second and the last block of queries attend to nothing
-    spec.length = 1024, spec.heads = 2, spec.pattern = {blocks(128, {{0, 0}, {0, 5}, {2, 1}, {2, 2}, {2, 3}, {3, 7}, {4, 0}, {5, 5}, {6, 1}, {6, 6}})};
+    spec.length = 1024, spec.heads = 2,
+    spec.pattern = {blocks(128, {{0, 0}, {0, 5}, {2, 1}, {2, 2}, {2, 3}, {3, 7}, {4, 0}, {5, 5}, {6, 1}, {6, 6}})};
     spec.order = parse_order("row", 1024);
     out.push_back({"blocks D " + std::to_string(dim), make_plan(spec), 2, 2, dim});
     spec.causality = token;
@@ -417,7 +471,12 @@ std::vector<Parts> parts() {
 }
 
 Inputs inputs_of(const Parts& p) {
-  return inputs_of(Case{.pattern = "", .batch = p.batch, .length = p.plan->length(), .heads = p.plan->heads(), .kv_heads = p.kv_heads, .dim = p.dim});
+  return inputs_of(Case{.pattern = "",
+                        .batch = p.batch,
+                        .length = p.plan->length(),
+                        .heads = p.plan->heads(),
+                        .kv_heads = p.kv_heads,
+                        .dim = p.dim});
 }
 
 Result ones_to_start(const Inputs& in) {
@@ -425,17 +484,23 @@ Result ones_to_start(const Inputs& in) {
   return {{}, {}, {like(in.q), like(in.k), like(in.v)}};
 }
 
-/// Through the kernels that go on, twice where asked: o and gradients in f32, gradients added to those of `start`.
+/// Through the kernels that go on, twice where asked: o and gradients in f32, gradients added to
+/// those of `start`.
 Result in_parts(const Inputs& in, const PlanPtr& plan, bool fresh, int times = 1, const Result* start = nullptr) {
   const Call call = checked_call("parts", plan, {}, plan->length(), in.q, in.k, in.v);
   const double none = fresh ? std::numeric_limits<double>::quiet_NaN() : 0;  // what must not be read
   SoftmaxState state{full(in.q.shape(), none, DType::f32, kGpu),
-                     full({call.batch, call.heads(), call.length}, fresh ? none : -std::numeric_limits<double>::infinity(), DType::f32, kGpu), fresh};
+                     full({call.batch, call.heads(), call.length},
+                          fresh ? none : -std::numeric_limits<double>::infinity(), DType::f32, kGpu),
+                     fresh};
   for (int i = 0; i < times; ++i) attend(call, plan->tilings(), in.q, in.k, in.v, state);
-  const auto blank = [&](std::size_t i, const Tensor& like) { return start ? clone(start->dx[i]) : zeros(like.shape(), DType::f32, kGpu); };
+  const auto blank = [&](std::size_t i, const Tensor& like) {
+    return start ? clone(start->dx[i]) : zeros(like.shape(), DType::f32, kGpu);
+  };
   std::array<Tensor, 3> d{blank(0, in.q), blank(1, in.k), blank(2, in.v)};
   const Tensor delta = sum(mul(state.o, to(in.d_o, DType::f32)), {-1});
-  for (int i = 0; i < times; ++i) add_gradients(call, plan->tilings(), in.q, in.k, in.v, in.d_o, state.lse, contiguous(permute(delta, {0, 2, 1})), d);
+  for (int i = 0; i < times; ++i)
+    add_gradients(call, plan->tilings(), in.q, in.k, in.v, in.d_o, state.lse, contiguous(permute(delta, {0, 2, 1})), d);
   return {state.o, state.lse, {d[0], d[1], d[2]}};
 }
 
@@ -471,7 +536,8 @@ TEST_F(OnGpuAttention, GoesOnInF32AsTheFormulasSay) {
     };
     const Result want = on_cpu(DType::f64, Backward::fused), naive = on_cpu(DType::bf16, Backward::taped);
     bool covers = branch_count(*p.plan) == 1;
-    for (const Tiling& t : p.plan->tilings()) covers = covers && static_cast<Index>(t.q_token.size()) == p.plan->length();
+    for (const Tiling& t : p.plan->tilings())
+      covers = covers && static_cast<Index>(t.q_token.size()) == p.plan->length();
     for (const bool fresh : {false, true}) {
       if (fresh && !covers) continue;
       const Result got = in_parts(in, p.plan, fresh);
@@ -482,9 +548,11 @@ TEST_F(OnGpuAttention, GoesOnInF32AsTheFormulasSay) {
       };
       judge("o", got.o, naive.o, want.o);
       EXPECT_LT(distance(got.lse, want.lse), 1e-5);
-      for (std::size_t i = 0; i < 3; ++i) judge(i == 0 ? "dq" : i == 1 ? "dk" : "dv", got.dx[i], naive.dx[i], want.dx[i]);
+      for (std::size_t i = 0; i < 3; ++i)
+        judge(i == 0 ? "dq" : i == 1 ? "dk" : "dv", got.dx[i], naive.dx[i], want.dx[i]);
     }
-    // The same keys once more: as many of everything, so O stays and L grows by log 2; and gradients are added to what is there.
+    // The same keys once more: as many of everything, so O stays and L grows by log 2; and
+    // gradients are added to what is there.
     const Result once = in_parts(in, p.plan, false), start = ones_to_start(in);
     const Result twice = in_parts(in, p.plan, covers, 2, &start);
     EXPECT_LT(distance(twice.o, once.o), 1e-5);
@@ -519,7 +587,8 @@ TEST_F(OnGpuAttention, PartsKeepNotANumberBehindMasks) {
       const auto spoil = [&](Tensor& x) {
         x = clone(x);
         const Index bad = p.plan->length() / 2 + 5;
-        for (const auto& [row, value] : {std::pair{bad, std::numeric_limits<double>::quiet_NaN()}, {bad + 1, std::numeric_limits<double>::infinity()}}) {
+        for (const auto& [row, value] : {std::pair{bad, std::numeric_limits<double>::quiet_NaN()},
+                                         {bad + 1, std::numeric_limits<double>::infinity()}}) {
           Tensor line = slice(x, 1, row, row + 1);
           copy(line, full(line.shape(), value, DType::bf16, kGpu));
         }
@@ -531,7 +600,8 @@ TEST_F(OnGpuAttention, PartsKeepNotANumberBehindMasks) {
       const auto judge = [&](const char* name, const Tensor& now, const Tensor& expected) {
         const std::vector<float> x = now.to_vector<float>(), y = expected.to_vector<float>();
         for (std::size_t i = 0; i < x.size(); ++i) {
-          ASSERT_EQ(std::isnan(x[i]), std::isnan(y[i])) << name << ' ' << i << ": " << x[i] << ", plain " << y[i] << "; spoiled " << which;
+          ASSERT_EQ(std::isnan(x[i]), std::isnan(y[i]))
+              << name << ' ' << i << ": " << x[i] << ", plain " << y[i] << "; spoiled " << which;
           if (!std::isfinite(y[i])) continue;
           ASSERT_LT(std::abs(x[i] - y[i]), 0.02f * std::abs(y[i]) + 0.1f) << name << ' ' << i << "; spoiled " << which;
         }
@@ -547,16 +617,21 @@ TEST_F(OnGpuAttention, PartsAreServed) {
   for (const Parts& p : parts()) {
     SCOPED_TRACE(p.name);
     const Inputs in = inputs_of(p);
-    const auto rows = [](const Tensor& x) { return kernels::Rows<const bf16>{x.data<bf16>(), x.stride(0), x.stride(1), x.stride(2)}; };
+    const auto rows = [](const Tensor& x) {
+      return kernels::Rows<const bf16>{x.data<bf16>(), x.stride(0), x.stride(1), x.stride(2)};
+    };
     const Tensor o = zeros(in.q.shape(), DType::f32, kGpu);
     const kernels::Rows<const float> out{o.data<float>(), o.stride(0), o.stride(1), o.stride(2)};
-    const kernels::AttentionSizes sizes{p.batch, p.plan->length(), p.plan->heads(), p.kv_heads, p.dim, 0.1, 0, {}, 0, 0};
+    const kernels::AttentionSizes sizes{p.batch, p.plan->length(), p.plan->heads(), p.kv_heads, p.dim, 0.1, 0, {}, 0,
+                                        0};
     for (const Tiling& t : p.plan->tilings()) {
       const auto groups = kernels::equal_groups(t);
       const Cuda where = cuda_of(kGpu);
-      EXPECT_TRUE(groups ? kernels::segment_forward_serves(where, sizes, *groups, rows(in.q), rows(in.k), rows(in.v), out)
-                         : kernels::list_forward_serves(where, sizes, t, rows(in.q), rows(in.k), rows(in.v), out));
-      EXPECT_TRUE(groups ? kernels::stream_backward_serves(where, sizes, *groups) : kernels::list_backward_serves(where, sizes, t));
+      EXPECT_TRUE(groups
+                      ? kernels::segment_forward_serves(where, sizes, *groups, rows(in.q), rows(in.k), rows(in.v), out)
+                      : kernels::list_forward_serves(where, sizes, t, rows(in.q), rows(in.k), rows(in.v), out));
+      EXPECT_TRUE(groups ? kernels::stream_backward_serves(where, sizes, *groups)
+                         : kernels::list_backward_serves(where, sizes, t));
     }
   }
 }
@@ -575,7 +650,8 @@ TEST_F(OnGpuAttention, LargeHeadDims) {
       const Result want = play(in_f32(here), plan), got = play(there, plan);
       const double allowed = type == DType::f32 ? 2e-6 : 4e-3;
       EXPECT_LT(relative(moved(got.o, {}), want.o), allowed);
-      for (std::size_t i = 0; i < 3; ++i) EXPECT_LT(relative(moved(got.dx[i], {}), want.dx[i]), allowed) << "gradient " << i;
+      for (std::size_t i = 0; i < 3; ++i)
+        EXPECT_LT(relative(moved(got.dx[i], {}), want.dx[i]), allowed) << "gradient " << i;
     }
   const Tensor q = zeros({1, 8, 1, 257}, DType::f32, kGpu);
   EXPECT_THROW(attention(q, q, q, plan_of({.pattern = "dense", .length = 8, .heads = 1, .kv_heads = 1})), Error);

@@ -1,4 +1,5 @@
-// The device layer on a GPU: names and errors, memory, copies, random numbers. On a machine without one: what is said instead.
+// The device layer on a GPU: names and errors, memory, copies, random numbers. On a machine without
+// one: what is said instead.
 #include <gtest/gtest.h>
 #include <cmath>
 #include "core/cuda/context.h"
@@ -34,7 +35,8 @@ TEST_F(OnGpu, HasNames) {
   EXPECT_EQ(device_named("auto"), kGpu);
   EXPECT_EQ(device_named("cuda"), kGpu);
   EXPECT_EQ(device_named("cuda:0"), kGpu);
-  EXPECT_EQ(error_of([] { device_named("cuda:63"); }).substr(0, 52), "gpu: no usable GPU: cuda:63 asked for, the driver sh");
+  EXPECT_EQ(error_of([] { device_named("cuda:63"); }).substr(0, 52),
+            "gpu: no usable GPU: cuda:63 asked for, the driver sh");
   EXPECT_EQ(error_of([] { device_named("gpu"); }), "usage: device gpu: must be auto, cpu, cuda or cuda:N");
 }
 
@@ -48,7 +50,8 @@ TEST_F(OnGpu, CopiesOfEveryTypeAndStride) {
       EXPECT_EQ(there.to_vector(), want.to_vector()) << from << " to " << type;
       const Tensor gx = moved(x, kGpu);
       Tensor local = empty({2, 2, 3}, type, kGpu), host = empty({2, 2, 3}, type);
-      const Tensor turned = as_strided(gx, {2, 2, 3}, {6, 1, 2}, 0), host_turned = as_strided(x, {2, 2, 3}, {6, 1, 2}, 0);
+      const Tensor turned = as_strided(gx, {2, 2, 3}, {6, 1, 2}, 0),
+                   host_turned = as_strided(x, {2, 2, 3}, {6, 1, 2}, 0);
       copy(local, turned);
       copy(host, host_turned);
       EXPECT_EQ(local.to_vector(), host.to_vector()) << from << " to " << type << ", transposed";
@@ -67,14 +70,15 @@ TEST_F(OnGpu, FillsAndCounts) {
   EXPECT_EQ(to_string(full({2}, 2.5, DType::f32, kGpu)), to_string(full({2}, 2.5, DType::f32)));
 }
 
-// Uniform and integer numbers to the bit. Normal ones go through log and cos in f64, which may differ in their last bit there, so
-// that an f32 may round the other way: rarely, and by one step.
+// Uniform and integer numbers to the bit. Normal ones go through log and cos in f64, which may
+// differ in their last bit there, so that an f32 may round the other way: rarely, and by one step.
 TEST_F(OnGpu, RandomNumbersAreTheSame) {
   constexpr Index n = 1 << 20;
   const RandomKey key{0x123456789abcdef, 77};
   EXPECT_EQ(rand({n}, key, DType::f32, kGpu).to_vector(), rand({n}, key).to_vector());
   EXPECT_EQ(randint(-7, 1000003, {n}, key, DType::i64, kGpu).to_vector(), randint(-7, 1000003, {n}, key).to_vector());
-  const std::vector<float> here = randn({n}, key).to_vector<float>(), there = randn({n}, key, DType::f32, kGpu).to_vector<float>();
+  const std::vector<float> here = randn({n}, key).to_vector<float>(),
+                           there = randn({n}, key, DType::f32, kGpu).to_vector<float>();
   Index differ = 0;
   for (std::size_t i = 0; i < here.size(); ++i)
     if (here[i] != there[i]) {
@@ -87,7 +91,10 @@ TEST_F(OnGpu, RandomNumbersAreTheSame) {
 TEST_F(OnGpu, MemoryIsCountedAndReused) {
   release_pool(kGpu);
   const MemoryStats before = memory_stats(kGpu);
-  { const Tensor x = empty({1000}, DType::f32, kGpu); EXPECT_EQ(memory_stats(kGpu).live, before.live + 4000); }
+  {
+    const Tensor x = empty({1000}, DType::f32, kGpu);
+    EXPECT_EQ(memory_stats(kGpu).live, before.live + 4000);
+  }
   const MemoryStats once = memory_stats(kGpu);
   EXPECT_EQ(once.live, before.live);
   EXPECT_GT(once.pooled, 0u);
@@ -119,7 +126,8 @@ TEST_F(OnGpu, WorkIsAskedForWithoutWaiting) {
   EXPECT_EQ(device_counters(kGpu).host_waits, before.host_waits + 1);
 }
 
-// Memory that is not the GPU's, read by a kernel: an error that the driver does not recover from, so in a process of its own.
+// Memory that is not the GPU's, read by a kernel: an error that the driver does not recover from,
+// so in a process of its own.
 TEST_F(OnGpu, ALostDeviceSaysSoAtOnce) {
   if (!in_child({})) return;
   const Tensor before = full({4}, 1, DType::f32, kGpu);

@@ -1,4 +1,5 @@
-// Attention over ranks that have GPUs: one each, joined by NCCL, where there are as many; else all on one, over threads. The referee is one GPU.
+// Attention over ranks that have GPUs: one each, joined by NCCL, where there are as many; else all
+// on one, over threads. The referee is one GPU.
 #include "ops/hilbert/ring.h"
 #include <gtest/gtest.h>
 #include <cmath>
@@ -26,25 +27,31 @@ struct Case {
   DType dtype = DType::bf16;
 };
 std::ostream& operator<<(std::ostream& os, const Case& c) {
-  return os << c.pattern << ' ' << c.order << " L " << c.length << " D " << c.dim << " causal " << name_of(c.causality) << " chunks " << c.chunks << ' ' << name_of(c.transport)
-            << ' ' << c.dtype;
+  return os << c.pattern << ' ' << c.order << " L " << c.length << " D " << c.dim << " causal " << name_of(c.causality)
+            << " chunks " << c.chunks << ' ' << name_of(c.transport) << ' ' << c.dtype;
 }
 
-struct Whole { Tensor o, dq, dk, dv; };
-struct Inputs { Tensor q, k, v, d_o; };
+struct Whole {
+  Tensor o, dq, dk, dv;
+};
+struct Inputs {
+  Tensor q, k, v, d_o;
+};
 
 PlanSpec spec_of(const Case& c) {
   PlanSpec spec;
-  spec.length = c.length, spec.heads = c.heads, spec.pattern = parse_pattern(c.pattern), spec.order = parse_order(c.order, c.length), spec.causality = c.causality;
+  spec.length = c.length, spec.heads = c.heads, spec.pattern = parse_pattern(c.pattern),
+  spec.order = parse_order(c.order, c.length), spec.causality = c.causality;
   return spec;
 }
 /// The same numbers on every GPU.
 Inputs inputs_of(const Case& c, Device device) {
-  const auto x = [&](std::uint64_t stream) { return randn({1, c.length, c.heads, c.dim}, {21, stream}, c.dtype, device); };
+  const auto x = [&](std::uint64_t stream) {
+    return randn({1, c.length, c.heads, c.dim}, {21, stream}, c.dtype, device);
+  };
   return {x(1), x(2), x(3), x(4)};
 }
-template <class Attend>
-Whole play(const Inputs& in, Attend&& attend) {
+template <class Attend> Whole play(const Inputs& in, Attend&& attend) {
   Tape tape;
   for (const Tensor* t : {&in.q, &in.k, &in.v}) tape.watch(*t);
   const Tensor o = attend(in.q, in.k, in.v);
@@ -52,8 +59,12 @@ Whole play(const Inputs& in, Attend&& attend) {
   return {o, g[in.q], g[in.k], g[in.v]};
 }
 
-Device device_of(const Comm& threads) { return {Device::Kind::cuda, cuda::device_count() >= threads.size() ? threads.rank() : 0}; }
-Comm joined(const Comm& threads) { return kHasNccl && cuda::device_count() >= threads.size() ? nccl_ranks(threads, device_of(threads)) : threads; }
+Device device_of(const Comm& threads) {
+  return {Device::Kind::cuda, cuda::device_count() >= threads.size() ? threads.rank() : 0};
+}
+Comm joined(const Comm& threads) {
+  return kHasNccl && cuda::device_count() >= threads.size() ? nccl_ranks(threads, device_of(threads)) : threads;
+}
 
 /// On the CPU, all rows.
 Whole on_ranks(const Case& c, int ranks, std::string& link) {
@@ -64,12 +75,16 @@ Whole on_ranks(const Case& c, int ranks, std::string& link) {
     PlanSpec spec = spec_of(c);
     spec.in_order = true;
     const PlanPtr plan = make_plan(spec);
-    const auto shard = std::make_shared<const ShardPlan>(plan, c.chunks > 0 ? balanced_shards(*plan, ranks, c.chunks) : contiguous_shards(*plan, ranks), comm.rank(), c.transport);
+    const auto shard = std::make_shared<const ShardPlan>(
+        plan, c.chunks > 0 ? balanced_shards(*plan, ranks, c.chunks) : contiguous_shards(*plan, ranks), comm.rank(),
+        c.transport);
     agree_on(*shard, comm, 1, c.heads, c.dim, c.dtype, {});
     const Inputs all = inputs_of(c, device);
     const auto mine = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
     const std::size_t before = comm.traffic().bytes_sent;
-    const Whole part = play({mine(all.q), mine(all.k), mine(all.v), mine(all.d_o)}, [&](const Tensor& q, const Tensor& k, const Tensor& v) { return ring_attention(q, k, v, shard, comm); });
+    const Whole part =
+        play({mine(all.q), mine(all.k), mine(all.v), mine(all.d_o)},
+             [&](const Tensor& q, const Tensor& k, const Tensor& v) { return ring_attention(q, k, v, shard, comm); });
     const ShardPlan::Bytes bytes = shard->bytes_sent(1, c.heads, c.dim, c.dtype);
     EXPECT_EQ(comm.traffic().bytes_sent - before, bytes.forward + bytes.backward);
     const auto whole = [&](const Tensor& x) { return moved(whole_of_rows(x, *shard, comm), {}); };
@@ -110,13 +125,19 @@ TEST_F(OnGpuRing, EqualsOneGpu) {
   std::string link;
   for (const Case& c : cases()) {
     const Device gpu{Device::Kind::cuda, 0};
-    const Whole one = play(inputs_of(c, gpu), [plan = make_plan(spec_of(c))](const Tensor& q, const Tensor& k, const Tensor& v) { return attention(q, k, v, plan); });
+    const Whole one =
+        play(inputs_of(c, gpu), [plan = make_plan(spec_of(c))](const Tensor& q, const Tensor& k, const Tensor& v) {
+          return attention(q, k, v, plan);
+        });
     for (int ranks : {2, 4}) {
       SCOPED_TRACE(testing::Message() << c << "; " << ranks << " ranks");
       const Whole many = on_ranks(c, ranks, link);
       // In bf16 both are rounded once, from sums in f32 of the same rounded weights.
       const double allowed = c.dtype == DType::bf16 ? 0x1p-7 : 1e-5;
-      for (const auto& [name, x, y] : {std::tuple{"o", many.o, one.o}, {"dq", many.dq, one.dq}, {"dk", many.dk, one.dk}, {"dv", many.dv, one.dv}}) {
+      for (const auto& [name, x, y] : {std::tuple{"o", many.o, one.o},
+                                       {"dq", many.dq, one.dq},
+                                       {"dk", many.dk, one.dk},
+                                       {"dv", many.dv, one.dv}}) {
         const double d = distance(x, moved(y, {}));
         EXPECT_LE(d, allowed) << name << " over " << link;
         if (c.dtype == DType::bf16) worst = std::max(worst, d);
@@ -127,12 +148,15 @@ TEST_F(OnGpuRing, EqualsOneGpu) {
 }
 
 TEST_F(OnGpuRing, TheSameBitsEveryTime) {
-  for (Case c : {Case{.causality = Causality::token, .chunks = 4}, Case{.pattern = "segment:128+segment:2048,dilation=4", .order = "hilbert", .dim = 64}}) {
+  for (Case c : {Case{.causality = Causality::token, .chunks = 4},
+                 Case{.pattern = "segment:128+segment:2048,dilation=4", .order = "hilbert", .dim = 64}}) {
     std::string link;
     const Whole first = on_ranks(c, 2, link);
     for (int i = 0; i < 3; ++i) {
       const Whole again = on_ranks(c, 2, link);
-      for (const auto& [x, y] : {std::pair{first.o, again.o}, {first.dq, again.dq}, {first.dk, again.dk}, {first.dv, again.dv}}) EXPECT_EQ(x.to_vector(), y.to_vector()) << c;
+      for (const auto& [x, y] :
+           {std::pair{first.o, again.o}, {first.dq, again.dq}, {first.dk, again.dk}, {first.dv, again.dv}})
+        EXPECT_EQ(x.to_vector(), y.to_vector()) << c;
     }
   }
 }

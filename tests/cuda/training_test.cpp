@@ -1,5 +1,5 @@
-// Training steps on a GPU: a small transformer, causal attention over a Hilbert order, AdamW. Losses beside the CPU's, no waiting inside a
-// step, no memory but that of the first steps.
+// Training steps on a GPU: a small transformer, causal attention over a Hilbert order, AdamW.
+// Losses beside the CPU's, no waiting inside a step, no memory but that of the first steps.
 #include <gtest/gtest.h>
 #include <cmath>
 #include <functional>
@@ -38,7 +38,8 @@ class Model {
     add_parameter({4 * kWidth, kWidth}, 0.04), add_parameter({kWidth}, 0);
     add_parameter({kWidth, kVocabulary}, 0.08);
     PlanSpec spec;
-    spec.length = kLength, spec.heads = kHeads, spec.causality = Causality::token, spec.order = parse_order("hilbert", kLength);
+    spec.length = kLength, spec.heads = kHeads, spec.causality = Causality::token,
+    spec.order = parse_order("hilbert", kLength);
     plan_ = make_plan(spec);
   }
 
@@ -47,12 +48,14 @@ class Model {
     Tape tape;
     for (const Tensor& w : w_) tape.watch(w);
     Tensor x = add(embedding(w_[0], ids), w_[1]);
-    const Tensor qkv = reshape(matmul(layer_norm(x, w_[2], w_[3]), w_[4]), {kBatch, kLength, 3, kHeads, kWidth / kHeads});
+    const Tensor qkv =
+        reshape(matmul(layer_norm(x, w_[2], w_[3]), w_[4]), {kBatch, kLength, 3, kHeads, kWidth / kHeads});
     x = add(x, matmul(reshape(attention(qkv, plan_), {kBatch, kLength, kWidth}), w_[5]));
     x = add(x, linear(gelu_tanh(linear(rms_norm(x, w_[6]), w_[7], w_[8])), w_[9], w_[10]));
     const Tensor loss = cross_entropy(matmul(x, w_[11]), targets);
     const Gradients g = tape.backward(loss);
-    for (std::size_t i = 0; i < w_.size(); ++i) adamw_step(w_[i], g[w_[i]], m_[i], v_[i], number, {}, exact_[i] ? &exact_[i] : nullptr);
+    for (std::size_t i = 0; i < w_.size(); ++i)
+      adamw_step(w_[i], g[w_[i]], m_[i], v_[i], number, {}, exact_[i] ? &exact_[i] : nullptr);
     return loss;
   }
 
@@ -63,10 +66,13 @@ class Model {
 };
 
 /// Text of a kind that can be learned: each id follows from the one before.
-struct Batch { Tensor ids, targets; };
+struct Batch {
+  Tensor ids, targets;
+};
 Batch batch_of(Index number, Device device) {
   std::vector<std::int64_t> ids, targets;
-  const std::vector<std::int64_t> start = randint(0, kVocabulary, {kBatch}, {8, static_cast<std::uint64_t>(number)}).to_vector<std::int64_t>();
+  const std::vector<std::int64_t> start =
+      randint(0, kVocabulary, {kBatch}, {8, static_cast<std::uint64_t>(number)}).to_vector<std::int64_t>();
   for (std::int64_t id : start)
     for (Index i = 0; i < kLength; ++i) {
       ids.push_back(id);
@@ -95,10 +101,12 @@ class TrainingOnGpu : public testing::Test {
 
 TEST_F(TrainingOnGpu, LossesAreTheCpus) {
   constexpr Index kSteps = 30;
-  const std::vector<double> cpu = losses({}, DType::f32, kSteps), gpu = losses(kGpu, DType::f32, kSteps), narrow = losses(kGpu, DType::bf16, kSteps);
+  const std::vector<double> cpu = losses({}, DType::f32, kSteps), gpu = losses(kGpu, DType::f32, kSteps),
+                            narrow = losses(kGpu, DType::bf16, kSteps);
   EXPECT_LT(cpu.back(), 0.8 * cpu.front());
   for (std::size_t i = 0; i < cpu.size(); ++i) {
-    EXPECT_NEAR(gpu[i], cpu[i], 1e-3 * cpu[i]) << i;     // roundings of f32 that AdamW's division by sqrt(v) enlarges step by step
+    EXPECT_NEAR(gpu[i], cpu[i], 1e-3 * cpu[i])
+        << i;  // roundings of f32 that AdamW's division by sqrt(v) enlarges step by step
     EXPECT_NEAR(narrow[i], cpu[i], 3e-2 * cpu[i]) << i;  // weights and activations of 8 bits
   }
   EXPECT_EQ(losses(kGpu, DType::bf16, kSteps), narrow);  // to the bit
@@ -119,7 +127,8 @@ TEST_F(TrainingOnGpu, StepsNeitherWaitNorGrow) {
     EXPECT_EQ(after.from_system, before.from_system) << type;
     EXPECT_EQ(after.live, before.live) << type;
     EXPECT_TRUE(std::isfinite(loss.item()));
-    std::cout << type << ": " << (device_counters(kGpu).launches - counted.launches) / static_cast<std::uint64_t>(steps) << " launches a step" << std::endl;
+    std::cout << type << ": " << (device_counters(kGpu).launches - counted.launches) / static_cast<std::uint64_t>(steps)
+              << " launches a step" << std::endl;
   }
 }
 
@@ -129,7 +138,8 @@ struct Trained {
   Transformer model;
   AdamWOptimizer optimizer;
   NamedParameters parameters = parameters_of(model);
-  Tensor ids = zeros({kBatch, kLength}, DType::i64, kGpu), targets = zeros({kBatch, kLength}, DType::i64, kGpu), loss, norm;
+  Tensor ids = zeros({kBatch, kLength}, DType::i64, kGpu), targets = zeros({kBatch, kLength}, DType::i64, kGpu), loss,
+         norm;
   Gradients gradients;
   Generator noise{5};
   Replay replay{kGpu};
@@ -139,7 +149,8 @@ struct Trained {
   }
   static TransformerConfig config(Kind kind) {
     TransformerConfig c;
-    c.layers = 2, c.heads = 2, c.width = kWidth, c.context = kLength, c.vocab = kVocabulary, c.dropout = 0.2, c.checkpointing = kind == Kind::checkpointing;
+    c.layers = 2, c.heads = 2, c.width = kWidth, c.context = kLength, c.vocab = kVocabulary, c.dropout = 0.2,
+    c.checkpointing = kind == Kind::checkpointing;
     if (kind == Kind::keeps_order) c.keep_order = true, c.order = parse_order("hilbert", kLength);
     return c;
   }
@@ -215,20 +226,25 @@ TEST_F(TrainingOnGpu, ReplaySaysWhatItCannotRecord) {
     }
     return std::string("no error");
   };
-  EXPECT_NE(error_of([&] { (void)sum(x).item(); }).find("Replay: a value was asked for while the work of cuda:0 is recorded"), std::string::npos);
-  EXPECT_NE(error_of([&] { y = moved(ones({4}), kGpu); }).find("Replay: something was copied from the host"), std::string::npos);
+  EXPECT_NE(
+      error_of([&] { (void)sum(x).item(); }).find("Replay: a value was asked for while the work of cuda:0 is recorded"),
+      std::string::npos);
+  EXPECT_NE(error_of([&] { y = moved(ones({4}), kGpu); }).find("Replay: something was copied from the host"),
+            std::string::npos);
   EXPECT_NE(error_of([&] { synchronize(kGpu); }).find("Replay: synchronize()"), std::string::npos);
 }
 
 TEST_F(TrainingOnGpu, ProductsAreOfAllBits) {
   // 1 + 2^-12 has more bits than TF32 keeps.
   const Tensor a = full({64, 64}, 1 + 0x1p-12, DType::f32, kGpu), b = full({64, 64}, 1.0, DType::f32, kGpu);
-  for (const Tensor& y : {matmul(a, b), linear(a, b, zeros({64}, DType::f32, kGpu))}) EXPECT_EQ(y.to_vector()[5], 64 * (1 + 0x1p-12));
+  for (const Tensor& y : {matmul(a, b), linear(a, b, zeros({64}, DType::f32, kGpu))})
+    EXPECT_EQ(y.to_vector()[5], 64 * (1 + 0x1p-12));
 }
 
 TEST_F(TrainingOnGpu, AStepWhoseNormIsNotFiniteChangesNothing) {
   for (double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
-    Tensor w = ones({5000}, DType::bf16, kGpu), m = zeros({5000}, DType::f32, kGpu), v = zeros({5000}, DType::f32, kGpu);
+    Tensor w = ones({5000}, DType::bf16, kGpu), m = zeros({5000}, DType::f32, kGpu),
+           v = zeros({5000}, DType::f32, kGpu);
     const std::vector<Tensor> g{full({5000}, 2.0, DType::bf16, kGpu)};
     const AdamWUpdate one{&w, g[0], &m, &v};
     adamw_step({&one, 1}, 1, {}, {norm_of(g, full({}, bad, DType::f32, kGpu)), 1});
@@ -250,7 +266,8 @@ TEST_F(TrainingOnGpu, ManyParametersInOneUpdateAndTheirNorm) {
       const Device device = way ? kGpu : Device{};
       const auto drawn = [&](std::uint64_t stream) { return moved(to(randn(shape, {stream, i}), type), device); };
       w[way].push_back(drawn(1)), g[way].push_back(drawn(2));
-      m[way].push_back(moved(randn(shape, {3, i}), device)), v[way].push_back(moved(square(randn(shape, {4, i})), device));
+      m[way].push_back(moved(randn(shape, {3, i}), device)),
+          v[way].push_back(moved(square(randn(shape, {4, i})), device));
       exact[way].push_back(type == DType::f32 ? Tensor{} : to(w[way].back(), DType::f32));
     }
   }
@@ -258,7 +275,8 @@ TEST_F(TrainingOnGpu, ManyParametersInOneUpdateAndTheirNorm) {
   for (std::size_t way : {0U, 1U}) {
     std::vector<AdamWUpdate> updates;
     for (std::size_t i = 0; i < kMany; ++i)
-      updates.push_back({&w[way][i], g[way][i], &m[way][i], &v[way][i], exact[way][i] ? &exact[way][i] : nullptr, 0.1 * static_cast<double>(i % 3)});
+      updates.push_back({&w[way][i], g[way][i], &m[way][i], &v[way][i], exact[way][i] ? &exact[way][i] : nullptr,
+                         0.1 * static_cast<double>(i % 3)});
     adamw_step(updates, 2, {.lr = 0.01});
   }
   for (std::size_t i = 0; i < kMany; ++i)

@@ -1,5 +1,5 @@
-// The program attend against a brute force that knows nothing of the library: sets from pictures of the grid,
-// loops for the rest.
+// The program attend against a brute force that knows nothing of the library: sets from pictures of
+// the grid, loops for the rest.
 #include <gtest/gtest.h>
 #include <hilt/hilt.h>
 
@@ -46,8 +46,8 @@ Inputs random_inputs(const Sizes& n) {
 }
 
 Outputs brute_force(const Sizes& n, const Inputs& in, const Allowed& allowed) {
-  Outputs out{Values(in.q.size()), Values(static_cast<std::size_t>(n.batch * n.heads * n.length)),
-              Values(in.q.size()), Values(in.k.size()), Values(in.k.size())};
+  Outputs out{Values(in.q.size()), Values(static_cast<std::size_t>(n.batch * n.heads * n.length)), Values(in.q.size()),
+              Values(in.k.size()), Values(in.k.size())};
   const auto at = [&](Index b, Index t, Index heads, Index h) {
     return static_cast<std::size_t>(((b * n.length + t) * heads + h) * n.dim);
   };
@@ -103,9 +103,9 @@ class Attend : public testing::Test {
   }
   Ran run(const std::string& flags) {
     const std::string here = files.directory() + "/";
-    const int status = std::system((std::string(std::getenv("ATTEND")) + " --q " + here + "q.npy --k " +
-                                    here + "k.npy --v " + here + "v.npy --d-o " + here + "d_o.npy --out " +
-                                    here + "out " + flags + " >" + here + "stdout 2>" + here + "stderr")
+    const int status = std::system((std::string(std::getenv("ATTEND")) + " --q " + here + "q.npy --k " + here +
+                                    "k.npy --v " + here + "v.npy --d-o " + here + "d_o.npy --out " + here + "out " +
+                                    flags + " >" + here + "stdout 2>" + here + "stderr")
                                        .c_str());
     return {WEXITSTATUS(status), files.content("stdout"), files.content("stderr")};
   }
@@ -139,8 +139,8 @@ struct Case {
   Allowed allowed;
 };
 
-// On a 4x4 grid four positions of the Hilbert curve are a quadrant; a snake's position is its row's, read
-// back and forth.
+// On a 4x4 grid four positions of the Hilbert curve are a quadrant; a snake's position is its
+// row's, read back and forth.
 const Case kCases[] = {
     {"--order hilbert:4x4 --pattern segment:4",
      [](Index t, Index u) { return t / 8 == u / 8 && t % 4 / 2 == u % 4 / 2; }},
@@ -209,13 +209,12 @@ TEST_F(Attend, WithoutACotangentThereAreNoGradients) {
   const Sizes n;
   write(n, random_inputs(n), hilt::DType::f32);
   const std::string here = files.directory() + "/";
-  ASSERT_EQ(std::system((std::string(std::getenv("ATTEND")) + " --q " + here + "q.npy --k " + here +
-                         "k.npy --v " + here + "v.npy --out " + here + "out >" + here + "stdout")
+  ASSERT_EQ(std::system((std::string(std::getenv("ATTEND")) + " --q " + here + "q.npy --k " + here + "k.npy --v " +
+                         here + "v.npy --out " + here + "out >" + here + "stdout")
                             .c_str()),
             0);
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(here + "out"))
-    names.push_back(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(here + "out")) names.push_back(entry.path().filename());
   std::ranges::sort(names);
   EXPECT_EQ(names, (std::vector<std::string>{"lse.npy", "o.npy"}));
 }

@@ -1,5 +1,5 @@
-// Tasks: the grammar's entropy against sums over all its texts and against samples, life against a board drawn by
-// hand, texts against the file.
+// Tasks: the grammar's entropy against sums over all its texts and against samples, life against a
+// board drawn by hand, texts against the file.
 #include "../../examples/train/tasks/task.h"
 #include <gtest/gtest.h>
 #include <cmath>
@@ -24,7 +24,7 @@ std::vector<std::int32_t> row_of(const Task& task, Split split, Index number, bo
   return targets ? y : x;
 }
 
-// ---- the grammar -------------------------------------------------------------------------------------
+// ---- the grammar --------------------------------------------------------------------------------
 // Small enough to list: every text with its probability, by hand.
 constexpr std::string_view kTiny = R"(
 who = 3 a | 1 bb
@@ -40,7 +40,8 @@ std::map<std::string, double> tiny_texts() {
   std::map<std::string, double> texts;
   for (const auto& [who, p] : {std::pair("a", 0.75), {"bb", 0.25}}) {
     texts[std::string(who) + " says " + who + "\n"] = p * 2 / 3;
-    for (const auto& [end, q] : {std::pair("x", 0.25), {"yy", 0.25}, {"z", 0.5}}) texts[std::string(who) + " goes " + end + "!\n"] = p / 3 * q;
+    for (const auto& [end, q] : {std::pair("x", 0.25), {"yy", 0.25}, {"z", 0.5}})
+      texts[std::string(who) + " goes " + end + "!\n"] = p / 3 * q;
   }
   return texts;
 }
@@ -58,7 +59,8 @@ TEST(Grammar, EntropyAndLengthAreTheSumsOverAllTexts) {
   EXPECT_NEAR(g.mean_length(), length, 1e-12);
 }
 
-// The first 6 characters of texts put one after the other: all of them are listed, with their probabilities.
+// The first 6 characters of texts put one after the other: all of them are listed, with their
+// probabilities.
 TEST(Grammar, FloorIsTheEntropyOfTheFirstCharacters) {
   const Grammar g(kTiny);
   std::map<std::string, double> open{{"", 1.0}};
@@ -67,7 +69,8 @@ TEST(Grammar, FloorIsTheEntropyOfTheFirstCharacters) {
     std::map<std::string, double> next;
     for (const auto& [text, p] : open) {
       if (text.size() >= 30) next[text] += p;
-      else for (const auto& [more, q] : tiny_texts()) next[text + more] += p * q, grew = true;
+      else
+        for (const auto& [more, q] : tiny_texts()) next[text + more] += p * q, grew = true;
     }
     open = next;
   }
@@ -108,8 +111,10 @@ TEST(Stories, SamplesPayWhatTheFloorSays) {
 TEST(Stories, EveryCharacterIsPricedAndOthersAreRefused) {
   EXPECT_EQ(error_of([] { story_grammar().costs("Anna has a red kite. Tom sings by the lake. One day Mia"); }),
             "data: Grammar: no story continues with 'M' at character 52");
-  EXPECT_EQ(error_of([] { story_grammar().costs("anna"); }), "data: Grammar: no story continues with 'a' at character 0");
-  const std::vector<double> costs = story_grammar().costs("Anna has a red kite. Tom sings by the lake. One day Anna meets");
+  EXPECT_EQ(error_of([] { story_grammar().costs("anna"); }),
+            "data: Grammar: no story continues with 'a' at character 0");
+  const std::vector<double> costs =
+      story_grammar().costs("Anna has a red kite. Tom sings by the lake. One day Anna meets");
   EXPECT_EQ(costs[52], 0.0);  // Anna, told again
   EXPECT_GT(costs[0] + costs[1], 1.0);
 }
@@ -120,7 +125,8 @@ TEST(Stories, HeldOutStoriesAreNeverTrainedOn) {
   const auto collect = [&](Split split, std::set<std::string>& to) {
     for (Index r = 0; r < 300; ++r) {
       const std::string text = task->vocabulary().decode(row_of(*task, split, r, true));
-      for (std::size_t at = 0, end; (end = text.find('\n', at)) != text.npos; at = end + 1) to.insert(text.substr(at, end + 1 - at));
+      for (std::size_t at = 0, end; (end = text.find('\n', at)) != text.npos; at = end + 1)
+        to.insert(text.substr(at, end + 1 - at));
     }
   };
   collect(Split::train, trained), collect(Split::validation, held_out);
@@ -146,10 +152,11 @@ TEST(Grammar, MistakesAreNamed) {
   EXPECT_EQ(error_of([] { Grammar("start: 1 \"x\" >y"); }), "usage: Grammar: line 1: no label 'y'");
   EXPECT_EQ(error_of([] { Grammar("x = 1 an | 2 anna\nstart: 1 \"{x}\""); }),
             "usage: Grammar: a list: 'an' is the beginning of 'anna'; a text would have two derivations");
-  EXPECT_EQ(error_of([] { Grammar("x = 1 a | -2 b\nstart: 1 \"{x}\""); }), "usage: Grammar: line 1: expected a positive weight before '-2 b'");
+  EXPECT_EQ(error_of([] { Grammar("x = 1 a | -2 b\nstart: 1 \"{x}\""); }),
+            "usage: Grammar: line 1: expected a positive weight before '-2 b'");
 }
 
-// ---- batches -----------------------------------------------------------------------------------------
+// ---- batches ------------------------------------------------------------------------------------
 TEST(Batch, IsItsRowsWhateverTheThreads) {
   const auto task = stories_task(64, 1);
   std::vector<double> first;
@@ -165,23 +172,43 @@ TEST(Batch, IsItsRowsWhateverTheThreads) {
   }
 }
 
-// ---- life --------------------------------------------------------------------------------------------
+// ---- life ---------------------------------------------------------------------------------------
 TEST(Life, AGliderMovesAndTheBorderIsDead) {
   const auto board = [](std::string_view text) {
     std::vector<std::int32_t> cells;
     for (const char c : text) cells.push_back(c == '#');
     return cells;
   };
-  EXPECT_EQ(life_step(board(".#..." "..#.." "###.." "....." "....."), 5, 5), board("....." "#.#.." ".##.." ".#..." "....."));
-  EXPECT_EQ(life_step(board("###" "..." "..."), 3, 3), board(".#." ".#." "..."));   // a torus would wrap it around
-  EXPECT_EQ(life_step(board("##" "##"), 2, 2), board("##" "##"));
+  EXPECT_EQ(life_step(board(".#..."
+                            "..#.."
+                            "###.."
+                            "....."
+                            "....."),
+                      5, 5),
+            board("....."
+                  "#.#.."
+                  ".##.."
+                  ".#..."
+                  "....."));
+  EXPECT_EQ(life_step(board("###"
+                            "..."
+                            "..."),
+                      3, 3),
+            board(".#."
+                  ".#."
+                  "..."));  // a torus would wrap it around
+  EXPECT_EQ(life_step(board("##"
+                            "##"),
+                      2, 2),
+            board("##"
+                  "##"));
   EXPECT_EQ(life_step(board("#"), 1, 1), board("."));
   EXPECT_EQ(error_of([&] { life_step(board("#"), 2, 2); }), "usage: life_step: 1 cells for a board of 2x2");
   const auto task = life_task(6, 9, 1);
   EXPECT_EQ(row_of(*task, Split::train, 4, true), life_step(row_of(*task, Split::train, 4), 6, 9));
 }
 
-// ---- text --------------------------------------------------------------------------------------------
+// ---- text ---------------------------------------------------------------------------------------
 std::string umlauts(Index n) {  // 1, 2, 3 and 4 bytes
   std::string text;
   const char32_t kinds[] = {U'a', U'\u00e4', U'\u20ac', U'\U0001f600', U'\n', U'z'};
@@ -221,7 +248,8 @@ TEST(Text, WhatCannotBeReadIsNamed) {
   const Temporary dir;
   const auto refusal = [&](const std::string& path, Alphabet alphabet = Alphabet::characters, Index length = 10) {
     std::string text = error_of([&] { text_task(path, alphabet, length, 1); });
-    for (std::size_t at; (at = text.find(dir.directory() + "/")) != text.npos;) text.erase(at, dir.directory().size() + 1);
+    for (std::size_t at; (at = text.find(dir.directory() + "/")) != text.npos;)
+      text.erase(at, dir.directory().size() + 1);
     return text;
   };
   EXPECT_EQ(refusal(dir.path("none")), "data: --text (none): cannot open: No such file or directory");
@@ -229,14 +257,26 @@ TEST(Text, WhatCannotBeReadIsNamed) {
   std::filesystem::create_directory(dir.path("d"));
   EXPECT_EQ(refusal(dir.path("d")), "data: --text (d): is a directory; expected a text");
   EXPECT_EQ(refusal(dir.file("short", std::string(21, 'x')), Alphabet::bytes),
-            "data: --text (short): has 21 bytes; --context 10 needs at least 22 (a row and the token after it, for training and for validation); use a longer "
+            "data: --text (short): has 21 bytes; --context 10 needs at least 22 (a row and the token after it, for "
+            "training and for validation); use a longer "
             "text or a smaller --context");
   EXPECT_EQ(refusal(dir.file("enough", std::string(22, 'x')), Alphabet::bytes), "nothing");
-  for (const auto& [bad, at] : {std::pair<std::string, int>("\xff", 0), {"\xc0\x80", 0}, {"\xed\xa0\x80", 0}, {"\xf4\x90\x80\x80", 0}, {"\xe2\x82", 0}, {"\x80", 0}})
-    EXPECT_EQ(refusal(dir.file("bad", std::string(3000, 'x') + bad)), "data: --text (bad): invalid UTF-8 at byte 3000; take bytes instead of characters") << at;
+  for (const auto& [bad, at] : {std::pair<std::string, int>("\xff", 0),
+                                {"\xc0\x80", 0},
+                                {"\xed\xa0\x80", 0},
+                                {"\xf4\x90\x80\x80", 0},
+                                {"\xe2\x82", 0},
+                                {"\x80", 0}})
+    EXPECT_EQ(refusal(dir.file("bad", std::string(3000, 'x') + bad)),
+              "data: --text (bad): invalid UTF-8 at byte 3000; take bytes instead of characters")
+        << at;
   const Vocabulary known = Vocabulary::characters({U'a', U'b'});
-  EXPECT_EQ(error_of([&] { known.encode("abc", "--prompt"); }), "data: --prompt: character 'c' at byte 2 is not among the 2 the model knows");
-  EXPECT_EQ(error_of([&] { known.decode(std::vector<std::int32_t>{0, 2}); }), "data: Vocabulary: token 2 at position 1 is outside 0..1");
+  EXPECT_EQ(error_of([&] { known.encode("abc", "--prompt"); }),
+            "data: --prompt: character 'c' at byte 2 is not among the 2 the model knows");
+  EXPECT_EQ(error_of([&] {
+              known.decode(std::vector<std::int32_t>{0, 2});
+            }),
+            "data: Vocabulary: token 2 at position 1 is outside 0..1");
 }
 
 TEST(Text, AVocabularySurvivesBeingWrittenDown) {
@@ -274,7 +314,8 @@ TEST(Text, FuzzedUtf8IsReadOrRefused) {
   }
   EXPECT_GT(refused, runs / 4);
   EXPECT_LT(refused, runs * 3 / 4);
-  std::printf("[ fuzz     ] utf-8: %lld texts, %lld refused\n", static_cast<long long>(runs), static_cast<long long>(refused));
+  std::printf("[ fuzz     ] utf-8: %lld texts, %lld refused\n", static_cast<long long>(runs),
+              static_cast<long long>(refused));
 }
 
 TEST(Yardsticks, KnowMoreOneAfterTheOther) {

@@ -1,5 +1,5 @@
-// The trainer from inside: the course of the loss, the same course in every backward mode, resuming, memory that does
-// not grow, and option parsing under fuzz.
+// The trainer from inside: the course of the loss, the same course in every backward mode,
+// resuming, memory that does not grow, and option parsing under fuzz.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -26,20 +26,24 @@ Settings tiny() {
 
 std::vector<double> curve(const Settings& s, hilt::DType dtype = hilt::DType::f32) {
   const std::shared_ptr<const Task> task = make_task(s);
-  Trainer trainer(model_config(s, task->vocabulary().size()), task, static_cast<std::uint64_t>(s.seed), dtype, adamw_of(s));
+  Trainer trainer(model_config(s, task->vocabulary().size()), task, static_cast<std::uint64_t>(s.seed), dtype,
+                  adamw_of(s));
   const hilt::Schedule schedule = schedule_of(s);
   std::vector<double> losses;
-  while (trainer.steps() < s.steps) losses.push_back(trainer.step(s.batch, s.accumulate, schedule(trainer.steps()), s.clip).loss);
+  while (trainer.steps() < s.steps)
+    losses.push_back(trainer.step(s.batch, s.accumulate, schedule(trainer.steps()), s.clip).loss);
   return losses;
 }
 
-// In f64 the same run would differ from f32 by rounding alone: 2^-24 a number, of which the sums over 30 updates make
-// some 1e-5; instruction sets and libraries of products differ by as much. A wrong formula shows in the second digit.
+// In f64 the same run would differ from f32 by rounding alone: 2^-24 a number, of which the sums
+// over 30 updates make some 1e-5; instruction sets and libraries of products differ by as much. A
+// wrong formula shows in the second digit.
 constexpr double kRounding = 2e-3;
 
 TEST(TrainCurve, IsTheOneThatWasSeen) {
   const std::vector<double> losses = curve(tiny());
-  const std::vector<std::pair<std::size_t, double>> golden{{0, 3.837200}, {7, 3.445803}, {14, 3.211825}, {21, 3.095447}, {28, 3.102371}};
+  const std::vector<std::pair<std::size_t, double>> golden{
+      {0, 3.837200}, {7, 3.445803}, {14, 3.211825}, {21, 3.095447}, {28, 3.102371}};
   for (const auto& [step, loss] : golden) EXPECT_NEAR(losses[step], loss, kRounding) << "step " << step;
   if (HasFailure())
     for (std::size_t i = 0; i < losses.size(); i += 7) std::printf("{%zu, %.6f}, ", i, losses[i]);
@@ -54,12 +58,14 @@ TEST(TrainCurve, IsTheSameInEveryBackwardMode) {
     for (const char* mode : {"hybrid", "taped"}) {
       s.backward = mode;
       const std::vector<double> other = curve(s);
-      for (std::size_t i = 0; i < fused.size(); ++i) EXPECT_NEAR(other[i], fused[i], kRounding) << pattern << ' ' << mode << " step " << i;
+      for (std::size_t i = 0; i < fused.size(); ++i)
+        EXPECT_NEAR(other[i], fused[i], kRounding) << pattern << ' ' << mode << " step " << i;
     }
   }
 }
 
-// Weights and activations have 8 bits, moments and masters 24: the losses stay beside those of f32, as they would not if updates were rounded away.
+// Weights and activations have 8 bits, moments and masters 24: the losses stay beside those of f32,
+// as they would not if updates were rounded away.
 TEST(TrainCurve, InBf16IsBesideThatOfF32AndTheSameAgain) {
   Settings s = tiny();
   s.steps = 60;
@@ -67,7 +73,8 @@ TEST(TrainCurve, InBf16IsBesideThatOfF32AndTheSameAgain) {
   EXPECT_EQ(curve(s, hilt::DType::bf16), narrow);
   double worst = 0;
   for (std::size_t i = 0; i < exact.size(); ++i) worst = std::max(worst, std::abs(narrow[i] - exact[i]));
-  std::printf("[ bf16     ] %zu steps: from %.3f to %.3f, f32 to %.3f; largest difference %.3f\n", narrow.size(), narrow.front(), narrow.back(), exact.back(), worst);
+  std::printf("[ bf16     ] %zu steps: from %.3f to %.3f, f32 to %.3f; largest difference %.3f\n", narrow.size(),
+              narrow.front(), narrow.back(), exact.back(), worst);
   EXPECT_LT(worst, 0.05);
   EXPECT_LT(narrow.back(), narrow.front() - 1);
   const std::shared_ptr<const Task> task = make_task(s);
@@ -116,15 +123,21 @@ TEST(TrainMemory, DoesNotGrow) {
   EXPECT_EQ(after.saved, before.saved);
   EXPECT_EQ(after.pooled, before.pooled);
   EXPECT_EQ(after.from_system, before.from_system);
-  std::printf("[ memory   ] %lld steps: live %zu B, peak %zu B, as after the first\n", static_cast<long long>(steps), after.live, after.peak);
+  std::printf("[ memory   ] %lld steps: live %zu B, peak %zu B, as after the first\n", static_cast<long long>(steps),
+              after.live, after.peak);
 }
 
 // Planned bytes against the counters, over shapes, modes and tasks.
 TEST(TrainMemory, IsWhatWasPlanned) {
-  for (const auto& [backward, checkpointing, batch, context] :
-       {std::tuple("fused", false, 4, 64), {"hybrid", false, 4, 64}, {"taped", false, 4, 64}, {"fused", true, 4, 64}, {"fused", false, 8, 128}, {"fused", false, 1, 256}}) {
+  for (const auto& [backward, checkpointing, batch, context] : {std::tuple("fused", false, 4, 64),
+                                                                {"hybrid", false, 4, 64},
+                                                                {"taped", false, 4, 64},
+                                                                {"fused", true, 4, 64},
+                                                                {"fused", false, 8, 128},
+                                                                {"fused", false, 1, 256}}) {
     Settings s = tiny();
-    s.layers = 3, s.width = 64, s.heads = 4, s.backward = backward, s.checkpointing = checkpointing, s.batch = batch, s.context = context;
+    s.layers = 3, s.width = 64, s.heads = 4, s.backward = backward, s.checkpointing = checkpointing, s.batch = batch,
+    s.context = context;
     const std::shared_ptr<const Task> task = make_task(s);
     const hilt::TransformerConfig config = model_config(s, task->vocabulary().size());
     const std::size_t planned = plan_memory(s, config).total(), other = hilt::memory_stats().live;
@@ -133,8 +146,10 @@ TEST(TrainMemory, IsWhatWasPlanned) {
     hilt::reset_memory_peak();
     trainer.step(s.batch, 1, 1e-3, 1);
     const double measured = static_cast<double>(hilt::memory_stats().peak - other);
-    std::printf("[ memory   ] %s%s %dx%d: planned %.3f of measured\n", backward, checkpointing ? " checkpointing" : "", batch, context, static_cast<double>(planned) / measured);
-    EXPECT_NEAR(static_cast<double>(planned) / measured, 1, 0.25) << backward << (checkpointing ? " checkpointing" : "") << ' ' << batch << 'x' << context;
+    std::printf("[ memory   ] %s%s %dx%d: planned %.3f of measured\n", backward, checkpointing ? " checkpointing" : "",
+                batch, context, static_cast<double>(planned) / measured);
+    EXPECT_NEAR(static_cast<double>(planned) / measured, 1, 0.25)
+        << backward << (checkpointing ? " checkpointing" : "") << ' ' << batch << 'x' << context;
   }
 }
 
@@ -145,7 +160,9 @@ TEST(TrainNumbers, ThatAreNoneAreNamed) {
   trainer.step(s.batch, 1, 1e-3, 1);
   trainer.items()[0].tensor.mutable_data<float>()[3] = std::nanf("");
   const std::string why = error_of([&] { trainer.step(s.batch, 1, 1e-3, 1); });
-  EXPECT_EQ(why, "not_a_number: loss (nan): not finite at step 2: parameter tokens.weight is not finite after update 1; lower --lr, or set --clip 1");
+  EXPECT_EQ(why,
+            "not_a_number: loss (nan): not finite at step 2: parameter tokens.weight is not finite after update 1; "
+            "lower --lr, or set --clip 1");
 }
 
 TEST(TrainNumbers, ThatOverflowNameTheOp) {
@@ -164,7 +181,10 @@ TEST(Printable, KeepsWhatIsSeenAndShowsTheRest) {
   EXPECT_EQ(printable("a\n\t\x1b[2J\x7f"), "a\\x0a\\x09\\x1b[2J\\x7f");
   EXPECT_EQ(printable("a\n\tb", "\n\t"), "a\n\tb");
   EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
-  EXPECT_EQ(printable("\xc2\x9b" "31m"), "\\xc2\\x9b" "31m");  // one character that some terminals take for an escape
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "31m"),
+            "\\xc2\\x9b"
+            "31m");  // one character that some terminals take for an escape
   // Cut short, no beginning, longer than needed, half of a pair, beyond the last character.
   EXPECT_EQ(printable("\xe2\x82"), "\\xe2\\x82");
   EXPECT_EQ(printable("\x80\xff"), "\\x80\\xff");
@@ -172,7 +192,7 @@ TEST(Printable, KeepsWhatIsSeenAndShowsTheRest) {
   EXPECT_EQ(printable("\xed\xa0\x80 \xf4\x90\x80\x80"), "\\xed\\xa0\\x80 \\xf4\\x90\\x80\\x80");
 }
 
-// ---- options -----------------------------------------------------------------------------------------
+// ---- options ------------------------------------------------------------------------------------
 /// What the program does with these words, short of training: "nothing" if they are accepted.
 std::string parsed(std::vector<std::string> words) {
   Settings s;
@@ -189,11 +209,43 @@ std::string parsed(std::vector<std::string> words) {
 }
 
 TEST(TrainFuzz, CommandLinesAreTakenOrRefused) {
-  const char* const names[] = {"--task", "--steps", "--layers", "--heads", "--width", "--order", "--pattern", "--lr", "--grid", "--backward",
-                               "--text", "--resume", "--warmup", "--schedule", "--dropout", "--seed", "--top-k", "--context", "--dtype", "--nonsense", "-x", "--"};
-  const char* const values[] = {"life", "stories", "text", "1", "0", "-1", "7", "64", "1e309", "nan", "abc", "", "hilbert", "hilbert:8x8", "hilbert:0x0", "row:16x16",
-                                "segment:4", "segment:4,dilation=8", "slide2d:1x1", "window2d:4x4+dense", "blocks:4@none.npy", "16x16", "1x", "99999999999999999999",
-                                "fused", "fsued", "\xff\xfe", "cosine", "bf16", "../../..", "a b", "=", "true"};
+  const char* const names[] = {"--task",    "--steps",    "--layers",  "--heads",    "--width", "--order",
+                               "--pattern", "--lr",       "--grid",    "--backward", "--text",  "--resume",
+                               "--warmup",  "--schedule", "--dropout", "--seed",     "--top-k", "--context",
+                               "--dtype",   "--nonsense", "-x",        "--"};
+  const char* const values[] = {"life",
+                                "stories",
+                                "text",
+                                "1",
+                                "0",
+                                "-1",
+                                "7",
+                                "64",
+                                "1e309",
+                                "nan",
+                                "abc",
+                                "",
+                                "hilbert",
+                                "hilbert:8x8",
+                                "hilbert:0x0",
+                                "row:16x16",
+                                "segment:4",
+                                "segment:4,dilation=8",
+                                "slide2d:1x1",
+                                "window2d:4x4+dense",
+                                "blocks:4@none.npy",
+                                "16x16",
+                                "1x",
+                                "99999999999999999999",
+                                "fused",
+                                "fsued",
+                                "\xff\xfe",
+                                "cosine",
+                                "bf16",
+                                "../../..",
+                                "a b",
+                                "=",
+                                "true"};
   std::ostringstream help;  // some of these ask for it
   std::streambuf* const out = std::cout.rdbuf(help.rdbuf());
   Draws draws({21, 0});
@@ -204,24 +256,30 @@ TEST(TrainFuzz, CommandLinesAreTakenOrRefused) {
     std::vector<std::string> words{"--out", "/nonexistent/directory"};
     for (Index n = draws.below(6); n > 0; --n) {
       std::string name = names[draws.below(std::size(names))], value = values[draws.below(std::size(values))];
-      if (draws.below(8) == 0 && !name.empty()) name[static_cast<std::size_t>(draws.below(static_cast<Index>(name.size())))] = static_cast<char>(draws.below(255) + 1);
+      if (draws.below(8) == 0 && !name.empty())
+        name[static_cast<std::size_t>(draws.below(static_cast<Index>(name.size())))] =
+            static_cast<char>(draws.below(255) + 1);
       if (draws.below(4) == 0) words.push_back(name + "=" + value);
       else words.push_back(name), words.push_back(value);
     }
     const std::string why = parsed(words);
     accepted += why == "nothing";
-    const bool typed = why == "nothing" || why.starts_with("usage: ") || why.starts_with("data: ") || why.starts_with("memory: ");
+    const bool typed =
+        why == "nothing" || why.starts_with("usage: ") || why.starts_with("data: ") || why.starts_with("memory: ");
     if (!typed) wrong = why + " from " + testing::PrintToString(words);
   }
   std::cout.rdbuf(out);
   EXPECT_EQ(wrong, "");
   EXPECT_GT(accepted, runs / 50);
-  std::printf("[ fuzz     ] command line: %lld lines, %lld accepted\n", static_cast<long long>(runs), static_cast<long long>(accepted));
+  std::printf("[ fuzz     ] command line: %lld lines, %lld accepted\n", static_cast<long long>(runs),
+              static_cast<long long>(accepted));
 }
 
 TEST(TrainFuzz, ConfigFilesAreTakenOrRefused) {
   const hilt::Temporary dir;
-  const std::string good = "# a run\n[model]\nlayers = 2\nheads = 4\nwidth = 64\norder = hilbert\n; data\ntask = life\ngrid = 8x8\nlr = 0.001\nresume = false\n";
+  const std::string good =
+      "# a run\n[model]\nlayers = 2\nheads = 4\nwidth = 64\norder = hilbert\n; data\ntask = life\ngrid = 8x8\nlr = "
+      "0.001\nresume = false\n";
   EXPECT_EQ(parsed({"--out", "/nonexistent/directory", "--config", dir.file("good.ini", good)}), "nothing");
   Draws draws({22, 0});
   const Index runs = scaled(5000, 1500);
@@ -234,7 +292,9 @@ TEST(TrainFuzz, ConfigFilesAreTakenOrRefused) {
         case 0: text[at] = static_cast<char>(draws.below(256)); break;
         case 1: text.erase(at, static_cast<std::size_t>(draws.below(12))); break;
         case 2: text.insert(at, 1, static_cast<char>(draws.below(256))); break;
-        default: text.insert(at, text.substr(static_cast<std::size_t>(draws.below(static_cast<Index>(text.size()))), 9)); break;
+        default:
+          text.insert(at, text.substr(static_cast<std::size_t>(draws.below(static_cast<Index>(text.size()))), 9));
+          break;
       }
       if (text.empty()) text = "\n";
     }
@@ -243,7 +303,8 @@ TEST(TrainFuzz, ConfigFilesAreTakenOrRefused) {
     ASSERT_TRUE(why == "nothing" || why.starts_with("usage: ") || why.starts_with("data: ")) << why << " from " << text;
   }
   EXPECT_GT(accepted, runs / 50);
-  std::printf("[ fuzz     ] config: %lld files, %lld accepted\n", static_cast<long long>(runs), static_cast<long long>(accepted));
+  std::printf("[ fuzz     ] config: %lld files, %lld accepted\n", static_cast<long long>(runs),
+              static_cast<long long>(accepted));
 }
 
 }  // namespace

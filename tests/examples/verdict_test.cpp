@@ -1,5 +1,5 @@
-// The parts of compare_gradients that decide: the rule, the sets and loops it judges by, the lines of source
-// it shows.
+// The parts of compare_gradients that decide: the rule, the sets and loops it judges by, the lines
+// of source it shows.
 #include "../../examples/compare/verdict.h"
 
 #include <gtest/gtest.h>
@@ -55,8 +55,7 @@ TEST(Verdict, ManySmallErrorsFailTogether) {
 
 TEST(Verdict, WhatIsNotANumberOrNotThereFails) {
   const std::vector<double> exact = waves(10), terms(10, 1.0);
-  for (const double bad :
-       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     std::vector<double> x = exact;
     x[3] = bad;
     const compare::Error e = compare::judge(x, exact, terms, compare::measure(x, exact), kRounding);
@@ -122,8 +121,7 @@ TEST(Exact, ListsAreWhatAttendsSays) {
       for (Index t = 0; t < s.length; ++t) {
         std::vector<std::int32_t> wanted;
         for (Index u = 0; u < s.length; ++u)
-          wanted.insert(wanted.end(), static_cast<std::size_t>(plan->attends(h, t, u)),
-                        static_cast<std::int32_t>(u));
+          wanted.insert(wanted.end(), static_cast<std::size_t>(plan->attends(h, t, u)), static_cast<std::int32_t>(u));
         const compare::KeyLists& set = sets.head(h);
         const auto begin = static_cast<std::ptrdiff_t>(set.begin[static_cast<std::size_t>(t)]),
                    end = static_cast<std::ptrdiff_t>(set.begin[static_cast<std::size_t>(t) + 1]);
@@ -135,8 +133,7 @@ TEST(Exact, ListsAreWhatAttendsSays) {
 
 // The loops against central differences: the loss is sum(o d_o).
 TEST(Exact, GradientsAreSlopes) {
-  const hilt::PlanPtr plan =
-      plan_of(12, 4, "hilbert:3x4", "segment:6+segment:12,dilation=2", "all_queries", "none");
+  const hilt::PlanPtr plan = plan_of(12, 4, "hilbert:3x4", "segment:6+segment:12,dilation=2", "all_queries", "none");
   compare::ExactProblem p{2, 12, 4, 2, 3, 0.7, 0.25, {9, 4}, {}, {}, {}, {}};
   p.q = waves(2 * 12 * 4 * 3), p.d_o = p.q;
   p.k = waves(2 * 12 * 2 * 3), p.v = p.k;
@@ -188,8 +185,8 @@ TEST(Arrangement, SaysWhereHilbertHelpsDoesNothingAndLoses) {
       orders.push_back(compare::rearranged(*plan, compare::attended_sets(*plan), kind));
     return compare::order_verdict(orders);
   };
-  EXPECT_TRUE(words(4096, "hilbert:64x64", "window2d:16x16")
-                  .starts_with("Hilbert order helps: it touches 4.00 x fewer"));
+  EXPECT_TRUE(
+      words(4096, "hilbert:64x64", "window2d:16x16").starts_with("Hilbert order helps: it touches 4.00 x fewer"));
   EXPECT_TRUE(words(1024, "hilbert:32x32", "dense").starts_with("Hilbert order does nothing"));
   EXPECT_TRUE(words(1024, "hilbert:32x32", "neighborhood2d:7x7").starts_with("Hilbert order loses"));
 }

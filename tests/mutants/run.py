@@ -3,7 +3,7 @@
 
     tests/mutants/run.py [--build DIR] [--list] [--every N] [NAME ..]
 
-mutants.txt lists them: a name, a file, the exact text to replace (once in that file), its replacement, and the tests that must
+mutants.txt lists them: a name, a file, the text to replace (once in that file, however it is broken into lines), its replacement, and the tests that must
 fail. The tree is copied, so the working tree is never touched; one build directory is reused, so a mutant costs one compiled
 file and a link. A mutant that survives, or no longer applies (chosen or not), is a failure. The last line counts.
 """
@@ -38,6 +38,13 @@ def read_mutants():
                 sys.exit(f"mutants.txt: {entry.get('name', block)}: lacks {', '.join(sorted(missing))}")
             mutants.append(entry)
     return mutants
+
+
+def pattern_of(text):
+    """The text, however it is broken into lines: formatting moves blanks, not words."""
+    parts = [re.escape(p) for p in re.findall(r"\w+|[^\w\s]", text)]
+    glue = [r"\s+" if re.match(r"\w", a[-1]) and re.match(r"\w", b[-1]) else r"\s*" for a, b in zip(parts, parts[1:])]
+    return re.compile("".join(p + g for p, g in zip(parts, glue + [""])))
 
 
 def copy_tree(target):
@@ -90,7 +97,7 @@ def main():
 
     killed = failed = 0
     for m in every:
-        times = (ROOT / m["file"]).read_text().count(m["from"])
+        times = len(pattern_of(m["from"]).findall((ROOT / m["file"]).read_text()))
         if m not in mutants and times != 1:
             failed += 1
             print(f"{m['name']:44} DOES NOT APPLY: its text stands {times} times in {m['file']}", flush=True)
@@ -100,10 +107,11 @@ def main():
         path = source / m["file"]
         original = path.read_text()
         verdict = None
-        if original.count(m["from"]) != 1:
-            verdict = f"DOES NOT APPLY: its text stands {original.count(m['from'])} times in {m['file']}"
+        found = list(pattern_of(m["from"]).finditer(original))
+        if len(found) != 1:
+            verdict = f"DOES NOT APPLY: its text stands {len(found)} times in {m['file']}"
         else:
-            path.write_text(original.replace(m["from"], m["to"]))
+            path.write_text(original[:found[0].start()] + m["to"] + original[found[0].end():])
             try:
                 compiled = subprocess.run(["ninja", "-C", build, f"tests/{binary}"], capture_output=True, text=True)
                 if compiled.returncode:

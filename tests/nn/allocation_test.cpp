@@ -1,7 +1,10 @@
-// Memory that runs out. The N-th allocation of a call fails, for N = 1, 2, .. until the call is through without meeting it, in two ways: that one
-// alone, or it and all that follow. Two kinds: the memory of tensors, and every `operator new`. Each time:
-//   - the call throws, Code::memory where a tensor had no room, else that or std::bad_alloc; or it did without, and is right all the same;
-//   - the same call on the same objects then succeeds, with the bits of a run that never failed: nothing was left half done;
+// Memory that runs out. The N-th allocation of a call fails, for N = 1, 2, .. until the call is
+// through without meeting it, in two ways: that one alone, or it and all that follow. Two kinds:
+// the memory of tensors, and every `operator new`. Each time:
+//   - the call throws, Code::memory where a tensor had no room, else that or std::bad_alloc; or it did
+//   without, and is right all the same;
+//   - the same call on the same objects then succeeds, with the bits of a run that never failed: nothing was
+//   left half done;
 //   - once what the attempt built is gone, so is all it took: bytes of tensors, blocks of the heap, open files.
 #include <gtest/gtest.h>
 #include <algorithm>
@@ -28,7 +31,7 @@ namespace {
 
 using heap::Of;
 
-// ---- the sweep -----------------------------------------------------------------------------------------
+// ---- the sweep ----------------------------------------------------------------------------------
 
 /// What a process must not have more of after a failure than before.
 struct Held {
@@ -41,7 +44,8 @@ struct Held {
   }
 };
 Held held() {
-  // What the library keeps on purpose is made the same every time, and cold: 16 plans, 8 tables of rotary angles, orders, freed tensors.
+  // What the library keeps on purpose is made the same every time, and cold: 16 plans, 8 tables of
+  // rotary angles, orders, freed tensors.
   for (Index i = 1; i <= 16; ++i) {
     PlanSpec spec;
     spec.length = i;
@@ -57,28 +61,24 @@ Held held() {
 }
 
 /// What the call throws while the n-th allocation fails; `met` if there was an n-th.
-template <class Call>
-std::string failure_of(Of of, bool for_ever, long n, bool& met, Call&& call) {
+template <class Call> std::string failure_of(Of of, bool for_ever, long n, bool& met, Call&& call) {
   std::exception_ptr thrown;
   heap::failing = {of, n, for_ever, false};
   try {
     call();
-  } catch (...) {
-    thrown = std::current_exception();
-  }
+  } catch (...) { thrown = std::current_exception(); }
   met = heap::failing.met;
   heap::failing = {};
   try {
     if (thrown) std::rethrow_exception(thrown);
-  } catch (const std::bad_alloc&) {
-    return "bad_alloc";
-  } catch (...) {
+  } catch (const std::bad_alloc&) { return "bad_alloc"; } catch (...) {
     return error_of([&] { std::rethrow_exception(thrown); });
   }
   return "nothing";
 }
 
-/// make() gives the objects of an attempt, run(objects) is the call, bits(objects) what it did; unharmed(objects) looks at them after a failure.
+/// make() gives the objects of an attempt, run(objects) is the call, bits(objects) what it did;
+/// unharmed(objects) looks at them after a failure.
 template <class Make, class Run, class Bits, class Unharmed>
 void sweep(const char* name, Make make, Run run, Bits bits, Unharmed unharmed) {
   const Threads one(1);  // allocations have an order
@@ -114,7 +114,8 @@ void sweep(const char* name, Make make, Run run, Bits bits, Unharmed unharmed) {
             did_without += met;
           } else {
             ASSERT_TRUE(met) << where() << ": " << why;
-            ASSERT_TRUE(why.starts_with("memory: ") || (of == Of::everything && why == "bad_alloc")) << where() << ": " << why;
+            ASSERT_TRUE(why.starts_with("memory: ") || (of == Of::everything && why == "bad_alloc"))
+                << where() << ": " << why;
             unharmed(objects);
             ASSERT_FALSE(testing::Test::HasFatalFailure()) << where();
             const std::string again = error_of([&] { run(objects); });
@@ -126,8 +127,9 @@ void sweep(const char* name, Make make, Run run, Bits bits, Unharmed unharmed) {
         if (!met) break;
         ++points;
       }
-      std::printf("[ no memory] %s: %ld %s failed, %s; %ld of them done without\n", name, points, of == Of::tensors ? "tensors" : "allocations",
-                  for_ever ? "with all later ones" : "one at a time", did_without);
+      std::printf("[ no memory] %s: %ld %s failed, %s; %ld of them done without\n", name, points,
+                  of == Of::tensors ? "tensors" : "allocations", for_ever ? "with all later ones" : "one at a time",
+                  did_without);
     }
   }
 }
@@ -139,7 +141,7 @@ void append(std::string& out, const Tensor& x) {
   out.append(reinterpret_cast<const char*>(d.raw()), d.bytes());
 }
 
-// ---- a model, its training, its files ----------------------------------------------------------------------
+// ---- a model, its training, its files -----------------------------------------------------------
 
 struct Trained {
   Transformer model;
@@ -166,14 +168,17 @@ TransformerConfig plain() {
   c.pattern = parse_pattern("segment:4");
   return c;
 }
-/// All that plain() does without: noise, a checkpoint, rotary positions, gated layers, rows in curve order, the tape's own backward.
+/// All that plain() does without: noise, a checkpoint, rotary positions, gated layers, rows in
+/// curve order, the tape's own backward.
 TransformerConfig fancy() {
   TransformerConfig c = plain();
   c.dropout = 0.1, c.checkpointing = true, c.keep_order = true;
-  c.positions = Positions::rotary, c.norm = NormKind::rms, c.activation = Activation::silu_gated, c.backward = Backward::taped;
+  c.positions = Positions::rotary, c.norm = NormKind::rms, c.activation = Activation::silu_gated,
+  c.backward = Backward::taped;
   return c;
 }
-/// And what is left: the hybrid backward, keys that heads share, two patterns at once, a head of its own.
+/// And what is left: the hybrid backward, keys that heads share, two patterns at once, a head of
+/// its own.
 TransformerConfig mixed() {
   TransformerConfig c = plain();
   c.layers = 2, c.kv_heads = 1, c.tie_weights = false, c.backward = Backward::hybrid;
@@ -194,32 +199,39 @@ void train(Trained& t) {
 }
 
 TEST(NoMemory, MakingAModel) {
-  struct Made { std::optional<Trained> trained; };
-  sweep("making a model", [] { return Made{}; },
-        [](Made& m) {
-          m.trained = made(fancy(), DType::bf16);
-          m.trained->optimizer.prepare(parameters_of(m.trained->model));
-        },
-        [](Made& m) { return m.trained->bits(); }, nothing_to_see<Made>);
+  struct Made {
+    std::optional<Trained> trained;
+  };
+  sweep(
+      "making a model", [] { return Made{}; },
+      [](Made& m) {
+        m.trained = made(fancy(), DType::bf16);
+        m.trained->optimizer.prepare(parameters_of(m.trained->model));
+      },
+      [](Made& m) { return m.trained->bits(); }, nothing_to_see<Made>);
 }
 
 void sweep_of_training(const char* name, const TransformerConfig& config, DType dtype) {
   std::string before;
-  sweep(name, [&] {
-          Trained t = made(config, dtype);
-          train(t);  // the second step then finds moments that are not 0
-          before = t.bits();
-          return t;
-        }, train, [](Trained& t) { return t.bits(); },
-        [&](Trained& t) { ASSERT_TRUE(t.bits() == before) << "half an update"; });
+  sweep(
+      name,
+      [&] {
+        Trained t = made(config, dtype);
+        train(t);  // the second step then finds moments that are not 0
+        before = t.bits();
+        return t;
+      },
+      train, [](Trained& t) { return t.bits(); },
+      [&](Trained& t) { ASSERT_TRUE(t.bits() == before) << "half an update"; });
 }
 TEST(NoMemory, AStepOfTraining) { sweep_of_training("a step", plain(), DType::f32); }
 TEST(NoMemory, AStepOfTrainingWithEverything) { sweep_of_training("a step with everything", fancy(), DType::bf16); }
 TEST(NoMemory, AStepOfTrainingInF64) { sweep_of_training("a step in f64", mixed(), DType::f64); }
 
 TEST(NoMemory, TheFirstStepOfTraining) {
-  sweep("the first step", [] { return made(plain(), DType::bf16); }, train, [](Trained& t) { return t.bits(); },
-        [](Trained& t) { ASSERT_EQ(t.optimizer.steps(), 0); });
+  sweep(
+      "the first step", [] { return made(plain(), DType::bf16); }, train, [](Trained& t) { return t.bits(); },
+      [](Trained& t) { ASSERT_EQ(t.optimizer.steps(), 0); });
 }
 
 const SafetensorsMetadata kMetadata{{"config.lr", "0.001"}, {"vocabulary", "characters:\n\"\\\u20ac"}};
@@ -235,23 +247,25 @@ TEST(NoMemory, WritingACheckpoint) {
   const std::string first = dir.content(checkpoint_name(1));
   const std::vector<std::string> before = dir.names();
   struct Nothing {};
-  sweep("writing a checkpoint", [&] {
-          dir.file(checkpoint_name(1), first);
-          std::filesystem::remove(dir.path(checkpoint_name(3)));
-          return Nothing{};
-        },
-        [&](Nothing) { save_checkpoint(dir.directory(), 3, items, kMetadata, 2); },
-        [&](Nothing) {
-          std::string out = dir.content(checkpoint_name(3));
-          for (const std::string& file : dir.names()) out += ' ' + file;
-          return out;
-        },
-        [&](Nothing) {
-          ASSERT_EQ(dir.names(), before);
-          std::vector<SafetensorsItem> back = {{"model.w", zeros({3})}};
-          Checkpoint(dir.path(checkpoint_name(2))).read(back);
-          ASSERT_EQ(back[0].tensor.to_vector(), std::vector<double>(3, 1));
-        });
+  sweep(
+      "writing a checkpoint",
+      [&] {
+        dir.file(checkpoint_name(1), first);
+        std::filesystem::remove(dir.path(checkpoint_name(3)));
+        return Nothing{};
+      },
+      [&](Nothing) { save_checkpoint(dir.directory(), 3, items, kMetadata, 2); },
+      [&](Nothing) {
+        std::string out = dir.content(checkpoint_name(3));
+        for (const std::string& file : dir.names()) out += ' ' + file;
+        return out;
+      },
+      [&](Nothing) {
+        ASSERT_EQ(dir.names(), before);
+        std::vector<SafetensorsItem> back = {{"model.w", zeros({3})}};
+        Checkpoint(dir.path(checkpoint_name(2))).read(back);
+        ASSERT_EQ(back[0].tensor.to_vector(), std::vector<double>(3, 1));
+      });
 }
 
 TEST(NoMemory, ReadingACheckpoint) {
@@ -260,19 +274,22 @@ TEST(NoMemory, ReadingACheckpoint) {
   train(written);
   save_checkpoint(dir.directory(), 1, written.items(), kMetadata, 2);
   std::string before;
-  sweep("reading a checkpoint", [&] {
-          Trained t = made(plain(), DType::bf16);
-          t.optimizer.prepare(parameters_of(t.model));
-          before = t.bits();
-          return t;
-        },
-        [&](Trained& t) {
-          std::vector<SafetensorsItem> items = t.items();
-          const Checkpoint c(dir.path(checkpoint_name(1)));
-          c.read(items);
-          t.optimizer.set_steps(c.step());
-        },
-        [](Trained& t) { return t.bits(); }, [&](Trained& t) { ASSERT_TRUE(t.bits() == before) << "half of a checkpoint"; });
+  sweep(
+      "reading a checkpoint",
+      [&] {
+        Trained t = made(plain(), DType::bf16);
+        t.optimizer.prepare(parameters_of(t.model));
+        before = t.bits();
+        return t;
+      },
+      [&](Trained& t) {
+        std::vector<SafetensorsItem> items = t.items();
+        const Checkpoint c(dir.path(checkpoint_name(1)));
+        c.read(items);
+        t.optimizer.set_steps(c.step());
+      },
+      [](Trained& t) { return t.bits(); },
+      [&](Trained& t) { ASSERT_TRUE(t.bits() == before) << "half of a checkpoint"; });
 }
 
 TEST(NoMemory, AFileOfNumPy) {
@@ -281,17 +298,20 @@ TEST(NoMemory, AFileOfNumPy) {
   const Tensor x = transpose(randn({3, 5}, {1, 1}));  // dense only after a copy
   write_npy(path, zeros({2}));
   const std::string old = dir.content("x.npy");
-  struct File { Tensor back; };
-  sweep("a .npy file", [&] { return dir.file("x.npy", old), File{}; },
-        [&](File& f) {
-          write_npy(path, x);
-          f.back = read_npy(path);
-        },
-        [](File& f) {
-          std::string out;
-          return append(out, f.back), out;
-        },
-        [&](File&) { ASSERT_EQ(dir.names(), std::vector<std::string>{"x.npy"}); });
+  struct File {
+    Tensor back;
+  };
+  sweep(
+      "a .npy file", [&] { return dir.file("x.npy", old), File{}; },
+      [&](File& f) {
+        write_npy(path, x);
+        f.back = read_npy(path);
+      },
+      [](File& f) {
+        std::string out;
+        return append(out, f.back), out;
+      },
+      [&](File&) { ASSERT_EQ(dir.names(), std::vector<std::string>{"x.npy"}); });
 }
 
 TEST(NoMemory, RowsOfAText) {
@@ -299,56 +319,65 @@ TEST(NoMemory, RowsOfAText) {
   std::string text;
   for (int i = 0; i < 300; ++i) text += std::string("a b\u20ac") + static_cast<char>('a' + i % 26);
   const std::string path = dir.file("text", text);
-  struct Read { std::string vocabulary; Batch batch; };
-  sweep("rows of a text", [] { return Read{}; },
-        [&](Read& r) {
-          const auto task = train::text_task(path, train::Alphabet::characters, 20, 1);
-          r.vocabulary = task->vocabulary().text();
-          r.batch = task->batch(train::Split::train, 3, 4);
-        },
-        [](Read& r) {
-          std::string out = r.vocabulary;
-          return append(out, r.batch.inputs), append(out, r.batch.targets), out;
-        },
-        nothing_to_see<Read>);
+  struct Read {
+    std::string vocabulary;
+    Batch batch;
+  };
+  sweep(
+      "rows of a text", [] { return Read{}; },
+      [&](Read& r) {
+        const auto task = train::text_task(path, train::Alphabet::characters, 20, 1);
+        r.vocabulary = task->vocabulary().text();
+        r.batch = task->batch(train::Split::train, 3, 4);
+      },
+      [](Read& r) {
+        std::string out = r.vocabulary;
+        return append(out, r.batch.inputs), append(out, r.batch.targets), out;
+      },
+      nothing_to_see<Read>);
 }
 
-// ---- smaller calls -----------------------------------------------------------------------------------------
+// ---- smaller calls ------------------------------------------------------------------------------
 
-// Who catches the error may go on with the same tape: an op that failed, or a watch, is as if it had not been.
+// Who catches the error may go on with the same tape: an op that failed, or a watch, is as if it
+// had not been.
 TEST(NoMemory, OneTapeGoesOn) {
   struct Recorded {
     Tensor x = randn({3, 4}, {1, 1}), w = randn({4, 4}, {1, 2});
     std::unique_ptr<Tape> tape = std::make_unique<Tape>(Tape::Options{.profile = true});
     Tensor a, b, loss;
   };
-  sweep("one tape", [] { return Recorded{}; },
-        [](Recorded& r) {
-          for (const Tensor& t : {r.x, r.w}) r.tape->watch(t);
-          if (!r.a) r.a = matmul(r.x, r.w);
-          if (!r.b) r.b = gelu(matmul(r.a, r.w));
-          if (!r.loss) r.loss = mean(square(r.b));
-        },
-        [](Recorded& r) {
-          const Gradients g = r.tape->backward(r.loss);
-          std::string out;
-          append(out, g[r.x]), append(out, g[r.w]);
-          return out;
-        },
-        nothing_to_see<Recorded>);
+  sweep(
+      "one tape", [] { return Recorded{}; },
+      [](Recorded& r) {
+        for (const Tensor& t : {r.x, r.w}) r.tape->watch(t);
+        if (!r.a) r.a = matmul(r.x, r.w);
+        if (!r.b) r.b = gelu(matmul(r.a, r.w));
+        if (!r.loss) r.loss = mean(square(r.b));
+      },
+      [](Recorded& r) {
+        const Gradients g = r.tape->backward(r.loss);
+        std::string out;
+        append(out, g[r.x]), append(out, g[r.w]);
+        return out;
+      },
+      nothing_to_see<Recorded>);
 }
 
 // From a mebibyte on, the pool has a list of blocks by name.
 TEST(NoMemory, LargeTensorsFromThePool) {
-  struct Large { Tensor x; };
-  sweep("large tensors", [] { return Large{}; },
-        [](Large& l) {
-          const PoolLimit some(std::size_t{64} << 20);
-          for (int i = 0; i < 2; ++i) empty({1 << 19});  // the second is the first again
-          l.x = full({1 << 18}, 2);
-          release_pool();
-        },
-        [](Large& l) { return std::to_string(l.x.to_vector()[77]); }, nothing_to_see<Large>);
+  struct Large {
+    Tensor x;
+  };
+  sweep(
+      "large tensors", [] { return Large{}; },
+      [](Large& l) {
+        const PoolLimit some(std::size_t{64} << 20);
+        for (int i = 0; i < 2; ++i) empty({1 << 19});  // the second is the first again
+        l.x = full({1 << 18}, 2);
+        release_pool();
+      },
+      [](Large& l) { return std::to_string(l.x.to_vector()[77]); }, nothing_to_see<Large>);
 }
 
 // A job needs nobody's help: without room for another thread it is done by those there are.

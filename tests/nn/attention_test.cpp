@@ -50,7 +50,8 @@ double at(const Tensor& x, Index row, Index column) { return x.data<double>()[ro
 std::vector<double> by_definition(const HilbertSelfAttention& m, const Tensor& x, const Plan& plan) {
   const AttentionConfig& c = m.config;
   const Index heads = c.heads, keys = c.keys(), dim = c.dim(), columns = (heads + 2 * keys) * dim;
-  std::vector<double> rows(static_cast<std::size_t>(kLength * columns)), mixed(static_cast<std::size_t>(kLength * c.width)), out(mixed.size());
+  std::vector<double> rows(static_cast<std::size_t>(kLength * columns)),
+      mixed(static_cast<std::size_t>(kLength * c.width)), out(mixed.size());
   for (Index t = 0; t < kLength; ++t) {
     double* const row = rows.data() + t * columns;
     for (Index j = 0; j < columns; ++j) {
@@ -59,7 +60,8 @@ std::vector<double> by_definition(const HilbertSelfAttention& m, const Tensor& x
     }
     for (Index h = 0; c.rotary && h < heads + keys; ++h)
       for (Index i = 0; i < dim / 2; ++i) {
-        const double angle = static_cast<double>(t) * std::pow(c.rotary_base, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+        const double angle =
+            static_cast<double>(t) * std::pow(c.rotary_base, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
         double &a = row[h * dim + i], &b = row[h * dim + i + dim / 2];
         const double turned = a * std::cos(angle) - b * std::sin(angle);
         b = a * std::sin(angle) + b * std::cos(angle);
@@ -72,17 +74,24 @@ std::vector<double> by_definition(const HilbertSelfAttention& m, const Tensor& x
       double total = 0;
       for (Index u = 0; u < kLength; ++u) {
         double score = 0;
-        for (Index d = 0; d < dim; ++d) score += rows[static_cast<std::size_t>(t * columns + h * dim + d)] * rows[static_cast<std::size_t>(u * columns + key * dim + d)];
-        const double weight = static_cast<double>(plan.attends(h, t, u)) * std::exp(score / std::sqrt(static_cast<double>(dim)));
+        for (Index d = 0; d < dim; ++d)
+          score += rows[static_cast<std::size_t>(t * columns + h * dim + d)] *
+                   rows[static_cast<std::size_t>(u * columns + key * dim + d)];
+        const double weight =
+            static_cast<double>(plan.attends(h, t, u)) * std::exp(score / std::sqrt(static_cast<double>(dim)));
         total += weight;
-        for (Index d = 0; d < dim; ++d) mixed[static_cast<std::size_t>(t * c.width + h * dim + d)] += weight * rows[static_cast<std::size_t>(u * columns + value * dim + d)];
+        for (Index d = 0; d < dim; ++d)
+          mixed[static_cast<std::size_t>(t * c.width + h * dim + d)] +=
+              weight * rows[static_cast<std::size_t>(u * columns + value * dim + d)];
       }
       for (Index d = 0; d < dim; ++d) mixed[static_cast<std::size_t>(t * c.width + h * dim + d)] /= total;
     }
   for (Index t = 0; t < kLength; ++t)
     for (Index j = 0; j < c.width; ++j) {
-      double& y = out[static_cast<std::size_t>(t * c.width + j)] = m.projection.bias ? m.projection.bias.data<double>()[j] : 0;
-      for (Index i = 0; i < c.width; ++i) y += mixed[static_cast<std::size_t>(t * c.width + i)] * at(m.projection.weight, i, j);
+      double& y = out[static_cast<std::size_t>(t * c.width + j)] =
+          m.projection.bias ? m.projection.bias.data<double>()[j] : 0;
+      for (Index i = 0; i < c.width; ++i)
+        y += mixed[static_cast<std::size_t>(t * c.width + i)] * at(m.projection.weight, i, j);
     }
   return out;
 }
@@ -96,7 +105,8 @@ TEST(HilbertSelfAttention, IsItsDefinition) {
         const Tensor x = noise({1, kLength, 8}, 3);
         const CallOptions call{nullptr, use_order, false};
         const Tensor expected = from_values(by_definition(m, x, *m.plan(kLength, call)), {1, kLength, 8});
-        EXPECT_LE(distance(m(x, call), expected), 1e-11) << name << ", " << name_of(mode) << (use_order ? "" : ", row order");
+        EXPECT_LE(distance(m(x, call), expected), 1e-11)
+            << name << ", " << name_of(mode) << (use_order ? "" : ", row order");
       }
 }
 
@@ -115,7 +125,9 @@ TEST(HilbertSelfAttention, GradientsAgreeWithDifferences) {
     for (const Backward mode : {Backward::taped, Backward::hybrid, Backward::fused}) {
       HilbertSelfAttention m = module_of(config);
       m.config.backward = mode;
-      const auto checked = gradcheck_module(m, {noise({1, kLength, 8}, 4)}, [](const HilbertSelfAttention& a, std::span<const Tensor> in) { return a(in[0]); });
+      const auto checked =
+          gradcheck_module(m, {noise({1, kLength, 8}, 4)},
+                           [](const HilbertSelfAttention& a, std::span<const Tensor> in) { return a(in[0]); });
       EXPECT_TRUE(checked) << name << ", " << name_of(mode) << ": " << checked.where;
     }
 }
@@ -174,15 +186,24 @@ TEST(HilbertSelfAttention, SaysWhatIsWrong) {
     return error_of([&] { check_config(c); });
   };
   EXPECT_EQ(wrong([](AttentionConfig&) {}), "nothing");
-  EXPECT_EQ(wrong([](AttentionConfig& c) { c.heads = 7; }), "usage: width 100 is not divisible by 7 heads; the nearest are 98 and 105");
-  EXPECT_EQ(wrong([](AttentionConfig& c) { c.heads = 101; }), "usage: width 100 is not divisible by 101 heads; the nearest is 101");
-  EXPECT_EQ(wrong([](AttentionConfig& c) { c.heads = 0; }), "usage: attention: width 100 and heads 0 must be at least 1");
-  EXPECT_EQ(wrong([](AttentionConfig& c) { c.kv_heads = 2; }), "usage: kv_heads 2 must divide heads 5 (0: as many as heads)");
-  EXPECT_EQ(wrong([](AttentionConfig& c) { c.rotary = true, c.heads = 20; }), "usage: rotary positions turn pairs: width / heads = 5 must be even");
+  EXPECT_EQ(wrong([](AttentionConfig& c) { c.heads = 7; }),
+            "usage: width 100 is not divisible by 7 heads; the nearest are 98 and 105");
+  EXPECT_EQ(wrong([](AttentionConfig& c) { c.heads = 101; }),
+            "usage: width 100 is not divisible by 101 heads; the nearest is 101");
+  EXPECT_EQ(wrong([](AttentionConfig& c) { c.heads = 0; }),
+            "usage: attention: width 100 and heads 0 must be at least 1");
+  EXPECT_EQ(wrong([](AttentionConfig& c) { c.kv_heads = 2; }),
+            "usage: kv_heads 2 must divide heads 5 (0: as many as heads)");
+  EXPECT_EQ(wrong([](AttentionConfig& c) { c.rotary = true, c.heads = 20; }),
+            "usage: rotary positions turn pairs: width / heads = 5 must be even");
   EXPECT_EQ(wrong([](AttentionConfig& c) { c.dropout = 1; }), "usage: dropout 1 must be in [0, 1)");
-  EXPECT_EQ(wrong([](AttentionConfig& c) { c.pattern.clear(); }), "usage: attention: the pattern has no branch; dense is the simplest");
+  EXPECT_EQ(wrong([](AttentionConfig& c) { c.pattern.clear(); }),
+            "usage: attention: the pattern has no branch; dense is the simplest");
   const HilbertSelfAttention m = module_of(variants().front().config);
-  EXPECT_EQ(error_of([&] { (void)m(zeros({2, 3, 9}, DType::f64)); }), "usage: HilbertSelfAttention: x must be [batch, length, 8], got [2, 3, 9]");
+  EXPECT_EQ(error_of([&] {
+              (void)m(zeros({2, 3, 9}, DType::f64));
+            }),
+            "usage: HilbertSelfAttention: x must be [batch, length, 8], got [2, 3, 9]");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Checkpoints: what comes back, what a damaged file says, and that a directory never holds half of one.
+// Checkpoints: what comes back, what a damaged file says, and that a directory never holds half of
+// one.
 #include "nn/checkpoint.h"
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -15,13 +16,15 @@ namespace hilt {
 namespace {
 
 std::vector<SafetensorsItem> items(double at = 1) {
-  return {{"model.w", full({3, 5}, at)}, {"model.b", full({5}, at + 1, DType::bf16)}, {"optimizer.w.m", full({3, 5}, -at)}};
+  return {
+      {"model.w", full({3, 5}, at)}, {"model.b", full({5}, at + 1, DType::bf16)}, {"optimizer.w.m", full({3, 5}, -at)}};
 }
 const SafetensorsMetadata kMetadata{{"config.lr", "0.001"}, {"rows", "77"}, {"vocabulary", "characters:\n\"\\\u20ac"}};
 
 std::string path_in(const Temporary& dir, Index step) { return dir.path(checkpoint_name(step)); }
 std::string without(const Temporary& dir, std::string text) {
-  for (std::size_t at; (at = text.find(dir.directory() + "/")) != text.npos;) text.erase(at, dir.directory().size() + 1);
+  for (std::size_t at; (at = text.find(dir.directory() + "/")) != text.npos;)
+    text.erase(at, dir.directory().size() + 1);
   return text;
 }
 
@@ -36,7 +39,8 @@ TEST(Checkpoint, ComesBackWhole) {
   std::vector<SafetensorsItem> back = items(0);
   c.read(back);
   const std::vector<SafetensorsItem> expected = items(3);
-  for (std::size_t i = 0; i < back.size(); ++i) EXPECT_EQ(back[i].tensor.to_vector(), expected[i].tensor.to_vector()) << back[i].name;
+  for (std::size_t i = 0; i < back.size(); ++i)
+    EXPECT_EQ(back[i].tensor.to_vector(), expected[i].tensor.to_vector()) << back[i].name;
   struct stat status {};
   ASSERT_EQ(::stat(path_in(dir, 100).c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600u);
@@ -58,7 +62,8 @@ TEST(Checkpoint, TheOldestGo) {
   dir.file("ckpt-5.safetensors", ""), dir.file("ckpt-000007.tmp.12345678", "half"), dir.file("other", "");
   EXPECT_EQ(checkpoint_steps(dir.directory()).size(), 2u);  // only names that we would give
   remove_unfinished_checkpoints(dir.directory());
-  EXPECT_EQ(dir.names(), (std::vector<std::string>{"ckpt-1234567.safetensors", "ckpt-1234568.safetensors", "ckpt-5.safetensors", "other"}));
+  EXPECT_EQ(dir.names(), (std::vector<std::string>{"ckpt-1234567.safetensors", "ckpt-1234568.safetensors",
+                                                   "ckpt-5.safetensors", "other"}));
   EXPECT_TRUE(checkpoint_steps(dir.path("none")).empty());
 }
 
@@ -79,7 +84,8 @@ TEST(Checkpoint, EveryFlippedBitIsNoticedAndNothingIsTaken) {
     ASSERT_TRUE(why.starts_with("data: ")) << "byte " << i << ": " << why;
     ++refused;
     named += why.find("does not match its checksum") != why.npos;
-    for (const SafetensorsItem& item : back) ASSERT_EQ(item.tensor.to_vector(), items(0)[static_cast<std::size_t>(&item - back.data())].tensor.to_vector());
+    for (const SafetensorsItem& item : back)
+      ASSERT_EQ(item.tensor.to_vector(), items(0)[static_cast<std::size_t>(&item - back.data())].tensor.to_vector());
   }
   EXPECT_GE(named, Index(2 * 15 * 4 / static_cast<Index>(step)));
   std::printf("[ flips    ] %lld flipped bits, all refused\n", static_cast<long long>(refused));
@@ -88,8 +94,8 @@ TEST(Checkpoint, EveryFlippedBitIsNoticedAndNothingIsTaken) {
   dir.file(checkpoint_name(1), last);
   std::vector<SafetensorsItem> back = items(0);
   EXPECT_EQ(without(dir, error_of([&] { Checkpoint(path).read(back); })),
-            "data: ckpt-000001.safetensors: damaged: tensor optimizer.w.m, bytes " + std::to_string(whole.size() - 60) + ".." + std::to_string(whole.size()) +
-                ", does not match its checksum; use an earlier checkpoint");
+            "data: ckpt-000001.safetensors: damaged: tensor optimizer.w.m, bytes " + std::to_string(whole.size() - 60) +
+                ".." + std::to_string(whole.size()) + ", does not match its checksum; use an earlier checkpoint");
 }
 
 TEST(Checkpoint, ADamagedOneNamesTheNewestWholeOneBeforeIt) {
@@ -97,7 +103,8 @@ TEST(Checkpoint, ADamagedOneNamesTheNewestWholeOneBeforeIt) {
   for (Index step = 1; step <= 4; ++step) save_checkpoint(dir.directory(), step, items(3), kMetadata, 4);
   const std::string whole = dir.content(checkpoint_name(4));
   const auto way_out = [&](Index from) {
-    return "; " + checkpoint_name(from) + " beside it is whole: to go on from there, move ckpt-000004.safetensors away and resume";
+    return "; " + checkpoint_name(from) +
+           " beside it is whole: to go on from there, move ckpt-000004.safetensors away and resume";
   };
   std::string flipped = whole;
   flipped.back() = static_cast<char>(flipped.back() ^ 1);
@@ -128,20 +135,28 @@ TEST(Checkpoint, WhatDoesNotFitIsNamed) {
   const Temporary dir;
   save_checkpoint(dir.directory(), 1, items(3), kMetadata, 2);
   const Checkpoint c(path_in(dir, 1));
-  const auto refusal = [&](std::vector<SafetensorsItem> wanted, const std::string& prefix = "") { return without(dir, error_of([&] { c.read(wanted, prefix); })); };
+  const auto refusal = [&](std::vector<SafetensorsItem> wanted, const std::string& prefix = "") {
+    return without(dir, error_of([&] { c.read(wanted, prefix); }));
+  };
   std::vector<SafetensorsItem> all = items(0);
-  EXPECT_EQ(refusal({all[0], all[1]}), "data: ckpt-000001.safetensors: holds a tensor that this model has not: optimizer.w.m f32[3, 5]");
+  EXPECT_EQ(refusal({all[0], all[1]}),
+            "data: ckpt-000001.safetensors: holds a tensor that this model has not: optimizer.w.m f32[3, 5]");
   EXPECT_EQ(refusal({all[0], all[1]}, "model."), "nothing");
-  EXPECT_EQ(refusal({all[0], all[1], all[2], {"model.c", full({2}, 0)}}), "data: ckpt-000001.safetensors: lacks the tensor model.c f32[2]");
+  EXPECT_EQ(refusal({all[0], all[1], all[2], {"model.c", full({2}, 0)}}),
+            "data: ckpt-000001.safetensors: lacks the tensor model.c f32[2]");
   all[0].tensor = full({5, 3}, 0);
   EXPECT_EQ(refusal(all), "data: ckpt-000001.safetensors: tensor model.w is f32[3, 5], expected f32[5, 3]");
   all[0].tensor = full({3, 5}, 0, DType::f64);
   EXPECT_EQ(refusal(all), "data: ckpt-000001.safetensors: tensor model.w is f32[3, 5], expected f64[3, 5]");
-  EXPECT_EQ(without(dir, error_of([&] { c.get("nothing"); })), "data: ckpt-000001.safetensors: its metadata lack 'nothing'");
-  EXPECT_EQ(without(dir, error_of([&] { c.get_number("config.lr"); })), "data: ckpt-000001.safetensors: metadata 'config.lr' should be a whole number, is '0.001'");
+  EXPECT_EQ(without(dir, error_of([&] { c.get("nothing"); })),
+            "data: ckpt-000001.safetensors: its metadata lack 'nothing'");
+  EXPECT_EQ(without(dir, error_of([&] { c.get_number("config.lr"); })),
+            "data: ckpt-000001.safetensors: metadata 'config.lr' should be a whole number, is '0.001'");
   EXPECT_EQ(differences(c.file().metadata(), "config.", {{"lr", "0.002"}, {"width", "8"}}),
-            (std::vector<std::string>{"lr: 0.001 in the checkpoint, 0.002 asked for", "width: unknown to the checkpoint, 8 asked for"}));
-  EXPECT_EQ(differences(c.file().metadata(), "config.", {}), std::vector<std::string>{"lr: 0.001 in the checkpoint, unknown here"});
+            (std::vector<std::string>{"lr: 0.001 in the checkpoint, 0.002 asked for",
+                                      "width: unknown to the checkpoint, 8 asked for"}));
+  EXPECT_EQ(differences(c.file().metadata(), "config.", {}),
+            std::vector<std::string>{"lr: 0.001 in the checkpoint, unknown here"});
 }
 
 TEST(Checkpoint, AFullDiskLeavesTheDirectoryAsItWas) {
@@ -161,7 +176,9 @@ TEST(Checkpoint, AFullDiskLeavesTheDirectoryAsItWas) {
     EXPECT_EQ(dir.content(checkpoint_name(1)), before);
   }
   ::signal(SIGXFSZ, old);
-  EXPECT_TRUE(error_of([&] { save_checkpoint(dir.path("none"), 2, items(), kMetadata, 2); }).find("No such file or directory") != std::string::npos);
+  EXPECT_TRUE(error_of([&] {
+                save_checkpoint(dir.path("none"), 2, items(), kMetadata, 2);
+              }).find("No such file or directory") != std::string::npos);
 }
 
 TEST(DirectoryLock, IsHeldByOneAndEndsWithItsProcess) {
@@ -169,14 +186,17 @@ TEST(DirectoryLock, IsHeldByOneAndEndsWithItsProcess) {
   {
     const DirectoryLock lock(dir.directory());
     EXPECT_EQ(error_of([&] { DirectoryLock second(dir.directory()); }),
-              "data: " + dir.directory() + ": another trainer writes to this directory; wait for it or name another directory");
+              "data: " + dir.directory() +
+                  ": another trainer writes to this directory; wait for it or name another directory");
   }
   const DirectoryLock again(dir.directory());
-  EXPECT_EQ(error_of([&] { DirectoryLock none(dir.path("none")); }), "data: " + dir.path("none") + ": cannot open: No such file or directory; name a directory you may write to");
+  EXPECT_EQ(
+      error_of([&] { DirectoryLock none(dir.path("none")); }),
+      "data: " + dir.path("none") + ": cannot open: No such file or directory; name a directory you may write to");
 }
 
-// A child writes checkpoint after checkpoint and is killed at a random moment; whatever is found is whole, and at
-// least one is there once the first was finished.
+// A child writes checkpoint after checkpoint and is killed at a random moment; whatever is found is
+// whole, and at least one is there once the first was finished.
 TEST(Checkpoint, KilledWritersLeaveWholeFilesOnly) {
   const Index kills = scaled(300, 30);
   const std::vector<Index> delay = randint(0, 8000, {kills}, {5, 5}).to_vector<Index>();
@@ -204,8 +224,8 @@ TEST(Checkpoint, KilledWritersLeaveWholeFilesOnly) {
     remove_unfinished_checkpoints(dir.directory());
     ASSERT_GE(checkpoint_steps(dir.directory()).size(), 1u);
   }
-  std::printf("[ kills    ] %lld writers killed, %lld of them while writing; %lld checkpoints read, all whole\n", static_cast<long long>(kills),
-              static_cast<long long>(unfinished), static_cast<long long>(found));
+  std::printf("[ kills    ] %lld writers killed, %lld of them while writing; %lld checkpoints read, all whole\n",
+              static_cast<long long>(kills), static_cast<long long>(unfinished), static_cast<long long>(found));
 }
 
 }  // namespace

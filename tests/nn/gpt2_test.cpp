@@ -16,7 +16,8 @@ namespace {
 
 std::string golden(const std::string& name) {
   const char* const source = std::getenv("SRC");
-  const std::filesystem::path here = source ? std::filesystem::path(source) / "tests" / "nn" : std::filesystem::path(__FILE__).parent_path();
+  const std::filesystem::path here =
+      source ? std::filesystem::path(source) / "tests" / "nn" : std::filesystem::path(__FILE__).parent_path();
   return (here / "golden" / name).string();
 }
 
@@ -37,7 +38,8 @@ SafetensorsItem& named(std::vector<SafetensorsItem>& items, const std::string& n
 }
 
 void expect_golden_logits(const Transformer& m, double tolerance = 1e-5) {
-  const std::vector<double> got = m.logits(read_npy(golden("gpt2_tokens.npy"))).to_vector(), want = read_npy(golden("gpt2_logits.npy")).to_vector();
+  const std::vector<double> got = m.logits(read_npy(golden("gpt2_tokens.npy"))).to_vector(),
+                            want = read_npy(golden("gpt2_logits.npy")).to_vector();
   ASSERT_EQ(got.size(), want.size());
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], tolerance) << i;
 }
@@ -59,17 +61,25 @@ TEST(Gpt2, LogitsAreThoseOfAnotherImplementation) {
 
 TEST(Gpt2, NamesWithoutThePrefixAndOldMasksLoadToo) {
   const Temporary directory;
-  expect_golden_logits(load_gpt2(changed(directory, [](auto& items) {
-    for (SafetensorsItem& i : items) i.name = i.name.substr(std::string("transformer.").size());
-    items.push_back({"h.0.attn.bias", ones({1, 1, 16, 16}, DType::u8)});
-    items.push_back({"h.0.attn.masked_bias", full({}, -1e4)});
-  }), 4));
+  expect_golden_logits(load_gpt2(changed(directory,
+                                         [](auto& items) {
+                                           for (SafetensorsItem& i : items)
+                                             i.name = i.name.substr(std::string("transformer.").size());
+                                           items.push_back({"h.0.attn.bias", ones({1, 1, 16, 16}, DType::u8)});
+                                           items.push_back({"h.0.attn.masked_bias", full({}, -1e4)});
+                                         }),
+                                 4));
 }
 
 TEST(Gpt2, AHeadOfItsOwnIsUsed) {
   const Temporary directory;
   const auto with_head = [&](double factor) {
-    return load_gpt2(changed(directory, [&](auto& items) { items.push_back({"lm_head.weight", mul(named(items, "transformer.wte.weight").tensor, factor)}); }), 4);
+    return load_gpt2(
+        changed(directory,
+                [&](auto& items) {
+                  items.push_back({"lm_head.weight", mul(named(items, "transformer.wte.weight").tensor, factor)});
+                }),
+        4);
   };
   const Transformer tied = with_head(1), untied = with_head(2);
   EXPECT_TRUE(tied.config.tie_weights);
@@ -88,18 +98,27 @@ TEST(Gpt2, SaysWhichTensorIsWrong) {
     return error;
   };
   const auto without = [](const std::string& name) {
-    return [name](std::vector<SafetensorsItem>& items) { std::erase_if(items, [&](const SafetensorsItem& i) { return i.name == name; }); };
+    return [name](std::vector<SafetensorsItem>& items) {
+      std::erase_if(items, [&](const SafetensorsItem& i) { return i.name == name; });
+    };
   };
   EXPECT_EQ(refused(without("transformer.h.1.mlp.c_proj.bias")),
             "data: load_gpt2: tensor (transformer.h.1.mlp.c_proj.bias) is missing, FILE; is this a GPT-2 model?");
-  EXPECT_EQ(refused(without("transformer.wte.weight")), "data: load_gpt2: tensor (transformer.wte.weight) is missing, FILE; is this a GPT-2 model?");
-  const auto offset_of = [&](const std::string& name) { return std::to_string(SafetensorsFile(directory.path("changed.safetensors")).find(name)->begin); };
+  EXPECT_EQ(refused(without("transformer.wte.weight")),
+            "data: load_gpt2: tensor (transformer.wte.weight) is missing, FILE; is this a GPT-2 model?");
+  const auto offset_of = [&](const std::string& name) {
+    return std::to_string(SafetensorsFile(directory.path("changed.safetensors")).find(name)->begin);
+  };
   const std::string extra = refused([](auto& items) { items.push_back({"transformer.h.0.attn.rotary", zeros({2})}); });
-  EXPECT_EQ(extra, "data: load_gpt2: tensor (transformer.h.0.attn.rotary) is not one of GPT-2's, FILE:" + offset_of("transformer.h.0.attn.rotary") +
-                       "; remove it or load another model");
-  const std::string turned = refused([](auto& items) { named(items, "transformer.h.1.attn.c_attn.weight").tensor = zeros({96, 32}); });
-  EXPECT_EQ(turned, "data: load_gpt2: tensor transformer.h.1.attn.c_attn.weight (f32[96, 32]): expected floats of [32, 96], FILE:" +
-                        offset_of("transformer.h.1.attn.c_attn.weight") + "; width, layers and context come from the other tensors");
+  EXPECT_EQ(extra, "data: load_gpt2: tensor (transformer.h.0.attn.rotary) is not one of GPT-2's, FILE:" +
+                       offset_of("transformer.h.0.attn.rotary") + "; remove it or load another model");
+  const std::string turned = refused([](auto& items) {
+    named(items, "transformer.h.1.attn.c_attn.weight").tensor = zeros({96, 32});
+  });
+  EXPECT_EQ(
+      turned,
+      "data: load_gpt2: tensor transformer.h.1.attn.c_attn.weight (f32[96, 32]): expected floats of [32, 96], FILE:" +
+          offset_of("transformer.h.1.attn.c_attn.weight") + "; width, layers and context come from the other tensors");
   EXPECT_EQ(refused([](auto&) {}, 5), "usage: width 32 is not divisible by 5 heads; the nearest are 30 and 35");
 }
 

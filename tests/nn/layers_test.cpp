@@ -1,4 +1,5 @@
-// Layers against their formulas written out in loops, and their gradients against central differences.
+// Layers against their formulas written out in loops, and their gradients against central
+// differences.
 #include "nn/layers.h"
 #include "tests/nn/modules.h"
 #include "tests/support/error_of.h"
@@ -10,12 +11,12 @@ namespace {
 double element(const Tensor& x, Index row, Index column) { return x.data<double>()[row * x.dim(-1) + column]; }
 
 /// Row by row: f(row of x, output column).
-template <class F>
-void expect_rows(const Tensor& y, const Tensor& x, F f, double tolerance = 1e-12) {
+template <class F> void expect_rows(const Tensor& y, const Tensor& x, F f, double tolerance = 1e-12) {
   const Index rows = x.numel() / x.dim(-1);
   ASSERT_EQ(y.numel() / y.dim(-1), rows);
   for (Index r = 0; r < rows; ++r)
-    for (Index c = 0; c < y.dim(-1); ++c) ASSERT_NEAR(element(y, r, c), f(x.data<double>() + r * x.dim(-1), c), tolerance) << r << ", " << c;
+    for (Index c = 0; c < y.dim(-1); ++c)
+      ASSERT_NEAR(element(y, r, c), f(x.data<double>() + r * x.dim(-1), c), tolerance) << r << ", " << c;
 }
 
 double gelu_tanh_at(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
@@ -48,10 +49,12 @@ TEST(Linear, GradientsAgreeWithDifferences) {
   for (const bool bias : {true, false})
     for (const Shape& shape : {Shape{3, 5}, {2, 3, 5}, {1, 1, 5}}) {
       const Linear layer = shaken(make_linear(5, 4, bias, 0.5, generator, DType::f64));
-      const auto plain = gradcheck_module(layer, {noise(shape, 1)}, [](const Linear& l, std::span<const Tensor> in) { return l(in[0]); });
+      const auto plain = gradcheck_module(layer, {noise(shape, 1)},
+                                          [](const Linear& l, std::span<const Tensor> in) { return l(in[0]); });
       EXPECT_TRUE(plain) << plain.where;
-      const auto onto = gradcheck_module(layer, {noise(shape, 1), noise(shape.with(-1, 4), 2)},
-                                         [](const Linear& l, std::span<const Tensor> in) { return l.onto(in[1], in[0]); });
+      const auto onto =
+          gradcheck_module(layer, {noise(shape, 1), noise(shape.with(-1, 4), 2)},
+                           [](const Linear& l, std::span<const Tensor> in) { return l.onto(in[1], in[0]); });
       EXPECT_TRUE(onto) << onto.where;
     }
 }
@@ -68,13 +71,16 @@ TEST(Linear, ReadsStridedInputsAndOneVector) {
   // 16 bits are for storage: all of it is rounded once.
   const auto narrow = [](const Tensor& t) { return to(t, DType::bf16); };
   const auto rounded = [&](const Tensor& t) { return to(narrow(t), DType::f32); };
-  EXPECT_EQ(linear(narrow(x), narrow(w), narrow(b)).to_vector(), narrow(linear(rounded(x), rounded(w), rounded(b))).to_vector());
+  EXPECT_EQ(linear(narrow(x), narrow(w), narrow(b)).to_vector(),
+            narrow(linear(rounded(x), rounded(w), rounded(b))).to_vector());
 }
 
 TEST(Linear, ResultsDoNotDependOnThreads) {
-  const Tensor x = randn({193, 300}, {1, 1}), w = randn({300, 211}, {1, 2}), b = randn({211}, {1, 3}), r = randn({193, 211}, {1, 4});
+  const Tensor x = randn({193, 300}, {1, 1}), w = randn({300, 211}, {1, 2}), b = randn({211}, {1, 3}),
+               r = randn({193, 211}, {1, 4});
   const auto wide = [](const Tensor& t) { return to(t, DType::f64); };
-  EXPECT_LE(distance(linear(x, w, b, r), add(wide(r), add(matmul(wide(x), wide(w)), wide(b)))), 1e-5) << "sums of 300 terms in f32";
+  EXPECT_LE(distance(linear(x, w, b, r), add(wide(r), add(matmul(wide(x), wide(w)), wide(b)))), 1e-5)
+      << "sums of 300 terms in f32";
   std::vector<std::vector<float>> results;
   for (const int threads : {1, 2, 3, 8}) {
     const Threads scope(threads);
@@ -85,12 +91,21 @@ TEST(Linear, ResultsDoNotDependOnThreads) {
 
 TEST(Linear, SaysWhatIsWrong) {
   const Tensor x = zeros({2, 5}), w = zeros({5, 4}), b = zeros({4});
-  EXPECT_EQ(error_of([&] { (void)linear(x, zeros({6, 4}), b); }), "usage: linear: x [2, 5] and w [6, 4] must be [.., in] and [in, out]");
-  EXPECT_EQ(error_of([&] { (void)linear(x, w, zeros({5})); }), "usage: linear: b [5] must have one entry for each of the 4 columns of w");
-  EXPECT_EQ(error_of([&] { (void)linear(x, w, b, zeros({2, 5})); }), "usage: linear: the residual [2, 5] must have the shape of x w, [2, 4]");
-  EXPECT_EQ(error_of([&] { (void)linear(x, to(w, DType::f64), b); }), "usage: linear: x is f32 and w is f64; convert one with to()");
+  EXPECT_EQ(error_of([&] {
+              (void)linear(x, zeros({6, 4}), b);
+            }),
+            "usage: linear: x [2, 5] and w [6, 4] must be [.., in] and [in, out]");
+  EXPECT_EQ(error_of([&] { (void)linear(x, w, zeros({5})); }),
+            "usage: linear: b [5] must have one entry for each of the 4 columns of w");
+  EXPECT_EQ(error_of([&] {
+              (void)linear(x, w, b, zeros({2, 5}));
+            }),
+            "usage: linear: the residual [2, 5] must have the shape of x w, [2, 4]");
+  EXPECT_EQ(error_of([&] { (void)linear(x, to(w, DType::f64), b); }),
+            "usage: linear: x is f32 and w is f64; convert one with to()");
   Generator generator(1);
-  EXPECT_EQ(error_of([&] { (void)make_linear(0, 4, true, 1, generator); }), "usage: Linear: [0, 4] must have at least one row and column");
+  EXPECT_EQ(error_of([&] { (void)make_linear(0, 4, true, 1, generator); }),
+            "usage: Linear: [0, 4] must have at least one row and column");
 }
 
 TEST(Norms, AreTheirFormulas) {
@@ -104,11 +119,14 @@ TEST(Norms, AreTheirFormulas) {
         if (kind == NormKind::layer)
           for (int i = 0; i < 6; ++i) mean += row[i] / 6;
         for (int i = 0; i < 6; ++i) square += (row[i] - mean) * (row[i] - mean) / 6;
-        return (row[c] - mean) / std::sqrt(square + 0.01) * norm.weight.data<double>()[c] + (norm.bias ? norm.bias.data<double>()[c] : 0);
+        return (row[c] - mean) / std::sqrt(square + 0.01) * norm.weight.data<double>()[c] +
+               (norm.bias ? norm.bias.data<double>()[c] : 0);
       });
-      const auto checked = gradcheck_module(norm, {x}, [](const Norm& n, std::span<const Tensor> in) { return n(in[0]); });
+      const auto checked =
+          gradcheck_module(norm, {x}, [](const Norm& n, std::span<const Tensor> in) { return n(in[0]); });
       EXPECT_TRUE(checked) << name_of(kind) << ": " << checked.where;
-      const Tensor same = kind == NormKind::layer ? LayerNorm{norm.weight, norm.bias, norm.epsilon}(x) : RmsNorm{norm.weight, norm.epsilon}(x);
+      const Tensor same = kind == NormKind::layer ? LayerNorm{norm.weight, norm.bias, norm.epsilon}(x)
+                                                  : RmsNorm{norm.weight, norm.epsilon}(x);
       EXPECT_EQ(norm(x).to_vector(), same.to_vector());
     }
 }
@@ -116,7 +134,8 @@ TEST(Norms, AreTheirFormulas) {
 TEST(Mlp, IsItsFormula) {
   Generator generator(3);
   const Tensor x = noise({4, 5}, 2);
-  for (const Activation activation : {Activation::gelu_tanh, Activation::gelu, Activation::relu, Activation::silu_gated}) {
+  for (const Activation activation :
+       {Activation::gelu_tanh, Activation::gelu, Activation::relu, Activation::silu_gated}) {
     const Mlp mlp = shaken(make_mlp(5, 7, activation, true, 0.3, 0.3, generator, DType::f64));
     EXPECT_EQ(mlp.up.weight.dim(1), activation == Activation::silu_gated ? 14 : 7);
     expect_rows(mlp(x), x, [&](const double* row, Index c) {
@@ -148,14 +167,18 @@ TEST(Embedding, PicksRows) {
   const Tensor y = embedding(ids);
   ASSERT_EQ(y.shape(), (Shape{2, 2, 3}));
   for (Index i = 0; i < 4; ++i)
-    for (Index c = 0; c < 3; ++c) EXPECT_EQ(element(y, i, c), element(embedding.weight, ids.data<std::int64_t>()[i], c));
+    for (Index c = 0; c < 3; ++c)
+      EXPECT_EQ(element(y, i, c), element(embedding.weight, ids.data<std::int64_t>()[i], c));
 }
 
 TEST(Layers, NamesAreReadAndProposed) {
-  for (const Activation a : {Activation::gelu_tanh, Activation::gelu, Activation::relu, Activation::silu_gated}) EXPECT_EQ(parse_activation(name_of(a)), a);
+  for (const Activation a : {Activation::gelu_tanh, Activation::gelu, Activation::relu, Activation::silu_gated})
+    EXPECT_EQ(parse_activation(name_of(a)), a);
   for (const NormKind k : {NormKind::layer, NormKind::rms}) EXPECT_EQ(parse_norm_kind(name_of(k)), k);
-  EXPECT_EQ(error_of([] { (void)parse_norm_kind("rmss"); }), "usage: norm: 'rmss' is not one of layer, rms; did you mean rms?");
-  EXPECT_EQ(error_of([] { (void)parse_activation("gelo"); }), "usage: activation: 'gelo' is not one of gelu_tanh, gelu, relu, silu_gated; did you mean gelu?");
+  EXPECT_EQ(error_of([] { (void)parse_norm_kind("rmss"); }),
+            "usage: norm: 'rmss' is not one of layer, rms; did you mean rms?");
+  EXPECT_EQ(error_of([] { (void)parse_activation("gelo"); }),
+            "usage: activation: 'gelo' is not one of gelu_tanh, gelu, relu, silu_gated; did you mean gelu?");
 }
 
 TEST(Layers, ParametersAreNamedOnce) {

@@ -55,12 +55,14 @@ TEST(AdamWOptimizer, IsItsFormula) {
   for (std::size_t i = 0; i < vector.size(); ++i) EXPECT_NEAR(p.vector.to_vector()[i], vector[i].w, 1e-13);
   optimizer.visit_state([&](const std::string& name, Tensor& t) {
     const std::vector<Scalar>& all = name.starts_with("matrix") ? matrix : vector;
-    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_NEAR(t.to_vector()[i], name.ends_with(".m") ? all[i].m : all[i].v, 1e-14) << name;
+    for (std::size_t i = 0; i < all.size(); ++i)
+      EXPECT_NEAR(t.to_vector()[i], name.ends_with(".m") ? all[i].m : all[i].v, 1e-14) << name;
   });
 }
 
 TEST(AdamWOptimizer, SixteenBitWeightsHaveMasters) {
-  // Steps of 1e-4 on weights near 1: bf16 resolves 2^-8, so without a master nothing would ever move.
+  // Steps of 1e-4 on weights near 1: bf16 resolves 2^-8, so without a master nothing would ever
+  // move.
   struct One {
     Tensor w = full({2, 2}, 1, DType::bf16);
     void visit_parameters(const std::string&, const ParameterVisitor& visit) { visit("w", w); }
@@ -123,10 +125,12 @@ TEST(AdamWOptimizer, SaysWhatIsWrong) {
   EXPECT_EQ(error_of([&] { optimizer.prepare(fewer); }), "usage: AdamWOptimizer: 1 parameters, the state has 2");
   NamedParameters renamed = parameters_of(p);
   renamed[0].name = "other";
-  EXPECT_EQ(error_of([&] { optimizer.prepare(renamed); }), "usage: AdamWOptimizer: parameter 0 is other, its state is of matrix; an optimizer serves one module");
+  EXPECT_EQ(error_of([&] { optimizer.prepare(renamed); }),
+            "usage: AdamWOptimizer: parameter 0 is other, its state is of matrix; an optimizer serves one module");
   Pair q = pair_of(DType::f32);
   q.matrix = zeros({4, 3});
-  EXPECT_EQ(error_of([&] { optimizer.prepare(parameters_of(q)); }), "usage: AdamWOptimizer: matrix is [4, 3], its moments are [3, 4]");
+  EXPECT_EQ(error_of([&] { optimizer.prepare(parameters_of(q)); }),
+            "usage: AdamWOptimizer: matrix is [4, 3], its moments are [3, 4]");
   EXPECT_EQ(error_of([&] { optimizer.visit_state([](const std::string&, Tensor& t) { t = zeros({1}); }); }),
             "usage: AdamWOptimizer: matrix.m was replaced by f32[1], it must stay f32[3, 4]");
 }
@@ -152,7 +156,8 @@ TEST(ClipGradNorm, NamesWhatIsNotFinite) {
   g.set(p.vector, full({5}, NAN));
   EXPECT_EQ(error_of([&] { clip_grad_norm(g, parameters_of(p), 1); }),
             "not_a_number: clip_grad_norm: the norm is nan; the first gradient that is not finite is vector's");
-  EXPECT_EQ(error_of([&] { clip_grad_norm(g, parameters_of(p), -1); }), "usage: clip_grad_norm: max_norm -1 must not be negative");
+  EXPECT_EQ(error_of([&] { clip_grad_norm(g, parameters_of(p), -1); }),
+            "usage: clip_grad_norm: max_norm -1 must not be negative");
 }
 
 TEST(MicroBatches, AddUpToTheWholeBatch) {
@@ -171,7 +176,8 @@ TEST(MicroBatches, AddUpToTheWholeBatch) {
   for (const Index begin : {0, 2, 4}) sum += gradients(begin, begin + 2);
   const Gradients mean = mean_of(std::move(sum), parameters, 3);
   for (const NamedParameter& p : parameters) EXPECT_LE(distance(mean[*p.tensor], whole[*p.tensor]), 1e-12) << p.name;
-  EXPECT_EQ(error_of([&] { (void)mean_of({}, parameters, 0); }), "usage: mean_of: 0 micro-batches; there must be at least 1");
+  EXPECT_EQ(error_of([&] { (void)mean_of({}, parameters, 0); }),
+            "usage: mean_of: 0 micro-batches; there must be at least 1");
 }
 
 TEST(Training, IsTheSameForAnyNumberOfThreads) {
@@ -187,7 +193,8 @@ TEST(Training, IsTheSameForAnyNumberOfThreads) {
     for (int step = 0; step < 3; ++step) {
       Tape tape;
       watch_parameters(tape, m);
-      Gradients g = tape.backward(m.loss(symbols({12, 64}, 65, 1), symbols({12, 64}, 65, 2), {&generator, true, false}));
+      Gradients g =
+          tape.backward(m.loss(symbols({12, 64}, 65, 1), symbols({12, 64}, 65, 2), {&generator, true, false}));
       clip_grad_norm(g, parameters, 1);
       optimizer.step(parameters, g, 1e-3);
     }

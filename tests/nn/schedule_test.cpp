@@ -21,7 +21,8 @@ TEST(Schedule, WarmsUpLinearly) {
 }
 
 TEST(Schedule, FollowsItsFormula) {
-  const Schedule constant{Kind::constant, 3, 1, 10, 0}, linear{Kind::linear, 3, 1, 10, 2}, cosine{Kind::cosine, 3, 1, 10, 2};
+  const Schedule constant{Kind::constant, 3, 1, 10, 0}, linear{Kind::linear, 3, 1, 10, 2},
+      cosine{Kind::cosine, 3, 1, 10, 2};
   const Schedule wsd{Kind::wsd, 3, 1, 10, 2, 4}, wsd_by_default{Kind::wsd, 3, 1, 10, 2};
   for (const Index step : {0, 5, 9, 10, 1000}) EXPECT_DOUBLE_EQ(constant(step), 3);
   EXPECT_DOUBLE_EQ(linear(4), 2.5);  // 2 of 8 steps
@@ -56,9 +57,7 @@ TEST(Schedule, NeverLeavesItsBounds) {
         for (Index step = 0; step < 20; ++step) {
           EXPECT_LE(s(step), 1);
           EXPECT_GE(s(step), step < warmup ? 1.0 / static_cast<double>(warmup) : 0.25);
-          if (step > warmup) {
-            EXPECT_LE(s(step), s(step - 1)) << "falls once it has risen";
-          }
+          if (step > warmup) { EXPECT_LE(s(step), s(step - 1)) << "falls once it has risen"; }
         }
       }
 }
@@ -71,7 +70,8 @@ TEST(Schedule, SaysWhatIsWrong) {
   EXPECT_EQ(wrong({Kind::cosine, 0, 0, 10}), "usage: schedule: peak 0 must be positive");
   EXPECT_EQ(wrong({Kind::cosine, 1, 2, 10}), "usage: schedule: floor 2 must be 0..1, the peak");
   EXPECT_EQ(error_of([] { (void)Schedule{}(-1); }), "usage: schedule: step -1 must not be negative");
-  EXPECT_EQ(error_of([] { (void)parse_schedule("cosin"); }), "usage: schedule: 'cosin' is not one of constant, linear, cosine, wsd; did you mean cosine?");
+  EXPECT_EQ(error_of([] { (void)parse_schedule("cosin"); }),
+            "usage: schedule: 'cosin' is not one of constant, linear, cosine, wsd; did you mean cosine?");
   for (const Kind k : {Kind::constant, Kind::linear, Kind::cosine, Kind::wsd}) EXPECT_EQ(parse_schedule(name_of(k)), k);
 }
 

@@ -1,4 +1,5 @@
-// The whole model: gradients, modes, checkpointing, curve order, initial values, and what one step costs in memory.
+// The whole model: gradients, modes, checkpointing, curve order, initial values, and what one step
+// costs in memory.
 #include "nn/transformer.h"
 #include <algorithm>
 #include "tests/nn/modules.h"
@@ -18,7 +19,9 @@ TransformerConfig tiny() {
   c.pattern = parse_pattern("segment:4");
   return c;
 }
-Transformer model_of(const TransformerConfig& c, DType dtype = DType::f64) { return shaken(make_transformer(c, 1, dtype), 0.4); }
+Transformer model_of(const TransformerConfig& c, DType dtype = DType::f64) {
+  return shaken(make_transformer(c, 1, dtype), 0.4);
+}
 
 struct Variant {
   const char* name;
@@ -27,7 +30,8 @@ struct Variant {
 std::vector<Variant> variants() {
   std::vector<Variant> all{{"learned, tied", tiny()}};
   TransformerConfig c = tiny();
-  c.positions = Positions::rotary, c.norm = NormKind::rms, c.activation = Activation::silu_gated, c.bias = false, c.tie_weights = false, c.kv_heads = 1;
+  c.positions = Positions::rotary, c.norm = NormKind::rms, c.activation = Activation::silu_gated, c.bias = false,
+  c.tie_weights = false, c.kv_heads = 1;
   all.push_back({"rotary, rms, gated, untied, one key head", c});
   c = tiny();
   c.keep_order = true;
@@ -54,12 +58,14 @@ TEST(Transformer, GradientsAgreeWithDifferences) {
       TransformerConfig c = config;
       c.backward = mode;
       const Tensor ids = ids_of(c), targets = targets_of(c);
-      const auto loss = gradcheck_module(model_of(c), {}, [&](const Transformer& m, std::span<const Tensor>) { return m.loss(ids, targets); });
+      const auto loss = gradcheck_module(
+          model_of(c), {}, [&](const Transformer& m, std::span<const Tensor>) { return m.loss(ids, targets); });
       EXPECT_TRUE(loss) << name << ", " << name_of(mode) << ": " << loss.where;
       checked += loss.checked;
     }
   const TransformerConfig c = tiny();
-  const auto logits = gradcheck_module(model_of(c), {}, [&](const Transformer& m, std::span<const Tensor>) { return m.logits(ids_of(c)); });
+  const auto logits = gradcheck_module(
+      model_of(c), {}, [&](const Transformer& m, std::span<const Tensor>) { return m.logits(ids_of(c)); });
   EXPECT_TRUE(logits) << logits.where;
   RecordProperty("partial_derivatives", static_cast<int>(checked + logits.checked));
   EXPECT_GT(checked, 5000);
@@ -67,7 +73,8 @@ TEST(Transformer, GradientsAgreeWithDifferences) {
 
 TEST(Block, GradientsAgreeWithDifferences) {
   const Transformer model = model_of(tiny());
-  const auto checked = gradcheck_module(model.blocks[0], {noise({1, 8, 4}, 5)}, [](const Block& b, std::span<const Tensor> in) { return b(in[0]); });
+  const auto checked = gradcheck_module(model.blocks[0], {noise({1, 8, 4}, 5)},
+                                        [](const Block& b, std::span<const Tensor> in) { return b(in[0]); });
   EXPECT_TRUE(checked) << checked.where;
 }
 
@@ -118,7 +125,9 @@ TEST(Transformer, CheckpointingChangesNoBit) {
         const auto run = [&](bool checkpointing) {
           c.checkpointing = checkpointing;
           Generator generator(17);
-          return slopes_of(model_of(c, dtype), [&](const Transformer& m) { return m.loss(ids_of(c), targets_of(c), {&generator, true, false}); });
+          return slopes_of(model_of(c, dtype), [&](const Transformer& m) {
+            return m.loss(ids_of(c), targets_of(c), {&generator, true, false});
+          });
         };
         expect_same_bits(run(true), run(false));
       }
@@ -151,7 +160,8 @@ TEST(Transformer, CurveOrderThroughTheModelEqualsReorderingEveryCall) {
             return model_of(c);
           };
           const Transformer kept = run(true), each = run(false);
-          SCOPED_TRACE(testing::Message() << pattern << ", " << name_of(causality) << ", " << name_of(positions) << ", " << length);
+          SCOPED_TRACE(testing::Message()
+                       << pattern << ", " << name_of(causality) << ", " << name_of(positions) << ", " << length);
           EXPECT_LE(distance(kept.logits(ids), each.logits(ids)), 1e-12);
           EXPECT_LE(distance(kept.last_logits(ids), each.last_logits(ids)), 1e-12);
           const auto loss = [&](const Transformer& m) { return m.loss(ids, targets); };
@@ -175,7 +185,8 @@ TEST(Transformer, NoTokenSeesTheNext) {
       const std::vector<double> after = m.logits(from_values(changed, ids.shape())).to_vector();
       const auto first = static_cast<std::ptrdiff_t>(t * config.outputs());
       EXPECT_TRUE(std::equal(before.begin(), before.begin() + first, after.begin())) << name << ", token " << t;
-      EXPECT_FALSE(std::equal(before.begin() + first, before.begin() + first + config.outputs(), after.begin() + first)) << name << ", token " << t;
+      EXPECT_FALSE(std::equal(before.begin() + first, before.begin() + first + config.outputs(), after.begin() + first))
+          << name << ", token " << t;
     }
   }
 }
@@ -208,7 +219,7 @@ TEST(Transformer, StartsAsGpt2Does) {
       continue;
     }
     const bool joins = p.name.ends_with("projection.weight") || p.name.ends_with("down.weight");
-    const double deviation = joins ? 0.02 / 4 : 0.02;  // sqrt(2 * 8) = 4
+    const double deviation = joins ? 0.02 / 4 : 0.02;                                       // sqrt(2 * 8) = 4
     EXPECT_NEAR(std::sqrt(square), deviation, 5 * deviation / std::sqrt(2 * n)) << p.name;  // five standard errors
     EXPECT_NEAR(mean, 0, 5 * deviation / std::sqrt(n)) << p.name;
   }
@@ -252,7 +263,8 @@ double learned(const TransformerConfig& c, const Tensor& ids, const Tensor& targ
 }
 
 TEST(Transformer, LearnsABoardByItsNeighbours) {
-  // Each cell's label is whether its left neighbour on the board is alive: a 3x3 window sees it, a cell alone does not.
+  // Each cell's label is whether its left neighbour on the board is alive: a 3x3 window sees it, a
+  // cell alone does not.
   constexpr Index kHeight = 5, kWidth = 6, kBoards = 16;
   const Tensor ids = symbols({kBoards, kHeight * kWidth}, 2, 5);
   std::vector<std::int64_t> labels = ids.to_vector<std::int64_t>();
@@ -307,18 +319,28 @@ TEST(Transformer, SaysWhatIsWrong) {
   EXPECT_EQ(wrong([](TransformerConfig& c) { c.layers = 0; }), "usage: layers 0 must be at least 1");
   EXPECT_EQ(wrong([](TransformerConfig& c) { c.context = 0; }), "usage: context 0 must be at least 1 token");
   EXPECT_EQ(wrong([](TransformerConfig& c) { c.vocab = 0; }), "usage: vocab 0 must be at least 1 symbol");
-  EXPECT_EQ(wrong([](TransformerConfig& c) { c.width = 100, c.heads = 7; }), "usage: width 100 is not divisible by 7 heads; the nearest are 98 and 105");
+  EXPECT_EQ(wrong([](TransformerConfig& c) { c.width = 100, c.heads = 7; }),
+            "usage: width 100 is not divisible by 7 heads; the nearest are 98 and 105");
   EXPECT_EQ(wrong([](TransformerConfig& c) { c.classes = 2; }),
-            "usage: tie_weights: the head has 2 classes and the embedding 5 symbols; one matrix cannot be both: set tie_weights off");
+            "usage: tie_weights: the head has 2 classes and the embedding 5 symbols; one matrix cannot be both: set "
+            "tie_weights off");
   const Transformer m = model_of(tiny());
   EXPECT_EQ(error_of([&] { (void)m.logits(symbols({1, 9}, 5, 1)); }), "usage: Transformer: 9 tokens, the context is 8");
-  EXPECT_EQ(error_of([&] { (void)m.logits(symbols({9}, 5, 1)); }), "usage: Transformer: tokens must be [batch, length], got [9]");
-  EXPECT_EQ(error_of([&] { (void)m.loss(symbols({1, 8}, 5, 1), symbols({1, 7}, 5, 1)); }),
+  EXPECT_EQ(error_of([&] { (void)m.logits(symbols({9}, 5, 1)); }),
+            "usage: Transformer: tokens must be [batch, length], got [9]");
+  EXPECT_EQ(error_of([&] {
+              (void)m.loss(symbols({1, 8}, 5, 1), symbols({1, 7}, 5, 1));
+            }),
             "usage: Transformer: targets [1, 7] must have the shape of the tokens, [1, 8]");
-  EXPECT_EQ(error_of([&] { (void)m.logits(full({1, 3}, 5, DType::i64)); }), "usage: embedding: index 5 at position 0 is outside 0..4");
+  EXPECT_EQ(error_of([&] {
+              (void)m.logits(full({1, 3}, 5, DType::i64));
+            }),
+            "usage: embedding: index 5 at position 0 is outside 0..4");
   EXPECT_EQ(error_of([] { (void)board_config(0, 3, 2, 2, {}); }), "usage: board: 0x3 must have at least one cell");
-  EXPECT_EQ(error_of([] { (void)parse_positions("learnt"); }), "usage: positions: 'learnt' is not one of learned, rotary, none; did you mean learned?");
-  for (const Positions p : {Positions::learned, Positions::rotary, Positions::none}) EXPECT_EQ(parse_positions(name_of(p)), p);
+  EXPECT_EQ(error_of([] { (void)parse_positions("learnt"); }),
+            "usage: positions: 'learnt' is not one of learned, rotary, none; did you mean learned?");
+  for (const Positions p : {Positions::learned, Positions::rotary, Positions::none})
+    EXPECT_EQ(parse_positions(name_of(p)), p);
 }
 
 }  // namespace

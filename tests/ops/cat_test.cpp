@@ -35,8 +35,11 @@ std::vector<OpCase> pad_cases() {
   const auto add_case = [&](const Shape& shape, int axis, Index before, Index after, double value, Traits traits = {}) {
     const int from_front = axis < 0 ? axis + shape.rank() : axis;
     traits.rows = from_front > 0 && shape.numel() > 0;
-    cases.push_back({text("pad axis ", axis, " by ", before, " and ", after, " of ", value), {real(shape)}, [=](auto in) { return pad(in[0], axis, before, after, value); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::pad(in[0], from_front, before, after, value); }, traits});
+    cases.push_back({text("pad axis ", axis, " by ", before, " and ", after, " of ", value),
+                     {real(shape)},
+                     [=](auto in) { return pad(in[0], axis, before, after, value); },
+                     [=]<class T>(const Arrays<T>& in) { return naive::pad(in[0], from_front, before, after, value); },
+                     traits});
   };
   add_case({3}, 0, 1, 2, 0);
   add_case({3}, 0, 0, 0, 0);

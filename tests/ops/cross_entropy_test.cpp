@@ -16,12 +16,14 @@ std::vector<OpCase> cross_entropy_cases() {
     traits.wide = true;
     const Shape shape(std::span(logits.shape.begin(), logits.shape.end() - 1));
     const Tensor t = from_values(targets, shape, cases.size() % 2 ? DType::i32 : DType::i64);
-    cases.push_back({text("cross_entropy ", t.dtype(), " ignoring ", ignore), {logits},
+    cases.push_back({text("cross_entropy ", t.dtype(), " ignoring ", ignore),
+                     {logits},
                      [=](auto in) {
                        const Tensor there = moved(t, in[0].device());
                        return ignore == kIgnore ? cross_entropy(in[0], there) : cross_entropy(in[0], there, ignore);
                      },
-                     [=]<class T>(const Arrays<T>& in) { return naive::cross_entropy(in[0], targets, ignore); }, traits});
+                     [=]<class T>(const Arrays<T>& in) { return naive::cross_entropy(in[0], targets, ignore); },
+                     traits});
   };
   for (int type = 0; type < 2; ++type) {
     add_case(real({4, 5}), {0, 4, 2, 2});
@@ -51,7 +53,8 @@ TEST(CrossEntropy, NothingLeftIsNoLossAndNoGradient) {
   // The mean of nothing: 0, so that a batch of padding moves nothing.
   for (DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     const Tensor x = random(real({3, 4}), 1, dtype);
-    const Played p = play([](auto in) { return cross_entropy(in[0], full({3}, kIgnore, DType::i64)); }, {{x}}, ones({}, loss_type(dtype)));
+    const Played p = play([](auto in) { return cross_entropy(in[0], full({3}, kIgnore, DType::i64)); }, {{x}},
+                          ones({}, loss_type(dtype)));
     EXPECT_EQ(p.y.item(), 0) << dtype;
     EXPECT_EQ(p.dx[0].to_vector(), std::vector<double>(12, 0)) << dtype;
     EXPECT_EQ(cross_entropy(empty({0, 4}, dtype), empty({0}, DType::i64)).item(), 0) << dtype;
@@ -91,8 +94,16 @@ TEST(CrossEntropy, TargetsOfAnyStride) {
 
 TEST(CrossEntropy, Refusals) {
   const Tensor x = ones({3, 4});
-  EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, 1, 4})); }, "cross_entropy", {"4", "2"}));      // target 4 at position 2
-  EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, -1, 2})); }, "cross_entropy", {"-1", "1", "0..3"}));  // target, position, classes
+  EXPECT_TRUE(refuses(
+      [&] {
+        cross_entropy(x, ids({0, 1, 4}));
+      },
+      "cross_entropy", {"4", "2"}));  // target 4 at position 2
+  EXPECT_TRUE(refuses(
+      [&] {
+        cross_entropy(x, ids({0, -1, 2}));
+      },
+      "cross_entropy", {"-1", "1", "0..3"}));  // target, position, classes
   EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, 1, 99}, DType::i32)); }, "cross_entropy", {"99", "2"}));
   EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, kIgnore, 2}), -1); }, "cross_entropy", {"-100", "1"}));
   EXPECT_TRUE(refuses([&] { cross_entropy(x, ids({0, 1})); }, "cross_entropy", {"[3, 4]", "[2]"}));

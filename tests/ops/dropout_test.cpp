@@ -13,8 +13,11 @@ std::vector<OpCase> dropout_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& shape, double p, Traits traits = {}) {
     Array<double> mask(shape);  // the statistics below judge it; here the question is who uses it, and how
-    if (shape.numel() > 0) mask.values = greater(dropout(ones(shape, DType::f64), p, kKey), zeros({}, DType::f64)).to_vector();
-    cases.push_back({text("dropout ", p), {real(shape)}, [=](std::span<const Tensor> in) { return dropout(in[0], p, kKey); },
+    if (shape.numel() > 0)
+      mask.values = greater(dropout(ones(shape, DType::f64), p, kKey), zeros({}, DType::f64)).to_vector();
+    cases.push_back({text("dropout ", p),
+                     {real(shape)},
+                     [=](std::span<const Tensor> in) { return dropout(in[0], p, kKey); },
                      [=]<class T>(const Arrays<T>& in) {
                        Array<T> keep(shape);
                        for (Index i = 0; i < keep.size(); ++i) keep[i] = T(mask[i]);
@@ -38,7 +41,8 @@ std::vector<double> mask_of(const Shape& shape, double p, RandomKey key, DType d
 TEST(Dropout, KeepsTheShareItShould) {
   const Index n = scaled<Index>(1'000'000, 100'000);
   for (double p : {0.1, 0.5, 0.9}) {
-    const std::vector<double> m = mask_of({n}, p, kKey), other = mask_of({n}, p, {kKey.seed, kKey.stream + 1}), reseeded = mask_of({n}, p, {12, 3});
+    const std::vector<double> m = mask_of({n}, p, kKey), other = mask_of({n}, p, {kKey.seed, kKey.stream + 1}),
+                              reseeded = mask_of({n}, p, {12, 3});
     double kept = 0, neighbors = 0, with_other = 0, with_reseeded = 0, far = 0;
     for (std::size_t i = 0; i < m.size(); ++i) {
       const double centered = m[i] - (1 - p);
@@ -51,7 +55,8 @@ TEST(Dropout, KeepsTheShareItShould) {
     // Five standard deviations of a sum of n independent terms.
     const double variance = p * (1 - p), sigma = 5 * std::sqrt(static_cast<double>(n));
     EXPECT_LT(std::abs(kept), sigma * std::sqrt(variance)) << p;
-    for (double correlation : {neighbors, far, with_other, with_reseeded}) EXPECT_LT(std::abs(correlation), sigma * variance) << p;
+    for (double correlation : {neighbors, far, with_other, with_reseeded})
+      EXPECT_LT(std::abs(correlation), sigma * variance) << p;
   }
 }
 
@@ -78,7 +83,8 @@ TEST(Dropout, ElementIDependsOnKeyAndIAlone) {
 
 TEST(Dropout, BackwardUsesTheMaskOfForward) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-    const Played p = play([](auto in) { return dropout(in[0], 0.5, kKey); }, {{zeros({40, 25}, dtype)}}, ones({40, 25}, dtype));
+    const Played p =
+        play([](auto in) { return dropout(in[0], 0.5, kKey); }, {{zeros({40, 25}, dtype)}}, ones({40, 25}, dtype));
     EXPECT_EQ(p.dx[0].to_vector(), mul(dropout(ones({40, 25}, dtype), 0.5, kKey), 1).to_vector()) << dtype;
     for (double v : p.dx[0].to_vector()) EXPECT_TRUE(v == 0 || v == 2);
   }

@@ -9,16 +9,18 @@ using namespace judge;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
 const Shape kLarge{300007};  // several pieces for every kernel, and no multiple of a vector
 
-// ---- one input ---------------------------------------------------------------------------------------------
+// ---- one input ----------------------------------------------------------------------------------
 using Unary = Tensor (*)(const Tensor&);
 
-/// Cases of an op whose elements are `scalar` of x's: small shapes of every rank, a wide range, a large size.
+/// Cases of an op whose elements are `scalar` of x's: small shapes of every rank, a wide range, a
+/// large size.
 template <class F>
 std::vector<OpCase> unary(const char* name, Unary op, F scalar, Input like, double widest_low, double widest_high) {
   const auto reference = [=]<class T>(const Arrays<T>& in) { return naive::map(in[0], scalar); };
   const auto call = [=](std::span<const Tensor> in) { return op(in[0]); };
   std::vector<OpCase> cases;
-  for (const Shape& shape : {Shape{}, {1}, {7}, {0}, {2, 3}, {3, 0, 2}, {2, 3, 4}, {1, 5, 1}, {2, 1, 3, 2}, {2, 1, 2, 1, 3, 2}}) {
+  for (const Shape& shape :
+       {Shape{}, {1}, {7}, {0}, {2, 3}, {3, 0, 2}, {2, 3, 4}, {1, 5, 1}, {2, 1, 3, 2}, {2, 1, 2, 1, 3, 2}}) {
     like.shape = shape;
     cases.push_back({name, {like}, call, reference, {.rows = shape.numel() > 0 && shape.rank() > 0}});
   }
@@ -29,32 +31,102 @@ std::vector<OpCase> unary(const char* name, Unary op, F scalar, Input like, doub
 }
 
 const Op kUnary[] = {
-    {"neg", [] { return unary("neg", neg, []<class T>(const T& x) { return -x; }, real({}), -1e4, 1e4); }},
-    {"exp", [] { return unary("exp", exp, []<class T>(const T& x) { return exp(x); }, real({}), -20, 10); }},
-    {"log", [] { return unary("log", log, []<class T>(const T& x) { return log(x); }, between(0.2, 3, {}), 0.01, 100); }},
-    {"sqrt", [] { return unary("sqrt", sqrt, []<class T>(const T& x) { return sqrt(x); }, between(0.2, 3, {}), 0.01, 1e4); }},
-    {"rsqrt", [] { return unary("rsqrt", rsqrt, []<class T>(const T& x) { return T(1) / sqrt(x); }, between(0.2, 3, {}), 0.05, 1e4); }},
-    {"tanh", [] { return unary("tanh", tanh, []<class T>(const T& x) { return tanh(x); }, real({}), -12, 12); }},
-    {"sigmoid", [] { return unary("sigmoid", sigmoid, []<class T>(const T& x) { return sigmoid(x); }, real({}), -30, 30); }},
-    {"relu", [] { return unary("relu", relu, []<class T>(const T& x) { return x > T(0) ? x : T(0); }, lattice(0.125, {}), 1, 100); }},
-    {"gelu", [] { return unary("gelu", gelu, []<class T>(const T& x) { return naive::gelu(x); }, real({}), -9, 9); }},
-    {"gelu_tanh", [] { return unary("gelu_tanh", gelu_tanh, []<class T>(const T& x) { return naive::gelu_tanh(x); }, real({}), -9, 9); }},
-    {"silu", [] { return unary("silu", silu, []<class T>(const T& x) { return x * sigmoid(x); }, real({}), -30, 30); }},
-    {"square", [] { return unary("square", square, []<class T>(const T& x) { return x * x; }, real({}), -100, 100); }},
-    {"abs", [] { return unary("abs", abs, []<class T>(const T& x) { return abs(x); }, lattice(0.125, {}), -100, -1); }},
-    {"clamp", [] {
-       return unary("clamp(-0.625, 0.875)", [](const Tensor& x) { return clamp(x, -0.625, 0.875); },
-                    []<class T>(const T& x) { return x < T(-0.625) ? T(-0.625) : x > T(0.875) ? T(0.875) : x; }, lattice(0, {}), 1, 100);
+    {"neg",
+     [] {
+       return unary(
+           "neg", neg, []<class T>(const T& x) { return -x; }, real({}), -1e4, 1e4);
      }},
-    {"add_constant", [] { return unary("x + 0.75", [](const Tensor& x) { return add(x, 0.75); }, []<class T>(const T& x) { return x + T(0.75); }, real({}), -100, 100); }},
-    {"mul_constant", [] { return unary("x * 1.1", [](const Tensor& x) { return mul(x, 1.1); }, []<class T>(const T& x) { return x * T(1.1); }, real({}), -100, 100); }},
-    {"pow_constant", [] {
+    {"exp",
+     [] {
+       return unary(
+           "exp", exp, []<class T>(const T& x) { return exp(x); }, real({}), -20, 10);
+     }},
+    {"log",
+     [] {
+       return unary(
+           "log", log, []<class T>(const T& x) { return log(x); }, between(0.2, 3, {}), 0.01, 100);
+     }},
+    {"sqrt",
+     [] {
+       return unary(
+           "sqrt", sqrt, []<class T>(const T& x) { return sqrt(x); }, between(0.2, 3, {}), 0.01, 1e4);
+     }},
+    {"rsqrt",
+     [] {
+       return unary(
+           "rsqrt", rsqrt, []<class T>(const T& x) { return T(1) / sqrt(x); }, between(0.2, 3, {}), 0.05, 1e4);
+     }},
+    {"tanh",
+     [] {
+       return unary(
+           "tanh", tanh, []<class T>(const T& x) { return tanh(x); }, real({}), -12, 12);
+     }},
+    {"sigmoid",
+     [] {
+       return unary(
+           "sigmoid", sigmoid, []<class T>(const T& x) { return sigmoid(x); }, real({}), -30, 30);
+     }},
+    {"relu",
+     [] {
+       return unary(
+           "relu", relu, []<class T>(const T& x) { return x > T(0) ? x : T(0); }, lattice(0.125, {}), 1, 100);
+     }},
+    {"gelu",
+     [] {
+       return unary(
+           "gelu", gelu, []<class T>(const T& x) { return naive::gelu(x); }, real({}), -9, 9);
+     }},
+    {"gelu_tanh",
+     [] {
+       return unary(
+           "gelu_tanh", gelu_tanh, []<class T>(const T& x) { return naive::gelu_tanh(x); }, real({}), -9, 9);
+     }},
+    {"silu",
+     [] {
+       return unary(
+           "silu", silu, []<class T>(const T& x) { return x * sigmoid(x); }, real({}), -30, 30);
+     }},
+    {"square",
+     [] {
+       return unary(
+           "square", square, []<class T>(const T& x) { return x * x; }, real({}), -100, 100);
+     }},
+    {"abs",
+     [] {
+       return unary(
+           "abs", abs, []<class T>(const T& x) { return abs(x); }, lattice(0.125, {}), -100, -1);
+     }},
+    {"clamp",
+     [] {
+       return unary(
+           "clamp(-0.625, 0.875)", [](const Tensor& x) { return clamp(x, -0.625, 0.875); },
+           []<class T>(const T& x) { return x < T(-0.625)  ? T(-0.625)
+                                            : x > T(0.875) ? T(0.875)
+                                                           : x; }, lattice(0, {}),
+           1, 100);
+     }},
+    {"add_constant",
+     [] {
+       return unary(
+           "x + 0.75", [](const Tensor& x) { return add(x, 0.75); }, []<class T>(const T& x) { return x + T(0.75); },
+           real({}), -100, 100);
+     }},
+    {"mul_constant",
+     [] {
+       return unary(
+           "x * 1.1", [](const Tensor& x) { return mul(x, 1.1); }, []<class T>(const T& x) { return x * T(1.1); },
+           real({}), -100, 100);
+     }},
+    {"pow_constant",
+     [] {
        std::vector<OpCase> cases;
-       const auto power = [&]<int kTenths>(std::integral_constant<int, kTenths>, const Input& like, double low, double high) {
+       const auto power = [&]<int kTenths>(std::integral_constant<int, kTenths>, const Input& like, double low,
+                                           double high) {
          constexpr double c = kTenths / 10.0;
          static const std::string name = text("x^", c);
-         for (OpCase& one : unary(name.c_str(), [](const Tensor& x) { return pow(x, c); },
-                                  []<class T>(const T& x) { return pow(x, T(c)); }, like, low, high))
+         for (OpCase& one : unary(
+                  name.c_str(), [](const Tensor& x) { return pow(x, c); },
+                  []<class T>(const T& x) { return pow(x, T(c)); }, like, low, high))
            cases.push_back(std::move(one));
        };
        power(std::integral_constant<int, 0>(), real({}), -5, 5);
@@ -70,13 +142,23 @@ const Op kUnary[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Elementwise, OpJudges, testing::ValuesIn(kUnary), op_name);
 
-// ---- two inputs ----------------------------------------------------------------------------------------------
-template <class F>
-std::vector<OpCase> binary(const char* name, Composite op, F scalar, Input a, Input b) {
+// ---- two inputs ---------------------------------------------------------------------------------
+template <class F> std::vector<OpCase> binary(const char* name, Composite op, F scalar, Input a, Input b) {
   const auto reference = [=]<class T>(const Arrays<T>& in) { return naive::zip(in[0], in[1], scalar); };
-  const std::pair<Shape, Shape> shapes[] = {
-      {{}, {}}, {{3}, {}}, {{}, {2, 2}}, {{5}, {5}}, {{2, 3}, {3}}, {{2, 1}, {1, 3}}, {{2, 3}, {2, 3}}, {{3, 1, 2}, {2, 1}},
-      {{2, 3, 2}, {1, 3, 1}}, {{1}, {1, 1, 1}}, {{0}, {1}}, {{2, 0, 3}, {3}}, {{2, 1, 2, 1, 2, 1}, {1, 2, 1, 2, 1, 2}}, {{2, 3, 2}, {2, 3, 2}}};
+  const std::pair<Shape, Shape> shapes[] = {{{}, {}},
+                                            {{3}, {}},
+                                            {{}, {2, 2}},
+                                            {{5}, {5}},
+                                            {{2, 3}, {3}},
+                                            {{2, 1}, {1, 3}},
+                                            {{2, 3}, {2, 3}},
+                                            {{3, 1, 2}, {2, 1}},
+                                            {{2, 3, 2}, {1, 3, 1}},
+                                            {{1}, {1, 1, 1}},
+                                            {{0}, {1}},
+                                            {{2, 0, 3}, {3}},
+                                            {{2, 1, 2, 1, 2, 1}, {1, 2, 1, 2, 1, 2}},
+                                            {{2, 3, 2}, {2, 3, 2}}};
   std::vector<OpCase> cases;
   for (const auto& [of_a, of_b] : shapes) {
     a.shape = of_a, b.shape = of_b;
@@ -91,34 +173,71 @@ std::vector<OpCase> binary(const char* name, Composite op, F scalar, Input a, In
 }
 
 const Op kBinary[] = {
-    {"add", [] { return binary("add", [](auto in) { return add(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return a + b; }, real({}), real({})); }},
-    {"sub", [] { return binary("sub", [](auto in) { return sub(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return a - b; }, real({}), real({})); }},
-    {"mul", [] { return binary("mul", [](auto in) { return mul(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return a * b; }, real({}), real({})); }},
-    {"div", [] { return binary("div", [](auto in) { return div(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return a / b; }, real({}), between(0.4, 3, {})); }},
-    {"maximum", [] { return binary("maximum", [](auto in) { return maximum(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return a > b ? a : b; }, lattice(0, {}), lattice(0.125, {})); }},
-    {"pow", [] { return binary("pow", [](auto in) { return pow(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return pow(a, b); }, between(0.4, 2.5, {}), real({})); }},
+    {"add",
+     [] {
+       return binary(
+           "add", [](auto in) { return add(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return a + b; },
+           real({}), real({}));
+     }},
+    {"sub",
+     [] {
+       return binary(
+           "sub", [](auto in) { return sub(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return a - b; },
+           real({}), real({}));
+     }},
+    {"mul",
+     [] {
+       return binary(
+           "mul", [](auto in) { return mul(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return a * b; },
+           real({}), real({}));
+     }},
+    {"div",
+     [] {
+       return binary(
+           "div", [](auto in) { return div(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return a / b; },
+           real({}), between(0.4, 3, {}));
+     }},
+    {"maximum",
+     [] {
+       return binary(
+           "maximum", [](auto in) { return maximum(in[0], in[1]); },
+           []<class T>(const T& a, const T& b) { return a > b ? a : b; }, lattice(0, {}), lattice(0.125, {}));
+     }},
+    {"pow",
+     [] {
+       return binary(
+           "pow", [](auto in) { return pow(in[0], in[1]); }, []<class T>(const T& a, const T& b) { return pow(a, b); },
+           between(0.4, 2.5, {}), real({}));
+     }},
 };
 INSTANTIATE_TEST_SUITE_P(ElementwisePairs, OpJudges, testing::ValuesIn(kBinary), op_name);
 
 std::vector<OpCase> where_cases() {
   std::vector<OpCase> cases;
-  const std::array<Shape, 3> shapes[] = {
-      {Shape{}, {}, {}}, {Shape{5}, {5}, {5}}, {Shape{2, 1}, {3}, {2, 3}}, {Shape{3}, {2, 3}, {}}, {Shape{2, 3, 2}, {2, 3, 2}, {1, 2}}, {Shape{0}, {1}, {0}}};
+  const std::array<Shape, 3> shapes[] = {{Shape{}, {}, {}},
+                                         {Shape{5}, {5}, {5}},
+                                         {Shape{2, 1}, {3}, {2, 3}},
+                                         {Shape{3}, {2, 3}, {}},
+                                         {Shape{2, 3, 2}, {2, 3, 2}, {1, 2}},
+                                         {Shape{0}, {1}, {0}}};
   const auto add_case = [&](const std::array<Shape, 3>& s, Traits traits) {
     const Tensor condition = randint(0, 2, s[0], {9, 0}, DType::u8);
     Array<double> chosen(s[0]);
     chosen.values = condition.to_vector();
-    cases.push_back({text("where ", s[0]), {real(s[1]), real(s[2])}, [=](auto in) { return where(moved(condition, in[0].device()), in[0], in[1]); },
-                     [=]<class T>(const Arrays<T>& in) {
-                       const auto take = [&](const Array<T>& x, double when) {  // x where the condition is `when`, else 0
-                         const Array<T> wide = naive::zip(x, Array<T>(s[0]), [](const T& v, const T&) { return v; });
-                         Array<T> mask(s[0]);
-                         for (Index i = 0; i < mask.size(); ++i) mask[i] = T(chosen[i] == when);
-                         return naive::zip(wide, mask, [](const T& v, const T& m) { return value_of(m) == 1 ? v : T(0); });
-                       };
-                       return naive::zip(take(in[0], 1), take(in[1], 0), [](const T& a, const T& b) { return a + b; });
-                     },
-                     traits});
+    cases.push_back(
+        {text("where ", s[0]),
+         {real(s[1]), real(s[2])},
+         [=](auto in) { return where(moved(condition, in[0].device()), in[0], in[1]); },
+         [=]<class T>(const Arrays<T>& in) {
+           const auto take = [&](const Array<T>& x, double when) {  // x where the condition is `when`, else 0
+             const Array<T> wide = naive::zip(x, Array<T>(s[0]), [](const T& v, const T&) { return v; });
+             Array<T> mask(s[0]);
+             for (Index i = 0; i < mask.size(); ++i) mask[i] = T(chosen[i] == when);
+             return naive::zip(wide, mask, [](const T& v, const T& m) { return value_of(m) == 1 ? v : T(0); });
+           };
+           return naive::zip(take(in[0], 1), take(in[1], 0), [](const T& a, const T& b) { return a + b; });
+         },
+         traits});
   };
   for (const auto& s : shapes) add_case(s, {});
   add_case({kLarge, kLarge, kLarge}, {.large = true});
@@ -127,10 +246,12 @@ std::vector<OpCase> where_cases() {
 const Op kWhere[] = {{"where", where_cases}};
 INSTANTIATE_TEST_SUITE_P(ElementwiseChoice, OpJudges, testing::ValuesIn(kWhere), op_name);
 
-// ---- infinities, NaN, kinks ------------------------------------------------------------------------------------
+// ---- infinities, NaN, kinks ---------------------------------------------------------------------
 bool same_number(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
 
-struct At { double x, expected; };
+struct At {
+  double x, expected;
+};
 struct Special {
   const char* name;
   Unary op;
@@ -175,25 +296,47 @@ TEST(Elementwise, InfinitiesAndNanPropagateAtEveryPosition) {
           const std::vector<double> got = s.op(from_values(in, {n}, dtype)).to_vector();
           for (std::size_t j = 0; j < got.size(); ++j)
             ASSERT_TRUE(same_number(got[j], expected[j]))
-                << s.name << ' ' << dtype << " with " << at.x << " at " << i << ": element " << j << " is " << got[j] << ", expected " << expected[j];
+                << s.name << ' ' << dtype << " with " << at.x << " at " << i << ": element " << j << " is " << got[j]
+                << ", expected " << expected[j];
         }
     }
   }
 }
 
 TEST(Elementwise, PairsFollowIeee) {
-  struct Pair { const char* name; Tensor (*op)(const Tensor&, const Tensor&); double a, b, expected; };
-  const Pair table[] = {
-      {"add", add, kInf, -kInf, kNan}, {"add", add, kInf, 1, kInf}, {"sub", sub, kInf, kInf, kNan}, {"mul", mul, 0, kInf, kNan},
-      {"mul", mul, -2, kInf, -kInf}, {"div", div, 1, 0, kInf}, {"div", div, -1, 0, -kInf}, {"div", div, 0, 0, kNan}, {"div", div, 1, kInf, 0},
-      {"maximum", maximum, kNan, 1, kNan}, {"maximum", maximum, 1, kNan, kNan}, {"maximum", maximum, -kInf, -5, -5},
-      {"maximum", maximum, kInf, 3, kInf}, {"pow", pow, 0, 0, 1}, {"pow", pow, 0, 2, 0}, {"pow", pow, 0, -1, kInf}, {"pow", pow, 2, kInf, kInf},
-      {"pow", pow, -2, 3, -8}, {"pow", pow, -2, 0.5, kNan}, {"pow", pow, kNan, 2, kNan}, {"pow", pow, 2, kNan, kNan}};
+  struct Pair {
+    const char* name;
+    Tensor (*op)(const Tensor&, const Tensor&);
+    double a, b, expected;
+  };
+  const Pair table[] = {{"add", add, kInf, -kInf, kNan},
+                        {"add", add, kInf, 1, kInf},
+                        {"sub", sub, kInf, kInf, kNan},
+                        {"mul", mul, 0, kInf, kNan},
+                        {"mul", mul, -2, kInf, -kInf},
+                        {"div", div, 1, 0, kInf},
+                        {"div", div, -1, 0, -kInf},
+                        {"div", div, 0, 0, kNan},
+                        {"div", div, 1, kInf, 0},
+                        {"maximum", maximum, kNan, 1, kNan},
+                        {"maximum", maximum, 1, kNan, kNan},
+                        {"maximum", maximum, -kInf, -5, -5},
+                        {"maximum", maximum, kInf, 3, kInf},
+                        {"pow", pow, 0, 0, 1},
+                        {"pow", pow, 0, 2, 0},
+                        {"pow", pow, 0, -1, kInf},
+                        {"pow", pow, 2, kInf, kInf},
+                        {"pow", pow, -2, 3, -8},
+                        {"pow", pow, -2, 0.5, kNan},
+                        {"pow", pow, kNan, 2, kNan},
+                        {"pow", pow, 2, kNan, kNan}};
   for (const Pair& p : table)
     for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
       for (Index n : {1, 37}) {
         const Tensor y = p.op(full({n}, p.a, dtype), full({n}, p.b, dtype));
-        for (double got : y.to_vector()) ASSERT_TRUE(same_number(got, p.expected)) << p.name << '(' << p.a << ", " << p.b << ") " << dtype << " = " << got;
+        for (double got : y.to_vector())
+          ASSERT_TRUE(same_number(got, p.expected))
+              << p.name << '(' << p.a << ", " << p.b << ") " << dtype << " = " << got;
       }
 }
 
@@ -227,7 +370,9 @@ TEST(Elementwise, SlopesAtKinksAndFarOut) {
   const Special table[] = {
       {"relu", relu, {{0, 0}, {-0.0, 0}, {1e-30, 1}, {-1e-30, 0}}},
       {"abs", abs, {{0, 0}, {-0.0, 0}, {1e-30, 1}, {-1e-30, -1}}},
-      {"clamp", [](const Tensor& x) { return clamp(x, -1, 2); }, {{-1, 1}, {2, 1}, {0, 1}, {-1.25, 0}, {2.25, 0}, {kInf, 0}, {-kInf, 0}}},
+      {"clamp",
+       [](const Tensor& x) { return clamp(x, -1, 2); },
+       {{-1, 1}, {2, 1}, {0, 1}, {-1.25, 0}, {2.25, 0}, {kInf, 0}, {-kInf, 0}}},
       {"tanh", tanh, {{1000, 0}, {-1000, 0}, {0, 1}, {kInf, 0}}},
       {"sigmoid", sigmoid, {{1000, 0}, {-1000, 0}, {0, 0.25}}},
       {"silu", silu, {{1000, 1}, {-1000, 0}, {0, 0.5}}},
@@ -247,15 +392,19 @@ TEST(Elementwise, SlopesAtKinksAndFarOut) {
       for (DType dtype : {DType::f64, DType::f32, DType::bf16}) {
         const Tensor x = full({3}, at.x, dtype);
         const Tensor dx = play([&](auto in) { return s.op(in[0]); }, {{x}}, full({3}, 1, dtype)).dx[0];
-        EXPECT_TRUE(same_number(dx.to_vector()[1], at.expected)) << s.name << " at " << at.x << ' ' << dtype << ": " << dx;
+        EXPECT_TRUE(same_number(dx.to_vector()[1], at.expected))
+            << s.name << " at " << at.x << ' ' << dtype << ": " << dx;
       }
   // Finite input, finite slope, however large: nothing overflows on the way.
   for (double x : {1e15, 1e20, 1e37}) {
-    const Tensor dx = play([](auto in) { return gelu_tanh(in[0]); }, {{values({x, -x}, DType::f32)}}, full({2}, 1, DType::f32)).dx[0];
+    const Tensor dx =
+        play([](auto in) { return gelu_tanh(in[0]); }, {{values({x, -x}, DType::f32)}}, full({2}, 1, DType::f32)).dx[0];
     EXPECT_EQ(dx.to_vector(), (std::vector<double>{1, 0})) << "gelu_tanh at +-" << x;
-    const Tensor of_silu = play([](auto in) { return silu(in[0]); }, {{values({x, -x}, DType::f32)}}, full({2}, 1, DType::f32)).dx[0];
+    const Tensor of_silu =
+        play([](auto in) { return silu(in[0]); }, {{values({x, -x}, DType::f32)}}, full({2}, 1, DType::f32)).dx[0];
     EXPECT_EQ(of_silu.to_vector(), (std::vector<double>{1, 0})) << "silu at +-" << x;
-    const Tensor of_gelu = play([](auto in) { return gelu(in[0]); }, {{values({x, -x}, DType::f32)}}, full({2}, 1, DType::f32)).dx[0];
+    const Tensor of_gelu =
+        play([](auto in) { return gelu(in[0]); }, {{values({x, -x}, DType::f32)}}, full({2}, 1, DType::f32)).dx[0];
     EXPECT_EQ(of_gelu.to_vector(), (std::vector<double>{1, 0})) << "gelu at +-" << x;
   }
 }
@@ -316,19 +465,42 @@ TEST(Elementwise, OperatorsAreTheOpsTheyName) {
   EXPECT_EQ(bits(a / 4), bits(mul(a, 0.25)));
 }
 
-// ---- refusals ----------------------------------------------------------------------------------------------------
+// ---- refusals -----------------------------------------------------------------------------------
 TEST(Elementwise, RefusesTypesAndShapesThatDoNotMatch) {
   const Tensor f32 = ones({2, 3}, DType::f32), f64 = ones({2, 3}, DType::f64), i64 = ones({2, 3}, DType::i64);
-  struct Named { const char* name; Tensor (*op)(const Tensor&, const Tensor&); };
-  for (const Named& n : {Named{"add", add}, {"sub", sub}, {"mul", mul}, {"div", div}, {"maximum", maximum}, {"pow", pow}, {"greater", greater}}) {
+  struct Named {
+    const char* name;
+    Tensor (*op)(const Tensor&, const Tensor&);
+  };
+  for (const Named& n : {Named{"add", add},
+                         {"sub", sub},
+                         {"mul", mul},
+                         {"div", div},
+                         {"maximum", maximum},
+                         {"pow", pow},
+                         {"greater", greater}}) {
     EXPECT_TRUE(refuses([&] { n.op(f32, f64); }, n.name, {"f32", "f64"}));
-    EXPECT_TRUE(refuses([&] { n.op(f64, ones({4, 3}, DType::f64)); }, n.name, {"[2, 3]", "[4, 3]", "axis -2", "2", "4"}));
+    EXPECT_TRUE(refuses(
+        [&] {
+          n.op(f64, ones({4, 3}, DType::f64));
+        },
+        n.name, {"[2, 3]", "[4, 3]", "axis -2", "2", "4"}));
     EXPECT_TRUE(refuses([&] { n.op(f64, ones({2}, DType::f64)); }, n.name, {"[2, 3]", "[2]", "axis -1"}));
     EXPECT_TRUE(refuses([&] { n.op(i64, i64); }, n.name, {"i64"}));
   }
-  for (const auto& [name, op] : {std::pair<const char*, Unary>{"neg", neg}, {"exp", exp}, {"log", log}, {"sqrt", sqrt}, {"rsqrt", rsqrt},
-                                 {"tanh", tanh}, {"sigmoid", sigmoid}, {"relu", relu}, {"gelu", gelu}, {"gelu_tanh", gelu_tanh},
-                                 {"silu", silu}, {"square", square}, {"abs", abs}})
+  for (const auto& [name, op] : {std::pair<const char*, Unary>{"neg", neg},
+                                 {"exp", exp},
+                                 {"log", log},
+                                 {"sqrt", sqrt},
+                                 {"rsqrt", rsqrt},
+                                 {"tanh", tanh},
+                                 {"sigmoid", sigmoid},
+                                 {"relu", relu},
+                                 {"gelu", gelu},
+                                 {"gelu_tanh", gelu_tanh},
+                                 {"silu", silu},
+                                 {"square", square},
+                                 {"abs", abs}})
     EXPECT_TRUE(refuses([&] { op(i64); }, name, {"i64"}));
   EXPECT_TRUE(refuses([&] { clamp(f32, 2, 1); }, "clamp", {"2", "1"}));
   EXPECT_TRUE(refuses([&] { clamp(i64, 1, 2); }, "clamp", {"i64"}));

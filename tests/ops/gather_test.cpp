@@ -14,8 +14,11 @@ std::vector<OpCase> embedding_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& table, const Shape& shape, std::vector<Index> v, Traits traits = {}) {
     const Tensor t = indices(v, shape, cases.size());
-    cases.push_back({text("embedding of ids ", shape, ' ', t.dtype()), {real(table)}, [=](auto in) { return embedding(in[0], moved(t, in[0].device())); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::embedding(in[0], v, shape); }, traits});
+    cases.push_back({text("embedding of ids ", shape, ' ', t.dtype()),
+                     {real(table)},
+                     [=](auto in) { return embedding(in[0], moved(t, in[0].device())); },
+                     [=]<class T>(const Arrays<T>& in) { return naive::embedding(in[0], v, shape); },
+                     traits});
   };
   add_case({4, 3}, {5}, {0, 3, 3, 1, 3});  // one id three times, one never
   add_case({4, 3}, {}, {2});
@@ -34,8 +37,12 @@ std::vector<OpCase> gather_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& shape, int axis, std::vector<Index> v, Traits traits = {}) {
     const Tensor t = indices(v, {static_cast<Index>(v.size())}, cases.size());
-    cases.push_back({text("gather of ", v.size(), " along ", axis), {real(shape)}, [=](auto in) { return gather(in[0], axis, moved(t, in[0].device())); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::gather(in[0], axis < 0 ? axis + shape.rank() : axis, v); }, traits});
+    cases.push_back(
+        {text("gather of ", v.size(), " along ", axis),
+         {real(shape)},
+         [=](auto in) { return gather(in[0], axis, moved(t, in[0].device())); },
+         [=]<class T>(const Arrays<T>& in) { return naive::gather(in[0], axis < 0 ? axis + shape.rank() : axis, v); },
+         traits});
   };
   add_case({5}, 0, {4, 0, 0, 2});
   add_case({4, 3}, 0, {3, 1});
@@ -56,8 +63,13 @@ std::vector<OpCase> scatter_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& shape, int axis, std::vector<Index> v, Index extent, Traits traits = {}) {
     const Tensor t = indices(v, {static_cast<Index>(v.size())}, cases.size());
-    cases.push_back({text("scatter_add of ", v.size(), " along ", axis, " into ", extent), {real(shape)}, [=](auto in) { return scatter_add(in[0], axis, moved(t, in[0].device()), extent); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::scatter_add(in[0], axis < 0 ? axis + shape.rank() : axis, v, extent); }, traits});
+    cases.push_back({text("scatter_add of ", v.size(), " along ", axis, " into ", extent),
+                     {real(shape)},
+                     [=](auto in) { return scatter_add(in[0], axis, moved(t, in[0].device()), extent); },
+                     [=]<class T>(const Arrays<T>& in) {
+                       return naive::scatter_add(in[0], axis < 0 ? axis + shape.rank() : axis, v, extent);
+                     },
+                     traits});
   };
   add_case({4}, 0, {2, 0, 2, 2}, 5);
   add_case({3, 2}, 0, {1, 1, 0}, 3);
@@ -76,7 +88,8 @@ INSTANTIATE_TEST_SUITE_P(Gather, OpJudges, testing::ValuesIn(kPicking), op_name)
 
 TEST(Gather, ScatterAddIsItsTranspose) {
   // <gather(x), y> = <x, scatter_add(y)>.
-  const Tensor x = random(real({7, 3}), 1), y = random(real({11, 3}), 2), index = from_values(random_indices(11, 7), {11});
+  const Tensor x = random(real({7, 3}), 1), y = random(real({11, 3}), 2),
+               index = from_values(random_indices(11, 7), {11});
   EXPECT_NEAR(sum(mul(gather(x, 0, index), y)).item(), sum(mul(x, scatter_add(y, 0, index, 7))).item(), 1e-13);
 }
 
@@ -84,10 +97,13 @@ TEST(Gather, RepeatedIdsAddUpInMoreThanSixteenBits) {
   constexpr Index kTimes = 4096;
   for (DType dtype : {DType::bf16, DType::f16}) {
     const Tensor zero_ids = zeros({kTimes}, DType::i64);
-    const Played p = play([&](auto in) { return embedding(in[0], zero_ids); }, {{ones({2, 3}, dtype)}}, ones({kTimes, 3}, dtype));
+    const Played p =
+        play([&](auto in) { return embedding(in[0], zero_ids); }, {{ones({2, 3}, dtype)}}, ones({kTimes, 3}, dtype));
     EXPECT_EQ(p.dx[0].to_vector(), (std::vector<double>{kTimes, kTimes, kTimes, 0, 0, 0})) << dtype;
-    EXPECT_EQ(scatter_add(ones({kTimes, 2}, dtype), 0, zero_ids, 1).to_vector(), (std::vector<double>{kTimes, kTimes})) << dtype;
-    const Played q = play([&](auto in) { return gather(in[0], 0, zero_ids); }, {{ones({2}, dtype)}}, ones({kTimes}, dtype));
+    EXPECT_EQ(scatter_add(ones({kTimes, 2}, dtype), 0, zero_ids, 1).to_vector(), (std::vector<double>{kTimes, kTimes}))
+        << dtype;
+    const Played q =
+        play([&](auto in) { return gather(in[0], 0, zero_ids); }, {{ones({2}, dtype)}}, ones({kTimes}, dtype));
     EXPECT_EQ(q.dx[0].to_vector(), (std::vector<double>{kTimes, 0})) << dtype;
   }
 }
@@ -99,14 +115,19 @@ TEST(Gather, IndicesOfAnyStride) {
   EXPECT_EQ(bits(embedding(table, every_second)), bits(embedding(table, ids({8, 3, 5, 7}))));
   EXPECT_EQ(bits(embedding(table, across)), bits(embedding(table, contiguous(across))));
   EXPECT_EQ(bits(gather(table, 0, every_second)), bits(gather(table, 0, ids({8, 3, 5, 7}))));
-  EXPECT_EQ(bits(scatter_add(slice(table, 0, 0, 4), 0, every_second, 9)), bits(scatter_add(slice(table, 0, 0, 4), 0, ids({8, 3, 5, 7}), 9)));
+  EXPECT_EQ(bits(scatter_add(slice(table, 0, 0, 4), 0, every_second, 9)),
+            bits(scatter_add(slice(table, 0, 0, 4), 0, ids({8, 3, 5, 7}), 9)));
   EXPECT_EQ(bits(embedding(table, expand(ids({3}), {5}))), bits(embedding(table, ids({3, 3, 3, 3, 3}))));
 }
 
 TEST(Gather, Refusals) {
   const Tensor table = ones({4, 3});
-  EXPECT_TRUE(refuses([&] { embedding(table, ids({0, 1, 4})); }, "embedding", {"4", "2"}));            // id 4 at position 2
-  EXPECT_TRUE(refuses([&] { embedding(table, ids({0, -1})); }, "embedding", {"-1", "1", "0..3"}));     // id, position, rows
+  EXPECT_TRUE(refuses([&] { embedding(table, ids({0, 1, 4})); }, "embedding", {"4", "2"}));  // id 4 at position 2
+  EXPECT_TRUE(refuses(
+      [&] {
+        embedding(table, ids({0, -1}));
+      },
+      "embedding", {"-1", "1", "0..3"}));  // id, position, rows
   EXPECT_TRUE(refuses([&] { embedding(table, ids({7}, DType::i32)); }, "embedding", {"7", "0", "0..3"}));
   EXPECT_TRUE(refuses([&] { embedding(table, ones({2})); }, "embedding", {"i32", "i64", "f32"}));
   EXPECT_TRUE(refuses([&] { embedding(ones({3}), ids({0})); }, "embedding", {"[3]"}));

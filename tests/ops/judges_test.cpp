@@ -3,8 +3,8 @@
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"
 
-// The judges on trial: ops that are wrong in one way each, and the judge that must say so. A judge that cannot fail
-// proves nothing when it passes.
+// The judges on trial: ops that are wrong in one way each, and the judge that must say so. A judge
+// that cannot fail proves nothing when it passes.
 
 namespace hilt {
 namespace {
@@ -38,13 +38,19 @@ Composite made(Forward f, Backward b) {
   };
 }
 
-const Reference kSquare = []<class T>(const Arrays<T>& in) { return naive::map(in[0], []<class U>(const U& x) { return x * x; }); };
-const Reference kProduct = []<class T>(const Arrays<T>& in) { return naive::zip(in[0], in[1], []<class U>(const U& a, const U& b) { return a * b; }); };
+const Reference kSquare = []<class T>(const Arrays<T>& in) {
+  return naive::map(in[0], []<class U>(const U& x) { return x * x; });
+};
+const Reference kProduct = []<class T>(const Arrays<T>& in) {
+  return naive::zip(in[0], in[1], []<class U>(const U& a, const U& b) { return a * b; });
+};
 const Reference kRowSum = []<class T>(const Arrays<T>& in) { return naive::sum(in[0], {1}); };
 
 Tensor squared(std::span<const Tensor> in) { return square(in[0]); }
 std::vector<Tensor> square_slope(const std::vector<Tensor>& in, const Tensor& dy) { return {mul(mul(in[0], 2), dy)}; }
-OpCase square_case(Forward f, Backward b, Shape shape = {3, 5}) { return {"square", {real(shape)}, made(f, b), kSquare, {.rows = true}}; }
+OpCase square_case(Forward f, Backward b, Shape shape = {3, 5}) {
+  return {"square", {real(shape)}, made(f, b), kSquare, {.rows = true}};
+}
 
 void expect_caught(const std::string& verdict, std::string_view because) {
   EXPECT_NE(verdict.find(because), verdict.npos) << (verdict.empty() ? "it passed" : verdict);
@@ -71,21 +77,34 @@ TEST(JudgesCatch, NothingWhereNothingIsWrong) {
 }
 
 TEST(JudgesCatch, AForgottenTerm) {
-  const OpCase c{"mul", {real({2, 3}), real({2, 3})},
-                 made([](auto in) { return mul(in[0], in[1]); }, [](const auto& in, const Tensor& dy) { return std::vector<Tensor>{mul(dy, in[1]), dy}; }), kProduct};
+  const OpCase c{"mul",
+                 {real({2, 3}), real({2, 3})},
+                 made([](auto in) { return mul(in[0], in[1]); },
+                      [](const auto& in, const Tensor& dy) {
+                        return std::vector<Tensor>{mul(dy, in[1]), dy};
+                      }),
+                 kProduct};
   expect_caught(gradients(c), "input 1");
-  // softmax without the inner product: a plain sum as cotangent would not have noticed the other way round.
-  const OpCase s{"softmax", {real({2, 3})}, made([](auto in) { return softmax(in[0]); }, [](const auto& in, const Tensor& dy) { return std::vector<Tensor>{mul(softmax(in[0]), dy)}; }),
+  // softmax without the inner product: a plain sum as cotangent would not have noticed the other
+  // way round.
+  const OpCase s{"softmax",
+                 {real({2, 3})},
+                 made([](auto in) { return softmax(in[0]); },
+                      [](const auto& in, const Tensor& dy) { return std::vector<Tensor>{mul(softmax(in[0]), dy)}; }),
                  []<class T>(const Arrays<T>& in) { return naive::softmax(in[0]); }};
   expect_caught(gradients(s), "central differences give");
 }
 
 TEST(JudgesCatch, AGradientThatIgnoresWhatComesIn) {
-  expect_caught(gradients(square_case(squared, [](const auto& in, const Tensor&) { return std::vector<Tensor>{mul(in[0], 2)}; })), "central differences give");
+  expect_caught(
+      gradients(square_case(squared, [](const auto& in, const Tensor&) { return std::vector<Tensor>{mul(in[0], 2)}; })),
+      "central differences give");
 }
 
 TEST(JudgesCatch, AnErrorOfOnePartInABillionByDualNumbersAlone) {
-  const OpCase c = square_case(squared, [](const auto& in, const Tensor& dy) { return std::vector<Tensor>{mul(mul(in[0], 2 * (1 + 1e-9)), dy)}; });
+  const OpCase c = square_case(squared, [](const auto& in, const Tensor& dy) {
+    return std::vector<Tensor>{mul(mul(in[0], 2 * (1 + 1e-9)), dy)};
+  });
   Tally t;
   expect_caught(judge_gradients(c, t), "dual numbers");
   EXPECT_LT(t.worst_ratio, 1);  // central differences saw nothing
@@ -93,20 +112,27 @@ TEST(JudgesCatch, AnErrorOfOnePartInABillionByDualNumbersAlone) {
 }
 
 TEST(JudgesCatch, AGradientOfNan) {
-  expect_caught(gradients(square_case(squared, [](const auto& in, const Tensor& dy) { return std::vector<Tensor>{mul(mul(in[0], dy), std::nan(""))}; })), "nan");
+  expect_caught(gradients(square_case(squared,
+                                      [](const auto& in, const Tensor& dy) {
+                                        return std::vector<Tensor>{mul(mul(in[0], dy), std::nan(""))};
+                                      })),
+                "nan");
 }
 
 TEST(JudgesCatch, AWrongValue) {
-  expect_caught(judge_forward(square_case([](auto in) { return mul(square(in[0]), 1 + 1e-14); }, square_slope)), "off by");
+  expect_caught(judge_forward(square_case([](auto in) { return mul(square(in[0]), 1 + 1e-14); }, square_slope)),
+                "off by");
   expect_caught(judge_forward(square_case([](auto in) { return unsqueeze(square(in[0]), 0); }, square_slope)), "shape");
-  expect_caught(judge_forward(square_case([](auto in) { return to(square(in[0]), DType::f32); }, square_slope)), "type");
+  expect_caught(judge_forward(square_case([](auto in) { return to(square(in[0]), DType::f32); }, square_slope)),
+                "type");
 }
 
 /// x's first numel() elements in memory, taken for its elements.
 Tensor as_if_dense(const Tensor& x) { return as_strided(x, x.shape(), contiguous_strides(x.shape()), 0); }
 
 TEST(JudgesCatch, AnInputTakenForDense) {
-  const OpCase c = square_case([](auto in) { return square(as_strided(in[0], in[0].shape(), in[0].strides(), 0)); }, square_slope);
+  const OpCase c =
+      square_case([](auto in) { return square(as_strided(in[0], in[0].shape(), in[0].strides(), 0)); }, square_slope);
   expect_caught(judge_forward(c), "offset");
   const OpCase d = square_case(
       [](auto in) {
@@ -127,31 +153,42 @@ TEST(JudgesCatch, AnIncomingGradientTakenForDense) {
 
 TEST(JudgesCatch, WritingWhereOneMayNot) {
   const auto scribble = [](Tensor x, Index at) { x.mutable_raw()[at] = std::byte{1}; };
-  expect_caught(judge_forward(square_case([=](auto in) {
-                  const Tensor y = square(in[0]);
-                  scribble(in[0], 0);
-                  return y;
-                }, square_slope)), "written to");
-  expect_caught(judge_forward(square_case([=](auto in) {
-                  scribble(in[0], -1);
-                  return square(in[0]);
-                }, square_slope)), "guard zone was written to");
-  expect_caught(gradients(square_case(squared, [=](const auto& in, const Tensor& dy) {
-                  std::vector<Tensor> dx = square_slope(in, dy);
-                  scribble(dy, 0);
-                  return dx;
-                })), "incoming gradient");
+  expect_caught(judge_forward(square_case(
+                    [=](auto in) {
+                      const Tensor y = square(in[0]);
+                      scribble(in[0], 0);
+                      return y;
+                    },
+                    square_slope)),
+                "written to");
+  expect_caught(judge_forward(square_case(
+                    [=](auto in) {
+                      scribble(in[0], -1);
+                      return square(in[0]);
+                    },
+                    square_slope)),
+                "guard zone was written to");
+  expect_caught(gradients(square_case(squared,
+                                      [=](const auto& in, const Tensor& dy) {
+                                        std::vector<Tensor> dx = square_slope(in, dy);
+                                        scribble(dy, 0);
+                                        return dx;
+                                      })),
+                "incoming gradient");
 }
 
 TEST(JudgesCatch, AnOutputThatIsNotFresh) {
-  const OpCase c{"identity", {real({2, 3})}, made([](auto in) { return as_strided(in[0], in[0].shape(), in[0].strides(), in[0].offset()); },
-                                                  [](const auto&, const Tensor& dy) { return std::vector<Tensor>{dy}; }),
+  const OpCase c{"identity",
+                 {real({2, 3})},
+                 made([](auto in) { return as_strided(in[0], in[0].shape(), in[0].strides(), in[0].offset()); },
+                      [](const auto&, const Tensor& dy) { return std::vector<Tensor>{dy}; }),
                  []<class T>(const Arrays<T>& in) { return in[0]; }};
   expect_caught(judge_forward(c), "shares the storage");
 }
 
 TEST(JudgesCatch, ATensorGivenTwice) {
-  const OpCase c{"mul", {real({2, 3}), real({2, 3})},
+  const OpCase c{"mul",
+                 {real({2, 3}), real({2, 3})},
                  made([](auto in) { return mul(in[0], in[1]); },
                       [](const auto& in, const Tensor& dy) {
                         const bool same = in[0].id() == in[1].id();  // a shortcut that halves the gradient
@@ -177,10 +214,12 @@ TEST(JudgesCatch, WhatDependsOnWhoWatches) {
       return {mul(dy, saved(0)), wants(1) ? mul(dy, saved(1)) : Tensor()};
     }
   };
-  const OpCase c{"mul", {real({2, 3}), real({2, 3})}, [](auto in) { return hilt::apply(Greedy(), in[0], in[1]); }, kProduct};
+  const OpCase c{
+      "mul", {real({2, 3}), real({2, 3})}, [](auto in) { return hilt::apply(Greedy(), in[0], in[1]); }, kProduct};
   EXPECT_EQ(gradients(c), "");
   expect_caught(judge_watching(c), "watching input 1 alone changes its gradient");
-  const OpCase taped{"square", {real({2, 3})}, [](auto in) { return mul(square(in[0]), Tape::current() ? 1 + 1e-6 : 1); }, kSquare};
+  const OpCase taped{
+      "square", {real({2, 3})}, [](auto in) { return mul(square(in[0]), Tape::current() ? 1 + 1e-6 : 1); }, kSquare};
   expect_caught(judge_watching(taped), "when a tape listens");
 }
 
@@ -188,10 +227,17 @@ TEST(JudgesCatch, AccumulatingInSixteenBits) {
   const auto narrow = [](std::span<const Tensor> in) {
     const Tensor& x = in[0];
     Tensor y = zeros({x.dim(0)}, x.dtype());
-    for (Index i = 0; i < x.dim(1); ++i) y = add(y, reshape(slice(x, 1, i, i + 1), {x.dim(0)}));  // each partial sum is stored
+    for (Index i = 0; i < x.dim(1); ++i)
+      y = add(y, reshape(slice(x, 1, i, i + 1), {x.dim(0)}));  // each partial sum is stored
     return y;
   };
-  const OpCase c{"sum", {real({9, 40})}, made(narrow, [](const auto& in, const Tensor& dy) { return std::vector<Tensor>{contiguous(expand(unsqueeze(dy, 1), in[0].shape()))}; }), kRowSum};
+  const OpCase c{"sum",
+                 {real({9, 40})},
+                 made(narrow,
+                      [](const auto& in, const Tensor& dy) {
+                        return std::vector<Tensor>{contiguous(expand(unsqueeze(dy, 1), in[0].shape()))};
+                      }),
+                 kRowSum};
   EXPECT_EQ(judge_forward(c), "");
   for (DType dtype : {DType::bf16, DType::f16}) expect_caught(judge_precision(c, dtype), "allowed");
 }
@@ -199,16 +245,22 @@ TEST(JudgesCatch, AccumulatingInSixteenBits) {
 TEST(JudgesCatch, AFormulaThatCancels) {
   const Reference deviation = []<class T>(const Arrays<T>& in) {
     const Array<T> mean = naive::mean(in[0], {-1}, true);
-    return naive::mean(naive::map(naive::zip(in[0], mean, []<class U>(const U& a, const U& m) { return a - m; }), []<class U>(const U& d) { return d * d; }), {-1});
+    return naive::mean(naive::map(naive::zip(in[0], mean, []<class U>(const U& a, const U& m) { return a - m; }),
+                                  []<class U>(const U& d) { return d * d; }),
+                       {-1});
   };
-  const OpCase c{"variance", {between(99, 101, {9, 8})}, [](auto in) { return sub(mean(square(in[0]), {-1}), square(mean(in[0], {-1}))); }, deviation};
+  const OpCase c{"variance",
+                 {between(99, 101, {9, 8})},
+                 [](auto in) { return sub(mean(square(in[0]), {-1}), square(mean(in[0], {-1}))); },
+                 deviation};
   expect_caught(judge_precision(c, DType::f32), "off by");
 }
 
 TEST(JudgesCatch, ThreeTimesTheNaiveErrorThatNoSingleElementShows) {
   // Every element within its bound, all of them worse than the formula: the mean square tells.
   const Reference total = []<class T>(const Arrays<T>& in) { return naive::sum(in[0], {1}); };
-  const OpCase c{"sum", {between(0.5, 1, {64, 64})}, [](auto in) { return mul(sum(in[0], {1}), 1 + 12 * 0x1p-24); }, total};
+  const OpCase c{
+      "sum", {between(0.5, 1, {64, 64})}, [](auto in) { return mul(sum(in[0], {1}), 1 + 12 * 0x1p-24); }, total};
   expect_caught(judge_precision(c, DType::f32), "root of squared errors");
 }
 
@@ -220,7 +272,9 @@ TEST(JudgesCatch, MemoryLeftAsItWas) {
     return y;
   };
   expect_caught(judge_memory(square_case(but_last, square_slope)), "what memory held before");
-  expect_caught(judge_memory(square_case([](auto in) { return add(square(in[0]), mul(empty_like(in[0]), 1)); }, square_slope)), "what memory held before");
+  expect_caught(
+      judge_memory(square_case([](auto in) { return add(square(in[0]), mul(empty_like(in[0]), 1)); }, square_slope)),
+      "what memory held before");
 }
 
 TEST(JudgesCatch, WritingBeyondTheOutput) {
@@ -230,29 +284,44 @@ TEST(JudgesCatch, WritingBeyondTheOutput) {
     return y;
   };
   expect_caught(judge_memory(square_case(beyond, square_slope)), "beyond the output");
-  expect_caught(judge_memory(square_case(squared, [&](const auto& in, const Tensor& dy) {
-                  std::vector<Tensor> dx = square_slope(in, dy);
-                  dx[0].mutable_raw()[dx[0].bytes()] = std::byte{0};
-                  return dx;
-                })), "beyond the gradient");
+  expect_caught(judge_memory(square_case(squared,
+                                         [&](const auto& in, const Tensor& dy) {
+                                           std::vector<Tensor> dx = square_slope(in, dy);
+                                           dx[0].mutable_raw()[dx[0].bytes()] = std::byte{0};
+                                           return dx;
+                                         })),
+                "beyond the gradient");
 }
 
 TEST(JudgesCatch, RowsThatSeeEachOther) {
-  const OpCase c{"softmax", {real({5, 4})}, [](auto in) { return softmax(sub(in[0], detach(max(in[0])))); },  // one maximum for all
-                 []<class T>(const Arrays<T>& in) { return naive::softmax(in[0]); }, {.rows = true}};
+  const OpCase c{"softmax",
+                 {real({5, 4})},
+                 [](auto in) { return softmax(sub(in[0], detach(max(in[0])))); },  // one maximum for all
+                 []<class T>(const Arrays<T>& in) { return naive::softmax(in[0]); },
+                 {.rows = true}};
   EXPECT_EQ(gradients(c), "");
   expect_caught(judge_rows(c), "depends on what the other rows hold");
-  expect_caught(judge_rows(square_case([](auto in) { return in[0].dim(0) == 1 ? mul(square(in[0]), 1 + 1e-6) : square(in[0]); }, square_slope)),
-                "differs when it is the only one");
+  expect_caught(
+      judge_rows(square_case([](auto in) { return in[0].dim(0) == 1 ? mul(square(in[0]), 1 + 1e-6) : square(in[0]); },
+                             square_slope)),
+      "differs when it is the only one");
 }
 
 TEST(JudgesCatch, BitsThatDependOnThreadsOrOnTheDay) {
-  const OpCase threads{"sum", {real({300007})},
-                       [](auto in) { return mul(sum(in[0]), in[0].dtype() == DType::f32 ? 1 + 1e-6 * thread_count() : 1); },
-                       []<class T>(const Arrays<T>& in) { return naive::sum(in[0]); }, {.large = true}};
+  const OpCase threads{
+      "sum",
+      {real({300007})},
+      [](auto in) { return mul(sum(in[0]), in[0].dtype() == DType::f32 ? 1 + 1e-6 * thread_count() : 1); },
+      []<class T>(const Arrays<T>& in) { return naive::sum(in[0]); },
+      {.large = true}};
   expect_caught(judge_large(threads, 2), "other bits with");
   int calls = 0;
-  const OpCase moody{"square", {real({300007})}, [&](auto in) { return mul(square(in[0]), in[0].dtype() == DType::f32 && ++calls % 7 == 0 ? 1 + 1e-6 : 1); }, kSquare, {.large = true}};
+  const OpCase moody{
+      "square",
+      {real({300007})},
+      [&](auto in) { return mul(square(in[0]), in[0].dtype() == DType::f32 && ++calls % 7 == 0 ? 1 + 1e-6 : 1); },
+      kSquare,
+      {.large = true}};
   expect_caught(judge_large(moody, 4), "other bits with");
 }
 

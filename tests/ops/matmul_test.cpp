@@ -11,8 +11,11 @@ using namespace judge;
 std::vector<OpCase> matmul_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& a, const Shape& b, Traits traits = {}) {
-    cases.push_back({"matmul", {real(a), real(b)}, [](auto in) { return matmul(in[0], in[1]); },
-                     []<class T>(const Arrays<T>& in) { return naive::matmul(in[0], in[1]); }, traits});
+    cases.push_back({"matmul",
+                     {real(a), real(b)},
+                     [](auto in) { return matmul(in[0], in[1]); },
+                     []<class T>(const Arrays<T>& in) { return naive::matmul(in[0], in[1]); },
+                     traits});
   };
   add_case({2, 3}, {3, 4});
   add_case({1, 1}, {1, 1});
@@ -37,7 +40,8 @@ std::vector<OpCase> matmul_cases() {
   add_case({5, 17}, {17, 9});
   add_case({131, 257}, {257, 129}, {.large = true});
   add_case({9, 65, 67}, {9, 67, 63}, {.rows = true, .large = true});
-  add_case({9, 65, 67}, {67, 63}, {.large = true});  // one product of 585 rows: rounding may depend on how many there are
+  add_case({9, 65, 67}, {67, 63},
+           {.large = true});  // one product of 585 rows: rounding may depend on how many there are
   add_case({65, 67}, {9, 67, 63}, {.large = true});
   add_case({1, 3001}, {3001, 101}, {.large = true});
   add_case({1001, 1}, {1, 303}, {.large = true});
@@ -51,9 +55,13 @@ std::vector<OpCase> gram_cases() {
     std::vector<int> axes{0, 1, 2};
     axes.resize(static_cast<std::size_t>(shape.rank()));
     std::swap(axes.end()[-1], axes.end()[-2]);
-    cases.push_back({"x x^T", {real(shape)}, [](auto in) { return matmul(in[0], transpose(in[0])); },
+    cases.push_back({"x x^T",
+                     {real(shape)},
+                     [](auto in) { return matmul(in[0], transpose(in[0])); },
                      [=]<class T>(const Arrays<T>& in) { return naive::matmul(in[0], naive::permute(in[0], axes)); }});
-    cases.push_back({"x^T x", {real(shape)}, [](auto in) { return matmul(transpose(in[0]), in[0]); },
+    cases.push_back({"x^T x",
+                     {real(shape)},
+                     [](auto in) { return matmul(transpose(in[0]), in[0]); },
                      [=]<class T>(const Arrays<T>& in) { return naive::matmul(naive::permute(in[0], axes), in[0]); }});
   }
   return cases;
@@ -73,16 +81,36 @@ std::vector<OpCase> linear_cases() {
     const auto plus = []<class T>(const T& p, const T& q) { return p + q; };
     Traits two = traits;
     two.steps = 2;  // the argument of gelu is rounded where no kernel does both
-    cases.push_back({"linear", {real(x), real(w), real(b)}, [](auto in) { return linear(in[0], in[1], in[2]); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::zip(product(in[0], in[1]), in[2], plus); }, traits});
-    cases.push_back({"linear_gelu_tanh", {real(x), real(w), real(b)}, [](auto in) { return linear_gelu_tanh(in[0], in[1], in[2]); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::map(naive::zip(product(in[0], in[1]), in[2], plus), naive::gelu_tanh<T>); }, two});
-    cases.push_back({"linear_gelu_tanh, no bias", {real(x), real(w)}, [](auto in) { return linear_gelu_tanh(in[0], in[1], {}); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::map(product(in[0], in[1]), naive::gelu_tanh<T>); }, two});
-    cases.push_back({"linear onto", {real(x), real(w), real(b), real(y)}, [](auto in) { return linear(in[0], in[1], in[2], in[3]); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::zip(naive::zip(product(in[0], in[1]), in[2], plus), in[3], plus); }, traits});
-    cases.push_back({"linear onto, no bias", {real(x), real(w), real(y)}, [](auto in) { return linear(in[0], in[1], {}, in[2]); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::zip(product(in[0], in[1]), in[2], plus); }, traits});
+    cases.push_back({"linear",
+                     {real(x), real(w), real(b)},
+                     [](auto in) { return linear(in[0], in[1], in[2]); },
+                     [=]<class T>(const Arrays<T>& in) { return naive::zip(product(in[0], in[1]), in[2], plus); },
+                     traits});
+    cases.push_back({"linear_gelu_tanh",
+                     {real(x), real(w), real(b)},
+                     [](auto in) { return linear_gelu_tanh(in[0], in[1], in[2]); },
+                     [=]<class T>(const Arrays<T>& in) {
+                       return naive::map(naive::zip(product(in[0], in[1]), in[2], plus), naive::gelu_tanh<T>);
+                     },
+                     two});
+    cases.push_back(
+        {"linear_gelu_tanh, no bias",
+         {real(x), real(w)},
+         [](auto in) { return linear_gelu_tanh(in[0], in[1], {}); },
+         [=]<class T>(const Arrays<T>& in) { return naive::map(product(in[0], in[1]), naive::gelu_tanh<T>); },
+         two});
+    cases.push_back({"linear onto",
+                     {real(x), real(w), real(b), real(y)},
+                     [](auto in) { return linear(in[0], in[1], in[2], in[3]); },
+                     [=]<class T>(const Arrays<T>& in) {
+                       return naive::zip(naive::zip(product(in[0], in[1]), in[2], plus), in[3], plus);
+                     },
+                     traits});
+    cases.push_back({"linear onto, no bias",
+                     {real(x), real(w), real(y)},
+                     [](auto in) { return linear(in[0], in[1], {}, in[2]); },
+                     [=]<class T>(const Arrays<T>& in) { return naive::zip(product(in[0], in[1]), in[2], plus); },
+                     traits});
   };
   add_case({2, 3}, {3, 4});
   add_case({1, 1}, {1, 1});
@@ -105,7 +133,9 @@ INSTANTIATE_TEST_SUITE_P(Matmul, OpJudges, testing::ValuesIn(kMatmul), op_name);
 Tensor stored(const Tensor& x, bool across) { return across ? transpose(clone(transpose(x))) : x; }
 
 /// a b for dense row-major matrices, in f64, and the sums of absolute values of the terms.
-struct Product { std::vector<double> y, size; };
+struct Product {
+  std::vector<double> y, size;
+};
 Product product(const std::vector<double>& a, const std::vector<double>& b, Index m, Index n, Index k) {
   Product p{std::vector<double>(static_cast<std::size_t>(m * n)), std::vector<double>(static_cast<std::size_t>(m * n))};
   for (Index i = 0; i < m; ++i)
@@ -126,15 +156,21 @@ void expect_product(Index m, Index n, Index k, DType dtype, bool a_across, bool 
   const Product exact = product(a.to_vector(), b.to_vector(), m, n, k);
   const std::vector<double> got = matmul(stored(a, a_across), stored(b, b_across)).to_vector();
   const double u = dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
-  const double store = dtype == DType::f64 ? 0x1p-53 : dtype == DType::f32 ? 0x1p-24 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+  const double store = dtype == DType::f64    ? 0x1p-53
+                       : dtype == DType::f32  ? 0x1p-24
+                       : dtype == DType::bf16 ? 0x1p-8
+                                              : 0x1p-11;
   for (std::size_t i = 0; i < got.size(); ++i)
-    ASSERT_LE(std::abs(got[i] - exact.y[i]), 2 * static_cast<double>(k) * u * exact.size[i] + store * std::abs(exact.y[i]) + 0x1p-149)
-        << dtype << ' ' << m << " x " << k << " x " << n << (a_across ? ", a transposed" : "") << (b_across ? ", b transposed" : "") << " element " << i;
+    ASSERT_LE(std::abs(got[i] - exact.y[i]),
+              2 * static_cast<double>(k) * u * exact.size[i] + store * std::abs(exact.y[i]) + 0x1p-149)
+        << dtype << ' ' << m << " x " << k << " x " << n << (a_across ? ", a transposed" : "")
+        << (b_across ? ", b transposed" : "") << " element " << i;
 }
 
 TEST(Matmul, EverySizeAroundTheEdgesOfBlocks) {
   std::mt19937 rng(1);
-  const Index edges[] = {1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 256, 257};
+  const Index edges[] = {1,  2,  3,  4,  5,  7,  8,  9,  11, 12, 13,  15,  16,  17,  23,  24,  25,  31,  32,
+                         33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 256, 257};
   const auto edge = [&] { return edges[rng() % std::size(edges)]; };
   const DType dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
   for (int i = 0; i < scaled(400, 40); ++i) {
@@ -165,7 +201,8 @@ TEST(Matmul, SixteenBitsAccumulateInMore) {
     for (const auto& [m, n] : {std::pair<Index, Index>{1, 1}, {5, 7}, {33, 65}}) {
       const Tensor a = ones({m, 4096}, dtype), b = ones({4096, n}, dtype);
       for (double v : matmul(a, b).to_vector()) ASSERT_EQ(v, 4096) << dtype << ' ' << m << " x " << n;
-      const Played p = play([](auto in) { return matmul(in[0], in[1]); }, {{ones({4096, m}, dtype), ones({m, n}, dtype)}}, ones({4096, n}, dtype));
+      const Played p = play([](auto in) { return matmul(in[0], in[1]); },
+                            {{ones({4096, m}, dtype), ones({m, n}, dtype)}}, ones({4096, n}, dtype));
       for (double v : p.dx[1].to_vector()) ASSERT_EQ(v, 4096) << dtype;
     }
 }
@@ -179,11 +216,13 @@ TEST(Matmul, GradientOfABroadcastFactorAddsUpInMoreThanSixteenBits) {
 
 TEST(Matmul, NothingToSumGivesZeros) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-    const Played p = play([](auto in) { return matmul(in[0], in[1]); }, {{empty({3, 0}, dtype), empty({0, 2}, dtype)}}, ones({3, 2}, dtype));
+    const Played p = play([](auto in) { return matmul(in[0], in[1]); }, {{empty({3, 0}, dtype), empty({0, 2}, dtype)}},
+                          ones({3, 2}, dtype));
     EXPECT_EQ(p.y.to_vector(), std::vector<double>(6, 0)) << dtype;
     EXPECT_EQ(p.dx[0].shape(), (Shape{3, 0}));
     EXPECT_EQ(p.dx[1].shape(), (Shape{0, 2}));
-    const Played q = play([](auto in) { return matmul(in[0], in[1]); }, {{empty({2, 0, 3}, dtype), ones({3, 2}, dtype)}}, empty({2, 0, 2}, dtype));
+    const Played q = play([](auto in) { return matmul(in[0], in[1]); },
+                          {{empty({2, 0, 3}, dtype), ones({3, 2}, dtype)}}, empty({2, 0, 2}, dtype));
     EXPECT_EQ(q.y.shape(), (Shape{2, 0, 2}));
     EXPECT_EQ(q.dx[1].to_vector(), std::vector<double>(6, 0)) << dtype;  // a sum over no rows
   }
@@ -201,16 +240,21 @@ TEST(Matmul, NanAndInfinityReachTheirRowAndColumnAlone) {
       for (Index i = 0; i < n; ++i)
         for (Index j = 0; j < n; ++j) {
           const double a = y[static_cast<std::size_t>(i * n + j)], b = z[static_cast<std::size_t>(i * n + j)];
-          EXPECT_TRUE(i == 1 ? std::isnan(a) : a == (i == 2 ? kInf : static_cast<double>(n))) << dtype << ' ' << n << ": " << i << ' ' << j << ' ' << a;
-          EXPECT_TRUE(j == 2 ? std::isnan(b) : b == (j == 0 ? kInf : static_cast<double>(n))) << dtype << ' ' << n << ": " << i << ' ' << j << ' ' << b;
+          EXPECT_TRUE(i == 1 ? std::isnan(a) : a == (i == 2 ? kInf : static_cast<double>(n)))
+              << dtype << ' ' << n << ": " << i << ' ' << j << ' ' << a;
+          EXPECT_TRUE(j == 2 ? std::isnan(b) : b == (j == 0 ? kInf : static_cast<double>(n)))
+              << dtype << ' ' << n << ": " << i << ' ' << j << ' ' << b;
         }
-      EXPECT_TRUE(std::isnan(matmul(from_values(std::vector<double>{0}, {1, 1}, dtype), from_values(std::vector<double>{kInf}, {1, 1}, dtype)).item()));
+      EXPECT_TRUE(std::isnan(matmul(from_values(std::vector<double>{0}, {1, 1}, dtype),
+                                    from_values(std::vector<double>{kInf}, {1, 1}, dtype))
+                                 .item()));
     }
   }
 }
 
 TEST(Matmul, RowsDoNotSeeEachOther) {
-  // Content of other rows, NaN included, changes no bit of a row; in one matrix, not only between batches.
+  // Content of other rows, NaN included, changes no bit of a row; in one matrix, not only between
+  // batches.
   for (DType dtype : {DType::f32, DType::bf16})
     for (const auto& [m, k, n] : {std::array<Index, 3>{5, 17, 9}, {65, 130, 70}}) {
       const Tensor a = random(real({m, k}), 1, dtype), b = random(real({k, n}), 2, dtype);

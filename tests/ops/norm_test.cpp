@@ -11,11 +11,14 @@ std::vector<OpCase> layer_norm_cases() {
   const auto add_case = [&](Input x, double epsilon, Traits traits = {}) {
     const Shape n{x.shape[-1]};
     traits.rows = x.shape.rank() > 1 && x.shape.numel() > 0;
-    cases.push_back({text("layer_norm eps ", epsilon), {x, between(0.5, 2, n), real(n)},
+    cases.push_back({text("layer_norm eps ", epsilon),
+                     {x, between(0.5, 2, n), real(n)},
                      [=](std::span<const Tensor> in) { return layer_norm(in[0], in[1], in[2], epsilon); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::layer_norm(in[0], in[1], in[2], epsilon); }, traits});
+                     [=]<class T>(const Arrays<T>& in) { return naive::layer_norm(in[0], in[1], in[2], epsilon); },
+                     traits});
   };
-  for (const Shape& shape : {Shape{5}, {2, 5}, {3, 1}, {2, 3, 4}, {1, 1, 6}, {2, 1, 2, 3}, {0, 4}, {2, 1, 2, 1, 1, 3}, {2, 19}})
+  for (const Shape& shape :
+       {Shape{5}, {2, 5}, {3, 1}, {2, 3, 4}, {1, 1, 6}, {2, 1, 2, 3}, {0, 4}, {2, 1, 2, 1, 1, 3}, {2, 19}})
     for (double epsilon : {1e-5, 0.5}) add_case(real(shape), epsilon);
   add_case(between(99, 101, {2, 6}), 1e-5);  // mean of squares minus square of mean would lose it
   for (const Shape& shape : {Shape{617, 487}, {3, 100003}, {100003, 3}}) add_case(real(shape), 1e-5, {.large = true});
@@ -25,11 +28,14 @@ std::vector<OpCase> rms_norm_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](Input x, double epsilon, Traits traits = {}) {
     traits.rows = x.shape.rank() > 1 && x.shape.numel() > 0;
-    cases.push_back({text("rms_norm eps ", epsilon), {x, between(0.5, 2, {x.shape[-1]})},
+    cases.push_back({text("rms_norm eps ", epsilon),
+                     {x, between(0.5, 2, {x.shape[-1]})},
                      [=](std::span<const Tensor> in) { return rms_norm(in[0], in[1], epsilon); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::rms_norm(in[0], in[1], epsilon); }, traits});
+                     [=]<class T>(const Arrays<T>& in) { return naive::rms_norm(in[0], in[1], epsilon); },
+                     traits});
   };
-  for (const Shape& shape : {Shape{5}, {2, 5}, {3, 1}, {2, 3, 4}, {1, 1, 6}, {2, 1, 2, 3}, {0, 4}, {2, 1, 2, 1, 1, 3}, {2, 19}})
+  for (const Shape& shape :
+       {Shape{5}, {2, 5}, {3, 1}, {2, 3, 4}, {1, 1, 6}, {2, 1, 2, 3}, {0, 4}, {2, 1, 2, 1, 1, 3}, {2, 19}})
     for (double epsilon : {1e-5, 0.5}) add_case(real(shape), epsilon);
   for (const Shape& shape : {Shape{617, 487}, {3, 100003}, {100003, 3}}) add_case(real(shape), 1e-5, {.large = true});
   return cases;
@@ -40,9 +46,11 @@ INSTANTIATE_TEST_SUITE_P(Norm, OpJudges, testing::ValuesIn(kNorms), op_name);
 TEST(Norm, ConstantRowsGiveTheBias) {
   const Tensor w = values({2, 3, 4}), b = values({5, 6, 7});
   for (DType dtype : {DType::f64, DType::f32}) {
-    const Tensor y = layer_norm(full({2, 3}, 7, dtype), from_values(w.to_vector(), {3}, dtype), from_values(b.to_vector(), {3}, dtype));
+    const Tensor y = layer_norm(full({2, 3}, 7, dtype), from_values(w.to_vector(), {3}, dtype),
+                                from_values(b.to_vector(), {3}, dtype));
     EXPECT_EQ(y.to_vector(), (std::vector<double>{5, 6, 7, 5, 6, 7}));
-    EXPECT_EQ(rms_norm(zeros({2, 3}, dtype), from_values(w.to_vector(), {3}, dtype)).to_vector(), std::vector<double>(6, 0));
+    EXPECT_EQ(rms_norm(zeros({2, 3}, dtype), from_values(w.to_vector(), {3}, dtype)).to_vector(),
+              std::vector<double>(6, 0));
   }
 }
 
@@ -51,7 +59,8 @@ TEST(Norm, SmallNumbersOnALargeMeanKeepTheirDigits) {
   const Tensor noise = random(real({4, 512}), 1, DType::f32);
   const Tensor x = add(noise, 1e4), one = ones({512}), none = zeros({512});
   const std::vector<double> got = layer_norm(x, one, none).to_vector();
-  const std::vector<double> exact = layer_norm(to(x, DType::f64), to(one, DType::f64), to(none, DType::f64)).to_vector();
+  const std::vector<double> exact =
+      layer_norm(to(x, DType::f64), to(one, DType::f64), to(none, DType::f64)).to_vector();
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], exact[i], 2e-3) << i;
 }
 
@@ -60,7 +69,8 @@ TEST(Norm, GradientsOfWeightsAddUpInMoreThanSixteenBits) {
   constexpr Index kRows = 4096;
   const Tensor x = broadcast_to("test", values({-1, 1}, DType::bf16), {kRows, 2});
   const Tensor w = ones({2}, DType::bf16), b = zeros({2}, DType::bf16);
-  const Played p = play([](auto in) { return layer_norm(in[0], in[1], in[2], 0); }, {{x, w, b}}, ones({kRows, 2}, DType::bf16));
+  const Played p =
+      play([](auto in) { return layer_norm(in[0], in[1], in[2], 0); }, {{x, w, b}}, ones({kRows, 2}, DType::bf16));
   EXPECT_EQ(p.dx[1].to_vector(), (std::vector<double>{-double{kRows}, double{kRows}}));
   EXPECT_EQ(p.dx[2].to_vector(), (std::vector<double>{double{kRows}, double{kRows}}));
   const Played q = play([](auto in) { return rms_norm(in[0], in[1], 0); }, {{x, w}}, ones({kRows, 2}, DType::bf16));
@@ -69,7 +79,8 @@ TEST(Norm, GradientsOfWeightsAddUpInMoreThanSixteenBits) {
 
 TEST(Norm, ScaleFreeAndNanStaysInItsRow) {
   const Tensor x = random(real({3, 33}), 5), w = random(real({33}), 6), b = random(real({33}), 7);
-  const std::vector<double> y = layer_norm(x, w, b, 0).to_vector(), scaled = layer_norm(add(mul(x, 8), 3), w, b, 0).to_vector();
+  const std::vector<double> y = layer_norm(x, w, b, 0).to_vector(),
+                            scaled = layer_norm(add(mul(x, 8), 3), w, b, 0).to_vector();
   for (std::size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], scaled[i], 1e-12);
   const Tensor nan = mul(x, from_values(std::vector<double>{1, std::numeric_limits<double>::quiet_NaN(), 1}, {3, 1}));
   for (const Tensor& bad : {layer_norm(nan, w, b), rms_norm(nan, w)})

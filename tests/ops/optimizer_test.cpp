@@ -26,9 +26,9 @@ Tensor start(DType dtype) {
   return tensor_of(w, dtype);
 }
 
-/// One parameter, as the papers write it: decay apart from the moments (Loshchilov and Hutter), both moments unbiased.
-template <class T>
-struct ScalarAdamW {
+/// One parameter, as the papers write it: decay apart from the moments (Loshchilov and Hutter),
+/// both moments unbiased.
+template <class T> struct ScalarAdamW {
   T w, m = 0, v = 0;
   void step(T g, Index t, const AdamW& o) {
     m = T(o.beta1) * m + T(1 - o.beta1) * g;
@@ -39,8 +39,7 @@ struct ScalarAdamW {
 };
 
 /// The path of every parameter after kSteps, in T, from the numbers that dtype holds.
-template <class T>
-std::vector<double> adamw_path(DType dtype) {
+template <class T> std::vector<double> adamw_path(DType dtype) {
   std::vector<ScalarAdamW<T>> all;
   for (double w : start(dtype).to_vector()) all.push_back({static_cast<T>(w)});
   for (Index t = 1; t <= kSteps; ++t) {
@@ -82,7 +81,8 @@ TEST(AdamW, SixteenBitsFollowTheirMaster) {
   }
   // Steps too small for bf16 to show still add up.
   Tensor w = ones({1}, DType::bf16), m = zeros({1}), v = zeros({1}), master = ones({1});
-  for (Index t = 1; t <= 100; ++t) adamw_step(w, ones({1}, DType::bf16), m, v, t, {.lr = 1e-4, .weight_decay = 0}, &master);
+  for (Index t = 1; t <= 100; ++t)
+    adamw_step(w, ones({1}, DType::bf16), m, v, t, {.lr = 1e-4, .weight_decay = 0}, &master);
   EXPECT_NEAR(master.item(), 0.99, 1e-4);
   EXPECT_EQ(w.item(), 0.98828125);
 }
@@ -96,7 +96,8 @@ TEST(AdamW, WithoutAMasterSixteenBitsAreRoundedEachStep) {
     adamw_step(w, g, m, v, t, kOptions);
     for (std::size_t i = 0; i < all.size(); ++i) {
       all[i].step(g.to_vector()[i], t, kOptions);
-      // Within half a unit in the last place of the step from where bf16 stood; then both stand there.
+      // Within half a unit in the last place of the step from where bf16 stood; then both stand
+      // there.
       ASSERT_NEAR(w.to_vector()[i], all[i].w, std::abs(all[i].w) * 0x1p-8 * (1 + 1e-3)) << t << ' ' << i;
       all[i].w = w.to_vector()[i];
     }
@@ -138,7 +139,9 @@ TEST(AdamW, ManyAtOnceAreAsOneByOne) {
       const DType dtype = i % 2 ? DType::f64 : DType::f32;
       w[way].push_back(start(dtype)), m[way].push_back(zeros({kSize}, dtype)), v[way].push_back(zeros({kSize}, dtype));
     }
-  for (std::size_t i = 0; i < kMany; ++i) updates.push_back({&w[0][i], gradient(1 + static_cast<Index>(i), w[0][i].dtype()), &m[0][i], &v[0][i], nullptr, 0.1 * static_cast<double>(i)});
+  for (std::size_t i = 0; i < kMany; ++i)
+    updates.push_back({&w[0][i], gradient(1 + static_cast<Index>(i), w[0][i].dtype()), &m[0][i], &v[0][i], nullptr,
+                       0.1 * static_cast<double>(i)});
   adamw_step(updates, 3, kOptions);
   for (std::size_t i = 0; i < kMany; ++i) {
     AdamW options = kOptions;
@@ -159,7 +162,8 @@ TEST(AdamW, WritesAreSeenByTheTape) {
 }
 
 TEST(AdamW, Refusals) {
-  Tensor w = ones({3}), m = zeros({3}), v = zeros({3}), half = ones({3}, DType::bf16), master = ones({3}), narrow = ones({2});
+  Tensor w = ones({3}), m = zeros({3}), v = zeros({3}), half = ones({3}, DType::bf16), master = ones({3}),
+         narrow = ones({2});
   const Tensor g = ones({3});
   EXPECT_TRUE(refuses([&] { adamw_step(w, g, m, v, 0, kOptions); }, "adamw_step", {"step", "0"}));
   EXPECT_TRUE(refuses([&] { adamw_step(w, ones({2}), m, v, 1, kOptions); }, "adamw_step", {"[3]", "[2]"}));
@@ -167,10 +171,16 @@ TEST(AdamW, Refusals) {
   EXPECT_TRUE(refuses([&] { adamw_step(w, g, m, narrow, 1, kOptions); }, "adamw_step", {"[3]", "[2]"}));
   EXPECT_TRUE(refuses([&] { adamw_step(w, ones({3}, DType::f64), m, v, 1, kOptions); }, "adamw_step", {"f32", "f64"}));
   EXPECT_TRUE(refuses([&] { adamw_step(w, g, half, v, 1, kOptions); }, "adamw_step", {"f32", "bf16"}));
-  EXPECT_TRUE(refuses([&] { adamw_step(half, ones({3}, DType::bf16), m, v, 1, kOptions, &narrow); }, "adamw_step", {"[3]", "[2]"}));
-  EXPECT_TRUE(refuses([&] { adamw_step(half, ones({3}, DType::bf16), m, v, 1, kOptions, &half); }, "adamw_step", {"f32", "bf16"}));
+  EXPECT_TRUE(refuses([&] { adamw_step(half, ones({3}, DType::bf16), m, v, 1, kOptions, &narrow); }, "adamw_step",
+                      {"[3]", "[2]"}));
+  EXPECT_TRUE(refuses([&] { adamw_step(half, ones({3}, DType::bf16), m, v, 1, kOptions, &half); }, "adamw_step",
+                      {"f32", "bf16"}));
   Tensor across = transpose(zeros({2, 3})), m2 = zeros({3, 2}), v2 = zeros({3, 2});
-  EXPECT_TRUE(refuses([&] { adamw_step(across, ones({3, 2}), m2, v2, 1, kOptions); }, "adamw_step", {"[3, 2]", "dense"}));
+  EXPECT_TRUE(refuses(
+      [&] {
+        adamw_step(across, ones({3, 2}), m2, v2, 1, kOptions);
+      },
+      "adamw_step", {"[3, 2]", "dense"}));
   EXPECT_EQ(w.to_vector(), (std::vector<double>{1, 1, 1}));  // nothing was written
   EXPECT_EQ(m.to_vector(), (std::vector<double>{0, 0, 0}));
 }
@@ -189,9 +199,7 @@ TEST(Sgd, FollowsTheFormula) {
         }
       }
       EXPECT_LT(worst(w.to_vector(), x), dtype == DType::f64 ? 1e-13 : 4e-6) << momentum << ' ' << dtype;
-      if (momentum > 0) {
-        EXPECT_LT(worst(velocity.to_vector(), u), dtype == DType::f64 ? 1e-13 : 4e-6) << dtype;
-      }
+      if (momentum > 0) { EXPECT_LT(worst(velocity.to_vector(), u), dtype == DType::f64 ? 1e-13 : 4e-6) << dtype; }
     }
   Tensor w = ones({4}, DType::bf16);
   sgd_step(w, ones({4}, DType::bf16), 0.25);
@@ -208,7 +216,8 @@ TEST(Sgd, Refusals) {
 }
 
 TEST(GlobalNorm, IsTheRootOfAllSquaresInF64) {
-  const std::vector<Tensor> g{values({3}), from_values(std::vector<double>{0, 4, 12, 0}, {2, 2}, DType::f32), full({}, 84, DType::bf16), empty({0})};
+  const std::vector<Tensor> g{values({3}), from_values(std::vector<double>{0, 4, 12, 0}, {2, 2}, DType::f32),
+                              full({}, 84, DType::bf16), empty({0})};
   EXPECT_EQ(global_norm(g), 85);
   EXPECT_EQ(global_norm(std::vector<Tensor>{}), 0);
   EXPECT_NEAR(global_norm({{full({100}, 1e30, DType::f32)}}) / 1e31, 1, 1e-7);  // squares overflow f32
@@ -264,11 +273,23 @@ TEST(Clip, WhereTheNormOrTheLossIsNotFiniteNothingChanges) {
 TEST(Clip, Refusals) {
   Tensor w = ones({3}), m = zeros({3}), v = zeros({3});
   const AdamWUpdate one{&w, ones({3}), &m, &v};
-  EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f64), -1}); }, "adamw_step", {"-1"}));
-  EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f32), 1}); }, "adamw_step", {"norm", "f64"}));
+  EXPECT_TRUE(refuses(
+      [&] {
+        adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f64), -1});
+      },
+      "adamw_step", {"-1"}));
+  EXPECT_TRUE(refuses(
+      [&] {
+        adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f32), 1});
+      },
+      "adamw_step", {"norm", "f64"}));
   EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {{}, 1}); }, "adamw_step", {"needs the norm"}));
   EXPECT_TRUE(refuses([&] { (void)norm_of({}, zeros({2})); }, "norm_of", {"one number"}));
-  EXPECT_TRUE(refuses([&] { adamw_step({&one, 1}, 1, kOptions, {full({2}, 1.0, DType::f64), 1}); }, "adamw_step", {"norm", "f64"}));
+  EXPECT_TRUE(refuses(
+      [&] {
+        adamw_step({&one, 1}, 1, kOptions, {full({2}, 1.0, DType::f64), 1});
+      },
+      "adamw_step", {"norm", "f64"}));
 }
 
 TEST(ClipGradNorm, ScalesOnlyWhatIsTooLong) {

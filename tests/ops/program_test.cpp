@@ -5,9 +5,9 @@
 #include "tests/support/op_cases.h"
 #include "tests/support/scale.h"
 
-// Random programs: a few leaves, a handful of ops on them and on each other's results, all results that nothing used
-// joined into one output. Its gradient along a random direction against dual numbers run through the naive formulas.
-// HILT_FUZZ_SEED=n runs program n alone and prints it.
+// Random programs: a few leaves, a handful of ops on them and on each other's results, all results
+// that nothing used joined into one output. Its gradient along a random direction against dual
+// numbers run through the naive formulas. HILT_FUZZ_SEED=n runs program n alone and prints it.
 
 namespace hilt {
 namespace {
@@ -15,8 +15,8 @@ using namespace judge;
 using D = Dual<double>;
 using Numbers = Array<D>;
 
-constexpr double kTolerance = 1e-9;                    // relative to the sum of the absolute values of all terms
-constexpr double kLargest = 30, kSteepest = 1e3;       // a value or slope beyond takes its op back: digits would go
+constexpr double kTolerance = 1e-9;               // relative to the sum of the absolute values of all terms
+constexpr double kLargest = 30, kSteepest = 1e3;  // a value or slope beyond takes its op back: digits would go
 constexpr double kFromKink = 1e-6;
 constexpr Index kMostElements = 128;
 
@@ -27,7 +27,7 @@ struct Value {
 };
 struct Unary {
   const char* name;
-  double low, high;          // where it is smooth and tame
+  double low, high;  // where it is smooth and tame
   std::vector<double> kinks;
   Composite op;
   std::function<D(const D&)> scalar;
@@ -50,19 +50,41 @@ std::vector<Unary> unary_ops() {
           {"sigmoid", -far, far, {}, [](auto in) { return sigmoid(in[0]); }, [](const D& x) { return sigmoid(x); }},
           {"relu", -far, far, {0}, [](auto in) { return relu(in[0]); }, [](const D& x) { return x > D(0) ? x : D(0); }},
           {"gelu", -far, far, {}, [](auto in) { return gelu(in[0]); }, [](const D& x) { return naive::gelu(x); }},
-          {"gelu_tanh", -far, far, {}, [](auto in) { return gelu_tanh(in[0]); }, [](const D& x) { return naive::gelu_tanh(x); }},
+          {"gelu_tanh",
+           -far,
+           far,
+           {},
+           [](auto in) { return gelu_tanh(in[0]); },
+           [](const D& x) { return naive::gelu_tanh(x); }},
           {"silu", -far, far, {}, [](auto in) { return silu(in[0]); }, [](const D& x) { return x * sigmoid(x); }},
           {"square", -5, 5, {}, [](auto in) { return square(in[0]); }, [](const D& x) { return x * x; }},
           {"abs", -far, far, {0}, [](auto in) { return abs(in[0]); }, [](const D& x) { return abs(x); }},
-          {"clamp", -far, far, {-0.5, 0.8}, [](auto in) { return clamp(in[0], -0.5, 0.8); }, [](const D& x) { return x > D(0.8) ? D(0.8) : D(-0.5) > x ? D(-0.5) : x; }},
+          {"clamp",
+           -far,
+           far,
+           {-0.5, 0.8},
+           [](auto in) { return clamp(in[0], -0.5, 0.8); },
+           [](const D& x) { return x > D(0.8)    ? D(0.8)
+                                   : D(-0.5) > x ? D(-0.5)
+                                                 : x; }},
           {"add 0.3", -far, far, {}, [](auto in) { return add(in[0], 0.3); }, [](const D& x) { return x + D(0.3); }},
           {"mul -1.7", -far, far, {}, [](auto in) { return mul(in[0], -1.7); }, [](const D& x) { return x * D(-1.7); }},
           {"pow 3", -3, 3, {}, [](auto in) { return pow(in[0], 3); }, [](const D& x) { return x * x * x; }},
           {"pow 1.3", 0.1, far, {}, [](auto in) { return pow(in[0], 1.3); }, [](const D& x) { return pow(x, D(1.3)); }},
           {"detach", -far, far, {}, [](auto in) { return detach(in[0]); }, [](const D& x) { return D(x.x); }},
           {"contiguous", -far, far, {}, [](auto in) { return contiguous(in[0]); }, [](const D& x) { return x; }},
-          {"x tanh x", -far, far, {}, [](auto in) { return mul(in[0], tanh(in[0])); }, [](const D& x) { return x * tanh(x); }},
-          {"checkpoint x tanh x", -far, far, {}, [](auto in) { return checkpoint([](auto x) { return mul(x[0], tanh(x[0])); }, in); }, [](const D& x) { return x * tanh(x); }}};
+          {"x tanh x",
+           -far,
+           far,
+           {},
+           [](auto in) { return mul(in[0], tanh(in[0])); },
+           [](const D& x) { return x * tanh(x); }},
+          {"checkpoint x tanh x",
+           -far,
+           far,
+           {},
+           [](auto in) { return checkpoint([](auto x) { return mul(x[0], tanh(x[0])); }, in); },
+           [](const D& x) { return x * tanh(x); }}};
 }
 const std::vector<Binary>& binary_ops() {
   constexpr double kAny = -1e9;
@@ -71,7 +93,8 @@ const std::vector<Binary>& binary_ops() {
       {"sub", kAny, 0, [](auto in) { return sub(in[0], in[1]); }, [](const D& a, const D& b) { return a - b; }},
       {"mul", kAny, 0, [](auto in) { return mul(in[0], in[1]); }, [](const D& a, const D& b) { return a * b; }},
       {"div", kAny, 0.2, [](auto in) { return div(in[0], in[1]); }, [](const D& a, const D& b) { return a / b; }},
-      {"maximum", kAny, 0, [](auto in) { return maximum(in[0], in[1]); }, [](const D& a, const D& b) { return a > b ? a : b; }},
+      {"maximum", kAny, 0, [](auto in) { return maximum(in[0], in[1]); },
+       [](const D& a, const D& b) { return a > b ? a : b; }},
       {"pow", 0.2, 0, [](auto in) { return pow(in[0], in[1]); }, [](const D& a, const D& b) { return pow(a, b); }}};
   return ops;
 }
@@ -118,7 +141,9 @@ class Program {
       if (!leaf.laid->untouched()) return "a leaf, or the memory around it, was written to";
     }
     worst_ = std::abs(analytic - exact) / size;
-    return worst_ <= kTolerance ? "" : text("the gradient along a random direction is ", analytic, ", dual numbers give ", exact);
+    return worst_ <= kTolerance
+               ? ""
+               : text("the gradient along a random direction is ", analytic, ", dual numbers give ", exact);
   }
   double worst() const { return worst_; }
   const std::string& listing() const { return listing_; }
@@ -141,8 +166,10 @@ class Program {
     Array<double> v = draw(chance(50) ? between(0.3, 1.8, s) : between(-1.5, 1.5, s), rng_());
     const std::vector<Layout> layouts = layouts_of(s);
     const Layout layout = layouts[rng_() % layouts.size()];
-    if (const int axis = repeated_axis(layout, s); axis >= 0) v = naive::gather(v, axis, std::vector<Index>(static_cast<std::size_t>(s[axis]), 0));
-    Leaf& made = leaves_.emplace_back(Leaf{std::make_unique<Laid>(v, layout, DType::f64), draw(between(-1, 1, s), rng_())});
+    if (const int axis = repeated_axis(layout, s); axis >= 0)
+      v = naive::gather(v, axis, std::vector<Index>(static_cast<std::size_t>(s[axis]), 0));
+    Leaf& made =
+        leaves_.emplace_back(Leaf{std::make_unique<Laid>(v, layout, DType::f64), draw(between(-1, 1, s), rng_())});
     Value value{made.laid->tensor(), Numbers(s)};
     for (Index i = 0; i < v.size(); ++i) value.n[i] = {v[i], made.direction[i]};
     tape_.watch(value.t);
@@ -165,7 +192,8 @@ class Program {
   const Shape& shape_of(std::size_t i) const { return values_[i].n.shape; }
 
   /// Takes one more op into the program unless its result is too large, too steep, or not a number.
-  bool keep(const std::string& name, std::vector<std::size_t> from, const std::function<Tensor(std::span<const Tensor>)>& op,
+  bool keep(const std::string& name, std::vector<std::size_t> from,
+            const std::function<Tensor(std::span<const Tensor>)>& op,
             const std::function<Numbers(const Arrays<D>&)>& formula) {
     Arrays<D> numbers;
     std::vector<Tensor> tensors;
@@ -186,12 +214,16 @@ class Program {
 
   bool step() {
     switch (pick(0, 11)) {
-      case 0: case 1: case 2: return unary();
-      case 3: case 4: return binary();
+      case 0:
+      case 1:
+      case 2: return unary();
+      case 3:
+      case 4: return binary();
       case 5: return reduction();
       case 6: return rows();
       case 7: return product();
-      case 8: case 9: return view();
+      case 8:
+      case 9: return view();
       case 10: return picking();
       default: return mixed();
     }
@@ -227,7 +259,8 @@ class Program {
     for (const D& v : gap.values) tie = tie || std::abs(v.x) < kFromKink;
     if (tie && f.name == std::string_view("maximum")) return false;
     const bool turned = chance(50) && f.low_a < 0 && f.low_b == 0;
-    return keep(f.name, turned ? std::vector{b, a} : std::vector{a, b}, f.op, [&](const Arrays<D>& in) { return naive::zip(in[0], in[1], f.scalar); });
+    return keep(f.name, turned ? std::vector{b, a} : std::vector{a, b}, f.op,
+                [&](const Arrays<D>& in) { return naive::zip(in[0], in[1], f.scalar); });
   }
 
   bool reduction() {
@@ -239,14 +272,22 @@ class Program {
       if (chance(50)) axes.push_back(chance(30) ? i - s.rank() : i);
     const bool kept = chance(50);
     switch (pick(0, 2)) {
-      case 0: return keep("sum", {a}, [=](auto in) { return sum(in[0], axes, kept); }, [=](const Arrays<D>& in) { return naive::sum(in[0], axes, kept); });
-      case 1: return keep("mean", {a}, [=](auto in) { return mean(in[0], axes, kept); }, [=](const Arrays<D>& in) { return naive::mean(in[0], axes, kept); });
+      case 0:
+        return keep(
+            "sum", {a}, [=](auto in) { return sum(in[0], axes, kept); },
+            [=](const Arrays<D>& in) { return naive::sum(in[0], axes, kept); });
+      case 1:
+        return keep(
+            "mean", {a}, [=](auto in) { return mean(in[0], axes, kept); },
+            [=](const Arrays<D>& in) { return naive::mean(in[0], axes, kept); });
       default:
         std::vector<D> sorted = values_[a].n.values;  // any two alike could tie
         std::ranges::sort(sorted, {}, &D::x);
         for (std::size_t i = 1; i < sorted.size(); ++i)
           if (sorted[i].x - sorted[i - 1].x < kFromKink) return false;
-        return keep("max", {a}, [=](auto in) { return max(in[0], axes, kept); }, [=](const Arrays<D>& in) { return naive::max(in[0], axes, kept); });
+        return keep(
+            "max", {a}, [=](auto in) { return max(in[0], axes, kept); },
+            [=](const Arrays<D>& in) { return naive::max(in[0], axes, kept); });
     }
   }
 
@@ -255,24 +296,39 @@ class Program {
     const Shape s = shape_of(a);
     if (s.rank() == 0 || s.numel() == 0) return false;
     switch (pick(0, 5)) {
-      case 0: return keep("softmax", {a}, [](auto in) { return softmax(in[0]); }, [](const Arrays<D>& in) { return naive::softmax(in[0]); });
-      case 1: return keep("log_softmax", {a}, [](auto in) { return log_softmax(in[0]); }, [](const Arrays<D>& in) { return naive::log_softmax(in[0]); });
-      case 2: return keep("logsumexp", {a}, [](auto in) { return logsumexp(in[0]); }, [](const Arrays<D>& in) { return naive::logsumexp(in[0]); });
+      case 0:
+        return keep(
+            "softmax", {a}, [](auto in) { return softmax(in[0]); },
+            [](const Arrays<D>& in) { return naive::softmax(in[0]); });
+      case 1:
+        return keep(
+            "log_softmax", {a}, [](auto in) { return log_softmax(in[0]); },
+            [](const Arrays<D>& in) { return naive::log_softmax(in[0]); });
+      case 2:
+        return keep(
+            "logsumexp", {a}, [](auto in) { return logsumexp(in[0]); },
+            [](const Arrays<D>& in) { return naive::logsumexp(in[0]); });
       case 3: {
         const std::size_t w = of_shape({s[-1]}), b = of_shape({s[-1]});
-        return keep("layer_norm", {a, w, b}, [](auto in) { return layer_norm(in[0], in[1], in[2], 0.01); },
-                    [](const Arrays<D>& in) { return naive::layer_norm(in[0], in[1], in[2], 0.01); });
+        return keep(
+            "layer_norm", {a, w, b}, [](auto in) { return layer_norm(in[0], in[1], in[2], 0.01); },
+            [](const Arrays<D>& in) { return naive::layer_norm(in[0], in[1], in[2], 0.01); });
       }
       case 4: {
         const std::size_t w = of_shape({s[-1]});
-        return keep("rms_norm", {a, w}, [](auto in) { return rms_norm(in[0], in[1], 0.01); }, [](const Arrays<D>& in) { return naive::rms_norm(in[0], in[1], 0.01); });
+        return keep(
+            "rms_norm", {a, w}, [](auto in) { return rms_norm(in[0], in[1], 0.01); },
+            [](const Arrays<D>& in) { return naive::rms_norm(in[0], in[1], 0.01); });
       }
       default: {
         std::vector<Index> targets;
-        for (Index i = 0; i < s.numel() / s[-1]; ++i) targets.push_back(chance(20) ? -100 : pick(0, static_cast<int>(s[-1]) - 1));
+        for (Index i = 0; i < s.numel() / s[-1]; ++i)
+          targets.push_back(chance(20) ? -100 : pick(0, static_cast<int>(s[-1]) - 1));
         if (targets.empty() || std::ranges::count(targets, -100) == static_cast<Index>(targets.size())) return false;
         const Tensor t = from_values(targets, Shape(std::span(s.begin(), s.end() - 1)));
-        return keep("cross_entropy", {a}, [=](auto in) { return cross_entropy(in[0], t); }, [=](const Arrays<D>& in) { return naive::cross_entropy(in[0], targets, -100); });
+        return keep(
+            "cross_entropy", {a}, [=](auto in) { return cross_entropy(in[0], t); },
+            [=](const Arrays<D>& in) { return naive::cross_entropy(in[0], targets, -100); });
       }
     }
   }
@@ -285,44 +341,60 @@ class Program {
     for (int i = 0; i < s.rank(); ++i) swapped.push_back(i);
     std::swap(swapped.end()[-1], swapped.end()[-2]);
     if (chance(30))
-      return keep("x x^T", {a}, [](auto in) { return matmul(in[0], transpose(in[0])); }, [=](const Arrays<D>& in) { return naive::matmul(in[0], naive::permute(in[0], swapped)); });
+      return keep(
+          "x x^T", {a}, [](auto in) { return matmul(in[0], transpose(in[0])); },
+          [=](const Arrays<D>& in) { return naive::matmul(in[0], naive::permute(in[0], swapped)); });
     Shape other;
     if (s.rank() == 3 && chance(50)) other.push_back(chance(30) ? 1 : s[0]);
     if (s.rank() == 2 && chance(20)) other.push_back(2);
     other.push_back(s[-1]);
     other.push_back(pick(1, 3));
     const std::size_t b = of_shape(other);
-    return keep("matmul", {a, b}, [](auto in) { return matmul(in[0], in[1]); }, [](const Arrays<D>& in) { return naive::matmul(in[0], in[1]); });
+    return keep(
+        "matmul", {a, b}, [](auto in) { return matmul(in[0], in[1]); },
+        [](const Arrays<D>& in) { return naive::matmul(in[0], in[1]); });
   }
 
   bool view() {
     const std::size_t a = any();
     const Shape s = shape_of(a);
     const int rank = s.rank();
-    if (rank == 0) return keep("unsqueeze", {a}, [](auto in) { return unsqueeze(in[0], 0); }, [](const Arrays<D>& in) { return naive::reshape(in[0], {1}); });
+    if (rank == 0)
+      return keep(
+          "unsqueeze", {a}, [](auto in) { return unsqueeze(in[0], 0); },
+          [](const Arrays<D>& in) { return naive::reshape(in[0], {1}); });
     const int axis = pick(0, rank - 1);
     switch (pick(0, 5)) {
       case 0: {
         std::vector<int> axes;
         for (int i = 0; i < rank; ++i) axes.push_back(i);
         std::ranges::shuffle(axes, rng_);
-        return keep("permute", {a}, [=](auto in) { return permute(in[0], axes); }, [=](const Arrays<D>& in) { return naive::permute(in[0], axes); });
+        return keep(
+            "permute", {a}, [=](auto in) { return permute(in[0], axes); },
+            [=](const Arrays<D>& in) { return naive::permute(in[0], axes); });
       }
       case 1: {
-        const Index begin = pick(0, static_cast<int>(s[axis])), end = pick(static_cast<int>(begin), static_cast<int>(s[axis])), by = pick(1, 3);
+        const Index begin = pick(0, static_cast<int>(s[axis])),
+                    end = pick(static_cast<int>(begin), static_cast<int>(s[axis])), by = pick(1, 3);
         if (begin == end && chance(90)) return false;
-        return keep("slice", {a}, [=](auto in) { return slice(in[0], axis, begin, end, by); }, [=](const Arrays<D>& in) { return naive::slice(in[0], axis, begin, end, by); });
+        return keep(
+            "slice", {a}, [=](auto in) { return slice(in[0], axis, begin, end, by); },
+            [=](const Arrays<D>& in) { return naive::slice(in[0], axis, begin, end, by); });
       }
       case 2: {
         Shape flat{s.numel()};
         if (s.numel() > 0 && s.numel() % 2 == 0 && chance(60)) flat = {2, s.numel() / 2};
-        return keep("reshape", {a}, [=](auto in) { return reshape(in[0], flat); }, [=](const Arrays<D>& in) { return naive::reshape(in[0], flat); });
+        return keep(
+            "reshape", {a}, [=](auto in) { return reshape(in[0], flat); },
+            [=](const Arrays<D>& in) { return naive::reshape(in[0], flat); });
       }
       case 3: {
         Shape wide;
         if (rank < 5) wide.push_back(2);
         for (int i = 0; i < rank; ++i) wide.push_back(s[i] == 1 ? 3 : s[i]);
-        return keep("expand", {a}, [=](auto in) { return expand(in[0], wide); }, [=](const Arrays<D>& in) { return naive::expand(in[0], wide); });
+        return keep(
+            "expand", {a}, [=](auto in) { return expand(in[0], wide); },
+            [=](const Arrays<D>& in) { return naive::expand(in[0], wide); });
       }
       case 4: {
         if (rank == 6) return false;
@@ -331,13 +403,18 @@ class Program {
           if (i == axis) more.push_back(1);
           more.push_back(s[i]);
         }
-        return keep("unsqueeze", {a}, [=](auto in) { return unsqueeze(in[0], axis); }, [=](const Arrays<D>& in) { return naive::reshape(in[0], more); });
+        return keep(
+            "unsqueeze", {a}, [=](auto in) { return unsqueeze(in[0], axis); },
+            [=](const Arrays<D>& in) { return naive::reshape(in[0], more); });
       }
       default: {
         const std::array<Index, 2> parts{s[axis] / 2, s[axis] - s[axis] / 2};
         const std::size_t which = rng_() % 2;
-        return keep("split", {a}, [=](auto in) { return split(in[0], parts, axis)[which]; },
-                    [=](const Arrays<D>& in) { return naive::slice(in[0], axis, which ? parts[0] : 0, which ? s[axis] : parts[0]); });
+        return keep(
+            "split", {a}, [=](auto in) { return split(in[0], parts, axis)[which]; },
+            [=](const Arrays<D>& in) {
+              return naive::slice(in[0], axis, which ? parts[0] : 0, which ? s[axis] : parts[0]);
+            });
       }
     }
   }
@@ -352,32 +429,44 @@ class Program {
       for (Index i = 0; i < count; ++i) v.push_back(pick(0, static_cast<int>(below) - 1));
       return v;
     };
-    const auto as_ids = [&](const std::vector<Index>& v) { return from_values(v, {static_cast<Index>(v.size())}, chance(50) ? DType::i32 : DType::i64); };
+    const auto as_ids = [&](const std::vector<Index>& v) {
+      return from_values(v, {static_cast<Index>(v.size())}, chance(50) ? DType::i32 : DType::i64);
+    };
     switch (pick(0, 4)) {
       case 0: {
         const std::vector<Index> v = random_indices(pick(1, 4), s[axis]);
         const Tensor t = as_ids(v);
-        return keep("gather", {a}, [=](auto in) { return gather(in[0], axis, t); }, [=](const Arrays<D>& in) { return naive::gather(in[0], axis, v); });
+        return keep(
+            "gather", {a}, [=](auto in) { return gather(in[0], axis, t); },
+            [=](const Arrays<D>& in) { return naive::gather(in[0], axis, v); });
       }
       case 1: {
         const Index extent = pick(1, 5);
         const std::vector<Index> v = random_indices(s[axis], extent);
         const Tensor t = as_ids(v);
-        return keep("scatter_add", {a}, [=](auto in) { return scatter_add(in[0], axis, t, extent); }, [=](const Arrays<D>& in) { return naive::scatter_add(in[0], axis, v, extent); });
+        return keep(
+            "scatter_add", {a}, [=](auto in) { return scatter_add(in[0], axis, t, extent); },
+            [=](const Arrays<D>& in) { return naive::scatter_add(in[0], axis, v, extent); });
       }
       case 2: {
         if (s.rank() != 2) return false;
         const std::vector<Index> v = random_indices(pick(1, 5), s[0]);
         const Tensor t = as_ids(v);
-        return keep("embedding", {a}, [=](auto in) { return embedding(in[0], t); }, [=](const Arrays<D>& in) { return naive::embedding(in[0], v, {static_cast<Index>(v.size())}); });
+        return keep(
+            "embedding", {a}, [=](auto in) { return embedding(in[0], t); },
+            [=](const Arrays<D>& in) { return naive::embedding(in[0], v, {static_cast<Index>(v.size())}); });
       }
       case 3: {
         const Index before = pick(0, 2), after = pick(0, 2);
-        return keep("pad", {a}, [=](auto in) { return pad(in[0], axis, before, after, 0.7); }, [=](const Arrays<D>& in) { return naive::pad(in[0], axis, before, after, 0.7); });
+        return keep(
+            "pad", {a}, [=](auto in) { return pad(in[0], axis, before, after, 0.7); },
+            [=](const Arrays<D>& in) { return naive::pad(in[0], axis, before, after, 0.7); });
       }
       default: {
         const std::size_t b = chance(30) ? a : of_shape(s.with(axis, pick(1, 3)));
-        return keep("cat", {a, b}, [=](auto in) { return cat(in, axis); }, [=](const Arrays<D>& in) { return naive::cat(in, axis); });
+        return keep(
+            "cat", {a, b}, [=](auto in) { return cat(in, axis); },
+            [=](const Arrays<D>& in) { return naive::cat(in, axis); });
       }
     }
   }
@@ -398,24 +487,30 @@ class Program {
           const Tape::Pause pause;
           mask = dropout(ones(s, DType::f64), 0.3, key).to_vector();
         }
-        return keep("dropout", {a}, [=](auto in) { return dropout(in[0], 0.3, key); }, [=](const Arrays<D>& in) { return masked(in[0], mask); });
+        return keep(
+            "dropout", {a}, [=](auto in) { return dropout(in[0], 0.3, key); },
+            [=](const Arrays<D>& in) { return masked(in[0], mask); });
       }
       case 1: {
         const std::size_t b = of_shape(s);
         const Tensor condition = randint(0, 2, s, {rng_(), 0}, DType::u8);
-        return keep("where", {a, b}, [=](auto in) { return where(condition, in[0], in[1]); }, [=](const Arrays<D>& in) {
-          Numbers y = in[1];
-          const std::vector<double> c = condition.to_vector();
-          for (std::size_t i = 0; i < c.size(); ++i)
-            if (c[i] != 0) y.values[i] = in[0].values[i];
-          return y;
-        });
+        return keep(
+            "where", {a, b}, [=](auto in) { return where(condition, in[0], in[1]); },
+            [=](const Arrays<D>& in) {
+              Numbers y = in[1];
+              const std::vector<double> c = condition.to_vector();
+              for (std::size_t i = 0; i < c.size(); ++i)
+                if (c[i] != 0) y.values[i] = in[0].values[i];
+              return y;
+            });
       }
       default: {
         if (s.rank() < 3 || s[-1] % 2 != 0) return false;
         std::vector<double> positions;
         for (Index i = 0; i < s[-3]; ++i) positions.push_back(static_cast<double>(i));
-        return keep("rotary", {a}, [](auto in) { return rotary(in[0], 100); }, [=](const Arrays<D>& in) { return naive::rotary(in[0], 100, positions); });
+        return keep(
+            "rotary", {a}, [](auto in) { return rotary(in[0], 100); },
+            [=](const Arrays<D>& in) { return naive::rotary(in[0], 100, positions); });
       }
     }
   }
@@ -441,9 +536,7 @@ Outcome run(std::uint64_t seed, const std::vector<Unary>& unary, int most_steps 
     out.wrong = program.verdict();
     out.listing = program.listing();
     out.worst = program.worst();
-  } catch (const std::exception& e) {
-    out.wrong = text("threw: ", e.what());
-  }
+  } catch (const std::exception& e) { out.wrong = text("threw: ", e.what()); }
   return out;
 }
 /// A failure with the fewest steps that still show it.
@@ -472,11 +565,13 @@ TEST(Programs, GradientsAlongRandomDirections) {
     if (!o.wrong.empty()) ADD_FAILURE() << describe(seed, unary), ++failures;
     if (o.worst > worst) worst = o.worst, worst_seed = seed;
   }
-  std::cout << "op programs: " << programs << ", worst relative error " << worst << " at HILT_FUZZ_SEED=" << worst_seed << '\n';
+  std::cout << "op programs: " << programs << ", worst relative error " << worst << " at HILT_FUZZ_SEED=" << worst_seed
+            << '\n';
 }
 
 TEST(Programs, TheFuzzerCatches) {
-  // tanh whose slope is 1 - y instead of 1 - y^2; a relu good to six digits; a view that forgets its offset.
+  // tanh whose slope is 1 - y instead of 1 - y^2; a relu good to six digits; a view that forgets
+  // its offset.
   struct Wrong final : Function {
     std::string_view name() const override { return "wrong tanh"; }
     Tensor forward(const Tensor& x) {

@@ -18,7 +18,8 @@ bool holds(const Axes& axes, const Shape& shape, int axis) {
   return axes.empty() || std::ranges::count(axes, axis) + std::ranges::count(axes, axis - shape.rank()) > 0;
 }
 
-/// Every subset of the axes of ranks 0 to 4, kept and not; a few of rank 6, negative ones, extents of 0.
+/// Every subset of the axes of ranks 0 to 4, kept and not; a few of rank 6, negative ones, extents
+/// of 0.
 template <class Call, class Formula>
 std::vector<OpCase> reduction(const char* name, Call op, Formula formula, Input like, bool of_nothing) {
   std::vector<OpCase> cases;
@@ -27,8 +28,11 @@ std::vector<OpCase> reduction(const char* name, Call op, Formula formula, Input 
       like.shape = shape;
       traits.ties = like.spread == Input::Spread::distinct;
       traits.rows = shape.rank() > 0 && shape.numel() > 0 && !holds(axes, shape, 0);
-      cases.push_back({named(name, axes, keepdim), {like}, [=](std::span<const Tensor> in) { return op(in[0], axes, keepdim); },
-                       [=]<class T>(const Arrays<T>& in) { return formula(in[0], axes, keepdim); }, traits});
+      cases.push_back({named(name, axes, keepdim),
+                       {like},
+                       [=](std::span<const Tensor> in) { return op(in[0], axes, keepdim); },
+                       [=]<class T>(const Arrays<T>& in) { return formula(in[0], axes, keepdim); },
+                       traits});
     }
   };
   for (const Shape& shape : {Shape{}, {5}, {3, 4}, {2, 3, 2}, {2, 3, 1, 2}})
@@ -51,17 +55,27 @@ std::vector<OpCase> reduction(const char* name, Call op, Formula formula, Input 
   return cases;
 }
 
-constexpr auto kSum = []<class T>(const Array<T>& x, const Axes& axes, bool keepdim) { return naive::sum(x, axes, keepdim); };
-constexpr auto kMean = []<class T>(const Array<T>& x, const Axes& axes, bool keepdim) { return naive::mean(x, axes, keepdim); };
-constexpr auto kMax = []<class T>(const Array<T>& x, const Axes& axes, bool keepdim) { return naive::max(x, axes, keepdim); };
+constexpr auto kSum = []<class T>(const Array<T>& x, const Axes& axes, bool keepdim) {
+  return naive::sum(x, axes, keepdim);
+};
+constexpr auto kMean = []<class T>(const Array<T>& x, const Axes& axes, bool keepdim) {
+  return naive::mean(x, axes, keepdim);
+};
+constexpr auto kMax = []<class T>(const Array<T>& x, const Axes& axes, bool keepdim) {
+  return naive::max(x, axes, keepdim);
+};
 const Op kReductions[] = {
     {"sum", [] { return reduction("sum", sum, kSum, real({}), true); }},
     {"mean", [] { return reduction("mean", mean, kMean, real({}), false); }},
-    {"max", [] { return reduction("max", static_cast<Tensor (*)(const Tensor&, const Axes&, bool)>(max), kMax, distinct({}), false); }},
+    {"max",
+     [] {
+       return reduction("max", static_cast<Tensor (*)(const Tensor&, const Axes&, bool)>(max), kMax, distinct({}),
+                        false);
+     }},
 };
 INSTANTIATE_TEST_SUITE_P(Reduce, OpJudges, testing::ValuesIn(kReductions), op_name);
 
-// ---- special values --------------------------------------------------------------------------------------------
+// ---- special values -----------------------------------------------------------------------------
 TEST(Reduce, EqualMaximaShareTheGradient) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     const Tensor x = from_values(std::vector<double>{1, 3, 3, 2, 2, 2, -0.0, 0, -1}, {3, 3}, dtype);
@@ -86,7 +100,8 @@ TEST(Reduce, InfinitiesAndNanPropagate) {
           v[static_cast<std::size_t>(at)] = special;
           return from_values(v, {n}, dtype);
         };
-        for (const Tensor& y : {sum(row(kNan, 1)), mean(row(kNan, 1)), max(row(kNan, 1)), max(row(kNan, kInf)), sum(row(kInf, -kInf))})
+        for (const Tensor& y :
+             {sum(row(kNan, 1)), mean(row(kNan, 1)), max(row(kNan, 1)), max(row(kNan, kInf)), sum(row(kInf, -kInf))})
           EXPECT_TRUE(std::isnan(y.item())) << dtype << " n " << n << " at " << at;
         EXPECT_EQ(sum(row(kInf, 1)).item(), kInf);
         EXPECT_EQ(mean(row(-kInf, 1)).item(), -kInf);
@@ -112,8 +127,8 @@ TEST(Reduce, OfNothing) {
 TEST(Reduce, TenMillionAddUp) {
   const Index n = scaled<Index>(10'000'000, 1'000'000);
   const double tenth = static_cast<double>(0.1f);
-  // One accumulator would be off by percents. Equal terms round the same way each time, so that errors add up; of
-  // different ones most cancel.
+  // One accumulator would be off by percents. Equal terms round the same way each time, so that
+  // errors add up; of different ones most cancel.
   const double total = sum(full({n}, 0.1, DType::f32)).item(), exact = tenth * static_cast<double>(n);
   EXPECT_NEAR(total / exact, 1, 1e-5);
   EXPECT_NEAR(mean(full({n}, 0.1, DType::f32)).item() / tenth, 1, 1e-5);
@@ -137,7 +152,8 @@ TEST(Reduce, SixteenBitsAccumulateInMore) {
 
 TEST(Reduce, Argmax) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-    const Tensor x = from_values(std::vector<double>{1, 3, 3, -1, -1, -2, -kInf, -kInf, -kInf, 0, 1, 2}, {2, 2, 3}, dtype);
+    const Tensor x =
+        from_values(std::vector<double>{1, 3, 3, -1, -1, -2, -kInf, -kInf, -kInf, 0, 1, 2}, {2, 2, 3}, dtype);
     const Tensor y = argmax(x);
     EXPECT_EQ(y.dtype(), DType::i64);
     EXPECT_EQ(y.shape(), (Shape{2, 2}));
@@ -147,17 +163,19 @@ TEST(Reduce, Argmax) {
   const Tensor across = as_strided(x, {77, 5}, {1, 77}, 0);
   const std::vector<Index> got = argmax(across).to_vector<Index>();
   const std::vector<double> v = across.to_vector();
-  for (std::size_t r = 0; r < 77; ++r)
-    EXPECT_EQ(got[r], std::max_element(&v[5 * r], &v[5 * r] + 5) - &v[5 * r]);
+  for (std::size_t r = 0; r < 77; ++r) EXPECT_EQ(got[r], std::max_element(&v[5 * r], &v[5 * r] + 5) - &v[5 * r]);
   Tape tape;
   tape.watch(x);
   EXPECT_FALSE(tape.knows(argmax(x)));
 }
 
-// ---- refusals ----------------------------------------------------------------------------------------------------
+// ---- refusals -----------------------------------------------------------------------------------
 TEST(Reduce, RefusesAxesItDoesNotHave) {
   const Tensor x = ones({2, 3});
-  struct Named { const char* name; Tensor (*op)(const Tensor&, const Axes&, bool); };
+  struct Named {
+    const char* name;
+    Tensor (*op)(const Tensor&, const Axes&, bool);
+  };
   for (const Named& n : {Named{"sum", sum}, {"mean", mean}, {"max", max}}) {
     EXPECT_TRUE(refuses([&] { n.op(x, {2}, false); }, n.name, {"axis 2", "-2..1"}));
     EXPECT_TRUE(refuses([&] { n.op(x, {-3}, false); }, n.name, {"axis -3", "-2..1"}));

@@ -9,13 +9,16 @@ std::vector<OpCase> rotary_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& shape, double base, std::vector<double> at, Traits traits = {}) {
     std::optional<Tensor> positions;
-    if (!at.empty()) positions = from_values(at, {static_cast<Index>(at.size())}, cases.size() % 2 ? DType::i32 : DType::i64);
+    if (!at.empty())
+      positions = from_values(at, {static_cast<Index>(at.size())}, cases.size() % 2 ? DType::i32 : DType::i64);
     else
       for (Index l = 0; l < shape[-3]; ++l) at.push_back(static_cast<double>(l));
     traits.rows = shape.rank() > 3;
-    cases.push_back({text("rotary base ", base, positions ? " given positions" : ""), {real(shape)},
+    cases.push_back({text("rotary base ", base, positions ? " given positions" : ""),
+                     {real(shape)},
                      [=](std::span<const Tensor> in) { return rotary(in[0], base, positions); },
-                     [=]<class T>(const Arrays<T>& in) { return naive::rotary(in[0], base, at); }, traits});
+                     [=]<class T>(const Arrays<T>& in) { return naive::rotary(in[0], base, at); },
+                     traits});
   };
   add_case({1, 1, 2}, 10000, {});
   add_case({3, 2, 4}, 10000, {});
@@ -62,12 +65,14 @@ TEST(Rotary, ProductsDependOnDistanceAlone) {
   const auto at = [](const Tensor& x, Index position) { return rotary(x, 10000, ids({position})).to_vector(); };
   for (Index distance : {0, 1, 5, 31})
     for (Index start : {0, 3, 1000})
-      EXPECT_NEAR(inner(at(q, start + distance), at(k, start)), inner(at(q, distance), at(k, 0)), 1e-11) << start << ' ' << distance;
+      EXPECT_NEAR(inner(at(q, start + distance), at(k, start)), inner(at(q, distance), at(k, 0)), 1e-11)
+          << start << ' ' << distance;
 }
 
 TEST(Rotary, MinusThePositionsTakesItBack) {
   const Tensor x = random(real({5, 2, 12}), 3);
-  const std::vector<double> back = rotary(rotary(x, 500, ids({1, 4, 9, 1000, 0})), 500, ids({-1, -4, -9, -1000, 0})).to_vector();
+  const std::vector<double> back =
+      rotary(rotary(x, 500, ids({1, 4, 9, 1000, 0})), 500, ids({-1, -4, -9, -1000, 0})).to_vector();
   for (std::size_t i = 0; i < back.size(); ++i) EXPECT_NEAR(back[i], x.to_vector()[i], 1e-12);
   EXPECT_EQ(bits(rotary(x, 500, ids({0, 0, 0, 0, 0}))), bits(x));
 }
@@ -83,7 +88,8 @@ TEST(Rotary, FarPositionsKeepTheirAngle) {
   // An angle of 1e6 radians has no digit to spare in f32; it must not be computed there.
   for (Index position : {1000, 100000, 1000003}) {
     const Tensor x = random(real({1, 2, 64}), 4, DType::f32);
-    const std::vector<double> got = rotary(x, 10000, ids({position})).to_vector(), exact = rotary(to(x, DType::f64), 10000, ids({position})).to_vector();
+    const std::vector<double> got = rotary(x, 10000, ids({position})).to_vector(),
+                              exact = rotary(to(x, DType::f64), 10000, ids({position})).to_vector();
     for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], exact[i], 1e-6) << position << " element " << i;
   }
 }
@@ -93,7 +99,11 @@ TEST(Rotary, Refusals) {
   EXPECT_TRUE(refuses([&] { rotary(ones({3, 4})); }, "rotary", {"[3, 4]"}));
   EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 4}), 10000, ids({1, 2, 3})); }, "rotary", {"[3]", "2"}));
   EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 4}), 10000, ones({2})); }, "rotary", {"positions", "f32"}));
-  EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 4}), 10000, from_values(std::vector<Index>{0, 1}, {1, 2})); }, "rotary", {"[1, 2]"}));
+  EXPECT_TRUE(refuses(
+      [&] {
+        rotary(ones({2, 3, 4}), 10000, from_values(std::vector<Index>{0, 1}, {1, 2}));
+      },
+      "rotary", {"[1, 2]"}));
   EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 4}), 0); }, "rotary", {"base", "0"}));
   EXPECT_TRUE(refuses([&] { rotary(ones({2, 3, 4}, DType::i64)); }, "rotary", {"i64"}));
 }

@@ -9,12 +9,12 @@ using namespace judge;
 constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
 using Unary = Tensor (*)(const Tensor&);
 
-template <class F>
-std::vector<OpCase> along_last(const char* name, Unary op, F formula) {
+template <class F> std::vector<OpCase> along_last(const char* name, Unary op, F formula) {
   const auto call = [=](std::span<const Tensor> in) { return op(in[0]); };
   const auto reference = [=]<class T>(const Arrays<T>& in) { return formula(in[0]); };
   std::vector<OpCase> cases;
-  for (const Shape& shape : {Shape{5}, {1}, {2, 3}, {3, 1}, {2, 2, 4}, {1, 1, 7}, {2, 1, 3, 2}, {0, 3}, {2, 1, 2, 1, 1, 3}, {2, 33}})
+  for (const Shape& shape :
+       {Shape{5}, {1}, {2, 3}, {3, 1}, {2, 2, 4}, {1, 1, 7}, {2, 1, 3, 2}, {0, 3}, {2, 1, 2, 1, 1, 3}, {2, 33}})
     cases.push_back({name, {real(shape)}, call, reference, {.rows = shape.rank() > 1 && shape.numel() > 0}});
   cases.push_back({text(name, " far apart"), {between(-30, 30, {3, 6})}, call, reference, {.rows = true}});
   cases.push_back({text(name, " far from 0"), {between(90, 100, {3, 6})}, call, reference, {.rows = true}});
@@ -23,9 +23,14 @@ std::vector<OpCase> along_last(const char* name, Unary op, F formula) {
   return cases;
 }
 const Op kAlongLast[] = {
-    {"softmax", [] { return along_last("softmax", softmax, []<class T>(const Array<T>& x) { return naive::softmax(x); }); }},
-    {"log_softmax", [] { return along_last("log_softmax", log_softmax, []<class T>(const Array<T>& x) { return naive::log_softmax(x); }); }},
-    {"logsumexp", [] { return along_last("logsumexp", logsumexp, []<class T>(const Array<T>& x) { return naive::logsumexp(x); }); }},
+    {"softmax",
+     [] { return along_last("softmax", softmax, []<class T>(const Array<T>& x) { return naive::softmax(x); }); }},
+    {"log_softmax",
+     [] {
+       return along_last("log_softmax", log_softmax, []<class T>(const Array<T>& x) { return naive::log_softmax(x); });
+     }},
+    {"logsumexp",
+     [] { return along_last("logsumexp", logsumexp, []<class T>(const Array<T>& x) { return naive::logsumexp(x); }); }},
 };
 INSTANTIATE_TEST_SUITE_P(Softmax, OpJudges, testing::ValuesIn(kAlongLast), op_name);
 
@@ -36,7 +41,8 @@ TEST(Softmax, LargeLogitsDoNotOverflow) {
     EXPECT_EQ(logsumexp(x).to_vector()[1], 0) << dtype;
     EXPECT_EQ(log_softmax(x).to_vector()[3], 0) << dtype;
     for (Unary op : {softmax, log_softmax})
-      for (double dx : play([=](auto in) { return op(in[0]); }, {{x}}, random(real({2, 3}), 1, dtype)).dx[0].to_vector())
+      for (double dx :
+           play([=](auto in) { return op(in[0]); }, {{x}}, random(real({2, 3}), 1, dtype)).dx[0].to_vector())
         EXPECT_TRUE(std::isfinite(dx)) << dtype;
   }
 }
@@ -83,7 +89,9 @@ TEST(Softmax, InfinitiesAndNanStayInTheirRow) {
         const std::vector<double> clean = op(rows(0.5, 0.5)).to_vector();
         for (std::size_t i = 0; i < y.size(); ++i) {
           if (i / width != 1) EXPECT_EQ(y[i], clean[i]);
-          else EXPECT_TRUE(std::isnan(expected) ? std::isnan(y[i]) : y[i] == expected) << dtype << " n " << n << " element " << i << " is " << y[i];
+          else
+            EXPECT_TRUE(std::isnan(expected) ? std::isnan(y[i]) : y[i] == expected)
+                << dtype << " n " << n << " element " << i << " is " << y[i];
         }
       };
       for (Unary op : {softmax, log_softmax}) {
@@ -104,7 +112,8 @@ TEST(Softmax, OfNothing) {
 }
 
 TEST(Softmax, Refusals) {
-  for (const auto& [name, op] : {std::pair<const char*, Unary>{"softmax", softmax}, {"log_softmax", log_softmax}, {"logsumexp", logsumexp}}) {
+  for (const auto& [name, op] :
+       {std::pair<const char*, Unary>{"softmax", softmax}, {"log_softmax", log_softmax}, {"logsumexp", logsumexp}}) {
     EXPECT_TRUE(refuses([&] { op(ones({})); }, name, {"[]"}));
     EXPECT_TRUE(refuses([&] { op(ones({2}, DType::i32)); }, name, {"i32"}));
   }

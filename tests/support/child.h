@@ -18,8 +18,9 @@ struct Surroundings {
   std::size_t stack = 0;                 // RLIMIT_STACK in bytes, of every thread; 0 leaves it
 };
 
-/// Runs the current test once more, in a process of its own that is started afresh. True in that process, whose part is the
-/// test proper; false in the first one, after it has checked that the other passed:  if (!in_child({..})) return;
+/// Runs the current test once more, in a process of its own that is started afresh. True in that
+/// process, whose part is the test proper; false in the first one, after it has checked that the
+/// other passed:  if (!in_child({..})) return;
 inline bool in_child(const Surroundings& surroundings) {
   constexpr const char* kMark = "HILT_TEST_CHILD=1";
   if (std::getenv("HILT_TEST_CHILD")) return true;
@@ -56,12 +57,16 @@ inline bool in_child(const Surroundings& surroundings) {
   ::close(pipe_ends[1]);
   std::string output;
   char buffer[4096];
-  for (ssize_t n; (n = ::read(pipe_ends[0], buffer, sizeof buffer)) > 0;) output.append(buffer, static_cast<std::size_t>(n));
+  for (ssize_t n; (n = ::read(pipe_ends[0], buffer, sizeof buffer)) > 0;)
+    output.append(buffer, static_cast<std::size_t>(n));
   ::close(pipe_ends[0]);
   int status = 0;
   ::waitpid(pid, &status, 0);
-  const bool passed = pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0 && output.find("[  PASSED  ] 1 test") != output.npos;
-  EXPECT_TRUE(passed) << (WIFSIGNALED(status) ? std::string("killed: ") + strsignal(WTERMSIG(status)) : "failed") << "; it said\n" << output;
+  const bool passed =
+      pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0 && output.find("[  PASSED  ] 1 test") != output.npos;
+  EXPECT_TRUE(passed) << (WIFSIGNALED(status) ? std::string("killed: ") + strsignal(WTERMSIG(status)) : "failed")
+                      << "; it said\n"
+                      << output;
   return false;
 }
 

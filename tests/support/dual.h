@@ -4,9 +4,10 @@
 #include <concepts>
 #include <numbers>
 
-// Numbers that know more than their value. A formula written once as a template over its scalar gives, besides the
-// value in double or float: with Dual its derivative, exactly and without a step size; with Bounded how far rounding may
-// carry it; with Dual<Bounded> both. Constants are made explicitly, T(0.5), so that a float formula stays one.
+// Numbers that know more than their value. A formula written once as a template over its scalar
+// gives, besides the value in double or float: with Dual its derivative, exactly and without a step
+// size; with Bounded how far rounding may carry it; with Dual<Bounded> both. Constants are made
+// explicitly, T(0.5), so that a float formula stays one.
 
 namespace hilt::judge {
 
@@ -15,8 +16,7 @@ using std::abs, std::erf, std::exp, std::log, std::pow, std::sqrt, std::tanh;
 template <std::floating_point T> T sigmoid(T x) { return 1 / (1 + exp(-x)); }
 
 /// x + dx e with e^2 = 0.
-template <class S>
-struct Dual {
+template <class S> struct Dual {
   S x{0}, dx{0};
 
   Dual() = default;
@@ -36,9 +36,10 @@ struct Dual {
   friend bool operator>(const Dual& a, const Dual& b) { return b < a; }
 };
 
-/// A number that rounding reached by some path: its value, the error of that path to first order in units of the
-/// type's rounding u (Wilkinson's running error: every operation adds |its result| to the errors it inherits), and the
-/// sum of the absolute values of the terms it is made of, which is what rounded intermediates can move it by.
+/// A number that rounding reached by some path: its value, the error of that path to first order in
+/// units of the type's rounding u (Wilkinson's running error: every operation adds |its result| to
+/// the errors it inherits), and the sum of the absolute values of the terms it is made of, which is
+/// what rounded intermediates can move it by.
 struct Bounded {
   double x = 0, error = 0, size = 0;
 
@@ -72,7 +73,7 @@ struct Bounded {
   }
 };
 
-// ---- functions -----------------------------------------------------------------------------------------
+// ---- functions ----------------------------------------------------------------------------------
 inline Bounded exp(const Bounded& a) { return Bounded::through(a, std::exp(a.x), std::exp(a.x)); }
 inline Bounded log(const Bounded& a) { return Bounded::through(a, std::log(a.x), 1 / a.x); }
 inline Bounded sqrt(const Bounded& a) { return Bounded::through(a, std::sqrt(a.x), 0.5 / std::sqrt(a.x)); }

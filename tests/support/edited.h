@@ -7,7 +7,8 @@
 
 namespace hilt {
 
-/// The text after 1 to `most` edits: a letter of the alphabet put in or in place of another, or a letter taken out.
+/// The text after 1 to `most` edits: a letter of the alphabet put in or in place of another, or a
+/// letter taken out.
 inline std::string edited(std::string text, std::string_view alphabet, unsigned most, std::mt19937& random) {
   for (auto edits = random() % most + 1; edits > 0; --edits) {
     const std::size_t place = text.empty() ? 0 : random() % text.size();

@@ -4,9 +4,9 @@
 
 namespace hilt {
 
-/// What f throws as "kind: message", to be compared whole: the message is part of the interface. "nothing" if it returns.
-template <class F>
-std::string error_of(F&& f) {
+/// What f throws as "kind: message", to be compared whole: the message is part of the interface.
+/// "nothing" if it returns.
+template <class F> std::string error_of(F&& f) {
   try {
     f();
   } catch (const Error& e) {
@@ -21,9 +21,7 @@ std::string error_of(F&& f) {
       case Code::internal: kind = "internal"; break;
     }
     return std::string(kind) + ": " + e.what();
-  } catch (const std::exception& e) {
-    return std::string("not an hilt::Error: ") + e.what();
-  }
+  } catch (const std::exception& e) { return std::string("not an hilt::Error: ") + e.what(); }
   return "nothing";
 }
 

@@ -6,14 +6,15 @@
 
 namespace hilt {
 
-/// A float format of 16 bits by its definition: a table of its values, and rounding as a search in it. Shares no thought
-/// with float16.h, and is 30 times slower.
+/// A float format of 16 bits by its definition: a table of its values, and rounding as a search in
+/// it. Shares no thought with float16.h, and is 30 times slower.
 class Half {
  public:
   Half(int exponent_bits, int mantissa_bits) : mantissa_bits_(mantissa_bits) {
     const int bias = (1 << (exponent_bits - 1)) - 1;
     const int infinity = ((1 << exponent_bits) - 1) << mantissa_bits;
-    for (int magnitude = 0; magnitude <= infinity; ++magnitude) {  // at infinity's place what the pattern would mean as a number
+    for (int magnitude = 0; magnitude <= infinity;
+         ++magnitude) {  // at infinity's place what the pattern would mean as a number
       const int exponent = magnitude >> mantissa_bits, mantissa = magnitude & ((1 << mantissa_bits) - 1);
       const int leading = exponent > 0 ? 1 << mantissa_bits : 0;
       values_.push_back(std::ldexp(leading + mantissa, std::max(exponent, 1) - bias - mantissa_bits));
@@ -28,11 +29,13 @@ class Half {
     const double x = magnitude == infinity() ? HUGE_VAL : values_[magnitude];
     return bits & 0x8000 ? -x : x;
   }
-  /// To nearest, ties to the even pattern; from half way to the number that infinity stands for on, infinity. Of NaN, a quiet NaN.
+  /// To nearest, ties to the even pattern; from half way to the number that infinity stands for on,
+  /// infinity. Of NaN, a quiet NaN.
   std::uint16_t nearest(double x) const {
     if (std::isnan(x)) return infinity() | quiet_bit();
     const double magnitude = std::abs(x);
-    auto bits = static_cast<std::uint16_t>(std::upper_bound(values_.begin(), values_.end(), magnitude) - values_.begin() - 1);
+    auto bits =
+        static_cast<std::uint16_t>(std::upper_bound(values_.begin(), values_.end(), magnitude) - values_.begin() - 1);
     if (bits < infinity()) {
       const double middle = (values_[bits] + values_[bits + 1u]) / 2;
       if (magnitude > middle || (magnitude == middle && bits % 2 == 1)) ++bits;

@@ -53,14 +53,17 @@ void give_aligned(void* p) {
 
 using namespace hilt::heap;
 
-// All forms are here, on malloc: a sanitizer would else pair some of its own with ours. It still sees every block, and each that leaks.
+// All forms are here, on malloc: a sanitizer would else pair some of its own with ours. It still
+// sees every block, and each that leaks.
 void* operator new(std::size_t bytes) { return or_throw(taken(bytes)); }
 void* operator new[](std::size_t bytes) { return or_throw(taken(bytes)); }
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return taken(bytes); }
 void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return taken(bytes); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) { return or_throw(taken(bytes, alignment, false)); }
 // Tensors' memory, and nothing else, is asked for like this: core/storage.cpp.
-void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept { return taken(bytes, alignment, true); }
+void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return taken(bytes, alignment, true);
+}
 void operator delete(void* p) noexcept { give(p); }
 void operator delete[](void* p) noexcept { give(p); }
 void operator delete(void* p, std::size_t) noexcept { give(p); }

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
-// As gtest_main, but a binary that skipped every test it ran exits 77, by which the build's test runner knows a skip.
+// As gtest_main, but a binary that skipped every test it ran exits 77, by which the build's test
+// runner knows a skip.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const int failed = RUN_ALL_TESTS();

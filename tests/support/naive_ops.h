@@ -4,14 +4,14 @@
 #include "core/shape.h"
 #include "tests/support/dual.h"
 
-// The formulas of ops.h as one writes them on paper: a loop over positions, one scalar at a time, in the order of the
-// text. Templates over the scalar (see dual.h). No code of the library but Shape.
+// The formulas of ops.h as one writes them on paper: a loop over positions, one scalar at a time,
+// in the order of the text. Templates over the scalar (see dual.h). No code of the library but
+// Shape.
 
 namespace hilt::judge {
 
 /// A dense tensor of any scalar.
-template <class T>
-struct Array {
+template <class T> struct Array {
   Shape shape;
   std::vector<T> values;
 
@@ -28,8 +28,7 @@ namespace naive {
 using Position = std::array<Index, Shape::kMaxRank>;
 
 /// f(position, its number in row-major order).
-template <class F>
-void each(const Shape& shape, F f) {
+template <class F> void each(const Shape& shape, F f) {
   Position p{};
   for (Index n = 0; n < shape.numel(); ++n) {
     f(p, n);
@@ -48,15 +47,13 @@ inline Position with(Position p, int axis, Index i) {
   return p;
 }
 
-// ---- elementwise -----------------------------------------------------------------------------------------
-template <class T, class F>
-Array<T> map(const Array<T>& x, F f) {
+// ---- elementwise --------------------------------------------------------------------------------
+template <class T, class F> Array<T> map(const Array<T>& x, F f) {
   Array<T> y(x.shape);
   for (Index i = 0; i < x.size(); ++i) y[i] = f(x[i]);
   return y;
 }
-template <class T, class F>
-Array<T> zip(const Array<T>& a, const Array<T>& b, F f) {
+template <class T, class F> Array<T> zip(const Array<T>& a, const Array<T>& b, F f) {
   Array<T> y(broadcast("naive", a.shape, b.shape));
   const int rank = y.shape.rank();
   each(y.shape, [&](const Position& p, Index n) { y[n] = f(a[place(a.shape, p, rank)], b[place(b.shape, p, rank)]); });
@@ -67,7 +64,7 @@ template <class T> T gelu_tanh(const T& x) {
   return T(0.5) * x * (T(1) + tanh(T(std::sqrt(2 / std::numbers::pi)) * (x + T(0.044715) * (x * x * x))));
 }
 
-// ---- reductions ------------------------------------------------------------------------------------------
+// ---- reductions ---------------------------------------------------------------------------------
 inline Shape reduced(const Shape& s, const std::vector<int>& axes, bool keepdim) {
   Shape out;
   for (int i = 0; i < s.rank(); ++i) {
@@ -99,10 +96,9 @@ template <class T> Array<T> max(const Array<T>& x, const std::vector<int>& axes 
   return fold(x, axes, keepdim, T(-HUGE_VAL), [](const T& a, const T& b) { return b > a ? b : a; });
 }
 
-// ---- along the last axis ---------------------------------------------------------------------------------
+// ---- along the last axis ------------------------------------------------------------------------
 /// f(first element of a row) for each row.
-template <class F>
-void rows(const Shape& s, F f) {
+template <class F> void rows(const Shape& s, F f) {
   if (s.numel() == 0) return;
   for (Index at = 0; at < s.numel(); at += s[-1]) f(at);
 }
@@ -142,7 +138,8 @@ template <class T> Array<T> log_softmax(const Array<T>& x) {
   });
   return y;
 }
-template <class T> Array<T> layer_norm(const Array<T>& x, const Array<T>& weight, const Array<T>& bias, double epsilon) {
+template <class T>
+Array<T> layer_norm(const Array<T>& x, const Array<T>& weight, const Array<T>& bias, double epsilon) {
   Array<T> y(x.shape);
   const Index n = x.shape[-1];
   rows(x.shape, [&](Index at) {
@@ -151,7 +148,8 @@ template <class T> Array<T> layer_norm(const Array<T>& x, const Array<T>& weight
     mean = mean / T(static_cast<double>(n));
     for (Index i = at; i < at + n; ++i) variance += (x[i] - mean) * (x[i] - mean);
     variance = variance / T(static_cast<double>(n));
-    for (Index i = at; i < at + n; ++i) y[i] = (x[i] - mean) / sqrt(variance + T(epsilon)) * weight[i - at] + bias[i - at];
+    for (Index i = at; i < at + n; ++i)
+      y[i] = (x[i] - mean) / sqrt(variance + T(epsilon)) * weight[i - at] + bias[i - at];
   });
   return y;
 }
@@ -174,7 +172,8 @@ template <class T> Array<T> rotary(const Array<T>& x, double base, const std::ve
   each(x.shape, [&](const Position& p, Index n) {
     const Index d = p[rank - 1];
     if (d >= half) return;
-    const double angle = positions[p[rank - 3]] * std::pow(base, -2.0 * static_cast<double>(d) / static_cast<double>(2 * half));
+    const double angle =
+        positions[p[rank - 3]] * std::pow(base, -2.0 * static_cast<double>(d) / static_cast<double>(2 * half));
     const T cosine = static_cast<T>(std::cos(angle)), sine = static_cast<T>(std::sin(angle));
     y[n] = x[n] * cosine - x[n + half] * sine;
     y[n + half] = x[n] * sine + x[n + half] * cosine;
@@ -182,7 +181,7 @@ template <class T> Array<T> rotary(const Array<T>& x, double base, const std::ve
   return y;
 }
 
-// ---- linear algebra ----------------------------------------------------------------------------------------
+// ---- linear algebra -----------------------------------------------------------------------------
 template <class T> Array<T> matmul(const Array<T>& a, const Array<T>& b) {
   const auto batches = [](const Shape& s) { return Shape(std::span(s.begin(), s.end() - 2)); };
   Shape shape = broadcast("naive", batches(a.shape), batches(b.shape));
@@ -197,7 +196,7 @@ template <class T> Array<T> matmul(const Array<T>& a, const Array<T>& b) {
   return y;
 }
 
-// ---- picking and placing -------------------------------------------------------------------------------------
+// ---- picking and placing ------------------------------------------------------------------------
 template <class T> Array<T> gather(const Array<T>& x, int axis, const std::vector<Index>& index) {
   Array<T> y(x.shape.with(axis, static_cast<Index>(index.size())));
   each(y.shape, [&](const Position& p, Index n) { y[n] = x[place(x.shape, with(p, axis, index[p[axis]]))]; });
@@ -238,7 +237,7 @@ template <class T> Array<T> pad(const Array<T>& x, int axis, Index before, Index
   return y;
 }
 
-// ---- losses --------------------------------------------------------------------------------------------------
+// ---- losses -------------------------------------------------------------------------------------
 template <class T> Array<T> cross_entropy(const Array<T>& logits, const std::vector<Index>& targets, Index ignore) {
   const Array<T> logs = log_softmax(logits);
   const Index classes = logits.shape[-1];
@@ -254,7 +253,7 @@ template <class T> Array<T> cross_entropy(const Array<T>& logits, const std::vec
   return y;
 }
 
-// ---- views -----------------------------------------------------------------------------------------------------
+// ---- views --------------------------------------------------------------------------------------
 template <class T> Array<T> reshape(Array<T> x, const Shape& shape) {
   x.shape = shape;
   return x;

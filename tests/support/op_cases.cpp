@@ -32,7 +32,10 @@ Plan plan_of(Layout layout, const Shape& shape) {
   Plan plan;
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
     Index& stride = plan.strides[static_cast<std::size_t>(*axis)];
-    stride = shape[*axis] == 1 ? kIdleStride : *axis == repeated ? 0 : *axis == doubled ? 2 * plan.elements : plan.elements;
+    stride = shape[*axis] == 1   ? kIdleStride
+             : *axis == repeated ? 0
+             : *axis == doubled  ? 2 * plan.elements
+                                 : plan.elements;
     if (*axis != repeated) plan.elements *= std::max<Index>(shape[*axis], 1) * (*axis == doubled ? 2 : 1);
   }
   if (shape.numel() == 0) plan.elements = 0;  // nothing to hold, nothing held
@@ -49,7 +52,7 @@ std::string OpCase::label() const {
   return out;
 }
 
-// ---- layouts ---------------------------------------------------------------------------------------------
+// ---- layouts ------------------------------------------------------------------------------------
 std::string_view name_of(Layout layout) {
   constexpr std::string_view names[] = {"contiguous", "offset",        "transposed",     "reversed",
                                         "strided",    "strided_outer", "expanded_first", "expanded_last"};
@@ -98,17 +101,20 @@ double& Laid::at(Index n) {
   return const_cast<double*>(std::as_const(tensor_).data<double>())[at];
 }
 
-// ---- tools -------------------------------------------------------------------------------------------------
+// ---- tools --------------------------------------------------------------------------------------
 testing::AssertionResult refuses(const std::function<void()>& f, std::string_view op,
                                  std::initializer_list<std::string_view> parts, Code code) {
   try {
     f();
   } catch (const Error& e) {
     const std::string_view message = e.what();
-    if (e.code() != code) return testing::AssertionFailure() << "code " << static_cast<int>(e.code()) << ": " << message;
-    if (!message.starts_with(op)) return testing::AssertionFailure() << "does not open with '" << op << "': " << message;
+    if (e.code() != code)
+      return testing::AssertionFailure() << "code " << static_cast<int>(e.code()) << ": " << message;
+    if (!message.starts_with(op))
+      return testing::AssertionFailure() << "does not open with '" << op << "': " << message;
     for (std::string_view part : parts)
-      if (message.find(part) == message.npos) return testing::AssertionFailure() << "does not say '" << part << "': " << message;
+      if (message.find(part) == message.npos)
+        return testing::AssertionFailure() << "does not say '" << part << "': " << message;
     return testing::AssertionSuccess();
   } catch (const std::exception& e) {
     return testing::AssertionFailure() << "threw another type than Error: " << e.what();
@@ -123,13 +129,17 @@ std::vector<std::byte> bits(const Tensor& x) {
 
 Array<double> draw(const Input& input, std::uint64_t seed) {
   std::mt19937_64 rng(seed);
-  const auto uniform = [&](double low, double high) { return low + (high - low) * static_cast<double>(rng() >> 11) * 0x1p-53; };
+  const auto uniform = [&](double low, double high) {
+    return low + (high - low) * static_cast<double>(rng() >> 11) * 0x1p-53;
+  };
   Array<double> out(input.shape);
   for (Index i = 0; i < out.size(); ++i) {
     switch (input.spread) {
       case Input::Spread::even: out[i] = uniform(input.low, input.high); break;
       case Input::Spread::lattice: out[i] = input.low + std::floor(uniform(-8, 9)) / 4 + uniform(-0.02, 0.02); break;
-      case Input::Spread::distinct: out[i] = 0.1 * static_cast<double>(i - out.size() / 2) + uniform(-0.02, 0.02); break;
+      case Input::Spread::distinct:
+        out[i] = 0.1 * static_cast<double>(i - out.size() / 2) + uniform(-0.02, 0.02);
+        break;
     }
   }
   if (input.spread == Input::Spread::distinct) std::ranges::shuffle(out.values, rng);

@@ -9,9 +9,9 @@
 #include "core/tape.h"
 #include "tests/support/naive_ops.h"
 
-// One case struct per op, many judges. A case names an op, draws its inputs and knows its formula; every judge below
-// then tries what it knows on it. A judge returns what is wrong, in a sentence, or nothing; judges_test.cpp shows each of
-// them deliberately wrong ops.
+// One case struct per op, many judges. A case names an op, draws its inputs and knows its formula;
+// every judge below then tries what it knows on it. A judge returns what is wrong, in a sentence,
+// or nothing; judges_test.cpp shows each of them deliberately wrong ops.
 
 namespace hilt::judge {
 
@@ -19,11 +19,12 @@ namespace hilt::judge {
 class Reference {
   template <class T> using Formula = std::function<Array<T>(const Arrays<T>&)>;
   std::tuple<Formula<double>, Formula<float>, Formula<Bounded>, Formula<Dual<double>>, Formula<Dual<float>>,
-             Formula<Dual<Bounded>>> formulas_;
+             Formula<Dual<Bounded>>>
+      formulas_;
 
  public:
-  template <class F> requires(!std::same_as<F, Reference>)
-  Reference(F f) : formulas_(f, f, f, f, f, f) {}
+  template <class F>
+  requires(!std::same_as<F, Reference>) Reference(F f) : formulas_(f, f, f, f, f, f) {}
   template <class T> Array<T> operator()(const Arrays<T>& in) const { return std::get<Formula<T>>(formulas_)(in); }
 };
 
@@ -70,7 +71,7 @@ struct Op {
   std::vector<OpCase> (*cases)();
 };
 
-// ---- layouts ---------------------------------------------------------------------------------------------
+// ---- layouts ------------------------------------------------------------------------------------
 enum class Layout { contiguous, offset, transposed, reversed, strided, strided_outer, expanded_first, expanded_last };
 std::string_view name_of(Layout layout);
 /// Those that a shape has and that differ from each other in it.
@@ -78,8 +79,8 @@ std::vector<Layout> layouts_of(const Shape& shape);
 /// The axis that a layout repeats by a stride of zero, or -1. Elements along it are equal.
 int repeated_axis(Layout layout, const Shape& shape);
 
-/// A tensor in memory of ours: guard zones around it and gaps within it are NaN, and its start is aligned no better
-/// than an element.
+/// A tensor in memory of ours: guard zones around it and gaps within it are NaN, and its start is
+/// aligned no better than an element.
 class Laid {
  public:
   Laid(const Array<double>& values, Layout layout, DType dtype);
@@ -96,8 +97,9 @@ class Laid {
   Tensor tensor_;
 };
 
-// ---- judges ------------------------------------------------------------------------------------------------
-/// What the gradient checks of a run came to. A case is an op x shapes x layouts x input, with one derivative at least.
+// ---- judges -------------------------------------------------------------------------------------
+/// What the gradient checks of a run came to. A case is an op x shapes x layouts x input, with one
+/// derivative at least.
 struct Tally {
   long cases = 0, derivatives = 0;
   double worst_ratio = 0, worst_dual = 0;  // of |analytic - numeric| to what is allowed; of |analytic - dual|, relative
@@ -105,44 +107,46 @@ struct Tally {
 };
 Tally& tally();  // of this run; printed when it ends
 
-/// f64, every layout of every input: the value; a fresh output; inputs, gaps and guard zones unchanged.
+/// f64, every layout of every input: the value; a fresh output; inputs, gaps and guard zones
+/// unchanged.
 std::string judge_forward(const OpCase& c);
-/// f64, every layout of every input and of the incoming gradient: each gradient against central differences and
-/// against dual numbers, both under a random cotangent.
+/// f64, every layout of every input and of the incoming gradient: each gradient against central
+/// differences and against dual numbers, both under a random cotangent.
 std::string judge_gradients(const OpCase& c, Tally& tally);
 /// The same with one tensor given for every pair of inputs of one shape.
 std::string judge_aliases(const OpCase& c, Tally& tally);
-/// Watching one input alone gives the bits that watching all gives, and no tape gives the same output.
+/// Watching one input alone gives the bits that watching all gives, and no tape gives the same
+/// output.
 std::string judge_watching(const OpCase& c);
-/// Output and gradients in a type of fewer bits. Each element stays within twice the bound that rounding has on the
-/// naive formula computed in that type, plus its storage rounding; all of them, in the mean square, within twice the
-/// error that formula really has.
+/// Output and gradients in a type of fewer bits. Each element stays within twice the bound that
+/// rounding has on the naive formula computed in that type, plus its storage rounding; all of them,
+/// in the mean square, within twice the error that formula really has.
 std::string judge_precision(const OpCase& c, DType dtype);
 /// Nothing is read before it is written, all of the output is, and nothing beyond it.
 std::string judge_memory(const OpCase& c);
 /// What other rows hold, NaN included, changes no bit of a row; nor does the number of rows.
 std::string judge_rows(const OpCase& c);
-/// Sizes that take several pieces: value, a directional derivative, and the same bits for 1, 2 and 4 threads,
-/// time and again.
+/// Sizes that take several pieces: value, a directional derivative, and the same bits for 1, 2 and
+/// 4 threads, time and again.
 std::string judge_large(const OpCase& c, int repeats);
 
-/// Runs every judge on every case of an op: INSTANTIATE_TEST_SUITE_P(Softmax, OpJudges, testing::Values(..), op_name).
+/// Runs every judge on every case of an op: INSTANTIATE_TEST_SUITE_P(Softmax, OpJudges,
+/// testing::Values(..), op_name).
 class OpJudges : public testing::TestWithParam<Op> {};
 inline std::string op_name(const testing::TestParamInfo<Op>& info) { return info.param.name; }
 inline void PrintTo(const Op& op, std::ostream* os) { *os << op.name; }
 
-// ---- tools for tests -----------------------------------------------------------------------------------------
+// ---- tools for tests ----------------------------------------------------------------------------
 /// The parts one after the other, numbers with all their digits.
-template <class... Parts>
-std::string text(const Parts&... parts) {
+template <class... Parts> std::string text(const Parts&... parts) {
   std::ostringstream os;
   os.precision(17);
   (os << ... << parts);
   return std::move(os).str();
 }
 /// Whether f throws Error(code) with a message that opens with the op's name and holds every part.
-testing::AssertionResult refuses(const std::function<void()>& f, std::string_view op, std::initializer_list<std::string_view> parts,
-                                 Code code = Code::usage);
+testing::AssertionResult refuses(const std::function<void()>& f, std::string_view op,
+                                 std::initializer_list<std::string_view> parts, Code code = Code::usage);
 /// The elements as they are stored, in row-major order.
 std::vector<std::byte> bits(const Tensor& x);
 /// Seeded values of an input; the same as a dense tensor, and values as a tensor.
@@ -153,7 +157,10 @@ Tensor values(std::initializer_list<double> v, DType dtype = DType::f64);  // ra
 Tensor ids(std::initializer_list<Index> v, DType dtype = DType::i64);      // rank 1
 
 /// Output and gradients of all inputs for the incoming gradient dy.
-struct Played { Tensor y; std::vector<Tensor> dx; };
+struct Played {
+  Tensor y;
+  std::vector<Tensor> dx;
+};
 Played play(const Composite& op, std::span<const Tensor> inputs, const Tensor& dy);
 
 }  // namespace hilt::judge

@@ -10,8 +10,9 @@
 #include "tests/support/op_cases.h"
 #include "tests/support/scale.h"
 
-// ---- fresh memory ------------------------------------------------------------------------------------------------
-// This binary's aligned operator new, from which tensors come, fills what it hands out with a byte of the judges' choice.
+// ---- fresh memory -------------------------------------------------------------------------------
+// This binary's aligned operator new, from which tensors come, fills what it hands out with a byte
+// of the judges' choice.
 namespace {
 constexpr int kAsItComes = -1;
 int fresh_memory = kAsItComes;
@@ -27,9 +28,7 @@ void* operator new(std::size_t bytes, std::align_val_t alignment) {
 void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
   try {
     return operator new(bytes, alignment);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
+  } catch (const std::bad_alloc&) { return nullptr; }
 }
 void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
@@ -51,12 +50,12 @@ class Fresh {
   Fresh(const Fresh&) = delete;
 };
 
-constexpr double kStep = 1e-6;                         // of a central difference
-constexpr double kAbsolute = 1e-7, kRelative = 1e-6;   // what it may be off by
-constexpr double kDual = 1e-11;                        // what dual numbers may be off by, relative to max(1, |value|)
-constexpr long kFewestCases = 2500;                    // gradient cases of a whole run
-constexpr std::size_t kLine = 64;                      // tensors get whole ones: what one leaves free can be looked at
-constexpr int kPoison = 0xff;                          // all bits set: a NaN of every float type
+constexpr double kStep = 1e-6;                        // of a central difference
+constexpr double kAbsolute = 1e-7, kRelative = 1e-6;  // what it may be off by
+constexpr double kDual = 1e-11;                       // what dual numbers may be off by, relative to max(1, |value|)
+constexpr long kFewestCases = 2500;                   // gradient cases of a whole run
+constexpr std::size_t kLine = 64;                     // tensors get whole ones: what one leaves free can be looked at
+constexpr int kPoison = 0xff;                         // all bits set: a NaN of every float type
 
 std::uint64_t seed_of(std::string_view name) {
   std::uint64_t h = 14695981039346656037u;  // FNV-1a: the same on every machine
@@ -64,7 +63,7 @@ std::uint64_t seed_of(std::string_view name) {
   return h;
 }
 
-// ---- drawing a case ----------------------------------------------------------------------------------------
+// ---- drawing a case -----------------------------------------------------------------------------
 Array<double> rounded(const Array<double>& x, DType dtype) {
   Array<double> y = x;
   if (x.size() > 0) y.values = tensor_of(x, dtype).to_vector();
@@ -82,8 +81,7 @@ void lift(double from, double& to) { to = from; }
 void lift(double from, float& to) { to = static_cast<float>(from); }
 void lift(double from, Bounded& to) { to = {from, 0, std::abs(from)}; }
 template <class S> void lift(double from, Dual<S>& to) { lift(from, to.x); }
-template <class T>
-Arrays<T> lifted(const Arrays<double>& in) {
+template <class T> Arrays<T> lifted(const Arrays<double>& in) {
   Arrays<T> out;
   for (const Array<double>& x : in) {
     Array<T>& to = out.emplace_back(x.shape);
@@ -184,8 +182,9 @@ struct Scene {
   }
 };
 
-// ---- witnesses of a gradient -------------------------------------------------------------------------------
-/// The derivative of every output along every element of every input: [input][element * outputs + output].
+// ---- witnesses of a gradient --------------------------------------------------------------------
+/// The derivative of every output along every element of every input: [input][element * outputs +
+/// output].
 using Jacobian = std::vector<std::vector<double>>;
 Jacobian jacobian(const Reference& f, const Arrays<double>& inputs) {
   Jacobian out;
@@ -229,8 +228,8 @@ std::vector<double> differences(const Composite& op, std::span<const Tensor> inp
 }
 
 /// One gradient against both witnesses; counts one case.
-std::string compare_gradient(const std::string& where, const std::vector<double>& analytic, const std::vector<double>& numeric,
-                             const std::vector<double>& exact, Tally& tally) {
+std::string compare_gradient(const std::string& where, const std::vector<double>& analytic,
+                             const std::vector<double>& numeric, const std::vector<double>& exact, Tally& tally) {
   tally.cases += !analytic.empty();
   tally.derivatives += static_cast<long>(analytic.size());
   for (std::size_t i = 0; i < analytic.size(); ++i) {
@@ -239,16 +238,21 @@ std::string compare_gradient(const std::string& where, const std::vector<double>
     if (!(ratio <= tally.worst_ratio)) tally.worst_ratio = ratio, tally.ratio_at = where;
     if (!(dual <= tally.worst_dual)) tally.worst_dual = dual, tally.dual_at = where;
     if (!(ratio <= 1) || !(dual <= kDual))
-      return text(where, ": element ", i, " is ", analytic[i], "; central differences give ", numeric[i], ", dual numbers ", exact[i]);
+      return text(where, ": element ", i, " is ", analytic[i], "; central differences give ", numeric[i],
+                  ", dual numbers ", exact[i]);
   }
   return "";
 }
 
-// ---- rounding ------------------------------------------------------------------------------------------------
-constexpr double kSaved = 3;  // times that a rounded intermediate may move a term of a gradient, as y does in y^3 of rsqrt
+// ---- rounding -----------------------------------------------------------------------------------
+constexpr double kSaved =
+    3;  // times that a rounded intermediate may move a term of a gradient, as y does in y^3 of rsqrt
 
-/// Unit roundoffs of the arithmetic done for a type and of storing in it, and half of its smallest number.
-struct Rounding { double compute, store, tiny; };
+/// Unit roundoffs of the arithmetic done for a type and of storing in it, and half of its smallest
+/// number.
+struct Rounding {
+  double compute, store, tiny;
+};
 Rounding rounding_of(DType dtype) {
   switch (dtype) {
     case DType::f64: return {0x1p-53, 0x1p-53, 0};
@@ -258,8 +262,9 @@ Rounding rounding_of(DType dtype) {
   }
 }
 
-/// got against the formula's exact value and bound, and against what the naive formula makes of it in the same type.
-/// `saved` rounded intermediates may have moved each term. In f64 there is nothing more exact to call a formula naive by.
+/// got against the formula's exact value and bound, and against what the naive formula makes of it
+/// in the same type. `saved` rounded intermediates may have moved each term. In f64 there is
+/// nothing more exact to call a formula naive by.
 std::string compare_rounded(const std::string& where, const std::vector<double>& got, const std::vector<Bounded>& bound,
                             const std::vector<double>& naive, const Rounding& u, double saved) {
   constexpr std::size_t kFewest = 8;  // a mean square of fewer says little
@@ -269,15 +274,18 @@ std::string compare_rounded(const std::string& where, const std::vector<double>&
     const Bounded& b = bound[i];
     const double allowed = 2 * u.compute * b.error + u.store * (std::abs(b.x) + saved * b.size) + (1 + saved) * u.tiny;
     const double error = std::abs(got[i] - b.x);
-    if (!(error <= allowed)) return text(where, ": element ", i, " is ", got[i], ", exact ", b.x, ": off by ", error, ", allowed ", allowed);
+    if (!(error <= allowed))
+      return text(where, ": element ", i, " is ", got[i], ", exact ", b.x, ": off by ", error, ", allowed ", allowed);
     if (naive.empty()) continue;
     squares += error * error;
     naive_squares += (naive[i] - b.x) * (naive[i] - b.x);
     floor += b.size * b.size;
   }
-  const double error = std::sqrt(squares), twice = 2 * std::sqrt(naive_squares), rounding = (1 + saved) * u.store * std::sqrt(floor);
+  const double error = std::sqrt(squares), twice = 2 * std::sqrt(naive_squares),
+               rounding = (1 + saved) * u.store * std::sqrt(floor);
   if (got.size() >= kFewest && !(error <= twice + rounding))
-    return text(where, ": root of squared errors ", error, "; twice that of the naive formula is ", twice, ", the floor ", rounding);
+    return text(where, ": root of squared errors ", error, "; twice that of the naive formula is ", twice,
+                ", the floor ", rounding);
   return "";
 }
 
@@ -314,7 +322,7 @@ std::vector<S> slopes(const Reference& f, Arrays<Dual<S>>& in, std::size_t k, co
   return out;
 }
 
-// ---- bits ------------------------------------------------------------------------------------------------------
+// ---- bits ---------------------------------------------------------------------------------------
 bool same_bits(const Played& a, const Played& b) {
   if (bits(a.y) != bits(b.y)) return false;
   for (std::size_t k = 0; k < a.dx.size(); ++k)
@@ -332,12 +340,13 @@ std::size_t whole_lines(std::size_t bytes) { return std::max<std::size_t>(1, (by
 bool overrun(const Tensor& t) {
   if (t.storage().bytes() != t.bytes()) return false;  // a view
   const std::byte* const begin = t.storage().data();
-  return std::any_of(begin + t.bytes(), begin + whole_lines(t.bytes()), [](std::byte b) { return b != std::byte{kPoison}; });
+  return std::any_of(begin + t.bytes(), begin + whole_lines(t.bytes()),
+                     [](std::byte b) { return b != std::byte{kPoison}; });
 }
 
 }  // namespace
 
-// ---- judges ------------------------------------------------------------------------------------------------------
+// ---- judges -------------------------------------------------------------------------------------
 std::string judge_forward(const OpCase& c) {
   const Drawn drawn(c);
   for (const Setting& s : drawn.settings()) {
@@ -348,7 +357,8 @@ std::string judge_forward(const OpCase& c) {
     const Tensor y = c.op(in);
     if (y.dtype() != DType::f64) return text(where, ": type ", y.dtype(), ", expected f64");
     for (std::size_t k = 0; k < in.size(); ++k)
-      if (!c.traits.view && y.storage() == in[k].storage()) return text(where, ": the output shares the storage of input ", k);
+      if (!c.traits.view && y.storage() == in[k].storage())
+        return text(where, ": the output shares the storage of input ", k);
     if (std::string wrong = compare_output(c, where, y, scene.numbers); !wrong.empty()) return wrong;
     if (std::string wrong = scene.touched(); !wrong.empty()) return where + wrong;
   }
@@ -369,7 +379,8 @@ std::string judge_gradients(const OpCase& c, Tally& tally) {
     const auto [exact, fresh] = jacobians.try_emplace(key);
     if (fresh) exact->second = jacobian(c.reference, scene.numbers);
     for (std::size_t k = 0; k < in.size(); ++k) {
-      // Elements of a repeated axis lie on one number and cannot move alone: differences are taken on a dense copy.
+      // Elements of a repeated axis lie on one number and cannot move alone: differences are taken
+      // on a dense copy.
       Laid spread(scene.numbers[k], Layout::contiguous, DType::f64);
       Laid& x = key[k] >= 0 ? spread : scene.laid[k];
       const Tensor original = std::exchange(in[k], x.tensor());
@@ -402,7 +413,8 @@ std::string judge_aliases(const OpCase& c, Tally& tally) {
         if (std::string wrong = scene.touched(); !wrong.empty()) return where + wrong;
         const Jacobian columns = jacobian(c.reference, scene.numbers);
         std::vector<double> exact = contracted(columns[i], scene.dy_numbers, in[i].numel());
-        std::ranges::transform(exact, contracted(columns[j], scene.dy_numbers, in[j].numel()), exact.begin(), std::plus<>());
+        std::ranges::transform(exact, contracted(columns[j], scene.dy_numbers, in[j].numel()), exact.begin(),
+                               std::plus<>());
         const std::vector<double> numeric = differences(c.op, in, scene.laid[i], scene.dy_numbers);
         std::string wrong = compare_gradient(where, played.dx[i].to_vector(), numeric, exact, tally);
         if (!wrong.empty()) return wrong;
@@ -445,9 +457,11 @@ std::string judge_precision(const OpCase& c, DType dtype) {
     for (std::size_t k = 0; k < scene.laid.size(); ++k) {
       Array<double> naive(scene.numbers[k].shape);
       naive.values.clear();
-      for (float slope : slopes(c.reference, in_float, k, scene.dy_numbers)) naive.values.push_back(static_cast<double>(slope));
-      std::string wrong = compare_rounded(text(where, " gradient of input ", k), played.dx[k].to_vector(),
-                                          slopes(c.reference, bounded, k, scene.dy_numbers), rounded(naive, dtype).values, u, kSaved);
+      for (float slope : slopes(c.reference, in_float, k, scene.dy_numbers))
+        naive.values.push_back(static_cast<double>(slope));
+      std::string wrong =
+          compare_rounded(text(where, " gradient of input ", k), played.dx[k].to_vector(),
+                          slopes(c.reference, bounded, k, scene.dy_numbers), rounded(naive, dtype).values, u, kSaved);
       if (!wrong.empty()) return wrong;
     }
     if (std::string wrong = scene.touched(); !wrong.empty()) return where + wrong;
@@ -484,7 +498,8 @@ std::string judge_rows(const OpCase& c) {
   const Played whole = play(c.op, in, scene.dy.tensor());
   for (Index r : {Index{0}, rows / 2, rows - 1}) {
     const auto same = [&](const Played& other, Index at) {
-      return bits(row_of(other.y, at)) == bits(row_of(whole.y, r)) && bits(row_of(other.dx[0], at)) == bits(row_of(whole.dx[0], r));
+      return bits(row_of(other.y, at)) == bits(row_of(whole.y, r)) &&
+             bits(row_of(other.dx[0], at)) == bits(row_of(whole.dx[0], r));
     };
     const auto only_row = [&](const Tensor& x) {
       Tensor out = full(x.shape(), std::numeric_limits<double>::quiet_NaN(), x.dtype());
@@ -494,10 +509,12 @@ std::string judge_rows(const OpCase& c) {
     };
     std::vector<Tensor> others_nan = in, alone = in;
     others_nan[0] = only_row(in[0]);
-    if (!same(play(c.op, others_nan, only_row(scene.dy.tensor())), r)) return text(c.label(), ": row ", r, " depends on what the other rows hold");
+    if (!same(play(c.op, others_nan, only_row(scene.dy.tensor())), r))
+      return text(c.label(), ": row ", r, " depends on what the other rows hold");
     for (Tensor& x : alone)
       if (x.rank() == in[0].rank() && x.dim(0) == rows) x = row_of(x, r);
-    if (!same(play(c.op, alone, row_of(scene.dy.tensor(), r)), 0)) return text(c.label(), ": row ", r, " differs when it is the only one");
+    if (!same(play(c.op, alone, row_of(scene.dy.tensor(), r)), 0))
+      return text(c.label(), ": row ", r, " differs when it is the only one");
   }
   return "";
 }
@@ -541,7 +558,7 @@ std::string judge_large(const OpCase& c, int repeats) {
   return wrong;
 }
 
-// ---- the tests -----------------------------------------------------------------------------------------------------
+// ---- the tests ----------------------------------------------------------------------------------
 Tally& tally() {
   static Tally t;
   return t;
@@ -549,16 +566,13 @@ Tally& tally() {
 
 namespace {
 
-template <class Judge>
-void expect_none_wrong(const Op& op, bool large, Judge judge) {
+template <class Judge> void expect_none_wrong(const Op& op, bool large, Judge judge) {
   for (const OpCase& c : op.cases()) {
     if (c.traits.large != large) continue;
     try {
       const std::string wrong = judge(c);
       if (!wrong.empty()) ADD_FAILURE() << wrong;
-    } catch (const std::exception& e) {
-      ADD_FAILURE() << c.label() << " threw: " << e.what();
-    }
+    } catch (const std::exception& e) { ADD_FAILURE() << c.label() << " threw: " << e.what(); }
   }
 }
 
@@ -588,12 +602,10 @@ class Summary : public testing::Environment {
   void TearDown() override {
     const Tally& t = tally();
     if (t.cases == 0) return;
-    std::cout << "gradient checks: " << t.cases << " cases, worst |analytic - numeric| ratio " << t.worst_ratio << " at " << t.ratio_at
-              << ", worst dual error " << t.worst_dual << " at " << t.dual_at << std::endl;
+    std::cout << "gradient checks: " << t.cases << " cases, worst |analytic - numeric| ratio " << t.worst_ratio
+              << " at " << t.ratio_at << ", worst dual error " << t.worst_dual << " at " << t.dual_at << std::endl;
     const testing::UnitTest& run = *testing::UnitTest::GetInstance();
-    if (run.test_to_run_count() == run.total_test_count()) {
-      EXPECT_GE(t.cases, kFewestCases);
-    }
+    if (run.test_to_run_count() == run.total_test_count()) { EXPECT_GE(t.cases, kFewestCases); }
   }
 };
 const testing::Environment* const summary = testing::AddGlobalTestEnvironment(new Summary);

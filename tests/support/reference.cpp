@@ -15,7 +15,7 @@ namespace {
 
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
-// ---- orders ------------------------------------------------------------------------------------------
+// ---- orders -------------------------------------------------------------------------------------
 
 /// SEMANTICS.md section 1, d2xy, as printed there.
 Cell d2xy(Index n, Index d) {
@@ -33,10 +33,13 @@ Cell d2xy(Index n, Index d) {
 
 bool power_of_two(Index n) { return n > 0 && (n & (n - 1)) == 0; }
 
-/// Every cell of a W x H grid in the order asked for, or nothing where no second implementation exists.
+/// Every cell of a W x H grid in the order asked for, or nothing where no second implementation
+/// exists.
 std::vector<Cell> cells_in_order(Order::Kind kind, Index w, Index h, Index tile_h, Index tile_w) {
   std::vector<Cell> cells;
-  const auto row = [&](Index y, Index x0, Index x1) { for (Index x = x0; x < std::min(x1, w); ++x) cells.push_back({x, y}); };
+  const auto row = [&](Index y, Index x0, Index x1) {
+    for (Index x = x0; x < std::min(x1, w); ++x) cells.push_back({x, y});
+  };
   switch (kind) {
     case Order::Kind::row:
       for (Index y = 0; y < h; ++y) row(y, 0, w);
@@ -55,7 +58,8 @@ std::vector<Cell> cells_in_order(Order::Kind kind, Index w, Index h, Index tile_
       while (side < std::max(w, h)) side *= 2;
       for (Index code = 0; code < side * side; ++code) {
         Cell c;
-        for (int bit = 0; bit < 31; ++bit) c.x |= (code >> (2 * bit) & 1) << bit, c.y |= (code >> (2 * bit + 1) & 1) << bit;
+        for (int bit = 0; bit < 31; ++bit)
+          c.x |= (code >> (2 * bit) & 1) << bit, c.y |= (code >> (2 * bit + 1) & 1) << bit;
         if (c.x < w && c.y < h) cells.push_back(c);
       }
       break;
@@ -68,7 +72,8 @@ std::vector<Cell> cells_in_order(Order::Kind kind, Index w, Index h, Index tile_
   return cells;
 }
 
-/// One run of `length` tokens, on its own grid or folded; empty where this file has no implementation.
+/// One run of `length` tokens, on its own grid or folded; empty where this file has no
+/// implementation.
 std::vector<std::int32_t> run_of(const Order& order, Index length) {
   Grid g = order.grid;
   if (order.folds()) {
@@ -85,7 +90,8 @@ std::vector<std::int32_t> run_of(const Order& order, Index length) {
 Pi inverted(std::vector<std::int32_t> token_at, bool independent) {
   Pi pi{std::move(token_at), {}, independent};
   pi.position_of.assign(pi.token_at.size(), -1);
-  for (std::size_t i = 0; i < pi.token_at.size(); ++i) pi.position_of[at(pi.token_at[i])] = static_cast<std::int32_t>(i);
+  for (std::size_t i = 0; i < pi.token_at.size(); ++i)
+    pi.position_of[at(pi.token_at[i])] = static_cast<std::int32_t>(i);
   return pi;
 }
 
@@ -114,7 +120,7 @@ Grid grid_of(const Order& order, Index length) {
   return {width, (length + width - 1) / width};
 }
 
-// ---- attended sets ---------------------------------------------------------------------------------------
+// ---- attended sets ------------------------------------------------------------------------------
 
 namespace {
 
@@ -123,8 +129,11 @@ struct Where {
 };
 
 /// How often branch i lists u for t, causality aside.
-bool lists(const Branch& b, std::size_t i, DilationMode mode, Index length, const Grid& grid, Index head, const Where& t, const Where& u) {
-  const auto centred = [](Index p, Index k, Index n) { return std::min(std::max(p, k / 2), std::max(n - 1 - k / 2, k / 2)); };
+bool lists(const Branch& b, std::size_t i, DilationMode mode, Index length, const Grid& grid, Index head,
+           const Where& t, const Where& u) {
+  const auto centred = [](Index p, Index k, Index n) {
+    return std::min(std::max(p, k / 2), std::max(n - 1 - k / 2, k / 2));
+  };
   switch (b.kind) {
     case Branch::Kind::dense: return true;
     case Branch::Kind::segment: {
@@ -132,7 +141,9 @@ bool lists(const Branch& b, std::size_t i, DilationMode mode, Index length, cons
       if (u.position / b.size != s) return false;
       const Index j = t.position - s * b.size, key = u.position - s * b.size, r = b.dilation;
       if (mode == DilationMode::residue) return key % r == j % r;
-      const Index offset = mode == DilationMode::head_groups ? static_cast<Index>(i) % r : b.offset_by_head ? head % r : b.offset;
+      const Index offset = mode == DilationMode::head_groups ? static_cast<Index>(i) % r
+                           : b.offset_by_head                ? head % r
+                                                             : b.offset;
       const bool only_active = mode == DilationMode::longnet || mode == DilationMode::head_groups;
       return key % r == offset && (!only_active || j % r == offset);
     }
@@ -170,10 +181,12 @@ Attended::Attended(const PlanSpec& spec, const Pi& pi) : length_(spec.length) {
   std::vector<Where> where(at(n));
   for (Index t = 0; t < n; ++t) {
     const Index in_frame = grid.width > 0 ? t % (grid.width * grid.height) : t;
-    where[at(t)] = {positions_are_tokens ? t : Index{pi.position_of[at(t)]}, in_frame % grid.width, in_frame / grid.width};
+    where[at(t)] = {positions_are_tokens ? t : Index{pi.position_of[at(t)]}, in_frame % grid.width,
+                    in_frame / grid.width};
   }
-  const bool by_head = spec.dilation_mode == DilationMode::head_groups ||
-                       std::any_of(spec.pattern.begin(), spec.pattern.end(), [](const Branch& b) { return b.offset_by_head; });
+  const bool by_head =
+      spec.dilation_mode == DilationMode::head_groups ||
+      std::any_of(spec.pattern.begin(), spec.pattern.end(), [](const Branch& b) { return b.offset_by_head; });
   for (Index head = 0; head < (by_head ? spec.heads : 1); ++head) {
     std::vector<std::uint8_t> count(at(n * n), 0);
     for (std::size_t i = 0; i < spec.pattern.size(); ++i) {
@@ -182,7 +195,8 @@ Attended::Attended(const PlanSpec& spec, const Pi& pi) : length_(spec.length) {
         for (Index u = 0; u < n; ++u) {
           if (spec.causality == Causality::token && u > t) continue;
           if (spec.causality == Causality::curve && where[at(u)].position > where[at(t)].position) continue;
-          if (lists(spec.pattern[i], i, spec.dilation_mode, n, grid, head, where[at(t)], where[at(u)])) ++count[at(t * n + u)];
+          if (lists(spec.pattern[i], i, spec.dilation_mode, n, grid, head, where[at(t)], where[at(u)]))
+            ++count[at(t * n + u)];
         }
     }
     tables_.push_back(listed(n, std::move(count)));
@@ -190,7 +204,8 @@ Attended::Attended(const PlanSpec& spec, const Pi& pi) : length_(spec.length) {
   for (Index head = 0; head < spec.heads; ++head) table_of_.push_back(by_head ? at(head) : 0);
 }
 
-Attended::Attended(Index length, Index heads, std::vector<std::uint8_t> count) : length_(length), table_of_(at(heads), 0) {
+Attended::Attended(Index length, Index heads, std::vector<std::uint8_t> count)
+    : length_(length), table_of_(at(heads), 0) {
   check(count.size() == at(length * length), "ref::Attended: ", count.size(), " counts for ", length, " tokens");
   tables_.push_back(listed(length, std::move(count)));
 }
@@ -199,12 +214,15 @@ Attended::Table Attended::listed(Index length, std::vector<std::uint8_t> count) 
   Table table{std::move(count), std::vector<std::vector<Key>>(at(length))};
   for (Index t = 0; t < length; ++t)
     for (Index u = 0; u < length; ++u)
-      if (const int times = table.count[at(t * length + u)]) table.keys[at(t)].push_back({static_cast<std::int32_t>(u), times});
+      if (const int times = table.count[at(t * length + u)])
+        table.keys[at(t)].push_back({static_cast<std::int32_t>(u), times});
   return table;
 }
 
 Index Attended::times(Index head, Index t, Index u) const { return tables_[table_of(head)].count[at(t * length_ + u)]; }
-const std::vector<Attended::Key>& Attended::keys(Index head, Index t) const { return tables_[table_of(head)].keys[at(t)]; }
+const std::vector<Attended::Key>& Attended::keys(Index head, Index t) const {
+  return tables_[table_of(head)].keys[at(t)];
+}
 
 Index Attended::pairs(Index head) const {
   const auto& count = tables_[table_of(head)].count;
@@ -218,7 +236,7 @@ Index Attended::empty_rows() const {
   return rows;
 }
 
-// ---- attention -------------------------------------------------------------------------------------------
+// ---- attention ----------------------------------------------------------------------------------
 
 namespace {
 
@@ -226,7 +244,9 @@ namespace {
 struct Layout {
   const Sizes& n;
   std::size_t q(Index b, Index t, Index h) const { return at(((b * n.length + t) * n.heads + h) * n.dim); }
-  std::size_t k(Index b, Index u, Index h) const { return at(((b * n.length + u) * n.kv_heads + h / (n.heads / n.kv_heads)) * n.dim); }
+  std::size_t k(Index b, Index u, Index h) const {
+    return at(((b * n.length + u) * n.kv_heads + h / (n.heads / n.kv_heads)) * n.dim);
+  }
   std::size_t row(Index b, Index t, Index h) const { return at((b * n.heads + h) * n.length + t); }
 };
 
@@ -237,16 +257,15 @@ double weight(const Sizes& n, Index b, Index h, Index t, Index u) {
   return kernels::attention_keeps(n.key, word(b * n.heads + h), word(t), word(u), n.dropout) ? 1 / (1 - n.dropout) : 0;
 }
 
-template <class T>
-T stored(const Store& store, T x) {
+template <class T> T stored(const Store& store, T x) {
   if constexpr (std::is_same_v<T, float>) return store ? store(x) : x;
   else return x;
 }
 
 /// One row of P and its lse.
 template <class T>
-T probabilities(const Sizes& n, const std::vector<Attended::Key>& keys, const Inputs<T>& in, std::size_t q, Index b, Index h,
-                const Store& store, std::vector<T>& p) {
+T probabilities(const Sizes& n, const std::vector<Attended::Key>& keys, const Inputs<T>& in, std::size_t q, Index b,
+                Index h, const Store& store, std::vector<T>& p) {
   using judge::exp, judge::log;
   const Layout at_row{n};
   p.clear();
@@ -269,10 +288,10 @@ T probabilities(const Sizes& n, const std::vector<Attended::Key>& keys, const In
 
 }  // namespace
 
-template <class T>
-Output<T> attention(const Sizes& n, const Attended& set, const Inputs<T>& in, const Store& store) {
+template <class T> Output<T> attention(const Sizes& n, const Attended& set, const Inputs<T>& in, const Store& store) {
   const Layout where{n};
-  Output<T> out{std::vector<T>(in.q.size(), T(0)), std::vector<T>(at(n.batch * n.heads * n.length), T(-std::numeric_limits<double>::infinity()))};
+  Output<T> out{std::vector<T>(in.q.size(), T(0)),
+                std::vector<T>(at(n.batch * n.heads * n.length), T(-std::numeric_limits<double>::infinity()))};
   std::vector<T> p;
   for (Index b = 0; b < n.batch; ++b)
     for (Index h = 0; h < n.heads; ++h)
@@ -292,9 +311,11 @@ Output<T> attention(const Sizes& n, const Attended& set, const Inputs<T>& in, co
 }
 
 template <class T>
-Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<T>& in, const std::vector<T>& d_o, const Store& store) {
+Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<T>& in, const std::vector<T>& d_o,
+                              const Store& store) {
   const Layout where{n};
-  Slopes<T> out{std::vector<T>(in.q.size(), T(0)), std::vector<T>(in.k.size(), T(0)), std::vector<T>(in.v.size(), T(0))};
+  Slopes<T> out{std::vector<T>(in.q.size(), T(0)), std::vector<T>(in.k.size(), T(0)),
+                std::vector<T>(in.v.size(), T(0))};
   std::vector<T> p, dp;
   for (Index b = 0; b < n.batch; ++b)
     for (Index h = 0; h < n.heads; ++h)
@@ -332,8 +353,10 @@ Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<
 template Output<float> attention(const Sizes&, const Attended&, const Inputs<float>&, const Store&);
 template Output<double> attention(const Sizes&, const Attended&, const Inputs<double>&, const Store&);
 template Output<Dual> attention(const Sizes&, const Attended&, const Inputs<Dual>&, const Store&);
-template Slopes<float> attention_gradients(const Sizes&, const Attended&, const Inputs<float>&, const std::vector<float>&, const Store&);
-template Slopes<double> attention_gradients(const Sizes&, const Attended&, const Inputs<double>&, const std::vector<double>&, const Store&);
+template Slopes<float> attention_gradients(const Sizes&, const Attended&, const Inputs<float>&,
+                                           const std::vector<float>&, const Store&);
+template Slopes<double> attention_gradients(const Sizes&, const Attended&, const Inputs<double>&,
+                                            const std::vector<double>&, const Store&);
 
 Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>& in, const std::vector<double>& d_o) {
   const Layout where{n};
@@ -341,7 +364,9 @@ Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>&
   Magnitudes size;
   std::vector<double> o(dim), dq(dim), dk(in.k.size(), 0.0), dv(in.v.size(), 0.0), p;
   std::vector<Index> queries(at(n.batch * n.length * n.kv_heads), 0);
-  const auto grow = [](double& largest, double x) { if (x > largest) largest = x; };  // a NaN does not grow anything
+  const auto grow = [](double& largest, double x) {
+    if (x > largest) largest = x;
+  };  // a NaN does not grow anything
   for (Index b = 0; b < n.batch; ++b)
     for (Index h = 0; h < n.heads; ++h)
       for (Index t = 0; t < n.length; ++t) {
@@ -387,7 +412,8 @@ Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>&
   return size;
 }
 
-double slope_along(const Sizes& n, const Attended& set, const Inputs<double>& in, const Inputs<double>& along, const std::vector<double>& d_o) {
+double slope_along(const Sizes& n, const Attended& set, const Inputs<double>& in, const Inputs<double>& along,
+                   const std::vector<double>& d_o) {
   const auto dual = [](const std::vector<double>& x, const std::vector<double>& dx) {
     std::vector<Dual> y;
     for (std::size_t i = 0; i < x.size(); ++i) y.emplace_back(x[i], dx[i]);
@@ -399,12 +425,11 @@ double slope_along(const Sizes& n, const Attended& set, const Inputs<double>& in
   return slope;
 }
 
-// ---- plans -----------------------------------------------------------------------------------------------
+// ---- plans --------------------------------------------------------------------------------------
 
 namespace {
 
-template <class... Parts>
-[[noreturn]] void fault(const char* what, const Parts&... parts) {
+template <class... Parts> [[noreturn]] void fault(const char* what, const Parts&... parts) {
   std::ostringstream s;
   (s << ... << parts);
   throw PlanFault{what, s.str()};
@@ -414,13 +439,15 @@ template <class... Parts>
 void judge_runs(const char* what, const std::vector<Tiling::Range>& runs, std::size_t n, Index limit) {
   std::int32_t next = 0;
   for (const Tiling::Range& r : runs) {
-    if (r.begin != next || r.end <= r.begin || r.end - r.begin > limit) fault("runs", what, ": [", r.begin, ", ", r.end, ") after ", next);
+    if (r.begin != next || r.end <= r.begin || r.end - r.begin > limit)
+      fault("runs", what, ": [", r.begin, ", ", r.end, ") after ", next);
     next = r.end;
   }
   if (at(next) != n) fault("runs", what, ": cover ", next, " of ", n);
 }
 
-void judge_lists(const char* what, const std::vector<std::int32_t>& begin, const std::vector<Tiling::Ref>& refs, std::size_t n, std::size_t others) {
+void judge_lists(const char* what, const std::vector<std::int32_t>& begin, const std::vector<Tiling::Ref>& refs,
+                 std::size_t n, std::size_t others) {
   if (begin.size() != n + 1 || begin[0] != 0 || at(begin[n]) != refs.size()) fault("tile lists", what, ": ends");
   for (std::size_t i = 0; i < n; ++i) {
     if (begin[i + 1] < begin[i]) fault("tile lists", what, ": begins descend at ", i);
@@ -449,11 +476,14 @@ void judge_tiling(const Tiling& g, Index length, std::vector<int>& count) {
   for (std::size_t j = 0; j < g.k_tile.size(); ++j)
     for (std::int32_t e = g.queries_begin[j]; e < g.queries_begin[j + 1]; ++e)
       transposed[{g.queries[at(e)].tile, static_cast<std::int32_t>(j)}] = g.queries[at(e)].partial;
-  if (transposed.size() != g.keys.size()) fault("transposed", g.keys.size(), " tiles by query, ", transposed.size(), " by key");
+  if (transposed.size() != g.keys.size())
+    fault("transposed", g.keys.size(), " tiles by query, ", transposed.size(), " by key");
 
-  std::vector<std::vector<Tiling::Range>> groups_of(g.q_token.size());  // the key runs that a query meets in dense blocks
+  std::vector<std::vector<Tiling::Range>> groups_of(
+      g.q_token.size());  // the key runs that a query meets in dense blocks
   for (const Tiling::Group& group : g.group) {
-    if (group.q.begin < 0 || group.q.end <= group.q.begin || at(group.q.end) > g.q_token.size() || group.k.begin < 0 || group.k.end < group.k.begin || at(group.k.end) > g.k_token.size())
+    if (group.q.begin < 0 || group.q.end <= group.q.begin || at(group.q.end) > g.q_token.size() || group.k.begin < 0 ||
+        group.k.end < group.k.begin || at(group.k.end) > g.k_token.size())
       fault("groups", "[", group.q.begin, ", ", group.q.end, ") x [", group.k.begin, ", ", group.k.end, ")");
     for (std::int32_t a = group.q.begin; a < group.q.end; ++a) groups_of[at(a)].push_back(group.k);
   }
@@ -463,7 +493,8 @@ void judge_tiling(const Tiling& g, Index length, std::vector<int>& count) {
     for (std::int32_t e = g.keys_begin[i]; e < g.keys_begin[i + 1]; ++e) {
       const Tiling::Ref ref = g.keys[at(e)];
       const auto other = transposed.find({static_cast<std::int32_t>(i), ref.tile});
-      if (other == transposed.end() || other->second != ref.partial) fault("transposed", "tile (", i, ", ", ref.tile, ") differs or is missing");
+      if (other == transposed.end() || other->second != ref.partial)
+        fault("transposed", "tile (", i, ", ", ref.tile, ") differs or is missing");
       const Tiling::Range q = g.q_tile[i], k = g.k_tile[at(ref.tile)];
       Index held = 0;
       for (std::int32_t a = q.begin; a < q.end; ++a)
@@ -471,19 +502,23 @@ void judge_tiling(const Tiling& g, Index length, std::vector<int>& count) {
           if (!attends(g, at(a), at(b))) continue;
           ++held, ++keys_of[at(a)];
           ++count[at(g.q_token[at(a)]) * at(length) + at(g.k_token[at(b)])];
-          const auto groups = std::count_if(groups_of[at(a)].begin(), groups_of[at(a)].end(), [&](const Tiling::Range& r) { return r.begin <= b && b < r.end; });
+          const auto groups = std::count_if(groups_of[at(a)].begin(), groups_of[at(a)].end(),
+                                            [&](const Tiling::Range& r) { return r.begin <= b && b < r.end; });
           if (groups != 1) fault("groups", "pair (", a, ", ", b, ") of tile (", i, ", ", ref.tile, ") is in ", groups);
         }
       const Index all = Index{q.end - q.begin} * (k.end - k.begin);
       if (held == 0) fault("empty tile", "(", i, ", ", ref.tile, ") is listed and has no pair");
-      if (!ref.partial && held != all) fault("full tile", "(", i, ", ", ref.tile, ") is said to be full and holds ", held, " of ", all);
-      if (ref.partial && held == all) fault("partial tile", "(", i, ", ", ref.tile, ") is said to be partial and is full");
+      if (!ref.partial && held != all)
+        fault("full tile", "(", i, ", ", ref.tile, ") is said to be full and holds ", held, " of ", all);
+      if (ref.partial && held == all)
+        fault("partial tile", "(", i, ", ", ref.tile, ") is said to be partial and is full");
       (ref.partial ? partial : full) += 1;
       pairs += held;
     }
   for (const Index n : keys_of) empty += n == 0;
   if (full != g.tiles_full || partial != g.tiles_partial)
-    fault("tile counts", "counted ", full, " full and ", partial, " partial, tiling says ", g.tiles_full, " and ", g.tiles_partial);
+    fault("tile counts", "counted ", full, " full and ", partial, " partial, tiling says ", g.tiles_full, " and ",
+          g.tiles_partial);
   if (pairs != g.pairs) fault("pairs", "counted ", pairs, ", tiling says ", g.pairs);
   if (empty != g.empty_queries) fault("empty_queries", "counted ", empty, ", tiling says ", g.empty_queries);
 }
@@ -503,15 +538,18 @@ void judge_or_throw(const Plan& plan, const Attended& set) {
     for (Index t = 0; t < n; ++t)
       for (Index u = 0; u < n; ++u)
         if (count[at(t * n + u)] != set.times(h, t, u))
-          fault("attended set", "head ", h, " query ", t, " key ", u, ": tiles ", count[at(t * n + u)], " times, definition ", set.times(h, t, u));
+          fault("attended set", "head ", h, " query ", t, " key ", u, ": tiles ", count[at(t * n + u)],
+                " times, definition ", set.times(h, t, u));
   }
   if (plan.empty_rows() != set.empty_rows()) fault("empty_rows", plan.empty_rows(), ", definition ", set.empty_rows());
-  // All pairs of a short sequence, a lattice of those of a long one: the step has no factor in common with a segment.
+  // All pairs of a short sequence, a lattice of those of a long one: the step has no factor in
+  // common with a segment.
   const Index all = plan.heads() * n * n, step = std::max<Index>(1, all / 400) | 1;
   for (Index i = 0; i < all; i += step) {
     const Index h = i / (n * n), t = i / n % n, u = i % n;
     if (plan.attends(h, t, u) != set.times(h, t, u))
-      fault("attends", "head ", h, " query ", t, " key ", u, ": ", plan.attends(h, t, u), ", definition ", set.times(h, t, u));
+      fault("attends", "head ", h, " query ", t, " key ", u, ": ", plan.attends(h, t, u), ", definition ",
+            set.times(h, t, u));
   }
 }
 
@@ -521,14 +559,13 @@ PlanFault judge(const Plan& plan, const Attended& set) {
   try {
     judge_or_throw(plan, set);
     return {};
-  } catch (const PlanFault& f) {
-    return f;
-  }
+  } catch (const PlanFault& f) { return f; }
 }
 
-// ---- tiles -----------------------------------------------------------------------------------------------
+// ---- tiles --------------------------------------------------------------------------------------
 
-TileShare tile_share(const Pi& pi, Index side, const std::function<void(Index, const std::function<void(Index)>&)>& keys_of) {
+TileShare tile_share(const Pi& pi, Index side,
+                     const std::function<void(Index, const std::function<void(Index)>&)>& keys_of) {
   const Index length = static_cast<Index>(pi.token_at.size()), tiles = (length + side - 1) / side;
   std::vector<Index> pairs(at(tiles * tiles), 0);
   for (Index t = 0; t < length; ++t) {

@@ -7,19 +7,20 @@
 #include "ops/hilbert/plan/plan.h"
 #include "tests/support/dual.h"
 
-// Attention by brute force, straight from the definitions: which keys a query has, one pair at a time, and the
-// formulas, one loop each. No code of the kernels, of Plan or of Tiling; PlanSpec is read as the list of numbers it is.
-// The judge of every other implementation, so it is judged itself in attention_test.cpp (by hand, by dual numbers).
+// Attention by brute force, straight from the definitions: which keys a query has, one pair at a
+// time, and the formulas, one loop each. No code of the kernels, of Plan or of Tiling; PlanSpec is
+// read as the list of numbers it is. The judge of every other implementation, so it is judged
+// itself in attention_test.cpp (by hand, by dual numbers).
 
 namespace hilt::ref {
 
 using Dual = judge::Dual<double>;
 
-// ---- orders and attended sets ------------------------------------------------------------------------
+// ---- orders and attended sets -------------------------------------------------------------------
 
-/// pi, position -> token. A second implementation for row, snake, morton, tiles and, on 2^k squares, hilbert (d2xy);
-/// the library's where the definition is the generalized curve, 3-D or a chunk of a given grid. per_segment must have
-/// become chunked. `independent` tells which.
+/// pi, position -> token. A second implementation for row, snake, morton, tiles and, on 2^k
+/// squares, hilbert (d2xy); the library's where the definition is the generalized curve, 3-D or a
+/// chunk of a given grid. per_segment must have become chunked. `independent` tells which.
 struct Pi {
   std::vector<std::int32_t> token_at, position_of;
   bool independent = false;
@@ -28,14 +29,17 @@ Pi order_of(const Order& order, Index length);
 /// Width, height of the grid that 2-D patterns look at.
 Grid grid_of(const Order& order, Index length);
 
-/// How often u stands in A(t), for every head. Heads share a table where the set does not depend on them.
+/// How often u stands in A(t), for every head. Heads share a table where the set does not depend on
+/// them.
 class Attended {
  public:
   Attended(const PlanSpec& spec, const Pi& pi);
   /// Any set: count[t * length + u] for every head.
   Attended(Index length, Index heads, std::vector<std::uint8_t> count);
 
-  struct Key { std::int32_t token, times; };
+  struct Key {
+    std::int32_t token, times;
+  };
   Index length() const { return length_; }
   Index heads() const { return static_cast<Index>(table_of_.size()); }
   Index times(Index head, Index t, Index u) const;
@@ -47,14 +51,17 @@ class Attended {
   std::size_t table_of(Index head) const { return table_of_[static_cast<std::size_t>(head)]; }
 
  private:
-  struct Table { std::vector<std::uint8_t> count; std::vector<std::vector<Key>> keys; };
+  struct Table {
+    std::vector<std::uint8_t> count;
+    std::vector<std::vector<Key>> keys;
+  };
   static Table listed(Index length, std::vector<std::uint8_t> count);
   Index length_;
   std::vector<Table> tables_;
   std::vector<std::size_t> table_of_;
 };
 
-// ---- attention -----------------------------------------------------------------------------------------
+// ---- attention ----------------------------------------------------------------------------------
 
 /// q, o, d_o: [batch, length, heads, dim]; k, v: [batch, length, kv_heads, dim]; all dense.
 struct Sizes {
@@ -70,8 +77,8 @@ template <class T> struct Slopes { std::vector<T> dq, dk, dv; };
 /// What a 16-bit tensor does to each value stored in it; nothing by default.
 using Store = std::function<float(float)>;
 
-/// The naive formula: scores, softmax over the list, product, in T throughout. `store` rounds every intermediate that an
-/// op-by-op implementation would keep in a tensor (T = float only).
+/// The naive formula: scores, softmax over the list, product, in T throughout. `store` rounds every
+/// intermediate that an op-by-op implementation would keep in a tensor (T = float only).
 template <class T>
 Output<T> attention(const Sizes& n, const Attended& set, const Inputs<T>& in, const Store& store = {});
 
@@ -80,14 +87,15 @@ template <class T>
 Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<T>& in, const std::vector<T>& d_o,
                               const Store& store = {});
 
-/// What rounding errors are measured against: for every output the largest sum of absolute values of the terms it is made
-/// of. A gradient can be exactly zero by cancellation; its terms are what an implementation rounds.
+/// What rounding errors are measured against: for every output the largest sum of absolute values
+/// of the terms it is made of. A gradient can be exactly zero by cancellation; its terms are what
+/// an implementation rounds.
 struct Magnitudes {
   double o = 0, dq = 0, dk = 0, dv = 0;
-  double score = 0;      // largest scale * sum |q_d k_d| over attended pairs
-  double lse = 0;        // largest |lse|, empty rows aside
-  Index keys = 0;        // longest list
-  Index queries = 0;     // most queries, over grouped heads, of one key
+  double score = 0;   // largest scale * sum |q_d k_d| over attended pairs
+  double lse = 0;     // largest |lse|, empty rows aside
+  Index keys = 0;     // longest list
+  Index queries = 0;  // most queries, over grouped heads, of one key
 };
 Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>& in, const std::vector<double>& d_o);
 
@@ -95,22 +103,26 @@ Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>&
 double slope_along(const Sizes& n, const Attended& set, const Inputs<double>& in, const Inputs<double>& along,
                    const std::vector<double>& d_o);
 
-// ---- plans ---------------------------------------------------------------------------------------------
+// ---- plans --------------------------------------------------------------------------------------
 
-/// Holds a plan against the table of its set: the pairs of its tiles are the attended pairs, as often as they are listed;
-/// tiles cover the lists in order; none is empty, full and partial are what they say; the transposed lists agree;
-/// groups hold every pair once; all counts are right; attends() agrees (a sample for long lists).
-/// The first fault found, or an empty one.
+/// Holds a plan against the table of its set: the pairs of its tiles are the attended pairs, as
+/// often as they are listed; tiles cover the lists in order; none is empty, full and partial are
+/// what they say; the transposed lists agree; groups hold every pair once; all counts are right;
+/// attends() agrees (a sample for long lists). The first fault found, or an empty one.
 struct PlanFault {
   std::string what, details;
 };
 PlanFault judge(const Plan& plan, const Attended& set);
 
-// ---- tiles ---------------------------------------------------------------------------------------------
+// ---- tiles --------------------------------------------------------------------------------------
 
-/// Share of side x side score tiles that hold an attending pair, and that hold one without being full, queries and keys both
-/// standing in the order pi. `allowed(t, f)` calls f(u) for every key of t.
-struct TileShare { double touched = 0, partial = 0; };
-TileShare tile_share(const Pi& pi, Index side, const std::function<void(Index t, const std::function<void(Index u)>&)>& keys_of);
+/// Share of side x side score tiles that hold an attending pair, and that hold one without being
+/// full, queries and keys both standing in the order pi. `allowed(t, f)` calls f(u) for every key
+/// of t.
+struct TileShare {
+  double touched = 0, partial = 0;
+};
+TileShare tile_share(const Pi& pi, Index side,
+                     const std::function<void(Index t, const std::function<void(Index u)>&)>& keys_of);
 
 }  // namespace hilt::ref

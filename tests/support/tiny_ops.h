@@ -5,19 +5,17 @@
 #include "core/random.h"
 #include "core/tape.h"
 
-// The smallest differentiable ops, enough to build any graph: for tests of the tape that must not depend on ops/. Each
-// returns its gradients the awkward way that some real op does.
+// The smallest differentiable ops, enough to build any graph: for tests of the tape that must not
+// depend on ops/. Each returns its gradients the awkward way that some real op does.
 
 namespace hilt::tiny {
 
-template <class F>
-Tensor map(const Tensor& x, F f) {
+template <class F> Tensor map(const Tensor& x, F f) {
   std::vector<double> v = x.to_vector();
   for (double& e : v) e = f(e);
   return from_values(v, x.shape(), x.dtype());
 }
-template <class F>
-Tensor zip(const Tensor& a, const Tensor& b, F f) {
+template <class F> Tensor zip(const Tensor& a, const Tensor& b, F f) {
   std::vector<double> v = a.to_vector();
   const std::vector<double> w = b.to_vector();
   for (std::size_t i = 0; i < v.size(); ++i) v[i] = f(v[i], w[i]);
@@ -106,7 +104,9 @@ inline Tensor sum(const Tensor& x) { return apply(Sum{}, x); }
 /// A matrix with its axes exchanged: a view, and so is its gradient.
 struct Transpose final : Function {
   std::string_view name() const override { return "transpose"; }
-  Tensor forward(const Tensor& x) { return as_strided(x, {x.dim(1), x.dim(0)}, {x.stride(1), x.stride(0)}, x.offset()); }
+  Tensor forward(const Tensor& x) {
+    return as_strided(x, {x.dim(1), x.dim(0)}, {x.stride(1), x.stride(0)}, x.offset());
+  }
   std::vector<Tensor> backward(const Tensor& dy) override { return {forward(dy)}; }
 };
 inline Tensor transpose(const Tensor& x) { return apply(Transpose{}, x); }
@@ -123,9 +123,12 @@ struct Total final : Function {
   }
   std::vector<Tensor> backward(const Tensor& dy) override { return std::vector<Tensor>(inputs, dy); }
 };
-inline Tensor total(std::span<const Tensor> in) { return hilt::apply(Total{}, in); }  // unqualified, a span would find std::apply
+inline Tensor total(std::span<const Tensor> in) {
+  return hilt::apply(Total{}, in);
+}  // unqualified, a span would find std::apply
 
-/// <w, x> for weights w that get no gradient; hands out the saved w itself, which is only right for a cotangent of 1.
+/// <w, x> for weights w that get no gradient; hands out the saved w itself, which is only right for
+/// a cotangent of 1.
 struct Dot final : Function {
   std::string_view name() const override { return "dot"; }
   Tensor forward(const Tensor& x, const Tensor& w) {

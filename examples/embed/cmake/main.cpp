@@ -1,4 +1,5 @@
-// Memory that stays the program's: a tensor on a std::vector, and an op of one's own that remembers a number.
+// Memory that stays the program's: a tensor on a std::vector, and an op of one's own that remembers
+// a number.
 //
 // Prints:
 //   d sum(huber(x)) / dx = [-1, 0.5, 1] f32[3]

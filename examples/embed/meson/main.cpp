@@ -16,7 +16,8 @@ struct Product final : Function {
     return matmul(a, b);
   }
   std::vector<Tensor> backward(const Tensor& dy) override {
-    return {wants(0) ? matmul(dy, transpose(saved(1))) : Tensor(), wants(1) ? matmul(transpose(saved(0)), dy) : Tensor()};
+    return {wants(0) ? matmul(dy, transpose(saved(1))) : Tensor(),
+            wants(1) ? matmul(transpose(saved(0)), dy) : Tensor()};
   }
 };
 

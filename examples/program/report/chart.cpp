@@ -18,8 +18,8 @@ struct Scale {
   }
 };
 
-/// Round numbers between low and high: 1, 2, 5 times powers of ten, or on a logarithmic axis powers of 10 (of
-/// 2 if it is short).
+/// Round numbers between low and high: 1, 2, 5 times powers of ten, or on a logarithmic axis powers
+/// of 10 (of 2 if it is short).
 std::vector<double> ticks(double low, double high, bool log) {
   std::vector<double> out;
   if (log) {
@@ -35,10 +35,7 @@ std::vector<double> ticks(double low, double high, bool log) {
   }
   constexpr int kAbout = 5;
   const double rough = (high - low) / kAbout, power = std::pow(10, std::floor(std::log10(rough)));
-  const double step = power * (rough / power < 1.5   ? 1
-                               : rough / power < 3.5 ? 2
-                               : rough / power < 7.5 ? 5
-                                                     : 10);
+  const double step = power * (rough / power < 1.5 ? 1 : rough / power < 3.5 ? 2 : rough / power < 7.5 ? 5 : 10);
   for (double t = std::ceil(low / step - 1e-9) * step; t <= high + 1e-9 * step; t += step)
     out.push_back(std::abs(t) < step * 1e-9 ? 0 : t);
   return out;
@@ -56,8 +53,7 @@ void fit(Axis& axis, std::vector<double> values) {
 
 double text_width(const std::string& text) { return 6.4 * static_cast<double>(text.size()); }
 
-void draw_legend(Svg& svg, const std::vector<std::pair<std::string, std::string>>& names, double x,
-                 double y) {
+void draw_legend(Svg& svg, const std::vector<std::pair<std::string, std::string>>& names, double x, double y) {
   for (const auto& [name, style] : names) {
     svg.rect(x, y - 9, 10, 10, "fill " + style);
     svg.text(x + 14, y, name);
@@ -95,8 +91,7 @@ std::string LineChart::str() const {
   fit(ax, xs), fit(ay, ys);
   constexpr double kLeft = 66, kRight = 14, kBottom = 42;
   const double top = names.empty() ? 24 : 40;
-  const Scale sx{ax.low, ax.high, kLeft, width - kRight, ax.log},
-      sy{ay.low, ay.high, height - kBottom, top, ay.log};
+  const Scale sx{ax.low, ax.high, kLeft, width - kRight, ax.log}, sy{ay.low, ay.high, height - kBottom, top, ay.log};
   Svg svg(width, height, title, description);
   draw_legend(svg, names, kLeft, 12);
   for (double t : ticks(ay.low, ay.high, ay.log)) {
@@ -111,13 +106,11 @@ std::string LineChart::str() const {
   svg.text((kLeft + width - kRight) / 2, height - 6, ax.label, "mid soft");
   svg.text(4, top - 10, ay.label, "soft");
   for (const Mark& m : marks)
-    if (m.vertical)
-      svg.line(sx(m.at), top, sx(m.at), height - kBottom, "mark");
-    else
-      svg.line(kLeft, sy(m.at), width - kRight, sy(m.at), "mark");
+    if (m.vertical) svg.line(sx(m.at), top, sx(m.at), height - kBottom, "mark");
+    else svg.line(kLeft, sy(m.at), width - kRight, sy(m.at), "mark");
   for (const Series& s : series) draw_series(svg, s, sx, sy);
-  // Names last, readable over what they stand on; a horizontal mark's under its line where another's is
-  // above.
+  // Names last, readable over what they stand on; a horizontal mark's under its line where
+  // another's is above.
   constexpr double kApart = 12;
   std::vector<double> taken;
   for (const Mark& m : marks) {
@@ -127,8 +120,7 @@ std::string LineChart::str() const {
       continue;
     }
     double at = sy(m.at) - 5;
-    if (std::ranges::any_of(taken, [&](double other) { return std::abs(other - at) < kApart; }))
-      at = sy(m.at) + 13;
+    if (std::ranges::any_of(taken, [&](double other) { return std::abs(other - at) < kApart; })) at = sy(m.at) + 13;
     taken.push_back(at);
     svg.text(width - kRight - 2, at, m.text, "end soft halo");
   }
@@ -143,8 +135,7 @@ std::string BarChart::str() const {
     for (const Part& part : bar.parts) sum += part.size;
     longest = std::max(longest, sum);
   }
-  const double top = legend.empty() ? 4 : 26,
-               unit = longest > 0 ? (width - label_width - value_width) / longest : 0;
+  const double top = legend.empty() ? 4 : 26, unit = longest > 0 ? (width - label_width - value_width) / longest : 0;
   Svg svg(width, top + kRow * static_cast<double>(bars.size()) + 2, title, description);
   draw_legend(svg, legend, 0, 12);
   double y = top;

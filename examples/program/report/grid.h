@@ -6,13 +6,13 @@
 
 #include "svg.h"
 
-// Private to examples/: pictures of grids, in SVG path data with one unit a cell. Runs of equal cells are one
-// stroke, so that a page of them stays small.
+// Private to examples/: pictures of grids, in SVG path data with one unit a cell. Runs of equal
+// cells are one stroke, so that a page of them stays small.
 
 namespace report {
 
-/// Cells (x, y) of width x height for which in(x, y) holds, as horizontal strokes one unit wide: draw with
-/// stroke-width 1.
+/// Cells (x, y) of width x height for which in(x, y) holds, as horizontal strokes one unit wide:
+/// draw with stroke-width 1.
 std::string cells_path(std::int64_t width, std::int64_t height,
                        const std::function<bool(std::int64_t, std::int64_t)>& in);
 /// The border of such a set of cells.
@@ -22,7 +22,6 @@ std::string outline_path(std::int64_t width, std::int64_t height,
 std::string edges_path(std::int64_t width, std::int64_t height,
                        const std::function<std::int64_t(std::int64_t, std::int64_t)>& label);
 /// A walk through cells given as token numbers y * width + x, through the middles of cells.
-std::string walk_path(const std::vector<std::int32_t>& tokens, std::size_t begin, std::size_t end,
-                      std::int64_t width);
+std::string walk_path(const std::vector<std::int32_t>& tokens, std::size_t begin, std::size_t end, std::int64_t width);
 
 }  // namespace report

@@ -5,8 +5,8 @@
 namespace report {
 namespace {
 
-// Colors c0..c3 tell modes apart (also by lightness, for those who see hues alike); k0..k5 kinds of ops;
-// h0..h5 levels of a heat map; t0..t4 neighbouring tiles. Everything a figure uses is here.
+// Colors c0..c3 tell modes apart (also by lightness, for those who see hues alike); k0..k5 kinds of
+// ops; h0..h5 levels of a heat map; t0..t4 neighbouring tiles. Everything a figure uses is here.
 constexpr const char* kStyle = R"css(
 :root{--bg:#fff;--ink:#1b1f24;--soft:#59636e;--rule:#d5dae0;--panel:#f5f7f9;--link:#0550ae;--good:#116329;--bad:#b3261e;
 --c0:#7a828c;--c1:#c25b00;--c2:#2268c9;--c3:#138a5e;--k0:#2268c9;--k1:#c25b00;--k2:#9a6fc0;--k3:#7a828c;--k4:#138a5e;--k5:#b9a13a;
@@ -106,8 +106,8 @@ std::string Page::str() const {
   return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
          "content=\"width=device-width, initial-scale=1\">\n"
          "<meta name=\"color-scheme\" content=\"light dark\">\n<title>" +
-         escape(title_) + "</title>\n<style>" + kStyle + "</style>\n</head>\n<body>\n<main>\n<h1>" +
-         escape(title_) + "</h1>\n<p class=\"sub\">" + subtitle_ + "</p>\n" +
+         escape(title_) + "</title>\n<style>" + kStyle + "</style>\n</head>\n<body>\n<main>\n<h1>" + escape(title_) +
+         "</h1>\n<p class=\"sub\">" + subtitle_ + "</p>\n" +
          (contents_.empty() ? "" : "<nav aria-label=\"Contents\">\n" + contents_ + "</nav>\n") + body_ +
          "</main>\n</body>\n</html>\n";
 }

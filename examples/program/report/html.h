@@ -17,8 +17,8 @@ class Page {
   /// A figure with its caption; several stand side by side where there is room.
   void figure(const std::string& svg, const std::string& caption);
   void figures(const std::vector<std::pair<std::string, std::string>>& svg_and_caption);
-  /// The first row is the header. A cell may begin with `#` to be set as a number, flush right, or with `~`
-  /// for prose that wraps.
+  /// The first row is the header. A cell may begin with `#` to be set as a number, flush right, or
+  /// with `~` for prose that wraps.
   void table(const std::string& caption, const std::vector<std::vector<std::string>>& rows);
 
   std::string str() const;

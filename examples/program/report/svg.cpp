@@ -7,9 +7,7 @@
 namespace report {
 namespace {
 
-std::string tooltip_of(const std::string& text) {
-  return text.empty() ? "/>" : "><title>" + escape(text) + "</title>";
-}
+std::string tooltip_of(const std::string& text) { return text.empty() ? "/>" : "><title>" + escape(text) + "</title>"; }
 
 }  // namespace
 
@@ -25,8 +23,7 @@ Svg::Svg(double width, double height, const std::string& title, const std::strin
           escape(title) + "\"><title>" + escape(title) + "</title><desc>" + escape(description) + "</desc>\n";
 }
 
-void Svg::rect(double x, double y, double width, double height, const std::string& style,
-               const std::string& tooltip) {
+void Svg::rect(double x, double y, double width, double height, const std::string& style, const std::string& tooltip) {
   body_ += "<rect class=\"" + style + "\" x=\"" + coordinate(x) + "\" y=\"" + coordinate(y) + "\" width=\"" +
            coordinate(width) + "\" height=\"" + coordinate(height) + "\"" + tooltip_of(tooltip) +
            (tooltip.empty() ? "\n" : "</rect>\n");
@@ -45,8 +42,8 @@ void Svg::path(const std::string& data, const std::string& style, double x, doub
   if (data.empty()) return;
   body_ += "<path class=\"" + style + "\"";
   if (x != 0 || y != 0 || scale != 1)
-    body_ += " transform=\"translate(" + coordinate(x) + " " + coordinate(y) + ") scale(" +
-             format("%.6g", scale) + ")\"";
+    body_ +=
+        " transform=\"translate(" + coordinate(x) + " " + coordinate(y) + ") scale(" + format("%.6g", scale) + ")\"";
   body_ += " d=\"" + data + "\"/>\n";
 }
 

@@ -1,19 +1,18 @@
 #pragma once
 #include <string>
 
-// Private to examples/: figures by hand. Colors are CSS classes, so that the page decides between light and
-// dark.
+// Private to examples/: figures by hand. Colors are CSS classes, so that the page decides between
+// light and dark.
 
 namespace report {
 
-/// A drawing in units of its own, scaled to the width it is given. Readers that cannot see it get title and
-/// description.
+/// A drawing in units of its own, scaled to the width it is given. Readers that cannot see it get
+/// title and description.
 class Svg {
  public:
   Svg(double width, double height, const std::string& title, const std::string& description);
 
-  void rect(double x, double y, double width, double height, const std::string& style,
-            const std::string& tooltip = "");
+  void rect(double x, double y, double width, double height, const std::string& style, const std::string& tooltip = "");
   void line(double x1, double y1, double x2, double y2, const std::string& style);
   void circle(double x, double y, double radius, const std::string& style, const std::string& tooltip = "");
   /// `data` in SVG's path language, scaled and moved: drawn in cells, say, and placed in units.

@@ -11,10 +11,7 @@ std::string with_prefix(double n, const char* unit) {
   constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T", "P"};
   int prefix = 0;
   while (std::abs(n) >= 999.5 && prefix < 5) n /= 1000, ++prefix;
-  const int decimals = prefix == 0 && n == std::floor(n) ? 0
-                       : std::abs(n) < 9.995             ? 2
-                       : std::abs(n) < 99.95             ? 1
-                                                         : 0;
+  const int decimals = prefix == 0 && n == std::floor(n) ? 0 : std::abs(n) < 9.995 ? 2 : std::abs(n) < 99.95 ? 1 : 0;
   const std::string unit_text = std::string(kPrefixes[prefix]) + unit;
   return format("%.*f%s%s", decimals, n, unit_text.empty() ? "" : " ", unit_text.c_str());
 }
@@ -24,16 +21,11 @@ std::string with_prefix(double n, const char* unit) {
 std::string escape(const std::string& text) {
   std::string out;
   for (char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
+    if (c == '&') out += "&amp;";
+    else if (c == '<') out += "&lt;";
+    else if (c == '>') out += "&gt;";
+    else if (c == '"') out += "&quot;";
+    else out += c;
   }
   return out;
 }

@@ -1,11 +1,14 @@
-// A grammar as a graph of draws. With W(s) the weight of a draw's options that begin with s, character j of option o costs
+// A grammar as a graph of draws. With W(s) the weight of a draw's options that begin with s,
+// character j of option o costs
 //      cost_j(o) = ln W(o[0..j)) - ln W(o[0..j])          sum_j cost_j(o) = -ln p(o)
-// which is -ln p of that character given all before it, because no option is the beginning of another.
+// which is -ln p of that character given all before it, because no option is the beginning of
+// another.
 //
-// What comes when: with a(n, m, i) the probability that node n begins at place i of a story while memory m is held,
+// What comes when: with a(n, m, i) the probability that node n begins at place i of a story while
+// memory m is held,
 //      cost(i + j) += a(n, m, i) p(o) cost_j(o)           a(next, m', i + |o|) += a(n, m, i) p(o)
-// and since memory decides only how long later words are, m need hold no more than lengths. Stories put one after the
-// other renew: with u(k) the probability that one begins at k,
+// and since memory decides only how long later words are, m need hold no more than lengths. Stories
+// put one after the other renew: with u(k) the probability that one begins at k,
 //      u(k) = sum_n u(k - n) p(length = n)                floor(L) = 1/L sum_{t < L} sum_k u(k) cost(t - k)
 #include "stories.h"
 #include <algorithm>
@@ -63,7 +66,8 @@ std::string_view trim(std::string_view text) {
 double take_weight(std::string_view& text, int line) {
   double weight = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), weight);
-  if (error != std::errc{} || !(weight > 0 && weight < 1e6)) bad_grammar(line, "expected a positive weight before '" + std::string(text) + "'");
+  if (error != std::errc{} || !(weight > 0 && weight < 1e6))
+    bad_grammar(line, "expected a positive weight before '" + std::string(text) + "'");
   text = trim(text.substr(static_cast<std::size_t>(end - text.data())));
   return weight;
 }
@@ -113,7 +117,8 @@ Grammar::Grammar(std::string_view source) {
       if (rest.empty() || rest[0] != '"' || close == rest.npos) bad_grammar(line, "expected a text in quotes");
       const std::string_view after = trim(rest.substr(close + 1));
       if (!after.empty() && after[0] != '>') bad_grammar(line, "expected >label after the text");
-      ways[name].push_back({line, weight, std::string(rest.substr(1, close - 1)), std::string(after.empty() ? "" : after.substr(1))});
+      ways[name].push_back(
+          {line, weight, std::string(rest.substr(1, close - 1)), std::string(after.empty() ? "" : after.substr(1))});
     }
   }
   check(ways.contains("start"), "Grammar: no line `start:`");
@@ -125,7 +130,8 @@ Grammar::Grammar(std::string_view source) {
         registers.push_back(name);
         break;
       }
-  check(registers.size() <= kRegisters, "Grammar: ", registers.size(), " lists are said again, at most ", int{kRegisters}, " can be");
+  check(registers.size() <= kRegisters, "Grammar: ", registers.size(), " lists are said again, at most ",
+        int{kRegisters}, " can be");
   const auto options_of = [&](std::string_view list, int next, int at_line) {
     const auto found = lists.find(list);
     if (found == lists.end()) bad_grammar(at_line, "no list '" + std::string(list) + "'");
@@ -161,7 +167,8 @@ Grammar::Grammar(std::string_view source) {
         nodes_.push_back(std::move(node));
         if (open > plain) {
           Node literal;
-          literal.options.push_back({text.substr(plain, open - plain), 1, open == text.size() ? after : here() + 1, {}});
+          literal.options.push_back(
+              {text.substr(plain, open - plain), 1, open == text.size() ? after : here() + 1, {}});
           nodes_.push_back(std::move(literal));
         }
         at = open;
@@ -183,7 +190,8 @@ void Grammar::price(Node& node, const std::string& where) {
   for (const Option& o : node.options) total += o.p;
   for (Option& o : node.options) {
     const bool alone = node.options.size() == 1;
-    check(alone || !o.text.empty(), "Grammar: ", where, ": a way to continue begins with a brace; it must begin with text");
+    check(alone || !o.text.empty(), "Grammar: ", where,
+          ": a way to continue begins with a brace; it must begin with text");
     o.p /= total;
   }
   for (Option& o : node.options) {
@@ -236,8 +244,9 @@ std::vector<double> Grammar::costs(std::string_view text) const {
     }
     const Option& option = node.options[pick];
     if (agreed < std::min(option.text.size(), rest.size()))
-      fail_with(Code::data, "Grammar: no story continues with '", rest[agreed] == '\n' ? std::string("\\n") : std::string(1, rest[agreed]),
-                "' at character ", out.size() + agreed);
+      fail_with(Code::data, "Grammar: no story continues with '",
+                rest[agreed] == '\n' ? std::string("\\n") : std::string(1, rest[agreed]), "' at character ",
+                out.size() + agreed);
     for (std::size_t j = 0; j < agreed; ++j) out.push_back(node.recall >= 0 ? 0 : option.cost[j]);
     if (node.store >= 0) memory[static_cast<std::size_t>(node.store)] = pick;
     n = option.next == kEnd ? 0 : option.next;
@@ -266,7 +275,9 @@ void Grammar::analyze() {
           share += static_cast<Index>(o.text.size()) == state.second[static_cast<std::size_t>(node.recall)] ? o.p : 0;
       }
       for (const Option& o : node.options) {
-        if (node.recall >= 0 && static_cast<Index>(o.text.size()) != state.second[static_cast<std::size_t>(node.recall)]) continue;
+        if (node.recall >= 0 &&
+            static_cast<Index>(o.text.size()) != state.second[static_cast<std::size_t>(node.recall)])
+          continue;
         const double q = p * o.p / share;
         grow(cost_at_, place + o.text.size()), grow(forgetful_cost_at_, place + o.text.size());
         for (std::size_t j = 0; j < o.text.size(); ++j) {
@@ -313,7 +324,7 @@ bool is_held_out(std::string_view story) {
   return (hash >> 32) % 10 == 0;
 }
 
-// ---- the task ----------------------------------------------------------------------------------------
+// ---- the task -----------------------------------------------------------------------------------
 namespace {
 
 class StoriesTask : public Task {
@@ -347,6 +358,8 @@ class StoriesTask : public Task {
 
 }  // namespace
 
-std::unique_ptr<Task> stories_task(Index length, std::uint64_t seed) { return std::make_unique<StoriesTask>(length, seed); }
+std::unique_ptr<Task> stories_task(Index length, std::uint64_t seed) {
+  return std::make_unique<StoriesTask>(length, seed);
+}
 
 }  // namespace train

@@ -8,7 +8,7 @@ namespace train {
 
 using namespace hilt;
 
-// ---- random numbers ----------------------------------------------------------------------------------
+// ---- random numbers -----------------------------------------------------------------------------
 std::uint32_t Draws::bits() {
   const std::uint64_t block = drawn_ / 4;
   const auto four = philox({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
@@ -29,7 +29,7 @@ char32_t read_utf8(std::string_view text, std::size_t& at, const std::string& wh
   return *c;
 }
 
-// ---- vocabulary --------------------------------------------------------------------------------------
+// ---- vocabulary ---------------------------------------------------------------------------------
 Vocabulary Vocabulary::bytes() { return {}; }
 
 Vocabulary Vocabulary::characters(const std::vector<char32_t>& list) {
@@ -40,7 +40,8 @@ Vocabulary Vocabulary::characters(const std::vector<char32_t>& list) {
   std::ranges::sort(v.by_code_);
   for (std::size_t i = 1; i < list.size(); ++i)
     if (v.by_code_[i].first == v.by_code_[i - 1].first)
-      fail_with(Code::data, "Vocabulary: character ", static_cast<std::uint32_t>(v.by_code_[i].first), " is there twice");
+      fail_with(Code::data, "Vocabulary: character ", static_cast<std::uint32_t>(v.by_code_[i].first),
+                " is there twice");
   return v;
 }
 
@@ -73,7 +74,9 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text, const std::s
     const std::size_t start = at;
     const char32_t c = is_bytes() ? static_cast<unsigned char>(text[at++]) : read_utf8(text, at, what);
     const std::int32_t token = find(c);
-    if (token < 0) fail_with(Code::data, what, ": character '", text.substr(start, at - start), "' at byte ", start, " is not among the ", size(), " the model knows");
+    if (token < 0)
+      fail_with(Code::data, what, ": character '", text.substr(start, at - start), "' at byte ", start,
+                " is not among the ", size(), " the model knows");
     out.push_back(token);
   }
   return out;
@@ -82,18 +85,20 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text, const std::s
 std::string Vocabulary::decode(std::span<const std::int32_t> tokens) const {
   std::string out;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < 0 || tokens[i] >= size()) fail_with(Code::data, "Vocabulary: token ", tokens[i], " at position ", i, " is outside 0..", size() - 1);
+    if (tokens[i] < 0 || tokens[i] >= size())
+      fail_with(Code::data, "Vocabulary: token ", tokens[i], " at position ", i, " is outside 0..", size() - 1);
     if (is_bytes()) out += static_cast<char>(tokens[i]);
     else append_utf8(out, characters_[static_cast<std::size_t>(tokens[i])]);
   }
   return out;
 }
 
-// ---- rows and batches --------------------------------------------------------------------------------
+// ---- rows and batches ---------------------------------------------------------------------------
 Batch Task::batch(Split split, Index first, Index count) const {
   check(count >= 1 && first >= 0, "batch: ", count, " rows from row ", first);
   Batch b{empty({count, length_}, DType::i32), empty({count, length_}, DType::i32)};
-  std::int32_t *const inputs = b.inputs.mutable_data<std::int32_t>(), *const targets = b.targets.mutable_data<std::int32_t>();
+  std::int32_t *const inputs = b.inputs.mutable_data<std::int32_t>(), *const targets =
+                                                                          b.targets.mutable_data<std::int32_t>();
   parallel_for(count, 1, [&](Index begin, Index end) {
     for (Index r = begin; r < end; ++r) row(split, first + r, inputs + r * length_, targets + r * length_);
   });
@@ -104,12 +109,14 @@ Yardsticks yardsticks(const Task& task, Index rows) {
   const Index n = task.length(), inputs = task.tokens(), classes = task.classes();
   constexpr Index kMostPairs = Index{1} << 24;
   const bool pairs = inputs * classes <= kMostPairs;
-  std::vector<double> single(static_cast<std::size_t>(classes), 0.01), pair(pairs ? static_cast<std::size_t>(inputs * classes) : 0, 0.01);
+  std::vector<double> single(static_cast<std::size_t>(classes), 0.01),
+      pair(pairs ? static_cast<std::size_t>(inputs * classes) : 0, 0.01);
   const auto visit = [&](Split split, auto&& f) {
     std::vector<std::int32_t> x(static_cast<std::size_t>(n)), y(x.size());
     for (Index r = 0; r < rows; ++r) {
       task.row(split, r, x.data(), y.data());
-      for (std::size_t t = 0; t < x.size(); ++t) f(x[t], static_cast<std::size_t>(y[t]), static_cast<std::size_t>(x[t] * classes + y[t]));
+      for (std::size_t t = 0; t < x.size(); ++t)
+        f(x[t], static_cast<std::size_t>(y[t]), static_cast<std::size_t>(x[t] * classes + y[t]));
     }
   };
   visit(Split::train, [&](std::int32_t, std::size_t y, std::size_t xy) {
@@ -131,15 +138,17 @@ Yardsticks yardsticks(const Task& task, Index rows) {
   return out;
 }
 
-// ---- life --------------------------------------------------------------------------------------------
+// ---- life ---------------------------------------------------------------------------------------
 std::vector<std::int32_t> life_step(std::span<const std::int32_t> board, Index height, Index width) {
-  check(static_cast<Index>(board.size()) == height * width, "life_step: ", board.size(), " cells for a board of ", height, "x", width);
+  check(static_cast<Index>(board.size()) == height * width, "life_step: ", board.size(), " cells for a board of ",
+        height, "x", width);
   std::vector<std::int32_t> next(board.size());
   for (Index y = 0; y < height; ++y)
     for (Index x = 0; x < width; ++x) {
       std::int32_t alive = 0;  // in the 3x3 around, the cell included
       for (Index v = std::max<Index>(y - 1, 0); v < std::min(y + 2, height); ++v)
-        for (Index u = std::max<Index>(x - 1, 0); u < std::min(x + 2, width); ++u) alive += board[static_cast<std::size_t>(v * width + u)];
+        for (Index u = std::max<Index>(x - 1, 0); u < std::min(x + 2, width); ++u)
+          alive += board[static_cast<std::size_t>(v * width + u)];
       const auto cell = static_cast<std::size_t>(y * width + x);
       next[cell] = alive == 3 || (alive == 4 && board[cell] == 1);
     }
@@ -170,6 +179,8 @@ class LifeTask : public Task {
 
 }  // namespace
 
-std::unique_ptr<Task> life_task(Index height, Index width, std::uint64_t seed) { return std::make_unique<LifeTask>(height, width, seed); }
+std::unique_ptr<Task> life_task(Index height, Index width, std::uint64_t seed) {
+  return std::make_unique<LifeTask>(height, width, seed);
+}
 
 }  // namespace train

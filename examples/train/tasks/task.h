@@ -7,8 +7,9 @@
 #include <vector>
 #include <hilt/hilt.h>
 
-// What there is to learn: rows of tokens with their targets. A row is a pure function of the seed, the side of the
-// split and its number, so the one thing to remember of how far training got is how many rows it has seen.
+// What there is to learn: rows of tokens with their targets. A row is a pure function of the seed,
+// the side of the split and its number, so the one thing to remember of how far training got is how
+// many rows it has seen.
 
 namespace train {
 
@@ -42,19 +43,20 @@ class Vocabulary {
   bool is_bytes() const { return characters_.empty(); }
   /// The token of a character, or -1.
   std::int32_t find(char32_t c) const;
-  /// Throws Code::data on invalid UTF-8, with its byte, and on a character that has no token, with its place.
+  /// Throws Code::data on invalid UTF-8, with its byte, and on a character that has no token, with
+  /// its place.
   std::vector<std::int32_t> encode(std::string_view text, const std::string& what) const;
   std::string decode(std::span<const std::int32_t> tokens) const;
   /// One string that from_text() reads: for checkpoints.
   std::string text() const;
 
  private:
-  std::vector<char32_t> characters_;                          // by token
-  std::vector<std::pair<char32_t, std::int32_t>> by_code_;    // ascending
+  std::vector<char32_t> characters_;                        // by token
+  std::vector<std::pair<char32_t, std::int32_t>> by_code_;  // ascending
 };
 
-/// The character at `at`, which moves behind it. Throws Code::data naming `what` and the byte (`offset` + at) where the text
-/// stops being UTF-8.
+/// The character at `at`, which moves behind it. Throws Code::data naming `what` and the byte
+/// (`offset` + at) where the text stops being UTF-8.
 char32_t read_utf8(std::string_view text, std::size_t& at, const std::string& what, std::size_t offset = 0);
 
 enum class Split : unsigned char { train, validation };
@@ -77,23 +79,25 @@ class Task {
   Vocabulary vocabulary_ = Vocabulary::bytes();
 };
 
-/// Game of Life on boards of height x width cells with nothing alive beyond the border (a dead border, not a torus):
-/// inputs are a random board, cell by cell in rows, targets the board one step later. Each board has its own density.
+/// Game of Life on boards of height x width cells with nothing alive beyond the border (a dead
+/// border, not a torus): inputs are a random board, cell by cell in rows, targets the board one
+/// step later. Each board has its own density.
 std::unique_ptr<Task> life_task(Index height, Index width, std::uint64_t seed);
 /// The board after one step: a cell lives on with 2 or 3 neighbours, and comes alive with 3.
 std::vector<std::int32_t> life_step(std::span<const std::int32_t> board, Index height, Index width);
 
 enum class Alphabet : unsigned char { bytes, characters };
 
-/// Runs of `length` tokens from anywhere in a file, each with the token that follows. The last tenth is for
-/// validation. The file is read where it is needed, so it may be larger than memory; with Alphabet::characters it is
-/// read once from end to end beforehand, which also finds any invalid UTF-8. `vocabulary` replaces the file's own.
+/// Runs of `length` tokens from anywhere in a file, each with the token that follows. The last
+/// tenth is for validation. The file is read where it is needed, so it may be larger than memory;
+/// with Alphabet::characters it is read once from end to end beforehand, which also finds any
+/// invalid UTF-8. `vocabulary` replaces the file's own.
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
                                 const std::optional<Vocabulary>& vocabulary = std::nullopt);
 
-/// What simpler readers reach, in nats a target, on rows of the validation split after counting in rows of the
-/// training split: that knows only how often each class is; that also knows the token before (for life: the cell
-/// itself). Unseen pairs count as seen a hundredth of a time.
+/// What simpler readers reach, in nats a target, on rows of the validation split after counting in
+/// rows of the training split: that knows only how often each class is; that also knows the token
+/// before (for life: the cell itself). Unseen pairs count as seen a hundredth of a time.
 struct Yardsticks {
   double uniform = 0, unigram = 0, bigram = 0;
 };

@@ -1,5 +1,5 @@
-// A text as a task. Bytes need no preparation. Characters are counted once, in pieces; every 1,024th one's byte is
-// remembered, from where a row counts on.
+// A text as a task. Bytes need no preparation. Characters are counted once, in pieces; every
+// 1,024th one's byte is remembered, from where a row counts on.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,13 +20,16 @@ constexpr Index kPiece = Index{1} << 20;  // bytes read at once
 
 class File {
  public:
-  explicit File(const std::string& path) : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+  explicit File(const std::string& path)
+      : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     if (descriptor_ < 0) bad("cannot open: ", std::strerror(errno));
     struct stat status {};
     const bool known = ::fstat(descriptor_, &status) == 0;
     if (!known || !S_ISREG(status.st_mode)) {
       ::close(descriptor_);
-      bad(!known ? "cannot look at it" : S_ISDIR(status.st_mode) ? "is a directory; expected a text" : "is not a regular file; expected a text");
+      bad(!known                    ? "cannot look at it"
+          : S_ISDIR(status.st_mode) ? "is a directory; expected a text"
+                                    : "is not a regular file; expected a text");
     }
     size_ = status.st_size;
   }
@@ -38,14 +41,16 @@ class File {
   const std::string& path() const { return path_; }
   void read(Index offset, std::span<char> to) const {
     for (std::size_t done = 0; done < to.size();) {
-      const ssize_t got = ::pread(descriptor_, to.data() + done, to.size() - done, static_cast<off_t>(offset) + static_cast<off_t>(done));
+      const ssize_t got = ::pread(descriptor_, to.data() + done, to.size() - done,
+                                  static_cast<off_t>(offset) + static_cast<off_t>(done));
       if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) bad("cannot read byte ", offset + static_cast<Index>(done), ": ", got < 0 ? std::strerror(errno) : "the file became shorter");
+      if (got <= 0)
+        bad("cannot read byte ", offset + static_cast<Index>(done), ": ",
+            got < 0 ? std::strerror(errno) : "the file became shorter");
       done += static_cast<std::size_t>(got);
     }
   }
-  template <class... Parts>
-  [[noreturn]] void bad(const Parts&... parts) const {
+  template <class... Parts> [[noreturn]] void bad(const Parts&... parts) const {
     fail_with(Code::data, "--text (", path_, "): ", parts...);
   }
 
@@ -57,7 +62,8 @@ class File {
 
 class TextTask : public Task {
  public:
-  TextTask(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed, const std::optional<Vocabulary>& vocabulary)
+  TextTask(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
+           const std::optional<Vocabulary>& vocabulary)
       : file_(path), what_("--text (" + path + ")"), seed_(seed) {
     check(length >= 1, "text: a row of ", length, " tokens");
     if (file_.size() == 0) file_.bad("is empty; expected a text");
@@ -67,9 +73,12 @@ class TextTask : public Task {
       vocabulary_ = Vocabulary::characters(list);
     }
     if (vocabulary) {
-      if (vocabulary->is_bytes() != (alphabet == Alphabet::bytes)) file_.bad("read as ", alphabet == Alphabet::bytes ? "bytes" : "characters", ", the model knows the other");
+      if (vocabulary->is_bytes() != (alphabet == Alphabet::bytes))
+        file_.bad("read as ", alphabet == Alphabet::bytes ? "bytes" : "characters", ", the model knows the other");
       for (const char32_t c : found_)
-        if (vocabulary->find(c) < 0) file_.bad("holds a character (U+", std::hex, std::uppercase, static_cast<std::uint32_t>(c), ") that the model does not know");
+        if (vocabulary->find(c) < 0)
+          file_.bad("holds a character (U+", std::hex, std::uppercase, static_cast<std::uint32_t>(c),
+                    ") that the model does not know");
       vocabulary_ = *vocabulary;
     }
     length_ = length, classes_ = tokens_ = vocabulary_.size();
@@ -77,8 +86,10 @@ class TextTask : public Task {
     const Index least = length + 1;
     split_ = std::min(units_ - units_ / 10, units_ - least);
     if (split_ < least)
-      file_.bad("has ", units_, alphabet == Alphabet::bytes ? " bytes" : " characters", "; --context ", length, " needs at least ", 2 * least,
-                " (a row and the token after it, for training and for validation); use a longer text or a smaller --context");
+      file_.bad(
+          "has ", units_, alphabet == Alphabet::bytes ? " bytes" : " characters", "; --context ", length,
+          " needs at least ", 2 * least,
+          " (a row and the token after it, for training and for validation); use a longer text or a smaller --context");
   }
 
   void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
@@ -126,7 +137,8 @@ class TextTask : public Task {
 
   void read_characters(Index first, std::span<std::int32_t> tokens) const {
     const Index skip = first % kLandmark, from = landmarks_[static_cast<std::size_t>(first / kLandmark)];
-    const Index most = std::min(4 * (skip + static_cast<Index>(tokens.size())), file_.size() - from);  // 4 bytes each at most
+    const Index most =
+        std::min(4 * (skip + static_cast<Index>(tokens.size())), file_.size() - from);  // 4 bytes each at most
     std::string bytes(static_cast<std::size_t>(most), '\0');
     file_.read(from, bytes);
     std::size_t at = 0;

@@ -1,4 +1,5 @@
-// Attention on tiles: 128 queries meet 128 keys, rows gathered from where the tokens lie, padded and widened to f32 (f64).
+// Attention on tiles: 128 queries meet 128 keys, rows gathered from where the tokens lie, padded
+// and widened to f32 (f64).
 //
 //   forward    a task is some query tiles of one head; key tiles in ascending order, which every query tile shares:
 //                  S = (c Q) K^T     m' = max(m, rowmax S)     P = e^(S - m')     l = e^(m - m') l + rowsum P
@@ -8,10 +9,12 @@
 //                  dV += (M P)^T dO     dK += dS^T (c Q)                stay with the task
 //                  dQ += c dS K                                         task after task, in the order of the key tiles
 //
-// So all sums have one order, whatever the number of threads. M: dropout's multipliers. All matrix work is product() below.
+// So all sums have one order, whatever the number of threads. M: dropout's multipliers. All matrix
+// work is product() below.
 //
-// A masked score is -inf, its P and dS are set to 0, not multiplied. But 0 x NaN is NaN, so a row that is not finite never enters a
-// product that sums over rows: it is taken out, zeros take its place, and the pairs that do attend are added one by one.
+// A masked score is -inf, its P and dS are set to 0, not multiplied. But 0 x NaN is NaN, so a row
+// that is not finite never enters a product that sums over rows: it is taken out, zeros take its
+// place, and the pairs that do attend are added one by one.
 #include <sched.h>
 #include <bit>
 #include <limits>
@@ -36,7 +39,8 @@ template <class W> Vector<W>& vector_at(W* x) { return *reinterpret_cast<Vector<
 template <class W> const Vector<W>& vector_at(const W* x) { return *reinterpret_cast<const Vector<W>*>(x); }
 template <class W> Index whole_vectors(Index n) { return (n + kLanes<W> - 1) / kLanes<W> * kLanes<W>; }
 
-/// Rows of whole vectors. From one to the next it is an odd number of cache lines, so that a column meets every set of the L1 cache.
+/// Rows of whole vectors. From one to the next it is an odd number of cache lines, so that a column
+/// meets every set of the L1 cache.
 template <class W> struct Tile {
   W* at = nullptr;
   Index pitch = 0;
@@ -44,7 +48,7 @@ template <class W> struct Tile {
   Tile from(Index r) const { return {row(r), pitch}; }
 };
 
-// ---- the tile product ----------------------------------------------------------------------------------
+// ---- the tile product ---------------------------------------------------------------------------
 
 /// The left factor: element (r, k) is at[r * row + k * step].
 template <class W> struct Left {
@@ -54,13 +58,15 @@ template <class W> struct Left {
 template <class W> Left<W> plain(Tile<W> x) { return {x.at, x.pitch, 1}; }
 template <class W> Left<W> transposed(Tile<W> x) { return {x.at, 1, x.pitch}; }
 
-// Sums that live in registers: enough to hide the latency of a multiply-add, few enough to leave room for the factors.
+// Sums that live in registers: enough to hide the latency of a multiply-add, few enough to leave
+// room for the factors.
 constexpr int kSums = kIsa == Isa::avx512 ? 16 : 12;
 constexpr int kColumns = kIsa == Isa::avx512 ? 4 : 2;  // vectors
 
 /// C[r][v] (+)= sum_k A(r, k) B[k][v] for R rows and V vectors.
 template <int R, int V, class W>
-[[gnu::always_inline]] inline void block(const W* a, Index row, Index step, const W* b, Index b_pitch, Index n, W* c, Index c_pitch, bool add) {
+[[gnu::always_inline]] inline void block(const W* a, Index row, Index step, const W* b, Index b_pitch, Index n, W* c,
+                                         Index c_pitch, bool add) {
   Vector<W> sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
@@ -80,14 +86,17 @@ template <int R, int V, class W>
 
 /// All rows of V columns of vectors: R at a time, the rest by halves of R.
 template <int R, int V, class W>
-[[gnu::noinline]] void block_rows(Left<W> a, const W* b, Index b_pitch, Index rows, Index n, W* c, Index c_pitch, bool add) {
-  for (; rows >= R; rows -= R, a.at += R * a.row, c += R * c_pitch) block<R, V>(a.at, a.row, a.step, b, b_pitch, n, c, c_pitch, add);
+[[gnu::noinline]] void block_rows(Left<W> a, const W* b, Index b_pitch, Index rows, Index n, W* c, Index c_pitch,
+                                  bool add) {
+  for (; rows >= R; rows -= R, a.at += R * a.row, c += R * c_pitch)
+    block<R, V>(a.at, a.row, a.step, b, b_pitch, n, c, c_pitch, add);
   if constexpr (R > 1)
     if (rows > 0) block_rows<R / 2, V>(a, b, b_pitch, rows, n, c, c_pitch, add);
 }
 
 template <int V, class W>
-void block_columns(Left<W> a, const W* b, Index b_pitch, Index rows, Index n, Index vectors, W* c, Index c_pitch, bool add) {
+void block_columns(Left<W> a, const W* b, Index b_pitch, Index rows, Index n, Index vectors, W* c, Index c_pitch,
+                   bool add) {
   for (; vectors >= V; vectors -= V, b += V * kLanes<W>, c += V * kLanes<W>)
     block_rows<kSums / V, V>(a, b, b_pitch, rows, n, c, c_pitch, add);
   if constexpr (V > 1)
@@ -95,8 +104,7 @@ void block_columns(Left<W> a, const W* b, Index b_pitch, Index rows, Index n, In
 }
 
 /// C (+)= A B: `rows` x `columns`, `n` terms each. Writes whole vectors.
-template <class W>
-void product(Left<W> a, Tile<W> b, Tile<W> c, Index rows, Index n, Index columns, bool add = false) {
+template <class W> void product(Left<W> a, Tile<W> b, Tile<W> c, Index rows, Index n, Index columns, bool add = false) {
   block_columns<kColumns>(a, b.at, b.pitch, rows, n, whole_vectors<W>(columns) / kLanes<W>, c.at, c.pitch, add);
 }
 
@@ -118,12 +126,11 @@ void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out, std::integer_s
       for (int i = 0; i < N; ++i) vector_at(out.row(c0 + i) + r0) = line[i];
     }
 }
-template <class W>
-void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out) {
+template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out) {
   transpose(x, rows, columns, out, std::make_integer_sequence<int, kLanes<W>>());
 }
 
-// ---- rows in and out -----------------------------------------------------------------------------------
+// ---- rows in and out ----------------------------------------------------------------------------
 
 /// What a tile of one operand is made of.
 template <class T> struct Source {
@@ -134,8 +141,7 @@ template <class T> struct Source {
 };
 
 /// out = factor x, padded with zeros to whole vectors. Whether all of it is finite.
-template <class T, class W>
-bool gather(const Source<const T>& x, Index n, W factor, Tile<W> out) {
+template <class T, class W> bool gather(const Source<const T>& x, Index n, W factor, Tile<W> out) {
   Vector<W> odd{};
   for (Index i = 0; i < n; ++i) {
     const T* const from = x.row(i);
@@ -147,8 +153,10 @@ bool gather(const Source<const T>& x, Index n, W factor, Tile<W> out) {
         else __builtin_memcpy(&line, from + d, static_cast<std::size_t>(x.dim - d) * sizeof(W));
       } else {
         W wide[kLanes<W>] = {};
-        if (whole) for (int l = 0; l < kLanes<W>; ++l) wide[l] = static_cast<W>(from[d + l]);
-        else for (Index l = 0; l < x.dim - d; ++l) wide[l] = static_cast<W>(from[d + l]);
+        if (whole)
+          for (int l = 0; l < kLanes<W>; ++l) wide[l] = static_cast<W>(from[d + l]);
+        else
+          for (Index l = 0; l < x.dim - d; ++l) wide[l] = static_cast<W>(from[d + l]);
         line = std::bit_cast<Vector<W>>(wide);
       }
       const Vector<W> y = factor * line;
@@ -167,8 +175,7 @@ struct Odd {
   std::int32_t row[kTile];
 };
 
-template <class W>
-void take_out(Tile<W> x, Index rows, Index dim, Odd& odd) {
+template <class W> void take_out(Tile<W> x, Index rows, Index dim, Odd& odd) {
   for (Index r = 0; r < rows; ++r) {
     W sum = 0;
     for (Index d = 0; d < dim; ++d) sum += x.row(r)[d] - x.row(r)[d];
@@ -188,13 +195,13 @@ void put_back(const Odd& odd, Left<W> a, const Source<const T>& x, W factor, Til
           c.row(r)[d] += a.at[r * a.row + odd.row[i] * a.step] * (factor * static_cast<W>(x.row(odd.row[i])[d]));
 }
 
-// ---- scores --------------------------------------------------------------------------------------------
+// ---- scores -------------------------------------------------------------------------------------
 
 /// x[j] = masked for the keys j that query i does not attend to: attends(), a row at a time.
-template <class W>
-void mask(const Tiling& t, Index i, Tiling::Range k, W* x, W masked) {
+template <class W> void mask(const Tiling& t, Index i, Tiling::Range k, W* x, W masked) {
   const auto keep = [&](const std::int32_t* key, std::int32_t low, std::int32_t high) {
-    for (Index j = 0; j < k.end - k.begin; ++j) x[j] = (key[k.begin + j] >= low) & (key[k.begin + j] <= high) ? x[j] : masked;
+    for (Index j = 0; j < k.end - k.begin; ++j)
+      x[j] = (key[k.begin + j] >= low) & (key[k.begin + j] <= high) ? x[j] : masked;
   };
   if (!t.q_rank.empty()) keep(t.k_rank.data(), std::numeric_limits<std::int32_t>::min(), t.q_rank.data()[i]);
   if (!t.k_a.empty()) keep(t.k_a.data(), t.q_a_low.data()[i], t.q_a_high.data()[i]);
@@ -203,10 +210,13 @@ void mask(const Tiling& t, Index i, Tiling::Range k, W* x, W masked) {
 
 /// M of one row: 0, or what makes up for the weights that are dropped.
 template <class W>
-void multipliers(const AttentionSizes& s, Index b, Index h, std::int32_t token, const std::int32_t* keys, Index n, W* m) {
-  const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h), t = static_cast<std::uint32_t>(token);
+void multipliers(const AttentionSizes& s, Index b, Index h, std::int32_t token, const std::int32_t* keys, Index n,
+                 W* m) {
+  const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h),
+             t = static_cast<std::uint32_t>(token);
   const W kept = static_cast<W>(1 / (1 - s.dropout));
-  for (Index j = 0; j < n; ++j) m[j] = attention_keeps(s.key, head, t, static_cast<std::uint32_t>(keys[j]), s.dropout) ? kept : 0;
+  for (Index j = 0; j < n; ++j)
+    m[j] = attention_keeps(s.key, head, t, static_cast<std::uint32_t>(keys[j]), s.dropout) ? kept : 0;
 }
 
 template <int Width, class W, class Op, int... Lane>
@@ -214,16 +224,19 @@ W fold(Vector<W> x, Op op, std::integer_sequence<int, Lane...> lanes) {
   if constexpr (Width == 0) return x[0];
   else return fold<Width / 2, W>(op(x, __builtin_shufflevector(x, x, ((Lane + Width) % kLanes<W>)...)), op, lanes);
 }
-template <class W, class Op> W fold(Vector<W> x, Op op) { return fold<kLanes<W> / 2, W>(x, op, std::make_integer_sequence<int, kLanes<W>>()); }
+template <class W, class Op> W fold(Vector<W> x, Op op) {
+  return fold<kLanes<W> / 2, W>(x, op, std::make_integer_sequence<int, kLanes<W>>());
+}
 
-/// e^x of weights: x is not above 88, and what is below the normal numbers is 0. NaN stays. Takes two thirds of the steps of math::exp.
-template <class W>
-[[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
+/// e^x of weights: x is not above 88, and what is below the normal numbers is 0. NaN stays. Takes
+/// two thirds of the steps of math::exp.
+template <class W> [[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
   if constexpr (sizeof(W) == 8) {
     for (int l = 0; l < kLanes<W>; ++l) x[l] = math::exp(x[l]);
     return x;
   } else {
-    constexpr float kRound = 12582912.0f + 127.0f;  // leaves the nearest integer, biased as an exponent is, in the low bits
+    constexpr float kRound =
+        12582912.0f + 127.0f;  // leaves the nearest integer, biased as an exponent is, in the low bits
     constexpr float kLog2e = 1.44269504088896341f, kTiny = -87.336545f;
     const Vector<W> shifted = x * kLog2e + kRound, r = x * kLog2e - (shifted - kRound);
     Vector<W> p = 1.5345812e-4f * r + 1.3399931e-3f;  // 2^r, |r| <= 1/2, to 1.9e-9
@@ -237,9 +250,9 @@ template <class W>
   }
 }
 
-/// One row of an online softmax: s becomes e^(s - m); l and o, sums relative to the m of before, follow. n: whole vectors.
-template <class W>
-void soften(W* s, Index n, W& m, W& l, W* o, Index dim) {
+/// One row of an online softmax: s becomes e^(s - m); l and o, sums relative to the m of before,
+/// follow. n: whole vectors.
+template <class W> void soften(W* s, Index n, W& m, W& l, W* o, Index dim) {
   const auto larger = [](Vector<W> a, Vector<W> b) { return b > a ? b : a; };
   Vector<W> top = Vector<W>{} + m, sum{};
   for (Index j = 0; j < n; j += kLanes<W>) top = larger(top, vector_at(s + j));
@@ -258,7 +271,7 @@ void soften(W* s, Index n, W& m, W& l, W* o, Index dim) {
   l += fold<W>(sum, [](Vector<W> a, Vector<W> b) { return a + b; });
 }
 
-// ---- memory and threads --------------------------------------------------------------------------------
+// ---- memory and threads -------------------------------------------------------------------------
 
 /// Hands out pieces of a block of memory, or, without one, counts what it will need.
 struct Carver {
@@ -283,16 +296,16 @@ template <class Space> Index bytes_of(Index dim) {
 }
 
 struct Memory {
-  explicit Memory(Index bytes) : block(static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{kLine}))) {}
+  explicit Memory(Index bytes)
+      : block(static_cast<std::byte*>(::operator new (static_cast<std::size_t>(bytes), std::align_val_t{kLine}))) {}
   Memory(const Memory&) = delete;
-  ~Memory() { ::operator delete(block, std::align_val_t{kLine}); }
+  ~Memory() { ::operator delete (block, std::align_val_t{kLine}); }
   std::byte* block;
 };
 
-/// task(i, space) for i in [0, n), begun in ascending order, each thread with a Space of its own. Memory comes first: no task can fail,
-/// so one may wait for another that began before it.
-template <class Space, class Task>
-void run_tasks(Index n, Index dim, Task&& task) {
+/// task(i, space) for i in [0, n), begun in ascending order, each thread with a Space of its own.
+/// Memory comes first: no task can fail, so one may wait for another that began before it.
+template <class Space, class Task> void run_tasks(Index n, Index dim, Task&& task) {
   if (n <= 0) return;
   const Index workers = thread_count() < n ? thread_count() : n, bytes = bytes_of<Space>(dim);
   const Memory memory(workers * bytes);
@@ -306,10 +319,10 @@ void run_tasks(Index n, Index dim, Task&& task) {
   });
 }
 
-// ---- forward -------------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
-constexpr Index kGroup = 4;   // query tiles that share a key tile once it is gathered
-constexpr Index kSlab = 64;   // queries whose scores stay in the L1 cache
+constexpr Index kGroup = 4;  // query tiles that share a key tile once it is gathered
+constexpr Index kSlab = 64;  // queries whose scores stay in the L1 cache
 
 template <class W> struct ForwardSpace {
   struct Queries {
@@ -317,7 +330,10 @@ template <class W> struct ForwardSpace {
     W *m, *l;
   };
   ForwardSpace(Carver& c, Index dim)
-      : k_t(c.tile<W>(whole_vectors<W>(dim), kTile)), v(c.tile<W>(kTile, dim)), s(c.tile<W>(kSlab, kTile)), multiplier(c.take<W>(kTile)) {
+      : k_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
+        v(c.tile<W>(kTile, dim)),
+        s(c.tile<W>(kSlab, kTile)),
+        multiplier(c.take<W>(kTile)) {
     for (Queries& x : queries) x = {c.tile<W>(kTile, dim), c.tile<W>(kTile, dim), c.take<W>(kTile), c.take<W>(kTile)};
   }
   Tile<W> k_t, v, s;
@@ -327,8 +343,9 @@ template <class W> struct ForwardSpace {
 
 /// Query tiles [begin, end) of head h.
 template <class T, class O, class W>
-void forward_group(const AttentionSizes& sizes, const Tiling& t, Index b, Index h, Index begin, Index end, Rows<const T> q, Rows<const T> k,
-                   Rows<const T> v, Rows<O> o, W* lse, bool fresh, const ForwardSpace<W>& space) {
+void forward_group(const AttentionSizes& sizes, const Tiling& t, Index b, Index h, Index begin, Index end,
+                   Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<O> o, W* lse, bool fresh,
+                   const ForwardSpace<W>& space) {
   const Index dim = sizes.dim, wide = whole_vectors<W>(dim), kv_head = h / (sizes.heads / sizes.kv_heads);
   std::int32_t next[kGroup];  // of its list of key tiles
   for (Index g = 0; g < end - begin; ++g) {
@@ -348,12 +365,14 @@ void forward_group(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
     constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();
     std::int32_t tile = kNone;
     for (Index g = 0; g < end - begin; ++g)
-      if (next[g] < t.keys_begin.data()[begin + g + 1] && t.keys.data()[next[g]].tile < tile) tile = t.keys.data()[next[g]].tile;
+      if (next[g] < t.keys_begin.data()[begin + g + 1] && t.keys.data()[next[g]].tile < tile)
+        tile = t.keys.data()[next[g]].tile;
     if (tile == kNone) break;
 
     const Tiling::Range keys = t.k_tile.data()[tile];
     const Index n = keys.end - keys.begin;
-    const Source<const T> k_rows{k, b, kv_head, dim, t.k_token.data() + keys.begin}, v_rows{v, b, kv_head, dim, k_rows.token};
+    const Source<const T> k_rows{k, b, kv_head, dim, t.k_token.data() + keys.begin},
+        v_rows{v, b, kv_head, dim, k_rows.token};
     gather(k_rows, n, W{1}, space.v);
     transpose(space.v, n, wide, space.k_t);
     Odd odd;
@@ -365,7 +384,8 @@ void forward_group(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
       const auto& x = space.queries[g];
       const Tiling::Range range = t.q_tile.data()[begin + g];
       for (Index first = 0; first < range.end - range.begin; first += kSlab) {
-        const Index left = range.end - range.begin - first, rows = left < kSlab ? left : kSlab, q0 = range.begin + first;
+        const Index left = range.end - range.begin - first, rows = left < kSlab ? left : kSlab,
+                    q0 = range.begin + first;
         const Tile<W> acc = x.o.from(first);
         product(plain(x.q.from(first)), space.k_t, space.s, rows, dim, n);
         for (Index r = 0; r < rows; ++r) {
@@ -398,20 +418,28 @@ void forward_group(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
   }
 }
 
-// ---- backward ------------------------------------------------------------------------------------------
+// ---- backward -----------------------------------------------------------------------------------
 
 template <class W> struct BackwardSpace {
   BackwardSpace(Carver& c, Index dim)
-      : k(c.tile<W>(kTile, dim)), k_t(c.tile<W>(whole_vectors<W>(dim), kTile)), v_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
-        dk(c.tile<W>(kTile, dim)), dv(c.tile<W>(kTile, dim)), q(c.tile<W>(kTile, dim)), d_o(c.tile<W>(kTile, dim)),
-        p(c.tile<W>(kTile, kTile)), ds(c.tile<W>(kTile, kTile)), dq(c.tile<W>(kTile, dim)), multiplier(c.take<W>(kTile)) {}
+      : k(c.tile<W>(kTile, dim)),
+        k_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
+        v_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
+        dk(c.tile<W>(kTile, dim)),
+        dv(c.tile<W>(kTile, dim)),
+        q(c.tile<W>(kTile, dim)),
+        d_o(c.tile<W>(kTile, dim)),
+        p(c.tile<W>(kTile, kTile)),
+        ds(c.tile<W>(kTile, kTile)),
+        dq(c.tile<W>(kTile, dim)),
+        multiplier(c.take<W>(kTile)) {}
   Tile<W> k, k_t, v_t, dk, dv, q, d_o, p, ds, dq;
   W* multiplier;
 };
 
-/// One row: p = e^(s - L) and dS = p (M dP - Delta), in place of s and dP. m is null without dropout. n: whole vectors.
-template <class W>
-void soften_backward(W* s, W* dp, const W* m, Index n, W lse, W delta) {
+/// One row: p = e^(s - L) and dS = p (M dP - Delta), in place of s and dP. m is null without
+/// dropout. n: whole vectors.
+template <class W> void soften_backward(W* s, W* dp, const W* m, Index n, W lse, W delta) {
   for (Index j = 0; j < n; j += kLanes<W>) {
     const Vector<W> p = weight<W>(vector_at(s + j) - lse), kept = m ? vector_at(m + j) : Vector<W>{} + 1;
     vector_at(dp + j) = p * (kept * vector_at(dp + j) - delta);
@@ -424,17 +452,20 @@ void wait_for(const std::int32_t* done, std::int32_t turn) {
   while (__atomic_load_n(done, __ATOMIC_ACQUIRE) != turn) sched_yield();
 }
 
-/// Key tile `tile` of key head kv_head. done[q tile] of a head: how many of its key tiles have been added to dq.
+/// Key tile `tile` of key head kv_head. done[q tile] of a head: how many of its key tiles have been
+/// added to dq.
 template <class T, class W>
-void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index kv_head, Index tile, const std::int32_t* heads, Index n_heads,
-                   Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const W* lse, const W* delta, Rows<W> dq,
-                   Rows<W> dk, Rows<W> dv, std::int32_t* done, const BackwardSpace<W>& space) {
+void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index kv_head, Index tile,
+                   const std::int32_t* heads, Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v,
+                   Rows<const T> d_o, const W* lse, const W* delta, Rows<W> dq, Rows<W> dk, Rows<W> dv,
+                   std::int32_t* done, const BackwardSpace<W>& space) {
   const Index dim = sizes.dim, wide = whole_vectors<W>(dim);
   const std::int32_t first = t.queries_begin.data()[tile], last = t.queries_begin.data()[tile + 1];
   const Tiling::Range keys = t.k_tile.data()[tile];
   const Index n = keys.end - keys.begin, heads_each = sizes.heads / sizes.kv_heads;
   const W scale = static_cast<W>(sizes.scale);
-  const Source<const T> k_rows{k, b, kv_head, dim, t.k_token.data() + keys.begin}, v_rows{v, b, kv_head, dim, k_rows.token};
+  const Source<const T> k_rows{k, b, kv_head, dim, t.k_token.data() + keys.begin},
+      v_rows{v, b, kv_head, dim, k_rows.token};
   gather(v_rows, n, W{1}, space.k);
   transpose(space.k, n, wide, space.v_t);
   const bool finite = gather(k_rows, n, W{1}, space.k);
@@ -450,19 +481,25 @@ void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
       const Tiling::Ref ref = t.queries.data()[e];
       const Tiling::Range range = t.q_tile.data()[ref.tile];
       const Index rows = range.end - range.begin;
-      const Source<const T> q_rows{q, b, h, dim, t.q_token.data() + range.begin}, d_o_rows{d_o, b, h, dim, q_rows.token};
+      const Source<const T> q_rows{q, b, h, dim, t.q_token.data() + range.begin},
+          d_o_rows{d_o, b, h, dim, q_rows.token};
       const bool finite_q = gather(q_rows, rows, scale, space.q), finite_d_o = gather(d_o_rows, rows, W{1}, space.d_o);
       product(plain(space.q), space.k_t, space.p, rows, dim, n);
       product(plain(space.d_o), space.v_t, space.ds, rows, dim, n);
       for (Index r = 0; r < rows; ++r) {
         const std::int32_t token = q_rows.token[r];
         const Index at = (b * sizes.heads + h) * sizes.length + token;
-        if (sizes.dropout > 0) multipliers(sizes, b, h, t.q_names().data()[range.begin + r], t.k_names().data() + keys.begin, n, space.multiplier);
-        soften_backward(space.p.row(r), space.ds.row(r), sizes.dropout > 0 ? space.multiplier : nullptr, whole_vectors<W>(n), lse[at], delta[at]);
-        if (ref.partial) mask(t, range.begin + r, keys, space.p.row(r), W{0}), mask(t, range.begin + r, keys, space.ds.row(r), W{0});
+        if (sizes.dropout > 0)
+          multipliers(sizes, b, h, t.q_names().data()[range.begin + r], t.k_names().data() + keys.begin, n,
+                      space.multiplier);
+        soften_backward(space.p.row(r), space.ds.row(r), sizes.dropout > 0 ? space.multiplier : nullptr,
+                        whole_vectors<W>(n), lse[at], delta[at]);
+        if (ref.partial)
+          mask(t, range.begin + r, keys, space.p.row(r), W{0}), mask(t, range.begin + r, keys, space.ds.row(r), W{0});
       }
       const auto pairs = [&](Index row, Index j) {
-        return !ref.partial || attends(t, static_cast<std::size_t>(range.begin + row), static_cast<std::size_t>(keys.begin + j));
+        return !ref.partial ||
+               attends(t, static_cast<std::size_t>(range.begin + row), static_cast<std::size_t>(keys.begin + j));
       };
       const auto pairs_transposed = [&](Index j, Index row) { return pairs(row, j); };
       Odd odd_q, odd_d_o;
@@ -498,8 +535,8 @@ void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
 }  // namespace
 
 template <Isa I, class T, class O>
-void attention_forward(CpuAt<I>, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
-                       Rows<const T> k, Rows<const T> v, Rows<O> o, Stat<T>* lse, bool fresh) {
+void attention_forward(CpuAt<I>, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
+                       Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<O> o, Stat<T>* lse, bool fresh) {
   const auto tiles = static_cast<Index>(t.q_tile.size());
   Index group = kGroup;  // smaller where that would leave threads without work
   while (group > 1 && sizes.batch * n_heads * tiles < 4 * group * thread_count()) group /= 2;
@@ -507,8 +544,8 @@ void attention_forward(CpuAt<I>, const AttentionSizes& sizes, const Tiling& t, c
   run_tasks<ForwardSpace<Stat<T>>>(sizes.batch * n_heads * groups, sizes.dim, [&](Index task, const auto& space) {
     const Index b = task / groups / n_heads, h = heads[task / groups % n_heads];
     const Index begin = (groups - 1 - task % groups) * group;  // the last first: causal ones have the most keys
-    forward_group(sizes, t, b, h, begin, begin + group < tiles ? begin + group : tiles, q, k, v, o, lse + (b * sizes.heads + h) * sizes.length,
-                  fresh, space);
+    forward_group(sizes, t, b, h, begin, begin + group < tiles ? begin + group : tiles, q, k, v, o,
+                  lse + (b * sizes.heads + h) * sizes.length, fresh, space);
   });
 }
 
@@ -531,47 +568,50 @@ void attention_delta(CpuAt<I>, const AttentionSizes& sizes, Rows<const T> o, Row
 }
 
 template <Isa I, class T>
-void attention_backward(CpuAt<I>, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
-                        Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const Stat<T>* lse, const Stat<T>* delta, Rows<Stat<T>> dq,
-                        Rows<Stat<T>> dk, Rows<Stat<T>> dv) {
+void attention_backward(CpuAt<I>, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
+                        Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o,
+                        const Stat<T>* lse, const Stat<T>* delta, Rows<Stat<T>> dq, Rows<Stat<T>> dk,
+                        Rows<Stat<T>> dv) {
   const auto tiles = static_cast<Index>(t.k_tile.size());
   const Index counts = sizes.batch * sizes.heads * static_cast<Index>(t.q_tile.size());
   const Memory memory(counts * static_cast<Index>(sizeof(std::int32_t)));
   auto* const done = reinterpret_cast<std::int32_t*>(memory.block);
   for (Index i = 0; i < counts; ++i) done[i] = 0;
-  run_tasks<BackwardSpace<Stat<T>>>(sizes.batch * sizes.kv_heads * tiles, sizes.dim, [&](Index task, const auto& space) {
-    backward_tile(sizes, t, task / tiles / sizes.kv_heads, task / tiles % sizes.kv_heads, task % tiles, heads, n_heads, q, k, v, d_o, lse,
-                  delta, dq, dk, dv, done, space);
-  });
+  run_tasks<BackwardSpace<Stat<T>>>(
+      sizes.batch * sizes.kv_heads * tiles, sizes.dim, [&](Index task, const auto& space) {
+        backward_tile(sizes, t, task / tiles / sizes.kv_heads, task / tiles % sizes.kv_heads, task % tiles, heads,
+                      n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, done, space);
+      });
 }
 
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const double>,
-                                Rows<const double>, Rows<const double>, Rows<double>, double*, bool);
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const float>,
-                                Rows<const float>, Rows<const float>, Rows<float>, float*, bool);
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                                Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool);
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                                Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool);
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
-                                Rows<const f16>, Rows<const f16>, Rows<f16>, float*, bool);
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
-                                Rows<const f16>, Rows<const f16>, Rows<float>, float*, bool);
+template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                Rows<const double>, Rows<const double>, Rows<const double>, Rows<double>, double*,
+                                bool);
+template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                Rows<const float>, Rows<const float>, Rows<const float>, Rows<float>, float*, bool);
+template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool);
+template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool);
+template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<f16>, float*, bool);
+template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<float>, float*, bool);
 template void attention_delta(CpuAt<kIsa>, const AttentionSizes&, Rows<const double>, Rows<const double>, double*);
 template void attention_delta(CpuAt<kIsa>, const AttentionSizes&, Rows<const float>, Rows<const float>, float*);
 template void attention_delta(CpuAt<kIsa>, const AttentionSizes&, Rows<const bf16>, Rows<const bf16>, float*);
 template void attention_delta(CpuAt<kIsa>, const AttentionSizes&, Rows<const f16>, Rows<const f16>, float*);
-template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const double>,
-                                 Rows<const double>, Rows<const double>, Rows<const double>, const double*, const double*, Rows<double>,
-                                 Rows<double>, Rows<double>);
-template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const float>,
-                                 Rows<const float>, Rows<const float>, Rows<const float>, const float*, const float*, Rows<float>,
-                                 Rows<float>, Rows<float>);
-template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                                 Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*, const float*, Rows<float>, Rows<float>,
-                                 Rows<float>);
-template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
-                                 Rows<const f16>, Rows<const f16>, Rows<const f16>, const float*, const float*, Rows<float>, Rows<float>,
-                                 Rows<float>);
+template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                 Rows<const double>, Rows<const double>, Rows<const double>, Rows<const double>,
+                                 const double*, const double*, Rows<double>, Rows<double>, Rows<double>);
+template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                 Rows<const float>, Rows<const float>, Rows<const float>, Rows<const float>,
+                                 const float*, const float*, Rows<float>, Rows<float>, Rows<float>);
+template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                 Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*,
+                                 const float*, Rows<float>, Rows<float>, Rows<float>);
+template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                 Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<const f16>, const float*,
+                                 const float*, Rows<float>, Rows<float>, Rows<float>);
 
 }  // namespace hilt::kernels

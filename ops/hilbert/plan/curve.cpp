@@ -1,10 +1,11 @@
 // Hilbert curves on squares, rectangles and boxes.
 //
-// Classic, on a 2^k square: two bits of the position a level, from the finest up; each level reflects and
-// transposes the s x s quadrant found so far, then moves it to its place.
+// Classic, on a 2^k square: two bits of the position a level, from the finest up; each level
+// reflects and transposes the s x s quadrant found so far, then moves it to its place.
 //
-// Generalized (recursive split), on any grid. A box has a first cell and signed sides a, b, c; its curve runs
-// from the first cell along a, the major side. On a rectangle (c = 1), with w = |a| and h = |b|:
+// Generalized (recursive split), on any grid. A box has a first cell and signed sides a, b, c; its
+// curve runs from the first cell along a, the major side. On a rectangle (c = 1), with w = |a| and
+// h = |b|:
 //   2w > 3h    two boxes, one after the other along a
 //   else       up, long, down: up the first half of b, along all of a in the other half, back down
 //      +-----------+        up:    sides b', a'        from the first cell
@@ -12,8 +13,9 @@
 //      +-----+-----+        down:  sides -b', a' - a   from the far end of a, at the last row of b'
 //      | up  | down|
 //      +-----+-----+        each ends beside the cell where the next begins.
-// A half is floored, signed (-3 / 2 = -2), and made even where that is possible: only an odd major side over
-// an even minor one then leaves a diagonal step. Boxes split the same way in two, three or five parts.
+// A half is floored, signed (-3 / 2 = -2), and made even where that is possible: only an odd major
+// side over an even minor one then leaves a diagonal step. Boxes split the same way in two, three
+// or five parts.
 #include "ops/hilbert/plan/curve.h"
 
 #include <algorithm>
@@ -40,22 +42,20 @@ Cell cell_of(const Grid& grid, Index token) {
   return {token % grid.width, row % grid.height, row / grid.height};
 }
 
-Index token_of(const Grid& grid, const Cell& cell) {
-  return (cell.z * grid.height + cell.y) * grid.width + cell.x;
-}
+Index token_of(const Grid& grid, const Cell& cell) { return (cell.z * grid.height + cell.y) * grid.width + cell.x; }
 
 static void check_position(const char* op, Index position, Index cells) {
   check(0 <= position && position < cells, op, ": position ", position, " must be from 0 to ", cells - 1);
 }
 
 static void check_cell(const char* op, const Cell& cell, const Grid& grid) {
-  check(0 <= cell.x && cell.x < grid.width && 0 <= cell.y && cell.y < grid.height && 0 <= cell.z &&
-            cell.z < grid.frames,
-        op, ": cell (", cell.x, ", ", cell.y, ", ", cell.z, ") lies outside a grid of ", grid.frames, " x ",
-        grid.height, " x ", grid.width);
+  check(
+      0 <= cell.x && cell.x < grid.width && 0 <= cell.y && cell.y < grid.height && 0 <= cell.z && cell.z < grid.frames,
+      op, ": cell (", cell.x, ", ", cell.y, ", ", cell.z, ") lies outside a grid of ", grid.frames, " x ", grid.height,
+      " x ", grid.width);
 }
 
-// ---- the classic curve ------------------------------------------------------------------------------
+// ---- the classic curve --------------------------------------------------------------------------
 
 static bool is_power_of_two(Index n) { return n > 0 && std::has_single_bit(static_cast<std::uint64_t>(n)); }
 
@@ -94,7 +94,7 @@ Index classic_position(Index side, const Cell& cell) {
   return position;
 }
 
-// ---- the generalized curve --------------------------------------------------------------------------
+// ---- the generalized curve ----------------------------------------------------------------------
 
 namespace {
 
@@ -122,7 +122,8 @@ struct Box {
 
   Index cells() const { return std::abs(a.n * b.n * c.n); }
   bool contains(const Point& p) const { return within(p, a) && within(p, b) && within(p, c); }
-  /// The side along which a box one cell thick otherwise runs; nullptr while there is something to split.
+  /// The side along which a box one cell thick otherwise runs; nullptr while there is something to
+  /// split.
   const Side* line() const {
     const bool thin_a = std::abs(a.n) == 1, thin_b = std::abs(b.n) == 1, thin_c = std::abs(c.n) == 1;
     return thin_b && thin_c ? &a : thin_a && thin_c ? &b : thin_a && thin_b ? &c : nullptr;
@@ -138,8 +139,7 @@ struct Box {
 
 // Both splits call visit(part) in curve order until it returns true.
 
-template <class Visit>
-void split_rectangle(const Box& box, Visit&& visit) {
+template <class Visit> void split_rectangle(const Box& box, Visit&& visit) {
   const auto& [at, a, b, c, flat] = box;
   if (2 * std::abs(a.n) > 3 * std::abs(b.n)) {
     const Side a1 = even_half(a);
@@ -154,8 +154,7 @@ void split_rectangle(const Box& box, Visit&& visit) {
 }
 
 /// A part may be empty: half of a side of 1 is 0.
-template <class Visit>
-void split_box(const Box& box, Visit&& visit) {
+template <class Visit> void split_box(const Box& box, Visit&& visit) {
   const auto& [at, a, b, c, flat] = box;
   const Index w = std::abs(a.n), h = std::abs(b.n), d = std::abs(c.n);
   const Side a1 = even_half(a), b1 = even_half(b), c1 = even_half(c), a2 = a - a1, b2 = b - b1, c2 = c - c1;
@@ -179,17 +178,16 @@ void split_box(const Box& box, Visit&& visit) {
   }
 }
 
-template <class Visit>
-void split(const Box& box, Visit&& visit) {
+template <class Visit> void split(const Box& box, Visit&& visit) {
   box.flat ? split_rectangle(box, visit) : split_box(box, visit);
 }
 
 /// The whole grid, with the major side chosen.
 Box whole(const char* op, const Grid& grid, Steps steps) {
-  check(grid.width > 0 && grid.height > 0 && grid.frames > 0, op, ": a grid of ", grid.frames, " x ",
-        grid.height, " x ", grid.width, " has no cells");
-  check(std::max({grid.width, grid.height, grid.frames}) < Index{1} << 31, op, ": a grid of ", grid.frames,
-        " x ", grid.height, " x ", grid.width, " has a side above 2^31 - 1");
+  check(grid.width > 0 && grid.height > 0 && grid.frames > 0, op, ": a grid of ", grid.frames, " x ", grid.height,
+        " x ", grid.width, " has no cells");
+  check(std::max({grid.width, grid.height, grid.frames}) < Index{1} << 31, op, ": a grid of ", grid.frames, " x ",
+        grid.height, " x ", grid.width, " has a side above 2^31 - 1");
   (void)grid.cells();  // positions are 64-bit
   Box box{{}, {0, grid.width}, {1, grid.height}, {2, grid.frames}, false};
   box.flat = box.a.n == 1 || box.b.n == 1 || box.c.n == 1;
@@ -201,12 +199,9 @@ Box whole(const char* op, const Grid& grid, Steps steps) {
       std::swap(box.a, box.b);
   } else {
     check(steps == Steps::near || (box.a.n % 2 == 0 && box.b.n % 2 == 0 && box.c.n % 2 == 0), op,
-          ": unit steps through a box need even sides, got ", grid.frames, " x ", grid.height, " x ",
-          grid.width);
-    if (box.c.n > std::max(box.a.n, box.b.n))
-      box = {{}, box.c, box.a, box.b, false};
-    else if (box.b.n > box.a.n)
-      std::swap(box.a, box.b);
+          ": unit steps through a box need even sides, got ", grid.frames, " x ", grid.height, " x ", grid.width);
+    if (box.c.n > std::max(box.a.n, box.b.n)) box = {{}, box.c, box.a, box.b, false};
+    else if (box.b.n > box.a.n) std::swap(box.a, box.b);
   }
   return box;
 }
@@ -216,8 +211,7 @@ bool is_classic(const Grid& grid) {
 }
 
 /// Recursion is as deep as the sum of the logarithms of the sides: below 100.
-template <class Emit>
-void walk(const Box& box, Emit& emit) {
+template <class Emit> void walk(const Box& box, Emit& emit) {
   if (const Side* line = box.line()) return emit(box.at, *line);
   split(box, [&](const Box& part) {
     if (part.cells() > 0) walk(part, emit);
@@ -296,7 +290,7 @@ Index non_unit_steps(const Grid& grid, Steps steps) {
   return jumps;
 }
 
-// ---- Morton -----------------------------------------------------------------------------------------
+// ---- Morton -------------------------------------------------------------------------------------
 
 /// Moves bit i to bit 2i: each round doubles the gaps between ever smaller groups of bits.
 static std::uint64_t spread(std::uint64_t bits) {
@@ -318,8 +312,8 @@ static std::uint64_t gather(std::uint64_t bits) {
 
 std::uint64_t morton_code(const Cell& cell) {
   constexpr Index kEnd = Index{1} << 31;
-  check(0 <= cell.x && cell.x < kEnd && 0 <= cell.y && cell.y < kEnd && cell.z == 0, "morton_code: cell (",
-        cell.x, ", ", cell.y, ", ", cell.z, ") must be in a plane of sides below 2^31");
+  check(0 <= cell.x && cell.x < kEnd && 0 <= cell.y && cell.y < kEnd && cell.z == 0, "morton_code: cell (", cell.x,
+        ", ", cell.y, ", ", cell.z, ") must be in a plane of sides below 2^31");
   return spread(static_cast<std::uint64_t>(cell.x)) | spread(static_cast<std::uint64_t>(cell.y)) << 1;
 }
 

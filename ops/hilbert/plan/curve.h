@@ -5,12 +5,13 @@
 
 #include "../../../core/shape.h"
 
-// Space-filling curves: cell of a grid <-> position on the curve. Pure functions of integers, no tables;
-// both directions cost O(log side). curve.cpp derives the curves.
+// Space-filling curves: cell of a grid <-> position on the curve. Pure functions of integers, no
+// tables; both directions cost O(log side). curve.cpp derives the curves.
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Width x height cells in so many frames. Token (z * height + y) * width + x sits in cell (x, y, z).
+/// Width x height cells in so many frames. Token (z * height + y) * width + x sits in cell (x, y,
+/// z).
 struct Grid {
   Index width = 0, height = 0, frames = 1;
   /// The product of the sides, checked for overflow.
@@ -31,25 +32,27 @@ Index token_of(const Grid& grid, const Cell& cell);
 Cell classic_cell(Index side, Index position);
 Index classic_position(Index side, const Cell& cell);
 
-/// What is asked of the Hilbert curve on a rectangle with one odd and one even side, where the long side
-/// wants to be the major axis but only the even one gives unit steps: unit steps on every rectangle, or
-/// (near) only where the aspect is below 3, so that thin grids keep their locality at the price of one
-/// diagonal step.
+/// What is asked of the Hilbert curve on a rectangle with one odd and one even side, where the long
+/// side wants to be the major axis but only the even one gives unit steps: unit steps on every
+/// rectangle, or (near) only where the aspect is below 3, so that thin grids keep their locality at
+/// the price of one diagonal step.
 enum class Steps : unsigned char { near, unit };
 
-/// The Hilbert curve on any grid: the classic one on a 2^k square, else the generalized one. Unit steps
-/// cannot be asked of a box of three sides above 1 unless all are even.
+/// The Hilbert curve on any grid: the classic one on a 2^k square, else the generalized one. Unit
+/// steps cannot be asked of a box of three sides above 1 unless all are even.
 Cell hilbert_cell(const Grid& grid, Index position, Steps steps = Steps::near);
 Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps = Steps::near);
 
-/// The tokens below `limit` (at most 2^31 - 1) in curve order, by one walk: what is left out is skipped over.
+/// The tokens below `limit` (at most 2^31 - 1) in curve order, by one walk: what is left out is
+/// skipped over.
 std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps steps = Steps::near);
 
-/// How many steps of the curve do not go to a cell that shares a side: 0 or 1 on a rectangle (O(1)), 0 on a
-/// box of even sides, else counted by a walk.
+/// How many steps of the curve do not go to a cell that shares a side: 0 or 1 on a rectangle
+/// (O(1)), 0 on a box of even sides, else counted by a walk.
 Index non_unit_steps(const Grid& grid, Steps steps = Steps::near);
 
-/// Morton code of (x, y), sides below 2^31: the bits of x in the even places, those of y in the odd ones.
+/// Morton code of (x, y), sides below 2^31: the bits of x in the even places, those of y in the odd
+/// ones.
 std::uint64_t morton_code(const Cell& cell);
 Cell morton_cell(std::uint64_t code);
 

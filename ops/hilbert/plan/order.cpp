@@ -1,8 +1,8 @@
 // Orders: the text a user writes, the bijection it stands for, and a cache of those.
 //
-// pi enumerates a grid and keeps the cells whose token is below the length (a short last row leaves holes
-// that are skipped, never padded). A chunked order enumerates one chunk and repeats it: pi(m c + j) = m c +
-// pi_c(j); a short last chunk skips the same way. rho is read off pi.
+// pi enumerates a grid and keeps the cells whose token is below the length (a short last row leaves
+// holes that are skipped, never padded). A chunked order enumerates one chunk and repeats it: pi(m
+// c + j) = m c + pi_c(j); a short last chunk skips the same way. rho is read off pi.
 #include "ops/hilbert/plan/order.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ constexpr std::array<std::string_view, 2> kSteps{"near", "unit"};  // by Steps
 
 Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 
-// ---- reading text -----------------------------------------------------------------------------------
+// ---- reading text -------------------------------------------------------------------------------
 
 /// Where `name` stands in `names`; `what` is empty for the order itself.
 std::size_t find_name(std::string_view text, const char* what, std::string_view name,
@@ -62,8 +62,7 @@ Grid read_grid(std::string_view text, std::string_view part, bool box_allowed) {
 
 void read_option(std::string_view text, std::string_view field, Order& order) {
   const std::size_t equals = std::min(field.find('='), field.size());
-  const std::string_view key = field.substr(0, equals),
-                         value = field.substr(std::min(equals + 1, field.size()));
+  const std::string_view key = field.substr(0, equals), value = field.substr(std::min(equals + 1, field.size()));
   (void)find_name(text, ": option", key, kOptions);
   if (key == "scope") {
     constexpr std::array<Scope, 3> kByName{Scope::global, Scope::per_segment, Scope::order_only};
@@ -77,7 +76,7 @@ void read_option(std::string_view text, std::string_view field, Order& order) {
   }
 }
 
-// ---- from an order and a length to what is to be enumerated -----------------------------------------
+// ---- from an order and a length to what is to be enumerated -------------------------------------
 
 std::string grid_text(const Grid& grid) {
   const std::string plane = std::to_string(grid.height) + "x" + std::to_string(grid.width);
@@ -89,26 +88,24 @@ void check_order(const Order& order, Index length, std::string_view text) {
   const Grid& grid = order.grid;
   check(length >= 0 && length <= kMaxLength, "order (", text, "): ", length,
         " tokens; positions are 32-bit, so from 0 to 2147483647");
-  check(order.tile_height > 0 && order.tile_width > 0, "order (", text,
-        "): sides of a tile must be positive");
+  check(order.tile_height > 0 && order.tile_width > 0, "order (", text, "): sides of a tile must be positive");
   check(order.scope != Scope::chunked || (order.chunk > 0 && order.chunk <= kMaxLength), "order (", text,
         "): chunk must be from 1 to 2147483647, got ", order.chunk);
   check(order.steps == Steps::near || order.kind == Kind::hilbert, "order (", text,
         "): steps can only be asked of hilbert");
   if (order.folds()) return;
-  check(grid.width > 0 && grid.height > 0 && grid.frames > 0, "order (", text,
-        "): sides of a grid must be positive");
+  check(grid.width > 0 && grid.height > 0 && grid.frames > 0, "order (", text, "): sides of a grid must be positive");
   check(grid.frames == 1 || order.kind == Kind::hilbert || order.kind == Kind::row, "order (", text,
         "): only hilbert and row take three sides");
   const Index cells = grid.cells();
   if (order.scope == Scope::per_segment) return;  // the segment is not known yet
   if (order.scope == Scope::chunked)
-    check(cells == length || cells == order.chunk, "order (", text, "): a grid of ", grid_text(grid), " has ",
-          cells, " cells, but there are ", length, " tokens in chunks of ", order.chunk,
+    check(cells == length || cells == order.chunk, "order (", text, "): a grid of ", grid_text(grid), " has ", cells,
+          " cells, but there are ", length, " tokens in chunks of ", order.chunk,
           "; give the grid of all tokens or of one chunk");
   else
-    check(cells == length, "order (", text, "): a grid of ", grid_text(grid), " has ", cells,
-          " cells, but there are ", length, " tokens; without a grid any length folds");
+    check(cells == length, "order (", text, "): a grid of ", grid_text(grid), " has ", cells, " cells, but there are ",
+          length, " tokens; without a grid any length folds");
 }
 
 /// The grid of one chunk: its own, or so many rows (or frames) of the grid of all tokens.
@@ -121,8 +118,9 @@ Grid chunk_grid(const Order& order) {
   return {std::min(grid.width, order.chunk), ceil_div(order.chunk, grid.width)};
 }
 
-/// The order that names everything and nothing else: two orders with the same permutation mostly become equal
-/// here, which is what the cache compares. Scope is global or chunked, the grid that of the enumeration.
+/// The order that names everything and nothing else: two orders with the same permutation mostly
+/// become equal here, which is what the cache compares. Scope is global or chunked, the grid that
+/// of the enumeration.
 Order resolve(Order order, Index length) {
   check_order(order, length, to_string(order));
   check(order.scope != Scope::per_segment, "order (", to_string(order),
@@ -131,10 +129,8 @@ Order resolve(Order order, Index length) {
   const bool own_grid = !order.folds() && order.scope == Scope::chunked && order.grid.cells() == order.chunk;
   if (order.scope != Scope::chunked || (order.chunk >= length && !own_grid))
     order.scope = Scope::global, order.chunk = 0;
-  if (order.scope == Scope::chunked)
-    order.grid = chunk_grid(order);
-  else if (order.folds())
-    order.grid = fold(length);
+  if (order.scope == Scope::chunked) order.grid = chunk_grid(order);
+  else if (order.folds()) order.grid = fold(length);
   if (order.kind != Kind::tiles) order.tile_height = order.tile_width = 0;
   return order;
 }
@@ -144,7 +140,7 @@ std::size_t cost(const Permutation& p) {
   return kEntryOverhead + (p.token_at.size() + p.position_of.size()) * sizeof(std::int32_t);
 }
 
-// ---- enumeration: the tokens below a limit, in order ------------------------------------------------
+// ---- enumeration: the tokens below a limit, in order --------------------------------------------
 
 class Collector {
  public:
@@ -152,8 +148,7 @@ class Collector {
     tokens_.reserve(static_cast<std::size_t>(limit));
   }
   void cell(Index x, Index y) {
-    if (const Index token = y * width_ + x; token < limit_)
-      tokens_.push_back(static_cast<std::int32_t>(token));
+    if (const Index token = y * width_ + x; token < limit_) tokens_.push_back(static_cast<std::int32_t>(token));
   }
   std::vector<std::int32_t> take() { return std::move(tokens_); }
 
@@ -178,8 +173,8 @@ std::vector<std::int32_t> tiles(const Grid& grid, Index height, Index width, Ind
   return out.take();
 }
 
-/// One aligned square of 2^k a side, its quadrants in the order of their codes; squares off the grid are cut
-/// whole, so that thin grids cost no more than square ones. As deep as k.
+/// One aligned square of 2^k a side, its quadrants in the order of their codes; squares off the
+/// grid are cut whole, so that thin grids cost no more than square ones. As deep as k.
 void morton_square(const Grid& grid, Index x, Index y, Index side, Collector& out) {
   if (x >= grid.width || y >= grid.height) return;
   if (side == 1) return out.cell(x, y);
@@ -224,7 +219,7 @@ Permutation build(const Order& order, Index length) {
 
 }  // namespace
 
-// ---- text -------------------------------------------------------------------------------------------
+// ---- text ---------------------------------------------------------------------------------------
 
 Order parse_order(std::string_view text, Index length) {
   const std::vector<std::string_view> fields = split_text(text, ',');
@@ -273,7 +268,7 @@ std::string to_string(const Order& order) {
   return text;
 }
 
-// ---- geometry ---------------------------------------------------------------------------------------
+// ---- geometry -----------------------------------------------------------------------------------
 
 Order with_segment(Order order, Index segment) {
   if (order.scope != Scope::per_segment) return order;
@@ -294,17 +289,16 @@ Grid token_grid(const Order& order, Index length) {
   return !order.folds() && order.grid.cells() == length ? order.grid : fold(length);
 }
 
-// ---- permutations -----------------------------------------------------------------------------------
+// ---- permutations -------------------------------------------------------------------------------
 
 Permutation make_permutation(std::vector<std::int32_t> token_at) {
   const auto n = token_at.size();
-  check(n <= static_cast<std::size_t>(kMaxLength), "make_permutation: ", n,
-        " tokens; expected at most 2147483647");
+  check(n <= static_cast<std::size_t>(kMaxLength), "make_permutation: ", n, " tokens; expected at most 2147483647");
   Permutation made{std::move(token_at), std::vector<std::int32_t>(n, -1)};
   for (std::size_t i = 0; i < n; ++i) {
     const std::int32_t token = made.token_at[i];
-    check(token >= 0 && static_cast<std::size_t>(token) < n, "make_permutation: position ", i,
-          " names token ", token, " of ", n);
+    check(token >= 0 && static_cast<std::size_t>(token) < n, "make_permutation: position ", i, " names token ", token,
+          " of ", n);
     std::int32_t& position = made.position_of[static_cast<std::size_t>(token)];
     check(position < 0, "make_permutation: token ", token, " is at position ", position, " and again at ", i);
     position = static_cast<std::int32_t>(i);
@@ -312,19 +306,16 @@ Permutation make_permutation(std::vector<std::int32_t> token_at) {
   return made;
 }
 
-Permutation build_permutation(const Order& order, Index length) {
-  return build(resolve(order, length), length);
-}
+Permutation build_permutation(const Order& order, Index length) { return build(resolve(order, length), length); }
 
 bool row_order_forced() {
   const char* forced = std::getenv("HILT_FORCE_ORDER");
   if (forced == nullptr || *forced == '\0') return false;
-  check(std::string_view(forced) == "row", "HILT_FORCE_ORDER (", forced,
-        "): only row can be forced; unset it");
+  check(std::string_view(forced) == "row", "HILT_FORCE_ORDER (", forced, "): only row can be forced; unset it");
   return true;
 }
 
-// ---- the cache --------------------------------------------------------------------------------------
+// ---- the cache ----------------------------------------------------------------------------------
 
 std::shared_ptr<const Permutation> PermutationCache::get(const Order& order, Index length) {
   const Key key{resolve(order, length), length};
@@ -340,7 +331,8 @@ std::shared_ptr<const Permutation> PermutationCache::get(const Order& order, Ind
     if (auto known = find()) return ++counters_.hits, known;
     ++counters_.misses;
   }
-  // Built without the lock: other lengths need not wait. Two threads may build one order; the first is kept.
+  // Built without the lock: other lengths need not wait. Two threads may build one order; the first
+  // is kept.
   const auto made = std::make_shared<const Permutation>(build(key.order, length));
   const std::lock_guard lock(mutex_);
   if (auto known = find()) return known;

@@ -20,9 +20,9 @@ namespace [[gnu::visibility("default")]] hilt {
 struct Order {
   /// snake, morton and tiles are controls, never to be called Hilbert.
   enum class Kind : unsigned char { row, snake, morton, tiles, hilbert };
-  /// global: pi over all tokens. chunked: pi(m c + j) = m c + pi_c(j). per_segment: chunked by the pattern's
-  /// segments, see with_segment. order_only: the attended set ignores pi, which only arranges memory and
-  /// work.
+  /// global: pi over all tokens. chunked: pi(m c + j) = m c + pi_c(j). per_segment: chunked by the
+  /// pattern's segments, see with_segment. order_only: the attended set ignores pi, which only
+  /// arranges memory and work.
   enum class Scope : unsigned char { global, per_segment, chunked, order_only };
 
   Kind kind = Kind::row;
@@ -36,10 +36,11 @@ struct Order {
   friend auto operator<=>(const Order&, const Order&) = default;
 };
 
-/// Reads `row`, `snake`, `morton`, `tiles` or `hilbert`, which fold a sequence; with a grid `snake:HxW`,
-/// `morton:HxW`, `tiles:HxW/hxw`, `hilbert:HxW`, `hilbert:TxHxW`, or `row:HxW` for patterns that look at the
-/// grid; `tiles:hxw` folds into tiles of h x w. Then any of `,scope=segment|order-only|global`, `,chunk=N`,
-/// `,steps=unit|near`. The grid must fit a sequence of `length` tokens; a chunk longer than that is the whole sequence.
+/// Reads `row`, `snake`, `morton`, `tiles` or `hilbert`, which fold a sequence; with a grid
+/// `snake:HxW`, `morton:HxW`, `tiles:HxW/hxw`, `hilbert:HxW`, `hilbert:TxHxW`, or `row:HxW` for
+/// patterns that look at the grid; `tiles:hxw` folds into tiles of h x w. Then any of
+/// `,scope=segment|order-only|global`, `,chunk=N`, `,steps=unit|near`. The grid must fit a sequence
+/// of `length` tokens; a chunk longer than that is the whole sequence.
 Order parse_order(std::string_view text, Index length);
 /// The shortest text that parse_order reads as this order.
 std::string to_string(const Order& order);
@@ -61,14 +62,16 @@ struct Permutation {
 
 /// From any pi; checks that it is a bijection.
 Permutation make_permutation(std::vector<std::int32_t> token_at);
-/// Builds pi for `length` tokens, below 2^31. A short last row, and a short last chunk, leave tokens out.
+/// Builds pi for `length` tokens, below 2^31. A short last row, and a short last chunk, leave
+/// tokens out.
 Permutation build_permutation(const Order& order, Index length);
 
-/// Whether HILT_FORCE_ORDER=row replaces every order by the identity, for debugging. Reports must show it.
+/// Whether HILT_FORCE_ORDER=row replaces every order by the identity, for debugging. Reports must
+/// show it.
 bool row_order_forced();
 
-/// Permutations by {order, width, height, frames, length, scope, chunk}; the least recently used go when they
-/// exceed max_bytes. Safe from any thread; what a caller holds outlives its eviction.
+/// Permutations by {order, width, height, frames, length, scope, chunk}; the least recently used go
+/// when they exceed max_bytes. Safe from any thread; what a caller holds outlives its eviction.
 class PermutationCache {
  public:
   explicit PermutationCache(std::size_t max_bytes) : max_bytes_(max_bytes) {}

@@ -15,29 +15,32 @@ using Kind = Branch::Kind;
 
 constexpr std::array<std::string_view, 8> kKinds{"dense",    "segment", "slide",          "neighborhood",
                                                  "window2d", "slide2d", "neighborhood2d", "blocks"};  // by Kind
-constexpr std::array<std::string_view, 4> kModes{"all_queries", "longnet", "head_groups", "residue"};  // by DilationMode
-constexpr std::array<std::string_view, 3> kCausality{"none", "token", "curve"};                        // by Causality
-constexpr std::array<std::string_view, 4> kWorkOrders{"row", "diagonal", "hilbert", "auto"};          // by WorkOrder
+constexpr std::array<std::string_view, 4> kModes{"all_queries", "longnet", "head_groups",
+                                                 "residue"};                                  // by DilationMode
+constexpr std::array<std::string_view, 3> kCausality{"none", "token", "curve"};               // by Causality
+constexpr std::array<std::string_view, 4> kWorkOrders{"row", "diagonal", "hilbert", "auto"};  // by WorkOrder
 constexpr std::array<std::string_view, 2> kOptions{"dilation", "offset"};
 constexpr Index kMax = std::numeric_limits<std::int32_t>::max();
 
-constexpr std::array<std::string_view, 8> kExamples{"dense",         "segment:128",   "slide:16",           "neighborhood:17",
-                                                    "window2d:8x16", "slide2d:3x3",   "neighborhood2d:5x5", "blocks:64@FILE.npy"};  // by Kind
+constexpr std::array<std::string_view, 8> kExamples{
+    "dense",         "segment:128", "slide:16",           "neighborhood:17",
+    "window2d:8x16", "slide2d:3x3", "neighborhood2d:5x5", "blocks:64@FILE.npy"};  // by Kind
 
-/// One branch being read. Errors open with the whole text, the branch and the field: pattern (segment:0): segment: size 0 ..
+/// One branch being read. Errors open with the whole text, the branch and the field: pattern
+/// (segment:0): segment: size 0 ..
 struct Reader {
   std::string where;  // pattern (TEXT)
   std::string_view name, example;
 
-  template <class... Parts>
-  void expect(bool ok, const Parts&... parts) const {
+  template <class... Parts> void expect(bool ok, const Parts&... parts) const {
     check(ok, where, ": ", name, ": ", parts..., "; as in ", example);
   }
 
   Index extent(const char* field, std::string_view text, Index low) const {
     Index n = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-    expect(!text.empty() && error != std::errc::invalid_argument && end == text.data() + text.size(), field, " '", text, "' is not a whole number");
+    expect(!text.empty() && error != std::errc::invalid_argument && end == text.data() + text.size(), field, " '", text,
+           "' is not a whole number");
     expect(error == std::errc{} && n <= kMax, field, ' ', text, " must be at most ", kMax);
     expect(n >= low, field, ' ', n, " must be at least ", low);
     return n;
@@ -58,7 +61,8 @@ struct Reader {
     BlockPairs pairs;
     for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
       if (flat[i] < 0 || flat[i] > kMax || flat[i + 1] < 0 || flat[i + 1] > kMax)
-        fail_with(Code::data, where, ": ", path, ": row ", i / 2, " is (", flat[i], ", ", flat[i + 1], "); block numbers count from 0");
+        fail_with(Code::data, where, ": ", path, ": row ", i / 2, " is (", flat[i], ", ", flat[i + 1],
+                  "); block numbers count from 0");
       pairs.emplace_back(static_cast<std::int32_t>(flat[i]), static_cast<std::int32_t>(flat[i + 1]));
     }
     return pairs;
@@ -95,9 +99,11 @@ Branch parse_branch(std::string_view text, const std::string& where) {
     check(b.kind == Kind::segment, where, ": ", name, ": '", fields[i], "': only segments take options");
     const std::size_t equals = fields[i].find('=');
     for (std::size_t j = 1; j < i; ++j)
-      check(fields[j].substr(0, fields[j].find('=')) != fields[i].substr(0, equals), where, ": ", name, ": ", fields[i].substr(0, equals), " is given twice");
+      check(fields[j].substr(0, fields[j].find('=')) != fields[i].substr(0, equals), where, ": ", name, ": ",
+            fields[i].substr(0, equals), " is given twice");
     const std::string_view value = equals == std::string_view::npos ? std::string_view{} : fields[i].substr(equals + 1);
-    if (find_name((where + ": segment: option").c_str(), fields[i].substr(0, equals), kOptions) == 0) b.dilation = read.extent("dilation", value, 1);
+    if (find_name((where + ": segment: option").c_str(), fields[i].substr(0, equals), kOptions) == 0)
+      b.dilation = read.extent("dilation", value, 1);
     else if (value == "head") b.offset_by_head = true;
     else b.offset = read.extent("offset", value, 0);
   }
@@ -131,13 +137,17 @@ std::string to_string(const Pattern& pattern) {
 DilationMode parse_dilation_mode(std::string_view text) {
   return static_cast<DilationMode>(find_name("dilation mode", text, kModes));
 }
-Causality parse_causality(std::string_view text) { return static_cast<Causality>(find_name("causal", text, kCausality)); }
+Causality parse_causality(std::string_view text) {
+  return static_cast<Causality>(find_name("causal", text, kCausality));
+}
 std::string_view name_of(DilationMode mode) { return kModes[static_cast<std::size_t>(mode)]; }
-WorkOrder parse_work_order(std::string_view text) { return static_cast<WorkOrder>(find_name("work order", text, kWorkOrders)); }
+WorkOrder parse_work_order(std::string_view text) {
+  return static_cast<WorkOrder>(find_name("work order", text, kWorkOrders));
+}
 std::string_view name_of(WorkOrder order) { return kWorkOrders[static_cast<std::size_t>(order)]; }
 std::string_view name_of(Causality causality) { return kCausality[static_cast<std::size_t>(causality)]; }
 
-// ---- block lists -----------------------------------------------------------------------------------
+// ---- block lists --------------------------------------------------------------------------------
 namespace {
 BlockPairs listed(Index n, auto&& attends) {
   check(n >= 0 && n <= 1 << 15, "blocks: ", n, " blocks must be 0..32768");

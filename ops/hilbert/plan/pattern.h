@@ -6,11 +6,13 @@
 #include <vector>
 #include "order.h"
 
-// Which tokens attend to which, before it is cut into tiles. p is a token's position in the order, s(p) its segment.
+// Which tokens attend to which, before it is cut into tiles. p is a token's position in the order,
+// s(p) its segment.
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// One attended set. A Pattern is a list of them, merged as if their key lists were one (a key twice counts twice).
+/// One attended set. A Pattern is a list of them, merged as if their key lists were one (a key
+/// twice counts twice).
 struct Branch {
   enum class Kind : unsigned char {
     dense,           // all tokens
@@ -30,7 +32,8 @@ struct Branch {
   std::vector<std::pair<std::int32_t, std::int32_t>> pairs;
   friend auto operator<=>(const Branch&, const Branch&) = default;
 
-  /// The set is defined on the grid: the order arranges work and memory, and never changes a result.
+  /// The set is defined on the grid: the order arranges work and memory, and never changes a
+  /// result.
   bool is_order_only() const { return kind == Kind::dense || kind >= Kind::window2d; }
 };
 using Pattern = std::vector<Branch>;
@@ -46,7 +49,8 @@ enum class Causality : unsigned char {
   token,  // u <= t, on original token indices whatever the order
   curve,  // rho(u) <= rho(t): only for models that predict along the curve
 };
-/// How the blocks of a `blocks` branch are laid out for kernels. The set is the same, and so is the result but for rounding.
+/// How the blocks of a `blocks` branch are laid out for kernels. The set is the same, and so is the
+/// result but for rounding.
 enum class WorkOrder : unsigned char {
   row,        // as they come
   diagonal,   // query blocks by the mean of their key blocks
@@ -54,8 +58,9 @@ enum class WorkOrder : unsigned char {
   automatic,  // whichever of these gathers the fewest key blocks; `auto` in text
 };
 
-/// Reads `dense`, `segment:W[,dilation=R][,offset=O|head]`, `slide:R`, `neighborhood:K`, `window2d:HxW`, `slide2d:RYxRX`,
-/// `neighborhood2d:KYxKX`, `blocks:SIZE@FILE.npy` ([n, 2] pairs), joined by `+`.
+/// Reads `dense`, `segment:W[,dilation=R][,offset=O|head]`, `slide:R`, `neighborhood:K`,
+/// `window2d:HxW`, `slide2d:RYxRX`, `neighborhood2d:KYxKX`, `blocks:SIZE@FILE.npy` ([n, 2] pairs),
+/// joined by `+`.
 Pattern parse_pattern(std::string_view text);
 std::string to_string(const Pattern& pattern);
 DilationMode parse_dilation_mode(std::string_view text);
@@ -65,11 +70,11 @@ std::string_view name_of(Causality causality);
 WorkOrder parse_work_order(std::string_view text);
 std::string_view name_of(WorkOrder order);
 
-// ---- builders of block lists over n blocks -----------------------------------------------------------
+// ---- builders of block lists over n blocks ------------------------------------------------------
 using BlockPairs = std::vector<std::pair<std::int32_t, std::int32_t>>;
-BlockPairs local_blocks(Index n, Index radius);                                // |I - J| <= radius
-BlockPairs dilated_blocks(Index n, const std::vector<Index>& rates);           // J = I +- r for each rate, and I itself
-BlockPairs global_local_blocks(Index n, Index global, Index radius);           // the first `global` see and are seen by all
+BlockPairs local_blocks(Index n, Index radius);                       // |I - J| <= radius
+BlockPairs dilated_blocks(Index n, const std::vector<Index>& rates);  // J = I +- r for each rate, and I itself
+BlockPairs global_local_blocks(Index n, Index global, Index radius);  // the first `global` see and are seen by all
 Branch blocks(Index size, BlockPairs pairs);
 
 }  // namespace hilt

@@ -1,10 +1,12 @@
 // From an attended set to tiles.
 //
-// Each branch becomes one Tiling (one for each offset that heads ask for). Dense, segments and blocks are groups: lists of queries
-// against lists of keys that all attend, so only causality makes a tile partial. Slides, neighbourhoods and windows are
-// intervals on one or two coordinates of the key. Candidate tiles are found from the geometry, then classified from the
-// extremes of each tile's coordinates, exactly: a tile is full if every key passes every query's tests, and dropped if
-// no pair does. Work and memory are proportional to tiles and tokens, never to length squared.
+// Each branch becomes one Tiling (one for each offset that heads ask for). Dense, segments and
+// blocks are groups: lists of queries against lists of keys that all attend, so only causality
+// makes a tile partial. Slides, neighbourhoods and windows are intervals on one or two coordinates
+// of the key. Candidate tiles are found from the geometry, then classified from the extremes of
+// each tile's coordinates, exactly: a tile is full if every key passes every query's tests, and
+// dropped if no pair does. Work and memory are proportional to tiles and tokens, never to length
+// squared.
 #include "ops/hilbert/plan/plan.h"
 #include <algorithm>
 #include <cmath>
@@ -38,7 +40,7 @@ Interval clamped(Index i, Index size, Index n) {
   return {center - size / 2, center + size / 2};
 }
 
-// ---- the definitions ---------------------------------------------------------------------------------
+// ---- the definitions ----------------------------------------------------------------------------
 
 /// Everything the definition of a set may look at.
 struct Ground {
@@ -80,8 +82,9 @@ Window window_of(const Ground& g, const Branch& b, Index t) {
   switch (b.kind) {
     case Kind::slide: return {{p - b.size, p + b.size}, {}};
     case Kind::neighborhood: return {clamped(p, b.size, g.length()), {}};
-    case Kind::window2d: return {{y / b.rows * b.rows, y / b.rows * b.rows + b.rows - 1},
-                                 {x / b.columns * b.columns, x / b.columns * b.columns + b.columns - 1}};
+    case Kind::window2d:
+      return {{y / b.rows * b.rows, y / b.rows * b.rows + b.rows - 1},
+              {x / b.columns * b.columns, x / b.columns * b.columns + b.columns - 1}};
     case Kind::slide2d: return {{y - b.rows, y + b.rows}, {x - b.columns, x + b.columns}};
     default: return {clamped(y, b.rows, g.grid.height), clamped(x, b.columns, g.grid.width)};
   }
@@ -103,8 +106,7 @@ bool branch_attends(const Ground& g, std::size_t branch, Index head, Index t, In
       const Index offset = offset_of(g.spec, branch, head);
       return to == offset && (!only_active_ask(g.spec.dilation_mode) || from == offset);
     }
-    case Kind::blocks:
-      return std::ranges::binary_search(b.pairs, std::pair(narrow(p / b.size), narrow(q / b.size)));
+    case Kind::blocks: return std::ranges::binary_search(b.pairs, std::pair(narrow(p / b.size), narrow(q / b.size)));
     default: {
       const Window w = window_of(g, b, t);
       return is_planar(b.kind) ? w.a.has(g.y(u)) && w.b.has(g.x(u)) : w.a.has(q);
@@ -113,26 +115,33 @@ bool branch_attends(const Ground& g, std::size_t branch, Index head, Index t, In
 }
 
 void check_spec(PlanSpec& spec) {
-  check(spec.length >= 0 && spec.length <= std::numeric_limits<std::int32_t>::max(), "plan: length ", spec.length, " must be 0..2147483647");
+  check(spec.length >= 0 && spec.length <= std::numeric_limits<std::int32_t>::max(), "plan: length ", spec.length,
+        " must be 0..2147483647");
   check(spec.heads >= 1, "plan: heads ", spec.heads, " must be at least 1");
   check(!spec.pattern.empty(), "plan: the pattern has no branch");
   check(spec.dilation_mode != DilationMode::head_groups || static_cast<Index>(spec.pattern.size()) <= spec.heads,
         "plan: head_groups needs a head for each of the ", spec.pattern.size(), " branches, got ", spec.heads);
   for (Branch& b : spec.pattern) {
-    check(b.dilation >= 1 && b.offset >= 0 && b.offset < b.dilation, "plan: offset ", b.offset, " must be below the dilation, ", b.dilation);
-    if (b.kind == Kind::segment || b.kind == Kind::blocks) check(b.size >= 1, "plan: ", to_string({b}), ": size must be at least 1");
+    check(b.dilation >= 1 && b.offset >= 0 && b.offset < b.dilation, "plan: offset ", b.offset,
+          " must be below the dilation, ", b.dilation);
+    if (b.kind == Kind::segment || b.kind == Kind::blocks)
+      check(b.size >= 1, "plan: ", to_string({b}), ": size must be at least 1");
     if (b.kind == Kind::slide) check(b.size >= 0, "plan: ", to_string({b}), ": radius must not be negative");
     if (b.kind == Kind::neighborhood)
-      check(b.size % 2 == 1, "plan: ", to_string({b}), ": the number of keys must be odd, so that the query is in the middle");
-    if (is_planar(b.kind)) check(b.rows >= (b.kind != Kind::slide2d) && b.columns >= (b.kind != Kind::slide2d), "plan: ", to_string({b}), ": sides must be at least 1");
-    if (b.kind == Kind::neighborhood2d) check(b.rows % 2 == 1 && b.columns % 2 == 1, "plan: ", to_string({b}), ": both sides must be odd");
+      check(b.size % 2 == 1, "plan: ", to_string({b}),
+            ": the number of keys must be odd, so that the query is in the middle");
+    if (is_planar(b.kind))
+      check(b.rows >= (b.kind != Kind::slide2d) && b.columns >= (b.kind != Kind::slide2d), "plan: ", to_string({b}),
+            ": sides must be at least 1");
+    if (b.kind == Kind::neighborhood2d)
+      check(b.rows % 2 == 1 && b.columns % 2 == 1, "plan: ", to_string({b}), ": both sides must be odd");
     if (b.kind == Kind::blocks) {
       std::ranges::sort(b.pairs);
       b.pairs.erase(std::unique(b.pairs.begin(), b.pairs.end()), b.pairs.end());
       const Index n = (spec.length + b.size - 1) / b.size;
       for (const auto& [i, j] : b.pairs)
-        check(i >= 0 && i < n && j >= 0 && j < n, "plan: block (", i, ", ", j, ") is outside the ", n, " x ", n, " blocks of ", b.size,
-              " that ", spec.length, " tokens make");
+        check(i >= 0 && i < n && j >= 0 && j < n, "plan: block (", i, ", ", j, ") is outside the ", n, " x ", n,
+              " blocks of ", b.size, " that ", spec.length, " tokens make");
     }
   }
 }
@@ -143,19 +152,21 @@ Order resolved_order(const PlanSpec& spec) {
   Index size = 0;
   for (const Branch& b : spec.pattern)
     if (b.kind == Kind::segment) {
-      check(size == 0 || size == b.size, "plan: scope=segment needs one segment size, got ", size, " and ", b.size, "; name one with chunk=N");
+      check(size == 0 || size == b.size, "plan: scope=segment needs one segment size, got ", size, " and ", b.size,
+            "; name one with chunk=N");
       size = b.size;
     }
   check(size > 0, "plan: scope=segment needs a segment pattern, got ", to_string(spec.pattern));
   return with_segment(spec.order, size);
 }
 
-// ---- tiles -------------------------------------------------------------------------------------------
+// ---- tiles --------------------------------------------------------------------------------------
 
 /// A Tiling in the making: lists and tiles first, then which tile meets which.
 class Builder {
  public:
-  Builder(const Ground& ground, std::size_t branch, Index head) : g_(ground), branch_(branch), b_(ground.spec.pattern[branch]), head_(head) {
+  Builder(const Ground& ground, std::size_t branch, Index head)
+      : g_(ground), branch_(branch), b_(ground.spec.pattern[branch]), head_(head) {
     if (b_.kind == Kind::dense) whole();
     else if (b_.kind == Kind::segment) segments();
     else if (b_.kind == Kind::blocks) block_rows();
@@ -176,7 +187,8 @@ class Builder {
 
   void one_group() {
     if (!t_.q_token.empty())
-      t_.group.push_back({{0, narrow(static_cast<Index>(t_.q_token.size()))}, {0, narrow(static_cast<Index>(t_.k_token.size()))}});
+      t_.group.push_back(
+          {{0, narrow(static_cast<Index>(t_.q_token.size()))}, {0, narrow(static_cast<Index>(t_.k_token.size()))}});
   }
 
   void whole() {
@@ -199,13 +211,16 @@ class Builder {
         q.clear(), k.clear();
         for (Index p = begin + (by_residue ? residue : offset); p < end; p += r) k.push_back(narrow(g_.token(p)));
         if (by_residue || only_active_ask(g_.spec.dilation_mode)) q = k;
-        else for (Index p = begin; p < end; ++p) q.push_back(narrow(g_.token(p)));
+        else
+          for (Index p = begin; p < end; ++p) q.push_back(narrow(g_.token(p)));
         const Index first = tiles_of(t_.k_tile);
-        const auto q_begin = narrow(static_cast<Index>(t_.q_token.size())), k_begin = narrow(static_cast<Index>(t_.k_token.size()));
+        const auto q_begin = narrow(static_cast<Index>(t_.q_token.size())),
+                   k_begin = narrow(static_cast<Index>(t_.k_token.size()));
         append(t_.q_token, t_.q_tile, q);
         append(t_.k_token, t_.k_tile, k);
         if (!k.empty())
-          t_.group.push_back({{q_begin, narrow(static_cast<Index>(t_.q_token.size()))}, {k_begin, narrow(static_cast<Index>(t_.k_token.size()))}});
+          t_.group.push_back({{q_begin, narrow(static_cast<Index>(t_.q_token.size()))},
+                              {k_begin, narrow(static_cast<Index>(t_.k_token.size()))}});
         groups.push_back({tiles_of(t_.q_tile), first, tiles_of(t_.k_tile)});
       }
     }
@@ -218,13 +233,15 @@ class Builder {
   void block_rows() {
     const Index n = (g_.length() + b_.size - 1) / b_.size;
     const BlockLayout layout = lay_out_blocks(g_.spec.work_order, b_.pairs, n);
-    const auto q_tiles = blocks_in(layout.queries, t_.q_token, t_.q_tile), k_tiles = blocks_in(layout.keys, t_.k_token, t_.k_tile);
+    const auto q_tiles = blocks_in(layout.queries, t_.q_token, t_.q_tile),
+               k_tiles = blocks_in(layout.keys, t_.k_token, t_.k_tile);
     one_group();
     fill_ranks();
     std::vector<TileRun> row;
     for (std::int32_t block : layout.queries) {
       row.clear();
-      for (const auto& pair : std::ranges::equal_range(b_.pairs, block, {}, &BlockPairs::value_type::first)) row.push_back(k_tiles[at(pair.second)]);
+      for (const auto& pair : std::ranges::equal_range(b_.pairs, block, {}, &BlockPairs::value_type::first))
+        row.push_back(k_tiles[at(pair.second)]);
       std::ranges::sort(row, {}, &TileRun::begin);
       for (Index i = q_tiles[at(block)].begin; i < q_tiles[at(block)].end; ++i) {
         begin_row();
@@ -232,14 +249,17 @@ class Builder {
       }
     }
   }
-  struct TileRun { Index begin, end; };
+  struct TileRun {
+    Index begin, end;
+  };
   // Appends the tokens of these blocks, and says which tiles each block became.
   std::vector<TileRun> blocks_in(const Tokens& sequence, Tokens& tokens, std::vector<Tiling::Range>& tiles) const {
     std::vector<TileRun> made(sequence.size());
     Tokens block;
     for (std::int32_t i : sequence) {
       block.clear();
-      for (Index p = i * b_.size; p < std::min((i + 1) * b_.size, g_.length()); ++p) block.push_back(narrow(g_.token(p)));
+      for (Index p = i * b_.size; p < std::min((i + 1) * b_.size, g_.length()); ++p)
+        block.push_back(narrow(g_.token(p)));
       made[at(i)].begin = tiles_of(tiles);
       append(tokens, tiles, block);
       made[at(i)].end = tiles_of(tiles);
@@ -250,7 +270,8 @@ class Builder {
   void windows() {
     Tokens all(at(g_.length()));
     if (is_planar(b_.kind)) all = g_.order.token_at;
-    else for (Index p = 0; p < g_.length(); ++p) all[at(p)] = narrow(g_.token(p));
+    else
+      for (Index p = 0; p < g_.length(); ++p) all[at(p)] = narrow(g_.token(p));
     append(t_.q_token, t_.q_tile, all);
     append(t_.k_token, t_.k_tile, all);
     one_group();
@@ -316,7 +337,9 @@ class Builder {
   }
 
   // ---- classification ----
-  struct Extremes { std::int32_t low = std::numeric_limits<std::int32_t>::max(), high = std::numeric_limits<std::int32_t>::min(); };
+  struct Extremes {
+    std::int32_t low = std::numeric_limits<std::int32_t>::max(), high = std::numeric_limits<std::int32_t>::min();
+  };
   static Extremes extremes(const Tokens& values, Tiling::Range r) {
     Extremes e;
     for (std::int32_t i = r.begin; i < r.end; ++i) {
@@ -347,9 +370,10 @@ class Builder {
     add_row(i, k_begin, k_end);
   }
 
-  // Two tests on the extremes settle most tiles: `always` if no key fails any query, `never` if every key fails all.
-  void test(const std::vector<Extremes>& low, const std::vector<Extremes>& high, const std::vector<Extremes>& key, Index i, Index j,
-            bool& always, bool& never) const {
+  // Two tests on the extremes settle most tiles: `always` if no key fails any query, `never` if
+  // every key fails all.
+  void test(const std::vector<Extremes>& low, const std::vector<Extremes>& high, const std::vector<Extremes>& key,
+            Index i, Index j, bool& always, bool& never) const {
     const Extremes &l = low[at(i)], &h = high[at(i)], &k = key[at(j)];
     always = always && k.low >= l.high && k.high <= h.low;
     never = never || k.high < l.low || k.low > h.high;
@@ -360,8 +384,10 @@ class Builder {
     const std::vector<Extremes>* a[3] = {};
     const std::vector<Extremes>* b[3] = {};
     if (!t_.q_rank.empty()) rank[0] = &over(t_.q_rank, t_.q_tile), rank[1] = &over(t_.k_rank, t_.k_tile);
-    if (!t_.k_a.empty()) a[0] = &over(t_.q_a_low, t_.q_tile), a[1] = &over(t_.q_a_high, t_.q_tile), a[2] = &over(t_.k_a, t_.k_tile);
-    if (!t_.k_b.empty()) b[0] = &over(t_.q_b_low, t_.q_tile), b[1] = &over(t_.q_b_high, t_.q_tile), b[2] = &over(t_.k_b, t_.k_tile);
+    if (!t_.k_a.empty())
+      a[0] = &over(t_.q_a_low, t_.q_tile), a[1] = &over(t_.q_a_high, t_.q_tile), a[2] = &over(t_.k_a, t_.k_tile);
+    if (!t_.k_b.empty())
+      b[0] = &over(t_.q_b_low, t_.q_tile), b[1] = &over(t_.q_b_high, t_.q_tile), b[2] = &over(t_.k_b, t_.k_tile);
     const Tiling::Range q = t_.q_tile[at(i)];
     for (Index j = k_begin; j < k_end; ++j) {
       const Tiling::Range k = t_.k_tile[at(j)];
@@ -433,7 +459,8 @@ Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
   spec_.order = resolved_order(spec_);
   grid_ = token_grid(spec_.order, spec_.length);
   for (const Branch& b : spec_.pattern)
-    check(!is_planar(b.kind) || grid_.frames == 1, "plan: ", to_string({b}), " looks at one frame, the grid has ", grid_.frames);
+    check(!is_planar(b.kind) || grid_.frames == 1, "plan: ", to_string({b}), " looks at one frame, the grid has ",
+          grid_.frames);
   forced_ = row_order_forced();
   order_ = permutation(spec_.order, spec_.length);
   const Ground ground = ground_of(spec_, *order_, grid_);
@@ -442,7 +469,8 @@ Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
     head_begin_.push_back(narrow(static_cast<Index>(head_tilings_.size())));
     for (std::size_t branch = 0; branch < spec_.pattern.size(); ++branch) {
       if (!serves(spec_, branch, head)) continue;
-      const auto [entry, fresh] = made.try_emplace({branch, offset_of(spec_, branch, head)}, narrow(static_cast<Index>(tilings_.size())));
+      const auto [entry, fresh] =
+          made.try_emplace({branch, offset_of(spec_, branch, head)}, narrow(static_cast<Index>(tilings_.size())));
       if (fresh) tilings_.push_back(Builder(ground, branch, head).take());
       head_tilings_.push_back(entry->second);
     }
@@ -459,15 +487,17 @@ Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
 
 std::span<const std::int32_t> Plan::tilings_of(Index head) const {
   check(head >= 0 && head < spec_.heads, "plan: head ", head, " of ", spec_.heads);
-  return std::span(head_tilings_).subspan(static_cast<std::size_t>(head_begin_[at(head)]),
-                                          static_cast<std::size_t>(head_begin_[at(head) + 1] - head_begin_[at(head)]));
+  return std::span(head_tilings_)
+      .subspan(static_cast<std::size_t>(head_begin_[at(head)]),
+               static_cast<std::size_t>(head_begin_[at(head) + 1] - head_begin_[at(head)]));
 }
 
 Index Plan::attends(Index head, Index t, Index u) const {
   const Ground ground = ground_of(spec_, *order_, grid_);
   if (spec_.in_order) t = order_->token_at[at(t)], u = order_->token_at[at(u)];
   Index times = 0;
-  for (std::size_t branch = 0; branch < spec_.pattern.size(); ++branch) times += branch_attends(ground, branch, head, t, u);
+  for (std::size_t branch = 0; branch < spec_.pattern.size(); ++branch)
+    times += branch_attends(ground, branch, head, t, u);
   return times;
 }
 
@@ -479,11 +509,13 @@ Index Plan::empty_rows() const {
       const Tiling& t = tilings_[static_cast<std::size_t>(index)];
       for (std::size_t i = 0; i < t.q_tile.size(); ++i)
         for (auto q = static_cast<std::size_t>(t.q_tile[i].begin); q < static_cast<std::size_t>(t.q_tile[i].end); ++q)
-          for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1] && !asks[static_cast<std::size_t>(t.q_token[q])]; ++e) {
+          for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1] && !asks[static_cast<std::size_t>(t.q_token[q])];
+               ++e) {
             const Tiling::Ref ref = t.keys[static_cast<std::size_t>(e)];
             const Tiling::Range k = t.k_tile[static_cast<std::size_t>(ref.tile)];
             bool any = !ref.partial;
-            for (auto j = static_cast<std::size_t>(k.begin); !any && j < static_cast<std::size_t>(k.end); ++j) any = hilt::attends(t, q, j);
+            for (auto j = static_cast<std::size_t>(k.begin); !any && j < static_cast<std::size_t>(k.end); ++j)
+              any = hilt::attends(t, q, j);
             asks[static_cast<std::size_t>(t.q_token[q])] = any;
           }
     }
@@ -508,8 +540,8 @@ TileStats Plan::stats_for(Order::Kind kind) const {
 std::size_t Plan::bytes() const {
   std::size_t n = sizeof(Plan) + 2 * at(spec_.length) * sizeof(std::int32_t);
   for (const Tiling& t : tilings_) {
-    for (const Tokens* list : {&t.q_token, &t.k_token, &t.q_name, &t.k_name, &t.keys_begin, &t.queries_begin, &t.q_rank, &t.k_rank, &t.k_a, &t.q_a_low,
-                               &t.q_a_high, &t.k_b, &t.q_b_low, &t.q_b_high})
+    for (const Tokens* list : {&t.q_token, &t.k_token, &t.q_name, &t.k_name, &t.keys_begin, &t.queries_begin, &t.q_rank,
+                               &t.k_rank, &t.k_a, &t.q_a_low, &t.q_a_high, &t.k_b, &t.q_b_low, &t.q_b_high})
       n += list->capacity() * sizeof(std::int32_t);
     n += (t.q_tile.capacity() + t.k_tile.capacity()) * sizeof(Tiling::Range);
     n += (t.keys.capacity() + t.queries.capacity()) * sizeof(Tiling::Ref) + t.group.capacity() * sizeof(Tiling::Group);
@@ -517,7 +549,7 @@ std::size_t Plan::bytes() const {
   return n;
 }
 
-// ---- plans in use --------------------------------------------------------------------------------------
+// ---- plans in use -------------------------------------------------------------------------------
 PlanPtr make_plan(const PlanSpec& spec) {
   static std::mutex mutex;
   static std::list<std::pair<std::pair<PlanSpec, bool>, PlanPtr>> recent;  // the most recently used first
@@ -539,9 +571,11 @@ PlanPtr make_plan(const PlanSpec& spec) {
 
 OrderChoice choose_order(PlanSpec spec) {
   OrderChoice choice{spec.order, {}};
-  const bool free = std::ranges::all_of(spec.pattern, [](const Branch& b) { return b.is_order_only(); }) && spec.causality != Causality::curve;
+  const bool free = std::ranges::all_of(spec.pattern, [](const Branch& b) { return b.is_order_only(); }) &&
+                    spec.causality != Causality::curve;
   double best = 2;
-  for (Order::Kind kind : {Order::Kind::row, Order::Kind::snake, Order::Kind::morton, Order::Kind::tiles, Order::Kind::hilbert}) {
+  for (Order::Kind kind :
+       {Order::Kind::row, Order::Kind::snake, Order::Kind::morton, Order::Kind::tiles, Order::Kind::hilbert}) {
     if (!free && kind != spec.order.kind) continue;
     PlanSpec candidate = spec;
     candidate.order.kind = kind;

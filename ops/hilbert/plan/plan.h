@@ -19,16 +19,18 @@ struct PlanSpec {
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::none;
   WorkOrder work_order = WorkOrder::row;  // of blocks
-  /// Activations stand in curve order: row i of q, k, v and o is token order().token_at[i]. The set of pairs of tokens is the same.
+  /// Activations stand in curve order: row i of q, k, v and o is token order().token_at[i]. The set
+  /// of pairs of tokens is the same.
   bool in_order = false;
   friend auto operator<=>(const PlanSpec&, const PlanSpec&) = default;
 };
 
-/// Tile counts of one arrangement; total counts the q tiles x k tiles of all of them, touched or not.
+/// Tile counts of one arrangement; total counts the q tiles x k tiles of all of them, touched or
+/// not.
 struct TileStats {
   Index full = 0, partial = 0, total = 0;
-  Index pairs = 0;         // that attend
-  Index tile_pairs = 0;    // that touched tiles hold: useful = pairs / tile_pairs
+  Index pairs = 0;       // that attend
+  Index tile_pairs = 0;  // that touched tiles hold: useful = pairs / tile_pairs
   double touched() const { return total ? static_cast<double>(full + partial) / static_cast<double>(total) : 0; }
   double useful() const { return tile_pairs ? static_cast<double>(pairs) / static_cast<double>(tile_pairs) : 1; }
 };
@@ -40,7 +42,8 @@ class Plan {
   const PlanSpec& spec() const { return spec_; }
   Index length() const { return spec_.length; }
   Index heads() const { return spec_.heads; }
-  /// The order that is in force: the identity where the set does not depend on it and nothing is gained, or by HILT_FORCE_ORDER.
+  /// The order that is in force: the identity where the set does not depend on it and nothing is
+  /// gained, or by HILT_FORCE_ORDER.
   const Permutation& order() const { return *order_; }
   bool order_forced() const { return forced_; }
   Grid grid() const { return grid_; }
@@ -48,13 +51,15 @@ class Plan {
   /// The attended sets of a head, to be merged.
   std::span<const std::int32_t> tilings_of(Index head) const;
   const std::vector<Tiling>& tilings() const { return tilings_; }
-  /// The token of row u is in A(the token of row t) of this head, how often; without in_order, rows are tokens. From the definitions, not from the tiles: slow, for tests and pages.
+  /// The token of row u is in A(the token of row t) of this head, how often; without in_order, rows
+  /// are tokens. From the definitions, not from the tiles: slow, for tests and pages.
   Index attends(Index head, Index t, Index u) const;
   /// Rows whose list is empty for some head.
   Index empty_rows() const;
 
-  /// Counts over the distinct sets: heads that share one count once. stats_for says what they would be if the same pattern were arranged otherwise. For a pattern
-  /// that depends on positions another order is another set: the counts are then of that set.
+  /// Counts over the distinct sets: heads that share one count once. stats_for says what they would
+  /// be if the same pattern were arranged otherwise. For a pattern that depends on positions
+  /// another order is another set: the counts are then of that set.
   TileStats stats() const;
   TileStats stats_for(Order::Kind kind) const;
 

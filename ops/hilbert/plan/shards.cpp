@@ -1,5 +1,6 @@
-// Dividing a plan. A rank's part of an attended set is a Tiling like any other: the same lists with what belongs elsewhere left out, so
-// kernels need not know. Work is proportional to tiles and tokens.
+// Dividing a plan. A rank's part of an attended set is a Tiling like any other: the same lists with
+// what belongs elsewhere left out, so kernels need not know. Work is proportional to tiles and
+// tokens.
 #include "ops/hilbert/plan/shards.h"
 #include <algorithm>
 #include <array>
@@ -36,25 +37,29 @@ std::vector<double> work_by_position(const Plan& plan) {
         const Tiling::Range k = t.k_tile[static_cast<std::size_t>(t.keys[static_cast<std::size_t>(e)].tile)];
         keys += k.end - k.begin;
       }
-      for (auto q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q) work[static_cast<std::size_t>(t.q_token[static_cast<std::size_t>(q)])] += keys * heads[index];
+      for (auto q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q)
+        work[static_cast<std::size_t>(t.q_token[static_cast<std::size_t>(q)])] += keys * heads[index];
     }
   }
   return work;
 }
 
 void require_positions(const Plan& plan) {
-  check(plan.spec().in_order, "shards: rows of the plan are tokens; ranks hold runs of positions: make the plan with in_order = true");
+  check(plan.spec().in_order,
+        "shards: rows of the plan are tokens; ranks hold runs of positions: make the plan with in_order = true");
 }
 
-/// The tiling for some queries and some keys, given the row of each position in their tensors, or -1.
+/// The tiling for some queries and some keys, given the row of each position in their tensors, or
+/// -1.
 Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
   Tiling out;
   struct Side {  // how the entries and tiles of a list became others
-    List kept, before, tile;    // old index of each entry; entries kept before an old one; new tile of each old one, or -1
+    List kept, before,
+        tile;  // old index of each entry; entries kept before an old one; new tile of each old one, or -1
     std::vector<bool> is_whole;  // of an old tile: nothing was left out
   };
-  const auto keep = [](const List& positions, const std::vector<Tiling::Range>& tiles, const List& row, const List& names, List& rows, List& new_names,
-                       std::vector<Tiling::Range>& new_tiles) {
+  const auto keep = [](const List& positions, const std::vector<Tiling::Range>& tiles, const List& row,
+                       const List& names, List& rows, List& new_names, std::vector<Tiling::Range>& new_tiles) {
     Side side;
     for (const Tiling::Range& r : tiles) {
       const std::size_t begin = rows.size();
@@ -114,7 +119,8 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
   return out;
 }
 
-/// Which rows of which rank a query of which rank attends to, for any head; of those only what concerns one rank.
+/// Which rows of which rank a query of which rank attends to, for any head; of those only what
+/// concerns one rank.
 struct Needs {
   std::vector<std::vector<bool>> by;  // [rank][row of ours]
   std::vector<bool> from;             // [position]
@@ -124,7 +130,8 @@ Needs needs_of(const Plan& plan, const List& owner, const List& row, int rank, i
   for (const Tiling& t : plan.tilings()) {
     const auto owners_in = [&](const List& list, Tiling::Range r) {
       std::vector<int> owners;
-      for (auto i = r.begin; i < r.end; ++i) owners.push_back(owner[static_cast<std::size_t>(list[static_cast<std::size_t>(i)])]);
+      for (auto i = r.begin; i < r.end; ++i)
+        owners.push_back(owner[static_cast<std::size_t>(list[static_cast<std::size_t>(i)])]);
       std::ranges::sort(owners);
       owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
       return owners;
@@ -132,7 +139,8 @@ Needs needs_of(const Plan& plan, const List& owner, const List& row, int rank, i
     std::vector<std::vector<int>> q_owners, k_owners;
     for (const Tiling::Range& r : t.q_tile) q_owners.push_back(owners_in(t.q_token, r));
     for (const Tiling::Range& r : t.k_tile) k_owners.push_back(owners_in(t.k_token, r));
-    std::vector<std::vector<bool>> whole(at(ranks), std::vector<bool>(t.k_tile.size()));  // [asking rank][key tile]: nothing more to find
+    std::vector<std::vector<bool>> whole(
+        at(ranks), std::vector<bool>(t.k_tile.size()));  // [asking rank][key tile]: nothing more to find
     for (std::size_t i = 0; i < t.q_tile.size(); ++i)
       for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
         const Tiling::Ref ref = t.keys[static_cast<std::size_t>(e)];
@@ -141,11 +149,13 @@ Needs needs_of(const Plan& plan, const List& owner, const List& row, int rank, i
           const auto asking = static_cast<std::size_t>(a);
           if (whole[asking][j] || (a != rank && !std::ranges::binary_search(k_owners[j], rank))) continue;
           bool all = true;
-          for (auto key = static_cast<std::size_t>(t.k_tile[j].begin); key < static_cast<std::size_t>(t.k_tile[j].end); ++key) {
+          for (auto key = static_cast<std::size_t>(t.k_tile[j].begin); key < static_cast<std::size_t>(t.k_tile[j].end);
+               ++key) {
             const auto position = static_cast<std::size_t>(t.k_token[key]);
             if (owner[position] == a || (a != rank && owner[position] != rank)) continue;
             auto need = a == rank ? needs.from[position] : needs.by[asking][static_cast<std::size_t>(row[position])];
-            for (auto q = static_cast<std::size_t>(t.q_tile[i].begin); !need && q < static_cast<std::size_t>(t.q_tile[i].end); ++q)
+            for (auto q = static_cast<std::size_t>(t.q_tile[i].begin);
+                 !need && q < static_cast<std::size_t>(t.q_tile[i].end); ++q)
               need = owner[static_cast<std::size_t>(t.q_token[q])] == a && (!ref.partial || attends(t, q, key));
             all = all && need;
           }
@@ -158,7 +168,9 @@ Needs needs_of(const Plan& plan, const List& owner, const List& row, int rank, i
 
 }  // namespace
 
-Transport parse_transport(std::string_view text) { return static_cast<Transport>(find_name("transport", text, kTransports)); }
+Transport parse_transport(std::string_view text) {
+  return static_cast<Transport>(find_name("transport", text, kTransports));
+}
 std::string_view name_of(Transport transport) { return kTransports[static_cast<std::size_t>(transport)]; }
 
 Index Shards::rows(int rank) const {
@@ -183,7 +195,8 @@ Shards contiguous_shards(const Plan& plan, int ranks) {
   Shards s{ranks, {0}, {}};
   for (int r = 0; r < ranks; ++r) {
     const Index even = plan.length() * (r + 1) / ranks;
-    s.cut.push_back(r + 1 == ranks ? plan.length() : std::max(s.cut.back(), std::min((even + unit / 2) / unit * unit, plan.length())));
+    s.cut.push_back(r + 1 == ranks ? plan.length()
+                                   : std::max(s.cut.back(), std::min((even + unit / 2) / unit * unit, plan.length())));
     s.owner.push_back(r);
   }
   return s;
@@ -226,7 +239,8 @@ double imbalance(const Plan& plan, const Shards& shards) {
   const std::vector<double> work = work_by_position(plan);
   std::vector<double> load(at(shards.ranks));
   for (std::size_t i = 0; i < shards.owner.size(); ++i)
-    load[static_cast<std::size_t>(shards.owner[i])] += std::accumulate(work.begin() + shards.cut[i], work.begin() + shards.cut[i + 1], 0.0);
+    load[static_cast<std::size_t>(shards.owner[i])] +=
+        std::accumulate(work.begin() + shards.cut[i], work.begin() + shards.cut[i + 1], 0.0);
   const double total = std::accumulate(load.begin(), load.end(), 0.0);
   return total > 0 ? *std::ranges::max_element(load) * shards.ranks / total : 1;
 }
@@ -237,9 +251,11 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
   require_positions(*plan_);
   const int ranks = shards_.ranks;
   check(rank >= 0 && rank < ranks, "ShardPlan: rank ", rank, " of ", ranks);
-  check(shards_.cut.size() == shards_.owner.size() + 1 && shards_.cut.front() == 0 && shards_.cut.back() == plan_->length() &&
-        std::ranges::is_sorted(shards_.cut) && std::ranges::all_of(shards_.owner, [&](int r) { return r >= 0 && r < ranks; }),
-        "ShardPlan: the shards do not cover the ", plan_->length(), " positions of the plan once, by ranks below ", ranks);
+  check(shards_.cut.size() == shards_.owner.size() + 1 && shards_.cut.front() == 0 &&
+            shards_.cut.back() == plan_->length() && std::ranges::is_sorted(shards_.cut) &&
+            std::ranges::all_of(shards_.owner, [&](int r) { return r >= 0 && r < ranks; }),
+        "ShardPlan: the shards do not cover the ", plan_->length(), " positions of the plan once, by ranks below ",
+        ranks);
   List owner, row, count(at(ranks));
   for (std::size_t i = 0; i < shards_.owner.size(); ++i)
     for (Index p = shards_.cut[i]; p < shards_.cut[i + 1]; ++p) {
@@ -299,7 +315,9 @@ ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport trans
       }
   }
   const PlanPtr plan = make_plan(spec);
-  Shards shards = dealing == Dealing::contiguous ? contiguous_shards(*plan, ranks) : dealing == Dealing::balanced ? balanced_shards(*plan, ranks) : choose_shards(*plan, ranks);
+  Shards shards = dealing == Dealing::contiguous ? contiguous_shards(*plan, ranks)
+                  : dealing == Dealing::balanced ? balanced_shards(*plan, ranks)
+                                                 : choose_shards(*plan, ranks);
   ShardPlanPtr made = std::make_shared<const ShardPlan>(plan, std::move(shards), rank, transport);
   const std::lock_guard lock(mutex);
   recent.emplace_front(key, made);

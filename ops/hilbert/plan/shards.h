@@ -10,8 +10,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Chunk i is the positions [cut[i], cut[i + 1]) of the order and belongs to rank owner[i]. A rank's rows are its chunks, in
-/// the order of positions.
+/// Chunk i is the positions [cut[i], cut[i + 1]) of the order and belongs to rank owner[i]. A
+/// rank's rows are its chunks, in the order of positions.
 struct Shards {
   int ranks = 1;
   std::vector<Index> cut;
@@ -20,9 +20,11 @@ struct Shards {
   /// The positions of a rank's rows.
   std::vector<std::int32_t> positions(int rank) const;
 };
-/// One run of positions a rank, as even as can be; cut at borders of segments where ranks hold whole ones, which keeps those from travelling.
+/// One run of positions a rank, as even as can be; cut at borders of segments where ranks hold
+/// whole ones, which keeps those from travelling.
 Shards contiguous_shards(const Plan& plan, int ranks);
-/// `chunks_each` runs a rank, the dearest first to whoever has least to do: for masks that give some positions more work than others.
+/// `chunks_each` runs a rank, the dearest first to whoever has least to do: for masks that give
+/// some positions more work than others.
 Shards balanced_shards(const Plan& plan, int ranks, Index chunks_each = 8);
 /// Contiguous, unless that leaves a tenth more to do for some rank than balanced ones.
 Shards choose_shards(const Plan& plan, int ranks);
@@ -37,12 +39,13 @@ enum class Transport : unsigned char {
 Transport parse_transport(std::string_view text);
 std::string_view name_of(Transport transport);
 
-/// A rank's part of a plan. It attends in stages: first to its own keys, then to keys that it receives. Only rows that some query of the
-/// receiver attends to travel, and each goes straight from its owner; gradients of keys go straight back.
+/// A rank's part of a plan. It attends in stages: first to its own keys, then to keys that it
+/// receives. Only rows that some query of the receiver attends to travel, and each goes straight
+/// from its owner; gradients of keys go straight back.
 class ShardPlan {
  public:
-  /// Rows to or from one rank. rows: which of this rank's own are sent, or where in the stage's keys what is received lies; empty where that is
-  /// [0, count).
+  /// Rows to or from one rank. rows: which of this rank's own are sent, or where in the stage's
+  /// keys what is received lies; empty where that is [0, count).
   struct Parcel {
     int peer;
     Index count;
@@ -68,7 +71,9 @@ class ShardPlan {
   const std::vector<Stage>& stages() const { return stages_; }
 
   /// Bytes that this rank will send.
-  struct Bytes { std::size_t forward = 0, backward = 0; };
+  struct Bytes {
+    std::size_t forward = 0, backward = 0;
+  };
   Bytes bytes_sent(Index batch, Index kv_heads, Index dim, DType dtype) const;
 
  private:
@@ -84,7 +89,9 @@ using ShardPlanPtr = std::shared_ptr<const ShardPlan>;
 /// How the positions of a plan are dealt out.
 enum class Dealing : unsigned char { contiguous, balanced, automatic };
 Dealing parse_dealing(std::string_view text);
-/// Builds, or finds among the most recently used, a rank's part of the plan for a spec, whose rows become positions. Safe from any thread.
-ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport = Transport::ring, Dealing dealing = Dealing::automatic);
+/// Builds, or finds among the most recently used, a rank's part of the plan for a spec, whose rows
+/// become positions. Safe from any thread.
+ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport = Transport::ring,
+                             Dealing dealing = Dealing::automatic);
 
 }  // namespace hilt

@@ -9,8 +9,11 @@ Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k) {
   Index n = 0;
   for (std::int32_t i = q.begin; i < q.end; ++i) {
     const QueryBounds bounds = bounds_of(t, static_cast<std::size_t>(i));
-    if (by_rank_alone) n += std::count_if(t.k_rank.begin() + k.begin, t.k_rank.begin() + k.end, [&](std::int32_t rank) { return rank <= bounds.rank; });
-    else for (std::int32_t j = k.begin; j < k.end; ++j) n += attends(bounds, place_of(t, static_cast<std::size_t>(j)));
+    if (by_rank_alone)
+      n += std::count_if(t.k_rank.begin() + k.begin, t.k_rank.begin() + k.end,
+                         [&](std::int32_t rank) { return rank <= bounds.rank; });
+    else
+      for (std::int32_t j = k.begin; j < k.end; ++j) n += attends(bounds, place_of(t, static_cast<std::size_t>(j)));
   }
   return n;
 }
@@ -24,7 +27,8 @@ void transpose_tiles(Tiling& t) {
   for (std::size_t i = 0; i < t.q_tile.size(); ++i)
     for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
       const Tiling::Ref ref = t.keys[static_cast<std::size_t>(e)];
-      t.queries[static_cast<std::size_t>(n[static_cast<std::size_t>(ref.tile)]++)] = {static_cast<std::int32_t>(i), ref.partial};
+      t.queries[static_cast<std::size_t>(n[static_cast<std::size_t>(ref.tile)]++)] = {static_cast<std::int32_t>(i),
+                                                                                      ref.partial};
     }
 }
 

@@ -21,15 +21,18 @@ BlockLayout diagonal(const BlockPairs& pairs, Index n) {
   for (const auto& [i, j] : pairs) sum[static_cast<std::size_t>(i)] += j, ++count[static_cast<std::size_t>(i)];
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = count[i] > 0 ? sum[i] / count[i] : static_cast<double>(i);
   BlockLayout out{WorkOrder::diagonal, in_order(n), in_order(n)};
-  std::ranges::stable_sort(out.queries, [&](auto a, auto b) { return sum[static_cast<std::size_t>(a)] < sum[static_cast<std::size_t>(b)]; });
+  std::ranges::stable_sort(
+      out.queries, [&](auto a, auto b) { return sum[static_cast<std::size_t>(a)] < sum[static_cast<std::size_t>(b)]; });
   return out;
 }
 
-/// Both as a walk along the Hilbert curve over the pairs meets them first; blocks without pairs come last.
+/// Both as a walk along the Hilbert curve over the pairs meets them first; blocks without pairs
+/// come last.
 BlockLayout along_curve(const BlockPairs& pairs, Index n) {
   const Grid grid{n, n};
   std::vector<std::pair<Index, std::size_t>> walk;
-  for (std::size_t e = 0; e < pairs.size(); ++e) walk.emplace_back(hilbert_position(grid, {pairs[e].second, pairs[e].first}), e);
+  for (std::size_t e = 0; e < pairs.size(); ++e)
+    walk.emplace_back(hilbert_position(grid, {pairs[e].second, pairs[e].first}), e);
   std::ranges::sort(walk);
   BlockLayout out{WorkOrder::hilbert, {}, {}};
   std::vector<char> seen_query(static_cast<std::size_t>(n)), seen_key(seen_query);

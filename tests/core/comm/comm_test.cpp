@@ -20,7 +20,8 @@ using std::chrono::milliseconds;
 using tcp::Address, tcp::Socket, tcp::connect_to, tcp::listen_at;
 using Work = std::function<void(Comm&)>;
 
-/// Ranks over TCP, as threads of this process: what they do between processes, where sanitizers see both ends.
+/// Ranks over TCP, as threads of this process: what they do between processes, where sanitizers see
+/// both ends.
 void run_over_tcp(int ranks, const Work& work) {
   Socket listener = listen_at({"127.0.0.1", 0});
   const Address master = address_of(listener);
@@ -68,8 +69,7 @@ class CommTest : public testing::TestWithParam<std::string> {
           throw;
         }
       });
-    } catch (const std::exception&) {
-    }
+    } catch (const std::exception&) {}
     return all;
   }
 };
@@ -77,7 +77,9 @@ INSTANTIATE_TEST_SUITE_P(Over, CommTest, testing::Values("threads", "tcp"), [](c
 
 constexpr int kSizes[] = {1, 2, 3, 4, 5, 8};
 
-Tensor numbers(Index n, int rank, DType type = DType::f32) { return randn({n}, RandomKey{7, static_cast<std::uint64_t>(rank)}, type); }
+Tensor numbers(Index n, int rank, DType type = DType::f32) {
+  return randn({n}, RandomKey{7, static_cast<std::uint64_t>(rank)}, type);
+}
 Tensor marked(Index n, int mark) { return full({n}, mark, DType::i32); }
 bool same(const Tensor& a, const Tensor& b) { return a.shape() == b.shape() && a.to_vector() == b.to_vector(); }
 
@@ -120,7 +122,9 @@ TEST_P(CommTest, SumIsThatOfTheOrderOfRanksToTheBit) {
           accumulate(wide, more);
         }
         copy(serial, wide);
-        run(p, [&](Comm& comm) { EXPECT_TRUE(same(comm.sum(numbers(n, comm.rank(), type)), serial)) << p << " ranks, " << n << ' ' << type; });
+        run(p, [&](Comm& comm) {
+          EXPECT_TRUE(same(comm.sum(numbers(n, comm.rank(), type)), serial)) << p << " ranks, " << n << ' ' << type;
+        });
       }
 }
 
@@ -145,7 +149,8 @@ TEST_P(CommTest, Collectives) {
       EXPECT_EQ(mine.to_vector(), (std::vector<double>{2.0 * rank * p, (2.0 * rank + 1) * p}));
       for (int root = 0; root < p; ++root) EXPECT_TRUE(same(comm.broadcast(marked(5, rank), root), marked(5, root)));
       std::vector<std::string> texts;
-      for (int r = 0; r < p; ++r) texts.push_back(std::string(static_cast<std::size_t>(r * r), 'x') + std::to_string(r));
+      for (int r = 0; r < p; ++r)
+        texts.push_back(std::string(static_cast<std::size_t>(r * r), 'x') + std::to_string(r));
       EXPECT_EQ(comm.gather_text(texts[static_cast<std::size_t>(rank)]), texts);
       EXPECT_EQ(comm.gather_text(""), std::vector<std::string>(static_cast<std::size_t>(p)));
     });
@@ -165,10 +170,16 @@ TEST_P(CommTest, NobodyPassesABarrierBeforeAllHaveCome) {
 
 TEST_P(CommTest, AgreeNamesTheFirstLineThatDiffers) {
   run(3, [](Comm& comm) { comm.agree("options", "heads = 4\nlength = 64\n"); });
-  for (const std::string& e : errors(3, [](Comm& comm) { comm.agree("options", comm.rank() == 2 ? "heads = 4\nlength = 32\n" : "heads = 4\nlength = 64\n"); }))
-    EXPECT_NE(e.find("options: rank 2 has length = 32, rank 0 length = 64; start every rank with the same options"), e.npos) << e;
-  for (const std::string& e : errors(2, [](Comm& comm) { comm.agree("options", comm.rank() ? "a = 1\n" : "a = 1\nb = 2\n"); }))
-    EXPECT_NE(e.find("options: rank 1 has (nothing), rank 0 b = 2; start every rank with the same options"), e.npos) << e;
+  for (const std::string& e : errors(3, [](Comm& comm) {
+         comm.agree("options", comm.rank() == 2 ? "heads = 4\nlength = 32\n" : "heads = 4\nlength = 64\n");
+       }))
+    EXPECT_NE(e.find("options: rank 2 has length = 32, rank 0 length = 64; start every rank with the same options"),
+              e.npos)
+        << e;
+  for (const std::string& e :
+       errors(2, [](Comm& comm) { comm.agree("options", comm.rank() ? "a = 1\n" : "a = 1\nb = 2\n"); }))
+    EXPECT_NE(e.find("options: rank 1 has (nothing), rank 0 b = 2; start every rank with the same options"), e.npos)
+        << e;
 }
 
 TEST_P(CommTest, SplitsIntoAGridAndAgain) {
@@ -180,7 +191,8 @@ TEST_P(CommTest, SplitsIntoAGridAndAgain) {
     EXPECT_EQ(column.rank(), 1 - comm.rank() / 2) << "keys order the ranks";
     const double r = comm.rank();
     EXPECT_EQ(row.sum(full({1}, r)).item(), comm.rank() < 2 ? 1 : 5);
-    EXPECT_EQ(column.gather(full({1}, r)).to_vector(), (std::vector<double>{2.0 + comm.rank() % 2, 0.0 + comm.rank() % 2}));
+    EXPECT_EQ(column.gather(full({1}, r)).to_vector(),
+              (std::vector<double>{2.0 + comm.rank() % 2, 0.0 + comm.rank() % 2}));
     const Comm alone = row.split(row.rank(), 0);
     EXPECT_EQ(alone.size(), 1);
     EXPECT_EQ(alone.sum(full({1}, r)).item(), r);
@@ -218,10 +230,14 @@ TEST_P(CommTest, MessagesKeepTheirOrderWithSeveralUnderWay) {
     std::vector<Transfer> transfers;
     for (int i = 0; i < 20; ++i) {
       came.push_back(empty({Index{1} + 5000 * (i % 3)}, DType::i32));
-      transfers.push_back(comm.exchange({{next, marked(came.back().numel(), 100 * comm.rank() + i)}}, {{previous, came.back()}}));
+      transfers.push_back(
+          comm.exchange({{next, marked(came.back().numel(), 100 * comm.rank() + i)}}, {{previous, came.back()}}));
     }
     for (std::size_t i = transfers.size(); i-- > 0;) transfers[i].wait();
-    for (int i = 0; i < 20; ++i) EXPECT_TRUE(same(came[static_cast<std::size_t>(i)], marked(came[static_cast<std::size_t>(i)].numel(), 100 * previous + i))) << i;
+    for (int i = 0; i < 20; ++i)
+      EXPECT_TRUE(same(came[static_cast<std::size_t>(i)],
+                       marked(came[static_cast<std::size_t>(i)].numel(), 100 * previous + i)))
+          << i;
   });
 }
 
@@ -258,13 +274,17 @@ TEST_P(CommTest, ADroppedTransferTakesItsMessageWithIt) {
 TEST_P(CommTest, WrongUse) {
   run(2, [](Comm& comm) {
     EXPECT_EQ(error_of([&] { (void)comm.exchange({{2, zeros({1})}}, {}); }), "usage: exchange: rank 2 of 2");
-    EXPECT_EQ(error_of([&] { (void)comm.exchange({{comm.rank(), zeros({1})}}, {}); }), "usage: exchange: rank " + std::to_string(comm.rank()) + " exchanges with itself");
-    EXPECT_EQ(error_of([&] { (void)comm.reduce_scatter(zeros({3})); }), "usage: reduce_scatter: x [3] must be [2 ranks, ...]");
+    EXPECT_EQ(error_of([&] {
+                (void)comm.exchange({{comm.rank(), zeros({1})}}, {});
+              }),
+              "usage: exchange: rank " + std::to_string(comm.rank()) + " exchanges with itself");
+    EXPECT_EQ(error_of([&] { (void)comm.reduce_scatter(zeros({3})); }),
+              "usage: reduce_scatter: x [3] must be [2 ranks, ...]");
     EXPECT_EQ(error_of([&] { comm.set_deadline(milliseconds(0)); }), "usage: Comm: deadline 0 ms must be above 0");
   });
 }
 
-// ---- failures ----------------------------------------------------------------------------------------
+// ---- failures -----------------------------------------------------------------------------------
 
 TEST_P(CommTest, SizesThatDifferFailOnEveryRank) {
   for (int late : {0, 1})
@@ -285,7 +305,8 @@ TEST_P(CommTest, AThrowOfOneRankReachesAll) {
     comm.barrier();
     comm.barrier();
   });
-  for (std::size_t r = 0; r < all.size(); ++r) EXPECT_EQ(all[r], r == 2 ? "data: shard.npy: too short" : "distributed: rank 2: shard.npy: too short");
+  for (std::size_t r = 0; r < all.size(); ++r)
+    EXPECT_EQ(all[r], r == 2 ? "data: shard.npy: too short" : "distributed: rank 2: shard.npy: too short");
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
@@ -328,7 +349,9 @@ TEST_P(CommTest, TheDeadlineNamesWhoHoldsAllUp) {
     comm.barrier();
   });
   for (const std::string& e : all)
-    EXPECT_EQ(e, "distributed: ring, hop 2: rank 0 waited 1.2 s for rank 1; suspect: rank 3, which waits for nobody; if it is only slow, set HILT_DEADLINE to more seconds");
+    EXPECT_EQ(e,
+              "distributed: ring, hop 2: rank 0 waited 1.2 s for rank 1; suspect: rank 3, which waits for nobody; if "
+              "it is only slow, set HILT_DEADLINE to more seconds");
 }
 
 TEST_P(CommTest, ACircleOfWaitsIsSeen) {
@@ -338,11 +361,12 @@ TEST_P(CommTest, ACircleOfWaitsIsSeen) {
     Tensor came = empty({1});
     comm.exchange({}, {{1 - comm.rank(), came}}, {"hello"}).wait();
   });
-  for (const std::string& e : all) EXPECT_NE(e.find("hello: rank 0 waited 1.2 s for rank 1; suspect: rank "), e.npos) << e;
+  for (const std::string& e : all)
+    EXPECT_NE(e.find("hello: rank 0 waited 1.2 s for rank 1; suspect: rank "), e.npos) << e;
   EXPECT_NE(all[0].find("wait for each other"), std::string::npos) << all[0];
 }
 
-// ---- meeting over TCP --------------------------------------------------------------------------------
+// ---- meeting over TCP ---------------------------------------------------------------------------
 
 struct Meetings {
   Socket listener = listen_at({"127.0.0.1", 0});
@@ -357,8 +381,10 @@ TEST(TcpRanks, WhoDoesNotBelongIsRefusedAndDisturbsNobody) {
   std::string first, second;
   {
     std::jthread zero([&] { first = m.come(0, 2, "secret"); });
-    const Socket silent = connect_to(m.master, std::chrono::steady_clock::now() + std::chrono::seconds(5), [] { return true; });
-    const Socket loud = connect_to(m.master, std::chrono::steady_clock::now() + std::chrono::seconds(5), [] { return true; });
+    const Socket silent =
+        connect_to(m.master, std::chrono::steady_clock::now() + std::chrono::seconds(5), [] { return true; });
+    const Socket loud =
+        connect_to(m.master, std::chrono::steady_clock::now() + std::chrono::seconds(5), [] { return true; });
     const std::string noise(100, 'x');
     EXPECT_EQ(::send(loud.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 100);
     EXPECT_NE(m.come(1, 2, "guess").find("distributed: rank 0 is lost"), std::string::npos);
@@ -370,7 +396,9 @@ TEST(TcpRanks, WhoDoesNotBelongIsRefusedAndDisturbsNobody) {
   EXPECT_EQ(second, "nothing");
 }
 
-std::ptrdiff_t entries(const char* directory) { return std::distance(std::filesystem::directory_iterator(directory), {}); }
+std::ptrdiff_t entries(const char* directory) {
+  return std::distance(std::filesystem::directory_iterator(directory), {});
+}
 
 TEST(TcpRanks, LeaveNoSocketAndNoThread) {
   const auto descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");
@@ -418,7 +446,9 @@ TEST(TcpRanks, ARankThatComesTwiceIsRefused) {
       if (rank == 1) said[3] = m.come(1, 3);
     }
   }
-  EXPECT_EQ(said, (std::vector<std::string>{"nothing", "nothing", "nothing", "distributed: rank 1 has already come; is RANK the same for two processes?"}));
+  EXPECT_EQ(said,
+            (std::vector<std::string>{"nothing", "nothing", "nothing",
+                                      "distributed: rank 1 has already come; is RANK the same for two processes?"}));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
-// A run of four ranks in which one meets a fate at a moment: failing_ranks OVER FATE MOMENT. The last argument is the test's mark.
+// A run of four ranks in which one meets a fate at a moment: failing_ranks OVER FATE MOMENT. The
+// last argument is the test's mark.
 //   fate    none | check | early | size | kill | stop | exit | throw | memory
-//   moment  start | meeting | hop | home | sum | end | goodbye: before the link is there, while the ranks meet, on a hop of the ring, on
+//   moment  start | meeting | hop | home | sum | end | goodbye: before the link is there, while the ranks
+//           meet, on a hop of the ring, on
 //           the hop that brings home, between sums, in the last barrier, when the others have nothing left to do
 #include <hilt/core/comm/comm.h>
 #include <signal.h>
@@ -40,7 +42,8 @@ bool holds(const Tensor& x, int value) {
   return std::ranges::all_of(all, [&](double v) { return v == value; });
 }
 
-/// What every link must do, beside failing well: for those that core_test cannot run inside one process.
+/// What every link must do, beside failing well: for those that core_test cannot run inside one
+/// process.
 void check_link(hilt::Comm& comm) {
   const int rank = comm.rank(), next = (rank + 1) % kRanks, previous = (rank + kRanks - 1) % kRanks;
   const auto require = [&](bool ok, const char* what) { hilt::check(ok, what); };
@@ -49,10 +52,12 @@ void check_link(hilt::Comm& comm) {
   std::vector<hilt::Transfer> transfers;
   for (int i = 0; i < 12; ++i) {
     came.push_back(hilt::empty({i % 3 == 2 ? 700001 : i + 1}));
-    transfers.push_back(comm.exchange({{next, hilt::full(came.back().shape(), 100 * rank + i)}}, {{previous, came.back()}}));
+    transfers.push_back(
+        comm.exchange({{next, hilt::full(came.back().shape(), 100 * rank + i)}}, {{previous, came.back()}}));
   }
   for (std::size_t i = transfers.size(); i-- > 0;) transfers[i].wait();
-  for (std::size_t i = 0; i < came.size(); ++i) require(holds(came[i], 100 * previous + static_cast<int>(i)), "messages out of order");
+  for (std::size_t i = 0; i < came.size(); ++i)
+    require(holds(came[i], 100 * previous + static_cast<int>(i)), "messages out of order");
   // What comes before anyone asks, and what nobody waits for.
   for (int late = 0; late < 2; ++late) {
     Tensor first = hilt::empty({300000}), second = hilt::empty({2});
@@ -65,7 +70,8 @@ void check_link(hilt::Comm& comm) {
   }
   const hilt::Comm row = comm.split(rank / 2, -rank), column = comm.split(rank % 2, rank);
   require(row.sum(hilt::full({3}, rank)).to_vector()[2] == (rank < 2 ? 1 : 5), "sum of a row");
-  require(column.gather(hilt::full({}, rank)).to_vector() == std::vector<double>{0.0 + rank % 2, 2.0 + rank % 2}, "gather of a column");
+  require(column.gather(hilt::full({}, rank)).to_vector() == std::vector<double>{0.0 + rank % 2, 2.0 + rank % 2},
+          "gather of a column");
   require(comm.gather_text(std::string(static_cast<std::size_t>(rank), 'x'))[3] == "xxx", "gather_text");
 }
 
@@ -110,21 +116,22 @@ int main(int argc, char** argv) {
     now("start", rank_of_environment());
     // While the others meet: after it has said hello, or in the middle of MPI's beginning.
     std::jthread early;
-    if (moment == "meeting" && rank_of_environment() == kVictim) early = std::jthread([] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(15));
-      meet_fate();
-    });
+    if (moment == "meeting" && rank_of_environment() == kVictim)
+      early = std::jthread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(15));
+        meet_fate();
+      });
     // Over NCCL the ranks meet by tcp first, and each has a GPU.
-    const auto kind = over == "mpi" ? program::Over::mpi : over == "threads" ? program::Over::threads : program::Over::tcp;
+    const auto kind = over == "mpi"       ? program::Over::mpi
+                      : over == "threads" ? program::Over::threads
+                                          : program::Over::tcp;
     return program::run_as("failing_ranks", kRanks, kind, argc, argv, [&](hilt::Comm& met) {
       try {
         if (over != "nccl") return work(met, {});
         const hilt::Device gpu{hilt::Device::Kind::cuda, met.rank()};
         hilt::Comm comm = hilt::nccl_ranks(met, gpu);
         return work(comm, gpu);
-      } catch (const Early&) {
-        return 0;
-      }
+      } catch (const Early&) { return 0; }
     });
   });
 }

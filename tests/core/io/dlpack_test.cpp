@@ -23,7 +23,8 @@ struct Lender {
   std::atomic<int> returned{0};
 
   template <class T>
-  Lender(std::vector<T>& memory, std::vector<Index> s, std::vector<Index> st = {}) : shape(std::move(s)), strides(std::move(st)) {
+  Lender(std::vector<T>& memory, std::vector<Index> s, std::vector<Index> st = {})
+      : shape(std::move(s)), strides(std::move(st)) {
     DLTensor t{};
     t.data = memory.data();
     t.device = {kCpu, 0};
@@ -31,13 +32,14 @@ struct Lender {
     t.dtype = {std::is_floating_point_v<T> ? kFloat : std::is_signed_v<T> ? kInt : kUInt, 8 * sizeof(T), 1};
     t.shape = shape.data();
     t.strides = strides.empty() ? nullptr : strides.data();
-    versioned = {{1, 0}, this, [](DLManagedTensorVersioned* m) { ++static_cast<Lender*>(m->manager_ctx)->returned; }, 0, t};
+    versioned = {
+        {1, 0}, this, [](DLManagedTensorVersioned* m) { ++static_cast<Lender*>(m->manager_ctx)->returned; }, 0, t};
     legacy = {t, this, [](DLManagedTensor* m) { ++static_cast<Lender*>(m->manager_ctx)->returned; }};
   }
   DLTensor& t() { return versioned.dl_tensor; }
 };
 
-// ---- out -------------------------------------------------------------------------------------------------
+// ---- out ----------------------------------------------------------------------------------------
 
 TEST(ToDlpack, LendsElementsShapeAndStrides) {
   const Tensor x = arange(24, DType::f32), view = as_strided(x, {2, 3}, {1, 8}, 5);
@@ -58,8 +60,11 @@ TEST(ToDlpack, LendsElementsShapeAndStrides) {
 }
 
 TEST(ToDlpack, NamesEveryType) {
-  const struct { DType dtype; int code, bits; } types[] = {{DType::f64, 2, 64}, {DType::f32, 2, 32}, {DType::bf16, 4, 16}, {DType::f16, 2, 16},
-                                                           {DType::i64, 0, 64}, {DType::i32, 0, 32}, {DType::u8, 1, 8}};
+  const struct {
+    DType dtype;
+    int code, bits;
+  } types[] = {{DType::f64, 2, 64}, {DType::f32, 2, 32}, {DType::bf16, 4, 16}, {DType::f16, 2, 16},
+               {DType::i64, 0, 64}, {DType::i32, 0, 32}, {DType::u8, 1, 8}};
   for (const auto& type : types) {
     const auto m = to_dlpack(zeros({2}, type.dtype));
     EXPECT_EQ(m->dl_tensor.dtype.code, type.code) << type.dtype;
@@ -115,11 +120,12 @@ TEST(ToDlpack, WriteAccessCountsAsAWriteAndReadAccessDoesNot) {
     return error_of([&] { EXPECT_EQ(tape.backward(y)[x].item(), 6); }).substr(0, 42);
   };
   EXPECT_EQ(outcome([](const Tensor& x) { (void)to_dlpack(x); }), "nothing");
-  EXPECT_EQ(outcome([](const Tensor& x) { EXPECT_EQ(to_dlpack(x, Access::write)->flags, 0u); }), "usage: square: a tensor saved for backward");
+  EXPECT_EQ(outcome([](const Tensor& x) { EXPECT_EQ(to_dlpack(x, Access::write)->flags, 0u); }),
+            "usage: square: a tensor saved for backward");
   EXPECT_EQ(outcome([](const Tensor& x) { (void)to_dlpack_legacy(x); }), "usage: square: a tensor saved for backward");
 }
 
-// ---- in --------------------------------------------------------------------------------------------------
+// ---- in -----------------------------------------------------------------------------------------
 
 TEST(FromDlpack, SharesMemoryBothWays) {
   std::vector<float> memory{1, 2, 3, 4, 5, 6};
@@ -229,8 +235,7 @@ TEST(FromDlpack, TakesPinnedMemoryAsMemory) {
 }
 
 /// The error of importing after a change to a good tensor; the lender keeps what was refused.
-template <class F>
-std::string refused(F change) {
+template <class F> std::string refused(F change) {
   std::vector<double> memory{1, 2, 3, 4, 5, 6};
   Lender lender(memory, {2, 3}, {3, 1});
   change(lender);
@@ -246,47 +251,80 @@ TEST(FromDlpack, RefusesWhatItCannotHold) {
   EXPECT_EQ(refused([](Lender& l) { l.versioned.version = {2, 1}; }), "usage: from_dlpack: DLPack 2.1; expected 1.x");
   EXPECT_EQ(refused([](Lender& l) { l.versioned.version = {0, 8}; }), "usage: from_dlpack: DLPack 0.8; expected 1.x");
   const std::string expected = "; expected f64 f32 bf16 f16 i64 i32 or u8, one lane";
-  EXPECT_EQ(refused([](Lender& l) { l.t().dtype = {5, 64, 1}; }), "usage: from_dlpack: elements of code 5, 64 bits, 1 lanes" + expected);
-  EXPECT_EQ(refused([](Lender& l) { l.t().dtype = {6, 8, 1}; }), "usage: from_dlpack: elements of code 6, 8 bits, 1 lanes" + expected);
-  EXPECT_EQ(refused([](Lender& l) { l.t().dtype = {2, 32, 4}; }), "usage: from_dlpack: elements of code 2, 32 bits, 4 lanes" + expected);
-  EXPECT_EQ(refused([](Lender& l) { l.t().dtype = {4, 32, 1}; }), "usage: from_dlpack: elements of code 4, 32 bits, 1 lanes" + expected);
-  EXPECT_EQ(refused([](Lender& l) { l.t().device = {8, 0}; }),
-            "usage: from_dlpack: device type 8; expected CPU (1), pinned CPU (3) or CUDA (2) memory; copy it to the CPU first");
+  EXPECT_EQ(refused([](Lender& l) {
+              l.t().dtype = {5, 64, 1};
+            }),
+            "usage: from_dlpack: elements of code 5, 64 bits, 1 lanes" + expected);
+  EXPECT_EQ(refused([](Lender& l) {
+              l.t().dtype = {6, 8, 1};
+            }),
+            "usage: from_dlpack: elements of code 6, 8 bits, 1 lanes" + expected);
+  EXPECT_EQ(refused([](Lender& l) {
+              l.t().dtype = {2, 32, 4};
+            }),
+            "usage: from_dlpack: elements of code 2, 32 bits, 4 lanes" + expected);
+  EXPECT_EQ(refused([](Lender& l) {
+              l.t().dtype = {4, 32, 1};
+            }),
+            "usage: from_dlpack: elements of code 4, 32 bits, 1 lanes" + expected);
+  EXPECT_EQ(refused([](Lender& l) {
+              l.t().device = {8, 0};
+            }),
+            "usage: from_dlpack: device type 8; expected CPU (1), pinned CPU (3) or CUDA (2) memory; copy it to the "
+            "CPU first");
   if (!kHasCuda) {
-    EXPECT_EQ(refused([](Lender& l) { l.t().device = {2, 1}; }), "usage: from_dlpack: memory of cuda:1, built without CUDA; copy it to the CPU first");
+    EXPECT_EQ(refused([](Lender& l) {
+                l.t().device = {2, 1};
+              }),
+              "usage: from_dlpack: memory of cuda:1, built without CUDA; copy it to the CPU first");
   }
   EXPECT_EQ(refused([](Lender& l) { l.t().ndim = 7; }), "usage: from_dlpack: 7 axes; expected 0..6");
   EXPECT_EQ(refused([](Lender& l) { l.t().ndim = -1; }), "usage: from_dlpack: -1 axes; expected 0..6");
   EXPECT_EQ(refused([](Lender& l) { l.t().shape = nullptr; }), "usage: from_dlpack: 2 axes and no shape");
   EXPECT_EQ(refused([](Lender& l) { l.shape[1] = -3; }), "usage: Shape: extent -3 of axis 1 is negative");
-  EXPECT_EQ(refused([](Lender& l) { l.shape = {kMax, 2}; l.t().shape = l.shape.data(); }), "usage: Shape: 9223372036854775807 x 2 overflows 64 bits");
-  EXPECT_EQ(refused([](Lender& l) { l.strides[0] = -3; }), "usage: from_dlpack: stride -3 of axis 0 is negative; make a dense copy first");
-  EXPECT_EQ(refused([](Lender& l) { l.strides[1] = kMax; }), "usage: from_dlpack: 2 x 9223372036854775807 overflows 64 bits");
-  EXPECT_EQ(refused([](Lender& l) { l.strides[0] = kMax; }), "usage: from_dlpack: 9223372036854775807 + 2 overflows 64 bits");
-  EXPECT_EQ(refused([](Lender& l) { l.strides[0] = kMax - 2; }), "usage: from_dlpack: 9223372036854775807 + 1 overflows 64 bits");
-  EXPECT_EQ(refused([](Lender& l) { l.strides[0] = kMax / 4; }), "usage: from_dlpack: 2305843009213693954 x 8 overflows 64 bits");
+  EXPECT_EQ(refused([](Lender& l) {
+              l.shape = {kMax, 2};
+              l.t().shape = l.shape.data();
+            }),
+            "usage: Shape: 9223372036854775807 x 2 overflows 64 bits");
+  EXPECT_EQ(refused([](Lender& l) { l.strides[0] = -3; }),
+            "usage: from_dlpack: stride -3 of axis 0 is negative; make a dense copy first");
+  EXPECT_EQ(refused([](Lender& l) { l.strides[1] = kMax; }),
+            "usage: from_dlpack: 2 x 9223372036854775807 overflows 64 bits");
+  EXPECT_EQ(refused([](Lender& l) { l.strides[0] = kMax; }),
+            "usage: from_dlpack: 9223372036854775807 + 2 overflows 64 bits");
+  EXPECT_EQ(refused([](Lender& l) { l.strides[0] = kMax - 2; }),
+            "usage: from_dlpack: 9223372036854775807 + 1 overflows 64 bits");
+  EXPECT_EQ(refused([](Lender& l) { l.strides[0] = kMax / 4; }),
+            "usage: from_dlpack: 2305843009213693954 x 8 overflows 64 bits");
   EXPECT_EQ(refused([](Lender& l) { l.t().data = nullptr; }), "usage: from_dlpack: f64[2, 3] at a null pointer");
-  EXPECT_EQ(refused([](Lender& l) { l.t().byte_offset = 4; }), "usage: from_dlpack: elements of f64 at an address that is not a multiple of 8; make a copy first");
+  EXPECT_EQ(refused([](Lender& l) { l.t().byte_offset = 4; }),
+            "usage: from_dlpack: elements of f64 at an address that is not a multiple of 8; make a copy first");
   EXPECT_EQ(refused([](Lender& l) { l.t().byte_offset = std::numeric_limits<std::uint64_t>::max() - 7; }),
             "usage: from_dlpack: 48 bytes at byte offset 18446744073709551608 reach beyond all memory");
-  EXPECT_EQ(error_of([] { (void)from_dlpack(static_cast<DLManagedTensor*>(nullptr)); }), "usage: from_dlpack: null pointer");
-  EXPECT_EQ(error_of([] { (void)from_dlpack(static_cast<DLManagedTensorVersioned*>(nullptr)); }), "usage: from_dlpack: null pointer");
+  EXPECT_EQ(error_of([] { (void)from_dlpack(static_cast<DLManagedTensor*>(nullptr)); }),
+            "usage: from_dlpack: null pointer");
+  EXPECT_EQ(error_of([] { (void)from_dlpack(static_cast<DLManagedTensorVersioned*>(nullptr)); }),
+            "usage: from_dlpack: null pointer");
 }
 
 TEST(FromDlpack, ARefusalLeavesTheLegacyFormWithItsOwnerToo) {
   std::vector<double> memory{1, 2};
   Lender lender(memory, {2}, {-1});
-  EXPECT_EQ(error_of([&] { (void)from_dlpack(&lender.legacy); }), "usage: from_dlpack: stride -1 of axis 0 is negative; make a dense copy first");
+  EXPECT_EQ(error_of([&] { (void)from_dlpack(&lender.legacy); }),
+            "usage: from_dlpack: stride -1 of axis 0 is negative; make a dense copy first");
   EXPECT_EQ(lender.returned, 0);
 }
 
-// ---- there and back --------------------------------------------------------------------------------------
+// ---- there and back -----------------------------------------------------------------------------
 
 TEST(Dlpack, RoundTripsEveryTypeAndLayoutWithoutACopy) {
   for (DType type : kAllDTypes) {
     const Tensor x = arange(24, type);
-    for (const Tensor& view : {x, as_strided(x, {2, 3}, {1, 8}, 5), as_strided(x, {3, 2}, {0, 1}, 1), as_strided(x, {}, {}, 7), as_strided(x, {0, 2}, {2, 1}, 0)}) {
-      const Tensor y = from_dlpack(to_dlpack(view, Access::write).release()), z = from_dlpack(to_dlpack_legacy(view).release());
+    for (const Tensor& view : {x, as_strided(x, {2, 3}, {1, 8}, 5), as_strided(x, {3, 2}, {0, 1}, 1),
+                               as_strided(x, {}, {}, 7), as_strided(x, {0, 2}, {2, 1}, 0)}) {
+      const Tensor y = from_dlpack(to_dlpack(view, Access::write).release()),
+                   z = from_dlpack(to_dlpack_legacy(view).release());
       for (const Tensor& back : {y, z}) {
         EXPECT_EQ(back.shape(), view.shape());
         EXPECT_EQ(back.dtype(), type);

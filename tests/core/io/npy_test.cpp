@@ -37,8 +37,7 @@ std::string npy(const std::string& dictionary, const std::string& data, int vers
 std::string dictionary(const std::string& descr, const std::string& shape, const std::string& fortran = "False") {
   return "{'descr': '" + descr + "', 'fortran_order': " + fortran + ", 'shape': " + shape + ", }";
 }
-template <class T>
-std::string bytes(std::initializer_list<T> values) {
+template <class T> std::string bytes(std::initializer_list<T> values) {
   return std::string(reinterpret_cast<const char*>(values.begin()), values.size() * sizeof(T));
 }
 
@@ -51,16 +50,17 @@ Tensor read(const std::string& content) { return read_npy(temporary().file("x.np
 std::string refused(const std::string& content) {
   const std::string path = temporary().file("x.npy", content), error = error_of([&] { (void)read_npy(path); });
   if (!error.starts_with("data: " + path + ": ")) return error;
-  EXPECT_EQ(std::count_if(error.begin(), error.end(), [](unsigned char c) { return c < ' ' || c >= 0x7f; }), 0) << "not one printable line";
+  EXPECT_EQ(std::count_if(error.begin(), error.end(), [](unsigned char c) { return c < ' ' || c >= 0x7f; }), 0)
+      << "not one printable line";
   return error.substr(6 + path.size() + 2);
 }
 
-// ---- what NumPy writes -----------------------------------------------------------------------------------
+// ---- what NumPy writes --------------------------------------------------------------------------
 
 // Python: np.save(f, np.array([[1, 2, 3], [4, 5, 6]], np.int32)); open(f, 'rb').read()
 const std::string kFromNumPy =
-    std::string("\x93NUMPY\x01\x00v\x00{'descr': '<i4', 'fortran_order': False, 'shape': (2, 3), }", 69) + std::string(58, ' ') + "\n" +
-    std::string("\1\0\0\0\2\0\0\0\3\0\0\0\4\0\0\0\5\0\0\0\6\0\0\0", 24);
+    std::string("\x93NUMPY\x01\x00v\x00{'descr': '<i4', 'fortran_order': False, 'shape': (2, 3), }", 69) +
+    std::string(58, ' ') + "\n" + std::string("\1\0\0\0\2\0\0\0\3\0\0\0\4\0\0\0\5\0\0\0\6\0\0\0", 24);
 
 TEST(Npy, ReadsAndWritesTheBytesThatNumPyWrites) {
   ASSERT_EQ(kFromNumPy.size(), 128u + 24u);
@@ -97,7 +97,8 @@ TEST(Npy, EveryTypeRankAndLayoutComesBack) {
     for (const Shape& shape : {Shape{}, {1}, {7}, {0}, {2, 3}, {4, 0, 2}, {1, 2, 1, 3, 1, 2}, {100, 3000}}) {
       Tensor x = empty(shape, type);
       std::byte* const raw = x.mutable_raw();
-      for (std::size_t i = 0; i < x.bytes(); ++i) raw[i] = static_cast<std::byte>(i * 37 + i / 251);  // NaN payloads too
+      for (std::size_t i = 0; i < x.bytes(); ++i)
+        raw[i] = static_cast<std::byte>(i * 37 + i / 251);  // NaN payloads too
       write_npy(path, x);
       const Tensor y = read_npy(path);
       ASSERT_EQ(y.dtype(), type);
@@ -105,7 +106,8 @@ TEST(Npy, EveryTypeRankAndLayoutComesBack) {
       ASSERT_EQ(std::memcmp(x.raw(), y.raw(), x.bytes()), 0) << type << shape;
     }
   const Tensor x = arange(24, DType::f32);
-  for (const Tensor& view : {as_strided(x, {4, 3}, {1, 8}, 0), as_strided(x, {2, 2}, {0, 5}, 3), as_strided(x, {}, {}, 23), as_strided(x, {5}, {1}, 7)}) {
+  for (const Tensor& view : {as_strided(x, {4, 3}, {1, 8}, 0), as_strided(x, {2, 2}, {0, 5}, 3),
+                             as_strided(x, {}, {}, 23), as_strided(x, {5}, {1}, 7)}) {
     write_npy(path, view);
     EXPECT_EQ(read_npy(path).to_vector(), view.to_vector());
     EXPECT_EQ(read_npy(path).shape(), view.shape());
@@ -113,7 +115,8 @@ TEST(Npy, EveryTypeRankAndLayoutComesBack) {
 }
 
 TEST(Npy, ReadsVersionsTwoAndThree) {
-  for (int version : {1, 2, 3}) EXPECT_EQ(read(npy(dictionary("<f4", "(2,)"), bytes({1.5f, 2.5f}), version)).to_vector(), Numbers({1.5, 2.5}));
+  for (int version : {1, 2, 3})
+    EXPECT_EQ(read(npy(dictionary("<f4", "(2,)"), bytes({1.5f, 2.5f}), version)).to_vector(), Numbers({1.5, 2.5}));
 }
 
 TEST(Npy, ReadsFortranOrderByStrides) {
@@ -131,8 +134,10 @@ TEST(Npy, ReadsFortranOrderByStrides) {
 
 TEST(Npy, ReadsAnyOrderOfKeysQuotesAndBlanks) {
   const std::string one = bytes({std::int64_t{5}});
-  for (const char* text : {"{'descr': '<i8', 'fortran_order': False, 'shape': (1,), }", "{'shape': (1,), 'descr': '<i8', 'fortran_order': False}",
-                           "{\"fortran_order\":False,\"shape\":(1,),\"descr\":\"<i8\"}", "  {  'shape'  :  (  1  ,  )  ,  'fortran_order' : False, 'descr':'<i8'  ,  }  \n ",
+  for (const char* text : {"{'descr': '<i8', 'fortran_order': False, 'shape': (1,), }",
+                           "{'shape': (1,), 'descr': '<i8', 'fortran_order': False}",
+                           "{\"fortran_order\":False,\"shape\":(1,),\"descr\":\"<i8\"}",
+                           "  {  'shape'  :  (  1  ,  )  ,  'fortran_order' : False, 'descr':'<i8'  ,  }  \n ",
                            "{'descr': '<i8',\n'fortran_order': True, 'shape': (1,),}"})
     EXPECT_EQ(read(npy(text, one)).item(), 5) << text;
   EXPECT_EQ(read(npy(dictionary("<u1", "(1,)"), "\5")).item(), 5);
@@ -150,7 +155,7 @@ TEST(Npy, ReadsThroughALinkButWritesInItsPlace) {
   EXPECT_EQ(read_npy(target).numel(), 3);
 }
 
-// ---- what is no .npy file --------------------------------------------------------------------------------
+// ---- what is no .npy file -----------------------------------------------------------------------
 
 TEST(NpyRefuses, WhatCannotBeRead) {
   const Temporary t;
@@ -159,7 +164,8 @@ TEST(NpyRefuses, WhatCannotBeRead) {
   EXPECT_EQ(error(missing), "data: " + missing + ": cannot open: No such file or directory");
   EXPECT_EQ(error(t.directory()), "data: " + t.directory() + ": is a directory; expected a .npy file");
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-  EXPECT_EQ(error(fifo), "data: " + fifo + ": is not a regular file; expected a .npy file");  // at once: nobody writes to it
+  EXPECT_EQ(error(fifo),
+            "data: " + fifo + ": is not a regular file; expected a .npy file");  // at once: nobody writes to it
   EXPECT_EQ(error("/dev/zero"), "data: /dev/zero: is not a regular file; expected a .npy file");
   EXPECT_EQ(refused(""), "is empty; expected a .npy file");
 }
@@ -167,7 +173,8 @@ TEST(NpyRefuses, WhatCannotBeRead) {
 TEST(NpyRefuses, OtherKindsOfFilesByName) {
   EXPECT_EQ(refused(std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 16)), "is a PNG picture; expected a .npy file");
   EXPECT_EQ(refused(std::string("\x80\4\x95\x1f\0\0\0", 7)), "is a pickle: refused, pickles can run code");
-  EXPECT_EQ(refused(std::string("PK\3\4\x14\0\0\0", 8)), "is a zip archive, an .npz perhaps; expected a .npy file: in NumPy, np.save each array");
+  EXPECT_EQ(refused(std::string("PK\3\4\x14\0\0\0", 8)),
+            "is a zip archive, an .npz perhaps; expected a .npy file: in NumPy, np.save each array");
   EXPECT_EQ(refused("1, 2, 3\n"), "is not a .npy file: byte 0 begins '1, 2, ', expected '\\x93NUMPY'");
   EXPECT_EQ(refused("\x93NUMPI"), "is not a .npy file: byte 0 begins '\\x93NUMPI', expected '\\x93NUMPY'");
   EXPECT_EQ(refused("x"), "is not a .npy file: byte 0 begins 'x', expected '\\x93NUMPY'");
@@ -186,37 +193,48 @@ TEST(NpyRefuses, OtherVersions) {
 TEST(NpyRefuses, EveryTruncation) {
   for (std::size_t n = 1; n < kFromNumPy.size(); ++n) {
     const std::string says = std::to_string(n < 8 ? 8 : n < 10 ? 10 : n < 128 ? 128 : 152);
-    ASSERT_EQ(refused(kFromNumPy.substr(0, n)), "truncated: header says " + says + " bytes, file has " + std::to_string(n));
+    ASSERT_EQ(refused(kFromNumPy.substr(0, n)),
+              "truncated: header says " + says + " bytes, file has " + std::to_string(n));
   }
   for (int version : {2, 3}) {
     const std::string file = npy(dictionary("<f4", "(2,)"), bytes({1.f, 2.f}), version);
-    for (std::size_t n = 1; n < file.size(); ++n) ASSERT_EQ(refused(file.substr(0, n)).substr(0, 10), "truncated:") << n;
+    for (std::size_t n = 1; n < file.size(); ++n)
+      ASSERT_EQ(refused(file.substr(0, n)).substr(0, 10), "truncated:") << n;
   }
 }
 
 TEST(NpyRefuses, TrailingBytes) {
   EXPECT_EQ(refused(kFromNumPy + "x"), "trailing bytes at byte 152: header says 152 bytes, file has 153");
-  EXPECT_EQ(refused(npy(dictionary("<f4", "(0,)"), "abcd")), "trailing bytes at byte 128: header says 128 bytes, file has 132");
+  EXPECT_EQ(refused(npy(dictionary("<f4", "(0,)"), "abcd")),
+            "trailing bytes at byte 128: header says 128 bytes, file has 132");
 }
 
 TEST(NpyRefuses, HeadersTooLongForAnything) {
   const std::string start("\x93NUMPY\2\0", 8);
-  EXPECT_EQ(refused(start + "\xff\xff\xff\xff" + std::string(100, ' ')), "a header of 4294967295 bytes at byte 8; expected 65536 at most");
-  EXPECT_EQ(refused(start + std::string("\1\0\1\0", 4) + std::string(70000, ' ')), "a header of 65537 bytes at byte 8; expected 65536 at most");
-  EXPECT_EQ(refused(start + std::string("\0\0\1\0", 4) + std::string(70000, ' ')), "bad header at byte 65548: expected '{', got its end");
+  EXPECT_EQ(refused(start + "\xff\xff\xff\xff" + std::string(100, ' ')),
+            "a header of 4294967295 bytes at byte 8; expected 65536 at most");
+  EXPECT_EQ(refused(start + std::string("\1\0\1\0", 4) + std::string(70000, ' ')),
+            "a header of 65537 bytes at byte 8; expected 65536 at most");
+  EXPECT_EQ(refused(start + std::string("\0\0\1\0", 4) + std::string(70000, ' ')),
+            "bad header at byte 65548: expected '{', got its end");
   EXPECT_EQ(refused(std::string("\x93NUMPY\1\0\xff\xff", 10)), "truncated: header says 65545 bytes, file has 10");
   EXPECT_EQ(refused(std::string("\x93NUMPY\1\0\0\0", 10)), "bad header at byte 10: expected '{', got its end");
 }
 
-// ---- headers ---------------------------------------------------------------------------------------------
+// ---- headers ------------------------------------------------------------------------------------
 
 TEST(NpyRefuses, TypesItDoesNotHave) {
   const auto with = [](const std::string& descr) { return refused(npy(dictionary(descr, "(1,)"), bytes({1.}))); };
   for (const char* objects : {"|O", "O", "<O8"})
-    EXPECT_EQ(with(objects), "bad header at byte 20: type '" + std::string(objects) + "' holds pickled objects: refused, pickles can run code");
-  EXPECT_EQ(with(">f8"), "bad header at byte 20: type '>f8' is big endian; expected little endian: in NumPy, x.astype(x.dtype.newbyteorder('<'))");
-  for (const char* other : {"<c8", "|b1", "<U3", "<u4", "<i2", "|S1", "=f8", "f8", "<f16", "|i1", "", "<f88", "<M8[ns]"})
-    EXPECT_EQ(with(other), "bad header at byte 20: type '" + std::string(other) + "'; expected one of <f8 <f4 <f2 <i8 <i4 |u1: in NumPy, x.astype('<f4') for one");
+    EXPECT_EQ(with(objects), "bad header at byte 20: type '" + std::string(objects) +
+                                 "' holds pickled objects: refused, pickles can run code");
+  EXPECT_EQ(with(">f8"),
+            "bad header at byte 20: type '>f8' is big endian; expected little endian: in NumPy, "
+            "x.astype(x.dtype.newbyteorder('<'))");
+  for (const char* other :
+       {"<c8", "|b1", "<U3", "<u4", "<i2", "|S1", "=f8", "f8", "<f16", "|i1", "", "<f88", "<M8[ns]"})
+    EXPECT_EQ(with(other), "bad header at byte 20: type '" + std::string(other) +
+                               "'; expected one of <f8 <f4 <f2 <i8 <i4 |u1: in NumPy, x.astype('<f4') for one");
   EXPECT_EQ(refused(npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", bytes({1.f}))),
             "bad header at byte 20: records of several types are refused; expected one plain type");
 }
@@ -241,9 +259,12 @@ TEST(NpyRefuses, BadHeadersNamingTheByte) {
       {"{'descr': '<f8', 'fortran_order': false", "44: expected True or False, got 'f'"},
       {"{'descr': '<f8', 'fortran_order': Tru", "44: expected True or False, got 'T'"},
       {"{'descr': '<f8', 'fortran_order': Falsehood", "49: expected '}', got 'h'"},
-      {"{'descr': '<f8', 'descr': '<f8'}", "27: key 'descr' is unknown or repeated; expected descr, fortran_order and shape, each once"},
-      {"{'shape': (1,), 'shape': (1,)}", "26: key 'shape' is unknown or repeated; expected descr, fortran_order and shape, each once"},
-      {"{'fortran_order': True, 'fortran_order': True}", "34: key 'fortran_order' is unknown or repeated; expected descr, fortran_order and shape, each once"},
+      {"{'descr': '<f8', 'descr': '<f8'}",
+       "27: key 'descr' is unknown or repeated; expected descr, fortran_order and shape, each once"},
+      {"{'shape': (1,), 'shape': (1,)}",
+       "26: key 'shape' is unknown or repeated; expected descr, fortran_order and shape, each once"},
+      {"{'fortran_order': True, 'fortran_order': True}",
+       "34: key 'fortran_order' is unknown or repeated; expected descr, fortran_order and shape, each once"},
       {"{'color': 3}", "11: key 'color' is unknown or repeated; expected descr, fortran_order and shape, each once"},
       {"{'shape': 1}", "20: expected '(', got '1'"},
       {"{'shape': [1]}", "20: expected '(', got '['"},
@@ -264,11 +285,14 @@ TEST(NpyRefuses, BadHeadersNamingTheByte) {
       {"{'shape': (-9223372036854775809,)}", "21: an extent beyond 64 bits"},
       {"{'shape': (4611686018427387904, 2)}", "42: Shape: 4611686018427387904 x 2 overflows 64 bits"},
       {"{'shape': (0, 4611686018427387904, 2)}", "45: Shape: 4611686018427387904 x 2 overflows 64 bits"},
-      {"{'descr': '<f8', 'fortran_order': False, 'shape': (1,)} x", "66: expected blanks to the end of the header, got 'x'"},
-      {"{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}}", "65: expected blanks to the end of the header, got '}'"},
+      {"{'descr': '<f8', 'fortran_order': False, 'shape': (1,)} x",
+       "66: expected blanks to the end of the header, got 'x'"},
+      {"{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}}",
+       "65: expected blanks to the end of the header, got '}'"},
       {"{'descr': '<f8', 'fortran_order': False, 'shape': (1,)\t}", "64: expected '}', got '\\x09'"},
       {"\x1b[31m{", "10: expected '{', got '\\x1b'"},
-      {"{'\xff\n\xc3\xa9': 1}", "11: key '\\xff\\x0a\\xc3\\xa9' is unknown or repeated; expected descr, fortran_order and shape, each once"},
+      {"{'\xff\n\xc3\xa9': 1}",
+       "11: key '\\xff\\x0a\\xc3\\xa9' is unknown or repeated; expected descr, fortran_order and shape, each once"},
   };
   for (const auto& [text, error] : cases) {
     std::string header = text;
@@ -280,14 +304,17 @@ TEST(NpyRefuses, BadHeadersNamingTheByte) {
 
 TEST(NpyRefuses, LongNamesAreCutInMessages) {
   const std::string error = refused(npy("{'" + std::string(5000, 'x') + "': 1}", ""));
-  EXPECT_EQ(error, "bad header at byte 11: key '" + std::string(40, 'x') + "..' is unknown or repeated; expected descr, fortran_order and shape, each once");
+  EXPECT_EQ(error, "bad header at byte 11: key '" + std::string(40, 'x') +
+                       "..' is unknown or repeated; expected descr, fortran_order and shape, each once");
 }
 
 TEST(NpyRefuses, SizesBeyondTheFileBeforeAnyMemoryIsAsked) {
   const std::size_t before = memory_stats().live;
   reset_memory_peak();
-  EXPECT_EQ(refused(npy(dictionary("<f8", "(1000000000000,)"), bytes({1.}))), "truncated: header says 8000000000128 bytes, file has 136");
-  EXPECT_EQ(refused(npy(dictionary("<f8", "(1000000, 1000000)"), bytes({1.}))), "truncated: header says 8000000000128 bytes, file has 136");
+  EXPECT_EQ(refused(npy(dictionary("<f8", "(1000000000000,)"), bytes({1.}))),
+            "truncated: header says 8000000000128 bytes, file has 136");
+  EXPECT_EQ(refused(npy(dictionary("<f8", "(1000000, 1000000)"), bytes({1.}))),
+            "truncated: header says 8000000000128 bytes, file has 136");
   EXPECT_EQ(refused(npy(dictionary("<f8", "(4611686018427387904,)"), bytes({1.}))),
             "truncated: header says more bytes than 64 bits count, f64[4611686018427387904], file has 136");
   EXPECT_EQ(refused(npy(dictionary("|u1", "(9223372036854775807,)"), bytes({1.}))),
@@ -297,7 +324,8 @@ TEST(NpyRefuses, SizesBeyondTheFileBeforeAnyMemoryIsAsked) {
 
 TEST(NpyFuzz, BrokenFilesAreRefusedOrReadWithinTheirSize) {
   std::mt19937 random(1);
-  const std::string seeds[] = {kFromNumPy, npy(dictionary("<f4", "(2, 3)", "True"), std::string(24, 'd')), npy(dictionary("<f8", "()"), std::string(8, 'd'), 2),
+  const std::string seeds[] = {kFromNumPy, npy(dictionary("<f4", "(2, 3)", "True"), std::string(24, 'd')),
+                               npy(dictionary("<f8", "()"), std::string(8, 'd'), 2),
                                npy("{'shape': (3, 0, 5), 'fortran_order': False, 'descr': \"<f2\"}", "", 3)};
   const std::string alphabet = "{}()[]'\",: \nTrueFalse0123456789<|>fiuOb-+.e\\\x93\xff";
   int read_well = 0;
@@ -335,11 +363,12 @@ TEST(NpyFuzz, BrokenFilesAreRefusedOrReadWithinTheirSize) {
   EXPECT_LT(read_well, rounds / 2);
 }
 
-// ---- writing ---------------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 TEST(NpyWrite, RefusesWhatTheFormatLacks) {
   const Temporary t;
-  EXPECT_EQ(error_of([&] { write_npy(t.path("x.npy"), zeros({1}, DType::bf16)); }), "usage: write_npy: .npy has no bf16; convert with to(x, DType::f32)");
+  EXPECT_EQ(error_of([&] { write_npy(t.path("x.npy"), zeros({1}, DType::bf16)); }),
+            "usage: write_npy: .npy has no bf16; convert with to(x, DType::f32)");
   EXPECT_EQ(error_of([&] { write_npy(t.path("x.npy"), {}); }), "usage: write_npy: undefined tensor");
   EXPECT_TRUE(t.names().empty());
 }
@@ -349,14 +378,20 @@ TEST(NpyWrite, WhereItCannotLeavesNothing) {
   const std::string here = t.path("no/such/x.npy"), file = t.file("file", "");
   EXPECT_TRUE(error_of([&] { write_npy(here, zeros({1})); }).starts_with("data: " + here + ": cannot write: making /"));
   EXPECT_NE(error_of([&] { write_npy(file + "/x.npy", zeros({1})); }).find(": Not a directory"), std::string::npos);
-  EXPECT_NE(error_of([&] { write_npy("/proc/x.npy", zeros({1})); }).find("data: /proc/x.npy: cannot write: making /proc/x.npy.tmp."), std::string::npos);
-  EXPECT_EQ(error_of([&] { write_npy(t.directory(), zeros({1})); }), "data: " + t.directory() + ": is a directory; refused to write a .npy file in its place");
-  EXPECT_EQ(error_of([&] { write_npy("/dev/null", zeros({1})); }), "data: /dev/null: is not a regular file; refused to write a .npy file in its place");
+  EXPECT_NE(error_of([&] {
+              write_npy("/proc/x.npy", zeros({1}));
+            }).find("data: /proc/x.npy: cannot write: making /proc/x.npy.tmp."),
+            std::string::npos);
+  EXPECT_EQ(error_of([&] { write_npy(t.directory(), zeros({1})); }),
+            "data: " + t.directory() + ": is a directory; refused to write a .npy file in its place");
+  EXPECT_EQ(error_of([&] { write_npy("/dev/null", zeros({1})); }),
+            "data: /dev/null: is not a regular file; refused to write a .npy file in its place");
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
   EXPECT_EQ(t.names(), Names{"file"});
 }
 
-/// Files of this process may grow to `bytes` while it lives: beyond, writing fails as on a full disk.
+/// Files of this process may grow to `bytes` while it lives: beyond, writing fails as on a full
+/// disk.
 class FullDisk {
  public:
   explicit FullDisk(std::size_t bytes) {

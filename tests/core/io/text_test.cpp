@@ -17,10 +17,13 @@ TEST(Text, SplitsAtEverySeparator) {
 TEST(Text, FindsANameOrProposesTheNearest) {
   constexpr std::string_view names[] = {"taped", "hybrid", "fused"};
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(find_name("mode", names[i], names), i);
-  EXPECT_EQ(error_of([&] { find_name("mode", "fsued", names); }), "usage: mode: 'fsued' is not one of taped, hybrid, fused; did you mean fused?");
+  EXPECT_EQ(error_of([&] { find_name("mode", "fsued", names); }),
+            "usage: mode: 'fsued' is not one of taped, hybrid, fused; did you mean fused?");
   EXPECT_EQ(error_of([&] { find_name("mode", "", names); }), "usage: mode: '' is not one of taped, hybrid, fused");
-  EXPECT_EQ(error_of([&] { find_name("mode", "sideways", names); }), "usage: mode: 'sideways' is not one of taped, hybrid, fused");
-  EXPECT_EQ(error_of([&] { find_name("mode", "FUSED", names); }), "usage: mode: 'FUSED' is not one of taped, hybrid, fused; did you mean fused?");
+  EXPECT_EQ(error_of([&] { find_name("mode", "sideways", names); }),
+            "usage: mode: 'sideways' is not one of taped, hybrid, fused");
+  EXPECT_EQ(error_of([&] { find_name("mode", "FUSED", names); }),
+            "usage: mode: 'FUSED' is not one of taped, hybrid, fused; did you mean fused?");
 }
 
 TEST(Text, NearestCountsInsertionsDeletionsAndSubstitutions) {
@@ -54,7 +57,8 @@ TEST(Text, ReadsWholeNumbersAndNothingElse) {
   EXPECT_EQ(read_index("size", "0", 0), 0);
   EXPECT_EQ(read_index("size", "9223372036854775807", 1), 9223372036854775807);
   for (const char* bad : {"", "x", "1x", " 1", "1 ", "+1", "1.0", "0x10", "9223372036854775808", "--1"})
-    EXPECT_EQ(error_of([&] { read_index("size", bad, 0); }), "usage: size: '" + std::string(bad) + "' is not a whole number");
+    EXPECT_EQ(error_of([&] { read_index("size", bad, 0); }),
+              "usage: size: '" + std::string(bad) + "' is not a whole number");
   EXPECT_EQ(error_of([] { read_index("size", "3", 4); }), "usage: size: 3 must be at least 4");
   EXPECT_EQ(error_of([] { read_index("size", "-1", 0); }), "usage: size: -1 must be at least 0");
 }

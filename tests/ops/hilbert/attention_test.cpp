@@ -50,8 +50,10 @@ AttentionOptions options_of(Backward mode) {
 struct Inputs {
   Tensor q, k, v, d_o;
 };
-Inputs random_inputs(Index batch, Index length, Index heads, Index kv_heads, Index dim, DType dtype = DType::f64, std::uint64_t seed = 1) {
-  return {randn({batch, length, heads, dim}, {seed, 1}, dtype), randn({batch, length, kv_heads, dim}, {seed, 2}, dtype), randn({batch, length, kv_heads, dim}, {seed, 3}, dtype),
+Inputs random_inputs(Index batch, Index length, Index heads, Index kv_heads, Index dim, DType dtype = DType::f64,
+                     std::uint64_t seed = 1) {
+  return {randn({batch, length, heads, dim}, {seed, 1}, dtype), randn({batch, length, kv_heads, dim}, {seed, 2}, dtype),
+          randn({batch, length, kv_heads, dim}, {seed, 3}, dtype),
           randn({batch, length, heads, dim}, {seed, 4}, dtype)};
 }
 
@@ -68,9 +70,13 @@ Values run(const Inputs& in, const PlanPtr& plan, const AttentionOptions& option
 }
 
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) { return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y); });
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) {
+           return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
+         });
 }
-bool same_bits(const Values& a, const Values& b) { return same_bits(a.o, b.o) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv); }
+bool same_bits(const Values& a, const Values& b) {
+  return same_bits(a.o, b.o) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv);
+}
 
 double largest(const std::vector<double>& x) {
   double m = 0;
@@ -84,7 +90,9 @@ double off(const std::vector<double>& a, const std::vector<double>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]));
   return worst / std::max(largest(a), 1e-300);
 }
-double off(const Values& a, const Values& b) { return std::max(std::max(off(a.o, b.o), off(a.dq, b.dq)), std::max(off(a.dk, b.dk), off(a.dv, b.dv))); }
+double off(const Values& a, const Values& b) {
+  return std::max(std::max(off(a.o, b.o), off(a.dq, b.dq)), std::max(off(a.dk, b.dk), off(a.dv, b.dv)));
+}
 
 ref::Attended set_of(const PlanSpec& s) {
   Order order = s.order;
@@ -94,7 +102,8 @@ ref::Attended set_of(const PlanSpec& s) {
 
 /// A tensor with one axis in another order: y[.. i ..] = x[.. from[i] ..].
 Tensor picked(const Tensor& x, int axis, const std::vector<Index>& from) {
-  return gather(x, axis, from_values(std::vector<std::int64_t>(from.begin(), from.end()), {static_cast<Index>(from.size())}));
+  return gather(x, axis,
+                from_values(std::vector<std::int64_t>(from.begin(), from.end()), {static_cast<Index>(from.size())}));
 }
 
 std::string error_of(const std::function<void()>& f) {
@@ -111,7 +120,7 @@ std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 
-// ---- the reference itself -------------------------------------------------------------------------------
+// ---- the reference itself -----------------------------------------------------------------------
 
 TEST(Reference, ByHand) {
   // One query, two keys, D = 1: scores 0 and log 3, so P = 1/4, 3/4 and O = (v0 + 3 v1) / 4.
@@ -142,7 +151,9 @@ TEST(Reference, FormulasAgreeWithDualNumbersAndDifferences) {
   double worst_dual = 0, worst_difference = 0;
   Index checked = 0;
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    const Index length = 1 + static_cast<Index>(seed * 7 % 9), heads = seed % 3 == 0 ? 4 : 2, kv_heads = seed % 2 ? heads : heads / 2, dim = 1 + static_cast<Index>(seed % 4), batch = 1 + static_cast<Index>(seed % 2);
+    const Index length = 1 + static_cast<Index>(seed * 7 % 9), heads = seed % 3 == 0 ? 4 : 2,
+                kv_heads = seed % 2 ? heads : heads / 2, dim = 1 + static_cast<Index>(seed % 4),
+                batch = 1 + static_cast<Index>(seed % 2);
     std::vector<std::uint8_t> count(at(length * length));
     for (std::size_t i = 0; i < count.size(); ++i) {
       const auto draw = philox({static_cast<std::uint32_t>(i), 5}, seed)[0] % 8;
@@ -150,7 +161,9 @@ TEST(Reference, FormulasAgreeWithDualNumbersAndDifferences) {
     }
     const ref::Attended set(length, heads, count);
     const ref::Sizes n{batch, length, heads, kv_heads, dim, 0.7, seed % 4 == 0 ? 0.3 : 0, {seed, 9}};
-    const auto values = [&](Index h, std::uint64_t stream) { return randn({batch, length, h, dim}, {seed, stream}, DType::f64).to_vector(); };
+    const auto values = [&](Index h, std::uint64_t stream) {
+      return randn({batch, length, h, dim}, {seed, stream}, DType::f64).to_vector();
+    };
     const ref::Inputs<double> in{values(heads, 1), values(kv_heads, 2), values(kv_heads, 3)};
     const std::vector<double> d_o = values(heads, 4);
     const auto g = ref::attention_gradients<double>(n, set, in, d_o);
@@ -160,7 +173,8 @@ TEST(Reference, FormulasAgreeWithDualNumbersAndDifferences) {
     };
     const auto judge = [&](std::vector<double> ref::Inputs<double>::*which, const std::vector<double>& slope) {
       for (std::size_t i = 0; i < slope.size(); ++i) {
-        ref::Inputs<double> along{std::vector<double>(in.q.size(), 0.0), std::vector<double>(in.k.size(), 0.0), std::vector<double>(in.v.size(), 0.0)};
+        ref::Inputs<double> along{std::vector<double>(in.q.size(), 0.0), std::vector<double>(in.k.size(), 0.0),
+                                  std::vector<double>(in.v.size(), 0.0)};
         (along.*which)[i] = 1;
         worst_dual = std::max(worst_dual, std::abs(ref::slope_along(n, set, in, along, d_o) - slope[i]));
         constexpr double kStep = 1e-5;
@@ -172,7 +186,8 @@ TEST(Reference, FormulasAgreeWithDualNumbersAndDifferences) {
     };
     judge(&ref::Inputs<double>::q, g.dq), judge(&ref::Inputs<double>::k, g.dk), judge(&ref::Inputs<double>::v, g.dv);
   }
-  std::cout << checked << " partial derivatives: dual numbers differ by " << worst_dual << ", central differences by " << worst_difference << '\n';
+  std::cout << checked << " partial derivatives: dual numbers differ by " << worst_dual << ", central differences by "
+            << worst_difference << '\n';
   EXPECT_LE(worst_dual, 1e-13);
   EXPECT_LE(worst_difference, 1e-8);
 }
@@ -180,7 +195,8 @@ TEST(Reference, FormulasAgreeWithDualNumbersAndDifferences) {
 TEST(Reference, OrdersAgreeWithTheLibrary) {
   // Two implementations written apart.
   Index orders = 0;
-  for (const char* text : {"row", "snake", "morton", "tiles", "tiles:3x5", "hilbert", "hilbert,chunk=16", "hilbert,chunk=5", "morton,chunk=12", "snake,chunk=9", "tiles:2x3,chunk=20"})
+  for (const char* text : {"row", "snake", "morton", "tiles", "tiles:3x5", "hilbert", "hilbert,chunk=16",
+                           "hilbert,chunk=5", "morton,chunk=12", "snake,chunk=9", "tiles:2x3,chunk=20"})
     for (Index length = 1; length <= 300; ++length) {
       const Order order = parse_order(text, length);
       const ref::Pi pi = ref::order_of(order, length);
@@ -190,7 +206,9 @@ TEST(Reference, OrdersAgreeWithTheLibrary) {
       ASSERT_EQ(pi.position_of, p.position_of) << text << ' ' << length;
       ++orders;
     }
-  for (const char* text : {"snake:13x7", "morton:13x7", "tiles:13x7/4x3", "row:13x7"}) ASSERT_EQ(ref::order_of(parse_order(text, 91), 91).token_at, build_permutation(parse_order(text, 91), 91).token_at) << text;
+  for (const char* text : {"snake:13x7", "morton:13x7", "tiles:13x7/4x3", "row:13x7"})
+    ASSERT_EQ(ref::order_of(parse_order(text, 91), 91).token_at, build_permutation(parse_order(text, 91), 91).token_at)
+        << text;
   for (const Index side : {1, 2, 4, 8, 16, 32, 64}) {
     const std::string text = "hilbert:" + std::to_string(side) + "x" + std::to_string(side);
     const ref::Pi pi = ref::order_of(parse_order(text, side * side), side * side);
@@ -202,15 +220,17 @@ TEST(Reference, OrdersAgreeWithTheLibrary) {
   EXPECT_GT(orders, 2500);
 }
 
-// ---- gradients by central differences: the second witness -----------------------------------------------
+// ---- gradients by central differences: the second witness ---------------------------------------
 
 class Attention : public testing::TestWithParam<Backward> {};
-INSTANTIATE_TEST_SUITE_P(Modes, Attention, testing::ValuesIn(kModes), [](const auto& mode) { return std::string(name_of(mode.param)); });
+INSTANTIATE_TEST_SUITE_P(Modes, Attention, testing::ValuesIn(kModes),
+                         [](const auto& mode) { return std::string(name_of(mode.param)); });
 
 TEST_P(Attention, GradientsAgreeWithDifferences) {
   Index checked = 0;
   double worst = 0;
-  for (const char* pattern : {"dense", "segment:4", "segment:5,dilation=2,offset=1", "segment:3+segment:12,dilation=3", "slide:2", "neighborhood:5", "window2d:2x2", "slide2d:1x1", "neighborhood2d:3x3"})
+  for (const char* pattern : {"dense", "segment:4", "segment:5,dilation=2,offset=1", "segment:3+segment:12,dilation=3",
+                              "slide:2", "neighborhood:5", "window2d:2x2", "slide2d:1x1", "neighborhood2d:3x3"})
     for (const char* order : {"row", "hilbert", "hilbert,chunk=7"})
       for (const Causality causality : {Causality::none, Causality::token, Causality::curve})
         for (const double dropout : {0.0, 0.4}) {
@@ -219,34 +239,57 @@ TEST_P(Attention, GradientsAgreeWithDifferences) {
           options.dropout = dropout;
           options.key = RandomKey{3, 5};
           const Inputs in = random_inputs(1, 13, 2, 1, 3);
-          const GradcheckResult r = gradcheck([&](std::span<const Tensor> x) { return attention(x[0], x[1], x[2], plan, options); }, {in.q, in.k, in.v});
-          EXPECT_TRUE(r) << pattern << ", " << order << ", " << name_of(causality) << ", dropout " << dropout << ": " << r.where;
+          const GradcheckResult r =
+              gradcheck([&](std::span<const Tensor> x) { return attention(x[0], x[1], x[2], plan, options); },
+                        {in.q, in.k, in.v});
+          EXPECT_TRUE(r) << pattern << ", " << order << ", " << name_of(causality) << ", dropout " << dropout << ": "
+                         << r.where;
           checked += r.checked, worst = std::max(worst, r.worst);
         }
-  std::cout << name_of(GetParam()) << ": " << checked << " partial derivatives, worst at " << worst << " of what is allowed\n";
+  std::cout << name_of(GetParam()) << ": " << checked << " partial derivatives, worst at " << worst
+            << " of what is allowed\n";
 }
 
 TEST_P(Attention, GradientsReachWhatAViewCameFrom) {
   const PlanPtr plan = make_plan(spec_of(6, "segment:4", "hilbert", Causality::token, DilationMode::all_queries, 2));
   const AttentionOptions options = options_of(GetParam());
-  // [B, H, L, D] seen as [B, L, H, D]; every other feature; one head for all; a packed projection and its slices.
+  // [B, H, L, D] seen as [B, L, H, D]; every other feature; one head for all; a packed projection
+  // and its slices.
   const auto judge = [](const Composite& fn, const std::vector<Tensor>& in, const char* what) {
     const GradcheckResult r = gradcheck(fn, in);
     EXPECT_TRUE(r) << what << ": " << r.where;
   };
   const Inputs in = random_inputs(1, 6, 2, 2, 3);
-  judge([&](auto x) { return attention(permute(x[0], {0, 2, 1, 3}), x[1], x[2], plan, options); }, {randn({1, 2, 6, 3}, {1, 5}, DType::f64), in.k, in.v}, "permuted");
-  judge([&](auto x) { return attention(x[0], slice(x[1], 3, 0, 6, 2), x[2], plan, options); }, {in.q, randn({1, 6, 2, 6}, {1, 6}, DType::f64), in.v}, "every other feature");
-  judge([&](auto x) { return attention(x[0], x[1], expand(x[2], {1, 6, 2, 3}), plan, options); }, {in.q, in.k, randn({1, 6, 1, 3}, {1, 7}, DType::f64)}, "expanded");
+  judge(
+      [&](auto x) {
+        return attention(permute(x[0], {0, 2, 1, 3}), x[1], x[2], plan, options);
+      },
+      {randn({1, 2, 6, 3}, {1, 5}, DType::f64), in.k, in.v}, "permuted");
+  judge([&](auto x) { return attention(x[0], slice(x[1], 3, 0, 6, 2), x[2], plan, options); },
+        {in.q, randn({1, 6, 2, 6}, {1, 6}, DType::f64), in.v}, "every other feature");
+  judge(
+      [&](auto x) {
+        return attention(x[0], x[1], expand(x[2], {1, 6, 2, 3}), plan, options);
+      },
+      {in.q, in.k, randn({1, 6, 1, 3}, {1, 7}, DType::f64)}, "expanded");
   judge([&](auto x) { return attention(x[0], x[0], x[0], plan, options); }, {in.q}, "q = k = v");
   judge([&](auto x) { return attention(x[0], plan, options); }, {randn({1, 6, 3, 2, 3}, {1, 8}, DType::f64)}, "packed");
-  judge([&](auto x) { return permute(attention(x[0], x[1], x[2], plan, options), {0, 2, 3, 1}); }, {in.q, in.k, in.v}, "its output permuted");
-  judge([&](auto x) { return expand(sum(attention(x[0], x[1], x[2], plan, options), {1}, true), {1, 4, 2, 3}); }, {in.q, in.k, in.v}, "its output summed");
+  judge(
+      [&](auto x) {
+        return permute(attention(x[0], x[1], x[2], plan, options), {0, 2, 3, 1});
+      },
+      {in.q, in.k, in.v}, "its output permuted");
+  judge(
+      [&](auto x) {
+        return expand(sum(attention(x[0], x[1], x[2], plan, options), {1}, true), {1, 4, 2, 3});
+      },
+      {in.q, in.k, in.v}, "its output summed");
 }
 
 TEST_P(Attention, PackedIsTheSameAsApart) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-    const PlanPtr plan = make_plan(spec_of(150, "segment:40", "hilbert", Causality::token, DilationMode::all_queries, 3));
+    const PlanPtr plan =
+        make_plan(spec_of(150, "segment:40", "hilbert", Causality::token, DilationMode::all_queries, 3));
     const Tensor qkv = randn({2, 150, 3, 3, 8}, {1, 1}, dtype), d_o = randn({2, 150, 3, 8}, {1, 2}, dtype);
     const auto part = [&](Index i) { return squeeze(slice(qkv, 2, i, i + 1), 2); };
     const Values apart = run({part(0), part(1), part(2), d_o}, plan, options_of(GetParam()));
@@ -260,15 +303,24 @@ TEST_P(Attention, PackedIsTheSameAsApart) {
   }
 }
 
-// ---- relations that need no oracle -------------------------------------------------------------------------
+// ---- relations that need no oracle --------------------------------------------------------------
 
 TEST_P(Attention, OneSegmentIsPlainAttention) {
   const Inputs in = random_inputs(2, 200, 3, 3, 8);
   for (const Causality causality : {Causality::none, Causality::token}) {
-    const auto with = [&](const char* pattern, const char* order, DilationMode mode = DilationMode::all_queries) { return run(in, make_plan(spec_of(200, pattern, order, causality, mode, 3)), options_of(GetParam())); };
+    const auto with = [&](const char* pattern, const char* order, DilationMode mode = DilationMode::all_queries) {
+      return run(in, make_plan(spec_of(200, pattern, order, causality, mode, 3)), options_of(GetParam()));
+    };
     const Values dense = with("dense", "row");
-    for (const auto& [pattern, order] : {std::pair{"segment:200", "row"}, {"segment:200", "hilbert"}, {"segment:1000", "row"}, {"slide:200", "hilbert"}, {"slide:1000", "row"}, {"window2d:100x100", "row"}, {"dense", "hilbert"},
-                                         {"dense", "tiles:4x4"}, {"segment:200+segment:200", "morton"}})  // every key twice: the same softmax
+    for (const auto& [pattern, order] : {std::pair{"segment:200", "row"},
+                                         {"segment:200", "hilbert"},
+                                         {"segment:1000", "row"},
+                                         {"slide:200", "hilbert"},
+                                         {"slide:1000", "row"},
+                                         {"window2d:100x100", "row"},
+                                         {"dense", "hilbert"},
+                                         {"dense", "tiles:4x4"},
+                                         {"segment:200+segment:200", "morton"}})  // every key twice: the same softmax
       EXPECT_LE(off(dense, with(pattern, order)), 1e-13) << pattern << ' ' << order;
     EXPECT_LE(off(dense, with("segment:200", "hilbert", DilationMode::longnet)), 1e-13);
     EXPECT_LE(off(dense, with("segment:200", "hilbert", DilationMode::residue)), 1e-13);
@@ -279,32 +331,42 @@ TEST_P(Attention, OneSegmentIsPlainAttention) {
 TEST_P(Attention, AnOrderIsAPermutationOfRows) {
   // Along an order = permute the rows, attend in storage order, permute back.
   for (const char* text : {"hilbert:13x15", "morton:13x15", "tiles:13x15/4x4", "hilbert,chunk=50"})
-    for (const char* pattern : {"segment:32", "segment:64,dilation=3,offset=2", "slide:7", "neighborhood:15", "segment:32+segment:64,dilation=2"}) {
+    for (const char* pattern : {"segment:32", "segment:64,dilation=3,offset=2", "slide:7", "neighborhood:15",
+                                "segment:32+segment:64,dilation=2"}) {
       const Inputs in = random_inputs(2, 195, 2, 1, 8);
       const PlanSpec s = spec_of(195, pattern, text, Causality::none, DilationMode::all_queries, 2);
       const Permutation pi = build_permutation(s.order, 195);
       PlanSpec plain = s;
       plain.order = Order{};
       const Values along = run(in, make_plan(s), options_of(GetParam()));
-      const Values rows = run({reorder(in.q, pi), reorder(in.k, pi), reorder(in.v, pi), reorder(in.d_o, pi)}, make_plan(plain), options_of(GetParam()));
-      const auto home = [&](const std::vector<double>& x, Index heads) { return restore(from_values(x, {2, 195, heads, 8}), pi).to_vector(); };
+      const Values rows = run({reorder(in.q, pi), reorder(in.k, pi), reorder(in.v, pi), reorder(in.d_o, pi)},
+                              make_plan(plain), options_of(GetParam()));
+      const auto home = [&](const std::vector<double>& x, Index heads) {
+        return restore(from_values(x, {2, 195, heads, 8}), pi).to_vector();
+      };
       const Values back{home(rows.o, 2), home(rows.dq, 2), home(rows.dk, 1), home(rows.dv, 1)};
       EXPECT_LE(off(along, back), 1e-13) << text << ' ' << pattern;
       EXPECT_GT(off(along.o, rows.o), 0.01) << "the order moves nothing";
     }
   // Row order is no order.
   const Inputs in = random_inputs(1, 64, 1, 1, 4);
-  EXPECT_TRUE(same_bits(run(in, make_plan(spec_of(64, "segment:16", "row")), options_of(GetParam())), run(in, make_plan(spec_of(64, "segment:16", "hilbert,chunk=1")), options_of(GetParam()))));
+  EXPECT_TRUE(same_bits(run(in, make_plan(spec_of(64, "segment:16", "row")), options_of(GetParam())),
+                        run(in, make_plan(spec_of(64, "segment:16", "hilbert,chunk=1")), options_of(GetParam()))));
 }
 
 TEST_P(Attention, PermutingHeadsPermutesOutputs) {
   const std::vector<Index> q_heads{4, 5, 0, 1, 2, 3}, kv_heads{2, 0, 1};  // groups of two move together
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     const Inputs in = random_inputs(1, 150, 6, 3, 8, dtype);
-    const PlanPtr plan = make_plan(spec_of(150, "segment:50+segment:150,dilation=4", "hilbert", Causality::token, DilationMode::all_queries, 6));
+    const PlanPtr plan = make_plan(
+        spec_of(150, "segment:50+segment:150,dilation=4", "hilbert", Causality::token, DilationMode::all_queries, 6));
     const Values base = run(in, plan, options_of(GetParam()));
-    const Values other = run({picked(in.q, 2, q_heads), picked(in.k, 2, kv_heads), picked(in.v, 2, kv_heads), picked(in.d_o, 2, q_heads)}, plan, options_of(GetParam()));
-    const auto moved = [&](const std::vector<double>& x, Index heads, const std::vector<Index>& from) { return picked(from_values(x, {1, 150, heads, 8}), 2, from).to_vector(); };
+    const Values other = run(
+        {picked(in.q, 2, q_heads), picked(in.k, 2, kv_heads), picked(in.v, 2, kv_heads), picked(in.d_o, 2, q_heads)},
+        plan, options_of(GetParam()));
+    const auto moved = [&](const std::vector<double>& x, Index heads, const std::vector<Index>& from) {
+      return picked(from_values(x, {1, 150, heads, 8}), 2, from).to_vector();
+    };
     EXPECT_TRUE(same_bits(other.o, moved(base.o, 6, q_heads)));
     EXPECT_TRUE(same_bits(other.dq, moved(base.dq, 6, q_heads)));
     EXPECT_TRUE(same_bits(other.dk, moved(base.dk, 3, kv_heads)));
@@ -314,12 +376,14 @@ TEST_P(Attention, PermutingHeadsPermutesOutputs) {
 
 TEST_P(Attention, AConstantAddedToARowsLogitsChangesNothing) {
   const Inputs in = random_inputs(1, 100, 2, 2, 6);
-  const PlanPtr plan = make_plan(spec_of(100, "segment:30+slide:5", "hilbert", Causality::token, DilationMode::all_queries, 2));
+  const PlanPtr plan =
+      make_plan(spec_of(100, "segment:30+slide:5", "hilbert", Causality::token, DilationMode::all_queries, 2));
   const Tensor shift = randn({1, 1, 2, 6}, {1, 9}, DType::f64);
   const Inputs shifted{in.q, add(in.k, shift), in.v, in.d_o};
   EXPECT_LE(off(run(in, plan, options_of(GetParam())), run(shifted, plan, options_of(GetParam()))), 1e-12);
   // The log-sum-exp moves by just that: scale q . shift.
-  const std::vector<double> before = attention_with_lse(in.q, in.k, in.v, plan).lse.to_vector(), after = attention_with_lse(shifted.q, shifted.k, shifted.v, plan).lse.to_vector();
+  const std::vector<double> before = attention_with_lse(in.q, in.k, in.v, plan).lse.to_vector(),
+                            after = attention_with_lse(shifted.q, shifted.k, shifted.v, plan).lse.to_vector();
   const std::vector<double> moved = permute(sum(mul(mul(in.q, shift), 1 / std::sqrt(6.0)), {3}), {0, 2, 1}).to_vector();
   for (std::size_t i = 0; i < before.size(); ++i) EXPECT_NEAR(after[i] - before[i], moved[i], 1e-12);
 }
@@ -327,12 +391,14 @@ TEST_P(Attention, AConstantAddedToARowsLogitsChangesNothing) {
 TEST_P(Attention, DoublingVDoublesO) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     const Inputs in = random_inputs(1, 140, 2, 1, 8, dtype);
-    const PlanPtr plan = make_plan(spec_of(140, "segment:64", "hilbert", Causality::token, DilationMode::all_queries, 2));
+    const PlanPtr plan =
+        make_plan(spec_of(140, "segment:64", "hilbert", Causality::token, DilationMode::all_queries, 2));
     const auto doubled = [](std::vector<double> x) {
       for (double& e : x) e *= 2;
       return x;
     };
-    const Values base = run(in, plan, options_of(GetParam())), twice = run({in.q, in.k, mul(in.v, 2), in.d_o}, plan, options_of(GetParam()));
+    const Values base = run(in, plan, options_of(GetParam())),
+                 twice = run({in.q, in.k, mul(in.v, 2), in.d_o}, plan, options_of(GetParam()));
     EXPECT_TRUE(same_bits(twice.o, doubled(base.o)));  // a power of two: exactly
     EXPECT_TRUE(same_bits(twice.dv, base.dv));
     if (dtype != DType::f16) {  // gradients of f16 may be subnormal, and then doubling rounds
@@ -349,12 +415,16 @@ TEST_P(Attention, ASequenceDoesNotDependOnItsBatch) {
     for (const char* pattern : {"segment:48+segment:200,dilation=4", "dense", "slide:20"}) {
       const Index batch = 7, length = 200;
       const Inputs in = random_inputs(batch, length, 3, 1, 8, dtype);
-      const PlanPtr plan = make_plan(spec_of(length, pattern, "hilbert", Causality::token, DilationMode::all_queries, 3));
+      const PlanPtr plan =
+          make_plan(spec_of(length, pattern, "hilbert", Causality::token, DilationMode::all_queries, 3));
       const Values all = run(in, plan, options_of(GetParam()));
       for (Index b = 0; b < batch; ++b) {
         const auto one = [&](const Tensor& x) { return slice(x, 0, b, b + 1); };
         const Values alone = run({one(in.q), one(in.k), one(in.v), one(in.d_o)}, plan, options_of(GetParam()));
-        const auto part = [&](const std::vector<double>& x) { return std::vector<double>(x.begin() + b * std::ssize(x) / batch, x.begin() + (b + 1) * std::ssize(x) / batch); };
+        const auto part = [&](const std::vector<double>& x) {
+          return std::vector<double>(x.begin() + b * std::ssize(x) / batch,
+                                     x.begin() + (b + 1) * std::ssize(x) / batch);
+        };
         ASSERT_TRUE(same_bits(part(all.o), alone.o)) << pattern << ' ' << dtype << " sequence " << b;
         ASSERT_TRUE(same_bits(part(all.dq), alone.dq)) << pattern << ' ' << dtype << " sequence " << b;
         ASSERT_TRUE(same_bits(part(all.dk), alone.dk)) << pattern << ' ' << dtype << " sequence " << b;
@@ -367,14 +437,18 @@ TEST_P(Attention, KeysSplitInTwoAndMergedEqualOneRun) {
   // By hand with the merge of SEMANTICS.md section 2, and as two branches of one plan.
   const Index length = 96;
   const Inputs in = random_inputs(2, length, 2, 2, 8);
-  PlanSpec first = spec_of(length, "dense", "hilbert", Causality::token, DilationMode::all_queries, 2), second = first, both = first;
+  PlanSpec first = spec_of(length, "dense", "hilbert", Causality::token, DilationMode::all_queries, 2), second = first,
+           both = first;
   first.pattern = {blocks(48, {{0, 0}, {1, 0}})};
   second.pattern = {blocks(48, {{0, 1}, {1, 1}})};
   both.pattern = {first.pattern[0], second.pattern[0]};
-  const Values dense = run(in, make_plan(spec_of(length, "dense", "hilbert", Causality::token, DilationMode::all_queries, 2)), options_of(GetParam()));
+  const Values dense =
+      run(in, make_plan(spec_of(length, "dense", "hilbert", Causality::token, DilationMode::all_queries, 2)),
+          options_of(GetParam()));
   EXPECT_LE(off(dense, run(in, make_plan(both), options_of(GetParam()))), 1e-13);
 
-  const AttentionResult a = attention_with_lse(in.q, in.k, in.v, make_plan(first)), b = attention_with_lse(in.q, in.k, in.v, make_plan(second));
+  const AttentionResult a = attention_with_lse(in.q, in.k, in.v, make_plan(first)),
+                        b = attention_with_lse(in.q, in.k, in.v, make_plan(second));
   const std::vector<double> la = a.lse.to_vector(), lb = b.lse.to_vector(), oa = a.o.to_vector(), ob = b.o.to_vector();
   double worst = 0;
   Index empty = 0;
@@ -382,7 +456,8 @@ TEST_P(Attention, KeysSplitInTwoAndMergedEqualOneRun) {
     const Index row = i / 8, head = row % 2, t = row / 2 % length, batch = row / 2 / length;
     const double l1 = la[at((batch * 2 + head) * length + t)], l2 = lb[at((batch * 2 + head) * length + t)];
     empty += std::isinf(l1) || std::isinf(l2);
-    const double high = std::max(l1, l2), l = std::isinf(high) ? high : high + std::log(std::exp(l1 - high) + std::exp(l2 - high));
+    const double high = std::max(l1, l2),
+                 l = std::isinf(high) ? high : high + std::log(std::exp(l1 - high) + std::exp(l2 - high));
     const double merged = std::isinf(l) ? 0 : std::exp(l1 - l) * oa[at(i)] + std::exp(l2 - l) * ob[at(i)];
     worst = std::max(worst, std::abs(merged - dense.o[at(i)]));
   }
@@ -394,7 +469,8 @@ TEST_P(Attention, RowsWithoutKeysInSomeOrAllBranches) {
   // -inf merged with -inf, and with a number; before and after it.
   const Index length = 40;
   const Inputs in = random_inputs(1, length, 1, 1, 4);
-  for (const auto& lists : std::vector<std::vector<BlockPairs>>{{{{0, 0}}, {{0, 1}, {1, 1}}, {{2, 2}}}, {{{1, 1}}, {{0, 0}}, {}}, {{}, {{3, 0}}, {}}, {{}, {}}}) {
+  for (const auto& lists : std::vector<std::vector<BlockPairs>>{
+           {{{0, 0}}, {{0, 1}, {1, 1}}, {{2, 2}}}, {{{1, 1}}, {{0, 0}}, {}}, {{}, {{3, 0}}, {}}, {{}, {}}}) {
     PlanSpec s = spec_of(length, "dense", "hilbert");
     s.pattern.clear();
     for (const BlockPairs& pairs : lists) s.pattern.push_back(blocks(10, pairs));
@@ -422,10 +498,14 @@ TEST_P(Attention, RowsWithoutKeysInSomeOrAllBranches) {
 
 TEST(AttentionModes, AgreeWithEachOther) {
   double worst = 0;
-  for (const char* pattern : {"dense", "segment:64", "segment:100,dilation=3", "segment:32+segment:128,dilation=4+segment:512,dilation=16", "slide:30", "neighborhood2d:5x7"}) {
+  for (const char* pattern :
+       {"dense", "segment:64", "segment:100,dilation=3", "segment:32+segment:128,dilation=4+segment:512,dilation=16",
+        "slide:30", "neighborhood2d:5x7"}) {
     const Inputs in = random_inputs(2, 400, 4, 2, 16);
     const PlanPtr plan = make_plan(spec_of(400, pattern, "hilbert", Causality::token, DilationMode::all_queries, 4));
-    const Values taped = run(in, plan, options_of(Backward::taped)), hybrid = run(in, plan, options_of(Backward::hybrid)), fused = run(in, plan, options_of(Backward::fused));
+    const Values taped = run(in, plan, options_of(Backward::taped)),
+                 hybrid = run(in, plan, options_of(Backward::hybrid)),
+                 fused = run(in, plan, options_of(Backward::fused));
     EXPECT_TRUE(same_bits(hybrid.o, fused.o)) << pattern;
     worst = std::max({worst, off(taped, fused), off(hybrid, fused)});
   }
@@ -433,14 +513,15 @@ TEST(AttentionModes, AgreeWithEachOther) {
   EXPECT_LE(worst, 1e-12);
 }
 
-// ---- bits ------------------------------------------------------------------------------------------------
+// ---- bits ---------------------------------------------------------------------------------------
 
 TEST_P(Attention, BitsRepeatOnAnyNumberOfThreads) {
   const int before = thread_count();
   const int repeats = scaled(200, 10);
   for (const DType dtype : {DType::f32, DType::f64}) {
     const Inputs in = random_inputs(2, 330, 3, 1, 8, dtype);
-    const PlanPtr plan = make_plan(spec_of(330, "segment:100+segment:330,dilation=3", "hilbert", Causality::token, DilationMode::all_queries, 3));
+    const PlanPtr plan = make_plan(
+        spec_of(330, "segment:100+segment:330,dilation=3", "hilbert", Causality::token, DilationMode::all_queries, 3));
     AttentionOptions options = options_of(GetParam());
     options.dropout = 0.2;
     options.key = RandomKey{1, 2};
@@ -448,7 +529,8 @@ TEST_P(Attention, BitsRepeatOnAnyNumberOfThreads) {
     const Values first = run(in, plan, options);
     for (const int threads : {1, 2, 4}) {
       set_thread_count(threads);
-      for (int i = 0; i < (dtype == DType::f32 ? repeats : repeats / 10); ++i) ASSERT_TRUE(same_bits(run(in, plan, options), first)) << threads << " threads, repeat " << i;
+      for (int i = 0; i < (dtype == DType::f32 ? repeats : repeats / 10); ++i)
+        ASSERT_TRUE(same_bits(run(in, plan, options), first)) << threads << " threads, repeat " << i;
     }
   }
   set_thread_count(before);
@@ -458,20 +540,29 @@ TEST_P(Attention, BitsDoNotDependOnStrides) {
   // The same numbers in another layout give the same bits.
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     const Inputs in = random_inputs(2, 140, 2, 2, 20, dtype);
-    const PlanPtr plan = make_plan(spec_of(140, "segment:50", "hilbert", Causality::token, DilationMode::all_queries, 2));
-    const auto heads_first = [](const Tensor& x) { return permute(contiguous(permute(x, {0, 2, 1, 3})), {0, 2, 1, 3}); };
+    const PlanPtr plan =
+        make_plan(spec_of(140, "segment:50", "hilbert", Causality::token, DilationMode::all_queries, 2));
+    const auto heads_first = [](const Tensor& x) {
+      return permute(contiguous(permute(x, {0, 2, 1, 3})), {0, 2, 1, 3});
+    };
     const auto sparse = [](const Tensor& x) { return slice(pad(x, 3, 3, 4), 3, 3, 3 + x.dim(3)); };
     const Values base = run(in, plan, options_of(GetParam()));
-    EXPECT_TRUE(same_bits(base, run({heads_first(in.q), heads_first(in.k), heads_first(in.v), heads_first(in.d_o)}, plan, options_of(GetParam())))) << dtype;
-    EXPECT_TRUE(same_bits(base, run({sparse(in.q), sparse(in.k), sparse(in.v), sparse(in.d_o)}, plan, options_of(GetParam())))) << dtype;
+    EXPECT_TRUE(same_bits(base, run({heads_first(in.q), heads_first(in.k), heads_first(in.v), heads_first(in.d_o)},
+                                    plan, options_of(GetParam()))))
+        << dtype;
+    EXPECT_TRUE(
+        same_bits(base, run({sparse(in.q), sparse(in.k), sparse(in.v), sparse(in.d_o)}, plan, options_of(GetParam()))))
+        << dtype;
   }
 }
 
 TEST_P(Attention, OffsetsBeyond31Bits) {
-  // Rows 2^30 elements apart in memory that is reserved, not used: token 2 stands beyond 2^31 elements, and 2^32 bytes.
+  // Rows 2^30 elements apart in memory that is reserved, not used: token 2 stands beyond 2^31
+  // elements, and 2^32 bytes.
   constexpr Index kApart = (Index{1} << 30) + 32, kLength = 4, kDim = 8;
   constexpr std::size_t kBytes = static_cast<std::size_t>(kApart * kLength + 32) * sizeof(float);
-  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   const Storage storage = Storage::borrow(memory, kBytes, {}, [memory] { munmap(memory, kBytes); });
   const Inputs near = random_inputs(1, kLength, 1, 1, kDim, DType::f32);
@@ -486,12 +577,13 @@ TEST_P(Attention, OffsetsBeyond31Bits) {
   EXPECT_TRUE(same_bits(run(near, plan, options_of(GetParam())), run(spread, plan, options_of(GetParam()))));
 }
 
-// ---- the tape --------------------------------------------------------------------------------------------
+// ---- the tape -----------------------------------------------------------------------------------
 
 TEST_P(Attention, CheckpointKeepsLessAndChangesNothing) {
   for (const double dropout : {0.0, 0.3}) {
     const Inputs in = random_inputs(1, 256, 2, 2, 8, DType::f32);
-    const PlanPtr plan = make_plan(spec_of(256, "segment:128", "hilbert", Causality::token, DilationMode::all_queries, 2));
+    const PlanPtr plan =
+        make_plan(spec_of(256, "segment:128", "hilbert", Causality::token, DilationMode::all_queries, 2));
     const auto with = [&](bool checkpointed, std::size_t& saved) {
       AttentionOptions options = options_of(GetParam());
       options.dropout = dropout;
@@ -569,7 +661,7 @@ TEST(AttentionModes, FusedIsOneNodeTapedIsTheSteps) {
   EXPECT_EQ(nodes[2], 1u);
 }
 
-// ---- options ---------------------------------------------------------------------------------------------
+// ---- options ------------------------------------------------------------------------------------
 
 TEST_P(Attention, EveryOptionChangesSomething) {
   const Inputs in = random_inputs(1, 64, 2, 2, 4);
@@ -601,7 +693,8 @@ TEST_P(Attention, EveryOptionChangesSomething) {
 TEST_P(Attention, DropoutKeepsWhatTheMaskSays) {
   // V = 1 and equal logits: O is the share of keys kept over 1 - p, the lse is that of all of them.
   const Index length = 64;
-  const Tensor q = zeros({2, length, 2, 1}, DType::f64), k = zeros(q.shape(), DType::f64), v = ones(q.shape(), DType::f64);
+  const Tensor q = zeros({2, length, 2, 1}, DType::f64), k = zeros(q.shape(), DType::f64),
+               v = ones(q.shape(), DType::f64);
   const PlanPtr plan = make_plan(spec_of(length, "dense", "hilbert", Causality::none, DilationMode::all_queries, 2));
   AttentionOptions options = options_of(GetParam());
   options.dropout = 0.25;
@@ -612,7 +705,9 @@ TEST_P(Attention, DropoutKeepsWhatTheMaskSays) {
     for (Index t = 0; t < length; ++t)
       for (Index h = 0; h < 2; ++h) {
         Index kept = 0;
-        for (Index u = 0; u < length; ++u) kept += kernels::attention_keeps(*options.key, static_cast<std::uint32_t>(b * 2 + h), static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(u), 0.25);
+        for (Index u = 0; u < length; ++u)
+          kept += kernels::attention_keeps(*options.key, static_cast<std::uint32_t>(b * 2 + h),
+                                           static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(u), 0.25);
         const double x = o[at((b * length + t) * 2 + h)];
         EXPECT_NEAR(x, static_cast<double>(kept) / static_cast<double>(length) / 0.75, 1e-13);
         mean += x / (4.0 * static_cast<double>(length));
@@ -625,7 +720,9 @@ TEST_P(Attention, DropoutKeepsWhatTheMaskSays) {
 TEST(AttentionOptions, RefusedWithWhatCameAndWhatWasExpected) {
   const PlanPtr plan = make_plan(spec_of(16, "segment:4", "row", Causality::none, DilationMode::all_queries, 4));
   const Inputs in = random_inputs(1, 16, 4, 2, 4);
-  const auto with = [&](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {}) { return error_of([&] { (void)attention(q, k, v, plan, options); }); };
+  const auto with = [&](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {}) {
+    return error_of([&] { (void)attention(q, k, v, plan, options); });
+  };
   AttentionOptions no_key, much, negative, nan;
   no_key.dropout = 0.5;
   much.dropout = 1, much.key = RandomKey{};
@@ -638,12 +735,14 @@ TEST(AttentionOptions, RefusedWithWhatCameAndWhatWasExpected) {
       {"k and v differ", with(in.q, in.k, slice(in.v, 2, 0, 1))},
       {"another head dim", with(in.q, slice(in.k, 3, 0, 3), slice(in.v, 3, 0, 3))},
       {"another head dim of v", with(in.q, in.k, slice(in.v, 3, 0, 3))},
-      {"heads not divisible", with(in.q, randn({1, 16, 3, 4}, {1, 1}, DType::f64), randn({1, 16, 3, 4}, {1, 2}, DType::f64))},
+      {"heads not divisible",
+       with(in.q, randn({1, 16, 3, 4}, {1, 1}, DType::f64), randn({1, 16, 3, 4}, {1, 2}, DType::f64))},
       {"no kv heads", with(in.q, slice(in.k, 2, 0, 0), slice(in.v, 2, 0, 0))},
       {"heads of the plan", with(slice(in.q, 2, 0, 2), in.k, in.v)},
       {"another batch", with(in.q, randn({2, 16, 2, 4}, {1, 1}, DType::f64), randn({2, 16, 2, 4}, {1, 2}, DType::f64))},
       {"types differ", with(in.q, to(in.k, DType::f32), in.v)},
-      {"integers", with(zeros({1, 16, 4, 4}, DType::i32), zeros({1, 16, 4, 4}, DType::i32), zeros({1, 16, 4, 4}, DType::i32))},
+      {"integers",
+       with(zeros({1, 16, 4, 4}, DType::i32), zeros({1, 16, 4, 4}, DType::i32), zeros({1, 16, 4, 4}, DType::i32))},
       {"undefined", with(Tensor{}, in.k, in.v)},
       {"no plan", error_of([&] { (void)attention(in.q, in.k, in.v, PlanPtr{}); })},
       {"dropout without a key", with(in.q, in.k, in.v, no_key)},
@@ -651,7 +750,9 @@ TEST(AttentionOptions, RefusedWithWhatCameAndWhatWasExpected) {
       {"dropout -0.1", with(in.q, in.k, in.v, negative)},
       {"dropout NaN", with(in.q, in.k, in.v, nan)},
       {"packed of rank 4", error_of([&] { (void)attention(in.q, plan); })},
-      {"packed of four", error_of([&] { (void)attention(randn({1, 16, 4, 4, 4}, {1, 1}), plan); })},
+      {"packed of four", error_of([&] {
+         (void)attention(randn({1, 16, 4, 4, 4}, {1, 1}), plan);
+       })},
       {"a mode", error_of([] { (void)parse_backward("fsued"); })},
       {"reorder, another length", error_of([&] { (void)reorder(in.q, build_permutation(Order{}, 15)); })},
       {"restore, no such axis", error_of([&] { (void)restore(in.q, build_permutation(Order{}, 16), 4); })},
@@ -663,11 +764,11 @@ TEST(AttentionOptions, RefusedWithWhatCameAndWhatWasExpected) {
   for (const Backward mode : kModes) EXPECT_EQ(parse_backward(name_of(mode)), mode);
 }
 
-// ---- fallbacks -------------------------------------------------------------------------------------------
+// ---- fallbacks ----------------------------------------------------------------------------------
 
 TEST_P(Attention, FallbacksAreNamedCountedAndMayBeErrors) {
-  // Whatever makes a call run in another mode than asked, the result is that of the mode asked for, the reason is told, and
-  // `strict` makes it an error.
+  // Whatever makes a call run in another mode than asked, the result is that of the mode asked for,
+  // the reason is told, and `strict` makes it an error.
   clear_attention_fallbacks();
   EXPECT_TRUE(attention_fallbacks().empty());
   Index fell = 0;
@@ -695,8 +796,8 @@ TEST_P(Attention, FallbacksAreNamedCountedAndMayBeErrors) {
 }
 
 TEST_P(Attention, NotFiniteInputsAreHandedOver) {
-  // A product by whole blocks would spread a NaN that the plan masks. Whether or not this mode hands the call over, the NaN
-  // stays where the definitions put it, and a hand-over is told.
+  // A product by whole blocks would spread a NaN that the plan masks. Whether or not this mode
+  // hands the call over, the NaN stays where the definitions put it, and a hand-over is told.
   const PlanPtr plan = make_plan(spec_of(40, "slide:3", "hilbert", Causality::token));
   Inputs in = random_inputs(1, 40, 1, 1, 4);
   in.k.mutable_data<double>()[20 * 4 + 1] = std::numeric_limits<double>::quiet_NaN();
@@ -723,19 +824,21 @@ TEST_P(Attention, NotFiniteInputsAreHandedOver) {
   EXPECT_TRUE(attention_fallbacks().empty());
 }
 
-// ---- kernels by themselves --------------------------------------------------------------------------------
+// ---- kernels by themselves ----------------------------------------------------------------------
 
 namespace {
 
 /// Memory with 1,024 guard elements on both sides, filled with `fill`.
-template <class T>
-class Guarded {
+template <class T> class Guarded {
  public:
-  Guarded(Index elements, T fill) : memory_(at(elements) + 2 * kGuard, T(kMark)), elements_(at(elements)) { std::fill_n(data(), elements, fill); }
+  Guarded(Index elements, T fill) : memory_(at(elements) + 2 * kGuard, T(kMark)), elements_(at(elements)) {
+    std::fill_n(data(), elements, fill);
+  }
   T* data() { return memory_.data() + kGuard; }
   bool is_whole() const {
     const auto marked = [](T x) { return static_cast<float>(x) == kMark; };
-    return std::all_of(memory_.begin(), memory_.begin() + kGuard, marked) && std::all_of(memory_.end() - kGuard, memory_.end(), marked);
+    return std::all_of(memory_.begin(), memory_.begin() + kGuard, marked) &&
+           std::all_of(memory_.end() - kGuard, memory_.end(), marked);
   }
   std::vector<double> values() const {
     std::vector<double> out;
@@ -750,9 +853,9 @@ class Guarded {
   std::size_t elements_;
 };
 
-/// Forward and backward by the kernels of one instruction set, outputs poisoned and guarded, operands between NaNs.
-template <Isa I, class T>
-void judge_kernels(const PlanSpec& spec, Index dim, double tolerance) {
+/// Forward and backward by the kernels of one instruction set, outputs poisoned and guarded,
+/// operands between NaNs.
+template <Isa I, class T> void judge_kernels(const PlanSpec& spec, Index dim, double tolerance) {
   using S = kernels::Stat<T>;
   const Plan plan(spec);
   const Index batch = 2, length = spec.length, heads = spec.heads, kv_heads = heads / 2, pitch = dim + 5;
@@ -764,24 +867,30 @@ void judge_kernels(const PlanSpec& spec, Index dim, double tolerance) {
   const auto slopes = ref::attention_gradients<double>(n, set, x, in.d_o.to_vector());
 
   const T nan = T(std::numeric_limits<float>::quiet_NaN());
-  const auto rows = [&]<class E>(E* data, Index h, Index apart) { return kernels::Rows<E>{data, length * h * apart, h * apart, apart}; };
+  const auto rows = [&]<class E>(E* data, Index h, Index apart) {
+    return kernels::Rows<E>{data, length * h * apart, h * apart, apart};
+  };
   const auto operand = [&](const Tensor& t, Index h) {
     Guarded<T> g(batch * length * h * pitch, nan);
     for (Index r = 0; r < batch * length * h; ++r) std::copy_n(t.data<T>() + r * dim, dim, g.data() + r * pitch);
     return g;
   };
-  Guarded<T> q = operand(in.q, heads), k = operand(in.k, kv_heads), v = operand(in.v, kv_heads), d_o = operand(in.d_o, heads);
+  Guarded<T> q = operand(in.q, heads), k = operand(in.k, kv_heads), v = operand(in.v, kv_heads),
+             d_o = operand(in.d_o, heads);
   const auto read = [&](Guarded<T>& g, Index h) { return rows(static_cast<const T*>(g.data()), h, pitch); };
   const S poison = std::numeric_limits<S>::quiet_NaN();
-  Guarded<S> o(batch * length * heads * dim, poison), lse(batch * heads * length, poison), delta(batch * heads * length, poison), dq(batch * length * heads * dim, 0), dk(batch * length * kv_heads * dim, 0),
-      dv(batch * length * kv_heads * dim, 0);
-  const kernels::AttentionSizes sizes{.batch = batch, .length = length, .heads = heads, .kv_heads = kv_heads, .dim = dim, .scale = n.scale, .key = {}};
+  Guarded<S> o(batch * length * heads * dim, poison), lse(batch * heads * length, poison),
+      delta(batch * heads * length, poison), dq(batch * length * heads * dim, 0),
+      dk(batch * length * kv_heads * dim, 0), dv(batch * length * kv_heads * dim, 0);
+  const kernels::AttentionSizes sizes{
+      .batch = batch, .length = length, .heads = heads, .kv_heads = kv_heads, .dim = dim, .scale = n.scale, .key = {}};
   std::vector<std::int32_t> all(at(heads));
   std::iota(all.begin(), all.end(), 0);
   const CpuAt<I> cpu;
   bool fresh = true;
   for (const std::int32_t i : plan.tilings_of(0)) {
-    kernels::attention_forward(cpu, sizes, plan.tilings()[at(i)], all.data(), heads, read(q, heads), read(k, kv_heads), read(v, kv_heads), rows(o.data(), heads, dim), lse.data(), fresh);
+    kernels::attention_forward(cpu, sizes, plan.tilings()[at(i)], all.data(), heads, read(q, heads), read(k, kv_heads),
+                               read(v, kv_heads), rows(o.data(), heads, dim), lse.data(), fresh);
     fresh = false;
   }
   Guarded<T> stored(batch * length * heads * pitch, nan);
@@ -789,11 +898,15 @@ void judge_kernels(const PlanSpec& spec, Index dim, double tolerance) {
     for (Index d = 0; d < dim; ++d) stored.data()[r * pitch + d] = T(o.data()[r * dim + d]);
   kernels::attention_delta(cpu, sizes, read(stored, heads), read(d_o, heads), delta.data());
   for (const std::int32_t i : plan.tilings_of(0))
-    kernels::attention_backward(cpu, sizes, plan.tilings()[at(i)], all.data(), heads, read(q, heads), read(k, kv_heads), read(v, kv_heads), read(d_o, heads), static_cast<const S*>(lse.data()),
-                                static_cast<const S*>(delta.data()), rows(dq.data(), heads, dim), rows(dk.data(), kv_heads, dim), rows(dv.data(), kv_heads, dim));
+    kernels::attention_backward(cpu, sizes, plan.tilings()[at(i)], all.data(), heads, read(q, heads), read(k, kv_heads),
+                                read(v, kv_heads), read(d_o, heads), static_cast<const S*>(lse.data()),
+                                static_cast<const S*>(delta.data()), rows(dq.data(), heads, dim),
+                                rows(dk.data(), kv_heads, dim), rows(dv.data(), kv_heads, dim));
   EXPECT_TRUE(q.is_whole() && k.is_whole() && v.is_whole() && d_o.is_whole() && stored.is_whole());
-  EXPECT_TRUE(o.is_whole() && lse.is_whole() && delta.is_whole() && dq.is_whole() && dk.is_whole() && dv.is_whole()) << "a kernel wrote beside its output";
-  const std::string where = std::string(name_of(I)) + ' ' + std::string(name_of(dtype_of<T>)) + ", dim " + std::to_string(dim);
+  EXPECT_TRUE(o.is_whole() && lse.is_whole() && delta.is_whole() && dq.is_whole() && dk.is_whole() && dv.is_whole())
+      << "a kernel wrote beside its output";
+  const std::string where =
+      std::string(name_of(I)) + ' ' + std::string(name_of(dtype_of<T>)) + ", dim " + std::to_string(dim);
   EXPECT_LE(off(want.o, o.values()), tolerance) << where;
   EXPECT_LE(off(slopes.dq, dq.values()), tolerance) << where;
   EXPECT_LE(off(slopes.dk, dk.values()), tolerance) << where;
@@ -807,10 +920,12 @@ void judge_kernels(const PlanSpec& spec, Index dim, double tolerance) {
   EXPECT_LE(off(finite_want, finite_got), tolerance) << where;
 }
 
-template <Isa I>
-void judge_instruction_set() {
-  const PlanSpec specs[] = {spec_of(150, "segment:60+slide:9", "hilbert", Causality::token, DilationMode::all_queries, 2), spec_of(131, "segment:64,dilation=4,offset=3", "hilbert", Causality::token, DilationMode::all_queries, 4),
-                            spec_of(200, "dense", "row", Causality::none, DilationMode::all_queries, 2), spec_of(140, "neighborhood2d:3x9", "hilbert", Causality::curve, DilationMode::all_queries, 2)};
+template <Isa I> void judge_instruction_set() {
+  const PlanSpec specs[] = {
+      spec_of(150, "segment:60+slide:9", "hilbert", Causality::token, DilationMode::all_queries, 2),
+      spec_of(131, "segment:64,dilation=4,offset=3", "hilbert", Causality::token, DilationMode::all_queries, 4),
+      spec_of(200, "dense", "row", Causality::none, DilationMode::all_queries, 2),
+      spec_of(140, "neighborhood2d:3x9", "hilbert", Causality::curve, DilationMode::all_queries, 2)};
   Index turn = 0;
   for (const PlanSpec& spec : specs)
     for (const Index dim : {1, 3, 8, 16, 20, 33, 64, 96, 128}) {
@@ -833,12 +948,13 @@ TEST(AttentionKernels, StayInsideTheirOutputsOnEveryInstructionSet) {
   std::cout << "best instruction set here: " << name_of(active_isa()) << '\n';
 }
 
-// ---- HILT_FORCE_ORDER -------------------------------------------------------------------------------------
+// ---- HILT_FORCE_ORDER ---------------------------------------------------------------------------
 
 TEST_P(Attention, ForcedRowOrder) {
   const Inputs in = random_inputs(1, 64, 1, 1, 4);
   const PlanSpec s = spec_of(64, "segment:8", "hilbert:8x8");
-  const Values along = run(in, make_plan(s), options_of(GetParam())), rows = run(in, make_plan(spec_of(64, "segment:8", "row:8x8")), options_of(GetParam()));
+  const Values along = run(in, make_plan(s), options_of(GetParam())),
+               rows = run(in, make_plan(spec_of(64, "segment:8", "row:8x8")), options_of(GetParam()));
   EXPECT_GT(off(along.o, rows.o), 0.01);
   setenv("HILT_FORCE_ORDER", "row", 1);
   const Values forced = run(in, make_plan(s), options_of(GetParam()));
@@ -847,7 +963,7 @@ TEST_P(Attention, ForcedRowOrder) {
   EXPECT_TRUE(same_bits(run(in, make_plan(s), options_of(GetParam())), along));
 }
 
-// ---- reorder, restore ----------------------------------------------------------------------------------------
+// ---- reorder, restore ---------------------------------------------------------------------------
 
 TEST(Reorder, IsGatherAndRestoreItsInverse) {
   for (const char* text : {"hilbert:5x7", "hilbert:7x5", "morton:5x7", "tiles:5x7/2x3"}) {

@@ -1,12 +1,14 @@
-// Seeded configurations of attention, each judged against the brute force of tests/support/reference.h.
+// Seeded configurations of attention, each judged against the brute force of
+// tests/support/reference.h.
 //
 //   HILT_FUZZ_SEED=n     that one configuration, printed
 //   HILT_TEST_DEVICE=cuda  on a GPU, against the same references; what was drawn in f64 runs in f32
 //   HILT_FUZZ_COUNT=n    so many, from HILT_FUZZ_FIRST (1) on; 20,000 unless told, 1,000 with HILT_TEST_SCALE=small
 //
-// What is judged, for every configuration: the plan against the dense multiplicity table; taped, hybrid and fused forward and
-// backward; lse; hybrid = fused bit for bit; fused bit for bit on another number of threads; that a NaN shows exactly where the
-// formulas put it; that inputs, and the NaNs around them, are neither read nor written. Freed memory is full of NaN.
+// What is judged, for every configuration: the plan against the dense multiplicity table; taped,
+// hybrid and fused forward and backward; lse; hybrid = fused bit for bit; fused bit for bit on
+// another number of threads; that a NaN shows exactly where the formulas put it; that inputs, and
+// the NaNs around them, are neither read nor written. Freed memory is full of NaN.
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -53,7 +55,7 @@ Device device_under_test() {
   return device;
 }
 
-// ---- a configuration ---------------------------------------------------------------------------------
+// ---- a configuration ----------------------------------------------------------------------------
 
 /// SplitMix64: a seed is a configuration, on every platform.
 class Rng {
@@ -69,8 +71,7 @@ class Rng {
   bool chance(int percent) { return below(100) < percent; }
   double uniform() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1p-53; }
   double normal() { return std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()); }
-  template <class T>
-  T pick(std::initializer_list<T> list) {
+  template <class T> T pick(std::initializer_list<T> list) {
     return list.begin()[below(static_cast<Index>(list.size()))];
   }
 
@@ -79,15 +80,30 @@ class Rng {
 };
 
 /// How an operand lies in memory. NaN fills whatever lies between and around its elements.
-enum class Layout : unsigned char { dense, padded_heads, heads_first, every_other_token, every_other_feature, batch_expanded, all_expanded };
-constexpr const char* kLayouts[] = {"dense", "padded_heads", "heads_first", "every_other_token", "every_other_feature", "batch_expanded", "all_expanded"};
+enum class Layout : unsigned char {
+  dense,
+  padded_heads,
+  heads_first,
+  every_other_token,
+  every_other_feature,
+  batch_expanded,
+  all_expanded
+};
+constexpr const char* kLayouts[] = {
+    "dense",          "padded_heads", "heads_first", "every_other_token", "every_other_feature",
+    "batch_expanded", "all_expanded"};
 enum class Alias : unsigned char { none, k_is_v, all_one, packed };
 constexpr const char* kAliases[] = {"none", "k = v", "q = k = v", "packed"};
-enum class Logits : unsigned char { ordinary, wide, shifted };  // wide: +-1e4; shifted: a row's around +1e4 or around -1e4
+enum class Logits : unsigned char {
+  ordinary,
+  wide,
+  shifted
+};  // wide: +-1e4; shifted: a row's around +1e4 or around -1e4
 constexpr const char* kLogits[] = {"ordinary", "+-1e4", "around +1e4 or -1e4"};
 enum class Bad : unsigned char { none, key, query, cotangent };  // which row of it is NaN
 constexpr const char* kBads[] = {"none", "key and value row", "query row", "d_o row"};
-constexpr const char* kKinds[] = {"dense", "segment", "slide", "neighborhood", "window2d", "slide2d", "neighborhood2d", "blocks"};
+constexpr const char* kKinds[] = {"dense",    "segment", "slide",          "neighborhood",
+                                  "window2d", "slide2d", "neighborhood2d", "blocks"};
 constexpr const char* kOrders[] = {"row", "snake", "morton", "tiles", "hilbert"};
 constexpr const char* kScopes[] = {"global", "per_segment", "chunked", "order_only"};
 constexpr const char* kDilationModes[] = {"all_queries", "longnet", "head_groups", "residue"};
@@ -115,13 +131,15 @@ template <class E> const char* name(const char* const* names, E e) { return name
 std::string describe(const Config& c) {
   std::ostringstream s;
   const PlanSpec& p = c.spec;
-  s << "seed " << c.seed << ": B " << c.batch << " L " << p.length << " H " << p.heads << '/' << c.kv_heads << " D " << c.dim << ' '
-    << c.dtype << "; order " << name(kOrders, p.order.kind) << ' ' << name(kScopes, p.order.scope);
+  s << "seed " << c.seed << ": B " << c.batch << " L " << p.length << " H " << p.heads << '/' << c.kv_heads << " D "
+    << c.dim << ' ' << c.dtype << "; order " << name(kOrders, p.order.kind) << ' ' << name(kScopes, p.order.scope);
   if (p.order.scope == Scope::chunked) s << ' ' << p.order.chunk;
-  if (!p.order.folds()) s << " on " << p.order.grid.frames << " x " << p.order.grid.height << " x " << p.order.grid.width;
+  if (!p.order.folds())
+    s << " on " << p.order.grid.frames << " x " << p.order.grid.height << " x " << p.order.grid.width;
   if (p.order.kind == Order::Kind::tiles) s << " tile " << p.order.tile_height << " x " << p.order.tile_width;
   if (p.order.steps == Steps::unit) s << " unit steps";
-  s << "; " << name(kDilationModes, p.dilation_mode) << "; causality " << name(kCausalities, p.causality) << "; pattern";
+  s << "; " << name(kDilationModes, p.dilation_mode) << "; causality " << name(kCausalities, p.causality)
+    << "; pattern";
   for (const Branch& b : p.pattern) {
     s << " [" << name(kKinds, b.kind) << " size " << b.size << " dilation " << b.dilation << " offset ";
     if (b.offset_by_head) s << "head";
@@ -144,13 +162,34 @@ std::string describe(const Config& c) {
   return s.str();
 }
 
-// ---- drawing one ---------------------------------------------------------------------------------------
+// ---- drawing one --------------------------------------------------------------------------------
 
 constexpr Index kTile = Tiling::kTile;
 
 Index draw_size(Rng& r, Index length) {
-  return std::max<Index>(1, r.pick<Index>({1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 64, kTile - 1, kTile, kTile + 1, length - 1, length, length + 1, 2 * length,
-                                           length / 2, (length + 1) / 2, (length + 2) / 3, length / 3 + 1, 1 + r.below(length + 3)}));
+  return std::max<Index>(1, r.pick<Index>({1,
+                                           2,
+                                           3,
+                                           4,
+                                           5,
+                                           7,
+                                           8,
+                                           16,
+                                           31,
+                                           32,
+                                           64,
+                                           kTile - 1,
+                                           kTile,
+                                           kTile + 1,
+                                           length - 1,
+                                           length,
+                                           length + 1,
+                                           2 * length,
+                                           length / 2,
+                                           (length + 1) / 2,
+                                           (length + 2) / 3,
+                                           length / 3 + 1,
+                                           1 + r.below(length + 3)}));
 }
 
 Index odd_at_most(Rng& r, Index limit) { return 1 + 2 * r.below((limit + 1) / 2); }
@@ -168,8 +207,12 @@ Branch draw_branch(Rng& r, Kind kind, Index length, const Grid& grid) {
         else if (r.chance(50)) b.offset = r.chance(50) ? r.below(b.dilation) : r.below(std::min(b.dilation, b.size));
       }
       break;
-    case Kind::slide: b.size = r.pick<Index>({0, 1, 2, 3, 5, 9, kTile - 1, kTile, length - 1, length, 2 * length}); break;
-    case Kind::neighborhood: b.size = std::min(odd_at_most(r, r.chance(60) ? std::min<Index>(length, 9) : length), odd_at_most(r, length)); break;
+    case Kind::slide:
+      b.size = r.pick<Index>({0, 1, 2, 3, 5, 9, kTile - 1, kTile, length - 1, length, 2 * length});
+      break;
+    case Kind::neighborhood:
+      b.size = std::min(odd_at_most(r, r.chance(60) ? std::min<Index>(length, 9) : length), odd_at_most(r, length));
+      break;
     case Kind::window2d:
       b.rows = r.pick<Index>({1, 2, 3, 4, 7, grid.height, grid.height + 1});
       b.columns = r.pick<Index>({1, 2, 3, 4, 7, grid.width, grid.width + 1});
@@ -195,7 +238,8 @@ Branch draw_branch(Rng& r, Kind kind, Index length, const Grid& grid) {
           for (Index i = 0; i < n; ++i)
             for (Index j = 0; j < n; ++j)
               if (r.chance(density)) b.pairs.emplace_back(static_cast<std::int32_t>(i), static_cast<std::int32_t>(j));
-          for (std::size_t i = b.pairs.size(); i > 1; --i) std::swap(b.pairs[i - 1], b.pairs[at(r.below(static_cast<Index>(i)))]);
+          for (std::size_t i = b.pairs.size(); i > 1; --i)
+            std::swap(b.pairs[i - 1], b.pairs[at(r.below(static_cast<Index>(i)))]);
         }
       }
       break;
@@ -214,13 +258,18 @@ double work_of(const Config& c) {
     if (b.kind == Kind::segment) here = std::min(n, static_cast<double>(b.size)) / static_cast<double>(b.dilation) + 1;
     if (b.kind == Kind::slide) here = std::min(n, 2.0 * static_cast<double>(b.size) + 1);
     if (b.kind == Kind::neighborhood) here = static_cast<double>(b.size);
-    if (b.kind == Kind::window2d || b.kind == Kind::neighborhood2d) here = std::min(n, static_cast<double>(b.rows * b.columns));
+    if (b.kind == Kind::window2d || b.kind == Kind::neighborhood2d)
+      here = std::min(n, static_cast<double>(b.rows * b.columns));
     if (b.kind == Kind::slide2d) here = std::min(n, static_cast<double>((2 * b.rows + 1) * (2 * b.columns + 1)));
-    if (b.kind == Kind::blocks) here = std::min(n, static_cast<double>(b.pairs.size()) * static_cast<double>(b.size * b.size) / n + 1);
+    if (b.kind == Kind::blocks)
+      here = std::min(n, static_cast<double>(b.pairs.size()) * static_cast<double>(b.size * b.size) / n + 1);
     keys += std::min(here, n);
   }
-  const bool by_head = p.dilation_mode == DilationMode::head_groups || std::any_of(p.pattern.begin(), p.pattern.end(), [](const Branch& b) { return b.offset_by_head; });
-  return static_cast<double>(c.batch * p.heads * c.dim) * n * keys + 2 * n * n * static_cast<double>(p.pattern.size()) * (by_head ? static_cast<double>(p.heads) : 1);
+  const bool by_head =
+      p.dilation_mode == DilationMode::head_groups ||
+      std::any_of(p.pattern.begin(), p.pattern.end(), [](const Branch& b) { return b.offset_by_head; });
+  return static_cast<double>(c.batch * p.heads * c.dim) * n * keys +
+         2 * n * n * static_cast<double>(p.pattern.size()) * (by_head ? static_cast<double>(p.heads) : 1);
 }
 
 Config draw(Rng& r) {
@@ -228,13 +277,16 @@ Config draw(Rng& r) {
   PlanSpec& p = c.spec;
   Order& order = p.order;
   order.kind = static_cast<Order::Kind>(r.pick({0, 1, 2, 3, 4, 4, 4, 4}));
-  if (order.kind == Order::Kind::tiles) order.tile_height = r.pick<Index>({1, 2, 3, 4, 8}), order.tile_width = r.pick<Index>({1, 2, 3, 4, 16});
+  if (order.kind == Order::Kind::tiles)
+    order.tile_height = r.pick<Index>({1, 2, 3, 4, 8}), order.tile_width = r.pick<Index>({1, 2, 3, 4, 16});
   if (order.kind == Order::Kind::hilbert && r.chance(15)) order.steps = Steps::unit;
 
   // Length, with a grid of its own or folded.
   if (r.chance(40)) {
     if (r.chance(40)) order.grid.width = order.grid.height = r.pick<Index>({1, 2, 4, 8, 8, 16, 16});
-    else order.grid.width = r.pick<Index>({1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 19, 32}), order.grid.height = r.pick<Index>({1, 2, 3, 4, 5, 7, 8, 9, 16, 17});
+    else
+      order.grid.width = r.pick<Index>({1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 19, 32}),
+      order.grid.height = r.pick<Index>({1, 2, 3, 4, 5, 7, 8, 9, 16, 17});
     if (r.chance(10) && (order.kind == Order::Kind::hilbert || order.kind == Order::Kind::row)) {
       order.grid = {r.pick<Index>({1, 2, 3, 4}), r.pick<Index>({2, 3, 4}), r.pick<Index>({2, 3, 4})};
       order.steps = Steps::near;
@@ -244,8 +296,37 @@ Config draw(Rng& r) {
     const Index w = r.pick<Index>({2, 3, 4, 5, 8, 16, 32, 64, kTile});
     p.length = std::max<Index>(1, w * r.pick<Index>({1, 1, 2, 3, 4}) + r.pick<Index>({-1, 0, 1}));
   } else {
-    p.length = r.pick<Index>({1, 1, 2, 3, 5, 7, 11, 13, 16, 17, 23, 29, 31, 37, 41, 53, 61, 64, 67, 97, 101, kTile - 1, kTile, kTile + 1, 131, 191, 2 * kTile - 1,
-                              2 * kTile, 2 * kTile + 1, 277, 3 * kTile + 1});
+    p.length = r.pick<Index>({1,
+                              1,
+                              2,
+                              3,
+                              5,
+                              7,
+                              11,
+                              13,
+                              16,
+                              17,
+                              23,
+                              29,
+                              31,
+                              37,
+                              41,
+                              53,
+                              61,
+                              64,
+                              67,
+                              97,
+                              101,
+                              kTile - 1,
+                              kTile,
+                              kTile + 1,
+                              131,
+                              191,
+                              2 * kTile - 1,
+                              2 * kTile,
+                              2 * kTile + 1,
+                              277,
+                              3 * kTile + 1});
   }
   const Grid grid = ref::grid_of(order, p.length);
 
@@ -260,8 +341,11 @@ Config draw(Rng& r) {
     p.pattern.push_back(draw_branch(r, kind, p.length, grid));
   }
   p.causality = static_cast<Causality>(r.pick({0, 0, 0, 0, 1, 1, 1, 1, 2}));
-  const bool one_segment_size = std::all_of(p.pattern.begin(), p.pattern.end(), [&](const Branch& b) { return b.kind == Kind::segment && b.size == p.pattern[0].size; });
-  order.scope = r.pick({Scope::global, Scope::global, Scope::global, Scope::chunked, Scope::order_only, Scope::per_segment});
+  const bool one_segment_size = std::all_of(p.pattern.begin(), p.pattern.end(), [&](const Branch& b) {
+    return b.kind == Kind::segment && b.size == p.pattern[0].size;
+  });
+  order.scope =
+      r.pick({Scope::global, Scope::global, Scope::global, Scope::chunked, Scope::order_only, Scope::per_segment});
   if (order.scope == Scope::per_segment && !one_segment_size) order.scope = Scope::global;
   if (order.scope == Scope::order_only && p.causality == Causality::curve) p.causality = Causality::token;
   if (order.scope == Scope::chunked) order.chunk = draw_size(r, p.length);
@@ -269,8 +353,8 @@ Config draw(Rng& r) {
   p.heads = r.pick<Index>({1, 1, 1, 2, 3, 4, 5, 7});
   if (p.dilation_mode == DilationMode::head_groups) p.heads = std::max(p.heads, branches);
   c.kv_heads = p.heads;
-  if (r.chance(40))
-    do c.kv_heads = 1 + r.below(p.heads);
+  if (r.chance(40)) do
+      c.kv_heads = 1 + r.below(p.heads);
     while (p.heads % c.kv_heads != 0);
   c.batch = r.pick<Index>({0, 1, 1, 1, 1, 1, 2, 3, 3});
   c.dim = r.pick<Index>({1, 3, 8, 16, 20, 64, 96, 128, 2, 5});
@@ -279,7 +363,8 @@ Config draw(Rng& r) {
   for (Layout& l : c.layout)
     if (r.chance(45)) l = static_cast<Layout>(r.below(7));
   for (std::size_t i = 0; i < 3; ++i)
-    if (c.layout[i] == Layout::all_expanded) c.layout[i] = Layout::batch_expanded;  // equal rows teach little; d_o of a sum is one
+    if (c.layout[i] == Layout::all_expanded)
+      c.layout[i] = Layout::batch_expanded;  // equal rows teach little; d_o of a sum is one
   if (r.chance(20)) c.alias = static_cast<Alias>(1 + r.below(3));
   if (c.alias == Alias::all_one || c.alias == Alias::packed) c.kv_heads = p.heads;
   if (r.chance(16)) c.logits = r.pick({Logits::wide, Logits::shifted});
@@ -292,7 +377,8 @@ Config draw(Rng& r) {
 
 Config generate(std::uint64_t seed) {
   Rng r(seed);
-  // Most are small; one in eleven is about as long as a tile or several, whatever else it must do without.
+  // Most are small; one in eleven is about as long as a tile or several, whatever else it must do
+  // without.
   const bool is_long = r.chance(9);
   const double budget = is_long ? 1.5e6 : r.pick({3e4, 3e4, 6e4, 6e4, 6e4, 1e5, 1e5, 1e5, 2e5, 1e6});
   Config c;
@@ -303,7 +389,7 @@ Config generate(std::uint64_t seed) {
   return c;
 }
 
-// ---- operands --------------------------------------------------------------------------------------------
+// ---- operands -----------------------------------------------------------------------------------
 
 double rounded(DType type, double x) {
   switch (type) {
@@ -314,7 +400,8 @@ double rounded(DType type, double x) {
   }
 }
 
-/// Memory of ours under a tensor, with NaN around the elements and a copy to compare with afterwards.
+/// Memory of ours under a tensor, with NaN around the elements and a copy to compare with
+/// afterwards.
 struct Operand {
   Tensor tensor;
   std::shared_ptr<std::vector<std::byte>> memory;
@@ -327,8 +414,7 @@ struct Operand {
   }
 };
 
-template <class T>
-void write(std::byte* to, double x) {
+template <class T> void write(std::byte* to, double x) {
   T value;
   if constexpr (sizeof(T) == 2) value = T(static_cast<float>(x));
   else value = static_cast<T>(x);
@@ -361,7 +447,8 @@ Operand place(const std::vector<double>& values, const Shape& shape, DType dtype
   const Index extent = kGuard + step * 2 + kGuard, offset = kGuard + (layout == Layout::dense ? 0 : 1);
   const std::size_t size = size_of(dtype);
   Operand out;
-  out.memory = std::make_shared<std::vector<std::byte>>(at(extent) * size, std::byte{0xff});  // a NaN in every float type
+  out.memory =
+      std::make_shared<std::vector<std::byte>>(at(extent) * size, std::byte{0xff});  // a NaN in every float type
   std::byte* const base = out.memory->data() + at(offset) * size;
   std::array<Index, 6> i{};
   for (const double x : values) {
@@ -386,15 +473,17 @@ Operand place(const std::vector<double>& values, const Shape& shape, DType dtype
   return out;
 }
 
-/// Tensors of these sizes, full of NaN, given back to the pool: the next ones of such a size start from that.
+/// Tensors of these sizes, full of NaN, given back to the pool: the next ones of such a size start
+/// from that.
 void poison_pool(std::initializer_list<Index> elements) {
   std::vector<Tensor> dirty;
   for (const Index n : elements)
     for (const DType type : {DType::f64, DType::f32, DType::f16})
-      for (int copies = 0; copies < 2; ++copies) dirty.push_back(full({n}, std::numeric_limits<double>::quiet_NaN(), type, device_under_test()));
+      for (int copies = 0; copies < 2; ++copies)
+        dirty.push_back(full({n}, std::numeric_limits<double>::quiet_NaN(), type, device_under_test()));
 }
 
-// ---- the judge ---------------------------------------------------------------------------------------------
+// ---- the judge ----------------------------------------------------------------------------------
 
 /// The worst of something, and where.
 struct Worst {
@@ -408,7 +497,7 @@ struct Worst {
 
 struct Report {
   std::map<std::string, Index> count;
-  std::map<std::string, Worst> worst;  // error as a share of what is allowed, by dtype, mode and tensor
+  std::map<std::string, Worst> worst;     // error as a share of what is allowed, by dtype, mode and tensor
   std::map<std::string, Worst> relative;  // f64: error relative to the tensor's scale
   std::map<std::string, double> seconds;
   void add(const Report& other) {
@@ -424,8 +513,7 @@ struct Failure {
   std::string what, details;
 };
 
-template <class... Parts>
-[[noreturn]] void wrong(const std::string& what, const Parts&... parts) {
+template <class... Parts> [[noreturn]] void wrong(const std::string& what, const Parts&... parts) {
   std::ostringstream s;
   (s << ... << parts);
   throw Failure{what, s.str()};
@@ -449,8 +537,9 @@ struct Values {
 
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) {
-    return (std::isnan(x) && std::isnan(y)) || std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
-  });
+           return (std::isnan(x) && std::isnan(y)) ||
+                  std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
+         });
 }
 
 std::vector<double> sum_of(std::vector<double> a, const std::vector<double>& b, DType type) {
@@ -462,7 +551,8 @@ std::vector<double> sum_of(std::vector<double> a, const std::vector<double>& b, 
 std::vector<double> packed_of(const Values& g, Index rows, Index width) {
   std::vector<double> out;
   for (Index i = 0; i < rows; ++i)
-    for (const auto* x : {&g.dq, &g.dk, &g.dv}) out.insert(out.end(), x->begin() + i * width, x->begin() + (i + 1) * width);
+    for (const auto* x : {&g.dq, &g.dk, &g.dv})
+      out.insert(out.end(), x->begin() + i * width, x->begin() + (i + 1) * width);
   return out;
 }
 
@@ -471,13 +561,15 @@ void fold_aliases(Values& g, const Config& c, DType type) {
   if (g.dq.empty()) return;  // batch 0, or no naive values
   if (c.alias == Alias::k_is_v) g.dk = sum_of(g.dk, g.dv, type), g.dv.clear();
   if (c.alias == Alias::all_one) g.dq = sum_of(sum_of(g.dq, g.dk, type), g.dv, type), g.dk.clear(), g.dv.clear();
-  if (c.alias == Alias::packed) g.dq = packed_of(g, c.batch * c.spec.length, c.spec.heads * c.dim), g.dk.clear(), g.dv.clear();
+  if (c.alias == Alias::packed)
+    g.dq = packed_of(g, c.batch * c.spec.length, c.spec.heads * c.dim), g.dk.clear(), g.dv.clear();
 }
 
-/// What rounding alone may cost, by SEMANTICS.md's formulas: every term of a sum carries the relative errors of its factors.
-/// A score is D products, added, scaled, less a maximum or an lse: its absolute error is the relative error of its
-/// exponential. Sums of n terms err like sqrt(n); twice that is allowed. 16-bit storage: the output, and P, dS and O on the
-/// way; an op-by-op mode also stores the scores.
+/// What rounding alone may cost, by SEMANTICS.md's formulas: every term of a sum carries the
+/// relative errors of its factors. A score is D products, added, scaled, less a maximum or an lse:
+/// its absolute error is the relative error of its exponential. Sums of n terms err like sqrt(n);
+/// twice that is allowed. 16-bit storage: the output, and P, dS and O on the way; an op-by-op mode
+/// also stores the scores.
 struct Floors {
   double o, dq, dk, dv, lse;
 };
@@ -489,8 +581,9 @@ Floors floors(const Config& c, const ref::Magnitudes& a, bool op_by_op) {
   const double score = u * (2 * root(c.dim) + 4) * a.score + u * a.lse;
   const double p = 2 * score + u * (8 + 2 * root(a.keys)) + (op_by_op ? 2 * s * a.score : 0);
   const double slope = 2 * p + u * (8 + 4 * root(c.dim)) + 3 * s;
-  return {a.o * (p + u * (2 + 2 * root(a.keys)) + 2 * s) + tiny, a.dq * (slope + u * 2 * root(a.keys)) + tiny, a.dk * (slope + u * 2 * root(a.queries)) + tiny,
-          a.dv * (p + u * (2 + 2 * root(a.queries)) + 2 * s) + tiny, score + u * (8 + 2 * root(a.keys)) + 2 * u * a.lse};
+  return {a.o * (p + u * (2 + 2 * root(a.keys)) + 2 * s) + tiny, a.dq * (slope + u * 2 * root(a.keys)) + tiny,
+          a.dk * (slope + u * 2 * root(a.queries)) + tiny, a.dv * (p + u * (2 + 2 * root(a.queries)) + 2 * s) + tiny,
+          score + u * (8 + 2 * root(a.keys)) + 2 * u * a.lse};
 }
 
 struct Case {
@@ -517,7 +610,8 @@ struct Case {
 
   Values run(Backward mode) const {
     const PlanSpec& p = c.spec;
-    poison_pool({c.batch * p.length * p.heads * c.dim, c.batch * p.length * c.kv_heads * c.dim, c.batch * p.heads * p.length});
+    poison_pool(
+        {c.batch * p.length * p.heads * c.dim, c.batch * p.length * c.kv_heads * c.dim, c.batch * p.heads * p.length});
     AttentionOptions how = options;
     how.backward = mode;
     Tape tape;
@@ -536,7 +630,8 @@ struct Case {
         continue;
       }
       if (!g.has(x)) wrong("no gradient", "of input ", i);
-      if (g[x].shape() != x.shape() || g[x].dtype() != x.dtype()) wrong("shape", "gradient ", i, " is ", g[x].shape(), ' ', g[x].dtype());
+      if (g[x].shape() != x.shape() || g[x].dtype() != x.dtype())
+        wrong("shape", "gradient ", i, " is ", g[x].shape(), ' ', g[x].dtype());
       *into[i] = g[x].to_vector();
     }
     for (const Operand& x : inputs)
@@ -545,20 +640,25 @@ struct Case {
     return out;
   }
 
-  /// |got - want| at most what is allowed, NaN exactly where it belongs. allowed < 0: the f64 rule, of scale.
-  void compare(const std::string& which, const std::vector<double>& got, const std::vector<double>& want, double allowed, double scale) const {
+  /// |got - want| at most what is allowed, NaN exactly where it belongs. allowed < 0: the f64 rule,
+  /// of scale.
+  void compare(const std::string& which, const std::vector<double>& got, const std::vector<double>& want,
+               double allowed, double scale) const {
     if (got.size() != want.size()) wrong("size", which, ": ", got.size(), " of ", want.size());
     double worst = 0;
     std::size_t where = 0;
     for (std::size_t i = 0; i < got.size(); ++i) {
-      if (std::isnan(want[i]) != std::isnan(got[i])) wrong("NaN", which, '[', i, "] is ", got[i], ", reference ", want[i]);
+      if (std::isnan(want[i]) != std::isnan(got[i]))
+        wrong("NaN", which, '[', i, "] is ", got[i], ", reference ", want[i]);
       if (got[i] == want[i] || std::isnan(want[i])) continue;  // the infinities too
       const double error = std::abs(got[i] - want[i]);
       if (!(error <= worst)) worst = error, where = i;
     }
     if (c.dtype == DType::f64 && scale > 0) report.relative[which].see(worst / scale, c.seed);
     if (worst > 0) report.worst[which].see(allowed > 0 ? worst / allowed : 1e300, c.seed);
-    if (worst > allowed) wrong("values", which, '[', where, "] is ", std::setprecision(17), got[where], ", reference ", want[where], "; error ", std::setprecision(3), worst, " of ", allowed, " allowed");
+    if (worst > allowed)
+      wrong("values", which, '[', where, "] is ", std::setprecision(17), got[where], ", reference ", want[where],
+            "; error ", std::setprecision(3), worst, " of ", allowed, " allowed");
   }
 };
 
@@ -613,18 +713,22 @@ void judge(const Config& c, Report& report) {
   const double scale = c.scale.value_or(1 / std::sqrt(static_cast<double>(c.dim)));
   const double size = scale == 0 ? 1 : std::abs(scale) * std::sqrt(static_cast<double>(c.dim));
   const double sigma = std::sqrt((c.logits == Logits::wide ? 4e3 : 1.5) / size);
-  ref::Inputs<double> in{values_of(r, c, p.heads, sigma, c.layout[0]), values_of(r, c, c.kv_heads, sigma, c.layout[1]), values_of(r, c, c.kv_heads, 1, c.layout[2])};
+  ref::Inputs<double> in{values_of(r, c, p.heads, sigma, c.layout[0]), values_of(r, c, c.kv_heads, sigma, c.layout[1]),
+                         values_of(r, c, c.kv_heads, 1, c.layout[2])};
   std::vector<double> d_o = values_of(r, c, p.heads, 1, c.layout[3]);
-  const bool expanded = std::any_of(c.layout.begin(), c.layout.end(), [](Layout l) { return l == Layout::batch_expanded; });
+  const bool expanded =
+      std::any_of(c.layout.begin(), c.layout.end(), [](Layout l) { return l == Layout::batch_expanded; });
   if (c.logits == Logits::shifted && scale != 0) {
     const double shift = std::sqrt(1e4 / std::abs(scale));
-    for (std::size_t i = 0; i < in.q.size(); i += at(c.dim)) in.q[i] = rounded(c.dtype, (expanded || r.chance(50) ? shift : -shift));
+    for (std::size_t i = 0; i < in.q.size(); i += at(c.dim))
+      in.q[i] = rounded(c.dtype, (expanded || r.chance(50) ? shift : -shift));
     for (std::size_t i = 0; i < in.k.size(); i += at(c.dim)) in.k[i] = rounded(c.dtype, shift);
   }
   if (c.bad != Bad::none && c.batch > 0) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     const Index b = expanded ? 0 : r.below(c.batch), last = expanded ? c.batch : b + 1;
-    // The key that fewest queries see: the others must not notice. One that nobody sees may even be infinite.
+    // The key that fewest queries see: the others must not notice. One that nobody sees may even be
+    // infinite.
     Index row = r.below(p.length), fewest = std::numeric_limits<Index>::max();
     if (c.bad == Bad::key)
       for (Index i = 0, u = row; i < p.length; ++i, u = (u + 1) % p.length) {
@@ -633,9 +737,11 @@ void judge(const Config& c, Report& report) {
           for (Index t = 0; t < p.length; ++t) seen += set.times(h, t, u);
         if (seen < fewest) fewest = seen, row = u;
       }
-    const double value = fewest == 0 && c.alias != Alias::all_one && r.chance(50) ? std::numeric_limits<double>::infinity() : nan;
+    const double value =
+        fewest == 0 && c.alias != Alias::all_one && r.chance(50) ? std::numeric_limits<double>::infinity() : nan;
     const auto spoil = [&](std::vector<double>& x, Index heads) {
-      for (Index batch = b; batch < last; ++batch) std::fill_n(x.begin() + (batch * p.length + row) * heads * c.dim, heads * c.dim, value);
+      for (Index batch = b; batch < last; ++batch)
+        std::fill_n(x.begin() + (batch * p.length + row) * heads * c.dim, heads * c.dim, value);
     };
     if (c.bad == Bad::key) spoil(in.k, c.kv_heads), spoil(in.v, c.kv_heads);
     if (c.bad == Bad::query) spoil(in.q, p.heads);
@@ -649,7 +755,8 @@ void judge(const Config& c, Report& report) {
   Case test{c, report, {}, place(d_o, q_shape, c.dtype, c.layout[3]), plan, {}};
   if (c.alias == Alias::packed) {
     const Layout layout = c.layout[0] == Layout::batch_expanded ? Layout::dense : c.layout[0];
-    test.inputs.push_back(place(packed_of({{}, in.q, in.k, in.v}, c.batch * p.length, p.heads * c.dim), {c.batch, p.length, 3, p.heads, c.dim}, c.dtype, layout));
+    test.inputs.push_back(place(packed_of({{}, in.q, in.k, in.v}, c.batch * p.length, p.heads * c.dim),
+                                {c.batch, p.length, 3, p.heads, c.dim}, c.dtype, layout));
   } else {
     test.inputs.push_back(place(in.q, q_shape, c.dtype, c.layout[0]));
     if (c.alias != Alias::all_one) test.inputs.push_back(place(in.k, k_shape, c.dtype, c.layout[1]));
@@ -660,7 +767,8 @@ void judge(const Config& c, Report& report) {
   if (c.dropout > 0) test.options.key = RandomKey{c.seed, c.seed << 32 | 7};
 
   // The reference, in f64 and naively in the type itself.
-  const ref::Sizes sizes{c.batch, p.length, p.heads, c.kv_heads, c.dim, scale, c.dropout, test.options.key.value_or(RandomKey{})};
+  const ref::Sizes sizes{c.batch, p.length, p.heads,   c.kv_heads,
+                         c.dim,   scale,    c.dropout, test.options.key.value_or(RandomKey{})};
   Values want, naive;
   std::vector<double> lse;
   ref::Magnitudes magnitude;
@@ -671,15 +779,19 @@ void judge(const Config& c, Report& report) {
     lse = out.lse;
     magnitude = ref::magnitudes(sizes, set, in, d_o);
     if (c.dtype == DType::f64 && c.bad == Bad::none && c.alias == Alias::none && c.batch > 0 && r.chance(25)) {
-      const ref::Inputs<double> along{values_of(r, c, p.heads, 1, Layout::dense, false), values_of(r, c, c.kv_heads, 1, Layout::dense, false), values_of(r, c, c.kv_heads, 1, Layout::dense, false)};
+      const ref::Inputs<double> along{values_of(r, c, p.heads, 1, Layout::dense, false),
+                                      values_of(r, c, c.kv_heads, 1, Layout::dense, false),
+                                      values_of(r, c, c.kv_heads, 1, Layout::dense, false)};
       const double by_dual = ref::slope_along(sizes, set, in, along, d_o);
       double by_formula = 0, terms = 1e-30;
       const auto add = [&](const std::vector<double>& g, const std::vector<double>& x, double bound) {
         for (std::size_t i = 0; i < g.size(); ++i) by_formula += g[i] * x[i], terms += bound * std::abs(x[i]);
       };
-      add(slopes.dq, along.q, magnitude.dq), add(slopes.dk, along.k, magnitude.dk), add(slopes.dv, along.v, magnitude.dv);
+      add(slopes.dq, along.q, magnitude.dq), add(slopes.dk, along.k, magnitude.dk),
+          add(slopes.dv, along.v, magnitude.dv);
       report.relative["reference: formulas against dual numbers"].see(std::abs(by_dual - by_formula) / terms, c.seed);
-      if (!(std::abs(by_dual - by_formula) <= 1e-11 * terms)) wrong("dual", by_dual, " by dual numbers, ", by_formula, " by the formulas");
+      if (!(std::abs(by_dual - by_formula) <= 1e-11 * terms))
+        wrong("dual", by_dual, " by dual numbers, ", by_formula, " by the formulas");
       tally("dual-number checks");
     }
     want = {std::move(out.o), std::move(slopes.dq), std::move(slopes.dk), std::move(slopes.dv)};
@@ -691,7 +803,8 @@ void judge(const Config& c, Report& report) {
       if (c.dtype == DType::f16) store = [](float x) { return static_cast<float>(f16(x)); };
       const ref::Inputs<float> in32{narrow(in.q), narrow(in.k), narrow(in.v)};
       const auto slopes32 = ref::attention_gradients<float>(sizes, set, in32, narrow(d_o), store);
-      naive = {wide(ref::attention<float>(sizes, set, in32, store).o), wide(slopes32.dq), wide(slopes32.dk), wide(slopes32.dv)};
+      naive = {wide(ref::attention<float>(sizes, set, in32, store).o), wide(slopes32.dq), wide(slopes32.dk),
+               wide(slopes32.dv)};
     }
   }
   fold_aliases(want, c, DType::f64);
@@ -709,17 +822,22 @@ void judge(const Config& c, Report& report) {
   for (std::size_t mode = 0; mode < 3; ++mode) {
     const Floors floor = floors(c, magnitude, mode == 0);
     const std::string prefix = std::string(name_of(c.dtype)) + ' ' + kModes[mode] + ' ';
-    const auto one = [&](const char* which, const std::vector<double>& g, const std::vector<double>& w, const std::vector<double>& n, double magnitude_of, double floor_of) {
+    const auto one = [&](const char* which, const std::vector<double>& g, const std::vector<double>& w,
+                         const std::vector<double>& n, double magnitude_of, double floor_of) {
       if (g.empty() && !w.empty()) return;  // not watched
-      test.compare(prefix + which, g, w, c.dtype == DType::f64 ? 1e-10 * magnitude_of : 2 * largest_error(n, w) + floor_of, magnitude_of);
+      test.compare(prefix + which, g, w,
+                   c.dtype == DType::f64 ? 1e-10 * magnitude_of : 2 * largest_error(n, w) + floor_of, magnitude_of);
     };
     const ref::Magnitudes& a = magnitude;
     one("o", got[mode].o, want.o, naive.o, a.o, floor.o);
-    // Taped multiplies masked zeros with every row of d_o of a group: there a NaN spreads, as the README says.
+    // Taped multiplies masked zeros with every row of d_o of a group: there a NaN spreads, as the
+    // README says.
     if (c.bad == Bad::cotangent && mode == 0) continue;
     const bool whole = c.alias == Alias::all_one || c.alias == Alias::packed;
-    one("dq", got[mode].dq, want.dq, naive.dq, whole ? a.dq + a.dk + a.dv : a.dq, whole ? floor.dq + floor.dk + floor.dv : floor.dq);
-    one("dk", got[mode].dk, want.dk, naive.dk, c.alias == Alias::k_is_v ? a.dk + a.dv : a.dk, c.alias == Alias::k_is_v ? floor.dk + floor.dv : floor.dk);
+    one("dq", got[mode].dq, want.dq, naive.dq, whole ? a.dq + a.dk + a.dv : a.dq,
+        whole ? floor.dq + floor.dk + floor.dv : floor.dq);
+    one("dk", got[mode].dk, want.dk, naive.dk, c.alias == Alias::k_is_v ? a.dk + a.dv : a.dk,
+        c.alias == Alias::k_is_v ? floor.dk + floor.dv : floor.dk);
     one("dv", got[mode].dv, want.dv, naive.dv, a.dv, floor.dv);
   }
   if (!same_bits(got[1].o, got[2].o)) wrong("bits", "o of hybrid and fused differ");
@@ -727,7 +845,8 @@ void judge(const Config& c, Report& report) {
     const Clock clock(report, "fused again");
     set_thread_count(static_cast<int>(1 + r.below(4)));
     const Values again = test.run(Backward::fused);
-    if (!same_bits(again.o, got[2].o) || !same_bits(again.dq, got[2].dq) || !same_bits(again.dk, got[2].dk) || !same_bits(again.dv, got[2].dv))
+    if (!same_bits(again.o, got[2].o) || !same_bits(again.dq, got[2].dq) || !same_bits(again.dk, got[2].dk) ||
+        !same_bits(again.dv, got[2].dv))
       wrong("bits", "a second fused run differs");
   }
   if (c.alias != Alias::packed) {
@@ -735,9 +854,11 @@ void judge(const Config& c, Report& report) {
     const AttentionResult result = attention_with_lse(q, k, v, plan, test.options);
     if (!same_bits(result.o.to_vector(), got[2].o)) wrong("bits", "o of attention_with_lse and fused differ");
     if (result.lse.shape() != Shape{c.batch, p.heads, p.length}) wrong("shape", "lse is ", result.lse.shape());
-    if (result.lse.dtype() != (c.dtype == DType::f64 ? DType::f64 : DType::f32)) wrong("type", "lse is ", result.lse.dtype());
+    if (result.lse.dtype() != (c.dtype == DType::f64 ? DType::f64 : DType::f32))
+      wrong("type", "lse is ", result.lse.dtype());
     const double log_scale = 1 + magnitude.score + magnitude.lse;
-    test.compare(std::string(name_of(c.dtype)) + " lse", result.lse.to_vector(), lse, c.dtype == DType::f64 ? 1e-10 * log_scale : floors(c, magnitude, false).lse + 0x1p-24, log_scale);
+    test.compare(std::string(name_of(c.dtype)) + " lse", result.lse.to_vector(), lse,
+                 c.dtype == DType::f64 ? 1e-10 * log_scale : floors(c, magnitude, false).lse + 0x1p-24, log_scale);
   }
 
   // What was covered.
@@ -757,7 +878,8 @@ void judge(const Config& c, Report& report) {
   if (c.alias != Alias::none) tally(std::string("alias ") + name(kAliases, c.alias));
   if (c.logits != Logits::ordinary) tally(std::string("logits ") + name(kLogits, c.logits));
   if (c.bad != Bad::none) tally(std::string("NaN: ") + name(kBads, c.bad));
-  if (std::any_of(c.layout.begin(), c.layout.end(), [](Layout l) { return l != Layout::dense; })) tally("strided operands");
+  if (std::any_of(c.layout.begin(), c.layout.end(), [](Layout l) { return l != Layout::dense; }))
+    tally("strided operands");
   if (pi.independent) tally("order from the second implementation");
 }
 
@@ -766,18 +888,14 @@ std::optional<Failure> outcome(const Config& c, Report& report) {
   try {
     judge(c, report);
     return std::nullopt;
-  } catch (const Failure& f) {
-    return f;
-  } catch (const Error& e) {
+  } catch (const Failure& f) { return f; } catch (const Error& e) {
     std::string kind = std::string("error: ") + e.what();  // of one kind whatever the numbers in it
     std::erase_if(kind, [](char ch) { return ch >= '0' && ch <= '9'; });
     return Failure{kind.substr(0, 48), e.what()};
-  } catch (const std::exception& e) {
-    return Failure{"exception", e.what()};
-  }
+  } catch (const std::exception& e) { return Failure{"exception", e.what()}; }
 }
 
-// ---- shrinking ---------------------------------------------------------------------------------------------
+// ---- shrinking ----------------------------------------------------------------------------------
 
 /// Smaller neighbours of a configuration, the boldest cuts first.
 std::vector<Config> smaller(const Config& c) {
@@ -798,7 +916,8 @@ std::vector<Config> smaller(const Config& c) {
       }
       b.offset = std::min(b.offset, b.dilation - 1);
     }
-    if (p.dilation_mode == DilationMode::head_groups && p.heads < std::ssize(p.pattern)) p.heads = s.kv_heads = std::ssize(p.pattern);
+    if (p.dilation_mode == DilationMode::head_groups && p.heads < std::ssize(p.pattern))
+      p.heads = s.kv_heads = std::ssize(p.pattern);
     if (s.alias == Alias::all_one || s.alias == Alias::packed) s.kv_heads = p.heads;
     list.push_back(std::move(s));
   };
@@ -821,25 +940,34 @@ std::vector<Config> smaller(const Config& c) {
     propose([](Config& s) { s.dim -= 1; });
   }
   if (p.pattern.size() > 1)
-    for (std::size_t i = 0; i < p.pattern.size(); ++i) propose([i](Config& s) { s.spec.pattern.erase(s.spec.pattern.begin() + static_cast<std::ptrdiff_t>(i)); });
+    for (std::size_t i = 0; i < p.pattern.size(); ++i)
+      propose([i](Config& s) { s.spec.pattern.erase(s.spec.pattern.begin() + static_cast<std::ptrdiff_t>(i)); });
   for (std::size_t i = 0; i < p.pattern.size(); ++i) {
     const Branch& b = p.pattern[i];
     if (b.kind != Kind::dense) propose([i](Config& s) { s.spec.pattern[i] = Branch{}; });
     if (b.dilation > 1) {
-      propose([i](Config& s) { s.spec.pattern[i].dilation = 1, s.spec.pattern[i].offset = 0, s.spec.pattern[i].offset_by_head = false; });
+      propose([i](Config& s) {
+        s.spec.pattern[i].dilation = 1, s.spec.pattern[i].offset = 0, s.spec.pattern[i].offset_by_head = false;
+      });
       propose([i](Config& s) { s.spec.pattern[i].dilation = (s.spec.pattern[i].dilation + 1) / 2; });
     }
-    if (b.offset > 0 || b.offset_by_head) propose([i](Config& s) { s.spec.pattern[i].offset = 0, s.spec.pattern[i].offset_by_head = false; });
+    if (b.offset > 0 || b.offset_by_head)
+      propose([i](Config& s) { s.spec.pattern[i].offset = 0, s.spec.pattern[i].offset_by_head = false; });
     if (b.kind == Kind::segment && b.size > 1) propose([i](Config& s) { s.spec.pattern[i].size /= 2; });
     if (b.kind == Kind::slide && b.size > 0) propose([i](Config& s) { s.spec.pattern[i].size /= 2; });
     if (b.kind == Kind::blocks && b.pairs.size() > 1) {
       propose([i](Config& s) { s.spec.pattern[i].pairs.resize(s.spec.pattern[i].pairs.size() / 2); });
-      propose([i](Config& s) { auto& x = s.spec.pattern[i].pairs; x.erase(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2)); });
+      propose([i](Config& s) {
+        auto& x = s.spec.pattern[i].pairs;
+        x.erase(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2));
+      });
     }
   }
   if (p.causality != Causality::none) propose([](Config& s) { s.spec.causality = Causality::none; });
-  if (p.dilation_mode != DilationMode::all_queries) propose([](Config& s) { s.spec.dilation_mode = DilationMode::all_queries; });
-  if (p.order.scope != Scope::global) propose([](Config& s) { s.spec.order.scope = Scope::global, s.spec.order.chunk = 0; });
+  if (p.dilation_mode != DilationMode::all_queries)
+    propose([](Config& s) { s.spec.dilation_mode = DilationMode::all_queries; });
+  if (p.order.scope != Scope::global)
+    propose([](Config& s) { s.spec.order.scope = Scope::global, s.spec.order.chunk = 0; });
   if (p.order != Order{}) propose([](Config& s) { s.spec.order = Order{}; });
   if (!p.order.folds()) propose([](Config& s) { s.spec.order.grid = {}, s.spec.order.steps = Steps::near; });
   for (std::size_t i = 0; i < 4; ++i)
@@ -926,7 +1054,8 @@ TEST(AttentionFuzz, AgreesWithTheDefinitions) {
     std::cout << "\n  the first: " << list[0].second << '\n';
     const Config c = generate(list[0].first);
     const auto [least, why] = shrunk(c, {what, list[0].second});
-    ADD_FAILURE() << what << ": " << list.size() << " configurations; HILT_FUZZ_SEED=" << list[0].first << " replays one\n  drawn:    " << describe(c) << "\n  smallest: " << describe(least) << "\n  "
+    ADD_FAILURE() << what << ": " << list.size() << " configurations; HILT_FUZZ_SEED=" << list[0].first
+                  << " replays one\n  drawn:    " << describe(c) << "\n  smallest: " << describe(least) << "\n  "
                   << why.what << ": " << why.details;
   }
   std::cout << count << " configurations, " << failed << " failed, in " << std::setprecision(3) << seconds << " s\n";
@@ -934,17 +1063,35 @@ TEST(AttentionFuzz, AgreesWithTheDefinitions) {
   std::cout << "  seconds on all threads:";
   for (const auto& [what, s] : total.seconds) std::cout << "  " << what << ' ' << s;
   std::cout << "\n  worst error over what is allowed (f64: 1e-10 of the tensor's scale; else 2 x naive + floor):\n";
-  for (const auto& [what, w] : total.worst) std::cout << "    " << std::setw(10) << w.value << "  " << what << "  (seed " << w.seed << ")\n";
+  for (const auto& [what, w] : total.worst)
+    std::cout << "    " << std::setw(10) << w.value << "  " << what << "  (seed " << w.seed << ")\n";
   std::cout << "  worst error relative to the scale:\n";
-  for (const auto& [what, w] : total.relative) std::cout << "    " << std::setw(10) << w.value << "  " << what << "  (seed " << w.seed << ")\n";
+  for (const auto& [what, w] : total.relative)
+    std::cout << "    " << std::setw(10) << w.value << "  " << what << "  (seed " << w.seed << ")\n";
   if (count >= 1000) {
-    for (const char* what : {"rows without keys", "several branches", "longer than a tile", "grouped heads", "batch 0", "dropout", "alias packed", "alias q = k = v", "alias k = v",
-                             "NaN in a key masked somewhere", "NaN or Inf in a key masked everywhere", "NaN: query row", "NaN: d_o row", "logits +-1e4", "logits around +1e4 or -1e4",
-                             "strided operands", "causality curve", "dilation mode residue", "dilation mode longnet", "dilation mode head_groups", "not all inputs watched"})
+    for (const char* what : {"rows without keys",
+                             "several branches",
+                             "longer than a tile",
+                             "grouped heads",
+                             "batch 0",
+                             "dropout",
+                             "alias packed",
+                             "alias q = k = v",
+                             "alias k = v",
+                             "NaN in a key masked somewhere",
+                             "NaN or Inf in a key masked everywhere",
+                             "NaN: query row",
+                             "NaN: d_o row",
+                             "logits +-1e4",
+                             "logits around +1e4 or -1e4",
+                             "strided operands",
+                             "causality curve",
+                             "dilation mode residue",
+                             "dilation mode longnet",
+                             "dilation mode head_groups",
+                             "not all inputs watched"})
       EXPECT_GT(total.count[what], 0) << "never drawn: " << what;
-    if (device_under_test().is_cpu()) {
-      EXPECT_GT(total.count["dual-number checks"], 0);
-    }
+    if (device_under_test().is_cpu()) { EXPECT_GT(total.count["dual-number checks"], 0); }
   }
   set_thread_count(before);
   mallopt(M_PERTURB, 0);

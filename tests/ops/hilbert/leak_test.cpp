@@ -1,5 +1,6 @@
-// SEMANTICS.md section 4, for every causal configuration: what a token says reaches no earlier output, bit for bit, and a loss
-// on earlier outputs sends exactly nothing to later keys and values.
+// SEMANTICS.md section 4, for every causal configuration: what a token says reaches no earlier
+// output, bit for bit, and a loss on earlier outputs sends exactly nothing to later keys and
+// values.
 
 #include <gtest/gtest.h>
 
@@ -52,31 +53,39 @@ struct Count {
 void judge(const PlanSpec& spec, DType dtype, const std::string& where, Count& count) {
   const PlanPtr plan = make_plan(spec);
   const Index length = spec.length;
-  const Permutation order = build_permutation(spec.order.scope == Order::Scope::per_segment ? with_segment(spec.order, spec.pattern[0].size) : spec.order, length);
-  const auto rank = [&](Index t) { return spec.causality == Causality::curve ? Index{order.position_of[static_cast<std::size_t>(t)]} : t; };
+  const Permutation order = build_permutation(
+      spec.order.scope == Order::Scope::per_segment ? with_segment(spec.order, spec.pattern[0].size) : spec.order,
+      length);
+  const auto rank = [&](Index t) {
+    return spec.causality == Causality::curve ? Index{order.position_of[static_cast<std::size_t>(t)]} : t;
+  };
   const Shape shape{1, length, kHeads, kDim};
   const std::array<Tensor, 3> in{randn(shape, {1, 1}, dtype), randn(shape, {1, 2}, dtype), randn(shape, {1, 3}, dtype)};
   const Tensor d_o = randn(shape, {1, 4}, dtype);
   ++count.configurations;
   for (const Backward mode : {Backward::taped, Backward::hybrid, Backward::fused}) {
     const Values base = run(in, d_o, plan, mode);
-    const Values handed_over = mode == Backward::taped ? run(in, d_o, plan, Backward::fused) : base;  // what taped does with NaN
+    const Values handed_over =
+        mode == Backward::taped ? run(in, d_o, plan, Backward::fused) : base;  // what taped does with NaN
     Index differed = 0;
     for (const Index t : {Index{0}, length / 3, length / 2, length - 2, length - 1}) {
       if (t < 0) continue;
       ++count.perturbations;
       for (const double value : {100.0, std::numeric_limits<double>::quiet_NaN()}) {
-        const Values other = run({changed(in[0], t, value), changed(in[1], t, value), changed(in[2], t, value)}, d_o, plan, mode);
+        const Values other =
+            run({changed(in[0], t, value), changed(in[1], t, value), changed(in[2], t, value)}, d_o, plan, mode);
         const Values& before = std::isnan(value) ? handed_over : base;
         for (Index s = 0; s < length; ++s) {
           bool same = true;
           for (Index i = s * kHeads * kDim; i < (s + 1) * kHeads * kDim; ++i)
-            same = same && std::bit_cast<std::uint64_t>(other.o[static_cast<std::size_t>(i)]) == std::bit_cast<std::uint64_t>(before.o[static_cast<std::size_t>(i)]);
+            same = same && std::bit_cast<std::uint64_t>(other.o[static_cast<std::size_t>(i)]) ==
+                               std::bit_cast<std::uint64_t>(before.o[static_cast<std::size_t>(i)]);
           if (rank(s) < rank(t)) {
             ++count.outputs;
             if (!same) {
               ++count.wrong;
-              ADD_FAILURE() << where << ", " << name_of(mode) << ": token " << t << " reaches the output of token " << s;
+              ADD_FAILURE() << where << ", " << name_of(mode) << ": token " << t << " reaches the output of token "
+                            << s;
               return;
             }
           }
@@ -96,7 +105,8 @@ void judge(const PlanSpec& spec, DType dtype, const std::string& where, Count& c
             ++count.gradients;
             if ((*x)[static_cast<std::size_t>(i)] == 0) continue;
             ++count.wrong;
-            ADD_FAILURE() << where << ", " << name_of(mode) << ": a loss on tokens up to " << t << " sends " << (*x)[static_cast<std::size_t>(i)] << " to token " << s;
+            ADD_FAILURE() << where << ", " << name_of(mode) << ": a loss on tokens up to " << t << " sends "
+                          << (*x)[static_cast<std::size_t>(i)] << " to token " << s;
             return;
           }
       }
@@ -116,10 +126,13 @@ TEST(Leak, NoCausalConfigurationLeaks) {
   Count count;
   Index drawn = 0;
   for (const Index length : {Index{1}, Index{2}, Index{37}, Index{64}, scaled<Index>(150, 64)})
-    for (const char* pattern : {"dense", "segment:16", "segment:16,dilation=3,offset=1", "segment:16,dilation=40", "segment:200", "segment:8+segment:32,dilation=4", "slide:6", "neighborhood:9", "window2d:3x4",
-                                "slide2d:1x2", "neighborhood2d:3x5", "blocks"})
-      for (const char* order : {"row", "snake", "morton", "tiles:2x3", "hilbert", "hilbert,chunk=24", "hilbert,scope=segment", "hilbert,scope=order-only"})
-        for (const DilationMode mode : {DilationMode::all_queries, DilationMode::longnet, DilationMode::head_groups, DilationMode::residue})
+    for (const char* pattern : {"dense", "segment:16", "segment:16,dilation=3,offset=1", "segment:16,dilation=40",
+                                "segment:200", "segment:8+segment:32,dilation=4", "slide:6", "neighborhood:9",
+                                "window2d:3x4", "slide2d:1x2", "neighborhood2d:3x5", "blocks"})
+      for (const char* order : {"row", "snake", "morton", "tiles:2x3", "hilbert", "hilbert,chunk=24",
+                                "hilbert,scope=segment", "hilbert,scope=order-only"})
+        for (const DilationMode mode :
+             {DilationMode::all_queries, DilationMode::longnet, DilationMode::head_groups, DilationMode::residue})
           for (const Causality causality : {Causality::token, Causality::curve}) {
             PlanSpec s;
             s.length = length;
@@ -137,7 +150,8 @@ TEST(Leak, NoCausalConfigurationLeaks) {
             const Grid grid = token_grid(s.order, length);
             if (b.kind == Branch::Kind::neighborhood && b.size > length) continue;
             if (b.kind == Branch::Kind::neighborhood2d && (b.rows > grid.height || b.columns > grid.width)) continue;
-            if (s.order.scope == Order::Scope::per_segment && (b.kind != Branch::Kind::segment || s.pattern.size() > 1)) continue;
+            if (s.order.scope == Order::Scope::per_segment && (b.kind != Branch::Kind::segment || s.pattern.size() > 1))
+              continue;
             if (s.order.scope == Order::Scope::order_only && causality == Causality::curve) continue;
             if (mode != DilationMode::all_queries && b.kind != Branch::Kind::segment) continue;
             if (length > 64 && drawn % 4 != 0) {
@@ -145,10 +159,13 @@ TEST(Leak, NoCausalConfigurationLeaks) {
               continue;
             }
             if (drawn++ % scaled(1, 9) != 0) continue;
-            const std::string where = std::string(pattern) + ", " + order + ", " + std::string(name_of(mode)) + ", causal " + std::string(name_of(causality)) + ", " + std::to_string(length) + " tokens";
+            const std::string where = std::string(pattern) + ", " + order + ", " + std::string(name_of(mode)) +
+                                      ", causal " + std::string(name_of(causality)) + ", " + std::to_string(length) +
+                                      " tokens";
             judge(s, drawn % 5 == 0 ? DType::bf16 : DType::f32, where, count);
           }
-  std::cout << count.configurations << " causal configurations x 3 modes, " << count.perturbations << " tokens changed: " << count.outputs << " earlier outputs bit for bit the same, " << count.gradients
+  std::cout << count.configurations << " causal configurations x 3 modes, " << count.perturbations
+            << " tokens changed: " << count.outputs << " earlier outputs bit for bit the same, " << count.gradients
             << " later gradients exactly zero, " << count.wrong << " wrong\n";
   EXPECT_GT(count.configurations, scaled(1000, 100));
 }

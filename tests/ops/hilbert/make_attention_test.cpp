@@ -13,9 +13,12 @@ using Config = std::map<std::string, std::string>;
 
 constexpr Index kLength = 64, kHeads = 4, kDim = 8;
 
-struct Inputs { Tensor q, k, v; };
+struct Inputs {
+  Tensor q, k, v;
+};
 Inputs inputs(Index length = kLength) {
-  return {randn({2, length, kHeads, kDim}, {5, 1}), randn({2, length, kHeads, kDim}, {5, 2}), randn({2, length, kHeads, kDim}, {5, 3})};
+  return {randn({2, length, kHeads, kDim}, {5, 1}), randn({2, length, kHeads, kDim}, {5, 2}),
+          randn({2, length, kHeads, kDim}, {5, 3})};
 }
 std::vector<double> run(const Config& config, std::uint64_t step = 0) {
   const Inputs x = inputs();
@@ -37,7 +40,7 @@ std::string refused(const Config& config, Code code = Code::usage) {
   return "accepted";
 }
 
-// ---- a name is a plan ---------------------------------------------------------------------------------
+// ---- a name is a plan ---------------------------------------------------------------------------
 TEST(MakeAttention, StandardIsLongNet) {
   PlanSpec spec;
   spec.pattern = parse_pattern("segment:16+segment:32,dilation=2");
@@ -70,8 +73,11 @@ TEST(MakeAttention, TakesWhateverLengthComes) {
   }
 }
 
-// ---- every option changes something ---------------------------------------------------------------------
-struct Change { const char *key, *value; Config base; };
+// ---- every option changes something -------------------------------------------------------------
+struct Change {
+  const char *key, *value;
+  Config base;
+};
 
 class EveryOption : public testing::TestWithParam<Change> {};
 TEST_P(EveryOption, ChangesTheResult) {
@@ -87,17 +93,21 @@ const Config kDropped{{"attention_type", "hilbert"}, {"dropout", "0.5"}};
 INSTANTIATE_TEST_SUITE_P(
     MakeAttention, EveryOption,
     testing::Values(Change{"attention_type", "standard", kHilbert}, Change{"attention_type", "improved", kTwoBranches},
-                    Change{"segment_lengths", "32", kHilbert}, Change{"dilation_rates", "2", kHilbert}, Change{"order", "row", kHilbert},
-                    Change{"order", "morton", kHilbert}, Change{"order", "snake:8x8", kHilbert}, Change{"dilation_mode", "longnet", kTwoBranches},
-                    Change{"dilation_mode", "head_groups", kTwoBranches}, Change{"dilation_mode", "residue", kTwoBranches},
-                    Change{"causal", "token", kHilbert}, Change{"causal", "curve", kHilbert}, Change{"block_size", "16", kBlocks},
-                    Change{"blocks", "local:2", kBlocks}, Change{"blocks", "dilated:2+3", kBlocks}, Change{"blocks", "global_local:1:1", kBlocks},
-                    Change{"blocks", "top:2", kBlocks}, Change{"dropout", "0.5", kHilbert}, Change{"seed", "7", kDropped},
+                    Change{"segment_lengths", "32", kHilbert}, Change{"dilation_rates", "2", kHilbert},
+                    Change{"order", "row", kHilbert}, Change{"order", "morton", kHilbert},
+                    Change{"order", "snake:8x8", kHilbert}, Change{"dilation_mode", "longnet", kTwoBranches},
+                    Change{"dilation_mode", "head_groups", kTwoBranches},
+                    Change{"dilation_mode", "residue", kTwoBranches}, Change{"causal", "token", kHilbert},
+                    Change{"causal", "curve", kHilbert}, Change{"block_size", "16", kBlocks},
+                    Change{"blocks", "local:2", kBlocks}, Change{"blocks", "dilated:2+3", kBlocks},
+                    Change{"blocks", "global_local:1:1", kBlocks}, Change{"blocks", "top:2", kBlocks},
+                    Change{"dropout", "0.5", kHilbert}, Change{"seed", "7", kDropped},
                     Change{"scale", "0.1", kHilbert}));
 
 TEST(MakeAttention, BackwardChoosesHowTheGradientIsObtained) {
   const Inputs x = inputs();
-  for (const auto& [mode, name] : {std::pair{"taped", "scatter_add"}, {"hybrid", "attention (hybrid)"}, {"fused", "attention (fused)"}}) {
+  for (const auto& [mode, name] :
+       {std::pair{"taped", "scatter_add"}, {"hybrid", "attention (hybrid)"}, {"fused", "attention (fused)"}}) {
     Tape tape;
     tape.watch(x.q);
     (void)make_attention({{"attention_type", "hilbert"}, {"segment_lengths", "16"}, {"backward", mode}})(x.q, x.k, x.v);
@@ -116,9 +126,7 @@ TEST(MakeAttention, WorkOrderChangesTheTilesAndNotTheSet) {
     const NamedAttention a = make_attention(other);
     const PlanPtr plan = a.plan(x.q, x.k);
     EXPECT_EQ(plan->spec().work_order, parse_work_order(name));
-    if (std::string(name) == "hilbert") {
-      EXPECT_NE(plan->tilings()[0].q_token, row->tilings()[0].q_token);
-    }
+    if (std::string(name) == "hilbert") { EXPECT_NE(plan->tilings()[0].q_token, row->tilings()[0].q_token); }
     EXPECT_EQ(plan->stats().pairs, row->stats().pairs);
     const std::vector<double> y = a(x.q, x.k, x.v).to_vector(), z = run(config);
     for (std::size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], z[i], 2e-6) << name;
@@ -128,7 +136,10 @@ TEST(MakeAttention, StrictIsPassedOn) {
   EXPECT_TRUE(make_attention({{"attention_type", "hilbert"}, {"strict", "true"}}).options().strict);
   EXPECT_FALSE(make_attention({{"attention_type", "hilbert"}, {"strict", "false"}}).options().strict);
 }
-TEST(MakeAttention, StepsDrawTheirOwnDropout) { EXPECT_NE(run(kDropped, 0), run(kDropped, 1)); EXPECT_EQ(run(kDropped, 1), run(kDropped, 1)); }
+TEST(MakeAttention, StepsDrawTheirOwnDropout) {
+  EXPECT_NE(run(kDropped, 0), run(kDropped, 1));
+  EXPECT_EQ(run(kDropped, 1), run(kDropped, 1));
+}
 TEST(MakeAttention, AutoTakesTheOrderWithTheFewestTilesAndKeepsTheSet) {
   const Config config{{"attention_type", "hilbert"}, {"segment_lengths", "64"}, {"order", "auto"}};
   const Inputs x = inputs();
@@ -140,21 +151,33 @@ TEST(MakeAttention, AutoTakesTheOrderWithTheFewestTilesAndKeepsTheSet) {
   EXPECT_GE(choice.considered.size(), 1U);
 }
 
-// ---- what is not there is said ----------------------------------------------------------------------------
+// ---- what is not there is said ------------------------------------------------------------------
 TEST(MakeAttention, Refusals) {
   EXPECT_NE(refused({}).find("attention_type is missing"), std::string::npos);
   EXPECT_NE(refused({{"attention_type", "hilbrt"}}).find("did you mean hilbert?"), std::string::npos);
-  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"segment_length", "16"}}).find("did you mean segment_lengths?"), std::string::npos);
-  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"block_size", "16"}}).find("hilbert does not read block_size"), std::string::npos);
-  EXPECT_NE(refused({{"attention_type", "block_sparse"}, {"dilation_rates", "2"}}).find("block_sparse does not read dilation_rates"), std::string::npos);
-  EXPECT_NE(refused({{"attention_type", "standard"}, {"segment_lengths", "16,32"}, {"dilation_rates", "1"}}).find("must pair up"), std::string::npos);
-  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"dropout", "lots"}}).find("'lots' is not a number"), std::string::npos);
-  EXPECT_NE(refused({{"attention_type", "block_sparse"}, {"blocks", "top"}}).find("expected local:RADIUS"), std::string::npos);
-  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"backward", "fsued"}}).find("did you mean fused?"), std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"segment_length", "16"}}).find("did you mean segment_lengths?"),
+            std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"block_size", "16"}}).find("hilbert does not read block_size"),
+            std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "block_sparse"}, {"dilation_rates", "2"}})
+                .find("block_sparse does not read dilation_rates"),
+            std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "standard"}, {"segment_lengths", "16,32"}, {"dilation_rates", "1"}})
+                .find("must pair up"),
+            std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"dropout", "lots"}}).find("'lots' is not a number"),
+            std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "block_sparse"}, {"blocks", "top"}}).find("expected local:RADIUS"),
+            std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"backward", "fsued"}}).find("did you mean fused?"),
+            std::string::npos);
   for (const char* ring : {"ring", "ring_hilbert", "block_sparse_ring"})
     EXPECT_NE(refused({{"attention_type", ring}}).find("needs length"), std::string::npos);
-  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"transport", "ring"}}).find("hilbert does not read transport"), std::string::npos);
-  EXPECT_NE(refused({{"attention_type", "block_sparse_ring"}, {"length", "64"}, {"blocks", "top:2"}}).find("name another builder"), std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "hilbert"}, {"transport", "ring"}}).find("hilbert does not read transport"),
+            std::string::npos);
+  EXPECT_NE(refused({{"attention_type", "block_sparse_ring"}, {"length", "64"}, {"blocks", "top:2"}})
+                .find("name another builder"),
+            std::string::npos);
 }
 
 TEST(TopBlocks, AreThoseWithTheLargestProductOfMeans) {
@@ -165,7 +188,7 @@ TEST(TopBlocks, AreThoseWithTheLargestProductOfMeans) {
   EXPECT_EQ(pairs, (BlockPairs{{0, 2}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {2, 1}}));
 }
 
-// ---- over ranks ---------------------------------------------------------------------------------------
+// ---- over ranks ---------------------------------------------------------------------------------
 std::vector<double> over_ranks(Config config, int ranks) {
   const Inputs x = inputs();
   std::vector<double> all;

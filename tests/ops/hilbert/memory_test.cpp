@@ -15,7 +15,8 @@ using namespace hilt;
 
 namespace {
 
-PlanPtr plan_of(Index length, Index heads, const char* pattern, const char* order = "hilbert", Causality causality = Causality::none) {
+PlanPtr plan_of(Index length, Index heads, const char* pattern, const char* order = "hilbert",
+                Causality causality = Causality::none) {
   PlanSpec s;
   s.length = length;
   s.heads = heads;
@@ -32,14 +33,17 @@ struct Case {
   Causality causality = Causality::none;
 };
 
-/// What a forward and backward pass did: bytes kept between the two, and the highest that lived, beyond q, k, v and d_o.
+/// What a forward and backward pass did: bytes kept between the two, and the highest that lived,
+/// beyond q, k, v and d_o.
 struct Measured {
   double saved, peak;
 };
 Measured measure(const Case& c, const PlanPtr& plan, Backward mode) {
   const Index length = plan->length();
-  const Tensor q = randn({c.batch, length, c.heads, c.dim}, {1, 1}, c.dtype), k = randn({c.batch, length, c.kv_heads, c.dim}, {1, 2}, c.dtype),
-               v = randn({c.batch, length, c.kv_heads, c.dim}, {1, 3}, c.dtype), d_o = randn(q.shape(), {1, 4}, c.dtype);
+  const Tensor q = randn({c.batch, length, c.heads, c.dim}, {1, 1}, c.dtype),
+               k = randn({c.batch, length, c.kv_heads, c.dim}, {1, 2}, c.dtype),
+               v = randn({c.batch, length, c.kv_heads, c.dim}, {1, 3}, c.dtype),
+               d_o = randn(q.shape(), {1, 4}, c.dtype);
   AttentionOptions options;
   options.backward = mode;
   const std::size_t before = memory_stats().live;
@@ -67,7 +71,8 @@ TEST(AttentionMemory, FitsTheFormula) {
                         {2, 1, 1, 8, DType::f64, "segment:128"},
                         {1, 2, 2, 16, DType::f32, "segment:128+segment:512,dilation=4"},
                         {1, 1, 1, 16, DType::f32, "slide:64", Causality::token}};
-  // Fused is a promise; the others are estimates of what an op at a time takes, good enough to refuse what will not fit.
+  // Fused is a promise; the others are estimates of what an op at a time takes, good enough to
+  // refuse what will not fit.
   constexpr double kAllowed[] = {0.25, 0.25, 0.05};
   for (const Case& c : cases)
     for (const Backward mode : {Backward::fused, Backward::hybrid, Backward::taped}) {
@@ -86,13 +91,19 @@ TEST(AttentionMemory, FitsTheFormula) {
         line.emplace_back(static_cast<double>(length), m.peak);
       }
       // a + b L through the ends fits everything between.
-      const double b = (line.back().second - line[0].second) / (line.back().first - line[0].first), a = line[0].second - b * line[0].first;
-      for (const auto& [length, peak] : line) EXPECT_NEAR(peak / (a + b * length), 1, 0.05) << name_of(mode) << ' ' << c.pattern << " at " << length;
-      std::cout << "  " << name_of(mode) << ", " << c.pattern << ", " << name_of(c.dtype) << ", 1024 to " << longest << " tokens: peak = " << static_cast<Index>(a) << " + " << b << " L bytes; beside attention_memory() at most "
-                << 100 * peak_off << " %, saved " << 100 * saved_off << " %\n";
+      const double b = (line.back().second - line[0].second) / (line.back().first - line[0].first),
+                   a = line[0].second - b * line[0].first;
+      for (const auto& [length, peak] : line)
+        EXPECT_NEAR(peak / (a + b * length), 1, 0.05) << name_of(mode) << ' ' << c.pattern << " at " << length;
+      std::cout << "  " << name_of(mode) << ", " << c.pattern << ", " << name_of(c.dtype) << ", 1024 to " << longest
+                << " tokens: peak = " << static_cast<Index>(a) << " + " << b
+                << " L bytes; beside attention_memory() at most " << 100 * peak_off << " %, saved " << 100 * saved_off
+                << " %\n";
       const double allowed = kAllowed[static_cast<int>(mode)];
-      EXPECT_LE(std::abs(saved_off), allowed) << name_of(mode) << ", " << c.pattern << ", " << name_of(c.dtype) << ": saved bytes against attention_memory()";
-      EXPECT_LE(std::abs(peak_off), allowed) << name_of(mode) << ", " << c.pattern << ", " << name_of(c.dtype) << ": peak bytes against attention_memory()";
+      EXPECT_LE(std::abs(saved_off), allowed) << name_of(mode) << ", " << c.pattern << ", " << name_of(c.dtype)
+                                              << ": saved bytes against attention_memory()";
+      EXPECT_LE(std::abs(peak_off), allowed) << name_of(mode) << ", " << c.pattern << ", " << name_of(c.dtype)
+                                             << ": peak bytes against attention_memory()";
     }
 }
 
@@ -105,7 +116,8 @@ TEST(AttentionMemory, FusedNeverHoldsScores) {
   EXPECT_LT(fused.saved, 2.0 * 4 * static_cast<double>(length * (c.dim + 1)));
   const Measured taped = measure(c, plan_of(length, 1, "dense"), Backward::taped);
   EXPECT_GE(taped.saved, 4 * static_cast<double>(length * length));
-  std::cout << "dense, L = 2048: fused saves " << fused.saved / 1e6 << " MB and peaks at " << fused.peak / 1e6 << " MB, taped " << taped.saved / 1e6 << " and " << taped.peak / 1e6 << " MB\n";
+  std::cout << "dense, L = 2048: fused saves " << fused.saved / 1e6 << " MB and peaks at " << fused.peak / 1e6
+            << " MB, taped " << taped.saved / 1e6 << " and " << taped.peak / 1e6 << " MB\n";
 }
 
 TEST(AttentionMemory, WithoutATapeOnlyTheOutputLives) {
@@ -149,7 +161,8 @@ TEST(AttentionMemory, WithoutATapeOnlyTheOutputLives) {
 TEST(AttentionMemory, StepsDoNotGrow) {
   const PoolLimit limit(64 << 20);  // nothing is asked of the system where a pool may keep what is freed
   const PlanPtr plan = plan_of(96, 2, "segment:32+segment:96,dilation=2", "hilbert", Causality::token);
-  const Tensor q = randn({1, 96, 2, 8}, {1, 1}), k = randn(q.shape(), {1, 2}), v = randn(q.shape(), {1, 3}), d_o = randn(q.shape(), {1, 4});
+  const Tensor q = randn({1, 96, 2, 8}, {1, 1}), k = randn(q.shape(), {1, 2}), v = randn(q.shape(), {1, 3}),
+               d_o = randn(q.shape(), {1, 4});
   for (const Backward mode : {Backward::fused, Backward::hybrid, Backward::taped}) {
     AttentionOptions options;
     options.backward = mode;

@@ -1,4 +1,5 @@
-// Attention over ranks against attention on one rank, which is judged elsewhere against brute force.
+// Attention over ranks against attention on one rank, which is judged elsewhere against brute
+// force.
 #include "ops/hilbert/ring.h"
 #include <gtest/gtest.h>
 #include <cmath>
@@ -13,7 +14,9 @@
 namespace hilt {
 namespace {
 
-struct Whole { Tensor o, lse, dq, dk, dv; };
+struct Whole {
+  Tensor o, lse, dq, dk, dv;
+};
 struct Problem {
   PlanSpec spec;
   Index batch = 1, kv_heads = 1, dim = 8;
@@ -22,7 +25,9 @@ struct Problem {
   Tensor q, k, v, d_o;
 
   void draw(std::uint64_t seed) {
-    const auto normal = [&](Index heads, std::uint64_t stream) { return to(randn({batch, spec.length, heads, dim}, RandomKey{seed, stream}, DType::f64), dtype); };
+    const auto normal = [&](Index heads, std::uint64_t stream) {
+      return to(randn({batch, spec.length, heads, dim}, RandomKey{seed, stream}, DType::f64), dtype);
+    };
     q = normal(spec.heads, 1), k = normal(kv_heads, 2), v = normal(kv_heads, 3), d_o = normal(spec.heads, 4);
   }
 };
@@ -40,12 +45,17 @@ Whole on_one_rank(const Problem& p) {
   return {o, lse, gradient(g, p.q), gradient(g, p.k), gradient(g, p.v)};
 }
 
-struct Sharding { Transport transport = Transport::ring; Index chunks = 0; };  // 0: contiguous
+struct Sharding {
+  Transport transport = Transport::ring;
+  Index chunks = 0;
+};  // 0: contiguous
 ShardPlanPtr shard_of(const PlanSpec& spec, int ranks, int rank, Sharding how) {
   PlanSpec positions = spec;
   positions.in_order = true;
   const PlanPtr plan = make_plan(positions);
-  return std::make_shared<const ShardPlan>(plan, how.chunks > 0 ? balanced_shards(*plan, ranks, how.chunks) : contiguous_shards(*plan, ranks), rank, how.transport);
+  return std::make_shared<const ShardPlan>(
+      plan, how.chunks > 0 ? balanced_shards(*plan, ranks, how.chunks) : contiguous_shards(*plan, ranks), rank,
+      how.transport);
 }
 
 struct Outcome {
@@ -54,7 +64,10 @@ struct Outcome {
   double imbalance = 1;
 };
 Outcome on_ranks(const Problem& p, int ranks, Sharding how) {
-  Outcome out{{}, std::vector<std::size_t>(static_cast<std::size_t>(ranks)), std::vector<std::size_t>(static_cast<std::size_t>(ranks)), 1};
+  Outcome out{{},
+              std::vector<std::size_t>(static_cast<std::size_t>(ranks)),
+              std::vector<std::size_t>(static_cast<std::size_t>(ranks)),
+              1};
   run_ranks(ranks, [&](Comm& comm) {
     const ShardPlanPtr shard = shard_of(p.spec, ranks, comm.rank(), how);
     const auto mine = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
@@ -69,7 +82,8 @@ Outcome on_ranks(const Problem& p, int ranks, Sharding how) {
     const Tensor lse = ring_attention_with_lse(q, k, v, shard, comm, p.options).lse;
     const ShardPlan::Bytes bytes = shard->bytes_sent(p.batch, p.kv_heads, p.dim, p.dtype);
     const auto all = [&](const Tensor& x) { return whole_of_rows(x, *shard, comm); };
-    const Whole whole{all(o), permute(squeeze(all(unsqueeze(permute(lse, {0, 2, 1}), -1)), -1), {0, 2, 1}), all(gradient(g, q)), all(gradient(g, k)), all(gradient(g, v))};
+    const Whole whole{all(o), permute(squeeze(all(unsqueeze(permute(lse, {0, 2, 1}), -1)), -1), {0, 2, 1}),
+                      all(gradient(g, q)), all(gradient(g, k)), all(gradient(g, v))};
     const auto rank = static_cast<std::size_t>(comm.rank());
     out.sent[rank] = sent, out.predicted[rank] = bytes.forward + bytes.backward;
     if (rank == 0) out.whole = whole, out.imbalance = imbalance(shard->plan(), shard->shards());
@@ -94,15 +108,17 @@ double distance(const Tensor& a, const Tensor& b) {
   return worst / largest;
 }
 double distance(const Whole& a, const Whole& b) {
-  return std::max({distance(a.o, b.o), distance(a.lse, b.lse), distance(a.dq, b.dq), distance(a.dk, b.dk), distance(a.dv, b.dv)});
+  return std::max(
+      {distance(a.o, b.o), distance(a.lse, b.lse), distance(a.dq, b.dq), distance(a.dk, b.dk), distance(a.dv, b.dv)});
 }
 
 const std::vector<int> kRanks{1, 2, 3, 4, 5, 8};
 
 std::string describe(const Problem& p, int ranks, Sharding how) {
   std::ostringstream text;
-  text << "L " << p.spec.length << ", " << p.spec.heads << '/' << p.kv_heads << " heads of " << p.dim << ", " << to_string(p.spec.order) << ", " << to_string(p.spec.pattern)
-       << ", " << name_of(p.spec.dilation_mode) << ", causal " << name_of(p.spec.causality) << ", dropout " << p.options.dropout << "; " << ranks << " ranks, "
+  text << "L " << p.spec.length << ", " << p.spec.heads << '/' << p.kv_heads << " heads of " << p.dim << ", "
+       << to_string(p.spec.order) << ", " << to_string(p.spec.pattern) << ", " << name_of(p.spec.dilation_mode)
+       << ", causal " << name_of(p.spec.causality) << ", dropout " << p.options.dropout << "; " << ranks << " ranks, "
        << name_of(how.transport) << ", chunks " << how.chunks;
   return text.str();
 }
@@ -110,7 +126,9 @@ std::string describe(const Problem& p, int ranks, Sharding how) {
 /// Anything that a plan can be, small.
 Problem random_problem(std::uint64_t seed) {
   std::uint32_t words = 0;
-  const auto below = [&](Index n) { return static_cast<Index>(philox({words++, 0, 0, 0}, seed)[0] % static_cast<std::uint64_t>(n)); };
+  const auto below = [&](Index n) {
+    return static_cast<Index>(philox({words++, 0, 0, 0}, seed)[0] % static_cast<std::uint64_t>(n));
+  };
   const std::vector<Index> lengths{1, 2, 3, 5, 7, 13, 31, 64, 97, 128, 129, 256, 257, 300, 389};
   Problem p;
   p.spec.length = lengths[static_cast<std::size_t>(below(static_cast<Index>(lengths.size())))];
@@ -118,8 +136,22 @@ Problem random_problem(std::uint64_t seed) {
   p.batch = 1 + below(2), p.dim = std::vector<Index>{1, 3, 8, 16}[static_cast<std::size_t>(below(4))];
   const std::vector<std::string> orders{"row", "snake", "morton", "tiles", "hilbert", "hilbert,chunk=32", "hilbert"};
   p.spec.order = parse_order(orders[static_cast<std::size_t>(below(7))], p.spec.length);
-  const std::vector<std::string> patterns{"dense", "dense", "segment:64", "segment:16", "segment:32,dilation=4", "segment:16+segment:64,dilation=4", "segment:48,dilation=3,offset=1", "segment:600",
-                                          "segment:32,dilation=4,offset=head", "slide:20", "slide:0", "neighborhood:31", "window2d:4x4", "slide2d:2x3", "neighborhood2d:5x5", "blocks"};
+  const std::vector<std::string> patterns{"dense",
+                                          "dense",
+                                          "segment:64",
+                                          "segment:16",
+                                          "segment:32,dilation=4",
+                                          "segment:16+segment:64,dilation=4",
+                                          "segment:48,dilation=3,offset=1",
+                                          "segment:600",
+                                          "segment:32,dilation=4,offset=head",
+                                          "slide:20",
+                                          "slide:0",
+                                          "neighborhood:31",
+                                          "window2d:4x4",
+                                          "slide2d:2x3",
+                                          "neighborhood2d:5x5",
+                                          "blocks"};
   const std::string& pattern = patterns[static_cast<std::size_t>(below(16))];
   if (pattern == "blocks") {
     const Index n = (p.spec.length + 15) / 16;
@@ -133,7 +165,8 @@ Problem random_problem(std::uint64_t seed) {
     p.spec.pattern = parse_pattern(pattern);
   }
   p.spec.dilation_mode = static_cast<DilationMode>(below(4));
-  if (p.spec.dilation_mode == DilationMode::head_groups && static_cast<Index>(p.spec.pattern.size()) > p.spec.heads) p.spec.dilation_mode = DilationMode::longnet;
+  if (p.spec.dilation_mode == DilationMode::head_groups && static_cast<Index>(p.spec.pattern.size()) > p.spec.heads)
+    p.spec.dilation_mode = DilationMode::longnet;
   p.spec.causality = static_cast<Causality>(below(3));
   if (below(3) == 0) p.options.dropout = 0.3, p.options.key = RandomKey{seed, 7};
   if (below(4) == 0) p.options.scale = 0.7;
@@ -148,7 +181,8 @@ TEST(Ring, RandomPlansOverAnyNumberOfRanksEqualOneRank) {
     const Problem p = random_problem(seed);
     const Whole one = on_one_rank(p);
     const int ranks = kRanks[seed % kRanks.size()];
-    const Sharding how{seed / 7 % 2 ? Transport::gather : Transport::ring, seed % 3 == 0 ? 1 + static_cast<Index>(seed % 4) : 0};
+    const Sharding how{seed / 7 % 2 ? Transport::gather : Transport::ring,
+                       seed % 3 == 0 ? 1 + static_cast<Index>(seed % 4) : 0};
     const Outcome many = on_ranks(p, ranks, how);
     const double d = distance(many.whole, one);
     ASSERT_LE(d, 1e-11) << "seed " << seed << ": " << describe(p, ranks, how);
@@ -160,14 +194,20 @@ TEST(Ring, RandomPlansOverAnyNumberOfRanksEqualOneRank) {
 
 TEST(Ring, EveryCausalModeAndTransportOverEveryNumberOfRanks) {
   const Index length = scaled(331, 139);
-  for (const char* pattern : {"dense", "segment:96", "segment:32+segment:128,dilation=4", "slide:40", "neighborhood2d:5x7"})
+  for (const char* pattern :
+       {"dense", "segment:96", "segment:32+segment:128,dilation=4", "slide:40", "neighborhood2d:5x7"})
     for (const Causality causality : {Causality::none, Causality::token, Causality::curve}) {
       Problem p;
-      p.spec = {.length = length, .heads = 2, .order = parse_order("hilbert", length), .pattern = parse_pattern(pattern), .causality = causality};
+      p.spec = {.length = length,
+                .heads = 2,
+                .order = parse_order("hilbert", length),
+                .pattern = parse_pattern(pattern),
+                .causality = causality};
       p.draw(3);
       const Whole one = on_one_rank(p);
       for (int ranks : kRanks)
-        for (const Sharding how : {Sharding{Transport::ring, 0}, Sharding{Transport::gather, 0}, Sharding{Transport::ring, 4}}) {
+        for (const Sharding how :
+             {Sharding{Transport::ring, 0}, Sharding{Transport::gather, 0}, Sharding{Transport::ring, 4}}) {
           const Outcome many = on_ranks(p, ranks, how);
           EXPECT_LE(distance(many.whole, one), 1e-11) << describe(p, ranks, how);
           EXPECT_EQ(many.sent, many.predicted) << describe(p, ranks, how);
@@ -177,7 +217,11 @@ TEST(Ring, EveryCausalModeAndTransportOverEveryNumberOfRanks) {
 
 TEST(Ring, SegmentsInsideAShardSendNothing) {
   Problem p;
-  p.spec = {.length = 512, .heads = 2, .order = parse_order("hilbert", 512), .pattern = parse_pattern("segment:64"), .causality = Causality::token};
+  p.spec = {.length = 512,
+            .heads = 2,
+            .order = parse_order("hilbert", 512),
+            .pattern = parse_pattern("segment:64"),
+            .causality = Causality::token};
   p.draw(1);
   for (int ranks : {2, 3, 4, 8}) {
     const Outcome many = on_ranks(p, ranks, {});
@@ -191,18 +235,21 @@ TEST(Ring, OnlyActiveKeysOfADilatedBranchTravel) {
   p.spec.length = 512, p.spec.pattern = parse_pattern("segment:512,dilation=8");
   p.draw(1);
   const Outcome many = on_ranks(p, 4, {});
-  // Each rank holds 16 active keys and sends them to 3 others, K and V, forward and again backward, and 48 rows of gradients home.
+  // Each rank holds 16 active keys and sends them to 3 others, K and V, forward and again backward,
+  // and 48 rows of gradients home.
   const std::size_t row = 2 * 8 * sizeof(double);
   for (std::size_t sent : many.sent) EXPECT_EQ(sent, 3 * 16 * row * 3);
 }
 
 TEST(Ring, TheHaloOfALocalPlanIsAllThatTravels) {
   Problem p;
-  p.spec = {.length = 1024, .heads = 1, .order = parse_order("hilbert:32x32", 1024), .pattern = parse_pattern("slide2d:2x2")};
+  p.spec = {
+      .length = 1024, .heads = 1, .order = parse_order("hilbert:32x32", 1024), .pattern = parse_pattern("slide2d:2x2")};
   p.dim = 1;
   p.draw(1);
   const Outcome many = on_ranks(p, 4, {});
-  // A shard is a quarter of the grid, 16 x 16 cells: 2 rows and columns along two sides, and 4 cells at the corner.
+  // A shard is a quarter of the grid, 16 x 16 cells: 2 rows and columns along two sides, and 4
+  // cells at the corner.
   for (std::size_t sent : many.sent) EXPECT_EQ(sent, (2 * 2 * 16 + 4) * 2 * sizeof(double) * 3);
 }
 
@@ -211,7 +258,8 @@ TEST(Ring, MoreRanksThanTokens) {
     Problem p;
     p.spec.length = length, p.spec.heads = 2;
     p.draw(1);
-    for (const Transport transport : {Transport::ring, Transport::gather}) EXPECT_LE(distance(on_ranks(p, 8, {transport, 0}).whole, on_one_rank(p)), 1e-11) << length;
+    for (const Transport transport : {Transport::ring, Transport::gather})
+      EXPECT_LE(distance(on_ranks(p, 8, {transport, 0}).whole, on_one_rank(p)), 1e-11) << length;
   }
 }
 
@@ -224,10 +272,14 @@ TEST(Ring, ShortTypesAreAsCloseAsOnOneRank) {
       p.draw(5);
       Problem exact = p;
       exact.dtype = DType::f64;
-      exact.q = to(p.q, DType::f64), exact.k = to(p.k, DType::f64), exact.v = to(p.v, DType::f64), exact.d_o = to(p.d_o, DType::f64);
+      exact.q = to(p.q, DType::f64), exact.k = to(p.k, DType::f64), exact.v = to(p.v, DType::f64),
+      exact.d_o = to(p.d_o, DType::f64);
       const Whole want = on_one_rank(exact), one = on_one_rank(p), many = on_ranks(p, ranks, {}).whole;
       const double ulp = dtype == DType::f32 ? 0x1p-24 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
-      for (const auto& [name, x, y, z] : {std::tuple{"o", many.o, one.o, want.o}, {"dq", many.dq, one.dq, want.dq}, {"dk", many.dk, one.dk, want.dk}, {"dv", many.dv, one.dv, want.dv}})
+      for (const auto& [name, x, y, z] : {std::tuple{"o", many.o, one.o, want.o},
+                                          {"dq", many.dq, one.dq, want.dq},
+                                          {"dk", many.dk, one.dk, want.dk},
+                                          {"dv", many.dv, one.dv, want.dv}})
         EXPECT_LE(distance(x, z), 2 * distance(y, z) + ulp) << name << ' ' << dtype << ' ' << ranks;
     }
 }
@@ -238,23 +290,35 @@ TEST(Ring, PartialResultsDoNotRoundToSixteenBits) {
   p.draw(9);
   Problem exact = p;
   exact.dtype = DType::f64;
-  exact.q = to(p.q, DType::f64), exact.k = to(p.k, DType::f64), exact.v = to(p.v, DType::f64), exact.d_o = to(p.d_o, DType::f64);
+  exact.q = to(p.q, DType::f64), exact.k = to(p.k, DType::f64), exact.v = to(p.v, DType::f64),
+  exact.d_o = to(p.d_o, DType::f64);
   const Whole want = on_one_rank(exact), one = on_one_rank(p), many = on_ranks(p, 16, {}).whole;
-  const auto deviation = [](const Tensor& a, const Tensor& b) { return std::sqrt(sum(square(sub(to(a, DType::f64), b))).item()); };
-  for (const auto& [name, x, y, z] : {std::tuple{"o", many.o, one.o, want.o}, {"dq", many.dq, one.dq, want.dq}, {"dk", many.dk, one.dk, want.dk}, {"dv", many.dv, one.dv, want.dv}})
+  const auto deviation = [](const Tensor& a, const Tensor& b) {
+    return std::sqrt(sum(square(sub(to(a, DType::f64), b))).item());
+  };
+  for (const auto& [name, x, y, z] : {std::tuple{"o", many.o, one.o, want.o},
+                                      {"dq", many.dq, one.dq, want.dq},
+                                      {"dk", many.dk, one.dk, want.dk},
+                                      {"dv", many.dv, one.dv, want.dv}})
     EXPECT_LE(deviation(x, z), 1.05 * deviation(y, z)) << name << ": 16 ranks add an error that one has not";
 }
 
 TEST(Ring, TheSameBitsEveryTime) {
   Problem p;
-  p.spec = {.length = 389, .heads = 3, .order = parse_order("hilbert", 389), .pattern = parse_pattern("segment:64+segment:300,dilation=4"), .causality = Causality::token};
+  p.spec = {.length = 389,
+            .heads = 3,
+            .order = parse_order("hilbert", 389),
+            .pattern = parse_pattern("segment:64+segment:300,dilation=4"),
+            .causality = Causality::token};
   p.kv_heads = 1, p.dtype = DType::f32;
   p.draw(2);
   const Whole first = on_ranks(p, 4, {}).whole;
   for (int again = 0; again < 5; ++again) {
     const Threads threads(1 + again % 3);
     const Whole other = on_ranks(p, 4, {}).whole;
-    for (const auto& [x, y] : {std::pair{first.o, other.o}, {first.dq, other.dq}, {first.dk, other.dk}, {first.dv, other.dv}}) EXPECT_EQ(x.to_vector(), y.to_vector());
+    for (const auto& [x, y] :
+         {std::pair{first.o, other.o}, {first.dq, other.dq}, {first.dk, other.dk}, {first.dv, other.dv}})
+      EXPECT_EQ(x.to_vector(), y.to_vector());
   }
 }
 
@@ -268,8 +332,10 @@ TEST(Ring, ANotANumberInAMaskedKeyOfAnotherRankStaysThere) {
   for (Index t = 0; t < 256; ++t) EXPECT_EQ(std::isnan(o[static_cast<std::size_t>(t * p.dim)]), t >= 200) << t;
 }
 
-// Beside what one rank with as many rows holds there are parcels of two tensors of those rows: keys and values attended to, the next ones that arrive, the
-// gradients that are computed, those of the stage before on their way home, and ours arriving. Two ranks never wait for a next, three never while gradients travel.
+// Beside what one rank with as many rows holds there are parcels of two tensors of those rows: keys
+// and values attended to, the next ones that arrive, the gradients that are computed, those of the
+// stage before on their way home, and ours arriving. Two ranks never wait for a next, three never
+// while gradients travel.
 TEST(Ring, PeakMemoryIsThatOfTheRowsAndAtMostFiveParcels) {
   const Index rows = scaled(256, 64);
   const std::size_t parcel = static_cast<std::size_t>(rows) * 2 * 2 * 64 * sizeof(float);
@@ -281,7 +347,9 @@ TEST(Ring, PeakMemoryIsThatOfTheRowsAndAtMostFiveParcels) {
     std::vector<std::size_t> peak(static_cast<std::size_t>(ranks));
     run_ranks(ranks, [&](Comm& comm) {
       const ShardPlanPtr shard = shard_of(p.spec, ranks, comm.rank(), {});
-      const auto drawn = [&](std::uint64_t stream) { return randn({1, rows, 2, p.dim}, RandomKey{1, stream + static_cast<std::uint64_t>(comm.rank()) * 10}); };
+      const auto drawn = [&](std::uint64_t stream) {
+        return randn({1, rows, 2, p.dim}, RandomKey{1, stream + static_cast<std::uint64_t>(comm.rank()) * 10});
+      };
       const Tensor q = drawn(1), k = drawn(2), v = drawn(3), d_o = drawn(4);
       comm.barrier();
       reset_thread_memory_stats();
@@ -297,11 +365,17 @@ TEST(Ring, PeakMemoryIsThatOfTheRowsAndAtMostFiveParcels) {
 }
 
 TEST(Ring, BalancedShardsEvenOutAMaskThatContiguousOnesDoNot) {
-  PlanSpec spec{.length = 16384, .heads = 1, .order = parse_order("hilbert", 16384), .causality = Causality::token, .in_order = true};
+  PlanSpec spec{.length = 16384,
+                .heads = 1,
+                .order = parse_order("hilbert", 16384),
+                .causality = Causality::token,
+                .in_order = true};
   const PlanPtr plan = make_plan(spec);
   for (int ranks : {4, 8}) {
-    const double contiguous = imbalance(*plan, contiguous_shards(*plan, ranks)), balanced = imbalance(*plan, balanced_shards(*plan, ranks));
-    std::cout << ranks << " ranks, causal under a Hilbert order: imbalance " << contiguous << " contiguous, " << balanced << " balanced\n";
+    const double contiguous = imbalance(*plan, contiguous_shards(*plan, ranks)),
+                 balanced = imbalance(*plan, balanced_shards(*plan, ranks));
+    std::cout << ranks << " ranks, causal under a Hilbert order: imbalance " << contiguous << " contiguous, "
+              << balanced << " balanced\n";
     EXPECT_GT(contiguous, 1.3);
     EXPECT_LT(balanced, 1.05);
     const Shards shards = balanced_shards(*plan, ranks);
@@ -324,12 +398,20 @@ TEST(Ring, RanksThatDisagreeAreNamedBeforeAnythingHangs) {
 TEST(Ring, WrongCallsSayWhatIsWrong) {
   PlanSpec spec;
   spec.length = 8;
-  EXPECT_NE(error_of([&] { ShardPlan(make_plan(spec), contiguous_shards(*make_plan(spec), 2), 0); }).find("in_order = true"), std::string::npos);
+  EXPECT_NE(
+      error_of([&] { ShardPlan(make_plan(spec), contiguous_shards(*make_plan(spec), 2), 0); }).find("in_order = true"),
+      std::string::npos);
   spec.in_order = true;
   const ShardPlanPtr shard = shard_of(spec, 2, 0, {});
   const Tensor x = zeros({1, 4, 1, 4});
-  EXPECT_NE(error_of([&] { (void)ring_attention(x, x, x, shard, Comm()); }).find("rank 0 of 1, but the plan is for rank 0 of 2"), std::string::npos);
-  EXPECT_NE(error_of([&] { ShardPlan(make_plan(spec), {2, {0, 4, 7}, {0, 1}}, 0); }).find("do not cover"), std::string::npos);
+  EXPECT_NE(error_of([&] {
+              (void)ring_attention(x, x, x, shard, Comm());
+            }).find("rank 0 of 1, but the plan is for rank 0 of 2"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              ShardPlan(make_plan(spec), {2, {0, 4, 7}, {0, 1}}, 0);
+            }).find("do not cover"),
+            std::string::npos);
 }
 
 }  // namespace

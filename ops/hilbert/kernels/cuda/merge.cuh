@@ -7,7 +7,8 @@ namespace hilt::kernels {
 
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-/// The log-sum-exp of a part and of what was there before; keep and share: what O of either is multiplied with.
+/// The log-sum-exp of a part and of what was there before; keep and share: what O of either is
+/// multiplied with.
 __device__ __forceinline__ float merged(float there, float here, float& keep, float& share) {
   const float top = fmaxf(there, here), known = top == -INFINITY ? 0.0f : top;
   const float a = cuda::exp2_fast((there - known) * kLog2e), b = cuda::exp2_fast((here - known) * kLog2e), both = a + b;

@@ -6,12 +6,14 @@
 #include "ops/hilbert/kernels/cuda/mma.h"
 #include "ops/hilbert/kernels/cuda/problem.cuh"
 
-// What the forward and backward kernels on the tensor cores of any GPU share: tiles in shared memory, products of them, who attends to whom.
+// What the forward and backward kernels on the tensor cores of any GPU share: tiles in shared
+// memory, products of them, who attends to whom.
 //
-// A block owns a tile, at most kTile rows of one list, and meets the rows of the other list in chunks, which stream through two stages of
-// shared memory: while one is worked on the next is copied, row by row through the list of tokens. A warp has the scores of 16 or 32 owned
-// rows and all rows of a chunk in registers, laid out as core/cuda/mma.cuh says: s[c][2 h + j] is of row lane / 4 + 8 h and column
-// 8 c + 2 (lane % 4) + j.
+// A block owns a tile, at most kTile rows of one list, and meets the rows of the other list in
+// chunks, which stream through two stages of shared memory: while one is worked on the next is
+// copied, row by row through the list of tokens. A warp has the scores of 16 or 32 owned rows and
+// all rows of a chunk in registers, laid out as core/cuda/mma.cuh says: s[c][2 h + j] is of row
+// lane / 4 + 8 h and column 8 c + 2 (lane % 4) + j.
 
 namespace hilt::kernels::tensor_cores {
 
@@ -19,32 +21,29 @@ using namespace cuda;
 
 constexpr int kTile = static_cast<int>(Tiling::kTile);
 
-// ---- operands ----------------------------------------------------------------------------------------------
+// ---- operands -----------------------------------------------------------------------------------
 
 /// Rows of one tensor; strides in elements.
-template <class T>
-struct Operand {
+template <class T> struct Operand {
   T* data;
   std::int64_t batch;
   int token, head;
   __device__ T* at(Index b, Index h) const { return data + b * batch + h * head; }
 };
-template <class T>
-Operand<T> operand_of(const Rows<T>& x) {
+template <class T> Operand<T> operand_of(const Rows<T>& x) {
   return {x.data, x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
 }
 
 /// Whether rows can be read and written 16 bytes at a time.
-template <class T>
-bool in_16_bytes(const Rows<T>& x) {
+template <class T> bool in_16_bytes(const Rows<T>& x) {
   constexpr Index kEach = 16 / sizeof(T), kMost = std::numeric_limits<int>::max();
   const auto fits = [](Index stride) { return stride % kEach == 0 && stride >= 0 && stride <= kMost; };
   return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % kEach == 0 && fits(x.token) && fits(x.head);
 }
 
-/// f.operator()<W>() for the width of tiles that holds a head dim; columns from the dim on are zero.
-template <class F>
-void with_width(Index dim, F&& f) {
+/// f.operator()<W>() for the width of tiles that holds a head dim; columns from the dim on are
+/// zero.
+template <class F> void with_width(Index dim, F&& f) {
   if (dim <= 32) f.template operator()<32>();
   else if (dim <= 64) f.template operator()<64>();
   else if (dim <= 96) f.template operator()<96>();
@@ -52,17 +51,19 @@ void with_width(Index dim, F&& f) {
 }
 constexpr Index kMostDim = 128;
 
-/// What both directions ask of a call. The order of scores must be that of the products, so scale is positive.
+/// What both directions ask of a call. The order of scores must be that of the products, so scale
+/// is positive.
 inline bool suits(const AttentionSizes& sizes, Index n_heads) {
-  return sizes.batch > 0 && sizes.dim > 0 && sizes.dim % 16 == 0 && sizes.dim <= kMostDim && sizes.scale > 0 && n_heads <= kMaxHeads;
+  return sizes.batch > 0 && sizes.dim > 0 && sizes.dim % 16 == 0 && sizes.dim <= kMostDim && sizes.scale > 0 &&
+         n_heads <= kMaxHeads;
 }
 
-// ---- tiles in shared memory ---------------------------------------------------------------------------------
+// ---- tiles in shared memory ---------------------------------------------------------------------
 
-/// Rows of W elements in pieces of 16 bytes. Where a piece stands in its row is turned from row to row (XOR), so that eight rows' pieces of one
-/// column, which is what a matrix load reads, lie in different banks: 128 bytes repeat every row at W = 64 and 128, every two at 32 and 96.
-template <int W>
-struct Tile {
+/// Rows of W elements in pieces of 16 bytes. Where a piece stands in its row is turned from row to
+/// row (XOR), so that eight rows' pieces of one column, which is what a matrix load reads, lie in
+/// different banks: 128 bytes repeat every row at W = 64 and 128, every two at 32 and 96.
+template <int W> struct Tile {
   static constexpr int kPieces = W / 8;
   static constexpr std::uint32_t kPitch = 2 * W;
   static __device__ __forceinline__ int turn(int row) { return kPieces % 8 == 0 ? row % 8 : row / 2 % 4; }
@@ -71,31 +72,39 @@ struct Tile {
   }
 };
 
-/// Where a lane points to load the four matrices of a 16 x 16 block: rows row + 0 .. 15, columns 16 k + 0 .. 15.
-template <int W>
-class Pointer {
+/// Where a lane points to load the four matrices of a 16 x 16 block: rows row + 0 .. 15, columns 16
+/// k + 0 .. 15.
+template <int W> class Pointer {
  public:
-  /// In the order upper left, lower left, upper right, lower right: a left factor; or, transposed, two right factors side by side.
-  static __device__ __forceinline__ Pointer by_columns() { return Pointer(static_cast<int>(threadIdx.x) % 16, static_cast<int>(threadIdx.x) / 16 % 2); }
-  /// Upper left, upper right, lower left, lower right: two right factors whose columns are the rows of the block.
+  /// In the order upper left, lower left, upper right, lower right: a left factor; or, transposed,
+  /// two right factors side by side.
+  static __device__ __forceinline__ Pointer by_columns() {
+    return Pointer(static_cast<int>(threadIdx.x) % 16, static_cast<int>(threadIdx.x) / 16 % 2);
+  }
+  /// Upper left, upper right, lower left, lower right: two right factors whose columns are the rows
+  /// of the block.
   static __device__ __forceinline__ Pointer by_rows() {
-    return Pointer(static_cast<int>(threadIdx.x) % 8 + static_cast<int>(threadIdx.x) / 16 % 2 * 8, static_cast<int>(threadIdx.x) / 8 % 2);
+    return Pointer(static_cast<int>(threadIdx.x) % 8 + static_cast<int>(threadIdx.x) / 16 % 2 * 8,
+                   static_cast<int>(threadIdx.x) / 8 % 2);
   }
   /// row: a multiple of 8.
   __device__ __forceinline__ std::uint32_t at(std::uint32_t tile, int row, int k) const {
-    return tile + row_ + static_cast<std::uint32_t>(row) * Tile<W>::kPitch + (static_cast<std::uint32_t>(k) * 32 ^ turn_);
+    return tile + row_ + static_cast<std::uint32_t>(row) * Tile<W>::kPitch +
+           (static_cast<std::uint32_t>(k) * 32 ^ turn_);
   }
 
  private:
   __device__ __forceinline__ Pointer(int row, int piece)
-      : row_(static_cast<std::uint32_t>(row) * Tile<W>::kPitch), turn_(static_cast<std::uint32_t>(piece ^ Tile<W>::turn(row)) * 16) {}
+      : row_(static_cast<std::uint32_t>(row) * Tile<W>::kPitch),
+        turn_(static_cast<std::uint32_t>(piece ^ Tile<W>::turn(row)) * 16) {}
   std::uint32_t row_, turn_;
 };
 
-/// Starts copying rows token[0, n) of two tensors into two tiles of so many rows; zeros beyond n and dim. All threads of the block.
+/// Starts copying rows token[0, n) of two tensors into two tiles of so many rows; zeros beyond n
+/// and dim. All threads of the block.
 template <int W, int kRows, int kThreads, class T>
-__device__ __forceinline__ void fetch(std::uint32_t to_a, std::uint32_t to_b, const T* a, int a_stride, const T* b, int b_stride, const std::int32_t* token, int n,
-                                      int dim) {
+__device__ __forceinline__ void fetch(std::uint32_t to_a, std::uint32_t to_b, const T* a, int a_stride, const T* b,
+                                      int b_stride, const std::int32_t* token, int n, int dim) {
   constexpr int kPieces = Tile<W>::kPieces;
   static_assert(kRows * kPieces % kThreads == 0);
 #pragma unroll 4
@@ -109,7 +118,7 @@ __device__ __forceinline__ void fetch(std::uint32_t to_a, std::uint32_t to_b, co
   }
 }
 
-// ---- products ------------------------------------------------------------------------------------------------
+// ---- products -----------------------------------------------------------------------------------
 
 /// s = A B^T of M x 16 rows at a and N x 8 rows at b.
 template <class T, int W, int M, int N>
@@ -144,7 +153,8 @@ __device__ __forceinline__ void add_weighted(float (&sum)[M][W / 8][4], const fl
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[m][i] = pack_pair<T>(w[m][2 * k + i / 2][i % 2 * 2], w[m][2 * k + i / 2][i % 2 * 2 + 1]);
+      for (int i = 0; i < 4; ++i)
+        x[m][i] = pack_pair<T>(w[m][2 * k + i / 2][i % 2 * 2], w[m][2 * k + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
     for (int d = 0; d < W / 16; ++d) {
       std::uint32_t y[4];
@@ -156,8 +166,7 @@ __device__ __forceinline__ void add_weighted(float (&sum)[M][W / 8][4], const fl
 }
 
 /// 0 where all are finite, else NaN.
-template <int M, int N>
-__device__ __forceinline__ float zero_if_finite(const float (&x)[M][N][4]) {
+template <int M, int N> __device__ __forceinline__ float zero_if_finite(const float (&x)[M][N][4]) {
   float zero = 0;
 #pragma unroll
   for (int m = 0; m < M; ++m)
@@ -168,7 +177,7 @@ __device__ __forceinline__ float zero_if_finite(const float (&x)[M][N][4]) {
   return zero;
 }
 
-// ---- chunks, and who attends to whom -------------------------------------------------------------------------
+// ---- chunks, and who attends to whom ------------------------------------------------------------
 
 /// Rows [first, first + n) of the streamed list, all of one tile; n = 0: there are no more.
 struct Chunk {
@@ -177,10 +186,10 @@ struct Chunk {
 };
 
 /// The tiles that refs[begin, end) name, chunk by chunk.
-template <int kRows>
-class Walk {
+template <int kRows> class Walk {
  public:
-  __device__ __forceinline__ Walk(std::span<const Tiling::Ref> refs, int begin, int end, std::span<const Tiling::Range> tiles)
+  __device__ __forceinline__ Walk(std::span<const Tiling::Ref> refs, int begin, int end,
+                                  std::span<const Tiling::Range> tiles)
       : ref_(refs.data() + begin), end_(refs.data() + end), tiles_(tiles.data()) {}
   __device__ __forceinline__ Chunk next() {
     while (rows_.begin == rows_.end) {
@@ -199,25 +208,31 @@ class Walk {
   bool partial_ = false;
 };
 
-/// Where a lane's scores of 16 x (8 N) stand in the lists: rows row and row + 8 of the owned one, columns column + 8 c + j of the chunk. Rows
-/// and columns beyond the last are taken for the last, so that nothing is read beyond the lists; no score of theirs counts.
+/// Where a lane's scores of 16 x (8 N) stand in the lists: rows row and row + 8 of the owned one,
+/// columns column + 8 c + j of the chunk. Rows and columns beyond the last are taken for the last,
+/// so that nothing is read beyond the lists; no score of theirs counts.
 struct Place {
   int first_row, row, last_row, column;
   Chunk chunk;
   __device__ __forceinline__ int row_at(int h) const { return first_row + min(row + 8 * h, last_row); }
-  __device__ __forceinline__ int column_at(int c, int j) const { return chunk.first + min(column + 8 * c + j, chunk.n - 1); }
+  __device__ __forceinline__ int column_at(int c, int j) const {
+    return chunk.first + min(column + 8 * c + j, chunk.n - 1);
+  }
   __device__ __forceinline__ bool has_row(int h) const { return row + 8 * h <= last_row; }
   __device__ __forceinline__ bool has_column(int c, int j) const { return column + 8 * c + j < chunk.n; }
   /// Whether every score of so many rows of the warp counts.
-  __device__ __forceinline__ bool is_whole(int rows, int columns) const { return !chunk.partial && chunk.n == columns && row / 16 * 16 + rows <= last_row + 1; }
+  __device__ __forceinline__ bool is_whole(int rows, int columns) const {
+    return !chunk.partial && chunk.n == columns && row / 16 * 16 + rows <= last_row + 1;
+  }
 };
 
-// A bit a score: 4 c + 2 h + j. Loops stay loops: they run before there are scores, and their code is not worth its room in the cache.
+// A bit a score: 4 c + 2 h + j. Loops stay loops: they run before there are scores, and their code
+// is not worth its room in the cache.
 
-/// The scores that count: of rows and columns there are and, in partial tiles, of pairs that attend. The others are not even sure to be finite:
-/// a row of zeros scores 0, and e^(0 - L) overflows where L is far below. kQueries: rows are queries, columns keys.
-template <bool kQueries, int N>
-__device__ __forceinline__ unsigned attending(const TilingView& t, const Place& x) {
+/// The scores that count: of rows and columns there are and, in partial tiles, of pairs that
+/// attend. The others are not even sure to be finite: a row of zeros scores 0, and e^(0 - L)
+/// overflows where L is far below. kQueries: rows are queries, columns keys.
+template <bool kQueries, int N> __device__ __forceinline__ unsigned attending(const TilingView& t, const Place& x) {
   using Row = std::conditional_t<kQueries, QueryBounds, KeyPlace>;
   const auto row_at = [&](int h) -> Row {
     if constexpr (kQueries) return bounds_of(t, static_cast<std::size_t>(x.row_at(h)));
@@ -269,16 +284,16 @@ __device__ __forceinline__ void take_out(float (&x)[M][N][4], const unsigned (&b
     for (int i = 0; i < 4 * N; ++i)
       if (!(bits[m] >> i & 1)) x[m][i / 4][i % 4] = otherwise;
 }
-/// x is multiplied by zero where a bit is not set: what dropout drops attends all the same, and NaN stays NaN.
-template <int N, int M>
-__device__ __forceinline__ void drop(float (&x)[M][N][4], const unsigned (&bits)[M]) {
+/// x is multiplied by zero where a bit is not set: what dropout drops attends all the same, and NaN
+/// stays NaN.
+template <int N, int M> __device__ __forceinline__ void drop(float (&x)[M][N][4], const unsigned (&bits)[M]) {
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int i = 0; i < 4 * N; ++i) x[m][i / 4][i % 4] *= bits[m] >> i & 1 ? 1.0f : 0.0f;
 }
 
-// ---- results --------------------------------------------------------------------------------------------------
+// ---- results ------------------------------------------------------------------------------------
 
 /// In: word i of column block c in w[c], for lane i of four. Out: all four words of block i.
 __device__ __forceinline__ void transpose_four(std::uint32_t (&w)[4]) {
@@ -295,8 +310,8 @@ __device__ __forceinline__ void transpose_four(std::uint32_t (&w)[4]) {
     }
 }
 
-/// to[column] = value(c, j) for the columns that a lane has of one row: four lanes exchange theirs and write 16 bytes each. All lanes of the warp
-/// come here; those without a row write nothing.
+/// to[column] = value(c, j) for the columns that a lane has of one row: four lanes exchange theirs
+/// and write 16 bytes each. All lanes of the warp come here; those without a row write nothing.
 template <int W, class T, class Value>
 __device__ __forceinline__ void write_row(T* to, bool writes, int dim, Value&& value) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
@@ -316,10 +331,12 @@ __device__ __forceinline__ void write_row(float* to, bool writes, int dim, Value
   const int lane = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int c = 0; c < W / 8; ++c)
-    if (writes && 8 * c < dim) *reinterpret_cast<float2*>(to + 8 * c + 2 * lane) = make_float2(value(c, 0), value(c, 1));
+    if (writes && 8 * c < dim)
+      *reinterpret_cast<float2*>(to + 8 * c + 2 * lane) = make_float2(value(c, 0), value(c, 1));
 }
 
-/// Whether this block's tile came out finite. If not, it is marked for the plain kernel, and not to be written. All threads.
+/// Whether this block's tile came out finite. If not, it is marked for the plain kernel, and not to
+/// be written. All threads.
 __device__ __forceinline__ bool is_finite_or_marked(float zero, std::int32_t* mark) {
   if (!mark) return true;
   const bool finite = __syncthreads_and(zero == 0.0f);

@@ -1,16 +1,20 @@
-// Attention backward by the tensor cores of any GPU since sm_80, for every tiling: twice over the scores, so that every sum stays with its
-// owner, nothing is added from two sides, and the bits are the same every time. mma.cuh tells how tiles lie and how rows stream by.
+// Attention backward by the tensor cores of any GPU since sm_80, for every tiling: twice over the
+// scores, so that every sum stays with its owner, nothing is added from two sides, and the bits are
+// the same every time. mma.cuh tells how tiles lie and how rows stream by.
 //
 //   keys       a block owns keys, queries stream by
-//                  S^T = K Q^T     P^T = e^(c S^T - L)     dP^T = V dO^T     dS^T = P^T (M dP^T - Delta)     dV += (M P^T) dO     dK += dS^T Q
+//                  S^T = K Q^T     P^T = e^(c S^T - L)     dP^T = V dO^T     dS^T = P^T (M dP^T - Delta)
+//                  dV += (M P^T) dO     dK += dS^T Q
 //   queries    a block owns queries, keys stream by
 //                  S = Q K^T       P = e^(c S - L)         dP = dO V^T       dS = P (M dP - Delta)           dQ += dS K
 //
-// Both are one kernel: what a block owns and what streams by are two pairs of rows, (K, V) and (Q, dO), and P and dS are left factors of the
-// next products where they were computed. With grouped heads a block that owns keys goes through the query heads that read them, one by one.
+// Both are one kernel: what a block owns and what streams by are two pairs of rows, (K, V) and (Q,
+// dO), and P and dS are left factors of the next products where they were computed. With grouped
+// heads a block that owns keys goes through the query heads that read them, one by one.
 //
-// f16 keeps numbers below 2^-14 with fewer bits, and a softmax over thousands of keys is made of such: there P is 2^10 times as large until the
-// end, and the factor that brings dS back rides on its subtraction.
+// f16 keeps numbers below 2^-14 with fewer bits, and a softmax over thousands of keys is made of
+// such: there P is 2^10 times as large until the end, and the factor that brings dS back rides on
+// its subtraction.
 #include "core/cuda/context.h"
 #include "ops/hilbert/kernels/cuda/mma.cuh"
 
@@ -21,44 +25,46 @@ using namespace tensor_cores;
 
 template <class T> struct Pair { Operand<T> a, b; };  // (K, V) or (Q, dO), or the gradients of what is owned
 
-template <class T>
-struct Pass {
+template <class T> struct Pass {
   Pair<const T> own, stream;
-  const float *lse, *delta;  // [B, H, L]
-  Pair<T> to;                // written, or
-  Pair<float> add_to;        // added to
-  std::int32_t* again;       // marks, or null
+  const float *lse, *delta;             // [B, H, L]
+  Pair<T> to;                           // written, or
+  Pair<float> add_to;                   // added to
+  std::int32_t* again;                  // marks, or null
   float scale, scale_log2, multiplier;  // of scores, the same in base 2, and of weights that survive dropout
 };
 
-/// Sums of both K and V leave room for 16 rows a warp at large widths, else for 32. Two stages of chunks fit beside the owned tiles in 99 KiB,
-/// which is what the smallest of these GPUs have.
-template <int W, bool kKeys>
-struct Setting {
+/// Sums of both K and V leave room for 16 rows a warp at large widths, else for 32. Two stages of
+/// chunks fit beside the owned tiles in 99 KiB, which is what the smallest of these GPUs have.
+template <int W, bool kKeys> struct Setting {
   static constexpr int kM = kKeys && W > 64 ? 1 : 2;  // blocks of 16 rows, a warp's
   static constexpr int kThreads = kTile / 16 / kM * kWarp;
   static constexpr int kChunk = W == (kKeys ? 96 : 64) || (!kKeys && W == 32) ? 64 : 32;
   static constexpr int kN = kChunk / 8;
   static constexpr int kBlocks = kM;  // a multiprocessor has: eight warps
-  static constexpr std::uint32_t kOwned = kTile * Tile<W>::kPitch, kStreamed = kChunk * Tile<W>::kPitch, kStatistic = kChunk * 4;
-  static constexpr std::uint32_t own_b = kOwned, stream_a = 2 * kOwned, stream_b = stream_a + kStreamed, lse = stream_b + kStreamed, delta = lse + kStatistic,
+  static constexpr std::uint32_t kOwned = kTile * Tile<W>::kPitch, kStreamed = kChunk * Tile<W>::kPitch,
+                                 kStatistic = kChunk * 4;
+  static constexpr std::uint32_t own_b = kOwned, stream_a = 2 * kOwned, stream_b = stream_a + kStreamed,
+                                 lse = stream_b + kStreamed, delta = lse + kStatistic,
                                  kStage = 2 * (kStreamed + kStatistic), kSize = 2 * kOwned + 2 * kStage;
 };
 
-template <class T> constexpr float kLift = std::is_same_v<T, f16> ? 10 : 0;               // P is times 2^kLift
+template <class T> constexpr float kLift = std::is_same_v<T, f16> ? 10 : 0;  // P is times 2^kLift
 template <class T> constexpr float kUnlift = std::is_same_v<T, f16> ? 1.0f / 1024 : 1.0f;
 
-/// What a warp adds up for the first and the second of the owned pair, and what it knows of the rows it owns: queries' statistics.
-template <int W, bool kKeys>
-struct Sums {
+/// What a warp adds up for the first and the second of the owned pair, and what it knows of the
+/// rows it owns: queries' statistics.
+template <int W, bool kKeys> struct Sums {
   static constexpr int kM = Setting<W, kKeys>::kM;
   float a[kM][W / 8][4], b[kKeys ? kM : 1][kKeys ? W / 8 : 1][4];
   float lse[kM][2], delta[kM][2];
 };
 
-/// A warp's rows meet one chunk. stage: the first byte of the stage it lies in, less that of the first stage.
+/// A warp's rows meet one chunk. stage: the first byte of the stage it lies in, less that of the
+/// first stage.
 template <class T, int W, bool kKeys>
-__device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const Pass<T>& f, Index batch, Index h, Place place, std::uint32_t own, std::uint32_t stage) {
+__device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const Pass<T>& f, Index batch, Index h,
+                                     Place place, std::uint32_t own, std::uint32_t stage) {
   using S = Setting<W, kKeys>;
   constexpr int M = S::kM, N = S::kN;
   const bool drops = p.sizes.dropout > 0, all = place.is_whole(16 * M, S::kChunk);
@@ -90,7 +96,8 @@ __device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const 
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float less = kKeys ? (i % 2 ? l.y : l.x) : x.lse[m][i / 2], delta = kKeys ? (i % 2 ? d.y : d.x) : x.delta[m][i / 2];
+        const float less = kKeys ? (i % 2 ? l.y : l.x) : x.lse[m][i / 2],
+                    delta = kKeys ? (i % 2 ? d.y : d.x) : x.delta[m][i / 2];
         const float weight = exp2_fast(fmaf(s[m][c][i], f.scale_log2, less));
         t[m][c][i] = weight * fmaf(t[m][c][i], factor, -delta);
         s[m][c][i] = weight;
@@ -111,15 +118,18 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
   const std::uint32_t base = shared_address(memory);
   // Causal lists: early keys and late queries meet the most, and begin.
   const int tile = static_cast<int>(kKeys ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp, mine = warp * M * 16;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp,
+            mine = warp * M * 16;
   const auto& tiles = kKeys ? p.t.k_tile : p.t.q_tile;
   const Tiling::Range owned = tiles[tile];
-  const int n = owned.end - owned.begin, dim = static_cast<int>(p.sizes.dim), each = static_cast<int>(p.sizes.heads / p.sizes.kv_heads);
+  const int n = owned.end - owned.begin, dim = static_cast<int>(p.sizes.dim),
+            each = static_cast<int>(p.sizes.heads / p.sizes.kv_heads);
   const int own_head = kKeys ? static_cast<int>(blockIdx.y) : p.heads.at[blockIdx.y];
   const Index b = blockIdx.z;
   const std::int32_t* const tokens = (kKeys ? p.t.k_token : p.t.q_token).data() + owned.begin;
   const std::int32_t* const stream_tokens = (kKeys ? p.t.q_token : p.t.k_token).data();
-  fetch<W, kTile, kThreads>(base, base + S::own_b, f.own.a.at(b, own_head), f.own.a.token, f.own.b.at(b, own_head), f.own.b.token, tokens, n, dim);
+  fetch<W, kTile, kThreads>(base, base + S::own_b, f.own.a.at(b, own_head), f.own.a.token, f.own.b.at(b, own_head),
+                            f.own.b.token, tokens, n, dim);
 
   Sums<W, kKeys> x{};
   if constexpr (!kKeys) {
@@ -136,12 +146,14 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
     const int from = kKeys ? h : h / each;
     const T *const stream_a = f.stream.a.at(b, from), *const stream_b = f.stream.b.at(b, from);
     const Index statistics = (b * p.sizes.heads + h) * p.sizes.length;
-    Walk<kChunk> walk = kKeys ? Walk<kChunk>(p.t.queries, p.t.queries_begin[tile], p.t.queries_begin[tile + 1], p.t.q_tile)
-                              : Walk<kChunk>(p.t.keys, p.t.keys_begin[tile], p.t.keys_begin[tile + 1], p.t.k_tile);
+    Walk<kChunk> walk =
+        kKeys ? Walk<kChunk>(p.t.queries, p.t.queries_begin[tile], p.t.queries_begin[tile + 1], p.t.q_tile)
+              : Walk<kChunk>(p.t.keys, p.t.keys_begin[tile], p.t.keys_begin[tile + 1], p.t.k_tile);
     const auto fetch_chunk = [&](const Chunk& c, int stage) {
       const std::uint32_t to = base + static_cast<std::uint32_t>(stage) * S::kStage;
       const std::int32_t* const list = stream_tokens + c.first;
-      fetch<W, kChunk, kThreads>(to + S::stream_a, to + S::stream_b, stream_a, f.stream.a.token, stream_b, f.stream.b.token, list, c.n, dim);
+      fetch<W, kChunk, kThreads>(to + S::stream_a, to + S::stream_b, stream_a, f.stream.a.token, stream_b,
+                                 f.stream.b.token, list, c.n, dim);
       if (const int row = static_cast<int>(threadIdx.x); kKeys && row < kChunk) {
         const Index at = statistics + (row < c.n ? list[row] : 0);
         copy_4_or_zero(to + S::lse + static_cast<std::uint32_t>(row) * 4, f.lse + at, row < c.n);
@@ -157,7 +169,8 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
       const Chunk ahead = walk.next();
       if (ahead.n > 0) fetch_chunk(ahead, stage ^ 1);
       if (mine < n)
-        meet<T, W>(x, p, f, b, h, {owned.begin, mine + lane / 4, n - 1, lane % 4 * 2, now}, base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch,
+        meet<T, W>(x, p, f, b, h, {owned.begin, mine + lane / 4, n - 1, lane % 4 * 2, now},
+                   base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch,
                    base + static_cast<std::uint32_t>(stage) * S::kStage);
       now = ahead;
     }
@@ -172,7 +185,8 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
   wait_for_copies();
 
   const float zero = zero_if_finite(x.a) + (kKeys ? zero_if_finite(x.b) : 0.0f);
-  std::int32_t* const mark = f.again ? f.again + (b * p.sizes.heads + own_head) * static_cast<Index>(tiles.size()) + tile : nullptr;
+  std::int32_t* const mark =
+      f.again ? f.again + (b * p.sizes.heads + own_head) * static_cast<Index>(tiles.size()) + tile : nullptr;
   if (!is_finite_or_marked(zero, mark)) return;
 #pragma unroll
   for (int m = 0; m < M; ++m)
@@ -184,9 +198,12 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
       const auto write = [&](const Operand<T>& to, const Operand<float>& add_to, const auto& sum, float times) {
         if (add_to.data) {
           float* const at = add_to.at(b, own_head) + token * add_to.token;
-          write_row<W>(at, writes, dim, [&](int c, int j) { return fmaf(sum[m][c][2 * half + j], times, at[8 * c + lane % 4 * 2 + j]); });
+          write_row<W>(at, writes, dim, [&](int c, int j) {
+            return fmaf(sum[m][c][2 * half + j], times, at[8 * c + lane % 4 * 2 + j]);
+          });
         } else {
-          write_row<W>(to.at(b, own_head) + token * to.token, writes, dim, [&](int c, int j) { return sum[m][c][2 * half + j] * times; });
+          write_row<W>(to.at(b, own_head) + token * to.token, writes, dim,
+                       [&](int c, int j) { return sum[m][c][2 * half + j] * times; });
         }
       };
       write(f.to.a, f.add_to.a, x.a, f.scale);
@@ -195,8 +212,8 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
 }
 
 template <class T, class O>
-Pass<T> pass_of(const AttentionSizes& sizes, const Pair<const T>& own, const Pair<const T>& stream, const float* lse, const float* delta, const Rows<O>& a, const Rows<O>& b,
-                std::int32_t* again) {
+Pass<T> pass_of(const AttentionSizes& sizes, const Pair<const T>& own, const Pair<const T>& stream, const float* lse,
+                const float* delta, const Rows<O>& a, const Rows<O>& b, std::int32_t* again) {
   const auto scale = static_cast<float>(sizes.scale);
   Pass<T> f{own, stream, lse, delta, {}, {}, again, scale, scale * kLog2e, multiplier_of(sizes)};
   if constexpr (std::is_same_v<O, float>) f.add_to = {operand_of(a), operand_of(b)};
@@ -206,14 +223,14 @@ Pass<T> pass_of(const AttentionSizes& sizes, const Pair<const T>& own, const Pai
 
 }  // namespace
 
-template <class T>
-bool mma_backward_serves(Cuda where, const AttentionSizes& sizes, Index n_heads) {
+template <class T> bool mma_backward_serves(Cuda where, const AttentionSizes& sizes, Index n_heads) {
   return properties(where.device).major >= 8 && suits(sizes, n_heads);
 }
 
 template <class T, class O>
-bool mma_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q, Rows<const T> k,
-                  Rows<const T> v, Rows<const T> d_o, const float* lse, const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv, std::int32_t* again_queries,
+bool mma_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
+                  Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse,
+                  const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv, std::int32_t* again_queries,
                   std::int32_t* again_keys) {
   for (const Rows<const T>& x : {q, k, v, d_o})
     if (!in_16_bytes(x)) return false;
@@ -225,23 +242,28 @@ bool mma_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, cons
     return dim3(static_cast<unsigned>(tiles.size()), static_cast<unsigned>(owners), static_cast<unsigned>(sizes.batch));
   };
   with_width(sizes.dim, [&]<int W>() {
-    launch("attention", where, mma_backward_kernel<T, W, true>, grid(t.k_tile, sizes.kv_heads), Setting<W, true>::kThreads, Setting<W, true>::kSize, p,
+    launch("attention", where, mma_backward_kernel<T, W, true>, grid(t.k_tile, sizes.kv_heads),
+           Setting<W, true>::kThreads, Setting<W, true>::kSize, p,
            pass_of<T, O>(sizes, keys, queries, lse, delta, dk, dv, again_keys));
-    launch("attention", where, mma_backward_kernel<T, W, false>, grid(t.q_tile, n_heads), Setting<W, false>::kThreads, Setting<W, false>::kSize, p,
-           pass_of<T, O>(sizes, queries, keys, lse, delta, dq, dq, again_queries));
+    launch("attention", where, mma_backward_kernel<T, W, false>, grid(t.q_tile, n_heads), Setting<W, false>::kThreads,
+           Setting<W, false>::kSize, p, pass_of<T, O>(sizes, queries, keys, lse, delta, dq, dq, again_queries));
   });
   return true;
 }
 
 template bool mma_backward_serves<bf16>(Cuda, const AttentionSizes&, Index);
 template bool mma_backward_serves<f16>(Cuda, const AttentionSizes&, Index);
-template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
-                           Rows<const bf16>, const float*, const float*, Rows<bf16>, Rows<bf16>, Rows<bf16>, std::int32_t*, std::int32_t*);
-template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
-                           Rows<const bf16>, const float*, const float*, Rows<float>, Rows<float>, Rows<float>, std::int32_t*, std::int32_t*);
-template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>, Rows<const f16>, Rows<const f16>,
-                           Rows<const f16>, const float*, const float*, Rows<f16>, Rows<f16>, Rows<f16>, std::int32_t*, std::int32_t*);
-template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>, Rows<const f16>, Rows<const f16>,
-                           Rows<const f16>, const float*, const float*, Rows<float>, Rows<float>, Rows<float>, std::int32_t*, std::int32_t*);
+template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
+                           Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*, const float*, Rows<bf16>,
+                           Rows<bf16>, Rows<bf16>, std::int32_t*, std::int32_t*);
+template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
+                           Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*, const float*,
+                           Rows<float>, Rows<float>, Rows<float>, std::int32_t*, std::int32_t*);
+template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
+                           Rows<const f16>, Rows<const f16>, Rows<const f16>, const float*, const float*, Rows<f16>,
+                           Rows<f16>, Rows<f16>, std::int32_t*, std::int32_t*);
+template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
+                           Rows<const f16>, Rows<const f16>, Rows<const f16>, const float*, const float*, Rows<float>,
+                           Rows<float>, Rows<float>, std::int32_t*, std::int32_t*);
 
 }  // namespace hilt::kernels

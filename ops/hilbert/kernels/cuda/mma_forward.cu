@@ -1,13 +1,18 @@
-// Attention forward by the tensor cores of any GPU since sm_80, for every tiling. mma.cuh tells how tiles lie and how rows stream by.
+// Attention forward by the tensor cores of any GPU since sm_80, for every tiling. mma.cuh tells how
+// tiles lie and how rows stream by.
 //
-//   S = Q K^T     m' = max(m, c rowmax S)     P = e^(c S - m')     l = e^(m - m') l + rowsum P     O = e^(m - m') O + (M P) V
+//   S = Q K^T     m' = max(m, c rowmax S)     P = e^(c S - m')     l = e^(m - m') l + rowsum P
+//   O = e^(m - m') O + (M P) V
 //   and at the end      O / l      L = m + log l                  in base 2 inside, natural outside
 //
-// A block of four warps owns a tile of up to 128 queries and one head, a warp 32 of them: every 16 x 16 block of K and V that a warp loads from
-// shared memory serves two products. P is rounded to the operands' type where it stands: the scores of two products side by side are the left
-// factor of the next. The tile with the most keys of a causal list is the last: blocks go through the tiles backwards.
+// A block of four warps owns a tile of up to 128 queries and one head, a warp 32 of them: every 16
+// x 16 block of K and V that a warp loads from shared memory serves two products. P is rounded to
+// the operands' type where it stands: the scores of two products side by side are the left factor
+// of the next. The tile with the most keys of a causal list is the last: blocks go through the
+// tiles backwards.
 //
-// What is there already is merged at the end, so the sums here are the same whether or not there is any:
+// What is there already is merged at the end, so the sums here are the same whether or not there is
+// any:
 //
 //   L' = log(e^L + e^L_here)     O' = e^(L - L') O + e^(L_here - L') O_here
 #include "core/cuda/context.h"
@@ -23,32 +28,27 @@ constexpr int kM = kTile / kWarps / 16;  // blocks of 16 queries, a warp's
 constexpr int kChunk = 64;               // keys
 constexpr int kN = kChunk / 8;
 
-template <class T>
-struct Forward {
+template <class T> struct Forward {
   Operand<const T> q, k, v;
-  Operand<T> o;          // one of these two
+  Operand<T> o;  // one of these two
   Operand<float> o_wide;
-  float* lse;            // [B, H, L]
-  bool fresh;            // there is nothing to merge with
-  std::int32_t* again;   // marks, or null
+  float* lse;                    // [B, H, L]
+  bool fresh;                    // there is nothing to merge with
+  std::int32_t* again;           // marks, or null
   float scale_log2, multiplier;  // of scores, in base 2, and of weights that survive dropout
 };
 
-template <int W>
-struct Layout {
+template <int W> struct Layout {
   static constexpr std::uint32_t kOwned = kTile * Tile<W>::kPitch, kStreamed = kChunk * Tile<W>::kPitch;
   static constexpr std::uint32_t k = kOwned, v = k + kStreamed, kStage = 2 * kStreamed, kSize = kOwned + 2 * kStage;
 };
 
 /// The online softmax of a warp's rows: shift is the maximum so far in base 2.
-template <int W>
-struct Softmax {
-  float shift[kM][2], sum[kM][2], o[kM][W / 8][4];
-};
+template <int W> struct Softmax { float shift[kM][2], sum[kM][2], o[kM][W / 8][4]; };
 
-/// Raises the maxima of one block of 16 rows to those of new scores, turns these into weights and rescales what was summed before.
-template <int W>
-__device__ __forceinline__ void go_on(Softmax<W>& x, int m, float (&s)[kN][4], float scale) {
+/// Raises the maxima of one block of 16 rows to those of new scores, turns these into weights and
+/// rescales what was summed before.
+template <int W> __device__ __forceinline__ void go_on(Softmax<W>& x, int m, float (&s)[kN][4], float scale) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float high = -INFINITY;
@@ -76,8 +76,10 @@ __device__ __forceinline__ void go_on(Softmax<W>& x, int m, float (&s)[kN][4], f
 
 /// A warp's rows meet one chunk.
 template <class T, int W>
-__device__ __forceinline__ void meet(Softmax<W>& x, const Problem& p, float scale, Index b, Index h, Place place, std::uint32_t q, std::uint32_t k, std::uint32_t v) {
-  const bool all = place.is_whole(0, kChunk);  // rows beyond the last come to no harm: their sums are finite and go nowhere
+__device__ __forceinline__ void meet(Softmax<W>& x, const Problem& p, float scale, Index b, Index h, Place place,
+                                     std::uint32_t q, std::uint32_t k, std::uint32_t v) {
+  const bool all =
+      place.is_whole(0, kChunk);  // rows beyond the last come to no harm: their sums are finite and go nowhere
   unsigned pairs[kM], kept[kM], any = 0;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
@@ -98,11 +100,13 @@ __device__ __forceinline__ void meet(Softmax<W>& x, const Problem& p, float scal
 }
 
 template <class T, int W>
-__global__ void __launch_bounds__(kThreads, 2) mma_forward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Forward<T> f) {
+__global__ void __launch_bounds__(kThreads, 2)
+    mma_forward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Forward<T> f) {
   extern __shared__ __align__(128) std::uint8_t memory[];
   using M = Layout<W>;
   const std::uint32_t base = shared_address(memory);
-  const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x), warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x), warp = static_cast<int>(threadIdx.x) / kWarp,
+            lane = static_cast<int>(threadIdx.x) % kWarp;
   const Tiling::Range queries = p.t.q_tile[tile];
   const int n = queries.end - queries.begin, dim = static_cast<int>(p.sizes.dim), mine = warp * kM * 16;
   const Index b = blockIdx.z, h = p.heads.at[blockIdx.y], kv = h / (p.sizes.heads / p.sizes.kv_heads);
@@ -111,7 +115,8 @@ __global__ void __launch_bounds__(kThreads, 2) mma_forward_kernel(const __grid_c
   const T *const k = f.k.at(b, kv), *const v = f.v.at(b, kv);
   const auto fetch_keys = [&](const Chunk& c, int stage) {
     const std::uint32_t to = base + static_cast<std::uint32_t>(stage) * M::kStage;
-    fetch<W, kChunk, kThreads>(to + M::k, to + M::v, k, f.k.token, v, f.v.token, p.t.k_token.data() + c.first, c.n, dim);
+    fetch<W, kChunk, kThreads>(to + M::k, to + M::v, k, f.k.token, v, f.v.token, p.t.k_token.data() + c.first, c.n,
+                               dim);
   };
 
   Softmax<W> x{};
@@ -129,14 +134,16 @@ __global__ void __launch_bounds__(kThreads, 2) mma_forward_kernel(const __grid_c
     if (ahead.n > 0) fetch_keys(ahead, stage ^ 1);
     const std::uint32_t at = base + static_cast<std::uint32_t>(stage) * M::kStage;
     if (mine < n)
-      meet<T, W>(x, p, f.scale_log2, b, h, {queries.begin, mine + lane / 4, n - 1, lane % 4 * 2, now}, base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch, at + M::k, at + M::v);
+      meet<T, W>(x, p, f.scale_log2, b, h, {queries.begin, mine + lane / 4, n - 1, lane % 4 * 2, now},
+                 base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch, at + M::k, at + M::v);
     now = ahead;
   }
 
   float zero = zero_if_finite(x.o);
 #pragma unroll
   for (int m = 0; m < kM; ++m) zero = fmaf(x.sum[m][0], 0.0f, fmaf(x.sum[m][1], 0.0f, zero));
-  std::int32_t* const mark = f.again ? f.again + (b * p.sizes.heads + h) * static_cast<Index>(p.t.q_tile.size()) + tile : nullptr;
+  std::int32_t* const mark =
+      f.again ? f.again + (b * p.sizes.heads + h) * static_cast<Index>(p.t.q_tile.size()) + tile : nullptr;
   if (!is_finite_or_marked(zero, mark)) return;
   float* const lse = f.lse + (b * p.sizes.heads + h) * p.sizes.length;
 #pragma unroll
@@ -169,33 +176,51 @@ __global__ void __launch_bounds__(kThreads, 2) mma_forward_kernel(const __grid_c
 }  // namespace
 
 template <class T, class O>
-bool mma_forward_serves(Cuda where, const AttentionSizes& sizes, Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const O> o) {
-  return properties(where.device).major >= 8 && suits(sizes, n_heads) && in_16_bytes(q) && in_16_bytes(k) && in_16_bytes(v) && in_16_bytes(o);
+bool mma_forward_serves(Cuda where, const AttentionSizes& sizes, Index n_heads, Rows<const T> q, Rows<const T> k,
+                        Rows<const T> v, Rows<const O> o) {
+  return properties(where.device).major >= 8 && suits(sizes, n_heads) && in_16_bytes(q) && in_16_bytes(k) &&
+         in_16_bytes(v) && in_16_bytes(o);
 }
 
 template <class T, class O>
-void mma_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q, Rows<const T> k,
-                 Rows<const T> v, Rows<O> o, float* lse, bool fresh, std::int32_t* again) {
-  Forward<T> f{operand_of(q), operand_of(k), operand_of(v), {}, {}, lse, fresh, again, static_cast<float>(sizes.scale) * kLog2e, multiplier_of(sizes)};
+void mma_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
+                 Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<O> o, float* lse, bool fresh,
+                 std::int32_t* again) {
+  Forward<T> f{operand_of(q),
+               operand_of(k),
+               operand_of(v),
+               {},
+               {},
+               lse,
+               fresh,
+               again,
+               static_cast<float>(sizes.scale) * kLog2e,
+               multiplier_of(sizes)};
   if constexpr (std::is_same_v<O, float>) f.o_wide = operand_of(o);
   else f.o = operand_of(o);
-  const dim3 grid(static_cast<unsigned>(t.q_tile.size()), static_cast<unsigned>(n_heads), static_cast<unsigned>(sizes.batch));
+  const dim3 grid(static_cast<unsigned>(t.q_tile.size()), static_cast<unsigned>(n_heads),
+                  static_cast<unsigned>(sizes.batch));
   with_width(sizes.dim, [&]<int W>() {
-    launch("attention", where, mma_forward_kernel<T, W>, grid, kThreads, Layout<W>::kSize, problem_of(where, sizes, t, heads, n_heads), f);
+    launch("attention", where, mma_forward_kernel<T, W>, grid, kThreads, Layout<W>::kSize,
+           problem_of(where, sizes, t, heads, n_heads), f);
   });
 }
 
-template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>);
-template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const float>);
-template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<const f16>);
-template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<const float>);
-template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
-                          Rows<bf16>, float*, bool, std::int32_t*);
-template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
-                          Rows<float>, float*, bool, std::int32_t*);
-template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<f16>,
-                          float*, bool, std::int32_t*);
-template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<float>,
-                          float*, bool, std::int32_t*);
+template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const bf16>, Rows<const bf16>,
+                                 Rows<const bf16>, Rows<const bf16>);
+template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const bf16>, Rows<const bf16>,
+                                 Rows<const bf16>, Rows<const float>);
+template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const f16>, Rows<const f16>, Rows<const f16>,
+                                 Rows<const f16>);
+template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const f16>, Rows<const f16>, Rows<const f16>,
+                                 Rows<const float>);
+template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
+                          Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool, std::int32_t*);
+template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
+                          Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool, std::int32_t*);
+template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
+                          Rows<const f16>, Rows<const f16>, Rows<f16>, float*, bool, std::int32_t*);
+template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
+                          Rows<const f16>, Rows<const f16>, Rows<float>, float*, bool, std::int32_t*);
 
 }  // namespace hilt::kernels

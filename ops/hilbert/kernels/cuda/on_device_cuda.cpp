@@ -22,8 +22,7 @@ constexpr std::size_t kAlignment = 16;
 /// All lists in one block of memory, one copy.
 class Packer {
  public:
-  template <class X>
-  void add(const std::vector<X>& list) {
+  template <class X> void add(const std::vector<X>& list) {
     at_.push_back(bytes_.size());
     bytes_.resize((bytes_.size() + list.size() * sizeof(X) + kAlignment - 1) / kAlignment * kAlignment);
     if (!list.empty()) std::memcpy(bytes_.data() + at_.back(), list.data(), list.size() * sizeof(X));
@@ -33,8 +32,7 @@ class Packer {
     cuda::to_device(where, t.mutable_raw(), bytes_.data(), bytes_.size());
     return t;
   }
-  template <class X>
-  void find(const Tensor& memory, const std::vector<X>& list, std::span<const X>& view) {
+  template <class X> void find(const Tensor& memory, const std::vector<X>& list, std::span<const X>& view) {
     view = {reinterpret_cast<const X*>(memory.raw() + at_[next_++]), list.size()};
   }
 
@@ -44,11 +42,13 @@ class Packer {
   std::size_t next_ = 0;
 };
 
-template <class Visit>
-void each_list(const Tiling& t, TilingView& v, Visit&& visit) {
-  visit(t.q_token, v.q_token), visit(t.k_token, v.k_token), visit(t.q_names(), v.q_name), visit(t.k_names(), v.k_name), visit(t.q_tile, v.q_tile), visit(t.k_tile, v.k_tile);
-  visit(t.keys_begin, v.keys_begin), visit(t.keys, v.keys), visit(t.queries_begin, v.queries_begin), visit(t.queries, v.queries);
-  visit(t.q_rank, v.q_rank), visit(t.k_rank, v.k_rank), visit(t.k_a, v.k_a), visit(t.q_a_low, v.q_a_low), visit(t.q_a_high, v.q_a_high);
+template <class Visit> void each_list(const Tiling& t, TilingView& v, Visit&& visit) {
+  visit(t.q_token, v.q_token), visit(t.k_token, v.k_token), visit(t.q_names(), v.q_name), visit(t.k_names(), v.k_name),
+      visit(t.q_tile, v.q_tile), visit(t.k_tile, v.k_tile);
+  visit(t.keys_begin, v.keys_begin), visit(t.keys, v.keys), visit(t.queries_begin, v.queries_begin),
+      visit(t.queries, v.queries);
+  visit(t.q_rank, v.q_rank), visit(t.k_rank, v.k_rank), visit(t.k_a, v.k_a), visit(t.q_a_low, v.q_a_low),
+      visit(t.q_a_high, v.q_a_high);
   visit(t.k_b, v.k_b), visit(t.q_b_low, v.q_b_low), visit(t.q_b_high, v.q_b_high);
 }
 

@@ -1,6 +1,8 @@
-// Attention on any GPU, for every pattern, type and head dim up to 256: the plain version that the faster ones are compared with.
+// Attention on any GPU, for every pattern, type and head dim up to 256: the plain version that the
+// faster ones are compared with.
 //
-//   forward    a block owns up to 64 queries of one tile and head, a warp 8 of them; keys stream by in chunks of 32, in ascending order:
+//   forward    a block owns up to 64 queries of one tile and head, a warp 8 of them; keys stream by in chunks
+//              of 32, in ascending order:
 //                  S = (c Q) K^T     m' = max(m, rowmax S)     P = e^(S - m')     l = e^(m - m') l + rowsum P
 //                  O = e^(m - m') O + (M P) V                  and at the end     O / l     L = m + log l
 //   backward   twice over the scores, so that every sum stays with its owner and nothing is added from two sides:
@@ -8,9 +10,10 @@
 //                  a block owns queries, keys stream by      dQ += dS K
 //              with P = e^(S - L), dP = dO V^T, dS = P (M dP - Delta)
 //
-// Both halves of every step have one form. Scores: a lane has one streamed row and takes its products with the 8 owned rows of the warp.
-// Sums: a lane has every 32nd column and runs over the streamed rows. All arithmetic is f32. Pairs that do not attend are left out by a
-// bit a pair, not multiplied by zero: 0 x NaN is NaN.
+// Both halves of every step have one form. Scores: a lane has one streamed row and takes its
+// products with the 8 owned rows of the warp. Sums: a lane has every 32nd column and runs over the
+// streamed rows. All arithmetic is f32. Pairs that do not attend are left out by a bit a pair, not
+// multiplied by zero: 0 x NaN is NaN.
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 #include "core/tensor.h"
@@ -28,24 +31,23 @@ using namespace cuda;
 
 constexpr int kChunk = kWarp;  // streamed rows at a time, one a lane
 constexpr int kOwn = 8;        // rows a warp owns
-constexpr int kPad = 4;        // floats after a streamed row: lanes that read 16 bytes each of their own row meet all banks
+constexpr int kPad = 4;  // floats after a streamed row: lanes that read 16 bytes each of their own row meet all banks
 constexpr Index kMaxDim = 256;
 
 /// How a head dim of up to 32 x kColumns is worked on.
-template <int Columns>
-struct Shape32 {
-  static constexpr int kColumns = Columns;      // a lane's
+template <int Columns> struct Shape32 {
+  static constexpr int kColumns = Columns;  // a lane's
   static constexpr int kWidth = kWarp * Columns;
   static constexpr int kPitch = kWidth + kPad;  // of streamed rows
   static constexpr int kWarps = Columns <= 4 ? 8 : 4;
-  static constexpr int kRows = kWarps * kOwn;   // a block owns
+  static constexpr int kRows = kWarps * kOwn;  // a block owns
   static constexpr int kParts = static_cast<int>(Tiling::kTile) / kRows;
 };
 
 /// to[row][0, width) = factor x rows, zeros beyond n and dim. All threads of the block.
 template <class T>
-__device__ void fetch(Rows<const T> x, Index b, Index h, const std::int32_t* token, int n, int rows, int dim, int width, int pitch, float factor,
-                      float* to) {
+__device__ void fetch(Rows<const T> x, Index b, Index h, const std::int32_t* token, int n, int rows, int dim, int width,
+                      int pitch, float factor, float* to) {
   for (int i = threadIdx.x; i < rows * width; i += blockDim.x) {
     const int r = i / width, d = i % width;
     to[r * pitch + d] = r < n && d < dim ? factor * static_cast<float>(x.at(b, token[r], h)[d]) : 0.0f;
@@ -53,8 +55,7 @@ __device__ void fetch(Rows<const T> x, Index b, Index h, const std::int32_t* tok
 }
 
 /// s[r] = own[r] . streamed[lane]
-template <class S>
-__device__ void scores(const float* own, const float* streamed, float (&s)[kOwn]) {
+template <class S> __device__ void scores(const float* own, const float* streamed, float (&s)[kOwn]) {
   const float* const mine = streamed + threadIdx.x % kWarp * S::kPitch;
   for (float& x : s) x = 0;
   for (int d = 0; d < S::kWidth; d += 4) {
@@ -69,7 +70,8 @@ __device__ void scores(const float* own, const float* streamed, float (&s)[kOwn]
 
 /// sum[r] += weight[r][j] streamed[j] for the pairs whose bit is set.
 template <class S>
-__device__ void add_up(const float* weight, const unsigned (&pairs)[kOwn], const float* streamed, int n, float (&sum)[kOwn][S::kColumns]) {
+__device__ void add_up(const float* weight, const unsigned (&pairs)[kOwn], const float* streamed, int n,
+                       float (&sum)[kOwn][S::kColumns]) {
   const int lane = threadIdx.x % kWarp;
   for (int j = 0; j < n; ++j) {
     float x[S::kColumns];
@@ -92,23 +94,27 @@ __device__ float multiplier(const Problem& p, Index b, Index h, int i, int j) {
 }
 
 /// What a block owns: rows [first, first + n) of a list.
-struct Own { int tile, first, n; };
-template <class S>
-__device__ Own own_of(std::span<const Tiling::Range> tiles) {
+struct Own {
+  int tile, first, n;
+};
+template <class S> __device__ Own own_of(std::span<const Tiling::Range> tiles) {
   const int tile = blockIdx.x / S::kParts, begin = tiles[tile].begin + blockIdx.x % S::kParts * S::kRows;
   return {tile, begin, min(tiles[tile].end - begin, S::kRows)};
 }
 
-/// only [batch, heads, tiles]: whether this block's tile, of so many, is marked for a head; null marks all.
+/// only [batch, heads, tiles]: whether this block's tile, of so many, is marked for a head; null
+/// marks all.
 template <class S>
-__device__ bool is_asked_for(const std::int32_t* only, const Problem& p, Index h, std::span<const Tiling::Range> tiles) {
-  return !only || only[(static_cast<Index>(blockIdx.z) * p.sizes.heads + h) * static_cast<Index>(tiles.size()) + blockIdx.x / S::kParts] != 0;
+__device__ bool is_asked_for(const std::int32_t* only, const Problem& p, Index h,
+                             std::span<const Tiling::Range> tiles) {
+  return !only || only[(static_cast<Index>(blockIdx.z) * p.sizes.heads + h) * static_cast<Index>(tiles.size()) +
+                       blockIdx.x / S::kParts] != 0;
 }
 
 template <class T, class S>
 __global__ void __launch_bounds__(S::kWarps* kWarp)
-    forward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<T> o, Rows<float> o_wide, float* lse, bool fresh,
-                   const std::int32_t* only) {
+    forward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<T> o,
+                   Rows<float> o_wide, float* lse, bool fresh, const std::int32_t* only) {
   if (!is_asked_for<S>(only, p, p.heads.at[blockIdx.y], p.t.q_tile)) return;
   extern __shared__ float4 shared[];
   float* const q_tile = reinterpret_cast<float*>(shared);
@@ -133,7 +139,8 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
     m[r] = fresh || r >= rows ? -INFINITY : stat[tokens[mine + r]];
     l[r] = m[r] == -INFINITY ? 0.0f : 1.0f;
 #pragma unroll
-    for (int c = 0; c < S::kColumns; ++c) sum[r][c] = l[r] != 0 && c * kWarp + lane < dim ? state(r, c * kWarp + lane) : 0.0f;
+    for (int c = 0; c < S::kColumns; ++c)
+      sum[r][c] = l[r] != 0 && c * kWarp + lane < dim ? state(r, c * kWarp + lane) : 0.0f;
   }
 
   for (int e = p.t.keys_begin[own.tile]; e < p.t.keys_begin[own.tile + 1]; ++e) {
@@ -193,7 +200,9 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
 }
 
 /// P and dS of the owned rows and one streamed row a lane, from S and dP.
-struct Weights { float p, ds; };
+struct Weights {
+  float p, ds;
+};
 __device__ Weights weights_of(float s, float dp, float lse, float delta, float m) {
   const float p = math::exp(s - lse);
   return {m * p, p * (m * dp - delta)};
@@ -201,8 +210,9 @@ __device__ Weights weights_of(float s, float dp, float lse, float delta, float m
 
 template <class T, class S>
 __global__ void __launch_bounds__(S::kWarps* kWarp)
-    keys_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse,
-                         const float* delta, Rows<float> dk, Rows<float> dv, Rows<T> dk_again, Rows<T> dv_again, const std::int32_t* only) {
+    keys_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v,
+                         Rows<const T> d_o, const float* lse, const float* delta, Rows<float> dk, Rows<float> dv,
+                         Rows<T> dk_again, Rows<T> dv_again, const std::int32_t* only) {
   if (!is_asked_for<S>(only, p, blockIdx.y, p.t.k_tile)) return;  // marked by key heads
   extern __shared__ float4 shared[];
   float* const k_tile = reinterpret_cast<float*>(shared);
@@ -224,7 +234,9 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
   for (int i = 0; i < p.n_heads; ++i) {
     const Index h = p.heads.at[i];
     if (h / each != kv) continue;
-    const float *const row_lse = lse + (b * p.sizes.heads + h) * p.sizes.length, *const row_delta = delta + (b * p.sizes.heads + h) * p.sizes.length;
+    const float *const row_lse = lse + (b * p.sizes.heads + h) * p.sizes.length, *const row_delta =
+                                                                                     delta + (b * p.sizes.heads + h) *
+                                                                                                 p.sizes.length;
     for (int e = p.t.queries_begin[own.tile]; e < p.t.queries_begin[own.tile + 1]; ++e) {
       const Tiling::Ref ref = p.t.queries[e];
       const Tiling::Range queries = p.t.q_tile[ref.tile];
@@ -244,7 +256,8 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
         const float l = lane < n ? row_lse[t] : 0.0f, x = lane < n ? row_delta[t] : 0.0f;
 #pragma unroll
         for (int r = 0; r < kOwn; ++r) {
-          const bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, first + lane, own.first + mine + r));
+          const bool attend =
+              r < rows && lane < n && (!ref.partial || attends(p.t, first + lane, own.first + mine + r));
           pairs[r] = __ballot_sync(~0u, attend);
           Weights w{};
           if (attend) w = weights_of(s[r], dp[r], l, x, multiplier(p, b, h, first + lane, own.first + mine + r));
@@ -277,8 +290,9 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
 
 template <class T, class S>
 __global__ void __launch_bounds__(S::kWarps* kWarp)
-    queries_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse,
-                            const float* delta, Rows<float> dq, Rows<T> dq_again, const std::int32_t* only) {
+    queries_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v,
+                            Rows<const T> d_o, const float* lse, const float* delta, Rows<float> dq, Rows<T> dq_again,
+                            const std::int32_t* only) {
   if (!is_asked_for<S>(only, p, p.heads.at[blockIdx.y], p.t.q_tile)) return;
   extern __shared__ float4 shared[];
   float* const q_tile = reinterpret_cast<float*>(shared);
@@ -320,7 +334,9 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
       for (int r = 0; r < kOwn; ++r) {
         const bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, own.first + mine + r, first + lane));
         pairs[r] = __ballot_sync(~0u, attend);
-        weights[(mine + r) * kChunk + lane] = attend ? weights_of(s[r], dp[r], l[r], x[r], multiplier(p, b, h, own.first + mine + r, first + lane)).ds : 0.0f;
+        weights[(mine + r) * kChunk + lane] =
+            attend ? weights_of(s[r], dp[r], l[r], x[r], multiplier(p, b, h, own.first + mine + r, first + lane)).ds
+                   : 0.0f;
       }
       __syncwarp();
       add_up<S>(weights + mine * kChunk, pairs, k_chunk, n, sum);
@@ -339,14 +355,17 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
   }
 }
 
-// `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows go by head, then token, as they lie in memory.
+// `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows go by
+// head, then token, as they lie in memory.
 template <int N, class T>
-__global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<const T> o, Rows<const T> d_o, float* delta, int lanes) {
+__global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<const T> o, Rows<const T> d_o, float* delta,
+                             int lanes) {
   const int lane = threadIdx.x % lanes;
   const Index rows = s.batch * s.heads * s.length;
   // Whole warps stay together: they add up across lanes.
   for (Index first = (first_element() - threadIdx.x % kWarp) / lanes; first < rows; first += element_step() / lanes) {
-    const Index row = first + threadIdx.x % kWarp / lanes, h = row % s.heads, t = row / s.heads % s.length, b = row / s.heads / s.length;
+    const Index row = first + threadIdx.x % kWarp / lanes, h = row % s.heads, t = row / s.heads % s.length,
+                b = row / s.heads / s.length;
     float sum = 0;
     if (row < rows)
       for (Index d = lane * N; d < s.dim; d += lanes * N) {
@@ -359,9 +378,9 @@ __global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<cons
 }
 
 /// f.operator()<Shape32>() for the head dim.
-template <class F>
-void with_shape(Index dim, F&& f) {
-  check(dim <= kMaxDim, "attention: head dim ", dim, " on a GPU must be at most ", kMaxDim, "; use backward = taped, or the CPU");
+template <class F> void with_shape(Index dim, F&& f) {
+  check(dim <= kMaxDim, "attention: head dim ", dim, " on a GPU must be at most ", kMaxDim,
+        "; use backward = taped, or the CPU");
   if (dim <= 32) f.template operator()<Shape32<1>>();
   else if (dim <= 64) f.template operator()<Shape32<2>>();
   else if (dim <= 128) f.template operator()<Shape32<4>>();
@@ -370,28 +389,31 @@ void with_shape(Index dim, F&& f) {
 
 /// run(problem) for the listed heads, as many at a time as a kernel parameter holds.
 template <class Run>
-void in_portions(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Run&& run) {
+void in_portions(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
+                 Run&& run) {
   if (sizes.batch == 0 || sizes.dim == 0) return;
   for (Index first = 0; first < n_heads; first += kMaxHeads) {
     run(problem_of(where, sizes, t, heads + first, std::min(kMaxHeads, n_heads - first)));
   }
 }
 
-template <class S>
-dim3 grid_of(const std::vector<Tiling::Range>& tiles, Index heads, Index batch) {
-  return dim3(static_cast<unsigned>(tiles.size() * S::kParts), static_cast<unsigned>(heads), static_cast<unsigned>(batch));
+template <class S> dim3 grid_of(const std::vector<Tiling::Range>& tiles, Index heads, Index batch) {
+  return dim3(static_cast<unsigned>(tiles.size() * S::kParts), static_cast<unsigned>(heads),
+              static_cast<unsigned>(batch));
 }
 
 /// [batch, heads, tiles]: none is marked.
 Tensor blank_marks(Cuda where, const AttentionSizes& sizes, const std::vector<Tiling::Range>& tiles) {
-  return zeros({sizes.batch, sizes.heads, static_cast<Index>(tiles.size())}, DType::i32, {Device::Kind::cuda, where.device});
+  return zeros({sizes.batch, sizes.heads, static_cast<Index>(tiles.size())}, DType::i32,
+               {Device::Kind::cuda, where.device});
 }
 
 }  // namespace
 
 template <class T, class O>
-void attention_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
-                       Rows<const T> k, Rows<const T> v, Rows<O> o, float* lse, bool fresh) {
+void attention_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
+                       Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<O> o, float* lse,
+                       bool fresh) {
   Tensor again;  // tiles that a faster kernel left to this one
   if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
     const bool can = fresh || std::is_same_v<O, float>;  // go on from what is there
@@ -408,7 +430,8 @@ void attention_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t,
   if constexpr (sizeof(T) == 2)
     if (!again && mma_forward_serves(where, sizes, n_heads, q, k, v, Rows<const O>{o.data, o.batch, o.token, o.head})) {
       if (t.tiles_partial > 0) again = blank_marks(where, sizes, t.q_tile);
-      mma_forward(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh, again ? again.mutable_data<std::int32_t>() : nullptr);
+      mma_forward(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh,
+                  again ? again.mutable_data<std::int32_t>() : nullptr);
       if (!again) return;
     }
   const std::int32_t* const only = again ? again.data<std::int32_t>() : nullptr;
@@ -419,19 +442,22 @@ void attention_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t,
   with_shape(sizes.dim, [&]<class S>() {
     constexpr std::size_t kShared = sizeof(float) * (S::kRows * S::kWidth + 2 * kChunk * S::kPitch + S::kRows * kChunk);
     in_portions(where, sizes, t, heads, n_heads, [&](const Problem& p) {
-      launch("attention", where, forward_kernel<T, S>, grid_of<S>(t.q_tile, p.n_heads, sizes.batch), S::kWarps * kWarp, kShared, p, q, k, v, narrow, wide,
-             lse, fresh, only);
+      launch("attention", where, forward_kernel<T, S>, grid_of<S>(t.q_tile, p.n_heads, sizes.batch), S::kWarps * kWarp,
+             kShared, p, q, k, v, narrow, wide, lse, fresh, only);
     });
   });
 }
 
 template <class T>
 void attention_delta(Cuda where, const AttentionSizes& sizes, Rows<const T> o, Rows<const T> d_o, float* delta) {
-  const auto in_packs = [](const Rows<const T>& r) { return is_aligned(r.data) && r.batch % kPack<T> == 0 && r.token % kPack<T> == 0 && r.head % kPack<T> == 0; };
+  const auto in_packs = [](const Rows<const T>& r) {
+    return is_aligned(r.data) && r.batch % kPack<T> == 0 && r.token % kPack<T> == 0 && r.head % kPack<T> == 0;
+  };
   const auto run = [&]<int N>() {
     int lanes = 1;
     while (lanes < kWarp && lanes * N < sizes.dim) lanes *= 2;
-    launch("attention", where, delta_kernel<N, T>, blocks_for(sizes.batch * sizes.heads * sizes.length * lanes), kThreads, 0, sizes, o, d_o, delta, lanes);
+    launch("attention", where, delta_kernel<N, T>, blocks_for(sizes.batch * sizes.heads * sizes.length * lanes),
+           kThreads, 0, sizes, o, d_o, delta, lanes);
   };
   if (sizes.dim % kPack<T> == 0 && in_packs(o) && in_packs(d_o)) run.template operator()<kPack<T>>();
   else run.template operator()<1>();
@@ -447,30 +473,37 @@ template <class T> struct Gradients {
 };
 
 template <class T>
-void plain_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
-                    Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse, const float* delta, const Gradients<T>& to) {
+void plain_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
+                    Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse,
+                    const float* delta, const Gradients<T>& to) {
   with_shape(sizes.dim, [&]<class S>() {
     constexpr std::size_t kTiles = 2 * (S::kRows * S::kWidth + kChunk * S::kPitch), kWeights = S::kRows * kChunk;
     in_portions(where, sizes, t, heads, n_heads, [&](const Problem& p) {
-      launch("attention", where, keys_backward_kernel<T, S>, grid_of<S>(t.k_tile, sizes.kv_heads, sizes.batch), S::kWarps * kWarp,
-             sizeof(float) * (kTiles + 2 * kWeights), p, q, k, v, d_o, lse, delta, to.dk, to.dv, to.dk_again, to.dv_again, to.keys);
-      launch("attention", where, queries_backward_kernel<T, S>, grid_of<S>(t.q_tile, p.n_heads, sizes.batch), S::kWarps * kWarp,
-             sizeof(float) * (kTiles + kWeights), p, q, k, v, d_o, lse, delta, to.dq, to.dq_again, to.queries);
+      launch("attention", where, keys_backward_kernel<T, S>, grid_of<S>(t.k_tile, sizes.kv_heads, sizes.batch),
+             S::kWarps * kWarp, sizeof(float) * (kTiles + 2 * kWeights), p, q, k, v, d_o, lse, delta, to.dk, to.dv,
+             to.dk_again, to.dv_again, to.keys);
+      launch("attention", where, queries_backward_kernel<T, S>, grid_of<S>(t.q_tile, p.n_heads, sizes.batch),
+             S::kWarps * kWarp, sizeof(float) * (kTiles + kWeights), p, q, k, v, d_o, lse, delta, to.dq, to.dq_again,
+             to.queries);
     });
   });
 }
 
-/// By the tensor cores of any GPU, and the plain kernel for the tiles that they leave: masks to keep NaN behind, and what f16 is too narrow for.
-/// `to` says where the same gradients are for the plain one. False, and nothing done, where this does not serve.
+/// By the tensor cores of any GPU, and the plain kernel for the tiles that they leave: masks to
+/// keep NaN behind, and what f16 is too narrow for. `to` says where the same gradients are for the
+/// plain one. False, and nothing done, where this does not serve.
 template <class T, class O>
-bool mma_backward_with_plain(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
-                             Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse, const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv,
+bool mma_backward_with_plain(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
+                             Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o,
+                             const float* lse, const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv,
                              Gradients<T> to) {
   if constexpr (sizeof(T) == 2) {
     if (!mma_backward_serves<T>(where, sizes, n_heads)) return false;
     Tensor queries, keys;
-    if (t.tiles_partial > 0 || std::is_same_v<T, f16>) queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
-    if (!mma_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, queries ? queries.mutable_data<std::int32_t>() : nullptr,
+    if (t.tiles_partial > 0 || std::is_same_v<T, f16>)
+      queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
+    if (!mma_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv,
+                      queries ? queries.mutable_data<std::int32_t>() : nullptr,
                       keys ? keys.mutable_data<std::int32_t>() : nullptr))
       return false;
     if (!queries) return true;
@@ -485,40 +518,43 @@ bool mma_backward_with_plain(Cuda where, const AttentionSizes& sizes, const Tili
 }  // namespace
 
 template <class T>
-void attention_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
-                        Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse, const float* delta, Rows<float> dq, Rows<float> dk,
-                        Rows<float> dv) {
+void attention_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
+                        Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o,
+                        const float* lse, const float* delta, Rows<float> dq, Rows<float> dk, Rows<float> dv) {
   Gradients<T> to{.dq = dq, .dk = dk, .dv = dv};
   Tensor queries, keys;  // tiles that a faster kernel left to the plain one
   if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
     const auto groups = equal_groups(t);
-    if (groups && stream_backward_serves(where, sizes, *groups) && stream_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv))
+    if (groups && stream_backward_serves(where, sizes, *groups) &&
+        stream_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv))
       return;
     if (!groups && list_backward_serves(where, sizes, t)) {
       queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
-      const bool ran = list_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, queries.mutable_data<std::int32_t>(),
-                                     keys.mutable_data<std::int32_t>());
+      const bool ran = list_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv,
+                                     queries.mutable_data<std::int32_t>(), keys.mutable_data<std::int32_t>());
       if (ran && t.tiles_partial == 0) return;
       if (ran) to.queries = queries.data<std::int32_t>(), to.keys = keys.data<std::int32_t>();
     }
   }
-  if (!to.queries && mma_backward_with_plain(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, to)) return;
+  if (!to.queries && mma_backward_with_plain(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, to))
+    return;
   plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, to);
 }
 
-template <class T>
-bool attention_backward_at_once_serves(Cuda where, const AttentionSizes& sizes, const Tiling& t) {
+template <class T> bool attention_backward_at_once_serves(Cuda where, const AttentionSizes& sizes, const Tiling& t) {
   if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
     const auto groups = equal_groups(t);
-    if (groups ? segment_backward_serves(where, sizes, *groups) || stream_backward_serves(where, sizes, *groups) : list_backward_serves(where, sizes, t))
+    if (groups ? segment_backward_serves(where, sizes, *groups) || stream_backward_serves(where, sizes, *groups)
+               : list_backward_serves(where, sizes, t))
       return true;
   }
   if constexpr (sizeof(T) == 2) return mma_backward_serves<T>(where, sizes, sizes.heads);
   else return false;
 }
 template <class T>
-bool attention_backward_at_once(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads, Rows<const T> q,
-                                Rows<const T> k, Rows<const T> v, Rows<const T> o, Rows<const T> d_o, const float* lse, Rows<T> dq, Rows<T> dk, Rows<T> dv) {
+bool attention_backward_at_once(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
+                                Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> o,
+                                Rows<const T> d_o, const float* lse, Rows<T> dq, Rows<T> dk, Rows<T> dv) {
   if constexpr (sizeof(T) == 2) {
     Gradients<T> to{.dq_again = dq, .dk_again = dk, .dv_again = dv};
     Tensor delta;
@@ -537,15 +573,17 @@ bool attention_backward_at_once(Cuda where, const AttentionSizes& sizes, const T
         return true;
       if (!groups && list_backward_serves(where, sizes, t)) {
         Tensor queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
-        if (list_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, make_delta(), dq, dk, dv, queries.mutable_data<std::int32_t>(),
-                          keys.mutable_data<std::int32_t>())) {
+        if (list_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, make_delta(), dq, dk, dv,
+                          queries.mutable_data<std::int32_t>(), keys.mutable_data<std::int32_t>())) {
           to.queries = queries.data<std::int32_t>(), to.keys = keys.data<std::int32_t>();
-          if (t.tiles_partial > 0) plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta.data<float>(), to);
+          if (t.tiles_partial > 0)
+            plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta.data<float>(), to);
           return true;
         }
       }
     }
-    return mma_backward_with_plain(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta ? delta.data<float>() : make_delta(), dq, dk, dv, to);
+    return mma_backward_with_plain(where, sizes, t, heads, n_heads, q, k, v, d_o, lse,
+                                   delta ? delta.data<float>() : make_delta(), dq, dk, dv, to);
   } else {
     return false;
   }
@@ -554,30 +592,36 @@ bool attention_backward_at_once(Cuda where, const AttentionSizes& sizes, const T
 template bool attention_backward_at_once_serves<float>(Cuda, const AttentionSizes&, const Tiling&);
 template bool attention_backward_at_once_serves<bf16>(Cuda, const AttentionSizes&, const Tiling&);
 template bool attention_backward_at_once_serves<f16>(Cuda, const AttentionSizes&, const Tiling&);
-template bool attention_backward_at_once(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const float>, Rows<const float>,
-                                         Rows<const float>, Rows<const float>, Rows<const float>, const float*, Rows<float>, Rows<float>, Rows<float>);
-template bool attention_backward_at_once(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
-                                         Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*, Rows<bf16>, Rows<bf16>, Rows<bf16>);
-template bool attention_backward_at_once(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>, Rows<const f16>,
-                                         Rows<const f16>, Rows<const f16>, Rows<const f16>, const float*, Rows<f16>, Rows<f16>, Rows<f16>);
-template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const float>, Rows<const float>,
-                                Rows<const float>, Rows<float>, float*, bool);
-template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
-                                Rows<const bf16>, Rows<bf16>, float*, bool);
-template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
-                                Rows<const bf16>, Rows<float>, float*, bool);
-template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>, Rows<const f16>,
-                                Rows<const f16>, Rows<f16>, float*, bool);
-template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>, Rows<const f16>,
-                                Rows<const f16>, Rows<float>, float*, bool);
+template bool attention_backward_at_once(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                         Rows<const float>, Rows<const float>, Rows<const float>, Rows<const float>,
+                                         Rows<const float>, const float*, Rows<float>, Rows<float>, Rows<float>);
+template bool attention_backward_at_once(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                         Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
+                                         Rows<const bf16>, const float*, Rows<bf16>, Rows<bf16>, Rows<bf16>);
+template bool attention_backward_at_once(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                         Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<const f16>,
+                                         Rows<const f16>, const float*, Rows<f16>, Rows<f16>, Rows<f16>);
+template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                Rows<const float>, Rows<const float>, Rows<const float>, Rows<float>, float*, bool);
+template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool);
+template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool);
+template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
+                                Rows<const f16>, Rows<const f16>, Rows<f16>, float*, bool);
+template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
+                                Rows<const f16>, Rows<const f16>, Rows<float>, float*, bool);
 template void attention_delta(Cuda, const AttentionSizes&, Rows<const float>, Rows<const float>, float*);
 template void attention_delta(Cuda, const AttentionSizes&, Rows<const bf16>, Rows<const bf16>, float*);
 template void attention_delta(Cuda, const AttentionSizes&, Rows<const f16>, Rows<const f16>, float*);
-template void attention_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const float>, Rows<const float>,
-                                 Rows<const float>, Rows<const float>, const float*, const float*, Rows<float>, Rows<float>, Rows<float>);
-template void attention_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
-                                 Rows<const bf16>, Rows<const bf16>, const float*, const float*, Rows<float>, Rows<float>, Rows<float>);
-template void attention_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>, Rows<const f16>,
-                                 Rows<const f16>, Rows<const f16>, const float*, const float*, Rows<float>, Rows<float>, Rows<float>);
+template void attention_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                 Rows<const float>, Rows<const float>, Rows<const float>, Rows<const float>,
+                                 const float*, const float*, Rows<float>, Rows<float>, Rows<float>);
+template void attention_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                 Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*,
+                                 const float*, Rows<float>, Rows<float>, Rows<float>);
+template void attention_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
+                                 Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<const f16>, const float*,
+                                 const float*, Rows<float>, Rows<float>, Rows<float>);
 
 }  // namespace hilt::kernels

@@ -9,7 +9,9 @@
 namespace hilt::kernels {
 
 constexpr Index kMaxHeads = 1024;  // that travel with a launch
-struct Heads { std::int16_t at[kMaxHeads]; };
+struct Heads {
+  std::int16_t at[kMaxHeads];
+};
 
 struct Problem {
   AttentionSizes sizes;
@@ -18,7 +20,8 @@ struct Problem {
   int n_heads;
 };
 
-inline Problem problem_of(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads) {
+inline Problem problem_of(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
+                          Index n_heads) {
   Problem p{sizes, on_device(t, where), {}, static_cast<int>(n_heads)};
   for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(heads[i]);
   return p;

@@ -17,36 +17,31 @@ using namespace cuda::hopper;
 
 constexpr int kTile = 128;                // queries and keys of a tile
 constexpr int kThreads = 3 * kWarpgroup;  // one warpgroup loads, two multiply
-constexpr Index kMaxHeads = 256;  // as many as travel with a launch
+constexpr Index kMaxHeads = 256;          // as many as travel with a launch
 
 /// Rows of one tensor; strides in elements.
 struct Operand {
   const bf16* data;
   std::int64_t batch;
   int token, head;
-  __device__ const bf16* at(int b, int h) const {
-    return data + b * batch + static_cast<std::int64_t>(h) * head;
-  }
+  __device__ const bf16* at(int b, int h) const { return data + b * batch + static_cast<std::int64_t>(h) * head; }
 };
 inline Operand operand_of(Rows<const bf16> x) {
   return {x.data, x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
 }
 
 /// Whether rows can be read and written 16 bytes at a time.
-template <class T>
-bool is_readable(Rows<T> x) {
+template <class T> bool is_readable(Rows<T> x) {
   constexpr Index kEach = 16 / sizeof(T), kMost = std::numeric_limits<int>::max();
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % kEach == 0 &&
-         x.token % kEach == 0 && x.head % kEach == 0 && x.token <= kMost && x.head <= kMost;
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % kEach == 0 && x.token % kEach == 0 &&
+         x.head % kEach == 0 && x.token <= kMost && x.head <= kMost;
 }
-template <class A, class B>
-bool same_strides(const Rows<A>& a, const Rows<B>& b) {
+template <class A, class B> bool same_strides(const Rows<A>& a, const Rows<B>& b) {
   return a.batch == b.batch && a.token == b.token && a.head == b.head;
 }
 
 /// Where a ring of tiles stands: a stage, and the parity of its phase.
-template <int Stages>
-struct Ring {
+template <int Stages> struct Ring {
   int stage = 0;
   std::uint32_t parity;
   __device__ explicit Ring(std::uint32_t first) : parity(first) {}
@@ -66,8 +61,9 @@ __device__ __forceinline__ Meeting meeting(std::span<const Tiling::Ref> list, in
   return {x.x, (x.y & 0xff) != 0};
 }
 
-/// x = masked for the pairs that do not attend: rows row + 8 h, columns column + 8 c + j of what a lane has
-/// of 64 x N scores. kQueries: rows are queries and columns keys; else the other way round.
+/// x = masked for the pairs that do not attend: rows row + 8 h, columns column + 8 c + j of what a
+/// lane has of 64 x N scores. kQueries: rows are queries and columns keys; else the other way
+/// round.
 template <bool kQueries, int N>
 __device__ __forceinline__ void mask(const TilingView& t, int row, int column, float masked, float (&x)[N]) {
   const auto at = [](int i) { return static_cast<std::size_t>(i); };
@@ -99,15 +95,14 @@ __device__ __forceinline__ void mask(const TilingView& t, int row, int column, f
 }
 
 /// Whether a thread's share of 64 rows of a tile is finite: `threads` threads share them. A product
-/// multiplies what is masked by zero, and 0 x NaN is NaN: where this says no, the plain kernel does the tile
-/// again.
+/// multiplies what is masked by zero, and 0 x NaN is NaN: where this says no, the plain kernel does
+/// the tile again.
 template <int D>
-__device__ __forceinline__ bool rows_are_finite(std::uint32_t tile, std::uint32_t panel, int thread,
-                                                int threads) {
+__device__ __forceinline__ bool rows_are_finite(std::uint32_t tile, std::uint32_t panel, int thread, int threads) {
   std::uint32_t odd = 0;  // two bf16: sums of x * 0
   for (int i = thread; i < 64 * D / 8; i += threads) {
-    const uint4 v = load_shared_16(tile + static_cast<std::uint32_t>(i / 512) * panel +
-                                   static_cast<std::uint32_t>(i % 512) * 16);
+    const uint4 v =
+        load_shared_16(tile + static_cast<std::uint32_t>(i / 512) * panel + static_cast<std::uint32_t>(i % 512) * 16);
     for (const std::uint32_t w : {v.x, v.y, v.z, v.w})
       asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(w), "r"(0u));
   }
@@ -118,21 +113,14 @@ __device__ __forceinline__ bool rows_are_finite(std::uint32_t tile, std::uint32_
 __device__ __forceinline__ void transpose_quad(std::uint32_t (&w)[4], int quad) {
   const bool odd = quad & 1, high = quad & 2;
   std::uint32_t r = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1);
-  if (odd)
-    w[0] = r;
-  else
-    w[1] = r;
+  if (odd) w[0] = r;
+  else w[1] = r;
   r = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
-  if (odd)
-    w[2] = r;
-  else
-    w[3] = r;
-  const std::uint32_t a = __shfl_xor_sync(~0u, high ? w[0] : w[2], 2),
-                      b = __shfl_xor_sync(~0u, high ? w[1] : w[3], 2);
-  if (high)
-    w[0] = a, w[1] = b;
-  else
-    w[2] = a, w[3] = b;
+  if (odd) w[2] = r;
+  else w[3] = r;
+  const std::uint32_t a = __shfl_xor_sync(~0u, high ? w[0] : w[2], 2), b = __shfl_xor_sync(~0u, high ? w[1] : w[3], 2);
+  if (high) w[0] = a, w[1] = b;
+  else w[2] = a, w[3] = b;
 }
 /// One row of sums (row h of the pair a lane has) as bf16: a quad writes 64 bytes at a time.
 template <int Chunks, int N>
@@ -147,11 +135,10 @@ __device__ __forceinline__ void store_row(bf16* row, const float (&x)[N], int h,
     *reinterpret_cast<uint4*>(row + (4 * g + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
   }
 }
-/// row = keep row + scale sums, in f32: a quad fills 32 bytes, a sector, at a time. Nothing is read where keep
-/// is 0.
+/// row = keep row + scale sums, in f32: a quad fills 32 bytes, a sector, at a time. Nothing is read
+/// where keep is 0.
 template <int Chunks, int N>
-__device__ __forceinline__ void merge_row(float* row, const float (&x)[N], int h, float scale, float keep,
-                                          int quad) {
+__device__ __forceinline__ void merge_row(float* row, const float (&x)[N], int h, float scale, float keep, int quad) {
   constexpr int kAtOnce = 8;
 #pragma unroll
   for (int g = 0; g < Chunks; g += kAtOnce) {

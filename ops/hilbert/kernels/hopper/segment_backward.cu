@@ -1,14 +1,14 @@
-// Segment attention on Hopper, backward, in one pass. A block owns a group's 128 keys (or 256, in two passes
-// over its queries), which every query of the group meets, so dQ is final when it is written: no atomics, no
-// f32 copy of it, the same bits every time.
+// Segment attention on Hopper, backward, in one pass. A block owns a group's 128 keys (or 256, in
+// two passes over its queries), which every query of the group meets, so dQ is final when it is
+// written: no atomics, no f32 copy of it, the same bits every time.
 //
 //   S^T = K Q^T      P^T = e^(c S^T - L)      dP^T = V dO^T      dS^T = P^T (dP^T - Delta)
-//   dV += P^T dO     dK += dS^T Q             A from registers: what S^T and dP^T left there is laid out as
-//   an operand dQ  = dS K                                dS^T crosses shared memory, the only thing that does
+//   dV += P^T dO     dK += dS^T Q             A from registers: S^T and dP^T lie there as operands do
+//   dQ  = dS K                                dS^T crosses shared memory, the only thing that does
 //
-// Warpgroup 0 loads; warpgroups 1 and 2 own 64 keys each; queries come in tiles of 64. Delta is formed either
-// inside, as the sum of P dP over the keys, all of which are here (one pass: O is not even read), or by the
-// loader from the rows of O and dO (two passes).
+// Warpgroup 0 loads; warpgroups 1 and 2 own 64 keys each; queries come in tiles of 64. Delta is
+// formed either inside, as the sum of P dP over the keys, all of which are here (one pass: O is not
+// even read), or by the loader from the rows of O and dO (two passes).
 #include "ops/hilbert/kernels/hopper/common.cuh"
 
 namespace hilt::kernels {
@@ -36,8 +36,7 @@ struct Backward {
   std::int16_t head[kMaxHeads];
 };
 
-template <int D, int Passes, bool Inside, int Stages>
-struct Layout {
+template <int D, int Passes, bool Inside, int Stages> struct Layout {
   static constexpr int kGroups = 2;                // K and V of two groups in flight
   static constexpr int kScores = D == 64 ? 2 : 1;  // dS tiles
   static constexpr int kPanels = D / 64;
@@ -45,10 +44,9 @@ struct Layout {
   static constexpr std::uint32_t kKeyBytes = kTile * D * 2, kQueryBytes = kQueries * D * 2,
                                  kScoreBytes = kQueries * kTile * 2;
   static constexpr std::uint32_t kRowBytes = kQueries * 4;  // of a statistic
-  static constexpr std::uint32_t kv = 0, ring = kv + kGroups * 2 * kKeyBytes,
-                                 o = ring + Stages * 2 * kQueryBytes, ds = o + (Inside ? 0 : kQueryBytes),
-                                 lse = ds + kScores * kScoreBytes, delta = lse + Stages * kRowBytes,
-                                 part = delta + Stages * kRowBytes,
+  static constexpr std::uint32_t kv = 0, ring = kv + kGroups * 2 * kKeyBytes, o = ring + Stages * 2 * kQueryBytes,
+                                 ds = o + (Inside ? 0 : kQueryBytes), lse = ds + kScores * kScoreBytes,
+                                 delta = lse + Stages * kRowBytes, part = delta + Stages * kRowBytes,
                                  total = part + (Inside ? 2 * 8 * kRowBytes : 0),
                                  barriers = total + (Inside ? 8 * kRowBytes : 0),
                                  size = barriers + 8 * (2 * kGroups + 2 * Stages);
@@ -73,8 +71,8 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
   constexpr int kPanels = M::kPanels, kGroups = M::kGroups;
   const std::uint32_t base = shared_address(memory), ring = base + M::ring, ds_tiles = base + M::ds,
                       lse_rows = base + M::lse, delta_rows = base + M::delta;
-  const std::uint32_t kv_full = base + M::barriers, kv_empty = kv_full + 8 * kGroups,
-                      full = kv_empty + 8 * kGroups, empty = full + 8 * Stages;
+  const std::uint32_t kv_full = base + M::barriers, kv_empty = kv_full + 8 * kGroups, full = kv_empty + 8 * kGroups,
+                      empty = full + 8 * Stages;
   const int thread = static_cast<int>(threadIdx.x), group = warpgroup(), tiles = p.queries / kQueries;
   if (thread == 0) {
     constexpr int kWarps = 8;  // that release a tile
@@ -88,25 +86,26 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
 
   if (group == 0) {  // ---- loads
     fewer_registers<kProducerRegisters>();
-    // Lane j of warp y holds the token of row 16 (j / 4) + 4 y + j % 4 (lanes below 16 for tiles of 64 rows),
-    // and a shuffle hands it on to the eight lanes that copy that row. Tokens are fetched a tile early.
-    const int lane = thread % 32, warp = thread / 32, mine = 16 * (lane / 4) + 4 * warp + lane % 4,
-              chunk = lane % 8, row = 4 * warp + lane / 8;
+    // Lane j of warp y holds the token of row 16 (j / 4) + 4 y + j % 4 (lanes below 16 for tiles of
+    // 64 rows), and a shuffle hands it on to the eight lanes that copy that row. Tokens are fetched
+    // a tile early.
+    const int lane = thread % 32, warp = thread / 32, mine = 16 * (lane / 4) + 4 * warp + lane % 4, chunk = lane % 8,
+              row = 4 * warp + lane / 8;
     const std::uint32_t at = swizzled(static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(chunk));
     Ring<kGroups> kv(1);
     Ring<Stages> queries(1);
     int unpublished = -1;  // a stage whose delta is still to be formed
     float its_lse = 0;
-    // Delta of a tile, from this thread's own chunks of O and dO; then the tile is published by one ordinary
-    // arrival.
+    // Delta of a tile, from this thread's own chunks of O and dO; then the tile is published by one
+    // ordinary arrival.
     const auto publish = [&] {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float sum = 0;
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel) {
-          const std::uint32_t here = static_cast<std::uint32_t>(panel) * M::kQueryPanel + at +
-                                     static_cast<std::uint32_t>(i) * 16 * kPanelRow;
+          const std::uint32_t here =
+              static_cast<std::uint32_t>(panel) * M::kQueryPanel + at + static_cast<std::uint32_t>(i) * 16 * kPanelRow;
           const uint4 x = load_shared_16(base + M::o + here),
                       y = load_shared_16(ring + static_cast<std::uint32_t>(unpublished) * 2 * M::kQueryBytes +
                                          M::kQueryBytes + here);
@@ -118,15 +117,14 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
         }
         for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
         if (chunk == 0)
-          asm volatile("st.shared.f32 [%0], %1;" ::"r"(
-                           delta_rows + static_cast<std::uint32_t>(unpublished) * M::kRowBytes +
-                           static_cast<std::uint32_t>(row + 16 * i) * 4),
-                       "f"(sum)
-                       : "memory");
+          asm volatile(
+              "st.shared.f32 [%0], %1;" ::"r"(delta_rows + static_cast<std::uint32_t>(unpublished) * M::kRowBytes +
+                                              static_cast<std::uint32_t>(row + 16 * i) * 4),
+              "f"(sum)
+              : "memory");
       }
       if (lane < 16)
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(lse_rows +
-                                                     static_cast<std::uint32_t>(unpublished) * M::kRowBytes +
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(lse_rows + static_cast<std::uint32_t>(unpublished) * M::kRowBytes +
                                                      static_cast<std::uint32_t>(mine) * 4),
                      "f"(its_lse)
                      : "memory");
@@ -134,14 +132,12 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
       barrier_arrive(full + 8 * unpublished);
       unpublished = -1;
     };
-    const auto wait =
-        [&](std::uint32_t barrier,
-            std::uint32_t parity) {  // never with a tile unpublished, for which the others may be waiting
-          if constexpr (!Inside)
-            if (unpublished >= 0 && !__all_sync(~0u, barrier_test(barrier, parity)))
-              copies_wait<0>(), publish();
-          barrier_wait(barrier, parity);
-        };
+    const auto wait = [&](std::uint32_t barrier,
+                          std::uint32_t parity) {  // never with a tile unpublished, for which the others may be waiting
+      if constexpr (!Inside)
+        if (unpublished >= 0 && !__all_sync(~0u, barrier_test(barrier, parity))) copies_wait<0>(), publish();
+      barrier_wait(barrier, parity);
+    };
     Item next = item_of(p, static_cast<int>(blockIdx.x));
     int key_token = __ldg(p.k_token + next.group * p.keys + mine),
         query_token = __ldg(p.q_token + next.group * p.queries + mine % kQueries);
@@ -149,8 +145,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
       const Item x = next;
       const int step = static_cast<int>(gridDim.x);
       next = item_of(p, i + step < p.items ? i + step : i);
-      const bf16 *const k = p.k.at(x.batch, x.head) + chunk * 8,
-                        *const q = p.q.at(x.batch, x.head) + chunk * 8,
+      const bf16 *const k = p.k.at(x.batch, x.head) + chunk * 8, *const q = p.q.at(x.batch, x.head) + chunk * 8,
                         *const d_o = p.d_o.at(x.batch, x.head) + chunk * 8;
       const std::int64_t to_v = p.v - p.k.data;
       const float* const lse = p.lse + (static_cast<std::int64_t>(x.batch) * p.heads + x.head) * p.length;
@@ -171,13 +166,11 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
         }
         arrive_when_landed(kv_full + 8 * kv.stage);
         key_token =
-            __ldg(p.k_token +
-                  (pass + 1 < Passes ? x.group * p.keys + kTile * (pass + 1) : next.group * p.keys) + mine);
+            __ldg(p.k_token + (pass + 1 < Passes ? x.group * p.keys + kTile * (pass + 1) : next.group * p.keys) + mine);
         kv.next();
         for (int tile = 0; tile < tiles; ++tile) {
           wait(empty + 8 * queries.stage, queries.parity);
-          const std::uint32_t to_tile =
-              ring + static_cast<std::uint32_t>(queries.stage) * 2 * M::kQueryBytes + at;
+          const std::uint32_t to_tile = ring + static_cast<std::uint32_t>(queries.stage) * 2 * M::kQueryBytes + at;
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const std::int64_t token = __shfl_sync(~0u, query_token, 4 * j + lane / 8);
@@ -208,9 +201,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
               for (int panel = 0; panel < kPanels; ++panel)
                 copy_16(base + M::o + static_cast<std::uint32_t>(panel) * M::kQueryPanel + at +
                             static_cast<std::uint32_t>(j) * 16 * kPanelRow,
-                        o +
-                            static_cast<std::int64_t>(__shfl_sync(~0u, query_token, 4 * j + lane / 8)) *
-                                p.o.token +
+                        o + static_cast<std::int64_t>(__shfl_sync(~0u, query_token, 4 * j + lane / 8)) * p.o.token +
                             panel * 64);
             copies_commit();
             if (lane < 16) its_lse = __ldg(lse + query_token);
@@ -227,8 +218,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
 
   // ---- multiplies
   more_registers<kConsumerRegisters>();
-  const int half = group - 1, lane = thread % 32, warp = thread / 32 % 4, quad = lane % 4,
-            all_warp = half * 4 + warp;
+  const int half = group - 1, lane = thread % 32, warp = thread / 32 % 4, quad = lane % 4, all_warp = half * 4 + warp;
   const std::uint32_t key_rows = static_cast<std::uint32_t>(half) * 64 * kPanelRow;
   Ring<kGroups> kv(0);
   Ring<Stages> queries(0);
@@ -242,8 +232,8 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
     release(empty + 8 * queries.stage);
     queries.next();
   };
-  // One tile of 64 queries: dV and dK are issued, not waited for; dS^T stands at `ds`. kBehind: those of the tile before still run, and
-  // its stage is let go here.
+  // One tile of 64 queries: dV and dK are issued, not waited for; dS^T stands at `ds`. kBehind:
+  // those of the tile before still run, and its stage is let go here.
   const auto meet = [&]<bool kBehind>(std::uint32_t k_tile, std::uint32_t ds, bool first, std::bool_constant<kBehind>) {
     const std::uint32_t before = empty + 8 * queries.stage;
     if constexpr (kBehind) queries.next();
@@ -272,8 +262,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
       settle(dk);
       release(before);
     }
-    const std::uint32_t column =
-        static_cast<std::uint32_t>(quad) * 8;  // bytes: a lane has two queries of every eight
+    const std::uint32_t column = static_cast<std::uint32_t>(quad) * 8;  // bytes: a lane has two queries of every eight
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       const float2 l = load_shared_pair(lse_rows + row_bytes + static_cast<std::uint32_t>(c) * 32 + column);
@@ -295,16 +284,13 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const float low = fmaf(s[4 * c + j], t[4 * c + j], s[4 * c + 2 + j] * t[4 * c + 2 + j]);
-          const float high =
-              fmaf(s[4 * c + 16 + j], t[4 * c + 16 + j], s[4 * c + 18 + j] * t[4 * c + 18 + j]);
+          const float high = fmaf(s[4 * c + 16 + j], t[4 * c + 16 + j], s[4 * c + 18 + j] * t[4 * c + 18 + j]);
           e[2 * c + j] = (b4 ? high : low) + __shfl_xor_sync(~0u, b4 ? low : high, 16);
         }
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        f[i] = (b3 ? e[i + 4] : e[i]) + __shfl_xor_sync(~0u, b3 ? e[i] : e[i + 4], 8);
+      for (int i = 0; i < 4; ++i) f[i] = (b3 ? e[i + 4] : e[i]) + __shfl_xor_sync(~0u, b3 ? e[i] : e[i + 4], 8);
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        z[i] = (b2 ? f[i + 2] : f[i]) + __shfl_xor_sync(~0u, b2 ? f[i] : f[i + 2], 4);
+      for (int i = 0; i < 2; ++i) z[i] = (b2 ? f[i + 2] : f[i]) + __shfl_xor_sync(~0u, b2 ? f[i] : f[i + 2], 4);
       const std::uint32_t part = base + M::part + turn * 8 * M::kRowBytes,
                           total = base + M::total + static_cast<std::uint32_t>(all_warp) * M::kRowBytes;
       const std::uint32_t at_lane = static_cast<std::uint32_t>(lane) * 8;
@@ -344,8 +330,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
     for (int k = 0; k < 4; ++k)
       wgmma<1>(dv, a[k], operand(d_o_tile, along_rows(k), M::kQueryPanel), k > 0 ? 1 : !first);
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma<1>(dk, b[k], operand(q_tile, along_rows(k), M::kQueryPanel), k > 0 ? 1 : !first);
+    for (int k = 0; k < 4; ++k) wgmma<1>(dk, b[k], operand(q_tile, along_rows(k), M::kQueryPanel), k > 0 ? 1 : !first);
     wgmma_commit();
   };
   const auto finish_tile = [&] {
@@ -367,10 +352,8 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
     const auto store_keys = [&](int first) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int token =
-            __ldg(p.k_token + x.group * p.keys + first + half * 64 + warp * 16 + lane / 4 + 8 * h);
-        const std::int64_t to = x.batch * p.dk_rows.batch +
-                                static_cast<std::int64_t>(x.head) * p.dk_rows.head +
+        const int token = __ldg(p.k_token + x.group * p.keys + first + half * 64 + warp * 16 + lane / 4 + 8 * h);
+        const std::int64_t to = x.batch * p.dk_rows.batch + static_cast<std::int64_t>(x.head) * p.dk_rows.head +
                                 static_cast<std::int64_t>(token) * p.dk_rows.token;
         store_row<D / 8>(p.dk + to, dk, h, p.scale, quad);
         store_row<D / 8>(p.dv + to, dv, h, 1.0f, quad);
@@ -385,14 +368,15 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
         fence_for_wgmma();
         const auto pair = [&](int number,
                               float(&sum)[32]) {  // two tiles of queries; then warpgroup w forms dQ of tile w
-          constexpr bool kBehind = Passes == 1;  // with two there are no registers left for it
+          constexpr bool kBehind = Passes == 1;   // with two there are no registers left for it
           if constexpr (kBehind) {
             meet(k_tile, ds_tiles, number == 0, std::false_type{});
             meet(k_tile, ds_tiles + M::kScoreBytes, false, std::true_type{});
           } else {
 #pragma unroll 1
             for (int u = 0; u < 2; ++u) {
-              meet(k_tile, ds_tiles + static_cast<std::uint32_t>(u) * M::kScoreBytes, number == 0 && u == 0, std::false_type{});
+              meet(k_tile, ds_tiles + static_cast<std::uint32_t>(u) * M::kScoreBytes, number == 0 && u == 0,
+                   std::false_type{});
               finish_tile();
             }
           }
@@ -400,9 +384,8 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
           wgmma_begin();
 #pragma unroll
           for (int k = 0; k < 8; ++k)
-            wgmma<1, 1>(
-                sum, operand(ds_tiles + static_cast<std::uint32_t>(half) * M::kScoreBytes, along_rows(k), 0),
-                operand(k_tile, along_rows(k), 0), k > 0 ? 1 : pass > 0);
+            wgmma<1, 1>(sum, operand(ds_tiles + static_cast<std::uint32_t>(half) * M::kScoreBytes, along_rows(k), 0),
+                        operand(k_tile, along_rows(k), 0), k > 0 ? 1 : pass > 0);
           wgmma_commit();
           bf16 *to0 = nullptr, *to1 = nullptr;
           if (pass == Passes - 1) {
@@ -414,8 +397,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
           if constexpr (kBehind) finish_tile();
           if constexpr (!Inside)
             named_sync(kReadBarrier, kBothGroups);  // inside, the next tile's delta barrier says as much
-          if (pass == Passes - 1)
-            store_row<8>(to0, sum, 0, p.scale, quad), store_row<8>(to1, sum, 1, p.scale, quad);
+          if (pass == Passes - 1) store_row<8>(to0, sum, 0, p.scale, quad), store_row<8>(to1, sum, 1, p.scale, quad);
         };
         if constexpr (Passes == 1) {
 #pragma unroll 1
@@ -440,8 +422,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
 #pragma unroll
         for (int k = 0; k < 8; ++k)
           wgmma<1, 1>(sum, operand(ds_tiles, along_rows(k), 0),
-                      operand(k_tile + static_cast<std::uint32_t>(half) * M::kKeyPanel, along_rows(k), 0),
-                      k > 0);
+                      operand(k_tile + static_cast<std::uint32_t>(half) * M::kKeyPanel, along_rows(k), 0), k > 0);
         wgmma_commit();
         const int query = tile * kQueries + warp * 16 + lane / 4;
         bf16 *const to0 = query_row(query) + half * 64, *const to1 = query_row(query + 8) + half * 64;
@@ -464,15 +445,15 @@ bool segment_backward_serves(Cuda where, const AttentionSizes& sizes, const Equa
   constexpr Index kMostItems = Index{1} << 30;
   const bool one_pass = g.keys == kTile && g.queries % kTile == 0 && (sizes.dim == 64 || sizes.dim == 128);
   const bool two_passes = g.keys == 2 * kTile && g.queries == 2 * kTile && sizes.dim == 64;
-  return properties(where.device).is_hopper() && (one_pass || two_passes) && sizes.dropout == 0 &&
-         sizes.scale > 0 && sizes.kv_heads == sizes.heads && sizes.heads <= kMaxHeads && sizes.batch > 0 &&
+  return properties(where.device).is_hopper() && (one_pass || two_passes) && sizes.dropout == 0 && sizes.scale > 0 &&
+         sizes.kv_heads == sizes.heads && sizes.heads <= kMaxHeads && sizes.batch > 0 &&
          sizes.batch * sizes.heads * g.groups < kMostItems;
 }
 
 bool segment_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const EqualGroups& g,
                       const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
-                      Rows<const bf16> v, Rows<const bf16> o, Rows<const bf16> d_o, const float* lse,
-                      Rows<bf16> dq, Rows<bf16> dk, Rows<bf16> dv) {
+                      Rows<const bf16> v, Rows<const bf16> o, Rows<const bf16> d_o, const float* lse, Rows<bf16> dq,
+                      Rows<bf16> dk, Rows<bf16> dv) {
   const auto constant = [](Rows<bf16> x) { return Rows<const bf16>{x.data, x.batch, x.token, x.head}; };
   for (const Rows<const bf16>& x : {q, k, v, o, d_o, constant(dq), constant(dk), constant(dv)})
     if (!is_readable(x)) return false;
@@ -487,8 +468,7 @@ bool segment_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, 
   p.queries = static_cast<int>(g.queries), p.keys = static_cast<int>(g.keys),
   p.items = static_cast<int>(sizes.batch * n_heads * g.groups);
   p.scale = static_cast<float>(sizes.scale), p.scale_log2 = p.scale * kLog2e;
-  p.n_heads = Divisor(static_cast<std::uint32_t>(n_heads)),
-  p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
+  p.n_heads = Divisor(static_cast<std::uint32_t>(n_heads)), p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
   for (Index i = 0; i < n_heads; ++i) p.head[i] = static_cast<std::int16_t>(heads[i]);
   const int blocks = std::min(properties(where.device).multiprocessors, p.items);
   const auto run = [&](auto kernel, std::size_t shared) {
@@ -496,12 +476,9 @@ bool segment_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, 
   };
   constexpr std::size_t kMostShared = 227 << 10;
   static_assert(Layout<128, 1, true, 2>::size <= kMostShared && Layout<64, 2, false, 4>::size <= kMostShared);
-  if (sizes.dim == 128)
-    run(segment_backward_kernel<128, 1, true, 2>, Layout<128, 1, true, 2>::size);
-  else if (g.keys == kTile)
-    run(segment_backward_kernel<64, 1, true, 4>, Layout<64, 1, true, 4>::size);
-  else
-    run(segment_backward_kernel<64, 2, false, 4>, Layout<64, 2, false, 4>::size);
+  if (sizes.dim == 128) run(segment_backward_kernel<128, 1, true, 2>, Layout<128, 1, true, 2>::size);
+  else if (g.keys == kTile) run(segment_backward_kernel<64, 1, true, 4>, Layout<64, 1, true, 4>::size);
+  else run(segment_backward_kernel<64, 2, false, 4>, Layout<64, 2, false, 4>::size);
   return true;
 }
 

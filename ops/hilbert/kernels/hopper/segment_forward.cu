@@ -3,17 +3,17 @@
 //   S = Q K^T     P = e^(c S - m)     O = P V / rowsum P     L = m + log rowsum P        in base 2 inside,
 //   natural outside
 //
-// One block a multiprocessor works through tiles of 128 queries. Warpgroup 0 loads: a ring of Q, K and V
-// tiles of 128 rows, each row gathered through the list of tokens, 16 bytes a lane and eight lanes a row, so
-// that lines stay whole. Warpgroups 1 and 2 own 64 queries each: S by wgmma from shared memory, the softmax
-// in registers, and P, which is already laid out as an operand, times V. Rows leave through a staging tile,
-// whole lines at a time. The tokens of a group need no order inside it, and no permuted copy of anything
-// exists.
+// One block a multiprocessor works through tiles of 128 queries. Warpgroup 0 loads: a ring of Q, K
+// and V tiles of 128 rows, each row gathered through the list of tokens, 16 bytes a lane and eight
+// lanes a row, so that lines stay whole. Warpgroups 1 and 2 own 64 queries each: S by wgmma from
+// shared memory, the softmax in registers, and P, which is already laid out as an operand, times V.
+// Rows leave through a staging tile, whole lines at a time. The tokens of a group need no order
+// inside it, and no permuted copy of anything exists.
 //
-// Lists: instead of whole groups, any tiling whose tiles all have 128 rows (dense causal, windows); partial
-// tiles are masked by attends(). Ahead (long groups): the next S is multiplied while the softmax of this one
-// runs. Turns (D = 64): the two warpgroups take turns at the exponentials. Merges: o is f32 and the state of
-// an online softmax that goes on:
+// Lists: instead of whole groups, any tiling whose tiles all have 128 rows (dense causal, windows);
+// partial tiles are masked by attends(). Ahead (long groups): the next S is multiplied while the
+// softmax of this one runs. Turns (D = 64): the two warpgroups take turns at the exponentials.
+// Merges: o is f32 and the state of an online softmax that goes on:
 //
 //   L' = log(e^L + e^L_here)     O' = e^(L - L') O + e^(L_here - L') O_here
 #include "ops/hilbert/kernels/hopper/common.cuh"
@@ -28,9 +28,9 @@ static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
 struct Forward {
   Operand q, k, o;
   const bf16* v;  // with the strides of k
-  void* out;   // bf16, or f32 with kMerges
-  float* lse;  // [B, H, L]
-  bool fresh;  // with kMerges: there is nothing to merge with
+  void* out;      // bf16, or f32 with kMerges
+  float* lse;     // [B, H, L]
+  bool fresh;     // with kMerges: there is nothing to merge with
   const std::int32_t *q_token, *k_token;
   int length, heads, heads_each;  // heads_each: query heads that share a key head
   int queries, keys;              // of a group
@@ -42,8 +42,7 @@ struct Forward {
   std::int16_t head[kMaxHeads];
 };
 
-template <int D>
-struct Layout {
+template <int D> struct Layout {
   static constexpr int kStages = D == 64 ? 4 : 2;
   static constexpr int kPanels = D / 64;
   static constexpr std::uint32_t kBytes = kTile * D * 2;  // of a tile
@@ -57,14 +56,13 @@ struct Layout {
 struct Item {
   int tile, head, group, batch, first, key_tiles;
 };  // first: of the list of key tiles
-template <bool kLists>
-__device__ __forceinline__ Item item_of(const Forward& p, int i) {
+template <bool kLists> __device__ __forceinline__ Item item_of(const Forward& p, int i) {
   Item x;
   int rest, slot;
   p.query_tiles.split(i, rest, x.tile);
   if constexpr (kLists)
-    x.tile = static_cast<int>(p.query_tiles.d) - 1 -
-             x.tile;  // causal ones have the most keys at the end: longest first
+    x.tile =
+        static_cast<int>(p.query_tiles.d) - 1 - x.tile;  // causal ones have the most keys at the end: longest first
   x.first = kLists ? __ldg(p.lists.keys_begin.data() + x.tile) : 0;
   x.key_tiles = kLists ? __ldg(p.lists.keys_begin.data() + x.tile + 1) - x.first : p.key_tiles;
   p.n_heads.split(rest, rest, slot);
@@ -73,7 +71,8 @@ __device__ __forceinline__ Item item_of(const Forward& p, int i) {
   return x;
 }
 
-/// Row maxima of one tile of scores against those so far; factor: what sums before it are multiplied with.
+/// Row maxima of one tile of scores against those so far; factor: what sums before it are
+/// multiplied with.
 __device__ __forceinline__ void raise_maxima(const float (&s)[64], float (&top)[2], float (&factor)[2],
                                              float (&shift)[2], float scale) {
 #pragma unroll
@@ -115,8 +114,7 @@ __device__ __forceinline__ void pack(std::uint32_t (&p)[8][4], const float (&s)[
 #pragma unroll
     for (int x = 0; x < 4; ++x) p[k][x] = pack_bf16(s[8 * k + 2 * x], s[8 * k + 2 * x + 1]);
 }
-template <int N>
-__device__ __forceinline__ void rescale(float (&o)[N], const float (&factor)[2]) {
+template <int N> __device__ __forceinline__ void rescale(float (&o)[N], const float (&factor)[2]) {
 #pragma unroll
   for (int c = 0; c < N / 4; ++c)
     o[4 * c] *= factor[0], o[4 * c + 1] *= factor[0], o[4 * c + 2] *= factor[1], o[4 * c + 3] *= factor[1];
@@ -129,9 +127,8 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
   constexpr int kStages = M::kStages;
   const std::uint32_t base = shared_address(memory), q_tiles = base + M::q, k_tiles = base + M::k,
                       v_tiles = base + M::v;
-  const std::uint32_t q_full = base + M::barriers, q_empty = q_full + 8 * kStages,
-                      k_full = q_empty + 8 * kStages, k_empty = k_full + 8 * kStages,
-                      v_full = k_empty + 8 * kStages, v_empty = v_full + 8 * kStages;
+  const std::uint32_t q_full = base + M::barriers, q_empty = q_full + 8 * kStages, k_full = q_empty + 8 * kStages,
+                      k_empty = k_full + 8 * kStages, v_full = k_empty + 8 * kStages, v_empty = v_full + 8 * kStages;
   const int thread = static_cast<int>(threadIdx.x), group = warpgroup();
   if (thread == 0) {
     constexpr int kWarps = 8;  // that release a tile
@@ -159,8 +156,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
         const bf16* const line = from + static_cast<std::int64_t>(t[i]) * stride;
 #pragma unroll
         for (std::uint32_t panel = 0; panel < M::kPanels; ++panel)
-          copy_16(to + panel * M::kPanel + at + static_cast<std::uint32_t>(i) * 16 * kPanelRow,
-                  line + panel * 64);
+          copy_16(to + panel * M::kPanel + at + static_cast<std::uint32_t>(i) * 16 * kPanelRow, line + panel * 64);
       }
     };
     for (int i = static_cast<int>(blockIdx.x); i < p.items; i += static_cast<int>(gridDim.x)) {
@@ -209,21 +205,19 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < D / 16; ++k)
-      wgmma<0, 0>(
-          s,
-          operand(q_tiles + static_cast<std::uint32_t>(q_ring.stage) * M::kBytes +
-                      static_cast<std::uint32_t>(half) * 64 * kPanelRow,
-                  along_columns(k, M::kPanel), 0),
-          operand(k_tiles + static_cast<std::uint32_t>(stage) * M::kBytes, along_columns(k, M::kPanel), 0),
-          k > 0);
+      wgmma<0, 0>(s,
+                  operand(q_tiles + static_cast<std::uint32_t>(q_ring.stage) * M::kBytes +
+                              static_cast<std::uint32_t>(half) * 64 * kPanelRow,
+                          along_columns(k, M::kPanel), 0),
+                  operand(k_tiles + static_cast<std::uint32_t>(stage) * M::kBytes, along_columns(k, M::kPanel), 0),
+                  k > 0);
     wgmma_commit();
   };
   const auto multiply_pv = [&](int stage, int accumulate) {
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < kTile / 16; ++k)
-      wgmma<1>(o, a[k],
-               operand(v_tiles + static_cast<std::uint32_t>(stage) * M::kBytes, along_rows(k), M::kPanel),
+      wgmma<1>(o, a[k], operand(v_tiles + static_cast<std::uint32_t>(stage) * M::kBytes, along_rows(k), M::kPanel),
                k > 0 ? 1 : accumulate);
     wgmma_commit();
   };
@@ -240,8 +234,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
     const Item x = item_of<kLists>(p, i);
     int token[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      token[h] = __ldg(p.q_token + x.group * p.queries + x.tile * kTile + row + 8 * h);
+    for (int h = 0; h < 2; ++h) token[h] = __ldg(p.q_token + x.group * p.queries + x.tile * kTile + row + 8 * h);
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, factor[2], shift[2];
     bool finite = true;
     // Scores of the j-th key tile: what does not attend is taken out.
@@ -335,7 +328,8 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
       q_ring.next();
     }
     if constexpr (kLists) {
-      // A tile is merged once, by this kernel or by the plain one: both warpgroups must agree on which.
+      // A tile is merged once, by this kernel or by the plain one: both warpgroups must agree on
+      // which.
       if constexpr (kMerges) finite = named_all(kFiniteBarrier, kBoth, finite);
       const std::int64_t row_of_tiles = static_cast<std::int64_t>(x.batch) * p.heads + x.head;
       if (!finite) p.again[row_of_tiles * p.query_tiles.d + x.tile] = 1;
@@ -356,15 +350,15 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
         if (!p.fresh) l = merged(lse[token[h]], l, keep, share[h]);
         __syncwarp();  // all four lanes of a row have read
         if (writes)
-          merge_row<D / 8>(static_cast<float*>(p.out) + out + static_cast<std::int64_t>(token[h]) * p.o.token,
-                           o, h, share[h], keep, lane % 4);
+          merge_row<D / 8>(static_cast<float*>(p.out) + out + static_cast<std::int64_t>(token[h]) * p.o.token, o, h,
+                           share[h], keep, lane % 4);
       }
       if (lane % 4 == 0 && writes) lse[token[h]] = l;
     }
     if constexpr (kMerges) continue;
     const int low = __shfl_sync(~0u, token[0], lane % 8 * 4), high = __shfl_sync(~0u, token[1], lane % 8 * 4);
-    store_rows<D / 8>(base + M::staging + static_cast<std::uint32_t>(half * 4 + warp) * M::kStaging, o,
-                      share[0], share[1], static_cast<bf16*>(p.out) + out,
+    store_rows<D / 8>(base + M::staging + static_cast<std::uint32_t>(half * 4 + warp) * M::kStaging, o, share[0],
+                      share[1], static_cast<bf16*>(p.out) + out,
                       static_cast<std::int64_t>(lane % 16 < 8 ? low : high) * p.o.token);
   }
   if (kTurns && half == 0) named_sync(1, kBoth);
@@ -375,8 +369,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
 std::optional<EqualGroups> equal_groups(const Tiling& t) {
   if (t.tiles_partial > 0 || t.group.empty()) return std::nullopt;
   const Tiling::Group& first = t.group[0];
-  const EqualGroups g{static_cast<Index>(t.group.size()), first.q.end - first.q.begin,
-                      first.k.end - first.k.begin};
+  const EqualGroups g{static_cast<Index>(t.group.size()), first.q.end - first.q.begin, first.k.end - first.k.begin};
   if (g.queries == 0 || g.keys == 0 || g.groups * g.queries != static_cast<Index>(t.q_token.size()) ||
       g.groups * g.keys != static_cast<Index>(t.k_token.size()) || t.pairs != g.groups * g.queries * g.keys)
     return std::nullopt;
@@ -393,31 +386,27 @@ template <class O>
 bool list_forward_serves(Cuda where, const AttentionSizes& sizes, const Tiling& t, Rows<const bf16> q,
                          Rows<const bf16> k, Rows<const bf16> v, Rows<const O> o) {
   if (!whole_tiles(t)) return false;
-  return segment_forward_serves(where, sizes, {1, kTile * static_cast<Index>(t.q_tile.size()), kTile}, q, k,
-                                v, o);
+  return segment_forward_serves(where, sizes, {1, kTile * static_cast<Index>(t.q_tile.size()), kTile}, q, k, v, o);
 }
 
 template <class O>
 bool segment_forward_serves(Cuda where, const AttentionSizes& sizes, const EqualGroups& g, Rows<const bf16> q,
                             Rows<const bf16> k, Rows<const bf16> v, Rows<const O> o) {
   constexpr Index kMostItems = Index{1} << 30;
-  return properties(where.device).is_hopper() && (sizes.dim == 64 || sizes.dim == 128) &&
-         sizes.dropout == 0 && g.queries % kTile == 0 && g.keys % kTile == 0 && sizes.heads <= kMaxHeads &&
-         sizes.batch > 0 && sizes.batch * sizes.heads * g.groups * (g.queries / kTile) < kMostItems &&
-         same_strides(k, v) && is_readable(q) && is_readable(k) && is_readable(v) && is_readable(o) &&
-         sizes.scale > 0;
+  return properties(where.device).is_hopper() && (sizes.dim == 64 || sizes.dim == 128) && sizes.dropout == 0 &&
+         g.queries % kTile == 0 && g.keys % kTile == 0 && sizes.heads <= kMaxHeads && sizes.batch > 0 &&
+         sizes.batch * sizes.heads * g.groups * (g.queries / kTile) < kMostItems && same_strides(k, v) &&
+         is_readable(q) && is_readable(k) && is_readable(v) && is_readable(o) && sizes.scale > 0;
 }
 
 namespace {
 
 template <class O>
-Forward problem(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                Index n_heads, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<O> o,
-                float* lse, bool fresh) {
+Forward problem(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
+                Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<O> o, float* lse, bool fresh) {
   const TilingView& view = on_device(t, where);
   Forward p{};
-  p.q = operand_of(q), p.k = operand_of(k), p.v = v.data,
-  p.o = operand_of({nullptr, o.batch, o.token, o.head});
+  p.q = operand_of(q), p.k = operand_of(k), p.v = v.data, p.o = operand_of({nullptr, o.batch, o.token, o.head});
   p.out = o.data, p.lse = lse, p.fresh = fresh, p.q_token = view.q_token.data(), p.k_token = view.k_token.data();
   p.length = static_cast<int>(sizes.length), p.heads = static_cast<int>(sizes.heads),
   p.heads_each = static_cast<int>(sizes.heads / sizes.kv_heads);
@@ -427,11 +416,11 @@ Forward problem(Cuda where, const AttentionSizes& sizes, const Tiling& t, const 
   return p;
 }
 
-template <bool kLists, class O>
-void run(Cuda where, const AttentionSizes& sizes, const Forward& p, bool ahead) {
+template <bool kLists, class O> void run(Cuda where, const AttentionSizes& sizes, const Forward& p, bool ahead) {
   constexpr bool kMerges = std::is_same_v<O, float>;
-  // Parts of one attention are what ranks exchange rows between. With a block a tile, copies get in wherever
-  // one ends, and uneven tiles are shared out as blocks end; leaving multiprocessors free was slower.
+  // Parts of one attention are what ranks exchange rows between. With a block a tile, copies get in
+  // wherever one ends, and uneven tiles are shared out as blocks end; leaving multiprocessors free
+  // was slower.
   const bool stays = !kMerges || !ahead;
   const dim3 blocks(
       static_cast<unsigned>(stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items));
@@ -471,9 +460,9 @@ bool whole_tiles(const Tiling& t) {
 }
 
 template <class O>
-void list_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                  Index n_heads, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<O> o,
-                  float* lse, bool fresh, std::int32_t* again) {
+void list_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
+                  Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<O> o, float* lse, bool fresh,
+                  std::int32_t* again) {
   Forward p = problem(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh);
   const auto tiles = static_cast<Index>(t.q_tile.size());
   p.lists = on_device(t, where), p.again = again;
@@ -484,23 +473,19 @@ void list_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, cons
 
 template bool segment_forward_serves(Cuda, const AttentionSizes&, const EqualGroups&, Rows<const bf16>,
                                      Rows<const bf16>, Rows<const bf16>, Rows<const bf16>);
-template bool list_forward_serves(Cuda, const AttentionSizes&, const Tiling&, Rows<const bf16>,
-                                  Rows<const bf16>, Rows<const bf16>, Rows<const bf16>);
-template void segment_forward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&,
-                              const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
-                              Rows<const bf16>, Rows<bf16>, float*, bool);
-template void list_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                           Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool,
-                           std::int32_t*);
+template bool list_forward_serves(Cuda, const AttentionSizes&, const Tiling&, Rows<const bf16>, Rows<const bf16>,
+                                  Rows<const bf16>, Rows<const bf16>);
+template void segment_forward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&, const std::int32_t*,
+                              Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool);
+template void list_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
+                           Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool, std::int32_t*);
 template bool segment_forward_serves(Cuda, const AttentionSizes&, const EqualGroups&, Rows<const bf16>,
                                      Rows<const bf16>, Rows<const bf16>, Rows<const float>);
-template bool list_forward_serves(Cuda, const AttentionSizes&, const Tiling&, Rows<const bf16>,
-                                  Rows<const bf16>, Rows<const bf16>, Rows<const float>);
-template void segment_forward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&,
-                              const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
-                              Rows<const bf16>, Rows<float>, float*, bool);
-template void list_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                           Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool,
-                           std::int32_t*);
+template bool list_forward_serves(Cuda, const AttentionSizes&, const Tiling&, Rows<const bf16>, Rows<const bf16>,
+                                  Rows<const bf16>, Rows<const float>);
+template void segment_forward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&, const std::int32_t*,
+                              Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool);
+template void list_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
+                           Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool, std::int32_t*);
 
 }  // namespace hilt::kernels

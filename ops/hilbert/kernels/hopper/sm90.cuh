@@ -16,11 +16,9 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 /// This thread's warpgroup; the shuffle tells the compiler that a warp agrees on it.
-__device__ __forceinline__ int warpgroup() {
-  return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-}
+__device__ __forceinline__ int warpgroup() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0); }
 
-// ---- mbarrier: counts arrivals of a phase; who waits names the parity of the phase -----------------------
+// ---- mbarrier: counts arrivals of a phase; who waits names the parity of the phase --------------
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
@@ -32,8 +30,7 @@ __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
 }
 /// Arrives, and lets the phase wait for so many bytes of bulk copies too.
 __device__ __forceinline__ void barrier_expect(std::uint32_t barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done;
@@ -54,7 +51,7 @@ __device__ __forceinline__ bool barrier_test(std::uint32_t barrier, std::uint32_
   return done;
 }
 
-// ---- named barriers and registers ------------------------------------------------------------------------
+// ---- named barriers and registers ---------------------------------------------------------------
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -64,30 +61,26 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 /// Whether something holds for every thread of the barrier.
 __device__ __forceinline__ bool named_all(int id, int threads, bool holds) {
   int all;
-  asm volatile(
-      "{.reg .pred p, q; setp.ne.s32 p, %3, 0; bar.red.and.pred q, %1, %2, p; selp.s32 %0, 1, 0, q;}"
-      : "=r"(all)
-      : "r"(id), "r"(threads), "r"(static_cast<int>(holds))
-      : "memory");
+  asm volatile("{.reg .pred p, q; setp.ne.s32 p, %3, 0; bar.red.and.pred q, %1, %2, p; selp.s32 %0, 1, 0, q;}"
+               : "=r"(all)
+               : "r"(id), "r"(threads), "r"(static_cast<int>(holds))
+               : "memory");
   return all != 0;
 }
 
-/// setmaxnreg only shares out what the launch allocated, floor(65536 / threads / 8) * 8 registers a thread;
-/// asking for more waits for ever.
+/// setmaxnreg only shares out what the launch allocated, floor(65536 / threads / 8) * 8 registers a
+/// thread; asking for more waits for ever.
 constexpr bool registers_fit(int threads, int producer, int consumer) {
   return kWarpgroup * producer + (threads - kWarpgroup) * consumer <= 65536 / threads / 8 * 8 * threads;
 }
-template <int N>
-__device__ __forceinline__ void more_registers() {
+template <int N> __device__ __forceinline__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-template <int N>
-__device__ __forceinline__ void fewer_registers() {
+template <int N> __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// ---- asynchronous copies of 16 and 4 bytes
-// -----------------------------------------------------------------
+// ---- asynchronous copies of 16 and 4 bytes ------------------------------------------------------
 __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -99,19 +92,16 @@ __device__ __forceinline__ void arrive_when_landed(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-__device__ __forceinline__ void copies_wait() {
+template <int N> __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-/// Between ordinary writes to shared memory, or copies seen to have landed, and a wgmma that reads them.
-__device__ __forceinline__ void fence_for_wgmma() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+/// Between ordinary writes to shared memory, or copies seen to have landed, and a wgmma that reads
+/// them.
+__device__ __forceinline__ void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- bulk copies through a tensor map
-// ------------------------------------------------------------------------
-__device__ __forceinline__ void copy_box(std::uint32_t to, const void* map, std::uint32_t barrier, int x,
-                                         int y, int z, int u, int v) {
+// ---- bulk copies through a tensor map -----------------------------------------------------------
+__device__ __forceinline__ void copy_box(std::uint32_t to, const void* map, std::uint32_t barrier, int x, int y, int z,
+                                         int u, int v) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
       "%6, %7}], [%2];" ::"r"(to),
@@ -119,33 +109,28 @@ __device__ __forceinline__ void copy_box(std::uint32_t to, const void* map, std:
       : "memory");
 }
 
-// ---- wgmma: order, and where operands lie
-// ----------------------------------------------------------------------
+// ---- wgmma: order, and where operands lie -------------------------------------------------------
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int N>
-__device__ __forceinline__ void wgmma_wait() {
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 /// After a wait: no use of the sums moves above it.
-template <int N>
-__device__ __forceinline__ void settle(float (&d)[N]) {
+template <int N> __device__ __forceinline__ void settle(float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/// A tile in shared memory is panels of [rows][64 bf16], rows of 128 bytes, each 1024-byte aligned; chunk c
-/// (16 bytes) of row r lies at r * 128 + ((c ^ r % 8) * 16): the 128-byte swizzle.
+/// A tile in shared memory is panels of [rows][64 bf16], rows of 128 bytes, each 1024-byte aligned;
+/// chunk c (16 bytes) of row r lies at r * 128 + ((c ^ r % 8) * 16): the 128-byte swizzle.
 constexpr std::uint32_t kPanelRow = 128;  // bytes
 __host__ __device__ constexpr std::uint32_t swizzled(std::uint32_t row, std::uint32_t chunk) {
   return row * kPanelRow + ((chunk ^ (row & 7)) << 4);
 }
 
-/// The descriptor of an operand at base + at, eight-row groups 1024 bytes apart. `panel`: bytes from panel to
-/// panel, for an operand that lies with its other axis contiguous. `at` is a constant, added after the shift,
-/// so that a run of k-steps costs one addition each.
+/// The descriptor of an operand at base + at, eight-row groups 1024 bytes apart. `panel`: bytes
+/// from panel to panel, for an operand that lies with its other axis contiguous. `at` is a
+/// constant, added after the shift, so that a run of k-steps costs one addition each.
 __device__ __forceinline__ std::uint64_t operand(std::uint32_t base, std::uint32_t at, std::uint32_t panel) {
   constexpr std::uint32_t kSwizzle128AndStride1024 = 0x40000040;
   std::uint64_t d;
@@ -154,19 +139,18 @@ __device__ __forceinline__ std::uint64_t operand(std::uint32_t base, std::uint32
       : "r"((base >> 4) + ((at >> 4) | (panel >> 4) << 16)), "r"(kSwizzle128AndStride1024));
   return d;
 }
-/// Where k-step k (16 columns) of an operand of `panel` bytes a panel begins, contiguous along k; and along
-/// rows.
+/// Where k-step k (16 columns) of an operand of `panel` bytes a panel begins, contiguous along k;
+/// and along rows.
 constexpr std::uint32_t along_columns(int k, std::uint32_t panel) {
   return static_cast<std::uint32_t>(k / 4) * panel + static_cast<std::uint32_t>(k % 4) * 32;
 }
 constexpr std::uint32_t along_rows(int k) { return static_cast<std::uint32_t>(k) * 16 * kPanelRow; }
 
-// ---- stmatrix and arithmetic
-// -------------------------------------------------------------------------------------
-__device__ __forceinline__ void store_matrix(std::uint32_t at, std::uint32_t a, std::uint32_t b,
-                                             std::uint32_t c, std::uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b),
-               "r"(c), "r"(d)
+// ---- stmatrix and arithmetic --------------------------------------------------------------------
+__device__ __forceinline__ void store_matrix(std::uint32_t at, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                             std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c),
+               "r"(d)
                : "memory");
 }
 /// Two floats as bf16, the first in the low half.
@@ -192,25 +176,24 @@ __device__ __forceinline__ void store_shared_pair(std::uint32_t at, float x, flo
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }
 
-/// A warp's 16 x 8 Chunks sums, scaled by row, to rows of 16 Chunks bytes in memory: through 16 rows of
-/// staging, 16 bytes longer than a row so that no two lanes meet in a bank, because only whole rows fill
-/// whole sectors. Lanes i and i + 16 know where row i goes.
+/// A warp's 16 x 8 Chunks sums, scaled by row, to rows of 16 Chunks bytes in memory: through 16
+/// rows of staging, 16 bytes longer than a row so that no two lanes meet in a bank, because only
+/// whole rows fill whole sectors. Lanes i and i + 16 know where row i goes.
 constexpr std::uint32_t staging_pitch(int chunks) { return static_cast<std::uint32_t>(16 * chunks + 16); }
 template <int Chunks, int N>
-__device__ __forceinline__ void store_rows(std::uint32_t staging, const float (&x)[N], float scale0,
-                                           float scale1, bf16* base, std::int64_t offset) {
+__device__ __forceinline__ void store_rows(std::uint32_t staging, const float (&x)[N], float scale0, float scale1,
+                                           bf16* base, std::int64_t offset) {
   constexpr std::uint32_t kPitch = staging_pitch(Chunks);
   constexpr int kRowsAtOnce = 32 / Chunks;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   __syncwarp();
 #pragma unroll
   for (int k = 0; k < Chunks / 2; ++k)
-    store_matrix(staging + static_cast<std::uint32_t>(lane % 16) * kPitch +
-                     static_cast<std::uint32_t>(2 * k + lane / 16) * 16,
-                 pack_bf16(x[8 * k] * scale0, x[8 * k + 1] * scale0),
-                 pack_bf16(x[8 * k + 2] * scale1, x[8 * k + 3] * scale1),
-                 pack_bf16(x[8 * k + 4] * scale0, x[8 * k + 5] * scale0),
-                 pack_bf16(x[8 * k + 6] * scale1, x[8 * k + 7] * scale1));
+    store_matrix(
+        staging + static_cast<std::uint32_t>(lane % 16) * kPitch + static_cast<std::uint32_t>(2 * k + lane / 16) * 16,
+        pack_bf16(x[8 * k] * scale0, x[8 * k + 1] * scale0), pack_bf16(x[8 * k + 2] * scale1, x[8 * k + 3] * scale1),
+        pack_bf16(x[8 * k + 4] * scale0, x[8 * k + 5] * scale0),
+        pack_bf16(x[8 * k + 6] * scale1, x[8 * k + 7] * scale1));
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
@@ -221,19 +204,18 @@ __device__ __forceinline__ void store_rows(std::uint32_t staging, const float (&
   }
 }
 
-/// Division by a number that the host knows, for numerators below 2^31: a product instead of some forty
-/// instructions.
+/// Division by a number that the host knows, for numerators below 2^31: a product instead of some
+/// forty instructions.
 struct Divisor {
   std::uint32_t d = 1, factor = 1, shift = 0;
   Divisor() = default;
   explicit Divisor(std::uint32_t divisor) : d(divisor) {
     while ((std::uint64_t{1} << shift) < d) ++shift;
-    factor =
-        static_cast<std::uint32_t>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - d)) / d + 1);
+    factor = static_cast<std::uint32_t>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - d)) / d + 1);
   }
   __device__ __forceinline__ void split(int n, int& quotient, int& rest) const {
-    quotient = static_cast<int>(
-        (__umulhi(static_cast<std::uint32_t>(n), factor) + static_cast<std::uint32_t>(n)) >> shift);
+    quotient =
+        static_cast<int>((__umulhi(static_cast<std::uint32_t>(n), factor) + static_cast<std::uint32_t>(n)) >> shift);
     rest = n - quotient * static_cast<int>(d);
   }
 };

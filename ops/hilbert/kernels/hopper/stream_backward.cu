@@ -1,20 +1,21 @@
-// Attention of long groups on Hopper, backward: groups of more keys than one block can hold. Two passes over
-// the scores, so that every sum stays with its owner: nothing is added from two sides, and the bits are the
-// same every time.
+// Attention of long groups on Hopper, backward: groups of more keys than one block can hold. Two
+// passes over the scores, so that every sum stays with its owner: nothing is added from two sides,
+// and the bits are the same every time.
 //
 //   keys       a block owns 128 keys (64 a warpgroup), queries stream by in tiles of 64, dO beside Q
-//                  S^T = K Q^T     P^T = e^(c S^T - L)     dP^T = V dO^T     dS^T = P^T (dP^T - Delta)     dV
-//                  += P^T dO     dK += dS^T Q
+//                  S^T = K Q^T     P^T = e^(c S^T - L)     dP^T = V dO^T     dS^T = P^T (dP^T - Delta)
+//                  dV += P^T dO    dK += dS^T Q
 //   queries    a block owns 128 queries (64 a warpgroup), keys stream by in tiles of 64, V beside K
-//                  S = Q K^T       P = e^(c S - L)         dP = dO V^T       dS = P (dP - Delta)           dQ
-//                  += dS K
+//                  S = Q K^T       P = e^(c S - L)         dP = dO V^T       dS = P (dP - Delta)
+//                  dQ += dS K
 //
-// Both are one kernel: what a block owns and what streams by are two pairs of rows, (K, V) and (Q, dO), and P
-// and dS are operands of the next products right where they were computed. Warpgroup 0 gathers rows through
-// the lists of tokens. Delta comes from a pass before.
+// Both are one kernel: what a block owns and what streams by are two pairs of rows, (K, V) and (Q,
+// dO), and P and dS are operands of the next products right where they were computed. Warpgroup 0
+// gathers rows through the lists of tokens. Delta comes from a pass before.
 //
-// Lists: instead of whole groups, any tiling whose tiles all have 128 rows; partial tiles are masked by
-// attends(). Adds: gradients are f32 and there already; every row has one owner, who adds to it.
+// Lists: instead of whole groups, any tiling whose tiles all have 128 rows; partial tiles are
+// masked by attends(). Adds: gradients are f32 and there already; every row has one owner, who adds
+// to it.
 #include "ops/hilbert/kernels/hopper/common.cuh"
 
 namespace hilt::kernels {
@@ -27,7 +28,8 @@ constexpr int kFiniteBarrier = 1;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
 
-/// Two operands whose rows stand beside each other: (K, V) or (Q, dO), and the list of their tokens.
+/// Two operands whose rows stand beside each other: (K, V) or (Q, dO), and the list of their
+/// tokens.
 struct Pair {
   Operand a, b;
   const std::int32_t* token;
@@ -47,25 +49,21 @@ struct Pass {
   std::int16_t head[kMaxHeads];
 };
 
-template <int D>
-struct Layout {
+template <int D> struct Layout {
   static constexpr int kOwned = 2;  // owned tiles in flight
   static constexpr int kStages = D == 64 ? 6 : 3;
   static constexpr int kPanels = D / 64;
   static constexpr std::uint32_t kOwnPanel = kTile * kPanelRow, kStreamPanel = kStream * kPanelRow;
-  static constexpr std::uint32_t kOwnBytes = kTile * D * 2, kStreamBytes = kStream * D * 2,
-                                 kRowBytes = kStream * 4;
-  static constexpr std::uint32_t own = 0, ring = own + kOwned * 2 * kOwnBytes,
-                                 lse = ring + kStages * 2 * kStreamBytes, delta = lse + kStages * kRowBytes,
-                                 barriers = delta + kStages * kRowBytes,
+  static constexpr std::uint32_t kOwnBytes = kTile * D * 2, kStreamBytes = kStream * D * 2, kRowBytes = kStream * 4;
+  static constexpr std::uint32_t own = 0, ring = own + kOwned * 2 * kOwnBytes, lse = ring + kStages * 2 * kStreamBytes,
+                                 delta = lse + kStages * kRowBytes, barriers = delta + kStages * kRowBytes,
                                  size = barriers + 8 * (2 * kOwned + 2 * kStages);
 };
 
 struct Item {
   int tile, head, group, batch, first, stream_tiles;
 };  // first: of the list of tiles it meets
-template <bool kKeys, bool kLists>
-__device__ __forceinline__ Item item_of(const Pass& p, int i) {
+template <bool kKeys, bool kLists> __device__ __forceinline__ Item item_of(const Pass& p, int i) {
   Item x;
   int rest, slot;
   p.tiles.split(i, rest, x.tile);
@@ -82,8 +80,8 @@ __device__ __forceinline__ Item item_of(const Pass& p, int i) {
   return x;
 }
 
-/// The streamed tile number `tile` of an item: where its rows begin in their list, and whether pairs are
-/// masked.
+/// The streamed tile number `tile` of an item: where its rows begin in their list, and whether
+/// pairs are masked.
 struct Streamed {
   int row;
   bool partial;
@@ -103,8 +101,8 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
   constexpr int kPanels = M::kPanels, kOwned = M::kOwned, kStages = M::kStages;
   const std::uint32_t base = shared_address(memory), ring = base + M::ring, lse_rows = base + M::lse,
                       delta_rows = base + M::delta;
-  const std::uint32_t own_full = base + M::barriers, own_empty = own_full + 8 * kOwned,
-                      full = own_empty + 8 * kOwned, empty = full + 8 * kStages;
+  const std::uint32_t own_full = base + M::barriers, own_empty = own_full + 8 * kOwned, full = own_empty + 8 * kOwned,
+                      empty = full + 8 * kStages;
   const int thread = static_cast<int>(threadIdx.x), group = warpgroup();
   if (thread == 0) {
     constexpr int kWarps = 8;  // that release a tile
@@ -127,8 +125,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
       if (kLists && x.stream_tiles == 0) continue;
       {
         const bf16 *const a = p.own.a.at(x.batch, x.head) + chunk * 8, *const b =
-                                                                           p.own.b.at(x.batch, x.head) +
-                                                                           chunk * 8;
+                                                                           p.own.b.at(x.batch, x.head) + chunk * 8;
         const std::int32_t* const list = p.own.token + x.group * p.own.rows + x.tile * kTile + row;
         barrier_wait(own_empty + 8 * own.stage, own.parity);
 #pragma unroll 4
@@ -147,8 +144,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
         own.next();
       }
       const bf16 *const a = p.stream.a.at(x.batch, x.head) + chunk * 8, *const b =
-                                                                            p.stream.b.at(x.batch, x.head) +
-                                                                            chunk * 8;
+                                                                            p.stream.b.at(x.batch, x.head) + chunk * 8;
       const std::int64_t statistics = (static_cast<std::int64_t>(x.batch) * p.heads + x.head) * p.length;
       for (int tile = 0; tile < x.stream_tiles; ++tile) {
         const std::int32_t* const list = p.stream.token + streamed<kKeys, kLists>(p, x, tile).row;
@@ -165,12 +161,11 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
                                      static_cast<std::uint32_t>(panel) * M::kStreamPanel + at +
                                      static_cast<std::uint32_t>(j) * 16 * kPanelRow;
             copy_16(to, a + static_cast<std::int64_t>(token[j]) * p.stream.a.token + panel * 64);
-            copy_16(to + M::kStreamBytes,
-                    b + static_cast<std::int64_t>(token[j]) * p.stream.b.token + panel * 64);
+            copy_16(to + M::kStreamBytes, b + static_cast<std::int64_t>(token[j]) * p.stream.b.token + panel * 64);
           }
         if (kKeys && thread < kStream) {
-          const std::uint32_t to = static_cast<std::uint32_t>(stream.stage) * M::kRowBytes +
-                                   static_cast<std::uint32_t>(thread) * 4;
+          const std::uint32_t to =
+              static_cast<std::uint32_t>(stream.stage) * M::kRowBytes + static_cast<std::uint32_t>(thread) * 4;
           copy_4(lse_rows + to, p.lse + statistics + own_token);
           copy_4(delta_rows + to, p.delta + statistics + own_token);
         }
@@ -200,11 +195,9 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
     float lse[2] = {}, delta[2] = {};  // of owned queries
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      token[h] = __ldg(p.own.token + x.group * p.own.rows + x.tile * kTile + half * 64 + warp * 16 +
-                       lane / 4 + 8 * h);
+      token[h] = __ldg(p.own.token + x.group * p.own.rows + x.tile * kTile + half * 64 + warp * 16 + lane / 4 + 8 * h);
       if constexpr (!kKeys) {
-        const std::int64_t statistics =
-            (static_cast<std::int64_t>(x.batch) * p.heads + x.head) * p.length + token[h];
+        const std::int64_t statistics = (static_cast<std::int64_t>(x.batch) * p.heads + x.head) * p.length + token[h];
         lse[h] = __ldg(p.lse + statistics) * kLog2e, delta[h] = __ldg(p.delta + statistics);
       }
     }
@@ -270,14 +263,12 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
-          for (int j = 0; j < 2; ++j)
-            t[4 * c + 2 * h + j] = s[4 * c + 2 * h + j] * (t[4 * c + 2 * h + j] - d[h][j]);
+          for (int j = 0; j < 2; ++j) t[4 * c + 2 * h + j] = s[4 * c + 2 * h + j] * (t[4 * c + 2 * h + j] - d[h][j]);
       }
       if constexpr (kLists) {
         const Streamed now = streamed<kKeys, kLists>(p, x, tile);
         if (now.partial) {
-          const int first_row = x.tile * kTile + half * 64 + warp * 16 + lane / 4,
-                    first_column = now.row + quad * 2;
+          const int first_row = x.tile * kTile + half * 64 + warp * 16 + lane / 4, first_column = now.row + quad * 2;
           mask<!kKeys>(p.lists, first_row, first_column, 0.0f, s);
           mask<!kKeys>(p.lists, first_row, first_column, 0.0f, t);
           const int both = 2 * kWarpgroup, share = thread - kWarpgroup;
@@ -314,7 +305,8 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
       own.next();
     }
     if constexpr (kLists) {
-      // A tile is added once, by this kernel or by the plain one: both warpgroups must agree on which.
+      // A tile is added once, by this kernel or by the plain one: both warpgroups must agree on
+      // which.
       if constexpr (kAdds) finite = named_all(kFiniteBarrier, 2 * kWarpgroup, finite);
       const std::int64_t row_of_tiles = static_cast<std::int64_t>(x.batch) * p.heads + x.head;
       if (!finite) p.again[row_of_tiles * p.tiles.d + x.tile] = 1;
@@ -339,9 +331,9 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
 
 bool stream_backward_serves(Cuda where, const AttentionSizes& sizes, const EqualGroups& g) {
   constexpr Index kMostItems = Index{1} << 30;
-  return properties(where.device).is_hopper() && (sizes.dim == 64 || sizes.dim == 128) &&
-         sizes.dropout == 0 && sizes.scale > 0 && sizes.kv_heads == sizes.heads && sizes.heads <= kMaxHeads &&
-         sizes.batch > 0 && g.queries % kTile == 0 && g.keys % kTile == 0 &&
+  return properties(where.device).is_hopper() && (sizes.dim == 64 || sizes.dim == 128) && sizes.dropout == 0 &&
+         sizes.scale > 0 && sizes.kv_heads == sizes.heads && sizes.heads <= kMaxHeads && sizes.batch > 0 &&
+         g.queries % kTile == 0 && g.keys % kTile == 0 &&
          sizes.batch * sizes.heads * g.groups * (std::max(g.queries, g.keys) / kTile) < kMostItems;
 }
 
@@ -352,10 +344,9 @@ constexpr int kLong = 1024;  // rows that stream by from which on a block is wor
 /// The two passes over a tiling: groups of it, or lists.
 template <bool kLists, class O>
 bool both_passes(Cuda where, const AttentionSizes& sizes, const Tiling& t, const EqualGroups& g,
-                 const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
-                 Rows<const bf16> v, Rows<const bf16> d_o, const float* lse, const float* delta,
-                 Rows<O> dq, Rows<O> dk, Rows<O> dv, std::int32_t* again_queries,
-                 std::int32_t* again_keys) {
+                 const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v,
+                 Rows<const bf16> d_o, const float* lse, const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv,
+                 std::int32_t* again_queries, std::int32_t* again_keys) {
   constexpr bool kAdds = std::is_same_v<O, float>;
   for (const Rows<const bf16>& x : {q, k, v, d_o})
     if (!is_readable(x)) return false;
@@ -365,8 +356,8 @@ bool both_passes(Cuda where, const AttentionSizes& sizes, const Tiling& t, const
   const TilingView& view = on_device(t, where);
   const Pair keys{operand_of(k), operand_of(v), view.k_token.data(), static_cast<int>(g.keys)};
   const Pair queries{operand_of(q), operand_of(d_o), view.q_token.data(), static_cast<int>(g.queries)};
-  const auto run = [&](const Pair& own, const Pair& stream, Rows<O> to_a, O* to_b, std::int32_t* again,
-                       auto kernel, std::size_t shared) {
+  const auto run = [&](const Pair& own, const Pair& stream, Rows<O> to_a, O* to_b, std::int32_t* again, auto kernel,
+                       std::size_t shared) {
     Pass p{};
     p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b,
     p.to = operand_of({nullptr, to_a.batch, to_a.token, to_a.head}), p.lse = lse, p.delta = delta;
@@ -375,11 +366,10 @@ bool both_passes(Cuda where, const AttentionSizes& sizes, const Tiling& t, const
     p.items = static_cast<int>(sizes.batch * n_heads * g.groups) * (own.rows / kTile);
     p.scale = static_cast<float>(sizes.scale), p.scale_log2 = p.scale * kLog2e;
     p.tiles = Divisor(static_cast<std::uint32_t>(own.rows / kTile)),
-    p.n_heads = Divisor(static_cast<std::uint32_t>(n_heads)),
-    p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
+    p.n_heads = Divisor(static_cast<std::uint32_t>(n_heads)), p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
     for (Index i = 0; i < n_heads; ++i) p.head[i] = static_cast<std::int16_t>(heads[i]);
-    // What is added to is a part of an attention that ranks exchange rows between: a block a tile, as in
-    // segment_forward.cu.
+    // What is added to is a part of an attention that ranks exchange rows between: a block a tile,
+    // as in segment_forward.cu.
     const bool stays = !kAdds || stream.rows < kLong;
     const int blocks = stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items;
     launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
@@ -388,8 +378,7 @@ bool both_passes(Cuda where, const AttentionSizes& sizes, const Tiling& t, const
   static_assert(Layout<64>::size <= kMostShared && Layout<128>::size <= kMostShared);
   if (sizes.dim == 64) {
     run(keys, queries, dk, dv.data, again_keys, stream_backward_kernel<64, true, kLists, kAdds>, Layout<64>::size);
-    run(queries, keys, dq, nullptr, again_queries, stream_backward_kernel<64, false, kLists, kAdds>,
-        Layout<64>::size);
+    run(queries, keys, dq, nullptr, again_queries, stream_backward_kernel<64, false, kLists, kAdds>, Layout<64>::size);
   } else {
     run(keys, queries, dk, dv.data, again_keys, stream_backward_kernel<128, true, kLists, kAdds>, Layout<128>::size);
     run(queries, keys, dq, nullptr, again_queries, stream_backward_kernel<128, false, kLists, kAdds>,
@@ -408,10 +397,9 @@ EqualGroups as_one(const Tiling& t) {
 template <class O>
 bool stream_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const EqualGroups& g,
                      const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
-                     Rows<const bf16> v, Rows<const bf16> d_o, const float* lse, const float* delta,
-                     Rows<O> dq, Rows<O> dk, Rows<O> dv) {
-  return both_passes<false>(where, sizes, t, g, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, nullptr,
-                            nullptr);
+                     Rows<const bf16> v, Rows<const bf16> d_o, const float* lse, const float* delta, Rows<O> dq,
+                     Rows<O> dk, Rows<O> dv) {
+  return both_passes<false>(where, sizes, t, g, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, nullptr, nullptr);
 }
 
 bool list_backward_serves(Cuda where, const AttentionSizes& sizes, const Tiling& t) {
@@ -419,29 +407,25 @@ bool list_backward_serves(Cuda where, const AttentionSizes& sizes, const Tiling&
 }
 
 template <class O>
-bool list_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                   Index n_heads, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v,
-                   Rows<const bf16> d_o, const float* lse, const float* delta, Rows<O> dq, Rows<O> dk,
-                   Rows<O> dv, std::int32_t* again_queries, std::int32_t* again_keys) {
+bool list_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
+                   Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> d_o, const float* lse,
+                   const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv, std::int32_t* again_queries,
+                   std::int32_t* again_keys) {
   return both_passes<true>(where, sizes, t, as_one(t), heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv,
                            again_queries, again_keys);
 }
 
-template bool stream_backward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&,
-                              const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
-                              Rows<const bf16>, Rows<const bf16>, const float*, const float*, Rows<bf16>,
-                              Rows<bf16>, Rows<bf16>);
-template bool list_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                            Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
-                            const float*, const float*, Rows<bf16>, Rows<bf16>, Rows<bf16>, std::int32_t*,
-                            std::int32_t*);
-template bool stream_backward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&,
-                              const std::int32_t*, Index, Rows<const bf16>, Rows<const bf16>,
-                              Rows<const bf16>, Rows<const bf16>, const float*, const float*, Rows<float>,
-                              Rows<float>, Rows<float>);
-template bool list_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                            Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
-                            const float*, const float*, Rows<float>, Rows<float>, Rows<float>, std::int32_t*,
-                            std::int32_t*);
+template bool stream_backward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&, const std::int32_t*,
+                              Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
+                              const float*, const float*, Rows<bf16>, Rows<bf16>, Rows<bf16>);
+template bool list_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
+                            Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*, const float*,
+                            Rows<bf16>, Rows<bf16>, Rows<bf16>, std::int32_t*, std::int32_t*);
+template bool stream_backward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&, const std::int32_t*,
+                              Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
+                              const float*, const float*, Rows<float>, Rows<float>, Rows<float>);
+template bool list_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
+                            Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*, const float*,
+                            Rows<float>, Rows<float>, Rows<float>, std::int32_t*, std::int32_t*);
 
 }  // namespace hilt::kernels

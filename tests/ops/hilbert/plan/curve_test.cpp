@@ -33,7 +33,8 @@ struct Walked {
   Index jumps = 0;      // steps to no neighbor at all
 };
 
-/// Rectangles only: 68 million cells pass through here, so rows and columns are compared without dividing.
+/// Rectangles only: 68 million cells pass through here, so rows and columns are compared without
+/// dividing.
 Walked examine(const Tokens& tokens, Index width, std::vector<Index>& seen, Index stamp) {
   Walked result;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -61,15 +62,13 @@ bool agree(const Grid& grid, Steps steps, const Tokens& tokens, std::size_t i) {
 std::string message_of(const auto& f) {
   try {
     f();
-  } catch (const Error& e) {
-    return e.what();
-  }
+  } catch (const Error& e) { return e.what(); }
   return "(no error)";
 }
 
 }  // namespace
 
-// ---- tables worked out by hand from the definitions -------------------------------------------------
+// ---- tables worked out by hand from the definitions ---------------------------------------------
 
 TEST(ClassicHilbert, FourByFour) {
   //    0  1 14 15
@@ -114,9 +113,9 @@ TEST(GeneralizedHilbert, SmallBoxes) {
   EXPECT_EQ(walk({2, 2, 4}), (Tokens{0, 1, 3, 2, 6, 7, 5, 4, 8, 9, 11, 10, 14, 15, 13, 12}));
 }
 
-// On 10 x 10 the way down runs from (9, 5) with sides of -6 and -5. Half of -5 floors to -3 and is made even:
-// -4, so that its first part is 4 x 3. Truncation gives -2, which is even already: still a fine curve, but
-// not this one.
+// On 10 x 10 the way down runs from (9, 5) with sides of -6 and -5. Half of -5 floors to -3 and is
+// made even: -4, so that its first part is 4 x 3. Truncation gives -2, which is even already: still
+// a fine curve, but not this one.
 TEST(GeneralizedHilbert, HalvesOfNegativeSidesFloor) {
   const Tokens tokens = walk({10, 10});
   std::set<Cell> part, expected;
@@ -126,8 +125,9 @@ TEST(GeneralizedHilbert, HalvesOfNegativeSidesFloor) {
   EXPECT_EQ(part, expected);
 }
 
-// A trained model depends on every cell of its order, so that none may ever move. The digests (FNV-1a of all
-// tokens, width innermost) come from a second implementation, in another language, of the same definitions.
+// A trained model depends on every cell of its order, so that none may ever move. The digests
+// (FNV-1a of all tokens, width innermost) come from a second implementation, in another language,
+// of the same definitions.
 TEST(GeneralizedHilbert, TablesNeverChange) {
   const auto digest = [](Index first, Index last, Index last_frames) {
     std::uint64_t hash = 0xcbf29ce484222325;
@@ -142,7 +142,7 @@ TEST(GeneralizedHilbert, TablesNeverChange) {
   EXPECT_EQ(digest(2, 10, 10), 0xbafd31188eab44fu);
 }
 
-// ---- every rectangle --------------------------------------------------------------------------------
+// ---- every rectangle ----------------------------------------------------------------------------
 
 TEST(GeneralizedHilbert, EveryRectangleUpTo128) {
   constexpr Index kSide = 128;
@@ -171,9 +171,7 @@ TEST(GeneralizedHilbert, EveryRectangleUpTo128) {
       // An even major side (the only even one, or the longer) brings the curve to its other end.
       const bool along_x = odd_over_even && !thin ? width < height : width >= height;
       const Index major = along_x ? width : height;
-      if (major % 2 == 0) {
-        ASSERT_EQ(tokens.back(), along_x ? width - 1 : (height - 1) * width) << name;
-      }
+      if (major % 2 == 0) { ASSERT_EQ(tokens.back(), along_x ? width - 1 : (height - 1) * width) << name; }
 
       if (odd_over_even) {
         const Tokens unit = walk(grid, Steps::unit);
@@ -192,12 +190,11 @@ TEST(GeneralizedHilbert, EveryRectangleUpTo128) {
     }
   EXPECT_EQ(rectangles, 16384);
   std::cout << rectangles << " rectangles, " << cells << " cells walked, " << both_directions
-            << " positions checked in both directions; by default " << with_diagonal
-            << " have one diagonal step, with "
+            << " positions checked in both directions; by default " << with_diagonal << " have one diagonal step, with "
             << "Steps::unit none (" << rewalked << " walked again)\n";
 }
 
-// ---- boxes ------------------------------------------------------------------------------------------
+// ---- boxes --------------------------------------------------------------------------------------
 
 TEST(GeneralizedHilbert, EveryBoxUpToTen) {
   Index boxes = 0, most = 0;
@@ -214,8 +211,7 @@ TEST(GeneralizedHilbert, EveryBoxUpToTen) {
         ASSERT_EQ(tokens[0], 0);
         Index non_unit = 0;
         for (std::size_t i = 0; i < tokens.size(); ++i) {
-          ASSERT_TRUE(agree(grid, Steps::near, tokens, i))
-              << frames << "x" << height << "x" << width << " at " << i;
+          ASSERT_TRUE(agree(grid, Steps::near, tokens, i)) << frames << "x" << height << "x" << width << " at " << i;
           if (i > 0) non_unit += manhattan(cell_of(grid, tokens[i - 1]), cell_of(grid, tokens[i])) != 1;
         }
         ASSERT_EQ(non_unit_steps(grid), non_unit) << frames << "x" << height << "x" << width;
@@ -225,8 +221,7 @@ TEST(GeneralizedHilbert, EveryBoxUpToTen) {
         }
         most = std::max(most, non_unit);
       }
-  std::cout << boxes << " boxes; at most " << most
-            << " steps that are not unit steps, none where all sides are even\n";
+  std::cout << boxes << " boxes; at most " << most << " steps that are not unit steps, none where all sides are even\n";
 }
 
 TEST(GeneralizedHilbert, FlatBoxIsTheRectangle) {
@@ -238,7 +233,7 @@ TEST(GeneralizedHilbert, FlatBoxIsTheRectangle) {
     }
 }
 
-// ---- what blocks of the curve are -------------------------------------------------------------------
+// ---- what blocks of the curve are ---------------------------------------------------------------
 
 TEST(ClassicHilbert, AlignedRunsAreSquaresAndTwoToOneRectangles) {
   for (Index side = 1; side <= 64; side *= 2) {
@@ -263,15 +258,14 @@ TEST(ClassicHilbert, AlignedRunsAreSquaresAndTwoToOneRectangles) {
   }
 }
 
-// ---- costs and limits -------------------------------------------------------------------------------
+// ---- costs and limits ---------------------------------------------------------------------------
 
 // Were either direction linear in the number of cells, this would not end.
 TEST(GeneralizedHilbert, HugeGrids) {
   constexpr Index kHuge = std::numeric_limits<std::int32_t>::max();
   std::mt19937_64 random(1);
-  for (const Grid& grid :
-       {Grid{kHuge, kHuge}, Grid{kHuge, 2}, Grid{3, kHuge}, Grid{kHuge - 1, 1000003},
-        Grid{Index{1} << 30, Index{1} << 30}, Grid{2097151, 2097150, 2097149}, Grid{2, kHuge, 3}}) {
+  for (const Grid& grid : {Grid{kHuge, kHuge}, Grid{kHuge, 2}, Grid{3, kHuge}, Grid{kHuge - 1, 1000003},
+                           Grid{Index{1} << 30, Index{1} << 30}, Grid{2097151, 2097150, 2097149}, Grid{2, kHuge, 3}}) {
     const Index cells = grid.cells();
     for (int i = 0; i < 200; ++i) {
       const auto position = static_cast<Index>(random() % static_cast<std::uint64_t>(cells - 1));
@@ -289,22 +283,13 @@ TEST(GeneralizedHilbert, WalkStopsAtTheLimit) {
 }
 
 TEST(Curve, RefusesWhatIsNotThere) {
-  EXPECT_EQ(message_of([] {
-              (void)hilbert_cell({4, 2}, 8);
-            }),
-            "hilbert_cell: position 8 must be from 0 to 7");
-  EXPECT_EQ(message_of([] {
-              (void)hilbert_cell({4, 2}, -1);
-            }),
-            "hilbert_cell: position -1 must be from 0 to 7");
+  EXPECT_EQ(message_of([] { (void)hilbert_cell({4, 2}, 8); }), "hilbert_cell: position 8 must be from 0 to 7");
+  EXPECT_EQ(message_of([] { (void)hilbert_cell({4, 2}, -1); }), "hilbert_cell: position -1 must be from 0 to 7");
   EXPECT_EQ(message_of([] {
               (void)hilbert_position({4, 2}, {3, 2});
             }),
             "hilbert_position: cell (3, 2, 0) lies outside a grid of 1 x 2 x 4");
-  EXPECT_EQ(message_of([] {
-              (void)hilbert_walk({4, 0}, 0);
-            }),
-            "hilbert_walk: a grid of 1 x 0 x 4 has no cells");
+  EXPECT_EQ(message_of([] { (void)hilbert_walk({4, 0}, 0); }), "hilbert_walk: a grid of 1 x 0 x 4 has no cells");
   EXPECT_EQ(message_of([] {
               (void)hilbert_walk({4, 4}, Index{1} << 31);
             }),
@@ -323,7 +308,7 @@ TEST(Curve, RefusesWhatIsNotThere) {
   EXPECT_THROW((void)Grid({-1, 4}).cells(), Error);
 }
 
-// ---- Morton -----------------------------------------------------------------------------------------
+// ---- Morton -------------------------------------------------------------------------------------
 
 TEST(Morton, XIsInTheEvenBits) {
   EXPECT_EQ(morton_code({0, 0}), 0u);

@@ -71,7 +71,7 @@ class Forced {
 
 }  // namespace
 
-// ---- small tables, by hand from the definitions -----------------------------------------------------
+// ---- small tables, by hand from the definitions -------------------------------------------------
 
 TEST(Permutation, SmallTables) {
   EXPECT_EQ(tokens("row", 5), (Tokens{0, 1, 2, 3, 4}));
@@ -109,20 +109,18 @@ TEST(Permutation, SnakeIsNotHilbert) {
       return std::count_if(first.begin(), first.end(), [&](std::int32_t u) { return u % side < side / 2; });
     };
     EXPECT_EQ(quarter(hilbert), side * side / 4);
-    if (side > 2) {
-      EXPECT_LT(quarter(snake), side * side / 4);
-    }
+    if (side > 2) { EXPECT_LT(quarter(snake), side * side / 4); }
     for (const Tokens& t : {snake, hilbert})
       for (std::size_t i = 1; i < t.size(); ++i)
         ASSERT_EQ(std::abs(t[i] / side - t[i - 1] / side) + std::abs(t[i] % side - t[i - 1] % side), 1);
   }
 }
 
-// ---- pi and rho -------------------------------------------------------------------------------------
+// ---- pi and rho ---------------------------------------------------------------------------------
 
 TEST(Permutation, RhoUndoesPi) {
-  // With an order that is its own inverse, pi in the place of rho would pass. Snake and 4 x 4 Morton are
-  // such; these are not.
+  // With an order that is its own inverse, pi in the place of rho would pass. Snake and 4 x 4
+  // Morton are such; these are not.
   for (const auto& [text, length] : {std::pair{"hilbert:4x4", Index{16}},
                                      {"hilbert", 100},
                                      {"hilbert:3x5x7", 105},
@@ -140,8 +138,8 @@ TEST(Permutation, RhoUndoesPi) {
     }
     EXPECT_FALSE(involution) << text << " proves nothing here";
   }
-  // Which of the two is which: the token at position 2 of the 4 x 4 curve is (1, 1) = 5; token 5 is at
-  // position 2.
+  // Which of the two is which: the token at position 2 of the 4 x 4 curve is (1, 1) = 5; token 5 is
+  // at position 2.
   const Permutation p = build_permutation(parse_order("hilbert:4x4", 16), 16);
   EXPECT_EQ(p.token_at[4], 8);
   EXPECT_EQ(p.position_of[4], 3);
@@ -153,9 +151,7 @@ TEST(Permutation, FromAnyPi) {
   const auto message = [](Tokens pi) -> std::string {
     try {
       (void)make_permutation(std::move(pi));
-    } catch (const Error& e) {
-      return e.what();
-    }
+    } catch (const Error& e) { return e.what(); }
     return "(no error)";
   };
   EXPECT_EQ(message({0, 3, 1}), "make_permutation: position 1 names token 3 of 3");
@@ -163,7 +159,7 @@ TEST(Permutation, FromAnyPi) {
   EXPECT_EQ(message({1, 0, 1}), "make_permutation: token 1 is at position 0 and again at 2");
 }
 
-// ---- folding and compressing ------------------------------------------------------------------------
+// ---- folding and compressing --------------------------------------------------------------------
 
 TEST(Fold, WidthIsThePowerOfTwoAboveTheRoot) {
   EXPECT_EQ(fold(0), (Grid{1, 0}));
@@ -206,8 +202,7 @@ TEST(Permutation, LengthsFromEmptyToPrimes) {
   for (const char* text : {"row", "snake", "morton", "tiles", "tiles:3x5", "hilbert", "hilbert,steps=unit",
                            "hilbert,chunk=1", "hilbert,chunk=7", "morton,chunk=64", "snake,chunk=1000000"})
     for (const Index length : {0, 1, 2, 3, 5, 7, 63, 64, 65, 127, 128, 129, 1021, 4093, 65537}) {
-      const Permutation p =
-          build_permutation(parse_order(text, length), length);  // checks that it is a bijection
+      const Permutation p = build_permutation(parse_order(text, length), length);  // checks that it is a bijection
       ASSERT_EQ(p.length(), length) << text;
       ASSERT_EQ(std::ssize(p.position_of), length) << text;
       ++built;
@@ -215,14 +210,14 @@ TEST(Permutation, LengthsFromEmptyToPrimes) {
   EXPECT_EQ(built, 11 * 15);
 }
 
-// ---- scopes -----------------------------------------------------------------------------------------
+// ---- scopes -------------------------------------------------------------------------------------
 
 TEST(Scope, ChunksRepeatOneOrder) {
   const Tokens one = tokens("hilbert", 16), all = tokens("hilbert,chunk=16", 64);
-  for (std::size_t i = 0; i < all.size(); ++i)
-    EXPECT_EQ(all[i], static_cast<std::int32_t>(i / 16 * 16) + one[i % 16]);
+  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], static_cast<std::int32_t>(i / 16 * 16) + one[i % 16]);
   EXPECT_NE(all, tokens("hilbert", 64));
-  // A short last chunk leaves tokens out of the same order; a chunk beyond the end is the whole sequence.
+  // A short last chunk leaves tokens out of the same order; a chunk beyond the end is the whole
+  // sequence.
   const Tokens ragged = tokens("hilbert,chunk=16", 25);
   EXPECT_EQ(Tokens(ragged.begin(), ragged.begin() + 16), one);
   Tokens rest = below(one, 9);
@@ -235,14 +230,12 @@ TEST(Scope, ChunksRepeatOneOrder) {
 
 TEST(Scope, AGridIsThatOfAChunkOrOfAllTokens) {
   // Of a chunk.
-  EXPECT_EQ(tokens("hilbert:2x4,chunk=8", 16),
-            (Tokens{0, 4, 5, 1, 2, 6, 7, 3, 8, 12, 13, 9, 10, 14, 15, 11}));
+  EXPECT_EQ(tokens("hilbert:2x4,chunk=8", 16), (Tokens{0, 4, 5, 1, 2, 6, 7, 3, 8, 12, 13, 9, 10, 14, 15, 11}));
   EXPECT_EQ(tokens("hilbert:2x4,chunk=8", 5), (Tokens{0, 4, 1, 2, 3}));
   // Of all tokens: a chunk is so many of its rows, here two of four.
   EXPECT_EQ(tokens("hilbert:4x4,chunk=8", 16), tokens("hilbert:2x4,chunk=8", 16));
   // Rows of a chunk need not be full, and less than a row is a row.
-  EXPECT_EQ(tokens("hilbert:4x4,chunk=6", 16),
-            (Tokens{0, 4, 5, 1, 2, 3, 6, 10, 11, 7, 8, 9, 12, 13, 14, 15}));
+  EXPECT_EQ(tokens("hilbert:4x4,chunk=6", 16), (Tokens{0, 4, 5, 1, 2, 3, 6, 10, 11, 7, 8, 9, 12, 13, 14, 15}));
   EXPECT_TRUE(is_identity(tokens("snake:4x4,chunk=2", 16)));
   // Frames of a box: two of four; one; half of one.
   EXPECT_EQ(tokens("hilbert:4x2x2,chunk=8", 16), tokens("hilbert:2x2x2,chunk=8", 16));
@@ -262,9 +255,8 @@ TEST(Scope, SegmentsAreChunksOnceTheirLengthIsKnown) {
     (void)build_permutation(order, 64);
     FAIL();
   } catch (const Error& e) {
-    EXPECT_STREQ(
-        e.what(),
-        "order (hilbert,scope=segment): scope=segment needs a pattern with segments; give chunk=N instead");
+    EXPECT_STREQ(e.what(),
+                 "order (hilbert,scope=segment): scope=segment needs a pattern with segments; give chunk=N instead");
   }
 }
 
@@ -273,7 +265,7 @@ TEST(Scope, OrderOnlyArrangesLikeGlobal) {
   EXPECT_EQ(tokens("hilbert,scope=order-only", 64), tokens("hilbert", 64));
 }
 
-// ---- what people type -------------------------------------------------------------------------------
+// ---- what people type ---------------------------------------------------------------------------
 
 TEST(ParseOrder, ReadsEverySpellingAndWritesItBack) {
   const auto order = [](Kind kind, Grid grid = {}) {
@@ -374,8 +366,7 @@ TEST(ParseOrder, SaysWhatIsWrong) {
       {"hilbert:0x16", 0, box + "'0x16'"},
       {"hilbert:2147483648x1", 128, box + "'2147483648x1'"},
       {"hilbert:99999999999999999999x1", 128, box + "'99999999999999999999x1'"},
-      {"hilbert:8x16", 100,
-       "a grid of 8x16 has 128 cells, but there are 100 tokens; without a grid any length folds"},
+      {"hilbert:8x16", 100, "a grid of 8x16 has 128 cells, but there are 100 tokens; without a grid any length folds"},
       {"tiles:8x16/4x4", 129,
        "a grid of 8x16 has 128 cells, but there are 129 tokens; without a grid any length folds"},
       {"hilbert:2x4x8,scope=order-only", 65,
@@ -390,8 +381,7 @@ TEST(ParseOrder, SaysWhatIsWrong) {
       {"hilbert,chunk=0", 64, "chunk must be from 1 to 2147483647, got '0'"},
       {"hilbert,chunk=12a", 64, "chunk must be from 1 to 2147483647, got '12a'"},
       {"hilbert,chunk=-4", 64, "chunk must be from 1 to 2147483647, got '-4'"},
-      {"hilbert,scope=segmnt", 64,
-       "scope: 'segmnt' is not one of global, segment, order-only; did you mean segment?"},
+      {"hilbert,scope=segmnt", 64, "scope: 'segmnt' is not one of global, segment, order-only; did you mean segment?"},
       {"hilbert,steps=units", 64, "steps: 'units' is not one of near, unit; did you mean unit?"},
       {"hilbert,chunk=4,chunk=8", 64, "option 'chunk' is given twice"},
       {"hilbert,chunk=4,scope=segment", 64, "chunk=N is a scope of its own; give scope or chunk, not both"},
@@ -406,10 +396,13 @@ TEST(ParseOrder, SaysWhatIsWrong) {
 }
 
 TEST(ParseOrder, SurvivesAnyText) {
-  // Either an order that writes itself back, or one typed error. Texts a few letters away from good ones.
+  // Either an order that writes itself back, or one typed error. Texts a few letters away from good
+  // ones.
   std::mt19937 random(3);
   const std::string alphabet = "hilbertsnakemortonw0123456789x:/,=cup \t\n\xff'-";
-  const std::string good[] = {"hilbert:8x8", "tiles:8x8/4x2", "snake", "hilbert,chunk=16,steps=unit", "morton:4x16", "hilbert:4x4x4,scope=order_only"};
+  const std::string good[] = {"hilbert:8x8", "tiles:8x8/4x2",
+                              "snake",       "hilbert,chunk=16,steps=unit",
+                              "morton:4x16", "hilbert:4x4x4,scope=order_only"};
   Index parsed = 0, refused = 0;
   for (int i = 0; i < scaled(1000000, 20000); ++i) {
     const std::string text = edited(good[random() % std::size(good)], alphabet, 3, random);
@@ -424,7 +417,8 @@ TEST(ParseOrder, SurvivesAnyText) {
   }
   EXPECT_GT(parsed, refused / 200);
   EXPECT_GT(refused, parsed);
-  std::printf("[ fuzz     ] order: %lld texts, %lld orders\n", static_cast<long long>(parsed + refused), static_cast<long long>(parsed));
+  std::printf("[ fuzz     ] order: %lld texts, %lld orders\n", static_cast<long long>(parsed + refused),
+              static_cast<long long>(parsed));
 }
 
 TEST(ParseOrder, ChecksValuesMadeInCode) {
@@ -446,7 +440,7 @@ TEST(ParseOrder, ChecksValuesMadeInCode) {
   EXPECT_THROW((void)build_permutation({}, Index{1} << 31), Error);
 }
 
-// ---- HILT_FORCE_ORDER -------------------------------------------------------------------------------
+// ---- HILT_FORCE_ORDER ---------------------------------------------------------------------------
 
 TEST(ForceOrder, RowReplacesEveryOrderWhileItIsSet) {
   const Tokens hilbert = tokens("hilbert", 64);
@@ -470,13 +464,11 @@ TEST(ForceOrder, RowReplacesEveryOrderWhileItIsSet) {
   EXPECT_FALSE(row_order_forced());
 }
 
-// ---- the cache --------------------------------------------------------------------------------------
+// ---- the cache ----------------------------------------------------------------------------------
 
 TEST(PermutationCache, KeepsOneOfEachKey) {
   PermutationCache cache(1 << 20);
-  const auto get = [&](std::string_view text, Index length) {
-    return cache.get(parse_order(text, length), length);
-  };
+  const auto get = [&](std::string_view text, Index length) { return cache.get(parse_order(text, length), length); };
   const auto first = get("hilbert", 64);
   EXPECT_EQ(get("hilbert", 64), first);
   EXPECT_EQ(get("hilbert:8x8", 64), first);  // the same order by another name
@@ -484,9 +476,8 @@ TEST(PermutationCache, KeepsOneOfEachKey) {
   EXPECT_EQ(cache.counters().hits, 3);
   EXPECT_EQ(cache.counters().misses, 1);
   // One length, many orders: each its own.
-  for (const char* text :
-       {"hilbert:4x16", "hilbert:16x4", "hilbert:4x4x4", "hilbert:2x4x8", "hilbert,chunk=16",
-        "hilbert:4x16,chunk=32", "snake", "morton", "tiles:2x4", "tiles:4x2", "row"}) {
+  for (const char* text : {"hilbert:4x16", "hilbert:16x4", "hilbert:4x4x4", "hilbert:2x4x8", "hilbert,chunk=16",
+                           "hilbert:4x16,chunk=32", "snake", "morton", "tiles:2x4", "tiles:4x2", "row"}) {
     const Order order = parse_order(text, 64);
     EXPECT_EQ(cache.get(order, 64)->token_at, build_permutation(order, 64).token_at) << text;
     EXPECT_EQ(cache.get(order, 64), cache.get(order, 64)) << text;
@@ -573,17 +564,16 @@ TEST(PermutationCache, EightThreads) {
             << counters.evictions << " evictions\n";
 }
 
-// ---- what an order is good for: figures published with the definitions ------------------------------
+// ---- what an order is good for: figures published with the definitions --------------------------
 
-/// Percent of the 128 x 128 tiles of the score matrix that hold an attended pair, when every token attends to
-/// the window around it (cut off at the edges), or to its own one of the windows that divide the grid.
+/// Percent of the 128 x 128 tiles of the score matrix that hold an attended pair, when every token
+/// attends to the window around it (cut off at the edges), or to its own one of the windows that
+/// divide the grid.
 double percent_of_tiles(std::string_view text, Index side, Index window, bool sliding) {
   const Index length = side * side, count = (length + 127) / 128;
   const Permutation p = build_permutation(parse_order(text, length), length);
   std::vector<char> touched(static_cast<std::size_t>(count * count));
-  const auto first = [&](Index at) {
-    return sliding ? std::max(at - window / 2, Index{0}) : at / window * window;
-  };
+  const auto first = [&](Index at) { return sliding ? std::max(at - window / 2, Index{0}) : at / window * window; };
   const auto end = [&](Index at) {
     return std::min(sliding ? at + window / 2 + 1 : at / window * window + window, side);
   };
@@ -591,8 +581,7 @@ double percent_of_tiles(std::string_view text, Index side, Index window, bool sl
     const Index row = p.position_of[static_cast<std::size_t>(t)] / 128 * count;
     for (Index y = first(t / side); y < end(t / side); ++y)
       for (Index x = first(t % side); x < end(t % side); ++x)
-        touched[static_cast<std::size_t>(row + p.position_of[static_cast<std::size_t>(y * side + x)] / 128)] =
-            1;
+        touched[static_cast<std::size_t>(row + p.position_of[static_cast<std::size_t>(y * side + x)] / 128)] = 1;
   }
   return 100.0 * static_cast<double>(std::count(touched.begin(), touched.end(), 1)) /
          static_cast<double>(count * count);
@@ -605,20 +594,18 @@ TEST(Orders, ShareOfScoreTilesIsAsPublished) {
     bool sliding;
     double percent;
   } cases[] = {
-      {"row", 128, 17, true, 12.84},    {"hilbert", 128, 17, true, 5.90},
-      {"morton", 128, 17, true, 6.18},  {"tiles", 128, 17, true, 6.18},
-      {"row", 256, 17, true, 6.53},     {"hilbert", 256, 17, true, 1.58},
-      {"row", 128, 16, false, 12.5},    {"hilbert", 128, 16, false, 1.56},
-      {"row:56x56", 56, 7, true, 19.0}, {"hilbert:56x56", 56, 7, true, 24.5},
+      {"row", 128, 17, true, 12.84},        {"hilbert", 128, 17, true, 5.90},  {"morton", 128, 17, true, 6.18},
+      {"tiles", 128, 17, true, 6.18},       {"row", 256, 17, true, 6.53},      {"hilbert", 256, 17, true, 1.58},
+      {"row", 128, 16, false, 12.5},        {"hilbert", 128, 16, false, 1.56}, {"row:56x56", 56, 7, true, 19.0},
+      {"hilbert:56x56", 56, 7, true, 24.5},
   };
   for (const auto& c : cases)
-    EXPECT_NEAR(percent_of_tiles(c.order, c.side, c.window, c.sliding), c.percent,
-                c.side == 56 ? 0.05 : 0.005)
+    EXPECT_NEAR(percent_of_tiles(c.order, c.side, c.window, c.sliding), c.percent, c.side == 56 ? 0.05 : 0.005)
         << c.order << " " << c.side;
 }
 
-// Why causality compares tokens and not positions: a mask on positions lets this share of all pairs see the
-// future.
+// Why causality compares tokens and not positions: a mask on positions lets this share of all pairs
+// see the future.
 TEST(Orders, AMaskOnPositionsWouldLeakAsPublished) {
   constexpr Index kLength = 4096, kSegment = 128;
   const Permutation p = build_permutation(parse_order("hilbert", kLength), kLength);

@@ -36,7 +36,8 @@ std::string parse_error(const std::string& text) {
 /// A file that goes when the test does.
 class File {
  public:
-  explicit File(const std::string& content) : path_(std::filesystem::temp_directory_path() / ("hilt_blocks_" + std::to_string(::getpid()) + ".npy")) {
+  explicit File(const std::string& content)
+      : path_(std::filesystem::temp_directory_path() / ("hilt_blocks_" + std::to_string(::getpid()) + ".npy")) {
     std::ofstream(path_, std::ios::binary) << content;
   }
   ~File() { std::filesystem::remove(path_); }
@@ -50,7 +51,8 @@ class File {
 
 /// An .npy file of version 1.0.
 std::string npy(const std::string& descr, const std::string& shape, const std::string& data, bool fortran = false) {
-  std::string header = "{'descr': '" + descr + "', 'fortran_order': " + (fortran ? "True" : "False") + ", 'shape': " + shape + ", }";
+  std::string header =
+      "{'descr': '" + descr + "', 'fortran_order': " + (fortran ? "True" : "False") + ", 'shape': " + shape + ", }";
   while ((10 + header.size() + 1) % 64 != 0) header += ' ';
   header += '\n';
   std::string out("\x93NUMPY\x01\x00", 8);
@@ -58,8 +60,7 @@ std::string npy(const std::string& descr, const std::string& shape, const std::s
   out += static_cast<char>(header.size() >> 8);
   return out + header + data;
 }
-template <class T>
-std::string bytes(std::initializer_list<T> values) {
+template <class T> std::string bytes(std::initializer_list<T> values) {
   return std::string(reinterpret_cast<const char*>(values.begin()), values.size() * sizeof(T));
 }
 
@@ -73,29 +74,38 @@ TEST(ParsePattern, ReadsEverySpellingAndWritesItBack) {
   };
   EXPECT_EQ(parse_pattern("dense"), Pattern{Branch{}});
   EXPECT_EQ(parse_pattern("segment:128"), one([](Branch& b) { b.kind = Kind::segment, b.size = 128; }));
-  EXPECT_EQ(parse_pattern("segment:128,dilation=4"), one([](Branch& b) { b.kind = Kind::segment, b.size = 128, b.dilation = 4; }));
-  EXPECT_EQ(parse_pattern("segment:128,dilation=4,offset=3"), one([](Branch& b) { b.kind = Kind::segment, b.size = 128, b.dilation = 4, b.offset = 3; }));
+  EXPECT_EQ(parse_pattern("segment:128,dilation=4"),
+            one([](Branch& b) { b.kind = Kind::segment, b.size = 128, b.dilation = 4; }));
+  EXPECT_EQ(parse_pattern("segment:128,dilation=4,offset=3"),
+            one([](Branch& b) { b.kind = Kind::segment, b.size = 128, b.dilation = 4, b.offset = 3; }));
   EXPECT_EQ(parse_pattern("segment:128,offset=3,dilation=4"), parse_pattern("segment:128,dilation=4,offset=3"));
-  EXPECT_EQ(parse_pattern("segment:128,dilation=4,offset=head"), one([](Branch& b) { b.kind = Kind::segment, b.size = 128, b.dilation = 4, b.offset_by_head = true; }));
+  EXPECT_EQ(parse_pattern("segment:128,dilation=4,offset=head"),
+            one([](Branch& b) { b.kind = Kind::segment, b.size = 128, b.dilation = 4, b.offset_by_head = true; }));
   EXPECT_EQ(parse_pattern("slide:16"), one([](Branch& b) { b.kind = Kind::slide, b.size = 16; }));
   EXPECT_EQ(parse_pattern("slide:0"), one([](Branch& b) { b.kind = Kind::slide, b.size = 0; }));
   EXPECT_EQ(parse_pattern("neighborhood:17"), one([](Branch& b) { b.kind = Kind::neighborhood, b.size = 17; }));
-  EXPECT_EQ(parse_pattern("window2d:8x16"), one([](Branch& b) { b.kind = Kind::window2d, b.rows = 8, b.columns = 16; }));
+  EXPECT_EQ(parse_pattern("window2d:8x16"),
+            one([](Branch& b) { b.kind = Kind::window2d, b.rows = 8, b.columns = 16; }));
   EXPECT_EQ(parse_pattern("slide2d:2x3"), one([](Branch& b) { b.kind = Kind::slide2d, b.rows = 2, b.columns = 3; }));
-  EXPECT_EQ(parse_pattern("neighborhood2d:5x7"), one([](Branch& b) { b.kind = Kind::neighborhood2d, b.rows = 5, b.columns = 7; }));
+  EXPECT_EQ(parse_pattern("neighborhood2d:5x7"),
+            one([](Branch& b) { b.kind = Kind::neighborhood2d, b.rows = 5, b.columns = 7; }));
   const Pattern three = parse_pattern("segment:128+segment:512,dilation=4+slide:3");
   ASSERT_EQ(three.size(), 3u);
   EXPECT_EQ(three[1], parse_pattern("segment:512,dilation=4")[0]);
   EXPECT_EQ(three[2], parse_pattern("slide:3")[0]);
-  for (const char* text : {"dense", "segment:128", "segment:128,dilation=4", "segment:128,dilation=4,offset=3", "segment:128,dilation=4,offset=head", "slide:16", "slide:0", "neighborhood:17", "window2d:8x16", "slide2d:2x3",
-                           "slide2d:0x3", "neighborhood2d:5x7", "segment:128+segment:512,dilation=4", "dense+slide:3+dense"}) {
+  for (const char* text :
+       {"dense", "segment:128", "segment:128,dilation=4", "segment:128,dilation=4,offset=3",
+        "segment:128,dilation=4,offset=head", "slide:16", "slide:0", "neighborhood:17", "window2d:8x16", "slide2d:2x3",
+        "slide2d:0x3", "neighborhood2d:5x7", "segment:128+segment:512,dilation=4", "dense+slide:3+dense"}) {
     EXPECT_EQ(to_string(parse_pattern(text)), text);
     EXPECT_EQ(parse_pattern(to_string(parse_pattern(text))), parse_pattern(text)) << text;
   }
 }
 
 TEST(ParsePattern, GoldenErrors) {
-  const std::string kinds = " is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, blocks", near = kinds + "; did you mean ";
+  const std::string kinds =
+                        " is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, blocks",
+                    near = kinds + "; did you mean ";
   const std::string sides = "expected HEIGHTxWIDTH; as in window2d:8x16";
   const std::pair<const char*, std::string> golden[] = {
       {"dens", "'dens'" + near + "dense?"},
@@ -113,7 +123,8 @@ TEST(ParsePattern, GoldenErrors) {
       {"dense+segment:0", "segment: size 0 must be at least 1; as in segment:128"},
       {"segment:4x", "segment: size '4x' is not a whole number; as in segment:128"},
       {"segment:4 ,dilation=2", "segment: size '4 ' is not a whole number; as in segment:128"},
-      {"segment:99999999999999999999", "segment: size 99999999999999999999 must be at most 2147483647; as in segment:128"},
+      {"segment:99999999999999999999",
+       "segment: size 99999999999999999999 must be at most 2147483647; as in segment:128"},
       {"segment:4,dilation=0", "segment: dilation 0 must be at least 1; as in segment:128"},
       {"segment:4,dilatoin=2", "segment: option: 'dilatoin' is not one of dilation, offset; did you mean dilation?"},
       {"segment:4,dilation=2,offset=heads", "segment: offset 'heads' is not a whole number; as in segment:128"},
@@ -127,28 +138,55 @@ TEST(ParsePattern, GoldenErrors) {
       {"window2d:3x0", "window2d: width 0 must be at least 1; as in window2d:8x16"},
       {"blocks:4", "blocks: '4': expected SIZE@FILE.npy; as in blocks:64@FILE.npy"},
   };
-  for (const auto& [text, message] : golden) EXPECT_EQ(parse_error(text), "pattern (" + std::string(text) + "): " + message) << text;
+  for (const auto& [text, message] : golden)
+    EXPECT_EQ(parse_error(text), "pattern (" + std::string(text) + "): " + message) << text;
   // Refused, and the text is named or the number is.
-  for (const auto& [text, named] : {std::pair{"", "''"}, {"segment:4+", "''"}, {"+segment:4", "''"}, {"segment:4++dense", "''"}, {"segment:0", "0"}, {"segment:-4", "-4"}, {"segment:4,dilation=0", "0"}, {"segment:4,dilation=", ""},
-                                    {"segment:4,dilation", ""}, {"segment:4,offset=-1", "-1"}, {"slide:-1", "-1"}, {"neighborhood:0", "0"}, {"window2d:0x3", "0"}, {"slide2d:-1x2", "-1"}, {"segment:99999999999999999999", "99999999999999999999"},
-                                    {"slide:9223372036854775807", "9223372036854775807"}, {"blocks:0@x.npy", "0"}, {"segment:4,dilation=2,dilation=3", "dilation"}, {"segment:4,offset=1,dilation=2,offset=0", "offset"}}) {
+  for (const auto& [text, named] : {std::pair{"", "''"},
+                                    {"segment:4+", "''"},
+                                    {"+segment:4", "''"},
+                                    {"segment:4++dense", "''"},
+                                    {"segment:0", "0"},
+                                    {"segment:-4", "-4"},
+                                    {"segment:4,dilation=0", "0"},
+                                    {"segment:4,dilation=", ""},
+                                    {"segment:4,dilation", ""},
+                                    {"segment:4,offset=-1", "-1"},
+                                    {"slide:-1", "-1"},
+                                    {"neighborhood:0", "0"},
+                                    {"window2d:0x3", "0"},
+                                    {"slide2d:-1x2", "-1"},
+                                    {"segment:99999999999999999999", "99999999999999999999"},
+                                    {"slide:9223372036854775807", "9223372036854775807"},
+                                    {"blocks:0@x.npy", "0"},
+                                    {"segment:4,dilation=2,dilation=3", "dilation"},
+                                    {"segment:4,offset=1,dilation=2,offset=0", "offset"}}) {
     const std::string message = parse_error(text);
     EXPECT_NE(message, "(no error)") << text;
     EXPECT_NE(message.find(named), std::string::npos) << text << ": " << message;
   }
-  EXPECT_EQ(error_of([] { (void)parse_dilation_mode("allqueries"); }), "dilation mode: 'allqueries' is not one of all_queries, longnet, head_groups, residue; did you mean all_queries?");
-  EXPECT_EQ(error_of([] { (void)parse_dilation_mode("head-groups"); }), "dilation mode: 'head-groups' is not one of all_queries, longnet, head_groups, residue; did you mean head_groups?");
-  EXPECT_EQ(error_of([] { (void)parse_causality("tokens"); }), "causal: 'tokens' is not one of none, token, curve; did you mean token?");
+  EXPECT_EQ(error_of([] { (void)parse_dilation_mode("allqueries"); }),
+            "dilation mode: 'allqueries' is not one of all_queries, longnet, head_groups, residue; did you mean "
+            "all_queries?");
+  EXPECT_EQ(error_of([] { (void)parse_dilation_mode("head-groups"); }),
+            "dilation mode: 'head-groups' is not one of all_queries, longnet, head_groups, residue; did you mean "
+            "head_groups?");
+  EXPECT_EQ(error_of([] { (void)parse_causality("tokens"); }),
+            "causal: 'tokens' is not one of none, token, curve; did you mean token?");
   EXPECT_NE(error_of([] { (void)parse_causality(""); }), "(no error)");
-  for (const DilationMode mode : {DilationMode::all_queries, DilationMode::longnet, DilationMode::head_groups, DilationMode::residue}) EXPECT_EQ(parse_dilation_mode(name_of(mode)), mode);
-  for (const Causality c : {Causality::none, Causality::token, Causality::curve}) EXPECT_EQ(parse_causality(name_of(c)), c);
+  for (const DilationMode mode :
+       {DilationMode::all_queries, DilationMode::longnet, DilationMode::head_groups, DilationMode::residue})
+    EXPECT_EQ(parse_dilation_mode(name_of(mode)), mode);
+  for (const Causality c : {Causality::none, Causality::token, Causality::curve})
+    EXPECT_EQ(parse_causality(name_of(c)), c);
 }
 
 TEST(ParsePattern, SurvivesAnyText) {
-  // Either a pattern that writes itself back, or one typed error. Mutations of good texts, and noise.
+  // Either a pattern that writes itself back, or one typed error. Mutations of good texts, and
+  // noise.
   std::mt19937 random(1);
   const std::string alphabet = "segmntlidhbockwr2x0123456789,=+:@-. \t\n\xff'";
-  const std::string good[] = {"segment:128+segment:512,dilation=4,offset=head", "neighborhood2d:5x7+slide:3", "window2d:8x16", "dense"};
+  const std::string good[] = {"segment:128+segment:512,dilation=4,offset=head", "neighborhood2d:5x7+slide:3",
+                              "window2d:8x16", "dense"};
   Index parsed = 0, refused = 0;
   for (int i = 0; i < scaled(1000000, 20000); ++i) {
     const std::string text = edited(good[random() % 4], alphabet, 4, random);
@@ -164,10 +202,11 @@ TEST(ParsePattern, SurvivesAnyText) {
   }
   EXPECT_GT(parsed, scaled(1000, 100));
   EXPECT_GT(refused, 1000);
-  std::printf("[ fuzz     ] pattern: %lld texts, %lld of them patterns\n", static_cast<long long>(parsed + refused), static_cast<long long>(parsed));
+  std::printf("[ fuzz     ] pattern: %lld texts, %lld of them patterns\n", static_cast<long long>(parsed + refused),
+              static_cast<long long>(parsed));
 }
 
-// ---- block lists ---------------------------------------------------------------------------------------
+// ---- block lists --------------------------------------------------------------------------------
 
 TEST(Blocks, Builders) {
   const auto expect = [](const BlockPairs& got, BlockPairs want) { EXPECT_EQ(got, want); };
@@ -175,9 +214,11 @@ TEST(Blocks, Builders) {
   expect(local_blocks(2, 0), {{0, 0}, {1, 1}});
   expect(local_blocks(2, 9), {{0, 0}, {0, 1}, {1, 0}, {1, 1}});
   expect(local_blocks(0, 1), {});
-  expect(dilated_blocks(5, {2}), {{0, 0}, {0, 2}, {1, 1}, {1, 3}, {2, 0}, {2, 2}, {2, 4}, {3, 1}, {3, 3}, {4, 2}, {4, 4}});
+  expect(dilated_blocks(5, {2}),
+         {{0, 0}, {0, 2}, {1, 1}, {1, 3}, {2, 0}, {2, 2}, {2, 4}, {3, 1}, {3, 3}, {4, 2}, {4, 4}});
   expect(dilated_blocks(3, {1, 1, 9}), {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {1, 2}, {2, 1}, {2, 2}});  // each pair once
-  expect(global_local_blocks(4, 1, 0), {{0, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 0}, {1, 1}, {2, 0}, {2, 2}, {3, 0}, {3, 3}});
+  expect(global_local_blocks(4, 1, 0),
+         {{0, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 0}, {1, 1}, {2, 0}, {2, 2}, {3, 0}, {3, 3}});
   expect(global_local_blocks(2, 5, 0), {{0, 0}, {0, 1}, {1, 0}, {1, 1}});
   const Branch b = blocks(16, {{0, 1}, {2, 3}});
   EXPECT_EQ(b.kind, Kind::blocks);
@@ -188,7 +229,8 @@ TEST(Blocks, Builders) {
 
 TEST(Blocks, FromAFile) {
   const BlockPairs want{{0, 1}, {2, 3}, {5, 0}};
-  for (const std::string& content : {npy("<i4", "(3, 2)", bytes<std::int32_t>({0, 1, 2, 3, 5, 0})), npy("<i8", "(3, 2)", bytes<std::int64_t>({0, 1, 2, 3, 5, 0}))}) {
+  for (const std::string& content : {npy("<i4", "(3, 2)", bytes<std::int32_t>({0, 1, 2, 3, 5, 0})),
+                                     npy("<i8", "(3, 2)", bytes<std::int64_t>({0, 1, 2, 3, 5, 0}))}) {
     const File file(content);
     const Pattern p = parse_pattern("blocks:16@" + file.path());
     ASSERT_EQ(p.size(), 1u);
@@ -232,7 +274,8 @@ TEST(Blocks, FromAFileThatStrangersMade) {
   refused(npy("<i4", "(1, 2)", bytes<std::int32_t>({0, -1})), "a negative block");
   refused(npy("<i4", "(1, 2)", bytes<std::int32_t>({0, 4})), "a block beyond the end", Code::usage);
   refused(npy("<i8", "(1, 2)", bytes<std::int64_t>({0, std::int64_t{1} << 40})), "a block beyond 32 bits");
-  refused(npy("<i8", "(1, 2)", bytes<std::int64_t>({std::int64_t{1} << 32, 0})), "a block that 32 bits would wrap to 0");
+  refused(npy("<i8", "(1, 2)", bytes<std::int64_t>({std::int64_t{1} << 32, 0})),
+          "a block that 32 bits would wrap to 0");
   refused(npy("<i4", "(4611686018427387904, 2)", bytes<std::int32_t>({0, 1})), "a shape that overflows");
   refused(npy("<i4", "(1000000000, 2)", bytes<std::int32_t>({0, 1})), "a shape beyond the file");
   EXPECT_NE(error_of([] { (void)parse_pattern("blocks:16@/no/such/file.npy"); }, Code::data), "(no error)");
@@ -247,7 +290,6 @@ TEST(Blocks, FromAFileThatStrangersMade) {
         s.length = 96;
         s.pattern = parse_pattern("blocks:16@" + file.path());
         (void)Plan(s);
-      } catch (const Error&) {
-      }
+      } catch (const Error&) {}
     }
 }

@@ -37,7 +37,8 @@ PlanSpec spec_of(Index length, const char* pattern, const char* order = "row", C
   return s;
 }
 
-/// The keys of every query of a head: "0 1 | 0 1 | 2", one bar between queries; a key twice is named twice.
+/// The keys of every query of a head: "0 1 | 0 1 | 2", one bar between queries; a key twice is
+/// named twice.
 std::string keys_of(const Plan& plan, Index head = 0) {
   std::ostringstream s;
   for (Index t = 0; t < plan.length(); ++t) {
@@ -84,11 +85,13 @@ double percent(double share) { return std::round(share * 10000) / 100; }
 
 }  // namespace
 
-// ---- small sets, by hand from the definitions ----------------------------------------------------------
+// ---- small sets, by hand from the definitions ---------------------------------------------------
 
 TEST(Plan, SmallSetsByHand) {
-  const auto keys = [](Index length, const char* pattern, const char* order = "row", Causality causality = Causality::none,
-                       DilationMode mode = DilationMode::all_queries) { return keys_of(Plan(spec_of(length, pattern, order, causality, mode))); };
+  const auto keys = [](Index length, const char* pattern, const char* order = "row",
+                       Causality causality = Causality::none, DilationMode mode = DilationMode::all_queries) {
+    return keys_of(Plan(spec_of(length, pattern, order, causality, mode)));
+  };
   EXPECT_EQ(keys(3, "dense"), "0 1 2 | 0 1 2 | 0 1 2");
   EXPECT_EQ(keys(3, "dense", "row", Causality::token), "0 | 0 1 | 0 1 2");
   // The last segment is short; a segment longer than the sequence is one.
@@ -102,9 +105,12 @@ TEST(Plan, SmallSetsByHand) {
   EXPECT_EQ(keys(5, "segment:4,dilation=2,offset=1"), "1 3 | 1 3 | 1 3 | 1 3 |");
   EXPECT_EQ(keys(5, "segment:2,dilation=4,offset=3"), "| | | |");
   // Modes.
-  EXPECT_EQ(keys(6, "segment:6,dilation=2", "row", Causality::none, DilationMode::longnet), "0 2 4 | | 0 2 4 | | 0 2 4 |");
-  EXPECT_EQ(keys(6, "segment:6,dilation=2,offset=1", "row", Causality::token, DilationMode::longnet), "| 1 | | 1 3 | | 1 3 5");
-  EXPECT_EQ(keys(6, "segment:6,dilation=2", "row", Causality::none, DilationMode::residue), "0 2 4 | 1 3 5 | 0 2 4 | 1 3 5 | 0 2 4 | 1 3 5");
+  EXPECT_EQ(keys(6, "segment:6,dilation=2", "row", Causality::none, DilationMode::longnet),
+            "0 2 4 | | 0 2 4 | | 0 2 4 |");
+  EXPECT_EQ(keys(6, "segment:6,dilation=2,offset=1", "row", Causality::token, DilationMode::longnet),
+            "| 1 | | 1 3 | | 1 3 5");
+  EXPECT_EQ(keys(6, "segment:6,dilation=2", "row", Causality::none, DilationMode::residue),
+            "0 2 4 | 1 3 5 | 0 2 4 | 1 3 5 | 0 2 4 | 1 3 5");
   EXPECT_EQ(keys(5, "segment:3,dilation=2", "row", Causality::none, DilationMode::residue), "0 2 | 1 | 0 2 | 3 | 4");
   // Branches: a key that both list counts twice.
   EXPECT_EQ(keys(4, "segment:2+segment:4,dilation=2"), "0 0 1 2 | 0 0 1 2 | 0 2 2 3 | 0 2 2 3");
@@ -120,7 +126,9 @@ TEST(Plan, SmallSetsByHand) {
 }
 
 TEST(Plan, SmallSetsAlongAnOrder) {
-  const auto keys = [](Index length, const char* pattern, const char* order, Causality causality = Causality::none) { return keys_of(Plan(spec_of(length, pattern, order, causality))); };
+  const auto keys = [](Index length, const char* pattern, const char* order, Causality causality = Causality::none) {
+    return keys_of(Plan(spec_of(length, pattern, order, causality)));
+  };
   // Snake on rows of three: positions 0 1 2 5 4 3.
   EXPECT_EQ(keys(6, "segment:2", "snake:2x3"), "0 1 | 0 1 | 2 5 | 3 4 | 3 4 | 2 5");
   // A quarter of the 4 x 4 curve is a 2 x 2 square: 0 1 4 5.
@@ -151,7 +159,8 @@ TEST(Plan, HeadsByHand) {
   s.dilation_mode = DilationMode::head_groups;
   const Plan groups(s);
   const std::string expected[] = {"0 1 | 0 1 | 2 3 | 2 3", "| 1 3 | | 1 3", "| | 2 |"};
-  for (const auto& [head, branch] : std::map<Index, std::size_t>{{0, 0}, {1, 0}, {2, 1}, {3, 1}, {4, 2}}) EXPECT_EQ(keys_of(groups, head), expected[branch]) << head;
+  for (const auto& [head, branch] : std::map<Index, std::size_t>{{0, 0}, {1, 0}, {2, 1}, {3, 1}, {4, 2}})
+    EXPECT_EQ(keys_of(groups, head), expected[branch]) << head;
 }
 
 TEST(Plan, HeadGroupsCoverEveryHeadOnce) {
@@ -185,28 +194,30 @@ TEST(Plan, BlockListsAreAUnion) {
   EXPECT_EQ(keys_of(Plan(s)), "0 1 6 | 0 1 6 | | | | | 2 3");
   s.pattern = {blocks(2, {{0, 0}, {0, 0}})};  // a pair listed twice: one set, or refused
   const std::string error = error_of(s);
-  if (error == "(no error)") {
-    EXPECT_EQ(keys_of(Plan(s)), "0 1 | 0 1 | | | | |");
-  }
+  if (error == "(no error)") { EXPECT_EQ(keys_of(Plan(s)), "0 1 | 0 1 | | | | |"); }
   s.pattern = {blocks(2, {})};
   EXPECT_EQ(Plan(s).empty_rows(), 7);
   EXPECT_EQ(Plan(s).stats().pairs, 0);
 }
 
-// ---- everything a plan says, on longer sequences ----------------------------------------------------------
+// ---- everything a plan says, on longer sequences ------------------------------------------------
 
 TEST(Plan, AgreesWithTheDefinitionsOnLongSequences) {
   Index judged = 0;
   for (const Index length : {Index{500}, Index{1024}, scaled<Index>(1700, 700)})
-    for (const char* pattern : {"dense", "segment:128", "segment:100", "segment:300,dilation=3,offset=1", "segment:128+segment:512,dilation=4+segment:5000,dilation=16", "slide:200", "slide:5", "neighborhood:129",
-                                "window2d:16x16", "slide2d:8x8", "neighborhood2d:17x17", "neighborhood2d:5x9"})
+    for (const char* pattern :
+         {"dense", "segment:128", "segment:100", "segment:300,dilation=3,offset=1",
+          "segment:128+segment:512,dilation=4+segment:5000,dilation=16", "slide:200", "slide:5", "neighborhood:129",
+          "window2d:16x16", "slide2d:8x8", "neighborhood2d:17x17", "neighborhood2d:5x9"})
       for (const char* order : {"row", "hilbert", "morton", "tiles", "snake", "hilbert,chunk=96"})
         for (const Causality causality : {Causality::none, Causality::token, Causality::curve}) {
           if (judged++ % scaled(3, 12) != 0) continue;
           const DilationMode mode = static_cast<DilationMode>(judged % 4);
-          const PlanSpec s = spec_of(length, pattern, order, causality, mode, mode == DilationMode::head_groups ? 3 : 1);
+          const PlanSpec s =
+              spec_of(length, pattern, order, causality, mode, mode == DilationMode::head_groups ? 3 : 1);
           const ref::PlanFault fault = ref::judge(Plan(s), set_of(s));
-          EXPECT_EQ(fault.what, "") << fault.details << "; " << pattern << ", " << order << ", " << length << ' ' << name_of(causality) << ' ' << name_of(mode);
+          EXPECT_EQ(fault.what, "") << fault.details << "; " << pattern << ", " << order << ", " << length << ' '
+                                    << name_of(causality) << ' ' << name_of(mode);
         }
 }
 
@@ -226,17 +237,20 @@ TEST(Plan, DoesNotDependOnThreads) {
   }
 }
 
-// ---- what an order does, and does not ------------------------------------------------------------------------
+// ---- what an order does, and does not -----------------------------------------------------------
 
 TEST(Plan, AnOrderChangesASetOrOnlyItsTiles) {
   for (const char* pattern : {"dense", "window2d:4x4", "slide2d:2x2", "neighborhood2d:5x5"})
-    for (const char* order : {"hilbert:32x32", "morton:32x32", "snake:32x32", "tiles:32x32/8x8", "hilbert:32x32,chunk=64"}) {
+    for (const char* order :
+         {"hilbert:32x32", "morton:32x32", "snake:32x32", "tiles:32x32/8x8", "hilbert:32x32,chunk=64"}) {
       const PlanSpec plain = spec_of(1024, pattern, "row:32x32"), ordered = spec_of(1024, pattern, order);
       EXPECT_EQ(keys_of(Plan(plain)), keys_of(Plan(ordered))) << pattern << ' ' << order;
     }
   for (const char* pattern : {"segment:16", "slide:3", "neighborhood:7"}) {
     EXPECT_NE(keys_of(Plan(spec_of(256, pattern, "row"))), keys_of(Plan(spec_of(256, pattern, "hilbert")))) << pattern;
-    EXPECT_EQ(keys_of(Plan(spec_of(256, pattern, "row"))), keys_of(Plan(spec_of(256, pattern, "hilbert,scope=order-only")))) << pattern;
+    EXPECT_EQ(keys_of(Plan(spec_of(256, pattern, "row"))),
+              keys_of(Plan(spec_of(256, pattern, "hilbert,scope=order-only"))))
+        << pattern;
   }
 }
 
@@ -309,7 +323,7 @@ TEST(Plan, EveryFieldChangesSomething) {
   changed([](PlanSpec& s) { s.causality = Causality::curve; });
 }
 
-// ---- SEMANTICS.md section 6, and the leak of section 4 -----------------------------------------------------
+// ---- SEMANTICS.md section 6, and the leak of section 4 ------------------------------------------
 
 namespace {
 
@@ -377,11 +391,13 @@ TEST(Plan, TileFiguresOfTheDefinitions) {
     const TileStats stats = make_plan(s)->stats();
     const double touched = make_plan(s)->stats_for(s.order.kind).touched();
     const double unit = std::pow(10, f.decimals);
-    std::cout << f.pattern << " on " << grid << ", " << order << ": reference " << percent(share.touched) << " %, plan " << percent(stats.touched()) << " %, stats_for " << percent(touched) << " %, stated "
-              << f.percent << " %\n";
+    std::cout << f.pattern << " on " << grid << ", " << order << ": reference " << percent(share.touched) << " %, plan "
+              << percent(stats.touched()) << " %, stats_for " << percent(touched) << " %, stated " << f.percent
+              << " %\n";
     EXPECT_NEAR(stats.touched(), share.touched, 1e-12) << f.pattern << ' ' << grid << ' ' << order;
     EXPECT_NEAR(touched, share.touched, 1e-12);
-    EXPECT_NEAR(std::round(share.touched * 100 * unit) / unit, f.percent, 1e-9) << f.pattern << ' ' << grid << ' ' << order;
+    EXPECT_NEAR(std::round(share.touched * 100 * unit) / unit, f.percent, 1e-9)
+        << f.pattern << ' ' << grid << ' ' << order;
   }
 }
 
@@ -393,15 +409,17 @@ TEST(Plan, DenseCausalHasMorePartialTilesAlongTheCurve) {
     const ref::TileShare share = ref::tile_share(ref::order_of(parse_order(order, 4096), 4096), Tiling::kTile, causal);
     const PlanSpec s = spec_of(4096, "dense", order, Causality::token);
     const TileStats stats = make_plan(s)->stats_for(s.order.kind);
-    std::cout << "dense causal, " << order << ": partial " << percent(share.partial) << " % of all tiles, stated " << stated << " %\n";
+    std::cout << "dense causal, " << order << ": partial " << percent(share.partial) << " % of all tiles, stated "
+              << stated << " %\n";
     EXPECT_NEAR(static_cast<double>(stats.partial) / static_cast<double>(stats.total), share.partial, 1e-12);
     EXPECT_NEAR(std::round(share.partial * 100), stated, 0.5);
   }
 }
 
 TEST(Plan, AMaskOnPositionsWouldLeak) {
-  // The share of all pairs inside segments of 128 positions that a triangle over positions would show to a query although the
-  // key is a later token. The plan with causality `token` shows none of them, and all the others.
+  // The share of all pairs inside segments of 128 positions that a triangle over positions would
+  // show to a query although the key is a later token. The plan with causality `token` shows none
+  // of them, and all the others.
   const Index length = 4096, w = 128;
   const PlanSpec s = spec_of(length, "segment:128", "hilbert:64x64", Causality::token);
   const ref::Pi pi = ref::order_of(s.order, length);
@@ -414,7 +432,8 @@ TEST(Plan, AMaskOnPositionsWouldLeak) {
       leaked += k <= p && u > t;
       allowed += u <= t;
     }
-  std::cout << "leak of a mask on positions: " << percent(static_cast<double>(leaked) / static_cast<double>(all)) << " % of all segment pairs\n";
+  std::cout << "leak of a mask on positions: " << percent(static_cast<double>(leaked) / static_cast<double>(all))
+            << " % of all segment pairs\n";
   EXPECT_NEAR(100.0 * static_cast<double>(leaked) / static_cast<double>(all), 24.7, 0.05);
   const Plan plan(s);
   EXPECT_EQ(plan.stats().pairs, allowed);
@@ -425,7 +444,8 @@ TEST(Plan, AMaskOnPositionsWouldLeak) {
         const Tiling::Range k = g.k_tile[static_cast<std::size_t>(g.keys[static_cast<std::size_t>(e)].tile)];
         for (std::int32_t a = g.q_tile[i].begin; a < g.q_tile[i].end; ++a)
           for (std::int32_t b = k.begin; b < k.end; ++b)
-            if (!g.keys[static_cast<std::size_t>(e)].partial) later += g.k_token[static_cast<std::size_t>(b)] > g.q_token[static_cast<std::size_t>(a)];
+            if (!g.keys[static_cast<std::size_t>(e)].partial)
+              later += g.k_token[static_cast<std::size_t>(b)] > g.q_token[static_cast<std::size_t>(a)];
       }
   EXPECT_EQ(later, 0) << "keys after their query in tiles that are not masked";
 }
@@ -433,7 +453,11 @@ TEST(Plan, AMaskOnPositionsWouldLeak) {
 TEST(Plan, StatsForAnotherOrderAreThatPlansStats) {
   for (const char* pattern : {"neighborhood2d:5x5", "window2d:8x8", "slide2d:3x3", "segment:64", "slide:20"})
     for (const Causality causality : {Causality::none, Causality::token})
-      for (const auto& [kind, order] : {std::pair{Kind::row, "row:40x48"}, {Kind::snake, "snake:40x48"}, {Kind::morton, "morton:40x48"}, {Kind::hilbert, "hilbert:40x48"}, {Kind::tiles, "tiles:40x48/8x16"}}) {
+      for (const auto& [kind, order] : {std::pair{Kind::row, "row:40x48"},
+                                        {Kind::snake, "snake:40x48"},
+                                        {Kind::morton, "morton:40x48"},
+                                        {Kind::hilbert, "hilbert:40x48"},
+                                        {Kind::tiles, "tiles:40x48/8x16"}}) {
         const TileStats asked = make_plan(spec_of(1920, pattern, "hilbert:40x48", causality))->stats_for(kind);
         const PlanSpec s = spec_of(1920, pattern, order, causality);
         const TileStats own = make_plan(s)->stats_for(kind);
@@ -445,15 +469,19 @@ TEST(Plan, StatsForAnotherOrderAreThatPlansStats) {
         EXPECT_EQ(asked.tile_pairs, own.tile_pairs) << where;
         if (s.pattern[0].kind == Branch::Kind::segment) continue;  // cut into tiles segment by segment: not a lattice
         const ref::Attended set = set_of(s);
-        const ref::TileShare share = ref::tile_share(ref::order_of(s.order, 1920), Tiling::kTile, [&](Index t, const auto& visit) {
-          for (const auto& key : set.keys(0, t)) visit(key.token);
-        });
+        const ref::TileShare share =
+            ref::tile_share(ref::order_of(s.order, 1920), Tiling::kTile, [&](Index t, const auto& visit) {
+              for (const auto& key : set.keys(0, t)) visit(key.token);
+            });
         EXPECT_NEAR(own.touched(), share.touched, 1e-12) << where;
       }
 }
 
 TEST(Plan, ChoosesTheOrderWithTheFewestTiles) {
-  for (const auto& [pattern, side] : {std::pair{"neighborhood2d:9x9", Index{40}}, {"neighborhood2d:7x7", 28}, {"window2d:16x16", 32}, {"slide2d:1x20", 32}}) {
+  for (const auto& [pattern, side] : {std::pair{"neighborhood2d:9x9", Index{40}},
+                                      {"neighborhood2d:7x7", 28},
+                                      {"window2d:16x16", 32},
+                                      {"slide2d:1x20", 32}}) {
     const std::string grid = "row:" + std::to_string(side) + "x" + std::to_string(side);
     const PlanSpec s = spec_of(side * side, pattern, grid.c_str());
     const OrderChoice choice = choose_order(s);
@@ -466,10 +494,12 @@ TEST(Plan, ChoosesTheOrderWithTheFewestTiles) {
       fewest = std::min(fewest, stats.touched());
       PlanSpec other = s;
       other.order = order;
-      EXPECT_EQ(ref::judge(Plan(other), set).what, "") << "considered an order that changes the set: " << to_string(order);
-      const ref::TileShare share = ref::tile_share(ref::order_of(order, s.length), Tiling::kTile, [&](Index t, const auto& visit) {
-        for (const auto& key : set.keys(0, t)) visit(key.token);
-      });
+      EXPECT_EQ(ref::judge(Plan(other), set).what, "")
+          << "considered an order that changes the set: " << to_string(order);
+      const ref::TileShare share =
+          ref::tile_share(ref::order_of(order, s.length), Tiling::kTile, [&](Index t, const auto& visit) {
+            for (const auto& key : set.keys(0, t)) visit(key.token);
+          });
       EXPECT_NEAR(stats.touched(), share.touched, 1e-12) << to_string(order);
     }
     EXPECT_EQ(kinds.size(), 5u);
@@ -486,7 +516,7 @@ TEST(Plan, ChoosesTheOrderWithTheFewestTiles) {
   }
 }
 
-// ---- the cache -----------------------------------------------------------------------------------------------
+// ---- the cache ----------------------------------------------------------------------------------
 
 TEST(PlanCache, OneSpecOnePlan) {
   const PlanSpec s = spec_of(300, "segment:64", "hilbert", Causality::token);
@@ -521,7 +551,9 @@ TEST(PlanCache, OneSpecOnePlan) {
 
 TEST(PlanCache, IsSafeFromAnyThread) {
   std::vector<PlanSpec> specs;
-  for (Index i = 0; i < 24; ++i) specs.push_back(spec_of(64 + 8 * i, i % 2 ? "segment:32" : "slide:9", i % 3 ? "hilbert" : "morton", Causality::token));
+  for (Index i = 0; i < 24; ++i)
+    specs.push_back(
+        spec_of(64 + 8 * i, i % 2 ? "segment:32" : "slide:9", i % 3 ? "hilbert" : "morton", Causality::token));
   std::vector<std::string> expected;
   for (const PlanSpec& s : specs) expected.push_back(keys_of(Plan(s)));
   std::atomic<int> wrong{0};
@@ -553,7 +585,7 @@ TEST(PlanCache, DoesNotGrowWithoutBound) {
   EXPECT_LT(in_use(), after_some + (std::size_t{48} << 20));
 }
 
-// ---- size ------------------------------------------------------------------------------------------------------
+// ---- size ---------------------------------------------------------------------------------------
 
 TEST(Plan, AMillionTokensInTimeAndMemory) {
   const Index length = scaled<Index>(1'000'000, 100'000);
@@ -566,8 +598,9 @@ TEST(Plan, AMillionTokensInTimeAndMemory) {
       const Plan plan(s);
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       const std::size_t grown = mallinfo2().uordblks + mallinfo2().hblkhd - before;
-      std::cout << length << " tokens, segment:1024, " << order << ", causality " << name_of(causality) << ": " << seconds << " s, bytes() " << plan.bytes() / 1000000 << " MB, heap grew " << grown / 1000000 << " MB, "
-                << plan.stats().full << " full and " << plan.stats().partial << " partial tiles\n";
+      std::cout << length << " tokens, segment:1024, " << order << ", causality " << name_of(causality) << ": "
+                << seconds << " s, bytes() " << plan.bytes() / 1000000 << " MB, heap grew " << grown / 1000000
+                << " MB, " << plan.stats().full << " full and " << plan.stats().partial << " partial tiles\n";
       EXPECT_LT(seconds, scaled(2.0, 20.0));
       EXPECT_LT(plan.bytes(), 200'000'000u);
       EXPECT_LT(grown, 200'000'000u);
@@ -575,7 +608,8 @@ TEST(Plan, AMillionTokensInTimeAndMemory) {
       Index pairs = 0;
       for (Index begin = 0; begin < length; begin += 1024) {
         const Index n = std::min<Index>(1024, length - begin);
-        pairs += causality == Causality::none ? n * n : n * (n + 1) / 2;  // a causal triangle has that many pairs in any order
+        pairs += causality == Causality::none ? n * n
+                                              : n * (n + 1) / 2;  // a causal triangle has that many pairs in any order
       }
       EXPECT_EQ(plan.stats().pairs, pairs);
       EXPECT_EQ(plan.empty_rows(), 0);
@@ -583,7 +617,7 @@ TEST(Plan, AMillionTokensInTimeAndMemory) {
   }
 }
 
-// ---- what is refused ---------------------------------------------------------------------------------------------
+// ---- what is refused ----------------------------------------------------------------------------
 
 TEST(Plan, RefusesWhatMakesNoSense) {
   const auto with = [](const char* pattern, auto change) {
@@ -604,13 +638,30 @@ TEST(Plan, RefusesWhatMakesNoSense) {
       {"slide -1", with("slide:1", [](PlanSpec& s) { s.pattern[0].size = -1; })},
       {"neighborhood 4", with("neighborhood:5", [](PlanSpec& s) { s.pattern[0].size = 4; })},
       {"window2d 0", with("window2d:2x2", [](PlanSpec& s) { s.pattern[0].rows = 0; })},
-      {"blocks of 0", with("dense", [](PlanSpec& s) { s.pattern = {Branch{.kind = Branch::Kind::blocks, .size = 0, .pairs = {{0, 0}}}}; })},
-      {"query block beyond", with("dense", [](PlanSpec& s) { s.pattern = {blocks(16, {{4, 0}})}; })},
-      {"key block beyond", with("dense", [](PlanSpec& s) { s.pattern = {blocks(16, {{0, 4}})}; })},
-      {"key block -1", with("dense", [](PlanSpec& s) { s.pattern = {Branch{.kind = Branch::Kind::blocks, .size = 16, .pairs = {{0, -1}}}}; })},
-      {"scope=segment without segments", with("slide:3", [](PlanSpec& s) { s.order.scope = Order::Scope::per_segment; })},
-      {"more groups than heads", with("segment:4+segment:8", [](PlanSpec& s) { s.dilation_mode = DilationMode::head_groups; })},
-      {"grid of another length", with("dense", [](PlanSpec& s) { s.order.grid = {8, 7}; })},
+      {"blocks of 0", with("dense",
+                           [](PlanSpec& s) {
+                             s.pattern = {Branch{.kind = Branch::Kind::blocks, .size = 0, .pairs = {{0, 0}}}};
+                           })},
+      {"query block beyond", with("dense",
+                                  [](PlanSpec& s) {
+                                    s.pattern = {blocks(16, {{4, 0}})};
+                                  })},
+      {"key block beyond", with("dense",
+                                [](PlanSpec& s) {
+                                  s.pattern = {blocks(16, {{0, 4}})};
+                                })},
+      {"key block -1", with("dense",
+                            [](PlanSpec& s) {
+                              s.pattern = {Branch{.kind = Branch::Kind::blocks, .size = 16, .pairs = {{0, -1}}}};
+                            })},
+      {"scope=segment without segments",
+       with("slide:3", [](PlanSpec& s) { s.order.scope = Order::Scope::per_segment; })},
+      {"more groups than heads",
+       with("segment:4+segment:8", [](PlanSpec& s) { s.dilation_mode = DilationMode::head_groups; })},
+      {"grid of another length", with("dense",
+                                      [](PlanSpec& s) {
+                                        s.order.grid = {8, 7};
+                                      })},
   };
   for (const auto& [what, message] : refused) {
     EXPECT_NE(message, "(no error)") << what;
@@ -620,18 +671,19 @@ TEST(Plan, RefusesWhatMakesNoSense) {
 }
 
 TEST(Plan, ANeighborhoodLargerThanItsAxisIsTheAxisOrRefused) {
-  for (const auto& [pattern, expected] : {std::pair{"neighborhood:7", "0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5"},
-                                          {"neighborhood2d:3x5", "0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5"},
-                                          {"neighborhood2d:1x5", "0 1 2 | 0 1 2 | 0 1 2 | 3 4 5 | 3 4 5 | 3 4 5"}}) {
+  for (const auto& [pattern, expected] :
+       {std::pair{"neighborhood:7",
+                  "0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5"},
+        {"neighborhood2d:3x5", "0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5 | 0 1 2 3 4 5"},
+        {"neighborhood2d:1x5", "0 1 2 | 0 1 2 | 0 1 2 | 3 4 5 | 3 4 5 | 3 4 5"}}) {
     const PlanSpec s = spec_of(6, pattern, "row:2x3");
-    if (error_of(s) == "(no error)") {
-      EXPECT_EQ(keys_of(Plan(s)), expected) << pattern;
-    }
+    if (error_of(s) == "(no error)") { EXPECT_EQ(keys_of(Plan(s)), expected) << pattern; }
   }
 }
 
 TEST(Plan, NoTokensOrOne) {
-  for (const char* pattern : {"dense", "segment:4", "segment:4,dilation=8,offset=3", "slide:2", "window2d:2x2", "slide2d:1x1"})
+  for (const char* pattern :
+       {"dense", "segment:4", "segment:4,dilation=8,offset=3", "slide:2", "window2d:2x2", "slide2d:1x1"})
     for (const char* order : {"row", "hilbert", "hilbert,chunk=3"})
       for (const Index length : {0, 1}) {
         const Plan plan(spec_of(length, pattern, order, Causality::token));

@@ -17,11 +17,14 @@ BlockPairs scattered(Index n) {
   BlockPairs pairs;
   for (Index i = 0; i < n; ++i) {
     const auto center = static_cast<Index>(place[static_cast<std::size_t>(i)] * static_cast<double>(n));
-    for (Index j = std::max<Index>(0, center - 1); j <= std::min(n - 1, center + 1); ++j) pairs.emplace_back(static_cast<std::int32_t>(i), static_cast<std::int32_t>(j));
+    for (Index j = std::max<Index>(0, center - 1); j <= std::min(n - 1, center + 1); ++j)
+      pairs.emplace_back(static_cast<std::int32_t>(i), static_cast<std::int32_t>(j));
   }
   return pairs;
 }
-std::vector<BlockPairs> lists(Index n) { return {{}, local_blocks(n, 1), dilated_blocks(n, {3, 5}), global_local_blocks(n, 1, 1), scattered(n)}; }
+std::vector<BlockPairs> lists(Index n) {
+  return {{}, local_blocks(n, 1), dilated_blocks(n, {3, 5}), global_local_blocks(n, 1, 1), scattered(n)};
+}
 
 TEST(WorkOrder, EveryLayoutHasEveryBlockOnce) {
   for (Index n : {1, 2, 7, 32})
@@ -40,9 +43,10 @@ TEST(WorkOrder, ByHand) {
   // Query 0 wants key 3, query 1 key 0, query 2 keys 2 and 3, query 3 nothing.
   const BlockPairs pairs{{0, 3}, {1, 0}, {2, 2}, {2, 3}};
   EXPECT_EQ(lay_out_blocks(WorkOrder::row, pairs, 4).queries, (std::vector<std::int32_t>{0, 1, 2, 3}));
-  EXPECT_EQ(lay_out_blocks(WorkOrder::diagonal, pairs, 4).queries, (std::vector<std::int32_t>{1, 2, 0, 3}));  // means 0, 2.5, 3, and 3 stays at 3
+  EXPECT_EQ(lay_out_blocks(WorkOrder::diagonal, pairs, 4).queries,
+            (std::vector<std::int32_t>{1, 2, 0, 3}));  // means 0, 2.5, 3, and 3 stays at 3
   const BlockLayout curve = lay_out_blocks(WorkOrder::hilbert, pairs, 4);
-  EXPECT_EQ(curve.queries.back(), 3);  // without pairs, last
+  EXPECT_EQ(curve.queries.back(), 3);                                              // without pairs, last
   EXPECT_EQ(blocks_gathered(lay_out_blocks(WorkOrder::row, pairs, 4), pairs), 3);  // four together: 0, 2, 3
 }
 
@@ -51,10 +55,12 @@ TEST(WorkOrder, AutomaticGathersTheFewest) {
     const Index chosen = blocks_gathered(lay_out_blocks(WorkOrder::automatic, pairs, 64), pairs);
     for (WorkOrder order : kAll) EXPECT_LE(chosen, blocks_gathered(lay_out_blocks(order, pairs, 64), pairs));
   }
-  // Neighbors in the list want neighbors: nothing to gain, so nothing moves. Scattered ones are brought together.
+  // Neighbors in the list want neighbors: nothing to gain, so nothing moves. Scattered ones are
+  // brought together.
   EXPECT_EQ(lay_out_blocks(WorkOrder::automatic, local_blocks(64, 1), 64).used, WorkOrder::row);
   const BlockPairs pairs = scattered(64);
-  const BlockLayout row = lay_out_blocks(WorkOrder::row, pairs, 64), chosen = lay_out_blocks(WorkOrder::automatic, pairs, 64);
+  const BlockLayout row = lay_out_blocks(WorkOrder::row, pairs, 64),
+                    chosen = lay_out_blocks(WorkOrder::automatic, pairs, 64);
   EXPECT_LT(3 * blocks_gathered(chosen, pairs), 2 * blocks_gathered(row, pairs));
 }
 

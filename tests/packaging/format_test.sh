@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# One hand: every source as clang-format 14 leaves it, no line over 120 columns, no sentence of a comment over 100 (formulas and
+# tables, which are indented, may fill the line), and an opening sentence in every .cpp and .cu.
+. "$(dirname "$0")/common.sh"
+cd "$SRC"
+
+mapfile -t sources < <(find core ops nn examples tests -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) | sort)
+# What is quoted (raw strings) and what says `clang-format off` keeps its lines.
+wide() {
+  awk '
+    FNR == 1 { free = raw = 0 }
+    /clang-format off/ { free = 1 }
+    /clang-format on/ { free = 0 }
+    /R"[a-z]*\(/ { raw = 1 }
+    !free && !raw && length > 120 { print FILENAME ":" FNR ": over 120 columns" }
+    !free && !raw && length > 100 && /^ *\/\/\/? [^ ]/ { print FILENAME ":" FNR ": a comment over 100 columns" }
+    raw && /\)[a-z]*"/ { raw = 0 }' "$@"
+}
+found=$(wide "${sources[@]}")
+[[ -z $found ]] || fail $'too wide:\n'"$found"
+printf '// %0120d\n' 0 >"$scratch/wide.cpp"
+[[ $(wide "$scratch/wide.cpp") == *'over 120'*'over 100'* ]] || fail "the judge overlooks a wide line: $(wide "$scratch/wide.cpp")"
+
+silent=$(for source in "${sources[@]}"; do
+  [[ $source != *.cpp && $source != *.cu ]] || grep -q '^//' <(head -n 3 "$source") || echo "$source"
+done)
+[[ -z $silent ]] || fail $'no opening sentence:\n'"$silent"
+
+if [[ $(clang-format --version 2>/dev/null) =~ version\ 14\. ]]; then
+  clang-format --dry-run -Werror "${sources[@]}" 2>"$scratch/err" || fail "run clang-format -i on: $(grep -o '^[^:]*' "$scratch/err" | sort -u | xargs)"
+else
+  echo 'no clang-format 14: the formatting is not judged'
+  exit 77
+fi
