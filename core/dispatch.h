@@ -31,17 +31,29 @@ Isa active_isa();
 std::string_view name_of(Isa isa);
 
 namespace detail {
-template <class T, class F> void visit_cpu(F&& f) {
+template <class F> void with_isa(F&& f) {
   if constexpr (kHasWideIsa) {
     switch (active_isa()) {
-      case Isa::avx512: return f.template operator()<T>(CpuAt<Isa::avx512>{});
-      case Isa::avx2: return f.template operator()<T>(CpuAt<Isa::avx2>{});
+      case Isa::avx512: return f(CpuAt<Isa::avx512>{});
+      case Isa::avx2: return f(CpuAt<Isa::avx2>{});
       case Isa::base: break;
     }
   }
-  f.template operator()<T>(CpuAt<Isa::base>{});
+  f(CpuAt<Isa::base>{});
+}
+template <class T, class F> void visit_cpu(F&& f) {
+  with_isa([&](auto where) { f.template operator()<T>(where); });
 }
 }  // namespace detail
+
+/// Calls f(where) for the device of x, a float that kernels there take: for those that are told
+/// types at run time.
+template <class F> void with_device(const char* op, const Tensor& x, F&& f) {
+  if (x.device().is_cpu() && is_floating(x.dtype())) return detail::with_isa(f);
+  if constexpr (kHasCuda)
+    if (x.device().is_cuda() && is_floating(x.dtype()) && x.dtype() != DType::f64) return f(cuda_of(x.device()));
+  fail(op, ": no kernel for ", x.dtype(), " on ", x.device());
+}
 
 /// Calls f.operator()<T>(where) for the element type and device of x, a float of any width. f64
 /// exists on the CPU alone. This and visit_any are the only places that list which pairs are built.

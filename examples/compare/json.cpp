@@ -84,6 +84,7 @@ std::string to_json(const Lesson& lesson) {
                     {"isa", i.isa_active},
                     {"threads", i.threads},
                     {"memory_bytes", i.memory},
+                    {"routes", lesson.routes},
                     {"copy_gb_s", lesson.machine.copy_gb_s},
                     {"gemm_gflop_s", lesson.machine.gemm_gflop_s}};
   out["plan"] = {{"order", hilt::to_string(spec.order)}, {"pattern", hilt::to_string(spec.pattern)}};

@@ -86,8 +86,9 @@ struct Lesson {
   std::array<Error, 4> naive_error{};
   std::vector<Mode> modes;
   std::vector<Sample> by_length, by_keys;
-  bool forward_identical = true;   // hybrid and fused, bit for bit
-  std::vector<std::string> notes;  // fallbacks, forced orders, empty rows
+  bool forward_identical = true;    // hybrid and fused, bit for bit
+  std::vector<std::string> notes;   // fallbacks, forced orders, empty rows
+  std::vector<std::string> routes;  // of attention's passes, see program::routes_taken
   double seconds = 0;
 
   const Mode* mode(const std::string& name) const;

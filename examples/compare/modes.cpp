@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cost.h"
+#include "../program/program.h"
 #include "run.h"
 
 namespace compare {
@@ -79,6 +80,9 @@ void note_what_is_unusual(Lesson& lesson) {
     const std::string note = std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
     if (std::ranges::find(lesson.notes, note) == lesson.notes.end()) lesson.notes.push_back(note);
   }
+  lesson.routes = program::routes_taken();
+  if (p.q.device().is_cuda())
+    for (const std::string& line : lesson.routes) lesson.notes.push_back("attention " + line);
 }
 
 }  // namespace
@@ -113,6 +117,7 @@ void judge_modes(Lesson& lesson) {
   for (std::size_t i = 0; i < 4; ++i) lesson.naive_error[i] = measure(naive[i], exact[i]);
 
   hilt::clear_attention_fallbacks();
+  hilt::clear_attention_routes();
   for (const std::string& name : lesson.settings.modes)
     lesson.modes.push_back({.name = name, .skipped = does_not_fit(p, name)});
   std::map<std::string, std::vector<Run>> runs;

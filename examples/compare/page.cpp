@@ -356,7 +356,7 @@ void write_formulas(Page& page, const Lesson& lesson) {
       "after the other, and never has more than a tile of P, dP or dS. Taped knows none of them: they come "
       "out of the ops' own gradients.");
   std::vector<std::vector<std::string>> rows{
-      {"formula", "which is", "#whole buffer", "the line of hybrid, in <code>ops/hilbert/attention.cpp</code>"}};
+      {"formula", "which is", "#whole buffer", "the line of hybrid, in <code>ops/hilbert/modes.cpp</code>"}};
   for (const Formula& f : kFormulas) {
     const SourceLine line = source_line(f.marker);
     std::string code = line.text.substr(0, line.text.find("//"));

@@ -2,7 +2,7 @@
 #include <string>
 #include <string_view>
 
-// Private to compare_gradients: lines of ops/hilbert/attention.cpp, put into the program when it
+// Private to compare_gradients: lines of ops/hilbert/modes.cpp, put into the program when it
 // was built.
 
 namespace compare {
@@ -27,6 +27,6 @@ inline constexpr Formula kFormulas[] = {
     {"dK = c dS\u1d40 Q", "to the keys", "k", "// dK = "},
     {"dV = P\u1d40 dO", "to the values", "k", "// dV = "},
 };
-inline constexpr const char* kFusedMarker = "add_gradients(";
+inline constexpr const char* kFusedMarker = "return fused_backward(dO)";
 
 }  // namespace compare

@@ -108,7 +108,19 @@ int run(const std::string& program, const std::function<int()>& work) {
   } catch (const Debug&) { std::set_terminate(report_with_stack); } catch (...) {
     return report();
   }
-  return output.finish(work());
+  const int status = work();
+  for (const std::string& line : routes_taken()) std::cerr << name << ": debug: attention " << line << '\n';
+  return output.finish(status);
+}
+
+std::vector<std::string> routes_taken() {
+  std::vector<std::string> lines;
+  for (const hilt::AttentionRoute& r : hilt::attention_routes()) {
+    std::string line = std::string(r.pass) + " on " + std::string(r.route);
+    if (!r.reason.empty()) line += ": " + std::string(r.reason);
+    if (std::ranges::find(lines, line) == lines.end()) lines.push_back(std::move(line));
+  }
+  return lines;
 }
 
 namespace {

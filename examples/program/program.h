@@ -1,11 +1,13 @@
 #pragma once
 #include <hilt/core/device.h>
+#include <hilt/ops/hilbert/attention.h>
 #include <hilt/ops/hilbert/plan/order.h>
 #include <hilt/ops/hilbert/plan/pattern.h>
 
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "options.h"
 
@@ -18,6 +20,10 @@ namespace program {
 /// nobody foresaw. After --debug a stack of where it was thrown follows the line; work then begins
 /// twice, see Debug.
 int run(const std::string& program, const std::function<int()>& work);
+
+/// What hilt::attention_routes() tells of this thread, each line once: "forward on mma: the GPU is no
+/// Hopper". After --debug, run() prints them on stderr.
+std::vector<std::string> routes_taken();
 
 /// `text` fit for a line of a terminal or a page: what is no character, or one that moves or colors
 /// instead of being seen, as \xNN; those of `keep` stay.

@@ -1,4 +1,6 @@
 #pragma once
+#include <optional>
+#include <span>
 #include <string>
 #include "../../core/random.h"
 #include "../../core/tape.h"
@@ -9,6 +11,12 @@ namespace [[gnu::visibility("default")]] hilt {
 /// How the backward pass of attention() is obtained. The forward of hybrid and fused is one kernel,
 /// bit for bit; taped runs the same steps, on the same plan, one op at a time.
 enum class Backward : unsigned char { taped, hybrid, fused };
+struct BackwardMode {
+  Backward mode;
+  std::string_view name, what;
+};
+/// All there are, in the order of their values.
+std::span<const BackwardMode> backward_modes();
 Backward parse_backward(std::string_view text);
 std::string_view name_of(Backward mode);
 
@@ -28,6 +36,15 @@ struct Fallback {
 };
 const std::vector<Fallback>& attention_fallbacks();
 void clear_attention_fallbacks();
+
+/// Which kernels ran, newest last: at most the 64 last passes of this thread. A pass is a tiling's
+/// forward or backward; the route is cpu, plain, mma or hopper, the reason why it was no faster
+/// one. HILT_ROUTE=plain|mma|hopper forces a route on a GPU where it serves.
+struct AttentionRoute {
+  std::string_view pass, route, reason;
+};
+const std::vector<AttentionRoute>& attention_routes();
+void clear_attention_routes();
 
 /// o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'],  h' = h
 /// / (H / Hk). q: [B, L, H, D]; k, v: [B, L, Hk, D]; any strides.

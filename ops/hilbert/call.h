@@ -1,6 +1,5 @@
 #pragma once
 #include <array>
-#include <functional>
 #include <map>
 #include <span>
 #include <vector>
@@ -19,7 +18,6 @@ struct Call {
   Index batch = 0, length = 0, kv_heads = 1, dim = 0;
 
   Index heads() const { return plan->heads(); }
-  RandomKey key() const { return options.key.value_or(RandomKey{}); }
   kernels::AttentionSizes sizes() const;
 };
 /// For q of `length` rows, as many as k and v have.
@@ -35,36 +33,75 @@ Index branch_count(const Plan& plan);
 /// The heads that use each tiling as their branch number `branch`, or as any if that is negative.
 std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index branch);
 
+// ---- forward
+// ---------------------------------------------------------------------------------------
+
 /// Where an online softmax stands: o [B, L, H, D], which never rounds to 16 bits between `parts`,
 /// and lse [B, H, L].
 struct SoftmaxState {
   Tensor o, lse;
   bool fresh;  // nothing is there yet, and the first part writes every row
 };
-SoftmaxState blank_state(const Call& call, const Tensor& q, std::span<const Tiling> first, bool several_parts);
+SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Tiling> first, bool several_parts);
 /// One part: keys and values that these tilings, one for each of the plan's, point into.
 void attend(const Call& call, std::span<const Tiling> tilings, const Tensor& q, const Tensor& k, const Tensor& v,
             SoftmaxState& state);
+/// All of it: what hybrid and fused compute.
+AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v);
 
-/// delta [B, H, L]
-Tensor delta_of(const Call& call, const Tensor& o, const Tensor& d_o, DType type);
-/// Adds the gradients of one part to d = {dq, dk, dv}, which are of the accumulator's type, with
-/// the lse and delta of the whole.
-void add_gradients(const Call& call, std::span<const Tiling> tilings, const Tensor& q, const Tensor& k, const Tensor& v,
-                   const Tensor& d_o, const Tensor& lse, const Tensor& delta, std::array<Tensor, 3>& d);
+// ---- backward
+// --------------------------------------------------------------------------------------
 
-/// All gradients of a call with these tilings in one go, rounded once, where a GPU has a kernel for
-/// that; else false, with nothing done. `blank` makes {dq, dk, dv} of the type of q; every row is
-/// written if `covers`, else those that no kernel writes must be zero.
-bool gradients_at_once(const Call& call, std::span<const Tiling> tilings, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& o, const Tensor& d_o, const Tensor& lse,
-                       const std::function<std::array<Tensor, 3>(bool covers)>& blank);
-/// A tensor that is written all over, or blank.
-inline Tensor blank_like(const Tensor& x, bool covers) { return covers ? empty_like(x) : zeros_like(x); }
+/// What backward reads: o and d_o as q, lse and delta [B, H, L].
+struct BackwardInputs {
+  Tensor q, k, v, o, d_o, lse;
+  Tensor delta = {};  // made where a route wants it and it is not there
+};
+/// Backward over tilings as it will run: a route for each, and what these want of memory.
+struct BackwardRun {
+  struct Part {
+    std::int32_t tiling;
+    std::vector<std::int32_t> heads;
+    kernels::Decision how;
+  };
+  std::vector<Part> parts;
+  DType type;          // of dq, dk and dv: that of q, or the accumulator's
+  bool zeroed, delta;  // they must be zero before; delta is read
 
-namespace kernels {
-template <class T> Rows<const T> rows(const Tensor& x) { return {x.data<T>(), x.stride(0), x.stride(1), x.stride(2)}; }
-template <class T> Rows<T> rows(Tensor& x) { return {x.mutable_data<T>(), x.stride(0), x.stride(1), x.stride(2)}; }
-}  // namespace kernels
+  /// dq, dk or dv.
+  Tensor gradient_like(const Tensor& x) const {
+    return zeroed ? zeros(x.shape(), type, x.device()) : empty(x.shape(), type, x.device());
+  }
+};
+/// `whole`: these tilings are all of the call, not one of several parts whose gradients are added
+/// up.
+BackwardRun decide_backward(const Call& call, std::span<const Tiling> tilings, const BackwardInputs& x, bool whole);
+/// Writes the gradients, or adds them, to d = {dq, dk, dv}, which gradient_like made.
+void run_backward(const Call& call, std::span<const Tiling> tilings, const BackwardRun& run, BackwardInputs& x,
+                  std::array<Tensor, 3>& d);
+
+// ---- one op
+// ----------------------------------------------------------------------------------------
+
+/// What hybrid and fused share: the forward kernel, and what it keeps.
+struct OneOp : Function {
+  Call call;
+  bool packed = false;
+
+  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v);
+  Tensor forward(const Tensor& qkv);
+
+  /// q, k, v inside [B, L, 3, H, D].
+  static std::array<Tensor, 3> parts(const Tensor& qkv);
+
+ protected:
+  BackwardInputs kept(const Tensor& d_o) const;
+  /// Gradients in the type of the inputs, of those that somebody wants.
+  std::vector<Tensor> finished(std::vector<Tensor> dx, DType type) const;
+  std::vector<Tensor> fused_backward(const Tensor& d_o) const;
+
+ private:
+  void keep(std::initializer_list<Tensor> tensors);
+};
 
 }  // namespace hilt

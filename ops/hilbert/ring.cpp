@@ -121,7 +121,7 @@ struct Ring final : Function {
   AttentionResult run(const Tensor& q, const Tensor& k, const Tensor& v) const {
     const auto& stages = shard->stages();
     const Pair own{k, v};
-    SoftmaxState state = blank_state(call, q, stages[0].tilings, receives());
+    SoftmaxState state = initial_state(call, q, stages[0].tilings, receives());
     Pair keys = own;
     for (std::size_t stage = 0; stage < stages.size(); ++stage) {
       Incoming next;
@@ -140,20 +140,17 @@ struct Ring final : Function {
   }
 
   std::vector<Tensor> backward(const Tensor& cotangent) override {
-    const Tensor &q = saved(0), &lse = saved(4), d_o = in_rows(cotangent);
+    BackwardInputs x{saved(0), saved(1), saved(2), saved(3), in_rows(cotangent), saved(4)};
+    const Tensor& q = x.q;
     const Pair own{saved(1), saved(2)};
     const auto& stages = shard->stages();
-    const DType type = lse.dtype();
+    const DType type = x.lse.dtype();
     if (!receives() && !sends()) {  // nothing to add up
-      std::vector<Tensor> dx;
-      const auto blank = [&](bool covers) {
-        dx = {blank_like(q, covers), blank_like(own.k, covers), blank_like(own.v, covers)};
-        return std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
-      };
-      if (gradients_at_once(call, stages[0].tilings, q, own.k, own.v, saved(3), d_o, lse, blank))
-        return finished(std::move(dx), q.dtype());
+      const BackwardRun run = decide_backward(call, stages[0].tilings, x, true);
+      std::array<Tensor, 3> d{run.gradient_like(x.q), run.gradient_like(x.k), run.gradient_like(x.v)};
+      run_backward(call, stages[0].tilings, run, x, d);
+      return finished({std::move(d[0]), std::move(d[1]), std::move(d[2])}, q.dtype());
     }
-    const Tensor delta = delta_of(call, saved(3), d_o, type);
     Tensor dq = zeros(q.shape(), type, q.device());
     Pair total, keys = own;
     Homeward homeward;
@@ -161,7 +158,11 @@ struct Ring final : Function {
       Incoming next;
       if (stage + 1 < stages.size()) next = post(*shard, comm, own, stage + 1, "ring backward");
       std::array<Tensor, 3> d{dq, zeros(keys.k.shape(), type, q.device()), zeros(keys.v.shape(), type, q.device())};
-      if (stages[stage].keys > 0) add_gradients(call, stages[stage].tilings, q, keys.k, keys.v, d_o, lse, delta, d);
+      if (stages[stage].keys > 0) {
+        x.k = keys.k, x.v = keys.v;
+        run_backward(call, stages[stage].tilings, decide_backward(call, stages[stage].tilings, x, false), x, d);
+        x.k = x.v = {};  // the next ones are on their way
+      }
       if (stage == 0) {
         total = {std::move(d[1]), std::move(d[2])};
       } else {

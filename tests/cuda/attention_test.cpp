@@ -7,15 +7,15 @@
 #include <cstdlib>
 #include <iostream>
 #include <limits>
+#include <set>
 #include <string>
 #include "core/cuda/context.h"
 #include "core/random.h"
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/call.h"
-#include "ops/hilbert/kernels/hopper/segments.h"
-#include "ops/hilbert/kernels/cuda/mma.h"
 #include "ops/ops.h"
 #include "tests/support/scale.h"
+#include "tests/support/settings.h"
 
 namespace hilt {
 namespace {
@@ -206,19 +206,10 @@ TEST_F(OnGpuAttention, AgreesWithThePlainKernel) {
     SCOPED_TRACE(testing::Message() << c);
     const PlanPtr plan = plan_of(c);
     const Inputs in = inputs_of(c);
-    for (const Tiling& t : plan->tilings()) {
-      const auto groups = kernels::equal_groups(t);
-      const auto rows = [](const Tensor& x) {
-        return kernels::Rows<const bf16>{x.data<bf16>(), x.stride(0), x.stride(1), x.stride(2)};
-      };
-      const kernels::AttentionSizes sizes{
-          c.batch, c.length, c.heads, c.kv_heads, c.dim, 1 / std::sqrt(static_cast<double>(c.dim)), 0, {}, 0, 0};
-      const bool serves = groups ? kernels::segment_forward_serves(cuda_of(kGpu), sizes, *groups, rows(in.q),
-                                                                   rows(in.k), rows(in.v), rows(in.q))
-                                 : kernels::list_forward_serves(cuda_of(kGpu), sizes, t, rows(in.q), rows(in.k),
-                                                                rows(in.v), rows(in.q));
-      EXPECT_TRUE(serves);
-    }
+    clear_attention_routes();
+    attention_with_lse(in.q, in.k, in.v, plan);
+    for (const AttentionRoute& r : attention_routes())  // where a branch leaves rows out, it goes on
+      EXPECT_TRUE(r.route == "hopper" || r.reason == "a softmax does not go on in 16 bits") << r.reason;
     agrees_with_the_plain_kernel(c, worst);
   }
   std::cout << "worst relative error: o " << worst.o << ", gradients " << worst.dx << "; lse absolute " << worst.lse
@@ -383,22 +374,31 @@ TEST_F(OnGpuTensorCores, AgreeWithThePlainKernel) {
             << "; lse absolute " << worst.lse << std::endl;
 }
 
+// What HILT_ROUTE leaves them, they serve, and say so.
 TEST_F(OnGpuTensorCores, Serve) {
+  const Setting forced("HILT_ROUTE", "mma");
   for (const Case& c : on_tensor_cores()) {
     SCOPED_TRACE(testing::Message() << c);
-    const Inputs in = inputs_of(c);
-    const kernels::AttentionSizes sizes{c.batch, c.length, c.heads, c.kv_heads, c.dim, 0.1, c.dropout, {}, 0, 0};
-    const auto ask = [&]<class T>() {
-      const auto rows = [](const Tensor& x) {
-        return kernels::Rows<const T>{x.data<T>(), x.stride(0), x.stride(1), x.stride(2)};
-      };
-      EXPECT_TRUE(
-          kernels::mma_forward_serves(cuda_of(kGpu), sizes, c.heads, rows(in.q), rows(in.k), rows(in.v), rows(in.q)));
-      EXPECT_TRUE(kernels::mma_backward_serves<T>(cuda_of(kGpu), sizes, c.heads));
-    };
-    if (c.type == DType::f16) ask.template operator()<f16>();
-    else ask.template operator()<bf16>();
+    clear_attention_routes();
+    play(inputs_of(c), plan_of(c), c.dropout);
+    for (const AttentionRoute& r : attention_routes()) EXPECT_EQ(r.route, "mma") << r.pass << ": " << r.reason;
   }
+}
+
+TEST_F(OnGpuAttention, RoutesAreForcedWhereTheyServe) {
+  const Case c{.pattern = "segment:128", .length = 512, .dim = 64};
+  const Inputs in = inputs_of(c);
+  const auto routes = [&](const char* name) {
+    const Setting forced("HILT_ROUTE", name);
+    clear_attention_routes();
+    play(in, plan_of(c));
+    std::set<std::string> out;
+    for (const AttentionRoute& r : attention_routes()) out.emplace(r.route);
+    return out;
+  };
+  EXPECT_EQ(routes("plain"), std::set<std::string>{"plain"});
+  EXPECT_EQ(routes("mma"), std::set<std::string>{"mma"});
+  EXPECT_THROW(routes("fast"), Error);
 }
 
 TEST_F(OnGpuTensorCores, RepeatBitForBit) {
@@ -499,8 +499,9 @@ Result in_parts(const Inputs& in, const PlanPtr& plan, bool fresh, int times = 1
   };
   std::array<Tensor, 3> d{blank(0, in.q), blank(1, in.k), blank(2, in.v)};
   const Tensor delta = sum(mul(state.o, to(in.d_o, DType::f32)), {-1});
+  BackwardInputs x{in.q, in.k, in.v, state.o, in.d_o, state.lse, contiguous(permute(delta, {0, 2, 1}))};
   for (int i = 0; i < times; ++i)
-    add_gradients(call, plan->tilings(), in.q, in.k, in.v, in.d_o, state.lse, contiguous(permute(delta, {0, 2, 1})), d);
+    run_backward(call, plan->tilings(), decide_backward(call, plan->tilings(), x, false), x, d);
   return {state.o, state.lse, {d[0], d[1], d[2]}};
 }
 
@@ -617,22 +618,9 @@ TEST_F(OnGpuAttention, PartsAreServed) {
   for (const Parts& p : parts()) {
     SCOPED_TRACE(p.name);
     const Inputs in = inputs_of(p);
-    const auto rows = [](const Tensor& x) {
-      return kernels::Rows<const bf16>{x.data<bf16>(), x.stride(0), x.stride(1), x.stride(2)};
-    };
-    const Tensor o = zeros(in.q.shape(), DType::f32, kGpu);
-    const kernels::Rows<const float> out{o.data<float>(), o.stride(0), o.stride(1), o.stride(2)};
-    const kernels::AttentionSizes sizes{p.batch, p.plan->length(), p.plan->heads(), p.kv_heads, p.dim, 0.1, 0, {}, 0,
-                                        0};
-    for (const Tiling& t : p.plan->tilings()) {
-      const auto groups = kernels::equal_groups(t);
-      const Cuda where = cuda_of(kGpu);
-      EXPECT_TRUE(groups
-                      ? kernels::segment_forward_serves(where, sizes, *groups, rows(in.q), rows(in.k), rows(in.v), out)
-                      : kernels::list_forward_serves(where, sizes, t, rows(in.q), rows(in.k), rows(in.v), out));
-      EXPECT_TRUE(groups ? kernels::stream_backward_serves(where, sizes, *groups)
-                         : kernels::list_backward_serves(where, sizes, t));
-    }
+    clear_attention_routes();
+    in_parts(in, p.plan, false);
+    for (const AttentionRoute& r : attention_routes()) EXPECT_EQ(r.route, "hopper") << r.pass << ": " << r.reason;
   }
 }
 

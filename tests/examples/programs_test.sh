@@ -49,7 +49,7 @@ done
 grep -oE '[0-9]+: <code>[^<]*</code></td>' c/compare.html | sed 's/<\/code><\/td>//; s/<code>//; s/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >lines
 [[ $(wc -l <lines) == 6 ]] || fail "six lines of source expected, got $(cat lines)"
 while IFS= read -r line; do
-  sed -n "${line%%:*}p" "$SRC/ops/hilbert/attention.cpp" | grep -qF -- "${line#*: }" || fail "attention.cpp does not say '$line'"
+  sed -n "${line%%:*}p" "$SRC/ops/hilbert/modes.cpp" | grep -qF -- "${line#*: }" || fail "modes.cpp does not say '$line'"
 done <lines
 
 if command -v python3 >/dev/null; then

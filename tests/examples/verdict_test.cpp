@@ -75,7 +75,7 @@ TEST(Verdict, AGradientThatCancelsIsJudgedByItsTerms) {
 TEST(Source, EveryFormulaHasOneLine) {
   for (const compare::Formula& f : compare::kFormulas) {
     const compare::SourceLine line = compare::source_line(f.marker);
-    EXPECT_GT(line.number, 0) << "attention.cpp needs exactly one line with '" << f.marker << "'";
+    EXPECT_GT(line.number, 0) << "modes.cpp needs exactly one line with '" << f.marker << "'";
     EXPECT_NE(line.text.find("matmul(") != line.text.npos || std::string_view(f.marker) == "// dS = ", false)
         << line.text;
   }

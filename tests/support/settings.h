@@ -1,9 +1,27 @@
 #pragma once
 #include <cstdlib>
+#include <optional>
+#include <string>
 #include "core/parallel.h"
 #include "core/storage.h"
 
 namespace hilt {
+
+/// Sets an environment variable for a scope.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) {
+    if (const char* now = std::getenv(name)) before_ = now;
+    setenv(name, value, 1);
+  }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+  ~Setting() { before_ ? setenv(name_, before_->c_str(), 1) : unsetenv(name_); }
+
+ private:
+  const char* name_;
+  std::optional<std::string> before_;
+};
 
 /// Sets the number of threads for a scope.
 class Threads {

@@ -1,8 +1,14 @@
 #pragma once
 #include <array>
-#include "ops/hilbert/plan/attends.h"
+#include <cstdint>
+#include <string_view>
 #include "core/dispatch.h"
 #include "core/random.h"
+#include "ops/hilbert/plan/attends.h"
+
+// The door to the attention kernels. A pass is one struct: it says what is computed, over which
+// tiles, from which rows to which. On a GPU route() decides from it, once, which kernel runs;
+// whoever calls makes the memory that this route wants, and runs it.
 
 namespace hilt::kernels {
 
@@ -15,6 +21,23 @@ template <class T> struct Rows {
     return data + b * batch + t * token + h * head;
   }
 };
+
+/// The same, with its type told at run time; none where data is null.
+template <class Void> struct AnyRows {
+  Void* data = nullptr;
+  DType type = DType::f32;
+  Index batch = 0, token = 0, head = 0;
+  template <class T> [[gnu::always_inline]] constexpr Rows<T> rows() const {
+    return {static_cast<T*>(data), batch, token, head};
+  }
+};
+using Input = AnyRows<const void>;
+using Output = AnyRows<void>;
+
+/// f.operator()<T>() for a float type; it is one of `Types`.
+template <class... Types, class F> [[gnu::always_inline]] inline void with_type(DType type, F&& f) {
+  (void)((type == dtype_of<Types> && (f.template operator()<Types>(), true)) || ...);
+}
 
 /// One attention call. Head h reads key head h / (heads / kv_heads).
 struct AttentionSizes {
@@ -41,40 +64,78 @@ struct AttentionSizes {
 /// Statistics and accumulators: f32, f64 for f64.
 template <class T> using Stat = wide_t<T>;
 
-// Forward over one tiling for the listed heads. o [B, L, H, D] and lse [B, H, L] hold the state of
-// an online softmax at the tokens' own rows: where `fresh`, rows of q_token are written; else they
-// continue from what is there, which merges this tiling with those before it. A row without keys is
-// left (0, -inf) when fresh.
-template <Isa I, class T, class O>
-void attention_forward(CpuAt<I>, const AttentionSizes&, const Tiling&, const std::int32_t* heads, Index n_heads,
-                       Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<O> o, Stat<T>* lse, bool fresh);
-template <class T, class O>
-void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t* heads, Index n_heads,
-                       Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<O> o, float* lse, bool fresh);
+/// What both directions are told: a tiling, and the heads that use it. q, k and v are of one type.
+struct AttentionPass {
+  AttentionSizes sizes;
+  const Tiling* tiling;
+  const std::int32_t* heads;
+  Index n_heads;
+  Input q, k, v;
+};
 
-// delta[b, h, t] = d_o . o
-template <Isa I, class T>
-void attention_delta(CpuAt<I>, const AttentionSizes&, Rows<const T> o, Rows<const T> d_o, Stat<T>* delta);
-template <class T> void attention_delta(Cuda, const AttentionSizes&, Rows<const T> o, Rows<const T> d_o, float* delta);
+/// o [B, L, H, D], of the type of q or of its Stat, and lse [B, H, L] hold the state of an online
+/// softmax at the tokens' own rows: where `fresh`, rows of q_token are written; else they continue
+/// from what is there, which merges this tiling with those before it. A row without keys is left
+/// (0, -inf) when fresh.
+struct ForwardPass : AttentionPass {
+  Output o;
+  void* lse;  // Stat
+  bool fresh;
+};
 
-// Backward over one tiling for the listed heads, ADDING to dq [B, L, H, D], dk and dv [B, L, Hk,
-// D], all in the accumulator type and zeroed by the caller, with the final (merged) lse and delta.
-template <Isa I, class T>
-void attention_backward(CpuAt<I>, const AttentionSizes&, const Tiling&, const std::int32_t* heads, Index n_heads,
-                        Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const Stat<T>* lse,
-                        const Stat<T>* delta, Rows<Stat<T>> dq, Rows<Stat<T>> dk, Rows<Stat<T>> dv);
-template <class T>
-void attention_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t* heads, Index n_heads,
-                        Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse,
-                        const float* delta, Rows<float> dq, Rows<float> dk, Rows<float> dv);
+/// delta[b, h, t] = d_o . o
+struct DeltaPass {
+  AttentionSizes sizes;
+  Input o, d_o;
+  void* delta;  // Stat
+};
 
-// On a GPU, where one kernel makes whole gradients of a call with this one tiling: it rounds to T
-// and writes every listed row of dq, dk and dv, and no other. Whether there is one; and it, which
-// is false, with nothing done, where it cannot read these rows.
-template <class T> bool attention_backward_at_once_serves(Cuda, const AttentionSizes&, const Tiling&);
-template <class T>
-bool attention_backward_at_once(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t* heads, Index n_heads,
-                                Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> o, Rows<const T> d_o,
-                                const float* lse, Rows<T> dq, Rows<T> dk, Rows<T> dv);
+/// With the final (merged) lse and delta. dq [B, L, H, D], dk and dv [B, L, Hk, D] are added to
+/// where they are of the accumulator's type; on a direct route they are of the type of q, and every
+/// listed row, and no other, is written.
+struct BackwardPass : AttentionPass {
+  Input o, d_o;
+  const void *lse, *delta;  // Stat
+  Output dq, dk, dv;
+};
+
+template <Isa I> void attention_forward(CpuAt<I>, const ForwardPass&);
+template <Isa I> void attention_delta(CpuAt<I>, const DeltaPass&);
+template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass&);
+
+// ---- on a GPU
+// --------------------------------------------------------------------------------------
+
+/// The kernels there are. Those for Hopper know groups (every pair of a group attends) and lists of
+/// whole tiles; one_group keeps the keys of a group in one block, all others pass twice over
+/// scores.
+enum class Route : unsigned char { cpu, plain, mma, hopper_one_group, hopper_groups, hopper_lists };
+/// cpu, plain, mma or hopper: what people see and HILT_ROUTE names.
+constexpr std::string_view name_of(Route route) {
+  return route == Route::cpu ? "cpu" : route == Route::plain ? "plain" : route == Route::mma ? "mma" : "hopper";
+}
+
+/// A tiling of equal groups without a mask: group g has queries q_token[g * queries ..) and keys
+/// k_token[g * keys ..).
+struct EqualGroups {
+  Index groups = 0, queries = 0, keys = 0;
+};
+
+/// How a pass runs, and what it wants of memory.
+struct Decision {
+  Route route = Route::cpu;
+  std::string_view reason;  // why no faster route; lives for ever
+  bool direct = false;      // of a backward pass: gradients are rounded once and written
+  bool delta = true;        // it reads delta
+  EqualGroups groups;
+};
+/// Decides from the sizes, tiles, types and inputs of a pass; results need not be there yet.
+/// `whole`: this pass alone makes the gradients of its call.
+Decision route(Cuda, const ForwardPass&);
+Decision route(Cuda, const BackwardPass&, bool whole);
+
+void attention_forward(Cuda, const ForwardPass&, const Decision&);
+void attention_delta(Cuda, const DeltaPass&);
+void attention_backward(Cuda, const BackwardPass&, const Decision&);
 
 }  // namespace hilt::kernels

@@ -63,49 +63,41 @@ template <class W> Left<W> transposed(Tile<W> x) { return {x.at, 1, x.pitch}; }
 constexpr int kSums = kIsa == Isa::avx512 ? 16 : 12;
 constexpr int kColumns = kIsa == Isa::avx512 ? 4 : 2;  // vectors
 
-/// C[r][v] (+)= sum_k A(r, k) B[k][v] for R rows and V vectors.
+/// V columns of vectors of C (+)= A B: R rows at a time, whose sums stay in registers, the rest by
+/// halves of R.
 template <int R, int V, class W>
-[[gnu::always_inline]] inline void block(const W* a, Index row, Index step, const W* b, Index b_pitch, Index n, W* c,
-                                         Index c_pitch, bool add) {
-  Vector<W> sum[R][V];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) sum[r][v] = add ? vector_at(c + r * c_pitch + v * kLanes<W>) : Vector<W>{};
-  for (Index k = 0; k < n; ++k, a += step, b += b_pitch) {
+[[gnu::noinline]] void block_rows(Left<W> a, Tile<W> b, Tile<W> c, Index rows, Index n, bool add) {
+  for (; rows >= R; rows -= R, a.at += R * a.row, c.at += R * c.pitch) {
+    Vector<W> sum[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sum[r][v] += a[r * row] * vector_at(b + v * kLanes<W>);
-  }
+      for (int v = 0; v < V; ++v) sum[r][v] = add ? vector_at(c.row(r) + v * kLanes<W>) : Vector<W>{};
+    const W *left = a.at, *right = b.at;
+    for (Index k = 0; k < n; ++k, left += a.step, right += b.pitch) {
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
+      for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) vector_at(c + r * c_pitch + v * kLanes<W>) = sum[r][v];
-}
-
-/// All rows of V columns of vectors: R at a time, the rest by halves of R.
-template <int R, int V, class W>
-[[gnu::noinline]] void block_rows(Left<W> a, const W* b, Index b_pitch, Index rows, Index n, W* c, Index c_pitch,
-                                  bool add) {
-  for (; rows >= R; rows -= R, a.at += R * a.row, c += R * c_pitch)
-    block<R, V>(a.at, a.row, a.step, b, b_pitch, n, c, c_pitch, add);
+        for (int v = 0; v < V; ++v) sum[r][v] += left[r * a.row] * vector_at(right + v * kLanes<W>);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) vector_at(c.row(r) + v * kLanes<W>) = sum[r][v];
+  }
   if constexpr (R > 1)
-    if (rows > 0) block_rows<R / 2, V>(a, b, b_pitch, rows, n, c, c_pitch, add);
+    if (rows > 0) block_rows<R / 2, V>(a, b, c, rows, n, add);
 }
 
-template <int V, class W>
-void block_columns(Left<W> a, const W* b, Index b_pitch, Index rows, Index n, Index vectors, W* c, Index c_pitch,
-                   bool add) {
-  for (; vectors >= V; vectors -= V, b += V * kLanes<W>, c += V * kLanes<W>)
-    block_rows<kSums / V, V>(a, b, b_pitch, rows, n, c, c_pitch, add);
+/// C (+)= A B: `rows` x `columns`, `n` terms each. Writes whole vectors, V of them at a time, the
+/// rest by halves of V.
+template <int V = kColumns, class W>
+void product(Left<W> a, Tile<W> b, Tile<W> c, Index rows, Index n, Index columns, bool add = false) {
+  constexpr Index kStep = V * kLanes<W>;
+  for (; whole_vectors<W>(columns) >= kStep; columns -= kStep, b.at += kStep, c.at += kStep)
+    block_rows<kSums / V, V>(a, b, c, rows, n, add);
   if constexpr (V > 1)
-    if (vectors > 0) block_columns<V / 2>(a, b, b_pitch, rows, n, vectors, c, c_pitch, add);
-}
-
-/// C (+)= A B: `rows` x `columns`, `n` terms each. Writes whole vectors.
-template <class W> void product(Left<W> a, Tile<W> b, Tile<W> c, Index rows, Index n, Index columns, bool add = false) {
-  block_columns<kColumns>(a, b.at, b.pitch, rows, n, whole_vectors<W>(columns) / kLanes<W>, c.at, c.pitch, add);
+    if (columns > 0) product<V / 2>(a, b, c, rows, n, columns, add);
 }
 
 /// out[c][r] = x[r][c] for whole vectors of both; rows from `rows` on are zero.
@@ -142,7 +134,7 @@ template <class T> struct Source {
 
 /// out = factor x, padded with zeros to whole vectors. Whether all of it is finite.
 template <class T, class W> bool gather(const Source<const T>& x, Index n, W factor, Tile<W> out) {
-  Vector<W> odd{};
+  Vector<W> not_finite{};
   for (Index i = 0; i < n; ++i) {
     const T* const from = x.row(i);
     for (Index d = 0; d < x.dim; d += kLanes<W>) {
@@ -161,38 +153,40 @@ template <class T, class W> bool gather(const Source<const T>& x, Index n, W fac
       }
       const Vector<W> y = factor * line;
       vector_at(out.row(i) + d) = y;
-      odd += y - y;
+      not_finite += y - y;
     }
   }
   bool finite = true;
-  for (int l = 0; l < kLanes<W>; ++l) finite = finite && odd[l] == 0;
+  for (int l = 0; l < kLanes<W>; ++l) finite = finite && not_finite[l] == 0;
   return finite;
 }
 
 /// Rows of a tile that are not finite and were replaced by zeros.
-struct Odd {
+struct NonFinite {
   Index n = 0;
   std::int32_t row[kTile];
 };
 
-template <class W> void take_out(Tile<W> x, Index rows, Index dim, Odd& odd) {
+template <class W> void replace_non_finite(Tile<W> x, Index rows, Index dim, NonFinite& replaced) {
   for (Index r = 0; r < rows; ++r) {
     W sum = 0;
     for (Index d = 0; d < dim; ++d) sum += x.row(r)[d] - x.row(r)[d];
     if (sum == 0) continue;
-    odd.row[odd.n++] = static_cast<std::int32_t>(r);
+    replaced.row[replaced.n++] = static_cast<std::int32_t>(r);
     for (Index d = 0; d < dim; ++d) x.row(r)[d] = 0;
   }
 }
 
-/// What product() left out: C[r] += A(r, k) factor x[k] for the odd rows k that pair with r.
+/// What product() left out: C[r] += A(r, k) factor x[k] for the replaced rows k that pair with r.
 template <class T, class W, class Pairs>
-void put_back(const Odd& odd, Left<W> a, const Source<const T>& x, W factor, Tile<W> c, Index rows, Pairs&& pairs) {
-  for (Index i = 0; i < odd.n; ++i)
+void add_non_finite(const NonFinite& replaced, Left<W> a, const Source<const T>& x, W factor, Tile<W> c, Index rows,
+                    Pairs&& pairs) {
+  for (Index i = 0; i < replaced.n; ++i)
     for (Index r = 0; r < rows; ++r)
-      if (pairs(r, odd.row[i]))
+      if (pairs(r, replaced.row[i]))
         for (Index d = 0; d < x.dim; ++d)
-          c.row(r)[d] += a.at[r * a.row + odd.row[i] * a.step] * (factor * static_cast<W>(x.row(odd.row[i])[d]));
+          c.row(r)[d] +=
+              a.at[r * a.row + replaced.row[i] * a.step] * (factor * static_cast<W>(x.row(replaced.row[i])[d]));
 }
 
 // ---- scores -------------------------------------------------------------------------------------
@@ -252,7 +246,7 @@ template <class W> [[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
 
 /// One row of an online softmax: s becomes e^(s - m); l and o, sums relative to the m of before,
 /// follow. n: whole vectors.
-template <class W> void soften(W* s, Index n, W& m, W& l, W* o, Index dim) {
+template <class W> void online_softmax(W* s, Index n, W& m, W& l, W* o, Index dim) {
   const auto larger = [](Vector<W> a, Vector<W> b) { return b > a ? b : a; };
   Vector<W> top = Vector<W>{} + m, sum{};
   for (Index j = 0; j < n; j += kLanes<W>) top = larger(top, vector_at(s + j));
@@ -341,12 +335,22 @@ template <class W> struct ForwardSpace {
   Queries queries[kGroup];
 };
 
+/// A pass with its types: T of the inputs, O of the results.
+template <class T, class O> struct ForwardOf {
+  const AttentionSizes& sizes;
+  const Tiling& t;
+  Rows<const T> q, k, v;
+  Rows<O> o;
+  Stat<T>* lse;
+  bool fresh;
+};
+
 /// Query tiles [begin, end) of head h.
 template <class T, class O, class W>
-void forward_group(const AttentionSizes& sizes, const Tiling& t, Index b, Index h, Index begin, Index end,
-                   Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<O> o, W* lse, bool fresh,
-                   const ForwardSpace<W>& space) {
+void forward_tiles(const ForwardOf<T, O>& f, Index b, Index h, Index begin, Index end, const ForwardSpace<W>& space) {
+  const auto& [sizes, t, q, k, v, o, all_lse, fresh] = f;
   const Index dim = sizes.dim, wide = whole_vectors<W>(dim), kv_head = h / (sizes.heads / sizes.kv_heads);
+  W* const lse = all_lse + (b * sizes.heads + h) * sizes.length;
   std::int32_t next[kGroup];  // of its list of key tiles
   for (Index g = 0; g < end - begin; ++g) {
     const Tiling::Range range = t.q_tile.data()[begin + g];
@@ -375,8 +379,8 @@ void forward_group(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
         v_rows{v, b, kv_head, dim, k_rows.token};
     gather(k_rows, n, W{1}, space.v);
     transpose(space.v, n, wide, space.k_t);
-    Odd odd;
-    if (!gather(v_rows, n, W{1}, space.v)) take_out(space.v, n, dim, odd);
+    NonFinite in_v;
+    if (!gather(v_rows, n, W{1}, space.v)) replace_non_finite(space.v, n, dim, in_v);
 
     for (Index g = 0; g < end - begin; ++g) {
       if (next[g] == t.keys_begin.data()[begin + g + 1] || t.keys.data()[next[g]].tile != tile) continue;
@@ -392,14 +396,14 @@ void forward_group(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
           W* const s = space.s.row(r);
           if (partial) mask(t, q0 + r, keys, s, kMinusInfinity<W>);
           for (Index j = n; j < whole_vectors<W>(n); ++j) s[j] = kMinusInfinity<W>;
-          soften(s, whole_vectors<W>(n), x.m[first + r], x.l[first + r], acc.row(r), dim);
+          online_softmax(s, whole_vectors<W>(n), x.m[first + r], x.l[first + r], acc.row(r), dim);
           if (sizes.dropout > 0) {
             multipliers(sizes, b, h, t.q_names().data()[q0 + r], t.k_names().data() + keys.begin, n, space.multiplier);
             for (Index j = 0; j < n; ++j) s[j] *= space.multiplier[j];
           }
         }
         product(plain(space.s), space.v, acc, rows, n, dim, true);
-        put_back(odd, plain(space.s), v_rows, W{1}, acc, rows, [&](Index r, Index j) {
+        add_non_finite(in_v, plain(space.s), v_rows, W{1}, acc, rows, [&](Index r, Index j) {
           return !partial || attends(t, static_cast<std::size_t>(q0 + r), static_cast<std::size_t>(keys.begin + j));
         });
       }
@@ -439,7 +443,7 @@ template <class W> struct BackwardSpace {
 
 /// One row: p = e^(s - L) and dS = p (M dP - Delta), in place of s and dP. m is null without
 /// dropout. n: whole vectors.
-template <class W> void soften_backward(W* s, W* dp, const W* m, Index n, W lse, W delta) {
+template <class W> void softmax_backward(W* s, W* dp, const W* m, Index n, W lse, W delta) {
   for (Index j = 0; j < n; j += kLanes<W>) {
     const Vector<W> p = weight<W>(vector_at(s + j) - lse), kept = m ? vector_at(m + j) : Vector<W>{} + 1;
     vector_at(dp + j) = p * (kept * vector_at(dp + j) - delta);
@@ -452,13 +456,21 @@ void wait_for(const std::int32_t* done, std::int32_t turn) {
   while (__atomic_load_n(done, __ATOMIC_ACQUIRE) != turn) sched_yield();
 }
 
-/// Key tile `tile` of key head kv_head. done[q tile] of a head: how many of its key tiles have been
-/// added to dq.
+template <class T> struct BackwardOf {
+  const AttentionSizes& sizes;
+  const Tiling& t;
+  const std::int32_t* heads;
+  Index n_heads;
+  Rows<const T> q, k, v, d_o;
+  const Stat<T>*lse, *delta;
+  Rows<Stat<T>> dq, dk, dv;
+  std::int32_t* done;  // [B, H, q tiles]: how many of its key tiles have been added to dq
+};
+
+/// Key tile `tile` of key head kv_head.
 template <class T, class W>
-void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index kv_head, Index tile,
-                   const std::int32_t* heads, Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v,
-                   Rows<const T> d_o, const W* lse, const W* delta, Rows<W> dq, Rows<W> dk, Rows<W> dv,
-                   std::int32_t* done, const BackwardSpace<W>& space) {
+void backward_tile(const BackwardOf<T>& pass, Index b, Index kv_head, Index tile, const BackwardSpace<W>& space) {
+  const auto& [sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, done] = pass;
   const Index dim = sizes.dim, wide = whole_vectors<W>(dim);
   const std::int32_t first = t.queries_begin.data()[tile], last = t.queries_begin.data()[tile + 1];
   const Tiling::Range keys = t.k_tile.data()[tile];
@@ -470,8 +482,8 @@ void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
   transpose(space.k, n, wide, space.v_t);
   const bool finite = gather(k_rows, n, W{1}, space.k);
   transpose(space.k, n, wide, space.k_t);
-  Odd odd_k;
-  if (!finite) take_out(space.k, n, dim, odd_k);
+  NonFinite in_k;
+  if (!finite) replace_non_finite(space.k, n, dim, in_k);
 
   bool add = false;
   for (Index i = 0; i < n_heads; ++i) {
@@ -492,8 +504,8 @@ void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
         if (sizes.dropout > 0)
           multipliers(sizes, b, h, t.q_names().data()[range.begin + r], t.k_names().data() + keys.begin, n,
                       space.multiplier);
-        soften_backward(space.p.row(r), space.ds.row(r), sizes.dropout > 0 ? space.multiplier : nullptr,
-                        whole_vectors<W>(n), lse[at], delta[at]);
+        softmax_backward(space.p.row(r), space.ds.row(r), sizes.dropout > 0 ? space.multiplier : nullptr,
+                         whole_vectors<W>(n), lse[at], delta[at]);
         if (ref.partial)
           mask(t, range.begin + r, keys, space.p.row(r), W{0}), mask(t, range.begin + r, keys, space.ds.row(r), W{0});
       }
@@ -502,15 +514,15 @@ void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
                attends(t, static_cast<std::size_t>(range.begin + row), static_cast<std::size_t>(keys.begin + j));
       };
       const auto pairs_transposed = [&](Index j, Index row) { return pairs(row, j); };
-      Odd odd_q, odd_d_o;
-      if (!finite_q) take_out(space.q, rows, dim, odd_q);
-      if (!finite_d_o) take_out(space.d_o, rows, dim, odd_d_o);
+      NonFinite in_q, in_d_o;
+      if (!finite_q) replace_non_finite(space.q, rows, dim, in_q);
+      if (!finite_d_o) replace_non_finite(space.d_o, rows, dim, in_d_o);
       product(transposed(space.p), space.d_o, space.dv, n, rows, dim, add);
-      put_back(odd_d_o, transposed(space.p), d_o_rows, W{1}, space.dv, n, pairs_transposed);
+      add_non_finite(in_d_o, transposed(space.p), d_o_rows, W{1}, space.dv, n, pairs_transposed);
       product(transposed(space.ds), space.q, space.dk, n, rows, dim, add);
-      put_back(odd_q, transposed(space.ds), q_rows, scale, space.dk, n, pairs_transposed);
+      add_non_finite(in_q, transposed(space.ds), q_rows, scale, space.dk, n, pairs_transposed);
       product(plain(space.ds), space.k, space.dq, rows, n, dim);
-      put_back(odd_k, plain(space.ds), k_rows, W{1}, space.dq, rows, pairs);
+      add_non_finite(in_k, plain(space.ds), k_rows, W{1}, space.dq, rows, pairs);
 
       const Tiling::Ref* const list = t.keys.data() + t.keys_begin.data()[ref.tile];
       std::int32_t turn = 0;
@@ -532,86 +544,90 @@ void backward_tile(const AttentionSizes& sizes, const Tiling& t, Index b, Index 
   }
 }
 
+/// a . b, both of the same type.
+template <class T> Stat<T> dot(const T* a, const T* b, Index n) {
+  using W = Stat<T>;
+  W part[kLanes<W>] = {}, sum = 0;
+  Index d = 0;
+  for (; d + kLanes<W> <= n; d += kLanes<W>)
+    for (int l = 0; l < kLanes<W>; ++l) part[l] += static_cast<W>(a[d + l]) * static_cast<W>(b[d + l]);
+  for (; d < n; ++d) sum += static_cast<W>(a[d]) * static_cast<W>(b[d]);
+  for (W p : part) sum += p;
+  return sum;
+}
+
 }  // namespace
 
-template <Isa I, class T, class O>
-void attention_forward(CpuAt<I>, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
-                       Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<O> o, Stat<T>* lse, bool fresh) {
-  const auto tiles = static_cast<Index>(t.q_tile.size());
+template <Isa I> void attention_forward(CpuAt<I>, const ForwardPass& f) {
+  const auto tiles = static_cast<Index>(f.tiling->q_tile.size());
   Index group = kGroup;  // smaller where that would leave threads without work
-  while (group > 1 && sizes.batch * n_heads * tiles < 4 * group * thread_count()) group /= 2;
+  while (group > 1 && f.sizes.batch * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
   const Index groups = (tiles + group - 1) / group;
-  run_tasks<ForwardSpace<Stat<T>>>(sizes.batch * n_heads * groups, sizes.dim, [&](Index task, const auto& space) {
-    const Index b = task / groups / n_heads, h = heads[task / groups % n_heads];
-    const Index begin = (groups - 1 - task % groups) * group;  // the last first: causal ones have the most keys
-    forward_group(sizes, t, b, h, begin, begin + group < tiles ? begin + group : tiles, q, k, v, o,
-                  lse + (b * sizes.heads + h) * sizes.length, fresh, space);
+  with_type<double, float, bf16, f16>(f.q.type, [&]<class T>() {
+    with_type<T, Stat<T>>(f.o.type, [&]<class O>() {
+      const ForwardOf<T, O> pass{f.sizes,
+                                 *f.tiling,
+                                 f.q.rows<const T>(),
+                                 f.k.rows<const T>(),
+                                 f.v.rows<const T>(),
+                                 f.o.rows<O>(),
+                                 static_cast<Stat<T>*>(f.lse),
+                                 f.fresh};
+      run_tasks<ForwardSpace<Stat<T>>>(
+          f.sizes.batch * f.n_heads * groups, f.sizes.dim, [&](Index task, const auto& space) {
+            const Index begin = (groups - 1 - task % groups) * group;  // the last first: causal ones have the most keys
+            forward_tiles(pass, task / groups / f.n_heads, f.heads[task / groups % f.n_heads], begin,
+                          begin + group < tiles ? begin + group : tiles, space);
+          });
+    });
   });
 }
 
-template <Isa I, class T>
-void attention_delta(CpuAt<I>, const AttentionSizes& sizes, Rows<const T> o, Rows<const T> d_o, Stat<T>* delta) {
-  using W = Stat<T>;
-  parallel_for(sizes.batch * sizes.heads * sizes.length, kTile, [=](Index begin, Index end) {
-    for (Index i = begin; i < end; ++i) {
-      const Index t = i % sizes.length, h = i / sizes.length % sizes.heads, b = i / sizes.length / sizes.heads;
-      const T *const x = o.at(b, t, h), *const y = d_o.at(b, t, h);
-      W part[kLanes<W>] = {}, sum = 0;
-      Index d = 0;
-      for (; d + kLanes<W> <= sizes.dim; d += kLanes<W>)
-        for (int l = 0; l < kLanes<W>; ++l) part[l] += static_cast<W>(x[d + l]) * static_cast<W>(y[d + l]);
-      for (; d < sizes.dim; ++d) sum += static_cast<W>(x[d]) * static_cast<W>(y[d]);
-      for (W p : part) sum += p;
-      delta[i] = sum;
-    }
+template <Isa I> void attention_delta(CpuAt<I>, const DeltaPass& x) {
+  with_type<double, float, bf16, f16>(x.o.type, [&]<class T>() {
+    const AttentionSizes& s = x.sizes;
+    const auto o = x.o.rows<const T>(), d_o = x.d_o.rows<const T>();
+    auto* const delta = static_cast<Stat<T>*>(x.delta);
+    parallel_for(s.batch * s.heads * s.length, kTile, [&](Index begin, Index end) {
+      for (Index i = begin; i < end; ++i) {
+        const Index t = i % s.length, h = i / s.length % s.heads, b = i / s.length / s.heads;
+        delta[i] = dot(o.at(b, t, h), d_o.at(b, t, h), s.dim);
+      }
+    });
   });
 }
 
-template <Isa I, class T>
-void attention_backward(CpuAt<I>, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                        Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o,
-                        const Stat<T>* lse, const Stat<T>* delta, Rows<Stat<T>> dq, Rows<Stat<T>> dk,
-                        Rows<Stat<T>> dv) {
-  const auto tiles = static_cast<Index>(t.k_tile.size());
-  const Index counts = sizes.batch * sizes.heads * static_cast<Index>(t.q_tile.size());
+template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass& x) {
+  const AttentionSizes& s = x.sizes;
+  const auto tiles = static_cast<Index>(x.tiling->k_tile.size());
+  const Index counts = s.batch * s.heads * static_cast<Index>(x.tiling->q_tile.size());
   const Memory memory(counts * static_cast<Index>(sizeof(std::int32_t)));
   auto* const done = reinterpret_cast<std::int32_t*>(memory.block);
   for (Index i = 0; i < counts; ++i) done[i] = 0;
-  run_tasks<BackwardSpace<Stat<T>>>(
-      sizes.batch * sizes.kv_heads * tiles, sizes.dim, [&](Index task, const auto& space) {
-        backward_tile(sizes, t, task / tiles / sizes.kv_heads, task / tiles % sizes.kv_heads, task % tiles, heads,
-                      n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, done, space);
-      });
+  with_type<double, float, bf16, f16>(x.q.type, [&]<class T>() {
+    using W = Stat<T>;
+    const BackwardOf<T> pass{s,
+                             *x.tiling,
+                             x.heads,
+                             x.n_heads,
+                             x.q.rows<const T>(),
+                             x.k.rows<const T>(),
+                             x.v.rows<const T>(),
+                             x.d_o.rows<const T>(),
+                             static_cast<const W*>(x.lse),
+                             static_cast<const W*>(x.delta),
+                             x.dq.rows<W>(),
+                             x.dk.rows<W>(),
+                             x.dv.rows<W>(),
+                             done};
+    run_tasks<BackwardSpace<W>>(s.batch * s.kv_heads * tiles, s.dim, [&](Index task, const auto& space) {
+      backward_tile(pass, task / tiles / s.kv_heads, task / tiles % s.kv_heads, task % tiles, space);
+    });
+  });
 }
 
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                Rows<const double>, Rows<const double>, Rows<const double>, Rows<double>, double*,
-                                bool);
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                Rows<const float>, Rows<const float>, Rows<const float>, Rows<float>, float*, bool);
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool);
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool);
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<f16>, float*, bool);
-template void attention_forward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<float>, float*, bool);
-template void attention_delta(CpuAt<kIsa>, const AttentionSizes&, Rows<const double>, Rows<const double>, double*);
-template void attention_delta(CpuAt<kIsa>, const AttentionSizes&, Rows<const float>, Rows<const float>, float*);
-template void attention_delta(CpuAt<kIsa>, const AttentionSizes&, Rows<const bf16>, Rows<const bf16>, float*);
-template void attention_delta(CpuAt<kIsa>, const AttentionSizes&, Rows<const f16>, Rows<const f16>, float*);
-template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                 Rows<const double>, Rows<const double>, Rows<const double>, Rows<const double>,
-                                 const double*, const double*, Rows<double>, Rows<double>, Rows<double>);
-template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                 Rows<const float>, Rows<const float>, Rows<const float>, Rows<const float>,
-                                 const float*, const float*, Rows<float>, Rows<float>, Rows<float>);
-template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                 Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*,
-                                 const float*, Rows<float>, Rows<float>, Rows<float>);
-template void attention_backward(CpuAt<kIsa>, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                 Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<const f16>, const float*,
-                                 const float*, Rows<float>, Rows<float>, Rows<float>);
+template void attention_forward(CpuAt<kIsa>, const ForwardPass&);
+template void attention_delta(CpuAt<kIsa>, const DeltaPass&);
+template void attention_backward(CpuAt<kIsa>, const BackwardPass&);
 
 }  // namespace hilt::kernels

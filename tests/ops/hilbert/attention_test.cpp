@@ -22,6 +22,7 @@
 #include "ops/ops.h"
 #include "tests/support/reference.h"
 #include "tests/support/scale.h"
+#include "tests/support/settings.h"
 
 using namespace hilt;
 
@@ -867,8 +868,8 @@ template <Isa I, class T> void judge_kernels(const PlanSpec& spec, Index dim, do
   const auto slopes = ref::attention_gradients<double>(n, set, x, in.d_o.to_vector());
 
   const T nan = T(std::numeric_limits<float>::quiet_NaN());
-  const auto rows = [&]<class E>(E* data, Index h, Index apart) {
-    return kernels::Rows<E>{data, length * h * apart, h * apart, apart};
+  const auto written = [&](S* data, Index h) {
+    return kernels::Output{data, dtype_of<S>, length * h * dim, h * dim, dim};
   };
   const auto operand = [&](const Tensor& t, Index h) {
     Guarded<T> g(batch * length * h * pitch, nan);
@@ -877,7 +878,9 @@ template <Isa I, class T> void judge_kernels(const PlanSpec& spec, Index dim, do
   };
   Guarded<T> q = operand(in.q, heads), k = operand(in.k, kv_heads), v = operand(in.v, kv_heads),
              d_o = operand(in.d_o, heads);
-  const auto read = [&](Guarded<T>& g, Index h) { return rows(static_cast<const T*>(g.data()), h, pitch); };
+  const auto read = [&](Guarded<T>& g, Index h) {
+    return kernels::Input{g.data(), dtype_of<T>, length * h * pitch, h * pitch, pitch};
+  };
   const S poison = std::numeric_limits<S>::quiet_NaN();
   Guarded<S> o(batch * length * heads * dim, poison), lse(batch * heads * length, poison),
       delta(batch * heads * length, poison), dq(batch * length * heads * dim, 0),
@@ -887,21 +890,23 @@ template <Isa I, class T> void judge_kernels(const PlanSpec& spec, Index dim, do
   std::vector<std::int32_t> all(at(heads));
   std::iota(all.begin(), all.end(), 0);
   const CpuAt<I> cpu;
+  const auto pass_over = [&](std::int32_t tiling) {
+    return kernels::AttentionPass{sizes,          &plan.tilings()[at(tiling)], all.data(),       heads,
+                                  read(q, heads), read(k, kv_heads),           read(v, kv_heads)};
+  };
   bool fresh = true;
   for (const std::int32_t i : plan.tilings_of(0)) {
-    kernels::attention_forward(cpu, sizes, plan.tilings()[at(i)], all.data(), heads, read(q, heads), read(k, kv_heads),
-                               read(v, kv_heads), rows(o.data(), heads, dim), lse.data(), fresh);
+    kernels::attention_forward(cpu, {pass_over(i), written(o.data(), heads), lse.data(), fresh});
     fresh = false;
   }
   Guarded<T> stored(batch * length * heads * pitch, nan);
   for (Index r = 0; r < batch * length * heads; ++r)
     for (Index d = 0; d < dim; ++d) stored.data()[r * pitch + d] = T(o.data()[r * dim + d]);
-  kernels::attention_delta(cpu, sizes, read(stored, heads), read(d_o, heads), delta.data());
+  kernels::attention_delta(cpu, {sizes, read(stored, heads), read(d_o, heads), delta.data()});
   for (const std::int32_t i : plan.tilings_of(0))
-    kernels::attention_backward(cpu, sizes, plan.tilings()[at(i)], all.data(), heads, read(q, heads), read(k, kv_heads),
-                                read(v, kv_heads), read(d_o, heads), static_cast<const S*>(lse.data()),
-                                static_cast<const S*>(delta.data()), rows(dq.data(), heads, dim),
-                                rows(dk.data(), kv_heads, dim), rows(dv.data(), kv_heads, dim));
+    kernels::attention_backward(
+        cpu, {pass_over(i), read(stored, heads), read(d_o, heads), lse.data(), delta.data(), written(dq.data(), heads),
+              written(dk.data(), kv_heads), written(dv.data(), kv_heads)});
   EXPECT_TRUE(q.is_whole() && k.is_whole() && v.is_whole() && d_o.is_whole() && stored.is_whole());
   EXPECT_TRUE(o.is_whole() && lse.is_whole() && delta.is_whole() && dq.is_whole() && dk.is_whole() && dv.is_whole())
       << "a kernel wrote beside its output";
@@ -948,6 +953,26 @@ TEST(AttentionKernels, StayInsideTheirOutputsOnEveryInstructionSet) {
   std::cout << "best instruction set here: " << name_of(active_isa()) << '\n';
 }
 
+// ---- which kernel ran ---------------------------------------------------------------------------
+
+TEST(AttentionRoutes, EveryPassIsToldOnce) {
+  const Inputs in = random_inputs(1, 300, 2, 2, 4);
+  const PlanPtr plan =
+      make_plan(spec_of(300, "segment:64+slide:3", "row", Causality::none, DilationMode::all_queries, 2));
+  clear_attention_routes();
+  (void)run(in, plan, options_of(Backward::fused));
+  std::map<std::string_view, int> passes;
+  for (const AttentionRoute& r : attention_routes()) {
+    EXPECT_EQ(r.route, "cpu");
+    EXPECT_EQ(r.reason, "");
+    ++passes[r.pass];
+  }
+  EXPECT_EQ(passes["forward"] % 2, 0);  // two branches
+  EXPECT_EQ(passes["backward"], 2);
+  for (int i = 0; i < 40; ++i) (void)run(in, plan, options_of(Backward::fused));
+  EXPECT_EQ(attention_routes().size(), 64u);
+}
+
 // ---- HILT_FORCE_ORDER ---------------------------------------------------------------------------
 
 TEST_P(Attention, ForcedRowOrder) {
@@ -956,9 +981,10 @@ TEST_P(Attention, ForcedRowOrder) {
   const Values along = run(in, make_plan(s), options_of(GetParam())),
                rows = run(in, make_plan(spec_of(64, "segment:8", "row:8x8")), options_of(GetParam()));
   EXPECT_GT(off(along.o, rows.o), 0.01);
-  setenv("HILT_FORCE_ORDER", "row", 1);
-  const Values forced = run(in, make_plan(s), options_of(GetParam()));
-  unsetenv("HILT_FORCE_ORDER");
+  const Values forced = [&] {
+    const Setting row("HILT_FORCE_ORDER", "row");
+    return run(in, make_plan(s), options_of(GetParam()));
+  }();
   EXPECT_TRUE(same_bits(forced, rows));
   EXPECT_TRUE(same_bits(run(in, make_plan(s), options_of(GetParam())), along));
 }

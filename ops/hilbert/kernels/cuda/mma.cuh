@@ -3,7 +3,7 @@
 #include "ops/hilbert/kernels/cuda/mma_sync.cuh"
 #include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/kernels/cuda/merge.cuh"
-#include "ops/hilbert/kernels/cuda/mma.h"
+#include "ops/hilbert/kernels/cuda/kernels.h"
 #include "ops/hilbert/kernels/cuda/problem.cuh"
 
 // What the forward and backward kernels on the tensor cores of any GPU share: tiles in shared
@@ -34,13 +34,6 @@ template <class T> Operand<T> operand_of(const Rows<T>& x) {
   return {x.data, x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
 }
 
-/// Whether rows can be read and written 16 bytes at a time.
-template <class T> bool in_16_bytes(const Rows<T>& x) {
-  constexpr Index kEach = 16 / sizeof(T), kMost = std::numeric_limits<int>::max();
-  const auto fits = [](Index stride) { return stride % kEach == 0 && stride >= 0 && stride <= kMost; };
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % kEach == 0 && fits(x.token) && fits(x.head);
-}
-
 /// f.operator()<W>() for the width of tiles that holds a head dim; columns from the dim on are
 /// zero.
 template <class F> void with_width(Index dim, F&& f) {
@@ -49,15 +42,6 @@ template <class F> void with_width(Index dim, F&& f) {
   else if (dim <= 96) f.template operator()<96>();
   else f.template operator()<128>();
 }
-constexpr Index kMostDim = 128;
-
-/// What both directions ask of a call. The order of scores must be that of the products, so scale
-/// is positive.
-inline bool suits(const AttentionSizes& sizes, Index n_heads) {
-  return sizes.batch > 0 && sizes.dim > 0 && sizes.dim % 16 == 0 && sizes.dim <= kMostDim && sizes.scale > 0 &&
-         n_heads <= kMaxHeads;
-}
-
 // ---- tiles in shared memory ---------------------------------------------------------------------
 
 /// Rows of W elements in pieces of 16 bytes. Where a piece stands in its row is turned from row to

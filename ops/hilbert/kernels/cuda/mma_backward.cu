@@ -30,7 +30,7 @@ template <class T> struct Pass {
   const float *lse, *delta;             // [B, H, L]
   Pair<T> to;                           // written, or
   Pair<float> add_to;                   // added to
-  std::int32_t* again;                  // marks, or null
+  std::int32_t* redo;                   // marks, or null
   float scale, scale_log2, multiplier;  // of scores, the same in base 2, and of weights that survive dropout
 };
 
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
 
   const float zero = zero_if_finite(x.a) + (kKeys ? zero_if_finite(x.b) : 0.0f);
   std::int32_t* const mark =
-      f.again ? f.again + (b * p.sizes.heads + own_head) * static_cast<Index>(tiles.size()) + tile : nullptr;
+      f.redo ? f.redo + (b * p.sizes.heads + own_head) * static_cast<Index>(tiles.size()) + tile : nullptr;
   if (!is_finite_or_marked(zero, mark)) return;
 #pragma unroll
   for (int m = 0; m < M; ++m)
@@ -211,59 +211,42 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
     }
 }
 
-template <class T, class O>
-Pass<T> pass_of(const AttentionSizes& sizes, const Pair<const T>& own, const Pair<const T>& stream, const float* lse,
-                const float* delta, const Rows<O>& a, const Rows<O>& b, std::int32_t* again) {
-  const auto scale = static_cast<float>(sizes.scale);
-  Pass<T> f{own, stream, lse, delta, {}, {}, again, scale, scale * kLog2e, multiplier_of(sizes)};
-  if constexpr (std::is_same_v<O, float>) f.add_to = {operand_of(a), operand_of(b)};
-  else f.to = {operand_of(a), operand_of(b)};
-  return f;
-}
-
 }  // namespace
 
-template <class T> bool mma_backward_serves(Cuda where, const AttentionSizes& sizes, Index n_heads) {
-  return properties(where.device).major >= 8 && suits(sizes, n_heads);
-}
-
-template <class T, class O>
-bool mma_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
-                  Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse,
-                  const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv, std::int32_t* again_queries,
-                  std::int32_t* again_keys) {
-  for (const Rows<const T>& x : {q, k, v, d_o})
-    if (!in_16_bytes(x)) return false;
-  for (const Rows<O>& x : {dq, dk, dv})
-    if (!in_16_bytes(x)) return false;
-  const Problem p = problem_of(where, sizes, t, heads, n_heads);
-  const Pair<const T> keys{operand_of(k), operand_of(v)}, queries{operand_of(q), operand_of(d_o)};
-  const auto grid = [&](const std::vector<Tiling::Range>& tiles, Index owners) {
-    return dim3(static_cast<unsigned>(tiles.size()), static_cast<unsigned>(owners), static_cast<unsigned>(sizes.batch));
-  };
-  with_width(sizes.dim, [&]<int W>() {
-    launch("attention", where, mma_backward_kernel<T, W, true>, grid(t.k_tile, sizes.kv_heads),
-           Setting<W, true>::kThreads, Setting<W, true>::kSize, p,
-           pass_of<T, O>(sizes, keys, queries, lse, delta, dk, dv, again_keys));
-    launch("attention", where, mma_backward_kernel<T, W, false>, grid(t.q_tile, n_heads), Setting<W, false>::kThreads,
-           Setting<W, false>::kSize, p, pass_of<T, O>(sizes, queries, keys, lse, delta, dq, dq, again_queries));
+void mma_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
+  const AttentionSizes& sizes = b.sizes;
+  const Problem p = problem_of(where, b);
+  with_type<bf16, f16>(b.q.type, [&]<class T>() {
+    const auto read = [](const Input& x) { return operand_of(x.rows<const T>()); };
+    const Pair<const T> keys{read(b.k), read(b.v)}, queries{read(b.q), read(b.d_o)};
+    const auto pass = [&](const Pair<const T>& own, const Pair<const T>& stream, const Output& a, const Output& c,
+                          std::int32_t* redo) {
+      const auto scale = static_cast<float>(sizes.scale);
+      Pass<T> f{own,
+                stream,
+                static_cast<const float*>(b.lse),
+                static_cast<const float*>(b.delta),
+                {},
+                {},
+                redo,
+                scale,
+                scale * kLog2e,
+                multiplier_of(sizes)};
+      if (a.type == DType::f32) f.add_to = {operand_of(a.rows<float>()), operand_of(c.rows<float>())};
+      else f.to = {operand_of(a.rows<T>()), operand_of(c.rows<T>())};
+      return f;
+    };
+    const auto grid = [&](const std::vector<Tiling::Range>& tiles, Index owners) {
+      return dim3(static_cast<unsigned>(tiles.size()), static_cast<unsigned>(owners),
+                  static_cast<unsigned>(sizes.batch));
+    };
+    with_width(sizes.dim, [&]<int W>() {
+      launch("attention", where, mma_backward_kernel<T, W, true>, grid(b.tiling->k_tile, sizes.kv_heads),
+             Setting<W, true>::kThreads, Setting<W, true>::kSize, p, pass(keys, queries, b.dk, b.dv, marks.keys));
+      launch("attention", where, mma_backward_kernel<T, W, false>, grid(b.tiling->q_tile, b.n_heads),
+             Setting<W, false>::kThreads, Setting<W, false>::kSize, p, pass(queries, keys, b.dq, b.dq, marks.queries));
+    });
   });
-  return true;
 }
-
-template bool mma_backward_serves<bf16>(Cuda, const AttentionSizes&, Index);
-template bool mma_backward_serves<f16>(Cuda, const AttentionSizes&, Index);
-template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                           Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*, const float*, Rows<bf16>,
-                           Rows<bf16>, Rows<bf16>, std::int32_t*, std::int32_t*);
-template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                           Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*, const float*,
-                           Rows<float>, Rows<float>, Rows<float>, std::int32_t*, std::int32_t*);
-template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
-                           Rows<const f16>, Rows<const f16>, Rows<const f16>, const float*, const float*, Rows<f16>,
-                           Rows<f16>, Rows<f16>, std::int32_t*, std::int32_t*);
-template bool mma_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
-                           Rows<const f16>, Rows<const f16>, Rows<const f16>, const float*, const float*, Rows<float>,
-                           Rows<float>, Rows<float>, std::int32_t*, std::int32_t*);
 
 }  // namespace hilt::kernels

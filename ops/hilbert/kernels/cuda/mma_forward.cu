@@ -34,7 +34,7 @@ template <class T> struct Forward {
   Operand<float> o_wide;
   float* lse;                    // [B, H, L]
   bool fresh;                    // there is nothing to merge with
-  std::int32_t* again;           // marks, or null
+  std::int32_t* redo;            // marks, or null
   float scale_log2, multiplier;  // of scores, in base 2, and of weights that survive dropout
 };
 
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
   for (int m = 0; m < kM; ++m) zero = fmaf(x.sum[m][0], 0.0f, fmaf(x.sum[m][1], 0.0f, zero));
   std::int32_t* const mark =
-      f.again ? f.again + (b * p.sizes.heads + h) * static_cast<Index>(p.t.q_tile.size()) + tile : nullptr;
+      f.redo ? f.redo + (b * p.sizes.heads + h) * static_cast<Index>(p.t.q_tile.size()) + tile : nullptr;
   if (!is_finite_or_marked(zero, mark)) return;
   float* const lse = f.lse + (b * p.sizes.heads + h) * p.sizes.length;
 #pragma unroll
@@ -175,52 +175,28 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-template <class T, class O>
-bool mma_forward_serves(Cuda where, const AttentionSizes& sizes, Index n_heads, Rows<const T> q, Rows<const T> k,
-                        Rows<const T> v, Rows<const O> o) {
-  return properties(where.device).major >= 8 && suits(sizes, n_heads) && in_16_bytes(q) && in_16_bytes(k) &&
-         in_16_bytes(v) && in_16_bytes(o);
-}
-
-template <class T, class O>
-void mma_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
-                 Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<O> o, float* lse, bool fresh,
-                 std::int32_t* again) {
-  Forward<T> f{operand_of(q),
-               operand_of(k),
-               operand_of(v),
-               {},
-               {},
-               lse,
-               fresh,
-               again,
-               static_cast<float>(sizes.scale) * kLog2e,
-               multiplier_of(sizes)};
-  if constexpr (std::is_same_v<O, float>) f.o_wide = operand_of(o);
-  else f.o = operand_of(o);
-  const dim3 grid(static_cast<unsigned>(t.q_tile.size()), static_cast<unsigned>(n_heads),
+void mma_forward(Cuda where, const ForwardPass& pass, const Marks& marks) {
+  const AttentionSizes& sizes = pass.sizes;
+  const dim3 grid(static_cast<unsigned>(pass.tiling->q_tile.size()), static_cast<unsigned>(pass.n_heads),
                   static_cast<unsigned>(sizes.batch));
-  with_width(sizes.dim, [&]<int W>() {
-    launch("attention", where, mma_forward_kernel<T, W>, grid, kThreads, Layout<W>::kSize,
-           problem_of(where, sizes, t, heads, n_heads), f);
+  with_type<bf16, f16>(pass.q.type, [&]<class T>() {
+    Forward<T> f{operand_of(pass.q.rows<const T>()),
+                 operand_of(pass.k.rows<const T>()),
+                 operand_of(pass.v.rows<const T>()),
+                 {},
+                 {},
+                 static_cast<float*>(pass.lse),
+                 pass.fresh,
+                 marks.queries,
+                 static_cast<float>(sizes.scale) * kLog2e,
+                 multiplier_of(sizes)};
+    if (pass.o.type == DType::f32) f.o_wide = operand_of(pass.o.rows<float>());
+    else f.o = operand_of(pass.o.rows<T>());
+    with_width(sizes.dim, [&]<int W>() {
+      launch("attention", where, mma_forward_kernel<T, W>, grid, kThreads, Layout<W>::kSize, problem_of(where, pass),
+             f);
+    });
   });
 }
-
-template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const bf16>, Rows<const bf16>,
-                                 Rows<const bf16>, Rows<const bf16>);
-template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const bf16>, Rows<const bf16>,
-                                 Rows<const bf16>, Rows<const float>);
-template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const f16>, Rows<const f16>, Rows<const f16>,
-                                 Rows<const f16>);
-template bool mma_forward_serves(Cuda, const AttentionSizes&, Index, Rows<const f16>, Rows<const f16>, Rows<const f16>,
-                                 Rows<const float>);
-template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                          Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool, std::int32_t*);
-template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                          Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool, std::int32_t*);
-template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
-                          Rows<const f16>, Rows<const f16>, Rows<f16>, float*, bool, std::int32_t*);
-template void mma_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
-                          Rows<const f16>, Rows<const f16>, Rows<float>, float*, bool, std::int32_t*);
 
 }  // namespace hilt::kernels

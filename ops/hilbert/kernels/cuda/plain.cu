@@ -16,10 +16,7 @@
 // multiplied by zero: 0 x NaN is NaN.
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
-#include "core/tensor.h"
-#include "ops/hilbert/kernels/hopper/segments.h"
-#include "ops/hilbert/kernels/attention.h"
-#include "ops/hilbert/kernels/cuda/mma.h"
+#include "ops/hilbert/kernels/cuda/kernels.h"
 #include "ops/hilbert/kernels/cuda/on_device.h"
 #include "ops/hilbert/kernels/cuda/problem.cuh"
 #include "ops/math.h"
@@ -32,7 +29,6 @@ using namespace cuda;
 constexpr int kChunk = kWarp;  // streamed rows at a time, one a lane
 constexpr int kOwn = 8;        // rows a warp owns
 constexpr int kPad = 4;  // floats after a streamed row: lanes that read 16 bytes each of their own row meet all banks
-constexpr Index kMaxDim = 256;
 
 /// How a head dim of up to 32 x kColumns is worked on.
 template <int Columns> struct Shape32 {
@@ -212,7 +208,7 @@ template <class T, class S>
 __global__ void __launch_bounds__(S::kWarps* kWarp)
     keys_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v,
                          Rows<const T> d_o, const float* lse, const float* delta, Rows<float> dk, Rows<float> dv,
-                         Rows<T> dk_again, Rows<T> dv_again, const std::int32_t* only) {
+                         Rows<T> dk_direct, Rows<T> dv_direct, const std::int32_t* only) {
   if (!is_asked_for<S>(only, p, blockIdx.y, p.t.k_tile)) return;  // marked by key heads
   extern __shared__ float4 shared[];
   float* const k_tile = reinterpret_cast<float*>(shared);
@@ -277,9 +273,9 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
     for (int c = 0; c < S::kColumns; ++c) {
       const int d = c * kWarp + lane;
       if (d >= dim) continue;
-      if (dk_again.data) {
-        dk_again.at(b, tokens[mine + r], kv)[d] = static_cast<T>(k_sum[r][c]);
-        dv_again.at(b, tokens[mine + r], kv)[d] = static_cast<T>(v_sum[r][c]);
+      if (dk_direct.data) {
+        dk_direct.at(b, tokens[mine + r], kv)[d] = static_cast<T>(k_sum[r][c]);
+        dv_direct.at(b, tokens[mine + r], kv)[d] = static_cast<T>(v_sum[r][c]);
       } else {
         dk.at(b, tokens[mine + r], kv)[d] += k_sum[r][c];
         dv.at(b, tokens[mine + r], kv)[d] += v_sum[r][c];
@@ -291,7 +287,7 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
 template <class T, class S>
 __global__ void __launch_bounds__(S::kWarps* kWarp)
     queries_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v,
-                            Rows<const T> d_o, const float* lse, const float* delta, Rows<float> dq, Rows<T> dq_again,
+                            Rows<const T> d_o, const float* lse, const float* delta, Rows<float> dq, Rows<T> dq_direct,
                             const std::int32_t* only) {
   if (!is_asked_for<S>(only, p, p.heads.at[blockIdx.y], p.t.q_tile)) return;
   extern __shared__ float4 shared[];
@@ -349,7 +345,7 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
     for (int c = 0; c < S::kColumns; ++c) {
       const int d = c * kWarp + lane;
       if (d >= dim) continue;
-      if (dq_again.data) dq_again.at(b, tokens[mine + r], h)[d] = static_cast<T>(scale * sum[r][c]);
+      if (dq_direct.data) dq_direct.at(b, tokens[mine + r], h)[d] = static_cast<T>(scale * sum[r][c]);
       else dq.at(b, tokens[mine + r], h)[d] += scale * sum[r][c];
     }
   }
@@ -379,7 +375,7 @@ __global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<cons
 
 /// f.operator()<Shape32>() for the head dim.
 template <class F> void with_shape(Index dim, F&& f) {
-  check(dim <= kMaxDim, "attention: head dim ", dim, " on a GPU must be at most ", kMaxDim,
+  check(dim <= kPlainDim, "attention: head dim ", dim, " on a GPU must be at most ", kPlainDim,
         "; use backward = taped, or the CPU");
   if (dim <= 32) f.template operator()<Shape32<1>>();
   else if (dim <= 64) f.template operator()<Shape32<2>>();
@@ -388,12 +384,12 @@ template <class F> void with_shape(Index dim, F&& f) {
 }
 
 /// run(problem) for the listed heads, as many at a time as a kernel parameter holds.
-template <class Run>
-void in_portions(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
-                 Run&& run) {
-  if (sizes.batch == 0 || sizes.dim == 0) return;
-  for (Index first = 0; first < n_heads; first += kMaxHeads) {
-    run(problem_of(where, sizes, t, heads + first, std::min(kMaxHeads, n_heads - first)));
+template <class Run> void in_portions(Cuda where, const AttentionPass& pass, Run&& run) {
+  if (pass.sizes.batch == 0 || pass.sizes.dim == 0) return;
+  for (Index first = 0; first < pass.n_heads; first += kMaxHeads) {
+    AttentionPass portion = pass;
+    portion.heads += first, portion.n_heads = std::min(kMaxHeads, pass.n_heads - first);
+    run(problem_of(where, portion));
   }
 }
 
@@ -402,226 +398,67 @@ template <class S> dim3 grid_of(const std::vector<Tiling::Range>& tiles, Index h
               static_cast<unsigned>(batch));
 }
 
-/// [batch, heads, tiles]: none is marked.
-Tensor blank_marks(Cuda where, const AttentionSizes& sizes, const std::vector<Tiling::Range>& tiles) {
-  return zeros({sizes.batch, sizes.heads, static_cast<Index>(tiles.size())}, DType::i32,
-               {Device::Kind::cuda, where.device});
-}
+/// One type after the other, as the template arguments of f.
+template <class F> void with_gpu_type(DType type, F&& f) { with_type<float, bf16, f16>(type, f); }
 
 }  // namespace
 
-template <class T, class O>
-void attention_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                       Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<O> o, float* lse,
-                       bool fresh) {
-  Tensor again;  // tiles that a faster kernel left to this one
-  if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
-    const bool can = fresh || std::is_same_v<O, float>;  // go on from what is there
-    const auto groups = can ? equal_groups(t) : std::nullopt;
-    const Rows<const O> out{o.data, o.batch, o.token, o.head};
-    if (groups && segment_forward_serves(where, sizes, *groups, q, k, v, out))
-      return segment_forward(where, sizes, t, *groups, heads, n_heads, q, k, v, o, lse, fresh);
-    if (can && list_forward_serves(where, sizes, t, q, k, v, out)) {
-      again = blank_marks(where, sizes, t.q_tile);
-      list_forward(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh, again.mutable_data<std::int32_t>());
-      if (t.tiles_partial == 0) return;
-    }
-  }
-  if constexpr (sizeof(T) == 2)
-    if (!again && mma_forward_serves(where, sizes, n_heads, q, k, v, Rows<const O>{o.data, o.batch, o.token, o.head})) {
-      if (t.tiles_partial > 0) again = blank_marks(where, sizes, t.q_tile);
-      mma_forward(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh,
-                  again ? again.mutable_data<std::int32_t>() : nullptr);
-      if (!again) return;
-    }
-  const std::int32_t* const only = again ? again.data<std::int32_t>() : nullptr;
-  Rows<T> narrow{nullptr, o.batch, o.token, o.head};
-  Rows<float> wide{nullptr, o.batch, o.token, o.head};
-  if constexpr (std::is_same_v<O, float>) wide.data = o.data;
-  else narrow.data = o.data;
-  with_shape(sizes.dim, [&]<class S>() {
-    constexpr std::size_t kShared = sizeof(float) * (S::kRows * S::kWidth + 2 * kChunk * S::kPitch + S::kRows * kChunk);
-    in_portions(where, sizes, t, heads, n_heads, [&](const Problem& p) {
-      launch("attention", where, forward_kernel<T, S>, grid_of<S>(t.q_tile, p.n_heads, sizes.batch), S::kWarps * kWarp,
-             kShared, p, q, k, v, narrow, wide, lse, fresh, only);
+void plain_forward(Cuda where, const ForwardPass& f, const Marks& marks) {
+  with_gpu_type(f.q.type, [&]<class T>() {
+    const bool widens = f.o.type == DType::f32;  // one of the two is written
+    const Rows<T> narrow{widens ? nullptr : static_cast<T*>(f.o.data), f.o.batch, f.o.token, f.o.head};
+    const Rows<float> wide{widens ? static_cast<float*>(f.o.data) : nullptr, f.o.batch, f.o.token, f.o.head};
+    with_shape(f.sizes.dim, [&]<class S>() {
+      constexpr std::size_t kShared =
+          sizeof(float) * (S::kRows * S::kWidth + 2 * kChunk * S::kPitch + S::kRows * kChunk);
+      in_portions(where, f, [&](const Problem& p) {
+        launch("attention", where, forward_kernel<T, S>, grid_of<S>(f.tiling->q_tile, p.n_heads, f.sizes.batch),
+               S::kWarps * kWarp, kShared, p, f.q.rows<const T>(), f.k.rows<const T>(), f.v.rows<const T>(), narrow,
+               wide, static_cast<float*>(f.lse), f.fresh, marks.queries);
+      });
     });
   });
 }
 
-template <class T>
-void attention_delta(Cuda where, const AttentionSizes& sizes, Rows<const T> o, Rows<const T> d_o, float* delta) {
-  const auto in_packs = [](const Rows<const T>& r) {
-    return is_aligned(r.data) && r.batch % kPack<T> == 0 && r.token % kPack<T> == 0 && r.head % kPack<T> == 0;
-  };
-  const auto run = [&]<int N>() {
-    int lanes = 1;
-    while (lanes < kWarp && lanes * N < sizes.dim) lanes *= 2;
-    launch("attention", where, delta_kernel<N, T>, blocks_for(sizes.batch * sizes.heads * sizes.length * lanes),
-           kThreads, 0, sizes, o, d_o, delta, lanes);
-  };
-  if (sizes.dim % kPack<T> == 0 && in_packs(o) && in_packs(d_o)) run.template operator()<kPack<T>>();
-  else run.template operator()<1>();
-}
-
-namespace {
-
-/// Where the plain backward writes: it adds to f32, or writes T. Marks: to no other tiles.
-template <class T> struct Gradients {
-  Rows<float> dq{}, dk{}, dv{};
-  Rows<T> dq_again{}, dk_again{}, dv_again{};
-  const std::int32_t *queries = nullptr, *keys = nullptr;  // marks
-};
-
-template <class T>
-void plain_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
-                    Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o, const float* lse,
-                    const float* delta, const Gradients<T>& to) {
-  with_shape(sizes.dim, [&]<class S>() {
-    constexpr std::size_t kTiles = 2 * (S::kRows * S::kWidth + kChunk * S::kPitch), kWeights = S::kRows * kChunk;
-    in_portions(where, sizes, t, heads, n_heads, [&](const Problem& p) {
-      launch("attention", where, keys_backward_kernel<T, S>, grid_of<S>(t.k_tile, sizes.kv_heads, sizes.batch),
-             S::kWarps * kWarp, sizeof(float) * (kTiles + 2 * kWeights), p, q, k, v, d_o, lse, delta, to.dk, to.dv,
-             to.dk_again, to.dv_again, to.keys);
-      launch("attention", where, queries_backward_kernel<T, S>, grid_of<S>(t.q_tile, p.n_heads, sizes.batch),
-             S::kWarps * kWarp, sizeof(float) * (kTiles + kWeights), p, q, k, v, d_o, lse, delta, to.dq, to.dq_again,
-             to.queries);
+void plain_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
+  with_gpu_type(b.q.type, [&]<class T>() {
+    const bool direct = sizeof(T) == 2 && b.dq.type == b.q.type;  // else added to
+    const auto added = [&](const Output& x) { return direct ? Rows<float>{} : x.rows<float>(); };
+    const auto written = [&](const Output& x) { return direct ? x.rows<T>() : Rows<T>{}; };
+    const auto q = b.q.rows<const T>(), k = b.k.rows<const T>(), v = b.v.rows<const T>(), d_o = b.d_o.rows<const T>();
+    const auto *lse = static_cast<const float*>(b.lse), *delta = static_cast<const float*>(b.delta);
+    with_shape(b.sizes.dim, [&]<class S>() {
+      constexpr std::size_t kTiles = 2 * (S::kRows * S::kWidth + kChunk * S::kPitch), kWeights = S::kRows * kChunk;
+      in_portions(where, b, [&](const Problem& p) {
+        launch("attention", where, keys_backward_kernel<T, S>,
+               grid_of<S>(b.tiling->k_tile, b.sizes.kv_heads, b.sizes.batch), S::kWarps * kWarp,
+               sizeof(float) * (kTiles + 2 * kWeights), p, q, k, v, d_o, lse, delta, added(b.dk), added(b.dv),
+               written(b.dk), written(b.dv), marks.keys);
+        launch("attention", where, queries_backward_kernel<T, S>,
+               grid_of<S>(b.tiling->q_tile, p.n_heads, b.sizes.batch), S::kWarps * kWarp,
+               sizeof(float) * (kTiles + kWeights), p, q, k, v, d_o, lse, delta, added(b.dq), written(b.dq),
+               marks.queries);
+      });
     });
   });
 }
 
-/// By the tensor cores of any GPU, and the plain kernel for the tiles that they leave: masks to
-/// keep NaN behind, and what f16 is too narrow for. `to` says where the same gradients are for the
-/// plain one. False, and nothing done, where this does not serve.
-template <class T, class O>
-bool mma_backward_with_plain(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                             Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o,
-                             const float* lse, const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv,
-                             Gradients<T> to) {
-  if constexpr (sizeof(T) == 2) {
-    if (!mma_backward_serves<T>(where, sizes, n_heads)) return false;
-    Tensor queries, keys;
-    if (t.tiles_partial > 0 || std::is_same_v<T, f16>)
-      queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
-    if (!mma_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv,
-                      queries ? queries.mutable_data<std::int32_t>() : nullptr,
-                      keys ? keys.mutable_data<std::int32_t>() : nullptr))
-      return false;
-    if (!queries) return true;
-    to.queries = queries.data<std::int32_t>(), to.keys = keys.data<std::int32_t>();
-    plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, to);
-    return true;
-  } else {
-    return false;
-  }
-}
-
-}  // namespace
-
-template <class T>
-void attention_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                        Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_o,
-                        const float* lse, const float* delta, Rows<float> dq, Rows<float> dk, Rows<float> dv) {
-  Gradients<T> to{.dq = dq, .dk = dk, .dv = dv};
-  Tensor queries, keys;  // tiles that a faster kernel left to the plain one
-  if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
-    const auto groups = equal_groups(t);
-    if (groups && stream_backward_serves(where, sizes, *groups) &&
-        stream_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv))
-      return;
-    if (!groups && list_backward_serves(where, sizes, t)) {
-      queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
-      const bool ran = list_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv,
-                                     queries.mutable_data<std::int32_t>(), keys.mutable_data<std::int32_t>());
-      if (ran && t.tiles_partial == 0) return;
-      if (ran) to.queries = queries.data<std::int32_t>(), to.keys = keys.data<std::int32_t>();
-    }
-  }
-  if (!to.queries && mma_backward_with_plain(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, to))
-    return;
-  plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, to);
-}
-
-template <class T> bool attention_backward_at_once_serves(Cuda where, const AttentionSizes& sizes, const Tiling& t) {
-  if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
-    const auto groups = equal_groups(t);
-    if (groups ? segment_backward_serves(where, sizes, *groups) || stream_backward_serves(where, sizes, *groups)
-               : list_backward_serves(where, sizes, t))
-      return true;
-  }
-  if constexpr (sizeof(T) == 2) return mma_backward_serves<T>(where, sizes, sizes.heads);
-  else return false;
-}
-template <class T>
-bool attention_backward_at_once(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                                Index n_heads, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> o,
-                                Rows<const T> d_o, const float* lse, Rows<T> dq, Rows<T> dk, Rows<T> dv) {
-  if constexpr (sizeof(T) == 2) {
-    Gradients<T> to{.dq_again = dq, .dk_again = dk, .dv_again = dv};
-    Tensor delta;
-    const auto make_delta = [&] {
-      delta = empty({sizes.batch, sizes.heads, sizes.length}, DType::f32, {Device::Kind::cuda, where.device});
-      attention_delta(where, sizes, o, d_o, delta.mutable_data<float>());
-      return delta.data<float>();
+void attention_delta(Cuda where, const DeltaPass& x) {
+  const AttentionSizes& s = x.sizes;
+  with_gpu_type(x.o.type, [&]<class T>() {
+    const auto o = x.o.rows<const T>(), d_o = x.d_o.rows<const T>();
+    const auto in_packs = [](const Rows<const T>& r) {
+      return is_aligned(r.data) && r.batch % kPack<T> == 0 && r.token % kPack<T> == 0 && r.head % kPack<T> == 0;
     };
-    if constexpr (kHasHopper && std::is_same_v<T, bf16>) {
-      const auto groups = equal_groups(t);
-      if (groups && segment_backward_serves(where, sizes, *groups) &&
-          segment_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, o, d_o, lse, dq, dk, dv))
-        return true;
-      if (groups && stream_backward_serves(where, sizes, *groups) &&
-          stream_backward(where, sizes, t, *groups, heads, n_heads, q, k, v, d_o, lse, make_delta(), dq, dk, dv))
-        return true;
-      if (!groups && list_backward_serves(where, sizes, t)) {
-        Tensor queries = blank_marks(where, sizes, t.q_tile), keys = blank_marks(where, sizes, t.k_tile);
-        if (list_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, make_delta(), dq, dk, dv,
-                          queries.mutable_data<std::int32_t>(), keys.mutable_data<std::int32_t>())) {
-          to.queries = queries.data<std::int32_t>(), to.keys = keys.data<std::int32_t>();
-          if (t.tiles_partial > 0)
-            plain_backward(where, sizes, t, heads, n_heads, q, k, v, d_o, lse, delta.data<float>(), to);
-          return true;
-        }
-      }
-    }
-    return mma_backward_with_plain(where, sizes, t, heads, n_heads, q, k, v, d_o, lse,
-                                   delta ? delta.data<float>() : make_delta(), dq, dk, dv, to);
-  } else {
-    return false;
-  }
+    const auto run = [&]<int N>() {
+      int lanes = 1;
+      while (lanes < kWarp && lanes * N < s.dim) lanes *= 2;
+      launch("attention", where, delta_kernel<N, T>, blocks_for(s.batch * s.heads * s.length * lanes), kThreads, 0, s,
+             o, d_o, static_cast<float*>(x.delta), lanes);
+    };
+    if (s.dim % kPack<T> == 0 && in_packs(o) && in_packs(d_o)) run.template operator()<kPack<T>>();
+    else run.template operator()<1>();
+  });
 }
-
-template bool attention_backward_at_once_serves<float>(Cuda, const AttentionSizes&, const Tiling&);
-template bool attention_backward_at_once_serves<bf16>(Cuda, const AttentionSizes&, const Tiling&);
-template bool attention_backward_at_once_serves<f16>(Cuda, const AttentionSizes&, const Tiling&);
-template bool attention_backward_at_once(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                         Rows<const float>, Rows<const float>, Rows<const float>, Rows<const float>,
-                                         Rows<const float>, const float*, Rows<float>, Rows<float>, Rows<float>);
-template bool attention_backward_at_once(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                         Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
-                                         Rows<const bf16>, const float*, Rows<bf16>, Rows<bf16>, Rows<bf16>);
-template bool attention_backward_at_once(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                         Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<const f16>,
-                                         Rows<const f16>, const float*, Rows<f16>, Rows<f16>, Rows<f16>);
-template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                Rows<const float>, Rows<const float>, Rows<const float>, Rows<float>, float*, bool);
-template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool);
-template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool);
-template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
-                                Rows<const f16>, Rows<const f16>, Rows<f16>, float*, bool);
-template void attention_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const f16>,
-                                Rows<const f16>, Rows<const f16>, Rows<float>, float*, bool);
-template void attention_delta(Cuda, const AttentionSizes&, Rows<const float>, Rows<const float>, float*);
-template void attention_delta(Cuda, const AttentionSizes&, Rows<const bf16>, Rows<const bf16>, float*);
-template void attention_delta(Cuda, const AttentionSizes&, Rows<const f16>, Rows<const f16>, float*);
-template void attention_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                 Rows<const float>, Rows<const float>, Rows<const float>, Rows<const float>,
-                                 const float*, const float*, Rows<float>, Rows<float>, Rows<float>);
-template void attention_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                 Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*,
-                                 const float*, Rows<float>, Rows<float>, Rows<float>);
-template void attention_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index,
-                                 Rows<const f16>, Rows<const f16>, Rows<const f16>, Rows<const f16>, const float*,
-                                 const float*, Rows<float>, Rows<float>, Rows<float>);
 
 }  // namespace hilt::kernels

@@ -20,10 +20,9 @@ struct Problem {
   int n_heads;
 };
 
-inline Problem problem_of(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads,
-                          Index n_heads) {
-  Problem p{sizes, on_device(t, where), {}, static_cast<int>(n_heads)};
-  for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(heads[i]);
+inline Problem problem_of(Cuda where, const AttentionPass& pass) {
+  Problem p{pass.sizes, on_device(*pass.tiling, where), {}, static_cast<int>(pass.n_heads)};
+  for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(pass.heads[i]);
   return p;
 }
 

@@ -1,10 +1,8 @@
 #pragma once
-#include <limits>
-
 #include "ops/hilbert/kernels/hopper/sm90.cuh"
 #include "core/cuda/launch.cuh"
 #include "ops/hilbert/plan/attends.h"
-#include "ops/hilbert/kernels/hopper/segments.h"
+#include "ops/hilbert/kernels/hopper/kernels.h"
 #include "ops/hilbert/kernels/cuda/merge.cuh"
 #include "ops/hilbert/kernels/cuda/on_device.h"
 
@@ -17,7 +15,6 @@ using namespace cuda::hopper;
 
 constexpr int kTile = 128;                // queries and keys of a tile
 constexpr int kThreads = 3 * kWarpgroup;  // one warpgroup loads, two multiply
-constexpr Index kMaxHeads = 256;          // as many as travel with a launch
 
 /// Rows of one tensor; strides in elements.
 struct Operand {
@@ -28,16 +25,6 @@ struct Operand {
 };
 inline Operand operand_of(Rows<const bf16> x) {
   return {x.data, x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
-}
-
-/// Whether rows can be read and written 16 bytes at a time.
-template <class T> bool is_readable(Rows<T> x) {
-  constexpr Index kEach = 16 / sizeof(T), kMost = std::numeric_limits<int>::max();
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % kEach == 0 && x.token % kEach == 0 &&
-         x.head % kEach == 0 && x.token <= kMost && x.head <= kMost;
-}
-template <class A, class B> bool same_strides(const Rows<A>& a, const Rows<B>& b) {
-  return a.batch == b.batch && a.token == b.token && a.head == b.head;
 }
 
 /// Where a ring of tiles stands: a stage, and the parity of its phase.

@@ -33,7 +33,7 @@ struct Backward {
   int length, heads, queries, keys, items;
   float scale_log2, scale;
   Divisor n_heads, groups;
-  std::int16_t head[kMaxHeads];
+  std::int16_t head[kHeads];
 };
 
 template <int D, int Passes, bool Inside, int Stages> struct Layout {
@@ -441,35 +441,23 @@ __global__ void __launch_bounds__(kThreads, 1) segment_backward_kernel(const __g
 
 }  // namespace
 
-bool segment_backward_serves(Cuda where, const AttentionSizes& sizes, const EqualGroups& g) {
-  constexpr Index kMostItems = Index{1} << 30;
-  const bool one_pass = g.keys == kTile && g.queries % kTile == 0 && (sizes.dim == 64 || sizes.dim == 128);
-  const bool two_passes = g.keys == 2 * kTile && g.queries == 2 * kTile && sizes.dim == 64;
-  return properties(where.device).is_hopper() && (one_pass || two_passes) && sizes.dropout == 0 && sizes.scale > 0 &&
-         sizes.kv_heads == sizes.heads && sizes.heads <= kMaxHeads && sizes.batch > 0 &&
-         sizes.batch * sizes.heads * g.groups < kMostItems;
-}
-
-bool segment_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const EqualGroups& g,
-                      const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
-                      Rows<const bf16> v, Rows<const bf16> o, Rows<const bf16> d_o, const float* lse, Rows<bf16> dq,
-                      Rows<bf16> dk, Rows<bf16> dv) {
-  const auto constant = [](Rows<bf16> x) { return Rows<const bf16>{x.data, x.batch, x.token, x.head}; };
-  for (const Rows<const bf16>& x : {q, k, v, o, d_o, constant(dq), constant(dk), constant(dv)})
-    if (!is_readable(x)) return false;
-  if (!same_strides(k, v) || !same_strides(dk, dv)) return false;
-  const TilingView& view = on_device(t, where);
+void hopper::one_group_backward(Cuda where, const BackwardPass& b, const EqualGroups& g) {
+  const AttentionSizes& sizes = b.sizes;
+  const TilingView& view = on_device(*b.tiling, where);
+  const auto rows_of = [](const Output& x) { return operand_of({nullptr, x.batch, x.token, x.head}); };
   Backward p{};
-  p.q = operand_of(q), p.k = operand_of(k), p.o = operand_of(o), p.d_o = operand_of(d_o), p.v = v.data;
-  p.dq = dq.data, p.dk = dk.data, p.dv = dv.data, p.dq_rows = operand_of(constant(dq)),
-  p.dk_rows = operand_of(constant(dk));
-  p.lse = lse, p.q_token = view.q_token.data(), p.k_token = view.k_token.data();
+  p.q = operand_of(b.q.rows<const bf16>()), p.k = operand_of(b.k.rows<const bf16>()),
+  p.o = operand_of(b.o.rows<const bf16>()), p.d_o = operand_of(b.d_o.rows<const bf16>());
+  p.v = static_cast<const bf16*>(b.v.data);
+  p.dq = static_cast<bf16*>(b.dq.data), p.dk = static_cast<bf16*>(b.dk.data), p.dv = static_cast<bf16*>(b.dv.data);
+  p.dq_rows = rows_of(b.dq), p.dk_rows = rows_of(b.dk);
+  p.lse = static_cast<const float*>(b.lse), p.q_token = view.q_token.data(), p.k_token = view.k_token.data();
   p.length = static_cast<int>(sizes.length), p.heads = static_cast<int>(sizes.heads);
   p.queries = static_cast<int>(g.queries), p.keys = static_cast<int>(g.keys),
-  p.items = static_cast<int>(sizes.batch * n_heads * g.groups);
+  p.items = static_cast<int>(sizes.batch * b.n_heads * g.groups);
   p.scale = static_cast<float>(sizes.scale), p.scale_log2 = p.scale * kLog2e;
-  p.n_heads = Divisor(static_cast<std::uint32_t>(n_heads)), p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
-  for (Index i = 0; i < n_heads; ++i) p.head[i] = static_cast<std::int16_t>(heads[i]);
+  p.n_heads = Divisor(static_cast<std::uint32_t>(b.n_heads)), p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
+  for (Index i = 0; i < b.n_heads; ++i) p.head[i] = static_cast<std::int16_t>(b.heads[i]);
   const int blocks = std::min(properties(where.device).multiprocessors, p.items);
   const auto run = [&](auto kernel, std::size_t shared) {
     launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
@@ -479,7 +467,6 @@ bool segment_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, 
   if (sizes.dim == 128) run(segment_backward_kernel<128, 1, true, 2>, Layout<128, 1, true, 2>::size);
   else if (g.keys == kTile) run(segment_backward_kernel<64, 1, true, 4>, Layout<64, 1, true, 4>::size);
   else run(segment_backward_kernel<64, 2, false, 4>, Layout<64, 2, false, 4>::size);
-  return true;
 }
 
 }  // namespace hilt::kernels

@@ -25,7 +25,7 @@ using namespace kernels::hopper;
 
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
-struct Forward {
+struct ForwardProblem {
   Operand q, k, o;
   const bf16* v;  // with the strides of k
   void* out;      // bf16, or f32 with kMerges
@@ -35,11 +35,11 @@ struct Forward {
   int length, heads, heads_each;  // heads_each: query heads that share a key head
   int queries, keys;              // of a group
   int key_tiles, items;
-  float scale;          // times log2 e
-  TilingView lists;     // with kLists
-  std::int32_t* again;  // [batch, heads, query tiles]: set where the plain kernel has to do a tile again
+  float scale;         // times log2 e
+  TilingView lists;    // with kLists
+  std::int32_t* redo;  // [batch, heads, query tiles]: set where the plain kernel has to do a tile again
   Divisor query_tiles, n_heads, groups;
-  std::int16_t head[kMaxHeads];
+  std::int16_t head[kHeads];
 };
 
 template <int D> struct Layout {
@@ -56,7 +56,7 @@ template <int D> struct Layout {
 struct Item {
   int tile, head, group, batch, first, key_tiles;
 };  // first: of the list of key tiles
-template <bool kLists> __device__ __forceinline__ Item item_of(const Forward& p, int i) {
+template <bool kLists> __device__ __forceinline__ Item item_of(const ForwardProblem& p, int i) {
   Item x;
   int rest, slot;
   p.query_tiles.split(i, rest, x.tile);
@@ -121,7 +121,7 @@ template <int N> __device__ __forceinline__ void rescale(float (&o)[N], const fl
 }
 
 template <int D, bool kAhead, bool kTurns, bool kLists, bool kMerges>
-__global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __grid_constant__ Forward p) {
+__global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __grid_constant__ ForwardProblem p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
   using M = Layout<D>;
   constexpr int kStages = M::kStages;
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
       // which.
       if constexpr (kMerges) finite = named_all(kFiniteBarrier, kBoth, finite);
       const std::int64_t row_of_tiles = static_cast<std::int64_t>(x.batch) * p.heads + x.head;
-      if (!finite) p.again[row_of_tiles * p.query_tiles.d + x.tile] = 1;
+      if (!finite) p.redo[row_of_tiles * p.query_tiles.d + x.tile] = 1;
     }
     const bool writes = !kMerges || !kLists || (finite && (p.fresh || x.key_tiles > 0));
     float* const lse = p.lse + (static_cast<std::int64_t>(x.batch) * p.heads + x.head) * p.length;
@@ -364,128 +364,64 @@ __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __gr
   if (kTurns && half == 0) named_sync(1, kBoth);
 }
 
-}  // namespace
-
-std::optional<EqualGroups> equal_groups(const Tiling& t) {
-  if (t.tiles_partial > 0 || t.group.empty()) return std::nullopt;
-  const Tiling::Group& first = t.group[0];
-  const EqualGroups g{static_cast<Index>(t.group.size()), first.q.end - first.q.begin, first.k.end - first.k.begin};
-  if (g.queries == 0 || g.keys == 0 || g.groups * g.queries != static_cast<Index>(t.q_token.size()) ||
-      g.groups * g.keys != static_cast<Index>(t.k_token.size()) || t.pairs != g.groups * g.queries * g.keys)
-    return std::nullopt;
-  for (Index i = 0; i < g.groups; ++i) {
-    const Tiling::Group& x = t.group[static_cast<std::size_t>(i)];
-    if (x.q.begin != i * g.queries || x.q.end != (i + 1) * g.queries || x.k.begin != i * g.keys ||
-        x.k.end != (i + 1) * g.keys)
-      return std::nullopt;
-  }
-  return g;
-}
-
-template <class O>
-bool list_forward_serves(Cuda where, const AttentionSizes& sizes, const Tiling& t, Rows<const bf16> q,
-                         Rows<const bf16> k, Rows<const bf16> v, Rows<const O> o) {
-  if (!whole_tiles(t)) return false;
-  return segment_forward_serves(where, sizes, {1, kTile * static_cast<Index>(t.q_tile.size()), kTile}, q, k, v, o);
-}
-
-template <class O>
-bool segment_forward_serves(Cuda where, const AttentionSizes& sizes, const EqualGroups& g, Rows<const bf16> q,
-                            Rows<const bf16> k, Rows<const bf16> v, Rows<const O> o) {
-  constexpr Index kMostItems = Index{1} << 30;
-  return properties(where.device).is_hopper() && (sizes.dim == 64 || sizes.dim == 128) && sizes.dropout == 0 &&
-         g.queries % kTile == 0 && g.keys % kTile == 0 && sizes.heads <= kMaxHeads && sizes.batch > 0 &&
-         sizes.batch * sizes.heads * g.groups * (g.queries / kTile) < kMostItems && same_strides(k, v) &&
-         is_readable(q) && is_readable(k) && is_readable(v) && is_readable(o) && sizes.scale > 0;
-}
-
-namespace {
-
-template <class O>
-Forward problem(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
-                Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<O> o, float* lse, bool fresh) {
-  const TilingView& view = on_device(t, where);
-  Forward p{};
-  p.q = operand_of(q), p.k = operand_of(k), p.v = v.data, p.o = operand_of({nullptr, o.batch, o.token, o.head});
-  p.out = o.data, p.lse = lse, p.fresh = fresh, p.q_token = view.q_token.data(), p.k_token = view.k_token.data();
-  p.length = static_cast<int>(sizes.length), p.heads = static_cast<int>(sizes.heads),
-  p.heads_each = static_cast<int>(sizes.heads / sizes.kv_heads);
-  p.scale = static_cast<float>(sizes.scale) * kLog2e;
-  p.n_heads = Divisor(static_cast<std::uint32_t>(n_heads));
-  for (Index i = 0; i < n_heads; ++i) p.head[i] = static_cast<std::int16_t>(heads[i]);
+ForwardProblem problem(Cuda where, const ForwardPass& f) {
+  const TilingView& view = on_device(*f.tiling, where);
+  ForwardProblem p{};
+  p.q = operand_of(f.q.rows<const bf16>()), p.k = operand_of(f.k.rows<const bf16>());
+  p.v = static_cast<const bf16*>(f.v.data);
+  p.o = operand_of({nullptr, f.o.batch, f.o.token, f.o.head});
+  p.out = f.o.data, p.lse = static_cast<float*>(f.lse), p.fresh = f.fresh;
+  p.q_token = view.q_token.data(), p.k_token = view.k_token.data();
+  p.length = static_cast<int>(f.sizes.length), p.heads = static_cast<int>(f.sizes.heads),
+  p.heads_each = static_cast<int>(f.sizes.heads / f.sizes.kv_heads);
+  p.scale = static_cast<float>(f.sizes.scale) * kLog2e;
+  p.n_heads = Divisor(static_cast<std::uint32_t>(f.n_heads));
+  for (Index i = 0; i < f.n_heads; ++i) p.head[i] = static_cast<std::int16_t>(f.heads[i]);
   return p;
 }
 
-template <bool kLists, class O> void run(Cuda where, const AttentionSizes& sizes, const Forward& p, bool ahead) {
-  constexpr bool kMerges = std::is_same_v<O, float>;
-  // Parts of one attention are what ranks exchange rows between. With a block a tile, copies get in
-  // wherever one ends, and uneven tiles are shared out as blocks end; leaving multiprocessors free
-  // was slower.
-  const bool stays = !kMerges || !ahead;
-  const dim3 blocks(
-      static_cast<unsigned>(stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items));
-  const auto start = [&](auto kernel, std::size_t shared) {
-    launch("attention", where, kernel, blocks, kThreads, shared, p);
-  };
-  if (sizes.dim == 64)
-    ahead ? start(segment_forward_kernel<64, true, true, kLists, kMerges>, Layout<64>::size)
-          : start(segment_forward_kernel<64, false, false, kLists, kMerges>, Layout<64>::size);
-  else
-    ahead ? start(segment_forward_kernel<128, true, false, kLists, kMerges>, Layout<128>::size)
-          : start(segment_forward_kernel<128, false, false, kLists, kMerges>, Layout<128>::size);
+template <bool kLists> void run(Cuda where, const ForwardPass& f, const ForwardProblem& p, bool ahead) {
+  with_type<bf16, float>(f.o.type, [&]<class O>() {
+    constexpr bool kMerges = std::is_same_v<O, float>;
+    // Parts of one attention are what ranks exchange rows between. With a block a tile, copies get
+    // in wherever one ends, and uneven tiles are shared out as blocks end; leaving multiprocessors
+    // free was slower.
+    const bool stays = !kMerges || !ahead;
+    const dim3 blocks(
+        static_cast<unsigned>(stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items));
+    const auto start = [&](auto kernel, std::size_t shared) {
+      launch("attention", where, kernel, blocks, kThreads, shared, p);
+    };
+    if (f.sizes.dim == 64)
+      ahead ? start(segment_forward_kernel<64, true, true, kLists, kMerges>, Layout<64>::size)
+            : start(segment_forward_kernel<64, false, false, kLists, kMerges>, Layout<64>::size);
+    else
+      ahead ? start(segment_forward_kernel<128, true, false, kLists, kMerges>, Layout<128>::size)
+            : start(segment_forward_kernel<128, false, false, kLists, kMerges>, Layout<128>::size);
+  });
 }
 
 constexpr int kLong = 8;  // key tiles from which on working ahead pays
 
 }  // namespace
 
-template <class O>
-void segment_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const EqualGroups& g,
-                     const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
-                     Rows<const bf16> v, Rows<O> o, float* lse, bool fresh) {
-  Forward p = problem(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh);
+void hopper::group_forward(Cuda where, const ForwardPass& f, const EqualGroups& g) {
+  ForwardProblem p = problem(where, f);
   p.queries = static_cast<int>(g.queries), p.keys = static_cast<int>(g.keys),
   p.key_tiles = static_cast<int>(g.keys / kTile);
-  p.items = static_cast<int>(sizes.batch * n_heads * g.groups * (g.queries / kTile));
+  p.items = static_cast<int>(f.sizes.batch * f.n_heads * g.groups * (g.queries / kTile));
   p.query_tiles = Divisor(static_cast<std::uint32_t>(g.queries / kTile)),
   p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
-  run<false, O>(where, sizes, p, p.key_tiles >= kLong);
+  run<false>(where, f, p, p.key_tiles >= kLong);
 }
 
-bool whole_tiles(const Tiling& t) {
-  for (const auto* list : {&t.q_tile, &t.k_tile})
-    for (const Tiling::Range& r : *list)
-      if (r.end - r.begin != kTile) return false;
-  return !t.q_tile.empty() && !t.k_tile.empty();
-}
-
-template <class O>
-void list_forward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
-                  Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<O> o, float* lse, bool fresh,
-                  std::int32_t* again) {
-  Forward p = problem(where, sizes, t, heads, n_heads, q, k, v, o, lse, fresh);
-  const auto tiles = static_cast<Index>(t.q_tile.size());
-  p.lists = on_device(t, where), p.again = again;
-  p.items = static_cast<int>(sizes.batch * n_heads * tiles);
+void hopper::list_forward(Cuda where, const ForwardPass& f, const Marks& marks) {
+  ForwardProblem p = problem(where, f);
+  const auto tiles = static_cast<Index>(f.tiling->q_tile.size());
+  p.lists = on_device(*f.tiling, where), p.redo = marks.queries;
+  p.items = static_cast<int>(f.sizes.batch * f.n_heads * tiles);
   p.query_tiles = Divisor(static_cast<std::uint32_t>(tiles)), p.groups = Divisor(1);
-  run<true, O>(where, sizes, p, static_cast<Index>(t.keys.size()) >= kLong * tiles);
+  run<true>(where, f, p, static_cast<Index>(f.tiling->keys.size()) >= kLong * tiles);
 }
-
-template bool segment_forward_serves(Cuda, const AttentionSizes&, const EqualGroups&, Rows<const bf16>,
-                                     Rows<const bf16>, Rows<const bf16>, Rows<const bf16>);
-template bool list_forward_serves(Cuda, const AttentionSizes&, const Tiling&, Rows<const bf16>, Rows<const bf16>,
-                                  Rows<const bf16>, Rows<const bf16>);
-template void segment_forward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&, const std::int32_t*,
-                              Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool);
-template void list_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                           Rows<const bf16>, Rows<const bf16>, Rows<bf16>, float*, bool, std::int32_t*);
-template bool segment_forward_serves(Cuda, const AttentionSizes&, const EqualGroups&, Rows<const bf16>,
-                                     Rows<const bf16>, Rows<const bf16>, Rows<const float>);
-template bool list_forward_serves(Cuda, const AttentionSizes&, const Tiling&, Rows<const bf16>, Rows<const bf16>,
-                                  Rows<const bf16>, Rows<const float>);
-template void segment_forward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&, const std::int32_t*,
-                              Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool);
-template void list_forward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                           Rows<const bf16>, Rows<const bf16>, Rows<float>, float*, bool, std::int32_t*);
 
 }  // namespace hilt::kernels

@@ -44,9 +44,9 @@ struct Pass {
   int length, heads, items;
   float scale_log2, scale;
   Divisor tiles, n_heads, groups;
-  TilingView lists;     // with kLists
-  std::int32_t* again;  // [batch, heads, owned tiles]: set where the plain kernel has to do a tile again
-  std::int16_t head[kMaxHeads];
+  TilingView lists;    // with kLists
+  std::int32_t* redo;  // [batch, heads, owned tiles]: set where the plain kernel has to do a tile again
+  std::int16_t head[kHeads];
 };
 
 template <int D> struct Layout {
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
       // which.
       if constexpr (kAdds) finite = named_all(kFiniteBarrier, 2 * kWarpgroup, finite);
       const std::int64_t row_of_tiles = static_cast<std::int64_t>(x.batch) * p.heads + x.head;
-      if (!finite) p.again[row_of_tiles * p.tiles.d + x.tile] = 1;
+      if (!finite) p.redo[row_of_tiles * p.tiles.d + x.tile] = 1;
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -327,105 +327,57 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
   }
 }
 
-}  // namespace
-
-bool stream_backward_serves(Cuda where, const AttentionSizes& sizes, const EqualGroups& g) {
-  constexpr Index kMostItems = Index{1} << 30;
-  return properties(where.device).is_hopper() && (sizes.dim == 64 || sizes.dim == 128) && sizes.dropout == 0 &&
-         sizes.scale > 0 && sizes.kv_heads == sizes.heads && sizes.heads <= kMaxHeads && sizes.batch > 0 &&
-         g.queries % kTile == 0 && g.keys % kTile == 0 &&
-         sizes.batch * sizes.heads * g.groups * (std::max(g.queries, g.keys) / kTile) < kMostItems;
-}
-
-namespace {
-
 constexpr int kLong = 1024;  // rows that stream by from which on a block is worth starting for one tile
 
 /// The two passes over a tiling: groups of it, or lists.
-template <bool kLists, class O>
-bool both_passes(Cuda where, const AttentionSizes& sizes, const Tiling& t, const EqualGroups& g,
-                 const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v,
-                 Rows<const bf16> d_o, const float* lse, const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv,
-                 std::int32_t* again_queries, std::int32_t* again_keys) {
-  constexpr bool kAdds = std::is_same_v<O, float>;
-  for (const Rows<const bf16>& x : {q, k, v, d_o})
-    if (!is_readable(x)) return false;
-  for (const Rows<O>& x : {dq, dk, dv})
-    if (!is_readable(x)) return false;
-  if (!same_strides(dk, dv)) return false;
-  const TilingView& view = on_device(t, where);
-  const Pair keys{operand_of(k), operand_of(v), view.k_token.data(), static_cast<int>(g.keys)};
-  const Pair queries{operand_of(q), operand_of(d_o), view.q_token.data(), static_cast<int>(g.queries)};
-  const auto run = [&](const Pair& own, const Pair& stream, Rows<O> to_a, O* to_b, std::int32_t* again, auto kernel,
-                       std::size_t shared) {
-    Pass p{};
-    p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b,
-    p.to = operand_of({nullptr, to_a.batch, to_a.token, to_a.head}), p.lse = lse, p.delta = delta;
-    p.lists = view, p.again = again;
-    p.length = static_cast<int>(sizes.length), p.heads = static_cast<int>(sizes.heads);
-    p.items = static_cast<int>(sizes.batch * n_heads * g.groups) * (own.rows / kTile);
-    p.scale = static_cast<float>(sizes.scale), p.scale_log2 = p.scale * kLog2e;
-    p.tiles = Divisor(static_cast<std::uint32_t>(own.rows / kTile)),
-    p.n_heads = Divisor(static_cast<std::uint32_t>(n_heads)), p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
-    for (Index i = 0; i < n_heads; ++i) p.head[i] = static_cast<std::int16_t>(heads[i]);
-    // What is added to is a part of an attention that ranks exchange rows between: a block a tile,
-    // as in segment_forward.cu.
-    const bool stays = !kAdds || stream.rows < kLong;
-    const int blocks = stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items;
-    launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
-  };
-  constexpr std::size_t kMostShared = 227 << 10;
-  static_assert(Layout<64>::size <= kMostShared && Layout<128>::size <= kMostShared);
-  if (sizes.dim == 64) {
-    run(keys, queries, dk, dv.data, again_keys, stream_backward_kernel<64, true, kLists, kAdds>, Layout<64>::size);
-    run(queries, keys, dq, nullptr, again_queries, stream_backward_kernel<64, false, kLists, kAdds>, Layout<64>::size);
-  } else {
-    run(keys, queries, dk, dv.data, again_keys, stream_backward_kernel<128, true, kLists, kAdds>, Layout<128>::size);
-    run(queries, keys, dq, nullptr, again_queries, stream_backward_kernel<128, false, kLists, kAdds>,
-        Layout<128>::size);
-  }
-  return true;
-}
-
-/// A tiling as one group.
-EqualGroups as_one(const Tiling& t) {
-  return {1, kTile * static_cast<Index>(t.q_tile.size()), kTile * static_cast<Index>(t.k_tile.size())};
+template <bool kLists> void both_passes(Cuda where, const BackwardPass& b, const EqualGroups& g, const Marks& marks) {
+  const AttentionSizes& sizes = b.sizes;
+  const TilingView& view = on_device(*b.tiling, where);
+  const auto read = [](const Input& x) { return operand_of(x.rows<const bf16>()); };
+  const Pair keys{read(b.k), read(b.v), view.k_token.data(), static_cast<int>(g.keys)};
+  const Pair queries{read(b.q), read(b.d_o), view.q_token.data(), static_cast<int>(g.queries)};
+  with_type<bf16, float>(b.dq.type, [&]<class O>() {
+    constexpr bool kAdds = std::is_same_v<O, float>;
+    const auto run = [&](const Pair& own, const Pair& stream, const Output& to_a, void* to_b, std::int32_t* redo,
+                         auto kernel, std::size_t shared) {
+      Pass p{};
+      p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b,
+      p.to = operand_of({nullptr, to_a.batch, to_a.token, to_a.head});
+      p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
+      p.lists = view, p.redo = redo;
+      p.length = static_cast<int>(sizes.length), p.heads = static_cast<int>(sizes.heads);
+      p.items = static_cast<int>(sizes.batch * b.n_heads * g.groups) * (own.rows / kTile);
+      p.scale = static_cast<float>(sizes.scale), p.scale_log2 = p.scale * kLog2e;
+      p.tiles = Divisor(static_cast<std::uint32_t>(own.rows / kTile)),
+      p.n_heads = Divisor(static_cast<std::uint32_t>(b.n_heads)),
+      p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
+      for (Index i = 0; i < b.n_heads; ++i) p.head[i] = static_cast<std::int16_t>(b.heads[i]);
+      // What is added to is a part of an attention that ranks exchange rows between: a block a
+      // tile, as in segment_forward.cu.
+      const bool stays = !kAdds || stream.rows < kLong;
+      const int blocks = stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items;
+      launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
+    };
+    const auto both = [&]<int D>() {
+      static_assert(Layout<D>::size <= 227 << 10);
+      run(keys, queries, b.dk, b.dv.data, marks.keys, stream_backward_kernel<D, true, kLists, kAdds>, Layout<D>::size);
+      run(queries, keys, b.dq, nullptr, marks.queries, stream_backward_kernel<D, false, kLists, kAdds>,
+          Layout<D>::size);
+    };
+    sizes.dim == 64 ? both.template operator()<64>() : both.template operator()<128>();
+  });
 }
 
 }  // namespace
 
-template <class O>
-bool stream_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const EqualGroups& g,
-                     const std::int32_t* heads, Index n_heads, Rows<const bf16> q, Rows<const bf16> k,
-                     Rows<const bf16> v, Rows<const bf16> d_o, const float* lse, const float* delta, Rows<O> dq,
-                     Rows<O> dk, Rows<O> dv) {
-  return both_passes<false>(where, sizes, t, g, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, nullptr, nullptr);
+void hopper::group_backward(Cuda where, const BackwardPass& b, const EqualGroups& g) {
+  both_passes<false>(where, b, g, {});
 }
 
-bool list_backward_serves(Cuda where, const AttentionSizes& sizes, const Tiling& t) {
-  return whole_tiles(t) && stream_backward_serves(where, sizes, as_one(t));
+void hopper::list_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
+  const EqualGroups all{1, kTile * static_cast<Index>(b.tiling->q_tile.size()),
+                        kTile * static_cast<Index>(b.tiling->k_tile.size())};
+  both_passes<true>(where, b, all, marks);
 }
-
-template <class O>
-bool list_backward(Cuda where, const AttentionSizes& sizes, const Tiling& t, const std::int32_t* heads, Index n_heads,
-                   Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> d_o, const float* lse,
-                   const float* delta, Rows<O> dq, Rows<O> dk, Rows<O> dv, std::int32_t* again_queries,
-                   std::int32_t* again_keys) {
-  return both_passes<true>(where, sizes, t, as_one(t), heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv,
-                           again_queries, again_keys);
-}
-
-template bool stream_backward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&, const std::int32_t*,
-                              Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
-                              const float*, const float*, Rows<bf16>, Rows<bf16>, Rows<bf16>);
-template bool list_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                            Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*, const float*,
-                            Rows<bf16>, Rows<bf16>, Rows<bf16>, std::int32_t*, std::int32_t*);
-template bool stream_backward(Cuda, const AttentionSizes&, const Tiling&, const EqualGroups&, const std::int32_t*,
-                              Index, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, Rows<const bf16>,
-                              const float*, const float*, Rows<float>, Rows<float>, Rows<float>);
-template bool list_backward(Cuda, const AttentionSizes&, const Tiling&, const std::int32_t*, Index, Rows<const bf16>,
-                            Rows<const bf16>, Rows<const bf16>, Rows<const bf16>, const float*, const float*,
-                            Rows<float>, Rows<float>, Rows<float>, std::int32_t*, std::int32_t*);
 
 }  // namespace hilt::kernels

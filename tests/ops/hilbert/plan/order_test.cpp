@@ -18,6 +18,7 @@
 #include "core/error.h"
 #include "tests/support/edited.h"
 #include "tests/support/scale.h"
+#include "tests/support/settings.h"
 
 using namespace hilt;
 
@@ -52,22 +53,6 @@ std::string error_of(std::string_view text, Index length) {
   }
   return "(no error)";
 }
-
-/// Sets HILT_FORCE_ORDER, and puts back what was there.
-class Forced {
- public:
-  explicit Forced(const char* value) {
-    if (const char* now = std::getenv(kName)) before_ = now;
-    setenv(kName, value, 1);
-  }
-  ~Forced() { before_ ? setenv(kName, before_->c_str(), 1) : unsetenv(kName); }
-  Forced(const Forced&) = delete;
-  Forced& operator=(const Forced&) = delete;
-
- private:
-  static constexpr const char* kName = "HILT_FORCE_ORDER";
-  std::optional<std::string> before_;
-};
 
 }  // namespace
 
@@ -449,7 +434,7 @@ TEST(ForceOrder, RowReplacesEveryOrderWhileItIsSet) {
   EXPECT_FALSE(row_order_forced());
   EXPECT_EQ(cache.get(order, 64)->token_at, hilbert);
   {
-    const Forced row("row");
+    const Setting row("HILT_FORCE_ORDER", "row");
     EXPECT_TRUE(row_order_forced());
     EXPECT_TRUE(is_identity(tokens("hilbert", 64)));
     EXPECT_TRUE(is_identity(tokens("tiles:8x8/2x2,chunk=64", 64)));
@@ -458,9 +443,9 @@ TEST(ForceOrder, RowReplacesEveryOrderWhileItIsSet) {
   }
   EXPECT_EQ(tokens("hilbert", 64), hilbert);
   EXPECT_EQ(cache.get(order, 64)->token_at, hilbert);
-  const Forced typo("Row");
+  const Setting typo("HILT_FORCE_ORDER", "Row");
   EXPECT_THROW((void)tokens("hilbert", 64), Error);
-  const Forced nothing("");
+  const Setting nothing("HILT_FORCE_ORDER", "");
   EXPECT_FALSE(row_order_forced());
 }
 

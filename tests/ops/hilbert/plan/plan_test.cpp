@@ -18,6 +18,7 @@
 #include "core/parallel.h"
 #include "tests/support/reference.h"
 #include "tests/support/scale.h"
+#include "tests/support/settings.h"
 
 using namespace hilt;
 
@@ -64,22 +65,6 @@ std::string error_of(const PlanSpec& s) {
   }
   return "(no error)";
 }
-
-/// Sets HILT_FORCE_ORDER, and puts back what was there.
-class Forced {
- public:
-  explicit Forced(const char* value) {
-    if (const char* now = std::getenv(kName)) before_ = now;
-    setenv(kName, value, 1);
-  }
-  ~Forced() { before_ ? setenv(kName, before_->c_str(), 1) : unsetenv(kName); }
-  Forced(const Forced&) = delete;
-  Forced& operator=(const Forced&) = delete;
-
- private:
-  static constexpr const char* kName = "HILT_FORCE_ORDER";
-  std::optional<std::string> before_;
-};
 
 double percent(double share) { return std::round(share * 10000) / 100; }
 
@@ -259,7 +244,7 @@ TEST(Plan, ForcedRowOrder) {
   const PlanPtr before = make_plan(s);
   EXPECT_FALSE(before->order_forced());
   {
-    const Forced forced("row");
+    const Setting forced("HILT_FORCE_ORDER", "row");
     const PlanPtr plan = make_plan(s);  // a plan that the cache holds must not come back
     EXPECT_TRUE(plan->order_forced());
     EXPECT_EQ(keys_of(*plan), keys_of(Plan(row)));
@@ -268,7 +253,7 @@ TEST(Plan, ForcedRowOrder) {
   const PlanPtr after = make_plan(s);
   EXPECT_FALSE(after->order_forced());
   EXPECT_EQ(keys_of(*after), keys_of(*before));
-  const Forced wrong("hilbert");
+  const Setting wrong("HILT_FORCE_ORDER", "hilbert");
   EXPECT_THROW((void)Plan(s), Error);
 }
 

@@ -1,0 +1,28 @@
+#pragma once
+#include "ops/hilbert/kernels/attention.h"
+
+// Private to kernels/: what route_cuda.cpp starts on any GPU. A kernel that multiplies what is
+// masked by zero would spread NaN (0 x NaN is NaN), and f16 is too narrow for some slopes: it
+// leaves a tile whose result is not finite as it was, and marks it; the plain kernel, which
+// selects, redoes it.
+
+namespace hilt::kernels {
+
+/// int32 and zero before, [batch, heads, tiles] of queries and of keys (key heads in the places of
+/// the first heads). Null: none is marked, or, for the plain kernel, every tile is asked for.
+struct Marks {
+  std::int32_t *queries = nullptr, *keys = nullptr;
+};
+
+// plain.cu: every pattern, type and head dim up to kPlainDim; the referee of the others.
+constexpr Index kPlainDim = 256;
+void plain_forward(Cuda, const ForwardPass&, const Marks&);
+void plain_backward(Cuda, const BackwardPass&, const Marks&);
+
+// mma_forward.cu, mma_backward.cu: the tensor cores of any GPU since sm_80; bf16 and f16, head dims
+// that are multiples of 16, to kMmaDim.
+constexpr Index kMmaDim = 128, kMmaHeads = 1024;
+void mma_forward(Cuda, const ForwardPass&, const Marks&);
+void mma_backward(Cuda, const BackwardPass&, const Marks&);
+
+}  // namespace hilt::kernels

@@ -1,0 +1,27 @@
+#pragma once
+#include "ops/hilbert/call.h"
+
+// Private: the three modes, as attention() calls them.
+
+namespace hilt {
+
+/// What one branch or all of them give: o [B, L, H, D], and where branches merge or the caller
+/// asks, lse [B, L, H, 1].
+struct Taped {
+  Tensor o, lse;
+};
+Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse);
+
+struct Hybrid final : OneOp {
+  std::string_view name() const override { return "attention (hybrid)"; }
+  std::vector<Tensor> backward(const Tensor& cotangent) override;
+};
+
+struct Fused final : OneOp {
+  std::string_view name() const override { return "attention (fused)"; }
+  std::vector<Tensor> backward(const Tensor& cotangent) override;
+};
+
+bool all_finite(std::span<const Tensor> tensors);
+
+}  // namespace hilt
