@@ -1,3 +1,4 @@
+// What is checked of every call of attention, and the kernels run on its tensors, branch by branch.
 #include "ops/hilbert/call.h"
 #include <algorithm>
 #include <cmath>

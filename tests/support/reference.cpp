@@ -1,3 +1,5 @@
+// Attention from its definitions: orders, attended sets and formulas in plain loops, nothing shared
+// with the library.
 #include "tests/support/reference.h"
 #include <algorithm>
 #include <limits>

@@ -1,3 +1,5 @@
+// The three modes: gradients against differences, relations that need no oracle, repeatability,
+// options, fallbacks, and guard zones around every output.
 #include "ops/hilbert/attention.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Plans pair by pair against the definitions of the sets; tile counts, leaks, the cache, and a
+// million tokens.
 #include "ops/hilbert/plan/plan.h"
 
 #include <gtest/gtest.h>
