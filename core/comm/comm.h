@@ -114,7 +114,7 @@ Comm nccl_ranks(const Comm& group, Device device);
 /// as torchrun sets them. Ranks reach each other by TCP; rank 0 listens at that address alone. If
 /// HILT_RUN_TOKEN is set, who does not know it is turned away; nothing is encrypted.
 Comm tcp_ranks();
-/// Joins MPI_COMM_WORLD: see comm_mpi.cpp on when MPI is begun and ended. Throws where the library
+/// Joins MPI_COMM_WORLD: mpi.cpp says when MPI is begun and ended. Throws where the library
 /// was built without MPI.
 Comm mpi_ranks();
 

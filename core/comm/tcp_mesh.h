@@ -8,7 +8,7 @@
 #include <thread>
 #include "core/comm/tcp.h"
 
-// Private to comm_tcp.cpp, which runs it, and tcp_meet.cpp, which brings the ranks together: one
+// Private to tcp.cpp, which runs it, and tcp_meet.cpp, which brings the ranks together: one
 // rank's end of a mesh of sockets.
 
 namespace hilt::tcp {
