@@ -6,8 +6,8 @@
 #include "../core/io/safetensors.h"
 
 // Checkpoints: safetensors files in a directory, of which each is either whole or not there at all.
-//   ckpt-STEP.tmp.RANDOM (new, 0600) -> data and checksums -> fsync -> rename -> fsync of the directory -> the
-//   oldest go
+//   ckpt-STEP.tmp.RANDOM (new, 0600) -> data and checksums -> fsync -> rename -> fsync of the directory
+//   -> the oldest are removed
 
 namespace [[gnu::visibility("default")]] hilt {
 

@@ -325,7 +325,7 @@ TEST(Plan, EveryFieldChangesSomething) {
   changed([](PlanSpec& s) { s.causality = Causality::curve; });
 }
 
-// ---- SEMANTICS.md section 6, and the leak of section 4 ------------------------------------------
+// ---- published tile counts, and the leak of a mask on positions ---------------------------------
 
 namespace {
 
@@ -361,7 +361,7 @@ struct Figure {
   Index side;
   const char* order;
   KeysOf keys;
-  double percent;  // of 128 x 128 tiles touched, as SEMANTICS.md prints it
+  double percent;  // of 128 x 128 tiles touched, as published
   int decimals;
 };
 
