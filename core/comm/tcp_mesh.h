@@ -41,7 +41,8 @@ struct Parcel {
 };
 
 /// What comes in: read into the tensor that waits for it, or into memory of its own where none does
-/// yet. A peer can be ahead by what it sends without waiting for this rank: a hop or two of a ring.
+/// yet. A peer can run ahead by as much as it sends without waiting for this rank: a hop or two of
+/// a ring.
 struct Arrival {
   std::size_t size = 0;
   Tensor data;

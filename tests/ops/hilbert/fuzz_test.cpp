@@ -566,7 +566,7 @@ void fold_aliases(Values& g, const Config& c, DType type) {
 }
 
 /// What rounding alone may cost in the formulas of ops/hilbert/README.md. Every term of a sum has
-/// the relative errors of its factors. A score is a sum of D products, scaled, minus a maximum or an
+/// the relative errors of its factors. A score is a sum of D products, scaled, minus a maximum or
 /// lse: its absolute error is the relative error of its exponential. A sum of n terms errs like
 /// sqrt(n); twice that is allowed. Stored in 16 bits: the output, and P, dS and O on the way; an
 /// op-by-op mode also stores the scores.
