@@ -20,8 +20,8 @@ struct Shards {
   /// The positions of a rank's rows.
   std::vector<std::int32_t> positions(int rank) const;
 };
-/// One run of positions a rank, as even as possible, but cut at borders of the longest segments that
-/// fit into a rank's share: those then need not travel.
+/// One run of positions a rank, as even as possible, but cut at borders of the longest segments
+/// that fit into a rank's share: those then need not travel.
 Shards contiguous_shards(const Plan& plan, int ranks);
 /// `chunks_each` runs a rank; the most expensive run goes first, to the rank with the least work.
 /// For masks that give some positions more work than others.
