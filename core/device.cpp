@@ -1,3 +1,4 @@
+// From the name of a device to a GPU that works, or to the reason why none does.
 #include "core/device.h"
 #include <charconv>
 #include "core/config.h"

@@ -1,3 +1,5 @@
+// The instruction set that CPU kernels use: the best this processor has, or a lower one that
+// HILT_ISA names.
 #include "core/dispatch.h"
 #include <cstdlib>
 #include <string_view>

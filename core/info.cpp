@@ -1,3 +1,4 @@
+// The build's constants, and what Linux says of the processor and the memory.
 #include "core/info.h"
 #include <cstdlib>
 #include <fstream>

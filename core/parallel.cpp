@@ -1,3 +1,5 @@
+// The pool of threads behind parallel_for. Caller and workers take range after range of one job; a
+// caller that finds the pool busy does its job alone.
 #include "core/parallel.h"
 #include <sched.h>
 #include <algorithm>

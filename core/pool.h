@@ -66,8 +66,9 @@ template <class Source> class Pool {
     else keep(p, size);
   }
 
-  // What a recording (core/replay.h) works on serves nobody else while it lives: the GPU writes
-  // there each time it is started. Nor does what was there when it began, for it may be read.
+  // Blocks that a recording (core/replay.h) uses are not given to others while it lives: the GPU
+  // writes there at each launch. Blocks that were in use when it began are kept too: it may read
+  // them.
   struct Reserved {
     std::size_t size;
     bool idle;  // no tensor's

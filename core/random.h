@@ -27,8 +27,8 @@ namespace [[gnu::visibility("default")]] hilt {
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// Of numbers drawn on a GPU inside of a Replay: how many streams further on they begin this
-  /// time. Kept on that GPU; null: none.
+  /// For numbers drawn on a GPU inside a Replay: the address, on that GPU, of the number of streams
+  /// by which they begin later this time. Null: none.
   const std::uint64_t* further = nullptr;
 };
 

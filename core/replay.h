@@ -5,18 +5,18 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// The same work for a GPU, step after step, started in one go: a CUDA graph.
+/// A step of work for a GPU, recorded once as a CUDA graph and then launched in one go.
 ///
 ///     Replay step(device);
 ///     while (..) { copy(ids, next); step([&] { loss = ..; gradients = ..; }); }
 ///
-/// The first call runs the work, the second writes down what it asks of the GPU, and from then on a
-/// call starts that and leaves the host out: `work` is not called. So it has to find its inputs in
-/// the same tensors each time (copy() into them), make tensors of the same shapes, and neither wait
-/// for a value nor bring one from the host: both are errors while it is written down. Tensors that
-/// it leaves to variables outside have their new values after each call. No other thread asks
-/// anything of that GPU while it is written down. Generators move on as if it had run, and dropout
-/// draws new masks. The memory the work takes is kept for it. On the CPU every call runs it.
+/// The first call runs the work. The second records what it asks of the GPU. From then on a call
+/// launches the recording, and `work` itself is not called. So it must find its inputs in the same
+/// tensors each time (copy() into them) and make tensors of the same shapes. While it is recorded,
+/// it may neither wait for a value nor bring one from the host (both are errors), and no other
+/// thread may ask anything of that GPU. Tensors that it assigns to variables outside have their new
+/// values after each call. Generators move on as if it had run, and dropout draws new masks. The
+/// memory that the work takes is kept for it. On the CPU every call runs the work.
 class Replay {
  public:
   explicit Replay(Device device = {});
@@ -25,7 +25,7 @@ class Replay {
   ~Replay();
 
   void operator()(const std::function<void()>& work);
-  /// Whether the next call starts what was written down.
+  /// Whether the next call launches the recording.
   bool is_recorded() const { return recorded_ != nullptr; }
 
  private:

@@ -1,3 +1,4 @@
+// Memory of tensors: taken from the pool of its device, counted, and given back by the last owner.
 #include "core/storage.h"
 #include <sys/mman.h>
 #include <algorithm>

@@ -1,3 +1,5 @@
+// The tape: it records ops in the order they ran and plays them backwards in one loop. A checkpoint
+// keeps its inputs alone and runs its function a second time.
 #include "core/tape.h"
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,4 @@
+// Making, viewing, copying and printing tensors; every view is checked to lie inside its storage.
 #include "core/tensor.h"
 #include <algorithm>
 #include <atomic>

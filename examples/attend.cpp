@@ -1,15 +1,15 @@
-// Attention on files: what the library computes, for checking it against anything.
+// Attention on files: what the library computes, to check other code against.
 //
-//   attend --q q.npy --k k.npy --v v.npy --d-o do.npy --order hilbert:32x32 --pattern segment:128 --out
-//   out/attend
+//   attend --q q.npy --k k.npy --v v.npy --d-o do.npy --order hilbert:32x32 --pattern segment:128
+//          --out out/attend
 //
 //   plan   hilbert:32x32, segment:128, causal none; 8 of 64 tiles of 128 x 128 touched, 8 of them full
 //   wrote  out/attend/o.npy    f32[1, 1024, 4, 64]
 //   ...
 //
-// Reads q [B, L, H, D], k and v [B, L, Hk, D], optionally the cotangent d_o of o; writes o, lse [B,
-// H, L] and, with d_o, dq, dk and dv: f64 if the inputs are f64, else f32, whatever type --dtype
-// computes in.
+// Reads q [B, L, H, D], k and v [B, L, Hk, D], optionally the cotangent d_o of o. Writes o,
+// lse [B, H, L] and, with d_o, dq, dk and dv: f64 if the inputs are f64, else f32, whatever type
+// --dtype computes in.
 #include <hilt/hilt.h>
 
 #include <cmath>

@@ -1,3 +1,5 @@
+// x to q, k and v in one product, rotary positions, attention on a plan, and the projection; on one
+// rank or on a part of the sequence.
 #include "nn/attention.h"
 #include <cmath>
 #include "ops/ops.h"

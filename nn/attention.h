@@ -26,9 +26,9 @@ struct AttentionConfig {
 /// Throws Code::usage with what is wrong and the nearest values that are not.
 void check_config(const AttentionConfig& config);
 
-/// Where the rows of x stand, if a batch is divided over ranks: x [b, l, width] is `b` sequences
-/// from number `first` on, and of each the rows that this rank of `sequence` holds. Each such rank
-/// makes the same calls.
+/// Where the rows of x stand if a batch is divided over ranks: x [b, l, width] holds `b` sequences,
+/// from number `first` on, and of each of them the rows of this rank of `sequence`. All ranks of
+/// `sequence` make the same calls.
 struct Place {
   Comm sequence;  // the ranks that share these sequences
   Index first = 0;
@@ -44,9 +44,9 @@ struct CallOptions {
   const Place* place = nullptr;  // x is a part of a batch; rows of divided sequences stand in curve order
 };
 
-/// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan, one
-/// projection home. The module known elsewhere as HilbertAttentionCore. Plans come from make_plan's
-/// cache, one a length.
+/// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan, one output
+/// projection. Known elsewhere as HilbertAttentionCore. Plans come from make_plan's cache, one a
+/// length.
 struct HilbertSelfAttention {
   AttentionConfig config;
   Linear qkv;         // [width, (heads + 2 kv_heads) dim]: q, then k, then v
@@ -54,7 +54,7 @@ struct HilbertSelfAttention {
 
   /// x: [B, L, width] -> [B, L, width].
   Tensor operator()(const Tensor& x, const CallOptions& call = {}) const;
-  /// All but the last product: every head's output beside the others', [B, L, heads dim].
+  /// All but the output projection: the outputs of all heads side by side, [B, L, heads dim].
   Tensor heads_of(const Tensor& x, const CallOptions& call = {}) const;
   /// The plan that a call on this many tokens uses.
   PlanPtr plan(Index length, const CallOptions& call = {}) const;

@@ -1,3 +1,5 @@
+// Writing, listing, locking and reading the checkpoints of a directory. Every tensor and all
+// metadata carry a checksum.
 #include "nn/checkpoint.h"
 #include <dirent.h>
 #include <fcntl.h>

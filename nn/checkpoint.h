@@ -5,14 +5,14 @@
 #include <vector>
 #include "../core/io/safetensors.h"
 
-// Checkpoints: safetensors files in a directory, of which each is either whole or not there at all.
-//   ckpt-STEP.tmp.RANDOM (new, 0600) -> data and checksums -> fsync -> rename -> fsync of the directory -> the
-//   oldest go
+// Checkpoints: safetensors files in a directory. Each is either whole or not there at all.
+//   ckpt-STEP.tmp.RANDOM (new, 0600) -> data and checksums -> fsync -> rename -> fsync of the directory
+//   -> the oldest are removed
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// The right to write to a directory, for as long as it lives; the system takes it back when the
-/// process ends, however that happens. A second one on the same directory throws Code::data.
+/// The right to write to a directory, while this object lives. The system releases it when the
+/// process ends, in whatever way. A second one on the same directory throws Code::data.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::string& directory);
@@ -28,7 +28,7 @@ class DirectoryLock {
 std::string checkpoint_name(Index step);
 /// Steps of the checkpoints in a directory, ascending; none if there is no such directory.
 std::vector<Index> checkpoint_steps(const std::string& directory);
-/// Removes what writers that were killed have left behind. Only for who holds the lock.
+/// Removes what killed writers left behind. Only the holder of the lock may call it.
 void remove_unfinished_checkpoints(const std::string& directory);
 
 /// Writes the checkpoint of `step` and then removes older ones, so that `keep`, at least 2, are
@@ -37,8 +37,8 @@ void remove_unfinished_checkpoints(const std::string& directory);
 void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
                      SafetensorsMetadata metadata, Index keep);
 
-/// An open checkpoint, its metadata proven by their checksum. Where it is damaged, the error names
-/// the newest one before it that is whole.
+/// An open checkpoint whose metadata match their checksum. If it is damaged, the error names the
+/// newest whole one before it.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::string& path);

@@ -1,3 +1,4 @@
+// Formulas and initial values of Linear, the norms, Embedding and Mlp.
 #include "nn/layers.h"
 #include <array>
 #include "ops/ops.h"

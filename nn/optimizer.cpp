@@ -1,3 +1,5 @@
+// Moments and masters by the names of parameters, one AdamW call over all of them, and clipping by
+// the global norm.
 #include "nn/optimizer.h"
 #include <cmath>
 

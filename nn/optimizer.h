@@ -40,14 +40,14 @@ class AdamWOptimizer {
   std::vector<State> states_;
 };
 
-/// The global norm of the gradients of these parameters as a scalar that stays where they are: what
-/// AdamWOptimizer::step() can clip by without waiting for it. NaN, by which a step changes nothing,
-/// where the loss, if there is one, is not finite.
+/// The global norm of the gradients of these parameters, as a scalar on their device:
+/// AdamWOptimizer::step() can clip by it without waiting. It is NaN if `loss` is given and not
+/// finite; a step with it then changes nothing.
 Tensor norm_of(const Gradients& gradients, const NamedParameters& parameters, const Tensor& loss = {});
 /// Scales the gradients of these parameters so that their global norm is at most max_norm (0: only
 /// measures); returns the norm before. Throws Code::not_a_number, naming the first parameter, where
-/// it is not finite. Where memory runs out some are scaled and some not, since two sets of
-/// gradients are never held: compute them again.
+/// it is not finite. Two sets of gradients are never held: if memory runs out, some are scaled and
+/// some are not, so compute them again.
 double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, double max_norm);
 
 /// The sum of micro-batch gradients divided by their number; empty micro-batches are an error.

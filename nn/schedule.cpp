@@ -1,3 +1,4 @@
+// Learning rates by name, checked, as closed formulas of the step.
 #include "nn/schedule.h"
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// One row of logits: log sum e^x with the maximum taken off first, and the gradient from it.
 #include "ops/isa.h"
 #include "ops/kernels.h"
 #include "ops/math.h"

@@ -2,7 +2,7 @@
 // elementwise.h beside f.
 //
 //      dx = f'(x) dy              keeps x, or y where f' is cheaper from y (exp, sqrt, tanh, ..), or nothing
-//      (neg, add a constant)
+//                                 (neg, add a constant)
 //      da = df/da dy, summed over the axes a was repeated along; keeps a or b only where a wanted derivative reads it
 #include "ops/elementwise.h"
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Every functor of elementwise.h as a loop over dense spans, built for each instruction set.
 #include "ops/elementwise.h"
 #include "ops/isa.h"
 

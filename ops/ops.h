@@ -144,10 +144,10 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
 /// w -= lr (dw + decay w), through a velocity when momentum is asked for.
 void sgd_step(Tensor& w, const Tensor& dw, double lr, double weight_decay = 0, double momentum = 0,
               Tensor* velocity = nullptr);
-/// sqrt of the sum of squares over all gradients: a scalar, in f64, that stays where they are; NaN
-/// where the loss, if there is one, is not finite.
+/// sqrt of the sum of squares over all gradients: a scalar in f64 on their device. NaN if `loss` is
+/// given and not finite.
 Tensor norm_of(std::span<const Tensor> gradients, const Tensor& loss = {});
-/// Its value, which is waited for.
+/// Its value on the host, which waits for it.
 double global_norm(std::span<const Tensor> gradients);
 /// Scales the gradients so that their global norm is at most max_norm; returns the norm before.
 /// Throws Code::not_a_number if it is not finite. New tensors replace those that are shared.

@@ -1,3 +1,5 @@
+// AdamW and SGD over dense spans; 16-bit weights may have a wide master, from which they are
+// rounded.
 #include "ops/isa.h"
 #include "ops/kernels.h"
 

@@ -8,18 +8,18 @@
 #include <vector>
 #include "../tensor.h"
 
-// Several ranks, each with a part of the work, and what they tell each other.
+// Several ranks, each with a part of the work, and the messages between them.
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// What goes to, or comes from, another rank: dense, and its bytes alone travel. No elements, no
-/// message.
+/// A tensor that goes to, or comes from, another rank. It must be dense, and only its bytes travel.
+/// A tensor without elements is not sent.
 struct Message {
   int peer;
   Tensor data;
 };
 
-/// What a rank is doing when it waits: the words of an error, should the wait end in one.
+/// What a rank is doing while it waits: the words of the error, if the wait ends in one.
 struct Step {
   std::string_view op = "exchange";  // a literal
   Index hop = 0;
@@ -35,17 +35,17 @@ namespace detail {
 class Pending;
 }
 
-/// An exchange under way. What it sends must not be written, and what it receives not be touched,
-/// before wait() has returned; dropped without wait(), it lets go of both.
+/// An exchange under way. Until wait() has returned, do not write to what it sends, and do not
+/// touch what it receives. If it is destroyed without wait(), it gives both up.
 class Transfer {
  public:
   Transfer();
   Transfer(Transfer&&) noexcept;
   Transfer& operator=(Transfer&&) noexcept;
   ~Transfer();
-  /// Returns when everything is here and gone, or throws Code::distributed: a rank is lost, failed
-  /// with a reason, or the deadline passed; then every other rank is told why. On a GPU it is the
-  /// stream that waits, where it can.
+  /// Returns when everything has arrived and been sent. Throws Code::distributed if a rank is lost
+  /// or has failed, or the deadline passed; then every other rank is told why. On a GPU the stream
+  /// waits instead of the host, where it can.
   void wait();
 
  private:
@@ -103,18 +103,18 @@ class Comm {
   std::shared_ptr<State> state_;
 };
 
-/// Runs work(comm) as `ranks` threads of this process, and returns when all have. The first
-/// exception ends the others' waits and is rethrown.
+/// Runs work(comm) as `ranks` threads of this process, and returns when all are done. The first
+/// exception ends the waits of the others and is rethrown.
 void run_ranks(int ranks, const std::function<void(Comm&)>& work);
-/// The ranks of `group`, which must be all of its run, joined by NCCL: each names a GPU that is its
-/// alone. What lies on GPUs travels between them; the rest goes over `group` as before.
+/// The ranks of `group`, which must be all of its run, joined by NCCL. Each names a GPU that no
+/// other rank uses. Tensors on GPUs travel between the GPUs; the rest goes over `group` as before.
 Comm nccl_ranks(const Comm& group, Device device);
 
 /// Joins, as one process of many, the run that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name,
 /// as torchrun sets them. Ranks reach each other by TCP; rank 0 listens at that address alone. If
-/// HILT_RUN_TOKEN is set, who does not know it is turned away; nothing is encrypted.
+/// HILT_RUN_TOKEN is set, a rank without the same token is turned away. Nothing is encrypted.
 Comm tcp_ranks();
-/// Joins MPI_COMM_WORLD: see comm_mpi.cpp on when MPI is begun and ended. Throws where the library
+/// Joins MPI_COMM_WORLD: mpi.cpp says when MPI is begun and ended. Throws where the library
 /// was built without MPI.
 Comm mpi_ranks();
 

@@ -1,4 +1,4 @@
-// In place of comm_mpi.cpp where there is no MPI.
+// In place of mpi.cpp where there is no MPI.
 #include "core/comm/comm.h"
 
 namespace hilt {

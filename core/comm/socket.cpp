@@ -1,3 +1,4 @@
+// TCP sockets that never block: listening, accepting, and connecting until a deadline passes.
 #include "core/comm/socket.h"
 #include <netdb.h>
 #include <netinet/in.h>

@@ -6,8 +6,7 @@
 //   abort     the run cannot go on, and why; whoever hears it first tells everyone
 //   goodbye   I am done; answered, as abort is, by `seen`, after which the socket can be closed without losing
 //             what it still held
-// A connection that ends without a goodbye is a death, silence for as long as the deadline a
-// freeze.
+// A connection that ends without a goodbye is a death. Silence for the deadline is a freeze.
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>

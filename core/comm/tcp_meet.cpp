@@ -20,8 +20,8 @@ bool same_secret(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-/// Token, then rank, size and where it listens. Who does not know the token is told nothing; who
-/// knows it, why it cannot come in.
+/// Token, then rank, size and where it listens. A caller without the token is told nothing; one
+/// with the token is told why it cannot join.
 bool Tcp::welcome(Peer& stranger) {
   const std::size_t end = stranger.text.find('\n');
   int rank = -1, size = -1;

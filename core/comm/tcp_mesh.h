@@ -8,7 +8,7 @@
 #include <thread>
 #include "core/comm/tcp.h"
 
-// Private to comm_tcp.cpp, which runs it, and tcp_meet.cpp, which brings the ranks together: one
+// Private to tcp.cpp, which runs it, and tcp_meet.cpp, which brings the ranks together: one
 // rank's end of a mesh of sockets.
 
 namespace hilt::tcp {
@@ -41,7 +41,8 @@ struct Parcel {
 };
 
 /// What comes in: read into the tensor that waits for it, or into memory of its own where none does
-/// yet. A peer can be ahead by what it sends without waiting for this rank: a hop or two of a ring.
+/// yet. A peer can run ahead by as much as it sends without waiting for this rank: a hop or two of
+/// a ring.
 struct Arrival {
   std::size_t size = 0;
   Tensor data;

@@ -1,3 +1,5 @@
+// Tensors to and from DLPack's structs. Memory is shared; the deleter of a struct gives it back.
+// What is lent read-only is copied, since a Tensor can be written to.
 #include "core/io/dlpack.h"
 #include <algorithm>
 #include <array>

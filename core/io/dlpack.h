@@ -7,9 +7,9 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// DLPack 1.x, the C structs by which array libraries lend each other memory. Declared here so that
-/// dlpack.h is not needed; a program that has it reinterpret_casts pointers between the two, whose
-/// layouts are one.
+/// DLPack 1.x: the C structs by which array libraries lend each other memory. They are declared
+/// here so that dlpack.h is not needed. A program that has dlpack.h may reinterpret_cast pointers
+/// between the two: their layouts are the same.
 namespace dlpack {
 struct DLPackVersion {
   std::uint32_t major, minor;
@@ -57,8 +57,8 @@ static_assert(offsetof(DLManagedTensorVersioned, manager_ctx) == 8 &&
               offsetof(DLManagedTensorVersioned, deleter) == 16 && offsetof(DLManagedTensorVersioned, flags) == 24 &&
               offsetof(DLManagedTensorVersioned, dl_tensor) == 32 && sizeof(DLManagedTensorVersioned) == 80);
 
-/// Calls the deleter of what nobody took. Who hands the pointer on, into a Python capsule say,
-/// release()s it.
+/// Calls the deleter if nobody took the struct. To pass the pointer on, say into a Python capsule,
+/// call release().
 struct Release {
   template <class Managed> void operator()(Managed* m) const {
     if (m->deleter) m->deleter(m);
@@ -70,17 +70,18 @@ template <class Managed> using Owned = std::unique_ptr<Managed, Release>;
 enum class Access { read, write };
 }  // namespace dlpack
 
-/// Lends x, no copy: its elements, shape and strides, and a share of its storage until the deleter
-/// runs, on any thread. Marked read-only unless write access is given, which counts as a write now:
-/// what a tape saved of x is stale from then on. Writes that the consumer makes later go unseen.
+/// Lends x without a copy: its elements, shape and strides, and a share of its storage until the
+/// deleter runs, on any thread. It is marked read-only unless write access is given. Giving write
+/// access counts as a write now: what a tape saved of x is stale from then on. Writes that the
+/// consumer makes later are not seen.
 dlpack::Owned<dlpack::DLManagedTensorVersioned> to_dlpack(const Tensor& x,
                                                           dlpack::Access access = dlpack::Access::read);
 /// The form before 1.0. It cannot say read-only and so always gives write access.
 dlpack::Owned<dlpack::DLManagedTensor> to_dlpack_legacy(const Tensor& x);
 
-/// Takes what another library lends: no copy, and the deleter runs once the last tensor on it is
-/// gone. What is marked read-only is copied and released at once, because a Tensor can be written
-/// to. If this throws, m is still the caller's.
+/// Takes what another library lends, without a copy; the deleter runs when the last tensor on it is
+/// gone. Memory marked read-only is copied and released at once, because a Tensor can be written
+/// to. If this throws, the caller still owns m.
 Tensor from_dlpack(dlpack::DLManagedTensorVersioned* m);
 Tensor from_dlpack(dlpack::DLManagedTensor* m);
 

@@ -15,7 +15,7 @@ class Tensor;
 /// Errors (Code::data) name the file and the byte.
 Tensor read_npy(const std::string& path);
 
-/// The same for who knows no tensors: its elements in C order, none where they are not integers.
+/// The same without tensors: the elements in C order; none if they are not integers.
 struct NpyIntegers {
   DType dtype;
   Shape shape;

@@ -1,3 +1,5 @@
+// A file is checked whole before a tensor is read: its JSON header in one pass without recursion,
+// then names, types, shapes and offsets against the length of the file.
 #include "core/io/safetensors.h"
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -6,16 +6,16 @@
 #include <vector>
 #include "../shape.h"
 
-// Reading the little languages of orders, patterns and options, and text that strangers wrote.
+// Reading the texts of orders, patterns and options, and text from files.
 
 namespace [[gnu::visibility("default")]] hilt {
 
 /// `text` cut at every separator; one empty part for an empty text.
 std::vector<std::string_view> split_text(std::string_view text, char separator);
 
-/// The names a misspelt one may stand for, whatever its case: those that it begins, at most four;
-/// else the nearest by insertions, deletions and substitutions, if two of these or as many as a
-/// third of the name are enough. None if none is near.
+/// The names that a misspelt one may stand for, upper and lower case alike: those that begin with
+/// it, at most four. If none does, the nearest by insertions, deletions and substitutions, if at
+/// most two, or a third of its length, are needed. Otherwise none.
 std::vector<std::string_view> near_names(std::string_view name, std::span<const std::string_view> names);
 /// The first of near_names, or an empty text.
 std::string_view nearest_name(std::string_view name, std::span<const std::string_view> names);
@@ -29,12 +29,12 @@ std::size_t find_name(const char* what, std::string_view name, std::span<const s
 /// Decimal digits alone, at least `low`; `what` names the thing in the error.
 Index read_index(const char* what, std::string_view text, Index low);
 
-/// The character at `at`, which moves behind it. Nothing where the text stops being UTF-8: overlong
-/// forms, surrogates and what lies beyond U+10FFFF included.
+/// The character at `at`, which moves behind it. Nothing where the text is not UTF-8; overlong
+/// forms, surrogates and numbers above U+10FFFF are not.
 std::optional<char32_t> next_utf8(std::string_view text, std::size_t& at);
 void append_utf8(std::string& text, char32_t c);
-/// Text of a stranger's file, fit for an error message of one line: its first bytes, as \xNN where
-/// they are not ASCII to be seen.
+/// Text from a file, fit for an error message of one line: its first bytes, as \xNN unless they are
+/// printable ASCII.
 std::string shown(std::string_view text, std::size_t most = 60);
 
 }  // namespace hilt

@@ -1,3 +1,4 @@
+// Which tiles of scores one attended set touches in each order, and pictures of it.
 #include "arrangement.h"
 
 #include <algorithm>

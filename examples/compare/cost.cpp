@@ -1,3 +1,5 @@
+// Multiplications and bytes moved, counted from the tape's nodes or from the tiles of the plan;
+// memory that a mode will need.
 #include "cost.h"
 
 namespace compare {

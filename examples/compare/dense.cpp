@@ -1,3 +1,4 @@
+// Attention as everybody writes it first: all scores of a head in one matrix, masked by a bias.
 #include "dense.h"
 
 #include <cmath>

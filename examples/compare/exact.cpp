@@ -1,3 +1,9 @@
+// Attention and its gradients in plain loops, in any number type. For every row t of every head:
+//
+//      S(u) = c q.k_u     L = log sum_u e^S(u)     P(u) = e^(S(u) - L)     o = sum_u M(u) P(u) v_u
+//      Delta = dO.o       dS(u) = P(u) (M(u) dO.v_u - Delta)
+//      dq = c sum_u dS(u) k_u     and, added up over the rows,
+//      dk_u += c dS(u) q          dv_u += M(u) P(u) dO
 #include "exact.h"
 
 #include <algorithm>
@@ -6,11 +12,6 @@
 #include <map>
 #include <span>
 
-// For every row t of every head:
-//   S(u) = c q.k_u     L = log sum_u e^S(u)     P(u) = e^(S(u) - L)     o = sum_u M(u) P(u) v_u
-//   Delta = dO.o       dS(u) = P(u) (M(u) dO.v_u - Delta)
-//   dq = c sum_u dS(u) k_u         and, added up over the rows:     dk_u += c dS(u) q         dv_u += M(u)
-//   P(u) dO
 namespace compare {
 namespace {
 

@@ -1,3 +1,5 @@
+// The page's drawings: time an op takes, memory over time, errors of every element, times over
+// lengths.
 #include "figures.h"
 
 #include <algorithm>

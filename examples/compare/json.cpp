@@ -1,12 +1,11 @@
+// compare.json, whose fields are promised to other programs, and trace.json for chrome://tracing
+// and Perfetto. This file alone sees the JSON library, which is slow to compile.
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include <sstream>
 
 #include "lesson.h"
-
-// compare.json, whose fields are promised to other programs, and trace.json for chrome://tracing
-// and Perfetto. This file alone sees the JSON library, which is slow to compile.
 
 namespace compare {
 namespace {

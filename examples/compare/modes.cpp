@@ -1,3 +1,4 @@
+// Runs every mode that fits in memory, interleaved, and judges its tensors against the exact ones.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,3 +1,4 @@
+// One profiled forward and backward pass of one mode: times, memory, and the tape's report.
 #include "run.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Finds a line of ops/hilbert/attention.cpp, which the build put into this program, by what it
+// says.
 #include "source.h"
 
 #include <algorithm>

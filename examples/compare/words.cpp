@@ -1,3 +1,4 @@
+// Sentences that the summary on the terminal and the page share.
 #include "words.h"
 
 #include <cmath>

@@ -1,3 +1,5 @@
+// Options bound to variables, over CLI11: ranges, proposals for misspelt names, and the same keys
+// in a file.
 #include "options.h"
 
 #include <hilt/hilt.h>

@@ -1,3 +1,5 @@
+// Files are written under hidden names and renamed together at the end, so a failed run leaves
+// none.
 #include "outputs.h"
 
 #include <hilt/hilt.h>

@@ -1,3 +1,4 @@
+// Exceptions become one line on stderr and an exit code; with --debug, a stack as well.
 #include "program.h"
 
 #include <execinfo.h>

@@ -21,8 +21,8 @@ namespace program {
 /// twice, see Debug.
 int run(const std::string& program, const std::function<int()>& work);
 
-/// What hilt::attention_routes() tells of this thread, each line once: "forward on mma: the GPU is no
-/// Hopper". After --debug, run() prints them on stderr.
+/// What hilt::attention_routes() tells of this thread, each line once: "forward on mma: the GPU is
+/// no Hopper". After --debug, run() prints them on stderr.
 std::vector<std::string> routes_taken();
 
 /// `text` fit for a line of a terminal or a page: what is no character, or one that moves or colors

@@ -1,3 +1,5 @@
+// Starts the ranks of a program as threads or processes, waits for all, and makes one error of
+// theirs.
 #include "ranks.h"
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -1,3 +1,5 @@
+// The first interrupt only sets a flag, which the loop reads after each step; the second ends the
+// process.
 #include <signal.h>
 #include <unistd.h>
 

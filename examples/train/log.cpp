@@ -1,3 +1,4 @@
+// One JSON object a line: first the configuration and the machine, then a line a step.
 #include "log.h"
 
 #include <fcntl.h>

@@ -1,7 +1,9 @@
-// Of a block, with T tokens, width C, hidden H, what is kept for backward (in numbers):
-//      T C  each: the residual stream twice (for the norms), both norms' results, q, k and v, attention's
-//      output T H  twice: before and after the activation        and the attention mode's own: lse, or
-//      weights (attention_memory)
+// What a block with T tokens, width C and hidden width H keeps for backward, in numbers:
+//
+//      T C   each: the residual stream twice (for the norms), both norms' results, q, k, v, attention's output
+//      T H   twice: before and after the activation
+//      and what the attention mode keeps: lse, or weights (attention_memory)
+//
 // A run with dropout adds nothing: masks are drawn again from their key, but products are no longer
 // fused with the sum that follows, so each branch's result is a tensor of its own for a moment.
 #include "memory.h"

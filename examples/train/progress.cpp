@@ -1,3 +1,4 @@
+// A line about the latest step, cut to the width of the terminal, with the time that is left.
 #include "progress.h"
 
 #include <sys/ioctl.h>

@@ -1,3 +1,5 @@
+// Draws tokens from a model's logits one after the other; finds the run and the checkpoint to draw
+// from.
 #include "sample.h"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// The options of train and sample, the defaults of each task, and what is refused.
 #include "settings.h"
 
 #include <charconv>

@@ -1,3 +1,5 @@
+// One update and one evaluation: micro-batches forward and back, gradients added over ranks, one
+// AdamW step.
 #include "trainer.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Matrix products on the CPU: OpenBLAS where it knows the processor and the product is large, else
+// cpu_gemm; large products are cut into tiles, one a task.
 #include "ops/gemm/gemm.h"
 #include <algorithm>
 #include <initializer_list>

@@ -1,3 +1,5 @@
+// Groups of a plan that have one size, stacked: rows are gathered into a batch of dense blocks with
+// a mask, and results are scattered back.
 #include "ops/hilbert/groups.h"
 #include <algorithm>
 #include <list>

@@ -1,3 +1,5 @@
+// From a configuration of names and texts to orders, patterns and options; unknown keys are
+// refused.
 #include "ops/hilbert/make_attention.h"
 #include <algorithm>
 #include <array>

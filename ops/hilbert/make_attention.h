@@ -40,10 +40,10 @@ class NamedAttention {
 ///   block_sparse   blocks (block_size; blocks = local:RADIUS, dilated:R+R+.., global_local:GLOBAL:RADIUS,
 ///                  top:K by pooled q.k)
 ///   ring, ring_hilbert, block_sparse_ring
-///                  dense (or segments, as standard), hilbert and block_sparse over the ranks of comm, alike
-///                  on each; transport = gather is what is known
-///                  as HilbertRing, transport = ring as HilbertTrueRing. Keys of theirs: length (tokens of all
-///                  ranks), transport, shards (contiguous, balanced, auto)
+///                  dense (or segments, as standard), hilbert and block_sparse over the ranks of comm, the
+///                  same on each; known as HilbertRing with transport = gather, as HilbertTrueRing with
+///                  transport = ring. More keys: length (tokens of all ranks), transport, shards (contiguous,
+///                  balanced, auto)
 /// Keys: attention_type, segment_lengths, dilation_rates (comma separated), order (as parse_order,
 /// or `auto`), dilation_mode, causal, block_size, blocks, work_order (row, diagonal, hilbert,
 /// auto), dropout, seed, scale, backward, strict. An unknown name or key, or a key that the type

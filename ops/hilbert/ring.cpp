@@ -1,11 +1,11 @@
-// Attention over ranks: the merge of SEMANTICS, one part a stage.
+// Attention over ranks: each stage is one part of an online softmax; ops/hilbert/README.md derives
+// how parts are merged.
 //
-//   forward    stage by stage the online softmax of this rank's queries goes on, over its own keys first, then
-//              over those that
-//              arrive; while a stage is attended to, the rows of the next one travel
-//   backward   with the L and Delta of the whole, each stage's part of dQ is added up here; its dK, dV, of
-//              rows that are another rank's, go home
-//              in f32 while the next stage is computed, and are added there in the order of stages
+//   forward    a rank's queries attend to its own keys first, then, stage by stage, to keys that arrive; while
+//              a stage is computed, the rows of the next one travel
+//   backward   with the L and Delta of the whole. A stage's part of dQ is added up here; its dK and dV of rows
+//              that another rank owns travel to it in f32 while the next stage is computed, and are added there
+//              in the order of stages
 //
 // Every row goes straight from its owner to who attends to it. A ring in which ranks hand on what
 // they got would carry the same bytes of K and V, but also rows that only later ranks need, and one

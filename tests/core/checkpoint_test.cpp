@@ -1,3 +1,5 @@
+// checkpoint(fn, inputs) gives the bits of fn(inputs), keeps its inputs alone, and draws the same
+// random numbers twice.
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// Codes, messages, overflow of sizes, and devices as text.
 #include "core/error.h"
 #include <gtest/gtest.h>
 #include <limits>

@@ -1,3 +1,4 @@
+// f16 and bf16, every pattern of bits, against a table searched for the nearest value.
 #include "core/float16.h"
 #include <gtest/gtest.h>
 #include <bit>

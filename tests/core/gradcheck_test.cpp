@@ -1,3 +1,5 @@
+// gradcheck accepts right gradients, finds small errors and says where, and leaves its inputs as
+// they were.
 #include "core/gradcheck.h"
 #include <gtest/gtest.h>
 #include <cmath>

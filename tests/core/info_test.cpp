@@ -1,3 +1,4 @@
+// What info() says, that headers of another version are refused, and what HILT_ISA may ask for.
 #include "core/info.h"
 #include <gtest/gtest.h>
 #include <algorithm>

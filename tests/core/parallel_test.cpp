@@ -1,3 +1,5 @@
+// parallel_for hands out every range once, the same ranges on any number of threads, and brings
+// exceptions back.
 #include "core/parallel.h"
 #include <gtest/gtest.h>
 #include <atomic>

@@ -1,3 +1,4 @@
+// Philox against its published answers; distributions, independence of streams, and generators.
 #include "core/random.h"
 #include <gtest/gtest.h>
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Extents, strides and broadcasting by hand, and what is refused.
 #include "core/shape.h"
 #include <gtest/gtest.h>
 #include <sstream>

@@ -1,3 +1,4 @@
+// Blocks, the pool, the counters, borrowed memory, and what is said when memory runs out.
 #include "core/storage.h"
 #include <gtest/gtest.h>
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Identity, views, making, converting and printing of tensors.
 #include "core/tensor.h"
 #include <gtest/gtest.h>
 #include <cmath>

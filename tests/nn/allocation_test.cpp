@@ -2,10 +2,11 @@
 // through without meeting it, in two ways: that one alone, or it and all that follow. Two kinds:
 // the memory of tensors, and every `operator new`. Each time:
 //   - the call throws, Code::memory where a tensor had no room, else that or std::bad_alloc; or it did
-//   without, and is right all the same;
+//     without, and its result is right;
 //   - the same call on the same objects then succeeds, with the bits of a run that never failed: nothing was
-//   left half done;
-//   - once what the attempt built is gone, so is all it took: bytes of tensors, blocks of the heap, open files.
+//     left half done;
+//   - once the objects of the attempt are gone, so is all it took: bytes of tensors, blocks of the heap, open
+//     files.
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// cat and pad: values and gradients, and what they refuse.
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"
 

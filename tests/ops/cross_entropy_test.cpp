@@ -1,3 +1,4 @@
+// The loss and its gradient by formula, ignored targets, and logits that would overflow.
 #include <limits>
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"

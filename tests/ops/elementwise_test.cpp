@@ -1,3 +1,5 @@
+// Every elementwise op by formula, and by hand at infinities, NaN, zeros of both signs, subnormals,
+// kinks and ties.
 #include <limits>
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"

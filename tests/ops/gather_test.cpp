@@ -1,3 +1,4 @@
+// embedding, gather and scatter_add: each is the transpose of another, and repeated indices add up.
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"
 

@@ -1,10 +1,9 @@
+// The judges on trial: ops that are wrong in one way each, and the judge that must say so. A judge
+// that cannot fail proves nothing when it passes.
 #include <limits>
 #include "core/parallel.h"
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"
-
-// The judges on trial: ops that are wrong in one way each, and the judge that must say so. A judge
-// that cannot fail proves nothing when it passes.
 
 namespace hilt {
 namespace {

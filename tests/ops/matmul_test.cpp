@@ -1,3 +1,4 @@
+// Products of every size around the edges of tiles, batched and broadcast, against sums in loops.
 #include <limits>
 #include <random>
 #include "ops/ops.h"

@@ -1,3 +1,4 @@
+// layer_norm and rms_norm by formula, and on rows whose mean would swallow their digits.
 #include <limits>
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"

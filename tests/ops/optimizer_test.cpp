@@ -1,3 +1,4 @@
+// AdamW, SGD, the global norm and clipping against their formulas, one number at a time.
 #include <limits>
 #include "core/parallel.h"
 #include "ops/ops.h"

@@ -1,13 +1,12 @@
+// Random programs: a few leaves, a handful of ops on them and on each other's results, all results
+// that nothing used joined into one output. Its gradient along a random direction against dual
+// numbers run through the naive formulas. HILT_FUZZ_SEED=n runs program n alone and prints it.
 #include <cstdlib>
 #include <optional>
 #include <random>
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"
 #include "tests/support/scale.h"
-
-// Random programs: a few leaves, a handful of ops on them and on each other's results, all results
-// that nothing used joined into one output. Its gradient along a random direction against dual
-// numbers run through the naive formulas. HILT_FUZZ_SEED=n runs program n alone and prints it.
 
 namespace hilt {
 namespace {

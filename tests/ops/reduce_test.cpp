@@ -1,3 +1,4 @@
+// Sums, means, maxima and argmax over every subset of axes, and over ten million elements.
 #include <limits>
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"

@@ -1,3 +1,4 @@
+// Rotation by formula; lengths stay, and products depend on the distance alone.
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"
 

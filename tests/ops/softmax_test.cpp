@@ -1,3 +1,4 @@
+// softmax, log_softmax and logsumexp by formula, at large logits, infinities and NaN.
 #include <limits>
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"

@@ -1,3 +1,4 @@
+// Views and conversions by formula, that they share storage, and what they refuse.
 #include <limits>
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"

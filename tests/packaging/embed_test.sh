@@ -54,16 +54,16 @@ case $tool in
     cat >"$scratch/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.18)
 project(ask CXX)
-foreach(request 0.1 0.1.0 0.2 1 0.1.99)
+foreach(request 0.2 0.2.0 0.3 1 0.2.99)
   unset(hilt_DIR CACHE)
   find_package(hilt ${request} QUIET)
   message(STATUS "asked for ${request}: ${hilt_FOUND}")
 endforeach()
 unset(hilt_DIR CACHE)
-find_package(hilt 0.1.0 EXACT REQUIRED)
+find_package(hilt 0.2.0 EXACT REQUIRED)
 END
     expect 0 'find_package with versions' cmake -S "$scratch" -B "$scratch/ask" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$CXX"
-    for answer in '0.1: 1' '0.1.0: 1' '0.2: 0' '1: 0' '0.1.99: 0'; do says out "asked for $answer"; done
+    for answer in '0.2: 1' '0.2.0: 1' '0.3: 0' '1: 0' '0.2.99: 0'; do says out "asked for $answer"; done
     ;;
   meson)
     expect 0 'meson setup, installed' meson setup installed

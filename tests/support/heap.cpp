@@ -1,3 +1,4 @@
+// operator new and delete of a test binary: they count what is held, and fail where a test asks.
 #include "tests/support/heap.h"
 #include <malloc.h>
 #include <cstdlib>

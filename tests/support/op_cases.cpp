@@ -1,3 +1,5 @@
+// Inputs of a case: random numbers of the spread it asks for, in dense, strided and repeated
+// layouts.
 #include "tests/support/op_cases.h"
 #include <cstring>
 #include <numeric>

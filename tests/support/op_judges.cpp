@@ -1,3 +1,5 @@
+// The judges of an op: value, gradients, layouts, fewer bits, memory, threads. Each runs every
+// case.
 #include <cstdlib>
 #include <cstring>
 #include <iostream>

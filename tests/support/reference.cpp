@@ -1,3 +1,5 @@
+// Attention from its definitions: orders, attended sets and formulas in plain loops, nothing shared
+// with the library.
 #include "tests/support/reference.h"
 #include <algorithm>
 #include <limits>
@@ -17,7 +19,7 @@ std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 // ---- orders -------------------------------------------------------------------------------------
 
-/// SEMANTICS.md section 1, d2xy, as printed there.
+/// The classic d2xy: the cell at position d of the curve on n x n cells.
 Cell d2xy(Index n, Index d) {
   Index x = 0, y = 0;
   for (Index s = 1; s < n; s *= 2) {
@@ -250,7 +252,7 @@ struct Layout {
   std::size_t row(Index b, Index t, Index h) const { return at((b * n.heads + h) * n.length + t); }
 };
 
-/// M / (1 - p) of SEMANTICS.md section 2.
+/// The dropout multiplier of a pair: 1 / (1 - p) where it is kept, else 0.
 double weight(const Sizes& n, Index b, Index h, Index t, Index u) {
   if (n.dropout == 0) return 1;
   const auto word = [](Index i) { return static_cast<std::uint32_t>(i); };

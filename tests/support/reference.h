@@ -82,7 +82,7 @@ using Store = std::function<float(float)>;
 template <class T>
 Output<T> attention(const Sizes& n, const Attended& set, const Inputs<T>& in, const Store& store = {});
 
-/// The gradients by the closed formulas of SEMANTICS.md section 2, from scratch, in T.
+/// The gradients by the closed formulas of ops/hilbert/README.md, from scratch, in T.
 template <class T>
 Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<T>& in, const std::vector<T>& d_o,
                               const Store& store = {});

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md from the files in tests/bench/results, so that no figure is remembered.
+"""Writes the tables of README.md and tests/bench/results/README.md from the files beside the latter, so that no figure is remembered.
 
     tests/tools/figures.py            rewrite what stands between the markers
     tests/tools/figures.py --check    exit 1 if that would change anything
@@ -127,13 +127,14 @@ def table(name):
 
 
 def main():
-    path = ROOT / "README.md"
-    old = path.read_text()
-    new = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", lambda m: m[1] + table(m[2]) + "\n" + m[3], old, flags=re.S)
-    if "--check" in sys.argv[1:]:
-        return int(new != old)
-    path.write_text(new)
-    return 0
+    changed = False
+    for path in (ROOT / "README.md", RESULTS / "README.md"):
+        old = path.read_text()
+        new = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", lambda m: m[1] + table(m[2]) + "\n" + m[3], old, flags=re.S)
+        changed |= new != old
+        if "--check" not in sys.argv[1:]:
+            path.write_text(new)
+    return int(changed and "--check" in sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+// Axes with round ticks, lines, dots and stacked bars, drawn as SVG.
 #include "chart.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Sets of cells, their borders, and walks through them, as SVG paths of few strokes.
 #include "grid.h"
 
 namespace report {

@@ -1,3 +1,4 @@
+// The page: its style sheet, headings with a table of contents, figures and tables.
 #include "html.h"
 
 #include "text.h"

@@ -1,3 +1,4 @@
+// Shapes and words of a drawing as SVG text, with short coordinates.
 #include "svg.h"
 
 #include <cmath>

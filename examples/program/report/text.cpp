@@ -1,3 +1,4 @@
+// Numbers with units and three digits; characters that HTML would take for markup.
 #include "text.h"
 
 #include <cmath>

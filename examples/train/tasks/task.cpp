@@ -1,3 +1,4 @@
+// What tasks share: random numbers by count, vocabularies, batches; and Game of Life.
 #include "task.h"
 #include <algorithm>
 #include <array>

@@ -32,10 +32,9 @@ Index token_of(const Grid& grid, const Cell& cell);
 Cell classic_cell(Index side, Index position);
 Index classic_position(Index side, const Cell& cell);
 
-/// What is asked of the Hilbert curve on a rectangle with one odd and one even side, where the long
-/// side wants to be the major axis but only the even one gives unit steps: unit steps on every
-/// rectangle, or (near) only where the aspect is below 3, so that thin grids keep their locality at
-/// the price of one diagonal step.
+/// A choice for rectangles with one odd and one even side. The long side should be the major axis,
+/// but only the even side gives unit steps. unit: unit steps on every rectangle. near: unit steps
+/// only where the aspect is below 3; thin grids then keep their locality and pay one diagonal step.
 enum class Steps : unsigned char { near, unit };
 
 /// The Hilbert curve on any grid: the classic one on a 2^k square, else the generalized one. Unit
@@ -43,8 +42,7 @@ enum class Steps : unsigned char { near, unit };
 Cell hilbert_cell(const Grid& grid, Index position, Steps steps = Steps::near);
 Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps = Steps::near);
 
-/// The tokens below `limit` (at most 2^31 - 1) in curve order, by one walk: what is left out is
-/// skipped over.
+/// The tokens below `limit` (at most 2^31 - 1) in curve order, by one walk that skips the others.
 std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps steps = Steps::near);
 
 /// How many steps of the curve do not go to a cell that shares a side: 0 or 1 on a rectangle

@@ -42,8 +42,8 @@ class Plan {
   const PlanSpec& spec() const { return spec_; }
   Index length() const { return spec_.length; }
   Index heads() const { return spec_.heads; }
-  /// The order that is in force: the identity where the set does not depend on it and nothing is
-  /// gained, or by HILT_FORCE_ORDER.
+  /// The order in use. It is the identity if the set does not depend on it and it would gain
+  /// nothing, or if HILT_FORCE_ORDER says so.
   const Permutation& order() const { return *order_; }
   bool order_forced() const { return forced_; }
   Grid grid() const { return grid_; }
@@ -51,15 +51,15 @@ class Plan {
   /// The attended sets of a head, to be merged.
   std::span<const std::int32_t> tilings_of(Index head) const;
   const std::vector<Tiling>& tilings() const { return tilings_; }
-  /// The token of row u is in A(the token of row t) of this head, how often; without in_order, rows
+  /// How often the token of row u is in A(the token of row t) of this head; without in_order, rows
   /// are tokens. From the definitions, not from the tiles: slow, for tests and pages.
   Index attends(Index head, Index t, Index u) const;
   /// Rows whose list is empty for some head.
   Index empty_rows() const;
 
-  /// Counts over the distinct sets: heads that share one count once. stats_for says what they would
-  /// be if the same pattern were arranged otherwise. For a pattern that depends on positions
-  /// another order is another set: the counts are then of that set.
+  /// Counts over the distinct sets: a set that several heads share counts once. stats_for gives the
+  /// counts of the same pattern in another order. If the pattern depends on positions, another
+  /// order is another set, and the counts are of that set.
   TileStats stats() const;
   TileStats stats_for(Order::Kind kind) const;
 

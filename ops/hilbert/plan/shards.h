@@ -20,18 +20,18 @@ struct Shards {
   /// The positions of a rank's rows.
   std::vector<std::int32_t> positions(int rank) const;
 };
-/// One run of positions a rank, as even as can be; cut at borders of segments where ranks hold
-/// whole ones, which keeps those from travelling.
+/// One run of positions a rank, as even as possible, but cut at borders of the longest segments
+/// that fit into a rank's share: those then need not travel.
 Shards contiguous_shards(const Plan& plan, int ranks);
-/// `chunks_each` runs a rank, the dearest first to whoever has least to do: for masks that give
-/// some positions more work than others.
+/// `chunks_each` runs a rank; the most expensive run goes first, to the rank with the least work.
+/// For masks that give some positions more work than others.
 Shards balanced_shards(const Plan& plan, int ranks, Index chunks_each = 8);
-/// Contiguous, unless that leaves a tenth more to do for some rank than balanced ones.
+/// Contiguous, unless some rank then has a tenth more work than with balanced ones.
 Shards choose_shards(const Plan& plan, int ranks);
 /// The most tile work of any rank over the mean. 1 is even.
 double imbalance(const Plan& plan, const Shards& shards);
 
-/// How rows that are needed elsewhere get there. The result is the same but for rounding.
+/// How rows travel to the ranks that need them. The results differ by rounding alone.
 enum class Transport : unsigned char {
   ring,    // rank after rank: the next rows travel while those that are here are attended to
   gather,  // all at once, then attended to at once
@@ -44,8 +44,8 @@ std::string_view name_of(Transport transport);
 /// from its owner; gradients of keys go straight back.
 class ShardPlan {
  public:
-  /// Rows to or from one rank. rows: which of this rank's own are sent, or where in the stage's
-  /// keys what is received lies; empty where that is [0, count).
+  /// Rows to or from one rank. rows: which of this rank's own rows are sent, or where received rows
+  /// lie in the stage's keys; empty means [0, count).
   struct Parcel {
     int peer;
     Index count;
@@ -89,7 +89,7 @@ using ShardPlanPtr = std::shared_ptr<const ShardPlan>;
 /// How the positions of a plan are dealt out.
 enum class Dealing : unsigned char { contiguous, balanced, automatic };
 Dealing parse_dealing(std::string_view text);
-/// Builds, or finds among the most recently used, a rank's part of the plan for a spec, whose rows
+/// Builds a rank's part of the plan for a spec, or finds it among those used most recently. Rows
 /// become positions. Safe from any thread.
 ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport = Transport::ring,
                              Dealing dealing = Dealing::automatic);

@@ -1,3 +1,4 @@
+// Counts attended pairs of tiles, and lists for every key tile the query tiles that need it.
 #include <algorithm>
 #include <numeric>
 #include "ops/hilbert/plan/attends.h"

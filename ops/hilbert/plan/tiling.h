@@ -46,7 +46,7 @@ struct Tiling {
   Index pairs = 0;          // (query, key) pairs that attend
   Index empty_queries = 0;  // queries with no key at all
 
-  /// The same lists in the memory of GPUs, for those whose kernels asked.
+  /// The same lists in the memory of GPUs, made when a kernel first needs them.
   struct OnDevice;
   mutable std::shared_ptr<OnDevice> device_images;
 };

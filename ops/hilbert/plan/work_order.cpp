@@ -1,3 +1,5 @@
+// Orders of query and key blocks: along the diagonal, along the Hilbert curve, or whichever gathers
+// the fewest blocks.
 #include "ops/hilbert/plan/work_order.h"
 #include <algorithm>
 #include <numeric>

@@ -1,3 +1,5 @@
+// A group of ranks over every link that threads can test: collectives, bytes, early messages, and
+// what all hear when one throws, leaves or waits too long.
 #include "core/comm/comm.h"
 #include <gtest/gtest.h>
 #include <sys/socket.h>

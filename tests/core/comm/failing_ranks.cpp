@@ -2,8 +2,8 @@
 // last argument is the test's mark.
 //   fate    none | check | early | size | kill | stop | exit | throw | memory
 //   moment  start | meeting | hop | home | sum | end | goodbye: before the link is there, while the ranks
-//           meet, on a hop of the ring, on
-//           the hop that brings home, between sums, in the last barrier, when the others have nothing left to do
+//           meet, on a hop of the ring, on the hop that brings home, between sums, in the last barrier, when
+//           the others have nothing left to do
 #include <hilt/core/comm/comm.h>
 #include <signal.h>
 #include <unistd.h>

@@ -1,3 +1,5 @@
+// Memory lent to and borrowed from a library that this file plays: shared, never copied without
+// need, given back exactly once.
 #include "core/io/dlpack.h"
 #include <gtest/gtest.h>
 #include <atomic>

@@ -1,3 +1,5 @@
+// Files byte for byte as NumPy writes them; truncated and broken files refused, whatever their
+// headers say; writers that leave a whole file or none.
 #include "core/io/npy.h"
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Splitting, numbers, and which names are proposed for a misspelt one.
 #include "core/io/text.h"
 #include <gtest/gtest.h>
 #include "tests/support/error_of.h"

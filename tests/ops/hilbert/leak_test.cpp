@@ -1,6 +1,5 @@
-// SEMANTICS.md section 4, for every causal configuration: what a token says reaches no earlier
-// output, bit for bit, and a loss on earlier outputs sends exactly nothing to later keys and
-// values.
+// For every causal configuration: a token changes no bit of an earlier output, and a loss on
+// earlier outputs has a gradient of exactly zero in later keys and values.
 
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// Every name and option builds the attention it stands for, and every wrong one is refused.
 #include "ops/hilbert/make_attention.h"
 #include <gtest/gtest.h>
 #include <map>

@@ -1,3 +1,4 @@
+// Bytes that each mode keeps and holds at most, against the stated formula.
 #include <gtest/gtest.h>
 #include <malloc.h>
 

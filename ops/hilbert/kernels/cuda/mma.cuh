@@ -12,7 +12,7 @@
 // A block owns a tile, at most kTile rows of one list, and meets the rows of the other list in
 // chunks, which stream through two stages of shared memory: while one is worked on the next is
 // copied, row by row through the list of tokens. A warp has the scores of 16 or 32 owned rows and
-// all rows of a chunk in registers, laid out as core/cuda/mma.cuh says: s[c][2 h + j] is of row
+// all rows of a chunk in registers, laid out as mma_sync.cuh says: s[c][2 h + j] is of row
 // lane / 4 + 8 h and column 8 c + 2 (lane % 4) + j.
 
 namespace hilt::kernels::tensor_cores {

@@ -1,3 +1,5 @@
+// The lists of a tiling in a GPU's memory: packed into one block, copied once, kept with the
+// tiling.
 #include "ops/hilbert/kernels/cuda/on_device.h"
 #include <cstring>
 #include <map>

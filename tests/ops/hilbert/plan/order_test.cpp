@@ -1,3 +1,4 @@
+// Orders as permutations and as text, their cache, and published shares of tiles.
 #include "ops/hilbert/plan/order.h"
 
 #include <gtest/gtest.h>

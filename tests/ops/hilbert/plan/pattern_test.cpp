@@ -1,3 +1,4 @@
+// Patterns as text, there and back, with whole error messages; block lists from builders and files.
 #include "ops/hilbert/plan/pattern.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Plans pair by pair against the definitions of the sets; tile counts, leaks, the cache, and a
+// million tokens.
 #include "ops/hilbert/plan/plan.h"
 
 #include <gtest/gtest.h>
@@ -308,7 +310,7 @@ TEST(Plan, EveryFieldChangesSomething) {
   changed([](PlanSpec& s) { s.causality = Causality::curve; });
 }
 
-// ---- SEMANTICS.md section 6, and the leak of section 4 ------------------------------------------
+// ---- published tile counts, and the leak of a mask on positions ---------------------------------
 
 namespace {
 
@@ -344,7 +346,7 @@ struct Figure {
   Index side;
   const char* order;
   KeysOf keys;
-  double percent;  // of 128 x 128 tiles touched, as SEMANTICS.md prints it
+  double percent;  // of 128 x 128 tiles touched, as published
   int decimals;
 };
 

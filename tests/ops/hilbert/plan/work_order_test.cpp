@@ -1,3 +1,4 @@
+// A layout of blocks has every block once, gathers no more than promised, and changes no set.
 #include "ops/hilbert/plan/work_order.h"
 #include <gtest/gtest.h>
 #include <algorithm>
