@@ -1,4 +1,4 @@
-// dropout on a GPU: a thread takes the four elements that share a counter.
+// dropout on a GPU: a thread takes the eight elements that share a counter.
 #include "core/cuda/launch.cuh"
 #include "core/cuda/random.cuh"
 #include "ops/kernels.h"
@@ -8,23 +8,23 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kWords = 4;  // elements a counter serves
+constexpr int kEach = 8;  // elements a counter serves
 
 template <class T>
-__global__ void dropout_kernel(const T* x, T* y, Index first, Index n, float scale, std::uint32_t limit,
+__global__ void dropout_kernel(const T* x, T* y, Index first, Index n, float scale, std::uint32_t rate,
                                RandomKey drawn) {
   const RandomKey key = now(drawn);
-  const Index counters = (first + n + kWords - 1) / kWords;
-  for (Index c = first / kWords + first_element(); c < counters; c += element_step()) {
+  const Index counters = (first + n + kEach - 1) / kEach;
+  for (Index c = first / kEach + first_element(); c < counters; c += element_step()) {
     const auto at = static_cast<std::uint64_t>(c);
-    const auto bits = philox({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32),
-                              static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)},
-                             key.seed);
-    for (int k = 0; k < kWords; ++k) {
-      const Index i = c * kWords + k - first;
+    const auto words = philox<7>({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32),
+                                  static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)},
+                                 key.seed);
+    for (int k = 0; k < kEach; ++k) {
+      const Index i = c * kEach + k - first;
       if (i >= 0 && i < n)
-        y[i] =
-            static_cast<T>((bits[static_cast<std::size_t>(k)] >> 8) >= limit ? static_cast<float>(x[i]) * scale : 0.0f);
+        y[i] = static_cast<T>(drop_bits(words, static_cast<std::uint32_t>(k)) >= rate ? static_cast<float>(x[i]) * scale
+                                                                                      : 0.0f);
     }
   }
 }
@@ -32,9 +32,9 @@ __global__ void dropout_kernel(const T* x, T* y, Index first, Index n, float sca
 }  // namespace
 
 template <class T> void dropout(Cuda where, const T* x, T* y, Index first, Index n, double p, RandomKey key) {
-  const auto limit = static_cast<std::uint32_t>(__builtin_ceil(p * 0x1p24));  // u 2^-24 >= p
-  launch("dropout", where, dropout_kernel<T>, blocks_for(n / kWords + 2), kThreads, 0, x, y, first, n,
-         static_cast<float>(1 / (1 - p)), limit, key);
+  const std::uint32_t rate = drop_rate(p);
+  launch("dropout", where, dropout_kernel<T>, blocks_for(n / kEach + 2), kThreads, 0, x, y, first, n,
+         static_cast<float>(keep_scale(rate)), rate, key);
 }
 
 template void dropout(Cuda, const float*, float*, Index, Index, double, RandomKey);

@@ -220,9 +220,10 @@ Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dty
 
 double dropout_multiplier(const hilt::RandomKey& key, Index head, Index t, Index u, double p) {
   const auto word = [](Index i) { return static_cast<std::uint32_t>(i); };
-  const auto bits = hilt::philox({word(u / 4), word(t), word(head), static_cast<std::uint32_t>(key.stream)},
-                                 key.seed ^ (key.stream >> 32) << 32);
-  return (bits[at(u % 4)] >> 8) * 0x1p-24 >= p ? 1 / (1 - p) : 0;
+  const auto words = hilt::philox<7>({word(u / 8), word(t), word(head), static_cast<std::uint32_t>(key.stream)},
+                                     key.seed ^ (key.stream >> 32) << 32);
+  const double rate = std::floor(p * 65536 + 0.5), decision = words[at(u % 8 / 2)] / (u % 2 ? 65536 : 1) % 65536;
+  return decision >= rate ? 65536 / (65536 - rate) : 0;
 }
 
 }  // namespace compare

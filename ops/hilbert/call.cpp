@@ -32,7 +32,7 @@ Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& o
 
 kernels::AttentionSizes Call::sizes() const {
   kernels::AttentionSizes s{batch, length, heads(), kv_heads, dim, scale};
-  s.dropout = options.dropout;
+  s.dropout = drop_rate(options.dropout);
   s.key = options.key.value_or(RandomKey{});
   s.first_batch = options.first_batch;
   return s;

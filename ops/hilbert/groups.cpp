@@ -173,7 +173,7 @@ Tensor scatter_keys(const Tensor& x, const GroupBatch& g, Index length, Index he
 
 Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, const AttentionOptions& options,
                            DType dtype) {
-  const double p = options.dropout;
+  const std::uint32_t rate = drop_rate(options.dropout);
   const RandomKey key = options.key.value_or(RandomKey{});
   const auto n_heads = static_cast<Index>(g.heads.size());
   Tensor m = empty({batch, n_heads, g.groups, g.q, g.k}, DType::f64);
@@ -185,8 +185,8 @@ Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, co
       for (Index j = 0; j < g.k; ++j)
         out[row * g.k + j] = kernels::attention_keeps(key, static_cast<std::uint32_t>(head),
                                                       static_cast<std::uint32_t>(g.q_name[at(group * g.q + row % g.q)]),
-                                                      static_cast<std::uint32_t>(g.k_name[at(group * g.k + j)]), p)
-                                 ? 1 / (1 - p)
+                                                      static_cast<std::uint32_t>(g.k_name[at(group * g.k + j)]), rate)
+                                 ? keep_scale(rate)
                                  : 0;
     }
   });

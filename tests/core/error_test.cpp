@@ -47,7 +47,8 @@ TEST(Error, CheckFormatsOnlyWhenItFails) {
 }
 
 TEST(Error, TakesTextOfAnyLengthAndContent) {
-  const std::string text = std::string(100000, 'x') + "%s%n\n";
+  std::string text(100000, 'x');
+  text += "%s%n\n";
   EXPECT_EQ(error_of([&] { fail(text); }), "usage: " + text);
   EXPECT_EQ(error_of([] { fail_with(Code::data, ""); }), "data: ");
 }

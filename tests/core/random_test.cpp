@@ -25,6 +25,25 @@ TEST(Philox, GivesThePublishedAnswers) {
             (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, 0x299f31d0a4093822),
             (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  // philox4x32-7, which dropout draws.
+  EXPECT_EQ(philox<7>({0, 0, 0, 0}, 0), (Block{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}));
+  EXPECT_EQ(philox<7>({kOnes, kOnes, kOnes, kOnes}, 0xffffffffffffffff),
+            (Block{0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}));
+  EXPECT_EQ(philox<7>({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, 0x299f31d0a4093822),
+            (Block{0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}));
+}
+
+TEST(DropRate, IsTheNearest65536thAndNeverAll) {
+  EXPECT_EQ(drop_rate(0), 0u);
+  EXPECT_EQ(drop_rate(0x1p-18), 0u);
+  EXPECT_EQ(drop_rate(0x1p-17), 1u);
+  EXPECT_EQ(drop_rate(0.5), 32768u);
+  EXPECT_EQ(drop_rate(0.1), 6554u);
+  EXPECT_EQ(drop_rate(0.9999999), 65535u);
+  EXPECT_EQ(keep_scale(0), 1.0);
+  EXPECT_EQ(keep_scale(32768), 2.0);
+  const std::array<std::uint32_t, 4> words{0x10000, 0x30002, 0x50004, 0x70006};
+  for (std::uint32_t i = 0; i < 8; ++i) EXPECT_EQ(drop_bits(words, i), i);
 }
 
 /// The generator once more, as the paper writes it.

@@ -23,7 +23,8 @@ std::vector<OpCase> dropout_cases() {
                      [=]<class T>(const Arrays<T>& in) {
                        Array<T> keep(shape);
                        for (Index i = 0; i < keep.size(); ++i) keep[i] = T(mask[i]);
-                       return naive::zip(in[0], keep, [=](const T& x, const T& m) { return x * m / (T(1) - T(p)); });
+                       const double rate = std::round(p * 65536) / 65536;
+                       return naive::zip(in[0], keep, [=](const T& x, const T& m) { return x * m / (T(1) - T(rate)); });
                      },
                      traits});
   };

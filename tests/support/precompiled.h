@@ -4,4 +4,3 @@
 #include <iostream>
 #include <set>
 #include "core/precompiled.h"
-#include "ops/ops.h"

@@ -2,6 +2,7 @@
 // with the library.
 #include "tests/support/reference.h"
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -10,7 +11,6 @@
 #include <type_traits>
 #include <utility>
 #include "core/error.h"
-#include "ops/hilbert/kernels/attention.h"  // attention_keeps: the definition of the dropout mask
 
 namespace hilt::ref {
 namespace {
@@ -252,11 +252,23 @@ struct Layout {
   std::size_t row(Index b, Index t, Index h) const { return at((b * n.heads + h) * n.length + t); }
 };
 
-/// The dropout multiplier of a pair: 1 / (1 - p) where it is kept, else 0.
+/// The dropout multiplier of a pair: 1 / (1 - p) where it is kept, else 0; p counts 65,536ths. Number
+/// u % 8 of the 16-bit numbers that Philox4x32 makes in 7 rounds of {u / 8, t, head, stream}.
 double weight(const Sizes& n, Index b, Index h, Index t, Index u) {
   if (n.dropout == 0) return 1;
-  const auto word = [](Index i) { return static_cast<std::uint32_t>(i); };
-  return kernels::attention_keeps(n.key, word(b * n.heads + h), word(t), word(u), n.dropout) ? 1 / (1 - n.dropout) : 0;
+  const auto low = [](std::uint64_t x) { return x & 0xffffffff; };
+  std::uint64_t x0 = low(static_cast<std::uint64_t>(u / 8)), x1 = low(static_cast<std::uint64_t>(t)),
+                x2 = low(static_cast<std::uint64_t>(b * n.heads + h)), x3 = low(n.key.stream);
+  std::uint64_t key0 = low(n.key.seed), key1 = (n.key.seed >> 32) ^ (n.key.stream >> 32);
+  for (int round = 0; round < 7; ++round) {
+    const std::uint64_t a = 0xD2511F53 * x0, c = 0xCD9E8D57 * x2;
+    x0 = (c >> 32) ^ x1 ^ key0, x1 = low(c), x2 = (a >> 32) ^ x3 ^ key1, x3 = low(a);
+    key0 = low(key0 + 0x9E3779B9), key1 = low(key1 + 0xBB67AE85);
+  }
+  const std::uint64_t words[] = {x0, x1, x2, x3};
+  const auto number = static_cast<double>(words[u % 8 / 2] >> (u % 2 * 16) & 0xffff);
+  const double dropped = std::round(n.dropout * 65536);
+  return number >= dropped ? 65536 / (65536 - dropped) : 0;
 }
 
 template <class T> T stored(const Store& store, T x) {

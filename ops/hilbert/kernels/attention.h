@@ -43,22 +43,21 @@ template <class... Types, class F> [[gnu::always_inline]] inline void with_type(
 struct AttentionSizes {
   Index batch, length, heads, kv_heads, dim;
   double scale;
-  double dropout = 0;    // probability of dropping a weight
-  RandomKey key;         // of the dropout mask, see attention_keeps
-  Index first_head = 0;  // of these heads among all: part of the mask's counter
+  std::uint32_t dropout = 0;  // of weights, see drop_rate()
+  RandomKey key;              // of the dropout mask, see attention_keeps
+  Index first_head = 0;       // of these heads among all: part of the mask's counter
   Index first_batch = 0;
 };
 
-/// Whether the weight of (b, h, t, u) survives dropout: word u % 4 of philox({u / 4, t, b *
-/// heads_total.., stream}, seed), as a 24-bit uniform, is at least p. The same on every device and
-/// in every mode. head = b * heads + h.
+/// The bits that decide for the weights of query t and keys u with u / 8 == block: see drop_bits(), by
+/// u % 8. The same on every device and in every mode. head = b * heads + h.
+[[gnu::always_inline]] constexpr std::array<std::uint32_t, 4> attention_bits(const RandomKey& key, std::uint32_t head,
+                                                                             std::uint32_t t, std::uint32_t block) {
+  return philox<7>({block, t, head, static_cast<std::uint32_t>(key.stream)}, key.seed ^ (key.stream >> 32) << 32);
+}
 [[gnu::always_inline]] constexpr bool attention_keeps(const RandomKey& key, std::uint32_t head, std::uint32_t t,
-                                                      std::uint32_t u, double p) {
-  const auto bits =
-      philox({u / 4, t, head, static_cast<std::uint32_t>(key.stream)}, key.seed ^ (key.stream >> 32) << 32);
-  const std::uint32_t even = u & 2 ? bits[2] : bits[0],
-                      odd = u & 2 ? bits[3] : bits[1];  // bits[u % 4], so that loops become vectors
-  return ((u & 1 ? odd : even) >> 8) * 0x1p-24 >= p;
+                                                      std::uint32_t u, std::uint32_t rate) {
+  return drop_bits(attention_bits(key, head, t, u / 8), u % 8) >= rate;
 }
 
 /// Statistics and accumulators: f32, f64 for f64.

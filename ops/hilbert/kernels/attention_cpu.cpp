@@ -202,15 +202,36 @@ template <class W> void mask(const Tiling& t, Index i, Tiling::Range k, W* x, W 
   if (!t.k_b.empty()) keep(t.k_b.data(), t.q_b_low.data()[i], t.q_b_high.data()[i]);
 }
 
+/// The keys of a tile by the counters that decide for them: neighbours often share one.
+struct Counters {
+  Index runs = 0;
+  std::uint32_t block[kTile];   // of a run: key / 8
+  std::int32_t run[kTile];      // of a key
+  std::uint32_t number[kTile];  // of its eight
+};
+inline void count_keys(const std::int32_t* keys, Index n, Counters& c) {
+  for (Index j = 0; j < n; ++j) {
+    const auto key = static_cast<std::uint32_t>(keys[j]);
+    if (c.runs == 0 || c.block[c.runs - 1] != key / 8) c.block[c.runs++] = key / 8;
+    c.run[j] = static_cast<std::int32_t>(c.runs - 1), c.number[j] = key % 8;
+  }
+}
+
 /// M of one row: 0, or what makes up for the weights that are dropped.
 template <class W>
-void multipliers(const AttentionSizes& s, Index b, Index h, std::int32_t token, const std::int32_t* keys, Index n,
-                 W* m) {
+void multipliers(const AttentionSizes& s, Index b, Index h, std::int32_t token, const Counters& keys, Index n, W* m) {
   const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h),
              t = static_cast<std::uint32_t>(token);
-  const W kept = static_cast<W>(1 / (1 - s.dropout));
-  for (Index j = 0; j < n; ++j)
-    m[j] = attention_keeps(s.key, head, t, static_cast<std::uint32_t>(keys[j]), s.dropout) ? kept : 0;
+  std::uint32_t words[4][kTile];
+  for (Index r = 0; r < keys.runs; ++r) {
+    const auto bits = attention_bits(s.key, head, t, keys.block[r]);
+    words[0][r] = bits[0], words[1][r] = bits[1], words[2][r] = bits[2], words[3][r] = bits[3];
+  }
+  const W kept = static_cast<W>(keep_scale(s.dropout));
+  for (Index j = 0; j < n; ++j) {
+    const std::uint32_t word = words[keys.number[j] / 2][keys.run[j]];
+    m[j] = (word >> keys.number[j] % 2 * 16 & 0xffff) >= s.dropout ? kept : 0;
+  }
 }
 
 template <int Width, class W, class Op, int... Lane>
@@ -380,6 +401,8 @@ void forward_tiles(const ForwardOf<T, O>& f, Index b, Index h, Index begin, Inde
     gather(k_rows, n, W{1}, space.v);
     transpose(space.v, n, wide, space.k_t);
     NonFinite in_v;
+    Counters counters;
+    if (sizes.dropout > 0) count_keys(t.k_names().data() + keys.begin, n, counters);
     if (!gather(v_rows, n, W{1}, space.v)) replace_non_finite(space.v, n, dim, in_v);
 
     for (Index g = 0; g < end - begin; ++g) {
@@ -398,7 +421,7 @@ void forward_tiles(const ForwardOf<T, O>& f, Index b, Index h, Index begin, Inde
           for (Index j = n; j < whole_vectors<W>(n); ++j) s[j] = kMinusInfinity<W>;
           online_softmax(s, whole_vectors<W>(n), x.m[first + r], x.l[first + r], acc.row(r), dim);
           if (sizes.dropout > 0) {
-            multipliers(sizes, b, h, t.q_names().data()[q0 + r], t.k_names().data() + keys.begin, n, space.multiplier);
+            multipliers(sizes, b, h, t.q_names().data()[q0 + r], counters, n, space.multiplier);
             for (Index j = 0; j < n; ++j) s[j] *= space.multiplier[j];
           }
         }
@@ -483,6 +506,8 @@ void backward_tile(const BackwardOf<T>& pass, Index b, Index kv_head, Index tile
   const bool finite = gather(k_rows, n, W{1}, space.k);
   transpose(space.k, n, wide, space.k_t);
   NonFinite in_k;
+  Counters counters;
+  if (sizes.dropout > 0) count_keys(t.k_names().data() + keys.begin, n, counters);
   if (!finite) replace_non_finite(space.k, n, dim, in_k);
 
   bool add = false;
@@ -502,8 +527,7 @@ void backward_tile(const BackwardOf<T>& pass, Index b, Index kv_head, Index tile
         const std::int32_t token = q_rows.token[r];
         const Index at = (b * sizes.heads + h) * sizes.length + token;
         if (sizes.dropout > 0)
-          multipliers(sizes, b, h, t.q_names().data()[range.begin + r], t.k_names().data() + keys.begin, n,
-                      space.multiplier);
+          multipliers(sizes, b, h, t.q_names().data()[range.begin + r], counters, n, space.multiplier);
         softmax_backward(space.p.row(r), space.ds.row(r), sizes.dropout > 0 ? space.multiplier : nullptr,
                          whole_vectors<W>(n), lse[at], delta[at]);
         if (ref.partial)

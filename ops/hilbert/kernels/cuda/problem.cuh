@@ -27,7 +27,7 @@ inline Problem problem_of(Cuda where, const AttentionPass& pass) {
 }
 
 /// M of weights that survive dropout.
-inline float multiplier_of(const AttentionSizes& s) { return static_cast<float>(1 / (1 - s.dropout)); }
+inline float multiplier_of(const AttentionSizes& s) { return static_cast<float>(keep_scale(s.dropout)); }
 /// Whether the weight of query i and key j of the lists survives dropout.
 __device__ inline bool survives(const Problem& p, Index b, Index h, int i, int j) {
   const AttentionSizes& s = p.sizes;
