@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <execinfo.h>
+#include <fcntl.h>
 #include <hilt/hilt.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <new>
 #include <streambuf>
@@ -27,6 +29,8 @@ int report() {
     throw;
   } catch (const hilt::Error& e) { code = e.code(), text = e.what(); } catch (const std::bad_alloc&) {
     code = hilt::Code::memory, text = "out of memory";
+  } catch (const std::filesystem::filesystem_error& e) {  // whose paths are a user's: too long, not to be looked at
+    code = hilt::Code::data, text = e.path1().string() + ": " + e.code().message();
   } catch (const std::exception& e) { text = std::string("internal: ") + e.what(); } catch (...) {
     text = "internal: an exception of unknown type";
   }
@@ -50,7 +54,7 @@ int report() {
 }
 
 /// Hands everything on, and remembers why that failed first: errno is long another's when the
-/// program ends.
+/// program ends. To a pipe that nobody reads any more it prints no further, which is no failure: see run().
 class Remembering : public std::streambuf {
  public:
   explicit Remembering(std::streambuf* under) : under_(under) {}
@@ -58,24 +62,25 @@ class Remembering : public std::streambuf {
 
  private:
   bool noted(bool ok) {
+    if (!ok && errno == EPIPE) unheard_ = true;
     if (!ok && error_ == 0) error_ = errno;
-    return ok;
+    return ok || unheard_;
   }
   int_type overflow(int_type c) override {
     if (traits_type::eq_int_type(c, traits_type::eof())) return traits_type::not_eof(c);
-    return noted(!traits_type::eq_int_type(under_->sputc(traits_type::to_char_type(c)), traits_type::eof()))
+    return unheard_ || noted(!traits_type::eq_int_type(under_->sputc(traits_type::to_char_type(c)), traits_type::eof()))
                ? c
                : traits_type::eof();
   }
   std::streamsize xsputn(const char* text, std::streamsize count) override {
-    const std::streamsize written = under_->sputn(text, count);
-    noted(written == count);
-    return written;
+    const std::streamsize written = unheard_ ? count : under_->sputn(text, count);
+    return noted(written == count) ? count : written;
   }
-  int sync() override { return noted(under_->pubsync() == 0) ? 0 : -1; }
+  int sync() override { return unheard_ || noted(under_->pubsync() == 0) ? 0 : -1; }
 
   std::streambuf* under_;
   int error_ = 0;
+  bool unheard_ = false;
 };
 
 /// std::cout through a Remembering, for as long as it lives.
@@ -98,8 +103,14 @@ class Output {
 bool debugging() { return std::get_terminate() == report_with_stack; }
 
 int run(const std::string& program, const std::function<int()>& work) {
-  // `program | head` ends quietly, whatever the parent process ignores.
+  // No file of ours may be given the number of a stream that was closed, and take what is printed.
+  while (::fcntl(STDIN_FILENO, F_GETFD) < 0 || ::fcntl(STDOUT_FILENO, F_GETFD) < 0 ||
+         ::fcntl(STDERR_FILENO, F_GETFD) < 0)
+    if (::open("/dev/null", O_RDWR) < 0) break;
+  // `program | head` ends quietly, whatever the parent process ignores. A program whose work is worth more than its
+  // words ignores the signal; printing then ends alone.
   std::signal(SIGPIPE, SIG_DFL);
+  std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is an error of the write, which is reported and tidied after
   name = program;
   const Output output;
   try {

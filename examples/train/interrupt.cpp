@@ -1,3 +1,4 @@
+// Asked to end: by a keyboard, a batch system, or a terminal that goes away.
 #include <signal.h>
 #include <unistd.h>
 
@@ -11,9 +12,9 @@ namespace {
 std::atomic<bool> asked{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "a handler may touch nothing else");
 
-void on_signal(int) {
+void on_signal(int signal) {
   constexpr int kInterrupted = 130;
-  if (asked.exchange(true)) ::_exit(kInterrupted);
+  if (asked.exchange(true) && signal == SIGINT) ::_exit(kInterrupted);
 }
 
 }  // namespace
@@ -22,8 +23,10 @@ void catch_interrupts() {
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+    if (signal != SIGHUP || hangup.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);  // nohup ignores it
 }
 
 bool interrupted() { return asked; }
