@@ -142,7 +142,7 @@ for vocabulary in characters bytes; do  # gone: read on
   says err 'train: error: --text (text): '
   cp other text
 done
-(sleep 0.3; rm text) &
+(until [[ -s gone-at-the-end/log.jsonl ]]; do sleep 0.01; done; rm text) &
 run 0 --text text --steps 1500 --out gone-at-the-end  # named no more when it ends
 [[ -f gone-at-the-end/ckpt-001500.safetensors && ! -e text ]] || fail 'a text was there to the end, or its run was not saved'
 
@@ -188,7 +188,7 @@ begin removed
 rm -r removed; mkdir removed
 kill -INT $running; ends 130 removed nothing
 says err 'removed: cannot write: another directory has taken its name'
-(sleep 0.3; rm -r vanished) &
+(until [[ -s vanished/log.jsonl ]] && rm -r vanished 2>/dev/null; do sleep 0.01; done) &
 run 3 --steps 1500 --out vanished
 says err 'train: error: vanished: cannot write: No such file or directory'
 
