@@ -150,10 +150,10 @@ void write_run(report::Page& page, const Story& story) {
               {report::bytes(static_cast<double>(m.parameters)), bytes(m.gradients), bytes(m.moments),
                bytes(m.activations), bytes(m.working), bytes(m.total()), bytes(story.measured_bytes)}});
   std::string command = "train";
-  for (const auto& [key, value, is_text] : story.options.values())
+  for (const auto& [key, value, is_text, group, preset] : story.options.values())
     if (story.options.given("--" + key)) command += " --" + key + (value == "true" ? "" : " " + value);
   std::string all;
-  for (const auto& [key, value, is_text] : story.options.values()) all += key + " = " + value + '\n';
+  for (const auto& [key, value, is_text, group, preset] : story.options.values()) all += key + " = " + value + '\n';
   page.raw("<pre class=\"wrap\">" + escape(program::printable(command)) +
            "</pre>\n<details><summary>All options, as a file for --config</summary><pre>" +
            escape(program::printable(all, "\n")) + "</pre></details>\n");

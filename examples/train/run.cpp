@@ -114,7 +114,9 @@ void Run::prepare() {
   }
   std::optional<Vocabulary> vocabulary;
   if (from_) vocabulary = Vocabulary::from_text(from_->get("vocabulary"));
-  config_ = model_config(s_, 2);  // refuses what cannot be, before a long text is read
+  config_ =
+      model_config(s_, vocabulary ? vocabulary->size() : 2);  // refuses what cannot be, before a long text is read
+  if (from_) check_sizes(config_, *from_);
   task_ = make_task(s_, vocabulary);
   config_ = model_config(s_, task_->vocabulary().size());
   if (!s_.is_life()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");

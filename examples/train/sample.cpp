@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "../program/program.h"
+#include "memory.h"
 
 namespace train {
 namespace {
@@ -107,31 +108,66 @@ std::string next_run() {
   return next;
 }
 
-void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool strictly) {
+void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool to_resume) {
   constexpr std::string_view kPrefix = "config.";
-  hilt::SafetensorsMetadata given;
+  const auto is_wanted = [&](const std::string& group) { return group == kModel || (group == kRun && to_resume); };
+  hilt::SafetensorsMetadata groups, theirs, asked;
+  for (const auto& [key, value, is_text, group, preset] : options.values()) groups[key] = group;
   for (const auto& [key, value] : checkpoint.file().metadata()) {
     if (!key.starts_with(kPrefix)) continue;
-    const std::string name = "--" + key.substr(kPrefix.size());
-    if (!options.given(name)) options.set(name, value);
-    else given[key.substr(kPrefix.size())] = value;
+    const std::string name = key.substr(kPrefix.size()), &group = groups[name];
+    if (group != kModel && group != kRun)
+      hilt::fail_with(hilt::Code::data, checkpoint.path(), ": its metadata say ", key, " (", value,
+                      "): no run keeps that, and no file decides it; is it from a stranger, or a newer version?");
+    if (!is_wanted(group)) continue;
+    theirs[name] = value;
+    if (options.given("--" + name)) continue;
+    if (value.find('@') != value.npos)
+      hilt::fail_with(hilt::Code::data, checkpoint.path(), ": ", key, " (", value,
+                      "): names a file, and no file is opened because another says so; name it again with train ",
+                      to_resume ? "--resume" : "--sample-only", " --", name, " ", value);
+    try {
+      options.set("--" + name, value, checkpoint.path());
+    } catch (const hilt::Error& e) { hilt::fail_with(hilt::Code::data, e.what()); }
   }
-  if (!strictly) return;
-  hilt::SafetensorsMetadata asked, theirs;
-  for (const auto& [key, value] : decisive(options, s)) {
-    const auto found = given.find(key);
-    if (key == "steps" && s.schedule == "constant") continue;  // how long it goes on changes nothing before
-    if (found != given.end()) asked[key] = value, theirs[key] = found->second;
+  for (const auto& [key, value, is_text, group, preset] : options.values()) {
+    if (!is_wanted(group) || !options.given("--" + key) || (!theirs.contains(key) && value == preset)) continue;
+    // How long a constant rate goes on changes nothing before, and a sample has draws of its own.
+    if (to_resume ? key == "steps" && s.schedule == "constant" : key == "seed") continue;
+    asked[key] = value;
   }
+  std::erase_if(theirs, [&](const auto& entry) { return !asked.contains(entry.first); });
   const std::vector<std::string> different = hilt::differences(theirs, "", asked);
   if (different.empty()) return;
   std::string all;
   for (const std::string& line : different) all += (all.empty() ? "--" : "; --") + line;
-  hilt::fail("--resume: ", checkpoint.path(), " was trained otherwise: ", all,
+  hilt::fail(to_resume ? "--resume: " : "--sample-only: ", checkpoint.path(), " was trained otherwise: ", all,
              "; leave these options out, or name another --out");
 }
 
+void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& checkpoint) {
+  Index held = 0;
+  for (const hilt::SafetensorsEntry& entry : checkpoint.file().entries())
+    if (entry.name.starts_with("model.")) held += entry.shape.numel();
+  if (const Index needed = count_parameters(config); needed != held)
+    hilt::fail_with(hilt::Code::data, checkpoint.path(), ": its metadata describe a model of ", needed,
+                    " numbers, its tensors hold ", held, "; is it damaged, or from a stranger?");
+}
+
 namespace {
+
+/// A row as long as a file says may take longer than anybody waits: each token passes the whole model.
+void require_time(const hilt::TransformerConfig& c, const Settings& s) {
+  constexpr double kMost = 1e16;  // a day of two cores
+  const auto context = static_cast<double>(c.context);
+  const double pass = context * (2 * static_cast<double>(count_parameters(c)) +
+                                 (c.pattern.size() == 1 && c.pattern[0].kind == hilt::Branch::Kind::dense
+                                      ? 2 * context * static_cast<double>(c.width * c.layers)
+                                      : 0));
+  if (const double all = pass * static_cast<double>(s.is_life() ? 1 : s.tokens); all > kMost)
+    hilt::fail_with(hilt::Code::usage, "--tokens (", s.tokens, "): rows of ", c.context, " tokens make that ", all,
+                    " operations, at most ", kMost, " are done; ask for fewer, if the checkpoint is to be trusted");
+}
 
 hilt::Checkpoint last_checkpoint(Settings& s) {
   if (s.out.empty()) s.out = newest_run();
@@ -177,6 +213,8 @@ int sample_from_checkpoint(const Settings& s) {
   const hilt::Checkpoint checkpoint(s.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s.out).back()));
   const Vocabulary vocabulary = Vocabulary::from_text(checkpoint.get("vocabulary"));
   const hilt::TransformerConfig config = model_config(s, vocabulary.size());
+  check_sizes(config, checkpoint);
+  require_time(config, s);
   hilt::Transformer model = hilt::make_transformer(config, 0, s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32);
   std::vector<hilt::SafetensorsItem> items;
   model.visit_parameters("", [&](const std::string& name, hilt::Tensor& t) { items.push_back({"model." + name, t}); });

@@ -41,6 +41,11 @@ struct Settings {
   bool is_life() const { return task == "life"; }
 };
 
+/// Whose an option is. A checkpoint keeps what is the model's or the run's, each in a key of its metadata; `sample`
+/// takes from there what is the model's, --resume both. What is the call's, paths, devices and ranks among them, no
+/// file decides.
+inline constexpr const char *kModel = "The model", *kRun = "The run", *kCall = "This call";
+
 /// Binds the options of `train`.
 void declare(program::Options& options, Settings& s);
 /// Those of `sample`, which `train` has too.
@@ -50,8 +55,8 @@ void adopt_defaults(program::Options& options, Settings& s);
 /// Refuses what cannot be, and warns on stderr of what is pointless.
 void check_settings(const program::Options& options, const Settings& s);
 
-/// The options that decide the numbers a run computes, by name: what a checkpoint keeps and a
-/// resumed run must share.
+/// The options that decide the numbers a run computes, the model's and the run's, by name: what a
+/// checkpoint keeps and a resumed run must share.
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s);
 
 std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt);

@@ -81,6 +81,12 @@ says err 'lr: 0.003 in the checkpoint, 0.5 asked for'
 expect 2 'another width' "$train" --resume --width 32 --out half
 says err 'width: 16 in the checkpoint, 32 asked for'
 one_line_on_stderr
+expect 2 'a board for a run that has none' "$train" --resume --grid 4x4 --out half
+says err '--grid: unknown to the checkpoint, 4x4 asked for'
+expect 2 'another width for a sample' "$train" --sample-only --width 32 --out half
+says err '--sample-only: half/ckpt-000020.safetensors was trained otherwise: --width: 16 in the checkpoint, 32 asked for'
+expect 2 'seconds for a run that goes on' "$train" --resume --seconds 5 --out half
+says err '--seconds (5): --resume goes on to the --steps of the checkpoint'
 expect 2 'a run that is there' "$train" --out whole
 says err '--out (whole): holds a run already, up to ckpt-000020.safetensors; go on with --resume'
 expect 3 'nothing to resume' "$train" --resume --out none
