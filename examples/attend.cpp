@@ -15,6 +15,7 @@
 #include <cmath>
 #include <iostream>
 #include <optional>
+#include <tuple>
 
 #include "program/outputs.h"
 #include "program/program.h"
@@ -99,6 +100,14 @@ void warn_about(const Plan& plan) {
   if (plan.order_forced()) warn("HILT_FORCE_ORDER=row is set: every order is the identity");
 }
 
+/// What is not finite goes through, with a warning: where it comes from is the caller's to know.
+void warn_about(const char* option, const std::string& path, const Tensor& x, bool& finite) {
+  const auto odd = x ? program::not_finite(x) : std::nullopt;
+  if (!odd) return;
+  finite = false;
+  warn(std::string(option) + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
+}
+
 std::string gigabytes(std::size_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f GB", static_cast<double>(bytes) * 1e-9);
@@ -163,10 +172,15 @@ int work(const Settings& s) {
                                   .dilation_mode = parse_dilation_mode(s.dilation_mode),
                                   .causality = parse_causality(s.causal)});
   if (s.device == "auto" && dtype == DType::f64) device = {};  // f64 is the CPU's
+  const Tensor as_read[] = {q, k, v};
   const auto placed = [&](const Tensor& x) { return to(to(x, dtype), device); };
   q = placed(q), k = placed(k), v = placed(v);
   if (device.is_cpu() && (d_o || options.backward == Backward::taped)) check_fits(*plan, q, k, options.backward);
   program::Outputs outputs(s.out);
+  bool finite = true;
+  for (const auto& [option, path, x] :
+       {std::tuple("--q", s.q, as_read[0]), {"--k", s.k, as_read[1]}, {"--v", s.v, as_read[2]}, {"--d-o", s.d_o, d_o}})
+    warn_about(option, path, x, finite);
   warn_about(*plan);
 
   std::vector<std::pair<std::string, Tensor>> results;
@@ -191,14 +205,18 @@ int work(const Settings& s) {
   for (const Fallback& f : attention_fallbacks())
     warn(std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);
 
+  for (auto& [name, x] : results) {
+    x = to(to(x, Device{}), stored == DType::f64 ? DType::f64 : DType::f32);
+    if (const auto odd = finite ? program::not_finite(x, name != "lse") : std::nullopt)
+      fail_with(Code::not_a_number, name, ": ", *odd, ", though all inputs are finite: a step on the way is beyond ",
+                dtype, dtype == DType::f64 ? "; scale the inputs down" : "; try --dtype f64, or scale the inputs down");
+  }
+
   const TileStats tiles = plan->stats();
   std::cout << "plan   " << to_string(plan->spec().order) << ", " << to_string(plan->spec().pattern) << ", causal "
             << s.causal << "; " << tiles.full + tiles.partial << " of " << tiles.total
             << " tiles of 128 x 128 touched, " << tiles.full << " of them full\n";
-  for (auto& [name, x] : results) {
-    x = to(to(x, Device{}), stored == DType::f64 ? DType::f64 : DType::f32);
-    write_npy(outputs.stage(name + ".npy"), x);
-  }
+  for (const auto& [name, x] : results) write_npy(outputs.stage(name + ".npy"), x);
   outputs.commit();
   for (const auto& [name, x] : results)
     std::cout << "wrote  " << outputs.directory() << '/' << name << ".npy  " << x.dtype() << x.shape() << '\n';

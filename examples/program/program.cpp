@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <exception>
@@ -193,6 +194,30 @@ hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
     }
     return pattern;
   });
+}
+
+namespace {
+
+template <class T> std::optional<std::string> odd_one(const hilt::Tensor& x, bool minus_infinity_too) {
+  const hilt::Tensor dense = hilt::contiguous(x);
+  const T* const data = dense.data<T>();
+  for (hilt::Index i = 0; i < dense.numel(); ++i) {
+    if (std::isfinite(data[i]) || (data[i] < 0 && !minus_infinity_too)) continue;
+    std::string place;
+    hilt::Index rest = i;
+    for (int axis = x.rank() - 1; axis >= 0; rest /= x.dim(axis--))
+      place = std::to_string(rest % x.dim(axis)) + (place.empty() ? "" : ", ") + place;
+    return (std::isnan(data[i]) ? "nan at [" : data[i] > 0 ? "inf at [" : "-inf at [") + place + "]";
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity_too) {
+  const hilt::Tape::Pause pause;
+  if (x.dtype() == hilt::DType::f64) return odd_one<double>(hilt::to(x, hilt::Device{}), minus_infinity_too);
+  return odd_one<float>(hilt::to(hilt::to(x, hilt::Device{}), hilt::DType::f32), minus_infinity_too);
 }
 
 hilt::Device device_of_rank(const std::string& text, int rank) {

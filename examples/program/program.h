@@ -3,7 +3,9 @@
 #include <hilt/ops/hilbert/plan/order.h>
 #include <hilt/ops/hilbert/plan/pattern.h>
 
+#include <hilt/core/tensor.h>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -33,5 +35,9 @@ hilt::Device device_of_rank(const std::string& text, int rank);
 /// file of blocks is at fault.
 hilt::Order order_of(const std::string& text, hilt::Index length);
 hilt::Pattern pattern_of(const std::string& text, hilt::Index length);
+
+/// Where the first number of x stands that is NaN or infinite, as "nan at [0, 3]"; nothing where there is none.
+/// -inf may pass: it is the lse of a row that attends to nothing.
+std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity_too = true);
 
 }  // namespace program

@@ -27,6 +27,7 @@ json first_line(const program::Options& options, const Start& start) {
   configuration["device"] = start.device;
   const hilt::Info i = hilt::info();
   return {{"configuration", configuration},
+          {"order_forced", hilt::row_order_forced()},
           {"build",
            {{"version", i.version},
             {"type", i.build_type},

@@ -168,11 +168,12 @@ void write_run(report::Page& page, const Story& story) {
 
 std::string to_html(const Story& story) {
   const Settings& s = story.settings;
-  report::Page page("Training on " + s.task,
-                    report::count(static_cast<double>(story.start.parameters)) + " parameters, " +
-                        std::to_string(s.layers) + (s.layers == 1 ? " layer \u00d7 " : " layers \u00d7 ") +
-                        std::to_string(s.width) + " \u00b7 attention <code>" + escape(s.pattern) +
-                        "</code> in order <code>" + escape(s.order) + "</code> \u00b7 backward " + s.backward);
+  report::Page page("Training on " + s.task, report::count(static_cast<double>(story.start.parameters)) +
+                                                 " parameters, " + std::to_string(s.layers) +
+                                                 (s.layers == 1 ? " layer \u00d7 " : " layers \u00d7 ") +
+                                                 std::to_string(s.width) + " \u00b7 attention <code>" +
+                                                 escape(s.pattern) + "</code> in order <code>" +
+                                                 escape(order_in_force(s)) + "</code> \u00b7 backward " + s.backward);
   page.paragraph("<b>" + escape(story.verdict) + "</b>");
   page.heading("loss", "Loss");
   if (!story.lines.empty()) {

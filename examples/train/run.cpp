@@ -77,6 +77,7 @@ class Run {
   std::optional<hilt::Checkpoint> from_;
   std::shared_ptr<const Task> task_;
   hilt::TransformerConfig config_;
+  hilt::SafetensorsMetadata identity_;  // of what options do not tell
   std::optional<Trainer> trainer_;
   MemoryPlan memory_;
   Start start_;
@@ -120,11 +121,9 @@ void Run::prepare() {
   task_ = make_task(s_, vocabulary);
   config_ = model_config(s_, task_->vocabulary().size());
   if (!s_.is_life()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
-  if (from_)
-    for (const auto& [key, value] : task_->identity())
-      if (from_->get(key) != value)
-        hilt::fail_with(hilt::Code::data, "--text (", s_.text, "): ", key, " is ", value, ", ", from_->path(),
-                        " was trained on ", from_->get(key), "; name the same file, or begin anew with another --out");
+  identity_ = identity_of(config_);
+  identity_.insert(task_->identity().begin(), task_->identity().end());
+  if (from_) check_identity(*from_, identity_);
   schedule_of(s_);
   memory_ = plan_memory(s_, config_, device_);
   if (!s_.dry_run && device_.is_cpu()) require_memory(memory_, s_);  // a GPU says so itself, and what holds most of it
@@ -149,7 +148,7 @@ void Run::save(Progress* progress) {
   tried_ = trainer_->steps();
   hilt::SafetensorsMetadata metadata = trainer_->counters();
   for (const auto& [key, value] : decisive(options_, s_)) metadata["config." + key] = value;
-  metadata.insert(task_->identity().begin(), task_->identity().end());
+  metadata.insert(identity_.begin(), identity_.end());
   metadata["ranks"] = std::to_string(met_.size());
   metadata["version"] = hilt::info().version;
   try {
@@ -330,7 +329,7 @@ std::string Run::agreement() const {
   std::string lines = "version = " + hilt::info().version + "\nranks = " + std::to_string(met_.size()) +
                       "\nfirst step = " + std::to_string(first_);
   for (const auto& [key, value] : decisive(options_, s_)) lines += "\n" + key + " = " + value;
-  for (const auto& [key, value] : task_->identity()) lines += "\n" + key + " = " + value;
+  for (const auto& [key, value] : identity_) lines += "\n" + key + " = " + value;
   return lines;
 }
 

@@ -61,7 +61,11 @@ std::string sample_text(const hilt::Transformer& model, const Vocabulary& vocabu
     std::copy(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(), ids.mutable_data<std::int32_t>());
     const hilt::Tensor logits = model.logits(ids);
     const Index last = static_cast<Index>(written.size() - from) - 1;
-    const std::vector<float> row = hilt::slice(logits, 1, last, last + 1).to_vector<float>();
+    const hilt::Tensor of_last = hilt::slice(logits, 1, last, last + 1);
+    if (const auto odd = program::not_finite(of_last))
+      hilt::fail_with(hilt::Code::not_a_number, "sample: token ", n + 1, " of ", s.tokens, ": the logits hold ", *odd,
+                      "; the weights are too large");
+    const std::vector<float> row = of_last.to_vector<float>();
     written.push_back(pick(row, s, draws));
   }
   const std::size_t skipped = s.task == "stories" || s.prompt.empty() ? 1 : 0;
@@ -77,7 +81,10 @@ std::string sample_board(const hilt::Transformer& model, const Settings& s, Inde
   const hilt::Grid grid = board_of(s);
   const auto task = make_task(s);
   const hilt::Batch b = task->batch(Split::validation, number, 1);
-  const hilt::Tensor guess = hilt::moved(hilt::argmax(model.logits(b.inputs)), {});
+  const hilt::Tensor logits = model.logits(b.inputs);
+  if (const auto odd = program::not_finite(logits))
+    hilt::fail_with(hilt::Code::not_a_number, "sample: the logits hold ", *odd, "; the weights are too large");
+  const hilt::Tensor guess = hilt::moved(hilt::argmax(logits), {});
   const auto *const in = b.inputs.data<std::int32_t>(), *const truth = b.targets.data<std::int32_t>();
   const auto* const out = guess.data<std::int64_t>();
   std::string text = "board, the model's next board (x: wrong)\n";
@@ -156,17 +163,19 @@ void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& 
 
 namespace {
 
-/// A row as long as a file says may take longer than anybody waits: each token passes the whole model.
-void require_time(const hilt::TransformerConfig& c, const Settings& s) {
-  constexpr double kMost = 1e16;  // a day of two cores
+/// No tensor need show how long the rows of a model are, and a stranger may say anything: a row that would take minutes
+/// for each token is refused.
+void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
+  constexpr double kMost = 1e13;
   const auto context = static_cast<double>(c.context);
-  const double pass = context * (2 * static_cast<double>(count_parameters(c)) +
-                                 (c.pattern.size() == 1 && c.pattern[0].kind == hilt::Branch::Kind::dense
-                                      ? 2 * context * static_cast<double>(c.width * c.layers)
-                                      : 0));
-  if (const double all = pass * static_cast<double>(s.is_life() ? 1 : s.tokens); all > kMost)
-    hilt::fail_with(hilt::Code::usage, "--tokens (", s.tokens, "): rows of ", c.context, " tokens make that ", all,
-                    " operations, at most ", kMost, " are done; ask for fewer, if the checkpoint is to be trusted");
+  const bool all_keys =
+      std::ranges::any_of(c.pattern, [](const auto& b) { return b.kind == hilt::Branch::Kind::dense; });
+  const double pass =
+      2 * context *
+      (static_cast<double>(count_parameters(c)) + (all_keys ? context * static_cast<double>(c.width * c.layers) : 0));
+  if (pass > kMost)
+    hilt::fail_with(hilt::Code::data, checkpoint.path(), ": a token of a sample would take ", pass,
+                    " operations in rows of ", c.context, ", at most ", kMost, " are done; is it from a stranger?");
 }
 
 hilt::Checkpoint last_checkpoint(Settings& s) {
@@ -214,11 +223,16 @@ int sample_from_checkpoint(const Settings& s) {
   const Vocabulary vocabulary = Vocabulary::from_text(checkpoint.get("vocabulary"));
   const hilt::TransformerConfig config = model_config(s, vocabulary.size());
   check_sizes(config, checkpoint);
-  require_time(config, s);
+  check_identity(checkpoint, identity_of(config));
+  check_row(config, checkpoint);
   hilt::Transformer model = hilt::make_transformer(config, 0, s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32);
   std::vector<hilt::SafetensorsItem> items;
   model.visit_parameters("", [&](const std::string& name, hilt::Tensor& t) { items.push_back({"model." + name, t}); });
   checkpoint.read(items, "model.");
+  for (const hilt::SafetensorsItem& item : items)
+    if (const auto odd = program::not_finite(item.tensor))
+      hilt::fail_with(hilt::Code::not_a_number, checkpoint.path(), ": tensor ", item.name, " holds ", *odd,
+                      "; nothing can be sampled; use an earlier checkpoint");
   if (s.is_life()) {
     std::cout << sample_board(model, s, s.seed);
     return 0;

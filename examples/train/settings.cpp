@@ -182,6 +182,27 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
   return c;
 }
 
+hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config) {
+  hilt::SafetensorsMetadata out{{"HILT_FORCE_ORDER", hilt::row_order_forced() ? "row" : "unset"}};
+  std::uint64_t sum = 0;
+  for (const hilt::Branch& b : config.pattern)
+    sum = hilt::checksum(sum, b.pairs.data(), b.pairs.size() * sizeof(b.pairs[0]));
+  out["pattern.checksum"] = std::to_string(sum);
+  return out;
+}
+
+std::string order_in_force(const Settings& s) {
+  return hilt::row_order_forced() ? "row (HILT_FORCE_ORDER, in place of " + s.order + ")" : s.order;
+}
+
+void check_identity(const hilt::Checkpoint& checkpoint, const hilt::SafetensorsMetadata& identity) {
+  const hilt::SafetensorsMetadata& theirs = checkpoint.file().metadata();
+  for (const auto& [key, value] : identity)
+    if (const auto found = theirs.find(key); found != theirs.end() && found->second != value)
+      hilt::fail_with(hilt::Code::data, checkpoint.path(), ": was trained with ", key, " ", found->second,
+                      ", here it is ", value, "; bring back what it was, or begin anew with another --out");
+}
+
 hilt::Schedule schedule_of(const Settings& s) {
   hilt::Schedule schedule{
       .kind = hilt::parse_schedule(s.schedule), .peak = s.lr, .floor = 0, .steps = s.steps, .warmup = s.warmup};

@@ -62,6 +62,12 @@ std::map<std::string, std::string> decisive(const program::Options& options, con
 std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt);
 /// A model of inputs and outputs of `symbols` kinds.
 hilt::TransformerConfig model_config(const Settings& s, Index symbols);
+/// What besides options decides the numbers: blocks read from a file, and an order that the environment forces.
+hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config);
+/// The order of the settings, or what the environment has put in its place.
+std::string order_in_force(const Settings& s);
+/// Throws Code::data where a checkpoint says otherwise; of what it does not say, nothing is known.
+void check_identity(const hilt::Checkpoint& checkpoint, const hilt::SafetensorsMetadata& identity);
 hilt::Schedule schedule_of(const Settings& s);
 hilt::Grid board_of(const Settings& s);
 

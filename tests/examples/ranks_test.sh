@@ -43,6 +43,24 @@ paste <(curve one | tail -6) <(curve again | tail -6) | awk '$1 != $3 || $2 - $4
 expect 2 'ranks that do not divide' "$programs/train" --ranks 3 --sequence-ranks 2
 says err 'must divide'
 
+# ---- ranks started by hand, each with what it was given: what decides the numbers must be the same ----
+unlike() {  # TEXT, what the first rank runs, what the second
+  local port=$((20000 + RANDOM % 10000))
+  # shellcheck disable=SC2086
+  env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port RANK=0 $2 >first.out 2>first.err &
+  # shellcheck disable=SC2086
+  expect 6 "$3" env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port RANK=1 $3
+  wait $! && fail "$2: ended well"
+  says err "$1"
+}
+seq 1 300 >text && seq 2 301 | head -c "$(stat -c %s text)" >other
+ring="$programs/ring --comm tcp --ranks 2 --length 64"
+unlike 'ring: rank 1 has seed = 2, rank 0 seed = 1' "$ring --seed 1" "$ring --seed 2"
+unlike 'HILT_FORCE_ORDER = row' "$ring" "env HILT_FORCE_ORDER=row $ring"
+train="$programs/train $tiny --comm tcp --ranks 2 --out by-hand"
+unlike 'train: rank 1 has HILT_FORCE_ORDER = row, rank 0 HILT_FORCE_ORDER = unset' "$train" "env HILT_FORCE_ORDER=row $train"
+unlike 'text.checksum = ' "$train --text text" "$train --text other"
+
 # ---- a rank that is killed takes the others along, and leaves a checkpoint ----
 for link in ${links#threads }; do
   # shellcheck disable=SC2086

@@ -108,11 +108,21 @@ cmp t4/ckpt-000008.safetensors t8/ckpt-000008.safetensors || fail 'a resumed run
 rm t4/ckpt-000008.safetensors
 sed 's/words/sword/' text >other  # of the same size and characters
 run 3 --resume --text other --out t4
-says err 'text.checksum is '
+says err 't4/ckpt-000004.safetensors: was trained with text.checksum '
 echo words >>text
 run 3 --resume --text text --out t4
-says err 'text.bytes is '
-says err 't4/ckpt-000004.safetensors was trained on'
+says err 't4/ckpt-000004.safetensors: was trained with text.bytes '
+
+# An order that the environment forces is said, and part of the run.
+HILT_FORCE_ORDER=row run 0 --steps 4 --save-every 2 --out forced
+says out 'in order row (HILT_FORCE_ORDER, in place of hilbert)'
+head -1 forced/log.jsonl | grep -qF '"order_forced":true' || fail "the log says nothing of a forced order: $(head -1 forced/log.jsonl)"
+grep -q HILT_FORCE_ORDER forced/report.html || fail 'the report says nothing of a forced order'
+rm forced/ckpt-000004.safetensors
+run 3 --resume --out forced
+says err 'was trained with HILT_FORCE_ORDER row, here it is unset'
+expect 3 'a sample in another order' "$BUILD/examples/sample" --out forced --tokens 8
+HILT_FORCE_ORDER=row run 0 --resume --out forced
 
 # ---- what befalls a run does not cost its work ----
 # begin OUT FLAGS..: a training in the background that has made its first step. ends STATUS: how it ends.

@@ -214,25 +214,27 @@ std::string parsed(std::vector<std::string> words) {
 /// A run of one step in a directory, and what `sample` and `train` do with it once its metadata say otherwise.
 class Forged {
  public:
-  explicit Forged(const std::string& key = "", const std::string& value = "") {
+  explicit Forged(const std::string& key = "", const std::string& value = "", float weight = 0) {
     Settings s = tiny();
     program::Options options("train", "test");
     declare(options, s);
     const std::shared_ptr<const Task> task = make_task(s);
     Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
     trainer.step(s.batch, 1, 1e-3, 1);
+    hilt::Tensor embedding = trainer.items()[0].tensor;
+    if (weight != 0) std::fill_n(embedding.mutable_data<float>(), embedding.numel(), weight);
     hilt::SafetensorsMetadata metadata = trainer.counters();
     for (const auto& [name, text] : decisive(options, s)) metadata["config." + name] = text;
     if (!key.empty()) metadata[key] = value;
     hilt::save_checkpoint(dir_.directory(), 1, trainer.items(), metadata, 2);
   }
   /// "nothing" where a sample was printed.
-  std::string sampled(const std::string& tokens = "2") {
+  std::string sampled() {
     read = Settings();
     program::Options options("sample", "test");
     declare_sample(options, read);
     follow_up_sample(options, read);
-    return what_of(options, {"sample", "--tokens", tokens}, [&] { sample_from_checkpoint(read); });
+    return what_of(options, {"sample", "--tokens", "2"}, [&] { sample_from_checkpoint(read); });
   }
   /// "nothing" where it would go on.
   std::string resumed(std::vector<std::string> words = {}) {
@@ -316,10 +318,18 @@ TEST(TrainForged, SizesBeyondItsTensorsAreRefusedBeforeAnythingIsBuilt) {
                                    {"layers", "many"}}) {
     Forged forged(std::string("config.") + key, value);
     const auto start = std::chrono::steady_clock::now();
-    for (const std::string& why : {forged.sampled("400"), std::string(key) == "context" ? "data: " : forged.resumed()})
+    for (const std::string& why : {forged.sampled(), std::string(key) == "context" ? "data: " : forged.resumed()})
       EXPECT_TRUE(why.starts_with("data: ") || why.starts_with("usage: ")) << key << ": " << why;
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2)) << key;
   }
+}
+
+TEST(TrainNumbers, ThatAreNoneAreNotSampled) {
+  const std::string why = Forged("", "", std::nanf("")).sampled();
+  EXPECT_TRUE(why.starts_with("not_a_number: ")) << why;
+  EXPECT_NE(why.find("tensor model.tokens.weight holds nan at [0, 0]; nothing can be sampled"), why.npos) << why;
+  const std::string large = Forged("", "", 3e38f).sampled();  // finite, and what becomes of it is not
+  EXPECT_TRUE(large.starts_with("not_a_number: sample: token 1 of 2: the logits hold ")) << large;
 }
 
 TEST(TrainFuzz, CommandLinesAreTakenOrRefused) {
