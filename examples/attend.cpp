@@ -108,20 +108,11 @@ void warn_about(const char* option, const std::string& path, const Tensor& x, bo
   warn(std::string(option) + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
 }
 
-std::string gigabytes(std::size_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f GB", static_cast<double>(bytes) * 1e-9);
-  return text;
-}
-
 void check_fits(const Plan& plan, const Tensor& q, const Tensor& k, Backward mode) {
-  const std::size_t need = attention_memory(plan, q.dim(0), k.dim(2), q.dim(3), q.dtype(), mode).peak,
-                    free = info().memory_available;
-  if (need > free)
-    fail_with(
-        Code::memory, "--mode (", name_of(mode), "): would need ", gigabytes(need), ", ", gigabytes(free),
-        " are available",
-        mode == Backward::fused ? "; use a sparser --pattern or a narrower --dtype" : "; --mode fused keeps no scores");
+  program::require_memory(
+      "--mode (" + std::string(name_of(mode)) + ")",
+      attention_memory(plan, q.dim(0), k.dim(2), q.dim(3), q.dtype(), mode).peak,
+      mode == Backward::fused ? "use a sparser --pattern or a narrower --dtype" : "--mode fused keeps no scores");
 }
 
 /// The same over ranks that are threads of this process; every rank holds its rows alone while it
@@ -165,10 +156,14 @@ int work(const Settings& s) {
   if (q.dim(2) == 0 || k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0)
     fail_with(Code::data, "--k: ", k.dim(2), " key heads cannot serve the ", q.dim(2), " heads of --q evenly");
 
+  const Pattern pattern = program::pattern_of(s.pattern, q.dim(1));
+  program::require_memory("--pattern (" + s.pattern + ")", program::least_plan_bytes(q.dim(1), pattern),
+                          "use a sparser one");
+  check(s.ranks <= std::max<Index>(q.dim(1), 1), "--ranks (", s.ranks, "): more than the ", q.dim(1), " tokens of --q");
   const PlanPtr plan = make_plan({.length = q.dim(1),
                                   .heads = q.dim(2),
                                   .order = program::order_of(s.order, q.dim(1)),
-                                  .pattern = program::pattern_of(s.pattern, q.dim(1)),
+                                  .pattern = pattern,
                                   .dilation_mode = parse_dilation_mode(s.dilation_mode),
                                   .causality = parse_causality(s.causal)});
   if (s.device == "auto" && dtype == DType::f64) device = {};  // f64 is the CPU's

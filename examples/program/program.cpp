@@ -2,6 +2,7 @@
 
 #include <execinfo.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <hilt/hilt.h>
 #include <unistd.h>
 
@@ -13,13 +14,17 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <iterator>
+#include <limits>
 #include <new>
 #include <streambuf>
 
 namespace program {
 namespace {
 
+constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 std::string name;  // of this program: a terminate handler takes no argument
 
 /// One line on stderr about the exception that is being handled; its exit status.
@@ -99,6 +104,30 @@ class Output {
   std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
 };
 
+// OpenBLAS takes this much address space for each thread that multiplies and each of its own, and where it is refused
+// asks for ever, the latter from the moment it is loaded; the program then cannot even end.
+constexpr std::size_t kBlasBuffer = std::size_t{128} << 20;
+constexpr std::pair<decltype(RLIMIT_AS), const char*> kMemoryLimits[] = {{RLIMIT_AS, "v"}, {RLIMIT_DATA, "d"}};
+
+std::size_t limit_of(decltype(RLIMIT_AS) resource) {
+  rlimit limit{};
+  return ::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : kNoLimit;
+}
+
+void require_room_for_blas() {
+  for (const auto& [resource, letter] : kMemoryLimits) {
+    const std::size_t limit = limit_of(resource);
+    if (limit == kNoLimit || !hilt::info().blas.starts_with("OpenBLAS")) continue;
+    const auto running = std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+    const std::size_t need = static_cast<std::size_t>(running + hilt::thread_count()) * kBlasBuffer;
+    if (limit < need)
+      hilt::fail_with(hilt::Code::memory, "ulimit -", letter, " (", limit >> 10,
+                      "): OpenBLAS takes 128 MiB for each of ", running - 1, " threads of its own and ",
+                      hilt::thread_count(), " of ours, the program as much: ", need >> 10,
+                      "; raise it, or set OPENBLAS_NUM_THREADS=1 and HILT_THREADS=1");
+  }
+}
+
 }  // namespace
 
 bool debugging() { return std::get_terminate() == report_with_stack; }
@@ -113,6 +142,9 @@ int run(const std::string& program, const std::function<int()>& work) {
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is an error of the write, which is reported and tidied after
   name = program;
+  try {
+    require_room_for_blas();
+  } catch (...) { ::_exit(report()); }
   const Output output;
   try {
     hilt::check_version();
@@ -194,6 +226,60 @@ hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
     }
     return pattern;
   });
+}
+
+std::size_t memory_available() {
+  const hilt::Info info = hilt::info();
+  std::size_t left = info.memory_available > 0 ? info.memory_available : kNoLimit, pages[6] = {};
+  std::ifstream file("/proc/self/statm");  // size resident shared text library data
+  for (std::size_t& n : pages) file >> n;
+  const std::size_t blas = info.blas.starts_with("OpenBLAS") ? static_cast<std::size_t>(info.threads) * kBlasBuffer : 0;
+  for (const auto& [resource, letter] : kMemoryLimits)
+    if (const std::size_t limit = limit_of(resource); limit != kNoLimit) {
+      const std::size_t taken =
+          pages[resource == RLIMIT_AS ? 0 : 5] * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + blas;
+      left = std::min(left, limit - std::min(limit, taken));
+    }
+  return left;
+}
+
+void require_memory(const std::string& what, std::size_t bytes, const std::string& advice) {
+  const auto shown = [](std::size_t n) {
+    return std::to_string(n / 1'000'000'000) + "." + std::to_string(n / 100'000'000 % 10) + " GB";
+  };
+  if (const std::size_t have = memory_available(); bytes > have)
+    hilt::fail_with(hilt::Code::memory, what, ": would need ", shown(bytes), ", ", shown(have), " are available; ",
+                    advice);
+}
+
+std::size_t saturated_sum(std::initializer_list<std::size_t> bytes) {
+  std::size_t sum = 0;
+  for (const std::size_t n : bytes)
+    if (__builtin_add_overflow(sum, n, &sum)) return kNoLimit;
+  return sum;
+}
+
+std::size_t saturated_product(std::initializer_list<hilt::Index> factors) {
+  if (std::ranges::find(factors, 0) != factors.end()) return 0;
+  std::size_t product = 1;
+  for (const hilt::Index f : factors)
+    if (__builtin_mul_overflow(product, static_cast<std::size_t>(f), &product)) return kNoLimit;
+  return product;
+}
+
+// The order takes 8 bytes a token and the lists of a set as much; each pair of touched tiles 8, of which a causal plan
+// has half.
+std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
+  constexpr hilt::Index kToken = 16, kTile = 128;
+  const auto tiles = [](hilt::Index n) { return (n + kTile - 1) / kTile; };
+  std::size_t bytes = saturated_product({length, kToken});
+  for (const hilt::Branch& b : pattern) {
+    const bool dense = b.kind == hilt::Branch::Kind::dense;
+    if (dense || (b.kind == hilt::Branch::Kind::segment && b.dilation == 1))
+      bytes = saturated_sum(
+          {bytes, saturated_product({tiles(length), dense ? tiles(length) : tiles(std::min(b.size, length)), 8}) / 2});
+  }
+  return bytes;
 }
 
 namespace {

@@ -9,6 +9,7 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <sstream>
 
 #include "../program/outputs.h"
@@ -125,8 +126,11 @@ void Run::prepare() {
   identity_.insert(task_->identity().begin(), task_->identity().end());
   if (from_) check_identity(*from_, identity_);
   schedule_of(s_);
-  memory_ = plan_memory(s_, config_, device_);
-  if (!s_.dry_run && device_.is_cpu()) require_memory(memory_, s_);  // a GPU says so itself, and what holds most of it
+  // A GPU says so itself, and what holds most of it.
+  const std::size_t have =
+      s_.dry_run || device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
+  memory_ = plan_memory(s_, config_, device_, have);
+  require_memory(memory_, s_, have);
 }
 
 // From the first steps' time: how many fit. From here on the run is one of that many --steps.

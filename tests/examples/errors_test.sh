@@ -170,6 +170,11 @@ attend 2 "--mode (fsued): must be one of taped, hybrid, fused; did you mean fuse
 attend 2 "--scale (wide): not a number" --scale wide
 attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
+attend 2 '--ranks (1024): more than the 16 tokens of --q' --ranks 1024
+npy many.npy '<f4' '1, 64, 4, 8' 8192
+(ulimit -f 4; expect 3 'more than ulimit -f lets it write' "$programs/attend" --q many.npy --k many.npy --v many.npy --out limited)
+says err 'File too large'
+[[ ! -e limited ]] || fail "more than ulimit -f lets it write: left $(ls -A limited)"
 if ! "$BUILD/examples/info" | grep -q "device    cuda:0"; then attend 5 "no usable GPU: " --device cuda; fi
 
 # ---- where it goes ----

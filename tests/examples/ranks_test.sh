@@ -19,6 +19,12 @@ done
 expect 0 'ring in segments' "$programs/ring" --ranks 4 --length 1024 --pattern segment:64 --repeat 1
 tr -d ' \n' <out | grep -q '"bytes_sent_per_rank":\[0,0,0,0\]' || fail "segments inside shards sent something: $(cat out)"
 expect 2 'ring taken apart' "$programs/ring" --heads 3 --kv-heads 2
+# Sizes that no machine holds are refused before any of it is made.
+for sizes in '' '--heads 1 --head-dim 1 --ranks 1' '--no-one-rank'; do
+  # shellcheck disable=SC2086
+  expect 4 "ring without end $sizes" timeout 5 "$programs/ring" --length 268435456 $sizes
+  says err '--length (268435456): would need '
+done
 grep -q kHasCuda\ =\ true "$BUILD/core/config.h" || { expect 5 'ring without GPUs' "$programs/ring" --comm nccl; says err 'no usable GPU'; }
 
 # ---- train: any grid tells the story of one rank ----

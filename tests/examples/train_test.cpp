@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <sstream>
 
 #include "../../examples/program/program.h"
@@ -153,6 +154,17 @@ TEST(TrainMemory, IsWhatWasPlanned) {
     EXPECT_NEAR(static_cast<double>(planned) / measured, 1, 0.25)
         << backward << (checkpointing ? " checkpointing" : "") << ' ' << batch << 'x' << context;
   }
+}
+
+TEST(TrainMemory, SaturatesWhere64BitsEnd) {
+  constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
+  EXPECT_EQ(program::saturated_product({Index{1} << 40, Index{1} << 40, 0}), 0u);
+  EXPECT_EQ(program::saturated_product({Index{1} << 40, Index{1} << 24}), kMost);
+  EXPECT_EQ(program::saturated_sum({kMost - 1, 1}), kMost);
+  EXPECT_EQ(program::saturated_sum({kMost - 1, 2, 5}), kMost);
+  Settings s = tiny();
+  s.batch = Index{1} << 16, s.layers = 1024, s.context = Index{1} << 20, s.width = Index{1} << 16;
+  EXPECT_EQ(plan_memory(s, model_config(s, 256), {}, 0).total(), kMost);
 }
 
 TEST(TrainNumbers, ThatAreNoneAreNamed) {
