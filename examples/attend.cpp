@@ -15,6 +15,7 @@
 #include <cmath>
 #include <iostream>
 #include <optional>
+#include <tuple>
 
 #include "program/outputs.h"
 #include "program/program.h"
@@ -99,20 +100,19 @@ void warn_about(const Plan& plan) {
   if (plan.order_forced()) warn("HILT_FORCE_ORDER=row is set: every order is the identity");
 }
 
-std::string gigabytes(std::size_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f GB", static_cast<double>(bytes) * 1e-9);
-  return text;
+/// What is not finite goes through, with a warning: where it comes from is the caller's to know.
+void warn_about(const char* option, const std::string& path, const Tensor& x, bool& finite) {
+  const auto odd = x ? program::not_finite(x) : std::nullopt;
+  if (!odd) return;
+  finite = false;
+  warn(std::string(option) + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
 }
 
 void check_fits(const Plan& plan, const Tensor& q, const Tensor& k, Backward mode) {
-  const std::size_t need = attention_memory(plan, q.dim(0), k.dim(2), q.dim(3), q.dtype(), mode).peak,
-                    free = info().memory_available;
-  if (need > free)
-    fail_with(
-        Code::memory, "--mode (", name_of(mode), "): would need ", gigabytes(need), ", ", gigabytes(free),
-        " are available",
-        mode == Backward::fused ? "; use a sparser --pattern or a narrower --dtype" : "; --mode fused keeps no scores");
+  program::require_memory(
+      "--mode (" + std::string(name_of(mode)) + ")",
+      attention_memory(plan, q.dim(0), k.dim(2), q.dim(3), q.dtype(), mode).peak,
+      mode == Backward::fused ? "use a sparser --pattern or a narrower --dtype" : "--mode fused keeps no scores");
 }
 
 /// The same over ranks that are threads of this process; every rank holds its rows alone while it
@@ -156,17 +156,26 @@ int work(const Settings& s) {
   if (q.dim(2) == 0 || k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0)
     fail_with(Code::data, "--k: ", k.dim(2), " key heads cannot serve the ", q.dim(2), " heads of --q evenly");
 
+  const Pattern pattern = program::pattern_of(s.pattern, q.dim(1));
+  program::require_memory("--pattern (" + s.pattern + ")", program::least_plan_bytes(q.dim(1), pattern),
+                          "use a sparser one");
+  check(s.ranks <= std::max<Index>(q.dim(1), 1), "--ranks (", s.ranks, "): more than the ", q.dim(1), " tokens of --q");
   const PlanPtr plan = make_plan({.length = q.dim(1),
                                   .heads = q.dim(2),
                                   .order = program::order_of(s.order, q.dim(1)),
-                                  .pattern = program::pattern_of(s.pattern, q.dim(1)),
+                                  .pattern = pattern,
                                   .dilation_mode = parse_dilation_mode(s.dilation_mode),
                                   .causality = parse_causality(s.causal)});
   if (s.device == "auto" && dtype == DType::f64) device = {};  // f64 is the CPU's
+  const Tensor as_read[] = {q, k, v};
   const auto placed = [&](const Tensor& x) { return to(to(x, dtype), device); };
   q = placed(q), k = placed(k), v = placed(v);
   if (device.is_cpu() && (d_o || options.backward == Backward::taped)) check_fits(*plan, q, k, options.backward);
   program::Outputs outputs(s.out);
+  bool finite = true;
+  for (const auto& [option, path, x] :
+       {std::tuple("--q", s.q, as_read[0]), {"--k", s.k, as_read[1]}, {"--v", s.v, as_read[2]}, {"--d-o", s.d_o, d_o}})
+    warn_about(option, path, x, finite);
   warn_about(*plan);
 
   std::vector<std::pair<std::string, Tensor>> results;
@@ -191,14 +200,18 @@ int work(const Settings& s) {
   for (const Fallback& f : attention_fallbacks())
     warn(std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);
 
+  for (auto& [name, x] : results) {
+    x = to(to(x, Device{}), stored == DType::f64 ? DType::f64 : DType::f32);
+    if (const auto odd = finite ? program::not_finite(x, name != "lse") : std::nullopt)
+      fail_with(Code::not_a_number, name, ": ", *odd, ", though all inputs are finite: a step on the way is beyond ",
+                dtype, dtype == DType::f64 ? "; scale the inputs down" : "; try --dtype f64, or scale the inputs down");
+  }
+
   const TileStats tiles = plan->stats();
   std::cout << "plan   " << to_string(plan->spec().order) << ", " << to_string(plan->spec().pattern) << ", causal "
             << s.causal << "; " << tiles.full + tiles.partial << " of " << tiles.total
             << " tiles of 128 x 128 touched, " << tiles.full << " of them full\n";
-  for (auto& [name, x] : results) {
-    x = to(to(x, Device{}), stored == DType::f64 ? DType::f64 : DType::f32);
-    write_npy(outputs.stage(name + ".npy"), x);
-  }
+  for (const auto& [name, x] : results) write_npy(outputs.stage(name + ".npy"), x);
   outputs.commit();
   for (const auto& [name, x] : results)
     std::cout << "wrote  " << outputs.directory() << '/' << name << ".npy  " << x.dtype() << x.shape() << '\n';

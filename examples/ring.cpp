@@ -119,7 +119,9 @@ std::vector<std::int64_t> of_all(const Comm& comm, std::size_t value) {
       .to_vector<std::int64_t>();
 }
 
-int work(const Settings& s, const Comm& met) {
+/// `same`: what every rank must have been asked.
+int work(const Settings& s, const std::string& same, const Comm& met) {
+  met.agree("ring", same);
   const DType dtype = dtype_of_name(s.dtype);
   const bool on_cpu = s.device == "auto" && dtype == DType::f64;  // f64 is the CPU's
   const Device device = on_cpu ? Device{} : program::device_of_rank(s.over == "nccl" ? "cuda" : s.device, met.rank());
@@ -219,10 +221,26 @@ int main(int argc, char** argv) {
     if (!options.parse(argc, argv)) return 0;
     if (s.kv_heads == 0) s.kv_heads = s.heads;
     check(s.heads % s.kv_heads == 0, "--kv-heads (", s.kv_heads, "): must divide --heads, ", s.heads);
+    // Before anything is made: q, k, v, o and their gradients, whole on every rank that is compared with one, and the
+    // plan.
+    const bool on_cpu = s.over != "nccl" && (s.dtype == "f64" || program::device_of(s.device).is_cpu());
+    const Index inputs = !on_cpu ? 0 : s.alone || s.over != "threads" ? 1 : s.ranks;
+    const auto whole = [&](Index heads) {
+      return program::saturated_product(
+          {4, inputs, s.batch, s.length, heads, s.head_dim, static_cast<Index>(size_of(dtype_of_name(s.dtype)))});
+    };
+    program::require_memory(
+        "--length (" + std::to_string(s.length) + ")",
+        program::saturated_sum({whole(s.heads), whole(s.kv_heads),
+                                program::least_plan_bytes(s.length, program::pattern_of(s.pattern, s.length))}),
+        "ask for fewer tokens, heads or ranks");
     if (s.over == "nccl") (void)program::device_of("cuda");  // says here and now that there is none
+    std::string same = row_order_forced() ? "HILT_FORCE_ORDER = row" : "HILT_FORCE_ORDER = (unset)";
+    for (const auto& [key, value, is_text, group, preset] : options.values())
+      if (key != "ranks" && key != "device") same += "\n" + key + " = " + value;
     using program::Over;
     const Over over = s.over == "threads" ? Over::threads : s.over == "mpi" ? Over::mpi : Over::tcp;
     return program::run_as("ring", static_cast<int>(s.ranks), over, argc, argv,
-                           [&](Comm& comm) { return work(s, comm); });
+                           [&](Comm& comm) { return work(s, same, comm); });
   });
 }

@@ -9,6 +9,8 @@
 //   train --sample-only --prompt 'Mia has a'       text from the last checkpoint
 //
 // Writes log.jsonl, checkpoints, samples and report.html to --out.
+#include <csignal>
+
 #include "program/program.h"
 #include "program/ranks.h"
 #include "train/run.h"
@@ -22,6 +24,7 @@ int main(int argc, char** argv) {
     train::follow_up(options, settings);
     if (!options.parse(argc, argv)) return 0;
     if (settings.sample_only) return train::sample_from_checkpoint(settings);
+    std::signal(SIGPIPE, SIG_IGN);  // `train | head` trains on
     if (settings.ranks == 1) return train::run(options, settings);
     using program::Over;
     const bool nccl =

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
@@ -16,19 +17,8 @@
 #include <utility>
 
 namespace hilt {
-namespace {
 
-constexpr const char* kFormat = "hilt-checkpoint";
-constexpr int kVersion = 1;  // of what the metadata mean
-constexpr const char* kOverMetadata = "checksum:";
-
-std::string hex(std::uint64_t x) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016" PRIx64, x);
-  return text;
-}
-
-/// Every step is invertible in `h` and in the word, so one changed word always changes the result.
+// Every step is invertible in `h` and in the word, so one changed word always changes the result.
 std::uint64_t checksum(std::uint64_t h, const void* data, std::size_t bytes) {
   const auto mix = [&h](std::uint64_t word) {
     h = (h ^ word) * 0x9E3779B97F4A7C15u;
@@ -44,6 +34,18 @@ std::uint64_t checksum(std::uint64_t h, const void* data, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i) word = word << 8 | at[i];
   mix(word);
   return h;
+}
+
+namespace {
+
+constexpr const char* kFormat = "hilt-checkpoint";
+constexpr int kVersion = 1;  // of what the metadata mean
+constexpr const char* kOverMetadata = "checksum:";
+
+std::string hex(std::uint64_t x) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016" PRIx64, x);
+  return text;
 }
 
 std::string checksum_of(const Tensor& x) {
@@ -91,7 +93,7 @@ void sync_directory(const std::string& directory) {
 
 // ---- the directory ------------------------------------------------------------------------------
 DirectoryLock::DirectoryLock(const std::string& directory)
-    : descriptor_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    : directory_(directory), descriptor_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
   if (descriptor_ < 0)
     fail_with(Code::data, directory, ": cannot open: ", std::strerror(errno), "; name a directory you may write to");
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
@@ -103,6 +105,15 @@ DirectoryLock::DirectoryLock(const std::string& directory)
 }
 
 DirectoryLock::~DirectoryLock() { ::close(descriptor_); }
+
+void DirectoryLock::check_there() const {
+  struct stat held {
+  }, named{};
+  if (::fstat(descriptor_, &held) != 0 || ::stat(directory_.c_str(), &named) != 0)
+    fail_with(Code::data, directory_, ": cannot write: ", std::strerror(errno));
+  if (held.st_dev != named.st_dev || held.st_ino != named.st_ino)
+    fail_with(Code::data, directory_, ": cannot write: another directory has taken its name");
+}
 
 std::string checkpoint_name(Index step) {
   char text[64];

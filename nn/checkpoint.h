@@ -19,10 +19,17 @@ class DirectoryLock {
   ~DirectoryLock();
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
+  /// Throws Code::data where the directory was removed since, or another has its name.
+  void check_there() const;
 
  private:
+  std::string directory_;
   int descriptor_ = -1;
 };
+
+/// 64 bits over bytes that came in pieces: `so_far` is the result for those before, and any number at the start. One
+/// changed word always shows; no match for who forges on purpose.
+std::uint64_t checksum(std::uint64_t so_far, const void* data, std::size_t bytes);
 
 /// "ckpt-000100.safetensors".
 std::string checkpoint_name(Index step);

@@ -73,7 +73,7 @@ std::string wrapped(const std::string& text) {
 }
 
 struct Entry {
-  std::string name, raw;
+  std::string name, group, preset, raw;
   CLI::Option* option;
   std::function<void(const std::string&)> set;  // throws what is wrong with the value, without naming the option
   std::function<std::string()> get;
@@ -85,7 +85,7 @@ struct Entry {
 struct Options::Parser {
   CLI::App app;
   std::deque<Entry> entries;  // CLI writes to `raw`: entries must not move
-  std::string config;
+  std::string config, group;
   bool print_config = false;
   std::function<void()> then;
 
@@ -100,6 +100,11 @@ struct Options::Parser {
     e.name = name;
     e.option = app.add_option(name, e.raw, wrapped(help));
     e.option->type_name(kind)->take_last();
+    return grouped(e);
+  }
+
+  Entry& grouped(Entry& e) const {
+    if (!group.empty()) e.option->group(e.group = group);
     return e;
   }
 
@@ -163,11 +168,14 @@ Options::Options(const std::string& program, const std::string& what_it_does)
     : parser_(new Parser(program, what_it_does)) {}
 Options::~Options() = default;
 
+void Options::group(const std::string& heading) { parser_->group = heading; }
+
 void Options::flag(const std::string& name, bool& value, const std::string& help) {
   Entry& e = parser_->entries.emplace_back();
   e.name = name, e.is_text = false;
   const std::string description = wrapped(help);
   e.option = parser_->app.add_flag(name, description);
+  parser_->grouped(e);
   e.set = [&value](const std::string& text) { value = one_of(text, {"true", "false"}) == "true"; };
   e.get = [&value] { return std::string(value ? "true" : "false"); };
 }
@@ -222,6 +230,7 @@ void Options::list(const std::string& name, std::vector<std::string>& value, con
 bool Options::parse(int argc, char** argv) {
   // Before anything can be wrong with the other options.
   if (!debugging() && std::find(argv, argv + argc, std::string_view("--debug")) != argv + argc) throw Debug{};
+  for (Entry& e : parser_->entries) e.preset = e.get();
   CLI::App& app = parser_->app;
   app.add_option("--config", parser_->config, "Read options from an INI file")->type_name("FILE");
   app.add_flag("--print-config", parser_->print_config, "Print all options as an INI file and exit");
@@ -254,17 +263,17 @@ bool Options::parse(int argc, char** argv) {
   }
   if (parser_->then) parser_->then();
   if (!parser_->print_config) return true;
-  for (const auto& [key, value, is_text] : values())
+  for (const auto& [key, value, is_text, group, preset] : values())
     std::cout << (value.empty() ? "# " : "") << key << " = " << value << '\n';
   return false;
 }
 
 void Options::then(std::function<void()> f) { parser_->then = std::move(f); }
 
-void Options::set(const std::string& name, const std::string& value) {
+void Options::set(const std::string& name, const std::string& value, const std::string& where) {
   Entry* const e = parser_->find(name);
   hilt::check(e, "'", name, "': no such option");
-  parser_->set(*e, value, "");
+  parser_->set(*e, value, where);
 }
 
 bool Options::given(const std::string& name) const {
@@ -274,7 +283,7 @@ bool Options::given(const std::string& name) const {
 
 std::vector<Options::Value> Options::values() const {
   std::vector<Value> all;
-  for (const Entry& e : parser_->entries) all.push_back({e.name.substr(2), e.get(), e.is_text});
+  for (const Entry& e : parser_->entries) all.push_back({e.name.substr(2), e.get(), e.is_text, e.group, e.preset});
   return all;
 }
 

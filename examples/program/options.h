@@ -27,6 +27,9 @@ class Options {
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;
 
+  /// What the options that follow have in common, a heading of --help; see Value.
+  void group(const std::string& heading);
+
   void flag(const std::string& name, bool& value, const std::string& help);
   void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                const std::string& help);
@@ -44,7 +47,8 @@ class Options {
   /// Calls f once all values are known, before they are used or printed: for defaults that follow
   /// from other options. f may set() those that were not given().
   void then(std::function<void()> f);
-  void set(const std::string& name, const std::string& value);
+  /// `where` the value comes from, for an error.
+  void set(const std::string& name, const std::string& value, const std::string& where = "");
 
   /// False if the user asked for help or the configuration and got it. Throws hilt::Error on
   /// anything it does not know, naming the nearest.
@@ -53,7 +57,8 @@ class Options {
   bool given(const std::string& name) const;
   struct Value {
     std::string key, value;
-    bool is_text;  // or a number, true or false
+    bool is_text;               // or a number, true or false
+    std::string group, preset;  // preset: the default
   };
   /// Every option but --help and those that parse() adds, in the order they were added.
   std::vector<Value> values() const;

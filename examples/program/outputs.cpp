@@ -27,35 +27,41 @@ std::string without_slash(std::string path) {
 
 Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
   const std::string& directory = directory_;
-  std::error_code error;
-  for (fs::path p = fs::absolute(directory, error); !error && !p.empty() && !fs::exists(p) && p != p.parent_path();
-       p = p.parent_path())
+  std::error_code error, looked;
+  for (fs::path p = fs::absolute(directory, error);
+       !error && !p.empty() && !fs::exists(p, looked) && p != p.parent_path(); p = p.parent_path())
     made_ = p;
   fs::create_directories(directory, error);
-  const auto undo = [&](const std::string& why) {
-    std::error_code ignored;
-    if (!made_.empty()) fs::remove_all(made_, ignored);
-    fail_file(directory, why);
-  };
-  if (error || !fs::is_directory(directory)) undo(error ? error.message() : "not a directory");
+  std::string why;
   const std::string probe = directory + "/.probe.tmp." + std::to_string(getpid());
-  if (!std::ofstream(probe)) undo(std::strerror(errno));
-  fs::remove(probe, error);
+  if (error) why = error.message();
+  else if (!fs::is_directory(directory, looked)) why = "not a directory";
+  else if (!std::ofstream(probe)) why = std::strerror(errno);
+  fs::remove(probe, looked);
+  if (why.empty()) return;
+  unmake();
+  fail_file(directory, why);
+}
+
+// Innermost first; remove() leaves alone what is not empty: somebody else's, then.
+void Outputs::unmake() const {
+  std::error_code error;
+  for (fs::path p = fs::absolute(directory_, error); !made_.empty() && !p.empty(); p = p.parent_path()) {
+    fs::remove(p, error);
+    if (error || p == fs::path(made_)) break;
+  }
 }
 
 Outputs::~Outputs() {
   std::error_code ignored;
   for (const auto& [temporary, path] : staged_) fs::remove(temporary, ignored);
-  // Directories made for nothing go again, innermost first; remove() leaves alone what is not
-  // empty.
-  for (fs::path p = fs::absolute(directory_, ignored); !made_.empty(); p = p.parent_path()) {
-    if (!fs::remove(p, ignored) || p == fs::path(made_)) break;
-  }
+  unmake();  // directories made for nothing go again
 }
 
 std::string Outputs::stage(const std::string& name) {
   const std::string path = directory_ + "/" + name;
-  if (fs::is_directory(path)) fail_file(path, "a directory of that name is in the way");
+  std::error_code none;
+  if (fs::is_directory(path, none)) fail_file(path, "a directory of that name is in the way");
   staged_.emplace_back(directory_ + "/." + name + ".tmp." + std::to_string(getpid()), path);
   return staged_.back().first;
 }

@@ -26,6 +26,7 @@ class Outputs {
   void commit();
 
  private:
+  void unmake() const;
   std::string directory_, made_;                             // made_: the first directory that was not there
   std::vector<std::pair<std::string, std::string>> staged_;  // temporary path, final path
 };

@@ -2,22 +2,30 @@
 #include "program.h"
 
 #include <execinfo.h>
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <hilt/hilt.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <iterator>
+#include <limits>
 #include <new>
 #include <streambuf>
 
 namespace program {
 namespace {
 
+constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 std::string name;  // of this program: a terminate handler takes no argument
 
 /// One line on stderr about the exception that is being handled; its exit status.
@@ -28,6 +36,8 @@ int report() {
     throw;
   } catch (const hilt::Error& e) { code = e.code(), text = e.what(); } catch (const std::bad_alloc&) {
     code = hilt::Code::memory, text = "out of memory";
+  } catch (const std::filesystem::filesystem_error& e) {  // whose paths are a user's: too long, not to be looked at
+    code = hilt::Code::data, text = e.path1().string() + ": " + e.code().message();
   } catch (const std::exception& e) { text = std::string("internal: ") + e.what(); } catch (...) {
     text = "internal: an exception of unknown type";
   }
@@ -51,7 +61,7 @@ int report() {
 }
 
 /// Hands everything on, and remembers why that failed first: errno is long another's when the
-/// program ends.
+/// program ends. To a pipe that nobody reads any more it prints no further, which is no failure: see run().
 class Remembering : public std::streambuf {
  public:
   explicit Remembering(std::streambuf* under) : under_(under) {}
@@ -59,24 +69,25 @@ class Remembering : public std::streambuf {
 
  private:
   bool noted(bool ok) {
+    if (!ok && errno == EPIPE) unheard_ = true;
     if (!ok && error_ == 0) error_ = errno;
-    return ok;
+    return ok || unheard_;
   }
   int_type overflow(int_type c) override {
     if (traits_type::eq_int_type(c, traits_type::eof())) return traits_type::not_eof(c);
-    return noted(!traits_type::eq_int_type(under_->sputc(traits_type::to_char_type(c)), traits_type::eof()))
+    return unheard_ || noted(!traits_type::eq_int_type(under_->sputc(traits_type::to_char_type(c)), traits_type::eof()))
                ? c
                : traits_type::eof();
   }
   std::streamsize xsputn(const char* text, std::streamsize count) override {
-    const std::streamsize written = under_->sputn(text, count);
-    noted(written == count);
-    return written;
+    const std::streamsize written = unheard_ ? count : under_->sputn(text, count);
+    return noted(written == count) ? count : written;
   }
-  int sync() override { return noted(under_->pubsync() == 0) ? 0 : -1; }
+  int sync() override { return unheard_ || noted(under_->pubsync() == 0) ? 0 : -1; }
 
   std::streambuf* under_;
   int error_ = 0;
+  bool unheard_ = false;
 };
 
 /// std::cout through a Remembering, for as long as it lives.
@@ -94,14 +105,47 @@ class Output {
   std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
 };
 
+// OpenBLAS takes this much address space for each thread that multiplies and each of its own, and where it is refused
+// asks for ever, the latter from the moment it is loaded; the program then cannot even end.
+constexpr std::size_t kBlasBuffer = std::size_t{128} << 20;
+constexpr std::pair<decltype(RLIMIT_AS), const char*> kMemoryLimits[] = {{RLIMIT_AS, "v"}, {RLIMIT_DATA, "d"}};
+
+std::size_t limit_of(decltype(RLIMIT_AS) resource) {
+  rlimit limit{};
+  return ::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : kNoLimit;
+}
+
+void require_room_for_blas() {
+  for (const auto& [resource, letter] : kMemoryLimits) {
+    const std::size_t limit = limit_of(resource);
+    if (limit == kNoLimit || !hilt::info().blas.starts_with("OpenBLAS")) continue;
+    const auto running = std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+    const std::size_t need = static_cast<std::size_t>(running + hilt::thread_count()) * kBlasBuffer;
+    if (limit < need)
+      hilt::fail_with(hilt::Code::memory, "ulimit -", letter, " (", limit >> 10,
+                      "): OpenBLAS takes 128 MiB for each of ", running - 1, " threads of its own and ",
+                      hilt::thread_count(), " of ours, the program as much: ", need >> 10,
+                      "; raise it, or set OPENBLAS_NUM_THREADS=1 and HILT_THREADS=1");
+  }
+}
+
 }  // namespace
 
 bool debugging() { return std::get_terminate() == report_with_stack; }
 
 int run(const std::string& program, const std::function<int()>& work) {
-  // `program | head` ends quietly, whatever the parent process ignores.
+  // No file of ours may be given the number of a stream that was closed, and take what is printed.
+  while (::fcntl(STDIN_FILENO, F_GETFD) < 0 || ::fcntl(STDOUT_FILENO, F_GETFD) < 0 ||
+         ::fcntl(STDERR_FILENO, F_GETFD) < 0)
+    if (::open("/dev/null", O_RDWR) < 0) break;
+  // `program | head` ends quietly, whatever the parent process ignores. A program whose work is worth more than its
+  // words ignores the signal; printing then ends alone.
   std::signal(SIGPIPE, SIG_DFL);
+  std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is an error of the write, which is reported and tidied after
   name = program;
+  try {
+    require_room_for_blas();
+  } catch (...) { ::_exit(report()); }
   const Output output;
   try {
     hilt::check_version();
@@ -195,6 +239,84 @@ hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
     }
     return pattern;
   });
+}
+
+std::size_t memory_available() {
+  const hilt::Info info = hilt::info();
+  std::size_t left = info.memory_available > 0 ? info.memory_available : kNoLimit, pages[6] = {};
+  std::ifstream file("/proc/self/statm");  // size resident shared text library data
+  for (std::size_t& n : pages) file >> n;
+  const std::size_t blas = info.blas.starts_with("OpenBLAS") ? static_cast<std::size_t>(info.threads) * kBlasBuffer : 0;
+  for (const auto& [resource, letter] : kMemoryLimits)
+    if (const std::size_t limit = limit_of(resource); limit != kNoLimit) {
+      const std::size_t taken =
+          pages[resource == RLIMIT_AS ? 0 : 5] * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + blas;
+      left = std::min(left, limit - std::min(limit, taken));
+    }
+  return left;
+}
+
+void require_memory(const std::string& what, std::size_t bytes, const std::string& advice) {
+  const auto shown = [](std::size_t n) {
+    return std::to_string(n / 1'000'000'000) + "." + std::to_string(n / 100'000'000 % 10) + " GB";
+  };
+  if (const std::size_t have = memory_available(); bytes > have)
+    hilt::fail_with(hilt::Code::memory, what, ": would need ", shown(bytes), ", ", shown(have), " are available; ",
+                    advice);
+}
+
+std::size_t saturated_sum(std::initializer_list<std::size_t> bytes) {
+  std::size_t sum = 0;
+  for (const std::size_t n : bytes)
+    if (__builtin_add_overflow(sum, n, &sum)) return kNoLimit;
+  return sum;
+}
+
+std::size_t saturated_product(std::initializer_list<hilt::Index> factors) {
+  if (std::ranges::find(factors, 0) != factors.end()) return 0;
+  std::size_t product = 1;
+  for (const hilt::Index f : factors)
+    if (__builtin_mul_overflow(product, static_cast<std::size_t>(f), &product)) return kNoLimit;
+  return product;
+}
+
+// The order takes 8 bytes a token and the lists of a set as much; each pair of touched tiles 8, of which a causal plan
+// has half.
+std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
+  constexpr hilt::Index kToken = 16, kTile = 128;
+  const auto tiles = [](hilt::Index n) { return (n + kTile - 1) / kTile; };
+  std::size_t bytes = saturated_product({length, kToken});
+  for (const hilt::Branch& b : pattern) {
+    const bool dense = b.kind == hilt::Branch::Kind::dense;
+    if (dense || (b.kind == hilt::Branch::Kind::segment && b.dilation == 1))
+      bytes = saturated_sum(
+          {bytes, saturated_product({tiles(length), dense ? tiles(length) : tiles(std::min(b.size, length)), 8}) / 2});
+  }
+  return bytes;
+}
+
+namespace {
+
+template <class T> std::optional<std::string> odd_one(const hilt::Tensor& x, bool minus_infinity_too) {
+  const hilt::Tensor dense = hilt::contiguous(x);
+  const T* const data = dense.data<T>();
+  for (hilt::Index i = 0; i < dense.numel(); ++i) {
+    if (std::isfinite(data[i]) || (data[i] < 0 && !minus_infinity_too)) continue;
+    std::string place;
+    hilt::Index rest = i;
+    for (int axis = x.rank() - 1; axis >= 0; rest /= x.dim(axis--))
+      place = std::to_string(rest % x.dim(axis)) + (place.empty() ? "" : ", ") + place;
+    return (std::isnan(data[i]) ? "nan at [" : data[i] > 0 ? "inf at [" : "-inf at [") + place + "]";
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity_too) {
+  const hilt::Tape::Pause pause;
+  if (x.dtype() == hilt::DType::f64) return odd_one<double>(hilt::to(x, hilt::Device{}), minus_infinity_too);
+  return odd_one<float>(hilt::to(hilt::to(x, hilt::Device{}), hilt::DType::f32), minus_infinity_too);
 }
 
 hilt::Device device_of_rank(const std::string& text, int rank) {

@@ -212,10 +212,14 @@ void Family::look(Child& child) {
 }
 
 int Family::wait(bool mpi) {
+  constexpr int kEnding[] = {SIGINT, SIGTERM, SIGHUP};
   struct sigaction forward {
-  }, before_int{}, before_term{};
+  }, before[std::size(kEnding)];
   forward.sa_handler = [](int signal) { interrupted = signal; };
-  ::sigaction(SIGINT, &forward, &before_int), ::sigaction(SIGTERM, &forward, &before_term);
+  for (std::size_t i = 0; i < std::size(kEnding); ++i) {
+    ::sigaction(kEnding[i], nullptr, &before[i]);
+    if (kEnding[i] != SIGHUP || before[i].sa_handler != SIG_IGN) ::sigaction(kEnding[i], &forward, nullptr);
+  }
   const milliseconds patience = hilt::Comm().deadline() + kGrace;
   while (!std::ranges::all_of(children_, &Child::ended)) {
     std::vector<pollfd> pipes;
@@ -225,7 +229,9 @@ int Family::wait(bool mpi) {
     for (Child& c : children_) look(c), listen(c);
     if (const int signal = std::exchange(interrupted, 0)) {
       send(signal);
-      trouble_ = Clock::now() - patience + milliseconds(3000);
+      // A step may be long, and its checkpoint wanted: who does not want to wait interrupts again.
+      if (mpi || (signal == SIGINT && chatter_ == "interrupted"))
+        trouble_ = Clock::now() - patience + milliseconds(3000);
       chatter_ = "interrupted";
     }
     // Who is stopped holds the others up no more once one of them has given up, or must have.
@@ -239,7 +245,7 @@ int Family::wait(bool mpi) {
     if (trouble_ && Clock::now() - *trouble_ > patience + milliseconds(2000)) send(SIGKILL);
   }
   for (Child& c : children_) listen(c);
-  ::sigaction(SIGINT, &before_int, nullptr), ::sigaction(SIGTERM, &before_term, nullptr);
+  for (std::size_t i = 0; i < std::size(kEnding); ++i) ::sigaction(kEnding[i], &before[i], nullptr);
   return verdict(mpi);
 }
 

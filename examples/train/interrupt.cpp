@@ -1,5 +1,5 @@
-// The first interrupt only sets a flag, which the loop reads after each step; the second ends the
-// process.
+// Asked to end: by a keyboard, a batch system, or a terminal that goes away. The first time only sets
+// a flag, which the loop reads after each step; the second ends the process.
 #include <signal.h>
 #include <unistd.h>
 
@@ -13,9 +13,9 @@ namespace {
 std::atomic<bool> asked{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "a handler may touch nothing else");
 
-void on_signal(int) {
+void on_signal(int signal) {
   constexpr int kInterrupted = 130;
-  if (asked.exchange(true)) ::_exit(kInterrupted);
+  if (asked.exchange(true) && signal == SIGINT) ::_exit(kInterrupted);
 }
 
 }  // namespace
@@ -24,8 +24,10 @@ void catch_interrupts() {
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+    if (signal != SIGHUP || hangup.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);  // nohup ignores it
 }
 
 bool interrupted() { return asked; }

@@ -23,11 +23,12 @@ json known(double x) { return x < 0 || !std::isfinite(x) ? json() : json(x); }
 
 json first_line(const program::Options& options, const Start& start) {
   json configuration;
-  for (const auto& [key, value, is_text] : options.values())
+  for (const auto& [key, value, is_text, group, preset] : options.values())
     configuration[key] = is_text ? json(value) : json::parse(value);
   configuration["device"] = start.device;
   const hilt::Info i = hilt::info();
   return {{"configuration", configuration},
+          {"order_forced", hilt::row_order_forced()},
           {"build",
            {{"version", i.version},
             {"type", i.build_type},

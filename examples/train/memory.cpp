@@ -9,19 +9,13 @@
 #include "memory.h"
 
 #include <algorithm>
+#include <limits>
 
+#include "../program/program.h"
 #include "../program/report/text.h"
 
 namespace train {
-namespace {
-
-std::size_t product(std::initializer_list<Index> factors) {
-  Index n = 1;
-  for (Index f : factors) n = hilt::checked_mul(n, f, "memory plan");
-  return static_cast<std::size_t>(n);
-}
-
-}  // namespace
+using program::saturated_product, program::saturated_sum;
 
 Index count_parameters(const hilt::TransformerConfig& c) {
   const Index bias = c.bias, hidden = c.hidden_width(),
@@ -35,14 +29,53 @@ Index count_parameters(const hilt::TransformerConfig& c) {
          norm + (c.tie_weights ? 0 : c.width * c.outputs());
 }
 
-MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt::Device device) {
-  const hilt::DType dtype = s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32;
-  const std::size_t size = hilt::size_of(dtype), count = static_cast<std::size_t>(count_parameters(c));
-  MemoryPlan m;
-  m.parameters = count * size;
-  m.gradients = count * size * (s.accumulate > 1 ? 2 : 1);
-  m.moments = count * sizeof(float) * (size == 2 ? 3 : 2);  // with 16-bit weights also their f32 master
+std::size_t MemoryPlan::total() const { return saturated_sum({parameters, gradients, moments, activations, working}); }
 
+MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt::Device device, std::size_t most) {
+  const hilt::DType dtype = s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32;
+  const auto size = static_cast<Index>(hilt::size_of(dtype)), count = count_parameters(c);
+  MemoryPlan m;
+  m.parameters = saturated_product({count, size});
+  m.gradients = saturated_product({count, size, s.accumulate > 1 ? 2 : 1});
+  m.moments =
+      saturated_product({count, sizeof(float), size == 2 ? 3 : 2});  // with 16-bit weights also their f32 master
+  m.plan = program::least_plan_bytes(c.context, c.pattern);
+
+  const std::size_t wide = saturated_product({s.batch, c.context, c.width, size});
+  const std::size_t hidden = saturated_product({s.batch, c.context, c.hidden_width(), size});
+  const std::size_t logits = saturated_product({s.batch, c.context, c.outputs(), size});
+  const std::size_t statistics = saturated_product({s.batch, c.context, 4, sizeof(float)});  // of two norms
+  const std::size_t ids = saturated_product({s.batch, s.accumulate, c.context, 2, sizeof(std::int32_t)});
+  const Index kept = c.checkpointing ? 1 : c.layers;  // blocks
+  const auto times = [](std::size_t n, Index factor) {
+    return n > std::numeric_limits<Index>::max() ? n : saturated_product({static_cast<Index>(n), factor});
+  };
+  const auto fill = [&](const hilt::AttentionMemory& attention) {
+    const std::size_t block = saturated_sum({times(wide, 7), times(hidden, 2), attention.saved, statistics});
+    m.activations = saturated_sum(
+        {times(block, kept), c.checkpointing ? times(wide, c.layers) : 0, times(wide, 2), logits, statistics / 2, ids});
+    m.working = std::max({times(logits, 2), saturated_sum({hidden, wide}),
+                          saturated_sum({attention.peak - std::min(attention.peak, attention.saved), wide})});
+    if (device.is_cuda()) m.working += std::size_t{32} << 20;  // what the library of products works in
+    const std::string blocks = " of " + std::to_string(kept) + " blocks";
+    m.largest = {
+        {"tokens.weight and its gradient and moments", saturated_product({c.vocab, c.width, 2 * size + 8})},
+        {"weights, gradients and moments of a block",
+         saturated_sum({m.parameters, m.gradients, m.moments}) / static_cast<std::size_t>(c.layers)},
+        {"logits [" + std::to_string(s.batch) + ", " + std::to_string(c.context) + ", " + std::to_string(c.outputs()) +
+             "]",
+         logits},
+        {"mlp activations" + blocks, times(hidden, 2 * kept)},
+        {"attention's own" + blocks + ", " + s.backward, saturated_sum({times(attention.saved, kept), attention.peak})},
+        {"the plan of attention", m.plan}};
+    std::ranges::sort(m.largest, std::greater{}, &MemoryPlan::Part::bytes);
+    m.largest.resize(5);
+  };
+  const bool all_scores = c.backward == hilt::Backward::taped && c.pattern[0].kind == hilt::Branch::Kind::dense;
+  const std::size_t scores =
+      all_scores ? saturated_product({s.batch, c.heads, c.context, c.context, size}) / 2 : 0;  // if causal
+  fill({.saved = scores, .peak = scores});
+  if (saturated_sum({m.total(), m.plan}) > most) return m;
   const hilt::PlanPtr plan = hilt::make_plan({.length = c.context,
                                               .heads = c.heads,
                                               .order = c.order,
@@ -50,46 +83,23 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
                                               .dilation_mode = c.dilation_mode,
                                               .causality = c.causality});
   m.plan = plan->bytes();
-  const Index kv_heads = hilt::attention_config(c).keys(), dim = hilt::attention_config(c).dim();
-  const hilt::AttentionMemory attention = hilt::attention_memory(*plan, s.batch, kv_heads, dim, dtype, c.backward);
-  const std::size_t rows = product({s.batch, c.context}), wide = product({s.batch, c.context, c.width}) * size;
-  const std::size_t hidden = product({s.batch, c.context, c.hidden_width()}) * size;
-  const std::size_t logits = product({s.batch, c.context, c.outputs()}) * size;
-  const std::size_t statistics = 4 * rows * sizeof(float);  // mean and 1 / deviation of two norms
-  const std::size_t block = 7 * wide + 2 * hidden + attention.saved + statistics;
-  const std::size_t layers = static_cast<std::size_t>(c.layers);
-  const std::size_t ends = 2 * wide + logits + 2 * rows * sizeof(float) + 2 * rows * sizeof(std::int32_t);
-  m.activations = (c.checkpointing ? layers * wide + block : layers * block) + ends;
-  m.working = std::max({2 * logits, hidden + wide, attention.peak - std::min(attention.peak, attention.saved) + wide});
-  if (device.is_cuda()) m.working += std::size_t{32} << 20;  // what the library of products works in
-
-  m.largest = {
-      {"tokens.weight and its gradient and moments", static_cast<std::size_t>(c.vocab * c.width) * (2 * size + 8)},
-      {"weights, gradients and moments of a block", (m.parameters + m.gradients + m.moments) / layers},
-      {"logits [" + std::to_string(s.batch) + ", " + std::to_string(c.context) + ", " + std::to_string(c.outputs()) +
-           "]",
-       logits},
-      {"mlp activations of " + std::to_string(c.checkpointing ? 1 : c.layers) + " blocks",
-       (c.checkpointing ? 1 : layers) * 2 * hidden},
-      {"attention's own of " + std::to_string(c.checkpointing ? 1 : c.layers) + " blocks, " + s.backward,
-       (c.checkpointing ? 1 : layers) * attention.saved + attention.peak}};
-  std::ranges::sort(m.largest, std::greater{}, &MemoryPlan::Part::bytes);
+  fill(hilt::attention_memory(*plan, s.batch, hilt::attention_config(c).keys(), hilt::attention_config(c).dim(), dtype,
+                              c.backward));
   return m;
 }
 
-void require_memory(const MemoryPlan& m, const Settings& s) {
-  const hilt::Info info = hilt::info();
-  const std::size_t have = info.memory_available;
-  if (have == 0 || m.total() + m.plan <= have) return;
+void require_memory(const MemoryPlan& m, const Settings& s, std::size_t have) {
+  const std::size_t need = saturated_sum({m.total(), m.plan});
+  if (need <= have) return;
   std::string largest;
   for (const MemoryPlan::Part& part : m.largest)
     largest += (largest.empty() ? "" : ", ") + part.name + ' ' + report::bytes(static_cast<double>(part.bytes));
-  hilt::fail_with(hilt::Code::memory, "memory (", report::bytes(static_cast<double>(m.total() + m.plan)), "): needed, ",
+  hilt::fail_with(hilt::Code::memory, "memory (", report::bytes(static_cast<double>(need)), "): needed, ",
                   report::bytes(static_cast<double>(have)), " are available and ",
                   report::bytes(static_cast<double>(hilt::memory_stats().live)), " in use; the largest: ", largest,
                   "; try ", s.backward == "taped" ? "--backward fused (taped keeps L x L weights), " : "",
                   s.checkpointing ? "" : "--checkpointing, ",
-                  "a smaller --batch with --accumulate, or a smaller --context");
+                  s.batch > 1 ? "a smaller --batch with --accumulate, or a smaller --context" : "a smaller --context");
 }
 
 std::string to_text(const MemoryPlan& m) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -20,16 +21,18 @@ struct MemoryPlan {
     std::size_t bytes;
   };
   std::vector<Part> largest;  // single tensors, or sets of alike ones, descending
-  std::size_t total() const { return parameters + gradients + moments + activations + working; }
+  std::size_t total() const;  // or the most that 64 bits hold
 };
-MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config, hilt::Device device = {});
+/// Where more than `most` is needed without attention's own, the plan of attention is not made, which takes time.
+MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config, hilt::Device device = {},
+                       std::size_t most = std::numeric_limits<std::size_t>::max());
 
 /// How many numbers the model learns, without making it.
 Index count_parameters(const hilt::TransformerConfig& config);
 
-/// Throws Code::memory where the machine does not have what the plan needs, with the five largest
-/// and what to try.
-void require_memory(const MemoryPlan& plan, const Settings& s);
+/// Throws Code::memory where the plan needs more than there is, `have`, with the five largest and
+/// what to try.
+void require_memory(const MemoryPlan& plan, const Settings& s, std::size_t have);
 
 /// The plan in a few lines.
 std::string to_text(const MemoryPlan& plan);

@@ -150,10 +150,10 @@ void write_run(report::Page& page, const Story& story) {
               {report::bytes(static_cast<double>(m.parameters)), bytes(m.gradients), bytes(m.moments),
                bytes(m.activations), bytes(m.working), bytes(m.total()), bytes(story.measured_bytes)}});
   std::string command = "train";
-  for (const auto& [key, value, is_text] : story.options.values())
+  for (const auto& [key, value, is_text, group, preset] : story.options.values())
     if (story.options.given("--" + key)) command += " --" + key + (value == "true" ? "" : " " + value);
   std::string all;
-  for (const auto& [key, value, is_text] : story.options.values()) all += key + " = " + value + '\n';
+  for (const auto& [key, value, is_text, group, preset] : story.options.values()) all += key + " = " + value + '\n';
   page.raw("<pre class=\"wrap\">" + escape(program::printable(command)) +
            "</pre>\n<details><summary>All options, as a file for --config</summary><pre>" +
            escape(program::printable(all, "\n")) + "</pre></details>\n");
@@ -168,11 +168,12 @@ void write_run(report::Page& page, const Story& story) {
 
 std::string to_html(const Story& story) {
   const Settings& s = story.settings;
-  report::Page page("Training on " + s.task,
-                    report::count(static_cast<double>(story.start.parameters)) + " parameters, " +
-                        std::to_string(s.layers) + (s.layers == 1 ? " layer \u00d7 " : " layers \u00d7 ") +
-                        std::to_string(s.width) + " \u00b7 attention <code>" + escape(s.pattern) +
-                        "</code> in order <code>" + escape(s.order) + "</code> \u00b7 backward " + s.backward);
+  report::Page page("Training on " + s.task, report::count(static_cast<double>(story.start.parameters)) +
+                                                 " parameters, " + std::to_string(s.layers) +
+                                                 (s.layers == 1 ? " layer \u00d7 " : " layers \u00d7 ") +
+                                                 std::to_string(s.width) + " \u00b7 attention <code>" +
+                                                 escape(s.pattern) + "</code> in order <code>" +
+                                                 escape(order_in_force(s)) + "</code> \u00b7 backward " + s.backward);
   page.paragraph("<b>" + escape(story.verdict) + "</b>");
   page.heading("loss", "Loss");
   if (!story.lines.empty()) {

@@ -9,6 +9,7 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <sstream>
 
 #include "../program/outputs.h"
@@ -39,13 +40,14 @@ class Run {
   /// Of several ranks the first alone writes and speaks.
   bool is_first() const { return met_.rank() == 0; }
   void fit_seconds(double elapsed, double step);
-  void save(Progress& progress);
+  void save(Progress* progress = nullptr);
+  void refuse_if_taken() const;
   void sample(Progress& progress);
   bool write(const std::string& name, const std::string& content, Progress& progress);
   int finish(Progress* progress);
 
-  /// Once an exception passes: what was learned stays, and of a run that learned nothing, nothing
-  /// does. No catch, which would be where the stack of --debug ends.
+  /// Once an exception passes: what was learned stays, in a checkpoint of its own if it has none yet, and of a run
+  /// that learned nothing, nothing does. No catch, which would be where the stack of --debug ends.
   struct Tidy {
     Run& run;
     std::string log;
@@ -56,8 +58,13 @@ class Run {
         ::unlink(log.c_str());
       } else {
         try {
+          const Index steps = run.trainer_->steps();
+          if (run.trainer_->is_whole() && run.tried_ < steps) {
+            run.save();
+            if (run.saved_ == steps) warn("it ends early; what it learned is in " + hilt::checkpoint_name(steps));
+          }
           run.outputs_->commit();
-        } catch (const hilt::Error& e) { warn(e.what()); }
+        } catch (const std::exception& e) { warn(e.what()); }
       }
     }
   };
@@ -71,6 +78,7 @@ class Run {
   std::optional<hilt::Checkpoint> from_;
   std::shared_ptr<const Task> task_;
   hilt::TransformerConfig config_;
+  hilt::SafetensorsMetadata identity_;  // of what options do not tell
   std::optional<Trainer> trainer_;
   MemoryPlan memory_;
   Start start_;
@@ -79,10 +87,17 @@ class Run {
   std::unique_ptr<program::Outputs> outputs_;
   std::unique_ptr<hilt::DirectoryLock> lock_;
   std::unique_ptr<Log> log_;
-  Index first_ = 0, saved_ = -1;  // steps at the start, and of the last good checkpoint
+  // Steps at the start, of the last good checkpoint, and of the last that was to be one.
+  Index first_ = 0, saved_ = -1, tried_ = 0;
   std::string sample_;
   Clock::time_point began_ = Clock::now(), warm_;
 };
+
+void Run::refuse_if_taken() const {
+  if (const std::vector<Index> steps = hilt::checkpoint_steps(s_.out); !steps.empty())
+    hilt::fail("--out (", s_.out, "): holds a run already, up to ", hilt::checkpoint_name(steps.back()),
+               "; go on with --resume, or name another directory");
+}
 
 // Everything that may refuse, the cheap first.
 void Run::prepare() {
@@ -91,29 +106,31 @@ void Run::prepare() {
       hilt::RankGrid(device_.is_cuda() ? hilt::nccl_ranks(met_, device_) : met_, static_cast<int>(s_.sequence_ranks));
   if (is_first() && !s_.dry_run && std::filesystem::is_directory(s_.out))
     lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
-  const std::vector<Index> steps = hilt::checkpoint_steps(s_.out);
   if (s_.resume) {
-    from_.emplace(s_.out + '/' + hilt::checkpoint_name(steps.back()));
-    first_ = saved_ = from_->step();
+    from_.emplace(s_.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s_.out).back()));
+    first_ = saved_ = tried_ = from_->step();
     hilt::check(first_ < s_.steps, "--resume: ", from_->path(), " ends a run of ", s_.steps,
                 " steps; there is nothing left to do: --sample-only shows what it learned");
-  } else if (!steps.empty()) {
-    hilt::fail("--out (", s_.out, "): holds a run already, up to ", hilt::checkpoint_name(steps.back()),
-               "; go on with --resume, or name another directory");
+  } else {
+    refuse_if_taken();
   }
   std::optional<Vocabulary> vocabulary;
   if (from_) vocabulary = Vocabulary::from_text(from_->get("vocabulary"));
-  config_ = model_config(s_, 2);  // refuses what cannot be, before a long text is read
+  config_ =
+      model_config(s_, vocabulary ? vocabulary->size() : 2);  // refuses what cannot be, before a long text is read
+  if (from_) check_sizes(config_, *from_);
   task_ = make_task(s_, vocabulary);
   config_ = model_config(s_, task_->vocabulary().size());
   if (!s_.is_life()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
-  if (from_ && s_.task == "text" && from_->get_number("text.bytes") != std::filesystem::file_size(s_.text))
-    hilt::fail_with(hilt::Code::data, "--text (", s_.text, "): has ", std::filesystem::file_size(s_.text), " bytes, ",
-                    from_->path(), " was trained on ", from_->get("text.bytes"),
-                    "; name the same file, or begin anew with another --out");
+  identity_ = identity_of(config_);
+  identity_.insert(task_->identity().begin(), task_->identity().end());
+  if (from_) check_identity(*from_, identity_);
   schedule_of(s_);
-  memory_ = plan_memory(s_, config_, device_);
-  if (!s_.dry_run && device_.is_cpu()) require_memory(memory_, s_);  // a GPU says so itself, and what holds most of it
+  // A GPU says so itself, and what holds most of it.
+  const std::size_t have =
+      s_.dry_run || device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
+  memory_ = plan_memory(s_, config_, device_, have);
+  require_memory(memory_, s_, have);
 }
 
 // From the first steps' time: how many fit. From here on the run is one of that many --steps.
@@ -131,19 +148,21 @@ void Run::fit_seconds(double elapsed, double step) {
 }
 
 // A full disk, or a directory that went away, costs the checkpoint and not the run.
-void Run::save(Progress& progress) {
+void Run::save(Progress* progress) {
+  tried_ = trainer_->steps();
   hilt::SafetensorsMetadata metadata = trainer_->counters();
   for (const auto& [key, value] : decisive(options_, s_)) metadata["config." + key] = value;
-  if (s_.task == "text") metadata["text.bytes"] = std::to_string(std::filesystem::file_size(s_.text));
+  metadata.insert(identity_.begin(), identity_.end());
   metadata["ranks"] = std::to_string(met_.size());
   metadata["version"] = hilt::info().version;
   try {
+    lock_->check_there();
     hilt::save_checkpoint(s_.out, trainer_->steps(), trainer_->items(), metadata, s_.keep);
     saved_ = trainer_->steps();
   } catch (const hilt::Error& e) {
     if (e.code() != hilt::Code::data) throw;
-    progress.say("");
-    warn(std::string(e.what()) + "; training goes on, the last good checkpoint is " +
+    if (progress) progress->say("");
+    warn(std::string(e.what()) + (progress ? "; training goes on" : "") + ", the last good checkpoint is " +
          (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "none yet"));
   }
 }
@@ -207,8 +226,9 @@ void Run::loop(Progress* progress) {
     if (!progress) continue;
     log_->write(line);
     progress->show(line, fits && done < kTimed ? 0 : s_.steps, last || stop_);
-    if (done % s_.save_every == 0 || last || stop_) save(*progress);
+    // Its sample first: of what a checkpoint says is done, nothing may be missing after a kill.
     if ((s_.sample_every > 0 && done % s_.sample_every == 0) || last) sample(*progress);
+    if (done % s_.save_every == 0 || last || stop_) save(progress);
   }
 }
 
@@ -260,13 +280,21 @@ int Run::finish(Progress* progress) {
             << program::printable(s_.out) << (has_report ? ": report.html, " : ": ") << "log.jsonl, samples, "
             << (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "no checkpoint") << "\nnext:\n"
             << next_commands(s_);
+  lock_->check_there();
+  if (saved_ < trainer_->steps())
+    hilt::fail_with(hilt::Code::data, "--out (", s_.out,
+                    "): the run is over and its last checkpoint could not be saved; ",
+                    saved_ >= 0 ? "the last good one is " + hilt::checkpoint_name(saved_) : "there is none");
   return 0;
 }
 
 // What it leaves behind: the first rank's.
 void Run::open() {
   outputs_ = std::make_unique<program::Outputs>(s_.out);
-  if (!lock_) lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
+  if (!lock_) {
+    lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
+    refuse_if_taken();  // another run may have come and gone since prepare()
+  }
   hilt::remove_unfinished_checkpoints(s_.out);
   describe(s_, config_, memory_);
   log_ = std::make_unique<Log>(s_.out + "/log.jsonl", options_, start_, first_);
@@ -305,6 +333,7 @@ std::string Run::agreement() const {
   std::string lines = "version = " + hilt::info().version + "\nranks = " + std::to_string(met_.size()) +
                       "\nfirst step = " + std::to_string(first_);
   for (const auto& [key, value] : decisive(options_, s_)) lines += "\n" + key + " = " + value;
+  for (const auto& [key, value] : identity_) lines += "\n" + key + " = " + value;
   return lines;
 }
 

@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "../program/program.h"
+#include "memory.h"
 
 namespace train {
 namespace {
@@ -62,7 +63,11 @@ std::string sample_text(const hilt::Transformer& model, const Vocabulary& vocabu
     std::copy(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(), ids.mutable_data<std::int32_t>());
     const hilt::Tensor logits = model.logits(ids);
     const Index last = static_cast<Index>(written.size() - from) - 1;
-    const std::vector<float> row = hilt::slice(logits, 1, last, last + 1).to_vector<float>();
+    const hilt::Tensor of_last = hilt::slice(logits, 1, last, last + 1);
+    if (const auto odd = program::not_finite(of_last))
+      hilt::fail_with(hilt::Code::not_a_number, "sample: token ", n + 1, " of ", s.tokens, ": the logits hold ", *odd,
+                      "; the weights are too large");
+    const std::vector<float> row = of_last.to_vector<float>();
     written.push_back(pick(row, s, draws));
   }
   const std::size_t skipped = s.task == "stories" || s.prompt.empty() ? 1 : 0;
@@ -78,7 +83,10 @@ std::string sample_board(const hilt::Transformer& model, const Settings& s, Inde
   const hilt::Grid grid = board_of(s);
   const auto task = make_task(s);
   const hilt::Batch b = task->batch(Split::validation, number, 1);
-  const hilt::Tensor guess = hilt::moved(hilt::argmax(model.logits(b.inputs)), {});
+  const hilt::Tensor logits = model.logits(b.inputs);
+  if (const auto odd = program::not_finite(logits))
+    hilt::fail_with(hilt::Code::not_a_number, "sample: the logits hold ", *odd, "; the weights are too large");
+  const hilt::Tensor guess = hilt::moved(hilt::argmax(logits), {});
   const auto *const in = b.inputs.data<std::int32_t>(), *const truth = b.targets.data<std::int32_t>();
   const auto* const out = guess.data<std::int64_t>();
   std::string text = "board, the model's next board (x: wrong)\n";
@@ -109,31 +117,68 @@ std::string next_run() {
   return next;
 }
 
-void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool strictly) {
+void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool to_resume) {
   constexpr std::string_view kPrefix = "config.";
-  hilt::SafetensorsMetadata given;
+  const auto is_wanted = [&](const std::string& group) { return group == kModel || (group == kRun && to_resume); };
+  hilt::SafetensorsMetadata groups, theirs, asked;
+  for (const auto& [key, value, is_text, group, preset] : options.values()) groups[key] = group;
   for (const auto& [key, value] : checkpoint.file().metadata()) {
     if (!key.starts_with(kPrefix)) continue;
-    const std::string name = "--" + key.substr(kPrefix.size());
-    if (!options.given(name)) options.set(name, value);
-    else given[key.substr(kPrefix.size())] = value;
+    const std::string name = key.substr(kPrefix.size()), &group = groups[name];
+    if (group != kModel && group != kRun)
+      hilt::fail_with(hilt::Code::data, checkpoint.path(), ": its metadata say ", key, " (", value,
+                      "): no run keeps that, and no file decides it; is it from a stranger, or a newer version?");
+    if (!is_wanted(group)) continue;
+    theirs[name] = value;
+    if (options.given("--" + name)) continue;
+    if (value.find('@') != value.npos)
+      hilt::fail_with(hilt::Code::data, checkpoint.path(), ": ", key, " (", value,
+                      "): names a file, and no file is opened because another says so; name it again with train ",
+                      to_resume ? "--resume" : "--sample-only", " --", name, " ", value);
+    try {
+      options.set("--" + name, value, checkpoint.path());
+    } catch (const hilt::Error& e) { hilt::fail_with(hilt::Code::data, e.what()); }
   }
-  if (!strictly) return;
-  hilt::SafetensorsMetadata asked, theirs;
-  for (const auto& [key, value] : decisive(options, s)) {
-    const auto found = given.find(key);
-    if (key == "steps" && s.schedule == "constant") continue;  // how long it goes on changes nothing before
-    if (found != given.end()) asked[key] = value, theirs[key] = found->second;
+  for (const auto& [key, value, is_text, group, preset] : options.values()) {
+    if (!is_wanted(group) || !options.given("--" + key) || (!theirs.contains(key) && value == preset)) continue;
+    // How long a constant rate goes on changes nothing before, and a sample has draws of its own.
+    if (to_resume ? key == "steps" && s.schedule == "constant" : key == "seed") continue;
+    asked[key] = value;
   }
+  std::erase_if(theirs, [&](const auto& entry) { return !asked.contains(entry.first); });
   const std::vector<std::string> different = hilt::differences(theirs, "", asked);
   if (different.empty()) return;
   std::string all;
   for (const std::string& line : different) all += (all.empty() ? "--" : "; --") + line;
-  hilt::fail("--resume: ", checkpoint.path(), " was trained otherwise: ", all,
+  hilt::fail(to_resume ? "--resume: " : "--sample-only: ", checkpoint.path(), " was trained otherwise: ", all,
              "; leave these options out, or name another --out");
 }
 
+void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& checkpoint) {
+  Index held = 0;
+  for (const hilt::SafetensorsEntry& entry : checkpoint.file().entries())
+    if (entry.name.starts_with("model.")) held += entry.shape.numel();
+  if (const Index needed = count_parameters(config); needed != held)
+    hilt::fail_with(hilt::Code::data, checkpoint.path(), ": its metadata describe a model of ", needed,
+                    " numbers, its tensors hold ", held, "; is it damaged, or from a stranger?");
+}
+
 namespace {
+
+/// No tensor need show how long the rows of a model are, and a stranger may say anything: a row that would take minutes
+/// for each token is refused.
+void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
+  constexpr double kMost = 1e13;
+  const auto context = static_cast<double>(c.context);
+  const bool all_keys =
+      std::ranges::any_of(c.pattern, [](const auto& b) { return b.kind == hilt::Branch::Kind::dense; });
+  const double pass =
+      2 * context *
+      (static_cast<double>(count_parameters(c)) + (all_keys ? context * static_cast<double>(c.width * c.layers) : 0));
+  if (pass > kMost)
+    hilt::fail_with(hilt::Code::data, checkpoint.path(), ": a token of a sample would take ", pass,
+                    " operations in rows of ", c.context, ", at most ", kMost, " are done; is it from a stranger?");
+}
 
 hilt::Checkpoint last_checkpoint(Settings& s) {
   if (s.out.empty()) s.out = newest_run();
@@ -179,10 +224,17 @@ int sample_from_checkpoint(const Settings& s) {
   const hilt::Checkpoint checkpoint(s.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s.out).back()));
   const Vocabulary vocabulary = Vocabulary::from_text(checkpoint.get("vocabulary"));
   const hilt::TransformerConfig config = model_config(s, vocabulary.size());
+  check_sizes(config, checkpoint);
+  check_identity(checkpoint, identity_of(config));
+  check_row(config, checkpoint);
   hilt::Transformer model = hilt::make_transformer(config, 0, s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32);
   std::vector<hilt::SafetensorsItem> items;
   model.visit_parameters("", [&](const std::string& name, hilt::Tensor& t) { items.push_back({"model." + name, t}); });
   checkpoint.read(items, "model.");
+  for (const hilt::SafetensorsItem& item : items)
+    if (const auto odd = program::not_finite(item.tensor))
+      hilt::fail_with(hilt::Code::not_a_number, checkpoint.path(), ": tensor ", item.name, " holds ", *odd,
+                      "; nothing can be sampled; use an earlier checkpoint");
   if (s.is_life()) {
     std::cout << sample_board(model, s, s.seed);
     return 0;

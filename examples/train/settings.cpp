@@ -21,21 +21,16 @@ void declare_sampling(program::Options& options, Settings& s) {
 }
 
 void declare(program::Options& options, Settings& s) {
+  options.group(kModel);
   options.choice("--task", s.task, {"stories", "life", "text"},
                  "stories: from a grammar whose entropy is known. life: the next step of Game of Life, nothing "
                  "living beyond the border. text: any file");
-  options.text("--text", s.text, "FILE", "The file of --task text, which it implies");
   options.choice("--vocabulary", s.vocabulary, {"characters", "bytes"}, "Tokens of a text");
   options.text("--grid", s.grid, "HxW", "Board of life, in cells");
-  options.integer("--steps", s.steps, 1, 1'000'000'000, "Updates; life: 500, text: 1000");
-  options.number("--seconds", s.seconds, 0, 1e7,
-                 "Instead of --steps: as many as fit, judged by the first ones; 0 is off");
   options.integer("--layers", s.layers, 1, 1024, "Blocks; text: 4");
   options.integer("--heads", s.heads, 1, 1024, "Heads, a divisor of --width; life, text: 4");
   options.integer("--width", s.width, 1, 1 << 16, "Features of a token; life: 64");
   options.integer("--context", s.context, 1, 1 << 20, "Tokens of a row; life: the cells of --grid");
-  options.integer("--batch", s.batch, 1, 1 << 16, "Rows of a micro-batch");
-  options.integer("--accumulate", s.accumulate, 1, 1 << 16, "Micro-batches of an update");
   options.text("--order", s.order, "ORDER",
                "row, snake, morton, tiles or hilbert, which fold a row; or with a grid, as in hilbert:16x16; "
                "life: on its grid");
@@ -46,6 +41,12 @@ void declare(program::Options& options, Settings& s) {
                  "Who asks where a segment is dilated");
   options.choice("--positions", s.positions, {"learned", "rotary", "none"},
                  "How a token knows where it stands; life: learned");
+  options.choice("--dtype", s.dtype, {"f32", "bf16"}, "Type of weights and activations");
+  options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of weights, rows and noise");
+  options.group(kRun);
+  options.integer("--steps", s.steps, 1, 1'000'000'000, "Updates; life: 500, text: 1000");
+  options.integer("--batch", s.batch, 1, 1 << 16, "Rows of a micro-batch");
+  options.integer("--accumulate", s.accumulate, 1, 1 << 16, "Micro-batches of an update");
   options.choice("--backward", s.backward, {"taped", "hybrid", "fused"}, "How attention's gradient is obtained");
   options.flag("--checkpointing", s.checkpointing, "Keep each block's input alone and run it again in backward");
   options.number("--dropout", s.dropout, 0, 0.99, "Share of activations dropped");
@@ -54,9 +55,11 @@ void declare(program::Options& options, Settings& s) {
   options.integer("--warmup", s.warmup, 0, 1'000'000'000, "Updates until the highest rate");
   options.number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices; life, text: 0.1");
   options.number("--clip", s.clip, 0, 1e30, "Largest norm of a gradient; 0 does not clip");
-  options.choice("--dtype", s.dtype, {"f32", "bf16"}, "Type of weights and activations");
+  options.group(kCall);
+  options.text("--text", s.text, "FILE", "The file of --task text, which it implies");
+  options.number("--seconds", s.seconds, 0, 1e7,
+                 "Instead of --steps: as many as fit, judged by the first ones; 0 is off");
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
-  options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of weights, rows and noise");
   options.text("--out", s.out, "DIR", "Where everything goes; without it out/train, or the next free out/train-N");
   options.flag("--resume", s.resume,
                "Go on from the last checkpoint in --out, with its options; --text FILE has to be named again");
@@ -142,19 +145,16 @@ void check_settings(const program::Options& options, const Settings& s) {
   }
   check(s.warmup <= s.steps || s.seconds > 0, "--warmup (", s.warmup, "): longer than the whole run, --steps ",
         s.steps);
+  check(!(s.resume && s.seconds > 0), "--seconds (", s.seconds,
+        "): --resume goes on to the --steps of the checkpoint; leave it out");
   check(!(options.given("--steps") && s.seconds > 0 && !s.resume), "--seconds (", s.seconds, "): --steps ", s.steps,
         " is given too; leave one of them out");
 }
 
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s) {
-  static constexpr const char* kDecisive[] = {
-      "task",     "grid",         "layers",        "heads",     "width",    "context",       "batch",   "accumulate",
-      "order",    "pattern",      "dilation-mode", "positions", "backward", "checkpointing", "dropout", "lr",
-      "schedule", "weight-decay", "clip",          "dtype",     "seed",     "vocabulary",    "warmup",  "steps"};
   std::map<std::string, std::string> out;
-  for (const auto& [key, value, is_text] : options.values())
-    for (const char* name : kDecisive)
-      if (key == name) out[key] = value;
+  for (const auto& [key, value, is_text, group, preset] : options.values())
+    if (group != kCall) out[key] = value;
   if (!s.is_life()) out.erase("grid");
   if (s.task != "text") out.erase("vocabulary");
   return out;
@@ -181,6 +181,27 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
   c.dropout = s.dropout, c.checkpointing = s.checkpointing, c.tie_weights = !s.is_life();
   hilt::check_config(c);
   return c;
+}
+
+hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config) {
+  hilt::SafetensorsMetadata out{{"HILT_FORCE_ORDER", hilt::row_order_forced() ? "row" : "unset"}};
+  std::uint64_t sum = 0;
+  for (const hilt::Branch& b : config.pattern)
+    sum = hilt::checksum(sum, b.pairs.data(), b.pairs.size() * sizeof(b.pairs[0]));
+  out["pattern.checksum"] = std::to_string(sum);
+  return out;
+}
+
+std::string order_in_force(const Settings& s) {
+  return hilt::row_order_forced() ? "row (HILT_FORCE_ORDER, in place of " + s.order + ")" : s.order;
+}
+
+void check_identity(const hilt::Checkpoint& checkpoint, const hilt::SafetensorsMetadata& identity) {
+  const hilt::SafetensorsMetadata& theirs = checkpoint.file().metadata();
+  for (const auto& [key, value] : identity)
+    if (const auto found = theirs.find(key); found != theirs.end() && found->second != value)
+      hilt::fail_with(hilt::Code::data, checkpoint.path(), ": was trained with ", key, " ", found->second,
+                      ", here it is ", value, "; bring back what it was, or begin anew with another --out");
 }
 
 hilt::Schedule schedule_of(const Settings& s) {

@@ -41,6 +41,11 @@ struct Settings {
   bool is_life() const { return task == "life"; }
 };
 
+/// Whose an option is. A checkpoint keeps what is the model's or the run's, each in a key of its metadata; `sample`
+/// takes from there what is the model's, --resume both. What is the call's, paths, devices and ranks among them, no
+/// file decides.
+inline constexpr const char *kModel = "The model", *kRun = "The run", *kCall = "This call";
+
 /// Binds the options of `train`.
 void declare(program::Options& options, Settings& s);
 /// Those of `sample`, which `train` has too.
@@ -50,13 +55,19 @@ void adopt_defaults(program::Options& options, Settings& s);
 /// Refuses what cannot be, and warns on stderr of what is pointless.
 void check_settings(const program::Options& options, const Settings& s);
 
-/// The options that decide the numbers a run computes, by name: what a checkpoint keeps and a
-/// resumed run must share.
+/// The options that decide the numbers a run computes, the model's and the run's, by name: what a
+/// checkpoint keeps and a resumed run must share.
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s);
 
 std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt);
 /// A model of inputs and outputs of `symbols` kinds.
 hilt::TransformerConfig model_config(const Settings& s, Index symbols);
+/// What besides options decides the numbers: blocks read from a file, and an order that the environment forces.
+hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config);
+/// The order of the settings, or what the environment has put in its place.
+std::string order_in_force(const Settings& s);
+/// Throws Code::data where a checkpoint says otherwise; of what it does not say, nothing is known.
+void check_identity(const hilt::Checkpoint& checkpoint, const hilt::SafetensorsMetadata& identity);
 hilt::Schedule schedule_of(const Settings& s);
 hilt::Grid board_of(const Settings& s);
 

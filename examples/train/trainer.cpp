@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 
 namespace train {
 
@@ -80,6 +81,16 @@ void Trainer::pass(bool checked) {
 Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool stop) {
   const Index rows = rows_, updates = steps();
   const hilt::RandomKey noise = noise_.state();
+  struct Undo {
+    Trainer& of;
+    Index rows;
+    hilt::RandomKey noise;
+    int before = std::uncaught_exceptions();
+    ~Undo() {
+      if (std::uncaught_exceptions() != before && of.whole_) of.rows_ = rows, of.noise_.set_state(noise);
+    }
+  };
+  const Undo undo{*this, rows, noise};
   load(batch, accumulate);
   double loss = 0;
   if (grid_.world().size() > 1) {
@@ -87,11 +98,13 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool s
     const std::vector<double> total = grid_.sum({loss_.item(), stop ? 1.0 : 0.0});
     loss = total[0], stop = total[1] > 0;
     if (!std::isfinite(loss)) norm_ = hilt::full({}, loss, hilt::DType::f64, device_);  // on every rank
+    whole_ = false;
     optimizer_.step(parameters_, gradients_, lr, {norm_, clip});
   } else {
     // The tape and the hybrid look at values as they go, and make their masks on the host.
     if (model_.config.backward == hilt::Backward::fused) replay_([&] { pass(false); });
     else pass(false);
+    whole_ = false;
     optimizer_.step(parameters_, gradients_, lr, {norm_, clip});
     loss = loss_.item();  // a GPU is waited for here, and not before
   }
@@ -100,6 +113,7 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool s
     optimizer_.set_steps(updates), rows_ = rows;
     explain(loss, noise);
   }
+  whole_ = true;
   if (!replay_.is_recorded()) gradients_ = {};
   return {loss, norm, lr, stop};
 }

@@ -28,12 +28,15 @@ class Trainer {
           hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device = {}, const hilt::RankGrid& grid = {});
 
   /// One update: `accumulate` micro-batches of `batch` rows. Throws Code::not_a_number, naming the
-  /// first op whose result is not finite, and leaves the parameters as they were.
+  /// first op whose result is not finite, and leaves the parameters as they were. Whatever else it throws before
+  /// the update, a text that cannot be read or a rank that is lost, leaves all as it was: is_whole().
   Step step(Index batch, Index accumulate, double lr, double clip, bool stop = false);
   /// On the first `rows` rows of the validation split.
   Evaluation evaluate(Index rows, Index batch);
   /// Updates made.
   Index steps() const { return optimizer_.steps(); }
+  /// What there is now is what steps() updates made of it, and worth a checkpoint.
+  bool is_whole() const { return whole_; }
 
   const hilt::Transformer& model() const { return model_; }
   const Task& task() const { return *task_; }
@@ -63,7 +66,8 @@ class Trainer {
   hilt::AdamWOptimizer optimizer_;
   hilt::NamedParameters parameters_;
   hilt::Generator noise_;  // of dropout
-  Index rows_ = 0;         // of the training split that were seen: where the data stand
+  bool whole_ = true;
+  Index rows_ = 0;  // of the training split that were seen: where the data stand
 
   // Of the step under way. On a GPU they stay in place, for a step is recorded once.
   std::vector<Rows> micro_batches_;

@@ -21,8 +21,9 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
             << s.context << ", " << s.batch * s.accumulate * s.context << " tokens a step\n"
             << "model: " << s.layers << " layers x " << s.width << ", " << s.heads << " heads, "
             << report::count(static_cast<double>(count_parameters(config))) << " parameters, " << s.dtype
-            << "; attention " << s.pattern << " in order " << s.order << ", " << hilt::name_of(config.causality)
-            << (config.causality == hilt::Causality::none ? "" : " causal") << ", backward " << s.backward << '\n'
+            << "; attention " << s.pattern << " in order " << order_in_force(s) << ", "
+            << hilt::name_of(config.causality) << (config.causality == hilt::Causality::none ? "" : " causal")
+            << ", backward " << s.backward << '\n'
             << to_text(memory) << '\n'
             << "machine: " << info.threads << " threads, " << info.isa_active << ", products by " << info.blas << '\n';
   if (const Index empty = plan->empty_rows())

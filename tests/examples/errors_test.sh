@@ -149,11 +149,32 @@ attend 3 "--v: shape [1, 16, 4, 8], expected [1, 16, 2, 8]" --v q.npy
 attend 3 "--k: 3 key heads cannot serve the 4 heads of --q evenly" --k three.npy --v three.npy
 attend 3 "--d-o: shape [1, 16, 2, 8], expected [1, 16, 4, 8]" --d-o k.npy
 
+# ---- numbers: what is finite stays finite or is refused, what is not passes with a warning ----
+numbers() {  # FILE, descr, shape, count, bytes of each
+  npy "$1" "$2" "$3" 0
+  # shellcheck disable=SC2059
+  for ((i = 0; i < $4; ++i)); do printf "$5"; done >>"$1"
+}
+numbers huge.npy '<f4' '1, 16, 2, 8' 256 '\x99\x76\x96\x7e'           # 1e38
+numbers wider.npy '<f8' '1, 16, 2, 8' 256 '\x9c\x75\0\x88\x3c\xe4\x37\x7e'  # 1e300
+numbers nan.npy '<f4' '1, 16, 2, 8' 256 '\0\0\xc0\x7f'
+attend 7 'o: nan at [0, 0, 0, 0], though all inputs are finite' --q huge.npy --k huge.npy
+attend 7 'o: ' --q wider.npy --k wider.npy --v wider.npy --dtype f32
+attend 7 '; try --dtype f64, or scale the inputs down' --v huge.npy --q huge.npy --k huge.npy --dtype f16
+expect 0 'attend to what is no number' "$programs/attend" --q q.npy --k k.npy --v nan.npy --out nans
+says err 'attend: warning: --v (nan.npy): holds nan at [0, 0, 0, 0]'
+expect 0 'attend to nothing' "$programs/attend" --q q.npy --k k.npy --v k.npy --pattern segment:4,dilation=8 --out nothing
+
 # ---- what attend cannot do ----
 attend 2 "--mode (fsued): must be one of taped, hybrid, fused; did you mean fused?" --mode fsued
 attend 2 "--scale (wide): not a number" --scale wide
 attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
+attend 2 '--ranks (1024): more than the 16 tokens of --q' --ranks 1024
+npy many.npy '<f4' '1, 64, 4, 8' 8192
+(ulimit -f 4; expect 3 'more than ulimit -f lets it write' "$programs/attend" --q many.npy --k many.npy --v many.npy --out limited)
+says err 'File too large'
+[[ ! -e limited ]] || fail "more than ulimit -f lets it write: left $(ls -A limited)"
 if ! "$BUILD/examples/info" | grep -q "device    cuda:0"; then attend 5 "no usable GPU: " --device cuda; fi
 
 # ---- where it goes ----

@@ -19,6 +19,12 @@ done
 expect 0 'ring in segments' "$programs/ring" --ranks 4 --length 1024 --pattern segment:64 --repeat 1
 tr -d ' \n' <out | grep -q '"bytes_sent_per_rank":\[0,0,0,0\]' || fail "segments inside shards sent something: $(cat out)"
 expect 2 'ring taken apart' "$programs/ring" --heads 3 --kv-heads 2
+# Sizes that no machine holds are refused before any of it is made.
+for sizes in '' '--heads 1 --head-dim 1 --ranks 1' '--no-one-rank'; do
+  # shellcheck disable=SC2086
+  expect 4 "ring without end $sizes" timeout 5 "$programs/ring" --length 268435456 $sizes
+  says err '--length (268435456): would need '
+done
 grep -q kHasCuda\ =\ true "$BUILD/core/config.h" || { expect 5 'ring without GPUs' "$programs/ring" --comm nccl; says err 'no usable GPU'; }
 
 # ---- train: any grid tells the story of one rank ----
@@ -42,6 +48,24 @@ expect 0 'another grid' "$programs/train" --resume --ranks 2 --sequence-ranks 2 
 paste <(curve one | tail -6) <(curve again | tail -6) | awk '$1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { bad = 1 } END { exit bad || NR != 6 }' || fail 'a run that goes on on another grid is another story'
 expect 2 'ranks that do not divide' "$programs/train" --ranks 3 --sequence-ranks 2
 says err 'must divide'
+
+# ---- ranks started by hand, each with what it was given: what decides the numbers must be the same ----
+unlike() {  # TEXT, what the first rank runs, what the second
+  local port=$((20000 + RANDOM % 10000))
+  # shellcheck disable=SC2086
+  env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port RANK=0 $2 >first.out 2>first.err &
+  # shellcheck disable=SC2086
+  expect 6 "$3" env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port RANK=1 $3
+  wait $! && fail "$2: ended well"
+  says err "$1"
+}
+seq 1 300 >text && seq 2 301 | head -c "$(stat -c %s text)" >other
+ring="$programs/ring --comm tcp --ranks 2 --length 64"
+unlike 'ring: rank 1 has seed = 2, rank 0 seed = 1' "$ring --seed 1" "$ring --seed 2"
+unlike 'HILT_FORCE_ORDER = row' "$ring" "env HILT_FORCE_ORDER=row $ring"
+train="$programs/train $tiny --comm tcp --ranks 2 --out by-hand"
+unlike 'train: rank 1 has HILT_FORCE_ORDER = row, rank 0 HILT_FORCE_ORDER = unset' "$train" "env HILT_FORCE_ORDER=row $train"
+unlike 'text.checksum = ' "$train --text text" "$train --text other"
 
 # ---- a rank that is killed takes the others along, and leaves a checkpoint ----
 for link in ${links#threads }; do

@@ -81,6 +81,12 @@ says err 'lr: 0.003 in the checkpoint, 0.5 asked for'
 expect 2 'another width' "$train" --resume --width 32 --out half
 says err 'width: 16 in the checkpoint, 32 asked for'
 one_line_on_stderr
+expect 2 'a board for a run that has none' "$train" --resume --grid 4x4 --out half
+says err '--grid: unknown to the checkpoint, 4x4 asked for'
+expect 2 'another width for a sample' "$train" --sample-only --width 32 --out half
+says err '--sample-only: half/ckpt-000020.safetensors was trained otherwise: --width: 16 in the checkpoint, 32 asked for'
+expect 2 'seconds for a run that goes on' "$train" --resume --seconds 5 --out half
+says err '--seconds (5): --resume goes on to the --steps of the checkpoint'
 expect 2 'a run that is there' "$train" --out whole
 says err '--out (whole): holds a run already, up to ckpt-000020.safetensors; go on with --resume'
 expect 3 'nothing to resume' "$train" --resume --out none
@@ -99,9 +105,108 @@ run 0 --text text --steps 8 --save-every 4 --out t8
 mkdir t4 && cp t8/ckpt-000004.safetensors t4/
 run 0 --resume --text text --out t4
 cmp t4/ckpt-000008.safetensors t8/ckpt-000008.safetensors || fail 'a resumed run on a text ends otherwise'
-rm t4/ckpt-000008.safetensors && echo words >>text
+rm t4/ckpt-000008.safetensors
+sed 's/words/sword/' text >other  # of the same size and characters
+run 3 --resume --text other --out t4
+says err 't4/ckpt-000004.safetensors: was trained with text.checksum '
+echo words >>text
 run 3 --resume --text text --out t4
-says err 'bytes, t4/ckpt-000004.safetensors was trained on'
+says err 't4/ckpt-000004.safetensors: was trained with text.bytes '
+
+# An order that the environment forces is said, and part of the run.
+HILT_FORCE_ORDER=row run 0 --steps 4 --save-every 2 --out forced
+says out 'in order row (HILT_FORCE_ORDER, in place of hilbert)'
+head -1 forced/log.jsonl | grep -qF '"order_forced":true' || fail "the log says nothing of a forced order: $(head -1 forced/log.jsonl)"
+grep -q HILT_FORCE_ORDER forced/report.html || fail 'the report says nothing of a forced order'
+rm forced/ckpt-000004.safetensors
+run 3 --resume --out forced
+says err 'was trained with HILT_FORCE_ORDER row, here it is unset'
+expect 3 'a sample in another order' "$BUILD/examples/sample" --out forced --tokens 8
+HILT_FORCE_ORDER=row run 0 --resume --out forced
+
+# ---- what befalls a run does not cost its work ----
+# begin OUT FLAGS..: a training in the background that has made its first step. ends STATUS: how it ends.
+begin() {
+  # shellcheck disable=SC2086
+  "$train" $tiny --steps 1000000 --save-every 1000000 --eval-every 1000000 --out "$@" >"$scratch/out" 2>"$scratch/err" </dev/null &
+  running=$!
+  for _ in $(seq 200); do [[ $(grep -c '"step"' "$1/log.jsonl" 2>/dev/null) -gt 1 ]] && return; sleep 0.02; done
+  fail "no training begins: $(cat "$scratch/out" "$scratch/err")"
+}
+ends() {
+  local got=0
+  wait $running || got=$?
+  [[ $got == "$1" ]] || fail "$2: exit status $got, expected $1: $(cat "$scratch/out" "$scratch/err")"
+  [[ ${3-} == nothing ]] || compgen -G "$2/ckpt-*.safetensors" >/dev/null || fail "$2: its work is lost: $(ls "$2")"
+}
+cp other text
+for vocabulary in characters bytes; do  # gone: read on
+  begin "gone-$vocabulary" --text text --vocabulary $vocabulary
+  rm text; sleep 0.1; kill -0 $running || fail "a text that lost its name: $(cat "$scratch/err")"
+  kill -INT $running; ends 130 "gone-$vocabulary"
+  cp other text
+  begin "same-$vocabulary" --text text --vocabulary $vocabulary  # written again, as it was
+  dd if=other of=text conv=notrunc status=none; sleep 0.1; kill -0 $running || fail "a text that was only touched: $(cat "$scratch/err")"
+  printf '\303\244' | dd of=text conv=notrunc status=none  # of the same size
+  ends 3 "same-$vocabulary"
+  says err 'changed while it was read'
+  says err 'train: warning: it ends early; what it learned is in ckpt-'
+  cp other text
+  begin "short-$vocabulary" --text text --vocabulary $vocabulary
+  : >text
+  ends 3 "short-$vocabulary"
+  says err 'train: error: --text (text): '
+  cp other text
+done
+(until [[ -s gone-at-the-end/log.jsonl ]]; do sleep 0.01; done; rm text) &
+run 0 --text text --steps 1500 --out gone-at-the-end  # named no more when it ends
+[[ -f gone-at-the-end/ckpt-001500.safetensors && ! -e text ]] || fail 'a text was there to the end, or its run was not saved'
+
+# Two into one new directory: who comes to the lock second looks again. The text holds it up until the first is done.
+cat other other >long
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do cat long long >longer && mv longer long; done
+# shellcheck disable=SC2086
+"$train" $tiny --text long --steps 3 --out raced >late.out 2>late.err </dev/null &
+late=$!
+sleep 0.05
+run 0 --steps 2 --out raced
+status=0; wait $late || status=$?
+[[ $status == 2 ]] || fail "a second run into a new directory: $status, $(cat late.err)"
+grep -qF -- '--out (raced): holds a run already, up to ckpt-000002.safetensors' late.err || fail "a second run into a new directory: $(cat late.err)"
+rm long
+
+# A terminal that closes, a batch system that ends its jobs; nohup.
+for signal in HUP TERM INT; do
+  begin "by-$signal"
+  kill -$signal $running
+  [[ $signal == INT ]] || kill -$signal $running 2>/dev/null || true  # shells and systems say it twice
+  ends 130 "by-$signal"
+done
+trap '' HUP
+begin nohup
+trap - HUP
+kill -HUP $running; sleep 0.1; kill -0 $running || fail 'a hangup ends what nohup started'
+kill -INT $running; ends 130 nohup
+
+# Nobody reads on: it is printed no more, and trained on.
+for streams in '2>/dev/null' '2>&1'; do
+  # shellcheck disable=SC2086
+  status=$(eval "{ \"$train\" $tiny --steps 30 --eval-every 1 --out unread $streams; echo \$? >unread.status; } | head -1 >/dev/null"; cat unread.status)
+  [[ $status == 0 && -f unread/ckpt-000030.safetensors && -f unread/report.html ]] || fail "into a closed pipe: $status, $(ls unread)"
+  rm -r unread
+done
+# Closed streams: what would be printed there is not written into a file.
+# shellcheck disable=SC2086
+"$train" $tiny --steps 5 --out mute <&- >&- 2>&- || fail "without streams: $?"
+! grep -v '^{.*}$' mute/log.jsonl || fail 'the log has what was printed'
+# A directory that goes away, or is another by now: said, and not a success.
+begin removed
+rm -r removed; mkdir removed
+kill -INT $running; ends 130 removed nothing
+says err 'removed: cannot write: another directory has taken its name'
+(until [[ -s vanished/log.jsonl ]] && rm -r vanished 2>/dev/null; do sleep 0.01; done) &
+run 3 --steps 1500 --out vanished
+says err 'train: error: vanished: cannot write: No such file or directory'
 
 # ---- samples ----
 expect 0 'a sample' "$train" --sample-only --out whole --prompt 'Mia has a' --tokens 30 --seed 5
@@ -203,20 +308,19 @@ echo "kill -9: $killed runs killed, $resumed resumed, every resume worked; all $
 # ---- a full disk: training goes on ----
 (
   ulimit -f 8  # blocks of 1024: the log fits, a checkpoint does not
-  trap '' XFSZ
-  expect 0 'a full disk' "$train" $tiny --steps 12 --save-every 6 --out full
+  expect 3 'a full disk' "$train" $tiny --steps 12 --save-every 6 --out full
 )
 says err 'train: warning: full/ckpt-000006.safetensors: cannot write'
 says err 'training goes on, the last good checkpoint is none yet'
 (
   ulimit -f 8  # nor does all of this log, or the report
-  trap '' XFSZ
-  expect 0 'a fuller disk' "$train" $tiny --steps 100 --out fuller
+  expect 3 'a fuller disk' "$train" $tiny --steps 100 --out fuller
 )
 [[ $(grep -c 'fuller/log.jsonl: cannot write: No space left on device; training goes on' "$scratch/err") == 1 ]] || fail "a log that found no room: $(cat "$scratch/err")"
 ! grep -v '}$' fuller/log.jsonl || fail 'a line of the log is cut short'
 says out 'wrote fuller: log.jsonl, samples, no checkpoint'
-! compgen -G 'full/ckpt*' >/dev/null || fail "a full disk left $(ls full)"
+says err 'its last checkpoint could not be saved; there is none'
+! compgen -G 'full/*ckpt*' >/dev/null || fail "a full disk left $(ls full)"
 
 # ---- a directory one may not write to: said before training ----
 if [[ $(id -u) != 0 ]]; then

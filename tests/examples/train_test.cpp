@@ -2,9 +2,12 @@
 // resuming, memory that does not grow, and option parsing under fuzz.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <iostream>
+#include <limits>
 #include <sstream>
 
 #include "../../examples/program/program.h"
@@ -153,6 +156,17 @@ TEST(TrainMemory, IsWhatWasPlanned) {
   }
 }
 
+TEST(TrainMemory, SaturatesWhere64BitsEnd) {
+  constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
+  EXPECT_EQ(program::saturated_product({Index{1} << 40, Index{1} << 40, 0}), 0u);
+  EXPECT_EQ(program::saturated_product({Index{1} << 40, Index{1} << 24}), kMost);
+  EXPECT_EQ(program::saturated_sum({kMost - 1, 1}), kMost);
+  EXPECT_EQ(program::saturated_sum({kMost - 1, 2, 5}), kMost);
+  Settings s = tiny();
+  s.batch = Index{1} << 16, s.layers = 1024, s.context = Index{1} << 20, s.width = Index{1} << 16;
+  EXPECT_EQ(plan_memory(s, model_config(s, 256), {}, 0).total(), kMost);
+}
+
 TEST(TrainNumbers, ThatAreNoneAreNamed) {
   Settings s = tiny();
   const std::shared_ptr<const Task> task = make_task(s);
@@ -206,6 +220,128 @@ std::string parsed(std::vector<std::string> words) {
   return error_of([&] {
     if (options.parse(static_cast<int>(words.size()), argv.data()) && !s.sample_only) model_config(s, 2);
   });
+}
+
+// ---- checkpoints of strangers -------------------------------------------------------------------
+/// A run of one step in a directory, and what `sample` and `train` do with it once its metadata say otherwise.
+class Forged {
+ public:
+  explicit Forged(const std::string& key = "", const std::string& value = "", float weight = 0) {
+    Settings s = tiny();
+    program::Options options("train", "test");
+    declare(options, s);
+    const std::shared_ptr<const Task> task = make_task(s);
+    Trainer trainer(model_config(s, task->vocabulary().size()), task, 0, hilt::DType::f32, adamw_of(s));
+    trainer.step(s.batch, 1, 1e-3, 1);
+    hilt::Tensor embedding = trainer.items()[0].tensor;
+    if (weight != 0) std::fill_n(embedding.mutable_data<float>(), embedding.numel(), weight);
+    hilt::SafetensorsMetadata metadata = trainer.counters();
+    for (const auto& [name, text] : decisive(options, s)) metadata["config." + name] = text;
+    if (!key.empty()) metadata[key] = value;
+    hilt::save_checkpoint(dir_.directory(), 1, trainer.items(), metadata, 2);
+  }
+  /// "nothing" where a sample was printed.
+  std::string sampled() {
+    read = Settings();
+    program::Options options("sample", "test");
+    declare_sample(options, read);
+    follow_up_sample(options, read);
+    return what_of(options, {"sample", "--tokens", "2"}, [&] { sample_from_checkpoint(read); });
+  }
+  /// "nothing" where it would go on.
+  std::string resumed(std::vector<std::string> words = {}) {
+    read = Settings();
+    program::Options options("train", "test");
+    declare(options, read);
+    follow_up(options, read);
+    words.insert(words.begin(), {"train", "--resume", "--dry-run"});
+    return what_of(options, words, [&] { run(options, read); });
+  }
+  Settings read;
+
+ private:
+  std::string what_of(program::Options& options, std::vector<std::string> words, const std::function<void()>& work) {
+    words.insert(words.end(), {"--out", dir_.directory()});
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    std::ostringstream printed;
+    std::streambuf* const out = std::cout.rdbuf(printed.rdbuf());
+    const std::string why = error_of([&] {
+      if (options.parse(static_cast<int>(argv.size()), argv.data())) work();
+    });
+    std::cout.rdbuf(out);
+    return why;
+  }
+  hilt::Temporary dir_;
+};
+
+TEST(TrainForged, NoFileDecidesWhatIsTheCalls) {
+  EXPECT_EQ(Forged().sampled(), "nothing");
+  EXPECT_EQ(Forged().resumed(), "nothing");
+  Settings s;
+  program::Options options("train", "test");
+  declare(options, s);
+  int of_the_call = 0;
+  std::vector<std::string> keys{"nonsense", "config", "debug", "print-config"};
+  for (const auto& [key, value, is_text, group, preset] : options.values())
+    if (group == kCall) keys.push_back(key), ++of_the_call;
+  EXPECT_GE(of_the_call, 20);
+  for (const std::string& key : keys)
+    for (const char* value : {"1", "/etc/passwd", ""}) {
+      Forged forged("config." + key, value);
+      for (const std::string& why : {forged.sampled(), forged.resumed()}) {
+        EXPECT_TRUE(why.starts_with("data: ")) << key << ": " << why;
+        EXPECT_NE(why.find("its metadata say config." + key + " ("), why.npos) << why;
+      }
+    }
+  std::printf("[ forged   ] %zu keys that no file decides, 3 values each, refused by sample and --resume\n",
+              keys.size());
+}
+
+TEST(TrainForged, ASampleTakesNothingOfTheRun) {
+  const Settings preset;
+  Forged forged("config.lr", "0.5");
+  EXPECT_EQ(forged.sampled(), "nothing");
+  EXPECT_EQ(forged.read.lr, preset.lr);
+  EXPECT_EQ(forged.read.context, tiny().context);
+  EXPECT_EQ(forged.resumed(), "nothing");
+  EXPECT_EQ(forged.read.lr, 0.5);
+  EXPECT_EQ(Forged("config.backward", "no such mode").sampled(), "nothing");
+}
+
+TEST(TrainForged, AFileIsNotOpenedBecauseAnotherSaysSo) {
+  Forged forged("config.pattern", "blocks:4@/etc/passwd");
+  for (const std::string& why : {forged.sampled(), forged.resumed()}) {
+    EXPECT_TRUE(why.starts_with("data: ")) << why;
+    EXPECT_NE(why.find("no file is opened because another says so"), why.npos) << why;
+    EXPECT_EQ(why.find("root:"), why.npos) << why;
+  }
+  // Named on the command line it is the user's; and must be the one it was.
+  EXPECT_NE(forged.resumed({"--pattern", "blocks:4@none.npy"}).find("was trained otherwise: --pattern: blocks:4@/etc"),
+            std::string::npos);
+}
+
+TEST(TrainForged, SizesBeyondItsTensorsAreRefusedBeforeAnythingIsBuilt) {
+  for (const auto& [key, value] : {std::pair("layers", "1024"),
+                                   {"width", "65536"},
+                                   {"context", "1048576"},
+                                   {"positions", "learned"},
+                                   {"heads", "0"},
+                                   {"layers", "many"}}) {
+    Forged forged(std::string("config.") + key, value);
+    const auto start = std::chrono::steady_clock::now();
+    for (const std::string& why : {forged.sampled(), std::string(key) == "context" ? "data: " : forged.resumed()})
+      EXPECT_TRUE(why.starts_with("data: ") || why.starts_with("usage: ")) << key << ": " << why;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2)) << key;
+  }
+}
+
+TEST(TrainNumbers, ThatAreNoneAreNotSampled) {
+  const std::string why = Forged("", "", std::nanf("")).sampled();
+  EXPECT_TRUE(why.starts_with("not_a_number: ")) << why;
+  EXPECT_NE(why.find("tensor model.tokens.weight holds nan at [0, 0]; nothing can be sampled"), why.npos) << why;
+  const std::string large = Forged("", "", 3e38f).sampled();  // finite, and what becomes of it is not
+  EXPECT_TRUE(large.starts_with("not_a_number: sample: token 1 of 2: the logits hold ")) << large;
 }
 
 TEST(TrainFuzz, CommandLinesAreTakenOrRefused) {

@@ -69,6 +69,8 @@ class Task {
   Index classes() const { return classes_; }  // of targets
   Index tokens() const { return tokens_; }    // of inputs
   const Vocabulary& vocabulary() const { return vocabulary_; }
+  /// What tells its data from others', where options and seed do not: size and checksum of a text.
+  const hilt::SafetensorsMetadata& identity() const { return identity_; }
   /// Rows first .. first + count - 1.
   Batch batch(Split split, Index first, Index count) const;
   /// Writes one row: length() inputs, length() targets.
@@ -77,6 +79,7 @@ class Task {
  protected:
   Index length_ = 0, classes_ = 0, tokens_ = 0;
   Vocabulary vocabulary_ = Vocabulary::bytes();
+  hilt::SafetensorsMetadata identity_;
 };
 
 /// Game of Life on boards of height x width cells with nothing alive beyond the border (a dead
@@ -89,9 +92,9 @@ std::vector<std::int32_t> life_step(std::span<const std::int32_t> board, Index h
 enum class Alphabet : unsigned char { bytes, characters };
 
 /// Runs of `length` tokens from anywhere in a file, each with the token that follows. The last
-/// tenth is for validation. The file is read where it is needed, so it may be larger than memory;
-/// with Alphabet::characters it is read once from end to end beforehand, which also finds any
-/// invalid UTF-8. `vocabulary` replaces the file's own.
+/// tenth is for validation. The file is read where it is needed, so it may be larger than memory,
+/// and once from end to end beforehand. It may lose its name meanwhile; rows of one that was
+/// shortened or written to throw Code::data. `vocabulary` replaces the file's own.
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
                                 const std::optional<Vocabulary>& vocabulary = std::nullopt);
 

@@ -4,8 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include "task.h"
 
@@ -17,6 +19,7 @@ namespace {
 
 constexpr Index kLandmark = 1024;         // characters from one remembered byte to the next
 constexpr Index kPiece = Index{1} << 20;  // bytes read at once
+constexpr const char* kStays = "it must stay as it is for as long as it is trained on";
 
 class File {
  public:
@@ -32,13 +35,28 @@ class File {
                                     : "is not a regular file; expected a text");
     }
     size_ = status.st_size;
+    written_ = time_of(status);
   }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   ~File() { ::close(descriptor_); }
 
   Index size() const { return size_; }
-  const std::string& path() const { return path_; }
+  /// Of what it holds, which must not change from here on.
+  hilt::SafetensorsMetadata identify() {
+    checksum_ = checksum();
+    return {{"text.bytes", std::to_string(size_)}, {"text.checksum", std::to_string(checksum_)}};
+  }
+  /// After reading: throws where what was read may not be what was there at first.
+  void check_unchanged() const {
+    struct stat status {};
+    if (::fstat(descriptor_, &status) != 0) bad("cannot look at it: ", std::strerror(errno));
+    if (status.st_size == size_ && time_of(status) == written_) return;
+    const std::lock_guard lock(mutex_);
+    if (status.st_size != size_ || (time_of(status) != written_ && checksum() != checksum_))
+      bad("changed while it was read; ", kStays);
+    written_ = time_of(status);  // written again, as it was
+  }
   void read(Index offset, std::span<char> to) const {
     for (std::size_t done = 0; done < to.size();) {
       const ssize_t got = ::pread(descriptor_, to.data() + done, to.size() - done,
@@ -46,7 +64,7 @@ class File {
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0)
         bad("cannot read byte ", offset + static_cast<Index>(done), ": ",
-            got < 0 ? std::strerror(errno) : "the file became shorter");
+            got < 0 ? std::strerror(errno) : "the file became shorter", "; ", kStays);
       done += static_cast<std::size_t>(got);
     }
   }
@@ -55,9 +73,26 @@ class File {
   }
 
  private:
+  static Index time_of(const struct stat& status) {
+    return Index{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+  }
+  std::uint64_t checksum() const {
+    std::uint64_t sum = 0;
+    std::vector<char> piece;
+    for (Index at = 0; at < size_; at += kPiece) {
+      piece.resize(static_cast<std::size_t>(std::min(kPiece, size_ - at)));
+      read(at, piece);
+      sum = hilt::checksum(sum, piece.data(), piece.size());
+    }
+    return sum;
+  }
+
   std::string path_;
   int descriptor_;
   Index size_ = 0;
+  std::uint64_t checksum_ = 0;
+  mutable std::atomic<Index> written_{0};  // when last
+  mutable std::mutex mutex_;
 };
 
 class TextTask : public Task {
@@ -82,6 +117,7 @@ class TextTask : public Task {
       vocabulary_ = *vocabulary;
     }
     length_ = length, classes_ = tokens_ = vocabulary_.size();
+    identity_ = file_.identify();
     // Both sides need one row and the token after it.
     const Index least = length + 1;
     split_ = std::min(units_ - units_ / 10, units_ - least);
@@ -104,6 +140,7 @@ class TextTask : public Task {
     } else {
       read_characters(at, tokens);
     }
+    file_.check_unchanged();
     std::copy(tokens.begin(), tokens.end() - 1, inputs);
     std::copy(tokens.begin() + 1, tokens.end(), targets);
   }
@@ -145,9 +182,10 @@ class TextTask : public Task {
     for (Index i = 0; i < skip; ++i) read_utf8(bytes, at, what_, static_cast<std::size_t>(from));
     for (std::int32_t& token : tokens) {
       const std::size_t here = at;
-      if (at >= bytes.size()) file_.bad("changed while it was read");
+      if (at >= bytes.size()) file_.bad("changed while it was read; ", kStays);
       token = vocabulary_.find(read_utf8(bytes, at, what_, static_cast<std::size_t>(from)));
-      if (token < 0) file_.bad("changed while it was read: a new character at byte ", from + static_cast<Index>(here));
+      if (token < 0)
+        file_.bad("changed while it was read: a new character at byte ", from + static_cast<Index>(here), "; ", kStays);
     }
   }
 
