@@ -311,11 +311,11 @@ std::vector<NodeReport> Tape::report() const {
 
 std::ostream& operator<<(std::ostream& os, const Tape& tape) {
   std::size_t unique = 0;
-  std::ostringstream text;
+  TextStream text;
   text << std::fixed << std::setprecision(3);
   const std::vector<NodeReport> nodes = tape.report();
   for (const NodeReport& n : nodes) {
-    std::ostringstream shape;
+    TextStream shape;
     shape << n.dtype << n.output;
     text << std::left << std::setw(28) << n.name << " -> " << std::setw(24) << shape.str() << std::right << " saves "
          << std::setw(12) << n.saved_bytes << " B, new " << std::setw(12) << n.unique_bytes << " B";
@@ -323,8 +323,8 @@ std::ostream& operator<<(std::ostream& os, const Tape& tape) {
     text << '\n';
     unique += n.unique_bytes;
   }
-  return os << text.str() << tape.size() << " ops, " << unique << " B saved"
-            << (tape.played_ ? " until backward played" : "") << '\n';
+  text << tape.size() << " ops, " << unique << " B saved" << (tape.played_ ? " until backward played" : "") << '\n';
+  return os << text.str();
 }
 
 }  // namespace hilt

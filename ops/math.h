@@ -10,7 +10,7 @@
 //      exp(x) = 2^n e^r,  n = round(x / ln 2),  |r| <= ln 2 / 2,  e^r = 1 + r + r^2 P(r)
 //      log(x) = e ln 2 + f - f^2 / 2 + f^3 P(f),  x = 2^e (1 + f),  1 + f in [2/3, 4/3)
 //      tanh(x) = d / (d + 2),  d = e^2x - 1 without cancellation
-//      Phi(x) = 1 - tail,  tail = erfc(t) / 2 = u e^(-t^2) P(u),  t = |x| / sqrt 2,  u = 2 / (2 + t); 
+//      Phi(x) = 1 - tail,  tail = erfc(t) / 2 = u e^(-t^2) P(u),  t = |x| / sqrt 2,  u = 2 / (2 + t);
 //      mirrored for x < 0
 //
 // tests/tools/fit_math.py prints the polynomials, tests/ops/math_test.cpp measures the errors.

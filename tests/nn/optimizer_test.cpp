@@ -97,7 +97,7 @@ TEST(AdamWOptimizer, GoesOnFromASavedStateBitForBit) {
     std::map<std::string, Tensor> saved;
     optimizer.visit_state([&](const std::string& name, Tensor& t) { saved[name] = clone(t); });
     resumed.visit_state([&](const std::string& name, Tensor& t) { t = saved.at(name); });
-    resumed.set_steps(optimizer.steps());
+    EXPECT_EQ(resumed.steps(), 4);  // nobody has to remember it
     optimizer.step(parameters_of(p), gradients_of(p, 9), 0.1);
     resumed.step(parameters_of(q), gradients_of(q, 9), 0.1);
     EXPECT_EQ(p.matrix.to_vector(), q.matrix.to_vector());
