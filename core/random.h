@@ -81,4 +81,16 @@ Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device
 /// Uniform integers in [low, high).
 Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType dtype = DType::i64, Device device = {});
 
+/// The same with the next stream of a generator.
+inline Tensor rand(const Shape& shape, Generator& generator, DType dtype = DType::f32, Device device = {}) {
+  return rand(shape, generator.next(), dtype, device);
+}
+inline Tensor randn(const Shape& shape, Generator& generator, DType dtype = DType::f32, Device device = {}) {
+  return randn(shape, generator.next(), dtype, device);
+}
+inline Tensor randint(Index low, Index high, const Shape& shape, Generator& generator, DType dtype = DType::i64,
+                      Device device = {}) {
+  return randint(low, high, shape, generator.next(), dtype, device);
+}
+
 }  // namespace hilt
