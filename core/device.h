@@ -17,7 +17,7 @@ struct Device {
   bool is_cuda() const { return kind == Kind::cuda; }
   friend bool operator==(const Device&, const Device&) = default;
   friend std::ostream& operator<<(std::ostream& os, const Device& d) {
-    return d.is_cpu() ? os << "cpu" : os << "cuda:" << d.index;
+    return d.is_cpu() ? os << "cpu" : os << "cuda:" << std::to_string(d.index);
   }
 };
 

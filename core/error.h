@@ -1,4 +1,5 @@
 #pragma once
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -28,8 +29,13 @@ class Error : public std::runtime_error {
   Code code_;
 };
 
+/// Where all text of ours is made: the same whatever the global locale, which is the program's.
+struct TextStream : std::ostringstream {
+  TextStream() { imbue(std::locale::classic()); }
+};
+
 template <class... Parts> [[noreturn, gnu::cold, gnu::noinline]] void fail_with(Code code, const Parts&... parts) {
-  std::ostringstream text;
+  TextStream text;
   (text << ... << parts);
   throw Error(code, std::move(text).str());
 }

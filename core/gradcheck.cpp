@@ -105,7 +105,7 @@ GradcheckResult gradcheck(const Composite& fn, const std::vector<Tensor>& inputs
       if (!(ratio <= 1)) result.ok = false;
       if (ratio <= result.worst || std::isnan(result.worst)) continue;
       result.worst = ratio;
-      std::ostringstream where;
+      TextStream where;
       where.precision(12);
       where << "input " << n << ' ' << x.shape() << ", element " << e << " of its storage: analytic " << got
             << ", numeric " << numeric;

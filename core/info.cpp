@@ -32,7 +32,7 @@ Info info() {
   i.version = kVersion;
   i.build_type = kBuildType;
   i.compiler = kCompiler;
-  i.blas = kBlasName;
+  i.blas = active_isa() == Isa::base ? "Eigen" : "Hilt";
   i.gpu_archs = kGpuArchs;
   const std::string model = field("/proc/cpuinfo", "model name");
   i.devices.push_back("cpu: " + (model.empty() ? "unknown model" : model) + ", " +

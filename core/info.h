@@ -8,7 +8,8 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// What this library is and what it runs on: the first thing a bug report needs.
 struct Info {
-  std::string version, build_type, compiler, blas;
+  std::string version, build_type, compiler;
+  std::string blas;                              // whose matrix products
   std::string gpu_archs;                         // GPU architectures in the binary, empty without CUDA
   std::vector<std::string> devices;              // "cpu: its model, processors it may use"
   std::vector<std::string> isa_built;            // instruction sets the CPU kernels were compiled for, widest last

@@ -1,5 +1,5 @@
-// The pool of threads behind parallel_for. Caller and workers take range after range of one job; a
-// caller that finds the pool busy does its job alone.
+// Who runs the pieces of a loop: threads of ours, which share one job at a time, or the host's.
+// Caller and workers take range after range; a caller that finds the pool busy does its job alone.
 #include "core/parallel.h"
 #include <sched.h>
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -38,6 +39,9 @@ void relax() {
 #endif
 }
 
+thread_local bool inside = false;      // this thread is already running part of a job
+thread_local int limit = kMaxThreads;  // of the ThreadLimits around
+
 struct Job {
   Job(Index n_, Index grain_, detail::RangeFn fn_, void* context_) : n(n_), grain(grain_), fn(fn_), context(context_) {}
   const Index n, grain;
@@ -49,9 +53,10 @@ struct Job {
   std::exception_ptr error;  // written once, by whoever set failed
 
   void work() noexcept {
+    const bool outer = std::exchange(inside, true);
     for (;;) {
       const Index begin = next.fetch_add(grain, std::memory_order_relaxed);
-      if (begin >= n) return;
+      if (begin >= n) break;
       try {
         fn(context, begin, begin + grain < n ? begin + grain : n);
       } catch (...) {
@@ -59,10 +64,9 @@ struct Job {
         next.store(n, std::memory_order_relaxed);
       }
     }
+    inside = outer;
   }
 };
-
-thread_local bool inside = false;  // this thread is already running part of a job
 
 /// Threads that share one job at a time. A caller that finds the pool busy does its job alone, so
 /// that programs with threads of their own never wait for each other here.
@@ -76,16 +80,22 @@ class Pool {
     return threads_.load();
   }
   void set_threads(int n) { threads_.store(n); }
+  void set_executor(Executor executor) {
+    const std::lock_guard lock(mutex_);
+    executor_ = executor ? std::make_shared<const Executor>(std::move(executor)) : nullptr;
+    has_executor_ = executor_ != nullptr;
+  }
 
   void run(Job& job) {
     const Index chunks = (job.n + job.grain - 1) / job.grain;
-    int helpers = static_cast<int>(std::min<Index>(threads(), chunks)) - 1;
+    int helpers = static_cast<int>(std::min<Index>(std::min(threads(), limit), chunks)) - 1;
+    const std::shared_ptr<const Executor> executor = helpers > 0 && !inside ? host() : nullptr;
     std::unique_lock busy(busy_, std::defer_lock);
-    if (helpers > 0 && !inside && busy.try_lock()) helpers = started(helpers);
-    if (helpers <= 0 || !busy) {
-      const bool outer = std::exchange(inside, true);
+    if (helpers > 0 && !inside && !executor && busy.try_lock()) helpers = started(helpers);
+    if (executor) {
+      (*executor)(helpers + 1, [&](int) { job.work(); });
+    } else if (helpers <= 0 || !busy) {
       job.work();
-      inside = outer;
     } else {
       {
         const std::lock_guard lock(mutex_);
@@ -95,9 +105,7 @@ class Pool {
         generation_.fetch_add(1, std::memory_order_release);
       }
       wake_.notify_all();
-      inside = true;
       job.work();
-      inside = false;
       {  // nobody may join late: the job lives on this stack
         const std::lock_guard lock(mutex_);
         job_ = nullptr;
@@ -121,6 +129,11 @@ class Pool {
   }
 
  private:
+  std::shared_ptr<const Executor> host() {
+    if (!has_executor_) return nullptr;
+    const std::lock_guard lock(mutex_);
+    return executor_;
+  }
   /// How many of the helpers there are: fewer where the system has no room for another thread.
   /// Under busy_.
   int started(int helpers) try {
@@ -129,7 +142,6 @@ class Pool {
   } catch (const std::exception&) { return static_cast<int>(workers_.size()); }
 
   void serve() {
-    inside = true;
     std::uint64_t seen = 0;
     for (;;) {
       for (int spin = 0; spin < kSpins && generation_.load(std::memory_order_acquire) == seen; ++spin) relax();
@@ -155,6 +167,8 @@ class Pool {
   int open_ = 0;  // places left in the current job
   bool stop_ = false;
   std::atomic<int> threads_{0};
+  std::shared_ptr<const Executor> executor_;  // under mutex_
+  std::atomic<bool> has_executor_{false};
 };
 
 Pool& pool() {
@@ -164,11 +178,19 @@ Pool& pool() {
 
 }  // namespace
 
-int thread_count() { return pool().threads(); }
+int thread_count() { return std::min(pool().threads(), limit); }
 void set_thread_count(int threads) {
   check(threads >= 1 && threads <= kMaxThreads, "set_thread_count: ", threads, " must be 1..", kMaxThreads);
   pool().set_threads(threads);
 }
+
+ThreadLimit::ThreadLimit(int threads) : before_(limit) {
+  check(threads >= 1, "ThreadLimit: ", threads, " must be at least 1");
+  limit = std::min(limit, threads);
+}
+ThreadLimit::~ThreadLimit() { limit = before_; }
+
+void set_executor(Executor executor) { pool().set_executor(std::move(executor)); }
 
 void detail::parallel_chunks(Index n, Index grain, RangeFn fn, void* context) {
   Job job(n, grain < 1 ? 1 : grain, fn, context);

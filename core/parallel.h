@@ -1,13 +1,33 @@
 #pragma once
+#include <functional>
 #include <type_traits>
 #include "shape.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Threads that kernels may use: HILT_THREADS, else the processors this process may run on.
+/// Threads that kernels called from here may use: HILT_THREADS, else the processors this process
+/// may run on, or less by a ThreadLimit. Results never depend on it.
 int thread_count();
-/// Takes effect for the next kernel. Results never depend on it.
+/// Of the process; takes effect for the next kernel.
 void set_thread_count(int threads);
+/// While one lives, kernels that this thread calls use at most so many threads, itself among them.
+class ThreadLimit {
+ public:
+  explicit ThreadLimit(int threads);
+  ~ThreadLimit();
+  ThreadLimit(const ThreadLimit&) = delete;
+  ThreadLimit& operator=(const ThreadLimit&) = delete;
+
+ private:
+  int before_;
+};
+
+/// Calls task(0) .. task(n - 1) once each, on any threads, and returns when all of them have
+/// returned: a thread pool of the host, say. Tasks throw nothing and wait for nothing.
+using Executor = std::function<void(int n, const std::function<void(int)>& task)>;
+/// From the next kernel on, the process has its threads from there and starts none; an empty one
+/// ends that.
+void set_executor(Executor executor);
 
 namespace detail {
 using RangeFn = void (*)(void* context, Index begin, Index end);

@@ -1,5 +1,5 @@
-// What most sources include, parsed once a target. Every source still includes what it uses: the second
-// tier of continuous integration builds without this.
+// What most sources include, parsed once a target. Every source still includes what it uses: the
+// second tier of continuous integration builds without this.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -7,8 +7,8 @@
 namespace [[gnu::visibility("default")]] hilt {
 
 /// Philox4x32: 128 random bits as a pure function of a 128-bit counter and a 64-bit key. The same
-/// numbers on every device, whatever the number of threads. 7 rounds are the fewest that are known to
-/// pass the usual tests; 10 have a margin.
+/// numbers on every device, whatever the number of threads. 7 rounds are the fewest that are known
+/// to pass the usual tests; 10 have a margin.
 template <int Rounds = 10>
 [[gnu::always_inline]] constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
                                                                      std::uint64_t key) {
@@ -41,8 +41,8 @@ constexpr std::uint32_t drop_rate(double p) {
 }
 /// What makes up for it: 1 / (1 - rate).
 constexpr double keep_scale(std::uint32_t rate) { return 0x1p16 / (0x1p16 - rate); }
-/// Dropout's decisions are 16 bits each, eight of one counter: number i of them is kept if it is not
-/// below the rate.
+/// Dropout's decisions are 16 bits each, eight of one counter: number i of them is kept if it is
+/// not below the rate.
 [[gnu::always_inline]] constexpr std::uint32_t drop_bits(const std::array<std::uint32_t, 4>& words, std::uint32_t i) {
   const std::uint32_t even = i & 4 ? words[2] : words[0], odd = i & 4 ? words[3] : words[1];
   return (i & 2 ? odd : even) >> (i & 1) * 16 & 0xffff;
@@ -96,5 +96,17 @@ Tensor rand(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device 
 Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});
 /// Uniform integers in [low, high).
 Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType dtype = DType::i64, Device device = {});
+
+/// The same with the next stream of a generator.
+inline Tensor rand(const Shape& shape, Generator& generator, DType dtype = DType::f32, Device device = {}) {
+  return rand(shape, generator.next(), dtype, device);
+}
+inline Tensor randn(const Shape& shape, Generator& generator, DType dtype = DType::f32, Device device = {}) {
+  return randn(shape, generator.next(), dtype, device);
+}
+inline Tensor randint(Index low, Index high, const Shape& shape, Generator& generator, DType dtype = DType::i64,
+                      Device device = {}) {
+  return randint(low, high, shape, generator.next(), dtype, device);
+}
 
 }  // namespace hilt

@@ -1,9 +1,11 @@
 #pragma once
 #include <array>
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
 #include <ostream>
 #include <span>
+#include <string>
 #include "checked.h"
 
 namespace [[gnu::visibility("default")]] hilt {
@@ -17,6 +19,8 @@ class Shape {
   static constexpr int kMaxRank = 6;
 
   Shape() = default;
+  /// One axis: zeros(3) is zeros({3}).
+  template <std::signed_integral I> Shape(I dim) { push_back(dim); }
   Shape(std::initializer_list<Index> dims) : Shape(std::span(dims.begin(), dims.size())) {}
   explicit Shape(std::span<const Index> dims) {
     check(dims.size() <= kMaxRank, "Shape: rank ", dims.size(), " exceeds ", kMaxRank);
@@ -55,7 +59,7 @@ class Shape {
   friend bool operator==(const Shape& a, const Shape& b) { return a.rank_ == b.rank_ && a.dims_ == b.dims_; }
   friend std::ostream& operator<<(std::ostream& os, const Shape& s) {
     os << '[';
-    for (int i = 0; i < s.rank_; ++i) os << (i ? ", " : "") << s[i];
+    for (int i = 0; i < s.rank_; ++i) os << (i ? ", " : "") << std::to_string(s[i]);
     return os << ']';
   }
 

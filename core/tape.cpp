@@ -14,8 +14,6 @@
 namespace hilt {
 namespace {
 
-thread_local Tape* current_tape = nullptr;
-
 /// Throws with the first value of t that is not finite; node counts the ops of the tape from 0.
 void require_finite(const Tensor& t, std::string_view op, std::size_t node, const char* what) {
   if (!t || !is_floating(t.dtype())) return;
@@ -91,15 +89,28 @@ void Gradients::set(const Tensor& x, const Tensor& dx) {
 }
 
 // ---- which tape listens -------------------------------------------------------------------------
-Tape::Tape(Options options) : outer_(std::exchange(current_tape, this)), options_(options) {}
-Tape::~Tape() {
-  if (current_tape == this) current_tape = outer_;
-  for (Tape* t = current_tape; t; t = t->outer_)
-    if (t->outer_ == this) t->outer_ = outer_;
+/// It outlives the tape, so that no thread and no Pause is left with the address of one that was
+/// destroyed, on another thread or out of order.
+struct Tape::Listener {
+  Tape* tape;  // null from then on
+  std::shared_ptr<Listener> outer;
+  static thread_local std::shared_ptr<Listener> innermost;
+};
+thread_local std::shared_ptr<Tape::Listener> Tape::Listener::innermost;
+
+Tape::Tape(Options options) : options_(options) {
+  (void)current();
+  listener_ = std::make_shared<Listener>(Listener{this, Listener::innermost});
+  Listener::innermost = listener_;
 }
-Tape* Tape::current() { return current_tape; }
-Tape::Pause::Pause() : paused_(std::exchange(current_tape, nullptr)) {}
-Tape::Pause::~Pause() { current_tape = paused_; }
+Tape::~Tape() { listener_->tape = nullptr; }
+Tape* Tape::current() {
+  auto& innermost = Listener::innermost;
+  while (innermost && !innermost->tape) innermost = std::shared_ptr(innermost->outer);
+  return innermost ? innermost->tape : nullptr;
+}
+Tape::Pause::Pause() : paused_(std::exchange(Listener::innermost, nullptr)) {}
+Tape::Pause::~Pause() { Listener::innermost = std::move(paused_); }
 
 // ---- recording ----------------------------------------------------------------------------------
 void Tape::check_thread() const {
@@ -249,6 +260,7 @@ Tensor checkpoint(Composite fn, std::span<const Tensor> inputs) {
   {
     Tape looking_on;  // records nothing; notes which of the outer tape's tensors fn reads
     looking_on.captured_ = &captured;
+    looking_on.outer_ = tape;
     const Generator::Recording recording;
     y = fn(inputs);
     node.randomness = recording.states();
@@ -301,11 +313,11 @@ std::vector<NodeReport> Tape::report() const {
 
 std::ostream& operator<<(std::ostream& os, const Tape& tape) {
   std::size_t unique = 0;
-  std::ostringstream text;
+  TextStream text;
   text << std::fixed << std::setprecision(3);
   const std::vector<NodeReport> nodes = tape.report();
   for (const NodeReport& n : nodes) {
-    std::ostringstream shape;
+    TextStream shape;
     shape << n.dtype << n.output;
     text << std::left << std::setw(28) << n.name << " -> " << std::setw(24) << shape.str() << std::right << " saves "
          << std::setw(12) << n.saved_bytes << " B, new " << std::setw(12) << n.unique_bytes << " B";
@@ -313,8 +325,8 @@ std::ostream& operator<<(std::ostream& os, const Tape& tape) {
     text << '\n';
     unique += n.unique_bytes;
   }
-  return os << text.str() << tape.size() << " ops, " << unique << " B saved"
-            << (tape.played_ ? " until backward played" : "") << '\n';
+  text << tape.size() << " ops, " << unique << " B saved" << (tape.played_ ? " until backward played" : "") << '\n';
+  return os << text.str();
 }
 
 }  // namespace hilt

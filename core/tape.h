@@ -104,6 +104,8 @@ struct NodeReport {
 /// nest; the innermost listens. Once played it no longer does: what is computed from then on, an
 /// optimizer's step say, is not recorded.
 class Tape {
+  struct Listener;  // a tape's place among those of its thread
+
  public:
   /// check_finite: an op whose result, or a gradient it hands back, is not finite throws
   /// Code::not_a_number with its name.
@@ -132,7 +134,7 @@ class Tape {
   std::vector<NodeReport> report() const;
   friend std::ostream& operator<<(std::ostream& os, const Tape& tape);
 
-  /// The tape that listens on this thread, or null.
+  /// The tape that listens on this thread, or null; not one that was destroyed, on whatever thread.
   static Tape* current();
   /// While one lives, nothing on this thread is recorded.
   class Pause {
@@ -143,7 +145,7 @@ class Tape {
     Pause& operator=(const Pause&) = delete;
 
    private:
-    Tape* paused_;
+    std::shared_ptr<Listener> paused_;
   };
 
  private:
@@ -175,8 +177,10 @@ class Tape {
   std::vector<Kind> kinds_;  // by slot
   std::vector<TensorId> watched_;
   std::vector<NodeReport> profile_;
-  std::unordered_map<TensorId, Tensor>* captured_ = nullptr;  // set while a checkpoint looks at what its function reads
-  Tape* outer_;
+  // Set while a checkpoint looks at what its function reads of the tape around it.
+  std::unordered_map<TensorId, Tensor>* captured_ = nullptr;
+  const Tape* outer_ = nullptr;
+  std::shared_ptr<Listener> listener_;
   std::thread::id thread_ = std::this_thread::get_id();
   Options options_;
   bool played_ = false;

@@ -60,6 +60,7 @@ double Tensor::item() const {
 }
 
 template <class T> std::vector<T> Tensor::to_vector() const {
+  require_defined();
   std::vector<T> out(static_cast<std::size_t>(numel()));
   if (numel() == 0) return out;
   Tensor view(Storage::borrow(out.data(), out.size() * sizeof(T), {}, nullptr), shape_, dtype_of<T>);
@@ -150,6 +151,9 @@ void copy_with_gpu(Tensor& dst, const Tensor& src) {
 
 void copy(Tensor& dst, const Tensor& src) {
   check(dst.shape() == src.shape(), "copy: ", src.shape(), " into ", dst.shape());
+  for (int axis = 0; axis < dst.rank(); ++axis)
+    check(dst.stride(axis) > 0 || dst.dim(axis) < 2, "copy: into ", dst.shape(), ", whose axis ", axis,
+          " repeats one element (expand); copy into what was expanded, or into a clone");
   if constexpr (kHasCuda)
     if (dst.device().is_cuda() || src.device().is_cuda()) return copy_with_gpu(dst, src);
   const Runs<2> runs(src.shape(), {dst.strides(), src.strides()});
@@ -228,7 +232,7 @@ void print_axis(std::ostream& os, const Tensor& x, int axis, Index at) {
 
 std::ostream& operator<<(std::ostream& os, const Tensor& x) {
   if (!x) return os << "undefined";
-  std::ostringstream text;
+  TextStream text;
   text << std::setprecision(x.dtype() == DType::f64 ? 8 : 6);
   const Tensor here = moved(x, {});
   print_axis(text, here, 0, here.offset());
@@ -236,7 +240,7 @@ std::ostream& operator<<(std::ostream& os, const Tensor& x) {
   return os << text.str();  // as a string: the flags of os are its owner's
 }
 std::string to_string(const Tensor& x) {
-  std::ostringstream text;
+  TextStream text;
   text << x;
   return text.str();
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <concepts>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -24,7 +25,7 @@ class Tensor {
   const Shape& shape() const { return shape_; }
   int rank() const { return shape_.rank(); }
   Index dim(int axis) const { return shape_[axis]; }
-  Index numel() const { return shape_.numel(); }
+  Index numel() const { return id_ ? shape_.numel() : 0; }
   DType dtype() const { return dtype_; }
   Device device() const { return require_defined(), storage_.device(); }
   TensorId id() const { return id_; }
@@ -37,6 +38,8 @@ class Tensor {
   /// Bytes of the elements, not of the storage behind them.
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype_); }
   explicit operator bool() const { return id_ != 0; }
+  /// x[i] is select(x, 0, i), an op: include ops.h.
+  template <std::integral I> Tensor operator[](I i) const { return select(*this, 0, i); }
 
   /// The first element; the others lie where strides() say.
   template <class T> const T* data() const {
@@ -92,8 +95,12 @@ template <class T>
 template <class T> Tensor from_values(const std::vector<T>& values, const Shape& shape, DType dtype = dtype_of<T>) {
   return from_values(std::span<const T>(values), shape, dtype);
 }
+template <class T> Tensor from_values(std::initializer_list<T> values, const Shape& shape, DType dtype = dtype_of<T>) {
+  return from_values(std::span<const T>(values.begin(), values.size()), shape, dtype);
+}
 inline Tensor empty_like(const Tensor& x) { return empty(x.shape(), x.dtype(), x.device()); }
 inline Tensor zeros_like(const Tensor& x) { return zeros(x.shape(), x.dtype(), x.device()); }
+inline Tensor scalar_like(const Tensor& x, double c) { return full({}, c, x.dtype(), x.device()); }
 
 // ---- below the tape: no gradient flows through these. ops.h has the differentiable ones ---------
 /// dst[i] = src[i], converting type (floats round to nearest even, floats to integers truncate).

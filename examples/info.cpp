@@ -2,7 +2,7 @@
 // for programs.
 //
 //   hilt      0.1.0, debugoptimized, gcc 12.2.0
-//   BLAS      OpenBLAS 0.3.21
+//   BLAS      Hilt
 //   CUDA      not in this build
 //   device    cpu: Intel(R) Xeon(R) Processor, 2 processors
 //   ISA       avx512 in use; built for base, avx2, avx512

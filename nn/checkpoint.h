@@ -27,8 +27,8 @@ class DirectoryLock {
   int descriptor_ = -1;
 };
 
-/// 64 bits over bytes that came in pieces: `so_far` is the result for those before, and any number at the start. One
-/// changed word always shows; no match for who forges on purpose.
+/// 64 bits over bytes that came in pieces: `so_far` is the result for those before, and any number
+/// at the start. One changed word always shows; no match for who forges on purpose.
 std::uint64_t checksum(std::uint64_t so_far, const void* data, std::size_t bytes);
 
 /// "ckpt-000100.safetensors".

@@ -48,8 +48,8 @@ void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gr
   }
   AdamW options = options_;
   options.lr = lr;
-  adamw_step(updates, steps_ + 1, options, clip);  // changes nothing if it throws
-  ++steps_;
+  adamw_step(updates, steps() + 1, options, clip);  // changes nothing if it throws
+  set_steps(steps() + 1);
 }
 
 void AdamWOptimizer::visit_state(const ParameterVisitor& visit) {
@@ -65,6 +65,7 @@ void AdamWOptimizer::visit_state(const ParameterVisitor& visit) {
     show(s.name + ".v", s.v);
     if (s.master) show(s.name + ".master", s.master);
   }
+  if (!states_.empty()) show("steps", steps_);
 }
 
 std::size_t AdamWOptimizer::bytes() const {

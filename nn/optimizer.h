@@ -20,12 +20,12 @@ class AdamWOptimizer {
   /// error.
   void prepare(const NamedParameters& parameters);
 
-  /// "NAME.m", "NAME.v" and, beside 16-bit parameters, "NAME.master", in the order of prepare().
-  /// What a visitor replaces must keep its shape and type.
+  /// "NAME.m", "NAME.v" and, beside 16-bit parameters, "NAME.master", in the order of prepare(),
+  /// and "steps", one i64. What a visitor replaces must keep its shape and type.
   void visit_state(const ParameterVisitor& visit);
   /// Updates made so far: what the bias correction counts.
-  Index steps() const { return steps_; }
-  void set_steps(Index steps) { steps_ = steps; }
+  Index steps() const { return *steps_.data<Index>(); }
+  void set_steps(Index steps) { *steps_.mutable_data<Index>() = steps; }
   const AdamW& options() const { return options_; }
   std::size_t bytes() const;
 
@@ -36,7 +36,7 @@ class AdamWOptimizer {
   };
   static State state_for(const NamedParameter& parameter);
   AdamW options_;
-  Index steps_ = 0;
+  Tensor steps_ = zeros({}, DType::i64);  // on the CPU
   std::vector<State> states_;
 };
 

@@ -1,6 +1,7 @@
 // Joining along an axis.
 //
 //      y = cat(x_0, x_1, ..)     dx_i = the slice of dy that x_i fills
+//      y = stack(x_0, ..)        a cat of unsqueezed ones
 //      y = pad(x)                dx = dy without the padding                  nothing is kept
 #include "core/tape.h"
 #include "ops/helpers.h"
@@ -73,6 +74,18 @@ Tensor cat(std::span<const Tensor> parts, int axis) {
           "cat: parts ", parts[0].shape(), " and ", part.shape(), " differ along another axis than ", axis);
   }
   return hilt::apply(std::move(fn), parts);  // qualified: std::apply would take a span too
+}
+
+Tensor stack(std::span<const Tensor> parts, int axis) {
+  check(!parts.empty(), "stack: needs at least one tensor");
+  const int at = checked_axis("stack", axis, parts[0].rank() + 1);
+  std::vector<Tensor> slabs;
+  for (const Tensor& part : parts) {
+    check(part.shape() == parts[0].shape(), "stack: parts ", parts[0].shape(), " and ", part.shape(),
+          " must have one shape");
+    slabs.push_back(unsqueeze(part, at));
+  }
+  return cat(slabs, at);
 }
 
 Tensor pad(const Tensor& x, int axis, Index before, Index after, double value) {

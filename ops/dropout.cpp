@@ -1,6 +1,5 @@
-// y = x m / (1 - p), m = 1 with probability 1 - p.        dx = dy m / (1 - p)
-// p is rounded to a multiple of 2^-16; the mask decides by 16 bits of Philox with 7 rounds, eight of a
-// counter.
+// y = x m / (1 - p), m = 1 with probability 1 - p.        dx = dy m / (1 - p) p is rounded to a
+// multiple of 2^-16; the mask decides by 16 bits of Philox with 7 rounds, eight of a counter.
 // The mask is a function of the key: drawn again in backward, never kept.
 #include "core/parallel.h"
 #include "core/tape.h"

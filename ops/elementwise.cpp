@@ -209,6 +209,11 @@ struct MaximumRule {
   static Tensor da(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<MaximumGrad>(0, 0, a, b, dy); }
   static Tensor db(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<MaximumGrad>(0, 0, b, a, dy); }
 };
+struct MinimumRule : MaximumRule {
+  using F = Minimum;
+  static Tensor da(const Tensor& a, const Tensor& b, const Tensor& dy) { return MaximumRule::db(a, b, dy); }
+  static Tensor db(const Tensor& a, const Tensor& b, const Tensor& dy) { return MaximumRule::da(a, b, dy); }
+};
 struct PowRule {
   using F = Pow;
   static constexpr bool a_for_a = true, b_for_a = true, a_for_b = true, b_for_b = true;
@@ -268,6 +273,14 @@ struct Select final : Function {
   }
 };
 
+template <class F> Tensor comparison(const char* op, const Tensor& a, const Tensor& b) {
+  check_alike(op, "a", a, "b", b);
+  check(is_floating(a.dtype()), op, ": needs tensors of floats, got ", a.dtype());
+  if (a.shape() != b.shape()) broadcast(op, a.shape(), b.shape());
+  const std::array<const Tensor*, 2> in{&a, &b};
+  return map(kernel<F>(), in, DType::u8);
+}
+
 }  // namespace
 
 Tensor add(const Tensor& a, const Tensor& b) { return binary<AddRule>("add", a, b); }
@@ -275,16 +288,21 @@ Tensor sub(const Tensor& a, const Tensor& b) { return binary<SubRule>("sub", a, 
 Tensor mul(const Tensor& a, const Tensor& b) { return binary<MulRule>("mul", a, b); }
 Tensor div(const Tensor& a, const Tensor& b) { return binary<DivRule>("div", a, b); }
 Tensor maximum(const Tensor& a, const Tensor& b) { return binary<MaximumRule>("maximum", a, b); }
+Tensor minimum(const Tensor& a, const Tensor& b) { return binary<MinimumRule>("minimum", a, b); }
 Tensor pow(const Tensor& a, const Tensor& b) { return binary<PowRule>("pow", a, b); }
 
 Tensor add(const Tensor& x, double c) { return unary<AddConstant, AddConstant, Saves::nothing>("add", x, c); }
 Tensor mul(const Tensor& x, double c) { return unary<MulConstant, MulConstant, Saves::nothing>("mul", x, c); }
+Tensor sub(double c, const Tensor& x) { return unary<SubFrom, Neg, Saves::nothing>("sub", x, c); }
+Tensor div(double c, const Tensor& x) { return unary<DivFrom, DivFromGrad, Saves::x>("div", x, c); }
 Tensor pow(const Tensor& x, double c) { return unary<PowConstant, PowConstantGrad, Saves::x>("pow", x, c); }
 Tensor neg(const Tensor& x) { return unary<Neg, Neg, Saves::nothing>("neg", x); }
 Tensor exp(const Tensor& x) { return unary<Exp, Mul, Saves::y>("exp", x); }
 Tensor log(const Tensor& x) { return unary<Log, LogGrad, Saves::x>("log", x); }
 Tensor sqrt(const Tensor& x) { return unary<Sqrt, SqrtGrad, Saves::y>("sqrt", x); }
 Tensor rsqrt(const Tensor& x) { return unary<Rsqrt, RsqrtGrad, Saves::y>("rsqrt", x); }
+Tensor sin(const Tensor& x) { return unary<Sin, SinGrad, Saves::x>("sin", x); }
+Tensor cos(const Tensor& x) { return unary<Cos, CosGrad, Saves::x>("cos", x); }
 Tensor tanh(const Tensor& x) { return unary<Tanh, TanhGrad, Saves::y>("tanh", x); }
 Tensor sigmoid(const Tensor& x) { return unary<Sigmoid, SigmoidGrad, Saves::y>("sigmoid", x); }
 Tensor relu(const Tensor& x) { return unary<Relu, ReluGrad, Saves::y>("relu", x); }
@@ -310,12 +328,13 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   return apply(std::move(fn), a, b);
 }
 
-Tensor greater(const Tensor& a, const Tensor& b) {
-  check_alike("greater", "a", a, "b", b);
-  check(is_floating(a.dtype()), "greater: needs tensors of floats, got ", a.dtype());
-  if (a.shape() != b.shape()) broadcast("greater", a.shape(), b.shape());
-  const std::array<const Tensor*, 2> in{&a, &b};
-  return map(kernel<Greater>(), in, DType::u8);
+Tensor greater(const Tensor& a, const Tensor& b) { return comparison<Greater>("greater", a, b); }
+Tensor less(const Tensor& a, const Tensor& b) { return comparison<Less>("less", a, b); }
+Tensor equal(const Tensor& a, const Tensor& b) { return comparison<Equal>("equal", a, b); }
+Tensor floor(const Tensor& x) {
+  check(bool(x) && is_floating(x.dtype()), "floor: needs a tensor of floats, got ",
+        x ? name_of(x.dtype()) : "an undefined one");
+  return mapped<Floor>(0, 0, x);
 }
 
 }  // namespace hilt

@@ -47,17 +47,25 @@ struct Sub : Two { template <class T> [[gnu::always_inline]] static constexpr T 
 struct Mul : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a * b; } };
 struct Div : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a / b; } };
 struct Maximum : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a != a ? a : b != b ? b : a > b ? a : b; } };
+struct Minimum : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return a != a ? a : b != b ? b : a < b ? a : b; } };
 struct Pow : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return std::pow(a, b); } };
 struct Greater : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a > b); } };
+struct Less : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a < b); } };
+struct Equal : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a == b); } };
 struct Where : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T c, T a, T b, T, T) { return c != 0 ? a : b; } };
 struct AddConstant : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return x + p; } };
 struct MulConstant : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return x * p; } };
 struct PowConstant : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return std::pow(x, p); } };
+struct SubFrom : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return p - x; } };
+struct DivFrom : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return p / x; } };
 struct Neg : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return -x; } };
 struct Exp : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return math::exp(x); } };
 struct Log : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return math::log(x); } };
 struct Sqrt : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return std::sqrt(x); } };
 struct Rsqrt : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return T{1} / std::sqrt(x); } };
+struct Sin : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return std::sin(x); } };
+struct Cos : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return std::cos(x); } };
+struct Floor : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return std::floor(x); } };
 struct Tanh : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return math::tanh(x); } };
 struct Sigmoid : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return math::sigmoid(x); } };
 struct Relu : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x < 0 ? T{0} : x; } };
@@ -77,9 +85,12 @@ struct DivGradB : Three { template <class T> [[gnu::always_inline]] static const
 struct PowGradA : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T dy, T, T) { return b == 0 ? T{0} : dy * b * std::pow(a, b - T{1}); } };
 struct PowGradB : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T dy, T, T) { const T y = std::pow(a, b); return y == 0 ? T{0} : dy * y * std::log(a); } };
 struct PowConstantGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T p, T) { return p == 0 ? T{0} : dy * p * std::pow(s, p - T{1}); } };
+struct DivFromGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T p, T) { return -dy * p / (s * s); } };
 struct LogGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy / s; } };
 struct SqrtGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * T(0.5) / s; } };
 struct RsqrtGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return T(-0.5) * dy * s * s * s; } };
+struct SinGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * std::cos(s); } };
+struct CosGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return -dy * std::sin(s); } };
 struct TanhGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * (T{1} - s * s); } };
 struct SigmoidGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * s * (T{1} - s); } };
 struct ReluGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return s > 0 ? dy : T{0}; } };
@@ -107,9 +118,10 @@ struct GeluTanhGrad : Two {
 
 /// All of them: what elementwise_cpu.cpp compiles.
 using AllSpans =
-    std::tuple<Add, Sub, Mul, Div, Maximum, Pow, Greater, Where, AddConstant, MulConstant, PowConstant, Neg, Exp, Log,
-               Sqrt, Rsqrt, Tanh, Sigmoid, Relu, Gelu, Silu, Square, Abs, Clamp, GeluTanh, MaximumGrad, DivGradB,
-               PowGradA, PowGradB, PowConstantGrad, LogGrad, SqrtGrad, RsqrtGrad, TanhGrad, SigmoidGrad, ReluGrad,
-               SquareGrad, AbsGrad, ClampGrad, SiluGrad, GeluGrad, GeluTanhGrad>;
+    std::tuple<Add, Sub, Mul, Div, Maximum, Minimum, Pow, Greater, Less, Equal, Where, AddConstant, MulConstant,
+               PowConstant, SubFrom, DivFrom, Neg, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Floor, Tanh, Sigmoid, Relu, Gelu,
+               Silu, Square, Abs, Clamp, GeluTanh, MaximumGrad, DivGradB, PowGradA, PowGradB, PowConstantGrad,
+               DivFromGrad, LogGrad, SqrtGrad, RsqrtGrad, SinGrad, CosGrad, TanhGrad, SigmoidGrad, ReluGrad, SquareGrad,
+               AbsGrad, ClampGrad, SiluGrad, GeluGrad, GeluTanhGrad>;
 
 }  // namespace hilt::spans

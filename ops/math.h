@@ -11,7 +11,7 @@
 //      log(x) = e ln 2 + f - f^2 / 2 + f^3 P(f),  x = 2^e (1 + f),  1 + f in [2/3, 4/3)
 //      tanh(x) = d / (d + 2),  d = e^2x - 1 without cancellation
 //      Phi(x) = 1 - tail,  tail = erfc(t) / 2 = u e^(-t^2) P(u),  t = |x| / sqrt 2,  u = 2 / (2 + t);
-//               mirrored for x < 0
+//      mirrored for x < 0
 //
 // tests/tools/fit_math.py found the polynomials and prints their errors.
 //

@@ -1,4 +1,6 @@
 #pragma once
+#include <concepts>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <vector>
@@ -18,16 +20,21 @@ Tensor sub(const Tensor& a, const Tensor& b);      // a - b
 Tensor mul(const Tensor& a, const Tensor& b);      // a b
 Tensor div(const Tensor& a, const Tensor& b);      // a / b
 Tensor maximum(const Tensor& a, const Tensor& b);  // max(a, b); a tie sends half the gradient to each
+Tensor minimum(const Tensor& a, const Tensor& b);  // min(a, b), likewise
 Tensor pow(const Tensor& a, const Tensor& b);      // a^b, a > 0 where b is watched
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);  // condition ? a : b; condition is u8
 Tensor add(const Tensor& x, double c);                                    // x + c
 Tensor mul(const Tensor& x, double c);                                    // x c
+Tensor sub(double c, const Tensor& x);                                    // c - x
+Tensor div(double c, const Tensor& x);                                    // c / x
 Tensor pow(const Tensor& x, double c);                                    // x^c
 Tensor neg(const Tensor& x);                                              // -x
 Tensor exp(const Tensor& x);
 Tensor log(const Tensor& x);
 Tensor sqrt(const Tensor& x);
 Tensor rsqrt(const Tensor& x);  // 1 / sqrt(x)
+Tensor sin(const Tensor& x);
+Tensor cos(const Tensor& x);
 Tensor tanh(const Tensor& x);
 Tensor sigmoid(const Tensor& x);                         // 1 / (1 + e^-x)
 Tensor relu(const Tensor& x);                            // max(x, 0); gradient 0 at 0
@@ -37,6 +44,15 @@ Tensor silu(const Tensor& x);                            // x sigmoid(x)
 Tensor square(const Tensor& x);                          // x^2
 Tensor abs(const Tensor& x);                             // |x|; gradient 0 at 0
 Tensor clamp(const Tensor& x, double low, double high);  // gradient 1 on [low, high], 0 outside
+
+inline Tensor maximum(const Tensor& x, double c) { return maximum(x, scalar_like(x, c)); }
+inline Tensor minimum(const Tensor& x, double c) { return minimum(x, scalar_like(x, c)); }
+inline Tensor where(const Tensor& condition, const Tensor& a, double b) {
+  return where(condition, a, scalar_like(a, b));
+}
+inline Tensor where(const Tensor& condition, double a, const Tensor& b) {
+  return where(condition, scalar_like(b, a), b);
+}
 
 inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
 inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
@@ -48,9 +64,24 @@ inline Tensor operator-(const Tensor& x, double c) { return add(x, -c); }
 inline Tensor operator*(const Tensor& x, double c) { return mul(x, c); }
 inline Tensor operator*(double c, const Tensor& x) { return mul(x, c); }
 inline Tensor operator/(const Tensor& x, double c) { return mul(x, 1 / c); }
+inline Tensor operator+(double c, const Tensor& x) { return add(x, c); }
+inline Tensor operator-(double c, const Tensor& x) { return sub(c, x); }
+inline Tensor operator/(double c, const Tensor& x) { return div(c, x); }
+/// A Tensor is a value that others may share and a tape may have saved: x = x + y makes a new one.
+template <class T> void operator+=(Tensor&, const T&) {
+  static_assert(!sizeof(T), "x += y writes to no tensor: write x = x + y; gradients add up by Gradients +=");
+}
+template <class T> void operator-=(Tensor&, const T&) {
+  static_assert(!sizeof(T), "x -= y writes to no tensor: write x = x - y, or step an optimizer (sgd_step, adamw_step)");
+}
+template <class T> void operator*=(Tensor&, const T&) { static_assert(!sizeof(T), "x *= y: write x = x * y"); }
+template <class T> void operator/=(Tensor&, const T&) { static_assert(!sizeof(T), "x /= y: write x = x / y"); }
 
 // ---- reductions over the named axes, all of them when none is named -----------------------------
-using Axes = std::vector<int>;
+struct Axes : std::vector<int> {
+  using vector::vector;
+  template <std::signed_integral I> Axes(I axis) : vector{static_cast<int>(axis)} {}
+};
 Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 Tensor max(const Tensor& x, const Axes& axes = {}, bool keepdim = false);  // equal maxima share the gradient
@@ -83,6 +114,8 @@ Tensor gather(const Tensor& x, int axis, const Tensor& index);  // y[.. i ..] = 
 Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, Index extent);  // y[.. index[i] ..] += x[.. i ..]
 Tensor cat(std::span<const Tensor> parts, int axis);
 inline Tensor cat(const std::vector<Tensor>& parts, int axis) { return cat(std::span(parts), axis); }
+Tensor stack(std::span<const Tensor> parts, int axis = 0);  // along a new axis
+inline Tensor stack(const std::vector<Tensor>& parts, int axis = 0) { return stack(std::span(parts), axis); }
 std::vector<Tensor> split(const Tensor& x, std::span<const Index> extents, int axis);  // views, one after the other
 Tensor pad(const Tensor& x, int axis, Index before, Index after, double value = 0);
 
@@ -97,7 +130,9 @@ Tensor dropout(const Tensor& x, double p, RandomKey key, std::vector<Index> rows
 inline Tensor dropout(const Tensor& x, double p, Generator& g) { return p == 0 ? x : dropout(x, p, g.next()); }
 
 // ---- views: they share x's storage --------------------------------------------------------------
-Tensor reshape(const Tensor& x, const Shape& shape);         // a copy only where strides force one
+Tensor reshape(const Tensor& x, const Shape& shape);                  // a copy only where strides force one
+Tensor reshape(const Tensor& x, std::initializer_list<Index> shape);  // an extent of -1 follows from the others
+inline Tensor reshape(const Tensor& x, Index extent) { return reshape(x, {extent}); }
 Tensor permute(const Tensor& x, std::span<const int> axes);  // y's axis i is x's axes[i]
 inline Tensor permute(const Tensor& x, std::initializer_list<int> axes) {
   return permute(x, std::span(axes.begin(), axes.size()));
@@ -105,6 +140,7 @@ inline Tensor permute(const Tensor& x, std::initializer_list<int> axes) {
 Tensor transpose(const Tensor& x, int a = -2, int b = -1);
 Tensor slice(const Tensor& x, int axis, Index begin, Index end,
              Index step = 1);                        // negative begin, end count from the end
+Tensor select(const Tensor& x, int axis, Index i);   // x[.. i ..], without that axis
 Tensor expand(const Tensor& x, const Shape& shape);  // repeats axes of extent 1
 Tensor squeeze(const Tensor& x, int axis);
 Tensor unsqueeze(const Tensor& x, int axis);
@@ -116,7 +152,14 @@ Tensor detach(const Tensor& x);
 
 // ---- not differentiable -------------------------------------------------------------------------
 Tensor argmax(const Tensor& x);                    // along the last axis, first of equals, NaN passed over; i64
+Tensor argmin(const Tensor& x);                    // likewise
 Tensor greater(const Tensor& a, const Tensor& b);  // a > b as u8
+Tensor less(const Tensor& a, const Tensor& b);     // a < b as u8
+Tensor equal(const Tensor& a, const Tensor& b);    // a == b as u8
+inline Tensor greater(const Tensor& x, double c) { return greater(x, scalar_like(x, c)); }
+inline Tensor less(const Tensor& x, double c) { return less(x, scalar_like(x, c)); }
+inline Tensor equal(const Tensor& x, double c) { return equal(x, scalar_like(x, c)); }
+Tensor floor(const Tensor& x);  // the largest integer <= x
 
 // ---- optimiser steps: they write to the parameter and its state ---------------------------------
 struct AdamW {

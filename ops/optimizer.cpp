@@ -23,6 +23,12 @@ void check_state(const char* op, const char* name, const Tensor& state, const Te
         state.shape());
 }
 
+void check_rate(const char* op, double lr, double weight_decay) {
+  check(std::isfinite(lr) && lr >= 0, op, ": learning rate ", lr, " must be finite and not negative");
+  check(std::isfinite(weight_decay) && weight_decay >= 0, op, ": weight decay ", weight_decay,
+        " must be finite and not negative");
+}
+
 void check_parameter(const char* op, const Tensor& w, const Tensor& dw) {
   check_alike(op, "w", w, "dw", dw);
   check(w.shape() == dw.shape(), op, ": w is ", w.shape(), ", its gradient is ", dw.shape());
@@ -37,7 +43,9 @@ void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, c
 }
 
 void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o, const Clip& clip) {
+  check_rate("adamw_step", o.lr, o.weight_decay);
   for (const AdamWUpdate& u : updates) {
+    check_rate("adamw_step", o.lr, u.weight_decay);
     check_parameter("adamw_step", *u.w, u.dw);
     const bool narrow = size_of(u.w->dtype()) == 2;
     const DType state = narrow ? DType::f32 : u.w->dtype();
@@ -49,6 +57,8 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
   check(step >= 1, "adamw_step: step ", step, " must count from 1");
   check(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "adamw_step: betas ", o.beta1, " and ", o.beta2,
         " must be in [0, 1)");
+  check(std::isfinite(o.epsilon) && o.epsilon >= 0, "adamw_step: epsilon ", o.epsilon,
+        " must be finite and not negative");
   check(clip.max >= 0, "adamw_step: the largest norm ", clip.max, " must not be negative");
   check(clip.max == 0 || clip.norm, "adamw_step: to clip to ", clip.max, " it needs the norm (norm_of)");
   for (const AdamWUpdate& u : updates)
@@ -97,6 +107,7 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
 
 void sgd_step(Tensor& w, const Tensor& gradient, double lr, double weight_decay, double momentum, Tensor* velocity) {
   check_parameter("sgd_step", w, gradient);
+  check_rate("sgd_step", lr, weight_decay);
   check(momentum >= 0 && momentum < 1, "sgd_step: momentum ", momentum, " must be in [0, 1)");
   check((momentum > 0) == (velocity != nullptr), "sgd_step: momentum ", momentum,
         velocity ? " makes no use of a velocity" : " needs a velocity");

@@ -158,6 +158,12 @@ Tensor sum_to(const Tensor& dy, const Shape& shape) {
   return reshape(sum(dy, axes), shape);
 }
 
+Tensor argmin(const Tensor& x) {
+  check(x.rank() >= 1 && x.dim(-1) > 0, "argmin: needs a last axis with elements, got shape ", x.shape());
+  const Tape::Pause pause;
+  return argmax(neg(x));
+}
+
 Tensor argmax(const Tensor& x) {
   check(x.rank() >= 1 && x.dim(-1) > 0, "argmax: needs a last axis with elements, got shape ", x.shape());
   Shape shape;

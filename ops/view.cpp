@@ -138,6 +138,20 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
   return apply(std::move(fn), x);
 }
 
+Tensor reshape(const Tensor& x, std::initializer_list<Index> shape) {
+  Index others = 1;
+  for (Index d : shape)
+    if (d != -1) others = checked_mul(others, d, "reshape");
+  check(std::ranges::count(shape, -1) <= 1, "reshape: two extents are -1; one alone follows from the others");
+  Shape whole;
+  for (Index d : shape) {
+    check(d != -1 || (others > 0 && x.numel() % others == 0), "reshape: ", x.shape(), " has ", x.numel(),
+          " elements, no multiple of ", others, ", the extents beside -1");
+    whole.push_back(d == -1 ? x.numel() / others : d);
+  }
+  return reshape(x, whole);
+}
+
 Tensor permute(const Tensor& x, std::span<const int> axes) {
   check(static_cast<int>(axes.size()) == x.rank(), "permute: ", axes.size(), " axes for a tensor of rank ", x.rank());
   Permute fn;
@@ -183,6 +197,14 @@ Tensor squeeze(const Tensor& x, int axis) {
   for (int a = 0; a < x.rank(); ++a)
     if (a != gone) shape.push_back(x.dim(a));
   return reshape(x, shape);
+}
+
+Tensor select(const Tensor& x, int axis, Index i) {
+  const int along = checked_axis("select", axis, x.rank());
+  const Index n = x.dim(along);
+  check(i >= -n && i < n, "select: ", i, " of axis ", axis, ", which has ", n);
+  const Index at = i < 0 ? i + n : i;
+  return squeeze(slice(x, along, at, at + 1), along);
 }
 
 Tensor unsqueeze(const Tensor& x, int axis) {

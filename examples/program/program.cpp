@@ -61,7 +61,8 @@ int report() {
 }
 
 /// Hands everything on, and remembers why that failed first: errno is long another's when the
-/// program ends. To a pipe that nobody reads any more it prints no further, which is no failure: see run().
+/// program ends. To a pipe that nobody reads any more it prints no further, which is no failure:
+/// see run().
 class Remembering : public std::streambuf {
  public:
   explicit Remembering(std::streambuf* under) : under_(under) {}
@@ -105,8 +106,9 @@ class Output {
   std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
 };
 
-// OpenBLAS takes this much address space for each thread that multiplies and each of its own, and where it is refused
-// asks for ever, the latter from the moment it is loaded; the program then cannot even end.
+// OpenBLAS takes this much address space for each thread that multiplies and each of its own, and
+// where it is refused asks for ever, the latter from the moment it is loaded; the program then
+// cannot even end.
 constexpr std::size_t kBlasBuffer = std::size_t{128} << 20;
 constexpr std::pair<decltype(RLIMIT_AS), const char*> kMemoryLimits[] = {{RLIMIT_AS, "v"}, {RLIMIT_DATA, "d"}};
 
@@ -138,8 +140,8 @@ int run(const std::string& program, const std::function<int()>& work) {
   while (::fcntl(STDIN_FILENO, F_GETFD) < 0 || ::fcntl(STDOUT_FILENO, F_GETFD) < 0 ||
          ::fcntl(STDERR_FILENO, F_GETFD) < 0)
     if (::open("/dev/null", O_RDWR) < 0) break;
-  // `program | head` ends quietly, whatever the parent process ignores. A program whose work is worth more than its
-  // words ignores the signal; printing then ends alone.
+  // `program | head` ends quietly, whatever the parent process ignores. A program whose work is
+  // worth more than its words ignores the signal; printing then ends alone.
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is an error of the write, which is reported and tidied after
   name = program;
@@ -280,8 +282,8 @@ std::size_t saturated_product(std::initializer_list<hilt::Index> factors) {
   return product;
 }
 
-// The order takes 8 bytes a token and the lists of a set as much; each pair of touched tiles 8, of which a causal plan
-// has half.
+// The order takes 8 bytes a token and the lists of a set as much; each pair of touched tiles 8, of
+// which a causal plan has half.
 std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
   constexpr hilt::Index kToken = 16, kTile = 128;
   const auto tiles = [](hilt::Index n) { return (n + kTile - 1) / kTile; };

@@ -43,7 +43,8 @@ hilt::Device device_of_rank(const std::string& text, int rank);
 hilt::Order order_of(const std::string& text, hilt::Index length);
 hilt::Pattern pattern_of(const std::string& text, hilt::Index length);
 
-/// Bytes that this program can still get: of the machine, and of what `ulimit -v` and `-d` leave it.
+/// Bytes that this program can still get: of the machine, and of what `ulimit -v` and `-d` leave
+/// it.
 std::size_t memory_available();
 /// Throws Code::memory where `what`, in short, needs more than that.
 void require_memory(const std::string& what, std::size_t bytes, const std::string& advice);
@@ -53,8 +54,8 @@ std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern);
 std::size_t saturated_sum(std::initializer_list<std::size_t> bytes);
 std::size_t saturated_product(std::initializer_list<hilt::Index> factors);
 
-/// Where the first number of x stands that is NaN or infinite, as "nan at [0, 3]"; nothing where there is none.
-/// -inf may pass: it is the lse of a row that attends to nothing.
+/// Where the first number of x stands that is NaN or infinite, as "nan at [0, 3]"; nothing where
+/// there is none. -inf may pass: it is the lse of a row that attends to nothing.
 std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity_too = true);
 
 }  // namespace program

@@ -1,5 +1,5 @@
-// Asked to end: by a keyboard, a batch system, or a terminal that goes away. The first time only sets
-// a flag, which the loop reads after each step; the second ends the process.
+// Asked to end: by a keyboard, a batch system, or a terminal that goes away. The first time only
+// sets a flag, which the loop reads after each step; the second ends the process.
 #include <signal.h>
 #include <unistd.h>
 

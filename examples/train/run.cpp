@@ -46,8 +46,9 @@ class Run {
   bool write(const std::string& name, const std::string& content, Progress& progress);
   int finish(Progress* progress);
 
-  /// Once an exception passes: what was learned stays, in a checkpoint of its own if it has none yet, and of a run
-  /// that learned nothing, nothing does. No catch, which would be where the stack of --debug ends.
+  /// Once an exception passes: what was learned stays, in a checkpoint of its own if it has none
+  /// yet, and of a run that learned nothing, nothing does. No catch, which would be where the stack
+  /// of --debug ends.
   struct Tidy {
     Run& run;
     std::string log;

@@ -165,8 +165,8 @@ void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& 
 
 namespace {
 
-/// No tensor need show how long the rows of a model are, and a stranger may say anything: a row that would take minutes
-/// for each token is refused.
+/// No tensor need show how long the rows of a model are, and a stranger may say anything: a row
+/// that would take minutes for each token is refused.
 void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
   constexpr double kMost = 1e13;
   const auto context = static_cast<double>(c.context);

@@ -11,9 +11,9 @@ template <class T> struct MatrixRef {
 };
 
 /// C = A B, or C += A B: A [m, k], B [k, n], C [m, n] with column stride 1; f32 or f64, on the
-/// calling thread alone. Every large product on the CPU comes through here: OpenBLAS where the
-/// build has it and it knows the processor, else cpu_gemm. OpenBLAS and Eigen treat a last partial
-/// block of rows apart, so there a row's last bit may depend on how many rows there are.
+/// calling thread alone. Every large product on the CPU comes through here, and goes to cpu_gemm.
+/// Eigen, below AVX2, treats a last partial block of rows apart, so there a row's last bit may
+/// depend on how many rows there are.
 template <class T>
 void gemm(Cpu, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add = false);
 

@@ -1,5 +1,5 @@
 // Speed of the parts, each beside a floor measured in the same process: a copy for what is bound by
-// memory, the BLAS called directly for products, the bare kernel for what the tape adds. Run one
+// memory, the kernel called directly for products, the bare kernel for what the tape adds. Run one
 // thread with HILT_THREADS=1, on a GPU with --device cuda.
 #include <benchmark/benchmark.h>
 #include <algorithm>

@@ -326,5 +326,19 @@ TEST(Visit, CallsForEveryTypeItPromises) {
   }
 }
 
+TEST(Copy, IntoWhatRepeatsOneElementIsRefused) {
+  Tensor row = zeros({1, 3});
+  Tensor wide = broadcast_to("test", row, {4, 3});
+  EXPECT_EQ(error_of([&] {
+              copy(wide, ones({4, 3}));
+            }),
+            "usage: copy: into [4, 3], whose axis 0 repeats one element (expand); copy into what was expanded, or into "
+            "a clone");
+  EXPECT_EQ(row.to_vector(), std::vector<double>(3));
+  Tensor once = as_strided(row, {1, 3}, {0, 1}, 0);  // of one element a stride says nothing
+  copy(once, ones({1, 3}));
+  EXPECT_EQ(row.to_vector(), std::vector<double>(3, 1));
+}
+
 }  // namespace
 }  // namespace hilt

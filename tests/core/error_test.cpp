@@ -4,7 +4,9 @@
 #include <limits>
 #include "core/checked.h"
 #include "core/device.h"
+#include "core/tape.h"
 #include "tests/support/error_of.h"
+#include "tests/support/tiny_ops.h"
 
 namespace hilt {
 namespace {
@@ -51,6 +53,33 @@ TEST(Error, TakesTextOfAnyLengthAndContent) {
   text += "%s%n\n";
   EXPECT_EQ(error_of([&] { fail(text); }), "usage: " + text);
   EXPECT_EQ(error_of([] { fail_with(Code::data, ""); }), "data: ");
+}
+
+/// A program's locale that writes 2000 as 2.000 and 1.5 as 1,5.
+struct Grouped : std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+TEST(Error, TextIsTheSameInEveryLocale) {
+  struct Global {
+    std::locale before = std::locale::global(std::locale(std::locale(), new Grouped));
+    ~Global() { std::locale::global(before); }
+  } const global;
+  std::ostringstream program;  // prints as its locale says; what is ours does not
+  program << 2000 << ' ' << Shape{2000, 3} << ' ' << full({1}, 1234.5) << ' ' << Device{Device::Kind::cuda, 1000};
+  EXPECT_EQ(program.str(), "2.000 [2000, 3] [1234.5] f32[1] cuda:1000");
+  EXPECT_EQ(error_of([] { fail("op: ", 12345, " of ", 1.5, ' ', Shape{2000}); }), "usage: op: 12345 of 1.5 [2000]");
+  EXPECT_EQ(to_string(full({2}, 12345, DType::i64)), "[12345, 12345] i64[2]");
+  Tape tape;
+  const Tensor x = ones({2000});
+  tape.watch(x);
+  const Tensor y = tiny::square(x);
+  program.str("");
+  program << tape;
+  EXPECT_NE(program.str().find("8000 B, new"), std::string::npos) << program.str();
+  EXPECT_NE(program.str().find("1 ops, 8000 B saved"), std::string::npos) << program.str();
 }
 
 TEST(Checked, MultipliesAndAddsOrSaysWhatOverflowed) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <mutex>
 #include <set>
@@ -288,6 +289,121 @@ TEST(Parallel, SumsPerRangeAreTheSameForEveryNumberOfThreads) {
       ASSERT_EQ(std::memcmp(&got, &expected, sizeof got), 0) << n;
     }
   }
+}
+
+TEST(ThreadLimit, HoldsForAScopeOfOneThread) {
+  const Threads eight(8);
+  const auto seen = [] {
+    std::mutex mutex;
+    std::set<std::thread::id> ids;
+    parallel_for(64, 1, [&](Index, Index) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const std::lock_guard lock(mutex);
+      ids.insert(std::this_thread::get_id());
+    });
+    return ids;
+  };
+  {
+    const ThreadLimit two(2);
+    EXPECT_EQ(thread_count(), 2);
+    EXPECT_EQ(seen().size(), 2u);
+    const ThreadLimit five(5);  // the smaller one holds
+    EXPECT_EQ(thread_count(), 2);
+    const ThreadLimit one(1);
+    EXPECT_EQ(seen(), (std::set{std::this_thread::get_id()}));
+    std::jthread([] { EXPECT_EQ(thread_count(), 8); }).join();
+  }
+  EXPECT_EQ(thread_count(), 8);
+  EXPECT_EQ(error_of([] { ThreadLimit(0); }), "usage: ThreadLimit: 0 must be at least 1");
+  EXPECT_EQ(thread_count(), 8);
+}
+
+// ---- threads of the host ------------------------------------------------------------------------
+/// A thread a task, as nobody would write it; counts them.
+struct Host {
+  std::atomic<int> tasks{0};
+  Executor executor() {
+    return [this](int n, const std::function<void(int)>& task) {
+      std::vector<std::jthread> threads;
+      for (int i = 0; i < n; ++i) threads.emplace_back([&, i] { ++tasks, task(i); });
+    };
+  }
+};
+struct HostThreads {
+  explicit HostThreads(Executor e) { set_executor(std::move(e)); }
+  ~HostThreads() { set_executor({}); }
+};
+
+TEST(Executor, RunsEverythingOnceOnTheHostsThreads) {
+  const Threads scope(3);
+  Host host;
+  const HostThreads theirs(host.executor());
+  std::vector<int> done(1000);
+  std::atomic<int> mine{0};
+  const std::thread::id here = std::this_thread::get_id();
+  parallel_for(1000, 10, [&](Index begin, Index end) {
+    mine += std::this_thread::get_id() == here;
+    parallel_for(end - begin, 1, [&](Index b, Index) { ++done[static_cast<std::size_t>(begin + b)]; });
+  });
+  EXPECT_EQ(std::count(done.begin(), done.end(), 1), 1000);
+  EXPECT_EQ(mine, 0);
+  EXPECT_EQ(host.tasks, 3);  // as many as there may be threads; inner loops run where they stand
+  parallel_for(10, 10, [](Index, Index) {});
+  EXPECT_EQ(host.tasks, 3);  // one piece needs nobody
+  const ThreadLimit two(2);
+  EXPECT_EQ(ranges_of(100, 7).size(), 15u);
+  EXPECT_EQ(host.tasks, 5);
+}
+
+TEST(Executor, MayRunTasksOneAfterTheOther) {
+  const Threads scope(4);
+  const HostThreads theirs([](int n, const std::function<void(int)>& task) {
+    for (int i = n; i-- > 0;) task(i);
+  });
+  for (Index n : {2, 5, 1000}) EXPECT_EQ(ranges_of(n, 1).size(), static_cast<std::size_t>(n));
+  EXPECT_EQ(error_of([] { parallel_for(50, 1, [](Index b, Index) { check(b != 7, "row ", b); }); }), "usage: row 7");
+}
+
+TEST(Executor, NoThreadOfOursIsStarted) {
+  if (!in_child({.environment = {"HILT_THREADS=4"}})) return;
+  const auto threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+  };
+  const auto before = threads();  // a sanitizer has one of its own
+  set_executor([](int n, const std::function<void(int)>& task) {
+    for (int i = 0; i < n; ++i) task(i);
+  });
+  parallel_for(1000, 1, [](Index, Index) {});
+  EXPECT_EQ(threads(), before);
+  set_executor({});
+  parallel_for(1000, 1, [](Index, Index) {});
+  EXPECT_EQ(threads(), before + 3);
+}
+
+TEST(Executor, MayChangeWhileOthersWork) {
+  const Threads scope(2);
+  Host host;
+  std::atomic<bool> stop{false};
+  std::atomic<int> wrong{0};
+  {
+    std::jthread changer([&] {
+      while (!stop) set_executor(host.executor()), set_executor({});
+    });
+    {
+      std::vector<std::jthread> workers;
+      for (int t = 0; t < 3; ++t)
+        workers.emplace_back([&] {
+          for (int round = 0; round < scaled(200, 50); ++round) {
+            std::atomic<Index> sum{0};
+            parallel_for(300, 7, [&](Index begin, Index end) { sum += (begin + end - 1) * (end - begin) / 2; });
+            wrong += sum != 300 * 299 / 2;
+          }
+        });
+    }
+    stop = true;
+  }
+  set_executor({});
+  EXPECT_EQ(wrong, 0);
 }
 
 TEST(Parallel, TheEnvironmentSaysHowMany) {

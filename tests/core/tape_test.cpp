@@ -676,6 +676,32 @@ TEST(TapeNesting, TapesMayDieInAnyOrder) {
   }
 }
 
+TEST(TapeNesting, ATapeMayDieOnAnotherThread) {
+  const Tensor x = ones({3}, DType::f64);
+  const auto dies_elsewhere = [](std::unique_ptr<Tape>& tape) { std::jthread([&] { tape.reset(); }); };
+  auto alone = std::make_unique<Tape>();
+  alone->watch(x);
+  dies_elsewhere(alone);
+  EXPECT_EQ(Tape::current(), nullptr);
+  (void)square(x);  // reads whichever tape listens
+
+  Tape outer;
+  outer.watch(x);
+  auto inner = std::make_unique<Tape>();
+  {
+    const Tape::Pause pause;  // remembers a tape that is gone when it ends
+    dies_elsewhere(inner);
+  }
+  EXPECT_EQ(Tape::current(), &outer);
+  const Tensor y = square(x);
+  EXPECT_TRUE(outer.knows(y));
+
+  std::unique_ptr<Tape> orphan;  // and after the thread that it was made on
+  std::jthread([&] { orphan = std::make_unique<Tape>(); }).join();
+  orphan.reset();
+  EXPECT_EQ(Tape::current(), &outer);
+}
+
 TEST(TapeNesting, ThreadsHaveTheirOwn) {
   Tape tape;
   const Tensor x = vec({3});

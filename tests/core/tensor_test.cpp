@@ -27,6 +27,8 @@ TEST(Tensor, UndefinedIsFalseAndSaysSo) {
   Tensor x;
   EXPECT_FALSE(bool(x));
   EXPECT_EQ(x.id(), 0u);
+  EXPECT_EQ(x.numel(), 0);
+  EXPECT_EQ(x.bytes(), 0u);
   EXPECT_EQ(to_string(x), "undefined");
   EXPECT_EQ(error_of([&] { (void)x.data<float>(); }),
             "usage: Tensor: asked for f32 data of an undefined tensor, type f32");

@@ -3,7 +3,7 @@
 . "$SRC/tests/packaging/common.sh"
 programs=$BUILD/examples
 cd "$scratch"
-export HILT_THREADS=1 OPENBLAS_NUM_THREADS=1 HILT_DEADLINE=20
+export HILT_THREADS=1 HILT_DEADLINE=20
 links='threads tcp'
 if grep -q 'kHasMpi = true' "$BUILD/core/config.h" && command -v mpirun >/dev/null; then links+=' mpi'; else echo 'without MPI: its part is left out'; fi
 

@@ -5,7 +5,7 @@ train=$BUILD/examples/train
 cd "$scratch"
 kills=300
 [[ ${HILT_TEST_SCALE-} == small ]] && kills=30
-export HILT_THREADS=1 OPENBLAS_NUM_THREADS=1
+export HILT_THREADS=1
 tiny='--layers 1 --heads 2 --width 16 --context 16 --batch 2 --dropout 0.1 --eval-rows 2 --sample-every 0 --tokens 8'
 # tiny is a list of flags.
 # shellcheck disable=SC2086

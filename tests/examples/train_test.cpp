@@ -223,7 +223,8 @@ std::string parsed(std::vector<std::string> words) {
 }
 
 // ---- checkpoints of strangers -------------------------------------------------------------------
-/// A run of one step in a directory, and what `sample` and `train` do with it once its metadata say otherwise.
+/// A run of one step in a directory, and what `sample` and `train` do with it once its metadata say
+/// otherwise.
 class Forged {
  public:
   explicit Forged(const std::string& key = "", const std::string& value = "", float weight = 0) {

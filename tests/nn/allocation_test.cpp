@@ -287,7 +287,6 @@ TEST(NoMemory, ReadingACheckpoint) {
         std::vector<SafetensorsItem> items = t.items();
         const Checkpoint c(dir.path(checkpoint_name(1)));
         c.read(items);
-        t.optimizer.set_steps(c.step());
       },
       [](Trained& t) { return t.bits(); },
       [&](Trained& t) { ASSERT_TRUE(t.bits() == before) << "half of a checkpoint"; });

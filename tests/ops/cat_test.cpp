@@ -31,6 +31,34 @@ std::vector<OpCase> cat_cases() {
   return cases;
 }
 
+std::vector<OpCase> stack_cases() {
+  std::vector<OpCase> cases;
+  const auto add_case = [&](const Shape& shape, std::size_t parts, int axis, Traits traits = {}) {
+    const int at = axis < 0 ? axis + shape.rank() + 1 : axis;
+    cases.push_back({text("stack along ", axis), std::vector<Input>(parts, real(shape)),
+                     [=](std::span<const Tensor> in) { return stack(in, axis); },
+                     [=]<class T>(const Arrays<T>& in) {
+                       Shape slab;
+                       for (int a = 0; a <= shape.rank(); ++a) {
+                         if (a == at) slab.push_back(1);
+                         if (a < shape.rank()) slab.push_back(shape[a]);
+                       }
+                       Arrays<T> slabs;
+                       for (const Array<T>& x : in) slabs.push_back(naive::reshape(x, slab));
+                       return naive::cat(slabs, at);
+                     },
+                     traits});
+  };
+  add_case({}, 3, 0);
+  add_case({3}, 2, 0);
+  add_case({3}, 2, 1);
+  add_case({2, 3}, 3, -1);
+  add_case({2, 3}, 1, -2);
+  add_case({2, 0}, 2, 1);
+  add_case({317, 487}, 2, 1, {.large = true});
+  return cases;
+}
+
 std::vector<OpCase> pad_cases() {
   std::vector<OpCase> cases;
   const auto add_case = [&](const Shape& shape, int axis, Index before, Index after, double value, Traits traits = {}) {
@@ -52,7 +80,7 @@ std::vector<OpCase> pad_cases() {
   add_case({617, 487}, 1, 3, 5, 0, {.large = true});
   return cases;
 }
-const Op kJoining[] = {{"cat", cat_cases}, {"pad", pad_cases}};
+const Op kJoining[] = {{"cat", cat_cases}, {"stack", stack_cases}, {"pad", pad_cases}};
 INSTANTIATE_TEST_SUITE_P(Cat, OpJudges, testing::ValuesIn(kJoining), op_name);
 
 TEST(Cat, ManyPartsEachWithItsGradient) {

@@ -58,6 +58,28 @@ const Op kUnary[] = {
        return unary(
            "rsqrt", rsqrt, []<class T>(const T& x) { return T(1) / sqrt(x); }, between(0.2, 3, {}), 0.05, 1e4);
      }},
+    {"sin",
+     [] {
+       return unary(
+           "sin", sin, []<class T>(const T& x) { return sin(x); }, real({}), -30, 30);
+     }},
+    {"cos",
+     [] {
+       return unary(
+           "cos", cos, []<class T>(const T& x) { return cos(x); }, real({}), -30, 30);
+     }},
+    {"constant_minus",
+     [] {
+       return unary(
+           "1.1 - x", [](const Tensor& x) { return 1.1 - x; }, []<class T>(const T& x) { return T(1.1) - x; }, real({}),
+           -100, 100);
+     }},
+    {"constant_over",
+     [] {
+       return unary(
+           "1.1 / x", [](const Tensor& x) { return 1.1 / x; }, []<class T>(const T& x) { return T(1.1) / x; },
+           between(0.4, 3, {}), 0.05, 100);
+     }},
     {"tanh",
      [] {
        return unary(
@@ -205,6 +227,12 @@ const Op kBinary[] = {
            "maximum", [](auto in) { return maximum(in[0], in[1]); },
            []<class T>(const T& a, const T& b) { return a > b ? a : b; }, lattice(0, {}), lattice(0.125, {}));
      }},
+    {"minimum",
+     [] {
+       return binary(
+           "minimum", [](auto in) { return minimum(in[0], in[1]); },
+           []<class T>(const T& a, const T& b) { return a < b ? a : b; }, lattice(0, {}), lattice(0.125, {}));
+     }},
     {"pow",
      [] {
        return binary(
@@ -268,6 +296,10 @@ TEST(Elementwise, InfinitiesAndNanPropagateAtEveryPosition) {
       {"sqrt", sqrt, {{-1, kNan}, {-kInf, kNan}, {kInf, kInf}, {0, 0}}},
       {"rsqrt", rsqrt, {{0, kInf}, {kInf, 0}, {-1, kNan}}},
       {"tanh", tanh, {{kInf, 1}, {-kInf, -1}, {100, 1}, {-100, -1}, {0, 0}}},
+      {"sin", sin, {{kInf, kNan}, {-kInf, kNan}, {0, 0}}},
+      {"cos", cos, {{kInf, kNan}, {-kInf, kNan}, {0, 1}}},
+      {"floor", floor, {{kInf, kInf}, {-kInf, -kInf}, {1.5, 1}, {-1.5, -2}, {-3, -3}, {0.25, 0}}},
+      {"1 / x", [](const Tensor& x) { return 1.0 / x; }, {{0, kInf}, {-0.0, -kInf}, {kInf, 0}, {4, 0.25}}},
       {"sigmoid", sigmoid, {{kInf, 1}, {-kInf, 0}, {1000, 1}, {-1000, 0}, {0, 0.5}}},
       {"relu", relu, {{kInf, kInf}, {-kInf, 0}, {-0.0, 0}}},
       {"gelu", gelu, {{kInf, kInf}, {100, 100}, {-100, 0}, {0, 0}}},
@@ -324,6 +356,10 @@ TEST(Elementwise, PairsFollowIeee) {
                         {"maximum", maximum, 1, kNan, kNan},
                         {"maximum", maximum, -kInf, -5, -5},
                         {"maximum", maximum, kInf, 3, kInf},
+                        {"minimum", minimum, kNan, 1, kNan},
+                        {"minimum", minimum, 1, kNan, kNan},
+                        {"minimum", minimum, -kInf, -5, -kInf},
+                        {"minimum", minimum, kInf, 3, 3},
                         {"pow", pow, 0, 0, 1},
                         {"pow", pow, 0, 2, 0},
                         {"pow", pow, 0, -1, kInf},
@@ -417,6 +453,9 @@ TEST(Elementwise, ATieSendsHalfToEach) {
     const Played p = play([](auto x) { return maximum(x[0], x[1]); }, in, values({8, 8, 8, 8}, dtype));
     EXPECT_EQ(p.dx[0].to_vector(), (std::vector<double>{4, 8, 0, 4})) << dtype;
     EXPECT_EQ(p.dx[1].to_vector(), (std::vector<double>{4, 0, 8, 4})) << dtype;
+    const Played q = play([](auto x) { return minimum(x[0], x[1]); }, in, values({8, 8, 8, 8}, dtype));
+    EXPECT_EQ(q.dx[0].to_vector(), (std::vector<double>{4, 0, 8, 4})) << dtype;
+    EXPECT_EQ(q.dx[1].to_vector(), (std::vector<double>{4, 8, 0, 4})) << dtype;
   }
 }
 
@@ -440,11 +479,17 @@ TEST(Elementwise, WhatWasNotChosenDoesNotLeak) {
   EXPECT_EQ(where(high, values({1, 1}), values({0, 0})).to_vector(), (std::vector<double>{1, 1}));
 }
 
-TEST(Elementwise, Greater) {
+TEST(Elementwise, Comparisons) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     const Tensor y = greater(values({1, 2, 3, kNan, 0}, dtype), values({2, 2, 2, 0, -0.0}, dtype));
     EXPECT_EQ(y.dtype(), DType::u8);
     EXPECT_EQ(y.to_vector(), (std::vector<double>{0, 0, 1, 0, 0})) << dtype;
+    const Tensor a = values({1, 2, 3, kNan, 0}, dtype);
+    EXPECT_EQ(less(a, values({2, 2, 2, 0, -0.0}, dtype)).to_vector(), (std::vector<double>{1, 0, 0, 0, 0})) << dtype;
+    EXPECT_EQ(equal(a, values({2, 2, 2, kNan, -0.0}, dtype)).to_vector(), (std::vector<double>{0, 1, 0, 0, 1}));
+    EXPECT_EQ(bits(greater(a, 1.5)), bits(greater(a, full({5}, 1.5, dtype))));
+    EXPECT_EQ(less(a, 2).to_vector(), (std::vector<double>{1, 0, 0, 0, 1})) << dtype;
+    EXPECT_EQ(equal(a, 0).to_vector(), (std::vector<double>{0, 0, 0, 0, 1})) << dtype;
   }
   const Tensor y = greater(random(real({3, 1}), 1), random(real({2}), 2));
   EXPECT_EQ(y.shape(), (Shape{3, 2}));
@@ -452,6 +497,7 @@ TEST(Elementwise, Greater) {
   const Tensor x = values({1, 2});
   tape.watch(x);
   EXPECT_FALSE(tape.knows(greater(x, values({2, 1}))));
+  EXPECT_FALSE(tape.knows(floor(x)));
 }
 
 TEST(Elementwise, OperatorsAreTheOpsTheyName) {
@@ -465,6 +511,14 @@ TEST(Elementwise, OperatorsAreTheOpsTheyName) {
   EXPECT_EQ(bits(a - 1.5), bits(add(a, -1.5)));
   EXPECT_EQ(bits(2.5 * a), bits(mul(a, 2.5)));
   EXPECT_EQ(bits(a / 4), bits(mul(a, 0.25)));
+  EXPECT_EQ(bits(1.5 + a), bits(add(a, 1.5)));
+  EXPECT_EQ(bits(1 - a), bits(sub(ones({5}, DType::f64), a)));
+  EXPECT_EQ(bits(1 / a), bits(div(ones({5}, DType::f64), a)));
+  EXPECT_EQ(bits(maximum(a, 1.0)), bits(maximum(a, ones({5}, DType::f64))));
+  EXPECT_EQ(bits(minimum(a, 1.0)), bits(minimum(a, ones({5}, DType::f64))));
+  const Tensor m = greater(a, b);
+  EXPECT_EQ(bits(where(m, a, 0.0)), bits(where(m, a, zeros({5}, DType::f64))));
+  EXPECT_EQ(bits(where(m, 2.0, a)), bits(where(m, full({5}, 2, DType::f64), a)));
 }
 
 // ---- refusals -----------------------------------------------------------------------------------
@@ -480,7 +534,10 @@ TEST(Elementwise, RefusesTypesAndShapesThatDoNotMatch) {
                          {"div", div},
                          {"maximum", maximum},
                          {"pow", pow},
-                         {"greater", greater}}) {
+                         {"minimum", minimum},
+                         {"greater", greater},
+                         {"less", less},
+                         {"equal", equal}}) {
     EXPECT_TRUE(refuses([&] { n.op(f32, f64); }, n.name, {"f32", "f64"}));
     EXPECT_TRUE(refuses(
         [&] {
@@ -495,6 +552,9 @@ TEST(Elementwise, RefusesTypesAndShapesThatDoNotMatch) {
                                  {"log", log},
                                  {"sqrt", sqrt},
                                  {"rsqrt", rsqrt},
+                                 {"sin", sin},
+                                 {"cos", cos},
+                                 {"floor", floor},
                                  {"tanh", tanh},
                                  {"sigmoid", sigmoid},
                                  {"relu", relu},

@@ -182,6 +182,16 @@ TEST(AdamW, Refusals) {
         adamw_step(across, ones({3, 2}), m2, v2, 1, kOptions);
       },
       "adamw_step", {"[3, 2]", "dense"}));
+  for (const double wrong : {kNan, -1.0, std::numeric_limits<double>::infinity()}) {
+    EXPECT_TRUE(refuses([&] { adamw_step(w, g, m, v, 1, {.lr = wrong}); }, "adamw_step: learning rate",
+                        {std::isnan(wrong) ? "nan"
+                         : wrong < 0       ? "-1"
+                                           : "inf"}));
+    EXPECT_TRUE(refuses([&] { adamw_step(w, g, m, v, 1, {.weight_decay = wrong}); }, "adamw_step: weight decay", {}));
+    EXPECT_TRUE(refuses([&] { adamw_step(w, g, m, v, 1, {.epsilon = wrong}); }, "adamw_step: epsilon", {}));
+    EXPECT_TRUE(refuses([&] { adamw_step({}, 1, {.lr = wrong}); }, "adamw_step: learning rate", {}));
+  }
+  EXPECT_TRUE(refuses([&] { adamw_step(w, g, m, v, 1, {.beta1 = kNan}); }, "adamw_step", {"nan"}));
   EXPECT_EQ(w.to_vector(), (std::vector<double>{1, 1, 1}));  // nothing was written
   EXPECT_EQ(m.to_vector(), (std::vector<double>{0, 0, 0}));
 }
@@ -213,6 +223,8 @@ TEST(Sgd, Refusals) {
   EXPECT_TRUE(refuses([&] { sgd_step(w, ones({3}, DType::f64), 0.1); }, "sgd_step", {"f32", "f64"}));
   EXPECT_TRUE(refuses([&] { sgd_step(w, ones({3}), 0.1, 0, 0.9); }, "sgd_step", {"momentum", "velocity"}));
   EXPECT_TRUE(refuses([&] { sgd_step(w, ones({3}), 0.1, 0, 0.9, &narrow); }, "sgd_step", {"[3]", "[2]"}));
+  EXPECT_TRUE(refuses([&] { sgd_step(w, ones({3}), -1); }, "sgd_step: learning rate", {"-1"}));
+  EXPECT_TRUE(refuses([&] { sgd_step(w, ones({3}), 0.1, std::nan("")); }, "sgd_step: weight decay", {"nan"}));
   EXPECT_EQ(w.to_vector(), (std::vector<double>{1, 1, 1}));
 }
 

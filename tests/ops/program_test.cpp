@@ -598,5 +598,30 @@ TEST(Programs, TheFuzzerCatches) {
   EXPECT_TRUE(caught("detach", [](auto in) { return mul(in[0], 1); }));
 }
 
+// What people type first, since other libraries have it.
+TEST(Program, ReadsAsOneWritesIt) {
+  Generator generator(1), same(1);
+  EXPECT_EQ(bits(randn({3}, generator)), bits(randn({3}, same.next())));
+  EXPECT_EQ(bits(rand(3, generator)), bits(rand({3}, same.next())));
+  EXPECT_EQ(bits(randint(0, 9, 3, generator)), bits(randint(0, 9, {3}, same.next())));
+  EXPECT_EQ(zeros(3).shape(), (Shape{3}));
+  EXPECT_EQ(full(2, 1.5).to_vector(), (std::vector<double>{1.5, 1.5}));
+  const Tensor x = from_values({1.f, 2.f, 3.f, 4.f}, {2, 2});
+  EXPECT_EQ(x.dtype(), DType::f32);
+  EXPECT_EQ(from_values({1, 2}, 2, DType::f64).to_vector(), (std::vector<double>{1, 2}));
+  EXPECT_EQ(sum(x, 0).to_vector(), (std::vector<double>{4, 6}));
+  EXPECT_EQ(sum(x, -1, true).shape(), (Shape{2, 1}));
+  EXPECT_EQ(sum(x, {0, 1}).item(), 10);
+  EXPECT_EQ(sum(x).item(), 10);
+  EXPECT_EQ(max(x, {}).item(), 4);
+  EXPECT_EQ(mean(x, {1}).to_vector(), (std::vector<double>{1.5, 3.5}));
+  EXPECT_EQ(x[1].to_vector(), (std::vector<double>{3, 4}));
+  EXPECT_EQ(x[-1][0].item(), 3);
+  EXPECT_EQ((1.0 - x[0]).to_vector(), (std::vector<double>{0, -1}));
+  EXPECT_EQ(stack({x[0], x[0]}).shape(), (Shape{2, 2}));
+  EXPECT_EQ(cat({x, x}, 1).shape(), (Shape{2, 4}));
+  EXPECT_EQ(where(greater(x, 2.0), x, 0.0).to_vector(), (std::vector<double>{0, 0, 3, 4}));
+}
+
 }  // namespace
 }  // namespace hilt

@@ -168,6 +168,20 @@ TEST(Reduce, Argmax) {
   Tape tape;
   tape.watch(x);
   EXPECT_FALSE(tape.knows(argmax(x)));
+  EXPECT_EQ(tape.size(), 0u);
+}
+
+TEST(Reduce, Argmin) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    const Tensor x = from_values({1.0, -3.0, -3.0, kInf, kInf, 2.0, 0.0, -0.0, 1.0}, {3, 3}, dtype);
+    EXPECT_EQ(argmin(x).to_vector<Index>(), (std::vector<Index>{1, 2, 0})) << dtype;
+  }
+  const Tensor x = random(real({5}), 4);
+  Tape tape;
+  tape.watch(x);
+  EXPECT_FALSE(tape.knows(argmin(x)));
+  EXPECT_EQ(tape.size(), 0u);
+  EXPECT_TRUE(refuses([&] { argmin(ones({3, 0})); }, "argmin", {"[3, 0]"}));
 }
 
 // ---- refusals -----------------------------------------------------------------------------------

@@ -120,6 +120,29 @@ std::vector<OpCase> expand_cases() {
   return cases;
 }
 
+std::vector<OpCase> select_cases() {
+  struct One {
+    Shape shape;
+    int axis;
+    Index i;
+  };
+  std::vector<OpCase> cases;
+  for (const One& o : {One{{3}, 0, 1}, {{2, 3}, 0, -1}, {{2, 3}, 1, 0}, {{2, 3, 2}, -2, -3}, {{1, 2}, 0, 0}}) {
+    const Index n = o.shape[o.axis], at = o.i < 0 ? o.i + n : o.i;
+    const int along = static_cast<int>(o.shape.place(o.axis));
+    Shape rest;
+    for (int a = 0; a < o.shape.rank(); ++a)
+      if (a != along) rest.push_back(o.shape[a]);
+    cases.push_back(
+        {text("select ", o.axis, " ", o.i),
+         {real(o.shape)},
+         [=](auto in) { return along == 0 ? in[0][o.i] : select(in[0], o.axis, o.i); },
+         [=]<class T>(const Arrays<T>& in) { return naive::reshape(naive::slice(in[0], along, at, at + 1), rest); },
+         {.view = true}});
+  }
+  return cases;
+}
+
 std::vector<OpCase> squeeze_cases() {
   std::vector<OpCase> cases;
   struct One {
@@ -235,9 +258,10 @@ std::vector<OpCase> view_chain_cases() {
        {.view = true}}};  // of equal rows, no copy is needed
 }
 
-const Op kViews[] = {{"reshape", reshape_cases}, {"permute", permute_cases},       {"transpose", transpose_cases},
-                     {"slice", slice_cases},     {"expand", expand_cases},         {"squeeze", squeeze_cases},
-                     {"split", split_cases},     {"contiguous", contiguous_cases}, {"view_chain", view_chain_cases}};
+const Op kViews[] = {{"reshape", reshape_cases},      {"permute", permute_cases}, {"transpose", transpose_cases},
+                     {"slice", slice_cases},          {"expand", expand_cases},   {"select", select_cases},
+                     {"squeeze", squeeze_cases},      {"split", split_cases},     {"contiguous", contiguous_cases},
+                     {"view_chain", view_chain_cases}};
 INSTANTIATE_TEST_SUITE_P(View, OpJudges, testing::ValuesIn(kViews), op_name);
 
 TEST(View, SharesStorageUnlessStridesForbid) {
@@ -311,7 +335,24 @@ TEST(View, ConversionRoundsAndItsGradientConvertsBack) {
   EXPECT_FALSE(tape.knows(to(x, DType::i64)));
 }
 
+TEST(View, OneExtentFollowsFromTheOthers) {
+  const Tensor x = random(real({4, 6}), 1);
+  EXPECT_EQ(reshape(x, {-1}).shape(), (Shape{24}));
+  EXPECT_EQ(reshape(x, -1).shape(), (Shape{24}));
+  EXPECT_EQ(reshape(x, 24).shape(), (Shape{24}));
+  EXPECT_EQ(reshape(x, {2, -1, 3}).shape(), (Shape{2, 4, 3}));
+  EXPECT_EQ(reshape(x, {24, -1}).shape(), (Shape{24, 1}));
+  EXPECT_EQ(reshape(ones({1}), {}).shape(), (Shape{}));
+  EXPECT_EQ(reshape(ones({0, 3}), {-1, 3}).shape(), (Shape{0, 3}));
+  EXPECT_TRUE(refuses([&] { reshape(x, {-1, -1}); }, "reshape", {"two extents"}));
+  EXPECT_TRUE(refuses([&] { reshape(x, {5, -1}); }, "reshape", {"[4, 6]", "24", "5"}));
+  EXPECT_TRUE(refuses([&] { reshape(ones({0, 3}), {0, -1}); }, "reshape", {"[0, 3]"}));
+  EXPECT_TRUE(refuses([&] { reshape(x, {-2, -1}); }, "", {"-2"}));
+}
+
 TEST(View, Refusals) {
+  EXPECT_TRUE(refuses([&] { select(ones({2, 3}), 1, 3); }, "select", {"3", "axis 1"}));
+  EXPECT_TRUE(refuses([&] { ones({})[0]; }, "select", {"axis 0"}));
   const Tensor x = ones({2, 3});
   EXPECT_TRUE(refuses([&] { reshape(x, {4, 2}); }, "reshape", {"[2, 3]", "[4, 2]"}));
   EXPECT_TRUE(refuses([&] { permute(x, {0}); }, "permute", {"1", "2"}));

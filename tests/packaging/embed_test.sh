@@ -26,6 +26,13 @@ uses_static() { ! readelf -d "$1" | grep -qF libhilt || fail "$1 uses the shared
 
 case $tool in
   make)
+    # hilt.pc stands alone: no other .pc file has to be there, and only our own headers are shown.
+    alone() { expect 0 "pkg-config $1" env PKG_CONFIG_LIBDIR="$libdir/pkgconfig" PKG_CONFIG_PATH= pkg-config "$1" hilt; }
+    alone --print-requires-private
+    [[ ! -s $scratch/out ]] || fail "hilt.pc asks for $(cat "$scratch/out")"
+    alone --cflags
+    [[ $(grep -o -- -I "$scratch/out" | wc -l) == 1 ]] || fail "hilt.pc shows other headers than ours: $(cat "$scratch/out")"
+
     expect 0 'make' make CXX="$CXX"
     uses_shared ./embed
     prints env LD_LIBRARY_PATH="$libdir" ./embed
@@ -51,19 +58,19 @@ case $tool in
     expect 0 'cmake --build, static' cmake --build build
     uses_static build/embed
     prints build/embed
-    cat >"$scratch/CMakeLists.txt" <<'END'
+    cat >"$scratch/CMakeLists.txt" <<END
 cmake_minimum_required(VERSION 3.18)
 project(ask CXX)
-foreach(request 0.2 0.2.0 0.3 1 0.2.99)
+foreach(request ${VERSION%.*} $VERSION 0.1 0.9 1 ${VERSION%.*}.99)
   unset(hilt_DIR CACHE)
-  find_package(hilt ${request} QUIET)
-  message(STATUS "asked for ${request}: ${hilt_FOUND}")
+  find_package(hilt \${request} QUIET)
+  message(STATUS "asked for \${request}: \${hilt_FOUND}")
 endforeach()
 unset(hilt_DIR CACHE)
-find_package(hilt 0.2.0 EXACT REQUIRED)
+find_package(hilt $VERSION EXACT REQUIRED)
 END
     expect 0 'find_package with versions' cmake -S "$scratch" -B "$scratch/ask" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$CXX"
-    for answer in '0.2: 1' '0.2.0: 1' '0.3: 0' '1: 0' '0.2.99: 0'; do says out "asked for $answer"; done
+    for answer in "${VERSION%.*}: 1" "$VERSION: 1" '0.1: 0' '0.9: 0' '1: 0' "${VERSION%.*}.99: 0"; do says out "asked for $answer"; done
     ;;
   meson)
     expect 0 'meson setup, installed' meson setup installed

@@ -31,6 +31,9 @@ while read -r symbol; do
 done <"$scratch/hidden"
 [[ -z ${hidden-} ]] || fail "declared in a public header, hidden in the library:$hidden"
 
+# Nothing of it needs a library whose settings are the host's: a BLAS has one number of threads for the whole process.
+[[ ! $(readelf -d "$library"; nm -D "$library") =~ openblas|libblas|[sd]gemm_ ]] || fail "libhilt uses a BLAS of the system"
+
 # The judge itself.
 echo 'namespace hilt { void ours() {} } void theirs() {}' | "$CXX" -shared -fPIC -x c++ - -o "$scratch/foreign.so"
 [[ $(foreign "$scratch/foreign.so") == 'theirs()' ]] || fail "a foreign symbol goes unnoticed: $(foreign "$scratch/foreign.so")"

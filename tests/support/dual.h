@@ -12,7 +12,7 @@
 namespace hilt::judge {
 
 // The functions of every scalar, found here for double and float, by argument for the others.
-using std::abs, std::erf, std::exp, std::log, std::pow, std::sqrt, std::tanh;
+using std::abs, std::cos, std::erf, std::exp, std::log, std::pow, std::sin, std::sqrt, std::tanh;
 template <std::floating_point T> T sigmoid(T x) { return 1 / (1 + exp(-x)); }
 
 /// x + dx e with e^2 = 0.
@@ -77,6 +77,8 @@ struct Bounded {
 inline Bounded exp(const Bounded& a) { return Bounded::through(a, std::exp(a.x), std::exp(a.x)); }
 inline Bounded log(const Bounded& a) { return Bounded::through(a, std::log(a.x), 1 / a.x); }
 inline Bounded sqrt(const Bounded& a) { return Bounded::through(a, std::sqrt(a.x), 0.5 / std::sqrt(a.x)); }
+inline Bounded sin(const Bounded& a) { return Bounded::through(a, std::sin(a.x), std::cos(a.x)); }
+inline Bounded cos(const Bounded& a) { return Bounded::through(a, std::cos(a.x), std::sin(a.x)); }
 inline Bounded tanh(const Bounded& a) {
   const double y = std::tanh(a.x);
   return Bounded::through(a, y, 1 - y * y);
@@ -105,6 +107,8 @@ template <class S> Dual<S> sqrt(const Dual<S>& a) {
   const S y = sqrt(a.x);
   return {y, a.dx / (S(2) * y)};
 }
+template <class S> Dual<S> sin(const Dual<S>& a) { return {sin(a.x), cos(a.x) * a.dx}; }
+template <class S> Dual<S> cos(const Dual<S>& a) { return {cos(a.x), -sin(a.x) * a.dx}; }
 template <class S> Dual<S> tanh(const Dual<S>& a) {
   const S y = tanh(a.x);
   return {y, a.dx * (S(1) - y * y)};

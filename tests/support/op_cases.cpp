@@ -90,7 +90,13 @@ Laid::Laid(const Array<double>& values, Layout layout, DType dtype) {
   std::byte* const start = block_.data() + (kGuard + 1) * size;  // one past a multiple of 64 elements
   const Storage storage = Storage::borrow(start, static_cast<std::size_t>(plan.elements * size), {}, nullptr);
   tensor_ = Tensor(storage, values.shape, plan.strides, plan.offset, dtype);
-  if (values.size() > 0) copy(tensor_, tensor_of(values, dtype));
+  if (values.size() > 0) {
+    const int repeated = repeated_axis(layout, values.shape);  // along which values are equal
+    const Tensor from = tensor_of(values, dtype);
+    const Shape once = repeated < 0 ? values.shape : values.shape.with(repeated, 1);
+    Tensor to = as_strided(tensor_, once, tensor_.strides(), tensor_.offset());
+    copy(to, as_strided(from, once, from.strides(), 0));
+  }
   before_ = block_;
 }
 

@@ -252,8 +252,9 @@ struct Layout {
   std::size_t row(Index b, Index t, Index h) const { return at((b * n.heads + h) * n.length + t); }
 };
 
-/// The dropout multiplier of a pair: 1 / (1 - p) where it is kept, else 0; p counts 65,536ths. Number
-/// u % 8 of the 16-bit numbers that Philox4x32 makes in 7 rounds of {u / 8, t, head, stream}.
+/// The dropout multiplier of a pair: 1 / (1 - p) where it is kept, else 0; p counts 65,536ths.
+/// Number u % 8 of the 16-bit numbers that Philox4x32 makes in 7 rounds of {u / 8, t, head,
+/// stream}.
 double weight(const Sizes& n, Index b, Index h, Index t, Index u) {
   if (n.dropout == 0) return 1;
   const auto low = [](std::uint64_t x) { return x & 0xffffffff; };

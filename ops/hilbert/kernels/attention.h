@@ -49,8 +49,8 @@ struct AttentionSizes {
   Index first_batch = 0;
 };
 
-/// The bits that decide for the weights of query t and keys u with u / 8 == block: see drop_bits(), by
-/// u % 8. The same on every device and in every mode. head = b * heads + h.
+/// The bits that decide for the weights of query t and keys u with u / 8 == block: see drop_bits(),
+/// by u % 8. The same on every device and in every mode. head = b * heads + h.
 [[gnu::always_inline]] constexpr std::array<std::uint32_t, 4> attention_bits(const RandomKey& key, std::uint32_t head,
                                                                              std::uint32_t t, std::uint32_t block) {
   return philox<7>({block, t, head, static_cast<std::uint32_t>(key.stream)}, key.seed ^ (key.stream >> 32) << 32);
