@@ -126,6 +126,10 @@ void Run::prepare() {
   identity_ = identity_of(config_);
   identity_.insert(task_->identity().begin(), task_->identity().end());
   if (from_) check_identity(*from_, identity_);
+  if (from_ && config_.dropout > 0 && !from_->file().metadata().contains("noise"))
+    hilt::fail_with(hilt::Code::data, from_->path(), ": dropout (", s_.dropout,
+                    "): was trained when dropout drew other bits, so it would not go on as it began; begin anew with "
+                    "another --out, or let sample read it");
   schedule_of(s_);
   // A GPU says so itself, and what holds most of it.
   const std::size_t have =

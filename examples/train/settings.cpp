@@ -189,6 +189,7 @@ hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config) {
   for (const hilt::Branch& b : config.pattern)
     sum = hilt::checksum(sum, b.pairs.data(), b.pairs.size() * sizeof(b.pairs[0]));
   out["pattern.checksum"] = std::to_string(sum);
+  if (config.dropout > 0) out["noise"] = "16 bits of philox-7";
   return out;
 }
 

@@ -310,6 +310,12 @@ TEST(TrainForged, ASampleTakesNothingOfTheRun) {
   EXPECT_EQ(Forged("config.backward", "no such mode").sampled(), "nothing");
 }
 
+TEST(TrainForged, ARunWithTheDropoutOfBeforeIsSampledAndNotResumed) {
+  Forged before("config.dropout", "0.1");
+  EXPECT_EQ(before.sampled(), "nothing");
+  EXPECT_NE(before.resumed().find("dropout drew other bits"), std::string::npos);
+}
+
 TEST(TrainForged, AFileIsNotOpenedBecauseAnotherSaysSo) {
   Forged forged("config.pattern", "blocks:4@/etc/passwd");
   for (const std::string& why : {forged.sampled(), forged.resumed()}) {

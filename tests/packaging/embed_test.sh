@@ -83,7 +83,7 @@ END
     cp -r . "$BUILD/embed_meson/project"
     cd "$BUILD/embed_meson/project"
     [[ -f ../build/build.ninja ]] ||
-      expect 0 'meson setup, subproject' meson setup ../build --force-fallback-for=hilt -Dhilt:wide_isa=false -Dhilt:cuda=disabled
+      expect 0 'meson setup, subproject' meson setup ../build -Doptimization=0 -Ddebug=false --force-fallback-for=hilt -Dhilt:wide_isa=false -Dhilt:cuda=disabled
     expect 0 'ninja, subproject' ninja -C ../build embed
     prints ../build/embed
     ;;
