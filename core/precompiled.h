@@ -1,5 +1,5 @@
-// What most sources include, parsed once a target. Every source still includes what it uses: the
-// second tier of continuous integration builds without this.
+// What most sources include of the standard library, parsed once a target. Every source still
+// includes what it uses: the second tier of continuous integration builds without this.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,6 +12,8 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <string>
+#include <thread>
+#include <unordered_map>
 #include <vector>
-#include "core/tape.h"

@@ -1,6 +1,6 @@
-// What most tests include, parsed once a target; see core/precompiled.h.
+// What most tests include of GoogleTest and the standard library, parsed once a target; see
+// core/precompiled.h.
 #include <gtest/gtest.h>
-#include <cmath>
 #include <iostream>
 #include <set>
 #include "core/precompiled.h"
