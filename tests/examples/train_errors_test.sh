@@ -77,7 +77,7 @@ says err '256'
 contains 4 'TB): needed' --width 8192 --layers 200 --context 4096
 says err 'the largest: '
 contains 4 'taped keeps L x L weights' --context 100000 --backward taped
-if ! "$BUILD/examples/info" | grep -qi 'cuda:0'; then contains 5 'use --device cpu' --device cuda; fi
+if ! "$BUILD/examples/info" | grep -qi 'cuda:0'; then contains 5 'no usable GPU' --device cuda; fi
 
 # Not a number: the step and where it began; the log of what went well stays.
 expect 7 'a learning rate beyond sense' "$train" --layers 1 --heads 1 --width 16 --context 16 --batch 1 --warmup 0 --clip 0 --lr 1e30 --steps 50 --out wild
