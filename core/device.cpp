@@ -8,7 +8,7 @@
 namespace hilt {
 namespace {
 [[noreturn]] void built_without() {
-  fail_with(Code::gpu, "no usable GPU: this build has no CUDA kernels; use --device cpu");
+  fail_with(Code::gpu, "no usable GPU: this build has no CUDA kernels; the device 'cpu' always works");
 }
 }  // namespace
 

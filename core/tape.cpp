@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <iomanip>
+#include <mutex>
 #include <unordered_set>
 #include <utility>
 #include "core/dispatch.h"
@@ -111,6 +112,34 @@ Tape* Tape::current() {
 }
 Tape::Pause::Pause() : paused_(std::exchange(Listener::innermost, nullptr)) {}
 Tape::Pause::~Pause() { Listener::innermost = std::move(paused_); }
+
+// ---- who looks on -------------------------------------------------------------------------------
+std::atomic<bool> detail::has_op_hook{false};
+namespace {
+std::mutex hook_mutex;
+std::shared_ptr<const OpHook> op_hook;  // under hook_mutex
+thread_local bool in_hook = false;
+}  // namespace
+void set_op_hook(OpHook hook) {
+  const std::lock_guard lock(hook_mutex);
+  op_hook = hook ? std::make_shared<const OpHook>(std::move(hook)) : nullptr;
+  detail::has_op_hook = op_hook != nullptr;
+}
+void detail::tell_op_hook(std::string_view name, const Tensor& y) {
+  if (in_hook) return;
+  std::shared_ptr<const OpHook> hook;
+  {
+    const std::lock_guard lock(hook_mutex);
+    hook = op_hook;
+  }
+  if (!hook) return;
+  struct Inside {
+    Inside() { in_hook = true; }
+    ~Inside() { in_hook = false; }
+  } const inside;
+  const Tape::Pause pause;
+  (*hook)(name, y);
+}
 
 // ---- recording ----------------------------------------------------------------------------------
 void Tape::check_thread() const {

@@ -1,5 +1,6 @@
 #pragma once
 #include <array>
+#include <atomic>
 #include <concepts>
 #include <functional>
 #include <memory>
@@ -186,11 +187,29 @@ class Tape {
   bool played_ = false;
 };
 
+/// Called after every op, ours or a user's, on the thread that ran it: its name and what came of
+/// it. For counting, tracing and looking at values; ops that it runs itself are not told to it.
+using OpHook = std::function<void(std::string_view name, const Tensor& y)>;
+/// From the next op on; an empty one ends that. Without a hook an op costs one load more.
+void set_op_hook(OpHook hook);
+namespace detail {
+extern std::atomic<bool> has_op_hook;
+void tell_op_hook(std::string_view name, const Tensor& y);
+}  // namespace detail
+
 /// Runs fn.forward(inputs...) and, if a tape listens and an input matters to it, leaves fn on it.
 /// The inputs are Tensors, or one std::span<const Tensor>.
 template <std::derived_from<Function> Fn, class... In> Tensor apply(Fn fn, const In&... inputs) {
   Tape* const tape = Tape::current();
-  if (!tape) return fn.forward(inputs...);  // wants() is false throughout: nothing is saved
+  const auto told = [&fn](const Tensor& y) {
+    if (detail::has_op_hook.load(std::memory_order_relaxed)) [[unlikely]]
+      detail::tell_op_hook(fn.name(), y);
+  };
+  if (!tape) {  // wants() is false throughout: nothing is saved
+    Tensor y = fn.forward(inputs...);
+    told(y);
+    return y;
+  }
   const detail::Pointers<In...> in(inputs...);
   fn.wanted_ = tape->wanted(in);
   const double start = tape->clock_ms();
@@ -199,6 +218,7 @@ template <std::derived_from<Function> Fn, class... In> Tensor apply(Fn fn, const
     const Tape::Pause pause;  // what an op does inside is its own business
     y = fn.forward(inputs...);
   }
+  told(y);
   if (fn.wanted_) tape->record(std::make_unique<Fn>(std::move(fn)), in, y, y ? tape->clock_ms(y.device()) - start : 0);
   return y;
 }

@@ -1,6 +1,9 @@
 // Formulas and initial values of Linear, the norms, Embedding and Mlp.
 #include "nn/layers.h"
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <numbers>
 #include "ops/ops.h"
 #include "core/io/text.h"
 
@@ -21,7 +24,26 @@ Tensor normal(const Shape& shape, double deviation, Generator& generator, DType 
   return to(mul(randn(shape, generator.next(), wide), deviation), dtype);
 }
 
+constexpr std::array<std::string_view, 8> kInitial{"zeros",         "ones",           "normal",    "uniform",
+                                                   "xavier_normal", "xavier_uniform", "he_normal", "he_uniform"};
+
 }  // namespace
+
+Tensor initial_values(std::string_view name, const Shape& shape, Generator& generator, double scale, DType dtype) {
+  const std::size_t kind = find_name("initial_values", name, kInitial);
+  check(std::isfinite(scale) && scale >= 0, "initial_values: scale ", scale, " must be finite and not negative");
+  if (kind < 2) return full(shape, kind == 0 ? 0 : 1, dtype);
+  double deviation = scale;
+  if (kind >= 4) {
+    check(shape.rank() >= 2, "initial_values: ", name, " is for weights [.., in, out], got ", shape);
+    const auto in = static_cast<double>(shape[-2]), out = static_cast<double>(shape[-1]);
+    deviation *= std::sqrt(2 / std::max(1.0, kind < 6 ? in + out : in));
+  }
+  if (kind % 2 == 0) return normal(shape, deviation, generator, dtype);
+  const double bound = kind == 3 ? scale : deviation * std::numbers::sqrt3;  // the same variance
+  const DType wide = dtype == DType::f64 ? DType::f64 : DType::f32;
+  return to(add(mul(rand(shape, generator.next(), wide), 2 * bound), -bound), dtype);
+}
 
 // ---- Linear -------------------------------------------------------------------------------------
 Tensor Linear::operator()(const Tensor& x) const { return bias ? linear(x, weight, bias) : matmul(x, weight); }

@@ -9,6 +9,12 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
+/// Initial values by name: zeros, ones; normal (of deviation `scale`), uniform (within +-scale);
+/// xavier_normal, xavier_uniform (variance scale^2 2 / (in + out)), he_normal, he_uniform (scale^2
+/// 2 / in) for weights [.., in, out].
+Tensor initial_values(std::string_view name, const Shape& shape, Generator& generator, double scale = 1,
+                      DType dtype = DType::f32);
+
 /// y = x w + b, w: [in, out]; b may be undefined.
 struct Linear {
   Tensor weight, bias;

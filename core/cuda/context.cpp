@@ -33,7 +33,7 @@ std::string text_of(cudaError_t status) {
 }
 
 [[noreturn]] void no_usable_gpu(const std::string& reason) {
-  fail_with(Code::gpu, "no usable GPU: ", reason, "; use --device cpu");
+  fail_with(Code::gpu, "no usable GPU: ", reason, "; the device 'cpu' always works");
 }
 
 struct Count {

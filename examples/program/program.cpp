@@ -106,29 +106,11 @@ class Output {
   std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
 };
 
-// OpenBLAS takes this much address space for each thread that multiplies and each of its own, and
-// where it is refused asks for ever, the latter from the moment it is loaded; the program then
-// cannot even end.
-constexpr std::size_t kBlasBuffer = std::size_t{128} << 20;
-constexpr std::pair<decltype(RLIMIT_AS), const char*> kMemoryLimits[] = {{RLIMIT_AS, "v"}, {RLIMIT_DATA, "d"}};
+constexpr decltype(RLIMIT_AS) kMemoryLimits[] = {RLIMIT_AS, RLIMIT_DATA};
 
 std::size_t limit_of(decltype(RLIMIT_AS) resource) {
   rlimit limit{};
   return ::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : kNoLimit;
-}
-
-void require_room_for_blas() {
-  for (const auto& [resource, letter] : kMemoryLimits) {
-    const std::size_t limit = limit_of(resource);
-    if (limit == kNoLimit || !hilt::info().blas.starts_with("OpenBLAS")) continue;
-    const auto running = std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
-    const std::size_t need = static_cast<std::size_t>(running + hilt::thread_count()) * kBlasBuffer;
-    if (limit < need)
-      hilt::fail_with(hilt::Code::memory, "ulimit -", letter, " (", limit >> 10,
-                      "): OpenBLAS takes 128 MiB for each of ", running - 1, " threads of its own and ",
-                      hilt::thread_count(), " of ours, the program as much: ", need >> 10,
-                      "; raise it, or set OPENBLAS_NUM_THREADS=1 and HILT_THREADS=1");
-  }
 }
 
 }  // namespace
@@ -146,7 +128,6 @@ int run(const std::string& program, const std::function<int()>& work) {
   std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is an error of the write, which is reported and tidied after
   name = program;
   try {
-    require_room_for_blas();
   } catch (...) { ::_exit(report()); }
   const Output output;
   try {
@@ -248,11 +229,10 @@ std::size_t memory_available() {
   std::size_t left = info.memory_available > 0 ? info.memory_available : kNoLimit, pages[6] = {};
   std::ifstream file("/proc/self/statm");  // size resident shared text library data
   for (std::size_t& n : pages) file >> n;
-  const std::size_t blas = info.blas.starts_with("OpenBLAS") ? static_cast<std::size_t>(info.threads) * kBlasBuffer : 0;
-  for (const auto& [resource, letter] : kMemoryLimits)
+  for (const auto resource : kMemoryLimits)
     if (const std::size_t limit = limit_of(resource); limit != kNoLimit) {
       const std::size_t taken =
-          pages[resource == RLIMIT_AS ? 0 : 5] * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + blas;
+          pages[resource == RLIMIT_AS ? 0 : 5] * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
       left = std::min(left, limit - std::min(limit, taken));
     }
   return left;

@@ -1,6 +1,7 @@
 // What info() says, that headers of another version are refused, and what HILT_ISA may ask for.
 #include "core/info.h"
 #include <gtest/gtest.h>
+#include <sstream>
 #include <algorithm>
 #include "core/dispatch.h"
 #include "core/parallel.h"
@@ -17,6 +18,9 @@ TEST(Info, DescribesBuildAndMachine) {
   EXPECT_EQ(i.version, kVersion);
   EXPECT_EQ(i.compiler, kCompiler);
   EXPECT_FALSE(i.blas.empty());
+  std::ostringstream numbers;
+  numbers << kVersionMajor << '.' << kVersionMinor << '.' << kVersionPatch;
+  EXPECT_EQ(numbers.str(), kVersion);
   EXPECT_EQ(i.gpu_archs.empty(), !kHasCuda);
   ASSERT_GE(i.devices.size(), 1u);
   EXPECT_TRUE(i.devices[0].starts_with("cpu: "));

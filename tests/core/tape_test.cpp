@@ -1013,6 +1013,32 @@ TEST(TapeScale, TenThousandStepsDoNotGrow) {
   EXPECT_EQ(after.from_system, before.from_system);
 }
 
+// ---- hooks --------------------------------------------------------------------------------------
+TEST(OpHook, SeesEveryOpWithAndWithoutATapeAndNothingOfItsOwn) {
+  std::vector<std::string> seen;
+  std::vector<double> values;
+  struct Off {
+    ~Off() { set_op_hook({}); }
+  } const off;
+  set_op_hook([&](std::string_view name, const Tensor& y) {
+    seen.emplace_back(name);
+    values.push_back(sum(y).item());  // an op
+  });
+  const Tensor x = vec({3});
+  (void)square(x);
+  Tape tape;
+  tape.watch(x);
+  const Tensor y = square(x);
+  EXPECT_EQ(seen, (std::vector<std::string>{"square", "square"}));
+  EXPECT_EQ(values, (Numbers{9, 9}));
+  EXPECT_EQ(tape.size(), 1u);
+  set_op_hook([](std::string_view name, const Tensor&) { fail(name, " was seen"); });
+  EXPECT_EQ(error_of([&] { (void)square(y); }), "usage: square was seen");
+  set_op_hook({});
+  (void)square(x);
+  EXPECT_EQ(seen.size(), 2u);
+}
+
 // ---- what strangers try -------------------------------------------------------------------------
 struct Scale3 final : Function {
   std::string_view name() const override { return "scale3"; }

@@ -192,5 +192,33 @@ TEST(Layers, ParametersAreNamedOnce) {
   EXPECT_EQ(join_name("a", "b"), "a.b");
 }
 
+TEST(InitialValues, HaveTheVarianceOfTheirName) {
+  struct One {
+    const char* name;
+    double scale, deviation, bound;
+  };
+  const double xavier = std::sqrt(2.0 / 600), he = std::sqrt(2.0 / 200);
+  for (const One& o : {One{"normal", 0.5, 0.5, 3},
+                       {"uniform", 0.5, 0.5 / std::sqrt(3), 0.5},
+                       {"xavier_normal", 1, xavier, 1},
+                       {"xavier_uniform", 1, xavier, std::sqrt(3) * xavier},
+                       {"he_normal", 2, 2 * he, 2},
+                       {"he_uniform", 1, he, std::sqrt(3) * he}}) {
+    Generator g(3), same(3);
+    const Tensor x = initial_values(o.name, {200, 400}, g, o.scale);
+    double sum = 0, squares = 0, largest = 0;
+    for (double v : x.to_vector()) sum += v, squares += v * v, largest = std::max(largest, std::abs(v));
+    EXPECT_NEAR(sum / 80000, 0, 0.02 * o.deviation) << o.name;
+    EXPECT_NEAR(std::sqrt(squares / 80000), o.deviation, 0.02 * o.deviation) << o.name;
+    EXPECT_LE(largest, o.bound * (1 + 1e-6)) << o.name;
+    EXPECT_EQ(initial_values(o.name, {200, 400}, same, o.scale).to_vector(), x.to_vector()) << o.name;
+  }
+  Generator g(1);
+  EXPECT_EQ(initial_values("ones", 3, g, 1, DType::bf16).to_vector(), (std::vector<double>{1, 1, 1}));
+  EXPECT_NE(error_of([&] { initial_values("xavier", {2, 2}, g); }).find("did you mean"), std::string::npos);
+  EXPECT_EQ(error_of([&] { initial_values("he_normal", 3, g); }),
+            "usage: initial_values: he_normal is for weights [.., in, out], got [3]");
+}
+
 }  // namespace
 }  // namespace hilt

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 #include "core/error.h"
+#include "ops/hilbert/plan/attends.h"
 
 namespace hilt::ref {
 namespace {

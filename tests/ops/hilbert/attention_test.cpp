@@ -709,8 +709,9 @@ TEST_P(Attention, DropoutKeepsWhatTheMaskSays) {
       for (Index h = 0; h < 2; ++h) {
         Index kept = 0;
         for (Index u = 0; u < length; ++u)
-          kept += kernels::attention_keeps(*options.key, static_cast<std::uint32_t>(b * 2 + h),
-                                           static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(u), 0.25);
+          kept +=
+              kernels::attention_keeps(*options.key, static_cast<std::uint32_t>(b * 2 + h),
+                                       static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(u), drop_rate(0.25));
         const double x = o[at((b * length + t) * 2 + h)];
         EXPECT_NEAR(x, static_cast<double>(kept) / static_cast<double>(length) / 0.75, 1e-13);
         mean += x / (4.0 * static_cast<double>(length));

@@ -1,0 +1,65 @@
+#include "nn/training.h"
+#include <gtest/gtest.h>
+#include "nn/transformer.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary.h"
+
+namespace hilt {
+namespace {
+
+struct Trainee {
+  Transformer model = make_transformer({.layers = 1, .heads = 2, .width = 16, .context = 8, .vocab = 7}, 1);
+  AdamWOptimizer optimizer;
+  Generator noise{5};
+
+  /// A step whose numbers depend on all that a checkpoint holds.
+  std::vector<double> step() {
+    const NamedParameters parameters = parameters_of(model);
+    const Tensor ids = randint(0, 7, {2, 8}, noise);
+    Tape tape;
+    watch_parameters(tape, model);
+    optimizer.step(parameters, tape.backward(model.loss(ids, ids)), 0.01);
+    return model.logits(ids).to_vector();
+  }
+};
+
+TEST(Training, GoesOnBitForBitFromTheNewestOfADirectory) {
+  const Temporary there;
+  const std::string directory = there.path("made/on/the/way");
+  Trainee whole;
+  EXPECT_EQ(load_training(directory, parameters_of(whole.model), whole.optimizer, whole.noise), std::nullopt);
+  for (Index step = 1; step <= 3; ++step) {
+    whole.step();
+    save_training(directory, step, parameters_of(whole.model), whole.optimizer, whole.noise);
+  }
+  EXPECT_EQ(checkpoint_steps(directory), (std::vector<Index>{2, 3}));
+  Trainee resumed;
+  resumed.noise = Generator(99);
+  EXPECT_EQ(load_training(directory, parameters_of(resumed.model), resumed.optimizer, resumed.noise), 3);
+  EXPECT_EQ(resumed.optimizer.steps(), 3);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(resumed.step(), whole.step());
+}
+
+TEST(Training, AnotherModelIsRefusedAndNothingChanges) {
+  const Temporary there;
+  Trainee run, other;
+  run.step();
+  save_training(there.path("a"), 1, parameters_of(run.model), run.optimizer, run.noise);
+  other.model = make_transformer({.layers = 2, .heads = 2, .width = 16, .context = 8, .vocab = 7}, 1);
+  const std::vector<double> before = other.model.head ? other.model.head.to_vector() : std::vector<double>();
+  const std::string error =
+      error_of([&] { load_training(there.path("a"), parameters_of(other.model), other.optimizer, other.noise); });
+  EXPECT_NE(error.find("data: "), std::string::npos) << error;
+  EXPECT_NE(error.find("lacks the tensor"), std::string::npos) << error;
+  EXPECT_EQ(other.optimizer.steps(), 0);
+}
+
+TEST(Training, AModuleOfAnotherTypeIsACopy) {
+  const Trainee run;
+  Transformer narrow = to(run.model, DType::bf16), same = to(run.model, Device{});
+  for (const NamedParameter& p : parameters_of(narrow)) EXPECT_EQ(p.tensor->dtype(), DType::bf16) << p.name;
+  for (const NamedParameter& p : parameters_of(same)) EXPECT_EQ(p.tensor->dtype(), DType::f32) << p.name;
+}
+
+}  // namespace
+}  // namespace hilt
