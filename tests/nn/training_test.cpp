@@ -1,3 +1,4 @@
+// Training saved and gone on with: a model, its optimizer, step and generator, through a directory.
 #include "nn/training.h"
 #include <gtest/gtest.h>
 #include "nn/transformer.h"
