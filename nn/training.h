@@ -7,13 +7,13 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Writes model, optimizer, generator and step to checkpoint_name(step) in a directory, which is made
-/// where there is none, and keeps so many of the newest there.
+/// Writes model, optimizer, generator and step to checkpoint_name(step) in a directory, which is
+/// made where there is none, and keeps so many of the newest there.
 void save_training(const std::string& directory, Index step, const NamedParameters& parameters,
                    AdamWOptimizer& optimizer, const Generator& generator, Index keep = 2);
-/// Reads the newest of them back; its step, or nothing where the directory has none. Parameters must
-/// have the names, shapes and types that were written, and may lie on any device. If it throws,
-/// nothing has changed but that the optimizer has state.
+/// Reads the newest of them back; its step, or nothing where the directory has none. Parameters
+/// must have the names, shapes and types that were written, and may lie on any device. If it
+/// throws, nothing has changed but that the optimizer has state.
 std::optional<Index> load_training(const std::string& directory, const NamedParameters& parameters,
                                    AdamWOptimizer& optimizer, Generator& generator);
 
