@@ -5,8 +5,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Threads that kernels called from here may use: HILT_THREADS, else the processors this process may
-/// run on, or less by a ThreadLimit. Results never depend on it.
+/// Threads that kernels called from here may use: HILT_THREADS, else the processors this process
+/// may run on, or less by a ThreadLimit. Results never depend on it.
 int thread_count();
 /// Of the process; takes effect for the next kernel.
 void set_thread_count(int threads);

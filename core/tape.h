@@ -187,8 +187,8 @@ class Tape {
   bool played_ = false;
 };
 
-/// Called after every op, ours or a user's, on the thread that ran it: its name and what came of it.
-/// For counting, tracing and looking at values; ops that it runs itself are not told to it.
+/// Called after every op, ours or a user's, on the thread that ran it: its name and what came of
+/// it. For counting, tracing and looking at values; ops that it runs itself are not told to it.
 using OpHook = std::function<void(std::string_view name, const Tensor& y)>;
 /// From the next op on; an empty one ends that. Without a hook an op costs one load more.
 void set_op_hook(OpHook hook);
