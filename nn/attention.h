@@ -9,7 +9,7 @@ struct AttentionConfig {
   Index width = 128;
   Index heads = 4;
   Index kv_heads = 0;  // 0: as many as heads
-  Order order;
+  Order order{};
   Pattern pattern = {Branch{}};
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::none;

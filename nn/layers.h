@@ -10,14 +10,14 @@
 namespace [[gnu::visibility("default")]] hilt {
 
 /// Initial values by name: zeros, ones; normal (of deviation `scale`), uniform (within +-scale);
-/// xavier_normal, xavier_uniform (variance scale^2 2 / (in + out)), he_normal, he_uniform (scale^2
-/// 2 / in) for weights [.., in, out].
+/// for weights [.., in, out] xavier_normal, xavier_uniform (variance scale^2 2 / (in + out)),
+/// he_normal, he_uniform (variance scale^2 2 / in).
 Tensor initial_values(std::string_view name, const Shape& shape, Generator& generator, double scale = 1,
                       DType dtype = DType::f32);
 
 /// y = x w + b, w: [in, out]; b may be undefined.
 struct Linear {
-  Tensor weight, bias;
+  Tensor weight{}, bias{};
   Tensor operator()(const Tensor& x) const;
   /// residual + x w + b, in one op.
   Tensor onto(const Tensor& residual, const Tensor& x) const;
@@ -28,7 +28,7 @@ Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& 
 
 /// y = (x - mean) / sqrt(var + epsilon) w + b along the last axis; without b, b is 0.
 struct LayerNorm {
-  Tensor weight, bias;
+  Tensor weight{}, bias{};
   double epsilon = 1e-5;
   Tensor operator()(const Tensor& x) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
@@ -37,7 +37,7 @@ LayerNorm make_layer_norm(Index width, bool bias, double epsilon = 1e-5, DType d
 
 /// y = x / sqrt(mean x^2 + epsilon) w along the last axis.
 struct RmsNorm {
-  Tensor weight;
+  Tensor weight{};
   double epsilon = 1e-5;
   Tensor operator()(const Tensor& x) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
@@ -50,7 +50,7 @@ NormKind parse_norm_kind(std::string_view text);
 std::string_view name_of(NormKind kind);
 struct Norm {
   NormKind kind = NormKind::layer;
-  Tensor weight, bias;
+  Tensor weight{}, bias{};
   double epsilon = 1e-5;
   Tensor operator()(const Tensor& x) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
@@ -59,7 +59,7 @@ Norm make_norm(NormKind kind, Index width, bool bias, double epsilon = 1e-5, DTy
 
 /// y[.., :] = weight[ids[..], :], weight: [tokens, width].
 struct Embedding {
-  Tensor weight;
+  Tensor weight{};
   Tensor operator()(const Tensor& ids) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
@@ -73,7 +73,7 @@ std::string_view name_of(Activation activation);
 
 /// y = down(activation(up(x))).
 struct Mlp {
-  Linear up, down;  // up: [width, hidden], or [width, 2 hidden] for silu_gated: the gate's columns first
+  Linear up{}, down{};  // up: [width, hidden], or [width, 2 hidden] for silu_gated: the gate's columns first
   Activation activation = Activation::gelu_tanh;
   Tensor operator()(const Tensor& x) const;
   /// activation(up(x)): all but the last product.

@@ -20,8 +20,8 @@ class AdamWOptimizer {
   /// error.
   void prepare(const NamedParameters& parameters);
 
-  /// "NAME.m", "NAME.v" and, beside 16-bit parameters, "NAME.master", in the order of prepare(),
-  /// and "steps", one i64. What a visitor replaces must keep its shape and type.
+  /// "NAME.m", "NAME.v" and, beside 16-bit parameters, "NAME.master", in the order of prepare();
+  /// then "steps", one i64. What a visitor replaces must keep its shape and type.
   void visit_state(const ParameterVisitor& visit);
   /// Updates made so far: what the bias correction counts.
   Index steps() const { return *steps_.data<Index>(); }

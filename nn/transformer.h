@@ -18,7 +18,7 @@ struct TransformerConfig {
   Index context = 64;  // the most tokens of a sequence
   Index vocab = 65;    // input symbols
   Index classes = 0;   // output symbols; 0: vocab
-  Order order;
+  Order order{};
   Pattern pattern = {Branch{}};
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::token;
