@@ -133,8 +133,10 @@ int work(const Settings& s, const std::string& same, const Comm& met) {
   spec.pattern = program::pattern_of(s.pattern, s.length);
   spec.dilation_mode = parse_dilation_mode(s.dilation_mode), spec.causality = parse_causality(s.causal),
   spec.in_order = true;
-  const ShardPlanPtr shard =
-      make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
+  ShardPlanPtr shard;
+  program::plan_from(s.order, s.pattern, [&] {
+    shard = make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
+  });
   agree_on(*shard, comm, s.batch, s.kv_heads, s.head_dim, dtype, options);
 
   Inputs mine, all;
@@ -221,8 +223,8 @@ int main(int argc, char** argv) {
     if (!options.parse(argc, argv)) return 0;
     if (s.kv_heads == 0) s.kv_heads = s.heads;
     check(s.heads % s.kv_heads == 0, "--kv-heads (", s.kv_heads, "): must divide --heads, ", s.heads);
-    // Before anything is made: q, k, v, o and their gradients, whole on every rank that is compared with one, and the
-    // plan.
+    // Before anything is made: q, k, v, o and their gradients, whole on every rank that is compared
+    // with one, and the plan.
     const bool on_cpu = s.over != "nccl" && (s.dtype == "f64" || program::device_of(s.device).is_cpu());
     const Index inputs = !on_cpu ? 0 : s.alone || s.over != "threads" ? 1 : s.ranks;
     const auto whole = [&](Index heads) {

@@ -27,8 +27,8 @@ class DirectoryLock {
   int descriptor_ = -1;
 };
 
-/// 64 bits over bytes that came in pieces: `so_far` is the result for those before, and any number at the start. One
-/// changed word always shows; no match for who forges on purpose.
+/// 64 bits over bytes that came in pieces: `so_far` is the result for those before, and any number
+/// at the start. One changed word always shows; no match for who forges on purpose.
 std::uint64_t checksum(std::uint64_t so_far, const void* data, std::size_t bytes);
 
 /// "ckpt-000100.safetensors".
@@ -55,6 +55,7 @@ class Checkpoint {
   /// A metadata value; throws Code::data where there is none.
   const std::string& get(const std::string& key) const;
   std::uint64_t get_number(const std::string& key) const;
+  Index get_index(const std::string& key) const;
   /// Reads every tensor whose name begins with `prefix` into the item of that name: all of them
   /// must be there, none more, of the same shape and type, and with the bytes that were written.
   /// Items change only if all is well.

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
@@ -27,6 +28,24 @@ namespace {
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 std::string name;  // of this program: a terminate handler takes no argument
 
+/// What the library repeats may be as long as a command line: words longer than the name of a file
+/// are cut.
+std::string short_words(const std::string& text) {
+  constexpr std::size_t kName = 300;
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    const bool ends = word.ends_with(':') || word.ends_with(';');
+    out += word.size() <= kName
+               ? word
+               : brief(word.substr(0, word.size() - ends)) + (ends ? word.substr(word.size() - 1) : "");
+    if (end < text.size()) out += ' ';
+    at = end + 1;
+  }
+  return out;
+}
+
 /// One line on stderr about the exception that is being handled; its exit status.
 int report() {
   hilt::Code code = hilt::Code::internal;
@@ -41,7 +60,7 @@ int report() {
     text = "internal: an exception of unknown type";
   }
   std::replace(text.begin(), text.end(), '\n', ' ');
-  text = printable(text);  // names of files, and what stands in them, are strangers'
+  text = printable(short_words(text));  // names of files, and what stands in them, are strangers'
   std::cout.flush();
   std::cerr << name + ": error: " + text + '\n' << std::flush;  // one write: ranks share the stream
   return static_cast<int>(code);
@@ -60,7 +79,8 @@ int report() {
 }
 
 /// Hands everything on, and remembers why that failed first: errno is long another's when the
-/// program ends. To a pipe that nobody reads any more it prints no further, which is no failure: see run().
+/// program ends. To a pipe that nobody reads any more it prints no further, which is no failure:
+/// see run().
 class Remembering : public std::streambuf {
  public:
   explicit Remembering(std::streambuf* under) : under_(under) {}
@@ -104,8 +124,9 @@ class Output {
   std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
 };
 
-// OpenBLAS takes this much address space for each thread that multiplies and each of its own, and where it is refused
-// asks for ever, the latter from the moment it is loaded; the program then cannot even end.
+// OpenBLAS takes this much address space for each thread that multiplies and each of its own, and
+// where it is refused asks for ever, the latter from the moment it is loaded; the program then
+// cannot even end.
 constexpr std::size_t kBlasBuffer = std::size_t{128} << 20;
 constexpr std::pair<decltype(RLIMIT_AS), const char*> kMemoryLimits[] = {{RLIMIT_AS, "v"}, {RLIMIT_DATA, "d"}};
 
@@ -137,13 +158,16 @@ int run(const std::string& program, const std::function<int()>& work) {
   while (::fcntl(STDIN_FILENO, F_GETFD) < 0 || ::fcntl(STDOUT_FILENO, F_GETFD) < 0 ||
          ::fcntl(STDERR_FILENO, F_GETFD) < 0)
     if (::open("/dev/null", O_RDWR) < 0) break;
-  // `program | head` ends quietly, whatever the parent process ignores. A program whose work is worth more than its
-  // words ignores the signal; printing then ends alone.
+  // `program | head` ends quietly, whatever the parent process ignores. A program whose work is
+  // worth more than its words ignores the signal; printing then ends alone.
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is an error of the write, which is reported and tidied after
   name = program;
   try {
     require_room_for_blas();
+    const char* const tf32 = std::getenv("HILT_TF32");  // read by the products of a GPU, where nothing is checked
+    hilt::check(!tf32 || std::string_view(tf32) == "0" || std::string_view(tf32) == "1", "HILT_TF32 (",
+                tf32 ? tf32 : "", "): must be 0 or 1");
   } catch (...) { ::_exit(report()); }
   const Output output;
   try {
@@ -187,6 +211,14 @@ std::string printable(std::string_view text, std::string_view keep) {
   return out;
 }
 
+std::string brief(const std::string& text) {
+  constexpr std::size_t kMost = 100;
+  if (text.size() <= kMost) return text;
+  std::size_t end = kMost;
+  while (end > kMost - 4 && (text[end] & 0xc0) == 0x80) --end;  // no character is cut
+  return text.substr(0, end) + ".. of " + std::to_string(text.size()) + " bytes";
+}
+
 hilt::Device device_of(const std::string& text) {
   hilt::check(text == "auto" || text == "cpu" || text == "cuda" || text.starts_with("cuda:"), "--device (", text,
               "): must be auto, cpu, cuda or cuda:N");
@@ -200,7 +232,8 @@ template <class F> auto named(const std::string& option, const std::string& text
   return f();
 } catch (const hilt::Error& e) {
   const std::string what = e.what(), opening = option.substr(2) + " (" + text + "): ";
-  hilt::fail_with(e.code(), option, " (", text, "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
+  hilt::fail_with(e.code(), option, " (", brief(text),
+                  "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
 }
 
 }  // namespace
@@ -267,8 +300,8 @@ std::size_t saturated_product(std::initializer_list<hilt::Index> factors) {
   return product;
 }
 
-// The order takes 8 bytes a token and the lists of a set as much; each pair of touched tiles 8, of which a causal plan
-// has half.
+// The order takes 8 bytes a token and the lists of a set as much; each pair of touched tiles 8, of
+// which a causal plan has half.
 std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
   constexpr hilt::Index kToken = 16, kTile = 128;
   const auto tiles = [](hilt::Index n) { return (n + kTile - 1) / kTile; };
@@ -304,6 +337,16 @@ std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity
   const hilt::Tape::Pause pause;
   if (x.dtype() == hilt::DType::f64) return odd_one<double>(hilt::to(x, hilt::Device{}), minus_infinity_too);
   return odd_one<float>(hilt::to(hilt::to(x, hilt::Device{}), hilt::DType::f32), minus_infinity_too);
+}
+
+void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f) try {
+  f();
+} catch (const hilt::Error& e) {
+  constexpr std::string_view kPlan = "plan: ";
+  const std::string_view what = e.what();
+  if (!what.starts_with(kPlan)) throw;
+  hilt::fail_with(e.code(), "--pattern (", brief(pattern), ") in --order (", brief(order),
+                  "): ", what.substr(kPlan.size()));
 }
 
 hilt::Device device_of_rank(const std::string& text, int rank) {

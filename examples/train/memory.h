@@ -23,7 +23,8 @@ struct MemoryPlan {
   std::vector<Part> largest;  // single tensors, or sets of alike ones, descending
   std::size_t total() const;  // or the most that 64 bits hold
 };
-/// Where more than `most` is needed without attention's own, the plan of attention is not made, which takes time.
+/// Where more than `most` is needed without attention's own, the plan of attention is not made,
+/// which takes time.
 MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config, hilt::Device device = {},
                        std::size_t most = std::numeric_limits<std::size_t>::max());
 

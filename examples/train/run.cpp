@@ -46,8 +46,9 @@ class Run {
   bool write(const std::string& name, const std::string& content, Progress& progress);
   int finish(Progress* progress);
 
-  /// Once an exception passes: what was learned stays, in a checkpoint of its own if it has none yet, and of a run
-  /// that learned nothing, nothing does. No catch, which would be where the stack of --debug ends.
+  /// Once an exception passes: what was learned stays, in a checkpoint of its own if it has none
+  /// yet, and of a run that learned nothing, nothing does. No catch, which would be where the stack
+  /// of --debug ends.
   struct Tidy {
     Run& run;
     std::string log;
@@ -129,7 +130,7 @@ void Run::prepare() {
   // A GPU says so itself, and what holds most of it.
   const std::size_t have =
       s_.dry_run || device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
-  memory_ = plan_memory(s_, config_, device_, have);
+  program::plan_from(s_.order, s_.pattern, [&] { memory_ = plan_memory(s_, config_, device_, have); });
   require_memory(memory_, s_, have);
 }
 

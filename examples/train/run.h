@@ -50,8 +50,8 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
 void warn(const std::string& text);
 std::string next_commands(const Settings& s);
 
-/// SIGINT, SIGTERM and SIGHUP ask politely: interrupted() turns true. SIGINT after any of them ends the process at
-/// once; a terminal that goes away says so twice.
+/// SIGINT, SIGTERM and SIGHUP ask politely: interrupted() turns true. SIGINT after any of them ends
+/// the process at once; a terminal that goes away says so twice.
 void catch_interrupts();
 bool interrupted();
 

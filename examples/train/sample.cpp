@@ -163,8 +163,8 @@ void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& 
 
 namespace {
 
-/// No tensor need show how long the rows of a model are, and a stranger may say anything: a row that would take minutes
-/// for each token is refused.
+/// No tensor need show how long the rows of a model are, and a stranger may say anything: a row
+/// that would take minutes for each token is refused.
 void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
   constexpr double kMost = 1e13;
   const auto context = static_cast<double>(c.context);
@@ -176,6 +176,10 @@ void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpo
   if (pass > kMost)
     hilt::fail_with(hilt::Code::data, checkpoint.path(), ": a token of a sample would take ", pass,
                     " operations in rows of ", c.context, ", at most ", kMost, " are done; is it from a stranger?");
+  // The stream, its norms, q, k, v, two of the hidden layer, and the logits.
+  program::require_memory(checkpoint.path(),
+                          program::saturated_product({c.context, 8 * c.width + c.outputs(), sizeof(float)}),
+                          "is it from a stranger?");
 }
 
 hilt::Checkpoint last_checkpoint(Settings& s) {

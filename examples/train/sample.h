@@ -34,11 +34,13 @@ void follow_up_sample(program::Options& options, Settings& s);
 std::string newest_run();
 std::string next_run();
 
-/// Fills the options that were not given from a checkpoint's: the model's; for a run to go on, the run's too, and
-/// those given must agree. Its other keys no run of ours has written: refused, as a path is.
+/// Fills the options that were not given from a checkpoint's: the model's; for a run to go on, the
+/// run's too, and those given must agree. Its other keys no run of ours has written: refused, as a
+/// path is.
 void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool to_resume);
 
-/// Throws Code::data where the checkpoint's tensors are not those of a model of this kind: before it is made.
+/// Throws Code::data where the checkpoint's tensors are not those of a model of this kind: before
+/// it is made.
 void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& checkpoint);
 
 }  // namespace train

@@ -41,9 +41,9 @@ struct Settings {
   bool is_life() const { return task == "life"; }
 };
 
-/// Whose an option is. A checkpoint keeps what is the model's or the run's, each in a key of its metadata; `sample`
-/// takes from there what is the model's, --resume both. What is the call's, paths, devices and ranks among them, no
-/// file decides.
+/// Whose an option is. A checkpoint keeps what is the model's or the run's, each in a key of its
+/// metadata; `sample` takes from there what is the model's, --resume both. What is the call's,
+/// paths, devices and ranks among them, no file decides.
 inline constexpr const char *kModel = "The model", *kRun = "The run", *kCall = "This call";
 
 /// Binds the options of `train`.
@@ -62,7 +62,8 @@ std::map<std::string, std::string> decisive(const program::Options& options, con
 std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt);
 /// A model of inputs and outputs of `symbols` kinds.
 hilt::TransformerConfig model_config(const Settings& s, Index symbols);
-/// What besides options decides the numbers: blocks read from a file, and an order that the environment forces.
+/// What besides options decides the numbers: blocks read from a file, and an order that the
+/// environment forces.
 hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config);
 /// The order of the settings, or what the environment has put in its place.
 std::string order_in_force(const Settings& s);

@@ -28,8 +28,9 @@ class Trainer {
           hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device = {}, const hilt::RankGrid& grid = {});
 
   /// One update: `accumulate` micro-batches of `batch` rows. Throws Code::not_a_number, naming the
-  /// first op whose result is not finite, and leaves the parameters as they were. Whatever else it throws before
-  /// the update, a text that cannot be read or a rank that is lost, leaves all as it was: is_whole().
+  /// first op whose result is not finite, and leaves the parameters as they were. Whatever else it
+  /// throws before the update, a text that cannot be read or a rank that is lost, leaves all as it
+  /// was: is_whole().
   Step step(Index batch, Index accumulate, double lr, double clip, bool stop = false);
   /// On the first `rows` rows of the validation split.
   Evaluation evaluate(Index rows, Index batch);
@@ -56,7 +57,7 @@ class Trainer {
   };
   void load(Index batch, Index accumulate);
   void pass(bool checked);
-  [[noreturn]] void explain(double loss, const hilt::RandomKey& noise);
+  [[noreturn]] void explain(double loss, const hilt::RandomKey& noise, double clip);
   hilt::RankGrid::Part part_of(const hilt::Batch& whole) const;
 
   hilt::Device device_;

@@ -176,7 +176,7 @@ TEST(TrainNumbers, ThatAreNoneAreNamed) {
   const std::string why = error_of([&] { trainer.step(s.batch, 1, 1e-3, 1); });
   EXPECT_EQ(why,
             "not_a_number: loss (nan): not finite at step 2: parameter tokens.weight is not finite after update 1; "
-            "lower --lr, or set --clip 1");
+            "lower --lr");
 }
 
 TEST(TrainNumbers, ThatOverflowNameTheOp) {
@@ -223,7 +223,8 @@ std::string parsed(std::vector<std::string> words) {
 }
 
 // ---- checkpoints of strangers -------------------------------------------------------------------
-/// A run of one step in a directory, and what `sample` and `train` do with it once its metadata say otherwise.
+/// A run of one step in a directory, and what `sample` and `train` do with it once its metadata say
+/// otherwise.
 class Forged {
  public:
   explicit Forged(const std::string& key = "", const std::string& value = "", float weight = 0) {
