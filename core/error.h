@@ -22,10 +22,15 @@ enum class Code : int {
 /// to do.
 class Error : public std::runtime_error {
  public:
-  Error(Code code, const std::string& text) : std::runtime_error(text), code_(code) {}
+  Error(Code code, std::string text) : std::runtime_error(without_nul(std::move(text))), code_(code) {}
   Code code() const noexcept { return code_; }
 
  private:
+  /// what() ends at one.
+  static std::string without_nul(std::string text) {
+    for (std::size_t at; (at = text.find('\0')) != text.npos;) text.replace(at, 1, "\\x00");
+    return text;
+  }
   Code code_;
 };
 

@@ -1,7 +1,10 @@
 #pragma once
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cstddef>
+#include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <list>
 #include <map>
@@ -17,6 +20,19 @@
 // Private to core: the pool that tensors' memory comes from, one for the CPU and one for each GPU.
 
 namespace hilt {
+
+/// How much a pool may keep: what the variable of the environment says, whole bytes, or
+/// `otherwise`.
+inline std::size_t pool_limit(const char* variable, std::size_t otherwise) {
+  const char* const text = std::getenv(variable);
+  if (!text) return otherwise;
+  std::size_t bytes = 0;
+  const char* const end = text + std::strlen(text);
+  const auto [last, error] = std::from_chars(text, end, bytes);
+  check(*text && last == end && error == std::errc{}, variable, " (", text,
+        "): not a number of bytes; 0 keeps nothing");
+  return bytes;
+}
 
 /// Lists of freed blocks by size class, and the counters. Source: take(bytes), null when there is
 /// no more; give(pointer); kAlignment; name(), for messages.

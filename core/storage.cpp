@@ -2,7 +2,6 @@
 #include "core/storage.h"
 #include <sys/mman.h>
 #include <algorithm>
-#include <cstdlib>
 #include <new>
 #include "core/config.h"
 #include "core/cuda/memory.h"
@@ -29,14 +28,9 @@ struct Heap {
   void give(std::byte* p) const noexcept { ::operator delete (p, std::align_val_t{kAlignment}); }
 };
 
-std::size_t limit_of_environment() {
-  const char* const text = std::getenv("HILT_POOL_BYTES");
-  return text ? std::strtoull(text, nullptr, 10) : kDefaultLimit;
-}
-
 // Never destroyed: tensors in static variables may outlive every other object of the process.
 Pool<Heap>& pool() {
-  static Pool<Heap>* const p = new Pool<Heap>({}, limit_of_environment());
+  static Pool<Heap>* const p = new Pool<Heap>({}, pool_limit("HILT_POOL_BYTES", kDefaultLimit));
   return *p;
 }
 

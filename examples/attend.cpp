@@ -160,12 +160,14 @@ int work(const Settings& s) {
   program::require_memory("--pattern (" + s.pattern + ")", program::least_plan_bytes(q.dim(1), pattern),
                           "use a sparser one");
   check(s.ranks <= std::max<Index>(q.dim(1), 1), "--ranks (", s.ranks, "): more than the ", q.dim(1), " tokens of --q");
-  const PlanPtr plan = make_plan({.length = q.dim(1),
-                                  .heads = q.dim(2),
-                                  .order = program::order_of(s.order, q.dim(1)),
-                                  .pattern = pattern,
-                                  .dilation_mode = parse_dilation_mode(s.dilation_mode),
-                                  .causality = parse_causality(s.causal)});
+  const PlanSpec spec{.length = q.dim(1),
+                      .heads = q.dim(2),
+                      .order = program::order_of(s.order, q.dim(1)),
+                      .pattern = pattern,
+                      .dilation_mode = parse_dilation_mode(s.dilation_mode),
+                      .causality = parse_causality(s.causal)};
+  PlanPtr plan;
+  program::plan_from(s.order, s.pattern, [&] { plan = make_plan(spec); });
   if (s.device == "auto" && dtype == DType::f64) device = {};  // f64 is the CPU's
   const Tensor as_read[] = {q, k, v};
   const auto placed = [&](const Tensor& x) { return to(to(x, dtype), device); };

@@ -133,8 +133,10 @@ int work(const Settings& s, const std::string& same, const Comm& met) {
   spec.pattern = program::pattern_of(s.pattern, s.length);
   spec.dilation_mode = parse_dilation_mode(s.dilation_mode), spec.causality = parse_causality(s.causal),
   spec.in_order = true;
-  const ShardPlanPtr shard =
-      make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
+  ShardPlanPtr shard;
+  program::plan_from(s.order, s.pattern, [&] {
+    shard = make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
+  });
   agree_on(*shard, comm, s.batch, s.kv_heads, s.head_dim, dtype, options);
 
   Inputs mine, all;

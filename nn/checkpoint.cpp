@@ -12,6 +12,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 #include <utility>
@@ -68,7 +69,7 @@ std::optional<Index> step_of(std::string_view name) {
   const std::string_view digits = name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());
   Index step = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc{} || end != digits.data() + digits.size() || checkpoint_name(step) != name)
+  if (error != std::errc{} || end != digits.data() + digits.size() || step < 0 || checkpoint_name(step) != name)
     return std::nullopt;
   return step;
 }
@@ -228,7 +229,7 @@ Checkpoint::Checkpoint(const std::string& path) : file_(opened(path)) {
     fail_with(
         Code::data,
         with_way_out(path, path + ": damaged: its metadata do not match their checksum; use an earlier checkpoint"));
-  step_ = static_cast<Index>(get_number("step"));
+  step_ = get_index("step");
 }
 
 const std::string& Checkpoint::get(const std::string& key) const {
@@ -244,6 +245,13 @@ std::uint64_t Checkpoint::get_number(const std::string& key) const {
   if (text.empty() || error != std::errc{} || end != text.data() + text.size())
     fail_with(Code::data, path(), ": metadata '", key, "' should be a whole number, is '", text.substr(0, 40), "'");
   return value;
+}
+
+Index Checkpoint::get_index(const std::string& key) const {
+  const std::uint64_t value = get_number(key);
+  if (value > static_cast<std::uint64_t>(std::numeric_limits<Index>::max()))
+    fail_with(Code::data, path(), ": metadata '", key, "' is ", value, ", more than anything is counted to");
+  return static_cast<Index>(value);
 }
 
 void Checkpoint::read(std::span<SafetensorsItem> items, const std::string& prefix) const {

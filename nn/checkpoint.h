@@ -55,6 +55,7 @@ class Checkpoint {
   /// A metadata value; throws Code::data where there is none.
   const std::string& get(const std::string& key) const;
   std::uint64_t get_number(const std::string& key) const;
+  Index get_index(const std::string& key) const;
   /// Reads every tensor whose name begins with `prefix` into the item of that name: all of them
   /// must be there, none more, of the same shape and type, and with the bytes that were written.
   /// Items change only if all is well.

@@ -144,7 +144,10 @@ void Tcp::serve() {
         if (!of[i]->socket || !events) continue;
         if (events & POLLOUT) flush(*of[i]);
         if ((events & ~POLLOUT) && !read(*of[i]))
-          lost(*of[i], "its connection ended without a goodbye; it was killed, or crashed");
+          lost(*of[i], rank_ > 0 && table_.empty()
+                           ? "it turned this rank away, or ended, before the run began; is "
+                             "HILT_RUN_TOKEN the same for both?"
+                           : "its connection ended without a goodbye; it was killed, or crashed");
       }
       while (listener_ && wait[1].revents) {
         if (strangers_.size() == kMostStrangers) strangers_.erase(strangers_.begin());

@@ -28,6 +28,8 @@ bool Tcp::welcome(Peer& stranger) {
   std::string host, port;
   std::istringstream(end == std::string::npos ? "" : stranger.text.substr(end)) >> rank >> size >> host >> port;
   if (end == std::string::npos || !same_secret(stranger.text.substr(0, end), token_) || port.empty()) {
+    if (end != std::string::npos && !port.empty() && size == size_ && rank > 0 && rank < size_)
+      refusal_ = who(rank) + " with another HILT_RUN_TOKEN";
     stranger.socket = {};
     return false;
   }

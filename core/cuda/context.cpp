@@ -62,11 +62,6 @@ void select(int index) {
   selected = index;
 }
 
-std::size_t limit_of_environment() {
-  const char* const text = std::getenv("HILT_GPU_POOL_BYTES");
-  return text ? std::strtoull(text, nullptr, 10) : std::numeric_limits<std::size_t>::max();
-}
-
 Properties ask(int index) {
   cudaDeviceProp p{};
   check_status(cudaGetDeviceProperties(&p, index), "cudaGetDeviceProperties", index);
@@ -111,7 +106,8 @@ Context& context(int index) {
   const cudaError_t status = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
   if (status != cudaSuccess) no_usable_gpu("cuda:" + std::to_string(index) + " reports " + text_of(status));
   smoke(*c);
-  c->pool = std::make_unique<Pool<DeviceHeap>>(DeviceHeap{index}, limit_of_environment());
+  c->pool = std::make_unique<Pool<DeviceHeap>>(
+      DeviceHeap{index}, pool_limit("HILT_GPU_POOL_BYTES", std::numeric_limits<std::size_t>::max()));
   slot.store(c.get(), std::memory_order_release);
   return *c.release();
 }

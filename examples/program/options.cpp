@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -15,6 +16,8 @@
 #include <functional>
 #include <iostream>
 #include <sstream>
+
+#include "program.h"
 
 namespace program {
 namespace {
@@ -42,11 +45,34 @@ std::string trimmed(const std::string& text) {
   return first == text.npos ? "" : text.substr(first, last - first + 1);
 }
 
+/// A value as read_config() takes it back: in quotes, with \\, \" and \n for what they hide, where
+/// it begins or ends with a blank or a quote or goes over lines.
+std::string quoted(const std::string& value) {
+  if (value == trimmed(value) && !value.starts_with('"') && value.find('\n') == value.npos) return value;
+  std::string out = "\"";
+  for (const char c : value)
+    out += c == '\n' ? "\\n" : c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
+  return out + '"';
+}
+
+std::string unquoted(const std::string& text, const std::string& where) {
+  if (!text.starts_with('"')) return text;
+  std::string out;
+  std::size_t at = 1;
+  for (; at < text.size() && text[at] != '"'; ++at) {
+    const bool escaped = text[at] == '\\' && ++at < text.size();
+    if (at < text.size()) out += escaped && text[at] == 'n' ? '\n' : text[at];
+  }
+  if (at + 1 != text.size())
+    hilt::fail_with(hilt::Code::data, "--config: ", brief(text), ": a quote that is not closed at its end, ", where);
+  return out;
+}
+
 template <class T> T read_number(const std::string& text, T low, T high, const char* what) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool all_of_it = !text.empty() && end == text.data() + text.size();
-  if (!all_of_it || error == std::errc::invalid_argument) hilt::fail("'", text, "' is not ", what);
+  if (!all_of_it || error == std::errc::invalid_argument) hilt::fail("'", brief(text), "' is not ", what);
   std::ostringstream range;
   range << low << ".." << high;
   if (error == std::errc::result_out_of_range || !(value >= low && value <= high)) hilt::fail("must be ", range.str());
@@ -127,7 +153,7 @@ struct Options::Parser {
   } catch (const hilt::Error& error) {
     const std::string reason = error.what();
     const auto advice = std::min(reason.find("; "), reason.size());  // what went wrong, where, then what to try
-    hilt::fail_with(error.code(), e.name, " (", value, "): ", reason.substr(0, advice),
+    hilt::fail_with(error.code(), e.name, " (", brief(value), "): ", reason.substr(0, advice),
                     where.empty() ? "" : ", " + where, reason.substr(advice));
   }
 
@@ -153,13 +179,17 @@ void Options::Parser::read_config() {
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
     const std::string text = trimmed(line), where = config + ":" + std::to_string(number);
+    if (text.find('\0') != text.npos)
+      hilt::fail_with(hilt::Code::data, "--config: '", brief(text), "': a byte 0 is no text, ", where);
     if (text.empty() || text[0] == '#' || text[0] == ';' || text[0] == '[') continue;
     const auto equals = text.find('=');
-    if (equals == text.npos) hilt::fail_with(hilt::Code::data, "--config: '", text, "': expected key = value, ", where);
+    if (equals == text.npos)
+      hilt::fail_with(hilt::Code::data, "--config: '", brief(text), "': expected key = value, ", where);
     const std::string key = trimmed(text.substr(0, equals));
     Entry* const e = find("--" + key);
-    if (!e) hilt::fail("'", key, "': no such key, ", where, suggestion("--" + key));
-    set(*e, trimmed(text.substr(equals + 1)), where);
+    if (!e) hilt::fail("'", brief(key), "': no such key, ", where, suggestion("--" + key));
+    if (e->from_file) hilt::fail("'", key, "': given twice, ", where, "; leave one out");
+    set(*e, unquoted(trimmed(text.substr(equals + 1)), where), where);
     e->from_file = true;
   }
 }
@@ -248,7 +278,8 @@ bool Options::parse(int argc, char** argv) {
   } catch (const CLI::ParseError& e) { hilt::fail(e.what()); }
   for (const std::string& unknown : app.remaining()) {
     const std::string name = unknown.substr(0, unknown.find('='));
-    hilt::fail("'", name, "': no such ", name.starts_with('-') ? "option" : "argument", parser_->suggestion(name));
+    hilt::fail("'", brief(name), "': no such ", name.starts_with('-') ? "option" : "argument",
+               parser_->suggestion(name));
   }
   if (!parser_->config.empty()) parser_->read_config();
   for (Entry& e : parser_->entries) {
@@ -261,10 +292,14 @@ bool Options::parse(int argc, char** argv) {
     }
     parser_->set(e, value, "");
   }
+  for (const Entry& e : parser_->entries)
+    if (e.option->count() > 1 && !std::getenv("RANK"))  // several ranks would all say so
+      std::cerr << app.get_name() + ": warning: " + e.name + ": given " + std::to_string(e.option->count()) +
+                       " times; the last counts: " + printable(brief(e.get())) + '\n';
   if (parser_->then) parser_->then();
   if (!parser_->print_config) return true;
   for (const auto& [key, value, is_text, group, preset] : values())
-    std::cout << (value.empty() ? "# " : "") << key << " = " << value << '\n';
+    std::cout << (value.empty() ? "# " : "") << key << " = " << quoted(value) << '\n';
   return false;
 }
 

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
@@ -28,6 +29,24 @@ namespace {
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 std::string name;  // of this program: a terminate handler takes no argument
 
+/// What the library repeats may be as long as a command line: words longer than the name of a file
+/// are cut.
+std::string short_words(const std::string& text) {
+  constexpr std::size_t kName = 300;
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    const bool ends = word.ends_with(':') || word.ends_with(';');
+    out += word.size() <= kName
+               ? word
+               : brief(word.substr(0, word.size() - ends)) + (ends ? word.substr(word.size() - 1) : "");
+    if (end < text.size()) out += ' ';
+    at = end + 1;
+  }
+  return out;
+}
+
 /// One line on stderr about the exception that is being handled; its exit status.
 int report() {
   hilt::Code code = hilt::Code::internal;
@@ -42,7 +61,7 @@ int report() {
     text = "internal: an exception of unknown type";
   }
   std::replace(text.begin(), text.end(), '\n', ' ');
-  text = printable(text);  // names of files, and what stands in them, are strangers'
+  text = printable(short_words(text));  // names of files, and what stands in them, are strangers'
   std::cout.flush();
   std::cerr << name + ": error: " + text + '\n' << std::flush;  // one write: ranks share the stream
   return static_cast<int>(code);
@@ -128,6 +147,9 @@ int run(const std::string& program, const std::function<int()>& work) {
   std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is an error of the write, which is reported and tidied after
   name = program;
   try {
+    const char* const tf32 = std::getenv("HILT_TF32");  // read by the products of a GPU, where nothing is checked
+    hilt::check(!tf32 || std::string_view(tf32) == "0" || std::string_view(tf32) == "1", "HILT_TF32 (",
+                tf32 ? tf32 : "", "): must be 0 or 1");
   } catch (...) { ::_exit(report()); }
   const Output output;
   try {
@@ -183,6 +205,14 @@ std::string printable(std::string_view text, std::string_view keep) {
   return out;
 }
 
+std::string brief(const std::string& text) {
+  constexpr std::size_t kMost = 100;
+  if (text.size() <= kMost) return text;
+  std::size_t end = kMost;
+  while (end > kMost - 4 && (text[end] & 0xc0) == 0x80) --end;  // no character is cut
+  return text.substr(0, end) + ".. of " + std::to_string(text.size()) + " bytes";
+}
+
 hilt::Device device_of(const std::string& text) {
   hilt::check(text == "auto" || text == "cpu" || text == "cuda" || text.starts_with("cuda:"), "--device (", text,
               "): must be auto, cpu, cuda or cuda:N");
@@ -196,7 +226,8 @@ template <class F> auto named(const std::string& option, const std::string& text
   return f();
 } catch (const hilt::Error& e) {
   const std::string what = e.what(), opening = option.substr(2) + " (" + text + "): ";
-  hilt::fail_with(e.code(), option, " (", text, "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
+  hilt::fail_with(e.code(), option, " (", brief(text),
+                  "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
 }
 
 }  // namespace
@@ -299,6 +330,16 @@ std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity
   const hilt::Tape::Pause pause;
   if (x.dtype() == hilt::DType::f64) return odd_one<double>(hilt::to(x, hilt::Device{}), minus_infinity_too);
   return odd_one<float>(hilt::to(hilt::to(x, hilt::Device{}), hilt::DType::f32), minus_infinity_too);
+}
+
+void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f) try {
+  f();
+} catch (const hilt::Error& e) {
+  constexpr std::string_view kPlan = "plan: ";
+  const std::string_view what = e.what();
+  if (!what.starts_with(kPlan)) throw;
+  hilt::fail_with(e.code(), "--pattern (", brief(pattern), ") in --order (", brief(order),
+                  "): ", what.substr(kPlan.size()));
 }
 
 hilt::Device device_of_rank(const std::string& text, int rank) {

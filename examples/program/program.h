@@ -32,6 +32,9 @@ std::vector<std::string> routes_taken();
 /// instead of being seen, as \xNN; those of `keep` stay.
 std::string printable(std::string_view text, std::string_view keep = "");
 
+/// A value as a message repeats it: of a long one the beginning, and how long it is.
+std::string brief(const std::string& text);
+
 /// What --device auto, cpu, cuda or cuda:N names; throws Code::gpu where there is no such GPU.
 hilt::Device device_of(const std::string& text);
 /// The same for one of several ranks on this machine: GPUs are dealt out by rank unless one is
@@ -42,6 +45,8 @@ hilt::Device device_of_rank(const std::string& text, int rank);
 /// file of blocks is at fault.
 hilt::Order order_of(const std::string& text, hilt::Index length);
 hilt::Pattern pattern_of(const std::string& text, hilt::Index length);
+/// f(), which makes a plan of these; its errors then name the options.
+void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f);
 
 /// Bytes that this program can still get: of the machine, and of what `ulimit -v` and `-d` leave
 /// it.

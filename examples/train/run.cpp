@@ -134,7 +134,7 @@ void Run::prepare() {
   // A GPU says so itself, and what holds most of it.
   const std::size_t have =
       s_.dry_run || device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
-  memory_ = plan_memory(s_, config_, device_, have);
+  program::plan_from(s_.order, s_.pattern, [&] { memory_ = plan_memory(s_, config_, device_, have); });
   require_memory(memory_, s_, have);
 }
 

@@ -178,6 +178,10 @@ void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpo
   if (pass > kMost)
     hilt::fail_with(hilt::Code::data, checkpoint.path(), ": a token of a sample would take ", pass,
                     " operations in rows of ", c.context, ", at most ", kMost, " are done; is it from a stranger?");
+  // The stream, its norms, q, k, v, two of the hidden layer, and the logits.
+  program::require_memory(checkpoint.path(),
+                          program::saturated_product({c.context, 8 * c.width + c.outputs(), sizeof(float)}),
+                          "is it from a stranger?");
 }
 
 hilt::Checkpoint last_checkpoint(Settings& s) {

@@ -111,7 +111,7 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool s
   const double norm = norm_.item();
   if (!std::isfinite(norm)) {  // nothing was updated
     optimizer_.set_steps(updates), rows_ = rows;
-    explain(loss, noise);
+    explain(loss, noise, clip);
   }
   whole_ = true;
   if (!replay_.is_recorded()) gradients_ = {};
@@ -119,7 +119,7 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool s
 }
 
 // Once more, looking where it begins.
-void Trainer::explain(double loss, const hilt::RandomKey& noise) {
+void Trainer::explain(double loss, const hilt::RandomKey& noise, double clip) {
   loss_ = {}, norm_ = {}, gradients_ = {};
   replay_ = hilt::Replay(device_);  // its memory serves what follows
   std::string why;
@@ -135,7 +135,7 @@ void Trainer::explain(double loss, const hilt::RandomKey& noise) {
   } catch (const hilt::Error& e) { why = e.what(); }
   noise_.set_state(noise);
   hilt::fail_with(hilt::Code::not_a_number, "loss (", loss, "): not finite at step ", steps() + 1, ": ", why,
-                  "; lower --lr, or set --clip 1");
+                  "; lower --lr", clip > 0 ? "" : ", or set --clip 1");
 }
 
 Evaluation Trainer::evaluate(Index rows, Index batch) {
@@ -178,13 +178,17 @@ hilt::SafetensorsMetadata Trainer::counters() const {
 void Trainer::restore(const hilt::Checkpoint& checkpoint) {
   std::vector<hilt::SafetensorsItem> all = items();  // copies share the tensors
   for (hilt::SafetensorsItem& item : all) item.tensor = hilt::moved(item.tensor, {});
+  // The optimizer's own count came later than the first checkpoints; "updates" is as old as they
+  // are.
+  if (!checkpoint.file().find("optimizer.steps"))
+    std::erase_if(all, [](const auto& item) { return item.name == "optimizer.steps"; });
   checkpoint.read(all);
   if (device_.is_cuda()) {
     std::vector<hilt::SafetensorsItem> there = items();
     for (std::size_t i = 0; i < all.size(); ++i) hilt::copy(there[i].tensor, hilt::moved(all[i].tensor, device_));
   }
-  optimizer_.set_steps(static_cast<Index>(checkpoint.get_number("updates")));
-  rows_ = static_cast<Index>(checkpoint.get_number("rows"));
+  optimizer_.set_steps(checkpoint.get_index("updates"));
+  rows_ = checkpoint.get_index("rows");
   noise_.set_state({checkpoint.get_number("noise.seed"), checkpoint.get_number("noise.stream")});
 }
 

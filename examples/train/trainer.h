@@ -57,7 +57,7 @@ class Trainer {
   };
   void load(Index batch, Index accumulate);
   void pass(bool checked);
-  [[noreturn]] void explain(double loss, const hilt::RandomKey& noise);
+  [[noreturn]] void explain(double loss, const hilt::RandomKey& noise, double clip);
   hilt::RankGrid::Part part_of(const hilt::Batch& whole) const;
 
   hilt::Device device_;

@@ -37,8 +37,8 @@ constexpr std::array kModes{
            const auto axis = [&](Index i) { return squeeze(slice(qkv, 2, i, i + 1), 2); };
            return taped(call, axis(0), axis(1), axis(2), false).o;
          }},
-    one_op<Hybrid>({Backward::hybrid, "hybrid", "one op; its backward is six formulas in library products"}),
-    one_op<Fused>({Backward::fused, "fused", "one op; its backward is a kernel"}),
+    one_op<detail::Hybrid>({Backward::hybrid, "hybrid", "one op; its backward is six formulas in library products"}),
+    one_op<detail::Fused>({Backward::fused, "fused", "one op; its backward is a kernel"}),
 };
 constexpr auto kAbout = [] {
   std::array<BackwardMode, kModes.size()> about{};
@@ -110,7 +110,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPt
 Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions& options) {
   check(bool(qkv) && qkv.rank() == 5 && qkv.dim(2) == 3,
         "attention: packed q, k, v must be [batch, length, 3, heads, dim], got ", qkv.shape());
-  const std::array<Tensor, 3> part = OneOp::parts(qkv);
+  const std::array<Tensor, 3> part = detail::OneOp::parts(qkv);
   const Call call = call_of(plan, options, part[0], part[1], part[2]);
   return mode_of(mode_for(call, part)).run_packed(call, qkv);
 }

@@ -172,6 +172,8 @@ void run_backward(const Call& call, std::span<const Tiling> tilings, const Backw
 // ---- one op
 // ----------------------------------------------------------------------------------------
 
+namespace detail {
+
 Tensor OneOp::forward(const Tensor& q, const Tensor& k, const Tensor& v) {
   const AttentionResult r = kernel_forward(call, q, k, v);
   keep({q, k, v, r.o, r.lse});
@@ -222,4 +224,5 @@ std::vector<Tensor> OneOp::fused_backward(const Tensor& cotangent) const {
   return finished(std::move(dx), x.q.dtype());
 }
 
+}  // namespace detail
 }  // namespace hilt

@@ -83,6 +83,8 @@ void run_backward(const Call& call, std::span<const Tiling> tilings, const Backw
 // ---- one op
 // ----------------------------------------------------------------------------------------
 
+namespace detail {
+
 /// What hybrid and fused share: the forward kernel, and what it keeps.
 struct OneOp : Function {
   Call call;
@@ -103,5 +105,7 @@ struct OneOp : Function {
  private:
   void keep(std::initializer_list<Tensor> tensors);
 };
+
+}  // namespace detail
 
 }  // namespace hilt

@@ -90,7 +90,7 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
 
 bool all_finite(std::span<const Tensor> tensors) { return std::isfinite(global_norm(tensors)); }
 
-std::vector<Tensor> Hybrid::backward(const Tensor& cotangent) {
+std::vector<Tensor> detail::Hybrid::backward(const Tensor& cotangent) {
   const BackwardInputs x = kept(cotangent);
   const std::array<Tensor, 4> read{x.q, x.k, x.v, cotangent};
   if (!all_finite(read)) return fused_backward(cotangent);  // 0 x NaN: see attention.cpp
@@ -129,6 +129,6 @@ std::vector<Tensor> Hybrid::backward(const Tensor& cotangent) {
 // ---------------------------------------------------------------------------------------
 
 // The kernel of run_backward() in call.h goes through the same lines, tile by tile.
-std::vector<Tensor> Fused::backward(const Tensor& dO) { return fused_backward(dO); }
+std::vector<Tensor> detail::Fused::backward(const Tensor& dO) { return fused_backward(dO); }
 
 }  // namespace hilt

@@ -12,6 +12,8 @@ struct Taped {
 };
 Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse);
 
+namespace detail {
+
 struct Hybrid final : OneOp {
   std::string_view name() const override { return "attention (hybrid)"; }
   std::vector<Tensor> backward(const Tensor& cotangent) override;
@@ -21,6 +23,8 @@ struct Fused final : OneOp {
   std::string_view name() const override { return "attention (fused)"; }
   std::vector<Tensor> backward(const Tensor& cotangent) override;
 };
+
+}  // namespace detail
 
 bool all_finite(std::span<const Tensor> tensors);
 

@@ -40,6 +40,10 @@ TEST(Error, CarriesCodeAndTextOfAllParts) {
   EXPECT_EQ(error_of([] { fail("op: ", 1); }), "usage: op: 1");
 }
 
+TEST(Error, ANulInANameDoesNotEndTheMessage) {
+  EXPECT_EQ(error_of([] { fail("op (", std::string("a\0b", 3), "): wrong"); }), "usage: op (a\\x00b): wrong");
+}
+
 TEST(Error, CheckFormatsOnlyWhenItFails) {
   int times = 0;
   check(true, Printed{&times});

@@ -40,7 +40,12 @@ refused() {
   [[ ! -e made ]] || fail "$program $*: left $(find made)"
 }
 slow=()
-attend() { refused "$1" "$2" attend --q q.npy --k k.npy --v k.npy "${@:3}"; }
+attend() {
+  local status=$1 text=$2 files=()
+  shift 2
+  for file in q.npy k.npy v.npy; do [[ " $* " == *" --${file%.npy} "* ]] || files+=("--${file%.npy}" "${file/v/k}"); done
+  refused "$status" "$text" attend "${files[@]}" "$@"
+}
 
 # ---- the command line ----
 refused 2 "'--segmnt': no such option; --help lists all" compare_gradients --segmnt 4
@@ -132,6 +137,32 @@ refused 3 "expected key = value, wrong.ini:1" compare_gradients --config wrong.i
 refused 3 "--config (none.ini): No such file" compare_gradients --config none.ini
 refused 3 "--config (directory.npy): a directory" compare_gradients --config directory.npy
 
+printf 'out = a\0b\n' >wrong.ini
+refused 3 "--config: 'out = a\x00b': a byte 0 is no text, wrong.ini:1" curves --config wrong.ini
+printf 'heads = 2\nheads = 4\n' >wrong.ini
+refused 2 "'heads': given twice, wrong.ini:2; leave one out" compare_gradients --config wrong.ini
+printf 'out = "a\n' >wrong.ini
+refused 3 'a quote that is not closed at its end, wrong.ini:1' curves --config wrong.ini
+
+# ---- what is too long, in a name or in a message ----
+long=$(printf 'x%.0s' {1..300})
+for program in 'attend --q q.npy --k k.npy --v k.npy' 'curves --grid 8x8' 'compare_gradients --length 64 --repeat 2'; do
+  # shellcheck disable=SC2086
+  expect 3 "$program with a long name" "$programs"/$program --out "$long"
+  one_line_on_stderr
+  says err ': File name too long'
+done
+attend 3 'File name too long' --q "$long"
+refused 3 'File name too long' curves --config "$long"
+refused 2 ".. of 300 bytes' is not a whole number" compare_gradients --heads "$long"
+refused 2 '.. of 600 bytes' compare_gradients --order "$long$long"
+refused 2 '.. of 302 bytes' curves "--$long"
+(($(wc -c <"$scratch/err") < 400)) || fail "a message repeats all of it: $(cat "$scratch/err")"
+
+# ---- the environment ----
+for junk in 4G -1 '' ' 5' 18446744073709551616; do HILT_POOL_BYTES=$junk attend 2 "HILT_POOL_BYTES ($junk): not a number of bytes"; done
+HILT_TF32=yes refused 2 'HILT_TF32 (yes): must be 0 or 1' curves
+
 # ---- files ----
 refused 2 "--q: needs a .npy file" attend
 attend 3 none.npy --q none.npy
@@ -170,6 +201,8 @@ attend 2 "--mode (fsued): must be one of taped, hybrid, fused; did you mean fuse
 attend 2 "--scale (wide): not a number" --scale wide
 attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
+attend 2 '--pattern (segment:8,offset=9) in --order (row): offset 9 must be below the dilation, 1' --order row --pattern segment:8,offset=9
+attend 2 '--pattern (neighborhood:2) in --order (hilbert): neighborhood:2: the number of keys must be odd' --pattern neighborhood:2
 attend 2 '--ranks (1024): more than the 16 tokens of --q' --ranks 1024
 npy many.npy '<f4' '1, 64, 4, 8' 8192
 (ulimit -f 4; expect 3 'more than ulimit -f lets it write' "$programs/attend" --q many.npy --k many.npy --v many.npy --out limited)

@@ -109,6 +109,18 @@ cp "$scratch/out" saved.ini
 grep -q '^context = 64$' saved.ini || fail "life on 8x8: $(grep context saved.ini)"
 expect 0 '--config' "$train" --config saved.ini --print-config
 cmp saved.ini "$scratch/out" || fail 'the configuration did not come back'
+expect 0 '--print-config of odd values' "$train" --prompt $'  Mia\nhas "a\\ ' --out '"made" ' --print-config
+cp "$scratch/out" saved.ini
+expect 0 '--config of odd values' "$train" --config saved.ini --print-config
+cmp saved.ini "$scratch/out" || fail 'odd values did not come back'
+grep -qF 'prompt = "  Mia\nhas \"a\\ "' saved.ini || fail "a value with blanks and lines: $(cat saved.ini)"
+expect 0 'an option given twice' "$train" --layers 3 --layers 1 --dry-run --out made
+[[ $(cat "$scratch/err") == 'train: warning: --layers: given 2 times; the last counts: 1' ]] || fail "twice: $(cat "$scratch/err")"
+for program in "$train" "$train --resume" "$BUILD/examples/sample"; do
+  # shellcheck disable=SC2086
+  expect 3 "$program with a long name" $program --out "$(printf 'x%.0s' {1..300})"
+  one_line_on_stderr
+done
 expect 0 '--help' "$train" --help
 for option in task text steps seconds layers heads width context batch accumulate order pattern backward checkpointing dropout lr schedule warmup \
     weight-decay clip dtype device seed out resume keep sample-every eval-every ranks dry-run sample-only prompt temperature top-k top-p debug; do

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <filesystem>
 #include "../support/error_of.h"
 #include "../support/scale.h"
 #include "../support/temporary.h"
@@ -46,6 +47,15 @@ TEST(Checkpoint, ComesBackWhole) {
   EXPECT_EQ(status.st_mode & 0777, 0600u);
 }
 
+TEST(Checkpoint, CountsWhatCanBeCounted) {
+  const Temporary dir;
+  save_checkpoint(dir.directory(), 1, items(), {{"rows", "18446744073709551615"}}, 2);
+  const Checkpoint c(path_in(dir, 1));
+  EXPECT_EQ(c.get_number("rows"), ~std::uint64_t{0});
+  EXPECT_EQ(without(dir, error_of([&] { (void)c.get_index("rows"); })),
+            "data: ckpt-000001.safetensors: metadata 'rows' is 18446744073709551615, more than anything is counted to");
+}
+
 TEST(Checkpoint, EqualStatesAreEqualFiles) {
   const Temporary a, b;
   save_checkpoint(a.directory(), 5, items(), kMetadata, 2);
@@ -59,6 +69,10 @@ TEST(Checkpoint, TheOldestGo) {
   EXPECT_EQ(checkpoint_steps(dir.directory()), (std::vector<Index>{3, 10, 1234567}));
   save_checkpoint(dir.directory(), 1234568, items(), {}, 0);  // fewer than two are never kept
   EXPECT_EQ(checkpoint_steps(dir.directory()), (std::vector<Index>{1234567, 1234568}));
+  for (const char* name : {"ckpt--00001.safetensors", "ckpt-18446744073709551615.safetensors"}) dir.file(name, "");
+  EXPECT_EQ(checkpoint_steps(dir.directory()).size(), 2u);
+  for (const char* name : {"ckpt--00001.safetensors", "ckpt-18446744073709551615.safetensors"})
+    std::filesystem::remove(dir.path(name));
   dir.file("ckpt-5.safetensors", ""), dir.file("ckpt-000007.tmp.12345678", "half"), dir.file("other", "");
   EXPECT_EQ(checkpoint_steps(dir.directory()).size(), 2u);  // only names that we would give
   remove_unfinished_checkpoints(dir.directory());

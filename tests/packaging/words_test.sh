@@ -6,7 +6,7 @@
 # Prints `file:line: rule`, or `room: rule`.
 violations() (
   cd "$1"
-  here=(README.md core ops nn examples tests third_party)
+  here=(README.md .github core ops nn examples tests third_party)
   {
     echo 'there .'
     find "${here[@]}" -printf 'there %p\n'

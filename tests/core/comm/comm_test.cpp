@@ -389,7 +389,10 @@ TEST(TcpRanks, WhoDoesNotBelongIsRefusedAndDisturbsNobody) {
         connect_to(m.master, std::chrono::steady_clock::now() + std::chrono::seconds(5), [] { return true; });
     const std::string noise(100, 'x');
     EXPECT_EQ(::send(loud.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 100);
-    EXPECT_NE(m.come(1, 2, "guess").find("distributed: rank 0 is lost"), std::string::npos);
+    EXPECT_EQ(
+        m.come(1, 2, "guess"),
+        "distributed: rank 0 is lost: it turned this rank away, or ended, before the run began; is HILT_RUN_TOKEN "
+        "the same for both?");
     EXPECT_EQ(m.come(1, 3, "secret"), "distributed: rank 1 was started with WORLD_SIZE 3, rank 0 with 2");
     EXPECT_EQ(m.come(5, 2, "secret"), "distributed: rank 5 does not belong to a run of 2 ranks");
     second = m.come(1, 2, "secret");
@@ -435,6 +438,18 @@ TEST(TcpRanks, WhoDoesNotComeIsNamed) {
   }
   EXPECT_EQ(said[0], "distributed: of 4 ranks these did not come to " + m.master.text() + " in 0.3 s: 1, 3");
   EXPECT_EQ(said[1], said[0]);
+}
+
+TEST(TcpRanks, AnotherTokenIsSaidOnBothSides) {
+  if (!in_child({{"HILT_DEADLINE=0.5"}})) return;
+  Meetings m;
+  std::vector<std::string> said(2);
+  {
+    std::jthread zero([&] { said[0] = m.come(0, 2, "secret"); });
+    said[1] = m.come(1, 2, "guess");
+  }
+  EXPECT_TRUE(said[0].ends_with(" in 0.5 s: 1 (refused: rank 1 with another HILT_RUN_TOKEN)")) << said[0];
+  EXPECT_NE(said[1].find("is HILT_RUN_TOKEN the same for both?"), std::string::npos) << said[1];
 }
 
 TEST(TcpRanks, ARankThatComesTwiceIsRefused) {
