@@ -75,7 +75,7 @@ breaks() {
   while (($#)) && [[ $1 != -- ]]; do files+=("$1") && shift; done
   rm -rf "$scratch/copy"
   mkdir "$scratch/copy"
-  (cd "$SRC" && cp -r README.md core ops nn examples tests third_party "$scratch/copy")
+  (cd "$SRC" && cp -r README.md .github core ops nn examples tests third_party "$scratch/copy")
   for file in "${files[@]}"; do
     mkdir -p "$(dirname "$scratch/copy/$file")"
     printf '%s\n' "${2-}" >>"$scratch/copy/$file"
