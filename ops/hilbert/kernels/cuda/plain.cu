@@ -86,7 +86,7 @@ __device__ void add_up(const float* weight, const unsigned (&pairs)[kOwn], const
 /// M of query i and key j of the lists.
 __device__ float multiplier(const Problem& p, Index b, Index h, int i, int j) {
   if (p.sizes.dropout == 0) return 1;
-  return survives(p, b, h, i, j) ? multiplier_of(p.sizes) : 0.0f;
+  return survives(p, b, h, i, j) ? static_cast<float>(keep_scale(p.sizes.dropout)) : 0.0f;
 }
 
 /// What a block owns: rows [first, first + n) of a list.
