@@ -1,4 +1,4 @@
-// Segment attention on Hopper, forward: every query of a group meets every key of it.
+// Segment attention on Hopper, forward: every query of a group visits every key of it.
 //
 //   S = Q K^T     P = e^(c S - m)     O = P V / rowsum P     L = m + log rowsum P        in base 2 inside,
 //   natural outside
@@ -25,403 +25,339 @@ using namespace kernels::hopper;
 
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
-struct ForwardProblem {
+constexpr int kTurnBarrier = 2;  // and 3: of the second warpgroup
+
+struct ForwardProblem : Work {
   Operand q, k, o;
-  const bf16* v;  // with the strides of k
-  void* out;      // bf16, or f32 with kMerges
-  float* lse;     // [B, H, L]
-  bool fresh;     // with kMerges: there is nothing to merge with
-  const std::int32_t *q_token, *k_token;
-  int length, heads, heads_each;  // heads_each: query heads that share a key head
-  int queries, keys;              // of a group
-  int key_tiles, items;
-  float scale;         // times log2 e
-  TilingView lists;    // with kLists
-  std::int32_t* redo;  // [batch, heads, query tiles]: set where the plain kernel has to do a tile again
-  Divisor query_tiles, n_heads, groups;
-  std::int16_t head[kHeads];
+  const bf16* v;      // with the strides of k
+  void* out;          // bf16, or f32 with kMerges
+  float* lse;         // [B, H, L]
+  bool fresh;         // with kMerges: there is nothing to merge with
+  int heads_each;     // query heads that share a key head
+  int queries, keys;  // of a group
 };
 
 template <int D> struct Layout {
-  static constexpr int kStages = D == 64 ? 4 : 2;
-  static constexpr int kPanels = D / 64;
-  static constexpr std::uint32_t kBytes = kTile * D * 2;  // of a tile
-  static constexpr std::uint32_t kPanel = kTile * kPanelRow;
+  using Tile = hopper::Tile<D, kTile>;
+  using Ring = hopper::Ring<D == 64 ? 4 : 2, Tile::kBytes>;
   static constexpr std::uint32_t kStaging = 16 * staging_pitch(D / 8);  // of a warp
-  static constexpr std::uint32_t q = 0, k = q + kStages * kBytes, v = k + kStages * kBytes,
-                                 staging = v + kStages * kBytes, barriers = staging + 8 * kStaging,
-                                 size = barriers + 6 * kStages * 8;
+  static constexpr std::uint32_t q = 0, k = q + Ring::kBytes, v = k + Ring::kBytes, staging = v + Ring::kBytes,
+                                 barriers = staging + 8 * kStaging, size = barriers + 3 * Ring::kBarriers;
+};
+template <int D> struct Rings {
+  using M = Layout<D>;
+  typename M::Ring q, k;  // V lies behind K
+  __device__ Rings(std::uint32_t base, bool loads)
+      : q(base + M::q, base + M::barriers, loads), k(base + M::k, q.barriers + M::Ring::kBarriers, loads) {}
 };
 
-struct Item {
-  int tile, head, group, batch, first, key_tiles;
-};  // first: of the list of key tiles
-template <bool kLists> __device__ __forceinline__ Item item_of(const ForwardProblem& p, int i) {
-  Item x;
-  int rest, slot;
-  p.query_tiles.split(i, rest, x.tile);
-  if constexpr (kLists)
-    x.tile =
-        static_cast<int>(p.query_tiles.d) - 1 - x.tile;  // causal ones have the most keys at the end: longest first
-  x.first = kLists ? __ldg(p.lists.keys_begin.data() + x.tile) : 0;
-  x.key_tiles = kLists ? __ldg(p.lists.keys_begin.data() + x.tile + 1) - x.first : p.key_tiles;
-  p.n_heads.split(rest, rest, slot);
-  p.groups.split(rest, x.batch, x.group);
-  x.head = p.head[slot];
-  return x;
+// ---- loads
+
+/// The rows of Q of an item, then those of K and V, tile by tile.
+template <int D, bool kLists>
+__device__ __forceinline__ void load(const ForwardProblem& p, const Item& x, const Gather& gather, Rings<D>& to) {
+  constexpr int kRows = kTile / 16;  // a thread's, of every tile
+  int token[kRows];
+  const auto copy_tile = [&](const auto& ring, const bf16* from, int stride) {
+    ring.wait_empty();
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      gather.copy<typename Layout<D>::Tile>(ring.tile(), i, from + static_cast<std::int64_t>(token[i]) * stride);
+    arrive_when_landed(ring.full());
+  };
+  const auto read_tokens = [&](const std::int32_t* list) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) token[i] = __ldg(list + gather.row + 16 * i);
+  };
+  read_tokens(p.lists.q_token.data() + x.group * p.queries + x.tile * kTile);
+  copy_tile(to.q, p.q.at(x.batch, x.head) + gather.chunk * 8, p.q.token);
+  to.q.next();
+  const std::int64_t kv = p.k.offset(x.batch, x.head / p.heads_each) + gather.chunk * 8;
+  const std::int32_t* const list = p.lists.k_token.data() + x.group * p.keys;
+  for (int j = 0; j < x.visits; ++j) {
+    read_tokens(list + p.visit<false, kLists>(x, j).tile * kTile);
+    copy_tile(to.k, p.k.data + kv, p.k.token);
+    copy_tile(to.k.behind(), p.v + kv, p.k.token);
+    to.k.next();
+  }
 }
 
-/// Row maxima of one tile of scores against those so far; factor: what sums before it are
-/// multiplied with.
-__device__ __forceinline__ void raise_maxima(const float (&s)[64], float (&top)[2], float (&factor)[2],
-                                             float (&shift)[2], float scale) {
+// ---- multiplies
+
+/// Of the two rows a lane has.
+struct OnlineSoftmax {
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+  float factor[2], shift[2];  // factor: what sums before this tile are multiplied with
+
+  /// Row maxima of a tile of scores against those so far.
+  __device__ __forceinline__ void raise_maxima(const float (&s)[64], float scale) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float a[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) a[c] = fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]);
+#pragma unroll
+      for (int c = 4; c < 16; ++c) a[c % 4] = fmaxf(a[c % 4], fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]));
+      float m = fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3]));
+      m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+      const bool rises = (m - top[h]) * scale > 0;
+      const float next = rises ? m : top[h];
+      factor[h] = rises ? exp2_fast((top[h] - m) * scale) : 1.0f;
+      top[h] = next;
+      shift[h] = next == -INFINITY ? 0.0f : next * scale;
+    }
+  }
+  __device__ __forceinline__ void exponentiate(float (&s)[64], float scale) {
+    float part[2][2] = {};
+#pragma unroll
+    for (int c = 0; c < 16; ++c)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float p = exp2_fast(fmaf(s[4 * c + 2 * h + j], scale, -shift[h]));
+          s[4 * c + 2 * h + j] = p;
+          part[h][j] += p;
+        }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] = fmaf(sum[h], factor[h], part[h][0] + part[h][1]);
+  }
+  template <int N> __device__ __forceinline__ void rescale(float (&o)[N]) const {
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c)
+      o[4 * c] *= factor[0], o[4 * c + 1] *= factor[0], o[4 * c + 2] *= factor[1], o[4 * c + 3] *= factor[1];
+  }
+};
+
+/// The scores of one tile, its softmax, and the product with V.
+template <int D, bool kAhead, bool kLists> struct Attend {
+  using Tile = typename Layout<D>::Tile;
+  using Ring = typename Layout<D>::Ring;
+  static constexpr bool kTurns = kAhead && D == 64;
+  const ForwardProblem& p;
+  const Place at;
+  Rings<D> from;
+
+  __device__ __forceinline__ void my_turn() const {
+    if constexpr (kTurns) named_sync(kTurnBarrier + at.half, kMultiplying);
+  }
+  __device__ __forceinline__ void your_turn() const {
+    if constexpr (kTurns) named_arrive(kTurnBarrier + (at.half ^ 1), kMultiplying);
+  }
+  __device__ __forceinline__ void multiply_qk(float (&s)[64], const Ring& k) const {
+    wgmma_begin();
+    multiply_rows<Tile, Tile>(s, from.q.tile() + at.rows(), k.tile());
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_pv(float (&o)[D / 2], const std::uint32_t (&a)[8][4], const Ring& v,
+                                              bool first) const {
+    v.wait_full();
+    wgmma_begin();
+    multiply<Tile>(o, a, v.tile(), !first);
+    wgmma_commit();
+  }
+  /// Takes what does not attend out of the scores of the j-th key tile; whether it is partial.
+  __device__ __forceinline__ bool mask_partial(const Item& x, int j, float (&s)[64]) const {
+    const Visit m = p.template visit<false, kLists>(x, j);
+    if (m.partial) mask<true>(p.lists, x.tile * kTile + at.row, m.tile * kTile + at.quad() * 2, -INFINITY, s);
+    return m.partial;
+  }
+  /// Whether the values of a partial tile are finite; each warpgroup looks at half of the rows.
+  __device__ __forceinline__ void check_values(bool partial, const Ring& v, bool& finite) const {
+    if (partial)
+      finite = rows_are_finite<D>(v.tile() + at.rows(), Tile::kPanel, static_cast<int>(threadIdx.x) % kWarpgroup,
+                                  kWarpgroup) &&
+               finite;
+  }
+
+  __device__ __forceinline__ void tile_by_tile(const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax, bool& finite) {
+    float s[64];
+    std::uint32_t a[8][4];
+    for (int j = 0; j < x.visits; ++j) {
+      const Ring v = from.k.behind();
+      from.k.wait_full();
+      multiply_qk(s, from.k);
+      wgmma_wait<0>();
+      settle(s);
+      from.k.release();
+      if (j + 1 == x.visits) from.q.release();
+      const bool partial = mask_partial(x, j, s);
+      softmax.raise_maxima(s, p.scale_log2);
+      softmax.exponentiate(s, p.scale_log2);
+      if (j > 0) softmax.rescale(o);
+      pack(a, s);
+      multiply_pv(o, a, v, j == 0);
+      check_values(partial, v, finite);
+      wgmma_wait<0>();
+      settle(o);
+      v.release();
+      from.k.next();
+    }
+  }
+  /// Scores of the next tile are multiplied while the softmax of this one runs.
+  __device__ __forceinline__ void ahead(const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax, bool& finite) {
+    float s[64];
+    std::uint32_t a[8][4];
+    from.k.wait_full();
+    my_turn();
+    multiply_qk(s, from.k);
+    your_turn();
+    wgmma_wait<0>();
+    settle(s);
+    from.k.release();
+    bool partial = mask_partial(x, 0, s);
+    softmax.raise_maxima(s, p.scale_log2);
+    softmax.exponentiate(s, p.scale_log2);
+    pack(a, s);
+    for (int j = 1; j < x.visits; ++j) {
+      const Ring v = from.k.behind();
+      from.k.next();
+      from.k.wait_full();
+      my_turn();
+      multiply_qk(s, from.k);
+      multiply_pv(o, a, v, j == 1);
+      your_turn();
+      wgmma_wait<1>();
+      settle(s);
+      from.k.release();
+      check_values(partial, v, finite);
+      partial = mask_partial(x, j, s);
+      softmax.raise_maxima(s, p.scale_log2);
+      softmax.exponentiate(s, p.scale_log2);
+      wgmma_wait<0>();
+      settle(o);
+      settle(s);  // nothing is packed above the wait, or two copies of P would be alive
+      v.release();
+      pack(a, s);
+      softmax.rescale(o);
+    }
+    const Ring v = from.k.behind();
+    from.q.release();
+    multiply_pv(o, a, v, x.visits == 1);
+    check_values(partial, v, finite);
+    wgmma_wait<0>();
+    settle(o);
+    v.release();
+    from.k.next();
+  }
+};
+
+/// O and L of 64 queries.
+template <int D, bool kLists, bool kMerges>
+__device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, const Place& at, std::uint32_t base,
+                                      const int (&token)[2], const float (&o)[D / 2], const OnlineSoftmax& softmax,
+                                      bool finite) {
+  using M = Layout<D>;
+  const bool writes = !kMerges || !kLists || (finite && (p.fresh || x.visits > 0));
+  float* const lse = p.lse + p.row(x) * p.length;
+  const std::int64_t out = p.o.offset(x.batch, x.head);
+  float share[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float a[4];
-#pragma unroll
-    for (int c = 0; c < 4; ++c) a[c] = fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]);
-#pragma unroll
-    for (int c = 4; c < 16; ++c) a[c % 4] = fmaxf(a[c % 4], fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]));
-    float m = fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3]));
-    m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-    m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-    const bool rises = (m - top[h]) * scale > 0;
-    const float next = rises ? m : top[h];
-    factor[h] = rises ? exp2_fast((top[h] - m) * scale) : 1.0f;
-    top[h] = next;
-    shift[h] = next == -INFINITY ? 0.0f : next * scale;
+    float total = softmax.sum[h];
+    total += __shfl_xor_sync(~0u, total, 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    share[h] = kLists && total == 0 ? 0.0f : 1.0f / total;
+    float l = (softmax.top[h] * p.scale_log2 + log2_fast(total)) * kLn2;
+    if constexpr (kMerges) {
+      float keep = 0;
+      if (!p.fresh) l = merged(lse[token[h]], l, keep, share[h]);
+      __syncwarp();  // all four lanes of a row have read
+      if (writes)
+        merge_row<D / 8>(static_cast<float*>(p.out) + out + static_cast<std::int64_t>(token[h]) * p.o.token, o, h,
+                         share[h], keep, at.quad());
+    }
+    if (at.quad() == 0 && writes) lse[token[h]] = l;
+  }
+  if constexpr (!kMerges) {
+    const int low = __shfl_sync(~0u, token[0], at.lane % 8 * 4), high = __shfl_sync(~0u, token[1], at.lane % 8 * 4);
+    store_rows<D / 8>(base + M::staging + (threadIdx.x / 32 - 4) * M::kStaging, o, share[0], share[1],
+                      static_cast<bf16*>(p.out) + out,
+                      static_cast<std::int64_t>(at.lane % 16 < 8 ? low : high) * p.o.token);
   }
 }
-__device__ __forceinline__ void exponentiate(float (&s)[64], float (&sum)[2], const float (&factor)[2],
-                                             const float (&shift)[2], float scale) {
-  float part[2][2] = {};
-#pragma unroll
-  for (int c = 0; c < 16; ++c)
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float p = exp2_fast(fmaf(s[4 * c + 2 * h + j], scale, -shift[h]));
-        s[4 * c + 2 * h + j] = p;
-        part[h][j] += p;
-      }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) sum[h] = fmaf(sum[h], factor[h], part[h][0] + part[h][1]);
-}
-__device__ __forceinline__ void pack(std::uint32_t (&p)[8][4], const float (&s)[64]) {
-#pragma unroll
-  for (int k = 0; k < 8; ++k)
-#pragma unroll
-    for (int x = 0; x < 4; ++x) p[k][x] = pack_bf16(s[8 * k + 2 * x], s[8 * k + 2 * x + 1]);
-}
-template <int N> __device__ __forceinline__ void rescale(float (&o)[N], const float (&factor)[2]) {
-#pragma unroll
-  for (int c = 0; c < N / 4; ++c)
-    o[4 * c] *= factor[0], o[4 * c + 1] *= factor[0], o[4 * c + 2] *= factor[1], o[4 * c + 3] *= factor[1];
-}
 
-template <int D, bool kAhead, bool kTurns, bool kLists, bool kMerges>
+template <int D, bool kAhead, bool kLists, bool kMerges>
 __global__ void __launch_bounds__(kThreads, 1) segment_forward_kernel(const __grid_constant__ ForwardProblem p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
-  using M = Layout<D>;
-  constexpr int kStages = M::kStages;
-  const std::uint32_t base = shared_address(memory), q_tiles = base + M::q, k_tiles = base + M::k,
-                      v_tiles = base + M::v;
-  const std::uint32_t q_full = base + M::barriers, q_empty = q_full + 8 * kStages, k_full = q_empty + 8 * kStages,
-                      k_empty = k_full + 8 * kStages, v_full = k_empty + 8 * kStages, v_empty = v_full + 8 * kStages;
-  const int thread = static_cast<int>(threadIdx.x), group = warpgroup();
-  if (thread == 0) {
-    constexpr int kWarps = 8;  // that release a tile
-    for (std::uint32_t i = 0; i < kStages; ++i) {
-      for (std::uint32_t full : {q_full, k_full, v_full}) barrier_init(full + 8 * i, kWarpgroup);
-      for (std::uint32_t empty : {q_empty, k_empty, v_empty}) barrier_init(empty + 8 * i, kWarps);
-    }
-    barrier_init_done();
-  }
-  __syncthreads();
-
-  if (group == 0) {  // ---- loads
+  const std::uint32_t base = shared_address(memory);
+  const int group = warpgroup();
+  Rings<D> rings(base, group == 0);
+  set_up_barriers(rings.q, rings.k, rings.k.behind());
+  if (group == 0) {
     fewer_registers<kProducerRegisters>();
-    Ring<kStages> q_ring(1), k_ring(1);  // waits for "empty" pass at once in the first round
-    constexpr int kRows = kTile / 16;    // a thread's, of every tile: eight threads share a row
-    const int row = thread / 8, chunk = thread % 8;
-    const std::uint32_t at = swizzled(static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(chunk));
-    const auto tokens = [&](int(&t)[kRows], const std::int32_t* list) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) t[i] = __ldg(list + row + 16 * i);
-    };
-    const auto gather = [&](const bf16* from, int stride, const int(&t)[kRows], std::uint32_t to) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const bf16* const line = from + static_cast<std::int64_t>(t[i]) * stride;
-#pragma unroll
-        for (std::uint32_t panel = 0; panel < M::kPanels; ++panel)
-          copy_16(to + panel * M::kPanel + at + static_cast<std::uint32_t>(i) * 16 * kPanelRow, line + panel * 64);
-      }
-    };
+    const Gather gather;
     for (int i = static_cast<int>(blockIdx.x); i < p.items; i += static_cast<int>(gridDim.x)) {
-      const Item x = item_of<kLists>(p, i);
-      if (kLists && x.key_tiles == 0) continue;
-      int t[kRows];
-      tokens(t, p.q_token + x.group * p.queries + x.tile * kTile);
-      barrier_wait(q_empty + 8 * q_ring.stage, q_ring.parity);
-      gather(p.q.at(x.batch, x.head) + chunk * 8, p.q.token, t,
-             q_tiles + static_cast<std::uint32_t>(q_ring.stage) * M::kBytes);
-      arrive_when_landed(q_full + 8 * q_ring.stage);
-      q_ring.next();
-      const std::int64_t kv =
-          x.batch * p.k.batch + static_cast<std::int64_t>(x.head / p.heads_each) * p.k.head + chunk * 8;
-      const std::int32_t* const list = p.k_token + x.group * p.keys;
-      for (int j = 0; j < x.key_tiles; ++j) {
-        tokens(t, list + (kLists ? meeting(p.lists.keys, x.first + j).tile : j) * kTile);
-        barrier_wait(k_empty + 8 * k_ring.stage, k_ring.parity);
-        gather(p.k.data + kv, p.k.token, t, k_tiles + static_cast<std::uint32_t>(k_ring.stage) * M::kBytes);
-        arrive_when_landed(k_full + 8 * k_ring.stage);
-        barrier_wait(v_empty + 8 * k_ring.stage, k_ring.parity);
-        gather(p.v + kv, p.k.token, t, v_tiles + static_cast<std::uint32_t>(k_ring.stage) * M::kBytes);
-        arrive_when_landed(v_full + 8 * k_ring.stage);
-        k_ring.next();
-      }
+      const Item x = p.item<false, kLists>(i);
+      if (!kLists || x.visits > 0) load<D, kLists>(p, x, gather, rings);
     }
     return;
   }
-
-  // ---- multiplies
   more_registers<kConsumerRegisters>();
-  const int half = group - 1, lane = thread % 32, warp = thread / 32 % 4;  // half: which 64 queries
-  const int row = half * 64 + warp * 16 + lane / 4;
-  Ring<kStages> q_ring(0), k_ring(0);
-  float s[64], o[D / 2];
-  std::uint32_t a[8][4];
-  const auto landed = [&](std::uint32_t full, int stage, std::uint32_t parity) {
-    barrier_wait(full + 8 * stage, parity);
-    fence_for_wgmma();
-  };
-  const auto release = [&](std::uint32_t empty, int stage) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(empty + 8 * stage);
-  };
-  const auto multiply_qk = [&](int stage) {
-    wgmma_begin();
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k)
-      wgmma<0, 0>(s,
-                  operand(q_tiles + static_cast<std::uint32_t>(q_ring.stage) * M::kBytes +
-                              static_cast<std::uint32_t>(half) * 64 * kPanelRow,
-                          along_columns(k, M::kPanel), 0),
-                  operand(k_tiles + static_cast<std::uint32_t>(stage) * M::kBytes, along_columns(k, M::kPanel), 0),
-                  k > 0);
-    wgmma_commit();
-  };
-  const auto multiply_pv = [&](int stage, int accumulate) {
-    wgmma_begin();
-#pragma unroll
-    for (int k = 0; k < kTile / 16; ++k)
-      wgmma<1>(o, a[k], operand(v_tiles + static_cast<std::uint32_t>(stage) * M::kBytes, along_rows(k), M::kPanel),
-               k > 0 ? 1 : accumulate);
-    wgmma_commit();
-  };
-  constexpr int kBoth = 2 * kWarpgroup, kFiniteBarrier = 3;  // 1 and 2: turns
-  const auto my_turn = [&] {
-    if constexpr (kTurns) named_sync(1 + half, kBoth);
-  };
-  const auto your_turn = [&] {
-    if constexpr (kTurns) named_arrive(1 + (half ^ 1), kBoth);
-  };
-  if (kTurns && half == 1) named_arrive(1, kBoth);  // the first warpgroup begins
-
+  Attend<D, kAhead, kLists> attend{p, Place(group), rings};
+  const Place& at = attend.at;
+  if (at.half == 1) attend.your_turn();  // the first warpgroup begins
   for (int i = static_cast<int>(blockIdx.x); i < p.items; i += static_cast<int>(gridDim.x)) {
-    const Item x = item_of<kLists>(p, i);
+    const Item x = p.item<false, kLists>(i);
     int token[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) token[h] = __ldg(p.q_token + x.group * p.queries + x.tile * kTile + row + 8 * h);
-    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, factor[2], shift[2];
+    for (int h = 0; h < 2; ++h)
+      token[h] = __ldg(p.lists.q_token.data() + x.group * p.queries + x.tile * kTile + at.row + 8 * h);
+    float o[D / 2];
+    OnlineSoftmax softmax;
     bool finite = true;
-    // Scores of the j-th key tile: what does not attend is taken out.
-    const auto take_out = [&](int j) {
-      if constexpr (kLists) {
-        const Meeting m = meeting(p.lists.keys, x.first + j);
-        if (m.partial) mask<true>(p.lists, x.tile * kTile + row, m.tile * kTile + lane % 4 * 2, -INFINITY, s);
-      }
-    };
-    const auto look_at_values = [&](int j, int stage) {  // each warpgroup at half of the rows
-      if constexpr (kLists)
-        if (meeting(p.lists.keys, x.first + j).partial)
-          finite = rows_are_finite<D>(v_tiles + static_cast<std::uint32_t>(stage) * M::kBytes +
-                                          static_cast<std::uint32_t>(half) * 64 * kPanelRow,
-                                      M::kPanel, thread % kWarpgroup, kWarpgroup) &&
-                   finite;
-    };
-    if (kLists && x.key_tiles == 0) {
+    if (kLists && x.visits == 0) {
 #pragma unroll
       for (float& y : o) y = 0;
     } else {
-      landed(q_full, q_ring.stage, q_ring.parity);
-      if constexpr (!kAhead) {
-        for (int j = 0; j < x.key_tiles; ++j) {
-          landed(k_full, k_ring.stage, k_ring.parity);
-          multiply_qk(k_ring.stage);
-          wgmma_wait<0>();
-          settle(s);
-          release(k_empty, k_ring.stage);
-          if (j == x.key_tiles - 1) release(q_empty, q_ring.stage);
-          take_out(j);
-          raise_maxima(s, top, factor, shift, p.scale);
-          my_turn();
-          exponentiate(s, sum, factor, shift, p.scale);
-          if (j > 0) rescale(o, factor);
-          your_turn();
-          pack(a, s);
-          landed(v_full, k_ring.stage, k_ring.parity);
-          multiply_pv(k_ring.stage, j > 0);
-          look_at_values(j, k_ring.stage);
-          wgmma_wait<0>();
-          settle(o);
-          release(v_empty, k_ring.stage);
-          k_ring.next();
-        }
-      } else {
-        landed(k_full, k_ring.stage, k_ring.parity);
-        my_turn();
-        multiply_qk(k_ring.stage);
-        your_turn();
-        wgmma_wait<0>();
-        settle(s);
-        release(k_empty, k_ring.stage);
-        take_out(0);
-        raise_maxima(s, top, factor, shift, p.scale);
-        exponentiate(s, sum, factor, shift, p.scale);
-        pack(a, s);
-        for (int j = 1; j < x.key_tiles; ++j) {
-          Ring<kStages> ahead = k_ring;
-          ahead.next();
-          landed(k_full, ahead.stage, ahead.parity);
-          my_turn();
-          multiply_qk(ahead.stage);
-          landed(v_full, k_ring.stage, k_ring.parity);
-          multiply_pv(k_ring.stage, j > 1);
-          your_turn();
-          wgmma_wait<1>();
-          settle(s);
-          release(k_empty, ahead.stage);
-          look_at_values(j - 1, k_ring.stage);
-          take_out(j);
-          raise_maxima(s, top, factor, shift, p.scale);
-          exponentiate(s, sum, factor, shift, p.scale);
-          wgmma_wait<0>();
-          settle(o);
-          settle(s);  // nothing is packed above the wait, or two copies of P would be alive
-          release(v_empty, k_ring.stage);
-          pack(a, s);
-          rescale(o, factor);
-          k_ring = ahead;
-        }
-        release(q_empty, q_ring.stage);
-        landed(v_full, k_ring.stage, k_ring.parity);
-        multiply_pv(k_ring.stage, x.key_tiles > 1);
-        look_at_values(x.key_tiles - 1, k_ring.stage);
-        wgmma_wait<0>();
-        settle(o);
-        release(v_empty, k_ring.stage);
-        k_ring.next();
-      }
-      q_ring.next();
+      attend.from.q.wait_full();
+      if constexpr (kAhead) attend.ahead(x, o, softmax, finite);
+      else attend.tile_by_tile(x, o, softmax, finite);
+      attend.from.q.next();
     }
-    if constexpr (kLists) {
-      // A tile is merged once, by this kernel or by the plain one: both warpgroups must agree on
-      // which.
-      if constexpr (kMerges) finite = named_all(kFiniteBarrier, kBoth, finite);
-      const std::int64_t row_of_tiles = static_cast<std::int64_t>(x.batch) * p.heads + x.head;
-      if (!finite) p.redo[row_of_tiles * p.query_tiles.d + x.tile] = 1;
-    }
-    const bool writes = !kMerges || !kLists || (finite && (p.fresh || x.key_tiles > 0));
-    float* const lse = p.lse + (static_cast<std::int64_t>(x.batch) * p.heads + x.head) * p.length;
-    const std::int64_t out = x.batch * p.o.batch + static_cast<std::int64_t>(x.head) * p.o.head;
-    float share[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float total = sum[h];
-      total += __shfl_xor_sync(~0u, total, 1);
-      total += __shfl_xor_sync(~0u, total, 2);
-      share[h] = kLists && total == 0 ? 0.0f : 1.0f / total;
-      float l = (top[h] * p.scale + log2_fast(total)) * kLn2;
-      if constexpr (kMerges) {
-        float keep = 0;
-        if (!p.fresh) l = merged(lse[token[h]], l, keep, share[h]);
-        __syncwarp();  // all four lanes of a row have read
-        if (writes)
-          merge_row<D / 8>(static_cast<float*>(p.out) + out + static_cast<std::int64_t>(token[h]) * p.o.token, o, h,
-                           share[h], keep, lane % 4);
-      }
-      if (lane % 4 == 0 && writes) lse[token[h]] = l;
-    }
-    if constexpr (kMerges) continue;
-    const int low = __shfl_sync(~0u, token[0], lane % 8 * 4), high = __shfl_sync(~0u, token[1], lane % 8 * 4);
-    store_rows<D / 8>(base + M::staging + static_cast<std::uint32_t>(half * 4 + warp) * M::kStaging, o, share[0],
-                      share[1], static_cast<bf16*>(p.out) + out,
-                      static_cast<std::int64_t>(lane % 16 < 8 ? low : high) * p.o.token);
+    if constexpr (kLists) finite = p.mark<kMerges>(x, finite);
+    store<D, kLists, kMerges>(p, x, at, base, token, o, softmax, finite);
   }
-  if (kTurns && half == 0) named_sync(1, kBoth);
+  if (at.half == 0) attend.my_turn();
 }
 
-ForwardProblem problem(Cuda where, const ForwardPass& f) {
-  const TilingView& view = on_device(*f.tiling, where);
-  ForwardProblem p{};
-  p.q = operand_of(f.q.rows<const bf16>()), p.k = operand_of(f.k.rows<const bf16>());
-  p.v = static_cast<const bf16*>(f.v.data);
-  p.o = operand_of({nullptr, f.o.batch, f.o.token, f.o.head});
+constexpr int kLong = 8;  // key tiles from which on working ahead pays
+
+template <bool kLists> void run(Cuda where, const ForwardPass& f, const Work& w, const EqualGroups& g, bool ahead) {
+  ForwardProblem p{w};
+  p.q = operand_of(f.q), p.k = operand_of(f.k), p.v = static_cast<const bf16*>(f.v.data), p.o = operand_of(f.o);
   p.out = f.o.data, p.lse = static_cast<float*>(f.lse), p.fresh = f.fresh;
-  p.q_token = view.q_token.data(), p.k_token = view.k_token.data();
-  p.length = static_cast<int>(f.sizes.length), p.heads = static_cast<int>(f.sizes.heads),
   p.heads_each = static_cast<int>(f.sizes.heads / f.sizes.kv_heads);
-  p.scale = static_cast<float>(f.sizes.scale) * kLog2e;
-  p.n_heads = Divisor(static_cast<std::uint32_t>(f.n_heads));
-  for (Index i = 0; i < f.n_heads; ++i) p.head[i] = static_cast<std::int16_t>(f.heads[i]);
-  return p;
-}
-
-template <bool kLists> void run(Cuda where, const ForwardPass& f, const ForwardProblem& p, bool ahead) {
+  p.queries = static_cast<int>(g.queries), p.keys = static_cast<int>(g.keys);
   with_type<bf16, float>(f.o.type, [&]<class O>() {
     constexpr bool kMerges = std::is_same_v<O, float>;
     // Parts of one attention are what ranks exchange rows between. With a block a tile, copies get
     // in wherever one ends, and uneven tiles are shared out as blocks end; leaving multiprocessors
     // free was slower.
     const bool stays = !kMerges || !ahead;
-    const dim3 blocks(
-        static_cast<unsigned>(stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items));
-    const auto start = [&](auto kernel, std::size_t shared) {
-      launch("attention", where, kernel, blocks, kThreads, shared, p);
+    const auto both = [&]<int D>() {
+      start(
+          where,
+          ahead ? segment_forward_kernel<D, true, kLists, kMerges> : segment_forward_kernel<D, false, kLists, kMerges>,
+          Layout<D>::size, p, stays);
     };
-    if (f.sizes.dim == 64)
-      ahead ? start(segment_forward_kernel<64, true, true, kLists, kMerges>, Layout<64>::size)
-            : start(segment_forward_kernel<64, false, false, kLists, kMerges>, Layout<64>::size);
-    else
-      ahead ? start(segment_forward_kernel<128, true, false, kLists, kMerges>, Layout<128>::size)
-            : start(segment_forward_kernel<128, false, false, kLists, kMerges>, Layout<128>::size);
+    f.sizes.dim == 64 ? both.template operator()<64>() : both.template operator()<128>();
   });
 }
-
-constexpr int kLong = 8;  // key tiles from which on working ahead pays
 
 }  // namespace
 
 void hopper::group_forward(Cuda where, const ForwardPass& f, const EqualGroups& g) {
-  ForwardProblem p = problem(where, f);
-  p.queries = static_cast<int>(g.queries), p.keys = static_cast<int>(g.keys),
-  p.key_tiles = static_cast<int>(g.keys / kTile);
-  p.items = static_cast<int>(f.sizes.batch * f.n_heads * g.groups * (g.queries / kTile));
-  p.query_tiles = Divisor(static_cast<std::uint32_t>(g.queries / kTile)),
-  p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
-  run<false>(where, f, p, p.key_tiles >= kLong);
+  const Index visits = g.keys / kTile;
+  run<false>(where, f, work_of(where, f, g.groups, g.queries / kTile, visits), g, visits >= kLong);
 }
 
 void hopper::list_forward(Cuda where, const ForwardPass& f, const Marks& marks) {
-  ForwardProblem p = problem(where, f);
   const auto tiles = static_cast<Index>(f.tiling->q_tile.size());
-  p.lists = on_device(*f.tiling, where), p.redo = marks.queries;
-  p.items = static_cast<int>(f.sizes.batch * f.n_heads * tiles);
-  p.query_tiles = Divisor(static_cast<std::uint32_t>(tiles)), p.groups = Divisor(1);
-  run<true>(where, f, p, static_cast<Index>(f.tiling->keys.size()) >= kLong * tiles);
+  Work w = work_of(where, f, 1, tiles, 0);
+  w.redo = marks.queries;
+  run<true>(where, f, w, {}, static_cast<Index>(f.tiling->keys.size()) >= kLong * tiles);
 }
 
 }  // namespace hilt::kernels

@@ -28,10 +28,6 @@ __device__ __forceinline__ void barrier_init_done() {
 __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// Arrives, and lets the phase wait for so many bytes of bulk copies too.
-__device__ __forceinline__ void barrier_expect(std::uint32_t barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
 __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done;
   do
@@ -99,16 +95,6 @@ template <int N> __device__ __forceinline__ void copies_wait() {
 /// them.
 __device__ __forceinline__ void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- bulk copies through a tensor map -----------------------------------------------------------
-__device__ __forceinline__ void copy_box(std::uint32_t to, const void* map, std::uint32_t barrier, int x, int y, int z,
-                                         int u, int v) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
-      "%6, %7}], [%2];" ::"r"(to),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
-      : "memory");
-}
-
 // ---- wgmma: order, and where operands lie -------------------------------------------------------
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -172,12 +158,15 @@ __device__ __forceinline__ float2 load_shared_pair(std::uint32_t at) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
   return v;
 }
+__device__ __forceinline__ void store_shared(std::uint32_t at, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
+}
 __device__ __forceinline__ void store_shared_pair(std::uint32_t at, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }
 
 /// A warp's 16 x 8 Chunks sums, scaled by row, to rows of 16 Chunks bytes in memory: through 16
-/// rows of staging, 16 bytes longer than a row so that no two lanes meet in a bank, because only
+/// rows of staging, 16 bytes longer than a row so that no two lanes share a bank, because only
 /// whole rows fill whole sectors. Lanes i and i + 16 know where row i goes.
 constexpr std::uint32_t staging_pitch(int chunks) { return static_cast<std::uint32_t>(16 * chunks + 16); }
 template <int Chunks, int N>

@@ -24,7 +24,6 @@ namespace {
 using namespace kernels::hopper;
 
 constexpr int kStream = 64;  // streamed rows of a tile
-constexpr int kFiniteBarrier = 1;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
 
@@ -36,49 +35,36 @@ struct Pair {
   int rows;  // of a group
 };
 
-struct Pass {
+struct Pass : Work {
   Pair own, stream;
   void *to_a, *to_b;  // gradients of what is owned, bf16 or, with kAdds, f32; dQ alone for queries
   Operand to;
   const float *lse, *delta;  // [B, H, L]
-  int length, heads, items;
-  float scale_log2, scale;
-  Divisor tiles, n_heads, groups;
-  TilingView lists;    // with kLists
-  std::int32_t* redo;  // [batch, heads, owned tiles]: set where the plain kernel has to do a tile again
-  std::int16_t head[kHeads];
 };
 
 template <int D> struct Layout {
-  static constexpr int kOwned = 2;  // owned tiles in flight
   static constexpr int kStages = D == 64 ? 6 : 3;
-  static constexpr int kPanels = D / 64;
-  static constexpr std::uint32_t kOwnPanel = kTile * kPanelRow, kStreamPanel = kStream * kPanelRow;
-  static constexpr std::uint32_t kOwnBytes = kTile * D * 2, kStreamBytes = kStream * D * 2, kRowBytes = kStream * 4;
-  static constexpr std::uint32_t own = 0, ring = own + kOwned * 2 * kOwnBytes, lse = ring + kStages * 2 * kStreamBytes,
+  using Own = Tile<D, kTile>;
+  using Stream = Tile<D, kStream>;
+  using OwnRing = Ring<2, 2 * Own::kBytes>;
+  using StreamRing = Ring<kStages, 2 * Stream::kBytes>;
+  static constexpr std::uint32_t kRowBytes = kStream * 4;  // of a statistic
+  static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, lse = stream + StreamRing::kBytes,
                                  delta = lse + kStages * kRowBytes, barriers = delta + kStages * kRowBytes,
-                                 size = barriers + 8 * (2 * kOwned + 2 * kStages);
+                                 size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
 };
-
-struct Item {
-  int tile, head, group, batch, first, stream_tiles;
-};  // first: of the list of tiles it meets
-template <bool kKeys, bool kLists> __device__ __forceinline__ Item item_of(const Pass& p, int i) {
-  Item x;
-  int rest, slot;
-  p.tiles.split(i, rest, x.tile);
-  x.first = 0, x.stream_tiles = p.stream.rows / kStream;
-  if constexpr (kLists) {  // causal ones: the longest first
-    if constexpr (!kKeys) x.tile = static_cast<int>(p.tiles.d) - 1 - x.tile;
-    const std::int32_t* const begin = (kKeys ? p.lists.queries_begin : p.lists.keys_begin).data() + x.tile;
-    x.first = __ldg(begin);
-    x.stream_tiles = (__ldg(begin + 1) - x.first) * (kTile / kStream);
-  }
-  p.n_heads.split(rest, rest, slot);
-  p.groups.split(rest, x.batch, x.group);
-  x.head = p.head[slot];
-  return x;
-}
+template <int D> struct Rings {
+  using M = Layout<D>;
+  const std::uint32_t base;
+  typename M::OwnRing own;
+  typename M::StreamRing stream;
+  __device__ Rings(std::uint32_t at, bool loads)
+      : base(at),
+        own(base + M::own, base + M::barriers, loads),
+        stream(base + M::stream, own.barriers + M::OwnRing::kBarriers, loads) {}
+  __device__ std::uint32_t lse() const { return stream.row(base + M::lse, M::kRowBytes); }
+  __device__ std::uint32_t delta() const { return stream.row(base + M::delta, M::kRowBytes); }
+};
 
 /// The streamed tile number `tile` of an item: where its rows begin in their list, and whether
 /// pairs are masked.
@@ -89,241 +75,179 @@ struct Streamed {
 template <bool kKeys, bool kLists>
 __device__ __forceinline__ Streamed streamed(const Pass& p, const Item& x, int tile) {
   if constexpr (!kLists) return {x.group * p.stream.rows + tile * kStream, false};
-  const Meeting m = meeting(kKeys ? p.lists.queries : p.lists.keys, x.first + tile / (kTile / kStream));
-  return {m.tile * kTile + tile % (kTile / kStream) * kStream, m.partial};
+  const Visit v = p.visit<kKeys, kLists>(x, tile / (kTile / kStream));
+  return {v.tile * kTile + tile % (kTile / kStream) * kStream, v.partial};
+}
+
+// ---- loads
+
+/// The tile that a block owns.
+template <int D>
+__device__ __forceinline__ void load_owned(const Pass& p, const Item& x, const Gather& gather, Rings<D>& to) {
+  const bf16* const a = p.own.a.at(x.batch, x.head) + gather.chunk * 8;
+  const bf16* const b = p.own.b.at(x.batch, x.head) + gather.chunk * 8;
+  const std::int32_t* const list = p.own.token + x.group * p.own.rows + x.tile * kTile + gather.row;
+  to.own.wait_empty();
+#pragma unroll 4
+  for (int i = 0; i < kTile / 16; ++i) {
+    const std::int64_t token = __ldg(list + 16 * i);
+    gather.copy<typename Layout<D>::Own>(to.own.tile(), i, a + token * p.own.a.token, b + token * p.own.b.token);
+  }
+  arrive_when_landed(to.own.full());
+  to.own.next();
+}
+
+/// The tiles that stream by, and of queries L and Delta.
+template <int D, bool kKeys, bool kLists>
+__device__ __forceinline__ void load_stream(const Pass& p, const Item& x, const Gather& gather, Rings<D>& to) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const bf16* const a = p.stream.a.at(x.batch, x.head) + gather.chunk * 8;
+  const bf16* const b = p.stream.b.at(x.batch, x.head) + gather.chunk * 8;
+  const std::int64_t statistics = p.row(x) * p.length;
+  for (int tile = 0; tile < x.visits * (kTile / kStream); ++tile) {
+    const std::int32_t* const list = p.stream.token + streamed<kKeys, kLists>(p, x, tile).row;
+    int token[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) token[i] = __ldg(list + gather.row + 16 * i);
+    const int own_token = kKeys && thread < kStream ? __ldg(list + thread) : 0;
+    to.stream.wait_empty();
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      gather.copy<typename Layout<D>::Stream>(to.stream.tile(), i,
+                                              a + static_cast<std::int64_t>(token[i]) * p.stream.a.token,
+                                              b + static_cast<std::int64_t>(token[i]) * p.stream.b.token);
+    if (kKeys && thread < kStream) {
+      copy_4(to.lse() + static_cast<std::uint32_t>(thread) * 4, p.lse + statistics + own_token);
+      copy_4(to.delta() + static_cast<std::uint32_t>(thread) * 4, p.delta + statistics + own_token);
+    }
+    arrive_when_landed(to.stream.full());
+    to.stream.next();
+  }
+}
+
+// ---- multiplies
+
+/// Adds to da and db (sums for the first and second of the owned pair) what the streamed tile of
+/// this stage gives; lse and delta: of owned queries.
+template <int D, bool kKeys, bool kLists, int N>
+__device__ __forceinline__ void accumulate(const Pass& p, const Item& x, int tile, const Place& at,
+                                           const Rings<D>& from, const ByRow& lse, const ByRow& delta,
+                                           float (&da)[D / 2], float (&db)[N], bool& finite) {
+  using Own = typename Layout<D>::Own;
+  using Stream = typename Layout<D>::Stream;
+  float s[32], t[32];
+  const std::uint32_t own = from.own.tile() + at.rows(), a = from.stream.tile(), b = a + Stream::kBytes;
+  from.stream.wait_full();
+  wgmma_begin();
+  multiply_rows<Own, Stream>(s, own, a);
+  wgmma_commit();
+  multiply_rows<Own, Stream>(t, own + Own::kBytes, b);
+  wgmma_commit();
+  wgmma_wait<1>();
+  settle(s);
+  const auto of = [&](std::uint32_t streamed, const ByRow& owned) {
+    if constexpr (kKeys) return ByColumn{streamed + static_cast<std::uint32_t>(at.quad()) * 8};
+    else return owned;
+  };
+  for_scores(of(from.lse(), lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
+  wgmma_wait<0>();
+  settle(t);
+  for_scores(of(from.delta(), delta), [&](int i, float d) { t[i] = s[i] * (t[i] - d); });
+  if constexpr (kLists) {
+    const Streamed now = streamed<kKeys, kLists>(p, x, tile);
+    if (now.partial) {
+      const int first_row = x.tile * kTile + at.row, first_column = now.row + at.quad() * 2;
+      mask<!kKeys>(p.lists, first_row, first_column, 0.0f, s, t);
+      const int share = static_cast<int>(threadIdx.x) - kWarpgroup;
+      finite = rows_are_finite<D>(a, Stream::kPanel, share, kMultiplying) && finite;
+      finite = rows_are_finite<D>(b, Stream::kPanel, share, kMultiplying) && finite;
+    }
+  }
+  std::uint32_t weights[4][4], slopes[4][4];
+  if constexpr (kKeys) pack(weights, s);
+  pack(slopes, t);
+  wgmma_begin();
+  if constexpr (kKeys) multiply<Stream>(db, weights, b, tile > 0);
+  multiply<Stream>(da, slopes, a, tile > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
+  settle(da);
+  if constexpr (kKeys) settle(db);
+  from.stream.release();
+}
+
+/// The gradients of what is owned.
+template <int D, bool kKeys, bool kAdds, int N>
+__device__ __forceinline__ void store(const Pass& p, const Item& x, const Place& at, const int (&token)[2],
+                                      const float (&da)[D / 2], const float (&db)[N], bool finite) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const std::int64_t to = p.to.offset(x.batch, x.head, token[h]);
+    if constexpr (kAdds) {
+      if (!finite) continue;
+      merge_row<D / 8>(static_cast<float*>(p.to_a) + to, da, h, p.scale, 1.0f, at.quad());
+      if constexpr (kKeys) merge_row<D / 8>(static_cast<float*>(p.to_b) + to, db, h, 1.0f, 1.0f, at.quad());
+    } else {
+      store_row<D / 8>(static_cast<bf16*>(p.to_a) + to, da, h, p.scale, at.quad());
+      if constexpr (kKeys) store_row<D / 8>(static_cast<bf16*>(p.to_b) + to, db, h, 1.0f, at.quad());
+    }
+  }
 }
 
 /// kKeys: keys are owned; else queries are.
 template <int D, bool kKeys, bool kLists, bool kAdds>
 __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __grid_constant__ Pass p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
-  using M = Layout<D>;
-  constexpr int kPanels = M::kPanels, kOwned = M::kOwned, kStages = M::kStages;
-  const std::uint32_t base = shared_address(memory), ring = base + M::ring, lse_rows = base + M::lse,
-                      delta_rows = base + M::delta;
-  const std::uint32_t own_full = base + M::barriers, own_empty = own_full + 8 * kOwned, full = own_empty + 8 * kOwned,
-                      empty = full + 8 * kStages;
-  const int thread = static_cast<int>(threadIdx.x), group = warpgroup();
-  if (thread == 0) {
-    constexpr int kWarps = 8;  // that release a tile
-    for (std::uint32_t i = 0; i < kOwned; ++i)
-      barrier_init(own_full + 8 * i, kWarpgroup), barrier_init(own_empty + 8 * i, kWarps);
-    for (std::uint32_t i = 0; i < kStages; ++i)
-      barrier_init(full + 8 * i, kWarpgroup), barrier_init(empty + 8 * i, kWarps);
-    barrier_init_done();
-  }
-  __syncthreads();
-
-  if (group == 0) {  // ---- loads: eight lanes a row, a lane 16 bytes of every 128
+  const int group = warpgroup();
+  Rings<D> rings(shared_address(memory), group == 0);
+  set_up_barriers(rings.own, rings.stream);
+  if (group == 0) {
     fewer_registers<kProducerRegisters>();
-    const int row = thread / 8, chunk = thread % 8;
-    const std::uint32_t at = swizzled(static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(chunk));
-    Ring<kOwned> own(1);
-    Ring<kStages> stream(1);
+    const Gather gather;
     for (int i = static_cast<int>(blockIdx.x); i < p.items; i += static_cast<int>(gridDim.x)) {
-      const Item x = item_of<kKeys, kLists>(p, i);
-      if (kLists && x.stream_tiles == 0) continue;
-      {
-        const bf16 *const a = p.own.a.at(x.batch, x.head) + chunk * 8, *const b =
-                                                                           p.own.b.at(x.batch, x.head) + chunk * 8;
-        const std::int32_t* const list = p.own.token + x.group * p.own.rows + x.tile * kTile + row;
-        barrier_wait(own_empty + 8 * own.stage, own.parity);
-#pragma unroll 4
-        for (int j = 0; j < kTile / 16; ++j) {
-          const std::int64_t token = __ldg(list + 16 * j);
-#pragma unroll
-          for (int panel = 0; panel < kPanels; ++panel) {
-            const std::uint32_t to = base + static_cast<std::uint32_t>(own.stage) * 2 * M::kOwnBytes +
-                                     static_cast<std::uint32_t>(panel) * M::kOwnPanel + at +
-                                     static_cast<std::uint32_t>(j) * 16 * kPanelRow;
-            copy_16(to, a + token * p.own.a.token + panel * 64);
-            copy_16(to + M::kOwnBytes, b + token * p.own.b.token + panel * 64);
-          }
-        }
-        arrive_when_landed(own_full + 8 * own.stage);
-        own.next();
-      }
-      const bf16 *const a = p.stream.a.at(x.batch, x.head) + chunk * 8, *const b =
-                                                                            p.stream.b.at(x.batch, x.head) + chunk * 8;
-      const std::int64_t statistics = (static_cast<std::int64_t>(x.batch) * p.heads + x.head) * p.length;
-      for (int tile = 0; tile < x.stream_tiles; ++tile) {
-        const std::int32_t* const list = p.stream.token + streamed<kKeys, kLists>(p, x, tile).row;
-        int token[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) token[j] = __ldg(list + row + 16 * j);
-        const int own_token = kKeys && thread < kStream ? __ldg(list + thread) : 0;
-        barrier_wait(empty + 8 * stream.stage, stream.parity);
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-          for (int panel = 0; panel < kPanels; ++panel) {
-            const std::uint32_t to = ring + static_cast<std::uint32_t>(stream.stage) * 2 * M::kStreamBytes +
-                                     static_cast<std::uint32_t>(panel) * M::kStreamPanel + at +
-                                     static_cast<std::uint32_t>(j) * 16 * kPanelRow;
-            copy_16(to, a + static_cast<std::int64_t>(token[j]) * p.stream.a.token + panel * 64);
-            copy_16(to + M::kStreamBytes, b + static_cast<std::int64_t>(token[j]) * p.stream.b.token + panel * 64);
-          }
-        if (kKeys && thread < kStream) {
-          const std::uint32_t to =
-              static_cast<std::uint32_t>(stream.stage) * M::kRowBytes + static_cast<std::uint32_t>(thread) * 4;
-          copy_4(lse_rows + to, p.lse + statistics + own_token);
-          copy_4(delta_rows + to, p.delta + statistics + own_token);
-        }
-        arrive_when_landed(full + 8 * stream.stage);
-        stream.next();
-      }
+      const Item x = p.item<kKeys, kLists>(i);
+      if (kLists && x.visits == 0) continue;
+      load_owned<D>(p, x, gather, rings);
+      load_stream<D, kKeys, kLists>(p, x, gather, rings);
     }
     return;
   }
-
-  // ---- multiplies
   more_registers<kConsumerRegisters>();
-  const int half = group - 1, lane = thread % 32, warp = thread / 32 % 4, quad = lane % 4;
-  const std::uint32_t own_rows = static_cast<std::uint32_t>(half) * 64 * kPanelRow;
-  Ring<kOwned> own(0);
-  Ring<kStages> stream(0);
-  float da[D / 2], db[kKeys ? D / 2 : 1];  // sums for the first and second of the owned pair
-  const auto release = [&](std::uint32_t barrier) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(barrier);
-  };
+  const Place at(group);
+  float da[D / 2], db[kKeys ? D / 2 : 1];
   for (int i = static_cast<int>(blockIdx.x); i < p.items; i += static_cast<int>(gridDim.x)) {
-    const Item x = item_of<kKeys, kLists>(p, i);
-    if (kAdds && kLists && x.stream_tiles == 0) continue;
+    const Item x = p.item<kKeys, kLists>(i);
+    if (kAdds && kLists && x.visits == 0) continue;
     bool finite = true;
     int token[2];
-    float lse[2] = {}, delta[2] = {};  // of owned queries
+    ByRow lse{}, delta{};  // of owned queries
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      token[h] = __ldg(p.own.token + x.group * p.own.rows + x.tile * kTile + half * 64 + warp * 16 + lane / 4 + 8 * h);
+      token[h] = __ldg(p.own.token + x.group * p.own.rows + x.tile * kTile + at.row + 8 * h);
       if constexpr (!kKeys) {
-        const std::int64_t statistics = (static_cast<std::int64_t>(x.batch) * p.heads + x.head) * p.length + token[h];
-        lse[h] = __ldg(p.lse + statistics) * kLog2e, delta[h] = __ldg(p.delta + statistics);
+        const std::int64_t statistics = p.row(x) * p.length + token[h];
+        lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
       }
     }
-    const std::uint32_t a_tile = base + static_cast<std::uint32_t>(own.stage) * 2 * M::kOwnBytes,
-                        b_tile = a_tile + M::kOwnBytes;
-    if (kLists && x.stream_tiles == 0) {
+    if (kLists && x.visits == 0) {
 #pragma unroll
       for (float& y : da) y = 0;
 #pragma unroll
       for (float& y : db) y = 0;
     } else {
-      barrier_wait(own_full + 8 * own.stage, own.parity);
-      fence_for_wgmma();
+      rings.own.wait_full();
     }
 #pragma unroll 1
-    for (int tile = 0; tile < x.stream_tiles; ++tile) {
-      float s[32], t[32];
-      const std::uint32_t stream_a = ring + static_cast<std::uint32_t>(stream.stage) * 2 * M::kStreamBytes,
-                          stream_b = stream_a + M::kStreamBytes;
-      barrier_wait(full + 8 * stream.stage, stream.parity);
-      fence_for_wgmma();
-      wgmma_begin();
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k)
-        wgmma<0, 0>(s, operand(a_tile + own_rows, along_columns(k, M::kOwnPanel), 0),
-                    operand(stream_a, along_columns(k, M::kStreamPanel), 0), k > 0);
-      wgmma_commit();
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k)
-        wgmma<0, 0>(t, operand(b_tile + own_rows, along_columns(k, M::kOwnPanel), 0),
-                    operand(stream_b, along_columns(k, M::kStreamPanel), 0), k > 0);
-      wgmma_commit();
-      wgmma_wait<1>();
-      settle(s);
-      const std::uint32_t statistics =
-          static_cast<std::uint32_t>(stream.stage) * M::kRowBytes + static_cast<std::uint32_t>(quad) * 8;
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        float l[2][2];  // by row and column of the four scores
-        if constexpr (kKeys) {
-          const float2 y = load_shared_pair(lse_rows + statistics + static_cast<std::uint32_t>(c) * 32);
-          l[0][0] = l[1][0] = y.x * kLog2e, l[0][1] = l[1][1] = y.y * kLog2e;
-        } else {
-          l[0][0] = l[0][1] = lse[0], l[1][0] = l[1][1] = lse[1];
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-          for (int j = 0; j < 2; ++j)
-            s[4 * c + 2 * h + j] = exp2_fast(fmaf(s[4 * c + 2 * h + j], p.scale_log2, -l[h][j]));
-      }
-      wgmma_wait<0>();
-      settle(t);
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        float d[2][2];
-        if constexpr (kKeys) {
-          const float2 y = load_shared_pair(delta_rows + statistics + static_cast<std::uint32_t>(c) * 32);
-          d[0][0] = d[1][0] = y.x, d[0][1] = d[1][1] = y.y;
-        } else {
-          d[0][0] = d[0][1] = delta[0], d[1][0] = d[1][1] = delta[1];
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-          for (int j = 0; j < 2; ++j) t[4 * c + 2 * h + j] = s[4 * c + 2 * h + j] * (t[4 * c + 2 * h + j] - d[h][j]);
-      }
-      if constexpr (kLists) {
-        const Streamed now = streamed<kKeys, kLists>(p, x, tile);
-        if (now.partial) {
-          const int first_row = x.tile * kTile + half * 64 + warp * 16 + lane / 4, first_column = now.row + quad * 2;
-          mask<!kKeys>(p.lists, first_row, first_column, 0.0f, s);
-          mask<!kKeys>(p.lists, first_row, first_column, 0.0f, t);
-          const int both = 2 * kWarpgroup, share = thread - kWarpgroup;
-          finite = rows_are_finite<D>(stream_a, M::kStreamPanel, share, both) && finite;
-          finite = rows_are_finite<D>(stream_b, M::kStreamPanel, share, both) && finite;
-        }
-      }
-      std::uint32_t weights[4][4], slopes[4][4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-#pragma unroll
-        for (int y = 0; y < 4; ++y) {
-          if constexpr (kKeys) weights[k][y] = pack_bf16(s[8 * k + 2 * y], s[8 * k + 2 * y + 1]);
-          slopes[k][y] = pack_bf16(t[8 * k + 2 * y], t[8 * k + 2 * y + 1]);
-        }
-      wgmma_begin();
-      if constexpr (kKeys) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          wgmma<1>(db, weights[k], operand(stream_b, along_rows(k), M::kStreamPanel), k > 0 ? 1 : tile > 0);
-      }
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        wgmma<1>(da, slopes[k], operand(stream_a, along_rows(k), M::kStreamPanel), k > 0 ? 1 : tile > 0);
-      wgmma_commit();
-      wgmma_wait<0>();
-      settle(da);
-      if constexpr (kKeys) settle(db);
-      release(empty + 8 * stream.stage);
-      stream.next();
+    for (int tile = 0; tile < x.visits * (kTile / kStream); ++tile) {
+      accumulate<D, kKeys, kLists>(p, x, tile, at, rings, lse, delta, da, db, finite);
+      rings.stream.next();
     }
-    if (!kLists || x.stream_tiles > 0) {
-      release(own_empty + 8 * own.stage);
-      own.next();
+    if (!kLists || x.visits > 0) {
+      rings.own.release();
+      rings.own.next();
     }
-    if constexpr (kLists) {
-      // A tile is added once, by this kernel or by the plain one: both warpgroups must agree on
-      // which.
-      if constexpr (kAdds) finite = named_all(kFiniteBarrier, 2 * kWarpgroup, finite);
-      const std::int64_t row_of_tiles = static_cast<std::int64_t>(x.batch) * p.heads + x.head;
-      if (!finite) p.redo[row_of_tiles * p.tiles.d + x.tile] = 1;
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const std::int64_t to = x.batch * p.to.batch + static_cast<std::int64_t>(x.head) * p.to.head +
-                              static_cast<std::int64_t>(token[h]) * p.to.token;
-      if constexpr (kAdds) {
-        if (!finite) continue;
-        merge_row<D / 8>(static_cast<float*>(p.to_a) + to, da, h, p.scale, 1.0f, quad);
-        if constexpr (kKeys) merge_row<D / 8>(static_cast<float*>(p.to_b) + to, db, h, 1.0f, 1.0f, quad);
-      } else {
-        store_row<D / 8>(static_cast<bf16*>(p.to_a) + to, da, h, p.scale, quad);
-        if constexpr (kKeys) store_row<D / 8>(static_cast<bf16*>(p.to_b) + to, db, h, 1.0f, quad);
-      }
-    }
+    if constexpr (kLists) finite = p.mark<kAdds>(x, finite);
+    store<D, kKeys, kAdds>(p, x, at, token, da, db, finite);
   }
 }
 
@@ -331,40 +255,27 @@ constexpr int kLong = 1024;  // rows that stream by from which on a block is wor
 
 /// The two passes over a tiling: groups of it, or lists.
 template <bool kLists> void both_passes(Cuda where, const BackwardPass& b, const EqualGroups& g, const Marks& marks) {
-  const AttentionSizes& sizes = b.sizes;
   const TilingView& view = on_device(*b.tiling, where);
-  const auto read = [](const Input& x) { return operand_of(x.rows<const bf16>()); };
-  const Pair keys{read(b.k), read(b.v), view.k_token.data(), static_cast<int>(g.keys)};
-  const Pair queries{read(b.q), read(b.d_o), view.q_token.data(), static_cast<int>(g.queries)};
+  const Pair keys{operand_of(b.k), operand_of(b.v), view.k_token.data(), static_cast<int>(g.keys)};
+  const Pair queries{operand_of(b.q), operand_of(b.d_o), view.q_token.data(), static_cast<int>(g.queries)};
   with_type<bf16, float>(b.dq.type, [&]<class O>() {
     constexpr bool kAdds = std::is_same_v<O, float>;
     const auto run = [&](const Pair& own, const Pair& stream, const Output& to_a, void* to_b, std::int32_t* redo,
                          auto kernel, std::size_t shared) {
-      Pass p{};
-      p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b,
-      p.to = operand_of({nullptr, to_a.batch, to_a.token, to_a.head});
+      Pass p{work_of(where, b, g.groups, own.rows / kTile, stream.rows / kTile)};
+      p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b, p.to = operand_of(to_a), p.redo = redo;
       p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
-      p.lists = view, p.redo = redo;
-      p.length = static_cast<int>(sizes.length), p.heads = static_cast<int>(sizes.heads);
-      p.items = static_cast<int>(sizes.batch * b.n_heads * g.groups) * (own.rows / kTile);
-      p.scale = static_cast<float>(sizes.scale), p.scale_log2 = p.scale * kLog2e;
-      p.tiles = Divisor(static_cast<std::uint32_t>(own.rows / kTile)),
-      p.n_heads = Divisor(static_cast<std::uint32_t>(b.n_heads)),
-      p.groups = Divisor(static_cast<std::uint32_t>(g.groups));
-      for (Index i = 0; i < b.n_heads; ++i) p.head[i] = static_cast<std::int16_t>(b.heads[i]);
       // What is added to is a part of an attention that ranks exchange rows between: a block a
       // tile, as in segment_forward.cu.
-      const bool stays = !kAdds || stream.rows < kLong;
-      const int blocks = stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items;
-      launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
+      start(where, kernel, shared, p, !kAdds || stream.rows < kLong);
     };
     const auto both = [&]<int D>() {
-      static_assert(Layout<D>::size <= 227 << 10);
+      static_assert(Layout<D>::size <= kMostShared);
       run(keys, queries, b.dk, b.dv.data, marks.keys, stream_backward_kernel<D, true, kLists, kAdds>, Layout<D>::size);
       run(queries, keys, b.dq, nullptr, marks.queries, stream_backward_kernel<D, false, kLists, kAdds>,
           Layout<D>::size);
     };
-    sizes.dim == 64 ? both.template operator()<64>() : both.template operator()<128>();
+    b.sizes.dim == 64 ? both.template operator()<64>() : both.template operator()<128>();
   });
 }
 
