@@ -79,6 +79,8 @@ void check_link(hilt::Comm& comm) {
 int work(hilt::Comm& comm, hilt::Device device) {
   const int rank = comm.rank(), next = (rank + 1) % kRanks, previous = (rank + kRanks - 1) % kRanks;
   if (fate == "check") check_link(comm);
+  // A fast machine is done before the fate of who meets strikes.
+  if (moment == "meeting") std::this_thread::sleep_for(std::chrono::milliseconds(200));
   Tensor held = hilt::full({100000}, rank, hilt::DType::f32, device);
   for (int hop = 1; hop <= kRanks; ++hop) {
     if (hop == 2) now("hop", rank);
