@@ -1,4 +1,5 @@
 #pragma once
+#include <compare>
 #include <cstdint>
 #include <ostream>
 #include <string>
@@ -15,7 +16,7 @@ struct Device {
 
   bool is_cpu() const { return kind == Kind::cpu; }
   bool is_cuda() const { return kind == Kind::cuda; }
-  friend bool operator==(const Device&, const Device&) = default;
+  friend auto operator<=>(const Device&, const Device&) = default;
   friend std::ostream& operator<<(std::ostream& os, const Device& d) {
     return d.is_cpu() ? os << "cpu" : os << "cuda:" << std::to_string(d.index);
   }
@@ -25,8 +26,7 @@ struct Device {
 /// given out; `auto` takes the CPU where none can. Throws Code::gpu with the driver's reason where
 /// the GPU that was asked for is of no use.
 Device device_named(std::string_view text);
-/// A line about each GPU: name, memory, compute capability; or one line with the reason why none
-/// can be used.
+/// A line about each GPU: name, memory, compute capability; or one that says why none can be used.
 std::vector<std::string> gpu_descriptions();
 
 /// Waits until everything asked of a GPU is done; at once for the CPU.

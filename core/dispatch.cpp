@@ -1,5 +1,4 @@
-// The instruction set that CPU kernels use: the best this processor has, or a lower one that
-// HILT_ISA names.
+// The instruction set of CPU kernels: the best this processor has, or a lower one by HILT_ISA.
 #include "core/dispatch.h"
 #include <cstdlib>
 #include <string_view>

@@ -1,9 +1,9 @@
 #pragma once
 #include "core/config.h"
+#include "core/convert.h"
 #include "tensor.h"
 
-// Private to core and ops: how an op reaches the kernel for a device, an element type and a
-// processor.
+// Private to core and ops: how an op reaches the kernel for a device, a type and a processor.
 
 namespace hilt {
 
@@ -21,10 +21,15 @@ template <class Where> inline constexpr bool is_cuda = std::is_same_v<Where, Cud
 Cuda cuda_of(Device device);
 
 /// Instruction sets that files named *_cpu.cpp are compiled for, each in turn with kIsa saying
-/// which. A kernel that gains nothing from it is written once for Cpu, from which every CpuAt
-/// derives.
+/// which. A kernel that gains nothing is written once for Cpu, from which they derive.
 enum class Isa { base, avx2, avx512 };
 template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
+
+/// Makes the compiler build a kernel, template <class T, class At>, for a type and a place. Its
+/// signature stands with its declaration alone.
+#define HILT_KERNEL(KERNEL, T, AT) template decltype(KERNEL<T, AT>) KERNEL<T, AT>;
+#define HILT_GPU_KERNEL(KERNEL) \
+  HILT_KERNEL(KERNEL, float, Cuda) HILT_KERNEL(KERNEL, bf16, Cuda) HILT_KERNEL(KERNEL, f16, Cuda)
 
 /// The best this processor has and this build contains; HILT_ISA=base|avx2|avx512 lowers it.
 Isa active_isa();
@@ -46,8 +51,7 @@ template <class T, class F> void visit_cpu(F&& f) {
 }
 }  // namespace detail
 
-/// Calls f(where) for the device of x, a float that kernels there take: for those that are told
-/// types at run time.
+/// Calls f(where) for the device of x, a float that kernels there take, told types at run time.
 template <class F> void with_device(const char* op, const Tensor& x, F&& f) {
   if (x.device().is_cpu() && is_floating(x.dtype())) return detail::with_isa(f);
   if constexpr (kHasCuda)
@@ -58,44 +62,21 @@ template <class F> void with_device(const char* op, const Tensor& x, F&& f) {
 /// Calls f.operator()<T>(where) for the element type and device of x, a float of any width. f64
 /// exists on the CPU alone. This and visit_any are the only places that list which pairs are built.
 template <class F> void visit(const char* op, const Tensor& x, F&& f) {
-  if (x.device().is_cpu()) switch (x.dtype()) {
-      case DType::f32: return detail::visit_cpu<float>(f);
-      case DType::f64: return detail::visit_cpu<double>(f);
-      case DType::bf16: return detail::visit_cpu<bf16>(f);
-      case DType::f16: return detail::visit_cpu<f16>(f);
-      default: break;
+  const bool on_cpu = x.device().is_cpu();
+  if (!is_floating(x.dtype()) || !(on_cpu || (kHasCuda && x.dtype() != DType::f64)))
+    fail(op, ": no kernel for ", x.dtype(), " on ", x.device());
+  with_type(x.dtype(), [&]<class T>() {
+    if constexpr (!std::is_integral_v<T>) {
+      if (on_cpu) return detail::visit_cpu<T>(f);
+      if constexpr (kHasCuda && !std::is_same_v<T, double>) return f.template operator()<T>(cuda_of(x.device()));
     }
-  if constexpr (kHasCuda) {
-    if (x.device().is_cuda()) switch (x.dtype()) {
-        case DType::f32: return f.template operator()<float>(cuda_of(x.device()));
-        case DType::bf16: return f.template operator()<bf16>(cuda_of(x.device()));
-        case DType::f16: return f.template operator()<f16>(cuda_of(x.device()));
-        default: break;
-      }
-  }
-  fail(op, ": no kernel for ", x.dtype(), " on ", x.device());
+  });
 }
 
-/// The same for every element type, on the CPU alone; for kernels that move data and do not
-/// compute.
+/// The same for every element type, on the CPU alone, for kernels that only move data.
 template <class F> void visit_any(const char* op, const Tensor& x, F&& f) {
   check(x.device().is_cpu(), op, ": no kernel for ", x.dtype(), " on ", x.device());
-  switch (x.dtype()) {
-    case DType::f64: return f.template operator()<double>(Cpu{});
-    case DType::f32: return f.template operator()<float>(Cpu{});
-    case DType::bf16: return f.template operator()<bf16>(Cpu{});
-    case DType::f16: return f.template operator()<f16>(Cpu{});
-    case DType::i64: return f.template operator()<std::int64_t>(Cpu{});
-    case DType::i32: return f.template operator()<std::int32_t>(Cpu{});
-    case DType::u8: return f.template operator()<std::uint8_t>(Cpu{});
-  }
-}
-
-/// The same for the types that index: i32 and i64.
-template <class F> void visit_integer(const char* op, const Tensor& x, F&& f) {
-  if (x.dtype() == DType::i64) return f.template operator()<std::int64_t>(Cpu{});
-  if (x.dtype() == DType::i32) return f.template operator()<std::int32_t>(Cpu{});
-  fail(op, ": indices must be i32 or i64, got ", x.dtype());
+  with_type(x.dtype(), [&]<class T>() { f.template operator()<T>(Cpu{}); });
 }
 
 }  // namespace hilt

@@ -18,8 +18,7 @@ enum class Code : int {
   internal = 70,     // a bug of ours
 };
 
-/// Every failure of this library. The message names the op, what it expected, what came, and what
-/// to do.
+/// Every failure of this library. The message: the op, what it expected, what came, what to do.
 class Error : public std::runtime_error {
  public:
   Error(Code code, std::string text) : std::runtime_error(without_nul(std::move(text))), code_(code) {}

@@ -59,8 +59,7 @@ struct f16 {
 #else
     const std::uint32_t sign = (bits & 0x8000u) << 16;
     const std::uint32_t magnitude = bits & 0x7fffu;
-    // Shifted into place the exponent is 112 too small; multiplying by 2^112 also renormalises
-    // subnormals.
+    // Shifted into place the exponent is 112 too small; times 2^112 also renormalises subnormals.
     const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
     const std::uint32_t finite = std::bit_cast<std::uint32_t>(scaled);
     const std::uint32_t special = 0x7f800000u | (magnitude << 13);

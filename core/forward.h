@@ -1,6 +1,5 @@
 #pragma once
 #include <functional>
-#include <memory>
 #include <span>
 
 // The names of core alone, for headers that pass them on: hilt.h takes longer to compile.
@@ -19,6 +18,7 @@ class Gradients;
 class Tape;
 class Generator;
 struct RandomKey;
+/// A piece of a model: any number of ops, from inputs to one output.
 using Composite = std::function<Tensor(std::span<const Tensor>)>;
 
 }  // namespace hilt

@@ -4,25 +4,16 @@
 #include "core/gradcheck.h"
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 #include "core/random.h"
 
 namespace hilt {
 namespace {
 
 /// A number in the user's memory that moves, and is put back whatever happens.
-class Moved {
- public:
-  explicit Moved(double& x) : x_(x), old_(x) {}
-  Moved(const Moved&) = delete;
-  Moved& operator=(const Moved&) = delete;
-  ~Moved() { x_ = old_; }
-  void to(double value) { x_ = value; }
-  double old() const { return old_; }
-
- private:
-  double& x_;
-  const double old_;
+struct Moved {
+  double& x;
+  const double old;
+  ~Moved() { x = old; }
 };
 
 /// The storage element behind the k-th element of x in row-major order.
@@ -35,8 +26,7 @@ std::size_t element(const Tensor& x, Index k) {
   return static_cast<std::size_t>(at);
 }
 
-/// What the gradients of all inputs on one storage say of its elements; and which elements they
-/// show.
+/// What gradients of all inputs on one storage say of its elements, and which they show.
 struct Analytic {
   std::vector<double> derivative;
   std::vector<bool> shown;
@@ -91,11 +81,11 @@ GradcheckResult gradcheck(const Composite& fn, const std::vector<Tensor>& inputs
     double* const data = x.mutable_data<double>() - x.offset();
     for (std::size_t e = 0; e < analytic.shown.size(); ++e) {
       if (!analytic.shown[e]) continue;
-      Moved moved(data[e]);
-      const double above = moved.old() + options.step, below = moved.old() - options.step;
-      moved.to(above);
+      const Moved moved{data[e], data[e]};
+      const double above = moved.old + options.step, below = moved.old - options.step;
+      moved.x = above;
       const std::vector<double> up = values();
-      moved.to(below);
+      moved.x = below;
       const std::vector<double> down = values();
       double change = 0;
       for (std::size_t i = 0; i < cotangent.size(); ++i) change += cotangent[i] * (up[i] - down[i]);

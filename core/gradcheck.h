@@ -1,5 +1,6 @@
 #pragma once
 #include <string>
+#include "forward.h"
 #include "tape.h"
 
 namespace [[gnu::visibility("default")]] hilt {

@@ -48,9 +48,10 @@ Info info() {
 }
 
 void detail::check_headers(const char* version) {
-  check(std::string_view(version) == kVersion,
-        "hilt: library and header versions differ: the program was compiled for ", version, " and loaded ",
-        std::string_view(kVersion), "; compile it again, or point the loader at the matching libhilt");
+  const auto series = [](std::string_view v) { return v.substr(0, v.rfind('.')); };
+  check(series(version) == series(kVersion), "hilt: library and header versions differ: the program was compiled for ",
+        version, " and loaded ", std::string_view(kVersion),
+        "; compile it again, or point the loader at the matching libhilt");
 }
 
 }  // namespace hilt

@@ -22,9 +22,9 @@ Info info();
 namespace detail {
 void check_headers(const char* version);
 }
-/// Throws unless the library that was loaded is the one these headers belong to. Programs call it
-/// once, early. Always inlined: an out-of-line copy could be answered by another library's, with
-/// that one's version.
+/// Throws unless the library that was loaded is of the series (0.2 of 0.2.1) that these headers
+/// belong to. Programs call it once, early. Always inlined: an out-of-line copy could be answered
+/// by another library's, with that one's version.
 [[gnu::always_inline]] inline void check_version() { detail::check_headers(kVersion); }
 
 }  // namespace hilt

@@ -17,8 +17,7 @@ namespace hilt {
 namespace {
 
 constexpr int kMaxThreads = 256;
-// A worker looks for work this many times before it sleeps: about 30 microseconds, a little more
-// than waking costs.
+// Looks of a worker before it sleeps: about 30 microseconds, a little more than waking costs.
 constexpr int kSpins = 2000;
 
 int default_threads() {
@@ -134,8 +133,7 @@ class Pool {
     const std::lock_guard lock(mutex_);
     return executor_;
   }
-  /// How many of the helpers there are: fewer where the system has no room for another thread.
-  /// Under busy_.
+  /// How many helpers there are: fewer where the system has no room for a thread. Under busy_.
   int started(int helpers) try {
     while (static_cast<int>(workers_.size()) < helpers) workers_.emplace_back([this] { serve(); });
     return helpers;

@@ -25,8 +25,7 @@ class ThreadLimit {
 /// Calls task(0) .. task(n - 1) once each, on any threads, and returns when all of them have
 /// returned: a thread pool of the host, say. Tasks throw nothing and wait for nothing.
 using Executor = std::function<void(int n, const std::function<void(int)>& task)>;
-/// From the next kernel on, the process has its threads from there and starts none; an empty one
-/// ends that.
+/// From the next kernel on, threads are had from there and none is started; an empty one ends that.
 void set_executor(Executor executor);
 
 namespace detail {

@@ -21,8 +21,7 @@
 
 namespace hilt {
 
-/// How much a pool may keep: what the variable of the environment says, whole bytes, or
-/// `otherwise`.
+/// How much a pool may keep: what the environment's variable says, whole bytes, or `otherwise`.
 inline std::size_t pool_limit(const char* variable, std::size_t otherwise) {
   const char* const text = std::getenv(variable);
   if (!text) return otherwise;
@@ -83,8 +82,7 @@ template <class Source> class Pool {
   }
 
   // Blocks that a recording (core/replay.h) uses are not given to others while it lives: the GPU
-  // writes there at each launch. Blocks that were in use when it began are kept too: it may read
-  // them.
+  // writes there at each launch. Blocks in use when it began are kept too: it may read them.
   struct Reserved {
     std::size_t size;
     bool idle;  // no tensor's
@@ -151,8 +149,7 @@ template <class Source> class Pool {
   }
 
  private:
-  static constexpr std::size_t kLarge = std::size_t{1}
-                                        << 20;  // from here on a block is worth naming when memory runs out
+  static constexpr std::size_t kLarge = 1 << 20;  // from here on a block is worth naming when memory runs out
 
   // Sizes are rounded up to one of four steps a power of two (at most 25 % above what was asked),
   // so that a freed block fits the next tensor of about its size.

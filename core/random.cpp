@@ -21,18 +21,14 @@ std::array<std::uint32_t, 4> bits_at(RandomKey key, Index i) {
 }
 double uniform(std::uint32_t bits) { return (bits >> 8) * 0x1p-24; }
 
-/// The same on a GPU, where there is one to ask for.
-bool drawn(Tensor& t, kernels::Draw what, RandomKey key, Index low = 0, std::uint64_t span = 1) {
-  if constexpr (kHasCuda) {
-    if (t.device().is_cpu()) return false;
-    kernels::draw(cuda_of(t.device()), what, t.mutable_raw(), t.dtype(), t.numel(), key, low, span);
-    return true;
-  } else {
-    return false;
+/// A tensor of draws: f(i) on the CPU, and the same numbers on a GPU.
+template <class F>
+Tensor generate(const char* op, Tensor t, RandomKey key, kernels::Draw what, Index low, std::uint64_t span, F f) {
+  if (t.device().is_cuda()) {
+    if constexpr (kHasCuda)
+      kernels::draw(cuda_of(t.device()), what, t.mutable_raw(), t.dtype(), t.numel(), key, low, span);
+    return t;
   }
-}
-
-template <class F> Tensor generate(const char* op, Tensor t, F f) {
   visit_any(op, t, [&]<class T>(Cpu) {
     T* const out = t.mutable_data<T>();
     parallel_for(t.numel(), 1 << 12, [&](Index begin, Index end) {
@@ -73,16 +69,13 @@ Generator::Recording::States Generator::Recording::swap(const States& states) {
 
 Tensor rand(const Shape& shape, RandomKey key, DType dtype, Device device) {
   check(is_floating(dtype), "rand: needs a float type, got ", dtype);
-  Tensor t = empty(shape, dtype, device);
-  if (drawn(t, kernels::Draw::uniform, key)) return t;
-  return generate("rand", std::move(t), [key](Index i) { return uniform(bits_at(key, i)[0]); });
+  return generate("rand", empty(shape, dtype, device), key, kernels::Draw::uniform, 0, 1,
+                  [key](Index i) { return uniform(bits_at(key, i)[0]); });
 }
 
 Tensor randn(const Shape& shape, RandomKey key, DType dtype, Device device) {
   check(is_floating(dtype), "randn: needs a float type, got ", dtype);
-  Tensor t = empty(shape, dtype, device);
-  if (drawn(t, kernels::Draw::normal, key)) return t;
-  return generate("randn", std::move(t), [key](Index i) {
+  return generate("randn", empty(shape, dtype, device), key, kernels::Draw::normal, 0, 1, [key](Index i) {
     const auto bits = bits_at(key, i);
     const double radius = std::sqrt(-2 * std::log(1 - uniform(bits[0])));  // 1 - u is never 0
     return radius * std::cos(2 * std::numbers::pi * uniform(bits[1]));
@@ -93,9 +86,7 @@ Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType d
   check(low < high, "randint: [", low, ", ", high, ") is empty");
   check(!is_floating(dtype), "randint: needs an integer type, got ", dtype);
   const auto span = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
-  Tensor t = empty(shape, dtype, device);
-  if (drawn(t, kernels::Draw::integer, key, low, span)) return t;
-  return generate("randint", std::move(t), [=](Index i) {
+  return generate("randint", empty(shape, dtype, device), key, kernels::Draw::integer, low, span, [=](Index i) {
     const auto bits = bits_at(key, i);
     const std::uint64_t wide = (std::uint64_t{bits[0]} << 32) | bits[1];
     return low + static_cast<Index>(wide % span);  // bias below 2^-32 for spans below 2^32

@@ -24,8 +24,7 @@ template <int Rounds = 10>
   return counter;
 }
 
-/// A stream of random numbers: element i of stream s under a seed is philox({i, s}, seed), nothing
-/// else.
+/// A stream of random numbers: element i of stream s under a seed is philox({i, s}, seed).
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
@@ -41,15 +40,13 @@ constexpr std::uint32_t drop_rate(double p) {
 }
 /// What makes up for it: 1 / (1 - rate).
 constexpr double keep_scale(std::uint32_t rate) { return 0x1p16 / (0x1p16 - rate); }
-/// Dropout's decisions are 16 bits each, eight of one counter: number i of them is kept if it is
-/// not below the rate.
+/// Dropout's decisions, 16 bits each, eight a counter: number i is kept if not below the rate.
 [[gnu::always_inline]] constexpr std::uint32_t drop_bits(const std::array<std::uint32_t, 4>& words, std::uint32_t i) {
   const std::uint32_t even = i & 4 ? words[2] : words[0], odd = i & 4 ? words[3] : words[1];
   return (i & 2 ? odd : even) >> (i & 1) * 16 & 0xffff;
 }
 
-/// Hands out streams, one after the other. Copies share their state; checkpoint() rewinds it for
-/// its replay.
+/// Hands out streams, one after the other. Copies share their state; checkpoint() rewinds it.
 class Generator {
  public:
   explicit Generator(std::uint64_t seed = 0);

@@ -87,4 +87,10 @@ void Replay::operator()(const std::function<void()>& work) {
   }
 }
 
+void* compute_stream(Device device) {
+  if (device.is_cpu()) return nullptr;
+  if constexpr (kHasCuda) return cuda_of(device).stream;
+  fail_with(Code::gpu, "no usable GPU: this build has no CUDA kernels; the device 'cpu' always works");
+}
+
 }  // namespace hilt

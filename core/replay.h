@@ -36,4 +36,8 @@ class Replay {
   std::unique_ptr<Recorded> recorded_;
 };
 
+/// The stream that everything is asked of a GPU on, a cudaStream_t, for a host that orders its own
+/// work with ours; null for the CPU.
+void* compute_stream(Device device);
+
 }  // namespace hilt

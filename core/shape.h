@@ -6,11 +6,25 @@
 #include <ostream>
 #include <span>
 #include <string>
-#include "checked.h"
+#include "error.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 
 using Index = std::int64_t;
+
+// Arithmetic on sizes. Those of a user or a file may be anything: overflow is an error, not a wrap.
+template <class... Parts> Index checked_mul(Index a, Index b, const Parts&... what) {
+  Index r = 0;
+  if (__builtin_mul_overflow(a, b, &r)) [[unlikely]]
+    fail(what..., ": ", a, " x ", b, " overflows 64 bits");
+  return r;
+}
+template <class... Parts> Index checked_add(Index a, Index b, const Parts&... what) {
+  Index r = 0;
+  if (__builtin_add_overflow(a, b, &r)) [[unlikely]]
+    fail(what..., ": ", a, " + ", b, " overflows 64 bits");
+  return r;
+}
 
 /// Up to six extents, kept inline: copying a Shape never allocates. Extents are not negative and
 /// their product fits an Index; both are checked once, here, so that nobody downstream has to.
@@ -43,8 +57,7 @@ class Shape {
     check(rank_ < kMaxRank, "Shape: rank exceeds ", kMaxRank);
     check(d >= 0, "Shape: extent ", d, " of axis ", rank_, " is negative");
     dims_[static_cast<std::size_t>(rank_++)] = d;
-    // With a zero among them the other extents still have to multiply safely: strides come from
-    // them.
+    // With a zero among them the others still have to multiply safely: strides come from them.
     extent_ = checked_mul(extent_, d > 0 ? d : 1, "Shape");
     numel_ = d == 0 ? 0 : numel_ * d;
   }

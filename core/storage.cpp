@@ -42,8 +42,7 @@ template <class F> auto with_pool(const char* what, Device device, F&& f) {
   return f(pool());
 }
 
-/// Of this thread. What one thread takes and another gives back makes `live` of the second
-/// negative.
+/// Of this thread. What one takes and another gives back makes `live` of the second negative.
 struct Mine {
   std::ptrdiff_t live = 0, peak = 0;
 };
@@ -91,9 +90,7 @@ Storage Storage::allocate(std::size_t bytes, Device device) {
     mine.live += static_cast<std::ptrdiff_t>(bytes);
     mine.peak = std::max(mine.peak, mine.live);
   }
-  Storage s;
-  s.block_ = std::move(block);
-  return s;
+  return Storage(std::move(block));
 }
 
 Storage Storage::borrow(void* data, std::size_t bytes, Device device, std::function<void()> release) {
@@ -104,9 +101,7 @@ Storage Storage::borrow(void* data, std::size_t bytes, Device device, std::funct
   block->bytes = bytes;
   block->device = device;
   block->release = std::move(release);
-  Storage s;
-  s.block_ = std::move(block);
-  return s;
+  return Storage(std::move(block));
 }
 
 Storage::Hold::Hold(const Storage& s) : block_(s.block_) {

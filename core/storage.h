@@ -8,8 +8,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// What the process holds, in bytes of tensor data. Counters are exact and free to read at any
-/// time.
+/// What the process holds, in bytes of tensor data. Counters are exact, and free to read.
 struct MemoryStats {
   std::size_t live = 0;         // reachable through some Storage
   std::size_t peak = 0;         // highest `live` since reset_memory_peak()
@@ -46,8 +45,7 @@ struct StorageBlock {
   ~StorageBlock();
 };
 
-/// A shared block of bytes on one device, 64-byte aligned. Copies share the block; the last one
-/// frees it.
+/// A shared block of bytes on one device, 64-byte aligned. Copies share it; the last one frees it.
 class Storage {
  public:
   Storage() = default;
@@ -83,6 +81,7 @@ class Storage {
   };
 
  private:
+  explicit Storage(std::shared_ptr<StorageBlock> block) : block_(std::move(block)) {}
   std::shared_ptr<StorageBlock> block_;
 };
 

@@ -19,8 +19,7 @@ template <std::size_t N> struct Runs {
   Offsets step{};  // of each operand along the run
 
   Runs(const Shape& shape, const std::array<Strides, N>& strides) {
-    // Axes from the innermost out; an axis joins the previous one if stepping it equals stepping
-    // past the end.
+    // From the innermost axis out; one joins the previous if its step is one past the end of that.
     for (int axis = shape.rank() - 1; axis >= 0; --axis) {
       const Index extent = shape[axis];
       if (extent == 1) continue;

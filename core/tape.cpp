@@ -1,16 +1,10 @@
-// The tape: it records ops in the order they ran and plays them backwards in one loop. A checkpoint
-// keeps its inputs alone and runs its function a second time.
+// The tape: it records ops in the order they ran and plays them backwards in one loop.
 #include "core/tape.h"
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <iomanip>
-#include <mutex>
-#include <unordered_set>
 #include <utility>
 #include "core/dispatch.h"
-#include "core/parallel.h"
-#include "core/random.h"
 
 namespace hilt {
 namespace {
@@ -23,41 +17,6 @@ void require_finite(const Tensor& t, std::string_view op, std::size_t node, cons
     if (!std::isfinite(x[i]))
       fail_with(Code::not_a_number, "op ", node, ", ", op, ": ", what, ' ', t.shape(), " is ", x[i], " at element ", i);
 }
-
-/// fn again, on a tape of its own, when the gradient is asked for. dependencies: what the outer
-/// tape watches of all that fn read, each once; they are this node's inputs.
-struct Checkpoint final : Function {
-  Composite fn;
-  std::vector<Tensor> inputs, dependencies;
-  Generator::Recording::States randomness;
-
-  std::string_view name() const override { return "checkpoint"; }
-  void keep() {
-    for (const Tensor& t : inputs) save(t);
-    for (const Tensor& t : dependencies) save(t);
-  }
-  /// fn(inputs) with the random numbers of the first time. Afterwards, thrown or not, generators
-  /// stand where they stood.
-  Tensor replayed() const {
-    struct Rewound {
-      Generator::Recording::States now;
-      ~Rewound() {
-        for (auto& [generator, key] : now) generator.set_state(key);
-      }
-    } const rewound{Generator::Recording::swap(randomness)};
-    return fn(inputs);
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override {
-    for (std::size_t i = 0; i < inputs.size() + dependencies.size(); ++i) (void)saved(i);  // checks the versions
-    Tape tape;
-    for (const Tensor& t : dependencies) tape.watch(t);
-    const Tensor y = replayed();
-    const Gradients g = tape.backward(y, dy);
-    std::vector<Tensor> dx;
-    for (const Tensor& t : dependencies) dx.push_back(g.has(t) ? g[t] : zeros_like(t));
-    return dx;
-  }
-};
 
 }  // namespace
 
@@ -112,34 +71,6 @@ Tape* Tape::current() {
 }
 Tape::Pause::Pause() : paused_(std::exchange(Listener::innermost, nullptr)) {}
 Tape::Pause::~Pause() { Listener::innermost = std::move(paused_); }
-
-// ---- who looks on -------------------------------------------------------------------------------
-std::atomic<bool> detail::has_op_hook{false};
-namespace {
-std::mutex hook_mutex;
-std::shared_ptr<const OpHook> op_hook;  // under hook_mutex
-thread_local bool in_hook = false;
-}  // namespace
-void set_op_hook(OpHook hook) {
-  const std::lock_guard lock(hook_mutex);
-  op_hook = hook ? std::make_shared<const OpHook>(std::move(hook)) : nullptr;
-  detail::has_op_hook = op_hook != nullptr;
-}
-void detail::tell_op_hook(std::string_view name, const Tensor& y) {
-  if (in_hook) return;
-  std::shared_ptr<const OpHook> hook;
-  {
-    const std::lock_guard lock(hook_mutex);
-    hook = op_hook;
-  }
-  if (!hook) return;
-  struct Inside {
-    Inside() { in_hook = true; }
-    ~Inside() { in_hook = false; }
-  } const inside;
-  const Tape::Pause pause;
-  (*hook)(name, y);
-}
 
 // ---- recording ----------------------------------------------------------------------------------
 void Tape::check_thread() const {
@@ -277,85 +208,6 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   for (TensorId id : watched_)
     if (Tensor& g = grad[static_cast<std::size_t>(slots_.at(id))]) result.by_id_.emplace(id, g);
   return result;
-}
-
-Tensor checkpoint(Composite fn, std::span<const Tensor> inputs) {
-  Tape* const tape = Tape::current();
-  if (!tape) return fn(inputs);
-  Checkpoint node;
-  std::unordered_map<TensorId, Tensor> captured;
-  Tensor y;
-  const double start = tape->clock_ms();
-  {
-    Tape looking_on;  // records nothing; notes which of the outer tape's tensors fn reads
-    looking_on.captured_ = &captured;
-    looking_on.outer_ = tape;
-    const Generator::Recording recording;
-    y = fn(inputs);
-    node.randomness = recording.states();
-  }
-  if (captured.empty() || tape->knows(y)) return y;
-  std::vector<const Tensor*> in;
-  for (const auto& [id, t] : captured) node.dependencies.push_back(t);
-  for (const Tensor& t : node.dependencies) in.push_back(&t);
-  node.fn = std::move(fn);
-  node.inputs.assign(inputs.begin(), inputs.end());
-  node.wanted_ = tape->wanted(in);
-  if (!node.wanted_) return y;  // a checkpoint around this one looks on: it will replay both
-  node.keep();
-  auto kept = std::make_unique<Checkpoint>(std::move(node));
-  in.clear();
-  for (const Tensor& t : kept->dependencies) in.push_back(&t);
-  tape->record(std::move(kept), in, y, tape->clock_ms() - start);
-  return y;
-}
-
-// ---- looking ------------------------------------------------------------------------------------
-std::size_t Tape::saved_bytes() const {
-  std::size_t n = 0;
-  for (const NodeReport& node : report()) n += played_ ? 0 : node.unique_bytes;
-  return n;
-}
-
-std::vector<NodeReport> Tape::report() const {
-  if (played_) return profile_;
-  std::vector<NodeReport> out = profile_;
-  out.resize(nodes_.size());
-  std::unordered_set<const std::byte*> seen;  // nodes keep the same tensors again and again: count each block once
-  for (std::size_t n = 0; n < nodes_.size(); ++n) {
-    const Function& fn = *nodes_[n].fn;
-    const Kind& kind = kinds_[static_cast<std::size_t>(nodes_[n].output)];
-    out[n].name = fn.name();
-    out[n].output = kind.shape;
-    out[n].dtype = kind.dtype;
-    std::unordered_set<const std::byte*> mine;
-    for (const auto& s : fn.saved_) {
-      const Storage& storage = s.tensor.storage();
-      if (!storage) continue;
-      if (!mine.insert(storage.data()).second) continue;
-      out[n].saved_bytes += storage.bytes();
-      if (seen.insert(storage.data()).second) out[n].unique_bytes += storage.bytes();
-    }
-  }
-  return out;
-}
-
-std::ostream& operator<<(std::ostream& os, const Tape& tape) {
-  std::size_t unique = 0;
-  TextStream text;
-  text << std::fixed << std::setprecision(3);
-  const std::vector<NodeReport> nodes = tape.report();
-  for (const NodeReport& n : nodes) {
-    TextStream shape;
-    shape << n.dtype << n.output;
-    text << std::left << std::setw(28) << n.name << " -> " << std::setw(24) << shape.str() << std::right << " saves "
-         << std::setw(12) << n.saved_bytes << " B, new " << std::setw(12) << n.unique_bytes << " B";
-    if (tape.options_.profile) text << "  forward " << n.forward_ms << " ms  backward " << n.backward_ms << " ms";
-    text << '\n';
-    unique += n.unique_bytes;
-  }
-  text << tape.size() << " ops, " << unique << " B saved" << (tape.played_ ? " until backward played" : "") << '\n';
-  return os << text.str();
 }
 
 }  // namespace hilt

@@ -1,24 +1,20 @@
 #pragma once
 #include <array>
-#include <atomic>
 #include <concepts>
-#include <functional>
 #include <memory>
 #include <ostream>
 #include <span>
-#include <string>
 #include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <vector>
-#include "tensor.h"
+#include "trace.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 
 class Tape;
+struct Recomputed;  // core/checkpoint.cpp
 std::ostream& operator<<(std::ostream& os, const Tape& tape);
-/// A piece of a model: any number of ops, from inputs to one output.
-using Composite = std::function<Tensor(std::span<const Tensor>)>;
 
 namespace detail {
 /// The addresses of an op's inputs, however they were given.
@@ -59,7 +55,7 @@ class Function {
 
  private:
   friend class Tape;
-  friend Tensor checkpoint(Composite, std::span<const Tensor>);
+  friend struct Recomputed;
   template <std::derived_from<Function> Fn, class... In> friend Tensor apply(Fn, const In&...);
   struct Saved {
     Tensor tensor;
@@ -87,19 +83,6 @@ class Gradients {
   std::unordered_map<TensorId, Tensor> by_id_;
 };
 
-/// One op as a tape recorded it. Times and live bytes are known only to a tape that was asked to
-/// profile.
-struct NodeReport {
-  std::string name;
-  std::vector<Shape> inputs;
-  Shape output;
-  DType dtype = DType::f32;
-  std::size_t saved_bytes = 0;   // storages this node keeps
-  std::size_t unique_bytes = 0;  // of those, the ones no earlier node keeps
-  double forward_ms = 0, backward_ms = 0;
-  std::size_t forward_live = 0, backward_live = 0;  // bytes alive when the op's forward / backward returned
-};
-
 /// Listens to the ops of this thread while it lives, and plays them backwards once. Ops are kept in
 /// the order they ran, which is already a topological order: no graph search, no recursion. Tapes
 /// nest; the innermost listens. Once played it no longer does: what is computed from then on, an
@@ -123,8 +106,7 @@ class Tape {
   void watch(const Tensor& x);
   /// Whether x is watched or was computed, on this tape, from something that is.
   bool knows(const Tensor& x) const { return captured_ ? outer_->knows(x) : slots_.contains(x.id()); }
-  /// Gradients of a scalar, or of y against the cotangent dy. Frees what each node saved as it
-  /// goes.
+  /// Gradients of a scalar, or of y against the cotangent dy. Frees what nodes saved as it goes.
   Gradients backward(const Tensor& loss);
   Gradients backward(const Tensor& y, const Tensor& dy);
 
@@ -151,7 +133,7 @@ class Tape {
 
  private:
   template <std::derived_from<Function> Fn, class... In> friend Tensor apply(Fn, const In&...);
-  friend Tensor checkpoint(Composite, std::span<const Tensor>);
+  friend struct Recomputed;
   using Slot = std::int32_t;
   static constexpr Slot kNone = -1;
   struct Node {
@@ -187,16 +169,6 @@ class Tape {
   bool played_ = false;
 };
 
-/// Called after every op, ours or a user's, on the thread that ran it: its name and what came of
-/// it. For counting, tracing and looking at values; ops that it runs itself are not told to it.
-using OpHook = std::function<void(std::string_view name, const Tensor& y)>;
-/// From the next op on; an empty one ends that. Without a hook an op costs one load more.
-void set_op_hook(OpHook hook);
-namespace detail {
-extern std::atomic<bool> has_op_hook;
-void tell_op_hook(std::string_view name, const Tensor& y);
-}  // namespace detail
-
 /// Runs fn.forward(inputs...) and, if a tape listens and an input matters to it, leaves fn on it.
 /// The inputs are Tensors, or one std::span<const Tensor>.
 template <std::derived_from<Function> Fn, class... In> Tensor apply(Fn fn, const In&... inputs) {
@@ -223,19 +195,9 @@ template <std::derived_from<Function> Fn, class... In> Tensor apply(Fn fn, const
   return y;
 }
 
-/// A list by itself: named apart, or an unqualified apply(fn, span) would also be taken for
-/// std::apply of a tuple.
+/// A list: named apart, or an unqualified apply(fn, span) could be std::apply of a tuple.
 template <std::derived_from<Function> Fn> Tensor apply(Fn fn, std::span<const Tensor> inputs) {
   return hilt::apply<Fn, std::span<const Tensor>>(std::move(fn), inputs);
-}
-
-/// fn(inputs), keeping only the inputs: backward runs fn again. Watched tensors that fn reads
-/// without being given them (weights a layer holds) get their gradients too, and generators it
-/// draws from replay the same numbers. Tensors that it reads without being given them, and that
-/// nobody watches, must still hold the same numbers then: only inputs and watched ones are checked.
-Tensor checkpoint(Composite fn, std::span<const Tensor> inputs);
-inline Tensor checkpoint(Composite fn, const std::vector<Tensor>& inputs) {
-  return checkpoint(std::move(fn), std::span(inputs));
 }
 
 }  // namespace hilt

@@ -17,8 +17,7 @@ using TensorId = std::uint64_t;  // 0 is the undefined tensor
 class Tensor {
  public:
   Tensor() = default;
-  /// A fresh id on `storage`: dense in row-major order, or laid out by strides from element
-  /// `offset` on.
+  /// A fresh id on `storage`: dense in row-major order, or by strides from element `offset` on.
   Tensor(Storage storage, const Shape& shape, DType dtype);
   Tensor(Storage storage, const Shape& shape, const Strides& strides, Index offset, DType dtype);
 
@@ -109,6 +108,8 @@ void copy(Tensor& dst, const Tensor& src);
 Tensor moved(const Tensor& x, Device device);
 /// A dense copy.
 Tensor clone(const Tensor& x);
+/// The same in another type.
+Tensor converted(const Tensor& x, DType dtype);
 /// x itself when dense, else a dense copy.
 Tensor dense(const Tensor& x);
 /// A window on x's storage, checked to lie inside it.

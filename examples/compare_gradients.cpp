@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "compare/lesson.h"
 #include "program/outputs.h"
@@ -24,37 +25,34 @@ void declare(program::Options& options, compare::Settings& s) {
   options.integer("--heads", s.heads, 1, 1024, "Query heads");
   options.integer("--kv-heads", s.kv_heads, 0, 1024, "Key heads, a divisor of --heads; 0 is as many");
   options.integer("--head-dim", s.head_dim, 1, 1024, "Features of a head");
-  options.text("--order", s.order, "ORDER",
-               "row, snake, morton, tiles or hilbert, which fold a sequence; or with a grid, as in hilbert:64x64");
-  options.text("--pattern", s.pattern, "PATTERN",
-               "dense, segment:W[,dilation=R], slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX, "
-               "neighborhood2d:KYxKX, blocks:SIZE@FILE.npy; joined by +");
-  options.choice("--dilation-mode", s.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"},
-                 "Who asks where a segment is dilated");
-  options.choice("--causal", s.causal, {"none", "token", "curve"},
-                 "Which keys are in the past: of a token, or along the curve");
+  program::declare(options, s);
+  program::declare(options, s.terms);
   options.number("--dropout", s.dropout, 0, 0.99, "Share of weights dropped");
   options.choice("--dtype", s.dtype, {"f64", "f32", "bf16", "f16"}, "Type of q, k and v");
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
   options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of q, k, v and the gradient of o");
-  options.integer("--repeat", s.repeat, 2, 1000, "Runs of each mode; medians are shown");
-  options.list("--modes", s.modes, {"dense", "taped", "hybrid", "fused"}, "What to compare");
+  options.integer("--repeat", s.repeat, 2, 1000, "Runs of each mode; the one of median time is shown");
+  std::vector<std::string> modes{"dense"};
+  for (const hilt::BackwardMode& mode : hilt::backward_modes()) modes.emplace_back(mode.name);
+  options.list("--modes", s.modes, modes, "What to compare");
   options.text("--out", s.out, "DIR", "Where the three files go");
   options.flag("--json", s.json, "Print compare.json instead of the summary");
 }
 
-int work(const compare::Settings& settings) {
+int work(const program::Options& options, const compare::Settings& settings) {
   const auto start = std::chrono::steady_clock::now();
-  compare::Lesson lesson{.settings = settings, .problem = compare::make_problem(settings)};
+  compare::Lesson lesson{.settings = settings, .options = options, .problem = compare::make_problem(settings)};
   program::Outputs outputs(settings.out);
-  lesson.machine = compare::measure_machine(lesson.problem.dtype);
+  lesson.machine = compare::measure_machine(lesson.problem);
   compare::judge_modes(lesson);
+  compare::measure_machine_again(lesson);
   compare::measure_scaling(lesson);
-  lesson.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  lesson.seconds = program::seconds_since(start);
 
-  const std::string json = compare::to_json(lesson);
+  const report::Json results = compare::to_json(lesson);
+  const std::string json = results.dump(2) + "\n";
   outputs.write("compare.json", json);
-  outputs.write("compare.html", compare::to_html(lesson));
+  outputs.write("compare.html", compare::to_html(lesson, results));
   outputs.write("trace.json", compare::chrome_trace(lesson));
   outputs.commit();
   const bool color = isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR");
@@ -71,6 +69,6 @@ int main(int argc, char** argv) {
     program::Options options("compare_gradients",
                              "One attention, and the ways to its gradient: dense, taped, hybrid, fused.");
     declare(options, settings);
-    return options.parse(argc, argv) ? work(settings) : 0;
+    return options.parse(argc, argv) ? work(options, settings) : 0;
   });
 }

@@ -8,39 +8,31 @@
 //   hilbert      64        0      1024    6.25 %   100 %      0
 #include <hilt/hilt.h>
 
-#include <charconv>
 #include <cstdlib>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "compare/arrangement.h"
 #include "program/outputs.h"
 #include "program/program.h"
-#include "program/report/html.h"
+#include "program/report/fill.h"
 #include "program/report/text.h"
 
 using namespace hilt;
 using report::format;
+using report::Json;
 
 namespace {
+
+constexpr std::string_view kPage =
+#include "curves.inc"
+    ;
+constexpr Index kTraced = 8;         // a side of the walk to follow by hand
+constexpr Index kMostListed = 4096;  // cells
 
 struct Settings {
   std::string grid = "64x64", pattern = "window2d:16x16", causal = "none", out = "out/curves";
 };
-
-Grid parse_grid(const std::string& text) {
-  constexpr Index kMost = Index{1} << 18;
-  const std::size_t x = text.find('x');
-  Grid grid;
-  const auto read = [](const std::string& digits, Index& value) {
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return !digits.empty() && error == std::errc{} && end == digits.data() + digits.size() && value >= 1 &&
-           value <= kMost;
-  };
-  check(x != text.npos && read(text.substr(0, x), grid.height) && read(text.substr(x + 1), grid.width), "--grid (",
-        text, "): expected HEIGHTxWIDTH, as in 64x64");
-  check(grid.cells() <= kMost, "--grid (", text, "): ", grid.cells(), " cells, at most ", kMost, " can be drawn");
-  return grid;
-}
 
 /// Steps that do not go to a neighbouring cell.
 Index jumps(const compare::Arrangement& a, Index width) {
@@ -63,42 +55,40 @@ void print_table(const std::vector<compare::Arrangement>& orders, Index width) {
 
 std::string page_of(const Settings& s, const Plan& plan, const std::vector<compare::Arrangement>& orders,
                     const std::string& words) {
-  report::Page page("Orders of a grid", "grid " + report::escape(s.grid) + " \u00b7 pattern <code>" +
-                                            report::escape(to_string(plan.spec().pattern)) + "</code> \u00b7 causal " +
-                                            s.causal);
-  page.paragraph(
-      "An order says which token stands next to which in memory. Attention is computed in tiles: 128 queries "
-      "that stand together against 128 keys that do. A tile that holds a single attending pair costs "
-      "as much as a full one, so a good order for a pattern is one in which its pairs share few tiles.");
-  page.paragraph("<b>" + report::escape(words) + "</b>");
-  std::vector<std::vector<std::string>> rows{
-      {"order", "#full tiles", "#partial", "#of", "#touched", "#useful pairs in them", "#jumps"}};
-  std::vector<std::pair<std::string, std::string>> figures;
   const Index token = compare::example_token(plan);
+  Json data{{"grid", s.grid}, {"pattern", to_string(plan.spec().pattern)}, {"causal", s.causal},     {"words", words},
+            {"token", token}, {"branches", plan.tilings().size() > 1},     {"orders", Json::array()}};
   for (const compare::Arrangement& a : orders) {
-    rows.push_back({a.order, "#" + std::to_string(a.stats.full), "#" + std::to_string(a.stats.partial),
-                    "#" + std::to_string(a.stats.total), "#" + report::percent(a.stats.touched()),
-                    "#" + report::percent(a.stats.useful()), "#" + std::to_string(jumps(a, plan.grid().width))});
     PlanSpec spec = plan.spec();
     spec.order.kind = compare::kOrders[&a - orders.data()];
-    figures.emplace_back(compare::figure_of_order(*make_plan(spec), token, a),
-                         "<b>" + a.order + "</b>: " + std::to_string(a.touched()) + " of " +
-                             std::to_string(a.stats.total) + " tiles, " + report::percent(a.stats.touched()));
+    Json picture = compare::picture_of(*make_plan(spec), token, a);
+    picture["jumps"] = jumps(a, plan.grid().width);
+    data["orders"].push_back(picture);
   }
-  page.table("Tiles of 128 \u00d7 128 scores; jumps are steps to a cell that is not a neighbour.", rows);
-  page.figures(figures);
-  page.paragraph(
-      "Left of each pair: the tokens on their grid, walked in that order; every change of tone is a new tile "
-      "of 128. Outlined: the keys of token " +
-      std::to_string(token) +
-      ". Right: tiles of scores, queries downwards, keys to the right; <span class=\"key full\">blue</span> "
-      "full, <span class=\"key part\">amber</span> partial, blank skipped." +
-      (plan.tilings().size() > 1 ? " Of several branches the first is drawn; the table counts all." : ""));
-  return page.str();
+  // What the page's own walk of any rectangle is compared with: this grid's, where it is small.
+  if (plan.length() <= kMostListed) data["hilbert"] = orders.back().token_at;
+  for (Index y = 0; y < kTraced; ++y) {
+    Json row = Json::array();
+    for (Index x = 0; x < kTraced; ++x) row.push_back(hilbert_position({kTraced, kTraced}, {x, y}));
+    data["trace"].push_back(row);
+  }
+  for (const Grid& box : {Grid{4, 4, 4}, Grid{8, 8, 8}, Grid{12, 8, 4}}) {
+    Json walk = Json::array();
+    for (Index i = 0; i < box.cells(); ++i) {
+      const Cell cell = hilbert_cell(box, i);
+      walk.push_back({cell.x, cell.y, cell.z});
+    }
+    data["boxes"].push_back({{"name", format("%lld x %lld x %lld", static_cast<long long>(box.frames),
+                                             static_cast<long long>(box.height), static_cast<long long>(box.width))},
+                             {"walk", walk}});
+  }
+  return report::fill(kPage, data);
 }
 
 int work(const Settings& s) {
-  const Grid grid = parse_grid(s.grid);
+  constexpr Index kMost = Index{1} << 18;
+  const Grid grid = program::grid_of(s.grid, kMost);
+  check(grid.cells() <= kMost, "--grid (", s.grid, "): ", grid.cells(), " cells, at most ", kMost, " can be drawn");
   PlanSpec spec{.length = grid.cells(),
                 .order = {.grid = grid},
                 .pattern = program::pattern_of(s.pattern, grid.cells()),
@@ -130,9 +120,7 @@ int main(int argc, char** argv) {
     Settings settings;
     program::Options options("curves", "How orders walk a grid, and which tiles a pattern touches in them.");
     options.text("--grid", settings.grid, "HxW", "Height and width, in tokens");
-    options.text("--pattern", settings.pattern, "PATTERN",
-                 "dense, segment:W[,dilation=R], slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX, "
-                 "neighborhood2d:KYxKX; joined by +");
+    options.text("--pattern", settings.pattern, "PATTERN", program::kPatterns);
     options.choice("--causal", settings.causal, {"none", "token", "curve"},
                    "Which keys are in the past: of a token, or along the curve");
     options.text("--out", settings.out, "DIR", "Where curves.html goes");

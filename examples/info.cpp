@@ -22,18 +22,12 @@ std::string gibibytes(std::size_t bytes) {
   return text;
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
 void print_text(const hilt::Info& i) {
   std::cout << "hilt      " << i.version << ", " << i.build_type << ", " << i.compiler << '\n'
             << "BLAS      " << i.blas << '\n'
             << "CUDA      " << (i.gpu_archs.empty() ? "not in this build" : i.gpu_archs) << '\n';
   for (const std::string& device : i.devices) std::cout << "device    " << device << '\n';
-  std::cout << "ISA       " << i.isa_active << " in use; built for " << joined(i.isa_built) << '\n'
+  std::cout << "ISA       " << i.isa_active << " in use; built for " << program::joined(i.isa_built, ", ") << '\n'
             << "threads   " << i.threads << '\n'
             << "memory    " << gibibytes(i.memory) << ", " << gibibytes(i.memory_available) << " available\n";
 }

@@ -23,12 +23,11 @@ using namespace hilt;
 
 namespace {
 
-struct Settings {
-  std::string over = "threads", transport = "ring", shards = "contiguous";
-  std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", causal = "none", dtype = "f32",
-              device = "auto";
+struct Settings : program::AttentionTexts {
+  std::string over = "threads", transport = "ring", shards = "contiguous", dtype = "f32", device = "auto";
   std::int64_t ranks = 4, batch = 1, length = 2048, heads = 4, kv_heads = 0, head_dim = 64, seed = 0, repeat = 3;
   double dropout = 0;
+  program::TermTexts terms;
   bool alone = false;
 };
 
@@ -46,11 +45,8 @@ void declare(program::Options& options, Settings& s) {
   options.integer("--heads", s.heads, 1, 1024, "Query heads");
   options.integer("--kv-heads", s.kv_heads, 0, 1024, "Key and value heads, 0: as many");
   options.integer("--head-dim", s.head_dim, 1, 1024, "Dimension of a head");
-  options.text("--order", s.order, "ORDER", "As in attend");
-  options.text("--pattern", s.pattern, "PATTERN", "As in attend");
-  options.choice("--dilation-mode", s.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"},
-                 "Who asks where a segment is dilated");
-  options.choice("--causal", s.causal, {"none", "token", "curve"}, "Which keys are in the past");
+  program::declare(options, s);
+  program::declare(options, s.terms);
   options.number("--dropout", s.dropout, 0, 0.99, "Probability of dropping a weight");
   options.choice("--dtype", s.dtype, {"f64", "f32", "bf16", "f16"}, "Type of q, k, v");
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
@@ -59,14 +55,9 @@ void declare(program::Options& options, Settings& s) {
   options.flag("--no-one-rank", s.alone, "Leave out the comparison, which needs the whole on one rank");
 }
 
-DType dtype_of_name(const std::string& text) {
-  for (DType t : {DType::f64, DType::f32, DType::bf16, DType::f16})
-    if (text == name_of(t)) return t;
-  return DType::f32;
-}
-
 struct Inputs {
-  Tensor q, k, v, d_o;
+  std::array<Tensor, 3> qkv;
+  Tensor d_o;
 };
 /// Rows of a sequence of `length`, the same whoever draws them.
 Inputs drawn(const Settings& s, std::int64_t length, std::uint64_t stream, DType dtype, Device device) {
@@ -76,19 +67,7 @@ Inputs drawn(const Settings& s, std::int64_t length, std::uint64_t stream, DType
                  dtype),
               device);
   };
-  return {normal(s.heads, 0), normal(s.kv_heads, 1), normal(s.kv_heads, 2), normal(s.heads, 3)};
-}
-
-struct Results {
-  Tensor o, dq, dk, dv;
-};
-Results play(const Inputs& x, const std::function<Tensor()>& forward) {
-  Tape tape;
-  for (const Tensor& t : {x.q, x.k, x.v}) tape.watch(t);
-  const Tensor o = forward();
-  const Gradients g = tape.backward(o, x.d_o);
-  const auto gradient = [&](const Tensor& t) { return g.has(t) ? g[t] : zeros_like(t); };
-  return {o, gradient(x.q), gradient(x.k), gradient(x.v)};
+  return {{normal(s.heads, 0), normal(s.kv_heads, 1), normal(s.kv_heads, 2)}, normal(s.heads, 3)};
 }
 
 double median_ms(std::int64_t repeat, const std::function<void()>& f) {
@@ -122,17 +101,15 @@ std::vector<std::int64_t> of_all(const Comm& comm, std::size_t value) {
 /// `same`: what every rank must have been asked.
 int work(const Settings& s, const std::string& same, const Comm& met) {
   met.agree("ring", same);
-  const DType dtype = dtype_of_name(s.dtype);
+  const DType dtype = program::dtype_of(s.dtype);
   const bool on_cpu = s.device == "auto" && dtype == DType::f64;  // f64 is the CPU's
   const Device device = on_cpu ? Device{} : program::device_of_rank(s.over == "nccl" ? "cuda" : s.device, met.rank());
   const Comm comm = s.over == "nccl" ? nccl_ranks(met, device) : met;
   AttentionOptions options{.dropout = s.dropout};
   if (s.dropout > 0) options.key = RandomKey{static_cast<std::uint64_t>(s.seed), 1u << 20};
-  PlanSpec spec;
-  spec.length = s.length, spec.heads = s.heads, spec.order = program::order_of(s.order, s.length);
-  spec.pattern = program::pattern_of(s.pattern, s.length);
-  spec.dilation_mode = parse_dilation_mode(s.dilation_mode), spec.causality = parse_causality(s.causal),
-  spec.in_order = true;
+  options.terms = program::drawn_terms(program::terms_of(s.terms), s.heads, s.length, dtype, device,
+                                       static_cast<std::uint64_t>(s.seed));
+  const PlanSpec spec = program::spec_of(s, s.length, s.heads);
   ShardPlanPtr shard;
   program::plan_from(s.order, s.pattern, [&] {
     shard = make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
@@ -145,13 +122,15 @@ int work(const Settings& s, const std::string& same, const Comm& met) {
   } else {
     all = drawn(s, s.length, 0, dtype, device);
     const auto rows = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
-    mine = {rows(all.q), rows(all.k), rows(all.v), rows(all.d_o)};
+    mine = {{rows(all.qkv[0]), rows(all.qkv[1]), rows(all.qkv[2])}, rows(all.d_o)};
     if (comm.rank() != 0) all = {};
   }
 
-  Results part;
+  program::Named part;
   const auto once = [&] {
-    part = play(mine, [&] { return ring_attention(mine.q, mine.k, mine.v, shard, comm, options); });
+    const auto& [q, k, v] = mine.qkv;
+    part = program::with_gradients(mine.qkv, options.terms, mine.d_o,
+                                   [&] { return ring_attention(q, k, v, shard, comm, options); });
   };
   comm.barrier();
   reset_thread_memory_stats();
@@ -171,16 +150,17 @@ int work(const Settings& s, const std::string& same, const Comm& met) {
   out["ranks"] = comm.size();
   out["comm"] = comm.name();
   out["transport"] = s.transport;
+  out["order"] = to_string(shard->plan().spec().order);
   bool right = true;
   if (!s.alone) {
-    const auto whole = [&](const Tensor& x) { return whole_of_rows(x, *shard, comm); };
-    const Results many{whole(part.o), whole(part.dq), whole(part.dk), whole(part.dv)};
+    const program::Named many = program::of_all_ranks(part, *shard, comm);
     if (comm.rank() == 0) {
-      spec.in_order = false;  // rows are tokens again
       const PlanPtr tokens = make_plan(spec);
-      Results one;
+      program::Named one;
       const auto alone = [&] {
-        one = play(all, [&] { return attention(all.q, all.k, all.v, tokens, options); });
+        const auto& [q, k, v] = all.qkv;
+        one = program::with_gradients(all.qkv, options.terms, all.d_o,
+                                      [&] { return attention(q, k, v, tokens, options); });
         synchronize(device);
       };
       alone();
@@ -189,12 +169,9 @@ int work(const Settings& s, const std::string& same, const Comm& met) {
                               : dtype == DType::f32 ? 1e-5
                               : dtype == DType::f16 ? 4e-3
                                                     : 3e-2;
-      for (const auto& [name, x, y] : {std::tuple{"o", many.o, one.o},
-                                       {"dq", many.dq, one.dq},
-                                       {"dk", many.dk, one.dk},
-                                       {"dv", many.dv, one.dv}}) {
-        const auto [worst, largest] = difference(x, y);
-        out["max_error_vs_one_rank"][name] = worst;
+      for (std::size_t i = 0; i < one.size(); ++i) {
+        const auto [worst, largest] = difference(many[i].second, one[i].second);
+        out["max_error_vs_one_rank"][one[i].first] = worst;
         right = right && worst <= rounding * std::max(largest, 1.0);
       }
       out["one_rank_ms"] = one_ms;
@@ -229,7 +206,7 @@ int main(int argc, char** argv) {
     const Index inputs = !on_cpu ? 0 : s.alone || s.over != "threads" ? 1 : s.ranks;
     const auto whole = [&](Index heads) {
       return program::saturated_product(
-          {4, inputs, s.batch, s.length, heads, s.head_dim, static_cast<Index>(size_of(dtype_of_name(s.dtype)))});
+          {4, inputs, s.batch, s.length, heads, s.head_dim, static_cast<Index>(size_of(program::dtype_of(s.dtype)))});
     };
     program::require_memory(
         "--length (" + std::to_string(s.length) + ")",
@@ -240,9 +217,7 @@ int main(int argc, char** argv) {
     std::string same = row_order_forced() ? "HILT_FORCE_ORDER = row" : "HILT_FORCE_ORDER = (unset)";
     for (const auto& [key, value, is_text, group, preset] : options.values())
       if (key != "ranks" && key != "device") same += "\n" + key + " = " + value;
-    using program::Over;
-    const Over over = s.over == "threads" ? Over::threads : s.over == "mpi" ? Over::mpi : Over::tcp;
-    return program::run_as("ring", static_cast<int>(s.ranks), over, argc, argv,
+    return program::run_as("ring", static_cast<int>(s.ranks), s.over, argc, argv,
                            [&](Comm& comm) { return work(s, same, comm); });
   });
 }

@@ -6,7 +6,7 @@
 //   train --text FILE --seconds 300                any text
 //   train --resume --out DIR                       bit for bit as if it had never stopped
 //   train --ranks 4 --sequence-ranks 2             the same numbers from a grid of 2 x 2 ranks
-//   train --sample-only --prompt 'Mia has a'       text from the last checkpoint
+//   train --sample-only --prompt 'Mia has a'       text from the best checkpoint
 //
 // Writes log.jsonl, checkpoints, samples and report.html to --out.
 #include <csignal>
@@ -26,11 +26,9 @@ int main(int argc, char** argv) {
     if (settings.sample_only) return train::sample_from_checkpoint(settings);
     std::signal(SIGPIPE, SIG_IGN);  // `train | head` trains on
     if (settings.ranks == 1) return train::run(options, settings);
-    using program::Over;
-    const bool nccl =
-        settings.comm == "nccl" || (settings.comm == "auto" && program::device_of(settings.device).is_cuda());
-    const Over over = settings.comm == "mpi" ? Over::mpi : nccl || settings.comm == "tcp" ? Over::tcp : Over::threads;
+    const std::string& comm = settings.comm;
+    const std::string over = comm != "auto" ? comm : program::device_of(settings.device).is_cuda() ? "nccl" : "threads";
     return program::run_as("train", static_cast<int>(settings.ranks), over, argc, argv,
-                           [&](hilt::Comm& comm) { return train::run(options, settings, comm); });
+                           [&](hilt::Comm& met) { return train::run(options, settings, met); });
   });
 }

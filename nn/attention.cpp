@@ -1,7 +1,6 @@
 // x to q, k and v in one product, rotary positions, attention on a plan, and the projection; on one
 // rank or on a part of the sequence.
 #include "nn/attention.h"
-#include <cmath>
 #include "ops/ops.h"
 
 namespace hilt {
@@ -9,16 +8,16 @@ namespace hilt {
 void check_config(const AttentionConfig& c) {
   check(c.width >= 1 && c.heads >= 1, "attention: width ", c.width, " and heads ", c.heads, " must be at least 1");
   const Index below = c.width / c.heads * c.heads, above = below + c.heads;
-  if (below > 0)
-    check(c.width % c.heads == 0, "width ", c.width, " is not divisible by ", c.heads, " heads; the nearest are ",
-          below, " and ", above);
-  check(c.width % c.heads == 0, "width ", c.width, " is not divisible by ", c.heads, " heads; the nearest is ", above);
+  check(c.width % c.heads == 0, "width ", c.width, " is not divisible by ", c.heads, " heads; the nearest ",
+        below > 0 ? "are " + std::to_string(below) + " and " : "is ", above);
   check(c.kv_heads >= 0 && c.heads % c.keys() == 0, "kv_heads ", c.kv_heads, " must divide heads ", c.heads,
         " (0: as many as heads)");
   check(!c.rotary || c.dim() % 2 == 0, "rotary positions turn pairs: width / heads = ", c.dim(), " must be even");
   check(c.rotary_base > 1, "rotary_base ", c.rotary_base, " must be above 1");
   check(c.dropout >= 0 && c.dropout < 1, "dropout ", c.dropout, " must be in [0, 1)");
   check(!c.pattern.empty(), "attention: the pattern has no branch; dense is the simplest");
+  check(c.terms.bias.rank() == 0 || c.terms.bias[0] == 1, "attention: bias ", c.terms.bias,
+        " has sequences of its own; what is learned is for all of them: 1");
 }
 
 HilbertSelfAttention make_self_attention(const AttentionConfig& config, double deviation, double projection_deviation,
@@ -29,6 +28,7 @@ HilbertSelfAttention make_self_attention(const AttentionConfig& config, double d
   a.qkv = make_linear(config.width, (config.heads + 2 * config.keys()) * config.dim(), config.bias, deviation,
                       generator, dtype);
   a.projection = make_linear(config.width, config.width, config.bias, projection_deviation, generator, dtype);
+  a.terms = make_terms(config.terms, config.heads, config.context, dtype);
   return a;
 }
 
@@ -36,12 +36,46 @@ namespace {
 PlanSpec spec_of(const AttentionConfig& config, Index length, const CallOptions& call) {
   PlanSpec spec{length,           config.heads,   config.order, config.pattern, config.dilation_mode,
                 config.causality, WorkOrder::row, call.in_order};
+  spec.documents = call.documents;
   if (!call.use_order) spec.order.kind = Order::Kind::row;
   return spec;
 }
 }  // namespace
 
+void KeyValueCache::begin(const AttentionConfig& config, Index count) {
+  check(config.causality == Causality::token, "KeyValueCache: causal ", name_of(config.causality),
+        ": a token would change what is kept of those before it; use causal token");
+  check(count >= 1 && length_ + count <= context_, "KeyValueCache: ", count, " more tokens after ", length_,
+        " do not fit the context, ", context_, "; clear it and pass the last ones again");
+  PlanSpec spec = spec_of(config, context_, {});
+  spec.queries = query_run(length_, count);
+  plan_ = std::make_shared<const Plan>(std::move(spec));  // make_plan's few are for plans that come again
+  listed_ = 0, next_ = 0;
+  for (const PlanPart& part : plan_->parts())
+    for (const Tiling& t : part.tilings)
+      for (const Tiling::Ref& key : t.keys) {
+        const Tiling::Range range = t.k_tile[static_cast<std::size_t>(key.tile)];
+        listed_ += range.end - range.begin;
+      }
+}
+
+std::array<Tensor, 2> KeyValueCache::extended(const Tensor& k, const Tensor& v) {
+  if (next_ == layers_.size()) {
+    const Shape all{k.dim(0), context_, k.dim(2), k.dim(3)};
+    layers_.push_back({zeros(all, k.dtype(), k.device()), zeros(all, v.dtype(), v.device())});
+  }
+  std::array<Tensor, 2>& layer = layers_[next_++];
+  check(layer[0].dim(0) == k.dim(0), "KeyValueCache: ", k.dim(0), " sequences follow ", layer[0].dim(0));
+  for (std::size_t i = 0; i < 2; ++i) {
+    Tensor rows = slice(layer[i], 1, length_, length_ + k.dim(1));
+    copy(rows, i == 0 ? k : v);
+  }
+  keys_read_ += listed_ * k.dim(0);
+  return layer;
+}
+
 PlanPtr HilbertSelfAttention::plan(Index length, const CallOptions& call) const {
+  if (call.cache) return call.cache->plan();
   return make_plan(spec_of(config, length, call));
 }
 ShardPlanPtr HilbertSelfAttention::shard(const Place& place, const CallOptions& call) const {
@@ -55,22 +89,30 @@ Tensor HilbertSelfAttention::heads_of(const Tensor& x, const CallOptions& call) 
   AttentionOptions options;
   options.backward = config.backward;
   if (call.noise && config.dropout > 0) options.dropout = config.dropout, options.key = call.noise->next();
+  const bool divided = call.place && call.place->divides();
+  const Index whole = divided ? call.place->length : call.cache ? call.cache->context() : length;
+  options.terms = fitted_terms(terms, x.dtype(), whole);
+  if (Tensor& bias = options.terms.bias; call.cache && bias && bias.dim(2) > 1)
+    bias = slice(bias, 2, call.cache->length(), call.cache->length() + length);
   if (call.place) options.first_batch = call.place->first;
-  const ShardPlanPtr part = call.place && call.place->divides() ? shard(*call.place, call) : nullptr;
+  const ShardPlanPtr part = divided ? shard(*call.place, call) : nullptr;
   const PlanPtr plan_ = part ? nullptr : plan(length, call);
   Tensor rows = reshape(qkv(x), {batch, length, heads + 2 * keys, dim});  // q, k, v
   if (config.rotary) {
     std::optional<Tensor> where;
     if (part) where = from_values(part->tokens(), {length});
+    else if (call.cache) where = from_values(*plan_->spec().queries, {length});
     else if (call.in_order) where = from_values(plan_->order().token_at, {length});
     rows = rotary(rows, config.rotary_base, where, heads + keys);
   }
   Tensor o;
-  if (keys == heads && !part) {
+  if (keys == heads && !part && !call.cache) {
     o = attention(reshape(rows, {batch, length, 3, heads, dim}), plan_, options);
   } else {
-    const Tensor q = slice(rows, 2, 0, heads), k = slice(rows, 2, heads, heads + keys),
-                 v = slice(rows, 2, heads + keys, heads + 2 * keys);
+    const Tensor q = slice(rows, 2, 0, heads);
+    std::array kv{slice(rows, 2, heads, heads + keys), slice(rows, 2, heads + keys, heads + 2 * keys)};
+    if (call.cache) kv = call.cache->extended(kv[0], kv[1]);
+    const auto& [k, v] = kv;
     o = part ? ring_attention(q, k, v, part, call.place->sequence, options) : attention(q, k, v, plan_, options);
   }
   return reshape(o, {batch, length, heads * dim});
@@ -83,6 +125,7 @@ Tensor HilbertSelfAttention::operator()(const Tensor& x, const CallOptions& call
 void HilbertSelfAttention::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
   qkv.visit_parameters(join_name(at, "qkv"), visit);
   projection.visit_parameters(join_name(at, "projection"), visit);
+  visit_terms(terms, [&](const std::string& name, Tensor& x) { visit(join_name(at, name), x); });
 }
 
 }  // namespace hilt

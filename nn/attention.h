@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include "../ops/hilbert/ring.h"
 #include "layers.h"
 
@@ -18,6 +19,8 @@ struct AttentionConfig {
   bool rotary = false;  // turn q and k by their token's index
   double rotary_base = 10000;
   bool bias = true;
+  TermConfig terms{};  // of the scores
+  Index context = 0;   // tokens of a row, where a bias says L
 
   Index keys() const { return kv_heads == 0 ? heads : kv_heads; }
   Index dim() const { return width / heads; }
@@ -36,12 +39,42 @@ struct Place {
   bool divides() const { return sequence.size() > 1; }
 };
 
+/// The keys and values that tokens left in each layer, so that further ones cost their own rows
+/// alone and read the keys that their plan lists. A call of a model with token causality that names
+/// a cache takes x for the tokens that follow those in it, rows of a sequence of `context` tokens,
+/// and gives what a call on all of them gives. No tape may listen.
+class KeyValueCache {
+ public:
+  explicit KeyValueCache(Index context) : context_(context) {}
+  Index length() const { return length_; }  // tokens that are there
+  Index context() const { return context_; }
+  void clear() { length_ = 0; }
+  /// Rows of keys that plans listed so far, a layer, sequence and tile of queries: once for all
+  /// heads that share a set.
+  Index keys_read() const { return keys_read_; }
+
+  /// What a model does with it: `count` tokens come, then each layer in turn adds its rows, and has
+  /// those of all; at the end they count.
+  void begin(const AttentionConfig& config, Index count);
+  std::array<Tensor, 2> extended(const Tensor& k, const Tensor& v);
+  void end() { length_ += plan_->queries(); }
+  const PlanPtr& plan() const { return plan_; }
+
+ private:
+  Index context_, length_ = 0, keys_read_ = 0, listed_ = 0;
+  std::size_t next_ = 0;
+  std::vector<std::array<Tensor, 2>> layers_;  // [B, context, heads, dim]; zeros where nothing is yet
+  PlanPtr plan_;                               // of the tokens that come
+};
+
 /// What one call of a module may change.
 struct CallOptions {
   Generator* noise = nullptr;  // draws dropout masks; without one nothing is dropped: evaluation
   bool use_order = true;       // false: the same pattern on row order, the tokens as they come
   bool in_order = false;       // x already stands in curve order: x[:, i] is token order.token_at[i], and so will be y
-  const Place* place = nullptr;  // x is a part of a batch; rows of divided sequences stand in curve order
+  const Place* place = nullptr;           // x is a part of a batch; rows of divided sequences stand in curve order
+  std::vector<DocumentList> documents{};  // what lies in each row of x, see PlanSpec
+  KeyValueCache* cache = nullptr;         // x follows what is in it
 };
 
 /// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan, one output
@@ -49,8 +82,9 @@ struct CallOptions {
 /// length.
 struct HilbertSelfAttention {
   AttentionConfig config;
-  Linear qkv;         // [width, (heads + 2 kv_heads) dim]: q, then k, then v
-  Linear projection;  // [heads dim, width]
+  Linear qkv;          // [width, (heads + 2 kv_heads) dim]: q, then k, then v
+  Linear projection;   // [heads dim, width]
+  ScoreTerms terms{};  // their tensors are parameters, f32 beside 16-bit weights
 
   /// x: [B, L, width] -> [B, L, width].
   Tensor operator()(const Tensor& x, const CallOptions& call = {}) const;

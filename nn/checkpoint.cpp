@@ -8,7 +8,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +15,7 @@
 #include <memory>
 #include <random>
 #include <utility>
+#include "core/io/text.h"
 
 namespace hilt {
 
@@ -67,11 +67,8 @@ std::optional<Index> step_of(std::string_view name) {
   if (!name.starts_with(kBegin) || !name.ends_with(kEnd) || name.size() <= kBegin.size() + kEnd.size())
     return std::nullopt;
   const std::string_view digits = name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());
-  Index step = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc{} || end != digits.data() + digits.size() || step < 0 || checkpoint_name(step) != name)
-    return std::nullopt;
-  return step;
+  const std::optional<Index> step = number_in<Index>(digits);
+  return step && *step >= 0 && checkpoint_name(*step) == name ? step : std::nullopt;
 }
 
 std::vector<std::string> names_in(const std::string& directory) {
@@ -81,8 +78,7 @@ std::vector<std::string> names_in(const std::string& directory) {
   return names;
 }
 
-/// Makes renames and removals in a directory last. Some file systems cannot; nothing is lost but
-/// that guarantee.
+/// Makes renames and removals in a directory last. Where a file system cannot, only that is lost.
 void sync_directory(const std::string& directory) {
   const int d = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (d < 0) return;
@@ -132,30 +128,25 @@ std::vector<Index> checkpoint_steps(const std::string& directory) {
 
 void remove_unfinished_checkpoints(const std::string& directory) {
   for (const std::string& name : names_in(directory))
-    if (name.starts_with("ckpt-") && name.find(".tmp.") != name.npos) ::unlink((directory + '/' + name).c_str());
+    if (name.find(".tmp.") != name.npos && (name.starts_with("ckpt-") || name.starts_with("best.")))
+      ::unlink((directory + '/' + name).c_str());
 }
 
 // ---- writing ------------------------------------------------------------------------------------
-void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
-                     SafetensorsMetadata metadata, Index keep) {
+namespace {
+
+void write_checkpoint(const std::string& path, Index step, std::span<const SafetensorsItem> items,
+                      SafetensorsMetadata metadata) {
   metadata["format"] = kFormat;
   metadata["format_version"] = std::to_string(kVersion);
   metadata["step"] = std::to_string(step);
   for (const SafetensorsItem& item : items) metadata["checksum:" + item.name] = checksum_of(item.tensor);
   metadata[kOverMetadata] = checksum_of(metadata);
 
-  // What is to go afterwards is known before: once the new one is there, nothing may throw.
-  std::vector<Index> steps = checkpoint_steps(directory);
-  if (!std::ranges::binary_search(steps, step)) steps.insert(std::ranges::upper_bound(steps, step), step);
-  const auto kept = static_cast<std::size_t>(std::max<Index>(keep, 2));
-  std::vector<std::string> old;
-  for (std::size_t i = 0; i + kept < steps.size(); ++i)
-    if (steps[i] != step) old.push_back(directory + '/' + checkpoint_name(steps[i]));
-
-  const std::string path = directory + '/' + checkpoint_name(step);
-  char temporary[64];
-  std::snprintf(temporary, sizeof temporary, "/ckpt-%06" PRId64 ".tmp.%08x", step, std::random_device{}());
-  const std::string unfinished = directory + temporary;
+  const std::string directory = path.substr(0, path.rfind('/'));
+  char temporary[16];
+  std::snprintf(temporary, sizeof temporary, ".tmp.%08x", std::random_device{}());
+  const std::string unfinished = path.substr(0, path.rfind('.')) + temporary;
   int descriptor = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (descriptor < 0) fail_with(Code::data, path, ": cannot write: ", std::strerror(errno));
   try {
@@ -174,7 +165,26 @@ void save_checkpoint(const std::string& directory, Index step, std::span<const S
     fail_with(Code::data, path, ": cannot write: ", e.what());
   }
   sync_directory(directory);
+}
+
+}  // namespace
+
+void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
+                     SafetensorsMetadata metadata, Index keep) {
+  // What is to go afterwards is known before: once the new one is there, nothing may throw.
+  std::vector<Index> steps = checkpoint_steps(directory);
+  if (!std::ranges::binary_search(steps, step)) steps.insert(std::ranges::upper_bound(steps, step), step);
+  const auto kept = static_cast<std::size_t>(std::max<Index>(keep, 2));
+  std::vector<std::string> old;
+  for (std::size_t i = 0; i + kept < steps.size(); ++i)
+    if (steps[i] != step) old.push_back(directory + '/' + checkpoint_name(steps[i]));
+  write_checkpoint(directory + '/' + checkpoint_name(step), step, items, std::move(metadata));
   for (const std::string& name : old) ::unlink(name.c_str());
+}
+
+void save_best_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
+                          SafetensorsMetadata metadata) {
+  write_checkpoint(directory + '/' + kBestCheckpoint, step, items, std::move(metadata));
 }
 
 // ---- reading ------------------------------------------------------------------------------------
@@ -195,15 +205,15 @@ bool is_whole(const std::string& path) try {
          });
 } catch (const Error&) { return false; }
 
-/// What is wrong with a checkpoint, and as what to try the newest whole one before it, if there is
-/// one.
+/// What is wrong with a checkpoint, and as what to try the newest whole one before it, if any.
 std::string with_way_out(const std::string& path, const std::string& what) {
   const std::size_t slash = path.rfind('/');
   const std::string directory = slash == path.npos ? "." : path.substr(0, slash);
-  const std::optional<Index> step = step_of(std::string_view(path).substr(slash == path.npos ? 0 : slash + 1));
+  const std::string_view name = std::string_view(path).substr(slash == path.npos ? 0 : slash + 1);
+  const std::optional<Index> step = step_of(name);
   std::vector<Index> steps = checkpoint_steps(directory);
-  if (!step || !std::ranges::binary_search(steps, *step)) return what;
-  std::erase_if(steps, [&](Index s) { return s >= *step; });
+  if (step ? !std::ranges::binary_search(steps, *step) : name != kBestCheckpoint) return what;
+  std::erase_if(steps, [&](Index s) { return step && s >= *step; });
   const auto whole = std::find_if(steps.rbegin(), steps.rend(),
                                   [&](Index s) { return is_whole(directory + '/' + checkpoint_name(s)); });
   if (whole == steps.rend()) return what;
@@ -240,11 +250,8 @@ const std::string& Checkpoint::get(const std::string& key) const {
 
 std::uint64_t Checkpoint::get_number(const std::string& key) const {
   const std::string& text = get(key);
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc{} || end != text.data() + text.size())
-    fail_with(Code::data, path(), ": metadata '", key, "' should be a whole number, is '", text.substr(0, 40), "'");
-  return value;
+  if (const std::optional<std::uint64_t> value = number_in<std::uint64_t>(text)) return *value;
+  fail_with(Code::data, path(), ": metadata '", key, "' should be a whole number, is '", text.substr(0, 40), "'");
 }
 
 Index Checkpoint::get_index(const std::string& key) const {

@@ -1,5 +1,4 @@
 #pragma once
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -8,6 +7,7 @@
 // Checkpoints: safetensors files in a directory. Each is either whole or not there at all.
 //   ckpt-STEP.tmp.RANDOM (new, 0600) -> data and checksums -> fsync -> rename -> fsync of the directory
 //   -> the oldest are removed
+// Beside those of steps there may be one of the best step, which none of them removes.
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -31,6 +31,7 @@ class DirectoryLock {
 /// at the start. One changed word always shows; no match for who forges on purpose.
 std::uint64_t checksum(std::uint64_t so_far, const void* data, std::size_t bytes);
 
+inline constexpr const char* kBestCheckpoint = "best.safetensors";
 /// "ckpt-000100.safetensors".
 std::string checkpoint_name(Index step);
 /// Steps of the checkpoints in a directory, ascending; none if there is no such directory.
@@ -43,6 +44,9 @@ void remove_unfinished_checkpoints(const std::string& directory);
 /// Metadata keys with a colon are reserved.
 void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
                      SafetensorsMetadata metadata, Index keep);
+/// The same file under the name kBestCheckpoint, in place of the one that is there.
+void save_best_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
+                          SafetensorsMetadata metadata);
 
 /// An open checkpoint whose metadata match their checksum. If it is damaged, the error names the
 /// newest whole one before it.

@@ -1,10 +1,8 @@
-// Hugging Face's names for GPT-2's tensors, and ours. Its projections are stored [in, out], as ours
-// are.
+// Hugging Face's names for GPT-2's tensors, and ours. Its projections are [in, out], as ours.
 //
 //      wte  wpe  h.N.ln_1  h.N.attn.c_attn  h.N.attn.c_proj  h.N.ln_2  h.N.mlp.c_fc  h.N.mlp.c_proj  ln_f  lm_head
 #include "nn/gpt2.h"
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <set>
 #include <string_view>
@@ -95,15 +93,11 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
          std::memcmp(moved(a, {}).raw(), moved(b, {}).raw(), a.bytes()) == 0;
 }
 
-}  // namespace
-
-Transformer load_gpt2(const std::string& path, Index heads, DType dtype) {
-  const Tape::Pause pause;
-  Source source(path);
+TransformerConfig config_of(const Source& source, Index heads) {
   const auto matrix = [&](const std::string& name) {
     const Shape shape = source.need(name).shape;
     if (shape.rank() != 2 || shape.numel() == 0)
-      fail_with(Code::data, "load_gpt2: tensor ", name, " (", shape, "): expected a matrix, ", path,
+      fail_with(Code::data, "load_gpt2: tensor ", name, " (", shape, "): expected a matrix, ", source.path(),
                 "; is this a GPT-2 model?");
     return shape;
   };
@@ -112,11 +106,22 @@ Transformer load_gpt2(const std::string& path, Index heads, DType dtype) {
   config.vocab = tokens[0], config.width = tokens[1], config.context = positions[0], config.hidden = up[1];
   config.heads = heads;
   config.layers = source.count_layers();
+  return config;
+}
+
+}  // namespace
+
+TransformerConfig gpt2_config(const std::string& path, Index heads) { return config_of(Source(path), heads); }
+
+Transformer load_gpt2(const std::string& path, Index heads, DType dtype) {
+  const Tape::Pause pause;
+  Source source(path);
+  const TransformerConfig config = config_of(source, heads);
   Transformer m = make_transformer(config, 0, dtype);
   m.visit_parameters("",
                      [&](const std::string& name, Tensor& p) { p = source.take(their_name(name), p.shape(), dtype); });
   if (source.find("lm_head.weight")) {
-    const Tensor head = source.take("lm_head.weight", tokens, dtype);
+    const Tensor head = source.take("lm_head.weight", m.tokens.weight.shape(), dtype);
     if (!same_bytes(head, m.tokens.weight)) m.head = contiguous(transpose(head)), m.config.tie_weights = false;
   }
   source.check_nothing_left();

@@ -8,5 +8,7 @@ namespace [[gnu::visibility("default")]] hilt {
 /// of heads is nowhere in the file (GPT-2 has width / 64). A missing, extra or misshaped tensor is
 /// an error that names it. Masks that old files carry are skipped.
 Transformer load_gpt2(const std::string& path, Index heads, DType dtype = DType::f32);
+/// What the shapes in the file say of the model, before a tensor is read.
+TransformerConfig gpt2_config(const std::string& path, Index heads);
 
 }  // namespace hilt

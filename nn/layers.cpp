@@ -58,27 +58,11 @@ Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& 
 }
 
 // ---- norms --------------------------------------------------------------------------------------
-Tensor LayerNorm::operator()(const Tensor& x) const {
-  return layer_norm(x, weight, bias ? bias : zeros_like(weight), epsilon);
-}
-void LayerNorm::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
-  visit_if_any(at, "weight", weight, visit);
-  visit_if_any(at, "bias", bias, visit);
-}
-LayerNorm make_layer_norm(Index width, bool bias, double epsilon, DType dtype) {
-  return {ones({width}, dtype), bias ? zeros({width}, dtype) : Tensor{}, epsilon};
-}
-
-Tensor RmsNorm::operator()(const Tensor& x) const { return rms_norm(x, weight, epsilon); }
-void RmsNorm::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
-  visit_if_any(at, "weight", weight, visit);
-}
-RmsNorm make_rms_norm(Index width, double epsilon, DType dtype) { return {ones({width}, dtype), epsilon}; }
-
 NormKind parse_norm_kind(std::string_view text) { return static_cast<NormKind>(find_name("norm", text, kNorms)); }
 std::string_view name_of(NormKind kind) { return kNorms[static_cast<std::size_t>(kind)]; }
 Tensor Norm::operator()(const Tensor& x) const {
-  return kind == NormKind::layer ? LayerNorm{weight, bias, epsilon}(x) : RmsNorm{weight, epsilon}(x);
+  if (kind == NormKind::rms) return rms_norm(x, weight, epsilon);
+  return layer_norm(x, weight, bias ? bias : zeros_like(weight), epsilon);
 }
 void Norm::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
   visit_if_any(at, "weight", weight, visit);

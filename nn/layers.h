@@ -4,8 +4,7 @@
 #include "parameters.h"
 
 // The layers a transformer is made of. Each is a struct of tensors: aggregate, copyable (copies
-// share the tensors), with its formula in operator(). The make_.. functions draw initial values
-// from a Generator.
+// share the tensors), its formula in operator(). make_.. draw initial values from a Generator.
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -26,25 +25,8 @@ struct Linear {
 /// Normal weights of this standard deviation, zero bias.
 Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& generator, DType dtype = DType::f32);
 
-/// y = (x - mean) / sqrt(var + epsilon) w + b along the last axis; without b, b is 0.
-struct LayerNorm {
-  Tensor weight{}, bias{};
-  double epsilon = 1e-5;
-  Tensor operator()(const Tensor& x) const;
-  void visit_parameters(const std::string& at, const ParameterVisitor& visit);
-};
-LayerNorm make_layer_norm(Index width, bool bias, double epsilon = 1e-5, DType dtype = DType::f32);
-
-/// y = x / sqrt(mean x^2 + epsilon) w along the last axis.
-struct RmsNorm {
-  Tensor weight{};
-  double epsilon = 1e-5;
-  Tensor operator()(const Tensor& x) const;
-  void visit_parameters(const std::string& at, const ParameterVisitor& visit);
-};
-RmsNorm make_rms_norm(Index width, double epsilon = 1e-5, DType dtype = DType::f32);
-
-/// Which of the two a model uses.
+/// layer: y = (x - mean) / sqrt(var + epsilon) w + b along the last axis; without b, b is 0. rms:
+/// y = x / sqrt(mean x^2 + epsilon) w.
 enum class NormKind : unsigned char { layer, rms };
 NormKind parse_norm_kind(std::string_view text);
 std::string_view name_of(NormKind kind);
@@ -65,8 +47,7 @@ struct Embedding {
 };
 Embedding make_embedding(Index tokens, Index width, double deviation, Generator& generator, DType dtype = DType::f32);
 
-/// What an Mlp does between its two products; silu_gated is silu(x w_gate) * (x w_up), both in one
-/// product.
+/// What an Mlp does between its products; silu_gated: silu(x w_gate) * (x w_up), both in one.
 enum class Activation : unsigned char { gelu_tanh, gelu, relu, silu_gated };
 Activation parse_activation(std::string_view text);
 std::string_view name_of(Activation activation);

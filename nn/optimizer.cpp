@@ -1,5 +1,4 @@
-// Moments and masters by the names of parameters, one AdamW call over all of them, and clipping by
-// the global norm.
+// Moments and masters by the names of parameters, one AdamW call over all, clipping by global norm.
 #include "nn/optimizer.h"
 #include <cmath>
 

@@ -1,5 +1,4 @@
 #pragma once
-#include <span>
 #include "../ops/ops.h"
 #include "parameters.h"
 
@@ -16,8 +15,7 @@ class AdamWOptimizer {
   /// gradients (norm_of), clipped to a largest one. Where that norm is not finite, only steps()
   /// changes. The first call makes the state. If it throws, no parameter and no moment has changed.
   void step(const NamedParameters& parameters, const Gradients& gradients, double lr, const Clip& clip = {});
-  /// Makes zero state for what has none yet; a parameter of another shape than its state is an
-  /// error.
+  /// Makes zero state for what has none; a parameter of another shape than its state is an error.
   void prepare(const NamedParameters& parameters);
 
   /// "NAME.m", "NAME.v" and, beside 16-bit parameters, "NAME.master", in the order of prepare();

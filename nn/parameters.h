@@ -1,7 +1,6 @@
 #pragma once
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 #include "../core/tape.h"
 

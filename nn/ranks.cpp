@@ -30,7 +30,7 @@ RankGrid::Part RankGrid::part_of(const Batch& whole, const HilbertSelfAttention&
 
 std::vector<double> RankGrid::sum(const std::vector<double>& values) const {
   if (world_.size() == 1) return values;
-  return world_.sum(from_values(values, {static_cast<Index>(values.size())}), {"sum of losses"}).to_vector<double>();
+  return world_.sum(from_values(values, {std::ssize(values)}), {"sum of losses"}).to_vector<double>();
 }
 
 Gradients RankGrid::sum(Gradients gradients, const NamedParameters& parameters) const {

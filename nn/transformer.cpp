@@ -6,14 +6,14 @@
 #include <array>
 #include <cmath>
 #include <numeric>
-#include "ops/ops.h"
+#include "core/checkpoint.h"
 #include "core/io/text.h"
+#include "ops/ops.h"
 
 namespace hilt {
 namespace {
 
 constexpr std::array<std::string_view, 3> kPositions{"learned", "rotary", "none"};
-constexpr double kDeviation = 0.02;  // of GPT-2's initial weights
 
 }  // namespace
 
@@ -28,6 +28,7 @@ AttentionConfig attention_config(const TransformerConfig& c) {
   a.order = c.order, a.pattern = c.pattern, a.dilation_mode = c.dilation_mode, a.causality = c.causality;
   a.backward = c.backward, a.dropout = c.dropout;
   a.rotary = c.positions == Positions::rotary, a.rotary_base = c.rotary_base, a.bias = c.bias;
+  a.terms = c.terms, a.context = c.context;
   return a;
 }
 
@@ -38,6 +39,7 @@ void check_config(const TransformerConfig& c) {
   check(c.classes >= 0 && c.hidden >= 0, "classes ", c.classes, " and hidden ", c.hidden,
         " must not be negative (0: vocab, and 4 width)");
   check(c.epsilon > 0, "epsilon ", c.epsilon, " must be positive");
+  check(c.deviation > 0, "deviation ", c.deviation, " must be positive");
   check(!c.tie_weights || c.outputs() == c.vocab, "tie_weights: the head has ", c.outputs(),
         " classes and the embedding ", c.vocab, " symbols; one matrix cannot be both: set tie_weights off");
   check_config(attention_config(c));
@@ -64,22 +66,23 @@ void Block::visit_parameters(const std::string& at, const ParameterVisitor& visi
 Transformer make_transformer(const TransformerConfig& c, std::uint64_t seed, DType dtype) {
   check_config(c);
   Generator generator(seed);
-  const double joining = kDeviation / std::sqrt(2.0 * static_cast<double>(c.layers));
+  const double joining = c.deviation / std::sqrt(2.0 * static_cast<double>(c.layers));
   Transformer m;
   m.config = c;
-  m.tokens = make_embedding(c.vocab, c.width, kDeviation, generator, dtype);
-  if (c.positions == Positions::learned) m.positions = make_embedding(c.context, c.width, kDeviation, generator, dtype);
+  m.tokens = make_embedding(c.vocab, c.width, c.deviation, generator, dtype);
+  if (c.positions == Positions::learned)
+    m.positions = make_embedding(c.context, c.width, c.deviation, generator, dtype);
   for (Index i = 0; i < c.layers; ++i) {
     Block b;
     b.norm1 = make_norm(c.norm, c.width, c.bias, c.epsilon, dtype);
-    b.attention = make_self_attention(attention_config(c), kDeviation, joining, generator, dtype);
+    b.attention = make_self_attention(attention_config(c), c.deviation, joining, generator, dtype);
     b.norm2 = make_norm(c.norm, c.width, c.bias, c.epsilon, dtype);
-    b.mlp = make_mlp(c.width, c.hidden_width(), c.activation, c.bias, kDeviation, joining, generator, dtype);
+    b.mlp = make_mlp(c.width, c.hidden_width(), c.activation, c.bias, c.deviation, joining, generator, dtype);
     b.dropout = c.dropout;
     m.blocks.push_back(std::move(b));
   }
   m.norm = make_norm(c.norm, c.width, c.bias, c.epsilon, dtype);
-  if (!c.tie_weights) m.head = make_linear(c.width, c.outputs(), false, kDeviation, generator, dtype).weight;
+  if (!c.tie_weights) m.head = make_linear(c.width, c.outputs(), false, c.deviation, generator, dtype).weight;
   return m;
 }
 
@@ -114,7 +117,7 @@ PlanPtr Transformer::plan(Index length, const CallOptions& call) const {
 
 bool Transformer::keeps_order(const CallOptions& call) const {
   return config.keep_order && call.use_order && !call.in_order && !(call.place && call.place->divides()) &&
-         config.order.kind != Order::Kind::row;
+         call.documents.empty() && !call.cache && config.order.kind != Order::Kind::row;
 }
 
 // One rank numbers its rows as they stand: by token, or with keep_order by position.
@@ -142,15 +145,36 @@ Tensor Transformer::features(const Tensor& ids, const CallOptions& call) const {
   CallOptions inner = call;
   inner.in_order = call.in_order || keeps;
 
+  const Index before = call.cache ? call.cache->length() : 0;  // tokens
+  if (call.cache) {
+    check(!Tape::current() && !call.noise && !call.place && call.documents.empty() && !call.in_order && call.use_order,
+          "Transformer: with a KeyValueCache tokens follow as they come, and no tape listens; leave out noise, place, "
+          "documents and in_order, and pause the tape");
+    check(call.cache->context() == config.context, "Transformer: the cache has a context of ", call.cache->context(),
+          ", the model of ", config.context);
+    call.cache->begin(attention_config(config), length);
+  }
   const Tensor here = moved(ids, tokens.weight.device());
   Tensor x = tokens(keeps ? reorder(here, plan(length, call)->order()) : here);
   const std::vector<Index> rows = rows_of(call, ids.dim(0));
-  if (positions.weight && divided) {
-    const std::vector<std::int32_t> mine = blocks.front().attention.shard(*call.place, call)->tokens();
-    x = add(x, gather(positions.weight, 0, moved(from_values(mine, {static_cast<Index>(mine.size())}), x.device())));
-  } else if (positions.weight) {
-    Tensor where = length == config.context ? positions.weight : slice(positions.weight, 0, 0, length);
+  if (positions.weight) {
+    const auto first = [&](Index n) {
+      return n == config.context ? positions.weight : slice(positions.weight, 0, before, before + n);
+    };
+    if (!call.documents.empty()) (void)plan(length, call);  // refuses what does not fit
+    Tensor where = call.documents.empty() ? first(length) : Tensor();
+    for (const DocumentList& row : call.documents) {  // in each they begin anew
+      std::vector<Tensor> parts;
+      Index rest = length;
+      for (const Document& d : row) parts.push_back(first(d.length)), rest -= d.length;
+      if (rest > 0) parts.push_back(first(rest));
+      where = where ? cat({where, unsqueeze(cat(parts, 0), 0)}, 0) : unsqueeze(cat(parts, 0), 0);
+    }
     if (inner.in_order) where = reorder(where, plan(length, call)->order(), 0);
+    if (divided) {
+      const ShardPlanPtr part = blocks.front().attention.shard(*call.place, call);
+      where = rows_of_rank(where.rank() == 2 ? unsqueeze(where, 0) : where, *part, part->rank());
+    }
     x = add(x, where);
   }
   if (call.noise && config.dropout > 0) x = dropout(x, config.dropout, call.noise->next(), rows);
@@ -159,6 +183,7 @@ Tensor Transformer::features(const Tensor& ids, const CallOptions& call) const {
       x = checkpoint([block, inner, rows](std::span<const Tensor> in) { return block(in[0], inner, rows); }, {x});
     else x = block(x, inner, rows);
   }
+  if (call.cache) call.cache->end();
   return norm(x);
 }
 
@@ -190,14 +215,16 @@ double training_flops(const Transformer& model, Index batch, Index length) {
   Transformer shapes = model;  // copies share the tensors
   double weights = 0;
   shapes.visit_parameters("", [&](const std::string& name, Tensor& p) {
-    const bool looked_up = name == "positions.weight" || (name == "tokens.weight" && model.head);
+    const bool looked_up =
+        name == "positions.weight" || (name == "tokens.weight" && model.head) || name.ends_with("attention.relative");
     if (p.rank() == 2 && !looked_up) weights += static_cast<double>(p.numel());
   });
   const PlanPtr plan = model.plan(length);
   double pairs = 0;
   for (Index h = 0; h < plan->heads(); ++h)
     for (const std::int32_t i : plan->tilings_of(h))
-      pairs += static_cast<double>(plan->tilings()[static_cast<std::size_t>(i)].pairs);
+      for (const PlanPart& part : plan->parts())
+        pairs += static_cast<double>(part.places.count(1) * part.tilings[static_cast<std::size_t>(i)].pairs);
   // A pair costs 4 D forward (q.k, p v) and 10 D backward (the scores again, dV, dP, dQ, dK).
   const double dim = static_cast<double>(attention_config(model.config).dim());
   return static_cast<double>(batch) *

@@ -1,5 +1,4 @@
 #pragma once
-#include <memory>
 #include "attention.h"
 
 namespace [[gnu::visibility("default")]] hilt {
@@ -9,8 +8,7 @@ enum class Positions : unsigned char { learned, rotary, none };
 Positions parse_positions(std::string_view text);
 std::string_view name_of(Positions positions);
 
-/// Everything that decides what a Transformer computes; the defaults are nanoGPT's small character
-/// model.
+/// All that decides what a Transformer computes; the defaults are nanoGPT's small character model.
 struct TransformerConfig {
   Index layers = 4, heads = 4, kv_heads = 0;  // 0: as many as heads
   Index width = 128;
@@ -27,10 +25,12 @@ struct TransformerConfig {
   bool checkpointing = false;  // keep each block's input alone and run it again in backward
   bool keep_order = false;     // permute once at the input, hold activations in curve order, go home at the output
   Positions positions = Positions::learned;
+  TermConfig terms{};  // of attention's scores, in every block tensors of its own
   double rotary_base = 10000;
   bool tie_weights = true;  // the head is the transposed embedding; only with classes == vocab
   NormKind norm = NormKind::layer;
   double epsilon = 1e-5;
+  double deviation = 0.02;  // of initial weights: GPT-2's, which suits its width of 768
   Activation activation = Activation::gelu_tanh;
   bool bias = true;  // in every product and layer norm
 
@@ -48,8 +48,7 @@ struct Block {
   HilbertSelfAttention attention;
   Mlp mlp;
   double dropout = 0;  // of both branches
-  /// rows: where the rows of x stand among those that share dropout's masks; empty: x is all of
-  /// them.
+  /// rows: where the rows of x stand among those that share dropout's masks; empty: x is all.
   Tensor operator()(const Tensor& x, const CallOptions& call = {}, const std::vector<Index>& rows = {}) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
@@ -63,8 +62,7 @@ struct Transformer {
   Norm norm;
   Tensor head;  // [width, outputs]; undefined where it is tied to tokens
 
-  /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs]. With a place: the rows of this
-  /// rank, in and out.
+  /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs]. With a place: this rank's rows.
   Tensor logits(const Tensor& ids, const CallOptions& call = {}) const;
   /// Of each sequence's last token alone -> [B, outputs]: what sampling asks for.
   Tensor last_logits(const Tensor& ids, const CallOptions& call = {}) const;
@@ -80,13 +78,12 @@ struct Transformer {
   Tensor features(const Tensor& ids, const CallOptions& call) const;
   Tensor to_logits(const Tensor& x) const;
   bool keeps_order(const CallOptions& call) const;
-  /// Where the rows of x stand among those of the whole batch, for masks of dropout: empty where x
-  /// is the whole.
+  /// Where the rows of x stand in the whole batch, for masks of dropout: empty where x is that.
   std::vector<Index> rows_of(const CallOptions& call, Index batch) const;
 };
 
-/// GPT-2's initial values: normal with deviation 0.02, products that join the residual stream 0.02
-/// / sqrt(2 layers), biases 0, norms 1. The same seed gives the same model.
+/// GPT-2's initial values: normal with `deviation`, products that join the residual stream with
+/// deviation / sqrt(2 layers), biases 0, norms 1. The same seed gives the same model.
 Transformer make_transformer(const TransformerConfig& config, std::uint64_t seed, DType dtype = DType::f32);
 
 /// A bidirectional encoder for boards of height x width cells: `states` input symbols a cell,

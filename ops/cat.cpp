@@ -3,18 +3,11 @@
 //      y = cat(x_0, x_1, ..)     dx_i = the slice of dy that x_i fills
 //      y = stack(x_0, ..)        a cat of unsqueezed ones
 //      y = pad(x)                dx = dy without the padding                  nothing is kept
-#include "core/tape.h"
 #include "ops/helpers.h"
 #include "ops/ops.h"
 
 namespace hilt {
 namespace {
-
-/// Rows [begin, begin + count) of x along an axis, sharing x's storage.
-Tensor rows_of(const Tensor& x, int axis, Index begin, Index count) {
-  const Shape shape = x.shape().with(axis, count);
-  return as_strided(x, shape, x.strides(), x.offset() + (shape.numel() > 0 ? begin * x.stride(axis) : 0));
-}
 
 struct Cat final : Function {
   int axis = 0;
@@ -46,22 +39,6 @@ struct Cat final : Function {
   }
 };
 
-struct Pad final : Function {
-  int axis = 0;
-  Index before = 0, after = 0, extent = 0;
-  double value = 0;
-  std::string_view name() const override { return "pad"; }
-  Tensor forward(const Tensor& x) {
-    extent = x.dim(axis);
-    const Index total = checked_add(checked_add(before, extent, "pad"), after, "pad");
-    Tensor y = full(x.shape().with(axis, total), value, x.dtype(), x.device());
-    Tensor window = rows_of(y, axis, before, extent);
-    copy(window, x);
-    return y;
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {rows_of(dy, axis, before, extent)}; }
-};
-
 }  // namespace
 
 Tensor cat(std::span<const Tensor> parts, int axis) {
@@ -89,14 +66,19 @@ Tensor stack(std::span<const Tensor> parts, int axis) {
 }
 
 Tensor pad(const Tensor& x, int axis, Index before, Index after, double value) {
-  Pad fn;
-  fn.axis = checked_axis("pad", axis, x.rank());
+  const int along = checked_axis("pad", axis, x.rank());
   check(before >= 0 && after >= 0, "pad: ", before, " before and ", after,
         " after must not be negative; use slice to cut");
-  fn.before = before;
-  fn.after = after;
-  fn.value = value;
-  return apply(std::move(fn), x);
+  const auto window = [=, extent = x.dim(along)](const Tensor& of) { return rows_of(of, along, before, extent); };
+  return apply_linear(
+      "pad", x,
+      [=](const Tensor& in) {
+        const Index total = checked_add(checked_add(before, in.dim(along), "pad"), after, "pad");
+        Tensor y = full(in.shape().with(along, total), value, in.dtype(), in.device()), part = window(y);
+        copy(part, in);
+        return y;
+      },
+      window);
 }
 
 }  // namespace hilt

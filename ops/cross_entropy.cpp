@@ -5,6 +5,7 @@
 //
 // The loss of 16-bit logits is f32. Rows whose target is `ignore` count for nothing; if none counts
 // the loss is 0 and so are its gradients.
+#include <numeric>
 #include "core/parallel.h"
 #include "core/tape.h"
 #include "ops/helpers.h"
@@ -26,76 +27,57 @@ struct CrossEntropy final : Function {
     const Tensor x = dense(logits);
     const Index rows = targets.numel(), classes = x.dim(-1);
     const DType stat = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
-    Tensor lse = empty({rows}, stat, x.device());
-    if constexpr (kHasCuda)
-      if (x.device().is_cuda()) return on_gpu(x, lse);
-    std::vector<double> loss(static_cast<std::size_t>(rows));
+    Tensor y = empty({}, stat, x.device()), lse = empty({rows}, stat, x.device()),
+           losses = empty({rows}, DType::f64, x.device());
     const std::int64_t* const target = targets.data<std::int64_t>();
+    double* const loss = losses.mutable_data<double>();
     visit("cross_entropy", x, [&]<class T>(auto where) {
+      using W = wide_t<T>;
       const T* const px = x.data<T>();
-      auto* const pl = lse.mutable_data<wide_t<T>>();
-      if constexpr (!is_cuda<decltype(where)>)
+      W *const pl = lse.mutable_data<W>(), *const mean = y.mutable_data<W>();
+      if constexpr (is_cuda<decltype(where)>) {
+        share = empty_like(y);
+        kernels::cross_entropy(where, px, target, ignore, mean, pl, loss, share.mutable_data<W>(), rows, classes);
+      } else {
         parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
           for (Index r = begin; r < end; ++r) {
-            pl[r] = kernels::row_logsumexp(where, px + r * classes, classes);
-            if (target[r] >= 0)
-              loss[static_cast<std::size_t>(r)] =
-                  static_cast<double>(pl[r]) - static_cast<double>(static_cast<wide_t<T>>(px[r * classes + target[r]]));
+            const T* const row = px + r * classes;
+            pl[r] = kernels::row_logsumexp(where, row, classes);
+            const double l = static_cast<double>(pl[r]);
+            loss[r] = target[r] >= 0 ? l - static_cast<double>(static_cast<W>(row[target[r]])) : 0;
           }
         });
+        const double total = std::accumulate(loss, loss + rows, 0.0);
+        *mean = static_cast<W>(count > 0 ? total / static_cast<double>(count) : 0);
+      }
     });
     if (wants(0)) save(x), save(lse);
-    double total = 0;
-    for (double l : loss) total += l;
-    return full({}, count > 0 ? total / static_cast<double>(count) : 0, stat, logits.device());
+    return y;
   }
 
   std::vector<Tensor> backward(const Tensor& dy) override {
     const Tensor &x = saved(0), &lse = saved(1);
     const Index rows = targets.numel(), classes = x.dim(-1);
-    if constexpr (kHasCuda)
-      if (x.device().is_cuda()) return {backward_on_gpu(dy)};
-    const double scale = count > 0 ? dy.item() / static_cast<double>(count) : 0;
     Tensor dx = empty_like(x);
     const std::int64_t* const target = targets.data<std::int64_t>();
     visit("cross_entropy", x, [&]<class T>(auto where) {
+      using W = wide_t<T>;
       const T* const px = x.data<T>();
-      const auto* const pl = lse.data<wide_t<T>>();
+      const W* const pl = lse.data<W>();
       T* const out = dx.mutable_data<T>();
-      if constexpr (!is_cuda<decltype(where)>)
+      if constexpr (is_cuda<decltype(where)>) {
+        kernels::cross_entropy_backward(where, px, pl, target, ignore, dy.data<W>(), share.data<W>(), out, rows,
+                                        classes);
+      } else {
+        const double scale = count > 0 ? dy.item() / static_cast<double>(count) : 0;
         parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
           for (Index r = begin; r < end; ++r)
             kernels::row_cross_entropy_backward(where, px + r * classes, pl[r], target[r], target[r] >= 0 ? scale : 0,
                                                 out + r * classes, classes);
         });
+      }
     });
     return {dx};
-  }
-
- private:
-  Tensor on_gpu(const Tensor& x, Tensor& lse) {
-    const Index rows = targets.numel(), classes = x.dim(-1);
-    Tensor y = empty({}, DType::f32, x.device()), loss = empty({rows}, DType::f64, x.device());
-    share = empty({}, DType::f32, x.device());
-    visit("cross_entropy", x, [&]<class T>(auto where) {
-      if constexpr (is_cuda<decltype(where)>)
-        kernels::cross_entropy(where, x.data<T>(), targets.data<std::int64_t>(), ignore, y.mutable_data<float>(),
-                               lse.mutable_data<float>(), loss.mutable_data<double>(), share.mutable_data<float>(),
-                               rows, classes);
-    });
-    if (wants(0)) save(x), save(lse);
-    return y;
-  }
-  Tensor backward_on_gpu(const Tensor& dy) const {
-    const Tensor &x = saved(0), &lse = saved(1);
-    Tensor dx = empty_like(x);
-    visit("cross_entropy", x, [&]<class T>(auto where) {
-      if constexpr (is_cuda<decltype(where)>)
-        kernels::cross_entropy_backward(where, x.data<T>(), lse.data<float>(), targets.data<std::int64_t>(), ignore,
-                                        dy.data<float>(), share.data<float>(), dx.mutable_data<T>(), targets.numel(),
-                                        x.dim(-1));
-    });
-    return dx;
   }
 };
 

@@ -71,41 +71,25 @@ __global__ void loss_backward_kernel(const T* x, const float* lse, const std::in
 
 }  // namespace
 
-template <class T>
-void cross_entropy(Cuda where, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss,
+template <class T, class At>
+void cross_entropy(At where, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss,
                    float* share, Index rows, Index classes) {
-  with_rows<T>(
-      rows, classes,
-      [&]<class R>(dim3 grid, int threads) {
-        launch("cross_entropy", where, loss_rows_kernel<R, T>, grid, threads, 0, x, target, ignore, lse, loss, rows,
-               classes);
-      },
-      x);
+  with_rows<T>(rows, classes, is_aligned(x), [&]<class R>(dim3 grid, int threads) {
+    launch("cross_entropy", where, loss_rows_kernel<R, T>, grid, threads, 0, x, target, ignore, lse, loss, rows,
+           classes);
+  });
   launch("cross_entropy", where, loss_sum_kernel, dim3(1), kSumThreads, 0, loss, target, ignore, y, share, rows);
 }
-template <class T>
-void cross_entropy_backward(Cuda where, const T* x, const float* lse, const std::int64_t* target, Index ignore,
+template <class T, class At>
+void cross_entropy_backward(At where, const T* x, const float* lse, const std::int64_t* target, Index ignore,
                             const float* dy, const float* share, T* dx, Index rows, Index classes) {
-  with_rows<T>(
-      rows, classes,
-      [&]<class R>(dim3 grid, int threads) {
-        launch("cross_entropy", where, loss_backward_kernel<R, T>, grid, threads, 0, x, lse, target, ignore, dy, share,
-               dx, rows, classes);
-      },
-      x, dx);
+  with_rows<T>(rows, classes, is_aligned(x, dx), [&]<class R>(dim3 grid, int threads) {
+    launch("cross_entropy", where, loss_backward_kernel<R, T>, grid, threads, 0, x, lse, target, ignore, dy, share, dx,
+           rows, classes);
+  });
 }
 
-template void cross_entropy(Cuda, const float*, const std::int64_t*, Index, float*, float*, double*, float*, Index,
-                            Index);
-template void cross_entropy(Cuda, const bf16*, const std::int64_t*, Index, float*, float*, double*, float*, Index,
-                            Index);
-template void cross_entropy(Cuda, const f16*, const std::int64_t*, Index, float*, float*, double*, float*, Index,
-                            Index);
-template void cross_entropy_backward(Cuda, const float*, const float*, const std::int64_t*, Index, const float*,
-                                     const float*, float*, Index, Index);
-template void cross_entropy_backward(Cuda, const bf16*, const float*, const std::int64_t*, Index, const float*,
-                                     const float*, bf16*, Index, Index);
-template void cross_entropy_backward(Cuda, const f16*, const float*, const std::int64_t*, Index, const float*,
-                                     const float*, f16*, Index, Index);
+HILT_GPU_KERNEL(cross_entropy)
+HILT_GPU_KERNEL(cross_entropy_backward)
 
 }  // namespace hilt::kernels

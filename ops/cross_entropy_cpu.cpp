@@ -5,7 +5,7 @@
 
 namespace hilt::kernels {
 
-template <Isa I, class T> wide_t<T> row_logsumexp(CpuAt<I>, const T* x, Index n) {
+template <class T, class At> wide_t<T> row_logsumexp(At, const T* x, Index n) {
   using W = wide_t<T>;
   constexpr int kWidth = 2 * kLanes<W>;
   W top = static_cast<W>(x[0]);
@@ -21,8 +21,8 @@ template <Isa I, class T> wide_t<T> row_logsumexp(CpuAt<I>, const T* x, Index n)
   return shift + math::log(total);
 }
 
-template <Isa I, class T>
-void row_cross_entropy_backward(CpuAt<I>, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n) {
+template <class T, class At>
+void row_cross_entropy_backward(At, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n) {
   using W = wide_t<T>;
   const W s = static_cast<W>(scale);
   if (s == 0) {
@@ -33,13 +33,7 @@ void row_cross_entropy_backward(CpuAt<I>, const T* x, wide_t<T> lse, Index targe
   if (target >= 0) dx[target] = static_cast<T>(s * (math::exp(static_cast<W>(x[target]) - lse) - W{1}));
 }
 
-template double row_logsumexp(CpuAt<kIsa>, const double*, Index);
-template float row_logsumexp(CpuAt<kIsa>, const float*, Index);
-template float row_logsumexp(CpuAt<kIsa>, const bf16*, Index);
-template float row_logsumexp(CpuAt<kIsa>, const f16*, Index);
-template void row_cross_entropy_backward(CpuAt<kIsa>, const double*, double, Index, double, double*, Index);
-template void row_cross_entropy_backward(CpuAt<kIsa>, const float*, float, Index, double, float*, Index);
-template void row_cross_entropy_backward(CpuAt<kIsa>, const bf16*, float, Index, double, bf16*, Index);
-template void row_cross_entropy_backward(CpuAt<kIsa>, const f16*, float, Index, double, f16*, Index);
+HILT_CPU_KERNEL(row_logsumexp)
+HILT_CPU_KERNEL(row_cross_entropy_backward)
 
 }  // namespace hilt::kernels

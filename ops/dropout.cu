@@ -31,14 +31,12 @@ __global__ void dropout_kernel(const T* x, T* y, Index first, Index n, float sca
 
 }  // namespace
 
-template <class T> void dropout(Cuda where, const T* x, T* y, Index first, Index n, double p, RandomKey key) {
+template <class T, class At> void dropout(At where, const T* x, T* y, Index first, Index n, double p, RandomKey key) {
   const std::uint32_t rate = drop_rate(p);
   launch("dropout", where, dropout_kernel<T>, blocks_for(n / kEach + 2), kThreads, 0, x, y, first, n,
          static_cast<float>(keep_scale(rate)), rate, key);
 }
 
-template void dropout(Cuda, const float*, float*, Index, Index, double, RandomKey);
-template void dropout(Cuda, const bf16*, bf16*, Index, Index, double, RandomKey);
-template void dropout(Cuda, const f16*, f16*, Index, Index, double, RandomKey);
+HILT_GPU_KERNEL(dropout)
 
 }  // namespace hilt::kernels

@@ -5,8 +5,7 @@
 
 namespace hilt::kernels {
 
-template <Isa I, class T>
-void dropout(CpuAt<I>, const T* x, T* y, Index first, Index n, double p, std::uint64_t seed, std::uint64_t stream) {
+template <class T, class At> void dropout(At, const T* x, T* y, Index first, Index n, double p, RandomKey key) {
   using W = wide_t<T>;
   constexpr Index kBlock = 64;  // counters at a time: sixteen vectors' worth of independent rounds
   const std::uint32_t rate = drop_rate(p);
@@ -16,9 +15,10 @@ void dropout(CpuAt<I>, const T* x, T* y, Index first, Index n, double p, std::ui
     const Index counter = (first + i) / 8;
     for (Index c = 0; c < kBlock; ++c) {
       const auto at = static_cast<std::uint64_t>(counter + c);
-      const auto bits = philox<7>({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32),
-                                   static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
-                                  seed);
+      const auto bits =
+          philox<7>({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32),
+                     static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)},
+                    key.seed);
       for (Index k = 0; k < 4; ++k) words[c * 4 + k] = bits[static_cast<std::size_t>(k)];
     }
     const Index skip = (first + i) % 8, count = n - i < kBlock * 8 - skip ? n - i : kBlock * 8 - skip;
@@ -30,9 +30,6 @@ void dropout(CpuAt<I>, const T* x, T* y, Index first, Index n, double p, std::ui
   }
 }
 
-template void dropout(CpuAt<kIsa>, const double*, double*, Index, Index, double, std::uint64_t, std::uint64_t);
-template void dropout(CpuAt<kIsa>, const float*, float*, Index, Index, double, std::uint64_t, std::uint64_t);
-template void dropout(CpuAt<kIsa>, const bf16*, bf16*, Index, Index, double, std::uint64_t, std::uint64_t);
-template void dropout(CpuAt<kIsa>, const f16*, f16*, Index, Index, double, std::uint64_t, std::uint64_t);
+HILT_CPU_KERNEL(dropout)
 
 }  // namespace hilt::kernels

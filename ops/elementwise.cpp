@@ -48,16 +48,19 @@ template <class W, class T> void load(const std::byte* from, Index step, Index n
     for (Index i = 0; i < n; ++i) to[i] = static_cast<W>(x[i * step]);
 }
 
-/// y = op(inputs), of the inputs' broadcast shape; W is the type computed in, inputs of any type
-/// convert to it.
+/// As x repeats to the shape of y.
+Strides strides_within(const Tensor& y, const Tensor& x) {
+  return x.shape() == y.shape() ? x.strides() : broadcast_to("broadcast", x, y.shape()).strides();
+}
+
+/// y = op(inputs), of their broadcast shape; computed in W, to which inputs of any type convert.
 template <class W> void run(Span<W> span, std::span<const Tensor* const> in, Tensor& y, W p, W q) {
   std::array<Strides, 4> strides{y.strides()};
   std::array<const std::byte*, 3> base{};
   std::array<Load<W>, 3> loads{};
   std::array<bool, 3> as_is{};
   for (std::size_t k = 0; k < in.size(); ++k) {
-    strides[k + 1] =
-        in[k]->shape() == y.shape() ? in[k]->strides() : broadcast_to("broadcast", *in[k], y.shape()).strides();
+    strides[k + 1] = strides_within(y, *in[k]);
     base[k] = in[k]->raw();
     as_is[k] = in[k]->dtype() == dtype_of<W>;
     visit_any("elementwise", *in[k], [&]<class T>(Cpu) { loads[k] = &load<W, T>; });
@@ -102,29 +105,24 @@ void run_on_gpu(RunOnDevice run, std::span<const Tensor* const> in, Tensor& y, d
       check(in[k]->dtype() != DType::f64, "elementwise: no kernel for f64 on ", y.device(), "; convert with to()");
       s.in[k] = in[k]->raw();
       s.in_type[k] = in[k]->dtype();
-      strides[k + 1] =
-          in[k]->shape() == y.shape() ? in[k]->strides() : broadcast_to("broadcast", *in[k], y.shape()).strides();
+      strides[k + 1] = strides_within(y, *in[k]);
     }
     run(cuda_of(y.device()), s, cuda::Walk<4>(y.shape(), Runs<4>(y.shape(), strides)));
   }
 }
 
-/// The op on whole tensors. `type` is the result's; the first floating input names the type
-/// computed in.
+/// The op on whole tensors. `type`: the result's; the first floating input names that computed in.
 Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, double p = 0, double q = 0) {
   const bool wide = std::any_of(in.begin(), in.end(), [](const Tensor* t) { return t->dtype() == DType::f64; });
-  if constexpr (kHasCuda)
-    if (in[0]->device().is_cuda()) {
-      Shape shape = in[0]->shape();
-      for (const Tensor* t : in.subspan(1)) shape = broadcast("broadcast", shape, t->shape());
-      Tensor y = empty(shape, type, in[0]->device());
-      run_on_gpu(kernel.device, in, y, p, q);
-      return y;
-    }
   bool same = type == (wide ? DType::f64 : DType::f32);
-  for (const Tensor* t : in) same = same && t->dtype() == type && t->shape() == in[0]->shape() && t->is_contiguous();
+  Shape shape = in[0]->shape();
+  for (const Tensor* t : in) {
+    same = same && t->dtype() == type && t->shape() == in[0]->shape() && t->is_contiguous();
+    if (t->shape() != shape) shape = broadcast("broadcast", shape, t->shape());
+  }
+  Tensor y = empty(shape, type, in[0]->device());
+  if (y.device().is_cuda()) return run_on_gpu(kernel.device, in, y, p, q), y;
   if (same) {  // the common case needs no walk
-    Tensor y = empty(in[0]->shape(), type, in[0]->device());
     const auto sweep = [&]<class W>(Span<W> span) {
       std::array<const W*, 3> x{};
       for (std::size_t k = 0; k < in.size(); ++k) x[k] = in[k]->data<W>();
@@ -137,9 +135,6 @@ Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, 
     wide ? sweep(kernel.wide) : sweep(kernel.narrow);
     return y;
   }
-  Shape shape = in[0]->shape();
-  for (const Tensor* t : in.subspan(1)) shape = broadcast("broadcast", shape, t->shape());
-  Tensor y = empty(shape, type, in[0]->device());
   if (y.numel() == 0) return y;
   wide ? run<double>(kernel.wide, in, y, p, q)
        : run<float>(kernel.narrow, in, y, static_cast<float>(p), static_cast<float>(q));
@@ -150,103 +145,73 @@ template <class Op, class... In> Tensor mapped(double p, double q, const Tensor&
   return map(kernel<Op>(), in, x.dtype(), p, q);
 }
 
-// ---- one input ----------------------------------------------------------------------------------
-enum class Saves { nothing, x, y };
+/// A gradient as an op G on what it reads, in that order: the inputs 'a' and 'b', the result 'y',
+/// and 'd', dy. Reading nothing it is dy.
+template <class G, char... kReads> struct From {
+  static constexpr bool reads(char x) { return ((kReads == x) || ...); }
+  static Tensor of(double p, double q, const Tensor& a, const Tensor& b, const Tensor& dy) {
+    if constexpr (sizeof...(kReads) == 0) return dy;
+    else return mapped<G>(p, q, (kReads == 'd' ? dy : kReads == 'b' ? b : a)...);
+  }
+};
+using Dy = From<void>;
 
-template <class F, class G, Saves kSaves> struct Unary final : Function {
+// ---- one input ----------------------------------------------------------------------------------
+template <class F, class G> struct Unary final : Function {
   std::string_view label;
   double p = 0, q = 0;
   std::string_view name() const override { return label; }
   Tensor forward(const Tensor& x) {
     Tensor y = mapped<F>(p, q, x);
-    if (wants(0) && kSaves == Saves::x) save(x);
-    if (wants(0) && kSaves == Saves::y) save(y);
+    if (wants(0) && G::reads('a')) save(x);
+    if (wants(0) && G::reads('y')) save(y);
     return y;
   }
   std::vector<Tensor> backward(const Tensor& dy) override {
-    if constexpr (std::is_same_v<F, AddConstant>) return {dy};
-    else if constexpr (kSaves == Saves::nothing) return {mapped<G>(p, q, dy)};
-    else return {mapped<G>(p, q, saved(0), dy)};
+    const Tensor none;
+    return {G::of(p, q, G::reads('a') || G::reads('y') ? saved(0) : none, none, dy)};
   }
 };
 
-template <class F, class G, Saves kSaves> Tensor unary(const char* op, const Tensor& x, double p = 0, double q = 0) {
-  check(bool(x) && is_floating(x.dtype()), op, ": needs a tensor of floats, got ",
-        x ? name_of(x.dtype()) : "an undefined one");
-  Unary<F, G, kSaves> fn;
+template <class F, class G> Tensor unary(const char* op, const Tensor& x, double p = 0, double q = 0) {
+  check_floats(op, x);
+  Unary<F, G> fn;
   fn.label = op;
   fn.p = p, fn.q = q;
   return apply(std::move(fn), x);
 }
 
 // ---- two inputs ---------------------------------------------------------------------------------
-// How da and db come about, and which of a and b they read.
-struct AddRule {
-  using F = Add;
-  static constexpr bool a_for_a = false, b_for_a = false, a_for_b = false, b_for_b = false;
-  static Tensor da(const Tensor&, const Tensor&, const Tensor& dy) { return dy; }
-  static Tensor db(const Tensor&, const Tensor&, const Tensor& dy) { return dy; }
-};
-struct SubRule : AddRule {
-  using F = Sub;
-  static Tensor db(const Tensor&, const Tensor&, const Tensor& dy) { return mapped<Neg>(0, 0, dy); }
-};
-struct MulRule {
-  using F = Mul;
-  static constexpr bool a_for_a = false, b_for_a = true, a_for_b = true, b_for_b = false;
-  static Tensor da(const Tensor&, const Tensor& b, const Tensor& dy) { return mapped<Mul>(0, 0, dy, b); }
-  static Tensor db(const Tensor& a, const Tensor&, const Tensor& dy) { return mapped<Mul>(0, 0, dy, a); }
-};
-struct DivRule {
-  using F = Div;
-  static constexpr bool a_for_a = false, b_for_a = true, a_for_b = true, b_for_b = true;
-  static Tensor da(const Tensor&, const Tensor& b, const Tensor& dy) { return mapped<Div>(0, 0, dy, b); }
-  static Tensor db(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<DivGradB>(0, 0, a, b, dy); }
-};
-struct MaximumRule {
-  using F = Maximum;
-  static constexpr bool a_for_a = true, b_for_a = true, a_for_b = true, b_for_b = true;
-  static Tensor da(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<MaximumGrad>(0, 0, a, b, dy); }
-  static Tensor db(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<MaximumGrad>(0, 0, b, a, dy); }
-};
-struct MinimumRule : MaximumRule {
-  using F = Minimum;
-  static Tensor da(const Tensor& a, const Tensor& b, const Tensor& dy) { return MaximumRule::db(a, b, dy); }
-  static Tensor db(const Tensor& a, const Tensor& b, const Tensor& dy) { return MaximumRule::da(a, b, dy); }
-};
-struct PowRule {
-  using F = Pow;
-  static constexpr bool a_for_a = true, b_for_a = true, a_for_b = true, b_for_b = true;
-  static Tensor da(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<PowGradA>(0, 0, a, b, dy); }
-  static Tensor db(const Tensor& a, const Tensor& b, const Tensor& dy) { return mapped<PowGradB>(0, 0, a, b, dy); }
-};
-
-template <class Rule> struct Binary final : Function {
+template <class F, class A, class B> struct Binary final : Function {
   std::string_view label;
   Shape a_shape, b_shape;
   bool has_a = false, has_b = false;
   std::string_view name() const override { return label; }
   Tensor forward(const Tensor& a, const Tensor& b) {
     a_shape = a.shape(), b_shape = b.shape();
-    has_a = (wants(0) && Rule::a_for_a) || (wants(1) && Rule::a_for_b);
-    has_b = (wants(0) && Rule::b_for_a) || (wants(1) && Rule::b_for_b);
+    has_a = (wants(0) && A::reads('a')) || (wants(1) && B::reads('a'));
+    has_b = (wants(0) && A::reads('b')) || (wants(1) && B::reads('b'));
     if (has_a) save(a);
     if (has_b) save(b);
-    return mapped<typename Rule::F>(0, 0, a, b);
+    return mapped<F>(0, 0, a, b);
   }
   std::vector<Tensor> backward(const Tensor& dy) override {
     const Tensor none;
     const Tensor &a = has_a ? saved(0) : none, &b = has_b ? saved(has_a ? 1 : 0) : none;
-    return {wants(0) ? sum_to(Rule::da(a, b, dy), a_shape) : none,
-            wants(1) ? sum_to(Rule::db(a, b, dy), b_shape) : none};
+    return {wants(0) ? sum_to(A::of(0, 0, a, b, dy), a_shape) : none,
+            wants(1) ? sum_to(B::of(0, 0, a, b, dy), b_shape) : none};
   }
 };
 
-template <class Rule> Tensor binary(const char* op, const Tensor& a, const Tensor& b) {
+void check_pair(const char* op, const Tensor& a, const Tensor& b) {
   check_alike(op, "a", a, "b", b);
   check(is_floating(a.dtype()), op, ": needs tensors of floats, got ", a.dtype());
   if (a.shape() != b.shape()) broadcast(op, a.shape(), b.shape());  // for the message, by name
-  Binary<Rule> fn;
+}
+
+template <class F, class A, class B> Tensor binary(const char* op, const Tensor& a, const Tensor& b) {
+  check_pair(op, a, b);
+  Binary<F, A, B> fn;
   fn.label = op;
   return apply(std::move(fn), a, b);
 }
@@ -274,54 +239,61 @@ struct Select final : Function {
 };
 
 template <class F> Tensor comparison(const char* op, const Tensor& a, const Tensor& b) {
-  check_alike(op, "a", a, "b", b);
-  check(is_floating(a.dtype()), op, ": needs tensors of floats, got ", a.dtype());
-  if (a.shape() != b.shape()) broadcast(op, a.shape(), b.shape());
+  check_pair(op, a, b);
   const std::array<const Tensor*, 2> in{&a, &b};
   return map(kernel<F>(), in, DType::u8);
 }
 
 }  // namespace
 
-Tensor add(const Tensor& a, const Tensor& b) { return binary<AddRule>("add", a, b); }
-Tensor sub(const Tensor& a, const Tensor& b) { return binary<SubRule>("sub", a, b); }
-Tensor mul(const Tensor& a, const Tensor& b) { return binary<MulRule>("mul", a, b); }
-Tensor div(const Tensor& a, const Tensor& b) { return binary<DivRule>("div", a, b); }
-Tensor maximum(const Tensor& a, const Tensor& b) { return binary<MaximumRule>("maximum", a, b); }
-Tensor minimum(const Tensor& a, const Tensor& b) { return binary<MinimumRule>("minimum", a, b); }
-Tensor pow(const Tensor& a, const Tensor& b) { return binary<PowRule>("pow", a, b); }
+Tensor add(const Tensor& a, const Tensor& b) { return binary<Add, Dy, Dy>("add", a, b); }
+Tensor sub(const Tensor& a, const Tensor& b) { return binary<Sub, Dy, From<Neg, 'd'>>("sub", a, b); }
+Tensor mul(const Tensor& a, const Tensor& b) {
+  return binary<Mul, From<Mul, 'd', 'b'>, From<Mul, 'd', 'a'>>("mul", a, b);
+}
+Tensor div(const Tensor& a, const Tensor& b) {
+  return binary<Div, From<Div, 'd', 'b'>, From<DivGradB, 'a', 'b', 'd'>>("div", a, b);
+}
+Tensor maximum(const Tensor& a, const Tensor& b) {
+  return binary<Maximum, From<MaximumGrad, 'a', 'b', 'd'>, From<MaximumGrad, 'b', 'a', 'd'>>("maximum", a, b);
+}
+Tensor minimum(const Tensor& a, const Tensor& b) {
+  return binary<Minimum, From<MaximumGrad, 'b', 'a', 'd'>, From<MaximumGrad, 'a', 'b', 'd'>>("minimum", a, b);
+}
+Tensor pow(const Tensor& a, const Tensor& b) {
+  return binary<Pow, From<PowGradA, 'a', 'b', 'd'>, From<PowGradB, 'a', 'b', 'd'>>("pow", a, b);
+}
 
-Tensor add(const Tensor& x, double c) { return unary<AddConstant, AddConstant, Saves::nothing>("add", x, c); }
-Tensor mul(const Tensor& x, double c) { return unary<MulConstant, MulConstant, Saves::nothing>("mul", x, c); }
-Tensor sub(double c, const Tensor& x) { return unary<SubFrom, Neg, Saves::nothing>("sub", x, c); }
-Tensor div(double c, const Tensor& x) { return unary<DivFrom, DivFromGrad, Saves::x>("div", x, c); }
-Tensor pow(const Tensor& x, double c) { return unary<PowConstant, PowConstantGrad, Saves::x>("pow", x, c); }
-Tensor neg(const Tensor& x) { return unary<Neg, Neg, Saves::nothing>("neg", x); }
-Tensor exp(const Tensor& x) { return unary<Exp, Mul, Saves::y>("exp", x); }
-Tensor log(const Tensor& x) { return unary<Log, LogGrad, Saves::x>("log", x); }
-Tensor sqrt(const Tensor& x) { return unary<Sqrt, SqrtGrad, Saves::y>("sqrt", x); }
-Tensor rsqrt(const Tensor& x) { return unary<Rsqrt, RsqrtGrad, Saves::y>("rsqrt", x); }
-Tensor sin(const Tensor& x) { return unary<Sin, SinGrad, Saves::x>("sin", x); }
-Tensor cos(const Tensor& x) { return unary<Cos, CosGrad, Saves::x>("cos", x); }
-Tensor tanh(const Tensor& x) { return unary<Tanh, TanhGrad, Saves::y>("tanh", x); }
-Tensor sigmoid(const Tensor& x) { return unary<Sigmoid, SigmoidGrad, Saves::y>("sigmoid", x); }
-Tensor relu(const Tensor& x) { return unary<Relu, ReluGrad, Saves::y>("relu", x); }
-Tensor gelu(const Tensor& x) { return unary<Gelu, GeluGrad, Saves::x>("gelu", x); }
-Tensor gelu_tanh(const Tensor& x) { return unary<GeluTanh, GeluTanhGrad, Saves::x>("gelu_tanh", x); }
+Tensor add(const Tensor& x, double c) { return unary<AddConstant, Dy>("add", x, c); }
+Tensor mul(const Tensor& x, double c) { return unary<MulConstant, From<MulConstant, 'd'>>("mul", x, c); }
+Tensor sub(double c, const Tensor& x) { return unary<SubFrom, From<Neg, 'd'>>("sub", x, c); }
+Tensor div(double c, const Tensor& x) { return unary<DivFrom, From<DivFromGrad, 'a', 'd'>>("div", x, c); }
+Tensor pow(const Tensor& x, double c) { return unary<PowConstant, From<PowConstantGrad, 'a', 'd'>>("pow", x, c); }
+Tensor neg(const Tensor& x) { return unary<Neg, From<Neg, 'd'>>("neg", x); }
+Tensor exp(const Tensor& x) { return unary<Exp, From<Mul, 'y', 'd'>>("exp", x); }
+Tensor log(const Tensor& x) { return unary<Log, From<LogGrad, 'a', 'd'>>("log", x); }
+Tensor sqrt(const Tensor& x) { return unary<Sqrt, From<SqrtGrad, 'y', 'd'>>("sqrt", x); }
+Tensor rsqrt(const Tensor& x) { return unary<Rsqrt, From<RsqrtGrad, 'y', 'd'>>("rsqrt", x); }
+Tensor sin(const Tensor& x) { return unary<Sin, From<SinGrad, 'a', 'd'>>("sin", x); }
+Tensor cos(const Tensor& x) { return unary<Cos, From<CosGrad, 'a', 'd'>>("cos", x); }
+Tensor tanh(const Tensor& x) { return unary<Tanh, From<TanhGrad, 'y', 'd'>>("tanh", x); }
+Tensor sigmoid(const Tensor& x) { return unary<Sigmoid, From<SigmoidGrad, 'y', 'd'>>("sigmoid", x); }
+Tensor relu(const Tensor& x) { return unary<Relu, From<ReluGrad, 'y', 'd'>>("relu", x); }
+Tensor gelu(const Tensor& x) { return unary<Gelu, From<GeluGrad, 'a', 'd'>>("gelu", x); }
+Tensor gelu_tanh(const Tensor& x) { return unary<GeluTanh, From<GeluTanhGrad, 'a', 'd'>>("gelu_tanh", x); }
 Tensor gelu_tanh_backward(const Tensor& x, const Tensor& dy) { return mapped<GeluTanhGrad>(0, 0, x, dy); }
-Tensor silu(const Tensor& x) { return unary<Silu, SiluGrad, Saves::x>("silu", x); }
-Tensor square(const Tensor& x) { return unary<Square, SquareGrad, Saves::x>("square", x); }
-Tensor abs(const Tensor& x) { return unary<Abs, AbsGrad, Saves::x>("abs", x); }
+Tensor silu(const Tensor& x) { return unary<Silu, From<SiluGrad, 'a', 'd'>>("silu", x); }
+Tensor square(const Tensor& x) { return unary<Square, From<SquareGrad, 'a', 'd'>>("square", x); }
+Tensor abs(const Tensor& x) { return unary<Abs, From<AbsGrad, 'a', 'd'>>("abs", x); }
 Tensor clamp(const Tensor& x, double low, double high) {
   check(low <= high, "clamp: low ", low, " is above high ", high);
-  return unary<Clamp, ClampGrad, Saves::x>("clamp", x, low, high);
+  return unary<Clamp, From<ClampGrad, 'a', 'd'>>("clamp", x, low, high);
 }
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
-  check_alike("where", "a", a, "b", b);
+  check_pair("where", a, b);
   check(bool(condition) && condition.dtype() == DType::u8, "where: the condition must be u8, got ",
         condition ? name_of(condition.dtype()) : "an undefined tensor");
-  check(is_floating(a.dtype()), "where: needs tensors of floats, got ", a.dtype());
   broadcast("where", broadcast("where", a.shape(), b.shape()), condition.shape());
   Select fn;
   fn.condition = condition;
@@ -332,8 +304,7 @@ Tensor greater(const Tensor& a, const Tensor& b) { return comparison<Greater>("g
 Tensor less(const Tensor& a, const Tensor& b) { return comparison<Less>("less", a, b); }
 Tensor equal(const Tensor& a, const Tensor& b) { return comparison<Equal>("equal", a, b); }
 Tensor floor(const Tensor& x) {
-  check(bool(x) && is_floating(x.dtype()), "floor: needs a tensor of floats, got ",
-        x ? name_of(x.dtype()) : "an undefined one");
+  check_floats("floor", x);
   return mapped<Floor>(0, 0, x);
 }
 

@@ -1,5 +1,4 @@
 #pragma once
-#include <string_view>
 #include <tuple>
 #include "core/cuda/walk.h"
 #include "core/dispatch.h"
@@ -30,15 +29,10 @@ struct DeviceSpan {
 using RunOnDevice = void (*)(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
 template <class Op> void run_on_device(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
 
-struct One {
-  static constexpr int kInputs = 1;
-};
-struct Two {
-  static constexpr int kInputs = 2;
-};
-struct Three {
-  static constexpr int kInputs = 3;
-};
+template <int N> struct Inputs { static constexpr int kInputs = N; };
+using One = Inputs<1>;
+using Two = Inputs<2>;
+using Three = Inputs<3>;
 
 // ---- forward ------------------------------------------------------------------------------------
 // clang-format off

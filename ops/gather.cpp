@@ -3,11 +3,9 @@
 //      y = gather(x, index)          y[.., i, ..] = x[.., index[i], ..]       dx = scatter_add(dy, index)
 //      y = scatter_add(x, index)     y[.., index[i], ..] += x[.., i, ..]      dx = gather(dy, index)
 //
-// Both keep the index only. Rows are added in the order of the index, whatever the number of
-// threads.
+// Both keep the index only. Rows are added in its order, whatever the number of threads.
 #include <cstring>
 #include "core/parallel.h"
-#include "core/tape.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
@@ -86,34 +84,13 @@ Tensor scattered(const Tensor& in, int axis, const Tensor& index, Index extent) 
   return to(sum, x.dtype());
 }
 
-struct Gather final : Function {
-  int axis = 0;
-  Tensor index;
-  Index extent = 0;
-  std::string_view name() const override { return "gather"; }
-  Tensor forward(const Tensor& x) {
-    extent = x.dim(axis);
-    return gathered(x, axis, index);
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {scattered(dy, axis, index, extent)}; }
-};
-
-struct ScatterAdd final : Function {
-  int axis = 0;
-  Tensor index;
-  Index extent = 0;
-  std::string_view name() const override { return "scatter_add"; }
-  Tensor forward(const Tensor& x) { return scattered(x, axis, index, extent); }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {gathered(dy, axis, index)}; }
-};
-
 Tensor pick(const char* op, const Tensor& x, int axis, const Tensor& index) {
   check(index.device() == x.device(), op, ": the index is on ", index.device(), ", x on ", x.device(),
         "; move one with to()");
-  Gather fn;
-  fn.axis = axis;
-  fn.index = checked_index(op, index, x.dim(axis));
-  return apply(std::move(fn), x);
+  const Tensor rows = checked_index(op, index, x.dim(axis));
+  return apply_linear(
+      "gather", x, [=](const Tensor& in) { return gathered(in, axis, rows); },
+      [=, extent = x.dim(axis)](const Tensor& dy) { return scattered(dy, axis, rows, extent); });
 }
 
 }  // namespace
@@ -124,17 +101,17 @@ Tensor gather(const Tensor& x, int axis, const Tensor& index) {
 }
 
 Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, Index extent) {
-  ScatterAdd fn;
-  fn.axis = checked_axis("scatter_add", axis, x.rank());
-  check(index.rank() == 1 && index.dim(0) == x.dim(fn.axis), "scatter_add: axis ", axis, " of ", x.shape(), " has ",
-        x.dim(fn.axis), " rows, the index has shape ", index.shape());
+  const int along = checked_axis("scatter_add", axis, x.rank());
+  check(index.rank() == 1 && index.dim(0) == x.dim(along), "scatter_add: axis ", axis, " of ", x.shape(), " has ",
+        x.dim(along), " rows, the index has shape ", index.shape());
   check(index.device() == x.device(), "scatter_add: the index is on ", index.device(), ", x on ", x.device(),
         "; move one with to()");
   check(extent >= 0, "scatter_add: extent ", extent, " is negative");
   visit("scatter_add", x, []<class T>(auto) {});
-  fn.index = checked_index("scatter_add", index, extent);
-  fn.extent = extent;
-  return apply(std::move(fn), x);
+  const Tensor rows = checked_index("scatter_add", index, extent);
+  return apply_linear(
+      "scatter_add", x, [=](const Tensor& in) { return scattered(in, along, rows, extent); },
+      [=](const Tensor& dy) { return gathered(dy, along, rows); });
 }
 
 Tensor embedding(const Tensor& table, const Tensor& ids) {

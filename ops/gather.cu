@@ -146,8 +146,8 @@ void gather(Cuda where, const void* x, const std::int64_t* index, void* y, Index
   else run.template operator()<std::uint8_t>();
 }
 
-template <class T>
-void scatter_add(Cuda where, const T* x, const std::int64_t* index, T* y, Index outer, Index n, Index extent,
+template <class T, class At>
+void scatter_add(At where, const T* x, const std::int64_t* index, T* y, Index outer, Index n, Index extent,
                  Index inner) {
   if (outer * extent * inner == 0) return;
   const Index chunk = std::max(kFewest, (n + kChunks - 1) / kChunks),
@@ -167,8 +167,6 @@ void scatter_add(Cuda where, const T* x, const std::int64_t* index, T* y, Index 
   launch("scatter_add", where, add_kernel<T>, blocks_for(all), kThreads, 0, x, b, l, y, n, extent, inner, all);
 }
 
-template void scatter_add(Cuda, const float*, const std::int64_t*, float*, Index, Index, Index, Index);
-template void scatter_add(Cuda, const bf16*, const std::int64_t*, bf16*, Index, Index, Index, Index);
-template void scatter_add(Cuda, const f16*, const std::int64_t*, f16*, Index, Index, Index, Index);
+HILT_GPU_KERNEL(scatter_add)
 
 }  // namespace hilt::kernels

@@ -1,16 +1,36 @@
 #pragma once
 #include "core/dispatch.h"
+#include "core/tape.h"
 
 // Private: what several ops need of each other.
 
 namespace hilt {
 
-/// dy summed over the axes along which a tensor of this shape was broadcast: the backward of every
-/// broadcast.
+/// An op that is linear in its one input and keeps nothing of it: y = A x, dx = A^T dy.
+template <class A, class Transposed> struct Linear final : Function {
+  std::string_view label;
+  A a;
+  Transposed transposed;
+  Linear(std::string_view name, A y, Transposed dx) : label(name), a(std::move(y)), transposed(std::move(dx)) {}
+  std::string_view name() const override { return label; }
+  Tensor forward(const Tensor& x) { return a(x); }
+  std::vector<Tensor> backward(const Tensor& dy) override { return {transposed(dy)}; }
+};
+template <class A, class Transposed>
+Tensor apply_linear(std::string_view name, const Tensor& x, A a, Transposed transposed) {
+  return apply(Linear<A, Transposed>(name, std::move(a), std::move(transposed)), x);
+}
+
+/// dy summed over the axes along which this shape was broadcast: the backward of every broadcast.
 Tensor sum_to(const Tensor& dy, const Shape& shape);
 
 /// dy gelu_tanh'(x).
 Tensor gelu_tanh_backward(const Tensor& x, const Tensor& dy);
+
+inline void check_floats(const char* op, const Tensor& x) {
+  check(bool(x) && is_floating(x.dtype()), op, ": needs a tensor of floats, got ",
+        x ? name_of(x.dtype()) : "an undefined one");
+}
 
 /// Two inputs of one op must have one type and live on one device.
 inline void check_alike(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b) {
@@ -20,6 +40,17 @@ inline void check_alike(const char* op, const char* a_name, const Tensor& a, con
   check(a.device() == b.device(), op, ": ", a_name, " is on ", a.device(), " and ", b_name, " on ", b.device(),
         "; move one with to()");
 }
+
+/// Rows [begin, begin + count) of x along an axis, or each step-th from there, sharing x's storage.
+inline Tensor rows_of(const Tensor& x, int axis, Index begin, Index count, Index step = 1) {
+  Strides strides = x.strides();
+  strides[static_cast<std::size_t>(axis)] *= step;
+  const Shape shape = x.shape().with(axis, count);
+  return as_strided(x, shape, strides, x.offset() + (shape.numel() > 0 ? begin * x.stride(axis) : 0));
+}
+
+/// The same without its last axis.
+inline Shape without_last(const Shape& shape) { return Shape(std::span(shape.begin(), shape.end() - 1)); }
 
 /// A dense tensor around one axis: [outer, extent, inner].
 struct AroundAxis {

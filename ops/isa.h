@@ -10,6 +10,9 @@
 
 namespace hilt {
 inline constexpr Isa kIsa = Isa::HILT_ISA;
+#define HILT_CPU_KERNEL(KERNEL)            \
+  HILT_KERNEL(KERNEL, double, CpuAt<kIsa>) \
+  HILT_KERNEL(KERNEL, float, CpuAt<kIsa>) HILT_KERNEL(KERNEL, bf16, CpuAt<kIsa>) HILT_KERNEL(KERNEL, f16, CpuAt<kIsa>)
 
 /// A vector register's worth of T, and how many fit.
 inline constexpr int kVectorBytes = kIsa == Isa::avx512 ? 64 : kIsa == Isa::avx2 ? 32 : 16;

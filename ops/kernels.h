@@ -5,13 +5,12 @@
 
 // The catalogue of kernels, by op. A kernel takes raw pointers to dense data and sizes last. For
 // the CPU it is compiled once an instruction set (ops/isa.h), and visit_cpu picks; for a GPU it has
-// f32, bf16 and f16, and only starts what it asks for.
+// f32, bf16 and f16, and only starts what it asks for. At: CpuAt<I> or Cuda.
 
 namespace hilt::kernels {
 
 // ---- reductions ---------------------------------------------------------------------------------
-/// How a sum over the middle axis is cut: blocks of columns that stay in L1, and pieces of so many
-/// rows.
+/// How a sum over the middle axis is cut: columns that stay in L1, and pieces of so many rows.
 struct SumPieces {
   static constexpr Index kPiece = 1 << 15;  // elements one thread reduces before it hands on a partial result
   static constexpr Index kColumns = 256;
@@ -26,77 +25,58 @@ struct SumPieces {
 // x: dense [outer, n, inner]; y: [outer, inner]. Sums are built in f32 (f64 for f64) over fixed
 // pieces of the middle axis, and the pieces in order in f64, so that they depend on the shape
 // alone. partial: [outer, pieces, inner].
-template <Isa I, class T>
-void sum(CpuAt<I>, const T* x, T* y, double* partial, Index outer, Index n, Index inner, double factor);
-template <class T> void sum(Cuda, const T* x, T* y, double* partial, Index outer, Index n, Index inner, double factor);
-template <Isa I, class T> void max(CpuAt<I>, const T* x, T* y, Index outer, Index n, Index inner);
-template <class T> void max(Cuda, const T* x, T* y, Index outer, Index n, Index inner);
-// The first of a row's maxima.
-template <class T> void argmax(Cuda, const T* x, std::int64_t* y, Index rows, Index cols);
+template <class T, class At>
+void sum(At, const T* x, T* y, double* partial, Index outer, Index n, Index inner, double factor);
+template <class T, class At> void max(At, const T* x, T* y, Index outer, Index n, Index inner);
+// The first of a row's maxima; on a GPU, as the next.
+template <class T, class At> void argmax(At, const T* x, std::int64_t* y, Index rows, Index cols);
 // 1 where x equals y or both are NaN, else 0.
-template <class T> void equals(Cuda, const T* x, const T* y, T* out, Index n);
+template <class T, class At> void equals(At, const T* x, const T* y, T* out, Index n);
 
 // ---- softmax, norms, rotary, dropout ------------------------------------------------------------
 // Dense rows x cols. lse [rows], statistics [rows].
-template <Isa I, class T> void softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols);
-template <Isa I, class T> void softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols);
-template <Isa I, class T> void log_softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols);
-template <Isa I, class T> void log_softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols);
-template <Isa I, class T> void logsumexp(CpuAt<I>, const T* x, T* y, Index rows, Index cols);
-template <Isa I, class T> void logsumexp_backward(CpuAt<I>, const T* x, const T* dy, T* dx, Index rows, Index cols);
-template <class T> void softmax(Cuda, const T* x, T* y, Index rows, Index cols);
-template <class T> void softmax_backward(Cuda, const T* y, const T* dy, T* dx, Index rows, Index cols);
-template <class T> void log_softmax(Cuda, const T* x, T* y, Index rows, Index cols);
-template <class T> void log_softmax_backward(Cuda, const T* y, const T* dy, T* dx, Index rows, Index cols);
-template <class T> void logsumexp(Cuda, const T* x, T* y, Index rows, Index cols);
-template <class T> void logsumexp_backward(Cuda, const T* x, const T* dy, T* dx, Index rows, Index cols);
-
+template <class T, class At> void softmax(At, const T* x, T* y, Index rows, Index cols);
+template <class T, class At> void softmax_backward(At, const T* y, const T* dy, T* dx, Index rows, Index cols);
+template <class T, class At> void log_softmax(At, const T* x, T* y, Index rows, Index cols);
+template <class T, class At> void log_softmax_backward(At, const T* y, const T* dy, T* dx, Index rows, Index cols);
+template <class T, class At> void logsumexp(At, const T* x, T* y, Index rows, Index cols);
+template <class T, class At> void logsumexp_backward(At, const T* x, const T* dy, T* dx, Index rows, Index cols);
 // y = (x - mean) rstd w + b; without `mean` the root mean square: y = x rstd w. b may be null.
-template <Isa I, class T>
-void norm(CpuAt<I>, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols,
+template <class T, class At>
+void norm(At, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols,
           double epsilon);
-template <class T>
-void norm(Cuda, const T* x, const T* w, const T* b, T* y, float* mean, float* rstd, Index rows, Index cols,
-          double epsilon);
-// dx, and dw and db added up over the rows of this call; any of the three may be null.
-template <Isa I, class T>
-void norm_backward(CpuAt<I>, const T* x, const T* w, const wide_t<T>* mean, const wide_t<T>* rstd, const T* dy, T* dx,
-                   wide_t<T>* dw, wide_t<T>* db, Index rows, Index cols);
+// On the CPU: dx, and dw and db added up over the rows of this call; any of the three may be null.
+template <class T, class At>
+void norm_rows_backward(At, const T* x, const T* w, const wide_t<T>* mean, const wide_t<T>* rstd, const T* dy, T* dx,
+                        wide_t<T>* dw, wide_t<T>* db, Index rows, Index cols);
 
-// The same over all rows, which are summed in so many pieces. partial: [2, pieces, cols].
-template <class T>
-void norm_backward(Cuda, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, T* dw, T* db,
+// On a GPU: the same over all rows, which are summed in so many pieces. partial: [2, pieces, cols].
+template <class T, class At>
+void norm_backward(At, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, T* dw, T* db,
                    float* partial, Index rows, Index cols, Index pieces);
 
 // x, y: [outer, length, heads, dim]; table: cos then sin of [length, dim / 2]. sign -1 turns back.
-template <Isa I, class T>
-void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning,
-            Index dim, int sign);
-
-template <class T>
-void rotate(Cuda, const T* x, const float* table, T* y, Index outer, Index length, Index heads, Index turning,
+template <class T, class At>
+void rotate(At, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning,
             Index dim, int sign);
 
 // y = x / (1 - p) where element first + i of the key's stream survives, else 0.
-template <Isa I, class T>
-void dropout(CpuAt<I>, const T* x, T* y, Index first, Index n, double p, std::uint64_t seed, std::uint64_t stream);
-
-template <class T> void dropout(Cuda, const T* x, T* y, Index first, Index n, double p, RandomKey key);
+template <class T, class At> void dropout(At, const T* x, T* y, Index first, Index n, double p, RandomKey key);
 
 // ---- cross-entropy ------------------------------------------------------------------------------
 // One row of n logits. target < 0: none.
-template <Isa I, class T> wide_t<T> row_logsumexp(CpuAt<I>, const T* x, Index n);
-template <Isa I, class T>
-void row_cross_entropy_backward(CpuAt<I>, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n);
+template <class T, class At> wide_t<T> row_logsumexp(At, const T* x, Index n);
+template <class T, class At>
+void row_cross_entropy_backward(At, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n);
 
 // On a GPU all rows at once: their lse, the mean loss, and `share`, 1 / how many targets are not
 // `ignore`. loss: [rows], for the sum.
-template <class T>
-void cross_entropy(Cuda, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss,
+template <class T, class At>
+void cross_entropy(At, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss,
                    float* share, Index rows, Index classes);
-template <class T>
-void cross_entropy_backward(Cuda, const T* x, const float* lse, const std::int64_t* target, Index ignore,
-                            const float* dy, const float* share, T* dx, Index rows, Index classes);
+template <class T, class At>
+void cross_entropy_backward(At, const T* x, const float* lse, const std::int64_t* target, Index ignore, const float* dy,
+                            const float* share, T* dx, Index rows, Index classes);
 
 // ---- picking and placing ------------------------------------------------------------------------
 // x: [outer, extent] rows of so many bytes, y: [outer, n] of them.
@@ -104,8 +84,8 @@ void gather(Cuda, const void* x, const std::int64_t* index, void* y, Index outer
             Index row_bytes);
 // x: [outer, n, inner], y: [outer, extent, inner], written whole; rows of one place are added in
 // the order of the index.
-template <class T>
-void scatter_add(Cuda, const T* x, const std::int64_t* index, T* y, Index outer, Index n, Index extent, Index inner);
+template <class T, class At>
+void scatter_add(At, const T* x, const std::int64_t* index, T* y, Index outer, Index n, Index extent, Index inner);
 
 // ---- optimizers ---------------------------------------------------------------------------------
 /// What one AdamW step multiplies by; `shrink` = lr decay (taken off, for 1 - shrink would lose its
@@ -115,11 +95,11 @@ struct AdamWStep {
 };
 
 // n elements, dense. `exact` is the f32 shadow of a 16-bit w, or null; u the velocity, or null.
-template <Isa I, class T>
-void adamw(CpuAt<I>, const AdamWStep&, T* w, const T* dw, wide_t<T>* m, wide_t<T>* v, wide_t<T>* exact, Index n);
-template <Isa I, class T>
-void sgd(CpuAt<I>, double lr, double decay, double momentum, T* w, const T* dw, wide_t<T>* u, Index n);
-template <Isa I, class T> double sum_of_squares(CpuAt<I>, const T* x, Index n);
+template <class T, class At>
+void adamw(At, const AdamWStep&, T* w, const T* dw, wide_t<T>* m, wide_t<T>* v, wide_t<T>* exact, Index n);
+template <class T, class At>
+void sgd(At, double lr, double decay, double momentum, T* w, const T* dw, wide_t<T>* u, Index n);
+template <class T, class At> double sum_of_squares(At, const T* x, Index n);
 
 // On a GPU many tensors at once, each with its own `shrink`, and gradients scaled by a norm that is
 // there, or null: see Clip.
@@ -130,14 +110,14 @@ struct AdamWPart {
   Index n;
   double shrink;
 };
-template <class T> void adamw(Cuda, const AdamWStep&, const double* norm, double max_norm, std::span<const AdamWPart>);
-template <class T> void sgd(Cuda, double lr, double decay, double momentum, T* w, const T* dw, float* u, Index n);
+template <class T, class At>
+void adamw_all(At, const AdamWStep&, const double* norm, double max_norm, std::span<const AdamWPart>);
 // sums[i]: of the i-th piece, counting through all tensors.
 struct SquaresPart {
   const void* x;
   Index n;
 };
-template <class T> void sums_of_squares(Cuda, std::span<const SquaresPart>, double* sums, Index piece);
+template <class T, class At> void sums_of_squares(At, std::span<const SquaresPart>, double* sums, Index piece);
 // *norm = sqrt of their sum, or NaN where the loss, unless it is null, is not finite.
 void norm_of_sums(Cuda, const double* sums, Index pieces, const float* loss, double* norm);
 

@@ -4,8 +4,7 @@
 //      dx = dy w^T        dw = x^T dy        db = sum over rows of dy        dr = dy        keeps x and w
 //
 // y = gelu_tanh(h), h = x w + b: the same with dh = dy gelu_tanh'(h) for dy; keeps h too. A GPU
-// applies gelu while it writes the product of 16-bit factors, and sums dy while it multiplies by
-// it.
+// applies gelu as it writes the product of 16-bit factors, and sums dy as it multiplies by it.
 #include "core/tape.h"
 #include "ops/gemm/gemm.h"
 #include "ops/helpers.h"
@@ -15,10 +14,6 @@ namespace hilt {
 namespace {
 
 Tensor as_rows(const Tensor& x) { return reshape(x, {x.dim(-1) > 0 ? x.numel() / x.dim(-1) : 0, x.dim(-1)}); }
-
-template <class T> kernels::MatrixRef<const T> matrix(const Tensor& x) {
-  return {x.data<T>(), x.stride(-2), x.stride(-1)};
-}
 
 struct LinearOp final : Function {
   bool gelu = false;
@@ -39,17 +34,18 @@ struct LinearOp final : Function {
       const auto run = [&](auto device) {
         kernels::Start<T> start;
         if (bias) start.bias = bias.data<T>();
-        if (residual) start.residual = matrix<T>(residual);
+        if (residual) start.residual = kernels::matrix<T>(residual);
         const kernels::MatrixRef<T> to{y.mutable_data<T>(), w.dim(1), 1};
-        if constexpr (is_cuda<decltype(device)> &&
-                      sizeof(T) == 2)  // in f32 the library's gelu has five times the error of ours
+        if constexpr (is_cuda<decltype(device)> && sizeof(T) == 2)  // in f32 its gelu has five times the error of ours
           if (gelu) {
             if (wants_any()) before = empty_like(y);
-            active = kernels::gemm_gelu<T>(device, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight),
-                                           to, start.bias, before ? before.mutable_data<T>() : nullptr);
+            active = kernels::gemm_gelu<T>(device, rows.dim(0), w.dim(1), w.dim(0), kernels::matrix<T>(rows),
+                                           kernels::matrix<T>(weight), to, start.bias,
+                                           before ? before.mutable_data<T>() : nullptr);
             if (active) return;
           }
-        kernels::gemm_onto<T>(device, rows.dim(0), w.dim(1), w.dim(0), matrix<T>(rows), matrix<T>(weight), to, start);
+        kernels::gemm_onto<T>(device, rows.dim(0), w.dim(1), w.dim(0), kernels::matrix<T>(rows),
+                              kernels::matrix<T>(weight), to, start);
       };
       if constexpr (is_cuda<decltype(where)>) run(where);
       else if constexpr (sizeof(T) >= sizeof(float)) run(Cpu{});
@@ -80,8 +76,9 @@ struct LinearOp final : Function {
         if constexpr (is_cuda<decltype(where)>) {
           const Tensor rows = dense(x), g = dense(dy);
           Tensor w = empty({rows.dim(1), g.dim(1)}, g.dtype(), g.device()), b = empty(b_shape, g.dtype(), g.device());
-          done = kernels::gemm_with_sums<T>(where, rows.dim(1), g.dim(1), rows.dim(0), matrix<T>(transpose(rows)),
-                                            matrix<T>(g), {w.mutable_data<T>(), w.dim(1), 1}, b.mutable_data<T>());
+          done = kernels::gemm_with_sums<T>(where, rows.dim(1), g.dim(1), rows.dim(0),
+                                            kernels::matrix<T>(transpose(rows)), kernels::matrix<T>(g),
+                                            {w.mutable_data<T>(), w.dim(1), 1}, b.mutable_data<T>());
           if (done) dw = w, db = b;
         }
       });

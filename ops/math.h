@@ -28,8 +28,7 @@ template <class... C> [[gnu::always_inline]] constexpr float polynomial(float x,
   ((first = first * x + rest), ...);
   return first;
 }
-/// x 2^n for n in [-252, 254], in two steps, so that results beyond the range of one exponent round
-/// once.
+/// x 2^n for n in [-252, 254], in two steps: results beyond the range of one exponent round once.
 [[gnu::always_inline]] constexpr float scale(float x, std::int32_t n) {
   const std::int32_t half = n >> 1;
   return x * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((n - half + 127) << 23);

@@ -22,10 +22,6 @@ Tensor readable(const Tensor& x) {
   return unit(-1, -2) || unit(-2, -1) ? x : clone(x);
 }
 
-template <class T> kernels::MatrixRef<const T> matrix(const Tensor& x) {
-  return {x.data<T>(), x.stride(-2), x.stride(-1)};
-}
-
 /// The leading axes of a and b, broadcast, and where each product's factors begin.
 struct Batches {
   Shape shape;
@@ -74,7 +70,8 @@ Tensor product(const Tensor& x, const Tensor& y) {
   visit("matmul", x, [&]<class T>(auto where) {
     const kernels::BatchSteps steps{batches.shape.numel(), batches.a.data(), batches.b.data(), m * n};
     const auto run = [&](auto device) {
-      kernels::gemm_batched<T>(device, steps, m, n, k, matrix<T>(a), matrix<T>(b), {out.mutable_data<T>(), n, 1});
+      kernels::gemm_batched<T>(device, steps, m, n, k, kernels::matrix<T>(a), kernels::matrix<T>(b),
+                               {out.mutable_data<T>(), n, 1});
     };
     if constexpr (is_cuda<decltype(where)>) run(where);
     else if constexpr (sizeof(T) >= sizeof(float)) run(Cpu{});
@@ -86,8 +83,7 @@ Tensor as_rows(const Tensor& x) { return reshape(x, {x.numel() / x.dim(-1), x.di
 
 struct Matmul final : Function {
   Shape a_shape, b_shape;
-  // As a transposed weight is; db then comes like that too, and goes back through the transpose
-  // without a copy.
+  // As a transposed weight is; db comes like that too, and goes back without a copy.
   bool b_by_columns = false;
   std::string_view name() const override { return "matmul"; }
 

@@ -56,10 +56,10 @@ struct Norm final : Function {
         parallel_for(pieces, 1, [&](Index begin, Index end) {
           for (Index piece = begin; piece < end; ++piece) {
             const Index r = std::min(piece * per_piece, rows), n = std::min(per_piece, rows - r);
-            kernels::norm_backward(where, x.data<T>() + r * cols, w.data<T>(), centered ? mean.data<W>() + r : nullptr,
-                                   rstd.data<W>() + r, dy.data<T>() + r * cols, px ? px + r * cols : nullptr,
-                                   wants(1) ? pw + piece * cols : nullptr, wants(2) ? pb + piece * cols : nullptr, n,
-                                   cols);
+            kernels::norm_rows_backward(
+                where, x.data<T>() + r * cols, w.data<T>(), centered ? mean.data<W>() + r : nullptr, rstd.data<W>() + r,
+                dy.data<T>() + r * cols, px ? px + r * cols : nullptr, wants(1) ? pw + piece * cols : nullptr,
+                wants(2) ? pb + piece * cols : nullptr, n, cols);
           }
         });
     });

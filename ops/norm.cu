@@ -118,28 +118,22 @@ unsigned blocks(Index columns, Index each) { return static_cast<unsigned>((colum
 
 }  // namespace
 
-template <class T>
-void norm(Cuda where, const T* x, const T* w, const T* b, T* y, float* mean, float* rstd, Index rows, Index cols,
+template <class T, class At>
+void norm(At where, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols,
           double epsilon) {
-  with_rows<T>(
-      rows, cols,
-      [&]<class R>(dim3 grid, int threads) {
-        launch("norm", where, norm_kernel<R, T>, grid, threads, 0, x, w, b, y, mean, rstd, rows, cols,
-               static_cast<float>(epsilon));
-      },
-      x, w, b, y);
+  with_rows<T>(rows, cols, is_aligned(x, w, b, y), [&]<class R>(dim3 grid, int threads) {
+    launch("norm", where, norm_kernel<R, T>, grid, threads, 0, x, w, b, y, mean, rstd, rows, cols,
+           static_cast<float>(epsilon));
+  });
 }
 
-template <class T>
-void norm_backward(Cuda where, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, T* dw,
+template <class T, class At>
+void norm_backward(At where, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, T* dw,
                    T* db, float* partial, Index rows, Index cols, Index pieces) {
   if (dx)
-    with_rows<T>(
-        rows, cols,
-        [&]<class R>(dim3 grid, int threads) {
-          launch("norm", where, norm_dx_kernel<R, T>, grid, threads, 0, x, w, mean, rstd, dy, dx, rows, cols);
-        },
-        x, w, dy, dx);
+    with_rows<T>(rows, cols, is_aligned(x, w, dy, dx), [&]<class R>(dim3 grid, int threads) {
+      launch("norm", where, norm_dx_kernel<R, T>, grid, threads, 0, x, w, mean, rstd, dy, dx, rows, cols);
+    });
   if (!dw && !db) return;
   const auto sum_rows = [&]<int C>() {
     launch("norm", where, norm_dw_kernel<C, T>, dim3(blocks(cols, kWarp * C), static_cast<unsigned>(pieces)),
@@ -152,14 +146,7 @@ void norm_backward(Cuda where, const T* x, const T* w, const float* mean, const 
          cols);
 }
 
-template void norm(Cuda, const float*, const float*, const float*, float*, float*, float*, Index, Index, double);
-template void norm_backward(Cuda, const float*, const float*, const float*, const float*, const float*, float*, float*,
-                            float*, float*, Index, Index, Index);
-template void norm(Cuda, const bf16*, const bf16*, const bf16*, bf16*, float*, float*, Index, Index, double);
-template void norm_backward(Cuda, const bf16*, const bf16*, const float*, const float*, const bf16*, bf16*, bf16*,
-                            bf16*, float*, Index, Index, Index);
-template void norm(Cuda, const f16*, const f16*, const f16*, f16*, float*, float*, Index, Index, double);
-template void norm_backward(Cuda, const f16*, const f16*, const float*, const float*, const f16*, f16*, f16*, f16*,
-                            float*, Index, Index, Index);
+HILT_GPU_KERNEL(norm)
+HILT_GPU_KERNEL(norm_backward)
 
 }  // namespace hilt::kernels

@@ -1,13 +1,12 @@
-// Layer and RMS norm along rows: one pass to find what the row needs to know of itself, one to
-// write.
+// Layer and RMS norm along rows: one pass finds what the row needs to know of itself, one writes.
 #include <cmath>
 #include "ops/kernels.h"
 #include "ops/lanes.h"
 
 namespace hilt::kernels {
 
-template <Isa I, class T>
-void norm(CpuAt<I>, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols,
+template <class T, class At>
+void norm(At, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols,
           double epsilon) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
@@ -33,9 +32,9 @@ void norm(CpuAt<I>, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, w
   });
 }
 
-template <Isa I, class T>
-void norm_backward(CpuAt<I>, const T* x, const T* w, const wide_t<T>* mean, const wide_t<T>* rstd, const T* dy, T* dx,
-                   wide_t<T>* dw, wide_t<T>* db, Index rows, Index cols) {
+template <class T, class At>
+void norm_rows_backward(At, const T* x, const T* w, const wide_t<T>* mean, const wide_t<T>* rstd, const T* dy, T* dx,
+                        wide_t<T>* dw, wide_t<T>* db, Index rows, Index cols) {
   using W = wide_t<T>;
   const W n = static_cast<W>(cols);
   for (Index r = 0; r < rows; ++r) {
@@ -56,18 +55,7 @@ void norm_backward(CpuAt<I>, const T* x, const T* w, const wide_t<T>* mean, cons
   }
 }
 
-template void norm(CpuAt<kIsa>, const double*, const double*, const double*, double*, double*, double*, Index, Index,
-                   double);
-template void norm_backward(CpuAt<kIsa>, const double*, const double*, const double*, const double*, const double*,
-                            double*, double*, double*, Index, Index);
-template void norm(CpuAt<kIsa>, const float*, const float*, const float*, float*, float*, float*, Index, Index, double);
-template void norm_backward(CpuAt<kIsa>, const float*, const float*, const float*, const float*, const float*, float*,
-                            float*, float*, Index, Index);
-template void norm(CpuAt<kIsa>, const bf16*, const bf16*, const bf16*, bf16*, float*, float*, Index, Index, double);
-template void norm_backward(CpuAt<kIsa>, const bf16*, const bf16*, const float*, const float*, const bf16*, bf16*,
-                            float*, float*, Index, Index);
-template void norm(CpuAt<kIsa>, const f16*, const f16*, const f16*, f16*, float*, float*, Index, Index, double);
-template void norm_backward(CpuAt<kIsa>, const f16*, const f16*, const float*, const float*, const f16*, f16*, float*,
-                            float*, Index, Index);
+HILT_CPU_KERNEL(norm)
+HILT_CPU_KERNEL(norm_rows_backward)
 
 }  // namespace hilt::kernels

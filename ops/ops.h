@@ -99,8 +99,7 @@ Tensor rotary(const Tensor& x, double base = 10000, const std::optional<Tensor>&
               std::optional<Index> heads = std::nullopt);
 
 // ---- linear algebra -----------------------------------------------------------------------------
-/// a b over the last two axes; leading axes are batches and broadcast. Transposed views are read in
-/// place.
+/// a b over the last two axes; leading axes are batches and broadcast. Transposed views: in place.
 Tensor matmul(const Tensor& a, const Tensor& b);
 /// x w + b, and onto a residual stream r + x w + b. x: [.., in], w: [in, out], b: [out] or
 /// undefined, r: [.., out].
@@ -124,8 +123,7 @@ Tensor pad(const Tensor& x, int axis, Index before, Index after, double value = 
 /// logits [.., C], targets i32/i64 [..]. The loss of 16-bit logits is f32.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore = -100);
 /// x m / (1 - p) with m = 1 with probability 1 - p. Element i of the mask depends on key and i
-/// alone. With `rows`, x is made of so many rows of a larger tensor, and gets their part of its
-/// mask.
+/// alone. With `rows`, x is these rows of a larger tensor, with their part of its mask.
 Tensor dropout(const Tensor& x, double p, RandomKey key, std::vector<Index> rows = {});
 inline Tensor dropout(const Tensor& x, double p, Generator& g) { return p == 0 ? x : dropout(x, p, g.next()); }
 
@@ -165,8 +163,7 @@ Tensor floor(const Tensor& x);  // the largest integer <= x
 struct AdamW {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
 };
-/// m, v: moments of w's type, or f32 beside a 16-bit w, which `master`, f32, then shadows. step
-/// counts from 1.
+/// m, v: of w's type, or f32 beside a 16-bit w, which `master`, f32, shadows. step counts from 1.
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& options,
                 Tensor* master = nullptr);
 /// The same for many parameters, each with a decay of its own instead of the options'; on a GPU a
@@ -178,17 +175,17 @@ struct AdamWUpdate {
   double weight_decay = 0;
 };
 /// With a norm, gradients count times min(1, max / norm) (max 0: as they are), and where it is not
-/// finite nothing changes.
+/// finite nothing changes. Gradients of a loss times `scale`, and their norm, count divided by it.
 struct Clip {
   Tensor norm;
   double max = 0;
+  double scale = 1;
 };
 void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& options, const Clip& clip = {});
 /// w -= lr (dw + decay w), through a velocity when momentum is asked for.
 void sgd_step(Tensor& w, const Tensor& dw, double lr, double weight_decay = 0, double momentum = 0,
               Tensor* velocity = nullptr);
-/// sqrt of the sum of squares over all gradients: a scalar in f64 on their device. NaN if `loss` is
-/// given and not finite.
+/// The root of the sum of all squares, an f64 scalar on their device. NaN if `loss` is not finite.
 Tensor norm_of(std::span<const Tensor> gradients, const Tensor& loss = {});
 /// Its value on the host, which waits for it.
 double global_norm(std::span<const Tensor> gradients);

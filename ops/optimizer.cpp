@@ -4,7 +4,6 @@
 //              w = w (1 - lr decay) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)
 //      sgd     g = dw + decay w              u = momentum u + g               w = w - lr u
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include "core/parallel.h"
 #include "ops/helpers.h"
@@ -60,6 +59,7 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
   check(std::isfinite(o.epsilon) && o.epsilon >= 0, "adamw_step: epsilon ", o.epsilon,
         " must be finite and not negative");
   check(clip.max >= 0, "adamw_step: the largest norm ", clip.max, " must not be negative");
+  check(std::isfinite(clip.scale) && clip.scale > 0, "adamw_step: the scale ", clip.scale, " must be positive");
   check(clip.max == 0 || clip.norm, "adamw_step: to clip to ", clip.max, " it needs the norm (norm_of)");
   for (const AdamWUpdate& u : updates)
     check(!clip.norm ||
@@ -67,11 +67,12 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
           "adamw_step: the norm must be one f64 on ", u.w->device());
   const auto t = static_cast<double>(step);
   kernels::AdamWStep s{
-      o.lr, o.beta1, o.beta2, o.epsilon, 0, 1 / (1 - std::pow(o.beta1, t)), 1 / (1 - std::pow(o.beta2, t)), 1};
+      o.lr,          o.beta1, o.beta2, o.epsilon, 0, 1 / (1 - std::pow(o.beta1, t)), 1 / (1 - std::pow(o.beta2, t)),
+      1 / clip.scale};
   if (clip.norm && clip.norm.device().is_cpu()) {
     const double norm = clip.norm.item();
     if (!std::isfinite(norm)) return;
-    if (clip.max > 0 && norm > clip.max) s.scale = clip.max / norm;
+    if (clip.max > 0 && norm * s.scale > clip.max) s.scale = clip.max / norm;
   }
   // All memory is there before the first number is written: without it, nothing has changed.
   std::vector<Tensor> gradients;
@@ -93,7 +94,7 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
         if (i + 1 < updates.size() && updates[i + 1].w->dtype() == w.dtype() &&
             updates[i + 1].w->device() == w.device())
           return;
-        kernels::adamw<T>(where, s, clip.norm ? clip.norm.data<double>() : nullptr, clip.max, parts);
+        kernels::adamw_all<T>(where, s, clip.norm ? clip.norm.data<double>() : nullptr, clip.max, parts);
         parts.clear();
       } else {
         parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
@@ -140,7 +141,7 @@ Tensor norm_of(std::span<const Tensor> all, const Tensor& loss) {
   double total = 0;
   std::vector<kernels::SquaresPart> on_gpu;  // of one type
   std::vector<Tensor> kept;                  // until their kernel has been started
-  for (Index k = 0, first = 0, started = 0; k < static_cast<Index>(all.size()); ++k) {
+  for (Index k = 0, first = 0, started = 0; k < std::ssize(all); ++k) {
     const auto at = static_cast<std::size_t>(k);
     const Tensor x = dense(all[at]);
     visit("global_norm", x, [&]<class T>(auto where) {

@@ -45,13 +45,9 @@ struct Updated {
   float shrink;
 };
 using Updates = Parts<Updated, 56>;
-struct Squared {
-  const void* x;
-  Index n;
-};
-using Squares = Parts<Squared, 192>;
+using Squares = Parts<SquaresPart, 192>;
 struct Rates {
-  float b1, b2, a1, a2, rate, c2, epsilon;
+  float b1, b2, a1, a2, rate, c2, epsilon, scale;
   const double* norm;
   double max_norm;
 };
@@ -59,11 +55,11 @@ struct Rates {
 template <class T> __global__ void adamw_kernel(const __grid_constant__ Rates s, const __grid_constant__ Updates all) {
   const int at = all.mine();
   const Updated& p = all.part[at];
-  float scale = 1;
+  float scale = s.scale;
   if (s.norm) {
     const double norm = *s.norm;
     if (!isfinite(norm)) return;
-    if (s.max_norm > 0 && norm > s.max_norm) scale = static_cast<float>(s.max_norm / norm);
+    if (s.max_norm > 0 && norm * s.scale > s.max_norm) scale = static_cast<float>(s.max_norm / norm);
   }
   const Index begin = (blockIdx.x - all.first_block[at]) * kUpdated, stop = min(begin + kUpdated, p.n);
   T* const w = static_cast<T*>(p.w);
@@ -111,11 +107,11 @@ __global__ void norm_kernel(const double* sums, Index pieces, const float* loss,
 
 }  // namespace
 
-template <class T>
-void adamw(Cuda where, const AdamWStep& s, const double* norm, double max_norm, std::span<const AdamWPart> all) {
+template <class T, class At>
+void adamw_all(At where, const AdamWStep& s, const double* norm, double max_norm, std::span<const AdamWPart> all) {
   const auto f = [](double x) { return static_cast<float>(x); };
   const Rates rates{f(s.beta1),       f(s.beta2),   f(1 - s.beta1), f(1 - s.beta2), f(s.lr * s.correction1),
-                    f(s.correction2), f(s.epsilon), norm,           max_norm};
+                    f(s.correction2), f(s.epsilon), f(s.scale),     norm,           max_norm};
   Updates some;
   const auto flush = [&] {
     launch("adamw_step", where, adamw_kernel<T>, some.grid(), kThreads, 0, rates, some);
@@ -128,12 +124,13 @@ void adamw(Cuda where, const AdamWStep& s, const double* norm, double max_norm, 
   }
   flush();
 }
-template <class T>
-void sgd(Cuda where, double lr, double decay, double momentum, T* w, const T* dw, float* u, Index n) {
+template <class T, class At>
+void sgd(At where, double lr, double decay, double momentum, T* w, const T* dw, wide_t<T>* u, Index n) {
   launch("sgd_step", where, sgd_kernel<T>, blocks_for(n), kThreads, 0, static_cast<float>(lr),
          static_cast<float>(decay), static_cast<float>(momentum), w, dw, u, n);
 }
-template <class T> void sums_of_squares(Cuda where, std::span<const SquaresPart> all, double* sums, Index piece) {
+template <class T, class At>
+void sums_of_squares(At where, std::span<const SquaresPart> all, double* sums, Index piece) {
   Squares some;
   const auto flush = [&] {
     launch("global_norm", where, squares_kernel<T>, some.grid(), kThreads, 0, some, sums, piece);
@@ -143,7 +140,7 @@ template <class T> void sums_of_squares(Cuda where, std::span<const SquaresPart>
   for (const SquaresPart& p : all) {
     const Index blocks = (p.n + piece - 1) / piece;
     if (!some.has_room(blocks)) flush();
-    some.push({p.x, p.n}, blocks);
+    some.push(p, blocks);
   }
   flush();
 }
@@ -152,14 +149,8 @@ void norm_of_sums(Cuda where, const double* sums, Index pieces, const float* los
   launch("global_norm", where, norm_kernel, dim3(1), kThreads, 0, sums, pieces, loss, norm);
 }
 
-template void adamw<float>(Cuda, const AdamWStep&, const double*, double, std::span<const AdamWPart>);
-template void adamw<bf16>(Cuda, const AdamWStep&, const double*, double, std::span<const AdamWPart>);
-template void adamw<f16>(Cuda, const AdamWStep&, const double*, double, std::span<const AdamWPart>);
-template void sgd(Cuda, double, double, double, float*, const float*, float*, Index);
-template void sgd(Cuda, double, double, double, bf16*, const bf16*, float*, Index);
-template void sgd(Cuda, double, double, double, f16*, const f16*, float*, Index);
-template void sums_of_squares<float>(Cuda, std::span<const SquaresPart>, double*, Index);
-template void sums_of_squares<bf16>(Cuda, std::span<const SquaresPart>, double*, Index);
-template void sums_of_squares<f16>(Cuda, std::span<const SquaresPart>, double*, Index);
+HILT_GPU_KERNEL(adamw_all)
+HILT_GPU_KERNEL(sgd)
+HILT_GPU_KERNEL(sums_of_squares)
 
 }  // namespace hilt::kernels

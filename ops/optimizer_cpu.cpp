@@ -1,5 +1,4 @@
-// AdamW and SGD over dense spans; 16-bit weights may have a wide master, from which they are
-// rounded.
+// AdamW and SGD over dense spans; 16-bit weights may be rounded from a wide master.
 #include "ops/isa.h"
 #include "ops/kernels.h"
 
@@ -11,8 +10,8 @@ template <class W> [[gnu::always_inline]] inline W root(W x) {
 }
 }  // namespace
 
-template <Isa I, class T>
-void adamw(CpuAt<I>, const AdamWStep& s, T* __restrict w, const T* __restrict dw, wide_t<T>* __restrict m,
+template <class T, class At>
+void adamw(At, const AdamWStep& s, T* __restrict w, const T* __restrict dw, wide_t<T>* __restrict m,
            wide_t<T>* __restrict v, wide_t<T>* __restrict exact, Index n) {
   using W = wide_t<T>;
   const W b1 = static_cast<W>(s.beta1), b2 = static_cast<W>(s.beta2), a1 = static_cast<W>(1 - s.beta1),
@@ -36,9 +35,9 @@ void adamw(CpuAt<I>, const AdamWStep& s, T* __restrict w, const T* __restrict dw
   }
 }
 
-template <Isa I, class T>
-void sgd(CpuAt<I>, double lr, double decay, double momentum, T* __restrict w, const T* __restrict dw,
-         wide_t<T>* __restrict u, Index n) {
+template <class T, class At>
+void sgd(At, double lr, double decay, double momentum, T* __restrict w, const T* __restrict dw, wide_t<T>* __restrict u,
+         Index n) {
   using W = wide_t<T>;
   const W rate = static_cast<W>(lr), pull = static_cast<W>(decay), mu = static_cast<W>(momentum);
   if (u) {
@@ -52,7 +51,7 @@ void sgd(CpuAt<I>, double lr, double decay, double momentum, T* __restrict w, co
   }
 }
 
-template <Isa I, class T> double sum_of_squares(CpuAt<I>, const T* x, Index n) {
+template <class T, class At> double sum_of_squares(At, const T* x, Index n) {
   constexpr int kWidth = 4 * kLanes<double>;
   double part[kWidth] = {};
   Index i = 0;
@@ -70,17 +69,8 @@ template <Isa I, class T> double sum_of_squares(CpuAt<I>, const T* x, Index n) {
   return total;
 }
 
-template void adamw(CpuAt<kIsa>, const AdamWStep&, double*, const double*, double*, double*, double*, Index);
-template void adamw(CpuAt<kIsa>, const AdamWStep&, float*, const float*, float*, float*, float*, Index);
-template void adamw(CpuAt<kIsa>, const AdamWStep&, bf16*, const bf16*, float*, float*, float*, Index);
-template void adamw(CpuAt<kIsa>, const AdamWStep&, f16*, const f16*, float*, float*, float*, Index);
-template void sgd(CpuAt<kIsa>, double, double, double, double*, const double*, double*, Index);
-template void sgd(CpuAt<kIsa>, double, double, double, float*, const float*, float*, Index);
-template void sgd(CpuAt<kIsa>, double, double, double, bf16*, const bf16*, float*, Index);
-template void sgd(CpuAt<kIsa>, double, double, double, f16*, const f16*, float*, Index);
-template double sum_of_squares(CpuAt<kIsa>, const double*, Index);
-template double sum_of_squares(CpuAt<kIsa>, const float*, Index);
-template double sum_of_squares(CpuAt<kIsa>, const bf16*, Index);
-template double sum_of_squares(CpuAt<kIsa>, const f16*, Index);
+HILT_CPU_KERNEL(adamw)
+HILT_CPU_KERNEL(sgd)
+HILT_CPU_KERNEL(sum_of_squares)
 
 }  // namespace hilt::kernels

@@ -8,7 +8,6 @@
 // and a set of axes that does not merge is brought to the end by a copy.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include "core/tape.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
@@ -76,20 +75,6 @@ Tensor summed(const Tensor& in, const Plan& plan, double factor) {
   return y;
 }
 
-struct Sum final : Function {
-  Plan plan;
-  Shape from;
-  double factor = 1;
-  bool is_mean = false;
-  Sum(Plan p, const Shape& shape) : plan(std::move(p)), from(shape) {}
-
-  std::string_view name() const override { return is_mean ? "mean" : "sum"; }
-  Tensor forward(const Tensor& x) { return summed(x, plan, factor); }
-  std::vector<Tensor> backward(const Tensor& dy) override {
-    return {broadcast_to("sum", is_mean ? mul(dy, factor) : dy, from)};
-  }
-};
-
 struct Max final : Function {
   Plan plan;
   explicit Max(Plan p) : plan(std::move(p)) {}
@@ -125,14 +110,14 @@ struct Max final : Function {
 Tensor finish(const Tensor& y, const Shape& kept, bool keepdim) { return keepdim ? y : reshape(y, kept); }
 
 Tensor sum_or_mean(const char* op, const Tensor& x, const Axes& axes, bool keepdim, bool is_mean) {
-  check(is_floating(x.dtype()), op, ": needs a tensor of floats, got ", x.dtype());
-  Sum fn(Plan(op, x.shape(), axes), x.shape());
-  fn.is_mean = is_mean;
-  // The mean of nothing is 0 / 0.
-  if (is_mean)
-    fn.factor = fn.plan.n > 0 ? 1.0 / static_cast<double>(fn.plan.n) : std::numeric_limits<double>::quiet_NaN();
-  const Shape kept = fn.plan.kept;
-  return finish(apply(std::move(fn), x), kept, keepdim);
+  check_floats(op, x);
+  const Plan plan(op, x.shape(), axes);
+  // The mean of nothing is 0 / 0, here 0 times infinity.
+  const double factor = is_mean ? 1.0 / static_cast<double>(plan.n) : 1;
+  const Tensor y = apply_linear(
+      op, x, [=](const Tensor& in) { return summed(in, plan, factor); },
+      [=, from = x.shape()](const Tensor& dy) { return broadcast_to("sum", is_mean ? mul(dy, factor) : dy, from); });
+  return finish(y, plan.kept, keepdim);
 }
 
 }  // namespace
@@ -141,7 +126,7 @@ Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean
 Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean("mean", x, axes, keepdim, true); }
 
 Tensor max(const Tensor& x, const Axes& axes, bool keepdim) {
-  check(is_floating(x.dtype()), "max: needs a tensor of floats, got ", x.dtype());
+  check_floats("max", x);
   Max fn(Plan("max", x.shape(), axes));
   check(fn.plan.n > 0, "max: ", x.shape(), " has no elements along the reduced axes; there is no maximum of nothing");
   const Shape kept = fn.plan.kept;
@@ -166,9 +151,7 @@ Tensor argmin(const Tensor& x) {
 
 Tensor argmax(const Tensor& x) {
   check(x.rank() >= 1 && x.dim(-1) > 0, "argmax: needs a last axis with elements, got shape ", x.shape());
-  Shape shape;
-  for (int a = 0; a + 1 < x.rank(); ++a) shape.push_back(x.dim(a));
-  Tensor y = empty(shape, DType::i64, x.device());
+  Tensor y = empty(without_last(x.shape()), DType::i64, x.device());
   const Tensor rows = dense(x);
   visit("argmax", x, [&]<class T>(auto where) {
     std::int64_t* const out = y.mutable_data<std::int64_t>();

@@ -120,8 +120,8 @@ template <class T> __global__ void equals_kernel(const T* x, const T* y, T* out,
 
 }  // namespace
 
-template <class T>
-void sum(Cuda where, const T* x, T* y, double* partial, Index outer, Index n, Index inner, double factor) {
+template <class T, class At>
+void sum(At where, const T* x, T* y, double* partial, Index outer, Index n, Index inner, double factor) {
   if (outer * inner == 0) return;
   const SumPieces cut(n, inner);
   if (inner == 1) {
@@ -143,7 +143,7 @@ void sum(Cuda where, const T* x, T* y, double* partial, Index outer, Index n, In
          cut.pieces < kThreads / kWarp ? kWarp : kThreads, 0, partial, y, results, cut.pieces, inner, factor);
 }
 
-template <class T> void max(Cuda where, const T* x, T* y, Index outer, Index n, Index inner) {
+template <class T, class At> void max(At where, const T* x, T* y, Index outer, Index n, Index inner) {
   if (outer * inner == 0) return;
   if (inner == 1)
     launch("max", where, row_max_kernel<T>, dim3(static_cast<unsigned>(outer)), row_threads(n), 0, x, y, n);
@@ -151,25 +151,17 @@ template <class T> void max(Cuda where, const T* x, T* y, Index outer, Index n, 
     launch("max", where, column_max_kernel<T>, blocks_for(outer * inner), kThreads, 0, x, y, outer * inner, n, inner);
 }
 
-template <class T> void argmax(Cuda where, const T* x, std::int64_t* y, Index rows, Index cols) {
+template <class T, class At> void argmax(At where, const T* x, std::int64_t* y, Index rows, Index cols) {
   launch("argmax", where, argmax_kernel<T>, dim3(static_cast<unsigned>(rows)), kThreads, 0, x, y, cols);
 }
 
-template <class T> void equals(Cuda where, const T* x, const T* y, T* out, Index n) {
+template <class T, class At> void equals(At where, const T* x, const T* y, T* out, Index n) {
   launch("max", where, equals_kernel<T>, blocks_for(n), kThreads, 0, x, y, out, n);
 }
 
-template void sum(Cuda, const float*, float*, double*, Index, Index, Index, double);
-template void max(Cuda, const float*, float*, Index, Index, Index);
-template void argmax(Cuda, const float*, std::int64_t*, Index, Index);
-template void equals(Cuda, const float*, const float*, float*, Index);
-template void sum(Cuda, const bf16*, bf16*, double*, Index, Index, Index, double);
-template void max(Cuda, const bf16*, bf16*, Index, Index, Index);
-template void argmax(Cuda, const bf16*, std::int64_t*, Index, Index);
-template void equals(Cuda, const bf16*, const bf16*, bf16*, Index);
-template void sum(Cuda, const f16*, f16*, double*, Index, Index, Index, double);
-template void max(Cuda, const f16*, f16*, Index, Index, Index);
-template void argmax(Cuda, const f16*, std::int64_t*, Index, Index);
-template void equals(Cuda, const f16*, const f16*, f16*, Index);
+HILT_GPU_KERNEL(sum)
+HILT_GPU_KERNEL(max)
+HILT_GPU_KERNEL(argmax)
+HILT_GPU_KERNEL(equals)
 
 }  // namespace hilt::kernels

@@ -1,6 +1,5 @@
 // Sums and maxima over the middle axis of [outer, n, inner]. Pieces of fixed size, added in order
 // in f64, give the same bits on any number of threads.
-#include <cmath>
 #include "core/parallel.h"
 #include "ops/isa.h"
 #include "ops/kernels.h"
@@ -45,8 +44,8 @@ template <class T> T larger(T a, T b) { return b > a || b != b ? b : a; }  // Na
 
 }  // namespace
 
-template <Isa I, class T>
-void sum(CpuAt<I>, const T* x, T* y, double* partial, Index outer, Index n, Index inner, double factor) {
+template <class T, class At>
+void sum(At, const T* x, T* y, double* partial, Index outer, Index n, Index inner, double factor) {
   const SumPieces cut(n, inner);
   const Index tasks = outer * cut.pieces * cut.blocks, per_task = (n < cut.rows ? n : cut.rows) * cut.block;
   parallel_for(tasks, kPiece / (per_task + 1) + 1, [=](Index begin, Index end) {
@@ -68,7 +67,7 @@ void sum(CpuAt<I>, const T* x, T* y, double* partial, Index outer, Index n, Inde
   });
 }
 
-template <Isa I, class T> void max(CpuAt<I>, const T* x, T* y, Index outer, Index n, Index inner) {
+template <class T, class At> void max(At, const T* x, T* y, Index outer, Index n, Index inner) {
   using W = wide_t<T>;
   const Index block = inner < kColumns ? inner : kColumns;
   const Index blocks = block > 0 ? (inner + block - 1) / block : 0;
@@ -86,13 +85,7 @@ template <Isa I, class T> void max(CpuAt<I>, const T* x, T* y, Index outer, Inde
   });
 }
 
-template void sum(CpuAt<kIsa>, const double*, double*, double*, Index, Index, Index, double);
-template void sum(CpuAt<kIsa>, const float*, float*, double*, Index, Index, Index, double);
-template void sum(CpuAt<kIsa>, const bf16*, bf16*, double*, Index, Index, Index, double);
-template void sum(CpuAt<kIsa>, const f16*, f16*, double*, Index, Index, Index, double);
-template void max(CpuAt<kIsa>, const double*, double*, Index, Index, Index);
-template void max(CpuAt<kIsa>, const float*, float*, Index, Index, Index);
-template void max(CpuAt<kIsa>, const bf16*, bf16*, Index, Index, Index);
-template void max(CpuAt<kIsa>, const f16*, f16*, Index, Index, Index);
+HILT_CPU_KERNEL(sum)
+HILT_CPU_KERNEL(max)
 
 }  // namespace hilt::kernels

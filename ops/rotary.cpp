@@ -4,10 +4,8 @@
 //      dx is dy turned back; nothing is kept
 #include <algorithm>
 #include <cmath>
-#include <list>
 #include <memory>
-#include <mutex>
-#include "core/tape.h"
+#include "core/recent.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
@@ -33,11 +31,11 @@ struct Angles {
   double base;
   bool is_wide;
   Device device;
-  bool operator==(const Angles&) const = default;
+  auto operator<=>(const Angles&) const = default;
 };
 
 std::shared_ptr<const Table> make_table(const Angles& a) {
-  const auto length = static_cast<Index>(a.positions.size());
+  const auto length = std::ssize(a.positions);
   Table t;
   t.wide.resize(static_cast<std::size_t>(2 * length * a.half));
   for (Index i = 0; i < a.half; ++i) {
@@ -51,49 +49,35 @@ std::shared_ptr<const Table> make_table(const Angles& a) {
   if (a.is_wide) return std::make_shared<const Table>(std::move(t));
   t.narrow.assign(t.wide.begin(), t.wide.end());
   t.wide = {};
-  if (a.device.is_cuda()) t.there = moved(from_values(t.narrow, {static_cast<Index>(t.narrow.size())}), a.device);
+  if (a.device.is_cuda()) t.there = moved(from_values(t.narrow, {std::ssize(t.narrow)}), a.device);
   return std::make_shared<const Table>(std::move(t));
 }
 
 /// Layers turn by the same angles: the tables used last are kept.
-std::shared_ptr<const Table> table_of(Angles angles) {
-  constexpr std::size_t kKept = 8;
-  static std::mutex mutex;
-  static auto& recent = *new std::list<std::pair<Angles, std::shared_ptr<const Table>>>;  // outlives every device
-  const std::lock_guard lock(mutex);
-  const auto found = std::ranges::find(recent, angles, [](const auto& entry) -> const Angles& { return entry.first; });
-  if (found != recent.end()) return recent.splice(recent.begin(), recent, found), recent.front().second;
-  std::shared_ptr<const Table> table = make_table(angles);
-  recent.emplace_front(std::move(angles), table);
-  if (recent.size() > kKept) recent.pop_back();
-  return table;
+std::shared_ptr<const Table> table_of(const Angles& angles) {
+  static auto& recent = *new Recent<Angles, std::shared_ptr<const Table>>(8);  // outlives every device
+  return recent.get(angles, [&] { return make_table(angles); });
 }
 
-struct Rotary final : Function {
-  std::shared_ptr<const Table> table;
-  Index turning = 0;  // heads
-  std::string_view name() const override { return "rotary"; }
-  Tensor turned(const Tensor& in, int sign) const {
-    const Tensor x = dense(in);
-    Tensor y = empty_like(x);
-    if (x.numel() == 0) return y;
-    const Index length = x.dim(-3), heads = x.dim(-2), dim = x.dim(-1);
-    visit("rotary", x, [&]<class T>(auto where) {
-      kernels::rotate(where, x.data<T>(), table->numbers<wide_t<T>>(), y.mutable_data<T>(),
-                      x.numel() / (length * heads * dim), length, heads, turning, dim, sign);
-    });
-    return y;
-  }
-  Tensor forward(const Tensor& x) { return turned(x, 1); }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {turned(dy, -1)}; }
-};
+/// The first `turning` heads turned, by minus the angles where the sign is -1.
+Tensor turned(const Tensor& in, const Table& table, Index turning, int sign) {
+  const Tensor x = dense(in);
+  Tensor y = empty_like(x);
+  if (x.numel() == 0) return y;
+  const Index length = x.dim(-3), heads = x.dim(-2), dim = x.dim(-1);
+  visit("rotary", x, [&]<class T>(auto where) {
+    kernels::rotate(where, x.data<T>(), table.numbers<wide_t<T>>(), y.mutable_data<T>(),
+                    x.numel() / (length * heads * dim), length, heads, turning, dim, sign);
+  });
+  return y;
+}
 
 }  // namespace
 
 Tensor rotary(const Tensor& x, double base, const std::optional<Tensor>& positions, std::optional<Index> heads) {
   check(bool(x) && x.rank() >= 3 && x.dim(-1) % 2 == 0, "rotary: needs [.., length, heads, an even dim], got ",
         x ? x.shape() : Shape{});
-  check(is_floating(x.dtype()), "rotary: needs a tensor of floats, got ", x.dtype());
+  check_floats("rotary", x);
   check(base > 1, "rotary: base ", base, " must be above 1");
   const Index length = x.dim(-3), half = x.dim(-1) / 2;
   const Tensor where = positions ? *positions : arange(length);
@@ -101,10 +85,10 @@ Tensor rotary(const Tensor& x, double base, const std::optional<Tensor>& positio
         "], got ", where.dtype(), where.shape());
   const Index turning = heads.value_or(x.dim(-2));
   check(turning >= 0 && turning <= x.dim(-2), "rotary: ", turning, " heads to turn of ", x.dim(-2));
-  Rotary fn;
-  fn.table = table_of({where.to_vector<std::int64_t>(), half, base, x.dtype() == DType::f64, x.device()});
-  fn.turning = turning;
-  return apply(std::move(fn), x);
+  const auto table = table_of({where.to_vector<std::int64_t>(), half, base, x.dtype() == DType::f64, x.device()});
+  return apply_linear(
+      "rotary", x, [=](const Tensor& in) { return turned(in, *table, turning, 1); },
+      [=](const Tensor& dy) { return turned(dy, *table, turning, -1); });
 }
 
 }  // namespace hilt

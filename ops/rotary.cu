@@ -22,16 +22,14 @@ __global__ void rotate_kernel(const T* x, const float* table, T* y, Index pairs,
 
 }  // namespace
 
-template <class T>
-void rotate(Cuda where, const T* x, const float* table, T* y, Index outer, Index length, Index heads, Index turning,
+template <class T, class At>
+void rotate(At where, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning,
             Index dim, int sign) {
   const Index pairs = outer * length * heads * (dim / 2);
   launch("rotary", where, rotate_kernel<T>, blocks_for(pairs), kThreads, 0, x, table, y, pairs, length, heads, turning,
          dim / 2, static_cast<float>(sign));
 }
 
-template void rotate(Cuda, const float*, const float*, float*, Index, Index, Index, Index, Index, int);
-template void rotate(Cuda, const bf16*, const float*, bf16*, Index, Index, Index, Index, Index, int);
-template void rotate(Cuda, const f16*, const float*, f16*, Index, Index, Index, Index, Index, int);
+HILT_GPU_KERNEL(rotate)
 
 }  // namespace hilt::kernels

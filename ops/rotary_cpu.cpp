@@ -4,8 +4,8 @@
 
 namespace hilt::kernels {
 
-template <Isa I, class T>
-void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning,
+template <class T, class At>
+void rotate(At, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning,
             Index dim, int sign) {
   using W = wide_t<T>;
   const Index half = dim / 2;
@@ -28,9 +28,6 @@ void rotate(CpuAt<I>, const T* x, const wide_t<T>* table, T* y, Index outer, Ind
   });
 }
 
-template void rotate(CpuAt<kIsa>, const double*, const double*, double*, Index, Index, Index, Index, Index, int);
-template void rotate(CpuAt<kIsa>, const float*, const float*, float*, Index, Index, Index, Index, Index, int);
-template void rotate(CpuAt<kIsa>, const bf16*, const float*, bf16*, Index, Index, Index, Index, Index, int);
-template void rotate(CpuAt<kIsa>, const f16*, const float*, f16*, Index, Index, Index, Index, Index, int);
+HILT_CPU_KERNEL(rotate)
 
 }  // namespace hilt::kernels

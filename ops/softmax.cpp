@@ -15,75 +15,54 @@ namespace {
 
 Index rows_of(const Tensor& x) { return x.dim(-1) > 0 ? x.numel() / x.dim(-1) : 0; }
 
-void check_rows(const char* op, const Tensor& x) {
+enum class Kind { softmax, log_softmax, logsumexp };
+constexpr const char* kNames[] = {"softmax", "log_softmax", "logsumexp"};  // by Kind
+
+struct AlongRows final : Function {
+  Kind kind = Kind::softmax;
+  std::string_view name() const override { return kNames[static_cast<int>(kind)]; }
+  Tensor forward(const Tensor& in) {
+    const Tensor x = dense(in);
+    Tensor y = kind == Kind::logsumexp ? empty(without_last(x.shape()), x.dtype(), x.device()) : empty_like(x);
+    const Index rows = rows_of(x), cols = x.dim(-1);
+    visit(kNames[static_cast<int>(kind)], x, [&]<class T>(auto where) {
+      const T* const from = x.data<T>();
+      T* const to = y.mutable_data<T>();
+      if (kind == Kind::softmax) kernels::softmax(where, from, to, rows, cols);
+      else if (kind == Kind::log_softmax) kernels::log_softmax(where, from, to, rows, cols);
+      else kernels::logsumexp(where, from, to, y.numel(), cols);
+    });
+    if (wants(0)) save(kind == Kind::logsumexp ? x : y);
+    return y;
+  }
+  std::vector<Tensor> backward(const Tensor& gradient) override {
+    const Tensor &kept = saved(0), dy = dense(gradient);
+    Tensor dx = empty_like(kept);
+    const Index rows = rows_of(kept), cols = kept.dim(-1);
+    visit(kNames[static_cast<int>(kind)], kept, [&]<class T>(auto where) {
+      const T *const from = kept.data<T>(), *const g = dy.data<T>();
+      T* const to = dx.mutable_data<T>();
+      if (kind == Kind::softmax) kernels::softmax_backward(where, from, g, to, rows, cols);
+      else if (kind == Kind::log_softmax) kernels::log_softmax_backward(where, from, g, to, rows, cols);
+      else kernels::logsumexp_backward(where, from, g, to, rows, cols);
+    });
+    return {dx};
+  }
+};
+
+Tensor along_rows(const Tensor& x, Kind kind) {
+  const char* const op = kNames[static_cast<int>(kind)];
   check(bool(x) && x.rank() >= 1, op, ": needs at least one axis, got ", x ? x.shape() : Shape{});
-  check(is_floating(x.dtype()), op, ": needs a tensor of floats, got ", x.dtype());
-}
-
-struct Softmax final : Function {
-  bool log = false;
-  std::string_view name() const override { return log ? "log_softmax" : "softmax"; }
-  Tensor forward(const Tensor& in) {
-    const Tensor x = dense(in);
-    Tensor y = empty_like(x);
-    visit("softmax", x, [&]<class T>(auto where) {
-      if (log) kernels::log_softmax(where, x.data<T>(), y.mutable_data<T>(), rows_of(x), x.dim(-1));
-      else kernels::softmax(where, x.data<T>(), y.mutable_data<T>(), rows_of(x), x.dim(-1));
-    });
-    if (wants(0)) save(y);
-    return y;
-  }
-  std::vector<Tensor> backward(const Tensor& gradient) override {
-    const Tensor& y = saved(0);
-    const Tensor dy = dense(gradient);
-    Tensor dx = empty_like(y);
-    visit("softmax", y, [&]<class T>(auto where) {
-      if (log)
-        kernels::log_softmax_backward(where, y.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(y), y.dim(-1));
-      else kernels::softmax_backward(where, y.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(y), y.dim(-1));
-    });
-    return {dx};
-  }
-};
-
-struct LogSumExp final : Function {
-  std::string_view name() const override { return "logsumexp"; }
-  Tensor forward(const Tensor& in) {
-    const Tensor x = dense(in);
-    Shape shape;
-    for (int a = 0; a + 1 < x.rank(); ++a) shape.push_back(x.dim(a));
-    Tensor y = empty(shape, x.dtype(), x.device());
-    visit("logsumexp", x, [&]<class T>(auto where) {
-      kernels::logsumexp(where, x.data<T>(), y.mutable_data<T>(), y.numel(), x.dim(-1));
-    });
-    if (wants(0)) save(x);
-    return y;
-  }
-  std::vector<Tensor> backward(const Tensor& gradient) override {
-    const Tensor& x = saved(0);
-    const Tensor dy = dense(gradient);
-    Tensor dx = empty_like(x);
-    visit("logsumexp", x, [&]<class T>(auto where) {
-      kernels::logsumexp_backward(where, x.data<T>(), dy.data<T>(), dx.mutable_data<T>(), rows_of(x), x.dim(-1));
-    });
-    return {dx};
-  }
-};
-
-Tensor softmax_or_log(const char* op, const Tensor& x, bool log) {
-  check_rows(op, x);
-  Softmax fn;
-  fn.log = log;
+  check_floats(op, x);
+  AlongRows fn;
+  fn.kind = kind;
   return apply(std::move(fn), x);
 }
 
 }  // namespace
 
-Tensor softmax(const Tensor& x) { return softmax_or_log("softmax", x, false); }
-Tensor log_softmax(const Tensor& x) { return softmax_or_log("log_softmax", x, true); }
-Tensor logsumexp(const Tensor& x) {
-  check_rows("logsumexp", x);
-  return apply(LogSumExp{}, x);
-}
+Tensor softmax(const Tensor& x) { return along_rows(x, Kind::softmax); }
+Tensor log_softmax(const Tensor& x) { return along_rows(x, Kind::log_softmax); }
+Tensor logsumexp(const Tensor& x) { return along_rows(x, Kind::logsumexp); }
 
 }  // namespace hilt

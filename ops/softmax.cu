@@ -95,72 +95,43 @@ __global__ void logsumexp_backward_kernel(const T* x, const T* dy, T* dx, Index 
 
 }  // namespace
 
-template <class T> void softmax(Cuda where, const T* x, T* y, Index rows, Index cols) {
-  with_rows<T>(
-      rows, cols,
-      [&]<class R>(dim3 grid, int threads) {
-        launch("softmax", where, softmax_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
-      },
-      x, y);
+template <class T, class At> void softmax(At where, const T* x, T* y, Index rows, Index cols) {
+  with_rows<T>(rows, cols, is_aligned(x, y), [&]<class R>(dim3 grid, int threads) {
+    launch("softmax", where, softmax_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
+  });
 }
-template <class T> void softmax_backward(Cuda where, const T* y, const T* dy, T* dx, Index rows, Index cols) {
-  with_rows<T>(
-      rows, cols,
-      [&]<class R>(dim3 grid, int threads) {
-        launch("softmax", where, softmax_backward_kernel<R, T>, grid, threads, 0, y, dy, dx, rows, cols);
-      },
-      y, dy, dx);
+template <class T, class At> void softmax_backward(At where, const T* y, const T* dy, T* dx, Index rows, Index cols) {
+  with_rows<T>(rows, cols, is_aligned(y, dy, dx), [&]<class R>(dim3 grid, int threads) {
+    launch("softmax", where, softmax_backward_kernel<R, T>, grid, threads, 0, y, dy, dx, rows, cols);
+  });
 }
-template <class T> void log_softmax(Cuda where, const T* x, T* y, Index rows, Index cols) {
-  with_rows<T>(
-      rows, cols,
-      [&]<class R>(dim3 grid, int threads) {
-        launch("log_softmax", where, log_softmax_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
-      },
-      x, y);
+template <class T, class At> void log_softmax(At where, const T* x, T* y, Index rows, Index cols) {
+  with_rows<T>(rows, cols, is_aligned(x, y), [&]<class R>(dim3 grid, int threads) {
+    launch("log_softmax", where, log_softmax_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
+  });
 }
-template <class T> void log_softmax_backward(Cuda where, const T* y, const T* dy, T* dx, Index rows, Index cols) {
-  with_rows<T>(
-      rows, cols,
-      [&]<class R>(dim3 grid, int threads) {
-        launch("log_softmax", where, log_softmax_backward_kernel<R, T>, grid, threads, 0, y, dy, dx, rows, cols);
-      },
-      y, dy, dx);
+template <class T, class At>
+void log_softmax_backward(At where, const T* y, const T* dy, T* dx, Index rows, Index cols) {
+  with_rows<T>(rows, cols, is_aligned(y, dy, dx), [&]<class R>(dim3 grid, int threads) {
+    launch("log_softmax", where, log_softmax_backward_kernel<R, T>, grid, threads, 0, y, dy, dx, rows, cols);
+  });
 }
-template <class T> void logsumexp(Cuda where, const T* x, T* y, Index rows, Index cols) {
-  with_rows<T>(
-      rows, cols,
-      [&]<class R>(dim3 grid, int threads) {
-        launch("logsumexp", where, logsumexp_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
-      },
-      x);
+template <class T, class At> void logsumexp(At where, const T* x, T* y, Index rows, Index cols) {
+  with_rows<T>(rows, cols, is_aligned(x), [&]<class R>(dim3 grid, int threads) {
+    launch("logsumexp", where, logsumexp_kernel<R, T>, grid, threads, 0, x, y, rows, cols);
+  });
 }
-template <class T> void logsumexp_backward(Cuda where, const T* x, const T* dy, T* dx, Index rows, Index cols) {
-  with_rows<T>(
-      rows, cols,
-      [&]<class R>(dim3 grid, int threads) {
-        launch("logsumexp", where, logsumexp_backward_kernel<R, T>, grid, threads, 0, x, dy, dx, rows, cols);
-      },
-      x, dx);
+template <class T, class At> void logsumexp_backward(At where, const T* x, const T* dy, T* dx, Index rows, Index cols) {
+  with_rows<T>(rows, cols, is_aligned(x, dx), [&]<class R>(dim3 grid, int threads) {
+    launch("logsumexp", where, logsumexp_backward_kernel<R, T>, grid, threads, 0, x, dy, dx, rows, cols);
+  });
 }
 
-template void softmax(Cuda, const float*, float*, Index, Index);
-template void softmax_backward(Cuda, const float*, const float*, float*, Index, Index);
-template void log_softmax(Cuda, const float*, float*, Index, Index);
-template void log_softmax_backward(Cuda, const float*, const float*, float*, Index, Index);
-template void logsumexp(Cuda, const float*, float*, Index, Index);
-template void logsumexp_backward(Cuda, const float*, const float*, float*, Index, Index);
-template void softmax(Cuda, const bf16*, bf16*, Index, Index);
-template void softmax_backward(Cuda, const bf16*, const bf16*, bf16*, Index, Index);
-template void log_softmax(Cuda, const bf16*, bf16*, Index, Index);
-template void log_softmax_backward(Cuda, const bf16*, const bf16*, bf16*, Index, Index);
-template void logsumexp(Cuda, const bf16*, bf16*, Index, Index);
-template void logsumexp_backward(Cuda, const bf16*, const bf16*, bf16*, Index, Index);
-template void softmax(Cuda, const f16*, f16*, Index, Index);
-template void softmax_backward(Cuda, const f16*, const f16*, f16*, Index, Index);
-template void log_softmax(Cuda, const f16*, f16*, Index, Index);
-template void log_softmax_backward(Cuda, const f16*, const f16*, f16*, Index, Index);
-template void logsumexp(Cuda, const f16*, f16*, Index, Index);
-template void logsumexp_backward(Cuda, const f16*, const f16*, f16*, Index, Index);
+HILT_GPU_KERNEL(softmax)
+HILT_GPU_KERNEL(softmax_backward)
+HILT_GPU_KERNEL(log_softmax)
+HILT_GPU_KERNEL(log_softmax_backward)
+HILT_GPU_KERNEL(logsumexp)
+HILT_GPU_KERNEL(logsumexp_backward)
 
 }  // namespace hilt::kernels

@@ -1,5 +1,4 @@
-// The softmax family along rows: one pass to find what the row needs to know of itself, one to
-// write.
+// The softmax family along rows: one pass finds what the row needs to know of itself, one writes.
 #include "ops/kernels.h"
 #include "ops/lanes.h"
 #include "ops/math.h"
@@ -19,7 +18,7 @@ template <class W, class T> [[gnu::always_inline]] inline RowLse<W> row_lse(cons
 
 }  // namespace
 
-template <Isa I, class T> void softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
+template <class T, class At> void softmax(At, const T* x, T* y, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const T* const in = x + r * cols;
@@ -36,7 +35,7 @@ template <Isa I, class T> void softmax(CpuAt<I>, const T* x, T* y, Index rows, I
   });
 }
 
-template <Isa I, class T> void softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols) {
+template <class T, class At> void softmax_backward(At, const T* y, const T* dy, T* dx, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const T *const p = y + r * cols, *const g = dy + r * cols;
@@ -46,7 +45,7 @@ template <Isa I, class T> void softmax_backward(CpuAt<I>, const T* y, const T* d
   });
 }
 
-template <Isa I, class T> void log_softmax(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
+template <class T, class At> void log_softmax(At, const T* x, T* y, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const T* const in = x + r * cols;
@@ -55,7 +54,7 @@ template <Isa I, class T> void log_softmax(CpuAt<I>, const T* x, T* y, Index row
   });
 }
 
-template <Isa I, class T> void log_softmax_backward(CpuAt<I>, const T* y, const T* dy, T* dx, Index rows, Index cols) {
+template <class T, class At> void log_softmax_backward(At, const T* y, const T* dy, T* dx, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const T *const l = y + r * cols, *const g = dy + r * cols;
@@ -65,14 +64,14 @@ template <Isa I, class T> void log_softmax_backward(CpuAt<I>, const T* y, const 
   });
 }
 
-template <Isa I, class T> void logsumexp(CpuAt<I>, const T* x, T* y, Index rows, Index cols) {
+template <class T, class At> void logsumexp(At, const T* x, T* y, Index rows, Index cols) {
   each_row(rows, cols, [=](Index r) {
     const auto [shift, rest] = row_lse<wide_t<T>>(x + r * cols, cols);
     y[r] = static_cast<T>(shift + rest);
   });
 }
 
-template <Isa I, class T> void logsumexp_backward(CpuAt<I>, const T* x, const T* dy, T* dx, Index rows, Index cols) {
+template <class T, class At> void logsumexp_backward(At, const T* x, const T* dy, T* dx, Index rows, Index cols) {
   using W = wide_t<T>;
   each_row(rows, cols, [=](Index r) {
     const auto [shift, rest] = row_lse<W>(x + r * cols, cols);
@@ -82,29 +81,11 @@ template <Isa I, class T> void logsumexp_backward(CpuAt<I>, const T* x, const T*
   });
 }
 
-template void softmax(CpuAt<kIsa>, const double*, double*, Index, Index);
-template void softmax_backward(CpuAt<kIsa>, const double*, const double*, double*, Index, Index);
-template void log_softmax(CpuAt<kIsa>, const double*, double*, Index, Index);
-template void log_softmax_backward(CpuAt<kIsa>, const double*, const double*, double*, Index, Index);
-template void logsumexp(CpuAt<kIsa>, const double*, double*, Index, Index);
-template void logsumexp_backward(CpuAt<kIsa>, const double*, const double*, double*, Index, Index);
-template void softmax(CpuAt<kIsa>, const float*, float*, Index, Index);
-template void softmax_backward(CpuAt<kIsa>, const float*, const float*, float*, Index, Index);
-template void log_softmax(CpuAt<kIsa>, const float*, float*, Index, Index);
-template void log_softmax_backward(CpuAt<kIsa>, const float*, const float*, float*, Index, Index);
-template void logsumexp(CpuAt<kIsa>, const float*, float*, Index, Index);
-template void logsumexp_backward(CpuAt<kIsa>, const float*, const float*, float*, Index, Index);
-template void softmax(CpuAt<kIsa>, const bf16*, bf16*, Index, Index);
-template void softmax_backward(CpuAt<kIsa>, const bf16*, const bf16*, bf16*, Index, Index);
-template void log_softmax(CpuAt<kIsa>, const bf16*, bf16*, Index, Index);
-template void log_softmax_backward(CpuAt<kIsa>, const bf16*, const bf16*, bf16*, Index, Index);
-template void logsumexp(CpuAt<kIsa>, const bf16*, bf16*, Index, Index);
-template void logsumexp_backward(CpuAt<kIsa>, const bf16*, const bf16*, bf16*, Index, Index);
-template void softmax(CpuAt<kIsa>, const f16*, f16*, Index, Index);
-template void softmax_backward(CpuAt<kIsa>, const f16*, const f16*, f16*, Index, Index);
-template void log_softmax(CpuAt<kIsa>, const f16*, f16*, Index, Index);
-template void log_softmax_backward(CpuAt<kIsa>, const f16*, const f16*, f16*, Index, Index);
-template void logsumexp(CpuAt<kIsa>, const f16*, f16*, Index, Index);
-template void logsumexp_backward(CpuAt<kIsa>, const f16*, const f16*, f16*, Index, Index);
+HILT_CPU_KERNEL(softmax)
+HILT_CPU_KERNEL(softmax_backward)
+HILT_CPU_KERNEL(log_softmax)
+HILT_CPU_KERNEL(log_softmax_backward)
+HILT_CPU_KERNEL(logsumexp)
+HILT_CPU_KERNEL(logsumexp_backward)
 
 }  // namespace hilt::kernels

@@ -5,7 +5,6 @@
 //      y = reshape x        dx = reshape dy            y = permute x    dx = permute dy by the inverse
 //      y = slice x          dx = dy within zeros       y = expand x     dx = sum of dy over what was repeated
 #include <algorithm>
-#include "core/tape.h"
 #include "ops/helpers.h"
 #include "ops/ops.h"
 
@@ -32,110 +31,18 @@ std::optional<Strides> strides_for(const Tensor& x, const Shape& shape) {
   return out;
 }
 
-struct Reshape final : Function {
-  Shape from, shape;
-  std::string_view name() const override { return "reshape"; }
-  Tensor forward(const Tensor& x) {
-    if (const auto strides = strides_for(x, shape)) return as_strided(x, shape, *strides, x.offset());
-    return as_strided(clone(x), shape, contiguous_strides(shape), 0);
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {reshape(dy, from)}; }
-};
-
-struct Permute final : Function {
-  std::vector<int> axes;
-  std::string_view name() const override { return "permute"; }
-  Tensor forward(const Tensor& x) {
-    Shape shape;
-    Strides strides{};
-    for (int axis : axes) {
-      strides[static_cast<std::size_t>(shape.rank())] = x.stride(axis);
-      shape.push_back(x.dim(axis));
-    }
-    return as_strided(x, shape, strides, x.offset());
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override {
-    std::vector<int> inverse(axes.size());
-    for (std::size_t i = 0; i < axes.size(); ++i) inverse[static_cast<std::size_t>(axes[i])] = static_cast<int>(i);
-    return {permute(dy, inverse)};
-  }
-};
-
-Tensor sliced(const Tensor& x, int axis, Index begin, Index count, Index step) {
-  Strides strides = x.strides();
-  strides[static_cast<std::size_t>(axis)] *= step;
-  const Shape shape = x.shape().with(axis, count);
-  return as_strided(x, shape, strides, x.offset() + (shape.numel() > 0 ? begin * x.stride(axis) : 0));
-}
-
-struct Slice final : Function {
-  Shape from;
-  int axis = 0;
-  Index begin = 0, count = 0, step = 1;
-  std::string_view name() const override { return "slice"; }
-  Tensor forward(const Tensor& x) {
-    from = x.shape();
-    return sliced(x, axis, begin, count, step);
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override {
-    Tensor dx = zeros(from, dy.dtype(), dy.device());
-    Tensor window = sliced(dx, axis, begin, count, step);
-    copy(window, dy);
-    return {dx};
-  }
-};
-
-struct Expand final : Function {
-  Shape from, shape;
-  std::string_view name() const override { return "expand"; }
-  Tensor forward(const Tensor& x) {
-    from = x.shape();
-    return broadcast_to("expand", x, shape);
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {sum_to(dy, from)}; }
-};
-
-struct Contiguous final : Function {
-  std::string_view name() const override { return "contiguous"; }
-  Tensor forward(const Tensor& x) { return clone(x); }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {dy}; }
-};
-
-Tensor converted(const Tensor& x, DType dtype) {
-  Tensor y = empty(x.shape(), dtype, x.device());
-  copy(y, x);
-  return y;
-}
-
-struct To final : Function {
-  DType from = DType::f32, dtype = DType::f32;
-  std::string_view name() const override { return "to"; }
-  Tensor forward(const Tensor& x) {
-    from = x.dtype();
-    return converted(x, dtype);
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {converted(dy, from)}; }
-};
-
-struct Move final : Function {
-  Device from, device;
-  std::string_view name() const override { return "to"; }
-  Tensor forward(const Tensor& x) {
-    from = x.device();
-    return moved(x, device);
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {moved(dy, from)}; }
-};
-
 }  // namespace
 
 Tensor reshape(const Tensor& x, const Shape& shape) {
   check(x.numel() == shape.numel(), "reshape: ", x.shape(), " has ", x.numel(), " elements, ", shape, " has ",
         shape.numel());
-  Reshape fn;
-  fn.from = x.shape();
-  fn.shape = shape;
-  return apply(std::move(fn), x);
+  return apply_linear(
+      "reshape", x,
+      [shape](const Tensor& in) {
+        if (const auto strides = strides_for(in, shape)) return as_strided(in, shape, *strides, in.offset());
+        return as_strided(clone(in), shape, contiguous_strides(shape), 0);
+      },
+      [from = x.shape()](const Tensor& dy) { return reshape(dy, from); });
 }
 
 Tensor reshape(const Tensor& x, std::initializer_list<Index> shape) {
@@ -154,12 +61,25 @@ Tensor reshape(const Tensor& x, std::initializer_list<Index> shape) {
 
 Tensor permute(const Tensor& x, std::span<const int> axes) {
   check(static_cast<int>(axes.size()) == x.rank(), "permute: ", axes.size(), " axes for a tensor of rank ", x.rank());
-  Permute fn;
-  for (int axis : axes) fn.axes.push_back(checked_axis("permute", axis, x.rank()));
-  for (int axis = 0; axis < x.rank(); ++axis)
-    check(std::ranges::count(fn.axes, axis) == 1, "permute: axis ", axis, " of ", x.shape(),
+  std::vector<int> from, inverse(axes.size());
+  for (int axis : axes) from.push_back(checked_axis("permute", axis, x.rank()));
+  for (int axis = 0; axis < x.rank(); ++axis) {
+    check(std::ranges::count(from, axis) == 1, "permute: axis ", axis, " of ", x.shape(),
           " must be named exactly once");
-  return apply(std::move(fn), x);
+    inverse[static_cast<std::size_t>(axis)] = static_cast<int>(std::ranges::find(from, axis) - from.begin());
+  }
+  return apply_linear(
+      "permute", x,
+      [from](const Tensor& in) {
+        Shape shape;
+        Strides strides{};
+        for (int axis : from) {
+          strides[static_cast<std::size_t>(shape.rank())] = in.stride(axis);
+          shape.push_back(in.dim(axis));
+        }
+        return as_strided(in, shape, strides, in.offset());
+      },
+      [inverse](const Tensor& dy) { return permute(dy, inverse); });
 }
 
 Tensor transpose(const Tensor& x, int a, int b) {
@@ -171,23 +91,26 @@ Tensor transpose(const Tensor& x, int a, int b) {
 }
 
 Tensor slice(const Tensor& x, int axis, Index begin, Index end, Index step) {
-  Slice fn;
-  fn.axis = checked_axis("slice", axis, x.rank());
-  const Index n = x.dim(fn.axis);
+  const int along = checked_axis("slice", axis, x.rank());
+  const Index n = x.dim(along);
   const Index first = begin < 0 ? begin + n : begin, last = end < 0 ? end + n : end;
   check(step >= 1, "slice: step ", step, " must be at least 1");
   check(0 <= first && first <= last && last <= n, "slice: ", begin, " to ", end, " is not a range of axis ", axis,
         ", which has ", n);
-  fn.begin = first;
-  fn.count = (last - first + step - 1) / step;
-  fn.step = step;
-  return apply(std::move(fn), x);
+  const auto window = [=, count = (last - first + step - 1) / step](const Tensor& of) {
+    return rows_of(of, along, first, count, step);
+  };
+  return apply_linear("slice", x, window, [window, from = x.shape()](const Tensor& dy) {
+    Tensor dx = zeros(from, dy.dtype(), dy.device()), part = window(dx);
+    copy(part, dy);
+    return dx;
+  });
 }
 
 Tensor expand(const Tensor& x, const Shape& shape) {
-  Expand fn;
-  fn.shape = shape;
-  return apply(std::move(fn), x);
+  return apply_linear(
+      "expand", x, [shape](const Tensor& in) { return broadcast_to("expand", in, shape); },
+      [from = x.shape()](const Tensor& dy) { return sum_to(dy, from); });
 }
 
 Tensor squeeze(const Tensor& x, int axis) {
@@ -228,30 +151,29 @@ std::vector<Tensor> split(const Tensor& x, std::span<const Index> extents, int a
         x.dim(along));
   std::vector<Tensor> parts;
   Index begin = 0;
-  for (Index extent : extents) {
-    parts.push_back(slice(x, along, begin, begin + extent));
-    begin += extent;
-  }
+  for (Index extent : extents) parts.push_back(slice(x, along, begin, begin + extent)), begin += extent;
   return parts;
 }
 
-Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : apply(Contiguous{}, x); }
+Tensor contiguous(const Tensor& x) {
+  return x.is_contiguous() ? x : apply_linear("contiguous", x, clone, [](const Tensor& dy) { return dy; });
+}
 
 Tensor to(const Tensor& x, DType dtype) {
   if (x.dtype() == dtype) return x;
   if (!is_floating(dtype) || !is_floating(x.dtype())) return converted(x, dtype);  // integers have no gradient
-  To fn;
-  fn.dtype = dtype;
-  return apply(std::move(fn), x);
+  return apply_linear(
+      "to", x, [dtype](const Tensor& in) { return converted(in, dtype); },
+      [from = x.dtype()](const Tensor& dy) { return converted(dy, from); });
 }
 
 Tensor to(const Tensor& x, Device device) {
   if (device == x.device()) return x;
   check(kHasCuda, "to: cannot move from ", x.device(), " to ", device, ": built without CUDA");
   if (!is_floating(x.dtype())) return moved(x, device);
-  Move fn;
-  fn.device = device;
-  return apply(std::move(fn), x);
+  return apply_linear(
+      "to", x, [device](const Tensor& in) { return moved(in, device); },
+      [from = x.device()](const Tensor& dy) { return moved(dy, from); });
 }
 
 Tensor detach(const Tensor& x) { return as_strided(x, x.shape(), x.strides(), x.offset()); }

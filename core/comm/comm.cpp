@@ -43,16 +43,34 @@ Tensor piece(const Tensor& x, Index begin, Index end) {
   return as_strided(x, {end - begin}, {1}, x.offset() + (begin < x.numel() ? begin : 0));
 }
 
-Tensor converted(const Tensor& x, DType type) {
-  if (x.dtype() == type) return dense(x);
-  Tensor y = empty(x.shape(), type, x.device());
-  copy(y, x);
-  return y;
+Tensor dense_in(const Tensor& x, DType type) { return x.dtype() == type ? dense(x) : converted(x, type); }
+/// Sends give(r), or one tensor, to every other rank r, and receives what it sends into into(r).
+template <class Give, class Into> void exchange_all(const Comm& comm, Step step, const Give& give, const Into& into) {
+  std::vector<Message> out, in;
+  for (int r = 0; r < comm.size(); ++r) {
+    if (r == comm.rank()) continue;
+    if constexpr (std::is_same_v<Give, Tensor>) out.push_back({r, give});
+    else out.push_back({r, give(r)});
+    in.push_back({r, into(r)});
+  }
+  comm.exchange(std::move(out), std::move(in), step).wait();
 }
+
+/// The sum of what all ranks hold for this one, in their order; part_for(r): what it holds for r.
+template <class PartFor> Tensor sum_of_parts(const Comm& comm, Step step, PartFor part_for) {
+  const Tensor own = part_for(comm.rank());
+  std::vector<Tensor> parts(static_cast<std::size_t>(comm.size()), own);
+  const auto place = [&](int r) { return parts[static_cast<std::size_t>(r)] = empty_like(own); };
+  exchange_all(comm, step, part_for, place);
+  Tensor sum = clone(parts[0]);
+  for (std::size_t r = 1; r < parts.size(); ++r) accumulate(sum, parts[r]);
+  return sum;
+}
+
 DType sum_type(DType type) { return is_floating(type) && size_of(type) < 4 ? DType::f32 : type; }
 
 Tensor bytes_of(std::string_view text) {
-  Tensor t = empty({static_cast<Index>(text.size())}, DType::u8);
+  Tensor t = empty({std::ssize(text)}, DType::u8);
   std::memcpy(t.mutable_raw(), text.data(), text.size());
   return t;
 }
@@ -162,38 +180,18 @@ Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Step 
 // Every rank adds up one piece of x, in the order of ranks, and hands it to the others: 2 (p - 1) /
 // p of the bytes of x a rank.
 Tensor Comm::sum(const Tensor& x, Step step) const {
-  Tensor total = converted(x, sum_type(x.dtype()));
   if (size() == 1) return clone(x);
+  const Tensor total = dense_in(x, sum_type(x.dtype()));
   const Index n = total.numel(), chunk = (n + size() - 1) / size();
   const auto piece_of = [&](const Tensor& of, int r) {
     return piece(of, std::min(r * chunk, n), std::min((r + 1) * chunk, n));
   };
-  std::vector<Tensor> parts(static_cast<std::size_t>(size()));
-  std::vector<Message> out, in;
-  for (int r = 0; r < size(); ++r) {
-    Tensor& part = parts[static_cast<std::size_t>(r)];
-    if (r == rank()) {
-      part = piece_of(total, r);
-      continue;
-    }
-    part = empty(piece_of(total, rank()).shape(), total.dtype(), x.device());
-    out.push_back({r, piece_of(total, r)});
-    in.push_back({r, part});
-  }
-  exchange(std::move(out), std::move(in), step).wait();
-  Tensor mine = clone(parts[0]);
-  for (std::size_t r = 1; r < parts.size(); ++r) accumulate(mine, parts[r]);
-  parts.clear();
-
-  Tensor result = empty(x.shape(), total.dtype(), x.device());
-  out.clear(), in.clear();
-  for (int r = 0; r < size(); ++r) {
-    Tensor part = piece_of(result, r);
-    if (r == rank()) copy(part, mine);
-    else in.push_back({r, part}), out.push_back({r, mine});
-  }
-  exchange(std::move(out), std::move(in), step).wait();
-  return converted(result, x.dtype());
+  const Tensor mine = sum_of_parts(*this, step, [&](int r) { return piece_of(total, r); });
+  const Tensor result = empty(x.shape(), total.dtype(), x.device());
+  Tensor own = piece_of(result, rank());
+  copy(own, mine);
+  exchange_all(*this, step, mine, [&](int r) { return piece_of(result, r); });
+  return dense_in(result, x.dtype());
 }
 
 Tensor Comm::gather(const Tensor& x, Step step) const {
@@ -201,32 +199,20 @@ Tensor Comm::gather(const Tensor& x, Step step) const {
   Shape shape{size()};
   for (Index extent : x.shape()) shape.push_back(extent);
   Tensor all = empty(shape, x.dtype(), x.device());
-  std::vector<Message> out, in;
-  for (int r = 0; r < size(); ++r) {
-    Tensor slot = piece(all, r * x.numel(), (r + 1) * x.numel());
-    if (r == rank()) copy(slot, piece(mine, 0, x.numel()));
-    else out.push_back({r, mine}), in.push_back({r, slot});
-  }
-  exchange(std::move(out), std::move(in), step).wait();
+  const auto slot = [&](int r) { return piece(all, r * x.numel(), (r + 1) * x.numel()); };
+  Tensor own = slot(rank());
+  copy(own, piece(mine, 0, x.numel()));
+  exchange_all(*this, step, mine, slot);
   return all;
 }
 
 Tensor Comm::reduce_scatter(const Tensor& x, Step step) const {
   check(x.rank() >= 1 && x.dim(0) == size(), step.op, ": x ", x.shape(), " must be [", size(), " ranks, ...]");
-  const Tensor whole = converted(x, sum_type(x.dtype()));
+  const Tensor whole = dense_in(x, sum_type(x.dtype()));
   const Index n = x.numel() / size();
-  std::vector<Message> out, in;
-  std::vector<Tensor> parts;
-  for (int r = 0; r < size(); ++r) {
-    const Tensor theirs = piece(whole, r * n, (r + 1) * n);
-    parts.push_back(r == rank() ? theirs : empty({n}, whole.dtype(), x.device()));
-    if (r != rank()) out.push_back({r, theirs}), in.push_back({r, parts.back()});
-  }
-  exchange(std::move(out), std::move(in), step).wait();
-  Tensor sum = clone(parts[0]);
-  for (std::size_t r = 1; r < parts.size(); ++r) accumulate(sum, parts[r]);
-  return converted(Tensor(sum.storage(), Shape(std::span(x.shape().begin() + 1, x.shape().end())), sum.dtype()),
-                   x.dtype());
+  const Tensor sum = sum_of_parts(*this, step, [&](int r) { return piece(whole, r * n, (r + 1) * n); });
+  return dense_in(Tensor(sum.storage(), Shape(std::span(x.shape().begin() + 1, x.shape().end())), sum.dtype()),
+                  x.dtype());
 }
 
 Tensor Comm::broadcast(const Tensor& x, int root, Step step) const {
@@ -243,7 +229,7 @@ void Comm::barrier(Step step) const { (void)gather(zeros({1}, DType::u8), step);
 
 std::vector<std::string> Comm::gather_text(const std::string& text, Step step) const {
   const std::vector<Index> lengths =
-      gather(from_values(std::vector<Index>{static_cast<Index>(text.size())}, {1}), step).to_vector<Index>();
+      gather(from_values(std::vector<Index>{std::ssize(text)}, {1}), step).to_vector<Index>();
   const Index longest = *std::ranges::max_element(lengths);
   const Tensor all = gather(bytes_of(text + std::string(static_cast<std::size_t>(longest) - text.size(), '\0')), step);
   std::vector<std::string> texts;

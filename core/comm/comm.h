@@ -2,7 +2,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -94,8 +93,7 @@ class Comm {
   Comm split(int color, int key) const;
   /// What the group is made of; none in a group of one.
   const std::shared_ptr<Link>& link() const;
-  /// Tells every rank of the link that this one cannot go on. Their waits throw Code::distributed
-  /// with the reason.
+  /// Tells every rank of the link why this one cannot go on: their waits throw Code::distributed.
   void abort(const std::string& reason) const noexcept;
 
  private:
@@ -114,8 +112,7 @@ Comm nccl_ranks(const Comm& group, Device device);
 /// as torchrun sets them. Ranks reach each other by TCP; rank 0 listens at that address alone. If
 /// HILT_RUN_TOKEN is set, a rank without the same token is turned away. Nothing is encrypted.
 Comm tcp_ranks();
-/// Joins MPI_COMM_WORLD: mpi.cpp says when MPI is begun and ended. Throws where the library
-/// was built without MPI.
+/// Joins MPI_COMM_WORLD: mpi.cpp says when MPI is begun and ended. Throws where built without MPI.
 Comm mpi_ranks();
 
 }  // namespace hilt

@@ -8,13 +8,24 @@
 #include "comm.h"
 
 // Private: what a Comm is made of. A Link joins all ranks of a run and knows nothing of groups;
-// Comm maps a group's ranks to the link's, counts, waits with a deadline, and makes collectives of
-// exchanges.
+// Comm maps a group's ranks to them, counts, waits with a deadline, makes collectives of exchanges.
 
 namespace hilt {
 
 /// 60 s, or HILT_DEADLINE.
 std::chrono::milliseconds default_deadline();
+
+// What is said of a rank, whatever joins them.
+inline std::string who(int rank) { return "rank " + std::to_string(rank); }
+inline std::string wrong_size(int from, std::size_t came, int to, std::size_t expected) {
+  return who(from) + " sent " + std::to_string(came) + " bytes where " + who(to) + " expects " +
+         std::to_string(expected) + ": the ranks do not run the same call";
+}
+/// It has left, and `rank` waits for it, or for it to take something.
+inline std::string left_early(int gone, int rank, bool takes) {
+  return who(gone) + " has left" +
+         (takes ? " without taking what " + who(rank) + " sent" : ", and " + who(rank) + " waits for it");
+}
 
 /// Bytes under way.
 class Flight {
@@ -34,16 +45,13 @@ class Link {
   virtual int size() const = 0;
   virtual std::string_view name() const = 0;
 
-  /// Starts these, as one group. Peers are ranks of the link; messages of different channels do not
-  /// meet.
+  /// Starts these, as one group. Peers are ranks of the link; messages of two channels do not meet.
   virtual std::unique_ptr<Flight> start(int channel, std::vector<Message> out, std::vector<Message> in) = 0;
   /// Why the run cannot go on, once some rank said so or was found dead.
   virtual std::optional<std::string> fault() = 0;
-  /// Makes `reason` the fault of every rank that can still be reached. Returns soon; the first
-  /// reason stays.
+  /// Makes `reason` the fault of every rank that can be reached. Returns soon; the first one stays.
   virtual void abort(const std::string& reason) noexcept = 0;
-  /// Says to others what this rank waits for (peer -1: nothing, it computes), so that they can find
-  /// who holds them all up.
+  /// Tells others what this rank waits for (-1: nothing, it computes), to find who holds all up.
   virtual void waits_for(int peer, Step step) = 0;
   /// For a wait for `peer` that ran out of time: the rank at the end of the chain of who waits for
   /// whom, and what it is doing, in words.

@@ -6,8 +6,7 @@
 // MPI begins with mpi_ranks() and ends with the last Comm, once every rank has said goodbye: one
 // run a process. A program that begins MPI itself also ends it. After a failure MPI cannot be
 // ended, as its end waits for all ranks: the process then ends without, and its exit status is what
-// makes mpirun take down the others. MPI_Abort would do the same, but at once, before a program has
-// said what is wrong.
+// makes mpirun take down the others. MPI_Abort would do so before a program has said what is wrong.
 #include <mpi.h>
 #include <unistd.h>
 #include <algorithm>
@@ -27,8 +26,6 @@ using std::chrono::milliseconds;
 using tcp::Address, tcp::Socket, tcp::Time;
 constexpr std::size_t kPiece = std::size_t{1} << 30;  // MPI counts bytes in an int
 constexpr milliseconds kLinger(1000);                 // what a rank sent before its goodbye can arrive after it
-
-std::string who(int rank) { return "rank " + std::to_string(rank); }
 
 void must(int result, const char* call) {
   if (result == MPI_SUCCESS) return;
@@ -149,8 +146,7 @@ class Mpi final : public Link {
       MPI_Get_count(&status, MPI_BYTE, &count);
       r.piece = static_cast<std::size_t>(count);
       if (r.piece != std::min(kPiece, r.size - r.got)) {
-        control_->abort(who(r.peer) + " sent " + std::to_string(r.got + r.piece) + " bytes where " + who(rank()) +
-                        " expects " + std::to_string(r.size) + ": the ranks do not run the same call");
+        control_->abort(wrong_size(r.peer, r.got + r.piece, rank(), r.size));
         return false;
       }
       if (!r.to) r.unwanted.resize(r.piece);
@@ -162,8 +158,8 @@ class Mpi final : public Link {
   const std::shared_ptr<TcpLink> control_;
   const bool ends_mpi_;
   int last_tag_ = 32767;
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Receiving>>>
-      routes_;                                       // by peer and channel, in the order in which they were asked for
+  /// By peer and channel, in the order in which they were asked for.
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Receiving>>> routes_;
   std::vector<std::shared_ptr<Sending>> abandoned_;  // of transfers that were dropped
 };
 
@@ -204,9 +200,7 @@ class MpiFlight final : public Flight {
     if (in_.empty() && out_.empty()) return !link_.fault();
     if (const int peer = missing(); !link_.control_->has_left(peer)) gone_ = {};
     else if (!gone_) gone_ = Clock::now();
-    else if (Clock::now() - *gone_ > kLinger)
-      link_.abort(who(peer) + (in_.empty() ? " has left without taking what " + who(link_.rank()) + " sent"
-                                           : " has left, and " + who(link_.rank()) + " waits for it"));
+    else if (Clock::now() - *gone_ > kLinger) link_.abort(left_early(peer, link_.rank(), in_.empty()));
     return false;
   }
   int missing() const override {

@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include "core/cuda/context.h"
@@ -13,8 +12,7 @@
 namespace hilt {
 namespace {
 
-/// NCCL's own handle, shared by the link and what is under way. Calls do not block: what takes long
-/// is polled.
+/// NCCL's own handle, shared by the link and what is under way. Calls do not block, but are polled.
 class Channel {
  public:
   Channel(int device, std::shared_ptr<Link> control) : device_(device), control_(std::move(control)) {

@@ -64,8 +64,7 @@ bool connects(const Socket& socket, const addrinfo& where) {
   return error == 0;
 }
 
-/// A port of the range that outgoing connections use may, with nobody listening, be connected to
-/// itself.
+/// A port in the range of outgoing connections may, with nobody listening, connect to itself.
 bool is_to_itself(const Socket& socket) {
   sockaddr_storage there{};
   socklen_t length = sizeof there;
@@ -74,14 +73,6 @@ bool is_to_itself(const Socket& socket) {
 }
 
 }  // namespace
-
-Socket& Socket::operator=(Socket&& other) noexcept {
-  std::swap(descriptor_, other.descriptor_);
-  return *this;
-}
-Socket::~Socket() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
 
 Socket listen_at(const Address& address) {
   Resolved resolved = resolve(address, AI_PASSIVE);

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
-#include <utility>
+#include "core/io/descriptor.h"
 
 // Private: TCP sockets that close themselves and never block.
 
@@ -17,22 +17,11 @@ struct Address {
   std::string text() const { return host + ":" + std::to_string(port); }
 };
 
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept;
-  ~Socket();
-  int get() const { return descriptor_; }
-  explicit operator bool() const { return descriptor_ >= 0; }
-
- private:
-  int descriptor_ = -1;
+struct Socket : Descriptor {
+  using Descriptor::Descriptor;
 };
 
-/// Listens on that address of this machine and on no other; port 0: any that is free. Throws
-/// Code::distributed.
+/// Listens on that address of this machine alone; port 0: any free one. Throws Code::distributed.
 Socket listen_at(const Address& address);
 /// This machine's end, in numbers.
 Address address_of(const Socket& socket);

@@ -40,7 +40,8 @@ class TcpFlight final : public Flight {
       if (route.early.empty()) {
         route.posted.push_back(i.arrival);
       } else {
-        fits(i.peer, i.arrival->size, route.early.front()->size);
+        if (const std::size_t came = route.early.front()->size; came != i.arrival->size)
+          link_.fail(wrong_size(i.peer, came, link_.rank_, i.arrival->size));
         i.early = std::move(route.early.front());
         route.early.pop_front();
       }
@@ -48,8 +49,8 @@ class TcpFlight final : public Flight {
     for (Outgoing& o : out_) link_.post(link_.at(o.peer), o.parcel);
     link_.wake();
   }
-  ~TcpFlight()
-      override {  // what is on its way out goes on, with a share of its tensor; what comes in is read and forgotten
+  // What is on its way out goes on, with a share of its tensor; what comes in is read and dropped.
+  ~TcpFlight() override {
     const std::lock_guard lock(link_.mutex_);
     for (Incoming& i : in_) i.arrival->data = {}, i.arrival->to = nullptr;
   }
@@ -61,13 +62,11 @@ class TcpFlight final : public Flight {
       std::erase_if(in_, [&](const Incoming& i) {
         const bool done = (i.early ? i.early : i.arrival)->done;
         if (done) ready.push_back(i);
-        else if (link_.at(i.peer).left)
-          link_.fail(who(i.peer) + " has left, and " + who(link_.rank_) + " waits for it");
+        else if (link_.at(i.peer).left) link_.fail(left_early(i.peer, link_.rank_, false));
         return done;
       });
       std::erase_if(out_, [&](const Outgoing& o) {
-        if (!o.parcel->done() && link_.at(o.peer).left)
-          link_.fail(who(o.peer) + " has left without taking what " + who(link_.rank_) + " sent");
+        if (!o.parcel->done() && link_.at(o.peer).left) link_.fail(left_early(o.peer, link_.rank_, true));
         return o.parcel->done();
       });
     }
@@ -90,11 +89,6 @@ class TcpFlight final : public Flight {
     Tensor to;
     std::shared_ptr<Arrival> arrival, early{};
   };
-  void fits(int peer, std::size_t expected, std::size_t came) const {
-    if (came != expected)
-      link_.fail(who(peer) + " sent " + std::to_string(came) + " bytes where " + who(link_.rank_) + " expects " +
-                 std::to_string(expected) + ": the ranks do not run the same call");
-  }
   Tcp& link_;
   std::vector<Outgoing> out_;
   std::vector<Incoming> in_;
@@ -246,8 +240,7 @@ bool Tcp::begin(Peer& p) {
     p.arrival = std::move(route.posted.front());
     route.posted.pop_front();
     if (p.arrival->size == h.length) return true;
-    fail(who(p.rank) + " sent " + std::to_string(h.length) + " bytes where " + who(rank_) + " expects " +
-         std::to_string(p.arrival->size) + ": the ranks do not run the same call");
+    fail(wrong_size(p.rank, h.length, rank_, p.arrival->size));
     p.arrival = std::make_shared<Arrival>();
   } else {
     p.arrival = std::make_shared<Arrival>();

@@ -2,8 +2,7 @@
 #include "core/comm/link.h"
 #include "core/comm/socket.h"
 
-// Private: the Link over TCP, which also serves the link over MPI as the way that its ranks learn
-// of each other's fate.
+// Private: the Link over TCP, by which ranks that MPI links learn of each other's fate too.
 
 namespace hilt {
 
@@ -21,8 +20,7 @@ struct Meeting {
   std::string token;       // what whoever connects must know
   tcp::Socket listener{};  // rank 0's, if it listens already
 };
-/// Returns when all have come; throws Code::distributed, naming who has not, once the deadline has
-/// passed.
+/// Returns when all have come; throws Code::distributed, naming who has not, at the deadline.
 std::shared_ptr<TcpLink> meet(Meeting meeting);
 
 /// A number from the environment; an error names the variable.

@@ -2,10 +2,10 @@
 // the others listen; then each says hello to every lower rank. What connects and is none of them is
 // turned away, and the run goes on.
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <sstream>
 #include "core/comm/tcp_mesh.h"
+#include "core/io/text.h"
 
 namespace hilt {
 namespace tcp {
@@ -126,11 +126,10 @@ std::shared_ptr<TcpLink> meet(Meeting meeting) {
 
 int number_of(const char* variable, int low, int high) {
   const std::string text = text_of(variable);
-  int n = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  check(error == std::errc{} && end == text.data() + text.size(), variable, " (", text, "): not a whole number");
-  check(n >= low && n <= high, variable, " (", n, "): must be ", low, "..", high);
-  return n;
+  const std::optional<int> n = number_in<int>(text);
+  check(n.has_value(), variable, " (", text, "): not a whole number");
+  check(*n >= low && *n <= high, variable, " (", *n, "): must be ", low, "..", high);
+  return *n;
 }
 
 std::string run_token() {

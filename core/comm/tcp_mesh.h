@@ -41,8 +41,7 @@ struct Parcel {
 };
 
 /// What comes in: read into the tensor that waits for it, or into memory of its own where none does
-/// yet. A peer can run ahead by as much as it sends without waiting for this rank: a hop or two of
-/// a ring.
+/// yet. A peer can run ahead by what it sends without waiting for us: a hop or two of a ring.
 struct Arrival {
   std::size_t size = 0;
   Tensor data;
@@ -51,8 +50,7 @@ struct Arrival {
   bool done = false;
 };
 struct Route {
-  std::deque<std::shared_ptr<Arrival>> posted,
-      early;  // at most one of them has any: messages have the order in which they were sent
+  std::deque<std::shared_ptr<Arrival>> posted, early;  // one of them is empty: messages come in the order of sending
 };
 
 struct Peer {
@@ -72,8 +70,6 @@ struct Peer {
   bool left = false;  // said goodbye or why not
   bool seen = false;  // knows that we leave
 };
-
-inline std::string who(int rank) { return "rank " + std::to_string(rank); }
 
 class Tcp final : public TcpLink {
  public:

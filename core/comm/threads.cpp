@@ -1,5 +1,4 @@
-// Ranks that are threads of one process: a message is a note where the bytes are, and the receiver
-// copies them.
+// Ranks that are threads of one process: a message says where bytes are; the receiver copies them.
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -87,8 +86,7 @@ class ThreadFlight final : public Flight {
         const auto found = office_->letters.find(next.key);
         if (found == office_->letters.end()) {
           if (office_->desks[static_cast<std::size_t>(next.message.peer)].gone)
-            office_->fail("rank " + std::to_string(next.message.peer) + " has left, and rank " + std::to_string(rank_) +
-                          " waits for it");
+            office_->fail(left_early(next.message.peer, rank_, false));
           return false;
         }
         letter = found->second;
@@ -97,10 +95,7 @@ class ThreadFlight final : public Flight {
       const std::size_t expected = next.message.data.bytes(), came = letter->data.bytes();
       if (came == expected) copy_bytes(next.message.data, letter->data);
       const std::lock_guard lock(office_->mutex);
-      if (came != expected)
-        office_->fail("rank " + std::to_string(next.message.peer) + " sent " + std::to_string(came) +
-                      " bytes where rank " + std::to_string(rank_) + " expects " + std::to_string(expected) +
-                      ": the ranks do not run the same call");
+      if (came != expected) office_->fail(wrong_size(next.message.peer, came, rank_, expected));
       letter->data = {};
       letter->taken = true;
       office_->happened();
@@ -110,8 +105,7 @@ class ThreadFlight final : public Flight {
     while (!out_.empty() && out_.back().letter->taken) out_.pop_back();
     if (out_.empty()) return !office_->fault;
     if (office_->desks[static_cast<std::size_t>(out_.back().message.peer)].gone)
-      office_->fail("rank " + std::to_string(out_.back().message.peer) + " has left without taking what rank " +
-                    std::to_string(rank_) + " sent");
+      office_->fail(left_early(out_.back().message.peer, rank_, true));
     return false;
   }
   int missing() const override {
@@ -160,11 +154,10 @@ class ThreadLink final : public Link {
     std::vector<bool> seen(office_->desks.size());
     while (true) {
       const Office::Desk& desk = office_->desks[static_cast<std::size_t>(peer)];
-      const std::string who = "rank " + std::to_string(peer);
-      if (desk.gone) return who + ", which has left";
-      if (desk.waits_for < 0) return who + ", which waits for nobody";
+      if (desk.gone) return who(peer) + ", which has left";
+      if (desk.waits_for < 0) return who(peer) + ", which waits for nobody";
       if (seen[static_cast<std::size_t>(peer)])
-        return who + ", in a circle of ranks that wait for each other (" + std::string(desk.step.op) + ")";
+        return who(peer) + ", in a circle of ranks that wait for each other (" + std::string(desk.step.op) + ")";
       seen[static_cast<std::size_t>(peer)] = true;
       peer = desk.waits_for;
     }
@@ -202,7 +195,7 @@ void run_ranks(int ranks, const std::function<void(Comm&)>& work) {
     const std::lock_guard lock(office->mutex);
     office->desks[static_cast<std::size_t>(rank)].gone = true;
     if (error && !office->first_error) office->first_error = error;
-    if (error) office->fail("rank " + std::to_string(rank) + ": " + what);
+    if (error) office->fail(who(rank) + ": " + what);
     else office->happened();
   };
   {

@@ -1,10 +1,8 @@
-// The devices of the process: for each GPU one stream, one pool, a few counters, and whether it
-// still works.
+// The devices of the process: for each GPU a stream, a pool, counters, and whether it still works.
 #include "core/cuda/context.h"
 #include <cuda_runtime_api.h>
 #include <array>
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include "core/cuda/kernels.h"
@@ -68,8 +66,7 @@ Properties ask(int index) {
   return {p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem, p.sharedMemPerBlockOptin};
 }
 
-/// A kernel that writes one known word: shows that this build has code for the GPU and that the GPU
-/// runs it.
+/// A kernel that writes one known word: this build has code for the GPU, and the GPU runs it.
 void smoke(const Context& c) {
   constexpr std::uint32_t kWord = 0x48494c54;
   std::uint32_t* word = nullptr;

@@ -22,8 +22,7 @@ const Properties& properties(int index);
 
 /// GPUs the driver shows; 0 where there is no usable driver.
 int device_count();
-/// Throws Code::gpu unless the GPU exists, this build has code for it, and a small kernel has run
-/// on it.
+/// Throws Code::gpu unless it exists, this build has code for it, and a small kernel has run on it.
 void require(int index);
 
 std::vector<std::string> descriptions();

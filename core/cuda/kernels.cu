@@ -120,15 +120,13 @@ void draw(Cuda where, Draw what, void* out, DType type, Index n, RandomKey key, 
   });
 }
 
-template <class T> void accumulate(Cuda where, const T* a, const T* b, T* out, Index n) {
+template <class T, class At> void accumulate(At where, const T* a, const T* b, T* out, Index n) {
   const auto run = [&]<int N>() {
     launch("accumulate", where, accumulate_kernel<N, T>, blocks_for(n, N), kThreads, 0, a, b, out, n);
   };
   if (n % kPack<T> == 0 && is_aligned(a) && is_aligned(b) && is_aligned(out)) run.template operator()<kPack<T>>();
   else run.template operator()<1>();
 }
-template void accumulate(Cuda, const float*, const float*, float*, Index);
-template void accumulate(Cuda, const bf16*, const bf16*, bf16*, Index);
-template void accumulate(Cuda, const f16*, const f16*, f16*, Index);
+HILT_GPU_KERNEL(accumulate)
 
 }  // namespace hilt::kernels

@@ -25,6 +25,6 @@ enum class Draw { uniform, normal, integer };
 void draw(Cuda, Draw what, void* out, DType type, Index n, RandomKey key, Index low, std::uint64_t span);
 
 /// out = a + b, rounded once; out may be a.
-template <class T> void accumulate(Cuda, const T* a, const T* b, T* out, Index n);
+template <class T, class At> void accumulate(At, const T* a, const T* b, T* out, Index n);
 
 }  // namespace hilt::kernels

@@ -10,7 +10,9 @@ template <class T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N
 /// Elements of an access of 16 bytes, the widest there is.
 template <class T> constexpr int kPack = 16 / static_cast<int>(sizeof(T));
 
-inline bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+template <class... P> bool is_aligned(const P*... p) {
+  return ((reinterpret_cast<std::uintptr_t>(p) % 16 == 0) && ...);
+}
 
 /// N elements as floats.
 template <int N> struct Floats {

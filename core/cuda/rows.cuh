@@ -50,16 +50,16 @@ template <int kElements, bool kByWarp> struct Row {
   __device__ bool leads() const { return first == 0; }
 };
 
-/// f.operator()<Row>(grid, threads) with the kind of row that fits; `all` are the operands that
-/// have `cols` columns of type T, or null.
-template <class T, class F, class... P> void with_rows(Index rows, Index cols, F f, const P*... all) {
+/// f.operator()<Row>(grid, threads) with the kind of row that fits; aligned: the operands that have
+/// `cols` columns of type T, or are null.
+template <class T, class F> void with_rows(Index rows, Index cols, bool aligned, F f) {
   const auto pick = [&]<int N>() {
     if (cols <= 8 * kWarp * N)
       f.template operator()<Row<N, true>>(dim3(static_cast<unsigned>((rows + kRowWarps - 1) / kRowWarps)),
                                           kRowWarps * kWarp);
     else f.template operator()<Row<N, false>>(dim3(static_cast<unsigned>(rows)), row_threads(cols / N));
   };
-  if (cols % kPack<T> == 0 && (is_aligned(all) && ...)) pick.template operator()<kPack<T>>();
+  if (cols % kPack<T> == 0 && aligned) pick.template operator()<kPack<T>>();
   else pick.template operator()<1>();
 }
 

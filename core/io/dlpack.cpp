@@ -3,7 +3,6 @@
 #include "core/io/dlpack.h"
 #include <algorithm>
 #include <array>
-#include <string>
 #include "core/config.h"
 
 namespace hilt {
@@ -40,9 +39,8 @@ template <class Managed> Owned<Managed> lend(const Tensor& x, Access access) {
   const auto* const type = std::ranges::find(kTypes, x.dtype(), &Type::dtype);
   const std::byte* const elements = access == Access::write ? lent->tensor.mutable_raw() : lent->tensor.raw();
   DLTensor& t = lent->managed.dl_tensor;
-  t.data = x.numel() == 0
-               ? nullptr
-               : const_cast<std::byte*>(elements);  // the offset is in here: some consumers forget byte_offset
+  // The offset is in here: some consumers forget byte_offset.
+  t.data = x.numel() == 0 ? nullptr : const_cast<std::byte*>(elements);
   t.device = x.device().is_cpu() ? DLDevice{kCpu, 0} : DLDevice{kCuda, x.device().index};
   t.ndim = x.rank();
   t.dtype = {type->code, type->bits, 1};

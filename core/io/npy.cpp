@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <charconv>
@@ -19,6 +18,7 @@
 #include <random>
 #include <string_view>
 #include <utility>
+#include "core/io/descriptor.h"
 #include "core/io/text.h"
 #include "core/tensor.h"
 
@@ -43,27 +43,9 @@ template <class... Parts> [[noreturn]] void bad(const std::string& path, const P
 
 std::string quoted(std::string_view text) { return "'" + shown(text, 40) + "'"; }
 
-/// A file descriptor with one owner.
-class File {
- public:
-  File(const std::string& path, int flags, mode_t mode = 0)
-      : descriptor_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  int get() const { return descriptor_; }
-  bool close() { return ::close(std::exchange(descriptor_, -1)) == 0; }
-
- private:
-  int descriptor_;
-};
-
 // ---- reading ------------------------------------------------------------------------------------
 
-/// The header's dictionary: its three keys in any order, each once. One pass, each byte looked at a
-/// fixed number of times.
+/// The dictionary: three keys in any order, each once. One pass, a fixed number of looks a byte.
 class Header {
  public:
   Header(const std::string& path, std::string_view text, std::size_t offset)
@@ -180,20 +162,16 @@ class Header {
   std::optional<Shape> shape_;
 };
 
-void read_at(const std::string& path, const File& file, void* to, std::size_t n, std::size_t offset) {
-  for (std::size_t done = 0; done < n;) {
-    const ssize_t got = ::pread(file.get(), static_cast<char*>(to) + done, n - done, static_cast<off_t>(offset + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0)
-      bad(path, "cannot read ", n - done, " bytes at byte ", offset + done, ": ",
-          got < 0 ? std::strerror(errno) : "the file became shorter");
-    done += static_cast<std::size_t>(got);
-  }
+void read(const std::string& path, const Descriptor& file, void* to, std::size_t n, std::size_t offset) {
+  const std::size_t done = read_at(file, to, n, offset);
+  if (done < n)
+    bad(path, "cannot read ", n - done, " bytes at byte ", offset + done, ": ",
+        errno != 0 ? std::strerror(errno) : "the file became shorter");
 }
 
 /// The length of a regular file.
-std::size_t size_of_file(const std::string& path, const File& file) {
-  if (file.get() < 0) bad(path, "cannot open: ", std::strerror(errno));
+std::size_t size_of_file(const std::string& path, const Descriptor& file) {
+  if (!file) bad(path, "cannot open: ", std::strerror(errno));
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) bad(path, "cannot look at: ", std::strerror(errno));
   if (S_ISDIR(status.st_mode)) bad(path, "is a directory; expected a .npy file");
@@ -224,16 +202,6 @@ Strides fortran_strides(const Shape& shape) {
 
 // ---- writing ------------------------------------------------------------------------------------
 
-bool write_all(const File& file, const void* from, std::size_t n) {
-  for (std::size_t done = 0; done < n;) {
-    const ssize_t wrote = ::write(file.get(), static_cast<const char*>(from) + done, n - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return false;
-    done += static_cast<std::size_t>(wrote);
-  }
-  return true;
-}
-
 /// Everything before the elements; they begin at a multiple of 64 bytes.
 std::string header_of(std::string_view descr, const Shape& shape) {
   std::string text = "{'descr': '" + std::string(descr) + "', 'fortran_order': False, 'shape': (";
@@ -249,7 +217,7 @@ std::string header_of(std::string_view descr, const Shape& shape) {
 }  // namespace
 
 Tensor read_npy(const std::string& path) {
-  const File file(path, O_RDONLY | O_NONBLOCK);  // a pipe answers too, and is refused
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe answers too, and is refused
   const std::size_t size = size_of_file(path, file);
   if (size == 0) bad(path, "is empty; expected a .npy file");
   const auto need = [&](std::size_t bytes) {
@@ -257,7 +225,7 @@ Tensor read_npy(const std::string& path) {
   };
 
   std::string start(std::min<std::size_t>(size, 12), '\0');
-  read_at(path, file, start.data(), start.size(), 0);
+  read(path, file, start.data(), start.size(), 0);
   if (!start.starts_with(kMagic.substr(0, start.size()))) not_npy(path, start);
   need(8);
   const int major = static_cast<unsigned char>(start[6]), minor = static_cast<unsigned char>(start[7]);
@@ -270,7 +238,7 @@ Tensor read_npy(const std::string& path) {
   if (length > kMaxHeader) bad(path, "a header of ", length, " bytes at byte 8; expected ", kMaxHeader, " at most");
   need(header_at + length);
   std::string text(length, '\0');
-  read_at(path, file, text.data(), length, header_at);
+  read(path, file, text.data(), length, header_at);
   const Header header(path, text, header_at);
 
   const std::size_t data_at = header_at + length;
@@ -284,7 +252,7 @@ Tensor read_npy(const std::string& path) {
     bad(path, "trailing bytes at byte ", bytes, ": header says ", bytes, " bytes, file has ", size);
 
   Tensor x = empty(header.fortran() ? Shape{header.shape().numel()} : header.shape(), header.dtype());
-  read_at(path, file, x.mutable_raw(), x.bytes(), data_at);
+  read(path, file, x.mutable_raw(), x.bytes(), data_at);
   return header.fortran() ? as_strided(x, header.shape(), fortran_strides(header.shape()), 0) : x;
 }
 
@@ -306,10 +274,11 @@ void write_npy(const std::string& path, const Tensor& tensor) {
     bad(path, "is ", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file",
         "; refused to write a .npy file in its place");
   const std::string temporary = path + ".tmp." + std::to_string(std::random_device{}());
-  File file(temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
-  if (file.get() < 0) bad(path, "cannot write: making ", temporary, ": ", std::strerror(errno));
-  const bool written = write_all(file, header.data(), header.size()) && write_all(file, x.raw(), x.bytes()) &&
-                       ::fsync(file.get()) == 0 && file.close() && ::rename(temporary.c_str(), path.c_str()) == 0;
+  Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!file) bad(path, "cannot write: making ", temporary, ": ", std::strerror(errno));
+  const bool written = write_all(file.get(), header.data(), header.size()) &&
+                       write_all(file.get(), x.raw(), x.bytes()) && ::fsync(file.get()) == 0 && file.close() &&
+                       ::rename(temporary.c_str(), path.c_str()) == 0;
   if (written) return;
   const int error = errno;
   ::unlink(temporary.c_str());

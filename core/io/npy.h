@@ -23,8 +23,7 @@ struct NpyIntegers {
 };
 NpyIntegers read_npy_integers(const std::string& path);
 
-/// Writes x in C order. The file appears under its name whole or not at all: what was there before
-/// stays until then.
+/// Writes x in C order. The file appears whole or not at all: what was there stays until then.
 void write_npy(const std::string& path, const Tensor& x);
 
 }  // namespace hilt

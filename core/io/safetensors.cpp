@@ -3,15 +3,14 @@
 #include "core/io/safetensors.h"
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <string_view>
 #include <utility>
+#include "core/io/descriptor.h"
 #include "core/io/text.h"
 
 namespace hilt {
@@ -22,7 +21,6 @@ static_assert(std::endian::native == std::endian::little, "elements are read and
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeader = std::uint64_t{16} << 20;
 constexpr std::size_t kHeaderAlignment = 64;  // so that the first tensor begins at a cache line of the file
-constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;  // of one call to read or write
 constexpr std::string_view kMetadata = "__metadata__";
 
 struct TypeName {
@@ -70,14 +68,13 @@ class Header {
  public:
   Header(const std::string& path, std::string_view text, std::uint64_t data_bytes)
       : path_(path), text_(text), data_bytes_(data_bytes) {
-    if (!text_.starts_with('{')) wrong(0, "header", next(), "must begin with {", kWriteAgain);
+    if (!text_.starts_with('{')) wrong(0, "header", next(), "must begin with {");
     expect('{');
     if (!take('}')) do
         entry();
       while (more('}'));
     const std::size_t end = text_.find_first_not_of(' ', at_);
-    if (end != text_.npos)
-      wrong(end, "header", shown(text_.substr(end, 1)), "only blanks may follow its last }", kWriteAgain);
+    if (end != text_.npos) wrong(end, "header", shown(text_.substr(end, 1)), "only blanks may follow its last }");
     sort_and_check();
   }
   std::vector<SafetensorsEntry> entries;
@@ -85,7 +82,7 @@ class Header {
 
  private:
   [[noreturn]] void wrong(std::size_t at, const std::string& what, const std::string& value, const std::string& why,
-                          const char* remedy) const {
+                          const char* remedy = kWriteAgain) const {
     bad(path_, kLengthBytes + at, what, value, why, remedy);
   }
   std::string next() const { return at_ < text_.size() ? shown(text_.substr(at_, 1)) : "its end"; }
@@ -100,21 +97,20 @@ class Header {
     return true;
   }
   void expect(char c) {
-    if (!take(c)) wrong(at_, "header", next(), std::string("expected ") + c, kWriteAgain);
+    if (!take(c)) wrong(at_, "header", next(), std::string("expected ") + c);
   }
   /// After an element: whether another follows, or the closing bracket does.
   bool more(char closing) {
     if (take(',')) return true;
     if (take(closing)) return false;
-    wrong(at_, "header", next(), std::string("expected , or ") + closing, kWriteAgain);
+    wrong(at_, "header", next(), std::string("expected , or ") + closing);
   }
 
   std::uint32_t unit() {  // the four digits of \uXXXX
     std::uint32_t u = 0;
     for (int i = 0; i < 4; ++i, ++at_) {
       const std::uint32_t digit = at_ < text_.size() ? hex_digit(text_[at_]) : 16;
-      if (digit > 15)
-        wrong(at_, "escape in a string", next(), "expected four hexadecimal digits after \\u", kWriteAgain);
+      if (digit > 15) wrong(at_, "escape in a string", next(), "expected four hexadecimal digits after \\u");
       u = u << 4 | digit;
     }
     return u;
@@ -127,23 +123,22 @@ class Header {
       out += kTo[i];
       return;
     }
-    if (c != 'u')
-      wrong(start, "escape in a string", shown(text_.substr(start, 2)), "JSON has no such escape", kWriteAgain);
+    if (c != 'u') wrong(start, "escape in a string", shown(text_.substr(start, 2)), "JSON has no such escape");
     std::uint32_t u = unit();
     if (u >= 0xd800 && u < 0xdc00) {
       const bool pair = text_.substr(at_).starts_with("\\u");
       if (pair) at_ += 2;
       const std::uint32_t low = pair ? unit() : 0;
       if (low < 0xdc00 || low > 0xdfff)
-        wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair", kWriteAgain);
+        wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair");
       u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
     } else if (u >= 0xdc00 && u < 0xe000) {
-      wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair", kWriteAgain);
+      wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair");
     }
     append_utf8(out, u);
   }
   std::string string(const char* what) {
-    if (!take('"')) wrong(at_, what, next(), "expected a string", kWriteAgain);
+    if (!take('"')) wrong(at_, what, next(), "expected a string");
     const std::size_t start = at_;
     std::string out;
     for (;;) {
@@ -153,14 +148,12 @@ class Header {
         ++at_;
       const std::string_view run = text_.substr(plain, at_ - plain);
       if (const std::size_t valid = utf8_prefix(run); valid != run.size())
-        wrong(plain + valid, what, shown(run.substr(valid, 1)), "not UTF-8", kWriteAgain);
+        wrong(plain + valid, what, shown(run.substr(valid, 1)), "not UTF-8");
       out += run;
-      if (at_ == text_.size())
-        wrong(start - 1, what, shown(text_.substr(start)), "a quote that is not closed", kWriteAgain);
+      if (at_ == text_.size()) wrong(start - 1, what, shown(text_.substr(start)), "a quote that is not closed");
       const char c = text_[at_++];
       if (c == '"') return out;
-      if (c != '\\')
-        wrong(at_ - 1, what, shown(text_.substr(at_ - 1, 1)), "a control character in a string", kWriteAgain);
+      if (c != '\\') wrong(at_ - 1, what, shown(text_.substr(at_ - 1, 1)), "a control character in a string");
       escape(out);
     }
   }
@@ -177,12 +170,11 @@ class Header {
     }
     const std::string value = shown(text_.substr(start, std::max<std::size_t>(at_ - start, 1)));
     if (at_ == start)
-      wrong(start, what, start < text_.size() ? value : "its end", "expected a whole number that is not negative",
-            kWriteAgain);
-    if (overflow) wrong(start, what, value, "exceeds 64 bits", kWriteAgain);
-    if (text_[start] == '0' && at_ > start + 1) wrong(start, what, value, "a number may not begin with 0", kWriteAgain);
+      wrong(start, what, start < text_.size() ? value : "its end", "expected a whole number that is not negative");
+    if (overflow) wrong(start, what, value, "exceeds 64 bits");
+    if (text_[start] == '0' && at_ > start + 1) wrong(start, what, value, "a number may not begin with 0");
     if (at_ < text_.size() && (text_[at_] == '.' || (text_[at_] | 0x20) == 'e'))
-      wrong(start, what, shown(text_.substr(start, at_ - start + 1)), "expected a whole number", kWriteAgain);
+      wrong(start, what, shown(text_.substr(start, at_ - start + 1)), "expected a whole number");
     return n;
   }
 
@@ -203,10 +195,8 @@ class Header {
       expect(':');
       bool& has = key == "dtype" ? has_dtype : key == "shape" ? has_shape : has_offsets;
       if (key != "dtype" && key != "shape" && key != "data_offsets")
-        wrong(key_at, "key of tensor " + shown(e.name), shown(key), "expected dtype, shape and data_offsets",
-              kWriteAgain);
-      if (std::exchange(has, true))
-        wrong(key_at, "key of tensor " + shown(e.name), shown(key), "appears twice", kWriteAgain);
+        wrong(key_at, "key of tensor " + shown(e.name), shown(key), "expected dtype, shape and data_offsets");
+      if (std::exchange(has, true)) wrong(key_at, "key of tensor " + shown(e.name), shown(key), "appears twice");
       if (key == "dtype") read_dtype(e);
       else if (key == "shape") read_shape(e);
       else read_offsets(e);
@@ -215,8 +205,7 @@ class Header {
       wrong(start, "tensor", shown(e.name),
             std::string("lacks ") + (!has_dtype   ? "dtype"
                                      : !has_shape ? "shape"
-                                                  : "data_offsets"),
-            kWriteAgain);
+                                                  : "data_offsets"));
     check_size(e, start);
     entries.push_back(std::move(e));
   }
@@ -242,7 +231,7 @@ class Header {
         wrong(start, what, "rank 7", "at most 6 axes are supported", "reshape the tensor and write the file again");
       const std::int64_t extent = number(what);
       if (__builtin_mul_overflow(product, std::max<std::int64_t>(extent, 1), &product))
-        wrong(start, what, std::to_string(extent), "the product of the extents exceeds 64 bits", kWriteAgain);
+        wrong(start, what, std::to_string(extent), "the product of the extents exceeds 64 bits");
       e.shape.push_back(extent);
     } while (more(']'));
   }
@@ -256,7 +245,7 @@ class Header {
     const std::int64_t end = number(what);
     expect(']');
     const std::string value = std::to_string(begin) + ", " + std::to_string(end);
-    if (end < begin) wrong(start, what, value, "the end is before the beginning", kWriteAgain);
+    if (end < begin) wrong(start, what, value, "the end is before the beginning");
     if (static_cast<std::uint64_t>(end) > data_bytes_)
       wrong(start, what, value, "beyond the " + std::to_string(data_bytes_) + " bytes of tensors that the file has",
             kCopyAgain);
@@ -271,12 +260,11 @@ class Header {
       wrong(start, "size of tensor " + shown(e.name), std::move(value).str(),
             overflow
                 ? "exceeds 64 bits"
-                : "takes " + std::to_string(bytes) + " bytes, data_offsets span " + std::to_string(e.end - e.begin),
-            kWriteAgain);
+                : "takes " + std::to_string(bytes) + " bytes, data_offsets span " + std::to_string(e.end - e.begin));
     }
   }
   void read_metadata(std::size_t start) {
-    if (std::exchange(has_metadata_, true)) wrong(start, "key", std::string(kMetadata), "appears twice", kWriteAgain);
+    if (std::exchange(has_metadata_, true)) wrong(start, "key", std::string(kMetadata), "appears twice");
     expect('{');
     if (take('}')) return;
     do {
@@ -286,7 +274,7 @@ class Header {
       expect(':');
       std::string value = string("metadata value");
       const auto [where, fresh] = metadata.try_emplace(std::move(key), std::move(value));
-      if (!fresh) wrong(at, "metadata key", shown(where->first), "appears twice", kWriteAgain);
+      if (!fresh) wrong(at, "metadata key", shown(where->first), "appears twice");
     } while (more('}'));
   }
 
@@ -324,15 +312,12 @@ class Header {
 
 // ---- files --------------------------------------------------------------------------------------
 
-void read_exactly(int descriptor, const std::string& path, std::uint64_t offset, std::byte* to, std::size_t bytes) {
-  while (bytes > 0) {
-    const ssize_t n = ::pread(descriptor, to, std::min(bytes, kMaxTransfer), static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) bad(path, offset, "file", path, std::strerror(errno), "check the disk and try again");
-    if (n == 0)
-      bad(path, offset, "file", path, "became shorter while it was read", "wait until whoever writes it has finished");
-    to += n, offset += static_cast<std::uint64_t>(n), bytes -= static_cast<std::size_t>(n);
-  }
+void read_exactly(const Descriptor& file, const std::string& path, std::uint64_t offset, void* to, std::size_t bytes) {
+  const std::size_t done = read_at(file, to, bytes, offset);
+  if (done == bytes) return;
+  if (errno != 0) bad(path, offset + done, "file", path, std::strerror(errno), "check the disk and try again");
+  bad(path, offset + done, "file", path, "became shorter while it was read",
+      "wait until whoever writes it has finished");
 }
 
 /// What a file that is not safetensors is, as far as its first bytes tell.
@@ -360,64 +345,41 @@ constexpr std::array<Magic, 13> kMagic{{
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+  const auto refuse = [&](const std::string& why, const char* remedy) {
+    bad(path, 0, "file", shown(path), why, remedy);
+  };
   // Without O_NONBLOCK, opening a pipe would wait for a writer that may never come.
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ < 0) bad(path, 0, "file", shown(path), std::strerror(errno), "check the name and its permissions");
-  try {
-    struct stat info {};
-    if (::fstat(descriptor_, &info) != 0)
-      bad(path, 0, "file", shown(path), std::strerror(errno), "check the disk and try again");
-    if (S_ISDIR(info.st_mode)) bad(path, 0, "file", shown(path), "is a directory", "name a .safetensors file in it");
-    if (!S_ISREG(info.st_mode)) bad(path, 0, "file", shown(path), "is not a regular file", "copy it to a regular file");
-    bytes_ = static_cast<std::uint64_t>(info.st_size);
-    if (bytes_ == 0) bad(path, 0, "file", shown(path), "is empty", kCopyAgain);
+  file_ = std::make_shared<Descriptor>(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!*file_) refuse(std::strerror(errno), "check the name and its permissions");
+  struct stat info {};
+  if (::fstat(file_->get(), &info) != 0) refuse(std::strerror(errno), "check the disk and try again");
+  if (S_ISDIR(info.st_mode)) refuse("is a directory", "name a .safetensors file in it");
+  if (!S_ISREG(info.st_mode)) refuse("is not a regular file", "copy it to a regular file");
+  bytes_ = static_cast<std::uint64_t>(info.st_size);
+  if (bytes_ == 0) refuse("is empty", kCopyAgain);
 
-    std::array<std::byte, 24> first{};
-    const auto known = static_cast<std::size_t>(std::min<std::uint64_t>(bytes_, first.size()));
-    read_exactly(descriptor_, path, 0, first.data(), known);
-    const std::string_view start(reinterpret_cast<const char*>(first.data()), known);
-    std::uint64_t header = 0;
-    if (bytes_ >= kLengthBytes) std::memcpy(&header, first.data(), kLengthBytes);
-    const bool plausible = header <= kMaxHeader && bytes_ > kLengthBytes && first[kLengthBytes] == std::byte{'{'};
-    if (!plausible)
-      for (const Magic& m : kMagic)
-        if (start.starts_with(m.bytes)) bad(path, 0, "file", shown(path), "is " + std::string(m.what), m.remedy);
-    if (bytes_ < kLengthBytes)
-      bad(path, 0, "file", shown(path), "has " + std::to_string(bytes_) + " bytes, a header's length takes 8",
-          kCopyAgain);
-    if (header > kMaxHeader)
-      bad(path, 0, "header length", std::to_string(header), "at most " + std::to_string(kMaxHeader) + " is allowed",
-          "is this a safetensors file?");
-    if (header > bytes_ - kLengthBytes)
-      bad(path, 0, "header length", std::to_string(header),
-          "header says " + std::to_string(header) + " bytes, file has " + std::to_string(bytes_), kCopyAgain);
-    std::string text(static_cast<std::size_t>(header), '\0');
-    read_exactly(descriptor_, path, kLengthBytes, reinterpret_cast<std::byte*>(text.data()), text.size());
-    Header scanned(path_, text, bytes_ - kLengthBytes - header);
-    entries_ = std::move(scanned.entries);
-    metadata_ = std::move(scanned.metadata);
-  } catch (...) {
-    ::close(descriptor_);
-    throw;
-  }
-}
-
-SafetensorsFile::~SafetensorsFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      bytes_(other.bytes_),
-      entries_(std::move(other.entries_)),
-      metadata_(std::move(other.metadata_)) {}
-SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(descriptor_, other.descriptor_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(entries_, other.entries_);
-  std::swap(metadata_, other.metadata_);
-  return *this;
+  std::array<std::byte, 24> first{};
+  const auto known = static_cast<std::size_t>(std::min<std::uint64_t>(bytes_, first.size()));
+  read_exactly(*file_, path, 0, first.data(), known);
+  const std::string_view start(reinterpret_cast<const char*>(first.data()), known);
+  std::uint64_t header = 0;
+  if (bytes_ >= kLengthBytes) std::memcpy(&header, first.data(), kLengthBytes);
+  const bool plausible = header <= kMaxHeader && bytes_ > kLengthBytes && first[kLengthBytes] == std::byte{'{'};
+  if (!plausible)
+    for (const Magic& m : kMagic)
+      if (start.starts_with(m.bytes)) refuse("is " + std::string(m.what), m.remedy);
+  if (bytes_ < kLengthBytes) refuse("has " + std::to_string(bytes_) + " bytes, a header's length takes 8", kCopyAgain);
+  if (header > kMaxHeader)
+    bad(path, 0, "header length", std::to_string(header), "at most " + std::to_string(kMaxHeader) + " is allowed",
+        "is this a safetensors file?");
+  if (header > bytes_ - kLengthBytes)
+    bad(path, 0, "header length", std::to_string(header),
+        "header says " + std::to_string(header) + " bytes, file has " + std::to_string(bytes_), kCopyAgain);
+  std::string text(static_cast<std::size_t>(header), '\0');
+  read_exactly(*file_, path, kLengthBytes, text.data(), text.size());
+  Header scanned(path_, text, bytes_ - kLengthBytes - header);
+  entries_ = std::move(scanned.entries);
+  metadata_ = std::move(scanned.metadata);
 }
 
 const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
@@ -437,14 +399,14 @@ Tensor SafetensorsFile::read(const std::string& name) const {
     bad(path_, 0, "tensor", shown(name), "is not in the file", remedy.c_str());
   }
   Tensor t = empty(e->shape, e->dtype);
-  read_exactly(descriptor_, path_, e->begin, t.mutable_raw(), static_cast<std::size_t>(e->end - e->begin));
+  read_exactly(*file_, path_, e->begin, t.mutable_raw(), static_cast<std::size_t>(e->end - e->begin));
   return t;
 }
 
 void SafetensorsFile::read_into(const std::string& name, Tensor& to) const {
   const SafetensorsEntry* const e = find(name);
   if (e && e->shape == to.shape() && e->dtype == to.dtype() && to.is_contiguous() && to.device().is_cpu())
-    return read_exactly(descriptor_, path_, e->begin, to.mutable_raw(), static_cast<std::size_t>(e->end - e->begin));
+    return read_exactly(*file_, path_, e->begin, to.mutable_raw(), static_cast<std::size_t>(e->end - e->begin));
   const Tensor t = read(name);
   if (t.shape() != to.shape() || is_floating(t.dtype()) != is_floating(to.dtype())) {
     std::ostringstream value, why;
@@ -485,13 +447,8 @@ std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsItem> item
   return out;
 }
 
-void write_exactly(int descriptor, const char* from, std::size_t bytes) {
-  while (bytes > 0) {
-    const ssize_t n = ::write(descriptor, from, std::min(bytes, kMaxTransfer));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_with(Code::data, "safetensors: writing failed: ", std::strerror(errno));
-    from += n, bytes -= static_cast<std::size_t>(n);
-  }
+void write_exactly(int descriptor, const void* from, std::size_t bytes) {
+  if (!write_all(descriptor, from, bytes)) fail_with(Code::data, "safetensors: writing failed: ", std::strerror(errno));
 }
 
 }  // namespace
@@ -543,7 +500,7 @@ void write_safetensors(int descriptor, std::span<const SafetensorsItem> items, c
   write_exactly(descriptor, header.data(), header.size());
   for (const SafetensorsItem* item : sorted(items)) {
     const Tensor t = moved(dense(item->tensor), {});
-    write_exactly(descriptor, reinterpret_cast<const char*>(t.raw()), t.bytes());
+    write_exactly(descriptor, t.raw(), t.bytes());
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +16,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
+class Descriptor;  // private
+
 /// One tensor of a file; its bytes are [begin, end) of the file.
 struct SafetensorsEntry {
   std::string name;
@@ -28,9 +31,6 @@ using SafetensorsMetadata = std::map<std::string, std::string>;
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
-  ~SafetensorsFile();
-  SafetensorsFile(SafetensorsFile&& other) noexcept;
-  SafetensorsFile& operator=(SafetensorsFile&& other) noexcept;
 
   const std::string& path() const { return path_; }
   /// Sorted by name.
@@ -46,7 +46,7 @@ class SafetensorsFile {
 
  private:
   std::string path_;
-  int descriptor_ = -1;
+  std::shared_ptr<Descriptor> file_;
   std::uint64_t bytes_ = 0;
   std::vector<SafetensorsEntry> entries_;
   SafetensorsMetadata metadata_;

@@ -3,7 +3,6 @@
 #include "core/io/text.h"
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <limits>
 #include <numeric>
 
@@ -84,12 +83,10 @@ std::size_t find_name(const char* what, std::string_view name, std::span<const s
 }
 
 Index read_index(const char* what, std::string_view text, Index low) {
-  Index n = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  check(!text.empty() && error == std::errc{} && end == text.data() + text.size(), what, ": '", text,
-        "' is not a whole number");
-  check(n >= low, what, ": ", n, " must be at least ", low);
-  return n;
+  const std::optional<Index> n = number_in<Index>(text);
+  check(n.has_value(), what, ": '", text, "' is not a whole number");
+  check(*n >= low, what, ": ", *n, " must be at least ", low);
+  return *n;
 }
 
 std::optional<char32_t> next_utf8(std::string_view text, std::size_t& at) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <charconv>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,10 +23,15 @@ std::string_view nearest_name(std::string_view name, std::span<const std::string
 /// "; did you mean A, B or C?" for near_names, each after `prefix`; empty if none is near.
 std::string did_you_mean(std::string_view name, std::span<const std::string_view> names, std::string_view prefix = "");
 
-/// Where `name` stands in `names`; an error lists them and proposes what is near. `what` opens the
-/// message.
+/// Where `name` stands in `names`; an error, opened by `what`, lists them and what is near.
 std::size_t find_name(const char* what, std::string_view name, std::span<const std::string_view> names);
 
+/// The number that all of the text is; nothing where it is none, or none of this type.
+template <class Number> std::optional<Number> number_in(std::string_view text) {
+  Number x{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x);
+  return error == std::errc{} && end == text.data() + text.size() ? std::optional(x) : std::nullopt;
+}
 /// Decimal digits alone, at least `low`; `what` names the thing in the error.
 Index read_index(const char* what, std::string_view text, Index low);
 
@@ -33,8 +39,7 @@ Index read_index(const char* what, std::string_view text, Index low);
 /// forms, surrogates and numbers above U+10FFFF are not.
 std::optional<char32_t> next_utf8(std::string_view text, std::size_t& at);
 void append_utf8(std::string& text, char32_t c);
-/// Text from a file, fit for an error message of one line: its first bytes, as \xNN unless they are
-/// printable ASCII.
+/// Text from a file, for one line of an error: its first bytes, \xNN unless printable ASCII.
 std::string shown(std::string_view text, std::size_t most = 60);
 
 }  // namespace hilt

@@ -2,6 +2,7 @@
 #include "arrangement.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "../program/report/grid.h"
 #include "../program/report/text.h"
@@ -13,18 +14,34 @@ constexpr Index kTile = hilt::Tiling::kTile;
 constexpr Index kMostWalked = 1 << 14;  // cells: beyond, a picture of the walk is gray
 constexpr Index kTones = 5;             // neighbouring tiles differ
 constexpr Index kMostResolved = 128;    // cells or tiles a side
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
-const char* name_of(hilt::Order::Kind kind) {
-  constexpr const char* names[] = {"row", "snake", "morton", "tiles", "hilbert"};
-  return names[static_cast<std::size_t>(kind)];
+hilt::Permutation permutation_of(const hilt::Plan& plan, hilt::Order::Kind kind) {
+  std::vector<std::int32_t> token_at;
+  for (const auto& [first, one] : alone(plan)) {
+    hilt::Order order = one->spec().order;
+    order.kind = kind;
+    for (const std::int32_t t : hilt::permutation(order, one->length())->token_at)
+      token_at.push_back(static_cast<std::int32_t>(first) + t);
+  }
+  while (std::ssize(token_at) < plan.length()) token_at.push_back(static_cast<std::int32_t>(token_at.size()));
+  return hilt::make_permutation(std::move(token_at));
 }
 
 Arrangement standing_in(hilt::Order::Kind kind, const hilt::Permutation& order) {
-  return {.order = name_of(kind), .token_at = order.token_at, .position_of = order.position_of};
+  return {.order = hilt::to_string(hilt::Order{.kind = kind}),
+          .token_at = order.token_at,
+          .position_of = order.position_of};
 }
 
 }  // namespace
+
+std::vector<hilt::Order::Kind> orders_of(const hilt::Plan& plan) {
+  std::vector<hilt::Order::Kind> kinds;
+  for (const hilt::Order::Kind kind : kOrders)
+    if (std::ranges::all_of(alone(plan), [&](const auto& d) { return hilt::walks(kind, d.second->spec().order.grid); }))
+      kinds.push_back(kind);
+  return kinds;
+}
 
 Arrangement arrangement_of(const hilt::Plan& plan) {
   Arrangement a = standing_in(plan.spec().order.kind, plan.order());
@@ -40,9 +57,7 @@ Arrangement arrangement_of(const hilt::Plan& plan) {
 }
 
 Arrangement rearranged(const hilt::Plan& plan, const AttendedSets& sets, hilt::Order::Kind kind) {
-  hilt::Order order = plan.spec().order;
-  order.kind = kind;
-  Arrangement a = standing_in(kind, *hilt::permutation(order, plan.length()));
+  Arrangement a = standing_in(kind, permutation_of(plan, kind));
   a.rows = a.columns = (plan.length() + kTile - 1) / kTile;
   const auto extent = [&](Index tile) { return std::min(kTile, plan.length() - tile * kTile); };
   std::vector<std::int32_t> held(at(a.rows * a.columns));
@@ -61,6 +76,14 @@ Arrangement rearranged(const hilt::Plan& plan, const AttendedSets& sets, hilt::O
     }
   }
   return a;
+}
+
+hilt::Permutation order_in_force(const hilt::Plan& plan) {
+  return plan.spec().documents.empty() ? plan.order() : permutation_of(plan, plan.spec().order.kind);
+}
+
+hilt::Grid shown_grid(const hilt::Plan& plan) {
+  return plan.spec().documents.empty() ? plan.grid() : hilt::fold(plan.length());
 }
 
 bool order_changes_nothing(const hilt::PlanSpec& spec) {
@@ -102,35 +125,32 @@ std::string order_verdict(const std::vector<Arrangement>& orders) {
 }
 
 Index example_token(const hilt::Plan& plan) {
-  const hilt::Grid grid = plan.grid();
+  const hilt::Grid grid = shown_grid(plan);
   return std::clamp<Index>(grid.height / 2 * grid.width + grid.width / 2 - 1, 0, plan.length() - 1);
 }
 
-std::string figure_of_order(const hilt::Plan& plan, Index token, const Arrangement& a) {
-  const Index width = plan.grid().width, height = plan.grid().height * plan.grid().frames, length = plan.length();
-  constexpr double kSide = 150, kGap = 12;
-  const double scale = kSide / static_cast<double>(std::max(width, height));
-  report::Svg svg(2 * kSide + kGap + 2, kSide + 2, a.order + " order",
-                  "Left, the tokens on their grid, walked in order and toned by tiles of 128, with the keys of token " +
-                      std::to_string(token) + " outlined. Right, the scores in tiles: " + std::to_string(a.stats.full) +
-                      " full, " + std::to_string(a.stats.partial) + " partial, " +
-                      std::to_string(a.stats.total - a.touched()) + " empty.");
-  svg.rect(1, 1, scale * static_cast<double>(width), scale * static_cast<double>(height), "frame");
-  if (length <= kMostWalked)
-    for (Index tone = 0; tone < kTones; ++tone) {
-      std::string walk;
-      for (Index begin = tone * kTile; begin < length; begin += kTones * kTile)
-        walk += report::walk_path(a.token_at, at(begin), at(begin + kTile), width);
-      svg.path(walk, "curve t" + std::to_string(tone), 1, 1, scale);
-    }
+report::Json picture_of(const hilt::Plan& plan, Index token, const Arrangement& a) {
+  const hilt::Grid grid = shown_grid(plan);
+  const Index width = grid.width, height = grid.height * grid.frames, length = plan.length();
   const auto attends = [&](Index x, Index y) {
     return y * width + x < length && plan.attends(0, token, y * width + x) > 0;
   };
-  svg.path(report::outline_path(width, height, attends), "outline", 1, 1, scale);
-  const double left = kSide + kGap;
-  svg.rect(left, 1, kSide, kSide, "frame");
-  const Index pool = (std::max(a.rows, a.columns) + kMostResolved - 1) / std::max<Index>(kMostResolved, 1);
-  if (pool == 0) return svg.str();
+  const auto cell = [&](std::size_t i) { return report::Json{a.token_at[i] % width, a.token_at[i] / width}; };
+  report::Json out{{"order", a.order},
+                   {"width", width},
+                   {"height", height},
+                   {"token", token},
+                   {"walk", report::Json::array()},
+                   {"outline", report::outline_path(width, height, attends)},
+                   {"first", cell(0)},
+                   {"last", cell(at(length - 1))}};
+  for (Index tone = 0; tone < kTones && length <= kMostWalked; ++tone) {
+    std::string walk;
+    for (Index begin = tone * kTile; begin < length; begin += kTones * kTile)
+      walk += report::walk_path(a.token_at, at(begin), at(begin + kTile), width);
+    out["walk"].push_back(walk);
+  }
+  const Index pool = std::max<Index>(1, (std::max(a.rows, a.columns) + kMostResolved - 1) / kMostResolved);
   const Index rows = (a.rows + pool - 1) / pool, columns = (a.columns + pool - 1) / pool;
   // Pooled tiles show the most that one of them holds.
   const auto state = [&](Index x, Index y) {
@@ -140,10 +160,32 @@ std::string figure_of_order(const hilt::Plan& plan, Index token, const Arrangeme
         most = std::max(most, a.tiles[at(i * a.columns + j)]);
     return most;
   };
-  for (int wanted : {1, 2})
-    svg.path(report::cells_path(columns, rows, [&](Index x, Index y) { return state(x, y) == wanted; }),
-             wanted == 1 ? "cell part" : "cell full", left, 1, kSide / static_cast<double>(std::max(rows, columns)));
-  return svg.str();
+  const auto tiles = [&](int wanted) {
+    return report::cells_path(columns, rows, [&](Index x, Index y) { return state(x, y) == wanted; });
+  };
+  out["tiles"] = {{"side", std::max(columns, rows)}, {"partial", tiles(1)}, {"full", tiles(2)}};
+  out["count"] = {{"full", a.stats.full},
+                  {"partial", a.stats.partial},
+                  {"total", a.stats.total},
+                  {"touched", a.stats.touched()},
+                  {"useful", a.stats.useful()},
+                  {"tiles", a.touched()},
+                  {"neighbours", near_neighbours(a, width)}};
+  return out;
+}
+
+double near_neighbours(const Arrangement& a, Index width) {
+  const auto length = static_cast<Index>(a.position_of.size());
+  Index pairs = 0, near = 0;
+  const auto count = [&](Index t, Index u) {
+    ++pairs;
+    near += a.position_of[at(t)] / kTile == a.position_of[at(u)] / kTile;
+  };
+  for (Index t = 0; t < length; ++t) {
+    if (t % width + 1 < width && t + 1 < length) count(t, t + 1);
+    if (t + width < length) count(t, t + width);
+  }
+  return pairs ? static_cast<double>(near) / static_cast<double>(pairs) : 1;
 }
 
 }  // namespace compare

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "../program/report/fill.h"
 #include "exact.h"
 
 // Private to compare_gradients and curves: an attended set as tiles of scores, its tokens standing
@@ -25,21 +26,29 @@ inline constexpr hilt::Order::Kind kOrders[] = {hilt::Order::Kind::row, hilt::Or
                                                 hilt::Order::Kind::morton, hilt::Order::Kind::tiles,
                                                 hilt::Order::Kind::hilbert};
 
+/// Those of them that walk every grid of a plan.
+std::vector<hilt::Order::Kind> orders_of(const hilt::Plan& plan);
 /// The tiles that kernels work on, as the plan lists them.
 Arrangement arrangement_of(const hilt::Plan& plan);
 /// The very sets that a plan attends to, counted pair by pair, were its tokens to stand in another
 /// order.
 Arrangement rearranged(const hilt::Plan& plan, const AttendedSets& sets, hilt::Order::Kind kind);
 
+/// The order that the tokens of a row stand in; of documents, that of each.
+hilt::Permutation order_in_force(const hilt::Plan& plan);
+/// The grid that pictures show the tokens of a row on: documents one after the other, folded.
+hilt::Grid shown_grid(const hilt::Plan& plan);
 /// Whether the attended set is the same whatever the order.
 bool order_changes_nothing(const hilt::PlanSpec& spec);
 /// In words, without markup: whether Hilbert order helps, does nothing or loses against row order,
 /// and what is best.
 std::string order_verdict(const std::vector<Arrangement>& orders);
 
-/// Left the tokens on their grid, walked in order, with the keys of one token outlined; right the
-/// tiles.
-std::string figure_of_order(const hilt::Plan& plan, Index token, const Arrangement& arrangement);
+/// Of all neighbours on the grid, the share that stand in one tile of 128: how local an order is.
+double near_neighbours(const Arrangement& arrangement, Index width);
+/// For the page: the tokens on their grid, walked in order, with the keys of one token outlined;
+/// the tiles; their counts.
+report::Json picture_of(const hilt::Plan& plan, Index token, const Arrangement& arrangement);
 /// A token in the middle of the grid, for that figure.
 Index example_token(const hilt::Plan& plan);
 

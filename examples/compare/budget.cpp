@@ -2,7 +2,6 @@
 // pair of a query and a key, three times over, and keep a list of them. Neither rows nor columns
 // could be sampled instead: the gradient of one key needs the softmax of every row that sees it.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <set>
 
@@ -20,7 +19,8 @@ struct Pairs {
   double all = 0, listed = 0;
 };
 Pairs pairs_of(const hilt::Plan& plan) {
-  const double a_tiling = static_cast<double>(plan.stats().pairs) / static_cast<double>(plan.tilings().size());
+  const double a_tiling =
+      static_cast<double>(plan.stats().pairs) / static_cast<double>(plan.parts().at(0).tilings.size());
   std::set<std::vector<std::int32_t>> known;
   Pairs pairs;
   for (Index h = 0; h < plan.heads(); ++h) {
@@ -30,10 +30,6 @@ Pairs pairs_of(const hilt::Plan& plan) {
     if (known.emplace(tilings.begin(), tilings.end()).second) pairs.listed += n;
   }
   return pairs;
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 /// Seconds a pair, of the loops on one thread and of making the lists, the
@@ -48,19 +44,17 @@ Rates measure_rates(const Settings& s, hilt::DType dtype) {
   const double pairs = static_cast<double>(length * length);
   const std::vector<double> x(static_cast<std::size_t>(length * s.head_dim), 0.5);
   const ExactProblem small{1, length, 1, 1, s.head_dim, 1, s.dropout, {}, x, x, x, x};
-  Rates best{1e30, 1e30};
-  for (int i = 0; i < 3; ++i) {
-    auto start = std::chrono::steady_clock::now();
-    const AttendedSets sets = attended_sets(*plan);
+  AttendedSets sets;
+  const double lists = program::best_seconds(3, {}, [&] {
+    sets = attended_sets(*plan);
     for (hilt::Order::Kind kind : kOrders) rearranged(*plan, sets, kind);
-    best.lists = std::min(best.lists, seconds_since(start) / pairs);
-    start = std::chrono::steady_clock::now();
+  });
+  const double loops = program::best_seconds(3, {}, [&] {
     exact_attention(small, sets, dtype);
     naive_attention(small, sets, dtype);
     term_sizes(small, sets, dtype);
-    best.loops = std::min(best.loops, seconds_since(start) / pairs);
-  }
-  return best;
+  });
+  return {loops / pairs, lists / pairs};
 }
 
 /// What judging a problem takes, by its length.
@@ -71,7 +65,8 @@ struct Judge {
   hilt::PlanSpec spec;
 
   double seconds(const Pairs& pairs) const {
-    const auto lanes = static_cast<double>(std::min<Index>(hilt::info().threads, s.batch * kv_heads));
+    const bool terms = s.terms != program::TermTexts{};  // are added up by one thread
+    const auto lanes = terms ? 1 : static_cast<double>(std::min<Index>(hilt::info().threads, s.batch * kv_heads));
     return rates.loops * pairs.all * static_cast<double>(s.batch) / lanes + rates.lists * pairs.listed;
   }
   double seconds(Index length) {
@@ -120,7 +115,7 @@ void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dtype) {
 void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype) {
   constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow, and then all of them in one list
   Judge judge{s, kv_heads, measure_rates(s, dtype), spec};
-  const bool folds = s.order.find(':') == std::string::npos;
+  const bool folds = s.order.find(':') == std::string::npos && s.documents.empty();
   // A long plan takes long too: shorter ones first, as far as the order and the pattern have them.
   double expected = 0;
   Index fitting = 0;

@@ -1,9 +1,8 @@
 // Multiplications and bytes moved, counted from the tape's nodes or from the tiles of the plan;
 // memory that a mode will need.
-#include "cost.h"
+#include "lesson.h"
 
 namespace compare {
-namespace {
 
 bool is_view(const std::string& op) {
   for (const char* name : {"reshape", "permute", "transpose", "slice", "expand", "squeeze", "unsqueeze", "detach"})
@@ -11,7 +10,24 @@ bool is_view(const std::string& op) {
   return false;
 }
 
-}  // namespace
+// Attention has two products: what stands between them is S, until a softmax makes it P.
+std::vector<std::string> symbols_of(const std::vector<hilt::NodeReport>& tape) {
+  std::vector<std::string> symbols;
+  enum { before, scores, weights, after } at = before;
+  for (const hilt::NodeReport& n : tape) {
+    const bool product = n.name == "matmul";
+    std::string symbol;
+    if (n.name == "softmax" && at == scores) at = weights, symbol = "P";
+    else if (n.name == "logsumexp" && at != before) symbol = "L";
+    else if (product && at == weights) at = after, symbol = "O";
+    else if (product) at = scores, symbol = "S";
+    else if (is_view(n.name) || n.name == "contiguous") symbol = "";
+    else if (at == scores) symbol = "S";
+    else if (at == weights && n.name == "mul") symbol = "M P";
+    symbols.push_back(symbol);
+  }
+  return symbols;
+}
 
 Cost cost_of_tape(const std::vector<hilt::NodeReport>& tape) {
   Cost cost;
@@ -31,18 +47,18 @@ Cost cost_of_kernel(const Problem& p, const std::string& mode) {
   const double dim = static_cast<double>(p.dim()), size = static_cast<double>(hilt::size_of(p.dtype));
   double tile_pairs = 0, group_pairs = 0, rows = 0, keys_read = 0;
   const auto extent = [](const hilt::Tiling::Range& r) { return static_cast<double>(r.end - r.begin); };
-  for (Index h = 0; h < p.heads(); ++h)
-    for (std::int32_t index : p.plan->tilings_of(h)) {
-      const hilt::Tiling& t = p.plan->tilings()[static_cast<std::size_t>(index)];
-      for (const auto& g : t.group) group_pairs += extent(g.q) * extent(g.k);
-      rows += static_cast<double>(t.q_token.size());
-      for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-        for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-          const double keys = extent(t.k_tile[static_cast<std::size_t>(t.keys[static_cast<std::size_t>(e)].tile)]);
-          tile_pairs += extent(t.q_tile[i]) * keys;
-          keys_read += keys;
-        }
-    }
+  each_tiling(*p.plan, [&](const hilt::Tiling& whole, double times) {
+    const hilt::Tiling& t = p.q.device().is_cpu() ? hilt::compact(whole) : whole;
+    group_pairs += times * static_cast<double>(hilt::group_shape(whole).pairs());
+    rows += times * static_cast<double>(t.q_token.size());
+    for (std::size_t i = 0; i < t.q_tile.size(); ++i)
+      for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
+        const double keys =
+            times * extent(t.k_tile[static_cast<std::size_t>(t.keys[static_cast<std::size_t>(e)].tile)]);
+        tile_pairs += extent(t.q_tile[i]) * keys;
+        keys_read += keys;
+      }
+  });
   const double batch = static_cast<double>(p.batch());
   return {.forward_flops = 4 * dim * batch * tile_pairs,
           .backward_flops = 10 * dim * batch * (mode == "hybrid" ? group_pairs : tile_pairs),
@@ -52,9 +68,10 @@ Cost cost_of_kernel(const Problem& p, const std::string& mode) {
 std::size_t dense_peak(const Problem& p) {
   // Backward through the softmax holds P, dP and dS; the mask is one more, shared by the heads
   // where all see the same.
-  constexpr std::size_t kScores = 3;
+  const hilt::ScoreTerms& t = p.terms;  // each makes one more
+  const std::size_t scores = 3 + std::size_t{bool(t.softcap)} + (t.alibi || t.slopes) + bool(t.relative) + bool(t.bias);
   const auto pairs = static_cast<std::size_t>(p.length()) * static_cast<std::size_t>(p.length());
-  return (kScores * static_cast<std::size_t>(p.batch() * p.heads()) + p.plan->tilings().size()) * pairs *
+  return (scores * static_cast<std::size_t>(p.batch() * p.heads()) + p.plan->parts().at(0).tilings.size()) * pairs *
          hilt::size_of(p.dtype);
 }
 

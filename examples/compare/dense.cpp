@@ -1,5 +1,5 @@
 // Attention as everybody writes it first: all scores of a head in one matrix, masked by a bias.
-#include "dense.h"
+#include "run.h"
 
 #include <cmath>
 #include <limits>
@@ -8,7 +8,6 @@ namespace compare {
 namespace {
 
 using hilt::Tensor;
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 /// [heads, L, n] as [kv heads, heads a key head, L, n], or [1, 1, L, n] for all heads alike.
 Tensor by_key_head(const Tensor& x, Index kv_heads) {
@@ -18,37 +17,54 @@ Tensor by_key_head(const Tensor& x, Index kv_heads) {
 }  // namespace
 
 Dense::Dense(const Problem& p, const AttendedSets& sets)
-    : kv_heads_(p.kv_heads()), group_(p.heads() / p.kv_heads()), scale_(p.scale) {
+    : kv_heads_(p.kv_heads()), group_(p.heads() / p.kv_heads()), scale_(p.scale), terms_(p.terms) {
   const Index length = p.length(), tables = sets.sets.size() == 1 ? 1 : p.heads();
-  Tensor bias = hilt::full({tables, length, length}, -std::numeric_limits<double>::infinity(), hilt::DType::f32);
+  const hilt::DType wide = p.dtype == hilt::DType::f64 ? hilt::DType::f64 : hilt::DType::f32;
+  Tensor bias = hilt::full({tables, length, length}, -std::numeric_limits<double>::infinity(), wide);
   Tensor present = hilt::ones({tables, length, 1}, hilt::DType::f32);
-  float* const score = bias.mutable_data<float>();
+  const auto typed = [&](const auto& fill) { wide == hilt::DType::f64 ? fill(double()) : fill(float()); };
   float* const row_present = present.mutable_data<float>();
   bool any_empty = false;
-  for (Index h = 0; h < tables; ++h) {
-    const KeyLists& set = sets.head(h);
-    for (Index t = 0; t < length; ++t) {
-      float* const row = score + (h * length + t) * length;
+  const auto fill_bias = [&]<class T>(T) {
+    for (Index at_row = 0; at_row < tables * length; ++at_row) {
+      const Index h = at_row / length, t = at_row % length;
+      const KeyLists& set = sets.head(h);
+      T* const row = bias.mutable_data<T>() + at_row * length;
       const std::size_t begin = set.begin[at(t)], end = set.begin[at(t) + 1];
       for (std::size_t i = begin, times = 1; i < end; ++i) {
         times = i > begin && set.key[i] == set.key[i - 1] ? times + 1 : 1;
-        row[set.key[i]] = std::log(static_cast<float>(times));
+        row[set.key[i]] = std::log(static_cast<T>(times));
       }
       if (begin < end) continue;
-      std::fill_n(row, length, 0.f);  // a softmax of nothing is not a number: see everything, then drop it
-      row_present[h * length + t] = 0;
+      std::fill_n(row, length, T{0});  // a softmax of nothing is not a number: see everything, then drop it
+      row_present[at_row] = 0;
       any_empty = true;
     }
-  }
+  };
+  typed(fill_bias);
   bias_ = hilt::moved(by_key_head(hilt::to(bias, p.dtype), kv_heads_), p.q.device());
   if (any_empty) present_ = hilt::moved(by_key_head(hilt::to(present, p.dtype), kv_heads_), p.q.device());
+  if (terms_.alibi) terms_.slopes = hilt::alibi_slopes(p.heads(), hilt::DType::f64);
+  const ExactTerms exact = exact_terms(*p.plan, terms_);
+  std::vector<double> apart;
+  std::vector<std::int32_t> entry;
+  for (Index pair = 0; (terms_.slopes || terms_.relative) && pair < length * length; ++pair)
+    exact.each(0, 0, pair / length, pair % length, [&](std::size_t which, std::size_t element, double factor) {
+      if (which == 0) apart.push_back(factor);
+      if (which == 1) entry.push_back(static_cast<std::int32_t>(element));
+    });
+  if (terms_.slopes) apart_ = hilt::moved(hilt::to(hilt::from_values(apart, {length, length}), p.dtype), p.q.device());
+  if (terms_.alibi) terms_.slopes = hilt::moved(terms_.slopes, p.q.device());
+  if (terms_.relative) entry_ = hilt::moved(hilt::from_values(entry, {length * length}), p.q.device());
   if (p.dropout == 0) return;
-  Tensor multipliers = hilt::empty({p.batch(), kv_heads_, group_, length, length}, hilt::DType::f32);
-  float* const m = multipliers.mutable_data<float>();
-  hilt::parallel_for(p.batch() * p.heads() * length, 16, [&](Index first, Index last) {
-    for (Index row = first; row < last; ++row)
-      for (Index u = 0; u < length; ++u)
-        m[row * length + u] = static_cast<float>(dropout_multiplier(p.key, row / length, row % length, u, p.dropout));
+  Tensor multipliers = hilt::empty({p.batch(), kv_heads_, group_, length, length}, wide);
+  typed([&]<class T>(T) {
+    T* const m = multipliers.mutable_data<T>();
+    hilt::parallel_for(p.batch() * p.heads() * length, 16, [&](Index first, Index last) {
+      for (Index row = first; row < last; ++row)
+        for (Index u = 0; u < length; ++u)
+          m[row * length + u] = static_cast<T>(dropout_multiplier(p.key, row / length, row % length, u, p.dropout));
+    });
   });
   dropout_ = hilt::moved(hilt::to(multipliers, p.dtype), p.q.device());
 }
@@ -59,8 +75,24 @@ Tensor Dense::forward(const Tensor& q, const Tensor& k, const Tensor& v) const {
     return hilt::permute(hilt::reshape(x, {x.dim(0), x.dim(1), kv_heads_, x.dim(2) / kv_heads_, x.dim(3)}),
                          {0, 2, 3, 1, 4});
   };
-  const Tensor s = hilt::matmul(heads_first(q), hilt::transpose(heads_first(k))) * scale_ + bias_;
+  Tensor s = hilt::matmul(heads_first(q), hilt::transpose(heads_first(k))) * scale_;
+  // [B, heads, ..] as [B, key heads, heads a key head, ..].
+  const auto by_heads = [&](const Tensor& x, int axis, const hilt::Shape& rest) {
+    const bool all = x.dim(axis) == 1;
+    hilt::Shape shape{axis == 0 ? 1 : x.dim(0), all ? 1 : kv_heads_, all ? 1 : group_};
+    for (const Index n : rest) shape.push_back(n);
+    return hilt::to(hilt::reshape(x, shape), s.dtype());
+  };
+  const Index length = q.dim(1);
+  if (terms_.softcap) s = hilt::tanh(s * (1 / *terms_.softcap)) * *terms_.softcap;
+  if (terms_.slopes) s = s + by_heads(terms_.slopes, 0, {1, 1}) * apart_;
+  if (const Tensor& table = terms_.relative)
+    s = s + by_heads(hilt::gather(hilt::reshape(table, {table.dim(0), -1}), 1, entry_), 0, {length, length});
+  if (const Tensor& b = terms_.bias) s = s + by_heads(b, 1, {b.dim(2), b.dim(3)});
+  s = s + bias_;
+  if (terms_.sink) s = hilt::cat({s, hilt::expand(by_heads(terms_.sink, 0, {1, 1}), s.shape().with(-1, 1))}, -1);
   Tensor p = hilt::softmax(s);
+  if (terms_.sink) p = hilt::slice(p, -1, 0, length);
   if (dropout_) p = p * dropout_;
   Tensor o = hilt::matmul(p, heads_first(v));
   if (present_) o = o * present_;

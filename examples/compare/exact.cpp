@@ -7,33 +7,17 @@
 #include "exact.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <limits>
 #include <map>
-#include <span>
 
 namespace compare {
 namespace {
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 /// What an intermediate becomes when a tensor of this type holds it.
 template <class Stored, class T> T stored(T x) {
   if constexpr (sizeof(Stored) == 2) return static_cast<T>(static_cast<float>(Stored(static_cast<float>(x))));
   else return x;
-}
-
-// Four partial sums: a dot product of one would wait for each addition.
-template <class T> T dot(const T* a, const T* b, std::size_t n) {
-  T sum[4] = {};
-  std::size_t i = 0;
-  for (; i + 4 <= n; i += 4)
-    for (std::size_t j = 0; j < 4; ++j) sum[j] += a[i + j] * b[i + j];
-  for (; i < n; ++i) sum[0] += a[i] * b[i];
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-template <class T> void add_times(T* sum, T factor, const T* x, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) sum[i] += factor * x[i];
 }
 
 /// One query row: where q, o, d_o, dq lie, and where the i-th key's k, v, dk, dv do.
@@ -51,11 +35,12 @@ struct Row {
   }
 };
 
-/// f(row) for all rows that have keys; rows that share a key head come one after the other on one
-/// thread, so that what is added to a key has one writer and one order.
+/// f(row) for all rows that have keys; rows that share a key head, or with terms all of them, come
+/// one after the other on one thread, so that what is added up has one writer and one order.
 template <class F> void for_rows(const ExactProblem& p, const AttendedSets& sets, F&& f) {
   const Index group = p.heads / p.kv_heads;
-  hilt::parallel_for(p.batch * p.kv_heads, 1, [&](Index first, Index last) {
+  const Index tasks = p.batch * p.kv_heads;
+  hilt::parallel_for(tasks, p.terms.any() ? tasks : 1, [&](Index first, Index last) {
     for (Index task = first; task < last; ++task)
       for (Index h = task % p.kv_heads * group; h < (task % p.kv_heads + 1) * group; ++h)
         for (Index t = 0; t < p.length; ++t) {
@@ -74,19 +59,42 @@ template <class T> void softmax(std::vector<T>& x) {
   for (T& value : x) value /= sum;
 }
 
+/// The same with the sink as one key more, which it takes away again: its weight, 0 where there is
+/// none.
+template <class T> T softmax(std::vector<T>& x, const ExactTerms& terms, Index h) {
+  if (!terms.has_sink()) return softmax(x), T{0};
+  x.push_back(static_cast<T>(terms.tensor[3][at(h)]));
+  softmax(x);
+  const T weight = x.back();
+  x.pop_back();
+  return weight;
+}
+
+/// Zeros for o, dq, dk, dv and the gradients of terms.
+template <class T> std::array<std::vector<T>, 8> zeros_for(const ExactProblem& p) {
+  std::array<std::vector<T>, 8> x;
+  for (std::size_t i = 0; i < 4; ++i)
+    x[i].resize(i < 2 ? p.q.size() : p.k.size()), x[i + 4].resize(p.terms.tensor[i].size());
+  return x;
+}
+
 /// Computes in T, stores intermediates as Stored.
-template <class T, class Stored> Four attention(const ExactProblem& p, const AttendedSets& sets) {
+template <class T, class Stored> Tensors attention(const ExactProblem& p, const AttendedSets& sets) {
   const auto converted = [](const std::vector<double>& x) { return std::vector<T>(x.begin(), x.end()); };
   const std::vector<T> q = converted(p.q), k = converted(p.k), v = converted(p.v), d_o = converted(p.d_o);
-  std::vector<T> o(q.size()), dq(q.size()), dk(k.size()), dv(k.size());
+  auto results = zeros_for<T>(p);
+  auto& [o, dq, dk, dv, d_slopes, d_relative, d_bias, d_sink] = results;
   const std::size_t dim = at(p.dim);
   const T scale = static_cast<T>(p.scale);
   for_rows(p, sets, [&](const Row& row) {
     const std::size_t keys = row.key.size(), t = row.q();
-    std::vector<T> weight(keys), dropped(keys), d_weight(keys);
-    for (std::size_t i = 0; i < keys; ++i)
-      weight[i] = stored<Stored>(scale * stored<Stored>(dot(&q[t], &k[row.k(i)], dim)));
-    softmax(weight);
+    std::vector<T> weight(keys), dropped(keys), d_weight(keys), cap_slope(keys);
+    for (std::size_t i = 0; i < keys; ++i) {
+      const T z = stored<Stored>(scale * stored<Stored>(dot(&q[t], &k[row.k(i)], dim)));
+      weight[i] = p.terms.score(z, row.b, row.h, row.t, row.key[i], [](T x) { return stored<Stored>(x); });
+      cap_slope[i] = p.terms.cap_slope(z);
+    }
+    const T of_sink = softmax(weight, p.terms, row.h);
     for (std::size_t i = 0; i < keys; ++i) {
       const T m = static_cast<T>(row.multiplier(i));
       weight[i] = stored<Stored>(weight[i]);
@@ -96,37 +104,57 @@ template <class T, class Stored> Four attention(const ExactProblem& p, const Att
     }
     for (std::size_t d = 0; d < dim; ++d) o[t + d] = stored<Stored>(o[t + d]);
     const T delta = stored<Stored>(dot(&d_o[t], &o[t], dim));
+    if (!d_sink.empty()) d_sink[at(row.h)] -= of_sink * delta;
     for (std::size_t i = 0; i < keys; ++i) {
-      const T ds = stored<Stored>(scale * stored<Stored>(weight[i] * (d_weight[i] - delta)));
+      T ds = stored<Stored>(weight[i] * (d_weight[i] - delta));
+      p.terms.each(row.b, row.h, row.t, row.key[i], [&](std::size_t which, std::size_t element, double factor) {
+        results[4 + which][element] += static_cast<T>(factor) * ds;
+      });
+      ds = stored<Stored>(scale * stored<Stored>(ds * cap_slope[i]));
       add_times(&dq[t], ds, &k[row.k(i)], dim);
       add_times(&dk[row.k(i)], ds, &q[t], dim);
       add_times(&dv[row.k(i)], dropped[i], &d_o[t], dim);
     }
   });
-  Four out;
-  const std::array<const std::vector<T>*, 4> all{&o, &dq, &dk, &dv};
-  for (std::size_t i = 0; i < 4; ++i)
-    for (T x : *all[i]) out[i].push_back(static_cast<double>(stored<Stored>(x)));
+  Tensors out;
+  for (std::size_t i = 0; i < out.size(); ++i)  // gradients of terms stay wide
+    for (T x : results[i]) out[i].push_back(static_cast<double>(i < 4 ? stored<Stored>(x) : x));
   return out;
+}
+
+// The cells around t, as far as a branch may reach on each axis.
+void on_grid(const hilt::Plan& plan, const hilt::Branch& b, Index t, std::vector<std::int32_t>& out) {
+  const hilt::Grid& grid = plan.grid();
+  const std::array<Index, 3> cells{grid.frames, grid.height, grid.width};
+  const std::array<Index, 3> cell{t / grid.width / grid.height, t / grid.width % grid.height, t % grid.width};
+  std::array<Index, 3> low{}, high{};
+  const std::size_t missing = 3 - b.dimensions();
+  for (std::size_t i = missing; i < 3; ++i) {
+    const hilt::Branch::Axis& axis = b.axes[i - missing];
+    const Index reach = (b.extent(i - missing) + axis.stride) * axis.dilation;
+    low[i] = std::max<Index>(0, cell[i] - reach), high[i] = std::min(cell[i] + reach, cells[i] - 1);
+  }
+  for (Index f = low[0]; f <= high[0]; ++f)
+    for (Index y = low[1]; y <= high[1]; ++y)
+      for (Index x = low[2]; x <= high[2]; ++x)
+        out.push_back(static_cast<std::int32_t>((f * grid.height + y) * grid.width + x));
 }
 
 // Whom to ask attends() about: a superset of the keys of t, so that long sequences with short lists
 // need not try every pair.
 std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
   using Kind = hilt::Branch::Kind;
-  const Index length = plan.length(), width = plan.grid().width, x = t % width, y = t / width;
+  const Index length = plan.length();
   const bool by_token = plan.spec().order.scope == hilt::Order::Scope::order_only;
   const hilt::Permutation& order = plan.order();
   const Index p = by_token ? t : Index{order.position_of[at(t)]};
   std::vector<std::int32_t> out;
   for (const hilt::Branch& b : plan.spec().pattern) {
-    const bool everywhere = b.kind == Kind::dense || b.kind == Kind::blocks, planar = !everywhere && b.is_order_only();
-    if (planar) {
-      for (Index v = std::max<Index>(0, y - b.rows); v <= std::min(y + b.rows, (length - 1) / width); ++v)
-        for (Index u = std::max<Index>(0, x - b.columns); u <= std::min(x + b.columns, width - 1); ++u)
-          if (v * width + u < length) out.push_back(static_cast<std::int32_t>(v * width + u));
+    const bool everywhere = b.kind == Kind::dense || b.kind == Kind::blocks;
+    if (b.on_grid()) {
+      on_grid(plan, b, t, out);
     } else {
-      const Index reach = everywhere ? length : b.size;
+      const Index reach = everywhere ? length : (b.size + b.axes[0].stride) * b.axes[0].dilation;
       for (Index i = std::max<Index>(0, p - reach); i <= std::min(p + reach, length - 1); ++i)
         out.push_back(by_token ? static_cast<std::int32_t>(i) : order.token_at[at(i)]);
     }
@@ -136,7 +164,44 @@ std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
   return out;
 }
 
+std::vector<Site> sites_of(const hilt::Plan& plan, bool on_grid) {
+  std::vector<Site> out;
+  for (const auto& [first, one] : alone(plan))
+    for (Index t = 0, width = one->grid().width, height = one->grid().height; t < one->length(); ++t)
+      out.push_back(on_grid ? Site{t / width / height, t / width % height, t % width} : Site{0, 0, t});
+  out.resize(at(plan.length()));
+  return out;
+}
+
 }  // namespace
+
+std::vector<std::pair<Index, hilt::PlanPtr>> alone(const hilt::Plan& plan) {
+  if (plan.spec().documents.empty()) return {{0, hilt::PlanPtr(hilt::PlanPtr(), &plan)}};
+  std::vector<std::pair<Index, hilt::PlanPtr>> out;
+  hilt::PlanSpec one = plan.spec();
+  one.documents.clear();
+  Index first = 0;
+  for (const hilt::Document& d : plan.spec().documents[0]) {  // the same list for all rows
+    one.length = d.length, one.order.grid = d.grid;
+    out.emplace_back(first, hilt::make_plan(one));
+    first += d.length;
+  }
+  return out;
+}
+
+ExactTerms exact_terms(const hilt::Plan& plan, const hilt::ScoreTerms& terms) {
+  ExactTerms out{.softcap = terms.softcap.value_or(0)};
+  const hilt::Tensor slopes = terms.alibi ? hilt::alibi_slopes(plan.heads(), hilt::DType::f64) : terms.slopes;
+  const std::array<const hilt::Tensor*, 4> all{&slopes, &terms.relative, &terms.bias, &terms.sink};
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (*all[i]) out.tensor[i] = all[i]->to_vector();
+  for (int i = 0; terms.bias && i < 4; ++i) out.bias[at(i)] = terms.bias.dim(i);
+  const int axes = terms.relative ? terms.relative.rank() - 1 : 0;
+  for (int i = 0; i < axes; ++i) out.reach[at(3 - axes + i)] = terms.relative.dim(1 + i) / 2;
+  if (slopes) out.site[0] = sites_of(plan, std::ranges::any_of(plan.spec().pattern, &hilt::Branch::on_grid));
+  if (axes > 0) out.site[1] = sites_of(plan, axes > 1);
+  return out;
+}
 
 AttendedSets attended_sets(const hilt::Plan& plan) {
   AttendedSets out;
@@ -147,10 +212,15 @@ AttendedSets attended_sets(const hilt::Plan& plan) {
     out.of_head.push_back(entry->second);
     if (!fresh) continue;
     std::vector<std::vector<std::int32_t>> rows(at(plan.length()));
-    hilt::parallel_for(plan.length(), 16, [&](Index first, Index last) {
-      for (Index t = first; t < last; ++t)
-        for (std::int32_t u : candidates(plan, t)) rows[at(t)].insert(rows[at(t)].end(), at(plan.attends(h, t, u)), u);
-    });
+    for (const auto& part : alone(plan)) {
+      const std::int32_t first = static_cast<std::int32_t>(part.first);
+      const hilt::Plan& one = *part.second;
+      hilt::parallel_for(one.length(), 16, [&](Index begin, Index end) {
+        for (Index t = begin; t < end; ++t)
+          for (std::int32_t u : candidates(one, t))
+            rows[at(first + t)].insert(rows[at(first + t)].end(), at(one.attends(h, t, u)), first + u);
+      });
+    }
     KeyLists& set = out.sets.emplace_back();
     set.begin.push_back(0);
     for (const auto& row : rows) {
@@ -161,12 +231,12 @@ AttendedSets attended_sets(const hilt::Plan& plan) {
   return out;
 }
 
-Four exact_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype) {
+Tensors exact_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype) {
   if (dtype == hilt::DType::f64) return attention<long double, long double>(problem, sets);
   return attention<double, double>(problem, sets);
 }
 
-Four naive_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype) {
+Tensors naive_attention(const ExactProblem& problem, const AttendedSets& sets, hilt::DType dtype) {
   switch (dtype) {
     case hilt::DType::f64: return attention<double, double>(problem, sets);
     case hilt::DType::bf16: return attention<float, hilt::bf16>(problem, sets);
@@ -178,21 +248,28 @@ Four naive_attention(const ExactProblem& problem, const AttendedSets& sets, hilt
 // With r^2 = 1 + L^2 + sum (c q k)^2, the squared error of a weight P in roundings of it:
 //   o: (M P v)^2 r^2     dv: (M P dO)^2 r^2     dS: e^2 = c^2 P^2 ((M dP - Delta)^2 r^2 + sum (M dO v)^2 +
 //   sum (dO o)^2)     dq: e^2 k^2     dk: e^2 q^2
-Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dtype) {
+// A term's gradient sums e^2 without c, times its factor; a cap's slope, 1 - x^2, adds its own.
+Tensors term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dtype) {
   const auto square = [](double x) { return x * x; };
   const std::size_t dim = at(p.dim);
   const bool wide = hilt::size_of(dtype) > 2;
-  std::vector<double> o(p.q.size()), dq(p.q.size()), dk(p.k.size()), dv(p.k.size());
+  Tensors size = zeros_for<double>(p);
+  auto& [o, dq, dk, dv, d_slopes, d_relative, d_bias, d_sink] = size;
   for_rows(p, sets, [&](const Row& row) {
     const std::size_t t = row.q(), keys = row.key.size();
-    std::vector<double> weight(keys), out(dim);
-    for (std::size_t i = 0; i < keys; ++i) weight[i] = p.scale * dot(&p.q[t], &p.k[row.k(i)], dim);
+    std::vector<double> weight(keys), cap_slope(keys), out(dim);
+    for (std::size_t i = 0; i < keys; ++i) {
+      const double z = p.scale * dot(&p.q[t], &p.k[row.k(i)], dim);
+      weight[i] = p.terms.score(z, row.b, row.h, row.t, row.key[i], [](double x) { return x; });
+      cap_slope[i] = p.terms.cap_slope(z);
+    }
     const double largest = *std::ranges::max_element(weight);
-    softmax(weight);
+    const double of_sink = softmax(weight, p.terms, row.h);
     const double lse = largest - std::log(*std::ranges::max_element(weight));
     for (std::size_t i = 0; i < keys; ++i) add_times(out.data(), row.multiplier(i) * weight[i], &p.v[row.k(i)], dim);
     double delta = 0, delta_terms = 0;
     for (std::size_t d = 0; d < dim; ++d) delta += p.d_o[t + d] * out[d], delta_terms += square(p.d_o[t + d] * out[d]);
+    if (!d_sink.empty()) d_sink[at(row.h)] += square(of_sink) * (square(delta) * (1 + square(lse)) + delta_terms);
     for (std::size_t i = 0; i < keys; ++i) {
       const std::size_t k = row.k(i);
       const double m = row.multiplier(i);
@@ -202,8 +279,16 @@ Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dty
         d_weight_terms += square(m * p.d_o[t + d] * p.v[k + d]);
         score_terms += square(p.scale * p.q[t + d] * p.k[k + d]);
       }
+      p.terms.each(row.b, row.h, row.t, row.key[i], [&](std::size_t which, std::size_t element, double factor) {
+        score_terms += square(p.terms.tensor[which][element] * factor);
+      });
       const double r = 1 + (wide ? square(lse) + score_terms : 0);
-      const double e = square(p.scale * weight[i]) * (square(d_weight - delta) * r + d_weight_terms + delta_terms);
+      const double e_s = square(weight[i]) * (square(d_weight - delta) * r + d_weight_terms + delta_terms);
+      p.terms.each(row.b, row.h, row.t, row.key[i], [&](std::size_t which, std::size_t element, double factor) {
+        size[4 + which][element] += square(factor) * e_s;
+      });
+      const double e = square(p.scale) *
+                       (square(cap_slope[i]) * e_s + square(2 * (1 - cap_slope[i]) * weight[i] * (d_weight - delta)));
       for (std::size_t d = 0; d < dim; ++d) {
         o[t + d] += square(m * weight[i] * p.v[k + d]) * r;
         dv[k + d] += square(m * weight[i] * p.d_o[t + d]) * r;
@@ -212,7 +297,6 @@ Four term_sizes(const ExactProblem& p, const AttendedSets& sets, hilt::DType dty
       }
     }
   });
-  Four size{o, dq, dk, dv};
   for (std::vector<double>& tensor : size)
     for (double& x : tensor) x = std::sqrt(x);
   return size;

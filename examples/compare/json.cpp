@@ -1,6 +1,6 @@
 // compare.json, whose fields are promised to other programs, and trace.json for chrome://tracing
 // and Perfetto. This file alone sees the JSON library, which is slow to compile.
-#include <cmath>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include <sstream>
@@ -10,12 +10,10 @@
 namespace compare {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using report::Json;
+using report::number;
 
 Json shape_of(const hilt::Shape& shape) { return std::vector<Index>(shape.begin(), shape.end()); }
-
-/// JSON has no infinity: an error that is not finite is null.
-Json number(double x) { return std::isfinite(x) ? Json(x) : Json(nullptr); }
 
 Json tiles_of(const hilt::TileStats& s) {
   return {
@@ -29,25 +27,34 @@ Json error_of(const Error& e, const hilt::Shape& shape) {
     index.insert(index.begin(), rest % std::max<Index>(shape[axis], 1));
     rest /= std::max<Index>(shape[axis], 1);
   }
-  return {{"max_abs", number(e.max_abs)},
-          {"rel_l2", number(e.rel_l2)},
-          {"worst_index", index},
-          {"verdict", e.ok ? "ok" : "fail"}};
+  return {{"max_abs", number(e.max_abs)},    {"rel_l2", number(e.rel_l2)}, {"worst_index", index},
+          {"verdict", e.ok ? "ok" : "fail"}, {"limit", number(e.limit)},   {"rel_limit", number(e.rel_limit)}};
+}
+Json errors_of(std::span<const Error> errors, const Problem& p) {
+  Json out;
+  for (std::size_t i = 0; i < errors.size(); ++i)
+    if (p.input(i)) out[kTensors[i]] = error_of(errors[i], p.input(i).shape());
+  return out;
 }
 
 Json mode_of(const Lesson& lesson, const Mode& m) {
   if (!m.ran()) return {{"skipped", m.skipped}};
-  Json tape = Json::array();
+  Json tape = Json::array(), inside = Json::array();
+  const std::vector<std::string> symbols = symbols_of(m.tape);
   for (const hilt::NodeReport& n : m.tape)
     tape.push_back({{"name", n.name},
                     {"shape", shape_of(n.output)},
                     {"saved_bytes", n.saved_bytes},
                     {"unique_bytes", n.unique_bytes},
                     {"forward_ms", n.forward_ms},
-                    {"backward_ms", n.backward_ms}});
-  Json error;
-  for (std::size_t i = 0; i < kTensors.size(); ++i)
-    error[kTensors[i]] = error_of(m.error[i], i < 2 ? lesson.problem.q.shape() : lesson.problem.k.shape());
+                    {"backward_ms", n.backward_ms},
+                    {"dtype", name_of(n.dtype)},
+                    {"symbol", symbols[static_cast<std::size_t>(&n - m.tape.data())]},
+                    {"view", is_view(n.name)},
+                    {"forward_live", n.forward_live},
+                    {"backward_live", n.backward_live}});
+  for (const InnerOp& op : m.inside)
+    inside.push_back({{"name", op.name}, {"shape", shape_of(op.shape)}, {"ms", op.ms}});
   return {{"nodes", m.tape.size()},
           {"saved_bytes", m.saved_bytes},
           {"peak_bytes", m.peak()},
@@ -56,24 +63,45 @@ Json mode_of(const Lesson& lesson, const Mode& m) {
           {"forward_flops", m.forward_flops},
           {"bytes_moved", m.bytes_moved},
           {"tape", tape},
-          {"error", error},
-          {"bitwise_repeatable", m.repeatable}};
+          {"error", errors_of(m.error, lesson.problem)},
+          {"bitwise_repeatable", m.repeatable},
+          {"held_bytes", m.held_bytes},
+          {"forward_peak_bytes", m.forward_peak},
+          {"backward_peak_bytes", m.backward_peak},
+          {"backward_flops", m.backward_flops},
+          {"inside_backward", inside}};
+}
+
+Json samples_of(const std::vector<Sample>& samples, const char* x) {
+  Json out = Json::array();
+  for (const Sample& s : samples) out.push_back({{x, s.x}, {"ms", s.ms}, {"saved_bytes", s.saved_bytes}});
+  return out;
+}
+
+Json broken_of(const Lesson& lesson) {
+  Json out = Json::object();
+  for (const Broken& b : lesson.broken)
+    out[kMistakes[static_cast<std::size_t>(b.mistake)]] = {{"error", errors_of(b.error, lesson.problem)},
+                                                           {"gradient", number(b.slope)},
+                                                           {"finite_difference", number(b.difference)},
+                                                           {"row_sum_of_ds", number(b.row_sum)}};
+  return out;
 }
 
 }  // namespace
 
-std::string to_json(const Lesson& lesson) {
+Json to_json(const Lesson& lesson) {
   const Settings& s = lesson.settings;
   const hilt::PlanSpec& spec = lesson.problem.plan->spec();
   Json out;
-  out["config"] = {{"batch", s.batch},       {"length", s.length},
-                   {"heads", s.heads},       {"kv_heads", lesson.problem.kv_heads()},
-                   {"head_dim", s.head_dim}, {"order", s.order},
-                   {"pattern", s.pattern},   {"dilation_mode", s.dilation_mode},
-                   {"causal", s.causal},     {"dropout", s.dropout},
-                   {"dtype", s.dtype},       {"device", (std::ostringstream() << lesson.problem.q.device()).str()},
-                   {"seed", s.seed},         {"repeat", s.repeat},
-                   {"modes", s.modes}};
+  for (const auto& [key, value, is_text, group, preset] : lesson.options.values()) {
+    std::string name = key;
+    std::ranges::replace(name, '-', '_');
+    if (name != "out" && name != "json") out["config"][name] = is_text ? Json(value) : Json::parse(value);
+  }
+  out["config"].update({{"kv_heads", lesson.problem.kv_heads()},
+                        {"device", (std::ostringstream() << lesson.problem.q.device()).str()},
+                        {"modes", s.modes}});
   const hilt::Info& i = lesson.machine.info;
   out["machine"] = {{"version", i.version},
                     {"build_type", i.build_type},
@@ -85,13 +113,23 @@ std::string to_json(const Lesson& lesson) {
                     {"memory_bytes", i.memory},
                     {"routes", lesson.routes},
                     {"copy_gb_s", lesson.machine.copy_gb_s},
-                    {"gemm_gflop_s", lesson.machine.gemm_gflop_s}};
+                    {"gemm_gflop_s", lesson.machine.gemm_gflop_s},
+                    {"measured_twice", lesson.machine.measured_twice}};
   out["plan"] = {{"order", hilt::to_string(spec.order)}, {"pattern", hilt::to_string(spec.pattern)}};
   out["plan"].update(tiles_of(lesson.tiles));
   for (const Arrangement& a : lesson.orders) out["plan"]["per_order"][a.order] = tiles_of(a.stats);
   for (const Mode& m : lesson.modes) out["modes"][m.name] = mode_of(lesson, m);
   out["verdict"] = lesson.passed() ? "ok" : "fail";
-  return out.dump(2) + "\n";
+  out["naive_error"] = errors_of(lesson.naive_error, lesson.problem);
+  out["by_length"] = samples_of(lesson.by_length, "length");
+  out["by_keys"] = samples_of(lesson.by_keys, "keys");
+  out["checks"] = {{"rows", lesson.checks.rows},
+                   {"weights_sum", number(lesson.checks.weights_sum)},
+                   {"delta", number(lesson.checks.delta)},
+                   {"slopes_sum", number(lesson.checks.slopes_sum)}};
+  out["broken"] = broken_of(lesson);
+  out["by_hand"] = by_hand();
+  return out;
 }
 
 // One process a mode. Ops know how long they took, not when they began: they are laid end to end.

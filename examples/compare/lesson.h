@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "../program/program.h"
+#include "../program/report/fill.h"
 #include "arrangement.h"
-#include "verdict.h"
+#include "broken.h"
 
 // Private to compare_gradients: what it is asked, and everything it finds out. The summary, the
 // JSON and the page are views of one Lesson.
@@ -16,17 +18,21 @@ namespace compare {
 
 using hilt::Index;
 
-struct Settings {
+struct Settings : program::AttentionTexts {
+  Settings() { pattern = "segment:256"; }
   std::int64_t batch = 1, length = 4096, heads = 4, kv_heads = 0, head_dim = 64, seed = 1, repeat = 3;
   double dropout = 0;
-  std::string order = "hilbert", pattern = "segment:256", dilation_mode = "all_queries", causal = "none";
   std::string dtype = "f32", device = "auto", out = "out/compare";
+  program::TermTexts terms;
   std::vector<std::string> modes{"dense", "taped", "hybrid", "fused"};
   bool json = false;
 };
 
-/// The four tensors that are judged, in this order everywhere.
-inline constexpr std::array<const char*, 4> kTensors{"o", "dq", "dk", "dv"};
+/// The tensors that are judged, in this order everywhere; the last four where their term is. The
+/// first kOfTokens have rows for tokens.
+inline constexpr std::array<const char*, 8> kTensors{"o",        "dq",         "dk",     "dv",
+                                                     "d_slopes", "d_relative", "d_bias", "d_sink"};
+inline constexpr std::size_t kOfTokens = 4;
 
 /// What is computed, and in which type.
 struct Problem {
@@ -35,7 +41,13 @@ struct Problem {
   hilt::DType dtype = hilt::DType::f32;
   double scale = 1, dropout = 0;
   hilt::RandomKey key;  // of the dropout mask
+  hilt::ScoreTerms terms;
 
+  /// What the i-th tensor has the shape of, and from 1 on is the gradient of; undefined without.
+  const hilt::Tensor& input(std::size_t i) const {
+    const hilt::Tensor* const all[] = {&q, &q, &k, &v, &terms.slopes, &terms.relative, &terms.bias, &terms.sink};
+    return *all[i];
+  }
   Index batch() const { return q.dim(0); }
   Index length() const { return q.dim(1); }
   Index heads() const { return q.dim(2); }
@@ -43,20 +55,36 @@ struct Problem {
   Index dim() const { return q.dim(3); }
 };
 
-/// One way to the gradient, measured: medians over the repeats.
-struct Mode {
+/// An op that ran inside the backward pass of a mode that is one op on the tape.
+struct InnerOp {
   std::string name;
-  std::string skipped;  // why it did not run: "would need 17.2 GB"
+  hilt::Shape shape;
+  double ms = 0;
+};
+
+/// Matrix products alone, 2 m n k each; and bytes of the forward pass, as if nothing stayed in a
+/// cache from one use to the next.
+struct Cost {
+  double forward_flops = 0, backward_flops = 0, bytes_moved = 0;
+};
+
+/// One run of a mode.
+struct Measured {
   double forward_ms = 0, backward_ms = 0;
-  std::size_t saved_bytes = 0;  // by the tape after forward, q, k and v included where it keeps them
-  std::size_t held_bytes = 0;   // alive between the passes, beyond the inputs
+  std::size_t saved_bytes = 0;  // by the tape after forward, each block once, with q, k and v where it keeps them
+  std::size_t held_bytes = 0;   // alive between the passes, beyond the inputs: what it costs to be able to go back
   std::size_t forward_peak = 0, backward_peak = 0;  // most bytes alive beyond the inputs during each pass
-  double forward_flops = 0, backward_flops = 0;     // of matrix products
-  double bytes_moved = 0;                           // by the forward pass, see cost.cpp
-  std::vector<hilt::NodeReport> tape;               // live bytes are beyond the inputs
-  std::array<Error, 4> error{};                     // o, dq, dk, dv
-  std::array<std::vector<double>, 4> deviation;     // |x - oracle| of every element
-  bool repeatable = true;                           // the same bits in every repeat
+  std::vector<hilt::NodeReport> tape{};             // live bytes are beyond the inputs
+  std::vector<InnerOp> inside{};                    // of the backward pass, where the tape has one op
+};
+
+/// One way to the gradient: everything of the one run whose time is the median of the repeats.
+struct Mode : Measured, Cost {
+  std::string name;
+  std::string skipped{};                                   // why it did not run: "would need 17.2 GB"
+  std::array<Error, kTensors.size()> error{};              // ok where there is no such tensor
+  std::array<std::vector<double>, kOfTokens> deviation{};  // |x - oracle| of every element
+  bool repeatable = true;                                  // the same bits in every repeat
 
   std::size_t peak() const { return forward_peak > backward_peak ? forward_peak : backward_peak; }
   bool ran() const { return skipped.empty(); }
@@ -72,20 +100,32 @@ struct Sample {
 struct Machine {
   hilt::Info info;
   double copy_gb_s = 0, gemm_gflop_s = 0;  // the two ceilings, measured in this process
+  bool measured_twice = false;             // a mode exceeded them: the machine was busy
+};
+
+/// What the derivations claim, on the rows of this run: each number is 0 but for rounding.
+struct Checks {
+  Index rows = 0;
+  double weights_sum = 0;  // largest |sum e^(S - L) - 1|
+  double delta = 0;        // largest |sum P dP - dO . O|, against the largest of its terms
+  double slopes_sum = 0;   // largest |sum dS|, likewise
 };
 
 struct Lesson {
   Settings settings;
+  const program::Options& options;
   Problem problem;
   Machine machine;
   hilt::TileStats tiles;
   Index pairs = 0, longest_row = 0;  // attended pairs a sequence, summed over heads; most keys of a row
   bool same_result_in_any_order = false;
-  std::vector<Arrangement> orders;   // row, snake, morton, tiles, hilbert
+  std::vector<Arrangement> orders;   // row, snake, morton, tiles, hilbert, where they walk the grid
   std::string oracle, naive, floor;  // in words: what judged
-  std::array<Error, 4> naive_error{};
+  std::array<Error, kTensors.size()> naive_error{};
   std::vector<Mode> modes;
   std::vector<Sample> by_length, by_keys;
+  Checks checks;
+  std::vector<Broken> broken;       // empty where that would take long
   bool forward_identical = true;    // hybrid and fused, bit for bit
   std::vector<std::string> notes;   // fallbacks, forced orders, empty rows
   std::vector<std::string> routes;  // of attention's passes, see program::routes_taken
@@ -101,12 +141,58 @@ Problem make_problem(const Settings& settings);  // problem.cpp
 // than a minute to judge.
 void require_inputs_fit(const Settings& settings, Index kv_heads, hilt::DType dtype);
 void require_judge_fits(const Settings& settings, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype);
-Machine measure_machine(hilt::DType dtype);                              // machine.cpp
+Machine measure_machine(const Problem& problem);  // machine.cpp
+/// Measures the ceilings again if a mode came out above them: the machine was busy the first time,
+/// or is now.
+void measure_machine_again(Lesson& lesson);                              // machine.cpp
+double arithmetic_speed(const Mode& mode);                               // GFLOP/s forward
 void judge_modes(Lesson& lesson);                                        // modes.cpp: runs, measures and judges them
 void measure_scaling(Lesson& lesson);                                    // scaling.cpp
 void print_summary(const Lesson& lesson, std::ostream& os, bool color);  // summary.cpp
-std::string to_json(const Lesson& lesson);                               // json.cpp
-std::string chrome_trace(const Lesson& lesson);                          // json.cpp
-std::string to_html(const Lesson& lesson);                               // page.cpp
+report::Json to_json(const Lesson& lesson);                              // json.cpp: what compare.json has
+/// by_hand.cpp: attention of four tokens with two features, small enough for a pencil, token t
+/// seeing tokens 0 .. t, and c = ln 2, so that e^S is a power of two: every intermediate of every
+/// mode as matrices, the running softmax in tiles of two keys, and a finite difference.
+report::Json by_hand();
+std::string chrome_trace(const Lesson& lesson);                // json.cpp
+report::Json pictures_of(const Lesson& lesson);                // pictures.cpp: orders and heat maps
+std::string to_html(const Lesson& lesson, report::Json json);  // page.cpp
+/// Equations of the derivation on rows of this run, with o of one of the modes.
+Checks check_rows(const Problem& problem, const ExactProblem& exact, const AttendedSets& sets,
+                  const std::vector<double>& o);  // checks.cpp
+
+// ---- cost.cpp: what a mode has to compute and to move, by formula -------------------------------
+/// An op-by-op tape: every matmul, backward two more each; every op that is not a view reads its
+/// inputs and writes its output.
+Cost cost_of_tape(const std::vector<hilt::NodeReport>& tape);
+/// The kernels: 4 D flops for every pair of a touched tile forward. Backward 10 D: the scores
+/// again, then dP, dQ, dK, dV; the hybrid does so for every pair of a group. Bytes: each query tile
+/// reads q, writes o and L, and reads k and v of every tile it touches.
+Cost cost_of_kernel(const Problem& problem, const std::string& mode);
+/// f(tiling, how often) of all that the heads of one row attend by.
+template <class F> void each_tiling(const hilt::Plan& plan, F&& f) {
+  for (Index h = 0; h < plan.heads(); ++h)
+    for (const std::int32_t index : plan.tilings_of(h))
+      for (const hilt::PlanPart& part : plan.parts())
+        f(part.tilings[static_cast<std::size_t>(index)], static_cast<double>(part.places.count(1)));
+}
+/// Whether an op moves no data.
+bool is_view(const std::string& op);
+/// What each node of an op-by-op tape computes, in the page's symbols: S, P, M P, O, L; "" for
+/// views and what only carries rows to their places.
+std::vector<std::string> symbols_of(const std::vector<hilt::NodeReport>& tape);
+/// The most bytes the dense baseline needs at once.
+std::size_t dense_peak(const Problem& problem);
+
+// ---- words.cpp: plain text that summary and page share, every figure in it this run's -----------
+std::string sizes_text(const Lesson& lesson);  // batch 1, length 4096 (64x64), heads 4, ..
+/// Whether another order would have changed the result or only the work.
+std::string order_and_result(const Lesson& lesson);
+/// The first length from which `mode` is faster than `other` at all longer ones, of those measured;
+/// 0 if none.
+Index faster_from(const Lesson& lesson, const std::string& mode, const std::string& other);
+/// Keys a row from which taped keeps more than fused, between two measured sizes; 0 if they do not
+/// cross there.
+double crossover_in_keys(const Lesson& lesson);
 
 }  // namespace compare

@@ -1,40 +1,41 @@
 // Two ceilings of this machine, measured: how fast it copies and how fast it multiplies.
 #include <algorithm>
-#include <chrono>
 
 #include "lesson.h"
 
 namespace compare {
-namespace {
-
-/// Shortest of a few runs: what the machine can do when nothing else runs.
-template <class F> double best_seconds(F&& f) {
-  constexpr int kTries = 6;
-  double best = 1e30;
-  for (int i = 0; i < kTries; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    f();
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  return best;
-}
-
-}  // namespace
-
-Machine measure_machine(hilt::DType dtype) {
+Machine measure_machine(const Problem& p) {
   Machine m;
   m.info = hilt::info();
+  const hilt::Device device = p.q.device();
+  const auto finished = [&](auto&& f) { return program::best_seconds(6, device, f); };
   // Large enough to miss every cache, small enough to be over soon.
   constexpr Index kCopied = Index{1} << 25;  // elements of 4 bytes: 128 MiB read, 128 MiB written
-  hilt::Tensor to = hilt::zeros({kCopied});
-  const hilt::Tensor from = hilt::zeros({kCopied});
-  m.copy_gb_s = 2.0 * static_cast<double>(from.bytes()) / best_seconds([&] { hilt::copy(to, from); }) * 1e-9;
-  // 16-bit types are multiplied in f32.
-  constexpr Index kSide = 1024;
-  const hilt::DType type = dtype == hilt::DType::f64 ? dtype : hilt::DType::f32;
-  const hilt::Tensor a = hilt::full({kSide, kSide}, 0.5, type), b = hilt::full({kSide, kSide}, 0.25, type);
-  m.gemm_gflop_s = 2.0 * kSide * kSide * kSide / best_seconds([&] { hilt::matmul(a, b); }) * 1e-9;
+  hilt::Tensor to = hilt::zeros({kCopied}, hilt::DType::f32, device);
+  const hilt::Tensor from = hilt::zeros({kCopied}, hilt::DType::f32, device);
+  m.copy_gb_s = 2.0 * static_cast<double>(from.bytes()) / finished([&] { hilt::copy(to, from); }) * 1e-9;
+  // A CPU multiplies 16-bit types in f32.
+  const Index side = device.is_cpu() ? 1024 : 8192;
+  const hilt::DType type = device.is_cpu() && p.dtype != hilt::DType::f64 ? hilt::DType::f32 : p.dtype;
+  const hilt::Tensor a = hilt::full({side, side}, 0.5, type, device), b = hilt::full({side, side}, 0.25, type, device);
+  const double flops = 2.0 * static_cast<double>(side) * static_cast<double>(side) * static_cast<double>(side);
+  m.gemm_gflop_s = flops / finished([&] { hilt::matmul(a, b); }) * 1e-9;
   return m;
+}
+
+double arithmetic_speed(const Mode& mode) {
+  return mode.forward_ms > 0 ? mode.forward_flops / mode.forward_ms * 1e-6 : 0;
+}
+
+void measure_machine_again(Lesson& lesson) {
+  double fastest = 0;
+  for (const Mode& m : lesson.modes)
+    if (m.ran()) fastest = std::max(fastest, arithmetic_speed(m));
+  if (fastest <= lesson.machine.gemm_gflop_s) return;
+  const Machine again = measure_machine(lesson.problem);
+  lesson.machine.copy_gb_s = std::max(lesson.machine.copy_gb_s, again.copy_gb_s);
+  lesson.machine.gemm_gflop_s = std::max(lesson.machine.gemm_gflop_s, again.gemm_gflop_s);
+  lesson.machine.measured_twice = true;
 }
 
 }  // namespace compare

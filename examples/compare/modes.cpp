@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "cost.h"
 #include "../program/program.h"
 #include "run.h"
 
@@ -26,32 +25,23 @@ std::string does_not_fit(const Problem& p, const std::string& mode) {
   return text;
 }
 
-/// The runs of one mode, boiled down; the first run's numbers are the ones that are judged.
+/// What is shown of a mode: one of its runs, so that parts add up. The first run's tensors are the
+/// ones that are judged.
 void summarize(Mode& mode, const Problem& p, const std::vector<Run>& runs) {
-  const auto median_of = [&](auto&& f) {
-    std::vector<double> x;
-    for (const Run& run : runs) x.push_back(f(run));
-    return median(x);
-  };
-  const Run& last = runs.back();
-  mode.forward_ms = median_of([](const Run& r) { return r.forward_ms; });
-  mode.backward_ms = median_of([](const Run& r) { return r.backward_ms; });
-  mode.saved_bytes = last.saved, mode.held_bytes = last.held;
-  mode.forward_peak = last.forward_peak, mode.backward_peak = last.backward_peak;
-  mode.tape = last.tape;
-  for (std::size_t n = 0; n < mode.tape.size(); ++n) {
-    mode.tape[n].forward_ms = median_of([&](const Run& r) { return r.tape[n].forward_ms; });
-    mode.tape[n].backward_ms = median_of([&](const Run& r) { return r.tape[n].backward_ms; });
-  }
+  std::vector<const Run*> by_time;
+  for (const Run& run : runs) by_time.push_back(&run);
+  std::ranges::sort(by_time, {}, [](const Run* r) { return r->forward_ms + r->backward_ms; });
+  const Run& run = *by_time[(by_time.size() - 1) / 2];
+  static_cast<Measured&>(mode) = run;
   const bool by_ops = mode.name == "dense" || mode.name == "taped";
-  const Cost cost = by_ops ? cost_of_tape(mode.tape) : cost_of_kernel(p, mode.name);
-  mode.forward_flops = cost.forward_flops, mode.backward_flops = cost.backward_flops,
-  mode.bytes_moved = cost.bytes_moved;
+  static_cast<Cost&>(mode) = by_ops ? cost_of_tape(mode.tape) : cost_of_kernel(p, mode.name);
 }
 
 ExactProblem exact_problem(const Problem& p) {
-  return {p.batch(), p.length(), p.heads(),       p.kv_heads(),    p.dim(),         p.scale,
-          p.dropout, p.key,      p.q.to_vector(), p.k.to_vector(), p.v.to_vector(), p.d_o.to_vector()};
+  ExactProblem out{p.batch(), p.length(), p.heads(), p.kv_heads(), p.dim(), p.scale, p.dropout, p.key, {}, {}, {}, {}};
+  out.q = p.q.to_vector(), out.k = p.k.to_vector(), out.v = p.v.to_vector(), out.d_o = p.d_o.to_vector();
+  out.terms = exact_terms(*p.plan, p.terms);
+  return out;
 }
 
 /// The floor, relative to the terms. In 16 bits one rounding to nearest: of the result, since all
@@ -103,8 +93,8 @@ void judge_modes(Lesson& lesson) {
   const Problem& p = lesson.problem;
   const AttendedSets sets = attended_sets(*p.plan);
   const ExactProblem problem = exact_problem(p);
-  const Four exact = exact_attention(problem, sets, p.dtype), naive = naive_attention(problem, sets, p.dtype);
-  const Four terms = term_sizes(problem, sets, p.dtype);
+  const Tensors exact = exact_attention(problem, sets, p.dtype), naive = naive_attention(problem, sets, p.dtype);
+  const Tensors terms = term_sizes(problem, sets, p.dtype);
   lesson.oracle = p.dtype == hilt::DType::f64 ? "plain loops in long double" : "plain loops in f64";
   lesson.naive = "the same loops in " + std::string(name_of(p.dtype));
   lesson.floor = hilt::size_of(p.dtype) > 2 ? "four roundings" : "one rounding";
@@ -114,13 +104,12 @@ void judge_modes(Lesson& lesson) {
   for (const KeyLists& set : sets.sets)
     for (std::size_t t = 0; t + 1 < set.begin.size(); ++t)
       lesson.longest_row = std::max(lesson.longest_row, static_cast<Index>(set.begin[t + 1] - set.begin[t]));
-  for (hilt::Order::Kind kind : kOrders) lesson.orders.push_back(rearranged(*p.plan, sets, kind));
-  for (std::size_t i = 0; i < 4; ++i) lesson.naive_error[i] = measure(naive[i], exact[i]);
+  for (hilt::Order::Kind kind : orders_of(*p.plan)) lesson.orders.push_back(rearranged(*p.plan, sets, kind));
+  for (std::size_t i = 0; i < kTensors.size(); ++i) lesson.naive_error[i] = measure(naive[i], exact[i]);
 
   hilt::clear_attention_fallbacks();
   hilt::clear_attention_routes();
-  for (const std::string& name : lesson.settings.modes)
-    lesson.modes.push_back({.name = name, .skipped = does_not_fit(p, name)});
+  for (const std::string& name : lesson.settings.modes) lesson.modes.push_back({{}, {}, name, does_not_fit(p, name)});
   std::map<std::string, std::vector<Run>> runs;
   std::optional<Dense> dense;
   for (std::int64_t repeat = 0; repeat < lesson.settings.repeat;
@@ -129,20 +118,25 @@ void judge_modes(Lesson& lesson) {
       if (!mode.ran()) continue;
       if (mode.name == "dense" && !dense) dense.emplace(p, sets);
       Run run = run_once(p, mode.name, mode.name == "dense" ? &*dense : nullptr);
-      for (std::size_t i = 0; i < 4 && repeat > 0; ++i)
-        mode.repeatable = mode.repeatable && same_bits(run.result[i], runs[mode.name][0].result[i]);
+      for (std::size_t i = 0; i < kTensors.size() && repeat > 0; ++i)
+        mode.repeatable = mode.repeatable && (!p.input(i) || same_bits(run.result[i], runs[mode.name][0].result[i]));
       if (repeat > 0) run.result = {};
       runs[mode.name].push_back(std::move(run));
     }
   for (Mode& mode : lesson.modes) {
     if (!mode.ran()) continue;
     summarize(mode, p, runs[mode.name]);
-    for (std::size_t i = 0; i < 4; ++i) {
+    for (std::size_t i = 0; i < kTensors.size(); ++i) {
+      if (!p.input(i)) continue;
       const std::vector<double> x = runs[mode.name][0].result[i].to_vector();
       mode.error[i] = judge(x, exact[i], terms[i], lesson.naive_error[i], rounding_of(p.dtype));
-      for (std::size_t j = 0; j < x.size(); ++j) mode.deviation[i].push_back(std::abs(x[j] - exact[i][j]));
+      for (std::size_t j = 0; i < kOfTokens && j < x.size(); ++j)
+        mode.deviation[i].push_back(std::abs(x[j] - exact[i][j]));
     }
   }
+  for (const Mode& mode : lesson.modes)
+    if (mode.ran()) lesson.checks = check_rows(p, problem, sets, runs[mode.name][0].result[0].to_vector());
+  lesson.broken = break_it(problem, sets, order_in_force(*p.plan), exact, naive, terms, rounding_of(p.dtype));
   if (lesson.mode("hybrid") && lesson.mode("fused"))
     lesson.forward_identical = same_bits(runs["hybrid"][0].result[0], runs["fused"][0].result[0]);
   note_what_is_unusual(lesson);

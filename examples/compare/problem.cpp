@@ -5,27 +5,16 @@
 #include "lesson.h"
 
 namespace compare {
-namespace {
-
-hilt::DType parse_dtype(const std::string& text) {
-  for (hilt::DType t : {hilt::DType::f64, hilt::DType::f32, hilt::DType::bf16, hilt::DType::f16})
-    if (text == name_of(t)) return t;
-  hilt::fail("--dtype (", text, "): must be one of f64, f32, bf16, f16");
-}
-
-}  // namespace
 
 Problem make_problem(const Settings& s) {
   const Index kv_heads = s.kv_heads == 0 ? s.heads : s.kv_heads;
   hilt::check(s.heads % kv_heads == 0, "--kv-heads (", kv_heads, "): must divide --heads, ", s.heads);
-  const hilt::PlanSpec spec{.length = s.length,
-                            .heads = s.heads,
-                            .order = program::order_of(s.order, s.length),
-                            .pattern = program::pattern_of(s.pattern, s.length),
-                            .dilation_mode = hilt::parse_dilation_mode(s.dilation_mode),
-                            .causality = hilt::parse_causality(s.causal)};
+  const hilt::PlanSpec spec = program::spec_of(s, s.length, s.heads);
+  hilt::check(spec.documents.size() <= 1, "--documents (", program::brief(s.documents), "): ", spec.documents.size(),
+              " lists for as many rows, but one set is shown; give one list, which is for all rows");
+  const hilt::TermConfig terms = program::terms_of(s.terms);
   Problem p;
-  p.dtype = parse_dtype(s.dtype);
+  p.dtype = program::dtype_of(s.dtype);
   // f64 is the CPU's.
   const hilt::Device device =
       s.device == "auto" && p.dtype == hilt::DType::f64 ? hilt::Device{} : program::device_of(s.device);
@@ -41,6 +30,12 @@ Problem make_problem(const Settings& s) {
     return hilt::moved(hilt::to(exact, p.dtype), device);
   };
   p.q = random(s.heads, 0), p.k = random(kv_heads, 1), p.v = random(kv_heads, 2), p.d_o = random(s.heads, 3);
+  hilt::check(!p.plan->looks_at_data() || s.batch == 1, "--pattern (", s.pattern,
+              "): each sequence chooses blocks of its own, and one set is shown; use --batch 1, not ", s.batch);
+  p.plan = hilt::plan_of_sequence(p.plan, p.q, p.k, 0);
+  p.terms = program::drawn_terms(terms, s.heads, s.length, p.dtype, device, seed);
+  for (const hilt::BackwardMode& mode : hilt::backward_modes())  // refuses terms that do not fit
+    (void)hilt::attention_memory(*p.plan, s.batch, kv_heads, s.head_dim, p.dtype, mode.mode, p.terms);
   p.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
   p.dropout = s.dropout;
   p.key = {seed, 4};

@@ -4,23 +4,19 @@
 #include <algorithm>
 #include <chrono>
 
-#include "cost.h"
-
 namespace compare {
 namespace {
 
 using hilt::Tensor;
 using Clock = std::chrono::steady_clock;
 
-double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
+double milliseconds_since(Clock::time_point start) { return 1e3 * program::seconds_since(start); }
 std::size_t beyond(std::size_t bytes, std::size_t base) { return bytes > base ? bytes - base : 0; }
 
 Tensor forward(const Problem& p, const std::string& mode, const Dense* dense) {
   if (dense) return dense->forward(p.q, p.k, p.v);
   const hilt::AttentionOptions options{
-      .backward = hilt::parse_backward(mode), .scale = p.scale, .dropout = p.dropout, .key = p.key};
+      .backward = hilt::parse_backward(mode), .scale = p.scale, .dropout = p.dropout, .key = p.key, .terms = p.terms};
   return hilt::attention(p.q, p.k, p.v, p.plan, options);
 }
 
@@ -33,24 +29,34 @@ Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
   hilt::reset_memory_peak(device);
   hilt::synchronize(device);
   hilt::Tape tape(hilt::Tape::Options{.profile = true});
-  for (const Tensor& x : {p.q, p.k, p.v}) tape.watch(x);
+  for (std::size_t i = 1; i < kTensors.size(); ++i)
+    if (p.input(i)) tape.watch(p.input(i));
   auto start = Clock::now();
   const Tensor o = forward(p, mode, dense);
   hilt::synchronize(device);
   run.forward_ms = milliseconds_since(start);
   run.forward_peak = beyond(hilt::memory_stats(device).peak, base);
-  run.held = beyond(hilt::memory_stats(device).live, base);
-  run.saved = tape.saved_bytes();
+  run.held_bytes = beyond(hilt::memory_stats(device).live, base);
+  run.saved_bytes = tape.saved_bytes();
   hilt::reset_memory_peak(device);
   start = Clock::now();
+  auto last = start;
+  if (tape.size() == 1)
+    hilt::set_op_hook([&](std::string_view name, const Tensor& y) {
+      hilt::synchronize(device);
+      run.inside.push_back({std::string(name), y.shape(), milliseconds_since(last)});
+      last = Clock::now();
+    });
   // Where nothing attends to anything, o may be a constant to the tape.
   const hilt::Gradients g = tape.knows(o) ? tape.backward(o, p.d_o) : hilt::Gradients();
   hilt::synchronize(device);
+  hilt::set_op_hook({});
   run.backward_ms = milliseconds_since(start);
   run.backward_peak = beyond(hilt::memory_stats(device).peak, base);
   const auto gradient = [&](const Tensor& x) { return g.has(x) ? g[x] : hilt::zeros_like(x); };
-  run.result = {hilt::moved(o, {}), hilt::moved(gradient(p.q), {}), hilt::moved(gradient(p.k), {}),
-                hilt::moved(gradient(p.v), {})};
+  run.result[0] = hilt::moved(o, {});
+  for (std::size_t i = 1; i < kTensors.size(); ++i)
+    if (p.input(i)) run.result[i] = hilt::moved(gradient(p.input(i)), {});
   run.tape = tape.report();
   for (hilt::NodeReport& node : run.tape)
     node.forward_live = beyond(node.forward_live, base), node.backward_live = beyond(node.backward_live, base);
@@ -65,7 +71,8 @@ double median(std::vector<double> x) {
 
 std::size_t bytes_needed(const Problem& p, const std::string& mode) {
   if (mode == "dense") return dense_peak(p);
-  return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype, hilt::parse_backward(mode)).peak;
+  return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype, hilt::parse_backward(mode), p.terms)
+      .peak;
 }
 
 }  // namespace compare

@@ -1,18 +1,33 @@
 #pragma once
-#include "dense.h"
+#include "exact.h"
 #include "lesson.h"
 
-// Private to compare_gradients: one forward and one backward pass under a profiling tape.
+// Private to compare_gradients: one forward and one backward pass under a profiling tape, of a mode
+// or of the dense baseline.
 
 namespace compare {
 
-struct Run {
-  std::array<hilt::Tensor, 4> result;  // o, dq, dk, dv
-  double forward_ms = 0, backward_ms = 0;
-  std::size_t saved = 0;  // by the tape, each block once
-  std::size_t held = 0;   // bytes alive between the passes, beyond the inputs: what it costs to be able to go back
-  std::size_t forward_peak = 0, backward_peak = 0;  // beyond the inputs
-  std::vector<hilt::NodeReport> tape;               // live bytes are beyond the inputs
+/// The attention everyone writes first. L x L scores, a mask, a softmax, a product: no plan, no
+/// tiles; the tape differentiates it. The mask is made once, before.
+class Dense {
+ public:
+  Dense(const Problem& problem, const AttendedSets& sets);
+  hilt::Tensor forward(const hilt::Tensor& q, const hilt::Tensor& k, const hilt::Tensor& v) const;
+
+ private:
+  Index kv_heads_, group_;
+  double scale_;
+  hilt::Tensor bias_;     // log of how often a key is listed: 0 where once, -inf where not; [heads or 1, L, L]
+                          // by key head
+  hilt::Tensor present_;  // [heads or 1, L, 1]: 0 for rows without keys, undefined if there are none
+  hilt::Tensor dropout_;  // multipliers; undefined without dropout
+  hilt::ScoreTerms terms_;
+  hilt::Tensor apart_;  // [L, L]: minus the distance, for slopes
+  hilt::Tensor entry_;  // [L * L], of relative
+};
+
+struct Run : Measured {
+  std::array<hilt::Tensor, kTensors.size()> result;  // on the CPU
 };
 
 /// `dense` is the baseline if that is the mode, else null.

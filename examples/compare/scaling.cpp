@@ -17,8 +17,13 @@ Problem resized(const Problem& p, Index length, const hilt::Pattern& pattern) {
   hilt::PlanSpec spec = p.plan->spec();
   spec.length = length;
   spec.pattern = pattern;
-  spec.order.grid = {};
+  const hilt::Grid grid = hilt::fold(length);
+  const bool on_grid =
+      std::ranges::any_of(pattern, &hilt::Branch::on_grid) || (p.terms.relative && p.terms.relative.rank() > 2);
+  spec.order.grid = on_grid && grid.cells() == length ? grid : hilt::Grid{};
+  spec.documents.clear();
   Problem small = p;
+  small.terms = hilt::fitted_terms(p.terms, p.dtype, length);
   small.plan = hilt::make_plan(spec);
   const auto cut = [&](const hilt::Tensor& x) { return hilt::clone(hilt::slice(x, 1, 0, length)); };
   small.q = cut(p.q), small.k = cut(p.k), small.v = cut(p.v), small.d_o = cut(p.d_o);
@@ -35,7 +40,7 @@ Sample measure(const Lesson& lesson, const Problem& p, Index x, bool with_dense,
     for (int i = 0; i < repeats; ++i) {
       const Run run = run_once(p, mode.name, mode.name == "dense" ? &*dense : nullptr);
       ms.push_back(run.forward_ms + run.backward_ms);
-      sample.saved_bytes[mode.name] = static_cast<double>(run.saved);
+      sample.saved_bytes[mode.name] = static_cast<double>(run.saved_bytes);
     }
     sample.ms[mode.name] = median(ms);
   }
@@ -55,9 +60,7 @@ void measure_scaling(Lesson& lesson) {
       // A pattern that names blocks, say, has no shorter version: the figure has a point less.
     }
   };
-  const auto in_time = [](Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count() < kSeconds;
-  };
+  const auto in_time = [](Clock::time_point start) { return program::seconds_since(start) < kSeconds; };
 
   auto start = Clock::now();
   const Index short_length = std::min<Index>(p.length(), 1024);
@@ -66,7 +69,9 @@ void measure_scaling(Lesson& lesson) {
         1);
 
   start = Clock::now();
-  for (Index length = std::max(kShortest, p.length() / 32); length < p.length() && in_time(start); length *= 2)
+  const bool packed = !p.plan->spec().documents.empty();  // and nothing shorter is like it
+  for (Index length = std::max(kShortest, p.length() / 32); !packed && length < p.length() && in_time(start);
+       length *= 2)
     add(lesson.by_length, length, p.plan->spec().pattern, length, true, kRepeats);
   Sample whole{.x = p.length()};
   for (const Mode& mode : lesson.modes)

@@ -1,28 +1,62 @@
-// Finds a line of ops/hilbert/attention.cpp, which the build put into this program, by what it
-// says.
+// Lines of the library's source, which the build put into this program, found by what they say.
 #include "source.h"
 
 #include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
 
 namespace compare {
 namespace {
 
-constexpr std::string_view kSource =
-#include "attention_source.inc"
+constexpr std::string_view kSteps =
+#include "steps.inc"
     ;
+
+struct File {
+  std::string_view name, text;
+};
+constexpr std::array kFiles{
+    File{
+        "modes/modes.cpp",
+#include "modes.inc"
+    },
+    File{
+        "kernels/attention_cpu.cpp",
+#include "attention_cpu.inc"
+    },
+    File{
+        "kernels/cuda/plain.cu",
+#include "plain.inc"
+    },
+    File{
+        "kernels/cuda/mma_forward.cu",
+#include "mma_forward.inc"
+    },
+    File{
+        "kernels/cuda/mma_backward.cu",
+#include "mma_backward.inc"
+    },
+};
 
 }  // namespace
 
-SourceLine source_line(std::string_view containing) {
+report::Json steps() { return report::Json::parse(kSteps); }
+
+SourceLine source_line(std::string_view name, std::string_view marker) {
   SourceLine found;
+  const auto file = std::ranges::find(kFiles, name, &File::name);
+  if (file == kFiles.end()) return found;
   int number = 0;
-  for (std::string_view rest = kSource; !rest.empty();) {
+  for (std::string_view rest = file->text; !rest.empty();) {
     const auto end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
     ++number;
-    if (line.find(containing) != line.npos) {
+    if (line.find(marker) != line.npos) {
       if (found.number) return {};
-      found = {number, std::string(line.substr(std::min(line.find_first_not_of(' '), line.size())))};
+      const auto first = std::min(line.find_first_not_of(' '), line.size());
+      std::string text(line.substr(first, line.find(" // ") == line.npos ? line.npos : line.find(" // ") - first));
+      text.erase(text.find_last_not_of(' ') + 1);
+      found = {number, text};
     }
     rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
   }

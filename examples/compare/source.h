@@ -2,31 +2,22 @@
 #include <string>
 #include <string_view>
 
-// Private to compare_gradients: lines of ops/hilbert/modes.cpp, put into the program when it
-// was built.
+#include "../program/report/fill.h"
+
+// Private to compare_gradients: the steps of attention and of its gradient, with the lines of the
+// library that do them, which were put into the program when it was built.
 
 namespace compare {
 
+/// steps.json: of each step the formula, what the tape has there ("node": the symbol of its node,
+/// see symbols_of()), and where hybrid and the kernels do it, as [file of ops/hilbert/, text that
+/// one line of it has].
+report::Json steps();
+
 struct SourceLine {
-  int number = 0;  // from 1; 0 if no line, or more than one, has the text
+  int number = 0;  // from 1; 0 if there is no such file, or no line or more than one has the text
   std::string text;
 };
-SourceLine source_line(std::string_view containing);
-
-/// A formula of the backward pass, and the text by which its line of the hybrid is found.
-struct Formula {
-  const char *formula, *what, *buffer, *marker;
-};
-inline constexpr Formula kFormulas[] = {
-    {"P = e<sup>c Q K\u1d40 \u2212 L</sup>", "the weights again, from the one number a row that was kept", "scores",
-     "// P  = "},
-    {"dP = dO V\u1d40", "what a change of a weight would do to the loss", "scores", "// dP = "},
-    {"dS = P (dP \u2212 \u0394)", "through the softmax; \u0394 = rowsum(dO \u00b7 O), one number a row", "scores",
-     "// dS = "},
-    {"dQ = c dS K", "to the queries", "q", "// dQ = "},
-    {"dK = c dS\u1d40 Q", "to the keys", "k", "// dK = "},
-    {"dV = P\u1d40 dO", "to the values", "k", "// dV = "},
-};
-inline constexpr const char* kFusedMarker = "return fused_backward(dO)";
+SourceLine source_line(std::string_view file, std::string_view marker);
 
 }  // namespace compare

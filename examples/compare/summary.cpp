@@ -2,11 +2,9 @@
 // 80 columns, readable without color.
 #include <algorithm>
 #include <ostream>
-#include <sstream>
 
 #include "../program/report/text.h"
 #include "lesson.h"
-#include "words.h"
 
 namespace compare {
 namespace {
@@ -14,18 +12,8 @@ namespace {
 using report::format;
 constexpr std::size_t kColumns = 80;
 
-/// Words in lines that fit, continued under `indent` spaces.
 std::string wrapped(const std::string& text, std::size_t indent) {
-  std::istringstream words(text);
-  std::string out, word;
-  std::size_t column = 0;
-  while (words >> word) {
-    if (column > 0 && column + 1 + word.size() > kColumns) out += "\n" + std::string(indent, ' '), column = indent;
-    else if (column > 0) out += ' ', ++column;
-    out += word;
-    column += word.size();
-  }
-  return out + "\n";
+  return program::wrapped(text, kColumns, indent) + "\n";
 }
 
 class Paint {
@@ -57,7 +45,7 @@ void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
                                           : "DIFFER")
        << '\n';
   }
-  os << wrapped("keeps: bytes the tape holds for the backward pass. peak: most bytes alive beyond the inputs.", 2);
+  os << wrapped("keeps: bytes the tape holds for the backward pass. peak: most beyond the inputs.", 2);
   const Mode *taped = lesson.mode("taped"), *fused = lesson.mode("fused");
   if (taped && fused && taped->saved_bytes > 0) {
     const double a = static_cast<double>(taped->saved_bytes), b = static_cast<double>(fused->saved_bytes);
@@ -71,23 +59,32 @@ void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
   }
 }
 
-void print_agreement(const Lesson& lesson, std::ostream& os, const Paint& paint) {
-  os << paint.bold("largest error     o           dq          dk          dv\n");
-  for (const Mode& m : lesson.modes) {
-    if (!m.ran()) continue;
-    os << format("%-7s     ", m.name.c_str());
-    for (const Error& e : m.error)
-      os << format("%9s ", report::scientific(e.max_abs).c_str()) << paint.verdict(e.ok, e.ok ? "ok" : "NO");
+/// The tensors from `first` on, four of them, as far as they are there.
+void print_errors(const Lesson& lesson, std::size_t first, std::ostream& os, const Paint& paint) {
+  const auto row = [&](const std::string& name, auto&& cell) {
+    os << format("%-11s", name.c_str());
+    for (std::size_t i = first; i < first + 4; ++i)
+      if (lesson.problem.input(i)) cell(i);
     os << '\n';
-  }
+  };
+  const auto title = [&](std::size_t i) { os << paint.bold(format("%10s  ", kTensors[i])); };
+  row(first == 0 ? "largest err" : "", title);
   const Mode* any = nullptr;
   for (const Mode& m : lesson.modes)
-    if (m.ran()) any = &m;
-  if (any) {
-    os << "allowed     ";
-    for (const Error& e : any->error) os << format("%9s   ", report::scientific(e.limit).c_str());
-    os << '\n';
-  }
+    if (m.ran())
+      row((any = &m)->name, [&](std::size_t i) {
+        const Error& e = m.error[i];
+        os << format("%10s ", report::scientific(e.max_abs).c_str()) << paint.verdict(e.ok, e.ok ? "ok" : "NO");
+      });
+  if (any)
+    row("allowed", [&](std::size_t i) { os << format("%10s   ", report::scientific(any->error[i].limit).c_str()); });
+}
+
+void print_agreement(const Lesson& lesson, std::ostream& os, const Paint& paint) {
+  print_errors(lesson, 0, os, paint);
+  bool learns = false;
+  for (std::size_t i = kOfTokens; i < kTensors.size(); ++i) learns = learns || lesson.problem.input(i);
+  if (learns) print_errors(lesson, kOfTokens, os, paint);
   os << wrapped("Judge: " + lesson.oracle + ". Allowed: 2 x the error of " + lesson.naive + " + " + lesson.floor +
                     " of the terms; the relative error over the tensor likewise.",
                 2);
@@ -125,7 +122,7 @@ void print_summary(const Lesson& lesson, std::ostream& os, bool color) {
   for (std::size_t i = 0; i < std::min<std::size_t>(lesson.notes.size(), 3); ++i)
     os << wrapped("note: " + lesson.notes[i], 2);
   os << wrapped(
-      format("Measured ceilings: %.1f GB/s copying, %.0f GFLOP/s multiplying, %d threads. %.1f s in all.",
+      format("Measured: %.1f GB/s copying, %.0f GFLOP/s multiplying, %d threads. %.1f s in all.",
              lesson.machine.copy_gb_s, lesson.machine.gemm_gflop_s, lesson.machine.info.threads, lesson.seconds),
       2);
   os << wrapped("Read " + lesson.settings.out + "/compare.html; compare.json and trace.json lie beside it.", 2);

@@ -1,5 +1,5 @@
 // Sentences that the summary on the terminal and the page share.
-#include "words.h"
+#include "lesson.h"
 
 #include <cmath>
 
@@ -10,22 +10,23 @@ using report::format;
 
 std::string sizes_text(const Lesson& lesson) {
   const Problem& p = lesson.problem;
-  const hilt::Grid g = p.plan->grid();
+  const hilt::Grid g = shown_grid(*p.plan);
   std::string text = "batch " + std::to_string(p.batch()) + ", length " + std::to_string(p.length()) + " (" +
                      (g.frames > 1 ? std::to_string(g.frames) + "x" : "") + std::to_string(g.height) + "x" +
                      std::to_string(g.width) + "), heads " + std::to_string(p.heads());
   if (p.kv_heads() != p.heads()) text += " on " + std::to_string(p.kv_heads()) + " key heads";
   text += ", head dim " + std::to_string(p.dim()) + ", " + std::string(name_of(p.dtype));
   if (p.dropout > 0) text += format(", dropout %g", p.dropout);
+  text += program::in_words(lesson.settings.terms);
+  if (!lesson.settings.documents.empty()) text += ", documents " + program::brief(lesson.settings.documents);
   return text;
 }
 
 std::string order_and_result(const Lesson& lesson) {
   if (lesson.same_result_in_any_order)
     return "The set is defined without the order: in any order the result is the same, only the work moves.";
-  return "The set is defined along the order: the same pattern in another order attends to other tokens and "
-         "gives another result. "
-         "The table keeps the set and moves the tokens.";
+  return "The set is defined along the order: the same pattern in another order gives another result. The table keeps "
+         "the set and moves the tokens.";
 }
 
 Index faster_from(const Lesson& lesson, const std::string& mode, const std::string& other) {

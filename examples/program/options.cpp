@@ -28,12 +28,6 @@ std::string did_you_mean(std::string_view name, const std::vector<std::string>& 
   return hilt::did_you_mean(name, views, prefix);
 }
 
-std::string joined(const std::vector<std::string>& words, const std::string& between) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
-  return text;
-}
-
 std::string shortest(double value) {
   char text[32];
   const auto [end, error] = std::to_chars(text, text + sizeof text, value);
@@ -85,18 +79,7 @@ const std::string& one_of(const std::string& text, const std::vector<std::string
   return *found;
 }
 
-/// `text` with line breaks before what does not fit beside the names of the options.
-std::string wrapped(const std::string& text) {
-  constexpr std::size_t kWidth = 50;
-  std::istringstream words(text);
-  std::string out, word;
-  for (std::size_t used = 0; words >> word; used += word.size() + 1) {
-    if (used > 0 && used + word.size() > kWidth) out += '\n', used = 0;
-    else if (used > 0) out += ' ';
-    out += word;
-  }
-  return out;
-}
+constexpr std::size_t kHelp = 50;  // columns beside the names of the options
 
 struct Entry {
   std::string name, group, preset, raw;
@@ -121,15 +104,13 @@ struct Options::Parser {
     app.allow_extras();
   }
 
+  /// Without a kind of value it is a flag.
   Entry& add(const std::string& name, const std::string& kind, const std::string& help) {
     Entry& e = entries.emplace_back();
     e.name = name;
-    e.option = app.add_option(name, e.raw, wrapped(help));
-    e.option->type_name(kind)->take_last();
-    return grouped(e);
-  }
-
-  Entry& grouped(Entry& e) const {
+    const std::string description = wrapped(help, kHelp);
+    e.option = kind.empty() ? app.add_flag(name, description)
+                            : app.add_option(name, e.raw, description)->type_name(kind)->take_last();
     if (!group.empty()) e.option->group(e.group = group);
     return e;
   }
@@ -201,11 +182,8 @@ Options::~Options() = default;
 void Options::group(const std::string& heading) { parser_->group = heading; }
 
 void Options::flag(const std::string& name, bool& value, const std::string& help) {
-  Entry& e = parser_->entries.emplace_back();
-  e.name = name, e.is_text = false;
-  const std::string description = wrapped(help);
-  e.option = parser_->app.add_flag(name, description);
-  parser_->grouped(e);
+  Entry& e = parser_->add(name, "", help);
+  e.is_text = false;
   e.set = [&value](const std::string& text) { value = one_of(text, {"true", "false"}) == "true"; };
   e.get = [&value] { return std::string(value ? "true" : "false"); };
 }
@@ -234,6 +212,12 @@ void Options::text(const std::string& name, std::string& value, const std::strin
     value = text;
   };
   e.get = [&value] { return value; };
+}
+
+void Options::text_or(const std::string& implied, const std::string& name, std::string& value, const std::string& kind,
+                      const std::string& help) {
+  text(name, value, kind, help);
+  parser_->entries.back().option->expected(0, 1)->default_str(implied);
 }
 
 void Options::choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
@@ -265,7 +249,7 @@ bool Options::parse(int argc, char** argv) {
   app.add_option("--config", parser_->config, "Read options from an INI file")->type_name("FILE");
   app.add_flag("--print-config", parser_->print_config, "Print all options as an INI file and exit");
   const std::string debug_help =
-      wrapped("After an error, print the stack of where it was thrown; unfinished files stay");
+      wrapped("After an error, print the stack of where it was thrown; unfinished files stay", kHelp);
   app.add_flag("--debug", debug_help);
   try {
     app.parse(argc, argv);
@@ -314,6 +298,13 @@ void Options::set(const std::string& name, const std::string& value, const std::
 bool Options::given(const std::string& name) const {
   const Entry* e = parser_->find(name);
   return e && (e->option->count() > 0 || e->from_file);
+}
+
+std::string Options::command(const std::string& program) const {
+  std::string text = program;
+  for (const auto& [key, value, is_text, group, preset] : values())
+    if (given("--" + key)) text += " --" + key + (value == "true" ? "" : " " + value);
+  return printable(text);
 }
 
 std::vector<Options::Value> Options::values() const {

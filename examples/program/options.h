@@ -3,7 +3,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 // Private to examples/: the command line of a program, and the same keys in an INI file.
@@ -37,6 +36,9 @@ class Options {
   /// `kind` stands for the value in --help: FILE, DIR, ORDER. What the text means is for the
   /// program to check.
   void text(const std::string& name, std::string& value, const std::string& kind, const std::string& help);
+  /// A text whose value may be left out: then it is `implied`.
+  void text_or(const std::string& implied, const std::string& name, std::string& value, const std::string& kind,
+               const std::string& help);
   /// One of `names`.
   void choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
               const std::string& help);
@@ -62,6 +64,8 @@ class Options {
   };
   /// Every option but --help and those that parse() adds, in the order they were added.
   std::vector<Value> values() const;
+  /// The words that were given, after those of the program.
+  std::string command(const std::string& program) const;
 
  private:
   struct Parser;  // the library behind it is slow to compile: options.cpp alone sees it

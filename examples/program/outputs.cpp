@@ -2,7 +2,9 @@
 // none.
 #include "outputs.h"
 
+#include <fcntl.h>
 #include <hilt/hilt.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,6 +18,16 @@ namespace {
 
 [[noreturn]] void fail_file(const std::string& path, const std::string& why) {
   hilt::fail_with(hilt::Code::data, path, ": ", why, "; name a directory you may write to with --out");
+}
+
+/// Makes the content of a file, or the names in a directory, last. Some file systems cannot do it
+/// for a directory; nothing is lost but that guarantee.
+void sync(const fs::path& path) {
+  const int d = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool done = d >= 0 && ::fsync(d) == 0;
+  const int error = errno;
+  if (d >= 0) ::close(d);
+  if (!done && !fs::is_directory(path)) fail_file(path, std::strerror(error));
 }
 
 std::string without_slash(std::string path) {
@@ -38,17 +50,25 @@ Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
   else if (!fs::is_directory(directory, looked)) why = "not a directory";
   else if (!std::ofstream(probe)) why = std::strerror(errno);
   fs::remove(probe, looked);
-  if (why.empty()) return;
+  if (why.empty()) {
+    for (fs::path p = fs::absolute(directory); !made_.empty() && p.string().size() >= made_.size(); p = p.parent_path())
+      sync(p.parent_path());
+    return;
+  }
   unmake();
   fail_file(directory, why);
 }
 
-// Innermost first; remove() leaves alone what is not empty: somebody else's, then.
+// Innermost first; remove() leaves alone what is not empty, and a directory that somebody locked is
+// theirs by now: they are about to write into it.
 void Outputs::unmake() const {
   std::error_code error;
   for (fs::path p = fs::absolute(directory_, error); !made_.empty() && !p.empty(); p = p.parent_path()) {
-    fs::remove(p, error);
-    if (error || p == fs::path(made_)) break;
+    const int d = ::open(p.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const bool free = d >= 0 && ::flock(d, LOCK_EX | LOCK_NB) == 0;
+    if (free) fs::remove(p, error);
+    if (d >= 0) ::close(d);
+    if (!free || error || p == fs::path(made_)) break;
   }
 }
 
@@ -74,11 +94,13 @@ void Outputs::write(const std::string& name, const std::string& content) {
 }
 
 void Outputs::commit() {
+  for (const auto& [temporary, path] : staged_) sync(temporary);
   for (const auto& [temporary, path] : staged_) {
     std::error_code error;
     fs::rename(temporary, path, error);
     if (error) fail_file(path, error.message());
   }
+  if (!staged_.empty()) sync(directory_);
   staged_.clear();
   made_.clear();
 }

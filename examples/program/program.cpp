@@ -4,12 +4,14 @@
 #include <execinfo.h>
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <hilt/core/io/text.h>
 #include <hilt/hilt.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
@@ -21,6 +23,7 @@
 #include <iterator>
 #include <limits>
 #include <new>
+#include <sstream>
 #include <streambuf>
 
 namespace program {
@@ -132,6 +135,37 @@ std::size_t limit_of(decltype(RLIMIT_AS) resource) {
   return ::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : kNoLimit;
 }
 
+/// Bytes of the character that `text` begins with; 0 if it is none, by UTF-8, or a control
+/// character.
+std::size_t visible_bytes(std::string_view text) {
+  std::size_t end = 0;
+  const std::optional<char32_t> c = hilt::next_utf8(text, end);
+  return !c || *c < ' ' || (*c >= 0x7f && *c < 0xa0) ? 0 : end;
+}
+
+/// f(text); its errors name the option.
+template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
+  return f();
+} catch (const hilt::Error& e) {
+  const std::string what = e.what(), opening = option.substr(2) + " (" + text + "): ";
+  hilt::fail_with(e.code(), option, " (", brief(text),
+                  "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
+}
+
+template <class T> std::optional<std::string> odd_one(const hilt::Tensor& x, bool minus_infinity_too) {
+  const hilt::Tensor dense = hilt::contiguous(x);
+  const T* const data = dense.data<T>();
+  for (hilt::Index i = 0; i < dense.numel(); ++i) {
+    if (std::isfinite(data[i]) || (data[i] < 0 && !minus_infinity_too)) continue;
+    std::string place;
+    hilt::Index rest = i;
+    for (int axis = x.rank() - 1; axis >= 0; rest /= x.dim(axis--))
+      place = std::to_string(rest % x.dim(axis)) + (place.empty() ? "" : ", ") + place;
+    return (std::isnan(data[i]) ? "nan at [" : data[i] > 0 ? "inf at [" : "-inf at [") + place + "]";
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 bool debugging() { return std::get_terminate() == report_with_stack; }
@@ -173,25 +207,6 @@ std::vector<std::string> routes_taken() {
   return lines;
 }
 
-namespace {
-
-/// Bytes of the character that `text` begins with; 0 if it is none, by UTF-8, or a control
-/// character.
-std::size_t visible_bytes(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const unsigned first = byte(0), second = byte(1);
-  if (first < 0x80) return first >= ' ' && first != 0x7f ? 1 : 0;
-  const std::size_t count = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
-  for (std::size_t i = 1; i < count; ++i)
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  const bool control = first == 0xc2 && second < 0xa0, surrogate = first == 0xed && second >= 0xa0;
-  const bool longer_than_needed = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90),
-             too_large = first == 0xf4 && second >= 0x90;
-  return control || surrogate || longer_than_needed || too_large ? 0 : count;
-}
-
-}  // namespace
-
 std::string printable(std::string_view text, std::string_view keep) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;
@@ -203,6 +218,25 @@ std::string printable(std::string_view text, std::string_view keep) {
     at += std::max<std::size_t>(count, 1);
   }
   return out;
+}
+
+std::string wrapped(const std::string& text, std::size_t columns, std::size_t indent) {
+  std::istringstream words(text);
+  std::string out, word;
+  std::size_t column = 0;
+  while (words >> word) {
+    if (column > 0 && column + 1 + word.size() > columns) out += "\n" + std::string(indent, ' '), column = indent;
+    else if (column > 0) out += ' ', ++column;
+    out += word;
+    column += word.size();
+  }
+  return out;
+}
+
+std::string joined(const std::vector<std::string>& words, const std::string& between) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
 }
 
 std::string brief(const std::string& text) {
@@ -219,19 +253,6 @@ hilt::Device device_of(const std::string& text) {
   return hilt::device_named(text);
 }
 
-namespace {
-
-/// f(text); its errors name the option.
-template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
-  return f();
-} catch (const hilt::Error& e) {
-  const std::string what = e.what(), opening = option.substr(2) + " (" + text + "): ";
-  hilt::fail_with(e.code(), option, " (", brief(text),
-                  "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
-}
-
-}  // namespace
-
 hilt::Order order_of(const std::string& text, hilt::Index length) {
   return named("--order", text, [&] { return hilt::parse_order(text, length); });
 }
@@ -244,7 +265,7 @@ hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
       const std::size_t end = text.find('+', at);
       const std::string branch = text.substr(at, end - at);
       at = end + 1;
-      if (b.kind != hilt::Branch::Kind::blocks) continue;
+      if (b.kind != hilt::Branch::Kind::blocks || b.lists != hilt::Branch::Lists::given) continue;
       const hilt::Index n = (length + b.size - 1) / b.size;
       for (const auto& [i, j] : b.pairs)
         if (i >= n || j >= n)
@@ -253,6 +274,110 @@ hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
     }
     return pattern;
   });
+}
+
+hilt::Grid grid_of(const std::string& text, hilt::Index most) {
+  hilt::Grid grid;
+  const std::size_t x = text.find('x');
+  const auto read = [&](std::string_view digits, hilt::Index& value) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    return !digits.empty() && error == std::errc{} && end == digits.data() + digits.size() && value >= 1 &&
+           value <= most;
+  };
+  const std::string_view all = text;
+  hilt::check(x != text.npos && read(all.substr(0, x), grid.height) && read(all.substr(x + 1), grid.width), "--grid (",
+              text, "): expected HEIGHTxWIDTH with sides of 1..", most, ", as in 16x16");
+  return grid;
+}
+
+hilt::DType dtype_of(const std::string& text) {
+  for (const hilt::DType t : {hilt::DType::f64, hilt::DType::f32, hilt::DType::bf16, hilt::DType::f16})
+    if (text == name_of(t)) return t;
+  hilt::fail("--dtype (", brief(text), "): must be one of f64, f32, bf16, f16");
+}
+
+void declare(Options& options, AttentionTexts& a) {
+  options.text("--order", a.order, "ORDER", kOrders);
+  options.text("--pattern", a.pattern, "PATTERN", kPatterns);
+  options.choice("--dilation-mode", a.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"},
+                 "Who asks where a segment is dilated");
+  options.choice("--causal", a.causal, {"none", "token", "curve"},
+                 "Which keys are in the past: of a token, or along the curve");
+  options.text("--documents", a.documents, "LIST",
+               "What lies in each row, one after the other: lengths or grids, like 100,16x16,4x6x6; lists joined by / "
+               "are the rows of the batch");
+}
+
+hilt::PlanSpec spec_of(const AttentionTexts& a, hilt::Index length, hilt::Index heads) {
+  hilt::PlanSpec spec{.length = length,
+                      .heads = heads,
+                      .order = order_of(a.order, length),
+                      .pattern = pattern_of(a.pattern, length),
+                      .dilation_mode = hilt::parse_dilation_mode(a.dilation_mode),
+                      .causality = hilt::parse_causality(a.causal)};
+  if (!a.documents.empty())
+    spec.documents = named("--documents", a.documents, [&] { return hilt::parse_documents(a.documents); });
+  return spec;
+}
+
+void declare(Options& options, TermTexts& terms) {
+  options.number("--softcap", terms.softcap, 0, 1e30, "Scores z become X tanh(z / X); 0 does not cap");
+  options.text_or("published", "--alibi", terms.alibi, "published|learned", "Scores lose slope times distance");
+  options.text("--relative", terms.relative, "SIZES",
+               "A learned table is added by offset: 2 R + 1 of tokens, or such a number for each axis of the grid, "
+               "like 17x17");
+  options.text("--bias", terms.bias, "SIZES",
+               "A learned bias, like 1x4x1xL: sequences, heads, queries, keys; L is all");
+  options.flag("--sink", terms.sink, "A learned score a head beside every row's, with value 0");
+}
+
+hilt::TermConfig terms_of(const TermTexts& terms) {
+  hilt::TermConfig config{.softcap = terms.softcap, .sink = terms.sink};
+  for (const auto& [name, text] : {std::pair("alibi", terms.alibi), {"relative", terms.relative}, {"bias", terms.bias}})
+    if (!text.empty()) named(std::string("--") + name, text, [&] { hilt::read_term(config, name, text); });
+  return config;
+}
+
+std::string in_words(const TermTexts& terms) {
+  std::ostringstream text;
+  if (terms.softcap > 0) text << ", softcap " << terms.softcap;
+  for (const auto& [name, value] :
+       {std::pair("alibi", terms.alibi), {"relative", terms.relative}, {"bias", terms.bias}})
+    if (!value.empty()) text << ", " << name << ' ' << brief(value);
+  if (terms.sink) text << ", sink";
+  return text.str();
+}
+
+hilt::ScoreTerms drawn_terms(const hilt::TermConfig& config, hilt::Index heads, hilt::Index length, hilt::DType dtype,
+                             hilt::Device device, std::uint64_t seed) {
+  hilt::ScoreTerms terms = hilt::make_terms(config, heads, length, dtype);
+  std::uint64_t stream = 4;
+  hilt::visit_terms(terms, [&](const std::string& name, hilt::Tensor& x) {
+    ++stream;
+    if (name != "slopes") x = hilt::to(hilt::randn(x.shape(), {seed, stream}, hilt::DType::f64), x.dtype());
+    x = hilt::moved(x, device);
+  });
+  return terms;
+}
+
+Named with_gradients(const std::array<hilt::Tensor, 3>& qkv, const hilt::ScoreTerms& terms, const hilt::Tensor& d_o,
+                     const std::function<hilt::Tensor()>& forward) {
+  Named out{{"dq", qkv[0]}, {"dk", qkv[1]}, {"dv", qkv[2]}};
+  hilt::ScoreTerms given = terms;
+  hilt::visit_terms(given, [&](const std::string& name, hilt::Tensor& x) { out.emplace_back("d_" + name, x); });
+  hilt::Tape tape;
+  for (const auto& [name, x] : out) tape.watch(x);
+  const hilt::Tensor o = forward();
+  // Where nothing attends to anything, o may be a constant to the tape.
+  const hilt::Gradients g = tape.knows(o) ? tape.backward(o, d_o) : hilt::Gradients();
+  for (auto& [name, x] : out) x = g.has(x) ? g[x] : hilt::zeros_like(x);
+  out.emplace(out.begin(), "o", o);
+  return out;
+}
+
+Named of_all_ranks(Named results, const hilt::ShardPlan& shard, const hilt::Comm& comm) {
+  for (auto& [name, x] : results) x = name.starts_with("d_") ? comm.sum(x) : hilt::whole_of_rows(x, shard, comm);
+  return results;
 }
 
 std::size_t memory_available() {
@@ -294,7 +419,7 @@ std::size_t saturated_product(std::initializer_list<hilt::Index> factors) {
 }
 
 // The order takes 8 bytes a token and the lists of a set as much; each pair of touched tiles 8, of
-// which a causal plan has half.
+// which a causal plan has half; each pair of blocks of a rule 8.
 std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
   constexpr hilt::Index kToken = 16, kTile = 128;
   const auto tiles = [](hilt::Index n) { return (n + kTile - 1) / kTile; };
@@ -307,24 +432,6 @@ std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
   }
   return bytes;
 }
-
-namespace {
-
-template <class T> std::optional<std::string> odd_one(const hilt::Tensor& x, bool minus_infinity_too) {
-  const hilt::Tensor dense = hilt::contiguous(x);
-  const T* const data = dense.data<T>();
-  for (hilt::Index i = 0; i < dense.numel(); ++i) {
-    if (std::isfinite(data[i]) || (data[i] < 0 && !minus_infinity_too)) continue;
-    std::string place;
-    hilt::Index rest = i;
-    for (int axis = x.rank() - 1; axis >= 0; rest /= x.dim(axis--))
-      place = std::to_string(rest % x.dim(axis)) + (place.empty() ? "" : ", ") + place;
-    return (std::isnan(data[i]) ? "nan at [" : data[i] > 0 ? "inf at [" : "-inf at [") + place + "]";
-  }
-  return std::nullopt;
-}
-
-}  // namespace
 
 std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity_too) {
   const hilt::Tape::Pause pause;

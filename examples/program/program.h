@@ -1,15 +1,14 @@
 #pragma once
-#include <hilt/core/device.h>
-#include <hilt/ops/hilbert/attention.h>
-#include <hilt/ops/hilbert/plan/order.h>
-#include <hilt/ops/hilbert/plan/pattern.h>
-
-#include <hilt/core/tensor.h>
+#include <hilt/hilt.h>
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <functional>
 #include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "options.h"
@@ -17,6 +16,19 @@
 // Private to examples/: what every program does around its work.
 
 namespace program {
+
+/// What --order and --pattern take.
+inline constexpr const char* kOrders =
+    "row, snake, morton, tiles or hilbert, which fold a sequence; hilbert:HxW, hilbert:TxHxW, row:TxHxW, "
+    "tiles:HxW/hxw; "
+    "suffix ,scope=segment or ,chunk=N; auto, auto:HxW or auto:TxHxW: the one with the fewest tiles among those that "
+    "leave the set unchanged";
+inline constexpr const char* kPatterns =
+    "dense, segment:W[,dilation=R][,offset=O], slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX, "
+    "neighborhood2d:KYxKX, window3d:TxHxW, slide3d:RTxRYxRX, neighborhood3d:KTxKYxKX, blocks:SIZE@LIST; suffixes "
+    ",shift=S (segments, windows), ,dilation=D ,stride=S (slides, neighborhoods), ,causal=1x0 (all but segments), one "
+    "number or one an axis; A|B is a union, A+B merges. LIST: FILE.npy, local:RADIUS, dilated:R/R/.., "
+    "global_local:GLOBAL:RADIUS or top:K";
 
 /// The exit status of `program` doing `work`: what work returns, or, once its exception has become
 /// one line on stderr, the exception's code: that of a hilt::Error, 4 for memory, 70 for everything
@@ -32,6 +44,10 @@ std::vector<std::string> routes_taken();
 /// instead of being seen, as \xNN; those of `keep` stay.
 std::string printable(std::string_view text, std::string_view keep = "");
 
+/// `text` in lines of so many columns where its words allow it, continued under `indent` spaces.
+std::string wrapped(const std::string& text, std::size_t columns, std::size_t indent = 0);
+std::string joined(const std::vector<std::string>& words, const std::string& between);
+
 /// A value as a message repeats it: of a long one the beginning, and how long it is.
 std::string brief(const std::string& text);
 
@@ -45,8 +61,60 @@ hilt::Device device_of_rank(const std::string& text, int rank);
 /// file of blocks is at fault.
 hilt::Order order_of(const std::string& text, hilt::Index length);
 hilt::Pattern pattern_of(const std::string& text, hilt::Index length);
+/// The attention that a program is asked for: its options, and what they mean.
+struct AttentionTexts {
+  std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", causal = "none", documents;
+};
+void declare(Options& options, AttentionTexts& attention);
+hilt::PlanSpec spec_of(const AttentionTexts& attention, hilt::Index length, hilt::Index heads);
+/// What --grid says, with at most so many cells a side.
+hilt::Grid grid_of(const std::string& text, hilt::Index most);
+/// The type of this name, f64, f32, bf16 or f16.
+hilt::DType dtype_of(const std::string& text);
+/// Score terms by name and size, for a program that makes their tensors itself: its options, and
+/// what they mean.
+struct TermTexts {
+  double softcap = 0;
+  std::string alibi, relative, bias;
+  bool sink = false;
+  friend bool operator==(const TermTexts&, const TermTexts&) = default;
+};
+void declare(Options& options, TermTexts& terms);
+hilt::TermConfig terms_of(const TermTexts& terms);
+/// Their tensors for a call with q of this type; all but slopes are random.
+hilt::ScoreTerms drawn_terms(const hilt::TermConfig& config, hilt::Index heads, hilt::Index length, hilt::DType dtype,
+                             hilt::Device device, std::uint64_t seed);
+/// ", softcap 5, alibi learned", for a sentence.
+std::string in_words(const TermTexts& terms);
 /// f(), which makes a plan of these; its errors then name the options.
 void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f);
+
+using Named = std::vector<std::pair<std::string, hilt::Tensor>>;
+/// o, which forward() gives, and its gradients by a tape: dq, dk, dv, and d_slopes .. of the terms
+/// that are tensors.
+Named with_gradients(const std::array<hilt::Tensor, 3>& qkv, const hilt::ScoreTerms& terms, const hilt::Tensor& d_o,
+                     const std::function<hilt::Tensor()>& forward);
+/// The same of ranks that have the rows of a shard each: rows of all, and the sum of what each has
+/// of a term's gradient.
+Named of_all_ranks(Named results, const hilt::ShardPlan& shard, const hilt::Comm& comm);
+
+/// By the clock that never goes back.
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Shortest of a few runs: what the device can do when nothing else runs.
+template <class F> double best_seconds(int tries, hilt::Device device, F&& f) {
+  double best = 1e30;
+  for (int i = 0; i < tries; ++i) {
+    hilt::synchronize(device);
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    hilt::synchronize(device);
+    best = std::min(best, seconds_since(start));
+  }
+  return best;
+}
 
 /// Bytes that this program can still get: of the machine, and of what `ulimit -v` and `-d` leave
 /// it.

@@ -257,11 +257,11 @@ int Family::verdict(bool mpi) {
   };
   std::string text;
   int code = 6;
+  const auto describe = [](int signal) {
+    return "signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")";
+  };
   for (const Child& c : failed_) {
     const std::string sep = text.empty() ? "" : ", ";
-    const auto describe = [](int signal) {
-      return "signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")";
-    };
     if (childless_ && WIFSIGNALED(c.status))
       text = errors_.empty() ? "mpirun did not end when its ranks had" : std::exchange(errors_, {}).front().text;
     else if (c.stopped) text += sep + c.name + " was stopped by " + describe(c.stopped) + " and did not go on";
@@ -279,8 +279,7 @@ int Family::verdict(bool mpi) {
   if (failed_.empty()) return 0;
   // Of a rank that dies before MPI begins mpirun does not always say which it was.
   if (const int status = failed_.front().status; mpi && text.empty() && WIFEXITED(status) && WEXITSTATUS(status) > 128)
-    text = std::string("a rank was ended by signal ") + std::to_string(WEXITSTATUS(status) - 128) + " (" +
-           ::strsignal(WEXITSTATUS(status) - 128) + ")";
+    text = "a rank was ended by " + describe(WEXITSTATUS(status) - 128);
   // A rank whose status was 0 and that did not end MPI: mpirun's own status is then 1, which is not
   // that of a rank.
   const bool improper = chatter_.find("exiting improperly") != std::string::npos;
@@ -308,11 +307,11 @@ int Family::verdict(bool mpi) {
 
 }  // namespace
 
-int run_as(const std::string& program, int ranks, Over over, int argc, char** argv,
+int run_as(const std::string& program, int ranks, const std::string& over, int argc, char** argv,
            const std::function<int(hilt::Comm&)>& work) {
   const auto has = [](const char* variable) { return std::getenv(variable) != nullptr; };
-  if (over == Over::threads) return live_as_threads(ranks, work);
-  const bool mpi = over == Over::mpi;
+  if (over == "threads") return live_as_threads(ranks, work);
+  const bool mpi = over == "mpi";
   if (!mpi && has("RANK")) return live(hilt::tcp_ranks(), work);
   if (mpi && (has("OMPI_COMM_WORLD_RANK") || has("PMI_RANK"))) {
     const int status = run(program, [&] { return live(hilt::mpi_ranks(), work); });

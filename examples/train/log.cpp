@@ -49,6 +49,9 @@ json to_json(const Line& l) {
   json j = {{"step", l.step}, {"loss", l.loss}};
   if (l.val_loss >= 0) j["val_loss"] = l.val_loss;
   if (l.val_right >= 0) j["val_accuracy"] = l.val_right;
+  if (l.best) j["best"] = true;
+  if (l.skipped > 0) j["skipped"] = l.skipped;
+  if (l.scale != 1) j["loss_scale"] = l.scale;
   j.update({{"lr", l.lr},
             {"grad_norm", l.grad_norm},
             {"ms", l.ms},
@@ -72,6 +75,8 @@ std::vector<Line> read_lines(const std::string& path, Index after, std::string& 
       l.ms = j.at("ms");
       l.tokens_per_s = j.at("tokens_per_s"), l.gflops = j.at("gflops"), l.bytes = j.at("bytes");
       l.val_loss = j.value("val_loss", -1.0), l.val_right = j.value("val_accuracy", -1.0);
+      l.best = j.value("best", false);
+      l.skipped = j.value("skipped", Index{0}), l.scale = j.value("loss_scale", 1.0);
       if (l.step <= after) lines.push_back(l);
     } catch (const json::exception&) { continue; }
   }
@@ -91,7 +96,7 @@ Log::Log(const std::string& path, const program::Options& options, const Start& 
   descriptor_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
   const bool written = descriptor_ >= 0 &&
                        ::write(descriptor_, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
-                       ::rename(temporary.c_str(), path.c_str()) == 0;
+                       ::fsync(descriptor_) == 0 && ::rename(temporary.c_str(), path.c_str()) == 0;
   if (written) return;
   const int error = errno;
   ::unlink(temporary.c_str());
@@ -101,6 +106,11 @@ Log::Log(const std::string& path, const program::Options& options, const Start& 
 
 Log::~Log() {
   if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void Log::sync() const {
+  if (::fsync(descriptor_) != 0)
+    warn(path_ + ": cannot sync: " + std::string(std::strerror(errno)) + "; lines may be missing after a power cut");
 }
 
 void Log::write(const Line& line) {

@@ -1,5 +1,4 @@
 #pragma once
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,9 @@ struct Line {
   double loss = 0, val_loss = -1, val_right = -1;  // below 0: not evaluated
   double lr = 0, grad_norm = 0, ms = 0, tokens_per_s = 0, gflops = 0;
   std::size_t bytes = 0;  // of tensors, at the worst moment so far
+  bool best = false;      // of the evaluations so far
+  Index skipped = 0;      // batches before, in f16
+  double scale = 1;       // of the loss, in f16
 };
 
 /// What the first line says beside the options.
@@ -36,6 +38,8 @@ class Log {
   /// Appends a line. Where the disk is full, the line is lost, which is said once, and training is
   /// not.
   void write(const Line& line);
+  /// Makes what is written last.
+  void sync() const;
   const std::vector<Line>& lines() const { return lines_; }
 
  private:

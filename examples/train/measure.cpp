@@ -1,17 +1,11 @@
 // What is known before the first step: yardsticks, the floor, and what the machine can do.
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <iostream>
 
 #include "run.h"
 
 namespace train {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 /// Of a large product, the best of a few: on a CPU in f32, in which 16-bit types are computed too.
 double peak_gflops(hilt::Device device, hilt::DType dtype) {
@@ -21,14 +15,7 @@ double peak_gflops(hilt::Device device, hilt::DType dtype) {
   const hilt::Tensor a = hilt::moved(hilt::to(hilt::randn({kSide, kSide}, {1, 1}), dtype), device);
   const hilt::Tensor b = hilt::moved(hilt::to(hilt::randn({kSide, kSide}, {1, 2}), dtype), device);
   const auto count = static_cast<double>(kSide);
-  double best = 1e30;
-  for (int i = 0; i < kTries; ++i) {
-    hilt::synchronize(device);
-    const auto start = std::chrono::steady_clock::now();
-    (void)hilt::matmul(a, b);
-    hilt::synchronize(device);
-    best = std::min(best, seconds_since(start));
-  }
+  const double best = program::best_seconds(kTries, device, [&] { (void)hilt::matmul(a, b); });
   return 2 * count * count * count / best * 1e-9;
 }
 
@@ -37,7 +24,6 @@ double peak_gflops(hilt::Device device, hilt::DType dtype) {
 hilt::AdamW adamw_of(const Settings& s) {
   return {.lr = s.lr, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = s.weight_decay};
 }
-hilt::DType dtype_of(const Settings& s) { return s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32; }
 
 double exact_cost(const Settings& s, const Task& task, Index rows) {
   if (s.task != "stories") return -1;
@@ -60,7 +46,7 @@ Start measure_start(const Settings& s, const Task& task, const hilt::Transformer
   } else if (s.is_life()) {
     start.floor = 0;  // the next board follows from this one
   }
-  start.peak_gflops = peak_gflops(device, dtype_of(s));
+  start.peak_gflops = peak_gflops(device, program::dtype_of(s.dtype));
   start.parameters = count_parameters(config);
   start.vocabulary = task.classes();
   start.tokens_per_step = s.batch * s.accumulate * s.context;
@@ -77,8 +63,8 @@ std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Tas
               << " steps" << std::endl;
     Settings same = s;
     same.order = c.order, same.pattern = c.pattern;
-    Trainer trainer(model_config(same, task->classes()), task, static_cast<std::uint64_t>(s.seed), dtype_of(s),
-                    adamw_of(s), device);
+    Trainer trainer(model_config(same, task->classes()), task, static_cast<std::uint64_t>(s.seed),
+                    program::dtype_of(s.dtype), adamw_of(s), device);
     const hilt::Schedule schedule = schedule_of(s);
     c.flops = hilt::training_flops(trainer.model(), s.batch * s.accumulate, s.context);
     while (trainer.steps() < s.steps && !interrupted()) {

@@ -17,6 +17,18 @@
 namespace train {
 using program::saturated_product, program::saturated_sum;
 
+namespace {
+/// Numbers of the score terms, f32 beside any weights.
+Index count_terms(const hilt::TransformerConfig& c) {
+  const hilt::TermConfig& t = c.terms;
+  hilt::Shape all{c.layers * c.heads, t.sink + (t.alibi == hilt::TermConfig::Alibi::learned)},
+      table{c.layers * c.heads}, bias{c.layers};
+  for (const Index n : t.relative) table.push_back(n);
+  for (const Index n : t.bias) bias.push_back(n == 0 ? c.context : n);
+  return all.numel() + (t.relative.rank() > 0 ? table.numel() : 0) + (t.bias.rank() > 0 ? bias.numel() : 0);
+}
+}  // namespace
+
 Index count_parameters(const hilt::TransformerConfig& c) {
   const Index bias = c.bias, hidden = c.hidden_width(),
               up = hidden * (c.activation == hilt::Activation::silu_gated ? 2 : 1);
@@ -26,19 +38,20 @@ Index count_parameters(const hilt::TransformerConfig& c) {
   const Index block = 2 * norm + c.width * qkv + c.width * c.width + c.width * up + hidden * c.width +
                       bias * (qkv + c.width + up + c.width);
   return c.vocab * c.width + (c.positions == hilt::Positions::learned ? c.context * c.width : 0) + c.layers * block +
-         norm + (c.tie_weights ? 0 : c.width * c.outputs());
+         norm + (c.tie_weights ? 0 : c.width * c.outputs()) + count_terms(c);
 }
 
 std::size_t MemoryPlan::total() const { return saturated_sum({parameters, gradients, moments, activations, working}); }
 
 MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt::Device device, std::size_t most) {
-  const hilt::DType dtype = s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32;
-  const auto size = static_cast<Index>(hilt::size_of(dtype)), count = count_parameters(c);
+  const hilt::DType dtype = program::dtype_of(s.dtype);
+  const auto size = static_cast<Index>(hilt::size_of(dtype)), terms = count_terms(c),
+             count = count_parameters(c) - terms;
   MemoryPlan m;
-  m.parameters = saturated_product({count, size});
-  m.gradients = saturated_product({count, size, s.accumulate > 1 ? 2 : 1});
-  m.moments =
-      saturated_product({count, sizeof(float), size == 2 ? 3 : 2});  // with 16-bit weights also their f32 master
+  m.parameters = saturated_sum({saturated_product({count, size}), saturated_product({terms, sizeof(float)})});
+  m.gradients = saturated_product({static_cast<Index>(m.parameters), s.accumulate > 1 ? 2 : 1});
+  m.moments = saturated_sum({saturated_product({count, sizeof(float), size == 2 ? 3 : 2}),  // 16 bits: and a master
+                             saturated_product({terms, sizeof(float), 2})});
   m.plan = program::least_plan_bytes(c.context, c.pattern);
 
   const std::size_t wide = saturated_product({s.batch, c.context, c.width, size});
@@ -76,15 +89,10 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
       all_scores ? saturated_product({s.batch, c.heads, c.context, c.context, size}) / 2 : 0;  // if causal
   fill({.saved = scores, .peak = scores});
   if (saturated_sum({m.total(), m.plan}) > most) return m;
-  const hilt::PlanPtr plan = hilt::make_plan({.length = c.context,
-                                              .heads = c.heads,
-                                              .order = c.order,
-                                              .pattern = c.pattern,
-                                              .dilation_mode = c.dilation_mode,
-                                              .causality = c.causality});
+  const hilt::PlanPtr plan = plan_of(c);
   m.plan = plan->bytes();
   fill(hilt::attention_memory(*plan, s.batch, hilt::attention_config(c).keys(), hilt::attention_config(c).dim(), dtype,
-                              c.backward));
+                              c.backward, hilt::make_terms(c.terms, c.heads, c.context, dtype)));
   return m;
 }
 

@@ -5,7 +5,9 @@
 
 #include <unistd.h>
 
+#include <charconv>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <filesystem>
 #include <iostream>
@@ -21,7 +23,7 @@ namespace train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+using program::seconds_since;
 
 constexpr Index kWarm = 2,
                 kTimed = 6;  // steps between which --seconds judges the rest: the first make plans and recordings
@@ -40,10 +42,15 @@ class Run {
   /// Of several ranks the first alone writes and speaks.
   bool is_first() const { return met_.rank() == 0; }
   void fit_seconds(double elapsed, double step);
+  hilt::SafetensorsMetadata metadata() const;
+  template <class F> bool spare(Progress* progress, const std::string& ending, F&& f);
   void save(Progress* progress = nullptr);
+  void save_best(Progress& progress);
+  void remember_best();
   void refuse_if_taken() const;
   void sample(Progress& progress);
   bool write(const std::string& name, const std::string& content, Progress& progress);
+  std::string two_losses() const;
   int finish(Progress* progress);
 
   /// Once an exception passes: what was learned stays, in a checkpoint of its own if it has none
@@ -90,7 +97,10 @@ class Run {
   std::unique_ptr<Log> log_;
   // Steps at the start, of the last good checkpoint, and of the last that was to be one.
   Index first_ = 0, saved_ = -1, tried_ = 0;
-  std::string sample_;
+  // Of the best evaluation: when, what, and which one's weights the file holds.
+  Index best_ = -1, kept_ = -1;
+  double best_loss_ = 0;
+  std::vector<std::pair<Index, std::string>> samples_;  // by step
   Clock::time_point began_ = Clock::now(), warm_;
 };
 
@@ -110,6 +120,7 @@ void Run::prepare() {
   if (s_.resume) {
     from_.emplace(s_.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s_.out).back()));
     first_ = saved_ = tried_ = from_->step();
+    remember_best();
     hilt::check(first_ < s_.steps, "--resume: ", from_->path(), " ends a run of ", s_.steps,
                 " steps; there is nothing left to do: --sample-only shows what it learned");
   } else {
@@ -138,6 +149,18 @@ void Run::prepare() {
   require_memory(memory_, s_, have);
 }
 
+// Of a run that goes on. A best one of a later step, it comes to again.
+void Run::remember_best() {
+  const std::string path = s_.out + '/' + hilt::kBestCheckpoint;
+  if (!std::filesystem::exists(path)) return;
+  const hilt::Checkpoint best(path);
+  if (best.step() > first_) return;
+  const std::string& text = best.get("val_loss");
+  if (std::from_chars(text.data(), text.data() + text.size(), best_loss_).ec != std::errc{})
+    hilt::fail_with(hilt::Code::data, path, ": metadata 'val_loss' should be a number, is '", text, "'");
+  best_ = kept_ = best.step();
+}
+
 // From the first steps' time: how many fit. From here on the run is one of that many --steps.
 void Run::fit_seconds(double elapsed, double step) {
   // In steps, of which forward, all that evaluations and samples do, is a third.
@@ -152,46 +175,63 @@ void Run::fit_seconds(double elapsed, double step) {
   s_.steps = std::max({static_cast<Index>(steps), 2 * kTimed, s_.warmup + 1});
 }
 
-// A full disk, or a directory that went away, costs the checkpoint and not the run.
-void Run::save(Progress* progress) {
-  tried_ = trainer_->steps();
+hilt::SafetensorsMetadata Run::metadata() const {
   hilt::SafetensorsMetadata metadata = trainer_->counters();
   for (const auto& [key, value] : decisive(options_, s_)) metadata["config." + key] = value;
   metadata.insert(identity_.begin(), identity_.end());
   metadata["ranks"] = std::to_string(met_.size());
   metadata["version"] = hilt::info().version;
-  try {
+  return metadata;
+}
+
+// A full disk, or a directory that went away, costs the file that f writes and not the run.
+template <class F> bool Run::spare(Progress* progress, const std::string& ending, F&& f) try {
+  f();
+  return true;
+} catch (const hilt::Error& e) {
+  if (e.code() != hilt::Code::data) throw;
+  if (progress) progress->say("");
+  warn(e.what() + ending);
+  return false;
+}
+
+void Run::save(Progress* progress) {
+  tried_ = trainer_->steps();
+  const std::string last = saved_ >= 0 ? hilt::checkpoint_name(saved_) : "none yet",
+                    goes_on = progress ? "; training goes on" : "";
+  const bool saved = spare(progress, goes_on + ", the last good checkpoint is " + last, [&] {
     lock_->check_there();
-    hilt::save_checkpoint(s_.out, trainer_->steps(), trainer_->items(), metadata, s_.keep);
-    saved_ = trainer_->steps();
-  } catch (const hilt::Error& e) {
-    if (e.code() != hilt::Code::data) throw;
-    if (progress) progress->say("");
-    warn(std::string(e.what()) + (progress ? "; training goes on" : "") + ", the last good checkpoint is " +
-         (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "none yet"));
-  }
+    log_->sync();  // of what a checkpoint says is done, nothing may be missing after a power cut
+    hilt::save_checkpoint(s_.out, trainer_->steps(), trainer_->items(), metadata(), s_.keep);
+  });
+  if (saved) saved_ = trainer_->steps();
+}
+
+void Run::save_best(Progress& progress) {
+  hilt::SafetensorsMetadata with_loss = metadata();
+  with_loss["val_loss"] = report::format("%.17g", best_loss_);
+  const bool kept = spare(&progress, "; training goes on", [&] {
+    lock_->check_there();
+    hilt::save_best_checkpoint(s_.out, trainer_->steps(), trainer_->items(), with_loss);
+  });
+  if (kept) kept_ = best_;
 }
 
 bool Run::write(const std::string& name, const std::string& content, Progress& progress) {
-  try {
-    outputs_->write(name, content);
-    outputs_->commit();
-    return true;
-  } catch (const hilt::Error& e) {
-    progress.say("");
-    warn(e.what());
-    return false;
-  }
+  return spare(&progress, "", [&] { outputs_->write(name, content), outputs_->commit(); });
 }
 
 void Run::sample(Progress& progress) {
   const Index step = trainer_->steps();
-  sample_ = s_.is_life()
-                ? sample_board(trainer_->model(), s_, step)
-                : sample_text(trainer_->model(), task_->vocabulary(), s_,
-                              {static_cast<std::uint64_t>(s_.seed), kSampleStream + static_cast<std::uint64_t>(step)});
+  const std::string sample =
+      s_.is_life()
+          ? sample_board(trainer_->model(), s_, step)
+          : sample_text(trainer_->model(), task_->vocabulary(), s_,
+                        {static_cast<std::uint64_t>(s_.seed), kSampleStream + static_cast<std::uint64_t>(step)})
+                .text;
   write(report::format("sample-%06lld.txt", static_cast<long long>(step)),
-        sample_ + (sample_.ends_with('\n') ? "" : "\n"), progress);
+        sample + (sample.ends_with('\n') ? "" : "\n"), progress);
+  samples_.emplace_back(step, sample);
 }
 
 void Run::loop(Progress* progress) {
@@ -209,7 +249,7 @@ void Run::loop(Progress* progress) {
           grid_.sum(is_first() ? std::vector{seconds_since(began_), seconds_since(warm_)} : std::vector{0.0, 0.0});
       fit_seconds(taken[0], taken[1] / static_cast<double>(kTimed - kWarm));
     }
-    const bool last = done == s_.steps;
+    bool last = done == s_.steps;
     Line line{.step = done,
               .loss = step.loss,
               .lr = step.lr,
@@ -217,7 +257,9 @@ void Run::loop(Progress* progress) {
               .ms = seconds * 1e3,
               .tokens_per_s = static_cast<double>(start_.tokens_per_step) / seconds,
               .gflops = flops_ / seconds * 1e-9,
-              .bytes = hilt::memory_stats(device_).peak};
+              .bytes = hilt::memory_stats(device_).peak,
+              .skipped = step.skipped,
+              .scale = step.scale};
     if (progress && done == first_ + 1) {
       measured_ = line.bytes;
       progress->say("memory after the first step: " + report::bytes(static_cast<double>(measured_)) + " measured, " +
@@ -227,14 +269,30 @@ void Run::loop(Progress* progress) {
       const Evaluation e = trainer_->evaluate(s_.eval_rows, s_.batch);
       line.val_loss = e.loss;
       if (s_.is_life()) line.val_right = e.right;
+      line.best = std::isfinite(e.loss) && (best_ < 0 || e.loss < best_loss_);
+      if (line.best) best_ = done, best_loss_ = e.loss;
+      // From here on it is a run of that many --steps.
+      if (s_.patience > 0 && done - best_ >= s_.patience) s_.steps = done, last = true;
     }
     if (!progress) continue;
+    if (line.best) save_best(*progress);
     log_->write(line);
     progress->show(line, fits && done < kTimed ? 0 : s_.steps, last || stop_);
     // Its sample first: of what a checkpoint says is done, nothing may be missing after a kill.
     if ((s_.sample_every > 0 && done % s_.sample_every == 0) || last) sample(*progress);
     if (done % s_.save_every == 0 || last || stop_) save(progress);
   }
+}
+
+// The last thing said: which weights there are, and what each is worth on the same unseen rows.
+std::string Run::two_losses() const {
+  const auto of = [](const char* which, double loss, Index step, bool is_there, const std::string& name) {
+    return report::format("%s: validation loss %.4f at step %lld, ", which, loss, static_cast<long long>(step)) +
+           (is_there ? "in " + name : "not saved");
+  };
+  const Line& last = log_->lines().back();
+  return of("best", best_loss_, best_, kept_ == best_, hilt::kBestCheckpoint) + "; " +
+         of("last", last.val_loss, last.step, saved_ == last.step, hilt::checkpoint_name(last.step)) + '\n';
 }
 
 int Run::finish(Progress* progress) {
@@ -244,7 +302,14 @@ int Run::finish(Progress* progress) {
     if (!early) (void)trainer_->evaluate(4 * s_.eval_rows, s_.batch);
     return early ? 130 : 0;
   }
-  Story story{s_, options_, start_, memory_, measured_, log_->lines(), {}, flops_, -1, sample_, {}};
+  Story story{.settings = s_,
+              .options = options_,
+              .start = start_,
+              .memory = memory_,
+              .measured_bytes = measured_,
+              .lines = log_->lines(),
+              .flops = flops_,
+              .samples = samples_};
   std::string verdict =
       report::format("%lld steps in %.1f s", static_cast<long long>(trainer_->steps() - first_), took);
   if (!early) {
@@ -255,6 +320,7 @@ int Run::finish(Progress* progress) {
                               : s_.is_life()       ? "boards"
                                                    : "text",
                               e.loss);
+    story.held_out = e.loss;
     story.exact_val_floor = exact_cost(s_, *task_, rows);
     if (story.exact_val_floor > 0)
       verdict += report::format(" a character, %.1f %% above the grammar's entropy there, %.4f",
@@ -262,6 +328,8 @@ int Run::finish(Progress* progress) {
     if (s_.is_life()) verdict += report::format(", %.3f %% of cells right", 100 * e.right);
   }
   story.verdict = verdict;
+  if (met_.size() == 1 && !early)
+    story.attention = attention_maps(trainer_->model(), *task_, s_.is_life() ? board_of(s_).width : 0);
   if (s_.controls && !early) story.controls = train_controls(s_, task_, device_);
   const bool lacks_controls = s_.controls && !early && interrupted();
   const bool has_report = write("report.html", to_html(story), *progress);
@@ -280,11 +348,12 @@ int Run::finish(Progress* progress) {
               << "; go on with: train --resume --out " << program::printable(s_.out) << std::endl;
     return 130;
   }
+  const std::string sample = samples_.empty() ? "" : samples_.back().second;
   std::cout << '\n'
-            << for_a_terminal(sample_) << (sample_.ends_with('\n') ? "" : "\n") << "\nwrote "
+            << for_a_terminal(sample) << (sample.ends_with('\n') ? "" : "\n") << "\nwrote "
             << program::printable(s_.out) << (has_report ? ": report.html, " : ": ") << "log.jsonl, samples, "
             << (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "no checkpoint") << "\nnext:\n"
-            << next_commands(s_);
+            << next_commands(s_) << two_losses() << std::flush;
   lock_->check_there();
   if (saved_ < trainer_->steps())
     hilt::fail_with(hilt::Code::data, "--out (", s_.out,
@@ -315,7 +384,10 @@ int Run::operator()() {
   if (is_first()) start_ = measure_start(s_, *task_, config_, device_);
   start_.device = (std::ostringstream() << device_).str();
   if (s_.seconds > 0 && !s_.resume) s_.steps = 1'000'000'000;
-  trainer_.emplace(config_, task_, static_cast<std::uint64_t>(s_.seed), dtype_of(s_), adamw_of(s_), device_, grid_);
+  const auto seed = static_cast<std::uint64_t>(s_.seed);
+  hilt::Transformer model = hilt::make_transformer(config_, seed, program::dtype_of(s_.dtype));
+  if (!s_.from.empty()) take_weights(model, s_);
+  trainer_.emplace(std::move(model), task_, seed, adamw_of(s_), device_, grid_);
   flops_ = hilt::training_flops(trainer_->model(), s_.batch * s_.accumulate, s_.context);
   if (from_) {
     trainer_->restore(*from_);

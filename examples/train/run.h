@@ -17,6 +17,23 @@ struct Control {
   std::vector<Line> lines;
 };
 
+/// Where one head looks: a digit for each cell, 0 (below 1/64) to 5 (from 1/4 on); a dot where it
+/// may not look.
+struct AttentionMap {
+  Index layer, head;
+  std::string cells;
+};
+/// Of text a row for each of the last tokens, whose text is `text`; of a board where one cell
+/// looks.
+struct AttentionMaps {
+  Index columns = 0, rows = 0, cell = -1;
+  std::string text;
+  std::vector<AttentionMap> maps;
+};
+/// A few heads of the first and the last block, on the first held-out row. width: of a board, else
+/// 0.
+AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, Index width);
+
 /// What a page tells.
 struct Story {
   const Settings& settings;
@@ -28,7 +45,10 @@ struct Story {
   std::vector<Control> controls;
   double flops = 0;             // of a step
   double exact_val_floor = -1;  // what the grammar pays on the rows of evaluations; below 0: unknown
-  std::string sample, verdict;
+  double held_out = -1;         // nats on them; below 0: the run ended early
+  std::vector<std::pair<Index, std::string>> samples;  // by step
+  AttentionMaps attention;
+  std::string verdict;
 };
 std::string to_html(const Story& story);
 
@@ -43,7 +63,6 @@ Start measure_start(const Settings& s, const Task& task, const hilt::Transformer
 /// cell.
 std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Task> task, hilt::Device device);
 hilt::AdamW adamw_of(const Settings& s);
-hilt::DType dtype_of(const Settings& s);
 
 /// Prints what is about to be trained, with its memory, and warns of attention that is pointless.
 void describe(const Settings& s, const hilt::TransformerConfig& config, const MemoryPlan& memory);

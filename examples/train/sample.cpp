@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
@@ -12,6 +13,7 @@
 #include <numeric>
 
 #include "../program/program.h"
+#include "../program/report/text.h"
 #include "memory.h"
 
 namespace train {
@@ -41,37 +43,98 @@ std::int32_t pick(std::span<const float> logits, const Settings& s, Draws& draws
   return order[at];
 }
 
+/// How much of a text is whole characters: all but one that is not there to its end.
+std::size_t whole_characters(std::string_view text) {
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xC0) == 0x80) continue;  // not the first byte of one
+    const std::size_t needs = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC0 ? 2 : 1;
+    return needs > back ? text.size() - back : text.size();
+  }
+  return text.size();
+}
+
+/// No tensor need show how long the rows of a model are, and a stranger may say anything: a row
+/// that would take minutes for each token is refused.
+void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
+  constexpr double kMost = 1e13;
+  const auto context = static_cast<double>(c.context);
+  const bool all_keys =
+      std::ranges::any_of(c.pattern, [](const auto& b) { return b.kind == hilt::Branch::Kind::dense; });
+  const double pass =
+      2 * context *
+      (static_cast<double>(count_parameters(c)) + (all_keys ? context * static_cast<double>(c.width * c.layers) : 0));
+  if (pass > kMost)
+    hilt::fail_with(hilt::Code::data, checkpoint.path(), ": a token of a sample would take ", pass,
+                    " operations in rows of ", c.context, ", at most ", kMost, " are done; is it from a stranger?");
+  // The stream, its norms, q, k, v, two of the hidden layer, the logits, and each layer's keys and
+  // values.
+  program::require_memory(
+      checkpoint.path(),
+      program::saturated_product({c.context, (8 + 2 * c.layers) * c.width + c.outputs(), sizeof(float)}),
+      "is it from a stranger?");
+}
+
+/// What a run goes on from is its newest checkpoint; a sample is of the best.
+hilt::Checkpoint chosen_checkpoint(const Settings& s) {
+  const std::string best = s.out + '/' + hilt::kBestCheckpoint;
+  if (!s.resume && !s.last && std::filesystem::exists(best)) return hilt::Checkpoint(best);
+  const std::vector<Index> steps = hilt::checkpoint_steps(s.out);
+  if (steps.empty())
+    hilt::fail_with(hilt::Code::data, "--out (", s.out,
+                    "): no checkpoint there to go on from; train first, or name the directory of a run");
+  return hilt::Checkpoint(s.out + '/' + hilt::checkpoint_name(steps.back()));
+}
+
 }  // namespace
 
-std::string sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s,
-                        hilt::RandomKey key) {
+Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s, hilt::RandomKey key,
+                   const std::function<void(std::string_view)>& show) {
   const hilt::Tape::Pause pause;
   Draws draws(key);
   const std::int32_t newline = std::max(vocabulary.find(U'\n'), 0);
   std::vector<std::int32_t> written = vocabulary.encode(s.prompt, "--prompt");
   if (s.task == "stories" || written.empty()) written.insert(written.begin(), newline);
-  const Index context = model.config.context;
+  const std::size_t skipped = s.task == "stories" || s.prompt.empty() ? 1 : 0;
+  std::string text = vocabulary.decode(std::span(written).subspan(skipped));
+  const std::size_t prompted = text.size();
+  std::size_t shown = 0;
+  const auto show_until = [&](std::size_t end) {
+    if (show && end > shown) show(std::string_view(text).substr(shown, end - shown));
+    shown = std::max(shown, end);
+  };
+  const auto context = static_cast<std::size_t>(model.config.context);
+  hilt::KeyValueCache cache(model.config.context);
   std::size_t from = 0;  // the first token that the model sees
-  for (Index n = 0; n < s.tokens; ++n) {
-    if (static_cast<Index>(written.size() - from) > context) {
-      from = written.size() - static_cast<std::size_t>(context);
+  Index n = 0;
+  while (n < s.tokens) {
+    if (written.size() - from > context) {
+      from = written.size() - (context + 1) / 2;
       // A story is understood from its beginning: forget whole ones.
       const auto next = std::find(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(), newline);
       if (s.task == "stories" && next != written.end()) from = static_cast<std::size_t>(next - written.begin());
+      cache.clear();
     }
-    hilt::Tensor ids = hilt::zeros({1, context}, hilt::DType::i32);
-    std::copy(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(), ids.mutable_data<std::int32_t>());
-    const hilt::Tensor logits = model.logits(ids);
-    const Index last = static_cast<Index>(written.size() - from) - 1;
-    const hilt::Tensor of_last = hilt::slice(logits, 1, last, last + 1);
+    const auto fresh = std::span<const std::int32_t>(written).subspan(from + static_cast<std::size_t>(cache.length()));
+    const hilt::Tensor of_last =
+        model.last_logits(hilt::from_values(fresh, {1, static_cast<Index>(fresh.size())}), {.cache = &cache});
     if (const auto odd = program::not_finite(of_last))
       hilt::fail_with(hilt::Code::not_a_number, "sample: token ", n + 1, " of ", s.tokens, ": the logits hold ", *odd,
                       "; the weights are too large");
     const std::vector<float> row = of_last.to_vector<float>();
-    written.push_back(pick(row, s, draws));
+    written.push_back(pick(row, s, draws)), ++n;
+    // What may be the beginning of where to stop is not shown before it is known.
+    const std::size_t held = s.stop.empty() ? 0 : s.stop.size() - 1;
+    const std::size_t before = std::max(prompted, text.size() - std::min(held, text.size()));
+    text += vocabulary.decode(std::span(written).last(1));
+    if (const std::size_t stop = text.find(s.stop, before); !s.stop.empty() && stop != text.npos) {
+      text.resize(stop);
+      break;
+    }
+    show_until(whole_characters(std::string_view(text).substr(0, text.size() - std::min(held, text.size()))));
   }
-  const std::size_t skipped = s.task == "stories" || s.prompt.empty() ? 1 : 0;
-  return vocabulary.decode(std::span(written).subspan(skipped));
+  show_until(text.size());
+  return {text, n};
 }
 
 std::string for_a_terminal(const std::string& sample) {
@@ -131,7 +194,7 @@ void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkp
     if (!is_wanted(group)) continue;
     theirs[name] = value;
     if (options.given("--" + name)) continue;
-    if (value.find('@') != value.npos)
+    if (value.find(".npy") != value.npos)  // of blocks
       hilt::fail_with(hilt::Code::data, checkpoint.path(), ": ", key, " (", value,
                       "): names a file, and no file is opened because another says so; name it again with train ",
                       to_resume ? "--resume" : "--sample-only", " --", name, " ", value);
@@ -163,42 +226,11 @@ void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& 
                     " numbers, its tensors hold ", held, "; is it damaged, or from a stranger?");
 }
 
-namespace {
-
-/// No tensor need show how long the rows of a model are, and a stranger may say anything: a row
-/// that would take minutes for each token is refused.
-void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
-  constexpr double kMost = 1e13;
-  const auto context = static_cast<double>(c.context);
-  const bool all_keys =
-      std::ranges::any_of(c.pattern, [](const auto& b) { return b.kind == hilt::Branch::Kind::dense; });
-  const double pass =
-      2 * context *
-      (static_cast<double>(count_parameters(c)) + (all_keys ? context * static_cast<double>(c.width * c.layers) : 0));
-  if (pass > kMost)
-    hilt::fail_with(hilt::Code::data, checkpoint.path(), ": a token of a sample would take ", pass,
-                    " operations in rows of ", c.context, ", at most ", kMost, " are done; is it from a stranger?");
-  // The stream, its norms, q, k, v, two of the hidden layer, and the logits.
-  program::require_memory(checkpoint.path(),
-                          program::saturated_product({c.context, 8 * c.width + c.outputs(), sizeof(float)}),
-                          "is it from a stranger?");
-}
-
-hilt::Checkpoint last_checkpoint(Settings& s) {
-  if (s.out.empty()) s.out = newest_run();
-  const std::vector<Index> steps = hilt::checkpoint_steps(s.out);
-  if (steps.empty())
-    hilt::fail_with(hilt::Code::data, "--out (", s.out,
-                    "): no checkpoint there to go on from; train first, or name the directory of a run");
-  return hilt::Checkpoint(s.out + '/' + hilt::checkpoint_name(steps.back()));
-}
-
-}  // namespace
-
 void follow_up(program::Options& options, Settings& s) {
   options.then([&] {
     if (s.resume || s.sample_only) {
-      adopt_checkpoint(options, s, last_checkpoint(s), s.resume);
+      if (s.out.empty()) s.out = newest_run();
+      adopt_checkpoint(options, s, chosen_checkpoint(s), s.resume);
     } else {
       if (s.out.empty()) s.out = next_run();
       adopt_defaults(options, s);
@@ -212,26 +244,24 @@ void declare_sample(program::Options& options, Settings& s) {
   declare_sampling(options, s);
   options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(),
                   "Of the draws, and the number of a board; without it the run's");
-}
-
-void follow_up_sample(program::Options& options, Settings& s) {
   options.then([&] {
     program::Options all("train", "");  // under these names a checkpoint keeps what it decides
     declare(all, s);
     const Index seed = s.seed;
-    adopt_checkpoint(all, s, last_checkpoint(s), false);
+    if (s.out.empty()) s.out = newest_run();
+    adopt_checkpoint(all, s, chosen_checkpoint(s), false);
     if (options.given("--seed")) s.seed = seed;
   });
 }
 
 int sample_from_checkpoint(const Settings& s) {
-  const hilt::Checkpoint checkpoint(s.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s.out).back()));
+  const hilt::Checkpoint checkpoint = chosen_checkpoint(s);
   const Vocabulary vocabulary = Vocabulary::from_text(checkpoint.get("vocabulary"));
   const hilt::TransformerConfig config = model_config(s, vocabulary.size());
   check_sizes(config, checkpoint);
   check_identity(checkpoint, identity_of(config));
   check_row(config, checkpoint);
-  hilt::Transformer model = hilt::make_transformer(config, 0, s.dtype == "bf16" ? hilt::DType::bf16 : hilt::DType::f32);
+  hilt::Transformer model = hilt::make_transformer(config, 0, program::dtype_of(s.dtype));
   std::vector<hilt::SafetensorsItem> items;
   model.visit_parameters("", [&](const std::string& name, hilt::Tensor& t) { items.push_back({"model." + name, t}); });
   checkpoint.read(items, "model.");
@@ -243,9 +273,15 @@ int sample_from_checkpoint(const Settings& s) {
     std::cout << sample_board(model, s, s.seed);
     return 0;
   }
-  std::string text = sample_text(model, vocabulary, s, {static_cast<std::uint64_t>(s.seed), 0x73616d706c65});
-  if (!text.ends_with('\n')) text += '\n';
-  std::cout << for_a_terminal(text);
+  const auto began = std::chrono::steady_clock::now();
+  const Sample sample =
+      sample_text(model, vocabulary, s, {static_cast<std::uint64_t>(s.seed), 0x73616d706c65},
+                  [](std::string_view piece) { std::cout << for_a_terminal(std::string(piece)) << std::flush; });
+  if (!sample.text.ends_with('\n')) std::cout << std::endl;
+  const double seconds = program::seconds_since(began);
+  std::cerr << report::format("%lld tokens in %.2f s, %.0f a second", static_cast<long long>(sample.tokens), seconds,
+                              static_cast<double>(sample.tokens) / seconds)
+            << std::endl;
   return 0;
 }
 

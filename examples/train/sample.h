@@ -1,15 +1,22 @@
 #pragma once
+#include <functional>
+
 #include "settings.h"
 
 // Private to train and sample: text from a model.
 
 namespace train {
 
-/// Continues `prompt` by `s.tokens` tokens. The model always sees a row of its full context, of
-/// which what is not yet written cannot matter: patterns and orders are then those it was trained
-/// with.
-std::string sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s,
-                        hilt::RandomKey key);
+struct Sample {
+  std::string text;  // with the prompt
+  Index tokens = 0;  // drawn
+};
+/// Continues `prompt` by `s.tokens` tokens, or until it would write `s.stop`. What the model sees
+/// are the first tokens of a row of its full context: patterns and orders are those it was trained
+/// with. Keys and values are kept; when the row is full, its older half is dropped (of stories,
+/// whole ones) and the rest passes once. `show` gets the text piece by piece, in whole characters.
+Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s, hilt::RandomKey key,
+                   const std::function<void(std::string_view)>& show = {});
 
 /// An unseen board, the model's next board, and where it is wrong.
 std::string sample_board(const hilt::Transformer& model, const Settings& s, Index number);
@@ -18,17 +25,15 @@ std::string sample_board(const hilt::Transformer& model, const Settings& s, Inde
 /// command to one.
 std::string for_a_terminal(const std::string& sample);
 
-/// Prints a sample from the last checkpoint in --out.
+/// Prints a sample from the best checkpoint in --out, or with --last from the newest.
 int sample_from_checkpoint(const Settings& s);
 
 /// Once the options of `train` are read: finds --out, takes what a checkpoint decides, or the
 /// task's defaults, and checks.
 void follow_up(program::Options& options, Settings& s);
-/// Binds the options of `sample`, the few of `train` that matter to it; the rest is the
-/// checkpoint's.
+/// Binds the options of `sample`, the few of `train` that matter to it; the rest it takes, once
+/// they are read, from the checkpoint in --out.
 void declare_sample(program::Options& options, Settings& s);
-/// Once the options of `sample` are read: finds --out, and takes what the checkpoint decides.
-void follow_up_sample(program::Options& options, Settings& s);
 
 /// out/train, out/train-2, ..: the last that holds checkpoints, and the first that is not there.
 std::string newest_run();

@@ -1,9 +1,12 @@
 // The options of train and sample, the defaults of each task, and what is refused.
 #include "settings.h"
 
-#include <charconv>
-#include <iostream>
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "../program/program.h"
 
@@ -17,7 +20,9 @@ void declare_sampling(program::Options& options, Settings& s) {
                  "Of sampling: 0 takes the likeliest, 1 what the model believes");
   options.integer("--top-k", s.top_k, 0, 1 << 20, "Sample among the K likeliest; 0 is all");
   options.number("--top-p", s.top_p, 0, 1, "Sample among the likeliest that have this share together");
+  options.text("--stop", s.stop, "TEXT", "Ends a sample where the model writes this");
   options.integer("--tokens", s.tokens, 1, 1 << 20, "Length of a sample");
+  options.flag("--last", s.last, "Sample from the newest checkpoint, not from the best");
 }
 
 void declare(program::Options& options, Settings& s) {
@@ -25,23 +30,21 @@ void declare(program::Options& options, Settings& s) {
   options.choice("--task", s.task, {"stories", "life", "text"},
                  "stories: from a grammar whose entropy is known. life: the next step of Game of Life, nothing "
                  "living beyond the border. text: any file");
-  options.choice("--vocabulary", s.vocabulary, {"characters", "bytes"}, "Tokens of a text");
+  options.choice("--vocabulary", s.vocabulary, {"characters", "bytes", "bpe"}, "Tokens of a text");
   options.text("--grid", s.grid, "HxW", "Board of life, in cells");
   options.integer("--layers", s.layers, 1, 1024, "Blocks; text: 4");
   options.integer("--heads", s.heads, 1, 1024, "Heads, a divisor of --width; life, text: 4");
   options.integer("--width", s.width, 1, 1 << 16, "Features of a token; life: 64");
   options.integer("--context", s.context, 1, 1 << 20, "Tokens of a row; life: the cells of --grid");
-  options.text("--order", s.order, "ORDER",
-               "row, snake, morton, tiles or hilbert, which fold a row; or with a grid, as in hilbert:16x16; "
-               "life: on its grid");
-  options.text("--pattern", s.pattern, "PATTERN",
-               "dense, segment:W[,dilation=R], slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX, "
-               "neighborhood2d:KYxKX, blocks:SIZE@FILE.npy; joined by +; life: slide2d:1x1");
+  options.text("--order", s.order, "ORDER", program::kOrders + std::string("; life: on its grid"));
+  options.text("--pattern", s.pattern, "PATTERN", program::kPatterns + std::string("; life: slide2d:1x1"));
   options.choice("--dilation-mode", s.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"},
                  "Who asks where a segment is dilated");
   options.choice("--positions", s.positions, {"learned", "rotary", "none"},
                  "How a token knows where it stands; life: learned");
-  options.choice("--dtype", s.dtype, {"f32", "bf16"}, "Type of weights and activations");
+  program::declare(options, s.terms);
+  options.choice("--dtype", s.dtype, {"f32", "bf16", "f16"},
+                 "Type of weights and activations; f16: of a loss scaled so that gradients fit");
   options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of weights, rows and noise");
   options.group(kRun);
   options.integer("--steps", s.steps, 1, 1'000'000'000, "Updates; life: 500, text: 1000");
@@ -50,13 +53,21 @@ void declare(program::Options& options, Settings& s) {
   options.choice("--backward", s.backward, {"taped", "hybrid", "fused"}, "How attention's gradient is obtained");
   options.flag("--checkpointing", s.checkpointing, "Keep each block's input alone and run it again in backward");
   options.number("--dropout", s.dropout, 0, 0.99, "Share of activations dropped");
-  options.number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate; text: 0.001");
+  options.number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate; life: 0.003, text: 0.001");
   options.choice("--schedule", s.schedule, {"cosine", "linear", "constant", "wsd"}, "How the learning rate goes");
   options.integer("--warmup", s.warmup, 0, 1'000'000'000, "Updates until the highest rate");
+  options.integer("--patience", s.patience, 0, 1'000'000'000,
+                  "Updates without a better validation loss after which the run ends; 0 never does");
   options.number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices; life, text: 0.1");
   options.number("--clip", s.clip, 0, 1e30, "Largest norm of a gradient; 0 does not clip");
   options.group(kCall);
   options.text("--text", s.text, "FILE", "The file of --task text, which it implies");
+  options.text("--documents", s.documents, "LIST", "Refused: a row is one run of text, or one board");
+  options.text("--from", s.from, "DIR",
+               "Begin with a GPT-2 in safetensors; with the tokenizer beside it, if there is one");
+  options.text("--tokenizer", s.tokenizer, "DIR|train:N",
+               "Byte pairs, which it implies: of a directory with GPT-2's vocab.json and merges.txt or a "
+               "tokenizer.json, or N of them learned from the text");
   options.number("--seconds", s.seconds, 0, 1e7,
                  "Instead of --steps: as many as fit, judged by the first ones; 0 is off");
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
@@ -75,8 +86,57 @@ void declare(program::Options& options, Settings& s) {
   options.choice("--comm", s.comm, {"auto", "threads", "mpi", "nccl", "tcp"},
                  "What joins ranks; auto: nccl where there are GPUs, else threads");
   options.flag("--dry-run", s.dry_run, "Print the plan and its memory, and stop");
-  options.flag("--sample-only", s.sample_only, "Print a sample from the last checkpoint in --out");
+  options.flag("--sample-only", s.sample_only, "Print a sample from the best checkpoint in --out");
   declare_sampling(options, s);
+}
+
+namespace {
+
+std::string weights_of(const Settings& s) { return s.from + "/model.safetensors"; }
+
+/// The file decides sizes, and a part of its context may be asked for.
+void adopt_gpt2(program::Options& options, Settings& s) {
+  check(s.task == "text", "--from (", s.from, "): goes on with a text; name one with --text");
+  const hilt::TransformerConfig c = hilt::gpt2_config(weights_of(s), s.heads);
+  if (!options.given("--heads")) {
+    const nlohmann::json about = nlohmann::json::parse(std::ifstream(s.from + "/config.json"), nullptr, false);
+    const bool says = about.is_object() && about.contains("n_head") && about["n_head"].is_number_integer();
+    options.set("--heads", std::to_string(says ? about["n_head"].get<Index>() : std::max<Index>(1, c.width / 64)));
+  }
+  const auto decided = [&](const std::string& name, const std::string& value, const std::string& asked) {
+    check(!options.given(name) || asked == value, name, " (", asked, "): ", weights_of(s), " has ", value,
+          "; leave it out");
+    options.set(name, value);
+  };
+  decided("--layers", std::to_string(c.layers), std::to_string(s.layers));
+  decided("--width", std::to_string(c.width), std::to_string(s.width));
+  decided("--positions", "learned", s.positions);
+  if (!options.given("--context")) options.set("--context", std::to_string(c.context));
+  check(s.context <= c.context, "--context (", s.context, "): ", weights_of(s), " has ", c.context, " positions");
+  if (!options.given("--lr")) options.set("--lr", "0.0001");
+  const bool has_tokenizer =
+      std::filesystem::exists(s.from + "/vocab.json") || std::filesystem::exists(s.from + "/tokenizer.json");
+  if (has_tokenizer && !options.given("--tokenizer") && !options.given("--vocabulary"))
+    options.set("--tokenizer", s.from);
+}
+
+}  // namespace
+
+void take_weights(hilt::Transformer& model, const Settings& s) {
+  hilt::Transformer theirs = hilt::load_gpt2(weights_of(s), s.heads, model.tokens.weight.dtype());
+  const auto same = [&](const char* what, Index ours, Index its, const char* why) {
+    if (ours != its)
+      hilt::fail_with(hilt::Code::data, "--from (", s.from, "): ", what, " ", its, ", here it is ", ours, "; ", why);
+  };
+  same("its tokens are", model.config.vocab, theirs.config.vocab, "take the tokenizer it was trained with");
+  same("its hidden width is", model.config.hidden_width(), theirs.config.hidden_width(), "no other is known here");
+  if (theirs.head)
+    hilt::fail_with(hilt::Code::data, "--from (", s.from, "): its head is not its embedding; GPT-2's is");
+  if (model.config.context < theirs.config.context)
+    theirs.positions.weight = hilt::contiguous(hilt::slice(theirs.positions.weight, 0, 0, model.config.context));
+  const hilt::NamedParameters ours = hilt::parameters_of(model), its = hilt::parameters_of(theirs);
+  for (const hilt::NamedParameter& p : its)  // it has no score terms
+    *std::ranges::find(ours, p.name, &hilt::NamedParameter::name)->tensor = *p.tensor;
 }
 
 void adopt_defaults(program::Options& options, Settings& s) {
@@ -88,6 +148,7 @@ void adopt_defaults(program::Options& options, Settings& s) {
     for (const auto& [name, value] : {std::pair("--steps", "500"),
                                       {"--heads", "4"},
                                       {"--width", "64"},
+                                      {"--lr", "0.003"},
                                       {"--weight-decay", "0.1"},
                                       {"--pattern", "slide2d:1x1"},
                                       {"--positions", "learned"}})
@@ -103,6 +164,8 @@ void adopt_defaults(program::Options& options, Settings& s) {
                                       {"--weight-decay", "0.1"}})
       prefer(name, value);
   }
+  if (!s.from.empty()) adopt_gpt2(options, s);
+  if (!s.tokenizer.empty() && !options.given("--vocabulary")) options.set("--vocabulary", "bpe");
   // A constant rate does not know how long the run is, so that one can be continued to more
   // --steps.
   const bool open_ended = s.schedule == "constant";
@@ -111,28 +174,29 @@ void adopt_defaults(program::Options& options, Settings& s) {
                                                     : std::min<Index>(s.warmup, s.steps / 10)));
 }
 
-hilt::Grid board_of(const Settings& s) {
-  hilt::Grid grid;
-  const std::size_t x = s.grid.find('x');
-  const auto read = [](std::string_view digits, Index& value) {
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return !digits.empty() && error == std::errc{} && end == digits.data() + digits.size() && value >= 1 &&
-           value <= 1024;
-  };
-  const std::string_view text = s.grid;
-  check(x != text.npos && read(text.substr(0, x), grid.height) && read(text.substr(x + 1), grid.width), "--grid (",
-        s.grid, "): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16");
-  return grid;
-}
+hilt::Grid board_of(const Settings& s) { return program::grid_of(s.grid, 1024); }
 
 void check_settings(const program::Options& options, const Settings& s) {
   check(s.task != "text" || !s.text.empty(), "--text: --task text needs a file; name one");
   check(s.task == "text" || s.text.empty(), "--text (", s.text, "): --task ", s.task,
         " reads no file; leave one of them out");
+  check(s.tokenizer.empty() || s.vocabulary == "bpe", "--tokenizer (", s.tokenizer, "): --vocabulary ", s.vocabulary,
+        " has no use for it; leave one of them out");
+  check(s.tokenizer.empty() || s.task == "text", "--tokenizer (", s.tokenizer, "): --task ", s.task,
+        " has characters of its own; leave it out");
+  check(s.from.empty() || !s.resume, "--from (", s.from, "): --resume goes on from --out; leave one of them out");
+  if (s.resume)
+    check(s.tokenizer.empty(), "--tokenizer (", s.tokenizer, "): --resume has that of the checkpoint; leave it out");
+  else
+    check(s.vocabulary != "bpe" || !s.tokenizer.empty(),
+          "--vocabulary (bpe): needs --tokenizer, a directory or train:N");
   check(s.ranks % s.sequence_ranks == 0, "--sequence-ranks (", s.sequence_ranks, "): must divide --ranks, ", s.ranks);
   check(s.batch >= s.ranks / s.sequence_ranks, "--batch (", s.batch, "): --ranks ", s.ranks, " with ", s.sequence_ranks,
         " to a sequence share at least ", s.ranks / s.sequence_ranks, " sequences");
   check(s.ranks == 1 || !s.controls, "--controls: train them on one rank; leave --ranks out");
+  check(s.documents.empty(), "--documents (", program::brief(s.documents), "): a row of --task ", s.task, " is one ",
+        s.is_life() ? "board" : "run of text", ", nothing is packed; a smaller ", s.is_life() ? "--grid" : "--context",
+        " with a larger --batch is as many rows");
   check(!s.controls || s.is_life(), "--controls: only --task life has them");
   const hilt::Grid grid = board_of(s);  // whatever the task: a typing error is one
   if (s.is_life())
@@ -154,7 +218,7 @@ void check_settings(const program::Options& options, const Settings& s) {
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s) {
   std::map<std::string, std::string> out;
   for (const auto& [key, value, is_text, group, preset] : options.values())
-    if (group != kCall) out[key] = value;
+    if (group != kCall && !value.empty()) out[key] = value;
   if (!s.is_life()) out.erase("grid");
   if (s.task != "text") out.erase("vocabulary");
   return out;
@@ -164,19 +228,25 @@ std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabular
   const auto seed = static_cast<std::uint64_t>(s.seed);
   if (s.task == "stories") return stories_task(s.context, seed);
   if (s.is_life()) return life_task(board_of(s).height, board_of(s).width, seed);
-  return text_task(s.text, s.vocabulary == "bytes" ? Alphabet::bytes : Alphabet::characters, s.context, seed,
-                   vocabulary);
+  const Alphabet alphabet = s.vocabulary == "bytes" ? Alphabet::bytes
+                            : s.vocabulary == "bpe" ? Alphabet::bpe
+                                                    : Alphabet::characters;
+  return text_task(s.text, alphabet, s.context, seed, vocabulary, s.tokenizer, s.dry_run ? "" : s.out);
 }
 
 hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
   hilt::TransformerConfig c;
   c.layers = s.layers, c.heads = s.heads, c.width = s.width, c.context = s.context;
   c.vocab = c.classes = symbols;
+  // What a product of GPT-2's width begins with: from smaller scores attention finds out too late
+  // what is told again.
+  if (s.task == "stories") c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
   c.order = program::order_of(s.order, s.context);
   c.pattern = program::pattern_of(s.pattern, s.context);
   c.dilation_mode = hilt::parse_dilation_mode(s.dilation_mode);
   c.causality = s.is_life() ? hilt::Causality::none : hilt::Causality::token;
   c.positions = hilt::parse_positions(s.positions);
+  c.terms = program::terms_of(s.terms);
   c.backward = hilt::parse_backward(s.backward);
   c.dropout = s.dropout, c.checkpointing = s.checkpointing, c.tie_weights = !s.is_life();
   hilt::check_config(c);
@@ -193,8 +263,19 @@ hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config) {
   return out;
 }
 
+hilt::PlanPtr plan_of(const hilt::TransformerConfig& c) {
+  return hilt::make_plan({.length = c.context,
+                          .heads = c.heads,
+                          .order = c.order,
+                          .pattern = c.pattern,
+                          .dilation_mode = c.dilation_mode,
+                          .causality = c.causality});
+}
+
 std::string order_in_force(const Settings& s) {
-  return hilt::row_order_forced() ? "row (HILT_FORCE_ORDER, in place of " + s.order + ")" : s.order;
+  if (hilt::row_order_forced()) return "row (HILT_FORCE_ORDER, in place of " + s.order + ")";
+  if (!s.order.starts_with("auto")) return s.order;
+  return to_string(plan_of(model_config(s, 2))->spec().order) + " (auto)";
 }
 
 void check_identity(const hilt::Checkpoint& checkpoint, const hilt::SafetensorsMetadata& identity) {

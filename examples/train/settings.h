@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "../program/options.h"
+#include "../program/program.h"
 #include "tasks/stories.h"
 #include "tasks/task.h"
 
@@ -17,14 +17,15 @@ namespace train {
 /// The options, under their names. Defaults are those of the task `stories`; adopt() knows the
 /// others'.
 struct Settings {
-  std::string task = "stories", text, vocabulary = "characters", grid = "16x16";
+  std::string task = "stories", text, documents, vocabulary = "characters", tokenizer, from, grid = "16x16";
   Index steps = 1300, layers = 2, heads = 8, width = 128, context = 192, batch = 8, accumulate = 1;
-  double seconds = 0, dropout = 0, lr = 3e-3, weight_decay = 0, clip = 1;
+  double seconds = 0, dropout = 0, lr = 2e-3, weight_decay = 0, clip = 1;
   std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", backward = "fused",
               positions = "rotary";
+  program::TermTexts terms;
   bool checkpointing = false;
   std::string schedule = "cosine";
-  Index warmup = 40;
+  Index warmup = 40, patience = 0;
   std::string dtype = "f32", device = "auto";
   Index seed = 0, ranks = 1, sequence_ranks = 1;
   std::string comm = "auto";
@@ -34,9 +35,10 @@ struct Settings {
   bool controls = false, dry_run = false;
   // Sampling.
   bool sample_only = false;
-  std::string prompt;
+  std::string prompt, stop;
   double temperature = 0.8, top_p = 1;
   Index top_k = 0, tokens = 400;
+  bool last = false;
 
   bool is_life() const { return task == "life"; }
 };
@@ -50,6 +52,8 @@ inline constexpr const char *kModel = "The model", *kRun = "The run", *kCall = "
 void declare(program::Options& options, Settings& s);
 /// Those of `sample`, which `train` has too.
 void declare_sampling(program::Options& options, Settings& s);
+/// What --from asks for: its weights in `model`, whose kind it must be.
+void take_weights(hilt::Transformer& model, const Settings& s);
 /// Gives what was not asked for the value that suits the task.
 void adopt_defaults(program::Options& options, Settings& s);
 /// Refuses what cannot be, and warns on stderr of what is pointless.
@@ -65,6 +69,8 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols);
 /// What besides options decides the numbers: blocks read from a file, and an order that the
 /// environment forces.
 hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config);
+/// The plan that a model attends on.
+hilt::PlanPtr plan_of(const hilt::TransformerConfig& config);
 /// The order of the settings, or what the environment has put in its place.
 std::string order_in_force(const Settings& s);
 /// Throws Code::data where a checkpoint says otherwise; of what it does not say, nothing is known.

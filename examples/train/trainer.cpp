@@ -12,26 +12,39 @@ using hilt::Tensor;
 
 namespace {
 
+constexpr double kFirstScale = 1 << 16;             // of a loss in f16
+constexpr Index kGrows = 1000;                      // good updates after which it doubles
 constexpr std::uint64_t kNoiseSeed = 0x6e6f697365;  // keeps dropout's numbers apart from those of weights and rows
 
 }  // namespace
 
-Trainer::Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const Task> task, std::uint64_t seed,
-                 hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device, const hilt::RankGrid& grid)
+Trainer::Trainer(hilt::Transformer model, std::shared_ptr<const Task> task, std::uint64_t seed,
+                 const hilt::AdamW& adamw, hilt::Device device, const hilt::RankGrid& grid)
     : device_(device),
       grid_(grid),
       task_(std::move(task)),
-      model_(hilt::make_transformer(config, seed, dtype)),
+      model_(std::move(model)),
       optimizer_(adamw),
       parameters_(hilt::parameters_of(model_)),
       noise_(seed ^ kNoiseSeed),
       replay_(device_) {
   for (const hilt::NamedParameter& p : parameters_) *p.tensor = hilt::moved(*p.tensor, device_);
   optimizer_.prepare(parameters_);
+  if (is_scaled()) scale_ = kFirstScale;
 }
 
 hilt::RankGrid::Part Trainer::part_of(const hilt::Batch& whole) const {
   return grid_.part_of(whole, model_.blocks.front().attention);
+}
+
+// While a GPU computes a step, a thread makes the next one's rows; a CPU makes them when asked.
+std::future<std::vector<hilt::Batch>> Trainer::fetch(const Asked& asked) const {
+  return std::async(device_.is_cuda() ? std::launch::async : std::launch::deferred, [task = task_, asked] {
+    std::vector<hilt::Batch> batches;
+    for (Index i = 0; i < asked.accumulate; ++i)
+      batches.push_back(task->batch(Split::train, asked.first + i * asked.batch, asked.batch));
+    return batches;
+  });
 }
 
 // The mean over all targets is, of each rank, the mean over its own times their share; gradients of
@@ -39,9 +52,15 @@ hilt::RankGrid::Part Trainer::part_of(const hilt::Batch& whole) const {
 void Trainer::load(Index batch, Index accumulate) {
   if (micro_batches_.size() != static_cast<std::size_t>(accumulate)) replay_ = hilt::Replay(device_);
   micro_batches_.resize(static_cast<std::size_t>(accumulate));
-  for (Rows& mine : micro_batches_) {
-    const hilt::Batch whole = task_->batch(Split::train, rows_, batch);
-    rows_ += batch;
+  const Asked now{rows_, batch, accumulate};
+  if (ahead_ != now) next_ = fetch(now);
+  const std::vector<hilt::Batch> batches = next_.get();
+  rows_ += batch * accumulate;
+  ahead_ = {rows_, batch, accumulate};
+  next_ = fetch(ahead_);
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    const hilt::Batch& whole = batches[i];
+    Rows& mine = micro_batches_[i];
     hilt::RankGrid::Part part = part_of(whole);
     mine.share = grid_.world().size() == 1 ? 1
                                            : static_cast<double>(hilt::count_targets(part.batch.targets)) /
@@ -66,7 +85,7 @@ void Trainer::pass(bool checked) {
     Tensor loss =
         model_.loss(rows.part.batch.inputs, rows.part.batch.targets, {.noise = &noise_, .place = &rows.part.place});
     if (rows.share != 1) loss = hilt::mul(loss, rows.share);
-    hilt::Gradients gradients = tape.backward(loss);
+    hilt::Gradients gradients = tape.backward(scale_ == 1 ? loss : hilt::mul(loss, scale_));
     if (loss_) gradients_ += gradients;
     else gradients_ = std::move(gradients);
     const hilt::Tape::Pause pause;
@@ -76,6 +95,26 @@ void Trainer::pass(bool checked) {
   if (count > 1) loss_ = hilt::mul(loss_, 1 / static_cast<double>(count));
   gradients_ = grid_.sum(hilt::mean_of(std::move(gradients_), parameters_, count), parameters_);
   norm_ = hilt::norm_of(gradients_, parameters_, loss_);
+}
+
+std::pair<double, bool> Trainer::attempt(Index batch, Index accumulate, double lr, double clip, bool stop) {
+  load(batch, accumulate);
+  const auto update = [&] {
+    whole_ = false;
+    optimizer_.step(parameters_, gradients_, lr, {norm_, clip, scale_});
+  };
+  if (grid_.world().size() > 1) {
+    pass(false);
+    const std::vector<double> total = grid_.sum({loss_.item(), stop ? 1.0 : 0.0});
+    if (!std::isfinite(total[0])) norm_ = hilt::full({}, total[0], hilt::DType::f64, device_);  // on every rank
+    update();
+    return {total[0], total[1] > 0};
+  }
+  // The tape and the hybrid look at values as they go, and make their masks on the host.
+  if (model_.config.backward == hilt::Backward::fused) replay_([&] { pass(false); });
+  else pass(false);
+  update();
+  return {loss_.item(), stop};  // a GPU is waited for here, and not before
 }
 
 Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool stop) {
@@ -91,31 +130,30 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool s
     }
   };
   const Undo undo{*this, rows, noise};
-  load(batch, accumulate);
-  double loss = 0;
-  if (grid_.world().size() > 1) {
-    pass(false);
-    const std::vector<double> total = grid_.sum({loss_.item(), stop ? 1.0 : 0.0});
-    loss = total[0], stop = total[1] > 0;
-    if (!std::isfinite(loss)) norm_ = hilt::full({}, loss, hilt::DType::f64, device_);  // on every rank
-    whole_ = false;
-    optimizer_.step(parameters_, gradients_, lr, {norm_, clip});
-  } else {
-    // The tape and the hybrid look at values as they go, and make their masks on the host.
-    if (model_.config.backward == hilt::Backward::fused) replay_([&] { pass(false); });
-    else pass(false);
-    whole_ = false;
-    optimizer_.step(parameters_, gradients_, lr, {norm_, clip});
-    loss = loss_.item();  // a GPU is waited for here, and not before
+  for (Index skipped = 0;; ++skipped) {
+    const hilt::RandomKey here = noise_.state();
+    const auto [loss, stops] = attempt(batch, accumulate, lr, clip, stop);
+    const double norm = norm_.item() / scale_, scale = scale_;
+    if (std::isfinite(norm)) {
+      if (is_scaled() && ++good_ == kGrows) rescale(2);
+      whole_ = true;
+      if (!replay_.is_recorded()) gradients_ = {};
+      return {loss, norm, lr, stops, skipped, scale};
+    }
+    optimizer_.set_steps(updates);  // nothing was updated
+    if (!is_scaled() || !std::isfinite(loss) || scale_ <= 1) {
+      rows_ = rows;
+      explain(loss, here, clip);
+    }
+    whole_ = true;
+    rescale(0.5);
   }
-  const double norm = norm_.item();
-  if (!std::isfinite(norm)) {  // nothing was updated
-    optimizer_.set_steps(updates), rows_ = rows;
-    explain(loss, noise, clip);
-  }
-  whole_ = true;
-  if (!replay_.is_recorded()) gradients_ = {};
-  return {loss, norm, lr, stop};
+}
+
+void Trainer::rescale(double by) {
+  scale_ *= by, good_ = 0;
+  loss_ = {}, norm_ = {}, gradients_ = {};
+  replay_ = hilt::Replay(device_);  // it has the old one
 }
 
 // Once more, looking where it begins.
@@ -168,11 +206,16 @@ std::vector<hilt::SafetensorsItem> Trainer::items() {
 
 hilt::SafetensorsMetadata Trainer::counters() const {
   const hilt::RandomKey noise = noise_.state();
-  return {{"updates", std::to_string(steps())},
-          {"rows", std::to_string(rows_)},
-          {"noise.seed", std::to_string(noise.seed)},
-          {"noise.stream", std::to_string(noise.stream)},
-          {"vocabulary", task_->vocabulary().text()}};
+  hilt::SafetensorsMetadata out{{"updates", std::to_string(steps())},
+                                {"rows", std::to_string(rows_)},
+                                {"noise.seed", std::to_string(noise.seed)},
+                                {"noise.stream", std::to_string(noise.stream)},
+                                {"vocabulary", task_->vocabulary().text()}};
+  if (is_scaled()) {
+    out["scale.power"] = std::to_string(std::ilogb(scale_));
+    out["scale.good"] = std::to_string(good_);
+  }
+  return out;
 }
 
 void Trainer::restore(const hilt::Checkpoint& checkpoint) {
@@ -189,6 +232,10 @@ void Trainer::restore(const hilt::Checkpoint& checkpoint) {
   }
   optimizer_.set_steps(checkpoint.get_index("updates"));
   rows_ = checkpoint.get_index("rows");
+  if (is_scaled()) {
+    scale_ = std::ldexp(1.0, static_cast<int>(std::min<Index>(checkpoint.get_index("scale.power"), 100)));
+    good_ = checkpoint.get_index("scale.good");
+  }
   noise_.set_state({checkpoint.get_number("noise.seed"), checkpoint.get_number("noise.stream")});
 }
 

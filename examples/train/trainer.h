@@ -1,9 +1,8 @@
 #pragma once
 #include <hilt/hilt.h>
 
-#include <functional>
-#include <optional>
-#include <string>
+#include <future>
+#include <utility>
 #include <vector>
 
 #include "tasks/task.h"
@@ -15,7 +14,9 @@ namespace train {
 
 struct Step {
   double loss, grad_norm, lr;
-  bool stop;  // some rank wants to
+  bool stop;          // some rank wants to
+  Index skipped = 0;  // batches before whose gradients were beyond f16
+  double scale = 1;   // of the loss that was differentiated
 };
 struct Evaluation {
   double loss = 0;
@@ -25,12 +26,18 @@ struct Evaluation {
 class Trainer {
  public:
   Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const Task> task, std::uint64_t seed,
-          hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device = {}, const hilt::RankGrid& grid = {});
+          hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device = {}, const hilt::RankGrid& grid = {})
+      : Trainer(hilt::make_transformer(config, seed, dtype), std::move(task), seed, adamw, device, grid) {}
+  /// From a model that has learned something.
+  Trainer(hilt::Transformer model, std::shared_ptr<const Task> task, std::uint64_t seed, const hilt::AdamW& adamw,
+          hilt::Device device = {}, const hilt::RankGrid& grid = {});
 
   /// One update: `accumulate` micro-batches of `batch` rows. Throws Code::not_a_number, naming the
   /// first op whose result is not finite, and leaves the parameters as they were. Whatever else it
   /// throws before the update, a text that cannot be read or a rank that is lost, leaves all as it
   /// was: is_whole().
+  /// In f16 a batch whose gradients overflow is left out, the loss's scale halved, and the next one
+  /// taken; many good ones in a row double it.
   Step step(Index batch, Index accumulate, double lr, double clip, bool stop = false);
   /// On the first `rows` rows of the validation split.
   Evaluation evaluate(Index rows, Index batch);
@@ -55,6 +62,17 @@ class Trainer {
     hilt::RankGrid::Part part;
     double share;
   };
+  /// Rows of the training split: from which on, how many at once, how many times.
+  struct Asked {
+    Index first = -1, batch = 0, accumulate = 0;
+    friend bool operator==(const Asked&, const Asked&) = default;
+  };
+  std::future<std::vector<hilt::Batch>> fetch(const Asked& asked) const;
+  /// One batch forward and back, and the update, which the device leaves out where the norm is not
+  /// finite. The loss, and whether to stop.
+  std::pair<double, bool> attempt(Index batch, Index accumulate, double lr, double clip, bool stop);
+  bool is_scaled() const { return parameters_.front().tensor->dtype() == hilt::DType::f16; }
+  void rescale(double by);
   void load(Index batch, Index accumulate);
   void pass(bool checked);
   [[noreturn]] void explain(double loss, const hilt::RandomKey& noise, double clip);
@@ -68,7 +86,12 @@ class Trainer {
   hilt::NamedParameters parameters_;
   hilt::Generator noise_;  // of dropout
   bool whole_ = true;
-  Index rows_ = 0;  // of the training split that were seen: where the data stand
+  double scale_ = 1;  // of the loss that is differentiated
+  Index good_ = 0;    // updates since it changed
+  Index rows_ = 0;    // of the training split that were seen: where the data stand
+
+  Asked ahead_;  // what next_ will be: the rows of the next step
+  std::future<std::vector<hilt::Batch>> next_;
 
   // Of the step under way. On a GPU they stay in place, for a step is recorded once.
   std::vector<Rows> micro_batches_;

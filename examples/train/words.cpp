@@ -11,19 +11,14 @@ void warn(const std::string& text) { std::cerr << "train: warning: " << program:
 
 void describe(const Settings& s, const hilt::TransformerConfig& config, const MemoryPlan& memory) {
   const hilt::Info info = hilt::info();
-  const hilt::PlanPtr plan = hilt::make_plan({.length = config.context,
-                                              .heads = config.heads,
-                                              .order = config.order,
-                                              .pattern = config.pattern,
-                                              .dilation_mode = config.dilation_mode,
-                                              .causality = config.causality});
+  const hilt::PlanPtr plan = plan_of(config);
   std::cout << "task " << s.task << (s.text.empty() ? "" : " " + s.text) << ": " << config.vocab << " symbols, rows of "
             << s.context << ", " << s.batch * s.accumulate * s.context << " tokens a step\n"
             << "model: " << s.layers << " layers x " << s.width << ", " << s.heads << " heads, "
             << report::count(static_cast<double>(count_parameters(config))) << " parameters, " << s.dtype
             << "; attention " << s.pattern << " in order " << order_in_force(s) << ", "
             << hilt::name_of(config.causality) << (config.causality == hilt::Causality::none ? "" : " causal")
-            << ", backward " << s.backward << '\n'
+            << program::in_words(s.terms) << ", backward " << s.backward << '\n'
             << to_text(memory) << '\n'
             << "machine: " << info.threads << " threads, " << info.isa_active << ", products by " << info.blas << '\n';
   if (const Index empty = plan->empty_rows())

@@ -13,11 +13,12 @@
 namespace hilt::kernels {
 namespace {
 
-// Multiplications worth a task of their own (about 20 microseconds), and the most tiles one product
-// is cut into. Each tile packs its own share of A and B. Measured on one thread: 16 tiles of 1024 x
+// Multiplications worth a task of their own (about 20 microseconds; of fewer than kReadRows rows,
+// reading B takes as long as the multiplications of so many), and the most tiles one product is cut
+// into. Each tile packs its own share of A and B. Measured on one thread: 16 tiles of 1024 x
 // 1536 x 384 cost nothing, 16 of 2048^3 10 % (4: 2 %), so a deep product is cut further only into
 // tiles that stay large.
-constexpr Index kTask = Index{1} << 21, kMaxTiles = 16;
+constexpr Index kTask = Index{1} << 21, kReadRows = 16, kMaxTiles = 16;
 constexpr Index kDeep = 1024, kFewTiles = 4, kLargeTile = 1024;
 constexpr std::size_t kAlignment = 64;
 constexpr Index kTileStep = 64;  // tiles start at multiples of this: whole micro-kernels, whole cache lines
@@ -26,7 +27,8 @@ struct Tiles {
   Index down = 1, across = 1;  // tiles of C
   Index rows, columns;         // of one tile
   Tiles(Index m, Index n, Index k) : rows(m), columns(n) {
-    const double tasks = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / kTask;
+    const double tasks =
+        static_cast<double>(std::max(m, kReadRows)) * static_cast<double>(n) * static_cast<double>(k) / kTask;
     const Index most = most_tiles();
     while (down * across < most && static_cast<double>(down * across) < tasks) {
       const Index longest = std::max(rows, columns);
@@ -40,6 +42,7 @@ struct Tiles {
     down = rows > 0 ? (m + rows - 1) / rows : 1;
     across = columns > 0 ? (n + columns - 1) / columns : 1;
   }
+  Index work(Index k) const { return std::max<Index>(1, std::max(rows, kReadRows) * columns * k); }
   /// What cpu_gemm puts in an element of C does not depend on the tile around it, so there the
   /// number of threads may choose: no more tiles than keep all busy, since each packs anew.
   static Index most_tiles() {
@@ -61,65 +64,56 @@ template <class T> T* scratch() {
   return reinterpret_cast<T*>(room.get());
 }
 
-}  // namespace
-
+/// Products that start from what `start` says, tile by tile.
 template <class T>
-void gemm(Cpu, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add) {
-  detail::visit_cpu<T>([&]<class>(auto where) { cpu_gemm(where, m, n, k, a, b, c, add, scratch<T>()); });
-}
-
-template <class T>
-void gemm_onto(Cpu where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
-               Start<T> start) {
-  const Tiles tiles(m, n, k);
-  const Index work = std::max<Index>(1, tiles.rows * tiles.columns * k);
-  parallel_for(tiles.down * tiles.across, std::max<Index>(1, kTask / 2 / work), [&](Index begin, Index end) {
-    for (Index at = begin; at < end; ++at) {
-      const Index r = at / tiles.across * tiles.rows, col = at % tiles.across * tiles.columns;
-      const Index rows = std::min(tiles.rows, m - r), columns = std::min(tiles.columns, n - col);
-      const MatrixRef<T> to{c.data + r * c.row + col, c.row, 1};
-      for (Index i = 0; i < rows; ++i) {  // while the tile is on its way into the cache anyway
-        T* const row = to.data + i * to.row;
-        const T* const bias = start.bias ? start.bias + col : nullptr;
-        const T* const residual =
-            start.residual.data ? start.residual.data + (r + i) * start.residual.row + col : nullptr;
-        if (bias && residual)
-          for (Index j = 0; j < columns; ++j) row[j] = residual[j] + bias[j];
-        else if (bias || residual) std::copy_n(bias ? bias : residual, columns, row);
-      }
-      gemm<T>(where, rows, columns, k, {a.data + r * a.row, a.row, a.column},
-              {b.data + col * b.column, b.row, b.column}, to, start.bias || start.residual.data);
-    }
-  });
-}
-
-template <class T>
-void gemm_batched(Cpu where, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a,
-                  MatrixRef<const T> b, MatrixRef<T> c) {
+void tiled_products(const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
+                    MatrixRef<T> c, Start<T> start) {
   const Tiles tiles(m, n, k);
   const Index per_product = tiles.down * tiles.across;
-  const Index work = std::max<Index>(1, tiles.rows * tiles.columns * k);
+  const Index work = tiles.work(k);
   parallel_for(steps.batch * per_product, std::max<Index>(1, kTask / 2 / work), [&](Index begin, Index end) {
     for (Index task = begin; task < end; ++task) {
       const Index i = task / per_product, at = task % per_product;
       const Index r = at / tiles.across * tiles.rows, col = at % tiles.across * tiles.columns;
-      gemm<T>(where, std::min(tiles.rows, m - r), std::min(tiles.columns, n - col), k,
-              {a.data + steps.a[i] + r * a.row, a.row, a.column},
-              {b.data + steps.b[i] + col * b.column, b.row, b.column},
-              {c.data + i * steps.c + r * c.row + col, c.row, 1}, false);
+      const Index rows = std::min(tiles.rows, m - r), columns = std::min(tiles.columns, n - col);
+      const MatrixRef<T> to{c.data + i * steps.c + r * c.row + col, c.row, 1};
+      const T* const bias = start.bias ? start.bias + col : nullptr;
+      const T* residual = start.residual.data ? start.residual.data + r * start.residual.row + col : nullptr;
+      for (Index line = 0; line < rows && (bias || residual); ++line) {  // while the tile is on its way into the cache
+        T* const row = to.data + line * to.row;
+        if (bias && residual)
+          for (Index j = 0; j < columns; ++j) row[j] = residual[j] + bias[j];
+        else std::copy_n(bias ? bias : residual, columns, row);
+        if (residual) residual += start.residual.row;
+      }
+      gemm<T>(Cpu{}, rows, columns, k, {a.data + steps.a[i] + r * a.row, a.row, a.column},
+              {b.data + steps.b[i] + col * b.column, b.row, b.column}, to, start.bias || start.residual.data);
     }
   });
 }
 
-template void gemm(Cpu, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>, bool);
-template void gemm(Cpu, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>, MatrixRef<double>, bool);
-template void gemm_onto(Cpu, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>,
-                        Start<float>);
-template void gemm_onto(Cpu, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>, MatrixRef<double>,
-                        Start<double>);
-template void gemm_batched(Cpu, const BatchSteps&, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>,
-                           MatrixRef<float>);
-template void gemm_batched(Cpu, const BatchSteps&, Index, Index, Index, MatrixRef<const double>,
-                           MatrixRef<const double>, MatrixRef<double>);
+}  // namespace
+
+template <class T, class At>
+void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add) {
+  detail::visit_cpu<T>([&]<class>(auto where) { cpu_gemm(where, m, n, k, a, b, c, add, scratch<T>()); });
+}
+
+template <class T, class At>
+void gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
+               Start<T> start) {
+  constexpr Index kAt = 0;
+  tiled_products<T>({1, &kAt, &kAt, 0}, m, n, k, a, b, c, start);
+}
+template <class T, class At>
+void gemm_batched(At, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
+                  MatrixRef<T> c) {
+  tiled_products<T>(steps, m, n, k, a, b, c, {});
+}
+
+#define HILT_CPU_GEMM(KERNEL) HILT_KERNEL(KERNEL, float, Cpu) HILT_KERNEL(KERNEL, double, Cpu)
+HILT_CPU_GEMM(gemm)
+HILT_CPU_GEMM(gemm_onto)
+HILT_CPU_GEMM(gemm_batched)
 
 }  // namespace hilt::kernels

@@ -4,7 +4,8 @@
 // meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
 // columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1: little enough
 // that whoever shares the core leaves it there. C is asked for when its sums begin and is there
-// when they end. Each element of C adds up in one order, that of k, whatever m and n are.
+// when they end. Of a few rows, as of one token, nothing is packed: B is read once, as it lies.
+// Each element of C adds up in one order, that of k, whatever m and n are.
 //
 // Below that, Eigen. The build passes -DEigen=Eigen_<isa>, so that each copy is a namespace of its
 // own and no code for a wider processor leaks into another.
@@ -21,14 +22,12 @@ template <class T> using Vector = typename VectorOf<T>::type;
 template <class T> struct LooseOf { using type [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(T))]] = T; };
 template <class T> using Loose = typename LooseOf<T>::type;
 
-// 28 sums and two vectors of B in 32 registers; 12 and two in 16. A multiply-add takes its element
-// of A from memory.
+// 28 sums and two vectors of B in 32 registers; 12 and two in 16. A is read from memory.
 constexpr int kRows = kIsa == Isa::avx512 ? 14 : 6;
 constexpr int kVectors = 2;
 constexpr Index kDepth = 256;  // 14 x 256 floats are 14 KiB
 template <class T> constexpr Index kPanel = kVectors* kLanes<T>;
-/// 768 KiB of an L2 cache of 1 MiB or more, as processors with AVX-512 have; 256 KiB of a smaller
-/// one.
+/// 768 KiB of an L2 cache of 1 MiB or more, as with AVX-512; 256 KiB of a smaller one.
 template <class T> constexpr Index kAcross = (kIsa == Isa::avx512 ? 3072 : 1024) / static_cast<Index>(sizeof(T));
 static_assert(kDepth * kAcross<float> * static_cast<Index>(sizeof(float)) <= kGemmScratch &&
               kAcross<double> % kPanel<double> == 0);
@@ -117,23 +116,20 @@ template <class T> void pack_right(MatrixRef<const T> b, Index depth, Index colu
     for (Index j = 0; j < kPanel<T>; ++j) to[k * kPanel<T> + j] = j < columns ? b.data[k * b.row + j * b.column] : T{0};
 }
 
-/// Rows of the next tile where `left` are left: at most kRows, and none of them much shorter than
-/// the others.
+/// Rows of the next tile where `left` are left: at most kRows, and none much shorter than others.
 Index next_rows(Index left) {
   const Index tiles = (left + kRows - 1) / kRows;
   return (left + tiles - 1) / tiles;
 }
 
 /// At most kRows rows of A, which has so many `more`: [depth, kRows], where what lies beyond the
-/// rows is not used. The next ones are asked for: they lie too far apart for the processor to
-/// guess.
+/// rows is not used. The next ones are asked for: too far apart for the processor to guess.
 template <class T> void pack_left(MatrixRef<const T> a, Index rows, Index more, Index depth, T* to) {
   Index k = 0;
   if (a.column == 1) {
     for (; k + kLanes<T> <= depth; k += kLanes<T>) {
       for (Index i = 0; i < rows; ++i) __builtin_prefetch(a.data + (rows + i) * a.row + k, 0, 2);
-      for (Index r = (kRows - 1) / kLanes<T> * kLanes<T>; r >= 0;
-           r -= kLanes<T>)  // downwards: a store may spill into the line after its own
+      for (Index r = (kRows - 1) / kLanes<T> * kLanes<T>; r >= 0; r -= kLanes<T>)  // downwards: a store may spill over
         if (r < rows)
           transpose<kRows>(a.data + r * a.row + k, a.row, rows - r, to + k * kRows + r,
                            std::make_integer_sequence<int, kLanes<T>>());
@@ -148,6 +144,74 @@ template <class T> void pack_left(MatrixRef<const T> a, Index rows, Index more, 
     for (Index i = 0; i < rows; ++i) to[k * kRows + i] = a.data[i * a.row + k * a.column];
 }
 
+/// C (+)= A B for so few rows that packing B would cost more than the products: its rows pass, four
+/// at a time, by sums that stay in L1.
+constexpr Index kFewRows = 3, kFewAcross = 1024;
+template <class T>
+void few_rows(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index b_row, MatrixRef<T> c, bool add) {
+  alignas(64) T sums[kFewRows][kFewAcross];
+  for (Index j0 = 0; j0 < n; j0 += kFewAcross) {
+    const Index columns = n - j0 < kFewAcross ? n - j0 : kFewAcross;
+    for (Index p = 0; p < k; p += kDepth) {
+      const Index end = k - p < kDepth ? k : p + kDepth;
+      for (Index r = 0; r < m; ++r) __builtin_memset(sums[r], 0, static_cast<std::size_t>(columns) * sizeof(T));
+      const auto rows_of_b = [&]<int N>(Index at, std::integral_constant<int, N>) {
+        const T* const line = b + at * b_row + j0;
+        for (Index r = 0; r < m; ++r) {
+          T left[N];
+          for (int i = 0; i < N; ++i) left[i] = a.data[r * a.row + (at + i) * a.column];
+          T* const sum = sums[r];
+          Index j = 0;
+          for (; j + kLanes<T> <= columns; j += kLanes<T>) {
+            Vector<T> x = aligned(sum + j);
+            for (int i = 0; i < N; ++i) x += left[i] * loose(line + i * b_row + j);
+            aligned(sum + j) = x;
+          }
+          for (; j < columns; ++j)
+            for (int i = 0; i < N; ++i) sum[j] += left[i] * line[i * b_row + j];
+        }
+      };
+      Index at = p;
+      for (; at + 4 <= end; at += 4) rows_of_b(at, std::integral_constant<int, 4>());
+      for (; at < end; ++at) rows_of_b(at, std::integral_constant<int, 1>());
+      for (Index r = 0; r < m; ++r)
+        for (Index j = 0; j < columns; ++j) {
+          T& to = c.data[r * c.row + j0 + j];
+          to = add || p > 0 ? to + sums[r][j] : sums[r][j];
+        }
+    }
+  }
+}
+
+/// The same where the columns of B lie as rows, as those of a transposed table do: of as many as a
+/// vector has lanes, a square at a time is turned.
+template <class T>
+void few_rows_of_columns(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index b_column, MatrixRef<T> c,
+                         bool add) {
+  constexpr Index N = kLanes<T>;
+  alignas(64) T square[N * N] = {};
+  for (Index j = 0; j < n; j += N)
+    for (Index p = 0; p < k; p += kDepth) {
+      const Index columns = n - j < N ? n - j : N, end = k - p < kDepth ? k : p + kDepth;
+      Vector<T> sum[kFewRows] = {};
+      for (Index at = p; at < end; at += N) {
+        const Index deep = end - at < N ? end - at : N;
+        const T* const from = b + j * b_column + at;
+        if (deep == N) transpose<N>(from, b_column, columns, square, std::make_integer_sequence<int, kLanes<T>>());
+        else
+          for (Index i = 0; i < columns * deep; ++i)
+            square[i % deep * N + i / deep] = from[i / deep * b_column + i % deep];
+        for (Index i = 0; i < deep; ++i)
+          for (Index r = 0; r < m; ++r) sum[r] += a.data[r * a.row + (at + i) * a.column] * aligned(square + i * N);
+      }
+      for (Index r = 0; r < m; ++r)
+        for (Index i = 0; i < columns; ++i) {
+          T& to = c.data[r * c.row + j + i];
+          to = add || p > 0 ? to + sum[r][i] : sum[r][i];
+        }
+    }
+}
+
 template <class T>
 void tiled(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add, T* right) {
   alignas(64) T left[kDepth * kRows + kLanes<T>];
@@ -160,9 +224,7 @@ void tiled(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b
         pack_left<T>({a.data + i * a.row + p * a.column, a.row, a.column}, rows, m - i - rows, depth, left);
         for (Index j = 0; j < across; j += kPanel<T>) {
           const Index columns = least(kPanel<T>, across - j);
-          T* const panel =
-              right +
-              (rows < m ? j * depth : 0);  // where nobody comes after, each takes the place of the one before, in L1
+          T* const panel = right + (rows < m ? j * depth : 0);  // where nobody comes after, all take one place, in L1
           if (i == 0) pack_right<T>({b.data + p * b.row + (j0 + j) * b.column, b.row, b.column}, depth, columns, panel);
           some_rows<kRows, T>(rows, depth, left, panel, {c.data + i * c.row + j0 + j, c.row, 1}, columns, add || p > 0);
         }
@@ -182,25 +244,25 @@ template <class T, class F> void with(MatrixRef<const T> m, Index rows, Index co
 
 }  // namespace
 
-template <Isa I, class T>
-void cpu_gemm(CpuAt<I>, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add,
+template <class T, class At>
+void cpu_gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add,
               T* scratch) {
-  if constexpr (I != Isa::base) {
-    tiled<T>(m, n, k, a, b, c, add, scratch);
+  if constexpr (At::kIsa != Isa::base) {
+    if (m <= kFewRows && b.column == 1) few_rows<T>(m, n, k, a, b.data, b.row, c, add);
+    else if (m <= kFewRows && b.row == 1) few_rows_of_columns<T>(m, n, k, a, b.data, b.column, c, add);
+    else tiled<T>(m, n, k, a, b, c, add, scratch);
   } else {
     Eigen::Map<Dense<T>, 0, Eigen::OuterStride<>> out(c.data, m, n, Eigen::OuterStride<>(c.row));
     with<T>(a, m, k, [&](const auto& A) {
       with<T>(b, k, n, [&](const auto& B) {
-        if (add) out.noalias() += A * B;
-        else out.noalias() = A * B;
+        if (!add) out.setZero();  // a sum begins with +0, as in tiles: a product of 0 may be -0
+        out.noalias() += A * B;
       });
     });
   }
 }
 
-template void cpu_gemm(CpuAt<kIsa>, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>,
-                       MatrixRef<float>, bool, float*);
-template void cpu_gemm(CpuAt<kIsa>, Index, Index, Index, MatrixRef<const double>, MatrixRef<const double>,
-                       MatrixRef<double>, bool, double*);
+HILT_KERNEL(cpu_gemm, float, CpuAt<kIsa>)
+HILT_KERNEL(cpu_gemm, double, CpuAt<kIsa>)
 
 }  // namespace hilt::kernels

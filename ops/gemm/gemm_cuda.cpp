@@ -194,8 +194,8 @@ bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, Ma
 
 }  // namespace
 
-template <class T>
-void gemm_batched(Cuda where, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a,
+template <class T, class At>
+void gemm_batched(At where, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a,
                   MatrixRef<const T> b, MatrixRef<T> c) {
   cuda::check_alive(where.device);
   const Locked library = library_of(where);
@@ -217,16 +217,16 @@ void gemm_batched(Cuda where, const BatchSteps& steps, Index m, Index n, Index k
   }
 }
 
-template <class T>
-void gemm_onto(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
+template <class T, class At>
+void gemm_onto(At where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
                Start<T> start) {
   const auto end = start.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
   if (!try_product<T>(where, m, n, k, a, b, c, start.residual, end, start.bias, nullptr))
     check_library(CUBLAS_STATUS_NOT_SUPPORTED, where);
 }
 
-template <class T>
-bool gemm_gelu(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
+template <class T, class At>
+bool gemm_gelu(At where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
                const T* bias, T* before) {
   constexpr Index kStep = 8;  // what it writes beside C has rows of whole steps
   if (before && (n % kStep != 0 || alignment_of(before) < 16)) return false;
@@ -235,34 +235,17 @@ bool gemm_gelu(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, Matr
   return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, end, bias, before);
 }
 
-template <class T>
-bool gemm_with_sums(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
+template <class T, class At>
+bool gemm_with_sums(At where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
                     T* sums) {
   return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, CUBLASLT_EPILOGUE_BGRADA, sums,
                         nullptr);  // its A is our B
 }
 
-template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>, MatrixRef<float>,
-                        Start<float>);
-template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>,
-                        Start<bf16>);
-template void gemm_onto(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>,
-                        Start<f16>);
-template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>,
-                        const bf16*, bf16*);
-template bool gemm_gelu(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>,
-                        const f16*, f16*);
-template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>,
-                             MatrixRef<float>, float*);
-template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>, MatrixRef<bf16>,
-                             bf16*);
-template bool gemm_with_sums(Cuda, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>, MatrixRef<f16>,
-                             f16*);
-template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const float>, MatrixRef<const float>,
-                           MatrixRef<float>);
-template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const bf16>, MatrixRef<const bf16>,
-                           MatrixRef<bf16>);
-template void gemm_batched(Cuda, const BatchSteps&, Index, Index, Index, MatrixRef<const f16>, MatrixRef<const f16>,
-                           MatrixRef<f16>);
+HILT_GPU_KERNEL(gemm_onto)
+HILT_GPU_KERNEL(gemm_with_sums)
+HILT_GPU_KERNEL(gemm_batched)
+HILT_KERNEL(gemm_gelu, bf16, Cuda)
+HILT_KERNEL(gemm_gelu, f16, Cuda)
 
 }  // namespace hilt::kernels

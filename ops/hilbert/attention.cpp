@@ -3,42 +3,43 @@
 #include <algorithm>
 #include <array>
 #include "core/io/text.h"
-#include "ops/hilbert/modes.h"
+#include "ops/hilbert/modes/modes.h"
 #include "ops/ops.h"
 
 namespace hilt {
 namespace {
 
-template <class Op> Op op_of(const Call& call) {
-  Op op;
-  op.call = call;
-  return op;
-}
+/// q, k and v, or one packed projection.
+using Inputs = std::span<const Tensor>;
 
-/// A mode, and how it runs on q, k, v and on one packed projection.
+/// A mode, and how it runs; lse is there where it was asked for.
 struct Mode {
   BackwardMode about;
-  Tensor (*run)(const Call&, const Tensor& q, const Tensor& k, const Tensor& v);
-  Tensor (*run_packed)(const Call&, const Tensor& qkv);
+  AttentionResult (*run)(const Call&, Inputs, bool with_lse);
 };
-template <class Op> constexpr Mode one_op(BackwardMode about) {
-  return {about,
-          [](const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
-            return apply(op_of<Op>(call), in_rows(q), in_rows(k), in_rows(v));
-          },
-          [](const Call& call, const Tensor& qkv) { return apply(op_of<Op>(call), in_rows(qkv)); }};
+AttentionResult run_taped(const Call& call, Inputs in, bool with_lse) {
+  const auto axis = [&](Index i) { return squeeze(slice(in[0], 2, i, i + 1), 2); };
+  const Taped part =
+      in.size() == 3 ? taped(call, in[0], in[1], in[2], with_lse) : taped(call, axis(0), axis(1), axis(2), with_lse);
+  if (!with_lse) return {part.o, {}};
+  const Tensor lse = permute(squeeze(part.lse, -1), {0, 2, 1});
+  return {part.o, contiguous(to(lse, part.o.dtype() == DType::f64 ? DType::f64 : DType::f32))};
+}
+template <class Op> AttentionResult run_op(const Call& call, Inputs in, bool with_lse) {
+  Op op;
+  op.call = call, op.with_lse = with_lse;
+  std::vector<Tensor> all;
+  for (const Tensor& x : in) all.push_back(in_rows(x));
+  std::ranges::copy(term_inputs(call.options.terms), std::back_inserter(all));
+  const Tensor y = apply(std::move(op), std::span<const Tensor>(all));
+  if (!with_lse) return {y, {}};
+  return {to(slice(y, -1, 0, call.dim), in[0].dtype()), contiguous(permute(select(y, -1, call.dim), {0, 2, 1}))};
 }
 constexpr std::array kModes{
-    Mode{{Backward::taped, "taped", "each step is an op on the tape"},
-         [](const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
-           return taped(call, q, k, v, false).o;
-         },
-         [](const Call& call, const Tensor& qkv) {
-           const auto axis = [&](Index i) { return squeeze(slice(qkv, 2, i, i + 1), 2); };
-           return taped(call, axis(0), axis(1), axis(2), false).o;
-         }},
-    one_op<detail::Hybrid>({Backward::hybrid, "hybrid", "one op; its backward is six formulas in library products"}),
-    one_op<detail::Fused>({Backward::fused, "fused", "one op; its backward is a kernel"}),
+    Mode{{Backward::taped, "taped", "each step is an op on the tape"}, run_taped},
+    Mode{{Backward::hybrid, "hybrid", "one op; its backward is six formulas in library products"},
+         run_op<detail::Hybrid>},
+    Mode{{Backward::fused, "fused", "one op; its backward is a kernel"}, run_op<detail::Fused>},
 };
 constexpr auto kAbout = [] {
   std::array<BackwardMode, kModes.size()> about{};
@@ -54,16 +55,14 @@ std::vector<Fallback>& fallbacks() {
   return list;
 }
 
-bool has_masks(const Plan& plan) {
-  for (const Tiling& t : plan.tilings())
-    if (t.tiles_partial > 0 || t.group.size() == 1) return true;
-  return false;
+template <class F> bool any_tiling(const Plan& plan, F&& f) {
+  return std::ranges::any_of(plan.parts(), [&](const PlanPart& part) { return std::ranges::any_of(part.tilings, f); });
 }
-
+bool has_masks(const Plan& plan) {
+  return any_tiling(plan, [](const Tiling& t) { return t.pairs > 0 && group_shape(t).pairs() > t.pairs; });
+}
 bool attends_at_all(const Plan& plan) {
-  for (const Tiling& t : plan.tilings())
-    if (!t.group.empty()) return true;
-  return plan.length() == 0;
+  return plan.length() == 0 || any_tiling(plan, [](const Tiling& t) { return t.pairs > 0; });
 }
 
 /// The mode that will run. taped and hybrid multiply masked weights, which are zero, with every key
@@ -74,8 +73,10 @@ Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
   const char* reason = nullptr;
   if (asked == Backward::taped && !attends_at_all(*call.plan))
     reason = "no token attends to any: there is no op to tape";
-  else if (asked != Backward::fused && has_masks(*call.plan) && !all_finite(inputs))
+  else if (asked != Backward::fused && !all_finite(inputs) && (call.options.terms.bias || has_masks(*call.plan)))
     reason = "q, k or v has NaN or infinity, which a product with a masked zero would spread";
+  else if (asked != Backward::fused && has_odd_terms(call.options.terms))
+    reason = "a score term has NaN or infinity, which a product with a masked zero would spread";
   if (!reason) return asked;
   check(!call.options.strict, "attention: ", name_of(asked), " would fall back to fused: ", reason);
   if (fallbacks().size() == kRemembered) fallbacks().erase(fallbacks().begin());
@@ -83,12 +84,39 @@ Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
   return Backward::fused;
 }
 
-Call call_of(const PlanPtr& plan, const AttentionOptions& options, const Tensor& q, const Tensor& k, const Tensor& v) {
+Call call_of(const PlanPtr& plan, const AttentionOptions& options, const Tensor& q, const Tensor& k, const Tensor& v,
+             const char* op = "attention") {
   check(plan != nullptr, "attention: no plan; make one with make_plan");
-  return checked_call("attention", plan, options, plan->length(), q, k, v);
+  const bool fits = q && k && q.rank() == 4 && k.rank() == 4 && k.dim(1) == plan->length();
+  const PlanPtr asked = fits ? plan_of_queries(plan, q.dim(1)) : plan;
+  return checked_call(op, asked, options, asked->queries(), asked->length(), q, k, v);
+}
+
+/// Sequence b of x, which has a plan of its own; all of a batch of one.
+Tensor sequence_of(const Tensor& x, Index b) { return x.dim(0) <= 1 ? x : slice(x, 0, b, b + 1); }
+
+/// f(b, its plan, its options) of every sequence of a plan that looks at data, one after the other.
+template <class F>
+Tensor by_sequence(const PlanPtr& plan, const AttentionOptions& options, const Tensor& q, const Tensor& k, F&& f) {
+  std::vector<Tensor> parts;
+  for (Index b = 0; b < std::max<Index>(q.dim(0), 1); ++b) {
+    AttentionOptions own = options;
+    own.first_batch += b;
+    if (own.terms.bias) own.terms.bias = sequence_of(own.terms.bias, b);
+    parts.push_back(f(b, plan_of_sequence(plan, q, k, b), own));
+  }
+  return parts.size() == 1 ? parts[0] : cat(parts, 0);
 }
 
 }  // namespace
+
+PlanPtr plan_of_queries(const PlanPtr& plan, Index count) {
+  check(plan != nullptr, "attention: no plan; make one with make_plan");
+  if (plan->spec().queries || plan->spec().cross || count >= plan->length()) return plan;
+  PlanSpec spec = plan->spec();
+  spec.queries = query_run(plan->length() - count, count);
+  return make_plan(spec);
+}
 
 std::span<const BackwardMode> backward_modes() { return kAbout; }
 Backward parse_backward(std::string_view text) {
@@ -103,8 +131,12 @@ void clear_attention_fallbacks() { fallbacks().clear(); }
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                  const AttentionOptions& options) {
   const Call call = call_of(plan, options, q, k, v);
+  if (plan->looks_at_data())
+    return by_sequence(plan, call.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
+      return attention(sequence_of(q, b), sequence_of(k, b), sequence_of(v, b), own, how);
+    });
   const std::array<Tensor, 3> in{q, k, v};
-  return mode_of(mode_for(call, in)).run(call, q, k, v);
+  return mode_of(mode_for(call, in)).run(call, in, false).o;
 }
 
 Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions& options) {
@@ -112,18 +144,113 @@ Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions&
         "attention: packed q, k, v must be [batch, length, 3, heads, dim], got ", qkv.shape());
   const std::array<Tensor, 3> part = detail::OneOp::parts(qkv);
   const Call call = call_of(plan, options, part[0], part[1], part[2]);
-  return mode_of(mode_for(call, part)).run_packed(call, qkv);
+  if (plan->looks_at_data())
+    return by_sequence(plan, call.options, part[0], part[1],
+                       [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
+                         return attention(sequence_of(qkv, b), own, how);
+                       });
+  return mode_of(mode_for(call, part)).run(call, {&qkv, 1}, false).o;
 }
 
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                                    const AttentionOptions& options) {
-  const Tape::Pause pause;
   const Call call = call_of(plan, options, q, k, v);
+  if (plan->looks_at_data()) {
+    std::vector<Tensor> lse;
+    const Tensor o =
+        by_sequence(plan, call.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
+          const AttentionResult r =
+              attention_with_lse(sequence_of(q, b), sequence_of(k, b), sequence_of(v, b), own, how);
+          lse.push_back(r.lse);
+          return r.o;
+        });
+    return {o, lse.size() == 1 ? lse[0] : cat(lse, 0)};
+  }
   const std::array<Tensor, 3> in{q, k, v};
-  if (mode_for(call, in) != Backward::taped) return kernel_forward(call, in_rows(q), in_rows(k), in_rows(v));
-  const Taped part = taped(call, q, k, v, true);
-  const Tensor lse = permute(squeeze(part.lse, -1), {0, 2, 1});
-  return {part.o, contiguous(to(lse, q.dtype() == DType::f64 ? DType::f64 : DType::f32))};
+  const Backward mode = mode_for(call, in);
+  const auto is_known = [](const Tensor& x) { return x && Tape::current()->knows(x); };
+  const bool recorded = Tape::current() && (std::ranges::any_of(in, is_known) ||
+                                            std::ranges::any_of(term_inputs(call.options.terms), is_known));
+  if (mode == Backward::taped || recorded) return mode_of(mode).run(call, in, true);
+  return kernel_forward(call, in_rows(q), in_rows(k), in_rows(v));
+}
+
+std::vector<Tensor> attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionResult& given,
+                                        const Tensor& d_o, const Tensor& d_lse, const PlanPtr& plan,
+                                        const AttentionOptions& options, unsigned wanted) {
+  std::vector<Tensor> x{q, k, v};
+  std::ranges::copy(term_inputs(options.terms), std::back_inserter(x));
+  Tape tape;
+  for (std::size_t i = 0; i < x.size(); ++i)
+    if (wanted >> i & 1 && x[i]) tape.watch(x[i]);
+    else x[i] = {};
+  Call call = call_of(plan, options, q, k, v);
+  call.given = given;
+  const std::array<Tensor, 3> in{q, k, v};
+  const AttentionResult r = plan->looks_at_data() ? attention_with_lse(q, k, v, plan, options)
+                                                  : mode_of(mode_for(call, in)).run(call, in, bool(d_lse));
+  Gradients g;
+  if (d_lse && tape.knows(r.o)) g = tape.backward(add(sum(mul(r.o, d_o)), to(sum(mul(r.lse, d_lse)), r.o.dtype())));
+  else if (tape.knows(r.o)) g = tape.backward(r.o, d_o);
+  for (Tensor& t : x)
+    if (t) t = g.has(t) ? g[t] : zeros_like(t);
+  return x;
+}
+
+// Weights are what attention makes of values that are one at one key and zero at the others.
+std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, const PlanPtr& plan,
+                                          std::span<const Index> rows, const AttentionOptions& options) {
+  const Tape::Pause pause;
+  AttentionOptions how = options;
+  how.dropout = 0, how.backward = Backward::fused;
+  const Call all = call_of(plan, how, q, k, k, "attention_weights");
+  std::vector<RowWeights> out;
+  if (plan->looks_at_data()) {
+    by_sequence(plan, all.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& its) {
+      for (RowWeights& w : attention_weights(sequence_of(q, b), sequence_of(k, b), own, rows, its))
+        w.batch = b, out.push_back(std::move(w));
+      return q;
+    });
+    return out;
+  }
+  PlanSpec spec = all.plan->spec();
+  const auto place = [&](Index token) { return spec.in_order ? all.plan->order().position_of[at(token)] : token; };
+  std::vector<Index> asking, of_bias;  // each row among all tokens, and its row of the bias
+  for (const Index row : rows) {
+    check(row >= (asking.empty() ? 0 : asking.back() + 1) && row < all.queries, "attention_weights: row ", row,
+          " is not among the ", all.queries, " of q, or comes twice or late");
+    asking.push_back(row);
+    of_bias.push_back(spec.in_order && !spec.queries ? all.plan->order().token_at[at(row)] : row);
+  }
+  const auto picked = [&](const Tensor& x, int axis, const std::vector<Index>& which) {
+    return gather(x, axis, moved(from_values(which, {std::ssize(which)}), q.device()));
+  };
+  const DType wide = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const Tensor some = to(picked(q, 1, asking), wide), keys = to(k, wide);
+  how = all.options;
+  if (Tensor& bias = how.terms.bias) bias = to(bias.dim(2) > 1 ? picked(bias, 2, of_bias) : bias, wide);
+  if (spec.queries)
+    for (Index& row : asking) row = (*spec.queries)[at(row)];
+  if (spec.cross) spec.cross = std::ssize(rows);
+  else spec.queries.emplace(asking.begin(), asking.end());
+  const auto part = std::make_shared<const Plan>(spec);
+  std::vector<Tensor> each;
+  for (Index first = 0; first < spec.length; first += all.dim) {
+    std::vector<double> one(at(spec.length * all.dim));
+    for (Index u = first; u < std::min(spec.length, first + all.dim); ++u) one[at(u * all.dim + u - first)] = 1;
+    const Tensor v = moved(from_values(one, {1, spec.length, 1, all.dim}, wide), q.device());
+    each.push_back(attention(some, keys, expand(v, keys.shape()), part, how));
+  }
+  const std::vector<double> weight = each.empty() ? std::vector<double>() : cat(each, 3).to_vector();
+  for (Index b = 0, i = 0; b < all.batch; ++b)
+    for (std::size_t row = 0; row < rows.size(); ++row)
+      for (Index h = 0; h < all.heads(); ++h, i += std::ssize(each) * all.dim) {
+        RowWeights& w = out.emplace_back(RowWeights{b, rows[row], h, {}, {}});
+        for (Index token = 0; token < spec.length; ++token)
+          if (part->attends(h, asking[row], place(token), b) > 0)
+            w.keys.push_back(static_cast<std::int32_t>(token)), w.weights.push_back(weight[at(i + place(token))]);
+      }
+  return out;
 }
 
 }  // namespace hilt

@@ -5,6 +5,7 @@
 #include "../../core/random.h"
 #include "../../core/tape.h"
 #include "plan/plan.h"
+#include "terms.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -27,6 +28,7 @@ struct AttentionOptions {
   std::optional<RandomKey> key;  // of the dropout mask; needed when dropout > 0
   Index first_batch = 0;         // the number of the first sequence among all that share the mask
   bool strict = false;           // a fallback is an error
+  ScoreTerms terms = {};
 };
 
 /// Why a call ran in another mode than asked, newest last: at most the 64 last of this thread.
@@ -47,28 +49,68 @@ const std::vector<AttentionRoute>& attention_routes();
 void clear_attention_routes();
 
 /// o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'],  h' = h
-/// / (H / Hk). q: [B, L, H, D]; k, v: [B, L, Hk, D]; any strides.
+/// / (H / Hk). q: [B, L, H, D]; k, v: [B, L, Hk, D]; any strides. q may have fewer rows: those that
+/// PlanSpec::queries names, without it the last.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                  const AttentionOptions& options = {});
 /// The same from one packed projection [B, L, 3, H, D].
 Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions& options = {});
 
-/// Forward alone, with the log-sum-exp of every row, [B, H, L] (f32; f64 for f64). No tape listens.
+/// With the log-sum-exp of every row, [B, H, L] (f32; f64 for f64), a result that a tape knows like
+/// o: with its gradient, dS gains P dL.
 struct AttentionResult {
   Tensor o, lse;
 };
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                                    const AttentionOptions& options = {});
 
+/// Gradients of q, k, v, slopes, relative, bias and sink, those whose bit is set in `wanted` and
+/// that are there, from what attention_with_lse() gave: for a host with a graph of its own, on any
+/// thread. d_lse may be undefined. taped, and sets chosen by q and k, run forward once more.
+std::vector<Tensor> attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionResult& given,
+                                        const Tensor& d_o, const Tensor& d_lse, const PlanPtr& plan,
+                                        const AttentionOptions& options = {}, unsigned wanted = 0x7f);
+
+/// The plan of one sequence of q and k: where the pattern looks at data, its blocks are chosen, for
+/// each key head by the means of the queries of its heads; else `plan`. attention() does so itself.
+PlanPtr plan_of_sequence(const PlanPtr& plan, const Tensor& q, const Tensor& k, Index sequence);
+
+/// Whom a row of q attends to in one head: keys, as ascending tokens, and their weights. A key that
+/// counts twice has the sum, one that a bias masks 0; a sink leaves less than 1 to all of them.
+struct RowWeights {
+  Index batch, row, head;
+  std::vector<std::int32_t> keys;
+  std::vector<double> weights;
+};
+/// Of some rows of q, ascending: sequence after sequence, rows, heads; without dropout. For
+/// pictures and tests; no tape hears.
+std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, const PlanPtr& plan,
+                                          std::span<const Index> rows, const AttentionOptions& options = {});
+
+/// The plan of a call whose q has `count` rows: `plan`, or where it has more and does not say who
+/// asks, that of its last rows. attention() does so itself.
+PlanPtr plan_of_queries(const PlanPtr& plan, Index count);
+
 /// X along the order, and back: y[:, i] = x[:, token_at[i]] on an axis, and its inverse. Each is
 /// the other's backward.
 Tensor reorder(const Tensor& x, const Permutation& order, int axis = 1);
 Tensor restore(const Tensor& y, const Permutation& order, int axis = 1);
 
-/// Bytes that a mode will save for backward and need at its peak, beyond q, k, v.
+/// What taped and hybrid multiply: the groups of a tiling, padded to one size, so that they are one
+/// batch of dense products. Dense attention is one group; where a set has no such runs of queries
+/// and keys, groups follow its lists, see compact().
+struct GroupShape {
+  Index groups = 0, q = 0, k = 0;
+  Index pairs() const { return groups * q * k; }
+};
+GroupShape group_shape(const Tiling& t);
+
+/// Bytes that a mode will save for backward and need at its peak, beyond q, k, v and the tensors of
+/// the terms, whose gradients are all asked for. Terms that do not fit are errors, as in a call.
 struct AttentionMemory {
   std::size_t saved = 0, peak = 0;
 };
-AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode);
+AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,
+                                 const ScoreTerms& terms = {});
 
 }  // namespace hilt

@@ -8,17 +8,21 @@
 
 namespace hilt {
 
-Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& options, Index length, const Tensor& q,
-                  const Tensor& k, const Tensor& v) {
+Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& options, Index queries, Index keys,
+                  const Tensor& q, const Tensor& k, const Tensor& v) {
   for (const Tensor* x : {&q, &k, &v})
     check(bool(*x) && x->rank() == 4, op, ": q, k and v must be [batch, length, heads, dim], got ", q.shape(), ", ",
           k.shape(), ", ", v.shape());
   check(k.shape() == v.shape(), op, ": k ", k.shape(), " and v ", v.shape(), " must have one shape");
-  check(q.dim(0) == k.dim(0) && q.dim(1) == k.dim(1) && q.dim(3) == k.dim(3), op, ": q ", q.shape(), " and k ",
-        k.shape(), " must agree in batch, length and dim");
+  check(q.dim(0) == k.dim(0) && (q.dim(1) == k.dim(1) || queries != keys) && q.dim(3) == k.dim(3), op, ": q ",
+        q.shape(), " and k ", k.shape(), " must agree in batch, length and dim");
   check(q.dtype() == k.dtype() && q.dtype() == v.dtype(), op, ": q is ", q.dtype(), ", k ", k.dtype(), ", v ",
         v.dtype(), "; convert with to()");
-  check(q.dim(1) == length, op, ": ", q.dim(1), " tokens, but the plan is for ", length);
+  check(q.dim(1) == queries, op, ": ", q.dim(1), queries == keys ? " tokens" : " queries", ", but the plan is for ",
+        queries);
+  check(k.dim(1) == keys, op, ": ", k.dim(1), " keys, but the plan is for ", keys);
+  if (const auto rows = std::ssize(plan->spec().documents); rows > 1)
+    check(q.dim(0) == rows, op, ": a batch of ", q.dim(0), ", but the plan has documents for ", rows, " rows");
   check(q.dim(2) == plan->heads(), op, ": ", q.dim(2), " heads, but the plan is for ", plan->heads());
   check(k.dim(2) >= 1 && q.dim(2) % k.dim(2) == 0, op, ": ", q.dim(2), " query heads cannot share ", k.dim(2),
         " key heads evenly");
@@ -26,12 +30,15 @@ Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& o
   check(options.dropout >= 0 && options.dropout < 1, op, ": dropout ", options.dropout, " must be in [0, 1)");
   check(options.dropout == 0 || options.key.has_value(), op, ": dropout ", options.dropout, " needs a RandomKey");
   check(!options.scale || std::isfinite(*options.scale), op, ": scale ", options.scale.value_or(0), " is not finite");
-  return {plan,     options, options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim(3)))), q.dim(0), length,
-          k.dim(2), q.dim(3)};
+  Call call{plan,     options, options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim(3)))),
+            q.dim(0), queries, k.dim(2),
+            q.dim(3), {}};
+  resolve_terms(call, q);
+  return call;
 }
 
 kernels::AttentionSizes Call::sizes() const {
-  kernels::AttentionSizes s{batch, length, heads(), kv_heads, dim, scale};
+  kernels::AttentionSizes s{batch, queries, heads(), kv_heads, dim, scale};
   s.dropout = drop_rate(options.dropout);
   s.key = options.key.value_or(RandomKey{});
   s.first_batch = options.first_batch;
@@ -50,14 +57,13 @@ std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index 
   std::map<std::int32_t, std::vector<std::int32_t>> out;
   for (Index h = 0; h < plan.heads(); ++h) {
     const auto tilings = plan.tilings_of(h);
-    for (Index i = 0; i < static_cast<Index>(tilings.size()); ++i)
+    for (Index i = 0; i < std::ssize(tilings); ++i)
       if (branch < 0 || i == branch) out[tilings[static_cast<std::size_t>(i)]].push_back(static_cast<std::int32_t>(h));
   }
   return out;
 }
 
-// ---- passes
-// ----------------------------------------------------------------------------------------
+// ---- passes -------------------------------------------------------------------------------------
 namespace {
 
 constexpr std::size_t kRemembered = 64;
@@ -74,9 +80,23 @@ void note(std::string_view pass, const kernels::Decision& d) {
 kernels::Input input(const Tensor& x) { return {x.raw(), x.dtype(), x.stride(0), x.stride(1), x.stride(2)}; }
 kernels::Output output(Tensor& x) { return {x.mutable_raw(), x.dtype(), x.stride(0), x.stride(1), x.stride(2)}; }
 
-kernels::AttentionPass pass_of(const Call& call, const Tiling& t, const std::vector<std::int32_t>& heads,
-                               const Tensor& q, const Tensor& k, const Tensor& v) {
-  return {call.sizes(), &t, heads.data(), static_cast<Index>(heads.size()), input(q), input(k), input(v)};
+kernels::AttentionPass pass_of(const Call& call, const PlanPart& part, std::int32_t tiling,
+                               const std::vector<std::int32_t>& heads, const Tensor& q, const Tensor& k,
+                               const Tensor& v) {
+  return {call.sizes(), &part.tilings[static_cast<std::size_t>(tiling)],
+          heads.data(), std::ssize(heads),
+          input(q),     input(k),
+          input(v),     &part.places};
+}
+
+/// Rows that these parts list, of one tiling of each: [0] of q, [1] of k. Each is in one alone.
+std::array<Index, 2> rows_listed(const Call& call, std::span<const PlanPart> parts, std::size_t tiling) {
+  std::array<Index, 2> n{};
+  for (const PlanPart& part : parts) {
+    n[0] += part.places.count(call.batch) * std::ssize(part.tilings[tiling].q_token);
+    n[1] += part.places.count(call.batch) * std::ssize(part.tilings[tiling].k_token);
+  }
+  return n;
 }
 
 }  // namespace
@@ -84,112 +104,120 @@ kernels::AttentionPass pass_of(const Call& call, const Tiling& t, const std::vec
 const std::vector<AttentionRoute>& attention_routes() { return routes(); }
 void clear_attention_routes() { routes().clear(); }
 
-// ---- forward
-// ---------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
-SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Tiling> first, bool several_parts) {
-  several_parts = several_parts || branch_count(*call.plan) > 1;
-  bool fresh =
-      branch_count(*call.plan) == 1;  // a branch that every token takes part in writes every row: nothing to prepare
-  for (const Tiling& t : first) fresh = fresh && static_cast<Index>(t.q_token.size()) == call.length;
+SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const PlanPart> first, bool goes_on) {
+  goes_on = goes_on || branch_count(*call.plan) > 1;
+  // A row is written first by the first branch of its head; if that has all, nothing is prepared.
+  bool whole = !first.empty();
+  for (Index h = 0; whole && h < call.heads(); ++h) {
+    const auto its = call.plan->tilings_of(h);
+    whole = !its.empty() && rows_listed(call, first, static_cast<std::size_t>(its[0]))[0] == call.batch * call.queries;
+  }
   const DType stat = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  const DType type = size_of(q.dtype()) == 2 && several_parts ? DType::f32 : q.dtype();
-  const Shape lse_shape{call.batch, call.heads(), call.length};
-  if (fresh) return {empty(q.shape(), type, q.device()), empty(lse_shape, stat, q.device()), true};
+  const DType type = size_of(q.dtype()) == 2 && goes_on ? DType::f32 : q.dtype();
+  const Shape lse_shape{call.batch, call.heads(), call.queries};
+  // A sink is a key with this score and value 0, met before all others. Kernels write to its copy.
+  if (const Tensor& sink = call.options.terms.sink)
+    return {zeros(q.shape(), type, q.device()), clone(expand(reshape(sink, {1, call.heads(), 1}), lse_shape)), false};
+  if (whole) return {empty(q.shape(), type, q.device()), empty(lse_shape, stat, q.device()), true};
   return {zeros(q.shape(), type, q.device()),
-          full(lse_shape, -std::numeric_limits<double>::infinity(), stat, q.device()), false};
+          full(lse_shape, -std::numeric_limits<double>::infinity(), stat, q.device()), true};
 }
 
-void attend(const Call& call, std::span<const Tiling> tilings, const Tensor& q, const Tensor& k, const Tensor& v,
+void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
             SoftmaxState& state) {
+  const kernels::Terms terms = kernel_terms(call);
   with_device("attention", q, [&](auto where) {
     for (Index branch = 0; branch < branch_count(*call.plan); ++branch)
-      for (const auto& [tiling, heads] : users(*call.plan, branch)) {
-        const kernels::ForwardPass pass{pass_of(call, tilings[static_cast<std::size_t>(tiling)], heads, q, k, v),
-                                        output(state.o), state.lse.mutable_raw(), state.fresh};
-        kernels::Decision how;
-        if constexpr (is_cuda<decltype(where)>)
-          kernels::attention_forward(where, pass, how = kernels::route(where, pass));
-        else kernels::attention_forward(where, pass);
-        note("forward", how);
-      }
+      for (const auto& [tiling, heads] : users(*call.plan, branch))
+        for (const PlanPart& part : parts) {
+          kernels::ForwardPass pass{pass_of(call, part, tiling, heads, q, k, v), output(state.o),
+                                    state.lse.mutable_raw(), state.fresh && branch == 0};
+          if (has_pair_terms(call.options.terms)) pass.terms = &terms;
+          kernels::Decision how;
+          if constexpr (is_cuda<decltype(where)>)
+            kernels::attention_forward(where, pass, how = kernels::route(where, pass));
+          else kernels::attention_forward(where, pass);
+          note("forward", how);
+        }
   });
   state.fresh = false;
 }
 
 AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
-  SoftmaxState state = initial_state(call, q, call.plan->tilings(), false);
-  attend(call, call.plan->tilings(), q, k, v, state);
+  SoftmaxState state = initial_state(call, q, call.plan->parts(), false);
+  attend(call, call.plan->parts(), q, k, v, state);
   return {to(state.o, q.dtype()), state.lse};
 }
 
-// ---- backward
-// --------------------------------------------------------------------------------------
+// ---- backward -----------------------------------------------------------------------------------
 
-BackwardRun decide_backward(const Call& call, std::span<const Tiling> tilings, const BackwardInputs& x, bool whole) {
-  BackwardRun run{{}, x.lse.dtype(), true, false};
-  for (auto& [tiling, heads] : users(*call.plan, -1)) run.parts.push_back({tiling, std::move(heads), {}});
-  whole = whole && tilings.size() == 1 && branch_count(*call.plan) == 1;
+BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, const BackwardInputs& x, bool whole) {
+  const kernels::Terms terms = kernel_terms(call);
+  BackwardRun run{{}, x.lse.dtype(), true, bool(x.d_lse) || x.terms[kSinkTensor]};
+  for (const auto& [tiling, heads] : users(*call.plan, -1))
+    for (std::size_t part = 0; part < parts.size(); ++part) run.passes.push_back({part, tiling, heads, {}});
+  whole = whole && run.passes.size() == 1;
   with_device("attention", x.q, [&](auto where) {
-    for (BackwardRun::Part& part : run.parts) {
+    for (BackwardRun::Pass& p : run.passes) {
       if constexpr (is_cuda<decltype(where)>) {
-        const Tiling& t = tilings[static_cast<std::size_t>(part.tiling)];
-        kernels::BackwardPass pass{pass_of(call, t, part.heads, x.q, x.k, x.v)};
-        pass.o = input(x.o), pass.d_o = input(x.d_o);
-        part.how = kernels::route(where, pass, whole);
-        if (part.how.direct) {
+        kernels::BackwardPass pass{pass_of(call, parts[p.part], p.tiling, p.heads, x.q, x.k, x.v)};
+        pass.o = input(x.o), pass.d_o = input(x.d_o), pass.delta_given = bool(x.d_lse);
+        if (has_pair_terms(call.options.terms)) pass.terms = &terms;
+        p.how = kernels::route(where, pass, whole);
+        if (p.how.direct) {
           run.type = x.q.dtype();
-          run.zeroed = static_cast<Index>(t.q_token.size()) != call.length ||
-                       static_cast<Index>(t.k_token.size()) != call.length;
+          run.zeroed = rows_listed(call, parts, static_cast<std::size_t>(p.tiling)) !=
+                       std::array<Index, 2>{call.batch * call.queries, call.batch * x.k.dim(1)};
         }
       }
-      run.delta = run.delta || part.how.delta;
+      run.delta = run.delta || p.how.delta;
     }
   });
   return run;
 }
 
-void run_backward(const Call& call, std::span<const Tiling> tilings, const BackwardRun& run, BackwardInputs& x,
-                  std::array<Tensor, 3>& d) {
+void BackwardInputs::make_delta(const kernels::AttentionSizes& sizes) {
+  delta = empty(lse.shape(), lse.dtype(), q.device());
+  with_device("attention", q, [&](auto where) {
+    kernels::attention_delta(where, {sizes, input(o), input(d_o), delta.mutable_raw()});
+  });
+  if (d_lse) delta = sub(delta, d_lse);
+}
+
+void run_backward(const Call& call, std::span<const PlanPart> parts, const BackwardRun& run, BackwardInputs& x,
+                  std::array<Tensor, 3>& d, TermTensors& d_terms) {
+  const kernels::Terms terms = kernel_terms(call);
+  const kernels::TermGradients gradients = kernel_gradients(call, d_terms);
+  if (run.delta && !x.delta) x.make_delta(call.sizes());
   with_device("attention", x.q, [&](auto where) {
-    if (run.delta && !x.delta) {
-      x.delta = empty({call.batch, call.heads(), call.length}, x.lse.dtype(), x.q.device());
-      kernels::attention_delta(where, {call.sizes(), input(x.o), input(x.d_o), x.delta.mutable_raw()});
-    }
-    for (const BackwardRun::Part& part : run.parts) {
-      kernels::BackwardPass pass{
-          pass_of(call, tilings[static_cast<std::size_t>(part.tiling)], part.heads, x.q, x.k, x.v)};
+    for (const BackwardRun::Pass& p : run.passes) {
+      kernels::BackwardPass pass{pass_of(call, parts[p.part], p.tiling, p.heads, x.q, x.k, x.v)};
       pass.o = input(x.o), pass.d_o = input(x.d_o);
       pass.lse = x.lse.raw(), pass.delta = x.delta ? x.delta.raw() : nullptr;
       pass.dq = output(d[0]), pass.dk = output(d[1]), pass.dv = output(d[2]);
-      if constexpr (is_cuda<decltype(where)>) kernels::attention_backward(where, pass, part.how);
+      if (has_pair_terms(call.options.terms)) pass.terms = &terms, pass.d_terms = &gradients;
+      if constexpr (is_cuda<decltype(where)>) kernels::attention_backward(where, pass, p.how);
       else kernels::attention_backward(where, pass);
-      note("backward", part.how);
+      note("backward", p.how);
     }
   });
 }
 
-// ---- one op
-// ----------------------------------------------------------------------------------------
+// ---- one op -------------------------------------------------------------------------------------
 
 namespace detail {
 
-Tensor OneOp::forward(const Tensor& q, const Tensor& k, const Tensor& v) {
-  const AttentionResult r = kernel_forward(call, q, k, v);
-  keep({q, k, v, r.o, r.lse});
-  return r.o;
-}
-Tensor OneOp::forward(const Tensor& qkv) {
-  packed = true;
-  const auto part = parts(qkv);
-  const AttentionResult r = kernel_forward(call, part[0], part[1], part[2]);
-  keep({qkv, r.o, r.lse});
-  return r.o;
-}
-
-void OneOp::keep(std::initializer_list<Tensor> tensors) {
-  if (!wants_any()) return;
-  for (const Tensor& t : tensors) save(t);
+Tensor OneOp::forward(std::span<const Tensor> in) {
+  packed = in.size() == 1 + kTermTensors;
+  const auto [q, k, v] = packed ? parts(in[0]) : std::array<Tensor, 3>{in[0], in[1], in[2]};
+  const AttentionResult r = call.given.o ? call.given : kernel_forward(call, q, k, v);
+  if (wants_any())
+    for (const Tensor& x : in) save(x);
+  if (wants_any()) save(r.o), save(r.lse);
+  if (!with_lse) return r.o;
+  return cat({to(r.o, r.lse.dtype()), unsqueeze(permute(r.lse, {0, 2, 1}), -1)}, -1);
 }
 
 std::array<Tensor, 3> OneOp::parts(const Tensor& qkv) {
@@ -201,27 +229,35 @@ std::array<Tensor, 3> OneOp::parts(const Tensor& qkv) {
   return out;
 }
 
-BackwardInputs OneOp::kept(const Tensor& d_o) const {
-  if (!packed) return {saved(0), saved(1), saved(2), saved(3), d_o, saved(4)};
-  const auto [q, k, v] = parts(saved(0));
-  return {q, k, v, saved(1), d_o, saved(2)};
+BackwardInputs OneOp::kept(const Tensor& cotangent) const {
+  const std::size_t inputs = packed ? 1 : 3, n = inputs + kTermTensors;
+  const auto [q, k, v] = packed ? parts(saved(0)) : std::array<Tensor, 3>{saved(0), saved(1), saved(2)};
+  BackwardInputs x{q, k, v, saved(n), cotangent, saved(n + 1)};
+  if (with_lse) {
+    x.d_o = to(slice(cotangent, -1, 0, call.dim), q.dtype());
+    x.d_lse = permute(select(cotangent, -1, call.dim), {0, 2, 1});
+  }
+  for (std::size_t i = 0; i < kTermTensors; ++i) x.terms[i] = bool(saved(inputs + i)) && wants(inputs + i);
+  return x;
 }
 
-std::vector<Tensor> OneOp::finished(std::vector<Tensor> dx, DType type) const {
+std::vector<Tensor> OneOp::finished(std::vector<Tensor> dx, DType type, TermTensors terms) const {
   for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = wants(i) ? to(dx[i], type) : Tensor{};
+  for (Tensor& d : terms) dx.push_back(std::move(d));
   return dx;
 }
 
-std::vector<Tensor> OneOp::fused_backward(const Tensor& cotangent) const {
-  BackwardInputs x = kept(in_rows(cotangent));
-  const BackwardRun run = decide_backward(call, call.plan->tilings(), x, true);
+std::vector<Tensor> OneOp::fused_backward(BackwardInputs x) const {
+  x.d_o = in_rows(x.d_o);
+  const BackwardRun run = decide_backward(call, call.plan->parts(), x, true);
   std::vector<Tensor> dx;  // laid out as the inputs were
   if (packed) dx = {run.gradient_like(saved(0))};
   else dx = {run.gradient_like(x.q), run.gradient_like(x.k), run.gradient_like(x.v)};
   std::array<Tensor, 3> d = packed ? parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
-  run_backward(call, call.plan->tilings(), run, x, d);
+  TermTensors sums = term_sums(call, x.terms);
+  run_backward(call, call.plan->parts(), run, x, d, sums);
   d = {};  // shares dx, which finished() frees as it converts
-  return finished(std::move(dx), x.q.dtype());
+  return finished(std::move(dx), x.q.dtype(), finished_terms(call, std::move(sums), x.terms, x.lse, x.delta));
 }
 
 }  // namespace detail

@@ -15,14 +15,17 @@ struct Call {
   PlanPtr plan;
   AttentionOptions options;
   double scale = 1;
-  Index batch = 0, length = 0, kv_heads = 1, dim = 0;
+  Index batch = 0, queries = 0, kv_heads = 1, dim = 0;
+  AttentionResult given = {};          // what its forward pass gave, where that is over
+  std::vector<std::int32_t> bias_row;  // of each token's query, where there is a bias and not all ask
 
   Index heads() const { return plan->heads(); }
   kernels::AttentionSizes sizes() const;
 };
-/// For q of `length` rows, as many as k and v have.
-Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& options, Index length, const Tensor& q,
-                  const Tensor& k, const Tensor& v);
+/// For q of `queries` rows, k and v of `keys`. Its terms are resolved: every tensor that a kernel
+/// reads is there, dense, the bias of rank 4.
+Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& options, Index queries, Index keys,
+                  const Tensor& q, const Tensor& k, const Tensor& v);
 
 /// Rows whose elements are neighbours, which kernels read in place; else a copy, by an op of its
 /// own where a tape listens.
@@ -30,41 +33,71 @@ Tensor in_rows(const Tensor& x);
 
 /// The most tilings that any head merges.
 Index branch_count(const Plan& plan);
-/// The heads that use each tiling as their branch number `branch`, or as any if that is negative.
+/// The heads that use each tiling of a part as their branch number `branch`; negative: as any.
 std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index branch);
 
-// ---- forward
-// ---------------------------------------------------------------------------------------
+// ---- score terms (terms.cpp) --------------------------------------------------------------------
 
-/// Where an online softmax stands: o [B, L, H, D], which never rounds to 16 bits between `parts`,
-/// and lse [B, H, L].
+struct GroupBatch;
+
+/// The tensors among the terms of a call, which may be undefined: slopes, relative, bias, sink.
+constexpr std::size_t kTermTensors = 4, kBiasTensor = 2, kSinkTensor = 3;
+using TermTensors = std::array<Tensor, kTermTensors>;
+TermTensors term_inputs(const ScoreTerms& terms);
+/// Checks the terms of a call, and makes them what checked_call says.
+void resolve_terms(Call& call, const Tensor& q);
+/// Whether there are any but a sink.
+bool has_pair_terms(const ScoreTerms& terms);
+/// Whether a tensor among them has a NaN, or an infinity other than one that masks.
+bool has_odd_terms(const ScoreTerms& terms);
+/// S of scores c q . k [B, heads, groups, q, k], op by op.
+Tensor with_terms(const Call& call, const GroupBatch& g, Tensor s);
+
+kernels::Terms kernel_terms(const Call& call);
+/// Where kernels add up the gradients of those that are wanted, zeros; of a bias, at most its size
+/// or a number a row or key. The sink needs no kernel.
+using Wanted = std::array<bool, kTermTensors>;
+TermTensors term_sums(const Call& call, const Wanted& wanted);
+Shape term_sum_shape(const Call& call, std::size_t which);
+kernels::TermGradients kernel_gradients(const Call& call, TermTensors& sums);
+/// The gradients, each of its tensor's shape and type. delta: less the gradient of lse.
+TermTensors finished_terms(const Call& call, TermTensors sums, const Wanted& wanted, const Tensor& lse,
+                           const Tensor& delta);
+
+// ---- forward ------------------------------------------------------------------------------------
+
+/// Where an online softmax stands: o [B, Lq, H, D], which never rounds to 16 bits where it goes on,
+/// and lse [B, H, Lq].
 struct SoftmaxState {
   Tensor o, lse;
-  bool fresh;  // nothing is there yet, and the first part writes every row
+  bool fresh;  // nothing is there yet: the first branch of the first part writes its rows
 };
-SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Tiling> first, bool several_parts);
-/// One part: keys and values that these tilings, one for each of the plan's, point into.
-void attend(const Call& call, std::span<const Tiling> tilings, const Tensor& q, const Tensor& k, const Tensor& v,
+SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const PlanPart> first, bool goes_on);
+/// To keys and values that these parts point into.
+void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
             SoftmaxState& state);
 /// All of it: what hybrid and fused compute.
 AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v);
 
-// ---- backward
-// --------------------------------------------------------------------------------------
+// ---- backward -----------------------------------------------------------------------------------
 
-/// What backward reads: o and d_o as q, lse and delta [B, H, L].
+/// What backward reads: o and d_o as q, lse and delta [B, H, Lq].
 struct BackwardInputs {
   Tensor q, k, v, o, d_o, lse;
-  Tensor delta = {};  // made where a route wants it and it is not there
+  Tensor d_lse = {};  // its gradient, if any
+  Tensor delta = {};  // d_o . o - d_lse; made where a route wants it and it is not there
+  Wanted terms = {};  // whose gradients are wanted
+  void make_delta(const kernels::AttentionSizes& sizes);
 };
-/// Backward over tilings as it will run: a route for each, and what these want of memory.
+/// Backward over parts as it will run: a route for each tiling, and what these want of memory.
 struct BackwardRun {
-  struct Part {
+  struct Pass {
+    std::size_t part;
     std::int32_t tiling;
     std::vector<std::int32_t> heads;
     kernels::Decision how;
   };
-  std::vector<Part> parts;
+  std::vector<Pass> passes;
   DType type;          // of dq, dk and dv: that of q, or the accumulator's
   bool zeroed, delta;  // they must be zero before; delta is read
 
@@ -73,37 +106,34 @@ struct BackwardRun {
     return zeroed ? zeros(x.shape(), type, x.device()) : empty(x.shape(), type, x.device());
   }
 };
-/// `whole`: these tilings are all of the call, not one of several parts whose gradients are added
-/// up.
-BackwardRun decide_backward(const Call& call, std::span<const Tiling> tilings, const BackwardInputs& x, bool whole);
-/// Writes the gradients, or adds them, to d = {dq, dk, dv}, which gradient_like made.
-void run_backward(const Call& call, std::span<const Tiling> tilings, const BackwardRun& run, BackwardInputs& x,
-                  std::array<Tensor, 3>& d);
+/// `whole`: these are all of the call, not one of several stages whose gradients are added up.
+BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, const BackwardInputs& x, bool whole);
+/// Writes or adds the gradients to d = {dq, dk, dv}, which gradient_like made; adds those of terms.
+void run_backward(const Call& call, std::span<const PlanPart> parts, const BackwardRun& run, BackwardInputs& x,
+                  std::array<Tensor, 3>& d, TermTensors& d_terms);
 
-// ---- one op
-// ----------------------------------------------------------------------------------------
+// ---- one op -------------------------------------------------------------------------------------
 
 namespace detail {
 
-/// What hybrid and fused share: the forward kernel, and what it keeps.
+/// What hybrid and fused share: the forward kernel, and what it keeps. The inputs are q, k and v,
+/// or the three packed, and the terms' tensors; the result is o, or of a call that asks for lse
+/// too, both in one: [B, L, H, D + 1] in lse's type.
 struct OneOp : Function {
   Call call;
-  bool packed = false;
+  bool with_lse = false;
 
-  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v);
-  Tensor forward(const Tensor& qkv);
+  Tensor forward(std::span<const Tensor> in);
 
   /// q, k, v inside [B, L, 3, H, D].
   static std::array<Tensor, 3> parts(const Tensor& qkv);
 
  protected:
-  BackwardInputs kept(const Tensor& d_o) const;
-  /// Gradients in the type of the inputs, of those that somebody wants.
-  std::vector<Tensor> finished(std::vector<Tensor> dx, DType type) const;
-  std::vector<Tensor> fused_backward(const Tensor& d_o) const;
-
- private:
-  void keep(std::initializer_list<Tensor> tensors);
+  bool packed = false;
+  BackwardInputs kept(const Tensor& cotangent) const;
+  /// Gradients in the type of the inputs, of those that somebody wants, and those of terms.
+  std::vector<Tensor> finished(std::vector<Tensor> dx, DType type, TermTensors terms) const;
+  std::vector<Tensor> fused_backward(BackwardInputs x) const;
 };
 
 }  // namespace detail

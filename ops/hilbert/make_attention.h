@@ -9,23 +9,24 @@ namespace [[gnu::visibility("default")]] hilt {
 class NamedAttention {
  public:
   /// [B, L, H, D] as attention() takes them; for the ring types this rank's rows, as
-  /// ring_attention() takes them. `step` tells dropout's streams apart.
-  Tensor operator()(const Tensor& q, const Tensor& k, const Tensor& v, std::uint64_t step = 0) const;
-  PlanPtr plan(const Tensor& q, const Tensor& k) const;
+  /// ring_attention() takes them. `step` tells dropout's streams apart; documents: see PlanSpec.
+  using Documents = std::vector<DocumentList>;
+  Tensor operator()(const Tensor& q, const Tensor& k, const Tensor& v, std::uint64_t step = 0,
+                    const Documents& documents = {}) const;
+  PlanPtr plan(const Tensor& q, const Documents& documents = {}) const;
   /// Of the ring types: this rank's part of the plan, and so which rows it holds.
-  ShardPlanPtr shard(Index heads) const;
+  ShardPlanPtr shard(Index heads, const Documents& documents = {}) const;
+  /// The learned tensors of its score terms: slopes, relative, bias, sink.
+  void visit_parameters(const std::string& at, const std::function<void(const std::string&, Tensor&)>& visit);
   const std::string& type() const { return type_; }
   const AttentionOptions& options() const { return options_; }
 
  private:
   friend NamedAttention make_attention(const std::map<std::string, std::string>& config, const Comm& comm);
-  PlanSpec spec(Index length, Index heads) const;
-  std::string type_, order_ = "row", blocks_ = "local:1";
-  Pattern pattern_ = {Branch{}};
-  DilationMode mode_ = DilationMode::all_queries;
-  Causality causality_ = Causality::none;
-  WorkOrder work_order_ = WorkOrder::row;
-  Index block_size_ = 64, length_ = 0;  // length_: of all ranks; 0 for the types of one rank
+  PlanSpec spec(Index length, Index heads, const Documents& documents) const;
+  std::string type_, order_ = "row";
+  PlanSpec spec_;     // but for lengths and what is of a call
+  Index length_ = 0;  // of all ranks; 0 for the types of one rank
   Transport transport_ = Transport::ring;
   Dealing dealing_ = Dealing::contiguous;
   Comm comm_;
@@ -38,7 +39,7 @@ class NamedAttention {
 ///   improved       the same with branches on head groups
 ///   hilbert        segments of the Hilbert order, every query asking
 ///   block_sparse   blocks (block_size; blocks = local:RADIUS, dilated:R+R+.., global_local:GLOBAL:RADIUS,
-///                  top:K by pooled q.k)
+///                  FILE.npy, or top:K, which each sequence and key head chooses for itself by pooled q.k)
 ///   ring, ring_hilbert, block_sparse_ring
 ///                  dense (or segments, as standard), hilbert and block_sparse over the ranks of comm, the
 ///                  same on each; known as HilbertRing with transport = gather, as HilbertTrueRing with
@@ -46,12 +47,9 @@ class NamedAttention {
 ///                  balanced, auto)
 /// Keys: attention_type, segment_lengths, dilation_rates (comma separated), order (as parse_order,
 /// or `auto`), dilation_mode, causal, block_size, blocks, work_order (row, diagonal, hilbert,
-/// auto), dropout, seed, scale, backward, strict. An unknown name or key, or a key that the type
-/// does not read, is an error.
+/// auto), dropout, seed, scale, backward, strict; the score terms softcap, sink (true), and alibi,
+/// relative and bias as read_term has them, with heads where one is learned. An unknown name or
+/// key, or a key that the type does not read, is an error.
 NamedAttention make_attention(const std::map<std::string, std::string>& config, const Comm& comm = Comm());
-
-/// For each block of queries the `most` blocks of keys with the largest product of mean query and
-/// mean key, over batch and heads.
-BlockPairs top_blocks(const Tensor& q, const Tensor& k, const Permutation& order, Index size, Index most);
 
 }  // namespace hilt

@@ -1,8 +1,7 @@
 // reorder and restore: tokens along an order, and back home.
 //
 //      y[:, i] = x[:, token_at[i]]        x[:, t] = y[:, position_of[t]]        each is the other's backward
-#include <list>
-#include <mutex>
+#include "core/recent.h"
 #include "ops/hilbert/attention.h"
 #include "ops/ops.h"
 
@@ -20,28 +19,12 @@ struct Reorder final : Function {
 
 /// To bring an index to a GPU is to wait, so those used last stay there.
 Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
-  const auto made = [&] { return moved(from_values(index, {static_cast<Index>(index.size())}), device); };
+  const auto made = [&] { return moved(from_values(index, {std::ssize(index)}), device); };
   if (device.is_cpu()) return made();
-  struct Kept {
-    Device device;
-    std::vector<std::int32_t> index;
-    Tensor there;
-  };
-  constexpr std::size_t kKept = 16, kKeptTokens = std::size_t{16} << 20;
-  static std::mutex mutex;
-  static auto& recent = *new std::list<Kept>;  // outlives every device
-  const std::lock_guard lock(mutex);
-  for (auto at = recent.begin(); at != recent.end(); ++at)
-    if (at->device == device && at->index == index) {
-      recent.splice(recent.begin(), recent, at);
-      return at->there;
-    }
-  recent.push_front({device, index, made()});
-  std::size_t tokens = 0;
-  for (const Kept& k : recent) tokens += k.index.size();
-  for (; recent.size() > kKept || (recent.size() > 2 && tokens > kKeptTokens); recent.pop_back())
-    tokens -= recent.back().index.size();
-  return recent.front().there;
+  constexpr std::size_t kKept = 16, kKeptBytes = std::size_t{64} << 20, kPair = 2;  // an order and its inverse
+  static auto& recent = *new Recent<std::pair<Device, std::vector<std::int32_t>>, Tensor>(
+      kKept, kKeptBytes, kPair);  // outlives every device
+  return recent.get({device, index}, made, [](const Tensor& x) { return x.bytes(); });
 }
 
 Tensor reordered(std::string_view label, const Tensor& x, const std::vector<std::int32_t>& index,
@@ -49,8 +32,8 @@ Tensor reordered(std::string_view label, const Tensor& x, const std::vector<std:
   Reorder fn;
   fn.label = label;
   fn.axis = checked_axis(label.data(), axis, x.rank());
-  check(x.dim(fn.axis) == static_cast<Index>(index.size()), label, ": axis ", axis, " of ", x.shape(), " has ",
-        x.dim(fn.axis), " tokens, the order ", index.size());
+  check(x.dim(fn.axis) == std::ssize(index), label, ": axis ", axis, " of ", x.shape(), " has ", x.dim(fn.axis),
+        " tokens, the order ", index.size());
   fn.index = index_on(x.device(), index);
   fn.inverse = index_on(x.device(), inverse);
   return apply(std::move(fn), x);

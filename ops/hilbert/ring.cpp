@@ -27,7 +27,7 @@ struct Pair {
 };
 
 Tensor index_of(const std::vector<std::int32_t>& rows, Device device) {
-  return moved(from_values(rows, {static_cast<Index>(rows.size())}), device);
+  return moved(from_values(rows, {std::ssize(rows)}), device);
 }
 
 /// The rows that a peer needs, dense.
@@ -111,45 +111,47 @@ struct Ring final : Function {
 
   std::string_view name() const override { return "attention (ring)"; }
 
-  bool receives() const {
-    return std::ranges::any_of(shard->stages(), [](const ShardPlan::Stage& s) { return !s.receive.empty(); });
+  bool any_stage(std::vector<ShardPlan::Parcel> ShardPlan::Stage::*parcels) const {
+    return std::ranges::any_of(shard->stages(), [&](const ShardPlan::Stage& s) { return !(s.*parcels).empty(); });
   }
-  bool sends() const {
-    return std::ranges::any_of(shard->stages(), [](const ShardPlan::Stage& s) { return !s.send.empty(); });
-  }
+  bool receives() const { return any_stage(&ShardPlan::Stage::receive); }
 
   AttentionResult run(const Tensor& q, const Tensor& k, const Tensor& v) const {
     const auto& stages = shard->stages();
     const Pair own{k, v};
-    SoftmaxState state = initial_state(call, q, stages[0].tilings, receives());
+    SoftmaxState state = initial_state(call, q, stages[0].parts, receives());
     Pair keys = own;
     for (std::size_t stage = 0; stage < stages.size(); ++stage) {
       Incoming next;
       if (stage + 1 < stages.size()) next = post(*shard, comm, own, stage + 1, "ring forward");
-      if (stages[stage].keys > 0 || stage == 0) attend(call, stages[stage].tilings, q, keys.k, keys.v, state);
+      if (stages[stage].keys > 0 || stage == 0) attend(call, stages[stage].parts, q, keys.k, keys.v, state);
       if (stage + 1 < stages.size()) keys = next.wait(own);
     }
     return {to(state.o, q.dtype()), state.lse};
   }
 
-  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v) {
-    const AttentionResult r = run(q, k, v);
-    if (wants_any())
-      for (const Tensor& t : {q, k, v, r.o, r.lse}) save(t);
+  Tensor forward(std::span<const Tensor> in) {
+    const AttentionResult r = run(in[0], in[1], in[2]);
+    if (!wants_any()) return r.o;
+    for (const Tensor& t : in) save(t);
+    save(r.o), save(r.lse);
     return r.o;
   }
 
   std::vector<Tensor> backward(const Tensor& cotangent) override {
-    BackwardInputs x{saved(0), saved(1), saved(2), saved(3), in_rows(cotangent), saved(4)};
+    constexpr std::size_t n = 3 + kTermTensors;
+    BackwardInputs x{saved(0), saved(1), saved(2), saved(n), in_rows(cotangent), saved(n + 1)};
+    for (std::size_t i = 0; i < kTermTensors; ++i) x.terms[i] = bool(saved(3 + i)) && wants(3 + i);
+    TermTensors terms = term_sums(call, x.terms);
     const Tensor& q = x.q;
     const Pair own{saved(1), saved(2)};
     const auto& stages = shard->stages();
     const DType type = x.lse.dtype();
-    if (!receives() && !sends()) {  // nothing to add up
-      const BackwardRun run = decide_backward(call, stages[0].tilings, x, true);
+    if (!receives() && !any_stage(&ShardPlan::Stage::send)) {  // nothing to add up
+      const BackwardRun run = decide_backward(call, stages[0].parts, x, true);
       std::array<Tensor, 3> d{run.gradient_like(x.q), run.gradient_like(x.k), run.gradient_like(x.v)};
-      run_backward(call, stages[0].tilings, run, x, d);
-      return finished({std::move(d[0]), std::move(d[1]), std::move(d[2])}, q.dtype());
+      run_backward(call, stages[0].parts, run, x, d, terms);
+      return finished({std::move(d[0]), std::move(d[1]), std::move(d[2])}, x, std::move(terms));
     }
     Tensor dq = zeros(q.shape(), type, q.device());
     Pair total, keys = own;
@@ -160,7 +162,7 @@ struct Ring final : Function {
       std::array<Tensor, 3> d{dq, zeros(keys.k.shape(), type, q.device()), zeros(keys.v.shape(), type, q.device())};
       if (stages[stage].keys > 0) {
         x.k = keys.k, x.v = keys.v;
-        run_backward(call, stages[stage].tilings, decide_backward(call, stages[stage].tilings, x, false), x, d);
+        run_backward(call, stages[stage].parts, decide_backward(call, stages[stage].parts, x, false), x, d, terms);
         x.k = x.v = {};  // the next ones are on their way
       }
       if (stage == 0) {
@@ -172,10 +174,12 @@ struct Ring final : Function {
       if (stage + 1 < stages.size()) keys = next.wait(own);
     }
     if (stages.size() > 1) homeward.wait(total);
-    return finished({std::move(dq), std::move(total.k), std::move(total.v)}, q.dtype());
+    return finished({std::move(dq), std::move(total.k), std::move(total.v)}, x, std::move(terms));
   }
-  std::vector<Tensor> finished(std::vector<Tensor> dx, DType type) const {
-    for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = wants(i) ? to(dx[i], type) : Tensor{};
+  std::vector<Tensor> finished(std::vector<Tensor> dx, BackwardInputs& x, TermTensors terms) const {
+    for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = wants(i) ? to(dx[i], x.q.dtype()) : Tensor{};
+    if (x.terms[kSinkTensor] && !x.delta) x.make_delta(call.sizes());  // no stage had keys
+    for (Tensor& d : finished_terms(call, std::move(terms), x.terms, x.lse, x.delta)) dx.push_back(std::move(d));
     return dx;
   }
 };
@@ -189,7 +193,11 @@ Ring ring_of(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanP
         " is not for several ranks; use fused");
   Ring ring;
   ring.call = checked_call("ring_attention", std::shared_ptr<const Plan>(shard, &shard->plan()), options,
-                           shard->length(), q, k, v);
+                           shard->length(), shard->length(), q, k, v);
+  const kernels::Terms terms = kernel_terms(ring.call);
+  check(shard->plan().spec().documents.empty() || !(terms.slopes_on_grid || terms.table_on_grid),
+        "ring_attention: alibi and relative on the grids of documents are not for several ranks, and these are ",
+        to_string(shard->plan().spec().documents));
   ring.shard = shard;
   ring.comm = comm;
   return ring;
@@ -199,7 +207,10 @@ Ring ring_of(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanP
 
 Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard, const Comm& comm,
                       const AttentionOptions& options) {
-  return apply(ring_of(q, k, v, shard, comm, options), in_rows(q), in_rows(k), in_rows(v));
+  Ring ring = ring_of(q, k, v, shard, comm, options);
+  std::vector<Tensor> in{in_rows(q), in_rows(k), in_rows(v)};
+  std::ranges::copy(term_inputs(ring.call.options.terms), std::back_inserter(in));
+  return apply(std::move(ring), std::span<const Tensor>(in));
 }
 
 AttentionResult ring_attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard,
@@ -216,9 +227,9 @@ void agree_on(const ShardPlan& shard, const Comm& comm, Index batch, Index kv_he
        << "\nlength = " << s.length << "\nheads = " << s.heads << "\nkv_heads = " << kv_heads << "\nbatch = " << batch
        << "\nhead_dim = " << dim << "\ndtype = " << dtype << "\norder = " << to_string(s.order)
        << "\npattern = " << to_string(s.pattern) << "\ndilation_mode = " << name_of(s.dilation_mode)
-       << "\ncausal = " << name_of(s.causality) << "\ntransport = " << name_of(shard.transport())
-       << "\nscale = " << options.scale.value_or(0) << "\ndropout = " << options.dropout
-       << "\nseed = " << (options.key ? options.key->seed : 0)
+       << "\ncausal = " << name_of(s.causality) << "\ndocuments = " << to_string(s.documents)
+       << "\ntransport = " << name_of(shard.transport()) << "\nscale = " << options.scale.value_or(0)
+       << "\ndropout = " << options.dropout << "\nseed = " << (options.key ? options.key->seed : 0)
        << "\nstream = " << (options.key ? options.key->stream : 0);
   for (const Branch& b : s.pattern)
     for (const auto& [i, j] : b.pairs) text << "\nblock = " << i << ", " << j;

@@ -20,8 +20,7 @@ AttentionResult ring_attention_with_lse(const Tensor& q, const Tensor& k, const 
 void agree_on(const ShardPlan& shard, const Comm& comm, Index batch, Index kv_heads, Index dim, DType dtype,
               const AttentionOptions& options);
 
-/// The rows of one rank of a whole tensor [B, L, ...] whose rows are tokens, and the whole of the
-/// rows of all ranks.
+/// One rank's rows of a whole tensor [B, L, ...] whose rows are tokens, and the whole of all rows.
 Tensor rows_of_rank(const Tensor& whole, const ShardPlan& shard, int rank);
 Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& comm);
 

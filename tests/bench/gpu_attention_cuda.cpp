@@ -1,25 +1,24 @@
 // Attention on one GPU, a JSON line a figure:  hilt_gpu_attention [--repeats N] [NAME ..]
+// Problems drawn at random instead:            hilt_gpu_attention sweep --seed S --count N [..]
 //
 // Inputs are random and rotate through more memory than the L2 cache holds; times are events on the
 // stream, medians of N; a figure's correctness is asserted in the same process, against the plain
 // kernel in f32 on the same numbers. Floors: bytes, each tensor once, over the rate of a copy
 // measured here; FLOPs over 716 TFLOP/s.
-#include <cuda_runtime_api.h>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <iostream>
 #include <string>
 #include <vector>
-#include "core/cuda/context.h"
 #include "ops/hilbert/attention.h"
-#include "ops/ops.h"
+#include "tests/bench/gpu.h"
 
 namespace {
 
 using namespace hilt;
+using namespace hilt::bench;
 
-const Device kGpu{Device::Kind::cuda, 0};
 constexpr double kPeakFlops = 716e12;      // of a large bf16 product on one H200
 constexpr std::size_t kCache = 60u << 20;  // bytes of L2
 
@@ -30,54 +29,6 @@ struct Shape4 {
   Causality causality = Causality::none;
   DType type = DType::bf16;
 };
-
-class Events {
- public:
-  Events() {
-    cudaEventCreate(&begin_);
-    cudaEventCreate(&end_);
-  }
-  template <class F> double ms(F&& f) {
-    const auto stream = static_cast<cudaStream_t>(cuda_of(kGpu).stream);
-    cudaEventRecord(begin_, stream);
-    f();
-    cudaEventRecord(end_, stream);
-    cudaEventSynchronize(end_);
-    float t = 0;
-    cudaEventElapsedTime(&t, begin_, end_);
-    return static_cast<double>(t);
-  }
-
- private:
-  cudaEvent_t begin_{}, end_{};
-};
-
-struct Times {
-  double low, median, high;
-};
-template <class F> Times times_of(int repeats, F&& once) {
-  std::vector<double> t;
-  for (int i = 0; i < repeats + 5; ++i) {
-    const double ms = once(i);
-    if (i >= 5) t.push_back(ms);
-  }
-  std::sort(t.begin(), t.end());
-  return {t.front(), t[t.size() / 2], t.back()};
-}
-
-double copy_rate() {  // bytes a second, read and written
-  const Tensor a = randn({1 << 29}, {1, 1}, DType::bf16, kGpu);
-  Tensor b = empty_like(a);
-  Events events;
-  const Times t = times_of(20, [&](int) { return events.ms([&] { copy(b, a); }); });
-  return 2 * static_cast<double>(a.bytes()) / (t.median * 1e-3);
-}
-
-double relative_error(const Tensor& got, const Tensor& want) {
-  const double off = global_norm(std::vector<Tensor>{sub(to(got, DType::f32), want)}),
-               size = global_norm(std::vector<Tensor>{want});
-  return off / size;
-}
 
 void line(const Shape4& s, const char* what, const Times& t, double bytes, double flops, double rate, double error) {
   const double by_bytes = bytes / rate * 1e3, by_flops = flops / kPeakFlops * 1e3, floor = std::max(by_bytes, by_flops);
@@ -221,6 +172,7 @@ int modes(int repeats) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && !std::strcmp(argv[1], "sweep")) return sweep({argv + 2, argv + argc});
   int repeats = 50;
   std::vector<std::string> names;
   for (int i = 1; i < argc; ++i) {

@@ -2,7 +2,7 @@
 #include "core/error.h"
 #include <gtest/gtest.h>
 #include <limits>
-#include "core/checked.h"
+#include "core/shape.h"
 #include "core/device.h"
 #include "core/tape.h"
 #include "tests/support/error_of.h"

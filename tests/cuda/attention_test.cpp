@@ -160,12 +160,37 @@ std::vector<Case> masked() {
     out.push_back({.pattern = "neighborhood2d:17x17", .order = "hilbert", .dim = dim});
     out.push_back({.pattern = "window2d:16x16", .order = "row", .dim = dim});
     out.push_back({.pattern = "slide2d:8x3", .order = "hilbert", .dim = dim, .packed = true, .causality = token});
+    out.push_back({.pattern = "slide2d:6x3,stride=2,causal=1x0", .order = "hilbert", .dim = dim});
   }
+  return out;
+}
+/// Every head dim, type, length and sharing of key heads that those for Hopper take.
+std::vector<Case> of_every_size() {
+  std::vector<Case> out;
+  constexpr Causality token = Causality::token;
+  for (const DType type : {DType::bf16, DType::f16})
+    for (const Index dim : {8, 32, 40, 64, 80, 96, 128, 160, 192, 256}) {
+      const auto add = [&](Case c) {
+        c.dim = dim, c.type = type;
+        out.push_back(c);
+      };
+      add({.pattern = "dense", .order = "row", .length = 1000, .heads = 4, .kv_heads = 2, .causality = token});
+      add({.pattern = "dense", .batch = 2, .length = 333, .heads = 3, .kv_heads = 1});
+      add({.pattern = "segment:64", .batch = 2, .length = 1037, .heads = 4, .kv_heads = 2, .causality = token});
+      add({.pattern = "segment:100", .length = 1037, .heads = 3, .kv_heads = 1});
+      add({.pattern = "segment:16", .length = 2000});
+      add({.pattern = "segment:300", .length = 1000, .causality = token});
+      add({.pattern = "segment:512,dilation=4,offset=1", .length = 1024, .mode = DilationMode::longnet});
+      add({.pattern = "segment:1024,dilation=64", .length = 3000, .heads = 4, .kv_heads = 1});
+      add({.pattern = "neighborhood2d:7x5", .order = "hilbert:40x25", .batch = 2, .length = 1000, .packed = true});
+      add({.pattern = "neighborhood2d:7x7", .order = "snake:29x37", .length = 1073, .causality = token});
+      add({.pattern = "window2d:8x8", .order = "hilbert:48x48", .length = 2304, .heads = 4, .kv_heads = 2});
+    }
   return out;
 }
 std::vector<Case> all_cases() {
   std::vector<Case> out = whole_groups();
-  for (const Case& c : masked()) out.push_back(c);
+  for (const auto& more : {masked(), of_every_size()}) out.insert(out.end(), more.begin(), more.end());
   return out;
 }
 
@@ -208,8 +233,7 @@ TEST_F(OnGpuAttention, AgreesWithThePlainKernel) {
     const Inputs in = inputs_of(c);
     clear_attention_routes();
     attention_with_lse(in.q, in.k, in.v, plan);
-    for (const AttentionRoute& r : attention_routes())  // where a branch leaves rows out, it goes on
-      EXPECT_TRUE(r.route == "hopper" || r.reason == "a softmax does not go on in 16 bits") << r.reason;
+    for (const AttentionRoute& r : attention_routes()) EXPECT_EQ(r.route, "hopper") << r.reason;
     agrees_with_the_plain_kernel(c, worst);
   }
   std::cout << "worst relative error: o " << worst.o << ", gradients " << worst.dx << "; lse absolute " << worst.lse
@@ -244,9 +268,9 @@ Index repeats() {
 TEST_F(OnGpuAttention, RepeatsBitForBit) {
   for (const Case& c : all_cases()) {
     SCOPED_TRACE(testing::Message() << c);
-    repeats_bit_for_bit(c, repeats());
+    repeats_bit_for_bit(c, repeats() / 4 + 1);  // there are many cases
   }
-  std::cout << all_cases().size() << " configurations, " << repeats() << " repeats each" << std::endl;
+  std::cout << all_cases().size() << " configurations, " << repeats() / 4 + 1 << " repeats each" << std::endl;
 }
 
 // One segment full of NaN: its own rows are NaN, every other row keeps its bits.
@@ -307,8 +331,8 @@ void keeps_not_a_number_behind_masks(const Case& c) {
 }
 
 TEST_F(OnGpuAttention, NotANumberDoesNotPassMasks) {
-  for (const Case& c : masked()) {
-    if (c.packed) continue;
+  for (const Case& c : all_cases()) {
+    if (c.packed || c.length > 4096) continue;
     SCOPED_TRACE(testing::Message() << c);
     keeps_not_a_number_behind_masks(c);
   }
@@ -357,7 +381,12 @@ std::vector<Case> on_tensor_cores() {
            .kv_heads = 2,
            .dropout = 0.1});
       add({.pattern = "neighborhood2d:7x5", .batch = 2, .length = 1024, .heads = 4, .kv_heads = 4, .packed = true});
-      add({.pattern = "slide2d:8x3", .length = 1100, .heads = 2, .kv_heads = 1, .causality = token});
+      add({.pattern = "slide2d:8x3",
+           .order = "hilbert:25x44",
+           .length = 1100,
+           .heads = 2,
+           .kv_heads = 1,
+           .causality = token});
       add({.pattern = "slide:100", .order = "row", .length = 700, .dropout = 0.5});
       add({.pattern = "neighborhood:301", .length = 999, .causality = Causality::curve});
     }
@@ -365,6 +394,7 @@ std::vector<Case> on_tensor_cores() {
 }
 
 TEST_F(OnGpuTensorCores, AgreeWithThePlainKernel) {
+  const Setting forced("HILT_ROUTE", "mma");
   Worst worst;
   for (const Case& c : on_tensor_cores()) {
     SCOPED_TRACE(testing::Message() << c);
@@ -402,6 +432,7 @@ TEST_F(OnGpuAttention, RoutesAreForcedWhereTheyServe) {
 }
 
 TEST_F(OnGpuTensorCores, RepeatBitForBit) {
+  const Setting forced("HILT_ROUTE", "mma");
   for (const Case& c : on_tensor_cores()) {
     SCOPED_TRACE(testing::Message() << c);
     repeats_bit_for_bit(c, repeats() / 10 + 1);  // there are many cases
@@ -409,6 +440,7 @@ TEST_F(OnGpuTensorCores, RepeatBitForBit) {
 }
 
 TEST_F(OnGpuTensorCores, KeepNotANumberBehindMasks) {
+  const Setting forced("HILT_ROUTE", "mma");
   for (const Case& c : on_tensor_cores()) {
     if (c.packed) continue;
     SCOPED_TRACE(testing::Message() << c);
@@ -417,14 +449,21 @@ TEST_F(OnGpuTensorCores, KeepNotANumberBehindMasks) {
 }
 
 // dS beyond what f16 holds, though no input or result is: the plain kernel does those tiles.
-TEST_F(OnGpuTensorCores, SlopesTooLargeForF16) {
+void slopes_too_large_for_f16(const char* pattern) {
   const Case c{
-      .pattern = "segment:2", .order = "row", .length = 1000, .heads = 4, .kv_heads = 4, .dim = 64, .type = DType::f16};
+      .pattern = pattern, .order = "row", .length = 1000, .heads = 4, .kv_heads = 4, .dim = 64, .type = DType::f16};
   const PlanPtr plan = plan_of(c);
   Inputs in = inputs_of(c);
   in.q = mul(in.q, 0.25), in.k = mul(in.k, 0x1p-6), in.v = mul(in.v, 2), in.d_o = mul(in.d_o, 6000);
   const Result want = play(in_f32(in), plan), got = play(in, plan);
   for (std::size_t i = 0; i < 3; ++i) EXPECT_LT(relative(got.dx[i], want.dx[i]), 1e-3) << "gradient " << i;
+}
+TEST_F(OnGpuTensorCores, SlopesTooLargeForF16) {
+  const Setting forced("HILT_ROUTE", "mma");
+  slopes_too_large_for_f16("segment:2");
+}
+TEST_F(OnGpuAttention, SlopesTooLargeForF16) {
+  for (const char* pattern : {"segment:2", "slide:1"}) slopes_too_large_for_f16(pattern);
 }
 
 // ---- parts of one attention: an online softmax that goes on in f32, gradients that are added to -
@@ -435,10 +474,10 @@ struct Parts {
   Index batch, kv_heads, dim;
 };
 
-/// What ranks and plans of several branches are made of, all of whole tiles.
+/// What ranks and plans of several branches are made of.
 std::vector<Parts> parts() {
   std::vector<Parts> out;
-  for (Index dim : {64, 128}) {
+  for (Index dim : {64, 128, 192}) {
     const auto add = [&](Case c) {
       c.dim = dim;
       std::ostringstream name;
@@ -454,6 +493,11 @@ std::vector<Parts> parts() {
     add({.pattern = "segment:256", .length = 1024, .causality = token});
     add({.pattern = "segment:128+segment:512,dilation=2", .length = 1024, .mode = DilationMode::longnet});
     add({.pattern = "segment:256+segment:1024,dilation=4", .length = 1024, .causality = token});
+    add({.pattern = "segment:100+segment:400,dilation=3",
+         .length = 900,
+         .heads = 4,
+         .kv_heads = 2,
+         .mode = DilationMode::head_groups});
     add({.pattern = "segment:512,dilation=2,offset=head",
          .length = 1024,
          .heads = 3,
@@ -487,21 +531,23 @@ Result ones_to_start(const Inputs& in) {
 /// Through the kernels that go on, twice where asked: o and gradients in f32, gradients added to
 /// those of `start`.
 Result in_parts(const Inputs& in, const PlanPtr& plan, bool fresh, int times = 1, const Result* start = nullptr) {
-  const Call call = checked_call("parts", plan, {}, plan->length(), in.q, in.k, in.v);
+  const Call call = checked_call("parts", plan, {}, plan->length(), plan->length(), in.q, in.k, in.v);
   const double none = fresh ? std::numeric_limits<double>::quiet_NaN() : 0;  // what must not be read
   SoftmaxState state{full(in.q.shape(), none, DType::f32, kGpu),
-                     full({call.batch, call.heads(), call.length},
+                     full({call.batch, call.heads(), call.queries},
                           fresh ? none : -std::numeric_limits<double>::infinity(), DType::f32, kGpu),
                      fresh};
-  for (int i = 0; i < times; ++i) attend(call, plan->tilings(), in.q, in.k, in.v, state);
+  for (int i = 0; i < times; ++i) attend(call, plan->parts(), in.q, in.k, in.v, state);
   const auto blank = [&](std::size_t i, const Tensor& like) {
     return start ? clone(start->dx[i]) : zeros(like.shape(), DType::f32, kGpu);
   };
   std::array<Tensor, 3> d{blank(0, in.q), blank(1, in.k), blank(2, in.v)};
   const Tensor delta = sum(mul(state.o, to(in.d_o, DType::f32)), {-1});
-  BackwardInputs x{in.q, in.k, in.v, state.o, in.d_o, state.lse, contiguous(permute(delta, {0, 2, 1}))};
+  BackwardInputs x{in.q, in.k, in.v, state.o, in.d_o, state.lse};
+  x.delta = contiguous(permute(delta, {0, 2, 1}));
+  TermTensors no_terms;
   for (int i = 0; i < times; ++i)
-    run_backward(call, plan->tilings(), decide_backward(call, plan->tilings(), x, false), x, d);
+    run_backward(call, plan->parts(), decide_backward(call, plan->parts(), x, false), x, d, no_terms);
   return {state.o, state.lse, {d[0], d[1], d[2]}};
 }
 
@@ -564,6 +610,28 @@ TEST_F(OnGpuAttention, GoesOnInF32AsTheFormulasSay) {
   std::cout << "worst error over twice the naive one's and half a unit: " << worst << std::endl;
 }
 
+TEST_F(OnGpuAttention, DocumentsOfRowsOfTheirOwn) {
+  Case c{.pattern = "dense", .batch = 2, .length = 1000, .kv_heads = 1};
+  c.type = DType::f32, c.causality = Causality::token;
+  const Inputs in = inputs_of(c);
+  PlanSpec spec = plan_of(c)->spec();
+  spec.documents = parse_documents("300,16x24,300/1,900");
+  const PlanPtr plan = make_plan(spec);
+  const auto all = [&](Device device, Backward mode) {
+    const Tensor q = moved(in.q, device), k = moved(in.k, device), v = moved(in.v, device);
+    Tape tape;
+    for (const Tensor* t : {&q, &k, &v}) tape.watch(*t);
+    const Tensor o = attention(q, k, v, plan, {.backward = mode});
+    const Gradients g = tape.backward(o, moved(in.d_o, device));
+    return std::array{moved(o, {}), moved(g[q], {}), moved(g[k], {}), moved(g[v], {})};
+  };
+  const auto want = all({}, Backward::fused);
+  for (const Backward mode : {Backward::taped, Backward::hybrid, Backward::fused}) {
+    const auto got = all(kGpu, mode);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_LT(distance(got[i], want[i]), 1e-5) << name_of(mode) << ' ' << i;
+  }
+}
+
 TEST_F(OnGpuAttention, PartsRepeatBitForBit) {
   for (const Parts& p : parts()) {
     SCOPED_TRACE(p.name);
@@ -604,7 +672,8 @@ TEST_F(OnGpuAttention, PartsKeepNotANumberBehindMasks) {
           ASSERT_EQ(std::isnan(x[i]), std::isnan(y[i]))
               << name << ' ' << i << ": " << x[i] << ", plain " << y[i] << "; spoiled " << which;
           if (!std::isfinite(y[i])) continue;
-          ASSERT_LT(std::abs(x[i] - y[i]), 0.02f * std::abs(y[i]) + 0.1f) << name << ' ' << i << "; spoiled " << which;
+          ASSERT_LT(std::abs(x[i] - y[i]), 0.02f * std::abs(y[i]) + 0.1f * std::sqrt(static_cast<float>(p.dim) / 64))
+              << name << ' ' << i << "; spoiled " << which;
         }
       };
       judge("o", got.o, want.o);

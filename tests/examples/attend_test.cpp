@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <tuple>
 
 #include "../support/temporary.h"
 
@@ -154,7 +155,51 @@ const Case kCases[] = {
     {"--order tiles:4x4/2x2 --pattern slide2d:1x0",
      [](Index t, Index u) { return std::abs(t / 4 - u / 4) <= 1 && t % 4 == u % 4; }},
     {"--order morton:4x4 --pattern dense --causal token", [](Index t, Index u) { return u <= t; }},
+    {"--order hilbert --pattern slide2d:1x0 --documents 2x2,3x4",
+     [](Index t, Index u) {
+       const Index width = t < 4 ? 2 : 4, first = t < 4 ? 0 : 4;
+       return (t < 4) == (u < 4) && (t - first) % width == (u - first) % width &&
+              std::abs((t - first) / width - (u - first) / width) <= 1;
+     }},
+    {"--order row --pattern segment:3 --causal token --documents 5,2,9",
+     [](Index t, Index u) {
+       const auto segment = [](Index i) { return i < 5 ? i / 3 : i < 7 ? 10 : 20 + (i - 7) / 3; };
+       return u <= t && segment(t) == segment(u);
+     }},
 };
+
+TEST_F(Attend, TakesAPartOfTheQueriesAndWritesWeights) {
+  const auto drawn = [](hilt::Index rows, hilt::Index heads, std::uint64_t stream) {
+    return hilt::randn({2, rows, heads, 3}, {1, stream}, hilt::DType::f64);
+  };
+  const Tensor q = drawn(12, 2, 1), k = drawn(12, 1, 2), v = drawn(12, 1, 3), d_o = drawn(12, 2, 4);
+  const auto rows = [](const Tensor& x, hilt::Index first, hilt::Index n, int axis = 1) {
+    return hilt::contiguous(hilt::slice(x, axis, first, first + n));
+  };
+  for (const auto& [name, x] : {std::pair("q", q), {"k", k}, {"v", v}, {"d_o", d_o}})
+    hilt::write_npy(files.path(std::string(name) + ".npy"), x);
+  const std::string set = "--order hilbert --pattern segment:4+segment:12,dilation=3 --causal token ";
+  ASSERT_EQ(run(set + "--weights 1,5:2").status, 0);
+  const Tensor o = read("o"), lse = read("lse"), dq = read("dq"), weights = read("weights");
+  ASSERT_EQ(weights.shape(), (hilt::Shape{2, 3, 2, 12}));
+  for (hilt::Index i = 0; i < 3; ++i) {  // o = weights v
+    const Tensor w = hilt::squeeze(rows(weights, i, 1), 1), values = hilt::squeeze(v, 2);
+    const Values made = hilt::matmul(w, values).to_vector(), want = rows(o, i == 0 ? 1 : 4 + i, 1).to_vector();
+    for (std::size_t j = 0; j < want.size(); ++j) EXPECT_NEAR(made[j], want[j], 1e-13);
+  }
+  for (const auto& [queries, first, n] : {std::tuple("--queries 3:4", 3, 4), {"", 10, 2}, {"--queries 0:1", 0, 1}}) {
+    hilt::write_npy(files.path("q.npy"), rows(q, first, n)),
+        hilt::write_npy(files.path("d_o.npy"), rows(d_o, first, n));
+    const Ran ran = run(set + queries);
+    ASSERT_EQ(ran.status, 0) << ran.err;
+    for (const auto& [got, whole, axis] : {std::tuple("o", o, 1), {"lse", lse, 2}, {"dq", dq, 1}}) {
+      const Tensor want = rows(whole, first, n, axis);
+      expect(got, want.to_vector(), hilt::DType::f64, want.shape(), 1e-13);
+    }
+  }
+  EXPECT_NE(run(set + "--queries 3:4").err.find("--queries (3:4): names 4 tokens, and --q has 1 rows"),
+            std::string::npos);
+}
 
 TEST_F(Attend, AgreesWithBruteForceInEveryMode) {
   const Sizes n;
@@ -168,6 +213,112 @@ TEST_F(Attend, AgreesWithBruteForceInEveryMode) {
       EXPECT_EQ(ran.err, "");
       expect_all(n, brute_force(n, in, c.allowed), hilt::DType::f64, 1e-12);
     }
+}
+
+// ---- score terms --------------------------------------------------------------------------------
+
+/// Terms as their files hold them, on a 4 x 4 grid, and what attend computes with them: o and lse
+/// by loops over the keys that `allowed` names.
+struct TermFiles {
+  double cap = 3;
+  Values slopes, relative, bias, sink;  // [4], [4, 3, 5], [4, 1, 16], [4]
+};
+Outputs with_terms(const Sizes& n, const Inputs& in, const TermFiles& x, const Allowed& allowed) {
+  Outputs out{Values(in.q.size()), Values(static_cast<std::size_t>(n.batch * n.heads * n.length)), {}, {}, {}};
+  const auto at = [&](Index b, Index t, Index heads, Index h) {
+    return static_cast<std::size_t>(((b * n.length + t) * heads + h) * n.dim);
+  };
+  const auto element = [](const Values& v, Index i) { return v[static_cast<std::size_t>(i)]; };
+  for (Index b = 0; b < n.batch; ++b)
+    for (Index h = 0; h < n.heads; ++h)
+      for (Index t = 0; t < n.length; ++t) {
+        const std::size_t q = at(b, t, n.heads, h);
+        Values e(16);
+        double sum = std::exp(element(x.sink, h));
+        for (Index u = 0; u < n.length; ++u) {
+          if (!allowed(t, u)) continue;
+          const std::size_t k = at(b, u, n.kv_heads, h / (n.heads / n.kv_heads));
+          double z = 0;
+          for (std::size_t d = 0; d < static_cast<std::size_t>(n.dim); ++d) z += n.scale * in.q[q + d] * in.k[k + d];
+          const Index dy = t / 4 - u / 4, dx = t % 4 - u % 4;
+          const double s =
+              x.cap * std::tanh(z / x.cap) - element(x.slopes, h) * static_cast<double>(std::abs(t - u)) +
+              element(x.relative, (h * 3 + std::clamp<Index>(dy, -1, 1) + 1) * 5 + std::clamp<Index>(dx, -2, 2) + 2) +
+              element(x.bias, h * 16 + u);
+          sum += e[static_cast<std::size_t>(u)] = std::exp(s);
+        }
+        out.lse[static_cast<std::size_t>((b * n.heads + h) * n.length + t)] = std::log(sum);
+        for (Index u = 0; u < n.length; ++u)
+          for (std::size_t d = 0; d < static_cast<std::size_t>(n.dim); ++d)
+            out.o[q + d] += element(e, u) / sum * in.v[at(b, u, n.kv_heads, h / (n.heads / n.kv_heads)) + d];
+      }
+  return out;
+}
+
+TEST_F(Attend, ScoreTermsFromFiles) {
+  const Sizes n;
+  const Inputs in = random_inputs(n);
+  write(n, in, hilt::DType::f64);
+  TermFiles terms;
+  const auto draw = [](hilt::Shape shape, std::uint64_t stream) {
+    return hilt::randn(shape, {5, stream}, hilt::DType::f64);
+  };
+  const std::tuple<const char*, Values TermFiles::*, hilt::Shape> files_of[] = {
+      {"slopes", &TermFiles::slopes, {4}},
+      {"relative", &TermFiles::relative, {4, 3, 5}},
+      {"bias", &TermFiles::bias, {4, 1, 16}},
+      {"sink", &TermFiles::sink, {4}}};
+  std::string flags = " --softcap 3";
+  std::uint64_t stream = 0;
+  for (const auto& [name, member, shape] : files_of) {
+    const Tensor x = draw(shape, ++stream);
+    hilt::write_npy(files.path(std::string(name) + ".npy"), x);
+    terms.*member = x.to_vector();
+    flags += std::string(" --") + (name == std::string("slopes") ? "alibi" : name) + " " +
+             files.path(std::string(name) + ".npy");
+  }
+  const Allowed allowed = kCases[1].allowed;
+  const auto loss = [&](const TermFiles& x) {
+    const Values o = with_terms(n, in, x, allowed).o;
+    double sum = 0;
+    for (std::size_t i = 0; i < o.size(); ++i) sum += o[i] * in.d_o[i];
+    return sum;
+  };
+  const Outputs wanted = with_terms(n, in, terms, allowed);
+  for (const char* how : {"--mode taped", "--mode hybrid", "--mode fused", "--ranks 3"}) {
+    SCOPED_TRACE(how);
+    const Ran ran = run(std::string(kCases[1].flags) + flags + " " + how);
+    ASSERT_EQ(ran.status, 0) << ran.err;
+    EXPECT_EQ(ran.err, "");
+    expect("o", wanted.o, hilt::DType::f64, {n.batch, n.length, n.heads, n.dim}, 1e-12);
+    expect("lse", wanted.lse, hilt::DType::f64, {n.batch, n.heads, n.length}, 1e-12);
+    for (const auto& [name, member, shape] : files_of) {
+      Values slope;
+      for (std::size_t i = 0; i < (terms.*member).size(); ++i) {
+        constexpr double kStep = 1e-5;
+        TermFiles up = terms, down = terms;
+        (up.*member)[i] += kStep, (down.*member)[i] -= kStep;
+        slope.push_back((loss(up) - loss(down)) / (2 * kStep));
+      }
+      expect(std::string("d_") + name, slope, hilt::DType::f64, shape, 1e-8);
+    }
+  }
+}
+
+TEST_F(Attend, PublishedSlopesNeedNoFile) {
+  const Sizes n;
+  const Inputs in = random_inputs(n);
+  write(n, in, hilt::DType::f64);
+  hilt::write_npy(files.path("slopes.npy"), hilt::alibi_slopes(4, hilt::DType::f64));
+  ASSERT_EQ(run("--order row --alibi " + files.path("slopes.npy")).status, 0);
+  const Values wanted = read("o").to_vector();
+  EXPECT_TRUE(std::filesystem::exists(files.path("out/d_slopes.npy")));
+  std::filesystem::remove_all(files.path("out"));
+  for (const char* flags : {"--order row --alibi", "--alibi --order row", "--order row --alibi published"}) {
+    ASSERT_EQ(run(flags).status, 0) << flags;
+    EXPECT_EQ(read("o").to_vector(), wanted) << flags;
+    EXPECT_FALSE(std::filesystem::exists(files.path("out/d_slopes.npy"))) << flags;
+  }
 }
 
 TEST_F(Attend, ScaleAndTypes) {
@@ -186,6 +337,22 @@ TEST_F(Attend, ScaleAndTypes) {
   write(n, in, hilt::DType::f64);
   ASSERT_EQ(run(std::string(kCases[0].flags) + " --scale 0.25 --dtype f32").status, 0);
   expect_all(n, wanted, hilt::DType::f64, 1e-5);
+}
+
+TEST_F(Attend, ASeedDrawsTheSameWeightsOnAnyNumberOfRanks) {
+  const Sizes n;
+  write(n, random_inputs(n), hilt::DType::f64);
+  const auto drawn = [&](const std::string& flags) {
+    const Ran ran = run(std::string(kCases[0].flags) + flags);
+    EXPECT_EQ(ran.status, 0) << flags;
+    return std::pair(read("o").to_vector(), read("dv").to_vector());
+  };
+  const auto all = drawn(""), some = drawn(" --dropout 0.5 --seed 3");
+  EXPECT_EQ(drawn(" --dropout 0.5 --seed 3"), some);
+  EXPECT_NE(drawn(" --dropout 0.5 --seed 4"), some);
+  EXPECT_NE(all, some);
+  const auto apart = drawn(" --dropout 0.5 --seed 3 --ranks 2");
+  for (std::size_t i = 0; i < some.first.size(); ++i) EXPECT_NEAR(apart.first[i], some.first[i], 1e-12);
 }
 
 TEST_F(Attend, RowsWithoutKeysAreZeroAndCounted) {

@@ -51,7 +51,7 @@ attend() {
 
 # ---- the command line ----
 refused 2 "'--segmnt': no such option; --help lists all" compare_gradients --segmnt 4
-refused 2 "'--d': no such option; did you mean --d-o, --dilation-mode, --device or --dtype? --help lists all" attend --d
+refused 2 "'--d': no such option; did you mean --d-o, --dilation-mode, --documents or --device? --help lists all" attend --d
 refused 2 "'--Patt': no such option; did you mean --pattern? --help lists all" attend --Patt dense
 refused 2 "'--patern': no such option; did you mean --pattern?" attend --patern dense
 refused 2 "'dense': no such argument" curves dense
@@ -66,7 +66,7 @@ refused 2 "--kv-heads (3): must divide --heads, 4" compare_gradients --kv-heads 
 refused 2 "--dtype (f8): must be one of f64, f32, bf16, f16; did you mean" compare_gradients --dtype f8
 refused 2 "--modes (fsued): must be one of dense, taped, hybrid, fused; did you mean fused?" compare_gradients --modes fsued
 refused 2 "--causal (past): must be one of none, token, curve" compare_gradients --causal past
-refused 2 "'hilbrt' is not one of row, snake, morton, tiles, hilbert; did you mean hilbert?" compare_gradients --order hilbrt
+refused 2 "'hilbrt' is not one of row, snake, morton, tiles, hilbert, auto; did you mean hilbert?" compare_gradients --order hilbrt
 refused 2 "1024" compare_gradients --length 1024 --order hilbert:64x64
 says err 4096
 refused 2 "--order (hilbrt): " attend --q q.npy --k k.npy --v k.npy --order hilbrt
@@ -75,7 +75,7 @@ for program in compare_gradients curves 'attend --q q.npy --k k.npy --v k.npy'; 
   refused 2 "--pattern (segment:0): segment: size 0 must be at least 1; as in segment:128" $program --pattern segment:0
 done
 refused 2 "did you mean segment?" compare_gradients --pattern segmnt:4
-refused 2 "'SEGMENT' is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, blocks; did you mean segment?" curves --pattern SEGMENT:4
+refused 2 "'SEGMENT' is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, window3d, slide3d, neighborhood3d, blocks; did you mean segment?" curves --pattern SEGMENT:4
 refused 2 "--pattern (segment): segment: needs a size; as in segment:128" compare_gradients --pattern segment
 refused 2 "expected HEIGHTxWIDTH" compare_gradients --pattern window2d:8
 refused 2 "--grid (128x): expected HEIGHTxWIDTH" curves --grid 128x
@@ -94,6 +94,20 @@ blocks rank.npy 'expected integers of shape [n, 2], got i32[4]'
 blocks floats.npy 'expected integers of shape [n, 2], got f32[2, 2]'
 blocks odd.npy 'expected integers of shape [n, 2], got i32[2, 3]'
 blocks far.npy 'block (0, 4) is outside the 4 x 4 blocks of 4 that 16 tokens make'
+refused 2 "--pattern (blocks:4@top:2) in --order (hilbert): blocks:4@top:2 chooses the keys of a block of queries by all of them, later ones too, so causal token would leak" attend --q q.npy --k k.npy --v k.npy --pattern blocks:4@top:2 --causal token
+refused 2 "each sequence chooses blocks of its own" compare_gradients --batch 2 --pattern blocks:64@top:2
+refused 2 "auto takes a grid and no options" compare_gradients --order auto,chunk=16
+refused 2 "--relative (16x17): 16 is even; offsets from -r to r are 2 r + 1" compare_gradients --relative 16x17
+refused 2 "--relative (3x3x3x3): has 4 axes; at most 3" compare_gradients --relative 3x3x3x3
+refused 2 "relative: table [4, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW" compare_gradients --relative 3x3 --length 256
+refused 2 "--bias (4x4): has rank 2; expected [batch, heads, queries, keys]" compare_gradients --bias 4x4
+refused 2 "bias: axis 1 of [batch, heads, queries, keys] is 3; it broadcasts where it is 1 or 4" compare_gradients --bias 1x3x1xL --length 256
+refused 2 "bias: axis 2 of [batch, heads, queries, keys] is 700000" compare_gradients --bias 1x1x700000x700000 --length 256
+refused 2 "--bias (LxLxLxL): L is the number of queries or keys, not of sequences or heads" compare_gradients --bias LxLxLxL
+refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" compare_gradients --alibi lerned
+refused 2 "--softcap (-1): must be 0.." compare_gradients --softcap -1
+refused 2 "--documents (100/28): 2 lists for as many rows, but one set is shown" compare_gradients --length 128 --documents 100/28
+refused 2 "documents" compare_gradients --length 128 --documents 100,64
 blocks negative.npy 'row 0 is (0, -1); block numbers count from 0'
 refused 5 "no usable GPU" compare_gradients --device cuda
 refused 2 "--device (tpu): must be auto, cpu, cuda or cuda:N" compare_gradients --device tpu
@@ -177,7 +191,16 @@ attend 3 "--q (whole.npy): elements are i32; expected f64 or f32" --q whole.npy
 attend 3 "--q (half.npy): elements are f16; expected f64 or f32" --q half.npy
 attend 3 "--q (flat.npy): shape [16, 32] has 2 axes" --q flat.npy
 attend 3 "--k: is f64 and --q is f32" --k wide.npy
-attend 3 "--k: shape [1, 8, 4, 8], expected [1, 16, 4, 8]" --k short.npy
+attend 3 "--q (q.npy): 16 rows, and --k has 8 tokens; each query is one" --k short.npy
+attend 2 "--queries: 'x' is not a whole number" --queries 3:x
+attend 2 "--queries (0:15): names 15 tokens, and --q has 16 rows" --queries 0:15
+attend 2 "--queries (1:16): 1:16 reaches beyond the 16 rows of --k" --queries 1:16
+attend 2 "--queries (3:9223372036854775807): " --queries 3:9223372036854775807
+attend 2 "--queries (0:2000000000): " --queries 0:2000000000
+attend 2 "--weights (3,16): 16 reaches beyond the 16 rows of --q" --weights 3,16
+attend 2 "--weights (5,3): 3 comes twice or late; name rows in ascending order" --weights 5,3
+attend 3 "--sink (q.npy): sink: " --sink q.npy
+attend 3 "--bias (k.npy): bias: [1, 16, 2, 8] does not broadcast" --bias k.npy
 attend 3 "--v: shape [1, 16, 4, 8], expected [1, 16, 2, 8]" --v q.npy
 attend 3 "--k: 3 key heads cannot serve the 4 heads of --q evenly" --k three.npy --v three.npy
 attend 3 "--d-o: shape [1, 16, 2, 8], expected [1, 16, 4, 8]" --d-o k.npy
@@ -205,7 +228,12 @@ attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
 attend 2 '--pattern (segment:8,offset=9) in --order (row): offset 9 must be below the dilation, 1' --order row --pattern segment:8,offset=9
 attend 2 '--pattern (neighborhood:2) in --order (hilbert): neighborhood:2: the number of keys must be odd' --pattern neighborhood:2
-attend 2 '--ranks (1024): more than the 16 tokens of --q' --ranks 1024
+attend 2 '--documents (4x): ' --documents 4x
+attend 2 'the documents of row 0 hold 17 tokens, but a row has 16' --documents 9,2x4
+attend 2 'window2d:2x2 needs a grid in every document; one of row 0 has 3 tokens and no grid' --pattern window2d:2x2 --documents 2x4,3
+attend 2 'order hilbert:4x4 names a grid, and grids belong to documents: 9' --order hilbert:4x4 --documents 9
+attend 2 '--documents (9/7): 2 lists, but --q has 1 rows' --documents 9/7
+attend 2 '--ranks (1024): more than the 16 tokens of --k' --ranks 1024
 npy many.npy '<f4' '1, 64, 4, 8' 8192
 (ulimit -f 4; expect 3 'more than ulimit -f lets it write' "$programs/attend" --q many.npy --k many.npy --v many.npy --out limited)
 says err 'File too large'

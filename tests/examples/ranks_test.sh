@@ -16,6 +16,12 @@ for link in $links; do
     for field in $fields; do grep -q "\"$field\":" out || fail "ring over $link: no $field"; done
   done
 done
+# Every term of the scores, and documents: the gradient of each tensor is held against one rank's too.
+for more in '' '--documents 20x20,100,10x10' '--dtype f32 --transport gather'; do
+  # shellcheck disable=SC2086
+  expect 0 "ring with terms $more" "$programs/ring" --ranks 3 --length 600 --head-dim 16 --repeat 1 --dtype f64 --softcap 5 --alibi learned --relative 9 --bias 1x4x1xL --sink $more
+  for name in o dq dk dv d_slopes d_relative d_bias d_sink; do grep -q "\"$name\":" out || fail "ring with terms $more: no $name"; done
+done
 expect 0 'ring in segments' "$programs/ring" --ranks 4 --length 1024 --pattern segment:64 --repeat 1
 tr -d ' \n' <out | grep -q '"bytes_sent_per_rank":\[0,0,0,0\]' || fail "segments inside shards sent something: $(cat out)"
 expect 2 'ring taken apart' "$programs/ring" --heads 3 --kv-heads 2
@@ -28,7 +34,7 @@ done
 grep -q kHasCuda\ =\ true "$BUILD/core/config.h" || { expect 5 'ring without GPUs' "$programs/ring" --comm nccl; says err 'no usable GPU'; }
 
 # ---- train: any grid tells the story of one rank ----
-tiny='--layers 1 --heads 2 --width 16 --context 24 --batch 4 --dropout 0.1 --eval-rows 4 --sample-every 0 --tokens 8 --steps 12 --save-every 6 --eval-every 6'
+tiny='--layers 1 --heads 2 --width 16 --context 24 --batch 4 --dropout 0.1 --softcap 20 --alibi learned --relative 9 --bias 1x1xLxL --sink --eval-rows 4 --sample-every 0 --tokens 8 --steps 12 --save-every 6 --eval-every 6'
 curve() { sed -n 's/.*"step":\([0-9]*\),"loss":\([0-9.]*\).*/\1 \2/p' "$1/log.jsonl"; }
 # shellcheck disable=SC2086
 expect 0 'one rank' "$programs/train" $tiny --out one

@@ -282,7 +282,7 @@ TEST(Text, WhatCannotBeReadIsNamed) {
 TEST(Text, AVocabularySurvivesBeingWrittenDown) {
   const Vocabulary v = Vocabulary::characters({U'\n', U'"', U'\\', U'\u20ac'});
   EXPECT_EQ(Vocabulary::from_text(v.text()).text(), v.text());
-  EXPECT_TRUE(Vocabulary::from_text("bytes").is_bytes());
+  EXPECT_EQ(Vocabulary::from_text("bytes").alphabet(), Alphabet::bytes);
   EXPECT_EQ(error_of([] { Vocabulary::from_text("characters:aba"); }), "data: Vocabulary: character 97 is there twice");
   EXPECT_EQ(error_of([] { Vocabulary::from_text("characters:"); }), "data: Vocabulary: no characters");
 }

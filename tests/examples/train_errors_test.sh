@@ -29,13 +29,19 @@ refused 2 '--context (100): --grid 8x8 has 64 cells; leave --context out' --task
 refused 2 '--backward (fsued): must be one of taped, hybrid, fused; did you mean fused?' --backward fsued
 refused 2 '--task (live): must be one of stories, life, text; did you mean life?' --task live
 refused 2 '--schedule (cosin): must be one of cosine, linear, constant, wsd; did you mean cosine?' --schedule cosin
-refused 2 '--dtype (f16): must be one of f32, bf16; did you mean bf16?' --dtype f16
+refused 2 '--dtype (f8): must be one of f32, bf16, f16; did you mean f32?' --dtype f8
 refused 2 '--dropout (1): must be 0..0.99' --dropout 1
 refused 2 '--keep (1): must be 2..1048576' --keep 1
 refused 2 '--warmup (50): longer than the whole run, --steps 10' --steps 10 --warmup 50
 refused 2 '--seconds (5): --steps 10 is given too; leave one of them out' --steps 10 --seconds 5
 refused 2 '--text: --task text needs a file; name one' --task text
 refused 2 '--text (x): --task life reads no file; leave one of them out' --task life --text x
+refused 2 '--relative (31x32): 32 is even; offsets from -r to r are 2 r + 1' --relative 31x32
+refused 2 'relative: table [8, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW' --relative 3x3
+refused 2 '--bias (8): has rank 1; expected [batch, heads, queries, keys]' --bias 8
+refused 2 'bias: [1, 3, 1, 192] does not broadcast to [batch 8, heads 8, queries 192, keys 192]' --bias 1x3x1xL
+refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" --alibi lerned
+refused 2 '--documents (64,64): a row of --task stories is one run of text, nothing is packed; a smaller --context with a larger --batch is as many rows' --documents 64,64
 refused 2 '--controls: only --task life has them' --controls
 refused 3 '--text (none): cannot open: No such file or directory' --text none
 mkdir directory
@@ -129,7 +135,7 @@ done
 tr -s ' \n' ' ' <"$scratch/out" | grep -qF -- '--text FILE has to be named again' || fail '--help: --resume does not say that a text is named again'
 # sample has what it uses, and no more.
 expect 0 'sample --help' "$BUILD/examples/sample" --help
-[[ $(grep -oE '^  (-h,)?--[a-z-]+' "$scratch/out" | sed 's/.*--//' | xargs) == 'help out prompt temperature top-k top-p tokens seed config print-config debug' ]] ||
+[[ $(grep -oE '^  (-h,)?--[a-z-]+' "$scratch/out" | sed 's/.*--//' | xargs) == 'help out prompt temperature top-k top-p stop tokens last seed config print-config debug' ]] ||
   fail "sample --help: $(cat "$scratch/out")"
 says out 'Where train put the run'
 expect 2 'sample with an option of train' "$BUILD/examples/sample" --layers 2

@@ -13,19 +13,19 @@ run() { local status=$1; shift; expect "$status" "train $*" "$train" $tiny "$@";
 
 # ---- what a run writes ----
 run 0 --steps 20 --save-every 10 --eval-every 5 --keep 5 --out whole
-[[ $(ls whole) == $'ckpt-000010.safetensors\nckpt-000020.safetensors\nlog.jsonl\nreport.html\nsample-000020.txt' ]] || fail "wrote $(ls whole)"
+[[ $(ls whole) == $'best.safetensors\nckpt-000010.safetensors\nckpt-000020.safetensors\nlog.jsonl\nreport.html\nsample-000020.txt' ]] || fail "wrote $(ls whole)"
 [[ $(wc -l <whole/log.jsonl) == 21 ]] || fail "log.jsonl has $(wc -l <whole/log.jsonl) lines"
 for word in '"configuration":{' '"build":{' '"machine":{' '"floor":0.'; do head -1 whole/log.jsonl | grep -qF "$word" || fail "the first line lacks $word"; done
 for word in step loss lr grad_norm ms tokens_per_s gflops bytes; do [[ $(grep -c "\"$word\":" whole/log.jsonl) -ge 20 ]] || fail "log lines lack $word"; done
 [[ $(grep -c '"val_loss"' whole/log.jsonl) == 4 ]] || fail "evaluated $(grep -c '"val_loss"' whole/log.jsonl) times"
 [[ $(stat -c %s whole/report.html) -lt 500000 ]] || fail "report.html is large"
-! grep -qE '(src|href)="[^#"]|https?://|url\(|@import|<script|<link|<iframe' whole/report.html || fail "report.html refers outside"
+! sed 's|"http://www.w3.org/2000/svg"||' whole/report.html | grep -qE '(src|href)="[^#"]|https?://|url\(|@import|<script src|<link|<iframe' || fail "report.html refers outside"
 ! grep -qE '>(-?nan|-?inf)|"(-?nan|-?inf)' whole/report.html || fail "report.html shows a number that is none"
-grep -q 'prefers-color-scheme:dark' whole/report.html || fail "report.html has no dark colors"
+grep -q 'light-dark(' whole/report.html || fail "report.html has no dark colors"
 says out 'next:'
 says out 'planned'
 # Numbers are numbers, truths are truths, and the device is the one that computed.
-for word in '"steps":20,' '"lr":0.003,' '"dropout":0.1,' '"resume":false,' '"task":"stories",' '"device":"cpu",'; do
+for word in '"steps":20,' '"lr":0.002,' '"dropout":0.1,' '"resume":false,' '"task":"stories",' '"device":"cpu",'; do
   head -1 whole/log.jsonl | grep -qF "$word" || fail "the configuration in log.jsonl lacks $word: $(head -1 whole/log.jsonl)"
 done
 # Names that are no text, a prompt longer than the context, and bytes that would move a terminal's cursor.
@@ -62,6 +62,25 @@ else
   echo 'no terminal can be made here: what one shows is left out'
 fi
 
+# ---- the best by validation stays, whatever comes after ----
+for i in $(seq 40); do echo "line $((i * 7919 % 101)) of $((i * i % 89))"; done >small
+run 0 --text small --lr 0.02 --dropout 0 --eval-every 20 --patience 100 --steps 5000 --schedule constant --keep 2 --eval-rows 50 --out overfit
+last=$(tail -1 "$scratch/out")
+[[ $last =~ ^best:\ validation\ loss\ ([0-9.]+)\ at\ step\ ([0-9]+),\ in\ best\.safetensors\;\ last:\ validation\ loss\ ([0-9.]+)\ at\ step\ ([0-9]+),\ in\ ckpt-0*([0-9]+)\.safetensors$ ]] || fail "the last line: $last"
+best=${BASH_REMATCH[2]} end=${BASH_REMATCH[4]}
+[[ $end == $((best + 100)) && $end -lt 5000 && $end == "${BASH_REMATCH[5]}" && ${BASH_REMATCH[1]} < ${BASH_REMATCH[3]} ]] || fail "patience: $last"
+least=$(sed -n 's/.*"val_loss":\([0-9.]*\).*/\1/p' overfit/log.jsonl | sort -n | head -1)
+[[ $(printf %.4f "$least") == "${BASH_REMATCH[1]}" ]] || fail "not the least of the log: $last"
+[[ $(grep '"best":true' overfit/log.jsonl | tail -1) == "{\"step\":$best,"* ]] || fail 'the log does not mark the best'
+grep -q "best evaluation was at <b>step $best</b>" overfit/report.html || fail 'the report does not mark the best'
+grep -aqF "\"step\":\"$best\"" overfit/best.safetensors || fail 'best.safetensors is of another step'
+of() { expect 0 "a sample $*" "$BUILD/examples/sample" --temperature 0 --tokens 40 "$@"; cat "$scratch/out"; }
+[[ $(of --out overfit) != "$(of --out overfit --last)" ]] || fail 'a sample of the best is one of the last'
+cp -r overfit newest && rm newest/best.safetensors
+[[ $(of --out newest) == "$(of --out overfit --last)" ]] || fail 'without a best a sample is not of the newest'
+run 0 --resume --text small --dropout 0 --steps $((end + 50)) --out overfit
+tail -1 "$scratch/out" | grep -q "at step $best, in best.safetensors; last: .* at step $((end + 20))," || fail "a run that goes on forgets its best: $(tail -1 "$scratch/out")"
+
 # ---- resumed is the same as never stopped, byte for byte ----
 mkdir half
 cp whole/ckpt-000010.safetensors half/
@@ -77,14 +96,14 @@ run 2 --resume --out c10
 says err 'nothing left to do'
 # With another configuration: refused, with the difference.
 run 2 --resume --lr 0.5 --out half
-says err 'lr: 0.003 in the checkpoint, 0.5 asked for'
+says err 'lr: 0.002 in the checkpoint, 0.5 asked for'
 expect 2 'another width' "$train" --resume --width 32 --out half
 says err 'width: 16 in the checkpoint, 32 asked for'
 one_line_on_stderr
 expect 2 'a board for a run that has none' "$train" --resume --grid 4x4 --out half
 says err '--grid: unknown to the checkpoint, 4x4 asked for'
 expect 2 'another width for a sample' "$train" --sample-only --width 32 --out half
-says err '--sample-only: half/ckpt-000020.safetensors was trained otherwise: --width: 16 in the checkpoint, 32 asked for'
+says err '--sample-only: half/best.safetensors was trained otherwise: --width: 16 in the checkpoint, 32 asked for'
 expect 2 'seconds for a run that goes on' "$train" --resume --seconds 5 --out half
 says err '--seconds (5): --resume goes on to the --steps of the checkpoint'
 expect 2 'a run that is there' "$train" --out whole
@@ -94,10 +113,25 @@ says err '--out (none): no checkpoint there'
 [[ ! -e none ]] || fail 'a directory was made for nothing'
 
 # The same in 16 bits: their f32 masters are in the checkpoint.
-run 0 --dtype bf16 --steps 20 --save-every 10 --out whole16
-mkdir half16 && cp whole16/ckpt-000010.safetensors half16/
-run 0 --resume --out half16
-cmp half16/ckpt-000020.safetensors whole16/ckpt-000020.safetensors || fail 'a resumed run in bf16 ends otherwise'
+for dtype in bf16 f16; do
+  run 0 --dtype $dtype --steps 20 --save-every 10 --out whole-$dtype
+  mkdir half-$dtype && cp whole-$dtype/ckpt-000010.safetensors half-$dtype/
+  run 0 --resume --out half-$dtype
+  cmp half-$dtype/ckpt-000020.safetensors whole-$dtype/ckpt-000020.safetensors || fail "a resumed run in $dtype ends otherwise"
+done
+# And with every score term, whose options and tensors the checkpoint has: a resumed run and a sample ask for neither.
+for dtype in f32 bf16 f16; do
+  run 0 --dtype $dtype --softcap 20 --alibi learned --relative 9 --bias 1x2x1xL --sink --steps 20 --save-every 10 --out terms-$dtype
+  mkdir half-terms-$dtype && cp terms-$dtype/ckpt-000010.safetensors half-terms-$dtype/
+  run 0 --resume --out half-terms-$dtype
+  cmp half-terms-$dtype/ckpt-000020.safetensors terms-$dtype/ckpt-000020.safetensors || fail "a resumed run with terms in $dtype ends otherwise"
+  expect 0 "a sample with terms in $dtype" "$BUILD/examples/sample" --out terms-$dtype --tokens 4
+  run 2 --resume --sink --relative 11 --out half-terms-$dtype
+  for tensor in slopes relative bias sink; do
+    grep -qa "\"model.blocks.0.attention.$tensor\":{\"dtype\":\"F32\"" terms-$dtype/ckpt-000020.safetensors || fail "the checkpoint lacks $tensor in f32"
+  done
+done
+grep -q '"loss_scale":65536' whole-f16/log.jsonl || fail 'the log of a run in f16 lacks its scale'
 
 # The same for a text, which must be the one it was.
 for i in $(seq 200); do printf '%s: na\303\257ve words, \342\202\254 %s\n' "$i" $((i * i)); done >text
@@ -218,6 +252,10 @@ expect 0 'the likeliest' "$train" --sample-only --out whole --temperature 0 --to
 cp out first
 expect 0 'the likeliest again' "$train" --sample-only --out whole --temperature 0 --tokens 30 --seed 2
 cmp first out || fail 'at temperature 0 the seed matters'
+all=$(of --out whole --prompt Mia --seed 3 --temperature 1)
+stop=${all:20:3} drawn=${all:3}
+[[ $(of --out whole --prompt Mia --seed 3 --temperature 1 --stop "$stop") == "Mia${drawn%%"$stop"*}" ]] || fail "--stop $stop: $(cat "$scratch/out"), without it: $all"
+grep -qE '^[0-9]+ tokens in [0-9.]+ s, [0-9]+ a second$' "$scratch/err" || fail "a sample does not say how fast it was: $(cat "$scratch/err")"
 expect 3 'a character it does not know' "$train" --sample-only --out whole --prompt 'x~'
 says err "--prompt: character '~' at byte 1"
 

@@ -1,14 +1,14 @@
 // The parts of compare_gradients that decide: the rule, the sets and loops it judges by, the lines
 // of source it shows.
-#include "../../examples/compare/verdict.h"
-
 #include <gtest/gtest.h>
 #include <hilt/hilt.h>
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "../../examples/compare/arrangement.h"
+#include "../../examples/compare/broken.h"
 #include "../../examples/compare/exact.h"
 #include "../../examples/compare/source.h"
 
@@ -72,16 +72,22 @@ TEST(Verdict, AGradientThatCancelsIsJudgedByItsTerms) {
   EXPECT_FALSE(compare::judge(x, exact, std::vector<double>(4, 0.01), {}, kRounding).ok);
 }
 
-TEST(Source, EveryFormulaHasOneLine) {
-  for (const compare::Formula& f : compare::kFormulas) {
-    const compare::SourceLine line = compare::source_line(f.marker);
-    EXPECT_GT(line.number, 0) << "modes.cpp needs exactly one line with '" << f.marker << "'";
-    EXPECT_NE(line.text.find("matmul(") != line.text.npos || std::string_view(f.marker) == "// dS = ", false)
-        << line.text;
+TEST(Source, EveryStepHasOneLine) {
+  for (const report::Json& step : compare::steps()) {
+    SCOPED_TRACE(step["id"].get<std::string>());
+    for (const char* where : {"hybrid", "cpu", "plain", "mma"}) {
+      if (!step.contains(where)) continue;
+      const std::string file = step[where][0], marker = step[where][1];
+      const compare::SourceLine line = compare::source_line(file, marker);
+      EXPECT_GT(line.number, 0) << file << " needs exactly one line with '" << marker << "'; see steps.json";
+      EXPECT_EQ(line.text.find("//"), line.text.npos) << line.text;
+    }
+    EXPECT_TRUE(step.contains("cpu"));
+    EXPECT_EQ(step.contains("hybrid"), step["pass"] == "backward");
   }
-  EXPECT_GT(compare::source_line(compare::kFusedMarker).number, 0);
-  EXPECT_EQ(compare::source_line("no such text").number, 0);
-  EXPECT_EQ(compare::source_line("Tensor").number, 0) << "more than one";
+  EXPECT_EQ(compare::source_line("modes/modes.cpp", "no such text").number, 0);
+  EXPECT_EQ(compare::source_line("modes/modes.cpp", "Tensor").number, 0) << "more than one";
+  EXPECT_EQ(compare::source_line("no_such_file.cpp", "Tensor").number, 0);
 }
 
 hilt::PlanPtr plan_of(Index length, Index heads, const std::string& order, const std::string& pattern,
@@ -131,24 +137,56 @@ TEST(Exact, ListsAreWhatAttendsSays) {
   }
 }
 
+// A row of documents: what attends() says of the row, though the judge asks each document alone.
+TEST(Exact, ListsOfDocumentsAreWhatAttendsSays) {
+  const hilt::PlanPtr plan =
+      hilt::make_plan({.length = 60,
+                       .heads = 2,
+                       .order = hilt::parse_order("hilbert", 60),
+                       .pattern = hilt::parse_pattern("segment:8,dilation=2,offset=head+slide:3"),
+                       .documents = hilt::parse_documents("20,4x5,7")});
+  const compare::AttendedSets sets = compare::attended_sets(*plan);
+  for (Index h = 0; h < 2; ++h)
+    for (Index t = 0; t < 60; ++t) {
+      std::vector<std::int32_t> wanted;
+      for (Index u = 0; u < 60; ++u)
+        wanted.insert(wanted.end(), static_cast<std::size_t>(plan->attends(h, t, u)), static_cast<std::int32_t>(u));
+      const compare::KeyLists& set = sets.head(h);
+      ASSERT_EQ(std::vector<std::int32_t>(
+                    set.key.begin() + static_cast<std::ptrdiff_t>(set.begin[static_cast<std::size_t>(t)]),
+                    set.key.begin() + static_cast<std::ptrdiff_t>(set.begin[static_cast<std::size_t>(t) + 1])),
+                wanted)
+          << "head " << h << " token " << t;
+    }
+}
+
+/// Terms of every kind on a plan of 12 tokens and 4 heads.
+compare::ExactTerms terms_on(const hilt::Plan& plan, const hilt::Shape& table, const hilt::Shape& bias) {
+  hilt::ScoreTerms terms{.softcap = 1.5};
+  const auto draw = [](const hilt::Shape& shape, std::uint64_t stream) {
+    return hilt::randn(shape, {3, stream}, hilt::DType::f64);
+  };
+  terms.slopes = draw({4}, 1), terms.relative = draw(table, 2), terms.bias = draw(bias, 3), terms.sink = draw({4}, 4);
+  return compare::exact_terms(plan, terms);
+}
+
 // The loops against central differences: the loss is sum(o d_o).
-TEST(Exact, GradientsAreSlopes) {
-  const hilt::PlanPtr plan = plan_of(12, 4, "hilbert:3x4", "segment:6+segment:12,dilation=2", "all_queries", "none");
-  compare::ExactProblem p{2, 12, 4, 2, 3, 0.7, 0.25, {9, 4}, {}, {}, {}, {}};
+void check_slopes(const hilt::PlanPtr& plan, const compare::ExactTerms& terms) {
+  compare::ExactProblem p{2, 12, 4, 2, 3, 0.7, 0.25, {9, 4}, {}, {}, {}, {}, terms};
   p.q = waves(2 * 12 * 4 * 3), p.d_o = p.q;
   p.k = waves(2 * 12 * 2 * 3), p.v = p.k;
   for (double& x : p.k) x = std::cos(3 * x);
   for (double& x : p.v) x = 1 - x * x;
   for (double& x : p.d_o) x = std::cos(5 * x);
   const compare::AttendedSets sets = compare::attended_sets(*plan);
-  const compare::Four out = compare::exact_attention(p, sets, hilt::DType::f32);
+  const compare::Tensors out = compare::exact_attention(p, sets, hilt::DType::f32);
   constexpr double kStep = 1e-5;
   const auto slope = [&](double& x) {
     const double kept = x;
     double loss[2];
     for (int side : {0, 1}) {
       x = kept + (side ? kStep : -kStep);
-      const compare::Four moved = compare::exact_attention(p, sets, hilt::DType::f32);
+      const compare::Tensors moved = compare::exact_attention(p, sets, hilt::DType::f32);
       loss[side] = 0;
       for (std::size_t i = 0; i < p.d_o.size(); ++i) loss[side] += moved[0][i] * p.d_o[i];
     }
@@ -158,6 +196,67 @@ TEST(Exact, GradientsAreSlopes) {
   for (std::size_t i = 0; i < p.q.size(); i += 5) EXPECT_NEAR(out[1][i], slope(p.q[i]), 1e-8) << "dq " << i;
   for (std::size_t i = 0; i < p.k.size(); i += 3) EXPECT_NEAR(out[2][i], slope(p.k[i]), 1e-8) << "dk " << i;
   for (std::size_t i = 0; i < p.v.size(); i += 3) EXPECT_NEAR(out[3][i], slope(p.v[i]), 1e-8) << "dv " << i;
+  for (std::size_t which = 0; which < 4; ++which)
+    for (std::size_t i = 0; i < p.terms.tensor[which].size(); i += 1 + which)
+      EXPECT_NEAR(out[4 + which][i], slope(p.terms.tensor[which][i]), 1e-8) << "term " << which << ", " << i;
+}
+TEST(Exact, GradientsAreSlopes) {
+  const hilt::PlanPtr two = plan_of(12, 4, "hilbert:3x4", "segment:6+segment:12,dilation=2", "all_queries", "none");
+  const hilt::PlanPtr grid = plan_of(12, 4, "hilbert:3x4", "slide2d:1x2", "all_queries", "token");
+  const hilt::PlanPtr packed = hilt::make_plan({.length = 12,
+                                                .heads = 4,
+                                                .pattern = hilt::parse_pattern("slide2d:1x1"),
+                                                .documents = hilt::parse_documents("2x3,4x1")});
+  check_slopes(two, {});
+  check_slopes(two, terms_on(*two, {4, 5}, {1, 4, 1, 12}));
+  check_slopes(grid, terms_on(*grid, {4, 3, 3}, {2, 1, 12, 12}));
+  check_slopes(packed, terms_on(*packed, {4, 3, 1}, {1, 1, 12, 1}));
+}
+
+// The judge's formulas, which share no code with the modes, and fused in f64: the same numbers.
+TEST(Exact, TermsAreThoseOfTheLibrary) {
+  for (const char* documents : {"", "2x3,4x1"}) {
+    hilt::PlanSpec spec{.length = 12, .heads = 4, .pattern = hilt::parse_pattern("slide2d:1x2")};
+    if (*documents) spec.documents = hilt::parse_documents(documents);
+    else spec.order = hilt::parse_order("hilbert:3x4", 12);
+    const hilt::PlanPtr plan = hilt::make_plan(spec);
+    const auto draw = [](const hilt::Shape& shape, std::uint64_t stream) {
+      return hilt::randn(shape, {3, stream}, hilt::DType::f64);
+    };
+    const hilt::Tensor q = draw({2, 12, 4, 3}, 1), k = draw({2, 12, 2, 3}, 2), v = draw({2, 12, 2, 3}, 3),
+                       d_o = draw({2, 12, 4, 3}, 4);
+    for (const bool published : {false, true}) {
+      hilt::ScoreTerms terms{.softcap = 1.5, .alibi = published};
+      if (!published) terms.slopes = draw({4}, 5);
+      terms.relative = draw({4, 3, 3}, 6), terms.bias = draw({2, 1, 1, 12}, 7), terms.sink = draw({4}, 8);
+      hilt::Tape tape;
+      for (const hilt::Tensor& x : {q, k, v}) tape.watch(x);
+      hilt::visit_terms(terms, [&](const std::string&, hilt::Tensor& x) { tape.watch(x); });
+      const hilt::Tensor o = hilt::attention(q, k, v, plan, {.terms = terms});
+      const hilt::Gradients g = tape.backward(o, d_o);
+      const compare::ExactProblem p{2,
+                                    12,
+                                    4,
+                                    2,
+                                    3,
+                                    1 / std::sqrt(3.0),
+                                    0,
+                                    {},
+                                    q.to_vector(),
+                                    k.to_vector(),
+                                    v.to_vector(),
+                                    d_o.to_vector(),
+                                    compare::exact_terms(*plan, terms)};
+      const compare::Tensors exact = compare::exact_attention(p, compare::attended_sets(*plan), hilt::DType::f64);
+      const hilt::Tensor* const all[] = {nullptr, &q, &k, &v, &terms.slopes, &terms.relative, &terms.bias, &terms.sink};
+      for (std::size_t i = 0; i < exact.size(); ++i) {
+        if (i > 0 && !*all[i]) continue;
+        const std::vector<double> x = i == 0 ? o.to_vector() : g[*all[i]].to_vector();
+        ASSERT_EQ(x.size(), exact[i].size()) << i;
+        for (std::size_t e = 0; e < x.size(); ++e) EXPECT_NEAR(x[e], exact[i][e], 1e-13) << i << ", " << e;
+      }
+    }
+  }
 }
 
 // Two ways to count: the plan's own tiles in another order, and this plan's pairs moved there.
@@ -189,6 +288,30 @@ TEST(Arrangement, SaysWhereHilbertHelpsDoesNothingAndLoses) {
       words(4096, "hilbert:64x64", "window2d:16x16").starts_with("Hilbert order helps: it touches 4.00 x fewer"));
   EXPECT_TRUE(words(1024, "hilbert:32x32", "dense").starts_with("Hilbert order does nothing"));
   EXPECT_TRUE(words(1024, "hilbert:32x32", "neighborhood2d:7x7").starts_with("Hilbert order loses"));
+}
+
+TEST(Broken, EveryMistakeShowsAndNoneDoesNot) {
+  const hilt::PlanPtr plan = plan_of(16, 2, "hilbert:4x4", "segment:8", "all_queries", "none");
+  compare::ExactProblem p{2, 16, 2, 1, 3, 0.7, 0.25, {9, 4}, waves(2 * 16 * 2 * 3), waves(2 * 16 * 3), {}, {}};
+  p.v = p.k, p.d_o = p.q;
+  for (double& x : p.k) x = std::cos(3 * x);
+  for (double& x : p.d_o) x = std::cos(5 * x);
+  const compare::AttendedSets sets = compare::attended_sets(*plan);
+  const compare::Tensors exact = compare::exact_attention(p, sets, hilt::DType::f32),
+                         naive = compare::naive_attention(p, sets, hilt::DType::f32),
+                         terms = compare::term_sizes(p, sets, hilt::DType::f32);
+  const auto all = compare::break_it(p, sets, plan->order(), exact, naive, terms, kRounding);
+  ASSERT_EQ(all.size(), compare::kMistakes.size());
+  // Which of o, dq, dk, dv are right.
+  const std::array<std::array<bool, 4>, 6> right{
+      {{1, 1, 1, 1}, {1, 0, 0, 1}, {1, 0, 0, 1}, {0, 0, 0, 0}, {0, 0, 0, 0}, {1, 0, 0, 0}}};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    SCOPED_TRACE(compare::kMistakes[i]);
+    for (std::size_t j = 0; j < 4; ++j) EXPECT_EQ(all[i].error[j].ok, right[i][j]) << "tensor " << j;
+    const bool agrees = std::abs(all[i].slope - all[i].difference) < 1e-6;
+    EXPECT_EQ(agrees, i == 0 || i == 3) << all[i].slope << ' ' << all[i].difference;
+    EXPECT_EQ(all[i].row_sum < 1e-12, i == 0 || i == 2 || i == 3) << all[i].row_sum;
+  }
 }
 
 }  // namespace

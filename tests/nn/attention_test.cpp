@@ -1,5 +1,6 @@
 // HilbertSelfAttention against a softmax in loops over what the plan's definition says attends.
 #include "nn/attention.h"
+#include "nn/training.h"
 #include "tests/nn/modules.h"
 #include "tests/support/error_of.h"
 
@@ -176,6 +177,35 @@ TEST(HilbertSelfAttention, PlansAreShared) {
   EXPECT_EQ(m.plan(12), m.plan(12));
   EXPECT_NE(m.plan(12), m.plan(11));
   EXPECT_NE(m.plan(12), m.plan(12, {nullptr, false, false}));
+}
+
+// Those of the call, in the type that the call wants; a bias of more tokens is that of the first.
+TEST(HilbertSelfAttention, TermsAreThoseOfAttention) {
+  AttentionConfig c = variants().front().config;
+  c.terms = {.softcap = 2, .alibi = TermConfig::Alibi::learned, .relative = {5}, .bias = {1, 4, 0, 0}, .sink = true};
+  c.context = kLength;
+  Generator generator(5);
+  HilbertSelfAttention m = make_self_attention(c, 0.3, 0.3, generator, DType::f64);
+  EXPECT_EQ(m.terms.slopes.to_vector(), alibi_slopes(4, DType::f64).to_vector());
+  m = shaken(m);
+  std::vector<std::string> names;
+  for (const NamedParameter& p : parameters_of(m)) names.push_back(p.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"qkv.weight", "qkv.bias", "projection.weight", "projection.bias", "slopes",
+                                             "relative", "bias", "sink"}));
+  for (const Index length : {kLength, Index{7}}) {
+    const Tensor x = noise({2, length, 8}, 3);
+    ScoreTerms terms = m.terms;
+    terms.bias = slice(slice(terms.bias, 2, 0, length), 3, 0, length);
+    const Tensor o = attention(reshape(m.qkv(x), {2, length, 3, 4, 2}), m.plan(length), {.terms = terms});
+    EXPECT_EQ(m(x).to_vector(), m.projection(reshape(o, {2, length, 8})).to_vector());
+    HilbertSelfAttention without = m;
+    without.terms = {};
+    EXPECT_GT(distance(m(x), without(x)), 1e-3);
+  }
+  const HilbertSelfAttention narrow = to(m, DType::bf16);
+  EXPECT_EQ(narrow(to(noise({1, kLength, 8}, 3), DType::bf16)).dtype(), DType::bf16);
+  c.terms.bias = {2, 1, 1, 1};
+  EXPECT_NE(error_of([&] { check_config(c); }).find("what is learned is for all of them"), std::string::npos);
 }
 
 TEST(HilbertSelfAttention, SaysWhatIsWrong) {

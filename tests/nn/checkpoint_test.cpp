@@ -133,6 +133,20 @@ TEST(Checkpoint, ADamagedOneNamesTheNewestWholeOneBeforeIt) {
   }
 }
 
+TEST(Checkpoint, TheBestStaysAndADamagedOneNamesTheNewestWholeOne) {
+  const Temporary dir;
+  save_best_checkpoint(dir.directory(), 1, items(1), kMetadata);
+  for (Index step = 2; step <= 5; ++step) save_checkpoint(dir.directory(), step, items(3), kMetadata, 2);
+  const std::string path = dir.directory() + '/' + kBestCheckpoint;
+  EXPECT_EQ(Checkpoint(path).step(), 1);
+  EXPECT_EQ(checkpoint_steps(dir.directory()), (std::vector<Index>{4, 5}));
+  dir.file(kBestCheckpoint, dir.content(kBestCheckpoint).substr(0, 100));
+  EXPECT_TRUE(error_of([&] { Checkpoint{path}; })
+                  .ends_with("; ckpt-000005.safetensors beside it is whole: to go on from "
+                             "there, move " +
+                             path + " away and resume"));
+}
+
 TEST(Checkpoint, TruncatedAndExtendedFilesAreRefused) {
   const Temporary dir;
   save_checkpoint(dir.directory(), 1, items(3), kMetadata, 2);

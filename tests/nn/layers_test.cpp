@@ -125,9 +125,6 @@ TEST(Norms, AreTheirFormulas) {
       const auto checked =
           gradcheck_module(norm, {x}, [](const Norm& n, std::span<const Tensor> in) { return n(in[0]); });
       EXPECT_TRUE(checked) << name_of(kind) << ": " << checked.where;
-      const Tensor same = kind == NormKind::layer ? LayerNorm{norm.weight, norm.bias, norm.epsilon}(x)
-                                                  : RmsNorm{norm.weight, norm.epsilon}(x);
-      EXPECT_EQ(norm(x).to_vector(), same.to_vector());
     }
 }
 

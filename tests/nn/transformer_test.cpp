@@ -2,6 +2,7 @@
 // costs in memory.
 #include "nn/transformer.h"
 #include <algorithm>
+#include <utility>
 #include "tests/nn/modules.h"
 #include "nn/optimizer.h"
 #include "tests/support/settings.h"
@@ -46,6 +47,14 @@ std::vector<Variant> variants() {
   all.push_back({"board", c});
   c.keep_order = true;
   all.push_back({"board, kept in curve order", c});
+  c.terms = {.alibi = TermConfig::Alibi::published, .relative = {3, 5}, .sink = true};
+  all.push_back({"terms on a board, kept in curve order", c});
+  c = tiny();
+  c.positions = Positions::none;
+  c.terms = {.softcap = 2, .alibi = TermConfig::Alibi::learned, .relative = {5}, .bias = {1, 2, 0, 0}, .sink = true};
+  all.push_back({"all terms", c});
+  c.checkpointing = true, c.kv_heads = 1, c.terms.bias = {1, 1, 1, 0};
+  all.push_back({"all terms, checkpointing, one key head", c});
   return all;
 }
 Tensor ids_of(const TransformerConfig& c, Index batch = 2) { return symbols({batch, c.context}, c.vocab, 1); }
@@ -242,6 +251,51 @@ TEST(Transformer, CountsItsParameters) {
   // 6 a weight and token, 14 D a pair: 64 * 65 / 2 pairs a head, 4 heads, 4 layers.
   const double weights = 4.0 * 12 * 128 * 128 + 65 * 128;
   EXPECT_DOUBLE_EQ(training_flops(m, 12, 64), 12 * (6 * weights * 64 + 14.0 * 32 * (64 * 65 / 2) * 4 * 4));
+}
+
+// A row of documents is each of them alone: their logits, and of a sum of losses the gradients.
+TEST(Transformer, PackedDocumentsAreEachAlone) {
+  for (const Positions positions : {Positions::learned, Positions::rotary, Positions::none})
+    for (const Backward mode : {Backward::taped, Backward::hybrid, Backward::fused}) {
+      TransformerConfig c = tiny();
+      c.context = 12, c.positions = positions, c.backward = mode, c.keep_order = true;
+      c.terms = {.softcap = 2, .alibi = TermConfig::Alibi::learned, .relative = {5}, .sink = true};
+      const Transformer m = model_of(c);
+      const Tensor ids = ids_of(c);
+      const std::vector<std::vector<DocumentList>> lists{{{5, 4}}, {{5, 4}, {4, 8}}};
+      for (const auto& documents : lists) {
+        SCOPED_TRACE(testing::Message() << to_string(documents) << ", " << name_of(positions) << ", " << name_of(mode));
+        const Tensor packed = m.logits(ids, {.documents = documents});
+        const auto pieces = [&](const Tensor& whole, auto&& f) {
+          for (Index b = 0; b < 2; ++b) {
+            Index at = 0;
+            for (const Document& d : documents[documents.size() > 1 ? static_cast<std::size_t>(b) : 0]) {
+              const Index from = std::exchange(at, at + d.length);
+              f(slice(slice(whole, 0, b, b + 1), 1, from, at), slice(slice(ids, 0, b, b + 1), 1, from, at));
+            }
+          }
+        };
+        pieces(packed,
+               [&](const Tensor& part, const Tensor& alone) { EXPECT_LE(distance(part, m.logits(alone)), 1e-12); });
+        const Tensor weight = noise(packed.shape(), 8);
+        const auto together = [&](const Transformer& model) {
+          const Tensor y = model.logits(ids, {.documents = documents});
+          Tensor loss = zeros({}, DType::f64);
+          pieces(y, [&](const Tensor& part, const Tensor&) { loss = add(loss, sum(mul(part, part))); });
+          return loss;
+        };
+        const auto alone = [&](const Transformer& model) {
+          Tensor loss = zeros({}, DType::f64);
+          pieces(weight, [&](const Tensor&, const Tensor& of) {
+            const Tensor y = model.logits(of);
+            loss = add(loss, sum(mul(y, y)));
+          });
+          return loss;
+        };
+        expect_close(slopes_of(m, together), slopes_of(m, alone), 1e-11);
+      }
+      EXPECT_NE(error_of([&] { (void)m.logits(ids, {.documents = {{9, 4}}}); }).find("documents"), std::string::npos);
+    }
 }
 
 /// Trains on one batch until it is known by heart.

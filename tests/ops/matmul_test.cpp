@@ -1,6 +1,7 @@
 // Products of every size around the edges of tiles, batched and broadcast, against sums in loops.
 #include <limits>
 #include <random>
+#include "core/dispatch.h"
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"
 #include "tests/support/scale.h"
@@ -270,6 +271,21 @@ TEST(Matmul, RowsDoNotSeeEachOther) {
   Tensor other = full({9, 65, 67}, std::nan(""), DType::f32), batch = slice(other, 0, 4, 5);
   copy(batch, slice(a, 0, 4, 5));
   EXPECT_EQ(bits(slice(matmul(a, b), 0, 4, 5)), bits(slice(matmul(other, b), 0, 4, 5)));
+}
+
+TEST(Matmul, FewRowsHaveTheBitsOfMany) {
+  if (active_isa() == Isa::base) GTEST_SKIP() << "Eigen's sums depend on the size";
+  for (DType dtype : {DType::f32, DType::f64})
+    for (Index k : {1, 5, 16, 255, 256, 257, 768})
+      for (Index n : {1, 3, 16, 17, 65, 1030, 2049})
+        for (const bool turned : {false, true}) {
+          const Tensor a = random(real({20, k}), 1, dtype),
+                       b = turned ? transpose(random(real({n, k}), 2, dtype)) : random(real({k, n}), 2, dtype);
+          const Tensor all = matmul(a, b);
+          for (Index rows : {1, 2, 3})
+            EXPECT_EQ(bits(matmul(slice(a, 0, 2, 2 + rows), b)), bits(slice(all, 0, 2, 2 + rows)))
+                << dtype << ' ' << rows << " x " << k << " x " << n << (turned ? ", turned" : "");
+        }
 }
 
 TEST(Matmul, Refusals) {

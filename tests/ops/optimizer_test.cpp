@@ -251,20 +251,21 @@ TEST(GlobalNorm, IsTheRootOfAllSquaresInF64) {
 
 TEST(Clip, AStepByTheNormIsAStepOfClippedGradients) {
   for (DType dtype : {DType::f64, DType::f32}) {
-    for (double most : {0.0, 0.1, 1000.0}) {
+    for (const auto& [most, scale] : {std::pair(0.0, 1.0), {0.1, 1.0}, {1000.0, 1.0}, {0.0, 1024.0}, {0.1, 1024.0}}) {
       Tensor w[2], m[2], v[2];
       for (std::size_t way : {0U, 1U})
         w[way] = random(real({40}), 1, dtype), m[way] = zeros({40}, dtype), v[way] = zeros({40}, dtype);
       for (Index t = 1; t <= 5; ++t) {
         std::vector<Tensor> g{random(real({40}), static_cast<int>(t) + 1, dtype)};
-        const AdamWUpdate whole{&w[0], g[0], &m[0], &v[0]};
-        adamw_step({&whole, 1}, t, kOptions, {norm_of(g), most});
+        const std::vector<Tensor> scaled{mul(g[0], scale)};
+        const AdamWUpdate whole{&w[0], scaled[0], &m[0], &v[0]};
+        adamw_step({&whole, 1}, t, kOptions, {norm_of(scaled), most, scale});
         if (most > 0) clip_grad_norm(g, most);
         const AdamWUpdate clipped{&w[1], g[0], &m[1], &v[1]};
         adamw_step({&clipped, 1}, t, kOptions);
       }
-      EXPECT_EQ(w[0].to_vector(), w[1].to_vector()) << dtype << " " << most;
-      EXPECT_EQ(v[0].to_vector(), v[1].to_vector()) << dtype << " " << most;
+      EXPECT_EQ(w[0].to_vector(), w[1].to_vector()) << dtype << " " << most << " " << scale;
+      EXPECT_EQ(v[0].to_vector(), v[1].to_vector()) << dtype << " " << most << " " << scale;
     }
   }
 }
@@ -291,6 +292,11 @@ TEST(Clip, Refusals) {
         adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f64), -1});
       },
       "adamw_step", {"-1"}));
+  EXPECT_TRUE(refuses(
+      [&] {
+        adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f64), 1, 0});
+      },
+      "adamw_step", {"scale", "0"}));
   EXPECT_TRUE(refuses(
       [&] {
         adamw_step({&one, 1}, 1, kOptions, {full({}, 1.0, DType::f32), 1});

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <optional>
 #include <random>
+#include "core/checkpoint.h"
 #include "ops/ops.h"
 #include "tests/support/op_cases.h"
 #include "tests/support/scale.h"

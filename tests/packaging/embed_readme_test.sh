@@ -11,7 +11,7 @@ blocks=(block*.cpp)
 ((${#blocks[@]} >= 5)) || fail "only ${#blocks[@]} blocks found"
 warnings=(-Wall -Wextra -Werror)
 for block in "${blocks[@]}"; do
-  expect 0 "$block: $(cat "$block")" "$CXX" -std=c++20 "${warnings[@]}" -I "$BUILD/include" "$block" -o program -L "$BUILD" -l:libhilt.so.0 -pthread
+  expect 0 "$block: $(cat "$block")" "$CXX" -std=c++20 "${warnings[@]}" -I "$BUILD/include" "$block" -o program -L "$BUILD" -l:libhilt.so.0.2 -pthread
   expect 0 "$block" env LD_LIBRARY_PATH="$BUILD" ./program
 done
 

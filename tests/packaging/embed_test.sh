@@ -21,7 +21,7 @@ prints() {
   expect 0 "$*" "$@"
   diff "$scratch/promised" "$scratch/out" >"$scratch/diff" || fail $'main.cpp promises (<) and prints (>):\n'"$(cat "$scratch/diff")"
 }
-uses_shared() { readelf -d "$1" | grep -qF 'libhilt.so.0' || fail "$1 does not use libhilt.so.0"; }
+uses_shared() { readelf -d "$1" | grep -qF 'libhilt.so.0.2' || fail "$1 does not use libhilt.so.0.2"; }
 uses_static() { ! readelf -d "$1" | grep -qF libhilt || fail "$1 uses the shared library"; }
 
 case $tool in

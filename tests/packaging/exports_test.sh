@@ -2,7 +2,7 @@
 # The shared library exports names of namespace hilt and nothing else, and all that a public header promises.
 . "$(dirname "$0")/common.sh"
 
-library=$BUILD/libhilt.so.0
+library=$BUILD/libhilt.so.0.2
 foreign() { nm -D --defined-only "$1" | awk '{ print $3 }' | grep -vE '^_Z(N[KOR]*|T[VIST]N|GV?Z?N[KOR]*|ZN[KOR]*)4hilt' | c++filt; }
 found=$(foreign "$library") || true
 [[ -z $found ]] || fail $'exported, but not of namespace hilt:\n'"$found"
@@ -16,7 +16,7 @@ done
 # No function that a public header names is hidden by accident: a friend that only its class declares, a template that is
 # instantiated where the namespace is reopened without its visibility.
 declared=$(find -L "$BUILD/include/hilt" -name '*.h' -exec cat {} +)
-find "$BUILD/libhilt.so.0.p" -name '*.o' -exec readelf -sW {} + | awk '$6 == "HIDDEN" && $5 ~ /GLOBAL|WEAK/ && $7 != "UND" { print $8 }' | sort -u | c++filt |
+find "$BUILD/libhilt.so.0.2.p" -name '*.o' -exec readelf -sW {} + | awk '$6 == "HIDDEN" && $5 ~ /GLOBAL|WEAK/ && $7 != "UND" { print $8 }' | sort -u | c++filt |
   grep -F 'hilt::' | grep -vE '\{lambda|\(anonymous|hilt::(kernels|detail|tcp)::|^(guard|typeinfo|vtable)' >"$scratch/hidden" || true
 while read -r symbol; do
   call=${symbol%%(*}

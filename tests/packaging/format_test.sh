@@ -27,7 +27,7 @@ done)
 [[ -z $silent ]] || fail $'no opening sentence:\n'"$silent"
 
 if [[ $(clang-format --version 2>/dev/null) =~ version\ 14\. ]]; then
-  clang-format --dry-run -Werror "${sources[@]}" 2>"$scratch/err" || fail "run clang-format -i on: $(grep -o '^[^:]*' "$scratch/err" | sort -u | xargs)"
+  clang-format --dry-run -Werror "${sources[@]}" 2>"$scratch/err" || fail "run clang-format -i on: $(sed -n 's/:[0-9]*:[0-9]*: error.*//p' "$scratch/err" | sort -u | tr '\n' ' ')"
 else
   echo 'no clang-format 14: the formatting is not judged'
   exit 77

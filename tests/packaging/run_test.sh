@@ -23,6 +23,8 @@ if ! command -v nvcc >/dev/null; then
 fi
 expect 2 'a wrong flag of build' "$run" build fast
 one_line_on_stderr
+expect 2 'a wrong flag of setup' "$run" setup --pyhton
+one_line_on_stderr
 for word in train compare attend ring curves; do
   program=$word
   [[ $word != compare ]] || program=compare_gradients

@@ -80,7 +80,7 @@ breaks() {
     mkdir -p "$(dirname "$scratch/copy/$file")"
     printf '%s\n' "${2-}" >>"$scratch/copy/$file"
   done
-  violations "$scratch/copy" | grep -qF -- "$rule" || fail "the judge overlooks: $rule, in ${files[*]}: ${2-}"
+  grep -qF -- "$rule" <<<"$(violations "$scratch/copy")" || fail "the judge overlooks: $rule, in ${files[*]}: ${2-}"
 }
 breaks 'no such page: RULES.md' core/tape.h -- '/// As RULES.md says.'
 breaks 'no such file: ops/tape.h' nn/layers.cpp -- '  // Compare ops/tape.h, which is not there.'

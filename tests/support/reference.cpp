@@ -44,6 +44,7 @@ std::vector<Cell> cells_in_order(Order::Kind kind, Index w, Index h, Index tile_
     for (Index x = x0; x < std::min(x1, w); ++x) cells.push_back({x, y});
   };
   switch (kind) {
+    case Order::Kind::automatic: break;
     case Order::Kind::row:
       for (Index y = 0; y < h; ++y) row(y, 0, w);
       break;
@@ -128,21 +129,39 @@ Grid grid_of(const Order& order, Index length) {
 namespace {
 
 struct Where {
-  Index position, x, y;
+  Index position, frame, x, y;
 };
+
+/// Whether a slide (`reach` cells) or a neighborhood (`reach` keys) of an axis of n cells lists u
+/// for t: the classes written out as lists of their cells.
+bool near(bool slides, Index reach, const Branch::Axis& axis, Index n, Index t, Index u) {
+  const Index d = axis.dilation, s = axis.stride;
+  if (t % d != u % d || (axis.causal && u > t)) return false;
+  Index i = 0, k = 0, count = 0;
+  for (Index cell = t % d; cell < n; cell += d, ++count) i = cell == t ? count : i, k = cell == u ? count : k;
+  const Index first = i - i % s, last = first + s - 1;
+  const Index center = std::min(axis.causal ? last : s == 1 ? i : first + s / 2, count - 1);
+  if (axis.causal) return slides ? k >= center - reach : k > center - reach;
+  if (slides) return std::abs(k - center) <= reach;
+  // The run of so many keys, moved into the class where it sticks out.
+  const Index begin = std::max<Index>(0, std::min(center - reach / 2, count - reach));
+  return k >= begin && k < begin + reach;
+}
+bool one_window(Index side, const Branch::Axis& axis, Index t, Index u) {
+  return (t + axis.shift) / side == (u + axis.shift) / side && (!axis.causal || u <= t);
+}
 
 /// How often branch i lists u for t, causality aside.
 bool lists(const Branch& b, std::size_t i, DilationMode mode, Index length, const Grid& grid, Index head,
            const Where& t, const Where& u) {
-  const auto centred = [](Index p, Index k, Index n) {
-    return std::min(std::max(p, k / 2), std::max(n - 1 - k / 2, k / 2));
-  };
+  using K = Branch::Kind;
+  const bool slides = b.kind == K::slide2d || b.kind == K::slide3d;
   switch (b.kind) {
     case Branch::Kind::dense: return true;
     case Branch::Kind::segment: {
-      const Index s = t.position / b.size;
-      if (u.position / b.size != s) return false;
-      const Index j = t.position - s * b.size, key = u.position - s * b.size, r = b.dilation;
+      const Index from = t.position + b.axes[0].shift, to = u.position + b.axes[0].shift, s = from / b.size;
+      if (to / b.size != s) return false;
+      const Index j = from - s * b.size, key = to - s * b.size, r = b.dilation;
       if (mode == DilationMode::residue) return key % r == j % r;
       const Index offset = mode == DilationMode::head_groups ? static_cast<Index>(i) % r
                            : b.offset_by_head                ? head % r
@@ -150,16 +169,31 @@ bool lists(const Branch& b, std::size_t i, DilationMode mode, Index length, cons
       const bool only_active = mode == DilationMode::longnet || mode == DilationMode::head_groups;
       return key % r == offset && (!only_active || j % r == offset);
     }
-    case Branch::Kind::slide: return std::abs(t.position - u.position) <= b.size;
-    case Branch::Kind::neighborhood: return std::abs(u.position - centred(t.position, b.size, length)) <= b.size / 2;
-    case Branch::Kind::window2d: return t.y / b.rows == u.y / b.rows && t.x / b.columns == u.x / b.columns;
-    case Branch::Kind::slide2d: return std::abs(t.y - u.y) <= b.rows && std::abs(t.x - u.x) <= b.columns;
-    case Branch::Kind::neighborhood2d:
-      return std::abs(u.y - centred(t.y, b.rows, grid.height)) <= b.rows / 2 &&
-             std::abs(u.x - centred(t.x, b.columns, grid.width)) <= b.columns / 2;
+    case K::slide: return near(true, b.size, b.axes[0], length, t.position, u.position);
+    case K::neighborhood: return near(false, b.size, b.axes[0], length, t.position, u.position);
+    case K::window2d: return one_window(b.rows, b.axes[0], t.y, u.y) && one_window(b.columns, b.axes[1], t.x, u.x);
+    case K::window3d:
+      return one_window(b.frames, b.axes[0], t.frame, u.frame) && one_window(b.rows, b.axes[1], t.y, u.y) &&
+             one_window(b.columns, b.axes[2], t.x, u.x);
+    case K::slide2d:
+    case K::neighborhood2d:
+      return near(slides, b.rows, b.axes[0], grid.height, t.y, u.y) &&
+             near(slides, b.columns, b.axes[1], grid.width, t.x, u.x);
+    case K::slide3d:
+    case K::neighborhood3d:
+      return near(slides, b.frames, b.axes[0], grid.frames, t.frame, u.frame) &&
+             near(slides, b.rows, b.axes[1], grid.height, t.y, u.y) &&
+             near(slides, b.columns, b.axes[2], grid.width, t.x, u.x);
     case Branch::Kind::blocks: {
-      const std::pair<std::int32_t, std::int32_t> pair(static_cast<std::int32_t>(t.position / b.size),
-                                                       static_cast<std::int32_t>(u.position / b.size));
+      const Index from = t.position / b.size, to = u.position / b.size, apart = std::abs(from - to);
+      switch (b.lists) {
+        case Branch::Lists::local: return apart <= b.numbers[0];
+        case Branch::Lists::dilated:
+          return apart == 0 || std::find(b.numbers.begin(), b.numbers.end(), apart) != b.numbers.end();
+        case Branch::Lists::global_local: return std::min(from, to) < b.numbers[0] || apart <= b.numbers[1];
+        default: break;
+      }
+      const std::pair<std::int32_t, std::int32_t> pair(static_cast<std::int32_t>(from), static_cast<std::int32_t>(to));
       return std::find(b.pairs.begin(), b.pairs.end(), pair) != b.pairs.end();
     }
   }
@@ -183,23 +217,30 @@ Attended::Attended(const PlanSpec& spec, const Pi& pi) : length_(spec.length) {
   const bool positions_are_tokens = spec.order.scope == Order::Scope::order_only;
   std::vector<Where> where(at(n));
   for (Index t = 0; t < n; ++t) {
-    const Index in_frame = grid.width > 0 ? t % (grid.width * grid.height) : t;
-    where[at(t)] = {positions_are_tokens ? t : Index{pi.position_of[at(t)]}, in_frame % grid.width,
+    const Index frame = t / (grid.width * grid.height), in_frame = t - frame * grid.width * grid.height;
+    where[at(t)] = {positions_are_tokens ? t : Index{pi.position_of[at(t)]}, frame, in_frame % grid.width,
                     in_frame / grid.width};
   }
   const bool by_head =
       spec.dilation_mode == DilationMode::head_groups ||
       std::any_of(spec.pattern.begin(), spec.pattern.end(), [](const Branch& b) { return b.offset_by_head; });
+  std::vector<Pattern> unions;
+  for (const Branch& b : spec.pattern) {
+    if (!b.joined) unions.emplace_back();
+    unions.back().push_back(b);
+  }
   for (Index head = 0; head < (by_head ? spec.heads : 1); ++head) {
     std::vector<std::uint8_t> count(at(n * n), 0);
-    for (std::size_t i = 0; i < spec.pattern.size(); ++i) {
-      if (!serves(spec.dilation_mode, i, spec.pattern.size(), head, spec.heads)) continue;
+    for (std::size_t i = 0; i < unions.size(); ++i) {
+      if (!serves(spec.dilation_mode, i, unions.size(), head, spec.heads)) continue;
       for (Index t = 0; t < n; ++t)
         for (Index u = 0; u < n; ++u) {
           if (spec.causality == Causality::token && u > t) continue;
           if (spec.causality == Causality::curve && where[at(u)].position > where[at(t)].position) continue;
-          if (lists(spec.pattern[i], i, spec.dilation_mode, n, grid, head, where[at(t)], where[at(u)]))
-            ++count[at(t * n + u)];
+          bool listed = false;
+          for (const Branch& b : unions[i])
+            listed = listed || lists(b, i, spec.dilation_mode, n, grid, head, where[at(t)], where[at(u)]);
+          count[at(t * n + u)] += listed;
         }
     }
     tables_.push_back(listed(n, std::move(count)));
@@ -211,6 +252,42 @@ Attended::Attended(Index length, Index heads, std::vector<std::uint8_t> count)
     : length_(length), table_of_(at(heads), 0) {
   check(count.size() == at(length * length), "ref::Attended: ", count.size(), " counts for ", length, " tokens");
   tables_.push_back(listed(length, std::move(count)));
+}
+
+Attended Attended::packed(const PlanSpec& spec, const DocumentList& documents) {
+  const Index n = spec.length;
+  std::vector<std::vector<std::uint8_t>> count;
+  Attended row(n);
+  Index first = 0;
+  for (const Document& d : documents) {
+    PlanSpec one = spec;
+    one.documents.clear();
+    one.length = d.length, one.order.grid = d.grid;
+    if (one.order.scope == Order::Scope::per_segment) one.order = with_segment(one.order, spec.pattern[0].size);
+    const Attended alone(one, order_of(one.order, d.length));
+    count.resize(alone.tables_.size(), std::vector<std::uint8_t>(at(n * n), 0));
+    row.table_of_ = alone.table_of_;
+    for (std::size_t i = 0; i < count.size(); ++i)
+      for (Index t = 0; t < d.length; ++t)
+        std::copy_n(alone.tables_[i].count.begin() + t * d.length, d.length,
+                    count[i].begin() + (first + t) * n + first);
+    first += d.length;
+  }
+  if (documents.empty()) return Attended(n, spec.heads, std::vector<std::uint8_t>(at(n * n), 0));
+  for (std::vector<std::uint8_t>& c : count) row.tables_.push_back(listed(n, std::move(c)));
+  return row;
+}
+
+Attended Attended::asked_by(const std::vector<std::int32_t>& tokens) const {
+  Attended out(length_);
+  out.table_of_ = table_of_;
+  for (const Table& table : tables_) {
+    std::vector<std::uint8_t> count(table.count.size(), 0);
+    for (const std::int32_t t : tokens)
+      std::copy_n(table.count.begin() + t * length_, length_, count.begin() + t * length_);
+    out.tables_.push_back(listed(length_, std::move(count)));
+  }
+  return out;
 }
 
 Attended::Table Attended::listed(Index length, std::vector<std::uint8_t> count) {
@@ -278,22 +355,90 @@ template <class T> T stored(const Store& store, T x) {
   else return x;
 }
 
-/// One row of P and its lse.
+/// How far u is from t on each axis of the grid, or of the sequence.
+std::array<Index, 3> apart(const Grid& grid, bool on_grid, Index t, Index u) {
+  if (!on_grid) return {0, 0, t - u};
+  const Index frame = grid.width * grid.height;
+  return {t / frame - u / frame, t % frame / grid.width - u % frame / grid.width, t % grid.width - u % grid.width};
+}
+
+/// What one pair finds in the terms' tensors.
+struct Found {
+  Index distance = 0;
+  std::size_t entry = 0, bias = 0;  // in table, in bias
+};
+template <class T> Found found(const Terms<T>& x, Index b, Index h, Index t, Index u) {
+  Found out;
+  Index first = 0;  // token of the document that holds t
+  Grid grid = x.grid;
+  for (const Document& d : x.documents) {
+    Order folded;
+    folded.grid = d.grid;
+    grid = grid_of(folded, d.length);
+    if (t < first + d.length) break;
+    first += d.length;
+  }
+  for (const Index d : apart(grid, x.distance_on_grid, t - first, u - first)) out.distance += std::abs(d);
+  if (!x.table.empty()) {
+    const auto d = apart(grid, x.table_shape.size() > 1, t - first, u - first);
+    Index entry = h;
+    for (std::size_t i = 0; i < x.table_shape.size(); ++i) {
+      const Index reach = x.table_shape[i] / 2, here = d[3 - x.table_shape.size() + i];
+      entry = entry * x.table_shape[i] + std::min(std::max(here, -reach), reach) + reach;
+    }
+    out.entry = at(entry);
+  }
+  const std::array<Index, 4> place{b, h, t, u};
+  Index i = 0;
+  for (std::size_t axis = 0; axis < 4; ++axis) i = i * x.bias_shape[axis] + (x.bias_shape[axis] == 1 ? 0 : place[axis]);
+  out.bias = at(i);
+  return out;
+}
+template <class T> bool is_masked(const Terms<T>& x, const Found& where) {
+  return !x.bias.empty() && judge::value_of(x.bias[where.bias]) == -std::numeric_limits<double>::infinity();
+}
+
+/// S of a pair from z = c q . k, and dS/dz.
+template <class T> struct Score { T s, slope; };
+template <class T> Score<T> score(const Terms<T>& x, const Found& where, Index h, T z) {
+  using judge::tanh;
+  Score<T> out{z, T(1)};
+  if (x.softcap > 0) {
+    const T bent = tanh(z / T(x.softcap));
+    out = {T(x.softcap) * bent, T(1) - bent * bent};
+  }
+  if (!x.slopes.empty()) out.s = out.s - x.slopes[at(h)] * T(static_cast<double>(where.distance));
+  if (!x.table.empty()) out.s = out.s + x.table[where.entry];
+  if (!x.bias.empty()) out.s = out.s + x.bias[where.bias];
+  return out;
+}
+
+/// One row of P, dS/dz of its keys, and its lse. A key that a bias masks has weight 0.
 template <class T>
 T probabilities(const Sizes& n, const std::vector<Attended::Key>& keys, const Inputs<T>& in, std::size_t q, Index b,
-                Index h, const Store& store, std::vector<T>& p) {
+                Index h, Index t, const Store& store, std::vector<T>& p, std::vector<T>& slope) {
   using judge::exp, judge::log;
   const Layout at_row{n};
-  p.clear();
-  T largest = T(-std::numeric_limits<double>::infinity());
+  const T none = T(-std::numeric_limits<double>::infinity());
+  p.clear(), slope.clear();
+  T largest = in.terms.sink.empty() ? none : in.terms.sink[at(h)];
   for (const auto& key : keys) {
-    T score = T(0);
+    T product = T(0);
     const std::size_t k = at_row.k(b, key.token, h);
-    for (std::size_t d = 0; d < at(n.dim); ++d) score = score + in.q[q + d] * in.k[k + d];
-    p.push_back(stored(store, T(n.scale) * score));
+    for (std::size_t d = 0; d < at(n.dim); ++d) product = product + in.q[q + d] * in.k[k + d];
+    const Found where = found(in.terms, b, h, t, key.token);
+    const Score<T> x = score(in.terms, where, h, T(n.scale) * product);
+    p.push_back(is_masked(in.terms, where) ? none : stored(store, x.s));
+    slope.push_back(x.slope);
     if (p.back() > largest) largest = p.back();
   }
-  T sum = T(0);
+  if (judge::value_of(largest) == judge::value_of(none)) {  // unless a score is NaN, which is not above it
+    for (T& x : p) x = judge::value_of(x) == judge::value_of(none) ? T(0) : x;
+    bool spoilt = false;
+    for (const T& x : p) spoilt = spoilt || std::isnan(judge::value_of(x));
+    if (!spoilt) return none;
+  }
+  T sum = in.terms.sink.empty() ? T(0) : exp(in.terms.sink[at(h)] - largest);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     p[i] = exp(p[i] - largest);
     sum = sum + T(keys[i].times) * p[i];
@@ -308,15 +453,15 @@ template <class T> Output<T> attention(const Sizes& n, const Attended& set, cons
   const Layout where{n};
   Output<T> out{std::vector<T>(in.q.size(), T(0)),
                 std::vector<T>(at(n.batch * n.heads * n.length), T(-std::numeric_limits<double>::infinity()))};
-  std::vector<T> p;
+  std::vector<T> p, slope;
   for (Index b = 0; b < n.batch; ++b)
     for (Index h = 0; h < n.heads; ++h)
       for (Index t = 0; t < n.length; ++t) {
         const auto& keys = set.keys(h, t);
-        if (keys.empty()) continue;
         const std::size_t q = where.q(b, t, h);
-        out.lse[where.row(b, t, h)] = probabilities(n, keys, in, q, b, h, store, p);
+        out.lse[where.row(b, t, h)] = probabilities(n, keys, in, q, b, h, t, store, p, slope);
         for (std::size_t i = 0; i < keys.size(); ++i) {
+          if (is_masked(in.terms, found(in.terms, b, h, t, keys[i].token))) continue;
           const std::size_t v = where.k(b, keys[i].token, h);
           const T w = T(keys[i].times * weight(n, b, h, t, keys[i].token)) * p[i];
           for (std::size_t d = 0; d < at(n.dim); ++d) out.o[q + d] = out.o[q + d] + w * in.v[v + d];
@@ -328,21 +473,27 @@ template <class T> Output<T> attention(const Sizes& n, const Attended& set, cons
 
 template <class T>
 Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<T>& in, const std::vector<T>& d_o,
-                              const Store& store) {
+                              const Store& store, const std::vector<T>& d_lse) {
+  using judge::exp;
   const Layout where{n};
-  Slopes<T> out{std::vector<T>(in.q.size(), T(0)), std::vector<T>(in.k.size(), T(0)),
-                std::vector<T>(in.v.size(), T(0))};
-  std::vector<T> p, dp;
+  const Terms<T>& terms = in.terms;
+  const auto zeros = [](const std::vector<T>& x) { return std::vector<T>(x.size(), T(0)); };
+  Slopes<T> out{zeros(in.q),        zeros(in.k),       zeros(in.v),      zeros(terms.slopes),
+                zeros(terms.table), zeros(terms.bias), zeros(terms.sink)};
+  std::vector<T> p, dp, slope;
   for (Index b = 0; b < n.batch; ++b)
     for (Index h = 0; h < n.heads; ++h)
       for (Index t = 0; t < n.length; ++t) {
         const auto& keys = set.keys(h, t);
-        if (keys.empty()) continue;
         const std::size_t q = where.q(b, t, h);
-        probabilities(n, keys, in, q, b, h, store, p);
+        const T lse = probabilities(n, keys, in, q, b, h, t, store, p, slope);
+        const T d_l = d_lse.empty() ? T(0) : d_lse[where.row(b, t, h)];
         dp.assign(keys.size(), T(0));
         T delta = T(0);  // dO . O = sum over the list of P M dO . V
+        for (std::size_t d = 0; d < at(n.dim); ++d) delta = delta + T(0) * d_o[q + d];  // of a list without keys, too
+        const auto masked = [&](std::size_t i) { return is_masked(terms, found(terms, b, h, t, keys[i].token)); };
         for (std::size_t i = 0; i < keys.size(); ++i) {
+          if (masked(i)) continue;
           const std::size_t v = where.k(b, keys[i].token, h);
           const T m = T(weight(n, b, h, t, keys[i].token));
           for (std::size_t d = 0; d < at(n.dim); ++d) {
@@ -352,12 +503,21 @@ Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<
           dp[i] = stored(store, m * dp[i]);
           delta = delta + T(keys[i].times) * p[i] * dp[i];
         }
+        if (!terms.sink.empty() && judge::value_of(terms.sink[at(h)]) > -std::numeric_limits<double>::infinity())
+          out.dsink[at(h)] = out.dsink[at(h)] + exp(terms.sink[at(h)] - lse) * (d_l - delta);
         for (std::size_t i = 0; i < keys.size(); ++i) {
+          if (masked(i)) continue;
           const std::size_t k = where.k(b, keys[i].token, h);
-          const T ds = T(keys[i].times) * stored(store, p[i] * (dp[i] - delta));
+          const T ds = T(keys[i].times) * stored(store, p[i] * (dp[i] - delta + d_l));
+          const Found here = found(terms, b, h, t, keys[i].token);
+          if (!terms.slopes.empty())
+            out.dslopes[at(h)] = out.dslopes[at(h)] - T(static_cast<double>(here.distance)) * ds;
+          if (!terms.table.empty()) out.dtable[here.entry] = out.dtable[here.entry] + ds;
+          if (!terms.bias.empty()) out.dbias[here.bias] = out.dbias[here.bias] + ds;
+          const T dz = terms.softcap > 0 ? stored(store, ds * slope[i]) : ds;
           for (std::size_t d = 0; d < at(n.dim); ++d) {
-            out.dq[q + d] = out.dq[q + d] + T(n.scale) * ds * in.k[k + d];
-            out.dk[k + d] = out.dk[k + d] + T(n.scale) * ds * in.q[q + d];
+            out.dq[q + d] = out.dq[q + d] + T(n.scale) * dz * in.k[k + d];
+            out.dk[k + d] = out.dk[k + d] + T(n.scale) * dz * in.q[q + d];
           }
         }
       }
@@ -370,15 +530,19 @@ template Output<float> attention(const Sizes&, const Attended&, const Inputs<flo
 template Output<double> attention(const Sizes&, const Attended&, const Inputs<double>&, const Store&);
 template Output<Dual> attention(const Sizes&, const Attended&, const Inputs<Dual>&, const Store&);
 template Slopes<float> attention_gradients(const Sizes&, const Attended&, const Inputs<float>&,
-                                           const std::vector<float>&, const Store&);
+                                           const std::vector<float>&, const Store&, const std::vector<float>&);
 template Slopes<double> attention_gradients(const Sizes&, const Attended&, const Inputs<double>&,
-                                            const std::vector<double>&, const Store&);
+                                            const std::vector<double>&, const Store&, const std::vector<double>&);
 
-Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>& in, const std::vector<double>& d_o) {
+Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>& in, const std::vector<double>& d_o,
+                      const std::vector<double>& d_lse) {
   const Layout where{n};
   const std::size_t dim = at(n.dim);
+  const Terms<double>& terms = in.terms;
   Magnitudes size;
-  std::vector<double> o(dim), dq(dim), dk(in.k.size(), 0.0), dv(in.v.size(), 0.0), p;
+  std::vector<double> o(dim), dq(dim), dk(in.k.size(), 0.0), dv(in.v.size(), 0.0), p, slope;
+  std::vector<double> slopes(terms.slopes.size()), table(terms.table.size()), bias(terms.bias.size()),
+      sink(terms.sink.size());
   std::vector<Index> queries(at(n.batch * n.length * n.kv_heads), 0);
   const auto grow = [](double& largest, double x) {
     if (x > largest) largest = x;
@@ -387,57 +551,86 @@ Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>&
     for (Index h = 0; h < n.heads; ++h)
       for (Index t = 0; t < n.length; ++t) {
         const auto& keys = set.keys(h, t);
-        if (keys.empty()) continue;
         const std::size_t q = where.q(b, t, h);
-        grow(size.lse, std::abs(probabilities(n, keys, in, q, b, h, {}, p)));
+        const double lse = probabilities(n, keys, in, q, b, h, t, {}, p, slope);
+        if (std::isfinite(lse)) grow(size.lse, std::abs(lse));
         std::fill(o.begin(), o.end(), 0.0), std::fill(dq.begin(), dq.end(), 0.0);
         Index listed = 0;
         for (std::size_t i = 0; i < keys.size(); ++i) {
+          const Found here = found(terms, b, h, t, keys[i].token);
+          if (is_masked(terms, here)) continue;
           const std::size_t k = where.k(b, keys[i].token, h);
           const double m = weight(n, b, h, t, keys[i].token);
-          double score = 0;
+          double z = 0;
           for (std::size_t d = 0; d < dim; ++d) {
-            score += std::abs(in.q[q + d] * in.k[k + d]);
+            z += std::abs(in.q[q + d] * in.k[k + d]);
             o[d] += keys[i].times * m * p[i] * std::abs(in.v[k + d]);
             dv[k + d] += keys[i].times * m * p[i] * std::abs(d_o[q + d]);
           }
-          grow(size.score, std::abs(n.scale) * score);
+          z *= std::abs(n.scale);
+          if (!terms.slopes.empty()) z += std::abs(terms.slopes[at(h)]) * static_cast<double>(here.distance);
+          if (!terms.table.empty()) z += std::abs(terms.table[here.entry]);
+          if (!terms.bias.empty()) z += std::abs(terms.bias[here.bias]);
+          grow(size.score, z);
           queries[k / dim] += keys[i].times, listed += keys[i].times;
         }
         size.keys = std::max(size.keys, listed);
-        double delta = 0;
+        double delta = d_lse.empty() ? 0 : std::abs(d_lse[where.row(b, t, h)]);
         for (std::size_t d = 0; d < dim; ++d) {
           grow(size.o, o[d]);
           delta += std::abs(d_o[q + d]) * o[d];
         }
+        if (!sink.empty() && std::isfinite(lse)) sink[at(h)] += std::exp(terms.sink[at(h)] - lse) * delta;
         for (std::size_t i = 0; i < keys.size(); ++i) {
+          const Found here = found(terms, b, h, t, keys[i].token);
+          if (is_masked(terms, here)) continue;
           const std::size_t k = where.k(b, keys[i].token, h);
           double dp = 0;
           for (std::size_t d = 0; d < dim; ++d) dp += std::abs(d_o[q + d] * in.v[k + d]);
-          const double ds = keys[i].times * p[i] * (weight(n, b, h, t, keys[i].token) * dp + delta) * std::abs(n.scale);
+          const double ds = keys[i].times * p[i] * (weight(n, b, h, t, keys[i].token) * dp + delta);
+          if (!slopes.empty()) slopes[at(h)] += ds * static_cast<double>(here.distance);
+          if (!table.empty()) table[here.entry] += ds;
+          if (!bias.empty()) bias[here.bias] += ds;
           for (std::size_t d = 0; d < dim; ++d) {
-            dq[d] += ds * std::abs(in.k[k + d]);
-            dk[k + d] += ds * std::abs(in.q[q + d]);
+            dq[d] += ds * std::abs(n.scale * in.k[k + d]);
+            dk[k + d] += ds * std::abs(n.scale * in.q[q + d]);
           }
         }
         for (const double x : dq) grow(size.dq, x);
       }
   for (const double x : dk) grow(size.dk, x);
   for (const double x : dv) grow(size.dv, x);
+  for (const double x : slopes) grow(size.dslopes, x);
+  for (const double x : table) grow(size.dtable, x);
+  for (const double x : bias) grow(size.dbias, x);
+  for (const double x : sink) grow(size.dsink, x);
   for (const Index x : queries) size.queries = std::max(size.queries, x);
   return size;
 }
 
 double slope_along(const Sizes& n, const Attended& set, const Inputs<double>& in, const Inputs<double>& along,
-                   const std::vector<double>& d_o) {
+                   const std::vector<double>& d_o, const std::vector<double>& d_lse) {
   const auto dual = [](const std::vector<double>& x, const std::vector<double>& dx) {
     std::vector<Dual> y;
-    for (std::size_t i = 0; i < x.size(); ++i) y.emplace_back(x[i], dx[i]);
+    for (std::size_t i = 0; i < x.size(); ++i) y.emplace_back(x[i], dx.empty() ? 0 : dx[i]);
     return y;
   };
-  const auto out = attention<Dual>(n, set, {dual(in.q, along.q), dual(in.k, along.k), dual(in.v, along.v)});
+  const Terms<double>&x = in.terms, &dx = along.terms;
+  const Terms<Dual> terms{x.softcap,
+                          dual(x.slopes, dx.slopes),
+                          dual(x.table, dx.table),
+                          dual(x.bias, dx.bias),
+                          dual(x.sink, dx.sink),
+                          x.distance_on_grid,
+                          x.table_shape,
+                          x.bias_shape,
+                          x.grid,
+                          x.documents};
+  const auto out = attention<Dual>(n, set, {dual(in.q, along.q), dual(in.k, along.k), dual(in.v, along.v), terms});
   double slope = 0;
   for (std::size_t i = 0; i < d_o.size(); ++i) slope += out.o[i].dx * d_o[i];
+  for (std::size_t i = 0; i < d_lse.size(); ++i)
+    if (std::isfinite(out.lse[i].x)) slope += out.lse[i].dx * d_lse[i];
   return slope;
 }
 
@@ -475,14 +668,14 @@ void judge_lists(const char* what, const std::vector<std::int32_t>& begin, const
   }
 }
 
-/// One tiling by itself, and what it adds to count[t * length + u].
-void judge_tiling(const Tiling& g, Index length, std::vector<int>& count) {
+/// One tiling by itself, and what it adds to count[row of q * length + u].
+void judge_tiling(const Tiling& g, Index queries, Index length, std::vector<int>& count) {
   judge_runs("q_tile", g.q_tile, g.q_token.size(), Tiling::kTile);
   judge_runs("k_tile", g.k_tile, g.k_token.size(), Tiling::kTile);
-  for (const auto* tokens : {&g.q_token, &g.k_token}) {
-    std::vector<bool> seen(at(length), false);
+  for (const auto& [tokens, n] : {std::pair(&g.q_token, queries), {&g.k_token, length}}) {
+    std::vector<bool> seen(at(n), false);
     for (const std::int32_t t : *tokens) {
-      if (t < 0 || t >= length || seen[at(t)]) fault("tokens", "token ", t, " is out of range or twice in one list");
+      if (t < 0 || t >= n || seen[at(t)]) fault("tokens", "token ", t, " is out of range or twice in one list");
       seen[at(t)] = true;
     }
   }
@@ -503,8 +696,7 @@ void judge_tiling(const Tiling& g, Index length, std::vector<int>& count) {
       fault("groups", "[", group.q.begin, ", ", group.q.end, ") x [", group.k.begin, ", ", group.k.end, ")");
     for (std::int32_t a = group.q.begin; a < group.q.end; ++a) groups_of[at(a)].push_back(group.k);
   }
-  Index full = 0, partial = 0, pairs = 0, empty = 0;
-  std::vector<Index> keys_of(g.q_token.size(), 0);
+  Index full = 0, partial = 0, pairs = 0;
   for (std::size_t i = 0; i < g.q_tile.size(); ++i)
     for (std::int32_t e = g.keys_begin[i]; e < g.keys_begin[i + 1]; ++e) {
       const Tiling::Ref ref = g.keys[at(e)];
@@ -516,11 +708,12 @@ void judge_tiling(const Tiling& g, Index length, std::vector<int>& count) {
       for (std::int32_t a = q.begin; a < q.end; ++a)
         for (std::int32_t b = k.begin; b < k.end; ++b) {
           if (!attends(g, at(a), at(b))) continue;
-          ++held, ++keys_of[at(a)];
+          ++held;
           ++count[at(g.q_token[at(a)]) * at(length) + at(g.k_token[at(b)])];
           const auto groups = std::count_if(groups_of[at(a)].begin(), groups_of[at(a)].end(),
                                             [&](const Tiling::Range& r) { return r.begin <= b && b < r.end; });
-          if (groups != 1) fault("groups", "pair (", a, ", ", b, ") of tile (", i, ", ", ref.tile, ") is in ", groups);
+          if (groups != 1 && !g.group.empty())
+            fault("groups", "pair (", a, ", ", b, ") of tile (", i, ", ", ref.tile, ") is in ", groups);
         }
       const Index all = Index{q.end - q.begin} * (k.end - k.begin);
       if (held == 0) fault("empty tile", "(", i, ", ", ref.tile, ") is listed and has no pair");
@@ -531,49 +724,68 @@ void judge_tiling(const Tiling& g, Index length, std::vector<int>& count) {
       (ref.partial ? partial : full) += 1;
       pairs += held;
     }
-  for (const Index n : keys_of) empty += n == 0;
   if (full != g.tiles_full || partial != g.tiles_partial)
     fault("tile counts", "counted ", full, " full and ", partial, " partial, tiling says ", g.tiles_full, " and ",
           g.tiles_partial);
   if (pairs != g.pairs) fault("pairs", "counted ", pairs, ", tiling says ", g.pairs);
-  if (empty != g.empty_queries) fault("empty_queries", "counted ", empty, ", tiling says ", g.empty_queries);
 }
 
-void judge_or_throw(const Plan& plan, const Attended& set) {
+void judge_or_throw(const Plan& plan, const Attended& set, Index batch_row) {
   const Index n = plan.length();
   if (plan.heads() != set.heads()) fault("heads", plan.heads(), " of ", set.heads());
-  if (plan.order().length() != n) fault("order", "length ", plan.order().length());
+  std::vector<std::int32_t> asking(at(n));
+  std::iota(asking.begin(), asking.end(), 0);
+  if (plan.spec().queries) asking = *plan.spec().queries;
+  if (plan.queries() != std::ssize(asking)) fault("queries", plan.queries(), " of ", asking.size());
+  const bool whole = plan.spec().documents.empty();
+  if (whole && plan.order().length() != n) fault("order", "length ", plan.order().length());
   std::set<std::pair<std::size_t, std::vector<std::int32_t>>> judged;
   for (Index h = 0; h < plan.heads(); ++h) {
     const auto list = plan.tilings_of(h);
     for (const std::int32_t i : list)
-      if (i < 0 || at(i) >= plan.tilings().size()) fault("tilings_of", "head ", h, " names tiling ", i);
+      for (const PlanPart& part : plan.parts())
+        if (i < 0 || at(i) >= part.tilings.size()) fault("tilings_of", "head ", h, " names tiling ", i);
     if (!judged.emplace(set.table_of(h), std::vector(list.begin(), list.end())).second) continue;
     std::vector<int> count(at(n * n), 0);
-    for (const std::int32_t i : list) judge_tiling(plan.tilings()[at(i)], n, count);
+    for (const PlanPart& part : plan.parts()) {
+      std::vector<int> alone(at(part.queries * part.length), 0);
+      for (const std::int32_t i : list) judge_tiling(part.tilings[at(i)], part.queries, part.length, alone);
+      for (Index number = 0; number < part.places.count(1); ++number) {
+        const Tiling::Place place = part.places.at(number);
+        if (!part.places.each_row && place.row != batch_row) continue;
+        if (place.q < 0 || place.q + part.queries > std::ssize(asking) || (!plan.spec().queries && place.k != place.q))
+          fault("place", place.q, ", ", place.k);
+        for (Index t = 0; t < part.queries; ++t)
+          for (Index u = 0; u < part.length; ++u)
+            count[at(asking[at(place.q + t)] * n + place.k + u)] += alone[at(t * part.length + u)];
+      }
+    }
     for (Index t = 0; t < n; ++t)
       for (Index u = 0; u < n; ++u)
         if (count[at(t * n + u)] != set.times(h, t, u))
           fault("attended set", "head ", h, " query ", t, " key ", u, ": tiles ", count[at(t * n + u)],
                 " times, definition ", set.times(h, t, u));
   }
-  if (plan.empty_rows() != set.empty_rows()) fault("empty_rows", plan.empty_rows(), ", definition ", set.empty_rows());
+  const Index silent = n - std::ssize(asking);
+  if (plan.spec().documents.size() <= 1 && plan.empty_rows() + silent != set.empty_rows())
+    fault("empty_rows", plan.empty_rows(), " beside ", silent, ", definition ", set.empty_rows());
   // All pairs of a short sequence, a lattice of those of a long one: the step has no factor in
   // common with a segment.
   const Index all = plan.heads() * n * n, step = std::max<Index>(1, all / 400) | 1;
   for (Index i = 0; i < all; i += step) {
     const Index h = i / (n * n), t = i / n % n, u = i % n;
-    if (plan.attends(h, t, u) != set.times(h, t, u))
-      fault("attends", "head ", h, " query ", t, " key ", u, ": ", plan.attends(h, t, u), ", definition ",
+    if (!std::ranges::binary_search(asking, t)) continue;
+    if (plan.attends(h, t, u, batch_row) != set.times(h, t, u))
+      fault("attends", "head ", h, " query ", t, " key ", u, ": ", plan.attends(h, t, u, batch_row), ", definition ",
             set.times(h, t, u));
   }
 }
 
 }  // namespace
 
-PlanFault judge(const Plan& plan, const Attended& set) {
+PlanFault judge(const Plan& plan, const Attended& set, Index row) {
   try {
-    judge_or_throw(plan, set);
+    judge_or_throw(plan, set, row);
     return {};
   } catch (const PlanFault& f) { return f; }
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -36,6 +37,10 @@ class Attended {
   Attended(const PlanSpec& spec, const Pi& pi);
   /// Any set: count[t * length + u] for every head.
   Attended(Index length, Index heads, std::vector<std::uint8_t> count);
+  /// Of a row of spec.length tokens that holds these documents: each as if it stood alone.
+  static Attended packed(const PlanSpec& spec, const DocumentList& documents);
+  /// The same, the lists of tokens that do not ask left empty.
+  Attended asked_by(const std::vector<std::int32_t>& tokens) const;
 
   struct Key {
     std::int32_t token, times;
@@ -55,6 +60,7 @@ class Attended {
     std::vector<std::uint8_t> count;
     std::vector<std::vector<Key>> keys;
   };
+  explicit Attended(Index length) : length_(length) {}
   static Table listed(Index length, std::vector<std::uint8_t> count);
   Index length_;
   std::vector<Table> tables_;
@@ -70,9 +76,25 @@ struct Sizes {
   double dropout = 0;
   RandomKey key;
 };
-template <class T> struct Inputs { std::vector<T> q, k, v; };
+/// Score terms; one that is empty (softcap: 0) is not there.
+template <class T> struct Terms {
+  double softcap = 0;
+  std::vector<T> slopes;              // alibi, [heads]
+  std::vector<T> table;               // relative, [heads, extent.., extent]
+  std::vector<T> bias;                // of shape bias_shape, which broadcasts to [batch, heads, length, length]
+  std::vector<T> sink;                // [heads]
+  bool distance_on_grid = false;      // of alibi: the axes' sum, not |t - u|
+  std::vector<Index> table_shape;     // without heads: one extent on tokens, two or three on the grid
+  std::array<Index, 4> bias_shape{};  // with leading ones
+  Grid grid;
+  DocumentList documents = {};  // of every row; each has a grid of its own
+};
+template <class T> struct Inputs {
+  std::vector<T> q, k, v;
+  Terms<T> terms = {};
+};
 template <class T> struct Output { std::vector<T> o, lse; };  // lse: [batch, heads, length]
-template <class T> struct Slopes { std::vector<T> dq, dk, dv; };
+template <class T> struct Slopes { std::vector<T> dq, dk, dv, dslopes, dtable, dbias, dsink; };
 
 /// What a 16-bit tensor does to each value stored in it; nothing by default.
 using Store = std::function<float(float)>;
@@ -82,37 +104,42 @@ using Store = std::function<float(float)>;
 template <class T>
 Output<T> attention(const Sizes& n, const Attended& set, const Inputs<T>& in, const Store& store = {});
 
-/// The gradients by the closed formulas of ops/hilbert/README.md, from scratch, in T.
+/// The gradients by the closed formulas of ops/hilbert/README.md, from scratch, in T. d_lse: of the
+/// lse, none where empty.
 template <class T>
 Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<T>& in, const std::vector<T>& d_o,
-                              const Store& store = {});
+                              const Store& store = {}, const std::vector<T>& d_lse = {});
 
 /// What rounding errors are measured against: for every output the largest sum of absolute values
 /// of the terms it is made of. A gradient can be exactly zero by cancellation; its terms are what
 /// an implementation rounds.
 struct Magnitudes {
-  double o = 0, dq = 0, dk = 0, dv = 0;
-  double score = 0;   // largest scale * sum |q_d k_d| over attended pairs
+  double o = 0, dq = 0, dk = 0, dv = 0, dslopes = 0, dtable = 0, dbias = 0, dsink = 0;
+  double score = 0;   // largest scale * sum |q_d k_d| over attended pairs, and the terms' absolute values
   double lse = 0;     // largest |lse|, empty rows aside
   Index keys = 0;     // longest list
   Index queries = 0;  // most queries, over grouped heads, of one key
 };
-Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>& in, const std::vector<double>& d_o);
+Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>& in, const std::vector<double>& d_o,
+                      const std::vector<double>& d_lse = {});
 
-/// d/de sum(o * d_o) along (q, k, v) + e (xq, xk, xv), by dual numbers through attention<Dual>.
+/// d/de (sum(o * d_o) + sum(lse * d_lse)) along the inputs + e (along), by dual numbers through
+/// attention<Dual>.
 double slope_along(const Sizes& n, const Attended& set, const Inputs<double>& in, const Inputs<double>& along,
-                   const std::vector<double>& d_o);
+                   const std::vector<double>& d_o, const std::vector<double>& d_lse = {});
 
 // ---- plans --------------------------------------------------------------------------------------
 
 /// Holds a plan against the table of its set: the pairs of its tiles are the attended pairs, as
 /// often as they are listed; tiles cover the lists in order; none is empty, full and partial are
 /// what they say; the transposed lists agree; groups hold every pair once; all counts are right;
-/// attends() agrees (a sample for long lists). The first fault found, or an empty one.
+/// attends() agrees (a sample for long lists). Where the plan names who asks, the set is asked_by()
+/// those. Of rows with documents of their own, row `row` of
+/// the batch is held against it. The first fault found, or an empty one.
 struct PlanFault {
   std::string what, details;
 };
-PlanFault judge(const Plan& plan, const Attended& set);
+PlanFault judge(const Plan& plan, const Attended& set, Index row = 0);
 
 // ---- tiles --------------------------------------------------------------------------------------
 

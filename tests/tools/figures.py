@@ -8,6 +8,7 @@ A table stands between `<!-- figures: NAME -->` and `<!-- end -->`. NAME.json is
 "command" added by tests/tools/measure; NAME.jsonl is the lane of tests/tools/gpu_lane.
 """
 import json
+import math
 import pathlib
 import re
 import sys
@@ -106,9 +107,61 @@ def ring(figures):
     return "\n".join(lines + ["", "Forward and backward; in brackets one GPU's time over ours times the number of GPUs."] + beside + [stamp("tests/tools/gpu_lane build ring ring_peer", next(f for f in figures if f.get("figure") == "ring_causal" and f["gpus"] == 4))])
 
 
+def sweep(figures):
+    named = {}
+    for f in figures:
+        if f["figure"] == "named":
+            named.setdefault(f["problem"], {})[f["commit"]] = f
+    before, now = dict.fromkeys(f["commit"] for f in figures if f["figure"] == "named")
+    lines = [f"| problem | at {before} | at {now} | floor |", "|---|---:|---:|---:|"]
+    for problem, at in named.items():
+        word = dict(zip(*[iter(problem.split())] * 2))
+        causal = ", causal" if word["--causal"] == "token" else ""
+        both = lambda f, what="_ms": f"{f['forward' + what]:.3g} / {f['backward' + what]:.3g}"
+        lines.append(f"| {word['--batch']} x {int(word['--length']):,}, {word['--heads']} heads of {word['--head-dim']}, `{word['--order']}`, `{word['--pattern']}`{causal} |"
+                     f" {both(at[before])} | {both(at[now])} | {both(at[now], '_floor_ms')} |")
+    summary = next(f for f in figures if f["figure"] == "sweep_summary")
+    ratios = lambda way: ", ".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
+    lines += ["", f"Milliseconds forward / backward. Over {summary['problems']} problems drawn at random (`{summary['arguments']}`), of which {summary['failed']} failed, the times over their floors were,"
+              f" at the median, the 90th and 95th percentile and the worst, {ratios('forward')} forward and {ratios('backward')} backward.",
+              stamp("hilt_gpu_attention sweep --problems tests/bench/named_problems.txt", summary)]
+    return "\n".join(lines)
+
+
+def cpu_sweep(figures):
+    """By family of patterns, of the first commit beside the last: how a pair compares with one of dense attention."""
+    by = {}
+    for f in figures:
+        by.setdefault(f["commit"], []).append(f)
+    before, now = list(by)[0], list(by)[-1]
+
+    def family(f):
+        pattern = f["problem"].split("--pattern ")[1].split()[0]
+        return "sums of dilated segments" if "+" in pattern else "dilated segments" if "dilation" in pattern else f"`{pattern.split(':')[0]}`"
+
+    def cell(commit, chosen, ratio):
+        x = sorted(f.get(ratio, math.inf) for f in by[commit] if f["figure"] == "sweep" and chosen(f))
+        return " / ".join(f"{x[min(len(x) - 1, int(q * len(x)))]:.3g}" for q in (0.5, 0.9, 0.95, 1))
+
+    problems = [f for f in by[now] if f["figure"] == "sweep"]
+    few = lambda f: f.get("keys", 0) < 16
+    groups = [(name, lambda f, name=name: family(f) == name) for name in sorted({family(f) for f in problems}, key=lambda x: x.strip("`"))]
+    groups += [("all, 16 keys a query or more", lambda f: not few(f)), ("all, fewer keys", few), ("all", lambda f: True)]
+    lines = [f"| problems | how many | at {before} | at {now} | over the floor, at {now} |", "|---|---:|---:|---:|---:|"]
+    for name, chosen in groups:
+        cells = " | ".join(cell(c, chosen, r) for c, r in ((before, "ratio"), (now, "ratio"), (now, "floor_ratio")))
+        lines.append(f"| {name} | {sum(map(chosen, problems))} | {cells} |")
+    rates = next(f for f in by[now] if f["figure"] == "rates")
+    summary = next(f for f in by[now] if f["figure"] == "sweep_summary")
+    lines += ["", "A pair that attends, forward and backward, over one of dense attention of the same head dim: the median, the 90th and 95th percentile and the worst; f32,"
+              f" {rates['threads']} thread{'s' if rates['threads'] > 1 else ''}; the floor's bytes at {rates['copy'] / 1e9:.0f} GB/s. {summary['failed']} failed; the largest relative error against f64 was {max(f.get('relative_error', 0) for f in problems):.1e}.",
+              f"`{summary['command']}`, {rates['machine']}, {summary['date']}, commit {now}."]
+    return "\n".join(lines)
+
+
 def table(name):
-    if name in ("ring", "programs", "steps"):
-        file = "h200_ring" if name == "ring" else "h200"
+    if name in ("ring", "programs", "steps", "sweep", "cpu_sweep"):
+        file = {"ring": "h200_ring", "sweep": "h200_sweep", "cpu_sweep": "cpu_sweep"}.get(name, "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)

@@ -10,24 +10,16 @@ void move_to(std::string& path, Index x, Index y, const char* half_x = "", const
   path += "M" + std::to_string(x) + half_x + " " + std::to_string(y) + half_y;
 }
 
-/// Horizontal strokes from run to run of cells where in() holds; `half` drops them to the middle of
-/// the row.
-template <class F> void runs(std::string& path, Index width, Index y, const char* half, F&& in) {
-  for (Index x = 0; x < width; ++x) {
-    if (!in(x)) continue;
-    const Index begin = x;
-    while (x < width && in(x)) ++x;
-    move_to(path, begin, y, "", half);
-    path += "h" + std::to_string(x - begin);
-  }
-}
-template <class F> void columns(std::string& path, Index height, Index x, F&& in) {
-  for (Index y = 0; y < height; ++y) {
-    if (!in(y)) continue;
-    const Index begin = y;
-    while (y < height && in(y)) ++y;
-    move_to(path, x, begin);
-    path += "v" + std::to_string(y - begin);
+/// Strokes along a row, or down a column, from run to run of cells where in() holds; `half` drops
+/// those of a row to its middle.
+template <class F> void runs(std::string& path, Index count, Index line, bool down, const char* half, F&& in) {
+  for (Index i = 0; i < count; ++i) {
+    if (!in(i)) continue;
+    const Index begin = i;
+    while (i < count && in(i)) ++i;
+    if (down) move_to(path, line, begin);
+    else move_to(path, begin, line, "", half);
+    path += (down ? "v" : "h") + std::to_string(i - begin);
   }
 }
 
@@ -35,14 +27,16 @@ template <class F> void columns(std::string& path, Index height, Index x, F&& in
 
 std::string cells_path(Index width, Index height, const std::function<bool(Index, Index)>& in) {
   std::string path;
-  for (Index y = 0; y < height; ++y) runs(path, width, y, ".5", [&](Index x) { return in(x, y); });
+  for (Index y = 0; y < height; ++y) runs(path, width, y, false, ".5", [&](Index x) { return in(x, y); });
   return path;
 }
 
 std::string edges_path(Index width, Index height, const std::function<Index(Index, Index)>& label) {
   std::string path;
-  for (Index y = 1; y < height; ++y) runs(path, width, y, "", [&](Index x) { return label(x, y - 1) != label(x, y); });
-  for (Index x = 1; x < width; ++x) columns(path, height, x, [&](Index y) { return label(x - 1, y) != label(x, y); });
+  for (Index y = 1; y < height; ++y)
+    runs(path, width, y, false, "", [&](Index x) { return label(x, y - 1) != label(x, y); });
+  for (Index x = 1; x < width; ++x)
+    runs(path, height, x, true, "", [&](Index y) { return label(x - 1, y) != label(x, y); });
   return path;
 }
 
@@ -50,9 +44,9 @@ std::string outline_path(Index width, Index height, const std::function<bool(Ind
   const auto inside = [&](Index x, Index y) { return x >= 0 && x < width && y >= 0 && y < height && in(x, y); };
   std::string path;
   for (Index y = 0; y <= height; ++y)
-    runs(path, width, y, "", [&](Index x) { return inside(x, y - 1) != inside(x, y); });
+    runs(path, width, y, false, "", [&](Index x) { return inside(x, y - 1) != inside(x, y); });
   for (Index x = 0; x <= width; ++x)
-    columns(path, height, x, [&](Index y) { return inside(x - 1, y) != inside(x, y); });
+    runs(path, height, x, true, "", [&](Index y) { return inside(x - 1, y) != inside(x, y); });
   return path;
 }
 

@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "svg.h"
-
 // Private to examples/: pictures of grids, in SVG path data with one unit a cell. Runs of equal
 // cells are one stroke, so that a page of them stays small.
 

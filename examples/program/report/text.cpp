@@ -50,11 +50,5 @@ std::string percent(double share) {
   return format(share >= 0.9995 || share == 0 ? "%.0f %%" : share < 0.1 ? "%.2f %%" : "%.1f %%", 100 * share);
 }
 std::string scientific(double x) { return x == 0 ? "0" : format("%.1e", x); }
-std::string grouped(long long n) {
-  std::string digits = std::to_string(n);
-  for (auto i = static_cast<long long>(digits.size()) - 3; i > (n < 0 ? 1 : 0); i -= 3)
-    digits.insert(static_cast<std::size_t>(i), "\u202f");
-  return digits;
-}
 
 }  // namespace report

@@ -1,5 +1,4 @@
 #pragma once
-#include <cstddef>
 #include <string>
 
 // Private to examples/: numbers as people read them, and text as HTML takes it.
@@ -17,6 +16,5 @@ std::string count(double n);          // 512, 4.19 k, 17.2 G
 std::string milliseconds(double ms);  // 0.412 ms, 38.1 ms, 1.24 s
 std::string percent(double share);    // 6.25 %
 std::string scientific(double x);     // 1.2e-07, and 0 as 0
-std::string grouped(long long n);     // 16 777 216, with thin spaces in HTML
 
 }  // namespace report

@@ -1,9 +1,8 @@
 // What tasks share: random numbers by count, vocabularies, batches; and Game of Life.
 #include "task.h"
+#include "bpe.h"
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
 
 namespace train {
 
@@ -46,10 +45,23 @@ Vocabulary Vocabulary::characters(const std::vector<char32_t>& list) {
   return v;
 }
 
+Vocabulary Vocabulary::pairs(Bpe bpe) {
+  Vocabulary v;
+  v.bpe_ = std::make_shared<const Bpe>(std::move(bpe));
+  return v;
+}
+
+Index Vocabulary::size() const {
+  return bpe_ ? bpe_->size() : characters_.empty() ? 256 : static_cast<Index>(characters_.size());
+}
+
 Vocabulary Vocabulary::from_text(std::string_view text) {
   if (text == "bytes") return bytes();
+  constexpr std::string_view kPairs = "bpe:";
+  if (text.starts_with(kPairs)) return pairs(Bpe::from_json(text.substr(kPairs.size()), "Vocabulary"));
   constexpr std::string_view kKind = "characters:";
-  if (!text.starts_with(kKind)) fail_with(Code::data, "Vocabulary: expected `bytes` or `characters:` and a list");
+  if (!text.starts_with(kKind))
+    fail_with(Code::data, "Vocabulary: expected `bytes`, `characters:` and a list, or `bpe:` and a tokenizer");
   std::vector<char32_t> list;
   for (std::size_t at = kKind.size(); at < text.size();) list.push_back(read_utf8(text, at, "Vocabulary"));
   if (list.empty()) fail_with(Code::data, "Vocabulary: no characters");
@@ -57,23 +69,37 @@ Vocabulary Vocabulary::from_text(std::string_view text) {
 }
 
 std::string Vocabulary::text() const {
-  if (is_bytes()) return "bytes";
+  if (bpe_) return "bpe:" + bpe_->text();
+  if (characters_.empty()) return "bytes";
   std::string out = "characters:";
   for (const char32_t c : characters_) append_utf8(out, c);
   return out;
 }
 
 std::int32_t Vocabulary::find(char32_t c) const {
-  if (is_bytes()) return c < 256 ? static_cast<std::int32_t>(c) : -1;
+  if (bpe_) {
+    std::string text;
+    append_utf8(text, c);
+    std::vector<std::int32_t> tokens;
+    bpe_->encode_word(text, tokens);
+    return tokens.size() == 1 ? tokens[0] : -1;
+  }
+  if (characters_.empty()) return c < 256 ? static_cast<std::int32_t>(c) : -1;
   const auto found = std::ranges::lower_bound(by_code_, c, {}, [](const auto& entry) { return entry.first; });
   return found != by_code_.end() && found->first == c ? found->second : -1;
 }
 
 std::vector<std::int32_t> Vocabulary::encode(std::string_view text, const std::string& what) const {
   std::vector<std::int32_t> out;
+  if (bpe_) {
+    for (std::size_t at = 0; at < text.size();) read_utf8(text, at, what);  // all of it is
+    for (std::size_t at = 0, end = 0; at < text.size(); at = end)
+      bpe_->encode_word(text.substr(at, (end = word_end(text, at)) - at), out);
+    return out;
+  }
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t start = at;
-    const char32_t c = is_bytes() ? static_cast<unsigned char>(text[at++]) : read_utf8(text, at, what);
+    const char32_t c = characters_.empty() ? static_cast<unsigned char>(text[at++]) : read_utf8(text, at, what);
     const std::int32_t token = find(c);
     if (token < 0)
       fail_with(Code::data, what, ": character '", text.substr(start, at - start), "' at byte ", start,
@@ -88,7 +114,8 @@ std::string Vocabulary::decode(std::span<const std::int32_t> tokens) const {
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 || tokens[i] >= size())
       fail_with(Code::data, "Vocabulary: token ", tokens[i], " at position ", i, " is outside 0..", size() - 1);
-    if (is_bytes()) out += static_cast<char>(tokens[i]);
+    if (bpe_) out += bpe_->bytes_of(tokens[i]);
+    else if (characters_.empty()) out += static_cast<char>(tokens[i]);
     else append_utf8(out, characters_[static_cast<std::size_t>(tokens[i])]);
   }
   return out;

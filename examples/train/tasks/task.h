@@ -29,19 +29,26 @@ class Draws {
   std::uint64_t drawn_ = 0;
 };
 
-/// Tokens and the text they stand for: all 256 bytes, or a list of characters in UTF-8.
+class Bpe;
+enum class Alphabet : unsigned char { bytes, characters, bpe };
+
+/// Tokens and the text they stand for: all 256 bytes, a list of characters in UTF-8, or byte pairs.
 class Vocabulary {
  public:
   /// One token a byte.
   static Vocabulary bytes();
   /// One token for each character, numbered in the order given.
   static Vocabulary characters(const std::vector<char32_t>& list);
+  static Vocabulary pairs(Bpe bpe);
   /// What text() returned.
   static Vocabulary from_text(std::string_view text);
 
-  Index size() const { return characters_.empty() ? 256 : static_cast<Index>(characters_.size()); }
-  bool is_bytes() const { return characters_.empty(); }
-  /// The token of a character, or -1.
+  Index size() const;
+  Alphabet alphabet() const {
+    return bpe_ ? Alphabet::bpe : characters_.empty() ? Alphabet::bytes : Alphabet::characters;
+  }
+  const Bpe* bpe() const { return bpe_.get(); }
+  /// The token that is this character, or -1.
   std::int32_t find(char32_t c) const;
   /// Throws Code::data on invalid UTF-8, with its byte, and on a character that has no token, with
   /// its place.
@@ -53,6 +60,7 @@ class Vocabulary {
  private:
   std::vector<char32_t> characters_;                        // by token
   std::vector<std::pair<char32_t, std::int32_t>> by_code_;  // ascending
+  std::shared_ptr<const Bpe> bpe_;
 };
 
 /// The character at `at`, which moves behind it. Throws Code::data naming `what` and the byte
@@ -89,14 +97,16 @@ std::unique_ptr<Task> life_task(Index height, Index width, std::uint64_t seed);
 /// The board after one step: a cell lives on with 2 or 3 neighbours, and comes alive with 3.
 std::vector<std::int32_t> life_step(std::span<const std::int32_t> board, Index height, Index width);
 
-enum class Alphabet : unsigned char { bytes, characters };
-
 /// Runs of `length` tokens from anywhere in a file, each with the token that follows. The last
 /// tenth is for validation. The file is read where it is needed, so it may be larger than memory,
 /// and once from end to end beforehand. It may lose its name meanwhile; rows of one that was
 /// shortened or written to throw Code::data. `vocabulary` replaces the file's own.
+/// Byte pairs are those of `tokenizer`, a directory or "train:N", and the text is read once: its
+/// tokens go to a file in `keep_in`, whose name tells which text and tokenizer, or where that is
+/// empty to one without a name.
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
-                                const std::optional<Vocabulary>& vocabulary = std::nullopt);
+                                const std::optional<Vocabulary>& vocabulary = std::nullopt,
+                                const std::string& tokenizer = "", const std::string& keep_in = "");
 
 /// What simpler readers reach, in nats a target, on rows of the validation split after counting in
 /// rows of the training split: that knows only how often each class is; that also knows the token

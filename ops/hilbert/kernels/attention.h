@@ -4,6 +4,7 @@
 #include <string_view>
 #include "core/dispatch.h"
 #include "core/random.h"
+#include "ops/hilbert/kernels/terms.h"
 #include "ops/hilbert/plan/attends.h"
 
 // The door to the attention kernels. A pass is one struct: it says what is computed, over which
@@ -12,13 +13,16 @@
 
 namespace hilt::kernels {
 
-/// Rows of one attention operand, [batch, token, head, dim] with strides in elements; dim has
-/// stride 1.
+/// Rows of one attention operand, [batch, token, head, dim], strides in elements; that of dim is 1.
 template <class T> struct Rows {
   T* data;
   Index batch, token, head;
   [[gnu::always_inline]] constexpr T* at(Index b, Index t, Index h) const {
     return data + b * batch + t * token + h * head;
+  }
+  /// Counted from row t; none stays none.
+  [[gnu::always_inline]] constexpr Rows from(Index t) const {
+    return {data ? data + t * token : nullptr, batch, token, head};
   }
 };
 
@@ -39,9 +43,10 @@ template <class... Types, class F> [[gnu::always_inline]] inline void with_type(
   (void)((type == dtype_of<Types> && (f.template operator()<Types>(), true)) || ...);
 }
 
-/// One attention call. Head h reads key head h / (heads / kv_heads).
+/// One attention call. Head h reads key head h / (heads / kv_heads). `queries`: rows of q, o and
+/// lse; how many k and v have, no kernel asks.
 struct AttentionSizes {
-  Index batch, length, heads, kv_heads, dim;
+  Index batch, queries, heads, kv_heads, dim;
   double scale;
   std::uint32_t dropout = 0;  // of weights, see drop_rate()
   RandomKey key;              // of the dropout mask, see attention_keeps
@@ -63,16 +68,23 @@ struct AttentionSizes {
 /// Statistics and accumulators: f32, f64 for f64.
 template <class T> using Stat = wide_t<T>;
 
-/// What both directions are told: a tiling, and the heads that use it. q, k and v are of one type.
+/// What both directions are told: a tiling, where it lies, who uses it. q, k and v are of one type.
 struct AttentionPass {
   AttentionSizes sizes;
   const Tiling* tiling;
   const std::int32_t* heads;
   Index n_heads;
   Input q, k, v;
+  const Tiling::Places* places = nullptr;  // null: the start of every row
+  const Terms* terms = nullptr;            // of the scores, if any
+
+  [[gnu::always_inline]] Index place_count() const { return places ? places->count(sizes.batch) : sizes.batch; }
+  [[gnu::always_inline]] Tiling::Place place(Index i) const {
+    return places ? places->at(i) : Tiling::Place::at(nullptr, 0, true, i);
+  }
 };
 
-/// o [B, L, H, D], of the type of q or of its Stat, and lse [B, H, L] hold the state of an online
+/// o [B, Lq, H, D], of the type of q or of its Stat, and lse [B, H, Lq] hold the state of an online
 /// softmax at the tokens' own rows: where `fresh`, rows of q_token are written; else they continue
 /// from what is there, which merges this tiling with those before it. A row without keys is left
 /// (0, -inf) when fresh.
@@ -86,39 +98,34 @@ struct ForwardPass : AttentionPass {
 struct DeltaPass {
   AttentionSizes sizes;
   Input o, d_o;
-  void* delta;  // Stat
+  void* delta;                           // Stat
+  const std::int32_t* if_set = nullptr;  // on a GPU: nothing is done where this is zero
 };
 
-/// With the final (merged) lse and delta. dq [B, L, H, D], dk and dv [B, L, Hk, D] are added to
+/// With the final (merged) lse and delta. dq [B, Lq, H, D], dk and dv [B, L, Hk, D] are added to
 /// where they are of the accumulator's type; on a direct route they are of the type of q, and every
 /// listed row, and no other, is written.
 struct BackwardPass : AttentionPass {
   Input o, d_o;
   const void *lse, *delta;  // Stat
   Output dq, dk, dv;
+  const TermGradients* d_terms = nullptr;
+  bool delta_given = false;  // delta is not d_o . o alone
 };
 
 template <Isa I> void attention_forward(CpuAt<I>, const ForwardPass&);
 template <Isa I> void attention_delta(CpuAt<I>, const DeltaPass&);
 template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass&);
 
-// ---- on a GPU
-// --------------------------------------------------------------------------------------
+// ---- on a GPU -----------------------------------------------------------------------------------
 
-/// The kernels there are. Those for Hopper know groups (every pair of a group attends) and lists of
-/// whole tiles; one_group keeps the keys of a group in one block, all others pass twice over
-/// scores.
-enum class Route : unsigned char { cpu, plain, mma, hopper_one_group, hopper_groups, hopper_lists };
+/// The kernels there are. hopper_one_owner goes back in one pass, where the keys of each query lie
+/// in one tile; all others pass twice over scores.
+enum class Route : unsigned char { cpu, plain, mma, hopper_one_owner, hopper };
 /// cpu, plain, mma or hopper: what people see and HILT_ROUTE names.
 constexpr std::string_view name_of(Route route) {
   return route == Route::cpu ? "cpu" : route == Route::plain ? "plain" : route == Route::mma ? "mma" : "hopper";
 }
-
-/// A tiling of equal groups without a mask: group g has queries q_token[g * queries ..) and keys
-/// k_token[g * keys ..).
-struct EqualGroups {
-  Index groups = 0, queries = 0, keys = 0;
-};
 
 /// How a pass runs, and what it wants of memory.
 struct Decision {
@@ -126,7 +133,6 @@ struct Decision {
   std::string_view reason;  // why no faster route; lives for ever
   bool direct = false;      // of a backward pass: gradients are rounded once and written
   bool delta = true;        // it reads delta
-  EqualGroups groups;
 };
 /// Decides from the sizes, tiles, types and inputs of a pass; results need not be there yet.
 /// `whole`: this pass alone makes the gradients of its call.

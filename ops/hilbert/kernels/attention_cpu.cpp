@@ -1,13 +1,13 @@
-// Attention on tiles: 128 queries meet 128 keys, rows gathered from where the tokens lie, padded
-// and widened to f32 (f64).
+// Attention on tiles: at most 128 queries meet up to 128 keys, as compact() lists them; rows are
+// gathered from where the tokens lie, padded and widened to f32 (f64).
 //
 //   forward    a task is some query tiles of one head; key tiles in ascending order, which every query tile shares:
 //                  S = (c Q) K^T     m' = max(m, rowmax S)     P = e^(S - m')     l = e^(m - m') l + rowsum P
 //                  O = e^(m - m') O + (M P) V                  and at the end     O / l     L = m + log l
-//   backward   a task is one key tile of one key head; the query tiles that meet it, head by head, in ascending order:
+//   backward   a task is a run of query tiles of one head; the tiles of keys that they meet:
 //                  S = (c Q) K^T     P = e^(S - L)      dP = dO V^T     dS = P (M dP - Delta)
-//                  dV += (M P)^T dO     dK += dS^T (c Q)                stay with the task
-//                  dQ += c dS K                                         task after task, in the order of the key tiles
+//                  dQ += c dS K                                         stays with the task
+//                  dV += (M P)^T dO     dK += dS^T (c Q)                task after task, in the order of their turns
 //
 // So all sums have one order, whatever the number of threads. M: dropout's multipliers. All matrix
 // work is product() below.
@@ -21,6 +21,9 @@
 #include <new>
 #include "core/parallel.h"
 #include "ops/hilbert/kernels/attention.h"
+#include "ops/hilbert/kernels/terms_cpu.h"
+#include "ops/hilbert/plan/attends.h"
+#include "ops/hilbert/plan/compact.h"
 #include "ops/isa.h"
 #include "ops/math.h"
 
@@ -33,6 +36,7 @@ constexpr Index kLine = 64;  // bytes of a cache line
 template <class W> struct VectorOf { using type [[gnu::vector_size(kVectorBytes)]] = W; };
 template <class W> using Vector = typename VectorOf<W>::type;
 template <class W> using Bits = decltype(Vector<W>{} < Vector<W>{});  // integers of the same size
+template <class W> using Lane = std::conditional_t<sizeof(W) == 8, std::int64_t, std::int32_t>;
 template <class W> constexpr W kMinusInfinity = -std::numeric_limits<W>::infinity();
 
 template <class W> Vector<W>& vector_at(W* x) { return *reinterpret_cast<Vector<W>*>(x); }
@@ -58,13 +62,11 @@ template <class W> struct Left {
 template <class W> Left<W> plain(Tile<W> x) { return {x.at, x.pitch, 1}; }
 template <class W> Left<W> transposed(Tile<W> x) { return {x.at, 1, x.pitch}; }
 
-// Sums that live in registers: enough to hide the latency of a multiply-add, few enough to leave
-// room for the factors.
+// Sums in registers: enough to hide the latency of a multiply-add, and room is left for factors.
 constexpr int kSums = kIsa == Isa::avx512 ? 16 : 12;
 constexpr int kColumns = kIsa == Isa::avx512 ? 4 : 2;  // vectors
 
-/// V columns of vectors of C (+)= A B: R rows at a time, whose sums stay in registers, the rest by
-/// halves of R.
+/// V columns of vectors of C (+)= A B: R rows at a time, sums in registers, the rest by halves.
 template <int R, int V, class W>
 [[gnu::noinline]] void block_rows(Left<W> a, Tile<W> b, Tile<W> c, Index rows, Index n, bool add) {
   for (; rows >= R; rows -= R, a.at += R * a.row, c.at += R * c.pitch) {
@@ -132,9 +134,15 @@ template <class T> struct Source {
   T* row(Index i) const { return rows.at(b, token[i], h); }
 };
 
+/// Asks for rows that are wanted soon: what all tasks share is seldom in a thread's own cache.
+template <class T> void prefetch(const Source<T>& x, Index n) {
+  for (Index i = 0; i < n; ++i)
+    for (Index d = 0; d < x.dim; d += kLine / static_cast<Index>(sizeof(T))) __builtin_prefetch(x.row(i) + d);
+}
+
 /// out = factor x, padded with zeros to whole vectors. Whether all of it is finite.
 template <class T, class W> bool gather(const Source<const T>& x, Index n, W factor, Tile<W> out) {
-  Vector<W> not_finite{};
+  Bits<W> not_finite{};  // x - x is 0 or NaN
   for (Index i = 0; i < n; ++i) {
     const T* const from = x.row(i);
     for (Index d = 0; d < x.dim; d += kLanes<W>) {
@@ -153,7 +161,7 @@ template <class T, class W> bool gather(const Source<const T>& x, Index n, W fac
       }
       const Vector<W> y = factor * line;
       vector_at(out.row(i) + d) = y;
-      not_finite += y - y;
+      not_finite |= std::bit_cast<Bits<W>>(y - y);
     }
   }
   bool finite = true;
@@ -191,15 +199,22 @@ void add_non_finite(const NonFinite& replaced, Left<W> a, const Source<const T>&
 
 // ---- scores -------------------------------------------------------------------------------------
 
-/// x[j] = masked for the keys j that query i does not attend to: attends(), a row at a time.
-template <class W> void mask(const Tiling& t, Index i, Tiling::Range k, W* x, W masked) {
-  const auto keep = [&](const std::int32_t* key, std::int32_t low, std::int32_t high) {
-    for (Index j = 0; j < k.end - k.begin; ++j)
-      x[j] = (key[k.begin + j] >= low) & (key[k.begin + j] <= high) ? x[j] : masked;
+/// keep[j] = -1 for the keys j that query i attends to, else 0: attends(), a row at a time.
+template <class I> void mask(const Tiling& t, Index i, Tiling::Range k, I* keep) {
+  const Index n = k.end - k.begin;
+  for (Index j = 0; j < n; ++j) keep[j] = t.boxes > 1 ? 0 : -1;
+  for (std::size_t box = 0; t.boxes > 1 && box < static_cast<std::size_t>(t.boxes); ++box) {  // a union
+    const QueryBounds bounds = bounds_of(t, static_cast<std::size_t>(i), box);
+    for (Index j = 0; j < n; ++j) keep[j] |= -attends(bounds, place_of(t, static_cast<std::size_t>(k.begin + j), box));
+  }
+  if (t.boxes > 1) return;
+  const auto only = [&](const std::int32_t* key, std::int32_t low, std::int32_t high) {
+    for (Index j = 0; j < n; ++j) keep[j] &= -((key[k.begin + j] >= low) & (key[k.begin + j] <= high));
   };
-  if (!t.q_rank.empty()) keep(t.k_rank.data(), std::numeric_limits<std::int32_t>::min(), t.q_rank.data()[i]);
-  if (!t.k_a.empty()) keep(t.k_a.data(), t.q_a_low.data()[i], t.q_a_high.data()[i]);
-  if (!t.k_b.empty()) keep(t.k_b.data(), t.q_b_low.data()[i], t.q_b_high.data()[i]);
+  if (t.causal) only(t.k_ranks().data(), std::numeric_limits<std::int32_t>::min(), t.q_ranks().data()[i]);
+  if (!t.k_a.empty()) only(t.k_a.data(), t.q_a_low.data()[i], t.q_a_high.data()[i]);
+  if (!t.k_b.empty()) only(t.k_b.data(), t.q_b_low.data()[i], t.q_b_high.data()[i]);
+  if (!t.k_c.empty()) only(t.k_c.data(), t.q_c_low.data()[i], t.q_c_high.data()[i]);
 }
 
 /// The keys of a tile by the counters that decide for them: neighbours often share one.
@@ -209,9 +224,9 @@ struct Counters {
   std::int32_t run[kTile];      // of a key
   std::uint32_t number[kTile];  // of its eight
 };
-inline void count_keys(const std::int32_t* keys, Index n, Counters& c) {
+inline void count_keys(const std::int32_t* keys, std::int32_t first, Index n, Counters& c) {
   for (Index j = 0; j < n; ++j) {
-    const auto key = static_cast<std::uint32_t>(keys[j]);
+    const auto key = static_cast<std::uint32_t>(first + keys[j]);
     if (c.runs == 0 || c.block[c.runs - 1] != key / 8) c.block[c.runs++] = key / 8;
     c.run[j] = static_cast<std::int32_t>(c.runs - 1), c.number[j] = key % 8;
   }
@@ -250,8 +265,7 @@ template <class W> [[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
     for (int l = 0; l < kLanes<W>; ++l) x[l] = math::exp(x[l]);
     return x;
   } else {
-    constexpr float kRound =
-        12582912.0f + 127.0f;  // leaves the nearest integer, biased as an exponent is, in the low bits
+    constexpr float kRound = 12582912.0f + 127.0f;  // leaves the nearest integer, biased as an exponent, in low bits
     constexpr float kLog2e = 1.44269504088896341f, kTiny = -87.336545f;
     const Vector<W> shifted = x * kLog2e + kRound, r = x * kLog2e - (shifted - kRound);
     Vector<W> p = 1.5345812e-4f * r + 1.3399931e-3f;  // 2^r, |r| <= 1/2, to 1.9e-9
@@ -278,7 +292,7 @@ template <class W> void online_softmax(W* s, Index n, W& m, W& l, W* o, Index di
     vector_at(s + j) = weight<W>(vector_at(s + j) - shift);
     sum += vector_at(s + j);
   }
-  if (m != before) {
+  if (m != before && l != 0) {
     const W factor = math::exp(before - shift);
     l *= factor;
     for (Index d = 0; d < dim; d += kLanes<W>) vector_at(o + d) *= factor;
@@ -304,9 +318,9 @@ struct Carver {
     return {take<W>(rows * pitch), pitch};
   }
 };
-template <class Space> Index bytes_of(Index dim) {
+template <class Space> Index bytes_of(Index dim, Index entries) {
   Carver counter;
-  Space(counter, dim);
+  Space(counter, dim, entries);
   return counter.used;
 }
 
@@ -320,15 +334,16 @@ struct Memory {
 
 /// task(i, space) for i in [0, n), begun in ascending order, each thread with a Space of its own.
 /// Memory comes first: no task can fail, so one may wait for another that began before it.
-template <class Space, class Task> void run_tasks(Index n, Index dim, Task&& task) {
+/// entries: of a table whose gradient is summed.
+template <class Space, class Task> void run_tasks(Index n, Index dim, Index entries, Task&& task) {
   if (n <= 0) return;
-  const Index workers = thread_count() < n ? thread_count() : n, bytes = bytes_of<Space>(dim);
+  const Index workers = thread_count() < n ? thread_count() : n, bytes = bytes_of<Space>(dim, entries);
   const Memory memory(workers * bytes);
   Index next = 0;
   parallel_for(workers, 1, [&](Index begin, Index end) {
     for (Index worker = begin; worker < end; ++worker) {
       Carver carver{memory.block + worker * bytes};
-      const Space space(carver, dim);
+      const Space space(carver, dim, entries);
       for (Index i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < n;) task(i, space);
     }
   });
@@ -344,34 +359,33 @@ template <class W> struct ForwardSpace {
     Tile<W> q, o;
     W *m, *l;
   };
-  ForwardSpace(Carver& c, Index dim)
+  ForwardSpace(Carver& c, Index dim, Index entries)
       : k_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
         v(c.tile<W>(kTile, dim)),
         s(c.tile<W>(kSlab, kTile)),
-        multiplier(c.take<W>(kTile)) {
+        multiplier(c.take<W>(kTile)),
+        keep(c.take<Lane<W>>(kTile)),
+        terms(c, entries) {
     for (Queries& x : queries) x = {c.tile<W>(kTile, dim), c.tile<W>(kTile, dim), c.take<W>(kTile), c.take<W>(kTile)};
   }
   Tile<W> k_t, v, s;
   W* multiplier;
+  Lane<W>* keep;  // of a row: 0 where it does not attend
+  TermSpace<W> terms;
   Queries queries[kGroup];
 };
 
-/// A pass with its types: T of the inputs, O of the results.
-template <class T, class O> struct ForwardOf {
-  const AttentionSizes& sizes;
-  const Tiling& t;
-  Rows<const T> q, k, v;
-  Rows<O> o;
-  Stat<T>* lse;
-  bool fresh;
-};
-
-/// Query tiles [begin, end) of head h.
+/// Query tiles [begin, end) of head h, at one place; T: of the inputs, O: of the results.
 template <class T, class O, class W>
-void forward_tiles(const ForwardOf<T, O>& f, Index b, Index h, Index begin, Index end, const ForwardSpace<W>& space) {
-  const auto& [sizes, t, q, k, v, o, all_lse, fresh] = f;
-  const Index dim = sizes.dim, wide = whole_vectors<W>(dim), kv_head = h / (sizes.heads / sizes.kv_heads);
-  W* const lse = all_lse + (b * sizes.heads + h) * sizes.length;
+void forward_tiles(const ForwardPass& f, const Tiling& t, Tiling::Place place, Index h, Index begin, Index end,
+                   const ForwardSpace<W>& space) {
+  const AttentionSizes& sizes = f.sizes;
+  const Index dim = sizes.dim, wide = whole_vectors<W>(dim), kv_head = h / (sizes.heads / sizes.kv_heads),
+              b = place.row;
+  const auto q = f.q.rows<const T>().from(place.q), k = f.k.rows<const T>().from(place.k),
+             v = f.v.rows<const T>().from(place.k);
+  const auto o = f.o.rows<O>().from(place.q);
+  W* const lse = static_cast<W*>(f.lse) + (b * sizes.heads + h) * sizes.queries + place.q;
   std::int32_t next[kGroup];  // of its list of key tiles
   for (Index g = 0; g < end - begin; ++g) {
     const Tiling::Range range = t.q_tile.data()[begin + g];
@@ -379,10 +393,11 @@ void forward_tiles(const ForwardOf<T, O>& f, Index b, Index h, Index begin, Inde
     const Source<O> state{o, b, h, dim, t.q_token.data() + range.begin};
     gather(Source<const T>{q, b, h, dim, state.token}, range.end - range.begin, static_cast<W>(sizes.scale), x.q);
     for (Index i = 0; i < range.end - range.begin; ++i) {
-      x.m[i] = fresh ? kMinusInfinity<W> : lse[state.token[i]];
+      x.m[i] = f.fresh ? kMinusInfinity<W> : lse[state.token[i]];
       x.l[i] = x.m[i] == kMinusInfinity<W> ? 0 : 1;
-      const O* const before = state.row(i);
-      for (Index d = 0; d < wide; ++d) x.o.row(i)[d] = d < dim && x.l[i] != 0 ? static_cast<W>(before[d]) : W{0};
+      const Index held = x.l[i] != 0 ? dim : 0;
+      for (Index d = held; d < wide; ++d) x.o.row(i)[d] = 0;
+      for (Index d = 0; d < held; ++d) x.o.row(i)[d] = static_cast<W>(state.row(i)[d]);
     }
     next[g] = t.keys_begin.data()[begin + g];
   }
@@ -402,8 +417,16 @@ void forward_tiles(const ForwardOf<T, O>& f, Index b, Index h, Index begin, Inde
     transpose(space.v, n, wide, space.k_t);
     NonFinite in_v;
     Counters counters;
-    if (sizes.dropout > 0) count_keys(t.k_names().data() + keys.begin, n, counters);
+    if (sizes.dropout > 0) count_keys(t.k_names().data() + keys.begin, place.k, n, counters);
+    const KeyTerms<T> terms(f.terms, t, keys, place.k, space.terms);
     if (!gather(v_rows, n, W{1}, space.v)) replace_non_finite(space.v, n, dim, in_v);
+
+    if (tile + 1 < static_cast<std::int32_t>(t.k_tile.size())) {  // most often the next one
+      const Tiling::Range ahead = t.k_tile.data()[tile + 1];
+      const std::int32_t* const token = t.k_token.data() + ahead.begin;
+      prefetch(Source<const T>{k, b, kv_head, dim, token}, ahead.end - ahead.begin);
+      prefetch(Source<const T>{v, b, kv_head, dim, token}, ahead.end - ahead.begin);
+    }
 
     for (Index g = 0; g < end - begin; ++g) {
       if (next[g] == t.keys_begin.data()[begin + g + 1] || t.keys.data()[next[g]].tile != tile) continue;
@@ -414,19 +437,27 @@ void forward_tiles(const ForwardOf<T, O>& f, Index b, Index h, Index begin, Inde
         const Index left = range.end - range.begin - first, rows = left < kSlab ? left : kSlab,
                     q0 = range.begin + first;
         const Tile<W> acc = x.o.from(first);
+        if (terms)
+          for (Index r = 0; r < rows; ++r) terms.fetch({}, b, h, t.q_names().data()[q0 + r]);
         product(plain(x.q.from(first)), space.k_t, space.s, rows, dim, n);
         for (Index r = 0; r < rows; ++r) {
           W* const s = space.s.row(r);
-          if (partial) mask(t, q0 + r, keys, s, kMinusInfinity<W>);
+          if (terms) terms.add(b, h, t.q_names().data()[q0 + r], s);
+          if (partial) {
+            mask(t, q0 + r, keys, space.keep);
+            for (Index j = 0; j < whole_vectors<W>(n); j += kLanes<W>)
+              vector_at(s + j) = vector_at(space.keep + j) != 0 ? vector_at(s + j) : Vector<W>{} + kMinusInfinity<W>;
+          }
           for (Index j = n; j < whole_vectors<W>(n); ++j) s[j] = kMinusInfinity<W>;
           online_softmax(s, whole_vectors<W>(n), x.m[first + r], x.l[first + r], acc.row(r), dim);
           if (sizes.dropout > 0) {
-            multipliers(sizes, b, h, t.q_names().data()[q0 + r], counters, n, space.multiplier);
+            multipliers(sizes, b, h, place.k + t.q_names().data()[q0 + r], counters, n, space.multiplier);
             for (Index j = 0; j < n; ++j) s[j] *= space.multiplier[j];
           }
         }
         product(plain(space.s), space.v, acc, rows, n, dim, true);
         add_non_finite(in_v, plain(space.s), v_rows, W{1}, acc, rows, [&](Index r, Index j) {
+          if (terms && terms.masks(b, h, t.q_names().data()[q0 + r], j)) return false;
           return !partial || attends(t, static_cast<std::size_t>(q0 + r), static_cast<std::size_t>(keys.begin + j));
         });
       }
@@ -448,29 +479,38 @@ void forward_tiles(const ForwardOf<T, O>& f, Index b, Index h, Index begin, Inde
 // ---- backward -----------------------------------------------------------------------------------
 
 template <class W> struct BackwardSpace {
-  BackwardSpace(Carver& c, Index dim)
+  struct Queries {
+    Tile<W> q, d_o, dq;
+  };
+  BackwardSpace(Carver& c, Index dim, Index entries)
       : k(c.tile<W>(kTile, dim)),
         k_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
         v_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
         dk(c.tile<W>(kTile, dim)),
         dv(c.tile<W>(kTile, dim)),
-        q(c.tile<W>(kTile, dim)),
-        d_o(c.tile<W>(kTile, dim)),
         p(c.tile<W>(kTile, kTile)),
         ds(c.tile<W>(kTile, kTile)),
-        dq(c.tile<W>(kTile, dim)),
-        multiplier(c.take<W>(kTile)) {}
-  Tile<W> k, k_t, v_t, dk, dv, q, d_o, p, ds, dq;
+        multiplier(c.take<W>(kTile)),
+        keep(c.take<Lane<W>>(kTile)),
+        terms(c, entries) {
+    for (Queries& x : queries) x = {c.tile<W>(kTile, dim), c.tile<W>(kTile, dim), c.tile<W>(kTile, dim)};
+  }
+  Tile<W> k, k_t, v_t, dk, dv, p, ds;
   W* multiplier;
+  Lane<W>* keep;  // of a row: 0 where it does not attend
+  TermSpace<W> terms;
+  Queries queries[Tiling::kRun];
 };
 
-/// One row: p = e^(s - L) and dS = p (M dP - Delta), in place of s and dP. m is null without
-/// dropout. n: whole vectors.
-template <class W> void softmax_backward(W* s, W* dp, const W* m, Index n, W lse, W delta) {
+/// One row: p = e^(s - L) and dS = p (M dP - Delta), in place of s and dP; 0 where `keep` is. m is
+/// null without dropout, keep where all attend. n: whole vectors.
+template <class W> void softmax_backward(W* s, W* dp, const W* m, const Lane<W>* keep, Index n, W lse, W delta) {
   for (Index j = 0; j < n; j += kLanes<W>) {
+    const Bits<W> in = keep ? vector_at(keep + j) : ~Bits<W>{};
     const Vector<W> p = weight<W>(vector_at(s + j) - lse), kept = m ? vector_at(m + j) : Vector<W>{} + 1;
-    vector_at(dp + j) = p * (kept * vector_at(dp + j) - delta);
-    vector_at(s + j) = kept * p;
+    const Vector<W> ds = p * (kept * vector_at(dp + j) - delta), weights = kept * p;
+    vector_at(dp + j) = std::bit_cast<Vector<W>>(std::bit_cast<Bits<W>>(ds) & in);
+    vector_at(s + j) = std::bit_cast<Vector<W>>(std::bit_cast<Bits<W>>(weights) & in);
   }
 }
 
@@ -479,130 +519,152 @@ void wait_for(const std::int32_t* done, std::int32_t turn) {
   while (__atomic_load_n(done, __ATOMIC_ACQUIRE) != turn) sched_yield();
 }
 
-template <class T> struct BackwardOf {
-  const AttentionSizes& sizes;
-  const Tiling& t;
-  const std::int32_t* heads;
-  Index n_heads;
-  Rows<const T> q, k, v, d_o;
-  const Stat<T>*lse, *delta;
-  Rows<Stat<T>> dq, dk, dv;
-  std::int32_t* done;  // [B, H, q tiles]: how many of its key tiles have been added to dq
-};
-
-/// Key tile `tile` of key head kv_head.
-template <class T, class W>
-void backward_tile(const BackwardOf<T>& pass, Index b, Index kv_head, Index tile, const BackwardSpace<W>& space) {
-  const auto& [sizes, t, heads, n_heads, q, k, v, d_o, lse, delta, dq, dk, dv, done] = pass;
-  const Index dim = sizes.dim, wide = whole_vectors<W>(dim);
-  const std::int32_t first = t.queries_begin.data()[tile], last = t.queries_begin.data()[tile + 1];
-  const Tiling::Range keys = t.k_tile.data()[tile];
-  const Index n = keys.end - keys.begin, heads_each = sizes.heads / sizes.kv_heads;
-  const W scale = static_cast<W>(sizes.scale);
-  const Source<const T> k_rows{k, b, kv_head, dim, t.k_token.data() + keys.begin},
-      v_rows{v, b, kv_head, dim, k_rows.token};
-  gather(v_rows, n, W{1}, space.k);
-  transpose(space.k, n, wide, space.v_t);
-  const bool finite = gather(k_rows, n, W{1}, space.k);
-  transpose(space.k, n, wide, space.k_t);
-  NonFinite in_k;
-  Counters counters;
-  if (sizes.dropout > 0) count_keys(t.k_names().data() + keys.begin, n, counters);
-  if (!finite) replace_non_finite(space.k, n, dim, in_k);
-
-  bool add = false;
-  for (Index i = 0; i < n_heads; ++i) {
-    const Index h = heads[i];
-    if (h / heads_each != kv_head) continue;
-    for (std::int32_t e = first; e < last; ++e, add = true) {
-      const Tiling::Ref ref = t.queries.data()[e];
-      const Tiling::Range range = t.q_tile.data()[ref.tile];
-      const Index rows = range.end - range.begin;
-      const Source<const T> q_rows{q, b, h, dim, t.q_token.data() + range.begin},
-          d_o_rows{d_o, b, h, dim, q_rows.token};
-      const bool finite_q = gather(q_rows, rows, scale, space.q), finite_d_o = gather(d_o_rows, rows, W{1}, space.d_o);
-      product(plain(space.q), space.k_t, space.p, rows, dim, n);
-      product(plain(space.d_o), space.v_t, space.ds, rows, dim, n);
-      for (Index r = 0; r < rows; ++r) {
-        const std::int32_t token = q_rows.token[r];
-        const Index at = (b * sizes.heads + h) * sizes.length + token;
-        if (sizes.dropout > 0)
-          multipliers(sizes, b, h, t.q_names().data()[range.begin + r], counters, n, space.multiplier);
-        softmax_backward(space.p.row(r), space.ds.row(r), sizes.dropout > 0 ? space.multiplier : nullptr,
-                         whole_vectors<W>(n), lse[at], delta[at]);
-        if (ref.partial)
-          mask(t, range.begin + r, keys, space.p.row(r), W{0}), mask(t, range.begin + r, keys, space.ds.row(r), W{0});
-      }
-      const auto pairs = [&](Index row, Index j) {
-        return !ref.partial ||
-               attends(t, static_cast<std::size_t>(range.begin + row), static_cast<std::size_t>(keys.begin + j));
-      };
-      const auto pairs_transposed = [&](Index j, Index row) { return pairs(row, j); };
-      NonFinite in_q, in_d_o;
-      if (!finite_q) replace_non_finite(space.q, rows, dim, in_q);
-      if (!finite_d_o) replace_non_finite(space.d_o, rows, dim, in_d_o);
-      product(transposed(space.p), space.d_o, space.dv, n, rows, dim, add);
-      add_non_finite(in_d_o, transposed(space.p), d_o_rows, W{1}, space.dv, n, pairs_transposed);
-      product(transposed(space.ds), space.q, space.dk, n, rows, dim, add);
-      add_non_finite(in_q, transposed(space.ds), q_rows, scale, space.dk, n, pairs_transposed);
-      product(plain(space.ds), space.k, space.dq, rows, n, dim);
-      add_non_finite(in_k, plain(space.ds), k_rows, W{1}, space.dq, rows, pairs);
-
-      const Tiling::Ref* const list = t.keys.data() + t.keys_begin.data()[ref.tile];
-      std::int32_t turn = 0;
-      while (list[turn].tile != tile) ++turn;
-      std::int32_t* const count = done + (b * sizes.heads + h) * static_cast<Index>(t.q_tile.size()) + ref.tile;
-      wait_for(count, turn);
-      for (Index r = 0; r < rows; ++r) {
-        W* const to = dq.at(b, q_rows.token[r], h);
-        for (Index d = 0; d < dim; ++d) to[d] += scale * space.dq.row(r)[d];
-      }
-      __atomic_store_n(count, turn + 1, __ATOMIC_RELEASE);
+/// to[i] += x[i] for rows [begin, end).
+template <class W> void add_rows(const Source<W>& to, Tile<W> x, Index begin, Index end) {
+  for (Index i = begin; i < end; ++i) {
+    W *const sum = to.row(i), *const term = x.row(i);
+    Index d = 0;
+    for (; d + kLanes<W> <= to.dim; d += kLanes<W>) {
+      Vector<W> line;
+      __builtin_memcpy(&line, sum + d, sizeof line);
+      line += vector_at(term + d);
+      __builtin_memcpy(sum + d, &line, sizeof line);
     }
-  }
-  if (!add) return;
-  for (Index j = 0; j < n; ++j) {
-    W *const to_k = dk.at(b, k_rows.token[j], kv_head), *const to_v = dv.at(b, k_rows.token[j], kv_head);
-    for (Index d = 0; d < dim; ++d) to_k[d] += space.dk.row(j)[d];
-    for (Index d = 0; d < dim; ++d) to_v[d] += space.dv.row(j)[d];
+    for (; d < to.dim; ++d) sum[d] += term[d];
   }
 }
 
-/// a . b, both of the same type.
-template <class T> Stat<T> dot(const T* a, const T* b, Index n) {
-  using W = Stat<T>;
-  W part[kLanes<W>] = {}, sum = 0;
-  Index d = 0;
-  for (; d + kLanes<W> <= n; d += kLanes<W>)
-    for (int l = 0; l < kLanes<W>; ++l) part[l] += static_cast<W>(a[d + l]) * static_cast<W>(b[d + l]);
-  for (; d < n; ++d) sum += static_cast<W>(a[d]) * static_cast<W>(b[d]);
-  for (W p : part) sum += p;
-  return sum;
+/// What tasks have done so far.
+struct Done {
+  std::int32_t* shares;  // [places, Hk, parts of the keys]: how many have been added to dk and dv
+  std::int32_t* heads;   // [entries of keys]: how many have been added to a shared bias, or null
+};
+
+/// The query tiles of a run of these lists at place `number`, of head h, which comes after `before`
+/// others of its key head, and after `earlier` at all places.
+template <class T, class W>
+void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients& d_terms, Done done, Index number,
+                  Index h, Index before, Index earlier, Tiling::Range run, const BackwardSpace<W>& space) {
+  const AttentionSizes& sizes = pass.sizes;
+  const Tiling::Place place = pass.place(number);
+  const Index dim = sizes.dim, wide = whole_vectors<W>(dim), kv_head = h / (sizes.heads / sizes.kv_heads),
+              b = place.row, first_row = (b * sizes.heads + h) * sizes.queries + place.q;
+  const auto q = pass.q.rows<const T>().from(place.q), d_o = pass.d_o.rows<const T>().from(place.q);
+  const auto k = pass.k.rows<const T>().from(place.k), v = pass.v.rows<const T>().from(place.k);
+  const auto dq = pass.dq.rows<W>().from(place.q), dk = pass.dk.rows<W>().from(place.k),
+             dv = pass.dv.rows<W>().from(place.k);
+  const W *const lse = static_cast<const W*>(pass.lse) + first_row, *const delta =
+                                                                        static_cast<const W*>(pass.delta) + first_row;
+  const W scale = static_cast<W>(sizes.scale);
+  const std::int32_t* const lists = t.keys_begin.data();
+  const auto rows_of = [&](const auto& x, std::int32_t tile) {
+    return Source<std::remove_pointer_t<decltype(x.data)>>{x, b, h, dim,
+                                                           t.q_token.data() + t.q_tile.data()[tile].begin};
+  };
+  bool finite[Tiling::kRun] = {};
+  for (std::int32_t visit = 0;; ++visit) {
+    std::int32_t lead = run.end, met = 0;  // the first in turn, and how many meet this tile of keys
+    for (std::int32_t i = run.begin; i < run.end; ++i)
+      if (visit < lists[i + 1] - lists[i]) lead = i, ++met;
+    if (met == 0) break;
+    const Tiling::Range keys = t.k_tile.data()[t.keys.data()[lists[lead] + visit].tile];
+    const Index n = keys.end - keys.begin;
+    const Source<const T> k_rows{k, b, kv_head, dim, t.k_token.data() + keys.begin},
+        v_rows{v, b, kv_head, dim, k_rows.token};
+    const Source<W> dk_rows{dk, b, kv_head, dim, k_rows.token}, dv_rows{dv, b, kv_head, dim, k_rows.token};
+    NonFinite in_k;
+    Counters counters;
+    if (sizes.dropout > 0) count_keys(t.k_names().data() + keys.begin, place.k, n, counters);
+    prefetch(dk_rows, n), prefetch(dv_rows, n);
+    gather(v_rows, n, W{1}, space.k);
+    transpose(space.k, n, wide, space.v_t);
+    const bool finite_k = gather(k_rows, n, W{1}, space.k);
+    transpose(space.k, n, wide, space.k_t);
+    if (!finite_k) replace_non_finite(space.k, n, dim, in_k);
+    const KeyTerms<T> terms(pass.terms, t, keys, place.k, space.terms);
+    std::int32_t* const pair_count = done.heads ? done.heads + lists[lead] + visit : nullptr;
+    if (pair_count) wait_for(pair_count, static_cast<std::int32_t>(earlier));
+
+    bool add = false;
+    for (std::int32_t i = run.begin; i < run.end; ++i) {
+      if (visit >= lists[i + 1] - lists[i]) continue;
+      const auto& x = space.queries[i - run.begin];
+      const bool partial = t.keys.data()[lists[i] + visit].partial;
+      const Index q0 = t.q_tile.data()[i].begin, rows = t.q_tile.data()[i].end - q0;
+      const Source<const T> q_rows = rows_of(q, i), d_o_rows = rows_of(d_o, i);
+      bool& asked = finite[i - run.begin];
+      if (!asked)  // the first time, and where zeros took the place of what is asked for again
+        asked = gather(q_rows, rows, scale, x.q) & gather(d_o_rows, rows, W{1}, x.d_o);
+      if (terms)
+        for (Index r = 0; r < rows; ++r) terms.fetch(d_terms, b, h, t.q_names().data()[q0 + r]);
+      product(plain(x.q), space.k_t, space.p, rows, dim, n);
+      product(plain(x.d_o), space.v_t, space.ds, rows, dim, n);
+      for (Index r = 0; r < rows; ++r) {
+        W *const p = space.p.row(r), *const ds = space.ds.row(r);
+        const std::int32_t token = q_rows.token[r], name = t.q_names().data()[q0 + r];
+        const bool masked = terms && terms.add(b, h, name, p);
+        if (sizes.dropout > 0) multipliers(sizes, b, h, place.k + name, counters, n, space.multiplier);
+        if (partial) mask(t, q0 + r, keys, space.keep);
+        softmax_backward(p, ds, sizes.dropout > 0 ? space.multiplier : nullptr, partial ? space.keep : nullptr,
+                         whole_vectors<W>(n), lse[token], delta[token]);
+        if (masked) terms.drop(b, h, name, p), terms.drop(b, h, name, ds);
+        if (terms) terms.collect(d_terms, b, h, name, ds);
+      }
+      const auto pairs = [&](Index row, Index j) {
+        if (terms && terms.masks(b, h, t.q_names().data()[q0 + row], j)) return false;
+        return !partial || attends(t, static_cast<std::size_t>(q0 + row), static_cast<std::size_t>(keys.begin + j));
+      };
+      const auto pairs_transposed = [&](Index j, Index row) { return pairs(row, j); };
+      NonFinite in_q, in_d_o;
+      if (!asked) replace_non_finite(x.q, rows, dim, in_q), replace_non_finite(x.d_o, rows, dim, in_d_o);
+      product(transposed(space.p), x.d_o, space.dv, n, rows, dim, add);
+      add_non_finite(in_d_o, transposed(space.p), d_o_rows, W{1}, space.dv, n, pairs_transposed);
+      product(transposed(space.ds), x.q, space.dk, n, rows, dim, add);
+      add_non_finite(in_q, transposed(space.ds), q_rows, scale, space.dk, n, pairs_transposed);
+      product(plain(space.ds), space.k, x.dq, rows, n, dim, visit > 0);
+      add_non_finite(in_k, plain(space.ds), k_rows, W{1}, x.dq, rows, pairs);
+      add = true;
+    }
+    if (pair_count) __atomic_store_n(pair_count, static_cast<std::int32_t>(earlier + 1), __ATOMIC_RELEASE);
+
+    std::int32_t from = 0, to = 0;
+    for (const Tiling::Share* share = t.share.data() + t.share_begin.data()[lists[lead] + visit]; from < n;
+         ++share, from = to) {
+      to = share->end - keys.begin;
+      std::int32_t* const count = done.shares + (number * sizes.kv_heads + kv_head) * std::ssize(t.turns) + share->rows;
+      const std::int32_t turn = static_cast<std::int32_t>(before) * t.turns.data()[share->rows] + share->turn;
+      wait_for(count, turn);
+      add_rows(dk_rows, space.dk, from, to);
+      add_rows(dv_rows, space.dv, from, to);
+      if (terms) terms.add_columns(d_terms, b, h, from, to);
+      __atomic_store_n(count, turn + met, __ATOMIC_RELEASE);
+    }
+  }
+  for (std::int32_t i = run.begin; i < run.end; ++i) {
+    if (lists[i] == lists[i + 1]) continue;
+    const Tile<W> x = space.queries[i - run.begin].dq;
+    const Index rows = t.q_tile.data()[i].end - t.q_tile.data()[i].begin;
+    for (Index r = 0; r < rows; ++r)
+      for (Index d = 0; d < wide; d += kLanes<W>) vector_at(x.row(r) + d) *= scale;
+    add_rows(rows_of(dq, i), x, 0, rows);
+  }
 }
 
 }  // namespace
 
 template <Isa I> void attention_forward(CpuAt<I>, const ForwardPass& f) {
-  const auto tiles = static_cast<Index>(f.tiling->q_tile.size());
+  const Tiling& t = compact(*f.tiling);
+  const auto tiles = std::ssize(t.q_tile), places = f.place_count();
   Index group = kGroup;  // smaller where that would leave threads without work
-  while (group > 1 && f.sizes.batch * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
+  while (group > 1 && places * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
   const Index groups = (tiles + group - 1) / group;
   with_type<double, float, bf16, f16>(f.q.type, [&]<class T>() {
     with_type<T, Stat<T>>(f.o.type, [&]<class O>() {
-      const ForwardOf<T, O> pass{f.sizes,
-                                 *f.tiling,
-                                 f.q.rows<const T>(),
-                                 f.k.rows<const T>(),
-                                 f.v.rows<const T>(),
-                                 f.o.rows<O>(),
-                                 static_cast<Stat<T>*>(f.lse),
-                                 f.fresh};
-      run_tasks<ForwardSpace<Stat<T>>>(
-          f.sizes.batch * f.n_heads * groups, f.sizes.dim, [&](Index task, const auto& space) {
-            const Index begin = (groups - 1 - task % groups) * group;  // the last first: causal ones have the most keys
-            forward_tiles(pass, task / groups / f.n_heads, f.heads[task / groups % f.n_heads], begin,
-                          begin + group < tiles ? begin + group : tiles, space);
-          });
+      run_tasks<ForwardSpace<Stat<T>>>(places * f.n_heads * groups, f.sizes.dim, 0, [&](Index task, const auto& space) {
+        const Index begin = (groups - 1 - task % groups) * group;  // the last first: causal ones have the most keys
+        forward_tiles<T, O>(f, t, f.place(task / groups / f.n_heads), f.heads[task / groups % f.n_heads], begin,
+                            begin + group < tiles ? begin + group : tiles, space);
+      });
     });
   });
 }
@@ -612,10 +674,10 @@ template <Isa I> void attention_delta(CpuAt<I>, const DeltaPass& x) {
     const AttentionSizes& s = x.sizes;
     const auto o = x.o.rows<const T>(), d_o = x.d_o.rows<const T>();
     auto* const delta = static_cast<Stat<T>*>(x.delta);
-    parallel_for(s.batch * s.heads * s.length, kTile, [&](Index begin, Index end) {
-      for (Index i = begin; i < end; ++i) {
-        const Index t = i % s.length, h = i / s.length % s.heads, b = i / s.length / s.heads;
-        delta[i] = dot(o.at(b, t, h), d_o.at(b, t, h), s.dim);
+    parallel_for(s.batch * s.queries * s.heads, kTile, [&](Index begin, Index end) {
+      for (Index i = begin; i < end; ++i) {  // as rows lie in memory
+        const Index h = i % s.heads, t = i / s.heads % s.queries, b = i / s.heads / s.queries;
+        delta[(b * s.heads + h) * s.queries + t] = dot(o.at(b, t, h), d_o.at(b, t, h), s.dim);
       }
     });
   });
@@ -623,29 +685,35 @@ template <Isa I> void attention_delta(CpuAt<I>, const DeltaPass& x) {
 
 template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass& x) {
   const AttentionSizes& s = x.sizes;
-  const auto tiles = static_cast<Index>(x.tiling->k_tile.size());
-  const Index counts = s.batch * s.heads * static_cast<Index>(x.tiling->q_tile.size());
+  const Tiling& t = compact(*x.tiling);
+  const auto runs = std::ssize(t.runs), turns = std::ssize(t.turns);
+  const Index places = x.place_count(), sums = places * s.kv_heads * turns, heads_each = s.heads / s.kv_heads;
+  const TermGradients d_terms = x.d_terms ? *x.d_terms : TermGradients{};
+  const bool shared = is_shared(d_terms.bias, s);
+  const Index counts = sums + s.heads + 1 + (shared ? std::ssize(t.keys) : 0);
   const Memory memory(counts * static_cast<Index>(sizeof(std::int32_t)));
   auto* const done = reinterpret_cast<std::int32_t*>(memory.block);
   for (Index i = 0; i < counts; ++i) done[i] = 0;
   with_type<double, float, bf16, f16>(x.q.type, [&]<class T>() {
     using W = Stat<T>;
-    const BackwardOf<T> pass{s,
-                             *x.tiling,
-                             x.heads,
-                             x.n_heads,
-                             x.q.rows<const T>(),
-                             x.k.rows<const T>(),
-                             x.v.rows<const T>(),
-                             x.d_o.rows<const T>(),
-                             static_cast<const W*>(x.lse),
-                             static_cast<const W*>(x.delta),
-                             x.dq.rows<W>(),
-                             x.dk.rows<W>(),
-                             x.dv.rows<W>(),
-                             done};
-    run_tasks<BackwardSpace<W>>(s.batch * s.kv_heads * tiles, s.dim, [&](Index task, const auto& space) {
-      backward_tile(pass, task / tiles / s.kv_heads, task / tiles % s.kv_heads, task % tiles, space);
+    const Done so_far{done, shared && !x.places ? done + sums + s.heads + 1 : nullptr};
+    const Index entries = d_terms.table ? x.terms->entries : 0;
+    run_tasks<BackwardSpace<W>>(places * x.n_heads * runs, s.dim, entries, [&](Index task, const auto& space) {
+      const Index number = task / runs / x.n_heads, i = task / runs % x.n_heads, h = x.heads[i];
+      Index before = 0;
+      while (before < i && x.heads[i - before - 1] / heads_each == h / heads_each) ++before;
+      std::int32_t *const head_done = done + sums + h, *const task_done = done + sums + s.heads;
+      if (x.terms) space.terms.clear();
+      // Documents of several rows may overlap in a bias that has no rows: one task after the other.
+      if (shared && x.places) wait_for(task_done, static_cast<std::int32_t>(task));
+      backward_run<T>(x, t, d_terms, so_far, number, h, before, task / runs, t.runs.data()[runs - 1 - task % runs],
+                      space);
+      if (shared && x.places) __atomic_store_n(task_done, static_cast<std::int32_t>(task + 1), __ATOMIC_RELEASE);
+      if (!d_terms.slopes && !d_terms.table) return;
+      const auto turn = static_cast<std::int32_t>(number * runs + task % runs);
+      wait_for(head_done, turn);
+      space.terms.finish(d_terms, h);
+      __atomic_store_n(head_done, turn + 1, __ATOMIC_RELEASE);
     });
   });
 }

@@ -1,42 +1,65 @@
 #pragma once
+#include <algorithm>
 #include "tiling.h"
 
 // The mask, the only one. Lists: a Tiling, or what a GPU sees of one.
 
 namespace hilt {
 
+/// A number as what lists are indexed by, and as what they hold.
+constexpr std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+template <class I> constexpr std::int32_t narrow(I i) { return static_cast<std::int32_t>(i); }
+
 /// What is compared of a query and of a key. Where a tiling has no such test, zeros pass.
 struct QueryBounds {
-  std::int32_t rank = 0, a_low = 0, a_high = 0, b_low = 0, b_high = 0;
+  std::int32_t rank = 0, a_low = 0, a_high = 0, b_low = 0, b_high = 0, c_low = 0, c_high = 0;
 };
 struct KeyPlace {
-  std::int32_t rank = 0, a = 0, b = 0;
+  std::int32_t rank = 0, a = 0, b = 0, c = 0;
 };
 
-/// Of query i, an index into q_token.
-template <class Lists> [[gnu::always_inline]] constexpr QueryBounds bounds_of(const Lists& t, std::size_t i) {
+/// Of query i, an index into q_token. A kernel without three axes or unions asks for two.
+template <int kAxes = 3, class Lists>
+[[gnu::always_inline]] constexpr QueryBounds bounds_of(const Lists& t, std::size_t i, std::size_t box = 0) {
   QueryBounds q;
-  if (!t.q_rank.empty()) q.rank = t.q_rank[i];
+  if (t.causal) q.rank = t.q_ranks()[i];
+  if constexpr (kAxes > 2) i = i * static_cast<std::size_t>(t.boxes) + box;
   if (!t.k_a.empty()) q.a_low = t.q_a_low[i], q.a_high = t.q_a_high[i];
   if (!t.k_b.empty()) q.b_low = t.q_b_low[i], q.b_high = t.q_b_high[i];
+  if constexpr (kAxes > 2)
+    if (!t.k_c.empty()) q.c_low = t.q_c_low[i], q.c_high = t.q_c_high[i];
   return q;
 }
 /// Of key j, an index into k_token.
-template <class Lists> [[gnu::always_inline]] constexpr KeyPlace place_of(const Lists& t, std::size_t j) {
+template <int kAxes = 3, class Lists>
+[[gnu::always_inline]] constexpr KeyPlace place_of(const Lists& t, std::size_t j, std::size_t box = 0) {
   KeyPlace k;
-  if (!t.q_rank.empty()) k.rank = t.k_rank[j];
+  if (t.causal) k.rank = t.k_ranks()[j];
+  if constexpr (kAxes > 2) j = j * static_cast<std::size_t>(t.boxes) + box;
   if (!t.k_a.empty()) k.a = t.k_a[j];
   if (!t.k_b.empty()) k.b = t.k_b[j];
+  if constexpr (kAxes > 2)
+    if (!t.k_c.empty()) k.c = t.k_c[j];
   return k;
 }
+/// Bounds that no key of either fails.
+constexpr QueryBounds hull(const QueryBounds& x, const QueryBounds& y) {
+  return {std::max(x.rank, y.rank),    std::min(x.a_low, y.a_low),   std::max(x.a_high, y.a_high),
+          std::min(x.b_low, y.b_low),  std::max(x.b_high, y.b_high), std::min(x.c_low, y.c_low),
+          std::max(x.c_high, y.c_high)};
+}
 [[gnu::always_inline]] constexpr bool attends(const QueryBounds& q, const KeyPlace& k) {
-  return k.rank <= q.rank && k.a >= q.a_low && k.a <= q.a_high && k.b >= q.b_low && k.b <= q.b_high;
+  return k.rank <= q.rank && k.a >= q.a_low && k.a <= q.a_high && k.b >= q.b_low && k.b <= q.b_high && k.c >= q.c_low &&
+         k.c <= q.c_high;
 }
 
 /// Whether query i of a tiling attends to key j. Holds for the pairs of listed tiles; a tile that
 /// is not listed has none.
 template <class Lists> [[gnu::always_inline]] constexpr bool attends(const Lists& t, std::size_t i, std::size_t j) {
-  return attends(bounds_of(t, i), place_of(t, j));
+  bool any = false;
+  for (std::size_t box = 0; box < static_cast<std::size_t>(t.boxes) && !any; ++box)
+    any = attends(bounds_of(t, i, box), place_of(t, j, box));
+  return any;
 }
 
 /// How many pairs of these runs attend. They must all be of listed tiles.

@@ -4,8 +4,7 @@
 // reflects and transposes the s x s quadrant found so far, then moves it to its place.
 //
 // Generalized (recursive split), on any grid. A box has a first cell and signed sides a, b, c; its
-// curve runs from the first cell along a, the major side. On a rectangle (c = 1), with w = |a| and
-// h = |b|:
+// curve runs from there along a, the major side. On a rectangle (c = 1), with w = |a| and h = |b|:
 //   2w > 3h    two boxes, one after the other along a
 //   else       up, long, down: up the first half of b, along all of a in the other half, back down
 //      +-----------+        up:    sides b', a'        from the first cell
@@ -14,18 +13,14 @@
 //      | up  | down|
 //      +-----+-----+        each ends beside the cell where the next begins.
 // A half is floored, signed (-3 / 2 = -2), and made even where that is possible: only an odd major
-// side over an even minor one then leaves a diagonal step. Boxes split the same way in two, three
-// or five parts.
+// side over an even minor one then leaves a diagonal step. Boxes split so in two, three or five.
 #include "ops/hilbert/plan/curve.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdlib>
 #include <limits>
 #include <utility>
-
-#include "core/checked.h"
 
 namespace hilt {
 
@@ -122,8 +117,7 @@ struct Box {
 
   Index cells() const { return std::abs(a.n * b.n * c.n); }
   bool contains(const Point& p) const { return within(p, a) && within(p, b) && within(p, c); }
-  /// The side along which a box one cell thick otherwise runs; nullptr while there is something to
-  /// split.
+  /// The side along which a box one cell thick runs; nullptr while there is something to split.
   const Side* line() const {
     const bool thin_a = std::abs(a.n) == 1, thin_b = std::abs(b.n) == 1, thin_c = std::abs(c.n) == 1;
     return thin_b && thin_c ? &a : thin_a && thin_c ? &b : thin_a && thin_b ? &c : nullptr;
@@ -219,21 +213,27 @@ template <class Emit> void walk(const Box& box, Emit& emit) {
   });
 }
 
+/// Down to the line that holds a position or a cell: here(part) says whether it lies in that part.
+template <class Here> Box descend(Box box, Here here) {
+  while (box.line() == nullptr) {
+    Box next;
+    split(box, [&](const Box& part) { return here(part) ? next = part, true : false; });
+    box = next;
+  }
+  return box;
+}
+
 }  // namespace
 
 Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
   Box box = whole("hilbert_cell", grid, steps);
   check_position("hilbert_cell", position, box.cells());
   if (is_classic(grid)) return classic_cell(grid.width, position);
-  while (box.line() == nullptr) {
-    Box next;
-    split(box, [&](const Box& part) {
-      if (position < part.cells()) return next = part, true;
-      position -= part.cells();
-      return false;
-    });
-    box = next;
-  }
+  box = descend(box, [&](const Box& part) {
+    if (position < part.cells()) return true;
+    position -= part.cells();
+    return false;
+  });
   const Side line = *box.line();
   box.at[static_cast<std::size_t>(line.axis)] += position * sign(line.n);
   return {box.at[0], box.at[1], box.at[2]};
@@ -245,15 +245,11 @@ Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps) {
   if (is_classic(grid)) return classic_position(grid.width, cell);
   const Point p{cell.x, cell.y, cell.z};
   Index position = 0;
-  while (box.line() == nullptr) {
-    Box next;
-    split(box, [&](const Box& part) {
-      if (part.contains(p)) return next = part, true;
-      position += part.cells();
-      return false;
-    });
-    box = next;
-  }
+  box = descend(box, [&](const Box& part) {
+    if (part.contains(p)) return true;
+    position += part.cells();
+    return false;
+  });
   const auto axis = static_cast<std::size_t>(box.line()->axis);
   return position + std::abs(p[axis] - box.at[axis]);
 }

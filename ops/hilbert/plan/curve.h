@@ -10,8 +10,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Width x height cells in so many frames. Token (z * height + y) * width + x sits in cell (x, y,
-/// z).
+/// Width x height cells, so many frames. Token (z * height + y) * width + x is in cell (x, y, z).
 struct Grid {
   Index width = 0, height = 0, frames = 1;
   /// The product of the sides, checked for overflow.
@@ -49,8 +48,7 @@ std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps step
 /// (O(1)), 0 on a box of even sides, else counted by a walk.
 Index non_unit_steps(const Grid& grid, Steps steps = Steps::near);
 
-/// Morton code of (x, y), sides below 2^31: the bits of x in the even places, those of y in the odd
-/// ones.
+/// Morton code of (x, y), sides below 2^31: the bits of x in even places, those of y in odd ones.
 std::uint64_t morton_code(const Cell& cell);
 Cell morton_cell(std::uint64_t code);
 

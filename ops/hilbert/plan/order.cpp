@@ -4,17 +4,13 @@
 // holes that are skipped, never padded). A chunked order enumerates one chunk and repeats it: pi(m
 // c + j) = m c + pi_c(j); a short last chunk skips the same way. rho is read off pi.
 #include "ops/hilbert/plan/order.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <charconv>
 #include <cstdlib>
 #include <limits>
-#include <numeric>
 #include <span>
 #include <utility>
-
 #include "core/io/text.h"
 
 namespace hilt {
@@ -27,7 +23,7 @@ constexpr Index kMaxLength = std::numeric_limits<std::int32_t>::max();
 constexpr std::size_t kCacheBytes = std::size_t{256} << 20;  // 32 orders of 1 M tokens
 constexpr std::size_t kEntryOverhead = 512;  // about what nodes, key and vectors take besides the tables
 
-constexpr std::array<std::string_view, 5> kKinds{"row", "snake", "morton", "tiles", "hilbert"};  // by Kind
+constexpr std::array<std::string_view, 6> kKinds{"row", "snake", "morton", "tiles", "hilbert", "auto"};  // by Kind
 constexpr std::array<std::string_view, 3> kOptions{"scope", "chunk", "steps"};
 constexpr std::array<std::string_view, 3> kScopes{"global", "segment", "order-only"};
 constexpr std::array<std::string_view, 2> kSteps{"near", "unit"};  // by Steps
@@ -44,9 +40,8 @@ std::size_t find_name(std::string_view text, const char* what, std::string_view 
 
 /// A whole number from 1 to 2^31 - 1 and nothing else; 0 if it is not.
 Index read_positive(std::string_view text) {
-  std::uint32_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc{} && end == text.data() + text.size() && value <= kMaxLength ? value : 0;
+  const Index value = number_in<std::uint32_t>(text).value_or(0);
+  return value <= kMaxLength ? value : 0;
 }
 
 /// `HxW`, or `TxHxW` where a box is allowed.
@@ -95,8 +90,7 @@ void check_order(const Order& order, Index length, std::string_view text) {
         "): steps can only be asked of hilbert");
   if (order.folds()) return;
   check(grid.width > 0 && grid.height > 0 && grid.frames > 0, "order (", text, "): sides of a grid must be positive");
-  check(grid.frames == 1 || order.kind == Kind::hilbert || order.kind == Kind::row, "order (", text,
-        "): only hilbert and row take three sides");
+  check(walks(order.kind, grid), "order (", text, "): only hilbert and row take three sides");
   const Index cells = grid.cells();
   if (order.scope == Scope::per_segment) return;  // the segment is not known yet
   if (order.scope == Scope::chunked)
@@ -123,6 +117,7 @@ Grid chunk_grid(const Order& order) {
 /// of the enumeration.
 Order resolve(Order order, Index length) {
   check_order(order, length, to_string(order));
+  check(order.kind != Kind::automatic, "order (", to_string(order), "): a plan chooses it; make one of a pattern");
   check(order.scope != Scope::per_segment, "order (", to_string(order),
         "): scope=segment needs a pattern with segments; give chunk=N instead");
   if (order.kind == Kind::row || length <= 1 || row_order_forced()) return {};
@@ -157,20 +152,16 @@ class Collector {
   std::vector<std::int32_t> tokens_;
 };
 
-std::vector<std::int32_t> snake(const Grid& grid, Index limit) {
-  Collector out(grid, limit);
+void snake(const Grid& grid, Collector& out) {
   for (Index y = 0; y < grid.height; ++y)
     for (Index x = 0; x < grid.width; ++x) out.cell(y % 2 == 0 ? x : grid.width - 1 - x, y);
-  return out.take();
 }
 
-std::vector<std::int32_t> tiles(const Grid& grid, Index height, Index width, Index limit) {
-  Collector out(grid, limit);
+void tiles(const Grid& grid, Index height, Index width, Collector& out) {
   for (Index y0 = 0; y0 < grid.height; y0 += height)
     for (Index x0 = 0; x0 < grid.width; x0 += width)
       for (Index y = y0; y < std::min(y0 + height, grid.height); ++y)
         for (Index x = x0; x < std::min(x0 + width, grid.width); ++x) out.cell(x, y);
-  return out.take();
 }
 
 /// One aligned square of 2^k a side, its quadrants in the order of their codes; squares off the
@@ -185,24 +176,20 @@ void morton_square(const Grid& grid, Index x, Index y, Index side, Collector& ou
   }
 }
 
-std::vector<std::int32_t> morton(const Grid& grid, Index limit) {
-  Collector out(grid, limit);
+void morton(const Grid& grid, Collector& out) {
   const auto longest = static_cast<std::uint64_t>(std::max(grid.width, grid.height));
   morton_square(grid, 0, 0, static_cast<Index>(std::bit_ceil(longest)), out);
-  return out.take();
 }
 
 std::vector<std::int32_t> enumerate(const Order& order, Index limit) {
-  switch (order.kind) {
-    case Kind::row: break;
-    case Kind::snake: return snake(order.grid, limit);
-    case Kind::morton: return morton(order.grid, limit);
-    case Kind::tiles: return tiles(order.grid, order.tile_height, order.tile_width, limit);
-    case Kind::hilbert: return hilbert_walk(order.grid, limit, order.steps);
-  }
-  std::vector<std::int32_t> tokens(static_cast<std::size_t>(limit));
-  std::iota(tokens.begin(), tokens.end(), 0);
-  return tokens;
+  if (order.kind == Kind::hilbert) return hilbert_walk(order.grid, limit, order.steps);
+  Collector out(order.grid, limit);
+  if (order.kind == Kind::snake) snake(order.grid, out);
+  else if (order.kind == Kind::morton) morton(order.grid, out);
+  else if (order.kind == Kind::tiles) tiles(order.grid, order.tile_height, order.tile_width, out);
+  else
+    for (Index token = 0; token < limit; ++token) out.cell(token, 0);
+  return out.take();
 }
 
 /// Of a resolved order.
@@ -230,13 +217,15 @@ Order parse_order(std::string_view text, Index length) {
     const std::string_view shape = fields[0].substr(colon + 1);
     const std::size_t slash = shape.find('/');
     if (order.kind != Kind::tiles) {
-      order.grid = read_grid(text, shape, order.kind == Kind::hilbert || order.kind == Kind::row);
+      order.grid = read_grid(text, shape, walks(order.kind, {1, 1, 2}));
     } else {
       if (slash != std::string_view::npos) order.grid = read_grid(text, shape.substr(0, slash), false);
       const Grid tile = read_grid(text, shape.substr(slash + 1), false);  // npos + 1 = 0: all of it
       order.tile_height = tile.height, order.tile_width = tile.width;
     }
   }
+  check(order.kind != Kind::automatic || fields.size() == 1, "order (", text,
+        "): auto takes a grid and no options; give them with an order of your own");
   std::vector<std::string_view> keys;
   for (const std::string_view field : std::span(fields).subspan(1)) {
     read_option(text, field, order);
@@ -269,6 +258,10 @@ std::string to_string(const Order& order) {
 }
 
 // ---- geometry -----------------------------------------------------------------------------------
+
+bool walks(Order::Kind kind, const Grid& grid) {
+  return grid.frames == 1 || kind == Kind::row || kind == Kind::hilbert || kind == Kind::automatic;
+}
 
 Order with_segment(Order order, Index segment) {
   if (order.scope != Scope::per_segment) return order;
@@ -317,51 +310,14 @@ bool row_order_forced() {
 
 // ---- the cache ----------------------------------------------------------------------------------
 
+PermutationCache::PermutationCache(std::size_t max_bytes)
+    : Recent(std::numeric_limits<std::size_t>::max(), max_bytes) {}
+
 std::shared_ptr<const Permutation> PermutationCache::get(const Order& order, Index length) {
-  const Key key{resolve(order, length), length};
-  // The most recently used stands first.
-  const auto find = [&]() -> std::shared_ptr<const Permutation> {
-    const auto found = by_key_.find(key);
-    if (found == by_key_.end()) return nullptr;
-    entries_.splice(entries_.begin(), entries_, found->second);
-    return found->second->permutation;
-  };
-  {
-    const std::lock_guard lock(mutex_);
-    if (auto known = find()) return ++counters_.hits, known;
-    ++counters_.misses;
-  }
-  // Built without the lock: other lengths need not wait. Two threads may build one order; the first
-  // is kept.
-  const auto made = std::make_shared<const Permutation>(build(key.order, length));
-  const std::lock_guard lock(mutex_);
-  if (auto known = find()) return known;
-  if (cost(*made) > max_bytes_) return made;
-  std::list<Entry> entry{{key, made}};
-  by_key_.emplace(key, entry.begin());
-  entries_.splice(entries_.begin(), entry);  // cannot throw: both containers change or neither
-  counters_.bytes += cost(*made);
-  while (counters_.bytes > max_bytes_) {
-    counters_.bytes -= cost(*entries_.back().permutation);
-    by_key_.erase(entries_.back().key);
-    entries_.pop_back();
-    ++counters_.evictions;
-  }
-  return made;
-}
-
-void PermutationCache::clear() {
-  const std::lock_guard lock(mutex_);
-  by_key_.clear();
-  entries_.clear();
-  counters_ = {};
-}
-
-PermutationCache::Counters PermutationCache::counters() const {
-  const std::lock_guard lock(mutex_);
-  Counters now = counters_;
-  now.entries = static_cast<Index>(entries_.size());
-  return now;
+  const std::pair key{resolve(order, length), length};
+  return Recent::get(
+      key, [&] { return std::make_shared<const Permutation>(build(key.first, length)); },
+      [](const auto& made) { return cost(*made); });
 }
 
 PermutationCache& permutation_cache() {

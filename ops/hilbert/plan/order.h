@@ -1,14 +1,11 @@
 #pragma once
 #include <compare>
 #include <cstdint>
-#include <list>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
-
+#include "../../../core/recent.h"
 #include "curve.h"
 
 // In which order tokens stand: a bijection pi from positions to tokens, and rho, its inverse.
@@ -18,8 +15,9 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// What a user asks for; a value, without a length. permutation() makes it concrete.
 struct Order {
-  /// snake, morton and tiles are controls, never to be called Hilbert.
-  enum class Kind : unsigned char { row, snake, morton, tiles, hilbert };
+  /// snake, morton and tiles are controls, never to be called Hilbert. automatic, `auto` in text:
+  /// the best for a pattern; a plan chooses it, see choose_order().
+  enum class Kind : unsigned char { row, snake, morton, tiles, hilbert, automatic };
   /// global: pi over all tokens. chunked: pi(m c + j) = m c + pi_c(j). per_segment: chunked by the
   /// pattern's segments, see with_segment. order_only: the attended set ignores pi, which only
   /// arranges memory and work.
@@ -35,10 +33,13 @@ struct Order {
   bool folds() const { return grid == Grid{}; }
   friend auto operator<=>(const Order&, const Order&) = default;
 };
+/// Whether there is such an order of this grid: snake, morton and tiles know one frame.
+bool walks(Order::Kind kind, const Grid& grid);
 
 /// Reads `row`, `snake`, `morton`, `tiles` or `hilbert`, which fold a sequence; with a grid
 /// `snake:HxW`, `morton:HxW`, `tiles:HxW/hxw`, `hilbert:HxW`, `hilbert:TxHxW`, or `row:HxW` for
-/// patterns that look at the grid; `tiles:hxw` folds into tiles of h x w. Then any of
+/// patterns that look at the grid; `tiles:hxw` folds into tiles of h x w; `auto`, `auto:HxW` or
+/// `auto:TxHxW`, which a plan makes one of these. Then, but for auto, any of
 /// `,scope=segment|order-only|global`, `,chunk=N`, `,steps=unit|near`. The grid must fit a sequence
 /// of `length` tokens; a chunk longer than that is the whole sequence.
 Order parse_order(std::string_view text, Index length);
@@ -57,49 +58,22 @@ Grid token_grid(const Order& order, Index length);
 struct Permutation {
   std::vector<std::int32_t> token_at;     // pi: position -> token
   std::vector<std::int32_t> position_of;  // rho: token -> position
-  Index length() const { return static_cast<Index>(token_at.size()); }
+  Index length() const { return std::ssize(token_at); }
 };
 
 /// From any pi; checks that it is a bijection.
 Permutation make_permutation(std::vector<std::int32_t> token_at);
-/// Builds pi for `length` tokens, below 2^31. A short last row, and a short last chunk, leave
-/// tokens out.
+/// Builds pi for `length` tokens, below 2^31. Short last rows and chunks leave tokens out.
 Permutation build_permutation(const Order& order, Index length);
 
-/// Whether HILT_FORCE_ORDER=row replaces every order by the identity, for debugging. Reports must
-/// show it.
+/// Whether HILT_FORCE_ORDER=row makes orders the identity, for debugging. Reports must show it.
 bool row_order_forced();
 
-/// Permutations by {order, width, height, frames, length, scope, chunk}; the least recently used go
-/// when they exceed max_bytes. Safe from any thread; what a caller holds outlives its eviction.
-class PermutationCache {
+/// Permutations by {order, width, height, frames, length, scope, chunk}.
+class PermutationCache : public Recent<std::pair<Order, Index>, std::shared_ptr<const Permutation>> {
  public:
-  explicit PermutationCache(std::size_t max_bytes) : max_bytes_(max_bytes) {}
+  explicit PermutationCache(std::size_t max_bytes);
   std::shared_ptr<const Permutation> get(const Order& order, Index length);
-  /// Forgets everything, counters too.
-  void clear();
-
-  struct Counters {
-    Index hits = 0, misses = 0, evictions = 0, entries = 0;
-    std::size_t bytes = 0;
-  };
-  Counters counters() const;
-
- private:
-  struct Key {
-    Order order;
-    Index length = 0;
-    friend auto operator<=>(const Key&, const Key&) = default;
-  };
-  struct Entry {
-    Key key;
-    std::shared_ptr<const Permutation> permutation;
-  };
-  mutable std::mutex mutex_;
-  std::size_t max_bytes_;
-  std::list<Entry> entries_;  // the most recently used first
-  std::map<Key, std::list<Entry>::iterator> by_key_;
-  Counters counters_;
 };
 
 /// The cache behind permutation(): one for the process, 256 MiB.

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstdlib>
 #include <limits>
+#include <span>
 #include "core/io/npy.h"
 #include "core/io/text.h"
 
@@ -13,18 +13,31 @@ namespace {
 
 using Kind = Branch::Kind;
 
-constexpr std::array<std::string_view, 8> kKinds{"dense",    "segment", "slide",          "neighborhood",
-                                                 "window2d", "slide2d", "neighborhood2d", "blocks"};  // by Kind
+constexpr std::array<std::string_view, 11> kKinds{"dense",    "segment",        "slide",          "neighborhood",
+                                                  "window2d", "slide2d",        "neighborhood2d", "window3d",
+                                                  "slide3d",  "neighborhood3d", "blocks"};  // by Kind
 constexpr std::array<std::string_view, 4> kModes{"all_queries", "longnet", "head_groups",
                                                  "residue"};                                  // by DilationMode
 constexpr std::array<std::string_view, 3> kCausality{"none", "token", "curve"};               // by Causality
 constexpr std::array<std::string_view, 4> kWorkOrders{"row", "diagonal", "hilbert", "auto"};  // by WorkOrder
-constexpr std::array<std::string_view, 2> kOptions{"dilation", "offset"};
+constexpr std::array<std::string_view, 3> kOfSegments{"dilation", "offset", "shift"},
+    kOfCenters{"dilation", "stride", "causal"};  // of slides and neighborhoods
+constexpr std::array<std::string_view, 2> kOfWindows{"shift", "causal"};
+constexpr std::array<std::string_view, 4> kLists{"local", "dilated", "global_local", "top"};  // by Lists, from local on
 constexpr Index kMax = std::numeric_limits<std::int32_t>::max();
 
-constexpr std::array<std::string_view, 8> kExamples{
-    "dense",         "segment:128", "slide:16",           "neighborhood:17",
-    "window2d:8x16", "slide2d:3x3", "neighborhood2d:5x5", "blocks:64@FILE.npy"};  // by Kind
+constexpr std::array<std::string_view, 11> kExamples{
+    "dense",         "segment:128",          "slide:16",           "neighborhood:17",
+    "window2d:8x16", "slide2d:3x3",          "neighborhood2d:5x5", "window3d:2x8x8",
+    "slide3d:1x3x3", "neighborhood3d:3x5x5", "blocks:64@local:1"};  // by Kind
+
+bool is_window(Kind kind) { return kind == Kind::window2d || kind == Kind::window3d; }
+std::span<const std::string_view> options_of(const Branch& b) {
+  if (b.kind == Kind::segment) return kOfSegments;
+  if (b.dimensions() == 0) return {};
+  if (is_window(b.kind)) return kOfWindows;
+  return kOfCenters;
+}
 
 /// One branch being read. Errors open with the whole text, the branch and the field: pattern
 /// (segment:0): segment: size 0 ..
@@ -46,14 +59,53 @@ struct Reader {
     return n;
   }
 
-  /// HEIGHTxWIDTH.
+  /// HEIGHTxWIDTH, or FRAMESxHEIGHTxWIDTH in three dimensions.
   void sides(std::string_view text, Index low, Branch& branch) const {
     const auto parts = split_text(text, 'x');
-    expect(parts.size() == 2 && !parts[0].empty() && !parts[1].empty(), '\'', text, "': expected HEIGHTxWIDTH");
-    branch.rows = extent("height", parts[0], low);
-    branch.columns = extent("width", parts[1], low);
+    const bool deep = branch.dimensions() == 3;
+    expect(parts.size() == branch.dimensions() && !std::ranges::count(parts, std::string_view{}), '\'', text,
+           "': expected ", deep ? "FRAMESxHEIGHTxWIDTH" : "HEIGHTxWIDTH");
+    if (deep) branch.frames = extent("frames", parts[0], low);
+    branch.rows = extent("height", parts[parts.size() - 2], low);
+    branch.columns = extent("width", parts.back(), low);
   }
 
+  /// An option of an axis, for all of them or one an axis.
+  void axes(std::string_view option, std::string_view text, Branch& branch) const {
+    const auto parts = split_text(text, 'x');
+    const std::size_t n = std::max<std::size_t>(1, branch.dimensions());
+    expect(parts.size() == 1 || parts.size() == n, option, " '", text, "' has ", parts.size(),
+           " numbers: expected one, or one for each of ", n, n == 1 ? " axis" : " axes");
+    for (std::size_t i = 0; i < n; ++i) {
+      const Index low = option == "dilation" || option == "stride";
+      const Index number = extent(std::string(option).c_str(), parts[parts.size() == 1 ? 0 : i], low);
+      Branch::Axis& axis = branch.axes[i];
+      if (option == "dilation") axis.dilation = number;
+      else if (option == "stride") axis.stride = number;
+      else if (option == "shift") axis.shift = number;
+      else {
+        expect(number <= 1, "causal ", number, " must be 0 or 1");
+        axis.causal = number == 1;
+      }
+    }
+  }
+
+  /// FILE.npy, or a rule and its numbers.
+  void blocks(std::string_view text, Branch& branch) const {
+    if (text.ends_with(".npy")) {
+      branch.pairs = pairs(std::string(text));
+      return;
+    }
+    const std::size_t colon = std::min(text.find(':'), text.size());
+    const std::size_t rule = find_name((where + ": " + std::string(name)).c_str(), text.substr(0, colon), kLists);
+    branch.lists = static_cast<Branch::Lists>(rule + 1);
+    const bool rates = branch.lists == Branch::Lists::dilated, two = branch.lists == Branch::Lists::global_local;
+    if (colon < text.size())
+      for (std::string_view number : split_text(text.substr(colon + 1), rates ? '/' : ':'))
+        branch.numbers.push_back(extent("number", number, rates || branch.lists == Branch::Lists::top));
+    expect(rates ? !branch.numbers.empty() : branch.numbers.size() == (two ? 2U : 1U), '\'', text,
+           "': expected local:RADIUS, dilated:R/R/.., global_local:GLOBAL:RADIUS, top:K or FILE.npy");
+  }
   BlockPairs pairs(const std::string& path) const {
     const auto [dtype, shape, flat] = read_npy_integers(path);
     if (shape.rank() != 2 || shape[1] != 2 || is_floating(dtype))
@@ -84,30 +136,58 @@ Branch parse_branch(std::string_view text, const std::string& where) {
     case Kind::segment: b.size = read.extent("size", argument, 1); break;
     case Kind::slide: b.size = read.extent("radius", argument, 0); break;
     case Kind::neighborhood: b.size = read.extent("size", argument, 1); break;
-    case Kind::window2d: read.sides(argument, 1, b); break;
-    case Kind::slide2d: read.sides(argument, 0, b); break;
-    case Kind::neighborhood2d: read.sides(argument, 1, b); break;
+    case Kind::slide2d:
+    case Kind::slide3d: read.sides(argument, 0, b); break;
+    case Kind::window2d:
+    case Kind::neighborhood2d:
+    case Kind::window3d:
+    case Kind::neighborhood3d: read.sides(argument, 1, b); break;
     case Kind::blocks: {
       const std::size_t at = argument.find('@');
-      read.expect(at != std::string_view::npos, '\'', argument, "': expected SIZE@FILE.npy");
+      read.expect(at != std::string_view::npos, '\'', argument, "': expected SIZE@LIST");
       b.size = read.extent("size", argument.substr(0, at), 1);
-      b.pairs = read.pairs(std::string(argument.substr(at + 1)));
+      read.blocks(argument.substr(at + 1), b);
       break;
     }
   }
+  const auto options = options_of(b);
   for (std::size_t i = 1; i < fields.size(); ++i) {
-    check(b.kind == Kind::segment, where, ": ", name, ": '", fields[i], "': only segments take options");
+    check(!options.empty(), where, ": ", name, ": '", fields[i], "': ", name, " takes no options");
     const std::size_t equals = fields[i].find('=');
     for (std::size_t j = 1; j < i; ++j)
       check(fields[j].substr(0, fields[j].find('=')) != fields[i].substr(0, equals), where, ": ", name, ": ",
             fields[i].substr(0, equals), " is given twice");
     const std::string_view value = equals == std::string_view::npos ? std::string_view{} : fields[i].substr(equals + 1);
-    if (find_name((where + ": segment: option").c_str(), fields[i].substr(0, equals), kOptions) == 0)
-      b.dilation = read.extent("dilation", value, 1);
-    else if (value == "head") b.offset_by_head = true;
-    else b.offset = read.extent("offset", value, 0);
+    const std::string_view option = options[find_name((where + ": " + std::string(name) + ": option").c_str(),
+                                                      fields[i].substr(0, equals), options)];
+    if (option == "offset" && value == "head") b.offset_by_head = true;
+    else if (option == "offset") b.offset = read.extent("offset", value, 0);
+    else if (option == "dilation" && b.kind == Kind::segment) b.dilation = read.extent("dilation", value, 1);
+    else read.axes(option, value, b);
   }
   return b;
+}
+
+/// ,dilation=2 or ,dilation=1x2x2, where an axis says other than `usual`.
+template <class Field> std::string axes_text(const Branch& b, const char* option, Field field) {
+  const std::size_t n = std::max<std::size_t>(1, b.dimensions());
+  std::string each;
+  bool equal = true, usual = true;
+  for (std::size_t i = 0; i < n; ++i) {
+    each += (i > 0 ? "x" : "") + std::to_string(static_cast<Index>(b.axes[i].*field));
+    equal = equal && b.axes[i].*field == b.axes[0].*field;
+    usual = usual && b.axes[i].*field == Branch::Axis{}.*field;
+  }
+  if (usual) return {};
+  return std::string(",") + option + "=" + (equal ? std::to_string(static_cast<Index>(b.axes[0].*field)) : each);
+}
+
+/// local:1, dilated:1/2/4
+std::string rule_text(const Branch& b) {
+  std::string out(kLists[static_cast<std::size_t>(b.lists) - 1]);
+  for (std::size_t i = 0; i < b.numbers.size(); ++i)
+    out += (i > 0 && b.lists == Branch::Lists::dilated ? '/' : ':') + std::to_string(b.numbers[i]);
+  return out;
 }
 
 }  // namespace
@@ -115,58 +195,98 @@ Branch parse_branch(std::string_view text, const std::string& where) {
 Pattern parse_pattern(std::string_view text) {
   Pattern pattern;
   const std::string where = "pattern (" + std::string(text) + ")";
-  for (std::string_view branch : split_text(text, '+')) pattern.push_back(parse_branch(branch, where));
+  for (std::string_view merged : split_text(text, '+'))
+    for (bool joined = false; std::string_view branch : split_text(merged, '|')) {
+      pattern.push_back(parse_branch(branch, where));
+      pattern.back().joined = std::exchange(joined, true);
+    }
   return pattern;
 }
 
 std::string to_string(const Pattern& pattern) {
   std::string out;
   for (const Branch& b : pattern) {
-    if (!out.empty()) out += '+';
+    if (!out.empty()) out += b.joined ? '|' : '+';
     out += kKinds[static_cast<std::size_t>(b.kind)];
-    if (b.kind == Kind::blocks) out += ":" + std::to_string(b.size) + "(" + std::to_string(b.pairs.size()) + " pairs)";
-    else if (b.kind >= Kind::window2d) out += ":" + std::to_string(b.rows) + "x" + std::to_string(b.columns);
+    if (b.lists != Branch::Lists::given) out += ":" + std::to_string(b.size) + "@" + rule_text(b);
+    else if (b.kind == Kind::blocks)
+      out += ":" + std::to_string(b.size) + "(" + std::to_string(b.pairs.size()) + " pairs)";
+    else if (b.on_grid())
+      for (std::size_t i = 0; i < b.dimensions(); ++i) out += (i == 0 ? ':' : 'x') + std::to_string(b.extent(i));
     else if (b.kind != Kind::dense) out += ":" + std::to_string(b.size);
     if (b.dilation != 1) out += ",dilation=" + std::to_string(b.dilation);
     if (b.offset_by_head) out += ",offset=head";
     else if (b.offset != 0) out += ",offset=" + std::to_string(b.offset);
+    out += axes_text(b, "dilation", &Branch::Axis::dilation) + axes_text(b, "stride", &Branch::Axis::stride) +
+           axes_text(b, "shift", &Branch::Axis::shift) + axes_text(b, "causal", &Branch::Axis::causal);
   }
   return out;
 }
 
 DilationMode parse_dilation_mode(std::string_view text) {
-  return static_cast<DilationMode>(find_name("dilation mode", text, kModes));
+  return DilationMode(find_name("dilation mode", text, kModes));
 }
-Causality parse_causality(std::string_view text) {
-  return static_cast<Causality>(find_name("causal", text, kCausality));
-}
+Causality parse_causality(std::string_view text) { return Causality(find_name("causal", text, kCausality)); }
 std::string_view name_of(DilationMode mode) { return kModes[static_cast<std::size_t>(mode)]; }
-WorkOrder parse_work_order(std::string_view text) {
-  return static_cast<WorkOrder>(find_name("work order", text, kWorkOrders));
-}
+WorkOrder parse_work_order(std::string_view text) { return WorkOrder(find_name("work order", text, kWorkOrders)); }
 std::string_view name_of(WorkOrder order) { return kWorkOrders[static_cast<std::size_t>(order)]; }
 std::string_view name_of(Causality causality) { return kCausality[static_cast<std::size_t>(causality)]; }
 
 // ---- block lists --------------------------------------------------------------------------------
 namespace {
-BlockPairs listed(Index n, auto&& attends) {
-  check(n >= 0 && n <= 1 << 15, "blocks: ", n, " blocks must be 0..32768");
+
+/// The pairs that keys_of(i, add) names: add(low, high) adds the blocks of [low, high] that there
+/// are and that row i has not yet. They are counted first.
+template <class F> BlockPairs listed(Index n, F&& keys_of) {
+  constexpr Index kMostPairs = Index{1} << 28;
+  check(n >= 0 && n <= kMax, "blocks: ", n, " blocks must be 0..", kMax);
+  const auto walk = [&](auto&& found) {
+    for (Index i = 0; i < n; ++i) {
+      Index next = 0;
+      keys_of(i, [&](Index low, Index high) {
+        low = std::max(low, next), high = std::min(high, n - 1);
+        if (low <= high) found(i, low, high), next = high + 1;
+      });
+    }
+  };
+  Index count = 0;
+  walk([&](Index, Index low, Index high) { count += high - low + 1; });
+  check(count <= kMostPairs, "blocks: a list of ", count, " pairs of ", n, " blocks is too long, at most ", kMostPairs,
+        "; make the blocks larger");
   BlockPairs pairs;
-  for (Index i = 0; i < n; ++i)
-    for (Index j = 0; j < n; ++j)
-      if (attends(i, j)) pairs.emplace_back(static_cast<std::int32_t>(i), static_cast<std::int32_t>(j));
+  pairs.reserve(static_cast<std::size_t>(count));
+  walk([&](Index i, Index low, Index high) {
+    for (Index j = low; j <= high; ++j) pairs.emplace_back(static_cast<std::int32_t>(i), static_cast<std::int32_t>(j));
+  });
   return pairs;
 }
+
 }  // namespace
 
-BlockPairs local_blocks(Index n, Index radius) {
-  return listed(n, [=](Index i, Index j) { return std::abs(i - j) <= radius; });
-}
+BlockPairs local_blocks(Index n, Index radius) { return global_local_blocks(n, 0, radius); }
 BlockPairs dilated_blocks(Index n, const std::vector<Index>& rates) {
-  return listed(n, [&](Index i, Index j) { return i == j || std::ranges::count(rates, std::abs(i - j)) > 0; });
+  std::vector<Index> steps{0};
+  for (Index r : rates) steps.push_back(-r), steps.push_back(r);
+  std::ranges::sort(steps);
+  return listed(n, [&](Index i, auto&& add) {
+    for (Index step : steps) add(i + step, i + step);
+  });
 }
 BlockPairs global_local_blocks(Index n, Index global, Index radius) {
-  return listed(n, [=](Index i, Index j) { return i < global || j < global || std::abs(i - j) <= radius; });
+  return listed(n, [=](Index i, auto&& add) {
+    add(0, i < global ? n - 1 : global - 1);
+    add(i - radius, i + radius);
+  });
+}
+BlockPairs built_blocks(const Branch& b, Index n) {
+  switch (b.lists) {
+    case Branch::Lists::local: return local_blocks(n, b.numbers[0]);
+    case Branch::Lists::dilated: return dilated_blocks(n, b.numbers);
+    case Branch::Lists::global_local: return global_local_blocks(n, b.numbers[0], b.numbers[1]);
+    case Branch::Lists::top:  // as many as will be chosen
+      return listed(n, [&](Index, auto&& add) { add(0, b.numbers[0] - 1); });
+    default: return b.pairs;
+  }
 }
 
 Branch blocks(Index size, BlockPairs pairs) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,8 +12,11 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
+/// (query block, key block)
+using BlockPairs = std::vector<std::pair<std::int32_t, std::int32_t>>;
+
 /// One attended set. A Pattern is a list of them, merged as if their key lists were one (a key
-/// twice counts twice).
+/// twice counts twice), but for those joined to the one before: a union, where a key counts once.
 struct Branch {
   enum class Kind : unsigned char {
     dense,           // all tokens
@@ -22,19 +26,61 @@ struct Branch {
     window2d,        // the same rows x columns window of the grid
     slide2d,         // |dy| <= rows and |dx| <= columns
     neighborhood2d,  // rows x columns cells, the window clamped inside the grid; both odd
-    blocks,          // the listed (query block, key block) pairs of runs of `size` positions
+    window3d,        // the same on a grid of frames
+    slide3d,
+    neighborhood3d,
+    blocks,  // the listed (query block, key block) pairs of runs of `size` positions
+  };
+  /// What else an axis of slides, neighborhoods and windows says. Cells with one remainder by
+  /// `dilation` are a class: a query meets its own class alone, where cells are numbered anew, and
+  /// sizes count those. Queries with one number / stride share a center, that of the middle one.
+  struct Axis {
+    Index dilation = 1, stride = 1;  // of slides and neighborhoods
+    Index shift = 0;                 // of windows and segments: the first is so much shorter
+    bool causal = false;             // no key beyond the query; the center is then the last that shares it
+    friend auto operator<=>(const Axis&, const Axis&) = default;
+  };
+  /// Where the list of blocks comes from.
+  enum class Lists : unsigned char {
+    given,         // `pairs`
+    local,         // |I - J| <= radius
+    dilated,       // J = I +- r for each rate r, and I itself
+    global_local,  // the first blocks see all and are seen by all, the others as local
+    top,           // for each I the J with the largest product of mean query and mean key: see Branch::chosen
   };
   Kind kind = Kind::dense;
+  bool joined = false;
   Index size = 0;
   Index dilation = 1, offset = 0;
   bool offset_by_head = false;  // offset = head mod dilation
-  Index rows = 0, columns = 0;
-  std::vector<std::pair<std::int32_t, std::int32_t>> pairs;
+  Index frames = 0, rows = 0, columns = 0;
+  std::array<Axis, 3> axes{};  // the outermost first; positions are one axis
+  BlockPairs pairs;
+  Lists lists = Lists::given;
+  std::vector<Index> numbers;  // of `lists`: the radius; the rates; global blocks and radius; how many
+  /// Of top: what each run of heads / chosen.size() heads chose; empty before anybody looked.
+  std::vector<BlockPairs> chosen;
   friend auto operator<=>(const Branch&, const Branch&) = default;
 
-  /// The set is defined on the grid: the order arranges work and memory, and never changes a
-  /// result.
-  bool is_order_only() const { return kind == Kind::dense || kind >= Kind::window2d; }
+  /// The set is of the grid: the order arranges work and memory, and changes no result.
+  bool is_order_only() const { return kind == Kind::dense || on_grid(); }
+  /// It compares coordinates on the grid.
+  bool on_grid() const { return dimensions() > 1; }
+  /// How many axes a query and its keys are compared on.
+  std::size_t dimensions() const {
+    if (kind == Kind::slide || kind == Kind::neighborhood) return 1;
+    return kind < Kind::window2d || kind == Kind::blocks ? 0 : kind < Kind::window3d ? 2 : 3;
+  }
+  /// Radius, number of keys or side on an axis.
+  Index extent(std::size_t axis) const {
+    return dimensions() == 1 ? size : std::array{frames, rows, columns}[axis + 3 - dimensions()];
+  }
+  /// The keys depend on q and k, and nobody has looked at them yet.
+  bool looks_at_data() const { return lists == Lists::top && chosen.empty(); }
+  /// The list of blocks of a head.
+  const BlockPairs& pairs_of(Index head, Index heads) const {
+    return chosen.empty() ? pairs : chosen[static_cast<std::size_t>(head / (heads / std::ssize(chosen)))];
+  }
 };
 using Pattern = std::vector<Branch>;
 
@@ -58,9 +104,12 @@ enum class WorkOrder : unsigned char {
   automatic,  // whichever of these gathers the fewest key blocks; `auto` in text
 };
 
-/// Reads `dense`, `segment:W[,dilation=R][,offset=O|head]`, `slide:R`, `neighborhood:K`,
-/// `window2d:HxW`, `slide2d:RYxRX`, `neighborhood2d:KYxKX`, `blocks:SIZE@FILE.npy` ([n, 2] pairs),
-/// joined by `+`.
+/// Reads `dense`, `segment:W[,dilation=R][,offset=O|head][,shift=S]`, `slide:R`, `neighborhood:K`,
+/// `window2d:HxW`, `slide2d:RYxRX`, `neighborhood2d:KYxKX`, `window3d:TxHxW`, `slide3d:RTxRYxRX`,
+/// `neighborhood3d:KTxKYxKX`, `blocks:SIZE@LIST`, merged by `+`, united by `|`. Slides and
+/// neighborhoods take `,dilation=D`, `,stride=S` and `,causal=1`, windows `,shift=S` and
+/// `,causal=1`: a number for all axes or for each, `causal=1x0x0`. LIST: `FILE.npy` ([n, 2] pairs),
+/// `local:RADIUS`, `dilated:R/R/..`, `global_local:GLOBAL:RADIUS` or `top:K`.
 Pattern parse_pattern(std::string_view text);
 std::string to_string(const Pattern& pattern);
 DilationMode parse_dilation_mode(std::string_view text);
@@ -71,10 +120,11 @@ WorkOrder parse_work_order(std::string_view text);
 std::string_view name_of(WorkOrder order);
 
 // ---- builders of block lists over n blocks ------------------------------------------------------
-using BlockPairs = std::vector<std::pair<std::int32_t, std::int32_t>>;
 BlockPairs local_blocks(Index n, Index radius);                       // |I - J| <= radius
 BlockPairs dilated_blocks(Index n, const std::vector<Index>& rates);  // J = I +- r for each rate, and I itself
 BlockPairs global_local_blocks(Index n, Index global, Index radius);  // the first `global` see and are seen by all
+/// The list that the rule of a branch makes; of top one of the right size.
+BlockPairs built_blocks(const Branch& branch, Index n);
 Branch blocks(Index size, BlockPairs pairs);
 
 }  // namespace hilt

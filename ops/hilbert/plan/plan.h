@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include "documents.h"
 #include "pattern.h"
 #include "tiling.h"
 
@@ -22,11 +23,28 @@ struct PlanSpec {
   /// Activations stand in curve order: row i of q, k, v and o is token order().token_at[i]. The set
   /// of pairs of tokens is the same.
   bool in_order = false;
+  /// What lies in a row, one list for all rows of the batch or one for each; none: a row is whole.
+  /// Order, pattern and causality then apply inside each document as if it stood alone.
+  std::vector<DocumentList> documents{};
+  /// The rows that ask, ascending, where not all do: row i of q, o and lse is what row queries[i]
+  /// of a call with all queries is. Keys and values are those of all.
+  std::optional<std::vector<std::int32_t>> queries{};
+  /// Cross-attention: so many queries, no tokens of the keys' sequence; they know `dense` alone.
+  std::optional<Index> cross{};
+  Index rows_of_q() const { return cross.value_or(queries ? std::ssize(*queries) : length); }
   friend auto operator<=>(const PlanSpec&, const PlanSpec&) = default;
 };
 
-/// Tile counts of one arrangement; total counts the q tiles x k tiles of all of them, touched or
-/// not.
+/// Tilings, one for each set that heads ask for, and where they lie: a whole row, or all documents
+/// of one length and grid.
+struct PlanPart {
+  Index length, queries;  // tokens of a place, and how many of them ask
+  std::vector<Tiling> tilings;
+  Tiling::Places places;
+};
+
+/// Tile counts of one arrangement, of a row or, where rows have lists of documents of their own, of
+/// all; total: the q tiles x k tiles of all of them, touched or not.
 struct TileStats {
   Index full = 0, partial = 0, total = 0;
   Index pairs = 0;       // that attend
@@ -42,19 +60,29 @@ class Plan {
   const PlanSpec& spec() const { return spec_; }
   Index length() const { return spec_.length; }
   Index heads() const { return spec_.heads; }
+  /// Rows of q.
+  Index queries() const { return spec_.rows_of_q(); }
   /// The order in use. It is the identity if the set does not depend on it and it would gain
-  /// nothing, or if HILT_FORCE_ORDER says so.
-  const Permutation& order() const { return *order_; }
+  /// nothing, or if HILT_FORCE_ORDER says so. Documents have orders and grids of their own.
+  const Permutation& order() const;
   bool order_forced() const { return forced_; }
   Grid grid() const { return grid_; }
 
-  /// The attended sets of a head, to be merged.
+  /// The pattern chooses by q and k (`blocks:SIZE@top:K`), so each sequence has a plan of its own:
+  /// see plan_of_sequence() in ops/hilbert/attention.h. This one holds sets of the size that they
+  /// will have, for counts and memory.
+  bool looks_at_data() const;
+
+  /// The attended sets of a head, to be merged: which tilings of each part.
   std::span<const std::int32_t> tilings_of(Index head) const;
-  const std::vector<Tiling>& tilings() const { return tilings_; }
+  const std::vector<PlanPart>& parts() const { return parts_; }
+  /// Those of the only part, where there are no documents.
+  const std::vector<Tiling>& tilings() const;
   /// How often the token of row u is in A(the token of row t) of this head; without in_order, rows
-  /// are tokens. From the definitions, not from the tiles: slow, for tests and pages.
-  Index attends(Index head, Index t, Index u) const;
-  /// Rows whose list is empty for some head.
+  /// are tokens, whether t is among the queries or not. From the definitions, not from the tiles:
+  /// slow, for tests and pages. batch: which row of it, where those have documents of their own.
+  Index attends(Index head, Index t, Index u, Index batch = 0) const;
+  /// Rows whose list is empty for some head, of as many rows of the batch as stats() counts.
   Index empty_rows() const;
 
   /// Counts over the distinct sets: a set that several heads share counts once. stats_for gives the
@@ -71,7 +99,7 @@ class Plan {
   std::shared_ptr<const Permutation> order_;
   bool forced_ = false;
   Grid grid_;
-  std::vector<Tiling> tilings_;
+  std::vector<PlanPart> parts_;
   std::vector<std::int32_t> head_begin_, head_tilings_;
 };
 using PlanPtr = std::shared_ptr<const Plan>;
@@ -79,7 +107,11 @@ using PlanPtr = std::shared_ptr<const Plan>;
 /// Builds, or finds among the most recently used, the plan for a spec. Safe from any thread.
 PlanPtr make_plan(const PlanSpec& spec);
 
-/// Among the orders that leave the attended set unchanged, the one with the fewest tiles.
+/// `count` rows from `first` on, for PlanSpec::queries.
+std::vector<std::int32_t> query_run(Index first, Index count);
+
+/// Among the orders that leave the attended set of `spec` unchanged, the one with the fewest tiles;
+/// of an order `auto`, whose set is that of the tokens as they come. Of equals, the first.
 struct OrderChoice {
   Order order;
   std::vector<std::pair<Order, TileStats>> considered;

@@ -1,16 +1,16 @@
 // Dividing a plan. A rank's part of an attended set is a Tiling like any other: the same lists with
-// what belongs elsewhere left out, so kernels need not know. Work is proportional to tiles and
-// tokens.
+// what belongs elsewhere left out, so kernels need not know. Work grows with tiles and tokens.
 #include "ops/hilbert/plan/shards.h"
 #include <algorithm>
 #include <array>
-#include <list>
-#include <mutex>
+#include <map>
 #include <numeric>
 #include <tuple>
 #include "core/error.h"
 #include "core/io/text.h"
+#include "core/recent.h"
 #include "ops/hilbert/plan/attends.h"
+#include "ops/hilbert/plan/placed.h"
 
 namespace hilt {
 namespace {
@@ -18,44 +18,45 @@ namespace {
 using List = std::vector<std::int32_t>;
 constexpr std::array<std::string_view, 2> kTransports{"ring", "gather"};
 constexpr std::array<std::string_view, 3> kDealings{"contiguous", "balanced", "auto"};
-constexpr std::size_t kCached = 32;  // plans of ranks: threads of one process keep one each
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-std::int32_t narrow(std::size_t i) { return static_cast<std::int32_t>(i); }
 
 /// Tile work by position of the query: rows of all key tiles that its tile meets, for every head.
 std::vector<double> work_by_position(const Plan& plan) {
-  std::vector<double> heads(plan.tilings().size());
+  std::map<std::int32_t, double> heads;  // of a tiling
   for (Index h = 0; h < plan.heads(); ++h)
-    for (std::int32_t t : plan.tilings_of(h)) ++heads[static_cast<std::size_t>(t)];
+    for (std::int32_t t : plan.tilings_of(h)) ++heads[t];
   std::vector<double> work(at(plan.length()));
-  for (std::size_t index = 0; index < plan.tilings().size(); ++index) {
-    const Tiling& t = plan.tilings()[index];
-    for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
-      double keys = 0;
-      for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-        const Tiling::Range k = t.k_tile[static_cast<std::size_t>(t.keys[static_cast<std::size_t>(e)].tile)];
-        keys += k.end - k.begin;
+  for (const PlanPart& part : plan.parts())
+    for (const auto& [index, users] : heads) {
+      const Tiling& t = part.tilings[at(index)];
+      for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
+        double keys = 0;
+        for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
+          const Tiling::Range k = t.k_tile[at(t.keys[at(e)].tile)];
+          keys += k.end - k.begin;
+        }
+        for (auto q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q)
+          for (Index place = 0; place < part.places.count(1); ++place)
+            work[at(part.places.at(place).q + t.q_token[at(q)])] += keys * users;
       }
-      for (auto q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q)
-        work[static_cast<std::size_t>(t.q_token[static_cast<std::size_t>(q)])] += keys * heads[index];
     }
-  }
   return work;
 }
 
 void require_positions(const Plan& plan) {
-  check(plan.spec().in_order,
+  check(!plan.spec().queries && !plan.spec().cross, "shards: ", plan.queries(), " queries of ", plan.length(),
+        " tokens; ranks hold rows of all, so leave queries and cross out");
+  check(!plan.looks_at_data(), "shards: ", to_string(plan.spec().pattern),
+        " compares the queries and keys of all ranks; name another rule");
+  check(plan.spec().in_order || !plan.spec().documents.empty(),
         "shards: rows of the plan are tokens; ranks hold runs of positions: make the plan with in_order = true");
 }
 
-/// The tiling for some queries and some keys, given the row of each position in their tensors, or
-/// -1.
+/// The tiling for some queries and keys, given the row of each position in their tensors, or -1.
 Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
   Tiling out;
-  struct Side {  // how the entries and tiles of a list became others
-    List kept, before,
-        tile;  // old index of each entry; entries kept before an old one; new tile of each old one, or -1
+  struct Side {                  // how the entries and tiles of a list became others
+    List kept, before;           // old index of each entry; entries kept before an old one
+    List tile;                   // new one of each old one, or -1
     std::vector<bool> is_whole;  // of an old tile: nothing was left out
   };
   const auto keep = [](const List& positions, const std::vector<Tiling::Range>& tiles, const List& row,
@@ -63,41 +64,44 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
     Side side;
     for (const Tiling::Range& r : tiles) {
       const std::size_t begin = rows.size();
-      for (auto i = static_cast<std::size_t>(r.begin); i < static_cast<std::size_t>(r.end); ++i) {
+      for (auto i = at(r.begin); i < at(r.end); ++i) {
         side.before.push_back(narrow(rows.size()));
-        const std::int32_t to = row[static_cast<std::size_t>(positions[i])];
+        const std::int32_t to = row[at(positions[i])];
         if (to < 0) continue;
         side.kept.push_back(narrow(i));
         rows.push_back(to);
         new_names.push_back(names[i]);
       }
-      side.is_whole.push_back(rows.size() - begin == static_cast<std::size_t>(r.end - r.begin));
+      side.is_whole.push_back(rows.size() - begin == at(r.end - r.begin));
       side.tile.push_back(rows.size() > begin ? narrow(new_tiles.size()) : -1);
       if (rows.size() > begin) new_tiles.push_back({narrow(begin), narrow(rows.size())});
     }
     side.before.push_back(narrow(rows.size()));
     return side;
   };
+  out.grid = t.grid;
   const Side q = keep(t.q_token, t.q_tile, q_row, t.q_names(), out.q_token, out.q_name, out.q_tile);
   const Side k = keep(t.k_token, t.k_tile, k_row, t.k_names(), out.k_token, out.k_name, out.k_tile);
   const auto picked = [](const List& from, const Side& side, List& to) {
     if (from.empty()) return;
-    for (std::int32_t i : side.kept) to.push_back(from[static_cast<std::size_t>(i)]);
+    const std::size_t each = from.size() / (side.before.size() - 1);  // boxes
+    for (std::int32_t i : side.kept)
+      for (std::size_t box = 0; box < each; ++box) to.push_back(from[at(i) * each + box]);
   };
-  picked(t.q_rank, q, out.q_rank), picked(t.k_rank, k, out.k_rank);
-  picked(t.q_a_low, q, out.q_a_low), picked(t.q_a_high, q, out.q_a_high), picked(t.k_a, k, out.k_a);
-  picked(t.q_b_low, q, out.q_b_low), picked(t.q_b_high, q, out.q_b_high), picked(t.k_b, k, out.k_b);
+  out.causal = t.causal, out.boxes = t.boxes;
+  for (auto list : std::span(Tiling::kQueryLists).subspan(2)) picked(t.*list, q, out.*list);  // behind token and name
+  for (auto list : std::span(Tiling::kKeyLists).subspan(2)) picked(t.*list, k, out.*list);
 
   for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
     if (q.tile[i] < 0) continue;
     out.keys_begin.push_back(narrow(out.keys.size()));
-    const Tiling::Range queries = out.q_tile[static_cast<std::size_t>(q.tile[i])];
+    const Tiling::Range queries = out.q_tile[at(q.tile[i])];
     for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-      Tiling::Ref ref = t.keys[static_cast<std::size_t>(e)];
-      const auto j = static_cast<std::size_t>(ref.tile);
+      Tiling::Ref ref = t.keys[at(e)];
+      const auto j = at(ref.tile);
       if (k.tile[j] < 0) continue;
       ref.tile = k.tile[j];
-      const Tiling::Range keys = out.k_tile[static_cast<std::size_t>(ref.tile)];
+      const Tiling::Range keys = out.k_tile[at(ref.tile)];
       const Index all = Index{queries.end - queries.begin} * (keys.end - keys.begin);
       const Index pairs = ref.partial ? count_pairs(out, queries, keys) : all;
       if (pairs == 0) continue;
@@ -110,7 +114,7 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
   out.keys_begin.push_back(narrow(out.keys.size()));
   transpose_tiles(out);
   const auto moved = [](Tiling::Range r, const Side& side) {
-    return Tiling::Range{side.before[static_cast<std::size_t>(r.begin)], side.before[static_cast<std::size_t>(r.end)]};
+    return Tiling::Range{side.before[at(r.begin)], side.before[at(r.end)]};
   };
   for (const Tiling::Group& g : t.group) {
     const Tiling::Group cut{moved(g.q, q), moved(g.k, k)};
@@ -119,19 +123,17 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
   return out;
 }
 
-/// Which rows of which rank a query of which rank attends to, for any head; of those only what
-/// concerns one rank.
+/// Which rows of which rank a query of which attends to, in any head; only what concerns one rank.
 struct Needs {
   std::vector<std::vector<bool>> by;  // [rank][row of ours]
   std::vector<bool> from;             // [position]
 };
-Needs needs_of(const Plan& plan, const List& owner, const List& row, int rank, int ranks, Index rows) {
+Needs needs_of(std::span<const PlanPart> parts, const List& owner, const List& row, int rank, int ranks, Index rows) {
   Needs needs{std::vector<std::vector<bool>>(at(ranks), std::vector<bool>(at(rows))), std::vector<bool>(owner.size())};
-  for (const Tiling& t : plan.tilings()) {
+  const auto look_at = [&](const Tiling& t) {
     const auto owners_in = [&](const List& list, Tiling::Range r) {
       std::vector<int> owners;
-      for (auto i = r.begin; i < r.end; ++i)
-        owners.push_back(owner[static_cast<std::size_t>(list[static_cast<std::size_t>(i)])]);
+      for (auto i = r.begin; i < r.end; ++i) owners.push_back(owner[at(list[at(i)])]);
       std::ranges::sort(owners);
       owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
       return owners;
@@ -143,34 +145,31 @@ Needs needs_of(const Plan& plan, const List& owner, const List& row, int rank, i
         at(ranks), std::vector<bool>(t.k_tile.size()));  // [asking rank][key tile]: nothing more to find
     for (std::size_t i = 0; i < t.q_tile.size(); ++i)
       for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-        const Tiling::Ref ref = t.keys[static_cast<std::size_t>(e)];
-        const auto j = static_cast<std::size_t>(ref.tile);
+        const Tiling::Ref ref = t.keys[at(e)];
+        const auto j = at(ref.tile);
         for (int a : q_owners[i]) {
-          const auto asking = static_cast<std::size_t>(a);
+          const auto asking = at(a);
           if (whole[asking][j] || (a != rank && !std::ranges::binary_search(k_owners[j], rank))) continue;
           bool all = true;
-          for (auto key = static_cast<std::size_t>(t.k_tile[j].begin); key < static_cast<std::size_t>(t.k_tile[j].end);
-               ++key) {
-            const auto position = static_cast<std::size_t>(t.k_token[key]);
+          for (auto key = at(t.k_tile[j].begin); key < at(t.k_tile[j].end); ++key) {
+            const auto position = at(t.k_token[key]);
             if (owner[position] == a || (a != rank && owner[position] != rank)) continue;
-            auto need = a == rank ? needs.from[position] : needs.by[asking][static_cast<std::size_t>(row[position])];
-            for (auto q = static_cast<std::size_t>(t.q_tile[i].begin);
-                 !need && q < static_cast<std::size_t>(t.q_tile[i].end); ++q)
-              need = owner[static_cast<std::size_t>(t.q_token[q])] == a && (!ref.partial || attends(t, q, key));
+            auto need = a == rank ? needs.from[position] : needs.by[asking][at(row[position])];
+            for (auto q = at(t.q_tile[i].begin); !need && q < at(t.q_tile[i].end); ++q)
+              need = owner[at(t.q_token[q])] == a && (!ref.partial || attends(t, q, key));
             all = all && need;
           }
           whole[asking][j] = all;
         }
       }
-  }
+  };
+  for (const PlanPart& part : parts) std::ranges::for_each(part.tilings, look_at);
   return needs;
 }
 
 }  // namespace
 
-Transport parse_transport(std::string_view text) {
-  return static_cast<Transport>(find_name("transport", text, kTransports));
-}
+Transport parse_transport(std::string_view text) { return Transport(find_name("transport", text, kTransports)); }
 std::string_view name_of(Transport transport) { return kTransports[static_cast<std::size_t>(transport)]; }
 
 Index Shards::rows(int rank) const {
@@ -181,7 +180,7 @@ Index Shards::rows(int rank) const {
 std::vector<std::int32_t> Shards::positions(int rank) const {
   List out;
   for (std::size_t i = 0; i < owner.size(); ++i)
-    for (Index p = cut[i]; owner[i] == rank && p < cut[i + 1]; ++p) out.push_back(static_cast<std::int32_t>(p));
+    for (Index p = cut[i]; owner[i] == rank && p < cut[i + 1]; ++p) out.push_back(narrow(p));
   return out;
 }
 
@@ -239,8 +238,7 @@ double imbalance(const Plan& plan, const Shards& shards) {
   const std::vector<double> work = work_by_position(plan);
   std::vector<double> load(at(shards.ranks));
   for (std::size_t i = 0; i < shards.owner.size(); ++i)
-    load[static_cast<std::size_t>(shards.owner[i])] +=
-        std::accumulate(work.begin() + shards.cut[i], work.begin() + shards.cut[i + 1], 0.0);
+    load[at(shards.owner[i])] += std::accumulate(work.begin() + shards.cut[i], work.begin() + shards.cut[i + 1], 0.0);
   const double total = std::accumulate(load.begin(), load.end(), 0.0);
   return total > 0 ? *std::ranges::max_element(load) * shards.ranks / total : 1;
 }
@@ -260,10 +258,13 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
   for (std::size_t i = 0; i < shards_.owner.size(); ++i)
     for (Index p = shards_.cut[i]; p < shards_.cut[i + 1]; ++p) {
       owner.push_back(shards_.owner[i]);
-      row.push_back(count[static_cast<std::size_t>(shards_.owner[i])]++);
+      row.push_back(count[at(shards_.owner[i])]++);
     }
-  length_ = count[static_cast<std::size_t>(rank)];
-  const Needs needs = needs_of(*plan_, owner, row, rank, ranks, length_);
+  length_ = count[at(rank)];
+  std::vector<PlanPart> of_rows;
+  if (!plan_->spec().documents.empty()) of_rows = whole_rows(*plan_);
+  const std::span<const PlanPart> parts = of_rows.empty() ? plan_->parts() : of_rows;
+  const Needs needs = needs_of(parts, owner, row, rank, ranks, length_);
 
   List q_row(owner.size(), -1);
   for (std::size_t p = 0; p < owner.size(); ++p)
@@ -272,7 +273,7 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
     Stage stage;
     List k_row(owner.size(), -1);
     for (int peer : to) {
-      const std::vector<bool>& need = needs.by[static_cast<std::size_t>(peer)];
+      const std::vector<bool>& need = needs.by[at(peer)];
       Parcel parcel{peer, std::ranges::count(need, true), {}};
       for (std::size_t i = 0; i < need.size() && parcel.count < length_; ++i)
         if (need[i]) parcel.rows.push_back(narrow(i));
@@ -281,11 +282,14 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
     for (int peer : from) {
       const Index before = stage.keys;
       for (std::size_t p = 0; p < owner.size(); ++p)
-        if (owner[p] == peer && (peer == rank || needs.from[p])) k_row[p] = static_cast<std::int32_t>(stage.keys++);
+        if (owner[p] == peer && (peer == rank || needs.from[p])) k_row[p] = narrow(stage.keys++);
       if (peer != rank && stage.keys > before) stage.receive.push_back({peer, stage.keys - before, {}});
     }
     if (stage.keys > 0 || !stage.send.empty() || from == std::vector{rank})
-      for (const Tiling& t : plan_->tilings()) stage.tilings.push_back(cut_down(t, q_row, k_row));
+      for (const PlanPart& part : parts) {
+        stage.parts.push_back({length_, length_, {}, part.places});
+        for (const Tiling& t : part.tilings) stage.parts.back().tilings.push_back(cut_down(t, q_row, k_row));
+      }
     stages_.push_back(std::move(stage));
   };
   add_stage({}, {rank});
@@ -301,33 +305,22 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
 Dealing parse_dealing(std::string_view text) { return static_cast<Dealing>(find_name("shards", text, kDealings)); }
 
 ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport, Dealing dealing) {
-  using Key = std::tuple<PlanSpec, bool, int, int, Transport, Dealing>;
-  static std::mutex mutex;
-  static std::list<std::pair<Key, ShardPlanPtr>> recent;  // the most recently used first
-  spec.in_order = true;
-  const Key key(spec, row_order_forced(), ranks, rank, transport, dealing);
-  {
-    const std::lock_guard lock(mutex);
-    for (auto it = recent.begin(); it != recent.end(); ++it)
-      if (it->first == key) {
-        recent.splice(recent.begin(), recent, it);
-        return it->second;
-      }
-  }
-  const PlanPtr plan = make_plan(spec);
-  Shards shards = dealing == Dealing::contiguous ? contiguous_shards(*plan, ranks)
-                  : dealing == Dealing::balanced ? balanced_shards(*plan, ranks)
-                                                 : choose_shards(*plan, ranks);
-  ShardPlanPtr made = std::make_shared<const ShardPlan>(plan, std::move(shards), rank, transport);
-  const std::lock_guard lock(mutex);
-  recent.emplace_front(key, made);
-  if (recent.size() > kCached) recent.pop_back();
-  return made;
+  // Threads of one process keep one each.
+  static Recent<std::tuple<PlanSpec, bool, int, int, Transport, Dealing>, ShardPlanPtr> recent(32);
+  spec.in_order = spec.documents.empty();
+  return recent.get({spec, row_order_forced(), ranks, rank, transport, dealing}, [&] {
+    const PlanPtr plan = make_plan(spec);
+    Shards shards = dealing == Dealing::contiguous ? contiguous_shards(*plan, ranks)
+                    : dealing == Dealing::balanced ? balanced_shards(*plan, ranks)
+                                                   : choose_shards(*plan, ranks);
+    return std::make_shared<const ShardPlan>(plan, std::move(shards), rank, transport);
+  });
 }
 
 std::vector<std::int32_t> ShardPlan::tokens_of(int rank) const {
   List tokens = shards_.positions(rank);
-  for (std::int32_t& p : tokens) p = plan_->order().token_at[static_cast<std::size_t>(p)];
+  if (!plan_->spec().in_order) return tokens;
+  for (std::int32_t& p : tokens) p = plan_->order().token_at[at(p)];
   return tokens;
 }
 

@@ -54,10 +54,11 @@ class ShardPlan {
   struct Stage {
     std::vector<Parcel> send, receive;
     Index keys = 0;               // rows of the keys attended to in this stage
-    std::vector<Tiling> tilings;  // those of the plan, cut down to this rank's queries and these keys
+    std::vector<PlanPart> parts;  // those of the plan, cut down to this rank's queries and these keys
   };
 
-  /// The same plan on every rank; its rows must be positions (PlanSpec::in_order).
+  /// The same plan on every rank; its rows must be positions (PlanSpec::in_order), or tokens where
+  /// there are documents.
   ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport = Transport::ring);
 
   const Plan& plan() const { return *plan_; }
@@ -90,7 +91,7 @@ using ShardPlanPtr = std::shared_ptr<const ShardPlan>;
 enum class Dealing : unsigned char { contiguous, balanced, automatic };
 Dealing parse_dealing(std::string_view text);
 /// Builds a rank's part of the plan for a spec, or finds it among those used most recently. Rows
-/// become positions. Safe from any thread.
+/// become positions; documents stay as they are. Safe from any thread.
 ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport = Transport::ring,
                              Dealing dealing = Dealing::automatic);
 

@@ -1,8 +1,10 @@
 #pragma once
+#include <array>
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <vector>
-#include "../../../core/shape.h"
+#include "curve.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -20,31 +22,85 @@ struct Tiling {
   };
 
   std::vector<std::int32_t> q_token, k_token;  // rows of the tensors; with in_order, positions
-  std::vector<std::int32_t> q_name,
-      k_name;  // the tokens behind them, where those are others: what dropout's masks are drawn by
-  std::vector<Range> q_tile, k_tile;        // runs of q_token, k_token; each list is covered once, in order
-  std::vector<std::int32_t> keys_begin;     // [q tiles + 1]: the key tiles of q tile i are keys[keys_begin[i] ..)
-  std::vector<Ref> keys;                    // ascending
-  std::vector<std::int32_t> queries_begin;  // [k tiles + 1]: the same, transposed
+  std::vector<std::int32_t> q_name, k_name;  // the tokens behind them, where others: dropout's masks are drawn by them
+  Grid grid = {};                            // where the tokens lie, for score terms; without cells: on none
+  std::vector<Range> q_tile, k_tile;         // runs of q_token, k_token; each list is covered once, in order
+  std::vector<std::int32_t> keys_begin;      // [q tiles + 1]: the key tiles of q tile i are keys[keys_begin[i] ..)
+  std::vector<Ref> keys;                     // ascending
+  std::vector<std::int32_t> queries_begin;   // [k tiles + 1]: the same, transposed
   std::vector<Ref> queries;
-  /// Runs of queries and keys outside of which nothing attends: what taped and hybrid multiply as
-  /// dense blocks.
+  /// Runs of queries and keys outside of which nothing attends, and inside which all of it does but
+  /// for causality. A set that has no such runs has no groups.
   struct Group {
     Range q, k;
   };
   std::vector<Group> group;
 
-  // What attends() compares; empty vectors mean no such test.
-  std::vector<std::int32_t> q_rank, k_rank;          // causal: k_rank <= q_rank
+  // What attends() compares; empty vectors mean no such test. A union has several boxes: a key
+  // attends that is in one of them, and lists of axes have so many values an entry.
+  std::int32_t boxes = 1;
+  bool causal = false;                               // rank of key <= rank of query
+  std::vector<std::int32_t> q_rank, k_rank;          // where those are not the names
   std::vector<std::int32_t> k_a, q_a_low, q_a_high;  // q_a_low <= k_a <= q_a_high
   std::vector<std::int32_t> k_b, q_b_low, q_b_high;  // the same on a second axis
+  std::vector<std::int32_t> k_c, q_c_low, q_c_high;  // and on a third
+
+  /// What has an entry a query, and what has one a key; empty where there is no such test or name.
+  static constexpr std::array kQueryLists{&Tiling::q_token,  &Tiling::q_name,   &Tiling::q_rank,
+                                          &Tiling::q_a_low,  &Tiling::q_a_high, &Tiling::q_b_low,
+                                          &Tiling::q_b_high, &Tiling::q_c_low,  &Tiling::q_c_high};
+  static constexpr std::array kKeyLists{&Tiling::k_token, &Tiling::k_name, &Tiling::k_rank,
+                                        &Tiling::k_a,     &Tiling::k_b,    &Tiling::k_c};
 
   const std::vector<std::int32_t>& q_names() const { return q_name.empty() ? q_token : q_name; }
   const std::vector<std::int32_t>& k_names() const { return k_name.empty() ? k_token : k_name; }
+  const std::vector<std::int32_t>& q_ranks() const { return q_rank.empty() ? q_names() : q_rank; }
+  const std::vector<std::int32_t>& k_ranks() const { return k_rank.empty() ? k_names() : k_rank; }
 
   Index tiles_full = 0, tiles_partial = 0;
-  Index pairs = 0;          // (query, key) pairs that attend
-  Index empty_queries = 0;  // queries with no key at all
+  Index pairs = 0;  // (query, key) pairs that attend
+
+  /// Where a tiling lies: lists count from these rows of q and k, names from the token at row k.
+  struct Place {
+    std::int32_t row = 0, q = 0, k = 0;  // row of the batch
+    /// Number i of a list as Places has it.
+    [[gnu::always_inline]] static constexpr Place at(const Place* list, Index n, bool each_row, Index i) {
+      if (n == 0) return {static_cast<std::int32_t>(i), 0, 0};
+      if (!each_row) return list[i];
+      return {static_cast<std::int32_t>(i / n), list[i % n].q, list[i % n].k};
+    }
+    friend auto operator<=>(const Place&, const Place&) = default;
+  };
+  /// The places of one tiling, each computed for itself.
+  struct Places {
+    std::vector<Place> list;  // empty: the start of the row
+    bool each_row = true;     // those of one row, the same in every row of the batch
+
+    [[gnu::always_inline]] Index count(Index batch) const {
+      const auto n = std::ssize(list);
+      return !each_row ? n : list.empty() ? batch : batch * n;
+    }
+    [[gnu::always_inline]] Place at(Index i) const { return Place::at(list.data(), std::ssize(list), each_row, i); }
+    bool are_rows() const { return each_row && list.empty(); }
+
+    struct OnDevice;
+    mutable std::shared_ptr<OnDevice> device_images;
+  };
+  /// Of compact() lists: where kernels that own queries add up gradients of keys. The keys of an
+  /// entry e of `keys`, up to `end`, are among `rows`, one of several parts of all keys;
+  /// turns[rows] shares are added to these, and this one is number `turn`. Shares of an entry
+  /// follow each other from share[share_begin[e]] on.
+  struct Share {
+    std::int32_t rows, end, turn;
+  };
+  std::vector<std::int32_t> share_begin;
+  std::vector<Share> share;
+  std::vector<std::int32_t> turns;
+  /// Of compact() lists: tiles of queries, at most kRun, that a kernel takes together. Of several,
+  /// one entry of `keys` after the other is the same tile for all whose lists are so long.
+  static constexpr int kRun = 2;
+  std::vector<Range> runs;
+  mutable std::shared_ptr<const Tiling> compacted;
 
   /// The same lists in the memory of GPUs, made when a kernel first needs them.
   struct OnDevice;

@@ -1,5 +1,4 @@
-// Orders of query and key blocks: along the diagonal, along the Hilbert curve, or whichever gathers
-// the fewest blocks.
+// Orders of query and key blocks: along the diagonal, the Hilbert curve, or what gathers least.
 #include "ops/hilbert/plan/work_order.h"
 #include <algorithm>
 #include <numeric>
@@ -28,8 +27,7 @@ BlockLayout diagonal(const BlockPairs& pairs, Index n) {
   return out;
 }
 
-/// Both as a walk along the Hilbert curve over the pairs meets them first; blocks without pairs
-/// come last.
+/// Both as a walk along the Hilbert curve over pairs meets them first; those without pairs last.
 BlockLayout along_curve(const BlockPairs& pairs, Index n) {
   const Grid grid{n, n};
   std::vector<std::pair<Index, std::size_t>> walk;

@@ -124,10 +124,7 @@ int main(int argc, char** argv) {
         meet_fate();
       });
     // Over NCCL the ranks meet by tcp first, and each has a GPU.
-    const auto kind = over == "mpi"       ? program::Over::mpi
-                      : over == "threads" ? program::Over::threads
-                                          : program::Over::tcp;
-    return program::run_as("failing_ranks", kRanks, kind, argc, argv, [&](hilt::Comm& met) {
+    return program::run_as("failing_ranks", kRanks, over == "nccl" ? "tcp" : over, argc, argv, [&](hilt::Comm& met) {
       try {
         if (over != "nccl") return work(met, {});
         const hilt::Device gpu{hilt::Device::Kind::cuda, met.rank()};

@@ -15,8 +15,10 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "core/checkpoint.h"
 #include "core/error.h"
 #include "core/gradcheck.h"
 #include "core/parallel.h"
@@ -118,8 +120,6 @@ std::string error_of(const std::function<void()>& f) {
   }
   return "(no error)";
 }
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 
@@ -232,16 +232,19 @@ INSTANTIATE_TEST_SUITE_P(Modes, Attention, testing::ValuesIn(kModes),
 TEST_P(Attention, GradientsAgreeWithDifferences) {
   Index checked = 0;
   double worst = 0;
-  for (const char* pattern : {"dense", "segment:4", "segment:5,dilation=2,offset=1", "segment:3+segment:12,dilation=3",
-                              "slide:2", "neighborhood:5", "window2d:2x2", "slide2d:1x1", "neighborhood2d:3x3"})
+  for (const char* pattern :
+       {"dense", "segment:4", "segment:5,dilation=2,offset=1", "segment:3+segment:12,dilation=3", "slide:2",
+        "neighborhood:5", "window2d:2x2", "slide2d:1x1", "neighborhood2d:3x3", "segment:5,shift=2",
+        "slide:2,dilation=2,stride=3,causal=1", "neighborhood3d:1x3x2,causal=0x0x1", "window2d:2x3,shift=1",
+        "slide:1|segment:16,dilation=5"})
     for (const char* order : {"row", "hilbert", "hilbert,chunk=7"})
       for (const Causality causality : {Causality::none, Causality::token, Causality::curve})
         for (const double dropout : {0.0, 0.4}) {
-          const PlanPtr plan = make_plan(spec_of(13, pattern, order, causality, DilationMode::all_queries, 2));
+          const PlanPtr plan = make_plan(spec_of(16, pattern, order, causality, DilationMode::all_queries, 2));
           AttentionOptions options = options_of(GetParam());
           options.dropout = dropout;
           options.key = RandomKey{3, 5};
-          const Inputs in = random_inputs(1, 13, 2, 1, 3);
+          const Inputs in = random_inputs(1, 16, 2, 1, 3);
           const GradcheckResult r =
               gradcheck([&](std::span<const Tensor> x) { return attention(x[0], x[1], x[2], plan, options); },
                         {in.q, in.k, in.v});
@@ -320,7 +323,8 @@ TEST_P(Attention, OneSegmentIsPlainAttention) {
                                          {"segment:1000", "row"},
                                          {"slide:200", "hilbert"},
                                          {"slide:1000", "row"},
-                                         {"window2d:100x100", "row"},
+                                         {"window2d:100x100", "row:10x20"},
+                                         {"slide3d:2x10x10", "hilbert:2x10x10"},
                                          {"dense", "hilbert"},
                                          {"dense", "tiles:4x4"},
                                          {"segment:200+segment:200", "morton"}})  // every key twice: the same softmax
@@ -503,9 +507,11 @@ TEST(AttentionModes, AgreeWithEachOther) {
   double worst = 0;
   for (const char* pattern :
        {"dense", "segment:64", "segment:100,dilation=3", "segment:32+segment:128,dilation=4+segment:512,dilation=16",
-        "slide:30", "neighborhood2d:5x7"}) {
+        "slide:30", "neighborhood2d:5x7", "slide3d:0x9x9,dilation=2,stride=3,causal=1",
+        "blocks:50@global_local:1:0|slide:20"}) {
     const Inputs in = random_inputs(2, 400, 4, 2, 16);
-    const PlanPtr plan = make_plan(spec_of(400, pattern, "hilbert", Causality::token, DilationMode::all_queries, 4));
+    const PlanPtr plan =
+        make_plan(spec_of(400, pattern, "hilbert:20x20", Causality::token, DilationMode::all_queries, 4));
     const Values taped = run(in, plan, options_of(Backward::taped)),
                  hybrid = run(in, plan, options_of(Backward::hybrid)),
                  fused = run(in, plan, options_of(Backward::fused));
@@ -516,15 +522,48 @@ TEST(AttentionModes, AgreeWithEachOther) {
   EXPECT_LE(worst, 1e-12);
 }
 
+// A few queries that attend to everything do not make all groups as long as theirs: their keys
+// stand in several groups, whose parts are one softmax.
+TEST(AttentionModes, AgreeWhereARowIsInSeveralGroups) {
+  for (const char* pattern : {"blocks:16@global_local:1:2", "blocks:16@global_local:1:2+segment:64,dilation=3"})
+    for (const Causality causality : {Causality::none, Causality::token}) {
+      const Inputs in = random_inputs(2, 600, 4, 2, 8);
+      const PlanSpec spec = spec_of(600, pattern, "hilbert", causality, DilationMode::longnet, 4);
+      const PlanPtr plan = make_plan(spec);
+      EXPECT_LT(group_shape(plan->tilings()[0]).k, 300);
+      const Values fused = run(in, plan, options_of(Backward::fused));
+      EXPECT_LE(off(run(in, plan, options_of(Backward::taped)), fused), 1e-12) << pattern;
+      EXPECT_LE(off(run(in, plan, options_of(Backward::hybrid)), fused), 1e-12) << pattern;
+      const auto lse = [&](Backward mode) {
+        std::vector<double> x = attention_with_lse(in.q, in.k, in.v, plan, options_of(mode)).lse.to_vector();
+        for (double& e : x) e = std::max(e, -1e9);  // rows without keys
+        return x;
+      };
+      EXPECT_LE(off(lse(Backward::taped), lse(Backward::fused)), 1e-12) << pattern;
+    }
+}
+
+// Long sequences of whole tiles: neighbors are taken together backward, unless the last is alone.
+TEST(AttentionModes, AgreeWhereTilesGoTogether) {
+  for (const Index length : {2048, 2150})
+    for (const Causality causality : {Causality::none, Causality::token}) {
+      const Inputs in = random_inputs(1, length, 2, 1, 3);
+      const PlanPtr plan = make_plan(spec_of(length, "dense", "row", causality, DilationMode::all_queries, 2));
+      EXPECT_LE(off(run(in, plan, options_of(Backward::hybrid)), run(in, plan, options_of(Backward::fused))), 1e-12);
+    }
+}
+
 // ---- bits ---------------------------------------------------------------------------------------
 
 TEST_P(Attention, BitsRepeatOnAnyNumberOfThreads) {
   const int before = thread_count();
   const int repeats = scaled(200, 10);
-  for (const DType dtype : {DType::f32, DType::f64}) {
+  const std::pair<DType, const char*> runs[] = {
+      {DType::f32, "segment:100+segment:330,dilation=3"}, {DType::f32, "neighborhood2d:5x7"}, {DType::f64, "slide:20"}};
+  for (const auto& [dtype, pattern] : runs) {
     const Inputs in = random_inputs(2, 330, 3, 1, 8, dtype);
-    const PlanPtr plan = make_plan(
-        spec_of(330, "segment:100+segment:330,dilation=3", "hilbert", Causality::token, DilationMode::all_queries, 3));
+    const PlanPtr plan =
+        make_plan(spec_of(330, pattern, "hilbert:15x22", Causality::token, DilationMode::all_queries, 3));
     AttentionOptions options = options_of(GetParam());
     options.dropout = 0.2;
     options.key = RandomKey{1, 2};
@@ -635,6 +674,57 @@ TEST_P(Attention, GradientsOnlyOfWhatIsWatched) {
   }
 }
 
+// What a host with a graph of its own asks for: the tape's gradients bit for bit, from what forward
+// gave, on a thread without that tape; and forward does not run again where nobody needs it.
+TEST_P(Attention, GradientsFromWhatForwardGave) {
+  const auto [q, k, v, d_o] = random_inputs(2, 40, 4, 2, 5);
+  const Tensor d_lse = randn({2, 4, 40}, {1, 9}, DType::f64);
+  const std::vector<Tensor> tensors{q,
+                                    k,
+                                    v,
+                                    randn({4}, {1, 5}, DType::f64),
+                                    randn({4, 7}, {1, 6}, DType::f64),
+                                    randn({1, 4, 1, 40}, {1, 7}, DType::f64),
+                                    randn({4}, {1, 8}, DType::f64)};
+  for (const char* pattern : {"slide:6", "segment:8+segment:40,dilation=5", "blocks:8@top:2"}) {
+    const PlanPtr plan = make_plan(spec_of(40, pattern, "row", Causality::none, DilationMode::all_queries, 4));
+    AttentionOptions options = options_of(GetParam());
+    options.terms = {
+        .alibi = true, .slopes = tensors[3], .relative = tensors[4], .bias = tensors[5], .sink = tensors[6]};
+    const AttentionResult given = attention_with_lse(q, k, v, plan, options);
+    for (const bool with_lse : {false, true}) {
+      Tape tape;
+      for (const Tensor& x : tensors) tape.watch(x);
+      Gradients want;
+      if (with_lse) {
+        const AttentionResult r = attention_with_lse(q, k, v, plan, options);
+        want = tape.backward(add(sum(mul(r.o, d_o)), sum(mul(r.lse, d_lse))));
+      } else {
+        want = tape.backward(attention(q, k, v, plan, options), d_o);
+      }
+      std::vector<Tensor> all, some;
+      std::vector<std::string> passes;
+      std::thread([&] {
+        all = attention_gradients(q, k, v, given, d_o, with_lse ? d_lse : Tensor(), plan, options);
+        for (const AttentionRoute& r : attention_routes()) passes.emplace_back(r.pass);
+        some = attention_gradients(q, k, v, given, d_o, with_lse ? d_lse : Tensor(), plan, options, 0b0100010);
+      }).join();
+      ASSERT_EQ(all.size(), tensors.size());
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        EXPECT_EQ(all[i].to_vector(), want[tensors[i]].to_vector()) << pattern << ", " << i;
+        EXPECT_EQ(bool(some[i]), i == 1 || i == 5);
+      }
+      EXPECT_EQ(some[5].to_vector(), all[5].to_vector());
+      if (GetParam() == Backward::fused && !plan->looks_at_data()) {
+        EXPECT_EQ(std::ranges::count(passes, "forward"), 0);
+      }
+    }
+  }
+  const PlanPtr plan = make_plan(spec_of(40, "dense", "row", Causality::none, DilationMode::all_queries, 4));
+  const AttentionResult given = attention_with_lse(q, k, v, plan);
+  for (const Tensor& d : attention_gradients(q, k, v, given, d_o, {}, plan, {}, 0)) EXPECT_FALSE(d);
+}
+
 TEST_P(Attention, WritingToWhatIsSavedIsAnError) {
   const PlanPtr plan = make_plan(spec_of(32, "segment:16"));
   for (int which = 0; which < 4; ++which) {
@@ -734,7 +824,8 @@ TEST(AttentionOptions, RefusedWithWhatCameAndWhatWasExpected) {
   nan.dropout = std::numeric_limits<double>::quiet_NaN(), nan.key = RandomKey{};
   const std::pair<const char*, std::string> refused[] = {
       {"rank 3", with(squeeze(in.q, 0), in.k, in.v)},
-      {"another length", with(slice(in.q, 1, 0, 15), in.k, in.v)},
+      {"another length", with(slice(in.q, 1, 0, 15), slice(in.k, 1, 0, 15), slice(in.v, 1, 0, 15))},
+      {"more queries than tokens", with(cat({in.q, in.q}, 1), in.k, in.v)},
       {"another length of k", with(in.q, slice(in.k, 1, 0, 15), in.v)},
       {"k and v differ", with(in.q, in.k, slice(in.v, 2, 0, 1))},
       {"another head dim", with(in.q, slice(in.k, 3, 0, 3), slice(in.v, 3, 0, 3))},
@@ -889,7 +980,7 @@ template <Isa I, class T> void judge_kernels(const PlanSpec& spec, Index dim, do
       delta(batch * heads * length, poison), dq(batch * length * heads * dim, 0),
       dk(batch * length * kv_heads * dim, 0), dv(batch * length * kv_heads * dim, 0);
   const kernels::AttentionSizes sizes{
-      .batch = batch, .length = length, .heads = heads, .kv_heads = kv_heads, .dim = dim, .scale = n.scale, .key = {}};
+      .batch = batch, .queries = length, .heads = heads, .kv_heads = kv_heads, .dim = dim, .scale = n.scale, .key = {}};
   std::vector<std::int32_t> all(at(heads));
   std::iota(all.begin(), all.end(), 0);
   const CpuAt<I> cpu;
@@ -933,7 +1024,9 @@ template <Isa I> void judge_instruction_set() {
       spec_of(150, "segment:60+slide:9", "hilbert", Causality::token, DilationMode::all_queries, 2),
       spec_of(131, "segment:64,dilation=4,offset=3", "hilbert", Causality::token, DilationMode::all_queries, 4),
       spec_of(200, "dense", "row", Causality::none, DilationMode::all_queries, 2),
-      spec_of(140, "neighborhood2d:3x9", "hilbert", Causality::curve, DilationMode::all_queries, 2)};
+      spec_of(150, "segment:30|slide:7", "hilbert", Causality::token, DilationMode::all_queries, 2),
+      spec_of(144, "slide3d:1x3x2,stride=4,causal=1", "hilbert:3x6x8", Causality::none, DilationMode::all_queries, 2),
+      spec_of(140, "neighborhood2d:3x9", "hilbert:10x14", Causality::curve, DilationMode::all_queries, 2)};
   Index turn = 0;
   for (const PlanSpec& spec : specs)
     for (const Index dim : {1, 3, 8, 16, 20, 33, 64, 96, 128}) {

@@ -102,13 +102,18 @@ enum class Logits : unsigned char {
 constexpr const char* kLogits[] = {"ordinary", "+-1e4", "around +1e4 or -1e4"};
 enum class Bad : unsigned char { none, key, query, cotangent };  // which row of it is NaN
 constexpr const char* kBads[] = {"none", "key and value row", "query row", "d_o row"};
-constexpr const char* kKinds[] = {"dense",    "segment", "slide",          "neighborhood",
-                                  "window2d", "slide2d", "neighborhood2d", "blocks"};
+constexpr const char* kKinds[] = {"dense",          "segment",  "slide",   "neighborhood",   "window2d", "slide2d",
+                                  "neighborhood2d", "window3d", "slide3d", "neighborhood3d", "blocks"};
 constexpr const char* kOrders[] = {"row", "snake", "morton", "tiles", "hilbert"};
 constexpr const char* kScopes[] = {"global", "per_segment", "chunked", "order_only"};
 constexpr const char* kDilationModes[] = {"all_queries", "longnet", "head_groups", "residue"};
 constexpr const char* kCausalities[] = {"none", "token", "curve"};
 constexpr const char* kModes[] = {"taped", "hybrid", "fused"};
+enum class Alibi : unsigned char { none, published, learned };
+enum class Mask : unsigned char { none, pairs, row };  // what a bias of -inf masks
+constexpr const char* kAlibis[] = {"none", "published", "learned"};
+constexpr const char* kMasks[] = {"nothing", "pairs", "a row"};
+constexpr const char* kTerms[] = {"slopes", "table", "bias", "sink"};
 constexpr Backward kBackwards[] = {Backward::taped, Backward::hybrid, Backward::fused};
 
 struct Config {
@@ -123,6 +128,20 @@ struct Config {
   double dropout = 0;
   std::optional<double> scale;
   unsigned watched = 7;  // bits: q, k, v
+  double softcap = 0;
+  Alibi alibi = Alibi::none;
+  std::vector<Index> table;  // relative: its extents
+  int bias = -1;             // bits: which of batch, heads, queries and keys it has; -1: none
+  bool narrow_bias = false, turned_bias = false, sink = false, d_lse = false;
+  Mask mask = Mask::none;
+  bool silent = false;  // spec.queries are the last rows, and the plan does not say so
+  bool has_terms() const { return softcap > 0 || alibi != Alibi::none || !table.empty() || bias >= 0 || sink; }
+  Shape bias_shape() const {
+    const Index full[] = {batch, spec.heads, spec.length, spec.length};
+    Shape s;
+    for (int i = 0; i < 4; ++i) s.push_back(bias >> i & 1 ? full[i] : 1);
+    return s;
+  }
 };
 
 template <class E> const char* name(const char* const* names, E e) { return names[static_cast<std::size_t>(e)]; }
@@ -141,16 +160,28 @@ std::string describe(const Config& c) {
   s << "; " << name(kDilationModes, p.dilation_mode) << "; causality " << name(kCausalities, p.causality)
     << "; pattern";
   for (const Branch& b : p.pattern) {
-    s << " [" << name(kKinds, b.kind) << " size " << b.size << " dilation " << b.dilation << " offset ";
+    s << (b.joined ? " | [" : " [") << name(kKinds, b.kind) << " size " << b.size << " dilation " << b.dilation
+      << " offset ";
     if (b.offset_by_head) s << "head";
     else s << b.offset;
-    s << ' ' << b.rows << 'x' << b.columns;
+    s << ' ' << b.frames << 'x' << b.rows << 'x' << b.columns;
+    for (const Branch::Axis& a : b.axes)
+      if (a != Branch::Axis{})
+        s << " axis " << &a - b.axes.data() << " (dilation " << a.dilation << " stride " << a.stride << " shift "
+          << a.shift << (a.causal ? " causal)" : ")");
     if (b.kind == Kind::blocks) {
+      s << " rule " << static_cast<int>(b.lists);
+      for (const Index number : b.numbers) s << ' ' << number;
       s << " {";
       for (const auto& [i, j] : b.pairs) s << '(' << i << ',' << j << ')';
       s << '}';
     }
     s << ']';
+  }
+  for (const DocumentList& list : p.documents) {
+    s << "; documents";
+    for (const Document& d : list)
+      s << ' ' << d.length << " (" << d.grid.frames << " x " << d.grid.height << " x " << d.grid.width << ')';
   }
   s << "; layouts";
   for (const Layout l : c.layout) s << ' ' << name(kLayouts, l);
@@ -158,7 +189,15 @@ std::string describe(const Config& c) {
     << "; dropout " << c.dropout << "; scale ";
   if (c.scale) s << *c.scale;
   else s << "default";
-  s << "; watched " << (c.watched & 1 ? "q" : "") << (c.watched & 2 ? "k" : "") << (c.watched & 4 ? "v" : "");
+  s << "; watched " << (c.watched & 1 ? "q" : "") << (c.watched & 2 ? "k" : "") << (c.watched & 4 ? "v" : "")
+    << "; softcap " << c.softcap << "; alibi " << name(kAlibis, c.alibi) << "; table";
+  for (const Index extent : c.table) s << ' ' << extent;
+  s << "; bias " << (c.bias < 0 ? Shape{} : c.bias_shape()) << (c.narrow_bias ? " narrow" : "")
+    << (c.turned_bias ? " turned" : "") << " masks " << name(kMasks, c.mask) << "; sink " << c.sink << "; d_lse "
+    << c.d_lse;
+  if (p.queries) s << (c.silent ? "; queries, unsaid" : "; queries");
+  if (p.queries)
+    for (const std::int32_t row : *p.queries) s << ' ' << row;
   return s.str();
 }
 
@@ -194,6 +233,29 @@ Index draw_size(Rng& r, Index length) {
 
 Index odd_at_most(Rng& r, Index limit) { return 1 + 2 * r.below((limit + 1) / 2); }
 
+/// Options of an axis of n cells, and a number of keys that fits them.
+void draw_axis(Rng& r, const Branch& b, Index n, Branch::Axis& axis, Index& size) {
+  const bool window = b.kind == Kind::window2d || b.kind == Kind::window3d;
+  axis.causal = r.chance(40);
+  if (window) {
+    axis.shift = r.below(size);
+    return;
+  }
+  axis.dilation = r.pick<Index>({1, 1, 2, 2, 3, 4, n, n + 1});
+  axis.stride = r.pick<Index>({1, 1, 2, 3, 4, 7, n});
+  if (b.kind == Kind::slide || b.kind == Kind::slide2d || b.kind == Kind::slide3d) return;
+  if (axis.causal && r.chance(50)) size = 1 + r.below(9);
+  if (axis.dilation > 1) size = std::min(size, std::max<Index>(1, n / axis.dilation));
+  if (!axis.causal) size -= 1 - size % 2;
+}
+void draw_axes(Rng& r, const Grid& grid, Index length, Branch& b) {
+  if (b.dimensions() == 1) return draw_axis(r, b, length, b.axes[0], b.size);
+  const std::array<Index, 3> cells{grid.frames, grid.height, grid.width};
+  const std::array<Index*, 3> sizes{&b.frames, &b.rows, &b.columns};
+  for (std::size_t i = 0; i < b.dimensions(); ++i)
+    if (const std::size_t on = i + 3 - b.dimensions(); r.chance(70)) draw_axis(r, b, cells[on], b.axes[i], *sizes[on]);
+}
+
 Branch draw_branch(Rng& r, Kind kind, Index length, const Grid& grid) {
   Branch b;
   b.kind = kind;
@@ -206,6 +268,7 @@ Branch draw_branch(Rng& r, Kind kind, Index length, const Grid& grid) {
         if (r.chance(30)) b.offset_by_head = true;
         else if (r.chance(50)) b.offset = r.chance(50) ? r.below(b.dilation) : r.below(std::min(b.dilation, b.size));
       }
+      if (r.chance(30)) b.axes[0].shift = r.chance(50) ? r.below(b.size) : b.size / 2;
       break;
     case Kind::slide:
       b.size = r.pick<Index>({0, 1, 2, 3, 5, 9, kTile - 1, kTile, length - 1, length, 2 * length});
@@ -213,14 +276,17 @@ Branch draw_branch(Rng& r, Kind kind, Index length, const Grid& grid) {
     case Kind::neighborhood:
       b.size = std::min(odd_at_most(r, r.chance(60) ? std::min<Index>(length, 9) : length), odd_at_most(r, length));
       break;
+    case Kind::window3d: b.frames = r.pick<Index>({1, 2, 3, grid.frames}); [[fallthrough]];
     case Kind::window2d:
       b.rows = r.pick<Index>({1, 2, 3, 4, 7, grid.height, grid.height + 1});
       b.columns = r.pick<Index>({1, 2, 3, 4, 7, grid.width, grid.width + 1});
       break;
+    case Kind::slide3d: b.frames = r.pick<Index>({0, 1, 2, grid.frames}); [[fallthrough]];
     case Kind::slide2d:
       b.rows = r.pick<Index>({0, 1, 2, 3, grid.height});
       b.columns = r.pick<Index>({0, 1, 2, 3, grid.width});
       break;
+    case Kind::neighborhood3d: b.frames = odd_at_most(r, grid.frames); [[fallthrough]];
     case Kind::neighborhood2d:
       b.rows = odd_at_most(r, std::min<Index>(grid.height, r.chance(70) ? 7 : 99));
       b.columns = odd_at_most(r, std::min<Index>(grid.width, r.chance(70) ? 7 : 99));
@@ -230,9 +296,9 @@ Branch draw_branch(Rng& r, Kind kind, Index length, const Grid& grid) {
       b.size = std::max<Index>(b.size, (length + 23) / 24);
       const Index n = (length + b.size - 1) / b.size;
       switch (r.below(5)) {
-        case 0: b.pairs = local_blocks(n, r.below(3)); break;
-        case 1: b.pairs = dilated_blocks(n, {1 + r.below(3), 3 + r.below(3)}); break;
-        case 2: b.pairs = global_local_blocks(n, r.below(2) + (n > 1), r.below(2)); break;
+        case 0: b.lists = Branch::Lists::local, b.numbers = {r.below(3)}; break;
+        case 1: b.lists = Branch::Lists::dilated, b.numbers = {1 + r.below(3), 3 + r.below(3)}; break;
+        case 2: b.lists = Branch::Lists::global_local, b.numbers = {r.below(2) + (n > 1), r.below(2)}; break;
         default: {
           const int density = r.pick({3, 10, 30, 60});
           for (Index i = 0; i < n; ++i)
@@ -245,7 +311,16 @@ Branch draw_branch(Rng& r, Kind kind, Index length, const Grid& grid) {
       break;
     }
   }
+  if (b.dimensions() > 0 && r.chance(50)) draw_axes(r, grid, length, b);
   return b;
+}
+
+/// Whether a kind has the axes it compares on.
+bool fits(Kind kind, const Order& order, const Grid& grid, Index length) {
+  const bool flat = kind >= Kind::window2d && kind <= Kind::neighborhood2d,
+             deep = kind >= Kind::window3d && kind <= Kind::neighborhood3d;
+  const bool square = !order.folds() || (grid.width == grid.height && grid.cells() == length);
+  return (!flat && !deep) || (square && (deep || grid.frames == 1));
 }
 
 /// Multiply-adds of one product over all pairs, about; and the work of the tables.
@@ -261,8 +336,14 @@ double work_of(const Config& c) {
     if (b.kind == Kind::window2d || b.kind == Kind::neighborhood2d)
       here = std::min(n, static_cast<double>(b.rows * b.columns));
     if (b.kind == Kind::slide2d) here = std::min(n, static_cast<double>((2 * b.rows + 1) * (2 * b.columns + 1)));
+    if (b.kind == Kind::window3d || b.kind == Kind::neighborhood3d)
+      here = std::min(n, static_cast<double>(b.frames * b.rows * b.columns));
+    if (b.kind == Kind::slide3d)
+      here = std::min(n, static_cast<double>((2 * b.frames + 1) * (2 * b.rows + 1) * (2 * b.columns + 1)));
     if (b.kind == Kind::blocks)
-      here = std::min(n, static_cast<double>(b.pairs.size()) * static_cast<double>(b.size * b.size) / n + 1);
+      here = std::min(n, static_cast<double>(built_blocks(b, (p.length + b.size - 1) / b.size).size()) *
+                                 static_cast<double>(b.size * b.size) / n +
+                             1);
     keys += std::min(here, n);
   }
   const bool by_head =
@@ -270,6 +351,71 @@ double work_of(const Config& c) {
       std::any_of(p.pattern.begin(), p.pattern.end(), [](const Branch& b) { return b.offset_by_head; });
   return static_cast<double>(c.batch * p.heads * c.dim) * n * keys +
          2 * n * n * static_cast<double>(p.pattern.size()) * (by_head ? static_cast<double>(p.heads) : 1);
+}
+
+/// One list for all rows; those with lists of their own are judged in documents_test.cpp.
+void draw_documents(Rng& r, PlanSpec& p) {
+  if (std::any_of(p.pattern.begin(), p.pattern.end(), [](const Branch& b) { return b.kind == Kind::blocks; })) return;
+  const bool planar = std::ranges::any_of(p.pattern, &Branch::on_grid);
+  const bool deep = planar && walks(p.order.kind, {1, 1, 2}) &&
+                    std::ranges::none_of(p.pattern, [](const Branch& b) { return b.dimensions() == 2; });
+  p.order.grid = {}, p.order.steps = Steps::near;
+  DocumentList list;
+  for (Index left = p.length; left > 0 && !r.chance(10); left -= list.back().length) {
+    if (!list.empty() && list.back().length <= left && r.chance(30)) {
+      const Document again = list.back();
+      list.push_back(again);
+    } else if (planar || r.chance(30)) {
+      const Index height = 1 + r.below(std::min<Index>(left, 9));
+      const Index width = 1 + r.below(std::min<Index>(left / height, 20));
+      list.emplace_back(Grid{width, height, deep ? 1 + r.below(std::min<Index>(left / height / width, 4)) : 1});
+    } else {
+      list.emplace_back(r.chance(50) ? 1 + r.below(left) : std::min(left, draw_size(r, p.length)));
+    }
+  }
+  p.documents = {list};
+  for (Branch& b : p.pattern)  // the classes of a short document may be too small for the keys
+    for (std::size_t i = 0; i < b.dimensions(); ++i)
+      for (const Document& d : list) {
+        const Grid& g = d.grid;
+        const Index cells = b.on_grid() ? std::array{g.frames, g.height, g.width}[i + 3 - b.dimensions()] : d.length;
+        if (b.extent(i) > cells / b.axes[i].dilation) b.axes[i].dilation = 1;
+      }
+}
+
+bool has_grid(const PlanSpec& p) {
+  if (p.documents.empty()) return !p.order.folds() && p.order.grid.cells() == p.length;
+  return std::ranges::none_of(p.documents[0], &Document::folds);
+}
+
+void draw_terms(Rng& r, Config& c) {
+  if (r.chance(30)) c.softcap = r.pick({0.5, 2.0, 30.0});
+  if (r.chance(35)) c.alibi = r.pick({Alibi::published, Alibi::learned});
+  if (r.chance(40)) {
+    c.table = {1 + 2 * r.pick<Index>({0, 1, 2, 3, 8, 40})};
+    if (has_grid(c.spec) && r.chance(70))
+      for (int more = c.spec.order.grid.frames > 1 ? 2 : 1; more > 0; --more) c.table.push_back(1 + 2 * r.below(4));
+  }
+  if (r.chance(40)) {
+    c.bias = static_cast<int>(r.below(16));
+    c.narrow_bias = r.chance(50), c.turned_bias = r.chance(30);
+    c.mask = r.pick({Mask::none, Mask::none, Mask::pairs, Mask::row});
+  }
+  c.sink = r.chance(30);
+  c.d_lse = r.chance(40) && c.alias != Alias::packed;
+}
+
+void draw_queries(Rng& r, Config& c) {
+  const Index length = c.spec.length;
+  const Index n = std::min(length, r.pick<Index>({0, 1, 1, 1, 2, 3, 17, length / 2, length - 1, length}));
+  switch (r.below(3)) {
+    case 0: c.spec.queries = query_run(r.below(length - n + 1), n); break;
+    case 1: c.spec.queries = query_run(length - n, n), c.silent = true; break;
+    default:
+      c.spec.queries.emplace();
+      for (Index t = 0, left = n; t < length && left > 0; ++t)
+        if (r.below(length - t) < left) c.spec.queries->push_back(static_cast<std::int32_t>(t)), --left;
+  }
 }
 
 Config draw(Rng& r) {
@@ -287,8 +433,8 @@ Config draw(Rng& r) {
     else
       order.grid.width = r.pick<Index>({1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 19, 32}),
       order.grid.height = r.pick<Index>({1, 2, 3, 4, 5, 7, 8, 9, 16, 17});
-    if (r.chance(10) && (order.kind == Order::Kind::hilbert || order.kind == Order::Kind::row)) {
-      order.grid = {r.pick<Index>({1, 2, 3, 4}), r.pick<Index>({2, 3, 4}), r.pick<Index>({2, 3, 4})};
+    if (r.chance(20) && (order.kind == Order::Kind::hilbert || order.kind == Order::Kind::row)) {
+      order.grid = {r.pick<Index>({1, 2, 3, 4, 7}), r.pick<Index>({2, 3, 4, 6}), r.pick<Index>({2, 3, 4, 5})};
       order.steps = Steps::near;
     }
     p.length = order.grid.cells();
@@ -336,9 +482,10 @@ Config draw(Rng& r) {
   p.pattern.clear();
   for (Index i = 0; i < branches; ++i) {
     Kind kind = Kind::segment;
-    if (r.chance(p.dilation_mode == DilationMode::all_queries ? 65 : 15)) kind = static_cast<Kind>(r.below(8));
-    if (grid.frames > 1 && kind >= Kind::window2d && kind <= Kind::neighborhood2d) kind = Kind::slide;
+    if (r.chance(p.dilation_mode == DilationMode::all_queries ? 65 : 15)) kind = static_cast<Kind>(r.below(11));
+    if (!fits(kind, order, grid, p.length)) kind = Kind::slide;
     p.pattern.push_back(draw_branch(r, kind, p.length, grid));
+    p.pattern.back().joined = i > 0 && r.chance(45);
   }
   p.causality = static_cast<Causality>(r.pick({0, 0, 0, 0, 1, 1, 1, 1, 2}));
   const bool one_segment_size = std::all_of(p.pattern.begin(), p.pattern.end(), [&](const Branch& b) {
@@ -349,6 +496,7 @@ Config draw(Rng& r) {
   if (order.scope == Scope::per_segment && !one_segment_size) order.scope = Scope::global;
   if (order.scope == Scope::order_only && p.causality == Causality::curve) p.causality = Causality::token;
   if (order.scope == Scope::chunked) order.chunk = draw_size(r, p.length);
+  if (r.chance(15)) draw_documents(r, p);
 
   p.heads = r.pick<Index>({1, 1, 1, 2, 3, 4, 5, 7});
   if (p.dilation_mode == DilationMode::head_groups) p.heads = std::max(p.heads, branches);
@@ -372,6 +520,8 @@ Config draw(Rng& r) {
   if (c.bad == Bad::none && r.chance(12)) c.dropout = r.pick({0.1, 0.5, 0.9});
   if (r.chance(15)) c.scale = r.pick({1.0, 0.25, 2.0, -0.5, 0.0});
   if (r.chance(15)) c.watched = static_cast<unsigned>(1 + r.below(6));
+  if (r.chance(40)) draw_terms(r, c);
+  if (r.chance(20) && (c.alias == Alias::none || c.alias == Alias::k_is_v)) draw_queries(r, c);
   return c;
 }
 
@@ -386,6 +536,7 @@ Config generate(std::uint64_t seed) {
   while (work_of(c) > budget || (is_long && c.spec.length < kTile - 1));
   c.seed = seed;
   if (device_under_test().is_cuda() && c.dtype == DType::f64) c.dtype = DType::f32;
+  if (device_under_test().is_cuda()) c.softcap = 0, c.alibi = Alibi::none, c.table.clear(), c.bias = -1;
   return c;
 }
 
@@ -532,6 +683,7 @@ class Clock {
 /// Output and gradients of one run; dq also holds an aliased or packed input's whole gradient.
 struct Values {
   std::vector<double> o, dq, dk, dv;
+  std::array<std::vector<double>, 4> terms = {};  // gradients, by kTerms
   bool operator==(const Values&) const = default;
 };
 
@@ -572,6 +724,7 @@ void fold_aliases(Values& g, const Config& c, DType type) {
 /// op-by-op mode also stores the scores.
 struct Floors {
   double o, dq, dk, dv, lse;
+  std::array<double, 4> terms;
 };
 Floors floors(const Config& c, const ref::Magnitudes& a, bool op_by_op) {
   const double u = 0x1p-24;
@@ -581,10 +734,33 @@ Floors floors(const Config& c, const ref::Magnitudes& a, bool op_by_op) {
   const double score = u * (2 * root(c.dim) + 4) * a.score + u * a.lse;
   const double p = 2 * score + u * (8 + 2 * root(a.keys)) + (op_by_op ? 2 * s * a.score : 0);
   const double slope = 2 * p + u * (8 + 4 * root(c.dim)) + 3 * s;
-  return {a.o * (p + u * (2 + 2 * root(a.keys)) + 2 * s) + tiny, a.dq * (slope + u * 2 * root(a.keys)) + tiny,
-          a.dk * (slope + u * 2 * root(a.queries)) + tiny, a.dv * (p + u * (2 + 2 * root(a.queries)) + 2 * s) + tiny,
-          score + u * (8 + 2 * root(a.keys)) + 2 * u * a.lse};
+  const double sums = slope + u * 2 * root(a.keys * c.spec.length * std::max<Index>(c.batch, 1)) + s;
+  return {a.o * (p + u * (2 + 2 * root(a.keys)) + 2 * s) + tiny,
+          a.dq * (slope + u * 2 * root(a.keys)) + tiny,
+          a.dk * (slope + u * 2 * root(a.queries)) + tiny,
+          a.dv * (p + u * (2 + 2 * root(a.queries)) + 2 * s) + tiny,
+          score + u * (8 + 2 * root(a.keys)) + 2 * u * a.lse,
+          {a.dslopes * sums + tiny, a.dtable * sums + tiny, a.dbias * sums + tiny, a.dsink * sums + tiny}};
 }
+
+/// Of an axis of all tokens, those that ask: `outer` times so many runs of `each` values.
+std::vector<double> asking(const PlanSpec& p, const std::vector<double>& x, Index outer, Index each) {
+  if (!p.queries || x.empty()) return x;
+  std::vector<double> out;
+  for (Index i = 0; i < outer; ++i)
+    for (const std::int32_t row : *p.queries) {
+      const auto from = x.begin() + (i * p.length + row) * each;
+      out.insert(out.end(), from, from + each);
+    }
+  return out;
+}
+/// Zero where nobody asks.
+void silence(const PlanSpec& p, std::vector<double>& x, Index outer, Index each) {
+  for (Index i = 0; p.queries && i < outer; ++i)
+    for (Index t = 0; t < p.length; ++t)
+      if (!std::ranges::binary_search(*p.queries, t)) std::fill_n(x.begin() + (i * p.length + t) * each, each, 0.0);
+}
+Index rows_of_q(const PlanSpec& p) { return p.queries ? std::ssize(*p.queries) : p.length; }
 
 struct Case {
   const Config& c;
@@ -593,6 +769,13 @@ struct Case {
   Operand d_o;
   PlanPtr plan;
   AttentionOptions options;
+  Tensor d_lse = {};  // none: o alone is differentiated
+
+  /// Those that are inputs, by kTerms.
+  std::array<Tensor, 4> terms() const {
+    const ScoreTerms& x = options.terms;
+    return {x.slopes, x.relative, x.bias, x.sink};
+  }
 
   /// Tensors in the roles of q, k, v.
   std::array<Tensor, 3> roles() const {
@@ -617,11 +800,30 @@ struct Case {
     Tape tape;
     for (std::size_t i = 0; i < inputs.size(); ++i)
       if (is_watched(i)) tape.watch(inputs[i].tensor);
-    const Tensor o = call(how);
+    for (const Tensor& x : terms())
+      if (x) tape.watch(x);
+    AttentionResult r;
+    if (d_lse) {
+      const auto [q, k, v] = roles();
+      r = attention_with_lse(q, k, v, plan, how);
+    }
+    const Tensor o = d_lse ? r.o : call(how);
     if (o.dtype() != c.dtype) wrong("type", "o is ", o.dtype());
-    if (o.shape() != Shape{c.batch, p.length, p.heads, c.dim}) wrong("shape", "o is ", o.shape());
-    Values out{o.to_vector(), {}, {}, {}};
-    const Gradients g = tape.backward(o, d_o.tensor);
+    if (o.shape() != Shape{c.batch, rows_of_q(p), p.heads, c.dim}) wrong("shape", "o is ", o.shape());
+    Values out{o.to_vector(), {}, {}, {}, {}};
+    const auto wide = [&](const Tensor& x) { return to(x, d_lse.dtype()); };
+    const auto both = [&](const Tensor& y, const Tensor& lse) {
+      return cat({wide(y), unsqueeze(permute(lse, {0, 2, 1}), -1)}, -1);
+    };
+    const Gradients g = d_lse ? tape.backward(both(o, r.lse), both(d_o.tensor, d_lse)) : tape.backward(o, d_o.tensor);
+    for (std::size_t i = 0; i < 4; ++i) {
+      const Tensor x = terms()[i];
+      if (!x) continue;
+      if (!g.has(x)) wrong("no gradient", "of ", kTerms[i]);
+      if (g[x].shape() != x.shape() || g[x].dtype() != x.dtype())
+        wrong("shape", "gradient of ", kTerms[i], " is ", g[x].shape(), ' ', g[x].dtype());
+      out.terms[i] = g[x].to_vector();
+    }
     std::vector<double>* const into[] = {&out.dq, &out.dk, &out.dv};
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Tensor& x = inputs[i].tensor;
@@ -672,6 +874,57 @@ double largest_error(const std::vector<double>& a, const std::vector<double>& b)
   return worst;
 }
 
+/// The terms, for the library and for the reference.
+ref::Terms<double> make_terms(Rng& r, const Config& c, Case& test) {
+  const DType stat = c.dtype == DType::f64 ? DType::f64 : DType::f32;
+  ScoreTerms& to = test.options.terms;
+  ref::Terms<double> out;
+  const auto drawn = [&](const Shape& shape, double sigma, DType type) {
+    std::vector<double> x(at(shape.numel()));
+    for (double& e : x) e = rounded(type, sigma * r.normal());
+    return x;
+  };
+  const auto tensor = [&](const std::vector<double>& x, const Shape& shape, DType type) {
+    return moved(from_values(x, shape, type), device_under_test());
+  };
+  const Index heads = c.spec.heads;
+  out.grid = ref::grid_of(c.spec.order, c.spec.length);
+  if (!c.spec.documents.empty()) out.documents = c.spec.documents[0];
+  if ((out.softcap = c.softcap) > 0) to.softcap = c.softcap;
+  if (c.alibi == Alibi::published) to.alibi = true, out.slopes = alibi_slopes(heads, stat).to_vector();
+  if (c.alibi == Alibi::learned) to.slopes = tensor(out.slopes = drawn({heads}, 0.2, stat), {heads}, stat);
+  out.distance_on_grid = std::any_of(c.spec.pattern.begin(), c.spec.pattern.end(), [](const Branch& b) {
+    return b.kind >= Kind::window2d && b.kind <= Kind::neighborhood3d;
+  });
+  if (!(out.table_shape = c.table).empty()) {
+    Shape shape = heads;
+    for (const Index extent : c.table) shape.push_back(extent);
+    to.relative = tensor(out.table = drawn(shape, 1, stat), shape, stat);
+  }
+  out.bias_shape = {1, 1, 1, 1};
+  if (c.bias >= 0) {
+    const DType type = c.narrow_bias ? c.dtype : stat;
+    const Shape shape = c.bias_shape();
+    out.bias = drawn(shape, 1, type);
+    std::copy(shape.begin(), shape.end(), out.bias_shape.begin());
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    for (double& x : out.bias)
+      if (c.mask == Mask::pairs && r.chance(20)) x = -kInfinity;
+    if (c.mask == Mask::row && !out.bias.empty()) {
+      const Index keys = shape[3], row = r.below(shape.numel() / keys);
+      std::fill_n(out.bias.begin() + row * keys, keys, -kInfinity);
+    }
+    Shape given = shape;
+    std::vector<double> rows = out.bias;
+    if (c.bias >> 2 & 1)
+      given = shape.with(2, rows_of_q(c.spec)), rows = asking(c.spec, rows, shape[0] * shape[1], shape[3]);
+    to.bias = tensor(rows, given, type);
+    if (c.turned_bias) to.bias = transpose(contiguous(transpose(to.bias)));
+  }
+  if (c.sink) to.sink = tensor(out.sink = drawn({heads}, 2, stat), {heads}, stat);
+  return out;
+}
+
 /// Dense values for one operand.
 std::vector<double> values_of(Rng& r, const Config& c, Index heads, double sigma, Layout layout, bool round = true) {
   const Index row = c.spec.length * heads * c.dim;
@@ -694,7 +947,9 @@ void judge(const Config& c, Report& report) {
   PlanPtr plan;
   {
     const Clock clock(report, "plan");
-    plan = make_plan(p);
+    PlanSpec said = p;
+    if (c.silent) said.queries.reset();
+    plan = plan_of_queries(make_plan(said), rows_of_q(p));
   }
   std::optional<ref::Attended> made;
   ref::Pi pi;
@@ -702,8 +957,9 @@ void judge(const Config& c, Report& report) {
     const Clock clock(report, "attended set");
     Order order = p.order;
     if (order.scope == Scope::per_segment) order.scope = Scope::chunked, order.chunk = p.pattern[0].size;
-    pi = ref::order_of(order, p.length);
-    made.emplace(p, pi);
+    if (p.documents.empty()) pi = ref::order_of(order, p.length), made.emplace(p, pi);
+    else made.emplace(ref::Attended::packed(p, p.documents[0]));
+    if (p.queries) made.emplace(made->asked_by(*p.queries));
   }
   const ref::Attended& set = *made;
   {
@@ -754,14 +1010,26 @@ void judge(const Config& c, Report& report) {
   }
   if (c.alias == Alias::k_is_v) in.v = in.k;
   if (c.alias == Alias::all_one) in.k = in.v = in.q;
-  const Shape q_shape{c.batch, p.length, p.heads, c.dim}, k_shape{c.batch, p.length, c.kv_heads, c.dim};
-  Case test{c, report, {}, place(d_o, q_shape, c.dtype, c.layout[3]), plan, {}};
+  const Shape q_shape{c.batch, rows_of_q(p), p.heads, c.dim}, k_shape{c.batch, p.length, c.kv_heads, c.dim};
+  const auto q_rows = [&](const std::vector<double>& x) { return asking(p, x, c.batch, p.heads * c.dim); };
+  silence(p, d_o, c.batch, p.heads * c.dim);
+  Case test{c, report, {}, place(q_rows(d_o), q_shape, c.dtype, c.layout[3]), plan, {}, {}};
+  std::vector<double> d_lse;
+  if (c.has_terms()) in.terms = make_terms(r, c, test);
+  if (c.d_lse) {
+    const DType stat = c.dtype == DType::f64 ? DType::f64 : DType::f32;
+    d_lse.resize(at(c.batch * p.heads * p.length));
+    for (double& x : d_lse) x = rounded(stat, r.normal());
+    silence(p, d_lse, c.batch * p.heads, 1);
+    test.d_lse = moved(from_values(asking(p, d_lse, c.batch * p.heads, 1), {c.batch, p.heads, rows_of_q(p)}, stat),
+                       device_under_test());
+  }
   if (c.alias == Alias::packed) {
     const Layout layout = c.layout[0] == Layout::batch_expanded ? Layout::dense : c.layout[0];
     test.inputs.push_back(place(packed_of({{}, in.q, in.k, in.v}, c.batch * p.length, p.heads * c.dim),
                                 {c.batch, p.length, 3, p.heads, c.dim}, c.dtype, layout));
   } else {
-    test.inputs.push_back(place(in.q, q_shape, c.dtype, c.layout[0]));
+    test.inputs.push_back(place(q_rows(in.q), q_shape, c.dtype, c.layout[0]));
     if (c.alias != Alias::all_one) test.inputs.push_back(place(in.k, k_shape, c.dtype, c.layout[1]));
     if (c.alias == Alias::none) test.inputs.push_back(place(in.v, k_shape, c.dtype, c.layout[2]));
   }
@@ -778,37 +1046,58 @@ void judge(const Config& c, Report& report) {
   {
     const Clock clock(report, "reference");
     auto out = ref::attention<double>(sizes, set, in);
-    auto slopes = ref::attention_gradients<double>(sizes, set, in, d_o);
+    auto slopes = ref::attention_gradients<double>(sizes, set, in, d_o, {}, d_lse);
     lse = out.lse;
-    magnitude = ref::magnitudes(sizes, set, in, d_o);
+    magnitude = ref::magnitudes(sizes, set, in, d_o, d_lse);
     if (c.dtype == DType::f64 && c.bad == Bad::none && c.alias == Alias::none && c.batch > 0 && r.chance(25)) {
       const ref::Inputs<double> along{values_of(r, c, p.heads, 1, Layout::dense, false),
                                       values_of(r, c, c.kv_heads, 1, Layout::dense, false),
-                                      values_of(r, c, c.kv_heads, 1, Layout::dense, false)};
-      const double by_dual = ref::slope_along(sizes, set, in, along, d_o);
+                                      values_of(r, c, c.kv_heads, 1, Layout::dense, false),
+                                      {0, slopes.dslopes, slopes.dtable, slopes.dbias, slopes.dsink}};
+      const double by_dual = ref::slope_along(sizes, set, in, along, d_o, d_lse);
       double by_formula = 0, terms = 1e-30;
       const auto add = [&](const std::vector<double>& g, const std::vector<double>& x, double bound) {
         for (std::size_t i = 0; i < g.size(); ++i) by_formula += g[i] * x[i], terms += bound * std::abs(x[i]);
       };
       add(slopes.dq, along.q, magnitude.dq), add(slopes.dk, along.k, magnitude.dk),
-          add(slopes.dv, along.v, magnitude.dv);
+          add(slopes.dv, along.v, magnitude.dv), add(slopes.dslopes, along.terms.slopes, magnitude.dslopes),
+          add(slopes.dtable, along.terms.table, magnitude.dtable), add(slopes.dbias, along.terms.bias, magnitude.dbias),
+          add(slopes.dsink, along.terms.sink, magnitude.dsink);
       report.relative["reference: formulas against dual numbers"].see(std::abs(by_dual - by_formula) / terms, c.seed);
       if (!(std::abs(by_dual - by_formula) <= 1e-11 * terms))
         wrong("dual", by_dual, " by dual numbers, ", by_formula, " by the formulas");
       tally("dual-number checks");
     }
-    want = {std::move(out.o), std::move(slopes.dq), std::move(slopes.dk), std::move(slopes.dv)};
+    want = {std::move(out.o),
+            std::move(slopes.dq),
+            std::move(slopes.dk),
+            std::move(slopes.dv),
+            {std::move(slopes.dslopes), std::move(slopes.dtable), std::move(slopes.dbias), std::move(slopes.dsink)}};
     if (c.dtype != DType::f64) {
       const auto narrow = [](const std::vector<double>& x) { return std::vector<float>(x.begin(), x.end()); };
       const auto wide = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
       ref::Store store;
       if (c.dtype == DType::bf16) store = [](float x) { return static_cast<float>(bf16(x)); };
       if (c.dtype == DType::f16) store = [](float x) { return static_cast<float>(f16(x)); };
-      const ref::Inputs<float> in32{narrow(in.q), narrow(in.k), narrow(in.v)};
-      const auto slopes32 = ref::attention_gradients<float>(sizes, set, in32, narrow(d_o), store);
-      naive = {wide(ref::attention<float>(sizes, set, in32, store).o), wide(slopes32.dq), wide(slopes32.dk),
-               wide(slopes32.dv)};
+      const ref::Terms<double>& x = in.terms;
+      const ref::Inputs<float> in32{narrow(in.q),
+                                    narrow(in.k),
+                                    narrow(in.v),
+                                    {x.softcap, narrow(x.slopes), narrow(x.table), narrow(x.bias), narrow(x.sink),
+                                     x.distance_on_grid, x.table_shape, x.bias_shape, x.grid, x.documents}};
+      const auto slopes32 = ref::attention_gradients<float>(sizes, set, in32, narrow(d_o), store, narrow(d_lse));
+      naive = {wide(ref::attention<float>(sizes, set, in32, store).o),
+               wide(slopes32.dq),
+               wide(slopes32.dk),
+               wide(slopes32.dv),
+               {wide(slopes32.dslopes), wide(slopes32.dtable), wide(slopes32.dbias), wide(slopes32.dsink)}};
     }
+  }
+  lse = asking(p, lse, c.batch * p.heads, 1);
+  for (Values* x : {&want, &naive}) {
+    x->o = q_rows(x->o), x->dq = q_rows(x->dq);
+    if (c.bias >= 0 && c.bias >> 2 & 1)
+      x->terms[2] = asking(p, x->terms[2], c.bias_shape()[0] * c.bias_shape()[1], c.bias_shape()[3]);
   }
   fold_aliases(want, c, DType::f64);
   fold_aliases(naive, c, c.dtype);
@@ -829,7 +1118,8 @@ void judge(const Config& c, Report& report) {
                          const std::vector<double>& n, double magnitude_of, double floor_of) {
       if (g.empty() && !w.empty()) return;  // not watched
       test.compare(prefix + which, g, w,
-                   c.dtype == DType::f64 ? 1e-10 * magnitude_of : 2 * largest_error(n, w) + floor_of, magnitude_of);
+                   c.dtype == DType::f64 ? 1e-10 * magnitude_of + 1e-300 : 2 * largest_error(n, w) + floor_of,
+                   magnitude_of);
     };
     const ref::Magnitudes& a = magnitude;
     one("o", got[mode].o, want.o, naive.o, a.o, floor.o);
@@ -842,6 +1132,10 @@ void judge(const Config& c, Report& report) {
     one("dk", got[mode].dk, want.dk, naive.dk, c.alias == Alias::k_is_v ? a.dk + a.dv : a.dk,
         c.alias == Alias::k_is_v ? floor.dk + floor.dv : floor.dk);
     one("dv", got[mode].dv, want.dv, naive.dv, a.dv, floor.dv);
+    const double of_terms[] = {a.dslopes, a.dtable, a.dbias, a.dsink};
+    for (std::size_t i = 0; i < 4; ++i)
+      one((std::string("d") + kTerms[i]).c_str(), got[mode].terms[i], want.terms[i], naive.terms[i], of_terms[i],
+          floor.terms[i]);
   }
   if (!same_bits(got[1].o, got[2].o)) wrong("bits", "o of hybrid and fused differ");
   {
@@ -849,14 +1143,15 @@ void judge(const Config& c, Report& report) {
     set_thread_count(static_cast<int>(1 + r.below(4)));
     const Values again = test.run(Backward::fused);
     if (!same_bits(again.o, got[2].o) || !same_bits(again.dq, got[2].dq) || !same_bits(again.dk, got[2].dk) ||
-        !same_bits(again.dv, got[2].dv))
+        !same_bits(again.dv, got[2].dv) ||
+        !std::ranges::equal(again.terms, got[2].terms, [](const auto& a, const auto& b) { return same_bits(a, b); }))
       wrong("bits", "a second fused run differs");
   }
   if (c.alias != Alias::packed) {
     const auto [q, k, v] = test.roles();
     const AttentionResult result = attention_with_lse(q, k, v, plan, test.options);
     if (!same_bits(result.o.to_vector(), got[2].o)) wrong("bits", "o of attention_with_lse and fused differ");
-    if (result.lse.shape() != Shape{c.batch, p.heads, p.length}) wrong("shape", "lse is ", result.lse.shape());
+    if (result.lse.shape() != Shape{c.batch, p.heads, rows_of_q(p)}) wrong("shape", "lse is ", result.lse.shape());
     if (result.lse.dtype() != (c.dtype == DType::f64 ? DType::f64 : DType::f32))
       wrong("type", "lse is ", result.lse.dtype());
     const double log_scale = 1 + magnitude.score + magnitude.lse;
@@ -867,16 +1162,34 @@ void judge(const Config& c, Report& report) {
   // What was covered.
   tally(std::string("type ") + std::string(name_of(c.dtype)));
   tally(std::string("order ") + name(kOrders, p.order.kind) + ' ' + name(kScopes, p.order.scope));
-  for (const Branch& b : p.pattern) tally(std::string("pattern ") + name(kKinds, b.kind));
+  for (const Branch& b : p.pattern) {
+    tally(std::string("pattern ") + name(kKinds, b.kind));
+    for (std::size_t i = 0; i < b.dimensions(); ++i) {
+      if (b.axes[i].dilation > 1) tally("an axis is dilated");
+      if (b.axes[i].stride > 1) tally("an axis strides");
+      if (b.axes[i].causal) tally("an axis is causal");
+    }
+    if (std::ranges::any_of(b.axes, [](const Branch::Axis& a) { return a.shift > 0; })) tally("shifted");
+  }
   tally(std::string("dilation mode ") + name(kDilationModes, p.dilation_mode));
   tally(std::string("causality ") + name(kCausalities, p.causality));
   if (p.pattern.size() > 1) tally("several branches");
+  if (std::ranges::any_of(p.pattern, &Branch::joined)) tally("a union");
   if (set.empty_rows() > 0) tally("rows without keys");
-  if (plan->tilings().size() > 1) tally("several tilings");
+  if (!plan->parts().empty() && plan->parts()[0].tilings.size() > 1) tally("several tilings");
   if (p.length > kTile) tally("longer than a tile");
+  if (!p.documents.empty()) tally("documents");
+  if (p.queries) tally(c.silent ? "the last queries" : "queries named");
+  if (p.queries && p.queries->size() == 1) tally("one query");
   if (c.kv_heads != p.heads) tally("grouped heads");
   if (c.batch == 0) tally("batch 0");
   if (c.dropout > 0) tally("dropout");
+  if (c.softcap > 0) tally("softcap");
+  if (c.alibi != Alibi::none) tally(std::string("alibi ") + name(kAlibis, c.alibi));
+  if (!c.table.empty()) tally("relative on " + std::to_string(c.table.size()) + " axes");
+  if (c.bias >= 0) tally(std::string("bias that masks ") + name(kMasks, c.mask));
+  if (c.sink) tally("sink");
+  if (c.d_lse) tally("gradient of lse");
   if (c.watched != 7) tally("not all inputs watched");
   if (c.alias != Alias::none) tally(std::string("alias ") + name(kAliases, c.alias));
   if (c.logits != Logits::ordinary) tally(std::string("logits ") + name(kLogits, c.logits));
@@ -908,11 +1221,22 @@ std::vector<Config> smaller(const Config& c) {
     change(s);
     PlanSpec& p = s.spec;
     if (!p.order.folds() && p.length != c.spec.length) p.order.grid = {}, p.order.steps = Steps::near;
+    for (DocumentList& left : p.documents) {
+      std::size_t fit = 0;
+      for (Index tokens = 0; fit < left.size() && (tokens += left[fit].length) <= p.length;) ++fit;
+      left.erase(left.begin() + static_cast<std::ptrdiff_t>(fit), left.end());
+    }
+    if (!has_grid(p) && s.table.size() > 1) s.table.resize(1);
+    if (p.queries && s.silent)
+      p.queries = query_run(p.length - std::min(p.length, rows_of_q(p)), std::min(p.length, rows_of_q(p)));
+    if (p.queries) std::erase_if(*p.queries, [&](std::int32_t row) { return row >= p.length; });
     const Grid grid = ref::grid_of(p.order, p.length);
     const auto odd = [](Index k, Index n) { return std::min(k, n - 1 + n % 2); };
     for (Branch& b : p.pattern) {
-      if (b.kind == Kind::neighborhood) b.size = odd(b.size, p.length);
-      if (b.kind == Kind::neighborhood2d) b.rows = odd(b.rows, grid.height), b.columns = odd(b.columns, grid.width);
+      if (p.documents.empty() && !fits(b.kind, p.order, grid, p.length)) return;
+      if (b.kind == Kind::neighborhood && !b.axes[0].causal) b.size = odd(b.size, p.length);
+      if (b.kind == Kind::neighborhood2d && b.axes == Branch{}.axes)
+        b.rows = odd(b.rows, grid.height), b.columns = odd(b.columns, grid.width);
       if (b.kind == Kind::blocks) {
         const Index n = (p.length + b.size - 1) / b.size;
         std::erase_if(b.pairs, [&](const auto& pair) { return pair.first >= n || pair.second >= n; });
@@ -930,6 +1254,18 @@ std::vector<Config> smaller(const Config& c) {
     propose([](Config& s) { s.spec.length -= s.spec.length / 4; });
     propose([](Config& s) { s.spec.length -= 1; });
   }
+  if (!p.documents.empty()) {
+    for (std::size_t i = 0; i < p.documents[0].size(); ++i)
+      propose(
+          [i](Config& s) { s.spec.documents[0].erase(s.spec.documents[0].begin() + static_cast<std::ptrdiff_t>(i)); });
+    propose([](Config& s) { s.spec.documents.clear(); });
+  }
+  if (p.queries) {
+    propose([](Config& s) { s.spec.queries.reset(), s.silent = false; });
+    propose([](Config& s) { s.silent = false; });
+    for (std::size_t i = 0; i < p.queries->size() && !c.silent; ++i)
+      propose([i](Config& s) { s.spec.queries->erase(s.spec.queries->begin() + static_cast<std::ptrdiff_t>(i)); });
+  }
   if (c.batch > 1) propose([](Config& s) { s.batch = 1; });
   if (p.heads > 1) {
     propose([](Config& s) { s.spec.heads = s.kv_heads = 1; });
@@ -944,15 +1280,29 @@ std::vector<Config> smaller(const Config& c) {
   }
   if (p.pattern.size() > 1)
     for (std::size_t i = 0; i < p.pattern.size(); ++i)
-      propose([i](Config& s) { s.spec.pattern.erase(s.spec.pattern.begin() + static_cast<std::ptrdiff_t>(i)); });
+      propose([i](Config& s) {
+        s.spec.pattern.erase(s.spec.pattern.begin() + static_cast<std::ptrdiff_t>(i));
+        s.spec.pattern[0].joined = false;
+      });
   for (std::size_t i = 0; i < p.pattern.size(); ++i) {
     const Branch& b = p.pattern[i];
-    if (b.kind != Kind::dense) propose([i](Config& s) { s.spec.pattern[i] = Branch{}; });
+    if (b.kind != Kind::dense)
+      propose([i](Config& s) {
+        const bool joined = s.spec.pattern[i].joined;
+        s.spec.pattern[i] = Branch{}, s.spec.pattern[i].joined = joined;
+      });
+    if (b.joined) propose([i](Config& s) { s.spec.pattern[i].joined = false; });
     if (b.dilation > 1) {
       propose([i](Config& s) {
         s.spec.pattern[i].dilation = 1, s.spec.pattern[i].offset = 0, s.spec.pattern[i].offset_by_head = false;
       });
       propose([i](Config& s) { s.spec.pattern[i].dilation = (s.spec.pattern[i].dilation + 1) / 2; });
+    }
+    for (std::size_t a = 0; a < b.axes.size(); ++a) {
+      const Branch::Axis& axis = b.axes[a];
+      if (axis.stride > 1) propose([i, a](Config& s) { s.spec.pattern[i].axes[a].stride = 1; });
+      if (axis.shift > 0) propose([i, a](Config& s) { s.spec.pattern[i].axes[a].shift = 0; });
+      if (axis.dilation > 1) propose([i, a](Config& s) { s.spec.pattern[i].axes[a].dilation = 1; });
     }
     if (b.offset > 0 || b.offset_by_head)
       propose([i](Config& s) { s.spec.pattern[i].offset = 0, s.spec.pattern[i].offset_by_head = false; });
@@ -979,6 +1329,17 @@ std::vector<Config> smaller(const Config& c) {
   if (c.logits != Logits::ordinary) propose([](Config& s) { s.logits = Logits::ordinary; });
   if (c.bad != Bad::none) propose([](Config& s) { s.bad = Bad::none; });
   if (c.dropout > 0) propose([](Config& s) { s.dropout = 0; });
+  if (c.softcap > 0) propose([](Config& s) { s.softcap = 0; });
+  if (c.alibi != Alibi::none) propose([](Config& s) { s.alibi = Alibi::none; });
+  if (!c.table.empty()) propose([](Config& s) { s.table.clear(); });
+  if (c.bias >= 0) propose([](Config& s) { s.bias = -1; });
+  for (int i = 0; i < 4 && c.bias > 0; ++i)
+    if (c.bias >> i & 1) propose([i](Config& s) { s.bias &= ~(1 << i); });
+  if (c.narrow_bias) propose([](Config& s) { s.narrow_bias = false; });
+  if (c.turned_bias) propose([](Config& s) { s.turned_bias = false; });
+  if (c.mask != Mask::none) propose([](Config& s) { s.mask = Mask::none; });
+  if (c.sink) propose([](Config& s) { s.sink = false; });
+  if (c.d_lse) propose([](Config& s) { s.d_lse = false; });
   if (c.scale) propose([](Config& s) { s.scale.reset(); });
   if (c.watched != 7) propose([](Config& s) { s.watched = 7; });
   if (c.dtype != DType::f64) propose([](Config& s) { s.dtype = DType::f64; });
@@ -1078,6 +1439,17 @@ TEST(AttentionFuzz, AgreesWithTheDefinitions) {
                              "grouped heads",
                              "batch 0",
                              "dropout",
+                             "softcap",
+                             "alibi published",
+                             "alibi learned",
+                             "relative on 1 axes",
+                             "relative on 2 axes",
+                             "relative on 3 axes",
+                             "bias that masks nothing",
+                             "bias that masks pairs",
+                             "bias that masks a row",
+                             "sink",
+                             "gradient of lse",
                              "alias packed",
                              "alias q = k = v",
                              "alias k = v",
@@ -1092,7 +1464,19 @@ TEST(AttentionFuzz, AgreesWithTheDefinitions) {
                              "dilation mode residue",
                              "dilation mode longnet",
                              "dilation mode head_groups",
-                             "not all inputs watched"})
+                             "pattern window3d",
+                             "pattern slide3d",
+                             "pattern neighborhood3d",
+                             "an axis is dilated",
+                             "an axis strides",
+                             "an axis is causal",
+                             "shifted",
+                             "a union",
+                             "not all inputs watched",
+                             "documents",
+                             "queries named",
+                             "the last queries",
+                             "one query"})
       EXPECT_GT(total.count[what], 0) << "never drawn: " << what;
     if (device_under_test().is_cpu()) { EXPECT_GT(total.count["dual-number checks"], 0); }
   }

@@ -32,6 +32,7 @@ struct Case {
   DType dtype;
   const char* pattern;
   Causality causality = Causality::none;
+  TermConfig terms = {};
 };
 
 /// What a forward and backward pass did: bytes kept between the two, and the highest that lived,
@@ -47,44 +48,62 @@ Measured measure(const Case& c, const PlanPtr& plan, Backward mode) {
                d_o = randn(q.shape(), {1, 4}, c.dtype);
   AttentionOptions options;
   options.backward = mode;
+  options.terms = make_terms(c.terms, c.heads, length, c.dtype);
+  std::vector<Tensor> watched{q, k, v};
+  visit_terms(options.terms, [&](const std::string&, Tensor& x) { watched.push_back(x); });
   const std::size_t before = memory_stats().live;
   double saved = 0;
   {
     Tape tape;
-    for (const Tensor& x : {q, k, v}) tape.watch(x);
+    for (const Tensor& x : watched) tape.watch(x);
     (void)attention(q, k, v, plan, options);
+    EXPECT_TRUE(mode == Backward::taped || tape.size() == 1) << name_of(mode) << ": " << tape.size() << " nodes";
     saved = static_cast<double>(memory_stats().live - before);  // what nobody but the tape holds
   }
   reset_memory_peak();
   Tape tape;
-  for (const Tensor& x : {q, k, v}) tape.watch(x);
+  for (const Tensor& x : watched) tape.watch(x);
   const Tensor o = attention(q, k, v, plan, options);
   const Gradients g = tape.backward(o, d_o);
-  EXPECT_EQ(g.size(), 3u);
+  EXPECT_EQ(g.size(), watched.size());
   return {saved, static_cast<double>(memory_stats().peak - before)};
 }
 
 }  // namespace
+
+Case with(const TermConfig& terms, DType dtype = DType::f32) {
+  return {2, 2, 1, 16, dtype, "segment:128", Causality::token, terms};
+}
 
 TEST(AttentionMemory, FitsTheFormula) {
   const Case cases[] = {{1, 2, 2, 16, DType::f32, "segment:128"},
                         {1, 2, 1, 16, DType::bf16, "segment:128", Causality::token},
                         {2, 1, 1, 8, DType::f64, "segment:128"},
                         {1, 2, 2, 16, DType::f32, "segment:128+segment:512,dilation=4"},
-                        {1, 1, 1, 16, DType::f32, "slide:64", Causality::token}};
+                        {1, 1, 1, 16, DType::f32, "slide:64", Causality::token},
+                        with({.softcap = 5}),
+                        with({.alibi = TermConfig::Alibi::learned}),
+                        with({.relative = {255}}),
+                        with({.bias = {1, 2, 1, 0}}),
+                        with({.bias = {1, 1, 0, 1}}),
+                        with({.bias = {1, 2, 1, 0}}, DType::bf16),
+                        with({.sink = true}),
+                        with({.sink = true}, DType::bf16),
+                        with({.softcap = 5, .alibi = TermConfig::Alibi::learned, .relative = {63}, .sink = true})};
   // Fused is a promise; the others are estimates of what an op at a time takes, good enough to
   // refuse what will not fit.
   constexpr double kAllowed[] = {0.25, 0.25, 0.05};
   for (const Case& c : cases)
     for (const Backward mode : {Backward::fused, Backward::hybrid, Backward::taped}) {
-      if (mode != Backward::fused && std::string(c.pattern).starts_with("slide")) continue;  // one block of L x L
-      const Index longest = mode == Backward::fused ? scaled<Index>(65536, 8192) : 8192;
+      const bool terms = c.terms != TermConfig();
+      const Index longest = terms ? 4096 : mode == Backward::fused ? scaled<Index>(65536, 8192) : 8192;
       std::vector<std::pair<double, double>> line;
       double saved_off = 0, peak_off = 0;
       std::string where;
       for (Index length = 1024; length <= longest; length *= 2) {
         const PlanPtr plan = plan_of(length, c.heads, c.pattern, "hilbert", c.causality);
-        const AttentionMemory stated = attention_memory(*plan, c.batch, c.kv_heads, c.dim, c.dtype, mode);
+        const AttentionMemory stated = attention_memory(*plan, c.batch, c.kv_heads, c.dim, c.dtype, mode,
+                                                        make_terms(c.terms, c.heads, length, c.dtype));
         const Measured m = measure(c, plan, mode);
         const auto off = [](double measured, std::size_t of) { return measured / static_cast<double>(of) - 1; };
         if (std::abs(off(m.saved, stated.saved)) > std::abs(saved_off)) saved_off = off(m.saved, stated.saved);
@@ -106,6 +125,81 @@ TEST(AttentionMemory, FitsTheFormula) {
       EXPECT_LE(std::abs(peak_off), allowed) << name_of(mode) << ", " << c.pattern << ", " << name_of(c.dtype)
                                              << ": peak bytes against attention_memory()";
     }
+}
+
+// Of a bias of all pairs the gradient is as large as it is, and nothing else is.
+TEST(AttentionMemory, FusedKeepsToTheFormulaWithABiasOfAllPairs) {
+  for (const Shape& bias : {Shape{1, 1, 0, 0}, Shape{1, 2, 0, 0}, Shape{2, 2, 0, 0}})
+    for (const Index length : {500, 1024}) {
+      const Case c = with({.softcap = 5, .bias = bias, .sink = true});
+      const PlanPtr plan = plan_of(length, c.heads, c.pattern, "hilbert", c.causality);
+      const AttentionMemory stated = attention_memory(*plan, c.batch, c.kv_heads, c.dim, c.dtype, Backward::fused,
+                                                      make_terms(c.terms, c.heads, length));
+      const Measured m = measure(c, plan, Backward::fused);
+      EXPECT_NEAR(m.peak / static_cast<double>(stated.peak), 1, 0.05) << bias << ", " << length;
+      EXPECT_NEAR(m.saved / static_cast<double>(stated.saved), 1, 0.05) << bias << ", " << length;
+    }
+}
+
+// What a taped call multiplies and keeps follows the tiles that the plan lists, for every pattern;
+// and its tape is as long for one as for another.
+TEST(AttentionMemory, TapedFollowsTheTiles) {
+  struct Family {
+    const char *order, *pattern;
+    Index length;
+    Causality causality = Causality::none;
+    double keeps = 100;  // at most so often what fused keeps
+  };
+  const Family families[] = {{"hilbert:128x128", "window2d:16x16", 16384, Causality::none, 12},
+                             {"snake:128x128", "window2d:16x16", 16384, Causality::none, 12},
+                             {"hilbert:64x64", "window2d:7x7", 4096},
+                             {"hilbert:64x64", "slide2d:3x3", 4096},
+                             {"hilbert:64x64", "neighborhood2d:7x7", 4096},
+                             {"hilbert:56x56", "neighborhood2d:7x7", 3136, Causality::token},
+                             {"row", "slide:144", 4096},
+                             {"row", "slide:300", 4096, Causality::token},
+                             {"hilbert", "neighborhood:65", 4096},
+                             {"hilbert", "segment:128", 4096, Causality::token},
+                             {"hilbert", "segment:100", 4096},
+                             {"hilbert", "segment:16", 1000},
+                             {"hilbert", "segment:256,dilation=4", 4000},
+                             {"row", "blocks:64@local:1", 4096},
+                             {"row", "blocks:64@global_local:1:2", 4096},
+                             {"row", "dense", 1024},
+                             {"hilbert", "dense", 1024, Causality::token}};
+  constexpr Index kDim = 32;
+  std::size_t nodes = 0;
+  for (const Family& f : families) {
+    const PlanPtr plan = plan_of(f.length, 1, f.pattern, f.order, f.causality);
+    const std::string name = std::string(f.order) + " " + f.pattern;
+    const Tensor q = randn({1, f.length, 1, kDim}, {1, 1}), k = randn(q.shape(), {1, 2}), v = randn(q.shape(), {1, 3});
+    std::size_t kept[2] = {};
+    double products = 0;
+    for (const Backward mode : {Backward::taped, Backward::fused}) {
+      Tape tape(Tape::Options{.profile = true});
+      for (const Tensor& x : {q, k, v}) tape.watch(x);
+      AttentionOptions options;
+      options.backward = mode;
+      (void)attention(q, k, v, plan, options);
+      kept[mode == Backward::fused] = tape.saved_bytes();
+      if (mode == Backward::fused) continue;
+      if (nodes == 0) nodes = tape.size();
+      EXPECT_EQ(tape.size(), nodes) << name;
+      for (const NodeReport& n : tape.report())
+        if (n.name == "matmul") products += static_cast<double>(n.output.numel() * n.inputs[0][-1]);
+    }
+    // 128 x 128 tiles: whatever is listed inside them, they are the most that a mode may multiply.
+    const double tiles = 2.0 * kDim * static_cast<double>(plan->stats().tile_pairs),
+                 keeps = static_cast<double>(kept[0]) / static_cast<double>(kept[1]);
+    const bool dense = f.pattern == std::string("dense");
+    std::cout << "  " << name << ": taped multiplies " << products / tiles << " of its tiles and keeps " << keeps
+              << " of what fused keeps\n";
+    EXPECT_LE(products, (dense ? 2.0 : 1.3) * tiles) << name;
+    EXPECT_LE(keeps, f.keeps) << name;
+    if (dense) { EXPECT_GE(keeps, 2) << name; }
+  }
+  EXPECT_LE(nodes, 20u);
+  std::cout << "  " << nodes << " nodes\n";
 }
 
 TEST(AttentionMemory, FusedNeverHoldsScores) {

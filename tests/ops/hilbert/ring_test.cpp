@@ -51,7 +51,7 @@ struct Sharding {
 };  // 0: contiguous
 ShardPlanPtr shard_of(const PlanSpec& spec, int ranks, int rank, Sharding how) {
   PlanSpec positions = spec;
-  positions.in_order = true;
+  positions.in_order = spec.documents.empty();
   const PlanPtr plan = make_plan(positions);
   return std::make_shared<const ShardPlan>(
       plan, how.chunks > 0 ? balanced_shards(*plan, ranks, how.chunks) : contiguous_shards(*plan, ranks), rank,
@@ -118,8 +118,8 @@ std::string describe(const Problem& p, int ranks, Sharding how) {
   std::ostringstream text;
   text << "L " << p.spec.length << ", " << p.spec.heads << '/' << p.kv_heads << " heads of " << p.dim << ", "
        << to_string(p.spec.order) << ", " << to_string(p.spec.pattern) << ", " << name_of(p.spec.dilation_mode)
-       << ", causal " << name_of(p.spec.causality) << ", dropout " << p.options.dropout << "; " << ranks << " ranks, "
-       << name_of(how.transport) << ", chunks " << how.chunks;
+       << ", causal " << name_of(p.spec.causality) << ", documents " << to_string(p.spec.documents) << ", dropout "
+       << p.options.dropout << "; " << ranks << " ranks, " << name_of(how.transport) << ", chunks " << how.chunks;
   return text.str();
 }
 
@@ -151,8 +151,12 @@ Problem random_problem(std::uint64_t seed) {
                                           "window2d:4x4",
                                           "slide2d:2x3",
                                           "neighborhood2d:5x5",
+                                          "slide3d:0x2x3,dilation=2,stride=3",
+                                          "slide:9,dilation=3,causal=1",
+                                          "segment:48,shift=20",
+                                          "blocks:32@global_local:1:0|slide:9",
                                           "blocks"};
-  const std::string& pattern = patterns[static_cast<std::size_t>(below(16))];
+  const std::string& pattern = patterns[static_cast<std::size_t>(below(static_cast<Index>(patterns.size())))];
   if (pattern == "blocks") {
     const Index n = (p.spec.length + 15) / 16;
     BlockPairs pairs;
@@ -164,12 +168,29 @@ Problem random_problem(std::uint64_t seed) {
   } else {
     p.spec.pattern = parse_pattern(pattern);
   }
+  const Order folding = p.spec.order;
+  if (p.spec.pattern[0].on_grid()) {  // as square as the length allows
+    Index height = 1;
+    for (Index h = 1; h * h <= p.spec.length; ++h) height = p.spec.length % h == 0 ? h : height;
+    p.spec.order.grid = {p.spec.length / height, height};
+  }
   p.spec.dilation_mode = static_cast<DilationMode>(below(4));
   if (p.spec.dilation_mode == DilationMode::head_groups && static_cast<Index>(p.spec.pattern.size()) > p.spec.heads)
     p.spec.dilation_mode = DilationMode::longnet;
   p.spec.causality = static_cast<Causality>(below(3));
   if (below(3) == 0) p.options.dropout = 0.3, p.options.key = RandomKey{seed, 7};
   if (below(4) == 0) p.options.scale = 0.7;
+  if (below(3) == 0 && !pattern.starts_with("blocks")) {
+    const bool planar = p.spec.pattern[0].on_grid();
+    p.spec.order = folding;
+    p.spec.documents.resize(static_cast<std::size_t>(below(2) == 0 ? 1 : p.batch));
+    for (DocumentList& list : p.spec.documents)
+      for (Index left = p.spec.length; left > 0 && below(8) > 0; left -= list.back().length) {
+        const Index height = 1 + below(std::min<Index>(left, 9));
+        if (planar) list.emplace_back(Grid{1 + below(std::min<Index>(left / height, 20)), height});
+        else list.emplace_back(1 + below(left));
+      }
+  }
   p.draw(seed);
   return p;
 }
@@ -203,6 +224,9 @@ TEST(Ring, EveryCausalModeAndTransportOverEveryNumberOfRanks) {
                 .order = parse_order("hilbert", length),
                 .pattern = parse_pattern(pattern),
                 .causality = causality};
+      if (p.spec.pattern[0].on_grid())
+        p.spec.length = length - 1,
+        p.spec.order = parse_order(length == 331 ? "hilbert:15x22" : "hilbert:6x23", length - 1);
       p.draw(3);
       const Whole one = on_one_rank(p);
       for (int ranks : kRanks)

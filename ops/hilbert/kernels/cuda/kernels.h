@@ -12,6 +12,7 @@ namespace hilt::kernels {
 /// the first heads). Null: none is marked, or, for the plain kernel, every tile is asked for.
 struct Marks {
   std::int32_t *queries = nullptr, *keys = nullptr;
+  std::int32_t* any = nullptr;  // set beside them by the one-owner kernel
 };
 
 // plain.cu: every pattern, type and head dim up to kPlainDim; the referee of the others.

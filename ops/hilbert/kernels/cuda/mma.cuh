@@ -219,8 +219,8 @@ struct Place {
 template <bool kQueries, int N> __device__ __forceinline__ unsigned attending(const TilingView& t, const Place& x) {
   using Row = std::conditional_t<kQueries, QueryBounds, KeyPlace>;
   const auto row_at = [&](int h) -> Row {
-    if constexpr (kQueries) return bounds_of(t, static_cast<std::size_t>(x.row_at(h)));
-    else return place_of(t, static_cast<std::size_t>(x.row_at(h)));
+    if constexpr (kQueries) return bounds_of<2>(t, static_cast<std::size_t>(x.row_at(h)));
+    else return place_of<2>(t, static_cast<std::size_t>(x.row_at(h)));
   };
   Row rows[2]{};
   if (x.chunk.partial) rows[0] = row_at(0), rows[1] = row_at(1);
@@ -233,10 +233,10 @@ template <bool kQueries, int N> __device__ __forceinline__ unsigned attending(co
       if (x.chunk.partial) {
         const auto i = static_cast<std::size_t>(x.column_at(c, j));
         if constexpr (kQueries) {
-          const KeyPlace k = place_of(t, i);
+          const KeyPlace k = place_of<2>(t, i);
           both[0] = attends(rows[0], k), both[1] = attends(rows[1], k);
         } else {
-          const QueryBounds q = bounds_of(t, i);
+          const QueryBounds q = bounds_of<2>(t, i);
           both[0] = attends(q, rows[0]), both[1] = attends(q, rows[1]);
         }
       }
@@ -255,7 +255,11 @@ __device__ __forceinline__ unsigned surviving(const Problem& p, Index b, Index h
 #pragma unroll 1
   for (int i = 0; i < 4 * N; ++i) {
     const int row = x.row_at(i / 2 % 2), column = x.column_at(i / 4, i % 2);
-    bits |= (survives(p, b, h, kQueries ? row : column, kQueries ? column : row) ? 1u : 0u) << i;
+    bits |= (survives(p, Tiling::Place{static_cast<std::int32_t>(b), 0, 0}, h, kQueries ? row : column,
+                      kQueries ? column : row)
+                 ? 1u
+                 : 0u)
+            << i;
   }
   return bits;
 }

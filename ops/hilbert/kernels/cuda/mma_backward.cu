@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
 
   Sums<W, kKeys> x{};
   if constexpr (!kKeys) {
-    const Index statistics = (b * p.sizes.heads + own_head) * p.sizes.length;
+    const Index statistics = (b * p.sizes.heads + own_head) * p.sizes.queries;
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
   const auto meet_head = [&](int h) {  // a query head; what streams by are its rows, or the keys it reads
     const int from = kKeys ? h : h / each;
     const T *const stream_a = f.stream.a.at(b, from), *const stream_b = f.stream.b.at(b, from);
-    const Index statistics = (b * p.sizes.heads + h) * p.sizes.length;
+    const Index statistics = (b * p.sizes.heads + h) * p.sizes.queries;
     Walk<kChunk> walk =
         kKeys ? Walk<kChunk>(p.t.queries, p.t.queries_begin[tile], p.t.queries_begin[tile + 1], p.t.q_tile)
               : Walk<kChunk>(p.t.keys, p.t.keys_begin[tile], p.t.keys_begin[tile + 1], p.t.k_tile);

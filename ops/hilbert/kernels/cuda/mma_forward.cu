@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   std::int32_t* const mark =
       f.redo ? f.redo + (b * p.sizes.heads + h) * static_cast<Index>(p.t.q_tile.size()) + tile : nullptr;
   if (!is_finite_or_marked(zero, mark)) return;
-  float* const lse = f.lse + (b * p.sizes.heads + h) * p.sizes.length;
+  float* const lse = f.lse + (b * p.sizes.heads + h) * p.sizes.queries;
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll

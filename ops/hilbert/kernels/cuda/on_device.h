@@ -1,7 +1,7 @@
 #pragma once
 #include <span>
 #include "core/dispatch.h"
-#include "ops/hilbert/plan/tiling.h"
+#include "ops/hilbert/plan/visits.h"
 
 // Private: a tiling where a GPU's kernels can read it.
 
@@ -15,12 +15,47 @@ struct TilingView {
   std::span<const Tiling::Ref> keys;
   std::span<const std::int32_t> queries_begin;
   std::span<const Tiling::Ref> queries;
+  bool causal;
   std::span<const std::int32_t> q_rank, k_rank;
+  constexpr std::span<const std::int32_t> q_ranks() const { return q_rank; }
+  constexpr std::span<const std::int32_t> k_ranks() const { return k_rank; }
   std::span<const std::int32_t> k_a, q_a_low, q_a_high;
   std::span<const std::int32_t> k_b, q_b_low, q_b_high;
+  std::span<const std::int32_t> k_c, q_c_low, q_c_high;
+  std::int32_t boxes = 1;
+};
+
+/// The visits of a Tiling, likewise.
+struct VisitsView {
+  struct Side {
+    std::span<const VisitSide::Owner> owner;
+    std::span<const VisitSide::Visit> visit;
+    bool wide;    // two steps at a time waste less than they save
+    bool busy;    // an owner has a good many steps
+    bool uneven;  // some have more than others
+  };
+  Side queries, keys;
+  std::span<const std::uint32_t> mask;
+  bool mixed, one_owner;
 };
 
 /// Copied there by the first call, kept as long as the tiling.
 const TilingView& on_device(const Tiling& t, Cuda where);
+const VisitsView& visits_on_device(const Tiling& t, Cuda where);
+/// Bytes of a tiling's visits, and how long making them took; zero before anyone asked.
+struct VisitsCost {
+  std::size_t bytes = 0;
+  double ms = 0;
+};
+VisitsCost visits_cost(const Tiling& t);
+
+/// Places, likewise.
+struct PlacesView {
+  const Tiling::Place* list = nullptr;
+  std::int32_t n = 0;
+  bool each_row = true;
+  constexpr Tiling::Place at(int i) const { return Tiling::Place::at(list, n, each_row, i); }
+};
+PlacesView on_device(const Tiling::Places& places, Cuda where);
 
 }  // namespace hilt

@@ -84,9 +84,9 @@ __device__ void add_up(const float* weight, const unsigned (&pairs)[kOwn], const
 }
 
 /// M of query i and key j of the lists.
-__device__ float multiplier(const Problem& p, Index b, Index h, int i, int j) {
+__device__ float multiplier(const Problem& p, Tiling::Place at, Index h, int i, int j) {
   if (p.sizes.dropout == 0) return 1;
-  return survives(p, b, h, i, j) ? static_cast<float>(keep_scale(p.sizes.dropout)) : 0.0f;
+  return survives(p, at, h, i, j) ? static_cast<float>(keep_scale(p.sizes.dropout)) : 0.0f;
 }
 
 /// What a block owns: rows [first, first + n) of a list.
@@ -98,13 +98,16 @@ template <class S> __device__ Own own_of(std::span<const Tiling::Range> tiles) {
   return {tile, begin, min(tiles[tile].end - begin, S::kRows)};
 }
 
-/// only [batch, heads, tiles]: whether this block's tile, of so many, is marked for a head; null
+/// Which place of the pass a block works on.
+__device__ Index place_number(const Problem& p) { return p.first_place + static_cast<Index>(blockIdx.z); }
+
+/// only [places, heads, tiles]: whether this block's tile, of so many, is marked for a head; null
 /// marks all.
 template <class S>
 __device__ bool is_asked_for(const std::int32_t* only, const Problem& p, Index h,
                              std::span<const Tiling::Range> tiles) {
-  return !only || only[(static_cast<Index>(blockIdx.z) * p.sizes.heads + h) * static_cast<Index>(tiles.size()) +
-                       blockIdx.x / S::kParts] != 0;
+  return !only ||
+         only[(place_number(p) * p.sizes.heads + h) * static_cast<Index>(tiles.size()) + blockIdx.x / S::kParts] != 0;
 }
 
 template <class T, class S>
@@ -120,10 +123,12 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
   const Own own = own_of<S>(p.t.q_tile);
   if (own.n <= 0) return;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, dim = static_cast<int>(p.sizes.dim);
-  const Index b = blockIdx.z, h = p.heads.at[blockIdx.y], kv = h / (p.sizes.heads / p.sizes.kv_heads);
+  const auto place = p.places.at(place_number(p));
+  const Index b = place.row, h = p.heads.at[blockIdx.y], kv = h / (p.sizes.heads / p.sizes.kv_heads);
+  q = q.from(place.q), k = k.from(place.k), v = v.from(place.k), o = o.from(place.q), o_wide = o_wide.from(place.q);
   const int mine = warp * kOwn, rows = min(max(own.n - mine, 0), kOwn);  // this warp's, within the block
   const std::int32_t* const tokens = p.t.q_token.data() + own.first;
-  float* const stat = lse + (b * p.sizes.heads + h) * p.sizes.length;
+  float* const stat = lse + (b * p.sizes.heads + h) * p.sizes.queries + place.q;
   const auto state = [&](int r, int d) -> float {
     return o_wide.data ? o_wide.at(b, tokens[mine + r], h)[d] : static_cast<float>(o.at(b, tokens[mine + r], h)[d]);
   };
@@ -172,7 +177,7 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
           m[r] = top;
         }
         l[r] += warp_reduce<Sum>(w);
-        if (attend) w *= multiplier(p, b, h, own.first + mine + r, first + lane);
+        if (attend) w *= multiplier(p, place, h, own.first + mine + r, first + lane);
         weight[r * kChunk + lane] = w;
       }
       __syncwarp();
@@ -220,7 +225,11 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
   const Own own = own_of<S>(p.t.k_tile);
   if (own.n <= 0) return;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, dim = static_cast<int>(p.sizes.dim);
-  const Index b = blockIdx.z, kv = blockIdx.y, each = p.sizes.heads / p.sizes.kv_heads;
+  const auto place = p.places.at(place_number(p));
+  const Index b = place.row, kv = blockIdx.y, each = p.sizes.heads / p.sizes.kv_heads;
+  q = q.from(place.q), k = k.from(place.k), v = v.from(place.k), d_o = d_o.from(place.q);
+  dk = dk.from(place.k), dv = dv.from(place.k), dk_direct = dk_direct.from(place.k),
+  dv_direct = dv_direct.from(place.k);
   const int mine = warp * kOwn, rows = min(max(own.n - mine, 0), kOwn);
   const std::int32_t* const tokens = p.t.k_token.data() + own.first;
   fetch(k, b, kv, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, 1.0f, k_tile);
@@ -230,9 +239,8 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
   for (int i = 0; i < p.n_heads; ++i) {
     const Index h = p.heads.at[i];
     if (h / each != kv) continue;
-    const float *const row_lse = lse + (b * p.sizes.heads + h) * p.sizes.length, *const row_delta =
-                                                                                     delta + (b * p.sizes.heads + h) *
-                                                                                                 p.sizes.length;
+    const Index statistics = (b * p.sizes.heads + h) * p.sizes.queries + place.q;
+    const float *const row_lse = lse + statistics, *const row_delta = delta + statistics;
     for (int e = p.t.queries_begin[own.tile]; e < p.t.queries_begin[own.tile + 1]; ++e) {
       const Tiling::Ref ref = p.t.queries[e];
       const Tiling::Range queries = p.t.q_tile[ref.tile];
@@ -256,7 +264,7 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
               r < rows && lane < n && (!ref.partial || attends(p.t, first + lane, own.first + mine + r));
           pairs[r] = __ballot_sync(~0u, attend);
           Weights w{};
-          if (attend) w = weights_of(s[r], dp[r], l, x, multiplier(p, b, h, first + lane, own.first + mine + r));
+          if (attend) w = weights_of(s[r], dp[r], l, x, multiplier(p, place, h, first + lane, own.first + mine + r));
           p_weights[(mine + r) * kChunk + lane] = w.p;
           ds_weights[(mine + r) * kChunk + lane] = w.ds;
         }
@@ -299,7 +307,10 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
   const Own own = own_of<S>(p.t.q_tile);
   if (own.n <= 0) return;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, dim = static_cast<int>(p.sizes.dim);
-  const Index b = blockIdx.z, h = p.heads.at[blockIdx.y], kv = h / (p.sizes.heads / p.sizes.kv_heads);
+  const auto place = p.places.at(place_number(p));
+  const Index b = place.row, h = p.heads.at[blockIdx.y], kv = h / (p.sizes.heads / p.sizes.kv_heads);
+  q = q.from(place.q), k = k.from(place.k), v = v.from(place.k), d_o = d_o.from(place.q);
+  dq = dq.from(place.q), dq_direct = dq_direct.from(place.q);
   const int mine = warp * kOwn, rows = min(max(own.n - mine, 0), kOwn);
   const std::int32_t* const tokens = p.t.q_token.data() + own.first;
   const float scale = static_cast<float>(p.sizes.scale);
@@ -308,7 +319,7 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
   float l[kOwn], x[kOwn], sum[kOwn][S::kColumns] = {};
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
-    const Index at = (b * p.sizes.heads + h) * p.sizes.length + (r < rows ? tokens[mine + r] : 0);
+    const Index at = (b * p.sizes.heads + h) * p.sizes.queries + place.q + (r < rows ? tokens[mine + r] : 0);
     l[r] = r < rows ? lse[at] : 0.0f, x[r] = r < rows ? delta[at] : 0.0f;
   }
   for (int e = p.t.keys_begin[own.tile]; e < p.t.keys_begin[own.tile + 1]; ++e) {
@@ -331,7 +342,7 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
         const bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, own.first + mine + r, first + lane));
         pairs[r] = __ballot_sync(~0u, attend);
         weights[(mine + r) * kChunk + lane] =
-            attend ? weights_of(s[r], dp[r], l[r], x[r], multiplier(p, b, h, own.first + mine + r, first + lane)).ds
+            attend ? weights_of(s[r], dp[r], l[r], x[r], multiplier(p, place, h, own.first + mine + r, first + lane)).ds
                    : 0.0f;
       }
       __syncwarp();
@@ -355,13 +366,14 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
 // head, then token, as they lie in memory.
 template <int N, class T>
 __global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<const T> o, Rows<const T> d_o, float* delta,
-                             int lanes) {
+                             int lanes, const std::int32_t* if_set) {
+  if (if_set && *if_set == 0) return;
   const int lane = threadIdx.x % lanes;
-  const Index rows = s.batch * s.heads * s.length;
+  const Index rows = s.batch * s.heads * s.queries;
   // Whole warps stay together: they add up across lanes.
   for (Index first = (first_element() - threadIdx.x % kWarp) / lanes; first < rows; first += element_step() / lanes) {
-    const Index row = first + threadIdx.x % kWarp / lanes, h = row % s.heads, t = row / s.heads % s.length,
-                b = row / s.heads / s.length;
+    const Index row = first + threadIdx.x % kWarp / lanes, h = row % s.heads, t = row / s.heads % s.queries,
+                b = row / s.heads / s.queries;
     float sum = 0;
     if (row < rows)
       for (Index d = lane * N; d < s.dim; d += lanes * N) {
@@ -369,7 +381,7 @@ __global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<cons
         for (int e = 0; e < N; ++e) sum += x[e] * y[e];
       }
     for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (row < rows && lane == 0) delta[(b * s.heads + h) * s.length + t] = sum;
+    if (row < rows && lane == 0) delta[(b * s.heads + h) * s.queries + t] = sum;
   }
 }
 
@@ -383,19 +395,25 @@ template <class F> void with_shape(Index dim, F&& f) {
   else f.template operator()<Shape32<8>>();
 }
 
-/// run(problem) for the listed heads, as many at a time as a kernel parameter holds.
+/// run(problem, places) for the listed heads, as many at a time as a kernel parameter holds, and
+/// the places, as many as a launch takes.
 template <class Run> void in_portions(Cuda where, const AttentionPass& pass, Run&& run) {
-  if (pass.sizes.batch == 0 || pass.sizes.dim == 0) return;
+  constexpr Index kMostPlaces = 65535;
+  if (pass.sizes.dim == 0) return;
   for (Index first = 0; first < pass.n_heads; first += kMaxHeads) {
     AttentionPass portion = pass;
     portion.heads += first, portion.n_heads = std::min(kMaxHeads, pass.n_heads - first);
-    run(problem_of(where, portion));
+    for (Index place = 0; place < pass.place_count(); place += kMostPlaces) {
+      Problem p = problem_of(where, portion);
+      p.first_place = static_cast<int>(place);
+      run(p, std::min(kMostPlaces, pass.place_count() - place));
+    }
   }
 }
 
-template <class S> dim3 grid_of(const std::vector<Tiling::Range>& tiles, Index heads, Index batch) {
+template <class S> dim3 grid_of(const std::vector<Tiling::Range>& tiles, Index heads, Index places) {
   return dim3(static_cast<unsigned>(tiles.size() * S::kParts), static_cast<unsigned>(heads),
-              static_cast<unsigned>(batch));
+              static_cast<unsigned>(places));
 }
 
 /// One type after the other, as the template arguments of f.
@@ -411,8 +429,8 @@ void plain_forward(Cuda where, const ForwardPass& f, const Marks& marks) {
     with_shape(f.sizes.dim, [&]<class S>() {
       constexpr std::size_t kShared =
           sizeof(float) * (S::kRows * S::kWidth + 2 * kChunk * S::kPitch + S::kRows * kChunk);
-      in_portions(where, f, [&](const Problem& p) {
-        launch("attention", where, forward_kernel<T, S>, grid_of<S>(f.tiling->q_tile, p.n_heads, f.sizes.batch),
+      in_portions(where, f, [&](const Problem& p, Index places) {
+        launch("attention", where, forward_kernel<T, S>, grid_of<S>(f.tiling->q_tile, p.n_heads, places),
                S::kWarps * kWarp, kShared, p, f.q.rows<const T>(), f.k.rows<const T>(), f.v.rows<const T>(), narrow,
                wide, static_cast<float*>(f.lse), f.fresh, marks.queries);
       });
@@ -429,15 +447,13 @@ void plain_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
     const auto *lse = static_cast<const float*>(b.lse), *delta = static_cast<const float*>(b.delta);
     with_shape(b.sizes.dim, [&]<class S>() {
       constexpr std::size_t kTiles = 2 * (S::kRows * S::kWidth + kChunk * S::kPitch), kWeights = S::kRows * kChunk;
-      in_portions(where, b, [&](const Problem& p) {
-        launch("attention", where, keys_backward_kernel<T, S>,
-               grid_of<S>(b.tiling->k_tile, b.sizes.kv_heads, b.sizes.batch), S::kWarps * kWarp,
-               sizeof(float) * (kTiles + 2 * kWeights), p, q, k, v, d_o, lse, delta, added(b.dk), added(b.dv),
-               written(b.dk), written(b.dv), marks.keys);
-        launch("attention", where, queries_backward_kernel<T, S>,
-               grid_of<S>(b.tiling->q_tile, p.n_heads, b.sizes.batch), S::kWarps * kWarp,
-               sizeof(float) * (kTiles + kWeights), p, q, k, v, d_o, lse, delta, added(b.dq), written(b.dq),
-               marks.queries);
+      in_portions(where, b, [&](const Problem& p, Index places) {
+        launch("attention", where, keys_backward_kernel<T, S>, grid_of<S>(b.tiling->k_tile, b.sizes.kv_heads, places),
+               S::kWarps * kWarp, sizeof(float) * (kTiles + 2 * kWeights), p, q, k, v, d_o, lse, delta, added(b.dk),
+               added(b.dv), written(b.dk), written(b.dv), marks.keys);
+        launch("attention", where, queries_backward_kernel<T, S>, grid_of<S>(b.tiling->q_tile, p.n_heads, places),
+               S::kWarps * kWarp, sizeof(float) * (kTiles + kWeights), p, q, k, v, d_o, lse, delta, added(b.dq),
+               written(b.dq), marks.queries);
       });
     });
   });
@@ -453,8 +469,8 @@ void attention_delta(Cuda where, const DeltaPass& x) {
     const auto run = [&]<int N>() {
       int lanes = 1;
       while (lanes < kWarp && lanes * N < s.dim) lanes *= 2;
-      launch("attention", where, delta_kernel<N, T>, blocks_for(s.batch * s.heads * s.length * lanes), kThreads, 0, s,
-             o, d_o, static_cast<float*>(x.delta), lanes);
+      launch("attention", where, delta_kernel<N, T>, blocks_for(s.batch * s.heads * s.queries * lanes), kThreads, 0, s,
+             o, d_o, static_cast<float*>(x.delta), lanes, x.if_set);
     };
     if (s.dim % kPack<T> == 0 && in_packs(o) && in_packs(d_o)) run.template operator()<kPack<T>>();
     else run.template operator()<1>();

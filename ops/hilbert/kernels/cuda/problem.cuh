@@ -16,12 +16,15 @@ struct Heads {
 struct Problem {
   AttentionSizes sizes;
   TilingView t;
-  Heads heads;  // the listed ones
+  PlacesView places;
+  int first_place = 0;  // of this launch
+  Heads heads;          // the listed ones
   int n_heads;
 };
 
 inline Problem problem_of(Cuda where, const AttentionPass& pass) {
-  Problem p{pass.sizes, on_device(*pass.tiling, where), {}, static_cast<int>(pass.n_heads)};
+  Problem p{pass.sizes, on_device(*pass.tiling, where), {}, 0, {}, static_cast<int>(pass.n_heads)};
+  if (pass.places) p.places = on_device(*pass.places, where);
   for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(pass.heads[i]);
   return p;
 }
@@ -29,10 +32,10 @@ inline Problem problem_of(Cuda where, const AttentionPass& pass) {
 /// M of weights that survive dropout.
 inline float multiplier_of(const AttentionSizes& s) { return static_cast<float>(keep_scale(s.dropout)); }
 /// Whether the weight of query i and key j of the lists survives dropout.
-__device__ inline bool survives(const Problem& p, Index b, Index h, int i, int j) {
+__device__ inline bool survives(const Problem& p, Tiling::Place at, Index h, int i, int j) {
   const AttentionSizes& s = p.sizes;
-  const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h);
-  const auto t = static_cast<std::uint32_t>(p.t.q_name[i]), u = static_cast<std::uint32_t>(p.t.k_name[j]);
+  const auto head = static_cast<std::uint32_t>((s.first_batch + at.row) * s.heads + s.first_head + h);
+  const auto t = static_cast<std::uint32_t>(at.k + p.t.q_name[i]), u = static_cast<std::uint32_t>(at.k + p.t.k_name[j]);
   return attention_keeps(cuda::now(s.key), head, t, u, s.dropout);
 }
 

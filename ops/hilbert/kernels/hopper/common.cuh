@@ -13,101 +13,192 @@ namespace hilt::kernels::hopper {
 using namespace cuda;
 using namespace cuda::hopper;
 
-constexpr int kTile = 128;                           // rows of a tile, where nothing else is said
+constexpr int kTile = 128;                           // rows of an owner's tile
+constexpr int kCell = 64;                            // rows of a step
 constexpr int kMultiplying = 2 * kWarpgroup;         // threads of the two warpgroups that multiply, 64 rows each
 constexpr int kThreads = kWarpgroup + kMultiplying;  // the first warpgroup loads
-constexpr int kFiniteBarrier = 1;                    // of those that multiply, see mark()
+constexpr int kFiniteBarrier = 1;                    // of all that multiply, and 4 and 5 of each warpgroup
 constexpr std::size_t kMostShared = 227 << 10;       // bytes a block can have
+using Half = std::uint16_t;                          // a number of 16 bits, whatever its type
 
 // ---- what a launch is told ---------------------------------------------------------------------
 
 /// Rows of one tensor, of results their strides alone; in elements.
 struct Operand {
-  const bf16* data;
+  const Half* data;
   std::int64_t batch;
   int token, head;
   __device__ std::int64_t offset(int b, int h, int t = 0) const {
     return b * batch + static_cast<std::int64_t>(h) * head + static_cast<std::int64_t>(t) * token;
   }
-  __device__ const bf16* at(int b, int h) const { return data + offset(b, h); }
+  __device__ const Half* at(int b, int h) const { return data + offset(b, h); }
 };
 template <class Void> Operand operand_of(const AnyRows<Void>& x) {
-  return {static_cast<const bf16*>(x.data), x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
+  return {static_cast<const Half*>(x.data), x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
 }
 
-/// What a block works through: a tile of `group`, a head, a batch, and the tiles of the other side
-/// that it visits, from `first` in their list.
+/// What a block works through: an owner's rows for a head and a batch. Keys are owned for a key
+/// head, and visited by the query heads first .. last - 1 of the launch's list.
 struct Item {
-  int tile, head, group, batch, first, visits;
-};
-struct Visit {
-  int tile;
-  bool partial;
+  int head, batch, first_head, last_head;
+  int row, rows, visit, steps, tile, tiles;
+  int front_row, front_rows;  // the first visit
+  std::uint32_t front_cells;
 };
 
-/// The items of a launch, of equal groups or (kLists) of any tiling whose tiles all have 128 rows.
-/// kKeys: the tiles of items are of keys, and they visit queries; else the other way round.
+/// 64 rows of the other side, and the cells of the owner's two halves.
+struct Step {
+  int row = 0, rows = 0;
+  std::uint32_t cells = 0;
+  __device__ int cell(int half) const { return static_cast<int>(cells >> 16 * half & 0xffff); }
+};
+
+/// The items of a launch, and what they visit.
 struct Work {
-  int length, heads, items, visits;  // visits: of an item, where they are equal
+  int length, heads, items, tiles, chunks;  // tiles: of the tiling, on the owners' side; chunks: of 16 bytes a row
   float scale, scale_log2;
   TilingView lists;
-  std::int32_t* redo;  // with lists, [batch, heads, tiles]: set where the plain kernel has to redo a tile
-  Divisor tiles, n_heads, groups;
-  std::int16_t head[kHeads];
+  VisitsView::Side side;
+  const std::uint32_t* mask;
+  std::int32_t* redo;  // [batch, heads, tiles]: set where the plain kernel has to redo a tile; null: nowhere
+  std::int32_t* any;   // set where there is such a tile
+  // Sections of as many calls (a head of a batch) as keep what they read in the L2 cache; the
+  // longest items of a section first.
+  int last_section;  // where it begins
+  Divisor section, calls, last_calls, slots;
+  int stretch;     // items that rounds go through before they begin again: a section's, or all
+  Divisor rounds;  // of a stretch
+  std::int16_t head[kHeads], first_head[kHeads + 1], query_head[kHeads];
 
-  /// Of a group's only tile.
+  /// A block's next item, from a round on, which goes on; -1 where there is none. Where items
+  /// differ, those of a section go there and back, so that whoever got the longest of one round
+  /// gets the shortest of the next, and whoever has none in the last misses short ones.
+  __device__ __forceinline__ int next(int& round) const {
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    while (true) {
+      int part, rest;
+      rounds.split(round, part, rest);
+      const int begin = part * stretch, there = min(stretch, items - begin);
+      if (rest * blocks >= there) return -1;
+      const int within = rest * blocks + (round % 2 ? blocks - 1 - block : block);
+      ++round;
+      if (within < there) return begin + within;
+    }
+  }
   __device__ __forceinline__ Item item(int i) const {
     Item x;
-    int rest, slot;
-    n_heads.split(i, rest, slot);
-    groups.split(rest, x.batch, x.group);
-    x.head = head[slot];
+    int part, rest, owner, call, slot;
+    section.split(i, part, rest);
+    if (i >= last_section) last_calls.split(i - last_section, owner, call);
+    else calls.split(rest, owner, call);
+    slots.split(part * static_cast<int>(calls.d) + call, x.batch, slot);
+    x.head = head[slot], x.first_head = first_head[slot], x.last_head = first_head[slot + 1];
+    static_assert(sizeof(VisitSide::Owner) == 48);
+    const int4* const from = reinterpret_cast<const int4*>(side.owner.data()) + 3 * owner;
+    const int4 a = __ldg(from), b = __ldg(from + 1), c = __ldg(from + 2);
+    x.row = a.x, x.rows = a.y, x.visit = a.z, x.steps = b.x, x.tile = b.y, x.tiles = b.z;
+    x.front_row = c.x, x.front_rows = c.y, x.front_cells = static_cast<std::uint32_t>(c.z);
     return x;
-  }
-  template <bool kKeys, bool kLists> __device__ __forceinline__ Item item(int i) const {
-    int rest, tile;
-    tiles.split(i, rest, tile);
-    Item x = item(rest);
-    x.tile = tile, x.first = 0, x.visits = visits;
-    if constexpr (kLists) {  // the last queries of causal ones have the most keys: longest first
-      if constexpr (!kKeys) x.tile = static_cast<int>(tiles.d) - 1 - tile;
-      const std::int32_t* const begin = (kKeys ? lists.queries_begin : lists.keys_begin).data() + x.tile;
-      x.first = __ldg(begin), x.visits = __ldg(begin + 1) - x.first;
-    }
-    return x;
-  }
-  template <bool kKeys, bool kLists> __device__ __forceinline__ Visit visit(const Item& x, int e) const {
-    static_assert(sizeof(Tiling::Ref) == 8);
-    if constexpr (!kLists) return {e, false};
-    const int2 y = __ldg(reinterpret_cast<const int2*>((kKeys ? lists.queries : lists.keys).data()) + (x.first + e));
-    return {y.x, (y.y & 0xff) != 0};
   }
   /// Of [batch, heads, ..].
-  __device__ std::int64_t row(const Item& x) const { return static_cast<std::int64_t>(x.batch) * heads + x.head; }
-  /// Marks an item that is not finite. What is added to is added to once, by this kernel or by the
-  /// plain one: both warpgroups must agree on which.
-  template <bool kAdds> __device__ __forceinline__ bool mark(const Item& x, bool finite) const {
-    if constexpr (kAdds) finite = named_all(kFiniteBarrier, kMultiplying, finite);
-    if (!finite) redo[row(x) * tiles.d + x.tile] = 1;
+  __device__ std::int64_t row(int batch, int h) const { return static_cast<std::int64_t>(batch) * heads + h; }
+  /// Says of an owner's half whether it is finite, for all of a warpgroup's threads. What is added
+  /// to is added to once, by this kernel or by the plain one: there (kAgree) both halves must have
+  /// one opinion.
+  template <bool kAgree> __device__ __forceinline__ bool mark(const Item& x, int half, bool finite) const {
+    if (!redo) return true;
+    finite = kAgree ? named_all(kFiniteBarrier, kMultiplying, finite) : named_all(4 + half, kWarpgroup, finite);
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    if (thread < x.tiles)
+      reinterpret_cast<std::uint16_t*>(redo + row(x.batch, x.head) * tiles + x.tile + thread)[half] = !finite;
+    if (!finite) *any = 1;
     return finite;
   }
 };
-/// `tiles` and `visits`: of a group, of a tile.
-inline Work work_of(Cuda where, const AttentionPass& a, Index groups, Index tiles, Index visits) {
+
+/// Goes through the steps of an item; beyond them steps are empty.
+struct Walk {
+  const int4* next = nullptr;
+  int left = 0, row = 0, rows = 0;
+  std::uint32_t cells = 0;
+  Walk() = default;
+  __device__ Walk(const Work& w, const Item& x)
+      : next(reinterpret_cast<const int4*>(w.side.visit.data()) + x.visit),
+        left(x.steps),
+        row(x.front_row),
+        rows(x.front_rows),
+        cells(x.front_cells) {
+    static_assert(sizeof(VisitSide::Visit) == 16);
+  }
+  __device__ __forceinline__ Step take() {
+    if (left == 0) return {};
+    const Step s{row, min(rows, kCell), cells};
+    go_on(1);
+    return s;
+  }
+  /// Whether all cells of the next steps are full.
+  __device__ __forceinline__ bool is_full(int steps) const {
+    constexpr std::uint32_t kBoth = Visits::kFull << 16 | Visits::kFull;
+    return left > 0 && cells == kBoth && rows >= steps * kCell;
+  }
+  /// Takes them if they are.
+  __device__ __forceinline__ bool take_full(int steps) {
+    if (!is_full(steps)) return false;
+    go_on(steps);
+    return true;
+  }
+
+ private:
+  __device__ __forceinline__ void go_on(int steps) {
+    row += steps * kCell, rows -= steps * kCell, left -= steps;
+    if (left > 0 && rows <= 0) {
+      const int4 v = __ldg(++next);
+      row = v.x, rows = v.y, cells = static_cast<std::uint32_t>(v.z);
+    }
+  }
+};
+
+/// kKeys: keys are owned.
+template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Marks& marks) {
   const auto divisor = [](Index d) { return Divisor(static_cast<std::uint32_t>(d)); };
+  const AttentionSizes& s = a.sizes;
+  const VisitsView& visits = visits_on_device(*a.tiling, where);
   Work w{};
-  w.length = static_cast<int>(a.sizes.length), w.heads = static_cast<int>(a.sizes.heads);
-  w.items = static_cast<int>(a.sizes.batch * a.n_heads * groups * tiles), w.visits = static_cast<int>(visits);
-  w.scale = static_cast<float>(a.sizes.scale), w.scale_log2 = w.scale * kLog2e;
-  w.lists = on_device(*a.tiling, where);
-  w.tiles = divisor(tiles), w.n_heads = divisor(a.n_heads), w.groups = divisor(groups);
-  for (Index i = 0; i < a.n_heads; ++i) w.head[i] = static_cast<std::int16_t>(a.heads[i]);
+  w.length = static_cast<int>(s.queries), w.heads = static_cast<int>(s.heads), w.chunks = static_cast<int>(s.dim / 8);
+  w.tiles = static_cast<int>((kKeys ? a.tiling->k_tile : a.tiling->q_tile).size());
+  w.scale = static_cast<float>(s.scale), w.scale_log2 = w.scale * kLog2e;
+  w.lists = on_device(*a.tiling, where), w.side = kKeys ? visits.keys : visits.queries, w.mask = visits.mask.data();
+  w.redo = kKeys ? marks.keys : marks.queries, w.any = marks.any;
+  Index slots = 0;
+  const Index each = s.heads / s.kv_heads;
+  for (Index i = 0; i < a.n_heads; ++i) {
+    const Index head = a.heads[i], owner = kKeys ? head / each : head;
+    if (slots == 0 || w.head[slots - 1] != owner)
+      w.first_head[slots] = static_cast<std::int16_t>(i), w.head[slots++] = static_cast<std::int16_t>(owner);
+    w.query_head[i] = static_cast<std::int16_t>(head);
+    w.first_head[slots] = static_cast<std::int16_t>(i + 1);
+  }
+  constexpr Index kInCache = 8 << 20;
+  const auto owners = static_cast<Index>(w.side.owner.size());
+  const Index all = s.batch * slots, each_reads = 4 * s.queries * s.dim;
+  const bool alone = w.side.busy && !w.side.uneven;  // a call's owners after each other
+  // Where they differ, a section has some rounds of all multiprocessors, or it would not even out.
+  const Index rounds = w.side.uneven ? 4 * properties(where.device).multiprocessors / owners + 1 : 1;
+  const Index calls = alone ? 1 : std::clamp<Index>(std::max(kInCache / each_reads, rounds), 1, all),
+              whole = (all - 1) / calls;
+  w.items = static_cast<int>(all * owners), w.last_section = static_cast<int>(whole * calls * owners);
+  w.section = divisor(calls * owners), w.calls = divisor(calls), w.last_calls = divisor(all - whole * calls);
+  w.slots = divisor(slots);
+  w.stretch = w.side.uneven ? static_cast<int>(calls * owners) : w.items;
   return w;
 }
 /// Blocks that stay work through all items, one a multiprocessor; else every item has its own.
+/// Parts of one attention, which are merged or added, are what ranks exchange rows between: with a
+/// block an item, copies get in wherever one ends. Leaving multiprocessors free was slower.
 template <class Problem>
-void start(Cuda where, void (*kernel)(Problem), std::size_t shared, const Problem& p, bool stays = true) {
+void start(Cuda where, void (*kernel)(Problem), std::size_t shared, Problem p, bool stays = true) {
   const int blocks = stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items;
+  p.rounds = Divisor(static_cast<std::uint32_t>((p.stretch + blocks - 1) / blocks));
   launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
 }
 
@@ -168,19 +259,44 @@ template <class... Rings> __device__ __forceinline__ void set_up_barriers(const 
 }
 
 /// A thread that loads: eight share a row, 16 bytes of every 128 a thread, so that lines stay
-/// whole; it has rows row + 16 i of a tile.
+/// whole; it has rows row + 16 i of a tile. What is beyond the rows or columns there are is zero.
 struct Gather {
   int row = static_cast<int>(threadIdx.x) / 8, chunk = static_cast<int>(threadIdx.x) % 8;
   std::uint32_t at = swizzled(static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(chunk));
+  int chunks;  // of a row
+  __device__ explicit Gather(int of_row) : chunks(of_row) {}
 
-  /// Of each tensor one row, from `line` on, to tiles that follow each other.
-  template <class Tile, class... Lines>
-  __device__ __forceinline__ void copy(std::uint32_t tile, int i, const Lines*... line) const {
+  // Each thread fetches one token of up to 128 rows, early; a shuffle hands it on to the eight
+  // lanes that copy that row.
+  int lane = static_cast<int>(threadIdx.x) % kWarp,
+      mine = 16 * (lane / 4) + 4 * (static_cast<int>(threadIdx.x) / kWarp) + lane % 4;
+  /// This thread's of `rows` rows from `first` on: the token of row `mine`, -1 beyond them.
+  __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, int first, int rows) const {
+    return mine < rows ? __ldg(list.data() + first + mine) : -1;
+  }
+  /// The same for two steps of 64 rows that follow each other in a tile.
+  __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, const Step& a, const Step& b) const {
+    const bool second = mine >= kCell;
+    const int i = mine % kCell;
+    return i < (second ? b.rows : a.rows) ? __ldg(list.data() + (second ? b.row : a.row) + i) : -1;
+  }
+  __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, const Step& a) const {
+    return fetch(list, a, {});
+  }
+  /// Rows row + 16 i of a tile, for all i below 4 kParts, from an Operand's `base` at a batch and
+  /// head.
+  template <class Tile, int kParts>
+  __device__ __forceinline__ void copy(std::uint32_t tile, int held, const Half* base, int stride) const {
+    const bool there = chunk < chunks;
 #pragma unroll
-    for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      std::uint32_t to =
-          tile + static_cast<std::uint32_t>(panel) * Tile::kPanel + at + static_cast<std::uint32_t>(i) * 16 * kPanelRow;
-      ((copy_16(to, line + panel * 64), to += Tile::kBytes), ...);
+    for (int i = 0; i < 4 * kParts; ++i) {
+      const int token = __shfl_sync(~0u, held, 4 * i + lane / 8);
+      const Half* const line = base + static_cast<std::int64_t>(max(token, 0)) * stride + chunk * 8;
+#pragma unroll
+      for (int panel = 0; panel < Tile::kPanels; ++panel)
+        copy_16(tile + static_cast<std::uint32_t>(panel) * Tile::kPanel + at +
+                    static_cast<std::uint32_t>(i) * 16 * kPanelRow,
+                line + panel * 64, token >= 0 && (panel == 0 ? there : panel * 8 + chunk < chunks));
     }
   }
 };
@@ -201,26 +317,33 @@ struct Place {
 // ---- products ----------------------------------------------------------------------------------
 
 /// d = A B^T, of the 64 rows at a and those of B.
-template <class A, class B, int N>
+template <class E, class A, class B, int N>
 __device__ __forceinline__ void multiply_rows(float (&d)[N], std::uint32_t a, std::uint32_t b) {
 #pragma unroll
   for (int k = 0; k < A::kSteps; ++k)
-    wgmma<0, 0>(d, operand(a, along_columns(k, A::kPanel), 0), operand(b, along_columns(k, B::kPanel), 0), k > 0);
+    wgmma<E, 0, 0>(d, operand(a, along_columns(k, A::kPanel), 0), operand(b, along_columns(k, B::kPanel), 0), k > 0);
 }
-/// d += A B, or d = A B where accumulate is 0; A in registers.
-template <class B, int K, int N>
+/// d += A B, or d = A B where accumulate is 0; A in registers, the columns of B in blocks of up to
+/// 128.
+template <class E, class B, int K, int N>
 __device__ __forceinline__ void multiply(float (&d)[N], const std::uint32_t (&a)[K][4], std::uint32_t b,
                                          int accumulate) {
+  constexpr int kBlock = N < 64 ? N : 64;
 #pragma unroll
-  for (int k = 0; k < K; ++k) wgmma<1>(d, a[k], operand(b, along_rows(k), B::kPanel), k > 0 ? 1 : accumulate);
+  for (int k = 0; k < K; ++k)
+#pragma unroll
+    for (int block = 0; block < N / kBlock; ++block)
+      wgmma<E, 1>(reinterpret_cast<float(&)[kBlock]>(d[block * kBlock]), a[k],
+                  operand(b + static_cast<std::uint32_t>(block) * 2 * B::kPanel, along_rows(k), B::kPanel),
+                  k > 0 ? 1 : accumulate);
 }
 /// Scores as the operand A of the next product.
-template <int K, int N> __device__ __forceinline__ void pack(std::uint32_t (&a)[K][4], const float (&s)[N]) {
+template <class E, int K, int N> __device__ __forceinline__ void pack(std::uint32_t (&a)[K][4], const float (&s)[N]) {
   static_assert(N == 8 * K);
 #pragma unroll
   for (int k = 0; k < K; ++k)
 #pragma unroll
-    for (int x = 0; x < 4; ++x) a[k][x] = pack_bf16(s[8 * k + 2 * x], s[8 * k + 2 * x + 1]);
+    for (int x = 0; x < 4; ++x) a[k][x] = pack_pair<E>(s[8 * k + 2 * x], s[8 * k + 2 * x + 1]);
 }
 
 /// f(i, L or Delta of score i) for the 32 that a lane has of 64 x 64 scores. The statistic is that
@@ -247,41 +370,80 @@ template <class Statistic, class F> __device__ __forceinline__ void for_scores(c
 // ---- masks and results -------------------------------------------------------------------------
 
 template <bool kQuery> __device__ __forceinline__ auto side_of(const TilingView& t, int i) {
-  if constexpr (kQuery) return bounds_of(t, static_cast<std::size_t>(i));
-  else return place_of(t, static_cast<std::size_t>(i));
+  if constexpr (kQuery) return bounds_of<2>(t, static_cast<std::size_t>(i));
+  else return place_of<2>(t, static_cast<std::size_t>(i));
 }
 __device__ __forceinline__ bool attends(const KeyPlace& k, const QueryBounds& q) { return hilt::attends(q, k); }
-/// x, and others like it, = masked for the pairs that do not attend: rows row + 8 h, columns column
-/// + 8 c + j of what a lane has of 64 x N scores. kQueries: rows are queries and columns keys; else
-/// the other way round.
-template <bool kQueries, int N, class... Scores>
-__device__ __forceinline__ void mask(const TilingView& t, int row, int column, float masked, float (&x)[N],
-                                     Scores&... others) {
-  const auto row0 = side_of<kQueries>(t, row), row1 = side_of<kQueries>(t, row + 8);
+/// A number that the compiler does not recognize: what follows from it is found again, not kept in
+/// registers meanwhile.
+__device__ __forceinline__ int anew(int i) {
+  asm volatile("" : "+r"(i));
+  return i;
+}
+/// The bits of a lane's 32 scores of a cell, as Visits lays them out. kQueries: rows are queries
+/// and columns keys; else the other way round. Words of masks are read early, where their latency
+/// is hidden; where there was no room for masks, coordinates are compared.
+template <bool kQueries>
+__device__ __forceinline__ std::uint32_t word_of(const Work& w, int item, const Step& step, const Place& at) {
+  const int cell = step.cell(at.half);
+  if (cell >= Visits::kMasks)
+    return __ldg(w.mask + (cell - Visits::kMasks) * kWarpgroup + static_cast<int>(threadIdx.x) % kWarpgroup);
+  std::uint32_t word = 0;
+  if (cell == Visits::kCompare) {
+    const Item x = w.item(item);
+    const int last = x.row + x.rows - 1;
+    if constexpr (kQueries) {
+      const int own = x.row + at.row, column = at.quad() * 2;
+      const auto row0 = side_of<true>(w.lists, min(own, last)), row1 = side_of<true>(w.lists, min(own + 8, last));
+#pragma unroll 4
+      for (int i = 0; i < 16; ++i) {
+        const int here = i / 2 * 8 + column + i % 2;
+        const auto y = side_of<false>(w.lists, step.row + min(here, step.rows - 1));
+        const bool there = here < step.rows;
+        word |= static_cast<std::uint32_t>(there && own <= last && attends(row0, y)) << i |
+                static_cast<std::uint32_t>(there && own + 8 <= last && attends(row1, y)) << (16 + i);
+      }
+    } else {  // who owns keys has fewer registers: a warp compares its 16 rows with 32 columns at a time
+      const int first = x.row + at.half * kCell + at.warp * 16;
+      const auto row = side_of<false>(w.lists, min(first + at.lane % 16, last));
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        const int column = 32 * half + at.lane;
+        const bool there = column < step.rows;
+        const auto y = side_of<true>(w.lists, step.row + (there ? column : 0));
+#pragma unroll 4
+        for (int r = 0; r < 16; ++r) {
+          const KeyPlace its{__shfl_sync(~0u, row.rank, r), __shfl_sync(~0u, row.a, r), __shfl_sync(~0u, row.b, r)};
+          const std::uint32_t pairs = __ballot_sync(~0u, there && first + r <= last && attends(its, y));
+          if (r % 8 == at.lane / 4)
 #pragma unroll
-  for (int c = 0; c < N / 4; ++c) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const auto y = side_of<!kQueries>(t, column + 8 * c + j);
-      if (!attends(row0, y)) x[4 * c + j] = masked, ((others[4 * c + j] = masked), ...);
-      if (!attends(row1, y)) x[4 * c + 2 + j] = masked, ((others[4 * c + 2 + j] = masked), ...);
+            for (int c = 0; c < 4; ++c)
+              word |= (pairs >> (8 * c + 2 * at.quad()) & 3) << (16 * (r / 8) + 8 * half + 2 * c);
+        }
+      }
     }
   }
+  return word;
+}
+/// x = masked where a bit of its word is missing: 32 scores from `first` on.
+template <int N> __device__ __forceinline__ void mask(float (&x)[N], int first, std::uint32_t word, float masked) {
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        if (!(word & 1u << (16 * h + 2 * c + j))) x[first + 4 * c + 2 * h + j] = masked;
 }
 
-/// Whether a thread's share of 64 rows of a tile is finite: `threads` threads share them. A product
-/// multiplies what is masked by zero, and 0 x NaN is NaN: where this says no, the plain kernel
-/// redoes the tile.
-template <int D>
-__device__ __forceinline__ bool rows_are_finite(std::uint32_t tile, std::uint32_t panel, int thread, int threads) {
-  std::uint32_t odd = 0;  // two bf16: sums of x * 0
-  for (int i = thread; i < 64 * D / 8; i += threads) {
-    const uint4 v =
-        load_shared_16(tile + static_cast<std::uint32_t>(i / 512) * panel + static_cast<std::uint32_t>(i % 512) * 16);
-    for (const std::uint32_t w : {v.x, v.y, v.z, v.w})
-      asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(w), "r"(0u));
-  }
-  return (odd & 0x7fff7fffu) == 0;
+/// Whether a lane's sums in row `h` of its pair are finite. A product multiplies what is masked by
+/// zero, and 0 x NaN is NaN; and f16 is too narrow for some slopes: where sums are not finite, the
+/// plain kernel redoes the tile.
+template <int N> __device__ __forceinline__ bool is_finite(const float (&x)[N], int h) {
+  float odd = 0;
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) odd = fmaf(x[4 * i + 2 * h], 0.0f, fmaf(x[4 * i + 2 * h + 1], 0.0f, odd));
+  return odd == 0;
 }
 
 /// In: word j of chunk c in w[c] for lane j of a quad. Out: chunk `lane % 4`, all four words.
@@ -297,36 +459,42 @@ __device__ __forceinline__ void transpose_quad(std::uint32_t (&w)[4], int quad) 
   if (high) w[0] = a, w[1] = b;
   else w[2] = a, w[3] = b;
 }
-/// One row of sums (row h of the pair a lane has) as bf16: a quad writes 64 bytes at a time.
-template <int Chunks, int N>
-__device__ __forceinline__ void store_row(bf16* row, const float (&x)[N], int h, float scale, int quad) {
+/// One row of sums (row h of the pair a lane has), of which `chunks` of 8 are there: a quad writes
+/// 64 bytes at a time. Where row is null nothing is written.
+template <class E, int Chunks, int N>
+__device__ __forceinline__ void store_row(Half* row, const float (&x)[N], int h, float scale, int quad, int chunks) {
 #pragma unroll
   for (int g = 0; g < Chunks / 4; ++g) {
     std::uint32_t w[4];
 #pragma unroll
     for (int c = 0; c < 4; ++c)
-      w[c] = pack_bf16(x[16 * g + 4 * c + 2 * h] * scale, x[16 * g + 4 * c + 2 * h + 1] * scale);
+      w[c] = pack_pair<E>(x[16 * g + 4 * c + 2 * h] * scale, x[16 * g + 4 * c + 2 * h + 1] * scale);
     transpose_quad(w, quad);
-    *reinterpret_cast<uint4*>(row + (4 * g + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+    if (row && 4 * g + quad < chunks)
+      *reinterpret_cast<uint4*>(row + (4 * g + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
   }
 }
 /// row = keep row + scale sums, in f32: a quad fills 32 bytes, a sector, at a time. Nothing is read
 /// where keep is 0.
 template <int Chunks, int N>
-__device__ __forceinline__ void merge_row(float* row, const float (&x)[N], int h, float scale, float keep, int quad) {
-  constexpr int kEach = 8;
+__device__ __forceinline__ void merge_row(float* row, const float (&x)[N], int h, float scale, float keep, int quad,
+                                          int chunks) {
+  constexpr int kEach = 4;
 #pragma unroll
   for (int g = 0; g < Chunks; g += kEach) {
+    if (g >= chunks) break;
     float2* const to = reinterpret_cast<float2*>(row + g * 8) + quad;
     float2 y[kEach] = {};
     if (keep != 0) {
 #pragma unroll
-      for (int c = 0; c < kEach; ++c) y[c] = to[4 * c];
+      for (int c = 0; c < kEach; ++c)
+        if (g + c < chunks) y[c] = to[4 * c];
     }
 #pragma unroll
     for (int c = 0; c < kEach; ++c)
-      to[4 * c] = make_float2(fmaf(keep, y[c].x, scale * x[4 * (g + c) + 2 * h]),
-                              fmaf(keep, y[c].y, scale * x[4 * (g + c) + 2 * h + 1]));
+      if (g + c < chunks)
+        to[4 * c] = make_float2(fmaf(keep, y[c].x, scale * x[4 * (g + c) + 2 * h]),
+                                fmaf(keep, y[c].y, scale * x[4 * (g + c) + 2 * h + 1]));
   }
 }
 

@@ -1,23 +1,22 @@
 #pragma once
 #include "ops/hilbert/kernels/cuda/kernels.h"
 
-// Private to kernels/: what route_cuda.cpp starts on Hopper GPUs: bf16, head dims 64 and 128, no
-// dropout, rows of 16-byte aligned memory, k and v alike. Groups have multiples of 128 queries and
-// keys; lists have tiles of 128 rows, masked where they are partial.
+// Private to kernels/: what route_cuda.cpp starts on Hopper GPUs: bf16 and f16, no dropout, rows of
+// 16-byte aligned memory, head dims that are multiples of 8, in registers and shared memory rounded
+// up to one of kDims.
 
 namespace hilt::kernels::hopper {
 
-constexpr Index kHeads = 256, kItems = Index{1} << 30;  // at most: heads of a call, tiles of a launch
+constexpr Index kHeads = 256, kItems = Index{1} << 30;  // at most: heads of a call, items of a launch
+constexpr int kDims[] = {64, 128, 256};
 
-// segment_forward.cu. o is of bf16, and fresh, or of f32 and goes on from what is there.
-void group_forward(Cuda, const ForwardPass&, const EqualGroups&);
-void list_forward(Cuda, const ForwardPass&, const Marks&);
+// Each is compiled once a type and head dim, HILT_TYPE and HILT_DIM.
 
-// segment_backward.cu: 128 keys a group, or 256 and as many queries at head dim 64; writes bf16.
-void one_group_backward(Cuda, const BackwardPass&, const EqualGroups&);
-
+// forward.cu. o is of 16 bits, and fresh, or of f32 and goes on from what is there.
+template <class E, int D> void forward(Cuda, const ForwardPass&, const Marks&);
+// one_owner_backward.cu: where one owner has all the keys of a query; D up to 128; writes 16 bits.
+template <class E, int D> void one_owner_backward(Cuda, const BackwardPass&, const Marks&);
 // stream_backward.cu: any number of keys, in two passes over the scores.
-void group_backward(Cuda, const BackwardPass&, const EqualGroups&);
-void list_backward(Cuda, const BackwardPass&, const Marks&);
+template <class E, int D> void stream_backward(Cuda, const BackwardPass&, const Marks&);
 
 }  // namespace hilt::kernels::hopper

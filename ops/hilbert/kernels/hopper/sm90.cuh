@@ -37,15 +37,6 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_
                  : "memory");
   while (!done);
 }
-/// Whether the phase is over; never waits.
-__device__ __forceinline__ bool barrier_test(std::uint32_t barrier, std::uint32_t parity) {
-  std::uint32_t done;
-  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-               : "=r"(done)
-               : "r"(barrier), "r"(parity)
-               : "memory");
-  return done;
-}
 
 // ---- named barriers and registers ---------------------------------------------------------------
 __device__ __forceinline__ void named_sync(int id, int threads) {
@@ -77,19 +68,17 @@ template <int N> __device__ __forceinline__ void fewer_registers() {
 }
 
 // ---- asynchronous copies of 16 and 4 bytes ------------------------------------------------------
-__device__ __forceinline__ void copy_16(std::uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+/// Zeros, and nothing is read, where it is not `there`.
+__device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+               : "memory");
 }
-__device__ __forceinline__ void copy_4(std::uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+__device__ __forceinline__ void copy_4(std::uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
 }
 /// Arrives once this thread's copies so far have landed.
 __device__ __forceinline__ void arrive_when_landed(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 /// Between ordinary writes to shared memory, or copies seen to have landed, and a wgmma that reads
 /// them.
@@ -139,58 +128,20 @@ __device__ __forceinline__ void store_matrix(std::uint32_t at, std::uint32_t a, 
                "r"(d)
                : "memory");
 }
-/// Two floats as bf16, the first in the low half.
-__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+/// Two floats as E, the first in the low half.
+template <class E> __device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
   std::uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  if constexpr (std::is_same_v<E, bf16>) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
-}
-__device__ __forceinline__ uint4 load_shared_16(std::uint32_t at) {
-  uint4 v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(at)
-               : "memory");
-  return v;
 }
 __device__ __forceinline__ float2 load_shared_pair(std::uint32_t at) {
   float2 v;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
   return v;
 }
-__device__ __forceinline__ void store_shared(std::uint32_t at, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
-}
 __device__ __forceinline__ void store_shared_pair(std::uint32_t at, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
-}
-
-/// A warp's 16 x 8 Chunks sums, scaled by row, to rows of 16 Chunks bytes in memory: through 16
-/// rows of staging, 16 bytes longer than a row so that no two lanes share a bank, because only
-/// whole rows fill whole sectors. Lanes i and i + 16 know where row i goes.
-constexpr std::uint32_t staging_pitch(int chunks) { return static_cast<std::uint32_t>(16 * chunks + 16); }
-template <int Chunks, int N>
-__device__ __forceinline__ void store_rows(std::uint32_t staging, const float (&x)[N], float scale0, float scale1,
-                                           bf16* base, std::int64_t offset) {
-  constexpr std::uint32_t kPitch = staging_pitch(Chunks);
-  constexpr int kRowsAtOnce = 32 / Chunks;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  __syncwarp();
-#pragma unroll
-  for (int k = 0; k < Chunks / 2; ++k)
-    store_matrix(
-        staging + static_cast<std::uint32_t>(lane % 16) * kPitch + static_cast<std::uint32_t>(2 * k + lane / 16) * 16,
-        pack_bf16(x[8 * k] * scale0, x[8 * k + 1] * scale0), pack_bf16(x[8 * k + 2] * scale1, x[8 * k + 3] * scale1),
-        pack_bf16(x[8 * k + 4] * scale0, x[8 * k + 5] * scale0),
-        pack_bf16(x[8 * k + 6] * scale1, x[8 * k + 7] * scale1));
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
-    const int r = i * kRowsAtOnce + lane / Chunks;
-    const uint4 v = load_shared_16(staging + static_cast<std::uint32_t>(r) * kPitch +
-                                   static_cast<std::uint32_t>(lane % Chunks) * 16);
-    *reinterpret_cast<uint4*>(base + __shfl_sync(~0u, offset, r) + lane % Chunks * 8) = v;
-  }
 }
 
 /// Division by a number that the host knows, for numerators below 2^31: a product instead of some

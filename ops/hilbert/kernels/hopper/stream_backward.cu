@@ -1,21 +1,22 @@
-// Attention of long groups on Hopper, backward: groups of more keys than one block can hold. Two
-// passes over the scores, so that every sum stays with its owner: nothing is added from two sides,
-// and the bits are the same every time.
+// Attention on Hopper, backward, for any number of keys: two passes over the scores, so that every
+// sum stays with its owner. Nothing is added from two sides, and the bits are the same every time.
 //
-//   keys       a block owns 128 keys (64 a warpgroup), queries stream by in tiles of 64, dO beside Q
+//   keys       a block owns 128 keys (64 a warpgroup), queries stream by in steps of 64, dO after Q
 //                  S^T = K Q^T     P^T = e^(c S^T - L)     dP^T = V dO^T     dS^T = P^T (dP^T - Delta)
 //                  dV += P^T dO    dK += dS^T Q
-//   queries    a block owns 128 queries (64 a warpgroup), keys stream by in tiles of 64, V beside K
+//   queries    a block owns 128 queries (64 a warpgroup), keys stream by in steps of 64, V after K
 //                  S = Q K^T       P = e^(c S - L)         dP = dO V^T       dS = P (dP - Delta)
 //                  dQ += dS K
 //
 // Both are one kernel: what a block owns and what streams by are two pairs of rows, (K, V) and (Q,
 // dO), and P and dS are operands of the next products right where they were computed. Warpgroup 0
-// gathers rows through the lists of tokens. Delta comes from a pass before.
+// gathers rows through the lists of tokens. Delta comes from a pass before. The query heads that
+// share a key head stream by one after the other.
 //
-// Lists: instead of whole groups, any tiling whose tiles all have 128 rows; partial tiles are
-// masked by attends(). Adds: gradients are f32 and there already; every row has one owner, who adds
-// to it.
+// Head dims beyond 128: there are not the registers for dK and dV of one's keys. A block owns 64
+// keys (kSplit), one warpgroup sums dK of them, the other dV.
+//
+// Adds: gradients are f32 and there already; every row has one owner, who adds to it.
 #include "ops/hilbert/kernels/hopper/common.cuh"
 
 namespace hilt::kernels {
@@ -23,38 +24,40 @@ namespace {
 
 using namespace kernels::hopper;
 
-constexpr int kStream = 64;  // streamed rows of a tile
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
-
-/// Two operands whose rows stand beside each other: (K, V) or (Q, dO), and the list of their
-/// tokens.
+/// Two operands whose rows belong together: (K, V) or (Q, dO), and the list of their tokens.
 struct Pair {
   Operand a, b;
-  const std::int32_t* token;
-  int rows;  // of a group
+  std::span<const std::int32_t> token;
 };
 
 struct Pass : Work {
   Pair own, stream;
-  void *to_a, *to_b;  // gradients of what is owned, bf16 or, with kAdds, f32; dQ alone for queries
+  void *to_a, *to_b;  // gradients of what is owned, of 16 bits or, with kAdds, f32; dQ alone for queries
   Operand to;
   const float *lse, *delta;  // [B, H, L]
+  int heads_each;            // query heads that share a key head
 };
 
-template <int D> struct Layout {
-  static constexpr int kStages = D == 64 ? 6 : 3;
-  using Own = Tile<D, kTile>;
-  using Stream = Tile<D, kStream>;
-  using OwnRing = Ring<2, 2 * Own::kBytes>;
-  using StreamRing = Ring<kStages, 2 * Stream::kBytes>;
-  static constexpr std::uint32_t kRowBytes = kStream * 4;  // of a statistic
-  static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, lse = stream + StreamRing::kBytes,
-                                 delta = lse + kStages * kRowBytes, barriers = delta + kStages * kRowBytes,
+template <int D_, bool kKeys_> struct Layout {
+  static constexpr int D = D_;
+  static constexpr bool kKeys = kKeys_, kSplit = kKeys && D > 128;
+  // dK and dV of one's keys take all registers that there are.
+  static constexpr int kProducerRegisters = kKeys && D == 128 ? 40 : 56,
+                       kConsumerRegisters = kKeys && D == 128 ? 232 : 224;
+  static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
+  static constexpr int kOwned = kSplit ? kCell : kTile;                         // rows
+  static constexpr int kStages = D == 64 ? 12 : D == 128 ? 6 : kSplit ? 5 : 3;  // a tile of one operand each
+  using Own = Tile<D, kOwned>;
+  using Stream = Tile<D, kCell>;
+  using OwnRing = Ring<D <= 128 ? 2 : 1, 2 * Own::kBytes>;
+  using StreamRing = Ring<kStages, Stream::kBytes>;
+  static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
+  static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, statistic = stream + StreamRing::kBytes,
+                                 barriers = statistic + kStages * kRowBytes,
                                  size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
+  static_assert(size <= kMostShared);
 };
-template <int D> struct Rings {
-  using M = Layout<D>;
+template <class M> struct Rings {
   const std::uint32_t base;
   typename M::OwnRing own;
   typename M::StreamRing stream;
@@ -62,233 +65,309 @@ template <int D> struct Rings {
       : base(at),
         own(base + M::own, base + M::barriers, loads),
         stream(base + M::stream, own.barriers + M::OwnRing::kBarriers, loads) {}
-  __device__ std::uint32_t lse() const { return stream.row(base + M::lse, M::kRowBytes); }
-  __device__ std::uint32_t delta() const { return stream.row(base + M::delta, M::kRowBytes); }
+  __device__ std::uint32_t statistic() const { return stream.row(base + M::statistic, M::kRowBytes); }
 };
 
-/// The streamed tile number `tile` of an item: where its rows begin in their list, and whether
-/// pairs are masked.
-struct Streamed {
-  int row;
-  bool partial;
+/// An item, or with kSplit a half of one: which half, and where it begins.
+template <class M> struct Part {
+  Item x;
+  int half = 0;
+  __device__ Part(const Work& p, int i) : x(p.item(M::kSplit ? i / 2 : i)), half(M::kSplit ? i % 2 : 0) {}
+  __device__ int row() const { return x.row + half * kCell; }
+  __device__ int rows() const { return x.rows - half * kCell; }
+  __device__ bool has_work() const { return x.steps > 0 && rows() > 0; }
 };
-template <bool kKeys, bool kLists>
-__device__ __forceinline__ Streamed streamed(const Pass& p, const Item& x, int tile) {
-  if constexpr (!kLists) return {x.group * p.stream.rows + tile * kStream, false};
-  const Visit v = p.visit<kKeys, kLists>(x, tile / (kTile / kStream));
-  return {v.tile * kTile + tile % (kTile / kStream) * kStream, v.partial};
+
+/// f(head of the other side, whether it is the last) for all that an item meets.
+template <bool kKeys, class F> __device__ __forceinline__ void for_heads(const Pass& p, const Item& x, const F& f) {
+  if constexpr (kKeys)
+    for (int i = x.first_head; i < x.last_head; ++i) f(static_cast<int>(p.query_head[i]), i + 1 == x.last_head);
+  else f(x.head / p.heads_each, true);
 }
 
 // ---- loads
 
-/// The tile that a block owns.
-template <int D>
-__device__ __forceinline__ void load_owned(const Pass& p, const Item& x, const Gather& gather, Rings<D>& to) {
-  const bf16* const a = p.own.a.at(x.batch, x.head) + gather.chunk * 8;
-  const bf16* const b = p.own.b.at(x.batch, x.head) + gather.chunk * 8;
-  const std::int32_t* const list = p.own.token + x.group * p.own.rows + x.tile * kTile + gather.row;
-  to.own.wait_empty();
-#pragma unroll 4
-  for (int i = 0; i < kTile / 16; ++i) {
-    const std::int64_t token = __ldg(list + 16 * i);
-    gather.copy<typename Layout<D>::Own>(to.own.tile(), i, a + token * p.own.a.token, b + token * p.own.b.token);
-  }
-  arrive_when_landed(to.own.full());
-  to.own.next();
-}
+template <class M> struct Loader {
+  const Pass& p;
+  Rings<M> to;
+  const Gather gather;
+  Walk walk;
+  Step step;
+  int owned = -1, streamed = -1;  // tokens of this thread, for what is loaded next
 
-/// The tiles that stream by, and of queries L and Delta.
-template <int D, bool kKeys, bool kLists>
-__device__ __forceinline__ void load_stream(const Pass& p, const Item& x, const Gather& gather, Rings<D>& to) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const bf16* const a = p.stream.a.at(x.batch, x.head) + gather.chunk * 8;
-  const bf16* const b = p.stream.b.at(x.batch, x.head) + gather.chunk * 8;
-  const std::int64_t statistics = p.row(x) * p.length;
-  for (int tile = 0; tile < x.visits * (kTile / kStream); ++tile) {
-    const std::int32_t* const list = p.stream.token + streamed<kKeys, kLists>(p, x, tile).row;
-    int token[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) token[i] = __ldg(list + gather.row + 16 * i);
-    const int own_token = kKeys && thread < kStream ? __ldg(list + thread) : 0;
-    to.stream.wait_empty();
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      gather.copy<typename Layout<D>::Stream>(to.stream.tile(), i,
-                                              a + static_cast<std::int64_t>(token[i]) * p.stream.a.token,
-                                              b + static_cast<std::int64_t>(token[i]) * p.stream.b.token);
-    if (kKeys && thread < kStream) {
-      copy_4(to.lse() + static_cast<std::uint32_t>(thread) * 4, p.lse + statistics + own_token);
-      copy_4(to.delta() + static_cast<std::uint32_t>(thread) * 4, p.delta + statistics + own_token);
-    }
-    arrive_when_landed(to.stream.full());
-    to.stream.next();
+  __device__ __forceinline__ void fetch_step() {
+    step = walk.take();
+    streamed = gather.fetch(p.stream.token, step);
   }
-}
+  __device__ __forceinline__ void begin(const Part<M>& part) {
+    owned = gather.fetch(p.own.token, part.row(), part.rows());
+    walk = Walk(p, part.x);
+    fetch_step();
+  }
+  /// The tile that a block owns, then the tiles that stream by, and of queries L and Delta.
+  __device__ __forceinline__ void load(const Part<M>& part) {
+    using Own = typename M::Own;
+    const Item& x = part.x;
+    to.own.wait_empty();
+    gather.copy<Own, M::kOwned / kCell>(to.own.tile(), owned, p.own.a.at(x.batch, x.head), p.own.a.token);
+    gather.copy<Own, M::kOwned / kCell>(to.own.tile() + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token);
+    arrive_when_landed(to.own.full());
+    to.own.next();
+    for_heads<M::kKeys>(p, x, [&](int head, bool last) {
+      const std::int64_t statistics = p.row(x.batch, head) * p.length;
+      const Half *const a = p.stream.a.at(x.batch, head), *const b = p.stream.b.at(x.batch, head);
+      for (int i = 0; i < x.steps; ++i) {
+        const int held = streamed;
+        if (walk.left > 0) fetch_step();
+        else if (!last) walk = Walk(p, x), fetch_step();
+        const auto copy_tile = [&](const Half* base, int stride, const float* statistic) {
+          to.stream.wait_empty();
+          gather.copy<typename M::Stream, 1>(to.stream.tile(), held, base, stride);
+          if (M::kKeys && gather.mine < kCell)
+            copy_4(to.statistic() + static_cast<std::uint32_t>(gather.mine) * 4, statistic + statistics + max(held, 0),
+                   held >= 0);
+          arrive_when_landed(to.stream.full());
+          to.stream.next();
+        };
+        copy_tile(a, p.stream.a.token, p.lse);
+        copy_tile(b, p.stream.b.token, p.delta);
+      }
+    });
+  }
+};
 
 // ---- multiplies
 
-/// Adds to da and db (sums for the first and second of the owned pair) what the streamed tile of
-/// this stage gives; lse and delta: of owned queries.
-template <int D, bool kKeys, bool kLists, int N>
-__device__ __forceinline__ void accumulate(const Pass& p, const Item& x, int tile, const Place& at,
-                                           const Rings<D>& from, const ByRow& lse, const ByRow& delta,
-                                           float (&da)[D / 2], float (&db)[N], bool& finite) {
-  using Own = typename Layout<D>::Own;
-  using Stream = typename Layout<D>::Stream;
-  float s[32], t[32];
-  const std::uint32_t own = from.own.tile() + at.rows(), a = from.stream.tile(), b = a + Stream::kBytes;
-  from.stream.wait_full();
-  wgmma_begin();
-  multiply_rows<Own, Stream>(s, own, a);
-  wgmma_commit();
-  multiply_rows<Own, Stream>(t, own + Own::kBytes, b);
-  wgmma_commit();
-  wgmma_wait<1>();
-  settle(s);
-  const auto of = [&](std::uint32_t streamed, const ByRow& owned) {
-    if constexpr (kKeys) return ByColumn{streamed + static_cast<std::uint32_t>(at.quad()) * 8};
-    else return owned;
-  };
-  for_scores(of(from.lse(), lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
-  wgmma_wait<0>();
-  settle(t);
-  for_scores(of(from.delta(), delta), [&](int i, float d) { t[i] = s[i] * (t[i] - d); });
-  if constexpr (kLists) {
-    const Streamed now = streamed<kKeys, kLists>(p, x, tile);
-    if (now.partial) {
-      const int first_row = x.tile * kTile + at.row, first_column = now.row + at.quad() * 2;
-      mask<!kKeys>(p.lists, first_row, first_column, 0.0f, s, t);
-      const int share = static_cast<int>(threadIdx.x) - kWarpgroup;
-      finite = rows_are_finite<D>(a, Stream::kPanel, share, kMultiplying) && finite;
-      finite = rows_are_finite<D>(b, Stream::kPanel, share, kMultiplying) && finite;
-    }
-  }
-  std::uint32_t weights[4][4], slopes[4][4];
-  if constexpr (kKeys) pack(weights, s);
-  pack(slopes, t);
-  wgmma_begin();
-  if constexpr (kKeys) multiply<Stream>(db, weights, b, tile > 0);
-  multiply<Stream>(da, slopes, a, tile > 0);
-  wgmma_commit();
-  wgmma_wait<0>();
-  settle(da);
-  if constexpr (kKeys) settle(db);
-  from.stream.release();
-}
+/// Adds to da and db (sums for the first and second of the owned pair) what a step gives; lse and
+/// delta: of owned queries. kSplit: one of the two sums alone, in da.
+template <class E, class M, int N> struct Accumulate {
+  static constexpr int D = M::D;
+  using Own = typename M::Own;
+  using Stream = typename M::Stream;
+  const Pass& p;
+  const Place& at;  // kSplit: both warpgroups at the same rows
+  const int role;   // kSplit: 0 sums dK, 1 dV
+  Rings<M>& from;
+  const ByRow &lse, &delta;
+  float (&da)[D / 2];
+  float (&db)[N];
 
-/// The gradients of what is owned.
-template <int D, bool kKeys, bool kAdds, int N>
-__device__ __forceinline__ void store(const Pass& p, const Item& x, const Place& at, const int (&token)[2],
-                                      const float (&da)[D / 2], const float (&db)[N], bool finite) {
+  __device__ __forceinline__ auto of(std::uint32_t streamed, const ByRow& owned) const {
+    if constexpr (M::kKeys) return ByColumn{streamed + static_cast<std::uint32_t>(at.quad()) * 8};
+    else return owned;
+  }
+  __device__ __forceinline__ void skip() const {
+    for (int i = 0; i < 2; ++i) from.stream.wait_full(), from.stream.release(), from.stream.next();
+  }
+  /// dV of a step: S^T alone.
+  __device__ __forceinline__ void values(int item, const Step& step, bool first) const {
+    float s[32];
+    const std::uint32_t own = from.own.tile(), lse_at = from.statistic();
+    const int cell = step.cell(at.half);
+    std::uint32_t word = 0;
+    if (cell != Visits::kFull) word = word_of<false>(p, item, step, at);
+    from.stream.wait_full();
+    wgmma_begin();
+    multiply_rows<E, Own, Stream>(s, own, from.stream.tile());
+    wgmma_commit();
+    wgmma_wait<0>();
+    settle(s);
+    for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
+    from.stream.release();
+    from.stream.next();
+    if (cell != Visits::kFull) mask(s, 0, word, 0.0f);
+    std::uint32_t weights[4][4];
+    pack<E>(weights, s);
+    from.stream.wait_full();
+    wgmma_begin();
+    multiply<E, Stream>(da, weights, from.stream.tile(), !first);
+    wgmma_commit();
+    wgmma_wait<0>();
+    settle(da);
+    from.stream.release();
+    from.stream.next();
+  }
+  template <bool kMasked> __device__ __forceinline__ void run(int item, const Step& step, bool first) const {
+    float s[32], t[32];
+    const std::uint32_t own = from.own.tile() + (M::kSplit ? 0 : at.rows());
+    std::uint32_t word = 0;
+    if constexpr (kMasked) word = word_of<!M::kKeys>(p, item, step, at);
+    const auto stream_a = from.stream;
+    const std::uint32_t a = from.stream.tile(), lse_at = from.statistic();
+    from.stream.wait_full();
+    wgmma_begin();
+    multiply_rows<E, Own, Stream>(s, own, a);
+    wgmma_commit();
+    from.stream.next();
+    const std::uint32_t b = from.stream.tile(), delta_at = from.statistic();
+    from.stream.wait_full();
+    wgmma_begin();
+    multiply_rows<E, Own, Stream>(t, own + Own::kBytes, b);
+    wgmma_commit();
+    wgmma_wait<1>();
+    settle(s);
+    for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
+    wgmma_wait<0>();
+    settle(t);
+    constexpr bool kBoth = M::kKeys && !M::kSplit;
+    if constexpr (!kBoth) from.stream.release();
+    for_scores(of(delta_at, delta), [&](int i, float d) { t[i] = s[i] * (t[i] - d); });
+    if constexpr (kMasked) {
+      if constexpr (kBoth) mask(s, 0, word, 0.0f);
+      mask(t, 0, word, 0.0f);
+    }
+    std::uint32_t weights[4][4], slopes[4][4];
+    if constexpr (kBoth) pack<E>(weights, s);
+    pack<E>(slopes, t);
+    wgmma_begin();
+    if constexpr (kBoth) multiply<E, Stream>(db, weights, b, !first);
+    multiply<E, Stream>(da, slopes, a, !first);
+    wgmma_commit();
+    wgmma_wait<0>();
+    settle(da);
+    if constexpr (kBoth) settle(db), from.stream.release();
+    stream_a.release();
+    from.stream.next();
+  }
+};
+
+/// Those of a lane's two owned rows; -1 beyond them.
+__device__ __forceinline__ void tokens_of(const Pass& p, const Item& x, const Place& at, int (&token)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const std::int64_t to = p.to.offset(x.batch, x.head, token[h]);
-    if constexpr (kAdds) {
-      if (!finite) continue;
-      merge_row<D / 8>(static_cast<float*>(p.to_a) + to, da, h, p.scale, 1.0f, at.quad());
-      if constexpr (kKeys) merge_row<D / 8>(static_cast<float*>(p.to_b) + to, db, h, 1.0f, 1.0f, at.quad());
-    } else {
-      store_row<D / 8>(static_cast<bf16*>(p.to_a) + to, da, h, p.scale, at.quad());
-      if constexpr (kKeys) store_row<D / 8>(static_cast<bf16*>(p.to_b) + to, db, h, 1.0f, at.quad());
-    }
+    const int row = at.row + 8 * h;
+    token[h] = row < x.rows ? __ldg(p.own.token.data() + x.row + row) : -1;
+  }
+}
+/// The gradients of what is owned; with kSplit one of the two, by role.
+template <class E, class M, bool kAdds, int N>
+__device__ __forceinline__ void store(const Pass& p, const Item& x, const Place& at, int role, const int (&token)[2],
+                                      const float (&da)[M::D / 2], const float (&db)[N], bool finite) {
+  constexpr int kChunks = M::D / 8;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const bool there = token[h] >= 0;
+    const std::int64_t to = p.to.offset(x.batch, x.head, max(token[h], 0));
+    const auto put = [&](void* base, const auto& sums, float scale) {
+      if constexpr (kAdds) {
+        if (there && finite)
+          merge_row<kChunks>(static_cast<float*>(base) + to, sums, h, scale, 1.0f, at.quad(), p.chunks);
+      } else {
+        store_row<E, kChunks>(there ? static_cast<Half*>(base) + to : nullptr, sums, h, scale, at.quad(), p.chunks);
+      }
+    };
+    if constexpr (M::kSplit) put(role == 0 ? p.to_a : p.to_b, da, role == 0 ? p.scale : 1.0f);
+    else put(p.to_a, da, p.scale);
+    if constexpr (M::kKeys && !M::kSplit) put(p.to_b, db, 1.0f);
   }
 }
 
-/// kKeys: keys are owned; else queries are.
-template <int D, bool kKeys, bool kLists, bool kAdds>
+template <class E, class M, bool kAdds>
 __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __grid_constant__ Pass p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
+  constexpr int D = M::D;
   const int group = warpgroup();
-  Rings<D> rings(shared_address(memory), group == 0);
+  Rings<M> rings(shared_address(memory), group == 0);
   set_up_barriers(rings.own, rings.stream);
   if (group == 0) {
-    fewer_registers<kProducerRegisters>();
-    const Gather gather;
-    for (int i = static_cast<int>(blockIdx.x); i < p.items; i += static_cast<int>(gridDim.x)) {
-      const Item x = p.item<kKeys, kLists>(i);
-      if (kLists && x.visits == 0) continue;
-      load_owned<D>(p, x, gather, rings);
-      load_stream<D, kKeys, kLists>(p, x, gather, rings);
+    fewer_registers<M::kProducerRegisters>();
+    Loader<M> loader{p, rings, Gather(p.chunks)};
+    int round = 0, i = p.next(round);
+    if (i < 0) return;
+    Part<M> next(p, i);
+    loader.begin(next);
+    while (i >= 0) {
+      const Part<M> part = next;
+      if ((i = p.next(round)) >= 0) next = Part<M>(p, i);
+      if (part.has_work()) loader.load(part);
+      loader.begin(next);
     }
     return;
   }
-  more_registers<kConsumerRegisters>();
-  const Place at(group);
-  float da[D / 2], db[kKeys ? D / 2 : 1];
-  for (int i = static_cast<int>(blockIdx.x); i < p.items; i += static_cast<int>(gridDim.x)) {
-    const Item x = p.item<kKeys, kLists>(i);
-    if (kAdds && kLists && x.visits == 0) continue;
-    bool finite = true;
-    int token[2];
+  more_registers<M::kConsumerRegisters>();
+  Place at(group);
+  const int role = at.half;
+  float da[D / 2], db[M::kKeys && !M::kSplit ? D / 2 : 4];
+  for (int round = 0, i; (i = p.next(round)) >= 0;) {
+    const Part<M> part(p, i);
+    const int item = M::kSplit ? i / 2 : i;
+    if constexpr (M::kSplit) at.row += (part.half - at.half) * kCell, at.half = part.half;
     ByRow lse{}, delta{};  // of owned queries
+    if constexpr (!M::kKeys) {
+      int token[2];
+      tokens_of(p, part.x, at, token);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      token[h] = __ldg(p.own.token + x.group * p.own.rows + x.tile * kTile + at.row + 8 * h);
-      if constexpr (!kKeys) {
-        const std::int64_t statistics = p.row(x) * p.length + token[h];
-        lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
-      }
+      for (int h = 0; h < 2; ++h)
+        if (token[h] >= 0) {
+          const std::int64_t statistics = p.row(part.x.batch, part.x.head) * p.length + token[h];
+          lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
+        }
     }
-    if (kLists && x.visits == 0) {
+    bool first = true;
+    if (part.has_work()) {
+      rings.own.wait_full();
+      const Accumulate<E, M, sizeof(db) / 4> accumulate{p, at, role, rings, lse, delta, da, db};
+      for_heads<M::kKeys>(p, part.x, [&](int, bool) {
+        Walk walk(p, p.item(anew(item)));
+        while (walk.left > 0) {
+          const Step step = walk.take();
+          if (step.cell(at.half) == Visits::kEmpty) {
+            accumulate.skip();
+            continue;
+          }
+          if (M::kSplit && role == 1) accumulate.values(item, step, first);
+          else if (step.cell(at.half) == Visits::kFull) accumulate.template run<false>(item, step, first);
+          else accumulate.template run<true>(item, step, first);
+          first = false;
+        }
+      });
+      rings.own.release();
+      rings.own.next();
+    }
+    if (first) {
 #pragma unroll
       for (float& y : da) y = 0;
 #pragma unroll
       for (float& y : db) y = 0;
-    } else {
-      rings.own.wait_full();
     }
-#pragma unroll 1
-    for (int tile = 0; tile < x.visits * (kTile / kStream); ++tile) {
-      accumulate<D, kKeys, kLists>(p, x, tile, at, rings, lse, delta, da, db, finite);
-      rings.stream.next();
+    const Item x = p.item(anew(item));
+    int token[2];
+    tokens_of(p, x, at, token);
+    bool finite = true;
+    if (p.redo) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        finite = finite && (token[h] < 0 || is_finite(da, h));
+        if constexpr (M::kKeys && !M::kSplit) finite = finite && (token[h] < 0 || is_finite(db, h));
+      }
     }
-    if (!kLists || x.visits > 0) {
-      rings.own.release();
-      rings.own.next();
-    }
-    if constexpr (kLists) finite = p.mark<kAdds>(x, finite);
-    store<D, kKeys, kAdds>(p, x, at, token, da, db, finite);
+    finite = p.template mark < kAdds || M::kSplit > (x, at.half, finite);
+    if (!kAdds || !first) store<E, M, kAdds>(p, x, at, role, token, da, db, finite);
   }
-}
-
-constexpr int kLong = 1024;  // rows that stream by from which on a block is worth starting for one tile
-
-/// The two passes over a tiling: groups of it, or lists.
-template <bool kLists> void both_passes(Cuda where, const BackwardPass& b, const EqualGroups& g, const Marks& marks) {
-  const TilingView& view = on_device(*b.tiling, where);
-  const Pair keys{operand_of(b.k), operand_of(b.v), view.k_token.data(), static_cast<int>(g.keys)};
-  const Pair queries{operand_of(b.q), operand_of(b.d_o), view.q_token.data(), static_cast<int>(g.queries)};
-  with_type<bf16, float>(b.dq.type, [&]<class O>() {
-    constexpr bool kAdds = std::is_same_v<O, float>;
-    const auto run = [&](const Pair& own, const Pair& stream, const Output& to_a, void* to_b, std::int32_t* redo,
-                         auto kernel, std::size_t shared) {
-      Pass p{work_of(where, b, g.groups, own.rows / kTile, stream.rows / kTile)};
-      p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b, p.to = operand_of(to_a), p.redo = redo;
-      p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
-      // What is added to is a part of an attention that ranks exchange rows between: a block a
-      // tile, as in segment_forward.cu.
-      start(where, kernel, shared, p, !kAdds || stream.rows < kLong);
-    };
-    const auto both = [&]<int D>() {
-      static_assert(Layout<D>::size <= kMostShared);
-      run(keys, queries, b.dk, b.dv.data, marks.keys, stream_backward_kernel<D, true, kLists, kAdds>, Layout<D>::size);
-      run(queries, keys, b.dq, nullptr, marks.queries, stream_backward_kernel<D, false, kLists, kAdds>,
-          Layout<D>::size);
-    };
-    b.sizes.dim == 64 ? both.template operator()<64>() : both.template operator()<128>();
-  });
 }
 
 }  // namespace
 
-void hopper::group_backward(Cuda where, const BackwardPass& b, const EqualGroups& g) {
-  both_passes<false>(where, b, g, {});
+/// The two passes over a tiling.
+template <class E, int D> void hopper::stream_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
+  const TilingView& view = on_device(*b.tiling, where);
+  const Pair keys{operand_of(b.k), operand_of(b.v), view.k_token};
+  const Pair queries{operand_of(b.q), operand_of(b.d_o), view.q_token};
+  const auto run = [&]<class M, bool kAdds>(const Pair& own, const Pair& stream, const Output& to_a, void* to_b) {
+    Pass p{work_of<M::kKeys>(where, b, marks)};
+    if (M::kSplit) p.items *= 2, p.stretch *= 2;
+    p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b, p.to = operand_of(to_a);
+    p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
+    p.heads_each = static_cast<int>(b.sizes.heads / b.sizes.kv_heads);
+    start(where, stream_backward_kernel<E, M, kAdds>, M::size, p, !kAdds || !p.side.busy);
+  };
+  const auto both = [&]<bool kAdds>() {
+    run.template operator()<Layout<D, true>, kAdds>(keys, queries, b.dk, b.dv.data);
+    run.template operator()<Layout<D, false>, kAdds>(queries, keys, b.dq, nullptr);
+  };
+  b.dq.type == DType::f32 ? both.template operator()<true>() : both.template operator()<false>();
 }
 
-void hopper::list_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
-  const EqualGroups all{1, kTile * static_cast<Index>(b.tiling->q_tile.size()),
-                        kTile * static_cast<Index>(b.tiling->k_tile.size())};
-  both_passes<true>(where, b, all, marks);
-}
+template void hopper::stream_backward<HILT_TYPE, HILT_DIM>(Cuda, const BackwardPass&, const Marks&);
 
 }  // namespace hilt::kernels

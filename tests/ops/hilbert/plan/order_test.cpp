@@ -299,6 +299,9 @@ TEST(ParseOrder, ReadsEverySpellingAndWritesItBack) {
                            "tiles:4x4,chunk=64",
                            "hilbert,scope=order-only",
                            "hilbert:16x32,chunk=64,steps=unit",
+                           "auto",
+                           "auto:16x32",
+                           "auto:2x16x16",
                            "hilbert,steps=unit"}) {
     EXPECT_EQ(to_string(parse_order(text, 512)), text);
     ++texts;
@@ -316,7 +319,7 @@ TEST(ParseOrder, ReadsEverySpellingAndWritesItBack) {
 }
 
 TEST(ParseOrder, SaysWhatIsWrong) {
-  const std::string kinds = "' is not one of row, snake, morton, tiles, hilbert; did you mean ";
+  const std::string kinds = "' is not one of row, snake, morton, tiles, hilbert, auto; did you mean ";
   const std::string options = "' is not one of scope, chunk, steps; did you mean ";
   const std::string grid = "expected HEIGHTxWIDTH, each from 1 to 2147483647, got ";
   const std::string box = "expected HEIGHTxWIDTH or FRAMESxHEIGHTxWIDTH, each from 1 to 2147483647, got ";
@@ -331,7 +334,7 @@ TEST(ParseOrder, SaysWhatIsWrong) {
       {"tile", 64, "'tile" + kinds + "tiles?"},
       {"snakes", 64, "'snakes" + kinds + "snake?"},
       {"raw", 64, "'raw" + kinds + "row?"},
-      {"", 64, "'' is not one of row, snake, morton, tiles, hilbert"},
+      {"", 64, "'' is not one of row, snake, morton, tiles, hilbert, auto"},
       {" hilbert", 64, "' hilbert" + kinds + "hilbert?"},
       {"snake:128x", 128, grid + "'128x'"},
       {"tiles:128x/8x16", 128, grid + "'128x'"},

@@ -90,14 +90,44 @@ TEST(ParsePattern, ReadsEverySpellingAndWritesItBack) {
   EXPECT_EQ(parse_pattern("slide2d:2x3"), one([](Branch& b) { b.kind = Kind::slide2d, b.rows = 2, b.columns = 3; }));
   EXPECT_EQ(parse_pattern("neighborhood2d:5x7"),
             one([](Branch& b) { b.kind = Kind::neighborhood2d, b.rows = 5, b.columns = 7; }));
+  EXPECT_EQ(parse_pattern("neighborhood3d:3x5x7,causal=1x0x0,dilation=2"), one([](Branch& b) {
+              b.kind = Kind::neighborhood3d, b.frames = 3, b.rows = 5, b.columns = 7;
+              for (Branch::Axis& axis : b.axes) axis.dilation = 2;
+              b.axes[0].causal = true;
+            }));
+  EXPECT_EQ(parse_pattern("slide2d:3x3,stride=2x2,causal=0"), parse_pattern("slide2d:3x3,stride=2"));
   const Pattern three = parse_pattern("segment:128+segment:512,dilation=4+slide:3");
   ASSERT_EQ(three.size(), 3u);
   EXPECT_EQ(three[1], parse_pattern("segment:512,dilation=4")[0]);
   EXPECT_EQ(three[2], parse_pattern("slide:3")[0]);
-  for (const char* text :
-       {"dense", "segment:128", "segment:128,dilation=4", "segment:128,dilation=4,offset=3",
-        "segment:128,dilation=4,offset=head", "slide:16", "slide:0", "neighborhood:17", "window2d:8x16", "slide2d:2x3",
-        "slide2d:0x3", "neighborhood2d:5x7", "segment:128+segment:512,dilation=4", "dense+slide:3+dense"}) {
+  for (const char* text : {"dense",
+                           "segment:128",
+                           "segment:128,dilation=4",
+                           "segment:128,dilation=4,offset=3",
+                           "segment:128,dilation=4,offset=head",
+                           "slide:16",
+                           "slide:0",
+                           "neighborhood:17",
+                           "window2d:8x16",
+                           "slide2d:2x3",
+                           "slide2d:0x3",
+                           "neighborhood2d:5x7",
+                           "segment:128+segment:512,dilation=4",
+                           "dense+slide:3+dense",
+                           "segment:8,shift=3",
+                           "segment:8,dilation=2,offset=head,shift=3",
+                           "slide:3,dilation=2,stride=5,causal=1",
+                           "neighborhood:6,causal=1",
+                           "window2d:4x6,shift=2x3",
+                           "window2d:4x6,shift=2,causal=0x1",
+                           "window3d:2x8x4",
+                           "slide3d:0x1x2,dilation=1x2x3",
+                           "neighborhood3d:3x5x7,stride=2,causal=1x0x0",
+                           "segment:8|slide:3",
+                           "dense+slide:1|segment:4,dilation=2,offset=1|window2d:2x2+slide:5",
+                           "blocks:64@local:0",
+                           "blocks:64@dilated:1/2/4",
+                           "blocks:64@global_local:0:2+blocks:8@top:4"}) {
     EXPECT_EQ(to_string(parse_pattern(text)), text);
     EXPECT_EQ(parse_pattern(to_string(parse_pattern(text))), parse_pattern(text)) << text;
   }
@@ -105,14 +135,17 @@ TEST(ParsePattern, ReadsEverySpellingAndWritesItBack) {
 
 TEST(ParsePattern, GoldenErrors) {
   const std::string kinds =
-                        " is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, blocks",
+                        " is not one of dense, segment, slide, neighborhood, window2d, slide2d, neighborhood2d, "
+                        "window3d, slide3d, neighborhood3d, blocks",
                     near = kinds + "; did you mean ";
+  const std::string list =
+      ": expected local:RADIUS, dilated:R/R/.., global_local:GLOBAL:RADIUS, top:K or FILE.npy; as in blocks:64@local:1";
   const std::string sides = "expected HEIGHTxWIDTH; as in window2d:8x16";
   const std::pair<const char*, std::string> golden[] = {
       {"dens", "'dens'" + near + "dense?"},
       {"segmnt:4", "'segmnt'" + near + "segment?"},
       {"SEGMENT:4", "'SEGMENT'" + near + "segment?"},
-      {"s:4", "'s'" + near + "segment, slide or slide2d?"},
+      {"s:4", "'s'" + near + "segment, slide, slide2d or slide3d?"},
       {" segment:4", "' segment'" + near + "segment?"},
       {"", "''" + kinds},
       {"full", "'full'" + kinds},
@@ -127,17 +160,37 @@ TEST(ParsePattern, GoldenErrors) {
       {"segment:99999999999999999999",
        "segment: size 99999999999999999999 must be at most 2147483647; as in segment:128"},
       {"segment:4,dilation=0", "segment: dilation 0 must be at least 1; as in segment:128"},
-      {"segment:4,dilatoin=2", "segment: option: 'dilatoin' is not one of dilation, offset; did you mean dilation?"},
+      {"segment:4,dilatoin=2",
+       "segment: option: 'dilatoin' is not one of dilation, offset, shift; did you mean dilation?"},
       {"segment:4,dilation=2,offset=heads", "segment: offset 'heads' is not a whole number; as in segment:128"},
       {"segment:4,dilation=2,dilation=2", "segment: dilation is given twice"},
       {"slide:-1", "slide: radius -1 must be at least 0; as in slide:16"},
-      {"slide:3,dilation=2", "slide: 'dilation=2': only segments take options"},
+      {"dense,dilation=2", "dense: 'dilation=2': dense takes no options"},
+      {"blocks:4@local:1,shift=2", "blocks: 'shift=2': blocks takes no options"},
+      {"slide:3,offset=2", "slide: option: 'offset' is not one of dilation, stride, causal"},
+      {"window2d:3x4,stride=2", "window2d: option: 'stride' is not one of shift, causal"},
+      {"slide:3,stride=0", "slide: stride 0 must be at least 1; as in slide:16"},
+      {"slide:3,causal=2", "slide: causal 2 must be 0 or 1; as in slide:16"},
+      {"slide:3,stride=2x2",
+       "slide: stride '2x2' has 2 numbers: expected one, or one for each of 1 axis; as in slide:16"},
+      {"slide2d:3x3,dilation=2x2x2",
+       "slide2d: dilation '2x2x2' has 3 numbers: expected one, or one for each of 2 axes; as in slide2d:3x3"},
+      {"window3d:3x4", "window3d: '3x4': expected FRAMESxHEIGHTxWIDTH; as in window3d:2x8x8"},
+      {"neighborhood3d:0x3x3", "neighborhood3d: frames 0 must be at least 1; as in neighborhood3d:3x5x5"},
       {"window2d:3", "window2d: '3': " + sides},
       {"window2d:3x", "window2d: '3x': " + sides},
       {"window2d:x3", "window2d: 'x3': " + sides},
       {"window2d:3x4x5", "window2d: '3x4x5': " + sides},
       {"window2d:3x0", "window2d: width 0 must be at least 1; as in window2d:8x16"},
-      {"blocks:4", "blocks: '4': expected SIZE@FILE.npy; as in blocks:64@FILE.npy"},
+      {"blocks:4", "blocks: '4': expected SIZE@LIST; as in blocks:64@local:1"},
+      {"blocks:4@lcal:1", "blocks: 'lcal' is not one of local, dilated, global_local, top; did you mean local?"},
+      {"blocks:4@local", "blocks: 'local'" + list},
+      {"blocks:4@local:1:2", "blocks: 'local:1:2'" + list},
+      {"blocks:4@dilated", "blocks: 'dilated'" + list},
+      {"blocks:4@global_local:1", "blocks: 'global_local:1'" + list},
+      {"blocks:4@local:x", "blocks: number 'x' is not a whole number; as in blocks:64@local:1"},
+      {"blocks:4@dilated:1/0", "blocks: number 0 must be at least 1; as in blocks:64@local:1"},
+      {"blocks:4@top:0", "blocks: number 0 must be at least 1; as in blocks:64@local:1"},
   };
   for (const auto& [text, message] : golden)
     EXPECT_EQ(parse_error(text), "pattern (" + std::string(text) + "): " + message) << text;
@@ -146,6 +199,8 @@ TEST(ParsePattern, GoldenErrors) {
                                     {"segment:4+", "''"},
                                     {"+segment:4", "''"},
                                     {"segment:4++dense", "''"},
+                                    {"segment:4|", "''"},
+                                    {"segment:4+|dense", "''"},
                                     {"segment:0", "0"},
                                     {"segment:-4", "-4"},
                                     {"segment:4,dilation=0", "0"},
@@ -159,6 +214,8 @@ TEST(ParsePattern, GoldenErrors) {
                                     {"segment:99999999999999999999", "99999999999999999999"},
                                     {"slide:9223372036854775807", "9223372036854775807"},
                                     {"blocks:0@x.npy", "0"},
+                                    {"blocks:0@local:1", "0"},
+                                    {"blocks:4@pairs.dat", "pairs.dat"},
                                     {"segment:4,dilation=2,dilation=3", "dilation"},
                                     {"segment:4,offset=1,dilation=2,offset=0", "offset"}}) {
     const std::string message = parse_error(text);
@@ -185,13 +242,17 @@ TEST(ParsePattern, SurvivesAnyText) {
   // Either a pattern that writes itself back, or one typed error. Mutations of good texts, and
   // noise.
   std::mt19937 random(1);
-  const std::string alphabet = "segmntlidhbockwr2x0123456789,=+:@-. \t\n\xff'";
-  const std::string good[] = {"segment:128+segment:512,dilation=4,offset=head", "neighborhood2d:5x7+slide:3",
-                              "window2d:8x16", "dense"};
+  const std::string alphabet = "segmntlidhbockwruaf23x0123456789,=+|:@-. \t\n\xff'";
+  const std::string good[] = {"blocks:8@global_local:1:2+blocks:16@dilated:1/2",
+                              "segment:128+segment:512,dilation=4,offset=head",
+                              "neighborhood2d:5x7+slide:3",
+                              "window2d:8x16,shift=4x3|slide:2+dense",
+                              "slide3d:1x2x3,dilation=2,stride=1x2x3,causal=1",
+                              "dense"};
   Index parsed = 0, refused = 0;
   for (int i = 0; i < scaled(1000000, 20000); ++i) {
-    const std::string text = edited(good[random() % 4], alphabet, 4, random);
-    if (text.find('@') != std::string::npos) continue;  // files have their own test
+    const std::string text = edited(good[random() % std::size(good)], alphabet, 4, random);
+    if (text.find(".npy") != std::string::npos) continue;  // files have their own test
     try {
       const Pattern p = parse_pattern(text);
       ASSERT_EQ(parse_pattern(to_string(p)), p) << text;
@@ -221,6 +282,20 @@ TEST(Blocks, Builders) {
   expect(global_local_blocks(4, 1, 0),
          {{0, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 0}, {1, 1}, {2, 0}, {2, 2}, {3, 0}, {3, 3}});
   expect(global_local_blocks(2, 5, 0), {{0, 0}, {0, 1}, {1, 0}, {1, 1}});
+  // A plan makes the list of a rule for as many blocks as there are.
+  for (const auto& [text, pairs] : {std::pair{"local:1", local_blocks(5, 1)},
+                                    {"dilated:3/1", dilated_blocks(5, {1, 3})},
+                                    {"global_local:2:0", global_local_blocks(5, 2, 0)}}) {
+    PlanSpec s{.length = 9, .pattern = parse_pattern("blocks:2@" + std::string(text))};
+    EXPECT_EQ(Plan(s).spec().pattern[0].pairs, pairs) << text;
+    s.pattern[0].numbers.push_back(1), s.pattern[0].numbers.push_back(1);
+    EXPECT_EQ(error_of([&] { (void)Plan(s); }).starts_with("plan: blocks of 2: the rule has "),
+              std::string(text) != "dilated:3/1");
+  }
+  // In time proportional to the pairs: two million blocks.
+  EXPECT_EQ(local_blocks(1 << 21, 1).size(), 3u * (1 << 21) - 2);
+  EXPECT_EQ(dilated_blocks(1 << 21, {1 << 20}).size(), 2u * (1 << 21));
+  EXPECT_NE(error_of([] { (void)local_blocks(1 << 16, 1 << 16); }), "(no error)");  // the pairs would be 2^32
   const Branch b = blocks(16, {{0, 1}, {2, 3}});
   EXPECT_EQ(b.kind, Kind::blocks);
   EXPECT_EQ(b.size, 16);

@@ -1,0 +1,53 @@
+#pragma once
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// Private: files and sockets as the system numbers them.
+
+namespace hilt {
+
+/// One of them, which closes itself.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept { return std::swap(number_, other.number_), *this; }
+  ~Descriptor() { (void)close(); }
+  int get() const { return number_; }
+  explicit operator bool() const { return number_ >= 0; }
+  bool close() { return number_ < 0 || ::close(std::exchange(number_, -1)) == 0; }
+
+ private:
+  int number_ = -1;
+};
+
+constexpr std::size_t kMostAtOnce = std::size_t{1} << 30;  // bytes of one call to read or write
+
+/// How many of the bytes from `offset` on were read. Where they are not all, errno says why; 0: the
+/// file has ended.
+inline std::size_t read_at(const Descriptor& file, void* to, std::size_t bytes, std::uint64_t offset) {
+  for (std::size_t done = 0; done < bytes;) {
+    errno = 0;
+    const ssize_t n = ::pread(file.get(), static_cast<char*>(to) + done, std::min(bytes - done, kMostAtOnce),
+                              static_cast<off_t>(offset + done));
+    if (n <= 0 && errno != EINTR) return done;
+    done += static_cast<std::size_t>(std::max<ssize_t>(n, 0));
+  }
+  return bytes;
+}
+/// Whether all was written, from where the file stands; else errno says why not.
+inline bool write_all(int descriptor, const void* from, std::size_t bytes) {
+  for (std::size_t done = 0; done < bytes;) {
+    const ssize_t n = ::write(descriptor, static_cast<const char*>(from) + done, std::min(bytes - done, kMostAtOnce));
+    if (n < 0 && errno != EINTR) return false;
+    done += static_cast<std::size_t>(std::max<ssize_t>(n, 0));
+  }
+  return true;
+}
+
+}  // namespace hilt

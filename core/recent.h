@@ -1,0 +1,86 @@
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <list>
+#include <map>
+#include <mutex>
+
+// What was made is kept for whoever asks again.
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// Values by key; the least recently used go when there are more than `most`, or, but for the last
+/// `least`, when they exceed max_bytes. Safe from any thread; a copy outlives its eviction.
+template <class Key, class Value> class Recent {
+ public:
+  struct Counters {
+    std::int64_t hits = 0, misses = 0, evictions = 0, entries = 0;
+    std::size_t bytes = 0;
+  };
+
+  explicit Recent(std::size_t most, std::size_t max_bytes = std::numeric_limits<std::size_t>::max(),
+                  std::size_t least = 0)
+      : most_(most), max_bytes_(max_bytes), least_(least) {}
+
+  /// The value of this key, from make() where none is kept; bytes_of(value): what it is charged.
+  template <class Make, class Bytes> Value get(const Key& key, const Make& make, const Bytes& bytes_of) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (const Value* known = find(key)) return ++counters_.hits, *known;
+      ++counters_.misses;
+    }
+    // Made without the lock: other keys need not wait. Two threads may make one; the first is kept.
+    Value made = make();
+    const std::size_t bytes = bytes_of(made);
+    const std::lock_guard lock(mutex_);
+    if (const Value* known = find(key)) return *known;
+    if (bytes > max_bytes_ && least_ == 0) return made;
+    std::list<Entry> entry{{key, made, bytes}};
+    by_key_.emplace(key, entry.begin());
+    entries_.splice(entries_.begin(), entry);  // cannot throw: both containers change or neither
+    counters_.bytes += bytes;
+    for (; entries_.size() > most_ || (entries_.size() > least_ && counters_.bytes > max_bytes_); entries_.pop_back()) {
+      counters_.bytes -= entries_.back().bytes;
+      by_key_.erase(entries_.back().key);
+      ++counters_.evictions;
+    }
+    return made;
+  }
+  template <class Make> Value get(const Key& key, const Make& make) {
+    return get(key, make, [](const Value&) { return std::size_t{0}; });
+  }
+  /// Forgets everything, counters too.
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    by_key_.clear(), entries_.clear();
+    counters_ = {};
+  }
+  Counters counters() const {
+    const std::lock_guard lock(mutex_);
+    Counters now = counters_;
+    now.entries = std::ssize(entries_);
+    return now;
+  }
+
+ private:
+  struct Entry {
+    Key key;
+    Value value;
+    std::size_t bytes;
+  };
+  /// It becomes the first. Under the lock.
+  const Value* find(const Key& key) {
+    const auto found = by_key_.find(key);
+    if (found == by_key_.end()) return nullptr;
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return &found->second->value;
+  }
+
+  mutable std::mutex mutex_;
+  std::size_t most_, max_bytes_, least_;
+  std::list<Entry> entries_;  // the most recently used first
+  std::map<Key, typename std::list<Entry>::iterator> by_key_;
+  Counters counters_;
+};
+
+}  // namespace hilt

@@ -1,0 +1,35 @@
+#pragma once
+#include <atomic>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+#include "tensor.h"
+
+// Looking at a tape and at ops as they run.
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// One op as a tape recorded it. Times and live bytes are known only to a tape that profiles.
+struct NodeReport {
+  std::string name;
+  std::vector<Shape> inputs;
+  Shape output;
+  DType dtype = DType::f32;
+  std::size_t saved_bytes = 0;   // storages this node keeps
+  std::size_t unique_bytes = 0;  // of those, the ones no earlier node keeps
+  double forward_ms = 0, backward_ms = 0;
+  std::size_t forward_live = 0, backward_live = 0;  // bytes alive when the op's forward / backward returned
+};
+
+/// Called after every op, ours or a user's, on the thread that ran it: its name and what came of
+/// it. For counting, tracing and looking at values; ops that it runs itself are not told to it.
+using OpHook = std::function<void(std::string_view name, const Tensor& y)>;
+/// From the next op on; an empty one ends that. Without a hook an op costs one load more.
+void set_op_hook(OpHook hook);
+namespace detail {
+extern std::atomic<bool> has_op_hook;
+void tell_op_hook(std::string_view name, const Tensor& y);
+}  // namespace detail
+
+}  // namespace hilt

@@ -1,0 +1,151 @@
+// The steps of attention and its gradient once more, each with a place for one mistake. Nothing in
+// ops/ has such a place.
+#include "broken.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace compare {
+namespace {
+
+constexpr double kMostProducts = 1 << 27;  // of pairs and features: a few seconds
+
+/// The keys of token t; with Mistake::position_for_token those that a kernel finds that works on
+/// tokens along the order and asks the mask about places as if they were tokens.
+std::vector<std::int32_t> keys_of(Mistake mistake, const KeyLists& set, const hilt::Permutation& order, Index t) {
+  const bool mistaken = mistake == Mistake::position_for_token;
+  const std::size_t row = mistaken ? at(order.position_of[at(t)]) : at(t);
+  std::vector<std::int32_t> keys(set.key.begin() + static_cast<std::ptrdiff_t>(set.begin[row]),
+                                 set.key.begin() + static_cast<std::ptrdiff_t>(set.begin[row + 1]));
+  if (mistaken)
+    for (std::int32_t& u : keys) u = order.token_at[at(u)];
+  return keys;
+}
+
+/// The first sequence, the heads of the first key head.
+ExactProblem first_part(const ExactProblem& p) {
+  const Index heads = p.heads / p.kv_heads;
+  const auto cut = [&](const std::vector<double>& x, Index of, Index kept) {
+    std::vector<double> out;
+    for (Index t = 0; t < p.length; ++t) {
+      const auto row = x.begin() + static_cast<std::ptrdiff_t>(t * of * p.dim);
+      out.insert(out.end(), row, row + static_cast<std::ptrdiff_t>(kept * p.dim));
+    }
+    return out;
+  };
+  ExactProblem part = p;
+  part.batch = part.kv_heads = 1, part.heads = heads;
+  part.q = cut(p.q, p.heads, heads), part.d_o = cut(p.d_o, p.heads, heads);
+  part.k = cut(p.k, p.kv_heads, 1), part.v = cut(p.v, p.kv_heads, 1);
+  return part;
+}
+Tensors first_part(const ExactProblem& p, const Tensors& x) {
+  const ExactProblem cut =
+      first_part({p.batch, p.length, p.heads, p.kv_heads, p.dim, 1, 0, {}, x[0], x[2], x[3], x[1]});
+  return {cut.q, cut.d_o, cut.k, cut.v, {}, {}, {}, {}};
+}
+
+double loss(const ExactProblem& p, const Tensors& x) {
+  double sum = 0;
+  for (std::size_t i = 0; i < p.d_o.size(); ++i) sum += x[0][i] * p.d_o[i];
+  return sum;
+}
+
+}  // namespace
+
+Tensors attention_with(Mistake mistake, const ExactProblem& p, const AttendedSets& sets, const hilt::Permutation& order,
+                       double& row_sum) {
+  Tensors out;
+  auto& [o, dq, dk, dv, d_slopes, d_relative, d_bias, d_sink] = out;
+  o.resize(p.q.size()), dq.resize(p.q.size()), dk.resize(p.k.size()), dv.resize(p.k.size());
+  row_sum = 0;
+  const std::size_t dim = at(p.dim);
+  for (Index h = 0; h < p.heads; ++h)
+    for (Index t = 0; t < p.length; ++t) {
+      const std::vector<std::int32_t> keys = keys_of(mistake, sets.head(h), order, t);
+      if (keys.empty()) continue;
+      const std::size_t n = keys.size(), row = at((t * p.heads + h) * p.dim), half = (n + 1) / 2;
+      const auto key = [&](std::size_t i) { return at(keys[i] * p.dim); };
+      std::vector<double> s(n), m(n), cap_slope(n);
+      for (std::size_t i = 0; i < n; ++i) {
+        const double z = p.scale * dot(&p.q[row], &p.k[key(i)], dim);
+        s[i] = p.terms.score(z, 0, h, t, keys[i], [](double x) { return x; });
+        cap_slope[i] = p.terms.cap_slope(z);
+        m[i] = dropout_multiplier(p.key, h, t, keys[i], p.dropout);
+      }
+      const double sink = p.terms.has_sink() ? p.terms.tensor[3][at(h)] : -std::numeric_limits<double>::infinity();
+      double top = sink, sum = p.terms.has_sink() ? 1 : 0;
+      for (std::size_t first : {std::size_t{0}, half}) {  // the running softmax
+        const std::size_t end = first == 0 ? half : n;
+        if (first == end) continue;
+        const double before = top;
+        top = std::max(before, *std::max_element(s.begin() + static_cast<std::ptrdiff_t>(first),
+                                                 s.begin() + static_cast<std::ptrdiff_t>(end)));
+        const double rescale = mistake == Mistake::no_rescale ? 1 : std::exp(before - top);
+        sum *= rescale;
+        for (std::size_t d = 0; d < dim; ++d) o[row + d] *= rescale;
+        for (std::size_t i = first; i < end; ++i) {
+          sum += std::exp(s[i] - top);
+          add_times(&o[row], m[i] * std::exp(s[i] - top), &p.v[key(i)], dim);
+        }
+      }
+      for (std::size_t d = 0; d < dim; ++d) o[row + d] /= sum;
+      const double lse = top + std::log(sum);
+      const double delta = mistake == Mistake::no_delta ? 0 : dot(&p.d_o[row], &o[row], dim);
+      double ds_sum = -std::exp(sink - lse) * delta;
+      for (std::size_t i = 0; i < (mistake == Mistake::half_of_the_keys ? half : n); ++i) {
+        const double weight = std::exp(s[i] - lse);
+        const double ds = weight * (m[i] * dot(&p.d_o[row], &p.v[key(i)], dim) - delta);
+        const double dz = cap_slope[i] * ds, scaled = p.scale * (mistake == Mistake::scaled_twice ? p.scale * dz : dz);
+        ds_sum += ds;
+        add_times(&dq[row], scaled, &p.k[key(i)], dim);
+        add_times(&dk[key(i)], scaled, &p.q[row], dim);
+        add_times(&dv[key(i)], m[i] * weight, &p.d_o[row], dim);
+      }
+      row_sum = std::max(row_sum, std::abs(ds_sum));
+    }
+  return out;
+}
+
+std::vector<Broken> break_it(const ExactProblem& whole, const AttendedSets& sets, const hilt::Permutation& order,
+                             const Tensors& exact, const Tensors& naive, const Tensors& terms, double rounding) {
+  const ExactProblem part = first_part(whole);
+  double pairs = 0;
+  for (Index h = 0; h < part.heads; ++h) pairs += static_cast<double>(sets.head(h).key.size());
+  if (pairs * static_cast<double>(part.dim) > kMostProducts) return {};
+  const Tensors right = first_part(whole, exact), textbook = first_part(whole, naive), sizes = first_part(whole, terms);
+  constexpr double kStep = 1e-4;
+  std::vector<Broken> out;
+  for (std::size_t i = 0; i < kMistakes.size(); ++i) {
+    Broken b{.mistake = static_cast<Mistake>(i)};
+    const Tensors x = attention_with(b.mistake, part, sets, order, b.row_sum);
+    for (std::size_t j = 0; j < 4; ++j) {
+      b.error[j] = judge(x[j], right[j], sizes[j], measure(textbook[j], right[j]), rounding);
+      for (std::size_t e = 0; e < x[j].size(); ++e) b.deviation[j].push_back(std::abs(x[j][e] - right[j][e]));
+    }
+    b.slope = x[1].empty() ? 0 : x[1][0];
+    out.push_back(std::move(b));
+  }
+  // A query moves the loss by its own row alone, so the finite difference needs the forward pass of
+  // that row.
+  for (Broken& b : out) {
+    if (part.q.empty()) break;
+    const std::size_t row = b.mistake == Mistake::position_for_token ? at(order.position_of[0]) : 0;
+    AttendedSets one = sets;
+    for (KeyLists& set : one.sets) {
+      const std::size_t begin = set.begin[row], end = set.begin[row + 1];
+      for (std::size_t t = 0; t < set.begin.size(); ++t) set.begin[t] = t <= row ? begin : end;
+    }
+    ExactProblem moved = part;
+    double unused = 0, ends[2];
+    for (int side : {0, 1}) {
+      moved.q[0] = part.q[0] + (side ? kStep : -kStep);
+      ends[side] = loss(moved, attention_with(b.mistake, moved, one, order, unused));
+    }
+    b.difference = (ends[1] - ends[0]) / (2 * kStep);
+  }
+  return out;
+}
+
+}  // namespace compare

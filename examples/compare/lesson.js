@@ -1,0 +1,112 @@
+// The figures of compare.html.
+const modes = Object.entries(data.modes).filter(([, m]) => !m.skipped);
+const listed = (f) => modes.map(([name, m]) => `${name} ${f(m)}`).join("; ") + ".";
+
+// A step lights the steps of the other pass that belong to the same node.
+const partners = { S: "dQ dK P2", P: "dS Delta P2", O: "dV dP", L: "P2", P2: "S L", dV: "O", dP: "O", Delta: "P O", dS: "P", dQ: "S", dK: "S" };
+for (const step of document.querySelectorAll("[data-step]")) {
+  const light = (on) => {
+    const lit = [step.dataset.step, ...partners[step.dataset.step].split(" ")];
+    for (const s of document.querySelectorAll("[data-step]")) s.classList.toggle("lit", on && lit.includes(s.dataset.step));
+  };
+  for (const event of ["mouseenter", "focus"]) step.addEventListener(event, () => light(true));
+  for (const event of ["mouseleave", "blur"]) step.addEventListener(event, () => light(false));
+}
+
+function memory(zoomed) {
+  const host = places("memory");
+  host.replaceChildren();
+  const most = Math.max(...modes.map(([, m]) => m.peak_bytes));
+  for (const [name, m] of modes) {
+    let t = 0;
+    const points = [[0, 0]];
+    for (const n of m.tape) points.push([(t += n.forward_ms), n.forward_live]);
+    points.push([(t = Math.max(t, m.forward_ms)), m.held_bytes]);
+    for (const n of [...m.tape].reverse()) points.push([(t += n.backward_ms), n.backward_live]);
+    const end = Math.max(t, m.forward_ms + m.backward_ms), turn = Math.max(points[m.tape.length][0], m.forward_ms);
+    points.push([end, points.at(-1)[1]]);
+    const level = (from, to, at) => ({ points: [[from, at], [to, at]], style: "thin", dots: false });
+    lineChart(host, `Live bytes over time, ${name}`,
+      `At most ${bytes(m.forward_peak_bytes)} in the forward pass, ${bytes(m.held_bytes)} between the passes, at most ${bytes(m.backward_peak_bytes)} in the backward pass.`,
+      `<b>${name}</b>: ${bytes(m.held_bytes)} between the passes, peak ${bytes(m.peak_bytes)}.`, {
+        x: { label: "time, ms", low: 0, high: end },
+        y: { label: `${name}: bytes beyond q, k, v, dO`, format: (v) => (v ? bytes(v) : "0"), low: 0, high: 1.15 * (zoomed ? m.peak_bytes : most) || 1 },
+        series: [level(0, turn, m.forward_peak_bytes), level(turn, end, m.backward_peak_bytes), { points, color: name, step: true, dots: m.tape.length < 4 }],
+        marks: [{ at: turn, text: "backward" }],
+        height: 220,
+      });
+  }
+}
+memory(false);
+const zoom = document.getElementById("zoom");
+zoom.addEventListener("click", () => {
+  const on = zoom.getAttribute("aria-pressed") !== "true";
+  zoom.setAttribute("aria-pressed", on);
+  memory(on);
+});
+
+const kinds = [["products", /matmul/], ["softmax", /softmax|logsumexp|^exp$/], ["kernel", /attention|fused/],
+               ["moving", /gather|scatter|index|cat|contiguous|reshape|permute|transpose|slice|squeeze|zeros|^to$/], ["arithmetic", /./]];
+const kindOf = (name) => kinds.find(([, pattern]) => pattern.test(name))[0];
+function time(names, caption) {
+  const seen = new Set(), bars = [];
+  for (const [name, m] of modes.filter(([n]) => names.includes(n)))
+    for (const pass of ["forward", "backward"]) {
+      const total = m[pass + "_ms"];
+      let ops = m.tape.map((n) => [n.name, n[pass + "_ms"]]);
+      if (pass === "backward") ops = m.inside_backward.length ? m.inside_backward.map((n) => [n.name + " (library op)", n.ms]) : ops.reverse();
+      const parts = ops.filter(([, ms]) => ms > total / 1000).map(([op, ms]) => ({ size: ms, color: kindOf(op), title: `${op}, ${milliseconds(ms)}` }));
+      parts.forEach((p) => seen.add(p.color));
+      bars.push({ label: `${name} ${pass}`, value: milliseconds(total), total, parts });
+    }
+  barChart(places("time"), "Time of each op, " + names.join(", "),
+    "Stacked bars, one for each pass of each mode: " + listed((m) => `${milliseconds(m.forward_ms)} forward and ${milliseconds(m.backward_ms)} backward`),
+    caption, bars, kinds.filter(([k]) => seen.has(k)).map(([k]) => [k === "kernel" ? "one kernel" : k, k]));
+}
+const names = modes.map(([name]) => name);
+time(names, "All modes. Point at a part for its name.");
+if (names.includes("dense") && names.length > 1) time(names.filter((n) => n !== "dense"), "Without dense, on a scale of their own.");
+
+const pictures = data.pictures;
+function heat(place, name, errors) {
+  const host = places(place);
+  host.replaceChildren();
+  for (const [tensor, e] of Object.entries(errors).filter(([tensor]) => tensor in pictures.heat[name]))
+    heatMap(host, `Where ${tensor} of ${name} errs most`,
+      `The grid of tokens; each cell is the largest error over heads and features. Largest ${scientific(e.max_abs)}, allowed ${scientific(e.limit)}. Lines are the edges of the tiles of 128 tokens.`,
+      `<b>${tensor}</b>: ${scientific(e.max_abs)} of ${scientific(e.limit)} allowed`, pictures.columns, pictures.rows, pictures.heat[name][tensor], pictures.edges);
+}
+choice(document.getElementById("heat-modes"), [...names].reverse().map((n) => [n, n]), (name) => heat("heat", name, data.modes[name].error));
+choice(document.getElementById("mistakes"), [...document.querySelectorAll("[data-mistake]")].map((row) => [row.dataset.mistake, row.cells[0].textContent]), (name) => {
+  const { error } = data.broken[name], wrong = Object.entries(error).filter(([, e]) => e.verdict !== "ok").map(([tensor]) => tensor);
+  heat("broken", name, error);
+  const words = document.getElementById("mistake-verdict");
+  words.classList.toggle("no", wrong.length > 0);
+  words.textContent = wrong.length ? `Beyond the limit: ${wrong.join(", ")}. ${document.querySelector(`[data-mistake="${name}"]`).lastElementChild.textContent}` : "Every tensor is within its limit" + (name === "none" ? "." : ": on this problem the mistake changes nothing that the judge can see.");
+});
+
+function scaling(rows, key, field, format, title, label, caption, marks) {
+  if (rows.length < 2) return;
+  const series = names.map((name) => ({ name, color: name, points: rows.filter((r) => name in r[field]).map((r) => [r[key], r[field][name]]) }));
+  const last = rows.at(-1)[field];
+  lineChart(places("scaling"), title, "At the last point: " + Object.keys(last).map((n) => `${n} ${format(last[n])}`).join("; ") + ".", caption, {
+    x: { label: key === "keys" ? "keys a row" : "tokens", log: true, format: String }, y: { label, log: true, format }, series: series.filter((s) => s.points.length), marks });
+}
+scaling(data.by_length, "length", "ms", milliseconds, "Time of forward and backward against length", "forward + backward", "Both scales are logarithmic: a line that rises twice as steeply grows with the square of the length.");
+scaling(data.by_length, "length", "saved_bytes", bytes, "Bytes the tape keeps, against length", "kept by the tape", "What the tape keeps to go back. Dense keeps a weight for every pair there is, whatever the pattern.");
+scaling(data.by_keys, "keys", "saved_bytes", bytes, "Bytes the tape keeps, against keys a row", "kept by the tape", `Segments of growing size at ${data.page.short_length} tokens.`, [{ at: data.config.head_dim, text: "head dim" }]);
+places("scaling").querySelector(".noscript")?.remove();
+
+for (const o of pictures.orders) orderPicture(places("orders"), o);
+
+const roof = data.page.ways.filter((w) => w.roof);
+if (roof.length) {
+  const peak = data.machine.gemm_gflop_s, copy = data.machine.copy_gb_s, bend = peak / copy;
+  const low = Math.min(bend / 8, ...roof.map((w) => w.roof.intensity / 2)), high = Math.max(bend * 8, ...roof.map((w) => w.roof.intensity * 2));
+  lineChart(places("roofline"), "Forward passes under the measured ceilings",
+    `Ceilings: ${copy.toFixed(1)} GB/s copying, ${peak.toFixed(0)} GFLOP/s multiplying. ` + roof.map((w) => `${w.name} ${w.roof.speed.toFixed(0)} GFLOP/s at ${w.roof.intensity.toFixed(1)} flops a byte`).join("; ") + ".",
+    "Forward passes under the ceilings.", {
+      x: { label: "flops a byte", log: true, low, high }, y: { label: "GFLOP/s", log: true },
+      series: [{ points: [[low, low * copy], [bend, peak], [high, peak]], color: "ink", dots: false },
+               ...roof.map((w) => ({ name: w.name, color: w.name, line: false, points: [[w.roof.intensity, w.roof.speed]] }))] });
+}

@@ -1,0 +1,225 @@
+"""Hilbert attention of libhilt, on tensors of torch, NumPy, JAX or any library that speaks DLPack.
+
+    o = hilt.attention(q, k, v, order="hilbert:64x64", pattern="window2d:16x16")
+
+q is [B, L, H, D], k and v are [B, L, Hk, D], H a multiple of Hk; a transposed view of [B, H, L, D] costs no copy.
+"""
+
+import functools
+import itertools
+import sys
+from typing import NamedTuple
+
+from . import _hilt
+
+__version__ = _hilt.version
+__all__ = ["Error", "Gradients", "Plan", "attention", "attention_vjp", "plan", "set_thread_count"]
+
+
+class Error(RuntimeError):
+    """A call that was refused or failed: the library's own sentence, and its code, which never changes: 2 usage,
+    3 data, 4 memory, 5 GPU, 6 distributed, 7 not a number, 70 internal."""
+
+    def __init__(self, text, code=2):
+        super().__init__(text, code)
+        self.code = code
+
+    def __str__(self):
+        return str(self.args[0])
+
+
+_hilt.set_error(Error)
+
+
+def set_thread_count(threads):
+    """Threads that kernels may use from the next call on, in the whole process. Results never depend on it."""
+    _hilt.set_thread_count(threads)
+
+
+# ---- what is asked for, as text, which plans and calls are found by -------------------------------------------------
+
+
+def _documents(rows):
+    """The library's text of a list of int | (H, W) | (T, H, W), or of a list of such lists."""
+    if rows is None or isinstance(rows, str):
+        return rows or ""
+    if rows and isinstance(rows[0], list):
+        return "/".join([_documents(row) for row in rows])
+    return ",".join(["x".join([str(n) for n in d]) if isinstance(d, (tuple, list)) else str(d) for d in rows])
+
+
+class Plan:
+    """Who attends to whom in a row of `length` tokens: immutable, hashable, picklable, safe to share between threads.
+    `hilt.plan(..)` makes one, or finds it; in a notebook it shows its picture."""
+
+    def __init__(self, length, heads, *settings):
+        self.length, self.heads, self.settings = length, heads, settings  # those that a call without a plan has
+        self.native = _hilt.Plan(length, heads, *settings)
+
+    def __eq__(self, other):
+        return isinstance(other, Plan) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self):
+        return hash(self.__reduce__())
+
+    def __reduce__(self):
+        return _plan, (self.length, self.heads, *self.settings)
+
+    def __repr__(self):
+        names = ("order", "pattern", "causal", "dilation_mode", "documents", "queries")
+        asked = [f"{n}={s!r}" for n, s in zip(names, self.settings) if s]
+        return f"hilt.plan({self.length}, heads={self.heads}, {', '.join(asked)})"
+
+    def stats(self):
+        """What the plan costs: tiles of 128 x 128 that it touches, full and partial, of how many; the share `touched`;
+        `useful_fraction`, the share of pairs in touched tiles that attend; `pairs`; `empty_rows`; `bytes` of the plan;
+        the `order` in use and the `pattern`."""
+        return self.native.stats()
+
+    def picture(self, head=0, cells=64):
+        """An SVG: the order as a walk over the grid, and the attended set with queries down and keys across, both in
+        that order. A cell is as dark as the share of pairs that attend, of at most 16 looked at in each."""
+        height, width = self.native.grid()
+        cells, side, s = min(cells, self.length), 256, self.stats()
+        step, cell = side / max(height, width, 1), side / max(cells, 1)
+        tokens = range(self.length) if self.settings[4] else self.native.tokens()  # documents have orders of their own
+        at = [divmod(t, width) for t in tokens if t < width * height]
+        walk = " ".join([f"{(x + 0.5) * step:.1f},{(y + 0.5) * step:.1f}" for y, x in at])
+        size = f'width="{cell:.2f}" height="{cell:.2f}"'
+        seen = []  # of each cell at most 4 x 4 pairs
+        for i in range(cells):
+            run = tokens[i * self.length // cells : (i + 1) * self.length // cells]
+            seen.append(run[:: max(1, len(run) // 4)])
+        dark = ""
+        for i, j in itertools.product(range(cells), range(cells)):
+            pairs = [self.native.attends(head, t, u) > 0 for t in seen[i] for u in seen[j]]
+            if any(pairs):
+                share = sum(pairs) / len(pairs)
+                dark += f'<rect x="{j * cell:.2f}" y="{i * cell:.2f}" {size} fill-opacity="{share:.2f}"/>'
+        text = f"{s['order']}, {s['pattern']}, causal {self.settings[2]}: "
+        text += f"{s['tiles_full'] + s['tiles_partial']} of {s['tiles_total']} tiles touched"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * side + 48} {side + 44}" role="img"'
+            f' aria-label="{text}" font-family="sans-serif" font-size="12"><title>{text}</title>'
+            f'<rect width="100%" height="100%" fill="#fff"/><polyline transform="translate(16 16)" points="{walk}"'
+            f' fill="none" stroke="#2a6f97" stroke-width="1.2"/><g transform="translate({side + 32} 16)" fill="#2a6f97"'
+            f' shape-rendering="crispEdges"><rect width="{side}" height="{side}" fill="#eef2f5"/>{dark}</g>'
+            f'<text x="16" y="{side + 35}" fill="#333">{text}</text></svg>'
+        )
+
+    def _repr_html_(self):
+        return self.picture()
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(length, heads, *settings):
+    return Plan(length, heads, *settings)
+
+
+@functools.lru_cache(maxsize=256)
+def _call(length, heads, settings, how):
+    """The native call of these settings of a plan and (backward, scale, softcap, published slopes, dropout)."""
+    return _hilt.Call(_plan(length, heads, *settings).native, *how)
+
+
+def plan(length, *, heads=1, order="hilbert", pattern="dense", causal="none", dilation_mode="all_queries",
+         documents=None, queries=None):
+    """The plan of `length` tokens; the arguments are those of `attention`. The 256 last ones are kept."""
+    return _plan(length, heads, *_asked(order, pattern, causal, dilation_mode, documents, queries)[1])
+
+
+def _asked(order="hilbert", pattern="dense", causal="none", dilation_mode="all_queries", documents=None, queries=None,
+           plan=None, backward="fused", scale=None, softcap=None, alibi=None, dropout=0.0):
+    """What a call asks for: a plan, what one is found by, how to run it, all of which can be hashed; and the slopes."""
+    if queries is not None:
+        queries = (int(queries[0]), int(queries[1]))
+    settings = (order, pattern, causal, dilation_mode, "" if documents is None else _documents(documents), queries)
+    if plan is not None:
+        if settings != ("hilbert", "dense", "none", "all_queries", "", None):
+            raise Error("attention: a plan, and what belongs to one (order, pattern, ..): give either")
+        settings = plan.settings
+    published = alibi is True
+    slopes = None if published or alibi is False else alibi
+    return plan, settings, (backward, scale, softcap, published, dropout), slopes
+
+
+def attention(q, k, v, *, order="hilbert", pattern="dense", causal="none", dilation_mode="all_queries",
+              backward="fused", scale=None, softcap=None, alibi=None, relative=None, bias=None, sink=None,
+              documents=None, queries=None, dropout=0.0, seed=None, plan=None, return_lse=False):
+    """o [B, L, H, D]: o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'], where
+    h' = h // (H / Hk) and A(t) is what `pattern` says, under `causal`.
+
+    q [B, L, H, D]; k, v [B, L, Hk, D], of one type: f64, f32, bf16 or f16. Any strides; where neighbours along D do not
+    lie side by side, a copy is made. Torch tensors are differentiable in q, k, v and every tensor below.
+
+    order          row, snake:HxW, morton:HxW, tiles:HxW/hxw, hilbert:HxW, hilbert:TxHxW, auto; plain names fold
+    pattern        dense, segment:W, slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX .., blocks:SIZE@LIST; A+B, A|B
+    causal         none, token (u <= t), curve (along the order)
+    dilation_mode  all_queries, longnet, head_groups, residue
+    backward       fused, hybrid, taped: how gradients are obtained
+    scale          of q . k; 1 / sqrt(D)
+    softcap        scores z become softcap tanh(z / softcap)
+    alibi          True for the published slopes, or a tensor [H]: scores lose slope times distance
+    relative       [H, 2 r + 1] of t - u, or [H, 2 ry + 1, 2 rx + 1] and three axes on the order's grid; query minus key
+    bias           broadcasts to [B, H, L, L], queries first, by tokens; -inf masks
+    sink           [H]: a score beside each row's, with value 0
+    documents      what lies in a row: a list of int | (H, W) | (T, H, W), or a list of such lists, one a row
+    queries        (first, count): q and o hold these rows alone
+    dropout, seed  the probability of dropping a weight, and what the draw depends on: another one each step
+    plan           from hilt.plan(..), instead of order, pattern, causal, dilation_mode, documents and queries
+    return_lse     (o, lse): with the log-sum-exp of every row, [B, H, L], f32 (f64 for f64), differentiable too
+    """
+    plan, settings, how, slopes = _asked(order, pattern, causal, dilation_mode, documents, queries, plan, backward,
+                                         scale, softcap, alibi, dropout)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(q, torch.Tensor):
+        from ._torch import attention as of_torch
+
+        return of_torch(plan, settings, how, seed, (q, k, v, slopes, relative, bias, sink), return_lse)
+    lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink)])
+    o, lse = _hilt.forward(_native(plan, settings, how, q, k), seed, return_lse, lent)
+    return (_like(q, o), _like(q, lse)) if return_lse else _like(q, o)
+
+
+class Gradients(NamedTuple("Gradients", [(n, object) for n in ("q", "k", "v", "alibi", "relative", "bias", "sink")])):
+    """What `attention_vjp` gives: each of its tensor's shape and type, None where there was none."""
+
+
+def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=None, sink=None, seed=None, **options):
+    """Gradients of sum(o * d_o) [+ sum(lse * d_lse)] with respect to q, k, v and the terms' tensors, for NumPy, JAX and
+    any DLPack array. d_o [B, L, H, D], d_lse [B, H, L]; `options` are those of `attention`."""
+    plan, settings, how, slopes = _asked(alibi=alibi, **options)
+    lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink)])
+    call = _native(plan, settings, how, q, k)
+    o, lse = _hilt.forward(call, seed, True, lent)
+    d = _hilt.backward(call, seed, (True,) * 7, lent, (o, lse, _lent(d_o), _lent(d_lse)))
+    return Gradients(*[_like(q, x) for x in d])
+
+
+def _native(plan, settings, how, q, k):
+    """The native call of these tensors, or of the plan that was given."""
+    if plan is not None:
+        return _call(plan.length, plan.heads, settings, how)
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise Error(f"attention: q and k must be [batch, length, heads, dim], got {list(q.shape)} and {list(k.shape)}")
+    return _call(int(k.shape[1]), int(q.shape[2]), settings, how)
+
+
+def _lent(x):
+    """x, or a copy of a NumPy array that cannot be lent: read-only, or with negative strides."""
+    flags = getattr(x, "flags", None)
+    if flags is not None and hasattr(x, "strides") and (not flags.writeable or min(x.strides, default=0) < 0):
+        return x.copy()
+    return x.detach() if hasattr(x, "detach") else x
+
+
+def _like(q, x):
+    """x in q's library, on the same memory; where that does not say how, as what speaks DLPack."""
+    if x is None:
+        return None
+    library = sys.modules[type(q).__module__.partition(".")[0]]
+    if library.__name__ == "numpy":
+        return library.asarray(x)
+    if hasattr(q, "__array_namespace__"):
+        return q.__array_namespace__().from_dlpack(x)
+    return library.from_dlpack(x) if hasattr(library, "from_dlpack") else x

@@ -1,0 +1,60 @@
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
+
+__version__: str
+__all__ = ["Error", "Gradients", "Plan", "attention", "attention_vjp", "plan", "set_thread_count"]
+
+class _Tensor(Protocol):
+    """A torch.Tensor, numpy.ndarray, jax.Array, ..: what lends itself by DLPack."""
+
+    def __dlpack_device__(self) -> Any: ...
+
+_T = TypeVar("_T", bound=_Tensor)
+_Document = int | tuple[int, int] | tuple[int, int, int]
+_Rows = str | Sequence[_Document | Sequence[_Document]]  # a row of its own is a list
+_Causal = Literal["none", "token", "curve"]
+_DilationMode = Literal["all_queries", "longnet", "head_groups", "residue"]
+_Backward = Literal["fused", "hybrid", "taped"]
+
+class Error(RuntimeError):
+    code: int
+    def __init__(self, text: str, code: int = ...) -> None: ...
+
+class Plan:
+    length: int
+    heads: int
+    settings: tuple[str, str, str, str, str, tuple[int, int] | None]
+    def __init__(self, length: int, heads: int, *settings: Any) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+    def picture(self, head: int = 0, cells: int = 64) -> str: ...
+    def _repr_html_(self) -> str: ...
+
+def set_thread_count(threads: int) -> None: ...
+def plan(
+    length: int, *, heads: int = 1, order: str = "hilbert", pattern: str = "dense", causal: _Causal = "none",
+    dilation_mode: _DilationMode = "all_queries", documents: _Rows | None = None, queries: Sequence[int] | None = None,
+) -> Plan: ...
+@overload
+def attention(
+    q: _T, k: _T, v: _T, *, order: str = "hilbert", pattern: str = "dense", causal: _Causal = "none",
+    dilation_mode: _DilationMode = "all_queries", backward: _Backward = "fused", scale: float | None = None,
+    softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
+    sink: _T | None = None, documents: _Rows | None = None, queries: Sequence[int] | None = None,
+    dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, return_lse: Literal[False] = False,
+) -> _T: ...
+@overload
+def attention(
+    q: _T, k: _T, v: _T, *, order: str = "hilbert", pattern: str = "dense", causal: _Causal = "none",
+    dilation_mode: _DilationMode = "all_queries", backward: _Backward = "fused", scale: float | None = None,
+    softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
+    sink: _T | None = None, documents: _Rows | None = None, queries: Sequence[int] | None = None,
+    dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, return_lse: Literal[True],
+) -> tuple[_T, _T]: ...
+
+class Gradients(NamedTuple):
+    q: Any; k: Any; v: Any; alibi: Any; relative: Any; bias: Any; sink: Any
+
+def attention_vjp(
+    q: _T, k: _T, v: _T, d_o: _T, *, d_lse: _T | None = None, alibi: bool | _T | None = None,
+    relative: _T | None = None, bias: _T | None = None, sink: _T | None = None, seed: int | None = None, **options: Any,
+) -> Gradients: ...

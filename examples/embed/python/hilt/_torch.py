@@ -1,0 +1,152 @@
+"""Attention as torch knows it: an autograd function and, where torch compiles, a registered op."""
+
+import ast
+import contextlib
+import functools
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from . import Error, _hilt, _native, _plan
+
+if hasattr(torch, "get_autocast_dtype"):
+    _ASK = {d: [functools.partial(f, d) for f in (torch.is_autocast_enabled, torch.get_autocast_dtype)]
+            for d in ("cpu", "cuda")}
+else:
+    _ASK = {"cpu": [torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype],
+            "cuda": [torch.is_autocast_enabled, torch.get_autocast_gpu_dtype]}
+
+
+@contextlib.contextmanager
+def _ordered(device):
+    """The library's stream behind what the caller's current one was asked, and that one behind it again, with no wait
+    of the host. Memory that is given up on the caller's stream is handed on by either side in that order."""
+    now = torch.cuda.current_stream(device)
+    ours = torch.cuda.ExternalStream(_hilt.compute_stream(device.index), device=device)
+    ours.wait_stream(now)
+    try:
+        yield
+    finally:
+        now.wait_stream(ours)
+
+
+def _run(tensors, work, *how):
+    """What `work` gives, as tensors that own memory of the library's pool until torch lets go of them."""
+    if tensors[0].is_cuda:
+        with _ordered(tensors[0].device):
+            given = work(*how)
+    else:
+        given = work(*how)
+    return [None if x is None else from_dlpack(x.capsule()) for x in given]
+
+
+def _forward(call, seed, with_lse, tensors):
+    return _run(tensors, _hilt.forward, call, seed, with_lse, tensors)
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that are not differentiable themselves, and say so when somebody tries."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tensors[:count]
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise Error(
+            "attention: its gradients have no gradient: double backward is not supported; "
+            "leave out create_graph=True, or compute what is differentiated twice with torch's own ops"
+        )
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, call, seed, *tensors):
+        o, lse = _forward(call, seed, True, tensors)
+        ctx.call, ctx.seed = call, seed
+        ctx.save_for_backward(*tensors, o, lse)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, d_o, d_lse):
+        *tensors, o, lse = ctx.saved_tensors
+        known = (ctx.needs_input_grad[2:], tuple(tensors), (o, lse, d_o, d_lse))
+        d = _run(tensors, _hilt.backward, ctx.call, ctx.seed, *known)
+        if torch.is_grad_enabled():
+            some = [i for i, x in enumerate(d) if x is not None]
+            inputs = [x for x in (*tensors, d_o, d_lse) if x is not None]
+            for i, x in zip(some, _Once.apply(len(some), *[d[i] for i in some], *inputs)):
+                d[i] = x
+        return (None, None, *d)
+
+
+def attention(plan, settings, how, seed, tensors, return_lse):
+    q, k, v = tensors[:3]
+    enabled, type_of = _ASK.get(q.device.type, (bool, None))
+    if enabled():
+        dtype = type_of()
+        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
+        tensors = (q, k, v, *tensors[3:])
+    if hasattr(torch.library, "custom_op") and (torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter)):
+        text = repr((None if plan is None else (plan.length, plan.heads), settings, how))
+        o, lse = torch.ops.hilt.attention(*tensors, text, -1 if seed is None else seed)
+    else:
+        call = _native(plan, settings, how, q, k)
+        if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensors]):
+            o, lse = _Attention.apply(call, seed, *tensors)
+        else:
+            o, lse = _forward(call, seed, return_lse, tensors)
+    return (o, lse) if return_lse else o
+
+
+# ---- the registered op: what it is asked for stands in one text ------------------------------------------------------
+
+
+_read = functools.lru_cache(maxsize=256)(ast.literal_eval)
+
+
+def _op_call(text, q, k):
+    given, settings, how = _read(text)
+    return _native(given and _plan(*given, *settings), settings, how, q, k)
+
+
+if hasattr(torch.library, "custom_op"):
+    _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? slopes, Tensor? relative, Tensor? bias, Tensor? sink"
+    _INPUTS += ", str asked, SymInt seed"
+    _GIVEN = "Tensor o, Tensor lse, Tensor? d_o, Tensor? d_lse, bool[] wanted"
+
+    @torch.library.custom_op("hilt::attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
+    def _op(q, k, v, slopes, relative, bias, sink, asked, seed):
+        tensors = (q, k, v, slopes, relative, bias, sink)
+        return tuple(_forward(_op_call(asked, q, k), None if seed < 0 else seed, True, tensors))
+
+    @_op.register_fake
+    def _(q, k, v, slopes, relative, bias, sink, asked, seed):
+        stat = torch.float64 if q.dtype == torch.float64 else torch.float32
+        return q.new_empty(q.shape), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=stat)
+
+    @torch.library.custom_op("hilt::attention_backward", mutates_args=(), schema=f"({_INPUTS}, {_GIVEN}) -> Tensor[]")
+    def _op_backward(q, k, v, slopes, relative, bias, sink, asked, seed, o, lse, d_o, d_lse, wanted):
+        tensors = (q, k, v, slopes, relative, bias, sink)
+        given = (_op_call(asked, q, k), None if seed < 0 else seed, wanted, tensors, (o, lse, d_o, d_lse))
+        d = _run(tensors, _hilt.backward, *given)
+        return [x for x in d if x is not None]
+
+    @_op_backward.register_fake
+    def _(q, k, v, slopes, relative, bias, sink, asked, seed, o, lse, d_o, d_lse, wanted):
+        return [x.new_empty(x.shape) for x, w in zip((q, k, v, slopes, relative, bias, sink), wanted) if w]
+
+    def _keep(ctx, inputs, output):
+        *tensors, ctx.asked, ctx.seed = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+
+    def _op_gradients(ctx, d_o, d_lse):
+        *tensors, o, lse = ctx.saved_tensors
+        wanted = [bool(w) for w in ctx.needs_input_grad[:7]]
+        d = iter(torch.ops.hilt.attention_backward(*tensors, ctx.asked, ctx.seed, o, lse, d_o, d_lse, wanted))
+        return (*[next(d) if w else None for w in wanted], None, None)
+
+    _op.register_autograd(_op_gradients, setup_context=_keep)
+    _op_backward.register_autograd(_Once.backward, setup_context=lambda ctx, inputs, output: None)

@@ -1,0 +1,293 @@
+// The module hilt._hilt: tensors of other libraries, lent to attention for the length of a call;
+// plans; errors. What people see of it is in hilt/__init__.py.
+#include <hilt/hilt.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+namespace nb = nanobind;
+using namespace hilt;
+
+namespace {
+
+// ---- tensors in ---------------------------------------------------------------------------------
+
+/// What a call gives back: a tensor that others take over by DLPack or, NumPy, by the array
+/// interface. All of them share its memory.
+struct Array {
+  Tensor tensor;
+};
+
+std::string text_of(const nb::object& x) { return nb::cast<std::string>(nb::steal(PyObject_Str(x.ptr()))); }
+
+/// torch's types, found by name once: there is one object of each.
+DType dtype_of_torch(const nb::object& type) {
+  static std::vector<std::pair<PyObject*, DType>> known;
+  for (const auto& [object, dtype] : known)
+    if (object == type.ptr()) return dtype;
+  const std::string name = text_of(type);
+  const std::pair<const char*, DType> types[] = {{"torch.float32", DType::f32},
+                                                 {"torch.float64", DType::f64},
+                                                 {"torch.bfloat16", DType::bf16},
+                                                 {"torch.float16", DType::f16}};
+  for (const auto& [text, dtype] : types)
+    if (name == text) return known.emplace_back(type.inc_ref().ptr(), dtype).second;
+  fail("attention: a tensor of type ", name, "; expected torch.float32, float64, bfloat16 or float16");
+}
+
+/// A torch tensor where it lies. A few attributes cost less than a DLPack capsule, and need no
+/// reference: the caller holds it until the call is over.
+Tensor of_torch(nb::handle x) {
+  const nb::object extents = x.attr("shape"), steps = x.attr("stride")();
+  Shape shape;
+  Strides strides{};
+  const auto rank = static_cast<std::size_t>(PyTuple_GET_SIZE(extents.ptr()));
+  Index last = 0;
+  for (std::size_t i = 0; i < rank; ++i) {
+    shape.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(extents.ptr(), static_cast<Py_ssize_t>(i))));
+    strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(steps.ptr(), static_cast<Py_ssize_t>(i)));
+    last += (shape[-1] - 1) * strides[i];
+  }
+  const DType dtype = dtype_of_torch(x.attr("dtype"));
+  const Index index = nb::cast<Index>(x.attr("get_device")());
+  const bool on_gpu = nb::cast<bool>(x.attr("is_cuda"));
+  if (!on_gpu && !nb::cast<bool>(x.attr("is_cpu")))
+    fail("attention: a tensor on ", text_of(x.attr("device")), "; expected cpu or cuda; move it there with .to()");
+  const Device device = on_gpu ? Device{Device::Kind::cuda, static_cast<int>(index)} : Device{};
+  if (shape.numel() == 0) return empty(shape, dtype, device);
+  void* const data = PyLong_AsVoidPtr(nb::object(x.attr("data_ptr")()).ptr());
+  check(data != nullptr, "attention: a tensor ", shape, " without memory (on the meta device, or a tracer's)");
+  return {Storage::borrow(data, static_cast<std::size_t>(last + 1) * size_of(dtype), device, nullptr), shape, strides,
+          0, dtype};
+}
+
+template <class Managed> Tensor take(nb::handle capsule, const char* name, const char* used) {
+  auto* const managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
+  Tensor x = from_dlpack(managed);
+  PyCapsule_SetName(capsule.ptr(), used);
+  return x;
+}
+/// Anything that lends itself by DLPack; what it lends read-only is copied.
+Tensor of_dlpack(nb::handle x) {
+  if (!nb::hasattr(x, "__dlpack__"))
+    fail("attention: a ", text_of(x.type().attr("__name__")),
+         "; expected a tensor of torch, NumPy, JAX or another library with __dlpack__");
+  const auto [kind, index] = nb::cast<std::pair<int, int>>(x.attr("__dlpack_device__")());
+  nb::dict how;  // a GPU's library orders what it was asked before ours
+  if (kind == dlpack::kCuda)
+    how["stream"] = reinterpret_cast<std::uintptr_t>(compute_stream({Device::Kind::cuda, index}));
+  const nb::object capsule = x.attr("__dlpack__")(**how);
+  return PyCapsule_IsValid(capsule.ptr(), "dltensor")
+             ? take<dlpack::DLManagedTensor>(capsule, "dltensor", "used_dltensor")
+             : take<dlpack::DLManagedTensorVersioned>(capsule, "dltensor_versioned", "used_dltensor_versioned");
+}
+
+Tensor tensor_of(nb::handle x) {
+  if (x.is_none()) return {};
+  if (nb::isinstance<Array>(x)) return nb::cast<Array&>(x).tensor;
+  return nb::hasattr(x, "data_ptr") ? of_torch(x) : of_dlpack(x);
+}
+
+// ---- tensors out --------------------------------------------------------------------------------
+
+nb::object capsule_of(const Array& x) {
+  auto lent = to_dlpack_legacy(x.tensor);
+  PyObject* const capsule = PyCapsule_New(lent.get(), "dltensor", [](PyObject* c) {
+    if (!PyCapsule_IsValid(c, "dltensor")) return;  // somebody took it
+    dlpack::Release{}(static_cast<dlpack::DLManagedTensor*>(PyCapsule_GetPointer(c, "dltensor")));
+  });
+  if (!capsule) throw nb::python_error();
+  (void)lent.release();
+  return nb::steal(capsule);
+}
+
+nb::object array_or_none(Tensor x) { return x ? nb::cast(Array{std::move(x)}) : nb::none(); }
+
+nb::dict array_interface(Array& x) {
+  check(x.tensor.device().is_cpu() && x.tensor.dtype() != DType::bf16, "NumPy has no arrays of ", x.tensor.dtype(),
+        " on ", x.tensor.device(), "; take it with torch.from_dlpack");
+  nb::list shape, strides;
+  for (int i = 0; i < x.tensor.rank(); ++i) {
+    shape.append(x.tensor.dim(i));
+    strides.append(x.tensor.stride(i) * static_cast<Index>(size_of(x.tensor.dtype())));
+  }
+  nb::dict d;
+  d["version"] = 3;
+  d["shape"] = nb::tuple(shape);
+  d["strides"] = nb::tuple(strides);
+  d["typestr"] = "<f" + std::to_string(size_of(x.tensor.dtype()));
+  d["data"] = nb::make_tuple(reinterpret_cast<std::uintptr_t>(x.tensor.mutable_raw()), false);
+  return d;
+}
+
+// ---- plans --------------------------------------------------------------------------------------
+
+using Queries = std::optional<std::pair<Index, Index>>;
+struct NativePlan {
+  PlanPtr plan;
+  NativePlan(Index length, Index heads, const std::string& order, const std::string& pattern, const std::string& causal,
+             const std::string& dilation_mode, const std::string& documents, const Queries& queries) {
+    PlanSpec spec{.length = length, .heads = heads, .order = parse_order(order, length)};
+    spec.pattern = parse_pattern(pattern);
+    spec.causality = parse_causality(causal);
+    spec.dilation_mode = parse_dilation_mode(dilation_mode);
+    if (!documents.empty()) spec.documents = parse_documents(documents);
+    if (queries) {
+      const auto [first, count] = *queries;
+      check(first >= 0 && count >= 0 && first <= length && count <= length - first, "queries (", first, ", ", count,
+            "): a run of the ", length, " tokens is (FIRST, COUNT)");
+      spec.queries = query_run(first, count);
+    }
+    const nb::gil_scoped_release others;
+    plan = make_plan(spec);
+  }
+};
+
+nb::dict stats_of(const NativePlan& p) {
+  const TileStats s = p.plan->stats();
+  nb::dict d;
+  d["order"] = to_string(p.plan->spec().order);
+  d["pattern"] = to_string(p.plan->spec().pattern);
+  d["tiles_full"] = s.full;
+  d["tiles_partial"] = s.partial;
+  d["tiles_total"] = s.total;
+  d["touched"] = s.touched();
+  d["useful_fraction"] = s.useful();
+  d["pairs"] = s.pairs;
+  d["empty_rows"] = p.plan->empty_rows();
+  d["bytes"] = p.plan->bytes();
+  return d;
+}
+
+// ---- attention ----------------------------------------------------------------------------------
+
+/// All of a call but its tensors.
+struct NativeCall {
+  PlanPtr plan;
+  AttentionOptions options;
+  NativeCall(const NativePlan& p, const std::string& backward, std::optional<double> scale,
+             std::optional<double> softcap, bool alibi, double dropout)
+      : plan(p.plan), options{.backward = parse_backward(backward), .scale = scale, .dropout = dropout} {
+    options.terms.softcap = softcap, options.terms.alibi = alibi;
+  }
+};
+
+/// The seven tensors of a call: q, k, v and the terms' slopes, relative, bias and sink.
+struct Inputs {
+  Tensor q, k, v;
+  AttentionOptions options;
+};
+Inputs inputs_of(const NativeCall& call, std::optional<std::uint64_t> seed, const nb::tuple& x) {
+  Inputs in{tensor_of(x[0]), tensor_of(x[1]), tensor_of(x[2]), call.options};
+  if (seed) in.options.key = RandomKey{*seed, 0};
+  ScoreTerms& terms = in.options.terms;
+  terms.slopes = tensor_of(x[3]), terms.relative = tensor_of(x[4]);
+  terms.bias = tensor_of(x[5]), terms.sink = tensor_of(x[6]);
+  terms.alibi = terms.alibi || terms.slopes;
+  check(in.options.dropout == 0 || in.options.key, "attention: dropout ", in.options.dropout,
+        " needs a seed: pass seed=, another one each step");
+  return in;
+}
+
+/// What the library itself took of this thread's last call, without the way in and out.
+thread_local double last_seconds = 0;
+template <class F> void timed(F&& f) {
+  const nb::gil_scoped_release others;
+  const auto start = std::chrono::steady_clock::now();
+  f();
+  last_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+nb::tuple forward(const NativeCall& call, std::optional<std::uint64_t> seed, bool with_lse, const nb::tuple& tensors) {
+  const Inputs in = inputs_of(call, seed, tensors);
+  AttentionResult r;
+  timed([&] {
+    if (with_lse) r = attention_with_lse(in.q, in.k, in.v, call.plan, in.options);
+    else r.o = attention(in.q, in.k, in.v, call.plan, in.options);
+  });
+  return nb::make_tuple(array_or_none(std::move(r.o)), array_or_none(std::move(r.lse)));
+}
+
+/// Gradients of the seven, of those that are wanted and there. known: o and lse of forward, and
+/// their gradients, which may be None.
+nb::list backward(const NativeCall& call, std::optional<std::uint64_t> seed, const nb::sequence& wanted,
+                  const nb::tuple& tensors, const nb::tuple& known) {
+  const Inputs in = inputs_of(call, seed, tensors);
+  const AttentionResult given{tensor_of(known[0]), tensor_of(known[1])},
+      given_d{tensor_of(known[2]), tensor_of(known[3])};
+  unsigned bits = 0, bit = 1;
+  for (const nb::handle w : wanted) bits |= nb::cast<bool>(w) ? bit : 0, bit <<= 1;
+  const auto check_alike = [](const char* name, const Tensor& d, const Tensor& x) {
+    check(!d || (d.shape() == x.shape() && d.dtype() == x.dtype()), "attention: a gradient ", d.dtype(), d.shape(),
+          " for ", name, " ", x.dtype(), x.shape());
+  };
+  check_alike("o", given_d.o, given.o), check_alike("lse", given_d.lse, given.lse);
+  std::vector<Tensor> d;
+  timed([&] {
+    const Tensor dy = given_d.o ? given_d.o : zeros_like(given.o);
+    d = attention_gradients(in.q, in.k, in.v, given, dy, given_d.lse, call.plan, in.options, bits);
+  });
+  nb::list out;
+  for (Tensor& x : d) out.append(array_or_none(std::move(x)));
+  return out;
+}
+
+}  // namespace
+
+NB_MODULE(_hilt, m) {
+  nb::set_leak_warnings(false);  // plans that are kept outlive the interpreter
+  static nb::handle error;       // hilt.Error, for as long as the process lives
+  m.def("set_error", [](nb::object type) { error = type.release(); });
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const Error& e) {
+      const nb::object raised = error(e.what(), static_cast<int>(e.code()));
+      PyErr_SetObject(error.ptr(), raised.ptr());
+    }
+  });
+  nb::class_<Array>(m, "Array")
+      .def("capsule", capsule_of)
+      .def("__dlpack__",
+           [](const Array& x, nb::kwargs) {
+             synchronize(x.tensor.device());  // a consumer knows nothing of our stream
+             return capsule_of(x);
+           })
+      .def("__dlpack_device__",
+           [](const Array& x) {
+             const Device d = x.tensor.device();
+             return d.is_cpu() ? std::pair{dlpack::kCpu, 0} : std::pair{dlpack::kCuda, d.index};
+           })
+      .def_prop_ro("__array_interface__", array_interface);
+  using Text = const std::string&;
+  nb::class_<NativePlan>(m, "Plan")
+      .def(nb::init<Index, Index, Text, Text, Text, Text, Text, const Queries&>())
+      .def("stats", stats_of)
+      .def("tokens", [](const NativePlan& p) { return p.plan->order().token_at; })
+      .def("grid", [](const NativePlan& p) { return std::pair(p.plan->grid().height, p.plan->grid().width); })
+      .def("attends", [](const NativePlan& p, Index head, Index t, Index u) { return p.plan->attends(head, t, u); });
+  using Number = std::optional<double>;
+  nb::class_<NativeCall>(m, "Call").def(nb::init<const NativePlan&, Text, Number, Number, bool, double>());
+  m.def("forward", forward);
+  m.def("backward", backward);
+  m.def("compute_stream", [](int index) {
+    return reinterpret_cast<std::uintptr_t>(compute_stream({Device::Kind::cuda, index}));
+  });
+  // For tests: where a tensor that was lent begins, the most bytes held since the last question,
+  // the time of the last call.
+  m.def("address", [](nb::handle x) { return reinterpret_cast<std::uintptr_t>(tensor_of(x).raw()); });
+  m.def("peak_bytes", [] {
+    const std::size_t peak = memory_stats().peak - memory_stats().live;
+    reset_memory_peak();
+    return peak;
+  });
+  m.def("last_seconds", [] { return last_seconds; });
+  m.def("set_thread_count", set_thread_count);
+  m.attr("version") = std::string(kVersion);
+}

@@ -1,0 +1,226 @@
+// What the pages share: numbers in words, and figures drawn from the JSON at the width they have. Every mark carries its
+// number as data-value (or data-x and data-y), so that a reader's tools, and our tests, can read it back.
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+
+const prefixed = (n, unit) => {
+  let i = 0;
+  while (Math.abs(n) >= 999.5 && i < 5) (n /= 1000), i++;
+  const digits = i === 0 && Number.isInteger(n) ? 0 : Math.abs(n) < 9.995 ? 2 : Math.abs(n) < 99.95 ? 1 : 0;
+  return (n.toFixed(digits) + " " + ["", "k", "M", "G", "T", "P"][i] + unit).trim();
+};
+const bytes = (n) => prefixed(n, "B");
+const count = (n) => prefixed(n, "");
+const milliseconds = (ms) =>
+  ms >= 999.5 ? (ms / 1000).toFixed(2) + " s" : ms.toFixed(ms < 0.9995 ? 3 : ms < 9.995 ? 2 : ms < 99.95 ? 1 : 0) + " ms";
+const percent = (x) => (100 * x).toFixed(x >= 0.9995 || x === 0 ? 0 : x < 0.1 ? 2 : 1) + " %";
+const scientific = (x) => (x === null ? "–" : x === 0 ? "0" : x.toExponential(1));
+const short = (x) => String(Number(x.toPrecision(4)));
+
+/** An element, HTML or SVG, with attributes and children. */
+function make(tag, attributes = {}, ...children) {
+  const vector = "svg g path line rect circle text title desc".split(" ").includes(tag);
+  const e = vector ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) if (value !== undefined) e.setAttribute(name, value);
+  e.append(...children.filter((c) => c !== undefined));
+  return e;
+}
+const places = (name) => document.querySelector(`[data-figures="${name}"]`);
+
+/** A figure with its title and description, drawn by draw(svg, width) and again whenever its width changes. */
+function figure(into, title, description, caption, draw, ratio) {
+  const svg = make("svg", { role: "img", "aria-label": title + ". " + description });
+  const words = make("figcaption");
+  words.innerHTML = caption;
+  const whole = make("figure", {}, svg, words);
+  into.querySelector(".noscript")?.remove();
+  into.append(whole);
+  let drawn = 0;
+  const redraw = () => {
+    const width = Math.floor(whole.clientWidth);
+    if (!width || width === drawn) return;
+    drawn = width;
+    svg.replaceChildren(make("title", {}, title), make("desc", {}, description));
+    const height = draw(svg, width) || width * ratio;
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  };
+  redraw();
+  new ResizeObserver(() => requestAnimationFrame(redraw)).observe(whole);
+  return whole;
+}
+
+function ticks(low, high, log, room) {
+  const out = [];
+  if (log) {
+    const base = high / low > 300 ? 10 : high / low > 17 ? 4 : 2;
+    for (let t = base ** Math.ceil(Math.log(low) / Math.log(base) - 1e-9); t <= high * 1.0001; t *= base) out.push(t);
+    while (out.length > room) for (let i = 1; i < out.length; i++) out.splice(i, 1);
+    return out;
+  }
+  const rough = (high - low) / Math.max(2, room - 1), power = 10 ** Math.floor(Math.log10(rough)), part = rough / power;
+  const step = power * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) out.push(i * step);
+  return out;
+}
+
+function axis(given, values) {
+  values = values.filter((v) => Number.isFinite(v) && (!given.log || v > 0));
+  if (!values.length) values = [1, 2];
+  const low = Math.min(...values), high = Math.max(...values);
+  const out = { format: short, low: given.log ? low / 1.3 : Math.min(0, low), high: given.log ? high * 1.3 : high * 1.05, ...given };
+  if (out.high <= out.low) out.high = out.low + 1;
+  return out;
+}
+
+function legend(svg, names, x, y, width) {
+  const left = x;
+  for (const [name, color] of names) {
+    const wide = 26 + 6.6 * name.length;
+    if (x + wide > width && x > left) (x = left), (y += 16);
+    svg.append(make("rect", { x, y: y - 9, width: 10, height: 10, style: `fill:var(--${color})` }), make("text", { x: x + 14, y }, name));
+    x += wide;
+  }
+  return y;
+}
+
+/** Lines and dots. chart: {x, y: {label, log, format, low, high}, series: [{name, color, points, step, dots, line, style}],
+    marks: [{at, text, horizontal}], height}; a series without a name is not in the legend. */
+function lineChart(into, title, description, caption, chart) {
+  return figure(into, title, description, caption, (svg, width) => {
+    const { series, marks = [], height = 280 } = chart, points = series.flatMap((s) => s.points);
+    const x = axis(chart.x, points.map((p) => p[0]).concat(marks.filter((m) => !m.horizontal).map((m) => m.at)));
+    const y = axis(chart.y, points.map((p) => p[1]).concat(marks.filter((m) => m.horizontal).map((m) => m.at)));
+    const names = series.filter((s) => s.name).map((s) => [s.name, s.color]);
+    const left = 70, right = width - 14, bottom = height - 42;
+    const top = (names.length ? legend(svg, names, left, 12, right) + 12 : 8) + 18;
+    const scale = (a, from, to) => (v) =>
+      from + (to - from) * (a.log ? Math.log(v / a.low) / Math.log(a.high / a.low) : (v - a.low) / (a.high - a.low));
+    const sx = scale(x, left, right), sy = scale(y, bottom, top);
+    for (const t of ticks(y.low, y.high, y.log, 6))
+      svg.append(make("line", { x1: left, x2: right, y1: sy(t), y2: sy(t), class: "grid" }),
+                 make("text", { x: left - 6, y: sy(t) + 4, "text-anchor": "end" }, y.format(t)));
+    for (const t of ticks(x.low, x.high, x.log, Math.max(3, Math.floor((right - left) / 62))))
+      svg.append(make("line", { x1: sx(t), x2: sx(t), y1: bottom, y2: bottom + 4, class: "axis" }),
+                 make("text", { x: sx(t), y: bottom + 17, "text-anchor": "middle" }, x.format(t)));
+    svg.append(make("line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "axis" }),
+               make("text", { x: (left + right) / 2, y: height - 6, "text-anchor": "middle", class: "soft" }, x.label),
+               make("text", { x: 4, y: top - 10, class: "soft" }, y.label));
+    for (const m of marks)
+      svg.append(m.horizontal ? make("line", { x1: left, x2: right, y1: sy(m.at), y2: sy(m.at), class: "mark", "data-y": m.at })
+                              : make("line", { x1: sx(m.at), x2: sx(m.at), y1: top, y2: bottom, class: "mark", "data-x": m.at }));
+    for (const s of series) {
+      const seen = s.points.filter(([px, py]) => (!x.log || px > 0) && (!y.log || py > 0) && py !== null);
+      const style = s.style ? undefined : `--color:var(--${s.color})`;
+      let path = "", before;
+      for (const [px, py] of seen) {
+        path += (path ? "L" + (s.step ? `${sx(px).toFixed(1)} ${sy(before).toFixed(1)}L` : "") : "M") + `${sx(px).toFixed(1)} ${sy(py).toFixed(1)}`;
+        before = py;
+      }
+      if (s.line !== false) svg.append(make("path", { d: path, class: s.style || "stroke", style }));
+      if (s.dots !== false)
+        for (const [px, py] of seen)
+          svg.append(make("circle", { cx: sx(px), cy: sy(py), r: s.line === false ? 5 : 3, class: "fill", style, "data-x": px, "data-y": py },
+                          make("title", {}, `${s.name || title}: ${x.format(px)}, ${y.format(py)}`)));
+    }
+    const taken = [];
+    for (const m of marks) {
+      const wide = 6.6 * m.text.length;
+      if (m.horizontal) {
+        const at = taken.some((t) => Math.abs(t - sy(m.at) + 5) < 13) ? sy(m.at) + 13 : sy(m.at) - 5;
+        taken.push(at);
+        svg.append(make("text", { x: right - 2, y: at, "text-anchor": "end", class: "soft halo" }, m.text));
+      } else {
+        const back = sx(m.at) + wide > right;
+        svg.append(make("text", { x: sx(m.at) + (back ? -5 : 5), y: top + 11, "text-anchor": back ? "end" : "start", class: "soft halo" }, m.text));
+      }
+    }
+    return height;
+  });
+}
+
+/** Horizontal bars of parts laid end to end. bars: [{label, value, total, parts: [{size, color, title}]}] */
+function barChart(into, title, description, caption, bars, names) {
+  return figure(into, title, description, caption, (svg, width) => {
+    const left = 118, right = width - 66, most = Math.max(...bars.map((b) => b.total), 1e-9);
+    let y = legend(svg, names, 0, 12, width) + 14;
+    for (const bar of bars) {
+      let x = left;
+      svg.append(make("text", { x: left - 8, y: y + 13, "text-anchor": "end" }, bar.label),
+                 make("rect", { x, y: y + 0.5, width: (bar.total / most) * (right - left), height: 16, class: "frame", "data-value": bar.total }));
+      for (const part of bar.parts) {
+        const wide = (part.size / most) * (right - left);
+        svg.append(make("rect", { x, y, width: wide, height: 17, style: `fill:var(--${part.color})`, "data-value": part.size }, make("title", {}, part.title)));
+        x += wide;
+      }
+      svg.append(make("text", { x: left + (bar.total / most) * (right - left) + 6, y: y + 13 }, bar.value));
+      y += 26;
+    }
+    return y + 2;
+  });
+}
+
+/** Cells of a string of digits, columns x rows, in the colors h0 .. h6, with a path of lines over them. */
+function heatMap(into, title, description, caption, columns, rows, digits, lines) {
+  return figure(into, title, description, caption, (svg, width) => {
+    const side = width / Math.max(columns, rows);
+    const all = make("g", { transform: `scale(${side})`, "data-cells": digits.length });
+    for (let h = 0; h <= 6; h++) {
+      let d = "";
+      for (let y = 0; y < rows; y++)
+        for (let x = 0; x < columns; x++) {
+          const begin = x;
+          while (x < columns && digits[y * columns + x] === String(h)) x++;
+          if (x > begin) d += `M${begin} ${y}.5h${x - begin}`;
+        }
+      if (d) all.append(make("path", { d, class: "cells", style: `stroke:var(--h${h})` }));
+    }
+    all.append(make("rect", { width: columns, height: rows, class: "frame", "stroke-width": 1 / side }), make("path", { d: lines, class: "edge" }));
+    svg.append(all);
+    return side * rows;
+  });
+}
+
+/** An order: left the walk over the grid, right the tiles of scores. */
+function orderPicture(into, o) {
+  const c = o.count, text = `Left, the tokens on their grid, walked in ${o.order} order and toned by tiles of 128, with the keys of token ${o.token} outlined. Right, the scores in tiles: ${c.full} full, ${c.partial} partial, ${c.total - c.tiles} empty.`;
+  return figure(into, o.order + " order", text, `<b>${o.order}</b>: ${c.tiles} of ${c.total} tiles, ${percent(c.touched)}; ${percent(c.neighbours)} of neighbours together`, (svg, width) => {
+    const side = (width - 14) / 2, scale = side / Math.max(o.width, o.height);
+    const grid = make("g", { transform: `translate(1 1) scale(${scale})` });
+    grid.append(make("rect", { width: o.width, height: o.height, class: "frame", "stroke-width": 1 / scale }));
+    o.walk.forEach((d, tone) => grid.append(make("path", { d, class: "walk", style: `stroke:var(--t${tone})` })));
+    grid.append(make("path", { d: o.outline, class: "outline" }));
+    const r = 4 / scale, [ax, ay] = o.first, [bx, by] = o.last;
+    grid.append(make("circle", { cx: ax + 0.5, cy: ay + 0.5, r, class: "line" }, make("title", {}, "start")),
+                make("rect", { x: bx + 0.5 - r, y: by + 0.5 - r, width: 2 * r, height: 2 * r, class: "line" }, make("title", {}, "end")));
+    const tiles = make("g", { transform: `translate(${side + 13} 1) scale(${side / Math.max(o.tiles.side, 1)})` });
+    tiles.append(make("rect", { width: o.tiles.side, height: o.tiles.side, class: "frame", "stroke-width": o.tiles.side / side }),
+                 make("path", { d: o.tiles.partial, class: "cells", style: "stroke:var(--part)" }),
+                 make("path", { d: o.tiles.full, class: "cells", style: "stroke:var(--full)" }));
+    svg.append(grid, tiles);
+    return side + 2;
+  });
+}
+
+/** Buttons of which one is pressed; chosen(value) at the start and at every change. */
+function choice(into, options, chosen) {
+  if (!into) return;
+  const choose = (value) => {
+    for (const b of into.children) b.setAttribute("aria-pressed", b.dataset.value === value);
+    chosen(value);
+  };
+  for (const [value, text] of options) {
+    const button = make("button", { type: "button", "data-value": value }, text);
+    button.addEventListener("click", () => choose(value));
+    into.append(button);
+  }
+  if (options.length) choose(options[0][0]);
+}
+
+for (const e of document.querySelectorAll(".js")) e.hidden = false;
+const theme = document.querySelector(".theme");
+theme.hidden = false;
+theme.addEventListener("click", () => {
+  const style = document.documentElement.style;
+  const dark = style.colorScheme ? style.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  style.colorScheme = dark ? "light" : "dark";
+});

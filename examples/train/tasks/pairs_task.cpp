@@ -1,0 +1,144 @@
+// A text in byte pairs as a task. It is read once from end to end, in pieces; its tokens go to a
+// file, four bytes each, from which rows are read.
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include "bpe.h"
+#include "file.h"
+
+namespace train {
+
+using namespace hilt;
+
+namespace {
+
+constexpr Index kLearnedFrom = Index{1} << 26;  // bytes at the beginning of a text that teach a tokenizer
+
+/// Calls f(word) for every word of the first `bytes` bytes.
+template <class F> void each_word(const File& file, Index bytes, F&& f) {
+  constexpr std::size_t kAhead = 16;  // the end of a word is known once so many bytes after it are
+  std::string text, piece;
+  std::size_t valid = 0;  // bytes of `text` that are whole characters
+  for (Index at = 0; at < bytes;) {
+    piece.resize(static_cast<std::size_t>(std::min(kPiece, bytes - at)));
+    file.read(at, piece);
+    at += static_cast<Index>(piece.size());
+    text += piece;
+    const bool last = at == bytes, whole = last && at == file.size();
+    while (valid < text.size() && (whole || valid + 4 <= text.size()))
+      read_utf8(text, valid, file.what(), static_cast<std::size_t>(at) - text.size());
+    const std::string_view known = std::string_view(text).substr(0, valid);
+    std::size_t begin = 0;
+    for (std::size_t end = 0; begin < valid; begin = end) {
+      end = word_end(known, begin);
+      if (!last && end + kAhead > valid) break;
+      f(known.substr(begin, end - begin));
+    }
+    text.erase(0, begin), valid -= begin;
+  }
+}
+
+Bpe tokenizer_of(const File& file, const std::string& tokenizer) {
+  constexpr std::string_view kTrain = "train:";
+  if (!tokenizer.starts_with(kTrain)) return Bpe::from_directory(tokenizer);
+  const Index size = read_index("--tokenizer", std::string_view(tokenizer).substr(kTrain.size()), 256);
+  std::map<std::string, Index> words;
+  each_word(file, std::min(kLearnedFrom, file.size()), [&](std::string_view word) { ++words[std::string(word)]; });
+  return Bpe::trained(words, size);
+}
+
+/// Writes the tokens of a text; whole, or not under this name.
+void tokenize(const File& text, const Bpe& bpe, const std::string& path) {
+  char ending[16];
+  std::snprintf(ending, sizeof ending, ".tmp.%08x", std::random_device{}());
+  const std::string unfinished = path + ending;
+  std::ofstream out(unfinished, std::ios::binary);
+  const auto write = [&](const std::vector<std::int32_t>& tokens) {
+    out.write(reinterpret_cast<const char*>(tokens.data()),
+              static_cast<std::streamsize>(tokens.size() * sizeof tokens[0]));
+  };
+  try {
+    constexpr std::size_t kMostKnown = 1 << 17;
+    std::unordered_map<std::string, std::vector<std::int32_t>> known;
+    std::vector<std::int32_t> ready;
+    each_word(text, text.size(), [&](std::string_view word) {
+      if (known.size() == kMostKnown) known.clear();
+      const auto [found, is_new] = known.try_emplace(std::string(word));
+      if (is_new) bpe.encode_word(word, found->second);
+      ready.insert(ready.end(), found->second.begin(), found->second.end());
+      if (ready.size() < static_cast<std::size_t>(kPiece)) return;
+      write(ready);
+      ready.clear();
+    });
+    write(ready);
+    text.check_unchanged();
+    out.close();
+    std::error_code failed;
+    if (out) std::filesystem::rename(unfinished, path, failed);
+    if (!out || failed)
+      fail_with(Code::data, path, ": cannot write the tokens of a text there: ", std::strerror(errno),
+                "; name a directory with room with --out");
+  } catch (...) {
+    ::unlink(unfinished.c_str());
+    throw;
+  }
+}
+
+class PairsTask : public Task {
+ public:
+  PairsTask(const std::string& path, Index length, std::uint64_t seed, const std::optional<Vocabulary>& vocabulary,
+            const std::string& tokenizer, const std::string& keep_in)
+      : seed_(seed) {
+    check(length >= 1, "text: a row of ", length, " tokens");
+    File text(path);
+    if (text.size() == 0) text.bad("is empty; expected a text");
+    if (vocabulary && vocabulary->alphabet() != Alphabet::bpe) text.bad("read as byte pairs, the model knows others");
+    vocabulary_ = vocabulary ? *vocabulary : Vocabulary::pairs(tokenizer_of(text, tokenizer));
+    length_ = length, classes_ = tokens_ = vocabulary_.size();
+    identity_ = text.identify();
+    const std::string pairs = vocabulary_.text(), &sum = identity_.at("text.checksum");
+    char name[64];
+    std::snprintf(name, sizeof name, "/tokens-%016" PRIx64 ".i32",
+                  checksum(checksum(0, pairs.data(), pairs.size()), sum.data(), sum.size()));
+    const std::string directory = keep_in.empty() ? std::filesystem::temp_directory_path().string() : keep_in;
+    std::error_code failed;
+    std::filesystem::create_directories(directory, failed);  // where it fails, writing says so
+    if (!std::filesystem::exists(directory + name)) tokenize(text, *vocabulary_.bpe(), directory + name);
+    file_.emplace(directory + name, "tokens");
+    if (keep_in.empty()) ::unlink((directory + name).c_str());
+    units_ = file_->size() / kBytes;
+    split_ = split_of(text, units_, "tokens", length);
+  }
+
+  void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
+    Draws draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
+    const Index begin = split == Split::train ? 0 : split_, end = split == Split::train ? split_ : units_;
+    const Index at = begin + draws.below(end - begin - length_);
+    std::vector<std::int32_t> row(static_cast<std::size_t>(length_ + 1));
+    file_->read(kBytes * at, {reinterpret_cast<char*>(row.data()), row.size() * sizeof row[0]});
+    for (const std::int32_t token : row)
+      if (token < 0 || token >= tokens_)
+        file_->bad("token ", token, " is none of ", tokens_, "; remove the file, and it is made anew");
+    std::copy_n(row.data(), length_, inputs);
+    std::copy_n(row.data() + 1, length_, targets);
+  }
+
+ private:
+  static constexpr Index kBytes = sizeof(std::int32_t);
+  std::optional<File> file_;  // of the tokens
+  std::uint64_t seed_;
+  Index units_ = 0, split_ = 0;  // tokens: all, and those for training
+};
+
+}  // namespace
+
+std::unique_ptr<Task> pairs_task(const std::string& path, Index length, std::uint64_t seed,
+                                 const std::optional<Vocabulary>& vocabulary, const std::string& tokenizer,
+                                 const std::string& keep_in) {
+  return std::make_unique<PairsTask>(path, length, seed, vocabulary, tokenizer, keep_in);
+}
+
+}  // namespace train

@@ -1,0 +1,389 @@
+// Attention on Hopper, forward: owners of up to 128 queries visit the keys that their plan lists.
+//
+//   S = Q K^T     P = e^(c S - m)     O = P V / rowsum P     L = m + log rowsum P        in base 2 inside,
+//   natural outside
+//
+// One block a multiprocessor works through owners. Warpgroup 0 loads: a ring of Q, K and V tiles,
+// each row gathered through the list of tokens, 16 bytes a lane and eight lanes a row, so that
+// lines stay whole. Warpgroups 1 and 2 own 64 queries each: S by wgmma from shared memory, masked
+// by the bits of its cells where those are not full, the softmax in registers, and P, which is
+// already laid out as an operand, times V. The next S is multiplied while the softmax of this one
+// runs, and at head dim 64 the two warpgroups take turns at the exponentials. The tokens of a group
+// need no order inside it, and no permuted copy of anything exists.
+//
+// A stage has one or two steps of 64 keys: two keep the tensor cores busier, one leaves out more.
+//
+// Merges: o is f32 and the state of an online softmax that goes on:
+//
+//   L' = log(e^L + e^L_here)     O' = e^(L - L') O + e^(L_here - L') O_here
+#include "ops/hilbert/kernels/hopper/common.cuh"
+
+namespace hilt::kernels {
+namespace {
+
+using namespace kernels::hopper;
+
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
+constexpr int kTurnBarrier = 2;  // and 3: of the second warpgroup
+
+struct ForwardProblem : Work {
+  Operand q, k, v, o;
+  void* out;           // of 16 bits, or f32 with kMerges
+  float* lse;          // [B, H, L]
+  bool fresh;          // with kMerges: there is nothing to merge with
+  Divisor heads_each;  // query heads that share a key head
+};
+
+template <int D_, int kKeys> struct Layout {
+  static constexpr int D = D_, kSteps = kKeys / kCell;
+  using Queries = Tile<D, kTile>;
+  using Keys = Tile<D, kKeys>;
+  using QueryRing = Ring<D <= 128 ? 2 : 1, Queries::kBytes>;
+  using KeyRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
+  static constexpr std::uint32_t q = 0, k = q + QueryRing::kBytes, v = k + KeyRing::kBytes,
+                                 barriers = v + KeyRing::kBytes,
+                                 size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
+  static_assert(size <= kMostShared);
+};
+template <class M> struct Rings {
+  typename M::QueryRing q;
+  typename M::KeyRing k;  // V lies behind K
+  __device__ Rings(std::uint32_t base, bool loads)
+      : q(base + M::q, base + M::barriers, loads), k(base + M::k, q.barriers + M::QueryRing::kBarriers, loads) {}
+};
+
+// ---- loads
+
+template <class M> struct Loader {
+  const ForwardProblem& p;
+  Rings<M> to;
+  const Gather gather;
+  Walk walk;
+  int query = -1, key = -1;  // tokens of this thread, for what is loaded next
+
+  __device__ __forceinline__ void fetch_queries(const Item& x) { query = gather.fetch(p.lists.q_token, x.row, x.rows); }
+  __device__ __forceinline__ int fetch_stage() {
+    const Step first = walk.take();
+    if constexpr (M::kSteps == 1) return gather.fetch(p.lists.k_token, first);
+    else return gather.fetch(p.lists.k_token, first, walk.take());
+  }
+  __device__ __forceinline__ void begin(const Item& x) {
+    walk = Walk(p, x);
+    fetch_queries(x);
+    key = fetch_stage();
+  }
+  __device__ __forceinline__ void run() {
+    int round = 0, i = p.next(round);
+    if (i < 0) return;
+    Item next = p.item(i);
+    begin(next);
+    while (i >= 0) {
+      const Item x = next;
+      if ((i = p.next(round)) >= 0) next = p.item(i);
+      if (x.steps > 0) load(x);
+      begin(next);
+    }
+  }
+  /// The rows of Q of an item, then those of K and V, stage by stage.
+  __device__ __forceinline__ void load(const Item& x) {
+    using Keys = typename M::Keys;
+    to.q.wait_empty();
+    gather.copy<typename M::Queries, 2>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token);
+    arrive_when_landed(to.q.full());
+    to.q.next();
+    int kv_head, rest;
+    p.heads_each.split(x.head, kv_head, rest);
+    const Half *const k = p.k.at(x.batch, kv_head), *const v = p.v.at(x.batch, kv_head);
+    for (int step = 0; step < x.steps; step += M::kSteps) {
+      const int held = key;
+      if (walk.left > 0) key = fetch_stage();
+      to.k.wait_empty();
+      gather.copy<Keys, M::kSteps>(to.k.tile(), held, k, p.k.token);
+      arrive_when_landed(to.k.full());
+      const auto values = to.k.behind();
+      values.wait_empty();
+      gather.copy<Keys, M::kSteps>(values.tile(), held, v, p.v.token);
+      arrive_when_landed(values.full());
+      to.k.next();
+    }
+  }
+};
+
+// ---- multiplies
+
+/// Of the two rows a lane has.
+struct OnlineSoftmax {
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+  float factor[2], shift[2];  // factor: what sums before this tile are multiplied with
+
+  /// Row maxima of a tile of scores against those so far.
+  template <int N> __device__ __forceinline__ void raise_maxima(const float (&s)[N], float scale) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float a[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) a[c] = fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]);
+#pragma unroll
+      for (int c = 4; c < N / 4; ++c) a[c % 4] = fmaxf(a[c % 4], fmaxf(s[4 * c + 2 * h], s[4 * c + 2 * h + 1]));
+      float m = fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3]));
+      m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+      const bool rises = (m - top[h]) * scale > 0;
+      const float next = rises ? m : top[h];
+      factor[h] = rises ? exp2_fast((top[h] - m) * scale) : 1.0f;
+      top[h] = next;
+      shift[h] = next == -INFINITY ? 0.0f : next * scale;
+    }
+  }
+  template <int N> __device__ __forceinline__ void exponentiate(float (&s)[N], float scale) {
+    float part[2][2] = {};
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float p = exp2_fast(fmaf(s[4 * c + 2 * h + j], scale, -shift[h]));
+          s[4 * c + 2 * h + j] = p;
+          part[h][j] += p;
+        }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] = fmaf(sum[h], factor[h], part[h][0] + part[h][1]);
+  }
+  template <int N> __device__ __forceinline__ void rescale(float (&o)[N]) const {
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c)
+      o[4 * c] *= factor[0], o[4 * c + 1] *= factor[0], o[4 * c + 2] *= factor[1], o[4 * c + 3] *= factor[1];
+  }
+};
+
+/// The scores of a warpgroup's 64 queries, stage by stage, their softmax, and the product with V.
+template <class E, class M> struct Attend {
+  static constexpr int D = M::D, kParts = M::kSteps, kScores = 32 * kParts;
+  using KeyRing = typename M::KeyRing;
+  const ForwardProblem& p;
+  const Place at;
+  Rings<M> from;
+  Walk walk;
+  // The stage at hand: its steps' cells, and the words of those that are masked.
+  int cell[kParts];
+  std::uint32_t word[kParts];
+
+  static constexpr bool kTurns = D == 64;
+  __device__ __forceinline__ void my_turn() const {
+    if constexpr (kTurns) named_sync(kTurnBarrier + at.half, kMultiplying);
+  }
+  __device__ __forceinline__ void your_turn() const {
+    if constexpr (kTurns) named_arrive(kTurnBarrier + (at.half ^ 1), kMultiplying);
+  }
+
+  /// Takes the next stage, which is not full; whether this warpgroup has pairs there.
+  __device__ __forceinline__ bool take(int item) {
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const Step step = walk.take();
+      cell[i] = step.cell(at.half);
+      any = any || cell[i] != Visits::kEmpty;
+      if (cell[i] != Visits::kFull) word[i] = word_of<true>(p, item, step, at);
+    }
+    return any;
+  }
+  __device__ __forceinline__ void mask_scores(float (&s)[kScores]) const {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i)
+      if (cell[i] != Visits::kFull) mask(s, 32 * i, word[i], -INFINITY);
+  }
+  __device__ __forceinline__ void multiply_qk(float (&s)[kScores], const KeyRing& k) const {
+    wgmma_begin();
+    multiply_rows<E, typename M::Queries, typename M::Keys>(s, from.q.tile() + at.rows(), k.tile());
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_pv(float (&o)[D / 2], const std::uint32_t (&a)[2 * kScores / 16][4],
+                                              const KeyRing& v, bool first) const {
+    v.wait_full();
+    wgmma_begin();
+    multiply<E, typename M::Keys>(o, a, v.tile(), !first);
+    wgmma_commit();
+  }
+
+  /// A stage in which this warpgroup has no pair.
+  __device__ __forceinline__ void pass_by() {
+    const KeyRing k = from.k;
+    from.k.next();
+    k.wait_full();
+    my_turn();
+    your_turn();
+    k.release();
+    k.behind().wait_full();
+    k.behind().release();
+  }
+  /// S of the stage taken, alone.
+  __device__ __forceinline__ void begin(KeyRing& k, float (&s)[kScores], bool masked) {
+    k = from.k;
+    from.k.next();
+    k.wait_full();
+    my_turn();
+    multiply_qk(s, k);
+    your_turn();
+    wgmma_wait<0>();
+    settle(s);
+    k.release();
+    if (masked) mask_scores(s);
+  }
+  /// S of the stage taken beside P V of the one before. Stages that are full have no code for masks
+  /// between their products.
+  template <bool kMasked>
+  __device__ __forceinline__ void go_on(KeyRing& k, float (&s)[kScores], std::uint32_t (&a)[2 * kScores / 16][4],
+                                        float (&o)[D / 2], OnlineSoftmax& softmax, bool first) {
+    const KeyRing v = k.behind();
+    k = from.k;
+    from.k.next();
+    k.wait_full();
+    my_turn();
+    multiply_qk(s, k);
+    multiply_pv(o, a, v, first);
+    your_turn();
+    wgmma_wait<1>();
+    settle(s);
+    k.release();
+    if constexpr (kMasked) mask_scores(s);
+    softmax.raise_maxima(s, p.scale_log2);
+    softmax.exponentiate(s, p.scale_log2);
+    wgmma_wait<0>();
+    settle(o);
+    settle(s);  // nothing is packed above the wait, or two copies of P would be alive
+    v.release();
+    pack<E>(a, s);
+    softmax.rescale(o);
+  }
+  /// All stages of an item. Whether there was any for this warpgroup: else o is not touched.
+  __device__ __forceinline__ bool run(int item, const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax) {
+    float s[kScores];
+    std::uint32_t a[2 * kScores / 16][4];
+    KeyRing k = from.k;
+    bool first = true;
+    walk = Walk(p, x);
+    while (walk.left > 0) {
+      const bool full = walk.take_full(kParts);
+      if (!full && !take(item)) {
+        pass_by();
+        continue;
+      }
+      begin(k, s, !full);
+      softmax.raise_maxima(s, p.scale_log2);
+      softmax.exponentiate(s, p.scale_log2);
+      pack<E>(a, s);
+      if (!first) softmax.rescale(o);
+      bool empty = false;  // the stage taken last
+      for (; walk.left > 0 && !empty;) {
+        if (walk.take_full(kParts)) go_on<false>(k, s, a, o, softmax, first), first = false;
+        else if (take(item)) go_on<true>(k, s, a, o, softmax, first), first = false;
+        else empty = true;
+      }
+      const KeyRing v = k.behind();
+      multiply_pv(o, a, v, first);
+      wgmma_wait<0>();
+      settle(o);
+      v.release();
+      first = false;
+      if (empty) pass_by();
+    }
+    return !first;
+  }
+};
+
+/// O and L of 64 queries.
+template <class E, int D, bool kMerges>
+__device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, const Place& at, const int (&token)[2],
+                                      const float (&o)[D / 2], const OnlineSoftmax& softmax, bool writes) {
+  float* const lse = p.lse + p.row(x.batch, x.head) * p.length;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float total = softmax.sum[h];
+    total += __shfl_xor_sync(~0u, total, 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    float share = total == 0 ? 0.0f : 1.0f / total;
+    float l = (softmax.top[h] * p.scale_log2 + log2_fast(total)) * kLn2;
+    const bool there = token[h] >= 0 && writes;
+    const std::int64_t to = p.o.offset(x.batch, x.head, max(token[h], 0));
+    if constexpr (kMerges) {
+      float keep = 0;
+      if (!p.fresh && there) l = merged(lse[token[h]], l, keep, share);
+      __syncwarp();  // all four lanes of a row have read
+      if (there) merge_row<D / 8>(static_cast<float*>(p.out) + to, o, h, share, keep, at.quad(), p.chunks);
+    } else {
+      store_row<E, D / 8>(there ? static_cast<Half*>(p.out) + to : nullptr, o, h, share, at.quad(), p.chunks);
+    }
+    if (at.quad() == 0 && there) lse[token[h]] = l;
+  }
+}
+
+template <class E, class M, bool kMerges>
+__global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ ForwardProblem p) {
+  extern __shared__ __align__(1024) std::uint8_t memory[];
+  const int group = warpgroup();
+  Rings<M> rings(shared_address(memory), group == 0);
+  set_up_barriers(rings.q, rings.k, rings.k.behind());
+  if (group == 0) {
+    fewer_registers<kProducerRegisters>();
+    Loader<M> loader{p, rings, Gather(p.chunks)};
+    loader.run();
+    return;
+  }
+  more_registers<kConsumerRegisters>();
+  Attend<E, M> attend{p, Place(group), rings};
+  const Place& at = attend.at;
+  if (at.half == 1) attend.your_turn();  // the first warpgroup begins
+  for (int round = 0, i; (i = p.next(round)) >= 0;) {
+    float o[M::D / 2];
+    OnlineSoftmax softmax;
+    bool any = false;
+    int token[2];
+    const Item its = p.item(i);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = at.row + 8 * h;
+      token[h] = row < its.rows ? __ldg(p.lists.q_token.data() + its.row + row) : -1;
+    }
+    if (its.steps > 0) {
+      attend.from.q.wait_full();
+      any = attend.run(i, its, o, softmax);
+      attend.from.q.release();
+      attend.from.q.next();
+    }
+    if (!any) {
+#pragma unroll
+      for (float& y : o) y = 0;
+    }
+    const Item x = p.item(anew(i));
+    bool finite = true;
+    if (p.redo) finite = (token[0] < 0 || is_finite(o, 0)) && (token[1] < 0 || is_finite(o, 1));
+    finite = p.template mark<kMerges>(x, at.half, finite);
+    store<E, M::D, kMerges>(p, x, at, token, o, softmax, !kMerges || (finite && (p.fresh || any)));
+  }
+  if (at.half == 0) attend.my_turn();
+}
+
+}  // namespace
+
+template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f, const Marks& marks) {
+  ForwardProblem p{work_of<false>(where, f, marks)};
+  p.q = operand_of(f.q), p.k = operand_of(f.k), p.v = operand_of(f.v), p.o = operand_of(f.o);
+  p.out = f.o.data, p.lse = static_cast<float*>(f.lse), p.fresh = f.fresh;
+  p.heads_each = Divisor(static_cast<std::uint32_t>(f.sizes.heads / f.sizes.kv_heads));
+  const auto run = [&]<class M, bool kMerges>() {
+    start(where, forward_kernel<E, M, kMerges>, M::size, p, !kMerges || !p.side.busy);
+  };
+  const auto with_steps = [&]<bool kMerges>() {
+    if constexpr (D <= 128)
+      if (p.side.wide) return run.template operator()<Layout<D, 2 * kCell>, kMerges>();
+    run.template operator()<Layout<D, kCell>, kMerges>();
+  };
+  f.o.type == DType::f32 ? with_steps.template operator()<true>() : with_steps.template operator()<false>();
+}
+
+template void hopper::forward<HILT_TYPE, HILT_DIM>(Cuda, const ForwardPass&, const Marks&);
+
+}  // namespace hilt::kernels

@@ -1,0 +1,351 @@
+// Attention on Hopper, backward, in one pass, where one owner of keys has all the keys of each of
+// its queries (segments, small windows): dQ is final when it is written. No atomics, no f32 copy of
+// it, the same bits every time.
+//
+//   S^T = K Q^T      P^T = e^(c S^T - L)      dP^T = V dO^T      dS^T = P^T (dP^T - Delta)
+//   dV += P^T dO     dK += dS^T Q             A from registers: S^T and dP^T lie there as operands do
+//   dQ  = dS K                                dS^T crosses shared memory, the only thing that does
+//
+// Warpgroup 0 loads; warpgroups 1 and 2 own 64 keys each; queries come in steps of 64, those of the
+// query heads that share a key head one head after the other. Delta is formed inside, as the sum of
+// P dP over the keys, all of which are here: O is not even read.
+#include "ops/hilbert/kernels/hopper/common.cuh"
+
+namespace hilt::kernels {
+namespace {
+
+using namespace kernels::hopper;
+
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
+// Named barriers of the two multiplying warpgroups: delta is summed, which also says that dS of the
+// steps before was read; dS is written.
+constexpr int kDeltaBarrier = 2, kWrittenBarrier = 3;
+
+struct Backward : Work {
+  Operand q, k, v, d_o;
+  Half *dq, *dk, *dv;
+  Operand dq_rows, dk_rows;
+  const float* lse;
+  std::int32_t* redo_queries;  // as redo, [batch, heads, tiles of queries]
+};
+
+template <int D_> struct Layout {
+  static constexpr int D = D_;
+  static constexpr int kTogether = D == 64 ? 2 : 1;  // steps; then a warpgroup forms dQ of one, or half of its columns
+  static constexpr int kStages = D == 64 ? 4 : 2;
+  using Keys = Tile<D, kTile>;
+  using Queries = Tile<D, kCell>;
+  using KeyRing = Ring<2, 2 * Keys::kBytes>;  // K and V of two owners in flight
+  using QueryRing = Ring<kStages, 2 * Queries::kBytes>;
+  static constexpr std::uint32_t kScoreBytes = kCell * kTile * 2;  // dS of a step
+  static constexpr std::uint32_t kRowBytes = kCell * 4;            // of a statistic
+  static constexpr std::uint32_t kv = 0, queries = kv + KeyRing::kBytes, ds = queries + QueryRing::kBytes,
+                                 lse = ds + kTogether * kScoreBytes, part = lse + kStages * kRowBytes,
+                                 total = part + 2 * 8 * kRowBytes, barriers = total + 8 * kRowBytes,
+                                 size = barriers + KeyRing::kBarriers + QueryRing::kBarriers;
+  static_assert(size <= kMostShared);
+};
+template <class M> struct Rings {
+  std::uint32_t base;
+  typename M::KeyRing kv;
+  typename M::QueryRing queries;
+  __device__ Rings(std::uint32_t at, bool loads)
+      : base(at),
+        kv(base + M::kv, base + M::barriers, loads),
+        queries(base + M::queries, kv.barriers + M::KeyRing::kBarriers, loads) {}
+  __device__ std::uint32_t lse() const { return queries.row(base + M::lse, M::kRowBytes); }
+};
+/// Steps of an item for one head, with an empty one where they come in twos.
+template <class M> __device__ __forceinline__ int steps_of(const Item& x) {
+  return (x.steps + M::kTogether - 1) / M::kTogether * M::kTogether;
+}
+
+// ---- loads
+
+template <class M> struct Loader {
+  const Backward& p;
+  Rings<M> to;
+  const Gather gather;
+  Walk walk;
+  int key = -1, query = -1;  // tokens of this thread, for what is loaded next
+
+  __device__ __forceinline__ void fetch_keys(const Item& x) { key = gather.fetch(p.lists.k_token, x.row, x.rows); }
+  __device__ __forceinline__ void fetch_queries() { query = gather.fetch(p.lists.q_token, walk.take()); }
+  __device__ __forceinline__ void load_keys(const Item& x) {
+    using Keys = typename M::Keys;
+    to.kv.wait_empty();
+    gather.copy<Keys, 2>(to.kv.tile(), key, p.k.at(x.batch, x.head), p.k.token);
+    gather.copy<Keys, 2>(to.kv.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
+    arrive_when_landed(to.kv.full());
+    to.kv.next();
+  }
+  /// Q and dO, and L.
+  __device__ __forceinline__ void load_queries(const Item& x, int head) {
+    using Queries = typename M::Queries;
+    to.queries.wait_empty();
+    gather.copy<Queries, 1>(to.queries.tile(), query, p.q.at(x.batch, head), p.q.token);
+    gather.copy<Queries, 1>(to.queries.tile() + Queries::kBytes, query, p.d_o.at(x.batch, head), p.d_o.token);
+    if (gather.mine < kCell)
+      copy_4(to.lse() + static_cast<std::uint32_t>(gather.mine) * 4,
+             p.lse + p.row(x.batch, head) * p.length + max(query, 0), query >= 0);
+    arrive_when_landed(to.queries.full());
+    to.queries.next();
+  }
+  /// Of the item that comes next what is known early.
+  __device__ __forceinline__ void begin(const Item& x) {
+    fetch_keys(x);
+    walk = Walk(p, x);
+    fetch_queries();
+  }
+  __device__ __forceinline__ void load(const Item& x, const Item& next) {
+    if (x.steps == 0) return begin(next);
+    load_keys(x);
+    fetch_keys(next);
+    const int steps = steps_of<M>(x);
+    for (int i = x.first_head; i < x.last_head; ++i)
+      for (int step = 0; step < steps; ++step) {
+        load_queries(x, p.query_head[i]);
+        if (step + 1 == steps) walk = Walk(p, i + 1 < x.last_head ? x : next);
+        fetch_queries();
+      }
+  }
+};
+
+// ---- multiplies
+
+template <class E, class M> struct Multiplier {
+  static constexpr int D = M::D;
+  const Backward& p;
+  const Place at;
+  Rings<M> from;
+  std::uint32_t turn = 0;  // which copy of the partial sums of delta
+
+  /// Delta, as sums of P dP over the eight lanes that share a pair of queries, halving what a lane
+  /// has at each step, then over the eight warps; where it stands.
+  __device__ __forceinline__ std::uint32_t sum_delta(const float (&s)[32], const float (&t)[32]) {
+    const bool b4 = at.lane & 16, b3 = at.lane & 8, b2 = at.lane & 4;
+    float e[8], f[4], z[2];
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float low = fmaf(s[4 * c + j], t[4 * c + j], s[4 * c + 2 + j] * t[4 * c + 2 + j]);
+        const float high = fmaf(s[4 * c + 16 + j], t[4 * c + 16 + j], s[4 * c + 18 + j] * t[4 * c + 18 + j]);
+        e[2 * c + j] = (b4 ? high : low) + __shfl_xor_sync(~0u, b4 ? low : high, 16);
+      }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) f[i] = (b3 ? e[i + 4] : e[i]) + __shfl_xor_sync(~0u, b3 ? e[i] : e[i + 4], 8);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) z[i] = (b2 ? f[i + 2] : f[i]) + __shfl_xor_sync(~0u, b2 ? f[i] : f[i + 2], 4);
+    const std::uint32_t my_row = static_cast<std::uint32_t>(at.half * 4 + at.warp) * M::kRowBytes,
+                        part = from.base + M::part + turn * 8 * M::kRowBytes, total = from.base + M::total + my_row,
+                        at_lane = static_cast<std::uint32_t>(at.lane) * 8;
+    store_shared_pair(part + my_row + at_lane, z[0], z[1]);
+    named_sync(kDeltaBarrier, kMultiplying);
+    float a = 0, b = 0;
+#pragma unroll
+    for (std::uint32_t w = 0; w < 8; ++w) {
+      const float2 u = load_shared_pair(part + w * M::kRowBytes + at_lane);
+      a += u.x, b += u.y;
+    }
+    store_shared_pair(total + at_lane, a, b);
+    __syncwarp();
+    turn ^= 1;
+    return total;
+  }
+
+  /// One step: dV and dK are issued, not waited for; dS^T stands at `ds`. kBehind: those of the
+  /// step before still run, and its stage is let go here.
+  template <bool kBehind>
+  __device__ __forceinline__ void visit(int item, const Step& step, std::uint32_t k_tile, std::uint32_t ds, bool first,
+                                        float (&dk)[D / 2], float (&dv)[D / 2]) {
+    using Keys = typename M::Keys;
+    using Queries = typename M::Queries;
+    const typename M::QueryRing before = from.queries;
+    if constexpr (kBehind) from.queries.next();
+    const bool full = step.cell(at.half) == Visits::kFull;
+    std::uint32_t word = 0;
+    if (!full) word = word_of<false>(p, item, step, at);
+    float s[32], t[32];
+    const std::uint32_t own = k_tile + at.rows(), q_tile = from.queries.tile(), d_o_tile = q_tile + Queries::kBytes;
+    from.queries.wait_full();
+    wgmma_begin();
+    multiply_rows<E, Keys, Queries>(s, own, q_tile);
+    wgmma_commit();
+    multiply_rows<E, Keys, Queries>(t, own + Keys::kBytes, d_o_tile);
+    wgmma_commit();
+    wgmma_wait<1>();
+    settle(s);
+    if constexpr (kBehind) {
+      settle(dv);
+      settle(dk);
+      before.release();
+    }
+    const std::uint32_t column = static_cast<std::uint32_t>(at.quad()) * 8;  // of bytes
+    for_scores(ByColumn{from.lse() + column},
+               [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
+    wgmma_wait<0>();
+    settle(t);
+    if (!full) mask(s, 0, word, 0.0f), mask(t, 0, word, 0.0f);
+    const std::uint32_t delta = sum_delta(s, t);
+    for_scores(ByColumn{delta + column}, [&](int i, float d) { t[i] = s[i] * (t[i] - d); });
+    std::uint32_t a[4][4], b[4][4];
+    pack<E>(a, s);
+    pack<E>(b, t);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      store_matrix(ds + swizzled(static_cast<std::uint32_t>(at.half * 64 + at.warp * 16 + at.lane % 16),
+                                 static_cast<std::uint32_t>(2 * k + at.lane / 16)),
+                   b[k][0], b[k][1], b[k][2], b[k][3]);
+    fence_for_wgmma();
+    wgmma_begin();
+    multiply<E, Queries>(dv, a, d_o_tile, !first);
+    multiply<E, Queries>(dk, b, q_tile, !first);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void finish_tile(float (&dk)[D / 2], float (&dv)[D / 2]) {
+    wgmma_wait<0>();
+    settle(dv);
+    settle(dk);
+    from.queries.release();
+    from.queries.next();
+  }
+  /// dQ = dS K of a step, 64 columns from `column` on, once dS is written.
+  __device__ __forceinline__ void form_dq(int batch, int head, const Step& step, int column, std::uint32_t ds,
+                                          std::uint32_t k_panel, float (&dk)[D / 2], float (&dv)[D / 2]) {
+    float dq[32];
+    Half* to[2];
+    named_sync(kWrittenBarrier, kMultiplying);
+    wgmma_begin();
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      wgmma<E, 1, 1>(dq, operand(ds, along_rows(k), 0), operand(k_panel, along_rows(k), 0), k > 0);
+    wgmma_commit();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = at.warp * 16 + at.lane / 4 + 8 * h;
+      to[h] = row < step.rows
+                  ? p.dq + p.dq_rows.offset(batch, head, __ldg(p.lists.q_token.data() + step.row + row)) + column
+                  : nullptr;
+    }
+    wgmma_wait<0>();
+    settle(dq);
+    finish_tile(dk, dv);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (p.redo_queries && to[h] && !is_finite(dq, h))
+        redo_query(batch, head, step.row + at.warp * 16 + at.lane / 4 + 8 * h);
+      store_row<E, 8>(to[h], dq, h, p.scale, at.quad(), p.chunks - column / 8);
+    }
+  }
+  /// Has the plain kernel redo the tile that a row of queries is of; rare, so it may look for it.
+  __device__ __forceinline__ void redo_query(int batch, int head, int row) const {
+    int tile = 0;
+    while (p.lists.q_tile[static_cast<std::size_t>(tile)].end <= row) ++tile;
+    p.redo_queries[p.row(batch, head) * static_cast<std::int64_t>(p.lists.q_tile.size()) + tile] = 1, *p.any = 1;
+  }
+  __device__ __forceinline__ void store_keys(const Item& x, const float (&dk)[D / 2], const float (&dv)[D / 2]) const {
+    bool finite = true;
+    Half *to_k[2], *to_v[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = at.row + 8 * h;
+      const bool there = row < x.rows;
+      const std::int64_t to =
+          there ? p.dk_rows.offset(x.batch, x.head, __ldg(p.lists.k_token.data() + x.row + row)) : 0;
+      to_k[h] = there ? p.dk + to : nullptr, to_v[h] = there ? p.dv + to : nullptr;
+      if (p.redo && there) finite = finite && is_finite(dk, h) && is_finite(dv, h);
+    }
+    p.template mark<false>(x, at.half, finite);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      store_row<E, D / 8>(to_k[h], dk, h, p.scale, at.quad(), p.chunks);
+      store_row<E, D / 8>(to_v[h], dv, h, 1.0f, at.quad(), p.chunks);
+    }
+  }
+
+  /// The next steps, and dQ of them.
+  __device__ __forceinline__ void visit_steps(const Item& x, int item, int head, Walk& walk, std::uint32_t k_tile,
+                                              bool first, float (&dk)[D / 2], float (&dv)[D / 2]) {
+    const std::uint32_t ds = from.base + M::ds;
+    const Step step = walk.take();
+    if constexpr (M::kTogether == 2) {
+      const Step other = walk.take();
+      visit<false>(item, step, k_tile, ds, first, dk, dv);
+      visit<true>(item, other, k_tile, ds + M::kScoreBytes, false, dk, dv);
+      form_dq(x.batch, head, at.half == 0 ? step : other, 0, ds + static_cast<std::uint32_t>(at.half) * M::kScoreBytes,
+              k_tile, dk, dv);
+    } else {
+      visit<false>(item, step, k_tile, ds, first, dk, dv);
+      form_dq(x.batch, head, step, at.half * 64, ds, k_tile + static_cast<std::uint32_t>(at.half) * M::Keys::kPanel, dk,
+              dv);
+    }
+  }
+  /// An item: dQ of its queries and, of its keys, dK and dV.
+  __device__ __forceinline__ void differentiate(int item) {
+    const Item x = p.item(item);
+    const std::uint32_t k_tile = from.kv.tile();
+    float dk[D / 2], dv[D / 2];
+    if (x.steps == 0) {
+#pragma unroll
+      for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
+      return store_keys(x, dk, dv);
+    }
+    from.kv.wait_full();
+    bool first = true;
+    for (int i = x.first_head; i < x.last_head; ++i) {
+      const int head = p.query_head[i], steps = steps_of<M>(x);
+      Walk walk(p, x);
+#pragma unroll 1
+      for (int n = 0; n < steps; n += M::kTogether) {
+        visit_steps(x, item, head, walk, k_tile, first, dk, dv);
+        first = false;
+      }
+    }
+    from.kv.release();
+    from.kv.next();
+    store_keys(x, dk, dv);
+  }
+};
+
+template <class E, class M>
+__global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const __grid_constant__ Backward p) {
+  extern __shared__ __align__(1024) std::uint8_t memory[];
+  const int group = warpgroup();
+  const Rings<M> rings(shared_address(memory), group == 0);
+  set_up_barriers(rings.kv, rings.queries);
+  if (group == 0) {
+    fewer_registers<kProducerRegisters>();
+    Loader<M> loader{p, rings, Gather(p.chunks)};
+    int i = static_cast<int>(blockIdx.x);
+    Item next = p.item(i);
+    loader.begin(next);
+    while (i < p.items) {
+      const Item x = next;
+      if ((i += static_cast<int>(gridDim.x)) < p.items) next = p.item(i);
+      loader.load(x, next);
+    }
+    return;
+  }
+  more_registers<kConsumerRegisters>();
+  Multiplier<E, M> multiplier{p, Place(group), rings};
+  for (int i = static_cast<int>(blockIdx.x); i < p.items; i += static_cast<int>(gridDim.x)) multiplier.differentiate(i);
+}
+
+}  // namespace
+
+template <class E, int D> void hopper::one_owner_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
+  if constexpr (D <= 128) {
+    Backward p{work_of<true>(where, b, marks)};
+    p.q = operand_of(b.q), p.k = operand_of(b.k), p.v = operand_of(b.v), p.d_o = operand_of(b.d_o);
+    p.dq = static_cast<Half*>(b.dq.data), p.dk = static_cast<Half*>(b.dk.data), p.dv = static_cast<Half*>(b.dv.data);
+    p.dq_rows = operand_of(b.dq), p.dk_rows = operand_of(b.dk), p.redo_queries = marks.queries;
+    p.lse = static_cast<const float*>(b.lse);
+    start(where, one_owner_backward_kernel<E, Layout<D>>, Layout<D>::size, p);
+  }
+}
+
+template void hopper::one_owner_backward<HILT_TYPE, HILT_DIM>(Cuda, const BackwardPass&, const Marks&);
+
+}  // namespace hilt::kernels

@@ -1,0 +1,76 @@
+#pragma once
+#include "core/dtype.h"
+#include "ops/hilbert/plan/tiling.h"
+#include "ops/math.h"
+
+// Score terms as kernels read them, and the formula of each, for one pair of a query and a key:
+//
+//      S = cap(z) - slope distance + table[entry] + bias       z = c q . k
+//
+//   softcap    cap(z) = x tanh(z / x)          dz = dS (1 - (cap / x)^2)
+//   alibi      distance = sum of |q - k|       dslope = -sum dS distance
+//   relative   entry = clamped q - k           dtable[entry] = sum dS
+//   bias       by tokens                       dbias = dS, summed over what was broadcast
+//
+// A sink is no matter of pairs: it is where the online softmax starts, with maximum s and O = 0.
+
+namespace hilt::kernels {
+
+/// A token's coordinates: of its cell on a grid (frame, row, column), or 0, 0, token.
+struct Site {
+  std::int32_t a = 0, b = 0, c = 0;
+};
+[[gnu::always_inline]] constexpr Site site_of(const Grid& grid, bool on_grid, std::int32_t token) {
+  if (!on_grid) return {0, 0, token};
+  const auto width = static_cast<std::int32_t>(grid.width), height = static_cast<std::int32_t>(grid.height);
+  return {token / width / height, token / width % height, token % width};
+}
+
+/// A tensor [B, H, queries, keys], strides 0 where it is broadcast; none where data is null.
+template <class Void> struct PairTensor {
+  Void* data = nullptr;
+  DType type = DType::f32;
+  Index batch = 0, head = 0, query = 0, key = 0;
+  const std::int32_t* query_row = nullptr;  // of each token, where not all ask; null: the token itself
+  /// Where the row of token t begins.
+  [[gnu::always_inline]] constexpr Index offset(Index b, Index h, Index t) const {
+    return b * batch + h * head + (query_row ? query_row[t] : t) * query;
+  }
+  template <class T> [[gnu::always_inline]] constexpr T* row(Index b, Index h, Index t) const {
+    return static_cast<T*>(data) + offset(b, h, t);
+  }
+};
+
+/// A null pointer, and a cap of 0, are no term. Tensors are Stat and dense, but for the bias.
+struct Terms {
+  double cap = 0;
+  const void* slopes = nullptr;  // [H]
+  const void* table = nullptr;   // [H, entries]
+  bool slopes_on_grid = false, table_on_grid = false;
+  Site reach;  // of the table: coordinates differ by as much at most
+  Index entries = 0;
+  PairTensor<const void> bias;
+};
+/// Where the sums go, added to what is there: Stat. Null: not wanted.
+struct TermGradients {
+  void *slopes = nullptr, *table = nullptr;
+  PairTensor<void> bias;
+};
+
+/// cap(z), and its slope.
+template <class W> struct Capped { W s, slope; };
+template <class W> [[gnu::always_inline]] constexpr Capped<W> capped(W z, W cap, W inverse) {
+  const W t = math::tanh(z * inverse);
+  return {cap * t, 1 - t * t};
+}
+[[gnu::always_inline]] constexpr std::int32_t distance(const Site& q, const Site& k) {
+  const auto apart = [](std::int32_t x, std::int32_t y) { return x < y ? y - x : x - y; };
+  return apart(q.a, k.a) + apart(q.b, k.b) + apart(q.c, k.c);
+}
+[[gnu::always_inline]] constexpr std::int32_t entry(const Site& reach, const Site& q, const Site& k) {
+  const auto place = [](std::int32_t apart, std::int32_t r) { return (apart < -r ? -r : apart > r ? r : apart) + r; };
+  return (place(q.a - k.a, reach.a) * (2 * reach.b + 1) + place(q.b - k.b, reach.b)) * (2 * reach.c + 1) +
+         place(q.c - k.c, reach.c);
+}
+
+}  // namespace hilt::kernels

@@ -1,0 +1,444 @@
+// A tiling as groups of one size, stacked: rows are gathered into a batch of dense blocks with a
+// mask, and results are scattered back. Groups follow the lists of keys that tiles of queries meet;
+// a long list is cut, and the parts of its rows are one softmax.
+#include "ops/hilbert/modes/groups.h"
+#include <algorithm>
+#include <limits>
+#include <list>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <span>
+#include "core/parallel.h"
+#include "core/tape.h"
+#include "ops/hilbert/plan/attends.h"
+#include "ops/hilbert/plan/compact.h"
+#include "ops/helpers.h"
+#include "ops/hilbert/call.h"
+#include "ops/kernels.h"
+#include "ops/ops.h"
+
+namespace hilt {
+namespace {
+
+using List = std::vector<std::int32_t>;
+constexpr std::size_t kKept = 8;  // batches of plans on GPUs
+
+Tensor index_of(const std::vector<Index>& values) { return from_values(values, {std::ssize(values)}); }
+
+bool counts_up(const std::vector<Index>& values, Index n) {
+  if (std::ssize(values) != n) return false;
+  for (Index i = 0; i < n; ++i)
+    if (values[at(i)] != i) return false;
+  return true;
+}
+
+/// Rows of the batch differ, and are multiplied as one.
+bool is_one_row(const Plan& plan) { return plan.spec().documents.size() > 1; }
+
+// ---- which groups -------------------------------------------------------------------------------
+
+/// Queries and keys, of the lists of a tiling, outside of which these queries attend to nothing.
+struct Piece {
+  List queries, keys;
+};
+struct Pieces {
+  const Tiling* lists;
+  std::vector<Piece> pieces;
+  GroupShape shape;  // a piece with more queries or keys than a group has is several groups
+
+  Index groups_of(const Piece& p) const {
+    return parts(std::ssize(p.queries), shape.q) * parts(std::ssize(p.keys), shape.k);
+  }
+  static Index parts(Index n, Index each) { return (n + each - 1) / each; }
+};
+
+List counting(Tiling::Range r) {
+  List all(at(r.end - r.begin));
+  std::iota(all.begin(), all.end(), r.begin);
+  return all;
+}
+
+/// Whole groups, where the tiling has them and they are about as large as each other.
+bool take_groups(const Tiling& t, Pieces& out) {
+  constexpr double kPadding = 1.3;
+  Index pairs = 0;
+  GroupShape s{std::ssize(t.group), 0, 0};
+  for (const Tiling::Group& g : t.group) {
+    const Index q = g.q.end - g.q.begin, k = g.k.end - g.k.begin;
+    s.q = std::max(s.q, q), s.k = std::max(s.k, k), pairs += q * k;
+  }
+  if (t.group.empty() || static_cast<double>(s.pairs()) > kPadding * static_cast<double>(pairs)) return false;
+  for (const Tiling::Group& g : t.group) out.pieces.push_back({counting(g.q), counting(g.k)});
+  out.lists = &t, out.shape = s;
+  return true;
+}
+
+/// The lists of tiles of queries, one for all that have the same, and the cheapest size of groups.
+void take_lists(const Tiling& t, Pieces& out) {
+  constexpr double kRowCost = 32;     // of a gathered row, in products of a query and a key
+  constexpr double kChainCost = 1.3;  // of a softmax over several groups
+  std::map<List, List> queries_of;
+  List keys;
+  for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
+    keys.clear();
+    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
+      const List more = counting(t.k_tile[at(t.keys[at(e)].tile)]);
+      keys.insert(keys.end(), more.begin(), more.end());
+    }
+    const List queries = counting(t.q_tile[i]);
+    List& all = queries_of[keys];
+    all.insert(all.end(), queries.begin(), queries.end());
+  }
+  queries_of.erase(List{});
+  out.lists = &t;
+  Index most_queries = 0, most_keys = 0;
+  for (auto& [listed, queries] : queries_of) {
+    most_queries = std::max(most_queries, std::ssize(queries));
+    most_keys = std::max(most_keys, std::ssize(listed));
+    out.pieces.push_back({std::move(queries), listed});
+  }
+  double least = std::numeric_limits<double>::infinity();
+  GroupShape best;
+  const auto each_size = [](Index most, auto&& f) {
+    f(most);
+    for (Index n = 16; n < most; n *= 2) f(n), f(std::min(n + n / 2, most));
+  };
+  each_size(most_queries, [&](Index q) {
+    each_size(most_keys, [&](Index k) {
+      out.shape = {0, q, k};
+      for (const Piece& p : out.pieces) out.shape.groups += out.groups_of(p);
+      const double cost = static_cast<double>(out.shape.groups) *
+                          (static_cast<double>(q * k) + kRowCost * static_cast<double>(q + 2 * k)) *
+                          (k < most_keys ? kChainCost : 1);
+      if (cost < least) least = cost, best = out.shape;
+    });
+  });
+  out.shape = best;
+}
+
+Pieces pieces_of(const Tiling& t) {
+  Pieces out;
+  if (!take_groups(t, out)) take_lists(compact(t), out);
+  return out;
+}
+
+// ---- the groups of a batch ----------------------------------------------------------------------
+
+/// A group: parts of the lists of a piece, at one place.
+struct Part {
+  Tiling::Place place;
+  std::span<const std::int32_t> queries, keys;
+  Index chain, number;  // which of the chains of several groups, -1 where alone, and its place there
+};
+std::vector<Part> parts_of(const Pieces& p, Tiling::Place place, Chains& chains) {
+  std::vector<Part> out;
+  for (const Piece& piece : p.pieces)
+    for (std::size_t q = 0; q < piece.queries.size(); q += at(p.shape.q)) {
+      const Index several = Pieces::parts(std::ssize(piece.keys), p.shape.k);
+      for (Index number = 0; number < several; ++number) {
+        const std::span all(piece.queries), keys(piece.keys);
+        const std::size_t k = at(number * p.shape.k);
+        out.push_back({place, all.subspan(q, std::min(at(p.shape.q), all.size() - q)),
+                       keys.subspan(k, std::min(at(p.shape.k), keys.size() - k)), several > 1 ? chains.n : -1, number});
+      }
+      chains.longest = std::max(chains.longest, several);
+      chains.n += several > 1;
+    }
+  return out;
+}
+
+void link(const std::vector<Part>& parts, Chains& chains) {
+  const auto groups = std::ssize(parts);
+  std::vector<Index> members(at(chains.n * chains.longest), groups), home;
+  for (Index g = 0; g < groups; ++g) {
+    const Part& p = parts[at(g)];
+    home.push_back(p.chain < 0 ? g : groups + p.chain);
+    if (p.chain >= 0) members[at(p.chain * chains.longest + p.number)] = g;
+  }
+  chains.members = index_of(members), chains.home = index_of(home);
+}
+
+/// Which pairs of the groups attend: outside of the lists, which pads, none.
+void fill_masks(const Tiling& t, const std::vector<Part>& parts, GroupBatch& b) {
+  b.mask = zeros({b.groups, b.q, b.k}, DType::u8);
+  b.present = zeros({b.groups, b.q, 1}, DType::u8), b.answers = zeros(b.present.shape(), DType::u8);
+  std::uint8_t *const mask = b.mask.mutable_data<std::uint8_t>(),
+                      *const present = b.present.mutable_data<std::uint8_t>(),
+                      *const answers = b.answers.mutable_data<std::uint8_t>();
+  const auto each_query = [&](auto&& f) {
+    for (Index g = 0; g < b.groups; ++g)
+      for (Index i = 0; i < std::ssize(parts[at(g)].queries); ++i)
+        f(parts[at(g)], i, g * b.q + i, (g - parts[at(g)].number) * b.q + i);
+  };
+  each_query([&](const Part& p, Index i, Index row, Index first_row) {
+    const QueryBounds bounds = bounds_of(t, at(p.queries[at(i)]));
+    for (std::size_t j = 0; j < p.keys.size(); ++j) {
+      const bool attended =
+          t.boxes == 1 ? attends(bounds, place_of(t, at(p.keys[j]))) : attends(t, at(p.queries[at(i)]), at(p.keys[j]));
+      mask[row * b.k + static_cast<Index>(j)] = attended, answers[first_row] |= attended;
+    }
+  });
+  each_query([&](const Part&, Index, Index row, Index first_row) { present[row] = answers[first_row]; });
+  if (std::find(present, present + b.groups * b.q, 0) != present + b.groups * b.q) return;
+  b.present = {};
+  if (b.chains.n == 0) b.answers = {};
+}
+
+GroupBatch batch_of(const Plan& plan, const PlanPart& part, const Tiling& tiling, const std::vector<Index>& heads,
+                    Index kv_heads) {
+  const Pieces pieces = pieces_of(tiling);
+  const Tiling& t = *pieces.lists;
+  GroupBatch b{pieces.shape, heads, {}, {}, {}, {}, {}, false, false, {}, {}, {}, {}, {}, {}};
+  std::vector<Part> parts;
+  for (Index place = 0; place < part.places.count(1); ++place)
+    std::ranges::move(parts_of(pieces, part.places.at(place), b.chains), std::back_inserter(parts));
+  b.groups = std::ssize(parts), b.grid = tiling.grid;
+  std::vector<Index> q, k, k_heads;
+  const auto list = [](std::span<const std::int32_t> entries, Index padded, Index row, std::int32_t token,
+                       const List& tokens, const List& names, std::vector<Index>& index, List& name) {
+    for (Index i = 0; i < padded; ++i) {
+      const std::size_t entry = at(entries[i < std::ssize(entries) ? at(i) : 0]);
+      index.push_back(row + tokens[entry]), name.push_back(token + names[entry]);
+    }
+  };
+  const bool one_row = is_one_row(plan);
+  for (const Part& p : parts) {
+    const Index q_row = one_row ? p.place.row * plan.queries() : 0, k_row = one_row ? p.place.row * plan.length() : 0;
+    list(p.queries, b.q, q_row + p.place.q, p.place.k, t.q_token, t.q_names(), q, b.q_name);
+    list(p.keys, b.k, k_row + p.place.k, p.place.k, t.k_token, t.k_names(), k, b.k_name);
+    if (one_row) b.row.push_back(p.place.row);
+    b.first.push_back(p.place.k);
+  }
+  const Index rows = one_row ? std::ssize(plan.spec().documents) : 1;
+  b.q_index = index_of(q), b.q_in_place = counts_up(q, rows * plan.queries());
+  b.k_index = index_of(k), b.k_in_place = counts_up(k, rows * plan.length());
+  for (Index h : heads) k_heads.push_back(h / (plan.heads() / kv_heads));
+  if (!counts_up(heads, plan.heads())) b.q_heads = index_of(heads);
+  if (!counts_up(k_heads, kv_heads)) b.k_heads = index_of(k_heads);
+  if (pieces.shape.pairs() > tiling.pairs || b.chains.n > 0) fill_masks(t, parts, b);
+  if (b.chains.n > 0) link(parts, b.chains);
+  return b;
+}
+
+std::vector<GroupBatch> made_batches(const Plan& plan, Index kv_heads, Index branch, Device device) {
+  std::vector<GroupBatch> out;
+  for (const auto& [index, users_of] : users(plan, branch))
+    for (const PlanPart& part : plan.parts()) {
+      const Tiling& t = part.tilings[at(index)];
+      if (t.pairs > 0) out.push_back(batch_of(plan, part, t, {users_of.begin(), users_of.end()}, kv_heads));
+    }
+  for (GroupBatch& b : out)
+    for (Tensor* x : {&b.q_index, &b.k_index, &b.q_heads, &b.k_heads, &b.mask, &b.present, &b.answers,
+                      &b.chains.members, &b.chains.home})
+      if (*x) *x = moved(*x, device);
+  return out;
+}
+
+// ---- rows in and out ----------------------------------------------------------------------------
+
+/// Rows of some tokens and heads, by group.
+struct Picks {
+  Tensor index, heads;
+  bool in_place;
+  Index groups, n;
+};
+Picks queries_of(const GroupBatch& g) { return {g.q_index, g.q_heads, g.q_in_place, g.groups, g.q}; }
+Picks keys_of(const GroupBatch& g) { return {g.k_index, g.k_heads, g.k_in_place, g.groups, g.k}; }
+
+/// [B, L, H, D] -> [B, heads, groups, n, D]
+Tensor gathered(const Tensor& x, const Picks& p) {
+  Tensor y = p.in_place ? x : gather(x, 1, p.index);
+  if (p.heads) y = gather(y, 2, p.heads);
+  return permute(reshape(y, {y.dim(0), p.groups, p.n, y.dim(2), y.dim(3)}), {0, 3, 1, 2, 4});
+}
+Tensor scattered(const Tensor& x, const Picks& p, Index length, Index heads) {
+  Tensor y = reshape(permute(x, {0, 2, 3, 1, 4}), {x.dim(0), p.groups * p.n, x.dim(1), x.dim(4)});
+  if (p.heads) y = scatter_add(y, 2, p.heads, heads);
+  return p.in_place ? y : scatter_add(y, 1, p.index, length);
+}
+
+/// Each the other's backward, like gather and scatter_add, which they are made of.
+struct GatherGroups final : Function {
+  Picks picks;
+  Index length = 0, heads = 0;
+  std::string_view name() const override { return "gather"; }
+  Tensor forward(const Tensor& x) {
+    length = x.dim(1), heads = x.dim(2);
+    return gathered(x, picks);
+  }
+  std::vector<Tensor> backward(const Tensor& dy) override { return {scattered(dy, picks, length, heads)}; }
+};
+struct ScatterGroups final : Function {
+  Picks picks;
+  Tensor present;  // others are zero, and get no gradient, were it NaN
+  Index length = 0, heads = 0;
+  std::string_view name() const override { return "scatter_add"; }
+  Tensor forward(const Tensor& x) { return scattered(x, picks, length, heads); }
+  std::vector<Tensor> backward(const Tensor& dy) override {
+    const Tensor dx = gathered(dy, picks);
+    return {present ? where(present, dx, 0.0) : dx};
+  }
+};
+Tensor gather_rows(const Tensor& x, Picks picks) {
+  GatherGroups op;
+  op.picks = std::move(picks);
+  return apply(std::move(op), x);
+}
+Tensor scatter_rows(const Tensor& x, Picks picks, const Tensor& present, Index length, Index heads) {
+  ScatterGroups op;
+  op.picks = std::move(picks), op.present = present, op.length = length, op.heads = heads;
+  return apply(std::move(op), x);
+}
+
+// ---- softmax ------------------------------------------------------------------------------------
+
+/// What a softmax knows of its groups.
+struct Rows {
+  Tensor mask, answers;
+  Chains chains;
+  bool may_mask;  // a row may have no score but -inf
+
+  Rows(const GroupBatch& g, bool may_mask_) : mask(g.mask), answers(g.answers), chains(g.chains), may_mask(may_mask_) {}
+  Tensor masked(const Tensor& scores) const {
+    return mask ? where(mask, scores, -std::numeric_limits<double>::infinity()) : scores;
+  }
+  /// x [B, heads, groups, q, 1]: for each part of a row, f of all its parts; f ignores `neutral`.
+  template <class F> Tensor whole(const Tensor& x, double neutral, F&& f) const {
+    if (chains.n == 0) return x;
+    const Tensor none = full(x.shape().with(2, 1), neutral, x.dtype(), x.device()),
+                 parts = gather(cat({x, none}, 2), 2, chains.members);
+    const Tensor each = f(reshape(parts, {x.dim(0), x.dim(1), chains.n, chains.longest, x.dim(3)}), 3);
+    return gather(cat({x, unsqueeze(each, -1)}, 2), 2, chains.home);
+  }
+  Tensor sums(const Tensor& x) const {
+    return whole(sum(x, {-1}, true), 0, [](const Tensor& parts, int axis) { return sum(parts, {axis}); });
+  }
+  /// The largest score of a row, 0 where it has none.
+  Tensor largest(const Tensor& masked) const {
+    constexpr double kNone = -std::numeric_limits<double>::infinity();
+    const Tensor m =
+        whole(max(masked, {-1}, true), kNone, [](const Tensor& parts, int axis) { return max(parts, {axis}); });
+    return where(greater(m, scalar_like(m, kNone)), m, 0.0);
+  }
+};
+
+struct GroupSoftmax final : Function {
+  Rows rows;
+  GroupSoftmax(const GroupBatch& g, bool may_mask) : rows(g, may_mask) {}
+  std::string_view name() const override { return "softmax"; }
+  Tensor forward(const Tensor& scores) {
+    const Tensor p = weights(rows.masked(scores));
+    if (wants(0)) save(p);
+    return p;
+  }
+  Tensor weights(const Tensor& s) const {
+    if (!rows.answers && !rows.may_mask) return softmax(s);
+    const Tensor e = exp(sub(s, rows.largest(s))), all = rows.sums(e);
+    return div(e, where(greater(all, scalar_like(all, 0)), all, 1.0));
+  }
+  std::vector<Tensor> backward(const Tensor& dp) override {
+    const Tensor &p = saved(0), d = dense(dp);
+    if (rows.chains.n > 0) return {mul(p, sub(d, rows.sums(mul(p, d))))};
+    Tensor ds = empty_like(p);
+    visit("softmax", p, [&]<class T>(auto where) {
+      kernels::softmax_backward(where, p.data<T>(), d.data<T>(), ds.mutable_data<T>(), p.numel() / p.dim(-1),
+                                p.dim(-1));
+    });
+    return {ds};
+  }
+};
+
+/// The log-sum-exp of a row keeps the scores: it rounds, so weights are formed again.
+struct GroupLogSumExp final : Function {
+  Rows rows;
+  GroupLogSumExp(const GroupBatch& g, bool may_mask) : rows(g, may_mask) {}
+  std::string_view name() const override { return "logsumexp"; }
+  Tensor forward(const Tensor& scores) {
+    const Tensor s = rows.masked(scores), m = rows.largest(s), l = add(m, log(rows.sums(exp(sub(s, m)))));
+    if (wants(0)) save(s), save(l);
+    return rows.answers ? where(rows.answers, l, 0.0) : l;
+  }
+  std::vector<Tensor> backward(const Tensor& dl) override {
+    const Tensor &s = saved(0), &l = saved(1);
+    Tensor p = exp(sub(s, l));  // NaN in rows without keys
+    if (rows.may_mask) p = where(equal(s, -std::numeric_limits<double>::infinity()), 0.0, p);
+    return {rows.mask ? where(rows.mask, mul(p, dl), 0.0) : mul(p, dl)};
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch,
+                                                             Device device) {
+  const auto make = [&] {
+    return std::make_shared<const std::vector<GroupBatch>>(made_batches(*plan, kv_heads, branch, device));
+  };
+  if (device.is_cpu()) return make();
+  struct Kept {
+    std::weak_ptr<const Plan> plan;
+    Index kv_heads, branch;
+    Device device;
+    std::shared_ptr<const std::vector<GroupBatch>> batches;
+  };
+  static std::mutex mutex;
+  static std::list<Kept>& recent = *new std::list<Kept>;  // outlives every device
+  const std::lock_guard lock(mutex);
+  recent.remove_if([](const Kept& k) { return k.plan.expired(); });
+  for (const Kept& k : recent)
+    if (k.plan.lock() == plan && k.kv_heads == kv_heads && k.branch == branch && k.device == device) return k.batches;
+  recent.push_front({plan, kv_heads, branch, device, make()});
+  if (recent.size() > kKept) recent.pop_back();
+  return recent.front().batches;
+}
+
+GroupShape group_shape(const Tiling& t) { return t.pairs > 0 ? pieces_of(t).shape : GroupShape{}; }
+
+Tensor as_one_row(const Plan& plan, const Tensor& x) {
+  return is_one_row(plan) ? reshape(x, {1, x.dim(0) * x.dim(1), x.dim(2), x.dim(3)}) : x;
+}
+Tensor as_rows(const Plan& plan, const Tensor& x) {
+  if (!is_one_row(plan)) return x;
+  const Index rows = std::ssize(plan.spec().documents);
+  return reshape(x, {rows, x.dim(1) / rows, x.dim(2), x.dim(3)});
+}
+
+Tensor gather_queries(const Tensor& x, const GroupBatch& g) { return gather_rows(x, queries_of(g)); }
+Tensor gather_keys(const Tensor& x, const GroupBatch& g) { return gather_rows(x, keys_of(g)); }
+Tensor scatter_queries(const Tensor& x, const GroupBatch& g, Index length, Index heads) {
+  return scatter_rows(x, queries_of(g), g.present, length, heads);
+}
+Tensor scatter_keys(const Tensor& x, const GroupBatch& g, Index length, Index heads) {
+  return scatter_rows(x, keys_of(g), {}, length, heads);
+}
+Tensor softmax(const Tensor& scores, const GroupBatch& g, bool may_mask) {
+  return apply(GroupSoftmax(g, may_mask), scores);
+}
+Tensor logsumexp(const Tensor& scores, const GroupBatch& g, bool may_mask) {
+  return apply(GroupLogSumExp(g, may_mask), scores);
+}
+
+Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, const AttentionOptions& options,
+                           DType dtype) {
+  const std::uint32_t rate = drop_rate(options.dropout);
+  const RandomKey key = options.key.value_or(RandomKey{});
+  const auto n_heads = std::ssize(g.heads);
+  Tensor m = empty({batch, n_heads, g.groups, g.q, g.k}, DType::f64);
+  double* const out = m.mutable_data<double>();
+  parallel_for(batch * n_heads * g.groups * g.q, 64, [&](Index begin, Index end) {
+    for (Index row = begin; row < end; ++row) {
+      const Index group = row / g.q % g.groups, bh = row / g.q / g.groups;
+      const Index of_batch = options.first_batch + (g.row.empty() ? bh / n_heads : g.row[at(group)]);
+      const Index head = of_batch * all_heads + g.heads[at(bh % n_heads)];
+      for (Index j = 0; j < g.k; ++j)
+        out[row * g.k + j] = kernels::attention_keeps(key, static_cast<std::uint32_t>(head),
+                                                      static_cast<std::uint32_t>(g.q_name[at(group * g.q + row % g.q)]),
+                                                      static_cast<std::uint32_t>(g.k_name[at(group * g.k + j)]), rate)
+                                 ? keep_scale(rate)
+                                 : 0;
+    }
+  });
+  return moved(to(m, dtype), g.q_index.device());
+}
+
+}  // namespace hilt

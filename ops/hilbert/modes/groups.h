@@ -1,0 +1,62 @@
+#pragma once
+#include <memory>
+#include <vector>
+#include "ops/hilbert/plan/plan.h"
+#include "ops/hilbert/attention.h"
+#include "core/tensor.h"
+
+// Private: an attended set as dense blocks, for the modes that multiply with library GEMMs.
+
+namespace hilt {
+
+/// Rows whose keys stand in several groups: what is known of a row's part is put together.
+struct Chains {
+  Index n = 0, longest = 0;  // such rows of groups, and the groups of the longest
+  Tensor members, home;      // i64 [n * longest]: groups, padded with `groups`; [groups]: itself, or groups + chain
+};
+
+/// The groups of one tiling at all its places, for the heads that use it. All members are
+/// constants, of no interest to a tape. What pads a group is masked.
+struct GroupBatch : GroupShape {
+  std::vector<Index> heads;                     // query heads
+  Tensor q_index, k_index;                      // i64 [groups * q], [groups * k]: rows
+  std::vector<std::int32_t> row;                // of the batch, of each group; empty: every row has them
+  std::vector<std::int32_t> q_name, k_name;     // what dropout calls these tokens
+  bool q_in_place = false, k_in_place = false;  // the index is 0, 1, 2 ..: nothing to gather
+  Tensor q_heads, k_heads;                      // i64 [heads]: to pick; undefined where that is all of them in order
+  Tensor mask;                                  // u8 [groups, q, k]; undefined where every pair attends
+  Tensor present;                               // u8 [groups, q, 1]: queries that have a key; undefined where all are
+  Tensor answers;                               // of these one of each chain
+  Chains chains;
+  Grid grid = {};                   // where tokens lie
+  std::vector<std::int32_t> first;  // the token at its start, of each group: of its document
+};
+
+/// The batches of all tilings of a branch that attend at all. Tensors are made on `device`, and
+/// kept for the next call where that is a GPU, which would wait for them.
+std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch,
+                                                             Device device);
+
+/// Where rows of the batch have documents of their own, groups count rows from the first of all:
+/// [B, L, ..] -> [1, B L, ..], and back.
+Tensor as_one_row(const Plan& plan, const Tensor& x);
+Tensor as_rows(const Plan& plan, const Tensor& x);
+
+/// [B, L, H, D] -> [B, heads, groups, q, D], and the keys' version.
+Tensor gather_queries(const Tensor& x, const GroupBatch& g);
+Tensor gather_keys(const Tensor& x, const GroupBatch& g);
+/// Back: added into zeros of [B, L, H, D].
+Tensor scatter_queries(const Tensor& x, const GroupBatch& g, Index length, Index heads);
+Tensor scatter_keys(const Tensor& x, const GroupBatch& g, Index length, Index heads);
+
+/// Of scores [B, heads, groups, q, k]: weights of the keys that a query attends to, all zero where
+/// there is none; and their log-sum-exp [B, heads, groups, q, 1], once a query, else zero.
+/// `may_mask`: scores of -inf may leave a query without keys.
+Tensor softmax(const Tensor& scores, const GroupBatch& g, bool may_mask = false);
+Tensor logsumexp(const Tensor& scores, const GroupBatch& g, bool may_mask = false);
+
+/// The dropout multipliers, 0 or 1 / (1 - p), of [B, heads, groups, q, k].
+Tensor dropout_multipliers(const GroupBatch& g, Index batch, Index all_heads, const AttentionOptions& options,
+                           DType dtype);
+
+}  // namespace hilt

@@ -1,0 +1,160 @@
+// Hilbert attention: one plan, one predicate, three ways to differentiate.
+//
+//      S = c Q K^T       P = e^(S - L), L = log sum e^S over A(t)       O = (M P) V
+//      M: dropout's multipliers, else 1
+//      dV = (M P)^T dO       dP = dO V^T       Delta = rowsum(dO O)       dS = P (M dP - Delta)       dQ = c dS K
+//      dK = c dS^T Q
+//
+//   taped   each step is an op on the tape; nobody wrote a backward pass       keeps S, P and every operand of every op
+//   hybrid  one op; its backward is the six formulas in library GEMMs          keeps q, k, v, o, L
+//   fused   one op; its backward is one kernel                                 keeps q, k, v, o, L
+//
+// Read them in this order: each line of hybrid is a stage of the kernel that fused calls.
+#include "ops/hilbert/modes/modes.h"
+#include <cmath>
+#include <limits>
+#include "ops/hilbert/modes/groups.h"
+#include "ops/ops.h"
+
+namespace hilt {
+namespace {
+
+const double kMinusInfinity = -std::numeric_limits<double>::infinity();
+
+// ---- taped --------------------------------------------------------------------------------------
+
+Taped taped_branch(const Call& call, const Tensor& all_q, const Tensor& all_k, const Tensor& all_v, Index branch,
+                   bool with_lse) {
+  const Tensor q = as_one_row(*call.plan, all_q), k = as_one_row(*call.plan, all_k), v = as_one_row(*call.plan, all_v);
+  Taped sum;
+  Tensor answered;  // 1 for every query that has a key
+  const auto gather_in = [](Tensor& total, const Tensor& more) { total = total ? add(total, more) : more; };
+  const Index batch = q.dim(0), rows = q.dim(1);
+  const auto batches = group_batches(call.plan, call.kv_heads, branch, q.device());
+  for (const GroupBatch& g : *batches) {
+    const Tensor s = with_terms(call, g, mul(matmul(gather_queries(q, g), transpose(gather_keys(k, g))), call.scale));
+    const bool may_mask = bool(call.options.terms.bias);
+    Tensor p = softmax(s, g, may_mask);
+    if (call.options.dropout > 0) p = mul(p, dropout_multipliers(g, batch, call.heads(), call.options, p.dtype()));
+    gather_in(sum.o, scatter_queries(matmul(p, gather_keys(v, g)), g, rows, call.heads()));
+    if (!with_lse) continue;
+    gather_in(sum.lse, scatter_queries(logsumexp(s, g, may_mask), g, rows, call.heads()));
+    Tensor present = ones({1, std::ssize(g.heads), g.groups, g.q, 1}, DType::f32, q.device());
+    if (g.answers) present = mul(present, to(g.answers, DType::f32));
+    gather_in(answered, scatter_queries(present, g, rows, call.heads()));
+  }
+  if (!sum.o) sum.o = zeros(q.shape(), q.dtype(), q.device());
+  if (with_lse && sum.lse)
+    sum.lse = where(greater(answered, scalar_like(answered, 0)), sum.lse, scalar_like(q, kMinusInfinity));
+  if (with_lse && !sum.lse) sum.lse = full(q.shape().with(-1, 1), kMinusInfinity, q.dtype(), q.device());
+  sum.o = as_rows(*call.plan, sum.o);
+  if (with_lse) sum.lse = as_rows(*call.plan, sum.lse);
+  return sum;
+}
+
+}  // namespace
+
+Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, bool with_lse) {
+  if (size_of(q.dtype()) == 2) {  // 16 bits are for storage: scores do not fit f16, nor do weights bf16
+    Call wide = call;
+    if (const Tensor& bias = call.options.terms.bias) wide.options.terms.bias = to(bias, DType::f32);
+    const Taped part = taped(wide, to(q, DType::f32), to(k, DType::f32), to(v, DType::f32), with_lse);
+    return {to(part.o, q.dtype()), part.lse};
+  }
+  const Index branches = branch_count(*call.plan);
+  const Tensor& sink = call.options.terms.sink;
+  if (branches == 1 && !sink) return taped_branch(call, q, k, v, 0, with_lse);
+  // Merge: O = sum_i e^(L_i - L) O_i with L = log sum_i e^L_i, which is a softmax over the
+  // branches, and over the sink, whose O is zero.
+  std::vector<Tensor> o, lse;
+  for (Index branch = 0; branch < branches; ++branch) {
+    const Taped part = taped_branch(call, q, k, v, branch, true);
+    o.push_back(part.o);
+    lse.push_back(part.lse);
+  }
+  if (sink) lse.push_back(expand(reshape(sink, {1, 1, -1, 1}), lse[0].shape()));
+  const Tensor each = cat(lse, -1);  // [B, L, H, branches]
+  const Tensor total = max(detach(each), {-1}, true);
+  const Tensor silent =
+      greater(scalar_like(total, std::numeric_limits<float>::lowest()), total);  // every branch is empty
+  const Tensor some = where(silent, scalar_like(each, 0), each), weight = softmax(some);
+  Taped merged;
+  for (Index branch = 0; branch < branches; ++branch) {
+    const Tensor term = mul(slice(weight, -1, branch, branch + 1), o[static_cast<std::size_t>(branch)]);
+    merged.o = merged.o ? add(merged.o, term) : term;
+  }
+  merged.o = where(silent, scalar_like(merged.o, 0), merged.o);
+  if (with_lse) merged.lse = where(silent, scalar_like(each, kMinusInfinity), unsqueeze(logsumexp(some), -1));
+  return merged;
+}
+
+// ---- hybrid: the forward kernel of fused (OneOp in call.h), its backward in library products ----
+
+bool all_finite(std::span<const Tensor> tensors) { return std::isfinite(global_norm(tensors)); }
+
+std::vector<Tensor> detail::Hybrid::backward(const Tensor& cotangent) {
+  const BackwardInputs x = kept(cotangent);
+  const std::array<Tensor, 4> read{x.q, x.k, x.v, cotangent};
+  if (!all_finite(read)) return fused_backward(x);  // 0 x NaN: see attention.cpp
+  const DType wide = x.lse.dtype();                 // 16 bits are for storage
+  const auto rows_of = [&](const Tensor& t) { return as_one_row(*call.plan, to(t, wide)); };
+  const Tensor q = rows_of(x.q), k = rows_of(x.k), v = rows_of(x.v), d_o = rows_of(x.d_o);
+  const auto as_column = [&](const Tensor& t) { return rows_of(unsqueeze(permute(t, {0, 2, 1}), -1)); };
+  const Tensor lse = as_column(x.lse);  // [B, L, H, 1]
+  const Tensor delta = sum(mul(d_o, rows_of(x.o)), {-1}, true);
+  const Tensor less = x.d_lse ? sub(delta, as_column(x.d_lse)) : delta;
+  Call wide_call = call;
+  if (const Tensor& bias = call.options.terms.bias) wide_call.options.terms.bias = to(bias, wide);
+  const TermTensors terms = term_inputs(wide_call.options.terms);
+  TermTensors d_terms;
+  Tensor dq = zeros_like(q), dk = zeros_like(k), dv = zeros_like(v);
+  for (Index branch = 0; branch < branch_count(*call.plan); ++branch) {
+    const auto batches = group_batches(call.plan, call.kv_heads, branch, q.device());
+    for (const GroupBatch& g : *batches) {
+      const Tensor Q = gather_queries(q, g), K = gather_keys(k, g), V = gather_keys(v, g), dO = gather_queries(d_o, g);
+      const Tensor none = scalar_like(q, 0);
+      const Tensor cQ = mul(Q, call.scale);
+      const Tensor z = matmul(cQ, transpose(K));
+      std::optional<Tape> tape;  // what terms make of c Q K^T is differentiated as in taped
+      if (has_pair_terms(call.options.terms)) {
+        tape.emplace(), tape->watch(z);
+        for (std::size_t i = 0; i < kTermTensors; ++i)
+          if (x.terms[i]) tape->watch(terms[i]);
+      }
+      const Tensor S = with_terms(wide_call, g, z);
+      std::optional<Tape::Pause> pause(std::in_place);
+      Tensor P = exp(sub(S, gather_queries(lse, g)));  // P  = e^(S - L)
+      if (g.mask) P = where(g.mask, P, none);
+      if (terms[kBiasTensor]) P = where(equal(S, kMinusInfinity), none, P);
+      Tensor dP = matmul(dO, transpose(V)), MP = P;  // dP = dO V^T
+      if (call.options.dropout > 0) {
+        const Tensor M = dropout_multipliers(g, q.dim(0), call.heads(), call.options, P.dtype());
+        dP = mul(M, dP), MP = mul(M, P);
+      }
+      Tensor dS = mul(P, sub(dP, gather_queries(less, g)));  // dS = P (dP - Delta)
+      pause.reset();
+      if (tape) {
+        const Gradients through = tape->backward(S, dS);
+        for (std::size_t i = 0; i < kTermTensors; ++i)
+          if (terms[i] && through.has(terms[i]))
+            d_terms[i] = d_terms[i] ? add(d_terms[i], through[terms[i]]) : through[terms[i]];
+        dS = through[z];
+      }
+      const Tensor cdQ = mul(matmul(dS, K), call.scale);  // dQ = c dS K
+      dq = add(dq, scatter_queries(cdQ, g, q.dim(1), call.heads()));
+      dk = add(dk, scatter_keys(matmul(transpose(dS), cQ), g, k.dim(1), call.kv_heads));  // dK = c dS^T Q
+      dv = add(dv, scatter_keys(matmul(transpose(MP), dO), g, k.dim(1), call.kv_heads));  // dV = P^T dO
+    }
+  }
+  dq = as_rows(*call.plan, dq), dk = as_rows(*call.plan, dk), dv = as_rows(*call.plan, dv);
+  d_terms = finished_terms(call, d_terms, x.terms, x.lse, permute(squeeze(as_rows(*call.plan, less), -1), {0, 2, 1}));
+  if (!packed) return finished({dq, dk, dv}, x.q.dtype(), d_terms);
+  return finished({cat({unsqueeze(dq, 2), unsqueeze(dk, 2), unsqueeze(dv, 2)}, 2)}, x.q.dtype(), d_terms);
+}
+
+// ---- fused --------------------------------------------------------------------------------------
+
+// The kernel of run_backward() in call.h goes through the same lines, tile by tile.
+std::vector<Tensor> detail::Fused::backward(const Tensor& dO) { return fused_backward(kept(dO)); }
+
+}  // namespace hilt

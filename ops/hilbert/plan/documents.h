@@ -1,0 +1,29 @@
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+#include "curve.h"
+
+// Documents: sequences and images that lie one after the other in a row of the batch, each attended
+// to as if it stood alone.
+
+namespace [[gnu::visibility("default")]] hilt {
+
+struct Document {
+  Index length = 0;
+  Grid grid{};  // without cells: a sequence, which folds
+
+  Document(Index tokens) : length(tokens) {}
+  Document(const Grid& cells) : length(cells.cells()), grid(cells) {}
+  bool folds() const { return grid == Grid{}; }
+  friend auto operator<=>(const Document&, const Document&) = default;
+};
+/// Those of one row, from its first token on; what is left of the row belongs to nobody.
+using DocumentList = std::vector<Document>;
+
+/// Reads `100,16x16,4x6x6`, lengths and grids; lists joined by `/` are the rows of the batch, one
+/// list is for all of them.
+std::vector<DocumentList> parse_documents(std::string_view text);
+std::string to_string(const std::vector<DocumentList>& rows);
+
+}  // namespace hilt

@@ -1,0 +1,59 @@
+#pragma once
+#include <algorithm>
+#include <array>
+#include "plan.h"
+
+// Private to plan/: what the definition of a set looks at, and the set as tiles.
+
+namespace hilt {
+
+/// Everything the definition of a set may look at.
+struct Ground {
+  const PlanSpec& spec;
+  const Permutation& order;
+  Grid grid;
+  bool by_token;  // positions are tokens: scope order_only, where the order arranges work and no more
+
+  static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+  Index length() const { return spec.length; }
+  Index position(Index t) const { return by_token ? t : order.position_of[at(t)]; }
+  Index token(Index p) const { return by_token ? p : order.token_at[at(p)]; }
+  /// Where a token lies on an axis of a branch, and how many cells that has.
+  Index cell(const Branch& b, std::size_t axis, Index t) const {
+    if (b.dimensions() == 1) return position(t);
+    const std::array all{t / grid.width / grid.height, t / grid.width % grid.height, t % grid.width};
+    return all[axis + 3 - b.dimensions()];
+  }
+  Index cells(const Branch& b, std::size_t axis) const {
+    if (b.dimensions() == 1) return length();
+    return std::array{grid.frames, grid.height, grid.width}[axis + 3 - b.dimensions()];
+  }
+};
+
+/// How many branches and unions of branches stand before this one or its union.
+inline Index union_of(const Pattern& pattern, std::size_t branch) {
+  return std::count_if(pattern.begin(), pattern.begin() + static_cast<std::ptrdiff_t>(branch) + 1,
+                       [](const Branch& b) { return !b.joined; }) -
+         1;
+}
+/// Past the last branch that is joined to this one.
+inline std::size_t end_of_union(const Pattern& pattern, std::size_t first) {
+  std::size_t end = first + 1;
+  while (end < pattern.size() && pattern[end].joined) ++end;
+  return end;
+}
+
+inline Index offset_of(const PlanSpec& spec, std::size_t branch, Index head) {
+  const Branch& b = spec.pattern[branch];
+  if (spec.dilation_mode == DilationMode::head_groups) return union_of(spec.pattern, branch) % b.dilation;
+  return b.offset_by_head ? head % b.dilation : b.offset;
+}
+
+inline bool only_active_ask(DilationMode mode) {
+  return mode == DilationMode::longnet || mode == DilationMode::head_groups;
+}
+
+/// A branch and what is joined to it, for the heads whose offsets and lists are those of `head`.
+Tiling tiling_of(const Ground& ground, std::size_t branch, Index head);
+
+}  // namespace hilt

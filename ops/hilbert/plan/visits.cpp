@@ -1,0 +1,234 @@
+// Tiles are merged to owners of up to 128 rows, pairs of them cut into cells of 64 x 64, and masks
+// of cells told apart by their bits. Work is proportional to the tiles that are listed.
+#include "ops/hilbert/plan/visits.h"
+#include <algorithm>
+#include <span>
+#include <unordered_map>
+#include "ops/hilbert/plan/attends.h"
+
+namespace hilt {
+namespace {
+
+using Owner = VisitSide::Owner;
+constexpr std::int32_t kCell = Visits::kCell;
+
+/// Owners of a list, and which one each tile belongs to.
+struct Cut {
+  std::vector<Owner> owner;
+  std::vector<std::int32_t> of;
+  Cut(const std::vector<Tiling::Range>& tiles, bool merges) {
+    for (const Tiling::Range& r : tiles) {
+      if (owner.empty() || !merges || r.end - owner.back().row > Visits::kOwner)
+        owner.push_back({r.begin, 0, 0, 0, 0, narrow(of.size()), 0, 0, {}});
+      owner.back().rows = r.end - owner.back().row, ++owner.back().tiles;
+      of.push_back(narrow(owner.size() - 1));
+    }
+  }
+};
+
+/// The pairs of a cell that attend: a word a row, a bit a column.
+using Bits = std::array<std::uint64_t, kCell>;
+constexpr std::uint64_t ones(std::int32_t n) { return n >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1; }
+
+Bits transposed(Bits x) {
+  for (std::size_t j = 32, m = 0x00000000ffffffff; j != 0; j >>= 1, m ^= m << j)
+    for (std::size_t k = 0; k < 64; k = (k + j + 1) & ~j) {
+      const std::uint64_t t = (x[k] >> j ^ x[k + j]) & m;
+      x[k] ^= t << j, x[k + j] ^= t;
+    }
+  return x;
+}
+
+class Masks {
+ public:
+  Masks(std::vector<std::uint32_t>& words, std::size_t most) : words_(words), most_(most / 4) {}
+  std::uint16_t cell_of(const Bits& bits) {
+    if (std::ranges::all_of(bits, [](std::uint64_t row) { return row == 0; })) return Visits::kEmpty;
+    if (std::ranges::all_of(bits, [](std::uint64_t row) { return row == ~std::uint64_t{0}; })) return Visits::kFull;
+    std::uint64_t hash = 0;
+    for (const std::uint64_t row : bits) hash = (hash ^ row) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
+    std::vector<Known>& alike = known_[hash];
+    for (const Known& known : alike)
+      if (known.bits == bits) return known.cell;
+    if (words_.size() + Visits::kWords > most_) return compares = true, Visits::kCompare;
+    const auto cell = static_cast<std::uint16_t>(Visits::kMasks + words_.size() / Visits::kWords);
+    for (std::size_t thread = 0; thread < Visits::kWords; ++thread) words_.push_back(word(bits, thread));
+    alike.push_back({bits, cell});
+    return cell;
+  }
+  bool compares = false;  // there was no room for a mask
+
+ private:
+  struct Known {
+    Bits bits;
+    std::uint16_t cell;
+  };
+  static std::uint32_t word(const Bits& bits, std::size_t thread) {
+    std::uint32_t out = 0;
+    for (std::size_t h = 0; h < 2; ++h) {
+      const std::uint64_t row = bits[thread / 32 * 16 + thread % 32 / 4 + 8 * h] >> thread % 4 * 2;
+      for (std::size_t c = 0; c < 8; ++c) out |= static_cast<std::uint32_t>(row >> 8 * c & 3) << (16 * h + 2 * c);
+    }
+    return out;
+  }
+  std::vector<std::uint32_t>& words_;
+  std::size_t most_;
+  std::unordered_map<std::uint64_t, std::vector<Known>> known_;
+};
+
+/// Adds a step to the visits of an owner; what continues the last one joins it.
+using Run = std::vector<VisitSide::Visit>;
+void append(Run& run, std::int32_t row, std::int32_t rows, const std::array<std::uint16_t, 2>& cell) {
+  if (!run.empty()) {
+    VisitSide::Visit& last = run.back();
+    if (last.cell == cell && last.row + last.rows == row && last.rows % kCell == 0) {
+      last.rows += rows;
+      return;
+    }
+  }
+  run.push_back({row, rows, cell, 0});
+}
+/// Moves the visits of an owner behind those of others.
+void take(VisitSide& side, Owner& owner, Run& run) {
+  owner.first = narrow(side.visit.size()), owner.visits = narrow(run.size());
+  for (const VisitSide::Visit& v : run) {
+    const std::int32_t steps = (v.rows + kCell - 1) / kCell;
+    owner.steps += steps;
+    side.cells += Index{steps} * ((v.cell[0] != Visits::kEmpty) + (v.cell[1] != Visits::kEmpty));
+  }
+  if (!run.empty()) owner.front = run.front();
+  side.visit.insert(side.visit.end(), run.begin(), run.end());
+  run = {};
+}
+void count_wide(VisitSide& side) {
+  for (const Owner& owner : side.owner) {
+    bool any[2][2] = {};
+    std::int32_t step = 0;
+    for (std::int32_t v = owner.first; v < owner.first + owner.visits; ++v) {
+      const VisitSide::Visit& visit = side.visit[at(v)];
+      for (std::int32_t row = 0; row < visit.rows; row += kCell, ++step) {
+        for (int half = 0; half < 2; ++half) any[step % 2][half] = visit.cell[at(half)] != Visits::kEmpty;
+        if (step % 2 == 0 && step + 1 < owner.steps) continue;
+        if (step % 2 == 0) any[1][0] = any[1][1] = false;
+        for (int half = 0; half < 2; ++half) side.cells_wide += 2 * (any[0][half] || any[1][half]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::size_t Visits::bytes_held() const {
+  std::size_t n = mask.size() * sizeof(std::uint32_t);
+  for (const VisitSide* side : {&queries, &keys})
+    n += side->owner.size() * sizeof(VisitSide::Owner) + side->visit.size() * sizeof(VisitSide::Visit);
+  return n;
+}
+
+namespace {
+
+/// A listed tile, of an owner of queries and one of keys.
+struct Ref {
+  std::int32_t keys, q_tile, k_tile;
+  bool partial;
+};
+/// The pairs of two owners, by halves of queries and of keys.
+using Quarters = std::array<std::array<Bits, 2>, 2>;
+
+void add_pairs(const Tiling& t, const Ref& ref, const Owner& q, const Owner& k, Quarters& bits) {
+  const Tiling::Range rows = t.q_tile[at(ref.q_tile)], columns = t.k_tile[at(ref.k_tile)];
+  for (std::int32_t i = rows.begin; i < rows.end; ++i) {
+    std::array<std::uint64_t, 2> attended{};
+    const QueryBounds bounds = bounds_of(t, at(i));
+    for (std::int32_t j = columns.begin; j < columns.end; ++j)
+      attended[at((j - k.row) / kCell)] |=
+          std::uint64_t{!ref.partial || (t.boxes == 1 ? attends(bounds, place_of(t, at(j))) : attends(t, at(i), at(j)))}
+          << (j - k.row) % kCell;
+    for (std::size_t half = 0; half < 2; ++half)
+      bits[at((i - q.row) / kCell)][half][at((i - q.row) % kCell)] |= attended[half];
+  }
+}
+
+class Builder {
+ public:
+  Builder(const Tiling& t, std::size_t most, bool merges)
+      : t_(t), masks_(out_.mask, most), q_(t.q_tile, merges), k_(t.k_tile, merges), of_keys_(k_.owner.size()) {
+    for (Owner& own : q_.owner) visit_keys(own);
+    for (std::size_t j = 0; j < k_.owner.size(); ++j) take(out_.keys, k_.owner[j], of_keys_[j]);
+    finish(out_.queries, q_.owner), finish(out_.keys, k_.owner);
+  }
+  Visits take_visits() { return std::move(out_); }
+  bool compares() const { return masks_.compares; }
+
+ private:
+  void visit_keys(Owner& own) {
+    std::vector<Ref> refs;
+    for (std::int32_t tile = own.tile; tile < own.tile + own.tiles; ++tile)
+      for (auto e = t_.keys_begin[at(tile)]; e < t_.keys_begin[at(tile) + 1]; ++e) {
+        const Tiling::Ref& ref = t_.keys[at(e)];
+        refs.push_back({k_.of[at(ref.tile)], tile, ref.tile, ref.partial});
+      }
+    std::ranges::stable_sort(refs, {}, &Ref::keys);
+    Run run;
+    Index owners = 0;
+    for (std::size_t first = 0, last; first < refs.size(); first = last, ++owners) {
+      for (last = first; last < refs.size() && refs[last].keys == refs[first].keys;) ++last;
+      meet(own, std::span(refs).subspan(first, last - first), run);
+    }
+    out_.one_owner = out_.one_owner && owners == 1;
+    take(out_.queries, own, run);
+  }
+
+  /// All listed tiles of two owners: their cells, once by their queries and once by their keys.
+  void meet(const Owner& own, std::span<const Ref> refs, Run& run) {
+    const Owner& other = k_.owner[at(refs[0].keys)];
+    const bool full = refs.size() == 1 && !refs[0].partial && own.tiles == 1 && other.tiles == 1 &&
+                      own.rows == Visits::kOwner && other.rows == Visits::kOwner;
+    std::array<std::array<std::uint16_t, 2>, 2> by_query{}, by_key{};
+    if (full) {
+      by_query = by_key = {{{Visits::kFull, Visits::kFull}, {Visits::kFull, Visits::kFull}}};
+    } else {
+      Quarters bits{};
+      for (const Ref& ref : refs) add_pairs(t_, ref, own, other, bits);
+      for (std::int32_t a = 0; a < 2; ++a)
+        for (std::int32_t b = 0; b < 2; ++b) {
+          const std::int32_t rows = std::clamp(own.rows - a * kCell, 0, kCell),
+                             columns = std::clamp(other.rows - b * kCell, 0, kCell);
+          const Bits& cell = bits[at(a)][at(b)];
+          by_query[at(b)][at(a)] = masks_.cell_of(cell);
+          by_key[at(a)][at(b)] = masks_.cell_of(transposed(cell));
+          for (std::int32_t row = 0; row < rows; ++row) out_.mixed |= cell[at(row)] != ones(columns);
+        }
+    }
+    constexpr std::array<std::uint16_t, 2> kNone{Visits::kEmpty, Visits::kEmpty};
+    for (std::int32_t row = 0; row < other.rows; row += kCell)
+      if (const auto& cell = by_query[at(row / kCell)]; cell != kNone)
+        append(run, other.row + row, std::min(other.rows - row, kCell), cell);
+    for (std::int32_t row = 0; row < own.rows; row += kCell)
+      if (const auto& cell = by_key[at(row / kCell)]; cell != kNone)
+        append(of_keys_[at(refs[0].keys)], own.row + row, std::min(own.rows - row, kCell), cell);
+      else out_.one_owner = false;
+  }
+
+  static void finish(VisitSide& side, std::vector<Owner>& owners) {
+    side.owner = std::move(owners);
+    count_wide(side);
+    std::ranges::stable_sort(side.owner, std::greater<>(), &Owner::steps);
+  }
+
+  const Tiling& t_;
+  Visits out_;
+  Masks masks_;
+  Cut q_, k_;
+  std::vector<Run> of_keys_;  // visits of every owner of keys
+};
+
+}  // namespace
+
+Visits visits_of(const Tiling& t, std::size_t most) {
+  Builder all(t, most, true);
+  // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
+  return all.compares() ? Builder(t, most, false).take_visits() : all.take_visits();
+}
+
+}  // namespace hilt

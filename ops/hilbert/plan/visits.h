@@ -1,0 +1,54 @@
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+#include "tiling.h"
+
+// A tiling as kernels walk it whose tiles have 128 rows: who owns what, whom it visits in steps of
+// 64 rows, and which pairs of those attend, as bits.
+
+namespace hilt {
+
+/// One direction: owners are runs of queries that visit keys, or runs of keys that visit queries.
+struct VisitSide {
+  /// Rows of the other side, a step for every 64 of them, all with the same cells: one for each
+  /// half of the owner's rows.
+  struct Visit {
+    std::int32_t row, rows;
+    std::array<std::uint16_t, 2> cell;
+    std::int32_t unused;
+  };
+  /// Whole tiles that follow each other, together at most 128 rows; its visits are
+  /// visit[first, first + visits), `steps` steps in all, and the first of them stands here too, so
+  /// that one load finds what there is to do.
+  struct Owner {
+    std::int32_t row, rows, first, visits, steps, tile, tiles, unused;
+    Visit front;
+  };
+  std::vector<Owner> owner;  // the ones with the most steps first
+  std::vector<Visit> visit;
+  Index cells = 0;       // that are not empty
+  Index cells_wide = 0;  // in pairs of steps of which one is not empty
+};
+
+struct Visits {
+  static constexpr Index kOwner = 128, kCell = 64, kWords = 128;
+  /// A cell is 64 rows of an owner and 64 of a step. What is no other is the number of a mask, plus
+  /// kMasks; with `compare` every pair is to be asked for, as there was no room for its bits.
+  enum Cell : std::uint16_t { kEmpty, kFull, kCompare, kMasks };
+
+  VisitSide queries, keys;  // who owns
+  /// kWords words a cell, one for each of the 128 threads that hold 64 x 64 scores: bit
+  /// 16 h + 2 c + j of word 32 w + l is row 16 w + l / 4 + 8 h and column 8 c + 2 (l % 4) + j. What
+  /// lies beyond the rows of either does not attend.
+  std::vector<std::uint32_t> mask;
+  bool mixed = false;     // an owner's steps hold rows that some of its own rows do not attend to
+  bool one_owner = true;  // every query is visited, and by one owner of keys alone
+
+  std::size_t bytes_held() const;
+};
+/// Equal masks are kept once; more than `most` bytes of them are compared instead.
+Visits visits_of(const Tiling& t, std::size_t most = std::size_t{1} << 20);
+
+}  // namespace hilt

@@ -1,0 +1,133 @@
+// Byte pairs against those of another implementation; golden/make_bpe.py says which.
+#include "../../examples/train/tasks/bpe.h"
+#include <gtest/gtest.h>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include "../../examples/train/tasks/task.h"
+#include "../support/error_of.h"
+#include "../support/temporary.h"
+
+namespace train {
+namespace {
+
+using namespace hilt;
+using nlohmann::json;
+
+const json& golden() {
+  static const json all = [] {
+    const char* const source = std::getenv("SRC");
+    const std::filesystem::path here =
+        source ? std::filesystem::path(source) / "tests" / "examples" : std::filesystem::path(__FILE__).parent_path();
+    return json::parse(std::ifstream(here / "golden" / "bpe.json"));
+  }();
+  return all;
+}
+Bpe golden_tokenizer() { return Bpe::from_json(golden()["tokenizer"].dump(), "golden"); }
+
+TEST(Bpe, TokensAreThoseOfAnotherImplementation) {
+  const Vocabulary vocabulary = Vocabulary::pairs(golden_tokenizer());
+  EXPECT_EQ(vocabulary.size(), 400);
+  std::size_t tokens = 0;
+  for (const json& one : golden()["texts"]) {
+    const std::string text = one["text"];
+    EXPECT_EQ(vocabulary.encode(text, "text"), one["tokens"].get<std::vector<std::int32_t>>()) << text;
+    EXPECT_EQ(vocabulary.decode(vocabulary.encode(text, "text")), text);
+    tokens += one["tokens"].size();
+  }
+  EXPECT_GT(tokens, 2000u);
+  const Vocabulary again = Vocabulary::from_text(vocabulary.text());
+  EXPECT_EQ(again.text(), vocabulary.text());
+  EXPECT_EQ(again.alphabet(), Alphabet::bpe);
+  EXPECT_EQ(vocabulary.decode(std::vector{vocabulary.find(U'\n')}), "\n");
+  EXPECT_EQ(vocabulary.find(U'\U0001f600'), -1);
+}
+
+TEST(Bpe, LearnsWhatAnotherImplementationLearned) {
+  const std::string text = golden()["learned_from"];
+  std::map<std::string, Index> words;
+  for (std::size_t at = 0, end = 0; at < text.size(); at = end) {
+    end = word_end(text, at);
+    ++words[text.substr(at, end - at)];
+  }
+  EXPECT_EQ(Bpe::trained(words, 400).text(), golden_tokenizer().text());
+  EXPECT_EQ(Bpe::trained({{"ab", 1}, {"cd", 1}}, 400).size(), 256);  // nothing was seen twice
+}
+
+TEST(Bpe, BothKindsOfFilesSayTheSame) {
+  const Temporary pair, one;
+  const json& tokenizer = golden()["tokenizer"];
+  pair.file("vocab.json", tokenizer["model"]["vocab"].dump());
+  std::string merges = "#version: 0.2\n";
+  for (const json& merge : tokenizer["model"]["merges"])
+    merges += merge[0].get<std::string>() + ' ' + merge[1].get<std::string>() + '\n';
+  pair.file("merges.txt", merges);
+  one.file("tokenizer.json", tokenizer.dump());
+  EXPECT_EQ(Bpe::from_directory(pair.directory()).text(), golden_tokenizer().text());
+  EXPECT_EQ(Bpe::from_directory(one.directory()).text(), golden_tokenizer().text());
+}
+
+// Wherever a piece ends, words do not; and the file is made once.
+TEST(Bpe, ALongTextIsItsTokens) {
+  const Temporary dir;
+  const std::string part = golden()["texts"].back()["text"];
+  std::string text;
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  while (text.size() < kPiece - 2 * part.size()) text += part;
+  text += std::string(kPiece - 4 - text.size(), ' ') + "don't " + part;  // the piece ends before the t
+  const std::string path = dir.file("text", text);
+  const Vocabulary vocabulary = Vocabulary::pairs(golden_tokenizer());
+  const auto task = text_task(path, Alphabet::bpe, 30, 1, vocabulary, "", dir.path("out"));
+  const std::filesystem::path file = std::filesystem::directory_iterator(dir.path("out"))->path();
+  std::vector<std::int32_t> tokens(std::filesystem::file_size(file) / sizeof(std::int32_t));
+  const auto bytes = static_cast<std::streamsize>(tokens.size() * sizeof tokens[0]);
+  std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(tokens.data()), bytes);
+  ASSERT_EQ(tokens, vocabulary.encode(text, "text"));
+  std::vector<std::int32_t> inputs(30), targets(30);
+  task->row(Split::validation, 3, inputs.data(), targets.data());
+  const auto held = tokens.end() - static_cast<std::ptrdiff_t>(tokens.size() / 10);
+  const auto found = std::search(held, tokens.end(), inputs.begin(), inputs.end());
+  ASSERT_NE(found, tokens.end());
+  EXPECT_TRUE(std::equal(targets.begin(), targets.end(), found + 1));
+  const auto written = std::filesystem::last_write_time(file);
+  text_task(path, Alphabet::bpe, 30, 1, vocabulary, "", dir.path("out"));
+  EXPECT_EQ(std::filesystem::last_write_time(file), written);
+  const Index count = text_task(path, Alphabet::bpe, 30, 1, std::nullopt, "train:300")->tokens();  // leaves no file
+  EXPECT_EQ(count, 300);
+  std::filesystem::resize_file(file, 400);
+  EXPECT_TRUE(error_of([&] {
+                text_task(path, Alphabet::bpe, 150, 1, vocabulary, "", dir.path("out"));
+              }).starts_with("data: --text (" + path + "): has 100 tokens; --context 150 needs at least 302"));
+}
+
+TEST(Bpe, WhatIsNotGpt2sIsNamed) {
+  const auto why = [](const char* place, const json& value) {
+    json changed = golden()["tokenizer"];
+    changed[json::json_pointer(place)] = value;
+    return error_of([&] { Bpe::from_json(changed.dump(), "t"); });
+  };
+  EXPECT_EQ(why("/model/type", "BPE"), "nothing");
+  EXPECT_EQ(why("/model/type", "Unigram"), "data: t: type \"Unigram\" is not GPT-2's, which alone is known here");
+  EXPECT_TRUE(why("/normalizer", {{"type", "NFC"}}).starts_with("data: t: normalizer {\"type\":\"NFC\"} is not"));
+  EXPECT_TRUE(why("/pre_tokenizer/add_prefix_space", true).starts_with("data: t: pre_tokenizer {"));
+  EXPECT_TRUE(why("/model/merges/0", "a").starts_with("data: t: merge 'a': its parts"));
+  EXPECT_TRUE(why("/model/merges/0", {"a", "\u6771"}).starts_with("data: t: merge 'a "));
+  EXPECT_TRUE(why("/model/vocab/!", 1 << 30).starts_with("data: t: token ! has number 1073741824, at most "));
+  EXPECT_TRUE(why("/model/vocab/!", "x").starts_with("data: t: not a tokenizer of byte pairs: "));
+  json lacks = golden()["tokenizer"];
+  lacks["model"]["vocab"].erase("!");
+  EXPECT_EQ(error_of([&] { Bpe::from_json(lacks.dump(), "t"); }),
+            "data: t: its vocabulary lacks byte 33, !; GPT-2's has all 256");
+  EXPECT_TRUE(error_of([] { Bpe::from_json("{", "t"); }).starts_with("data: t: not a tokenizer of byte pairs: "));
+  EXPECT_TRUE(error_of([] { Bpe::from_directory("/none"); }).starts_with("data: --tokenizer (/none/tokenizer.json): "));
+  const Temporary dir;
+  std::string bad(3000, 'x');
+  bad += '\xff';
+  const std::string path = dir.file("bad", bad);
+  EXPECT_EQ(error_of([&] { text_task(path, Alphabet::bpe, 5, 1, std::nullopt, "train:300"); }),
+            "data: --text (" + path + "): invalid UTF-8 at byte 3000; take bytes instead of characters");
+}
+
+}  // namespace
+}  // namespace train

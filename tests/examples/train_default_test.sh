@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# What one types first must work: the default run ends within 5 % of the entropy on the widest instruction set there is, and
+# the base one takes the same first steps.
+. "$SRC/tests/packaging/common.sh"
+cd "$scratch"
+
+# losses OUT: of the first 50 steps.
+losses() { sed -n 's/^{"step":[0-9]*,"loss":\([0-9.e-]*\),.*/\1/p' "$1/log.jsonl" 2>/dev/null | head -50; }
+# begin OUT: the default run, stopped after 50 steps.
+begin() {
+  "$BUILD/examples/train" --device cpu --out "$1" >said 2>&1 &
+  local running=$! got=0
+  until [[ $(losses "$1" | wc -l) == 50 ]]; do
+    kill -0 $running || fail "the default run ended: $(cat said)"
+    sleep 0.1
+  done
+  kill -INT $running
+  wait $running || got=$?
+  [[ $got == 130 ]] || fail "the default run, stopped: exit status $got: $(cat said)"
+}
+
+HILT_ISA=base begin base
+if [[ ${HILT_TEST_SCALE-} == small ]]; then
+  begin widest
+else
+  expect 0 'the default run' "$BUILD/examples/train" --device cpu --out widest
+  above=$(sed -n 's/.* \([-0-9.]*\) % above the grammar.s entropy there, .*/\1/p' "$scratch/out")
+  awk -v x="$above" 'BEGIN { exit !(x != "" && x < 5) }' || fail "the default run ended ${above:-?} % above the entropy"
+  echo "the default run ended $above % above the entropy"
+fi
+paste <(losses base) <(losses widest) >both
+awk '{ d = $1 - $2; if (d < -0.01 || d > 0.01) { print "step " NR ": " $0; bad = 1 } } END { exit bad || NR != 50 }' both ||
+  fail "the base instructions and the widest take other first steps"

@@ -1,0 +1,155 @@
+// What kernels walk against the tiling it was made from, pair by pair in both directions, and how
+// few masks and visits are left.
+#include "ops/hilbert/plan/visits.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "ops/hilbert/plan/attends.h"
+#include "ops/hilbert/plan/plan.h"
+
+using namespace hilt;
+
+namespace {
+
+PlanPtr plan_of(Index length, const std::string& pattern, const std::string& order, Causality causality,
+                DilationMode mode = DilationMode::all_queries) {
+  PlanSpec s;
+  s.length = length, s.pattern = parse_pattern(pattern), s.order = parse_order(order, length);
+  s.causality = causality, s.dilation_mode = mode;
+  return make_plan(s);
+}
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
+using Pairs = std::vector<std::pair<std::int32_t, std::int32_t>>;  // of list places: query, key; sorted
+
+Pairs pairs_of(const Tiling& t) {
+  Pairs out;
+  for (std::size_t i = 0; i < t.q_tile.size(); ++i)
+    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
+      const Tiling::Ref ref = t.keys[at(e)];
+      const Tiling::Range k = t.k_tile[at(ref.tile)];
+      for (auto q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q)
+        for (auto j = k.begin; j < k.end; ++j)
+          if (!ref.partial || attends(t, at(q), at(j))) out.emplace_back(q, j);
+    }
+  std::ranges::sort(out);
+  return out;
+}
+
+/// The pairs that one side walks over, and whether what lies beyond its rows is as promised.
+Pairs pairs_of(const Tiling& t, const Visits& v, bool by_keys) {
+  const VisitSide& side = by_keys ? v.keys : v.queries;
+  Pairs out;
+  std::int32_t before = std::numeric_limits<std::int32_t>::max();
+  for (const VisitSide::Owner& own : side.owner) {
+    EXPECT_LE(own.steps, before) << "not the longest first";
+    before = own.steps;
+    std::int32_t steps = 0;
+    for (auto e = own.first; e < own.first + own.visits; ++e) {
+      const VisitSide::Visit& visit = side.visit[at(e)];
+      for (std::int32_t first = 0; first < visit.rows; first += 64, ++steps)
+        for (std::size_t half = 0; half < 2; ++half) {
+          const std::uint16_t cell = visit.cell[half];
+          for (std::int32_t thread = 0; thread < 128; ++thread)
+            for (std::int32_t bit = 0; bit < 32; ++bit) {
+              const std::int32_t row = 64 * static_cast<std::int32_t>(half) + thread / 32 * 16 + thread % 32 / 4 +
+                                       bit / 16 * 8,
+                                 column = first + bit % 16 / 2 * 8 + thread % 4 * 2 + bit % 2;
+              const bool inside = row < own.rows && column < visit.rows;
+              const auto q = by_keys ? visit.row + column : own.row + row,
+                         k = by_keys ? own.row + row : visit.row + column;
+              bool attended = cell == Visits::kFull;
+              if (cell == Visits::kCompare) attended = inside && attends(t, at(q), at(k));
+              if (cell >= Visits::kMasks)
+                attended = v.mask[at(cell - Visits::kMasks) * Visits::kWords + at(thread)] >> bit & 1;
+              if (attended && !inside) ADD_FAILURE() << "what is not there attends";
+              if (attended && inside) out.emplace_back(q, k);
+            }
+        }
+    }
+    EXPECT_EQ(steps, own.steps);
+  }
+  std::ranges::sort(out);
+  return out;
+}
+
+struct Set {
+  Index length;
+  const char *pattern, *order;
+  Causality causality = Causality::none;
+  DilationMode mode = DilationMode::all_queries;
+};
+
+TEST(Visits, CoverWhatTheTilingLists) {
+  const Set sets[] = {
+      {300, "dense", "row"},
+      {300, "dense", "row", Causality::token},
+      {1024, "dense", "hilbert", Causality::token},
+      {777, "dense", "snake", Causality::curve},
+      {1000, "segment:64", "hilbert"},
+      {1000, "segment:40", "row", Causality::token},
+      {700, "segment:100", "hilbert"},
+      {1024, "segment:256,dilation=8", "row"},
+      {1024, "segment:256,dilation=8", "row", Causality::none, DilationMode::residue},
+      {900, "segment:256,dilation=3,offset=2", "row", Causality::token, DilationMode::longnet},
+      {640, "slide:33", "hilbert"},
+      {640, "neighborhood:101", "row", Causality::token},
+      {1024, "neighborhood2d:7x7", "hilbert:32x32"},
+      {900, "slide2d:3x2", "tiles:30x30/8x16", Causality::token},
+      {1024, "window2d:8x8", "hilbert:32x32"},
+  };
+  for (const Set& set : sets)
+    for (const std::size_t most : {std::size_t{1} << 20, std::size_t{2} * 128 * 4, std::size_t{0}}) {
+      SCOPED_TRACE(testing::Message() << set.pattern << ' ' << set.order << ' ' << set.length << " bytes " << most);
+      const PlanPtr plan = plan_of(set.length, set.pattern, set.order, set.causality, set.mode);
+      const Tiling& t = plan->tilings()[0];
+      const Visits v = visits_of(t, most);
+      const Pairs want = pairs_of(t);
+      EXPECT_TRUE(pairs_of(t, v, false) == want);
+      EXPECT_TRUE(pairs_of(t, v, true) == want);
+      EXPECT_LE(v.mask.size() * 4, most);
+    }
+}
+
+std::size_t masks(const Visits& v) { return v.mask.size() / Visits::kWords; }
+
+// Few masks are left of many partial tiles, and few visits of many full ones.
+TEST(Visits, KeepEqualMasksOnce) {
+  const Visits causal = visits_of(plan_of(8192, "dense", "row", Causality::token)->tilings()[0]);
+  EXPECT_EQ(masks(causal), 2u);  // a triangle, and it transposed
+  EXPECT_LE(causal.queries.visit.size(), 3u * 64);
+  const Visits dense = visits_of(plan_of(8192, "dense", "hilbert", Causality::none)->tilings()[0]);
+  EXPECT_EQ(masks(dense), 0u);
+  EXPECT_EQ(dense.queries.visit.size(), 64u);
+  EXPECT_FALSE(dense.mixed);
+  const Tiling& window = plan_of(16384, "neighborhood2d:17x17", "hilbert:128x128", Causality::none)->tilings()[0];
+  const Visits around = visits_of(window);
+  EXPECT_GT(window.tiles_partial, 1000);
+  EXPECT_LT(around.mask.size() * 4, std::size_t{128} << 10);
+  EXPECT_TRUE(around.mixed);
+  EXPECT_LT(around.queries.cells, 4 * window.tiles_partial * 2 / 3);
+}
+
+// Small groups share an owner; a query whose keys one owner has is final where that one is done.
+TEST(Visits, PackSmallGroups) {
+  const auto visits = [](const char* pattern, Index length, Causality causality = Causality::none) {
+    return visits_of(plan_of(length, pattern, "row", causality)->tilings()[0]);
+  };
+  EXPECT_EQ(visits("segment:64", 1024).queries.owner.size(), 8u);
+  EXPECT_EQ(visits("segment:16", 1024).queries.owner.size(), 8u);
+  EXPECT_EQ(visits("segment:100", 1000).queries.owner.size(), 10u);
+  for (const char* pattern : {"segment:16", "segment:64", "segment:100", "segment:128"})
+    for (const Causality causality : {Causality::none, Causality::token})
+      EXPECT_TRUE(visits(pattern, 1000, causality).one_owner) << pattern;
+  EXPECT_FALSE(visits("segment:129", 1000).one_owner);
+  EXPECT_FALSE(visits("dense", 1024).one_owner);
+  EXPECT_TRUE(visits("segment:16", 1024).mixed);
+  EXPECT_FALSE(visits("segment:100", 1000).mixed);
+}
+
+}  // namespace

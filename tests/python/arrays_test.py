@@ -1,0 +1,102 @@
+"""hilt.attention and hilt.attention_vjp on arrays: NumPy, JAX where it is, and anything with __dlpack__."""
+
+import sys
+import unittest
+
+import hilt
+import numpy
+
+
+def arrays(dtype="f8"):
+    g = numpy.random.default_rng(1)
+    return [g.standard_normal((2, 16, 2, 4)).astype(dtype) for _ in range(4)]
+
+
+class Arrays(unittest.TestCase):
+    def test_numpy_without_torch(self):
+        self.assertNotIn("torch", sys.modules)
+        q, k, v, d_o = arrays()
+        o, lse = hilt.attention(q, k, v, order="row", pattern="slide:3", return_lse=True)
+        self.assertTrue(type(o) is numpy.ndarray and o.flags.writeable and lse.shape == (2, 2, 16))
+        near = abs(numpy.subtract.outer(numpy.arange(16), numpy.arange(16))) <= 3
+        s = numpy.where(near, numpy.einsum("bthd,buhd->bhtu", q, k) / 2, -numpy.inf)
+        p = numpy.exp(s - numpy.log(numpy.exp(s).sum(-1, keepdims=True)))
+        numpy.testing.assert_allclose(o, numpy.einsum("bhtu,buhd->bthd", p, v), atol=1e-12)
+        d = hilt.attention_vjp(q, k, v, d_o, order="row", pattern="slide:3")
+        numpy.testing.assert_allclose(d.v, numpy.einsum("bhtu,bthd->buhd", p, d_o), atol=1e-12)
+        self.assertEqual(d[3:], (None,) * 4)
+        # By differences, along a random direction, with terms.
+        sink, dl = numpy.array([0.3, -0.2]), numpy.random.default_rng(2).standard_normal((2, 2, 16))
+        for mode in ("fused", "hybrid", "taped"):
+            how = {"order": "row", "pattern": "slide:3", "alibi": True, "backward": mode}
+            d = hilt.attention_vjp(q, k, v, d_o, d_lse=dl, sink=sink, **how)
+
+            def f(x):
+                o, lse = hilt.attention(*x[:3], sink=x[3], return_lse=True, **how)
+                return (o * d_o).sum() + (lse * dl).sum()
+
+            way = [numpy.random.default_rng(3).standard_normal(x.shape) for x in (q, k, v, sink)]
+            there, back = (f([x + e * w for x, w in zip((q, k, v, sink), way)]) for e in (1e-5, -1e-5))
+            want = sum((g * w).sum() for g, w in zip((d.q, d.k, d.v, d.sink), way))
+            self.assertAlmostEqual((there - back) / 2e-5, want, places=5)
+
+    def test_what_cannot_be_lent_is_copied(self):
+        q, k, v, _ = arrays("f4")
+        want = hilt.attention(q, k, v)
+        fixed = q.copy()
+        fixed.flags.writeable = False
+        numpy.testing.assert_array_equal(hilt.attention(fixed, k, v), want)
+        numpy.testing.assert_array_equal(hilt.attention(q[:, ::-1].copy()[:, ::-1], k, v), want)
+        numpy.testing.assert_array_equal(
+            hilt.attention(q.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3), k, v), want
+        )
+
+    def test_errors(self):
+        q, k, v, d_o = arrays()
+        for call, text in (
+            (
+                lambda: hilt.attention(q, k, None),
+                "must be [batch, length, heads, dim], got [2, 16, 2, 4], [2, 16, 2, 4], []",
+            ),
+            (lambda: hilt.attention(q, k, [1.0]), "a list; expected a tensor"),
+            (lambda: hilt.attention(q, k[:, :8], v[:, :8]), "attention"),
+            (lambda: hilt.attention(q.astype("i4"), k, v), "i32"),
+            (lambda: hilt.attention_vjp(q, k, v, d_o[:, :4]), "a gradient f64[2, 4, 2, 4] for o f64[2, 16, 2, 4]"),
+        ):
+            with self.assertRaises(hilt.Error) as raised:
+                call()
+            self.assertIn(text, str(raised.exception))
+        with self.assertRaises(TypeError):
+            hilt.attention_vjp(q, k, v, d_o, patern="dense")
+
+    def test_any_library(self):
+        class Lent:  # knows DLPack and nothing else
+            def __init__(self, x):
+                self.x, self.shape = x, x.shape
+
+            def __dlpack__(self):
+                return self.x.__dlpack__()
+
+            def __dlpack_device__(self):
+                return self.x.__dlpack_device__()
+
+        q, k, v, _ = arrays("f4")
+        o = hilt.attention(*[Lent(x) for x in (q, k, v)])
+        numpy.testing.assert_array_equal(numpy.from_dlpack(o), hilt.attention(q, k, v))
+
+    def test_jax(self):
+        try:
+            import jax
+        except ImportError:
+            self.skipTest("no jax; pip install jax")
+        q, k, v, d_o = [jax.numpy.asarray(x) for x in arrays("f4")]
+        how = {"order": "hilbert:4x4", "pattern": "window2d:2x2"}
+        o = hilt.attention(q, k, v, **how)
+        self.assertIsInstance(o, jax.Array)
+        numpy.testing.assert_array_equal(o, hilt.attention(*[numpy.array(x) for x in (q, k, v)], **how))
+        d = hilt.attention_vjp(q, k, v, d_o, **how)
+        numpy.testing.assert_array_equal(d.k, hilt.attention_vjp(*[numpy.array(x) for x in (q, k, v, d_o)], **how).k)
+
+
+if __name__ == "__main__":
+    unittest.main()

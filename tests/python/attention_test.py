@@ -1,0 +1,382 @@
+"""hilt.attention on torch tensors: against the definition, against differences, and as a citizen of torch."""
+
+import os
+import pickle
+import subprocess
+import threading
+import unittest
+import unittest.mock
+
+import hilt
+import support
+import torch
+from hilt import _hilt
+
+MODES = ("fused", "hybrid", "taped")
+# One of each family, on 16 tokens, a 4 x 4 or 4 x 2 x 2 grid.
+FAMILIES = {
+    "dense": {},
+    "segment": {"pattern": "segment:4"},
+    "dilated": {"pattern": "segment:8,dilation=2", "dilation_mode": "longnet"},
+    "branches": {"pattern": "segment:4+segment:16,dilation=4"},
+    "slide": {"pattern": "slide:2", "causal": "token"},
+    "neighborhood": {"pattern": "neighborhood:3"},
+    "window2d": {"order": "hilbert:4x4", "pattern": "window2d:2x2,shift=1x1"},
+    "slide2d": {"order": "hilbert:4x4", "pattern": "slide2d:1x1"},
+    "neighborhood2d": {"order": "hilbert:4x4", "pattern": "neighborhood2d:3x3", "causal": "token"},
+    "window3d": {"order": "hilbert:4x2x2", "pattern": "window3d:2x2x1"},
+    "slide3d": {"order": "hilbert:4x2x2", "pattern": "slide3d:1x1x0"},
+    "neighborhood3d": {"order": "hilbert:4x2x2", "pattern": "neighborhood3d:3x1x1"},
+    "blocks": {"pattern": "blocks:4@local:1"},
+    "union": {"pattern": "slide:1|blocks:4@global_local:1:0"},
+    "documents": {"pattern": "segment:4", "documents": [5, (2, 3)]},
+}
+
+
+def terms():
+    g = torch.Generator().manual_seed(2)
+
+    def table(*shape):
+        return torch.randn(shape, generator=g, dtype=torch.float64).requires_grad_()
+
+    return {
+        "none": {},
+        "softcap": {"softcap": 0.7},
+        "published": {"alibi": True},
+        "alibi": {"alibi": table(2)},
+        "relative": {"relative": table(2, 7)},
+        "bias": {"bias": table(1, 2, 1, 16)},
+        "sink": {"sink": table(2)},
+        "dropout": {"dropout": 0.3, "seed": 5},
+        "scale": {"scale": 0.2},
+    }
+
+
+def grid_pair(rule):
+    return lambda t, u: rule(t // 4 - u // 4, t % 4 - u % 4)
+
+
+class AgainstTheDefinition(unittest.TestCase):
+    SETS = {
+        "dense": lambda t, u: True,
+        "slide": lambda t, u: abs(t - u) <= 2 and u <= t,
+        "slide2d": grid_pair(lambda dy, dx: abs(dy) <= 1 and abs(dx) <= 1),
+        "documents": lambda t, u: (t < 4 and u < 4)
+        or (4 <= t < 5 and 4 <= u < 5)
+        or (5 <= t < 9 and 5 <= u < 9)
+        or (9 <= t < 11 and 9 <= u < 11),
+    }
+
+    def test_forward_and_gradients(self):
+        for name, pair in self.SETS.items():
+            options = {"order": "row", **FAMILIES[name]}
+            allowed = support.mask(16, pair)
+            for mode in MODES:
+                x = support.inputs(16, heads=4, kv_heads=2, batch=2)
+                some = allowed.any(-1)
+                o, lse = hilt.attention(*x, backward=mode, return_lse=True, **options)
+                want, want_lse = support.attention(*x, allowed)
+                w = torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(3))
+                w_lse = torch.randn(lse.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(4)) * some
+                torch.testing.assert_close(o, want)
+                self.assertTrue((lse[..., ~some] == -float("inf")).all())
+                torch.testing.assert_close(lse[..., some], want_lse[..., some])
+                ours = torch.autograd.grad((o * w).sum() + (lse[..., some] * w_lse[..., some]).sum(), x)
+                theirs = torch.autograd.grad((want * w).sum() + (want_lse[..., some] * w_lse[..., some]).sum(), x)
+                for a, b in zip(ours, theirs):
+                    torch.testing.assert_close(a, b, msg=lambda m: f"{name}, {mode}: {m}")
+
+    def test_terms(self):
+        t = torch.arange(16)
+        distance = (t[:, None] - t).double()
+        for name, options in terms().items():
+            given = {n: x for n, x in options.items() if torch.is_tensor(x)}
+            if name == "dropout":
+                continue
+            x = support.inputs(16)
+            add = {
+                "published": -torch.tensor([2.0**-4, 2.0**-8]).double().view(1, 2, 1, 1) * distance.abs(),
+                "alibi": (
+                    -options.get("alibi", torch.ones(2)).view(1, 2, 1, 1) * distance.abs() if name == "alibi" else None
+                ),
+                "relative": (
+                    options["relative"][:, (distance.long().clamp(-3, 3) + 3)][None] if name == "relative" else None
+                ),
+                "bias": options.get("bias"),
+            }.get(name)
+            how = {n: options[n] for n in ("scale", "softcap", "sink") if n in options}
+            want, _ = support.attention(*x, torch.ones(16, 16, dtype=torch.bool), add=add, **how)
+            o = hilt.attention(*x, **options)
+            torch.testing.assert_close(o, want)
+            every = [*x, *given.values()]
+            for a, b in zip(torch.autograd.grad((o**2).sum(), every), torch.autograd.grad((want**2).sum(), every)):
+                torch.testing.assert_close(a, b, msg=lambda m: f"{name}: {m}")
+
+
+class Gradcheck(unittest.TestCase):
+    """Every mode x family x term, in f64. HILT_DEEP=1: every element, not a random projection."""
+
+    def check(self, mode):
+        fast = not os.environ.get("HILT_DEEP")
+        for family, options in FAMILIES.items():
+            for term, more in terms().items():
+                x = support.inputs(16, dim=3)
+                given = {n: t for n, t in more.items() if torch.is_tensor(t)}
+                rest = {n: t for n, t in more.items() if n not in given}
+
+                def run(q, k, v, *tensors):
+                    named = dict(zip(given, tensors))
+                    return hilt.attention(q, k, v, backward=mode, **options, **named, **rest)
+
+                with self.subTest(family=family, term=term):
+                    self.assertTrue(torch.autograd.gradcheck(run, [*x, *given.values()], fast_mode=fast))
+
+    def test_fused(self):
+        self.check("fused")
+
+    def test_hybrid(self):
+        self.check("hybrid")
+
+    def test_taped(self):
+        self.check("taped")
+
+
+class Citizen(unittest.TestCase):
+    def test_nothing_is_copied(self):
+        x = [torch.randn(2, 4, 64, 8) for _ in range(3)]
+        seen = [t.transpose(1, 2) for t in x]
+        for t, s in zip(x, seen):
+            self.assertEqual(_hilt.address(s), t.data_ptr())
+            self.assertEqual(_hilt.address(s[:, 3:]), s[:, 3:].data_ptr())
+        call = hilt._native(*hilt._asked()[:3], *seen[:2])
+        taken = _hilt.forward(call, None, True, (*seen, None, None, None, None))[0]
+        self.assertEqual(
+            torch.utils.dlpack.from_dlpack(taken.capsule()).data_ptr(), taken.__array_interface__["data"][0]
+        )
+
+        def extra(*tensors):  # bytes held for a while, beyond what is given back
+            hilt.attention(*tensors, pattern="segment:16")
+            _hilt.peak_bytes()
+            o = hilt.attention(*tensors, pattern="segment:16")
+            return _hilt.peak_bytes() + 0 * o.numel()
+
+        self.assertEqual(extra(*seen), extra(*[t.contiguous() for t in seen]))
+        strided = torch.randn(2, 64, 4, 16)[..., ::2]  # neighbours along D apart: the stated copy
+        self.assertGreaterEqual(extra(strided, *seen[1:]), strided.numel() * 4)
+        torch.testing.assert_close(
+            hilt.attention(strided, *seen[1:]), hilt.attention(strided.contiguous(), *seen[1:]), rtol=0, atol=0
+        )
+
+    def test_no_grad_and_inference_mode(self):
+        x = support.inputs(16)
+        o = hilt.attention(*x)
+        self.assertTrue(o.requires_grad)
+        for context in (torch.no_grad, torch.inference_mode):
+            with context():
+                y = hilt.attention(*x)
+            self.assertFalse(y.requires_grad)
+            self.assertTrue(torch.equal(y, o))
+        asked = []
+        spy = unittest.mock.patch.object(_hilt, "backward", lambda *a, f=_hilt.backward: asked.append(a[2]) or f(*a))
+        self.enterContext(spy) if hasattr(self, "enterContext") else spy.start()
+        only_k = hilt.attention(x[0].detach(), x[1], x[2].detach())
+        only_k.sum().backward()
+        self.assertIsNotNone(x[1].grad)
+        self.assertIsNone(x[0].grad)
+        self.assertEqual(tuple(asked[0]), (False, True, False) + (False,) * 4)
+
+    def test_autocast(self):
+        x = support.inputs(16, dtype=torch.float32)
+        bias = torch.randn(16, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            o = hilt.attention(*x, bias=bias)
+        self.assertEqual(o.dtype, torch.bfloat16)
+        o.sum().backward()
+        self.assertEqual({x[0].grad.dtype, bias.grad.dtype}, {torch.float32})
+        low = [t.detach().bfloat16() for t in x]
+        self.assertTrue(torch.equal(o, hilt.attention(*low, bias=bias.detach())))
+
+    def test_double_backward_is_refused_with_a_sentence(self):
+        x = support.inputs(16)
+        (d,) = torch.autograd.grad((hilt.attention(*x) ** 2).sum(), x[0], create_graph=True)
+        with self.assertRaisesRegex(hilt.Error, "double backward is not supported"):
+            d.sum().backward()
+
+    def test_what_was_written_to_is_noticed(self):
+        x = support.inputs(16)
+        o = hilt.attention(*x)
+        with torch.no_grad():
+            x[0].zero_()
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            o.sum().backward()
+
+    def test_checkpoints_and_other_threads(self):
+        from torch.utils.checkpoint import checkpoint
+
+        x = support.inputs(64)
+        want = torch.autograd.grad((hilt.attention(*x, pattern="slide:3") ** 2).sum(), x)
+        for reentrant in (True, False):
+            o = checkpoint(lambda *t: hilt.attention(*t, pattern="slide:3"), *x, use_reentrant=reentrant)
+            [t.grad.zero_() for t in x if t.grad is not None]
+            (o**2).sum().backward()
+            self.assertTrue(all(torch.equal(t.grad, w) for t, w in zip(x, want)))
+        plan = hilt.plan(64, heads=2, pattern="slide:3")
+        for mode in MODES:
+            found = []
+
+            def work():
+                y = (hilt.attention(*x, plan=plan, backward=mode) ** 2).sum()
+                other = threading.Thread(target=lambda: found.append(torch.autograd.grad(y, x)))
+                other.start()
+                other.join()
+
+            many = [threading.Thread(target=work) for _ in range(4)]
+            [t.start() for t in many]
+            [t.join() for t in many]
+            self.assertEqual(len(found), 4)
+            self.assertTrue(all(torch.equal(a, b) for f in found for a, b in zip(f, found[0])), mode)
+
+    def test_same_bits_for_any_number_of_threads(self):
+        x = support.inputs(512, dtype=torch.float32)
+        results = []
+        for threads in (1, 2, 3):
+            hilt.set_thread_count(threads)
+            o = hilt.attention(*x, pattern="segment:128,dilation=2+slide:40")
+            results.append([o.detach(), *torch.autograd.grad((o**2).sum(), x)])
+        hilt.set_thread_count(os.cpu_count() or 1)
+        for r in results[1:]:
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(r, results[0])))
+
+    def test_types(self):
+        for dtype, near in (
+            (torch.float64, 1e-12),
+            (torch.float32, 1e-5),
+            (torch.bfloat16, 2e-2),
+            (torch.float16, 3e-3),
+        ):
+            x = support.inputs(16, dtype=dtype, grad=False)
+            o, lse = hilt.attention(*x, return_lse=True)
+            want, _ = support.attention(*[t.double() for t in x], torch.ones(16, 16, dtype=torch.bool))
+            self.assertEqual((o.dtype, lse.dtype), (dtype, dtype if dtype == torch.float64 else torch.float32))
+            self.assertLess((o.double() - want).abs().max(), near * 4)
+
+    def test_errors_are_the_librarys(self):
+        q, k, v = support.inputs(16, grad=False)
+        cases = {
+            "attention: q is f64, k f32, v f64; convert with to()": lambda: hilt.attention(q, k.float(), v),
+            "attention: 16 tokens, but the plan is for 8": lambda: hilt.attention(q, k, v, plan=hilt.plan(8, heads=2)),
+            "give either": lambda: hilt.attention(q, k, v, plan=hilt.plan(16, heads=2), pattern="slide:1"),
+            "needs a seed": lambda: hilt.attention(q, k, v, dropout=0.1),
+            "got [2, 3]": lambda: hilt.attention(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3)),
+            "torch.int64": lambda: hilt.attention(q.long(), k.long(), v.long()),
+            "on meta": lambda: hilt.attention(q.to("meta"), k.to("meta"), v.to("meta")),
+            "relative: table [3, 5] does not fit heads 2": lambda: hilt.attention(
+                q, k, v, relative=torch.ones(3, 5).double()
+            ),
+        }
+        for text, call in cases.items():
+            with self.assertRaises(hilt.Error) as raised:
+                call()
+            self.assertIn(text, str(raised.exception))
+            self.assertEqual(raised.exception.code, 2)
+        self.assertEqual(str(pickle.loads(pickle.dumps(raised.exception))), str(raised.exception))
+
+    @unittest.skipUnless(os.environ.get("ATTEND"), "no program attend")
+    def test_an_error_has_the_text_of_the_program(self):
+        import tempfile
+
+        import numpy
+
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "x.npy")
+            numpy.save(path, numpy.ones((1, 16, 2, 4)))
+            for option, value in (("order", "hilbrt"), ("order", "snake:3x3"), ("pattern", "slide:-1")):
+                ran = subprocess.run(
+                    [
+                        os.environ["ATTEND"],
+                        *[f"--{n}={path}" for n in "qkv"],
+                        f"--{option}={value}",
+                        f"--out={directory}/out",
+                    ],
+                    capture_output=True,
+                    text=True,
+                )
+                with self.assertRaises(hilt.Error) as raised:
+                    hilt.plan(16, heads=2, **{option: value})
+                self.assertEqual(ran.stderr.strip(), f"attend: error: --{raised.exception}")
+                self.assertEqual(ran.returncode, raised.exception.code)
+
+
+class Queries(unittest.TestCase):
+    """(first, count): rows of the full call, in every mode; without it a shorter q is the last rows."""
+
+    def test_rows_of_the_full_call(self):
+        slopes = torch.tensor([0.3, 0.1], dtype=torch.float64, requires_grad=True)
+        for name in ("slide", "neighborhood2d", "branches"):
+            options = FAMILIES[name]
+            for mode in MODES:
+                q, k, v = support.inputs(16)
+                part = q[:, 3:8].detach().requires_grad_()
+                whole, whole_lse = hilt.attention(q, k, v, alibi=slopes, backward=mode, return_lse=True, **options)
+                o, lse = hilt.attention(
+                    part, k, v, alibi=slopes, backward=mode, queries=(3, 5), return_lse=True, **options
+                )
+                torch.testing.assert_close(o, whole[:, 3:8])
+                torch.testing.assert_close(lse, whole_lse[..., 3:8])
+                ours = torch.autograd.grad((o**2).sum() + lse.sum(), [part, k, v, slopes])
+                loss = (whole[:, 3:8] ** 2).sum() + whole_lse[..., 3:8].sum()
+                theirs = torch.autograd.grad(loss, [q, k, v, slopes])
+                for a, b in zip(ours, (theirs[0][:, 3:8], *theirs[1:])):
+                    torch.testing.assert_close(a, b, msg=lambda m: f"{name}, {mode}: {m}")
+                last = hilt.attention(q[:, 11:], k, v, alibi=slopes, backward=mode, **options)
+                torch.testing.assert_close(last, whole[:, 11:])
+        with self.assertRaisesRegex(hilt.Error, r"queries \(12, 5\): a run of the 16 tokens"):
+            hilt.plan(16, queries=(12, 5))
+
+
+class Readme(unittest.TestCase):
+    def test_its_blocks_run(self):
+        with open(os.path.join(os.environ["SRC"], "examples", "embed", "python", "README.md")) as f:
+            blocks = [b.split("```")[0] for b in f.read().split("```python\n")[1:]]
+        self.assertEqual(len(blocks), 2)
+        names = {}
+        for block in blocks:
+            if "scaled_dot_product" not in block or hasattr(torch.nn.functional, "scaled_dot_product_attention"):
+                exec(block, names)
+
+
+class Plans(unittest.TestCase):
+    def test_a_plan(self):
+        plan = hilt.plan(4096, heads=2, order="hilbert:64x64", pattern="window2d:16x16")
+        self.assertIs(plan, hilt.plan(4096, heads=2, order="hilbert:64x64", pattern="window2d:16x16"))
+        again = pickle.loads(pickle.dumps(plan))
+        self.assertEqual((again, hash(again)), (plan, hash(plan)))
+        self.assertNotEqual(plan, hilt.plan(4096, heads=2, order="hilbert:64x64", pattern="window2d:8x8"))
+        stats = plan.stats()
+        self.assertEqual(stats["pairs"], 4096 * 256)
+        self.assertEqual(stats["touched"], (stats["tiles_full"] + stats["tiles_partial"]) / stats["tiles_total"])
+        self.assertAlmostEqual(stats["touched"], 0.0625)  # as the table in ops/hilbert/README.md says
+        self.assertIn("window2d:16x16", repr(plan))
+        import xml.dom.minidom
+
+        picture = xml.dom.minidom.parseString(plan._repr_html_())
+        walk = picture.getElementsByTagName("polyline")[0].getAttribute("points").split()
+        self.assertEqual(len(walk), 4096)
+        dark = [float(r.getAttribute("fill-opacity") or 0) for r in picture.getElementsByTagName("rect")]
+        self.assertAlmostEqual(sum(dark) / 64**2, 256 / 4096)  # a cell is 64 positions, which is a square of 8 x 8
+        fine = xml.dom.minidom.parseString(hilt.plan(128, order="row", pattern="slide:3").picture())
+        dark = [float(r.getAttribute("fill-opacity") or 0) for r in fine.getElementsByTagName("rect")]
+        self.assertAlmostEqual(sum(dark) * 4, 128 * 7 - 12)  # a cell is 2 x 2 pairs, and all are looked at
+        self.assertIn("<svg", hilt.plan(30, pattern="slide:2", documents=[10, (4, 5)]).picture())
+
+    def test_documents(self):
+        rows = [[5, (2, 3)], [(3, 3), 2]]
+        self.assertEqual(hilt.plan(16, documents=rows), hilt.plan(16, documents="5,2x3/3x3,2"))
+        x = support.inputs(16, batch=2, grad=False)
+        o = hilt.attention(*x, documents=rows, pattern="segment:4")
+        alone = hilt.attention(*[t[1:, 9:11] for t in x], pattern="segment:4")
+        self.assertTrue(torch.equal(o[1:, 9:11], alone))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,20 @@
+"""What mypy --strict reads as a client's program; never run."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+import hilt
+
+Floats = NDArray[np.float64]
+
+
+def use(q: Floats, k: Floats, v: Floats) -> Floats:
+    plan: hilt.Plan = hilt.plan(q.shape[1], heads=q.shape[2], order="hilbert:4x4", pattern="window2d:2x2")
+    o: Floats = hilt.attention(q, k, v, plan=plan, sink=q[0, 0, :, 0], alibi=True)
+    both: tuple[Floats, Floats] = hilt.attention(q, k, v, documents=[5, (2, 3)], return_lse=True)
+    d: hilt.Gradients = hilt.attention_vjp(q, k, v, both[0], pattern="slide:3")
+    try:
+        hilt.attention(q, k, v, causal="tokens")  # type: ignore[call-overload]
+    except hilt.Error as e:
+        print(e.code + 1, d.q, plan.picture().upper(), {plan: 1})
+    return o
