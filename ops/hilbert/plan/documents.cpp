@@ -1,6 +1,7 @@
 // Lists of documents as text, and where equal ones lie.
 #include "ops/hilbert/plan/documents.h"
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <map>
 #include "core/error.h"
@@ -101,8 +102,13 @@ template <class X, class Shift> void append(std::vector<X>& to, const std::vecto
   for (X x : from) shift(x), to.push_back(x);
 }
 
-/// `t` at a place, behind what `row` has.
-void append(Tiling& row, const Tiling& t, const Tiling::Place& place) {
+/// `t` at a place, behind what `row` has, and on the first axis beyond its `end`: tiles may be made anew, and then too no
+/// test may take a key of another document.
+void append(Tiling& row, const Tiling& t, const Tiling::Place& place, std::int32_t& end) {
+  constexpr std::array kFirstAxis{&Tiling::k_a, &Tiling::q_a_low, &Tiling::q_a_high};
+  std::int32_t first = 0;
+  for (const auto list : kFirstAxis)
+    if (!(t.*list).empty()) first = std::min(first, std::ranges::min(t.*list));
   const auto size = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
   const auto by = [](std::int32_t n) { return [n](std::int32_t& x) { x += n; }; };
   const auto range_by = [](std::int32_t n) { return [n](Tiling::Range& r) { r.begin += n, r.end += n; }; };
@@ -120,9 +126,11 @@ void append(Tiling& row, const Tiling& t, const Tiling::Place& place) {
   }
   append(row.group, t.group, [&](Tiling::Group& g) { range_by(q)(g.q), range_by(k)(g.k); });
   row.causal = t.causal, row.boxes = t.boxes;
-  for (const auto list :
-       {&Tiling::q_rank, &Tiling::k_rank, &Tiling::k_a, &Tiling::q_a_low, &Tiling::q_a_high, &Tiling::k_b,
-        &Tiling::q_b_low, &Tiling::q_b_high, &Tiling::k_c, &Tiling::q_c_low, &Tiling::q_c_high})
+  const std::int32_t beyond = end - first;
+  for (const auto list : kFirstAxis)
+    append(row.*list, t.*list, [&](std::int32_t& x) { end = std::max(end, (x += beyond) + 1); });
+  for (const auto list : {&Tiling::q_rank, &Tiling::k_rank, &Tiling::k_b, &Tiling::q_b_low, &Tiling::q_b_high,
+                          &Tiling::k_c, &Tiling::q_c_low, &Tiling::q_c_high})
     append(row.*list, t.*list, by(0));
   row.tiles_full += t.tiles_full, row.tiles_partial += t.tiles_partial;
   row.pairs += t.pairs;
@@ -135,11 +143,13 @@ std::vector<PlanPart> whole_rows(const Plan& plan) {
   std::vector<PlanPart> rows;
   for (std::size_t row = 0; row < lists.size() && !plan.parts().empty(); ++row) {
     rows.push_back({plan.length(), plan.queries(), {}, {{{static_cast<std::int32_t>(row), 0, 0}}, lists.size() == 1}});
+    std::vector<std::int32_t> ends(plan.parts()[0].tilings.size());
     for (const PlanPart& part : plan.parts()) {
       rows[row].tilings.resize(part.tilings.size());  // also where the row has no such document
       for (const Tiling::Place& place : part.places.list)
         if (place.row == static_cast<std::int32_t>(row))
-          for (std::size_t i = 0; i < part.tilings.size(); ++i) append(rows[row].tilings[i], part.tilings[i], place);
+          for (std::size_t i = 0; i < part.tilings.size(); ++i)
+            append(rows[row].tilings[i], part.tilings[i], place, ends[i]);
     }
   }
   return rows;
