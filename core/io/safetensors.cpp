@@ -349,7 +349,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
     bad(path, 0, "file", shown(path), why, remedy);
   };
   // Without O_NONBLOCK, opening a pipe would wait for a writer that may never come.
-  file_ = std::make_shared<Descriptor>(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  file_ = std::make_shared<Descriptor>();  // first: there may be no memory for it
+  *file_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!*file_) refuse(std::strerror(errno), "check the name and its permissions");
   struct stat info {};
   if (::fstat(file_->get(), &info) != 0) refuse(std::strerror(errno), "check the disk and try again");

@@ -140,11 +140,16 @@ template <class T> void prefetch(const Source<T>& x, Index n) {
     for (Index d = 0; d < x.dim; d += kLine / static_cast<Index>(sizeof(T))) __builtin_prefetch(x.row(i) + d);
 }
 
+constexpr Index kAhead = 16;  // rows, asked for before they are read: no prefetcher sees strides
+
 /// out = factor x, padded with zeros to whole vectors. Whether all of it is finite.
 template <class T, class W> bool gather(const Source<const T>& x, Index n, W factor, Tile<W> out) {
   Bits<W> not_finite{};  // x - x is 0 or NaN
   for (Index i = 0; i < n; ++i) {
     const T* const from = x.row(i);
+    if (i + kAhead < n)
+      for (Index d = 0; d < x.dim; d += kLine / static_cast<Index>(sizeof(T)))
+        __builtin_prefetch(x.row(i + kAhead) + d, 0, 2);
     for (Index d = 0; d < x.dim; d += kLanes<W>) {
       Vector<W> line{};
       const bool whole = d + kLanes<W> <= x.dim;
