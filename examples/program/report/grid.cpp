@@ -23,7 +23,7 @@ template <class F> void runs(std::string& path, Index count, Index line, bool do
   }
 }
 
-/// Strokes between neighbours whose labels differ, on lines from `first` to as far from the other end.
+/// Strokes between neighbours of different labels, on lines from `first` to as far from the end.
 template <class F> std::string borders(Index width, Index height, Index first, F&& label) {
   std::string path;
   for (Index y = first; y <= height - first; ++y)
