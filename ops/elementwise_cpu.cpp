@@ -21,13 +21,9 @@ template <class Op, Isa I, class T> Span<T> span_of(CpuAt<I>) { return &run<Op, 
 /// Names every kernel once, which is what makes the compiler build them.
 template <Isa I, class List> struct Built;
 template <Isa I, class... Ops> struct Built<I, std::tuple<Ops...>> {
-  static Span<float> (*const narrow[])(CpuAt<I>);
-  static Span<double> (*const wide[])(CpuAt<I>);
+  static constexpr Span<float> (*narrow[])(CpuAt<I>) = {&span_of<Ops, I, float>...};
+  static constexpr Span<double> (*wide[])(CpuAt<I>) = {&span_of<Ops, I, double>...};
 };
-template <Isa I, class... Ops>
-Span<float> (*const Built<I, std::tuple<Ops...>>::narrow[])(CpuAt<I>) = {&span_of<Ops, I, float>...};
-template <Isa I, class... Ops>
-Span<double> (*const Built<I, std::tuple<Ops...>>::wide[])(CpuAt<I>) = {&span_of<Ops, I, double>...};
 template struct Built<kIsa, AllSpans>;
 
 }  // namespace hilt::spans

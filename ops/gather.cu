@@ -6,7 +6,8 @@
 // scatter_add adds the rows that share a place in the order of the index, without atomics. The
 // index is cut into chunks, a warp each:
 //   count    how often each place occurs in each chunk
-//   begin    where each place's list begins: a running sum over places, then over the chunks of a place
+//   total    how often it occurs in the chunks before, and in all
+//   begin    where each place's list begins: a running sum over places
 //   list     every position of the index goes to its place's list; within a chunk a warp takes 32 at a time,
 //            equal ones by lane
 //   add      a thread owns an element of the result and walks its list
@@ -46,11 +47,14 @@ __global__ void count_kernel(const std::int64_t* index, Index n, Index extent, I
   }
 }
 
-// begin[place]: how many positions go there.
-__global__ void total_kernel(const std::int32_t* counts, Index chunks, Index extent, std::int32_t* begin) {
+// begin[place]: how many positions go there; counts[chunk][place]: those of the chunks before.
+__global__ void total_kernel(std::int32_t* counts, Index chunks, Index extent, std::int32_t* begin) {
   for (Index place = first_element(); place < extent; place += element_step()) {
     std::int32_t total = 0;
-    for (Index c = 0; c < chunks; ++c) total += counts[c * extent + place];
+    for (Index c = 0; c < chunks; ++c) {
+      const std::int32_t before = total;
+      total += counts[c * extent + place], counts[c * extent + place] = before;
+    }
     begin[place] = total;
   }
 }
@@ -85,27 +89,15 @@ __global__ void begin_kernel(Index extent, std::int32_t* begin) {
   if (threadIdx.x == 0) begin[extent] = carry;
 }
 
-// counts[chunk][place] becomes where this chunk's part of the place's list begins.
-__global__ void part_kernel(std::int32_t* counts, Index chunks, Index extent, const std::int32_t* begin) {
-  for (Index place = first_element(); place < extent; place += element_step()) {
-    std::int32_t at = begin[place];
-    for (Index c = 0; c < chunks; ++c) {
-      const std::int32_t here = counts[c * extent + place];
-      counts[c * extent + place] = at;
-      at += here;
-    }
-  }
-}
-
-__global__ void list_kernel(const std::int64_t* index, Index n, Index extent, Index chunk, std::int32_t* next,
-                            std::int32_t* list) {
+__global__ void list_kernel(const std::int64_t* index, Index n, Index extent, Index chunk, const std::int32_t* begin,
+                            std::int32_t* next, std::int32_t* list) {
   std::int32_t* const mine = next + blockIdx.x * extent;
   const Index end = min((blockIdx.x + 1) * chunk, n);
   for (Index i = blockIdx.x * chunk; i < end; i += kWarp) {
     const Index at = i + threadIdx.x < end ? index[i + threadIdx.x] : -1;
     const unsigned same = __match_any_sync(~0u, at), before = same & ((1u << threadIdx.x) - 1);
     const bool valid = at >= 0 && at < extent;
-    if (valid) list[mine[at] + __popc(before)] = static_cast<std::int32_t>(i + threadIdx.x);
+    if (valid) list[begin[at] + mine[at] + __popc(before)] = static_cast<std::int32_t>(i + threadIdx.x);
     __syncwarp();
     if (valid && before == 0) mine[at] += __popc(same);
     __syncwarp();
@@ -161,8 +153,7 @@ void scatter_add(At where, const T* x, const std::int64_t* index, T* y, Index ou
   launch("scatter_add", where, count_kernel, grid, kWarp, 0, index, n, extent, chunk, c);
   launch("scatter_add", where, total_kernel, blocks_for(extent), kThreads, 0, c, chunks, extent, b);
   launch("scatter_add", where, begin_kernel, dim3(1), kScanThreads, 0, extent, b);
-  launch("scatter_add", where, part_kernel, blocks_for(extent), kThreads, 0, c, chunks, extent, b);
-  launch("scatter_add", where, list_kernel, grid, kWarp, 0, index, n, extent, chunk, c, l);
+  launch("scatter_add", where, list_kernel, grid, kWarp, 0, index, n, extent, chunk, b, c, l);
   const Index all = outer * extent * inner;
   launch("scatter_add", where, add_kernel<T>, blocks_for(all), kThreads, 0, x, b, l, y, n, extent, inner, all);
 }

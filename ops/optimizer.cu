@@ -16,13 +16,17 @@ template <class P, int kMost> struct Parts {
   int first_block[kMost + 1] = {};
   P part[kMost];
 
-  bool has_room(Index blocks) const {
-    return count < kMost && first_block[count] + blocks <= std::numeric_limits<int>::max();
-  }
-  void push(const P& p, Index blocks) {
-    part[count] = p;
-    first_block[count + 1] = first_block[count] + static_cast<int>(blocks);
-    ++count;
+  /// start(parts) for all of these, as many at a time as there is room for.
+  template <class F> static void in_launches(std::span<const P> all, Index elements_of_block, F&& start) {
+    Parts some;
+    for (const P& p : all) {
+      const Index begin = some.first_block[some.count], blocks = (p.n + elements_of_block - 1) / elements_of_block;
+      if (some.count == kMost || begin + blocks > std::numeric_limits<int>::max()) start(some), some.count = 0;
+      some.part[some.count] = p;
+      some.first_block[some.count + 1] = some.first_block[some.count] + static_cast<int>(blocks);
+      ++some.count;
+    }
+    start(some);
   }
   dim3 grid() const { return dim3(static_cast<unsigned>(first_block[count])); }
   /// The last one that begins at or before this block.
@@ -37,14 +41,7 @@ template <class P, int kMost> struct Parts {
 };
 constexpr Index kUpdated = 8 * kThreads;  // elements of a block
 
-struct Updated {
-  void* w;
-  const void* dw;
-  float *m, *v, *exact;
-  Index n;
-  float shrink;
-};
-using Updates = Parts<Updated, 56>;
+using Updates = Parts<AdamWPart, 56>;
 using Squares = Parts<SquaresPart, 192>;
 struct Rates {
   float b1, b2, a1, a2, rate, c2, epsilon, scale;
@@ -54,8 +51,9 @@ struct Rates {
 
 template <class T> __global__ void adamw_kernel(const __grid_constant__ Rates s, const __grid_constant__ Updates all) {
   const int at = all.mine();
-  const Updated& p = all.part[at];
+  const AdamWPart& p = all.part[at];
   float scale = s.scale;
+  const float shrink = static_cast<float>(p.shrink);
   if (s.norm) {
     const double norm = *s.norm;
     if (!isfinite(norm)) return;
@@ -68,7 +66,7 @@ template <class T> __global__ void adamw_kernel(const __grid_constant__ Rates s,
   for (Index i = begin + threadIdx.x; i < stop; i += kThreads) {
     const float g = static_cast<float>(dw[i]) * scale, weight = p.exact ? p.exact[i] : static_cast<float>(w[i]);
     const float mean = s.b1 * p.m[i] + s.a1 * g, square = s.b2 * p.v[i] + s.a2 * g * g;
-    const float next = weight - (p.shrink * weight + s.rate * mean / (sqrtf(square * s.c2) + s.epsilon));
+    const float next = weight - (shrink * weight + s.rate * mean / (sqrtf(square * s.c2) + s.epsilon));
     p.m[i] = mean, p.v[i] = square;
     if (p.exact) p.exact[i] = next;
     w[i] = static_cast<T>(next);
@@ -112,17 +110,9 @@ void adamw_all(At where, const AdamWStep& s, const double* norm, double max_norm
   const auto f = [](double x) { return static_cast<float>(x); };
   const Rates rates{f(s.beta1),       f(s.beta2),   f(1 - s.beta1), f(1 - s.beta2), f(s.lr * s.correction1),
                     f(s.correction2), f(s.epsilon), f(s.scale),     norm,           max_norm};
-  Updates some;
-  const auto flush = [&] {
+  Updates::in_launches(all, kUpdated, [&](const Updates& some) {
     launch("adamw_step", where, adamw_kernel<T>, some.grid(), kThreads, 0, rates, some);
-    some.count = 0;
-  };
-  for (const AdamWPart& p : all) {
-    const Index blocks = (p.n + kUpdated - 1) / kUpdated;
-    if (!some.has_room(blocks)) flush();
-    some.push({p.w, p.dw, p.m, p.v, p.exact, p.n, f(p.shrink)}, blocks);
-  }
-  flush();
+  });
 }
 template <class T, class At>
 void sgd(At where, double lr, double decay, double momentum, T* w, const T* dw, wide_t<T>* u, Index n) {
@@ -131,18 +121,10 @@ void sgd(At where, double lr, double decay, double momentum, T* w, const T* dw, 
 }
 template <class T, class At>
 void sums_of_squares(At where, std::span<const SquaresPart> all, double* sums, Index piece) {
-  Squares some;
-  const auto flush = [&] {
+  Squares::in_launches(all, piece, [&](const Squares& some) {
     launch("global_norm", where, squares_kernel<T>, some.grid(), kThreads, 0, some, sums, piece);
     sums += some.first_block[some.count];
-    some.count = 0;
-  };
-  for (const SquaresPart& p : all) {
-    const Index blocks = (p.n + piece - 1) / piece;
-    if (!some.has_room(blocks)) flush();
-    some.push(p, blocks);
-  }
-  flush();
+  });
 }
 
 void norm_of_sums(Cuda where, const double* sums, Index pieces, const float* loss, double* norm) {

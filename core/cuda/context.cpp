@@ -87,9 +87,13 @@ void smoke(const Context& c) {
   if (seen != kWord) no_usable_gpu("cuda:" + std::to_string(c.index) + " computed a wrong word");
 }
 
+Context* existing(int index) {
+  return index >= 0 && index < kMaxDevices ? contexts[static_cast<std::size_t>(index)].load(std::memory_order_acquire)
+                                           : nullptr;
+}
+
 Context& context(int index) {
-  if (index >= 0 && index < kMaxDevices)
-    if (Context* const c = contexts[static_cast<std::size_t>(index)].load(std::memory_order_acquire)) return *c;
+  if (Context* const c = existing(index)) return *c;
   if (count().status != cudaSuccess) no_usable_gpu("driver reports " + text_of(count().status));
   if (index < 0 || index >= std::min(count().devices, kMaxDevices))
     no_usable_gpu("cuda:" + std::to_string(index) + " asked for, the driver shows " + std::to_string(count().devices));
@@ -107,11 +111,6 @@ Context& context(int index) {
       DeviceHeap{index}, pool_limit("HILT_GPU_POOL_BYTES", std::numeric_limits<std::size_t>::max()));
   slot.store(c.get(), std::memory_order_release);
   return *c.release();
-}
-
-Context* existing(int index) {
-  return index >= 0 && index < kMaxDevices ? contexts[static_cast<std::size_t>(index)].load(std::memory_order_acquire)
-                                           : nullptr;
 }
 
 [[noreturn]] void device_lost(const Context& c) {
@@ -241,16 +240,6 @@ void DeviceHeap::give(std::byte* p) const noexcept {
 }
 Pool<DeviceHeap>& pool(int index) { return *context(index).pool; }
 
-}  // namespace cuda
-
-Cuda cuda_of(Device device) {
-  cuda::Context& c = cuda::context(device.index);
-  cuda::check_alive(device.index);
-  cuda::select(device.index);
-  return {c.stream, device.index};
-}
-
-namespace cuda {
 std::vector<std::string> descriptions() {
   if (count().status != cudaSuccess) return {"no usable GPU: driver reports " + text_of(count().status)};
   std::vector<std::string> out;
@@ -274,5 +263,12 @@ DeviceCounters counters(int index) {
   return {c.launches.load(), c.host_waits.load()};
 }
 }  // namespace cuda
+
+Cuda cuda_of(Device device) {
+  cuda::Context& c = cuda::context(device.index);
+  cuda::check_alive(device.index);
+  cuda::select(device.index);
+  return {c.stream, device.index};
+}
 
 }  // namespace hilt

@@ -161,21 +161,16 @@ class Header {
   std::int64_t number(const std::string& what) {
     space();
     const std::size_t start = at_;
-    std::int64_t n = 0;
-    bool overflow = false;
-    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') {
-      overflow = overflow || __builtin_mul_overflow(n, std::int64_t{10}, &n) ||
-                 __builtin_add_overflow(n, std::int64_t{text_[at_] - '0'}, &n);
-      ++at_;
-    }
+    at_ = std::min(text_.find_first_not_of("0123456789", start), text_.size());
+    const std::optional<std::int64_t> n = number_in<std::int64_t>(text_.substr(start, at_ - start));
     const std::string value = shown(text_.substr(start, std::max<std::size_t>(at_ - start, 1)));
     if (at_ == start)
       wrong(start, what, start < text_.size() ? value : "its end", "expected a whole number that is not negative");
-    if (overflow) wrong(start, what, value, "exceeds 64 bits");
+    if (!n) wrong(start, what, value, "exceeds 64 bits");
     if (text_[start] == '0' && at_ > start + 1) wrong(start, what, value, "a number may not begin with 0");
     if (at_ < text_.size() && (text_[at_] == '.' || (text_[at_] | 0x20) == 'e'))
       wrong(start, what, shown(text_.substr(start, at_ - start + 1)), "expected a whole number");
-    return n;
+    return *n;
   }
 
   void entry() {

@@ -73,17 +73,6 @@ struct Judge {
     spec.length = length, spec.order.grid = {};
     return seconds(pairs_of(*hilt::make_plan(spec)));
   }
-  /// The largest length, a multiple of kStep and to a sixteenth, that is judged in time; `too_long`
-  /// is not.
-  Index longest(Index too_long) {
-    constexpr Index kStep = 128;
-    Index low = 0, high = too_long / kStep;
-    while (high - low > std::max<Index>(1, low / 16)) {
-      const Index middle = (low + high) / 2;
-      (seconds(middle * kStep) <= kMostSeconds ? low : high) = middle;
-    }
-    return low * kStep;
-  }
   [[noreturn]] void refuse(double seconds, Index length) const {
     const std::string time =
         seconds < 7200 ? report::format("%.0f min", seconds / 60) : report::format("%.0f h", seconds / 3600);
@@ -115,20 +104,15 @@ void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dtype) {
 void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype) {
   constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow, and then all of them in one list
   Judge judge{s, kv_heads, measure_rates(s, dtype), spec};
-  const bool folds = s.order.find(':') == std::string::npos && s.documents.empty();
   // A long plan takes long too: shorter ones first, as far as the order and the pattern have them.
-  double expected = 0;
+  double expected = 0, before = 0;
   Index fitting = 0;
-  if (folds) try {
-      double before = 0;
+  if (s.order.find(':') == std::string::npos && s.documents.empty()) try {
       for (Index length = 512; length < s.length && expected == 0; length *= 2) {
         const double now = judge.seconds(length);
-        if (now > kMostSeconds) {
-          const double doublings = std::log2(static_cast<double>(s.length) / static_cast<double>(length));
-          expected = now * std::pow(before > 0 ? now / before : 2, doublings);
-          fitting = judge.longest(length);
-        }
-        before = now;
+        const double doublings = std::log2(static_cast<double>(s.length) / static_cast<double>(length));
+        if (now > kMostSeconds) expected = now * std::pow(before > 0 ? now / before : 2, doublings);
+        else before = now, fitting = length;
       }
     } catch (const hilt::Error&) {
       // A list of blocks, say, has no shorter version.
@@ -136,7 +120,7 @@ void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec&
   if (expected > 0) judge.refuse(expected, fitting);
   const Pairs pairs = pairs_of(*hilt::make_plan(spec));
   const double seconds = judge.seconds(pairs);
-  if (seconds > kMostSeconds) judge.refuse(seconds, folds ? judge.longest(s.length) : 0);
+  if (seconds > kMostSeconds) judge.refuse(seconds, fitting);
   require(kListed * pairs.listed, s, "the list of attended pairs");
 }
 

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
@@ -20,7 +19,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <limits>
 #include <new>
 #include <sstream>
@@ -280,9 +278,8 @@ hilt::Grid grid_of(const std::string& text, hilt::Index most) {
   hilt::Grid grid;
   const std::size_t x = text.find('x');
   const auto read = [&](std::string_view digits, hilt::Index& value) {
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return !digits.empty() && error == std::errc{} && end == digits.data() + digits.size() && value >= 1 &&
-           value <= most;
+    value = hilt::number_in<hilt::Index>(digits).value_or(0);
+    return value >= 1 && value <= most;
   };
   const std::string_view all = text;
   hilt::check(x != text.npos && read(all.substr(0, x), grid.height) && read(all.substr(x + 1), grid.width), "--grid (",

@@ -129,18 +129,9 @@ bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, Ma
   cuda::check_alive(where.device);
   const Locked library = library_of(where);
   const MatrixRef<const T> from = residual.data ? residual : MatrixRef<const T>{c.data, c.row, c.column};
-  const Kind kind{m,
-                  n,
-                  k,
-                  line(a, m, k),
-                  line(b, k, n),
-                  c.row,
-                  from.row,
-                  kType<T>,
-                  a.column != 1,
-                  b.column != 1,
-                  end,
-                  alignment_of(a.data, b.data, c.data, from.data, row, before)};
+  const unsigned alignment = alignment_of(a.data, b.data, c.data, from.data, row, before);
+  const Kind kind{
+      m, n, k, line(a, m, k), line(b, k, n), c.row, from.row, kType<T>, a.column != 1, b.column != 1, end, alignment};
   const auto layout = [&](Layout& to, bool transposed, Index rows, Index columns,
                           Index leading) {  // of a matrix in rows, told in columns
     check_library(

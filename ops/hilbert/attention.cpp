@@ -97,15 +97,38 @@ Tensor sequence_of(const Tensor& x, Index b) { return x.dim(0) <= 1 ? x : slice(
 
 /// f(b, its plan, its options) of every sequence of a plan that looks at data, one after the other.
 template <class F>
-Tensor by_sequence(const PlanPtr& plan, const AttentionOptions& options, const Tensor& q, const Tensor& k, F&& f) {
-  std::vector<Tensor> parts;
+void each_sequence(const PlanPtr& plan, const AttentionOptions& options, const Tensor& q, const Tensor& k, F&& f) {
   for (Index b = 0; b < std::max<Index>(q.dim(0), 1); ++b) {
     AttentionOptions own = options;
     own.first_batch += b;
     if (own.terms.bias) own.terms.bias = sequence_of(own.terms.bias, b);
-    parts.push_back(f(b, plan_of_sequence(plan, q, k, b), own));
+    f(b, plan_of_sequence(plan, q, k, b), own);
   }
-  return parts.size() == 1 ? parts[0] : cat(parts, 0);
+}
+Tensor joined(const std::vector<Tensor>& parts) { return parts.size() == 1 ? parts[0] : cat(parts, 0); }
+
+AttentionResult run(Inputs in, const PlanPtr& plan, const AttentionOptions& options, bool with_lse) {
+  const std::array<Tensor, 3> part = in.size() == 1 ? detail::OneOp::parts(in[0]) : std::array{in[0], in[1], in[2]};
+  const auto& [q, k, v] = part;
+  const Call call = call_of(plan, options, q, k, v);
+  if (plan->looks_at_data()) {
+    std::vector<Tensor> o, lse;
+    each_sequence(plan, call.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
+      std::vector<Tensor> its;
+      for (const Tensor& x : in) its.push_back(sequence_of(x, b));
+      const AttentionResult r = run(its, own, how, with_lse);
+      o.push_back(r.o), lse.push_back(r.lse);
+    });
+    return {joined(o), with_lse ? joined(lse) : Tensor()};
+  }
+  const Backward mode = mode_for(call, part);
+  const auto is_known = [](const Tensor& x) { return x && Tape::current()->knows(x); };
+  const auto recorded = [&] {
+    return Tape::current() &&
+           (std::ranges::any_of(part, is_known) || std::ranges::any_of(term_inputs(call.options.terms), is_known));
+  };
+  if (!with_lse || mode == Backward::taped || recorded()) return mode_of(mode).run(call, in, with_lse);
+  return kernel_forward(call, in_rows(q), in_rows(k), in_rows(v));
 }
 
 }  // namespace
@@ -130,49 +153,18 @@ void clear_attention_fallbacks() { fallbacks().clear(); }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                  const AttentionOptions& options) {
-  const Call call = call_of(plan, options, q, k, v);
-  if (plan->looks_at_data())
-    return by_sequence(plan, call.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
-      return attention(sequence_of(q, b), sequence_of(k, b), sequence_of(v, b), own, how);
-    });
-  const std::array<Tensor, 3> in{q, k, v};
-  return mode_of(mode_for(call, in)).run(call, in, false).o;
+  return run(std::array{q, k, v}, plan, options, false).o;
 }
 
 Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions& options) {
   check(bool(qkv) && qkv.rank() == 5 && qkv.dim(2) == 3,
         "attention: packed q, k, v must be [batch, length, 3, heads, dim], got ", qkv.shape());
-  const std::array<Tensor, 3> part = detail::OneOp::parts(qkv);
-  const Call call = call_of(plan, options, part[0], part[1], part[2]);
-  if (plan->looks_at_data())
-    return by_sequence(plan, call.options, part[0], part[1],
-                       [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
-                         return attention(sequence_of(qkv, b), own, how);
-                       });
-  return mode_of(mode_for(call, part)).run(call, {&qkv, 1}, false).o;
+  return run({&qkv, 1}, plan, options, false).o;
 }
 
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                                    const AttentionOptions& options) {
-  const Call call = call_of(plan, options, q, k, v);
-  if (plan->looks_at_data()) {
-    std::vector<Tensor> lse;
-    const Tensor o =
-        by_sequence(plan, call.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
-          const AttentionResult r =
-              attention_with_lse(sequence_of(q, b), sequence_of(k, b), sequence_of(v, b), own, how);
-          lse.push_back(r.lse);
-          return r.o;
-        });
-    return {o, lse.size() == 1 ? lse[0] : cat(lse, 0)};
-  }
-  const std::array<Tensor, 3> in{q, k, v};
-  const Backward mode = mode_for(call, in);
-  const auto is_known = [](const Tensor& x) { return x && Tape::current()->knows(x); };
-  const bool recorded = Tape::current() && (std::ranges::any_of(in, is_known) ||
-                                            std::ranges::any_of(term_inputs(call.options.terms), is_known));
-  if (mode == Backward::taped || recorded) return mode_of(mode).run(call, in, true);
-  return kernel_forward(call, in_rows(q), in_rows(k), in_rows(v));
+  return run(std::array{q, k, v}, plan, options, true);
 }
 
 std::vector<Tensor> attention_gradients(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionResult& given,
@@ -206,10 +198,9 @@ std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, cons
   const Call all = call_of(plan, how, q, k, k, "attention_weights");
   std::vector<RowWeights> out;
   if (plan->looks_at_data()) {
-    by_sequence(plan, all.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& its) {
+    each_sequence(plan, all.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& its) {
       for (RowWeights& w : attention_weights(sequence_of(q, b), sequence_of(k, b), own, rows, its))
         w.batch = b, out.push_back(std::move(w));
-      return q;
     });
     return out;
   }

@@ -2,20 +2,12 @@
 //
 //      y[:, i] = x[:, token_at[i]]        x[:, t] = y[:, position_of[t]]        each is the other's backward
 #include "core/recent.h"
+#include "ops/helpers.h"
 #include "ops/hilbert/attention.h"
 #include "ops/ops.h"
 
 namespace hilt {
 namespace {
-
-struct Reorder final : Function {
-  Tensor index, inverse;
-  int axis = 1;
-  std::string_view label;
-  std::string_view name() const override { return label; }
-  Tensor forward(const Tensor& x) { return gather(x, axis, index); }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {gather(dy, axis, inverse)}; }
-};
 
 /// To bring an index to a GPU is to wait, so those used last stay there.
 Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
@@ -29,14 +21,13 @@ Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
 
 Tensor reordered(std::string_view label, const Tensor& x, const std::vector<std::int32_t>& index,
                  const std::vector<std::int32_t>& inverse, int axis) {
-  Reorder fn;
-  fn.label = label;
-  fn.axis = checked_axis(label.data(), axis, x.rank());
-  check(x.dim(fn.axis) == std::ssize(index), label, ": axis ", axis, " of ", x.shape(), " has ", x.dim(fn.axis),
+  const int along = checked_axis(label.data(), axis, x.rank());
+  check(x.dim(along) == std::ssize(index), label, ": axis ", axis, " of ", x.shape(), " has ", x.dim(along),
         " tokens, the order ", index.size());
-  fn.index = index_on(x.device(), index);
-  fn.inverse = index_on(x.device(), inverse);
-  return apply(std::move(fn), x);
+  const Tensor there = index_on(x.device(), index), back = index_on(x.device(), inverse);
+  return apply_linear(
+      label, x, [=](const Tensor& in) { return gather(in, along, there); },
+      [=](const Tensor& dy) { return gather(dy, along, back); });
 }
 
 }  // namespace

@@ -292,13 +292,8 @@ template <class Void, class T> kernels::PairTensor<Void> pair_tensor(T& x, const
   Void* data;
   if constexpr (std::is_const_v<Void>) data = x.raw();
   else data = x.mutable_raw();
-  return {data,
-          x.dtype(),
-          stride[0],
-          stride[1],
-          stride[2],
-          stride[3],
-          call.bias_row.empty() ? nullptr : call.bias_row.data()};
+  const std::int32_t* const rows = call.bias_row.empty() ? nullptr : call.bias_row.data();
+  return {data, x.dtype(), stride[0], stride[1], stride[2], stride[3], rows};
 }
 }  // namespace
 

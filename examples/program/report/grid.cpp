@@ -23,6 +23,16 @@ template <class F> void runs(std::string& path, Index count, Index line, bool do
   }
 }
 
+/// Strokes between neighbours of different labels, on lines from `first` to as far from the end.
+template <class F> std::string borders(Index width, Index height, Index first, F&& label) {
+  std::string path;
+  for (Index y = first; y <= height - first; ++y)
+    runs(path, width, y, false, "", [&](Index x) { return label(x, y - 1) != label(x, y); });
+  for (Index x = first; x <= width - first; ++x)
+    runs(path, height, x, true, "", [&](Index y) { return label(x - 1, y) != label(x, y); });
+  return path;
+}
+
 }  // namespace
 
 std::string cells_path(Index width, Index height, const std::function<bool(Index, Index)>& in) {
@@ -32,22 +42,12 @@ std::string cells_path(Index width, Index height, const std::function<bool(Index
 }
 
 std::string edges_path(Index width, Index height, const std::function<Index(Index, Index)>& label) {
-  std::string path;
-  for (Index y = 1; y < height; ++y)
-    runs(path, width, y, false, "", [&](Index x) { return label(x, y - 1) != label(x, y); });
-  for (Index x = 1; x < width; ++x)
-    runs(path, height, x, true, "", [&](Index y) { return label(x - 1, y) != label(x, y); });
-  return path;
+  return borders(width, height, 1, label);
 }
 
 std::string outline_path(Index width, Index height, const std::function<bool(Index, Index)>& in) {
-  const auto inside = [&](Index x, Index y) { return x >= 0 && x < width && y >= 0 && y < height && in(x, y); };
-  std::string path;
-  for (Index y = 0; y <= height; ++y)
-    runs(path, width, y, false, "", [&](Index x) { return inside(x, y - 1) != inside(x, y); });
-  for (Index x = 0; x <= width; ++x)
-    runs(path, height, x, true, "", [&](Index y) { return inside(x - 1, y) != inside(x, y); });
-  return path;
+  return borders(width, height, 0,
+                 [&](Index x, Index y) { return x >= 0 && x < width && y >= 0 && y < height && in(x, y); });
 }
 
 std::string walk_path(const std::vector<std::int32_t>& tokens, std::size_t begin, std::size_t end, Index width) {

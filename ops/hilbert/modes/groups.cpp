@@ -259,36 +259,19 @@ Tensor scattered(const Tensor& x, const Picks& p, Index length, Index heads) {
 }
 
 /// Each the other's backward, like gather and scatter_add, which they are made of.
-struct GatherGroups final : Function {
-  Picks picks;
-  Index length = 0, heads = 0;
-  std::string_view name() const override { return "gather"; }
-  Tensor forward(const Tensor& x) {
-    length = x.dim(1), heads = x.dim(2);
-    return gathered(x, picks);
-  }
-  std::vector<Tensor> backward(const Tensor& dy) override { return {scattered(dy, picks, length, heads)}; }
-};
-struct ScatterGroups final : Function {
-  Picks picks;
-  Tensor present;  // others are zero, and get no gradient, were it NaN
-  Index length = 0, heads = 0;
-  std::string_view name() const override { return "scatter_add"; }
-  Tensor forward(const Tensor& x) { return scattered(x, picks, length, heads); }
-  std::vector<Tensor> backward(const Tensor& dy) override {
-    const Tensor dx = gathered(dy, picks);
-    return {present ? where(present, dx, 0.0) : dx};
-  }
-};
-Tensor gather_rows(const Tensor& x, Picks picks) {
-  GatherGroups op;
-  op.picks = std::move(picks);
-  return apply(std::move(op), x);
+Tensor gather_rows(const Tensor& x, const Picks& picks) {
+  return apply_linear(
+      "gather", x, [=](const Tensor& in) { return gathered(in, picks); },
+      [=, length = x.dim(1), heads = x.dim(2)](const Tensor& dy) { return scattered(dy, picks, length, heads); });
 }
-Tensor scatter_rows(const Tensor& x, Picks picks, const Tensor& present, Index length, Index heads) {
-  ScatterGroups op;
-  op.picks = std::move(picks), op.present = present, op.length = length, op.heads = heads;
-  return apply(std::move(op), x);
+/// What is not `present` is zero, and gets no gradient, were it NaN.
+Tensor scatter_rows(const Tensor& x, const Picks& picks, const Tensor& present, Index length, Index heads) {
+  return apply_linear(
+      "scatter_add", x, [=](const Tensor& in) { return scattered(in, picks, length, heads); },
+      [=](const Tensor& dy) {
+        const Tensor dx = gathered(dy, picks);
+        return present ? where(present, dx, 0.0) : dx;
+      });
 }
 
 // ---- softmax ------------------------------------------------------------------------------------

@@ -137,59 +137,47 @@ std::size_t cost(const Permutation& p) {
 
 // ---- enumeration: the tokens below a limit, in order --------------------------------------------
 
-class Collector {
- public:
-  Collector(const Grid& grid, Index limit) : width_(grid.width), limit_(limit) {
-    tokens_.reserve(static_cast<std::size_t>(limit));
-  }
-  void cell(Index x, Index y) {
-    if (const Index token = y * width_ + x; token < limit_) tokens_.push_back(static_cast<std::int32_t>(token));
-  }
-  std::vector<std::int32_t> take() { return std::move(tokens_); }
+// Each calls cell(x, y) for the cells of a grid.
 
- private:
-  Index width_, limit_;
-  std::vector<std::int32_t> tokens_;
-};
-
-void snake(const Grid& grid, Collector& out) {
+template <class F> void snake(const Grid& grid, const F& cell) {
   for (Index y = 0; y < grid.height; ++y)
-    for (Index x = 0; x < grid.width; ++x) out.cell(y % 2 == 0 ? x : grid.width - 1 - x, y);
+    for (Index x = 0; x < grid.width; ++x) cell(y % 2 == 0 ? x : grid.width - 1 - x, y);
 }
 
-void tiles(const Grid& grid, Index height, Index width, Collector& out) {
+template <class F> void tiles(const Grid& grid, Index height, Index width, const F& cell) {
   for (Index y0 = 0; y0 < grid.height; y0 += height)
     for (Index x0 = 0; x0 < grid.width; x0 += width)
       for (Index y = y0; y < std::min(y0 + height, grid.height); ++y)
-        for (Index x = x0; x < std::min(x0 + width, grid.width); ++x) out.cell(x, y);
+        for (Index x = x0; x < std::min(x0 + width, grid.width); ++x) cell(x, y);
 }
 
 /// One aligned square of 2^k a side, its quadrants in the order of their codes; squares off the
 /// grid are cut whole, so that thin grids cost no more than square ones. As deep as k.
-void morton_square(const Grid& grid, Index x, Index y, Index side, Collector& out) {
+template <class F> void morton(const Grid& grid, Index x, Index y, Index side, const F& cell) {
   if (x >= grid.width || y >= grid.height) return;
-  if (side == 1) return out.cell(x, y);
+  if (side == 1) return cell(x, y);
   const Index half = side / 2;
   for (std::uint64_t quadrant = 0; quadrant < 4; ++quadrant) {
     const Cell at = morton_cell(quadrant);
-    morton_square(grid, x + half * at.x, y + half * at.y, half, out);
+    morton(grid, x + half * at.x, y + half * at.y, half, cell);
   }
-}
-
-void morton(const Grid& grid, Collector& out) {
-  const auto longest = static_cast<std::uint64_t>(std::max(grid.width, grid.height));
-  morton_square(grid, 0, 0, static_cast<Index>(std::bit_ceil(longest)), out);
 }
 
 std::vector<std::int32_t> enumerate(const Order& order, Index limit) {
   if (order.kind == Kind::hilbert) return hilbert_walk(order.grid, limit, order.steps);
-  Collector out(order.grid, limit);
-  if (order.kind == Kind::snake) snake(order.grid, out);
-  else if (order.kind == Kind::morton) morton(order.grid, out);
-  else if (order.kind == Kind::tiles) tiles(order.grid, order.tile_height, order.tile_width, out);
+  const Grid& grid = order.grid;
+  std::vector<std::int32_t> tokens;
+  tokens.reserve(static_cast<std::size_t>(limit));
+  const auto add = [&](Index x, Index y) {
+    if (const Index token = y * grid.width + x; token < limit) tokens.push_back(static_cast<std::int32_t>(token));
+  };
+  const auto longest = static_cast<std::uint64_t>(std::max(grid.width, grid.height));
+  if (order.kind == Kind::snake) snake(grid, add);
+  else if (order.kind == Kind::morton) morton(grid, 0, 0, static_cast<Index>(std::bit_ceil(longest)), add);
+  else if (order.kind == Kind::tiles) tiles(grid, order.tile_height, order.tile_width, add);
   else
-    for (Index token = 0; token < limit; ++token) out.cell(token, 0);
-  return out.take();
+    for (Index token = 0; token < limit; ++token) add(token, 0);
+  return tokens;
 }
 
 /// Of a resolved order.

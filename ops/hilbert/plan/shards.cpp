@@ -54,10 +54,9 @@ void require_positions(const Plan& plan) {
 /// The tiling for some queries and keys, given the row of each position in their tensors, or -1.
 Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
   Tiling out;
-  struct Side {                  // how the entries and tiles of a list became others
-    List kept, before;           // old index of each entry; entries kept before an old one
-    List tile;                   // new one of each old one, or -1
-    std::vector<bool> is_whole;  // of an old tile: nothing was left out
+  struct Side {         // how the entries and tiles of a list became others
+    List kept, before;  // old index of each entry; entries kept before an old one
+    List tile;          // new one of each old one, or -1
   };
   const auto keep = [](const List& positions, const std::vector<Tiling::Range>& tiles, const List& row,
                        const List& names, List& rows, List& new_names, std::vector<Tiling::Range>& new_tiles) {
@@ -72,7 +71,6 @@ Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
         rows.push_back(to);
         new_names.push_back(names[i]);
       }
-      side.is_whole.push_back(rows.size() - begin == at(r.end - r.begin));
       side.tile.push_back(rows.size() > begin ? narrow(new_tiles.size()) : -1);
       if (rows.size() > begin) new_tiles.push_back({narrow(begin), narrow(rows.size())});
     }

@@ -116,17 +116,6 @@ void count_wide(VisitSide& side) {
   }
 }
 
-}  // namespace
-
-std::size_t Visits::bytes_held() const {
-  std::size_t n = mask.size() * sizeof(std::uint32_t);
-  for (const VisitSide* side : {&queries, &keys})
-    n += side->owner.size() * sizeof(VisitSide::Owner) + side->visit.size() * sizeof(VisitSide::Visit);
-  return n;
-}
-
-namespace {
-
 /// A listed tile, of an owner of queries and one of keys.
 struct Ref {
   std::int32_t keys, q_tile, k_tile;

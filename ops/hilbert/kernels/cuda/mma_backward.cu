@@ -221,17 +221,9 @@ void mma_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
     const Pair<const T> keys{read(b.k), read(b.v)}, queries{read(b.q), read(b.d_o)};
     const auto pass = [&](const Pair<const T>& own, const Pair<const T>& stream, const Output& a, const Output& c,
                           std::int32_t* redo) {
-      const auto scale = static_cast<float>(sizes.scale);
-      Pass<T> f{own,
-                stream,
-                static_cast<const float*>(b.lse),
-                static_cast<const float*>(b.delta),
-                {},
-                {},
-                redo,
-                scale,
-                scale * kLog2e,
-                multiplier_of(sizes)};
+      Pass<T> f{own, stream, static_cast<const float*>(b.lse), static_cast<const float*>(b.delta)};
+      f.redo = redo, f.scale = static_cast<float>(sizes.scale), f.scale_log2 = f.scale * kLog2e;
+      f.multiplier = multiplier_of(sizes);
       if (a.type == DType::f32) f.add_to = {operand_of(a.rows<float>()), operand_of(c.rows<float>())};
       else f.to = {operand_of(a.rows<T>()), operand_of(c.rows<T>())};
       return f;

@@ -180,16 +180,10 @@ void mma_forward(Cuda where, const ForwardPass& pass, const Marks& marks) {
   const dim3 grid(static_cast<unsigned>(pass.tiling->q_tile.size()), static_cast<unsigned>(pass.n_heads),
                   static_cast<unsigned>(sizes.batch));
   with_type<bf16, f16>(pass.q.type, [&]<class T>() {
-    Forward<T> f{operand_of(pass.q.rows<const T>()),
-                 operand_of(pass.k.rows<const T>()),
-                 operand_of(pass.v.rows<const T>()),
-                 {},
-                 {},
-                 static_cast<float*>(pass.lse),
-                 pass.fresh,
-                 marks.queries,
-                 static_cast<float>(sizes.scale) * kLog2e,
-                 multiplier_of(sizes)};
+    const auto read = [](const Input& x) { return operand_of(x.rows<const T>()); };
+    Forward<T> f{read(pass.q), read(pass.k), read(pass.v)};
+    f.lse = static_cast<float*>(pass.lse), f.fresh = pass.fresh, f.redo = marks.queries;
+    f.scale_log2 = static_cast<float>(sizes.scale) * kLog2e, f.multiplier = multiplier_of(sizes);
     if (pass.o.type == DType::f32) f.o_wide = operand_of(pass.o.rows<float>());
     else f.o = operand_of(pass.o.rows<T>());
     with_width(sizes.dim, [&]<int W>() {

@@ -42,12 +42,6 @@ struct VisitsView {
 /// Copied there by the first call, kept as long as the tiling.
 const TilingView& on_device(const Tiling& t, Cuda where);
 const VisitsView& visits_on_device(const Tiling& t, Cuda where);
-/// Bytes of a tiling's visits, and how long making them took; zero before anyone asked.
-struct VisitsCost {
-  std::size_t bytes = 0;
-  double ms = 0;
-};
-VisitsCost visits_cost(const Tiling& t);
 
 /// Places, likewise.
 struct PlacesView {

@@ -1,6 +1,5 @@
 // The lists of a tiling in a GPU's memory: packed in one block, copied once, kept with it.
 #include "ops/hilbert/kernels/cuda/on_device.h"
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -16,7 +15,6 @@ struct Tiling::OnDevice {
   };
   std::map<int, Image<TilingView>> lists;  // by device
   std::map<int, Image<VisitsView>> visits;
-  VisitsCost cost;
 };
 struct Tiling::Places::OnDevice {
   std::map<int, Tensor> by_device;
@@ -113,11 +111,7 @@ PlacesView on_device(const Tiling::Places& places, Cuda where) {
 const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
   Visits made;
   return image_of<VisitsView>(t, where, &Tiling::OnDevice::visits, [&](VisitsView& view) -> const Visits& {
-    using Clock = std::chrono::steady_clock;
-    const auto begin = Clock::now();
     made = visits_of(t);
-    t.device_images->cost = {made.bytes_held(),
-                             std::chrono::duration<double, std::milli>(Clock::now() - begin).count()};
     view.mixed = made.mixed, view.one_owner = made.one_owner;
     // A step of 64 takes about a fifth longer than half of one of 128.
     const auto wide = [](const VisitSide& side) { return 5 * side.cells_wide <= 6 * side.cells; };
@@ -132,7 +126,5 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
     return made;
   });
 }
-
-VisitsCost visits_cost(const Tiling& t) { return t.device_images ? t.device_images->cost : VisitsCost{}; }
 
 }  // namespace hilt

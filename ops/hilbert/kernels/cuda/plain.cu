@@ -209,157 +209,111 @@ __device__ Weights weights_of(float s, float dp, float lse, float delta, float m
   return {m * p, p * (m * dp - delta)};
 }
 
-template <class T, class S>
-__global__ void __launch_bounds__(S::kWarps* kWarp)
-    keys_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v,
-                         Rows<const T> d_o, const float* lse, const float* delta, Rows<float> dk, Rows<float> dv,
-                         Rows<T> dk_direct, Rows<T> dv_direct, const std::int32_t* only) {
-  if (!is_asked_for<S>(only, p, blockIdx.y, p.t.k_tile)) return;  // marked by key heads
+/// What a block owns and what streams by: (K, V) and (Q, dO), or the other way round. Of the owned
+/// pair the gradients: added to, or written; dQ alone for queries.
+template <class T> struct Pair { Rows<T> a, b; };
+template <class T> struct Backward {
+  Pair<const T> own, stream;
+  const float *lse, *delta;  // [B, H, Lq]
+  Pair<float> add_to;
+  Pair<T> to;
+  const std::int32_t* only;
+};
+
+template <class T, class S, bool kKeys>
+__global__ void __launch_bounds__(S::kWarps* kWarp, S::kColumns <= (kKeys ? 2 : 4) ? 2 : 1)
+    backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Backward<T> f) {
+  const Index own_head = kKeys ? Index{blockIdx.y} : Index{p.heads.at[blockIdx.y]};
+  const auto& tiles = kKeys ? p.t.k_tile : p.t.q_tile;
+  if (!is_asked_for<S>(f.only, p, own_head, tiles)) return;  // keys are marked by key heads
   extern __shared__ float4 shared[];
-  float* const k_tile = reinterpret_cast<float*>(shared);
-  float* const v_tile = k_tile + S::kRows * S::kWidth;
-  float* const q_chunk = v_tile + S::kRows * S::kWidth;
-  float* const d_o_chunk = q_chunk + kChunk * S::kPitch;
-  float* const p_weights = d_o_chunk + kChunk * S::kPitch;
-  float* const ds_weights = p_weights + S::kRows * kChunk;
-  const Own own = own_of<S>(p.t.k_tile);
+  float* const own_a = reinterpret_cast<float*>(shared);
+  float* const own_b = own_a + S::kRows * S::kWidth;
+  float* const chunk_a = own_b + S::kRows * S::kWidth;
+  float* const chunk_b = chunk_a + kChunk * S::kPitch;
+  float* const ds_weights = chunk_b + kChunk * S::kPitch;
+  float* const p_weights = ds_weights + S::kRows * kChunk;  // of keys alone
+  const Own own = own_of<S>(tiles);
   if (own.n <= 0) return;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, dim = static_cast<int>(p.sizes.dim);
   const auto place = p.places.at(place_number(p));
-  const Index b = place.row, kv = blockIdx.y, each = p.sizes.heads / p.sizes.kv_heads;
-  q = q.from(place.q), k = k.from(place.k), v = v.from(place.k), d_o = d_o.from(place.q);
-  dk = dk.from(place.k), dv = dv.from(place.k), dk_direct = dk_direct.from(place.k),
-  dv_direct = dv_direct.from(place.k);
+  const Index b = place.row, each = p.sizes.heads / p.sizes.kv_heads;
   const int mine = warp * kOwn, rows = min(max(own.n - mine, 0), kOwn);
-  const std::int32_t* const tokens = p.t.k_token.data() + own.first;
-  fetch(k, b, kv, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, 1.0f, k_tile);
-  fetch(v, b, kv, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, 1.0f, v_tile);
+  const Index own_row = kKeys ? place.k : place.q, stream_row = kKeys ? place.q : place.k;
+  const std::int32_t* const tokens = (kKeys ? p.t.k_token : p.t.q_token).data() + own.first;
+  const float scale = static_cast<float>(p.sizes.scale);
+  fetch(f.own.a.from(own_row), b, own_head, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, kKeys ? 1.0f : scale,
+        own_a);
+  fetch(f.own.b.from(own_row), b, own_head, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, 1.0f, own_b);
 
-  float k_sum[kOwn][S::kColumns] = {}, v_sum[kOwn][S::kColumns] = {};
-  for (int i = 0; i < p.n_heads; ++i) {
-    const Index h = p.heads.at[i];
-    if (h / each != kv) continue;
-    const Index statistics = (b * p.sizes.heads + h) * p.sizes.queries + place.q;
-    const float *const row_lse = lse + statistics, *const row_delta = delta + statistics;
-    for (int e = p.t.queries_begin[own.tile]; e < p.t.queries_begin[own.tile + 1]; ++e) {
-      const Tiling::Ref ref = p.t.queries[e];
-      const Tiling::Range queries = p.t.q_tile[ref.tile];
-      for (int first = queries.begin; first < queries.end; first += kChunk) {
-        const int n = min(queries.end - first, kChunk);
-        const std::int32_t* const query_tokens = p.t.q_token.data() + first;
+  float a_sum[kOwn][S::kColumns] = {}, b_sum[kOwn][S::kColumns] = {};
+  const auto meet_head = [&](Index h) {  // a query head; what streams by are its rows, or the keys it reads
+    const Index statistics = (b * p.sizes.heads + h) * p.sizes.queries + place.q, from = kKeys ? h : h / each;
+    const float *const row_lse = f.lse + statistics, *const row_delta = f.delta + statistics;
+    float l[kOwn], x[kOwn];  // of owned queries, or of the lane's
+#pragma unroll
+    for (int r = 0; r < kOwn && !kKeys; ++r) {
+      const std::int32_t t = r < rows ? tokens[mine + r] : 0;
+      l[r] = r < rows ? row_lse[t] : 0.0f, x[r] = r < rows ? row_delta[t] : 0.0f;
+    }
+    const auto begin = (kKeys ? p.t.queries_begin : p.t.keys_begin).data() + own.tile;
+    for (int e = begin[0]; e < begin[1]; ++e) {
+      const Tiling::Ref ref = (kKeys ? p.t.queries : p.t.keys)[e];
+      const Tiling::Range range = (kKeys ? p.t.q_tile : p.t.k_tile)[ref.tile];
+      for (int first = range.begin; first < range.end; first += kChunk) {
+        const int n = min(range.end - first, kChunk);
+        const std::int32_t* const list = (kKeys ? p.t.q_token : p.t.k_token).data() + first;
         __syncthreads();
-        fetch(q, b, h, query_tokens, n, kChunk, dim, S::kWidth, S::kPitch, static_cast<float>(p.sizes.scale), q_chunk);
-        fetch(d_o, b, h, query_tokens, n, kChunk, dim, S::kWidth, S::kPitch, 1.0f, d_o_chunk);
+        fetch(f.stream.a.from(stream_row), b, from, list, n, kChunk, dim, S::kWidth, S::kPitch, kKeys ? scale : 1.0f,
+              chunk_a);
+        fetch(f.stream.b.from(stream_row), b, from, list, n, kChunk, dim, S::kWidth, S::kPitch, 1.0f, chunk_b);
         __syncthreads();
         if (rows == 0) continue;
         float s[kOwn], dp[kOwn];
         unsigned pairs[kOwn];
-        scores<S>(k_tile + mine * S::kWidth, q_chunk, s);
-        scores<S>(v_tile + mine * S::kWidth, d_o_chunk, dp);
-        const std::int32_t t = lane < n ? query_tokens[lane] : 0;
-        const float l = lane < n ? row_lse[t] : 0.0f, x = lane < n ? row_delta[t] : 0.0f;
+        scores<S>(own_a + mine * S::kWidth, chunk_a, s);
+        scores<S>(own_b + mine * S::kWidth, chunk_b, dp);
+        if (kKeys) {
+          const std::int32_t t = lane < n ? list[lane] : 0;
+          l[0] = lane < n ? row_lse[t] : 0.0f, x[0] = lane < n ? row_delta[t] : 0.0f;
+        }
 #pragma unroll
         for (int r = 0; r < kOwn; ++r) {
-          const bool attend =
-              r < rows && lane < n && (!ref.partial || attends(p.t, first + lane, own.first + mine + r));
+          const int i = kKeys ? first + lane : own.first + mine + r, j = kKeys ? own.first + mine + r : first + lane;
+          const bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, i, j));
           pairs[r] = __ballot_sync(~0u, attend);
           Weights w{};
-          if (attend) w = weights_of(s[r], dp[r], l, x, multiplier(p, place, h, first + lane, own.first + mine + r));
-          p_weights[(mine + r) * kChunk + lane] = w.p;
+          if (attend) w = weights_of(s[r], dp[r], l[kKeys ? 0 : r], x[kKeys ? 0 : r], multiplier(p, place, h, i, j));
+          if (kKeys) p_weights[(mine + r) * kChunk + lane] = w.p;
           ds_weights[(mine + r) * kChunk + lane] = w.ds;
         }
         __syncwarp();
-        add_up<S>(p_weights + mine * kChunk, pairs, d_o_chunk, n, v_sum);
-        add_up<S>(ds_weights + mine * kChunk, pairs, q_chunk, n, k_sum);
+        if (kKeys) add_up<S>(p_weights + mine * kChunk, pairs, chunk_b, n, b_sum);
+        add_up<S>(ds_weights + mine * kChunk, pairs, chunk_a, n, a_sum);
       }
     }
+  };
+  if constexpr (kKeys) {
+    for (int i = 0; i < p.n_heads; ++i)
+      if (p.heads.at[i] / each == own_head) meet_head(p.heads.at[i]);
+  } else {
+    meet_head(own_head);
   }
+  const auto write = [&](const Rows<T>& to, const Rows<float>& add_to, const auto& sum, float times) {
 #pragma unroll
-  for (int r = 0; r < kOwn; ++r) {
-    if (r >= rows) continue;
+    for (int r = 0; r < kOwn; ++r) {
+      if (r >= rows) continue;
 #pragma unroll
-    for (int c = 0; c < S::kColumns; ++c) {
-      const int d = c * kWarp + lane;
-      if (d >= dim) continue;
-      if (dk_direct.data) {
-        dk_direct.at(b, tokens[mine + r], kv)[d] = static_cast<T>(k_sum[r][c]);
-        dv_direct.at(b, tokens[mine + r], kv)[d] = static_cast<T>(v_sum[r][c]);
-      } else {
-        dk.at(b, tokens[mine + r], kv)[d] += k_sum[r][c];
-        dv.at(b, tokens[mine + r], kv)[d] += v_sum[r][c];
+      for (int c = 0; c < S::kColumns; ++c) {
+        const int d = c * kWarp + lane;
+        if (d >= dim) continue;
+        if (to.data) to.at(b, tokens[mine + r], own_head)[d] = static_cast<T>(times * sum[r][c]);
+        else add_to.at(b, tokens[mine + r], own_head)[d] += times * sum[r][c];
       }
     }
-  }
-}
-
-template <class T, class S>
-__global__ void __launch_bounds__(S::kWarps* kWarp)
-    queries_backward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v,
-                            Rows<const T> d_o, const float* lse, const float* delta, Rows<float> dq, Rows<T> dq_direct,
-                            const std::int32_t* only) {
-  if (!is_asked_for<S>(only, p, p.heads.at[blockIdx.y], p.t.q_tile)) return;
-  extern __shared__ float4 shared[];
-  float* const q_tile = reinterpret_cast<float*>(shared);
-  float* const d_o_tile = q_tile + S::kRows * S::kWidth;
-  float* const k_chunk = d_o_tile + S::kRows * S::kWidth;
-  float* const v_chunk = k_chunk + kChunk * S::kPitch;
-  float* const weights = v_chunk + kChunk * S::kPitch;
-  const Own own = own_of<S>(p.t.q_tile);
-  if (own.n <= 0) return;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, dim = static_cast<int>(p.sizes.dim);
-  const auto place = p.places.at(place_number(p));
-  const Index b = place.row, h = p.heads.at[blockIdx.y], kv = h / (p.sizes.heads / p.sizes.kv_heads);
-  q = q.from(place.q), k = k.from(place.k), v = v.from(place.k), d_o = d_o.from(place.q);
-  dq = dq.from(place.q), dq_direct = dq_direct.from(place.q);
-  const int mine = warp * kOwn, rows = min(max(own.n - mine, 0), kOwn);
-  const std::int32_t* const tokens = p.t.q_token.data() + own.first;
-  const float scale = static_cast<float>(p.sizes.scale);
-  fetch(q, b, h, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, scale, q_tile);
-  fetch(d_o, b, h, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, 1.0f, d_o_tile);
-  float l[kOwn], x[kOwn], sum[kOwn][S::kColumns] = {};
-#pragma unroll
-  for (int r = 0; r < kOwn; ++r) {
-    const Index at = (b * p.sizes.heads + h) * p.sizes.queries + place.q + (r < rows ? tokens[mine + r] : 0);
-    l[r] = r < rows ? lse[at] : 0.0f, x[r] = r < rows ? delta[at] : 0.0f;
-  }
-  for (int e = p.t.keys_begin[own.tile]; e < p.t.keys_begin[own.tile + 1]; ++e) {
-    const Tiling::Ref ref = p.t.keys[e];
-    const Tiling::Range keys = p.t.k_tile[ref.tile];
-    for (int first = keys.begin; first < keys.end; first += kChunk) {
-      const int n = min(keys.end - first, kChunk);
-      const std::int32_t* const key_tokens = p.t.k_token.data() + first;
-      __syncthreads();
-      fetch(k, b, kv, key_tokens, n, kChunk, dim, S::kWidth, S::kPitch, 1.0f, k_chunk);
-      fetch(v, b, kv, key_tokens, n, kChunk, dim, S::kWidth, S::kPitch, 1.0f, v_chunk);
-      __syncthreads();
-      if (rows == 0) continue;
-      float s[kOwn], dp[kOwn];
-      unsigned pairs[kOwn];
-      scores<S>(q_tile + mine * S::kWidth, k_chunk, s);
-      scores<S>(d_o_tile + mine * S::kWidth, v_chunk, dp);
-#pragma unroll
-      for (int r = 0; r < kOwn; ++r) {
-        const bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, own.first + mine + r, first + lane));
-        pairs[r] = __ballot_sync(~0u, attend);
-        weights[(mine + r) * kChunk + lane] =
-            attend ? weights_of(s[r], dp[r], l[r], x[r], multiplier(p, place, h, own.first + mine + r, first + lane)).ds
-                   : 0.0f;
-      }
-      __syncwarp();
-      add_up<S>(weights + mine * kChunk, pairs, k_chunk, n, sum);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kOwn; ++r) {
-    if (r >= rows) continue;
-#pragma unroll
-    for (int c = 0; c < S::kColumns; ++c) {
-      const int d = c * kWarp + lane;
-      if (d >= dim) continue;
-      if (dq_direct.data) dq_direct.at(b, tokens[mine + r], h)[d] = static_cast<T>(scale * sum[r][c]);
-      else dq.at(b, tokens[mine + r], h)[d] += scale * sum[r][c];
-    }
-  }
+  };
+  write(f.to.a.from(own_row), f.add_to.a.from(own_row), a_sum, kKeys ? 1.0f : scale);
+  if (kKeys) write(f.to.b.from(own_row), f.add_to.b.from(own_row), b_sum, 1.0f);
 }
 
 // `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows go by
@@ -441,19 +395,25 @@ void plain_forward(Cuda where, const ForwardPass& f, const Marks& marks) {
 void plain_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
   with_gpu_type(b.q.type, [&]<class T>() {
     const bool direct = sizeof(T) == 2 && b.dq.type == b.q.type;  // else added to
-    const auto added = [&](const Output& x) { return direct ? Rows<float>{} : x.rows<float>(); };
-    const auto written = [&](const Output& x) { return direct ? x.rows<T>() : Rows<T>{}; };
-    const auto q = b.q.rows<const T>(), k = b.k.rows<const T>(), v = b.v.rows<const T>(), d_o = b.d_o.rows<const T>();
-    const auto *lse = static_cast<const float*>(b.lse), *delta = static_cast<const float*>(b.delta);
+    const auto read = [](const Input& x) { return x.rows<const T>(); };
+    const Pair<const T> keys{read(b.k), read(b.v)}, queries{read(b.q), read(b.d_o)};
+    const auto pass = [&](const Pair<const T>& own, const Pair<const T>& stream, const Output& a, const Output& c,
+                          const std::int32_t* only) {
+      Backward<T> f{own, stream, static_cast<const float*>(b.lse), static_cast<const float*>(b.delta)};
+      if (direct) f.to = {a.rows<T>(), c.rows<T>()};
+      else f.add_to = {a.rows<float>(), c.rows<float>()};
+      f.only = only;
+      return f;
+    };
     with_shape(b.sizes.dim, [&]<class S>() {
       constexpr std::size_t kTiles = 2 * (S::kRows * S::kWidth + kChunk * S::kPitch), kWeights = S::kRows * kChunk;
       in_portions(where, b, [&](const Problem& p, Index places) {
-        launch("attention", where, keys_backward_kernel<T, S>, grid_of<S>(b.tiling->k_tile, b.sizes.kv_heads, places),
-               S::kWarps * kWarp, sizeof(float) * (kTiles + 2 * kWeights), p, q, k, v, d_o, lse, delta, added(b.dk),
-               added(b.dv), written(b.dk), written(b.dv), marks.keys);
-        launch("attention", where, queries_backward_kernel<T, S>, grid_of<S>(b.tiling->q_tile, p.n_heads, places),
-               S::kWarps * kWarp, sizeof(float) * (kTiles + kWeights), p, q, k, v, d_o, lse, delta, added(b.dq),
-               written(b.dq), marks.queries);
+        launch("attention", where, backward_kernel<T, S, true>, grid_of<S>(b.tiling->k_tile, b.sizes.kv_heads, places),
+               S::kWarps * kWarp, sizeof(float) * (kTiles + 2 * kWeights), p,
+               pass(keys, queries, b.dk, b.dv, marks.keys));
+        launch("attention", where, backward_kernel<T, S, false>, grid_of<S>(b.tiling->q_tile, p.n_heads, places),
+               S::kWarps * kWarp, sizeof(float) * (kTiles + kWeights), p,
+               pass(queries, keys, b.dq, b.dq, marks.queries));
       });
     });
   });
