@@ -19,11 +19,12 @@ namespace [[gnu::visibility("default")]] hilt {
 /// memory that the work takes is kept for it. On the CPU every call runs the work.
 class Replay {
  public:
-  explicit Replay(Device device = {});
+  explicit Replay(Device device = {});  // where the work runs
   Replay(Replay&&) noexcept;
   Replay& operator=(Replay&&) noexcept;
   ~Replay();
 
+  /// Runs the work, or what was recorded of it; errors are those of `work`.
   void operator()(const std::function<void()>& work);
   /// Whether the next call launches the recording.
   bool is_recorded() const { return recorded_ != nullptr; }

@@ -47,11 +47,12 @@ class Function {
   /// Keeps t for backward(). Writing to t's storage from then on is an error that backward reports.
   /// An undefined tensor, an input that was left out say, comes back undefined.
   void save(const Tensor& t) { saved_.push_back({t, t ? t.storage().version() : 0, Storage::Hold(t.storage())}); }
+  /// What the i-th save() kept; throws Code::usage where it was written to since.
   const Tensor& saved(std::size_t i) const;
   /// Whether input i leads to a watched tensor. Known before forward() runs: save only what will be
   /// asked for. Inputs beyond the 63rd share one answer.
   bool wants(std::size_t input) const { return (wanted_ >> (input < 63 ? input : 63)) & 1u; }
-  bool wants_any() const { return wanted_ != 0; }
+  bool wants_any() const { return wanted_ != 0; }  // of some input
 
  private:
   friend class Tape;
@@ -70,10 +71,11 @@ class Function {
 /// value: it can be copied, kept and added (micro-batches).
 class Gradients {
  public:
-  const Tensor& operator[](const Tensor& x) const;
-  bool has(const Tensor& x) const { return by_id_.contains(x.id()); }
+  const Tensor& operator[](const Tensor& x) const;  // that of x; throws Code::usage where there is none
+  bool has(const Tensor& x) const { return by_id_.contains(x.id()); }  // there is one of x
   std::size_t size() const { return by_id_.size(); }
-  Gradients& operator+=(const Gradients& other);
+  Gradients& operator+=(const Gradients& other);  // adds the gradients of both, by tensor
+  /// Adds the gradients of both, by tensor.
   friend Gradients operator+(Gradients a, const Gradients& b) { return std::move(a += b); }
   /// Replaces the gradient of x, clipped or scaled say.
   void set(const Tensor& x, const Tensor& dx);
@@ -94,10 +96,10 @@ class Tape {
   /// check_finite: an op whose result, or a gradient it hands back, is not finite throws
   /// Code::not_a_number with its name.
   struct Options {
-    bool profile = false, check_finite = false;
+    bool profile = false, check_finite = false;  // times and live bytes of each node; check_finite as above
   };
   Tape() : Tape(Options{}) {}
-  explicit Tape(Options options);
+  explicit Tape(Options options);  // listens from now on
   ~Tape();
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;

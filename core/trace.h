@@ -12,13 +12,13 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// One op as a tape recorded it. Times and live bytes are known only to a tape that profiles.
 struct NodeReport {
-  std::string name;
-  std::vector<Shape> inputs;
-  Shape output;
+  std::string name;           // the op's
+  std::vector<Shape> inputs;  // their shapes
+  Shape output;               // its shape
   DType dtype = DType::f32;
-  std::size_t saved_bytes = 0;   // storages this node keeps
-  std::size_t unique_bytes = 0;  // of those, the ones no earlier node keeps
-  double forward_ms = 0, backward_ms = 0;
+  std::size_t saved_bytes = 0;                      // storages this node keeps
+  std::size_t unique_bytes = 0;                     // of those, the ones no earlier node keeps
+  double forward_ms = 0, backward_ms = 0;           // wall time of each pass
   std::size_t forward_live = 0, backward_live = 0;  // bytes alive when the op's forward / backward returned
 };
 
