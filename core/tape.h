@@ -98,8 +98,8 @@ class Tape {
   struct Options {
     bool profile = false, check_finite = false;  // times and live bytes of each node; check_finite as above
   };
-  Tape() : Tape(Options{}) {}
-  explicit Tape(Options options);  // listens from now on
+  Tape() : Tape(Options{}) {}      // listens from now on
+  explicit Tape(Options options);  // the same
   ~Tape();
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;

@@ -38,7 +38,7 @@ class Pending;
 /// touch what it receives. If it is destroyed without wait(), it gives both up.
 class Transfer {
  public:
-  Transfer();
+  Transfer();  // of nothing
   Transfer(Transfer&&) noexcept;
   Transfer& operator=(Transfer&&) noexcept;
   ~Transfer();

@@ -28,6 +28,7 @@ PLAIN = {
     r'\boperator<<': 'Prints it.',
     r'\boperator bool': 'Whether there is one.',
     r'^(\w+)\(\1&& *\w*\)|operator=\(\w+&&': 'Takes over what the other has.',
+    r'^~\w+\(': 'Gives up what it holds.',
     r'\bvisit_parameters\(': 'Calls `visit` with the name, under `at`, and the tensor of each parameter.',
     r'\bparse_\w+\(': 'What the text names. Another word throws Code::usage, which lists all there are.',
     r'\bname_of\(': 'The name by which options and reports know it.',
@@ -241,6 +242,7 @@ def page(path, pages, files):
             fenced = not fenced
             line = {'```cpp': '```{.cpp}', '```python': '```{.py}', '```': '```'}.get(line, '```{.txt}' if fenced else line)
         elif not fenced and not line.startswith('    '):
+            line = re.sub(r'`([^`]*\\\|[^`]*)`', lambda m: '<code>' + m[1].replace('\\|', '&#124;') + '</code>', line)
             line = re.sub(r'\[((?:[^\][]|\[[^\]]*\])+)\]\(([^)\s]+)\)', link, line)
             if found := re.match(r'(#+) (.*)', line):
                 line += ' {#' + (label(path) if first else label(path) + '-' + slug(found[2])) + '}'
@@ -282,7 +284,9 @@ def broken_links(site):
 
 
 def main(include, out):
-    include, out = Path(include), Path(out)
+    include, out = Path(include).absolute(), Path(out).absolute()
+    if out.exists() and any(out.iterdir()) and not (out / 'warnings.txt').exists():
+        sys.exit(f'docs: error: {out} is there and was not made here; name another directory')
     shutil.rmtree(out, ignore_errors=True)
     stage = out / 'stage'
     for source in sorted(include.rglob('*.h')):
@@ -295,7 +299,8 @@ def main(include, out):
     for path in found:
         (stage / path).parent.mkdir(parents=True, exist_ok=True)
         (stage / path).write_text(page(path, set(found), files))
-    (stage / 'hilt.dox').write_text('/** @namespace hilt\nAll that the library declares. */\n')
+    (stage / 'hilt.dox').write_text('/** @namespace hilt\nAll that the library declares.\n\nWhat an argument must be, its comment says; anything else '
+                                     'throws Error with Code::usage. Where another code is thrown, it is named. */\n')
     log = out / 'warnings.txt'
     settings = (HERE / 'Doxyfile').read_text() + f'''
 INPUT = "{stage}"
@@ -308,26 +313,25 @@ WARN_LOGFILE = "{log}"
 '''
     settings = settings.replace('= README.md', f'= "{stage}/README.md"')
     subprocess.run(['doxygen', '-'], input=settings, text=True, check=True)
-    site = out
-    for path in files:
-        there = site / 'files' / (str(path) + '.txt')
+    for path in filter(lambda path: (ROOT / path).is_file(), files):  # else its link is a broken one
+        there = out / 'files' / (str(path) + '.txt')
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, there)
-    warnings = [line.replace(str(stage) + '/', '') for line in log.read_text().splitlines() if line.strip()]
-    pass
-    for path in site.rglob('*.html'):
+    warnings = [line.replace(str(stage) + '/', '') for line in dict.fromkeys(log.read_text().splitlines()) if line.strip()]
+    shutil.rmtree(stage)
+    for path in out.rglob('*.html'):
         text = re.sub(r'<link (?:rel="stylesheet" type="text/css" )?href="tabs.css".*?>', '', path.read_text())
-        text = re.sub(r'<link [^>]*href="(?:search/)?search.css"[^>]*>', '' if path.parent == site else
+        text = re.sub(r'<link [^>]*href="(?:search/)?search.css"[^>]*>', '' if path.parent == out else
                       '<link rel="stylesheet" href="../style.css"/>', text)  # style.css alone says how it looks
         if 'name="nested-classes"' not in text:  # Doxygen heads private classes too, and then leaves them out
             text = re.sub(r'<a href="#nested-classes">.*?</a>(?: &#124;)?', '', text)
         path.write_text(text)
-    broken, links = broken_links(site)
+    broken, links = broken_links(out)
     for line in warnings + ['broken link: ' + line for line in broken]:
         print(line, file=sys.stderr)
     if warnings or broken:
         sys.exit(f'docs: error: {len(warnings)} warnings, {len(broken)} broken links')
-    print(f'docs: {len(found)} READMEs, {len(list(include.rglob("*.h")))} headers, {links} links checked: {site / "index.html"}')
+    print(f'docs: {len(found)} pages, {len(list(include.rglob("*.h")))} headers, {links} links checked: {out / "index.html"}')
 
 
 if __name__ == '__main__':
