@@ -89,6 +89,14 @@ class Gradients {
 /// the order they ran, which is already a topological order: no graph search, no recursion. Tapes
 /// nest; the innermost listens. Once played it no longer does: what is computed from then on, an
 /// optimizer's step say, is not recorded.
+///
+/// ```cpp
+/// const Tensor w = ones({2, 2}), x = ones({1, 2});
+/// Tape tape;
+/// tape.watch(w);
+/// const Gradients g = tape.backward(sum(square(matmul(x, w))));
+/// std::cout << g[w] << tape;  // d loss / d w, and what was recorded
+/// ```
 class Tape {
   struct Listener;  // a tape's place among those of its thread
 
