@@ -182,6 +182,7 @@ class Tape {
 /// Runs fn.forward(inputs...) and, if a tape listens and an input matters to it, leaves fn on it.
 /// The inputs are Tensors, or one std::span<const Tensor>.
 template <std::derived_from<Function> Fn, class... In> Tensor apply(Fn fn, const In&... inputs) {
+  const detail::Range range(fn.name());
   Tape* const tape = Tape::current();
   const auto told = [&fn](const Tensor& y) {
     if (detail::has_op_hook.load(std::memory_order_relaxed)) [[unlikely]]

@@ -4,6 +4,12 @@
 #include <mutex>
 #include <unordered_set>
 #include "core/tape.h"
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#else
+static void nvtxRangePushA(const char*) {}
+static void nvtxRangePop() {}
+#endif
 
 namespace hilt {
 
@@ -33,6 +39,9 @@ void detail::tell_op_hook(std::string_view name, const Tensor& y) {
   const Tape::Pause pause;
   (*hook)(name, y);
 }
+
+void detail::push_range(std::string_view name) { nvtxRangePushA(std::string(name).c_str()); }
+void detail::pop_range() { nvtxRangePop(); }
 
 std::size_t Tape::saved_bytes() const {
   std::size_t n = 0;

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <vector>
+#include "config.h"
 #include "tensor.h"
 
 // Looking at a tape and at ops as they run.
@@ -30,6 +31,18 @@ void set_op_hook(OpHook hook);
 namespace detail {
 extern std::atomic<bool> has_op_hook;
 void tell_op_hook(std::string_view name, const Tensor& y);
+void push_range(std::string_view name);
+void pop_range();
+/// In builds for a GPU a range for profilers, by NVTX: an op, forward and backward, by the name that
+/// a tape prints, and `backward`, a whole pass. In others nothing.
+struct Range {
+  explicit Range(std::string_view name) {
+    if constexpr (kHasCuda) push_range(name);
+  }
+  ~Range() {
+    if constexpr (kHasCuda) pop_range();
+  }
+};
 }  // namespace detail
 
 }  // namespace hilt
