@@ -3,13 +3,8 @@
 #include <iomanip>
 #include <mutex>
 #include <unordered_set>
+#include "core/cuda/context.h"
 #include "core/tape.h"
-#if __has_include(<nvtx3/nvToolsExt.h>)
-#include <nvtx3/nvToolsExt.h>
-#else
-static void nvtxRangePushA(const char*) {}
-static void nvtxRangePop() {}
-#endif
 
 namespace hilt {
 
@@ -40,8 +35,12 @@ void detail::tell_op_hook(std::string_view name, const Tensor& y) {
   (*hook)(name, y);
 }
 
-void detail::push_range(std::string_view name) { nvtxRangePushA(std::string(name).c_str()); }
-void detail::pop_range() { nvtxRangePop(); }
+void detail::push_range(std::string_view name) {
+  if constexpr (kHasCuda) cuda::push_range(std::string(name).c_str());
+}
+void detail::pop_range() {
+  if constexpr (kHasCuda) cuda::pop_range();
+}
 
 std::size_t Tape::saved_bytes() const {
   std::size_t n = 0;

@@ -33,8 +33,8 @@ extern std::atomic<bool> has_op_hook;
 void tell_op_hook(std::string_view name, const Tensor& y);
 void push_range(std::string_view name);
 void pop_range();
-/// In builds for a GPU a range for profilers, by NVTX: an op, forward and backward, by the name that
-/// a tape prints, and `backward`, a whole pass. In others nothing.
+/// In builds for a GPU a range for profilers, by NVTX: an op, forward and backward, by the name
+/// that a tape prints, and `backward`, a whole pass. In others nothing.
 struct Range {
   explicit Range(std::string_view name) {
     if constexpr (kHasCuda) push_range(name);
