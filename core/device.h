@@ -10,12 +10,12 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// Where memory lives and kernels run.
 struct Device {
-  enum class Kind : unsigned char { cpu, cuda };
+  enum class Kind : unsigned char { cpu, cuda };  // where memory can lie
   Kind kind = Kind::cpu;
-  int index = 0;
+  int index = 0;  // which GPU; 0 for the CPU
 
-  bool is_cpu() const { return kind == Kind::cpu; }
-  bool is_cuda() const { return kind == Kind::cuda; }
+  bool is_cpu() const { return kind == Kind::cpu; }    // in the memory of the host
+  bool is_cuda() const { return kind == Kind::cuda; }  // in the memory of a GPU
   friend auto operator<=>(const Device&, const Device&) = default;
   friend std::ostream& operator<<(std::ostream& os, const Device& d) {
     return d.is_cpu() ? os << "cpu" : os << "cuda:" << std::to_string(d.index);
@@ -37,6 +37,6 @@ struct DeviceCounters {
   std::uint64_t launches = 0;    // of our kernels; products by the vendor's library not counted
   std::uint64_t host_waits = 0;  // times a thread waited for it: an item(), a copy to the host, synchronize()
 };
-DeviceCounters device_counters(Device device);
+DeviceCounters device_counters(Device device);  // of that GPU; zeros for the CPU
 
 }  // namespace hilt

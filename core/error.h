@@ -21,6 +21,7 @@ enum class Code : int {
 /// Every failure of this library. The message: the op, what it expected, what came, what to do.
 class Error : public std::runtime_error {
  public:
+  /// NUL bytes in the text are written out: what() ends at one.
   Error(Code code, std::string text) : std::runtime_error(without_nul(std::move(text))), code_(code) {}
   Code code() const noexcept { return code_; }
 
@@ -38,12 +39,14 @@ struct TextStream : std::ostringstream {
   TextStream() { imbue(std::locale::classic()); }
 };
 
+/// Throws Error(code), the parts put together as text.
 template <class... Parts> [[noreturn, gnu::cold, gnu::noinline]] void fail_with(Code code, const Parts&... parts) {
   TextStream text;
   (text << ... << parts);
   throw Error(code, std::move(text).str());
 }
 
+/// Throws Code::usage, the parts put together as text.
 template <class... Parts> [[noreturn]] void fail(const Parts&... parts) { fail_with(Code::usage, parts...); }
 
 /// Precondition of a public function. The parts are formatted only when the check fails.

@@ -11,7 +11,7 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// The upper half of a float: 8 exponent bits, 7 of mantissa. Conversion rounds to nearest even.
 struct bf16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;  // as stored
 
   bf16() = default;
   [[gnu::always_inline]] constexpr explicit bf16(float x) {
@@ -24,14 +24,14 @@ struct bf16 {
     bits = static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
 #endif
   }
-  [[gnu::always_inline]] constexpr operator float() const {
+  [[gnu::always_inline]] constexpr operator float() const {  // exact
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
 };
 
 /// IEEE half: 5 exponent bits, 10 of mantissa, subnormals kept. Conversion rounds to nearest even.
 struct f16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;  // as stored
 
   f16() = default;
   [[gnu::always_inline]] constexpr explicit f16(float x) {
@@ -51,7 +51,7 @@ struct f16 {
     bits = static_cast<std::uint16_t>(sign | half);
 #endif
   }
-  [[gnu::always_inline]] constexpr operator float() const {
+  [[gnu::always_inline]] constexpr operator float() const {  // exact
 #ifdef __CUDA_ARCH__
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

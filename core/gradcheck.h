@@ -5,17 +5,18 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
+/// How gradcheck() differentiates and what it lets pass.
 struct GradcheckOptions {
   double step = 1e-6;                       // of the central difference
   double absolute = 1e-7, relative = 1e-6;  // passes if |analytic - numeric| <= absolute + relative |numeric|
   std::uint64_t seed = 1;                   // of the random cotangent
 };
 
-struct GradcheckResult {
-  bool ok = true;
-  Index checked = 0;  // partial derivatives compared
-  double worst = 0;   // largest |analytic - numeric| / (absolute + relative |numeric|); above 1 fails
-  std::string where;  // that one: input, element, both numbers
+struct GradcheckResult {  // what gradcheck() found
+  bool ok = true;         // every derivative passed
+  Index checked = 0;      // partial derivatives compared
+  double worst = 0;       // largest |analytic - numeric| / (absolute + relative |numeric|); above 1 fails
+  std::string where;      // that one: input, element, both numbers
   explicit operator bool() const { return ok; }
 };
 

@@ -8,7 +8,7 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// What this library is and what it runs on: the first thing a bug report needs.
 struct Info {
-  std::string version, build_type, compiler;
+  std::string version, build_type, compiler;     // of the library, as text
   std::string blas;                              // whose matrix products
   std::string gpu_archs;                         // GPU architectures in the binary, empty without CUDA
   std::vector<std::string> devices;              // "cpu: its model, processors it may use"
@@ -17,7 +17,7 @@ struct Info {
   int threads = 0;                               // that kernels use
   std::size_t memory = 0, memory_available = 0;  // bytes of the machine, and those a program could still get
 };
-Info info();
+Info info();  // of this process, as of now
 
 namespace detail {
 void check_headers(const char* version);

@@ -13,7 +13,7 @@ void set_thread_count(int threads);
 /// While one lives, kernels that this thread calls use at most so many threads, itself among them.
 class ThreadLimit {
  public:
-  explicit ThreadLimit(int threads);
+  explicit ThreadLimit(int threads);  // at least 1; throws Code::usage below
   ~ThreadLimit();
   ThreadLimit(const ThreadLimit&) = delete;
   ThreadLimit& operator=(const ThreadLimit&) = delete;

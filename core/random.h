@@ -24,10 +24,10 @@ template <int Rounds = 10>
   return counter;
 }
 
-/// A stream of random numbers: element i of stream s under a seed is philox({i, s}, seed).
+/// a stream of random numbers: element i of stream s under a seed is philox({i, s}, seed).
 struct RandomKey {
-  std::uint64_t seed = 0;
-  std::uint64_t stream = 0;
+  std::uint64_t seed = 0;    // what all streams share
+  std::uint64_t stream = 0;  // which of them
   /// For numbers drawn on a GPU inside a Replay: the address, on that GPU, of the number of streams
   /// by which they begin later this time. Null: none.
   const std::uint64_t* further = nullptr;
@@ -49,10 +49,10 @@ constexpr double keep_scale(std::uint32_t rate) { return 0x1p16 / (0x1p16 - rate
 /// Hands out streams, one after the other. Copies share their state; checkpoint() rewinds it.
 class Generator {
  public:
-  explicit Generator(std::uint64_t seed = 0);
-  RandomKey next();
-  RandomKey state() const;
-  void set_state(RandomKey state);
+  explicit Generator(std::uint64_t seed = 0);  // begins with stream 0
+  RandomKey next();                            // a stream nobody had
+  RandomKey state() const;                     // what next() would hand out
+  void set_state(RandomKey state);             // goes on from there
 
   /// While one lives, remembers the state each generator had when it was first used on this thread.
   class Recording;
@@ -73,7 +73,7 @@ class Generator::Recording {
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  using States = std::vector<std::pair<Generator, RandomKey>>;
+  using States = std::vector<std::pair<Generator, RandomKey>>;  // generators and where they stood
   /// First-use states, in order of first use.
   const States& states() const { return states_; }
   /// Sets each generator to its listed state and returns where it stood before.
@@ -90,7 +90,7 @@ class Generator::Recording {
 /// Uniform on [0, 1) with 24 random bits, standard normal (Box-Muller). Element i depends on key
 /// and i alone.
 Tensor rand(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});
-Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});
+Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});  // normal
 /// Uniform integers in [low, high).
 Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType dtype = DType::i64, Device device = {});
 
@@ -98,11 +98,12 @@ Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType d
 inline Tensor rand(const Shape& shape, Generator& generator, DType dtype = DType::f32, Device device = {}) {
   return rand(shape, generator.next(), dtype, device);
 }
-inline Tensor randn(const Shape& shape, Generator& generator, DType dtype = DType::f32, Device device = {}) {
+inline Tensor randn(const Shape& shape, Generator& generator, DType dtype = DType::f32,
+                    Device device = {}) {  // see rand()
   return randn(shape, generator.next(), dtype, device);
 }
 inline Tensor randint(Index low, Index high, const Shape& shape, Generator& generator, DType dtype = DType::i64,
-                      Device device = {}) {
+                      Device device = {}) {  // see rand()
   return randint(low, high, shape, generator.next(), dtype, device);
 }
 

@@ -13,11 +13,13 @@ namespace [[gnu::visibility("default")]] hilt {
 /// `least`, when they exceed max_bytes. Safe from any thread; a copy outlives its eviction.
 template <class Key, class Value> class Recent {
  public:
-  struct Counters {
+  struct Counters {  // what became of lookups, and what is kept now
+    /// Lookups that found, or made; what was dropped; what is kept.
     std::int64_t hits = 0, misses = 0, evictions = 0, entries = 0;
-    std::size_t bytes = 0;
+    std::size_t bytes = 0;  // of what is kept
   };
 
+  /// The limits, as above.
   explicit Recent(std::size_t most, std::size_t max_bytes = std::numeric_limits<std::size_t>::max(),
                   std::size_t least = 0)
       : most_(most), max_bytes_(max_bytes), least_(least) {}

@@ -7,8 +7,14 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// A step of work for a GPU, recorded once as a CUDA graph and then launched in one go.
 ///
-///     Replay step(device);
-///     while (..) { copy(ids, next); step([&] { loss = ..; gradients = ..; }); }
+/// ```cpp
+/// Tensor x = zeros({4}), y;
+/// Replay step;
+/// for (std::uint64_t i = 0; i < 3; ++i) {
+///   copy(x, randn({4}, RandomKey{i}));
+///   step([&] { y = square(x); });
+/// }
+/// ```
 ///
 /// The first call runs the work. The second records what it asks of the GPU. From then on a call
 /// launches the recording, and `work` itself is not called. So it must find its inputs in the same
@@ -19,11 +25,12 @@ namespace [[gnu::visibility("default")]] hilt {
 /// memory that the work takes is kept for it. On the CPU every call runs the work.
 class Replay {
  public:
-  explicit Replay(Device device = {});
+  explicit Replay(Device device = {});  // where the work runs
   Replay(Replay&&) noexcept;
   Replay& operator=(Replay&&) noexcept;
   ~Replay();
 
+  /// Runs the work, or what was recorded of it; errors are those of `work`.
   void operator()(const std::function<void()>& work);
   /// Whether the next call launches the recording.
   bool is_recorded() const { return recorded_ != nullptr; }

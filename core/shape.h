@@ -10,16 +10,17 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-using Index = std::int64_t;
+using Index = std::int64_t;  // sizes, offsets and counts
 
 // Arithmetic on sizes. Those of a user or a file may be anything: overflow is an error, not a wrap.
+/// a b; throws Code::usage, begun by `what`, where that overflows.
 template <class... Parts> Index checked_mul(Index a, Index b, const Parts&... what) {
   Index r = 0;
   if (__builtin_mul_overflow(a, b, &r)) [[unlikely]]
     fail(what..., ": ", a, " x ", b, " overflows 64 bits");
   return r;
 }
-template <class... Parts> Index checked_add(Index a, Index b, const Parts&... what) {
+template <class... Parts> Index checked_add(Index a, Index b, const Parts&... what) {  // a + b, likewise
   Index r = 0;
   if (__builtin_add_overflow(a, b, &r)) [[unlikely]]
     fail(what..., ": ", a, " + ", b, " overflows 64 bits");
@@ -30,7 +31,7 @@ template <class... Parts> Index checked_add(Index a, Index b, const Parts&... wh
 /// their product fits an Index; both are checked once, here, so that nobody downstream has to.
 class Shape {
  public:
-  static constexpr int kMaxRank = 6;
+  static constexpr int kMaxRank = 6;  // the most axes
 
   Shape() = default;
   /// One axis: zeros(3) is zeros({3}).
@@ -41,8 +42,8 @@ class Shape {
     for (Index d : dims) push_back(d);
   }
 
-  int rank() const { return rank_; }
-  Index numel() const { return numel_; }
+  int rank() const { return rank_; }      // how many axes
+  Index numel() const { return numel_; }  // product of the extents
   /// Axis i; negative counts from the end.
   Index operator[](int i) const { return dims_[place(i)]; }
   /// Which axis that is, counted from the front.
@@ -50,10 +51,10 @@ class Shape {
     check(i >= -rank_ && i < rank_, "Shape: axis ", i, " of a tensor of rank ", rank_);
     return static_cast<std::size_t>(i < 0 ? i + rank_ : i);
   }
-  const Index* begin() const { return dims_.data(); }
-  const Index* end() const { return dims_.data() + rank_; }
+  const Index* begin() const { return dims_.data(); }        // of the extents
+  const Index* end() const { return dims_.data() + rank_; }  // behind the last extent
 
-  void push_back(Index d) {
+  void push_back(Index d) {  // one more axis, the innermost
     check(rank_ < kMaxRank, "Shape: rank exceeds ", kMaxRank);
     check(d >= 0, "Shape: extent ", d, " of axis ", rank_, " is negative");
     dims_[static_cast<std::size_t>(rank_++)] = d;
@@ -85,7 +86,7 @@ class Shape {
 /// Elements to skip for one step along each axis. Zero repeats (expand); never negative.
 using Strides = std::array<Index, Shape::kMaxRank>;
 
-inline Strides contiguous_strides(const Shape& shape) {
+inline Strides contiguous_strides(const Shape& shape) {  // of a dense row-major tensor
   Strides strides{};
   Index step = 1;
   for (int i = shape.rank() - 1; i >= 0; --i) {

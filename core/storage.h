@@ -17,12 +17,12 @@ struct MemoryStats {
   std::size_t reserved = 0;     // freed, kept for work that was recorded (Replay)
   std::size_t from_system = 0;  // times the pool had to ask the operating system; steady work adds none
 };
-MemoryStats memory_stats(Device device = {});
-void reset_memory_peak(Device device = {});
+MemoryStats memory_stats(Device device = {});  // of a device, as of now
+void reset_memory_peak(Device device = {});    // `peak` begins anew at `live`
 /// `live` and `peak` of the CPU memory that this thread alone took and gave back since the reset:
 /// what one of several ranks in a process needs.
 MemoryStats thread_memory_stats();
-void reset_thread_memory_stats();
+void reset_thread_memory_stats();  // both begin anew at 0
 /// Bytes the pool may keep for reuse; 0 returns memory at once. Default 4 GiB, or HILT_POOL_BYTES;
 /// on a GPU all that was freed, or HILT_GPU_POOL_BYTES.
 void set_pool_limit(std::size_t bytes, Device device = {});
@@ -31,13 +31,13 @@ void release_pool(Device device = {});
 
 /// The control record behind a Storage; here because its accessors are on every op's path.
 struct StorageBlock {
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;
+  std::byte* data = nullptr;  // null where bytes is 0
+  std::size_t bytes = 0;      // usable from data on
   Device device;
-  std::atomic<std::uint64_t> version{0};
-  std::atomic<int> holds{0};
-  bool pooled = false;
-  std::function<void()> release;
+  std::atomic<std::uint64_t> version{0};  // counts mutable_data()
+  std::atomic<int> holds{0};              // Storage::Hold objects alive
+  bool pooled = false;                    // to be given back to the pool
+  std::function<void()> release;          // called at the end of memory that was borrowed
 
   StorageBlock() = default;
   StorageBlock(const StorageBlock&) = delete;
@@ -49,20 +49,21 @@ struct StorageBlock {
 class Storage {
  public:
   Storage() = default;
-  static Storage allocate(std::size_t bytes, Device device);
+  static Storage allocate(std::size_t bytes, Device device);  // from the pool; not initialized. Throws Code::memory
   /// Memory that stays the caller's: `release` runs once the last Storage on it is gone.
   static Storage borrow(void* data, std::size_t bytes, Device device, std::function<void()> release);
 
-  const std::byte* data() const { return block_->data; }
+  const std::byte* data() const { return block_->data; }  // for reading
+  /// For writing: raises version().
   std::byte* mutable_data() {
     block_->version.store(version() + 1, std::memory_order_relaxed);
     return block_->data;
   }
-  std::size_t bytes() const { return block_->bytes; }
+  std::size_t bytes() const { return block_->bytes; }  // as asked for
   Device device() const { return block_->device; }
   /// Rises with every mutable_data(). A saved tensor whose version moved is stale.
   std::uint64_t version() const { return block_->version.load(std::memory_order_relaxed); }
-  bool is_sole_owner() const { return block_.use_count() == 1; }
+  bool is_sole_owner() const { return block_.use_count() == 1; }  // no other Storage shares it
   explicit operator bool() const { return block_ != nullptr; }
   friend bool operator==(const Storage&, const Storage&) = default;
 

@@ -173,6 +173,7 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   if (options_.profile) profile_ = report();
   played_ = true;
   const Pause pause;
+  const detail::Range pass("backward");
   std::vector<Tensor> grad(kinds_.size());
   std::vector<bool> keep(kinds_.size());
   for (TensorId id : watched_) keep[static_cast<std::size_t>(slots_.at(id))] = true;
@@ -182,6 +183,7 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
     Function& fn = *nodes_[n].fn;
     const auto out = static_cast<std::size_t>(nodes_[n].output);
     if (const Tensor g = keep[out] ? grad[out] : std::move(grad[out])) {
+      const detail::Range range(fn.name());
       const double start = clock_ms();
       std::vector<Tensor> dx = fn.backward(g);
       const std::span<const Slot> inputs = inputs_of(n);

@@ -47,11 +47,12 @@ class Function {
   /// Keeps t for backward(). Writing to t's storage from then on is an error that backward reports.
   /// An undefined tensor, an input that was left out say, comes back undefined.
   void save(const Tensor& t) { saved_.push_back({t, t ? t.storage().version() : 0, Storage::Hold(t.storage())}); }
+  /// What the i-th save() kept; throws Code::usage where it was written to since.
   const Tensor& saved(std::size_t i) const;
   /// Whether input i leads to a watched tensor. Known before forward() runs: save only what will be
   /// asked for. Inputs beyond the 63rd share one answer.
   bool wants(std::size_t input) const { return (wanted_ >> (input < 63 ? input : 63)) & 1u; }
-  bool wants_any() const { return wanted_ != 0; }
+  bool wants_any() const { return wanted_ != 0; }  // of some input
 
  private:
   friend class Tape;
@@ -70,10 +71,11 @@ class Function {
 /// value: it can be copied, kept and added (micro-batches).
 class Gradients {
  public:
-  const Tensor& operator[](const Tensor& x) const;
-  bool has(const Tensor& x) const { return by_id_.contains(x.id()); }
+  const Tensor& operator[](const Tensor& x) const;  // that of x; throws Code::usage where there is none
+  bool has(const Tensor& x) const { return by_id_.contains(x.id()); }  // there is one of x
   std::size_t size() const { return by_id_.size(); }
-  Gradients& operator+=(const Gradients& other);
+  Gradients& operator+=(const Gradients& other);  // adds the gradients of both, by tensor
+  /// Adds the gradients of both, by tensor.
   friend Gradients operator+(Gradients a, const Gradients& b) { return std::move(a += b); }
   /// Replaces the gradient of x, clipped or scaled say.
   void set(const Tensor& x, const Tensor& dx);
@@ -87,6 +89,14 @@ class Gradients {
 /// the order they ran, which is already a topological order: no graph search, no recursion. Tapes
 /// nest; the innermost listens. Once played it no longer does: what is computed from then on, an
 /// optimizer's step say, is not recorded.
+///
+/// ```cpp
+/// const Tensor w = ones({2, 2}), x = ones({1, 2});
+/// Tape tape;
+/// tape.watch(w);
+/// const Gradients g = tape.backward(sum(square(matmul(x, w))));
+/// std::cout << g[w] << tape;  // d loss / d w, and what was recorded
+/// ```
 class Tape {
   struct Listener;  // a tape's place among those of its thread
 
@@ -94,10 +104,10 @@ class Tape {
   /// check_finite: an op whose result, or a gradient it hands back, is not finite throws
   /// Code::not_a_number with its name.
   struct Options {
-    bool profile = false, check_finite = false;
+    bool profile = false, check_finite = false;  // times and live bytes of each node; check_finite as above
   };
-  Tape() : Tape(Options{}) {}
-  explicit Tape(Options options);
+  Tape() : Tape(Options{}) {}      // listens from now on
+  explicit Tape(Options options);  // the same
   ~Tape();
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
@@ -172,6 +182,7 @@ class Tape {
 /// Runs fn.forward(inputs...) and, if a tape listens and an input matters to it, leaves fn on it.
 /// The inputs are Tensors, or one std::span<const Tensor>.
 template <std::derived_from<Function> Fn, class... In> Tensor apply(Fn fn, const In&... inputs) {
+  const detail::Range range(fn.name());
   Tape* const tape = Tape::current();
   const auto told = [&fn](const Tensor& y) {
     if (detail::has_op_hook.load(std::memory_order_relaxed)) [[unlikely]]

@@ -22,16 +22,17 @@ class Tensor {
   Tensor(Storage storage, const Shape& shape, const Strides& strides, Index offset, DType dtype);
 
   const Shape& shape() const { return shape_; }
-  int rank() const { return shape_.rank(); }
-  Index dim(int axis) const { return shape_[axis]; }
-  Index numel() const { return id_ ? shape_.numel() : 0; }
+  int rank() const { return shape_.rank(); }                // how many axes
+  Index dim(int axis) const { return shape_[axis]; }        // extent; a negative axis counts from the end
+  Index numel() const { return id_ ? shape_.numel() : 0; }  // how many elements; 0 if undefined
   DType dtype() const { return dtype_; }
   Device device() const { return require_defined(), storage_.device(); }
-  TensorId id() const { return id_; }
+  TensorId id() const { return id_; }  // the same for copies; 0 if undefined
   const Storage& storage() const { return storage_; }
   const Strides& strides() const { return strides_; }
+  /// In elements; a negative axis counts from the end.
   Index stride(int axis) const { return strides_[shape_.place(axis)]; }
-  Index offset() const { return offset_; }
+  Index offset() const { return offset_; }  // of the first element in the storage
   /// Elements lie one after the other in row-major order.
   bool is_contiguous() const;
   /// Bytes of the elements, not of the storage behind them.
@@ -50,10 +51,10 @@ class Tensor {
     require(dtype_of<T>);
     return reinterpret_cast<T*>(storage_.mutable_data()) + offset_;
   }
-  const std::byte* raw() const {
+  const std::byte* raw() const {  // the first element, whatever its type; throws Code::usage if undefined
     return require_defined(), storage_.data() + static_cast<std::size_t>(offset_) * size_of(dtype_);
   }
-  std::byte* mutable_raw() {
+  std::byte* mutable_raw() {  // the same for writing, as mutable_data()
     return require_defined(), storage_.mutable_data() + static_cast<std::size_t>(offset_) * size_of(dtype_);
   }
 
@@ -77,12 +78,14 @@ class Tensor {
 };
 
 // ---- making tensors -----------------------------------------------------------------------------
+/// Not initialized. Throws Code::memory, as do all that make a tensor.
 Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = {});
+/// Every element is `value`.
 Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device device = {});
-inline Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {}) {
+inline Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {}) {  // every element is 0
   return full(shape, 0, dtype, device);
 }
-inline Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = {}) {
+inline Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = {}) {  // every element is 1
   return full(shape, 1, dtype, device);
 }
 /// 0, 1, .. n-1.
@@ -97,8 +100,11 @@ template <class T> Tensor from_values(const std::vector<T>& values, const Shape&
 template <class T> Tensor from_values(std::initializer_list<T> values, const Shape& shape, DType dtype = dtype_of<T>) {
   return from_values(std::span<const T>(values.begin(), values.size()), shape, dtype);
 }
+/// Not initialized; shape, type and device of x.
 inline Tensor empty_like(const Tensor& x) { return empty(x.shape(), x.dtype(), x.device()); }
+/// 0 in the shape, type and device of x.
 inline Tensor zeros_like(const Tensor& x) { return zeros(x.shape(), x.dtype(), x.device()); }
+/// Of no axes, in the type and on the device of x.
 inline Tensor scalar_like(const Tensor& x, double c) { return full({}, c, x.dtype(), x.device()); }
 
 // ---- below the tape: no gradient flows through these. ops.h has the differentiable ones ---------

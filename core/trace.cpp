@@ -3,6 +3,7 @@
 #include <iomanip>
 #include <mutex>
 #include <unordered_set>
+#include "core/cuda/context.h"
 #include "core/tape.h"
 
 namespace hilt {
@@ -32,6 +33,13 @@ void detail::tell_op_hook(std::string_view name, const Tensor& y) {
   } const inside;
   const Tape::Pause pause;
   (*hook)(name, y);
+}
+
+void detail::push_range(std::string_view name) {
+  if constexpr (kHasCuda) cuda::push_range(std::string(name).c_str());
+}
+void detail::pop_range() {
+  if constexpr (kHasCuda) cuda::pop_range();
 }
 
 std::size_t Tape::saved_bytes() const {

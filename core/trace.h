@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <vector>
+#include "config.h"
 #include "tensor.h"
 
 // Looking at a tape and at ops as they run.
@@ -12,13 +13,13 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// One op as a tape recorded it. Times and live bytes are known only to a tape that profiles.
 struct NodeReport {
-  std::string name;
-  std::vector<Shape> inputs;
-  Shape output;
+  std::string name;           // the op's
+  std::vector<Shape> inputs;  // their shapes
+  Shape output;               // its shape
   DType dtype = DType::f32;
-  std::size_t saved_bytes = 0;   // storages this node keeps
-  std::size_t unique_bytes = 0;  // of those, the ones no earlier node keeps
-  double forward_ms = 0, backward_ms = 0;
+  std::size_t saved_bytes = 0;                      // storages this node keeps
+  std::size_t unique_bytes = 0;                     // of those, the ones no earlier node keeps
+  double forward_ms = 0, backward_ms = 0;           // wall time of each pass
   std::size_t forward_live = 0, backward_live = 0;  // bytes alive when the op's forward / backward returned
 };
 
@@ -30,6 +31,18 @@ void set_op_hook(OpHook hook);
 namespace detail {
 extern std::atomic<bool> has_op_hook;
 void tell_op_hook(std::string_view name, const Tensor& y);
+void push_range(std::string_view name);
+void pop_range();
+/// In builds for a GPU a range for profilers, by NVTX: an op, forward and backward, by the name
+/// that a tape prints, and `backward`, a whole pass. In others nothing.
+struct Range {
+  explicit Range(std::string_view name) {
+    if constexpr (kHasCuda) push_range(name);
+  }
+  ~Range() {
+    if constexpr (kHasCuda) pop_range();
+  }
+};
 }  // namespace detail
 
 }  // namespace hilt

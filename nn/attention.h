@@ -7,23 +7,23 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// What a HilbertSelfAttention computes, whatever its weights are.
 struct AttentionConfig {
-  Index width = 128;
-  Index heads = 4;
+  Index width = 128;   // features of a token
+  Index heads = 4;     // of queries; they divide width
   Index kv_heads = 0;  // 0: as many as heads
   Order order{};
   Pattern pattern = {Branch{}};
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::none;
   Backward backward = Backward::fused;
-  double dropout = 0;   // of attention weights
-  bool rotary = false;  // turn q and k by their token's index
-  double rotary_base = 10000;
-  bool bias = true;
-  TermConfig terms{};  // of the scores
-  Index context = 0;   // tokens of a row, where a bias says L
+  double dropout = 0;          // of attention weights
+  bool rotary = false;         // turn q and k by their token's index
+  double rotary_base = 10000;  // as in rotary()
+  bool bias = true;            // in both projections
+  TermConfig terms{};          // of the scores
+  Index context = 0;           // tokens of a row, where a bias says L
 
-  Index keys() const { return kv_heads == 0 ? heads : kv_heads; }
-  Index dim() const { return width / heads; }
+  Index keys() const { return kv_heads == 0 ? heads : kv_heads; }  // heads of keys and values
+  Index dim() const { return width / heads; }                      // features of a head
   friend bool operator==(const AttentionConfig&, const AttentionConfig&) = default;
 };
 /// Throws Code::usage with what is wrong and the nearest values that are not.
@@ -33,10 +33,10 @@ void check_config(const AttentionConfig& config);
 /// from number `first` on, and of each of them the rows of this rank of `sequence`. All ranks of
 /// `sequence` make the same calls.
 struct Place {
-  Comm sequence;  // the ranks that share these sequences
-  Index first = 0;
-  Index length = 0;  // tokens of a whole sequence
-  bool divides() const { return sequence.size() > 1; }
+  Comm sequence;                                        // the ranks that share these sequences
+  Index first = 0;                                      // number of the first sequence
+  Index length = 0;                                     // tokens of a whole sequence
+  bool divides() const { return sequence.size() > 1; }  // sequences are shared with other ranks
 };
 
 /// The keys and values that tokens left in each layer, so that further ones cost their own rows
@@ -45,10 +45,10 @@ struct Place {
 /// and gives what a call on all of them gives. No tape may listen.
 class KeyValueCache {
  public:
-  explicit KeyValueCache(Index context) : context_(context) {}
-  Index length() const { return length_; }  // tokens that are there
-  Index context() const { return context_; }
-  void clear() { length_ = 0; }
+  explicit KeyValueCache(Index context) : context_(context) {}  // room for so many tokens; empty
+  Index length() const { return length_; }                      // tokens that are there
+  Index context() const { return context_; }                    // the most tokens
+  void clear() { length_ = 0; }                                 // no token is there
   /// Rows of keys that plans listed so far, a layer, sequence and tile of queries: once for all
   /// heads that share a set.
   Index keys_read() const { return keys_read_; }
@@ -56,9 +56,9 @@ class KeyValueCache {
   /// What a model does with it: `count` tokens come, then each layer in turn adds its rows, and has
   /// those of all; at the end they count.
   void begin(const AttentionConfig& config, Index count);
-  std::array<Tensor, 2> extended(const Tensor& k, const Tensor& v);
-  void end() { length_ += plan_->queries(); }
-  const PlanPtr& plan() const { return plan_; }
+  std::array<Tensor, 2> extended(const Tensor& k, const Tensor& v);  // those given and those before, all in cache
+  void end() { length_ += plan_->queries(); }                        // the tokens of begin() count
+  const PlanPtr& plan() const { return plan_; }                      // of the tokens that come
 
  private:
   Index context_, length_ = 0, keys_read_ = 0, listed_ = 0;
@@ -81,10 +81,10 @@ struct CallOptions {
 /// projection. Known elsewhere as HilbertAttentionCore. Plans come from make_plan's cache, one a
 /// length.
 struct HilbertSelfAttention {
-  AttentionConfig config;
-  Linear qkv;          // [width, (heads + 2 kv_heads) dim]: q, then k, then v
-  Linear projection;   // [heads dim, width]
-  ScoreTerms terms{};  // their tensors are parameters, f32 beside 16-bit weights
+  AttentionConfig config;  // what it computes
+  Linear qkv;              // [width, (heads + 2 kv_heads) dim]: q, then k, then v
+  Linear projection;       // [heads dim, width]
+  ScoreTerms terms{};      // their tensors are parameters, f32 beside 16-bit weights
 
   /// x: [B, L, width] -> [B, L, width].
   Tensor operator()(const Tensor& x, const CallOptions& call = {}) const;
@@ -96,6 +96,7 @@ struct HilbertSelfAttention {
   ShardPlanPtr shard(const Place& place, const CallOptions& call = {}) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
+/// Normal weights of these deviations, zero biases; throws Code::usage as check_config().
 HilbertSelfAttention make_self_attention(const AttentionConfig& config, double deviation, double projection_deviation,
                                          Generator& generator, DType dtype = DType::f32);
 

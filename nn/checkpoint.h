@@ -15,7 +15,7 @@ namespace [[gnu::visibility("default")]] hilt {
 /// process ends, in whatever way. A second one on the same directory throws Code::data.
 class DirectoryLock {
  public:
-  explicit DirectoryLock(const std::string& directory);
+  explicit DirectoryLock(const std::string& directory);  // of a directory that is there; throws Code::data
   ~DirectoryLock();
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
@@ -31,7 +31,7 @@ class DirectoryLock {
 /// at the start. One changed word always shows; no match for who forges on purpose.
 std::uint64_t checksum(std::uint64_t so_far, const void* data, std::size_t bytes);
 
-inline constexpr const char* kBestCheckpoint = "best.safetensors";
+inline constexpr const char* kBestCheckpoint = "best.safetensors";  // the file of the best step
 /// "ckpt-000100.safetensors".
 std::string checkpoint_name(Index step);
 /// Steps of the checkpoints in a directory, ascending; none if there is no such directory.
@@ -52,14 +52,14 @@ void save_best_checkpoint(const std::string& directory, Index step, std::span<co
 /// newest whole one before it.
 class Checkpoint {
  public:
-  explicit Checkpoint(const std::string& path);
-  const std::string& path() const { return file_.path(); }
-  const SafetensorsFile& file() const { return file_; }
-  Index step() const { return step_; }
+  explicit Checkpoint(const std::string& path);             // opens it; throws Code::data
+  const std::string& path() const { return file_.path(); }  // as it was opened
+  const SafetensorsFile& file() const { return file_; }     // what lies below
+  Index step() const { return step_; }                      // it was written at
   /// A metadata value; throws Code::data where there is none.
   const std::string& get(const std::string& key) const;
-  std::uint64_t get_number(const std::string& key) const;
-  Index get_index(const std::string& key) const;
+  std::uint64_t get_number(const std::string& key) const;  // the same as a number; throws Code::data where it is none
+  Index get_index(const std::string& key) const;           // the same as a count
   /// Reads every tensor whose name begins with `prefix` into the item of that name: all of them
   /// must be there, none more, of the same shape and type, and with the bytes that were written.
   /// Items change only if all is well.

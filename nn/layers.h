@@ -16,8 +16,8 @@ Tensor initial_values(std::string_view name, const Shape& shape, Generator& gene
 
 /// y = x w + b, w: [in, out]; b may be undefined.
 struct Linear {
-  Tensor weight{}, bias{};
-  Tensor operator()(const Tensor& x) const;
+  Tensor weight{}, bias{};                   // w, b
+  Tensor operator()(const Tensor& x) const;  // y
   /// residual + x w + b, in one op.
   Tensor onto(const Tensor& residual, const Tensor& x) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
@@ -30,21 +30,24 @@ Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& 
 enum class NormKind : unsigned char { layer, rms };
 NormKind parse_norm_kind(std::string_view text);
 std::string_view name_of(NormKind kind);
+/// Of the last axis; see NormKind.
 struct Norm {
-  NormKind kind = NormKind::layer;
-  Tensor weight{}, bias{};
-  double epsilon = 1e-5;
-  Tensor operator()(const Tensor& x) const;
+  NormKind kind = NormKind::layer;           // the formula
+  Tensor weight{}, bias{};                   // w, b: [width]
+  double epsilon = 1e-5;                     // keeps the root from 0
+  Tensor operator()(const Tensor& x) const;  // y
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
+/// Weights 1, biases 0.
 Norm make_norm(NormKind kind, Index width, bool bias, double epsilon = 1e-5, DType dtype = DType::f32);
 
 /// y[.., :] = weight[ids[..], :], weight: [tokens, width].
 struct Embedding {
-  Tensor weight{};
-  Tensor operator()(const Tensor& ids) const;
+  Tensor weight{};                             // [tokens, width]
+  Tensor operator()(const Tensor& ids) const;  // y
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
+/// Normal weights of this deviation.
 Embedding make_embedding(Index tokens, Index width, double deviation, Generator& generator, DType dtype = DType::f32);
 
 /// What an Mlp does between its products; silu_gated: silu(x w_gate) * (x w_up), both in one.
@@ -56,11 +59,12 @@ std::string_view name_of(Activation activation);
 struct Mlp {
   Linear up{}, down{};  // up: [width, hidden], or [width, 2 hidden] for silu_gated: the gate's columns first
   Activation activation = Activation::gelu_tanh;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  // y
   /// activation(up(x)): all but the last product.
   Tensor inner(const Tensor& x) const;
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
+/// Normal weights of these deviations, zero biases.
 Mlp make_mlp(Index width, Index hidden, Activation activation, bool bias, double deviation, double down_deviation,
              Generator& generator, DType dtype = DType::f32);
 

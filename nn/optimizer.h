@@ -9,6 +9,7 @@ namespace [[gnu::visibility("default")]] hilt {
 /// copy. Deterministic; its state has names, for checkpoints.
 class AdamWOptimizer {
  public:
+  /// The learning rate among them is not read: step() has it.
   explicit AdamWOptimizer(const AdamW& options = {}) : options_(options) {}
 
   /// One update of each parameter that has a gradient, at this learning rate; with the norm of the
@@ -23,9 +24,9 @@ class AdamWOptimizer {
   void visit_state(const ParameterVisitor& visit);
   /// Updates made so far: what the bias correction counts.
   Index steps() const { return *steps_.data<Index>(); }
-  void set_steps(Index steps) { *steps_.mutable_data<Index>() = steps; }
-  const AdamW& options() const { return options_; }
-  std::size_t bytes() const;
+  void set_steps(Index steps) { *steps_.mutable_data<Index>() = steps; }  // for who reads a state by hand
+  const AdamW& options() const { return options_; }                       // as it was made
+  std::size_t bytes() const;                                              // of the state
 
  private:
   struct State {

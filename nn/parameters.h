@@ -19,11 +19,11 @@ inline std::string join_name(const std::string& at, const std::string& name) {
 
 /// The parameters of a module in visiting order, to be used while the module stays where it is.
 struct NamedParameter {
-  std::string name;
-  Tensor* tensor = nullptr;
+  std::string name;          // as visitors know it
+  Tensor* tensor = nullptr;  // the module's own
 };
-using NamedParameters = std::vector<NamedParameter>;
-template <class Module> NamedParameters parameters_of(Module& module) {
+using NamedParameters = std::vector<NamedParameter>;                     // in the order of visit_parameters()
+template <class Module> NamedParameters parameters_of(Module& module) {  // all of a module, by name
   NamedParameters out;
   module.visit_parameters("", [&](const std::string& name, Tensor& p) { out.push_back({name, &p}); });
   return out;

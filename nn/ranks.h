@@ -4,6 +4,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
+/// What a training step reads.
 struct Batch {
   Tensor inputs, targets;  // i32 [rows, length]; a target of -100 does not count
 };
@@ -17,16 +18,17 @@ class RankGrid {
   /// Ranks next to each other share sequences. `sequence` divides world.size().
   RankGrid(const Comm& world, int sequence);
 
-  const Comm& world() const { return world_; }
-  int sequence_ranks() const { return sequence_.size(); }
-  int data_ranks() const { return world_.size() / sequence_.size(); }
-  bool is_first() const { return world_.rank() == 0; }
+  const Comm& world() const { return world_; }                         // all ranks
+  int sequence_ranks() const { return sequence_.size(); }              // ranks that share a sequence
+  int data_ranks() const { return world_.size() / sequence_.size(); }  // groups of those
+  bool is_first() const { return world_.rank() == 0; }                 // the rank that prints and writes
 
   /// This rank's part of a batch of whole sequences, and where it stands.
   struct Part {
     Batch batch;
     Place place;
   };
+  /// Of a batch that every rank has whole.
   Part part_of(const Batch& whole, const HilbertSelfAttention& attention) const;
 
   /// What every rank has, added.

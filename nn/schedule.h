@@ -13,13 +13,13 @@ namespace [[gnu::visibility("default")]] hilt {
 ///   wsd        peak, and over the last `decay` steps linearly to floor (warm-up, stable, decay)
 /// From `steps` on: floor (constant: peak).
 struct Schedule {
-  enum class Kind : unsigned char { constant, linear, cosine, wsd };
+  enum class Kind : unsigned char { constant, linear, cosine, wsd };  // the shapes above
   Kind kind = Kind::cosine;
-  double peak = 1e-3, floor = 0;
-  Index steps = 1000, warmup = 0;
-  Index decay = 0;  // of wsd; 0: a fifth of steps
+  double peak = 1e-3, floor = 0;   // highest and lowest rate
+  Index steps = 1000, warmup = 0;  // of the run, and those that warm up
+  Index decay = 0;                 // of wsd; 0: a fifth of steps
 
-  double operator()(Index step) const;
+  double operator()(Index step) const;  // the rate at this step
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
 Schedule::Kind parse_schedule(std::string_view text);

@@ -11,11 +11,11 @@ std::string_view name_of(Positions positions);
 /// All that decides what a Transformer computes; the defaults are nanoGPT's small character model.
 struct TransformerConfig {
   Index layers = 4, heads = 4, kv_heads = 0;  // 0: as many as heads
-  Index width = 128;
-  Index hidden = 0;    // of the Mlp; 0: 4 width
-  Index context = 64;  // the most tokens of a sequence
-  Index vocab = 65;    // input symbols
-  Index classes = 0;   // output symbols; 0: vocab
+  Index width = 128;                          // of the residual stream
+  Index hidden = 0;                           // of the Mlp; 0: 4 width
+  Index context = 64;                         // the most tokens of a sequence
+  Index vocab = 65;                           // input symbols
+  Index classes = 0;                          // output symbols; 0: vocab
   Order order{};
   Pattern pattern = {Branch{}};
   DilationMode dilation_mode = DilationMode::all_queries;
@@ -25,27 +25,27 @@ struct TransformerConfig {
   bool checkpointing = false;  // keep each block's input alone and run it again in backward
   bool keep_order = false;     // permute once at the input, hold activations in curve order, go home at the output
   Positions positions = Positions::learned;
-  TermConfig terms{};  // of attention's scores, in every block tensors of its own
-  double rotary_base = 10000;
-  bool tie_weights = true;  // the head is the transposed embedding; only with classes == vocab
-  NormKind norm = NormKind::layer;
-  double epsilon = 1e-5;
-  double deviation = 0.02;  // of initial weights: GPT-2's, which suits its width of 768
+  TermConfig terms{};               // of attention's scores, in every block tensors of its own
+  double rotary_base = 10000;       // as in rotary()
+  bool tie_weights = true;          // the head is the transposed embedding; only with classes == vocab
+  NormKind norm = NormKind::layer;  // before each branch and at the end
+  double epsilon = 1e-5;            // of the norms
+  double deviation = 0.02;          // of initial weights: GPT-2's, which suits its width of 768
   Activation activation = Activation::gelu_tanh;
   bool bias = true;  // in every product and layer norm
 
-  Index hidden_width() const { return hidden == 0 ? 4 * width : hidden; }
-  Index outputs() const { return classes == 0 ? vocab : classes; }
+  Index hidden_width() const { return hidden == 0 ? 4 * width : hidden; }  // of the Mlp
+  Index outputs() const { return classes == 0 ? vocab : classes; }         // of the last axis of logits
   friend bool operator==(const TransformerConfig&, const TransformerConfig&) = default;
 };
 /// Throws Code::usage with what is wrong and the nearest values that are not.
 void check_config(const TransformerConfig& config);
-AttentionConfig attention_config(const TransformerConfig& config);
+AttentionConfig attention_config(const TransformerConfig& config);  // of its blocks
 
 /// x + attention(norm(x)), then x + mlp(norm(x)).
 struct Block {
-  Norm norm1, norm2;
-  HilbertSelfAttention attention;
+  Norm norm1, norm2;               // before each branch
+  HilbertSelfAttention attention;  // the first branch
   Mlp mlp;
   double dropout = 0;  // of both branches
   /// rows: where the rows of x stand among those that share dropout's masks; empty: x is all.
@@ -56,9 +56,9 @@ struct Block {
 /// Tokens to logits. With token causality a language model; with none, and a grid order of
 /// `context` cells, an encoder that labels the cells of a board.
 struct Transformer {
-  TransformerConfig config;
+  TransformerConfig config;     // what it computes
   Embedding tokens, positions;  // positions: [context, width] where they are learned
-  std::vector<Block> blocks;
+  std::vector<Block> blocks;    // one after the other
   Norm norm;
   Tensor head;  // [width, outputs]; undefined where it is tied to tokens
 

@@ -29,62 +29,65 @@ Tensor sub(double c, const Tensor& x);                                    // c -
 Tensor div(double c, const Tensor& x);                                    // c / x
 Tensor pow(const Tensor& x, double c);                                    // x^c
 Tensor neg(const Tensor& x);                                              // -x
-Tensor exp(const Tensor& x);
-Tensor log(const Tensor& x);
-Tensor sqrt(const Tensor& x);
-Tensor rsqrt(const Tensor& x);  // 1 / sqrt(x)
-Tensor sin(const Tensor& x);
-Tensor cos(const Tensor& x);
-Tensor tanh(const Tensor& x);
-Tensor sigmoid(const Tensor& x);                         // 1 / (1 + e^-x)
-Tensor relu(const Tensor& x);                            // max(x, 0); gradient 0 at 0
-Tensor gelu(const Tensor& x);                            // x Phi(x), by erf
+Tensor exp(const Tensor& x);                                              // e^x
+Tensor log(const Tensor& x);                                              // natural, of x > 0
+Tensor sqrt(const Tensor& x);                                             // the root, of x >= 0
+Tensor rsqrt(const Tensor& x);                                            // 1 / sqrt(x)
+Tensor sin(const Tensor& x);                                              // of radians
+Tensor cos(const Tensor& x);                                              // of radians
+Tensor tanh(const Tensor& x);                                             // (e^x - e^-x) / (e^x + e^-x)
+Tensor sigmoid(const Tensor& x);                                          // 1 / (1 + e^-x)
+Tensor relu(const Tensor& x);                                             // max(x, 0); gradient 0 at 0
+Tensor gelu(const Tensor& x);                                             // x Phi(x), by erf
 Tensor gelu_tanh(const Tensor& x);                       // x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2
 Tensor silu(const Tensor& x);                            // x sigmoid(x)
 Tensor square(const Tensor& x);                          // x^2
 Tensor abs(const Tensor& x);                             // |x|; gradient 0 at 0
 Tensor clamp(const Tensor& x, double low, double high);  // gradient 1 on [low, high], 0 outside
 
-inline Tensor maximum(const Tensor& x, double c) { return maximum(x, scalar_like(x, c)); }
-inline Tensor minimum(const Tensor& x, double c) { return minimum(x, scalar_like(x, c)); }
+inline Tensor maximum(const Tensor& x, double c) { return maximum(x, scalar_like(x, c)); }  // max(x, c)
+inline Tensor minimum(const Tensor& x, double c) { return minimum(x, scalar_like(x, c)); }  // min(x, c)
+/// Condition ? a : b.
 inline Tensor where(const Tensor& condition, const Tensor& a, double b) {
   return where(condition, a, scalar_like(a, b));
 }
-inline Tensor where(const Tensor& condition, double a, const Tensor& b) {
+inline Tensor where(const Tensor& condition, double a, const Tensor& b) {  // condition ? a : b
   return where(condition, scalar_like(b, a), b);
 }
 
-inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
-inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
-inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
-inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
-inline Tensor operator-(const Tensor& x) { return neg(x); }
-inline Tensor operator+(const Tensor& x, double c) { return add(x, c); }
-inline Tensor operator-(const Tensor& x, double c) { return add(x, -c); }
-inline Tensor operator*(const Tensor& x, double c) { return mul(x, c); }
-inline Tensor operator*(double c, const Tensor& x) { return mul(x, c); }
-inline Tensor operator/(const Tensor& x, double c) { return mul(x, 1 / c); }
-inline Tensor operator+(double c, const Tensor& x) { return add(x, c); }
-inline Tensor operator-(double c, const Tensor& x) { return sub(c, x); }
-inline Tensor operator/(double c, const Tensor& x) { return div(c, x); }
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }  // a + b
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }  // a - b
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }  // a b
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }  // a / b
+inline Tensor operator-(const Tensor& x) { return neg(x); }                      // -x
+inline Tensor operator+(const Tensor& x, double c) { return add(x, c); }         // x + c
+inline Tensor operator-(const Tensor& x, double c) { return add(x, -c); }        // x - c
+inline Tensor operator*(const Tensor& x, double c) { return mul(x, c); }         // x c
+inline Tensor operator*(double c, const Tensor& x) { return mul(x, c); }         // x c
+inline Tensor operator/(const Tensor& x, double c) { return mul(x, 1 / c); }     // x / c
+inline Tensor operator+(double c, const Tensor& x) { return add(x, c); }         // x + c
+inline Tensor operator-(double c, const Tensor& x) { return sub(c, x); }         // c - x
+inline Tensor operator/(double c, const Tensor& x) { return div(c, x); }         // c / x
 /// A Tensor is a value that others may share and a tape may have saved: x = x + y makes a new one.
 template <class T> void operator+=(Tensor&, const T&) {
   static_assert(!sizeof(T), "x += y writes to no tensor: write x = x + y; gradients add up by Gradients +=");
 }
-template <class T> void operator-=(Tensor&, const T&) {
+template <class T> void operator-=(Tensor&, const T&) {  // likewise, for each of these
   static_assert(!sizeof(T), "x -= y writes to no tensor: write x = x - y, or step an optimizer (sgd_step, adamw_step)");
 }
+/// Does not compile.
 template <class T> void operator*=(Tensor&, const T&) { static_assert(!sizeof(T), "x *= y: write x = x * y"); }
+/// Does not compile.
 template <class T> void operator/=(Tensor&, const T&) { static_assert(!sizeof(T), "x /= y: write x = x / y"); }
 
 // ---- reductions over the named axes, all of them when none is named -----------------------------
-struct Axes : std::vector<int> {
+struct Axes : std::vector<int> {  // none, one or several, a negative one from the end
   using vector::vector;
-  template <std::signed_integral I> Axes(I axis) : vector{static_cast<int>(axis)} {}
+  template <std::signed_integral I> Axes(I axis) : vector{static_cast<int>(axis)} {}  // one
 };
-Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
-Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
-Tensor max(const Tensor& x, const Axes& axes = {}, bool keepdim = false);  // equal maxima share the gradient
+Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // of the named axes
+Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);  // sum / count
+Tensor max(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // equal maxima share the gradient
 
 // ---- along the last axis ------------------------------------------------------------------------
 Tensor softmax(const Tensor& x);      // e^x / sum e^x
@@ -111,11 +114,13 @@ Tensor linear_gelu_tanh(const Tensor& x, const Tensor& w, const Tensor& b);  // 
 Tensor embedding(const Tensor& table, const Tensor& ids);       // y[.., :] = table[ids[..], :]
 Tensor gather(const Tensor& x, int axis, const Tensor& index);  // y[.. i ..] = x[.. index[i] ..], index: [n]
 Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, Index extent);  // y[.. index[i] ..] += x[.. i ..]
-Tensor cat(std::span<const Tensor> parts, int axis);
+Tensor cat(std::span<const Tensor> parts, int axis);                               // along an axis; all else must agree
+/// Along an axis; all else must agree.
 inline Tensor cat(const std::vector<Tensor>& parts, int axis) { return cat(std::span(parts), axis); }
 Tensor stack(std::span<const Tensor> parts, int axis = 0);  // along a new axis
 inline Tensor stack(const std::vector<Tensor>& parts, int axis = 0) { return stack(std::span(parts), axis); }
 std::vector<Tensor> split(const Tensor& x, std::span<const Index> extents, int axis);  // views, one after the other
+/// Extents `before` and `after` of `value` on both sides.
 Tensor pad(const Tensor& x, int axis, Index before, Index after, double value = 0);
 
 // ---- losses and noise ---------------------------------------------------------------------------
@@ -135,16 +140,16 @@ Tensor permute(const Tensor& x, std::span<const int> axes);  // y's axis i is x'
 inline Tensor permute(const Tensor& x, std::initializer_list<int> axes) {
   return permute(x, std::span(axes.begin(), axes.size()));
 }
-Tensor transpose(const Tensor& x, int a = -2, int b = -1);
+Tensor transpose(const Tensor& x, int a = -2, int b = -1);  // swaps two axes
 Tensor slice(const Tensor& x, int axis, Index begin, Index end,
              Index step = 1);                        // negative begin, end count from the end
 Tensor select(const Tensor& x, int axis, Index i);   // x[.. i ..], without that axis
 Tensor expand(const Tensor& x, const Shape& shape);  // repeats axes of extent 1
-Tensor squeeze(const Tensor& x, int axis);
-Tensor unsqueeze(const Tensor& x, int axis);
-Tensor contiguous(const Tensor& x);
-Tensor to(const Tensor& x, DType dtype);    // gradient converts back
-Tensor to(const Tensor& x, Device device);  // gradient goes back
+Tensor squeeze(const Tensor& x, int axis);           // without an axis of extent 1
+Tensor unsqueeze(const Tensor& x, int axis);         // with a new axis of extent 1
+Tensor contiguous(const Tensor& x);                  // x itself if it is dense, else a copy
+Tensor to(const Tensor& x, DType dtype);             // gradient converts back
+Tensor to(const Tensor& x, Device device);           // gradient goes back
 /// The same numbers as a constant: no gradient passes.
 Tensor detach(const Tensor& x);
 
@@ -154,14 +159,15 @@ Tensor argmin(const Tensor& x);                    // likewise
 Tensor greater(const Tensor& a, const Tensor& b);  // a > b as u8
 Tensor less(const Tensor& a, const Tensor& b);     // a < b as u8
 Tensor equal(const Tensor& a, const Tensor& b);    // a == b as u8
-inline Tensor greater(const Tensor& x, double c) { return greater(x, scalar_like(x, c)); }
-inline Tensor less(const Tensor& x, double c) { return less(x, scalar_like(x, c)); }
-inline Tensor equal(const Tensor& x, double c) { return equal(x, scalar_like(x, c)); }
-Tensor floor(const Tensor& x);  // the largest integer <= x
+inline Tensor greater(const Tensor& x, double c) { return greater(x, scalar_like(x, c)); }  // x > c as u8
+inline Tensor less(const Tensor& x, double c) { return less(x, scalar_like(x, c)); }        // x < c as u8
+inline Tensor equal(const Tensor& x, double c) { return equal(x, scalar_like(x, c)); }      // x == c as u8
+Tensor floor(const Tensor& x);                                                              // the largest integer <= x
 
 // ---- optimiser steps: they write to the parameter and its state ---------------------------------
+/// Of one step.
 struct AdamW {
-  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;  // as in the paper
 };
 /// m, v: of w's type, or f32 beside a 16-bit w, which `master`, f32, shadows. step counts from 1.
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& options,
@@ -169,18 +175,19 @@ void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, c
 /// The same for many parameters, each with a decay of its own instead of the options'; on a GPU a
 /// few kernels serve them all.
 struct AdamWUpdate {
-  Tensor* w;
-  Tensor dw;
-  Tensor *m, *v, *master = nullptr;
-  double weight_decay = 0;
+  Tensor* w;                         // is written to
+  Tensor dw;                         // its gradient
+  Tensor *m, *v, *master = nullptr;  // state, written to
+  double weight_decay = 0;           // its own
 };
 /// With a norm, gradients count times min(1, max / norm) (max 0: as they are), and where it is not
 /// finite nothing changes. Gradients of a loss times `scale`, and their norm, count divided by it.
 struct Clip {
-  Tensor norm;
-  double max = 0;
-  double scale = 1;
+  Tensor norm;       // of all gradients
+  double max = 0;    // the largest norm that is left alone
+  double scale = 1;  // by which the loss was multiplied
 };
+/// All of them; throws Code::usage before any is written to.
 void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& options, const Clip& clip = {});
 /// w -= lr (dw + decay w), through a velocity when momentum is asked for.
 void sgd_step(Tensor& w, const Tensor& dw, double lr, double weight_decay = 0, double momentum = 0,

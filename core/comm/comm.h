@@ -14,19 +14,19 @@ namespace [[gnu::visibility("default")]] hilt {
 /// A tensor that goes to, or comes from, another rank. It must be dense, and only its bytes travel.
 /// A tensor without elements is not sent.
 struct Message {
-  int peer;
-  Tensor data;
+  int peer;     // the other rank
+  Tensor data;  // dense; what arrives is written into it
 };
 
 /// What a rank is doing while it waits: the words of the error, if the wait ends in one.
 struct Step {
   std::string_view op = "exchange";  // a literal
-  Index hop = 0;
+  Index hop = 0;                     // counts rounds of one op
 };
 
 /// What a Comm has carried since it was made, its splits included.
 struct Traffic {
-  std::size_t bytes_sent = 0, bytes_received = 0, messages_sent = 0;
+  std::size_t bytes_sent = 0, bytes_received = 0, messages_sent = 0;  // payload alone, without headers
 };
 
 class Link;  // private: how bytes travel, see link.h
@@ -38,7 +38,7 @@ class Pending;
 /// touch what it receives. If it is destroyed without wait(), it gives both up.
 class Transfer {
  public:
-  Transfer();
+  Transfer();  // of nothing
   Transfer(Transfer&&) noexcept;
   Transfer& operator=(Transfer&&) noexcept;
   ~Transfer();
@@ -62,13 +62,13 @@ class Comm {
   /// Rank `link->rank()` of all that the link joins; what link.h makes.
   explicit Comm(std::shared_ptr<Link> link);
 
-  int rank() const;
+  int rank() const;  // 0 .. size() - 1
   int size() const;
   /// single, threads, tcp, mpi, nccl
   std::string_view name() const;
   /// How long a wait may take; 60 s, or HILT_DEADLINE in seconds.
   std::chrono::milliseconds deadline() const;
-  void set_deadline(std::chrono::milliseconds deadline);
+  void set_deadline(std::chrono::milliseconds deadline);  // for the waits that begin from now on
   Traffic traffic() const;
 
   /// Starts all of these at once. Between two ranks messages arrive in the order they were sent,
@@ -82,7 +82,7 @@ class Comm {
   Tensor reduce_scatter(const Tensor& x, Step step = {"reduce_scatter"}) const;
   /// x of rank `root`. All must pass a tensor of that shape and type.
   Tensor broadcast(const Tensor& x, int root = 0, Step step = {"broadcast"}) const;
-  void barrier(Step step = {"barrier"}) const;
+  void barrier(Step step = {"barrier"}) const;  // returns once every rank has called it
   /// Texts of all ranks.
   std::vector<std::string> gather_text(const std::string& text, Step step = {"gather_text"}) const;
   /// Throws, on every rank, where a rank's `key = value` lines differ from those of rank 0, naming

@@ -7,6 +7,12 @@
 #include <mutex>
 #include "core/cuda/kernels.h"
 #include "core/cuda/memory.h"
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#else
+static int nvtxRangePushA(const char*) { return 0; }
+static int nvtxRangePop() { return 0; }
+#endif
 
 namespace hilt {
 namespace cuda {
@@ -250,6 +256,8 @@ std::vector<std::string> descriptions() {
   }
   return out;
 }
+void push_range(const char* name) { nvtxRangePushA(name); }
+void pop_range() { nvtxRangePop(); }
 void synchronize(int index) {
   Context& c = context(index);
   check_alive(index);

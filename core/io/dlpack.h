@@ -11,34 +11,39 @@ namespace [[gnu::visibility("default")]] hilt {
 /// here so that dlpack.h is not needed. A program that has dlpack.h may reinterpret_cast pointers
 /// between the two: their layouts are the same.
 namespace dlpack {
+/// Of the protocol.
 struct DLPackVersion {
-  std::uint32_t major, minor;
+  std::uint32_t major, minor;  // a new major is another layout
 };
+/// Where memory lies.
 struct DLDevice {
-  std::int32_t device_type, device_id;
+  std::int32_t device_type, device_id;  // type: kCpu, kCuda or kCudaHost
 };
+/// What an element is.
 struct DLDataType {
-  std::uint8_t code, bits;
-  std::uint16_t lanes;
+  std::uint8_t code, bits;  // code: kInt, kUInt, kFloat or kBfloat
+  std::uint16_t lanes;      // of a vector type; 1
 };
+/// a view of memory, on its own.
 struct DLTensor {
-  void* data;
-  DLDevice device;
-  std::int32_t ndim;
-  DLDataType dtype;
+  void* data;                     // of the device; the first element lies byte_offset behind
+  DLDevice device;                // where data points
+  std::int32_t ndim;              // axes
+  DLDataType dtype;               // of an element
   std::int64_t *shape, *strides;  // strides in elements; null for a dense tensor
-  std::uint64_t byte_offset;
+  std::uint64_t byte_offset;      // from data to the first element
 };
 struct DLManagedTensor {  // before 1.0
   DLTensor dl_tensor;
-  void* manager_ctx;
-  void (*deleter)(DLManagedTensor*);
+  void* manager_ctx;                  // the lender's
+  void (*deleter)(DLManagedTensor*);  // ends the loan; may be null
 };
+/// Since 1.0: it says its version and may be read-only.
 struct DLManagedTensorVersioned {
-  DLPackVersion version;
-  void* manager_ctx;
-  void (*deleter)(DLManagedTensorVersioned*);
-  std::uint64_t flags;
+  DLPackVersion version;                       // to be looked at before all else
+  void* manager_ctx;                           // the lender's
+  void (*deleter)(DLManagedTensorVersioned*);  // ends the loan; may be null
+  std::uint64_t flags;                         // kReadOnly, or 0
   DLTensor dl_tensor;
 };
 
@@ -60,11 +65,11 @@ static_assert(offsetof(DLManagedTensorVersioned, manager_ctx) == 8 &&
 /// Calls the deleter if nobody took the struct. To pass the pointer on, say into a Python capsule,
 /// call release().
 struct Release {
-  template <class Managed> void operator()(Managed* m) const {
+  template <class Managed> void operator()(Managed* m) const {  // ends the loan
     if (m->deleter) m->deleter(m);
   }
 };
-template <class Managed> using Owned = std::unique_ptr<Managed, Release>;
+template <class Managed> using Owned = std::unique_ptr<Managed, Release>;  // a loan that ends by itself
 
 /// What a consumer of to_dlpack() may do with the memory.
 enum class Access { read, write };

@@ -19,9 +19,9 @@ Tensor read_npy(const std::string& path);
 struct NpyIntegers {
   DType dtype;
   Shape shape;
-  std::vector<std::int64_t> values;
+  std::vector<std::int64_t> values;  // in C order, widened
 };
-NpyIntegers read_npy_integers(const std::string& path);
+NpyIntegers read_npy_integers(const std::string& path);  // throws Code::data as read_npy()
 
 /// Writes x in C order. The file appears whole or not at all: what was there stays until then.
 void write_npy(const std::string& path, const Tensor& x);

@@ -20,23 +20,23 @@ class Descriptor;  // private
 
 /// One tensor of a file; its bytes are [begin, end) of the file.
 struct SafetensorsEntry {
-  std::string name;
+  std::string name;  // any UTF-8 text
   DType dtype = DType::f32;
   Shape shape;
-  std::uint64_t begin = 0, end = 0;
+  std::uint64_t begin = 0, end = 0;  // offsets in the file
 };
-using SafetensorsMetadata = std::map<std::string, std::string>;
+using SafetensorsMetadata = std::map<std::string, std::string>;  // free text by key, sorted
 
 /// An open, scanned file. Tensors are read when asked for, with pread: the file is never mapped.
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(const std::string& path);
+  explicit SafetensorsFile(const std::string& path);  // opens and scans it; throws Code::data
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return path_; }  // as it was opened
   /// Sorted by name.
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
-  const SafetensorsMetadata& metadata() const { return metadata_; }
-  std::uint64_t bytes() const { return bytes_; }
+  const SafetensorsMetadata& metadata() const { return metadata_; }  // what stands under "__metadata__"
+  std::uint64_t bytes() const { return bytes_; }                     // length of the file
   /// Null where there is none.
   const SafetensorsEntry* find(const std::string& name) const;
   /// A new tensor; an unknown name is an error that proposes the nearest.
@@ -54,7 +54,7 @@ class SafetensorsFile {
 
 /// What is to be written. Names are free but for "__metadata__" and must differ.
 struct SafetensorsItem {
-  std::string name;
+  std::string name;  // not "__metadata__"
   Tensor tensor;
 };
 /// The first bytes of the file, up to the tensors': a pure function of names, types, shapes and

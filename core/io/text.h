@@ -38,7 +38,7 @@ Index read_index(const char* what, std::string_view text, Index low);
 /// The character at `at`, which moves behind it. Nothing where the text is not UTF-8; overlong
 /// forms, surrogates and numbers above U+10FFFF are not.
 std::optional<char32_t> next_utf8(std::string_view text, std::size_t& at);
-void append_utf8(std::string& text, char32_t c);
+void append_utf8(std::string& text, char32_t c);  // as UTF-8
 /// Text from a file, for one line of an error: its first bytes, \xNN unless printable ASCII.
 std::string shown(std::string_view text, std::size_t most = 60);
 

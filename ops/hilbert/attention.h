@@ -12,41 +12,42 @@ namespace [[gnu::visibility("default")]] hilt {
 /// How the backward pass of attention() is obtained. The forward of hybrid and fused is one kernel,
 /// bit for bit; taped runs the same steps, on the same plan, one op at a time.
 enum class Backward : unsigned char { taped, hybrid, fused };
+/// a row of the table of modes.
 struct BackwardMode {
-  Backward mode;
-  std::string_view name, what;
+  Backward mode;                // the value
+  std::string_view name, what;  // what options call it, and a sentence
 };
 /// All there are, in the order of their values.
 std::span<const BackwardMode> backward_modes();
 Backward parse_backward(std::string_view text);
 std::string_view name_of(Backward mode);
 
-struct AttentionOptions {
+struct AttentionOptions {  // what a call may change
   Backward backward = Backward::fused;
-  std::optional<double> scale;  // 1 / sqrt(D)
-  double dropout = 0;
+  std::optional<double> scale;   // 1 / sqrt(D)
+  double dropout = 0;            // of attention weights; in [0, 1)
   std::optional<RandomKey> key;  // of the dropout mask; needed when dropout > 0
   Index first_batch = 0;         // the number of the first sequence among all that share the mask
   bool strict = false;           // a fallback is an error
-  ScoreTerms terms = {};
+  ScoreTerms terms = {};         // see ScoreTerms
 };
 
 /// Why a call ran in another mode than asked, newest last: at most the 64 last of this thread.
 struct Fallback {
-  Backward asked, ran;
-  std::string reason;
+  Backward asked, ran;  // modes
+  std::string reason;   // a sentence
 };
-const std::vector<Fallback>& attention_fallbacks();
-void clear_attention_fallbacks();
+const std::vector<Fallback>& attention_fallbacks();  // those of this thread
+void clear_attention_fallbacks();                    // those of this thread
 
 /// Which kernels ran, newest last: at most the 64 last passes of this thread. A pass is a tiling's
 /// forward or backward; the route is cpu, plain, mma or hopper, the reason why it was no faster
 /// one. HILT_ROUTE=plain|mma|hopper forces a route on a GPU where it serves.
 struct AttentionRoute {
-  std::string_view pass, route, reason;
+  std::string_view pass, route, reason;  // literals
 };
-const std::vector<AttentionRoute>& attention_routes();
-void clear_attention_routes();
+const std::vector<AttentionRoute>& attention_routes();  // those of this thread
+void clear_attention_routes();                          // those of this thread
 
 /// o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'],  h' = h
 /// / (H / Hk). q: [B, L, H, D]; k, v: [B, L, Hk, D]; any strides. q may have fewer rows: those that
@@ -59,8 +60,9 @@ Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions&
 /// With the log-sum-exp of every row, [B, H, L] (f32; f64 for f64), a result that a tape knows like
 /// o: with its gradient, dS gains P dL.
 struct AttentionResult {
-  Tensor o, lse;
+  Tensor o, lse;  // outputs, and log-sum-exps
 };
+/// The same o as attention().
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
                                    const AttentionOptions& options = {});
 
@@ -78,9 +80,9 @@ PlanPtr plan_of_sequence(const PlanPtr& plan, const Tensor& q, const Tensor& k, 
 /// Whom a row of q attends to in one head: keys, as ascending tokens, and their weights. A key that
 /// counts twice has the sum, one that a bias masks 0; a sink leaves less than 1 to all of them.
 struct RowWeights {
-  Index batch, row, head;
-  std::vector<std::int32_t> keys;
-  std::vector<double> weights;
+  Index batch, row, head;          // which row of q this is
+  std::vector<std::int32_t> keys;  // ascending
+  std::vector<double> weights;     // one a key
 };
 /// Of some rows of q, ascending: sequence after sequence, rows, heads; without dropout. For
 /// pictures and tests; no tape hears.
@@ -94,22 +96,23 @@ PlanPtr plan_of_queries(const PlanPtr& plan, Index count);
 /// X along the order, and back: y[:, i] = x[:, token_at[i]] on an axis, and its inverse. Each is
 /// the other's backward.
 Tensor reorder(const Tensor& x, const Permutation& order, int axis = 1);
-Tensor restore(const Tensor& y, const Permutation& order, int axis = 1);
+Tensor restore(const Tensor& y, const Permutation& order, int axis = 1);  // the inverse
 
 /// What taped and hybrid multiply: the groups of a tiling, padded to one size, so that they are one
 /// batch of dense products. Dense attention is one group; where a set has no such runs of queries
 /// and keys, groups follow its lists, see compact().
 struct GroupShape {
-  Index groups = 0, q = 0, k = 0;
-  Index pairs() const { return groups * q * k; }
+  Index groups = 0, q = 0, k = 0;                 // how many, and the rows and keys of each
+  Index pairs() const { return groups * q * k; }  // that are multiplied
 };
-GroupShape group_shape(const Tiling& t);
+GroupShape group_shape(const Tiling& t);  // of one tiling
 
 /// Bytes that a mode will save for backward and need at its peak, beyond q, k, v and the tensors of
 /// the terms, whose gradients are all asked for. Terms that do not fit are errors, as in a call.
 struct AttentionMemory {
-  std::size_t saved = 0, peak = 0;
+  std::size_t saved = 0, peak = 0;  // bytes
 };
+/// Without running anything.
 AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,
                                  const ScoreTerms& terms = {});
 

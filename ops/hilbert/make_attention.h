@@ -11,15 +11,16 @@ class NamedAttention {
   /// [B, L, H, D] as attention() takes them; for the ring types this rank's rows, as
   /// ring_attention() takes them. `step` tells dropout's streams apart; documents: see PlanSpec.
   using Documents = std::vector<DocumentList>;
+  /// The attention itself; errors are those of attention() and ring_attention().
   Tensor operator()(const Tensor& q, const Tensor& k, const Tensor& v, std::uint64_t step = 0,
                     const Documents& documents = {}) const;
-  PlanPtr plan(const Tensor& q, const Documents& documents = {}) const;
+  PlanPtr plan(const Tensor& q, const Documents& documents = {}) const;  // that a call uses
   /// Of the ring types: this rank's part of the plan, and so which rows it holds.
   ShardPlanPtr shard(Index heads, const Documents& documents = {}) const;
   /// The learned tensors of its score terms: slopes, relative, bias, sink.
   void visit_parameters(const std::string& at, const std::function<void(const std::string&, Tensor&)>& visit);
-  const std::string& type() const { return type_; }
-  const AttentionOptions& options() const { return options_; }
+  const std::string& type() const { return type_; }             // the attention_type
+  const AttentionOptions& options() const { return options_; }  // those of every call
 
  private:
   friend NamedAttention make_attention(const std::map<std::string, std::string>& config, const Comm& comm);

@@ -22,6 +22,6 @@ void agree_on(const ShardPlan& shard, const Comm& comm, Index batch, Index kv_he
 
 /// One rank's rows of a whole tensor [B, L, ...] whose rows are tokens, and the whole of all rows.
 Tensor rows_of_rank(const Tensor& whole, const ShardPlan& shard, int rank);
-Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& comm);
+Tensor whole_of_rows(const Tensor& rows, const ShardPlan& shard, const Comm& comm);  // all rows, on every rank
 
 }  // namespace hilt

@@ -18,7 +18,7 @@ struct ScoreTerms {
   /// - slopes[h] dist(t, u): |t - u|, or where the pattern is one of a grid, the sum of the
   /// coordinates' distances. Without slopes [H], the published ones.
   bool alibi = false;
-  Tensor slopes;
+  Tensor slopes;  // [H]
   /// [H, 2 r + 1] of t - u; [H, 2 ry + 1, 2 rx + 1] and [H, 2 rt + 1, 2 ry + 1, 2 rx + 1] of the
   /// coordinates on the order's grid. Query minus key, index 0 is -r; beyond r counts as r.
   Tensor relative;
@@ -35,12 +35,13 @@ Tensor alibi_slopes(Index heads, DType dtype = DType::f32, Device device = {});
 
 /// Terms as a configuration names them: tensors are learned, and known by their sizes.
 struct TermConfig {
-  enum class Alibi : unsigned char { none, published, learned };
-  double softcap = 0;  // 0: none
+  enum class Alibi : unsigned char { none, published, learned };  // where slopes come from
+  double softcap = 0;                                             // 0: none
   Alibi alibi = Alibi::none;
-  Shape relative{};  // without the heads: {2 r + 1}, or an extent for each axis of a grid
-  Shape bias{};      // of rank 4; 0 stands for the tokens of a row
-  bool sink = false;
+  Shape relative{};   // without the heads: {2 r + 1}, or an extent for each axis of a grid
+  Shape bias{};       // of rank 4; 0 stands for the tokens of a row
+  bool sink = false;  // there is one
+  /// Some term has parameters.
   bool learns() const { return alibi == Alibi::learned || relative.rank() > 0 || bias.rank() > 0 || sink; }
   friend bool operator==(const TermConfig&, const TermConfig&) = default;
 };

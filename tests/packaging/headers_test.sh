@@ -18,5 +18,5 @@ for compiler in "$CXX" ${HILT_DEEP:+clang++}; do
   done
   # One file by two paths, in the tree and through <hilt/..>, is still one file.
   printf '#include "core/tape.h"\n#include "ops/ops.h"\n#include <hilt/hilt.h>\n' |
-    "$compiler" -std=c++20 -fsyntax-only "${warnings[@]}" -I "$BUILD/include" -I "$SRC" -x c++ - || fail "$compiler: a header seen twice"
+    "$compiler" -std=c++20 -fsyntax-only "${warnings[@]}" -I "$BUILD/include" -iquote "$BUILD/core" -I "$SRC" -x c++ - || fail "$compiler: a header seen twice"
 done

@@ -9,13 +9,14 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
+/// a sequence, or an image, of a row.
 struct Document {
-  Index length = 0;
-  Grid grid{};  // without cells: a sequence, which folds
+  Index length = 0;  // in tokens
+  Grid grid{};       // without cells: a sequence, which folds
 
-  Document(Index tokens) : length(tokens) {}
-  Document(const Grid& cells) : length(cells.cells()), grid(cells) {}
-  bool folds() const { return grid == Grid{}; }
+  Document(Index tokens) : length(tokens) {}                           // a sequence
+  Document(const Grid& cells) : length(cells.cells()), grid(cells) {}  // an image
+  bool folds() const { return grid == Grid{}; }                        // a sequence: an order makes a grid of it
   friend auto operator<=>(const Document&, const Document&) = default;
 };
 /// Those of one row, from its first token on; what is left of the row belongs to nobody.

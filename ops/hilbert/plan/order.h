@@ -24,13 +24,13 @@ struct Order {
   enum class Scope : unsigned char { global, per_segment, chunked, order_only };
 
   Kind kind = Kind::row;
-  Grid grid;  // of all tokens, or of one chunk; without cells: fold the sequence
-  Index tile_height = 8, tile_width = 16;
+  Grid grid;                               // of all tokens, or of one chunk; without cells: fold the sequence
+  Index tile_height = 8, tile_width = 16;  // of tiles
   Scope scope = Scope::global;
-  Index chunk = 0;
+  Index chunk = 0;  // positions of a chunk; 0: none
   Steps steps = Steps::near;
 
-  bool folds() const { return grid == Grid{}; }
+  bool folds() const { return grid == Grid{}; }  // it has no grid of its own
   friend auto operator<=>(const Order&, const Order&) = default;
 };
 /// Whether there is such an order of this grid: snake, morton and tiles know one frame.
@@ -56,9 +56,9 @@ Grid token_grid(const Order& order, Index length);
 
 /// pi and rho. Made by the functions below and shared, so constant.
 struct Permutation {
-  std::vector<std::int32_t> token_at;     // pi: position -> token
-  std::vector<std::int32_t> position_of;  // rho: token -> position
-  Index length() const { return std::ssize(token_at); }
+  std::vector<std::int32_t> token_at;                    // pi: position -> token
+  std::vector<std::int32_t> position_of;                 // rho: token -> position
+  Index length() const { return std::ssize(token_at); }  // how many tokens
 };
 
 /// From any pi; checks that it is a bijection.
@@ -72,8 +72,8 @@ bool row_order_forced();
 /// Permutations by {order, width, height, frames, length, scope, chunk}.
 class PermutationCache : public Recent<std::pair<Order, Index>, std::shared_ptr<const Permutation>> {
  public:
-  explicit PermutationCache(std::size_t max_bytes);
-  std::shared_ptr<const Permutation> get(const Order& order, Index length);
+  explicit PermutationCache(std::size_t max_bytes);                          // what the permutations may take
+  std::shared_ptr<const Permutation> get(const Order& order, Index length);  // as permutation()
 };
 
 /// The cache behind permutation(): one for the process, 256 MiB.

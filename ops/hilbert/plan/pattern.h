@@ -18,8 +18,8 @@ using BlockPairs = std::vector<std::pair<std::int32_t, std::int32_t>>;
 /// One attended set. A Pattern is a list of them, merged as if their key lists were one (a key
 /// twice counts twice), but for those joined to the one before: a union, where a key counts once.
 struct Branch {
-  enum class Kind : unsigned char {
-    dense,           // all tokens
+  enum class Kind : unsigned char {  // rules
+    dense,                           // all tokens
     segment,         // positions of the same run of `size` positions; of those, every dilation-th from `offset` on
     slide,           // |p - p'| <= size
     neighborhood,    // `size` positions around clamp(p, size/2, L-1-size/2); size is odd
@@ -49,13 +49,13 @@ struct Branch {
     top,           // for each I the J with the largest product of mean query and mean key: see Branch::chosen
   };
   Kind kind = Kind::dense;
-  bool joined = false;
-  Index size = 0;
-  Index dilation = 1, offset = 0;
-  bool offset_by_head = false;  // offset = head mod dilation
-  Index frames = 0, rows = 0, columns = 0;
-  std::array<Axis, 3> axes{};  // the outermost first; positions are one axis
-  BlockPairs pairs;
+  bool joined = false;                      // united with the branch before
+  Index size = 0;                           // in positions or tokens, as the kind says
+  Index dilation = 1, offset = 0;           // of segments
+  bool offset_by_head = false;              // offset = head mod dilation
+  Index frames = 0, rows = 0, columns = 0;  // of grids, as the kind says
+  std::array<Axis, 3> axes{};               // the outermost first; positions are one axis
+  BlockPairs pairs;                         // of blocks that are given
   Lists lists = Lists::given;
   std::vector<Index> numbers;  // of `lists`: the radius; the rates; global blocks and radius; how many
   /// Of top: what each run of heads / chosen.size() heads chose; empty before anybody looked.
@@ -82,15 +82,15 @@ struct Branch {
     return chosen.empty() ? pairs : chosen[static_cast<std::size_t>(head / (heads / std::ssize(chosen)))];
   }
 };
-using Pattern = std::vector<Branch>;
+using Pattern = std::vector<Branch>;  // at least one branch
 
-enum class DilationMode : unsigned char {
-  all_queries,  // every position asks; branches merge
-  longnet,      // only the active positions of a branch ask; branches merge
+enum class DilationMode : unsigned char {  // who asks, where a segment is dilated
+  all_queries,                             // every position asks; branches merge
+  longnet,                                 // only the active positions of a branch ask; branches merge
   head_groups,  // as longnet; branch i alone serves a contiguous group of heads, with offset i mod its dilation
   residue,      // a position meets the keys of its own residue; branches merge
 };
-enum class Causality : unsigned char {
+enum class Causality : unsigned char {  // which keys are too late
   none,
   token,  // u <= t, on original token indices whatever the order
   curve,  // rho(u) <= rho(t): only for models that predict along the curve
@@ -125,6 +125,6 @@ BlockPairs dilated_blocks(Index n, const std::vector<Index>& rates);  // J = I +
 BlockPairs global_local_blocks(Index n, Index global, Index radius);  // the first `global` see and are seen by all
 /// The list that the rule of a branch makes; of top one of the right size.
 BlockPairs built_blocks(const Branch& branch, Index n);
-Branch blocks(Index size, BlockPairs pairs);
+Branch blocks(Index size, BlockPairs pairs);  // a branch of these
 
 }  // namespace hilt

@@ -13,8 +13,8 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// What a plan is made from.
 struct PlanSpec {
-  Index length = 0;
-  Index heads = 1;
+  Index length = 0;  // tokens of a row
+  Index heads = 1;   // that a set may depend on
   Order order;
   Pattern pattern = {Branch{}};
   DilationMode dilation_mode = DilationMode::all_queries;
@@ -31,41 +31,43 @@ struct PlanSpec {
   std::optional<std::vector<std::int32_t>> queries{};
   /// Cross-attention: so many queries, no tokens of the keys' sequence; they know `dense` alone.
   std::optional<Index> cross{};
-  Index rows_of_q() const { return cross.value_or(queries ? std::ssize(*queries) : length); }
+  Index rows_of_q() const { return cross.value_or(queries ? std::ssize(*queries) : length); }  // how many queries
   friend auto operator<=>(const PlanSpec&, const PlanSpec&) = default;
 };
 
 /// Tilings, one for each set that heads ask for, and where they lie: a whole row, or all documents
 /// of one length and grid.
 struct PlanPart {
-  Index length, queries;  // tokens of a place, and how many of them ask
-  std::vector<Tiling> tilings;
-  Tiling::Places places;
+  Index length, queries;        // tokens of a place, and how many of them ask
+  std::vector<Tiling> tilings;  // one for each set
+  Tiling::Places places;        // where each lies
 };
 
 /// Tile counts of one arrangement, of a row or, where rows have lists of documents of their own, of
 /// all; total: the q tiles x k tiles of all of them, touched or not.
 struct TileStats {
-  Index full = 0, partial = 0, total = 0;
-  Index pairs = 0;       // that attend
-  Index tile_pairs = 0;  // that touched tiles hold: useful = pairs / tile_pairs
+  Index full = 0, partial = 0, total = 0;  // tiles
+  Index pairs = 0;                         // that attend
+  Index tile_pairs = 0;                    // that touched tiles hold: useful = pairs / tile_pairs
+  /// The part of all tiles that is touched.
   double touched() const { return total ? static_cast<double>(full + partial) / static_cast<double>(total) : 0; }
+  /// The part of touched tiles that attends.
   double useful() const { return tile_pairs ? static_cast<double>(pairs) / static_cast<double>(tile_pairs) : 1; }
 };
 
-class Plan {
+class Plan {  // an attended set on an order, tiled. It has no tensors
  public:
-  explicit Plan(PlanSpec spec);
+  explicit Plan(PlanSpec spec);  // throws Code::usage with what does not fit; make_plan() remembers
 
-  const PlanSpec& spec() const { return spec_; }
-  Index length() const { return spec_.length; }
-  Index heads() const { return spec_.heads; }
+  const PlanSpec& spec() const { return spec_; }  // what it was made from
+  Index length() const { return spec_.length; }   // tokens of a row
+  Index heads() const { return spec_.heads; }     // query heads
   /// Rows of q.
   Index queries() const { return spec_.rows_of_q(); }
   /// The order in use. It is the identity if the set does not depend on it and it would gain
   /// nothing, or if HILT_FORCE_ORDER says so. Documents have orders and grids of their own.
   const Permutation& order() const;
-  bool order_forced() const { return forced_; }
+  bool order_forced() const { return forced_; }  // by HILT_FORCE_ORDER
   Grid grid() const { return grid_; }
 
   /// The pattern chooses by q and k (`blocks:SIZE@top:K`), so each sequence has a plan of its own:
@@ -75,7 +77,7 @@ class Plan {
 
   /// The attended sets of a head, to be merged: which tilings of each part.
   std::span<const std::int32_t> tilings_of(Index head) const;
-  const std::vector<PlanPart>& parts() const { return parts_; }
+  const std::vector<PlanPart>& parts() const { return parts_; }  // one, or one for each length and grid of documents
   /// Those of the only part, where there are no documents.
   const std::vector<Tiling>& tilings() const;
   /// How often the token of row u is in A(the token of row t) of this head; without in_order, rows
@@ -89,7 +91,7 @@ class Plan {
   /// counts of the same pattern in another order. If the pattern depends on positions, another
   /// order is another set, and the counts are of that set.
   TileStats stats() const;
-  TileStats stats_for(Order::Kind kind) const;
+  TileStats stats_for(Order::Kind kind) const;  // see stats()
 
   /// Bytes of the plan itself.
   std::size_t bytes() const;
@@ -114,8 +116,8 @@ std::vector<std::int32_t> query_run(Index first, Index count);
 /// of an order `auto`, whose set is that of the tokens as they come. Of equals, the first.
 struct OrderChoice {
   Order order;
-  std::vector<std::pair<Order, TileStats>> considered;
+  std::vector<std::pair<Order, TileStats>> considered;  // all that were compared
 };
-OrderChoice choose_order(PlanSpec spec);
+OrderChoice choose_order(PlanSpec spec);  // throws Code::usage as Plan
 
 }  // namespace hilt

@@ -13,10 +13,10 @@ namespace [[gnu::visibility("default")]] hilt {
 /// Chunk i is the positions [cut[i], cut[i + 1]) of the order and belongs to rank owner[i]. A
 /// rank's rows are its chunks, in the order of positions.
 struct Shards {
-  int ranks = 1;
-  std::vector<Index> cut;
-  std::vector<int> owner;
-  Index rows(int rank) const;
+  int ranks = 1;               // how many
+  std::vector<Index> cut;      // one more than chunks
+  std::vector<int> owner;      // one a chunk
+  Index rows(int rank) const;  // positions that a rank owns
   /// The positions of a rank's rows.
   std::vector<std::int32_t> positions(int rank) const;
 };
@@ -47,14 +47,15 @@ class ShardPlan {
   /// Rows to or from one rank. rows: which of this rank's own rows are sent, or where received rows
   /// lie in the stage's keys; empty means [0, count).
   struct Parcel {
-    int peer;
-    Index count;
-    std::vector<std::int32_t> rows;
+    int peer;                        // the other rank
+    Index count;                     // how many
+    std::vector<std::int32_t> rows;  // see above
   };
+  /// Keys that are attended to together.
   struct Stage {
-    std::vector<Parcel> send, receive;
-    Index keys = 0;               // rows of the keys attended to in this stage
-    std::vector<PlanPart> parts;  // those of the plan, cut down to this rank's queries and these keys
+    std::vector<Parcel> send, receive;  // one a peer
+    Index keys = 0;                     // rows of the keys attended to in this stage
+    std::vector<PlanPart> parts;        // those of the plan, cut down to this rank's queries and these keys
   };
 
   /// The same plan on every rank; its rows must be positions (PlanSpec::in_order), or tokens where
@@ -63,19 +64,19 @@ class ShardPlan {
 
   const Plan& plan() const { return *plan_; }
   const Shards& shards() const { return shards_; }
-  int rank() const { return rank_; }
+  int rank() const { return rank_; }  // this one
   Transport transport() const { return transport_; }
   /// Rows of this rank, and the token that each is.
   Index length() const { return length_; }
-  std::vector<std::int32_t> tokens() const { return tokens_of(rank_); }
-  std::vector<std::int32_t> tokens_of(int rank) const;
-  const std::vector<Stage>& stages() const { return stages_; }
+  std::vector<std::int32_t> tokens() const { return tokens_of(rank_); }  // of this rank
+  std::vector<std::int32_t> tokens_of(int rank) const;                   // of any rank
+  const std::vector<Stage>& stages() const { return stages_; }           // the own keys first
 
   /// Bytes that this rank will send.
   struct Bytes {
-    std::size_t forward = 0, backward = 0;
+    std::size_t forward = 0, backward = 0;  // of each pass
   };
-  Bytes bytes_sent(Index batch, Index kv_heads, Index dim, DType dtype) const;
+  Bytes bytes_sent(Index batch, Index kv_heads, Index dim, DType dtype) const;  // for tensors of these sizes
 
  private:
   PlanPtr plan_;

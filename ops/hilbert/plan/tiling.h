@@ -11,14 +11,15 @@ namespace [[gnu::visibility("default")]] hilt {
 /// One attended set, cut into tiles. Queries and keys stand in lists of tokens; a tile is a run of
 /// at most kTile queries against a run of at most kTile keys. Kernels read nothing but this.
 struct Tiling {
-  static constexpr Index kTile = 128;
+  static constexpr Index kTile = 128;  // the most rows of a tile
+  /// [begin, end).
   struct Range {
-    std::int32_t begin, end;
+    std::int32_t begin, end;  // the first, and the one behind the last
   };
   /// A tile of the other side; partial tiles consult attends(), full ones need not.
   struct Ref {
-    std::int32_t tile;
-    bool partial;
+    std::int32_t tile;  // its number
+    bool partial;       // some pairs do not attend
   };
 
   std::vector<std::int32_t> q_token, k_token;  // rows of the tensors; with in_order, positions
@@ -28,17 +29,17 @@ struct Tiling {
   std::vector<std::int32_t> keys_begin;      // [q tiles + 1]: the key tiles of q tile i are keys[keys_begin[i] ..)
   std::vector<Ref> keys;                     // ascending
   std::vector<std::int32_t> queries_begin;   // [k tiles + 1]: the same, transposed
-  std::vector<Ref> queries;
+  std::vector<Ref> queries;                  // ascending
   /// Runs of queries and keys outside of which nothing attends, and inside which all of it does but
   /// for causality. A set that has no such runs has no groups.
   struct Group {
-    Range q, k;
+    Range q, k;  // rows of each side
   };
-  std::vector<Group> group;
+  std::vector<Group> group;  // all of them
 
   // What attends() compares; empty vectors mean no such test. A union has several boxes: a key
   // attends that is in one of them, and lists of axes have so many values an entry.
-  std::int32_t boxes = 1;
+  std::int32_t boxes = 1;                            // of the union; 1: no union
   bool causal = false;                               // rank of key <= rank of query
   std::vector<std::int32_t> q_rank, k_rank;          // where those are not the names
   std::vector<std::int32_t> k_a, q_a_low, q_a_high;  // q_a_low <= k_a <= q_a_high
@@ -49,16 +50,20 @@ struct Tiling {
   static constexpr std::array kQueryLists{&Tiling::q_token,  &Tiling::q_name,   &Tiling::q_rank,
                                           &Tiling::q_a_low,  &Tiling::q_a_high, &Tiling::q_b_low,
                                           &Tiling::q_b_high, &Tiling::q_c_low,  &Tiling::q_c_high};
+  /// The same of keys.
   static constexpr std::array kKeyLists{&Tiling::k_token, &Tiling::k_name, &Tiling::k_rank,
                                         &Tiling::k_a,     &Tiling::k_b,    &Tiling::k_c};
 
+  /// The tokens of queries.
   const std::vector<std::int32_t>& q_names() const { return q_name.empty() ? q_token : q_name; }
-  const std::vector<std::int32_t>& k_names() const { return k_name.empty() ? k_token : k_name; }
+  const std::vector<std::int32_t>& k_names() const { return k_name.empty() ? k_token : k_name; }  // the tokens of keys
+  /// What causality compares, of queries.
   const std::vector<std::int32_t>& q_ranks() const { return q_rank.empty() ? q_names() : q_rank; }
+  /// What causality compares, of keys.
   const std::vector<std::int32_t>& k_ranks() const { return k_rank.empty() ? k_names() : k_rank; }
 
-  Index tiles_full = 0, tiles_partial = 0;
-  Index pairs = 0;  // (query, key) pairs that attend
+  Index tiles_full = 0, tiles_partial = 0;  // entries of `keys`, by kind
+  Index pairs = 0;                          // (query, key) pairs that attend
 
   /// Where a tiling lies: lists count from these rows of q and k, names from the token at row k.
   struct Place {
@@ -76,35 +81,36 @@ struct Tiling {
     std::vector<Place> list;  // empty: the start of the row
     bool each_row = true;     // those of one row, the same in every row of the batch
 
-    [[gnu::always_inline]] Index count(Index batch) const {
+    [[gnu::always_inline]] Index count(Index batch) const {  // how many, for so many rows of the batch
       const auto n = std::ssize(list);
       return !each_row ? n : list.empty() ? batch : batch * n;
     }
+    /// Number i.
     [[gnu::always_inline]] Place at(Index i) const { return Place::at(list.data(), std::ssize(list), each_row, i); }
-    bool are_rows() const { return each_row && list.empty(); }
+    bool are_rows() const { return each_row && list.empty(); }  // one in each row, from its start on
 
     struct OnDevice;
-    mutable std::shared_ptr<OnDevice> device_images;
+    mutable std::shared_ptr<OnDevice> device_images;  // see OnDevice
   };
   /// Of compact() lists: where kernels that own queries add up gradients of keys. The keys of an
   /// entry e of `keys`, up to `end`, are among `rows`, one of several parts of all keys;
   /// turns[rows] shares are added to these, and this one is number `turn`. Shares of an entry
   /// follow each other from share[share_begin[e]] on.
   struct Share {
-    std::int32_t rows, end, turn;
+    std::int32_t rows, end, turn;  // as above
   };
-  std::vector<std::int32_t> share_begin;
-  std::vector<Share> share;
-  std::vector<std::int32_t> turns;
+  std::vector<std::int32_t> share_begin;  // [entries + 1]
+  std::vector<Share> share;               // in order of entries
+  std::vector<std::int32_t> turns;        // by part of the keys
   /// Of compact() lists: tiles of queries, at most kRun, that a kernel takes together. Of several,
   /// one entry of `keys` after the other is the same tile for all whose lists are so long.
   static constexpr int kRun = 2;
-  std::vector<Range> runs;
-  mutable std::shared_ptr<const Tiling> compacted;
+  std::vector<Range> runs;                          // of query tiles
+  mutable std::shared_ptr<const Tiling> compacted;  // its compact() lists, once made
 
   /// The same lists in the memory of GPUs, made when a kernel first needs them.
   struct OnDevice;
-  mutable std::shared_ptr<OnDevice> device_images;
+  mutable std::shared_ptr<OnDevice> device_images;  // see OnDevice
 };
 
 }  // namespace hilt
