@@ -9,8 +9,7 @@ namespace {
 Isa best_isa() {
   Isa best = Isa::base;
 #if defined(__x86_64__)
-  if (kHasWideIsa && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
+  if (kHasWideIsa && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {  // all of these have f16c
     best = Isa::avx2;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))

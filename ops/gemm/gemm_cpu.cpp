@@ -117,7 +117,7 @@ template <class T> void pack_right(MatrixRef<const T> b, Index depth, Index colu
 }
 
 /// Rows of the next tile where `left` are left: at most kRows, and none much shorter than others.
-Index next_rows(Index left) {
+[[maybe_unused]] Index next_rows(Index left) {
   const Index tiles = (left + kRows - 1) / kRows;
   return (left + tiles - 1) / tiles;
 }

@@ -593,8 +593,10 @@ void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients
       const Index q0 = t.q_tile.data()[i].begin, rows = t.q_tile.data()[i].end - q0;
       const Source<const T> q_rows = rows_of(q, i), d_o_rows = rows_of(d_o, i);
       bool& asked = finite[i - run.begin];
-      if (!asked)  // the first time, and where zeros took the place of what is asked for again
-        asked = gather(q_rows, rows, scale, x.q) & gather(d_o_rows, rows, W{1}, x.d_o);
+      if (!asked) {  // the first time, and where zeros took the place of what is asked for again
+        asked = gather(q_rows, rows, scale, x.q);
+        asked = gather(d_o_rows, rows, W{1}, x.d_o) && asked;
+      }
       if (terms)
         for (Index r = 0; r < rows; ++r) terms.fetch(d_terms, b, h, t.q_names().data()[q0 + r]);
       product(plain(x.q), space.k_t, space.p, rows, dim, n);
