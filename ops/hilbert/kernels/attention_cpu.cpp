@@ -63,8 +63,8 @@ template <class W> Left<W> plain(Tile<W> x) { return {x.at, x.pitch, 1}; }
 template <class W> Left<W> transposed(Tile<W> x) { return {x.at, 1, x.pitch}; }
 
 // Sums in registers: enough to hide the latency of a multiply-add, and room is left for factors.
-constexpr int kSums = kIsa == Isa::avx512 ? 16 : 12;
-constexpr int kColumns = kIsa == Isa::avx512 ? 4 : 2;  // vectors
+constexpr int kSums = kManyVectors ? 16 : 12;
+constexpr int kColumns = kManyVectors ? 4 : 2;  // vectors
 
 /// V columns of vectors of C (+)= A B: R rows at a time, sums in registers, the rest by halves.
 template <int R, int V, class W>
