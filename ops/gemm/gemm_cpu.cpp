@@ -22,8 +22,8 @@ template <class T> using Vector = typename VectorOf<T>::type;
 template <class T> struct LooseOf { using type [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(T))]] = T; };
 template <class T> using Loose = typename LooseOf<T>::type;
 
-// 28 sums and two vectors of B in 32 registers, 24 where A is in registers too; 12 and two in 16.
-constexpr int kRows = kIsa == Isa::avx512 ? 14 : kIsa == Isa::neon ? 12 : 6;
+// 28 sums and two vectors of B in 32 registers, 16 where A takes registers too; 12 and two in 16.
+constexpr int kRows = kIsa == Isa::avx512 ? 14 : kIsa == Isa::neon ? 8 : 6;
 constexpr int kVectors = 2;
 constexpr Index kDepth = 256;  // 14 x 256 floats are 14 KiB
 template <class T> constexpr Index kPanel = kVectors* kLanes<T>;
