@@ -1,6 +1,7 @@
 // Making, viewing, copying and printing tensors; every view is checked to lie inside its storage.
 #include "core/tensor.h"
 #include <algorithm>
+#include <cmath>
 #include <atomic>
 #include <cstring>
 #include <iomanip>
