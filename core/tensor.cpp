@@ -1,8 +1,8 @@
 // Making, viewing, copying and printing tensors; every view is checked to lie inside its storage.
 #include "core/tensor.h"
 #include <algorithm>
-#include <cmath>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <iomanip>
 #include "core/convert.h"
