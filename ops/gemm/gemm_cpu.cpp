@@ -1,7 +1,7 @@
 // Matrix products on one thread, compiled for this instruction set.
 //
-// With AVX2, AVX-512 or NEON: kRows x kPanel sums of C live in registers while one column of A at a time
-// meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
+// With AVX2, AVX-512 or NEON: kRows x kPanel sums of C live in registers while one column of A at
+// a time meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
 // columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1: little enough
 // that whoever shares the core leaves it there. C is asked for when its sums begin and is there
 // when they end. Of a few rows, as of one token, nothing is packed: B is read once, as it lies.
