@@ -7,10 +7,9 @@ namespace hilt {
 namespace {
 
 Isa best_isa() {
-  Isa best = Isa::base;
+  Isa best = kIsas[0];
 #if defined(__x86_64__)
-  if (kHasWideIsa && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
+  if (kHasWideIsa && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {  // all of these have f16c
     best = Isa::avx2;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
@@ -19,17 +18,19 @@ Isa best_isa() {
 #endif
   const char* text = std::getenv("HILT_ISA");
   if (!text) return best;
-  for (Isa isa : {Isa::base, Isa::avx2, Isa::avx512})
+  for (Isa isa : kIsas)
     if (name_of(isa) == text) {
       check(isa <= best, "HILT_ISA: this processor or build has no ", text, "; the best is ", name_of(best));
       return isa;
     }
-  fail("HILT_ISA: '", text, "' must be base, avx2 or avx512");
+  fail("HILT_ISA: '", text, "' must be ", kIsas.size() == 1 ? "neon" : "base, avx2 or avx512");
 }
 
 }  // namespace
 
-std::string_view name_of(Isa isa) { return isa == Isa::avx512 ? "avx512" : isa == Isa::avx2 ? "avx2" : "base"; }
+std::string_view name_of(Isa isa) {
+  return std::array{"base", "avx2", "avx512", "neon"}[static_cast<std::size_t>(isa)];
+}
 
 Isa active_isa() {
   static const Isa isa = best_isa();

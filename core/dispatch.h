@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include "core/config.h"
 #include "core/convert.h"
 #include "tensor.h"
@@ -22,7 +23,13 @@ Cuda cuda_of(Device device);
 
 /// Instruction sets that files named *_cpu.cpp are compiled for, each in turn with kIsa saying
 /// which. A kernel that gains nothing is written once for Cpu, from which they derive.
-enum class Isa { base, avx2, avx512 };
+enum class Isa { base, avx2, avx512, neon };
+/// Those of this family of processors, narrowest first; all but the first need kHasWideIsa.
+#ifdef __aarch64__
+inline constexpr std::array kIsas{Isa::neon};
+#else
+inline constexpr std::array kIsas{Isa::base, Isa::avx2, Isa::avx512};
+#endif
 template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
 
 /// Makes the compiler build a kernel, template <class T, class At>, for a type and a place. Its
@@ -41,10 +48,10 @@ template <class F> void with_isa(F&& f) {
     switch (active_isa()) {
       case Isa::avx512: return f(CpuAt<Isa::avx512>{});
       case Isa::avx2: return f(CpuAt<Isa::avx2>{});
-      case Isa::base: break;
+      default: break;
     }
   }
-  f(CpuAt<Isa::base>{});
+  f(CpuAt<kIsas[0]>{});
 }
 template <class T, class F> void visit_cpu(F&& f) {
   with_isa([&](auto where) { f.template operator()<T>(where); });

@@ -34,12 +34,14 @@ Info info() {
   i.compiler = kCompiler;
   i.blas = active_isa() == Isa::base ? "Eigen" : "Hilt";
   i.gpu_archs = kGpuArchs;
-  const std::string model = field("/proc/cpuinfo", "model name");
+  std::string model = field("/proc/cpuinfo", "model name");
+  if (const std::string part = field("/proc/cpuinfo", "CPU part"); model.empty() && !part.empty())  // as Arm's say it
+    model = "implementer " + field("/proc/cpuinfo", "CPU implementer") + ", part " + part;
   i.devices.push_back("cpu: " + (model.empty() ? "unknown model" : model) + ", " +
                       std::to_string(std::thread::hardware_concurrency()) + " processors");
   for (std::string& gpu : gpu_descriptions()) i.devices.push_back(std::move(gpu));
-  for (Isa isa : {Isa::base, Isa::avx2, Isa::avx512})
-    if (isa == Isa::base || kHasWideIsa) i.isa_built.emplace_back(name_of(isa));
+  for (Isa isa : kIsas)
+    if (isa == kIsas[0] || kHasWideIsa) i.isa_built.emplace_back(name_of(isa));
   i.isa_active = name_of(active_isa());
   i.threads = thread_count();
   i.memory = kilobytes("MemTotal");

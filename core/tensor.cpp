@@ -2,6 +2,7 @@
 #include "core/tensor.h"
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <iomanip>
 #include "core/convert.h"
@@ -126,7 +127,7 @@ template Tensor from_values(std::span<const std::uint8_t>, const Shape&, DType);
 
 namespace {
 /// Where one side is a GPU. Between devices go dense bytes of one type; all else stays on a device.
-void copy_with_gpu(Tensor& dst, const Tensor& src) {
+[[maybe_unused]] void copy_with_gpu(Tensor& dst, const Tensor& src) {
   if constexpr (kHasCuda) {  // without it nothing here may be linked, optimized or not
     if (dst.device() == src.device()) {
       const Runs<2> runs(src.shape(), {dst.strides(), src.strides()});

@@ -75,7 +75,7 @@ Tensor bytes_of(std::string_view text) {
   return t;
 }
 
-std::string host_name() {
+[[maybe_unused]] std::string host_name() {
   char name[256] = {};
   (void)::gethostname(name, sizeof name - 1);
   return name;

@@ -28,7 +28,7 @@ namespace program {
 namespace {
 
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
-std::string name;  // of this program: a terminate handler takes no argument
+std::string program_name;  // of this program: a terminate handler takes no argument
 
 /// What the library repeats may be as long as a command line: words longer than the name of a file
 /// are cut.
@@ -64,7 +64,7 @@ int report() {
   std::replace(text.begin(), text.end(), '\n', ' ');
   text = printable(short_words(text));  // names of files, and what stands in them, are strangers'
   std::cout.flush();
-  std::cerr << name + ": error: " + text + '\n' << std::flush;  // one write: ranks share the stream
+  std::cerr << program_name + ": error: " + text + '\n' << std::flush;  // one write: ranks share the stream
   return static_cast<int>(code);
 }
 
@@ -177,7 +177,7 @@ int run(const std::string& program, const std::function<int()>& work) {
   // worth more than its words ignores the signal; printing then ends alone.
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is an error of the write, which is reported and tidied after
-  name = program;
+  program_name = program;
   try {
     const char* const tf32 = std::getenv("HILT_TF32");  // read by the products of a GPU, where nothing is checked
     hilt::check(!tf32 || std::string_view(tf32) == "0" || std::string_view(tf32) == "1", "HILT_TF32 (",
@@ -191,7 +191,7 @@ int run(const std::string& program, const std::function<int()>& work) {
     return report();
   }
   const int status = work();
-  for (const std::string& line : routes_taken()) std::cerr << name << ": debug: attention " << line << '\n';
+  for (const std::string& line : routes_taken()) std::cerr << program_name << ": debug: attention " << line << '\n';
   return output.finish(status);
 }
 

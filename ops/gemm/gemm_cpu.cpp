@@ -1,7 +1,7 @@
 // Matrix products on one thread, compiled for this instruction set.
 //
-// With AVX2 or AVX-512: kRows x kPanel sums of C live in registers while one column of A at a time
-// meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
+// With AVX2, AVX-512 or NEON: kRows x kPanel sums of C live in registers while one column of A at
+// a time meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
 // columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1: little enough
 // that whoever shares the core leaves it there. C is asked for when its sums begin and is there
 // when they end. Of a few rows, as of one token, nothing is packed: B is read once, as it lies.
@@ -22,8 +22,8 @@ template <class T> using Vector = typename VectorOf<T>::type;
 template <class T> struct LooseOf { using type [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(T))]] = T; };
 template <class T> using Loose = typename LooseOf<T>::type;
 
-// 28 sums and two vectors of B in 32 registers; 12 and two in 16. A is read from memory.
-constexpr int kRows = kIsa == Isa::avx512 ? 14 : 6;
+// 28 sums and two vectors of B in 32 registers, 16 where A takes registers too; 12 and two in 16.
+constexpr int kRows = kIsa == Isa::avx512 ? 14 : kIsa == Isa::neon ? 8 : 6;
 constexpr int kVectors = 2;
 constexpr Index kDepth = 256;  // 14 x 256 floats are 14 KiB
 template <class T> constexpr Index kPanel = kVectors* kLanes<T>;
@@ -117,7 +117,7 @@ template <class T> void pack_right(MatrixRef<const T> b, Index depth, Index colu
 }
 
 /// Rows of the next tile where `left` are left: at most kRows, and none much shorter than others.
-Index next_rows(Index left) {
+[[maybe_unused]] Index next_rows(Index left) {
   const Index tiles = (left + kRows - 1) / kRows;
   return (left + tiles - 1) / tiles;
 }

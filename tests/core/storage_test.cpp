@@ -36,7 +36,8 @@ std::size_t from_system() { return memory_stats().from_system; }
 Storage block(std::size_t bytes) { return Storage::allocate(bytes, {}); }
 
 TEST(Storage, IsAlignedAndWritableForEverySize) {
-  for (std::size_t bytes : {0, 1, 2, 63, 64, 65, 127, 128, 129, 1000, 4096, 4097, 1 << 20, (1 << 20) + 1, 5 << 20}) {
+  for (std::size_t bytes :
+       {0u, 1u, 2u, 63u, 64u, 65u, 127u, 128u, 129u, 1000u, 4096u, 4097u, 1u << 20u, (1u << 20) + 1u, 5u << 20u}) {
     Storage s = block(bytes);
     ASSERT_NE(s.data(), nullptr);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(s.data()) % 64, 0u) << bytes;
@@ -142,7 +143,7 @@ TEST(Pool, HandsAFreedBlockToTheNextOfAboutItsSize) {
   a = {};
   EXPECT_EQ(pooled(), 1024u);
   const std::size_t asked = from_system();
-  for (std::size_t bytes : {1024, 897, 1000}) {
+  for (std::size_t bytes : {1024u, 897u, 1000u}) {
     const Storage b = block(bytes);
     EXPECT_EQ(b.data(), at) << bytes;
     EXPECT_EQ(pooled(), 0u);
@@ -403,7 +404,7 @@ TEST(OutOfMemory, SaysWhatWasAskedWhatIsInUseAndByWhom) {
   { const Storage freed = block(3 * kMiB); }
   EXPECT_EQ(pooled(), 3 * kMiB);
   std::vector<Storage> held;
-  for (std::size_t n : {2, 9, 4, 7, 3, 5}) held.push_back(block(n * kMiB));
+  for (std::size_t n : {2u, 9u, 4u, 7u, 3u, 5u}) held.push_back(block(n * kMiB));
   const MemoryStats before = memory_stats();
   constexpr std::size_t kAbsurd = std::size_t{1} << 60;
   const std::string error = error_of([] { block(kAbsurd); });

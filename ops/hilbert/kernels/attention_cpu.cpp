@@ -63,8 +63,8 @@ template <class W> Left<W> plain(Tile<W> x) { return {x.at, x.pitch, 1}; }
 template <class W> Left<W> transposed(Tile<W> x) { return {x.at, 1, x.pitch}; }
 
 // Sums in registers: enough to hide the latency of a multiply-add, and room is left for factors.
-constexpr int kSums = kIsa == Isa::avx512 ? 16 : 12;
-constexpr int kColumns = kIsa == Isa::avx512 ? 4 : 2;  // vectors
+constexpr int kSums = kManyVectors ? 16 : 12;
+constexpr int kColumns = kManyVectors ? 4 : 2;  // vectors
 
 /// V columns of vectors of C (+)= A B: R rows at a time, sums in registers, the rest by halves.
 template <int R, int V, class W>
@@ -598,8 +598,10 @@ void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients
       const Index q0 = t.q_tile.data()[i].begin, rows = t.q_tile.data()[i].end - q0;
       const Source<const T> q_rows = rows_of(q, i), d_o_rows = rows_of(d_o, i);
       bool& asked = finite[i - run.begin];
-      if (!asked)  // the first time, and where zeros took the place of what is asked for again
-        asked = gather(q_rows, rows, scale, x.q) & gather(d_o_rows, rows, W{1}, x.d_o);
+      if (!asked) {  // the first time, and where zeros took the place of what is asked for again
+        asked = gather(q_rows, rows, scale, x.q);
+        asked = gather(d_o_rows, rows, W{1}, x.d_o) && asked;
+      }
       if (terms)
         for (Index r = 0; r < rows; ++r) terms.fetch(d_terms, b, h, t.q_names().data()[q0 + r]);
       product(plain(x.q), space.k_t, space.p, rows, dim, n);

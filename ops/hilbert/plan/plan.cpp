@@ -389,22 +389,22 @@ std::vector<std::int32_t> query_run(Index first, Index count) {
 }
 
 OrderChoice choose_order(PlanSpec spec) {
-  using Kind = Order::Kind;
-  if (spec.order.kind == Kind::automatic) spec.order.kind = Kind::row;
+  using OrderKind = Order::Kind;
+  if (spec.order.kind == OrderKind::automatic) spec.order.kind = OrderKind::row;
   spec.queries.reset();  // some of them are to find the order of all
   OrderChoice choice{spec.order, {}};
   const bool free = std::ranges::all_of(spec.pattern, &Branch::is_order_only) && spec.causality != Causality::curve;
-  const auto walks_all = [&](Kind kind) {
+  const auto walks_all = [&](OrderKind kind) {
     return walks(kind, spec.order.grid) && std::ranges::all_of(spec.documents, [&](const DocumentList& list) {
              return std::ranges::all_of(list, [&](const Document& d) { return walks(kind, d.grid); });
            });
   };
   double best = 2;
-  for (Kind kind : {Kind::row, Kind::snake, Kind::morton, Kind::tiles, Kind::hilbert}) {
+  for (OrderKind kind : {OrderKind::row, OrderKind::snake, OrderKind::morton, OrderKind::tiles, OrderKind::hilbert}) {
     if (kind != spec.order.kind && (!free || !walks_all(kind))) continue;
     PlanSpec candidate = spec;
     candidate.order.kind = kind;
-    if (kind != Kind::hilbert) candidate.order.steps = Steps::near;
+    if (kind != OrderKind::hilbert) candidate.order.steps = Steps::near;
     const TileStats stats = Plan(candidate).stats();
     choice.considered.emplace_back(candidate.order, stats);
     if (stats.touched() < best) best = stats.touched(), choice.order = candidate.order;

@@ -419,7 +419,7 @@ TEST(NpyWrite, OnAFullDiskLeavesWhatWasThere) {
   const Temporary t;
   const std::string path = t.path("x.npy");
   write_npy(path, arange(3));
-  for (std::size_t room : {0, 100, 128, 5000}) {
+  for (std::size_t room : {0u, 100u, 128u, 5000u}) {
     std::string error;
     {
       const FullDisk full(room);
