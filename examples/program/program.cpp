@@ -257,8 +257,8 @@ hilt::Order order_of(const std::string& text, hilt::Index length) {
   return named("--order", text, [&] { return hilt::parse_order(text, length); });
 }
 
-hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
-  return named("--pattern", text, [&] {
+hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std::string& option) {
+  return named(option, text, [&] {
     hilt::Pattern pattern = hilt::parse_pattern(text);
     std::size_t at = 0;  // where the branch begins
     for (const hilt::Branch& b : pattern) {
@@ -439,13 +439,14 @@ std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity
   return odd_one<float>(hilt::to(hilt::to(x, hilt::Device{}), hilt::DType::f32), minus_infinity_too);
 }
 
-void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f) try {
+void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f,
+               const std::string& option) try {
   f();
 } catch (const hilt::Error& e) {
   constexpr std::string_view kPlan = "plan: ";
   const std::string_view what = e.what();
   if (!what.starts_with(kPlan)) throw;
-  hilt::fail_with(e.code(), "--pattern (", brief(pattern), ") in --order (", brief(order),
+  hilt::fail_with(e.code(), option, " (", brief(pattern), ") in --order (", brief(order),
                   "): ", what.substr(kPlan.size()));
 }
 
