@@ -126,8 +126,9 @@ PlanPtr Transformer::plan(Index length, const CallOptions& call) const {
 }
 
 bool Transformer::keeps_order(const CallOptions& call) const {
-  return config.keep_order && !config.image && call.use_order && !call.in_order && !(call.place && call.place->divides()) &&
-         call.documents.empty() && !call.cache && config.order.kind != Order::Kind::row;
+  return config.keep_order && !config.image && call.use_order && !call.in_order &&
+         !(call.place && call.place->divides()) && call.documents.empty() && !call.cache &&
+         config.order.kind != Order::Kind::row;
 }
 
 // One rank numbers its rows as they stand: by token, or with keep_order by position.
@@ -150,7 +151,8 @@ Tensor Transformer::features(const Tensor& ids, const CallOptions& call) const {
   const bool divided = call.place && call.place->divides();
   if (config.image) {
     check(bool(ids) && ids.rank() == 3 && ids.dim(2) == config.vocab && is_floating(ids.dtype()),
-          "Transformer: patches must be numbers [batch, length, ", config.vocab, "], got ", ids ? ids.shape() : Shape{});
+          "Transformer: patches must be numbers [batch, length, ", config.vocab, "], got ",
+          ids ? ids.shape() : Shape{});
     check(!divided, "Transformer: the label of an image is of all its tokens; one rank must have them");
   } else {
     check(bool(ids) && ids.rank() == 2, "Transformer: tokens must be [batch, length], got ",
@@ -235,8 +237,9 @@ double training_flops(const Transformer& model, Index batch, Index length) {
   Transformer shapes = model;  // copies share the tensors
   double weights = 0;
   shapes.visit_parameters("", [&](const std::string& name, Tensor& p) {
-    const bool looked_up =
-        name == "positions.weight" || (name == "tokens.weight" && model.head && !model.config.image) || name.ends_with("attention.relative");
+    const bool looked_up = name == "positions.weight" ||
+                           (name == "tokens.weight" && model.head && !model.config.image) ||
+                           name.ends_with("attention.relative");
     if (p.rank() == 2 && !looked_up) weights += static_cast<double>(p.numel());
   });
   double pairs = 0;  // of all blocks
@@ -249,8 +252,7 @@ double training_flops(const Transformer& model, Index batch, Index length) {
   }
   // A pair costs 4 D forward (q.k, p v) and 10 D backward (the scores again, dV, dP, dQ, dK).
   const double dim = static_cast<double>(attention_config(model.config).dim());
-  return static_cast<double>(batch) *
-         (6 * weights * static_cast<double>(length) + 14 * dim * pairs);
+  return static_cast<double>(batch) * (6 * weights * static_cast<double>(length) + 14 * dim * pairs);
 }
 
 }  // namespace hilt

@@ -26,7 +26,7 @@ struct TransformerConfig {
   bool keep_order = false;     // permute once at the input, hold activations in curve order, go home at the output
   Positions positions = Positions::learned;
   TermConfig terms{};  // of attention's scores, in every block tensors of its own
-  bool image = false;   // tokens are patches, `vocab` numbers each, and a row has one label, of their mean
+  bool image = false;  // tokens are patches, `vocab` numbers each, and a row has one label, of their mean
   double rotary_base = 10000;
   bool tie_weights = true;  // the head is the transposed embedding; only with classes == vocab
   NormKind norm = NormKind::layer;

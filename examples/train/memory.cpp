@@ -60,7 +60,8 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
   const std::size_t hidden = saturated_product({s.batch, c.context, c.hidden_width(), size});
   const std::size_t logits = saturated_product({s.batch, c.image ? 1 : c.context, c.outputs(), size});
   const std::size_t statistics = saturated_product({s.batch, c.context, 4, sizeof(float)});  // of two norms
-  const std::size_t ids = saturated_product({s.batch, s.accumulate, c.context, c.image ? c.vocab : 2, sizeof(std::int32_t)});
+  const std::size_t ids =
+      saturated_product({s.batch, s.accumulate, c.context, c.image ? c.vocab : 2, sizeof(std::int32_t)});
   const Index kept = c.checkpointing ? 1 : c.layers;  // blocks
   const auto times = [](std::size_t n, Index factor) {
     return n > std::numeric_limits<Index>::max() ? n : saturated_product({static_cast<Index>(n), factor});

@@ -27,7 +27,7 @@ struct Control {
 /// How far one control is above another, seed by seed.
 struct Difference {
   std::string name;
-  double mean, spread;                                           // spread: the standard deviation over seeds
+  double mean, spread;                                            // spread: the standard deviation over seeds
   bool is_larger() const { return std::abs(mean) > 2 * spread; }  // than the spread, twice over
 };
 std::vector<Difference> differences_of(const std::vector<Control>& controls);

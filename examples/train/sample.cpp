@@ -74,9 +74,8 @@ void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpo
   // values.
   program::require_memory(
       checkpoint.path(),
-      program::saturated_product({rows, c.context,
-                                  (8 + 2 * c.layers) * c.width + c.outputs() + (c.image ? c.vocab : 0),
-                                  sizeof(float)}),
+      program::saturated_product(
+          {rows, c.context, (8 + 2 * c.layers) * c.width + c.outputs() + (c.image ? c.vocab : 0), sizeof(float)}),
       "is it from a stranger?");
 }
 

@@ -24,7 +24,8 @@ void declare_sampling(program::Options& options, Settings& s) {
   options.number("--top-p", s.top_p, 0, 1, "Sample among the likeliest that have this share together");
   options.text("--stop", s.stop, "TEXT", "Ends a sample where the model writes this");
   options.integer("--tokens", s.tokens, 1, 1 << 20, "Length of a sample");
-  options.text("--images", s.images, "F.npy", "The images of --task images, [N, H, W] or [N, H, W, C]; else drawn shapes");
+  options.text("--images", s.images, "F.npy",
+               "The images of --task images, [N, H, W] or [N, H, W, C]; else drawn shapes");
   options.text("--labels", s.labels, "F.npy", "Their labels, [N], integers from 0");
   options.flag("--last", s.last, "Sample from the newest checkpoint, not from the best");
 }
@@ -36,14 +37,16 @@ void declare(program::Options& options, Settings& s) {
                  "living beyond the border. text: any file. ising: spins from noisy ones, whose best reader is known. "
                  "images: what is on them");
   options.choice("--vocabulary", s.vocabulary, {"characters", "bytes", "bpe"}, "Tokens of a text");
-  options.text("--grid", s.grid, "HxW", "Board of life, in cells; ising: at most 12x12, its default; images: in patches, 8x8");
+  options.text("--grid", s.grid, "HxW",
+               "Board of life, in cells; ising: at most 12x12, its default; images: in patches, 8x8");
   options.integer("--patch", s.patch, 1, 1024, "Side of a patch of an image, in pixels");
   options.integer("--layers", s.layers, 1, 1024, "Blocks; text, ising, images: 4");
   options.integer("--heads", s.heads, 1, 1024, "Heads, a divisor of --width; all but stories: 4");
   options.integer("--width", s.width, 1, 1 << 16, "Features of a token; life, ising, images: 64");
   options.integer("--context", s.context, 1, 1 << 20, "Tokens of a row; life, ising, images: the cells of --grid");
   options.text("--order", s.order, "ORDER", program::kOrders + std::string("; life, ising, images: on the grid"));
-  options.text("--pattern", s.pattern, "PATTERN", program::kPatterns + std::string("; life: slide2d:1x1; ising, images: segment:16"));
+  options.text("--pattern", s.pattern, "PATTERN",
+               program::kPatterns + std::string("; life: slide2d:1x1; ising, images: segment:16"));
   options.text("--pattern-odd", s.pattern_odd, "PATTERN",
                "Of blocks 1, 3, ..; without it --pattern; ising, images: segment:16,shift=8");
   options.choice("--dilation-mode", s.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"},
@@ -55,8 +58,8 @@ void declare(program::Options& options, Settings& s) {
                  "Type of weights and activations; f16: of a loss scaled so that gradients fit");
   options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of weights, rows and noise");
   options.group(kRun);
-  options.integer("--steps", s.steps, 1, 1'000'000'000, "Updates; life: 500, text: 1000, ising, images: 1000");
-  options.integer("--batch", s.batch, 1, 1 << 16, "Rows of a micro-batch");
+  options.integer("--steps", s.steps, 1, 1'000'000'000, "Updates; life: 500, text: 1000, ising, images: 2000");
+  options.integer("--batch", s.batch, 1, 1 << 16, "Rows of a micro-batch; images: 16");
   options.integer("--accumulate", s.accumulate, 1, 1 << 16, "Micro-batches of an update");
   options.choice("--backward", s.backward, {"taped", "hybrid", "fused"}, "How attention's gradient is obtained");
   options.flag("--checkpointing", s.checkpointing, "Keep each block's input alone and run it again in backward");
@@ -81,7 +84,8 @@ void declare(program::Options& options, Settings& s) {
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
   options.text("--out", s.out, "DIR", "Where everything goes; without it out/train, or the next free out/train-N");
   options.flag("--resume", s.resume,
-               "Go on from the last checkpoint in --out, with its options; --text FILE has to be named again, and so have --images and --labels");
+               "Go on from the last checkpoint in --out, with its options; --text FILE has to be named again, and so "
+               "have --images and --labels");
   options.integer("--keep", s.keep, 2, 1 << 20, "Checkpoints to keep");
   options.integer("--save-every", s.save_every, 1, 1'000'000'000, "Updates between checkpoints");
   options.integer("--sample-every", s.sample_every, 0, 1'000'000'000, "Updates between samples; 0: only at the end");
@@ -173,7 +177,8 @@ void adopt_defaults(program::Options& options, Settings& s) {
     }
     prefer("--grid", s.is_ising() ? "12x12" : "8x8");
     const hilt::Grid grid = board_of(s);
-    for (const auto& [name, value] : {std::pair("--steps", "1000"),
+    for (const auto& [name, value] : {std::pair("--steps", "2000"),
+                                      {"--batch", s.is_images() ? "16" : "8"},
                                       {"--layers", "4"},
                                       {"--heads", "4"},
                                       {"--width", "64"},
@@ -293,7 +298,7 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index cla
   c.vocab = symbols, c.classes = classes > 0 ? classes : symbols;
   // What a product of GPT-2's width begins with: from smaller scores attention finds out too late
   // what is told again.
-  if (s.task == "stories") c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
+  if (s.task == "stories" || s.is_images()) c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
   c.order = program::order_of(s.order, s.context);
   c.pattern = program::pattern_of(s.pattern, s.context);
   if (!s.pattern_odd.empty()) c.pattern_odd = program::pattern_of(s.pattern_odd, s.context, "--pattern-odd");

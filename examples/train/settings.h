@@ -17,8 +17,8 @@ namespace train {
 /// The options, under their names. Defaults are those of the task `stories`; adopt() knows the
 /// others'.
 struct Settings {
-  std::string task = "stories", text, images, labels, documents, vocabulary = "characters",
-              tokenizer, from, grid = "16x16";
+  std::string task = "stories", text, images, labels, documents, vocabulary = "characters", tokenizer, from,
+              grid = "16x16";
   Index patch = 4, steps = 1300, layers = 2, heads = 8, width = 128, context = 192, batch = 8, accumulate = 1;
   double seconds = 0, dropout = 0, lr = 2e-3, weight_decay = 0, clip = 1;
   std::string order = "hilbert", pattern = "dense", pattern_odd, dilation_mode = "all_queries", backward = "fused",
@@ -49,7 +49,9 @@ struct Settings {
   bool is_grid() const { return is_life() || is_ising() || is_images(); }
   std::string patterns() const { return pattern + (pattern_odd.empty() ? "" : " / " + pattern_odd); }
   /// What a row and a target of it are called.
-  std::string row() const { return is_life() ? "board" : is_ising() ? "lattice" : is_images() ? "image" : "run of text"; }
+  std::string row() const {
+    return is_life() ? "board" : is_ising() ? "lattice" : is_images() ? "image" : "run of text";
+  }
   std::string target() const { return is_life() ? "cell" : is_ising() ? "spin" : is_images() ? "image" : "token"; }
 };
 

@@ -11,9 +11,9 @@ void warn(const std::string& text) { std::cerr << "train: warning: " << program:
 
 void describe(const Settings& s, const hilt::TransformerConfig& config, const MemoryPlan& memory) {
   const hilt::Info info = hilt::info();
-  std::cout << "task " << s.task << (s.text.empty() ? "" : " " + s.text) << (s.images.empty() ? "" : " " + s.images) << ": "
-            << (config.image ? config.outputs() : config.vocab) << (config.image ? " classes" : " symbols") << ", rows of "
-            << s.context << ", " << s.batch * s.accumulate * s.context << " tokens a step\n"
+  std::cout << "task " << s.task << (s.text.empty() ? "" : " " + s.text) << (s.images.empty() ? "" : " " + s.images)
+            << ": " << (config.image ? config.outputs() : config.vocab) << (config.image ? " classes" : " symbols")
+            << ", rows of " << s.context << ", " << s.batch * s.accumulate * s.context << " tokens a step\n"
             << "model: " << s.layers << " layers x " << s.width << ", " << s.heads << " heads, "
             << report::count(static_cast<double>(count_parameters(config))) << " parameters, " << s.dtype
             << "; attention " << s.patterns() << " in order " << order_in_force(s) << ", "

@@ -86,8 +86,7 @@ std::vector<std::int32_t> life_step(std::span<const std::int32_t> board, Index h
 }
 
 // ---- the lattice --------------------------------------------------------------------------------
-Ising::Ising(Index height, Index width, double coupling)
-    : side_(std::min(height, width)), cells_(height * width) {
+Ising::Ising(Index height, Index width, double coupling) : side_(std::min(height, width)), cells_(height * width) {
   check(side_ >= 1 && std::max(height, width) <= kMostSide, "Ising: a lattice of ", height, "x", width,
         "; its exact answer is known up to ", kMostSide, "x", kMostSide);
   for (Index k = 0; k < cells_; ++k) cell_.push_back(at(height >= width ? k : k % side_ * width + k / side_));

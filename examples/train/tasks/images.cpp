@@ -82,7 +82,7 @@ class ShapesTask : public PatchTask {
   std::int32_t image(Split split, Index number, std::span<float> pixels) const override {
     Draws draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
     const auto between = [&](double low, double high) { return low + (high - low) * draws.uniform(); };
-    constexpr double kNoise = 2;
+    constexpr double kNoise = 1;
     const Index height = patches_.height * patches_.side, width = patches_.width * patches_.side;
     const auto shape = draws.below(std::ssize(kShapes));
     const double radius = between(0.2, 0.35) * static_cast<double>(std::min(height, width));
@@ -117,7 +117,9 @@ class ImagesTask : public PatchTask {
  public:
   ImagesTask(const std::string& path, const std::string& labels, const Patches& patches, std::uint64_t seed,
              const Tensor& read)
-      : PatchTask(patches, read.rank() == 4 ? read.dim(3) : 1, 0), seed_(seed), pixels_(contiguous(to(read, DType::f32))) {
+      : PatchTask(patches, read.rank() == 4 ? read.dim(3) : 1, 0),
+        seed_(seed),
+        pixels_(contiguous(to(read, DType::f32))) {
     const auto bad = [&](const auto&... parts) { fail_with(Code::data, "--images (", path, "): ", parts...); };
     const Index count = read.dim(0), height = patches.height * patches.side, width = patches.width * patches.side;
     if (read.dim(1) != height || read.dim(2) != width)
@@ -131,10 +133,10 @@ class ImagesTask : public PatchTask {
         bad("image ", i / (pixels_.numel() / count), " has a pixel that is ", x[i], "; pixels are finite in f32");
       sum += x[i], squares += static_cast<double>(x[i]) * x[i];
     }
-    const double n = static_cast<double>(pixels_.numel()), mean = sum / n, spread = std::sqrt(squares / n - mean * mean);
+    const double n = static_cast<double>(pixels_.numel()), mean = sum / n,
+                 spread = std::sqrt(squares / n - mean * mean);
     std::uint64_t checksum = hilt::checksum(0, x, pixels_.bytes());
-    for (Index i = 0; i < pixels_.numel(); ++i)
-      x[i] = static_cast<float>((x[i] - mean) / (spread > 0 ? spread : 1));
+    for (Index i = 0; i < pixels_.numel(); ++i) x[i] = static_cast<float>((x[i] - mean) / (spread > 0 ? spread : 1));
     read_labels(labels, count);
     checksum = hilt::checksum(checksum, labels_.data(), labels_.size() * sizeof labels_[0]);
     identity_ = {{"images.checksum", std::to_string(checksum)}};

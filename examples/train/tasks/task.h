@@ -74,8 +74,8 @@ class Task {
  public:
   virtual ~Task() = default;
   Index length() const { return length_; }
-  Index classes() const { return classes_; }  // of targets
-  Index tokens() const { return tokens_; }    // of inputs
+  Index classes() const { return classes_; }                           // of targets
+  Index tokens() const { return tokens_; }                             // of inputs
   Index targets() const { return targets_ > 0 ? targets_ : length_; }  // of a row
   const Vocabulary& vocabulary() const { return vocabulary_; }
   /// What tells its data from others', where options and seed do not: size and checksum of a text.
