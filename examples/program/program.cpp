@@ -147,7 +147,8 @@ std::size_t visible_bytes(std::string_view text) {
 template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
   return f();
 } catch (const hilt::Error& e) {
-  const std::string what = e.what(), opening = option.substr(2) + " (" + text + "): ";
+  const std::string kind = option.substr(2, option.find('-', 2) - 2);  // --pattern-odd is a pattern
+  const std::string what = e.what(), opening = kind + " (" + text + "): ";
   hilt::fail_with(e.code(), option, " (", brief(text),
                   "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
 }

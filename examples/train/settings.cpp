@@ -174,8 +174,9 @@ void adopt_defaults(program::Options& options, Settings& s) {
     if (s.is_images() && !s.images.empty()) {
       const Patches p = patches_of(s.images, s.patch);
       prefer("--grid", std::to_string(p.height) + "x" + std::to_string(p.width));
+    } else {
+      prefer("--grid", s.is_ising() ? "12x12" : "8x8");
     }
-    prefer("--grid", s.is_ising() ? "12x12" : "8x8");
     const hilt::Grid grid = board_of(s);
     for (const auto& [name, value] : {std::pair("--steps", "2000"),
                                       {"--batch", s.is_images() ? "16" : "8"},

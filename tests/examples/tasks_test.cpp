@@ -211,7 +211,7 @@ TEST(Life, AGliderMovesAndTheBorderIsDead) {
 }
 
 // ---- ising --------------------------------------------------------------------------------------
-/// p(spins) of every lattice of this size, and with `noisy` of every one behind it; Z, by the definition.
+/// p of every lattice of this size, given `noisy` where it is there; and Z: by the definition.
 std::pair<std::vector<double>, double> all_lattices(Index height, Index width, double coupling,
                                                     const std::vector<std::int32_t>& noisy = {}) {
   const Index n = height * width;

@@ -82,7 +82,7 @@ TEST(TransformerOddPattern, BelongsToOddBlocksAlone) {
             "usage: pattern_odd: order auto is chosen for one pattern, and all blocks need the same; name an order");
 }
 
-// Patches are rows of numbers, one label for their mean: by the definition, from the parts of the model.
+// Patches are rows of numbers, with one label for their mean: put together by hand.
 TEST(TransformerImage, IsTheMeanOfItsPatches) {
   TransformerConfig c = board_config(2, 4, 3, 5, parse_pattern("segment:4"));
   c.layers = 2, c.heads = 2, c.width = 4, c.hidden = 6, c.image = true;
