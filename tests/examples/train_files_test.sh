@@ -152,14 +152,14 @@ on_grid images --images x.npy --labels y.npy --patch 2 --context 16 --out files
 for kind in ising shapes files; do
   mkdir half-$kind && cp $kind/ckpt-000004.safetensors half-$kind/
   read -ra named <<<"$([[ $kind == files ]] && echo --images x.npy --labels y.npy)"
-  run 0 --resume --out half-$kind "${named[@]}"
+  expect 0 "resume $kind" "$train" --resume --out half-$kind "${named[@]}"
   cmp half-$kind/ckpt-000008.safetensors $kind/ckpt-000008.safetensors || fail "a resumed run on $kind ends otherwise"
   grep -qa '"config.pattern-odd":"segment:16,shift=8"' $kind/ckpt-000008.safetensors || fail "the checkpoint of $kind lacks the odd pattern"
   expect 0 "a sample of $kind" "$BUILD/examples/sample" --out $kind "${named[@]}"
   says out ' wrong'
 done
 rm half-files/ckpt-000008.safetensors
-run 3 --resume --images z.npy --labels y.npy --out half-files
+expect 3 "other images" "$train" --resume --images z.npy --labels y.npy --out half-files
 says err 'half-files/ckpt-000004.safetensors: was trained with images.checksum '
 expect 3 'a sample without its images' "$BUILD/examples/sample" --out files
 one_line_on_stderr
