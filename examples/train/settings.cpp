@@ -190,7 +190,7 @@ void adopt_defaults(program::Options& options, Settings& s) {
       prefer(name, value);
     prefer("--context", std::to_string(grid.cells()));
     prefer("--order", "hilbert:" + s.grid);
-    // As published: windows of the curve whose borders alternate, and a bias of the offset, whatever it is.
+    // As published: windows of the curve whose borders alternate, and a bias of every offset.
     if (!options.given("--pattern")) prefer("--pattern-odd", "segment:16,shift=8");
     prefer("--pattern", "segment:16");
     if (s.order.ends_with(s.grid))
