@@ -49,8 +49,8 @@ void check_config(const TransformerConfig& c) {
   check(c.deviation > 0, "deviation ", c.deviation, " must be positive");
   check(!c.tie_weights || c.outputs() == c.vocab, "tie_weights: the head has ", c.outputs(),
         " classes and the embedding ", c.vocab, " symbols; one matrix cannot be both: set tie_weights off");
-  check(c.pattern_odd.empty() || c.order.kind != Order::Kind::automatic,
-        "pattern_odd: order auto is chosen for one pattern, and all blocks need the same; name an order");
+  check(c.pattern_odd.empty() || (c.order.kind != Order::Kind::automatic && c.order.scope != Order::Scope::per_segment),
+        "pattern_odd: orders auto and scope=segment follow one pattern, and all blocks need the same; name an order");
   check(!c.image || !c.tie_weights, "image: patches are no symbols that a head could name; set tie_weights off");
   for (const AttentionConfig& a : attention_configs(c)) check_config(a);
 }

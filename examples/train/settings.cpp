@@ -227,8 +227,8 @@ void check_settings(const program::Options& options, const Settings& s) {
         "): an image has one label, of all its patches; let --ranks divide the batch");
   check(s.pattern_odd.empty() || s.layers > 1, "--pattern-odd (", s.pattern_odd,
         "): --layers 1 has block 0 alone; leave it out, or take more layers");
-  check(s.pattern_odd.empty() || !s.order.starts_with("auto"), "--pattern-odd (", s.pattern_odd, "): --order ", s.order,
-        " is chosen for one pattern; name an order");
+  check(s.pattern_odd.empty() || (!s.order.starts_with("auto") && s.order.find("scope=segment") == s.order.npos),
+        "--pattern-odd (", s.pattern_odd, "): --order ", s.order, " follows one pattern; name another");
   check(s.tokenizer.empty() || s.vocabulary == "bpe", "--tokenizer (", s.tokenizer, "): --vocabulary ", s.vocabulary,
         " has no use for it; leave one of them out");
   check(s.tokenizer.empty() || s.task == "text", "--tokenizer (", s.tokenizer, "): --task ", s.task,

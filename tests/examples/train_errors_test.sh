@@ -49,7 +49,9 @@ refused 2 '--images (x.npy): --task life reads no images; leave one of them out'
 refused 3 '--images (none.npy): cannot open: No such file or directory' --images none.npy --labels y.npy
 refused 2 '--sequence-ranks (2): an image has one label, of all its patches; let --ranks divide the batch' --task images --ranks 2 --sequence-ranks 2
 refused 2 '--pattern-odd (slide:2): --layers 1 has block 0 alone; leave it out, or take more layers' --pattern-odd slide:2 --layers 1
-refused 2 '--pattern-odd (slide:2): --order auto is chosen for one pattern; name an order' --pattern-odd slide:2 --order auto
+for order in auto hilbert,scope=segment; do
+  refused 2 "--pattern-odd (slide:2): --order $order follows one pattern; name another" --pattern-odd slide:2 --order $order
+done
 refused 2 '--pattern-odd (segment:0): segment: size 0 must be at least 1; as in segment:128' --pattern-odd segment:0
 refused 3 '--text (none): cannot open: No such file or directory' --text none
 mkdir directory

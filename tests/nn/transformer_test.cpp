@@ -77,9 +77,13 @@ TEST(TransformerOddPattern, BelongsToOddBlocksAlone) {
   EXPECT_EQ(m.logits(ids).to_vector(), by_hand.logits(ids).to_vector());
   by_hand.blocks[3].attention.config.pattern = c.pattern;
   EXPECT_NE(m.logits(ids).to_vector(), by_hand.logits(ids).to_vector());
-  c.order.kind = Order::Kind::automatic;
-  EXPECT_EQ(error_of([&] { check_config(c); }),
-            "usage: pattern_odd: order auto is chosen for one pattern, and all blocks need the same; name an order");
+  for (const char* order : {"auto", "hilbert,scope=segment"}) {
+    c.order = parse_order(order, c.context);
+    EXPECT_EQ(
+        error_of([&] { check_config(c); }),
+        "usage: pattern_odd: orders auto and scope=segment follow one pattern, and all blocks need the same; name "
+        "an order");
+  }
 }
 
 // Patches are rows of numbers, with one label for their mean: put together by hand.
