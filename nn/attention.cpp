@@ -42,21 +42,25 @@ PlanSpec spec_of(const AttentionConfig& config, Index length, const CallOptions&
 }
 }  // namespace
 
-void KeyValueCache::begin(const AttentionConfig& config, Index count) {
-  check(config.causality == Causality::token, "KeyValueCache: causal ", name_of(config.causality),
+void KeyValueCache::begin(const std::vector<AttentionConfig>& configs, Index count) {
+  const Causality causality = configs.front().causality;
+  check(causality == Causality::token, "KeyValueCache: causal ", name_of(causality),
         ": a token would change what is kept of those before it; use causal token");
   check(count >= 1 && length_ + count <= context_, "KeyValueCache: ", count, " more tokens after ", length_,
         " do not fit the context, ", context_, "; clear it and pass the last ones again");
-  PlanSpec spec = spec_of(config, context_, {});
-  spec.queries = query_run(length_, count);
-  plan_ = std::make_shared<const Plan>(std::move(spec));  // make_plan's few are for plans that come again
-  listed_ = 0, next_ = 0;
-  for (const PlanPart& part : plan_->parts())
-    for (const Tiling& t : part.tilings)
-      for (const Tiling::Ref& key : t.keys) {
-        const Tiling::Range range = t.k_tile[static_cast<std::size_t>(key.tile)];
-        listed_ += range.end - range.begin;
-      }
+  plans_.clear(), listed_.clear(), next_ = 0;
+  for (const AttentionConfig& config : configs) {
+    PlanSpec spec = spec_of(config, context_, {});
+    spec.queries = query_run(length_, count);
+    plans_.push_back(std::make_shared<const Plan>(std::move(spec)));  // make_plan's few are for plans that come again
+    listed_.push_back(0);
+    for (const PlanPart& part : plans_.back()->parts())
+      for (const Tiling& t : part.tilings)
+        for (const Tiling::Ref& key : t.keys) {
+          const Tiling::Range range = t.k_tile[static_cast<std::size_t>(key.tile)];
+          listed_.back() += range.end - range.begin;
+        }
+  }
 }
 
 std::array<Tensor, 2> KeyValueCache::extended(const Tensor& k, const Tensor& v) {
@@ -64,13 +68,13 @@ std::array<Tensor, 2> KeyValueCache::extended(const Tensor& k, const Tensor& v) 
     const Shape all{k.dim(0), context_, k.dim(2), k.dim(3)};
     layers_.push_back({zeros(all, k.dtype(), k.device()), zeros(all, v.dtype(), v.device())});
   }
+  keys_read_ += listed_[next_ % listed_.size()] * k.dim(0);
   std::array<Tensor, 2>& layer = layers_[next_++];
   check(layer[0].dim(0) == k.dim(0), "KeyValueCache: ", k.dim(0), " sequences follow ", layer[0].dim(0));
   for (std::size_t i = 0; i < 2; ++i) {
     Tensor rows = slice(layer[i], 1, length_, length_ + k.dim(1));
     copy(rows, i == 0 ? k : v);
   }
-  keys_read_ += listed_ * k.dim(0);
   return layer;
 }
 
@@ -79,7 +83,8 @@ PlanPtr HilbertSelfAttention::plan(Index length, const CallOptions& call) const 
   return make_plan(spec_of(config, length, call));
 }
 ShardPlanPtr HilbertSelfAttention::shard(const Place& place, const CallOptions& call) const {
-  return make_shard_plan(spec_of(config, place.length, call), place.sequence.size(), place.sequence.rank());
+  return make_shard_plan(spec_of(config, place.length, call), place.sequence.size(), place.sequence.rank(),
+                         Transport::ring, Dealing::automatic, config.dealt_by);
 }
 
 Tensor HilbertSelfAttention::heads_of(const Tensor& x, const CallOptions& call) const {

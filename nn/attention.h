@@ -21,6 +21,7 @@ struct AttentionConfig {
   bool bias = true;            // in both projections
   TermConfig terms{};          // of the scores
   Index context = 0;           // tokens of a row, where a bias says L
+  Pattern dealt_by{};          // whose plan deals out rows to ranks; empty: pattern's
 
   Index keys() const { return kv_heads == 0 ? heads : kv_heads; }  // heads of keys and values
   Index dim() const { return width / heads; }                      // features of a head
@@ -55,16 +56,17 @@ class KeyValueCache {
 
   /// What a model does with it: `count` tokens come, then each layer in turn adds its rows, and has
   /// those of all; at the end they count.
-  void begin(const AttentionConfig& config, Index count);
-  std::array<Tensor, 2> extended(const Tensor& k, const Tensor& v);  // those given and those before, all in cache
-  void end() { length_ += plan_->queries(); }                        // the tokens of begin() count
-  const PlanPtr& plan() const { return plan_; }                      // of the tokens that come
+  void begin(const std::vector<AttentionConfig>& configs, Index count);  // layers have them in turn
+  std::array<Tensor, 2> extended(const Tensor& k, const Tensor& v);      // those given and those before, all in cache
+  void end() { length_ += plan()->queries(); }                           // the tokens of begin() count
+  const PlanPtr& plan() const { return plans_[next_ % plans_.size()]; }  // of the tokens that come
 
  private:
-  Index context_, length_ = 0, keys_read_ = 0, listed_ = 0;
+  Index context_, length_ = 0, keys_read_ = 0;
   std::size_t next_ = 0;
   std::vector<std::array<Tensor, 2>> layers_;  // [B, context, heads, dim]; zeros where nothing is yet
-  PlanPtr plan_;                               // of the tokens that come
+  std::vector<PlanPtr> plans_;                 // of the tokens that come, and the rows of keys that each lists
+  std::vector<Index> listed_;
 };
 
 /// What one call of a module may change.

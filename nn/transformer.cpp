@@ -22,14 +22,21 @@ Positions parse_positions(std::string_view text) {
 }
 std::string_view name_of(Positions positions) { return kPositions[static_cast<std::size_t>(positions)]; }
 
-AttentionConfig attention_config(const TransformerConfig& c) {
+AttentionConfig attention_config(const TransformerConfig& c, Index block) {
   AttentionConfig a;
   a.width = c.width, a.heads = c.heads, a.kv_heads = c.kv_heads;
   a.order = c.order, a.pattern = c.pattern, a.dilation_mode = c.dilation_mode, a.causality = c.causality;
   a.backward = c.backward, a.dropout = c.dropout;
   a.rotary = c.positions == Positions::rotary, a.rotary_base = c.rotary_base, a.bias = c.bias;
   a.terms = c.terms, a.context = c.context;
+  if (block % 2 == 1 && !c.pattern_odd.empty()) a.pattern = c.pattern_odd, a.dealt_by = c.pattern;
   return a;
+}
+
+std::vector<AttentionConfig> attention_configs(const TransformerConfig& c) {
+  std::vector<AttentionConfig> all{attention_config(c)};
+  if (!c.pattern_odd.empty()) all.push_back(attention_config(c, 1));
+  return all;
 }
 
 void check_config(const TransformerConfig& c) {
@@ -42,7 +49,10 @@ void check_config(const TransformerConfig& c) {
   check(c.deviation > 0, "deviation ", c.deviation, " must be positive");
   check(!c.tie_weights || c.outputs() == c.vocab, "tie_weights: the head has ", c.outputs(),
         " classes and the embedding ", c.vocab, " symbols; one matrix cannot be both: set tie_weights off");
-  check_config(attention_config(c));
+  check(c.pattern_odd.empty() || (c.order.kind != Order::Kind::automatic && c.order.scope != Order::Scope::per_segment),
+        "pattern_odd: orders auto and scope=segment follow one pattern, and all blocks need the same; name an order");
+  check(!c.image || !c.tie_weights, "image: patches are no symbols that a head could name; set tie_weights off");
+  for (const AttentionConfig& a : attention_configs(c)) check_config(a);
 }
 
 Tensor Block::operator()(const Tensor& x, const CallOptions& call, const std::vector<Index>& rows) const {
@@ -75,7 +85,7 @@ Transformer make_transformer(const TransformerConfig& c, std::uint64_t seed, DTy
   for (Index i = 0; i < c.layers; ++i) {
     Block b;
     b.norm1 = make_norm(c.norm, c.width, c.bias, c.epsilon, dtype);
-    b.attention = make_self_attention(attention_config(c), c.deviation, joining, generator, dtype);
+    b.attention = make_self_attention(attention_config(c, i), c.deviation, joining, generator, dtype);
     b.norm2 = make_norm(c.norm, c.width, c.bias, c.epsilon, dtype);
     b.mlp = make_mlp(c.width, c.hidden_width(), c.activation, c.bias, c.deviation, joining, generator, dtype);
     b.dropout = c.dropout;
@@ -116,8 +126,9 @@ PlanPtr Transformer::plan(Index length, const CallOptions& call) const {
 }
 
 bool Transformer::keeps_order(const CallOptions& call) const {
-  return config.keep_order && call.use_order && !call.in_order && !(call.place && call.place->divides()) &&
-         call.documents.empty() && !call.cache && config.order.kind != Order::Kind::row;
+  return config.keep_order && !config.image && call.use_order && !call.in_order &&
+         !(call.place && call.place->divides()) && call.documents.empty() && !call.cache &&
+         config.order.kind != Order::Kind::row;
 }
 
 // One rank numbers its rows as they stand: by token, or with keep_order by position.
@@ -137,8 +148,16 @@ std::vector<Index> Transformer::rows_of(const CallOptions& call, Index batch) co
 }
 
 Tensor Transformer::features(const Tensor& ids, const CallOptions& call) const {
-  check(bool(ids) && ids.rank() == 2, "Transformer: tokens must be [batch, length], got ", ids ? ids.shape() : Shape{});
   const bool divided = call.place && call.place->divides();
+  if (config.image) {
+    check(bool(ids) && ids.rank() == 3 && ids.dim(2) == config.vocab && is_floating(ids.dtype()),
+          "Transformer: patches must be numbers [batch, length, ", config.vocab, "], got ",
+          ids ? ids.shape() : Shape{});
+    check(!divided, "Transformer: the label of an image is of all its tokens; one rank must have them");
+  } else {
+    check(bool(ids) && ids.rank() == 2, "Transformer: tokens must be [batch, length], got ",
+          ids ? ids.shape() : Shape{});
+  }
   const Index length = divided ? call.place->length : ids.dim(1);
   check(length >= 1 && length <= config.context, "Transformer: ", length, " tokens, the context is ", config.context);
   const bool keeps = keeps_order(call);
@@ -152,10 +171,11 @@ Tensor Transformer::features(const Tensor& ids, const CallOptions& call) const {
           "documents and in_order, and pause the tape");
     check(call.cache->context() == config.context, "Transformer: the cache has a context of ", call.cache->context(),
           ", the model of ", config.context);
-    call.cache->begin(attention_config(config), length);
+    call.cache->begin(attention_configs(config), length);
   }
   const Tensor here = moved(ids, tokens.weight.device());
-  Tensor x = tokens(keeps ? reorder(here, plan(length, call)->order()) : here);
+  Tensor x = config.image ? matmul(to(here, tokens.weight.dtype()), tokens.weight)
+                          : tokens(keeps ? reorder(here, plan(length, call)->order()) : here);
   const std::vector<Index> rows = rows_of(call, ids.dim(0));
   if (positions.weight) {
     const auto first = [&](Index n) {
@@ -184,7 +204,7 @@ Tensor Transformer::features(const Tensor& ids, const CallOptions& call) const {
     else x = block(x, inner, rows);
   }
   if (call.cache) call.cache->end();
-  return norm(x);
+  return config.image ? mean(norm(x), {1}, true) : norm(x);
 }
 
 Tensor Transformer::to_logits(const Tensor& x) const { return matmul(x, head ? head : transpose(tokens.weight)); }
@@ -195,6 +215,7 @@ Tensor Transformer::logits(const Tensor& ids, const CallOptions& call) const {
 }
 
 Tensor Transformer::last_logits(const Tensor& ids, const CallOptions& call) const {
+  check(!config.image, "Transformer: an image has one label, and no last one; take logits");
   const Tensor x = features(ids, call);
   const Index last = ids.dim(1) - 1;
   const bool in_order = call.in_order || keeps_order(call);
@@ -204,8 +225,9 @@ Tensor Transformer::last_logits(const Tensor& ids, const CallOptions& call) cons
 
 Tensor Transformer::loss(const Tensor& ids, const Tensor& targets, const CallOptions& call) const {
   const Tensor y = to_logits(features(ids, call));
-  check(bool(targets) && targets.shape() == ids.shape(), "Transformer: targets ", targets ? targets.shape() : Shape{},
-        " must have the shape of the tokens, ", ids.shape());
+  const Shape shape{ids.dim(0), config.image ? 1 : ids.dim(1)};
+  check(bool(targets) && targets.shape() == shape, "Transformer: targets ", targets ? targets.shape() : Shape{},
+        config.image ? " must be a label an image, " : " must have the shape of the tokens, ", shape);
   // A mean does not care where its terms stand: the targets travel instead of the features.
   const Tensor there = moved(targets, y.device());
   return cross_entropy(y, keeps_order(call) ? reorder(there, plan(ids.dim(1), call)->order()) : there);
@@ -215,20 +237,22 @@ double training_flops(const Transformer& model, Index batch, Index length) {
   Transformer shapes = model;  // copies share the tensors
   double weights = 0;
   shapes.visit_parameters("", [&](const std::string& name, Tensor& p) {
-    const bool looked_up =
-        name == "positions.weight" || (name == "tokens.weight" && model.head) || name.ends_with("attention.relative");
+    const bool looked_up = name == "positions.weight" ||
+                           (name == "tokens.weight" && model.head && !model.config.image) ||
+                           name.ends_with("attention.relative");
     if (p.rank() == 2 && !looked_up) weights += static_cast<double>(p.numel());
   });
-  const PlanPtr plan = model.plan(length);
-  double pairs = 0;
-  for (Index h = 0; h < plan->heads(); ++h)
-    for (const std::int32_t i : plan->tilings_of(h))
-      for (const PlanPart& part : plan->parts())
-        pairs += static_cast<double>(part.places.count(1) * part.tilings[static_cast<std::size_t>(i)].pairs);
+  double pairs = 0;  // of all blocks
+  for (const Block& block : model.blocks) {
+    const PlanPtr plan = block.attention.plan(length);
+    for (Index h = 0; h < plan->heads(); ++h)
+      for (const std::int32_t i : plan->tilings_of(h))
+        for (const PlanPart& part : plan->parts())
+          pairs += static_cast<double>(part.places.count(1) * part.tilings[static_cast<std::size_t>(i)].pairs);
+  }
   // A pair costs 4 D forward (q.k, p v) and 10 D backward (the scores again, dV, dP, dQ, dK).
   const double dim = static_cast<double>(attention_config(model.config).dim());
-  return static_cast<double>(batch) *
-         (6 * weights * static_cast<double>(length) + 14 * dim * pairs * static_cast<double>(model.config.layers));
+  return static_cast<double>(batch) * (6 * weights * static_cast<double>(length) + 14 * dim * pairs);
 }
 
 }  // namespace hilt

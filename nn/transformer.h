@@ -17,7 +17,7 @@ struct TransformerConfig {
   Index vocab = 65;                           // input symbols
   Index classes = 0;                          // output symbols; 0: vocab
   Order order{};
-  Pattern pattern = {Branch{}};
+  Pattern pattern = {Branch{}}, pattern_odd{};  // of blocks 0, 2, .. and of blocks 1, 3, ..; empty: pattern too
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::token;
   Backward backward = Backward::fused;
@@ -26,6 +26,7 @@ struct TransformerConfig {
   bool keep_order = false;     // permute once at the input, hold activations in curve order, go home at the output
   Positions positions = Positions::learned;
   TermConfig terms{};               // of attention's scores, in every block tensors of its own
+  bool image = false;               // tokens are patches, `vocab` numbers each, and a row has one label, of their mean
   double rotary_base = 10000;       // as in rotary()
   bool tie_weights = true;          // the head is the transposed embedding; only with classes == vocab
   NormKind norm = NormKind::layer;  // before each branch and at the end
@@ -40,7 +41,10 @@ struct TransformerConfig {
 };
 /// Throws Code::usage with what is wrong and the nearest values that are not.
 void check_config(const TransformerConfig& config);
-AttentionConfig attention_config(const TransformerConfig& config);  // of its blocks
+/// Of its block, 0 or another.
+AttentionConfig attention_config(const TransformerConfig& config, Index block = 0);
+/// Those of block 0 and, where there is another pattern, of block 1: blocks have them in turn.
+std::vector<AttentionConfig> attention_configs(const TransformerConfig& config);
 
 /// x + attention(norm(x)), then x + mlp(norm(x)).
 struct Block {
@@ -62,12 +66,13 @@ struct Transformer {
   Norm norm;
   Tensor head;  // [width, outputs]; undefined where it is tied to tokens
 
-  /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs]. With a place: this rank's rows.
+  /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs]. With a place: this rank's rows. Of
+  /// images: patches [B, L, vocab] -> [B, 1, outputs].
   Tensor logits(const Tensor& ids, const CallOptions& call = {}) const;
   /// Of each sequence's last token alone -> [B, outputs]: what sampling asks for.
   Tensor last_logits(const Tensor& ids, const CallOptions& call = {}) const;
   /// Mean cross entropy over the targets that are not -100. targets: i32 or i64 [B, L]; targets[b,
-  /// t] belongs to ids[b, t] (for a language model the symbol that follows it).
+  /// t] belongs to ids[b, t] (for a language model the symbol that follows it); of images [B, 1].
   Tensor loss(const Tensor& ids, const Tensor& targets, const CallOptions& call = {}) const;
   /// The plan that a call on this many tokens uses.
   PlanPtr plan(Index length, const CallOptions& call = {}) const;

@@ -145,7 +145,8 @@ std::size_t visible_bytes(std::string_view text) {
 template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
   return f();
 } catch (const hilt::Error& e) {
-  const std::string what = e.what(), opening = option.substr(2) + " (" + text + "): ";
+  const std::string kind = option.substr(2, option.find('-', 2) - 2);  // --pattern-odd is a pattern
+  const std::string what = e.what(), opening = kind + " (" + text + "): ";
   hilt::fail_with(e.code(), option, " (", brief(text),
                   "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
 }
@@ -255,8 +256,8 @@ hilt::Order order_of(const std::string& text, hilt::Index length) {
   return named("--order", text, [&] { return hilt::parse_order(text, length); });
 }
 
-hilt::Pattern pattern_of(const std::string& text, hilt::Index length) {
-  return named("--pattern", text, [&] {
+hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std::string& option) {
+  return named(option, text, [&] {
     hilt::Pattern pattern = hilt::parse_pattern(text);
     std::size_t at = 0;  // where the branch begins
     for (const hilt::Branch& b : pattern) {
@@ -436,13 +437,14 @@ std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity
   return odd_one<float>(hilt::to(hilt::to(x, hilt::Device{}), hilt::DType::f32), minus_infinity_too);
 }
 
-void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f) try {
+void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f,
+               const std::string& option) try {
   f();
 } catch (const hilt::Error& e) {
   constexpr std::string_view kPlan = "plan: ";
   const std::string_view what = e.what();
   if (!what.starts_with(kPlan)) throw;
-  hilt::fail_with(e.code(), "--pattern (", brief(pattern), ") in --order (", brief(order),
+  hilt::fail_with(e.code(), option, " (", brief(pattern), ") in --order (", brief(order),
                   "): ", what.substr(kPlan.size()));
 }
 

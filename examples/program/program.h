@@ -60,7 +60,7 @@ hilt::Device device_of_rank(const std::string& text, int rank);
 /// What --order and --pattern mean for so many tokens. Errors name the option; Code::data where a
 /// file of blocks is at fault.
 hilt::Order order_of(const std::string& text, hilt::Index length);
-hilt::Pattern pattern_of(const std::string& text, hilt::Index length);
+hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std::string& option = "--pattern");
 /// The attention that a program is asked for: its options, and what they mean.
 struct AttentionTexts {
   std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", causal = "none", documents;
@@ -87,7 +87,8 @@ hilt::ScoreTerms drawn_terms(const hilt::TermConfig& config, hilt::Index heads, 
 /// ", softcap 5, alibi learned", for a sentence.
 std::string in_words(const TermTexts& terms);
 /// f(), which makes a plan of these; its errors then name the options.
-void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f);
+void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f,
+               const std::string& option = "--pattern");
 
 using Named = std::vector<std::pair<std::string, hilt::Tensor>>;
 /// o, which forward() gives, and its gradients by a tape: dq, dk, dv, and d_slopes .. of the terms

@@ -43,8 +43,10 @@ AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, I
   // them.
   const Index cell = width > 0 ? length / width / 2 * width + width / 2 : -1;
   out.columns = width > 0 ? width : shown, out.rows = width > 0 ? length / width : shown, out.cell = cell;
-  const std::vector<std::int32_t> tokens = ids.to_vector<std::int32_t>();
-  if (width == 0) out.text = task.vocabulary().decode(std::span(tokens).subspan(at(first)));
+  if (width == 0) {
+    const std::vector<std::int32_t> tokens = ids.to_vector<std::int32_t>();
+    out.text = task.vocabulary().decode(std::span(tokens).subspan(at(first)));
+  }
   for (Index layer : {Index{0}, static_cast<Index>(packed.size()) - 1}) {
     if (layer == 0 && packed.size() == 1 && !out.maps.empty()) break;
     const hilt::HilbertSelfAttention& attention = plain.blocks[at(layer)].attention;

@@ -1,7 +1,9 @@
 // What is known before the first step: yardsticks, the floor, and what the machine can do.
 #include <algorithm>
 #include <iostream>
+#include <numeric>
 
+#include "../program/report/text.h"
 #include "run.h"
 
 namespace train {
@@ -25,15 +27,19 @@ hilt::AdamW adamw_of(const Settings& s) {
   return {.lr = s.lr, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = s.weight_decay};
 }
 
-double exact_cost(const Settings& s, const Task& task, Index rows) {
-  if (s.task != "stories") return -1;
-  std::vector<std::int32_t> inputs(static_cast<std::size_t>(task.length())), targets(inputs.size());
-  double total = 0;
-  for (Index r = 0; r < rows; ++r) {
-    task.row(Split::validation, r, inputs.data(), targets.data());
-    for (const double cost : story_grammar().costs(task.vocabulary().decode(targets))) total += cost;
-  }
-  return total / static_cast<double>(rows * task.length());
+Task::Exact exact_of(const Task& task, Index rows) {
+  std::vector<Task::Exact> each(static_cast<std::size_t>(rows));
+  hilt::parallel_for(rows, 1, [&](Index begin, Index end) {
+    std::vector<std::int32_t> inputs(static_cast<std::size_t>(task.length())), targets(inputs.size());
+    for (Index r = begin; r < end; ++r) {
+      task.row(Split::validation, r, inputs.data(), targets.data());
+      each[static_cast<std::size_t>(r)] = task.exact(inputs.data(), targets.data());
+    }
+  });
+  Task::Exact sum{0, 0};
+  for (const Task::Exact& e : each) sum.cost += e.cost, sum.right += e.right;
+  const double targets = static_cast<double>(rows * task.targets());
+  return each[0].cost < 0 ? Task::Exact{} : Task::Exact{sum.cost / targets, sum.right / targets};
 }
 
 Start measure_start(const Settings& s, const Task& task, const hilt::TransformerConfig& config, hilt::Device device) {
@@ -43,8 +49,8 @@ Start measure_start(const Settings& s, const Task& task, const hilt::Transformer
   if (s.task == "stories") {
     start.floor = story_grammar().floor(s.context);
     start.floor_without_memory = story_grammar().floor_without_memory(s.context);
-  } else if (s.is_life()) {
-    start.floor = 0;  // the next board follows from this one
+  } else {
+    start.floor = s.is_life() ? 0 : exact_of(task, s.eval_rows).cost;  // the next board follows from this one
   }
   start.peak_gflops = peak_gflops(device, program::dtype_of(s.dtype));
   start.parameters = count_parameters(config);
@@ -53,32 +59,94 @@ Start measure_start(const Settings& s, const Task& task, const hilt::Transformer
   return start;
 }
 
-std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Task> task, hilt::Device device) {
-  const std::string segment = "segment:16";
-  std::vector<Control> controls{{"curve segments", "hilbert:" + s.grid, segment, 0, {}},
-                                {"raster segments", "row:" + s.grid, segment, 0, {}}};
-  for (std::size_t i = 0; i < controls.size(); ++i) {
-    Control& c = controls[i];
-    std::cout << "training a control, " << c.name << " (" << c.pattern << ", " << c.order << "): " << s.steps
-              << " steps" << std::endl;
-    Settings same = s;
-    same.order = c.order, same.pattern = c.pattern;
-    Trainer trainer(model_config(same, task->classes()), task, static_cast<std::uint64_t>(s.seed),
-                    program::dtype_of(s.dtype), adamw_of(s), device);
-    const hilt::Schedule schedule = schedule_of(s);
-    c.flops = hilt::training_flops(trainer.model(), s.batch * s.accumulate, s.context);
-    while (trainer.steps() < s.steps && !interrupted()) {
-      const Step step = trainer.step(s.batch, s.accumulate, schedule(trainer.steps()), s.clip);
-      Line line{.step = trainer.steps(), .loss = step.loss, .lr = step.lr, .grad_norm = step.grad_norm};
-      if (line.step % s.eval_every == 0 || line.step == s.steps) {
-        const Evaluation e = trainer.evaluate(s.eval_rows, s.batch);
-        line.val_loss = e.loss, line.val_right = e.right;
-      }
-      c.lines.push_back(line);
+namespace {
+
+/// Trains it for one seed; false if that was interrupted.
+bool train_control(Control& c, const Settings& s, const std::shared_ptr<const Task>& task, double floor,
+                   hilt::Device device) {
+  Trainer trainer(model_config(s, task->tokens(), task->classes()), task, static_cast<std::uint64_t>(s.seed),
+                  program::dtype_of(s.dtype), adamw_of(s), device);
+  const hilt::Schedule schedule = schedule_of(s);
+  c.flops = hilt::training_flops(trainer.model(), s.batch * s.accumulate, s.context);
+  while (trainer.steps() < s.steps && !interrupted()) {
+    const Step step = trainer.step(s.batch, s.accumulate, schedule(trainer.steps()), s.clip);
+    Line line{.step = trainer.steps(), .loss = step.loss, .lr = step.lr, .grad_norm = step.grad_norm};
+    if (line.step % s.eval_every == 0 || line.step == s.steps) {
+      const Evaluation e = trainer.evaluate(s.eval_rows, s.batch);
+      line.val_loss = e.loss, line.val_right = e.right;
     }
-    if (trainer.steps() < s.steps) controls.resize(i);  // interrupted: half a control would compare nothing
+    if (c.scores.empty()) c.lines.push_back(line);
+  }
+  if (trainer.steps() < s.steps) return false;
+  const Evaluation e = trainer.evaluate(4 * s.eval_rows, s.batch);
+  c.scores.push_back({e.loss, e.right, floor});
+  return true;
+}
+
+}  // namespace
+
+Score Control::mean() const {
+  Score sum;
+  const double n = static_cast<double>(scores.size());
+  for (const Score& s : scores) sum.loss += s.loss / n, sum.right += s.right / n, sum.floor += (s.floor + 1) / n;
+  return sum;
+}
+
+std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Task> task, hilt::Device device) {
+  const std::string curve = "hilbert:" + s.grid, row = "row:" + s.grid, segment = "segment:16";
+  const std::string odd = s.is_life() ? "" : segment + ",shift=8";
+  std::vector<Control> controls{{"curve segments", curve, segment, odd}, {"raster segments", row, segment, odd}};
+  if (!s.is_life()) controls.push_back({"2-D windows", row, "window2d:4x4", "window2d:4x4,shift=2x2"});
+  for (Index i = 0; i < s.control_seeds; ++i) {
+    Settings same = s;
+    same.seed = s.seed + i;
+    const std::shared_ptr<const Task> rows = i == 0 ? task : std::shared_ptr<const Task>(make_task(same));
+    const double floor = exact_of(*rows, 4 * s.eval_rows).cost;
+    for (Control& c : controls) {
+      same.order = c.order, same.pattern = c.pattern, same.pattern_odd = c.pattern_odd;
+      std::cout << "training a control, " << c.name << " (" << same.patterns() << ", " << c.order << "): " << s.steps
+                << " steps, seed " << same.seed << std::endl;
+      if (train_control(c, same, rows, floor, device)) continue;
+      // Interrupted: half a control would compare nothing, and some seeds not the same.
+      std::erase_if(controls, [&](const Control& of) { return std::ssize(of.scores) < std::max<Index>(1, i); });
+      for (Control& of : controls) of.scores.resize(static_cast<std::size_t>(std::max<Index>(1, i)));
+      return controls;
+    }
   }
   return controls;
+}
+
+std::string in_words(const std::vector<Control>& controls, const std::string& target) {
+  std::string text;
+  for (const Control& c : controls) {
+    const Score m = c.mean();
+    text += report::format("control, %s (%s%s%s, %s): %.3f %% of %ss right", c.name.c_str(), c.pattern.c_str(),
+                           c.pattern_odd.empty() ? "" : " / ", c.pattern_odd.c_str(), c.order.c_str(), 100 * m.right,
+                           target.c_str());
+    text += report::format(m.floor < 0 ? ", loss %.4f\n" : ", %.4f nats above the floor\n", m.excess());
+  }
+  for (const Difference& d : differences_of(controls))
+    text += report::format("%s: %+.4f nats, spread %.4f, %s\n", d.name.c_str(), d.mean, d.spread,
+                           d.is_larger() ? "larger than twice the spread" : "within it");
+  return text;
+}
+
+std::vector<Difference> differences_of(const std::vector<Control>& controls) {
+  const auto mean_of = [](const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  };
+  std::vector<Difference> out;
+  for (std::size_t a = 0; a < controls.size(); ++a)
+    for (std::size_t b = a + 1; b < controls.size(); ++b) {
+      std::vector<double> each, squares;
+      for (std::size_t i = 0; i < controls[a].scores.size(); ++i)
+        each.push_back(controls[b].scores[i].excess() - controls[a].scores[i].excess());
+      if (each.size() < 2) continue;
+      const double mean = mean_of(each), n = static_cast<double>(each.size());
+      for (const double x : each) squares.push_back((x - mean) * (x - mean));
+      out.push_back({controls[b].name + " above " + controls[a].name, mean, std::sqrt(mean_of(squares) * n / (n - 1))});
+    }
+  return out;
 }
 
 }  // namespace train

@@ -52,13 +52,16 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
   m.gradients = saturated_product({static_cast<Index>(m.parameters), s.accumulate > 1 ? 2 : 1});
   m.moments = saturated_sum({saturated_product({count, sizeof(float), size == 2 ? 3 : 2}),  // 16 bits: and a master
                              saturated_product({terms, sizeof(float), 2})});
-  m.plan = program::least_plan_bytes(c.context, c.pattern);
+  const std::vector<hilt::AttentionConfig> kinds = hilt::attention_configs(c);
+  for (const hilt::AttentionConfig& a : kinds)
+    m.plan = saturated_sum({m.plan, program::least_plan_bytes(c.context, a.pattern)});
 
   const std::size_t wide = saturated_product({s.batch, c.context, c.width, size});
   const std::size_t hidden = saturated_product({s.batch, c.context, c.hidden_width(), size});
-  const std::size_t logits = saturated_product({s.batch, c.context, c.outputs(), size});
+  const std::size_t logits = saturated_product({s.batch, c.image ? 1 : c.context, c.outputs(), size});
   const std::size_t statistics = saturated_product({s.batch, c.context, 4, sizeof(float)});  // of two norms
-  const std::size_t ids = saturated_product({s.batch, s.accumulate, c.context, 2, sizeof(std::int32_t)});
+  const std::size_t ids =
+      saturated_product({s.batch, s.accumulate, c.context, c.image ? c.vocab : 2, sizeof(std::int32_t)});
   const Index kept = c.checkpointing ? 1 : c.layers;  // blocks
   const auto times = [](std::size_t n, Index factor) {
     return n > std::numeric_limits<Index>::max() ? n : saturated_product({static_cast<Index>(n), factor});
@@ -89,10 +92,21 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
       all_scores ? saturated_product({s.batch, c.heads, c.context, c.context, size}) / 2 : 0;  // if causal
   fill({.saved = scores, .peak = scores});
   if (saturated_sum({m.total(), m.plan}) > most) return m;
-  const hilt::PlanPtr plan = plan_of(c);
-  m.plan = plan->bytes();
-  fill(hilt::attention_memory(*plan, s.batch, hilt::attention_config(c).keys(), hilt::attention_config(c).dim(), dtype,
-                              c.backward, hilt::make_terms(c.terms, c.heads, c.context, dtype)));
+  m.plan = 0;
+  hilt::AttentionMemory of_all{}, of_one{};
+  for (Index i = 0; i < std::ssize(kinds); ++i) {
+    hilt::PlanPtr plan;
+    program::plan_from(
+        s.order, i == 0 ? s.pattern : s.pattern_odd, [&] { plan = plan_of(c, i); },
+        i == 0 ? "--pattern" : "--pattern-odd");
+    m.plan += plan->bytes();
+    of_one = hilt::attention_memory(*plan, s.batch, kinds[0].keys(), kinds[0].dim(), dtype, c.backward,
+                                    hilt::make_terms(c.terms, c.heads, c.context, dtype));
+    of_all.saved += of_one.saved * static_cast<std::size_t>((c.layers + std::ssize(kinds) - 1 - i) / std::ssize(kinds));
+    of_all.peak = std::max(of_all.peak, of_one.peak);
+  }
+  of_all.saved /= static_cast<std::size_t>(c.layers);
+  fill(of_all);
   return m;
 }
 

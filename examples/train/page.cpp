@@ -50,22 +50,30 @@ std::vector<const Line*> evaluations_of(const std::vector<Line>& lines) {
 
 Json yardsticks_of(const Story& story) {
   const Start& s = story.start;
-  const bool life = story.settings.is_life();
+  const bool life = story.settings.is_life(), ising = story.settings.is_ising();
   Json rows = Json::array();
   const auto row = [&](const char* name, double nats, const std::string& knows) {
     rows.push_back({{"name", name}, {"nats", number(nats)}, {"choices", number(std::exp(nats))}, {"knows", knows}});
   };
   row("ln V", s.uniform, "that there are " + std::to_string(s.vocabulary) + " symbols");
   row("unigram", s.unigram, "how often each occurs");
-  row("bigram", s.bigram, life ? "whether the cell lives now" : "the symbol before");
+  if (!story.settings.is_images())
+    row("bigram", s.bigram,
+        life    ? "whether the cell lives now"
+        : ising ? "the spin itself, as noise left it"
+                : "the symbol before");
   if (s.floor_without_memory > 0)
     row("the grammar, forgetful", s.floor_without_memory,
         "every rule, but nothing that was said before: names and things told again cost their full price");
   if (story.held_out >= 0) row("this model", story.held_out, "what it learned, on rows it never saw");
   if (story.exact_val_floor > 0)
-    row("the grammar, on the same rows", story.exact_val_floor, "all that was said before");
+    row(ising ? "the exact posterior, on the same rows" : "the grammar, on the same rows", story.exact_val_floor,
+        ising ? "every noisy spin, and how lattices come about" : "all that was said before");
   if (s.floor >= 0)
-    row("floor", s.floor, life ? "the rule" : "the grammar and all that was said: no reader does better on average");
+    row("floor", s.floor,
+        life    ? "the rule"
+        : ising ? "the same, on the rows of evaluations along the way"
+                : "the grammar and all that was said: no reader does better on average");
   return rows;
 }
 
@@ -86,8 +94,14 @@ Json controls_of(const Story& story) {
                    {"wrong", wrong},
                    {"right", lines.empty() ? Json() : number(lines.back().val_right)}});
   };
-  add("this run", story.settings.pattern, story.settings.order, story.flops, story.lines);
-  for (const Control& c : story.controls) add(c.name, c.pattern, c.order, c.flops, c.lines);
+  add("this run", story.settings.patterns(), story.settings.order, story.flops, story.lines);
+  for (const Control& c : story.controls) {
+    add(c.name, c.pattern + (c.pattern_odd.empty() ? "" : " / " + c.pattern_odd), c.order, c.flops, c.lines);
+    out.back()["right"] = number(c.mean().right);
+    Json each = Json::array();
+    for (const Score& s : c.scores) each.push_back(number(s.excess()));
+    out.back()["seeds"] = each, out.back()["above"] = number(c.mean().excess());
+  }
   return out;
 }
 
@@ -100,7 +114,7 @@ Json samples_of(const Story& story) {
     out.push_back({{"step", step},
                    {"text", program::printable(text, "\n\t")},
                    {"last", i + 1 == n},
-                   {"is_board", story.settings.is_life()}});
+                   {"is_board", story.settings.is_grid() && !story.settings.is_images()}});
   }
   return out;
 }
@@ -139,14 +153,19 @@ std::string to_html(const Story& story) {
   for (const Line* l : evaluations_of(story.lines))
     evaluations.push_back({{"step", l->step}, {"val_loss", number(l->val_loss)}});
   if (std::abs(start.unigram - start.bigram) > 0.02 * start.uniform) simple.push_back({"bigram", start.bigram});
+  Json differences = Json::array();
+  for (const Difference& d : differences_of(story.controls))
+    differences.push_back(
+        {{"name", d.name}, {"mean", number(d.mean)}, {"spread", number(d.spread)}, {"is_larger", d.is_larger()}});
   const Json data{
       {"task", s.task},
-      {"symbol", s.is_life() ? "cell" : "token"},
+      {"symbol", s.target()},
+      {"is_life", s.is_life()},
       {"parameters", start.parameters},
       {"layers", s.layers},
       {"width", s.width},
       {"heads", s.heads},
-      {"pattern", s.pattern},
+      {"pattern", s.patterns()},
       {"order", order_in_force(s)},
       {"backward", s.backward},
       {"verdict", story.verdict},
@@ -163,10 +182,12 @@ std::string to_html(const Story& story) {
       {"yardsticks", yardsticks_of(story)},
       {"best", best_of(story.lines)},
       {"controls", controls_of(story)},
-      {"sample_title", s.is_life() ? "Boards" : "What it writes"},
+      {"reader", s.is_ising() ? "exact posterior" : "grammar"},
+      {"differences", differences},
+      {"sample_title", s.is_grid() ? "What it says of unseen " + s.row() + "s" : "What it writes"},
       {"samples", samples_of(story)},
       {"attention", attention_of(story.attention)},
-      {"is_board", s.is_life()},
+      {"is_board", s.is_grid()},
       {"memory", {m.parameters, m.gradients, m.moments, m.activations, m.working, m.total(), story.measured_bytes}},
       {"command", story.options.command("./run train")},
       {"options", program::printable(options, "\n")},

@@ -130,10 +130,11 @@ void Run::prepare() {
   if (from_) vocabulary = Vocabulary::from_text(from_->get("vocabulary"));
   config_ =
       model_config(s_, vocabulary ? vocabulary->size() : 2);  // refuses what cannot be, before a long text is read
-  if (from_) check_sizes(config_, *from_);
+  if (from_ && !s_.is_images()) check_sizes(config_, *from_);
   task_ = make_task(s_, vocabulary);
-  config_ = model_config(s_, task_->vocabulary().size());
-  if (!s_.is_life()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
+  config_ = model_config(s_, task_->tokens(), task_->classes());
+  if (from_) check_sizes(config_, *from_);
+  if (!s_.is_grid()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
   identity_ = identity_of(config_);
   identity_.insert(task_->identity().begin(), task_->identity().end());
   if (from_) check_identity(*from_, identity_);
@@ -145,7 +146,7 @@ void Run::prepare() {
   // A GPU says so itself, and what holds most of it.
   const std::size_t have =
       s_.dry_run || device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
-  program::plan_from(s_.order, s_.pattern, [&] { memory_ = plan_memory(s_, config_, device_, have); });
+  memory_ = plan_memory(s_, config_, device_, have);
   require_memory(memory_, s_, have);
 }
 
@@ -167,7 +168,7 @@ void Run::fit_seconds(double elapsed, double step) {
   const double start = elapsed - step * static_cast<double>(kTimed),
                tokens = 3 * static_cast<double>(s_.batch * s_.accumulate);
   const double evaluation = static_cast<double>(s_.eval_rows) / tokens,
-               sample = s_.is_life() ? 0 : static_cast<double>(s_.tokens) / tokens;
+               sample = s_.is_grid() ? 0 : static_cast<double>(s_.tokens) / tokens;
   const double beside = evaluation / static_cast<double>(s_.eval_every) +
                         (s_.sample_every > 0 ? sample / static_cast<double>(s_.sample_every) : 0);
   const double steps = ((s_.seconds - start) / step - 5 * evaluation - sample) /
@@ -224,8 +225,8 @@ bool Run::write(const std::string& name, const std::string& content, Progress& p
 void Run::sample(Progress& progress) {
   const Index step = trainer_->steps();
   const std::string sample =
-      s_.is_life()
-          ? sample_board(trainer_->model(), s_, step)
+      s_.is_grid()
+          ? sample_labels(trainer_->model(), *task_, s_, step)
           : sample_text(trainer_->model(), task_->vocabulary(), s_,
                         {static_cast<std::uint64_t>(s_.seed), kSampleStream + static_cast<std::uint64_t>(step)})
                 .text;
@@ -268,7 +269,7 @@ void Run::loop(Progress* progress) {
     if (done % s_.eval_every == 0 || last) {
       const Evaluation e = trainer_->evaluate(s_.eval_rows, s_.batch);
       line.val_loss = e.loss;
-      if (s_.is_life()) line.val_right = e.right;
+      if (s_.is_grid()) line.val_right = e.right;
       line.best = std::isfinite(e.loss) && (best_ < 0 || e.loss < best_loss_);
       if (line.best) best_ = done, best_loss_ = e.loss;
       // From here on it is a run of that many --steps.
@@ -315,28 +316,26 @@ int Run::finish(Progress* progress) {
   if (!early) {
     const Index rows = 4 * s_.eval_rows;
     const Evaluation e = trainer_->evaluate(rows, s_.batch);
-    verdict += report::format("; on unseen %s the loss is %.4f nats",
-                              s_.task == "stories" ? "stories"
-                              : s_.is_life()       ? "boards"
-                                                   : "text",
-                              e.loss);
+    const std::string unseen = s_.is_grid() ? s_.row() + 's' : s_.task;
+    verdict += report::format("; on unseen %s the loss is %.4f nats", unseen.c_str(), e.loss);
     story.held_out = e.loss;
-    story.exact_val_floor = exact_cost(s_, *task_, rows);
-    if (story.exact_val_floor > 0)
-      verdict += report::format(" a character, %.1f %% above the grammar's entropy there, %.4f",
-                                100 * (e.loss / story.exact_val_floor - 1), story.exact_val_floor);
-    if (s_.is_life()) verdict += report::format(", %.3f %% of cells right", 100 * e.right);
+    const Task::Exact exact = exact_of(*task_, rows);
+    story.exact_val_floor = exact.cost;
+    if (exact.cost > 0)
+      verdict += report::format(s_.is_ising() ? " a spin, %.1f %% above the exact posterior's there, %.4f"
+                                              : " a character, %.1f %% above the grammar's entropy there, %.4f",
+                                100 * (e.loss / exact.cost - 1), exact.cost);
+    if (s_.is_grid()) verdict += report::format(", %.3f %% of %ss right", 100 * e.right, s_.target().c_str());
+    if (s_.is_ising()) verdict += report::format(" (the exact posterior: %.3f %%)", 100 * exact.right);
   }
   story.verdict = verdict;
   if (met_.size() == 1 && !early)
-    story.attention = attention_maps(trainer_->model(), *task_, s_.is_life() ? board_of(s_).width : 0);
+    story.attention = attention_maps(trainer_->model(), *task_, s_.is_grid() ? board_of(s_).width : 0);
   if (s_.controls && !early) story.controls = train_controls(s_, task_, device_);
   const bool lacks_controls = s_.controls && !early && interrupted();
   const bool has_report = write("report.html", to_html(story), *progress);
   std::cout << '\n' << verdict << '\n';
-  for (const Control& c : story.controls)
-    std::cout << report::format("control, %s (%s, %s): %.3f %% of cells right\n", c.name.c_str(), c.pattern.c_str(),
-                                c.order.c_str(), 100 * c.lines.back().val_right);
+  std::cout << in_words(story.controls, s_.target());
   if (lacks_controls) {
     std::cerr << "train: interrupted while it trained controls; the run itself is whole, in "
               << program::printable(s_.out) << std::endl;

@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <string>
 
 #include "log.h"
@@ -10,12 +11,28 @@
 
 namespace train {
 
-/// A control of life: the same training with another attention.
-struct Control {
-  std::string name, order, pattern;
-  double flops = 0;  // of a step
-  std::vector<Line> lines;
+/// The last evaluation, and what the best reader pays on the same rows; below 0: unknown.
+struct Score {
+  double loss = 0, right = 0, floor = -1;
+  double excess() const { return floor >= 0 ? loss - floor : loss; }
 };
+/// The same training with another attention.
+struct Control {
+  std::string name, order, pattern, pattern_odd;
+  double flops = 0;           // of a step
+  std::vector<Line> lines;    // of the first seed
+  std::vector<Score> scores;  // by seed
+  Score mean() const;
+};
+/// How far one control is above another, seed by seed.
+struct Difference {
+  std::string name;
+  double mean, spread;                                            // spread: the standard deviation over seeds
+  bool is_larger() const { return std::abs(mean) > 2 * spread; }  // than the spread, twice over
+};
+std::vector<Difference> differences_of(const std::vector<Control>& controls);
+/// Both in lines; what is right are `target`s.
+std::string in_words(const std::vector<Control>& controls, const std::string& target);
 
 /// Where one head looks: a digit for each cell, 0 (below 1/64) to 5 (from 1/4 on); a dot where it
 /// may not look.
@@ -44,7 +61,7 @@ struct Story {
   const std::vector<Line>& lines;
   std::vector<Control> controls;
   double flops = 0;             // of a step
-  double exact_val_floor = -1;  // what the grammar pays on the rows of evaluations; below 0: unknown
+  double exact_val_floor = -1;  // what the best reader pays on the rows of the last one; below 0: unknown
   double held_out = -1;         // nats on them; below 0: the run ended early
   std::vector<std::pair<Index, std::string>> samples;  // by step
   AttentionMaps attention;
@@ -55,12 +72,11 @@ std::string to_html(const Story& story);
 /// Trains as the settings say, as one of the ranks of `met`; the exit status.
 int run(const program::Options& options, Settings s, const hilt::Comm& met = {});
 
-/// Nats a character that the grammar itself pays on the first rows of the validation split; -1 for
-/// other tasks.
-double exact_cost(const Settings& s, const Task& task, Index rows);
+/// Of the best reader, a target: on the first rows of the validation split.
+Task::Exact exact_of(const Task& task, Index rows);
 Start measure_start(const Settings& s, const Task& task, const hilt::TransformerConfig& config, hilt::Device device);
-/// life: the same model with segments along the curve, and along rows: equally many keys for each
-/// cell.
+/// The same model with segments along the curve and along rows, and 2-D windows: equally many keys
+/// for each cell.
 std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Task> task, hilt::Device device);
 hilt::AdamW adamw_of(const Settings& s);
 

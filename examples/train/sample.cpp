@@ -19,6 +19,8 @@
 namespace train {
 namespace {
 
+constexpr Index kImages = 16;  // of a sample
+
 /// A token by the model's logits: temperature, then the likeliest only, then one draw.
 std::int32_t pick(std::span<const float> logits, const Settings& s, Draws& draws) {
   std::vector<std::int32_t> order(logits.size());
@@ -58,9 +60,10 @@ std::size_t whole_characters(std::string_view text) {
 /// that would take minutes for each token is refused.
 void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
   constexpr double kMost = 1e13;
-  const auto context = static_cast<double>(c.context);
-  const bool all_keys =
-      std::ranges::any_of(c.pattern, [](const auto& b) { return b.kind == hilt::Branch::Kind::dense; });
+  const Index rows = c.image ? kImages : 1;
+  const auto context = static_cast<double>(rows * c.context);
+  const auto is_dense = [](const hilt::Branch& b) { return b.kind == hilt::Branch::Kind::dense; };
+  const bool all_keys = std::ranges::any_of(c.pattern, is_dense) || std::ranges::any_of(c.pattern_odd, is_dense);
   const double pass =
       2 * context *
       (static_cast<double>(count_parameters(c)) + (all_keys ? context * static_cast<double>(c.width * c.layers) : 0));
@@ -71,7 +74,8 @@ void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpo
   // values.
   program::require_memory(
       checkpoint.path(),
-      program::saturated_product({c.context, (8 + 2 * c.layers) * c.width + c.outputs(), sizeof(float)}),
+      program::saturated_product(
+          {rows, c.context, (8 + 2 * c.layers) * c.width + c.outputs() + (c.image ? c.vocab : 0), sizeof(float)}),
       "is it from a stranger?");
 }
 
@@ -141,30 +145,43 @@ std::string for_a_terminal(const std::string& sample) {
   return ::isatty(STDOUT_FILENO) ? program::printable(sample, "\n\t") : sample;
 }
 
-std::string sample_board(const hilt::Transformer& model, const Settings& s, Index number) {
+std::string sample_labels(const hilt::Transformer& model, const Task& task, const Settings& s, Index number) {
   const hilt::Tape::Pause pause;
-  const hilt::Grid grid = board_of(s);
-  const auto task = make_task(s);
-  const hilt::Batch b = task->batch(Split::validation, number, 1);
+  const Index rows = s.is_images() ? kImages : 1;
+  const hilt::Batch b = task.batch(Split::validation, number * rows, rows);
   const hilt::Tensor logits = model.logits(b.inputs);
   if (const auto odd = program::not_finite(logits))
     hilt::fail_with(hilt::Code::not_a_number, "sample: the logits hold ", *odd, "; the weights are too large");
-  const hilt::Tensor guess = hilt::moved(hilt::argmax(logits), {});
-  const auto *const in = b.inputs.data<std::int32_t>(), *const truth = b.targets.data<std::int32_t>();
-  const auto* const out = guess.data<std::int64_t>();
-  std::string text = "board, the model's next board (x: wrong)\n";
+  const std::vector<Index> guess = hilt::argmax(logits).to_vector<Index>(), truth = b.targets.to_vector<Index>();
   Index wrong = 0;
-  for (Index y = 0; y < grid.height; ++y) {
-    for (Index x = 0; x < grid.width; ++x) text += in[y * grid.width + x] ? '#' : '.';
-    text += "   ";
-    for (Index x = 0; x < grid.width; ++x) {
-      const Index i = y * grid.width + x;
-      wrong += out[i] != truth[i];
-      text += out[i] != truth[i] ? 'x' : out[i] ? '#' : '.';
-    }
-    text += '\n';
+  for (std::size_t i = 0; i < guess.size(); ++i) wrong += guess[i] != truth[i];
+  const std::string score = std::to_string(wrong) + " of " + std::to_string(guess.size());
+  if (s.is_images()) {
+    std::string text = "what it says, what is on the image\n";
+    for (std::size_t i = 0; i < guess.size(); ++i)
+      text += report::format("%-9s %-9s%s\n", task.name_of(guess[i]).c_str(), task.name_of(truth[i]).c_str(),
+                             guess[i] == truth[i] ? "" : " wrong");
+    return text + score + " images wrong\n";
   }
-  return text + std::to_string(wrong) + " of " + std::to_string(grid.cells()) + " cells wrong\n";
+  const auto* const in = b.inputs.data<std::int32_t>();
+  const Index width = board_of(s).width;
+  std::string text = s.is_life() ? "board, the model's next board (x: wrong)\n"
+                                 : "noisy spins, the model's guess (x: wrong), the spins\n";
+  for (Index first = 0; first < std::ssize(guess); first += width) {
+    std::string line[3];
+    for (Index i = first; i < first + width; ++i) {
+      const auto k = static_cast<std::size_t>(i);
+      line[0] += in[i] ? '#' : '.';
+      line[1] += guess[k] != truth[k] ? 'x' : guess[k] ? '#' : '.';
+      line[2] += truth[k] ? '#' : '.';
+    }
+    text += line[0] + "   " + line[1] + (s.is_life() ? "" : "   " + line[2]) + '\n';
+  }
+  text += score + ' ' + s.target() + "s wrong";
+  const Task::Exact exact = task.exact(in, b.targets.data<std::int32_t>());
+  if (exact.cost >= 0)
+    text += report::format(", of the exact posterior %.0f", static_cast<double>(guess.size()) - exact.right);
+  return text + '\n';
 }
 
 std::string newest_run() {
@@ -257,9 +274,12 @@ void declare_sample(program::Options& options, Settings& s) {
 int sample_from_checkpoint(const Settings& s) {
   const hilt::Checkpoint checkpoint = chosen_checkpoint(s);
   const Vocabulary vocabulary = Vocabulary::from_text(checkpoint.get("vocabulary"));
-  const hilt::TransformerConfig config = model_config(s, vocabulary.size());
+  const std::unique_ptr<Task> task = s.is_grid() ? make_task(s) : nullptr;
+  const hilt::TransformerConfig config =
+      s.is_images() ? model_config(s, task->tokens(), task->classes()) : model_config(s, vocabulary.size());
   check_sizes(config, checkpoint);
   check_identity(checkpoint, identity_of(config));
+  if (s.is_images() && s.images.empty()) check_identity(checkpoint, task->identity());
   check_row(config, checkpoint);
   hilt::Transformer model = hilt::make_transformer(config, 0, program::dtype_of(s.dtype));
   std::vector<hilt::SafetensorsItem> items;
@@ -269,8 +289,8 @@ int sample_from_checkpoint(const Settings& s) {
     if (const auto odd = program::not_finite(item.tensor))
       hilt::fail_with(hilt::Code::not_a_number, checkpoint.path(), ": tensor ", item.name, " holds ", *odd,
                       "; nothing can be sampled; use an earlier checkpoint");
-  if (s.is_life()) {
-    std::cout << sample_board(model, s, s.seed);
+  if (s.is_grid()) {
+    std::cout << sample_labels(model, *task, s, s.seed);
     return 0;
   }
   const auto began = std::chrono::steady_clock::now();

@@ -18,8 +18,9 @@ struct Sample {
 Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s, hilt::RandomKey key,
                    const std::function<void(std::string_view)>& show = {});
 
-/// An unseen board, the model's next board, and where it is wrong.
-std::string sample_board(const hilt::Transformer& model, const Settings& s, Index number);
+/// Unseen rows, what the model says of them, and where it is wrong: a board beside its targets or,
+/// of images, sixteen with their labels.
+std::string sample_labels(const hilt::Transformer& model, const Task& task, const Settings& s, Index number);
 
 /// As it is, but where standard output is a terminal: what a model learned from bytes may be a
 /// command to one.

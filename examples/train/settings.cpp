@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "../program/program.h"
+#include "tasks/boards.h"
+#include "tasks/images.h"
 
 namespace train {
 
@@ -22,47 +24,56 @@ void declare_sampling(program::Options& options, Settings& s) {
   options.number("--top-p", s.top_p, 0, 1, "Sample among the likeliest that have this share together");
   options.text("--stop", s.stop, "TEXT", "Ends a sample where the model writes this");
   options.integer("--tokens", s.tokens, 1, 1 << 20, "Length of a sample");
+  options.text("--images", s.images, "F.npy",
+               "The images of --task images, [N, H, W] or [N, H, W, C]; else drawn shapes");
+  options.text("--labels", s.labels, "F.npy", "Their labels, [N], integers from 0");
   options.flag("--last", s.last, "Sample from the newest checkpoint, not from the best");
 }
 
 void declare(program::Options& options, Settings& s) {
   options.group(kModel);
-  options.choice("--task", s.task, {"stories", "life", "text"},
+  options.choice("--task", s.task, {"stories", "life", "text", "ising", "images"},
                  "stories: from a grammar whose entropy is known. life: the next step of Game of Life, nothing "
-                 "living beyond the border. text: any file");
+                 "living beyond the border. text: any file. ising: spins from noisy ones, whose best reader is known. "
+                 "images: what is on them");
   options.choice("--vocabulary", s.vocabulary, {"characters", "bytes", "bpe"}, "Tokens of a text");
-  options.text("--grid", s.grid, "HxW", "Board of life, in cells");
-  options.integer("--layers", s.layers, 1, 1024, "Blocks; text: 4");
-  options.integer("--heads", s.heads, 1, 1024, "Heads, a divisor of --width; life, text: 4");
-  options.integer("--width", s.width, 1, 1 << 16, "Features of a token; life: 64");
-  options.integer("--context", s.context, 1, 1 << 20, "Tokens of a row; life: the cells of --grid");
-  options.text("--order", s.order, "ORDER", program::kOrders + std::string("; life: on its grid"));
-  options.text("--pattern", s.pattern, "PATTERN", program::kPatterns + std::string("; life: slide2d:1x1"));
+  options.text("--grid", s.grid, "HxW",
+               "Board of life, in cells; ising: at most 12x12, its default; images: in patches, 8x8");
+  options.integer("--patch", s.patch, 1, 1024, "Side of a patch of an image, in pixels");
+  options.integer("--layers", s.layers, 1, 1024, "Blocks; text, ising, images: 4");
+  options.integer("--heads", s.heads, 1, 1024, "Heads, a divisor of --width; all but stories: 4");
+  options.integer("--width", s.width, 1, 1 << 16, "Features of a token; life, ising, images: 64");
+  options.integer("--context", s.context, 1, 1 << 20, "Tokens of a row; life, ising, images: the cells of --grid");
+  options.text("--order", s.order, "ORDER", program::kOrders + std::string("; life, ising, images: on the grid"));
+  options.text("--pattern", s.pattern, "PATTERN",
+               program::kPatterns + std::string("; life: slide2d:1x1; ising, images: segment:16"));
+  options.text("--pattern-odd", s.pattern_odd, "PATTERN",
+               "Of blocks 1, 3, ..; without it --pattern; ising, images: segment:16,shift=8");
   options.choice("--dilation-mode", s.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"},
                  "Who asks where a segment is dilated");
   options.choice("--positions", s.positions, {"learned", "rotary", "none"},
-                 "How a token knows where it stands; life: learned");
+                 "How a token knows where it stands; life, ising, images: learned");
   program::declare(options, s.terms);
   options.choice("--dtype", s.dtype, {"f32", "bf16", "f16"},
                  "Type of weights and activations; f16: of a loss scaled so that gradients fit");
   options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of weights, rows and noise");
   options.group(kRun);
-  options.integer("--steps", s.steps, 1, 1'000'000'000, "Updates; life: 500, text: 1000");
-  options.integer("--batch", s.batch, 1, 1 << 16, "Rows of a micro-batch");
+  options.integer("--steps", s.steps, 1, 1'000'000'000, "Updates; life: 500, text: 1000, ising, images: 2000");
+  options.integer("--batch", s.batch, 1, 1 << 16, "Rows of a micro-batch; images: 16");
   options.integer("--accumulate", s.accumulate, 1, 1 << 16, "Micro-batches of an update");
   options.choice("--backward", s.backward, {"taped", "hybrid", "fused"}, "How attention's gradient is obtained");
   options.flag("--checkpointing", s.checkpointing, "Keep each block's input alone and run it again in backward");
   options.number("--dropout", s.dropout, 0, 0.99, "Share of activations dropped");
-  options.number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate; life: 0.003, text: 0.001");
+  options.number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate; life: 0.003, text: 0.001, ising, images: 0.002");
   options.choice("--schedule", s.schedule, {"cosine", "linear", "constant", "wsd"}, "How the learning rate goes");
   options.integer("--warmup", s.warmup, 0, 1'000'000'000, "Updates until the highest rate");
   options.integer("--patience", s.patience, 0, 1'000'000'000,
                   "Updates without a better validation loss after which the run ends; 0 never does");
-  options.number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices; life, text: 0.1");
+  options.number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices; all but stories: 0.1");
   options.number("--clip", s.clip, 0, 1e30, "Largest norm of a gradient; 0 does not clip");
   options.group(kCall);
   options.text("--text", s.text, "FILE", "The file of --task text, which it implies");
-  options.text("--documents", s.documents, "LIST", "Refused: a row is one run of text, or one board");
+  options.text("--documents", s.documents, "LIST", "Refused: a row is one run of text, one board or one image");
   options.text("--from", s.from, "DIR",
                "Begin with a GPT-2 in safetensors; with the tokenizer beside it, if there is one");
   options.text("--tokenizer", s.tokenizer, "DIR|train:N",
@@ -73,13 +84,15 @@ void declare(program::Options& options, Settings& s) {
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
   options.text("--out", s.out, "DIR", "Where everything goes; without it out/train, or the next free out/train-N");
   options.flag("--resume", s.resume,
-               "Go on from the last checkpoint in --out, with its options; --text FILE has to be named again");
+               "Go on from the last checkpoint in --out, with its options; --text FILE has to be named again, and so "
+               "have --images and --labels");
   options.integer("--keep", s.keep, 2, 1 << 20, "Checkpoints to keep");
   options.integer("--save-every", s.save_every, 1, 1'000'000'000, "Updates between checkpoints");
   options.integer("--sample-every", s.sample_every, 0, 1'000'000'000, "Updates between samples; 0: only at the end");
   options.integer("--eval-every", s.eval_every, 1, 1'000'000'000, "Updates between evaluations");
   options.integer("--eval-rows", s.eval_rows, 1, 1 << 20, "Unseen rows of an evaluation");
-  options.flag("--controls", s.controls, "life: also train segments along the curve and along rows, at equal cost");
+  options.flag("--controls", s.controls, "life, ising, images: also train other patterns at equal cost, and compare");
+  options.integer("--control-seeds", s.control_seeds, 1, 100, "Seeds of each control; ising, images: 5");
   options.integer("--ranks", s.ranks, 1, 1024, "Ranks that share the work; the numbers are those of one");
   options.integer("--sequence-ranks", s.sequence_ranks, 1, 1024,
                   "Ranks that share each sequence, by ring attention; the others divide the batch");
@@ -141,6 +154,7 @@ void take_weights(hilt::Transformer& model, const Settings& s) {
 
 void adopt_defaults(program::Options& options, Settings& s) {
   if (!s.text.empty() && !options.given("--task")) options.set("--task", "text");
+  if (!s.images.empty() && !options.given("--task")) options.set("--task", "images");
   const auto prefer = [&](const std::string& name, const std::string& value) {
     if (!options.given(name)) options.set(name, value);
   };
@@ -156,6 +170,31 @@ void adopt_defaults(program::Options& options, Settings& s) {
     const hilt::Grid grid = board_of(s);
     prefer("--context", std::to_string(grid.cells()));
     prefer("--order", "hilbert:" + s.grid);
+  } else if (s.is_grid()) {
+    if (s.is_images() && !s.images.empty()) {
+      const Patches p = patches_of(s.images, s.patch);
+      prefer("--grid", std::to_string(p.height) + "x" + std::to_string(p.width));
+    } else {
+      prefer("--grid", s.is_ising() ? "12x12" : "8x8");
+    }
+    const hilt::Grid grid = board_of(s);
+    for (const auto& [name, value] : {std::pair("--steps", "2000"),
+                                      {"--batch", s.is_images() ? "16" : "8"},
+                                      {"--layers", "4"},
+                                      {"--heads", "4"},
+                                      {"--width", "64"},
+                                      {"--lr", "0.002"},
+                                      {"--weight-decay", "0.1"},
+                                      {"--positions", "learned"},
+                                      {"--control-seeds", "5"}})
+      prefer(name, value);
+    prefer("--context", std::to_string(grid.cells()));
+    prefer("--order", "hilbert:" + s.grid);
+    // As published: windows of the curve whose borders alternate, and a bias of every offset.
+    if (!options.given("--pattern")) prefer("--pattern-odd", "segment:16,shift=8");
+    prefer("--pattern", "segment:16");
+    if (s.order.ends_with(s.grid))
+      prefer("--relative", std::to_string(2 * grid.height - 1) + "x" + std::to_string(2 * grid.width - 1));
   } else if (s.task == "text") {
     for (const auto& [name, value] : {std::pair("--steps", "1000"),
                                       {"--layers", "4"},
@@ -180,6 +219,16 @@ void check_settings(const program::Options& options, const Settings& s) {
   check(s.task != "text" || !s.text.empty(), "--text: --task text needs a file; name one");
   check(s.task == "text" || s.text.empty(), "--text (", s.text, "): --task ", s.task,
         " reads no file; leave one of them out");
+  check(s.is_images() || s.images.empty(), "--images (", s.images, "): --task ", s.task,
+        " reads no images; leave one of them out");
+  check(s.images.empty() == s.labels.empty(), s.images.empty() ? "--labels (" : "--images (", s.images, s.labels,
+        "): needs ", s.images.empty() ? "--images, what they are of" : "--labels, what is on them");
+  check(!s.is_images() || s.sequence_ranks == 1, "--sequence-ranks (", s.sequence_ranks,
+        "): an image has one label, of all its patches; let --ranks divide the batch");
+  check(s.pattern_odd.empty() || s.layers > 1, "--pattern-odd (", s.pattern_odd,
+        "): --layers 1 has block 0 alone; leave it out, or take more layers");
+  check(s.pattern_odd.empty() || (!s.order.starts_with("auto") && s.order.find("scope=segment") == s.order.npos),
+        "--pattern-odd (", s.pattern_odd, "): --order ", s.order, " follows one pattern; name another");
   check(s.tokenizer.empty() || s.vocabulary == "bpe", "--tokenizer (", s.tokenizer, "): --vocabulary ", s.vocabulary,
         " has no use for it; leave one of them out");
   check(s.tokenizer.empty() || s.task == "text", "--tokenizer (", s.tokenizer, "): --task ", s.task,
@@ -195,11 +244,14 @@ void check_settings(const program::Options& options, const Settings& s) {
         " to a sequence share at least ", s.ranks / s.sequence_ranks, " sequences");
   check(s.ranks == 1 || !s.controls, "--controls: train them on one rank; leave --ranks out");
   check(s.documents.empty(), "--documents (", program::brief(s.documents), "): a row of --task ", s.task, " is one ",
-        s.is_life() ? "board" : "run of text", ", nothing is packed; a smaller ", s.is_life() ? "--grid" : "--context",
+        s.row(), ", nothing is packed; a smaller ", s.is_grid() ? "--grid" : "--context",
         " with a larger --batch is as many rows");
-  check(!s.controls || s.is_life(), "--controls: only --task life has them");
+  check(!s.controls || s.is_grid(), "--controls: only --task life, ising and images have them");
   const hilt::Grid grid = board_of(s);  // whatever the task: a typing error is one
-  if (s.is_life())
+  if (s.is_ising())
+    check(std::max(grid.height, grid.width) <= Ising::kMostSide, "--grid (", s.grid,
+          "): the exact answer of --task ising is known up to ", Ising::kMostSide, "x", Ising::kMostSide);
+  if (s.is_grid())
     check(grid.cells() == s.context, "--context (", s.context, "): --grid ", s.grid, " has ", grid.cells(),
           " cells; leave --context out");
   if (s.width % s.heads != 0) {
@@ -219,7 +271,8 @@ std::map<std::string, std::string> decisive(const program::Options& options, con
   std::map<std::string, std::string> out;
   for (const auto& [key, value, is_text, group, preset] : options.values())
     if (group != kCall && !value.empty()) out[key] = value;
-  if (!s.is_life()) out.erase("grid");
+  if (!s.is_grid()) out.erase("grid");
+  if (!s.is_images()) out.erase("patch");
   if (s.task != "text") out.erase("vocabulary");
   return out;
 }
@@ -227,28 +280,35 @@ std::map<std::string, std::string> decisive(const program::Options& options, con
 std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary) {
   const auto seed = static_cast<std::uint64_t>(s.seed);
   if (s.task == "stories") return stories_task(s.context, seed);
-  if (s.is_life()) return life_task(board_of(s).height, board_of(s).width, seed);
+  if (s.is_grid()) {
+    const hilt::Grid grid = board_of(s);
+    if (s.is_life()) return life_task(grid.height, grid.width, seed);
+    if (s.is_ising()) return ising_task(grid.height, grid.width, seed);
+    const Patches patches{grid.height, grid.width, s.patch};
+    return s.images.empty() ? shapes_task(patches, seed) : images_task(s.images, s.labels, patches, seed);
+  }
   const Alphabet alphabet = s.vocabulary == "bytes" ? Alphabet::bytes
                             : s.vocabulary == "bpe" ? Alphabet::bpe
                                                     : Alphabet::characters;
   return text_task(s.text, alphabet, s.context, seed, vocabulary, s.tokenizer, s.dry_run ? "" : s.out);
 }
 
-hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
+hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index classes) {
   hilt::TransformerConfig c;
   c.layers = s.layers, c.heads = s.heads, c.width = s.width, c.context = s.context;
-  c.vocab = c.classes = symbols;
+  c.vocab = symbols, c.classes = classes > 0 ? classes : symbols;
   // What a product of GPT-2's width begins with: from smaller scores attention finds out too late
   // what is told again.
-  if (s.task == "stories") c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
+  if (s.task == "stories" || s.is_images()) c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
   c.order = program::order_of(s.order, s.context);
   c.pattern = program::pattern_of(s.pattern, s.context);
+  if (!s.pattern_odd.empty()) c.pattern_odd = program::pattern_of(s.pattern_odd, s.context, "--pattern-odd");
   c.dilation_mode = hilt::parse_dilation_mode(s.dilation_mode);
-  c.causality = s.is_life() ? hilt::Causality::none : hilt::Causality::token;
+  c.causality = s.is_grid() ? hilt::Causality::none : hilt::Causality::token;
   c.positions = hilt::parse_positions(s.positions);
   c.terms = program::terms_of(s.terms);
   c.backward = hilt::parse_backward(s.backward);
-  c.dropout = s.dropout, c.checkpointing = s.checkpointing, c.tie_weights = !s.is_life();
+  c.dropout = s.dropout, c.checkpointing = s.checkpointing, c.tie_weights = !s.is_grid(), c.image = s.is_images();
   hilt::check_config(c);
   return c;
 }
@@ -256,18 +316,19 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
 hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config) {
   hilt::SafetensorsMetadata out{{"HILT_FORCE_ORDER", hilt::row_order_forced() ? "row" : "unset"}};
   std::uint64_t sum = 0;
-  for (const hilt::Branch& b : config.pattern)
-    sum = hilt::checksum(sum, b.pairs.data(), b.pairs.size() * sizeof(b.pairs[0]));
+  for (const hilt::Pattern* pattern : {&config.pattern, &config.pattern_odd})
+    for (const hilt::Branch& b : *pattern)
+      sum = hilt::checksum(sum, b.pairs.data(), b.pairs.size() * sizeof(b.pairs[0]));
   out["pattern.checksum"] = std::to_string(sum);
   if (config.dropout > 0) out["noise"] = "16 bits of philox-7";
   return out;
 }
 
-hilt::PlanPtr plan_of(const hilt::TransformerConfig& c) {
+hilt::PlanPtr plan_of(const hilt::TransformerConfig& c, Index block) {
   return hilt::make_plan({.length = c.context,
                           .heads = c.heads,
                           .order = c.order,
-                          .pattern = c.pattern,
+                          .pattern = hilt::attention_config(c, block).pattern,
                           .dilation_mode = c.dilation_mode,
                           .causality = c.causality});
 }

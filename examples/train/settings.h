@@ -17,10 +17,11 @@ namespace train {
 /// The options, under their names. Defaults are those of the task `stories`; adopt() knows the
 /// others'.
 struct Settings {
-  std::string task = "stories", text, documents, vocabulary = "characters", tokenizer, from, grid = "16x16";
-  Index steps = 1300, layers = 2, heads = 8, width = 128, context = 192, batch = 8, accumulate = 1;
+  std::string task = "stories", text, images, labels, documents, vocabulary = "characters", tokenizer, from,
+              grid = "16x16";
+  Index patch = 4, steps = 1300, layers = 2, heads = 8, width = 128, context = 192, batch = 8, accumulate = 1;
   double seconds = 0, dropout = 0, lr = 2e-3, weight_decay = 0, clip = 1;
-  std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", backward = "fused",
+  std::string order = "hilbert", pattern = "dense", pattern_odd, dilation_mode = "all_queries", backward = "fused",
               positions = "rotary";
   program::TermTexts terms;
   bool checkpointing = false;
@@ -33,6 +34,7 @@ struct Settings {
   bool resume = false;
   Index keep = 3, save_every = 200, sample_every = 250, eval_every = 100, eval_rows = 64;
   bool controls = false, dry_run = false;
+  Index control_seeds = 1;
   // Sampling.
   bool sample_only = false;
   std::string prompt, stop;
@@ -41,6 +43,16 @@ struct Settings {
   bool last = false;
 
   bool is_life() const { return task == "life"; }
+  bool is_ising() const { return task == "ising"; }
+  bool is_images() const { return task == "images"; }
+  /// On a grid, with labels to find rather than a text to go on with.
+  bool is_grid() const { return is_life() || is_ising() || is_images(); }
+  std::string patterns() const { return pattern + (pattern_odd.empty() ? "" : " / " + pattern_odd); }
+  /// What a row and a target of it are called.
+  std::string row() const {
+    return is_life() ? "board" : is_ising() ? "lattice" : is_images() ? "image" : "run of text";
+  }
+  std::string target() const { return is_life() ? "cell" : is_ising() ? "spin" : is_images() ? "image" : "token"; }
 };
 
 /// Whose an option is. A checkpoint keeps what is the model's or the run's, each in a key of its
@@ -64,13 +76,13 @@ void check_settings(const program::Options& options, const Settings& s);
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s);
 
 std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt);
-/// A model of inputs and outputs of `symbols` kinds.
-hilt::TransformerConfig model_config(const Settings& s, Index symbols);
+/// A model of so many kinds of inputs (of images: numbers of a patch) and outputs, or as many.
+hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index classes = 0);
 /// What besides options decides the numbers: blocks read from a file, and an order that the
 /// environment forces.
 hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config);
-/// The plan that a model attends on.
-hilt::PlanPtr plan_of(const hilt::TransformerConfig& config);
+/// The plan that a block attends on.
+hilt::PlanPtr plan_of(const hilt::TransformerConfig& config, Index block = 0);
 /// The order of the settings, or what the environment has put in its place.
 std::string order_in_force(const Settings& s);
 /// Throws Code::data where a checkpoint says otherwise; of what it does not say, nothing is known.

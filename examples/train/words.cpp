@@ -11,23 +11,26 @@ void warn(const std::string& text) { std::cerr << "train: warning: " << program:
 
 void describe(const Settings& s, const hilt::TransformerConfig& config, const MemoryPlan& memory) {
   const hilt::Info info = hilt::info();
-  const hilt::PlanPtr plan = plan_of(config);
-  std::cout << "task " << s.task << (s.text.empty() ? "" : " " + s.text) << ": " << config.vocab << " symbols, rows of "
-            << s.context << ", " << s.batch * s.accumulate * s.context << " tokens a step\n"
+  std::cout << "task " << s.task << (s.text.empty() ? "" : " " + s.text) << (s.images.empty() ? "" : " " + s.images)
+            << ": " << (config.image ? config.outputs() : config.vocab) << (config.image ? " classes" : " symbols")
+            << ", rows of " << s.context << ", " << s.batch * s.accumulate * s.context << " tokens a step\n"
             << "model: " << s.layers << " layers x " << s.width << ", " << s.heads << " heads, "
             << report::count(static_cast<double>(count_parameters(config))) << " parameters, " << s.dtype
-            << "; attention " << s.pattern << " in order " << order_in_force(s) << ", "
+            << "; attention " << s.patterns() << " in order " << order_in_force(s) << ", "
             << hilt::name_of(config.causality) << (config.causality == hilt::Causality::none ? "" : " causal")
             << program::in_words(s.terms) << ", backward " << s.backward << '\n'
             << to_text(memory) << '\n'
             << "machine: " << info.threads << " threads, " << info.isa_active << ", products by " << info.blas << '\n';
-  if (const Index empty = plan->empty_rows())
-    warn("--pattern (" + s.pattern + "): " + std::to_string(empty) + " of " + std::to_string(s.context) +
-         " rows have no key; they attend to nothing");
-  for (const hilt::Branch& b : config.pattern)
-    if (b.kind == hilt::Branch::Kind::segment && b.dilation > 1 && b.dilation >= b.size)
-      warn("--pattern (" + s.pattern + "): dilation " + std::to_string(b.dilation) + " in segments of " +
-           std::to_string(b.size) + ": each row attends to 1 key at most");
+  for (Index i = 0; i < std::ssize(hilt::attention_configs(config)); ++i) {
+    const std::string option = i == 0 ? "--pattern (" + s.pattern + "): " : "--pattern-odd (" + s.pattern_odd + "): ";
+    if (const Index empty = plan_of(config, i)->empty_rows())
+      warn(option + std::to_string(empty) + " of " + std::to_string(s.context) +
+           " rows have no key; they attend to nothing");
+    for (const hilt::Branch& b : hilt::attention_config(config, i).pattern)
+      if (b.kind == hilt::Branch::Kind::segment && b.dilation > 1 && b.dilation >= b.size)
+        warn(option + "dilation " + std::to_string(b.dilation) + " in segments of " + std::to_string(b.size) +
+             ": each row attends to 1 key at most");
+  }
 }
 
 namespace {
@@ -44,8 +47,8 @@ std::string quoted(const std::string& word) {
 }  // namespace
 
 std::string next_commands(const Settings& s) {
-  const std::string again = s.is_life() && !s.controls
-                                ? "  ./run train --task life --controls     segments along the curve, and along rows\n"
+  const std::string again = s.is_grid() && !s.controls
+                                ? "  ./run train --task " + s.task + " --controls     other patterns at equal cost\n"
                                 : "  ./run sample --out " + quoted(s.out) +
                                       (s.task == "stories" ? " --prompt \"Mia has a\"" : "") + " --seed 2\n";
   const std::string other = s.is_life() ? "stories" : "life   ";

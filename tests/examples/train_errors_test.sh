@@ -27,7 +27,7 @@ refused 2 '--grid (9): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16'
 refused 2 '--pattern (segment:0): segment: size 0 must be at least 1; as in segment:128' --pattern segment:0
 refused 2 '--context (100): --grid 8x8 has 64 cells; leave --context out' --task life --grid 8x8 --context 100
 refused 2 '--backward (fsued): must be one of taped, hybrid, fused; did you mean fused?' --backward fsued
-refused 2 '--task (live): must be one of stories, life, text; did you mean life?' --task live
+refused 2 '--task (live): must be one of stories, life, text, ising, images; did you mean life?' --task live
 refused 2 '--schedule (cosin): must be one of cosine, linear, constant, wsd; did you mean cosine?' --schedule cosin
 refused 2 '--dtype (f8): must be one of f32, bf16, f16; did you mean f32?' --dtype f8
 refused 2 '--dropout (1): must be 0..0.99' --dropout 1
@@ -42,7 +42,17 @@ refused 2 '--bias (8): has rank 1; expected [batch, heads, queries, keys]' --bia
 refused 2 'bias: axis 1 of [batch, heads, queries, keys] is 3; it broadcasts where it is 1 or 8' --bias 1x3x1xL
 refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" --alibi lerned
 refused 2 '--documents (64,64): a row of --task stories is one run of text, nothing is packed; a smaller --context with a larger --batch is as many rows' --documents 64,64
-refused 2 '--controls: only --task life has them' --controls
+refused 2 '--controls: only --task life, ising and images have them' --controls
+refused 2 '--grid (13x12): the exact answer of --task ising is known up to 12x12' --task ising --grid 13x12
+refused 2 '--labels (y.npy): needs --images, what they are of' --task images --labels y.npy
+refused 2 '--images (x.npy): --task life reads no images; leave one of them out' --task life --images x.npy --labels y.npy
+refused 3 '--images (none.npy): cannot open: No such file or directory' --images none.npy --labels y.npy
+refused 2 '--sequence-ranks (2): an image has one label, of all its patches; let --ranks divide the batch' --task images --ranks 2 --sequence-ranks 2
+refused 2 '--pattern-odd (slide:2): --layers 1 has block 0 alone; leave it out, or take more layers' --pattern-odd slide:2 --layers 1
+for order in auto hilbert,scope=segment; do
+  refused 2 "--pattern-odd (slide:2): --order $order follows one pattern; name another" --pattern-odd slide:2 --order $order
+done
+refused 2 '--pattern-odd (segment:0): segment: size 0 must be at least 1; as in segment:128' --pattern-odd segment:0
 refused 3 '--text (none): cannot open: No such file or directory' --text none
 mkdir directory
 refused 3 '--text (directory): is a directory; expected a text' --text directory
@@ -135,7 +145,7 @@ done
 tr -s ' \n' ' ' <"$scratch/out" | grep -qF -- '--text FILE has to be named again' || fail '--help: --resume does not say that a text is named again'
 # sample has what it uses, and no more.
 expect 0 'sample --help' "$BUILD/examples/sample" --help
-[[ $(grep -oE '^  (-h,)?--[a-z-]+' "$scratch/out" | sed 's/.*--//' | xargs) == 'help out prompt temperature top-k top-p stop tokens last seed config print-config debug' ]] ||
+[[ $(grep -oE '^  (-h,)?--[a-z-]+' "$scratch/out" | sed 's/.*--//' | xargs) == 'help out prompt temperature top-k top-p stop tokens images labels last seed config print-config debug' ]] ||
   fail "sample --help: $(cat "$scratch/out")"
 says out 'Where train put the run'
 expect 2 'sample with an option of train' "$BUILD/examples/sample" --layers 2

@@ -133,6 +133,37 @@ for dtype in f32 bf16 f16; do
 done
 grep -q '"loss_scale":65536' whole-f16/log.jsonl || fail 'the log of a run in f16 lacks its scale'
 
+# And on a grid, with another pattern in odd blocks; a sample asks for none of it. Images of a file are named again, and are those.
+python3 - <<'PY'
+import struct
+def npy(name, kind, shape, data):
+    head = repr({'descr': kind, 'fortran_order': False, 'shape': shape})
+    head += ' ' * (63 - (10 + len(head)) % 64) + '\n'
+    open(name, 'wb').write(b'\x93NUMPY\x01\0' + struct.pack('<H', len(head)) + head.encode() + data)
+npy('x.npy', '|u1', (20, 8, 8), bytes(i * i % 251 for i in range(20 * 64)))
+npy('z.npy', '|u1', (20, 8, 8), bytes(i * i % 241 for i in range(20 * 64)))
+npy('y.npy', '<i8', (20,), struct.pack('<20q', *[i % 3 for i in range(20)]))
+PY
+on_grid() { run 0 --task "$1" --layers 2 --steps 8 --save-every 4 "${@:2}"; }
+on_grid ising --grid 4x4 --context 16 --out ising
+says out "above the exact posterior's there"
+on_grid images --grid 4x4 --context 16 --out shapes
+on_grid images --images x.npy --labels y.npy --patch 2 --context 16 --out files
+for kind in ising shapes files; do
+  mkdir half-$kind && cp $kind/ckpt-000004.safetensors half-$kind/
+  read -ra named <<<"$([[ $kind == files ]] && echo --images x.npy --labels y.npy)"
+  expect 0 "resume $kind" "$train" --resume --out half-$kind "${named[@]}"
+  cmp half-$kind/ckpt-000008.safetensors $kind/ckpt-000008.safetensors || fail "a resumed run on $kind ends otherwise"
+  grep -qa '"config.pattern-odd":"segment:16,shift=8"' $kind/ckpt-000008.safetensors || fail "the checkpoint of $kind lacks the odd pattern"
+  expect 0 "a sample of $kind" "$BUILD/examples/sample" --out $kind "${named[@]}"
+  says out ' wrong'
+done
+rm half-files/ckpt-000008.safetensors
+expect 3 "other images" "$train" --resume --images z.npy --labels y.npy --out half-files
+says err 'half-files/ckpt-000004.safetensors: was trained with images.checksum '
+expect 3 'a sample without its images' "$BUILD/examples/sample" --out files
+one_line_on_stderr
+
 # The same for a text, which must be the one it was.
 for i in $(seq 200); do printf '%s: na\303\257ve words, \342\202\254 %s\n' "$i" $((i * i)); done >text
 run 0 --text text --steps 8 --save-every 4 --out t8

@@ -48,6 +48,7 @@ TEST(KeyValueCache, TokensHaveTheLogitsOfTheFullPass) {
       for (const Positions positions : {Positions::learned, Positions::rotary}) {
         TransformerConfig c = small(order, pattern);
         c.positions = positions;
+        if (positions == Positions::rotary) c.pattern_odd = parse_pattern("slide:2");
         if (positions == Positions::rotary) c.heads = 4, c.width = 16, c.kv_heads = 2, c.keep_order = true;
         const Transformer m = make_transformer(c, 3, DType::f64);
         const Tensor ids = some_ids(2, c.context), all = m.logits(ids);

@@ -55,8 +55,60 @@ std::vector<Variant> variants() {
   all.push_back({"all terms", c});
   c.checkpointing = true, c.kv_heads = 1, c.terms.bias = {1, 1, 1, 0};
   all.push_back({"all terms, checkpointing, one key head", c});
+  c = tiny();
+  c.pattern_odd = parse_pattern("segment:4,shift=2");
+  all.push_back({"another pattern in odd blocks", c});
   return all;
 }
+// Only the odd blocks take the other pattern: the same weights with attention put together by hand.
+TEST(TransformerOddPattern, BelongsToOddBlocksAlone) {
+  TransformerConfig c = tiny();
+  c.layers = 5, c.pattern_odd = parse_pattern("slide:1");
+  const Transformer m = shaken(make_transformer(c, 1, DType::f64), 0.4);
+  TransformerConfig plain = c;
+  plain.pattern_odd.clear();
+  Transformer by_hand = m;
+  by_hand.config = plain;
+  for (std::size_t i = 0; i < 5; ++i) {
+    by_hand.blocks[i].attention.config = attention_config(plain);
+    if (i % 2 == 1) by_hand.blocks[i].attention.config.pattern = parse_pattern("slide:1");
+  }
+  const Tensor ids = symbols({2, c.context}, c.vocab, 1);
+  EXPECT_EQ(m.logits(ids).to_vector(), by_hand.logits(ids).to_vector());
+  by_hand.blocks[3].attention.config.pattern = c.pattern;
+  EXPECT_NE(m.logits(ids).to_vector(), by_hand.logits(ids).to_vector());
+  for (const char* order : {"auto", "hilbert,scope=segment"}) {
+    c.order = parse_order(order, c.context);
+    EXPECT_EQ(
+        error_of([&] { check_config(c); }),
+        "usage: pattern_odd: orders auto and scope=segment follow one pattern, and all blocks need the same; name "
+        "an order");
+  }
+}
+
+// Patches are rows of numbers, with one label for their mean: put together by hand.
+TEST(TransformerImage, IsTheMeanOfItsPatches) {
+  TransformerConfig c = board_config(2, 4, 3, 5, parse_pattern("segment:4"));
+  c.layers = 2, c.heads = 2, c.width = 4, c.hidden = 6, c.image = true;
+  const Transformer m = shaken(make_transformer(c, 1, DType::f64), 0.4);
+  const Tensor patches = randn({2, 8, 3}, {3, 1}, DType::f64);
+  Tensor x = add(matmul(patches, m.tokens.weight), m.positions.weight);
+  for (const Block& block : m.blocks) x = block(x);
+  const Tensor y = matmul(mean(m.norm(x), {1}, true), m.head);
+  EXPECT_LE(distance(m.logits(patches), y), 1e-13);
+  EXPECT_EQ(m.logits(patches).shape(), (Shape{2, 1, 5}));
+  const Tensor labels = from_values<std::int32_t>({4, 1}, {2, 1});
+  EXPECT_NEAR(m.loss(patches, labels).item(), cross_entropy(y, labels).item(), 1e-13);
+  EXPECT_EQ(error_of([&] {
+              (void)m.logits(symbols({2, 8}, 3, 1));
+            }),
+            "usage: Transformer: patches must be numbers [batch, length, 3], got [2, 8]");
+  EXPECT_EQ(error_of([&] {
+              (void)m.loss(patches, symbols({2, 8}, 3, 1));
+            }),
+            "usage: Transformer: targets [2, 8] must be a label an image, [2, 1]");
+}
+
 Tensor ids_of(const TransformerConfig& c, Index batch = 2) { return symbols({batch, c.context}, c.vocab, 1); }
 Tensor targets_of(const TransformerConfig& c, Index batch = 2) { return symbols({batch, c.context}, c.outputs(), 2); }
 

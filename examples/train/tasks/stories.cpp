@@ -15,6 +15,7 @@
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 
 namespace train {
@@ -349,6 +350,11 @@ class StoriesTask : public Task {
       inputs[t] = token_of_[static_cast<unsigned char>(text[t])];
       targets[t] = token_of_[static_cast<unsigned char>(text[t + 1])];
     }
+  }
+  Exact exact(const std::int32_t*, const std::int32_t* targets) const override {
+    const std::vector<double> costs =
+        story_grammar().costs(vocabulary_.decode({targets, static_cast<std::size_t>(length_)}));
+    return {std::accumulate(costs.begin(), costs.end(), 0.0)};
   }
 
  private:

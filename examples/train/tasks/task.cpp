@@ -1,4 +1,4 @@
-// What tasks share: random numbers by count, vocabularies, batches; and Game of Life.
+// What tasks share: random numbers by count, vocabularies, batches and yardsticks.
 #include "task.h"
 #include "bpe.h"
 #include <algorithm>
@@ -134,16 +134,16 @@ Batch Task::batch(Split split, Index first, Index count) const {
 }
 
 Yardsticks yardsticks(const Task& task, Index rows) {
-  const Index n = task.length(), inputs = task.tokens(), classes = task.classes();
+  const Index n = task.targets(), inputs = task.tokens(), classes = task.classes();
   constexpr Index kMostPairs = Index{1} << 24;
   const bool pairs = inputs * classes <= kMostPairs;
   std::vector<double> single(static_cast<std::size_t>(classes), 0.01),
       pair(pairs ? static_cast<std::size_t>(inputs * classes) : 0, 0.01);
   const auto visit = [&](Split split, auto&& f) {
-    std::vector<std::int32_t> x(static_cast<std::size_t>(n)), y(x.size());
+    std::vector<std::int32_t> x(static_cast<std::size_t>(task.length())), y(static_cast<std::size_t>(n));
     for (Index r = 0; r < rows; ++r) {
       task.row(split, r, x.data(), y.data());
-      for (std::size_t t = 0; t < x.size(); ++t)
+      for (std::size_t t = 0; t < y.size(); ++t)
         f(x[t], static_cast<std::size_t>(y[t]), static_cast<std::size_t>(x[t] * classes + y[t]));
     }
   };
@@ -164,51 +164,6 @@ Yardsticks yardsticks(const Task& task, Index rows) {
   out.unigram /= seen;
   out.bigram = pairs ? out.bigram / seen : out.unigram;
   return out;
-}
-
-// ---- life ---------------------------------------------------------------------------------------
-std::vector<std::int32_t> life_step(std::span<const std::int32_t> board, Index height, Index width) {
-  check(static_cast<Index>(board.size()) == height * width, "life_step: ", board.size(), " cells for a board of ",
-        height, "x", width);
-  std::vector<std::int32_t> next(board.size());
-  for (Index y = 0; y < height; ++y)
-    for (Index x = 0; x < width; ++x) {
-      std::int32_t alive = 0;  // in the 3x3 around, the cell included
-      for (Index v = std::max<Index>(y - 1, 0); v < std::min(y + 2, height); ++v)
-        for (Index u = std::max<Index>(x - 1, 0); u < std::min(x + 2, width); ++u)
-          alive += board[static_cast<std::size_t>(v * width + u)];
-      const auto cell = static_cast<std::size_t>(y * width + x);
-      next[cell] = alive == 3 || (alive == 4 && board[cell] == 1);
-    }
-  return next;
-}
-
-namespace {
-
-class LifeTask : public Task {
- public:
-  LifeTask(Index height, Index width, std::uint64_t seed) : height_(height), width_(width), seed_(seed) {
-    check(height >= 1 && width >= 1, "life: a board of ", height, "x", width);
-    length_ = checked_mul(height, width, "life"), classes_ = tokens_ = 2;
-    vocabulary_ = Vocabulary::characters({U'.', U'#'});
-  }
-  void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
-    Draws draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
-    constexpr double kThin = 0.15, kDense = 0.65;  // few boards outside live on, or differ from dead ones
-    const double density = kThin + (kDense - kThin) * draws.uniform();
-    for (Index i = 0; i < length_; ++i) inputs[i] = draws.uniform() < density;
-    std::ranges::copy(life_step({inputs, static_cast<std::size_t>(length_)}, height_, width_), targets);
-  }
-
- private:
-  Index height_, width_;
-  std::uint64_t seed_;
-};
-
-}  // namespace
-
-std::unique_ptr<Task> life_task(Index height, Index width, std::uint64_t seed) {
-  return std::make_unique<LifeTask>(height, width, seed);
 }
 
 }  // namespace train

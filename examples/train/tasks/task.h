@@ -74,28 +74,30 @@ class Task {
  public:
   virtual ~Task() = default;
   Index length() const { return length_; }
-  Index classes() const { return classes_; }  // of targets
-  Index tokens() const { return tokens_; }    // of inputs
+  Index classes() const { return classes_; }                           // of targets
+  Index tokens() const { return tokens_; }                             // of inputs
+  Index targets() const { return targets_ > 0 ? targets_ : length_; }  // of a row
   const Vocabulary& vocabulary() const { return vocabulary_; }
   /// What tells its data from others', where options and seed do not: size and checksum of a text.
   const hilt::SafetensorsMetadata& identity() const { return identity_; }
   /// Rows first .. first + count - 1.
-  Batch batch(Split split, Index first, Index count) const;
-  /// Writes one row: length() inputs, length() targets.
+  virtual Batch batch(Split split, Index first, Index count) const;
+  /// Writes one row: length() inputs, targets() targets.
   virtual void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const = 0;
+  /// What the best reader there can be pays for the targets of a row, in nats, and how many it
+  /// hits; a cost below 0: nobody knows.
+  struct Exact {
+    double cost = -1, right = 0;
+  };
+  virtual Exact exact(const std::int32_t* /*inputs*/, const std::int32_t* /*targets*/) const { return {}; }
+  /// What a class is called.
+  virtual std::string name_of(Index c) const { return std::to_string(c); }
 
  protected:
-  Index length_ = 0, classes_ = 0, tokens_ = 0;
+  Index length_ = 0, classes_ = 0, tokens_ = 0, targets_ = 0;  // targets_ 0: one a token
   Vocabulary vocabulary_ = Vocabulary::bytes();
   hilt::SafetensorsMetadata identity_;
 };
-
-/// Game of Life on boards of height x width cells with nothing alive beyond the border (a dead
-/// border, not a torus): inputs are a random board, cell by cell in rows, targets the board one
-/// step later. Each board has its own density.
-std::unique_ptr<Task> life_task(Index height, Index width, std::uint64_t seed);
-/// The board after one step: a cell lives on with 2 or 3 neighbours, and comes alive with 3.
-std::vector<std::int32_t> life_step(std::span<const std::int32_t> board, Index height, Index width);
 
 /// Runs of `length` tokens from anywhere in a file, each with the token that follows. The last
 /// tenth is for validation. The file is read where it is needed, so it may be larger than memory,

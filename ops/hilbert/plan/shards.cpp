@@ -302,15 +302,19 @@ ShardPlan::ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport)
 
 Dealing parse_dealing(std::string_view text) { return static_cast<Dealing>(find_name("shards", text, kDealings)); }
 
-ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport, Dealing dealing) {
+ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport, Dealing dealing,
+                             const Pattern& dealt_by) {
   // Threads of one process keep one each.
-  static Recent<std::tuple<PlanSpec, bool, int, int, Transport, Dealing>, ShardPlanPtr> recent(32);
+  static Recent<std::tuple<PlanSpec, bool, int, int, Transport, Dealing, Pattern>, ShardPlanPtr> recent(32);
   spec.in_order = spec.documents.empty();
-  return recent.get({spec, row_order_forced(), ranks, rank, transport, dealing}, [&] {
+  return recent.get({spec, row_order_forced(), ranks, rank, transport, dealing, dealt_by}, [&] {
     const PlanPtr plan = make_plan(spec);
-    Shards shards = dealing == Dealing::contiguous ? contiguous_shards(*plan, ranks)
-                    : dealing == Dealing::balanced ? balanced_shards(*plan, ranks)
-                                                   : choose_shards(*plan, ranks);
+    PlanSpec dealt = spec;
+    if (!dealt_by.empty()) dealt.pattern = dealt_by;
+    const PlanPtr by = make_plan(dealt);
+    Shards shards = dealing == Dealing::contiguous ? contiguous_shards(*by, ranks)
+                    : dealing == Dealing::balanced ? balanced_shards(*by, ranks)
+                                                   : choose_shards(*by, ranks);
     return std::make_shared<const ShardPlan>(plan, std::move(shards), rank, transport);
   });
 }

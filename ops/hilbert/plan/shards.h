@@ -92,8 +92,9 @@ using ShardPlanPtr = std::shared_ptr<const ShardPlan>;
 enum class Dealing : unsigned char { contiguous, balanced, automatic };
 Dealing parse_dealing(std::string_view text);
 /// Builds a rank's part of the plan for a spec, or finds it among those used most recently. Rows
-/// become positions; documents stay as they are. Safe from any thread.
+/// become positions; documents stay as they are. Rows are dealt out as for the pattern `dealt_by`,
+/// where one is named. Safe from any thread.
 ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport = Transport::ring,
-                             Dealing dealing = Dealing::automatic);
+                             Dealing dealing = Dealing::automatic, const Pattern& dealt_by = {});
 
 }  // namespace hilt
