@@ -17,7 +17,8 @@ struct TransformerConfig {
   Index vocab = 65;                           // input symbols
   Index classes = 0;                          // output symbols; 0: vocab
   Order order{};
-  Pattern pattern = {Branch{}}, pattern_odd{};  // of blocks 0, 2, .. and of blocks 1, 3, ..; empty: pattern too
+  Pattern pattern = {Branch{}};  // of even blocks
+  Pattern pattern_odd{};         // of odd blocks; empty: pattern too
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::token;
   Backward backward = Backward::fused;

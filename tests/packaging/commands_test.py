@@ -31,8 +31,10 @@ SMALL = [
     (r'--width 256', '--width 32 --steps 2', 'two steps of a small model'),
     (r'--width 512 --layers 8', '--width 64 --layers 2', 'it only counts'),
     (r'--context 256 --batch 4 --steps 200', '--context 8 --batch 2 --steps 2', 'as large as that GPT-2 is'),
-    (r'--controls', '--controls --steps 2 --out life', 'two steps'),
-    (r'^\./run train (--text .*)', r'./run train \1 --out "$(mktemp -du -p .)"', 'no run goes where another went'),
+    (r'--controls --steps 300( --control-seeds 3)?', '--controls --steps 2 --control-seeds 1', 'two steps of one seed'),
+    (r'--controls$', '--controls --steps 2', 'two steps'),
+    (r'--task ising$|--labels Y.npy$', r'\g<0> --steps 2', 'two steps'),
+    (r'^\./run train (--t.*|--images.*)', r'./run train \1 --out "$(mktemp -du -p .)"', 'no run goes where another went'),
     (r'^\./run train$', './run train --steps 2', 'two steps'),
     (r'^\./run train --resume --out dir$', './run train --steps 1 --schedule constant --out dir && ./run train --resume --out dir --steps 2', 'what there is to resume'),
     (r'^\./run compare$', './run compare --length 256 --repeat 2', 'a short sequence'),
@@ -212,10 +214,12 @@ class Run:
         (self.scratch / 'text.txt').write_text((''.join(map(chr, range(48, 108))) + '\n') * 400)  # of 61 characters, as that GPT-2
         (self.scratch / 'gpt2').mkdir()
         shutil.copy(SRC / 'tests/nn/golden/gpt2.safetensors', self.scratch / 'gpt2/model.safetensors')
-        for name in 'qkv':
-            head = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 64, 2, 8), }"
+        for name, kind, shape, size in [*((name, '<f4', '(1, 64, 2, 8)', 4 * 64 * 16) for name in 'qkv'),
+                                        ('X', '|u1', '(40, 16, 16)', 40 * 16 * 16), ('Y', '|u1', '(40,)', 40)]:
+            head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
             head += ' ' * (117 - len(head)) + '\n'
-            (self.scratch / f'{name}.npy').write_bytes(b'\x93NUMPY\x01\x00' + struct.pack('<H', len(head)) + head.encode() + bytes(4 * 64 * 16))
+            numbers = bytes(size) if name in 'qkv' else bytes(i % 2 for i in range(size))
+            (self.scratch / f'{name}.npy').write_bytes(b'\x93NUMPY\x01\x00' + struct.pack('<H', len(head)) + head.encode() + numbers)
 
     def all(self, blocks):
         self.fixtures()
