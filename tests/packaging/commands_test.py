@@ -52,6 +52,7 @@ LEFT = {
     r'^\./run docs': 'docs_test.sh does it',
     r'^meson setup --wrap-mode': 'loads sources from the network',
     r'gpu_lane': 'needs a GPU',
+    r'tools/aarch64': 'needs a cross compiler, and compiles for minutes',
     r'crash_points\.py': 'takes minutes; the suite has a short form',
 }
 
