@@ -10,12 +10,14 @@ std::string_view name_of(Positions positions);
 
 /// All that decides what a Transformer computes; the defaults are nanoGPT's small character model.
 struct TransformerConfig {
-  Index layers = 4, heads = 4, kv_heads = 0;  // 0: as many as heads
-  Index width = 128;                          // of the residual stream
-  Index hidden = 0;                           // of the Mlp; 0: 4 width
-  Index context = 64;                         // the most tokens of a sequence
-  Index vocab = 65;                           // input symbols
-  Index classes = 0;                          // output symbols; 0: vocab
+  Index layers = 4;    // blocks
+  Index heads = 4;     // of queries
+  Index kv_heads = 0;  // of keys and values; 0: as many
+  Index width = 128;   // of the residual stream
+  Index hidden = 0;    // of the Mlp; 0: 4 width
+  Index context = 64;  // the most tokens of a sequence
+  Index vocab = 65;    // input symbols
+  Index classes = 0;   // output symbols; 0: vocab
   Order order{};
   Pattern pattern = {Branch{}};  // of even blocks
   Pattern pattern_odd{};         // of odd blocks; empty: pattern too
