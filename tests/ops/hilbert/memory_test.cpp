@@ -96,7 +96,7 @@ TEST(AttentionMemory, FitsTheFormula) {
   for (const Case& c : cases)
     for (const Backward mode : {Backward::fused, Backward::hybrid, Backward::taped}) {
       const bool terms = c.terms != TermConfig();
-      const Index longest = terms ? 4096 : mode == Backward::fused ? scaled<Index>(65536, 8192) : 8192;
+      const Index longest = scaled<Index>(terms ? 4096 : mode == Backward::fused ? 65536 : 8192, terms ? 2048 : 4096);
       std::vector<std::pair<double, double>> line;
       double saved_off = 0, peak_off = 0;
       std::string where;

@@ -28,8 +28,9 @@ namespace {
 
 using Kind = Order::Kind;
 
-PlanSpec spec_of(Index length, const char* pattern, const char* order = "row", Causality causality = Causality::none,
-                 DilationMode mode = DilationMode::all_queries, Index heads = 1) {
+PlanSpec spec_of(Index length, const char* pattern, const std::string& order = "row",
+                 Causality causality = Causality::none, DilationMode mode = DilationMode::all_queries,
+                 Index heads = 1) {
   PlanSpec s;
   s.length = length;
   s.heads = heads;
@@ -311,10 +312,13 @@ TEST(Plan, DoesNotDependOnThreads) {
 // ---- what an order does, and does not -----------------------------------------------------------
 
 TEST(Plan, AnOrderChangesASetOrOnlyItsTiles) {
+  const Index side = scaled<Index>(32, 16);
+  const std::string grid = std::to_string(side) + 'x' + std::to_string(side);
   for (const char* pattern : {"dense", "window2d:4x4", "slide2d:2x2", "neighborhood2d:5x5"})
-    for (const char* order :
-         {"hilbert:32x32", "morton:32x32", "snake:32x32", "tiles:32x32/8x8", "hilbert:32x32,chunk=64"}) {
-      const PlanSpec plain = spec_of(1024, pattern, "row:32x32"), ordered = spec_of(1024, pattern, order);
+    for (const std::string& order : {"hilbert:" + grid, "morton:" + grid, "snake:" + grid, "tiles:" + grid + "/8x8",
+                                     "hilbert:" + grid + ",chunk=64"}) {
+      const PlanSpec plain = spec_of(side * side, pattern, "row:" + grid),
+                     ordered = spec_of(side * side, pattern, order);
       EXPECT_EQ(keys_of(Plan(plain)), keys_of(Plan(ordered))) << pattern << ' ' << order;
     }
   for (const char* pattern : {"segment:16", "slide:3", "neighborhood:7"}) {
@@ -522,15 +526,17 @@ TEST(Plan, AMaskOnPositionsWouldLeak) {
 }
 
 TEST(Plan, StatsForAnotherOrderAreThatPlansStats) {
+  const Index length = scaled<Index>(1920, 768);
+  const std::string grid = length == 1920 ? "40x48" : "24x32";
   for (const char* pattern : {"neighborhood2d:5x5", "window2d:8x8", "slide2d:3x3", "segment:64", "slide:20"})
     for (const Causality causality : {Causality::none, Causality::token})
-      for (const auto& [kind, order] : {std::pair{Kind::row, "row:40x48"},
-                                        {Kind::snake, "snake:40x48"},
-                                        {Kind::morton, "morton:40x48"},
-                                        {Kind::hilbert, "hilbert:40x48"},
-                                        {Kind::tiles, "tiles:40x48/8x16"}}) {
-        const TileStats asked = make_plan(spec_of(1920, pattern, "hilbert:40x48", causality))->stats_for(kind);
-        const PlanSpec s = spec_of(1920, pattern, order, causality);
+      for (const auto& [kind, order] : {std::pair{Kind::row, "row:" + grid},
+                                        {Kind::snake, "snake:" + grid},
+                                        {Kind::morton, "morton:" + grid},
+                                        {Kind::hilbert, "hilbert:" + grid},
+                                        {Kind::tiles, "tiles:" + grid + "/8x16"}}) {
+        const TileStats asked = make_plan(spec_of(length, pattern, "hilbert:" + grid, causality))->stats_for(kind);
+        const PlanSpec s = spec_of(length, pattern, order, causality);
         const TileStats own = make_plan(s)->stats_for(kind);
         const std::string where = std::string(pattern) + ' ' + order + ' ' + std::string(name_of(causality));
         EXPECT_EQ(asked.full, own.full) << where;
@@ -541,7 +547,7 @@ TEST(Plan, StatsForAnotherOrderAreThatPlansStats) {
         if (s.pattern[0].kind == Branch::Kind::segment) continue;  // cut into tiles segment by segment: not a lattice
         const ref::Attended set = set_of(s);
         const ref::TileShare share =
-            ref::tile_share(ref::order_of(s.order, 1920), Tiling::kTile, [&](Index t, const auto& visit) {
+            ref::tile_share(ref::order_of(s.order, length), Tiling::kTile, [&](Index t, const auto& visit) {
               for (const auto& key : set.keys(0, t)) visit(key.token);
             });
         EXPECT_NEAR(own.touched(), share.touched, 1e-12) << where;
