@@ -25,6 +25,7 @@
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/ops.h"
 #include "tests/support/reference.h"
+#include "tests/support/same_bits.h"
 #include "tests/support/scale.h"
 #include "tests/support/settings.h"
 
@@ -74,11 +75,7 @@ Values run(const Inputs& in, const PlanPtr& plan, const AttentionOptions& option
   return {o.to_vector(), g[in.q].to_vector(), g[in.k].to_vector(), g[in.v].to_vector()};
 }
 
-bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) {
-           return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
-         });
-}
+using hilt::same_bits;
 bool same_bits(const Values& a, const Values& b) {
   return same_bits(a.o, b.o) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv);
 }

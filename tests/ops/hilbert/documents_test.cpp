@@ -13,6 +13,7 @@
 #include "ops/ops.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference.h"
+#include "tests/support/same_bits.h"
 #include "tests/support/scale.h"
 #include "tests/support/settings.h"
 
@@ -60,20 +61,6 @@ Tensor part_of(const Tensor& x, Index row, Index first, Index n, int axis = 1) {
 Inputs part_of(const Inputs& in, Index row, Index first, Index n) {
   return {part_of(in.q, row, first, n), part_of(in.k, row, first, n), part_of(in.v, row, first, n),
           part_of(in.d_o, row, first, n)};
-}
-
-bool same_bits(const Tensor& x, const Tensor& y) {
-  const std::vector<double> a = x.to_vector(), b = y.to_vector();
-  return std::ranges::equal(
-      a, b, [](double s, double t) { return std::bit_cast<std::uint64_t>(s) == std::bit_cast<std::uint64_t>(t); });
-}
-/// The largest difference; infinities must be equal.
-double off(const Tensor& x, const Tensor& y) {
-  const std::vector<double> a = x.to_vector(), b = y.to_vector();
-  double worst = a.size() == b.size() ? 0 : kInfinity;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
-    if (a[i] != b[i]) worst = std::max(worst, std::isnan(a[i] - b[i]) ? kInfinity : std::abs(a[i] - b[i]));
-  return worst;
 }
 
 /// A pattern, whether it looks at a grid, and whether it has branches.

@@ -14,6 +14,7 @@
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/make_attention.h"
 #include "ops/ops.h"
+#include "tests/support/same_bits.h"
 #include "tests/support/scale.h"
 
 using namespace hilt;
@@ -214,11 +215,6 @@ std::string text_of(const Config& config) {
   std::string text;
   for (const auto& [key, value] : config) text += key + " = " + value + ' ';
   return text;
-}
-bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) {
-           return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
-         });
 }
 /// o and the gradients of q, k and v.
 std::vector<std::vector<double>> play(const NamedAttention& a, const std::array<Tensor, 3>& in, const Tensor& d_o) {

@@ -15,6 +15,7 @@
 #include "ops/ops.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference.h"
+#include "tests/support/same_bits.h"
 #include "tests/support/scale.h"
 
 namespace hilt {
@@ -31,20 +32,6 @@ Tensor picked(const Tensor& x, int axis, const Rows& rows) {
 Tensor only(const Tensor& x, const Rows& rows) {
   return scatter_add(picked(x, 1, rows), 1, from_values(rows, {std::ssize(rows)}), x.dim(1));
 }
-bool same_bits(const Tensor& x, const Tensor& y) {
-  const std::vector<double> a = x.to_vector(), b = y.to_vector();
-  return std::ranges::equal(
-      a, b, [](double s, double t) { return std::bit_cast<std::uint64_t>(s) == std::bit_cast<std::uint64_t>(t); });
-}
-/// The largest difference; infinities must be equal.
-double off(const Tensor& x, const Tensor& y) {
-  const std::vector<double> a = x.to_vector(), b = y.to_vector();
-  double worst = x.shape() == y.shape() ? 0 : kInfinity;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
-    if (a[i] != b[i]) worst = std::max(worst, std::isnan(a[i] - b[i]) ? kInfinity : std::abs(a[i] - b[i]));
-  return worst;
-}
-
 struct Inputs {
   Tensor q, k, v, d_o;
 };

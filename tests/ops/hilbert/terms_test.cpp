@@ -17,6 +17,7 @@
 #include "ops/ops.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference.h"
+#include "tests/support/same_bits.h"
 #include "tests/support/scale.h"
 #include "tests/support/settings.h"
 
@@ -158,12 +159,6 @@ double off(const std::vector<double>& a, const std::vector<double>& b) {
     worst = std::max(worst, std::abs(a[i] - b[i])), largest = std::max(largest, std::abs(b[i]));
   }
   return worst / std::max(largest, 1e-6);
-}
-
-bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) {
-           return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
-         });
 }
 
 /// Sets of pairs of every family, and causality.
