@@ -81,7 +81,8 @@ using Run = std::vector<VisitSide::Visit>;
 void append(Run& run, std::int32_t row, std::int32_t rows, const std::array<std::uint16_t, 2>& cell) {
   if (!run.empty()) {
     VisitSide::Visit& last = run.back();
-    if (last.cell == cell && last.row + last.rows == row && last.rows % kCell == 0) {
+    if (last.cell == cell && last.row + last.rows == row && last.rows % kCell == 0 &&
+        std::ranges::count(cell, Visits::kCompare) == 0) {
       last.rows += rows;
       return;
     }

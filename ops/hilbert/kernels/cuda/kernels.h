@@ -8,12 +8,16 @@
 
 namespace hilt::kernels {
 
-/// int32 and zero before, [batch, heads, tiles] of queries and of keys (key heads in the places of
-/// the first heads). Null: none is marked, or, for the plain kernel, every tile is asked for.
+/// Zero before, [batch, heads, tiles] of queries and of keys (key heads in the places of the first
+/// heads). Which rows of a tile are to be redone: so many at its front, the low half of a mark, and
+/// at its back, the high half. Null: none is marked, or, for the plain kernel, every tile is asked
+/// for.
 struct Marks {
-  std::int32_t *queries = nullptr, *keys = nullptr;
-  std::int32_t* any = nullptr;  // set beside them by the one-owner kernel
+  std::uint32_t *queries = nullptr, *keys = nullptr;
+  std::int32_t* any = nullptr;    // set beside them
+  std::int32_t* taken = nullptr;  // zero before: items taken of each of two launches
 };
+constexpr std::uint32_t kWholeTile = ~0u;
 
 // plain.cu: every pattern, type and head dim up to kPlainDim; the referee of the others.
 constexpr Index kPlainDim = 256;

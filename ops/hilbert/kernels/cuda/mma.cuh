@@ -325,10 +325,10 @@ __device__ __forceinline__ void write_row(float* to, bool writes, int dim, Value
 
 /// Whether this block's tile came out finite. If not, it is marked for the plain kernel, and not to
 /// be written. All threads.
-__device__ __forceinline__ bool is_finite_or_marked(float zero, std::int32_t* mark) {
+__device__ __forceinline__ bool is_finite_or_marked(float zero, std::uint32_t* mark, std::int32_t* any) {
   if (!mark) return true;
   const bool finite = __syncthreads_and(zero == 0.0f);
-  if (!finite && threadIdx.x == 0) *mark = 1;
+  if (!finite && threadIdx.x == 0) *mark = kWholeTile, *any = 1;
   return finite;
 }
 

@@ -27,10 +27,11 @@ template <class T> struct Pair { Operand<T> a, b; };  // (K, V) or (Q, dO), or t
 
 template <class T> struct Pass {
   Pair<const T> own, stream;
-  const float *lse, *delta;             // [B, H, L]
-  Pair<T> to;                           // written, or
-  Pair<float> add_to;                   // added to
-  std::int32_t* redo;                   // marks, or null
+  const float *lse, *delta;  // [B, H, L]
+  Pair<T> to;                // written, or
+  Pair<float> add_to;        // added to
+  std::uint32_t* redo;       // marks, or null
+  std::int32_t* any;
   float scale, scale_log2, multiplier;  // of scores, the same in base 2, and of weights that survive dropout
 };
 
@@ -185,9 +186,9 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
   wait_for_copies();
 
   const float zero = zero_if_finite(x.a) + (kKeys ? zero_if_finite(x.b) : 0.0f);
-  std::int32_t* const mark =
+  std::uint32_t* const mark =
       f.redo ? f.redo + (b * p.sizes.heads + own_head) * static_cast<Index>(tiles.size()) + tile : nullptr;
-  if (!is_finite_or_marked(zero, mark)) return;
+  if (!is_finite_or_marked(zero, mark, f.any)) return;
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -220,9 +221,9 @@ void mma_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
     const auto read = [](const Input& x) { return operand_of(x.rows<const T>()); };
     const Pair<const T> keys{read(b.k), read(b.v)}, queries{read(b.q), read(b.d_o)};
     const auto pass = [&](const Pair<const T>& own, const Pair<const T>& stream, const Output& a, const Output& c,
-                          std::int32_t* redo) {
+                          std::uint32_t* redo) {
       Pass<T> f{own, stream, static_cast<const float*>(b.lse), static_cast<const float*>(b.delta)};
-      f.redo = redo, f.scale = static_cast<float>(sizes.scale), f.scale_log2 = f.scale * kLog2e;
+      f.redo = redo, f.any = marks.any, f.scale = static_cast<float>(sizes.scale), f.scale_log2 = f.scale * kLog2e;
       f.multiplier = multiplier_of(sizes);
       if (a.type == DType::f32) f.add_to = {operand_of(a.rows<float>()), operand_of(c.rows<float>())};
       else f.to = {operand_of(a.rows<T>()), operand_of(c.rows<T>())};

@@ -32,9 +32,10 @@ template <class T> struct Forward {
   Operand<const T> q, k, v;
   Operand<T> o;  // one of these two
   Operand<float> o_wide;
-  float* lse;                    // [B, H, L]
-  bool fresh;                    // there is nothing to merge with
-  std::int32_t* redo;            // marks, or null
+  float* lse;           // [B, H, L]
+  bool fresh;           // there is nothing to merge with
+  std::uint32_t* redo;  // marks, or null
+  std::int32_t* any;
   float scale_log2, multiplier;  // of scores, in base 2, and of weights that survive dropout
 };
 
@@ -142,9 +143,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   float zero = zero_if_finite(x.o);
 #pragma unroll
   for (int m = 0; m < kM; ++m) zero = fmaf(x.sum[m][0], 0.0f, fmaf(x.sum[m][1], 0.0f, zero));
-  std::int32_t* const mark =
+  std::uint32_t* const mark =
       f.redo ? f.redo + (b * p.sizes.heads + h) * static_cast<Index>(p.t.q_tile.size()) + tile : nullptr;
-  if (!is_finite_or_marked(zero, mark)) return;
+  if (!is_finite_or_marked(zero, mark, f.any)) return;
   float* const lse = f.lse + (b * p.sizes.heads + h) * p.sizes.queries;
 #pragma unroll
   for (int m = 0; m < kM; ++m)
@@ -182,7 +183,7 @@ void mma_forward(Cuda where, const ForwardPass& pass, const Marks& marks) {
   with_type<bf16, f16>(pass.q.type, [&]<class T>() {
     const auto read = [](const Input& x) { return operand_of(x.rows<const T>()); };
     Forward<T> f{read(pass.q), read(pass.k), read(pass.v)};
-    f.lse = static_cast<float*>(pass.lse), f.fresh = pass.fresh, f.redo = marks.queries;
+    f.lse = static_cast<float*>(pass.lse), f.fresh = pass.fresh, f.redo = marks.queries, f.any = marks.any;
     f.scale_log2 = static_cast<float>(sizes.scale) * kLog2e, f.multiplier = multiplier_of(sizes);
     if (pass.o.type == DType::f32) f.o_wide = operand_of(pass.o.rows<float>());
     else f.o = operand_of(pass.o.rows<T>());

@@ -30,9 +30,10 @@ struct VisitsView {
   struct Side {
     std::span<const VisitSide::Owner> owner;
     std::span<const VisitSide::Visit> visit;
-    bool wide;    // two steps at a time waste less than they save
-    bool busy;    // an owner has a good many steps
-    bool uneven;  // some have more than others
+    bool wide;       // two steps at a time waste less than they save
+    bool busy;       // an owner has a good many steps
+    bool uneven;     // some have more than others
+    double longest;  // the most steps of an owner, among all steps
   };
   Side queries, keys;
   std::span<const std::uint32_t> mask;

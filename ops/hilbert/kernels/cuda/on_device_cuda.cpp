@@ -119,10 +119,15 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
     const auto busy = [](const VisitSide& side) { return side.cells >= 32 * std::ssize(side.owner); };
     view.queries.busy = busy(made.queries), view.keys.busy = busy(made.keys);
     const auto uneven = [](const VisitSide& side) {
-      const VisitSide::Owner* const middle = &side.owner[side.owner.size() / 2];  // they are sorted
-      return !side.owner.empty() && 4 * side.owner[0].steps > 5 * middle->steps;
+      return !side.owner.empty() && 4 * side.owner[0].steps > 5 * side.owner[side.owner.size() / 2].steps;  // sorted
     };
     view.queries.uneven = uneven(made.queries), view.keys.uneven = uneven(made.keys);
+    const auto longest = [](const VisitSide& side) {
+      Index all = 1;
+      for (const VisitSide::Owner& o : side.owner) all += o.steps;
+      return side.owner.empty() ? 0 : static_cast<double>(side.owner[0].steps) / static_cast<double>(all);
+    };
+    view.queries.longest = longest(made.queries), view.keys.longest = longest(made.keys);
     return made;
   });
 }

@@ -89,55 +89,75 @@ __device__ float multiplier(const Problem& p, Tiling::Place at, Index h, int i, 
   return survives(p, at, h, i, j) ? static_cast<float>(keep_scale(p.sizes.dropout)) : 0.0f;
 }
 
-/// What a block owns: rows [first, first + n) of a list.
+/// What a block owns at a time: rows [first, first + n) of a tile, for a head and a place.
 struct Own {
   int tile, first, n;
+  Index head;
+  Tiling::Place at;
 };
-template <class S> __device__ Own own_of(std::span<const Tiling::Range> tiles) {
-  const int tile = blockIdx.x / S::kParts, begin = tiles[tile].begin + blockIdx.x % S::kParts * S::kRows;
-  return {tile, begin, min(tiles[tile].end - begin, S::kRows)};
+
+/// Which tiles are asked for, [batch, heads, tiles] of marks, and whether any is; null: all.
+struct Asked {
+  const std::uint32_t* only = nullptr;
+  const std::int32_t* any = nullptr;
+};
+
+/// f(own) for all that is asked for of some tiles; all threads of a block together. Slot i of
+/// `heads` is head_of(i).
+template <class S, class HeadOf, class F>
+__device__ __forceinline__ void for_owned(const Problem& p, std::span<const Tiling::Range> tiles, int heads,
+                                          const Asked& asked, const HeadOf& head_of, const F& f) {
+  if (asked.only && *asked.any == 0) return;
+  const Index parts = static_cast<Index>(tiles.size()) * S::kParts, all = parts * heads * p.n_places;
+  for (Index i = blockIdx.x; i < all; i += gridDim.x) {
+    const auto part = static_cast<int>(i % parts), tile = part / S::kParts;
+    const Index head = head_of(static_cast<int>(i / parts % heads)), place = i / parts / heads;
+    const std::uint32_t mark =
+        asked.only ? asked.only[(place * p.sizes.heads + head) * static_cast<Index>(tiles.size()) + tile] : kWholeTile;
+    if (mark == 0) continue;
+    int begin = tiles[tile].begin + part % S::kParts * S::kRows, end = min(tiles[tile].end, begin + S::kRows);
+    const int front = static_cast<int>(mark & 0xffff), back = static_cast<int>(mark >> 16);
+    if (back == 0) end = min(end, tiles[tile].begin + front);
+    if (front == 0) begin = max(begin, tiles[tile].end - back);
+    if (begin >= end) continue;
+    f(Own{tile, begin, end - begin, head, p.places.at(static_cast<int>(place))});
+    __syncthreads();  // before shared memory is filled again
+  }
 }
 
-/// Which place of the pass a block works on.
-__device__ Index place_number(const Problem& p) { return p.first_place + static_cast<Index>(blockIdx.z); }
+template <class T> struct Forward {
+  Rows<const T> q, k, v;
+  Rows<T> o;  // or f32: one of the two is written
+  Rows<float> o_wide;
+  float* lse;
+  bool fresh;
+};
 
-/// only [places, heads, tiles]: whether this block's tile, of so many, is marked for a head; null
-/// marks all.
-template <class S>
-__device__ bool is_asked_for(const std::int32_t* only, const Problem& p, Index h,
-                             std::span<const Tiling::Range> tiles) {
-  return !only ||
-         only[(place_number(p) * p.sizes.heads + h) * static_cast<Index>(tiles.size()) + blockIdx.x / S::kParts] != 0;
-}
-
-template <class T, class S>
-__global__ void __launch_bounds__(S::kWarps* kWarp)
-    forward_kernel(const __grid_constant__ Problem p, Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<T> o,
-                   Rows<float> o_wide, float* lse, bool fresh, const std::int32_t* only) {
-  if (!is_asked_for<S>(only, p, p.heads.at[blockIdx.y], p.t.q_tile)) return;
+template <class T, class S> __device__ void attend(const Problem& p, const Forward<T>& f, const Own& own) {
   extern __shared__ float4 shared[];
   float* const q_tile = reinterpret_cast<float*>(shared);
   float* const k_chunk = q_tile + S::kRows * S::kWidth;
   float* const v_chunk = k_chunk + kChunk * S::kPitch;
   float* const weights = v_chunk + kChunk * S::kPitch;
-  const Own own = own_of<S>(p.t.q_tile);
-  if (own.n <= 0) return;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, dim = static_cast<int>(p.sizes.dim);
-  const auto place = p.places.at(place_number(p));
-  const Index b = place.row, h = p.heads.at[blockIdx.y], kv = h / (p.sizes.heads / p.sizes.kv_heads);
-  q = q.from(place.q), k = k.from(place.k), v = v.from(place.k), o = o.from(place.q), o_wide = o_wide.from(place.q);
+  const Tiling::Place& place = own.at;
+  const Index b = place.row, h = own.head, kv = h / (p.sizes.heads / p.sizes.kv_heads);
+  const auto k = f.k.from(place.k), v = f.v.from(place.k);
+  const auto o = f.o.from(place.q);
+  const auto o_wide = f.o_wide.from(place.q);
   const int mine = warp * kOwn, rows = min(max(own.n - mine, 0), kOwn);  // this warp's, within the block
   const std::int32_t* const tokens = p.t.q_token.data() + own.first;
-  float* const stat = lse + (b * p.sizes.heads + h) * p.sizes.queries + place.q;
+  float* const stat = f.lse + (b * p.sizes.heads + h) * p.sizes.queries + place.q;
   const auto state = [&](int r, int d) -> float {
     return o_wide.data ? o_wide.at(b, tokens[mine + r], h)[d] : static_cast<float>(o.at(b, tokens[mine + r], h)[d]);
   };
-  fetch(q, b, h, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, static_cast<float>(p.sizes.scale), q_tile);
+  fetch(f.q.from(place.q), b, h, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, static_cast<float>(p.sizes.scale),
+        q_tile);
 
   float m[kOwn], l[kOwn], sum[kOwn][S::kColumns];
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
-    m[r] = fresh || r >= rows ? -INFINITY : stat[tokens[mine + r]];
+    m[r] = f.fresh || r >= rows ? -INFINITY : stat[tokens[mine + r]];
     l[r] = m[r] == -INFINITY ? 0.0f : 1.0f;
 #pragma unroll
     for (int c = 0; c < S::kColumns; ++c)
@@ -200,6 +220,14 @@ __global__ void __launch_bounds__(S::kWarps* kWarp)
   }
 }
 
+template <class T, class S>
+__global__ void __launch_bounds__(S::kWarps* kWarp)
+    forward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Forward<T> f, Asked asked) {
+  for_owned<S>(
+      p, p.t.q_tile, p.n_heads, asked, [&](int i) { return Index{p.heads.at[i]}; },
+      [&](const Own& own) { attend<T, S>(p, f, own); });
+}
+
 /// P and dS of the owned rows and one streamed row a lane, from S and dP.
 struct Weights {
   float p, ds;
@@ -217,15 +245,10 @@ template <class T> struct Backward {
   const float *lse, *delta;  // [B, H, Lq]
   Pair<float> add_to;
   Pair<T> to;
-  const std::int32_t* only;
 };
 
 template <class T, class S, bool kKeys>
-__global__ void __launch_bounds__(S::kWarps* kWarp, S::kColumns <= (kKeys ? 2 : 4) ? 2 : 1)
-    backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Backward<T> f) {
-  const Index own_head = kKeys ? Index{blockIdx.y} : Index{p.heads.at[blockIdx.y]};
-  const auto& tiles = kKeys ? p.t.k_tile : p.t.q_tile;
-  if (!is_asked_for<S>(f.only, p, own_head, tiles)) return;  // keys are marked by key heads
+__device__ void differentiate(const Problem& p, const Backward<T>& f, const Own& own) {
   extern __shared__ float4 shared[];
   float* const own_a = reinterpret_cast<float*>(shared);
   float* const own_b = own_a + S::kRows * S::kWidth;
@@ -233,10 +256,9 @@ __global__ void __launch_bounds__(S::kWarps* kWarp, S::kColumns <= (kKeys ? 2 : 
   float* const chunk_b = chunk_a + kChunk * S::kPitch;
   float* const ds_weights = chunk_b + kChunk * S::kPitch;
   float* const p_weights = ds_weights + S::kRows * kChunk;  // of keys alone
-  const Own own = own_of<S>(tiles);
-  if (own.n <= 0) return;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, dim = static_cast<int>(p.sizes.dim);
-  const auto place = p.places.at(place_number(p));
+  const Tiling::Place& place = own.at;
+  const Index own_head = own.head;
   const Index b = place.row, each = p.sizes.heads / p.sizes.kv_heads;
   const int mine = warp * kOwn, rows = min(max(own.n - mine, 0), kOwn);
   const Index own_row = kKeys ? place.k : place.q, stream_row = kKeys ? place.q : place.k;
@@ -316,6 +338,14 @@ __global__ void __launch_bounds__(S::kWarps* kWarp, S::kColumns <= (kKeys ? 2 : 
   if (kKeys) write(f.to.b.from(own_row), f.add_to.b.from(own_row), b_sum, 1.0f);
 }
 
+template <class T, class S, bool kKeys>
+__global__ void __launch_bounds__(S::kWarps* kWarp, S::kColumns <= (kKeys ? 2 : 4) ? 2 : 1)
+    backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Backward<T> f, Asked asked) {
+  const auto head_of = [&](int i) { return kKeys ? Index{i} : Index{p.heads.at[i]}; };  // keys: of key heads
+  for_owned<S>(p, kKeys ? p.t.k_tile : p.t.q_tile, kKeys ? static_cast<int>(p.sizes.kv_heads) : p.n_heads, asked,
+               head_of, [&](const Own& own) { differentiate<T, S, kKeys>(p, f, own); });
+}
+
 // `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows go by
 // head, then token, as they lie in memory.
 template <int N, class T>
@@ -349,25 +379,24 @@ template <class F> void with_shape(Index dim, F&& f) {
   else f.template operator()<Shape32<8>>();
 }
 
-/// run(problem, places) for the listed heads, as many at a time as a kernel parameter holds, and
-/// the places, as many as a launch takes.
+/// run(problem) for the listed heads, as many at a time as a kernel parameter holds.
 template <class Run> void in_portions(Cuda where, const AttentionPass& pass, Run&& run) {
-  constexpr Index kMostPlaces = 65535;
   if (pass.sizes.dim == 0) return;
   for (Index first = 0; first < pass.n_heads; first += kMaxHeads) {
     AttentionPass portion = pass;
     portion.heads += first, portion.n_heads = std::min(kMaxHeads, pass.n_heads - first);
-    for (Index place = 0; place < pass.place_count(); place += kMostPlaces) {
-      Problem p = problem_of(where, portion);
-      p.first_place = static_cast<int>(place);
-      run(p, std::min(kMostPlaces, pass.place_count() - place));
-    }
+    run(problem_of(where, portion));
   }
 }
 
-template <class S> dim3 grid_of(const std::vector<Tiling::Range>& tiles, Index heads, Index places) {
-  return dim3(static_cast<unsigned>(tiles.size() * S::kParts), static_cast<unsigned>(heads),
-              static_cast<unsigned>(places));
+/// A block for all that is owned; where marks say what is asked for, which is rare, some blocks
+/// that look for it.
+template <class S>
+int blocks_for_owned(Cuda where, const std::vector<Tiling::Range>& tiles, Index heads, Index places,
+                     const Asked& asked) {
+  const Index all = std::ssize(tiles) * S::kParts * heads * places;
+  const Index most = asked.only ? Index{4} * properties(where.device).multiprocessors : Index{1} << 30;
+  return static_cast<int>(std::min(all, most));
 }
 
 /// One type after the other, as the template arguments of f.
@@ -376,17 +405,20 @@ template <class F> void with_gpu_type(DType type, F&& f) { with_type<float, bf16
 }  // namespace
 
 void plain_forward(Cuda where, const ForwardPass& f, const Marks& marks) {
+  const Asked asked{marks.queries, marks.any};
   with_gpu_type(f.q.type, [&]<class T>() {
-    const bool widens = f.o.type == DType::f32;  // one of the two is written
-    const Rows<T> narrow{widens ? nullptr : static_cast<T*>(f.o.data), f.o.batch, f.o.token, f.o.head};
-    const Rows<float> wide{widens ? static_cast<float*>(f.o.data) : nullptr, f.o.batch, f.o.token, f.o.head};
+    const bool widens = f.o.type == DType::f32;
+    Forward<T> rows{f.q.rows<const T>(), f.k.rows<const T>(), f.v.rows<const T>()};
+    rows.o = {widens ? nullptr : static_cast<T*>(f.o.data), f.o.batch, f.o.token, f.o.head};
+    rows.o_wide = {widens ? static_cast<float*>(f.o.data) : nullptr, f.o.batch, f.o.token, f.o.head};
+    rows.lse = static_cast<float*>(f.lse), rows.fresh = f.fresh;
     with_shape(f.sizes.dim, [&]<class S>() {
       constexpr std::size_t kShared =
           sizeof(float) * (S::kRows * S::kWidth + 2 * kChunk * S::kPitch + S::kRows * kChunk);
-      in_portions(where, f, [&](const Problem& p, Index places) {
-        launch("attention", where, forward_kernel<T, S>, grid_of<S>(f.tiling->q_tile, p.n_heads, places),
-               S::kWarps * kWarp, kShared, p, f.q.rows<const T>(), f.k.rows<const T>(), f.v.rows<const T>(), narrow,
-               wide, static_cast<float*>(f.lse), f.fresh, marks.queries);
+      in_portions(where, f, [&](const Problem& p) {
+        launch("attention", where, forward_kernel<T, S>,
+               blocks_for_owned<S>(where, f.tiling->q_tile, p.n_heads, p.n_places, asked), S::kWarps * kWarp, kShared,
+               p, rows, asked);
       });
     });
   });
@@ -397,23 +429,25 @@ void plain_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
     const bool direct = sizeof(T) == 2 && b.dq.type == b.q.type;  // else added to
     const auto read = [](const Input& x) { return x.rows<const T>(); };
     const Pair<const T> keys{read(b.k), read(b.v)}, queries{read(b.q), read(b.d_o)};
-    const auto pass = [&](const Pair<const T>& own, const Pair<const T>& stream, const Output& a, const Output& c,
-                          const std::int32_t* only) {
+    const auto pass = [&](const Pair<const T>& own, const Pair<const T>& stream, const Output& a, const Output& c) {
       Backward<T> f{own, stream, static_cast<const float*>(b.lse), static_cast<const float*>(b.delta)};
       if (direct) f.to = {a.rows<T>(), c.rows<T>()};
       else f.add_to = {a.rows<float>(), c.rows<float>()};
-      f.only = only;
       return f;
     };
     with_shape(b.sizes.dim, [&]<class S>() {
       constexpr std::size_t kTiles = 2 * (S::kRows * S::kWidth + kChunk * S::kPitch), kWeights = S::kRows * kChunk;
-      in_portions(where, b, [&](const Problem& p, Index places) {
-        launch("attention", where, backward_kernel<T, S, true>, grid_of<S>(b.tiling->k_tile, b.sizes.kv_heads, places),
-               S::kWarps * kWarp, sizeof(float) * (kTiles + 2 * kWeights), p,
-               pass(keys, queries, b.dk, b.dv, marks.keys));
-        launch("attention", where, backward_kernel<T, S, false>, grid_of<S>(b.tiling->q_tile, p.n_heads, places),
-               S::kWarps * kWarp, sizeof(float) * (kTiles + kWeights), p,
-               pass(queries, keys, b.dq, b.dq, marks.queries));
+      in_portions(where, b, [&](const Problem& p) {
+        const auto run = [&](auto kernel, const auto& tiles, Index heads, std::size_t weights, const Backward<T>& f,
+                             const std::uint32_t* only) {
+          const Asked asked{only, marks.any};
+          launch("attention", where, kernel, blocks_for_owned<S>(where, tiles, heads, p.n_places, asked),
+                 S::kWarps * kWarp, sizeof(float) * (kTiles + weights), p, f, asked);
+        };
+        run(backward_kernel<T, S, true>, b.tiling->k_tile, b.sizes.kv_heads, 2 * kWeights,
+            pass(keys, queries, b.dk, b.dv), marks.keys);
+        run(backward_kernel<T, S, false>, b.tiling->q_tile, p.n_heads, kWeights, pass(queries, keys, b.dq, b.dq),
+            marks.queries);
       });
     });
   });

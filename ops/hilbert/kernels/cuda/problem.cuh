@@ -17,13 +17,13 @@ struct Problem {
   AttentionSizes sizes;
   TilingView t;
   PlacesView places;
-  int first_place = 0;  // of this launch
-  Heads heads;          // the listed ones
+  Index n_places;
+  Heads heads;  // the listed ones
   int n_heads;
 };
 
 inline Problem problem_of(Cuda where, const AttentionPass& pass) {
-  Problem p{pass.sizes, on_device(*pass.tiling, where), {}, 0, {}, static_cast<int>(pass.n_heads)};
+  Problem p{pass.sizes, on_device(*pass.tiling, where), {}, pass.place_count(), {}, static_cast<int>(pass.n_heads)};
   if (pass.places) p.places = on_device(*pass.places, where);
   for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(pass.heads[i]);
   return p;

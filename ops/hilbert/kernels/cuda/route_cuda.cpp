@@ -77,24 +77,21 @@ void refuse_terms(const AttentionPass& p) {
   check(!p.terms, "attention: no kernel of a GPU knows score terms; use backward = taped, or the CPU");
 }
 
-/// int32 [batch, heads, tiles] of both sides, and `any`; none marked where a kernel does not say so
-/// of each.
-struct MarkTensors {
-  Tensor queries, keys;
-  std::int32_t* any = nullptr;
-  MarkTensors(Cuda where, const AttentionPass& p, Route route, bool backward) {
-    const Index lines = p.sizes.batch * p.sizes.heads;
-    const auto blank = [&](const std::vector<Tiling::Range>& tiles, bool said) {
-      const Shape shape{lines * std::ssize(tiles) + 1};
-      const Device device{Device::Kind::cuda, where.device};
-      return said && p.n_heads == p.sizes.heads ? empty(shape, DType::i32, device) : zeros(shape, DType::i32, device);
-    };
-    queries = blank(p.tiling->q_tile, route == Route::hopper);
-    if (backward) keys = blank(p.tiling->k_tile, route >= Route::hopper_one_owner);
-    any = queries.mutable_data<std::int32_t>() + queries.numel() - 1;
-  }
-  Marks marks() {
-    return {queries.mutable_data<std::int32_t>(), keys ? keys.mutable_data<std::int32_t>() : nullptr, any};
+/// What is zero before a pass: marks, where there can be any, and counts of items where Hopper's
+/// kernels take them as they come.
+struct Blank {
+  Tensor memory;
+  Marks marks;
+  Blank(Cuda where, const AttentionPass& p, bool marked, bool counted, bool backward) {
+    if (!marked && !counted) return;
+    const Index lines = marked ? p.sizes.batch * p.sizes.heads : 0, queries = lines * std::ssize(p.tiling->q_tile),
+                keys = backward ? lines * std::ssize(p.tiling->k_tile) : 0;
+    memory = zeros({3 + queries + keys}, DType::i32, {Device::Kind::cuda, where.device});
+    auto* const first = memory.mutable_data<std::int32_t>();
+    marks.taken = first, marks.any = first + 2;
+    if (!marked) return;
+    marks.queries = reinterpret_cast<std::uint32_t*>(first + 3);
+    if (backward) marks.keys = marks.queries + queries;
   }
 };
 
@@ -145,10 +142,10 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
 
 void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
   if (d.route == Route::plain) return plain_forward(where, f, {});
-  const bool mixed = d.route == Route::mma ? f.tiling->tiles_partial > 0 : visits_on_device(*f.tiling, where).mixed;
-  std::optional<MarkTensors> left;
-  if (mixed) left.emplace(where, f, d.route, false);
-  const Marks marks = left ? left->marks() : Marks{};
+  const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
+  const bool mixed = visits ? visits->mixed : f.tiling->tiles_partial > 0;
+  const Blank blank(where, f, mixed, visits && visits->queries.uneven, false);
+  const Marks& marks = blank.marks;
   if constexpr (kHasHopper)
     if (d.route == Route::hopper)
       with_hopper_kernel(f, [&]<class E, int D>() { hopper::forward<E, D>(where, f, marks); });
@@ -159,11 +156,10 @@ void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
 void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
   if (d.route == Route::plain) return plain_backward(where, b, {});
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
-  const bool mixed =
-      narrow || (d.route == Route::mma ? b.tiling->tiles_partial > 0 : visits_on_device(*b.tiling, where).mixed);
-  std::optional<MarkTensors> left;
-  if (mixed) left.emplace(where, b, d.route, true);
-  const Marks marks = left ? left->marks() : Marks{};
+  const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
+  const bool mixed = narrow || (visits ? visits->mixed : b.tiling->tiles_partial > 0);
+  const Blank blank(where, b, mixed, visits && (visits->queries.uneven || visits->keys.uneven), true);
+  const Marks& marks = blank.marks;
   if constexpr (kHasHopper)
     with_hopper_kernel(b, [&]<class E, int D>() {
       if (d.route == Route::hopper_one_owner) hopper::one_owner_backward<E, D>(where, b, marks);

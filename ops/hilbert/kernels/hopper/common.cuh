@@ -18,6 +18,7 @@ constexpr int kCell = 64;                            // rows of a step
 constexpr int kMultiplying = 2 * kWarpgroup;         // threads of the two warpgroups that multiply, 64 rows each
 constexpr int kThreads = kWarpgroup + kMultiplying;  // the first warpgroup loads
 constexpr int kFiniteBarrier = 1;                    // of all that multiply, and 4 and 5 of each warpgroup
+constexpr int kTurnBarrier = 6;                      // of all that load
 constexpr std::size_t kMostShared = 227 << 10;       // bytes a block can have
 using Half = std::uint16_t;                          // a number of 16 bits, whatever its type
 
@@ -39,54 +40,44 @@ template <class Void> Operand operand_of(const AnyRows<Void>& x) {
 
 /// What a block works through: an owner's rows for a head and a batch. Keys are owned for a key
 /// head, and visited by the query heads first .. last - 1 of the launch's list.
-struct Item {
+struct alignas(16) Item {
+  int number;  // below 0: there is none
   int head, batch, first_head, last_head;
   int row, rows, visit, steps, tile, tiles;
-  int front_row, front_rows;  // the first visit
-  std::uint32_t front_cells;
+  int half;                                // where the halves of an owner are two items
+  int front_row, front_rows, front_cells;  // the first visit
+  int unused;
 };
 
 /// 64 rows of the other side, and the cells of the owner's two halves.
 struct Step {
   int row = 0, rows = 0;
   std::uint32_t cells = 0;
+  const int4* from = nullptr;  // the visit
   __device__ int cell(int half) const { return static_cast<int>(cells >> 16 * half & 0xffff); }
+  __device__ bool is_full() const { return cells == (Visits::kFull << 16 | Visits::kFull); }
 };
 
 /// The items of a launch, and what they visit.
 struct Work {
-  int length, heads, items, tiles, chunks;  // tiles: of the tiling, on the owners' side; chunks: of 16 bytes a row
+  int length, heads, items, chunks;  // chunks: of 16 bytes a row
   float scale, scale_log2;
   TilingView lists;
   VisitsView::Side side;
   const std::uint32_t* mask;
-  std::int32_t* redo;  // [batch, heads, tiles]: set where the plain kernel has to redo a tile; null: nowhere
-  std::int32_t* any;   // set where there is such a tile
+  std::span<const Tiling::Range> tile;  // on the owners' side
+  std::uint32_t* redo;                  // Marks of these; null: none
+  std::int32_t* any;
+  std::int32_t* taken;  // items that blocks took beyond their first ones; null: every block knows its own
   // Sections of as many calls (a head of a batch) as keep what they read in the L2 cache; the
   // longest items of a section first.
   int last_section;  // where it begins
   Divisor section, calls, last_calls, slots;
-  int stretch;     // items that rounds go through before they begin again: a section's, or all
-  Divisor rounds;  // of a stretch
   std::int16_t head[kHeads], first_head[kHeads + 1], query_head[kHeads];
 
-  /// A block's next item, from a round on, which goes on; -1 where there is none. Where items
-  /// differ, those of a section go there and back, so that whoever got the longest of one round
-  /// gets the shortest of the next, and whoever has none in the last misses short ones.
-  __device__ __forceinline__ int next(int& round) const {
-    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-    while (true) {
-      int part, rest;
-      rounds.split(round, part, rest);
-      const int begin = part * stretch, there = min(stretch, items - begin);
-      if (rest * blocks >= there) return -1;
-      const int within = rest * blocks + (round % 2 ? blocks - 1 - block : block);
-      ++round;
-      if (within < there) return begin + within;
-    }
-  }
   __device__ __forceinline__ Item item(int i) const {
-    Item x;
+    Item x{};
+    x.number = i;
     int part, rest, owner, call, slot;
     section.split(i, part, rest);
     if (i >= last_section) last_calls.split(i - last_section, owner, call);
@@ -97,22 +88,26 @@ struct Work {
     const int4* const from = reinterpret_cast<const int4*>(side.owner.data()) + 3 * owner;
     const int4 a = __ldg(from), b = __ldg(from + 1), c = __ldg(from + 2);
     x.row = a.x, x.rows = a.y, x.visit = a.z, x.steps = b.x, x.tile = b.y, x.tiles = b.z;
-    x.front_row = c.x, x.front_rows = c.y, x.front_cells = static_cast<std::uint32_t>(c.z);
+    x.front_row = c.x, x.front_rows = c.y, x.front_cells = c.z;
     return x;
   }
   /// Of [batch, heads, ..].
   __device__ std::int64_t row(int batch, int h) const { return static_cast<std::int64_t>(batch) * heads + h; }
-  /// Says of an owner's half whether it is finite, for all of a warpgroup's threads. What is added
-  /// to is added to once, by this kernel or by the plain one: there (kAgree) both halves must have
-  /// one opinion.
-  template <bool kAgree> __device__ __forceinline__ bool mark(const Item& x, int half, bool finite) const {
+  /// Says of an owner's half whether it is finite, for all of a warpgroup's threads, or of both;
+  /// else marks its rows.
+  template <bool kBoth> __device__ __forceinline__ bool mark(const Item& x, int half, bool finite) const {
     if (!redo) return true;
-    finite = kAgree ? named_all(kFiniteBarrier, kMultiplying, finite) : named_all(4 + half, kWarpgroup, finite);
+    finite = kBoth ? named_all(kFiniteBarrier, kMultiplying, finite) : named_all(4 + half, kWarpgroup, finite);
+    if (finite) return true;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-    if (thread < x.tiles)
-      reinterpret_cast<std::uint16_t*>(redo + row(x.batch, x.head) * tiles + x.tile + thread)[half] = !finite;
-    if (!finite) *any = 1;
-    return finite;
+    if (thread < x.tiles) {
+      const Tiling::Range rows = tile[x.tile + thread];
+      const int all = rows.end - rows.begin, front = max(min(x.row + kCell - rows.begin, all), 0);
+      std::uint32_t* const to = redo + row(x.batch, x.head) * static_cast<std::int64_t>(tile.size()) + x.tile + thread;
+      reinterpret_cast<std::uint16_t*>(to)[half] = static_cast<std::uint16_t>(half == 0 ? front : all - front);
+    }
+    *any = 1;
+    return false;
   }
 };
 
@@ -127,34 +122,18 @@ struct Walk {
         left(x.steps),
         row(x.front_row),
         rows(x.front_rows),
-        cells(x.front_cells) {
+        cells(static_cast<std::uint32_t>(x.front_cells)) {
     static_assert(sizeof(VisitSide::Visit) == 16);
   }
   __device__ __forceinline__ Step take() {
     if (left == 0) return {};
-    const Step s{row, min(rows, kCell), cells};
-    go_on(1);
-    return s;
-  }
-  /// Whether all cells of the next steps are full.
-  __device__ __forceinline__ bool is_full(int steps) const {
-    constexpr std::uint32_t kBoth = Visits::kFull << 16 | Visits::kFull;
-    return left > 0 && cells == kBoth && rows >= steps * kCell;
-  }
-  /// Takes them if they are.
-  __device__ __forceinline__ bool take_full(int steps) {
-    if (!is_full(steps)) return false;
-    go_on(steps);
-    return true;
-  }
-
- private:
-  __device__ __forceinline__ void go_on(int steps) {
-    row += steps * kCell, rows -= steps * kCell, left -= steps;
+    const Step s{row, min(rows, kCell), cells, next};
+    row += kCell, rows -= kCell, --left;
     if (left > 0 && rows <= 0) {
       const int4 v = __ldg(++next);
       row = v.x, rows = v.y, cells = static_cast<std::uint32_t>(v.z);
     }
+    return s;
   }
 };
 
@@ -165,10 +144,10 @@ template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Mar
   const VisitsView& visits = visits_on_device(*a.tiling, where);
   Work w{};
   w.length = static_cast<int>(s.queries), w.heads = static_cast<int>(s.heads), w.chunks = static_cast<int>(s.dim / 8);
-  w.tiles = static_cast<int>((kKeys ? a.tiling->k_tile : a.tiling->q_tile).size());
   w.scale = static_cast<float>(s.scale), w.scale_log2 = w.scale * kLog2e;
   w.lists = on_device(*a.tiling, where), w.side = kKeys ? visits.keys : visits.queries, w.mask = visits.mask.data();
-  w.redo = kKeys ? marks.keys : marks.queries, w.any = marks.any;
+  w.tile = kKeys ? w.lists.k_tile : w.lists.q_tile, w.redo = kKeys ? marks.keys : marks.queries, w.any = marks.any;
+  if (w.side.uneven) w.taken = marks.taken + kKeys;
   Index slots = 0;
   const Index each = s.heads / s.kv_heads;
   for (Index i = 0; i < a.n_heads; ++i) {
@@ -182,14 +161,13 @@ template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Mar
   const auto owners = static_cast<Index>(w.side.owner.size());
   const Index all = s.batch * slots, each_reads = 4 * s.queries * s.dim;
   const bool alone = w.side.busy && !w.side.uneven;  // a call's owners after each other
-  // Where they differ, a section has some rounds of all multiprocessors, or it would not even out.
-  const Index rounds = w.side.uneven ? 4 * properties(where.device).multiprocessors / owners + 1 : 1;
-  const Index calls = alone ? 1 : std::clamp<Index>(std::max(kInCache / each_reads, rounds), 1, all),
+  // Where they differ, a section keeps all multiprocessors busy as long as its longest item takes.
+  const auto enough = static_cast<Index>(2 * properties(where.device).multiprocessors * w.side.longest);
+  const Index calls = alone ? 1 : std::clamp<Index>(std::max(kInCache / each_reads, enough), 1, all),
               whole = (all - 1) / calls;
   w.items = static_cast<int>(all * owners), w.last_section = static_cast<int>(whole * calls * owners);
   w.section = divisor(calls * owners), w.calls = divisor(calls), w.last_calls = divisor(all - whole * calls);
   w.slots = divisor(slots);
-  w.stretch = w.side.uneven ? static_cast<int>(calls * owners) : w.items;
   return w;
 }
 /// Blocks that stay work through all items, one a multiprocessor; else every item has its own.
@@ -198,11 +176,68 @@ template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Mar
 template <class Problem>
 void start(Cuda where, void (*kernel)(Problem), std::size_t shared, Problem p, bool stays = true) {
   const int blocks = stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items;
-  p.rounds = Divisor(static_cast<std::uint32_t>((p.stretch + blocks - 1) / blocks));
   launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
 }
 
-// ---- tiles in shared memory, from who loads to who multiplies ----------------------------------
+// ---- items and tiles in shared memory, from who loads to who multiplies -------------------------
+
+/// The items of a block, one after the other, for all threads that load: the first is its own; the
+/// number of the next but one is asked for while this one is loaded.
+struct Turns {
+  const Work& w;
+  std::uint32_t slot;  // in shared memory, for two numbers
+  int last = static_cast<int>(blockIdx.x), asked = 0;
+  std::uint32_t turn = 0;
+  __device__ __forceinline__ void ask() {
+    if (w.taken && threadIdx.x == 0) asked = static_cast<int>(gridDim.x) + atomicAdd(w.taken, 1);
+  }
+  /// Below 0 after the last one.
+  __device__ __forceinline__ int next() {
+    if (w.taken) {
+      if (threadIdx.x == 0) store_shared(slot + 4 * turn, asked);
+      named_sync(kTurnBarrier, kWarpgroup);
+      last = load_shared(slot + 4 * turn), turn ^= 1;
+      ask();
+    } else {
+      last += static_cast<int>(gridDim.x);
+    }
+    return last < w.items ? last : -1;
+  }
+};
+
+/// Items on their way to who multiplies, who reads one when its owner's tile has landed, and again
+/// for its results, when that tile may be another one already. Who loads writes them an item ahead.
+template <int kTiles> struct Records {
+  static constexpr std::uint32_t kSlots = kTiles + 2, kBytes = kSlots * sizeof(Item);
+  std::uint32_t first, slot = 0;
+  __device__ void next() { slot = slot + 1 == kSlots ? 0 : slot + 1; }
+  /// By who loads, once the stage for the tile of the item before is empty.
+  __device__ __forceinline__ void write(const Item& x) {
+    if (threadIdx.x == 0) {
+      const int4* const from = reinterpret_cast<const int4*>(&x);
+#pragma unroll
+      for (std::uint32_t i = 0; i < sizeof(Item) / 16; ++i)
+        store_shared_16(first + slot * sizeof(Item) + 16 * i, from[i]);
+      fence_block();
+    }
+    next();
+  }
+  __device__ __forceinline__ Item read() const {
+    Item x;
+    int4* const to = reinterpret_cast<int4*>(&x);
+#pragma unroll
+    for (std::uint32_t i = 0; i < sizeof(Item) / 16; ++i) to[i] = load_shared_16(first + slot * sizeof(Item) + 16 * i);
+    return x;
+  }
+};
+/// A step at a stage of a ring, for who multiplies. Of visits that are compared every step has its own.
+__device__ __forceinline__ void copy_step(std::uint32_t to, const VisitsView::Side& side, const int4* visit) {
+  copy_16(to, visit ? visit : reinterpret_cast<const int4*>(side.visit.data()), visit != nullptr);
+}
+__device__ __forceinline__ Step read_step(std::uint32_t at) {
+  const int4 v = load_shared_16(at);
+  return {v.x, v.y, static_cast<std::uint32_t>(v.z)};
+}
 
 /// A tile of kRows rows of D numbers, see swizzled().
 template <int D, int kRows> struct Tile {
@@ -213,7 +248,8 @@ template <int D, int kRows> struct Tile {
 /// A ring of stages, each with a barrier for "full" and one for "empty", and where one role stands
 /// in it: a stage, and the parity of its phase. Who loads waits for "empty", which passes directly
 /// in the first round; who multiplies waits for "full".
-template <int kStages, std::uint32_t kStageBytes> struct Ring {
+template <int kStages_, std::uint32_t kStageBytes> struct Ring {
+  static constexpr int kStages = kStages_;
   static constexpr std::uint32_t kBytes = kStages * kStageBytes, kBarriers = 16 * kStages;
   std::uint32_t stages, barriers, parity;
   int stage = 0;
@@ -384,13 +420,13 @@ __device__ __forceinline__ int anew(int i) {
 /// and columns keys; else the other way round. Words of masks are read early, where their latency
 /// is hidden; where there was no room for masks, coordinates are compared.
 template <bool kQueries>
-__device__ __forceinline__ std::uint32_t word_of(const Work& w, int item, const Step& step, const Place& at) {
+__device__ __forceinline__ std::uint32_t word_of(const Work& w, const auto& items, const Step& step, const Place& at) {
   const int cell = step.cell(at.half);
   if (cell >= Visits::kMasks)
     return __ldg(w.mask + (cell - Visits::kMasks) * kWarpgroup + static_cast<int>(threadIdx.x) % kWarpgroup);
   std::uint32_t word = 0;
   if (cell == Visits::kCompare) {
-    const Item x = w.item(item);
+    const Item x = items.read();
     const int last = x.row + x.rows - 1;
     if constexpr (kQueries) {
       const int own = x.row + at.row, column = at.quad() * 2;

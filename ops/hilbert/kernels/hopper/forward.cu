@@ -25,7 +25,7 @@ using namespace kernels::hopper;
 
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
-constexpr int kTurnBarrier = 2;  // and 3: of the second warpgroup
+constexpr int kSoftmaxBarrier = 2;  // and 3: of the second warpgroup
 
 struct ForwardProblem : Work {
   Operand q, k, v, o;
@@ -41,16 +41,27 @@ template <int D_, int kKeys> struct Layout {
   using Keys = Tile<D, kKeys>;
   using QueryRing = Ring<D <= 128 ? 2 : 1, Queries::kBytes>;
   using KeyRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
-  static constexpr std::uint32_t q = 0, k = q + QueryRing::kBytes, v = k + KeyRing::kBytes,
-                                 barriers = v + KeyRing::kBytes,
-                                 size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
+  using Items = Records<QueryRing::kStages>;
+  static constexpr std::uint32_t kStepBytes = kSteps * 16;  // of a stage
+  static constexpr std::uint32_t q = 0, k = q + QueryRing::kBytes, v = k + KeyRing::kBytes, items = v + KeyRing::kBytes,
+                                 steps = items + Items::kBytes, turns = steps + KeyRing::kStages * kStepBytes,
+                                 barriers = turns + 8, size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
   static_assert(size <= kMostShared);
 };
 template <class M> struct Rings {
+  std::uint32_t base;
   typename M::QueryRing q;
   typename M::KeyRing k;  // V lies behind K
-  __device__ Rings(std::uint32_t base, bool loads)
-      : q(base + M::q, base + M::barriers, loads), k(base + M::k, q.barriers + M::QueryRing::kBarriers, loads) {}
+  typename M::Items items;
+  __device__ Rings(std::uint32_t at, bool loads)
+      : base(at),
+        q(base + M::q, base + M::barriers, loads),
+        k(base + M::k, q.barriers + M::QueryRing::kBarriers, loads),
+        items{base + M::items} {}
+  /// Of a stage of K.
+  __device__ std::uint32_t steps(const typename M::KeyRing& stage) const {
+    return stage.row(base + M::steps, M::kStepBytes);
+  }
 };
 
 // ---- loads
@@ -60,36 +71,46 @@ template <class M> struct Loader {
   Rings<M> to;
   const Gather gather;
   Walk walk;
-  int query = -1, key = -1;  // tokens of this thread, for what is loaded next
+  int query = -1, key = -1;     // tokens of this thread, for what is loaded next
+  const int4* visit = nullptr;  // of this thread's step of the next stage, if it has one
 
-  __device__ __forceinline__ void fetch_queries(const Item& x) { query = gather.fetch(p.lists.q_token, x.row, x.rows); }
-  __device__ __forceinline__ int fetch_stage() {
+  __device__ __forceinline__ void fetch_stage() {
     const Step first = walk.take();
-    if constexpr (M::kSteps == 1) return gather.fetch(p.lists.k_token, first);
-    else return gather.fetch(p.lists.k_token, first, walk.take());
+    if constexpr (M::kSteps == 1) {
+      key = gather.fetch(p.lists.k_token, first), visit = first.from;
+    } else {
+      const Step second = walk.take();
+      key = gather.fetch(p.lists.k_token, first, second), visit = threadIdx.x == 0 ? first.from : second.from;
+    }
   }
   __device__ __forceinline__ void begin(const Item& x) {
     walk = Walk(p, x);
-    fetch_queries(x);
-    key = fetch_stage();
+    query = gather.fetch(p.lists.q_token, x.row, x.rows);
+    fetch_stage();
   }
   __device__ __forceinline__ void run() {
-    int round = 0, i = p.next(round);
-    if (i < 0) return;
-    Item next = p.item(i);
+    Turns turns{p, to.base + M::turns};
+    turns.ask();
+    Item next = p.item(turns.last);
+    to.items.write(next);
     begin(next);
-    while (i >= 0) {
+    while (next.number >= 0) {
       const Item x = next;
-      if ((i = p.next(round)) >= 0) next = p.item(i);
-      if (x.steps > 0) load(x);
+      const int i = turns.next();
+      if (i >= 0) next = p.item(i);
+      else next.number = -1;
+      load(x, next);
       begin(next);
     }
+    to.q.wait_empty();
+    arrive_when_landed(to.q.full());
   }
-  /// The rows of Q of an item, then those of K and V, stage by stage.
-  __device__ __forceinline__ void load(const Item& x) {
+  /// Of an item the rows of Q, and those of K and V, stage by stage.
+  __device__ __forceinline__ void load(const Item& x, const Item& next) {
     using Keys = typename M::Keys;
     to.q.wait_empty();
-    gather.copy<typename M::Queries, 2>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token);
+    to.items.write(next);
+    if (x.steps > 0) gather.copy<typename M::Queries, 2>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token);
     arrive_when_landed(to.q.full());
     to.q.next();
     int kv_head, rest;
@@ -97,9 +118,11 @@ template <class M> struct Loader {
     const Half *const k = p.k.at(x.batch, kv_head), *const v = p.v.at(x.batch, kv_head);
     for (int step = 0; step < x.steps; step += M::kSteps) {
       const int held = key;
-      if (walk.left > 0) key = fetch_stage();
+      const int4* const its_visit = visit;
+      if (walk.left > 0) fetch_stage();
       to.k.wait_empty();
       gather.copy<Keys, M::kSteps>(to.k.tile(), held, k, p.k.token);
+      if (threadIdx.x < M::kSteps) copy_step(to.steps(to.k) + threadIdx.x * 16, p.side, its_visit);
       arrive_when_landed(to.k.full());
       const auto values = to.k.behind();
       values.wait_empty();
@@ -165,37 +188,46 @@ template <class E, class M> struct Attend {
   const ForwardProblem& p;
   const Place at;
   Rings<M> from;
-  Walk walk;
-  // The stage at hand: its steps' cells, and the words of those that are masked.
+  // The stage at hand: where it is, what it is, and the words of its steps that are masked.
+  KeyRing k = from.k;
+  enum class Pairs { none, some, all } pairs;
   int cell[kParts];
   std::uint32_t word[kParts];
 
   static constexpr bool kTurns = D == 64;
   __device__ __forceinline__ void my_turn() const {
-    if constexpr (kTurns) named_sync(kTurnBarrier + at.half, kMultiplying);
+    if constexpr (kTurns) named_sync(kSoftmaxBarrier + at.half, kMultiplying);
   }
   __device__ __forceinline__ void your_turn() const {
-    if constexpr (kTurns) named_arrive(kTurnBarrier + (at.half ^ 1), kMultiplying);
+    if constexpr (kTurns) named_arrive(kSoftmaxBarrier + (at.half ^ 1), kMultiplying);
   }
 
-  /// Takes the next stage, which is not full; whether this warpgroup has pairs there.
-  __device__ __forceinline__ bool take(int item) {
-    bool any = false;
+  /// Takes the next stage, when its keys are there.
+  __device__ __forceinline__ void take() {
+    k = from.k;
+    from.k.next();
+    k.wait_full();
+    bool any = false, all = true;
+    const std::uint32_t steps = from.steps(k);
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      const Step step = walk.take();
+      const Step step = read_step(steps + static_cast<std::uint32_t>(i) * 16);
       cell[i] = step.cell(at.half);
-      any = any || cell[i] != Visits::kEmpty;
-      if (cell[i] != Visits::kFull) word[i] = word_of<true>(p, item, step, at);
+      any = any || cell[i] != Visits::kEmpty, all = all && step.is_full();
     }
-    return any;
+    pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
+    if (pairs != Pairs::some) return;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i)
+      if (cell[i] != Visits::kFull)
+        word[i] = word_of<true>(p, from.items, read_step(steps + static_cast<std::uint32_t>(i) * 16), at);
   }
   __device__ __forceinline__ void mask_scores(float (&s)[kScores]) const {
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
       if (cell[i] != Visits::kFull) mask(s, 32 * i, word[i], -INFINITY);
   }
-  __device__ __forceinline__ void multiply_qk(float (&s)[kScores], const KeyRing& k) const {
+  __device__ __forceinline__ void multiply_qk(float (&s)[kScores]) const {
     wgmma_begin();
     multiply_rows<E, typename M::Queries, typename M::Keys>(s, from.q.tile() + at.rows(), k.tile());
     wgmma_commit();
@@ -209,10 +241,7 @@ template <class E, class M> struct Attend {
   }
 
   /// A stage in which this warpgroup has no pair.
-  __device__ __forceinline__ void pass_by() {
-    const KeyRing k = from.k;
-    from.k.next();
-    k.wait_full();
+  __device__ __forceinline__ void pass_by() const {
     my_turn();
     your_turn();
     k.release();
@@ -220,29 +249,22 @@ template <class E, class M> struct Attend {
     k.behind().release();
   }
   /// S of the stage taken, alone.
-  __device__ __forceinline__ void begin(KeyRing& k, float (&s)[kScores], bool masked) {
-    k = from.k;
-    from.k.next();
-    k.wait_full();
+  __device__ __forceinline__ void begin(float (&s)[kScores]) const {
     my_turn();
-    multiply_qk(s, k);
+    multiply_qk(s);
     your_turn();
     wgmma_wait<0>();
     settle(s);
     k.release();
-    if (masked) mask_scores(s);
+    if (pairs == Pairs::some) mask_scores(s);
   }
   /// S of the stage taken beside P V of the one before. Stages that are full have no code for masks
   /// between their products.
   template <bool kMasked>
-  __device__ __forceinline__ void go_on(KeyRing& k, float (&s)[kScores], std::uint32_t (&a)[2 * kScores / 16][4],
-                                        float (&o)[D / 2], OnlineSoftmax& softmax, bool first) {
-    const KeyRing v = k.behind();
-    k = from.k;
-    from.k.next();
-    k.wait_full();
+  __device__ __forceinline__ void go_on(const KeyRing& v, float (&s)[kScores], std::uint32_t (&a)[2 * kScores / 16][4],
+                                        float (&o)[D / 2], OnlineSoftmax& softmax, bool first) const {
     my_turn();
-    multiply_qk(s, k);
+    multiply_qk(s);
     multiply_pv(o, a, v, first);
     your_turn();
     wgmma_wait<1>();
@@ -259,30 +281,30 @@ template <class E, class M> struct Attend {
     softmax.rescale(o);
   }
   /// All stages of an item. Whether there was any for this warpgroup: else o is not touched.
-  __device__ __forceinline__ bool run(int item, const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax) {
+  __device__ __forceinline__ bool run(int steps, float (&o)[D / 2], OnlineSoftmax& softmax) {
     float s[kScores];
     std::uint32_t a[2 * kScores / 16][4];
-    KeyRing k = from.k;
     bool first = true;
-    walk = Walk(p, x);
-    while (walk.left > 0) {
-      const bool full = walk.take_full(kParts);
-      if (!full && !take(item)) {
+    for (int left = steps; left > 0;) {
+      take(), left -= kParts;
+      if (pairs == Pairs::none) {
         pass_by();
         continue;
       }
-      begin(k, s, !full);
+      begin(s);
       softmax.raise_maxima(s, p.scale_log2);
       softmax.exponentiate(s, p.scale_log2);
       pack<E>(a, s);
       if (!first) softmax.rescale(o);
+      KeyRing v = k.behind();
       bool empty = false;  // the stage taken last
-      for (; walk.left > 0 && !empty;) {
-        if (walk.take_full(kParts)) go_on<false>(k, s, a, o, softmax, first), first = false;
-        else if (take(item)) go_on<true>(k, s, a, o, softmax, first), first = false;
+      while (left > 0 && !empty) {
+        take(), left -= kParts;
+        if (pairs == Pairs::all) go_on<false>(v, s, a, o, softmax, first);
+        else if (pairs == Pairs::some) go_on<true>(v, s, a, o, softmax, first);
         else empty = true;
+        if (!empty) v = k.behind(), first = false;
       }
-      const KeyRing v = k.behind();
       multiply_pv(o, a, v, first);
       wgmma_wait<0>();
       settle(o);
@@ -335,32 +357,35 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
   more_registers<kConsumerRegisters>();
   Attend<E, M> attend{p, Place(group), rings};
   const Place& at = attend.at;
+  Rings<M>& from = attend.from;
   if (at.half == 1) attend.your_turn();  // the first warpgroup begins
-  for (int round = 0, i; (i = p.next(round)) >= 0;) {
+  while (true) {
     float o[M::D / 2];
     OnlineSoftmax softmax;
     bool any = false;
     int token[2];
-    const Item its = p.item(i);
+    from.q.wait_full();
+    {
+      const Item its = from.items.read();
+      if (its.number < 0) break;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = at.row + 8 * h;
-      token[h] = row < its.rows ? __ldg(p.lists.q_token.data() + its.row + row) : -1;
+      for (int h = 0; h < 2; ++h) {
+        const int row = at.row + 8 * h;
+        token[h] = row < its.rows ? __ldg(p.lists.q_token.data() + its.row + row) : -1;
+      }
+      any = attend.run(its.steps, o, softmax);
     }
-    if (its.steps > 0) {
-      attend.from.q.wait_full();
-      any = attend.run(i, its, o, softmax);
-      attend.from.q.release();
-      attend.from.q.next();
-    }
+    from.q.release();
+    from.q.next();
     if (!any) {
 #pragma unroll
       for (float& y : o) y = 0;
     }
-    const Item x = p.item(anew(i));
+    const Item x = from.items.read();
+    from.items.next();
     bool finite = true;
     if (p.redo) finite = (token[0] < 0 || is_finite(o, 0)) && (token[1] < 0 || is_finite(o, 1));
-    finite = p.template mark<kMerges>(x, at.half, finite);
+    finite = p.template mark<false>(x, at.half, finite);
     store<E, M::D, kMerges>(p, x, at, token, o, softmax, !kMerges || (finite && (p.fresh || any)));
   }
   if (at.half == 0) attend.my_turn();

@@ -27,7 +27,7 @@ struct Backward : Work {
   Half *dq, *dk, *dv;
   Operand dq_rows, dk_rows;
   const float* lse;
-  std::int32_t* redo_queries;  // as redo, [batch, heads, tiles of queries]
+  std::uint32_t* redo_queries;  // as redo, [batch, heads, tiles of queries]
 };
 
 template <int D_> struct Layout {
@@ -40,9 +40,11 @@ template <int D_> struct Layout {
   using QueryRing = Ring<kStages, 2 * Queries::kBytes>;
   static constexpr std::uint32_t kScoreBytes = kCell * kTile * 2;  // dS of a step
   static constexpr std::uint32_t kRowBytes = kCell * 4;            // of a statistic
+  using Items = Records<KeyRing::kStages>;
   static constexpr std::uint32_t kv = 0, queries = kv + KeyRing::kBytes, ds = queries + QueryRing::kBytes,
                                  lse = ds + kTogether * kScoreBytes, part = lse + kStages * kRowBytes,
-                                 total = part + 2 * 8 * kRowBytes, barriers = total + 8 * kRowBytes,
+                                 total = part + 2 * 8 * kRowBytes, items = total + 8 * kRowBytes,
+                                 turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + KeyRing::kBarriers + QueryRing::kBarriers;
   static_assert(size <= kMostShared);
 };
@@ -50,10 +52,12 @@ template <class M> struct Rings {
   std::uint32_t base;
   typename M::KeyRing kv;
   typename M::QueryRing queries;
+  typename M::Items items;
   __device__ Rings(std::uint32_t at, bool loads)
       : base(at),
         kv(base + M::kv, base + M::barriers, loads),
-        queries(base + M::queries, kv.barriers + M::KeyRing::kBarriers, loads) {}
+        queries(base + M::queries, kv.barriers + M::KeyRing::kBarriers, loads),
+        items{base + M::items} {}
   __device__ std::uint32_t lse() const { return queries.row(base + M::lse, M::kRowBytes); }
 };
 /// Steps of an item for one head, with an empty one where they come in twos.
@@ -72,11 +76,14 @@ template <class M> struct Loader {
 
   __device__ __forceinline__ void fetch_keys(const Item& x) { key = gather.fetch(p.lists.k_token, x.row, x.rows); }
   __device__ __forceinline__ void fetch_queries() { query = gather.fetch(p.lists.q_token, walk.take()); }
-  __device__ __forceinline__ void load_keys(const Item& x) {
+  __device__ __forceinline__ void load_keys(const Item& x, const Item& next) {
     using Keys = typename M::Keys;
     to.kv.wait_empty();
-    gather.copy<Keys, 2>(to.kv.tile(), key, p.k.at(x.batch, x.head), p.k.token);
-    gather.copy<Keys, 2>(to.kv.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
+    to.items.write(next);
+    if (x.steps > 0) {
+      gather.copy<Keys, 2>(to.kv.tile(), key, p.k.at(x.batch, x.head), p.k.token);
+      gather.copy<Keys, 2>(to.kv.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
+    }
     arrive_when_landed(to.kv.full());
     to.kv.next();
   }
@@ -92,6 +99,22 @@ template <class M> struct Loader {
     arrive_when_landed(to.queries.full());
     to.queries.next();
   }
+  __device__ __forceinline__ void run() {
+    Turns turns{p, to.base + M::turns};
+    turns.ask();
+    Item next = p.item(turns.last);
+    to.items.write(next);
+    begin(next);
+    while (next.number >= 0) {
+      const Item x = next;
+      const int i = turns.next();
+      if (i >= 0) next = p.item(i);
+      else next.number = -1;
+      load(x, next);
+    }
+    to.kv.wait_empty();
+    arrive_when_landed(to.kv.full());
+  }
   /// Of the item that comes next what is known early.
   __device__ __forceinline__ void begin(const Item& x) {
     fetch_keys(x);
@@ -99,8 +122,8 @@ template <class M> struct Loader {
     fetch_queries();
   }
   __device__ __forceinline__ void load(const Item& x, const Item& next) {
+    load_keys(x, next);
     if (x.steps == 0) return begin(next);
-    load_keys(x);
     fetch_keys(next);
     const int steps = steps_of<M>(x);
     for (int i = x.first_head; i < x.last_head; ++i)
@@ -158,15 +181,15 @@ template <class E, class M> struct Multiplier {
   /// One step: dV and dK are issued, not waited for; dS^T stands at `ds`. kBehind: those of the
   /// step before still run, and its stage is let go here.
   template <bool kBehind>
-  __device__ __forceinline__ void visit(int item, const Step& step, std::uint32_t k_tile, std::uint32_t ds, bool first,
-                                        float (&dk)[D / 2], float (&dv)[D / 2]) {
+  __device__ __forceinline__ void visit(const Step& step, std::uint32_t k_tile, std::uint32_t ds, float (&dk)[D / 2],
+                                        float (&dv)[D / 2]) {
     using Keys = typename M::Keys;
     using Queries = typename M::Queries;
     const typename M::QueryRing before = from.queries;
     if constexpr (kBehind) from.queries.next();
     const bool full = step.cell(at.half) == Visits::kFull;
     std::uint32_t word = 0;
-    if (!full) word = word_of<false>(p, item, step, at);
+    if (!full) word = word_of<false>(p, from.items, step, at);
     float s[32], t[32];
     const std::uint32_t own = k_tile + at.rows(), q_tile = from.queries.tile(), d_o_tile = q_tile + Queries::kBytes;
     from.queries.wait_full();
@@ -200,8 +223,8 @@ template <class E, class M> struct Multiplier {
                    b[k][0], b[k][1], b[k][2], b[k][3]);
     fence_for_wgmma();
     wgmma_begin();
-    multiply<E, Queries>(dv, a, d_o_tile, !first);
-    multiply<E, Queries>(dk, b, q_tile, !first);
+    multiply<E, Queries>(dv, a, d_o_tile, 1);
+    multiply<E, Queries>(dk, b, q_tile, 1);
     wgmma_commit();
   }
   __device__ __forceinline__ void finish_tile(float (&dk)[D / 2], float (&dv)[D / 2]) {
@@ -212,8 +235,9 @@ template <class E, class M> struct Multiplier {
     from.queries.next();
   }
   /// dQ = dS K of a step, 64 columns from `column` on, once dS is written.
-  __device__ __forceinline__ void form_dq(int batch, int head, const Step& step, int column, std::uint32_t ds,
-                                          std::uint32_t k_panel, float (&dk)[D / 2], float (&dv)[D / 2]) {
+  __device__ __forceinline__ void form_dq(int i, const Step& step, int column, std::uint32_t ds, std::uint32_t k_panel,
+                                          float (&dk)[D / 2], float (&dv)[D / 2]) {
+    const int head = p.query_head[i], batch = from.items.read().batch;
     float dq[32];
     Half* to[2];
     named_sync(kWrittenBarrier, kMultiplying);
@@ -243,7 +267,8 @@ template <class E, class M> struct Multiplier {
   __device__ __forceinline__ void redo_query(int batch, int head, int row) const {
     int tile = 0;
     while (p.lists.q_tile[static_cast<std::size_t>(tile)].end <= row) ++tile;
-    p.redo_queries[p.row(batch, head) * static_cast<std::int64_t>(p.lists.q_tile.size()) + tile] = 1, *p.any = 1;
+    p.redo_queries[p.row(batch, head) * static_cast<std::int64_t>(p.lists.q_tile.size()) + tile] = kWholeTile;
+    *p.any = 1;
   }
   __device__ __forceinline__ void store_keys(const Item& x, const float (&dk)[D / 2], const float (&dv)[D / 2]) const {
     bool finite = true;
@@ -265,47 +290,43 @@ template <class E, class M> struct Multiplier {
     }
   }
 
-  /// The next steps, and dQ of them.
-  __device__ __forceinline__ void visit_steps(const Item& x, int item, int head, Walk& walk, std::uint32_t k_tile,
-                                              bool first, float (&dk)[D / 2], float (&dv)[D / 2]) {
-    const std::uint32_t ds = from.base + M::ds;
+  /// The next steps of the i-th head, and dQ of them.
+  __device__ __forceinline__ void visit_steps(int i, Walk& walk, float (&dk)[D / 2], float (&dv)[D / 2]) {
+    const std::uint32_t ds = from.base + M::ds, k_tile = from.kv.tile();
     const Step step = walk.take();
     if constexpr (M::kTogether == 2) {
       const Step other = walk.take();
-      visit<false>(item, step, k_tile, ds, first, dk, dv);
-      visit<true>(item, other, k_tile, ds + M::kScoreBytes, false, dk, dv);
-      form_dq(x.batch, head, at.half == 0 ? step : other, 0, ds + static_cast<std::uint32_t>(at.half) * M::kScoreBytes,
-              k_tile, dk, dv);
-    } else {
-      visit<false>(item, step, k_tile, ds, first, dk, dv);
-      form_dq(x.batch, head, step, at.half * 64, ds, k_tile + static_cast<std::uint32_t>(at.half) * M::Keys::kPanel, dk,
+      visit<false>(step, k_tile, ds, dk, dv);
+      visit<true>(other, k_tile, ds + M::kScoreBytes, dk, dv);
+      form_dq(i, at.half == 0 ? step : other, 0, ds + static_cast<std::uint32_t>(at.half) * M::kScoreBytes, k_tile, dk,
               dv);
+    } else {
+      visit<false>(step, k_tile, ds, dk, dv);
+      form_dq(i, step, at.half * 64, ds, k_tile + static_cast<std::uint32_t>(at.half) * M::Keys::kPanel, dk, dv);
     }
   }
-  /// An item: dQ of its queries and, of its keys, dK and dV.
-  __device__ __forceinline__ void differentiate(int item) {
-    const Item x = p.item(item);
-    const std::uint32_t k_tile = from.kv.tile();
-    float dk[D / 2], dv[D / 2];
-    if (x.steps == 0) {
+  /// Items: dQ of their queries and, of their keys, dK and dV.
+  __device__ __forceinline__ void run() {
+    while (true) {
+      float dk[D / 2], dv[D / 2];
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
-      return store_keys(x, dk, dv);
-    }
-    from.kv.wait_full();
-    bool first = true;
-    for (int i = x.first_head; i < x.last_head; ++i) {
-      const int head = p.query_head[i], steps = steps_of<M>(x);
-      Walk walk(p, x);
+      from.kv.wait_full();
+      {
+        const Item its = from.items.read();
+        if (its.number < 0) return;
+        for (int i = its.first_head; i < its.last_head; ++i) {
+          Walk walk(p, from.items.read());
 #pragma unroll 1
-      for (int n = 0; n < steps; n += M::kTogether) {
-        visit_steps(x, item, head, walk, k_tile, first, dk, dv);
-        first = false;
+          while (walk.left > 0) visit_steps(i, walk, dk, dv);
+        }
       }
+      from.kv.release();
+      from.kv.next();
+      const Item x = from.items.read();
+      from.items.next();
+      store_keys(x, dk, dv);
     }
-    from.kv.release();
-    from.kv.next();
-    store_keys(x, dk, dv);
   }
 };
 
@@ -318,19 +339,12 @@ __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const _
   if (group == 0) {
     fewer_registers<kProducerRegisters>();
     Loader<M> loader{p, rings, Gather(p.chunks)};
-    int i = static_cast<int>(blockIdx.x);
-    Item next = p.item(i);
-    loader.begin(next);
-    while (i < p.items) {
-      const Item x = next;
-      if ((i += static_cast<int>(gridDim.x)) < p.items) next = p.item(i);
-      loader.load(x, next);
-    }
+    loader.run();
     return;
   }
   more_registers<kConsumerRegisters>();
   Multiplier<E, M> multiplier{p, Place(group), rings};
-  for (int i = static_cast<int>(blockIdx.x); i < p.items; i += static_cast<int>(gridDim.x)) multiplier.differentiate(i);
+  multiplier.run();
 }
 
 }  // namespace

@@ -51,9 +51,11 @@ template <int D_, bool kKeys_> struct Layout {
   using Stream = Tile<D, kCell>;
   using OwnRing = Ring<D <= 128 ? 2 : 1, 2 * Own::kBytes>;
   using StreamRing = Ring<kStages, Stream::kBytes>;
+  using Items = Records<OwnRing::kStages>;
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
   static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, statistic = stream + StreamRing::kBytes,
-                                 barriers = statistic + kStages * kRowBytes,
+                                 steps = statistic + kStages * kRowBytes, items = steps + kStages * 16,
+                                 turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
   static_assert(size <= kMostShared);
 };
@@ -61,22 +63,23 @@ template <class M> struct Rings {
   const std::uint32_t base;
   typename M::OwnRing own;
   typename M::StreamRing stream;
+  typename M::Items items;
   __device__ Rings(std::uint32_t at, bool loads)
       : base(at),
         own(base + M::own, base + M::barriers, loads),
-        stream(base + M::stream, own.barriers + M::OwnRing::kBarriers, loads) {}
+        stream(base + M::stream, own.barriers + M::OwnRing::kBarriers, loads),
+        items{base + M::items} {}
   __device__ std::uint32_t statistic() const { return stream.row(base + M::statistic, M::kRowBytes); }
+  __device__ std::uint32_t step() const { return stream.row(base + M::steps, 16); }
 };
 
-/// An item, or with kSplit a half of one: which half, and where it begins.
-template <class M> struct Part {
-  Item x;
-  int half = 0;
-  __device__ Part(const Work& p, int i) : x(p.item(M::kSplit ? i / 2 : i)), half(M::kSplit ? i % 2 : 0) {}
-  __device__ int row() const { return x.row + half * kCell; }
-  __device__ int rows() const { return x.rows - half * kCell; }
-  __device__ bool has_work() const { return x.steps > 0 && rows() > 0; }
-};
+/// An item, or with kSplit a half of one, which has no steps where it has no rows.
+template <class M> __device__ __forceinline__ Item item_of(const Work& p, int i) {
+  Item x = p.item(M::kSplit ? i / 2 : i);
+  if constexpr (M::kSplit)
+    if (x.half = i % 2; x.half == 1 && x.rows <= kCell) x.steps = 0;
+  return x;
+}
 
 /// f(head of the other side, whether it is the last) for all that an item meets.
 template <bool kKeys, class F> __device__ __forceinline__ void for_heads(const Pass& p, const Item& x, const F& f) {
@@ -99,29 +102,53 @@ template <class M> struct Loader {
     step = walk.take();
     streamed = gather.fetch(p.stream.token, step);
   }
-  __device__ __forceinline__ void begin(const Part<M>& part) {
-    owned = gather.fetch(p.own.token, part.row(), part.rows());
-    walk = Walk(p, part.x);
+  __device__ __forceinline__ void begin(const Item& x) {
+    owned = gather.fetch(p.own.token, x.row + x.half * kCell, x.rows - x.half * kCell);
+    walk = Walk(p, x);
     fetch_step();
   }
-  /// The tile that a block owns, then the tiles that stream by, and of queries L and Delta.
-  __device__ __forceinline__ void load(const Part<M>& part) {
-    using Own = typename M::Own;
-    const Item& x = part.x;
+  __device__ __forceinline__ void run() {
+    Turns turns{p, to.base + M::turns};
+    turns.ask();
+    Item next = item_of<M>(p, turns.last);
+    to.items.write(next);
+    begin(next);
+    while (next.number >= 0) {
+      const Item x = next;
+      const int i = turns.next();
+      if (i >= 0) next = item_of<M>(p, i);
+      else next.number = -1;
+      load_owned(x, next);
+      load_stream(x);
+      begin(next);
+    }
     to.own.wait_empty();
-    gather.copy<Own, M::kOwned / kCell>(to.own.tile(), owned, p.own.a.at(x.batch, x.head), p.own.a.token);
-    gather.copy<Own, M::kOwned / kCell>(to.own.tile() + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token);
+    arrive_when_landed(to.own.full());
+  }
+  /// Of an item its own rows.
+  __device__ __forceinline__ void load_owned(const Item& x, const Item& next) {
+    using Own = typename M::Own;
+    to.own.wait_empty();
+    to.items.write(next);
+    if (x.steps > 0) {
+      const std::uint32_t tile = to.own.tile();
+      gather.copy<Own, M::kOwned / kCell>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token);
+      gather.copy<Own, M::kOwned / kCell>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token);
+    }
     arrive_when_landed(to.own.full());
     to.own.next();
+  }
+  /// And the tiles that stream by, with L and Delta of queries.
+  __device__ __forceinline__ void load_stream(const Item& x) {
     for_heads<M::kKeys>(p, x, [&](int head, bool last) {
       const std::int64_t statistics = p.row(x.batch, head) * p.length;
       const Half *const a = p.stream.a.at(x.batch, head), *const b = p.stream.b.at(x.batch, head);
       for (int i = 0; i < x.steps; ++i) {
         const int held = streamed;
+        const int4* const visit = step.from;
         if (walk.left > 0) fetch_step();
         else if (!last) walk = Walk(p, x), fetch_step();
         const auto copy_tile = [&](const Half* base, int stride, const float* statistic) {
-          to.stream.wait_empty();
           gather.copy<typename M::Stream, 1>(to.stream.tile(), held, base, stride);
           if (M::kKeys && gather.mine < kCell)
             copy_4(to.statistic() + static_cast<std::uint32_t>(gather.mine) * 4, statistic + statistics + max(held, 0),
@@ -129,7 +156,10 @@ template <class M> struct Loader {
           arrive_when_landed(to.stream.full());
           to.stream.next();
         };
+        to.stream.wait_empty();
+        if (threadIdx.x == 0) copy_step(to.step(), p.side, visit);
         copy_tile(a, p.stream.a.token, p.lse);
+        to.stream.wait_empty();
         copy_tile(b, p.stream.b.token, p.delta);
       }
     });
@@ -157,16 +187,19 @@ template <class E, class M, int N> struct Accumulate {
     else return owned;
   }
   __device__ __forceinline__ void skip() const {
-    for (int i = 0; i < 2; ++i) from.stream.wait_full(), from.stream.release(), from.stream.next();
+    from.stream.release();
+    from.stream.next();
+    from.stream.wait_full();
+    from.stream.release();
+    from.stream.next();
   }
   /// dV of a step: S^T alone.
-  __device__ __forceinline__ void values(int item, const Step& step, bool first) const {
+  __device__ __forceinline__ void values(const Step& step, bool first) const {
     float s[32];
     const std::uint32_t own = from.own.tile(), lse_at = from.statistic();
     const int cell = step.cell(at.half);
     std::uint32_t word = 0;
-    if (cell != Visits::kFull) word = word_of<false>(p, item, step, at);
-    from.stream.wait_full();
+    if (cell != Visits::kFull) word = word_of<false>(p, from.items, step, at);
     wgmma_begin();
     multiply_rows<E, Own, Stream>(s, own, from.stream.tile());
     wgmma_commit();
@@ -187,14 +220,13 @@ template <class E, class M, int N> struct Accumulate {
     from.stream.release();
     from.stream.next();
   }
-  template <bool kMasked> __device__ __forceinline__ void run(int item, const Step& step, bool first) const {
+  template <bool kMasked> __device__ __forceinline__ void run(const Step& step, bool first) const {
     float s[32], t[32];
     const std::uint32_t own = from.own.tile() + (M::kSplit ? 0 : at.rows());
     std::uint32_t word = 0;
-    if constexpr (kMasked) word = word_of<!M::kKeys>(p, item, step, at);
+    if constexpr (kMasked) word = word_of<!M::kKeys>(p, from.items, step, at);
     const auto stream_a = from.stream;
     const std::uint32_t a = from.stream.tile(), lse_at = from.statistic();
-    from.stream.wait_full();
     wgmma_begin();
     multiply_rows<E, Own, Stream>(s, own, a);
     wgmma_commit();
@@ -272,65 +304,57 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
   if (group == 0) {
     fewer_registers<M::kProducerRegisters>();
     Loader<M> loader{p, rings, Gather(p.chunks)};
-    int round = 0, i = p.next(round);
-    if (i < 0) return;
-    Part<M> next(p, i);
-    loader.begin(next);
-    while (i >= 0) {
-      const Part<M> part = next;
-      if ((i = p.next(round)) >= 0) next = Part<M>(p, i);
-      if (part.has_work()) loader.load(part);
-      loader.begin(next);
-    }
+    loader.run();
     return;
   }
   more_registers<M::kConsumerRegisters>();
   Place at(group);
   const int role = at.half;
   float da[D / 2], db[M::kKeys && !M::kSplit ? D / 2 : 4];
-  for (int round = 0, i; (i = p.next(round)) >= 0;) {
-    const Part<M> part(p, i);
-    const int item = M::kSplit ? i / 2 : i;
-    if constexpr (M::kSplit) at.row += (part.half - at.half) * kCell, at.half = part.half;
-    ByRow lse{}, delta{};  // of owned queries
-    if constexpr (!M::kKeys) {
-      int token[2];
-      tokens_of(p, part.x, at, token);
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        if (token[h] >= 0) {
-          const std::int64_t statistics = p.row(part.x.batch, part.x.head) * p.length + token[h];
-          lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
-        }
-    }
+  while (true) {
+    rings.own.wait_full();
     bool first = true;
-    if (part.has_work()) {
-      rings.own.wait_full();
-      const Accumulate<E, M, sizeof(db) / 4> accumulate{p, at, role, rings, lse, delta, da, db};
-      for_heads<M::kKeys>(p, part.x, [&](int, bool) {
-        Walk walk(p, p.item(anew(item)));
-        while (walk.left > 0) {
-          const Step step = walk.take();
-          if (step.cell(at.half) == Visits::kEmpty) {
-            accumulate.skip();
-            continue;
+    {
+      const Item x = rings.items.read();
+      if (x.number < 0) return;
+      if constexpr (M::kSplit) at.row += (x.half - at.half) * kCell, at.half = x.half;
+      ByRow lse{}, delta{};  // of owned queries
+      if constexpr (!M::kKeys) {
+        int token[2];
+        tokens_of(p, x, at, token);
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          if (token[h] >= 0) {
+            const std::int64_t statistics = p.row(x.batch, x.head) * p.length + token[h];
+            lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
           }
-          if (M::kSplit && role == 1) accumulate.values(item, step, first);
-          else if (step.cell(at.half) == Visits::kFull) accumulate.template run<false>(item, step, first);
-          else accumulate.template run<true>(item, step, first);
-          first = false;
+      }
+      const Accumulate<E, M, sizeof(db) / 4> accumulate{p, at, role, rings, lse, delta, da, db};
+      const int heads = M::kKeys ? x.last_head - x.first_head : 1;
+#pragma unroll 1
+      for (int left = heads * x.steps; left > 0; --left) {
+        rings.stream.wait_full();
+        const Step step = read_step(rings.step());
+        if (step.cell(at.half) == Visits::kEmpty) {
+          accumulate.skip();
+          continue;
         }
-      });
-      rings.own.release();
-      rings.own.next();
+        if (M::kSplit && role == 1) accumulate.values(step, first);
+        else if (step.cell(at.half) == Visits::kFull) accumulate.template run<false>(step, first);
+        else accumulate.template run<true>(step, first);
+        first = false;
+      }
     }
+    rings.own.release();
+    rings.own.next();
     if (first) {
 #pragma unroll
       for (float& y : da) y = 0;
 #pragma unroll
       for (float& y : db) y = 0;
     }
-    const Item x = p.item(anew(item));
+    const Item x = rings.items.read();
+    rings.items.next();
     int token[2];
     tokens_of(p, x, at, token);
     bool finite = true;
@@ -341,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
         if constexpr (M::kKeys && !M::kSplit) finite = finite && (token[h] < 0 || is_finite(db, h));
       }
     }
-    finite = p.template mark < kAdds || M::kSplit > (x, at.half, finite);
+    finite = p.template mark<M::kSplit>(x, at.half, finite);
     if (!kAdds || !first) store<E, M, kAdds>(p, x, at, role, token, da, db, finite);
   }
 }
@@ -355,7 +379,7 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
   const Pair queries{operand_of(b.q), operand_of(b.d_o), view.q_token};
   const auto run = [&]<class M, bool kAdds>(const Pair& own, const Pair& stream, const Output& to_a, void* to_b) {
     Pass p{work_of<M::kKeys>(where, b, marks)};
-    if (M::kSplit) p.items *= 2, p.stretch *= 2;
+    if (M::kSplit) p.items *= 2;
     p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b, p.to = operand_of(to_a);
     p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
     p.heads_each = static_cast<int>(b.sizes.heads / b.sizes.kv_heads);
