@@ -33,7 +33,7 @@ __global__ void copy_kernel(To* to, const void* from, DType from_type, const __g
   }
 }
 
-// f32 <-> bf16, dense: what a training step converts. 8 elements a thread.
+// f32 <-> bf16 or f16, dense: what a training step converts. 8 elements a thread.
 constexpr int kConverted = 8;
 template <class To, class From> __global__ void convert_kernel(To* to, const From* from, Index packs) {
   for (Index i = first_element(); i < packs; i += element_step())
@@ -107,6 +107,8 @@ void copy_elements(Cuda where, void* to, DType to_type, const void* from, DType 
   if (walk.is_flat() && walk.elements % kConverted == 0 && is_aligned(to) && is_aligned(from)) {
     if (to_type == DType::bf16 && from_type == DType::f32) return whole.template operator()<bf16, float>();
     if (to_type == DType::f32 && from_type == DType::bf16) return whole.template operator()<float, bf16>();
+    if (to_type == DType::f16 && from_type == DType::f32) return whole.template operator()<f16, float>();
+    if (to_type == DType::f32 && from_type == DType::f16) return whole.template operator()<float, f16>();
   }
   with_type(to_type, [&]<class To>() {
     launch("copy", where, copy_kernel<To>, blocks_for(walk.elements), kThreads, 0, static_cast<To*>(to), from,

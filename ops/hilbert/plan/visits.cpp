@@ -145,6 +145,10 @@ class Builder {
       : t_(t), masks_(out_.mask, most), q_(t.q_tile, merges), k_(t.k_tile, merges), of_keys_(k_.owner.size()) {
     for (Owner& own : q_.owner) visit_keys(own);
     for (std::size_t j = 0; j < k_.owner.size(); ++j) take(out_.keys, k_.owner[j], of_keys_[j]);
+    for (const Owner& own : k_.owner)
+      for (std::int32_t r = 0; r < own.rows; ++r)
+        out_.eights =
+            out_.eights && t.k_names()[at(own.row + r)] == (t.k_names()[at(own.row + r / 8 * 8)] & ~7) + r % 8;
     finish(out_.queries, q_.owner), finish(out_.keys, k_.owner);
   }
   Visits take_visits() { return std::move(out_); }

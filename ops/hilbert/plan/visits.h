@@ -45,6 +45,7 @@ struct Visits {
   std::vector<std::uint32_t> mask;
   bool mixed = false;     // an owner's steps hold rows that some of its own rows do not attend to
   bool one_owner = true;  // every query is visited, and by one owner of keys alone
+  bool eights = true;     // of keys: row r of an owner has the name of row r - r % 8, a multiple of 8, plus r % 8
 };
 /// Equal masks are kept once; more than `most` bytes of them are compared instead.
 Visits visits_of(const Tiling& t, std::size_t most = std::size_t{1} << 20);

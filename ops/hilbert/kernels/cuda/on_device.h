@@ -37,7 +37,7 @@ struct VisitsView {
   };
   Side queries, keys;
   std::span<const std::uint32_t> mask;
-  bool mixed, one_owner;
+  bool mixed, one_owner, eights;
 };
 
 /// Copied there by the first call, kept as long as the tiling.

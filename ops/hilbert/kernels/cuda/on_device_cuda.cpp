@@ -112,7 +112,7 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
   Visits made;
   return image_of<VisitsView>(t, where, &Tiling::OnDevice::visits, [&](VisitsView& view) -> const Visits& {
     made = visits_of(t);
-    view.mixed = made.mixed, view.one_owner = made.one_owner;
+    view.mixed = made.mixed, view.one_owner = made.one_owner, view.eights = made.eights;
     // A step of 64 takes about a fifth longer than half of one of 128.
     const auto wide = [](const VisitSide& side) { return 5 * side.cells_wide <= 6 * side.cells; };
     view.queries.wide = wide(made.queries), view.keys.wide = wide(made.keys);

@@ -346,27 +346,29 @@ __global__ void __launch_bounds__(S::kWarps* kWarp, S::kColumns <= (kKeys ? 2 : 
                head_of, [&](const Own& own) { differentiate<T, S, kKeys>(p, f, own); });
 }
 
-// `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows go by
-// head, then token, as they lie in memory.
+// `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows of a batch,
+// blockIdx.y, go by head, then token, as they lie in memory.
 template <int N, class T>
 __global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<const T> o, Rows<const T> d_o, float* delta,
                              int lanes, const std::int32_t* if_set) {
   if (if_set && *if_set == 0) return;
   const int lane = threadIdx.x % lanes;
-  const Index rows = s.batch * s.heads * s.queries;
-  // Whole warps stay together: they add up across lanes.
-  for (Index first = (first_element() - threadIdx.x % kWarp) / lanes; first < rows; first += element_step() / lanes) {
-    const Index row = first + threadIdx.x % kWarp / lanes, h = row % s.heads, t = row / s.heads % s.queries,
-                b = row / s.heads / s.queries;
-    float sum = 0;
-    if (row < rows)
-      for (Index d = lane * N; d < s.dim; d += lanes * N) {
-        const Floats<N> x = load<N>(o.at(b, t, h) + d), y = load<N>(d_o.at(b, t, h) + d);
-        for (int e = 0; e < N; ++e) sum += x[e] * y[e];
-      }
-    for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (row < rows && lane == 0) delta[(b * s.heads + h) * s.queries + t] = sum;
-  }
+  const auto heads = static_cast<std::uint32_t>(s.heads);
+  const Index rows = s.heads * s.queries;
+  for (Index b = blockIdx.y; b < s.batch; b += gridDim.y)
+    // Whole warps stay together: they add up across lanes.
+    for (Index first = (first_element() - threadIdx.x % kWarp) / lanes; first < rows; first += element_step() / lanes) {
+      const auto row = static_cast<std::uint32_t>(first) + threadIdx.x % kWarp / lanes;
+      const Index h = row % heads, t = row / heads;
+      float sum = 0;
+      if (row < rows)
+        for (Index d = lane * N; d < s.dim; d += lanes * N) {
+          const Floats<N> x = load<N>(o.at(b, t, h) + d), y = load<N>(d_o.at(b, t, h) + d);
+          for (int e = 0; e < N; ++e) sum += x[e] * y[e];
+        }
+      for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (row < rows && lane == 0) delta[(b * s.heads + h) * s.queries + t] = sum;
+    }
 }
 
 /// f.operator()<Shape32>() for the head dim.
@@ -463,8 +465,10 @@ void attention_delta(Cuda where, const DeltaPass& x) {
     const auto run = [&]<int N>() {
       int lanes = 1;
       while (lanes < kWarp && lanes * N < s.dim) lanes *= 2;
-      launch("attention", where, delta_kernel<N, T>, blocks_for(s.batch * s.heads * s.queries * lanes), kThreads, 0, s,
-             o, d_o, static_cast<float*>(x.delta), lanes, x.if_set);
+      const dim3 blocks(blocks_for(s.heads * s.queries * lanes).x,
+                        static_cast<unsigned>(std::min<Index>(s.batch, 65535)));
+      launch("attention", where, delta_kernel<N, T>, blocks, kThreads, 0, s, o, d_o, static_cast<float*>(x.delta),
+             lanes, x.if_set);
     };
     if (s.dim % kPack<T> == 0 && in_packs(o) && in_packs(d_o)) run.template operator()<kPack<T>>();
     else run.template operator()<1>();

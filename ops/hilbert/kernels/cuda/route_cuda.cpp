@@ -46,7 +46,9 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   if (size_of(p.q.type) != 2) return "Hopper's kernels take bf16 and f16";
   if (s.dim % 8 != 0 || s.dim > hopper::kDims[std::size(hopper::kDims) - 1])
     return "Hopper's kernels take head dims that are multiples of 8, to 256";
-  if (s.dropout != 0) return "Hopper's kernels know no dropout";
+  if (s.dropout != 0 && s.dim > 128) return "Hopper's kernels know dropout to head dim 128";
+  if (s.dropout != 0 && !visits_on_device(*p.tiling, where).eights)
+    return "Hopper's kernels know dropout of keys in runs of eight";
   if (s.heads > hopper::kHeads) return "Hopper's kernels take at most 256 heads";
   if (!(s.scale > 0)) return "tensor cores' kernels take a positive scale";
   if (s.batch == 0 || p.tiling->q_tile.empty() || p.tiling->k_tile.empty()) return "there is nothing to do";
@@ -98,9 +100,9 @@ struct Blank {
 /// run.operator()<E, D>(), of the kernel for a pass's type and head dim.
 template <class Run> void with_hopper_kernel(const AttentionPass& p, Run&& run) {
   with_type<bf16, f16>(p.q.type, [&]<class E>() {
-    if (p.sizes.dim <= hopper::kDims[0]) run.template operator()<E, hopper::kDims[0]>();
-    else if (p.sizes.dim <= hopper::kDims[1]) run.template operator()<E, hopper::kDims[1]>();
-    else run.template operator()<E, hopper::kDims[2]>();
+    const auto fits = [&]<int D>() { return p.sizes.dim <= D && (run.template operator()<E, D>(), true); };
+    [&]<std::size_t... I>(std::index_sequence<I...>) { (void)(fits.template operator()<hopper::kDims[I]>() || ...); }
+    (std::make_index_sequence<std::size(hopper::kDims)>());
   });
 }
 
@@ -129,7 +131,7 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
   if (d.reason.empty() && !is_aligned(b.d_o)) d.reason = "rows do not lie at multiples of 16 bytes";
   d.direct = whole;
   if (d.reason.empty()) {
-    const bool one = whole && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 &&
+    const bool one = whole && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && b.sizes.dropout == 0 &&
                      visits_on_device(*b.tiling, where).one_owner;
     d.route = one ? Route::hopper_one_owner : Route::hopper, d.delta = !one;
     return d;

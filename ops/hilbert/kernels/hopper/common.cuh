@@ -1,6 +1,7 @@
 #pragma once
 #include "ops/hilbert/kernels/hopper/sm90.cuh"
 #include "core/cuda/launch.cuh"
+#include "core/cuda/random.cuh"
 #include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/kernels/hopper/kernels.h"
 #include "ops/hilbert/kernels/cuda/merge.cuh"
@@ -41,7 +42,7 @@ template <class Void> Operand operand_of(const AnyRows<Void>& x) {
 /// What a block works through: an owner's rows for a head and a batch. Keys are owned for a key
 /// head, and visited by the query heads first .. last - 1 of the launch's list.
 struct alignas(16) Item {
-  int number;  // below 0: there is none
+  int number;  // below 0: there is none, and nothing to do
   int head, batch, first_head, last_head;
   int row, rows, visit, steps, tile, tiles;
   int half;                                // where the halves of an owner are two items
@@ -65,6 +66,10 @@ struct Work {
   TilingView lists;
   VisitsView::Side side;
   const std::uint32_t* mask;
+  std::uint32_t drops;         // a rate, see drop_rate(); 0: none
+  std::uint32_t first_stream;  // of the first head of the first batch
+  float survivor;              // what survives is multiplied with it
+  RandomKey key;
   std::span<const Tiling::Range> tile;  // on the owners' side
   std::uint32_t* redo;                  // Marks of these; null: none
   std::int32_t* any;
@@ -168,6 +173,8 @@ template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Mar
   w.items = static_cast<int>(all * owners), w.last_section = static_cast<int>(whole * calls * owners);
   w.section = divisor(calls * owners), w.calls = divisor(calls), w.last_calls = divisor(all - whole * calls);
   w.slots = divisor(slots);
+  w.drops = s.dropout, w.survivor = static_cast<float>(keep_scale(s.dropout)), w.key = s.key;
+  w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);
   return w;
 }
 /// Blocks that stay work through all items, one a multiprocessor; else every item has its own.
@@ -227,6 +234,8 @@ template <int kTiles> struct Records {
     int4* const to = reinterpret_cast<int4*>(&x);
 #pragma unroll
     for (std::uint32_t i = 0; i < sizeof(Item) / 16; ++i) to[i] = load_shared_16(first + slot * sizeof(Item) + 16 * i);
+    x.number = agreed(x.number), x.steps = agreed(x.steps), x.half = agreed(x.half);
+    x.first_head = agreed(x.first_head), x.last_head = agreed(x.last_head);
     return x;
   }
 };
@@ -236,13 +245,13 @@ __device__ __forceinline__ void copy_step(std::uint32_t to, const VisitsView::Si
 }
 __device__ __forceinline__ Step read_step(std::uint32_t at) {
   const int4 v = load_shared_16(at);
-  return {v.x, v.y, static_cast<std::uint32_t>(v.z)};
+  return {v.x, v.y, static_cast<std::uint32_t>(agreed(v.z))};
 }
 
 /// A tile of kRows rows of D numbers, see swizzled().
 template <int D, int kRows> struct Tile {
-  static constexpr std::uint32_t kPanel = kRows * kPanelRow, kBytes = D / 64 * kPanel;
-  static constexpr int kPanels = D / 64, kSteps = D / 16;
+  static constexpr int kPanels = (D + 63) / 64, kSteps = D / 16;
+  static constexpr std::uint32_t kPanel = kRows * kPanelRow, kBytes = kPanels * kPanel;
 };
 
 /// A ring of stages, each with a barrier for "full" and one for "empty", and where one role stands
@@ -366,12 +375,13 @@ __device__ __forceinline__ void multiply(float (&d)[N], const std::uint32_t (&a)
                                          int accumulate) {
   constexpr int kBlock = N < 64 ? N : 64;
 #pragma unroll
-  for (int k = 0; k < K; ++k)
-#pragma unroll
-    for (int block = 0; block < N / kBlock; ++block)
-      wgmma<E, 1>(reinterpret_cast<float(&)[kBlock]>(d[block * kBlock]), a[k],
-                  operand(b + static_cast<std::uint32_t>(block) * 2 * B::kPanel, along_rows(k), B::kPanel),
-                  k > 0 ? 1 : accumulate);
+  for (int k = 0; k < K; ++k) {
+    wgmma<E, 1>(reinterpret_cast<float(&)[kBlock]>(d), a[k], operand(b, along_rows(k), B::kPanel),
+                k > 0 ? 1 : accumulate);
+    if constexpr (N > kBlock)
+      wgmma<E, 1>(reinterpret_cast<float(&)[N - kBlock]>(d[kBlock]), a[k],
+                  operand(b + 2 * B::kPanel, along_rows(k), B::kPanel), k > 0 ? 1 : accumulate);
+  }
 }
 /// Scores as the operand A of the next product.
 template <class E, int K, int N> __device__ __forceinline__ void pack(std::uint32_t (&a)[K][4], const float (&s)[N]) {
@@ -470,6 +480,78 @@ template <int N> __device__ __forceinline__ void mask(float (&x)[N], int first, 
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         if (!(word & 1u << (16 * h + 2 * c + j))) x[first + 4 * c + 2 * h + j] = masked;
+}
+
+// ---- dropout -----------------------------------------------------------------------------------
+
+/// Follows the rows of steps, of which a visit tells where its first one begins.
+struct StepRow {
+  int visit = -1, row = 0;
+  __device__ __forceinline__ void go_on(int its_visit) {
+    row = its_visit == visit ? row + kCell : its_visit;
+    visit = its_visit;
+  }
+};
+/// Decision i of four words, 0 or 1: see drop_bits().
+__device__ __forceinline__ std::uint32_t survives(const std::array<std::uint32_t, 4>& words, int i,
+                                                  std::uint32_t rate) {
+  return ((words[i / 2] >> i % 2 * 16 & 0xffff) + (0x10000 - rate)) >> 16;
+}
+/// In: piece p of lane l of 2 or 4 lanes, in bytes or halves. Out: piece l of lane p.
+__device__ __forceinline__ std::uint32_t swap_bytes(std::uint32_t x, int lanes, bool odd) {
+  return __byte_perm(x, __shfl_xor_sync(~0u, x, lanes), odd ? 0x3715 : 0x6240);
+}
+__device__ __forceinline__ std::uint32_t swap_halves(std::uint32_t x, int lanes, bool odd) {
+  return __byte_perm(x, __shfl_xor_sync(~0u, x, lanes), odd ? 0x3276 : 0x5410);
+}
+/// Which weights of a lane's 32 of a cell survive, laid out as a mask's word. Keys come in runs of
+/// eight, whose bits one call of the generator makes: lanes that have parts of the same runs make
+/// four calls each and hand out what they found. `own`, `row`: where the rows of the owner's half
+/// and those of the step begin; kQueries: rows are queries and columns keys.
+template <bool kQueries>
+__device__ __forceinline__ std::uint32_t survivors(const Work& w, std::uint32_t head, int own, int row,
+                                                   const Place& at) {
+  const RandomKey key = now(w.key);
+  const auto name = [](std::span<const std::int32_t> list, int i) {
+    return static_cast<std::uint32_t>(__ldg(list.data() + min(i, static_cast<int>(list.size()) - 1)));
+  };
+  const int r = at.lane / 4, first = own + 16 * at.warp;
+  std::uint32_t x = 0;
+  if constexpr (kQueries) {  // a lane makes columns 16 quad .. 16 quad + 15 of its two rows
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const auto words = attention_bits(key, head, name(w.lists.q_name, first + r + 8 * h),
+                                          name(w.lists.k_name, row + 16 * at.quad() + 8 * c) / 8);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x |= survives(words, i, w.drops) << (8 * (i / 2) + 4 * h + 2 * c + i % 2);
+      }
+    x = swap_halves(swap_bytes(x, 1, at.lane & 1), 2, at.lane & 2);
+    const auto low = [](std::uint32_t y) {  // nibbles of the four bytes
+      y &= 0x0f0f0f0f, y = (y | y >> 4) & 0x00ff00ff;
+      return (y | y >> 8) & 0xffff;
+    };
+    return low(x) | low(x >> 4) << 16;
+  } else {  // a lane makes columns 8 r + 2 quad and the next, of sixteen rows
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const auto words = attention_bits(key, head, name(w.lists.q_name, row + 8 * r + 2 * at.quad() + j),
+                                          name(w.lists.k_name, first + 8 * h) / 8);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x |= survives(words, i, w.drops) << (4 * i + 2 * h + j);
+      }
+    const std::uint32_t other = __shfl_xor_sync(~0u, x, 4);
+    x = r % 2 ? (x & 0xf0f0f0f0) | (other >> 4 & 0x0f0f0f0f) : (x & 0x0f0f0f0f) | (other & 0x0f0f0f0f) << 4;
+    x = swap_halves(swap_bytes(x, 8, at.lane & 8), 16, at.lane & 16);
+    const auto low = [](std::uint32_t y) {  // pairs of the eight nibbles
+      y &= 0x33333333, y = (y | y >> 2) & 0x0f0f0f0f, y = (y | y >> 4) & 0x00ff00ff;
+      return (y | y >> 8) & 0xffff;
+    };
+    return low(x) | low(x >> 2) << 16;
+  }
 }
 
 /// Whether a lane's sums in row `h` of its pair are finite. A product multiplies what is masked by

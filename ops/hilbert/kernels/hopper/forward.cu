@@ -39,7 +39,7 @@ template <int D_, int kKeys> struct Layout {
   static constexpr int D = D_, kSteps = kKeys / kCell;
   using Queries = Tile<D, kTile>;
   using Keys = Tile<D, kKeys>;
-  using QueryRing = Ring<D <= 128 ? 2 : 1, Queries::kBytes>;
+  using QueryRing = Ring<D <= 192 ? 2 : 1, Queries::kBytes>;
   using KeyRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
   using Items = Records<QueryRing::kStages>;
   static constexpr std::uint32_t kStepBytes = kSteps * 16;  // of a stage
@@ -98,7 +98,7 @@ template <class M> struct Loader {
       const Item x = next;
       const int i = turns.next();
       if (i >= 0) next = p.item(i);
-      else next.number = -1;
+      else next = {.number = -1};
       load(x, next);
       begin(next);
     }
@@ -182,7 +182,7 @@ struct OnlineSoftmax {
 };
 
 /// The scores of a warpgroup's 64 queries, stage by stage, their softmax, and the product with V.
-template <class E, class M> struct Attend {
+template <class E, class M, bool kDrops> struct Attend {
   static constexpr int D = M::D, kParts = M::kSteps, kScores = 32 * kParts;
   using KeyRing = typename M::KeyRing;
   const ForwardProblem& p;
@@ -193,6 +193,10 @@ template <class E, class M> struct Attend {
   enum class Pairs { none, some, all } pairs;
   int cell[kParts];
   std::uint32_t word[kParts];
+  // With kDrops: where rows begin, and the words of what survives.
+  StepRow step_row{};
+  int row[kParts], own = 0;
+  std::uint32_t head = 0, survive[kParts];
 
   static constexpr bool kTurns = D == 64;
   __device__ __forceinline__ void my_turn() const {
@@ -214,6 +218,7 @@ template <class E, class M> struct Attend {
       const Step step = read_step(steps + static_cast<std::uint32_t>(i) * 16);
       cell[i] = step.cell(at.half);
       any = any || cell[i] != Visits::kEmpty, all = all && step.is_full();
+      if constexpr (kDrops) step_row.go_on(step.row), row[i] = step_row.row;
     }
     pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
     if (pairs != Pairs::some) return;
@@ -226,6 +231,19 @@ template <class E, class M> struct Attend {
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
       if (cell[i] != Visits::kFull) mask(s, 32 * i, word[i], -INFINITY);
+  }
+  /// While products are under way.
+  __device__ __forceinline__ void find_survivors() {
+    if constexpr (kDrops)
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) survive[i] = survivors<true>(p, head, own, row[i], at);
+  }
+  /// The weights as an operand.
+  __device__ __forceinline__ void pack_weights(std::uint32_t (&a)[2 * kScores / 16][4], float (&s)[kScores]) const {
+    if constexpr (kDrops)
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) mask(s, 32 * i, survive[i], 0.0f);
+    pack<E>(a, s);
   }
   __device__ __forceinline__ void multiply_qk(float (&s)[kScores]) const {
     wgmma_begin();
@@ -249,10 +267,11 @@ template <class E, class M> struct Attend {
     k.behind().release();
   }
   /// S of the stage taken, alone.
-  __device__ __forceinline__ void begin(float (&s)[kScores]) const {
+  __device__ __forceinline__ void begin(float (&s)[kScores]) {
     my_turn();
     multiply_qk(s);
     your_turn();
+    find_survivors();
     wgmma_wait<0>();
     settle(s);
     k.release();
@@ -262,11 +281,12 @@ template <class E, class M> struct Attend {
   /// between their products.
   template <bool kMasked>
   __device__ __forceinline__ void go_on(const KeyRing& v, float (&s)[kScores], std::uint32_t (&a)[2 * kScores / 16][4],
-                                        float (&o)[D / 2], OnlineSoftmax& softmax, bool first) const {
+                                        float (&o)[D / 2], OnlineSoftmax& softmax, bool first) {
     my_turn();
     multiply_qk(s);
     multiply_pv(o, a, v, first);
     your_turn();
+    find_survivors();
     wgmma_wait<1>();
     settle(s);
     k.release();
@@ -277,41 +297,46 @@ template <class E, class M> struct Attend {
     settle(o);
     settle(s);  // nothing is packed above the wait, or two copies of P would be alive
     v.release();
-    pack<E>(a, s);
+    pack_weights(a, s);
     softmax.rescale(o);
   }
+  /// P V alone, of the stage whose scores were packed last.
+  __device__ __forceinline__ void finish(const KeyRing& v, const std::uint32_t (&a)[2 * kScores / 16][4],
+                                         float (&o)[D / 2], bool first) const {
+    multiply_pv(o, a, v, first);
+    wgmma_wait<0>();
+    settle(o);
+    v.release();
+  }
   /// All stages of an item. Whether there was any for this warpgroup: else o is not touched.
-  __device__ __forceinline__ bool run(int steps, float (&o)[D / 2], OnlineSoftmax& softmax) {
+  __device__ __forceinline__ bool run(const Item& x, float (&o)[D / 2], OnlineSoftmax& softmax) {
+    if constexpr (kDrops)
+      step_row = {}, own = x.row + at.half * kCell,
+      head = p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, x.head));
+    const int steps = x.steps;
     float s[kScores];
     std::uint32_t a[2 * kScores / 16][4];
-    bool first = true;
-    for (int left = steps; left > 0;) {
-      take(), left -= kParts;
+    KeyRing v = k;                      // of the stage whose weights are packed
+    bool first = true, packed = false;  // no product with V was begun; one is to be
+    for (int left = steps; left > 0; left -= kParts) {
+      take();
       if (pairs == Pairs::none) {
+        if (packed) finish(v, a, o, first), first = packed = false;
         pass_by();
-        continue;
-      }
-      begin(s);
-      softmax.raise_maxima(s, p.scale_log2);
-      softmax.exponentiate(s, p.scale_log2);
-      pack<E>(a, s);
-      if (!first) softmax.rescale(o);
-      KeyRing v = k.behind();
-      bool empty = false;  // the stage taken last
-      while (left > 0 && !empty) {
-        take(), left -= kParts;
+      } else if (!packed) {
+        begin(s);
+        softmax.raise_maxima(s, p.scale_log2);
+        softmax.exponentiate(s, p.scale_log2);
+        pack_weights(a, s);
+        if (!first) softmax.rescale(o);
+        v = k.behind(), packed = true;
+      } else {
         if (pairs == Pairs::all) go_on<false>(v, s, a, o, softmax, first);
-        else if (pairs == Pairs::some) go_on<true>(v, s, a, o, softmax, first);
-        else empty = true;
-        if (!empty) v = k.behind(), first = false;
+        else go_on<true>(v, s, a, o, softmax, first);
+        v = k.behind(), first = false;
       }
-      multiply_pv(o, a, v, first);
-      wgmma_wait<0>();
-      settle(o);
-      v.release();
-      first = false;
-      if (empty) pass_by();
     }
+    if (packed) finish(v, a, o, first), first = false;
     return !first;
   }
 };
@@ -326,7 +351,7 @@ __device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, co
     float total = softmax.sum[h];
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
-    float share = total == 0 ? 0.0f : 1.0f / total;
+    float share = total == 0 ? 0.0f : p.survivor / total;
     float l = (softmax.top[h] * p.scale_log2 + log2_fast(total)) * kLn2;
     const bool there = token[h] >= 0 && writes;
     const std::int64_t to = p.o.offset(x.batch, x.head, max(token[h], 0));
@@ -342,7 +367,7 @@ __device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, co
   }
 }
 
-template <class E, class M, bool kMerges>
+template <class E, class M, bool kMerges, bool kDrops>
 __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ ForwardProblem p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const int group = warpgroup();
@@ -355,11 +380,11 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
     return;
   }
   more_registers<kConsumerRegisters>();
-  Attend<E, M> attend{p, Place(group), rings};
+  Attend<E, M, kDrops> attend{p, Place(group), rings};
   const Place& at = attend.at;
   Rings<M>& from = attend.from;
   if (at.half == 1) attend.your_turn();  // the first warpgroup begins
-  while (true) {
+  for (bool more = true; more;) {
     float o[M::D / 2];
     OnlineSoftmax softmax;
     bool any = false;
@@ -367,13 +392,13 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
     from.q.wait_full();
     {
       const Item its = from.items.read();
-      if (its.number < 0) break;
+      more = its.number >= 0;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int row = at.row + 8 * h;
         token[h] = row < its.rows ? __ldg(p.lists.q_token.data() + its.row + row) : -1;
       }
-      any = attend.run(its.steps, o, softmax);
+      any = attend.run(its, o, softmax);
     }
     from.q.release();
     from.q.next();
@@ -399,7 +424,10 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
   p.out = f.o.data, p.lse = static_cast<float*>(f.lse), p.fresh = f.fresh;
   p.heads_each = Divisor(static_cast<std::uint32_t>(f.sizes.heads / f.sizes.kv_heads));
   const auto run = [&]<class M, bool kMerges>() {
-    start(where, forward_kernel<E, M, kMerges>, M::size, p, !kMerges || !p.side.busy);
+    const auto with = [&](auto kernel) { start(where, kernel, M::size, p, !kMerges || !p.side.busy); };
+    if constexpr (D <= 128)
+      if (p.drops) return with(forward_kernel<E, M, kMerges, true>);
+    with(forward_kernel<E, M, kMerges, false>);
   };
   const auto with_steps = [&]<bool kMerges>() {
     if constexpr (D <= 128)

@@ -8,7 +8,7 @@
 namespace hilt::kernels::hopper {
 
 constexpr Index kHeads = 256, kItems = Index{1} << 30;  // at most: heads of a call, items of a launch
-constexpr int kDims[] = {64, 128, 256};
+constexpr int kDims[] = {64, 96, 128, 192, 256};
 
 // Each is compiled once a type and head dim, HILT_TYPE and HILT_DIM.
 

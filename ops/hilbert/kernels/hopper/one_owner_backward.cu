@@ -109,7 +109,7 @@ template <class M> struct Loader {
       const Item x = next;
       const int i = turns.next();
       if (i >= 0) next = p.item(i);
-      else next.number = -1;
+      else next = {.number = -1};
       load(x, next);
     }
     to.kv.wait_empty();
@@ -307,14 +307,14 @@ template <class E, class M> struct Multiplier {
   }
   /// Items: dQ of their queries and, of their keys, dK and dV.
   __device__ __forceinline__ void run() {
-    while (true) {
+    for (bool more = true; more;) {
       float dk[D / 2], dv[D / 2];
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
       from.kv.wait_full();
       {
         const Item its = from.items.read();
-        if (its.number < 0) return;
+        more = its.number >= 0;
         for (int i = its.first_head; i < its.last_head; ++i) {
           Walk walk(p, from.items.read());
 #pragma unroll 1

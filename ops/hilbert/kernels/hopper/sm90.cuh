@@ -15,8 +15,13 @@ constexpr int kWarpgroup = 128;  // threads
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
-/// This thread's warpgroup; the shuffle tells the compiler that a warp agrees on it.
-__device__ __forceinline__ int warpgroup() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0); }
+/// Tells the compiler that a warp agrees on x: what depends on it can stay in uniform registers, from
+/// which wgmma takes its operands without a move each.
+__device__ __forceinline__ int agreed(int x) {
+  return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
+}
+/// This thread's warpgroup.
+__device__ __forceinline__ int warpgroup() { return agreed(static_cast<int>(threadIdx.x) / kWarpgroup); }
 
 // ---- mbarrier: counts arrivals of a phase; who waits names the parity of the phase --------------
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals) {

@@ -45,11 +45,14 @@ template <int D_, bool kKeys_> struct Layout {
   static constexpr int kProducerRegisters = kKeys && D == 128 ? 40 : 56,
                        kConsumerRegisters = kKeys && D == 128 ? 232 : 224;
   static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
-  static constexpr int kOwned = kSplit ? kCell : kTile;                         // rows
-  static constexpr int kStages = D == 64 ? 12 : D == 128 ? 6 : kSplit ? 5 : 3;  // a tile of one operand each
+  static constexpr int kOwned = kSplit ? kCell : kTile;  // rows
+  static constexpr int kStages = D == 64              ? 12
+                                 : D <= 128           ? 6
+                                 : kSplit || D == 192 ? 5
+                                                      : 3;  // a tile of one operand each
   using Own = Tile<D, kOwned>;
   using Stream = Tile<D, kCell>;
-  using OwnRing = Ring<D <= 128 ? 2 : 1, 2 * Own::kBytes>;
+  using OwnRing = Ring<D <= 128 || (kSplit && D == 192) ? 2 : 1, 2 * Own::kBytes>;
   using StreamRing = Ring<kStages, Stream::kBytes>;
   using Items = Records<OwnRing::kStages>;
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
@@ -117,7 +120,7 @@ template <class M> struct Loader {
       const Item x = next;
       const int i = turns.next();
       if (i >= 0) next = item_of<M>(p, i);
-      else next.number = -1;
+      else next = {.number = -1};
       load_owned(x, next);
       load_stream(x);
       begin(next);
@@ -170,7 +173,7 @@ template <class M> struct Loader {
 
 /// Adds to da and db (sums for the first and second of the owned pair) what a step gives; lse and
 /// delta: of owned queries. kSplit: one of the two sums alone, in da.
-template <class E, class M, int N> struct Accumulate {
+template <class E, class M, bool kDrops, int N> struct Accumulate {
   static constexpr int D = M::D;
   using Own = typename M::Own;
   using Stream = typename M::Stream;
@@ -220,7 +223,9 @@ template <class E, class M, int N> struct Accumulate {
     from.stream.release();
     from.stream.next();
   }
-  template <bool kMasked> __device__ __forceinline__ void run(const Step& step, bool first) const {
+  /// own, row, stream: with kDrops where rows begin, and which head it is.
+  template <bool kMasked>
+  __device__ __forceinline__ void run(const Step& step, bool first, int own_row, int row, std::uint32_t head) const {
     float s[32], t[32];
     const std::uint32_t own = from.own.tile() + (M::kSplit ? 0 : at.rows());
     std::uint32_t word = 0;
@@ -236,6 +241,8 @@ template <class E, class M, int N> struct Accumulate {
     wgmma_begin();
     multiply_rows<E, Own, Stream>(t, own + Own::kBytes, b);
     wgmma_commit();
+    std::uint32_t survive = 0;
+    if constexpr (kDrops) survive = survivors<!M::kKeys>(p, head, own_row, row, at);
     wgmma_wait<1>();
     settle(s);
     for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
@@ -243,7 +250,10 @@ template <class E, class M, int N> struct Accumulate {
     settle(t);
     constexpr bool kBoth = M::kKeys && !M::kSplit;
     if constexpr (!kBoth) from.stream.release();
-    for_scores(of(delta_at, delta), [&](int i, float d) { t[i] = s[i] * (t[i] - d); });
+    if constexpr (kDrops) mask(t, 0, survive, 0.0f);
+    for_scores(of(delta_at, delta),
+               [&](int i, float d) { t[i] = s[i] * (kDrops ? fmaf(t[i], p.survivor, -d) : t[i] - d); });
+    if constexpr (kDrops && kBoth) mask(s, 0, survive, 0.0f);
     if constexpr (kMasked) {
       if constexpr (kBoth) mask(s, 0, word, 0.0f);
       mask(t, 0, word, 0.0f);
@@ -290,11 +300,11 @@ __device__ __forceinline__ void store(const Pass& p, const Item& x, const Place&
     };
     if constexpr (M::kSplit) put(role == 0 ? p.to_a : p.to_b, da, role == 0 ? p.scale : 1.0f);
     else put(p.to_a, da, p.scale);
-    if constexpr (M::kKeys && !M::kSplit) put(p.to_b, db, 1.0f);
+    if constexpr (M::kKeys && !M::kSplit) put(p.to_b, db, p.survivor);
   }
 }
 
-template <class E, class M, bool kAdds>
+template <class E, class M, bool kAdds, bool kDrops>
 __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __grid_constant__ Pass p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
   constexpr int D = M::D;
@@ -311,12 +321,12 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
   Place at(group);
   const int role = at.half;
   float da[D / 2], db[M::kKeys && !M::kSplit ? D / 2 : 4];
-  while (true) {
+  for (bool more = true; more;) {
     rings.own.wait_full();
     bool first = true;
     {
       const Item x = rings.items.read();
-      if (x.number < 0) return;
+      more = x.number >= 0;
       if constexpr (M::kSplit) at.row += (x.half - at.half) * kCell, at.half = x.half;
       ByRow lse{}, delta{};  // of owned queries
       if constexpr (!M::kKeys) {
@@ -329,19 +339,31 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
             lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
           }
       }
-      const Accumulate<E, M, sizeof(db) / 4> accumulate{p, at, role, rings, lse, delta, da, db};
-      const int heads = M::kKeys ? x.last_head - x.first_head : 1;
+      const Accumulate<E, M, kDrops, sizeof(db) / 4> accumulate{p, at, role, rings, lse, delta, da, db};
+      const int heads = M::kKeys ? x.last_head - x.first_head : 1, own_row = x.row + at.half * kCell;
+      StepRow step_row;
+      std::uint32_t head = 0;
+      int slot = x.first_head, in_head = 0;
 #pragma unroll 1
       for (int left = heads * x.steps; left > 0; --left) {
         rings.stream.wait_full();
         const Step step = read_step(rings.step());
+        if constexpr (kDrops) {
+          if (in_head == 0) {
+            step_row = {}, in_head = x.steps;
+            head =
+                p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, M::kKeys ? p.query_head[slot++] : x.head));
+          }
+          --in_head, step_row.go_on(step.row);
+        }
         if (step.cell(at.half) == Visits::kEmpty) {
           accumulate.skip();
           continue;
         }
         if (M::kSplit && role == 1) accumulate.values(step, first);
-        else if (step.cell(at.half) == Visits::kFull) accumulate.template run<false>(step, first);
-        else accumulate.template run<true>(step, first);
+        else if (step.cell(at.half) == Visits::kFull)
+          accumulate.template run<false>(step, first, own_row, step_row.row, head);
+        else accumulate.template run<true>(step, first, own_row, step_row.row, head);
         first = false;
       }
     }
@@ -383,7 +405,10 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
     p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b, p.to = operand_of(to_a);
     p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
     p.heads_each = static_cast<int>(b.sizes.heads / b.sizes.kv_heads);
-    start(where, stream_backward_kernel<E, M, kAdds>, M::size, p, !kAdds || !p.side.busy);
+    const auto with = [&](auto kernel) { start(where, kernel, M::size, p, !kAdds || !p.side.busy); };
+    if constexpr (D <= 128)
+      if (p.drops) return with(stream_backward_kernel<E, M, kAdds, true>);
+    with(stream_backward_kernel<E, M, kAdds, false>);
   };
   const auto both = [&]<bool kAdds>() {
     run.template operator()<Layout<D, true>, kAdds>(keys, queries, b.dk, b.dv.data);

@@ -28,6 +28,7 @@ namespace hilt::cuda::hopper {
 #define HILT_REGISTERS_64                                                          \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21," \
   "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define HILT_REGISTERS_96 HILT_REGISTERS_64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define HILT_REGISTERS_128                                                                            \
   HILT_REGISTERS_64                                                                                   \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
@@ -35,6 +36,7 @@ namespace hilt::cuda::hopper {
 #define HILT_SUMS_4(I) "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3])
 #define HILT_SUMS_16(I) HILT_SUMS_4(I), HILT_SUMS_4(I + 4), HILT_SUMS_4(I + 8), HILT_SUMS_4(I + 12)
 #define HILT_SUMS_64 HILT_SUMS_16(0), HILT_SUMS_16(16)
+#define HILT_SUMS_96 HILT_SUMS_64, HILT_SUMS_16(32)
 #define HILT_SUMS_128 HILT_SUMS_64, HILT_SUMS_16(32), HILT_SUMS_16(48)
 
 template <class E, int kTransposeA, int kTransposeB>
@@ -45,6 +47,12 @@ __device__ __forceinline__ void wgmma(float (&d)[32], std::uint64_t a, std::uint
 template <class E, int kTransposeB>
 __device__ __forceinline__ void wgmma(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, int accumulate) {
   HILT_WGMMA("n64k16", HILT_REGISTERS_64, (HILT_SUMS_64), "{%32,%33,%34,%35}", "%36", "%37", "%38", "r"(a[0]),
+             "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB));
+}
+
+template <class E, int kTransposeB>
+__device__ __forceinline__ void wgmma(float (&d)[48], const std::uint32_t (&a)[4], std::uint64_t b, int accumulate) {
+  HILT_WGMMA("n96k16", HILT_REGISTERS_96, (HILT_SUMS_96), "{%48,%49,%50,%51}", "%52", "%53", "%54", "r"(a[0]),
              "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB));
 }
 
@@ -64,7 +72,9 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const std::uint32_t (&a)[4
 #undef HILT_LIST
 #undef HILT_REGISTERS_64
 #undef HILT_SUMS_64
+#undef HILT_REGISTERS_96
 #undef HILT_REGISTERS_128
+#undef HILT_SUMS_96
 #undef HILT_SUMS_128
 #undef HILT_SUMS_16
 #undef HILT_SUMS_4
