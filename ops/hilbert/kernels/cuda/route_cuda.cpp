@@ -16,7 +16,7 @@ namespace {
 template <class V> bool is_aligned(const AnyRows<V>& x) {
   const auto each = static_cast<Index>(16 / size_of(x.type));
   const auto fits = [&](Index stride) {
-    return stride % each == 0 && stride >= 0 && stride <= std::numeric_limits<int>::max();
+    return stride % each == 0 && stride >= 0 && stride <= std::numeric_limits<int>::max() / 2;
   };
   return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % each == 0 && fits(x.token) && fits(x.head);
 }

@@ -140,6 +140,12 @@ struct Walk {
     }
     return s;
   }
+  /// Takes `steps` that are all of one visit, which goes on behind them.
+  __device__ __forceinline__ bool takes_whole(int steps) {
+    if (rows <= steps * kCell) return false;
+    row += steps * kCell, rows -= steps * kCell, left -= steps;
+    return true;
+  }
 };
 
 /// kKeys: keys are owned.
@@ -249,7 +255,8 @@ __device__ __forceinline__ Step read_step(std::uint32_t at) {
 }
 
 /// A tile of kRows rows of D numbers, see swizzled().
-template <int D, int kRows> struct Tile {
+template <int D, int kRows_> struct Tile {
+  static constexpr int kRows = kRows_;
   static constexpr int kPanels = (D + 63) / 64, kSteps = D / 16;
   static constexpr std::uint32_t kPanel = kRows * kPanelRow, kBytes = kPanels * kPanel;
 };
@@ -328,21 +335,45 @@ struct Gather {
   __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, const Step& a) const {
     return fetch(list, a, {});
   }
-  /// Rows row + 16 i of a tile, for all i below 4 kParts, from an Operand's `base` at a batch and
-  /// head.
-  template <class Tile, int kParts>
-  __device__ __forceinline__ void copy(std::uint32_t tile, int held, const Half* base, int stride) const {
-    const bool there = chunk < chunks;
+  /// The tokens of rows row + 16 i of a tile, from what each thread holds.
+  template <int kRows> __device__ __forceinline__ void hand_out(int held, int (&token)[kRows]) const {
 #pragma unroll
-    for (int i = 0; i < 4 * kParts; ++i) {
-      const int token = __shfl_sync(~0u, held, 4 * i + lane / 8);
-      const Half* const line = base + static_cast<std::int64_t>(max(token, 0)) * stride + chunk * 8;
+    for (int i = 0; i < kRows; ++i) token[i] = __shfl_sync(~0u, held, 4 * i + lane / 8);
+  }
+  /// Those rows, from an Operand's `base` at a batch and head. `whole`: all rows and columns are
+  /// there.
+  template <class Tile, int kRows>
+  __device__ __forceinline__ void copy(std::uint32_t tile, const int (&token)[kRows], const Half* base, int stride,
+                                       bool whole) const {
+    const Half* const mine = base + chunk * 8;
+    const auto bytes = static_cast<std::uint32_t>(stride) * 2;
+    const auto copy_row = [&](int i, const Half* line, auto&& there) {
 #pragma unroll
       for (int panel = 0; panel < Tile::kPanels; ++panel)
         copy_16(tile + static_cast<std::uint32_t>(panel) * Tile::kPanel + at +
                     static_cast<std::uint32_t>(i) * 16 * kPanelRow,
-                line + panel * 64, token >= 0 && (panel == 0 ? there : panel * 8 + chunk < chunks));
+                line + panel * 64, there(panel));
+    };
+    if (whole) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        copy_row(i,
+                 reinterpret_cast<const Half*>(reinterpret_cast<const char*>(mine) +
+                                               std::uint64_t{static_cast<std::uint32_t>(token[i])} * bytes),
+                 [](int) { return true; });
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        copy_row(i, mine + static_cast<std::int64_t>(max(token[i], 0)) * stride,
+                 [&](int panel) { return token[i] >= 0 && panel * 8 + chunk < chunks; });
     }
+  }
+  /// The same from what each thread holds, once.
+  template <class Tile, int kRows>
+  __device__ __forceinline__ void copy_held(std::uint32_t tile, int held, const Half* base, int stride) const {
+    int token[kRows];
+    hand_out(held, token);
+    copy<Tile>(tile, token, base, stride, false);
   }
 };
 

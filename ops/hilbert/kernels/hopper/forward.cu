@@ -73,8 +73,15 @@ template <class M> struct Loader {
   Walk walk;
   int query = -1, key = -1;     // tokens of this thread, for what is loaded next
   const int4* visit = nullptr;  // of this thread's step of the next stage, if it has one
+  bool whole = false;           // of which every row is there
 
   __device__ __forceinline__ void fetch_stage() {
+    whole = walk.takes_whole(M::kSteps);
+    if (whole) {
+      key = gather.mine < M::Keys::kRows ? __ldg(p.lists.k_token.data() + walk.row - M::Keys::kRows + gather.mine) : 0;
+      visit = walk.next;
+      return;
+    }
     const Step first = walk.take();
     if constexpr (M::kSteps == 1) {
       key = gather.fetch(p.lists.k_token, first), visit = first.from;
@@ -110,7 +117,7 @@ template <class M> struct Loader {
     using Keys = typename M::Keys;
     to.q.wait_empty();
     to.items.write(next);
-    if (x.steps > 0) gather.copy<typename M::Queries, 2>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token);
+    if (x.steps > 0) gather.copy_held<typename M::Queries, 8>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token);
     arrive_when_landed(to.q.full());
     to.q.next();
     int kv_head, rest;
@@ -119,14 +126,17 @@ template <class M> struct Loader {
     for (int step = 0; step < x.steps; step += M::kSteps) {
       const int held = key;
       const int4* const its_visit = visit;
+      const bool its_whole = whole && p.chunks == M::D / 8;
       if (walk.left > 0) fetch_stage();
       to.k.wait_empty();
-      gather.copy<Keys, M::kSteps>(to.k.tile(), held, k, p.k.token);
+      int token[4 * M::kSteps];
+      gather.hand_out(held, token);
+      gather.copy<Keys>(to.k.tile(), token, k, p.k.token, its_whole);
       if (threadIdx.x < M::kSteps) copy_step(to.steps(to.k) + threadIdx.x * 16, p.side, its_visit);
       arrive_when_landed(to.k.full());
       const auto values = to.k.behind();
       values.wait_empty();
-      gather.copy<Keys, M::kSteps>(values.tile(), held, v, p.v.token);
+      gather.copy<Keys>(values.tile(), token, v, p.v.token, its_whole);
       arrive_when_landed(values.full());
       to.k.next();
     }
@@ -174,6 +184,8 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] = fmaf(sum[h], factor[h], part[h][0] + part[h][1]);
   }
+  /// Whether a maximum of the warp's rows did; else all factors are 1.
+  __device__ __forceinline__ bool rose() const { return __any_sync(~0u, factor[0] != 1 || factor[1] != 1); }
   template <int N> __device__ __forceinline__ void rescale(float (&o)[N]) const {
 #pragma unroll
     for (int c = 0; c < N / 4; ++c)
@@ -298,7 +310,7 @@ template <class E, class M, bool kDrops> struct Attend {
     settle(s);  // nothing is packed above the wait, or two copies of P would be alive
     v.release();
     pack_weights(a, s);
-    softmax.rescale(o);
+    if (softmax.rose()) softmax.rescale(o);
   }
   /// P V alone, of the stage whose scores were packed last.
   __device__ __forceinline__ void finish(const KeyRing& v, const std::uint32_t (&a)[2 * kScores / 16][4],

@@ -81,8 +81,8 @@ template <class M> struct Loader {
     to.kv.wait_empty();
     to.items.write(next);
     if (x.steps > 0) {
-      gather.copy<Keys, 2>(to.kv.tile(), key, p.k.at(x.batch, x.head), p.k.token);
-      gather.copy<Keys, 2>(to.kv.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
+      gather.copy_held<Keys, 8>(to.kv.tile(), key, p.k.at(x.batch, x.head), p.k.token);
+      gather.copy_held<Keys, 8>(to.kv.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
     }
     arrive_when_landed(to.kv.full());
     to.kv.next();
@@ -91,8 +91,8 @@ template <class M> struct Loader {
   __device__ __forceinline__ void load_queries(const Item& x, int head) {
     using Queries = typename M::Queries;
     to.queries.wait_empty();
-    gather.copy<Queries, 1>(to.queries.tile(), query, p.q.at(x.batch, head), p.q.token);
-    gather.copy<Queries, 1>(to.queries.tile() + Queries::kBytes, query, p.d_o.at(x.batch, head), p.d_o.token);
+    gather.copy_held<Queries, 4>(to.queries.tile(), query, p.q.at(x.batch, head), p.q.token);
+    gather.copy_held<Queries, 4>(to.queries.tile() + Queries::kBytes, query, p.d_o.at(x.batch, head), p.d_o.token);
     if (gather.mine < kCell)
       copy_4(to.lse() + static_cast<std::uint32_t>(gather.mine) * 4,
              p.lse + p.row(x.batch, head) * p.length + max(query, 0), query >= 0);

@@ -98,12 +98,19 @@ template <class M> struct Loader {
   Rings<M> to;
   const Gather gather;
   Walk walk;
-  Step step;
+  const int4* visit = nullptr;    // of the next step
+  bool whole = false;             // of which every row is there
   int owned = -1, streamed = -1;  // tokens of this thread, for what is loaded next
 
   __device__ __forceinline__ void fetch_step() {
-    step = walk.take();
-    streamed = gather.fetch(p.stream.token, step);
+    whole = walk.takes_whole(1);
+    if (whole) {
+      streamed = gather.mine < kCell ? __ldg(p.stream.token.data() + walk.row - kCell + gather.mine) : 0;
+      visit = walk.next;
+    } else {
+      const Step step = walk.take();
+      streamed = gather.fetch(p.stream.token, step), visit = step.from;
+    }
   }
   __device__ __forceinline__ void begin(const Item& x) {
     owned = gather.fetch(p.own.token, x.row + x.half * kCell, x.rows - x.half * kCell);
@@ -135,8 +142,8 @@ template <class M> struct Loader {
     to.items.write(next);
     if (x.steps > 0) {
       const std::uint32_t tile = to.own.tile();
-      gather.copy<Own, M::kOwned / kCell>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token);
-      gather.copy<Own, M::kOwned / kCell>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token);
+      gather.copy_held<Own, M::kOwned / 16>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token);
+      gather.copy_held<Own, M::kOwned / 16>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token);
     }
     arrive_when_landed(to.own.full());
     to.own.next();
@@ -148,11 +155,13 @@ template <class M> struct Loader {
       const Half *const a = p.stream.a.at(x.batch, head), *const b = p.stream.b.at(x.batch, head);
       for (int i = 0; i < x.steps; ++i) {
         const int held = streamed;
-        const int4* const visit = step.from;
+        const int4* const its_visit = visit;
+        const bool its_whole = whole && p.chunks == M::D / 8;
+        int token[4];
         if (walk.left > 0) fetch_step();
         else if (!last) walk = Walk(p, x), fetch_step();
         const auto copy_tile = [&](const Half* base, int stride, const float* statistic) {
-          gather.copy<typename M::Stream, 1>(to.stream.tile(), held, base, stride);
+          gather.copy<typename M::Stream>(to.stream.tile(), token, base, stride, its_whole);
           if (M::kKeys && gather.mine < kCell)
             copy_4(to.statistic() + static_cast<std::uint32_t>(gather.mine) * 4, statistic + statistics + max(held, 0),
                    held >= 0);
@@ -160,7 +169,8 @@ template <class M> struct Loader {
           to.stream.next();
         };
         to.stream.wait_empty();
-        if (threadIdx.x == 0) copy_step(to.step(), p.side, visit);
+        gather.hand_out(held, token);
+        if (threadIdx.x == 0) copy_step(to.step(), p.side, its_visit);
         copy_tile(a, p.stream.a.token, p.lse);
         to.stream.wait_empty();
         copy_tile(b, p.stream.b.token, p.delta);
