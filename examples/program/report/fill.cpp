@@ -43,6 +43,7 @@ std::string in_unit(double x, std::string_view unit, std::string_view tag) {
   if (unit == "percent") return percent(x);
   if (unit == "sci") return scientific(x);
   if (unit == "count") return count(x);
+  if (unit == "flops") return flops(x);
   if (unit.size() == 2 && unit[0] == 'f') return format("%.*f", unit[1] - '0', x);
   throw std::logic_error("template: no unit as in {{" + std::string(tag) + "}}");
 }
