@@ -129,6 +129,10 @@ page = open('c/compare.html').read()
 assert page.count('<tr class="name">') == sum(len(table['names'][k]['names']) for k in ('hybrid', 'cpu'))
 END
 fi
+# Pages are data and templates: no source of a program has markup in a string, and what draws them stays small.
+! grep -rnE '"[^"]*</?(svg|table|tr|td|th|div|p|h[1-6]|path|span|figure)[ >]' "$SRC/examples" --include=*.cpp --include=*.h || fail 'a program prints markup'
+lines=$(cat "$SRC"/examples/{compare/page.html,compare/lesson.js,curves.html,curves.js,train/page.html,program/report/page.css,program/report/figures.js} | wc -l)
+[[ $lines -le 1500 ]] || fail "the templates have $lines lines"
 # What must be readable without JavaScript is in the page itself.
 for text in 'All gradients agree' '<th scope="row"><span class="dot" style="--color:var(--fused)"></span>fused</th><td class="n">1</td>' 'Why Δ = dO · O'; do
   grep -qF "$text" c/compare.html || fail "the page does not say '$text' by itself"
