@@ -101,7 +101,7 @@ places("scaling").querySelector(".noscript")?.remove();
 
 for (const o of pictures.orders) orderPicture(places("orders"), o);
 
-const roof = data.page.ways.filter((w) => w.roof);
+const roof = modes.filter(([, m]) => m.forward_flops > 0).map(([name, m]) => ({ name, roof: { intensity: m.forward_flops / m.bytes_moved, speed: m.forward_flops / m.forward_ms / 1e6 } }));
 if (roof.length) {
   const peak = data.machine.gemm_gflop_s, copy = data.machine.copy_gb_s, bend = peak / copy;
   const low = Math.min(bend / 8, ...roof.map((w) => w.roof.intensity / 2)), high = Math.max(bend * 8, ...roof.map((w) => w.roof.intensity * 2));

@@ -66,6 +66,8 @@ Json ways_of(const Lesson& lesson, const Json& modes) {
     Json way = modes[m.name];
     way["name"] = m.name;
     way["ran"] = m.ran();
+    Json& inside = way["inside_backward"];
+    if (inside.size() > 200) inside.erase(inside.begin() + 200, inside.end()), way["cut"] = m.inside.size();
     way["peak"] = m.peak() + lesson.problem.input_bytes();
     if (m.ran() && m.forward_flops > 0) {
       const double intensity = m.forward_flops / m.bytes_moved, speed = arithmetic_speed(m);
@@ -158,8 +160,6 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"floor", lesson.floor},
       {"seconds", lesson.seconds},
       {"device", lesson.machine.info.devices.empty() ? "" : lesson.machine.info.devices[0]},
-      {"steps", steps_of(lesson)},
-      {"ways", ways_of(lesson, json["modes"])},
       {"agreement", agreement_of(json)},
       {"forward_identical", lesson.forward_identical},
       {"dense_taped", compared(lesson, "dense", "taped")},
@@ -183,6 +183,7 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"example_token", example_token(*p.plan)},
       {"row_order", spec.order.kind == hilt::Order::Kind::row},
   };
+  json["shown"] = {{"steps", steps_of(lesson)}, {"ways", ways_of(lesson, json["modes"])}};
   return report::fill(kPage, json);
 }
 

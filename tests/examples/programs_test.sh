@@ -129,6 +129,9 @@ page = open('c/compare.html').read()
 assert page.count('<tr class="name">') == sum(len(table['names'][k]['names']) for k in ('hybrid', 'cpu'))
 END
 fi
+# A page with much on it: six parts, terms, all modes.
+expect 0 'a large page' "$programs/compare_gradients" --length 4096 --heads 1 --head-dim 4 --repeat 2 --softcap 5 --alibi learned --relative 9 --sink --pattern segment:64+segment:256,dilation=4+slide2d:2x2+segment:32+slide:5+segment:512,dilation=16 --out large
+page large/compare.html
 # Pages are data and templates: no source of a program has markup in a string, and what draws them stays small.
 ! grep -rnE '"[^"]*</?(svg|table|tr|td|th|div|p|h[1-6]|path|span|figure)[ >]' "$SRC/examples" --include=*.cpp --include=*.h || fail 'a program prints markup'
 lines=$(cat "$SRC"/examples/{compare/page.html,compare/lesson.js,curves.html,curves.js,train/page.html,program/report/page.css,program/report/figures.js} | wc -l)

@@ -62,7 +62,8 @@ std::string printed(const Scopes& scopes, std::string_view tag) {
   return escape(text);  // a number and its unit stay on one line
 }
 
-std::string as_script(const Json& data) {
+std::string as_script(Json data) {
+  data.erase("shown");
   std::string text = data.dump(-1, ' ', false, Json::error_handler_t::replace);
   for (auto at = text.find('<'); at != text.npos; at = text.find('<', at)) text.replace(at, 1, "\\u003c");
   return text;

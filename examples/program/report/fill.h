@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 ///     {{#path}} .. {{/path}}  once for each element of a list, or once inside what is there,
 ///                             unless false or empty
 ///     {{^path}} .. {{/path}}  where the list is empty or the value false, null, 0, "" or missing
-///     {{{}}}                  all of the data, as JSON inside a <script>
+///     {{{}}}                  the data but its member `shown`, as JSON inside a <script>
 /// Throws where a path that is to be printed is not in the data.
 std::string fill(std::string_view page, const Json& data);
 
