@@ -14,7 +14,7 @@ using report::Json;
 
 constexpr Index kTokens = 4, kDim = 2, kTile = 2;
 const double kScale = std::log(2.0);
-const std::vector<double> kQ{1, 1, 1, 2, 0, 1, 1, 1}, kK{1, 0, -1, 1, 2, 0, 1, -1}, kV{4, 0, 0, 4, 2, 2, 0, -4},
+const std::vector<double> kQ{1, 1, 1, 2, 0, 1, 1, 1}, kK{1, 0, -1, 1, 2, 0, 1, -1}, kV{4, 0, 0, 4, 2, 2, 8, -8},
     kSlope{1, 0, 2, 1, -2, 2, 1, 2};
 
 Tensor matrix(const std::vector<double>& x) { return hilt::from_values(x, {kTokens, kDim}); }

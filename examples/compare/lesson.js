@@ -16,22 +16,24 @@ for (const step of document.querySelectorAll("[data-step]")) {
 function memory(zoomed) {
   const host = places("memory");
   host.replaceChildren();
-  const most = Math.max(...modes.map(([, m]) => m.peak_bytes));
+  const most = Math.max(...modes.map(([, m]) => data.page.input_bytes + m.peak_bytes));
   for (const [name, m] of modes) {
-    let t = 0;
-    const points = [[0, 0]];
-    for (const n of m.tape) points.push([(t += n.forward_ms), n.forward_live]);
-    points.push([(t = Math.max(t, m.forward_ms)), m.held_bytes]);
-    for (const n of [...m.tape].reverse()) points.push([(t += n.backward_ms), n.backward_live]);
+    let t = 0, sum = 0;
+    const given = data.page.input_bytes, points = [[0, given]], held = [[0, 0]];
+    const step = (ms, live, kept) => (points.push([(t += ms), given + live]), held.push([t, (sum += kept)]));
+    for (const n of m.tape) step(n.forward_ms, n.forward_live, n.unique_bytes);
+    step(Math.max(0, m.forward_ms - t), m.held_bytes, 0);
+    for (const n of [...m.tape].reverse()) step(n.backward_ms, n.backward_live, -n.unique_bytes);
     const end = Math.max(t, m.forward_ms + m.backward_ms), turn = Math.max(points[m.tape.length][0], m.forward_ms);
-    points.push([end, points.at(-1)[1]]);
+    points.push([end, points.at(-1)[1]]), held.push([end, sum]);
     const level = (from, to, at) => ({ points: [[from, at], [to, at]], style: "thin", dots: false });
     lineChart(host, `Live bytes over time, ${name}`,
-      `At most ${bytes(m.forward_peak_bytes)} in the forward pass, ${bytes(m.held_bytes)} between the passes, at most ${bytes(m.backward_peak_bytes)} in the backward pass.`,
-      `<b>${name}</b>: ${bytes(m.held_bytes)} between the passes, peak ${bytes(m.peak_bytes)}.`, {
+      `At most ${bytes(given + m.forward_peak_bytes)} in the forward pass, at most ${bytes(given + m.backward_peak_bytes)} in the backward pass; the tape keeps ${bytes(m.saved_bytes)} from one to the other.`,
+      `<b>${name}</b>: keeps ${bytes(m.saved_bytes)}, peak ${bytes(given + m.peak_bytes)}.`, {
         x: { label: "time, ms", low: 0, high: end },
-        y: { label: `${name}: bytes beyond q, k, v, dO`, format: (v) => (v ? bytes(v) : "0"), low: 0, high: 1.15 * (zoomed ? m.peak_bytes : most) || 1 },
-        series: [level(0, turn, m.forward_peak_bytes), level(turn, end, m.backward_peak_bytes), { points, color: name, step: true, dots: m.tape.length < 4 }],
+        y: { label: `${name}: bytes`, format: (v) => (v ? bytes(v) : "0"), low: 0, high: 1.15 * (zoomed ? given + m.peak_bytes : most) },
+        series: [level(0, turn, given + m.forward_peak_bytes), level(turn, end, given + m.backward_peak_bytes), { name: "alive", points, color: name, step: true, dots: m.tape.length < 4 },
+                 { name: "held by the tape", points: held, color: "ink", step: true, dots: false }, { points: [[turn, m.saved_bytes]], color: "ink", line: false }],
         marks: [{ at: turn, text: "backward" }],
         height: 220,
       });
@@ -99,7 +101,7 @@ places("scaling").querySelector(".noscript")?.remove();
 
 for (const o of pictures.orders) orderPicture(places("orders"), o);
 
-const roof = data.page.ways.filter((w) => w.roof);
+const roof = modes.filter(([, m]) => m.forward_flops > 0).map(([name, m]) => ({ name, roof: { intensity: m.forward_flops / m.bytes_moved, speed: m.forward_flops / m.forward_ms / 1e6 } }));
 if (roof.length) {
   const peak = data.machine.gemm_gflop_s, copy = data.machine.copy_gb_s, bend = peak / copy;
   const low = Math.min(bend / 8, ...roof.map((w) => w.roof.intensity / 2)), high = Math.max(bend * 8, ...roof.map((w) => w.roof.intensity * 2));

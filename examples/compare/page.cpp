@@ -1,6 +1,7 @@
 // compare.html: what the template asks for beyond compare.json, all of it from the Lesson.
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "../program/report/text.h"
 #include "lesson.h"
@@ -34,7 +35,8 @@ Json steps_of(const Lesson& lesson) {
   Json out{{"forward", Json::array()}, {"backward", Json::array()}};
   const Mode* taped = lesson.mode("taped") ? lesson.mode("taped") : lesson.mode("dense");
   const std::vector<std::string> symbols = taped ? symbols_of(taped->tape) : std::vector<std::string>();
-  for (Json step : steps()) {
+  const Json all = steps();
+  for (Json step : all["steps"]) {
     const std::string pass = step["pass"], route = route_of(lesson, pass), node = step["node"];
     step["fused"] = quote(step, route);
     step["hybrid"] = quote(step, "hybrid");
@@ -45,12 +47,15 @@ Json steps_of(const Lesson& lesson) {
       if (symbols[i] != node || node.empty()) continue;
       const hilt::NodeReport& n = taped->tape[i];
       bytes += static_cast<double>(n.unique_bytes);
-      if (step["nodes"].size() < 4)
-        step["nodes"].push_back({{"name", n.name}, {"shape", std::vector<Index>(n.output.begin(), n.output.end())}});
+      if (step["nodes"].size() == 6) step["more"] = true;
+      else step["nodes"].push_back({{"name", n.name}, {"shape", std::vector<Index>(n.output.begin(), n.output.end())}});
     }
     step["keeps"] = bytes;
     out[pass].push_back(step);
   }
+  for (const std::string& name :
+       std::set<std::string>{"hybrid", route_of(lesson, "forward"), route_of(lesson, "backward")})
+    if (all["names"].contains(name)) out["names"].push_back(all["names"][name]);
   return out;
 }
 
@@ -61,6 +66,9 @@ Json ways_of(const Lesson& lesson, const Json& modes) {
     Json way = modes[m.name];
     way["name"] = m.name;
     way["ran"] = m.ran();
+    Json& inside = way["inside_backward"];
+    if (inside.size() > 200) inside.erase(inside.begin() + 200, inside.end()), way["cut"] = m.inside.size();
+    way["peak"] = m.peak() + lesson.problem.input_bytes();
     if (m.ran() && m.forward_flops > 0) {
       const double intensity = m.forward_flops / m.bytes_moved, speed = arithmetic_speed(m);
       const double ceiling = std::min(lesson.machine.gemm_gflop_s, intensity * lesson.machine.copy_gb_s);
@@ -102,17 +110,18 @@ Json orders_of(const Lesson& lesson, const Json& pictures) {
   return out;
 }
 
-/// Bytes of one number for each pair of the blocks that hybrid multiplies.
+/// Bytes of one number for each pair of the blocks that taped and hybrid multiply, in f32 at least.
 double score_bytes(const Problem& p) {
   double pairs = 0;
   each_tiling(*p.plan, [&](const hilt::Tiling& t, double times) {
     pairs += times * static_cast<double>(hilt::group_shape(t).pairs());
   });
-  return pairs * static_cast<double>(hilt::size_of(p.dtype)) * static_cast<double>(p.batch());
+  return pairs * (p.dtype == hilt::DType::f64 ? 8 : 4) * static_cast<double>(p.batch());
 }
 
 /// a against b of two modes that ran: their quotients, for sentences.
-Json compared(const Mode* a, const Mode* b) {
+Json compared(const Lesson& lesson, const char* first, const char* second) {
+  const Mode *a = lesson.mode(first), *b = lesson.mode(second);
   if (!a || !b) return {};
   const auto over = [](double x, double y) { return y > 0 ? x / y : 0; };
   const double kept = over(static_cast<double>(a->saved_bytes), static_cast<double>(b->saved_bytes));
@@ -123,8 +132,8 @@ Json compared(const Mode* a, const Mode* b) {
           {"ms", over(b->forward_ms + b->backward_ms, a->forward_ms + a->backward_ms)},
           {"saved_a", a->saved_bytes},
           {"saved_b", b->saved_bytes},
-          {"peak_a", a->peak()},
-          {"peak_b", b->peak()}};
+          {"peak_a", a->peak() + lesson.problem.input_bytes()},
+          {"peak_b", b->peak() + lesson.problem.input_bytes()}};
 }
 
 }  // namespace
@@ -135,9 +144,7 @@ std::string to_html(const Lesson& lesson, Json json) {
   const double all = static_cast<double>(p.length()) * static_cast<double>(p.length()) * static_cast<double>(p.heads());
   json["pictures"] = pictures_of(lesson);
   const auto from = [&](const char* other) {
-    return lesson.mode("fused") && lesson.mode(other) ? Json{{"from", faster_from(lesson, "fused", other)},
-                                                             {"never", faster_from(lesson, "fused", other) == 0}}
-                                                      : Json();
+    return lesson.mode("fused") && lesson.mode(other) ? Json{{"from", faster_from(lesson, "fused", other)}} : Json();
   };
   json["page"] = {
       {"passed", lesson.passed()},
@@ -153,16 +160,17 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"floor", lesson.floor},
       {"seconds", lesson.seconds},
       {"device", lesson.machine.info.devices.empty() ? "" : lesson.machine.info.devices[0]},
-      {"steps", steps_of(lesson)},
-      {"ways", ways_of(lesson, json["modes"])},
       {"agreement", agreement_of(json)},
       {"forward_identical", lesson.forward_identical},
-      {"dense_taped", compared(lesson.mode("dense"), lesson.mode("taped"))},
-      {"taped_fused", compared(lesson.mode("taped"), lesson.mode("fused"))},
-      {"hybrid_fused", compared(lesson.mode("hybrid"), lesson.mode("fused"))},
+      {"dense_taped", compared(lesson, "dense", "taped")},
+      {"taped_fused", compared(lesson, "taped", "fused")},
+      {"hybrid_fused", compared(lesson, "hybrid", "fused")},
       {"score_bytes", score_bytes(p)},
+      {"by_chance", score_bytes(p) == 4.0 * static_cast<double>(p.q.bytes())},
       {"dense_bytes", all * static_cast<double>(hilt::size_of(p.dtype)) * static_cast<double>(p.batch())},
       {"q_bytes", p.q.bytes()},
+      {"qkv_bytes", p.q.bytes() + 2 * p.k.bytes()},
+      {"input_bytes", p.input_bytes()},
       {"lse_bytes",
        static_cast<std::size_t>(p.batch() * p.heads() * p.length()) * (p.dtype == hilt::DType::f64 ? 8 : 4)},
       {"faster_than_dense", from("dense")},
@@ -175,6 +183,7 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"example_token", example_token(*p.plan)},
       {"row_order", spec.order.kind == hilt::Order::Kind::row},
   };
+  json["shown"] = {{"steps", steps_of(lesson)}, {"ways", ways_of(lesson, json["modes"])}};
   return report::fill(kPage, json);
 }
 

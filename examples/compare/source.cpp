@@ -2,7 +2,6 @@
 #include "source.h"
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 
 namespace compare {
@@ -15,27 +14,8 @@ constexpr std::string_view kSteps =
 struct File {
   std::string_view name, text;
 };
-constexpr std::array kFiles{
-    File{
-        "modes/modes.cpp",
-#include "modes.inc"
-    },
-    File{
-        "kernels/attention_cpu.cpp",
-#include "attention_cpu.inc"
-    },
-    File{
-        "kernels/cuda/plain.cu",
-#include "plain.inc"
-    },
-    File{
-        "kernels/cuda/mma_forward.cu",
-#include "mma_forward.inc"
-    },
-    File{
-        "kernels/cuda/mma_backward.cu",
-#include "mma_backward.inc"
-    },
+constexpr File kFiles[] = {
+#include "attention_source.inc"
 };
 
 }  // namespace
@@ -45,7 +25,7 @@ report::Json steps() { return report::Json::parse(kSteps); }
 SourceLine source_line(std::string_view name, std::string_view marker) {
   SourceLine found;
   const auto file = std::ranges::find(kFiles, name, &File::name);
-  if (file == kFiles.end()) return found;
+  if (file == std::end(kFiles)) return found;
   int number = 0;
   for (std::string_view rest = file->text; !rest.empty();) {
     const auto end = rest.find('\n');

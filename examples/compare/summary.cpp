@@ -38,14 +38,14 @@ void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
     }
     os << format("%-7s %4zu %10s %10s %10s %10s  ", m.name.c_str(), m.tape.size(),
                  report::bytes(static_cast<double>(m.saved_bytes)).c_str(),
-                 report::bytes(static_cast<double>(m.peak())).c_str(), report::milliseconds(m.forward_ms).c_str(),
-                 report::milliseconds(m.backward_ms).c_str())
+                 report::bytes(static_cast<double>(m.peak() + lesson.problem.input_bytes())).c_str(),
+                 report::milliseconds(m.forward_ms).c_str(), report::milliseconds(m.backward_ms).c_str())
        << paint.verdict(m.repeatable, m.repeatable
                                           ? format("all %lld runs", static_cast<long long>(lesson.settings.repeat))
                                           : "DIFFER")
        << '\n';
   }
-  os << wrapped("keeps: bytes the tape holds for the backward pass. peak: most beyond the inputs.", 2);
+  os << wrapped("keeps: bytes the tape holds to go back. peak: most at once. Both with q, k, v.", 2);
   const Mode *taped = lesson.mode("taped"), *fused = lesson.mode("fused");
   if (taped && fused && taped->saved_bytes > 0) {
     const double a = static_cast<double>(taped->saved_bytes), b = static_cast<double>(fused->saved_bytes);

@@ -15,8 +15,8 @@ using report::Json;
 TEST(Fill, Values) {
   const Json data{{"a", 3}, {"b", {{"c", "x"}}}, {"f", 0.123456}, {"none", nullptr}, {"list", {5, 6}}};
   EXPECT_EQ(fill("{{a}} {{b.c}} {{f}} {{none}} {{list.0}} {{list}}", data), "3 x 0.1235 \u2013 5 [5,6]");
-  EXPECT_EQ(fill("{{a|bytes}}, {{f|percent}}, {{f|f2}}, {{f|sci}}, {{none|ms}}", data),
-            "3\u00a0B, 12.3\u00a0%, 0.12, 1.2e-01, \u2013");
+  EXPECT_EQ(fill("{{a|bytes}}, {{a|flops}}, {{f|percent}}, {{f|f2}}, {{f|sci}}, {{none|ms}}", data),
+            "3\u00a0B, 3\u00a0FLOP, 12.3\u00a0%, 0.12, 1.2e-01, \u2013");
   EXPECT_EQ(report::number(std::numeric_limits<double>::infinity()), nullptr);
 }
 

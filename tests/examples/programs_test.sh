@@ -27,13 +27,21 @@ compare() {  # STATUS, flags: small and quick
   cp "$scratch/out" out.txt
 }
 
+# reads WHAT, arguments: a script of python3 comes on standard input, which expect does not pass on.
+reads() {
+  local what=$1
+  shift
+  cat >script.py
+  expect 0 "$what" python3 script.py "$@"
+}
+
 # sentences: what the page says of taped and fused is what their numbers say, and they multiply about the same: a dense
 # block is multiplied whole, also where it is causal.
 sentences() {
   command -v python3 >/dev/null || return 0
-  expect 0 "the sentences of $1" python3 - "$1" <<'END'
-import json, re, sys
-modes, page = json.load(open('c/compare.json'))['modes'], open('c/compare.html').read()
+  reads "the sentences of $1" "$1" <<'END'
+import json, math, re, sys
+modes, page = json.load(open('c/compare.json'))['modes'], open('c/compare.html').read().split('<script')[0]
 taped, fused = modes['taped'], modes['fused']
 if taped['forward_flops'] == 0: sys.exit()  # nobody attends to anything
 products, kept = fused['forward_flops'] / taped['forward_flops'], taped['saved_bytes'] / fused['saved_bytes']
@@ -42,7 +50,16 @@ assert said, 'the page says nothing of taped and fused'
 assert abs(float(said[1]) / 100 - products) <= 0.005 * products + 0.0005, (said[1], products)
 assert abs(float(said[2]) - (kept if said[3] == 'less' else 1 / kept)) <= 0.051, (said[2], said[3], kept)
 assert (0.5 if 'causal' in sys.argv[1] else 0.7) <= products <= 1.1, products
-assert taped['nodes'] <= 20 or '+' in sys.argv[1], taped['nodes']
+assert taped['nodes'] <= 20 or re.search(r'\+|--(softcap|alibi|relative|bias|sink|documents)', sys.argv[1]), taped['nodes']
+# A matrix of weights is as large as the tape's, which are f32 at least; nothing is kept that is not alive at the peak.
+def size(text): return float(re.match('[0-9.]+', text)[0]) * {'B': 1, 'kB': 1e3, 'MB': 1e6}[re.search('[kM]?B', text)[0]]
+matrix = sum((8 if n['dtype'] == 'f64' else 4) * math.prod(n['shape']) for n in taped['tape'] if n['symbol'] == 'P')
+assert abs(size(re.search('multiplies, (.*?) a matrix', page)[1]) - matrix) <= 0.005 * matrix, matrix
+for row in re.findall(r'</span>(?:dense|taped|hybrid|fused)</th><td class="n">.*?</td><td class="n">(.*?)</td><td class="n">(.*?)</td>', page.split('id="memory"')[0]):
+    assert size(row[0]) <= size(row[1]), row
+assert taped['tape'] and not fused['inside_backward'], 'the time of the fused kernel is counted to an op'
+merges = any(n['symbol'] == 'L' for n in taped['tape'])
+assert ('logsumexp of each part' in page) == merges and ('not needed: P itself is kept' in page) != merges
 END
 }
 
@@ -67,6 +84,8 @@ terms() {  # WHICH of slopes, relative, bias and sink, flags
   summary "$*"
   page c/compare.html
   grep -q '^verdict: ok' out.txt || fail "$*: $(tail -1 out.txt)"
+  [[ $(grep -c '<p class="term">' c/compare.html) == $(grep -oE -- '--(softcap|alibi|relative|bias|sink|documents)' <<<"$*" | wc -l) ]] || fail "$*: the page does not say what each term does"
+  sentences "$*"
   for row in slopes relative bias sink; do
     there=0
     [[ " $which " != *" $row "* ]] || there=1
@@ -90,18 +109,45 @@ grep -oE '[a-z_/]+\.(cpp|cu):[0-9]+</span><code>[^<]*</code>' c/compare.html | s
 while IFS=: read -r file number code; do
   sed -n "${number}p" "$SRC/ops/hilbert/$file" | grep -qF -- "$code" || fail "$file:$number does not say '$code'"
 done <lines
+# Every name in a quoted line, of any kernel, has its words, and no name has words that no line needs.
+if command -v python3 >/dev/null; then
+  reads 'the names in the quoted lines' "$SRC" <<'END'
+import json, re, sys
+words = lambda text: set(re.findall(r'[A-Za-z_]\w*', re.sub(r'\b\d[\w.]*', '', text)))
+table = json.load(open(sys.argv[1] + '/examples/compare/steps.json'))
+language = words('const constexpr float if for int return true Tensor')
+for kernel, part in table['names'].items():
+    quoted = set()
+    for file, marker in (s[kernel] for s in table['steps'] if kernel in s):
+        lines = [line for line in open(sys.argv[1] + '/ops/hilbert/' + file) if marker in line]
+        assert len(lines) == 1, (file, marker)
+        quoted |= words(lines[0].split(' // ')[0])
+    named = words(' '.join(name for name, what in part['names']))
+    assert quoted - language <= named, (kernel, 'no words for', quoted - language - named)
+    assert named <= quoted, (kernel, 'in no line', named - quoted)
+page = open('c/compare.html').read()
+assert page.count('<tr class="name">') == sum(len(table['names'][k]['names']) for k in ('hybrid', 'cpu'))
+END
+fi
+# A page with much on it: six parts, terms, all modes.
+expect 0 'a large page' "$programs/compare_gradients" --length 4096 --heads 1 --head-dim 4 --repeat 2 --softcap 5 --alibi learned --relative 9 --sink --pattern segment:64+segment:256,dilation=4+slide2d:2x2+segment:32+slide:5+segment:512,dilation=16 --out large
+page large/compare.html
+# Pages are data and templates: no source of a program has markup in a string, and what draws them stays small.
+! grep -rnE '"[^"]*</?(svg|table|tr|td|th|div|p|h[1-6]|path|span|figure)[ >]' "$SRC/examples" --include=*.cpp --include=*.h || fail 'a program prints markup'
+lines=$(cat "$SRC"/examples/{compare/page.html,compare/lesson.js,curves.html,curves.js,train/page.html,program/report/page.css,program/report/figures.js} | wc -l)
+[[ $lines -le 1500 ]] || fail "the templates have $lines lines"
 # What must be readable without JavaScript is in the page itself.
 for text in 'All gradients agree' '<th scope="row"><span class="dot" style="--color:var(--fused)"></span>fused</th><td class="n">1</td>' 'Why Δ = dO · O'; do
   grep -qF "$text" c/compare.html || fail "the page does not say '$text' by itself"
 done
 
 if command -v python3 >/dev/null; then
-  expect 0 'compare.json and trace.json read by python3' python3 - <<'END'
+  reads 'compare.json and trace.json read by python3' <<'END'
 import json
 c = json.load(open('c/compare.json'))
 assert list(c)[:5] == ['config', 'machine', 'plan', 'modes', 'verdict'], list(c)
 assert c['verdict'] == 'ok'
-assert {'batch', 'length', 'heads', 'kv_heads', 'head_dim', 'order', 'pattern', 'dilation_mode', 'causal', 'dropout', 'dtype', 'device', 'seed', 'repeat', 'modes'} == set(c['config'])
+assert {'batch', 'length', 'heads', 'kv_heads', 'head_dim', 'order', 'pattern', 'dilation_mode', 'causal', 'documents', 'softcap', 'alibi', 'relative', 'bias', 'sink', 'dropout', 'dtype', 'device', 'seed', 'repeat', 'modes'} == set(c['config']), list(c['config'])
 plan = c['plan']
 tiles = ['tiles_full', 'tiles_partial', 'tiles_total', 'useful_fraction']
 assert list(plan) == ['order', 'pattern'] + tiles + ['per_order'], list(plan)
@@ -122,7 +168,14 @@ assert [n['symbol'] for n in c['modes']['taped']['tape'] if n['name'] in ('matmu
 assert sum(n['name'] == 'matmul' for n in c['modes']['hybrid']['inside_backward']) == 5
 assert max(c['checks'][k] for k in ('weights_sum', 'delta', 'slopes_sum')) < 1e-5 and c['checks']['rows'] == 256
 hand = {m['name']: m['rows'] for part in ('forward', 'backward', 'kept') for m in c['by_hand'][part]}
-assert hand['O'] == [[4, 0], [2, 2], [1.5, 2.5], [2, 1]] and hand['dS'] == [[0, 0, 0, 0], [1, -1, 0, 0], [-2.5, 3, -.5, 0], [0, .5, 1, -1.5]], hand
+assert hand['O'] == [[4, 0], [2, 2], [1.5, 2.5], [3, .5]] and hand['dS'] == [[0, 0, 0, 0], [1, -1, 0, 0], [-2.5, 3, -.5, 0], [0, .5, 1, -1.5]], hand
+# Whoever follows the running softmax sees every number change: nothing is the same before and after a tile.
+first, last, o = *c['by_hand']['softmax']['tiles'], c['by_hand']['softmax']['o']
+for key in ('m', 'rescale', 'weights', 'scores', 'l'): assert first[key] != last[key], (key, first, last)
+assert len({*first['a'], *last['a'], *o}) == 6, (first['a'], last['a'], o)
+plain, taped, fused = c['config'], c['modes']['taped'], c['modes']['fused']
+row, qkv = 4 * 256 * 2, 3 * 4 * 256 * 2 * 16  # what is kept, part by part
+assert fused['saved_bytes'] == qkv + qkv // 3 + row and taped['saved_bytes'] == qkv + 64 * row, (fused['saved_bytes'], taped['saved_bytes'])
 assert c['by_hand']['apart'] < 1e-12 and abs(c['by_hand']['difference']['quotient'] - c['by_hand']['difference']['gradient']) < 1e-8
 wrong = {name: [t for t, e in b['error'].items() if e['verdict'] != 'ok'] for name, b in c['broken'].items()}
 assert wrong['none'] == [] and wrong['no_delta'] == wrong['scaled_twice'] == ['dq', 'dk'], wrong

@@ -9,6 +9,7 @@ fail() { printf 'FAILED: %s\n' "$*" >&2; exit 1; }
 expect() {
   local want=$1 what=$2 got=0
   shift 2
+  [[ " $* " != *' - '* ]] || fail "$what: a script on standard input would not be read"
   "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || got=$?
   [[ $got == "$want" ]] || fail "$what: exit status $got, expected $want; it printed: $(cat "$scratch/out" "$scratch/err")"
 }

@@ -43,6 +43,7 @@ std::string in_unit(double x, std::string_view unit, std::string_view tag) {
   if (unit == "percent") return percent(x);
   if (unit == "sci") return scientific(x);
   if (unit == "count") return count(x);
+  if (unit == "flops") return flops(x);
   if (unit.size() == 2 && unit[0] == 'f') return format("%.*f", unit[1] - '0', x);
   throw std::logic_error("template: no unit as in {{" + std::string(tag) + "}}");
 }
@@ -61,7 +62,8 @@ std::string printed(const Scopes& scopes, std::string_view tag) {
   return escape(text);  // a number and its unit stay on one line
 }
 
-std::string as_script(const Json& data) {
+std::string as_script(Json data) {
+  data.erase("shown");
   std::string text = data.dump(-1, ' ', false, Json::error_handler_t::replace);
   for (auto at = text.find('<'); at != text.npos; at = text.find('<', at)) text.replace(at, 1, "\\u003c");
   return text;

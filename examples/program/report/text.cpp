@@ -42,6 +42,7 @@ std::string format(const char* pattern, ...) {
 
 std::string bytes(double n) { return with_prefix(n, "B"); }
 std::string count(double n) { return with_prefix(n, ""); }
+std::string flops(double n) { return with_prefix(n, "FLOP"); }
 std::string milliseconds(double ms) {
   if (ms >= 999.5) return format("%.2f s", ms / 1000);
   return format(ms < 0.9995 ? "%.3f ms" : ms < 9.995 ? "%.2f ms" : ms < 99.95 ? "%.1f ms" : "%.0f ms", ms);

@@ -13,6 +13,7 @@ std::string escape(const std::string& text);
 
 std::string bytes(double n);          // 512 B, 4.19 MB, 17.2 GB: powers of 1000, three digits
 std::string count(double n);          // 512, 4.19 k, 17.2 G
+std::string flops(double n);          // 512 FLOP, 17.2 GFLOP
 std::string milliseconds(double ms);  // 0.412 ms, 38.1 ms, 1.24 s
 std::string percent(double share);    // 6.25 %
 std::string scientific(double x);     // 1.2e-07, and 0 as 0
