@@ -115,8 +115,7 @@ void utf8(std::string_view text) {
 
 void pattern(std::string_view text) {
   const Pattern p = parse_pattern(text);
-  if (text.find("npy") == text.npos)
-    expect(parse_pattern(to_string(p)) == p, "a pattern is read as it was written");
+  if (text.find("npy") == text.npos) expect(parse_pattern(to_string(p)) == p, "a pattern is read as it was written");
 }
 
 void order(std::string_view text) {
@@ -183,9 +182,17 @@ void command(std::string_view text) {
 const struct {
   const char* name;
   void (*parse)(std::string_view);
-} kParsers[] = {{"npy", npy},         {"safetensors", safetensors}, {"checkpoint", checkpoint}, {"tokenizer", tokenizer},
-                {"utf8", utf8},       {"pattern", pattern},         {"order", order},           {"documents", documents},
-                {"plan", plan},       {"terms", terms},             {"command", command}};
+} kParsers[] = {{"npy", npy},
+                {"safetensors", safetensors},
+                {"checkpoint", checkpoint},
+                {"tokenizer", tokenizer},
+                {"utf8", utf8},
+                {"pattern", pattern},
+                {"order", order},
+                {"documents", documents},
+                {"plan", plan},
+                {"terms", terms},
+                {"command", command}};
 
 void (*chosen())(std::string_view) {
   const char* const name = std::getenv("HILT_FUZZ_PARSER");
@@ -208,9 +215,8 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t siz
   const std::size_t live = memory_stats().live;
   try {
     parse({reinterpret_cast<const char*>(data), size});
-  } catch (const Error& e) {
-    expect(e.code() != Code::internal, e.what());
-  } catch (const program::Debug&) {}
+  } catch (const Error& e) { expect(e.code() != Code::internal, e.what()); } catch (const program::Debug&) {
+  }
   expect(memory_stats().peak - live <= 16 * size + (1 << 20), "tensors are as large as what they came from");
   return 0;
 }
