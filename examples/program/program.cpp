@@ -333,10 +333,8 @@ hilt::TermConfig terms_of(const TermTexts& terms, hilt::Index heads) {
   hilt::TermConfig config{.softcap = terms.softcap, .sink = terms.sink};
   for (const auto& [name, text] : {std::pair("alibi", terms.alibi), {"relative", terms.relative}, {"bias", terms.bias}})
     if (!text.empty()) named(std::string("--") + name, text, [&] { hilt::read_term(config, name, text); });
-  if (const hilt::Shape& r = config.relative; r.rank() > 0)  // of f32, with its gradient
-    require_memory("--relative (" + brief(terms.relative) + ")",
-                   saturated_product({heads, 8, r[0], r.rank() > 1 ? r[1] : 1, r.rank() > 2 ? r[2] : 1}),
-                   "offsets that no two tokens have need no entry");
+  require_memory("--relative (" + brief(terms.relative) + ")", saturated_product({heads, 8, config.relative.numel()}),
+                 "offsets that no two tokens have need no entry");
   return config;
 }
 

@@ -198,9 +198,9 @@ Bpe Bpe::from_json(std::string_view text, const std::string& what) try {
   Bpe out;
   std::unordered_map<std::string, std::int32_t> token_of;
   const auto place = [&](const std::string& name, const json& id, const std::string& bytes) {
-    const auto at = id.get<std::size_t>();
+    const std::size_t at = id.is_number_float() ? kMost : id.get<std::size_t>();
     if (at >= kMost)
-      fail_with(Code::data, what, ": token ", name, " has number ", at, ", at most ", kMost - 1, " is read");
+      fail_with(Code::data, what, ": token ", name, " has number ", id.dump(), ", at most ", kMost - 1, " is read");
     if (at >= out.bytes_.size()) out.bytes_.resize(at + 1);
     out.bytes_[at] = bytes, token_of[name] = static_cast<std::int32_t>(at);
   };
