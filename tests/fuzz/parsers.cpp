@@ -1,6 +1,7 @@
 // A coverage-guided fuzzer over everything that reads what a stranger wrote: one table, a row a
 // parser. HILT_FUZZ_PARSER names the row. A parser may read or refuse: an error of ours that is no
-// internal one. What it reads it must write and read again. run.sh compiles it and says how often it ran.
+// internal one. What it reads it must write and read again. run.sh compiles it, and says how often
+// it ran.
 #include <hilt/hilt.h>
 #include <sys/mman.h>
 #include <unistd.h>

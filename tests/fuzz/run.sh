@@ -5,13 +5,15 @@
 #
 # What parses is compiled here, with coverage, addresses and undefined behavior watched; the rest comes from BUILD, an
 # ordinary build of examples/train. What is found new stays in BUILD/fuzz/corpus; a crash in BUILD/fuzz, with the line that plays it
-# again. `minimize` instead of seconds puts the least that covers as much into tests/fuzz/corpus. The last line counts.
+# again. `minimize` instead of seconds puts the least that covers as much, in inputs of 300 bytes, into tests/fuzz/corpus.tar.xz, beside
+# the seeds in tests/fuzz/corpus. The last line counts.
 set -uo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 build=$(readlink -f "$1") seconds=${2:-60} out=$(readlink -f "$1")/fuzz
 shift; (($#)) && shift
 command -v clang++-16 >/dev/null || { echo 'fuzz: left out: there is no clang++-16 here'; echo '0 passed, 0 failed, 1 skipped'; exit 77; }
 mkdir -p "$out/corpus"
+tar -xJf "$root/tests/fuzz/corpus.tar.xz" -C "$out/corpus" --skip-old-files
 cd "$root" || exit 70
 sources=(tests/fuzz/parsers.cpp core/error.cpp core/shape.cpp core/dtype.cpp core/io/{npy,safetensors,text}.cpp ops/hilbert/plan/*.cpp ops/hilbert/terms.cpp nn/checkpoint.cpp
   examples/program/{options,program}.cpp examples/train/{settings,sample}.cpp examples/train/tasks/bpe.cpp)
@@ -37,8 +39,8 @@ for parser in "${parsers[@]}"; do
   mkdir -p "corpus/$parser"
   export HILT_FUZZ_PARSER=$parser
   if [[ $seconds == minimize ]]; then
-    mkdir -p "$root/tests/fuzz/corpus/$parser"
-    ./parsers -merge=1 -max_len=512 "$root/tests/fuzz/corpus/$parser" "corpus/$parser" 2>&1 | tail -n 1
+    mkdir -p "least/$parser"
+    ./parsers -merge=1 -max_len=300 "least/$parser" "corpus/$parser" 2>&1 | tail -n 1
     continue
   fi
   begin=$SECONDS code=0
@@ -53,6 +55,7 @@ for parser in "${parsers[@]}"; do
     echo "  again: HILT_FUZZ_PARSER=$parser $out/parsers $out/$parser-..."
   fi
 done
+[[ $seconds != minimize ]] || tar -cJf "$root/tests/fuzz/corpus.tar.xz" -C least --sort=name --mtime=@0 --owner=0 --group=0 .
 echo "$all executions"
 echo "$passed passed, $failed failed, 0 skipped"
 ((failed == 0))
