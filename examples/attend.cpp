@@ -288,11 +288,13 @@ int work(const Settings& s) {
             << (s.documents.empty() ? "" : ", documents " + program::brief(s.documents)) << "; "
             << tiles.full + tiles.partial << " of " << tiles.total << " tiles of 128 x 128 touched, " << tiles.full
             << " of them full\n";
-  for (const auto& [name, x] : results) write_npy(outputs.stage(name + ".npy"), x);
+  for (const auto& [name, x] : results) {
+    write_npy(outputs.stage(name + ".npy"), x);
+    std::cout << "wrote  " << outputs.directory() << '/' << name << ".npy  " << x.dtype() << x.shape() << '\n';
+  }
+  if (!std::cout.flush()) return 0;  // run() says why; nothing is left
   outputs.commit();
   std::cerr << warn.text;
-  for (const auto& [name, x] : results)
-    std::cout << "wrote  " << outputs.directory() << '/' << name << ".npy  " << x.dtype() << x.shape() << '\n';
   return 0;
 }
 

@@ -107,7 +107,7 @@ int work(const Settings& s, const std::string& same, const Comm& met) {
   const Comm comm = s.over == "nccl" ? nccl_ranks(met, device) : met;
   AttentionOptions options{.dropout = s.dropout};
   if (s.dropout > 0) options.key = RandomKey{static_cast<std::uint64_t>(s.seed), 1u << 20};
-  options.terms = program::drawn_terms(program::terms_of(s.terms), s.heads, s.length, dtype, device,
+  options.terms = program::drawn_terms(program::terms_of(s.terms, s.heads), s.heads, s.length, dtype, device,
                                        static_cast<std::uint64_t>(s.seed));
   const PlanSpec spec = program::spec_of(s, s.length, s.heads);
   ShardPlanPtr shard;

@@ -12,7 +12,7 @@ Problem make_problem(const Settings& s) {
   const hilt::PlanSpec spec = program::spec_of(s, s.length, s.heads);
   hilt::check(spec.documents.size() <= 1, "--documents (", program::brief(s.documents), "): ", spec.documents.size(),
               " lists for as many rows, but one set is shown; give one list, which is for all rows");
-  const hilt::TermConfig terms = program::terms_of(s.terms);
+  const hilt::TermConfig terms = program::terms_of(s.terms, s.heads);
   Problem p;
   p.dtype = program::dtype_of(s.dtype);
   // f64 is the CPU's.

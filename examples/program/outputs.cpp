@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -38,6 +39,7 @@ std::string without_slash(std::string path) {
 }  // namespace
 
 Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
+  std::signal(SIGPIPE, SIG_IGN);  // files are worth more than words: `attend | head` writes them
   const std::string& directory = directory_;
   std::error_code error, looked;
   for (fs::path p = fs::absolute(directory, error);

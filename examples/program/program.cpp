@@ -329,10 +329,12 @@ void declare(Options& options, TermTexts& terms) {
   options.flag("--sink", terms.sink, "A learned score a head beside every row's, with value 0");
 }
 
-hilt::TermConfig terms_of(const TermTexts& terms) {
+hilt::TermConfig terms_of(const TermTexts& terms, hilt::Index heads) {
   hilt::TermConfig config{.softcap = terms.softcap, .sink = terms.sink};
   for (const auto& [name, text] : {std::pair("alibi", terms.alibi), {"relative", terms.relative}, {"bias", terms.bias}})
     if (!text.empty()) named(std::string("--") + name, text, [&] { hilt::read_term(config, name, text); });
+  require_memory("--relative (" + brief(terms.relative) + ")", saturated_product({heads, 8, config.relative.numel()}),
+                 "offsets that no two tokens have need no entry");
   return config;
 }
 

@@ -80,7 +80,7 @@ struct TermTexts {
   friend bool operator==(const TermTexts&, const TermTexts&) = default;
 };
 void declare(Options& options, TermTexts& terms);
-hilt::TermConfig terms_of(const TermTexts& terms);
+hilt::TermConfig terms_of(const TermTexts& terms, hilt::Index heads);
 /// Their tensors for a call with q of this type; all but slopes are random.
 hilt::ScoreTerms drawn_terms(const hilt::TermConfig& config, hilt::Index heads, hilt::Index length, hilt::DType dtype,
                              hilt::Device device, std::uint64_t seed);

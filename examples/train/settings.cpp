@@ -306,7 +306,7 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index cla
   c.dilation_mode = hilt::parse_dilation_mode(s.dilation_mode);
   c.causality = s.is_grid() ? hilt::Causality::none : hilt::Causality::token;
   c.positions = hilt::parse_positions(s.positions);
-  c.terms = program::terms_of(s.terms);
+  c.terms = program::terms_of(s.terms, s.heads);
   c.backward = hilt::parse_backward(s.backward);
   c.dropout = s.dropout, c.checkpointing = s.checkpointing, c.tie_weights = !s.is_grid(), c.image = s.is_images();
   hilt::check_config(c);

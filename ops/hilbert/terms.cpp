@@ -83,8 +83,8 @@ void check_relative(const Call& call, const Tensor& x) {
   const auto judge = [&](const Grid& grid, const auto&... where) {
     check(grid != Grid{}, "relative: table ", x.shape(), " is for ", x.rank() - 1, " axes, but ", where...,
           " has no grid; name one, as in row:HxW");
-    check(x.rank() - 1 == (grid.frames > 1 ? 3 : 2), "relative: table ", x.shape(), " is for ", x.rank() - 1,
-          " axes, but the grid of ", where..., " has ", grid.frames > 1 ? 3 : 2);
+    check(x.rank() == 4 ? grid.has_frames() : grid.frames == 1, "relative: table ", x.shape(), " is for ", x.rank() - 1,
+          " axes, but the grid of ", where..., " has ", grid.has_frames() ? 3 : 2);
   };
   for (const DocumentList& row : spec.documents)
     for (const Document& d : row) judge(d.grid, "document ", to_string({DocumentList{d}}));

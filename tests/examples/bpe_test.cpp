@@ -119,6 +119,16 @@ TEST(Bpe, WhatIsNotGpt2sIsNamed) {
   lacks["model"]["vocab"].erase("!");
   EXPECT_EQ(error_of([&] { Bpe::from_json(lacks.dump(), "t"); }),
             "data: t: its vocabulary lacks byte 33, !; GPT-2's has all 256");
+  EXPECT_TRUE(why("/model/vocab/!", 2000000).starts_with("data: t: token ! has number 2000000, at most ")) << "no text";
+  EXPECT_TRUE(why("/model/vocab/!", 3.5).starts_with("data: t: token ! has number 3.5, at most "));
+  EXPECT_TRUE(why("/model/vocab/!", -1).starts_with("data: t: token ! has number -1, at most "));
+  const std::string deep = std::string(300000, '[') + std::string(300000, ']');  // deeper than a stack
+  EXPECT_EQ(error_of([&] { Bpe::from_json("{\"model\": {\"type\": " + deep + "}}", "t"); }),
+            "data: t: nested more than 16 deep, as no tokenizer is");
+  const Temporary pair;
+  (void)(pair.file("vocab.json", deep), pair.file("merges.txt", ""));
+  EXPECT_EQ(error_of([&] { Bpe::from_directory(pair.directory()); }),
+            "data: --tokenizer (" + pair.directory() + "): nested more than 16 deep, as no tokenizer is");
   EXPECT_TRUE(error_of([] { Bpe::from_json("{", "t"); }).starts_with("data: t: not a tokenizer of byte pairs: "));
   EXPECT_TRUE(error_of([] { Bpe::from_directory("/none"); }).starts_with("data: --tokenizer (/none/tokenizer.json): "));
   const Temporary dir;

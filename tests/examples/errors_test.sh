@@ -99,6 +99,8 @@ refused 2 "each sequence chooses blocks of its own" compare_gradients --batch 2 
 refused 2 "auto takes a grid and no options" compare_gradients --order auto,chunk=16
 refused 2 "--relative (16x17): 16 is even; offsets from -r to r are 2 r + 1" compare_gradients --relative 16x17
 refused 2 "--relative (3x3x3x3): has 4 axes; at most 3" compare_gradients --relative 3x3x3x3
+for size in 99999999999 9223372036854775807; do refused 4 "--relative ($size): would need" compare_gradients --relative $size; done
+refused 2 "--relative (9999999999x9999999999): " compare_gradients --relative 9999999999x9999999999
 refused 2 "relative: table [4, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW" compare_gradients --relative 3x3 --length 256
 refused 2 "--bias (4x4): has rank 2; expected [batch, heads, queries, keys]" compare_gradients --bias 4x4
 refused 2 "bias: axis 1 of [batch, heads, queries, keys] is 3; it broadcasts where it is 1 or 4" compare_gradients --bias 1x3x1xL --length 256
@@ -137,10 +139,14 @@ expect 0 '--debug without an error' "$programs/hello_tape" --debug
 [[ ! -s $scratch/err ]] || fail "--debug prints without an error: $(cat "$scratch/err")"
 
 # ---- nowhere to print to: the reason is that of the failed write ----
-for program in hello_tape info 'curves --grid 8x8 --out full'; do
+for program in hello_tape info 'curves --grid 8x8 --out full' 'attend --q q.npy --k k.npy --v k.npy --out full' 'compare_gradients --length 16 --heads 1 --head-dim 4 --repeat 2 --out full'; do
   # shellcheck disable=SC2016,SC2086
   expect 3 "$program to a full disk" sh -c '"$0" "$@" >/dev/full' "$programs"/$program
   [[ $(cat "$scratch/err") == "${program%% *}: error: standard output: No space left on device" ]] || fail "a full disk: $(cat "$scratch/err")"
+  [[ ! -e full ]] || fail "$program to a full disk leaves $(ls -A full)"
+  # A pipe that nobody reads is no failure: the files are there.
+  # shellcheck disable=SC2086
+  [[ $program != *--out* ]] || { { sleep 0.2; "$programs"/$program; echo $? >status; } | true; [[ $(cat status) == 0 && $(ls full) ]] || fail "$program to nobody: $(cat status)"; rm -r full; }
 done
 
 # ---- a file of options ----
@@ -227,6 +233,7 @@ attend 2 "--scale (wide): not a number" --scale wide
 attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
 attend 2 '--pattern (segment:8,offset=9) in --order (row): offset 9 must be below the dilation, 1' --order row --pattern segment:8,offset=9
+attend 2 '--pattern (neighborhood:17) in --order (hilbert): neighborhood:17: 17 keys do not fit an axis, 16 of 16 cells' --pattern neighborhood:17
 attend 2 '--pattern (neighborhood:2) in --order (hilbert): neighborhood:2: the number of keys must be odd' --pattern neighborhood:2
 attend 2 '--documents (4x): ' --documents 4x
 attend 2 'the documents of row 0 hold 17 tokens, but a row has 16' --documents 9,2x4

@@ -141,6 +141,14 @@ std::string content_of(const std::string& path) {
   return content.str();
 }
 
+/// Nested no deeper than a tokenizer: who copies or prints JSON calls itself at each level.
+json parsed(std::string_view text, const std::string& what, bool throws) {
+  const auto shallow = [&](int depth, json::parse_event_t, json&) {
+    return depth < 16 ? true : (fail_with(Code::data, what, ": nested more than 16 deep, as no tokenizer is"), false);
+  };
+  return json::parse(text, shallow, throws);
+}
+
 }  // namespace
 
 void Bpe::add_merge(const Pair& pair, std::int32_t token) {
@@ -162,13 +170,14 @@ Bpe Bpe::from_directory(const std::string& directory) {
   std::istringstream lines(content_of(merges));
   for (std::string line; std::getline(lines, line);)
     if (!line.empty() && !line.starts_with("#version")) list.push_back(line);
-  const json vocab = json::parse(content_of(vocabulary), nullptr, false);
-  return from_json(json{{"model", {{"vocab", vocab}, {"merges", list}}}}.dump(), "--tokenizer (" + directory + ")");
+  const std::string what = "--tokenizer (" + directory + ")";
+  const json vocab = parsed(content_of(vocabulary), what, false);
+  return from_json(json{{"model", {{"vocab", vocab}, {"merges", list}}}}.dump(), what);
 }
 
 Bpe Bpe::from_json(std::string_view text, const std::string& what) try {
-  constexpr std::size_t kMost = std::size_t{1} << 22;  // tokens
-  const json all = json::parse(text);
+  const std::size_t kMost = std::min(text.size() / 4, std::size_t{1} << 22);  // tokens: each takes text
+  const json all = parsed(text, what, true);
   const json& model = all.at("model");
   const auto refuse = [&](const std::string& name, const json& value) {
     fail_with(Code::data, what, ": ", name, " ", value.dump(), " is not GPT-2's, which alone is known here");
@@ -189,9 +198,9 @@ Bpe Bpe::from_json(std::string_view text, const std::string& what) try {
   Bpe out;
   std::unordered_map<std::string, std::int32_t> token_of;
   const auto place = [&](const std::string& name, const json& id, const std::string& bytes) {
-    const auto at = id.get<std::size_t>();
+    const std::size_t at = id.is_number_float() ? kMost : id.get<std::size_t>();
     if (at >= kMost)
-      fail_with(Code::data, what, ": token ", name, " has number ", at, ", at most ", kMost - 1, " is read");
+      fail_with(Code::data, what, ": token ", name, " has number ", id.dump(), ", at most ", kMost - 1, " is read");
     if (at >= out.bytes_.size()) out.bytes_.resize(at + 1);
     out.bytes_[at] = bytes, token_of[name] = static_cast<std::int32_t>(at);
   };

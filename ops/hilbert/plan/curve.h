@@ -13,6 +13,8 @@ namespace [[gnu::visibility("default")]] hilt {
 /// Width x height cells, so many frames. Token (z * height + y) * width + x is in cell (x, y, z).
 struct Grid {
   Index width = 0, height = 0, frames = 1;  // sides, in cells
+  bool named_frames = false;                // T x H x W was said, even of one frame
+  bool has_frames() const { return named_frames || frames > 1; }
   /// The product of the sides, checked for overflow.
   Index cells() const;
   friend auto operator<=>(const Grid&, const Grid&) = default;

@@ -14,7 +14,7 @@ namespace {
 std::string text_of(const Document& d) {
   if (d.folds()) return std::to_string(d.length);
   const std::string plane = std::to_string(d.grid.height) + 'x' + std::to_string(d.grid.width);
-  return d.grid.frames == 1 ? plane : std::to_string(d.grid.frames) + 'x' + plane;
+  return d.grid.has_frames() ? std::to_string(d.grid.frames) + 'x' + plane : plane;
 }
 
 Document read_document(std::string_view text, std::string_view all) {
@@ -27,7 +27,7 @@ Document read_document(std::string_view text, std::string_view all) {
   if (sides.size() == 1) return side(sides[0]);
   if (sides.size() == 2) return Grid{side(sides[1]), side(sides[0])};
   check(sides.size() == 3, "documents: '", shown(text), "': expected LENGTH, HEIGHTxWIDTH or FRAMESxHEIGHTxWIDTH");
-  return Grid{side(sides[2]), side(sides[1]), side(sides[0])};
+  return Grid{side(sides[2]), side(sides[1]), side(sides[0]), sides[0] == "1"};
 }
 
 }  // namespace

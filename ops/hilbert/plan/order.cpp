@@ -52,7 +52,7 @@ Grid read_grid(std::string_view text, std::string_view part, bool box_allowed) {
     for (const std::string_view side : sides) n.push_back(read_positive(side));
   check(!n.empty() && std::count(n.begin(), n.end(), 0) == 0, "order (", text, "): expected HEIGHTxWIDTH",
         box_allowed ? " or FRAMESxHEIGHTxWIDTH" : "", ", each from 1 to 2147483647, got '", part, "'");
-  return n.size() == 2 ? Grid{n[1], n[0]} : Grid{n[2], n[1], n[0]};
+  return n.size() == 2 ? Grid{n[1], n[0]} : Grid{n[2], n[1], n[0], n[0] == 1};
 }
 
 void read_option(std::string_view text, std::string_view field, Order& order) {
@@ -75,7 +75,7 @@ void read_option(std::string_view text, std::string_view field, Order& order) {
 
 std::string grid_text(const Grid& grid) {
   const std::string plane = std::to_string(grid.height) + "x" + std::to_string(grid.width);
-  return grid.frames == 1 ? plane : std::to_string(grid.frames) + "x" + plane;
+  return grid.has_frames() ? std::to_string(grid.frames) + "x" + plane : plane;
 }
 
 /// What must hold of any order; `text` is how the user wrote it.

@@ -533,6 +533,22 @@ TEST(TermsOfACall, PublishedSlopes) {
   for (std::size_t i = 0; i < 6; ++i) EXPECT_DOUBLE_EQ(six[i], want[i]);
 }
 
+TEST(TermsOfACall, OneFrameThatWasNamedIsAnAxis) {
+  const Problem flat{
+      .pattern = "slide2d:1x2", .order = "hilbert:3x4", .length = 12, .batch = 2, .heads = 4, .kv_heads = 4};
+  Problem deep = flat;
+  deep.order = "hilbert:1x3x4";
+  Inputs in = inputs_of(flat, 1);
+  const Tensor table = randn({4, 3, 3, 3}, {5, 6}, DType::f64);
+  in.options.terms.relative = contiguous(select(table, 1, 1));
+  const Tensor want = attention(in.q, in.k, in.v, make_plan(flat.spec()), in.options);
+  EXPECT_EQ(attention(in.q, in.k, in.v, make_plan(deep.spec()), in.options).to_vector(), want.to_vector());
+  in.options.terms.relative = table;
+  EXPECT_EQ(attention(in.q, in.k, in.v, make_plan(deep.spec()), in.options).to_vector(), want.to_vector());
+  EXPECT_EQ(to_string(deep.spec().order), "hilbert:1x3x4");
+  EXPECT_EQ(to_string(parse_documents("1x3x4,3x4,2x3x4")), "1x3x4,3x4,2x3x4");
+}
+
 TEST(TermsOfACall, RefusedWithBothSides) {
   const auto error = [](const char* order, const char* pattern, auto change, Index length = 12) {
     Problem p{.pattern = pattern, .order = order, .length = length, .batch = 2, .heads = 4, .kv_heads = 4};
