@@ -28,8 +28,7 @@ template <int Rounds = 10>
 struct RandomKey {
   std::uint64_t seed = 0;    // what all streams share
   std::uint64_t stream = 0;  // which of them
-  /// For numbers drawn on a GPU inside a Replay: the address, on that GPU, of the number of streams
-  /// by which they begin later this time. Null: none.
+  /// In a Replay: where the GPU finds by how many streams they begin later this time. Null: none.
   const std::uint64_t* further = nullptr;
 };
 
@@ -67,8 +66,7 @@ class Generator {
 /// The generators a piece of code drew from, and where they stood; rewind() puts them back there.
 class Generator::Recording {
  public:
-  /// further: of a GPU, one word for each generator in order of first use; keys drawn meanwhile
-  /// carry its address.
+  /// further: on a GPU, a word a generator in order of first use; keys drawn meanwhile carry it.
   explicit Recording(const std::uint64_t* further = nullptr, std::size_t words = 0);
   ~Recording();
   Recording(const Recording&) = delete;
@@ -87,8 +85,7 @@ class Generator::Recording {
   Recording* outer_;
 };
 
-/// Uniform on [0, 1) with 24 random bits, standard normal (Box-Muller). Element i depends on key
-/// and i alone.
+/// Uniform on [0, 1), 24 bits; standard normal (Box-Muller). Element i depends on key and i alone.
 Tensor rand(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});
 Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});  // normal
 /// Uniform integers in [low, high).

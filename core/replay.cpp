@@ -1,5 +1,4 @@
-// A step for a GPU: run once, recorded once as a CUDA graph, and launched from then on with the
-// generators moved forward.
+// A step for a GPU: run once, recorded as a CUDA graph, launched with the generators moved forward.
 #include "core/replay.h"
 #include <algorithm>
 #include <utility>

@@ -65,8 +65,7 @@ template <std::size_t N> struct Runs {
     }
   }
 
-  /// f(offsets, count) over all elements, on several threads, in pieces of at most `piece`
-  /// elements.
+  /// f(offsets, count) over all elements, on several threads, in pieces of at most `piece`.
   template <class F> void for_pieces(Index piece, F&& f) const {
     if (run >= piece) {
       const Index per_row = (run + piece - 1) / piece;

@@ -49,8 +49,7 @@ void Gradients::set(const Tensor& x, const Tensor& dx) {
 }
 
 // ---- which tape listens -------------------------------------------------------------------------
-/// It outlives the tape, so that no thread and no Pause is left with the address of one that was
-/// destroyed, on another thread or out of order.
+/// It outlives the tape: no thread and no Pause is left with the address of one destroyed.
 struct Tape::Listener {
   Tape* tape;  // null from then on
   std::shared_ptr<Listener> outer;

@@ -101,8 +101,7 @@ class Tape {
   struct Listener;  // a tape's place among those of its thread
 
  public:
-  /// check_finite: an op whose result, or a gradient it hands back, is not finite throws
-  /// Code::not_a_number with its name.
+  /// check_finite: a result or gradient of an op that is not finite throws Code::not_a_number.
   struct Options {
     bool profile = false, check_finite = false;  // times and live bytes of each node; check_finite as above
   };

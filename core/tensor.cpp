@@ -248,8 +248,7 @@ std::string to_string(const Tensor& x) {
   return text.str();
 }
 
-// In place only where nobody else can see it: an op may hand one tensor to two inputs (add returns
-// {dy, dy}), or a view of something it keeps.
+// An op may hand one tensor to two inputs (add returns {dy, dy}), or a view of what it keeps.
 void accumulate(Tensor& sum, const Tensor& more) {
   check(sum.shape() == more.shape() && sum.dtype() == more.dtype(), "accumulate: ", more.dtype(), more.shape(),
         " does not add to ", sum.dtype(), sum.shape());

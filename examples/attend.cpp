@@ -169,8 +169,7 @@ void check_fits(const Plan& plan, const Tensor& q, const Tensor& k, Backward mod
       mode == Backward::fused ? "use a sparser --pattern or a narrower --dtype" : "--mode fused keeps no scores");
 }
 
-/// The same over ranks that are threads of this process; every rank holds its rows alone while it
-/// computes.
+/// The same over ranks that are threads; while it computes, each holds its rows alone.
 program::Named over_ranks(int ranks, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& d_o, const AttentionOptions& options) {
   program::Named results;

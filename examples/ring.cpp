@@ -200,8 +200,7 @@ int main(int argc, char** argv) {
     if (!options.parse(argc, argv)) return 0;
     if (s.kv_heads == 0) s.kv_heads = s.heads;
     check(s.heads % s.kv_heads == 0, "--kv-heads (", s.kv_heads, "): must divide --heads, ", s.heads);
-    // Before anything is made: q, k, v, o and their gradients, whole on every rank that is compared
-    // with one, and the plan.
+    // Before anything is made: the plan, and q, k, v, o and their gradients, whole where compared.
     const bool on_cpu = s.over != "nccl" && (s.dtype == "f64" || program::device_of(s.device).is_cpu());
     const Index inputs = !on_cpu ? 0 : s.alone || s.over != "threads" ? 1 : s.ranks;
     const auto whole = [&](Index heads) {

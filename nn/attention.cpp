@@ -1,5 +1,4 @@
-// x to q, k and v in one product, rotary positions, attention on a plan, and the projection; on one
-// rank or on a part of the sequence.
+// x to q, k and v in one product, rotary positions, attention on a plan, and the projection.
 #include "nn/attention.h"
 #include "ops/ops.h"
 

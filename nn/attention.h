@@ -50,12 +50,10 @@ class KeyValueCache {
   Index length() const { return length_; }                      // tokens that are there
   Index context() const { return context_; }                    // the most tokens
   void clear() { length_ = 0; }                                 // no token is there
-  /// Rows of keys that plans listed so far, a layer, sequence and tile of queries: once for all
-  /// heads that share a set.
+  /// Rows of keys that plans listed so far, a layer, sequence and tile; once for heads of one set.
   Index keys_read() const { return keys_read_; }
 
-  /// What a model does with it: `count` tokens come, then each layer in turn adds its rows, and has
-  /// those of all; at the end they count.
+  /// For a model: `count` tokens come, then each layer adds its rows; at the end they count.
   void begin(const std::vector<AttentionConfig>& configs, Index count);  // layers have them in turn
   std::array<Tensor, 2> extended(const Tensor& k, const Tensor& v);      // those given and those before, all in cache
   void end() { length_ += plan()->queries(); }                           // the tokens of begin() count
@@ -79,9 +77,8 @@ struct CallOptions {
   KeyValueCache* cache = nullptr;         // x follows what is in it
 };
 
-/// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan, one output
-/// projection. Known elsewhere as HilbertAttentionCore. Plans come from make_plan's cache, one a
-/// length.
+/// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan from
+/// make_plan's cache, one output projection. Known elsewhere as HilbertAttentionCore.
 struct HilbertSelfAttention {
   AttentionConfig config;  // what it computes
   Linear qkv;              // [width, (heads + 2 kv_heads) dim]: q, then k, then v

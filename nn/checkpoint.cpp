@@ -1,5 +1,4 @@
-// Writing, listing, locking and reading the checkpoints of a directory. Every tensor and all
-// metadata carry a checksum.
+// Writing, listing, locking and reading checkpoints. All tensors and metadata carry a checksum.
 #include "nn/checkpoint.h"
 #include <dirent.h>
 #include <fcntl.h>

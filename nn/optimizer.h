@@ -39,9 +39,8 @@ class AdamWOptimizer {
   std::vector<State> states_;
 };
 
-/// The global norm of the gradients of these parameters, as a scalar on their device:
-/// AdamWOptimizer::step() can clip by it without waiting. It is NaN if `loss` is given and not
-/// finite; a step with it then changes nothing.
+/// The global norm of the gradients of these parameters, a scalar on their device, for step() to
+/// clip by without waiting. NaN if `loss` is given and not finite; a step with it changes nothing.
 Tensor norm_of(const Gradients& gradients, const NamedParameters& parameters, const Tensor& loss = {});
 /// Scales the gradients of these parameters so that their global norm is at most max_norm (0: only
 /// measures); returns the norm before. Throws Code::not_a_number, naming the first parameter, where

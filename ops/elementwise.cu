@@ -51,8 +51,7 @@ __global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __gri
 
 }  // namespace
 
-/// The walk in packs of n elements, of a single row as many as are whole; without elements where
-/// packs do not fit the operands.
+/// The walk in packs of n elements, as many as are whole; none where packs do not fit.
 inline Walk<4> packed(const DeviceSpan& s, int inputs, Walk<4> walk, int n) {
   const Walk<4> none = [&] {
     Walk<4> w = walk;

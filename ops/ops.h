@@ -172,8 +172,7 @@ struct AdamW {
 /// m, v: of w's type, or f32 beside a 16-bit w, which `master`, f32, shadows. step counts from 1.
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& options,
                 Tensor* master = nullptr);
-/// The same for many parameters, each with a decay of its own instead of the options'; on a GPU a
-/// few kernels serve them all.
+/// The same for many parameters, each with its own decay, in a few kernels on a GPU.
 struct AdamWUpdate {
   Tensor* w;                         // is written to
   Tensor dw;                         // its gradient

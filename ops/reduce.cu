@@ -26,8 +26,7 @@ __global__ void row_pieces_kernel(const T* x, double* partial, Index n, const __
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-// A thread has C neighbouring columns. blockDim = threads side by side x rows read at a time, a
-// power of two.
+// A thread has C neighbouring columns. blockDim = threads side by side x rows at a time, 2^n.
 template <int C, class T>
 __global__ void column_pieces_kernel(const T* x, double* partial, Index n, Index inner, int across,
                                      const __grid_constant__ SumPieces cut) {

@@ -1,5 +1,4 @@
-// Sums and maxima over the middle axis of [outer, n, inner]. Pieces of fixed size, added in order
-// in f64, give the same bits on any number of threads.
+// Sums and maxima over the middle of [outer, n, inner], by pieces of fixed size, in order, in f64.
 #include "core/parallel.h"
 #include "ops/isa.h"
 #include "ops/kernels.h"

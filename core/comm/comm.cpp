@@ -177,8 +177,7 @@ Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Step 
   return transfer;
 }
 
-// Every rank adds up one piece of x, in the order of ranks, and hands it to the others: 2 (p - 1) /
-// p of the bytes of x a rank.
+// Every rank adds up one piece of x, in the order of ranks, and hands it to the others.
 Tensor Comm::sum(const Tensor& x, Step step) const {
   if (size() == 1) return clone(x);
   const Tensor total = dense_in(x, sum_type(x.dtype()));

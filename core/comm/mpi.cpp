@@ -35,8 +35,7 @@ void must(int result, const char* call) {
   fail_with(Code::distributed, call, ": ", text);
 }
 
-/// For calls that return only once every rank has made them: on a thread of its own, which is left
-/// behind if one never does.
+/// For calls that return once every rank made them: on a thread, which may be left behind.
 void within(milliseconds deadline, const char* call, TcpLink* control, const std::function<void()>& run) {
   std::promise<void> promise;
   const std::future<void> done = promise.get_future();

@@ -263,8 +263,7 @@ bool Tcp::handle(Peer& p) {
     case Kind::goodbye:
       p.left = true;
       if (p.header.kind == Kind::abort) fail(p.text);
-      // It takes nothing any more. What has been begun must be ended, or what follows would be read
-      // as a part of it.
+      // It takes nothing any more. What has begun must end, or what follows is taken for its rest.
       std::erase_if(p.out, [](const auto& parcel) { return parcel->header.kind == Kind::data && parcel->sent == 0; });
       tell(p, Kind::seen);
       break;

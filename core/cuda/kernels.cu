@@ -22,8 +22,7 @@ template <class T> __global__ void count_up_kernel(T* out, Index n) {
   for (Index i = first_element(); i < n; i += element_step()) out[i] = convert<T>(i);
 }
 
-// One kernel a destination type; the source's type is looked at once an element, the same way by
-// all threads.
+// One kernel a destination type; the source's is looked at once an element.
 template <class To>
 __global__ void copy_kernel(To* to, const void* from, DType from_type, const __grid_constant__ Walk<2> walk) {
   for (Index i = first_element(); i < walk.elements; i += element_step()) {

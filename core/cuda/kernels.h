@@ -8,8 +8,7 @@
 
 namespace hilt::kernels {
 
-/// Writes one word; returns the runtime's status instead of throwing. Shows that a GPU can be used
-/// at all.
+/// Writes one word; returns the runtime's status. Shows that a GPU can be used at all.
 int write_word(Cuda, std::uint32_t* to, std::uint32_t word);
 
 // n elements, dense.

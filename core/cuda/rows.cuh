@@ -29,8 +29,7 @@ template <int kElements, bool kByWarp> struct Row {
     if constexpr (kByWarp) return warp_reduce<Op>(x);
     else return block_reduce<Op>(x, identity);
   }
-  /// The sum over the row of f(i, e), element e of the pack at i; `prepare(i)` loads what f needs
-  /// of the pack.
+  /// The sum over the row of f(i, e), element e of the pack at i, which `prepare(i)` loads.
   template <class Prepare, class F> __device__ float sum(Prepare prepare, F f) const {
     float total = 0;
     each([&](Index i) {

@@ -62,8 +62,7 @@ static_assert(offsetof(DLManagedTensorVersioned, manager_ctx) == 8 &&
               offsetof(DLManagedTensorVersioned, deleter) == 16 && offsetof(DLManagedTensorVersioned, flags) == 24 &&
               offsetof(DLManagedTensorVersioned, dl_tensor) == 32 && sizeof(DLManagedTensorVersioned) == 80);
 
-/// Calls the deleter if nobody took the struct. To pass the pointer on, say into a Python capsule,
-/// call release().
+/// Calls the deleter if nobody took the struct. To pass it on, into a capsule say, call release().
 struct Release {
   template <class Managed> void operator()(Managed* m) const {  // ends the loan
     if (m->deleter) m->deleter(m);

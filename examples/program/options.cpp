@@ -1,5 +1,4 @@
-// Options bound to variables, over CLI11: ranges, proposals for misspelt names, and the same keys
-// in a file.
+// Options bound to variables, over CLI11: ranges, proposals for misspelt names, the same in a file.
 #include "options.h"
 
 #include <hilt/hilt.h>

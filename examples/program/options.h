@@ -14,11 +14,9 @@ namespace program {
 struct Debug {};
 bool debugging();
 
-/// The options of one program. Each is bound to a variable, which holds the default until parse()
-/// finds another value.
-/// --help shows every option with its default and range; --config FILE reads `key = value` lines,
-/// which the command line overrides; --print-config prints all values as such a file; --debug is
-/// for finding our bugs.
+/// The options of one program, each bound to a variable, its default. --help shows them all;
+/// --config FILE reads `key = value` lines, which the command line overrides; --print-config writes
+/// such a file; --debug is for finding our bugs.
 class Options {
  public:
   Options(const std::string& program, const std::string& what_it_does);
@@ -52,8 +50,7 @@ class Options {
   /// `where` the value comes from, for an error.
   void set(const std::string& name, const std::string& value, const std::string& where = "");
 
-  /// False if the user asked for help or the configuration and got it. Throws hilt::Error on
-  /// anything it does not know, naming the nearest.
+  /// False if the user asked for help or the configuration and got it.
   bool parse(int argc, char** argv);
   /// Whether the command line or the file named the option.
   bool given(const std::string& name) const;

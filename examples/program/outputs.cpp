@@ -1,5 +1,4 @@
-// Files are written under hidden names and renamed together at the end, so a failed run leaves
-// none.
+// Files are written under hidden names and renamed at the end: a failed run leaves none.
 #include "outputs.h"
 
 #include <fcntl.h>
@@ -20,8 +19,7 @@ namespace {
   hilt::fail_with(hilt::Code::data, path, ": ", why, "; name a directory you may write to with --out");
 }
 
-/// Makes the content of a file, or the names in a directory, last. Some file systems cannot do it
-/// for a directory; nothing is lost but that guarantee.
+/// Makes a file's content, or the names in a directory, last: the latter where the system can.
 void sync(const fs::path& path) {
   const int d = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const bool done = d >= 0 && ::fsync(d) == 0;
@@ -59,8 +57,7 @@ Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
   fail_file(directory, why);
 }
 
-// Innermost first; remove() leaves alone what is not empty, and a directory that somebody locked is
-// theirs by now: they are about to write into it.
+// Innermost first. remove() leaves what is not empty; a directory that somebody locked is theirs.
 void Outputs::unmake() const {
   std::error_code error;
   for (fs::path p = fs::absolute(directory_, error); !made_.empty() && !p.empty(); p = p.parent_path()) {

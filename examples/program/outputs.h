@@ -7,12 +7,10 @@
 
 namespace program {
 
-/// A directory to write to. Files take their names only in commit(); until then, and after a
-/// failure, there is nothing.
+/// A directory to write to. Files take their names only in commit(); until then there is nothing.
 class Outputs {
  public:
-  /// Makes the directory if it is missing. Throws, before any work is done, if files cannot be made
-  /// in it.
+  /// Makes the directory if it is missing; throws if files cannot be made in it.
   explicit Outputs(const std::string& directory);
   ~Outputs();
   Outputs(const Outputs&) = delete;

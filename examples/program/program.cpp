@@ -30,8 +30,7 @@ namespace {
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 std::string program_name;  // of this program: a terminate handler takes no argument
 
-/// What the library repeats may be as long as a command line: words longer than the name of a file
-/// are cut.
+/// What the library repeats may be long: words longer than the name of a file are cut.
 std::string short_words(const std::string& text) {
   constexpr std::size_t kName = 300;
   std::string out;
@@ -133,8 +132,7 @@ std::size_t limit_of(decltype(RLIMIT_AS) resource) {
   return ::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : kNoLimit;
 }
 
-/// Bytes of the character that `text` begins with; 0 if it is none, by UTF-8, or a control
-/// character.
+/// Bytes of the character that `text` begins with; 0: none, by UTF-8, or one of control.
 std::size_t visible_bytes(std::string_view text) {
   std::size_t end = 0;
   const std::optional<char32_t> c = hilt::next_utf8(text, end);

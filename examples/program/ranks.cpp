@@ -1,5 +1,4 @@
-// Starts the ranks of a program as threads or processes, waits for all, and makes one error of
-// theirs.
+// Starts the ranks of a program as threads or processes, waits, and makes one error of theirs.
 #include "ranks.h"
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -35,8 +34,7 @@ constexpr milliseconds kGrace(6000);  // for others to end by themselves, once t
 
 volatile std::sig_atomic_t interrupted = 0;
 
-/// What work throws, with the rank in its message; what tells of a failure between ranks names them
-/// already.
+/// What work throws, with the rank in its message, unless a failure between ranks names them.
 int named(hilt::Comm& comm, const std::function<int(hilt::Comm&)>& work) {
   const std::string who = "rank " + std::to_string(comm.rank()) + ": ";
   try {
@@ -52,8 +50,7 @@ int named(hilt::Comm& comm, const std::function<int(hilt::Comm&)>& work) {
 int live(hilt::Comm comm, const std::function<int(hilt::Comm&)>& work) {
   try {
     const int status = named(comm, work);
-    // Together to the end: who is slow is waited for as long as it lives, and who does not live is
-    // named.
+    // Together to the end: who is slow is waited for while it lives, and who is dead is named.
     comm.set_deadline(std::chrono::hours(24 * 365));
     comm.barrier({"end"});
     return status;
@@ -71,8 +68,7 @@ int live_as_threads(int ranks, const std::function<int(hilt::Comm&)>& work) {
   return failed == statuses.end() ? 0 : *failed;
 }
 
-/// Below the ports that outgoing connections are given, so that none of those takes it before rank
-/// 0 does.
+/// Below the ports of outgoing connections, so that none of those takes it before rank 0 does.
 int free_port() {
   std::random_device random;
   for (int tries = 0; tries < 100; ++tries) {
@@ -88,8 +84,7 @@ int free_port() {
   hilt::fail_with(hilt::Code::distributed, "no free port in 20000..31999 of 127.0.0.1");
 }
 
-/// mpirun can lock up where a rank is killed while MPI begins: it then has children, but none that
-/// lives.
+/// mpirun can lock up where a rank is killed while MPI begins: then none of its children lives.
 bool only_dead_children(pid_t pid) {
   const std::string proc = "/proc/" + std::to_string(pid);
   std::ifstream list(proc + "/task/" + std::to_string(pid) + "/children");
@@ -280,8 +275,7 @@ int Family::verdict(bool mpi) {
   // Of a rank that dies before MPI begins mpirun does not always say which it was.
   if (const int status = failed_.front().status; mpi && text.empty() && WIFEXITED(status) && WEXITSTATUS(status) > 128)
     text = "a rank was ended by " + describe(WEXITSTATUS(status) - 128);
-  // A rank whose status was 0 and that did not end MPI: mpirun's own status is then 1, which is not
-  // that of a rank.
+  // A rank that did not end MPI and whose status was 0: the status is mpirun's, not that of a rank.
   const bool improper = chatter_.find("exiting improperly") != std::string::npos;
   if (improper && text.empty() && !errors_.empty()) {
     text = errors_.front().text;

@@ -39,8 +39,7 @@ AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, I
   AttentionMaps out;
   if (packed.size() != plain.blocks.size() || packed.empty()) return out;
   const Index length = ids.dim(1), shown = std::min(length, kTokens), first = length - shown;
-  // A board: where the cell in the middle looks. A text: where each of the last tokens looks among
-  // them.
+  // Of a board, where the middle cell looks; of a text, where each of the last tokens does.
   const Index cell = width > 0 ? length / width / 2 * width + width / 2 : -1;
   out.columns = width > 0 ? width : shown, out.rows = width > 0 ? length / width : shown, out.cell = cell;
   if (width == 0) {

@@ -9,8 +9,7 @@
 
 namespace train {
 
-/// One line about the latest step: in place on a terminal; elsewhere a line at the first step, at
-/// each evaluation and at the end.
+/// A line about the latest step: in place on a terminal; else at the first, evaluations and last.
 class Progress {
  public:
   Progress(const Start& start, Index from);

@@ -53,9 +53,8 @@ class Run {
   std::string two_losses() const;
   int finish(Progress* progress);
 
-  /// Once an exception passes: what was learned stays, in a checkpoint of its own if it has none
-  /// yet, and of a run that learned nothing, nothing does. No catch, which would be where the stack
-  /// of --debug ends.
+  /// Once an exception passes: what was learned stays, in a checkpoint if it has none yet; of a run
+  /// that learned nothing, nothing does. No catch: the stack of --debug would end there.
   struct Tidy {
     Run& run;
     std::string log;

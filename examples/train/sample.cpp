@@ -1,5 +1,4 @@
-// Draws tokens from a model's logits one after the other; finds the run and the checkpoint to draw
-// from.
+// Draws tokens from a model's logits one by one; finds the run and the checkpoint to draw from.
 #include "sample.h"
 
 #include <unistd.h>
@@ -56,8 +55,7 @@ std::size_t whole_characters(std::string_view text) {
   return text.size();
 }
 
-/// No tensor need show how long the rows of a model are, and a stranger may say anything: a row
-/// that would take minutes for each token is refused.
+/// No tensor shows how long a model's rows are: one that would take minutes a token is refused.
 void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
   constexpr double kMost = 1e13;
   const Index rows = c.image ? kImages : 1;
@@ -70,8 +68,7 @@ void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpo
   if (pass > kMost)
     hilt::fail_with(hilt::Code::data, checkpoint.path(), ": a token of a sample would take ", pass,
                     " operations in rows of ", c.context, ", at most ", kMost, " are done; is it from a stranger?");
-  // The stream, its norms, q, k, v, two of the hidden layer, the logits, and each layer's keys and
-  // values.
+  // The stream, its norms, q, k, v, two of the hidden layer, logits, and the keys and values.
   program::require_memory(
       checkpoint.path(),
       program::saturated_product(

@@ -205,8 +205,7 @@ void adopt_defaults(program::Options& options, Settings& s) {
   }
   if (!s.from.empty()) adopt_gpt2(options, s);
   if (!s.tokenizer.empty() && !options.given("--vocabulary")) options.set("--vocabulary", "bpe");
-  // A constant rate does not know how long the run is, so that one can be continued to more
-  // --steps.
+  // A constant rate does not know how long the run is: it can be continued to more --steps.
   const bool open_ended = s.schedule == "constant";
   prefer("--warmup", std::to_string(open_ended      ? 0
                                     : s.seconds > 0 ? s.warmup
@@ -297,8 +296,7 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index cla
   hilt::TransformerConfig c;
   c.layers = s.layers, c.heads = s.heads, c.width = s.width, c.context = s.context;
   c.vocab = symbols, c.classes = classes > 0 ? classes : symbols;
-  // What a product of GPT-2's width begins with: from smaller scores attention finds out too late
-  // what is told again.
+  // What a product of GPT-2's width begins with: smaller scores find too late what is told again.
   if (s.task == "stories" || s.is_images()) c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
   c.order = program::order_of(s.order, s.context);
   c.pattern = program::pattern_of(s.pattern, s.context);

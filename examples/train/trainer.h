@@ -7,8 +7,7 @@
 
 #include "tasks/task.h"
 
-// Private to train: a model, its optimizer and how far they got. Knows nothing of files but what
-// goes into a checkpoint, and prints nothing.
+// Private to train: a model, its optimizer and how far they got. Prints nothing.
 
 namespace train {
 
@@ -68,8 +67,7 @@ class Trainer {
     friend bool operator==(const Asked&, const Asked&) = default;
   };
   std::future<std::vector<hilt::Batch>> fetch(const Asked& asked) const;
-  /// One batch forward and back, and the update, which the device leaves out where the norm is not
-  /// finite. The loss, and whether to stop.
+  /// One batch forward and back, and the update, unless the norm is not finite. Whether to stop.
   std::pair<double, bool> attempt(Index batch, Index accumulate, double lr, double clip, bool stop);
   bool is_scaled() const { return parameters_.front().tensor->dtype() == hilt::DType::f16; }
   void rescale(double by);

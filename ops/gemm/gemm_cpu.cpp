@@ -144,8 +144,7 @@ template <class T> void pack_left(MatrixRef<const T> a, Index rows, Index more, 
     for (Index i = 0; i < rows; ++i) to[k * kRows + i] = a.data[i * a.row + k * a.column];
 }
 
-/// C (+)= A B for so few rows that packing B would cost more than the products: its rows pass, four
-/// at a time, by sums that stay in L1.
+/// C (+)= A B for few rows, which packing B would cost more than: four pass by sums in L1.
 constexpr Index kFewRows = 3, kFewAcross = 1024;
 template <class T>
 void few_rows(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index b_row, MatrixRef<T> c, bool add) {
@@ -183,8 +182,7 @@ void few_rows(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index
   }
 }
 
-/// The same where the columns of B lie as rows, as those of a transposed table do: of as many as a
-/// vector has lanes, a square at a time is turned.
+/// The same where the columns of B lie as rows: a square of a vector's lanes is turned at a time.
 template <class T>
 void few_rows_of_columns(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index b_column, MatrixRef<T> c,
                          bool add) {

@@ -1,5 +1,4 @@
-// Sets that are chosen by looking at q and k: for every block of queries the blocks of keys whose
-// mean has the largest product with theirs.
+// Sets chosen by q and k: for queries' blocks the blocks of keys whose means are most alike.
 #include <algorithm>
 #include <cmath>
 #include <limits>

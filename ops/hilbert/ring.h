@@ -15,8 +15,7 @@ Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const S
 AttentionResult ring_attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const ShardPlanPtr& shard,
                                         const Comm& comm, const AttentionOptions& options = {});
 
-/// Throws on every rank, naming the first difference, unless all have the same plan, shards,
-/// transport and sizes. Once, before the first call.
+/// Throws on every rank, naming the first difference, unless all have the same plan and sizes.
 void agree_on(const ShardPlan& shard, const Comm& comm, Index batch, Index kv_heads, Index dim, DType dtype,
               const AttentionOptions& options);
 

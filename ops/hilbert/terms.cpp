@@ -106,8 +106,7 @@ void check_bias(const Call& call, const Tensor& x) {
   check(fits, "bias: ", x.shape(), " does not broadcast to [batch ", want[0], ", heads ", want[1], ", queries ",
         want[2], ", keys ", want[3], "]");
 }
-/// b [B', H', Lq', Lk'] at the pairs: what is broadcast stays so. Where rows of the batch are one,
-/// its queries are those of all rows.
+/// b [B', H', Lq', Lk'] at the pairs, what is broadcast staying so; of one row, queries of all.
 Tensor add_bias(const Call& call, const GroupBatch& g, const Tensor& s, const Tensor& bias) {
   Tensor b = to(of_heads(bias, 1, g), s.dtype());
   const Index each = b.dim(2), heads = b.dim(1), keys = b.dim(3);

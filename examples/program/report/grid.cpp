@@ -10,8 +10,7 @@ void move_to(std::string& path, Index x, Index y, const char* half_x = "", const
   path += "M" + std::to_string(x) + half_x + " " + std::to_string(y) + half_y;
 }
 
-/// Strokes along a row, or down a column, from run to run of cells where in() holds; `half` drops
-/// those of a row to its middle.
+/// Strokes along a row, or down a column, over runs of in(); `half` drops a row's to its middle.
 template <class F> void runs(std::string& path, Index count, Index line, bool down, const char* half, F&& in) {
   for (Index i = 0; i < count; ++i) {
     if (!in(i)) continue;

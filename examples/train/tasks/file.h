@@ -93,8 +93,7 @@ class File {
   mutable std::mutex mutex_;
 };
 
-/// Both sides of a text's split need a row and the token after it. Where the last tenth begins, or
-/// earlier in a short text.
+/// Both sides of a split need a row and a token. Where its last tenth, or more if short, begins.
 inline Index split_of(const File& file, Index units, const char* unit, Index length) {
   const Index least = length + 1, split = std::min(units - units / 10, units - least);
   if (split < least)

@@ -50,8 +50,7 @@ class Vocabulary {
   const Bpe* bpe() const { return bpe_.get(); }
   /// The token that is this character, or -1.
   std::int32_t find(char32_t c) const;
-  /// Throws Code::data on invalid UTF-8, with its byte, and on a character that has no token, with
-  /// its place.
+  /// Throws Code::data, with its place, on invalid UTF-8 and on a character that has no token.
   std::vector<std::int32_t> encode(std::string_view text, const std::string& what) const;
   std::string decode(std::span<const std::int32_t> tokens) const;
   /// One string that from_text() reads: for checkpoints.
@@ -63,8 +62,7 @@ class Vocabulary {
   std::shared_ptr<const Bpe> bpe_;
 };
 
-/// The character at `at`, which moves behind it. Throws Code::data naming `what` and the byte
-/// (`offset` + at) where the text stops being UTF-8.
+/// The character at `at`, which moves behind it. Throws Code::data, naming `what` and the byte.
 char32_t read_utf8(std::string_view text, std::size_t& at, const std::string& what, std::size_t offset = 0);
 
 enum class Split : unsigned char { train, validation };
@@ -84,8 +82,7 @@ class Task {
   virtual Batch batch(Split split, Index first, Index count) const;
   /// Writes one row: length() inputs, targets() targets.
   virtual void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const = 0;
-  /// What the best reader there can be pays for the targets of a row, in nats, and how many it
-  /// hits; a cost below 0: nobody knows.
+  /// What the best reader pays for a row, in nats, and how many it hits; below 0: nobody knows.
   struct Exact {
     double cost = -1, right = 0;
   };

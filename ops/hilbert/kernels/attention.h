@@ -43,8 +43,7 @@ template <class... Types, class F> [[gnu::always_inline]] inline void with_type(
   (void)((type == dtype_of<Types> && (f.template operator()<Types>(), true)) || ...);
 }
 
-/// One attention call. Head h reads key head h / (heads / kv_heads). `queries`: rows of q, o and
-/// lse; how many k and v have, no kernel asks.
+/// One attention call. Head h reads key head h / (heads / kv_heads). `queries`: rows of q, o, lse.
 struct AttentionSizes {
   Index batch, queries, heads, kv_heads, dim;
   double scale;
@@ -119,8 +118,7 @@ template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass&);
 
 // ---- on a GPU -----------------------------------------------------------------------------------
 
-/// The kernels there are. hopper_one_owner goes back in one pass, where the keys of each query lie
-/// in one tile; all others pass twice over scores.
+/// The kernels there are. hopper_one_owner goes back in one pass, the others in two over scores.
 enum class Route : unsigned char { cpu, plain, mma, hopper_one_owner, hopper };
 /// cpu, plain, mma or hopper: what people see and HILT_ROUTE names.
 constexpr std::string_view name_of(Route route) {
@@ -134,8 +132,7 @@ struct Decision {
   bool direct = false;      // of a backward pass: gradients are rounded once and written
   bool delta = true;        // it reads delta
 };
-/// Decides from the sizes, tiles, types and inputs of a pass; results need not be there yet.
-/// `whole`: this pass alone makes the gradients of its call.
+/// Decides from sizes, tiles, types and inputs. `whole`: this pass alone makes all gradients.
 Decision route(Cuda, const ForwardPass&);
 Decision route(Cuda, const BackwardPass&, bool whole);
 

@@ -9,8 +9,7 @@
 namespace hilt::kernels {
 namespace {
 
-/// Sums of a table stand in so many columns until a task ends: neighbouring keys often have one
-/// entry, and an addition to it would wait for the one before.
+/// A table's sums stand in so many columns: additions to one entry in a row would wait.
 constexpr Index kSpread = 8;
 
 constexpr Index kLineOfPairs = 16;  // elements of a row of pairs that are fetched together

@@ -64,8 +64,7 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   const Index branches = branch_count(*call.plan);
   const Tensor& sink = call.options.terms.sink;
   if (branches == 1 && !sink) return taped_branch(call, q, k, v, 0, with_lse);
-  // Merge: O = sum_i e^(L_i - L) O_i with L = log sum_i e^L_i, which is a softmax over the
-  // branches, and over the sink, whose O is zero.
+  // O = sum_i e^(L_i - L) O_i, a softmax over the branches, and over the sink, whose O is zero.
   std::vector<Tensor> o, lse;
   for (Index branch = 0; branch < branches; ++branch) {
     const Taped part = taped_branch(call, q, k, v, branch, true);

@@ -5,8 +5,7 @@
 
 #include "../../../core/shape.h"
 
-// Space-filling curves: cell of a grid <-> position on the curve. Pure functions of integers, no
-// tables; both directions cost O(log side). curve.cpp derives the curves.
+// Space-filling curves: cell <-> position, by integers, without tables, in O(log side).
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -44,8 +43,7 @@ Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps = Steps::
 /// The tokens below `limit` (at most 2^31 - 1) in curve order, by one walk that skips the others.
 std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps steps = Steps::near);
 
-/// How many steps of the curve do not go to a cell that shares a side: 0 or 1 on a rectangle
-/// (O(1)), 0 on a box of even sides, else counted by a walk.
+/// How many steps of the curve do not go to a cell that shares a side: by a walk if on an odd box.
 Index non_unit_steps(const Grid& grid, Steps steps = Steps::near);
 
 /// Morton code of (x, y), sides below 2^31: the bits of x in even places, those of y in odd ones.

@@ -102,8 +102,7 @@ template <class X, class Shift> void append(std::vector<X>& to, const std::vecto
   for (X x : from) shift(x), to.push_back(x);
 }
 
-/// `t` at a place, behind what `row` has, and on the first axis beyond its `end`: tiles may be made
-/// anew, and then too no test may take a key of another document.
+/// `t` at a place, behind `row` and beyond its `end`: no test may take another document's key.
 void append(Tiling& row, const Tiling& t, const Tiling::Place& place, std::int32_t& end) {
   constexpr std::array kFirstAxis{&Tiling::k_a, &Tiling::q_a_low, &Tiling::q_a_high};
   std::int32_t first = 0;

@@ -39,8 +39,7 @@ std::span<const std::string_view> options_of(const Branch& b) {
   return kOfCenters;
 }
 
-/// One branch being read. Errors open with the whole text, the branch and the field: pattern
-/// (segment:0): segment: size 0 ..
+/// One branch being read. Errors open with text, branch and field: pattern (segment:0): segment: ..
 struct Reader {
   std::string where;  // pattern (TEXT)
   std::string_view name, example;
@@ -235,8 +234,7 @@ std::string_view name_of(Causality causality) { return kCausality[static_cast<st
 // ---- block lists --------------------------------------------------------------------------------
 namespace {
 
-/// The pairs that keys_of(i, add) names: add(low, high) adds the blocks of [low, high] that there
-/// are and that row i has not yet. They are counted first.
+/// The pairs of keys_of(i, add): add(low, high) adds the blocks of [low, high] that row i lacks.
 template <class F> BlockPairs listed(Index n, F&& keys_of) {
   constexpr Index kMostPairs = Index{1} << 28;
   check(n >= 0 && n <= kMax, "blocks: ", n, " blocks must be 0..", kMax);

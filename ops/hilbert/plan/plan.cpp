@@ -1,5 +1,4 @@
-// A plan: its spec checked, a part for each ground there is, a tiling for each set that heads ask
-// for; what it counts, and the plans in use.
+// A plan: its spec checked, a part a ground, a tiling a set; its counts, and the plans in use.
 #include "ops/hilbert/plan/plan.h"
 #include <algorithm>
 #include <limits>

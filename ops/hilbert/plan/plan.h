@@ -35,16 +35,14 @@ struct PlanSpec {
   friend auto operator<=>(const PlanSpec&, const PlanSpec&) = default;
 };
 
-/// Tilings, one for each set that heads ask for, and where they lie: a whole row, or all documents
-/// of one length and grid.
+/// Tilings, one a set that heads ask for, and where they lie: a row, or documents of one shape.
 struct PlanPart {
   Index length, queries;        // tokens of a place, and how many of them ask
   std::vector<Tiling> tilings;  // one for each set
   Tiling::Places places;        // where each lies
 };
 
-/// Tile counts of one arrangement, of a row or, where rows have lists of documents of their own, of
-/// all; total: the q tiles x k tiles of all of them, touched or not.
+/// Tile counts, of a row or of all with documents; total: all q tiles x k tiles, touched or not.
 struct TileStats {
   Index full = 0, partial = 0, total = 0;  // tiles
   Index pairs = 0;                         // that attend

@@ -182,8 +182,7 @@ class Builder {
     find_tiles();
   }
 
-  /// A token on an axis: as a key its number and where it lies; as a query the numbers that it
-  /// meets and where those lie.
+  /// A token on an axis: its number and where it lies; as a query, the numbers it meets and where.
   struct Met {
     Index number, cell;
     Interval numbers, cells;
@@ -191,8 +190,7 @@ class Builder {
   static constexpr Interval kNone{1, 0};
   static constexpr Met kAll{};
 
-  /// Whom queries meet on each of the first `axes`, by on(token, axis, whether it asks); a tile of
-  /// queries may stand in several places, so parts of it look for keys.
+  /// Whom queries meet on each of the first `axes`, by on(token, axis, whether it asks).
   template <class F> void add_box(std::size_t axes, F&& on) {
     std::vector<Box> keys(t_.k_tile.size()), reach((t_.q_token.size() + at(kPart) - 1) / at(kPart));
     for (std::size_t j = 0; j < t_.k_token.size(); ++j) {
@@ -320,8 +318,7 @@ class Builder {
 
   void begin_row() { t_.keys_begin.push_back(narrow(std::ssize(t_.keys))); }
 
-  /// A comparison of the mask, and the extremes of each tile: a key's value is in an interval of
-  /// the query. Without `low` it is at most `high`.
+  /// A comparison of the mask, and each tile's extremes: a key is in an interval of the query.
   struct Test {
     std::int32_t step;  // from query to query
     const std::int32_t *low, *high;
