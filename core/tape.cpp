@@ -124,8 +124,7 @@ std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
   return mask;
 }
 
-void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y,
-                  double forward_ms) {
+void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double ms) {
   check(bool(y), fn->name(), ": forward returned an undefined tensor");
   check(slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
   const std::size_t first = input_slots_.size(), output = kinds_.size(), before = nodes_.size();

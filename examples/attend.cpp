@@ -241,7 +241,7 @@ int work(const Settings& s) {
     one.*term.tensor = to(to(terms_as_read[i], dtype == DType::f64 ? DType::f64 : DType::f32), device);
     try {
       (void)attention_memory(*plan, q.dim(0), k.dim(2), q.dim(3), dtype, options.backward,
-                             one);  // looks whether it fits
+                             one);  // fits?
     } catch (const Error& e) { fail_with(Code::data, term.option, " (", s.*term.path, "): ", e.what()); }
     options.terms.*term.tensor = one.*term.tensor;
   }

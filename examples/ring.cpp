@@ -178,9 +178,8 @@ int work(const Settings& s, const std::string& same, const Comm& met) {
       out["efficiency"] = one_ms / (ms * comm.size());
     }
   }
-  const std::vector<std::int64_t> all_sent = of_all(comm, sent),
-                                  all_predicted = of_all(comm, bytes.forward + bytes.backward),
-                                  all_peak = of_all(comm, peak);
+  const auto all_sent = of_all(comm, sent), all_predicted = of_all(comm, bytes.forward + bytes.backward),
+             all_peak = of_all(comm, peak);
   out["bytes_sent_per_rank"] = all_sent;
   out["predicted_bytes"] = all_predicted;
   out["peak_bytes_per_rank"] = all_peak;

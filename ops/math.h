@@ -67,9 +67,8 @@ template <class T> [[gnu::always_inline]] constexpr T exp(T x) {
 template <class T> [[gnu::always_inline]] constexpr T log(T x) {
   if constexpr (kIsDouble<T>) return std::log(x);
   else {
-    const bool tiny = x < 1.17549435e-38f;  // subnormal
-    const auto bits = std::bit_cast<std::uint32_t>(
-        tiny ? x * 8388608.0f : x);  // unsigned: those of a negative x wrap, and do not matter
+    const bool tiny = x < 1.17549435e-38f;                                       // subnormal
+    const auto bits = std::bit_cast<std::uint32_t>(tiny ? x * 8388608.0f : x);   // those of a negative x wrap
     const std::int32_t e = static_cast<std::int32_t>(bits - 0x3f2aaaabU) >> 23;  // 2/3
     const float f = std::bit_cast<float>(bits - (static_cast<std::uint32_t>(e) << 23)) - 1.0f;
     const float exponent = static_cast<float>(tiny ? e - 23 : e);

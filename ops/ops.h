@@ -142,7 +142,7 @@ inline Tensor permute(const Tensor& x, std::initializer_list<int> axes) {
 }
 Tensor transpose(const Tensor& x, int a = -2, int b = -1);  // swaps two axes
 Tensor slice(const Tensor& x, int axis, Index begin, Index end,
-             Index step = 1);                        // negative begin, end count from the end
+             Index step = 1);                        // from the end if < 0
 Tensor select(const Tensor& x, int axis, Index i);   // x[.. i ..], without that axis
 Tensor expand(const Tensor& x, const Shape& shape);  // repeats axes of extent 1
 Tensor squeeze(const Tensor& x, int axis);           // without an axis of extent 1

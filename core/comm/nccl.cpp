@@ -20,7 +20,7 @@ class Channel {
     int lowest = 0, highest = 0;
     require(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange");
     require(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest),
-            "cudaStreamCreateWithPriority");  // copies get through beside kernels that fill the GPU
+            "cudaStreamCreateWithPriority");  // not behind kernels that fill the GPU
   }
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;

@@ -48,8 +48,7 @@ std::string quoted(std::string_view text) { return "'" + shown(text, 40) + "'"; 
 /// The dictionary: three keys in any order, each once. One pass, a fixed number of looks a byte.
 class Header {
  public:
-  Header(const std::string& path, std::string_view text, std::size_t offset)
-      : path_(path), text_(text), offset_(offset) {
+  Header(const std::string& path, std::string_view text, std::size_t at) : path_(path), text_(text), offset_(at) {
     expect('{');
     while (!take('}')) {
       const std::size_t start = at_;

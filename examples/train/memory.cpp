@@ -88,8 +88,7 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
     m.largest.resize(5);
   };
   const bool all_scores = c.backward == hilt::Backward::taped && c.pattern[0].kind == hilt::Branch::Kind::dense;
-  const std::size_t scores =
-      all_scores ? saturated_product({s.batch, c.heads, c.context, c.context, size}) / 2 : 0;  // if causal
+  const std::size_t scores = all_scores ? saturated_product({s.batch, c.heads, c.context, c.context, size}) / 2 : 0;
   fill({.saved = scores, .peak = scores});
   if (saturated_sum({m.total(), m.plan}) > most) return m;
   m.plan = 0;

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 using program::seconds_since;
 
 constexpr Index kWarm = 2,
-                kTimed = 6;  // steps between which --seconds judges the rest: the first make plans and recordings
+                kTimed = 6;                              // steps between which --seconds judges the rest
 constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbers apart from rows'
 
 class Run {
@@ -127,8 +127,7 @@ void Run::prepare() {
   }
   std::optional<Vocabulary> vocabulary;
   if (from_) vocabulary = Vocabulary::from_text(from_->get("vocabulary"));
-  config_ =
-      model_config(s_, vocabulary ? vocabulary->size() : 2);  // refuses what cannot be, before a long text is read
+  config_ = model_config(s_, vocabulary ? vocabulary->size() : 2);  // refuses, before a long text is read
   if (from_ && !s_.is_images()) check_sizes(config_, *from_);
   task_ = make_task(s_, vocabulary);
   config_ = model_config(s_, task_->tokens(), task_->classes());
@@ -170,8 +169,7 @@ void Run::fit_seconds(double elapsed, double step) {
                sample = s_.is_grid() ? 0 : static_cast<double>(s_.tokens) / tokens;
   const double beside = evaluation / static_cast<double>(s_.eval_every) +
                         (s_.sample_every > 0 ? sample / static_cast<double>(s_.sample_every) : 0);
-  const double steps = ((s_.seconds - start) / step - 5 * evaluation - sample) /
-                       (1 + beside);  // the last evaluation is four times as long
+  const double steps = ((s_.seconds - start) / step - 5 * evaluation - sample) / (1 + beside);  // the last is long
   s_.steps = std::max({static_cast<Index>(steps), 2 * kTimed, s_.warmup + 1});
 }
 
@@ -238,7 +236,7 @@ void Run::loop(Progress* progress) {
   const bool fits = s_.seconds > 0 && !s_.resume;
   while (trainer_->steps() < s_.steps && !stop_) {
     const auto before = Clock::now();
-    const Step step =
+    const auto step =
         trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip, interrupted());
     const double seconds = seconds_since(before);
     const Index done = trainer_->steps();

@@ -315,8 +315,7 @@ hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config) {
   hilt::SafetensorsMetadata out{{"HILT_FORCE_ORDER", hilt::row_order_forced() ? "row" : "unset"}};
   std::uint64_t sum = 0;
   for (const hilt::Pattern* pattern : {&config.pattern, &config.pattern_odd})
-    for (const hilt::Branch& b : *pattern)
-      sum = hilt::checksum(sum, b.pairs.data(), b.pairs.size() * sizeof(b.pairs[0]));
+    for (const auto& b : *pattern) sum = hilt::checksum(sum, b.pairs.data(), b.pairs.size() * sizeof(b.pairs[0]));
   out["pattern.checksum"] = std::to_string(sum);
   if (config.dropout > 0) out["noise"] = "16 bits of philox-7";
   return out;

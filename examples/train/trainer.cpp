@@ -184,8 +184,7 @@ Evaluation Trainer::evaluate(Index rows, Index batch) {
     const Tensor logits = model_.logits(part.batch.inputs, {.place = &part.place});
     const double targets = static_cast<double>(hilt::count_targets(part.batch.targets));
     sums[0] += hilt::cross_entropy(logits, hilt::moved(part.batch.targets, device_)).item() * targets;
-    const std::vector<Index> guess = hilt::argmax(logits).to_vector<Index>(),
-                             target = part.batch.targets.to_vector<Index>();
+    const auto guess = hilt::argmax(logits).to_vector<Index>(), target = part.batch.targets.to_vector<Index>();
     for (std::size_t i = 0; i < guess.size(); ++i) sums[1] += guess[i] == target[i];
     sums[2] += targets;
   }

@@ -14,8 +14,7 @@ Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
   const auto made = [&] { return moved(from_values(index, {std::ssize(index)}), device); };
   if (device.is_cpu()) return made();
   constexpr std::size_t kKept = 16, kKeptBytes = std::size_t{64} << 20, kPair = 2;  // an order and its inverse
-  static auto& recent = *new Recent<std::pair<Device, std::vector<std::int32_t>>, Tensor>(
-      kKept, kKeptBytes, kPair);  // outlives every device
+  static auto& recent = *new Recent<std::pair<Device, std::vector<std::int32_t>>, Tensor>(kKept, kKeptBytes, kPair);
   return recent.get({device, index}, made, [](const Tensor& x) { return x.bytes(); });
 }
 

@@ -160,8 +160,8 @@ Bpe Bpe::from_directory(const std::string& directory) {
     return from_json(content_of(directory + "/tokenizer.json"), "--tokenizer (" + directory + "/tokenizer.json)");
   json list = json::array();
   std::istringstream lines(content_of(merges));
-  for (std::string line; std::getline(lines, line);)
-    if (!line.empty() && !line.starts_with("#version")) list.push_back(line);
+  for (std::string s; std::getline(lines, s);)
+    if (!s.empty() && !s.starts_with("#version")) list.push_back(s);
   const json vocab = json::parse(content_of(vocabulary), nullptr, false);
   return from_json(json{{"model", {{"vocab", vocab}, {"merges", list}}}}.dump(), "--tokenizer (" + directory + ")");
 }

@@ -133,8 +133,7 @@ class ImagesTask : public PatchTask {
         bad("image ", i / (pixels_.numel() / count), " has a pixel that is ", x[i], "; pixels are finite in f32");
       sum += x[i], squares += static_cast<double>(x[i]) * x[i];
     }
-    const double n = static_cast<double>(pixels_.numel()), mean = sum / n,
-                 spread = std::sqrt(squares / n - mean * mean);
+    const auto n = static_cast<double>(pixels_.numel()), mean = sum / n, spread = std::sqrt(squares / n - mean * mean);
     std::uint64_t checksum = hilt::checksum(0, x, pixels_.bytes());
     for (Index i = 0; i < pixels_.numel(); ++i) x[i] = static_cast<float>((x[i] - mean) / (spread > 0 ? spread : 1));
     read_labels(labels, count);

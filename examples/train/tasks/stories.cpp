@@ -352,8 +352,7 @@ class StoriesTask : public Task {
     }
   }
   Exact exact(const std::int32_t*, const std::int32_t* targets) const override {
-    const std::vector<double> costs =
-        story_grammar().costs(vocabulary_.decode({targets, static_cast<std::size_t>(length_)}));
+    const auto costs = story_grammar().costs(vocabulary_.decode({targets, static_cast<std::size_t>(length_)}));
     return {std::accumulate(costs.begin(), costs.end(), 0.0)};
   }
 

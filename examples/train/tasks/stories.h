@@ -68,7 +68,7 @@ class Grammar {
   double entropy_ = 0, mean_length_ = 0;
   std::vector<double> length_p_;  // by length: of a story having it
   std::vector<double> cost_at_,
-      forgetful_cost_at_;  // by place in a story: expected cost of the character there, 0 beyond the end
+      forgetful_cost_at_;  // by place in a story: expected cost there, 0 beyond the end
 };
 
 /// The grammar of the task `stories`.

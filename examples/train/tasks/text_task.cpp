@@ -85,8 +85,7 @@ class TextTask : public Task {
 
   void read_characters(Index first, std::span<std::int32_t> tokens) const {
     const Index skip = first % kLandmark, from = landmarks_[static_cast<std::size_t>(first / kLandmark)];
-    const Index most =
-        std::min(4 * (skip + static_cast<Index>(tokens.size())), file_.size() - from);  // 4 bytes each at most
+    const Index most = std::min(4 * (skip + static_cast<Index>(tokens.size())), file_.size() - from);
     std::string bytes(static_cast<std::size_t>(most), '\0');
     file_.read(from, bytes);
     std::size_t at = 0;

@@ -74,8 +74,7 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   if (sink) lse.push_back(expand(reshape(sink, {1, 1, -1, 1}), lse[0].shape()));
   const Tensor each = cat(lse, -1);  // [B, L, H, branches]
   const Tensor total = max(detach(each), {-1}, true);
-  const Tensor silent =
-      greater(scalar_like(total, std::numeric_limits<float>::lowest()), total);  // every branch is empty
+  const Tensor silent = greater(scalar_like(total, std::numeric_limits<float>::lowest()), total);  // all empty
   const Tensor some = where(silent, scalar_like(each, 0), each), weight = softmax(some);
   Taped merged;
   for (Index branch = 0; branch < branches; ++branch) {

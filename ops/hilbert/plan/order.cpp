@@ -141,7 +141,7 @@ std::size_t cost(const Permutation& p) {
 
 template <class F> void snake(const Grid& grid, const F& cell) {
   for (Index y = 0; y < grid.height; ++y)
-    for (Index x = 0; x < grid.width; ++x) cell(y % 2 == 0 ? x : grid.width - 1 - x, y);
+    for (Index x = 0; x < grid.width; ++x) cell(y % 2 ? grid.width - 1 - x : x, y);
 }
 
 template <class F> void tiles(const Grid& grid, Index height, Index width, const F& cell) {

@@ -16,8 +16,7 @@ using Kind = Branch::Kind;
 constexpr std::array<std::string_view, 11> kKinds{"dense",    "segment",        "slide",          "neighborhood",
                                                   "window2d", "slide2d",        "neighborhood2d", "window3d",
                                                   "slide3d",  "neighborhood3d", "blocks"};  // by Kind
-constexpr std::array<std::string_view, 4> kModes{"all_queries", "longnet", "head_groups",
-                                                 "residue"};                                  // by DilationMode
+constexpr std::array<std::string_view, 4> kModes{"all_queries", "longnet", "head_groups", "residue"};
 constexpr std::array<std::string_view, 3> kCausality{"none", "token", "curve"};               // by Causality
 constexpr std::array<std::string_view, 4> kWorkOrders{"row", "diagonal", "hilbert", "auto"};  // by WorkOrder
 constexpr std::array<std::string_view, 3> kOfSegments{"dilation", "offset", "shift"},
