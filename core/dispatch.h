@@ -15,7 +15,6 @@ struct Cuda {
   void* stream = nullptr;  // a cudaStream_t, named only where CUDA's headers are
   int device = 0;
 };
-/// Whether a visitor was called for a GPU.
 template <class Where> inline constexpr bool is_cuda = std::is_same_v<Where, Cuda>;
 /// The stream of a GPU, now this thread's; throws Code::gpu where there is none or it was lost.
 Cuda cuda_of(Device device);

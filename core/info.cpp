@@ -10,7 +10,6 @@
 namespace hilt {
 namespace {
 
-// The text behind `key:` in one of Linux's tables.
 std::string field(const char* path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {

@@ -86,7 +86,6 @@ void check_alike(const char* option, const Tensor& x, const Shape& shape, const 
     fail_with(Code::data, option, ": shape ", x.shape(), ", expected ", shape, " to go with --q ", q.shape());
 }
 
-/// 0,5,9:4 of `end`, which are the rows of this file.
 std::vector<std::int32_t> rows_of(const char* option, const std::string& text, Index end, const char* file) {
   std::vector<std::int32_t> rows;
   for (const std::string_view part : split_text(text, ',')) {
@@ -124,7 +123,6 @@ std::optional<double> parse_number(const char* option, const std::string& text, 
   return x;
 }
 
-/// A score term that is read from a file.
 struct TermFile {
   const char* option;
   std::string Settings::*path;

@@ -189,13 +189,11 @@ void save_best_checkpoint(const std::string& directory, Index step, std::span<co
 // ---- reading ------------------------------------------------------------------------------------
 namespace {
 
-/// They are as they were written.
 bool metadata_match(const SafetensorsFile& file) {
   const auto sum = file.metadata().find(kOverMetadata);
   return sum != file.metadata().end() && sum->second == checksum_of(file.metadata());
 }
 
-/// Every byte is as it was written.
 bool is_whole(const std::string& path) try {
   const SafetensorsFile file(path);
   return metadata_match(file) && std::ranges::all_of(file.entries(), [&](const SafetensorsEntry& entry) {

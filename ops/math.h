@@ -34,7 +34,6 @@ template <class... C> [[gnu::always_inline]] constexpr float polynomial(float x,
   return x * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((n - half + 127) << 23);
 }
 constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.42860682030941723e-6f;  // the first times n < 2^9 is exact
-/// x = n ln 2 + r.
 struct Reduced {
   float r;
   std::int32_t n;

@@ -27,7 +27,6 @@ inline std::string left_early(int gone, int rank, bool takes) {
          (takes ? " without taking what " + who(rank) + " sent" : ", and " + who(rank) + " waits for it");
 }
 
-/// Bytes under way.
 class Flight {
  public:
   virtual ~Flight() = default;

@@ -166,7 +166,6 @@ bool Tcp::finished() const {
   return waited || std::ranges::all_of(peers_, [](const Peer& p) { return !p.socket || (p.seen && p.out.empty()); });
 }
 
-/// Beats, and listens for those of others.
 void Tcp::watch() {
   const Time now = Clock::now();
   const bool frozen = now - beaten_ > 2 * kSilentBeats * beat_;  // it was this rank that slept: nobody is to blame

@@ -13,7 +13,6 @@ int write_word(Cuda, std::uint32_t* to, std::uint32_t word);
 
 // n elements, dense.
 void fill(Cuda, void* out, DType type, Index n, double value);
-/// out[i] = i
 void count_up(Cuda, void* out, DType type, Index n);
 
 /// Element by element from the second operand of the walk to the first, converting.

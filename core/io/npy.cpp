@@ -168,7 +168,6 @@ void read(const std::string& path, const Descriptor& file, void* to, std::size_t
         errno != 0 ? std::strerror(errno) : "the file became shorter");
 }
 
-/// The length of a regular file.
 std::size_t size_of_file(const std::string& path, const Descriptor& file) {
   if (!file) bad(path, "cannot open: ", std::strerror(errno));
   struct stat status {};

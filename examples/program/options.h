@@ -37,7 +37,6 @@ class Options {
   /// A text whose value may be left out: then it is `implied`.
   void text_or(const std::string& implied, const std::string& name, std::string& value, const std::string& kind,
                const std::string& help);
-  /// One of `names`.
   void choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
               const std::string& help);
   /// Some of `names`, with commas between them.
@@ -52,7 +51,6 @@ class Options {
 
   /// False if the user asked for help or the configuration and got it.
   bool parse(int argc, char** argv);
-  /// Whether the command line or the file named the option.
   bool given(const std::string& name) const;
   struct Value {
     std::string key, value;

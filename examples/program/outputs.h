@@ -19,7 +19,6 @@ class Outputs {
   const std::string& directory() const { return directory_; }
   /// Where to write what will be called `name`.
   std::string stage(const std::string& name);
-  /// Writes a whole file under a staged name.
   void write(const std::string& name, const std::string& content);
   void commit();
 

@@ -139,7 +139,6 @@ std::size_t visible_bytes(std::string_view text) {
   return !c || *c < ' ' || (*c >= 0x7f && *c < 0xa0) ? 0 : end;
 }
 
-/// f(text); its errors name the option.
 template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
   return f();
 } catch (const hilt::Error& e) {

@@ -67,7 +67,6 @@ void declare(Options& options, AttentionTexts& attention);
 hilt::PlanSpec spec_of(const AttentionTexts& attention, hilt::Index length, hilt::Index heads);
 /// What --grid says, with at most so many cells a side.
 hilt::Grid grid_of(const std::string& text, hilt::Index most);
-/// The type of this name, f64, f32, bf16 or f16.
 hilt::DType dtype_of(const std::string& text);
 /// Score terms by name and size, for a program that makes their tensors itself.
 struct TermTexts {
@@ -94,7 +93,6 @@ Named with_gradients(const std::array<hilt::Tensor, 3>& qkv, const hilt::ScoreTe
 /// The same of ranks that have the rows of a shard each: rows of all, and the sum of each term's.
 Named of_all_ranks(Named results, const hilt::ShardPlan& shard, const hilt::Comm& comm);
 
-/// By the clock that never goes back.
 inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

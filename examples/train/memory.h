@@ -26,13 +26,11 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config, hilt::Device device = {},
                        std::size_t most = std::numeric_limits<std::size_t>::max());
 
-/// How many numbers the model learns, without making it.
 Index count_parameters(const hilt::TransformerConfig& config);
 
 /// Throws Code::memory where the plan needs more than `have`, with the five largest.
 void require_memory(const MemoryPlan& plan, const Settings& s, std::size_t have);
 
-/// The plan in a few lines.
 std::string to_text(const MemoryPlan& plan);
 
 }  // namespace train

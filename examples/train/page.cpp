@@ -75,7 +75,6 @@ Json yardsticks_of(const Story& story) {
   return rows;
 }
 
-/// This run first, then its controls.
 Json controls_of(const Story& story) {
   Json out = Json::array();
   if (story.controls.empty()) return out;

@@ -109,7 +109,6 @@ void Run::refuse_if_taken() const {
                "; go on with --resume, or name another directory");
 }
 
-// Everything that may refuse, the cheap first.
 void Run::prepare() {
   device_ = program::device_of_rank(s_.device, met_.rank());
   grid_ =
@@ -269,7 +268,6 @@ void Run::loop(Progress* progress) {
       if (s_.is_grid()) line.val_right = e.right;
       line.best = std::isfinite(e.loss) && (best_ < 0 || e.loss < best_loss_);
       if (line.best) best_ = done, best_loss_ = e.loss;
-      // From here on it is a run of that many --steps.
       if (s_.patience > 0 && done - best_ >= s_.patience) s_.steps = done, last = true;
     }
     if (!progress) continue;
@@ -401,7 +399,6 @@ int Run::operator()() {
   return finish(&progress);
 }
 
-// Every rank must be about to do the same.
 std::string Run::agreement() const {
   std::string lines = "version = " + hilt::info().version + "\nranks = " + std::to_string(met_.size()) +
                       "\nfirst step = " + std::to_string(first_);

@@ -16,7 +16,6 @@ struct Score {
   double loss = 0, right = 0, floor = -1;
   double excess() const { return floor >= 0 ? loss - floor : loss; }
 };
-/// The same training with another attention.
 struct Control {
   std::string name, order, pattern, pattern_odd;
   double flops = 0;           // of a step
@@ -48,7 +47,6 @@ struct AttentionMaps {
 /// A few heads of the first and the last block, on the first held-out row. width: a board's, or 0.
 AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, Index width);
 
-/// What a page tells.
 struct Story {
   const Settings& settings;
   const program::Options& options;

@@ -59,13 +59,11 @@ struct Settings {
 /// paths, devices and ranks among them, no file decides.
 inline constexpr const char *kModel = "The model", *kRun = "The run", *kCall = "This call";
 
-/// Binds the options of `train`.
 void declare(program::Options& options, Settings& s);
 /// Those of `sample`, which `train` has too.
 void declare_sampling(program::Options& options, Settings& s);
 /// What --from asks for: its weights in `model`, whose kind it must be.
 void take_weights(hilt::Transformer& model, const Settings& s);
-/// Gives what was not asked for the value that suits the task.
 void adopt_defaults(program::Options& options, Settings& s);
 /// Refuses what cannot be, and warns on stderr of what is pointless.
 void check_settings(const program::Options& options, const Settings& s);
@@ -78,7 +76,6 @@ std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabular
 hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index classes = 0);
 /// What besides options decides the numbers: blocks read from a file, an order that is forced.
 hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config);
-/// The plan that a block attends on.
 hilt::PlanPtr plan_of(const hilt::TransformerConfig& config, Index block = 0);
 /// The order of the settings, or what the environment has put in its place.
 std::string order_in_force(const Settings& s);

@@ -27,7 +27,6 @@ class Trainer {
   Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const Task> task, std::uint64_t seed,
           hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device = {}, const hilt::RankGrid& grid = {})
       : Trainer(hilt::make_transformer(config, seed, dtype), std::move(task), seed, adamw, device, grid) {}
-  /// From a model that has learned something.
   Trainer(hilt::Transformer model, std::shared_ptr<const Task> task, std::uint64_t seed, const hilt::AdamW& adamw,
           hilt::Device device = {}, const hilt::RankGrid& grid = {});
 
@@ -38,9 +37,7 @@ class Trainer {
   /// In f16 a batch whose gradients overflow is left out, the loss's scale halved, and the next one
   /// taken; many good ones in a row double it.
   Step step(Index batch, Index accumulate, double lr, double clip, bool stop = false);
-  /// On the first `rows` rows of the validation split.
   Evaluation evaluate(Index rows, Index batch);
-  /// Updates made.
   Index steps() const { return optimizer_.steps(); }
   /// What there is now is what steps() updates made of it, and worth a checkpoint.
   bool is_whole() const { return whole_; }
@@ -52,7 +49,6 @@ class Trainer {
   /// Everything that decides what comes next: tensors by name, and counters.
   std::vector<hilt::SafetensorsItem> items();
   hilt::SafetensorsMetadata counters() const;
-  /// Takes both from a checkpoint.
   void restore(const hilt::Checkpoint& checkpoint);
 
  private:

@@ -9,7 +9,6 @@ template <class T> struct MatrixRef {
   Index row, column;
 };
 
-/// The last two axes of x.
 template <class T> MatrixRef<const T> matrix(const Tensor& x) { return {x.data<T>(), x.stride(-2), x.stride(-1)}; }
 
 /// C = A B, or C += A B: A [m, k], B [k, n], C [m, n] with column stride 1; f32 or f64, on the

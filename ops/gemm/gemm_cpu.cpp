@@ -18,7 +18,6 @@ namespace {
 
 template <class T> struct VectorOf { using type [[gnu::vector_size(kVectorBytes)]] = T; };
 template <class T> using Vector = typename VectorOf<T>::type;
-/// The same at any address.
 template <class T> struct LooseOf { using type [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(T))]] = T; };
 template <class T> using Loose = typename LooseOf<T>::type;
 

@@ -68,7 +68,6 @@ struct SoftmaxState {
   bool fresh;  // nothing is there yet: the first branch of the first part writes its rows
 };
 SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const PlanPart> first, bool goes_on);
-/// To keys and values that these parts point into.
 void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
             SoftmaxState& state);
 /// All of it: what hybrid and fused compute.
@@ -96,7 +95,6 @@ struct BackwardRun {
   DType type;          // of dq, dk and dv: that of q, or the accumulator's
   bool zeroed, delta;  // they must be zero before; delta is read
 
-  /// dq, dk or dv.
   Tensor gradient_like(const Tensor& x) const {
     return zeroed ? zeros(x.shape(), type, x.device()) : empty(x.shape(), type, x.device());
   }

@@ -30,7 +30,6 @@ Tensor index_of(const std::vector<std::int32_t>& rows, Device device) {
   return moved(from_values(rows, {std::ssize(rows)}), device);
 }
 
-/// The rows that a peer needs, dense.
 Tensor parcel_of(const Tensor& x, const ShardPlan::Parcel& p) {
   return p.rows.empty() ? dense(x) : gather(x, 1, index_of(p.rows, x.device()));
 }
@@ -39,7 +38,6 @@ Tensor blank_parcel(const ShardPlan::Parcel& p, const Tensor& like, DType type) 
   return empty(like.shape().with(1, p.count), type, like.device());
 }
 
-/// Keys and values of a stage, under way.
 struct Incoming {
   Transfer transfer;
   std::vector<Tensor> k, v;  // a parcel each

@@ -42,7 +42,6 @@ template <class F> Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f) {
              kernels::site_of(g.grid, on_grid, u - g.first[group]));
   });
 }
-/// x [H, ..] of the batch's heads.
 Tensor of_heads(const Tensor& x, int axis, const GroupBatch& g) {
   return g.q_heads && x.dim(axis) > 1 ? gather(x, axis, g.q_heads) : x;
 }

@@ -11,7 +11,6 @@ namespace report {
 /// Cells (x, y) for which in(x, y) holds, as horizontal strokes: draw with stroke-width 1.
 std::string cells_path(std::int64_t width, std::int64_t height,
                        const std::function<bool(std::int64_t, std::int64_t)>& in);
-/// The border of such a set of cells.
 std::string outline_path(std::int64_t width, std::int64_t height,
                          const std::function<bool(std::int64_t, std::int64_t)>& in);
 /// The lines between neighbouring cells whose label(x, y) differs.

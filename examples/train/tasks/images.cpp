@@ -97,7 +97,6 @@ class ShapesTask : public PatchTask {
   std::uint64_t seed_;
 };
 
-/// f(), whose errors then name the option beside the file.
 template <class F> auto named(const std::string& option, const std::string& path, F&& f) try {
   return f();
 } catch (const Error& e) {

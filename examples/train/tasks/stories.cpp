@@ -73,7 +73,6 @@ double take_weight(std::string_view& text, int line) {
   return weight;
 }
 
-/// One way to continue from a label.
 struct Way {
   int line;
   double weight;

@@ -71,7 +71,6 @@ class Grammar {
       forgetful_cost_at_;  // by place in a story: expected cost there, 0 beyond the end
 };
 
-/// The grammar of the task `stories`.
 const Grammar& story_grammar();
 
 /// Rows are stories one after the other, the first from its beginning: inputs open with the end of

@@ -35,7 +35,6 @@ enum class Alphabet : unsigned char { bytes, characters, bpe };
 /// Tokens and the text they stand for: all 256 bytes, a list of characters in UTF-8, or byte pairs.
 class Vocabulary {
  public:
-  /// One token a byte.
   static Vocabulary bytes();
   /// One token for each character, numbered in the order given.
   static Vocabulary characters(const std::vector<char32_t>& list);
@@ -48,7 +47,6 @@ class Vocabulary {
     return bpe_ ? Alphabet::bpe : characters_.empty() ? Alphabet::bytes : Alphabet::characters;
   }
   const Bpe* bpe() const { return bpe_.get(); }
-  /// The token that is this character, or -1.
   std::int32_t find(char32_t c) const;
   /// Throws Code::data, with its place, on invalid UTF-8 and on a character that has no token.
   std::vector<std::int32_t> encode(std::string_view text, const std::string& what) const;
@@ -78,7 +76,6 @@ class Task {
   const Vocabulary& vocabulary() const { return vocabulary_; }
   /// What tells its data from others', where options and seed do not: size and checksum of a text.
   const hilt::SafetensorsMetadata& identity() const { return identity_; }
-  /// Rows first .. first + count - 1.
   virtual Batch batch(Split split, Index first, Index count) const;
   /// Writes one row: length() inputs, targets() targets.
   virtual void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const = 0;
@@ -87,7 +84,6 @@ class Task {
     double cost = -1, right = 0;
   };
   virtual Exact exact(const std::int32_t* /*inputs*/, const std::int32_t* /*targets*/) const { return {}; }
-  /// What a class is called.
   virtual std::string name_of(Index c) const { return std::to_string(c); }
 
  protected:

@@ -124,7 +124,6 @@ template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> 
 
 // ---- rows in and out ----------------------------------------------------------------------------
 
-/// What a tile of one operand is made of.
 template <class T> struct Source {
   Rows<T> rows;
   Index b, h, dim;
@@ -520,7 +519,6 @@ void wait_for(const std::int32_t* done, std::int32_t turn) {
   while (__atomic_load_n(done, __ATOMIC_ACQUIRE) != turn) sched_yield();
 }
 
-/// to[i] += x[i] for rows [begin, end).
 template <class W> void add_rows(const Source<W>& to, Tile<W> x, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     W *const sum = to.row(i), *const term = x.row(i);
@@ -535,7 +533,6 @@ template <class W> void add_rows(const Source<W>& to, Tile<W> x, Index begin, In
   }
 }
 
-/// What tasks have done so far.
 struct Done {
   std::int32_t* shares;  // [places, Hk, parts of the keys]: how many have been added to dk and dv
   std::int32_t* heads;   // [entries of keys]: how many have been added to a shared bias, or null

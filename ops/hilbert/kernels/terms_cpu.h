@@ -14,7 +14,6 @@ constexpr Index kSpread = 8;
 
 constexpr Index kLineOfPairs = 16;  // elements of a row of pairs that are fetched together
 
-/// a . b, both of the same type.
 template <class T> Stat<T> dot(const T* a, const T* b, Index n) {
   using W = Stat<T>;
   W part[kLanes<W>] = {}, sum = 0;
@@ -132,7 +131,6 @@ template <class T> struct KeyTerms {
     fetch_row(terms->bias, b, h, query);
     fetch_row(d.bias, b, h, query);
   }
-  /// Whether the bias masks key j.
   bool masks(Index b, Index h, std::int32_t query, Index j) const {
     bool masked = false;
     if (terms->bias.data)

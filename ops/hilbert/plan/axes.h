@@ -59,7 +59,6 @@ class AxisRule {
   Index apart_;  // numbers from class to class
 };
 
-/// What tiles, or the keys of queries, cover on up to three axes.
 struct Box {
   std::array<Interval, 3> side{};
   bool empty = true;

@@ -130,7 +130,6 @@ Order resolve(Order order, Index length) {
   return order;
 }
 
-/// Bytes the cache charges for an entry.
 std::size_t cost(const Permutation& p) {
   return kEntryOverhead + (p.token_at.size() + p.position_of.size()) * sizeof(std::int32_t);
 }
@@ -180,7 +179,6 @@ std::vector<std::int32_t> enumerate(const Order& order, Index limit) {
   return tokens;
 }
 
-/// Of a resolved order.
 Permutation build(const Order& order, Index length) {
   if (order.scope != Scope::chunked) return make_permutation(enumerate(order, length));
   std::vector<std::int32_t> token_at;

@@ -68,7 +68,6 @@ struct Reader {
     branch.columns = extent("width", parts.back(), low);
   }
 
-  /// An option of an axis, for all of them or one an axis.
   void axes(std::string_view option, std::string_view text, Branch& branch) const {
     const auto parts = split_text(text, 'x');
     const std::size_t n = std::max<std::size_t>(1, branch.dimensions());

@@ -94,7 +94,6 @@ void check_blocks(const PlanSpec& spec, Branch& b) {
   std::ranges::for_each(b.chosen, finish);
 }
 
-/// What an axis may say of a branch of its kind.
 void check_axis(const Branch& b, std::size_t i) {
   const Branch::Axis& axis = b.axes[i];
   const bool window = b.kind == Kind::window2d || b.kind == Kind::window3d, shifts = window || b.kind == Kind::segment;
@@ -200,7 +199,6 @@ Ground ground_of(const PlanSpec& spec, const Permutation& order, Grid grid) {
   return {spec, order, grid, spec.order.scope == Order::Scope::order_only};
 }
 
-/// Makes the spec of a document, or of none, that of this one.
 void become(PlanSpec& spec, const Document& document) {
   spec.documents.clear();
   spec.length = document.length;

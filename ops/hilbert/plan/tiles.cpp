@@ -53,7 +53,6 @@ class Builder {
     tokens.insert(tokens.end(), more.begin(), more.end());
   }
 
-  /// All from these entries on.
   void add_group(std::int32_t q, std::int32_t k) {
     t_.group.push_back({{q, narrow(t_.q_token.size())}, {k, narrow(t_.k_token.size())}});
   }
