@@ -131,7 +131,7 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
   try {
     if (options_.profile) {
       NodeReport node;
-      node.forward_ms = forward_ms;
+      node.forward_ms = ms;
       node.forward_live = memory_stats(y.device()).live;
       for (const Tensor* x : inputs) node.inputs.push_back(x->shape());
       profile_.push_back(std::move(node));

@@ -125,13 +125,6 @@ class Output {
   std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
 };
 
-constexpr decltype(RLIMIT_AS) kMemoryLimits[] = {RLIMIT_AS, RLIMIT_DATA};
-
-std::size_t limit_of(decltype(RLIMIT_AS) resource) {
-  rlimit limit{};
-  return ::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : kNoLimit;
-}
-
 /// Bytes of the character that `text` begins with; 0: none, by UTF-8, or one of control.
 std::size_t visible_bytes(std::string_view text) {
   std::size_t end = 0;
@@ -149,12 +142,11 @@ template <class F> auto named(const std::string& option, const std::string& text
 }
 
 template <class T> std::optional<std::string> odd_one(const hilt::Tensor& x, bool minus_infinity_too) {
-  const hilt::Tensor dense = hilt::contiguous(x);
-  const T* const data = dense.data<T>();
-  for (hilt::Index i = 0; i < dense.numel(); ++i) {
+  const std::vector<T> data = x.to_vector<T>();
+  for (std::size_t i = 0; i < data.size(); ++i) {
     if (std::isfinite(data[i]) || (data[i] < 0 && !minus_infinity_too)) continue;
     std::string place;
-    hilt::Index rest = i;
+    auto rest = static_cast<hilt::Index>(i);
     for (int axis = x.rank() - 1; axis >= 0; rest /= x.dim(axis--))
       place = std::to_string(rest % x.dim(axis)) + (place.empty() ? "" : ", ") + place;
     return (std::isnan(data[i]) ? "nan at [" : data[i] > 0 ? "inf at [" : "-inf at [") + place + "]";
@@ -380,12 +372,11 @@ std::size_t memory_available() {
   std::size_t left = info.memory_available > 0 ? info.memory_available : kNoLimit, pages[6] = {};
   std::ifstream file("/proc/self/statm");  // size resident shared text library data
   for (std::size_t& n : pages) file >> n;
-  for (const auto resource : kMemoryLimits)
-    if (const std::size_t limit = limit_of(resource); limit != kNoLimit) {
-      const std::size_t taken =
-          pages[resource == RLIMIT_AS ? 0 : 5] * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-      left = std::min(left, limit - std::min(limit, taken));
-    }
+  for (const auto& [resource, taken] : {std::pair(RLIMIT_AS, pages[0]), {RLIMIT_DATA, pages[5]}}) {
+    rlimit limit{};
+    if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
+    left = std::min(left, limit.rlim_cur - std::min(limit.rlim_cur, taken * ::sysconf(_SC_PAGESIZE)));
+  }
   return left;
 }
 
@@ -429,9 +420,7 @@ std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
 }
 
 std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity_too) {
-  const hilt::Tape::Pause pause;
-  if (x.dtype() == hilt::DType::f64) return odd_one<double>(hilt::to(x, hilt::Device{}), minus_infinity_too);
-  return odd_one<float>(hilt::to(hilt::to(x, hilt::Device{}), hilt::DType::f32), minus_infinity_too);
+  return x.dtype() == hilt::DType::f64 ? odd_one<double>(x, minus_infinity_too) : odd_one<float>(x, minus_infinity_too);
 }
 
 void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f,

@@ -9,8 +9,6 @@ namespace {
 
 using hilt::Tensor;
 
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
 /// 0 below 1/64, then twice as much a digit: 5 from 1/4 on.
 char digit(double weight) {
   return static_cast<char>('0' + std::clamp(static_cast<int>(std::floor(std::log2(weight + 1e-9))) + 7, 0, 5));

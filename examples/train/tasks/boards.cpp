@@ -15,26 +15,22 @@ using namespace hilt;
 
 namespace {
 
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
 class BoardTask : public Task {
  public:
-  BoardTask(Index height, Index width, std::uint64_t seed) : height_(height), width_(width), seed_(seed) {
+  BoardTask(Index height, Index width, std::uint64_t seed) : height_(height), width_(width) {
+    seed_ = seed;
     check(height >= 1 && width >= 1, "a board of ", height, "x", width);
     length_ = checked_mul(height, width, "board"), classes_ = tokens_ = 2;
     vocabulary_ = Vocabulary::characters({U'.', U'#'});
   }
   void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
-    Draws draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
+    Draws draws = drawn(split, number);
     draw(draws, {inputs, at(length_)}, {targets, at(length_)});
   }
 
  protected:
   virtual void draw(Draws& draws, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const = 0;
   Index height_, width_;
-
- private:
-  std::uint64_t seed_;
 };
 
 class LifeTask : public BoardTask {

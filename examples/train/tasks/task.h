@@ -15,6 +15,8 @@ namespace train {
 
 using hilt::Index, hilt::Tensor, hilt::RandomKey, hilt::Batch;
 
+inline std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
 /// Random numbers one after the other, all from one key.
 class Draws {
  public:
@@ -87,6 +89,11 @@ class Task {
   virtual std::string name_of(Index c) const { return std::to_string(c); }
 
  protected:
+  /// What a row is drawn by.
+  Draws drawn(Split split, Index number) const {
+    return Draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
+  }
+  std::uint64_t seed_ = 0;
   Index length_ = 0, classes_ = 0, tokens_ = 0, targets_ = 0;  // targets_ 0: one a token
   Vocabulary vocabulary_ = Vocabulary::bytes();
   hilt::SafetensorsMetadata identity_;
