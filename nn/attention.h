@@ -30,9 +30,8 @@ struct AttentionConfig {
 /// Throws Code::usage with what is wrong and the nearest values that are not.
 void check_config(const AttentionConfig& config);
 
-/// Where the rows of x stand if a batch is divided over ranks: x [b, l, width] holds `b` sequences,
-/// from number `first` on, and of each of them the rows of this rank of `sequence`. All ranks of
-/// `sequence` make the same calls.
+/// Where the rows of x stand if a batch is divided over ranks: x [b, l, width] holds `b` sequences
+/// from number `first` on, and of each this rank's rows of `sequence`, whose ranks call alike.
 struct Place {
   Comm sequence;                                        // the ranks that share these sequences
   Index first = 0;                                      // number of the first sequence

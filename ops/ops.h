@@ -7,10 +7,9 @@
 #include "../core/random.h"
 #include "../core/tensor.h"
 
-// Every public op, one line of maths each. All are differentiable in their float inputs unless they
-// say otherwise, take tensors of any strides, and leave their inputs alone. Element types: f64 f32,
-// and bf16 f16 which are stored in 16 bits and computed in f32. Two inputs of one op must have one
-// type and one device.
+// Every public op, one line of maths each, differentiable in its float inputs unless it says
+// otherwise. Two inputs of one op must have one type and one device. README.md has what holds for
+// all.
 
 namespace [[gnu::visibility("default")]] hilt {
 

@@ -1,7 +1,6 @@
-// Sums and maxima on a GPU over the middle of [outer, n, inner]. The middle is cut into the pieces
-// of SumPieces; a block sums one piece, and a second kernel adds the pieces in order. With inner ==
-// 1 the threads of a block share one sum; else each thread has columns of its own and rows are
-// dealt out in turn. All orders are fixed by the shape.
+// Sums and maxima on a GPU over the middle of [outer, n, inner], a block a piece of SumPieces; a
+// second kernel adds the pieces in order. With inner == 1 the threads of a block share one sum;
+// else each has columns of its own, and rows are dealt out in turn.
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 #include "ops/kernels.h"

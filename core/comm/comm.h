@@ -51,9 +51,8 @@ class Transfer {
   std::unique_ptr<detail::Pending> pending_;
 };
 
-/// One rank's view of a group. A value: copies are the same group. Every rank of the group makes
-/// the same calls in the same order. All sums are made in the order of ranks, so they have the same
-/// bits on every rank, over every link, every time.
+/// One rank's view of a group. A value: copies are the same group. Every rank makes the same calls
+/// in the same order. Sums are made in the order of ranks, so they have the same bits everywhere.
 class Comm {
  public:
   /// A group of one: every call returns at once, and nothing is opened.

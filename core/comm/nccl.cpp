@@ -1,6 +1,5 @@
-// Ranks with a GPU each, joined by NCCL. Rows go from GPU to GPU on a stream of their own, beside
-// what the GPU computes; everything else, tensors of the CPU and who is alive included, goes over
-// the group that the ranks were joined by before.
+// Ranks with a GPU each, joined by NCCL: rows go on a stream of their own, beside what the GPU
+// computes; everything else goes over the group that had met before.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <cstring>

@@ -1,12 +1,8 @@
-// Ranks that are processes, joined pair by pair by TCP. One thread a rank owns all reading and most
-// writing, so a rank that computes for long still takes what is sent to it, still says that it
-// lives, and still hears that another does not.
+// Ranks that are processes, joined pair by pair by TCP; one thread a rank reads all of it.
 //   hello -> rank 0 (and every lower rank); table <- rank 0, once all have come; then data, and
 //   beat      every half second: I live, and this is whom I wait for
 //   abort     the run cannot go on, and why; whoever hears it first tells everyone
-//   goodbye   I am done; answered, as abort is, by `seen`, after which the socket can be closed without losing
-//             what it still held
-// A connection that ends without a goodbye is a death. Silence for the deadline is a freeze.
+//   goodbye   I am done; answered, as abort is, by `seen`: then the socket can be closed without losing what it holds
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>

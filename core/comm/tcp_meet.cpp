@@ -1,6 +1,5 @@
-// How the ranks of a run over TCP come together: each says hello to rank 0, which tells all where
-// the others listen; then each says hello to every lower rank. What connects and is none of them is
-// turned away, and the run goes on.
+// How ranks come together over TCP: each says hello to rank 0, which tells all where the others
+// listen, then to every lower rank. What is none of them is turned away, and the run goes on.
 #include <algorithm>
 #include <cstdlib>
 #include <sstream>

@@ -3,8 +3,7 @@
 #include "core/cuda/reduce.cuh"
 
 // For .cu files: kernels that take a matrix row by row. A short row belongs to a warp, which needs
-// no barrier to reduce it, a long one to a block. Its elements come in packs where their number and
-// the addresses allow; what a row adds up to depends on its length and on that.
+// no barrier, a long one to a block; elements come in packs where number and addresses allow.
 
 namespace hilt::cuda {
 

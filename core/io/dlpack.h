@@ -7,9 +7,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// DLPack 1.x: the C structs by which array libraries lend each other memory. They are declared
-/// here so that dlpack.h is not needed. A program that has dlpack.h may reinterpret_cast pointers
-/// between the two: their layouts are the same.
+/// DLPack 1.x: the C structs by which array libraries lend each other memory, declared here so that
+/// dlpack.h is not needed; pointers between the two may be reinterpret_cast.
 namespace dlpack {
 /// Of the protocol.
 struct DLPackVersion {
@@ -75,9 +74,8 @@ enum class Access { read, write };
 }  // namespace dlpack
 
 /// Lends x without a copy: its elements, shape and strides, and a share of its storage until the
-/// deleter runs, on any thread. It is marked read-only unless write access is given. Giving write
-/// access counts as a write now: what a tape saved of x is stale from then on. Writes that the
-/// consumer makes later are not seen.
+/// deleter runs, on any thread. Write access counts as a write now: what a tape saved of x is
+/// stale; writes that the consumer makes later are not seen.
 dlpack::Owned<dlpack::DLManagedTensorVersioned> to_dlpack(const Tensor& x,
                                                           dlpack::Access access = dlpack::Access::read);
 /// The form before 1.0. It cannot say read-only and so always gives write access.

@@ -79,9 +79,8 @@ int report() {
   _exit(status);
 }
 
-/// Hands everything on, and remembers why that failed first: errno is long another's when the
-/// program ends. To a pipe that nobody reads any more it prints no further, which is no failure:
-/// see run().
+/// Hands everything on, and remembers why that failed first: errno is long another's at the end. To
+/// a pipe that nobody reads any more it prints no further, which is no failure: see run().
 class Remembering : public std::streambuf {
  public:
   explicit Remembering(std::streambuf* under) : under_(under) {}

@@ -31,9 +31,8 @@ inline constexpr const char* kPatterns =
     "global_local:GLOBAL:RADIUS or top:K";
 
 /// The exit status of `program` doing `work`: what work returns, or, once its exception has become
-/// one line on stderr, the exception's code: that of a hilt::Error, 4 for memory, 70 for everything
-/// nobody foresaw. After --debug a stack of where it was thrown follows the line; work then begins
-/// twice, see Debug.
+/// one line on stderr, its code: 4 for memory, 70 for everything nobody foresaw. After --debug a
+/// stack of where it was thrown follows; work then begins twice, see Debug.
 int run(const std::string& program, const std::function<int()>& work);
 
 /// What hilt::attention_routes() tells of this thread, each line once: "forward on mma: the GPU is

@@ -2,10 +2,7 @@
 //
 //      T C   each: the residual stream twice (for the norms), both norms' results, q, k, v, attention's output
 //      T H   twice: before and after the activation
-//      and what the attention mode keeps: lse, or weights (attention_memory)
-//
-// A run with dropout adds nothing: masks are drawn again from their key, but products are no longer
-// fused with the sum that follows, so each branch's result is a tensor of its own for a moment.
+//      and what the attention mode keeps: lse, or weights (attention_memory). Dropout keeps nothing
 #include "memory.h"
 
 #include <algorithm>

@@ -1,6 +1,4 @@
-// The order of things: everything that can be refused is refused before anything is written; then
-// the directory, the log, and steps until the end or an interrupt. After each: log, evaluation,
-// checkpoint, sample, as often as asked.
+// The order of things: what can be refused is refused first; then the directory, the log and steps.
 #include "run.h"
 
 #include <unistd.h>

@@ -11,10 +11,9 @@ struct Sample {
   std::string text;  // with the prompt
   Index tokens = 0;  // drawn
 };
-/// Continues `prompt` by `s.tokens` tokens, or until it would write `s.stop`. What the model sees
-/// are the first tokens of a row of its full context: patterns and orders are those it was trained
-/// with. Keys and values are kept; when the row is full, its older half is dropped (of stories,
-/// whole ones) and the rest passes once. `show` gets the text piece by piece, in whole characters.
+/// Continues `prompt` by `s.tokens` tokens, or until it would write `s.stop`. The model sees the
+/// first tokens of a row of its full context; when that is full, its older half is dropped (of
+/// stories, whole ones). `show` gets the text piece by piece, in whole characters.
 Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s, hilt::RandomKey key,
                    const std::function<void(std::string_view)>& show = {});
 

@@ -54,9 +54,8 @@ struct Settings {
   std::string target() const { return is_life() ? "cell" : is_ising() ? "spin" : is_images() ? "image" : "token"; }
 };
 
-/// Whose an option is. A checkpoint keeps what is the model's or the run's, each in a key of its
-/// metadata; `sample` takes from there what is the model's, --resume both. What is the call's,
-/// paths, devices and ranks among them, no file decides.
+/// Whose an option is. A checkpoint keeps what is the model's or the run's; `sample` takes the
+/// model's from there, --resume both. What is the call's no file decides.
 inline constexpr const char *kModel = "The model", *kRun = "The run", *kCall = "This call";
 
 void declare(program::Options& options, Settings& s);

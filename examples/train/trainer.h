@@ -31,11 +31,9 @@ class Trainer {
           hilt::Device device = {}, const hilt::RankGrid& grid = {});
 
   /// One update: `accumulate` micro-batches of `batch` rows. Throws Code::not_a_number, naming the
-  /// first op whose result is not finite, and leaves the parameters as they were. Whatever else it
-  /// throws before the update, a text that cannot be read or a rank that is lost, leaves all as it
-  /// was: is_whole().
-  /// In f16 a batch whose gradients overflow is left out, the loss's scale halved, and the next one
-  /// taken; many good ones in a row double it.
+  /// first op whose result is not finite; that, and what else it throws before the update, leaves
+  /// all as it was: is_whole(). In f16 a batch whose gradients overflow is left out, the loss's
+  /// scale halved, and the next one taken; many good ones in a row double it.
   Step step(Index batch, Index accumulate, double lr, double clip, bool stop = false);
   Evaluation evaluate(Index rows, Index batch);
   Index steps() const { return optimizer_.steps(); }

@@ -2,13 +2,10 @@
 //
 // With AVX2, AVX-512 or NEON: kRows x kPanel sums of C live in registers while one column of A at
 // a time meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
-// columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1: little enough
-// that whoever shares the core leaves it there. C is asked for when its sums begin and is there
-// when they end. Of a few rows, as of one token, nothing is packed: B is read once, as it lies.
-// Each element of C adds up in one order, that of k, whatever m and n are.
+// columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1. Of a few rows
+// nothing is packed: B is read once, as it lies. Each element of C adds up in the order of k.
 //
-// Below that, Eigen. The build passes -DEigen=Eigen_<isa>, so that each copy is a namespace of its
-// own and no code for a wider processor leaks into another.
+// Below that, Eigen, by -DEigen=Eigen_<isa> a namespace of each copy's own.
 #include <Eigen/Core>
 #include "ops/gemm/gemm.h"
 #include "ops/isa.h"

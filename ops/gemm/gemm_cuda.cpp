@@ -1,11 +1,9 @@
-// Matrix products on a GPU, by cuBLAS. It counts columns first: what it calls C^T = B^T A^T is our
-// C = A B on the same memory. 16-bit factors add up in f32; f32 products are f32 throughout, unless
-// HILT_TF32=1 asks for the tensor cores' ten bits. One handle a device, with a workspace of its
-// own, so that a product of one shape is always cut the same way.
+// Matrix products on a GPU, by cuBLAS, which counts columns first: its C^T = B^T A^T is our C = A B
+// on the same memory. f32 products are f32 throughout, unless HILT_TF32=1. One handle a device with
+// a workspace of its own, so that a product of one shape is always cut the same way.
 //
 // A product that starts from a bias or a residual, or ends with gelu, goes through cuBLASLt, which
-// does both before it rounds. It chooses among its kernels by rules that take a tenth of a
-// millisecond, so the choice for each kind of product is kept.
+// does both before it rounds. Its choice of a kernel takes a tenth of a millisecond, so it is kept.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <array>

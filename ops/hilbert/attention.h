@@ -40,8 +40,7 @@ const std::vector<Fallback>& attention_fallbacks();  // those of this thread
 void clear_attention_fallbacks();                    // those of this thread
 
 /// Which kernels ran, newest last: at most the 64 last passes of this thread. A pass is a tiling's
-/// forward or backward; the route is cpu, plain, mma or hopper, the reason why it was no faster
-/// one. HILT_ROUTE=plain|mma|hopper forces a route on a GPU where it serves.
+/// forward or backward; route: cpu, plain, mma or hopper, which HILT_ROUTE forces where it serves.
 struct AttentionRoute {
   std::string_view pass, route, reason;  // literals
 };

@@ -109,9 +109,8 @@ void run_backward(const Call& call, std::span<const PlanPart> parts, const Backw
 
 namespace detail {
 
-/// What hybrid and fused share: the forward kernel, and what it keeps. The inputs are q, k and v,
-/// or the three packed, and the terms' tensors; the result is o, or of a call that asks for lse
-/// too, both in one: [B, L, H, D + 1] in lse's type.
+/// What hybrid and fused share: the forward kernel, and what it keeps. Inputs: q, k and v, or the
+/// three packed, and the terms' tensors; o, or with lse both in one: [B, L, H, D + 1].
 struct OneOp : Function {
   Call call;
   bool with_lse = false;

@@ -1,5 +1,4 @@
-// Score terms: what each asks of its tensor, how taped and hybrid compute it from ops, and what the
-// kernels are told. kernels/terms.h has the same formulas for one pair.
+// Score terms: what each asks of its tensor, its formula in ops, and what the kernels are told.
 #include "ops/hilbert/terms.h"
 #include <cmath>
 #include <limits>

@@ -1,6 +1,5 @@
-// Boards with a target a cell: Game of Life, and spins near the critical point of the Ising model
-// under noise, whose best reader is known. Its lattice is walked cell by cell, the shorter side
-// inside, so that what is to come depends on the last `side_` spins alone:
+// Game of Life, and spins of the Ising model under noise, whose lattice is walked cell by cell, the
+// shorter side inside, so that what is to come depends on the last `side_` spins alone:
 //
 //      after[k](state) = sum over spin k of e^(coupling spin (left + above)) lean^spin after[k + 1](state with spin k)
 //

@@ -1,14 +1,11 @@
 // A grammar as a graph of draws. With W(s) the weight of a draw's options that begin with s,
-// character j of option o costs
+// character j of option o costs its -ln p given all before it, for none is another's beginning:
 //      cost_j(o) = ln W(o[0..j)) - ln W(o[0..j])          sum_j cost_j(o) = -ln p(o)
-// which is -ln p of that character given all before it, because no option is the beginning of
-// another.
 //
 // What comes when: with a(n, m, i) the probability that node n begins at place i of a story while
-// memory m is held,
+// memory m, of lengths, is held,
 //      cost(i + j) += a(n, m, i) p(o) cost_j(o)           a(next, m', i + |o|) += a(n, m, i) p(o)
-// and since memory decides only how long later words are, m need hold no more than lengths. Stories
-// put one after the other renew: with u(k) the probability that one begins at k,
+// Stories put one after the other renew: with u(k) the probability that one begins at k,
 //      u(k) = sum_n u(k - n) p(length = n)                floor(L) = 1/L sum_{t < L} sum_k u(k) cost(t - k)
 #include "stories.h"
 #include <algorithm>

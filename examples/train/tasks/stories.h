@@ -6,11 +6,8 @@
 #include <vector>
 #include "task.h"
 
-// Short stories from a probabilistic grammar. It is unambiguous: a text has one derivation, so its
-// probability is the product of the choices made, and both that and the entropy of what comes next
-// are known exactly at every character. Who, what, which color and where are drawn once, early, and
-// told again later: the second time they cost nothing to a reader that remembers, and the full
-// price to one that does not.
+// Short stories from a probabilistic grammar. A text has one derivation, so its probability, and
+// the entropy of what comes next, are known exactly at every character.
 
 namespace train {
 

@@ -7,9 +7,7 @@
 #include <vector>
 #include <hilt/hilt.h>
 
-// What there is to learn: rows of tokens with their targets. A row is a pure function of the seed,
-// the side of the split and its number, so the one thing to remember of how far training got is how
-// many rows it has seen.
+// What there is to learn: rows of tokens with their targets, functions of seed, split and number.
 
 namespace train {
 
@@ -99,13 +97,11 @@ class Task {
   hilt::SafetensorsMetadata identity_;
 };
 
-/// Runs of `length` tokens from anywhere in a file, each with the token that follows. The last
-/// tenth is for validation. The file is read where it is needed, so it may be larger than memory,
-/// and once from end to end beforehand. It may lose its name meanwhile; rows of one that was
-/// shortened or written to throw Code::data. `vocabulary` replaces the file's own.
-/// Byte pairs are those of `tokenizer`, a directory or "train:N", and the text is read once: its
-/// tokens go to a file in `keep_in`, whose name tells which text and tokenizer, or where that is
-/// empty to one without a name.
+/// Runs of `length` tokens from anywhere in a file, each with the token that follows; the last
+/// tenth is for validation. The file is read where it is needed, so it may be larger than memory;
+/// rows of one that changed throw Code::data. `vocabulary` replaces the file's own. Byte pairs are
+/// those of `tokenizer`, a directory or "train:N"; tokens go to a file in `keep_in`, named for text
+/// and tokenizer, or to one without a name.
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
                                 const std::optional<Vocabulary>& vocabulary = std::nullopt,
                                 const std::string& tokenizer = "", const std::string& keep_in = "");

@@ -7,9 +7,8 @@
 #include "ops/hilbert/kernels/terms.h"
 #include "ops/hilbert/plan/attends.h"
 
-// The door to the attention kernels. A pass is one struct: it says what is computed, over which
-// tiles, from which rows to which. On a GPU route() decides from it, once, which kernel runs;
-// whoever calls makes the memory that this route wants, and runs it.
+// The door to the attention kernels. A pass is one struct: what is computed, over which tiles, from
+// which rows to which. On a GPU route() decides from it, once, which kernel runs.
 
 namespace hilt::kernels {
 
@@ -102,8 +101,7 @@ struct DeltaPass {
 };
 
 /// With the final (merged) lse and delta. dq [B, Lq, H, D], dk and dv [B, L, Hk, D] are added to
-/// where they are of the accumulator's type; on a direct route they are of the type of q, and every
-/// listed row, and no other, is written.
+/// where they are of the accumulator's type; else, on a direct route, every listed row is written.
 struct BackwardPass : AttentionPass {
   Input o, d_o;
   const void *lse, *delta;  // Stat

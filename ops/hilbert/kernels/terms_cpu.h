@@ -3,8 +3,7 @@
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/isa.h"
 
-// Score terms, a row of a tile at a time: a query and the keys of one tile. For attention_cpu.cpp
-// alone, and compiled with it once an instruction set, so nothing here has external linkage.
+// Score terms, a row of a tile at a time. For attention_cpu.cpp alone: no external linkage.
 
 namespace hilt::kernels {
 namespace {

@@ -1,15 +1,10 @@
 // Hilbert attention: one plan, one predicate, three ways to differentiate.
 //
-//      S = c Q K^T       P = e^(S - L), L = log sum e^S over A(t)       O = (M P) V
-//      M: dropout's multipliers, else 1
+//      S = c Q K^T       P = e^(S - L), L = log sum e^S over A(t)       O = (M P) V       M: dropout's multipliers, or 1
 //      dV = (M P)^T dO       dP = dO V^T       Delta = rowsum(dO O)       dS = P (M dP - Delta)       dQ = c dS K
 //      dK = c dS^T Q
 //
-//   taped   each step is an op on the tape; nobody wrote a backward pass       keeps S, P and every operand of every op
-//   hybrid  one op; its backward is the six formulas in library GEMMs          keeps q, k, v, o, L
-//   fused   one op; its backward is one kernel                                 keeps q, k, v, o, L
-//
-// Read them in this order: each line of hybrid is a stage of the kernel that fused calls.
+// Read taped, hybrid, fused: each line of hybrid is a stage of the kernel that fused calls.
 #include "ops/hilbert/modes/modes.h"
 #include <cmath>
 #include <limits>

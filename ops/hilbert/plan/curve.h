@@ -30,9 +30,8 @@ Index token_of(const Grid& grid, const Cell& cell);  // the token of a cell
 Cell classic_cell(Index side, Index position);
 Index classic_position(Index side, const Cell& cell);  // the inverse
 
-/// A choice for rectangles with one odd and one even side. The long side should be the major axis,
-/// but only the even side gives unit steps. unit: unit steps on every rectangle. near: unit steps
-/// only where the aspect is below 3; thin grids then keep their locality and pay one diagonal step.
+/// For rectangles with one odd and one even side. unit: unit steps, by an even major side. near:
+/// that only where the aspect is below 3; thin grids keep their locality and pay one diagonal step.
 enum class Steps : unsigned char { near, unit };
 
 /// The Hilbert curve on any grid: the classic one on a 2^k square, else the generalized one. Unit

@@ -1,8 +1,5 @@
-// Orders: the text a user writes, the bijection it stands for, and a cache of those.
-//
-// pi enumerates a grid and keeps the cells whose token is below the length (a short last row leaves
-// holes that are skipped, never padded). A chunked order enumerates one chunk and repeats it: pi(m
-// c + j) = m c + pi_c(j); a short last chunk skips the same way. rho is read off pi.
+// Orders: the text a user writes, the bijection it stands for, and a cache of those. pi enumerates
+// a grid and skips cells beyond the length; a chunked order repeats one chunk. rho is read off pi.
 #include "ops/hilbert/plan/order.h"
 #include <algorithm>
 #include <array>

@@ -68,9 +68,8 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
   bool order_forced() const { return forced_; }  // by HILT_FORCE_ORDER
   Grid grid() const { return grid_; }
 
-  /// The pattern chooses by q and k (`blocks:SIZE@top:K`), so each sequence has a plan of its own:
-  /// see plan_of_sequence() in ops/hilbert/attention.h. This one holds sets of the size that they
-  /// will have, for counts and memory.
+  /// The pattern chooses by q and k (`blocks:SIZE@top:K`), so each sequence has a plan of its own,
+  /// see plan_of_sequence(). This one holds sets of the size that they will have.
   bool looks_at_data() const;
 
   /// The attended sets of a head, to be merged: which tilings of each part.
@@ -85,9 +84,8 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
   /// Rows whose list is empty for some head, of as many rows of the batch as stats() counts.
   Index empty_rows() const;
 
-  /// Counts over the distinct sets: a set that several heads share counts once. stats_for gives the
-  /// counts of the same pattern in another order. If the pattern depends on positions, another
-  /// order is another set, and the counts are of that set.
+  /// Counts over the distinct sets: one that several heads share counts once. stats_for: the same
+  /// pattern in another order, which is another set if the pattern depends on positions.
   TileStats stats() const;
   TileStats stats_for(Order::Kind kind) const;  // see stats()
 

@@ -1,5 +1,4 @@
-// Dividing a plan. A rank's part of an attended set is a Tiling like any other: the same lists with
-// what belongs elsewhere left out, so kernels need not know. Work grows with tiles and tokens.
+// Dividing a plan: a rank's part is the same lists with what belongs elsewhere left out.
 #include "ops/hilbert/plan/shards.h"
 #include <algorithm>
 #include <array>

@@ -36,9 +36,8 @@ enum class Transport : unsigned char {
 Transport parse_transport(std::string_view text);
 std::string_view name_of(Transport transport);
 
-/// A rank's part of a plan. It attends in stages: first to its own keys, then to keys that it
-/// receives. Only rows that some query of the receiver attends to travel, and each goes straight
-/// from its owner; gradients of keys go straight back.
+/// A rank's part of a plan. It attends in stages: first to its own keys, then to those that it
+/// receives. Only rows that someone attends to travel, straight from their owner and back.
 class ShardPlan {
  public:
   /// Rows to or from one rank. rows: which are sent, or where received ones lie; empty: [0, count).

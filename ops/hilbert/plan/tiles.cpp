@@ -1,11 +1,6 @@
-// From an attended set to tiles.
-//
-// Each branch becomes one Tiling (one for each offset that heads ask for). Dense, segments and
-// blocks are groups: lists of queries against lists of keys that all attend, so only causality
-// makes a tile partial. Slides, neighbourhoods and windows are intervals on up to three coordinates
-// of the key. Candidate tiles are found by where they lie, then classified from the extremes of
-// each tile's coordinates, exactly: a tile is full if every key passes every query's tests, and
-// dropped if no pair does. Work and memory grow with tiles and tokens, never with length squared.
+// From an attended set to tiles, one Tiling for each branch and offset that heads ask for.
+// Candidates are found by where they lie, then classified from the extremes of their coordinates,
+// exactly: a tile is full if every key passes every query's tests, and dropped if no pair does.
 #include "ops/hilbert/plan/tiles.h"
 #include <limits>
 #include <span>
