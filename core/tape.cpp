@@ -7,18 +7,15 @@
 #include "core/dispatch.h"
 
 namespace hilt {
-namespace {
 
 /// Throws with the first value of t that is not finite; node counts the ops of the tape from 0.
-void require_finite(const Tensor& t, std::string_view op, std::size_t node, const char* what) {
+static void require_finite(const Tensor& t, std::string_view op, std::size_t node, const char* what) {
   if (!t || !is_floating(t.dtype())) return;
   const std::vector<double> x = t.to_vector();
   for (std::size_t i = 0; i < x.size(); ++i)
     if (!std::isfinite(x[i]))
       fail_with(Code::not_a_number, "op ", node, ", ", op, ": ", what, ' ', t.shape(), " is ", x[i], " at element ", i);
 }
-
-}  // namespace
 
 const Tensor& Function::saved(std::size_t i) const {
   if (i >= saved_.size()) fail(name(), ": saved(", i, ") of ", saved_.size(), " saved tensors");

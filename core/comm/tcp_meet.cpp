@@ -8,16 +8,13 @@
 
 namespace hilt {
 namespace tcp {
-namespace {
 
 /// In a time that does not tell how much of it was right.
-bool same_secret(const std::string& a, const std::string& b) {
+static bool same_secret(const std::string& a, const std::string& b) {
   unsigned different = a.size() != b.size();
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) different |= static_cast<unsigned>(a[i] ^ b[i]);
   return different == 0;
 }
-
-}  // namespace
 
 /// Token, then rank, size and where it listens. A caller without the token is told nothing; one
 /// with the token is told why it cannot join.
@@ -102,9 +99,7 @@ void Tcp::join() {
 
 }  // namespace tcp
 
-namespace {
-
-std::string text_of(const char* variable) {
+static std::string text_of(const char* variable) {
   const char* const text = std::getenv(variable);
   if (!text || !*text)
     fail_with(
@@ -112,8 +107,6 @@ std::string text_of(const char* variable) {
         ": not set; the environment of a rank names RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does");
   return text;
 }
-
-}  // namespace
 
 std::shared_ptr<TcpLink> meet(Meeting meeting) {
   check(meeting.token.find('\n') == std::string::npos && meeting.token.size() < tcp::kLongestHello / 2,

@@ -415,9 +415,7 @@ void SafetensorsFile::read_into(const std::string& name, Tensor& to) const {
 }
 
 // ---- writing ------------------------------------------------------------------------------------
-namespace {
-
-void append_json(std::string& out, std::string_view text) {
+static void append_json(std::string& out, std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
   check(utf8_prefix(text) == text.size(), "safetensors: '", shown(text), "' is not UTF-8");
   out += '"';
@@ -430,7 +428,7 @@ void append_json(std::string& out, std::string_view text) {
   out += '"';
 }
 
-std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsItem> items) {
+static std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsItem> items) {
   std::vector<const SafetensorsItem*> out;
   for (const SafetensorsItem& item : items) {
     check(bool(item.tensor), "safetensors: tensor ", shown(item.name), " is undefined");
@@ -443,11 +441,9 @@ std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsItem> item
   return out;
 }
 
-void write_exactly(int descriptor, const void* from, std::size_t bytes) {
+static void write_exactly(int descriptor, const void* from, std::size_t bytes) {
   if (!write_all(descriptor, from, bytes)) fail_with(Code::data, "safetensors: writing failed: ", std::strerror(errno));
 }
-
-}  // namespace
 
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {
   std::string json = "{";

@@ -13,14 +13,13 @@
 
 namespace program {
 namespace fs = std::filesystem;
-namespace {
 
-[[noreturn]] void fail_file(const std::string& path, const std::string& why) {
+[[noreturn]] static void fail_file(const std::string& path, const std::string& why) {
   hilt::fail_with(hilt::Code::data, path, ": ", why, "; name a directory you may write to with --out");
 }
 
 /// Makes a file's content, or the names in a directory, last: the latter where the system can.
-void sync(const fs::path& path) {
+static void sync(const fs::path& path) {
   const int d = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const bool done = d >= 0 && ::fsync(d) == 0;
   const int error = errno;
@@ -28,12 +27,10 @@ void sync(const fs::path& path) {
   if (!done && !fs::is_directory(path)) fail_file(path, std::strerror(error));
 }
 
-std::string without_slash(std::string path) {
+static std::string without_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
 }
-
-}  // namespace
 
 Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
   const std::string& directory = directory_;

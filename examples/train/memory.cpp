@@ -14,9 +14,8 @@
 namespace train {
 using program::saturated_product, program::saturated_sum;
 
-namespace {
 /// Numbers of the score terms, f32 beside any weights.
-Index count_terms(const hilt::TransformerConfig& c) {
+static Index count_terms(const hilt::TransformerConfig& c) {
   const hilt::TermConfig& t = c.terms;
   hilt::Shape all{c.layers * c.heads, t.sink + (t.alibi == hilt::TermConfig::Alibi::learned)},
       table{c.layers * c.heads}, bias{c.layers};
@@ -24,7 +23,6 @@ Index count_terms(const hilt::TransformerConfig& c) {
   for (const Index n : t.bias) bias.push_back(n == 0 ? c.context : n);
   return all.numel() + (t.relative.rank() > 0 ? table.numel() : 0) + (t.bias.rank() > 0 ? bias.numel() : 0);
 }
-}  // namespace
 
 Index count_parameters(const hilt::TransformerConfig& c) {
   const Index bias = c.bias, hidden = c.hidden_width(),

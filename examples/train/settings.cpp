@@ -103,12 +103,10 @@ void declare(program::Options& options, Settings& s) {
   declare_sampling(options, s);
 }
 
-namespace {
-
-std::string weights_of(const Settings& s) { return s.from + "/model.safetensors"; }
+static std::string weights_of(const Settings& s) { return s.from + "/model.safetensors"; }
 
 /// The file decides sizes, and a part of its context may be asked for.
-void adopt_gpt2(program::Options& options, Settings& s) {
+static void adopt_gpt2(program::Options& options, Settings& s) {
   check(s.task == "text", "--from (", s.from, "): goes on with a text; name one with --text");
   const hilt::TransformerConfig c = hilt::gpt2_config(weights_of(s), s.heads);
   if (!options.given("--heads")) {
@@ -132,8 +130,6 @@ void adopt_gpt2(program::Options& options, Settings& s) {
   if (has_tokenizer && !options.given("--tokenizer") && !options.given("--vocabulary"))
     options.set("--tokenizer", s.from);
 }
-
-}  // namespace
 
 void take_weights(hilt::Transformer& model, const Settings& s) {
   hilt::Transformer theirs = hilt::load_gpt2(weights_of(s), s.heads, model.tokens.weight.dtype());

@@ -5,7 +5,6 @@
 #include "core/io/text.h"
 
 namespace hilt {
-namespace {
 
 constexpr std::array<std::string_view, 7> kTypes{"standard", "improved",     "hilbert",          "block_sparse",
                                                  "ring",     "ring_hilbert", "block_sparse_ring"};
@@ -15,23 +14,21 @@ constexpr std::array<std::string_view, 23> kKeys{
     "backward",       "strict",          "length",         "transport", "shards",        "heads",
     "softcap",        "alibi",           "relative",       "bias",      "sink"};
 
-std::vector<Index> read_list(const char* what, std::string_view text) {
+static std::vector<Index> read_list(const char* what, std::string_view text) {
   std::vector<Index> out;
   for (std::string_view part : split_text(text, ',')) out.push_back(read_index(what, part, 1));
   return out;
 }
 
-double read_number(const char* what, std::string_view text) {
+static double read_number(const char* what, std::string_view text) {
   const std::optional<double> x = number_in<double>(text);
   check(x.has_value(), what, ": '", text, "' is not a number");
   return *x;
 }
 
-bool is_true(const char* what, std::string_view text) {
+static bool is_true(const char* what, std::string_view text) {
   return find_name(what, text, std::array<std::string_view, 2>{"false", "true"}) == 1;
 }
-
-}  // namespace
 
 NamedAttention make_attention(const std::map<std::string, std::string>& config, const Comm& comm) {
   for (const auto& [key, value] : config) find_name("make_attention key", key, kKeys);

@@ -218,15 +218,13 @@ ScoreTerms fitted_terms(ScoreTerms terms, DType dtype, Index length) {
 
 // ---- a call's -----------------------------------------------------------------------------------
 
-namespace {
 /// A GPU's are made once: a step that is recorded brings nothing from the host.
-Tensor published_slopes(Index heads, DType dtype, Device device) {
+static Tensor published_slopes(Index heads, DType dtype, Device device) {
   if (device.is_cpu()) return alibi_slopes(heads, dtype);
   static auto& known =  // outlives every device
       *new Recent<std::tuple<Index, DType, Device>, Tensor>(std::numeric_limits<std::size_t>::max());
   return known.get({heads, dtype, device}, [&] { return alibi_slopes(heads, dtype, device); });
 }
-}  // namespace
 
 void resolve_terms(Call& call, const Tensor& q) {
   ScoreTerms& x = call.options.terms;
@@ -280,8 +278,7 @@ bool has_odd_terms(const ScoreTerms& terms) {
 
 // ---- for kernels --------------------------------------------------------------------------------
 
-namespace {
-template <class Void, class T> kernels::PairTensor<Void> pair_tensor(T& x, const Call& call) {
+template <class Void, class T> static kernels::PairTensor<Void> pair_tensor(T& x, const Call& call) {
   if (!x) return {};
   const Index want[] = {call.batch, call.heads(), call.plan->queries(), call.plan->length()};
   Index stride[4];
@@ -292,7 +289,6 @@ template <class Void, class T> kernels::PairTensor<Void> pair_tensor(T& x, const
   const std::int32_t* const rows = call.bias_row.empty() ? nullptr : call.bias_row.data();
   return {data, x.dtype(), stride[0], stride[1], stride[2], stride[3], rows};
 }
-}  // namespace
 
 kernels::Terms kernel_terms(const Call& call) {
   const ScoreTerms& x = call.options.terms;

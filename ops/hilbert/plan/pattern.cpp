@@ -230,10 +230,8 @@ std::string_view name_of(WorkOrder order) { return kWorkOrders[static_cast<std::
 std::string_view name_of(Causality causality) { return kCausality[static_cast<std::size_t>(causality)]; }
 
 // ---- block lists --------------------------------------------------------------------------------
-namespace {
-
 /// The pairs of keys_of(i, add): add(low, high) adds the blocks of [low, high] that row i lacks.
-template <class F> BlockPairs listed(Index n, F&& keys_of) {
+template <class F> static BlockPairs listed(Index n, F&& keys_of) {
   constexpr Index kMostPairs = Index{1} << 28;
   check(n >= 0 && n <= kMax, "blocks: ", n, " blocks must be 0..", kMax);
   const auto walk = [&](auto&& found) {
@@ -256,8 +254,6 @@ template <class F> BlockPairs listed(Index n, F&& keys_of) {
   });
   return pairs;
 }
-
-}  // namespace
 
 BlockPairs local_blocks(Index n, Index radius) { return global_local_blocks(n, 0, radius); }
 BlockPairs dilated_blocks(Index n, const std::vector<Index>& rates) {

@@ -310,10 +310,8 @@ Index Plan::attends(Index head, Index t, Index u, Index batch) const {
   return 0;
 }
 
-namespace {
-
 /// Queries of a part that have a key for every head.
-Index rows_with_keys(const Plan& plan, const PlanPart& part) {
+static Index rows_with_keys(const Plan& plan, const PlanPart& part) {
   std::vector<bool> all(at(part.queries), true);
   for (Index head = 0; head < plan.heads(); ++head) {
     std::vector<bool> asks(all.size());
@@ -330,8 +328,6 @@ Index rows_with_keys(const Plan& plan, const PlanPart& part) {
   }
   return static_cast<Index>(std::ranges::count(all, true));
 }
-
-}  // namespace
 
 Index Plan::empty_rows() const {
   Index rows = queries() * std::max<Index>(1, std::ssize(spec_.documents));
