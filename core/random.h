@@ -6,9 +6,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Philox4x32: 128 random bits as a pure function of a 128-bit counter and a 64-bit key. The same
-/// numbers on every device, whatever the number of threads. 7 rounds are the fewest that are known
-/// to pass the usual tests; 10 have a margin.
+/// Philox4x32: 128 random bits as a pure function of a 128-bit counter and a 64-bit key, on every
+/// device. 7 rounds are the fewest that are known to pass the usual tests; 10 have a margin.
 template <int Rounds = 10>
 [[gnu::always_inline]] constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
                                                                      std::uint64_t key) {

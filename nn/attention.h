@@ -39,10 +39,9 @@ struct Place {
   bool divides() const { return sequence.size() > 1; }  // sequences are shared with other ranks
 };
 
-/// The keys and values that tokens left in each layer, so that further ones cost their own rows
-/// alone and read the keys that their plan lists. A call of a model with token causality that names
-/// a cache takes x for the tokens that follow those in it, rows of a sequence of `context` tokens,
-/// and gives what a call on all of them gives. No tape may listen.
+/// The keys and values that tokens left in each layer. A call of a model with token causality that
+/// names a cache takes x for the tokens that follow those in it, rows of a sequence of `context`
+/// tokens, and gives what a call on all of them gives. No tape may listen.
 class KeyValueCache {
  public:
   explicit KeyValueCache(Index context) : context_(context) {}  // room for so many tokens; empty

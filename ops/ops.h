@@ -8,8 +8,7 @@
 #include "../core/tensor.h"
 
 // Every public op, one line of maths each, differentiable in its float inputs unless it says
-// otherwise. Two inputs of one op must have one type and one device. README.md has what holds for
-// all.
+// otherwise. README.md has what holds for all.
 
 namespace [[gnu::visibility("default")]] hilt {
 

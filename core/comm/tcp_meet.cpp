@@ -16,8 +16,7 @@ static bool same_secret(const std::string& a, const std::string& b) {
   return different == 0;
 }
 
-/// Token, then rank, size and where it listens. A caller without the token is told nothing; one
-/// with the token is told why it cannot join.
+/// Token, then rank, size and where it listens. Without the token a caller is told nothing.
 bool Tcp::welcome(Peer& stranger) {
   const std::size_t end = stranger.text.find('\n');
   int rank = -1, size = -1;

@@ -45,9 +45,8 @@ void to_device(Cuda where, void* device, const void* host, std::size_t bytes);
 void within(Cuda where, void* to, const void* from, std::size_t bytes);
 void clear(Cuda where, void* device, std::size_t bytes);
 
-/// From begin to end what is asked of the GPU is written down, not done, and what waits for it or
-/// comes from the host is an error. end returns it as one piece of work that can be started again
-/// and again, or nothing unless told to `keep` it.
+/// From begin to end what is asked of the GPU is written down, not done; what waits is an error.
+/// end returns it as a piece of work to start again and again, or nothing unless told to `keep` it.
 struct Graph;
 void begin_recording(Cuda where);
 std::shared_ptr<Graph> end_recording(Cuda where, bool keep);

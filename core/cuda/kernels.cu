@@ -1,6 +1,5 @@
-// What tensors need of a GPU: filling, copying, converting, random numbers, and adding up
-// gradients. All of it is bound by memory: a thread takes element after element, neighbouring
-// threads neighbouring ones, and where everything is dense 16 bytes at a time.
+// What tensors need of a GPU: filling, copying, converting, random numbers, adding up gradients. A
+// thread takes element after element, neighbours its neighbours, dense ones 16 bytes at a time.
 #include <cstring>
 #include "core/convert.h"
 #include "core/cuda/kernels.h"

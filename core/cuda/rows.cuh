@@ -48,8 +48,7 @@ template <int kElements, bool kByWarp> struct Row {
   __device__ bool leads() const { return first == 0; }
 };
 
-/// f.operator()<Row>(grid, threads) with the kind of row that fits; aligned: the operands that have
-/// `cols` columns of type T, or are null.
+/// f.operator()<Row>(grid, threads) with the kind of row that fits; aligned: operands, or null.
 template <class T, class F> void with_rows(Index rows, Index cols, bool aligned, F f) {
   const auto pick = [&]<int N>() {
     if (cols <= 8 * kWarp * N)

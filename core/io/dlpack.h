@@ -81,9 +81,8 @@ dlpack::Owned<dlpack::DLManagedTensorVersioned> to_dlpack(const Tensor& x,
 /// The form before 1.0. It cannot say read-only and so always gives write access.
 dlpack::Owned<dlpack::DLManagedTensor> to_dlpack_legacy(const Tensor& x);
 
-/// Takes what another library lends, without a copy; the deleter runs when the last tensor on it is
-/// gone. Memory marked read-only is copied and released at once, because a Tensor can be written
-/// to. If this throws, the caller still owns m.
+/// Takes what another library lends, without a copy unless it is read-only; the deleter runs when
+/// the last tensor on it is gone. If this throws, the caller still owns m.
 Tensor from_dlpack(dlpack::DLManagedTensorVersioned* m);
 Tensor from_dlpack(dlpack::DLManagedTensor* m);
 

@@ -27,14 +27,8 @@ struct TypeName {
   std::string_view name;
   DType dtype;
 };
-constexpr std::array<TypeName, 8> kTypes{{{"F64", DType::f64},
-                                          {"F32", DType::f32},
-                                          {"BF16", DType::bf16},
-                                          {"F16", DType::f16},
-                                          {"I64", DType::i64},
-                                          {"I32", DType::i32},
-                                          {"U8", DType::u8},
-                                          {"BOOL", DType::u8}}};
+constexpr TypeName kTypes[] = {{"F64", DType::f64}, {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16},
+                               {"I64", DType::i64}, {"I32", DType::i32}, {"U8", DType::u8},     {"BOOL", DType::u8}};
 
 std::string_view type_name(DType dtype) { return std::ranges::find(kTypes, dtype, &TypeName::dtype)->name; }
 
@@ -209,7 +203,7 @@ class Header {
     const std::size_t start = at_;
     const std::string text = string("dtype");
     const auto* const type = std::ranges::find(kTypes, text, &TypeName::name);
-    if (type == kTypes.end())
+    if (type == std::end(kTypes))
       wrong(start, "dtype of tensor " + shown(e.name), shown(text), "expected one of F64 F32 BF16 F16 I64 I32 U8 BOOL",
             "convert the tensor to one of these and write the file again");
     e.dtype = type->dtype;

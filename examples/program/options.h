@@ -21,8 +21,7 @@ class Options {
  public:
   Options(const std::string& program, const std::string& what_it_does);
   ~Options();
-  Options(const Options&) = delete;
-  Options& operator=(const Options&) = delete;
+  Options(Options&&) = delete;  // nor copied
 
   /// What the options that follow have in common, a heading of --help; see Value.
   void group(const std::string& heading);
@@ -31,8 +30,7 @@ class Options {
   void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                const std::string& help);
   void number(const std::string& name, double& value, double low, double high, const std::string& help);
-  /// `kind` stands for the value in --help: FILE, DIR, ORDER. What the text means is for the
-  /// program to check.
+  /// `kind` stands for the value in --help: FILE, DIR, ORDER. What it means the program checks.
   void text(const std::string& name, std::string& value, const std::string& kind, const std::string& help);
   /// A text whose value may be left out: then it is `implied`.
   void text_or(const std::string& implied, const std::string& name, std::string& value, const std::string& kind,

@@ -13,8 +13,7 @@ class Outputs {
   /// Makes the directory if it is missing; throws if files cannot be made in it.
   explicit Outputs(const std::string& directory);
   ~Outputs();
-  Outputs(const Outputs&) = delete;
-  Outputs& operator=(const Outputs&) = delete;
+  Outputs(Outputs&&) = delete;  // nor copied
 
   const std::string& directory() const { return directory_; }
   /// Where to write what will be called `name`.

@@ -5,11 +5,8 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <hilt/core/io/text.h>
-#include <hilt/hilt.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cmath>
 #include <csignal>

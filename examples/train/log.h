@@ -32,8 +32,7 @@ class Log {
   /// Begins a log, or goes on with the one that is there, keeping its lines up to `after`.
   Log(const std::string& path, const program::Options& options, const Start& start, Index after);
   ~Log();
-  Log(const Log&) = delete;
-  Log& operator=(const Log&) = delete;
+  Log(Log&&) = delete;  // nor copied
   /// Appends a line. Where the disk is full it is lost, which is said once; training goes on.
   void write(const Line& line);
   /// Makes what is written last.

@@ -6,7 +6,6 @@
 #include "memory.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "../program/program.h"
 #include "../program/report/text.h"

@@ -14,8 +14,7 @@ class Progress {
  public:
   Progress(const Start& start, Index from);
   ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  Progress(Progress&&) = delete;  // nor copied
   /// `steps`: of the whole run; 0 while nobody knows.
   void show(const Line& line, Index steps, bool last);
   /// Prints a line of its own, above.

@@ -5,7 +5,6 @@
 
 #include <charconv>
 #include <chrono>
-#include <cmath>
 #include <exception>
 #include <filesystem>
 #include <iostream>

@@ -8,7 +8,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "../program/program.h"
 #include "tasks/boards.h"
 #include "tasks/images.h"
 

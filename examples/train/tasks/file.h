@@ -35,8 +35,7 @@ class File {
     size_ = status.st_size;
     written_ = time_of(status);
   }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
+  File(File&&) = delete;  // nor copied
   ~File() { ::close(descriptor_); }
 
   Index size() const { return size_; }

@@ -97,18 +97,16 @@ class Task {
   hilt::SafetensorsMetadata identity_;
 };
 
-/// Runs of `length` tokens from anywhere in a file, each with the token that follows; the last
-/// tenth is for validation. The file is read where it is needed, so it may be larger than memory;
-/// rows of one that changed throw Code::data. `vocabulary` replaces the file's own. Byte pairs are
-/// those of `tokenizer`, a directory or "train:N"; tokens go to a file in `keep_in`, named for text
-/// and tokenizer, or to one without a name.
+/// Runs of `length` tokens from anywhere in a file, which is read where it is needed; the last
+/// tenth is for validation, and rows of one that changed throw Code::data. `vocabulary` replaces
+/// the file's own. Byte pairs are those of `tokenizer`, a directory or "train:N"; tokens go to a
+/// file in `keep_in`, or to one without a name.
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
                                 const std::optional<Vocabulary>& vocabulary = std::nullopt,
                                 const std::string& tokenizer = "", const std::string& keep_in = "");
 
-/// What simpler readers reach, in nats a target, on rows of the validation split after counting in
-/// rows of the training split: that knows only how often each class is; that also knows the token
-/// before (for life: the cell itself). Unseen pairs count as seen a hundredth of a time.
+/// What simpler readers reach, in nats a target, after counting in rows of the training split: that
+/// knows how often each class is; that also knows the token before (for life: the cell itself).
 struct Yardsticks {
   double uniform = 0, unigram = 0, bigram = 0;
 };

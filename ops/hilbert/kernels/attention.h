@@ -83,9 +83,8 @@ struct AttentionPass {
 };
 
 /// o [B, Lq, H, D], of the type of q or of its Stat, and lse [B, H, Lq] hold the state of an online
-/// softmax at the tokens' own rows: where `fresh`, rows of q_token are written; else they continue
-/// from what is there, which merges this tiling with those before it. A row without keys is left
-/// (0, -inf) when fresh.
+/// softmax: where `fresh`, rows of q_token are written, (0, -inf) without keys; else they continue
+/// from what is there, which merges this tiling with those before it.
 struct ForwardPass : AttentionPass {
   Output o;
   void* lse;  // Stat

@@ -332,9 +332,8 @@ struct Memory {
   std::byte* block;
 };
 
-/// task(i, space) for i in [0, n), begun in ascending order, each thread with a Space of its own.
-/// Memory comes first: no task can fail, so one may wait for another that began before it.
-/// entries: of a table whose gradient is summed.
+/// task(i, space) for i in [0, n), begun in ascending order, each thread with a Space of its own:
+/// no task can fail, so one may wait for an earlier one. entries: of a table that gets a gradient.
 template <class Space, class Task> void run_tasks(Index n, Index dim, Index entries, Task&& task) {
   if (n <= 0) return;
   const Index workers = thread_count() < n ? thread_count() : n, bytes = bytes_of<Space>(dim, entries);

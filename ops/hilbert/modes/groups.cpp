@@ -1,5 +1,4 @@
-// A tiling as groups of one size, stacked: rows are gathered into a batch of dense blocks with a
-// mask, and results are scattered back.
+// A tiling as groups of one size, stacked: a batch of dense blocks with a mask.
 #include "ops/hilbert/modes/groups.h"
 #include <algorithm>
 #include <limits>

@@ -109,9 +109,8 @@ Grid chunk_grid(const Order& order) {
   return {std::min(grid.width, order.chunk), ceil_div(order.chunk, grid.width)};
 }
 
-/// The order that names everything and nothing else: two orders with the same permutation mostly
-/// become equal here, which is what the cache compares. Scope is global or chunked, the grid that
-/// of the enumeration.
+/// The order that names everything and nothing else, for the cache to compare. Scope is global or
+/// chunked, the grid that of the enumeration.
 Order resolve(Order order, Index length) {
   check_order(order, length, to_string(order));
   check(order.kind != Kind::automatic, "order (", to_string(order), "): a plan chooses it; make one of a pattern");

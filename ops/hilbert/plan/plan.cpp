@@ -4,7 +4,6 @@
 #include <limits>
 #include <map>
 #include <numeric>
-#include <span>
 #include "core/error.h"
 #include "core/recent.h"
 #include "ops/hilbert/plan/attends.h"

@@ -20,8 +20,7 @@ struct PlanSpec {
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::none;
   WorkOrder work_order = WorkOrder::row;  // of blocks
-  /// Activations stand in curve order: row i of q, k, v and o is token order().token_at[i]. The set
-  /// of pairs of tokens is the same.
+  /// Activations stand in curve order: row i of q, k, v and o is token order().token_at[i].
   bool in_order = false;
   /// What lies in a row, one list for all rows of the batch or one for each; none: a row is whole.
   /// Order, pattern and causality then apply inside each document as if it stood alone.

@@ -85,9 +85,8 @@ using ShardPlanPtr = std::shared_ptr<const ShardPlan>;
 /// How the positions of a plan are dealt out.
 enum class Dealing : unsigned char { contiguous, balanced, automatic };
 Dealing parse_dealing(std::string_view text);
-/// Builds a rank's part of the plan for a spec, or finds it among those used most recently. Rows
-/// become positions; documents stay as they are. Rows are dealt out as for the pattern `dealt_by`,
-/// where one is named. Safe from any thread.
+/// Builds a rank's part of the plan for a spec, or finds it among those used last. Rows become
+/// positions, dealt out as for the pattern `dealt_by`, where one is named. Safe from any thread.
 ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport = Transport::ring,
                              Dealing dealing = Dealing::automatic, const Pattern& dealt_by = {});
 
