@@ -147,56 +147,42 @@ void take_weights(hilt::Transformer& model, const Settings& s) {
     *std::ranges::find(ours, p.name, &hilt::NamedParameter::name)->tensor = *p.tensor;
 }
 
+/// What suits each of these tasks, where that is not the option's own default.
+constexpr std::string_view kSuitedTasks[] = {"life", "ising", "images", "text"};
+constexpr std::pair<const char*, std::array<const char*, 4>> kSuited[] = {
+    {"--steps", {"500", "2000", "2000", "1000"}},
+    {"--batch", {"", "", "16", ""}},
+    {"--layers", {"", "4", "4", "4"}},
+    {"--heads", {"4", "4", "4", "4"}},
+    {"--width", {"64", "64", "64", ""}},
+    {"--lr", {"0.003", "0.002", "0.002", "0.001"}},
+    {"--weight-decay", {"0.1", "0.1", "0.1", "0.1"}},
+    {"--positions", {"learned", "learned", "learned", ""}},
+    {"--control-seeds", {"", "5", "5", ""}},
+    {"--grid", {"", "12x12", "8x8", ""}},
+    {"--pattern", {"slide2d:1x1", "segment:16", "segment:16", ""}}};
+
 void adopt_defaults(program::Options& options, Settings& s) {
   if (!s.text.empty() && !options.given("--task")) options.set("--task", "text");
   if (!s.images.empty() && !options.given("--task")) options.set("--task", "images");
   const auto prefer = [&](const std::string& name, const std::string& value) {
     if (!options.given(name)) options.set(name, value);
   };
-  if (s.is_life()) {
-    for (const auto& [name, value] : {std::pair("--steps", "500"),
-                                      {"--heads", "4"},
-                                      {"--width", "64"},
-                                      {"--lr", "0.003"},
-                                      {"--weight-decay", "0.1"},
-                                      {"--pattern", "slide2d:1x1"},
-                                      {"--positions", "learned"}})
-      prefer(name, value);
+  const auto task = static_cast<std::size_t>(std::ranges::find(kSuitedTasks, s.task) - kSuitedTasks);
+  for (const auto& [option, values] : kSuited)
+    if (task < values.size() && *values[task]) prefer(option, values[task]);
+  if (s.is_images() && !s.images.empty()) {
+    const Patches p = patches_of(s.images, s.patch);
+    prefer("--grid", std::to_string(p.height) + "x" + std::to_string(p.width));
+  }
+  if (s.is_grid()) {
     const hilt::Grid grid = board_of(s);
-    prefer("--context", std::to_string(grid.cells()));
-    prefer("--order", "hilbert:" + s.grid);
-  } else if (s.is_grid()) {
-    if (s.is_images() && !s.images.empty()) {
-      const Patches p = patches_of(s.images, s.patch);
-      prefer("--grid", std::to_string(p.height) + "x" + std::to_string(p.width));
-    } else {
-      prefer("--grid", s.is_ising() ? "12x12" : "8x8");
-    }
-    const hilt::Grid grid = board_of(s);
-    for (const auto& [name, value] : {std::pair("--steps", "2000"),
-                                      {"--batch", s.is_images() ? "16" : "8"},
-                                      {"--layers", "4"},
-                                      {"--heads", "4"},
-                                      {"--width", "64"},
-                                      {"--lr", "0.002"},
-                                      {"--weight-decay", "0.1"},
-                                      {"--positions", "learned"},
-                                      {"--control-seeds", "5"}})
-      prefer(name, value);
     prefer("--context", std::to_string(grid.cells()));
     prefer("--order", "hilbert:" + s.grid);
     // As published: windows of the curve whose borders alternate, and a bias of every offset.
-    if (!options.given("--pattern")) prefer("--pattern-odd", "segment:16,shift=8");
-    prefer("--pattern", "segment:16");
-    if (s.order.ends_with(s.grid))
+    if (!s.is_life() && !options.given("--pattern")) prefer("--pattern-odd", "segment:16,shift=8");
+    if (!s.is_life() && s.order.ends_with(s.grid))
       prefer("--relative", std::to_string(2 * grid.height - 1) + "x" + std::to_string(2 * grid.width - 1));
-  } else if (s.task == "text") {
-    for (const auto& [name, value] : {std::pair("--steps", "1000"),
-                                      {"--layers", "4"},
-                                      {"--heads", "4"},
-                                      {"--lr", "0.001"},
-                                      {"--weight-decay", "0.1"}})
-      prefer(name, value);
   }
   if (!s.from.empty()) adopt_gpt2(options, s);
   if (!s.tokenizer.empty() && !options.given("--vocabulary")) options.set("--vocabulary", "bpe");
