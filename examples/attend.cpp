@@ -7,10 +7,8 @@
 //   wrote  out/attend/o.npy    f32[1, 1024, 4, 64]
 //   ...
 //
-// Reads q [B, L, H, D], k and v [B, L, Hk, D], optionally the cotangent d_o of o. Writes o,
-// lse [B, H, L] and, with d_o, dq, dk and dv, and the gradients of the score terms that came from
-// files: f64 if the inputs are f64, else f32, whatever type --dtype computes in. q may have fewer
-// rows than k: --queries says which.
+// Writes o, lse [B, H, L] and, with d_o, the gradients, also of the score terms that came from
+// files: f64 if the inputs are f64, else f32, whatever type --dtype computes in.
 #include <hilt/hilt.h>
 
 #include <array>

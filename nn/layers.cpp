@@ -105,11 +105,9 @@ void Mlp::visit_parameters(const std::string& at, const ParameterVisitor& visit)
 Mlp make_mlp(Index width, Index hidden, Activation activation, bool bias, double deviation, double down_deviation,
              Generator& generator, DType dtype) {
   const Index columns = activation == Activation::silu_gated ? 2 * hidden : hidden;
-  Mlp m;
-  m.up = make_linear(width, columns, bias, deviation, generator, dtype);
-  m.down = make_linear(hidden, width, bias, down_deviation, generator, dtype);
-  m.activation = activation;
-  return m;
+  return {.up = make_linear(width, columns, bias, deviation, generator, dtype),
+          .down = make_linear(hidden, width, bias, down_deviation, generator, dtype),
+          .activation = activation};
 }
 
 }  // namespace hilt

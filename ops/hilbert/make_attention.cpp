@@ -53,8 +53,8 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config, 
     const bool of_blocks = key == "block_size" || key == "blocks" || key == "work_order";
     const bool of_segments = key == "segment_lengths" || key == "dilation_rates" || key == "dilation_mode";
     const bool of_ranks = key == "length" || key == "transport" || key == "shards";
-    check(!(of_ranks && !over_ranks), "make_attention: ", a.type_, " does not read ", key);
-    check(!(of_blocks && !sparse) && !(of_segments && sparse), "make_attention: ", a.type_, " does not read ", key);
+    const bool unread = (of_ranks && !over_ranks) || (of_blocks && !sparse) || (of_segments && sparse);
+    check(!unread, "make_attention: ", a.type_, " does not read ", key);
     if (key == "segment_lengths") lengths = read_list("segment_lengths", value);
     else if (key == "dilation_rates") rates = read_list("dilation_rates", value);
     else if (key == "order") a.order_ = value;
@@ -93,13 +93,8 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config, 
   check(lengths.size() == rates.size(), "make_attention: ", lengths.size(), " segment_lengths and ", rates.size(),
         " dilation_rates must pair up");
   a.spec_.pattern.clear();
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
-    Branch b;
-    b.kind = Branch::Kind::segment;
-    b.size = lengths[i];
-    b.dilation = rates[i];
-    a.spec_.pattern.push_back(b);
-  }
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    a.spec_.pattern.push_back({.kind = Branch::Kind::segment, .size = lengths[i], .dilation = rates[i]});
   return a;
 }
 

@@ -280,12 +280,6 @@ BlockPairs built_blocks(const Branch& b, Index n) {
   }
 }
 
-Branch blocks(Index size, BlockPairs pairs) {
-  Branch b;
-  b.kind = Kind::blocks;
-  b.size = size;
-  b.pairs = std::move(pairs);
-  return b;
-}
+Branch blocks(Index size, BlockPairs pairs) { return {.kind = Kind::blocks, .size = size, .pairs = std::move(pairs)}; }
 
 }  // namespace hilt
