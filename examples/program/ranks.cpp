@@ -163,7 +163,7 @@ class Family {
       for (Child& c : children_) look(c), listen(c);
       if (const int signal = std::exchange(interrupted, 0)) {
         send(signal);
-        // A step may be long, and its checkpoint wanted: who does not want to wait interrupts again.
+        // A step may be long, and its checkpoint wanted: who cannot wait interrupts again.
         if (mpi || (signal == SIGINT && chatter_ == "interrupted"))
           trouble_ = Clock::now() - patience + milliseconds(3000);
         chatter_ = "interrupted";
@@ -253,7 +253,7 @@ class Family {
     if (const int status = failed_.front().status;
         mpi && text.empty() && WIFEXITED(status) && WEXITSTATUS(status) > 128)
       text = "a rank was ended by " + describe(WEXITSTATUS(status) - 128);
-    // A rank that did not end MPI and whose status was 0: the status is mpirun's, not that of a rank.
+    // A rank that did not end MPI and whose own status was 0: here it is that of mpirun.
     const bool improper = chatter_.find("exiting improperly") != std::string::npos;
     if (improper && text.empty() && !errors_.empty()) {
       text = errors_.front().text;

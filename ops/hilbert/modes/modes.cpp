@@ -1,6 +1,6 @@
 // Hilbert attention: one plan, one predicate, three ways to differentiate.
 //
-//      S = c Q K^T       P = e^(S - L), L = log sum e^S over A(t)       O = (M P) V       M: dropout's multipliers, or 1
+//      S = c Q K^T       P = e^(S - L), L = log sum e^S over A(t)       O = (M P) V       M: dropout's, or 1
 //      dV = (M P)^T dO       dP = dO V^T       Delta = rowsum(dO O)       dS = P (M dP - Delta)       dQ = c dS K
 //      dK = c dS^T Q
 //
