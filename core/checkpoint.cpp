@@ -7,8 +7,7 @@
 
 namespace hilt {
 
-/// fn again, on a tape of its own, when the gradient is asked for. dependencies: what the outer
-/// tape watches of all that fn read, each once; they are this node's inputs.
+/// fn again, on a tape of its own. dependencies: what the outer tape watches of all that fn read.
 struct Recomputed final : Function {
   Composite fn;
   std::vector<Tensor> inputs, dependencies;
@@ -19,8 +18,7 @@ struct Recomputed final : Function {
     for (const Tensor& t : inputs) save(t);
     for (const Tensor& t : dependencies) save(t);
   }
-  /// fn(inputs) with the random numbers of the first time. Afterwards, thrown or not, generators
-  /// stand where they stood.
+  /// fn(inputs) with the random numbers of the first time; afterwards generators stand as before.
   Tensor replayed() const {
     struct Rewound {
       Generator::Recording::States now;

@@ -7,8 +7,7 @@
 
 namespace hilt {
 
-/// Floats round to nearest even. Floats to integers truncate, saturate where out of range, and turn
-/// NaN into 0; integers keep their low bits.
+/// Floats round to nearest even. Floats to integers saturate, NaN is 0; integers keep low bits.
 template <class To, class From> constexpr To convert(From x) {
   if constexpr (std::is_same_v<To, From>) return x;
   else if constexpr (std::is_same_v<To, bf16> || std::is_same_v<To, f16>) return To(static_cast<float>(x));

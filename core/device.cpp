@@ -6,11 +6,10 @@
 #include "core/error.h"
 
 namespace hilt {
-namespace {
-[[noreturn]] void built_without() {
+
+[[noreturn]] static void built_without() {
   fail_with(Code::gpu, "no usable GPU: this build has no CUDA kernels; the device 'cpu' always works");
 }
-}  // namespace
 
 Device device_named(std::string_view text) {
   if (text == "cpu") return {};

@@ -22,9 +22,8 @@ struct Device {
   }
 };
 
-/// What `auto`, `cpu`, `cuda` or `cuda:N` names. A GPU has run a small kernel before its name is
-/// given out; `auto` takes the CPU where none can. Throws Code::gpu with the driver's reason where
-/// the GPU that was asked for is of no use.
+/// What `auto`, `cpu`, `cuda` or `cuda:N` names; `auto` takes the CPU where no GPU runs a small
+/// kernel. Throws Code::gpu with the driver's reason where the GPU that was asked for is of no use.
 Device device_named(std::string_view text);
 /// A line about each GPU: name, memory, compute capability; or one that says why none can be used.
 std::vector<std::string> gpu_descriptions();

@@ -4,9 +4,8 @@
 #include <string_view>
 
 namespace hilt {
-namespace {
 
-Isa best_isa() {
+static Isa best_isa() {
   Isa best = kIsas[0];
 #if defined(__x86_64__)
   if (kHasWideIsa && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {  // all of these have f16c
@@ -25,8 +24,6 @@ Isa best_isa() {
     }
   fail("HILT_ISA: '", text, "' must be ", kIsas.size() == 1 ? "neon" : "base, avx2 or avx512");
 }
-
-}  // namespace
 
 std::string_view name_of(Isa isa) {
   return std::array{"base", "avx2", "avx512", "neon"}[static_cast<std::size_t>(isa)];

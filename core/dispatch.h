@@ -15,10 +15,8 @@ struct Cuda {
   void* stream = nullptr;  // a cudaStream_t, named only where CUDA's headers are
   int device = 0;
 };
-/// Whether a visitor was called for a GPU.
 template <class Where> inline constexpr bool is_cuda = std::is_same_v<Where, Cuda>;
-/// The compute stream of a GPU, which becomes this thread's; throws Code::gpu where there is none
-/// or it was lost.
+/// The stream of a GPU, now this thread's; throws Code::gpu where there is none or it was lost.
 Cuda cuda_of(Device device);
 
 /// Instruction sets that files named *_cpu.cpp are compiled for, each in turn with kIsa saying

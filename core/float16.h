@@ -2,10 +2,8 @@
 #include <bit>
 #include <cstdint>
 
-// Storage types of 16 bits. Arithmetic happens in float: load, compute, store.
-// A GPU converts in one instruction; it makes every NaN the same one.
-// Everything here is always_inline: these functions are also compiled for wider instruction sets
-// (see dispatch.h), and an out-of-line copy of one of those must never serve an older processor.
+// Storage types of 16 bits; arithmetic happens in float. Everything here is always_inline, as it is
+// compiled for wider instruction sets too (dispatch.h): no copy of those may serve an older one.
 
 namespace [[gnu::visibility("default")]] hilt {
 

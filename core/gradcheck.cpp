@@ -37,8 +37,7 @@ struct Analytic {
     for (const Tensor& x : inputs) {
       if (x.storage() != storage || std::ranges::find(counted, x.id()) != counted.end()) continue;
       counted.push_back(x.id());
-      const std::vector<double> dx =
-          g.has(x) ? g[x].to_vector() : std::vector<double>(static_cast<std::size_t>(x.numel()));
+      const std::vector<double> dx = g.has(x) ? g[x].to_vector() : zeros_like(x).to_vector();
       for (Index k = 0; k < x.numel(); ++k) {
         derivative[element(x, k)] += dx[static_cast<std::size_t>(k)];
         shown[element(x, k)] = true;
@@ -75,8 +74,7 @@ GradcheckResult gradcheck(const Composite& fn, const std::vector<Tensor>& inputs
   for (std::size_t n = 0; n < inputs.size(); ++n) {
     Tensor x = inputs[n];
     const auto same = [&](const Tensor& other) { return other.storage() == x.storage(); };
-    if (std::any_of(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(n), same))
-      continue;  // done with an earlier one
+    if (std::any_of(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(n), same)) continue;  // done already
     const Analytic analytic(x.storage(), inputs, g);
     double* const data = x.mutable_data<double>() - x.offset();
     for (std::size_t e = 0; e < analytic.shown.size(); ++e) {

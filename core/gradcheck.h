@@ -21,9 +21,7 @@ struct GradcheckResult {  // what gradcheck() found
 };
 
 /// Compares fn's gradient with central differences, element by element, in f64 and against a random
-/// cotangent (a plain sum hides errors: the gradient of sum(softmax(x)) is zero whatever backward
-/// does). Inputs must be f64; an input listed twice, strided or expanded is differentiated as what
-/// it is. fn must be deterministic.
+/// cotangent (a plain sum hides errors: that of softmax(x) is constant). fn must be deterministic.
 GradcheckResult gradcheck(const Composite& fn, const std::vector<Tensor>& inputs, const GradcheckOptions& options = {});
 
 }  // namespace hilt

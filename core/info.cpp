@@ -8,10 +8,8 @@
 #include "core/parallel.h"
 
 namespace hilt {
-namespace {
 
-// The text behind `key:` in one of Linux's tables.
-std::string field(const char* path, std::string_view key) {
+static std::string field(const char* path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     const auto colon = line.find(':');
@@ -21,11 +19,9 @@ std::string field(const char* path, std::string_view key) {
   return "";
 }
 
-std::size_t kilobytes(std::string_view key) {
+static std::size_t kilobytes(std::string_view key) {
   return std::strtoull(field("/proc/meminfo", key).c_str(), nullptr, 10) * 1024;
 }
-
-}  // namespace
 
 Info info() {
   Info i;

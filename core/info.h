@@ -22,9 +22,8 @@ Info info();  // of this process, as of now
 namespace detail {
 void check_headers(const char* version);
 }
-/// Throws unless the library that was loaded is of the series (0.2 of 0.2.1) that these headers
-/// belong to. Programs call it once, early. Always inlined: an out-of-line copy could be answered
-/// by another library's, with that one's version.
+/// Throws unless the library that was loaded is of the series (0.2 of 0.2.1) of these headers.
+/// Always inlined: an out-of-line copy could be another library's.
 [[gnu::always_inline]] inline void check_version() { detail::check_headers(kVersion); }
 
 }  // namespace hilt

@@ -67,8 +67,6 @@ struct Job {
   }
 };
 
-/// Threads that share one job at a time. A caller that finds the pool busy does its job alone, so
-/// that programs with threads of their own never wait for each other here.
 class Pool {
  public:
   int threads() {

@@ -34,9 +34,8 @@ void parallel_chunks(Index n, Index grain, RangeFn fn, void* context);
 }  // namespace detail
 
 /// Calls f(begin, end) for consecutive ranges of `grain` elements that cover [0, n), on several
-/// threads. The ranges depend on n and grain alone, so a sum built per range is the same for any
-/// number of threads. Inside another parallel_for it runs on the calling thread. The first
-/// exception thrown is rethrown here.
+/// threads. They depend on n and grain alone, so a sum built per range does too. Inside another
+/// parallel_for it runs on the calling thread. The first exception thrown is rethrown here.
 template <class F> void parallel_for(Index n, Index grain, F&& f) {
   using Fn = std::remove_reference_t<F>;
   if (n <= grain) {

@@ -1,5 +1,4 @@
-// What most sources include of the standard library, parsed once a target. Every source still
-// includes what it uses: the second tier of continuous integration builds without this.
+// What most sources include of the standard library, parsed once a target. CI builds without it.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -6,9 +6,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Philox4x32: 128 random bits as a pure function of a 128-bit counter and a 64-bit key. The same
-/// numbers on every device, whatever the number of threads. 7 rounds are the fewest that are known
-/// to pass the usual tests; 10 have a margin.
+/// Philox4x32: 128 random bits as a pure function of a 128-bit counter and a 64-bit key, on every
+/// device. 7 rounds are the fewest that are known to pass the usual tests; 10 have a margin.
 template <int Rounds = 10>
 [[gnu::always_inline]] constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
                                                                      std::uint64_t key) {
@@ -28,8 +27,7 @@ template <int Rounds = 10>
 struct RandomKey {
   std::uint64_t seed = 0;    // what all streams share
   std::uint64_t stream = 0;  // which of them
-  /// For numbers drawn on a GPU inside a Replay: the address, on that GPU, of the number of streams
-  /// by which they begin later this time. Null: none.
+  /// In a Replay: where the GPU finds by how many streams they begin later this time. Null: none.
   const std::uint64_t* further = nullptr;
 };
 
@@ -67,8 +65,7 @@ class Generator {
 /// The generators a piece of code drew from, and where they stood; rewind() puts them back there.
 class Generator::Recording {
  public:
-  /// further: of a GPU, one word for each generator in order of first use; keys drawn meanwhile
-  /// carry its address.
+  /// further: on a GPU, a word a generator in order of first use; keys drawn meanwhile carry it.
   explicit Recording(const std::uint64_t* further = nullptr, std::size_t words = 0);
   ~Recording();
   Recording(const Recording&) = delete;
@@ -87,8 +84,7 @@ class Generator::Recording {
   Recording* outer_;
 };
 
-/// Uniform on [0, 1) with 24 random bits, standard normal (Box-Muller). Element i depends on key
-/// and i alone.
+/// Uniform on [0, 1), 24 bits; standard normal (Box-Muller). Element i depends on key and i alone.
 Tensor rand(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});
 Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});  // normal
 /// Uniform integers in [low, high).

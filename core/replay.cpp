@@ -1,5 +1,4 @@
-// A step for a GPU: run once, recorded once as a CUDA graph, and launched from then on with the
-// generators moved forward.
+// A step for a GPU: run once, recorded as a CUDA graph, launched with the generators moved forward.
 #include "core/replay.h"
 #include <algorithm>
 #include <utility>
@@ -71,8 +70,7 @@ void Replay::operator()(const std::function<void()>& work) {
   if (device_.is_cpu() || !std::exchange(ran_, true)) return work();
   if constexpr (kHasCuda) {
     const auto is_reseeded = [](const Recorded::Drawn& d) { return d.generator.state().seed != d.begin.seed; };
-    if (recorded_ && std::ranges::any_of(recorded_->drawn, is_reseeded))
-      recorded_.reset();  // seeds are written down too
+    if (recorded_ && std::ranges::any_of(recorded_->drawn, is_reseeded)) recorded_.reset();  // with their seeds
     const bool again = recorded_ != nullptr;
     if (!again) record(work);
     std::vector<std::int64_t> further;

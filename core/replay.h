@@ -43,8 +43,7 @@ class Replay {
   std::unique_ptr<Recorded> recorded_;
 };
 
-/// The stream that everything is asked of a GPU on, a cudaStream_t, for a host that orders its own
-/// work with ours; null for the CPU.
+/// The stream that a GPU computes on, a cudaStream_t, for a host to order by; null for the CPU.
 void* compute_stream(Device device);
 
 }  // namespace hilt

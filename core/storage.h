@@ -19,8 +19,7 @@ struct MemoryStats {
 };
 MemoryStats memory_stats(Device device = {});  // of a device, as of now
 void reset_memory_peak(Device device = {});    // `peak` begins anew at `live`
-/// `live` and `peak` of the CPU memory that this thread alone took and gave back since the reset:
-/// what one of several ranks in a process needs.
+/// `live` and `peak` of the CPU memory that this thread alone took and gave back since the reset.
 MemoryStats thread_memory_stats();
 void reset_thread_memory_stats();  // both begin anew at 0
 /// Bytes the pool may keep for reuse; 0 returns memory at once. Default 4 GiB, or HILT_POOL_BYTES;

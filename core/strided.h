@@ -6,9 +6,8 @@
 
 namespace hilt {
 
-/// The axes of a common shape with neighbours merged wherever every operand steps through them
-/// evenly: a dense tensor becomes one run, a transposed one a loop over runs. `rows` outer steps,
-/// each a run of `run` elements.
+/// The axes of a common shape, neighbours merged wherever every operand steps through them evenly:
+/// a dense tensor is one run, a transposed one a loop. `rows` outer steps of `run` elements each.
 template <std::size_t N> struct Runs {
   using Offsets = std::array<Index, N>;
   struct Axis {
@@ -65,8 +64,7 @@ template <std::size_t N> struct Runs {
     }
   }
 
-  /// f(offsets, count) over all elements, on several threads, in pieces of at most `piece`
-  /// elements.
+  /// f(offsets, count) over all elements, on several threads, in pieces of at most `piece`.
   template <class F> void for_pieces(Index piece, F&& f) const {
     if (run >= piece) {
       const Index per_row = (run + piece - 1) / piece;

@@ -7,18 +7,15 @@
 #include "core/dispatch.h"
 
 namespace hilt {
-namespace {
 
 /// Throws with the first value of t that is not finite; node counts the ops of the tape from 0.
-void require_finite(const Tensor& t, std::string_view op, std::size_t node, const char* what) {
+static void require_finite(const Tensor& t, std::string_view op, std::size_t node, const char* what) {
   if (!t || !is_floating(t.dtype())) return;
   const std::vector<double> x = t.to_vector();
   for (std::size_t i = 0; i < x.size(); ++i)
     if (!std::isfinite(x[i]))
       fail_with(Code::not_a_number, "op ", node, ", ", op, ": ", what, ' ', t.shape(), " is ", x[i], " at element ", i);
 }
-
-}  // namespace
 
 const Tensor& Function::saved(std::size_t i) const {
   if (i >= saved_.size()) fail(name(), ": saved(", i, ") of ", saved_.size(), " saved tensors");
@@ -49,8 +46,7 @@ void Gradients::set(const Tensor& x, const Tensor& dx) {
 }
 
 // ---- which tape listens -------------------------------------------------------------------------
-/// It outlives the tape, so that no thread and no Pause is left with the address of one that was
-/// destroyed, on another thread or out of order.
+/// It outlives the tape: no thread and no Pause is left with the address of one destroyed.
 struct Tape::Listener {
   Tape* tape;  // null from then on
   std::shared_ptr<Listener> outer;
@@ -125,15 +121,14 @@ std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
   return mask;
 }
 
-void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y,
-                  double forward_ms) {
+void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double ms) {
   check(bool(y), fn->name(), ": forward returned an undefined tensor");
   check(slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
   const std::size_t first = input_slots_.size(), output = kinds_.size(), before = nodes_.size();
   try {
     if (options_.profile) {
       NodeReport node;
-      node.forward_ms = forward_ms;
+      node.forward_ms = ms;
       node.forward_live = memory_stats(y.device()).live;
       for (const Tensor* x : inputs) node.inputs.push_back(x->shape());
       profile_.push_back(std::move(node));

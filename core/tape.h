@@ -101,8 +101,7 @@ class Tape {
   struct Listener;  // a tape's place among those of its thread
 
  public:
-  /// check_finite: an op whose result, or a gradient it hands back, is not finite throws
-  /// Code::not_a_number with its name.
+  /// check_finite: a result or gradient of an op that is not finite throws Code::not_a_number.
   struct Options {
     bool profile = false, check_finite = false;  // times and live bytes of each node; check_finite as above
   };
@@ -157,8 +156,7 @@ class Tape {
   void record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double forward_ms);
   std::span<const Slot> inputs_of(std::size_t node) const;
   void check_thread() const;
-  double clock_ms(Device device = {})
-      const;  // 0 unless profiling: reading a clock costs as much as a small op, and a GPU is waited for
+  double clock_ms(Device device = {}) const;  // 0 unless profiling: a clock costs as much as a small op
 
   std::vector<Node> nodes_;
   std::vector<Slot> input_slots_;  // of all nodes, one after the other

@@ -12,17 +12,14 @@
 #include "core/strided.h"
 
 namespace hilt {
-namespace {
 
-TensorId next_id() {
+static TensorId next_id() {
   static std::atomic<TensorId> next{1};
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
 // Elements a parallel piece moves: large enough to outweigh handing it to a thread.
 constexpr Index kPiece = 1 << 16;
-
-}  // namespace
 
 Tensor::Tensor(Storage storage, const Shape& shape, DType dtype)
     : Tensor(std::move(storage), shape, contiguous_strides(shape), 0, dtype) {}
@@ -125,9 +122,8 @@ template Tensor from_values(std::span<const std::int64_t>, const Shape&, DType);
 template Tensor from_values(std::span<const std::int32_t>, const Shape&, DType);
 template Tensor from_values(std::span<const std::uint8_t>, const Shape&, DType);
 
-namespace {
 /// Where one side is a GPU. Between devices go dense bytes of one type; all else stays on a device.
-[[maybe_unused]] void copy_with_gpu(Tensor& dst, const Tensor& src) {
+[[maybe_unused]] static void copy_with_gpu(Tensor& dst, const Tensor& src) {
   if constexpr (kHasCuda) {  // without it nothing here may be linked, optimized or not
     if (dst.device() == src.device()) {
       const Runs<2> runs(src.shape(), {dst.strides(), src.strides()});
@@ -149,7 +145,6 @@ namespace {
     else cuda::to_host(cuda_of(src.device()), dst.mutable_raw(), src.raw(), src.bytes());
   }
 }
-}  // namespace
 
 void copy(Tensor& dst, const Tensor& src) {
   check(dst.shape() == src.shape(), "copy: ", src.shape(), " into ", dst.shape());
@@ -205,10 +200,9 @@ Tensor broadcast_to(const char* op, const Tensor& x, const Shape& shape) {
 }
 
 // ---- printing -----------------------------------------------------------------------------------
-namespace {
 constexpr Index kWhole = 1000, kEnds = 3;  // print everything up to kWhole elements, else kEnds at each end of an axis
 
-void print_axis(std::ostream& os, const Tensor& x, int axis, Index at) {
+static void print_axis(std::ostream& os, const Tensor& x, int axis, Index at) {
   if (axis == x.rank()) {
     visit_any("to_string", x, [&]<class T>(Cpu) {
       const T v = (reinterpret_cast<const T*>(x.storage().data()))[at];
@@ -231,7 +225,6 @@ void print_axis(std::ostream& os, const Tensor& x, int axis, Index at) {
   }
   os << ']';
 }
-}  // namespace
 
 std::ostream& operator<<(std::ostream& os, const Tensor& x) {
   if (!x) return os << "undefined";
@@ -248,8 +241,7 @@ std::string to_string(const Tensor& x) {
   return text.str();
 }
 
-// In place only where nobody else can see it: an op may hand one tensor to two inputs (add returns
-// {dy, dy}), or a view of something it keeps.
+// An op may hand one tensor to two inputs (add returns {dy, dy}), or a view of what it keeps.
 void accumulate(Tensor& sum, const Tensor& more) {
   check(sum.shape() == more.shape() && sum.dtype() == more.dtype(), "accumulate: ", more.dtype(), more.shape(),
         " does not add to ", sum.dtype(), sum.shape());

@@ -120,8 +120,7 @@ Tensor converted(const Tensor& x, DType dtype);
 Tensor dense(const Tensor& x);
 /// A window on x's storage, checked to lie inside it.
 Tensor as_strided(const Tensor& x, const Shape& shape, const Strides& strides, Index offset);
-/// sum = sum + more, element by element, into sum's own memory where nobody else can see it: all
-/// the arithmetic that the tape itself needs.
+/// sum = sum + more, in sum's own memory where nobody else can see it: all that a tape adds up.
 void accumulate(Tensor& sum, const Tensor& more);
 /// x repeated along axes of extent 1 (and new leading axes) by strides of zero.
 Tensor broadcast_to(const char* op, const Tensor& x, const Shape& shape);

@@ -7,10 +7,8 @@
 //   wrote  out/attend/o.npy    f32[1, 1024, 4, 64]
 //   ...
 //
-// Reads q [B, L, H, D], k and v [B, L, Hk, D], optionally the cotangent d_o of o. Writes o,
-// lse [B, H, L] and, with d_o, dq, dk and dv, and the gradients of the score terms that came from
-// files: f64 if the inputs are f64, else f32, whatever type --dtype computes in. q may have fewer
-// rows than k: --queries says which.
+// Writes o, lse [B, H, L] and, with d_o, the gradients, also of the score terms that came from
+// files: f64 if the inputs are f64, else f32, whatever type --dtype computes in.
 #include <hilt/hilt.h>
 
 #include <array>
@@ -86,7 +84,6 @@ void check_alike(const char* option, const Tensor& x, const Shape& shape, const 
     fail_with(Code::data, option, ": shape ", x.shape(), ", expected ", shape, " to go with --q ", q.shape());
 }
 
-/// 0,5,9:4 of `end`, which are the rows of this file.
 std::vector<std::int32_t> rows_of(const char* option, const std::string& text, Index end, const char* file) {
   std::vector<std::int32_t> rows;
   for (const std::string_view part : split_text(text, ',')) {
@@ -124,7 +121,6 @@ std::optional<double> parse_number(const char* option, const std::string& text, 
   return x;
 }
 
-/// A score term that is read from a file.
 struct TermFile {
   const char* option;
   std::string Settings::*path;
@@ -169,8 +165,7 @@ void check_fits(const Plan& plan, const Tensor& q, const Tensor& k, Backward mod
       mode == Backward::fused ? "use a sparser --pattern or a narrower --dtype" : "--mode fused keeps no scores");
 }
 
-/// The same over ranks that are threads of this process; every rank holds its rows alone while it
-/// computes.
+/// The same over ranks that are threads; while it computes, each holds its rows alone.
 program::Named over_ranks(int ranks, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& d_o, const AttentionOptions& options) {
   program::Named results;
@@ -242,7 +237,7 @@ int work(const Settings& s) {
     one.*term.tensor = to(to(terms_as_read[i], dtype == DType::f64 ? DType::f64 : DType::f32), device);
     try {
       (void)attention_memory(*plan, q.dim(0), k.dim(2), q.dim(3), dtype, options.backward,
-                             one);  // looks whether it fits
+                             one);  // fits?
     } catch (const Error& e) { fail_with(Code::data, term.option, " (", s.*term.path, "): ", e.what()); }
     options.terms.*term.tensor = one.*term.tensor;
   }

@@ -14,15 +14,13 @@
 #include <nlohmann/json.hpp>
 #include "program/program.h"
 
-namespace {
-
-std::string gibibytes(std::size_t bytes) {
+static std::string gibibytes(std::size_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f GiB", static_cast<double>(bytes) / (1 << 30));
   return text;
 }
 
-void print_text(const hilt::Info& i) {
+static void print_text(const hilt::Info& i) {
   std::cout << "hilt      " << i.version << ", " << i.build_type << ", " << i.compiler << '\n'
             << "BLAS      " << i.blas << '\n'
             << "CUDA      " << (i.gpu_archs.empty() ? "not in this build" : i.gpu_archs) << '\n';
@@ -32,7 +30,7 @@ void print_text(const hilt::Info& i) {
             << "memory    " << gibibytes(i.memory) << ", " << gibibytes(i.memory_available) << " available\n";
 }
 
-void print_json(const hilt::Info& i) {
+static void print_json(const hilt::Info& i) {
   const nlohmann::ordered_json out = {
       {"version", i.version}, {"build_type", i.build_type}, {"compiler", i.compiler},
       {"blas", i.blas},       {"cuda", hilt::kHasCuda},     {"gpu_archs", i.gpu_archs},
@@ -40,8 +38,6 @@ void print_json(const hilt::Info& i) {
       {"threads", i.threads}, {"memory_bytes", i.memory},   {"memory_available_bytes", i.memory_available}};
   std::cout << out.dump(2) << '\n';
 }
-
-}  // namespace
 
 int main(int argc, char** argv) {
   return program::run("info", [&] {

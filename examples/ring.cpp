@@ -178,9 +178,8 @@ int work(const Settings& s, const std::string& same, const Comm& met) {
       out["efficiency"] = one_ms / (ms * comm.size());
     }
   }
-  const std::vector<std::int64_t> all_sent = of_all(comm, sent),
-                                  all_predicted = of_all(comm, bytes.forward + bytes.backward),
-                                  all_peak = of_all(comm, peak);
+  const auto all_sent = of_all(comm, sent), all_predicted = of_all(comm, bytes.forward + bytes.backward),
+             all_peak = of_all(comm, peak);
   out["bytes_sent_per_rank"] = all_sent;
   out["predicted_bytes"] = all_predicted;
   out["peak_bytes_per_rank"] = all_peak;
@@ -200,8 +199,7 @@ int main(int argc, char** argv) {
     if (!options.parse(argc, argv)) return 0;
     if (s.kv_heads == 0) s.kv_heads = s.heads;
     check(s.heads % s.kv_heads == 0, "--kv-heads (", s.kv_heads, "): must divide --heads, ", s.heads);
-    // Before anything is made: q, k, v, o and their gradients, whole on every rank that is compared
-    // with one, and the plan.
+    // Before anything is made: the plan, and q, k, v, o and their gradients, whole where compared.
     const bool on_cpu = s.over != "nccl" && (s.dtype == "f64" || program::device_of(s.device).is_cpu());
     const Index inputs = !on_cpu ? 0 : s.alone || s.over != "threads" ? 1 : s.ranks;
     const auto whole = [&](Index heads) {

@@ -1,14 +1,5 @@
 // Trains the tiny transformer: Hilbert attention, its fused backward, and a task whose best
-// possible loss is known.
-//
-//   train                                          stories, under 90 s on two cores
-//   train --task life --controls                   Game of Life, with 2-D local attention and two controls
-//   train --text FILE --seconds 300                any text
-//   train --resume --out DIR                       bit for bit as if it had never stopped
-//   train --ranks 4 --sequence-ranks 2             the same numbers from a grid of 2 x 2 ranks
-//   train --sample-only --prompt 'Mia has a'       text from the best checkpoint
-//
-// Writes log.jsonl, checkpoints, samples and report.html to --out.
+// possible loss is known. examples/README.md has commands to try, and what they leave in --out.
 #include <csignal>
 
 #include "program/program.h"

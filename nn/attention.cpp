@@ -1,5 +1,4 @@
-// x to q, k and v in one product, rotary positions, attention on a plan, and the projection; on one
-// rank or on a part of the sequence.
+// x to q, k and v in one product, rotary positions, attention on a plan, and the projection.
 #include "nn/attention.h"
 #include "ops/ops.h"
 
@@ -32,15 +31,13 @@ HilbertSelfAttention make_self_attention(const AttentionConfig& config, double d
   return a;
 }
 
-namespace {
-PlanSpec spec_of(const AttentionConfig& config, Index length, const CallOptions& call) {
+static PlanSpec spec_of(const AttentionConfig& config, Index length, const CallOptions& call) {
   PlanSpec spec{length,           config.heads,   config.order, config.pattern, config.dilation_mode,
                 config.causality, WorkOrder::row, call.in_order};
   spec.documents = call.documents;
   if (!call.use_order) spec.order.kind = Order::Kind::row;
   return spec;
 }
-}  // namespace
 
 void KeyValueCache::begin(const std::vector<AttentionConfig>& configs, Index count) {
   const Causality causality = configs.front().causality;

@@ -30,9 +30,8 @@ struct AttentionConfig {
 /// Throws Code::usage with what is wrong and the nearest values that are not.
 void check_config(const AttentionConfig& config);
 
-/// Where the rows of x stand if a batch is divided over ranks: x [b, l, width] holds `b` sequences,
-/// from number `first` on, and of each of them the rows of this rank of `sequence`. All ranks of
-/// `sequence` make the same calls.
+/// Where the rows of x stand if a batch is divided over ranks: x [b, l, width] holds `b` sequences
+/// from number `first` on, and of each this rank's rows of `sequence`, whose ranks call alike.
 struct Place {
   Comm sequence;                                        // the ranks that share these sequences
   Index first = 0;                                      // number of the first sequence
@@ -40,22 +39,19 @@ struct Place {
   bool divides() const { return sequence.size() > 1; }  // sequences are shared with other ranks
 };
 
-/// The keys and values that tokens left in each layer, so that further ones cost their own rows
-/// alone and read the keys that their plan lists. A call of a model with token causality that names
-/// a cache takes x for the tokens that follow those in it, rows of a sequence of `context` tokens,
-/// and gives what a call on all of them gives. No tape may listen.
+/// The keys and values that tokens left in each layer. A call of a model with token causality that
+/// names a cache takes x for the tokens that follow those in it, rows of a sequence of `context`
+/// tokens, and gives what a call on all of them gives. No tape may listen.
 class KeyValueCache {
  public:
   explicit KeyValueCache(Index context) : context_(context) {}  // room for so many tokens; empty
   Index length() const { return length_; }                      // tokens that are there
   Index context() const { return context_; }                    // the most tokens
   void clear() { length_ = 0; }                                 // no token is there
-  /// Rows of keys that plans listed so far, a layer, sequence and tile of queries: once for all
-  /// heads that share a set.
+  /// Rows of keys that plans listed so far, a layer, sequence and tile; once for heads of one set.
   Index keys_read() const { return keys_read_; }
 
-  /// What a model does with it: `count` tokens come, then each layer in turn adds its rows, and has
-  /// those of all; at the end they count.
+  /// For a model: `count` tokens come, then each layer adds its rows; at the end they count.
   void begin(const std::vector<AttentionConfig>& configs, Index count);  // layers have them in turn
   std::array<Tensor, 2> extended(const Tensor& k, const Tensor& v);      // those given and those before, all in cache
   void end() { length_ += plan()->queries(); }                           // the tokens of begin() count
@@ -79,9 +75,8 @@ struct CallOptions {
   KeyValueCache* cache = nullptr;         // x follows what is in it
 };
 
-/// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan, one output
-/// projection. Known elsewhere as HilbertAttentionCore. Plans come from make_plan's cache, one a
-/// length.
+/// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan from
+/// make_plan's cache, one output projection. Known elsewhere as HilbertAttentionCore.
 struct HilbertSelfAttention {
   AttentionConfig config;  // what it computes
   Linear qkv;              // [width, (heads + 2 kv_heads) dim]: q, then k, then v

@@ -1,5 +1,4 @@
-// Writing, listing, locking and reading the checkpoints of a directory. Every tensor and all
-// metadata carry a checksum.
+// Writing, listing, locking and reading checkpoints. All tensors and metadata carry a checksum.
 #include "nn/checkpoint.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -133,10 +132,8 @@ void remove_unfinished_checkpoints(const std::string& directory) {
 }
 
 // ---- writing ------------------------------------------------------------------------------------
-namespace {
-
-void write_checkpoint(const std::string& path, Index step, std::span<const SafetensorsItem> items,
-                      SafetensorsMetadata metadata) {
+static void write_checkpoint(const std::string& path, Index step, std::span<const SafetensorsItem> items,
+                             SafetensorsMetadata metadata) {
   metadata["format"] = kFormat;
   metadata["format_version"] = std::to_string(kVersion);
   metadata["step"] = std::to_string(step);
@@ -167,8 +164,6 @@ void write_checkpoint(const std::string& path, Index step, std::span<const Safet
   sync_directory(directory);
 }
 
-}  // namespace
-
 void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
                      SafetensorsMetadata metadata, Index keep) {
   // What is to go afterwards is known before: once the new one is there, nothing may throw.
@@ -188,16 +183,12 @@ void save_best_checkpoint(const std::string& directory, Index step, std::span<co
 }
 
 // ---- reading ------------------------------------------------------------------------------------
-namespace {
-
-/// They are as they were written.
-bool metadata_match(const SafetensorsFile& file) {
+static bool metadata_match(const SafetensorsFile& file) {
   const auto sum = file.metadata().find(kOverMetadata);
   return sum != file.metadata().end() && sum->second == checksum_of(file.metadata());
 }
 
-/// Every byte is as it was written.
-bool is_whole(const std::string& path) try {
+static bool is_whole(const std::string& path) try {
   const SafetensorsFile file(path);
   return metadata_match(file) && std::ranges::all_of(file.entries(), [&](const SafetensorsEntry& entry) {
            const auto sum = file.metadata().find("checksum:" + entry.name);
@@ -206,7 +197,7 @@ bool is_whole(const std::string& path) try {
 } catch (const Error&) { return false; }
 
 /// What is wrong with a checkpoint, and as what to try the newest whole one before it, if any.
-std::string with_way_out(const std::string& path, const std::string& what) {
+static std::string with_way_out(const std::string& path, const std::string& what) {
   const std::size_t slash = path.rfind('/');
   const std::string directory = slash == path.npos ? "." : path.substr(0, slash);
   const std::string_view name = std::string_view(path).substr(slash == path.npos ? 0 : slash + 1);
@@ -224,8 +215,6 @@ std::string with_way_out(const std::string& path, const std::string& what) {
 SafetensorsFile opened(const std::string& path) try { return SafetensorsFile(path); } catch (const Error& e) {
   fail_with(e.code(), e.code() == Code::data ? with_way_out(path, e.what()) : e.what());
 }
-
-}  // namespace
 
 Checkpoint::Checkpoint(const std::string& path) : file_(opened(path)) {
   const auto found = file_.metadata().find("format");

@@ -60,9 +60,8 @@ class Checkpoint {
   const std::string& get(const std::string& key) const;
   std::uint64_t get_number(const std::string& key) const;  // the same as a number; throws Code::data where it is none
   Index get_index(const std::string& key) const;           // the same as a count
-  /// Reads every tensor whose name begins with `prefix` into the item of that name: all of them
-  /// must be there, none more, of the same shape and type, and with the bytes that were written.
-  /// Items change only if all is well.
+  /// Reads every tensor whose name begins with `prefix` into the item of that name: all of them and
+  /// none more, of one shape and type, as they were written. Items change only if all is well.
   void read(std::span<SafetensorsItem> items, const std::string& prefix = "") const;
 
  private:

@@ -56,7 +56,6 @@ class Source {
     fail_with(Code::data, "load_gpt2: tensor (", prefix_, name, ") is missing, ", file_.path(),
               "; is this a GPT-2 model?");
   }
-  /// The tensor, which must be of this shape.
   Tensor take(const std::string& name, const Shape& shape, DType dtype) {
     const SafetensorsEntry& e = need(name);
     if (e.shape != shape || !is_floating(e.dtype))

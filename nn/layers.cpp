@@ -8,17 +8,16 @@
 #include "core/io/text.h"
 
 namespace hilt {
-namespace {
 
 constexpr std::array<std::string_view, 2> kNorms{"layer", "rms"};
 constexpr std::array<std::string_view, 4> kActivations{"gelu_tanh", "gelu", "relu", "silu_gated"};
 
-void visit_if_any(const std::string& at, const char* name, Tensor& parameter, const ParameterVisitor& visit) {
+static void visit_if_any(const std::string& at, const char* name, Tensor& parameter, const ParameterVisitor& visit) {
   if (parameter) visit(join_name(at, name), parameter);
 }
 
 /// Drawn in f32 or f64 and rounded once; what does not vary draws nothing.
-Tensor normal(const Shape& shape, double deviation, Generator& generator, DType dtype) {
+static Tensor normal(const Shape& shape, double deviation, Generator& generator, DType dtype) {
   if (deviation == 0) return zeros(shape, dtype);
   const DType wide = dtype == DType::f64 ? DType::f64 : DType::f32;
   return to(mul(randn(shape, generator.next(), wide), deviation), dtype);
@@ -26,8 +25,6 @@ Tensor normal(const Shape& shape, double deviation, Generator& generator, DType 
 
 constexpr std::array<std::string_view, 8> kInitial{"zeros",         "ones",           "normal",    "uniform",
                                                    "xavier_normal", "xavier_uniform", "he_normal", "he_uniform"};
-
-}  // namespace
 
 Tensor initial_values(std::string_view name, const Shape& shape, Generator& generator, double scale, DType dtype) {
   const std::size_t kind = find_name("initial_values", name, kInitial);
@@ -108,11 +105,9 @@ void Mlp::visit_parameters(const std::string& at, const ParameterVisitor& visit)
 Mlp make_mlp(Index width, Index hidden, Activation activation, bool bias, double deviation, double down_deviation,
              Generator& generator, DType dtype) {
   const Index columns = activation == Activation::silu_gated ? 2 * hidden : hidden;
-  Mlp m;
-  m.up = make_linear(width, columns, bias, deviation, generator, dtype);
-  m.down = make_linear(hidden, width, bias, down_deviation, generator, dtype);
-  m.activation = activation;
-  return m;
+  return {.up = make_linear(width, columns, bias, deviation, generator, dtype),
+          .down = make_linear(hidden, width, bias, down_deviation, generator, dtype),
+          .activation = activation};
 }
 
 }  // namespace hilt

@@ -4,9 +4,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// AdamW over the parameters of a module: decoupled weight decay on parameters of two axes or more,
-/// none on biases and norms. Moments are f32 beside 16-bit parameters, which also get an f32 master
-/// copy. Deterministic; its state has names, for checkpoints.
+/// AdamW over the parameters of a module: decoupled weight decay on those of two axes or more.
+/// Moments are f32 beside 16-bit parameters, which also get an f32 master copy. Deterministic.
 class AdamWOptimizer {
  public:
   /// The learning rate among them is not read: step() has it.
@@ -39,14 +38,12 @@ class AdamWOptimizer {
   std::vector<State> states_;
 };
 
-/// The global norm of the gradients of these parameters, as a scalar on their device:
-/// AdamWOptimizer::step() can clip by it without waiting. It is NaN if `loss` is given and not
-/// finite; a step with it then changes nothing.
+/// The global norm of the gradients of these parameters, a scalar on their device, for step() to
+/// clip by without waiting. NaN if `loss` is given and not finite; a step with it changes nothing.
 Tensor norm_of(const Gradients& gradients, const NamedParameters& parameters, const Tensor& loss = {});
-/// Scales the gradients of these parameters so that their global norm is at most max_norm (0: only
+/// Scales the gradients of these parameters to a global norm of at most max_norm (0: only
 /// measures); returns the norm before. Throws Code::not_a_number, naming the first parameter, where
-/// it is not finite. Two sets of gradients are never held: if memory runs out, some are scaled and
-/// some are not, so compute them again.
+/// it is not finite. If memory runs out, some are scaled and some are not: compute them again.
 double clip_grad_norm(Gradients& gradients, const NamedParameters& parameters, double max_norm);
 
 /// The sum of micro-batch gradients divided by their number; empty micro-batches are an error.

@@ -10,8 +10,7 @@ struct Batch {
 };
 
 /// Training over data x sequence ranks: each group of `sequence` ranks holds the rows of some
-/// sequences of the batch, and every rank the whole model. All numbers are those of one rank to
-/// rounding, and the same bits on every rank. Of one rank, it divides nothing and sends nothing.
+/// sequences, and every rank the whole model. All numbers are those of one rank to rounding.
 class RankGrid {
  public:
   RankGrid() = default;

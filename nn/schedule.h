@@ -24,8 +24,7 @@ struct Schedule {
 };
 Schedule::Kind parse_schedule(std::string_view text);
 std::string_view name_of(Schedule::Kind kind);
-/// Throws Code::usage: negative counts, a warm-up longer than the run, a peak that is not positive,
-/// a floor above it.
+/// Throws Code::usage: negative counts, a peak not above 0, a warm-up or floor beyond its bounds.
 void check_schedule(const Schedule& schedule);
 
 }  // namespace hilt

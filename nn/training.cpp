@@ -3,17 +3,14 @@
 #include <filesystem>
 
 namespace hilt {
-namespace {
 
-std::vector<SafetensorsItem> items_of(const NamedParameters& parameters, AdamWOptimizer& optimizer) {
+static std::vector<SafetensorsItem> items_of(const NamedParameters& parameters, AdamWOptimizer& optimizer) {
   optimizer.prepare(parameters);
   std::vector<SafetensorsItem> items;  // they share the tensors
   for (const NamedParameter& p : parameters) items.push_back({"model." + p.name, *p.tensor});
   optimizer.visit_state([&](const std::string& name, Tensor& t) { items.push_back({"optimizer." + name, t}); });
   return items;
 }
-
-}  // namespace
 
 void save_training(const std::string& directory, Index step, const NamedParameters& parameters,
                    AdamWOptimizer& optimizer, const Generator& generator, Index keep) {

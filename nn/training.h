@@ -11,9 +11,8 @@ namespace [[gnu::visibility("default")]] hilt {
 /// made where there is none, and keeps so many of the newest there.
 void save_training(const std::string& directory, Index step, const NamedParameters& parameters,
                    AdamWOptimizer& optimizer, const Generator& generator, Index keep = 2);
-/// Reads the newest of them back; its step, or nothing where the directory has none. Parameters
-/// must have the names, shapes and types that were written, and may lie on any device. If it
-/// throws, nothing has changed but that the optimizer has state.
+/// Reads the newest of them back; its step, or nothing where there is none. Parameters must be
+/// those that were written, on any device. If it throws, only the optimizer may have got state.
 std::optional<Index> load_training(const std::string& directory, const NamedParameters& parameters,
                                    AdamWOptimizer& optimizer, Generator& generator);
 

@@ -60,8 +60,7 @@ struct Block {
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
 
-/// Tokens to logits. With token causality a language model; with none, and a grid order of
-/// `context` cells, an encoder that labels the cells of a board.
+/// Tokens to logits: causal by token a language model; on a grid, not causal, an encoder of boards.
 struct Transformer {
   TransformerConfig config;     // what it computes
   Embedding tokens, positions;  // positions: [context, width] where they are learned
@@ -98,8 +97,7 @@ Transformer make_transformer(const TransformerConfig& config, std::uint64_t seed
 /// `classes` labels, learned positions, cells in Hilbert order and attended to by `pattern`.
 TransformerConfig board_config(Index height, Index width, Index states, Index classes, const Pattern& pattern);
 
-/// Floating-point operations of one training step on `tokens` tokens of sequences of `length`: 6 a
-/// weight and token, and the pairs that attend.
+/// Floating-point operations of a training step: 6 a weight and token, and the pairs that attend.
 double training_flops(const Transformer& model, Index batch, Index length);
 
 }  // namespace hilt

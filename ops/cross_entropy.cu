@@ -1,6 +1,5 @@
-// Cross-entropy on a GPU. A warp or a block owns a row of logits; what the rows lose is summed by
-// one block in a fixed order. Nothing is read back: the count of targets that matter and the
-// incoming gradient are used where they lie. A target outside 0..classes-1 makes the loss NaN.
+// Cross-entropy on a GPU. A warp or a block owns a row of logits; one block sums what rows lose, in
+// order. Nothing is read back. A target outside 0..classes-1 makes the loss NaN.
 #include "core/cuda/rows.cuh"
 #include "ops/kernels.h"
 #include "ops/math.h"

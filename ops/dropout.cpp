@@ -7,12 +7,11 @@
 #include "ops/ops.h"
 
 namespace hilt {
-namespace {
 
 constexpr Index kPiece = 1 << 14;
 
 /// x under its mask; `rows` of the whole, where x is a part of it.
-Tensor masked(const Tensor& in, double p, RandomKey key, const std::vector<Index>& rows) {
+static Tensor masked(const Tensor& in, double p, RandomKey key, const std::vector<Index>& rows) {
   const Tensor x = dense(in);
   Tensor y = empty_like(x);
   visit("dropout", x, [&]<class T>(auto where) {
@@ -35,8 +34,6 @@ Tensor masked(const Tensor& in, double p, RandomKey key, const std::vector<Index
   });
   return y;
 }
-
-}  // namespace
 
 Tensor dropout(const Tensor& x, double p, RandomKey key, std::vector<Index> rows) {
   check(p >= 0 && p < 1, "dropout: p ", p, " must be in [0, 1)");

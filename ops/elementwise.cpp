@@ -145,8 +145,7 @@ template <class Op, class... In> Tensor mapped(double p, double q, const Tensor&
   return map(kernel<Op>(), in, x.dtype(), p, q);
 }
 
-/// A gradient as an op G on what it reads, in that order: the inputs 'a' and 'b', the result 'y',
-/// and 'd', dy. Reading nothing it is dy.
+/// A gradient as an op G on what it reads: inputs 'a' and 'b', result 'y' and 'd', dy. None: dy.
 template <class G, char... kReads> struct From {
   static constexpr bool reads(char x) { return ((kReads == x) || ...); }
   static Tensor of(double p, double q, const Tensor& a, const Tensor& b, const Tensor& dy) {

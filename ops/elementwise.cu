@@ -1,8 +1,6 @@
 // The elementwise ops on a GPU: the functors of elementwise.h, each in three kernels. Where all is
-// f32 or all is bf16 and whole packs lie together, as in tensors of one shape and in rows that
-// repeat, a thread moves 16 bytes a tensor; everything else (strided, f16, the u8 of where and
-// greater, rows that are no multiple of a pack, the end of a single one) takes the kernel that
-// looks at types and strides element by element. Arithmetic is f32.
+// f32 or all is bf16 and whole packs lie together, a thread moves 16 bytes a tensor; everything
+// else takes the kernel that looks at types and strides element by element. Arithmetic is f32.
 #include "core/cuda/pack.cuh"
 #include "core/convert.h"
 #include "ops/elementwise.h"
@@ -51,8 +49,7 @@ __global__ void strided_kernel(const __grid_constant__ DeviceSpan s, const __gri
 
 }  // namespace
 
-/// The walk in packs of n elements, of a single row as many as are whole; without elements where
-/// packs do not fit the operands.
+/// The walk in packs of n elements, as many as are whole; none where packs do not fit.
 inline Walk<4> packed(const DeviceSpan& s, int inputs, Walk<4> walk, int n) {
   const Walk<4> none = [&] {
     Walk<4> w = walk;

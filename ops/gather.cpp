@@ -11,13 +11,12 @@
 #include "ops/ops.h"
 
 namespace hilt {
-namespace {
 
 constexpr Index kPiece = 1 << 15;  // elements worth a task
 constexpr Index kColumns = 64;     // of one task of a scatter: a cache line or more of any type
 
 /// index as dense i64, every entry in [0, extent).
-Tensor checked_index(const char* op, const Tensor& index, Index extent) {
+static Tensor checked_index(const char* op, const Tensor& index, Index extent) {
   check(bool(index) && !is_floating(index.dtype()) && index.dtype() != DType::u8, op,
         ": indices must be i32 or i64, got ", index.dtype());
   const Tensor wide = dense(to(index, DType::i64));
@@ -28,7 +27,7 @@ Tensor checked_index(const char* op, const Tensor& index, Index extent) {
   return wide;
 }
 
-Tensor gathered(const Tensor& in, int axis, const Tensor& index) {
+static Tensor gathered(const Tensor& in, int axis, const Tensor& index) {
   const Tensor x = dense(in);
   Tensor y = empty(x.shape().with(axis, index.numel()), x.dtype(), x.device());
   const AroundAxis from(x.shape(), axis);
@@ -50,7 +49,7 @@ Tensor gathered(const Tensor& in, int axis, const Tensor& index) {
   return y;
 }
 
-Tensor scattered(const Tensor& in, int axis, const Tensor& index, Index extent) {
+static Tensor scattered(const Tensor& in, int axis, const Tensor& index, Index extent) {
   const Tensor x = dense(in);
   const AroundAxis from(x.shape(), axis);
   if constexpr (kHasCuda)
@@ -84,7 +83,7 @@ Tensor scattered(const Tensor& in, int axis, const Tensor& index, Index extent) 
   return to(sum, x.dtype());
 }
 
-Tensor pick(const char* op, const Tensor& x, int axis, const Tensor& index) {
+static Tensor pick(const char* op, const Tensor& x, int axis, const Tensor& index) {
   check(index.device() == x.device(), op, ": the index is on ", index.device(), ", x on ", x.device(),
         "; move one with to()");
   const Tensor rows = checked_index(op, index, x.dim(axis));
@@ -92,8 +91,6 @@ Tensor pick(const char* op, const Tensor& x, int axis, const Tensor& index) {
       "gather", x, [=](const Tensor& in) { return gathered(in, axis, rows); },
       [=, extent = x.dim(axis)](const Tensor& dy) { return scattered(dy, axis, rows, extent); });
 }
-
-}  // namespace
 
 Tensor gather(const Tensor& x, int axis, const Tensor& index) {
   check(index.rank() == 1, "gather: the index must have one axis, got shape ", index.shape());

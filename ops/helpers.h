@@ -49,7 +49,6 @@ inline Tensor rows_of(const Tensor& x, int axis, Index begin, Index count, Index
   return as_strided(x, shape, strides, x.offset() + (shape.numel() > 0 ? begin * x.stride(axis) : 0));
 }
 
-/// The same without its last axis.
 inline Shape without_last(const Shape& shape) { return Shape(std::span(shape.begin(), shape.end() - 1)); }
 
 /// A dense tensor around one axis: [outer, extent, inner].

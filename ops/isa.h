@@ -1,12 +1,10 @@
 #pragma once
 #include "core/dispatch.h"
 
-// For files named *_cpu.cpp alone. The build compiles each of them once an instruction set, with
-// HILT_ISA naming it; their kernels are templates over the Isa and are instantiated for kIsa, so no
-// two copies share a symbol. Such a file may define nothing else with external linkage and may use
-// no out-of-line template or inline function of others (std::vector, std::sort, ..): the linker
-// would keep one copy of those, perhaps the one with AVX-512 in it. A test reads the symbol tables
-// and says so.
+// For files named *_cpu.cpp alone, compiled once an instruction set, with HILT_ISA naming it; their
+// kernels are templates over the Isa, so no two copies share a symbol. Such a file may define
+// nothing else with external linkage and use no out-of-line template or inline function of others
+// (std::vector, std::sort, ..): the linker might keep the copy with AVX-512. A test looks.
 
 namespace hilt {
 inline constexpr Isa kIsa = Isa::HILT_ISA;

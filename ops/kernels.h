@@ -69,8 +69,7 @@ template <class T, class At> wide_t<T> row_logsumexp(At, const T* x, Index n);
 template <class T, class At>
 void row_cross_entropy_backward(At, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n);
 
-// On a GPU all rows at once: their lse, the mean loss, and `share`, 1 / how many targets are not
-// `ignore`. loss: [rows], for the sum.
+// On a GPU all rows at once: lse, the mean loss, and `share`, 1 / how many targets count.
 template <class T, class At>
 void cross_entropy(At, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss,
                    float* share, Index rows, Index classes);
@@ -82,8 +81,7 @@ void cross_entropy_backward(At, const T* x, const float* lse, const std::int64_t
 // x: [outer, extent] rows of so many bytes, y: [outer, n] of them.
 void gather(Cuda, const void* x, const std::int64_t* index, void* y, Index outer, Index n, Index extent,
             Index row_bytes);
-// x: [outer, n, inner], y: [outer, extent, inner], written whole; rows of one place are added in
-// the order of the index.
+// x: [outer, n, inner], y: [outer, extent, inner]; rows of one place are added in index order.
 template <class T, class At>
 void scatter_add(At, const T* x, const std::int64_t* index, T* y, Index outer, Index n, Index extent, Index inner);
 
@@ -101,8 +99,7 @@ template <class T, class At>
 void sgd(At, double lr, double decay, double momentum, T* w, const T* dw, wide_t<T>* u, Index n);
 template <class T, class At> double sum_of_squares(At, const T* x, Index n);
 
-// On a GPU many tensors at once, each with its own `shrink`, and gradients scaled by a norm that is
-// there, or null: see Clip.
+// On a GPU many tensors at once, each with its own `shrink`; norm: see Clip, or null.
 struct AdamWPart {
   void* w;
   const void* dw;

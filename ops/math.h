@@ -34,7 +34,6 @@ template <class... C> [[gnu::always_inline]] constexpr float polynomial(float x,
   return x * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((n - half + 127) << 23);
 }
 constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.42860682030941723e-6f;  // the first times n < 2^9 is exact
-/// x = n ln 2 + r.
 struct Reduced {
   float r;
   std::int32_t n;
@@ -67,9 +66,8 @@ template <class T> [[gnu::always_inline]] constexpr T exp(T x) {
 template <class T> [[gnu::always_inline]] constexpr T log(T x) {
   if constexpr (kIsDouble<T>) return std::log(x);
   else {
-    const bool tiny = x < 1.17549435e-38f;  // subnormal
-    const auto bits = std::bit_cast<std::uint32_t>(
-        tiny ? x * 8388608.0f : x);  // unsigned: those of a negative x wrap, and do not matter
+    const bool tiny = x < 1.17549435e-38f;                                       // subnormal
+    const auto bits = std::bit_cast<std::uint32_t>(tiny ? x * 8388608.0f : x);   // those of a negative x wrap
     const std::int32_t e = static_cast<std::int32_t>(bits - 0x3f2aaaabU) >> 23;  // 2/3
     const float f = std::bit_cast<float>(bits - (static_cast<std::uint32_t>(e) << 23)) - 1.0f;
     const float exponent = static_cast<float>(tiny ? e - 23 : e);

@@ -107,7 +107,6 @@ struct Matmul final : Function {
   }
 
  private:
-  /// Whether b is one matrix that every batch of a meets.
   bool folds() const {
     for (int i = 0; i < b_shape.rank() - 2; ++i)
       if (b_shape[i] != 1) return false;

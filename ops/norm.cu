@@ -1,6 +1,5 @@
-// layer_norm and rms_norm on a GPU. Forward and dx: a warp or a block owns a row. dw and db: a
-// block owns a run of rows and some columns, its warps take rows in turn, and what they come to is
-// added in a fixed order; a last kernel adds the runs.
+// layer_norm and rms_norm on a GPU: a warp or a block owns a row, and of dw and db a block a run of
+// rows and some columns; a last kernel adds the runs in order.
 #include "core/cuda/rows.cuh"
 #include "ops/kernels.h"
 

@@ -7,10 +7,8 @@
 #include "../core/random.h"
 #include "../core/tensor.h"
 
-// Every public op, one line of maths each. All are differentiable in their float inputs unless they
-// say otherwise, take tensors of any strides, and leave their inputs alone. Element types: f64 f32,
-// and bf16 f16 which are stored in 16 bits and computed in f32. Two inputs of one op must have one
-// type and one device.
+// Every public op, one line of maths each, differentiable in its float inputs unless it says
+// otherwise. README.md has what holds for all.
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -142,7 +140,7 @@ inline Tensor permute(const Tensor& x, std::initializer_list<int> axes) {
 }
 Tensor transpose(const Tensor& x, int a = -2, int b = -1);  // swaps two axes
 Tensor slice(const Tensor& x, int axis, Index begin, Index end,
-             Index step = 1);                        // negative begin, end count from the end
+             Index step = 1);                        // from the end if < 0
 Tensor select(const Tensor& x, int axis, Index i);   // x[.. i ..], without that axis
 Tensor expand(const Tensor& x, const Shape& shape);  // repeats axes of extent 1
 Tensor squeeze(const Tensor& x, int axis);           // without an axis of extent 1
@@ -172,8 +170,7 @@ struct AdamW {
 /// m, v: of w's type, or f32 beside a 16-bit w, which `master`, f32, shadows. step counts from 1.
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& options,
                 Tensor* master = nullptr);
-/// The same for many parameters, each with a decay of its own instead of the options'; on a GPU a
-/// few kernels serve them all.
+/// The same for many parameters, each with its own decay, in a few kernels on a GPU.
 struct AdamWUpdate {
   Tensor* w;                         // is written to
   Tensor dw;                         // its gradient

@@ -11,30 +11,27 @@
 #include "ops/ops.h"
 
 namespace hilt {
-namespace {
 
 constexpr Index kPiece = 1 << 14;
 
-void check_state(const char* op, const char* name, const Tensor& state, const Tensor& w, DType dtype) {
+static void check_state(const char* op, const char* name, const Tensor& state, const Tensor& w, DType dtype) {
   check(bool(state) && state.shape() == w.shape() && state.dtype() == dtype && state.device() == w.device() &&
             state.is_contiguous(),
         op, ": ", name, " must be a dense ", dtype, w.shape(), " on ", w.device(), ", got ", state.dtype(),
         state.shape());
 }
 
-void check_rate(const char* op, double lr, double weight_decay) {
+static void check_rate(const char* op, double lr, double weight_decay) {
   check(std::isfinite(lr) && lr >= 0, op, ": learning rate ", lr, " must be finite and not negative");
   check(std::isfinite(weight_decay) && weight_decay >= 0, op, ": weight decay ", weight_decay,
         " must be finite and not negative");
 }
 
-void check_parameter(const char* op, const Tensor& w, const Tensor& dw) {
+static void check_parameter(const char* op, const Tensor& w, const Tensor& dw) {
   check_alike(op, "w", w, "dw", dw);
   check(w.shape() == dw.shape(), op, ": w is ", w.shape(), ", its gradient is ", dw.shape());
   check(w.is_contiguous(), op, ": w ", w.shape(), " must be dense: it is written in place");
 }
-
-}  // namespace
 
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& o, Tensor* master) {
   const AdamWUpdate one{&w, dw, &m, &v, master, o.weight_decay};

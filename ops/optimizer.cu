@@ -1,5 +1,4 @@
-// Optimizer steps on a GPU: a thread takes an element with all its state. AdamW and sums of squares
-// take some dozens of tensors in one launch, a block a piece of one of them.
+// Optimizer steps on a GPU: a thread an element with its state, dozens of tensors in one launch.
 #include <cmath>
 #include <limits>
 #include "core/cuda/reduce.cuh"

@@ -16,7 +16,6 @@
 namespace hilt {
 namespace {
 
-/// The axes of one call, and the shapes that follow from them.
 struct Plan {
   std::vector<bool> reduced;  // by axis
   Shape kept, with_ones;      // of the result, without and with keepdim

@@ -1,7 +1,6 @@
-// Sums and maxima on a GPU over the middle of [outer, n, inner]. The middle is cut into the pieces
-// of SumPieces; a block sums one piece, and a second kernel adds the pieces in order. With inner ==
-// 1 the threads of a block share one sum; else each thread has columns of its own and rows are
-// dealt out in turn. All orders are fixed by the shape.
+// Sums and maxima on a GPU over the middle of [outer, n, inner], a block a piece of SumPieces; a
+// second kernel adds the pieces in order. With inner == 1 the threads of a block share one sum;
+// else each has columns of its own, and rows are dealt out in turn.
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 #include "ops/kernels.h"
@@ -26,8 +25,7 @@ __global__ void row_pieces_kernel(const T* x, double* partial, Index n, const __
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-// A thread has C neighbouring columns. blockDim = threads side by side x rows read at a time, a
-// power of two.
+// A thread has C neighbouring columns. blockDim = threads side by side x rows at a time, 2^n.
 template <int C, class T>
 __global__ void column_pieces_kernel(const T* x, double* partial, Index n, Index inner, int across,
                                      const __grid_constant__ SumPieces cut) {

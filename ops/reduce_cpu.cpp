@@ -1,5 +1,4 @@
-// Sums and maxima over the middle axis of [outer, n, inner]. Pieces of fixed size, added in order
-// in f64, give the same bits on any number of threads.
+// Sums and maxima over the middle of [outer, n, inner], by pieces of fixed size, in order, in f64.
 #include "core/parallel.h"
 #include "ops/isa.h"
 #include "ops/kernels.h"
@@ -10,9 +9,8 @@ namespace {
 constexpr Index kPiece = SumPieces::kPiece;
 constexpr Index kColumns = SumPieces::kColumns;
 
-// The sum of n elements, over 4 vectors of partial sums so that additions do not wait for each
-// other; every so often those are added up in f64, so that none grows long enough to lose digits on
-// the narrowest vectors.
+// The sum of n elements, over 4 vectors of partial sums so that additions do not wait; every so
+// often those are added up in f64, so that none grows long enough to lose digits.
 template <class T> double row_sum(const T* x, Index n) {
   using W = wide_t<T>;
   constexpr int kWidth = 4 * kLanes<W>;

@@ -13,8 +13,7 @@
 namespace hilt {
 namespace {
 
-/// [2, L, D / 2]: cosines, sines. On the CPU plain numbers; on a GPU a tensor, made once, because
-/// to bring it there is to wait.
+/// [2, L, D / 2]: cosines, sines; on a GPU a tensor made once, because bringing it is waiting.
 struct Table {
   std::vector<float> narrow;
   std::vector<double> wide;

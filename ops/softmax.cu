@@ -1,6 +1,5 @@
-// The softmax family on a GPU. A warp or a block owns a row: its threads read neighbouring columns,
-// and maximum and sum are reduced in a fixed order. Arithmetic is f32; a row is read again for each
-// pass, from the cache after the first.
+// The softmax family on a GPU, in f32. A warp or a block owns a row, reduces it in a fixed order,
+// and reads it again for each pass, from the cache after the first.
 #include "core/cuda/rows.cuh"
 #include "ops/kernels.h"
 #include "ops/math.h"

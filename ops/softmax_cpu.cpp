@@ -6,8 +6,7 @@
 namespace hilt::kernels {
 namespace {
 
-/// log sum e^x of a row as shift + rest, apart, since far from 0 their sum rounds the rest away.
-/// -inf for a row of -inf or none; NaN if there is one.
+/// log sum e^x of a row as shift + rest, apart for digits. -inf: of -inf or none; NaN: has one.
 template <class W> struct RowLse { W shift, rest; };
 template <class W, class T> [[gnu::always_inline]] inline RowLse<W> row_lse(const T* x, Index n) {
   const W top = max_of<W>(n, [x](Index i) { return static_cast<W>(x[i]); });

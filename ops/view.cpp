@@ -9,11 +9,10 @@
 #include "ops/ops.h"
 
 namespace hilt {
-namespace {
 
 // Strides that read x in the new shape without moving it, or none. Walks both shapes from the
 // right, matching groups of axes with equal products; a group works if x steps evenly through it.
-std::optional<Strides> strides_for(const Tensor& x, const Shape& shape) {
+static std::optional<Strides> strides_for(const Tensor& x, const Shape& shape) {
   if (x.is_contiguous()) return contiguous_strides(shape);
   Strides out = contiguous_strides(shape);
   int to = shape.rank() - 1;
@@ -30,8 +29,6 @@ std::optional<Strides> strides_for(const Tensor& x, const Shape& shape) {
   }
   return out;
 }
-
-}  // namespace
 
 Tensor reshape(const Tensor& x, const Shape& shape) {
   check(x.numel() == shape.numel(), "reshape: ", x.shape(), " has ", x.numel(), " elements, ", shape, " has ",

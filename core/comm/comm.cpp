@@ -177,8 +177,7 @@ Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Step 
   return transfer;
 }
 
-// Every rank adds up one piece of x, in the order of ranks, and hands it to the others: 2 (p - 1) /
-// p of the bytes of x a rank.
+// Every rank adds up one piece of x, in the order of ranks, and hands it to the others.
 Tensor Comm::sum(const Tensor& x, Step step) const {
   if (size() == 1) return clone(x);
   const Tensor total = dense_in(x, sum_type(x.dtype()));
@@ -228,8 +227,7 @@ Tensor Comm::broadcast(const Tensor& x, int root, Step step) const {
 void Comm::barrier(Step step) const { (void)gather(zeros({1}, DType::u8), step); }
 
 std::vector<std::string> Comm::gather_text(const std::string& text, Step step) const {
-  const std::vector<Index> lengths =
-      gather(from_values(std::vector<Index>{std::ssize(text)}, {1}), step).to_vector<Index>();
+  const auto lengths = gather(from_values(std::vector<Index>{std::ssize(text)}, {1}), step).to_vector<Index>();
   const Index longest = *std::ranges::max_element(lengths);
   const Tensor all = gather(bytes_of(text + std::string(static_cast<std::size_t>(longest) - text.size(), '\0')), step);
   std::vector<std::string> texts;
@@ -289,8 +287,7 @@ Comm nccl_ranks(const Comm& group, Device device) {
   check(device.is_cuda(), "nccl_ranks: ", device, " is no GPU");
   if (group.size() == 1) return group;
   if constexpr (kHasNccl) {
-    const std::vector<std::string> places =
-        group.gather_text(host_name() + ", " + (std::ostringstream() << device).str());
+    const auto places = group.gather_text(host_name() + ", " + (std::ostringstream() << device).str());
     for (std::size_t i = 0; i < places.size(); ++i)
       for (std::size_t j = 0; j < i; ++j)
         if (places[i] == places[j])

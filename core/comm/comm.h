@@ -11,8 +11,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// A tensor that goes to, or comes from, another rank. It must be dense, and only its bytes travel.
-/// A tensor without elements is not sent.
+/// A tensor that goes to, or comes from, another rank. It must be dense; an empty one is not sent.
 struct Message {
   int peer;     // the other rank
   Tensor data;  // dense; what arrives is written into it
@@ -52,9 +51,8 @@ class Transfer {
   std::unique_ptr<detail::Pending> pending_;
 };
 
-/// One rank's view of a group. A value: copies are the same group. Every rank of the group makes
-/// the same calls in the same order. All sums are made in the order of ranks, so they have the same
-/// bits on every rank, over every link, every time.
+/// One rank's view of a group. A value: copies are the same group. Every rank makes the same calls
+/// in the same order. Sums are made in the order of ranks, so they have the same bits everywhere.
 class Comm {
  public:
   /// A group of one: every call returns at once, and nothing is opened.
@@ -85,8 +83,7 @@ class Comm {
   void barrier(Step step = {"barrier"}) const;  // returns once every rank has called it
   /// Texts of all ranks.
   std::vector<std::string> gather_text(const std::string& text, Step step = {"gather_text"}) const;
-  /// Throws, on every rank, where a rank's `key = value` lines differ from those of rank 0, naming
-  /// the first difference.
+  /// Throws, on every rank, naming the first of a rank's `key = value` lines that rank 0 has not.
   void agree(std::string_view what, const std::string& lines) const;
 
   /// The group of all ranks that name the same color, ranked by key, then by rank here.

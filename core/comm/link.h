@@ -27,12 +27,10 @@ inline std::string left_early(int gone, int rank, bool takes) {
          (takes ? " without taking what " + who(rank) + " sent" : ", and " + who(rank) + " waits for it");
 }
 
-/// Bytes under way.
 class Flight {
  public:
   virtual ~Flight() = default;
-  /// Moves things on without waiting for anyone; true once all is done. On a GPU: once the stream
-  /// that the caller computes on will find it done.
+  /// Moves things on without waiting; true once all is done, or on a GPU the stream finds it so.
   virtual bool poll() = 0;
   /// A rank that has not done its part, for the message of a failure; -1 if none is known.
   virtual int missing() const = 0;
@@ -53,8 +51,7 @@ class Link {
   virtual void abort(const std::string& reason) noexcept = 0;
   /// Tells others what this rank waits for (-1: nothing, it computes), to find who holds all up.
   virtual void waits_for(int peer, Step step) = 0;
-  /// For a wait for `peer` that ran out of time: the rank at the end of the chain of who waits for
-  /// whom, and what it is doing, in words.
+  /// For a wait for `peer` that ran out of time: who is at the end of the chain, and what it does.
   virtual std::string suspect(int peer) = 0;
   /// Sleeps a little, less while things move.
   virtual void pause(int polls) = 0;

@@ -1,12 +1,8 @@
-// Ranks that MPI has started. MPI carries the data. It cannot say that a rank has died, so beside
-// it runs the link over TCP, which carries nothing but the fate of the ranks. They meet over TCP
+// Ranks that MPI has started; it carries data alone, beside the link over TCP. They meet over TCP
 // before MPI begins where MASTER_ADDR and MASTER_PORT name a place, so that a rank that never comes
-// is named; else MPI carries rank 0's address to the others.
-//
-// MPI begins with mpi_ranks() and ends with the last Comm, once every rank has said goodbye: one
-// run a process. A program that begins MPI itself also ends it. After a failure MPI cannot be
-// ended, as its end waits for all ranks: the process then ends without, and its exit status is what
-// makes mpirun take down the others. MPI_Abort would do so before a program has said what is wrong.
+// is named; else MPI carries rank 0's address. MPI begins with mpi_ranks() and ends with the last
+// Comm, once every rank has said goodbye. After a failure it cannot be ended, as its end waits for
+// all: the process then ends without, and its exit status makes mpirun take down the others.
 #include <mpi.h>
 #include <unistd.h>
 #include <algorithm>
@@ -35,8 +31,7 @@ void must(int result, const char* call) {
   fail_with(Code::distributed, call, ": ", text);
 }
 
-/// For calls that return only once every rank has made them: on a thread of its own, which is left
-/// behind if one never does.
+/// For calls that return once every rank made them: on a thread, which may be left behind.
 void within(milliseconds deadline, const char* call, TcpLink* control, const std::function<void()>& run) {
   std::promise<void> promise;
   const std::future<void> done = promise.get_future();

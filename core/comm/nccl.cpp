@@ -1,6 +1,5 @@
-// Ranks with a GPU each, joined by NCCL. Rows go from GPU to GPU on a stream of their own, beside
-// what the GPU computes; everything else, tensors of the CPU and who is alive included, goes over
-// the group that the ranks were joined by before.
+// Ranks with a GPU each, joined by NCCL: rows go on a stream of their own, beside what the GPU
+// computes; everything else goes over the group that had met before.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <cstring>
@@ -20,7 +19,7 @@ class Channel {
     int lowest = 0, highest = 0;
     require(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange");
     require(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest),
-            "cudaStreamCreateWithPriority");  // copies get through beside kernels that fill the GPU
+            "cudaStreamCreateWithPriority");  // not behind kernels that fill the GPU
   }
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;

@@ -28,7 +28,6 @@ Address address_of(const Socket& socket);
 /// A connection that somebody opened; none if nobody did.
 Socket accept_from(const Socket& listener);
 /// Tries until `until`, while go_on() says so; then throws Code::distributed with the last reason.
-/// Resolving a host's name may take longer.
 Socket connect_to(const Address& address, Time until, const std::function<bool()>& go_on);
 
 }  // namespace hilt::tcp

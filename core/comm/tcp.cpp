@@ -1,12 +1,8 @@
-// Ranks that are processes, joined pair by pair by TCP. One thread a rank owns all reading and most
-// writing, so a rank that computes for long still takes what is sent to it, still says that it
-// lives, and still hears that another does not.
+// Ranks that are processes, joined pair by pair by TCP; one thread a rank reads all of it.
 //   hello -> rank 0 (and every lower rank); table <- rank 0, once all have come; then data, and
 //   beat      every half second: I live, and this is whom I wait for
 //   abort     the run cannot go on, and why; whoever hears it first tells everyone
-//   goodbye   I am done; answered, as abort is, by `seen`, after which the socket can be closed without losing
-//             what it still held
-// A connection that ends without a goodbye is a death. Silence for the deadline is a freeze.
+//   goodbye   I am done; answered, as abort is, by `seen`: then the socket can be closed without losing what it holds
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -166,7 +162,6 @@ bool Tcp::finished() const {
   return waited || std::ranges::all_of(peers_, [](const Peer& p) { return !p.socket || (p.seen && p.out.empty()); });
 }
 
-/// Beats, and listens for those of others.
 void Tcp::watch() {
   const Time now = Clock::now();
   const bool frozen = now - beaten_ > 2 * kSilentBeats * beat_;  // it was this rank that slept: nobody is to blame
@@ -263,8 +258,7 @@ bool Tcp::handle(Peer& p) {
     case Kind::goodbye:
       p.left = true;
       if (p.header.kind == Kind::abort) fail(p.text);
-      // It takes nothing any more. What has been begun must be ended, or what follows would be read
-      // as a part of it.
+      // It takes nothing any more. What has begun must end, or what follows is taken for its rest.
       std::erase_if(p.out, [](const auto& parcel) { return parcel->header.kind == Kind::data && parcel->sent == 0; });
       tell(p, Kind::seen);
       break;

@@ -1,6 +1,5 @@
-// How the ranks of a run over TCP come together: each says hello to rank 0, which tells all where
-// the others listen; then each says hello to every lower rank. What connects and is none of them is
-// turned away, and the run goes on.
+// How ranks come together over TCP: each says hello to rank 0, which tells all where the others
+// listen, then to every lower rank. What is none of them is turned away, and the run goes on.
 #include <algorithm>
 #include <cstdlib>
 #include <sstream>
@@ -9,19 +8,15 @@
 
 namespace hilt {
 namespace tcp {
-namespace {
 
 /// In a time that does not tell how much of it was right.
-bool same_secret(const std::string& a, const std::string& b) {
+static bool same_secret(const std::string& a, const std::string& b) {
   unsigned different = a.size() != b.size();
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) different |= static_cast<unsigned>(a[i] ^ b[i]);
   return different == 0;
 }
 
-}  // namespace
-
-/// Token, then rank, size and where it listens. A caller without the token is told nothing; one
-/// with the token is told why it cannot join.
+/// Token, then rank, size and where it listens. Without the token a caller is told nothing.
 bool Tcp::welcome(Peer& stranger) {
   const std::size_t end = stranger.text.find('\n');
   int rank = -1, size = -1;
@@ -103,9 +98,7 @@ void Tcp::join() {
 
 }  // namespace tcp
 
-namespace {
-
-std::string text_of(const char* variable) {
+static std::string text_of(const char* variable) {
   const char* const text = std::getenv(variable);
   if (!text || !*text)
     fail_with(
@@ -113,8 +106,6 @@ std::string text_of(const char* variable) {
         ": not set; the environment of a rank names RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does");
   return text;
 }
-
-}  // namespace
 
 std::shared_ptr<TcpLink> meet(Meeting meeting) {
   check(meeting.token.find('\n') == std::string::npos && meeting.token.size() < tcp::kLongestHello / 2,

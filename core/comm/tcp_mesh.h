@@ -8,8 +8,7 @@
 #include <thread>
 #include "core/comm/tcp.h"
 
-// Private to tcp.cpp, which runs it, and tcp_meet.cpp, which brings the ranks together: one
-// rank's end of a mesh of sockets.
+// Private to tcp.cpp and tcp_meet.cpp: one rank's end of a mesh of sockets.
 
 namespace hilt::tcp {
 

@@ -56,8 +56,7 @@ const Count& count() {
 }
 
 std::mutex contexts_mutex;
-std::array<std::atomic<Context*>, kMaxDevices>
-    contexts{};  // never destroyed: tensors in static variables may outlive everything
+std::array<std::atomic<Context*>, kMaxDevices> contexts{};  // never destroyed: static tensors may live on
 
 void select(int index) {
   thread_local int selected = -1;

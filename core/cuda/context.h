@@ -35,7 +35,6 @@ DeviceCounters counters(int index);
 /// Checks a status of the CUDA runtime. An error that leaves the context unusable marks the device
 /// as lost: from then on every call says so at once, and nothing waits for it.
 void check_status(int status, const char* what, int device);
-/// Throws if the device was lost.
 void check_alive(int device);
 void count_launch(int device);
 
@@ -44,12 +43,10 @@ void count_launch(int device);
 void to_host(Cuda where, void* host, const void* device, std::size_t bytes);
 void to_device(Cuda where, void* device, const void* host, std::size_t bytes);
 void within(Cuda where, void* to, const void* from, std::size_t bytes);
-/// Zero bytes.
 void clear(Cuda where, void* device, std::size_t bytes);
 
-/// From begin to end what is asked of the GPU is written down, not done, and what waits for it or
-/// comes from the host is an error. end returns it as one piece of work that can be started again
-/// and again, or nothing unless told to `keep` it.
+/// From begin to end what is asked of the GPU is written down, not done; what waits is an error.
+/// end returns it as a piece of work to start again and again, or nothing unless told to `keep` it.
 struct Graph;
 void begin_recording(Cuda where);
 std::shared_ptr<Graph> end_recording(Cuda where, bool keep);

@@ -1,6 +1,5 @@
-// What tensors need of a GPU: filling, copying, converting, random numbers, and adding up
-// gradients. All of it is bound by memory: a thread takes element after element, neighbouring
-// threads neighbouring ones, and where everything is dense 16 bytes at a time.
+// What tensors need of a GPU: filling, copying, converting, random numbers, adding up gradients. A
+// thread takes element after element, neighbours its neighbours, dense ones 16 bytes at a time.
 #include <cstring>
 #include "core/convert.h"
 #include "core/cuda/kernels.h"
@@ -22,8 +21,7 @@ template <class T> __global__ void count_up_kernel(T* out, Index n) {
   for (Index i = first_element(); i < n; i += element_step()) out[i] = convert<T>(i);
 }
 
-// One kernel a destination type; the source's type is looked at once an element, the same way by
-// all threads.
+// One kernel a destination type; the source's is looked at once an element.
 template <class To>
 __global__ void copy_kernel(To* to, const void* from, DType from_type, const __grid_constant__ Walk<2> walk) {
   for (Index i = first_element(); i < walk.elements; i += element_step()) {

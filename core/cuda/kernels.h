@@ -8,13 +8,11 @@
 
 namespace hilt::kernels {
 
-/// Writes one word; returns the runtime's status instead of throwing. Shows that a GPU can be used
-/// at all.
+/// Writes one word; returns the runtime's status. Shows that a GPU can be used at all.
 int write_word(Cuda, std::uint32_t* to, std::uint32_t word);
 
 // n elements, dense.
 void fill(Cuda, void* out, DType type, Index n, double value);
-/// out[i] = i
 void count_up(Cuda, void* out, DType type, Index n);
 
 /// Element by element from the second operand of the walk to the first, converting.

@@ -1,8 +1,7 @@
 #pragma once
 #include "core/cuda/launch.cuh"
 
-// For .cu files: reductions within a warp and a block. The order of the operands is fixed, so a
-// result has the same bits every time.
+// For .cu files: reductions within a warp and a block, in a fixed order: always the same bits.
 
 namespace hilt::cuda {
 

@@ -3,8 +3,7 @@
 #include "core/cuda/reduce.cuh"
 
 // For .cu files: kernels that take a matrix row by row. A short row belongs to a warp, which needs
-// no barrier to reduce it, a long one to a block. Its elements come in packs where their number and
-// the addresses allow; what a row adds up to depends on its length and on that.
+// no barrier, a long one to a block; elements come in packs where number and addresses allow.
 
 namespace hilt::cuda {
 
@@ -29,8 +28,7 @@ template <int kElements, bool kByWarp> struct Row {
     if constexpr (kByWarp) return warp_reduce<Op>(x);
     else return block_reduce<Op>(x, identity);
   }
-  /// The sum over the row of f(i, e), element e of the pack at i; `prepare(i)` loads what f needs
-  /// of the pack.
+  /// The sum over the row of f(i, e), element e of the pack at i, which `prepare(i)` loads.
   template <class Prepare, class F> __device__ float sum(Prepare prepare, F f) const {
     float total = 0;
     each([&](Index i) {
@@ -50,8 +48,7 @@ template <int kElements, bool kByWarp> struct Row {
   __device__ bool leads() const { return first == 0; }
 };
 
-/// f.operator()<Row>(grid, threads) with the kind of row that fits; aligned: the operands that have
-/// `cols` columns of type T, or are null.
+/// f.operator()<Row>(grid, threads) with the kind of row that fits; aligned: operands, or null.
 template <class T, class F> void with_rows(Index rows, Index cols, bool aligned, F f) {
   const auto pick = [&]<int N>() {
     if (cols <= 8 * kWarp * N)

@@ -28,8 +28,7 @@ class Descriptor {
 
 constexpr std::size_t kMostAtOnce = std::size_t{1} << 30;  // bytes of one call to read or write
 
-/// How many of the bytes from `offset` on were read. Where they are not all, errno says why; 0: the
-/// file has ended.
+/// How many bytes from `offset` on were read; if not all, errno says why, 0 at the end of the file.
 inline std::size_t read_at(const Descriptor& file, void* to, std::size_t bytes, std::uint64_t offset) {
   for (std::size_t done = 0; done < bytes;) {
     errno = 0;

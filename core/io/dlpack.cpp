@@ -1,5 +1,4 @@
-// Tensors to and from DLPack's structs. Memory is shared; the deleter of a struct gives it back.
-// What is lent read-only is copied, since a Tensor can be written to.
+// Tensors to and from DLPack's structs: memory is shared, but what is lent read-only is copied.
 #include "core/io/dlpack.h"
 #include <algorithm>
 #include <array>

@@ -7,9 +7,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// DLPack 1.x: the C structs by which array libraries lend each other memory. They are declared
-/// here so that dlpack.h is not needed. A program that has dlpack.h may reinterpret_cast pointers
-/// between the two: their layouts are the same.
+/// DLPack 1.x: the C structs by which array libraries lend each other memory, declared here so that
+/// dlpack.h is not needed; pointers between the two may be reinterpret_cast.
 namespace dlpack {
 /// Of the protocol.
 struct DLPackVersion {
@@ -62,8 +61,7 @@ static_assert(offsetof(DLManagedTensorVersioned, manager_ctx) == 8 &&
               offsetof(DLManagedTensorVersioned, deleter) == 16 && offsetof(DLManagedTensorVersioned, flags) == 24 &&
               offsetof(DLManagedTensorVersioned, dl_tensor) == 32 && sizeof(DLManagedTensorVersioned) == 80);
 
-/// Calls the deleter if nobody took the struct. To pass the pointer on, say into a Python capsule,
-/// call release().
+/// Calls the deleter if nobody took the struct. To pass it on, into a capsule say, call release().
 struct Release {
   template <class Managed> void operator()(Managed* m) const {  // ends the loan
     if (m->deleter) m->deleter(m);
@@ -76,17 +74,15 @@ enum class Access { read, write };
 }  // namespace dlpack
 
 /// Lends x without a copy: its elements, shape and strides, and a share of its storage until the
-/// deleter runs, on any thread. It is marked read-only unless write access is given. Giving write
-/// access counts as a write now: what a tape saved of x is stale from then on. Writes that the
-/// consumer makes later are not seen.
+/// deleter runs, on any thread. Write access counts as a write now: what a tape saved of x is
+/// stale; writes that the consumer makes later are not seen.
 dlpack::Owned<dlpack::DLManagedTensorVersioned> to_dlpack(const Tensor& x,
                                                           dlpack::Access access = dlpack::Access::read);
 /// The form before 1.0. It cannot say read-only and so always gives write access.
 dlpack::Owned<dlpack::DLManagedTensor> to_dlpack_legacy(const Tensor& x);
 
-/// Takes what another library lends, without a copy; the deleter runs when the last tensor on it is
-/// gone. Memory marked read-only is copied and released at once, because a Tensor can be written
-/// to. If this throws, the caller still owns m.
+/// Takes what another library lends, without a copy unless it is read-only; the deleter runs when
+/// the last tensor on it is gone. If this throws, the caller still owns m.
 Tensor from_dlpack(dlpack::DLManagedTensorVersioned* m);
 Tensor from_dlpack(dlpack::DLManagedTensor* m);
 

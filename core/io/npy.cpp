@@ -48,8 +48,7 @@ std::string quoted(std::string_view text) { return "'" + shown(text, 40) + "'"; 
 /// The dictionary: three keys in any order, each once. One pass, a fixed number of looks a byte.
 class Header {
  public:
-  Header(const std::string& path, std::string_view text, std::size_t offset)
-      : path_(path), text_(text), offset_(offset) {
+  Header(const std::string& path, std::string_view text, std::size_t at) : path_(path), text_(text), offset_(at) {
     expect('{');
     while (!take('}')) {
       const std::size_t start = at_;
@@ -169,7 +168,6 @@ void read(const std::string& path, const Descriptor& file, void* to, std::size_t
         errno != 0 ? std::strerror(errno) : "the file became shorter");
 }
 
-/// The length of a regular file.
 std::size_t size_of_file(const std::string& path, const Descriptor& file) {
   if (!file) bad(path, "cannot open: ", std::strerror(errno));
   struct stat status {};

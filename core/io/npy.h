@@ -9,10 +9,8 @@ namespace [[gnu::visibility("default")]] hilt {
 
 class Tensor;
 
-/// The tensor in a NumPy file of f8 f4 f2 i8 i4 u1, little endian. A file in Fortran order comes
-/// back with strides to match. Nothing in the file is trusted and nothing in it runs: each number
-/// is checked, and the whole size against the length of the file, before any memory is asked for.
-/// Errors (Code::data) name the file and the byte.
+/// The tensor in a NumPy file of f8 f4 f2 i8 i4 u1, little endian; Fortran order comes back as
+/// strides. Nothing in the file is trusted or runs. Errors (Code::data) name file and byte.
 Tensor read_npy(const std::string& path);
 
 /// The same without tensors: the elements in C order; none if they are not integers.

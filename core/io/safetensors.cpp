@@ -27,14 +27,8 @@ struct TypeName {
   std::string_view name;
   DType dtype;
 };
-constexpr std::array<TypeName, 8> kTypes{{{"F64", DType::f64},
-                                          {"F32", DType::f32},
-                                          {"BF16", DType::bf16},
-                                          {"F16", DType::f16},
-                                          {"I64", DType::i64},
-                                          {"I32", DType::i32},
-                                          {"U8", DType::u8},
-                                          {"BOOL", DType::u8}}};
+constexpr TypeName kTypes[] = {{"F64", DType::f64}, {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16},
+                               {"I64", DType::i64}, {"I32", DType::i32}, {"U8", DType::u8},     {"BOOL", DType::u8}};
 
 std::string_view type_name(DType dtype) { return std::ranges::find(kTypes, dtype, &TypeName::dtype)->name; }
 
@@ -209,7 +203,7 @@ class Header {
     const std::size_t start = at_;
     const std::string text = string("dtype");
     const auto* const type = std::ranges::find(kTypes, text, &TypeName::name);
-    if (type == kTypes.end())
+    if (type == std::end(kTypes))
       wrong(start, "dtype of tensor " + shown(e.name), shown(text), "expected one of F64 F32 BF16 F16 I64 I32 U8 BOOL",
             "convert the tensor to one of these and write the file again");
     e.dtype = type->dtype;
@@ -415,9 +409,7 @@ void SafetensorsFile::read_into(const std::string& name, Tensor& to) const {
 }
 
 // ---- writing ------------------------------------------------------------------------------------
-namespace {
-
-void append_json(std::string& out, std::string_view text) {
+static void append_json(std::string& out, std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
   check(utf8_prefix(text) == text.size(), "safetensors: '", shown(text), "' is not UTF-8");
   out += '"';
@@ -430,7 +422,7 @@ void append_json(std::string& out, std::string_view text) {
   out += '"';
 }
 
-std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsItem> items) {
+static std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsItem> items) {
   std::vector<const SafetensorsItem*> out;
   for (const SafetensorsItem& item : items) {
     check(bool(item.tensor), "safetensors: tensor ", shown(item.name), " is undefined");
@@ -443,11 +435,9 @@ std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsItem> item
   return out;
 }
 
-void write_exactly(int descriptor, const void* from, std::size_t bytes) {
+static void write_exactly(int descriptor, const void* from, std::size_t bytes) {
   if (!write_all(descriptor, from, bytes)) fail_with(Code::data, "safetensors: writing failed: ", std::strerror(errno));
 }
-
-}  // namespace
 
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {
   std::string json = "{";

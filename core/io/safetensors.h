@@ -57,8 +57,7 @@ struct SafetensorsItem {
   std::string name;  // not "__metadata__"
   Tensor tensor;
 };
-/// The first bytes of the file, up to the tensors': a pure function of names, types, shapes and
-/// metadata. Tensors follow in order of name.
+/// The file up to the tensors', which follow by name: a pure function of names, types and metadata.
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
 /// How long the whole file will be.
 std::uint64_t safetensors_size(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});

@@ -7,9 +7,8 @@
 #include <numeric>
 
 namespace hilt {
-namespace {
 
-std::size_t edit_distance(std::string_view a, std::string_view b) {
+static std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -24,14 +23,12 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 /// Of ASCII letters alone, whatever the locale.
-std::string lower_case(std::string_view text) {
+static std::string lower_case(std::string_view text) {
   std::string out(text);
   for (char& c : out)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   return out;
 }
-
-}  // namespace
 
 std::vector<std::string_view> split_text(std::string_view text, char separator) {
   std::vector<std::string_view> parts;

@@ -14,9 +14,8 @@ namespace [[gnu::visibility("default")]] hilt {
 /// `text` cut at every separator; one empty part for an empty text.
 std::vector<std::string_view> split_text(std::string_view text, char separator);
 
-/// The names that a misspelt one may stand for, upper and lower case alike: those that begin with
-/// it, at most four. If none does, the nearest by insertions, deletions and substitutions, if at
-/// most two, or a third of its length, are needed. Otherwise none.
+/// The names that a misspelt one may stand for, whatever its case: at most four that begin with it;
+/// else the nearest if at most two edits, or a third of its length, are needed; else none.
 std::vector<std::string_view> near_names(std::string_view name, std::span<const std::string_view> names);
 /// The first of near_names, or an empty text.
 std::string_view nearest_name(std::string_view name, std::span<const std::string_view> names);

@@ -1,5 +1,4 @@
-// Options bound to variables, over CLI11: ranges, proposals for misspelt names, and the same keys
-// in a file.
+// Options bound to variables, over CLI11: ranges, proposals for misspelt names, the same in a file.
 #include "options.h"
 
 #include <hilt/hilt.h>
@@ -13,7 +12,6 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iostream>
 #include <sstream>
 
@@ -149,8 +147,7 @@ void Options::Parser::read_config() {
                     "; name an INI file, as --print-config writes it");
   };
   std::error_code error;
-  const auto status =
-      std::filesystem::status(config, error);  // before it is opened: a pipe may have nobody at its other end
+  const auto status = std::filesystem::status(config, error);  // first: a pipe may have nobody at its other end
   if (error) refuse(error.message());
   if (!std::filesystem::is_regular_file(status))
     refuse(std::filesystem::is_directory(status) ? "a directory" : "not a regular file");
@@ -175,8 +172,7 @@ void Options::Parser::read_config() {
   }
 }
 
-Options::Options(const std::string& program, const std::string& what_it_does)
-    : parser_(new Parser(program, what_it_does)) {}
+Options::Options(const std::string& program, const std::string& does) : parser_(new Parser(program, does)) {}
 Options::~Options() = default;
 
 void Options::group(const std::string& heading) { parser_->group = heading; }

@@ -14,17 +14,14 @@ namespace program {
 struct Debug {};
 bool debugging();
 
-/// The options of one program. Each is bound to a variable, which holds the default until parse()
-/// finds another value.
-/// --help shows every option with its default and range; --config FILE reads `key = value` lines,
-/// which the command line overrides; --print-config prints all values as such a file; --debug is
-/// for finding our bugs.
+/// The options of one program, each bound to a variable, its default. --help shows them all;
+/// --config FILE reads `key = value` lines, which the command line overrides; --print-config writes
+/// such a file; --debug is for finding our bugs.
 class Options {
  public:
   Options(const std::string& program, const std::string& what_it_does);
   ~Options();
-  Options(const Options&) = delete;
-  Options& operator=(const Options&) = delete;
+  Options(Options&&) = delete;  // nor copied
 
   /// What the options that follow have in common, a heading of --help; see Value.
   void group(const std::string& heading);
@@ -33,13 +30,11 @@ class Options {
   void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                const std::string& help);
   void number(const std::string& name, double& value, double low, double high, const std::string& help);
-  /// `kind` stands for the value in --help: FILE, DIR, ORDER. What the text means is for the
-  /// program to check.
+  /// `kind` stands for the value in --help: FILE, DIR, ORDER. What it means the program checks.
   void text(const std::string& name, std::string& value, const std::string& kind, const std::string& help);
   /// A text whose value may be left out: then it is `implied`.
   void text_or(const std::string& implied, const std::string& name, std::string& value, const std::string& kind,
                const std::string& help);
-  /// One of `names`.
   void choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
               const std::string& help);
   /// Some of `names`, with commas between them.
@@ -52,10 +47,8 @@ class Options {
   /// `where` the value comes from, for an error.
   void set(const std::string& name, const std::string& value, const std::string& where = "");
 
-  /// False if the user asked for help or the configuration and got it. Throws hilt::Error on
-  /// anything it does not know, naming the nearest.
+  /// False if the user asked for help or the configuration and got it.
   bool parse(int argc, char** argv);
-  /// Whether the command line or the file named the option.
   bool given(const std::string& name) const;
   struct Value {
     std::string key, value;

@@ -1,5 +1,4 @@
-// Files are written under hidden names and renamed together at the end, so a failed run leaves
-// none.
+// Files are written under hidden names and renamed at the end: a failed run leaves none.
 #include "outputs.h"
 
 #include <fcntl.h>
@@ -15,15 +14,13 @@
 
 namespace program {
 namespace fs = std::filesystem;
-namespace {
 
-[[noreturn]] void fail_file(const std::string& path, const std::string& why) {
+[[noreturn]] static void fail_file(const std::string& path, const std::string& why) {
   hilt::fail_with(hilt::Code::data, path, ": ", why, "; name a directory you may write to with --out");
 }
 
-/// Makes the content of a file, or the names in a directory, last. Some file systems cannot do it
-/// for a directory; nothing is lost but that guarantee.
-void sync(const fs::path& path) {
+/// Makes a file's content, or the names in a directory, last: the latter where the system can.
+static void sync(const fs::path& path) {
   const int d = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const bool done = d >= 0 && ::fsync(d) == 0;
   const int error = errno;
@@ -31,12 +28,10 @@ void sync(const fs::path& path) {
   if (!done && !fs::is_directory(path)) fail_file(path, std::strerror(error));
 }
 
-std::string without_slash(std::string path) {
+static std::string without_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
 }
-
-}  // namespace
 
 Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
   std::signal(SIGPIPE, SIG_IGN);  // files are worth more than words: `attend | head` writes them
@@ -61,8 +56,7 @@ Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
   fail_file(directory, why);
 }
 
-// Innermost first; remove() leaves alone what is not empty, and a directory that somebody locked is
-// theirs by now: they are about to write into it.
+// Innermost first. remove() leaves what is not empty; a directory that somebody locked is theirs.
 void Outputs::unmake() const {
   std::error_code error;
   for (fs::path p = fs::absolute(directory_, error); !made_.empty() && !p.empty(); p = p.parent_path()) {

@@ -7,21 +7,17 @@
 
 namespace program {
 
-/// A directory to write to. Files take their names only in commit(); until then, and after a
-/// failure, there is nothing.
+/// A directory to write to. Files take their names only in commit(); until then there is nothing.
 class Outputs {
  public:
-  /// Makes the directory if it is missing. Throws, before any work is done, if files cannot be made
-  /// in it.
+  /// Makes the directory if it is missing; throws if files cannot be made in it.
   explicit Outputs(const std::string& directory);
   ~Outputs();
-  Outputs(const Outputs&) = delete;
-  Outputs& operator=(const Outputs&) = delete;
+  Outputs(Outputs&&) = delete;  // nor copied
 
   const std::string& directory() const { return directory_; }
   /// Where to write what will be called `name`.
   std::string stage(const std::string& name);
-  /// Writes a whole file under a staged name.
   void write(const std::string& name, const std::string& content);
   void commit();
 

@@ -5,11 +5,8 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <hilt/core/io/text.h>
-#include <hilt/hilt.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cmath>
 #include <csignal>
@@ -30,8 +27,7 @@ namespace {
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 std::string program_name;  // of this program: a terminate handler takes no argument
 
-/// What the library repeats may be as long as a command line: words longer than the name of a file
-/// are cut.
+/// What the library repeats may be long: words longer than the name of a file are cut.
 std::string short_words(const std::string& text) {
   constexpr std::size_t kName = 300;
   std::string out;
@@ -80,9 +76,8 @@ int report() {
   _exit(status);
 }
 
-/// Hands everything on, and remembers why that failed first: errno is long another's when the
-/// program ends. To a pipe that nobody reads any more it prints no further, which is no failure:
-/// see run().
+/// Hands everything on, and remembers why that failed first: errno is long another's at the end. To
+/// a pipe that nobody reads any more it prints no further, which is no failure: see run().
 class Remembering : public std::streambuf {
  public:
   explicit Remembering(std::streambuf* under) : under_(under) {}
@@ -126,22 +121,13 @@ class Output {
   std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
 };
 
-constexpr decltype(RLIMIT_AS) kMemoryLimits[] = {RLIMIT_AS, RLIMIT_DATA};
-
-std::size_t limit_of(decltype(RLIMIT_AS) resource) {
-  rlimit limit{};
-  return ::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : kNoLimit;
-}
-
-/// Bytes of the character that `text` begins with; 0 if it is none, by UTF-8, or a control
-/// character.
+/// Bytes of the character that `text` begins with; 0: none, by UTF-8, or one of control.
 std::size_t visible_bytes(std::string_view text) {
   std::size_t end = 0;
   const std::optional<char32_t> c = hilt::next_utf8(text, end);
   return !c || *c < ' ' || (*c >= 0x7f && *c < 0xa0) ? 0 : end;
 }
 
-/// f(text); its errors name the option.
 template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
   return f();
 } catch (const hilt::Error& e) {
@@ -152,12 +138,11 @@ template <class F> auto named(const std::string& option, const std::string& text
 }
 
 template <class T> std::optional<std::string> odd_one(const hilt::Tensor& x, bool minus_infinity_too) {
-  const hilt::Tensor dense = hilt::contiguous(x);
-  const T* const data = dense.data<T>();
-  for (hilt::Index i = 0; i < dense.numel(); ++i) {
+  const std::vector<T> data = x.to_vector<T>();
+  for (std::size_t i = 0; i < data.size(); ++i) {
     if (std::isfinite(data[i]) || (data[i] < 0 && !minus_infinity_too)) continue;
     std::string place;
-    hilt::Index rest = i;
+    auto rest = static_cast<hilt::Index>(i);
     for (int axis = x.rank() - 1; axis >= 0; rest /= x.dim(axis--))
       place = std::to_string(rest % x.dim(axis)) + (place.empty() ? "" : ", ") + place;
     return (std::isnan(data[i]) ? "nan at [" : data[i] > 0 ? "inf at [" : "-inf at [") + place + "]";
@@ -385,12 +370,11 @@ std::size_t memory_available() {
   std::size_t left = info.memory_available > 0 ? info.memory_available : kNoLimit, pages[6] = {};
   std::ifstream file("/proc/self/statm");  // size resident shared text library data
   for (std::size_t& n : pages) file >> n;
-  for (const auto resource : kMemoryLimits)
-    if (const std::size_t limit = limit_of(resource); limit != kNoLimit) {
-      const std::size_t taken =
-          pages[resource == RLIMIT_AS ? 0 : 5] * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-      left = std::min(left, limit - std::min(limit, taken));
-    }
+  for (const auto& [resource, taken] : {std::pair(RLIMIT_AS, pages[0]), {RLIMIT_DATA, pages[5]}}) {
+    rlimit limit{};
+    if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
+    left = std::min(left, limit.rlim_cur - std::min(limit.rlim_cur, taken * ::sysconf(_SC_PAGESIZE)));
+  }
   return left;
 }
 
@@ -434,9 +418,7 @@ std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
 }
 
 std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity_too) {
-  const hilt::Tape::Pause pause;
-  if (x.dtype() == hilt::DType::f64) return odd_one<double>(hilt::to(x, hilt::Device{}), minus_infinity_too);
-  return odd_one<float>(hilt::to(hilt::to(x, hilt::Device{}), hilt::DType::f32), minus_infinity_too);
+  return x.dtype() == hilt::DType::f64 ? odd_one<double>(x, minus_infinity_too) : odd_one<float>(x, minus_infinity_too);
 }
 
 void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f,

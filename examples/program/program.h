@@ -31,9 +31,8 @@ inline constexpr const char* kPatterns =
     "global_local:GLOBAL:RADIUS or top:K";
 
 /// The exit status of `program` doing `work`: what work returns, or, once its exception has become
-/// one line on stderr, the exception's code: that of a hilt::Error, 4 for memory, 70 for everything
-/// nobody foresaw. After --debug a stack of where it was thrown follows the line; work then begins
-/// twice, see Debug.
+/// one line on stderr, its code: 4 for memory, 70 for everything nobody foresaw. After --debug a
+/// stack of where it was thrown follows; work then begins twice, see Debug.
 int run(const std::string& program, const std::function<int()>& work);
 
 /// What hilt::attention_routes() tells of this thread, each line once: "forward on mma: the GPU is
@@ -53,12 +52,10 @@ std::string brief(const std::string& text);
 
 /// What --device auto, cpu, cuda or cuda:N names; throws Code::gpu where there is no such GPU.
 hilt::Device device_of(const std::string& text);
-/// The same for one of several ranks on this machine: GPUs are dealt out by rank unless one is
-/// named.
+/// The same for one of several ranks of this machine: unless named, GPUs are dealt out by rank.
 hilt::Device device_of_rank(const std::string& text, int rank);
 
-/// What --order and --pattern mean for so many tokens. Errors name the option; Code::data where a
-/// file of blocks is at fault.
+/// What --order and --pattern mean for so many tokens. Errors name the option.
 hilt::Order order_of(const std::string& text, hilt::Index length);
 hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std::string& option = "--pattern");
 /// The attention that a program is asked for: its options, and what they mean.
@@ -69,10 +66,8 @@ void declare(Options& options, AttentionTexts& attention);
 hilt::PlanSpec spec_of(const AttentionTexts& attention, hilt::Index length, hilt::Index heads);
 /// What --grid says, with at most so many cells a side.
 hilt::Grid grid_of(const std::string& text, hilt::Index most);
-/// The type of this name, f64, f32, bf16 or f16.
 hilt::DType dtype_of(const std::string& text);
-/// Score terms by name and size, for a program that makes their tensors itself: its options, and
-/// what they mean.
+/// Score terms by name and size, for a program that makes their tensors itself.
 struct TermTexts {
   double softcap = 0;
   std::string alibi, relative, bias;
@@ -91,15 +86,12 @@ void plan_from(const std::string& order, const std::string& pattern, const std::
                const std::string& option = "--pattern");
 
 using Named = std::vector<std::pair<std::string, hilt::Tensor>>;
-/// o, which forward() gives, and its gradients by a tape: dq, dk, dv, and d_slopes .. of the terms
-/// that are tensors.
+/// o, which forward() gives, and its gradients: dq, dk, dv, and d_slopes .. of the terms' tensors.
 Named with_gradients(const std::array<hilt::Tensor, 3>& qkv, const hilt::ScoreTerms& terms, const hilt::Tensor& d_o,
                      const std::function<hilt::Tensor()>& forward);
-/// The same of ranks that have the rows of a shard each: rows of all, and the sum of what each has
-/// of a term's gradient.
+/// The same of ranks that have the rows of a shard each: rows of all, and the sum of each term's.
 Named of_all_ranks(Named results, const hilt::ShardPlan& shard, const hilt::Comm& comm);
 
-/// By the clock that never goes back.
 inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -117,8 +109,7 @@ template <class F> double best_seconds(int tries, hilt::Device device, F&& f) {
   return best;
 }
 
-/// Bytes that this program can still get: of the machine, and of what `ulimit -v` and `-d` leave
-/// it.
+/// Bytes that this program can still get: of the machine, and of `ulimit -v` and `-d`.
 std::size_t memory_available();
 /// Throws Code::memory where `what`, in short, needs more than that.
 void require_memory(const std::string& what, std::size_t bytes, const std::string& advice);

@@ -5,19 +5,16 @@
 #include "run.h"
 
 namespace train {
-namespace {
 
 using hilt::Tensor;
 
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
 /// 0 below 1/64, then twice as much a digit: 5 from 1/4 on.
-char digit(double weight) {
+static char digit(double weight) {
   return static_cast<char>('0' + std::clamp(static_cast<int>(std::floor(std::log2(weight + 1e-9))) + 7, 0, 5));
 }
 
 /// q, k and v of every block, [1, L, 3, heads, dim], as they go into attention.
-std::vector<Tensor> operands(const hilt::Transformer& model, const Tensor& ids) {
+static std::vector<Tensor> operands(const hilt::Transformer& model, const Tensor& ids) {
   std::vector<Tensor> found;
   hilt::set_op_hook([&](std::string_view, const Tensor& y) {
     if (y.rank() == 5 && y.dim(2) == 3 && y.dim(1) == ids.dim(1) && y.dim(3) == model.config.heads) found.push_back(y);
@@ -26,8 +23,6 @@ std::vector<Tensor> operands(const hilt::Transformer& model, const Tensor& ids) 
   hilt::set_op_hook({});
   return found;
 }
-
-}  // namespace
 
 AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, Index width) {
   constexpr Index kTokens = 48, kHeads = 4;
@@ -39,8 +34,7 @@ AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, I
   AttentionMaps out;
   if (packed.size() != plain.blocks.size() || packed.empty()) return out;
   const Index length = ids.dim(1), shown = std::min(length, kTokens), first = length - shown;
-  // A board: where the cell in the middle looks. A text: where each of the last tokens looks among
-  // them.
+  // Of a board, where the middle cell looks; of a text, where each of the last tokens does.
   const Index cell = width > 0 ? length / width / 2 * width + width / 2 : -1;
   out.columns = width > 0 ? width : shown, out.rows = width > 0 ? length / width : shown, out.cell = cell;
   if (width == 0) {

@@ -17,11 +17,9 @@ namespace train {
 
 using json = nlohmann::ordered_json;
 
-namespace {
+static json known(double x) { return x < 0 || !std::isfinite(x) ? json() : json(x); }
 
-json known(double x) { return x < 0 || !std::isfinite(x) ? json() : json(x); }
-
-json first_line(const program::Options& options, const Start& start) {
+static json first_line(const program::Options& options, const Start& start) {
   json configuration;
   for (const auto& [key, value, is_text, group, preset] : options.values())
     configuration[key] = is_text ? json(value) : json::parse(value);
@@ -45,7 +43,7 @@ json first_line(const program::Options& options, const Start& start) {
           {"tokens_per_step", start.tokens_per_step}};
 }
 
-json to_json(const Line& l) {
+static json to_json(const Line& l) {
   json j = {{"step", l.step}, {"loss", l.loss}};
   if (l.val_loss >= 0) j["val_loss"] = l.val_loss;
   if (l.val_right >= 0) j["val_accuracy"] = l.val_right;
@@ -62,7 +60,7 @@ json to_json(const Line& l) {
 }
 
 /// The lines of a log up to step `after`; what a killed writer left of a last line is not one.
-std::vector<Line> read_lines(const std::string& path, Index after, std::string& first) {
+static std::vector<Line> read_lines(const std::string& path, Index after, std::string& first) {
   std::vector<Line> lines;
   std::ifstream file(path);
   std::getline(file, first);
@@ -82,8 +80,6 @@ std::vector<Line> read_lines(const std::string& path, Index after, std::string& 
   }
   return lines;
 }
-
-}  // namespace
 
 Log::Log(const std::string& path, const program::Options& options, const Start& start, Index after) : path_(path) {
   std::string text;

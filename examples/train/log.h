@@ -29,14 +29,11 @@ struct Start {
 
 class Log {
  public:
-  /// Begins a log, or goes on with the one that is there, of which it keeps the lines up to
-  /// `after`.
+  /// Begins a log, or goes on with the one that is there, keeping its lines up to `after`.
   Log(const std::string& path, const program::Options& options, const Start& start, Index after);
   ~Log();
-  Log(const Log&) = delete;
-  Log& operator=(const Log&) = delete;
-  /// Appends a line. Where the disk is full, the line is lost, which is said once, and training is
-  /// not.
+  Log(Log&&) = delete;  // nor copied
+  /// Appends a line. Where the disk is full it is lost, which is said once; training goes on.
   void write(const Line& line);
   /// Makes what is written last.
   void sync() const;

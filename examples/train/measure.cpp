@@ -7,10 +7,9 @@
 #include "run.h"
 
 namespace train {
-namespace {
 
 /// Of a large product, the best of a few: on a CPU in f32, in which 16-bit types are computed too.
-double peak_gflops(hilt::Device device, hilt::DType dtype) {
+static double peak_gflops(hilt::Device device, hilt::DType dtype) {
   const Index kSide = device.is_cpu() ? 512 : 4096;
   constexpr int kTries = 10;
   if (device.is_cpu()) dtype = hilt::DType::f32;
@@ -20,8 +19,6 @@ double peak_gflops(hilt::Device device, hilt::DType dtype) {
   const double best = program::best_seconds(kTries, device, [&] { (void)hilt::matmul(a, b); });
   return 2 * count * count * count / best * 1e-9;
 }
-
-}  // namespace
 
 hilt::AdamW adamw_of(const Settings& s) {
   return {.lr = s.lr, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = s.weight_decay};
@@ -59,11 +56,9 @@ Start measure_start(const Settings& s, const Task& task, const hilt::Transformer
   return start;
 }
 
-namespace {
-
 /// Trains it for one seed; false if that was interrupted.
-bool train_control(Control& c, const Settings& s, const std::shared_ptr<const Task>& task, double floor,
-                   hilt::Device device) {
+static bool train_control(Control& c, const Settings& s, const std::shared_ptr<const Task>& task, double floor,
+                          hilt::Device device) {
   Trainer trainer(model_config(s, task->tokens(), task->classes()), task, static_cast<std::uint64_t>(s.seed),
                   program::dtype_of(s.dtype), adamw_of(s), device);
   const hilt::Schedule schedule = schedule_of(s);
@@ -82,8 +77,6 @@ bool train_control(Control& c, const Settings& s, const std::shared_ptr<const Ta
   c.scores.push_back({e.loss, e.right, floor});
   return true;
 }
-
-}  // namespace
 
 Score Control::mean() const {
   Score sum;

@@ -2,14 +2,10 @@
 //
 //      T C   each: the residual stream twice (for the norms), both norms' results, q, k, v, attention's output
 //      T H   twice: before and after the activation
-//      and what the attention mode keeps: lse, or weights (attention_memory)
-//
-// A run with dropout adds nothing: masks are drawn again from their key, but products are no longer
-// fused with the sum that follows, so each branch's result is a tensor of its own for a moment.
+//      and what the attention mode keeps: lse, or weights (attention_memory). Dropout keeps nothing
 #include "memory.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "../program/program.h"
 #include "../program/report/text.h"
@@ -17,9 +13,8 @@
 namespace train {
 using program::saturated_product, program::saturated_sum;
 
-namespace {
 /// Numbers of the score terms, f32 beside any weights.
-Index count_terms(const hilt::TransformerConfig& c) {
+static Index count_terms(const hilt::TransformerConfig& c) {
   const hilt::TermConfig& t = c.terms;
   hilt::Shape all{c.layers * c.heads, t.sink + (t.alibi == hilt::TermConfig::Alibi::learned)},
       table{c.layers * c.heads}, bias{c.layers};
@@ -27,7 +22,6 @@ Index count_terms(const hilt::TransformerConfig& c) {
   for (const Index n : t.bias) bias.push_back(n == 0 ? c.context : n);
   return all.numel() + (t.relative.rank() > 0 ? table.numel() : 0) + (t.bias.rank() > 0 ? bias.numel() : 0);
 }
-}  // namespace
 
 Index count_parameters(const hilt::TransformerConfig& c) {
   const Index bias = c.bias, hidden = c.hidden_width(),
@@ -88,8 +82,7 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
     m.largest.resize(5);
   };
   const bool all_scores = c.backward == hilt::Backward::taped && c.pattern[0].kind == hilt::Branch::Kind::dense;
-  const std::size_t scores =
-      all_scores ? saturated_product({s.batch, c.heads, c.context, c.context, size}) / 2 : 0;  // if causal
+  const std::size_t scores = all_scores ? saturated_product({s.batch, c.heads, c.context, c.context, size}) / 2 : 0;
   fill({.saved = scores, .peak = scores});
   if (saturated_sum({m.total(), m.plan}) > most) return m;
   m.plan = 0;

@@ -9,8 +9,7 @@
 
 namespace train {
 
-/// Bytes by kind. Exact for what lasts; activations by formula, from what each op keeps for its
-/// backward pass.
+/// Bytes by kind: exact for what lasts, activations by formula, from what each op keeps.
 struct MemoryPlan {
   std::size_t parameters = 0, gradients = 0, moments = 0;
   std::size_t activations = 0;  // kept between the passes
@@ -23,19 +22,15 @@ struct MemoryPlan {
   std::vector<Part> largest;  // single tensors, or sets of alike ones, descending
   std::size_t total() const;  // or the most that 64 bits hold
 };
-/// Where more than `most` is needed without attention's own, the plan of attention is not made,
-/// which takes time.
+/// Where more than `most` is needed without attention, its plan, which takes time, is not made.
 MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config, hilt::Device device = {},
                        std::size_t most = std::numeric_limits<std::size_t>::max());
 
-/// How many numbers the model learns, without making it.
 Index count_parameters(const hilt::TransformerConfig& config);
 
-/// Throws Code::memory where the plan needs more than there is, `have`, with the five largest and
-/// what to try.
+/// Throws Code::memory where the plan needs more than `have`, with the five largest.
 void require_memory(const MemoryPlan& plan, const Settings& s, std::size_t have);
 
-/// The plan in a few lines.
 std::string to_text(const MemoryPlan& plan);
 
 }  // namespace train

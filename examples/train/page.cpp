@@ -1,5 +1,4 @@
-// report.html: what was trained, how its loss fell beside what simpler readers reach, and what it
-// writes, as data for the page's template.
+// report.html: what was trained, how its loss fell beside simpler readers, and what it writes.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -19,8 +18,7 @@ constexpr std::string_view kPage =
 #include "page.inc"
     ;
 
-/// At most so many points of a curve: means of runs of steps, so that noise is tamed and nothing is
-/// picked out.
+/// At most so many points of a curve: means of runs of steps, so that nothing is picked out.
 Json curve_of(const std::vector<Line>& lines) {
   constexpr std::size_t kMost = 300;
   const std::size_t run = std::max<std::size_t>(1, (lines.size() + kMost - 1) / kMost);
@@ -77,7 +75,6 @@ Json yardsticks_of(const Story& story) {
   return rows;
 }
 
-/// This run first, then its controls.
 Json controls_of(const Story& story) {
   Json out = Json::array();
   if (story.controls.empty()) return out;

@@ -23,9 +23,7 @@ Progress::~Progress() {
   if (open_) std::cout << '\n' << std::flush;
 }
 
-namespace {
-
-std::string duration(double seconds) {
+static std::string duration(double seconds) {
   const auto s = static_cast<long long>(seconds + 0.5);
   if (s < 60) return format("%lld s", s);
   if (s < 3600) return format("%lld min %02lld s", s / 60, s % 60);
@@ -33,7 +31,7 @@ std::string duration(double seconds) {
 }
 
 /// Columns that `text` takes; escape sequences take none.
-std::size_t width(const std::string& text) {
+static std::size_t width(const std::string& text) {
   std::size_t used = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '\033') i = text.find('m', i);
@@ -43,7 +41,7 @@ std::size_t width(const std::string& text) {
 }
 
 /// As many of the fields, from the left, as there is room for.
-std::string joined(const std::vector<std::string>& fields, std::size_t room) {
+static std::string joined(const std::vector<std::string>& fields, std::size_t room) {
   std::string text;
   for (const std::string& field : fields) {
     const std::string more = text.empty() ? field : text + "  " + field;
@@ -53,12 +51,10 @@ std::string joined(const std::vector<std::string>& fields, std::size_t room) {
   return text;
 }
 
-std::size_t columns() {
+static std::size_t columns() {
   winsize size{};
   return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col - 1u : 79u;
 }
-
-}  // namespace
 
 std::vector<std::string> Progress::fields_of(const Line& l, Index steps, Detail detail) const {
   const char* const bold = color_ ? "\033[1m" : "";

@@ -9,14 +9,12 @@
 
 namespace train {
 
-/// One line about the latest step: in place on a terminal; elsewhere a line at the first step, at
-/// each evaluation and at the end.
+/// A line about the latest step: in place on a terminal; else at the first, evaluations and last.
 class Progress {
  public:
   Progress(const Start& start, Index from);
   ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  Progress(Progress&&) = delete;  // nor copied
   /// `steps`: of the whole run; 0 while nobody knows.
   void show(const Line& line, Index steps, bool last);
   /// Prints a line of its own, above.

@@ -1,13 +1,10 @@
-// The order of things: everything that can be refused is refused before anything is written; then
-// the directory, the log, and steps until the end or an interrupt. After each: log, evaluation,
-// checkpoint, sample, as often as asked.
+// The order of things: what can be refused is refused first; then the directory, the log and steps.
 #include "run.h"
 
 #include <unistd.h>
 
 #include <charconv>
 #include <chrono>
-#include <cmath>
 #include <exception>
 #include <filesystem>
 #include <iostream>
@@ -26,36 +23,323 @@ using Clock = std::chrono::steady_clock;
 using program::seconds_since;
 
 constexpr Index kWarm = 2,
-                kTimed = 6;  // steps between which --seconds judges the rest: the first make plans and recordings
+                kTimed = 6;                              // steps between which --seconds judges the rest
 constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbers apart from rows'
 
 class Run {
  public:
   Run(const program::Options& options, Settings& s, const hilt::Comm& met) : options_(options), s_(s), met_(met) {}
-  int operator()();
+
+  int operator()() {
+    s_.out = met_.gather_text(s_.out)[0];  // without --out each rank would look for a free name
+    prepare();
+    if (s_.dry_run) {
+      if (is_first()) describe(s_, config_, memory_);
+      return 0;
+    }
+    if (is_first()) start_ = measure_start(s_, *task_, config_, device_);
+    start_.device = (std::ostringstream() << device_).str();
+    if (s_.seconds > 0 && !s_.resume) s_.steps = 1'000'000'000;
+    const auto seed = static_cast<std::uint64_t>(s_.seed);
+    hilt::Transformer model = hilt::make_transformer(config_, seed, program::dtype_of(s_.dtype));
+    if (!s_.from.empty()) take_weights(model, s_);
+    trainer_.emplace(std::move(model), task_, seed, adamw_of(s_), device_, grid_);
+    flops_ = hilt::training_flops(trainer_->model(), s_.batch * s_.accumulate, s_.context);
+    if (from_) {
+      trainer_->restore(*from_);
+      from_.reset();
+    }
+    met_.agree("train", agreement());
+    if (is_first()) open();
+    catch_interrupts();
+    hilt::reset_memory_peak(device_);
+    began_ = Clock::now();
+    if (!is_first()) return loop(nullptr), finish(nullptr);
+    const Tidy tidy{*this, s_.out + "/log.jsonl"};
+    Progress progress(start_, first_);
+    loop(&progress);
+    return finish(&progress);
+  }
 
  private:
-  void prepare();
-  void open();
-  std::string agreement() const;
-  void loop(Progress* progress);
+  void refuse_if_taken() const {
+    if (const std::vector<Index> steps = hilt::checkpoint_steps(s_.out); !steps.empty())
+      hilt::fail("--out (", s_.out, "): holds a run already, up to ", hilt::checkpoint_name(steps.back()),
+                 "; go on with --resume, or name another directory");
+  }
+
+  void prepare() {
+    device_ = program::device_of_rank(s_.device, met_.rank());
+    grid_ =
+        hilt::RankGrid(device_.is_cuda() ? hilt::nccl_ranks(met_, device_) : met_, static_cast<int>(s_.sequence_ranks));
+    if (is_first() && !s_.dry_run && std::filesystem::is_directory(s_.out))
+      lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
+    if (s_.resume) {
+      from_.emplace(s_.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s_.out).back()));
+      first_ = saved_ = tried_ = from_->step();
+      remember_best();
+      hilt::check(first_ < s_.steps, "--resume: ", from_->path(), " ends a run of ", s_.steps,
+                  " steps; there is nothing left to do: --sample-only shows what it learned");
+    } else {
+      refuse_if_taken();
+    }
+    std::optional<Vocabulary> vocabulary;
+    if (from_) vocabulary = Vocabulary::from_text(from_->get("vocabulary"));
+    config_ = model_config(s_, vocabulary ? vocabulary->size() : 2);  // refuses, before a long text is read
+    if (from_ && !s_.is_images()) check_sizes(config_, *from_);
+    task_ = make_task(s_, vocabulary);
+    config_ = model_config(s_, task_->tokens(), task_->classes());
+    if (from_) check_sizes(config_, *from_);
+    if (!s_.is_grid()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
+    identity_ = identity_of(config_);
+    identity_.insert(task_->identity().begin(), task_->identity().end());
+    if (from_) check_identity(*from_, identity_);
+    if (from_ && config_.dropout > 0 && !from_->file().metadata().contains("noise"))
+      hilt::fail_with(hilt::Code::data, from_->path(), ": dropout (", s_.dropout,
+                      "): was trained when dropout drew other bits, so it would not go on as it began; begin anew with "
+                      "another --out, or let sample read it");
+    schedule_of(s_);
+    // A GPU says so itself, and what holds most of it.
+    const std::size_t have =
+        s_.dry_run || device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
+    memory_ = plan_memory(s_, config_, device_, have);
+    require_memory(memory_, s_, have);
+  }
+
+  // Of a run that goes on. A best one of a later step, it comes to again.
+  void remember_best() {
+    const std::string path = s_.out + '/' + hilt::kBestCheckpoint;
+    if (!std::filesystem::exists(path)) return;
+    const hilt::Checkpoint best(path);
+    if (best.step() > first_) return;
+    const std::string& text = best.get("val_loss");
+    if (std::from_chars(text.data(), text.data() + text.size(), best_loss_).ec != std::errc{})
+      hilt::fail_with(hilt::Code::data, path, ": metadata 'val_loss' should be a number, is '", text, "'");
+    best_ = kept_ = best.step();
+  }
+
+  // From the first steps' time: how many fit. From here on the run is one of that many --steps.
+  void fit_seconds(double elapsed, double step) {
+    // In steps, of which forward, all that evaluations and samples do, is a third.
+    const double start = elapsed - step * static_cast<double>(kTimed),
+                 tokens = 3 * static_cast<double>(s_.batch * s_.accumulate);
+    const double evaluation = static_cast<double>(s_.eval_rows) / tokens,
+                 sample = s_.is_grid() ? 0 : static_cast<double>(s_.tokens) / tokens;
+    const double beside = evaluation / static_cast<double>(s_.eval_every) +
+                          (s_.sample_every > 0 ? sample / static_cast<double>(s_.sample_every) : 0);
+    const double steps = ((s_.seconds - start) / step - 5 * evaluation - sample) / (1 + beside);  // the last is long
+    s_.steps = std::max({static_cast<Index>(steps), 2 * kTimed, s_.warmup + 1});
+  }
+
+  hilt::SafetensorsMetadata metadata() const {
+    hilt::SafetensorsMetadata metadata = trainer_->counters();
+    for (const auto& [key, value] : decisive(options_, s_)) metadata["config." + key] = value;
+    metadata.insert(identity_.begin(), identity_.end());
+    metadata["ranks"] = std::to_string(met_.size());
+    metadata["version"] = hilt::info().version;
+    return metadata;
+  }
+
+  // A full disk, or a directory that went away, costs the file that f writes and not the run.
+  template <class F> bool spare(Progress* progress, const std::string& ending, F&& f) try {
+    f();
+    return true;
+  } catch (const hilt::Error& e) {
+    if (e.code() != hilt::Code::data) throw;
+    if (progress) progress->say("");
+    warn(e.what() + ending);
+    return false;
+  }
+
+  void save(Progress* progress = nullptr) {
+    tried_ = trainer_->steps();
+    const std::string last = saved_ >= 0 ? hilt::checkpoint_name(saved_) : "none yet",
+                      goes_on = progress ? "; training goes on" : "";
+    const bool saved = spare(progress, goes_on + ", the last good checkpoint is " + last, [&] {
+      lock_->check_there();
+      log_->sync();  // of what a checkpoint says is done, nothing may be missing after a power cut
+      hilt::save_checkpoint(s_.out, trainer_->steps(), trainer_->items(), metadata(), s_.keep);
+    });
+    if (saved) saved_ = trainer_->steps();
+  }
+
+  void save_best(Progress& progress) {
+    hilt::SafetensorsMetadata with_loss = metadata();
+    with_loss["val_loss"] = report::format("%.17g", best_loss_);
+    const bool kept = spare(&progress, "; training goes on", [&] {
+      lock_->check_there();
+      hilt::save_best_checkpoint(s_.out, trainer_->steps(), trainer_->items(), with_loss);
+    });
+    if (kept) kept_ = best_;
+  }
+
+  bool write(const std::string& name, const std::string& content, Progress& progress) {
+    return spare(&progress, "", [&] { outputs_->write(name, content), outputs_->commit(); });
+  }
+
+  void sample(Progress& progress) {
+    const Index step = trainer_->steps();
+    const std::string sample =
+        s_.is_grid()
+            ? sample_labels(trainer_->model(), *task_, s_, step)
+            : sample_text(trainer_->model(), task_->vocabulary(), s_,
+                          {static_cast<std::uint64_t>(s_.seed), kSampleStream + static_cast<std::uint64_t>(step)})
+                  .text;
+    write(report::format("sample-%06lld.txt", static_cast<long long>(step)),
+          sample + (sample.ends_with('\n') ? "" : "\n"), progress);
+    samples_.emplace_back(step, sample);
+  }
+
+  void loop(Progress* progress) {
+    const bool fits = s_.seconds > 0 && !s_.resume;
+    while (trainer_->steps() < s_.steps && !stop_) {
+      const auto before = Clock::now();
+      const auto step =
+          trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip, interrupted());
+      const double seconds = seconds_since(before);
+      const Index done = trainer_->steps();
+      stop_ = step.stop || (met_.size() == 1 && interrupted());
+      if (fits && done == kWarm) warm_ = Clock::now();
+      if (fits && done == kTimed) {
+        const std::vector<double> taken =
+            grid_.sum(is_first() ? std::vector{seconds_since(began_), seconds_since(warm_)} : std::vector{0.0, 0.0});
+        fit_seconds(taken[0], taken[1] / static_cast<double>(kTimed - kWarm));
+      }
+      bool last = done == s_.steps;
+      Line line{.step = done,
+                .loss = step.loss,
+                .lr = step.lr,
+                .grad_norm = step.grad_norm,
+                .ms = seconds * 1e3,
+                .tokens_per_s = static_cast<double>(start_.tokens_per_step) / seconds,
+                .gflops = flops_ / seconds * 1e-9,
+                .bytes = hilt::memory_stats(device_).peak,
+                .skipped = step.skipped,
+                .scale = step.scale};
+      if (progress && done == first_ + 1) {
+        measured_ = line.bytes;
+        progress->say("memory after the first step: " + report::bytes(static_cast<double>(measured_)) + " measured, " +
+                      report::bytes(static_cast<double>(memory_.total())) + " planned");
+      }
+      if (done % s_.eval_every == 0 || last) {
+        const Evaluation e = trainer_->evaluate(s_.eval_rows, s_.batch);
+        line.val_loss = e.loss;
+        if (s_.is_grid()) line.val_right = e.right;
+        line.best = std::isfinite(e.loss) && (best_ < 0 || e.loss < best_loss_);
+        if (line.best) best_ = done, best_loss_ = e.loss;
+        if (s_.patience > 0 && done - best_ >= s_.patience) s_.steps = done, last = true;
+      }
+      if (!progress) continue;
+      if (line.best) save_best(*progress);
+      log_->write(line);
+      progress->show(line, fits && done < kTimed ? 0 : s_.steps, last || stop_);
+      // Its sample first: of what a checkpoint says is done, nothing may be missing after a kill.
+      if ((s_.sample_every > 0 && done % s_.sample_every == 0) || last) sample(*progress);
+      if (done % s_.save_every == 0 || last || stop_) save(progress);
+    }
+  }
+
+  // The last thing said: which weights there are, and what each is worth on the same unseen rows.
+  std::string two_losses() const {
+    const auto of = [](const char* which, double loss, Index step, bool is_there, const std::string& name) {
+      return report::format("%s: validation loss %.4f at step %lld, ", which, loss, static_cast<long long>(step)) +
+             (is_there ? "in " + name : "not saved");
+    };
+    const Line& last = log_->lines().back();
+    return of("best", best_loss_, best_, kept_ == best_, hilt::kBestCheckpoint) + "; " +
+           of("last", last.val_loss, last.step, saved_ == last.step, hilt::checkpoint_name(last.step)) + '\n';
+  }
+
+  int finish(Progress* progress) {
+    const double took = seconds_since(began_);
+    const bool early = trainer_->steps() < s_.steps;
+    if (!progress) {
+      if (!early) (void)trainer_->evaluate(4 * s_.eval_rows, s_.batch);
+      return early ? 130 : 0;
+    }
+    Story story{.settings = s_,
+                .options = options_,
+                .start = start_,
+                .memory = memory_,
+                .measured_bytes = measured_,
+                .lines = log_->lines(),
+                .flops = flops_,
+                .samples = samples_};
+    std::string verdict =
+        report::format("%lld steps in %.1f s", static_cast<long long>(trainer_->steps() - first_), took);
+    if (!early) {
+      const Index rows = 4 * s_.eval_rows;
+      const Evaluation e = trainer_->evaluate(rows, s_.batch);
+      const std::string unseen = s_.is_grid() ? s_.row() + 's' : s_.task;
+      verdict += report::format("; on unseen %s the loss is %.4f nats", unseen.c_str(), e.loss);
+      story.held_out = e.loss;
+      const Task::Exact exact = exact_of(*task_, rows);
+      story.exact_val_floor = exact.cost;
+      if (exact.cost > 0)
+        verdict += report::format(s_.is_ising() ? " a spin, %.1f %% above the exact posterior's there, %.4f"
+                                                : " a character, %.1f %% above the grammar's entropy there, %.4f",
+                                  100 * (e.loss / exact.cost - 1), exact.cost);
+      if (s_.is_grid()) verdict += report::format(", %.3f %% of %ss right", 100 * e.right, s_.target().c_str());
+      if (s_.is_ising()) verdict += report::format(" (the exact posterior: %.3f %%)", 100 * exact.right);
+    }
+    story.verdict = verdict;
+    if (met_.size() == 1 && !early)
+      story.attention = attention_maps(trainer_->model(), *task_, s_.is_grid() ? board_of(s_).width : 0);
+    if (s_.controls && !early) story.controls = train_controls(s_, task_, device_);
+    const bool lacks_controls = s_.controls && !early && interrupted();
+    const bool has_report = write("report.html", to_html(story), *progress);
+    std::cout << '\n' << verdict << '\n';
+    std::cout << in_words(story.controls, s_.target());
+    if (lacks_controls) {
+      std::cerr << "train: interrupted while it trained controls; the run itself is whole, in "
+                << program::printable(s_.out) << std::endl;
+      return 130;
+    }
+    if (early) {
+      std::cerr << "train: interrupted at step " << trainer_->steps() << "; "
+                << (saved_ == trainer_->steps() ? "saved " + hilt::checkpoint_name(saved_) : "not saved")
+                << "; go on with: train --resume --out " << program::printable(s_.out) << std::endl;
+      return 130;
+    }
+    const std::string sample = samples_.empty() ? "" : samples_.back().second;
+    std::cout << '\n'
+              << for_a_terminal(sample) << (sample.ends_with('\n') ? "" : "\n") << "\nwrote "
+              << program::printable(s_.out) << (has_report ? ": report.html, " : ": ") << "log.jsonl, samples, "
+              << (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "no checkpoint") << "\nnext:\n"
+              << next_commands(s_) << two_losses() << std::flush;
+    lock_->check_there();
+    if (saved_ < trainer_->steps())
+      hilt::fail_with(hilt::Code::data, "--out (", s_.out,
+                      "): the run is over and its last checkpoint could not be saved; ",
+                      saved_ >= 0 ? "the last good one is " + hilt::checkpoint_name(saved_) : "there is none");
+    return 0;
+  }
+
+  // What it leaves behind: the first rank's.
+  void open() {
+    outputs_ = std::make_unique<program::Outputs>(s_.out);
+    if (!lock_) {
+      lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
+      refuse_if_taken();  // another run may have come and gone since prepare()
+    }
+    hilt::remove_unfinished_checkpoints(s_.out);
+    describe(s_, config_, memory_);
+    log_ = std::make_unique<Log>(s_.out + "/log.jsonl", options_, start_, first_);
+  }
+
+  std::string agreement() const {
+    std::string lines = "version = " + hilt::info().version + "\nranks = " + std::to_string(met_.size()) +
+                        "\nfirst step = " + std::to_string(first_);
+    for (const auto& [key, value] : decisive(options_, s_)) lines += "\n" + key + " = " + value;
+    for (const auto& [key, value] : identity_) lines += "\n" + key + " = " + value;
+    return lines;
+  }
+
   /// Of several ranks the first alone writes and speaks.
   bool is_first() const { return met_.rank() == 0; }
-  void fit_seconds(double elapsed, double step);
-  hilt::SafetensorsMetadata metadata() const;
-  template <class F> bool spare(Progress* progress, const std::string& ending, F&& f);
-  void save(Progress* progress = nullptr);
-  void save_best(Progress& progress);
-  void remember_best();
-  void refuse_if_taken() const;
-  void sample(Progress& progress);
-  bool write(const std::string& name, const std::string& content, Progress& progress);
-  std::string two_losses() const;
-  int finish(Progress* progress);
 
-  /// Once an exception passes: what was learned stays, in a checkpoint of its own if it has none
-  /// yet, and of a run that learned nothing, nothing does. No catch, which would be where the stack
-  /// of --debug ends.
+  /// Once an exception passes: what was learned stays, in a checkpoint if it has none yet; of a run
+  /// that learned nothing, nothing does. No catch: the stack of --debug would end there.
   struct Tidy {
     Run& run;
     std::string log;
@@ -103,315 +387,6 @@ class Run {
   std::vector<std::pair<Index, std::string>> samples_;  // by step
   Clock::time_point began_ = Clock::now(), warm_;
 };
-
-void Run::refuse_if_taken() const {
-  if (const std::vector<Index> steps = hilt::checkpoint_steps(s_.out); !steps.empty())
-    hilt::fail("--out (", s_.out, "): holds a run already, up to ", hilt::checkpoint_name(steps.back()),
-               "; go on with --resume, or name another directory");
-}
-
-// Everything that may refuse, the cheap first.
-void Run::prepare() {
-  device_ = program::device_of_rank(s_.device, met_.rank());
-  grid_ =
-      hilt::RankGrid(device_.is_cuda() ? hilt::nccl_ranks(met_, device_) : met_, static_cast<int>(s_.sequence_ranks));
-  if (is_first() && !s_.dry_run && std::filesystem::is_directory(s_.out))
-    lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
-  if (s_.resume) {
-    from_.emplace(s_.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s_.out).back()));
-    first_ = saved_ = tried_ = from_->step();
-    remember_best();
-    hilt::check(first_ < s_.steps, "--resume: ", from_->path(), " ends a run of ", s_.steps,
-                " steps; there is nothing left to do: --sample-only shows what it learned");
-  } else {
-    refuse_if_taken();
-  }
-  std::optional<Vocabulary> vocabulary;
-  if (from_) vocabulary = Vocabulary::from_text(from_->get("vocabulary"));
-  config_ =
-      model_config(s_, vocabulary ? vocabulary->size() : 2);  // refuses what cannot be, before a long text is read
-  if (from_ && !s_.is_images()) check_sizes(config_, *from_);
-  task_ = make_task(s_, vocabulary);
-  config_ = model_config(s_, task_->tokens(), task_->classes());
-  if (from_) check_sizes(config_, *from_);
-  if (!s_.is_grid()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
-  identity_ = identity_of(config_);
-  identity_.insert(task_->identity().begin(), task_->identity().end());
-  if (from_) check_identity(*from_, identity_);
-  if (from_ && config_.dropout > 0 && !from_->file().metadata().contains("noise"))
-    hilt::fail_with(hilt::Code::data, from_->path(), ": dropout (", s_.dropout,
-                    "): was trained when dropout drew other bits, so it would not go on as it began; begin anew with "
-                    "another --out, or let sample read it");
-  schedule_of(s_);
-  // A GPU says so itself, and what holds most of it.
-  const std::size_t have =
-      s_.dry_run || device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
-  memory_ = plan_memory(s_, config_, device_, have);
-  require_memory(memory_, s_, have);
-}
-
-// Of a run that goes on. A best one of a later step, it comes to again.
-void Run::remember_best() {
-  const std::string path = s_.out + '/' + hilt::kBestCheckpoint;
-  if (!std::filesystem::exists(path)) return;
-  const hilt::Checkpoint best(path);
-  if (best.step() > first_) return;
-  const std::string& text = best.get("val_loss");
-  if (std::from_chars(text.data(), text.data() + text.size(), best_loss_).ec != std::errc{})
-    hilt::fail_with(hilt::Code::data, path, ": metadata 'val_loss' should be a number, is '", text, "'");
-  best_ = kept_ = best.step();
-}
-
-// From the first steps' time: how many fit. From here on the run is one of that many --steps.
-void Run::fit_seconds(double elapsed, double step) {
-  // In steps, of which forward, all that evaluations and samples do, is a third.
-  const double start = elapsed - step * static_cast<double>(kTimed),
-               tokens = 3 * static_cast<double>(s_.batch * s_.accumulate);
-  const double evaluation = static_cast<double>(s_.eval_rows) / tokens,
-               sample = s_.is_grid() ? 0 : static_cast<double>(s_.tokens) / tokens;
-  const double beside = evaluation / static_cast<double>(s_.eval_every) +
-                        (s_.sample_every > 0 ? sample / static_cast<double>(s_.sample_every) : 0);
-  const double steps = ((s_.seconds - start) / step - 5 * evaluation - sample) /
-                       (1 + beside);  // the last evaluation is four times as long
-  s_.steps = std::max({static_cast<Index>(steps), 2 * kTimed, s_.warmup + 1});
-}
-
-hilt::SafetensorsMetadata Run::metadata() const {
-  hilt::SafetensorsMetadata metadata = trainer_->counters();
-  for (const auto& [key, value] : decisive(options_, s_)) metadata["config." + key] = value;
-  metadata.insert(identity_.begin(), identity_.end());
-  metadata["ranks"] = std::to_string(met_.size());
-  metadata["version"] = hilt::info().version;
-  return metadata;
-}
-
-// A full disk, or a directory that went away, costs the file that f writes and not the run.
-template <class F> bool Run::spare(Progress* progress, const std::string& ending, F&& f) try {
-  f();
-  return true;
-} catch (const hilt::Error& e) {
-  if (e.code() != hilt::Code::data) throw;
-  if (progress) progress->say("");
-  warn(e.what() + ending);
-  return false;
-}
-
-void Run::save(Progress* progress) {
-  tried_ = trainer_->steps();
-  const std::string last = saved_ >= 0 ? hilt::checkpoint_name(saved_) : "none yet",
-                    goes_on = progress ? "; training goes on" : "";
-  const bool saved = spare(progress, goes_on + ", the last good checkpoint is " + last, [&] {
-    lock_->check_there();
-    log_->sync();  // of what a checkpoint says is done, nothing may be missing after a power cut
-    hilt::save_checkpoint(s_.out, trainer_->steps(), trainer_->items(), metadata(), s_.keep);
-  });
-  if (saved) saved_ = trainer_->steps();
-}
-
-void Run::save_best(Progress& progress) {
-  hilt::SafetensorsMetadata with_loss = metadata();
-  with_loss["val_loss"] = report::format("%.17g", best_loss_);
-  const bool kept = spare(&progress, "; training goes on", [&] {
-    lock_->check_there();
-    hilt::save_best_checkpoint(s_.out, trainer_->steps(), trainer_->items(), with_loss);
-  });
-  if (kept) kept_ = best_;
-}
-
-bool Run::write(const std::string& name, const std::string& content, Progress& progress) {
-  return spare(&progress, "", [&] { outputs_->write(name, content), outputs_->commit(); });
-}
-
-void Run::sample(Progress& progress) {
-  const Index step = trainer_->steps();
-  const std::string sample =
-      s_.is_grid()
-          ? sample_labels(trainer_->model(), *task_, s_, step)
-          : sample_text(trainer_->model(), task_->vocabulary(), s_,
-                        {static_cast<std::uint64_t>(s_.seed), kSampleStream + static_cast<std::uint64_t>(step)})
-                .text;
-  write(report::format("sample-%06lld.txt", static_cast<long long>(step)),
-        sample + (sample.ends_with('\n') ? "" : "\n"), progress);
-  samples_.emplace_back(step, sample);
-}
-
-void Run::loop(Progress* progress) {
-  const bool fits = s_.seconds > 0 && !s_.resume;
-  while (trainer_->steps() < s_.steps && !stop_) {
-    const auto before = Clock::now();
-    const Step step =
-        trainer_->step(s_.batch, s_.accumulate, schedule_of(s_)(trainer_->steps()), s_.clip, interrupted());
-    const double seconds = seconds_since(before);
-    const Index done = trainer_->steps();
-    stop_ = step.stop || (met_.size() == 1 && interrupted());
-    if (fits && done == kWarm) warm_ = Clock::now();
-    if (fits && done == kTimed) {
-      const std::vector<double> taken =
-          grid_.sum(is_first() ? std::vector{seconds_since(began_), seconds_since(warm_)} : std::vector{0.0, 0.0});
-      fit_seconds(taken[0], taken[1] / static_cast<double>(kTimed - kWarm));
-    }
-    bool last = done == s_.steps;
-    Line line{.step = done,
-              .loss = step.loss,
-              .lr = step.lr,
-              .grad_norm = step.grad_norm,
-              .ms = seconds * 1e3,
-              .tokens_per_s = static_cast<double>(start_.tokens_per_step) / seconds,
-              .gflops = flops_ / seconds * 1e-9,
-              .bytes = hilt::memory_stats(device_).peak,
-              .skipped = step.skipped,
-              .scale = step.scale};
-    if (progress && done == first_ + 1) {
-      measured_ = line.bytes;
-      progress->say("memory after the first step: " + report::bytes(static_cast<double>(measured_)) + " measured, " +
-                    report::bytes(static_cast<double>(memory_.total())) + " planned");
-    }
-    if (done % s_.eval_every == 0 || last) {
-      const Evaluation e = trainer_->evaluate(s_.eval_rows, s_.batch);
-      line.val_loss = e.loss;
-      if (s_.is_grid()) line.val_right = e.right;
-      line.best = std::isfinite(e.loss) && (best_ < 0 || e.loss < best_loss_);
-      if (line.best) best_ = done, best_loss_ = e.loss;
-      // From here on it is a run of that many --steps.
-      if (s_.patience > 0 && done - best_ >= s_.patience) s_.steps = done, last = true;
-    }
-    if (!progress) continue;
-    if (line.best) save_best(*progress);
-    log_->write(line);
-    progress->show(line, fits && done < kTimed ? 0 : s_.steps, last || stop_);
-    // Its sample first: of what a checkpoint says is done, nothing may be missing after a kill.
-    if ((s_.sample_every > 0 && done % s_.sample_every == 0) || last) sample(*progress);
-    if (done % s_.save_every == 0 || last || stop_) save(progress);
-  }
-}
-
-// The last thing said: which weights there are, and what each is worth on the same unseen rows.
-std::string Run::two_losses() const {
-  const auto of = [](const char* which, double loss, Index step, bool is_there, const std::string& name) {
-    return report::format("%s: validation loss %.4f at step %lld, ", which, loss, static_cast<long long>(step)) +
-           (is_there ? "in " + name : "not saved");
-  };
-  const Line& last = log_->lines().back();
-  return of("best", best_loss_, best_, kept_ == best_, hilt::kBestCheckpoint) + "; " +
-         of("last", last.val_loss, last.step, saved_ == last.step, hilt::checkpoint_name(last.step)) + '\n';
-}
-
-int Run::finish(Progress* progress) {
-  const double took = seconds_since(began_);
-  const bool early = trainer_->steps() < s_.steps;
-  if (!progress) {
-    if (!early) (void)trainer_->evaluate(4 * s_.eval_rows, s_.batch);
-    return early ? 130 : 0;
-  }
-  Story story{.settings = s_,
-              .options = options_,
-              .start = start_,
-              .memory = memory_,
-              .measured_bytes = measured_,
-              .lines = log_->lines(),
-              .flops = flops_,
-              .samples = samples_};
-  std::string verdict =
-      report::format("%lld steps in %.1f s", static_cast<long long>(trainer_->steps() - first_), took);
-  if (!early) {
-    const Index rows = 4 * s_.eval_rows;
-    const Evaluation e = trainer_->evaluate(rows, s_.batch);
-    const std::string unseen = s_.is_grid() ? s_.row() + 's' : s_.task;
-    verdict += report::format("; on unseen %s the loss is %.4f nats", unseen.c_str(), e.loss);
-    story.held_out = e.loss;
-    const Task::Exact exact = exact_of(*task_, rows);
-    story.exact_val_floor = exact.cost;
-    if (exact.cost > 0)
-      verdict += report::format(s_.is_ising() ? " a spin, %.1f %% above the exact posterior's there, %.4f"
-                                              : " a character, %.1f %% above the grammar's entropy there, %.4f",
-                                100 * (e.loss / exact.cost - 1), exact.cost);
-    if (s_.is_grid()) verdict += report::format(", %.3f %% of %ss right", 100 * e.right, s_.target().c_str());
-    if (s_.is_ising()) verdict += report::format(" (the exact posterior: %.3f %%)", 100 * exact.right);
-  }
-  story.verdict = verdict;
-  if (met_.size() == 1 && !early)
-    story.attention = attention_maps(trainer_->model(), *task_, s_.is_grid() ? board_of(s_).width : 0);
-  if (s_.controls && !early) story.controls = train_controls(s_, task_, device_);
-  const bool lacks_controls = s_.controls && !early && interrupted();
-  const bool has_report = write("report.html", to_html(story), *progress);
-  std::cout << '\n' << verdict << '\n';
-  std::cout << in_words(story.controls, s_.target());
-  if (lacks_controls) {
-    std::cerr << "train: interrupted while it trained controls; the run itself is whole, in "
-              << program::printable(s_.out) << std::endl;
-    return 130;
-  }
-  if (early) {
-    std::cerr << "train: interrupted at step " << trainer_->steps() << "; "
-              << (saved_ == trainer_->steps() ? "saved " + hilt::checkpoint_name(saved_) : "not saved")
-              << "; go on with: train --resume --out " << program::printable(s_.out) << std::endl;
-    return 130;
-  }
-  const std::string sample = samples_.empty() ? "" : samples_.back().second;
-  std::cout << '\n'
-            << for_a_terminal(sample) << (sample.ends_with('\n') ? "" : "\n") << "\nwrote "
-            << program::printable(s_.out) << (has_report ? ": report.html, " : ": ") << "log.jsonl, samples, "
-            << (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "no checkpoint") << "\nnext:\n"
-            << next_commands(s_) << two_losses() << std::flush;
-  lock_->check_there();
-  if (saved_ < trainer_->steps())
-    hilt::fail_with(hilt::Code::data, "--out (", s_.out,
-                    "): the run is over and its last checkpoint could not be saved; ",
-                    saved_ >= 0 ? "the last good one is " + hilt::checkpoint_name(saved_) : "there is none");
-  return 0;
-}
-
-// What it leaves behind: the first rank's.
-void Run::open() {
-  outputs_ = std::make_unique<program::Outputs>(s_.out);
-  if (!lock_) {
-    lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
-    refuse_if_taken();  // another run may have come and gone since prepare()
-  }
-  hilt::remove_unfinished_checkpoints(s_.out);
-  describe(s_, config_, memory_);
-  log_ = std::make_unique<Log>(s_.out + "/log.jsonl", options_, start_, first_);
-}
-
-int Run::operator()() {
-  s_.out = met_.gather_text(s_.out)[0];  // without --out each rank would look for a free name
-  prepare();
-  if (s_.dry_run) {
-    if (is_first()) describe(s_, config_, memory_);
-    return 0;
-  }
-  if (is_first()) start_ = measure_start(s_, *task_, config_, device_);
-  start_.device = (std::ostringstream() << device_).str();
-  if (s_.seconds > 0 && !s_.resume) s_.steps = 1'000'000'000;
-  const auto seed = static_cast<std::uint64_t>(s_.seed);
-  hilt::Transformer model = hilt::make_transformer(config_, seed, program::dtype_of(s_.dtype));
-  if (!s_.from.empty()) take_weights(model, s_);
-  trainer_.emplace(std::move(model), task_, seed, adamw_of(s_), device_, grid_);
-  flops_ = hilt::training_flops(trainer_->model(), s_.batch * s_.accumulate, s_.context);
-  if (from_) {
-    trainer_->restore(*from_);
-    from_.reset();
-  }
-  met_.agree("train", agreement());
-  if (is_first()) open();
-  catch_interrupts();
-  hilt::reset_memory_peak(device_);
-  began_ = Clock::now();
-  if (!is_first()) return loop(nullptr), finish(nullptr);
-  const Tidy tidy{*this, s_.out + "/log.jsonl"};
-  Progress progress(start_, first_);
-  loop(&progress);
-  return finish(&progress);
-}
-
-// Every rank must be about to do the same.
-std::string Run::agreement() const {
-  std::string lines = "version = " + hilt::info().version + "\nranks = " + std::to_string(met_.size()) +
-                      "\nfirst step = " + std::to_string(first_);
-  for (const auto& [key, value] : decisive(options_, s_)) lines += "\n" + key + " = " + value;
-  for (const auto& [key, value] : identity_) lines += "\n" + key + " = " + value;
-  return lines;
-}
 
 }  // namespace
 

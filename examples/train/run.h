@@ -16,7 +16,6 @@ struct Score {
   double loss = 0, right = 0, floor = -1;
   double excess() const { return floor >= 0 ? loss - floor : loss; }
 };
-/// The same training with another attention.
 struct Control {
   std::string name, order, pattern, pattern_odd;
   double flops = 0;           // of a step
@@ -34,24 +33,20 @@ std::vector<Difference> differences_of(const std::vector<Control>& controls);
 /// Both in lines; what is right are `target`s.
 std::string in_words(const std::vector<Control>& controls, const std::string& target);
 
-/// Where one head looks: a digit for each cell, 0 (below 1/64) to 5 (from 1/4 on); a dot where it
-/// may not look.
+/// Where one head looks: a digit a cell, 0 (below 1/64) to 5 (from 1/4 on); a dot: it may not.
 struct AttentionMap {
   Index layer, head;
   std::string cells;
 };
-/// Of text a row for each of the last tokens, whose text is `text`; of a board where one cell
-/// looks.
+/// Of text a row for each of the last tokens, `text`; of a board where one cell looks.
 struct AttentionMaps {
   Index columns = 0, rows = 0, cell = -1;
   std::string text;
   std::vector<AttentionMap> maps;
 };
-/// A few heads of the first and the last block, on the first held-out row. width: of a board, else
-/// 0.
+/// A few heads of the first and the last block, on the first held-out row. width: a board's, or 0.
 AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, Index width);
 
-/// What a page tells.
 struct Story {
   const Settings& settings;
   const program::Options& options;
@@ -75,8 +70,7 @@ int run(const program::Options& options, Settings s, const hilt::Comm& met = {})
 /// Of the best reader, a target: on the first rows of the validation split.
 Task::Exact exact_of(const Task& task, Index rows);
 Start measure_start(const Settings& s, const Task& task, const hilt::TransformerConfig& config, hilt::Device device);
-/// The same model with segments along the curve and along rows, and 2-D windows: equally many keys
-/// for each cell.
+/// The same model with segments along curve and rows and 2-D windows: equally many keys a cell.
 std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Task> task, hilt::Device device);
 hilt::AdamW adamw_of(const Settings& s);
 

@@ -1,5 +1,4 @@
-// Draws tokens from a model's logits one after the other; finds the run and the checkpoint to draw
-// from.
+// Draws tokens from a model's logits one by one; finds the run and the checkpoint to draw from.
 #include "sample.h"
 
 #include <unistd.h>
@@ -17,12 +16,11 @@
 #include "memory.h"
 
 namespace train {
-namespace {
 
 constexpr Index kImages = 16;  // of a sample
 
 /// A token by the model's logits: temperature, then the likeliest only, then one draw.
-std::int32_t pick(std::span<const float> logits, const Settings& s, Draws& draws) {
+static std::int32_t pick(std::span<const float> logits, const Settings& s, Draws& draws) {
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(order, std::greater{}, [&](std::int32_t i) { return logits[static_cast<std::size_t>(i)]; });
@@ -46,7 +44,7 @@ std::int32_t pick(std::span<const float> logits, const Settings& s, Draws& draws
 }
 
 /// How much of a text is whole characters: all but one that is not there to its end.
-std::size_t whole_characters(std::string_view text) {
+static std::size_t whole_characters(std::string_view text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
     if ((byte & 0xC0) == 0x80) continue;  // not the first byte of one
@@ -56,9 +54,8 @@ std::size_t whole_characters(std::string_view text) {
   return text.size();
 }
 
-/// No tensor need show how long the rows of a model are, and a stranger may say anything: a row
-/// that would take minutes for each token is refused.
-void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
+/// No tensor shows how long a model's rows are: one that would take minutes a token is refused.
+static void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
   constexpr double kMost = 1e13;
   const Index rows = c.image ? kImages : 1;
   const auto context = static_cast<double>(rows * c.context);
@@ -70,8 +67,7 @@ void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpo
   if (pass > kMost)
     hilt::fail_with(hilt::Code::data, checkpoint.path(), ": a token of a sample would take ", pass,
                     " operations in rows of ", c.context, ", at most ", kMost, " are done; is it from a stranger?");
-  // The stream, its norms, q, k, v, two of the hidden layer, the logits, and each layer's keys and
-  // values.
+  // The stream, its norms, q, k, v, two of the hidden layer, logits, and the keys and values.
   program::require_memory(
       checkpoint.path(),
       program::saturated_product(
@@ -80,7 +76,7 @@ void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpo
 }
 
 /// What a run goes on from is its newest checkpoint; a sample is of the best.
-hilt::Checkpoint chosen_checkpoint(const Settings& s) {
+static hilt::Checkpoint chosen_checkpoint(const Settings& s) {
   const std::string best = s.out + '/' + hilt::kBestCheckpoint;
   if (!s.resume && !s.last && std::filesystem::exists(best)) return hilt::Checkpoint(best);
   const std::vector<Index> steps = hilt::checkpoint_steps(s.out);
@@ -89,8 +85,6 @@ hilt::Checkpoint chosen_checkpoint(const Settings& s) {
                     "): no checkpoint there to go on from; train first, or name the directory of a run");
   return hilt::Checkpoint(s.out + '/' + hilt::checkpoint_name(steps.back()));
 }
-
-}  // namespace
 
 Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s, hilt::RandomKey key,
                    const std::function<void(std::string_view)>& show) {

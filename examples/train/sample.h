@@ -11,42 +11,35 @@ struct Sample {
   std::string text;  // with the prompt
   Index tokens = 0;  // drawn
 };
-/// Continues `prompt` by `s.tokens` tokens, or until it would write `s.stop`. What the model sees
-/// are the first tokens of a row of its full context: patterns and orders are those it was trained
-/// with. Keys and values are kept; when the row is full, its older half is dropped (of stories,
-/// whole ones) and the rest passes once. `show` gets the text piece by piece, in whole characters.
+/// Continues `prompt` by `s.tokens` tokens, or until it would write `s.stop`. The model sees the
+/// first tokens of a row of its full context; when that is full, its older half is dropped (of
+/// stories, whole ones). `show` gets the text piece by piece, in whole characters.
 Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s, hilt::RandomKey key,
                    const std::function<void(std::string_view)>& show = {});
 
-/// Unseen rows, what the model says of them, and where it is wrong: a board beside its targets or,
-/// of images, sixteen with their labels.
+/// Unseen rows and what the model says of them: a board beside its targets, or sixteen images.
 std::string sample_labels(const hilt::Transformer& model, const Task& task, const Settings& s, Index number);
 
-/// As it is, but where standard output is a terminal: what a model learned from bytes may be a
-/// command to one.
+/// As it is, but on a terminal: what a model learned from bytes may be a command to one.
 std::string for_a_terminal(const std::string& sample);
 
 /// Prints a sample from the best checkpoint in --out, or with --last from the newest.
 int sample_from_checkpoint(const Settings& s);
 
-/// Once the options of `train` are read: finds --out, takes what a checkpoint decides, or the
-/// task's defaults, and checks.
+/// Once the options of `train` are read: finds --out, takes a checkpoint's or the task's, checks.
 void follow_up(program::Options& options, Settings& s);
-/// Binds the options of `sample`, the few of `train` that matter to it; the rest it takes, once
-/// they are read, from the checkpoint in --out.
+/// Binds the few options of `train` that matter to `sample`; the rest is the checkpoint's.
 void declare_sample(program::Options& options, Settings& s);
 
 /// out/train, out/train-2, ..: the last that holds checkpoints, and the first that is not there.
 std::string newest_run();
 std::string next_run();
 
-/// Fills the options that were not given from a checkpoint's: the model's; for a run to go on, the
-/// run's too, and those given must agree. Its other keys no run of ours has written: refused, as a
-/// path is.
+/// Fills the options that were not given from a checkpoint's: the model's; to resume, the run's
+/// too, and those given must agree. Keys that no run of ours has written are refused.
 void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool to_resume);
 
-/// Throws Code::data where the checkpoint's tensors are not those of a model of this kind: before
-/// it is made.
+/// Throws Code::data where the checkpoint's tensors are not such a model's: before it is made.
 void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& checkpoint);
 
 }  // namespace train

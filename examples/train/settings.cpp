@@ -8,7 +8,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "../program/program.h"
 #include "tasks/boards.h"
 #include "tasks/images.h"
 
@@ -103,12 +102,10 @@ void declare(program::Options& options, Settings& s) {
   declare_sampling(options, s);
 }
 
-namespace {
-
-std::string weights_of(const Settings& s) { return s.from + "/model.safetensors"; }
+static std::string weights_of(const Settings& s) { return s.from + "/model.safetensors"; }
 
 /// The file decides sizes, and a part of its context may be asked for.
-void adopt_gpt2(program::Options& options, Settings& s) {
+static void adopt_gpt2(program::Options& options, Settings& s) {
   check(s.task == "text", "--from (", s.from, "): goes on with a text; name one with --text");
   const hilt::TransformerConfig c = hilt::gpt2_config(weights_of(s), s.heads);
   if (!options.given("--heads")) {
@@ -133,8 +130,6 @@ void adopt_gpt2(program::Options& options, Settings& s) {
     options.set("--tokenizer", s.from);
 }
 
-}  // namespace
-
 void take_weights(hilt::Transformer& model, const Settings& s) {
   hilt::Transformer theirs = hilt::load_gpt2(weights_of(s), s.heads, model.tokens.weight.dtype());
   const auto same = [&](const char* what, Index ours, Index its, const char* why) {
@@ -152,61 +147,46 @@ void take_weights(hilt::Transformer& model, const Settings& s) {
     *std::ranges::find(ours, p.name, &hilt::NamedParameter::name)->tensor = *p.tensor;
 }
 
+/// What suits each of these tasks, where that is not the option's own default.
+constexpr std::string_view kSuitedTasks[] = {"life", "ising", "images", "text"};
+constexpr std::pair<const char*, std::array<const char*, 4>> kSuited[] = {
+    {"--steps", {"500", "2000", "2000", "1000"}},
+    {"--batch", {"", "", "16", ""}},
+    {"--layers", {"", "4", "4", "4"}},
+    {"--heads", {"4", "4", "4", "4"}},
+    {"--width", {"64", "64", "64", ""}},
+    {"--lr", {"0.003", "0.002", "0.002", "0.001"}},
+    {"--weight-decay", {"0.1", "0.1", "0.1", "0.1"}},
+    {"--positions", {"learned", "learned", "learned", ""}},
+    {"--control-seeds", {"", "5", "5", ""}},
+    {"--grid", {"", "12x12", "8x8", ""}},
+    {"--pattern", {"slide2d:1x1", "segment:16", "segment:16", ""}}};
+
 void adopt_defaults(program::Options& options, Settings& s) {
   if (!s.text.empty() && !options.given("--task")) options.set("--task", "text");
   if (!s.images.empty() && !options.given("--task")) options.set("--task", "images");
   const auto prefer = [&](const std::string& name, const std::string& value) {
     if (!options.given(name)) options.set(name, value);
   };
-  if (s.is_life()) {
-    for (const auto& [name, value] : {std::pair("--steps", "500"),
-                                      {"--heads", "4"},
-                                      {"--width", "64"},
-                                      {"--lr", "0.003"},
-                                      {"--weight-decay", "0.1"},
-                                      {"--pattern", "slide2d:1x1"},
-                                      {"--positions", "learned"}})
-      prefer(name, value);
+  const auto task = static_cast<std::size_t>(std::ranges::find(kSuitedTasks, s.task) - kSuitedTasks);
+  for (const auto& [option, values] : kSuited)
+    if (task < values.size() && *values[task]) prefer(option, values[task]);
+  if (s.is_images() && !s.images.empty()) {
+    const Patches p = patches_of(s.images, s.patch);
+    prefer("--grid", std::to_string(p.height) + "x" + std::to_string(p.width));
+  }
+  if (s.is_grid()) {
     const hilt::Grid grid = board_of(s);
-    prefer("--context", std::to_string(grid.cells()));
-    prefer("--order", "hilbert:" + s.grid);
-  } else if (s.is_grid()) {
-    if (s.is_images() && !s.images.empty()) {
-      const Patches p = patches_of(s.images, s.patch);
-      prefer("--grid", std::to_string(p.height) + "x" + std::to_string(p.width));
-    } else {
-      prefer("--grid", s.is_ising() ? "12x12" : "8x8");
-    }
-    const hilt::Grid grid = board_of(s);
-    for (const auto& [name, value] : {std::pair("--steps", "2000"),
-                                      {"--batch", s.is_images() ? "16" : "8"},
-                                      {"--layers", "4"},
-                                      {"--heads", "4"},
-                                      {"--width", "64"},
-                                      {"--lr", "0.002"},
-                                      {"--weight-decay", "0.1"},
-                                      {"--positions", "learned"},
-                                      {"--control-seeds", "5"}})
-      prefer(name, value);
     prefer("--context", std::to_string(grid.cells()));
     prefer("--order", "hilbert:" + s.grid);
     // As published: windows of the curve whose borders alternate, and a bias of every offset.
-    if (!options.given("--pattern")) prefer("--pattern-odd", "segment:16,shift=8");
-    prefer("--pattern", "segment:16");
-    if (s.order.ends_with(s.grid))
+    if (!s.is_life() && !options.given("--pattern")) prefer("--pattern-odd", "segment:16,shift=8");
+    if (!s.is_life() && s.order.ends_with(s.grid))
       prefer("--relative", std::to_string(2 * grid.height - 1) + "x" + std::to_string(2 * grid.width - 1));
-  } else if (s.task == "text") {
-    for (const auto& [name, value] : {std::pair("--steps", "1000"),
-                                      {"--layers", "4"},
-                                      {"--heads", "4"},
-                                      {"--lr", "0.001"},
-                                      {"--weight-decay", "0.1"}})
-      prefer(name, value);
   }
   if (!s.from.empty()) adopt_gpt2(options, s);
   if (!s.tokenizer.empty() && !options.given("--vocabulary")) options.set("--vocabulary", "bpe");
-  // A constant rate does not know how long the run is, so that one can be continued to more
-  // --steps.
+  // A constant rate does not know how long the run is: it can be continued to more --steps.
   const bool open_ended = s.schedule == "constant";
   prefer("--warmup", std::to_string(open_ended      ? 0
                                     : s.seconds > 0 ? s.warmup
@@ -297,8 +277,7 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index cla
   hilt::TransformerConfig c;
   c.layers = s.layers, c.heads = s.heads, c.width = s.width, c.context = s.context;
   c.vocab = symbols, c.classes = classes > 0 ? classes : symbols;
-  // What a product of GPT-2's width begins with: from smaller scores attention finds out too late
-  // what is told again.
+  // What a product of GPT-2's width begins with: smaller scores find too late what is told again.
   if (s.task == "stories" || s.is_images()) c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
   c.order = program::order_of(s.order, s.context);
   c.pattern = program::pattern_of(s.pattern, s.context);
@@ -317,8 +296,7 @@ hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config) {
   hilt::SafetensorsMetadata out{{"HILT_FORCE_ORDER", hilt::row_order_forced() ? "row" : "unset"}};
   std::uint64_t sum = 0;
   for (const hilt::Pattern* pattern : {&config.pattern, &config.pattern_odd})
-    for (const hilt::Branch& b : *pattern)
-      sum = hilt::checksum(sum, b.pairs.data(), b.pairs.size() * sizeof(b.pairs[0]));
+    for (const auto& b : *pattern) sum = hilt::checksum(sum, b.pairs.data(), b.pairs.size() * sizeof(b.pairs[0]));
   out["pattern.checksum"] = std::to_string(sum);
   if (config.dropout > 0) out["noise"] = "16 bits of philox-7";
   return out;

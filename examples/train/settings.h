@@ -14,8 +14,7 @@
 
 namespace train {
 
-/// The options, under their names. Defaults are those of the task `stories`; adopt() knows the
-/// others'.
+/// The options, under their names. Defaults are those of `stories`; adopt_defaults() knows others'.
 struct Settings {
   std::string task = "stories", text, images, labels, documents, vocabulary = "characters", tokenizer, from,
               grid = "16x16";
@@ -55,33 +54,27 @@ struct Settings {
   std::string target() const { return is_life() ? "cell" : is_ising() ? "spin" : is_images() ? "image" : "token"; }
 };
 
-/// Whose an option is. A checkpoint keeps what is the model's or the run's, each in a key of its
-/// metadata; `sample` takes from there what is the model's, --resume both. What is the call's,
-/// paths, devices and ranks among them, no file decides.
+/// Whose an option is. A checkpoint keeps what is the model's or the run's; `sample` takes the
+/// model's from there, --resume both. What is the call's no file decides.
 inline constexpr const char *kModel = "The model", *kRun = "The run", *kCall = "This call";
 
-/// Binds the options of `train`.
 void declare(program::Options& options, Settings& s);
 /// Those of `sample`, which `train` has too.
 void declare_sampling(program::Options& options, Settings& s);
 /// What --from asks for: its weights in `model`, whose kind it must be.
 void take_weights(hilt::Transformer& model, const Settings& s);
-/// Gives what was not asked for the value that suits the task.
 void adopt_defaults(program::Options& options, Settings& s);
 /// Refuses what cannot be, and warns on stderr of what is pointless.
 void check_settings(const program::Options& options, const Settings& s);
 
-/// The options that decide the numbers a run computes, the model's and the run's, by name: what a
-/// checkpoint keeps and a resumed run must share.
+/// The options that decide a run's numbers, by name: a checkpoint keeps them, a resumed run shares.
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s);
 
 std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt);
 /// A model of so many kinds of inputs (of images: numbers of a patch) and outputs, or as many.
 hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index classes = 0);
-/// What besides options decides the numbers: blocks read from a file, and an order that the
-/// environment forces.
+/// What besides options decides the numbers: blocks read from a file, an order that is forced.
 hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config);
-/// The plan that a block attends on.
 hilt::PlanPtr plan_of(const hilt::TransformerConfig& config, Index block = 0);
 /// The order of the settings, or what the environment has put in its place.
 std::string order_in_force(const Settings& s);

@@ -1,5 +1,4 @@
-// One update and one evaluation: micro-batches forward and back, gradients added over ranks, one
-// AdamW step.
+// An update and an evaluation: micro-batches forward and back, sums over ranks, one AdamW step.
 #include "trainer.h"
 
 #include <algorithm>
@@ -47,8 +46,7 @@ std::future<std::vector<hilt::Batch>> Trainer::fetch(const Asked& asked) const {
   });
 }
 
-// The mean over all targets is, of each rank, the mean over its own times their share; gradients of
-// such losses add up over ranks.
+// Each rank's loss counts by its share of the targets, so that gradients add up over ranks.
 void Trainer::load(Index batch, Index accumulate) {
   if (micro_batches_.size() != static_cast<std::size_t>(accumulate)) replay_ = hilt::Replay(device_);
   micro_batches_.resize(static_cast<std::size_t>(accumulate));
@@ -186,8 +184,7 @@ Evaluation Trainer::evaluate(Index rows, Index batch) {
     const Tensor logits = model_.logits(part.batch.inputs, {.place = &part.place});
     const double targets = static_cast<double>(hilt::count_targets(part.batch.targets));
     sums[0] += hilt::cross_entropy(logits, hilt::moved(part.batch.targets, device_)).item() * targets;
-    const std::vector<Index> guess = hilt::argmax(logits).to_vector<Index>(),
-                             target = part.batch.targets.to_vector<Index>();
+    const auto guess = hilt::argmax(logits).to_vector<Index>(), target = part.batch.targets.to_vector<Index>();
     for (std::size_t i = 0; i < guess.size(); ++i) sums[1] += guess[i] == target[i];
     sums[2] += targets;
   }
@@ -221,8 +218,7 @@ hilt::SafetensorsMetadata Trainer::counters() const {
 void Trainer::restore(const hilt::Checkpoint& checkpoint) {
   std::vector<hilt::SafetensorsItem> all = items();  // copies share the tensors
   for (hilt::SafetensorsItem& item : all) item.tensor = hilt::moved(item.tensor, {});
-  // The optimizer's own count came later than the first checkpoints; "updates" is as old as they
-  // are.
+  // The optimizer's own count came later than the first checkpoints, which have "updates".
   if (!checkpoint.file().find("optimizer.steps"))
     std::erase_if(all, [](const auto& item) { return item.name == "optimizer.steps"; });
   checkpoint.read(all);

@@ -7,8 +7,7 @@
 
 #include "tasks/task.h"
 
-// Private to train: a model, its optimizer and how far they got. Knows nothing of files but what
-// goes into a checkpoint, and prints nothing.
+// Private to train: a model, its optimizer and how far they got. Prints nothing.
 
 namespace train {
 
@@ -28,20 +27,15 @@ class Trainer {
   Trainer(const hilt::TransformerConfig& config, std::shared_ptr<const Task> task, std::uint64_t seed,
           hilt::DType dtype, const hilt::AdamW& adamw, hilt::Device device = {}, const hilt::RankGrid& grid = {})
       : Trainer(hilt::make_transformer(config, seed, dtype), std::move(task), seed, adamw, device, grid) {}
-  /// From a model that has learned something.
   Trainer(hilt::Transformer model, std::shared_ptr<const Task> task, std::uint64_t seed, const hilt::AdamW& adamw,
           hilt::Device device = {}, const hilt::RankGrid& grid = {});
 
   /// One update: `accumulate` micro-batches of `batch` rows. Throws Code::not_a_number, naming the
-  /// first op whose result is not finite, and leaves the parameters as they were. Whatever else it
-  /// throws before the update, a text that cannot be read or a rank that is lost, leaves all as it
-  /// was: is_whole().
-  /// In f16 a batch whose gradients overflow is left out, the loss's scale halved, and the next one
-  /// taken; many good ones in a row double it.
+  /// first op whose result is not finite; that, and what else it throws before the update, leaves
+  /// all as it was: is_whole(). In f16 a batch whose gradients overflow is left out, the loss's
+  /// scale halved, and the next one taken; many good ones in a row double it.
   Step step(Index batch, Index accumulate, double lr, double clip, bool stop = false);
-  /// On the first `rows` rows of the validation split.
   Evaluation evaluate(Index rows, Index batch);
-  /// Updates made.
   Index steps() const { return optimizer_.steps(); }
   /// What there is now is what steps() updates made of it, and worth a checkpoint.
   bool is_whole() const { return whole_; }
@@ -53,7 +47,6 @@ class Trainer {
   /// Everything that decides what comes next: tensors by name, and counters.
   std::vector<hilt::SafetensorsItem> items();
   hilt::SafetensorsMetadata counters() const;
-  /// Takes both from a checkpoint.
   void restore(const hilt::Checkpoint& checkpoint);
 
  private:
@@ -68,8 +61,7 @@ class Trainer {
     friend bool operator==(const Asked&, const Asked&) = default;
   };
   std::future<std::vector<hilt::Batch>> fetch(const Asked& asked) const;
-  /// One batch forward and back, and the update, which the device leaves out where the norm is not
-  /// finite. The loss, and whether to stop.
+  /// One batch forward and back, and the update, unless the norm is not finite. Whether to stop.
   std::pair<double, bool> attempt(Index batch, Index accumulate, double lr, double clip, bool stop);
   bool is_scaled() const { return parameters_.front().tensor->dtype() == hilt::DType::f16; }
   void rescale(double by);

@@ -33,18 +33,14 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
   }
 }
 
-namespace {
-
 /// As a shell reads it back.
-std::string quoted(const std::string& word) {
+static std::string quoted(const std::string& word) {
   if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:,@%") == word.npos)
     return word;
   std::string out = "'";
   for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
   return program::printable(out + "'");
 }
-
-}  // namespace
 
 std::string next_commands(const Settings& s) {
   const std::string again = s.is_grid() && !s.controls

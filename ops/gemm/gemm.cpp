@@ -1,7 +1,5 @@
-// Matrix products on the CPU: cut into tiles of C, which run on our threads, each by cpu_gemm.
-//
-// No BLAS of the system: it has threads of its own, and a setting for the whole process that is
-// its owner's, not ours. Nor is it faster, on one thread: with AVX-512 and 1024 x 1536 x 384 floats
+// Matrix products on the CPU: cut into tiles of C, which run on our threads, each by cpu_gemm. No
+// BLAS of the system, nor is it faster, on one thread: with AVX-512 and 1024 x 1536 x 384 floats
 // ours makes 108 GFLOP/s and OpenBLAS 0.3.21 106, with AVX2 105 and 107 (a transposed A: 98 and
 // 109), Eigen on SSE2 with 1024 x 384 x 384 floats 38 and 31.
 #include "ops/gemm/gemm.h"

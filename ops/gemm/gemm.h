@@ -9,13 +9,10 @@ template <class T> struct MatrixRef {
   Index row, column;
 };
 
-/// The last two axes of x.
 template <class T> MatrixRef<const T> matrix(const Tensor& x) { return {x.data<T>(), x.stride(-2), x.stride(-1)}; }
 
 /// C = A B, or C += A B: A [m, k], B [k, n], C [m, n] with column stride 1; f32 or f64, on the
 /// calling thread alone. Every large product on the CPU comes through here, and goes to cpu_gemm.
-/// Eigen, below AVX2, treats a last partial block of rows apart, so there a row's last bit may
-/// depend on how many rows there are.
 template <class T, class At>
 void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add = false);
 
@@ -46,8 +43,7 @@ template <class T, class At>
 bool gemm_with_sums(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, T* sums);
 
 /// `batch` products on several threads; product i reads a at a + steps.a[i], b likewise, and writes
-/// c at c + i * steps.c. Each is cut into tiles of C, and the bits of the result do not depend on
-/// the number of threads. On a GPU f32, and 16-bit factors that add up in f32.
+/// c at c + i * steps.c. Each is cut into tiles of C. On a GPU f32, and 16-bit factors.
 struct BatchSteps {
   Index batch = 1;
   const Index *a = nullptr, *b = nullptr;

@@ -2,13 +2,10 @@
 //
 // With AVX2, AVX-512 or NEON: kRows x kPanel sums of C live in registers while one column of A at
 // a time meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
-// columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1: little enough
-// that whoever shares the core leaves it there. C is asked for when its sums begin and is there
-// when they end. Of a few rows, as of one token, nothing is packed: B is read once, as it lies.
-// Each element of C adds up in one order, that of k, whatever m and n are.
+// columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1. Of a few rows
+// nothing is packed: B is read once, as it lies. Each element of C adds up in the order of k.
 //
-// Below that, Eigen. The build passes -DEigen=Eigen_<isa>, so that each copy is a namespace of its
-// own and no code for a wider processor leaks into another.
+// Below that, Eigen, by -DEigen=Eigen_<isa> a namespace of each copy's own.
 #include <Eigen/Core>
 #include "ops/gemm/gemm.h"
 #include "ops/isa.h"
@@ -18,7 +15,6 @@ namespace {
 
 template <class T> struct VectorOf { using type [[gnu::vector_size(kVectorBytes)]] = T; };
 template <class T> using Vector = typename VectorOf<T>::type;
-/// The same at any address.
 template <class T> struct LooseOf { using type [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(T))]] = T; };
 template <class T> using Loose = typename LooseOf<T>::type;
 
@@ -144,8 +140,7 @@ template <class T> void pack_left(MatrixRef<const T> a, Index rows, Index more, 
     for (Index i = 0; i < rows; ++i) to[k * kRows + i] = a.data[i * a.row + k * a.column];
 }
 
-/// C (+)= A B for so few rows that packing B would cost more than the products: its rows pass, four
-/// at a time, by sums that stay in L1.
+/// C (+)= A B for few rows, which packing B would cost more than: four pass by sums in L1.
 constexpr Index kFewRows = 3, kFewAcross = 1024;
 template <class T>
 void few_rows(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index b_row, MatrixRef<T> c, bool add) {
@@ -183,8 +178,7 @@ void few_rows(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index
   }
 }
 
-/// The same where the columns of B lie as rows, as those of a transposed table do: of as many as a
-/// vector has lanes, a square at a time is turned.
+/// The same where the columns of B lie as rows: a square of a vector's lanes is turned at a time.
 template <class T>
 void few_rows_of_columns(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index b_column, MatrixRef<T> c,
                          bool add) {

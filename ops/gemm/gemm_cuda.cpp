@@ -1,11 +1,9 @@
-// Matrix products on a GPU, by cuBLAS. It counts columns first: what it calls C^T = B^T A^T is our
-// C = A B on the same memory. 16-bit factors add up in f32; f32 products are f32 throughout, unless
-// HILT_TF32=1 asks for the tensor cores' ten bits. One handle a device, with a workspace of its
-// own, so that a product of one shape is always cut the same way.
+// Matrix products on a GPU, by cuBLAS, which counts columns first: its C^T = B^T A^T is our C = A B
+// on the same memory. f32 products are f32 throughout, unless HILT_TF32=1. One handle a device with
+// a workspace of its own, so that a product of one shape is always cut the same way.
 //
 // A product that starts from a bias or a residual, or ends with gelu, goes through cuBLASLt, which
-// does both before it rounds. It chooses among its kernels by rules that take a tenth of a
-// millisecond, so the choice for each kind of product is kept.
+// does both before it rounds. Its choice of a kernel takes a tenth of a millisecond, so it is kept.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <array>
@@ -60,8 +58,7 @@ struct Locked {
 };
 Locked library_of(Cuda where) {
   static std::mutex mutex;
-  static auto* const libraries =
-      new std::array<std::unique_ptr<Library>, kMaxDevices>;  // never destroyed, as the contexts
+  static auto* const libraries = new std::array<std::unique_ptr<Library>, kMaxDevices>;  // never destroyed
   std::unique_lock lock(mutex);
   auto& library = (*libraries)[static_cast<std::size_t>(where.device)];
   if (!library) {
@@ -132,8 +129,7 @@ bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, Ma
   const unsigned alignment = alignment_of(a.data, b.data, c.data, from.data, row, before);
   const Kind kind{
       m, n, k, line(a, m, k), line(b, k, n), c.row, from.row, kType<T>, a.column != 1, b.column != 1, end, alignment};
-  const auto layout = [&](Layout& to, bool transposed, Index rows, Index columns,
-                          Index leading) {  // of a matrix in rows, told in columns
+  const auto layout = [&](Layout& to, bool transposed, Index rows, Index columns, Index leading) {
     check_library(
         cublasLtMatrixLayoutCreate(&to.handle, kind.type, static_cast<std::uint64_t>(transposed ? rows : columns),
                                    static_cast<std::uint64_t>(transposed ? columns : rows), leading),
@@ -229,8 +225,7 @@ bool gemm_gelu(At where, Index m, Index n, Index k, MatrixRef<const T> a, Matrix
 template <class T, class At>
 bool gemm_with_sums(At where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
                     T* sums) {
-  return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, CUBLASLT_EPILOGUE_BGRADA, sums,
-                        nullptr);  // its A is our B
+  return try_product<T>(where, m, n, k, a, b, c, {nullptr, 0, 1}, CUBLASLT_EPILOGUE_BGRADA, sums, nullptr);
 }
 
 HILT_GPU_KERNEL(gemm_onto)

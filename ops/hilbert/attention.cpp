@@ -65,9 +65,8 @@ bool attends_at_all(const Plan& plan) {
   return plan.length() == 0 || any_tiling(plan, [](const Tiling& t) { return t.pairs > 0; });
 }
 
-/// The mode that will run. taped and hybrid multiply masked weights, which are zero, with every key
-/// and value of a group; where one of those is not finite the product would carry NaN into rows
-/// that must not see it, and the kernels, which select, take over.
+/// The mode that will run. taped and hybrid multiply masked weights with every key and value of a
+/// group; where one of those is not finite, the kernels, which select, take over.
 Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
   const Backward asked = call.options.backward;
   const char* reason = nullptr;

@@ -9,8 +9,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// How the backward pass of attention() is obtained. The forward of hybrid and fused is one kernel,
-/// bit for bit; taped runs the same steps, on the same plan, one op at a time.
+/// How the backward of attention() is obtained. Forward: hybrid and fused share one kernel.
 enum class Backward : unsigned char { taped, hybrid, fused };
 /// a row of the table of modes.
 struct BackwardMode {
@@ -41,8 +40,7 @@ const std::vector<Fallback>& attention_fallbacks();  // those of this thread
 void clear_attention_fallbacks();                    // those of this thread
 
 /// Which kernels ran, newest last: at most the 64 last passes of this thread. A pass is a tiling's
-/// forward or backward; the route is cpu, plain, mma or hopper, the reason why it was no faster
-/// one. HILT_ROUTE=plain|mma|hopper forces a route on a GPU where it serves.
+/// forward or backward; route: cpu, plain, mma or hopper, which HILT_ROUTE forces where it serves.
 struct AttentionRoute {
   std::string_view pass, route, reason;  // literals
 };
@@ -84,23 +82,19 @@ struct RowWeights {
   std::vector<std::int32_t> keys;  // ascending
   std::vector<double> weights;     // one a key
 };
-/// Of some rows of q, ascending: sequence after sequence, rows, heads; without dropout. For
-/// pictures and tests; no tape hears.
+/// Of some rows of q, ascending: sequence after sequence, rows, heads; no dropout, no tape hears.
 std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, const PlanPtr& plan,
                                           std::span<const Index> rows, const AttentionOptions& options = {});
 
-/// The plan of a call whose q has `count` rows: `plan`, or where it has more and does not say who
-/// asks, that of its last rows. attention() does so itself.
+/// The plan of a call with `count` rows of q: where `plan` has more, that of its last ones.
 PlanPtr plan_of_queries(const PlanPtr& plan, Index count);
 
-/// X along the order, and back: y[:, i] = x[:, token_at[i]] on an axis, and its inverse. Each is
-/// the other's backward.
+/// X along the order, and back: y[:, i] = x[:, token_at[i]]; each is the other's backward.
 Tensor reorder(const Tensor& x, const Permutation& order, int axis = 1);
 Tensor restore(const Tensor& y, const Permutation& order, int axis = 1);  // the inverse
 
-/// What taped and hybrid multiply: the groups of a tiling, padded to one size, so that they are one
-/// batch of dense products. Dense attention is one group; where a set has no such runs of queries
-/// and keys, groups follow its lists, see compact().
+/// What taped and hybrid multiply: a tiling's groups, padded to one size, as one batch of products.
+/// Dense attention is one group; where a set has no such runs, groups follow its lists.
 struct GroupShape {
   Index groups = 0, q = 0, k = 0;                 // how many, and the rows and keys of each
   Index pairs() const { return groups * q * k; }  // that are multiplied

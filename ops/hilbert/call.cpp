@@ -1,5 +1,4 @@
-// A call on its tensors: it is checked, cut into passes of one tiling each, and every pass goes
-// through the door of the kernels, kernels/attention.h.
+// A call on its tensors: checked, cut into passes of one tiling each, through kernels/attention.h.
 #include "ops/hilbert/call.h"
 #include <algorithm>
 #include <cmath>

@@ -6,8 +6,7 @@
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/kernels/attention.h"
 
-// Private: one call of attention, checked, and the kernels on its tensors; what attention() and
-// ring_attention() share.
+// Private: one call of attention, checked, and kernels on its tensors; ring_attention() shares it.
 
 namespace hilt {
 
@@ -22,13 +21,11 @@ struct Call {
   Index heads() const { return plan->heads(); }
   kernels::AttentionSizes sizes() const;
 };
-/// For q of `queries` rows, k and v of `keys`. Its terms are resolved: every tensor that a kernel
-/// reads is there, dense, the bias of rank 4.
+/// For q of `queries` rows, k and v of `keys`. Its terms are all there, dense, the bias of rank 4.
 Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& options, Index queries, Index keys,
                   const Tensor& q, const Tensor& k, const Tensor& v);
 
-/// Rows whose elements are neighbours, which kernels read in place; else a copy, by an op of its
-/// own where a tape listens.
+/// Rows whose elements are neighbours, read in place; else a copy, an op if a tape listens.
 Tensor in_rows(const Tensor& x);
 
 /// The most tilings that any head merges.
@@ -54,8 +51,7 @@ bool has_odd_terms(const ScoreTerms& terms);
 Tensor with_terms(const Call& call, const GroupBatch& g, Tensor s);
 
 kernels::Terms kernel_terms(const Call& call);
-/// Where kernels add up the gradients of those that are wanted, zeros; of a bias, at most its size
-/// or a number a row or key. The sink needs no kernel.
+/// Where kernels add up wanted gradients, zeros; a bias's is at most its size. The sink needs none.
 using Wanted = std::array<bool, kTermTensors>;
 TermTensors term_sums(const Call& call, const Wanted& wanted);
 Shape term_sum_shape(const Call& call, std::size_t which);
@@ -66,14 +62,12 @@ TermTensors finished_terms(const Call& call, TermTensors sums, const Wanted& wan
 
 // ---- forward ------------------------------------------------------------------------------------
 
-/// Where an online softmax stands: o [B, Lq, H, D], which never rounds to 16 bits where it goes on,
-/// and lse [B, H, Lq].
+/// Where an online softmax stands: o [B, Lq, H, D], unrounded where it goes on; lse [B, H, Lq].
 struct SoftmaxState {
   Tensor o, lse;
   bool fresh;  // nothing is there yet: the first branch of the first part writes its rows
 };
 SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const PlanPart> first, bool goes_on);
-/// To keys and values that these parts point into.
 void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
             SoftmaxState& state);
 /// All of it: what hybrid and fused compute.
@@ -101,7 +95,6 @@ struct BackwardRun {
   DType type;          // of dq, dk and dv: that of q, or the accumulator's
   bool zeroed, delta;  // they must be zero before; delta is read
 
-  /// dq, dk or dv.
   Tensor gradient_like(const Tensor& x) const {
     return zeroed ? zeros(x.shape(), type, x.device()) : empty(x.shape(), type, x.device());
   }
@@ -116,9 +109,8 @@ void run_backward(const Call& call, std::span<const PlanPart> parts, const Backw
 
 namespace detail {
 
-/// What hybrid and fused share: the forward kernel, and what it keeps. The inputs are q, k and v,
-/// or the three packed, and the terms' tensors; the result is o, or of a call that asks for lse
-/// too, both in one: [B, L, H, D + 1] in lse's type.
+/// What hybrid and fused share: the forward kernel, and what it keeps. Inputs: q, k and v, or the
+/// three packed, and the terms' tensors; o, or with lse both in one: [B, L, H, D + 1].
 struct OneOp : Function {
   Call call;
   bool with_lse = false;

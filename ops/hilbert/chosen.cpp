@@ -1,5 +1,4 @@
-// Sets that are chosen by looking at q and k: for every block of queries the blocks of keys whose
-// mean has the largest product with theirs.
+// Sets chosen by q and k: for queries' blocks the blocks of keys whose means are most alike.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,10 +8,9 @@
 #include "ops/ops.h"
 
 namespace hilt {
-namespace {
 
 /// The row of each position of a plan.
-std::vector<std::int32_t> row_of_position(const Plan& plan) {
+static std::vector<std::int32_t> row_of_position(const Plan& plan) {
   std::vector<std::int32_t> rows(static_cast<std::size_t>(plan.length()));
   std::iota(rows.begin(), rows.end(), 0);  // positions are tokens, or rows are positions, or neither
   const bool by_token = plan.spec().order.scope == Order::Scope::order_only;
@@ -21,7 +19,7 @@ std::vector<std::int32_t> row_of_position(const Plan& plan) {
 }
 
 /// Means of x [1, L, H, D] over `size` positions and the heads of a key head: [Hk, blocks, D].
-Tensor block_means(const Tensor& x, const Tensor& rows, Index kv_heads, Index size) {
+static Tensor block_means(const Tensor& x, const Tensor& rows, Index kv_heads, Index size) {
   const Tensor along = gather(to(x, DType::f64), 1, rows);
   const Index length = x.dim(1), whole = length / size * size;
   const auto means = [&](Index begin, Index end, Index each) {
@@ -36,7 +34,8 @@ Tensor block_means(const Tensor& x, const Tensor& rows, Index kv_heads, Index si
 }
 
 /// For each key head of one sequence. Ties go to the smaller block; what is no number comes last.
-std::vector<BlockPairs> top_blocks(const Tensor& q, const Tensor& k, const Tensor& rows, Index size, Index most) {
+static std::vector<BlockPairs> top_blocks(const Tensor& q, const Tensor& k, const Tensor& rows, Index size,
+                                          Index most) {
   const Index kv_heads = k.dim(2), n = (q.dim(1) + size - 1) / size;
   std::vector<BlockPairs> chosen(static_cast<std::size_t>(kv_heads));
   if (q.dim(0) == 0 || n == 0) return chosen;
@@ -54,8 +53,6 @@ std::vector<BlockPairs> top_blocks(const Tensor& q, const Tensor& k, const Tenso
   }
   return chosen;
 }
-
-}  // namespace
 
 PlanPtr plan_of_sequence(const PlanPtr& plan, const Tensor& q, const Tensor& k, Index sequence) {
   check(plan != nullptr, "attention: no plan; make one with make_plan");

@@ -5,7 +5,6 @@
 #include "core/io/text.h"
 
 namespace hilt {
-namespace {
 
 constexpr std::array<std::string_view, 7> kTypes{"standard", "improved",     "hilbert",          "block_sparse",
                                                  "ring",     "ring_hilbert", "block_sparse_ring"};
@@ -15,23 +14,21 @@ constexpr std::array<std::string_view, 23> kKeys{
     "backward",       "strict",          "length",         "transport", "shards",        "heads",
     "softcap",        "alibi",           "relative",       "bias",      "sink"};
 
-std::vector<Index> read_list(const char* what, std::string_view text) {
+static std::vector<Index> read_list(const char* what, std::string_view text) {
   std::vector<Index> out;
   for (std::string_view part : split_text(text, ',')) out.push_back(read_index(what, part, 1));
   return out;
 }
 
-double read_number(const char* what, std::string_view text) {
+static double read_number(const char* what, std::string_view text) {
   const std::optional<double> x = number_in<double>(text);
   check(x.has_value(), what, ": '", text, "' is not a number");
   return *x;
 }
 
-bool is_true(const char* what, std::string_view text) {
+static bool is_true(const char* what, std::string_view text) {
   return find_name(what, text, std::array<std::string_view, 2>{"false", "true"}) == 1;
 }
-
-}  // namespace
 
 NamedAttention make_attention(const std::map<std::string, std::string>& config, const Comm& comm) {
   for (const auto& [key, value] : config) find_name("make_attention key", key, kKeys);
@@ -56,8 +53,8 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config, 
     const bool of_blocks = key == "block_size" || key == "blocks" || key == "work_order";
     const bool of_segments = key == "segment_lengths" || key == "dilation_rates" || key == "dilation_mode";
     const bool of_ranks = key == "length" || key == "transport" || key == "shards";
-    check(!(of_ranks && !over_ranks), "make_attention: ", a.type_, " does not read ", key);
-    check(!(of_blocks && !sparse) && !(of_segments && sparse), "make_attention: ", a.type_, " does not read ", key);
+    const bool unread = (of_ranks && !over_ranks) || (of_blocks && !sparse) || (of_segments && sparse);
+    check(!unread, "make_attention: ", a.type_, " does not read ", key);
     if (key == "segment_lengths") lengths = read_list("segment_lengths", value);
     else if (key == "dilation_rates") rates = read_list("dilation_rates", value);
     else if (key == "order") a.order_ = value;
@@ -96,13 +93,8 @@ NamedAttention make_attention(const std::map<std::string, std::string>& config, 
   check(lengths.size() == rates.size(), "make_attention: ", lengths.size(), " segment_lengths and ", rates.size(),
         " dilation_rates must pair up");
   a.spec_.pattern.clear();
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
-    Branch b;
-    b.kind = Branch::Kind::segment;
-    b.size = lengths[i];
-    b.dilation = rates[i];
-    a.spec_.pattern.push_back(b);
-  }
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    a.spec_.pattern.push_back({.kind = Branch::Kind::segment, .size = lengths[i], .dilation = rates[i]});
   return a;
 }
 

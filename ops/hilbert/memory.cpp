@@ -1,5 +1,4 @@
-// Bytes that each mode keeps for backward and needs at its peak, counted off the code of the modes.
-// One S is [B, heads, groups, q, k]; temporaries live to the end of their expression.
+// Bytes that each mode keeps and needs at its peak, counted off its code; S is B x heads x q x k.
 #include <algorithm>
 #include "ops/hilbert/call.h"
 

@@ -7,20 +7,18 @@
 #include "ops/ops.h"
 
 namespace hilt {
-namespace {
 
 /// To bring an index to a GPU is to wait, so those used last stay there.
-Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
+static Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
   const auto made = [&] { return moved(from_values(index, {std::ssize(index)}), device); };
   if (device.is_cpu()) return made();
   constexpr std::size_t kKept = 16, kKeptBytes = std::size_t{64} << 20, kPair = 2;  // an order and its inverse
-  static auto& recent = *new Recent<std::pair<Device, std::vector<std::int32_t>>, Tensor>(
-      kKept, kKeptBytes, kPair);  // outlives every device
+  static auto& recent = *new Recent<std::pair<Device, std::vector<std::int32_t>>, Tensor>(kKept, kKeptBytes, kPair);
   return recent.get({device, index}, made, [](const Tensor& x) { return x.bytes(); });
 }
 
-Tensor reordered(std::string_view label, const Tensor& x, const std::vector<std::int32_t>& index,
-                 const std::vector<std::int32_t>& inverse, int axis) {
+static Tensor reordered(std::string_view label, const Tensor& x, const std::vector<std::int32_t>& index,
+                        const std::vector<std::int32_t>& inverse, int axis) {
   const int along = checked_axis(label.data(), axis, x.rank());
   check(x.dim(along) == std::ssize(index), label, ": axis ", axis, " of ", x.shape(), " has ", x.dim(along),
         " tokens, the order ", index.size());
@@ -29,8 +27,6 @@ Tensor reordered(std::string_view label, const Tensor& x, const std::vector<std:
       label, x, [=](const Tensor& in) { return gather(in, along, there); },
       [=](const Tensor& dy) { return gather(dy, along, back); });
 }
-
-}  // namespace
 
 Tensor reorder(const Tensor& x, const Permutation& order, int axis) {
   return reordered("reorder", x, order.token_at, order.position_of, axis);

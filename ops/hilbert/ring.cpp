@@ -1,15 +1,5 @@
-// Attention over ranks: each stage is one part of an online softmax; ops/hilbert/README.md derives
-// how parts are merged.
-//
-//   forward    a rank's queries attend to its own keys first, then, stage by stage, to keys that arrive; while
-//              a stage is computed, the rows of the next one travel
-//   backward   with the L and Delta of the whole. A stage's part of dQ is added up here; its dK and dV of rows
-//              that another rank owns travel to it in f32 while the next stage is computed, and are added there
-//              in the order of stages
-//
-// Every row goes straight from its owner to who attends to it. A ring in which ranks hand on what
-// they got would carry the same bytes of K and V, but also rows that only later ranks need, and one
-// hop more of dK, dV.
+// Attention over ranks: each stage is one part of an online softmax, and while it is computed the
+// rows of the next one travel, each straight from its owner; backward, dK and dV go home in f32.
 #include "ops/hilbert/ring.h"
 #include <algorithm>
 #include <iomanip>
@@ -30,7 +20,6 @@ Tensor index_of(const std::vector<std::int32_t>& rows, Device device) {
   return moved(from_values(rows, {std::ssize(rows)}), device);
 }
 
-/// The rows that a peer needs, dense.
 Tensor parcel_of(const Tensor& x, const ShardPlan::Parcel& p) {
   return p.rows.empty() ? dense(x) : gather(x, 1, index_of(p.rows, x.device()));
 }
@@ -39,7 +28,6 @@ Tensor blank_parcel(const ShardPlan::Parcel& p, const Tensor& like, DType type) 
   return empty(like.shape().with(1, p.count), type, like.device());
 }
 
-/// Keys and values of a stage, under way.
 struct Incoming {
   Transfer transfer;
   std::vector<Tensor> k, v;  // a parcel each

@@ -1,5 +1,4 @@
-// Score terms: what each asks of its tensor, how taped and hybrid compute it from ops, and what the
-// kernels are told. kernels/terms.h has the same formulas for one pair.
+// Score terms: what each asks of its tensor, its formula in ops, and what the kernels are told.
 #include "ops/hilbert/terms.h"
 #include <cmath>
 #include <limits>
@@ -42,7 +41,6 @@ template <class F> Tensor of_sites(const GroupBatch& g, bool on_grid, F&& f) {
              kernels::site_of(g.grid, on_grid, u - g.first[group]));
   });
 }
-/// x [H, ..] of the batch's heads.
 Tensor of_heads(const Tensor& x, int axis, const GroupBatch& g) {
   return g.q_heads && x.dim(axis) > 1 ? gather(x, axis, g.q_heads) : x;
 }
@@ -106,8 +104,7 @@ void check_bias(const Call& call, const Tensor& x) {
   check(fits, "bias: ", x.shape(), " does not broadcast to [batch ", want[0], ", heads ", want[1], ", queries ",
         want[2], ", keys ", want[3], "]");
 }
-/// b [B', H', Lq', Lk'] at the pairs: what is broadcast stays so. Where rows of the batch are one,
-/// its queries are those of all rows.
+/// b [B', H', Lq', Lk'] at the pairs, what is broadcast staying so; of one row, queries of all.
 Tensor add_bias(const Call& call, const GroupBatch& g, const Tensor& s, const Tensor& bias) {
   Tensor b = to(of_heads(bias, 1, g), s.dtype());
   const Index each = b.dim(2), heads = b.dim(1), keys = b.dim(3);
@@ -221,15 +218,13 @@ ScoreTerms fitted_terms(ScoreTerms terms, DType dtype, Index length) {
 
 // ---- a call's -----------------------------------------------------------------------------------
 
-namespace {
 /// A GPU's are made once: a step that is recorded brings nothing from the host.
-Tensor published_slopes(Index heads, DType dtype, Device device) {
+static Tensor published_slopes(Index heads, DType dtype, Device device) {
   if (device.is_cpu()) return alibi_slopes(heads, dtype);
   static auto& known =  // outlives every device
       *new Recent<std::tuple<Index, DType, Device>, Tensor>(std::numeric_limits<std::size_t>::max());
   return known.get({heads, dtype, device}, [&] { return alibi_slopes(heads, dtype, device); });
 }
-}  // namespace
 
 void resolve_terms(Call& call, const Tensor& q) {
   ScoreTerms& x = call.options.terms;
@@ -283,8 +278,7 @@ bool has_odd_terms(const ScoreTerms& terms) {
 
 // ---- for kernels --------------------------------------------------------------------------------
 
-namespace {
-template <class Void, class T> kernels::PairTensor<Void> pair_tensor(T& x, const Call& call) {
+template <class Void, class T> static kernels::PairTensor<Void> pair_tensor(T& x, const Call& call) {
   if (!x) return {};
   const Index want[] = {call.batch, call.heads(), call.plan->queries(), call.plan->length()};
   Index stride[4];
@@ -295,7 +289,6 @@ template <class Void, class T> kernels::PairTensor<Void> pair_tensor(T& x, const
   const std::int32_t* const rows = call.bias_row.empty() ? nullptr : call.bias_row.data();
   return {data, x.dtype(), stride[0], stride[1], stride[2], stride[3], rows};
 }
-}  // namespace
 
 kernels::Terms kernel_terms(const Call& call) {
   const ScoreTerms& x = call.options.terms;

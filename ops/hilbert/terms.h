@@ -22,8 +22,7 @@ struct ScoreTerms {
   /// [H, 2 r + 1] of t - u; [H, 2 ry + 1, 2 rx + 1] and [H, 2 rt + 1, 2 ry + 1, 2 rx + 1] of the
   /// coordinates on the order's grid. Query minus key, index 0 is -r; beyond r counts as r.
   Tensor relative;
-  /// Broadcasts to [B, H, Lq, L], queries first: by tokens, where not all ask by row of q. -inf
-  /// masks a pair.
+  /// Broadcasts to [B, H, Lq, L], queries first: by tokens, or by rows of q. -inf masks a pair.
   Tensor bias;
   /// [H]: joins every row's denominator, e^sink, with value 0; -inf is none.
   Tensor sink;
@@ -45,12 +44,10 @@ struct TermConfig {
   bool learns() const { return alibi == Alibi::learned || relative.rank() > 0 || bias.rank() > 0 || sink; }
   friend bool operator==(const TermConfig&, const TermConfig&) = default;
 };
-/// Reads one of them: alibi none|published|learned, relative 17x17, bias 1x4x1xL (L: the tokens of
-/// a row).
+/// Reads a term: alibi none|published|learned, relative 17x17, bias 1x4x1xL (L: a row's tokens).
 void read_term(TermConfig& config, std::string_view name, std::string_view text);
 
-/// Its tensors, for a call with q of this type: learned slopes begin with the published ones, all
-/// else with zeros.
+/// Its tensors for q of this type: learned slopes begin with the published ones, others with 0.
 ScoreTerms make_terms(const TermConfig& config, Index heads, Index length, DType dtype = DType::f32);
 /// f(name, tensor) of every tensor that is there: slopes, relative, bias, sink. f may replace it.
 void visit_terms(ScoreTerms& terms, const std::function<void(const std::string& name, Tensor& tensor)>& f);

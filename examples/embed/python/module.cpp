@@ -214,8 +214,7 @@ nb::tuple forward(const NativeCall& call, std::optional<std::uint64_t> seed, boo
   return nb::make_tuple(array_or_none(std::move(r.o)), array_or_none(std::move(r.lse)));
 }
 
-/// Gradients of the seven, of those that are wanted and there. known: o and lse of forward, and
-/// their gradients, which may be None.
+/// Gradients of those of the seven that are wanted and there. known: forward's o, lse, theirs.
 nb::list backward(const NativeCall& call, std::optional<std::uint64_t> seed, const nb::sequence& wanted,
                   const nb::tuple& tensors, const nb::tuple& known) {
   const Inputs in = inputs_of(call, seed, tensors);

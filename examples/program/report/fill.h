@@ -3,8 +3,7 @@
 #include <string>
 #include <string_view>
 
-// Private to examples/: a page from its template and the program's JSON. All markup is in the
-// template.
+// Private to examples/: a page from its template, which has all markup, and the program's JSON.
 
 namespace report {
 

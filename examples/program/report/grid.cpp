@@ -2,17 +2,15 @@
 #include "grid.h"
 
 namespace report {
-namespace {
 
 using Index = std::int64_t;
 
-void move_to(std::string& path, Index x, Index y, const char* half_x = "", const char* half_y = "") {
+static void move_to(std::string& path, Index x, Index y, const char* half_x = "", const char* half_y = "") {
   path += "M" + std::to_string(x) + half_x + " " + std::to_string(y) + half_y;
 }
 
-/// Strokes along a row, or down a column, from run to run of cells where in() holds; `half` drops
-/// those of a row to its middle.
-template <class F> void runs(std::string& path, Index count, Index line, bool down, const char* half, F&& in) {
+/// Strokes along a row, or down a column, over runs of in(); `half` drops a row's to its middle.
+template <class F> static void runs(std::string& path, Index count, Index line, bool down, const char* half, F&& in) {
   for (Index i = 0; i < count; ++i) {
     if (!in(i)) continue;
     const Index begin = i;
@@ -24,7 +22,7 @@ template <class F> void runs(std::string& path, Index count, Index line, bool do
 }
 
 /// Strokes between neighbours of different labels, on lines from `first` to as far from the end.
-template <class F> std::string borders(Index width, Index height, Index first, F&& label) {
+template <class F> static std::string borders(Index width, Index height, Index first, F&& label) {
   std::string path;
   for (Index y = first; y <= height - first; ++y)
     runs(path, width, y, false, "", [&](Index x) { return label(x, y - 1) != label(x, y); });
@@ -32,8 +30,6 @@ template <class F> std::string borders(Index width, Index height, Index first, F
     runs(path, height, x, true, "", [&](Index y) { return label(x - 1, y) != label(x, y); });
   return path;
 }
-
-}  // namespace
 
 std::string cells_path(Index width, Index height, const std::function<bool(Index, Index)>& in) {
   std::string path;

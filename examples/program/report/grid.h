@@ -4,16 +4,13 @@
 #include <string>
 #include <vector>
 
-// Private to examples/: pictures of grids, in SVG path data with one unit a cell. Runs of equal
-// cells are one stroke, so that a page of them stays small.
+// Private to examples/: pictures of grids in SVG path data; runs of equal cells are one stroke.
 
 namespace report {
 
-/// Cells (x, y) of width x height for which in(x, y) holds, as horizontal strokes one unit wide:
-/// draw with stroke-width 1.
+/// Cells (x, y) for which in(x, y) holds, as horizontal strokes: draw with stroke-width 1.
 std::string cells_path(std::int64_t width, std::int64_t height,
                        const std::function<bool(std::int64_t, std::int64_t)>& in);
-/// The border of such a set of cells.
 std::string outline_path(std::int64_t width, std::int64_t height,
                          const std::function<bool(std::int64_t, std::int64_t)>& in);
 /// The lines between neighbouring cells whose label(x, y) differs.

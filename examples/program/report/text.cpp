@@ -6,9 +6,8 @@
 #include <cstdio>
 
 namespace report {
-namespace {
 
-std::string with_prefix(double n, const char* unit) {
+static std::string with_prefix(double n, const char* unit) {
   constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T", "P"};
   int prefix = 0;
   while (std::abs(n) >= 999.5 && prefix < 5) n /= 1000, ++prefix;
@@ -16,8 +15,6 @@ std::string with_prefix(double n, const char* unit) {
   const std::string unit_text = std::string(kPrefixes[prefix]) + unit;
   return format("%.*f%s%s", decimals, n, unit_text.empty() ? "" : " ", unit_text.c_str());
 }
-
-}  // namespace
 
 std::string escape(const std::string& text) {
   std::string out;

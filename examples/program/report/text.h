@@ -8,7 +8,6 @@ namespace report {
 /// & < > " as entities.
 std::string escape(const std::string& text);
 
-/// printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
 std::string bytes(double n);          // 512 B, 4.19 MB, 17.2 GB: powers of 1000, three digits

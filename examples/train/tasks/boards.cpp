@@ -1,6 +1,5 @@
-// Boards with a target a cell: Game of Life, and spins near the critical point of the Ising model
-// under noise, whose best reader is known. Its lattice is walked cell by cell, the shorter side
-// inside, so that what is to come depends on the last `side_` spins alone:
+// Game of Life, and spins of the Ising model under noise, whose lattice is walked cell by cell, the
+// shorter side inside, so that what is to come depends on the last `side_` spins alone:
 //
 //      after[k](state) = sum over spin k of e^(coupling spin (left + above)) lean^spin after[k + 1](state with spin k)
 //
@@ -15,26 +14,22 @@ using namespace hilt;
 
 namespace {
 
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
 class BoardTask : public Task {
  public:
-  BoardTask(Index height, Index width, std::uint64_t seed) : height_(height), width_(width), seed_(seed) {
+  BoardTask(Index height, Index width, std::uint64_t seed) : height_(height), width_(width) {
+    seed_ = seed;
     check(height >= 1 && width >= 1, "a board of ", height, "x", width);
     length_ = checked_mul(height, width, "board"), classes_ = tokens_ = 2;
     vocabulary_ = Vocabulary::characters({U'.', U'#'});
   }
   void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
-    Draws draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
+    Draws draws = drawn(split, number);
     draw(draws, {inputs, at(length_)}, {targets, at(length_)});
   }
 
  protected:
   virtual void draw(Draws& draws, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const = 0;
   Index height_, width_;
-
- private:
-  std::uint64_t seed_;
 };
 
 class LifeTask : public BoardTask {

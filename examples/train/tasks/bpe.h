@@ -22,8 +22,7 @@ std::size_t word_end(std::string_view text, std::size_t at);
 
 class Bpe {
  public:
-  /// From vocab.json and merges.txt, or else tokenizer.json. Throws Code::data where what they ask
-  /// for is not what GPT-2 does.
+  /// From vocab.json and merges.txt, or else tokenizer.json; Code::data where GPT-2 does otherwise.
   static Bpe from_directory(const std::string& directory);
   /// The text of a tokenizer.json; `what` opens errors.
   static Bpe from_json(std::string_view text, const std::string& what);

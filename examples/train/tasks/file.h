@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -34,8 +35,7 @@ class File {
     size_ = status.st_size;
     written_ = time_of(status);
   }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
+  File(File&&) = delete;  // nor copied
   ~File() { ::close(descriptor_); }
 
   Index size() const { return size_; }
@@ -93,8 +93,7 @@ class File {
   mutable std::mutex mutex_;
 };
 
-/// Both sides of a text's split need a row and the token after it. Where the last tenth begins, or
-/// earlier in a short text.
+/// Both sides of a split need a row and a token. Where its last tenth, or more if short, begins.
 inline Index split_of(const File& file, Index units, const char* unit, Index length) {
   const Index least = length + 1, split = std::min(units - units / 10, units - least);
   if (split < least)
@@ -103,6 +102,26 @@ inline Index split_of(const File& file, Index units, const char* unit, Index len
         " (a row and the token after it, for training and for validation); use a longer text or a smaller --context");
   return split;
 }
+
+/// A row begins anywhere in its part of a text, and its targets are one token further.
+class TextRows : public Task {
+ public:
+  void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
+    const Index begin = split == Split::train ? 0 : split_, end = split == Split::train ? split_ : units_;
+    std::vector<std::int32_t> tokens(at(length_ + 1));
+    read_tokens(begin + drawn(split, number).below(end - begin - length_), tokens);
+    std::copy_n(tokens.data(), length_, inputs);
+    std::copy_n(tokens.data() + 1, length_, targets);
+  }
+
+ protected:
+  TextRows(Index length, std::uint64_t seed) {
+    hilt::check(length >= 1, "text: a row of ", length, " tokens");
+    length_ = length, seed_ = seed;
+  }
+  virtual void read_tokens(Index first, std::span<std::int32_t> tokens) const = 0;
+  Index units_ = 0, split_ = 0;  // all there are, and those for training
+};
 
 /// text_task where tokens are byte pairs.
 std::unique_ptr<Task> pairs_task(const std::string& path, Index length, std::uint64_t seed,

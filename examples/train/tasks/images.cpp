@@ -11,11 +11,11 @@ using namespace hilt;
 
 namespace {
 
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
 class PatchTask : public Task {
  public:
-  PatchTask(const Patches& patches, Index channels, Index classes) : patches_(patches), channels_(channels) {
+  PatchTask(const Patches& patches, Index channels, Index classes, std::uint64_t seed)
+      : patches_(patches), channels_(channels) {
+    seed_ = seed;
     length_ = checked_mul(patches.height, patches.width, "images"), targets_ = 1, classes_ = classes;
     tokens_ = checked_mul(checked_mul(patches.side, patches.side, "images"), channels, "images");
   }
@@ -72,15 +72,14 @@ bool is_inside(std::size_t shape, double u, double v) {
 
 class ShapesTask : public PatchTask {
  public:
-  ShapesTask(const Patches& patches, std::uint64_t seed)
-      : PatchTask(patches, 1, static_cast<Index>(kShapes.size())), seed_(seed) {
+  ShapesTask(const Patches& patches, std::uint64_t seed) : PatchTask(patches, 1, std::ssize(kShapes), seed) {
     identity_ = {{"images.checksum", "shapes"}};
   }
   std::string name_of(Index c) const override { return kShapes[at(c)]; }
 
  private:
   std::int32_t image(Split split, Index number, std::span<float> pixels) const override {
-    Draws draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
+    Draws draws = drawn(split, number);
     const auto between = [&](double low, double high) { return low + (high - low) * draws.uniform(); };
     constexpr double kNoise = 1;
     const Index height = patches_.height * patches_.side, width = patches_.width * patches_.side;
@@ -94,10 +93,8 @@ class ShapesTask : public PatchTask {
     }
     return static_cast<std::int32_t>(shape);
   }
-  std::uint64_t seed_;
 };
 
-/// f(), whose errors then name the option beside the file.
 template <class F> auto named(const std::string& option, const std::string& path, F&& f) try {
   return f();
 } catch (const Error& e) {
@@ -117,9 +114,7 @@ class ImagesTask : public PatchTask {
  public:
   ImagesTask(const std::string& path, const std::string& labels, const Patches& patches, std::uint64_t seed,
              const Tensor& read)
-      : PatchTask(patches, read.rank() == 4 ? read.dim(3) : 1, 0),
-        seed_(seed),
-        pixels_(contiguous(to(read, DType::f32))) {
+      : PatchTask(patches, read.rank() == 4 ? read.dim(3) : 1, 0, seed), pixels_(contiguous(to(read, DType::f32))) {
     const auto bad = [&](const auto&... parts) { fail_with(Code::data, "--images (", path, "): ", parts...); };
     const Index count = read.dim(0), height = patches.height * patches.side, width = patches.width * patches.side;
     if (read.dim(1) != height || read.dim(2) != width)
@@ -133,8 +128,7 @@ class ImagesTask : public PatchTask {
         bad("image ", i / (pixels_.numel() / count), " has a pixel that is ", x[i], "; pixels are finite in f32");
       sum += x[i], squares += static_cast<double>(x[i]) * x[i];
     }
-    const double n = static_cast<double>(pixels_.numel()), mean = sum / n,
-                 spread = std::sqrt(squares / n - mean * mean);
+    const auto n = static_cast<double>(pixels_.numel()), mean = sum / n, spread = std::sqrt(squares / n - mean * mean);
     std::uint64_t checksum = hilt::checksum(0, x, pixels_.bytes());
     for (Index i = 0; i < pixels_.numel(); ++i) x[i] = static_cast<float>((x[i] - mean) / (spread > 0 ? spread : 1));
     read_labels(labels, count);
@@ -171,7 +165,6 @@ class ImagesTask : public PatchTask {
     return labels_[at(which)];
   }
 
-  std::uint64_t seed_;
   Tensor pixels_;  // f32 [N, H, W, C]
   std::vector<std::int32_t> labels_;
   std::vector<Index> order_;  // of images: those for training, then those held out

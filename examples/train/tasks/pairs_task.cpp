@@ -1,5 +1,4 @@
-// A text in byte pairs as a task. It is read once from end to end, in pieces; its tokens go to a
-// file, four bytes each, from which rows are read.
+// A text in byte pairs as a task: read once, in pieces; its tokens go to a file, four bytes each.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -87,17 +86,16 @@ void tokenize(const File& text, const Bpe& bpe, const std::string& path) {
   }
 }
 
-class PairsTask : public Task {
+class PairsTask : public TextRows {
  public:
   PairsTask(const std::string& path, Index length, std::uint64_t seed, const std::optional<Vocabulary>& vocabulary,
             const std::string& tokenizer, const std::string& keep_in)
-      : seed_(seed) {
-    check(length >= 1, "text: a row of ", length, " tokens");
+      : TextRows(length, seed) {
     File text(path);
     if (text.size() == 0) text.bad("is empty; expected a text");
     if (vocabulary && vocabulary->alphabet() != Alphabet::bpe) text.bad("read as byte pairs, the model knows others");
     vocabulary_ = vocabulary ? *vocabulary : Vocabulary::pairs(tokenizer_of(text, tokenizer));
-    length_ = length, classes_ = tokens_ = vocabulary_.size();
+    classes_ = tokens_ = vocabulary_.size();
     identity_ = text.identify();
     const std::string pairs = vocabulary_.text(), &sum = identity_.at("text.checksum");
     char name[64];
@@ -113,24 +111,15 @@ class PairsTask : public Task {
     split_ = split_of(text, units_, "tokens", length);
   }
 
-  void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
-    Draws draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
-    const Index begin = split == Split::train ? 0 : split_, end = split == Split::train ? split_ : units_;
-    const Index at = begin + draws.below(end - begin - length_);
-    std::vector<std::int32_t> row(static_cast<std::size_t>(length_ + 1));
-    file_->read(kBytes * at, {reinterpret_cast<char*>(row.data()), row.size() * sizeof row[0]});
-    for (const std::int32_t token : row)
+ private:
+  void read_tokens(Index first, std::span<std::int32_t> tokens) const override {
+    file_->read(kBytes * first, {reinterpret_cast<char*>(tokens.data()), tokens.size_bytes()});
+    for (const std::int32_t token : tokens)
       if (token < 0 || token >= tokens_)
         file_->bad("token ", token, " is none of ", tokens_, "; remove the file, and it is made anew");
-    std::copy_n(row.data(), length_, inputs);
-    std::copy_n(row.data() + 1, length_, targets);
   }
-
- private:
   static constexpr Index kBytes = sizeof(std::int32_t);
   std::optional<File> file_;  // of the tokens
-  std::uint64_t seed_;
-  Index units_ = 0, split_ = 0;  // tokens: all, and those for training
 };
 
 }  // namespace

@@ -1,14 +1,11 @@
 // A grammar as a graph of draws. With W(s) the weight of a draw's options that begin with s,
-// character j of option o costs
+// character j of option o costs its -ln p given all before it, for none is another's beginning:
 //      cost_j(o) = ln W(o[0..j)) - ln W(o[0..j])          sum_j cost_j(o) = -ln p(o)
-// which is -ln p of that character given all before it, because no option is the beginning of
-// another.
 //
 // What comes when: with a(n, m, i) the probability that node n begins at place i of a story while
-// memory m is held,
+// memory m, of lengths, is held,
 //      cost(i + j) += a(n, m, i) p(o) cost_j(o)           a(next, m', i + |o|) += a(n, m, i) p(o)
-// and since memory decides only how long later words are, m need hold no more than lengths. Stories
-// put one after the other renew: with u(k) the probability that one begins at k,
+// Stories put one after the other renew: with u(k) the probability that one begins at k,
 //      u(k) = sum_n u(k - n) p(length = n)                floor(L) = 1/L sum_{t < L} sum_k u(k) cost(t - k)
 #include "stories.h"
 #include <algorithm>
@@ -73,7 +70,6 @@ double take_weight(std::string_view& text, int line) {
   return weight;
 }
 
-/// One way to continue from a label.
 struct Way {
   int line;
   double weight;
@@ -146,7 +142,7 @@ Grammar::Grammar(std::string_view source) {
   for (const auto& [label, unused] : ways)
     if (label != "start") node_of[label] = static_cast<int>(nodes_.size()), nodes_.emplace_back();
   for (const auto& [label, of_label] : ways) {
-    const auto fork = static_cast<std::size_t>(node_of[label]);
+    const auto fork = at(node_of[label]);
     for (const Way& way : of_label) {
       const std::string text = way.text + (way.next.empty() ? "\n" : "");
       if (!way.next.empty() && !node_of.contains(way.next)) bad_grammar(way.line, "no label '" + way.next + "'");
@@ -214,15 +210,15 @@ std::string Grammar::story(Draws& draws) const {
   std::string text;
   std::array<std::size_t, kRegisters> memory{};
   for (int n = 0; n != kEnd;) {
-    const Node& node = nodes_[static_cast<std::size_t>(n)];
+    const Node& node = nodes_[at(n)];
     std::size_t pick = 0;
     if (node.recall >= 0) {
-      pick = memory[static_cast<std::size_t>(node.recall)];
+      pick = memory[at(node.recall)];
     } else if (node.options.size() > 1) {
       double left = draws.uniform();
       while (pick + 1 < node.options.size() && left >= node.options[pick].p) left -= node.options[pick++].p;
     }
-    if (node.store >= 0) memory[static_cast<std::size_t>(node.store)] = pick;
+    if (node.store >= 0) memory[at(node.store)] = pick;
     text += node.options[pick].text;
     n = node.options[pick].next;
   }
@@ -234,11 +230,11 @@ std::vector<double> Grammar::costs(std::string_view text) const {
   out.reserve(text.size());
   std::array<std::size_t, kRegisters> memory{};
   for (int n = 0; out.size() < text.size();) {
-    const Node& node = nodes_[static_cast<std::size_t>(n)];
+    const Node& node = nodes_[at(n)];
     const std::string_view rest = text.substr(out.size());
     std::size_t pick = node.options.size(), agreed = 0;  // the option that agrees with the text for longest
     for (std::size_t i = 0; i < node.options.size(); ++i) {
-      if (node.recall >= 0 && i != memory[static_cast<std::size_t>(node.recall)]) continue;
+      if (node.recall >= 0 && i != memory[at(node.recall)]) continue;
       const std::string& option = node.options[i].text;
       const auto same = static_cast<std::size_t>(std::ranges::mismatch(option, rest).in1 - option.begin());
       if (pick == node.options.size() || same > agreed) pick = i, agreed = same;
@@ -249,7 +245,7 @@ std::vector<double> Grammar::costs(std::string_view text) const {
                 rest[agreed] == '\n' ? std::string("\\n") : std::string(1, rest[agreed]), "' at character ",
                 out.size() + agreed);
     for (std::size_t j = 0; j < agreed; ++j) out.push_back(node.recall >= 0 ? 0 : option.cost[j]);
-    if (node.store >= 0) memory[static_cast<std::size_t>(node.store)] = pick;
+    if (node.store >= 0) memory[at(node.store)] = pick;
     n = option.next == kEnd ? 0 : option.next;
   }
   return out;
@@ -268,17 +264,15 @@ void Grammar::analyze() {
       const auto [state, p] = *states.begin();
       states.erase(states.begin());
       if (p < kNegligible) continue;
-      const Node& node = nodes_[static_cast<std::size_t>(state.first)];
+      const Node& node = nodes_[at(state.first)];
       double share = 1;  // of a remembered word's length among the words it was drawn from
       if (node.recall >= 0) {
         share = 0;
         for (const Option& o : node.options)
-          share += static_cast<Index>(o.text.size()) == state.second[static_cast<std::size_t>(node.recall)] ? o.p : 0;
+          share += static_cast<Index>(o.text.size()) == state.second[at(node.recall)] ? o.p : 0;
       }
       for (const Option& o : node.options) {
-        if (node.recall >= 0 &&
-            static_cast<Index>(o.text.size()) != state.second[static_cast<std::size_t>(node.recall)])
-          continue;
+        if (node.recall >= 0 && static_cast<Index>(o.text.size()) != state.second[at(node.recall)]) continue;
         const double q = p * o.p / share;
         grow(cost_at_, place + o.text.size()), grow(forgetful_cost_at_, place + o.text.size());
         for (std::size_t j = 0; j < o.text.size(); ++j) {
@@ -292,7 +286,7 @@ void Grammar::analyze() {
           continue;
         }
         Memory memory = state.second;
-        if (node.store >= 0) memory[static_cast<std::size_t>(node.store)] = static_cast<std::int8_t>(o.text.size());
+        if (node.store >= 0) memory[at(node.store)] = static_cast<std::int8_t>(o.text.size());
         (end == place ? states : open[end])[{o.next, memory}] += q;
       }
     }
@@ -330,35 +324,33 @@ namespace {
 
 class StoriesTask : public Task {
  public:
-  StoriesTask(Index length, std::uint64_t seed) : seed_(seed) {
+  StoriesTask(Index length, std::uint64_t seed) {
     check(length >= 1, "stories: a row of ", length, " characters");
     std::vector<char32_t> list;
     for (const char c : story_grammar().alphabet()) list.push_back(static_cast<unsigned char>(c));
     vocabulary_ = Vocabulary::characters(list);
-    length_ = length, classes_ = tokens_ = vocabulary_.size();
+    seed_ = seed, length_ = length, classes_ = tokens_ = vocabulary_.size();
     for (std::size_t i = 0; i < list.size(); ++i) token_of_[list[i]] = static_cast<std::int32_t>(i);
   }
 
   void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
-    Draws draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
+    Draws draws = drawn(split, number);
     std::string text = "\n";
     while (static_cast<Index>(text.size()) <= length_) {
       const std::string story = story_grammar().story(draws);
       if (is_held_out(story) == (split == Split::validation)) text += story;
     }
-    for (std::size_t t = 0; t < static_cast<std::size_t>(length_); ++t) {
+    for (std::size_t t = 0; t < at(length_); ++t) {
       inputs[t] = token_of_[static_cast<unsigned char>(text[t])];
       targets[t] = token_of_[static_cast<unsigned char>(text[t + 1])];
     }
   }
   Exact exact(const std::int32_t*, const std::int32_t* targets) const override {
-    const std::vector<double> costs =
-        story_grammar().costs(vocabulary_.decode({targets, static_cast<std::size_t>(length_)}));
+    const auto costs = story_grammar().costs(vocabulary_.decode({targets, at(length_)}));
     return {std::accumulate(costs.begin(), costs.end(), 0.0)};
   }
 
  private:
-  std::uint64_t seed_;
   std::array<std::int32_t, 128> token_of_{};
 };
 

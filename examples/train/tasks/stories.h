@@ -6,11 +6,8 @@
 #include <vector>
 #include "task.h"
 
-// Short stories from a probabilistic grammar. It is unambiguous: a text has one derivation, so its
-// probability is the product of the choices made, and both that and the entropy of what comes next
-// are known exactly at every character. Who, what, which color and where are drawn once, early, and
-// told again later: the second time they cost nothing to a reader that remembers, and the full
-// price to one that does not.
+// Short stories from a probabilistic grammar. A text has one derivation, so its probability, and
+// the entropy of what comes next, are known exactly at every character.
 
 namespace train {
 
@@ -26,16 +23,14 @@ class Grammar {
   explicit Grammar(std::string_view source);
 
   std::string story(Draws& draws) const;
-  /// -ln p of each character given all before it, for a text that begins where a story does and may
-  /// end in the midst of one. Throws Code::data at the first character that cannot stand where it
-  /// does.
+  /// -ln p of each character given all before it, for a text that begins where a story does. Throws
+  /// Code::data at the first character that cannot stand where it does.
   std::vector<double> costs(std::string_view text) const;
 
   double entropy() const { return entropy_; }          // of a story, in nats
   double mean_length() const { return mean_length_; }  // of a story, in characters
   /// The expected mean of costs() over the first `length` characters of stories put one after the
-  /// other: no reader can do better. By dynamic programming over where each part of a story may
-  /// stand, without sampling.
+  /// other: no reader can do better. By dynamic programming, without sampling.
   double floor(Index length) const { return mean_cost(cost_at_, length); }
   /// The same for a reader that knows the grammar but forgets what was drawn.
   double floor_without_memory(Index length) const { return mean_cost(forgetful_cost_at_, length); }
@@ -68,15 +63,13 @@ class Grammar {
   double entropy_ = 0, mean_length_ = 0;
   std::vector<double> length_p_;  // by length: of a story having it
   std::vector<double> cost_at_,
-      forgetful_cost_at_;  // by place in a story: expected cost of the character there, 0 beyond the end
+      forgetful_cost_at_;  // by place in a story: expected cost there, 0 beyond the end
 };
 
-/// The grammar of the task `stories`.
 const Grammar& story_grammar();
 
-/// Rows are stories one after the other, the first from its beginning: inputs open with the end of
-/// line before it. Stories whose text hashes to a multiple of ten are for validation and never
-/// trained on.
+/// Rows are stories one after the other, after the end of a line. Stories whose text hashes to a
+/// multiple of ten are for validation and never trained on.
 std::unique_ptr<Task> stories_task(Index length, std::uint64_t seed);
 bool is_held_out(std::string_view story);
 

@@ -125,8 +125,7 @@ std::string Vocabulary::decode(std::span<const std::int32_t> tokens) const {
 Batch Task::batch(Split split, Index first, Index count) const {
   check(count >= 1 && first >= 0, "batch: ", count, " rows from row ", first);
   Batch b{empty({count, length_}, DType::i32), empty({count, length_}, DType::i32)};
-  std::int32_t *const inputs = b.inputs.mutable_data<std::int32_t>(), *const targets =
-                                                                          b.targets.mutable_data<std::int32_t>();
+  auto *const inputs = b.inputs.mutable_data<std::int32_t>(), *const targets = b.targets.mutable_data<std::int32_t>();
   parallel_for(count, 1, [&](Index begin, Index end) {
     for (Index r = begin; r < end; ++r) row(split, first + r, inputs + r * length_, targets + r * length_);
   });

@@ -7,13 +7,13 @@
 #include <vector>
 #include <hilt/hilt.h>
 
-// What there is to learn: rows of tokens with their targets. A row is a pure function of the seed,
-// the side of the split and its number, so the one thing to remember of how far training got is how
-// many rows it has seen.
+// What there is to learn: rows of tokens with their targets, functions of seed, split and number.
 
 namespace train {
 
 using hilt::Index, hilt::Tensor, hilt::RandomKey, hilt::Batch;
+
+inline std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 /// Random numbers one after the other, all from one key.
 class Draws {
@@ -35,7 +35,6 @@ enum class Alphabet : unsigned char { bytes, characters, bpe };
 /// Tokens and the text they stand for: all 256 bytes, a list of characters in UTF-8, or byte pairs.
 class Vocabulary {
  public:
-  /// One token a byte.
   static Vocabulary bytes();
   /// One token for each character, numbered in the order given.
   static Vocabulary characters(const std::vector<char32_t>& list);
@@ -48,10 +47,8 @@ class Vocabulary {
     return bpe_ ? Alphabet::bpe : characters_.empty() ? Alphabet::bytes : Alphabet::characters;
   }
   const Bpe* bpe() const { return bpe_.get(); }
-  /// The token that is this character, or -1.
   std::int32_t find(char32_t c) const;
-  /// Throws Code::data on invalid UTF-8, with its byte, and on a character that has no token, with
-  /// its place.
+  /// Throws Code::data, with its place, on invalid UTF-8 and on a character that has no token.
   std::vector<std::int32_t> encode(std::string_view text, const std::string& what) const;
   std::string decode(std::span<const std::int32_t> tokens) const;
   /// One string that from_text() reads: for checkpoints.
@@ -63,8 +60,7 @@ class Vocabulary {
   std::shared_ptr<const Bpe> bpe_;
 };
 
-/// The character at `at`, which moves behind it. Throws Code::data naming `what` and the byte
-/// (`offset` + at) where the text stops being UTF-8.
+/// The character at `at`, which moves behind it. Throws Code::data, naming `what` and the byte.
 char32_t read_utf8(std::string_view text, std::size_t& at, const std::string& what, std::size_t offset = 0);
 
 enum class Split : unsigned char { train, validation };
@@ -80,39 +76,37 @@ class Task {
   const Vocabulary& vocabulary() const { return vocabulary_; }
   /// What tells its data from others', where options and seed do not: size and checksum of a text.
   const hilt::SafetensorsMetadata& identity() const { return identity_; }
-  /// Rows first .. first + count - 1.
   virtual Batch batch(Split split, Index first, Index count) const;
   /// Writes one row: length() inputs, targets() targets.
   virtual void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const = 0;
-  /// What the best reader there can be pays for the targets of a row, in nats, and how many it
-  /// hits; a cost below 0: nobody knows.
+  /// What the best reader pays for a row, in nats, and how many it hits; below 0: nobody knows.
   struct Exact {
     double cost = -1, right = 0;
   };
   virtual Exact exact(const std::int32_t* /*inputs*/, const std::int32_t* /*targets*/) const { return {}; }
-  /// What a class is called.
   virtual std::string name_of(Index c) const { return std::to_string(c); }
 
  protected:
+  /// What a row is drawn by.
+  Draws drawn(Split split, Index number) const {
+    return Draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
+  }
+  std::uint64_t seed_ = 0;
   Index length_ = 0, classes_ = 0, tokens_ = 0, targets_ = 0;  // targets_ 0: one a token
   Vocabulary vocabulary_ = Vocabulary::bytes();
   hilt::SafetensorsMetadata identity_;
 };
 
-/// Runs of `length` tokens from anywhere in a file, each with the token that follows. The last
-/// tenth is for validation. The file is read where it is needed, so it may be larger than memory,
-/// and once from end to end beforehand. It may lose its name meanwhile; rows of one that was
-/// shortened or written to throw Code::data. `vocabulary` replaces the file's own.
-/// Byte pairs are those of `tokenizer`, a directory or "train:N", and the text is read once: its
-/// tokens go to a file in `keep_in`, whose name tells which text and tokenizer, or where that is
-/// empty to one without a name.
+/// Runs of `length` tokens from anywhere in a file, which is read where it is needed; the last
+/// tenth is for validation, and rows of one that changed throw Code::data. `vocabulary` replaces
+/// the file's own. Byte pairs are those of `tokenizer`, a directory or "train:N"; tokens go to a
+/// file in `keep_in`, or to one without a name.
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
                                 const std::optional<Vocabulary>& vocabulary = std::nullopt,
                                 const std::string& tokenizer = "", const std::string& keep_in = "");
 
-/// What simpler readers reach, in nats a target, on rows of the validation split after counting in
-/// rows of the training split: that knows only how often each class is; that also knows the token
-/// before (for life: the cell itself). Unseen pairs count as seen a hundredth of a time.
+/// What simpler readers reach, in nats a target, after counting in rows of the training split: that
+/// knows how often each class is; that also knows the token before (for life: the cell itself).
 struct Yardsticks {
   double uniform = 0, unigram = 0, bigram = 0;
 };

@@ -13,12 +13,11 @@ namespace {
 
 constexpr Index kLandmark = 1024;  // characters from one remembered byte to the next
 
-class TextTask : public Task {
+class TextTask : public TextRows {
  public:
   TextTask(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
            const std::optional<Vocabulary>& vocabulary)
-      : file_(path), seed_(seed) {
-    check(length >= 1, "text: a row of ", length, " tokens");
+      : TextRows(length, seed), file_(path) {
     if (file_.size() == 0) file_.bad("is empty; expected a text");
     units_ = file_.size();
     if (alphabet == Alphabet::characters) {
@@ -34,29 +33,22 @@ class TextTask : public Task {
                     ") that the model does not know");
       vocabulary_ = *vocabulary;
     }
-    length_ = length, classes_ = tokens_ = vocabulary_.size();
+    classes_ = tokens_ = vocabulary_.size();
     identity_ = file_.identify();
     split_ = split_of(file_, units_, alphabet == Alphabet::bytes ? "bytes" : "characters", length);
   }
 
-  void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
-    Draws draws({seed_, static_cast<std::uint64_t>(number) * 2 + (split == Split::validation)});
-    const Index begin = split == Split::train ? 0 : split_, end = split == Split::train ? split_ : units_;
-    const Index at = begin + draws.below(end - begin - length_);
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(length_ + 1));
+ private:
+  void read_tokens(Index first, std::span<std::int32_t> tokens) const override {
     if (vocabulary_.alphabet() == Alphabet::bytes) {
       std::vector<char> bytes(tokens.size());
-      file_.read(at, bytes);
+      file_.read(first, bytes);
       std::ranges::transform(bytes, tokens.begin(), [](char c) { return static_cast<unsigned char>(c); });
     } else {
-      read_characters(at, tokens);
+      read_characters(first, tokens);
     }
     file_.check_unchanged();
-    std::copy(tokens.begin(), tokens.end() - 1, inputs);
-    std::copy(tokens.begin() + 1, tokens.end(), targets);
   }
-
- private:
   /// Reads everything once: which characters there are, how many, and where every 1,024th begins.
   std::vector<char32_t> survey() {
     std::set<char32_t> seen;
@@ -85,8 +77,7 @@ class TextTask : public Task {
 
   void read_characters(Index first, std::span<std::int32_t> tokens) const {
     const Index skip = first % kLandmark, from = landmarks_[static_cast<std::size_t>(first / kLandmark)];
-    const Index most =
-        std::min(4 * (skip + static_cast<Index>(tokens.size())), file_.size() - from);  // 4 bytes each at most
+    const Index most = std::min(4 * (skip + static_cast<Index>(tokens.size())), file_.size() - from);
     std::string bytes(static_cast<std::size_t>(most), '\0');
     file_.read(from, bytes);
     std::size_t at = 0;
@@ -101,8 +92,6 @@ class TextTask : public Task {
   }
 
   File file_;
-  std::uint64_t seed_;
-  Index units_ = 0, split_ = 0;  // bytes or characters: all, and those for training
   std::vector<Index> landmarks_;
   std::vector<char32_t> found_;
 };

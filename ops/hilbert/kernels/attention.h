@@ -7,9 +7,8 @@
 #include "ops/hilbert/kernels/terms.h"
 #include "ops/hilbert/plan/attends.h"
 
-// The door to the attention kernels. A pass is one struct: it says what is computed, over which
-// tiles, from which rows to which. On a GPU route() decides from it, once, which kernel runs;
-// whoever calls makes the memory that this route wants, and runs it.
+// The door to the attention kernels. A pass is one struct: what is computed, over which tiles, from
+// which rows to which. On a GPU route() decides from it, once, which kernel runs.
 
 namespace hilt::kernels {
 
@@ -43,8 +42,7 @@ template <class... Types, class F> [[gnu::always_inline]] inline void with_type(
   (void)((type == dtype_of<Types> && (f.template operator()<Types>(), true)) || ...);
 }
 
-/// One attention call. Head h reads key head h / (heads / kv_heads). `queries`: rows of q, o and
-/// lse; how many k and v have, no kernel asks.
+/// One attention call. Head h reads key head h / (heads / kv_heads). `queries`: rows of q, o, lse.
 struct AttentionSizes {
   Index batch, queries, heads, kv_heads, dim;
   double scale;
@@ -85,9 +83,8 @@ struct AttentionPass {
 };
 
 /// o [B, Lq, H, D], of the type of q or of its Stat, and lse [B, H, Lq] hold the state of an online
-/// softmax at the tokens' own rows: where `fresh`, rows of q_token are written; else they continue
-/// from what is there, which merges this tiling with those before it. A row without keys is left
-/// (0, -inf) when fresh.
+/// softmax: where `fresh`, rows of q_token are written, (0, -inf) without keys; else they continue
+/// from what is there, which merges this tiling with those before it.
 struct ForwardPass : AttentionPass {
   Output o;
   void* lse;  // Stat
@@ -103,8 +100,7 @@ struct DeltaPass {
 };
 
 /// With the final (merged) lse and delta. dq [B, Lq, H, D], dk and dv [B, L, Hk, D] are added to
-/// where they are of the accumulator's type; on a direct route they are of the type of q, and every
-/// listed row, and no other, is written.
+/// where they are of the accumulator's type; else, on a direct route, every listed row is written.
 struct BackwardPass : AttentionPass {
   Input o, d_o;
   const void *lse, *delta;  // Stat
@@ -119,8 +115,7 @@ template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass&);
 
 // ---- on a GPU -----------------------------------------------------------------------------------
 
-/// The kernels there are. hopper_one_owner goes back in one pass, where the keys of each query lie
-/// in one tile; all others pass twice over scores.
+/// The kernels there are. hopper_one_owner goes back in one pass, the others in two over scores.
 enum class Route : unsigned char { cpu, plain, mma, hopper_one_owner, hopper };
 /// cpu, plain, mma or hopper: what people see and HILT_ROUTE names.
 constexpr std::string_view name_of(Route route) {
@@ -134,8 +129,7 @@ struct Decision {
   bool direct = false;      // of a backward pass: gradients are rounded once and written
   bool delta = true;        // it reads delta
 };
-/// Decides from the sizes, tiles, types and inputs of a pass; results need not be there yet.
-/// `whole`: this pass alone makes the gradients of its call.
+/// Decides from sizes, tiles, types and inputs. `whole`: this pass alone makes all gradients.
 Decision route(Cuda, const ForwardPass&);
 Decision route(Cuda, const BackwardPass&, bool whole);
 

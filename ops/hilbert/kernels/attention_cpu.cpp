@@ -43,8 +43,7 @@ template <class W> Vector<W>& vector_at(W* x) { return *reinterpret_cast<Vector<
 template <class W> const Vector<W>& vector_at(const W* x) { return *reinterpret_cast<const Vector<W>*>(x); }
 template <class W> Index whole_vectors(Index n) { return (n + kLanes<W> - 1) / kLanes<W> * kLanes<W>; }
 
-/// Rows of whole vectors. From one to the next it is an odd number of cache lines, so that a column
-/// meets every set of the L1 cache.
+/// Rows of whole vectors, an odd number of cache lines apart: a column meets all sets of the L1.
 template <class W> struct Tile {
   W* at = nullptr;
   Index pitch = 0;
@@ -91,8 +90,7 @@ template <int R, int V, class W>
     if (rows > 0) block_rows<R / 2, V>(a, b, c, rows, n, add);
 }
 
-/// C (+)= A B: `rows` x `columns`, `n` terms each. Writes whole vectors, V of them at a time, the
-/// rest by halves of V.
+/// C (+)= A B: `rows` x `columns`, `n` terms each, whole vectors, V at a time, the rest by halves.
 template <int V = kColumns, class W>
 void product(Left<W> a, Tile<W> b, Tile<W> c, Index rows, Index n, Index columns, bool add = false) {
   constexpr Index kStep = V * kLanes<W>;
@@ -126,7 +124,6 @@ template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> 
 
 // ---- rows in and out ----------------------------------------------------------------------------
 
-/// What a tile of one operand is made of.
 template <class T> struct Source {
   Rows<T> rows;
   Index b, h, dim;
@@ -263,8 +260,7 @@ template <class W, class Op> W fold(Vector<W> x, Op op) {
   return fold<kLanes<W> / 2, W>(x, op, std::make_integer_sequence<int, kLanes<W>>());
 }
 
-/// e^x of weights: x is not above 88, and what is below the normal numbers is 0. NaN stays. Takes
-/// two thirds of the steps of math::exp.
+/// e^x of weights: x is not above 88; below the normal numbers is 0, NaN stays. Beats math::exp.
 template <class W> [[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
   if constexpr (sizeof(W) == 8) {
     for (int l = 0; l < kLanes<W>; ++l) x[l] = math::exp(x[l]);
@@ -284,8 +280,7 @@ template <class W> [[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
   }
 }
 
-/// One row of an online softmax: s becomes e^(s - m); l and o, sums relative to the m of before,
-/// follow. n: whole vectors.
+/// One row of an online softmax: s becomes e^(s - m), and l and o follow. n: whole vectors.
 template <class W> void online_softmax(W* s, Index n, W& m, W& l, W* o, Index dim) {
   const auto larger = [](Vector<W> a, Vector<W> b) { return b > a ? b : a; };
   Vector<W> top = Vector<W>{} + m, sum{};
@@ -337,9 +332,8 @@ struct Memory {
   std::byte* block;
 };
 
-/// task(i, space) for i in [0, n), begun in ascending order, each thread with a Space of its own.
-/// Memory comes first: no task can fail, so one may wait for another that began before it.
-/// entries: of a table whose gradient is summed.
+/// task(i, space) for i in [0, n), begun in ascending order, each thread with a Space of its own:
+/// no task can fail, so one may wait for an earlier one. entries: of a table that gets a gradient.
 template <class Space, class Task> void run_tasks(Index n, Index dim, Index entries, Task&& task) {
   if (n <= 0) return;
   const Index workers = thread_count() < n ? thread_count() : n, bytes = bytes_of<Space>(dim, entries);
@@ -524,7 +518,6 @@ void wait_for(const std::int32_t* done, std::int32_t turn) {
   while (__atomic_load_n(done, __ATOMIC_ACQUIRE) != turn) sched_yield();
 }
 
-/// to[i] += x[i] for rows [begin, end).
 template <class W> void add_rows(const Source<W>& to, Tile<W> x, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     W *const sum = to.row(i), *const term = x.row(i);
@@ -539,14 +532,12 @@ template <class W> void add_rows(const Source<W>& to, Tile<W> x, Index begin, In
   }
 }
 
-/// What tasks have done so far.
 struct Done {
   std::int32_t* shares;  // [places, Hk, parts of the keys]: how many have been added to dk and dv
   std::int32_t* heads;   // [entries of keys]: how many have been added to a shared bias, or null
 };
 
-/// The query tiles of a run of these lists at place `number`, of head h, which comes after `before`
-/// others of its key head, and after `earlier` at all places.
+/// Query tiles of a run at place `number`, of head h, after `before` others of its key head.
 template <class T, class W>
 void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients& d_terms, Done done, Index number,
                   Index h, Index before, Index earlier, Tiling::Range run, const BackwardSpace<W>& space) {

@@ -3,19 +3,16 @@
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/isa.h"
 
-// Score terms, a row of a tile at a time: a query and the keys of one tile. For attention_cpu.cpp
-// alone, and compiled with it once an instruction set, so nothing here has external linkage.
+// Score terms, a row of a tile at a time. For attention_cpu.cpp alone: no external linkage.
 
 namespace hilt::kernels {
 namespace {
 
-/// Sums of a table stand in so many columns until a task ends: neighbouring keys often have one
-/// entry, and an addition to it would wait for the one before.
+/// A table's sums stand in so many columns: additions to one entry in a row would wait.
 constexpr Index kSpread = 8;
 
 constexpr Index kLineOfPairs = 16;  // elements of a row of pairs that are fetched together
 
-/// a . b, both of the same type.
 template <class T> Stat<T> dot(const T* a, const T* b, Index n) {
   using W = Stat<T>;
   W part[kLanes<W>] = {}, sum = 0;
@@ -133,7 +130,6 @@ template <class T> struct KeyTerms {
     fetch_row(terms->bias, b, h, query);
     fetch_row(d.bias, b, h, query);
   }
-  /// Whether the bias masks key j.
   bool masks(Index b, Index h, std::int32_t query, Index j) const {
     bool masked = false;
     if (terms->bias.data)

@@ -1,6 +1,4 @@
-// A tiling as groups of one size, stacked: rows are gathered into a batch of dense blocks with a
-// mask, and results are scattered back. Groups follow the lists of keys that tiles of queries meet;
-// a long list is cut, and the parts of its rows are one softmax.
+// A tiling as groups of one size, stacked: a batch of dense blocks with a mask.
 #include "ops/hilbert/modes/groups.h"
 #include <algorithm>
 #include <limits>

@@ -15,8 +15,7 @@ struct Chains {
   Tensor members, home;      // i64 [n * longest]: groups, padded with `groups`; [groups]: itself, or groups + chain
 };
 
-/// The groups of one tiling at all its places, for the heads that use it. All members are
-/// constants, of no interest to a tape. What pads a group is masked.
+/// The groups of one tiling at all its places, for the heads that use it. What pads one is masked.
 struct GroupBatch : GroupShape {
   std::vector<Index> heads;                     // query heads
   Tensor q_index, k_index;                      // i64 [groups * q], [groups * k]: rows
@@ -32,13 +31,11 @@ struct GroupBatch : GroupShape {
   std::vector<std::int32_t> first;  // the token at its start, of each group: of its document
 };
 
-/// The batches of all tilings of a branch that attend at all. Tensors are made on `device`, and
-/// kept for the next call where that is a GPU, which would wait for them.
+/// The batches of all tilings that attend at all; kept for a GPU, which would wait for them.
 std::shared_ptr<const std::vector<GroupBatch>> group_batches(const PlanPtr& plan, Index kv_heads, Index branch,
                                                              Device device);
 
-/// Where rows of the batch have documents of their own, groups count rows from the first of all:
-/// [B, L, ..] -> [1, B L, ..], and back.
+/// Where rows have documents of their own, groups count through all: [B, L, ..] <-> [1, B L, ..].
 Tensor as_one_row(const Plan& plan, const Tensor& x);
 Tensor as_rows(const Plan& plan, const Tensor& x);
 

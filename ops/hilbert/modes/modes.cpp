@@ -1,15 +1,10 @@
 // Hilbert attention: one plan, one predicate, three ways to differentiate.
 //
-//      S = c Q K^T       P = e^(S - L), L = log sum e^S over A(t)       O = (M P) V
-//      M: dropout's multipliers, else 1
+//      S = c Q K^T       P = e^(S - L), L = log sum e^S over A(t)       O = (M P) V       M: dropout's, or 1
 //      dV = (M P)^T dO       dP = dO V^T       Delta = rowsum(dO O)       dS = P (M dP - Delta)       dQ = c dS K
 //      dK = c dS^T Q
 //
-//   taped   each step is an op on the tape; nobody wrote a backward pass       keeps S, P and every operand of every op
-//   hybrid  one op; its backward is the six formulas in library GEMMs          keeps q, k, v, o, L
-//   fused   one op; its backward is one kernel                                 keeps q, k, v, o, L
-//
-// Read them in this order: each line of hybrid is a stage of the kernel that fused calls.
+// Read taped, hybrid, fused: each line of hybrid is a stage of the kernel that fused calls.
 #include "ops/hilbert/modes/modes.h"
 #include <cmath>
 #include <limits>
@@ -64,8 +59,7 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   const Index branches = branch_count(*call.plan);
   const Tensor& sink = call.options.terms.sink;
   if (branches == 1 && !sink) return taped_branch(call, q, k, v, 0, with_lse);
-  // Merge: O = sum_i e^(L_i - L) O_i with L = log sum_i e^L_i, which is a softmax over the
-  // branches, and over the sink, whose O is zero.
+  // O = sum_i e^(L_i - L) O_i, a softmax over the branches, and over the sink, whose O is zero.
   std::vector<Tensor> o, lse;
   for (Index branch = 0; branch < branches; ++branch) {
     const Taped part = taped_branch(call, q, k, v, branch, true);
@@ -75,8 +69,7 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
   if (sink) lse.push_back(expand(reshape(sink, {1, 1, -1, 1}), lse[0].shape()));
   const Tensor each = cat(lse, -1);  // [B, L, H, branches]
   const Tensor total = max(detach(each), {-1}, true);
-  const Tensor silent =
-      greater(scalar_like(total, std::numeric_limits<float>::lowest()), total);  // every branch is empty
+  const Tensor silent = greater(scalar_like(total, std::numeric_limits<float>::lowest()), total);  // all empty
   const Tensor some = where(silent, scalar_like(each, 0), each), weight = softmax(some);
   Taped merged;
   for (Index branch = 0; branch < branches; ++branch) {

@@ -5,8 +5,7 @@
 
 namespace hilt {
 
-/// What one branch or all of them give: o [B, L, H, D], and where branches merge or the caller
-/// asks, lse [B, L, H, 1].
+/// Of one branch or all: o [B, L, H, D], and where branches merge or one asks lse [B, L, H, 1].
 struct Taped {
   Tensor o, lse;
 };

@@ -53,8 +53,7 @@ constexpr QueryBounds hull(const QueryBounds& x, const QueryBounds& y) {
          k.c <= q.c_high;
 }
 
-/// Whether query i of a tiling attends to key j. Holds for the pairs of listed tiles; a tile that
-/// is not listed has none.
+/// Whether query i of a tiling attends to key j, for pairs of listed tiles: others have none.
 template <class Lists> [[gnu::always_inline]] constexpr bool attends(const Lists& t, std::size_t i, std::size_t j) {
   bool any = false;
   for (std::size_t box = 0; box < static_cast<std::size_t>(t.boxes) && !any; ++box)

@@ -6,8 +6,7 @@
 #include <vector>
 #include "pattern.h"
 
-// Private: whom a query meets on an axis of a slide, a neighborhood or a window, and a tree that
-// finds tiles by where their keys lie.
+// Private: whom a query meets on an axis of slides and windows, and a tree to find tiles by it.
 
 namespace hilt {
 
@@ -16,8 +15,7 @@ struct Interval {
   bool has(Index i) const { return low <= i && i <= high; }
 };
 
-/// One axis of a branch over `cells` cells. Cells are numbered class by class, so that whom a query
-/// meets is an interval of numbers.
+/// One axis of a branch, `cells` numbered class by class: a query meets an interval of numbers.
 class AxisRule {
  public:
   AxisRule(const Branch& b, std::size_t axis, Index cells)
@@ -61,7 +59,6 @@ class AxisRule {
   Index apart_;  // numbers from class to class
 };
 
-/// What tiles, or the keys of queries, cover on up to three axes.
 struct Box {
   std::array<Interval, 3> side{};
   bool empty = true;

@@ -1,5 +1,4 @@
-// Lists of keys for tiles of queries: in which order these stand, and which heights of tiles and
-// which lists cost least.
+// Lists of keys for tiles of queries: their order, and which heights and lists cost least.
 #include "ops/hilbert/plan/compact.h"
 #include <algorithm>
 #include <array>
@@ -42,8 +41,7 @@ Codes codes_of(const Tiling& t) {
   }
   return codes;
 }
-/// The end of a tile of at most `most` queries from `begin` on: there the codes differ in the
-/// highest bit, so that tiles are windows, or patches that lie alike.
+/// The end of a tile from `begin` on: where the codes differ in the highest bit, a window or patch.
 std::int32_t end_of_tile(const Codes& codes, Range q, Index most) {
   const auto limit = narrow(std::min<Index>(q.end, q.begin + most));
   std::int32_t end = limit;

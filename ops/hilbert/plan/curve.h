@@ -5,8 +5,7 @@
 
 #include "../../../core/shape.h"
 
-// Space-filling curves: cell of a grid <-> position on the curve. Pure functions of integers, no
-// tables; both directions cost O(log side). curve.cpp derives the curves.
+// Space-filling curves: cell <-> position, by integers, without tables, in O(log side).
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -33,9 +32,8 @@ Index token_of(const Grid& grid, const Cell& cell);  // the token of a cell
 Cell classic_cell(Index side, Index position);
 Index classic_position(Index side, const Cell& cell);  // the inverse
 
-/// A choice for rectangles with one odd and one even side. The long side should be the major axis,
-/// but only the even side gives unit steps. unit: unit steps on every rectangle. near: unit steps
-/// only where the aspect is below 3; thin grids then keep their locality and pay one diagonal step.
+/// For rectangles with one odd and one even side. unit: unit steps, by an even major side. near:
+/// that only where the aspect is below 3; thin grids keep their locality and pay one diagonal step.
 enum class Steps : unsigned char { near, unit };
 
 /// The Hilbert curve on any grid: the classic one on a 2^k square, else the generalized one. Unit
@@ -46,8 +44,7 @@ Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps = Steps::
 /// The tokens below `limit` (at most 2^31 - 1) in curve order, by one walk that skips the others.
 std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps steps = Steps::near);
 
-/// How many steps of the curve do not go to a cell that shares a side: 0 or 1 on a rectangle
-/// (O(1)), 0 on a box of even sides, else counted by a walk.
+/// How many steps of the curve do not go to a cell that shares a side: by a walk if on an odd box.
 Index non_unit_steps(const Grid& grid, Steps steps = Steps::near);
 
 /// Morton code of (x, y), sides below 2^31: the bits of x in even places, those of y in odd ones.

@@ -9,15 +9,14 @@
 #include "ops/hilbert/plan/placed.h"
 
 namespace hilt {
-namespace {
 
-std::string text_of(const Document& d) {
+static std::string text_of(const Document& d) {
   if (d.folds()) return std::to_string(d.length);
   const std::string plane = std::to_string(d.grid.height) + 'x' + std::to_string(d.grid.width);
   return d.grid.has_frames() ? std::to_string(d.grid.frames) + 'x' + plane : plane;
 }
 
-Document read_document(std::string_view text, std::string_view all) {
+static Document read_document(std::string_view text, std::string_view all) {
   const auto side = [&](std::string_view part) {
     const Index n = read_index("documents", part, 1);
     check(n <= std::numeric_limits<std::int32_t>::max(), "documents: ", shown(all), ": ", n, " must be 1..2147483647");
@@ -29,8 +28,6 @@ Document read_document(std::string_view text, std::string_view all) {
   check(sides.size() == 3, "documents: '", shown(text), "': expected LENGTH, HEIGHTxWIDTH or FRAMESxHEIGHTxWIDTH");
   return Grid{side(sides[2]), side(sides[1]), side(sides[0]), sides[0] == "1"};
 }
-
-}  // namespace
 
 std::vector<DocumentList> parse_documents(std::string_view text) {
   std::vector<DocumentList> rows;
@@ -96,15 +93,12 @@ std::vector<PlacedDocument> placed_documents(const PlanSpec& spec) {
   return out;
 }
 
-namespace {
-
-template <class X, class Shift> void append(std::vector<X>& to, const std::vector<X>& from, Shift&& shift) {
+template <class X, class Shift> static void append(std::vector<X>& to, const std::vector<X>& from, Shift&& shift) {
   for (X x : from) shift(x), to.push_back(x);
 }
 
-/// `t` at a place, behind what `row` has, and on the first axis beyond its `end`: tiles may be made
-/// anew, and then too no test may take a key of another document.
-void append(Tiling& row, const Tiling& t, const Tiling::Place& place, std::int32_t& end) {
+/// `t` at a place, behind `row` and beyond its `end`: no test may take another document's key.
+static void append(Tiling& row, const Tiling& t, const Tiling::Place& place, std::int32_t& end) {
   constexpr std::array kFirstAxis{&Tiling::k_a, &Tiling::q_a_low, &Tiling::q_a_high};
   std::int32_t first = 0;
   for (const auto list : kFirstAxis)
@@ -135,8 +129,6 @@ void append(Tiling& row, const Tiling& t, const Tiling::Place& place, std::int32
   row.tiles_full += t.tiles_full, row.tiles_partial += t.tiles_partial;
   row.pairs += t.pairs;
 }
-
-}  // namespace
 
 std::vector<PlanPart> whole_rows(const Plan& plan) {
   const auto& lists = plan.spec().documents;

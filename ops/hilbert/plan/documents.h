@@ -4,8 +4,7 @@
 #include <vector>
 #include "curve.h"
 
-// Documents: sequences and images that lie one after the other in a row of the batch, each attended
-// to as if it stood alone.
+// Documents one after the other in a row, each attended to as if it stood alone.
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -22,8 +21,7 @@ struct Document {
 /// Those of one row, from its first token on; what is left of the row belongs to nobody.
 using DocumentList = std::vector<Document>;
 
-/// Reads `100,16x16,4x6x6`, lengths and grids; lists joined by `/` are the rows of the batch, one
-/// list is for all of them.
+/// Reads `100,16x16,4x6x6`, lengths and grids; lists joined by `/` are rows, one list is for all.
 std::vector<DocumentList> parse_documents(std::string_view text);
 std::string to_string(const std::vector<DocumentList>& rows);
 

@@ -1,8 +1,5 @@
-// Orders: the text a user writes, the bijection it stands for, and a cache of those.
-//
-// pi enumerates a grid and keeps the cells whose token is below the length (a short last row leaves
-// holes that are skipped, never padded). A chunked order enumerates one chunk and repeats it: pi(m
-// c + j) = m c + pi_c(j); a short last chunk skips the same way. rho is read off pi.
+// Orders: the text a user writes, the bijection it stands for, and a cache of those. pi enumerates
+// a grid and skips cells beyond the length; a chunked order repeats one chunk. rho is read off pi.
 #include "ops/hilbert/plan/order.h"
 #include <algorithm>
 #include <array>
@@ -112,9 +109,8 @@ Grid chunk_grid(const Order& order) {
   return {std::min(grid.width, order.chunk), ceil_div(order.chunk, grid.width)};
 }
 
-/// The order that names everything and nothing else: two orders with the same permutation mostly
-/// become equal here, which is what the cache compares. Scope is global or chunked, the grid that
-/// of the enumeration.
+/// The order that names everything and nothing else, for the cache to compare. Scope is global or
+/// chunked, the grid that of the enumeration.
 Order resolve(Order order, Index length) {
   check_order(order, length, to_string(order));
   check(order.kind != Kind::automatic, "order (", to_string(order), "): a plan chooses it; make one of a pattern");
@@ -130,7 +126,6 @@ Order resolve(Order order, Index length) {
   return order;
 }
 
-/// Bytes the cache charges for an entry.
 std::size_t cost(const Permutation& p) {
   return kEntryOverhead + (p.token_at.size() + p.position_of.size()) * sizeof(std::int32_t);
 }
@@ -141,7 +136,7 @@ std::size_t cost(const Permutation& p) {
 
 template <class F> void snake(const Grid& grid, const F& cell) {
   for (Index y = 0; y < grid.height; ++y)
-    for (Index x = 0; x < grid.width; ++x) cell(y % 2 == 0 ? x : grid.width - 1 - x, y);
+    for (Index x = 0; x < grid.width; ++x) cell(y % 2 ? grid.width - 1 - x : x, y);
 }
 
 template <class F> void tiles(const Grid& grid, Index height, Index width, const F& cell) {
@@ -180,7 +175,6 @@ std::vector<std::int32_t> enumerate(const Order& order, Index limit) {
   return tokens;
 }
 
-/// Of a resolved order.
 Permutation build(const Order& order, Index length) {
   if (order.scope != Scope::chunked) return make_permutation(enumerate(order, length));
   std::vector<std::int32_t> token_at;

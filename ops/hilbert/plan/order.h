@@ -19,8 +19,7 @@ struct Order {
   /// the best for a pattern; a plan chooses it, see choose_order().
   enum class Kind : unsigned char { row, snake, morton, tiles, hilbert, automatic };
   /// global: pi over all tokens. chunked: pi(m c + j) = m c + pi_c(j). per_segment: chunked by the
-  /// pattern's segments, see with_segment. order_only: the attended set ignores pi, which only
-  /// arranges memory and work.
+  /// pattern's segments. order_only: the attended set ignores pi, which arranges memory and work.
   enum class Scope : unsigned char { global, per_segment, chunked, order_only };
 
   Kind kind = Kind::row;

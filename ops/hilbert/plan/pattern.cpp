@@ -1,7 +1,6 @@
 // The text of a pattern, and builders of block lists.
 #include "ops/hilbert/plan/pattern.h"
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <limits>
 #include <span>
@@ -16,8 +15,7 @@ using Kind = Branch::Kind;
 constexpr std::array<std::string_view, 11> kKinds{"dense",    "segment",        "slide",          "neighborhood",
                                                   "window2d", "slide2d",        "neighborhood2d", "window3d",
                                                   "slide3d",  "neighborhood3d", "blocks"};  // by Kind
-constexpr std::array<std::string_view, 4> kModes{"all_queries", "longnet", "head_groups",
-                                                 "residue"};                                  // by DilationMode
+constexpr std::array<std::string_view, 4> kModes{"all_queries", "longnet", "head_groups", "residue"};
 constexpr std::array<std::string_view, 3> kCausality{"none", "token", "curve"};               // by Causality
 constexpr std::array<std::string_view, 4> kWorkOrders{"row", "diagonal", "hilbert", "auto"};  // by WorkOrder
 constexpr std::array<std::string_view, 3> kOfSegments{"dilation", "offset", "shift"},
@@ -39,8 +37,7 @@ std::span<const std::string_view> options_of(const Branch& b) {
   return kOfCenters;
 }
 
-/// One branch being read. Errors open with the whole text, the branch and the field: pattern
-/// (segment:0): segment: size 0 ..
+/// One branch being read. Errors open with text, branch and field: pattern (segment:0): segment: ..
 struct Reader {
   std::string where;  // pattern (TEXT)
   std::string_view name, example;
@@ -70,7 +67,6 @@ struct Reader {
     branch.columns = extent("width", parts.back(), low);
   }
 
-  /// An option of an axis, for all of them or one an axis.
   void axes(std::string_view option, std::string_view text, Branch& branch) const {
     const auto parts = split_text(text, 'x');
     const std::size_t n = std::max<std::size_t>(1, branch.dimensions());
@@ -233,11 +229,8 @@ std::string_view name_of(WorkOrder order) { return kWorkOrders[static_cast<std::
 std::string_view name_of(Causality causality) { return kCausality[static_cast<std::size_t>(causality)]; }
 
 // ---- block lists --------------------------------------------------------------------------------
-namespace {
-
-/// The pairs that keys_of(i, add) names: add(low, high) adds the blocks of [low, high] that there
-/// are and that row i has not yet. They are counted first.
-template <class F> BlockPairs listed(Index n, F&& keys_of) {
+/// The pairs of keys_of(i, add): add(low, high) adds the blocks of [low, high] that row i lacks.
+template <class F> static BlockPairs listed(Index n, F&& keys_of) {
   constexpr Index kMostPairs = Index{1} << 28;
   check(n >= 0 && n <= kMax, "blocks: ", n, " blocks must be 0..", kMax);
   const auto walk = [&](auto&& found) {
@@ -260,8 +253,6 @@ template <class F> BlockPairs listed(Index n, F&& keys_of) {
   });
   return pairs;
 }
-
-}  // namespace
 
 BlockPairs local_blocks(Index n, Index radius) { return global_local_blocks(n, 0, radius); }
 BlockPairs dilated_blocks(Index n, const std::vector<Index>& rates) {
@@ -289,12 +280,6 @@ BlockPairs built_blocks(const Branch& b, Index n) {
   }
 }
 
-Branch blocks(Index size, BlockPairs pairs) {
-  Branch b;
-  b.kind = Kind::blocks;
-  b.size = size;
-  b.pairs = std::move(pairs);
-  return b;
-}
+Branch blocks(Index size, BlockPairs pairs) { return {.kind = Kind::blocks, .size = size, .pairs = std::move(pairs)}; }
 
 }  // namespace hilt

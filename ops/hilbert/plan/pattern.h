@@ -7,8 +7,7 @@
 #include <vector>
 #include "order.h"
 
-// Which tokens attend to which, before it is cut into tiles. p is a token's position in the order,
-// s(p) its segment.
+// Which tokens attend to which. p is a token's position in the order, s(p) its segment.
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -95,8 +94,7 @@ enum class Causality : unsigned char {  // which keys are too late
   token,  // u <= t, on original token indices whatever the order
   curve,  // rho(u) <= rho(t): only for models that predict along the curve
 };
-/// How the blocks of a `blocks` branch are laid out for kernels. The set is the same, and so is the
-/// result but for rounding.
+/// How the blocks of a `blocks` branch are laid out for kernels: the set is the same.
 enum class WorkOrder : unsigned char {
   row,        // as they come
   diagonal,   // query blocks by the mean of their key blocks

@@ -1,11 +1,9 @@
-// A plan: its spec checked, a part for each ground there is, a tiling for each set that heads ask
-// for; what it counts, and the plans in use.
+// A plan: its spec checked, a part a ground, a tiling a set; its counts, and the plans in use.
 #include "ops/hilbert/plan/plan.h"
 #include <algorithm>
 #include <limits>
 #include <map>
 #include <numeric>
-#include <span>
 #include "core/error.h"
 #include "core/recent.h"
 #include "ops/hilbert/plan/attends.h"
@@ -95,7 +93,6 @@ void check_blocks(const PlanSpec& spec, Branch& b) {
   std::ranges::for_each(b.chosen, finish);
 }
 
-/// What an axis may say of a branch of its kind.
 void check_axis(const Branch& b, std::size_t i) {
   const Branch::Axis& axis = b.axes[i];
   const bool window = b.kind == Kind::window2d || b.kind == Kind::window3d, shifts = window || b.kind == Kind::segment;
@@ -203,7 +200,6 @@ Ground ground_of(const PlanSpec& spec, const Permutation& order, Grid grid) {
   return {spec, order, grid, spec.order.scope == Order::Scope::order_only};
 }
 
-/// Makes the spec of a document, or of none, that of this one.
 void become(PlanSpec& spec, const Document& document) {
   spec.documents.clear();
   spec.length = document.length;
@@ -315,10 +311,8 @@ Index Plan::attends(Index head, Index t, Index u, Index batch) const {
   return 0;
 }
 
-namespace {
-
 /// Queries of a part that have a key for every head.
-Index rows_with_keys(const Plan& plan, const PlanPart& part) {
+static Index rows_with_keys(const Plan& plan, const PlanPart& part) {
   std::vector<bool> all(at(part.queries), true);
   for (Index head = 0; head < plan.heads(); ++head) {
     std::vector<bool> asks(all.size());
@@ -335,8 +329,6 @@ Index rows_with_keys(const Plan& plan, const PlanPart& part) {
   }
   return static_cast<Index>(std::ranges::count(all, true));
 }
-
-}  // namespace
 
 Index Plan::empty_rows() const {
   Index rows = queries() * std::max<Index>(1, std::ssize(spec_.documents));

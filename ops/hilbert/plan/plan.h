@@ -20,8 +20,7 @@ struct PlanSpec {
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::none;
   WorkOrder work_order = WorkOrder::row;  // of blocks
-  /// Activations stand in curve order: row i of q, k, v and o is token order().token_at[i]. The set
-  /// of pairs of tokens is the same.
+  /// Activations stand in curve order: row i of q, k, v and o is token order().token_at[i].
   bool in_order = false;
   /// What lies in a row, one list for all rows of the batch or one for each; none: a row is whole.
   /// Order, pattern and causality then apply inside each document as if it stood alone.
@@ -35,16 +34,14 @@ struct PlanSpec {
   friend auto operator<=>(const PlanSpec&, const PlanSpec&) = default;
 };
 
-/// Tilings, one for each set that heads ask for, and where they lie: a whole row, or all documents
-/// of one length and grid.
+/// Tilings, one a set that heads ask for, and where they lie: a row, or documents of one shape.
 struct PlanPart {
   Index length, queries;        // tokens of a place, and how many of them ask
   std::vector<Tiling> tilings;  // one for each set
   Tiling::Places places;        // where each lies
 };
 
-/// Tile counts of one arrangement, of a row or, where rows have lists of documents of their own, of
-/// all; total: the q tiles x k tiles of all of them, touched or not.
+/// Tile counts, of a row or of all with documents; total: all q tiles x k tiles, touched or not.
 struct TileStats {
   Index full = 0, partial = 0, total = 0;  // tiles
   Index pairs = 0;                         // that attend
@@ -70,9 +67,8 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
   bool order_forced() const { return forced_; }  // by HILT_FORCE_ORDER
   Grid grid() const { return grid_; }
 
-  /// The pattern chooses by q and k (`blocks:SIZE@top:K`), so each sequence has a plan of its own:
-  /// see plan_of_sequence() in ops/hilbert/attention.h. This one holds sets of the size that they
-  /// will have, for counts and memory.
+  /// The pattern chooses by q and k (`blocks:SIZE@top:K`), so each sequence has a plan of its own,
+  /// see plan_of_sequence(). This one holds sets of the size that they will have.
   bool looks_at_data() const;
 
   /// The attended sets of a head, to be merged: which tilings of each part.
@@ -87,9 +83,8 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
   /// Rows whose list is empty for some head, of as many rows of the batch as stats() counts.
   Index empty_rows() const;
 
-  /// Counts over the distinct sets: a set that several heads share counts once. stats_for gives the
-  /// counts of the same pattern in another order. If the pattern depends on positions, another
-  /// order is another set, and the counts are of that set.
+  /// Counts over the distinct sets: one that several heads share counts once. stats_for: the same
+  /// pattern in another order, which is another set if the pattern depends on positions.
   TileStats stats() const;
   TileStats stats_for(Order::Kind kind) const;  // see stats()
 

@@ -1,5 +1,4 @@
-// Dividing a plan. A rank's part of an attended set is a Tiling like any other: the same lists with
-// what belongs elsewhere left out, so kernels need not know. Work grows with tiles and tokens.
+// Dividing a plan: a rank's part is the same lists with what belongs elsewhere left out.
 #include "ops/hilbert/plan/shards.h"
 #include <algorithm>
 #include <array>
@@ -139,8 +138,7 @@ Needs needs_of(std::span<const PlanPart> parts, const List& owner, const List& r
     std::vector<std::vector<int>> q_owners, k_owners;
     for (const Tiling::Range& r : t.q_tile) q_owners.push_back(owners_in(t.q_token, r));
     for (const Tiling::Range& r : t.k_tile) k_owners.push_back(owners_in(t.k_token, r));
-    std::vector<std::vector<bool>> whole(
-        at(ranks), std::vector<bool>(t.k_tile.size()));  // [asking rank][key tile]: nothing more to find
+    std::vector<std::vector<bool>> whole(at(ranks), std::vector<bool>(t.k_tile.size()));  // [rank][key tile]
     for (std::size_t i = 0; i < t.q_tile.size(); ++i)
       for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
         const Tiling::Ref ref = t.keys[at(e)];

@@ -10,8 +10,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Chunk i is the positions [cut[i], cut[i + 1]) of the order and belongs to rank owner[i]. A
-/// rank's rows are its chunks, in the order of positions.
+/// Chunk i is positions [cut[i], cut[i + 1]), of rank owner[i], whose rows are its chunks in order.
 struct Shards {
   int ranks = 1;               // how many
   std::vector<Index> cut;      // one more than chunks
@@ -20,11 +19,9 @@ struct Shards {
   /// The positions of a rank's rows.
   std::vector<std::int32_t> positions(int rank) const;
 };
-/// One run of positions a rank, as even as possible, but cut at borders of the longest segments
-/// that fit into a rank's share: those then need not travel.
+/// One run a rank, as even as possible, cut where the longest segments that fit need not travel.
 Shards contiguous_shards(const Plan& plan, int ranks);
-/// `chunks_each` runs a rank; the most expensive run goes first, to the rank with the least work.
-/// For masks that give some positions more work than others.
+/// `chunks_each` runs a rank, the most expensive first to the least busy: for uneven masks.
 Shards balanced_shards(const Plan& plan, int ranks, Index chunks_each = 8);
 /// Contiguous, unless some rank then has a tenth more work than with balanced ones.
 Shards choose_shards(const Plan& plan, int ranks);
@@ -39,13 +36,11 @@ enum class Transport : unsigned char {
 Transport parse_transport(std::string_view text);
 std::string_view name_of(Transport transport);
 
-/// A rank's part of a plan. It attends in stages: first to its own keys, then to keys that it
-/// receives. Only rows that some query of the receiver attends to travel, and each goes straight
-/// from its owner; gradients of keys go straight back.
+/// A rank's part of a plan. It attends in stages: first to its own keys, then to those that it
+/// receives. Only rows that someone attends to travel, straight from their owner and back.
 class ShardPlan {
  public:
-  /// Rows to or from one rank. rows: which of this rank's own rows are sent, or where received rows
-  /// lie in the stage's keys; empty means [0, count).
+  /// Rows to or from one rank. rows: which are sent, or where received ones lie; empty: [0, count).
   struct Parcel {
     int peer;                        // the other rank
     Index count;                     // how many
@@ -58,8 +53,7 @@ class ShardPlan {
     std::vector<PlanPart> parts;        // those of the plan, cut down to this rank's queries and these keys
   };
 
-  /// The same plan on every rank; its rows must be positions (PlanSpec::in_order), or tokens where
-  /// there are documents.
+  /// The same plan on every rank; its rows must be positions (in_order), or tokens with documents.
   ShardPlan(PlanPtr plan, Shards shards, int rank, Transport transport = Transport::ring);
 
   const Plan& plan() const { return *plan_; }
@@ -91,9 +85,8 @@ using ShardPlanPtr = std::shared_ptr<const ShardPlan>;
 /// How the positions of a plan are dealt out.
 enum class Dealing : unsigned char { contiguous, balanced, automatic };
 Dealing parse_dealing(std::string_view text);
-/// Builds a rank's part of the plan for a spec, or finds it among those used most recently. Rows
-/// become positions; documents stay as they are. Rows are dealt out as for the pattern `dealt_by`,
-/// where one is named. Safe from any thread.
+/// Builds a rank's part of the plan for a spec, or finds it among those used last. Rows become
+/// positions, dealt out as for the pattern `dealt_by`, where one is named. Safe from any thread.
 ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport transport = Transport::ring,
                              Dealing dealing = Dealing::automatic, const Pattern& dealt_by = {});
 

@@ -1,11 +1,6 @@
-// From an attended set to tiles.
-//
-// Each branch becomes one Tiling (one for each offset that heads ask for). Dense, segments and
-// blocks are groups: lists of queries against lists of keys that all attend, so only causality
-// makes a tile partial. Slides, neighbourhoods and windows are intervals on up to three coordinates
-// of the key. Candidate tiles are found by where they lie, then classified from the extremes of
-// each tile's coordinates, exactly: a tile is full if every key passes every query's tests, and
-// dropped if no pair does. Work and memory grow with tiles and tokens, never with length squared.
+// From an attended set to tiles, one Tiling for each branch and offset that heads ask for.
+// Candidates are found by where they lie, then classified from the extremes of their coordinates,
+// exactly: a tile is full if every key passes every query's tests, and dropped if no pair does.
 #include "ops/hilbert/plan/tiles.h"
 #include <limits>
 #include <span>
@@ -53,7 +48,6 @@ class Builder {
     tokens.insert(tokens.end(), more.begin(), more.end());
   }
 
-  /// All from these entries on.
   void add_group(std::int32_t q, std::int32_t k) {
     t_.group.push_back({{q, narrow(t_.q_token.size())}, {k, narrow(t_.k_token.size())}});
   }
@@ -182,8 +176,7 @@ class Builder {
     find_tiles();
   }
 
-  /// A token on an axis: as a key its number and where it lies; as a query the numbers that it
-  /// meets and where those lie.
+  /// A token on an axis: its number and where it lies; as a query, the numbers it meets and where.
   struct Met {
     Index number, cell;
     Interval numbers, cells;
@@ -191,8 +184,7 @@ class Builder {
   static constexpr Interval kNone{1, 0};
   static constexpr Met kAll{};
 
-  /// Whom queries meet on each of the first `axes`, by on(token, axis, whether it asks); a tile of
-  /// queries may stand in several places, so parts of it look for keys.
+  /// Whom queries meet on each of the first `axes`, by on(token, axis, whether it asks).
   template <class F> void add_box(std::size_t axes, F&& on) {
     std::vector<Box> keys(t_.k_tile.size()), reach((t_.q_token.size() + at(kPart) - 1) / at(kPart));
     for (std::size_t j = 0; j < t_.k_token.size(); ++j) {
@@ -320,8 +312,7 @@ class Builder {
 
   void begin_row() { t_.keys_begin.push_back(narrow(std::ssize(t_.keys))); }
 
-  /// A comparison of the mask, and the extremes of each tile: a key's value is in an interval of
-  /// the query. Without `low` it is at most `high`.
+  /// A comparison of the mask, and each tile's extremes: a key is in an interval of the query.
   struct Test {
     std::int32_t step;  // from query to query
     const std::int32_t *low, *high;

@@ -7,7 +7,6 @@
 
 namespace hilt {
 
-/// Everything the definition of a set may look at.
 struct Ground {
   const PlanSpec& spec;
   const Permutation& order;

@@ -5,10 +5,8 @@
 
 namespace hilt {
 
-namespace {
-
 /// Pairs whose key ranks no higher than the query, in linear time where both lists ascend.
-Index count_by_rank(const Tiling& t, Tiling::Range q, Tiling::Range k) {
+static Index count_by_rank(const Tiling& t, Tiling::Range q, Tiling::Range k) {
   const auto sorted = [](const std::vector<std::int32_t>& ranks, Tiling::Range r) {
     std::vector<std::int32_t> some(ranks.begin() + r.begin, ranks.begin() + r.end);
     if (!std::ranges::is_sorted(some)) std::ranges::sort(some);
@@ -23,8 +21,6 @@ Index count_by_rank(const Tiling& t, Tiling::Range q, Tiling::Range k) {
   }
   return n;
 }
-
-}  // namespace
 
 Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k) {
   // Causal segments and dense: most of what is counted in a long plan.

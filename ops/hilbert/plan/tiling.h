@@ -30,8 +30,7 @@ struct Tiling {
   std::vector<Ref> keys;                     // ascending
   std::vector<std::int32_t> queries_begin;   // [k tiles + 1]: the same, transposed
   std::vector<Ref> queries;                  // ascending
-  /// Runs of queries and keys outside of which nothing attends, and inside which all of it does but
-  /// for causality. A set that has no such runs has no groups.
+  /// Runs of queries and keys outside of which nothing attends and inside, but for causality, all.
   struct Group {
     Range q, k;  // rows of each side
   };
