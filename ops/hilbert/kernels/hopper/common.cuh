@@ -140,9 +140,9 @@ struct Walk {
     }
     return s;
   }
-  /// Takes `steps` that are all of one visit, which goes on behind them.
+  /// Takes `steps` that are all of one visit, if it goes on behind them or is the last.
   __device__ __forceinline__ bool takes_whole(int steps) {
-    if (rows <= steps * kCell) return false;
+    if (rows < steps * kCell || (rows == steps * kCell && left > steps)) return false;
     row += steps * kCell, rows -= steps * kCell, left -= steps;
     return true;
   }
@@ -245,13 +245,22 @@ template <int kTiles> struct Records {
     return x;
   }
 };
-/// A step at a stage of a ring, for who multiplies. Of visits that are compared every step has its own.
+/// What steps a stage of a ring has, and behind those what the next stage will: who multiplies knows
+/// it before that one is there. Of visits that are compared every step has its own.
 __device__ __forceinline__ void copy_step(std::uint32_t to, const VisitsView::Side& side, const int4* visit) {
   copy_16(to, visit ? visit : reinterpret_cast<const int4*>(side.visit.data()), visit != nullptr);
 }
-__device__ __forceinline__ Step read_step(std::uint32_t at) {
+__device__ __forceinline__ std::uint32_t read_cells(std::uint32_t at) {
+  return static_cast<std::uint32_t>(load_shared(at + 8));
+}
+__device__ __forceinline__ std::uint32_t agreed_cells(std::uint32_t cells) {
+  return static_cast<std::uint32_t>(agreed(static_cast<int>(cells)));
+}
+/// With its rows where they are asked for.
+__device__ __forceinline__ Step step_of(std::uint32_t at, std::uint32_t cells, bool rows) {
+  if (!rows) return {0, kCell, cells};
   const int4 v = load_shared_16(at);
-  return {v.x, v.y, static_cast<std::uint32_t>(agreed(v.z))};
+  return {v.x, v.y, cells};
 }
 
 /// A tile of kRows rows of D numbers, see swizzled().
@@ -293,8 +302,10 @@ template <int kStages_, std::uint32_t kStageBytes> struct Ring {
   __device__ std::uint32_t full() const { return barriers + 8 * static_cast<std::uint32_t>(stage); }
   __device__ std::uint32_t empty() const { return full() + 8 * kStages; }
   __device__ void wait_empty() const { barrier_wait(empty(), parity); }
+  /// wgmma may read what has landed behind a fence.
+  __device__ void wait_landed() const { barrier_wait(full(), parity); }
   __device__ void wait_full() const {
-    barrier_wait(full(), parity);
+    wait_landed();
     fence_for_wgmma();
   }
   __device__ void release() const {

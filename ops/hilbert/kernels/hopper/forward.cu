@@ -23,7 +23,7 @@ namespace {
 
 using namespace kernels::hopper;
 
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
 static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
 constexpr int kSoftmaxBarrier = 2;  // and 3: of the second warpgroup
 
@@ -42,7 +42,7 @@ template <int D_, int kKeys> struct Layout {
   using QueryRing = Ring<D <= 192 ? 2 : 1, Queries::kBytes>;
   using KeyRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
   using Items = Records<QueryRing::kStages>;
-  static constexpr std::uint32_t kStepBytes = kSteps * 16;  // of a stage
+  static constexpr std::uint32_t kStepBytes = 2 * kSteps * 16;  // of a stage
   static constexpr std::uint32_t q = 0, k = q + QueryRing::kBytes, v = k + KeyRing::kBytes, items = v + KeyRing::kBytes,
                                  steps = items + Items::kBytes, turns = steps + KeyRing::kStages * kStepBytes,
                                  barriers = turns + 8, size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
@@ -72,7 +72,7 @@ template <class M> struct Loader {
   const Gather gather;
   Walk walk;
   int query = -1, key = -1;     // tokens of this thread, for what is loaded next
-  const int4* visit = nullptr;  // of this thread's step of the next stage, if it has one
+  const int4* visit = nullptr;  // of one step of the next stage, the first for even threads, if it has one
   bool whole = false;           // of which every row is there
 
   __device__ __forceinline__ void fetch_stage() {
@@ -87,7 +87,7 @@ template <class M> struct Loader {
       key = gather.fetch(p.lists.k_token, first), visit = first.from;
     } else {
       const Step second = walk.take();
-      key = gather.fetch(p.lists.k_token, first, second), visit = threadIdx.x == 0 ? first.from : second.from;
+      key = gather.fetch(p.lists.k_token, first, second), visit = threadIdx.x % 2 == 0 ? first.from : second.from;
     }
   }
   __device__ __forceinline__ void begin(const Item& x) {
@@ -127,12 +127,14 @@ template <class M> struct Loader {
       const int held = key;
       const int4* const its_visit = visit;
       const bool its_whole = whole && p.chunks == M::D / 8;
+      visit = nullptr;
       if (walk.left > 0) fetch_stage();
       to.k.wait_empty();
       int token[4 * M::kSteps];
       gather.hand_out(held, token);
       gather.copy<Keys>(to.k.tile(), token, k, p.k.token, its_whole);
-      if (threadIdx.x < M::kSteps) copy_step(to.steps(to.k) + threadIdx.x * 16, p.side, its_visit);
+      if (threadIdx.x < 2 * M::kSteps)
+        copy_step(to.steps(to.k) + threadIdx.x * 16, p.side, threadIdx.x < M::kSteps ? its_visit : visit);
       arrive_when_landed(to.k.full());
       const auto values = to.k.behind();
       values.wait_empty();
@@ -184,8 +186,6 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] = fmaf(sum[h], factor[h], part[h][0] + part[h][1]);
   }
-  /// Whether a maximum of the warp's rows did; else all factors are 1.
-  __device__ __forceinline__ bool rose() const { return __any_sync(~0u, factor[0] != 1 || factor[1] != 1); }
   template <int N> __device__ __forceinline__ void rescale(float (&o)[N]) const {
 #pragma unroll
     for (int c = 0; c < N / 4; ++c)
@@ -204,6 +204,7 @@ template <class E, class M, bool kDrops> struct Attend {
   KeyRing k = from.k;
   enum class Pairs { none, some, all } pairs;
   int cell[kParts];
+  std::uint32_t ahead[kParts];  // cells of the stage behind it
   std::uint32_t word[kParts];
   // With kDrops: where rows begin, and the words of what survives.
   StepRow step_row{};
@@ -218,8 +219,8 @@ template <class E, class M, bool kDrops> struct Attend {
     if constexpr (kTurns) named_arrive(kSoftmaxBarrier + (at.half ^ 1), kMultiplying);
   }
 
-  /// Takes the next stage, when its keys are there.
-  __device__ __forceinline__ void take() {
+  /// Takes the next stage, when its keys are there. What it has was read with the one before.
+  __device__ __forceinline__ void take(bool is_first) {
     k = from.k;
     from.k.next();
     k.wait_full();
@@ -227,7 +228,10 @@ template <class E, class M, bool kDrops> struct Attend {
     const std::uint32_t steps = from.steps(k);
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      const Step step = read_step(steps + static_cast<std::uint32_t>(i) * 16);
+      const std::uint32_t its = steps + static_cast<std::uint32_t>(i) * 16;
+      if (is_first) ahead[i] = read_cells(its);
+      const Step step = step_of(its, agreed_cells(ahead[i]), kDrops);
+      ahead[i] = read_cells(its + kParts * 16);
       cell[i] = step.cell(at.half);
       any = any || cell[i] != Visits::kEmpty, all = all && step.is_full();
       if constexpr (kDrops) step_row.go_on(step.row), row[i] = step_row.row;
@@ -236,8 +240,11 @@ template <class E, class M, bool kDrops> struct Attend {
     if (pairs != Pairs::some) return;
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
-      if (cell[i] != Visits::kFull)
-        word[i] = word_of<true>(p, from.items, read_step(steps + static_cast<std::uint32_t>(i) * 16), at);
+      if (cell[i] != Visits::kFull) {
+        const std::uint32_t its = steps + static_cast<std::uint32_t>(i) * 16;
+        const std::uint32_t cells = static_cast<std::uint32_t>(cell[i]) << 16 * at.half;
+        word[i] = word_of<true>(p, from.items, step_of(its, cells, cell[i] == Visits::kCompare), at);
+      }
   }
   __device__ __forceinline__ void mask_scores(float (&s)[kScores]) const {
 #pragma unroll
@@ -264,7 +271,6 @@ template <class E, class M, bool kDrops> struct Attend {
   }
   __device__ __forceinline__ void multiply_pv(float (&o)[D / 2], const std::uint32_t (&a)[2 * kScores / 16][4],
                                               const KeyRing& v, bool first) const {
-    v.wait_full();
     wgmma_begin();
     multiply<E, typename M::Keys>(o, a, v.tile(), !first);
     wgmma_commit();
@@ -310,11 +316,12 @@ template <class E, class M, bool kDrops> struct Attend {
     settle(s);  // nothing is packed above the wait, or two copies of P would be alive
     v.release();
     pack_weights(a, s);
-    if (softmax.rose()) softmax.rescale(o);
+    softmax.rescale(o);
   }
   /// P V alone, of the stage whose scores were packed last.
   __device__ __forceinline__ void finish(const KeyRing& v, const std::uint32_t (&a)[2 * kScores / 16][4],
                                          float (&o)[D / 2], bool first) const {
+    v.wait_full();
     multiply_pv(o, a, v, first);
     wgmma_wait<0>();
     settle(o);
@@ -331,7 +338,8 @@ template <class E, class M, bool kDrops> struct Attend {
     KeyRing v = k;                      // of the stage whose weights are packed
     bool first = true, packed = false;  // no product with V was begun; one is to be
     for (int left = steps; left > 0; left -= kParts) {
-      take();
+      if (packed) v.wait_landed();  // one fence is for both
+      take(left == steps);
       if (pairs == Pairs::none) {
         if (packed) finish(v, a, o, first), first = packed = false;
         pass_by();

@@ -57,7 +57,7 @@ template <int D_, bool kKeys_> struct Layout {
   using Items = Records<OwnRing::kStages>;
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
   static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, statistic = stream + StreamRing::kBytes,
-                                 steps = statistic + kStages * kRowBytes, items = steps + kStages * 16,
+                                 steps = statistic + kStages * kRowBytes, items = steps + kStages * 32,
                                  turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
   static_assert(size <= kMostShared);
@@ -72,8 +72,15 @@ template <class M> struct Rings {
         own(base + M::own, base + M::barriers, loads),
         stream(base + M::stream, own.barriers + M::OwnRing::kBarriers, loads),
         items{base + M::items} {}
+  /// Both tiles.
+  __device__ void wait_for_step() const {
+    auto second = stream;
+    second.next();
+    stream.wait_landed();
+    second.wait_full();
+  }
   __device__ std::uint32_t statistic() const { return stream.row(base + M::statistic, M::kRowBytes); }
-  __device__ std::uint32_t step() const { return stream.row(base + M::steps, 16); }
+  __device__ std::uint32_t step() const { return stream.row(base + M::steps, 32); }
 };
 
 /// An item, or with kSplit a half of one, which has no steps where it has no rows.
@@ -99,18 +106,11 @@ template <class M> struct Loader {
   const Gather gather;
   Walk walk;
   const int4* visit = nullptr;    // of the next step
-  bool whole = false;             // of which every row is there
   int owned = -1, streamed = -1;  // tokens of this thread, for what is loaded next
 
   __device__ __forceinline__ void fetch_step() {
-    whole = walk.takes_whole(1);
-    if (whole) {
-      streamed = gather.mine < kCell ? __ldg(p.stream.token.data() + walk.row - kCell + gather.mine) : 0;
-      visit = walk.next;
-    } else {
-      const Step step = walk.take();
-      streamed = gather.fetch(p.stream.token, step), visit = step.from;
-    }
+    const Step step = walk.take();
+    streamed = gather.fetch(p.stream.token, step), visit = step.from;
   }
   __device__ __forceinline__ void begin(const Item& x) {
     owned = gather.fetch(p.own.token, x.row + x.half * kCell, x.rows - x.half * kCell);
@@ -156,12 +156,11 @@ template <class M> struct Loader {
       for (int i = 0; i < x.steps; ++i) {
         const int held = streamed;
         const int4* const its_visit = visit;
-        const bool its_whole = whole && p.chunks == M::D / 8;
-        int token[4];
+        visit = nullptr;
         if (walk.left > 0) fetch_step();
         else if (!last) walk = Walk(p, x), fetch_step();
         const auto copy_tile = [&](const Half* base, int stride, const float* statistic) {
-          gather.copy<typename M::Stream>(to.stream.tile(), token, base, stride, its_whole);
+          gather.copy_held<typename M::Stream, 4>(to.stream.tile(), held, base, stride);
           if (M::kKeys && gather.mine < kCell)
             copy_4(to.statistic() + static_cast<std::uint32_t>(gather.mine) * 4, statistic + statistics + max(held, 0),
                    held >= 0);
@@ -169,8 +168,7 @@ template <class M> struct Loader {
           to.stream.next();
         };
         to.stream.wait_empty();
-        gather.hand_out(held, token);
-        if (threadIdx.x == 0) copy_step(to.step(), p.side, its_visit);
+        if (threadIdx.x < 2) copy_step(to.step() + threadIdx.x * 16, p.side, threadIdx.x == 0 ? its_visit : visit);
         copy_tile(a, p.stream.a.token, p.lse);
         to.stream.wait_empty();
         copy_tile(b, p.stream.b.token, p.delta);
@@ -200,11 +198,7 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
     else return owned;
   }
   __device__ __forceinline__ void skip() const {
-    from.stream.release();
-    from.stream.next();
-    from.stream.wait_full();
-    from.stream.release();
-    from.stream.next();
+    for (int i = 0; i < 2; ++i) from.stream.release(), from.stream.next();
   }
   /// dV of a step: S^T alone.
   __device__ __forceinline__ void values(const Step& step, bool first) const {
@@ -224,7 +218,6 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
     if (cell != Visits::kFull) mask(s, 0, word, 0.0f);
     std::uint32_t weights[4][4];
     pack<E>(weights, s);
-    from.stream.wait_full();
     wgmma_begin();
     multiply<E, Stream>(da, weights, from.stream.tile(), !first);
     wgmma_commit();
@@ -247,7 +240,6 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
     wgmma_commit();
     from.stream.next();
     const std::uint32_t b = from.stream.tile(), delta_at = from.statistic();
-    from.stream.wait_full();
     wgmma_begin();
     multiply_rows<E, Own, Stream>(t, own + Own::kBytes, b);
     wgmma_commit();
@@ -353,11 +345,15 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
       const int heads = M::kKeys ? x.last_head - x.first_head : 1, own_row = x.row + at.half * kCell;
       StepRow step_row;
       std::uint32_t head = 0;
+      std::uint32_t cells = 0;  // of a step, read with the one before
       int slot = x.first_head, in_head = 0;
 #pragma unroll 1
-      for (int left = heads * x.steps; left > 0; --left) {
-        rings.stream.wait_full();
-        const Step step = read_step(rings.step());
+      for (int all = heads * x.steps, left = all; left > 0; --left) {
+        rings.wait_for_step();
+        const std::uint32_t its = rings.step();
+        if (left == all) cells = agreed_cells(read_cells(its));
+        const Step step = step_of(its, cells, kDrops || Step{0, 0, cells}.cell(at.half) == Visits::kCompare);
+        const std::uint32_t ahead = read_cells(its + 16);
         if constexpr (kDrops) {
           if (in_head == 0) {
             step_row = {}, in_head = x.steps;
@@ -366,15 +362,13 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
           }
           --in_head, step_row.go_on(step.row);
         }
-        if (step.cell(at.half) == Visits::kEmpty) {
-          accumulate.skip();
-          continue;
-        }
-        if (M::kSplit && role == 1) accumulate.values(step, first);
-        else if (step.cell(at.half) == Visits::kFull)
-          accumulate.template run<false>(step, first, own_row, step_row.row, head);
+        const int cell = step.cell(at.half);
+        if (cell == Visits::kEmpty) accumulate.skip();
+        else if (M::kSplit && role == 1) accumulate.values(step, first);
+        else if (cell == Visits::kFull) accumulate.template run<false>(step, first, own_row, step_row.row, head);
         else accumulate.template run<true>(step, first, own_row, step_row.row, head);
-        first = false;
+        first = first && cell == Visits::kEmpty;
+        cells = agreed_cells(ahead);
       }
     }
     rings.own.release();
