@@ -2,7 +2,7 @@
 // peers/train_bench.py, which times the same models in PyTorch. Prints one line a model; with
 // --tape also what each kind of op took, with --json one of JSON instead.
 //
-//   hilt_train_bench [small|medium|char|gpt2] [--device cuda] [--steps N] [--tape] [--json]
+//   hilt_train_bench [small|medium|char|gpt2] [--device cuda] [--steps N] [--dropout P] [--tape] [--json]
 //
 // small and medium are sized for a CPU, in f32; char and gpt2 for a GPU, in bf16 with f32 masters.
 #include <algorithm>
@@ -61,6 +61,7 @@ struct Trainer {
   Gradients gradients;
   std::vector<NodeReport> report;
   Replay replay;
+  Generator noise{1};
 
   Trainer(const Setting& s, Device device)
       : model(make_transformer(s.config, 1, s.dtype)),
@@ -74,7 +75,7 @@ struct Trainer {
     loss = {}, gradients = {};
     Tape tape(Tape::Options{profile});
     for (const NamedParameter& p : parameters) tape.watch(*p.tensor);
-    loss = model.loss(ids, targets);
+    loss = model.loss(ids, targets, {.noise = model.config.dropout > 0 ? &noise : nullptr});
     gradients = tape.backward(loss);
     norm = norm_of(gradients, parameters, loss);
     if (profile) report = tape.report();
@@ -87,8 +88,9 @@ struct Trainer {
   }
 };
 
-void run(const std::string& name, Device device, int steps, bool with_tape, bool json) {
-  const Setting s = setting(name);
+void run(const std::string& name, Device device, int steps, double dropout, bool with_tape, bool json) {
+  Setting s = setting(name);
+  s.config.dropout = dropout;
   Trainer trainer(s, device);
   double loss = 0;
   for (int i = 0; i < 3; ++i) loss = trainer.step(false);
@@ -108,11 +110,12 @@ void run(const std::string& name, Device device, int steps, bool with_tape, bool
   const double tokens = static_cast<double>(s.batch * s.config.context);
   if (json)
     std::printf(
-        "{\"figure\": \"train_step\", \"who\": \"hilt\", \"model\": \"%s\", \"parameters\": %lld, \"ms\": %.3f, "
+        "{\"figure\": \"train_step\", \"who\": \"hilt\", \"model\": \"%s\", \"dropout\": %g, \"parameters\": %lld, "
+        "\"ms\": %.3f, "
         "\"best_ms\": %.3f, \"tokens_per_s\": %.0f, \"tflops\": %.1f, \"peak_bytes\": %zu, \"loss\": %.4f, "
         "\"grown_bytes\": %zu}\n",
-        s.name, static_cast<long long>(parameter_count(trainer.model)), median, ms.front(), tokens / median * 1e3,
-        flops / median * 1e-9, memory_stats(device).peak, loss, grown);
+        s.name, dropout, static_cast<long long>(parameter_count(trainer.model)), median, ms.front(),
+        tokens / median * 1e3, flops / median * 1e-9, memory_stats(device).peak, loss, grown);
   else
     std::printf(
         "hilt %-6s %lld parameters, batch %lld x %lld: %d threads: median %.2f ms, best %.2f ms a step, %.2f ms of "
@@ -149,10 +152,12 @@ void run(const std::string& name, Device device, int steps, bool with_tape, bool
 int main(int argc, char** argv) {
   std::vector<std::string> names;
   int steps = 30;
+  double dropout = 0;
   bool with_tape = false, json = false;
   Device device;
   for (int i = 1; i < argc; ++i) {
     if (!std::strcmp(argv[i], "--steps") && i + 1 < argc) steps = std::max(1, std::atoi(argv[++i]));
+    else if (!std::strcmp(argv[i], "--dropout") && i + 1 < argc) dropout = std::atof(argv[++i]);
     else if (!std::strcmp(argv[i], "--tape")) with_tape = true;
     else if (!std::strcmp(argv[i], "--json")) json = true;
     else if (!std::strcmp(argv[i], "--device") && i + 1 < argc)
@@ -160,5 +165,5 @@ int main(int argc, char** argv) {
     else names.emplace_back(argv[i]);
   }
   if (names.empty()) names = {"small", "medium"};
-  for (const std::string& name : names) run(name, device, steps, with_tape, json);
+  for (const std::string& name : names) run(name, device, steps, dropout, with_tape, json);
 }

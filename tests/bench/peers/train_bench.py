@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The models of train_bench.cpp in PyTorch, milliseconds of a whole training step: in f32 on a CPU, on a GPU with autocast to bf16.
 
-    train_bench.py [small|medium|char|gpt2] [--device cuda] [--steps N] [--threads N] [--compile] [--json]
+    train_bench.py [small|medium|char|gpt2] [--device cuda] [--steps N] [--threads N] [--dropout P] [--compile] [--json]
 """
 import argparse
 import contextlib
@@ -21,9 +21,11 @@ SETTINGS = {
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads, bias):
+    def __init__(self, width, heads, bias, dropout):
         super().__init__()
         self.heads = heads
+        self.p = dropout
+        self.drop = nn.Dropout(dropout)
         self.norm1 = nn.LayerNorm(width, bias=bias)
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.projection = nn.Linear(width, width, bias=bias)
@@ -35,25 +37,26 @@ class Block(nn.Module):
         b, t, c = x.shape
         q, k, v = self.qkv(self.norm1(x)).split(c, dim=2)
         q, k, v = (y.view(b, t, self.heads, c // self.heads).transpose(1, 2) for y in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.projection(y.transpose(1, 2).reshape(b, t, c))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.p)
+        x = x + self.drop(self.projection(y.transpose(1, 2).reshape(b, t, c)))
+        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")))
 
 
 class Model(nn.Module):
-    def __init__(self, layers, heads, width, context, batch, vocab=65, bias=False):
+    def __init__(self, layers, heads, width, context, batch, vocab=65, bias=False, dropout=0.0):
         super().__init__()
         self.vocab = vocab
         self.tokens = nn.Embedding(vocab, width)
         self.positions = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads, bias) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, bias, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width, bias=bias)
+        self.drop = nn.Dropout(dropout)
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
 
     def forward(self, ids, targets):
-        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+        x = self.drop(self.tokens(ids) + self.positions.weight[: ids.shape[1]])
         for block in self.blocks:
             x = block(x)
         logits = self.norm(x) @ self.tokens.weight.t()
@@ -65,6 +68,7 @@ def main():
     parser.add_argument("names", nargs="*", default=[])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
@@ -75,7 +79,7 @@ def main():
     narrow = torch.autocast("cuda", torch.bfloat16) if on_gpu else contextlib.nullcontext()
     for name in args.names or ["small", "medium"]:
         s = SETTINGS[name]
-        model = Model(**s).to(args.device)
+        model = Model(**s, dropout=args.dropout).to(args.device)
         count = sum(p.numel() for p in model.parameters())
         decays = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() < 2]
@@ -101,7 +105,7 @@ def main():
         ms.sort()
         kind = "compiled" if args.compile else "eager"
         if args.json:
-            print(json.dumps({"figure": "train_step", "who": "PyTorch " + torch.__version__ + " " + kind, "model": name, "parameters": count, "ms": ms[len(ms) // 2],
+            print(json.dumps({"figure": "train_step", "who": "PyTorch " + torch.__version__ + " " + kind, "model": name, "dropout": args.dropout, "parameters": count, "ms": ms[len(ms) // 2],
                               "best_ms": ms[0], "tokens_per_s": s["batch"] * s["context"] / ms[len(ms) // 2] * 1e3,
                               "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0, "loss": loss}), flush=True)
             continue

@@ -346,8 +346,8 @@ __global__ void __launch_bounds__(S::kWarps* kWarp, S::kColumns <= (kKeys ? 2 : 
                head_of, [&](const Own& own) { differentiate<T, S, kKeys>(p, f, own); });
 }
 
-// `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows of a batch,
-// blockIdx.y, go by head, then token, as they lie in memory.
+// `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows of a
+// batch, blockIdx.y, go by head, then token, as they lie in memory.
 template <int N, class T>
 __global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<const T> o, Rows<const T> d_o, float* delta,
                              int lanes, const std::int32_t* if_set) {

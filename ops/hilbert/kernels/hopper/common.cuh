@@ -245,8 +245,8 @@ template <int kTiles> struct Records {
     return x;
   }
 };
-/// What steps a stage of a ring has, and behind those what the next stage will: who multiplies knows
-/// it before that one is there. Of visits that are compared every step has its own.
+/// What steps a stage of a ring has, and behind those what the next stage will: who multiplies
+/// knows it before that one is there. Of visits that are compared every step has its own.
 __device__ __forceinline__ void copy_step(std::uint32_t to, const VisitsView::Side& side, const int4* visit) {
   copy_16(to, visit ? visit : reinterpret_cast<const int4*>(side.visit.data()), visit != nullptr);
 }

@@ -15,8 +15,8 @@ constexpr int kWarpgroup = 128;  // threads
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
-/// Tells the compiler that a warp agrees on x: what depends on it can stay in uniform registers, from
-/// which wgmma takes its operands without a move each.
+/// Tells the compiler that a warp agrees on x: what depends on it can stay in uniform registers,
+/// from which wgmma takes its operands without a move each.
 __device__ __forceinline__ int agreed(int x) {
   return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
 }
