@@ -13,6 +13,7 @@ namespace [[gnu::visibility("default")]] hilt {
 struct Grid {
   Index width = 0, height = 0, frames = 1;  // sides, in cells
   bool named_frames = false;                // T x H x W was said, even of one frame
+  /// Whether it has an axis of frames.
   bool has_frames() const { return named_frames || frames > 1; }
   /// The product of the sides, checked for overflow.
   Index cells() const;

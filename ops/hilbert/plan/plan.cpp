@@ -131,10 +131,8 @@ void check_ground(const Ground& g, const Branch& b) {
     const bool neighbors =
         b.kind == Kind::neighborhood || b.kind == Kind::neighborhood2d || b.kind == Kind::neighborhood3d;
     const Index cells = g.cells(b, i), smallest = std::max<Index>(1, cells / b.axes[i].dilation);
-    const bool classes = b.axes[i].dilation > 1;  // without them a causal axis has what keys there are
-    check(!neighbors || b.extent(i) <= smallest || (!classes && (b.axes[i].causal || cells == 0)),
-          "plan: ", to_string({b}), ": ", b.extent(i), " keys do not fit ", classes ? "the smallest class of " : "",
-          "an axis, ", smallest, " of ", cells, " cells");
+    check(!neighbors || b.axes[i].dilation == 1 || b.extent(i) <= smallest, "plan: ", to_string({b}), ": ", b.extent(i),
+          " keys do not fit the smallest class of an axis, ", smallest, " of ", cells, " cells");
   }
 }
 

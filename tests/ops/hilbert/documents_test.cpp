@@ -63,11 +63,10 @@ Inputs part_of(const Inputs& in, Index row, Index first, Index n) {
           part_of(in.d_o, row, first, n)};
 }
 
-/// A pattern, and whether it looks at a grid.
+/// A pattern, whether it looks at a grid, and whether it has branches.
 struct Kind {
   const char* pattern;
   bool planar = false;
-  bool fills() const { return pattern[0] == 'n'; }  // a neighborhood is no larger than a document
 };
 constexpr Kind kKinds[] = {{"dense"},
                            {"segment:16"},
@@ -93,14 +92,10 @@ TEST(Documents, PackedEqualsEachAlone) {
           if (std::string(order).ends_with("only") && causality == Causality::curve) continue;
           if (mode != DilationMode::all_queries && !std::string(kind.pattern).starts_with("segment")) continue;
           if (++configurations % scaled(3, 9) != 0) continue;
-          std::string text = kind.planar ? own_lists ? "4x5,12x11,5x4/9x16,1x3,7x8" : "5x7,12x11,7x5,5x7,1x1"
-                             : own_lists ? "20,130,10x13/1,64,8x8,64,15x6"
-                                         : "33,1,9x15,33,2,5x7";
-          if (kind.fills())
-            text = kind.planar ? own_lists ? "4x5,12x11,5x4/9x16,3x3,7x8" : "5x7,12x11,7x5,5x7,3x3"
-                   : own_lists ? "20,130,10x13/9,64,8x8,63,15x6"
-                               : "33,9,9x15,33,11,5x7";
-          PlanSpec spec = spec_of(290, text.c_str(), kind.pattern, order, causality);
+          const char* const text = kind.planar ? own_lists ? "4x5,12x11,5x4/9x16,1x3,7x8" : "5x7,12x11,7x5,5x7,1x1"
+                                   : own_lists ? "20,130,10x13/1,64,8x8,64,15x6"
+                                               : "33,1,9x15,33,2,5x7";
+          PlanSpec spec = spec_of(290, text, kind.pattern, order, causality);
           spec.dilation_mode = mode;
           const PlanPtr plan = make_plan(spec);
           const Index batch = 2, dim = 5;
@@ -147,11 +142,8 @@ TEST(Documents, AreWhatTheDefinitionsSay) {
     for (const char* order : kOrders)
       for (const Causality causality : {Causality::none, Causality::token, Causality::curve}) {
         if (std::string(order).ends_with("only") && causality == Causality::curve) continue;
-        PlanSpec spec = spec_of(70,
-                                kind.planar    ? kind.fills() ? "3x5,6x7/3x4,5x5,4x3,3x4" : "3x5,6x7/1x4,5x5,4x2,2x4"
-                                : kind.fills() ? "13,9,6x7/40,20"
-                                               : "13,1,6x7/40,20",
-                                kind.pattern, order, causality);
+        PlanSpec spec =
+            spec_of(70, kind.planar ? "3x5,6x7/1x4,5x5,4x2,2x4" : "13,1,6x7/40,20", kind.pattern, order, causality);
         const PlanPtr plan = make_plan(spec);
         for (Index row = 0; row < 2; ++row) {
           const ref::Attended set = ref::Attended::packed(spec, spec.documents[at(row)]);
