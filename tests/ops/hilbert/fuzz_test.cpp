@@ -377,23 +377,23 @@ void draw_documents(Rng& r, PlanSpec& p) {
     }
   }
   p.documents = {list};
-  for (Branch& b : p.pattern)  // the axes of a short document, and their classes, may be too small for the keys
+  for (Branch& b : p.pattern)  // the classes of a short document may be too small for the keys
     for (std::size_t i = 0; i < b.dimensions(); ++i)
       for (const Document& d : list) {
         const Grid& g = d.grid;
         const Index cells = b.on_grid() ? std::array{g.frames, g.height, g.width}[i + 3 - b.dimensions()] : d.length;
         if (b.extent(i) > cells / b.axes[i].dilation) b.axes[i].dilation = 1;
-        const bool fills =
-            b.kind == Kind::neighborhood || b.kind == Kind::neighborhood2d || b.kind == Kind::neighborhood3d;
-        const std::array<Index*, 3> sides{&b.frames, &b.rows, &b.columns};
-        Index& keys = b.on_grid() ? *sides[i + 3 - b.dimensions()] : b.size;
-        if (fills && !b.axes[i].causal) keys = std::min(keys, cells - 1 + cells % 2);
       }
 }
 
-bool has_grid(const PlanSpec& p) {
-  if (p.documents.empty()) return !p.order.folds() && p.order.grid.cells() == p.length;
-  return std::ranges::none_of(p.documents[0], &Document::folds);
+/// How many axes a table on the grid can have; 1: there is none, or documents have this and that.
+int axes_of(const PlanSpec& p) {
+  const auto axes = [](const Grid& g) { return g.has_frames() ? 3 : 2; };
+  if (p.documents.empty()) return p.order.folds() || p.order.grid.cells() != p.length ? 1 : axes(p.order.grid);
+  const std::vector<Document>& list = p.documents[0];
+  const bool alike = std::ranges::all_of(
+      list, [&](const Document& d) { return !d.folds() && axes(d.grid) == axes(list.front().grid); });
+  return list.empty() || !alike ? 1 : axes(list.front().grid);
 }
 
 void draw_terms(Rng& r, Config& c) {
@@ -401,8 +401,8 @@ void draw_terms(Rng& r, Config& c) {
   if (r.chance(35)) c.alibi = r.pick({Alibi::published, Alibi::learned});
   if (r.chance(40)) {
     c.table = {1 + 2 * r.pick<Index>({0, 1, 2, 3, 8, 40})};
-    if (has_grid(c.spec) && r.chance(70))
-      for (int more = c.spec.order.grid.frames > 1 ? 2 : 1; more > 0; --more) c.table.push_back(1 + 2 * r.below(4));
+    if (const int axes = axes_of(c.spec); axes > 1 && r.chance(70))
+      for (int more = axes - 1; more > 0; --more) c.table.push_back(1 + 2 * r.below(4));
   }
   if (r.chance(40)) {
     c.bias = static_cast<int>(r.below(16));
@@ -1234,7 +1234,7 @@ std::vector<Config> smaller(const Config& c) {
       for (Index tokens = 0; fit < left.size() && (tokens += left[fit].length) <= p.length;) ++fit;
       left.erase(left.begin() + static_cast<std::ptrdiff_t>(fit), left.end());
     }
-    if (!has_grid(p) && s.table.size() > 1) s.table.resize(1);
+    if (axes_of(p) == 1 && s.table.size() > 1) s.table.resize(1);
     if (p.queries && s.silent)
       p.queries = query_run(p.length - std::min(p.length, rows_of_q(p)), std::min(p.length, rows_of_q(p)));
     if (p.queries) std::erase_if(*p.queries, [&](std::int32_t row) { return row >= p.length; });
