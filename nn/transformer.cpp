@@ -5,7 +5,6 @@
 #include "nn/transformer.h"
 #include <array>
 #include <cmath>
-#include <numeric>
 #include "core/checkpoint.h"
 #include "core/io/text.h"
 #include "ops/ops.h"
@@ -136,8 +135,7 @@ std::vector<Index> Transformer::rows_of(const CallOptions& call, Index batch) co
   std::vector<Index> rows;
   if (!call.place || !call.noise || config.dropout == 0) return rows;
   const Place& place = *call.place;
-  std::vector<std::int32_t> standing(static_cast<std::size_t>(place.length));
-  std::iota(standing.begin(), standing.end(), 0);
+  std::vector<std::int32_t> standing = query_run(0, place.length);
   if (place.divides()) {
     const ShardPlanPtr part = blocks.front().attention.shard(place, call);
     standing = config.keep_order && call.use_order ? part->shards().positions(part->rank()) : part->tokens();

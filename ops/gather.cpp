@@ -15,8 +15,10 @@ namespace hilt {
 constexpr Index kPiece = 1 << 15;  // elements worth a task
 constexpr Index kColumns = 64;     // of one task of a scatter: a cache line or more of any type
 
-/// index as dense i64, every entry in [0, extent).
-static Tensor checked_index(const char* op, const Tensor& index, Index extent) {
+/// The index into x as dense i64, every entry in [0, extent).
+static Tensor checked_index(const char* op, const Tensor& x, const Tensor& index, Index extent) {
+  check(index.device() == x.device(), op, ": the index is on ", index.device(), ", x on ", x.device(),
+        "; move one with to()");
   check(bool(index) && !is_floating(index.dtype()) && index.dtype() != DType::u8, op,
         ": indices must be i32 or i64, got ", index.dtype());
   const Tensor wide = dense(to(index, DType::i64));
@@ -84,9 +86,7 @@ static Tensor scattered(const Tensor& in, int axis, const Tensor& index, Index e
 }
 
 static Tensor pick(const char* op, const Tensor& x, int axis, const Tensor& index) {
-  check(index.device() == x.device(), op, ": the index is on ", index.device(), ", x on ", x.device(),
-        "; move one with to()");
-  const Tensor rows = checked_index(op, index, x.dim(axis));
+  const Tensor rows = checked_index(op, x, index, x.dim(axis));
   return apply_linear(
       "gather", x, [=](const Tensor& in) { return gathered(in, axis, rows); },
       [=, extent = x.dim(axis)](const Tensor& dy) { return scattered(dy, axis, rows, extent); });
@@ -101,11 +101,9 @@ Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, Index extent)
   const int along = checked_axis("scatter_add", axis, x.rank());
   check(index.rank() == 1 && index.dim(0) == x.dim(along), "scatter_add: axis ", axis, " of ", x.shape(), " has ",
         x.dim(along), " rows, the index has shape ", index.shape());
-  check(index.device() == x.device(), "scatter_add: the index is on ", index.device(), ", x on ", x.device(),
-        "; move one with to()");
   check(extent >= 0, "scatter_add: extent ", extent, " is negative");
   visit("scatter_add", x, []<class T>(auto) {});
-  const Tensor rows = checked_index("scatter_add", index, extent);
+  const Tensor rows = checked_index("scatter_add", x, index, extent);
   return apply_linear(
       "scatter_add", x, [=](const Tensor& in) { return scattered(in, along, rows, extent); },
       [=](const Tensor& dy) { return gathered(dy, along, rows); });

@@ -7,6 +7,7 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -43,12 +44,6 @@ constexpr const char* kCopyAgain = "copy or download the file again";
 constexpr const char* kWriteAgain = "write the file again with a safetensors library";
 
 // ---- the header's JSON --------------------------------------------------------------------------
-
-std::uint32_t hex_digit(char c) {
-  if (c >= '0' && c <= '9') return static_cast<std::uint32_t>(c - '0');
-  const char low = static_cast<char>(c | 0x20);
-  return low >= 'a' && low <= 'f' ? static_cast<std::uint32_t>(low - 'a' + 10) : 16;
-}
 
 /// Where `text` stops being UTF-8, or its size.
 std::size_t utf8_prefix(std::string_view text) {
@@ -102,11 +97,11 @@ class Header {
 
   std::uint32_t unit() {  // the four digits of \uXXXX
     std::uint32_t u = 0;
-    for (int i = 0; i < 4; ++i, ++at_) {
-      const std::uint32_t digit = at_ < text_.size() ? hex_digit(text_[at_]) : 16;
-      if (digit > 15) wrong(at_, "escape in a string", next(), "expected four hexadecimal digits after \\u");
-      u = u << 4 | digit;
-    }
+    const std::string_view digits = text_.substr(at_, 4);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), u, 16);
+    at_ += static_cast<std::size_t>(end - digits.data());
+    if (end != digits.data() + 4)
+      wrong(at_, "escape in a string", next(), "expected four hexadecimal digits after \\u");
     return u;
   }
   void escape(std::string& out) {
@@ -473,12 +468,6 @@ std::string safetensors_header(std::span<const SafetensorsItem> items, const Saf
   const std::uint64_t length = json.size();
   std::memcpy(out.data(), &length, kLengthBytes);
   return out += json;
-}
-
-std::uint64_t safetensors_size(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {
-  std::uint64_t n = safetensors_header(items, metadata).size();
-  for (const SafetensorsItem& item : items) n += item.tensor.bytes();
-  return n;
 }
 
 void write_safetensors(int descriptor, std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {

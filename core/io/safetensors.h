@@ -59,8 +59,6 @@ struct SafetensorsItem {
 };
 /// The file up to the tensors', which follow by name: a pure function of names, types and metadata.
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
-/// How long the whole file will be.
-std::uint64_t safetensors_size(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
 /// Writes the file's bytes to an open descriptor from its position on: equal input, equal bytes.
 /// The caller opens, syncs and names the file; a failed write throws Code::data with errno's text.
 void write_safetensors(int descriptor, std::span<const SafetensorsItem> items,

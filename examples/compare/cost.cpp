@@ -53,8 +53,7 @@ Cost cost_of_kernel(const Problem& p, const std::string& mode) {
     rows += times * static_cast<double>(t.q_token.size());
     for (std::size_t i = 0; i < t.q_tile.size(); ++i)
       for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-        const double keys =
-            times * extent(t.k_tile[static_cast<std::size_t>(t.keys[static_cast<std::size_t>(e)].tile)]);
+        const double keys = times * extent(t.k_tile[at(t.keys[at(e)].tile)]);
         tile_pairs += extent(t.q_tile[i]) * keys;
         keys_read += keys;
       }
@@ -70,9 +69,8 @@ std::size_t dense_peak(const Problem& p) {
   // where all see the same.
   const hilt::ScoreTerms& t = p.terms;  // each makes one more
   const std::size_t scores = 3 + std::size_t{bool(t.softcap)} + (t.alibi || t.slopes) + bool(t.relative) + bool(t.bias);
-  const auto pairs = static_cast<std::size_t>(p.length()) * static_cast<std::size_t>(p.length());
-  return (scores * static_cast<std::size_t>(p.batch() * p.heads()) + p.plan->parts().at(0).tilings.size()) * pairs *
-         hilt::size_of(p.dtype);
+  const auto pairs = at(p.length()) * at(p.length());
+  return (scores * at(p.batch() * p.heads()) + p.plan->parts().at(0).tilings.size()) * pairs * hilt::size_of(p.dtype);
 }
 
 }  // namespace compare

@@ -36,9 +36,8 @@ void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
       os << format("%-7s  %s\n", m.name.c_str(), m.skipped.c_str());
       continue;
     }
-    os << format("%-7s %4zu %10s %10s %10s %10s  ", m.name.c_str(), m.tape.size(),
-                 report::bytes(static_cast<double>(m.saved_bytes)).c_str(),
-                 report::bytes(static_cast<double>(m.peak() + lesson.problem.input_bytes())).c_str(),
+    os << format("%-7s %4zu %10s %10s %10s %10s  ", m.name.c_str(), m.tape.size(), report::bytes(m.saved_bytes).c_str(),
+                 report::bytes(m.peak() + lesson.problem.input_bytes()).c_str(),
                  report::milliseconds(m.forward_ms).c_str(), report::milliseconds(m.backward_ms).c_str())
        << paint.verdict(m.repeatable, m.repeatable
                                           ? format("all %lld runs", static_cast<long long>(lesson.settings.repeat))

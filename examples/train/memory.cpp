@@ -108,20 +108,18 @@ void require_memory(const MemoryPlan& m, const Settings& s, std::size_t have) {
   if (need <= have) return;
   std::string largest;
   for (const MemoryPlan::Part& part : m.largest)
-    largest += (largest.empty() ? "" : ", ") + part.name + ' ' + report::bytes(static_cast<double>(part.bytes));
-  hilt::fail_with(hilt::Code::memory, "memory (", report::bytes(static_cast<double>(need)), "): needed, ",
-                  report::bytes(static_cast<double>(have)), " are available and ",
-                  report::bytes(static_cast<double>(hilt::memory_stats().live)), " in use; the largest: ", largest,
+    largest += (largest.empty() ? "" : ", ") + part.name + ' ' + report::bytes(part.bytes);
+  hilt::fail_with(hilt::Code::memory, "memory (", report::bytes(need), "): needed, ", report::bytes(have),
+                  " are available and ", report::bytes(hilt::memory_stats().live), " in use; the largest: ", largest,
                   "; try ", s.backward == "taped" ? "--backward fused (taped keeps L x L weights), " : "",
                   s.checkpointing ? "" : "--checkpointing, ",
                   s.batch > 1 ? "a smaller --batch with --accumulate, or a smaller --context" : "a smaller --context");
 }
 
 std::string to_text(const MemoryPlan& m) {
-  const auto show = [](std::size_t n) { return report::bytes(static_cast<double>(n)); };
-  return "memory: parameters " + show(m.parameters) + ", gradients " + show(m.gradients) + ", moments " +
-         show(m.moments) + ", activations " + show(m.activations) + ", working " + show(m.working) + "; planned " +
-         show(m.total());
+  return "memory: parameters " + report::bytes(m.parameters) + ", gradients " + report::bytes(m.gradients) +
+         ", moments " + report::bytes(m.moments) + ", activations " + report::bytes(m.activations) + ", working " +
+         report::bytes(m.working) + "; planned " + report::bytes(m.total());
 }
 
 }  // namespace train

@@ -80,7 +80,7 @@ std::vector<std::string> Progress::fields_of(const Line& l, Index steps, Detail 
   if (detail != Detail::least) {
     const std::string share = start_.peak_gflops > 0 ? format(" %.0f %%", 100 * l.gflops / start_.peak_gflops) : "";
     add(format("%.0f GFLOP/s%s", l.gflops, share.c_str()));
-    add(report::bytes(static_cast<double>(l.bytes)));
+    add(report::bytes(l.bytes));
   }
   if (steps == 0) return fields;
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();

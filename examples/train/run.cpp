@@ -218,8 +218,8 @@ class Run {
                 .scale = step.scale};
       if (progress && done == first_ + 1) {
         measured_ = line.bytes;
-        progress->say("memory after the first step: " + report::bytes(static_cast<double>(measured_)) + " measured, " +
-                      report::bytes(static_cast<double>(memory_.total())) + " planned");
+        progress->say("memory after the first step: " + report::bytes(measured_) + " measured, " +
+                      report::bytes(memory_.total()) + " planned");
       }
       if (done % s_.eval_every == 0 || last) {
         const Evaluation e = trainer_->evaluate(s_.eval_rows, s_.batch);

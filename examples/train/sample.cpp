@@ -23,17 +23,16 @@ constexpr Index kImages = 16;  // of a sample
 static std::int32_t pick(std::span<const float> logits, const Settings& s, Draws& draws) {
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater{}, [&](std::int32_t i) { return logits[static_cast<std::size_t>(i)]; });
+  std::ranges::stable_sort(order, std::greater{}, [&](std::int32_t i) { return logits[at(i)]; });
   if (s.temperature == 0) return order[0];
   std::vector<double> p;
   double total = 0;
   for (const std::int32_t i : order) {
-    p.push_back(std::exp((static_cast<double>(logits[static_cast<std::size_t>(i)]) -
-                          static_cast<double>(logits[static_cast<std::size_t>(order[0])])) /
-                         s.temperature));
+    p.push_back(
+        std::exp((static_cast<double>(logits[at(i)]) - static_cast<double>(logits[at(order[0])])) / s.temperature));
     total += p.back();
   }
-  const std::size_t most = s.top_k > 0 ? std::min(static_cast<std::size_t>(s.top_k), p.size()) : p.size();
+  const std::size_t most = s.top_k > 0 ? std::min(at(s.top_k), p.size()) : p.size();
   std::size_t kept = 0;
   double share = 0;
   while (kept < most && (kept == 0 || share < s.top_p * total)) share += p[kept++];
@@ -101,7 +100,7 @@ Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary,
     if (show && end > shown) show(std::string_view(text).substr(shown, end - shown));
     shown = std::max(shown, end);
   };
-  const auto context = static_cast<std::size_t>(model.config.context);
+  const auto context = at(model.config.context);
   hilt::KeyValueCache cache(model.config.context);
   std::size_t from = 0;  // the first token that the model sees
   Index n = 0;
@@ -110,10 +109,10 @@ Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary,
       from = written.size() - (context + 1) / 2;
       // A story is understood from its beginning: forget whole ones.
       const auto next = std::find(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(), newline);
-      if (s.task == "stories" && next != written.end()) from = static_cast<std::size_t>(next - written.begin());
+      if (s.task == "stories" && next != written.end()) from = at(next - written.begin());
       cache.clear();
     }
-    const auto fresh = std::span<const std::int32_t>(written).subspan(from + static_cast<std::size_t>(cache.length()));
+    const auto fresh = std::span<const std::int32_t>(written).subspan(from + at(cache.length()));
     const hilt::Tensor of_last =
         model.last_logits(hilt::from_values(fresh, {1, static_cast<Index>(fresh.size())}), {.cache = &cache});
     if (const auto odd = program::not_finite(of_last))
@@ -164,7 +163,7 @@ std::string sample_labels(const hilt::Transformer& model, const Task& task, cons
   for (Index first = 0; first < std::ssize(guess); first += width) {
     std::string line[3];
     for (Index i = first; i < first + width; ++i) {
-      const auto k = static_cast<std::size_t>(i);
+      const auto k = at(i);
       line[0] += in[i] ? '#' : '.';
       line[1] += guess[k] != truth[k] ? 'x' : guess[k] ? '#' : '.';
       line[2] += truth[k] ? '#' : '.';

@@ -11,11 +11,10 @@ namespace hilt {
 
 /// The row of each position of a plan.
 static std::vector<std::int32_t> row_of_position(const Plan& plan) {
-  std::vector<std::int32_t> rows(static_cast<std::size_t>(plan.length()));
-  std::iota(rows.begin(), rows.end(), 0);  // positions are tokens, or rows are positions, or neither
   const bool by_token = plan.spec().order.scope == Order::Scope::order_only;
   if (by_token && plan.spec().in_order) return plan.order().position_of;
-  return by_token || plan.spec().in_order ? rows : plan.order().token_at;
+  // Positions are tokens, or rows are positions, or neither.
+  return by_token || plan.spec().in_order ? query_run(0, plan.length()) : plan.order().token_at;
 }
 
 /// Means of x [1, L, H, D] over `size` positions and the heads of a key head: [Hk, blocks, D].

@@ -116,7 +116,7 @@ std::string Vocabulary::decode(std::span<const std::int32_t> tokens) const {
       fail_with(Code::data, "Vocabulary: token ", tokens[i], " at position ", i, " is outside 0..", size() - 1);
     if (bpe_) out += bpe_->bytes_of(tokens[i]);
     else if (characters_.empty()) out += static_cast<char>(tokens[i]);
-    else append_utf8(out, characters_[static_cast<std::size_t>(tokens[i])]);
+    else append_utf8(out, characters_[at(tokens[i])]);
   }
   return out;
 }
@@ -136,14 +136,12 @@ Yardsticks yardsticks(const Task& task, Index rows) {
   const Index n = task.targets(), inputs = task.tokens(), classes = task.classes();
   constexpr Index kMostPairs = Index{1} << 24;
   const bool pairs = inputs * classes <= kMostPairs;
-  std::vector<double> single(static_cast<std::size_t>(classes), 0.01),
-      pair(pairs ? static_cast<std::size_t>(inputs * classes) : 0, 0.01);
+  std::vector<double> single(at(classes), 0.01), pair(pairs ? at(inputs * classes) : 0, 0.01);
   const auto visit = [&](Split split, auto&& f) {
-    std::vector<std::int32_t> x(static_cast<std::size_t>(task.length())), y(static_cast<std::size_t>(n));
+    std::vector<std::int32_t> x(at(task.length())), y(at(n));
     for (Index r = 0; r < rows; ++r) {
       task.row(split, r, x.data(), y.data());
-      for (std::size_t t = 0; t < y.size(); ++t)
-        f(x[t], static_cast<std::size_t>(y[t]), static_cast<std::size_t>(x[t] * classes + y[t]));
+      for (std::size_t t = 0; t < y.size(); ++t) f(x[t], at(y[t]), at(x[t] * classes + y[t]));
     }
   };
   visit(Split::train, [&](std::int32_t, std::size_t y, std::size_t xy) {
@@ -152,12 +150,12 @@ Yardsticks yardsticks(const Task& task, Index rows) {
   });
   double total = 0;
   for (double count : single) total += count;
-  std::vector<double> after(pairs ? static_cast<std::size_t>(inputs) : 0, 0.0);
-  for (std::size_t i = 0; i < pair.size(); ++i) after[i / static_cast<std::size_t>(classes)] += pair[i];
+  std::vector<double> after(pairs ? at(inputs) : 0, 0.0);
+  for (std::size_t i = 0; i < pair.size(); ++i) after[i / at(classes)] += pair[i];
   Yardsticks out{.uniform = std::log(static_cast<double>(classes))};
   visit(Split::validation, [&](std::int32_t x, std::size_t y, std::size_t xy) {
     out.unigram -= std::log(single[y] / total);
-    if (pairs) out.bigram -= std::log(pair[xy] / after[static_cast<std::size_t>(x)]);
+    if (pairs) out.bigram -= std::log(pair[xy] / after[at(x)]);
   });
   const double seen = static_cast<double>(rows * n);
   out.unigram /= seen;

@@ -5,7 +5,7 @@
 #include <list>
 #include <map>
 #include <mutex>
-#include <numeric>
+#include <ranges>
 #include <span>
 #include "core/parallel.h"
 #include "core/tape.h"
@@ -25,10 +25,7 @@ constexpr std::size_t kKept = 8;  // batches of plans on GPUs
 Tensor index_of(const std::vector<Index>& values) { return from_values(values, {std::ssize(values)}); }
 
 bool counts_up(const std::vector<Index>& values, Index n) {
-  if (std::ssize(values) != n) return false;
-  for (Index i = 0; i < n; ++i)
-    if (values[at(i)] != i) return false;
-  return true;
+  return std::ranges::equal(values, std::views::iota(Index{0}, n));
 }
 
 /// Rows of the batch differ, and are multiplied as one.
@@ -51,11 +48,7 @@ struct Pieces {
   static Index parts(Index n, Index each) { return (n + each - 1) / each; }
 };
 
-List counting(Tiling::Range r) {
-  List all(at(r.end - r.begin));
-  std::iota(all.begin(), all.end(), r.begin);
-  return all;
-}
+List counting(Tiling::Range r) { return query_run(r.begin, r.end - r.begin); }
 
 /// Whole groups, where the tiling has them and they are about as large as each other.
 bool take_groups(const Tiling& t, Pieces& out) {

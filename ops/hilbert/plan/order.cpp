@@ -22,8 +22,8 @@ constexpr std::size_t kEntryOverhead = 512;  // about what nodes, key and vector
 
 constexpr std::array<std::string_view, 6> kKinds{"row", "snake", "morton", "tiles", "hilbert", "auto"};  // by Kind
 constexpr std::array<std::string_view, 3> kOptions{"scope", "chunk", "steps"};
-constexpr std::array<std::string_view, 3> kScopes{"global", "segment", "order-only"};
-constexpr std::array<std::string_view, 2> kSteps{"near", "unit"};  // by Steps
+constexpr std::array<std::string_view, 3> kScopes{"global", "segment", "order-only"};  // by Scope, but for chunked
+constexpr std::array<std::string_view, 2> kSteps{"near", "unit"};                      // by Steps
 
 Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 
@@ -57,8 +57,7 @@ void read_option(std::string_view text, std::string_view field, Order& order) {
   const std::string_view key = field.substr(0, equals), value = field.substr(std::min(equals + 1, field.size()));
   (void)find_name(text, ": option", key, kOptions);
   if (key == "scope") {
-    constexpr std::array<Scope, 3> kByName{Scope::global, Scope::per_segment, Scope::order_only};
-    order.scope = kByName[find_name(text, ": scope", value, kScopes)];
+    order.scope = static_cast<Scope>(find_name(text, ": scope", value, kScopes));
   } else if (key == "chunk") {
     order.scope = Scope::chunked;
     order.chunk = read_positive(value);
@@ -124,10 +123,6 @@ Order resolve(Order order, Index length) {
   else if (order.folds()) order.grid = fold(length);
   if (order.kind != Kind::tiles) order.tile_height = order.tile_width = 0;
   return order;
-}
-
-std::size_t cost(const Permutation& p) {
-  return kEntryOverhead + (p.token_at.size() + p.position_of.size()) * sizeof(std::int32_t);
 }
 
 // ---- enumeration: the tokens below a limit, in order --------------------------------------------
@@ -229,12 +224,9 @@ std::string to_string(const Order& order) {
     const bool usual = tile == Grid{Order{}.tile_width, Order{}.tile_height};
     if (!order.folds() || !usual) text += (order.folds() ? ":" : "/") + grid_text(tile);
   }
-  switch (order.scope) {
-    case Scope::global: break;
-    case Scope::per_segment: text += ",scope=segment"; break;
-    case Scope::order_only: text += ",scope=order-only"; break;
-    case Scope::chunked: text += ",chunk=" + std::to_string(order.chunk); break;
-  }
+  if (order.scope == Scope::chunked) text += ",chunk=" + std::to_string(order.chunk);
+  else if (order.scope != Scope::global)
+    text += ",scope=" + std::string(kScopes[static_cast<std::size_t>(order.scope)]);
   if (order.steps == Steps::unit) text += ",steps=unit";
   return text;
 }
@@ -299,7 +291,9 @@ std::shared_ptr<const Permutation> PermutationCache::get(const Order& order, Ind
   const std::pair key{resolve(order, length), length};
   return Recent::get(
       key, [&] { return std::make_shared<const Permutation>(build(key.first, length)); },
-      [](const auto& made) { return cost(*made); });
+      [](const auto& p) {
+        return kEntryOverhead + (p->token_at.size() + p->position_of.size()) * sizeof(std::int32_t);
+      });
 }
 
 PermutationCache& permutation_cache() {

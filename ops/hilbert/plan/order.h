@@ -20,7 +20,7 @@ struct Order {
   enum class Kind : unsigned char { row, snake, morton, tiles, hilbert, automatic };
   /// global: pi over all tokens. chunked: pi(m c + j) = m c + pi_c(j). per_segment: chunked by the
   /// pattern's segments. order_only: the attended set ignores pi, which arranges memory and work.
-  enum class Scope : unsigned char { global, per_segment, chunked, order_only };
+  enum class Scope : unsigned char { global, per_segment, order_only, chunked };
 
   Kind kind = Kind::row;
   Grid grid;                               // of all tokens, or of one chunk; without cells: fold the sequence

@@ -341,13 +341,6 @@ TileStats Plan::stats() const {
   return s;
 }
 
-TileStats Plan::stats_for(Order::Kind kind) const {
-  if (kind == spec_.order.kind) return stats();
-  PlanSpec other = spec_;
-  other.order.kind = kind;
-  return Plan(std::move(other)).stats();
-}
-
 std::size_t Plan::bytes() const {
   std::size_t n = sizeof(Plan) + (order_ ? 2 * at(spec_.length) * sizeof(std::int32_t) : 0);
   const auto add = [&](const Tiling& t) {

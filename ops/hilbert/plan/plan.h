@@ -83,10 +83,8 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
   /// Rows whose list is empty for some head, of as many rows of the batch as stats() counts.
   Index empty_rows() const;
 
-  /// Counts over the distinct sets: one that several heads share counts once. stats_for: the same
-  /// pattern in another order, which is another set if the pattern depends on positions.
+  /// Counts over the distinct sets: one that several heads share counts once.
   TileStats stats() const;
-  TileStats stats_for(Order::Kind kind) const;  // see stats()
 
   /// Bytes of the plan itself.
   std::size_t bytes() const;

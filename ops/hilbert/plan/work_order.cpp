@@ -1,27 +1,21 @@
 // Orders of query and key blocks: along the diagonal, the Hilbert curve, or what gathers least.
 #include "ops/hilbert/plan/work_order.h"
 #include <algorithm>
-#include <numeric>
 #include <utility>
 #include "ops/hilbert/plan/curve.h"
+#include "ops/hilbert/plan/plan.h"
 
 namespace hilt {
 namespace {
 
 using Blocks = std::vector<std::int32_t>;
 
-Blocks in_order(Index n) {
-  Blocks all(static_cast<std::size_t>(n));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
 /// Query blocks by the mean of their key blocks: the pairs gather along the diagonal.
 BlockLayout diagonal(const BlockPairs& pairs, Index n) {
   std::vector<double> sum(static_cast<std::size_t>(n)), count(sum.size());
   for (const auto& [i, j] : pairs) sum[static_cast<std::size_t>(i)] += j, ++count[static_cast<std::size_t>(i)];
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = count[i] > 0 ? sum[i] / count[i] : static_cast<double>(i);
-  BlockLayout out{WorkOrder::diagonal, in_order(n), in_order(n)};
+  BlockLayout out{WorkOrder::diagonal, query_run(0, n), query_run(0, n)};
   std::ranges::stable_sort(
       out.queries, [&](auto a, auto b) { return sum[static_cast<std::size_t>(a)] < sum[static_cast<std::size_t>(b)]; });
   return out;
@@ -43,7 +37,7 @@ BlockLayout along_curve(const BlockPairs& pairs, Index n) {
     meet(out.queries, seen_query, pairs[e].first);
     meet(out.keys, seen_key, pairs[e].second);
   }
-  for (std::int32_t block : in_order(n)) meet(out.queries, seen_query, block), meet(out.keys, seen_key, block);
+  for (std::int32_t block : query_run(0, n)) meet(out.queries, seen_query, block), meet(out.keys, seen_key, block);
   return out;
 }
 
@@ -63,7 +57,7 @@ BlockLayout lay_out_blocks(WorkOrder wanted, const BlockPairs& pairs, Index n) {
       return best;
     }
   }
-  return {WorkOrder::row, in_order(n), in_order(n)};
+  return {WorkOrder::row, query_run(0, n), query_run(0, n)};
 }
 
 Index blocks_gathered(const BlockLayout& layout, const BlockPairs& pairs) {
