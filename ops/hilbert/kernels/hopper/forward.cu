@@ -271,6 +271,7 @@ template <class E, class M, bool kDrops> struct Attend {
   }
   __device__ __forceinline__ void multiply_pv(float (&o)[D / 2], const std::uint32_t (&a)[2 * kScores / 16][4],
                                               const KeyRing& v, bool first) const {
+    v.wait_full();
     wgmma_begin();
     multiply<E, typename M::Keys>(o, a, v.tile(), !first);
     wgmma_commit();
@@ -321,7 +322,6 @@ template <class E, class M, bool kDrops> struct Attend {
   /// P V alone, of the stage whose scores were packed last.
   __device__ __forceinline__ void finish(const KeyRing& v, const std::uint32_t (&a)[2 * kScores / 16][4],
                                          float (&o)[D / 2], bool first) const {
-    v.wait_full();
     multiply_pv(o, a, v, first);
     wgmma_wait<0>();
     settle(o);
@@ -338,7 +338,6 @@ template <class E, class M, bool kDrops> struct Attend {
     KeyRing v = k;                      // of the stage whose weights are packed
     bool first = true, packed = false;  // no product with V was begun; one is to be
     for (int left = steps; left > 0; left -= kParts) {
-      if (packed) v.wait_landed();  // one fence is for both
       take(left == steps);
       if (pairs == Pairs::none) {
         if (packed) finish(v, a, o, first), first = packed = false;

@@ -1,7 +1,7 @@
 #pragma once
 #include "ops/hilbert/kernels/cuda/kernels.h"
 
-// Private to kernels/: what route_cuda.cpp starts on Hopper GPUs: bf16 and f16, no dropout, rows of
+// Private to kernels/: what route_cuda.cpp starts on Hopper GPUs: bf16 and f16, rows of
 // 16-byte aligned memory, head dims that are multiples of 8, in registers and shared memory rounded
 // up to one of kDims.
 
