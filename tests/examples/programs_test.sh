@@ -115,7 +115,7 @@ if command -v python3 >/dev/null; then
 import json, re, sys
 words = lambda text: set(re.findall(r'[A-Za-z_]\w*', re.sub(r'\b\d[\w.]*', '', text)))
 table = json.load(open(sys.argv[1] + '/examples/compare/steps.json'))
-language = words('const constexpr float if for int return true Tensor')
+language = words('const constexpr float if for int return true typename Tensor')
 for kernel, part in table['names'].items():
     quoted = set()
     for file, marker in (s[kernel] for s in table['steps'] if kernel in s):

@@ -76,7 +76,7 @@ TEST(Source, EveryStepHasOneLine) {
   const report::Json all = compare::steps();
   for (const report::Json& step : all["steps"]) {
     SCOPED_TRACE(step["id"].get<std::string>());
-    for (const char* where : {"hybrid", "cpu", "plain", "mma"}) {
+    for (const char* where : {"hybrid", "cpu", "plain", "mma", "hopper", "hopper_one_owner"}) {
       if (!step.contains(where)) continue;
       const std::string file = step[where][0], marker = step[where][1];
       const compare::SourceLine line = compare::source_line(file, marker);

@@ -153,3 +153,16 @@ TEST(Visits, PackSmallGroups) {
 }
 
 }  // namespace
+
+// By them a kernel draws dropout's bits, eight at a time.
+TEST(Visits, KnowKeysInRunsOfEight) {
+  const auto eights = [](Index length, const char* pattern, const char* order) {
+    return visits_of(plan_of(length, pattern, order, Causality::token)->tilings()[0]).eights;
+  };
+  EXPECT_TRUE(eights(1003, "dense", "row"));
+  EXPECT_TRUE(eights(1000, "segment:96", "row"));
+  EXPECT_TRUE(eights(1024, "slide:40", "row:32x32"));
+  EXPECT_FALSE(eights(1000, "segment:100", "row")) << "the second segment begins at 100";
+  EXPECT_FALSE(eights(1024, "segment:128,dilation=2", "row"));
+  EXPECT_FALSE(eights(1024, "dense", "hilbert:32x32"));
+}
