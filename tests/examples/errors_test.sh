@@ -233,7 +233,6 @@ attend 2 "--scale (wide): not a number" --scale wide
 attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
 attend 2 '--pattern (segment:8,offset=9) in --order (row): offset 9 must be below the dilation, 1' --order row --pattern segment:8,offset=9
-attend 2 '--pattern (neighborhood:17) in --order (hilbert): neighborhood:17: 17 keys do not fit an axis, 16 of 16 cells' --pattern neighborhood:17
 attend 2 '--pattern (neighborhood:2) in --order (hilbert): neighborhood:2: the number of keys must be odd' --pattern neighborhood:2
 attend 2 '--documents (4x): ' --documents 4x
 attend 2 'the documents of row 0 hold 17 tokens, but a row has 16' --documents 9,2x4
