@@ -260,7 +260,7 @@ template <class W, class Op> W fold(Vector<W> x, Op op) {
   return fold<kLanes<W> / 2, W>(x, op, std::make_integer_sequence<int, kLanes<W>>());
 }
 
-/// e^x of weights: x is not above 88; below the normal numbers is 0, NaN stays. Fewer steps than exp.
+/// e^x of weights, in fewer steps: x is not above 88; below the normal numbers is 0, NaN stays.
 template <class W> [[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
   if constexpr (sizeof(W) == 8) {
     for (int l = 0; l < kLanes<W>; ++l) x[l] = math::exp(x[l]);
