@@ -245,6 +245,26 @@ template <int kTiles> struct Records {
     return x;
   }
 };
+/// What a block loads: f(item, the next one) for each, with a record of it an item ahead, and one
+/// more stage of its owners' tiles that says that there is no other. begin(item) fetches early.
+template <class Items, class Tiles, class ItemOf, class Begin, class F>
+__device__ __forceinline__ void for_items(const Work& w, std::uint32_t slot, Items& items, const Tiles& tiles,
+                                          const ItemOf& item_of, const Begin& begin, const F& f) {
+  Turns turns{w, slot};
+  turns.ask();
+  Item next = item_of(turns.last);
+  items.write(next);
+  begin(next);
+  while (next.number >= 0) {
+    const Item x = next;
+    const int i = turns.next();
+    if (i >= 0) next = item_of(i);
+    else next = {.number = -1};
+    f(x, next);
+  }
+  tiles.wait_empty();
+  arrive_when_landed(tiles.full());
+}
 /// What steps a stage of a ring has, and behind those what the next stage will: who multiplies
 /// knows it before that one is there. Of visits that are compared every step has its own.
 __device__ __forceinline__ void copy_step(std::uint32_t to, const VisitsView::Side& side, const int4* visit) {

@@ -96,21 +96,9 @@ template <class M> struct Loader {
     fetch_stage();
   }
   __device__ __forceinline__ void run() {
-    Turns turns{p, to.base + M::turns};
-    turns.ask();
-    Item next = p.item(turns.last);
-    to.items.write(next);
-    begin(next);
-    while (next.number >= 0) {
-      const Item x = next;
-      const int i = turns.next();
-      if (i >= 0) next = p.item(i);
-      else next = {.number = -1};
-      load(x, next);
-      begin(next);
-    }
-    to.q.wait_empty();
-    arrive_when_landed(to.q.full());
+    for_items(
+        p, to.base + M::turns, to.items, to.q, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
+        [&](const Item& x, const Item& next) { load(x, next), begin(next); });
   }
   /// Of an item the rows of Q, and those of K and V, stage by stage.
   __device__ __forceinline__ void load(const Item& x, const Item& next) {

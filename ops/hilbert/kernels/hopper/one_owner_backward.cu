@@ -100,20 +100,9 @@ template <class M> struct Loader {
     to.queries.next();
   }
   __device__ __forceinline__ void run() {
-    Turns turns{p, to.base + M::turns};
-    turns.ask();
-    Item next = p.item(turns.last);
-    to.items.write(next);
-    begin(next);
-    while (next.number >= 0) {
-      const Item x = next;
-      const int i = turns.next();
-      if (i >= 0) next = p.item(i);
-      else next = {.number = -1};
-      load(x, next);
-    }
-    to.kv.wait_empty();
-    arrive_when_landed(to.kv.full());
+    for_items(
+        p, to.base + M::turns, to.items, to.kv, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
+        [&](const Item& x, const Item& next) { load(x, next); });
   }
   /// Of the item that comes next what is known early.
   __device__ __forceinline__ void begin(const Item& x) {

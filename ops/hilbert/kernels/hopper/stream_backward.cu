@@ -118,22 +118,10 @@ template <class M> struct Loader {
     fetch_step();
   }
   __device__ __forceinline__ void run() {
-    Turns turns{p, to.base + M::turns};
-    turns.ask();
-    Item next = item_of<M>(p, turns.last);
-    to.items.write(next);
-    begin(next);
-    while (next.number >= 0) {
-      const Item x = next;
-      const int i = turns.next();
-      if (i >= 0) next = item_of<M>(p, i);
-      else next = {.number = -1};
-      load_owned(x, next);
-      load_stream(x);
-      begin(next);
-    }
-    to.own.wait_empty();
-    arrive_when_landed(to.own.full());
+    for_items(
+        p, to.base + M::turns, to.items, to.own, [&](int i) { return item_of<M>(p, i); },
+        [&](const Item& x) { begin(x); },
+        [&](const Item& x, const Item& next) { load_owned(x, next), load_stream(x), begin(next); });
   }
   /// Of an item its own rows.
   __device__ __forceinline__ void load_owned(const Item& x, const Item& next) {
