@@ -130,17 +130,9 @@ template Tensor from_values(std::span<const std::uint8_t>, const Shape&, DType);
       return kernels::copy_elements(cuda_of(dst.device()), dst.mutable_raw(), dst.dtype(), src.raw(), src.dtype(),
                                     cuda::Walk<2>(src.shape(), runs));
     }
-    if (dst.device().is_cuda() && src.device().is_cuda()) {
-      Tensor host = empty(src.shape(), src.dtype());
-      copy(host, src);
-      return copy(dst, host);
-    }
+    if (dst.device().is_cuda() && src.device().is_cuda()) return copy(dst, moved(src, {}));
     if (!src.is_contiguous()) return copy(dst, clone(src));
-    if (!dst.is_contiguous() || dst.dtype() != src.dtype()) {
-      Tensor landed = empty(src.shape(), src.dtype(), dst.device());
-      copy(landed, src);
-      return copy(dst, landed);
-    }
+    if (!dst.is_contiguous() || dst.dtype() != src.dtype()) return copy(dst, moved(src, dst.device()));
     if (dst.device().is_cuda()) cuda::to_device(cuda_of(dst.device()), dst.mutable_raw(), src.raw(), src.bytes());
     else cuda::to_host(cuda_of(src.device()), dst.mutable_raw(), src.raw(), src.bytes());
   }
@@ -173,18 +165,14 @@ void copy(Tensor& dst, const Tensor& src) {
   });
 }
 
-Tensor converted(const Tensor& x, DType dtype) {
-  Tensor y = empty(x.shape(), dtype, x.device());
+static Tensor copied(const Tensor& x, DType dtype, Device device) {
+  Tensor y = empty(x.shape(), dtype, device);
   copy(y, x);
   return y;
 }
+Tensor converted(const Tensor& x, DType dtype) { return copied(x, dtype, x.device()); }
 Tensor clone(const Tensor& x) { return converted(x, x.dtype()); }
-Tensor moved(const Tensor& x, Device device) {
-  if (x.device() == device) return x;
-  Tensor y = empty(x.shape(), x.dtype(), device);
-  copy(y, x);
-  return y;
-}
+Tensor moved(const Tensor& x, Device device) { return x.device() == device ? x : copied(x, x.dtype(), device); }
 Tensor dense(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
 
 Tensor as_strided(const Tensor& x, const Shape& shape, const Strides& strides, Index offset) {

@@ -47,21 +47,17 @@ Index jumps(const compare::Arrangement& a, Index width) {
 void print_table(const std::vector<compare::Arrangement>& orders, Index width) {
   std::cout << "order      full  partial    of all   touched    useful  jumps\n";
   for (const compare::Arrangement& a : orders)
-    std::cout << format("%-8s %6lld %8lld %9lld %9s %9s %6lld\n", a.order.c_str(), static_cast<long long>(a.stats.full),
-                        static_cast<long long>(a.stats.partial), static_cast<long long>(a.stats.total),
-                        report::percent(a.stats.touched()).c_str(), report::percent(a.stats.useful()).c_str(),
-                        static_cast<long long>(jumps(a, width)));
+    std::cout << table_line(a) << format(" %6lld\n", static_cast<long long>(jumps(a, width)));
 }
 
 std::string page_of(const Settings& s, const Plan& plan, const std::vector<compare::Arrangement>& orders,
                     const std::string& words) {
-  const Index token = compare::example_token(plan);
-  Json data{{"grid", s.grid}, {"pattern", to_string(plan.spec().pattern)}, {"causal", s.causal},     {"words", words},
-            {"token", token}, {"branches", plan.tilings().size() > 1},     {"orders", Json::array()}};
+  Json data{{"grid", s.grid}, {"pattern", to_string(plan.spec().pattern)}, {"causal", s.causal},
+            {"words", words}, {"branches", plan.tilings().size() > 1},     {"orders", Json::array()}};
   for (const compare::Arrangement& a : orders) {
     PlanSpec spec = plan.spec();
     spec.order.kind = compare::kOrders[&a - orders.data()];
-    Json picture = compare::picture_of(*make_plan(spec), token, a);
+    Json picture = compare::picture_of(*make_plan(spec), a);
     picture["jumps"] = jumps(a, plan.grid().width);
     data["orders"].push_back(picture);
   }
@@ -78,9 +74,7 @@ std::string page_of(const Settings& s, const Plan& plan, const std::vector<compa
       const Cell cell = hilbert_cell(box, i);
       walk.push_back({cell.x, cell.y, cell.z});
     }
-    data["boxes"].push_back({{"name", format("%lld x %lld x %lld", static_cast<long long>(box.frames),
-                                             static_cast<long long>(box.height), static_cast<long long>(box.width))},
-                             {"walk", walk}});
+    data["boxes"].push_back({{"size", {box.frames, box.height, box.width}}, {"walk", walk}});
   }
   return report::fill(kPage, data);
 }

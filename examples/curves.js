@@ -136,8 +136,8 @@ function drawBox(svg, width, walk) {
   svg.append(make("circle", { cx: at[0][0], cy: at[0][1], r: 6, class: "line" }));
   return size;
 }
-choice(document.getElementById("boxes"), data.boxes.map((b) => [b.name, b.name]), (name) => {
-  const { walk } = data.boxes.find((b) => b.name === name), host = places("box");
+choice(document.getElementById("boxes"), data.boxes.map((b) => [b.size.join(" x "), b.size.join(" x ")]), (name) => {
+  const { walk } = data.boxes.find((b) => b.size.join(" x ") === name), host = places("box");
   host.replaceChildren();
   const drawn = figure(host, `A Hilbert curve through a box of ${name}`, `${walk.length} cells; drag it, or turn it with the arrow keys.`, "Blue at the start, orange at the end.", (svg, width) => drawBox(svg, width, walk));
   const svg = drawn.querySelector("svg");
@@ -162,8 +162,7 @@ follow(["height", "width", "tile"], () => {
     const walk = order(h, w), { near, jumps } = locality(walk, w, h, tile);
     figure(host, `${name} order of ${h} x ${w} cells`, `${jumps} jumps; ${percent(near)} of neighbours in one tile of ${tile}.`, `<b>${name}</b>: ${jumps} jumps, ${percent(near)} of neighbours together`, (svg, width) =>
       grid(svg, width, w, h, (all, scale) => {
-        for (let begin = 0, i = 0; begin < walk.length; begin += tile, i++)
-          all.append(make("path", { d: pathOf(walk.slice(begin, begin + tile)), class: "walk", style: `stroke:var(--t${i % 5})` }));
+        all.append(...walkPaths(walk, tile));
         ends(all, scale, walk[0], walk.at(-1));
       }));
   }

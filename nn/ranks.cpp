@@ -4,11 +4,8 @@
 #include "ops/ops.h"
 
 namespace hilt {
-namespace {
 
 constexpr Index kBucket = Index{1} << 22;  // elements that are added up in one exchange
-
-}  // namespace
 
 RankGrid::RankGrid(const Comm& world, int sequence) : world_(world) {
   check(sequence >= 1 && world.size() % sequence == 0, "RankGrid: ", sequence, " ranks a sequence do not divide ",

@@ -7,12 +7,9 @@
 #include "core/io/text.h"
 
 namespace hilt {
-namespace {
 
 constexpr std::array<std::string_view, 4> kKinds{"constant", "linear", "cosine", "wsd"};
 constexpr Index kDecayShare = 5;  // wsd decays over a fifth of the run unless told
-
-}  // namespace
 
 Schedule::Kind parse_schedule(std::string_view text) {
   return static_cast<Schedule::Kind>(find_name("schedule", text, kKinds));

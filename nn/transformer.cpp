@@ -10,11 +10,8 @@
 #include "ops/ops.h"
 
 namespace hilt {
-namespace {
 
 constexpr std::array<std::string_view, 3> kPositions{"learned", "rotary", "none"};
-
-}  // namespace
 
 Positions parse_positions(std::string_view text) {
   return static_cast<Positions>(find_name("positions", text, kPositions));

@@ -41,10 +41,14 @@ void set(const Socket& socket, int level, int option) {
   ::setsockopt(socket.get(), level, option, &on, sizeof on);
 }
 
-Address numbers(const sockaddr_storage& address, socklen_t length) {
+/// One end of a connection in numbers: this one by getsockname, the other by getpeername.
+Address end_of(const Socket& socket, int (*which)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  auto* const there = reinterpret_cast<sockaddr*>(&address);
   char host[NI_MAXHOST], port[NI_MAXSERV];
-  if (::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof host, port, sizeof port,
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+  if (which(socket.get(), there, &length) != 0 ||
+      ::getnameinfo(there, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
     return {};
   return {host, std::atoi(port)};
 }
@@ -63,14 +67,6 @@ bool connects(const Socket& socket, const addrinfo& where) {
   return error == 0;
 }
 
-/// A port in the range of outgoing connections may, with nobody listening, connect to itself.
-bool is_to_itself(const Socket& socket) {
-  sockaddr_storage there{};
-  socklen_t length = sizeof there;
-  return ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &length) == 0 &&
-         numbers(there, length).text() == address_of(socket).text();
-}
-
 }  // namespace
 
 Socket listen_at(const Address& address) {
@@ -86,12 +82,7 @@ Socket listen_at(const Address& address) {
             "; MASTER_ADDR must be an address of rank 0's machine, MASTER_PORT free on it");
 }
 
-Address address_of(const Socket& socket) {
-  sockaddr_storage here{};
-  socklen_t length = sizeof here;
-  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &length) != 0) return {};
-  return numbers(here, length);
-}
+Address address_of(const Socket& socket) { return end_of(socket, ::getsockname); }
 
 Socket accept_from(const Socket& listener) {
   Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -105,7 +96,8 @@ Socket connect_to(const Address& address, Time until, const std::function<bool()
     Resolved resolved = resolve(address, 0);
     for (const addrinfo* a = resolved.list.get(); a; a = a->ai_next) {
       Socket socket = open(*a);
-      if (socket && connects(socket, *a) && !is_to_itself(socket)) {
+      // A port in the range of outgoing connections may, with nobody listening, connect to itself.
+      if (socket && connects(socket, *a) && end_of(socket, ::getpeername).text() != address_of(socket).text()) {
         set(socket, IPPROTO_TCP, TCP_NODELAY);
         return socket;
       }

@@ -88,7 +88,7 @@ void Tcp::join() {
     for (int r = 0; table >> r >> address.host >> address.port;)
       if (r < rank_) connect(r, address, until);
   }
-  wait([&] { return all_here(); });
+  wait([&] { return std::ranges::all_of(peers_, [&](const Peer& p) { return p.rank == rank_ || p.came; }); });
   const std::lock_guard lock(mutex_);
   for (Peer& p : peers_)
     if (rank_ == 0) tell(p, Kind::table, here_);

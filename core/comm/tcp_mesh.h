@@ -172,9 +172,6 @@ class Tcp final : public TcpLink {
   bool welcome(Peer& stranger);
   void lost(Peer& p, const std::string& how);
   void connect(int peer, const Address& address, Time until);
-  bool all_here() const {
-    return std::ranges::all_of(peers_, [&](const Peer& p) { return p.rank == rank_ || p.came; });
-  }
 
   const int rank_, size_;
   const Address master_;

@@ -67,17 +67,8 @@ Device device_of_dlpack(const DLDevice& d) {
   return {Device::Kind::cuda, d.device_id};
 }
 
-/// Where the elements of t lie, checked: all of it came from somebody else.
-struct Window {
-  Device device;
-  DType dtype;
-  Shape shape;
-  Strides strides;
-  std::byte* data;
-  std::size_t bytes;
-};
-
-Window window_of(const DLTensor& t) {
+/// The elements of t, checked: all of it came from somebody else. release() ends the loan.
+Tensor borrowed(const DLTensor& t, std::function<void()> release) {
   const DType dtype = dtype_of_dlpack(t.dtype);
   const Device device = device_of_dlpack(t.device);
   check(t.ndim >= 0 && t.ndim <= Shape::kMaxRank, "from_dlpack: ", t.ndim, " axes; expected 0..", Shape::kMaxRank);
@@ -96,27 +87,24 @@ Window window_of(const DLTensor& t) {
   const Index bytes = shape.numel() == 0 ? 0
                                          : checked_mul(checked_add(last, 1, "from_dlpack"),
                                                        static_cast<Index>(size_of(dtype)), "from_dlpack");
-  if (bytes == 0) return {device, dtype, shape, strides, nullptr, 0};
-
-  check(t.data, "from_dlpack: ", dtype, shape, " at a null pointer");
-  std::uintptr_t first = 0, end = 0;
-  check(!__builtin_add_overflow(reinterpret_cast<std::uintptr_t>(t.data), t.byte_offset, &first) &&
-            !__builtin_add_overflow(first, static_cast<std::uintptr_t>(bytes), &end),
-        "from_dlpack: ", bytes, " bytes at byte offset ", t.byte_offset, " reach beyond all memory");
-  check(first % size_of(dtype) == 0, "from_dlpack: elements of ", dtype, " at an address that is not a multiple of ",
-        size_of(dtype), "; make a copy first");
-  return {
-      device, dtype, shape, strides, static_cast<std::byte*>(t.data) + t.byte_offset, static_cast<std::size_t>(bytes)};
+  std::byte* data = nullptr;
+  if (bytes > 0) {
+    check(t.data, "from_dlpack: ", dtype, shape, " at a null pointer");
+    std::uintptr_t first = 0, end = 0;
+    check(!__builtin_add_overflow(reinterpret_cast<std::uintptr_t>(t.data), t.byte_offset, &first) &&
+              !__builtin_add_overflow(first, static_cast<std::uintptr_t>(bytes), &end),
+          "from_dlpack: ", bytes, " bytes at byte offset ", t.byte_offset, " reach beyond all memory");
+    check(first % size_of(dtype) == 0, "from_dlpack: elements of ", dtype, " at an address that is not a multiple of ",
+          size_of(dtype), "; make a copy first");
+    data = static_cast<std::byte*>(t.data) + t.byte_offset;
+  }
+  return {Storage::borrow(data, static_cast<std::size_t>(bytes), device, std::move(release)), shape, strides, 0, dtype};
 }
 
 template <class Managed> Tensor take(Managed* m, bool read_only) {
-  const Window w = window_of(m->dl_tensor);
-  const auto on = [&](std::function<void()> release) {
-    return Tensor(Storage::borrow(w.data, w.bytes, w.device, std::move(release)), w.shape, w.strides, 0, w.dtype);
-  };
   const auto release = [m] { Release{}(m); };
-  if (!read_only) return on(release);
-  const Tensor x = clone(on(nullptr));
+  if (!read_only) return borrowed(m->dl_tensor, release);
+  const Tensor x = clone(borrowed(m->dl_tensor, nullptr));
   release();
   return x;
 }

@@ -4,16 +4,16 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "../program/report/grid.h"
 #include "../program/report/text.h"
 
 namespace compare {
 namespace {
 
 constexpr Index kTile = hilt::Tiling::kTile;
-constexpr Index kMostWalked = 1 << 14;  // cells: beyond, a picture of the walk is gray
-constexpr Index kTones = 5;             // neighbouring tiles differ
-constexpr Index kMostResolved = 128;    // cells or tiles a side
+constexpr Index kMostWalked = 4096;   // cells: beyond, a picture has the tones of tiles alone
+constexpr Index kTones = 5;           // neighbouring tiles differ
+constexpr Index kMostResolved = 128;  // tiles a side
+constexpr std::uint8_t kBlank = 7;    // the level of cells without a token
 
 hilt::Permutation permutation_of(const hilt::Plan& plan, hilt::Order::Kind kind) {
   std::vector<std::int32_t> token_at;
@@ -82,8 +82,23 @@ hilt::Permutation order_in_force(const hilt::Plan& plan) {
   return plan.spec().documents.empty() ? plan.order() : permutation_of(plan, plan.spec().order.kind);
 }
 
-hilt::Grid shown_grid(const hilt::Plan& plan) {
-  return plan.spec().documents.empty() ? plan.grid() : hilt::fold(plan.length());
+report::Sheet sheet_of(const hilt::Plan& plan) {
+  std::vector<report::Frame> frames;
+  const auto add = [&](const hilt::Grid& g, Index tokens) {
+    for (Index first = 0; first < tokens; first += g.width * g.height)
+      frames.push_back({g.width, g.height, std::min(g.width * g.height, tokens - first)});
+  };
+  Index end = 0;
+  for (const auto& [first, one] : alone(plan)) add(one->grid(), one->length()), end = first + one->length();
+  if (end < plan.length()) add(hilt::fold(plan.length() - end), plan.length() - end);
+  return report::Sheet(frames);
+}
+
+std::vector<Index> tiles_on(const report::Sheet& sheet, const std::vector<std::int32_t>& position_of) {
+  std::vector<Index> tile(at(sheet.columns * sheet.rows), -1);
+  for (std::size_t t = position_of.size(); t-- > 0;)
+    tile[sheet.cell[t]] = position_of[t] / kTile;  // the first of a cell stays
+  return tile;
 }
 
 bool order_changes_nothing(const hilt::PlanSpec& spec) {
@@ -102,88 +117,96 @@ std::string order_verdict(const std::vector<Arrangement>& orders) {
   };
   const Arrangement &row = find("row"), &hilbert = find("hilbert");
   const double ratio = static_cast<double>(row.touched()) / static_cast<double>(std::max<Index>(hilbert.touched(), 1));
-  std::string text;
-  if (row.touched() > hilbert.touched())
-    text = report::format("Hilbert order helps: it touches %.2f x fewer tiles than row order", ratio);
-  else if (row.touched() < hilbert.touched())
+  std::string text = "Hilbert order does nothing for the work: it touches as many tiles as row order";
+  if (ratio > 1) text = report::format("Hilbert order helps: it touches %.2f x fewer tiles than row order", ratio);
+  if (row.touched() < hilbert.touched())
     text = report::format("Hilbert order loses: it touches %.2f x more tiles than row order", 1 / ratio);
-  else text = "Hilbert order does nothing for the work: it touches as many tiles as row order";
   if (row.touched() == hilbert.touched() && hilbert.stats.partial != row.stats.partial)
     text += ", " + std::to_string(hilbert.stats.partial) + " of them partial instead of " +
             std::to_string(row.stats.partial);
-  std::string equal, better;
-  for (const Arrangement& a : orders)
-    if (a.order != "hilbert" && a.order != "row") {
-      std::string* const list = a.touched() < hilbert.touched()    ? &better
-                                : a.touched() == hilbert.touched() ? &equal
-                                                                   : nullptr;
-      if (list) *list += (list->empty() ? "" : ", ") + a.order;
-    }
-  if (!better.empty()) text += "; better than it: " + better;
-  if (!equal.empty()) text += "; as good as it: " + equal;
+  for (const bool equal : {false, true}) {
+    std::string list;
+    for (const Arrangement& a : orders)
+      if (&a != &row && &a != &hilbert && (equal ? a.touched() == hilbert.touched() : a.touched() < hilbert.touched()))
+        list += (list.empty() ? equal ? "; as good as it: " : "; better than it: " : ", ") + a.order;
+    text += list;
+  }
   return text + ".";
 }
 
-Index example_token(const hilt::Plan& plan) {
-  const hilt::Grid grid = shown_grid(plan);
-  return std::clamp<Index>(grid.height / 2 * grid.width + grid.width / 2 - 1, 0, plan.length() - 1);
+std::string table_line(const Arrangement& a) {
+  return report::format("%-8s %6lld %8lld %9lld %9s %9s", a.order.c_str(), static_cast<long long>(a.stats.full),
+                        static_cast<long long>(a.stats.partial), static_cast<long long>(a.stats.total),
+                        report::percent(a.stats.touched()).c_str(), report::percent(a.stats.useful()).c_str());
 }
 
-report::Json picture_of(const hilt::Plan& plan, Index token, const Arrangement& a) {
-  const hilt::Grid grid = shown_grid(plan);
-  const Index width = grid.width, height = grid.height * grid.frames, length = plan.length();
-  const auto attends = [&](Index x, Index y) {
-    return y * width + x < length && plan.attends(0, token, y * width + x) > 0;
-  };
-  const auto cell = [&](std::size_t i) { return report::Json{a.token_at[i] % width, a.token_at[i] / width}; };
-  report::Json out{{"order", a.order},
-                   {"width", width},
-                   {"height", height},
-                   {"token", token},
-                   {"walk", report::Json::array()},
-                   {"outline", report::outline_path(width, height, attends)},
-                   {"first", cell(0)},
-                   {"last", cell(at(length - 1))}};
-  for (Index tone = 0; tone < kTones && length <= kMostWalked; ++tone) {
-    std::string walk;
-    for (Index begin = tone * kTile; begin < length; begin += kTones * kTile)
-      walk += report::walk_path(a.token_at, at(begin), at(begin + kTile), width);
-    out["walk"].push_back(walk);
+/// A token in the middle of a grid.
+static Index example_token(const hilt::Plan& plan) {
+  Index token = 0;
+  for (const auto& [first, one] : alone(plan)) {
+    const hilt::Grid g = one->grid();
+    const Index middle = (g.frames / 2 * g.height + g.height / 2) * g.width + g.width / 2 - 1;
+    token = first + std::clamp<Index>(middle, 0, std::max<Index>(one->length(), 1) - 1);
+    if (2 * (first + one->length()) > plan.length()) break;  // the document in the middle
   }
+  return token;
+}
+
+report::Json picture_of(const hilt::Plan& plan, const Arrangement& a) {
+  const report::Sheet sheet = sheet_of(plan);
+  const Index token = example_token(plan);
+  std::vector<std::uint8_t> keys(at(sheet.columns * sheet.rows), 0), tones;
+  for (Index t = 0; t < plan.length(); ++t) keys[sheet.cell[at(t)]] |= plan.attends(0, token, t) > 0;
+  report::Json out{{"order", a.order},
+                   {"columns", sheet.columns},
+                   {"rows", sheet.rows},
+                   {"token", token},
+                   {"keys", report::packed(keys)},
+                   {"first", sheet.cell[at(a.token_at.front())]},
+                   {"last", sheet.cell[at(a.token_at.back())]}};
+  if (plan.length() <= kMostWalked && sheet.pool == 1) {
+    std::string walk;  // the cell of each place, two characters from ! to ~
+    for (const std::int32_t t : a.token_at)
+      walk += static_cast<char>('!' + sheet.cell[at(t)] / 94), walk += static_cast<char>('!' + sheet.cell[at(t)] % 94);
+    out["walk"] = walk;
+  } else {
+    for (const Index tile : tiles_on(sheet, a.position_of))
+      tones.push_back(tile < 0 ? kBlank : static_cast<std::uint8_t>(tile % kTones));
+    out["tones"] = report::packed(tones);
+  }
+  // Pooled tiles show the most that one of them holds.
   const Index pool = std::max<Index>(1, (std::max(a.rows, a.columns) + kMostResolved - 1) / kMostResolved);
   const Index rows = (a.rows + pool - 1) / pool, columns = (a.columns + pool - 1) / pool;
-  // Pooled tiles show the most that one of them holds.
-  const auto state = [&](Index x, Index y) {
-    std::uint8_t most = 0;
-    for (Index i = y * pool; i < std::min((y + 1) * pool, a.rows); ++i)
-      for (Index j = x * pool; j < std::min((x + 1) * pool, a.columns); ++j)
-        most = std::max(most, a.tiles[at(i * a.columns + j)]);
-    return most;
-  };
-  const auto tiles = [&](int wanted) {
-    return report::cells_path(columns, rows, [&](Index x, Index y) { return state(x, y) == wanted; });
-  };
-  out["tiles"] = {{"side", std::max(columns, rows)}, {"partial", tiles(1)}, {"full", tiles(2)}};
+  std::vector<std::uint8_t> most(at(rows * columns), 0);
+  for (Index i = 0; i < a.rows * a.columns; ++i) {
+    std::uint8_t& held = most[at(i / a.columns / pool * columns + i % a.columns / pool)];
+    held = std::max(held, a.tiles[at(i)]);
+  }
+  out["tiles"] = {{"columns", columns}, {"rows", rows}, {"cells", report::packed(most)}};
   out["count"] = {{"full", a.stats.full},
                   {"partial", a.stats.partial},
                   {"total", a.stats.total},
                   {"touched", a.stats.touched()},
                   {"useful", a.stats.useful()},
                   {"tiles", a.touched()},
-                  {"neighbours", near_neighbours(a, width)}};
+                  {"neighbours", near_neighbours(plan, a)}};
   return out;
 }
 
-double near_neighbours(const Arrangement& a, Index width) {
-  const auto length = static_cast<Index>(a.position_of.size());
+double near_neighbours(const hilt::Plan& plan, const Arrangement& a) {
   Index pairs = 0, near = 0;
-  const auto count = [&](Index t, Index u) {
-    ++pairs;
-    near += a.position_of[at(t)] / kTile == a.position_of[at(u)] / kTile;
-  };
-  for (Index t = 0; t < length; ++t) {
-    if (t % width + 1 < width && t + 1 < length) count(t, t + 1);
-    if (t + width < length) count(t, t + width);
+  for (const auto& [first, one] : alone(plan)) {
+    const Index width = one->grid().width, frame = width * one->grid().height;
+    const auto meet = [&](Index t, Index u) {
+      if (u >= one->length()) return;
+      ++pairs;
+      near += a.position_of[at(first + t)] / kTile == a.position_of[at(first + u)] / kTile;
+    };
+    for (Index t = 0; t < one->length(); ++t) {
+      if ((t + 1) % width) meet(t, t + 1);
+      if ((t + width) % frame >= width) meet(t, t + width);
+      meet(t, t + frame);
+    }
   }
   return pairs ? static_cast<double>(near) / static_cast<double>(pairs) : 1;
 }

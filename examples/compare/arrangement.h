@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../program/report/fill.h"
+#include "../program/report/grid.h"
 #include "exact.h"
 
 // Private to compare_gradients and curves: an attended set as tiles of scores, its tokens standing
@@ -36,20 +37,21 @@ Arrangement rearranged(const hilt::Plan& plan, const AttendedSets& sets, hilt::O
 
 /// The order that the tokens of a row stand in; of documents, that of each.
 hilt::Permutation order_in_force(const hilt::Plan& plan);
-/// The grid that pictures show the tokens of a row on: documents one after the other, folded.
-hilt::Grid shown_grid(const hilt::Plan& plan);
+/// Where pictures show the tokens of a row: each document on its own grid, frame beside frame.
+report::Sheet sheet_of(const hilt::Plan& plan);
+/// The tile of 128 that the first token of each cell of a picture stands in, or -1.
+std::vector<Index> tiles_on(const report::Sheet& sheet, const std::vector<std::int32_t>& position_of);
 /// Whether the attended set is the same whatever the order.
 bool order_changes_nothing(const hilt::PlanSpec& spec);
 /// In words, without markup: whether Hilbert order helps, does nothing or loses against row order,
 /// and what is best.
 std::string order_verdict(const std::vector<Arrangement>& orders);
+/// order, full, partial, of all, touched, useful: as columns of a table.
+std::string table_line(const Arrangement& arrangement);
 
 /// Of all neighbours on the grid, the share that stand in one tile of 128: how local an order is.
-double near_neighbours(const Arrangement& arrangement, Index width);
-/// For the page: the tokens on their grid, walked in order, with the keys of one token outlined;
-/// the tiles; their counts.
-report::Json picture_of(const hilt::Plan& plan, Index token, const Arrangement& arrangement);
-/// A token in the middle of the grid, for that figure.
-Index example_token(const hilt::Plan& plan);
+double near_neighbours(const hilt::Plan& plan, const Arrangement& arrangement);
+/// For the page: the tokens, walked in order, and the keys of one of them; the tiles; their counts.
+report::Json picture_of(const hilt::Plan& plan, const Arrangement& arrangement);
 
 }  // namespace compare

@@ -46,12 +46,6 @@ Tensors first_part(const ExactProblem& p, const Tensors& x) {
   return {cut.q, cut.d_o, cut.k, cut.v, {}, {}, {}, {}};
 }
 
-double loss(const ExactProblem& p, const Tensors& x) {
-  double sum = 0;
-  for (std::size_t i = 0; i < p.d_o.size(); ++i) sum += x[0][i] * p.d_o[i];
-  return sum;
-}
-
 }  // namespace
 
 Tensors attention_with(Mistake mistake, const ExactProblem& p, const AttendedSets& sets, const hilt::Permutation& order,
@@ -141,7 +135,8 @@ std::vector<Broken> break_it(const ExactProblem& whole, const AttendedSets& sets
     double unused = 0, ends[2];
     for (int side : {0, 1}) {
       moved.q[0] = part.q[0] + (side ? kStep : -kStep);
-      ends[side] = loss(moved, attention_with(b.mistake, moved, one, order, unused));
+      const Tensors x = attention_with(b.mistake, moved, one, order, unused);
+      ends[side] = dot(x[0].data(), moved.d_o.data(), moved.d_o.size());  // the loss
     }
     b.difference = (ends[1] - ends[0]) / (2 * kStep);
   }

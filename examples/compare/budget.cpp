@@ -84,10 +84,8 @@ struct Judge {
 };
 
 void require(double bytes, const Settings& s, const char* what) {
-  const double free = static_cast<double>(hilt::info().memory_available);
-  if (bytes > free)
-    hilt::fail_with(hilt::Code::memory, "--length (", s.length, "): ", what, " would need ", report::bytes(bytes), ", ",
-                    report::bytes(free), " are free; use a smaller --length, --heads, --head-dim or --batch");
+  program::require_memory("--length (" + std::to_string(s.length) + "): " + what, static_cast<std::size_t>(bytes),
+                          "use a smaller --length, --heads, --head-dim or --batch");
 }
 
 }  // namespace

@@ -2,8 +2,10 @@
 // of, in f64.
 #include "lesson.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace compare {
 namespace {
@@ -48,22 +50,20 @@ Json running_softmax(const Tensor& s, const Tensor& v) {
   double m = -INFINITY, l = 0, a[kDim] = {};
   Json steps = Json::array();
   for (Index first = 0; first < kTokens; first += kTile) {
-    const auto score = [&](Index u) { return scores[static_cast<std::size_t>(t * kTokens + u)]; };
-    const double before = m;
-    for (Index u = first; u < first + kTile; ++u) m = std::max(m, score(u));
+    const double* const score = &scores[static_cast<std::size_t>(t * kTokens + first)];
+    const double before = std::exchange(m, std::max(m, *std::max_element(score, score + kTile)));
     const double rescale = std::exp(before - m);
     l *= rescale;
     for (double& x : a) x *= rescale;
     Json weights = Json::array();
-    for (Index u = first; u < first + kTile; ++u) {
-      const double w = std::exp(score(u) - m);
-      weights.push_back(w);
-      l += w;
-      for (Index d = 0; d < kDim; ++d) a[d] += w * values[static_cast<std::size_t>(u * kDim + d)];
+    for (Index i = 0; i < kTile; ++i) {
+      const double w = std::exp(score[i] - m);
+      weights.push_back(w), l += w;
+      for (Index d = 0; d < kDim; ++d) a[d] += w * values[static_cast<std::size_t>((first + i) * kDim + d)];
     }
     steps.push_back({{"first", first},
                      {"last", first + kTile - 1},
-                     {"scores", {score(first), score(first + 1)}},
+                     {"scores", {score[0], score[1]}},
                      {"m", m},
                      {"m_in_c", m / kScale},
                      {"rescale", rescale},
@@ -113,8 +113,8 @@ Json by_hand() {
                                  hilt::matmul(hilt::transpose(p), d_o)};
     for (std::size_t i = 0; i < 3; ++i) {
       const Tensor& slope = g[1 + i].second;
-      const std::vector<double> x = slope.to_vector(), y = by_formula[i].to_vector();
-      for (std::size_t e = 0; e < x.size(); ++e) apart = std::max(apart, std::abs(x[e] - y[e]));
+      const Tensor off = hilt::reshape(slope, {kTokens, kDim}) - by_formula[i];
+      for (const double x : off.to_vector()) apart = std::max(apart, std::abs(x));
       if (mode.mode != hilt::Backward::fused) continue;
       constexpr const char* kNames[][2] = {{"dQ", "c dS K"}, {"dK", "c dS\u1d40 Q"}, {"dV", "P\u1d40 dO"}};
       out["backward"].push_back(named(kNames[i][0], kNames[i][1], hilt::reshape(slope, {kTokens, kDim})));

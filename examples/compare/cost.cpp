@@ -43,24 +43,31 @@ Cost cost_of_tape(const std::vector<hilt::NodeReport>& tape) {
   return cost;
 }
 
-Cost cost_of_kernel(const Problem& p, const std::string& mode) {
+Cost cost_of_kernel(const Problem& p, const std::string& mode, int products_back) {
   const double dim = static_cast<double>(p.dim()), size = static_cast<double>(hilt::size_of(p.dtype));
   double tile_pairs = 0, group_pairs = 0, rows = 0, keys_read = 0;
   const auto extent = [](const hilt::Tiling::Range& r) { return static_cast<double>(r.end - r.begin); };
+  const bool scored = p.terms.softcap || p.terms.alibi || p.terms.relative || p.terms.bias;  // beyond q . k
   each_tiling(*p.plan, [&](const hilt::Tiling& whole, double times) {
-    const hilt::Tiling& t = p.q.device().is_cpu() ? hilt::compact(whole) : whole;
+    const hilt::Tiling& t = p.q.device().is_cpu() ? hilt::compact(whole, !scored) : whole;
     group_pairs += times * static_cast<double>(hilt::group_shape(whole).pairs());
     rows += times * static_cast<double>(t.q_token.size());
     for (std::size_t i = 0; i < t.q_tile.size(); ++i)
       for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-        const double keys = times * extent(t.k_tile[at(t.keys[at(e)].tile)]);
-        tile_pairs += extent(t.q_tile[i]) * keys;
+        const std::size_t tile = at(t.keys[at(e)].tile);
+        const double keys = times * extent(t.k_tile[tile]);
+        if (t.pair_begin.empty() || t.pair_begin[tile] < 0) tile_pairs += extent(t.q_tile[i]) * keys;
+        else {
+          const std::uint8_t* list = t.pair_list.data() + t.pair_begin[tile];
+          for (auto row = t.q_tile[i].begin; row < t.q_tile[i].end; ++row, list += 1 + *list)
+            tile_pairs += times * *list;
+        }
         keys_read += keys;
       }
   });
   const double batch = static_cast<double>(p.batch());
   return {.forward_flops = 4 * dim * batch * tile_pairs,
-          .backward_flops = 10 * dim * batch * (mode == "hybrid" ? group_pairs : tile_pairs),
+          .backward_flops = 2 * dim * batch * (mode == "hybrid" ? 5 * group_pairs : products_back * tile_pairs),
           .bytes_moved = size * batch * (rows * (2 * dim + 1) + keys_read * 2 * dim)};
 }
 

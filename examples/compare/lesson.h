@@ -171,10 +171,10 @@ Checks check_rows(const Problem& problem, const ExactProblem& exact, const Atten
 /// An op-by-op tape: every matmul, backward two more each; every op that is not a view reads its
 /// inputs and writes its output.
 Cost cost_of_tape(const std::vector<hilt::NodeReport>& tape);
-/// The kernels: 4 D flops for every pair of a touched tile forward. Backward 10 D: the scores
-/// again, then dP, dQ, dK, dV; the hybrid does so for every pair of a group. Bytes: each query tile
-/// reads q, writes o and L, and reads k and v of every tile it touches.
-Cost cost_of_kernel(const Problem& problem, const std::string& mode);
+/// The kernels: 4 D flops for every pair of a touched tile forward. Backward 2 D a product: the
+/// scores again, then dP, dQ, dK, dV; the hybrid does so for every pair of a group. Bytes: each
+/// query tile reads q, writes o and L, and reads k and v of every tile it touches.
+Cost cost_of_kernel(const Problem& problem, const std::string& mode, int products_back);
 /// f(tiling, how often) of all that the heads of one row attend by.
 template <class F> void each_tiling(const hilt::Plan& plan, F&& f) {
   for (Index h = 0; h < plan.heads(); ++h)
@@ -192,6 +192,11 @@ std::size_t dense_peak(const Problem& problem);
 
 // ---- words.cpp: plain text that summary and page share, every figure in it this run's -----------
 std::string sizes_text(const Lesson& lesson);  // batch 1, length 4096 (64x64), heads 4, ..
+/// The kernel that did a pass: the word before the colon of "forward on cpu: why". Hopper's faster
+/// way back has no why.
+std::string route_of(const Lesson& lesson, const std::string& pass);
+/// Products of fused on the way back: 5, or 7 by a kernel that goes through the scores twice.
+int products_back(const Lesson& lesson);
 /// Whether another order would have changed the result or only the work.
 std::string order_and_result(const Lesson& lesson);
 /// The first length from which `mode` is faster than `other` at all longer ones, of those measured;

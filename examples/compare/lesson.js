@@ -16,10 +16,10 @@ for (const step of document.querySelectorAll("[data-step]")) {
 function memory(zoomed) {
   const host = places("memory");
   host.replaceChildren();
-  const most = Math.max(...modes.map(([, m]) => data.page.input_bytes + m.peak_bytes));
+  const most = Math.max(...modes.map(([, m]) => data.input_bytes + m.peak_bytes));
   for (const [name, m] of modes) {
     let t = 0, sum = 0;
-    const given = data.page.input_bytes, points = [[0, given]], held = [[0, 0]];
+    const given = data.input_bytes, points = [[0, given]], held = [[0, 0]];
     const step = (ms, live, kept) => (points.push([(t += ms), given + live]), held.push([t, (sum += kept)]));
     for (const n of m.tape) step(n.forward_ms, n.forward_live, n.unique_bytes);
     step(Math.max(0, m.forward_ms - t), m.held_bytes, 0);
@@ -76,7 +76,7 @@ function heat(place, name, errors) {
   for (const [tensor, e] of Object.entries(errors).filter(([tensor]) => tensor in pictures.heat[name]))
     heatMap(host, `Where ${tensor} of ${name} errs most`,
       `The grid of tokens; each cell is the largest error over heads and features. Largest ${scientific(e.max_abs)}, allowed ${scientific(e.limit)}. Lines are the edges of the tiles of 128 tokens.`,
-      `<b>${tensor}</b>: ${scientific(e.max_abs)} of ${scientific(e.limit)} allowed`, pictures.columns, pictures.rows, pictures.heat[name][tensor], pictures.edges);
+      `<b>${tensor}</b>: ${scientific(e.max_abs)} of ${scientific(e.limit)} allowed`, pictures.columns, pictures.rows, pictures.heat[name][tensor], borders(pictures.columns, pictures.rows, (i) => pictures.tiles[i]));
 }
 choice(document.getElementById("heat-modes"), [...names].reverse().map((n) => [n, n]), (name) => heat("heat", name, data.modes[name].error));
 choice(document.getElementById("mistakes"), [...document.querySelectorAll("[data-mistake]")].map((row) => [row.dataset.mistake, row.cells[0].textContent]), (name) => {
@@ -96,7 +96,7 @@ function scaling(rows, key, field, format, title, label, caption, marks) {
 }
 scaling(data.by_length, "length", "ms", milliseconds, "Time of forward and backward against length", "forward + backward", "Both scales are logarithmic: a line that rises twice as steeply grows with the square of the length.");
 scaling(data.by_length, "length", "saved_bytes", bytes, "Bytes the tape keeps, against length", "kept by the tape", "What the tape keeps to go back. Dense keeps a weight for every pair there is, whatever the pattern.");
-scaling(data.by_keys, "keys", "saved_bytes", bytes, "Bytes the tape keeps, against keys a row", "kept by the tape", `Segments of growing size at ${data.page.short_length} tokens.`, [{ at: data.config.head_dim, text: "head dim" }]);
+scaling(data.by_keys, "keys", "saved_bytes", bytes, "Bytes the tape keeps, against keys a row", "kept by the tape", `Segments of growing size at ${data.short_length} tokens.`, [{ at: data.head_dim, text: "head dim" }]);
 places("scaling").querySelector(".noscript")?.remove();
 
 for (const o of pictures.orders) orderPicture(places("orders"), o);

@@ -8,18 +8,13 @@ Machine measure_machine(const Problem& p) {
   Machine m;
   m.info = hilt::info();
   const hilt::Device device = p.q.device();
-  const auto finished = [&](auto&& f) { return program::best_seconds(6, device, f); };
   // Large enough to miss every cache, small enough to be over soon.
   constexpr Index kCopied = Index{1} << 25;  // elements of 4 bytes: 128 MiB read, 128 MiB written
   hilt::Tensor to = hilt::zeros({kCopied}, hilt::DType::f32, device);
   const hilt::Tensor from = hilt::zeros({kCopied}, hilt::DType::f32, device);
-  m.copy_gb_s = 2.0 * static_cast<double>(from.bytes()) / finished([&] { hilt::copy(to, from); }) * 1e-9;
-  // A CPU multiplies 16-bit types in f32.
-  const Index side = device.is_cpu() ? 1024 : 8192;
-  const hilt::DType type = device.is_cpu() && p.dtype != hilt::DType::f64 ? hilt::DType::f32 : p.dtype;
-  const hilt::Tensor a = hilt::full({side, side}, 0.5, type, device), b = hilt::full({side, side}, 0.25, type, device);
-  const double flops = 2.0 * static_cast<double>(side) * static_cast<double>(side) * static_cast<double>(side);
-  m.gemm_gflop_s = flops / finished([&] { hilt::matmul(a, b); }) * 1e-9;
+  m.copy_gb_s =
+      2.0 * static_cast<double>(from.bytes()) / program::best_seconds(6, device, [&] { hilt::copy(to, from); }) * 1e-9;
+  m.gemm_gflop_s = program::product_gflops(device, p.dtype, device.is_cpu() ? 1024 : 8192);
   return m;
 }
 

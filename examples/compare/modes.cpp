@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "../program/program.h"
+#include "../program/report/text.h"
 #include "run.h"
 
 namespace compare {
@@ -18,23 +19,20 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 
 std::string does_not_fit(const Problem& p, const std::string& mode) {
   const std::size_t need = bytes_needed(p, mode), free = hilt::info().memory_available + hilt::memory_stats().pooled;
-  if (need <= free) return "";
-  char text[80];
-  std::snprintf(text, sizeof text, "would need %.1f GB, %.1f GB are free", static_cast<double>(need) * 1e-9,
-                static_cast<double>(free) * 1e-9);
-  return text;
+  return need <= free ? "" : "would need " + report::bytes(need) + ", " + report::bytes(free) + " are free";
 }
 
 /// What is shown of a mode: one of its runs, so that parts add up. The first run's tensors are the
 /// ones that are judged.
-void summarize(Mode& mode, const Problem& p, const std::vector<Run>& runs) {
+void summarize(Mode& mode, const Lesson& lesson, const std::vector<Run>& runs) {
   std::vector<const Run*> by_time;
   for (const Run& run : runs) by_time.push_back(&run);
   std::ranges::sort(by_time, {}, [](const Run* r) { return r->forward_ms + r->backward_ms; });
   const Run& run = *by_time[(by_time.size() - 1) / 2];
   static_cast<Measured&>(mode) = run;
   const bool by_ops = mode.name == "dense" || mode.name == "taped";
-  static_cast<Cost&>(mode) = by_ops ? cost_of_tape(mode.tape) : cost_of_kernel(p, mode.name);
+  static_cast<Cost&>(mode) =
+      by_ops ? cost_of_tape(mode.tape) : cost_of_kernel(lesson.problem, mode.name, products_back(lesson));
 }
 
 ExactProblem exact_problem(const Problem& p) {
@@ -71,7 +69,6 @@ void note_what_is_unusual(Lesson& lesson) {
     const std::string note = std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
     if (std::ranges::find(lesson.notes, note) == lesson.notes.end()) lesson.notes.push_back(note);
   }
-  lesson.routes = program::routes_taken();
   if (p.q.device().is_cuda())
     for (const std::string& line : lesson.routes) lesson.notes.push_back("attention " + line);
 }
@@ -123,9 +120,10 @@ void judge_modes(Lesson& lesson) {
       if (repeat > 0) run.result = {};
       runs[mode.name].push_back(std::move(run));
     }
+  lesson.routes = program::routes_taken();
   for (Mode& mode : lesson.modes) {
     if (!mode.ran()) continue;
-    summarize(mode, p, runs[mode.name]);
+    summarize(mode, lesson, runs[mode.name]);
     for (std::size_t i = 0; i < kTensors.size(); ++i) {
       if (!p.input(i)) continue;
       const std::vector<double> x = runs[mode.name][0].result[i].to_vector();

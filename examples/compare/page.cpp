@@ -19,38 +19,24 @@ constexpr std::string_view kPage =
 
 /// The line of source at a place [file, marker]; null where the step has no such place.
 Json quote(const Json& step, const std::string& where) {
-  if (!step.contains(where)) return {};
-  const SourceLine line = source_line(step[where][0].get<std::string>(), step[where][1].get<std::string>());
-  return line.number ? Json{{"file", step[where][0]}, {"line", line.number}, {"code", line.text}} : Json();
+  return step.contains(where) ? source_line(step[where][0].get<std::string>(), step[where][1].get<std::string>())
+                              : Json();
 }
 
-/// The kernel that did a pass: the word before the colon of "forward on cpu: why". Hopper's
-/// faster way back has no why.
-std::string route_of(const Lesson& lesson, const std::string& pass) {
-  for (const std::string& line : lesson.routes)
-    if (line == "backward on hopper" && line.starts_with(pass)) return "hopper_one_owner";
-    else if (line.starts_with(pass + " on ")) return line.substr(pass.size() + 4, line.find(':') - pass.size() - 4);
-  return "cpu";
-}
-
-Json steps_of(const Lesson& lesson) {
+Json steps_of(const Lesson& lesson, const Json& modes) {
   Json out{{"forward", Json::array()}, {"backward", Json::array()}};
-  const Mode* taped = lesson.mode("taped") ? lesson.mode("taped") : lesson.mode("dense");
-  const std::vector<std::string> symbols = taped ? symbols_of(taped->tape) : std::vector<std::string>();
-  const Json all = steps();
+  const char* const by_ops = lesson.mode("taped") ? "taped" : "dense";
+  const Json all = steps(), tape = lesson.mode(by_ops) ? modes[by_ops]["tape"] : Json::array();
   for (Json step : all["steps"]) {
-    const std::string pass = step["pass"], route = route_of(lesson, pass), node = step["node"];
-    step["fused"] = quote(step, route);
-    step["hybrid"] = quote(step, "hybrid");
-    step["elsewhere"] = route;
+    const std::string pass = step["pass"], route = route_of(lesson, pass);
+    step["fused"] = quote(step, route), step["hybrid"] = quote(step, "hybrid"), step["elsewhere"] = route;
     step["nodes"] = Json::array();
     double bytes = 0;
-    for (std::size_t i = 0; i < symbols.size(); ++i) {
-      if (symbols[i] != node || node.empty()) continue;
-      const hilt::NodeReport& n = taped->tape[i];
-      bytes += static_cast<double>(n.unique_bytes);
+    for (const Json& n : tape) {
+      if (step["node"] == "" || n["symbol"] != step["node"]) continue;
+      bytes += n["unique_bytes"].get<double>();
       if (step["nodes"].size() == 6) step["more"] = true;
-      else step["nodes"].push_back({{"name", n.name}, {"shape", std::vector<Index>(n.output.begin(), n.output.end())}});
+      else step["nodes"].push_back(n);
     }
     step["keeps"] = bytes;
     out[pass].push_back(step);
@@ -61,6 +47,26 @@ Json steps_of(const Lesson& lesson) {
   return out;
 }
 
+/// Ops in lines that a page has room for: where there are too many each line is several, one after
+/// the other, with what they kept and took.
+Json folded(const Json& ops) {
+  constexpr std::size_t kMostLines = 96;
+  const std::size_t several = (ops.size() + kMostLines - 1) / kMostLines;
+  Json lines = Json::array();
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const bool is_first = i % several == 0;
+    if (is_first) lines.push_back(ops[i]);
+    Json& line = lines.back();
+    if (is_first && several > 1)
+      line["name"] = ops[i]["name"].get<std::string>() + " ..", line["view"] = line["symbol"] = "";
+    for (const auto& [key, value] : ops[i].items())
+      if (key == "forward_live") line[key] = value;  // backward_live: of the first, the last to go back
+      else if (!is_first && (key.ends_with("bytes") || key.ends_with("ms")))
+        line[key] = line[key].get<double>() + value.get<double>();
+  }
+  return lines;
+}
+
 /// The modes as a list, with what the tables show of each.
 Json ways_of(const Lesson& lesson, const Json& modes) {
   Json ways = Json::array();
@@ -68,8 +74,7 @@ Json ways_of(const Lesson& lesson, const Json& modes) {
     Json way = modes[m.name];
     way["name"] = m.name;
     way["ran"] = m.ran();
-    Json& inside = way["inside_backward"];
-    if (inside.size() > 200) inside.erase(inside.begin() + 200, inside.end()), way["cut"] = m.inside.size();
+    if (m.ran()) way["folded"] = way["tape"].size() < m.tape.size() || way["inside_backward"].size() < m.inside.size();
     way["peak"] = m.peak() + lesson.problem.input_bytes();
     if (m.ran() && m.forward_flops > 0) {
       const double intensity = m.forward_flops / m.bytes_moved, speed = arithmetic_speed(m);
@@ -95,18 +100,6 @@ Json agreement_of(const Json& json) {
       e["name"] = name, e["ok"] = e["verdict"] == "ok";
       row["modes"].push_back(e);
     }
-    out.push_back(row);
-  }
-  return out;
-}
-
-Json orders_of(const Lesson& lesson, const Json& pictures) {
-  Json out = Json::array();
-  for (const Json& picture : pictures["orders"]) {
-    Json row = picture["count"];
-    const double ratio = row["tiles"].get<double>() / std::max(1.0, static_cast<double>(lesson.orders[0].touched()));
-    row["order"] = picture["order"], row["against_row"] = ratio;
-    row["better"] = ratio<0.995, row["worse"] = ratio> 1.005;
     out.push_back(row);
   }
   return out;
@@ -144,7 +137,11 @@ std::string to_html(const Lesson& lesson, Json json) {
   const Problem& p = lesson.problem;
   const hilt::PlanSpec& spec = p.plan->spec();
   const double all = static_cast<double>(p.length()) * static_cast<double>(p.length()) * static_cast<double>(p.heads());
-  json["pictures"] = pictures_of(lesson);
+  const Json pictures = pictures_of(lesson);
+  json["steps"] = steps_of(lesson, json["modes"]);
+  for (auto& [name, mode] : json["modes"].items())
+    for (const char* ops : {"tape", "inside_backward"})
+      if (mode.contains(ops)) mode[ops] = folded(mode[ops]);
   const auto from = [&](const char* other) {
     return lesson.mode("fused") && lesson.mode(other) ? Json{{"from", faster_from(lesson, "fused", other)}} : Json();
   };
@@ -155,6 +152,10 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"notes", lesson.notes},
       {"longest_row", lesson.longest_row},
       {"pairs", lesson.pairs},
+      {"product_flops", 2 * p.dim()},
+      {"twice", products_back(lesson) == 7},
+      {"groups", p.heads() == p.kv_heads() ? 0 : p.heads() / p.kv_heads()},
+      {"frames", p.plan->grid().frames > 1 || !spec.documents.empty()},
       {"share_of_pairs", static_cast<double>(lesson.pairs) / all},
       {"scale", p.scale},
       {"oracle", lesson.oracle},
@@ -180,12 +181,15 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"short_length", std::min<Index>(p.length(), 1024)},
       {"order_verdict", order_verdict(lesson.orders)},
       {"order_and_result", order_and_result(lesson)},
-      {"orders", orders_of(lesson, json["pictures"])},
-      {"example_token", example_token(*p.plan)},
       {"row_order", spec.order.kind == hilt::Order::Kind::row},
   };
-  json["shown"] = {{"steps", steps_of(lesson)}, {"ways", ways_of(lesson, json["modes"])}};
-  return report::fill(kPage, json);
+  json["ways"] = ways_of(lesson, json["modes"]);
+  // What figures are drawn from is in the page as data; all else only where it is shown.
+  Json data{{"pictures", pictures}, {"input_bytes", p.input_bytes()}, {"head_dim", p.dim()}};
+  for (const char* drawn : {"modes", "broken", "by_length", "by_keys", "machine"}) data[drawn] = json[drawn];
+  data["short_length"] = json["page"]["short_length"];
+  data["shown"] = std::move(json);
+  return report::fill(kPage, data);
 }
 
 }  // namespace compare

@@ -1,69 +1,51 @@
-// Pictures as data: heat maps as a digit a cell, orders as walks and tiles.
+// Pictures as data: heat maps as a level a cell, orders as walks and tiles.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "../program/report/grid.h"
 #include "lesson.h"
 
 namespace compare {
-namespace {
 
 using report::Json;
 
-constexpr Index kTile = hilt::Tiling::kTile;
-constexpr Index kMostCells = 64;  // a side, that a heat map resolves
-
-/// Tokens on their grid, pooled to at most 64 cells a side; frames stand below each other.
-struct Cells {
-  Index width, height, pool, columns, rows;
-  explicit Cells(const hilt::Grid& g)
-      : width(g.width),
-        height(g.height * g.frames),
-        pool((std::max(width, height) + kMostCells - 1) / kMostCells),
-        columns((width + pool - 1) / pool),
-        rows((height + pool - 1) / pool) {}
-};
-
 /// The largest error of each cell, over sequences, heads and features: 0 below 1/32 of the limit,
-/// each digit twice the one before, 5 up to the limit, 6 beyond; a dot where there is no token.
-std::string heat(const Cells& c, const std::vector<double>& deviation, Index batch, Index length, double limit) {
-  const std::size_t per_token = deviation.size() / at(batch * length);
-  std::vector<double> worst(at(c.columns * c.rows), -1);
-  for (Index b = 0; b < batch; ++b)
-    for (Index t = 0; t < length; ++t) {
-      double& cell = worst[at(t / c.width / c.pool * c.columns + t % c.width / c.pool)];
-      for (std::size_t i = 0; i < per_token; ++i) cell = std::max(cell, deviation[at(b * length + t) * per_token + i]);
-    }
-  std::string digits;
-  for (double w : worst) {
-    int level = 0;
-    if (!(w <= limit)) level = 6;
-    else if (limit > 0) level = std::clamp(static_cast<int>(std::floor(std::log2(w / limit * 32))) + 1, 0, 5);
-    digits += w < 0 ? '.' : static_cast<char>('0' + level);
+/// each level twice the one before, 5 up to the limit, 6 beyond; 7 where there is no token.
+static std::string heat(const report::Sheet& sheet, const std::vector<double>& deviation, Index batch, double limit) {
+  const std::size_t per_token = deviation.size() / at(batch) / sheet.cell.size();
+  std::vector<double> worst(at(sheet.columns * sheet.rows), -1);
+  for (std::size_t i = 0; i < deviation.size(); ++i) {
+    double& cell = worst[sheet.cell[i / per_token % sheet.cell.size()]];
+    if (!(deviation[i] <= cell)) cell = std::isnan(deviation[i]) ? INFINITY : deviation[i];
   }
-  return digits;
+  std::vector<std::uint8_t> levels;
+  for (double w : worst) {
+    const double doublings = limit > 0 ? std::clamp(std::floor(std::log2(w / limit * 32)) + 1, 0.0, 5.0) : 0;
+    levels.push_back(static_cast<std::uint8_t>(w < 0 ? 7 : w <= limit ? doublings : 6));
+  }
+  return report::packed(levels);
 }
-
-}  // namespace
 
 Json pictures_of(const Lesson& lesson) {
   const Problem& p = lesson.problem;
-  const Cells c(shown_grid(*p.plan));
-  const hilt::Permutation order = order_in_force(*p.plan);
-  const auto tile = [&](Index x, Index y) {
-    const Index t = y * c.pool * c.width + x * c.pool;
-    return t < p.length() ? Index{order.position_of[at(t)]} / kTile : Index{-1};
-  };
-  Json out{{"columns", c.columns}, {"rows", c.rows}, {"edges", report::edges_path(c.columns, c.rows, tile)}};
+  const report::Sheet sheet = sheet_of(*p.plan);
+  Json out{{"columns", sheet.columns},
+           {"rows", sheet.rows},
+           {"tiles", tiles_on(sheet, order_in_force(*p.plan).position_of)}};
   for (const Mode& m : lesson.modes)
     for (std::size_t i = 0; i < kOfTokens && m.ran(); ++i)
-      out["heat"][m.name][kTensors[i]] = heat(c, m.deviation[i], p.batch(), p.length(), m.error[i].limit);
+      out["heat"][m.name][kTensors[i]] = heat(sheet, m.deviation[i], p.batch(), m.error[i].limit);
   for (const Broken& b : lesson.broken)
     for (std::size_t i = 0; i < kOfTokens; ++i)
       out["heat"][kMistakes[at(static_cast<Index>(b.mistake))]][kTensors[i]] =
-          heat(c, b.deviation[i], 1, p.length(), b.error[i].limit);
-  for (const Arrangement& a : lesson.orders) out["orders"].push_back(picture_of(*p.plan, example_token(*p.plan), a));
+          heat(sheet, b.deviation[i], 1, b.error[i].limit);
+  for (const Arrangement& a : lesson.orders) {
+    Json picture = picture_of(*p.plan, a);
+    const double ratio =
+        static_cast<double>(a.touched()) / std::max(1.0, static_cast<double>(lesson.orders[0].touched()));
+    picture["against_row"] = ratio, picture["better"] = ratio<0.995, picture["worse"] = ratio> 1.005;
+    out["orders"].push_back(picture);
+  }
   return out;
 }
 

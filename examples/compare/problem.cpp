@@ -23,6 +23,8 @@ Problem make_problem(const Settings& s) {
   require_inputs_fit(s, kv_heads, p.dtype);
   require_judge_fits(s, kv_heads, spec, p.dtype);
   p.plan = hilt::make_plan(spec);
+  hilt::check(!p.plan->looks_at_data() || s.batch == 1, "--pattern (", s.pattern,
+              "): each sequence chooses blocks of its own, and one set is shown; use --batch 1, not ", s.batch);
   const auto seed = static_cast<std::uint64_t>(s.seed);
   // Drawn in f64 and rounded: every --dtype sees the same problem.
   const auto random = [&](Index heads, std::uint64_t stream) {
@@ -30,8 +32,6 @@ Problem make_problem(const Settings& s) {
     return hilt::moved(hilt::to(exact, p.dtype), device);
   };
   p.q = random(s.heads, 0), p.k = random(kv_heads, 1), p.v = random(kv_heads, 2), p.d_o = random(s.heads, 3);
-  hilt::check(!p.plan->looks_at_data() || s.batch == 1, "--pattern (", s.pattern,
-              "): each sequence chooses blocks of its own, and one set is shown; use --batch 1, not ", s.batch);
   p.plan = hilt::plan_of_sequence(p.plan, p.q, p.k, 0);
   p.terms = program::drawn_terms(terms, s.heads, s.length, p.dtype, device, seed);
   for (const hilt::BackwardMode& mode : hilt::backward_modes())  // refuses terms that do not fit

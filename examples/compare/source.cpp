@@ -22,8 +22,8 @@ constexpr File kFiles[] = {
 
 report::Json steps() { return report::Json::parse(kSteps); }
 
-SourceLine source_line(std::string_view name, std::string_view marker) {
-  SourceLine found;
+report::Json source_line(std::string_view name, std::string_view marker) {
+  report::Json found;
   const auto file = std::ranges::find(kFiles, name, &File::name);
   if (file == std::end(kFiles)) return found;
   int number = 0;
@@ -32,11 +32,10 @@ SourceLine source_line(std::string_view name, std::string_view marker) {
     const std::string_view line = rest.substr(0, end);
     ++number;
     if (line.find(marker) != line.npos) {
-      if (found.number) return {};
-      const auto first = std::min(line.find_first_not_of(' '), line.size());
-      std::string text(line.substr(first, line.find(" // ") == line.npos ? line.npos : line.find(" // ") - first));
-      text.erase(text.find_last_not_of(' ') + 1);
-      found = {number, text};
+      if (!found.is_null()) return {};
+      std::string text(line.substr(0, line.find(" // ")));
+      text.erase(text.find_last_not_of(' ') + 1).erase(0, text.find_first_not_of(' '));
+      found = {{"file", name}, {"line", number}, {"code", text}};
     }
     rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
   }

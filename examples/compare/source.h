@@ -1,5 +1,4 @@
 #pragma once
-#include <string>
 #include <string_view>
 
 #include "../program/report/fill.h"
@@ -14,10 +13,8 @@ namespace compare {
 /// one line of it has].
 report::Json steps();
 
-struct SourceLine {
-  int number = 0;  // from 1; 0 if there is no such file, or no line or more than one has the text
-  std::string text;
-};
-SourceLine source_line(std::string_view file, std::string_view marker);
+/// {file, line: from 1, code}; null if there is no such file, or no line or more than one has the
+/// text.
+report::Json source_line(std::string_view file, std::string_view marker);
 
 }  // namespace compare

@@ -92,10 +92,8 @@ void print_agreement(const Lesson& lesson, std::ostream& os, const Paint& paint)
 void print_orders(const Lesson& lesson, std::ostream& os, const Paint& paint) {
   os << paint.bold("order      full  partial    of all   touched   useful pairs in them\n");
   for (const Arrangement& a : lesson.orders)
-    os << format("%-8s %6lld %8lld %9lld %9s %9s%s\n", a.order.c_str(), static_cast<long long>(a.stats.full),
-                 static_cast<long long>(a.stats.partial), static_cast<long long>(a.stats.total),
-                 report::percent(a.stats.touched()).c_str(), report::percent(a.stats.useful()).c_str(),
-                 hilt::to_string(lesson.problem.plan->spec().order).starts_with(a.order) ? "  <- this plan" : "");
+    os << table_line(a)
+       << (hilt::to_string(lesson.problem.plan->spec().order).starts_with(a.order) ? "  <- this plan\n" : "\n");
   os << wrapped(order_verdict(lesson.orders), 2) << wrapped(order_and_result(lesson), 2);
 }
 

@@ -10,16 +10,30 @@ using report::format;
 
 std::string sizes_text(const Lesson& lesson) {
   const Problem& p = lesson.problem;
-  const hilt::Grid g = shown_grid(*p.plan);
-  std::string text = "batch " + std::to_string(p.batch()) + ", length " + std::to_string(p.length()) + " (" +
-                     (g.frames > 1 ? std::to_string(g.frames) + "x" : "") + std::to_string(g.height) + "x" +
-                     std::to_string(g.width) + "), heads " + std::to_string(p.heads());
+  const hilt::Grid g = p.plan->grid();
+  std::string text = "batch " + std::to_string(p.batch()) + ", length " + std::to_string(p.length());
+  if (lesson.settings.documents.empty())
+    text += " (" + (g.frames > 1 ? std::to_string(g.frames) + "x" : "") + std::to_string(g.height) + "x" +
+            std::to_string(g.width) + ")";
+  text += ", heads " + std::to_string(p.heads());
   if (p.kv_heads() != p.heads()) text += " on " + std::to_string(p.kv_heads()) + " key heads";
   text += ", head dim " + std::to_string(p.dim()) + ", " + std::string(name_of(p.dtype));
   if (p.dropout > 0) text += format(", dropout %g", p.dropout);
   text += program::in_words(lesson.settings.terms);
   if (!lesson.settings.documents.empty()) text += ", documents " + program::brief(lesson.settings.documents);
   return text;
+}
+
+std::string route_of(const Lesson& lesson, const std::string& pass) {
+  for (const std::string& line : lesson.routes)
+    if (line == "backward on hopper" && line.starts_with(pass)) return "hopper_one_owner";
+    else if (line.starts_with(pass + " on ")) return line.substr(pass.size() + 4, line.find(':') - pass.size() - 4);
+  return "cpu";
+}
+
+int products_back(const Lesson& lesson) {
+  const std::string route = route_of(lesson, "backward");
+  return route == "cpu" || route == "hopper_one_owner" ? 5 : 7;
 }
 
 std::string order_and_result(const Lesson& lesson) {

@@ -121,13 +121,6 @@ class Output {
   std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
 };
 
-/// Bytes of the character that `text` begins with; 0: none, by UTF-8, or one of control.
-std::size_t visible_bytes(std::string_view text) {
-  std::size_t end = 0;
-  const std::optional<char32_t> c = hilt::next_utf8(text, end);
-  return !c || *c < ' ' || (*c >= 0x7f && *c < 0xa0) ? 0 : end;
-}
-
 template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
   return f();
 } catch (const hilt::Error& e) {
@@ -195,11 +188,13 @@ std::string printable(std::string_view text, std::string_view keep) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t count = keep.find(text[at]) != keep.npos ? 1 : visible_bytes(text.substr(at));
+    std::size_t end = at;
+    const std::optional<char32_t> c = hilt::next_utf8(text, end);
+    const bool kept = keep.find(text[at]) != keep.npos, seen = c && *c >= ' ' && (*c < 0x7f || *c >= 0xa0);
     const auto byte = static_cast<unsigned char>(text[at]);
-    if (count > 0) out += text.substr(at, count);
-    else (out += "\\x") += {kHex[byte >> 4], kHex[byte & 15]};
-    at += std::max<std::size_t>(count, 1);
+    if (kept || seen) out += text.substr(at, end - at);
+    else (out += "\\x") += {kHex[byte >> 4], kHex[byte & 15]}, end = at + 1;
+    at = end;
   }
   return out;
 }
@@ -363,6 +358,13 @@ Named with_gradients(const std::array<hilt::Tensor, 3>& qkv, const hilt::ScoreTe
 Named of_all_ranks(Named results, const hilt::ShardPlan& shard, const hilt::Comm& comm) {
   for (auto& [name, x] : results) x = name.starts_with("d_") ? comm.sum(x) : hilt::whole_of_rows(x, shard, comm);
   return results;
+}
+
+double product_gflops(hilt::Device device, hilt::DType dtype, hilt::Index side) {
+  if (device.is_cpu() && dtype != hilt::DType::f64) dtype = hilt::DType::f32;
+  const hilt::Tensor a = hilt::moved(hilt::to(hilt::randn({side, side}, {1, 1}), dtype), device);
+  const double n = static_cast<double>(side);
+  return 2 * n * n * n / best_seconds(10, device, [&] { (void)hilt::matmul(a, a); }) * 1e-9;
 }
 
 std::size_t memory_available() {

@@ -109,6 +109,9 @@ template <class F> double best_seconds(int tries, hilt::Device device, F&& f) {
   return best;
 }
 
+/// GFLOP/s of a square product, the best of ten; a CPU multiplies 16-bit types in f32.
+double product_gflops(hilt::Device device, hilt::DType dtype, hilt::Index side);
+
 /// Bytes that this program can still get: of the machine, and of `ulimit -v` and `-d`.
 std::size_t memory_available();
 /// Throws Code::memory where `what`, in short, needs more than that.

@@ -2,15 +2,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../program/report/grid.h"
 #include "run.h"
 
 namespace train {
 
 using hilt::Tensor;
 
-/// 0 below 1/64, then twice as much a digit: 5 from 1/4 on.
-static char digit(double weight) {
-  return static_cast<char>('0' + std::clamp(static_cast<int>(std::floor(std::log2(weight + 1e-9))) + 7, 0, 5));
+/// 0 below 1/64, then twice as much a level: 5 from 1/4 on.
+static std::uint8_t level(double weight) {
+  return static_cast<std::uint8_t>(std::clamp(static_cast<int>(std::floor(std::log2(weight + 1e-9))) + 7, 0, 5));
 }
 
 /// q, k and v of every block, [1, L, 3, heads, dim], as they go into attention.
@@ -36,7 +37,10 @@ AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, I
   const Index length = ids.dim(1), shown = std::min(length, kTokens), first = length - shown;
   // Of a board, where the middle cell looks; of a text, where each of the last tokens does.
   const Index cell = width > 0 ? length / width / 2 * width + width / 2 : -1;
-  out.columns = width > 0 ? width : shown, out.rows = width > 0 ? length / width : shown, out.cell = cell;
+  const Index columns = width > 0 ? width : shown, count = width > 0 ? length : shown * shown;
+  const report::Sheet sheet({{columns, count / columns, count}});
+  out.columns = sheet.columns, out.rows = sheet.rows,
+  out.cell = cell < 0 ? -1 : static_cast<Index>(sheet.cell[at(cell)]);
   if (width == 0) {
     const std::vector<std::int32_t> tokens = ids.to_vector<std::int32_t>();
     out.text = task.vocabulary().decode(std::span(tokens).subspan(at(first)));
@@ -51,14 +55,14 @@ AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, I
     const auto found = hilt::attention_weights(hilt::select(x, 2, 0), hilt::select(x, 2, 1), attention.plan(length),
                                                rows, {.terms = hilt::fitted_terms(attention.terms, x.dtype(), length)});
     for (Index h = 0; h < std::min(x.dim(3), kHeads); ++h) {
-      AttentionMap& map = out.maps.emplace_back(AttentionMap{layer + 1, h + 1, ""});
-      for (const hilt::RowWeights& row : found) {
-        if (row.head != h) continue;
-        std::string cells(at(length - key), '.');
-        for (std::size_t i = 0; i < row.keys.size(); ++i)
-          if (row.keys[i] >= key) cells[at(row.keys[i] - key)] = digit(row.weights[i]);
-        map.cells += cells;
-      }
+      std::vector<std::uint8_t> cells(at(out.columns * out.rows), 7);  // 7: not attended
+      for (const hilt::RowWeights& row : found)
+        for (std::size_t i = 0; i < row.keys.size() && row.head == h; ++i) {
+          if (row.keys[i] < key) continue;
+          std::uint8_t& shade = cells[sheet.cell[at((row.row - rows[0]) * (length - key) + row.keys[i] - key)]];
+          shade = std::max(shade == 7 ? std::uint8_t{0} : shade, level(row.weights[i]));
+        }
+      out.maps.push_back({layer + 1, h + 1, report::packed(cells)});
     }
   }
   return out;

@@ -1,5 +1,5 @@
 // One JSON object a line: first the configuration and the machine, then a line a step.
-#include "log.h"
+#include "run.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -10,8 +10,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
-
-#include "run.h"
 
 namespace train {
 

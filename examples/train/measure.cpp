@@ -8,18 +8,6 @@
 
 namespace train {
 
-/// Of a large product, the best of a few: on a CPU in f32, in which 16-bit types are computed too.
-static double peak_gflops(hilt::Device device, hilt::DType dtype) {
-  const Index kSide = device.is_cpu() ? 512 : 4096;
-  constexpr int kTries = 10;
-  if (device.is_cpu()) dtype = hilt::DType::f32;
-  const hilt::Tensor a = hilt::moved(hilt::to(hilt::randn({kSide, kSide}, {1, 1}), dtype), device);
-  const hilt::Tensor b = hilt::moved(hilt::to(hilt::randn({kSide, kSide}, {1, 2}), dtype), device);
-  const auto count = static_cast<double>(kSide);
-  const double best = program::best_seconds(kTries, device, [&] { (void)hilt::matmul(a, b); });
-  return 2 * count * count * count / best * 1e-9;
-}
-
 hilt::AdamW adamw_of(const Settings& s) {
   return {.lr = s.lr, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = s.weight_decay};
 }
@@ -49,7 +37,7 @@ Start measure_start(const Settings& s, const Task& task, const hilt::Transformer
   } else {
     start.floor = s.is_life() ? 0 : exact_of(task, s.eval_rows).cost;  // the next board follows from this one
   }
-  start.peak_gflops = peak_gflops(device, program::dtype_of(s.dtype));
+  start.peak_gflops = program::product_gflops(device, program::dtype_of(s.dtype), device.is_cpu() ? 512 : 4096);
   start.parameters = count_parameters(config);
   start.vocabulary = task.classes();
   start.tokens_per_step = s.batch * s.accumulate * s.context;
@@ -125,19 +113,17 @@ std::string in_words(const std::vector<Control>& controls, const std::string& ta
 }
 
 std::vector<Difference> differences_of(const std::vector<Control>& controls) {
-  const auto mean_of = [](const std::vector<double>& values) {
-    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-  };
   std::vector<Difference> out;
   for (std::size_t a = 0; a < controls.size(); ++a)
     for (std::size_t b = a + 1; b < controls.size(); ++b) {
-      std::vector<double> each, squares;
+      std::vector<double> each;
       for (std::size_t i = 0; i < controls[a].scores.size(); ++i)
         each.push_back(controls[b].scores[i].excess() - controls[a].scores[i].excess());
       if (each.size() < 2) continue;
-      const double mean = mean_of(each), n = static_cast<double>(each.size());
-      for (const double x : each) squares.push_back((x - mean) * (x - mean));
-      out.push_back({controls[b].name + " above " + controls[a].name, mean, std::sqrt(mean_of(squares) * n / (n - 1))});
+      const double n = static_cast<double>(each.size()), mean = std::accumulate(each.begin(), each.end(), 0.0) / n;
+      double squares = 0;
+      for (const double x : each) squares += (x - mean) * (x - mean);
+      out.push_back({controls[b].name + " above " + controls[a].name, mean, std::sqrt(squares / (n - 1))});
     }
   return out;
 }

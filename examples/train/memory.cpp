@@ -3,7 +3,7 @@
 //      T C   each: the residual stream twice (for the norms), both norms' results, q, k, v, attention's output
 //      T H   twice: before and after the activation
 //      and what the attention mode keeps: lse, or weights (attention_memory). Dropout keeps nothing
-#include "memory.h"
+#include "run.h"
 
 #include <algorithm>
 

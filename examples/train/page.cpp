@@ -18,10 +18,11 @@ constexpr std::string_view kPage =
 #include "page.inc"
     ;
 
-/// At most so many points of a curve: means of runs of steps, so that nothing is picked out.
+constexpr std::size_t kMostPoints = 300;  // of a curve
+
+/// Means of runs of steps, so that nothing is picked out.
 Json curve_of(const std::vector<Line>& lines) {
-  constexpr std::size_t kMost = 300;
-  const std::size_t run = std::max<std::size_t>(1, (lines.size() + kMost - 1) / kMost);
+  const std::size_t run = std::max<std::size_t>(1, (lines.size() + kMostPoints - 1) / kMostPoints);
   Json points = Json::array();
   for (std::size_t i = 0; i < lines.size(); i += run) {
     const std::size_t end = std::min(i + run, lines.size());
@@ -37,6 +38,14 @@ Json curve_of(const std::vector<Line>& lines) {
                       {"tokens_per_s", mean(&Line::tokens_per_s)}});
   }
   return points;
+}
+
+/// At most so many of them, evenly, the last among them.
+template <class T> std::vector<T> thinned(const std::vector<T>& all, std::size_t most) {
+  const std::size_t n = all.size(), stride = std::max<std::size_t>(1, (n + most - 1) / most);
+  std::vector<T> out;
+  for (std::size_t i = n == 0 ? 0 : (n - 1) % stride; i < n; i += stride) out.push_back(all[i]);
+  return out;
 }
 
 std::vector<const Line*> evaluations_of(const std::vector<Line>& lines) {
@@ -82,7 +91,7 @@ Json controls_of(const Story& story) {
   const auto add = [&](const std::string& name, const std::string& pattern, const std::string& order, double flops,
                        const std::vector<Line>& lines) {
     Json wrong = Json::array();
-    for (const Line* l : evaluations_of(lines))  // half a cell stands for none
+    for (const Line* l : thinned(evaluations_of(lines), kMostPoints))  // half a cell stands for none
       if (l->val_right >= 0) wrong.push_back({l->step, std::max(1 - l->val_right, 0.5 / cells)});
     out.push_back({{"name", name},
                    {"pattern", pattern},
@@ -103,16 +112,12 @@ Json controls_of(const Story& story) {
 }
 
 Json samples_of(const Story& story) {
-  constexpr std::size_t kMost = 8;
   Json out = Json::array();
-  const std::size_t n = story.samples.size(), stride = std::max<std::size_t>(1, (n + kMost - 1) / kMost);
-  for (std::size_t i = n == 0 ? 0 : (n - 1) % stride; i < n; i += stride) {  // the last among them
-    const auto& [step, text] = story.samples[i];
+  for (const auto& [step, text] : thinned(story.samples, 8))
     out.push_back({{"step", step},
                    {"text", program::printable(text, "\n\t")},
-                   {"last", i + 1 == n},
+                   {"last", step == story.samples.back().first},
                    {"is_board", story.settings.is_grid() && !story.settings.is_images()}});
-  }
   return out;
 }
 
@@ -147,7 +152,7 @@ std::string to_html(const Story& story) {
   std::string options;
   for (const auto& [key, value, is_text, group, preset] : story.options.values()) options += key + " = " + value + '\n';
   Json evaluations = Json::array(), simple = Json::array({{"ln V", start.uniform}, {"unigram", start.unigram}});
-  for (const Line* l : evaluations_of(story.lines))
+  for (const Line* l : thinned(evaluations_of(story.lines), kMostPoints))
     evaluations.push_back({{"step", l->step}, {"val_loss", number(l->val_loss)}});
   if (std::abs(start.unigram - start.bigram) > 0.02 * start.uniform) simple.push_back({"bigram", start.bigram});
   Json differences = Json::array();
@@ -196,7 +201,11 @@ std::string to_html(const Story& story) {
       {"curve", curve_of(story.lines)},
       {"evaluations", evaluations},
   };
-  return report::fill(kPage, data);
+  Json drawn;  // what figures need; all else stands where it is shown
+  for (const char* name : {"symbol", "curve", "evaluations", "floor", "simple", "best", "controls", "attention"})
+    drawn[name] = data[name];
+  drawn["shown"] = data;
+  return report::fill(kPage, drawn);
 }
 
 }  // namespace train

@@ -1,5 +1,5 @@
 // A line about the latest step, cut to the width of the terminal, with the time that is left.
-#include "progress.h"
+#include "run.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>

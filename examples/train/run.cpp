@@ -14,7 +14,6 @@
 #include "../program/outputs.h"
 #include "../program/program.h"
 #include "../program/report/text.h"
-#include "progress.h"
 
 namespace train {
 namespace {
@@ -34,17 +33,17 @@ class Run {
     s_.out = met_.gather_text(s_.out)[0];  // without --out each rank would look for a free name
     prepare();
     if (s_.dry_run) {
-      if (is_first()) describe(s_, config_, memory_);
+      if (is_first()) describe(s_, config_, story_.memory);
       return 0;
     }
-    if (is_first()) start_ = measure_start(s_, *task_, config_, device_);
-    start_.device = (std::ostringstream() << device_).str();
+    if (is_first()) story_.start = measure_start(s_, *task_, config_, device_);
+    story_.start.device = (std::ostringstream() << device_).str();
     if (s_.seconds > 0 && !s_.resume) s_.steps = 1'000'000'000;
     const auto seed = static_cast<std::uint64_t>(s_.seed);
     hilt::Transformer model = hilt::make_transformer(config_, seed, program::dtype_of(s_.dtype));
     if (!s_.from.empty()) take_weights(model, s_);
     trainer_.emplace(std::move(model), task_, seed, adamw_of(s_), device_, grid_);
-    flops_ = hilt::training_flops(trainer_->model(), s_.batch * s_.accumulate, s_.context);
+    story_.flops = hilt::training_flops(trainer_->model(), s_.batch * s_.accumulate, s_.context);
     if (from_) {
       trainer_->restore(*from_);
       from_.reset();
@@ -56,7 +55,7 @@ class Run {
     began_ = Clock::now();
     if (!is_first()) return loop(nullptr), finish(nullptr);
     const Tidy tidy{*this, s_.out + "/log.jsonl"};
-    Progress progress(start_, first_);
+    Progress progress(story_.start, first_);
     loop(&progress);
     return finish(&progress);
   }
@@ -102,8 +101,8 @@ class Run {
     // A GPU says so itself, and what holds most of it.
     const std::size_t have =
         s_.dry_run || device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
-    memory_ = plan_memory(s_, config_, device_, have);
-    require_memory(memory_, s_, have);
+    story_.memory = plan_memory(s_, config_, device_, have);
+    require_memory(story_.memory, s_, have);
   }
 
   // Of a run that goes on. A best one of a later step, it comes to again.
@@ -187,7 +186,7 @@ class Run {
                   .text;
     write(report::format("sample-%06lld.txt", static_cast<long long>(step)),
           sample + (sample.ends_with('\n') ? "" : "\n"), progress);
-    samples_.emplace_back(step, sample);
+    story_.samples.emplace_back(step, sample);
   }
 
   void loop(Progress* progress) {
@@ -211,15 +210,15 @@ class Run {
                 .lr = step.lr,
                 .grad_norm = step.grad_norm,
                 .ms = seconds * 1e3,
-                .tokens_per_s = static_cast<double>(start_.tokens_per_step) / seconds,
-                .gflops = flops_ / seconds * 1e-9,
+                .tokens_per_s = static_cast<double>(story_.start.tokens_per_step) / seconds,
+                .gflops = story_.flops / seconds * 1e-9,
                 .bytes = hilt::memory_stats(device_).peak,
                 .skipped = step.skipped,
                 .scale = step.scale};
       if (progress && done == first_ + 1) {
-        measured_ = line.bytes;
-        progress->say("memory after the first step: " + report::bytes(measured_) + " measured, " +
-                      report::bytes(memory_.total()) + " planned");
+        story_.measured_bytes = line.bytes;
+        progress->say("memory after the first step: " + report::bytes(story_.measured_bytes) + " measured, " +
+                      report::bytes(story_.memory.total()) + " planned");
       }
       if (done % s_.eval_every == 0 || last) {
         const Evaluation e = trainer_->evaluate(s_.eval_rows, s_.batch);
@@ -257,14 +256,7 @@ class Run {
       if (!early) (void)trainer_->evaluate(4 * s_.eval_rows, s_.batch);
       return early ? 130 : 0;
     }
-    Story story{.settings = s_,
-                .options = options_,
-                .start = start_,
-                .memory = memory_,
-                .measured_bytes = measured_,
-                .lines = log_->lines(),
-                .flops = flops_,
-                .samples = samples_};
+    story_.lines = log_->lines();
     std::string verdict =
         report::format("%lld steps in %.1f s", static_cast<long long>(trainer_->steps() - first_), took);
     if (!early) {
@@ -272,9 +264,9 @@ class Run {
       const Evaluation e = trainer_->evaluate(rows, s_.batch);
       const std::string unseen = s_.is_grid() ? s_.row() + 's' : s_.task;
       verdict += report::format("; on unseen %s the loss is %.4f nats", unseen.c_str(), e.loss);
-      story.held_out = e.loss;
+      story_.held_out = e.loss;
       const Task::Exact exact = exact_of(*task_, rows);
-      story.exact_val_floor = exact.cost;
+      story_.exact_val_floor = exact.cost;
       if (exact.cost > 0)
         verdict += report::format(s_.is_ising() ? " a spin, %.1f %% above the exact posterior's there, %.4f"
                                                 : " a character, %.1f %% above the grammar's entropy there, %.4f",
@@ -282,14 +274,14 @@ class Run {
       if (s_.is_grid()) verdict += report::format(", %.3f %% of %ss right", 100 * e.right, s_.target().c_str());
       if (s_.is_ising()) verdict += report::format(" (the exact posterior: %.3f %%)", 100 * exact.right);
     }
-    story.verdict = verdict;
+    story_.verdict = verdict;
     if (met_.size() == 1 && !early)
-      story.attention = attention_maps(trainer_->model(), *task_, s_.is_grid() ? board_of(s_).width : 0);
-    if (s_.controls && !early) story.controls = train_controls(s_, task_, device_);
+      story_.attention = attention_maps(trainer_->model(), *task_, s_.is_grid() ? board_of(s_).width : 0);
+    if (s_.controls && !early) story_.controls = train_controls(s_, task_, device_);
     const bool lacks_controls = s_.controls && !early && interrupted();
-    const bool has_report = write("report.html", to_html(story), *progress);
+    const bool has_report = write("report.html", to_html(story_), *progress);
     std::cout << '\n' << verdict << '\n';
-    std::cout << in_words(story.controls, s_.target());
+    std::cout << in_words(story_.controls, s_.target());
     if (lacks_controls) {
       std::cerr << "train: interrupted while it trained controls; the run itself is whole, in "
                 << program::printable(s_.out) << std::endl;
@@ -301,7 +293,7 @@ class Run {
                 << "; go on with: train --resume --out " << program::printable(s_.out) << std::endl;
       return 130;
     }
-    const std::string sample = samples_.empty() ? "" : samples_.back().second;
+    const std::string sample = story_.samples.empty() ? "" : story_.samples.back().second;
     std::cout << '\n'
               << for_a_terminal(sample) << (sample.ends_with('\n') ? "" : "\n") << "\nwrote "
               << program::printable(s_.out) << (has_report ? ": report.html, " : ": ") << "log.jsonl, samples, "
@@ -323,8 +315,8 @@ class Run {
       refuse_if_taken();  // another run may have come and gone since prepare()
     }
     hilt::remove_unfinished_checkpoints(s_.out);
-    describe(s_, config_, memory_);
-    log_ = std::make_unique<Log>(s_.out + "/log.jsonl", options_, start_, first_);
+    describe(s_, config_, story_.memory);
+    log_ = std::make_unique<Log>(s_.out + "/log.jsonl", options_, story_.start, first_);
   }
 
   std::string agreement() const {
@@ -363,6 +355,7 @@ class Run {
 
   const program::Options& options_;
   Settings& s_;
+  Story story_{.settings = s_, .options = options_};
   hilt::Comm met_;  // the ranks of this run
   hilt::RankGrid grid_;
   hilt::Device device_;
@@ -372,10 +365,6 @@ class Run {
   hilt::TransformerConfig config_;
   hilt::SafetensorsMetadata identity_;  // of what options do not tell
   std::optional<Trainer> trainer_;
-  MemoryPlan memory_;
-  Start start_;
-  double flops_ = 0;
-  std::size_t measured_ = 0;
   std::unique_ptr<program::Outputs> outputs_;
   std::unique_ptr<hilt::DirectoryLock> lock_;
   std::unique_ptr<Log> log_;
@@ -384,7 +373,6 @@ class Run {
   // Of the best evaluation: when, what, and which one's weights the file holds.
   Index best_ = -1, kept_ = -1;
   double best_loss_ = 0;
-  std::vector<std::pair<Index, std::string>> samples_;  // by step
   Clock::time_point began_ = Clock::now(), warm_;
 };
 

@@ -1,16 +1,106 @@
 #pragma once
+#include <chrono>
 #include <cmath>
+#include <limits>
 #include <string>
+#include <vector>
 
-#include "log.h"
-#include "memory.h"
 #include "sample.h"
 #include "trainer.h"
 
-// Private to train: the run itself, and what it leaves behind.
+// Private to train: what a run will need, the run itself, what one sees of it, and what it leaves
+// behind.
 
 namespace train {
 
+// ---- memory -------------------------------------------------------------------------------------
+/// Bytes by kind: exact for what lasts, activations by formula, from what each op keeps.
+struct MemoryPlan {
+  std::size_t parameters = 0, gradients = 0, moments = 0;
+  std::size_t activations = 0;  // kept between the passes
+  std::size_t working = 0;      // beyond that, at the worst moment
+  std::size_t plan = 0;         // of the attention plan: outside the counters of tensors
+  struct Part {
+    std::string name;
+    std::size_t bytes;
+  };
+  std::vector<Part> largest;  // single tensors, or sets of alike ones, descending
+  std::size_t total() const;  // or the most that 64 bits hold
+};
+/// Where more than `most` is needed without attention, its plan, which takes time, is not made.
+MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config, hilt::Device device = {},
+                       std::size_t most = std::numeric_limits<std::size_t>::max());
+
+Index count_parameters(const hilt::TransformerConfig& config);
+
+/// Throws Code::memory where the plan needs more than `have`, with the five largest.
+void require_memory(const MemoryPlan& plan, const Settings& s, std::size_t have);
+
+std::string to_text(const MemoryPlan& plan);
+
+// ---- log.jsonl: the first line says what runs where; each line after it is a step ---------------
+struct Line {
+  Index step = 0;
+  double loss = 0, val_loss = -1, val_right = -1;  // below 0: not evaluated
+  double lr = 0, grad_norm = 0, ms = 0, tokens_per_s = 0, gflops = 0;
+  std::size_t bytes = 0;  // of tensors, at the worst moment so far
+  bool best = false;      // of the evaluations so far
+  Index skipped = 0;      // batches before, in f16
+  double scale = 1;       // of the loss, in f16
+};
+
+/// What the first line says beside the options.
+struct Start {
+  std::string device;  // that computes: what `auto` came to
+  double uniform = 0, unigram = 0, bigram = 0;
+  double floor = -1, floor_without_memory = -1;  // below 0: unknown
+  double peak_gflops = 0;
+  Index parameters = 0, vocabulary = 0, tokens_per_step = 0;
+};
+
+class Log {
+ public:
+  /// Begins a log, or goes on with the one that is there, keeping its lines up to `after`.
+  Log(const std::string& path, const program::Options& options, const Start& start, Index after);
+  ~Log();
+  Log(Log&&) = delete;  // nor copied
+  /// Appends a line. Where the disk is full it is lost, which is said once; training goes on.
+  void write(const Line& line);
+  /// Makes what is written last.
+  void sync() const;
+  const std::vector<Line>& lines() const { return lines_; }
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  bool lacks_lines_ = false;
+  std::vector<Line> lines_;
+};
+
+// ---- while it runs ------------------------------------------------------------------------------
+/// A line about the latest step: in place on a terminal; else at the first, evaluations and last.
+class Progress {
+ public:
+  Progress(const Start& start, Index from);
+  ~Progress();
+  Progress(Progress&&) = delete;  // nor copied
+  /// `steps`: of the whole run; 0 while nobody knows.
+  void show(const Line& line, Index steps, bool last);
+  /// Prints a line of its own, above.
+  void say(const std::string& text);
+
+ private:
+  /// What a narrow terminal has no room for goes, and then whole fields from the right.
+  enum class Detail : unsigned char { all, some, least };
+  std::vector<std::string> fields_of(const Line& line, Index steps, Detail detail) const;
+  Start start_;
+  Index from_;
+  bool terminal_, color_, open_ = false;  // open_: a line stands without its end
+  double val_loss_ = -1;
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now(), shown_{};
+};
+
+// ---- the run ------------------------------------------------------------------------------------
 /// The last evaluation, and what the best reader pays on the same rows; below 0: unknown.
 struct Score {
   double loss = 0, right = 0, floor = -1;
@@ -53,7 +143,7 @@ struct Story {
   Start start;
   MemoryPlan memory;
   std::size_t measured_bytes = 0;
-  const std::vector<Line>& lines;
+  std::vector<Line> lines;
   std::vector<Control> controls;
   double flops = 0;             // of a step
   double exact_val_floor = -1;  // what the best reader pays on the rows of the last one; below 0: unknown

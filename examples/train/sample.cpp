@@ -1,5 +1,5 @@
 // Draws tokens from a model's logits one by one; finds the run and the checkpoint to draw from.
-#include "sample.h"
+#include "run.h"
 
 #include <unistd.h>
 
@@ -13,7 +13,6 @@
 
 #include "../program/program.h"
 #include "../program/report/text.h"
-#include "memory.h"
 
 namespace train {
 
@@ -177,14 +176,15 @@ std::string sample_labels(const hilt::Transformer& model, const Task& task, cons
   return text + '\n';
 }
 
-std::string newest_run() {
+// out/train, out/train-2, ..: the last that holds checkpoints, and the first that is not there.
+static std::string newest_run() {
   std::string newest = "out/train";
   for (int n = 2; std::filesystem::exists("out/train-" + std::to_string(n)); ++n)
     if (!hilt::checkpoint_steps("out/train-" + std::to_string(n)).empty()) newest = "out/train-" + std::to_string(n);
   return newest;
 }
 
-std::string next_run() {
+static std::string next_run() {
   std::string next = "out/train";
   for (int n = 2; std::filesystem::exists(next); ++n) next = "out/train-" + std::to_string(n);
   return next;

@@ -31,10 +31,6 @@ void follow_up(program::Options& options, Settings& s);
 /// Binds the few options of `train` that matter to `sample`; the rest is the checkpoint's.
 void declare_sample(program::Options& options, Settings& s);
 
-/// out/train, out/train-2, ..: the last that holds checkpoints, and the first that is not there.
-std::string newest_run();
-std::string next_run();
-
 /// Fills the options that were not given from a checkpoint's: the model's; to resume, the run's
 /// too, and those given must agree. Keys that no run of ours has written are refused.
 void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool to_resume);

@@ -9,13 +9,9 @@ namespace train {
 
 using hilt::Tensor;
 
-namespace {
-
 constexpr double kFirstScale = 1 << 16;             // of a loss in f16
 constexpr Index kGrows = 1000;                      // good updates after which it doubles
 constexpr std::uint64_t kNoiseSeed = 0x6e6f697365;  // keeps dropout's numbers apart from those of weights and rows
-
-}  // namespace
 
 Trainer::Trainer(hilt::Transformer model, std::shared_ptr<const Task> task, std::uint64_t seed,
                  const hilt::AdamW& adamw, hilt::Device device, const hilt::RankGrid& grid)

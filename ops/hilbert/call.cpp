@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include "ops/hilbert/plan/compact.h"
 #include "ops/ops.h"
 
 namespace hilt {
@@ -79,23 +80,30 @@ void note(std::string_view pass, const kernels::Decision& d) {
 kernels::Input input(const Tensor& x) { return {x.raw(), x.dtype(), x.stride(0), x.stride(1), x.stride(2)}; }
 kernels::Output output(Tensor& x) { return {x.mutable_raw(), x.dtype(), x.stride(0), x.stride(1), x.stride(2)}; }
 
-kernels::AttentionPass pass_of(const Call& call, const PlanPart& part, std::int32_t tiling,
+kernels::AttentionPass pass_of(const Call& call, const Tiling& tiling, const PlanPart& part,
                                const std::vector<std::int32_t>& heads, const Tensor& q, const Tensor& k,
                                const Tensor& v) {
-  return {call.sizes(), &part.tilings[static_cast<std::size_t>(tiling)],
-          heads.data(), std::ssize(heads),
-          input(q),     input(k),
-          input(v),     &part.places};
+  return {call.sizes(), &tiling, heads.data(), std::ssize(heads), input(q), input(k), input(v), &part.places};
 }
 
-/// Rows that these parts list, of one tiling of each: [0] of q, [1] of k. Each is in one alone.
-std::array<Index, 2> rows_listed(const Call& call, std::span<const PlanPart> parts, std::size_t tiling) {
-  std::array<Index, 2> n{};
+/// Whether these parts list every row of q with one tiling of each, or every row of k. Each is in
+/// one part alone.
+bool lists_all(const Call& call, std::span<const PlanPart> parts, std::int32_t tiling, bool keys) {
+  Index n = 0;
   for (const PlanPart& part : parts) {
-    n[0] += part.places.count(call.batch) * std::ssize(part.tilings[tiling].q_token);
-    n[1] += part.places.count(call.batch) * std::ssize(part.tilings[tiling].k_token);
+    const Tiling& t = part.tilings[static_cast<std::size_t>(tiling)];
+    n += part.places.count(call.batch) * std::ssize(keys ? t.k_token : t.q_token);
   }
-  return n;
+  return n == call.batch * (keys ? call.plan->length() : call.queries);
+}
+
+/// Several tilings, the same for all heads, of which the last one lists every row, in the memory of
+/// a GPU: sums of 32 bits go on from one to the next, and the last writes the result.
+bool is_chain(const Call& call, std::span<const PlanPart> parts, const Tensor& q) {
+  const std::span<const std::int32_t> its = call.plan->tilings_of(0);
+  return q.device().is_cuda() && size_of(q.dtype()) == 2 && parts.size() == 1 && !has_pair_terms(call.options.terms) &&
+         its.size() > 1 && call.plan->heads_agree() && lists_all(call, parts, its.back(), false) &&
+         lists_all(call, parts, its.back(), true);
 }
 
 }  // namespace
@@ -111,7 +119,7 @@ SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Pl
   bool whole = !first.empty();
   for (Index h = 0; whole && h < call.heads(); ++h) {
     const auto its = call.plan->tilings_of(h);
-    whole = !its.empty() && rows_listed(call, first, static_cast<std::size_t>(its[0]))[0] == call.batch * call.queries;
+    whole = !its.empty() && lists_all(call, first, its[0], false);
   }
   const DType stat = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const DType type = size_of(q.dtype()) == 2 && goes_on ? DType::f32 : q.dtype();
@@ -128,26 +136,38 @@ void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, 
             SoftmaxState& state) {
   const kernels::Terms terms = kernel_terms(call);
   with_device("attention", q, [&](auto where) {
-    for (Index branch = 0; branch < branch_count(*call.plan); ++branch)
+    const auto run = [&](kernels::ForwardPass pass) {
+      if (has_pair_terms(call.options.terms)) pass.terms = &terms;
+      kernels::Decision how;
+      if constexpr (is_cuda<decltype(where)>) {
+        if (!pass.fresh && state.o.dtype() == DType::f32) pass.before = input(state.o);
+        kernels::attention_forward(where, pass, how = kernels::route(where, pass));
+      } else {
+        kernels::attention_forward(where, pass);
+      }
+      note("forward", how);
+    };
+    const std::span<const std::int32_t> all = call.plan->tilings_of(0);
+    if (const Tiling* const joined = state.result ? joined_tiling(parts[0], all) : nullptr)
+      return run({pass_of(call, *joined, parts[0], users(*call.plan, 0).begin()->second, q, k, v), output(state.result),
+                  state.lse.mutable_raw(), state.fresh});
+    for (Index branch = 0; branch < branch_count(*call.plan); ++branch) {
+      const bool last = state.result && branch + 1 == branch_count(*call.plan);
       for (const auto& [tiling, heads] : users(*call.plan, branch))
-        for (const PlanPart& part : parts) {
-          kernels::ForwardPass pass{pass_of(call, part, tiling, heads, q, k, v), output(state.o),
-                                    state.lse.mutable_raw(), state.fresh && branch == 0};
-          if (has_pair_terms(call.options.terms)) pass.terms = &terms;
-          kernels::Decision how;
-          if constexpr (is_cuda<decltype(where)>)
-            kernels::attention_forward(where, pass, how = kernels::route(where, pass));
-          else kernels::attention_forward(where, pass);
-          note("forward", how);
-        }
+        for (const PlanPart& part : parts)
+          run({pass_of(call, part.tilings[static_cast<std::size_t>(tiling)], part, heads, q, k, v),
+               output(last ? state.result : state.o), state.lse.mutable_raw(), state.fresh && branch == 0});
+    }
   });
   state.fresh = false;
 }
 
 AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
-  SoftmaxState state = initial_state(call, q, call.plan->parts(), false);
-  attend(call, call.plan->parts(), q, k, v, state);
-  return {to(state.o, q.dtype()), state.lse};
+  const std::span<const PlanPart> parts = call.plan->parts();
+  SoftmaxState state = initial_state(call, q, parts, false);
+  if (is_chain(call, parts, q)) state.result = empty(q.shape(), q.dtype(), q.device());
+  attend(call, parts, q, k, v, state);
+  return {state.result ? state.result : to(state.o, q.dtype()), state.lse};
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -155,25 +175,44 @@ AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& 
 BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, const BackwardInputs& x, bool whole) {
   const kernels::Terms terms = kernel_terms(call);
   BackwardRun run{{}, x.lse.dtype(), true, bool(x.d_lse) || x.terms[kSinkTensor]};
-  for (const auto& [tiling, heads] : users(*call.plan, -1))
-    for (std::size_t part = 0; part < parts.size(); ++part) run.passes.push_back({part, tiling, heads, {}});
-  whole = whole && run.passes.size() == 1;
+  run.chain = whole && is_chain(call, parts, x.q);
+  const Tiling* const joined = run.chain ? joined_tiling(parts[0], call.plan->tilings_of(0)) : nullptr;
+  if (joined) run.passes.push_back({&parts[0], joined, users(*call.plan, 0).begin()->second, true, false, {}});
+  bool all_listed = true;
+  std::vector<Index> passes_of(static_cast<std::size_t>(call.kv_heads));
+  for (Index branch = 0; branch < branch_count(*call.plan); ++branch)
+    for (const auto& [tiling, heads] : users(*call.plan, branch))
+      for (const PlanPart& part : parts) {
+        std::vector<std::int32_t> kv_heads = heads;
+        for (std::int32_t& h : kv_heads) h = static_cast<std::int32_t>(h / (call.heads() / call.kv_heads));
+        kv_heads.erase(std::ranges::unique(kv_heads).begin(), kv_heads.end());
+        for (const std::int32_t h : kv_heads) ++passes_of[static_cast<std::size_t>(h)];
+        run.passes.push_back({&part, &part.tilings[static_cast<std::size_t>(tiling)], heads, !joined, true, {}});
+        all_listed = all_listed && lists_all(call, parts, tiling, false) && lists_all(call, parts, tiling, true);
+      }
+  // Gradients are written where no head's are added up, and by a GPU rounded once.
+  bool direct = whole && std::ranges::all_of(passes_of, [](Index n) { return n == 1; });
   with_device("attention", x.q, [&](auto where) {
-    for (BackwardRun::Pass& p : run.passes) {
-      if constexpr (is_cuda<decltype(where)>) {
-        kernels::BackwardPass pass{pass_of(call, parts[p.part], p.tiling, p.heads, x.q, x.k, x.v)};
-        pass.o = input(x.o), pass.d_o = input(x.d_o), pass.delta_given = bool(x.d_lse);
-        if (has_pair_terms(call.options.terms)) pass.terms = &terms;
-        p.how = kernels::route(where, pass, whole);
-        if (p.how.direct) {
-          run.type = x.q.dtype();
-          run.zeroed = rows_listed(call, parts, static_cast<std::size_t>(p.tiling)) !=
-                       std::array<Index, 2>{call.batch * call.queries, call.batch * x.k.dim(1)};
+    const auto decide = [&] {
+      for (BackwardRun::Pass& p : run.passes) {
+        if constexpr (is_cuda<decltype(where)>) {
+          kernels::BackwardPass pass{pass_of(call, *p.tiling, *p.part, p.heads, x.q, x.k, x.v)};
+          pass.o = input(x.o), pass.d_o = input(x.d_o), pass.delta_given = bool(x.d_lse);
+          if (has_pair_terms(call.options.terms)) pass.terms = &terms;
+          p.how = kernels::route(where, pass, direct);
+        } else {
+          p.how.direct = direct, p.how.delta = !direct;
+          all_listed = all_listed && compact(*p.tiling, !has_pair_terms(call.options.terms)).every_key;
         }
       }
-      run.delta = run.delta || p.how.delta;
-    }
+    };
+    decide();
+    if (direct && !std::ranges::all_of(run.passes, [](const auto& p) { return p.how.direct; }))
+      direct = false, decide();
   });
+  for (const BackwardRun::Pass& p : run.passes) run.delta = run.delta || p.how.delta;
+  if (direct || run.chain) run.zeroed = !run.chain && !all_listed;
+  if ((direct || run.chain) && x.q.device().is_cuda()) run.type = x.q.dtype();
   return run;
 }
 
@@ -185,20 +224,34 @@ void BackwardInputs::make_delta(const kernels::AttentionSizes& sizes) {
   if (d_lse) delta = sub(delta, d_lse);
 }
 
-void run_backward(const Call& call, std::span<const PlanPart> parts, const BackwardRun& run, BackwardInputs& x,
-                  std::array<Tensor, 3>& d, TermTensors& d_terms) {
+void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, std::array<Tensor, 3>& d,
+                  TermTensors& d_terms) {
   const kernels::Terms terms = kernel_terms(call);
   const kernels::TermGradients gradients = kernel_gradients(call, d_terms);
   if (run.delta && !x.delta) x.make_delta(call.sizes());
+  std::array<Tensor, 3> sums = d;  // where those of 32 bits stand
+  if (run.chain)
+    for (std::size_t i = run.passes[0].keys ? 0 : 1; i < 3; ++i)
+      sums[i] = empty(d[i].shape(), DType::f32, d[i].device());
+  std::array<bool, 3> any{!run.chain, !run.chain, !run.chain};
   with_device("attention", x.q, [&](auto where) {
     for (const BackwardRun::Pass& p : run.passes) {
-      kernels::BackwardPass pass{pass_of(call, parts[p.part], p.tiling, p.heads, x.q, x.k, x.v)};
+      kernels::BackwardPass pass{pass_of(call, *p.tiling, *p.part, p.heads, x.q, x.k, x.v)};
       pass.o = input(x.o), pass.d_o = input(x.d_o);
       pass.lse = x.lse.raw(), pass.delta = x.delta ? x.delta.raw() : nullptr;
-      pass.dq = output(d[0]), pass.dk = output(d[1]), pass.dv = output(d[2]);
+      pass.listed = run.chain;
+      const std::array wanted{p.queries, p.keys, p.keys};
+      const std::array to{&pass.dq, &pass.dk, &pass.dv};
+      const std::array before{&pass.dq_before, &pass.dk_before, &pass.dv_before};
+      for (std::size_t i = 0; i < 3; ++i) {
+        if (!wanted[i]) continue;
+        const bool last = !run.chain || !p.keys || &p == &run.passes.back();
+        *to[i] = output(last ? d[i] : sums[i]);
+        if (any[i] && sums[i].dtype() == DType::f32) *before[i] = input(sums[i]);
+        any[i] = true;
+      }
       if (has_pair_terms(call.options.terms)) pass.terms = &terms, pass.d_terms = &gradients;
-      if constexpr (is_cuda<decltype(where)>) kernels::attention_backward(where, pass, p.how);
-      else kernels::attention_backward(where, pass);
+      kernels::attention_backward(where, pass, p.how);
       note("backward", p.how);
     }
   });
@@ -254,7 +307,7 @@ std::vector<Tensor> OneOp::fused_backward(BackwardInputs x) const {
   else dx = {run.gradient_like(x.q), run.gradient_like(x.k), run.gradient_like(x.v)};
   std::array<Tensor, 3> d = packed ? parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
   TermTensors sums = term_sums(call, x.terms);
-  run_backward(call, call.plan->parts(), run, x, d, sums);
+  run_backward(call, run, x, d, sums);
   d = {};  // shares dx, which finished() frees as it converts
   return finished(std::move(dx), x.q.dtype(), finished_terms(call, std::move(sums), x.terms, x.lse, x.delta));
 }

@@ -65,7 +65,8 @@ TermTensors finished_terms(const Call& call, TermTensors sums, const Wanted& wan
 /// Where an online softmax stands: o [B, Lq, H, D], unrounded where it goes on; lse [B, H, Lq].
 struct SoftmaxState {
   Tensor o, lse;
-  bool fresh;  // nothing is there yet: the first branch of the first part writes its rows
+  bool fresh;          // nothing is there yet: the first branch of the first part writes its rows
+  Tensor result = {};  // of a chain of branches: where the last one writes o, rounded
 };
 SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const PlanPart> first, bool goes_on);
 void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -86,14 +87,16 @@ struct BackwardInputs {
 /// Backward over parts as it will run: a route for each tiling, and what these want of memory.
 struct BackwardRun {
   struct Pass {
-    std::size_t part;
-    std::int32_t tiling;
+    const PlanPart* part;
+    const Tiling* tiling;
     std::vector<std::int32_t> heads;
+    bool queries, keys;  // whose gradients it makes
     kernels::Decision how;
   };
   std::vector<Pass> passes;
   DType type;          // of dq, dk and dv: that of q, or the accumulator's
   bool zeroed, delta;  // they must be zero before; delta is read
+  bool chain = false;  // sums go from pass to pass, the last of which writes dq, dk and dv
 
   Tensor gradient_like(const Tensor& x) const {
     return zeroed ? zeros(x.shape(), type, x.device()) : empty(x.shape(), type, x.device());
@@ -102,8 +105,8 @@ struct BackwardRun {
 /// `whole`: these are all of the call, not one of several stages whose gradients are added up.
 BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, const BackwardInputs& x, bool whole);
 /// Writes or adds the gradients to d = {dq, dk, dv}, which gradient_like made; adds those of terms.
-void run_backward(const Call& call, std::span<const PlanPart> parts, const BackwardRun& run, BackwardInputs& x,
-                  std::array<Tensor, 3>& d, TermTensors& d_terms);
+void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, std::array<Tensor, 3>& d,
+                  TermTensors& d_terms);
 
 // ---- one op -------------------------------------------------------------------------------------
 

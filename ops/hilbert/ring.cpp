@@ -138,7 +138,7 @@ struct Ring final : Function {
     if (!receives() && !any_stage(&ShardPlan::Stage::send)) {  // nothing to add up
       const BackwardRun run = decide_backward(call, stages[0].parts, x, true);
       std::array<Tensor, 3> d{run.gradient_like(x.q), run.gradient_like(x.k), run.gradient_like(x.v)};
-      run_backward(call, stages[0].parts, run, x, d, terms);
+      run_backward(call, run, x, d, terms);
       return finished({std::move(d[0]), std::move(d[1]), std::move(d[2])}, x, std::move(terms));
     }
     Tensor dq = zeros(q.shape(), type, q.device());
@@ -150,7 +150,7 @@ struct Ring final : Function {
       std::array<Tensor, 3> d{dq, zeros(keys.k.shape(), type, q.device()), zeros(keys.v.shape(), type, q.device())};
       if (stages[stage].keys > 0) {
         x.k = keys.k, x.v = keys.v;
-        run_backward(call, stages[stage].parts, decide_backward(call, stages[stage].parts, x, false), x, d, terms);
+        run_backward(call, decide_backward(call, stages[stage].parts, x, false), x, d, terms);
         x.k = x.v = {};  // the next ones are on their way
       }
       if (stage == 0) {

@@ -165,7 +165,7 @@ Ratios run(std::uint64_t i, const Problem& p, const Dense& dense, Machine machin
   const PlanPtr plan = make_plan(spec_of(p));
   const double plan_ms = ms_since(begin);
   const auto lists_begin = Clock::now();
-  for (const Tiling& t : plan->tilings()) (void)compact(t);
+  for (const Tiling& t : plan->tilings()) (void)compact(t, true);
   const double lists_ms = ms_since(lists_begin), pairs = useful_pairs(*plan);
   check(pairs > 0, "no pair attends");
   const Inputs in = inputs_of(p, i);

@@ -28,17 +28,32 @@ struct Shape4 {
   std::string pattern, order;
   Causality causality = Causality::none;
   DType type = DType::bf16;
+  std::string term = "none";
 };
+/// The score term that a name stands for, learned where it can be.
+ScoreTerms terms_of(const Shape4& s) {
+  const auto x = [](const Shape& shape) { return randn(shape, {8, 1}, DType::f32, kGpu); };
+  ScoreTerms t;
+  if (s.term == "softcap") t.softcap = 30;
+  if (s.term == "slopes") t.slopes = alibi_slopes(s.heads, DType::f32, kGpu);
+  if (s.term == "relative:17x17") t.relative = x({s.heads, 17, 17});
+  if (s.term == "relative:255") t.relative = x({s.heads, 255});
+  if (s.term == "bias of keys") t.bias = x({s.batch, 1, 1, s.length});
+  if (s.term == "bias of pairs") t.bias = x({s.length, s.length});
+  if (s.term == "bias of heads' pairs") t.bias = x({s.heads, s.length, s.length});
+  if (s.term == "sink") t.sink = x({s.heads});
+  return t;
+}
 
 void line(const Shape4& s, const char* what, const Times& t, double bytes, double flops, double rate, double error) {
   const double by_bytes = bytes / rate * 1e3, by_flops = flops / kPeakFlops * 1e3, floor = std::max(by_bytes, by_flops);
   std::cout << "{\"figure\": \"" << s.name << "\", \"pass\": \"" << what << "\", \"batch\": " << s.batch
             << ", \"length\": " << s.length << ", \"heads\": " << s.heads << ", \"dim\": " << s.dim << ", \"dtype\": \""
             << name_of(s.type) << "\", \"pattern\": \"" << s.pattern << "\", \"order\": \"" << s.order
-            << "\", \"causal\": \"" << name_of(s.causality) << "\", \"ms\": " << t.median << ", \"ms_min\": " << t.low
-            << ", \"ms_max\": " << t.high << ", \"floor_ms\": " << floor << ", \"floor\": \""
-            << (by_bytes > by_flops ? "bytes" : "flops") << "\", \"tflops\": " << flops / t.median * 1e-9
-            << ", \"relative_error\": " << error << "}" << std::endl;
+            << "\", \"causal\": \"" << name_of(s.causality) << "\", \"term\": \"" << s.term
+            << "\", \"ms\": " << t.median << ", \"ms_min\": " << t.low << ", \"ms_max\": " << t.high
+            << ", \"floor_ms\": " << floor << ", \"floor\": \"" << (by_bytes > by_flops ? "bytes" : "flops")
+            << "\", \"tflops\": " << flops / t.median * 1e-9 << ", \"relative_error\": " << error << "}" << std::endl;
 }
 
 int run(const Shape4& s, int repeats, double rate) {
@@ -46,6 +61,12 @@ int run(const Shape4& s, int repeats, double rate) {
   spec.length = s.length, spec.heads = s.heads, spec.pattern = parse_pattern(s.pattern), spec.causality = s.causality;
   spec.order = parse_order(s.order, s.length);
   const PlanPtr plan = make_plan(spec);
+  AttentionOptions how;
+  how.terms = terms_of(s);
+  const auto watch = [&](Tape& tape, std::initializer_list<Tensor> inputs) {
+    for (const Tensor& t : inputs) tape.watch(t);
+    visit_terms(how.terms, [&](const std::string&, Tensor& t) { tape.watch(t); });
+  };
   const Shape shape{s.batch, s.length, s.heads, s.dim};
   const auto each = static_cast<std::size_t>(shape.numel()) * size_of(s.type);
   const auto sets = static_cast<int>(std::max<std::size_t>(2, 2 * kCache / (3 * each) + 1));
@@ -62,8 +83,8 @@ int run(const Shape4& s, int repeats, double rate) {
   const auto at = [&](int i) -> const Set& { return in[static_cast<std::size_t>(i % sets)]; };
   const auto play = [&](const Set& x, Tensor& o) {
     Tape tape;
-    for (const Tensor* t : {&x.q, &x.k, &x.v}) tape.watch(*t);
-    o = attention(x.q, x.k, x.v, plan);
+    watch(tape, {x.q, x.k, x.v});
+    o = attention(x.q, x.k, x.v, plan, how);
     const Gradients g = tape.backward(o, x.d_o);
     return std::array<Tensor, 3>{g[x.q], g[x.k], g[x.v]};
   };
@@ -85,15 +106,15 @@ int run(const Shape4& s, int repeats, double rate) {
   }
   Events events;
   const Times forward = times_of(repeats, [&](int i) {
-    (void)attention_with_lse(at(i + 1).q, at(i + 1).k, at(i + 1).v,
-                             plan);  // keeps the GPU busy while the next is asked for
-    return events.ms([&] { (void)attention_with_lse(at(i).q, at(i).k, at(i).v, plan); });
+    (void)attention_with_lse(at(i + 1).q, at(i + 1).k, at(i + 1).v, plan,
+                             how);  // keeps the GPU busy while the next is asked for
+    return events.ms([&] { (void)attention_with_lse(at(i).q, at(i).k, at(i).v, plan, how); });
   });
   const Times backward = times_of(repeats, [&](int i) {
     Tape tape;
     const Set& x = at(i);
-    for (const Tensor* t : {&x.q, &x.k, &x.v}) tape.watch(*t);
-    const Tensor o = attention(x.q, x.k, x.v, plan);
+    watch(tape, {x.q, x.k, x.v});
+    const Tensor o = attention(x.q, x.k, x.v, plan, how);
     return events.ms([&] { (void)tape.backward(o, x.d_o); });
   });
   const double pairs = static_cast<double>(plan->stats().pairs) * static_cast<double>(s.batch * s.heads),
@@ -201,6 +222,12 @@ int main(int argc, char** argv) {
   for (Index dim : {64, 128})
     shapes.push_back({"plain", 4, 4096, 16, dim, "dense", "row", Causality::token, DType::f32});
   shapes.push_back({"portable", 16, 16384, 2, 64, "neighborhood2d:17x17", "hilbert", Causality::none, DType::f16});
+  for (const char* term : {"none", "softcap", "slopes", "relative:17x17", "bias of keys", "sink"})
+    shapes.push_back(
+        {"terms", 16, 16384, 2, 64, "neighborhood2d:17x17", "hilbert:128x128", Causality::none, DType::bf16, term});
+  for (const char* term :
+       {"none", "softcap", "slopes", "relative:255", "bias of keys", "bias of pairs", "bias of heads' pairs", "sink"})
+    shapes.push_back({"terms", 4, 4096, 16, 64, "dense", "row", Causality::token, DType::bf16, term});
   try {
     (void)device_named("cuda");
     const double rate = copy_rate();

@@ -546,8 +546,7 @@ Result in_parts(const Inputs& in, const PlanPtr& plan, bool fresh, int times = 1
   BackwardInputs x{in.q, in.k, in.v, state.o, in.d_o, state.lse};
   x.delta = contiguous(permute(delta, {0, 2, 1}));
   TermTensors no_terms;
-  for (int i = 0; i < times; ++i)
-    run_backward(call, plan->parts(), decide_backward(call, plan->parts(), x, false), x, d, no_terms);
+  for (int i = 0; i < times; ++i) run_backward(call, decide_backward(call, plan->parts(), x, false), x, d, no_terms);
   return {state.o, state.lse, {d[0], d[1], d[2]}};
 }
 

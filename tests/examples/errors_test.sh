@@ -115,7 +115,7 @@ refused 5 "no usable GPU" compare_gradients --device cuda
 refused 2 "--device (tpu): must be auto, cpu, cuda or cuda:N" compare_gradients --device tpu
 
 # ---- more than fits in memory, or in a minute of judging ----
-refused 4 "the inputs and what judges them would need" compare_gradients --length 131072 --heads 1024 --head-dim 1024
+refused 4 "the inputs and what judges them: would need" compare_gradients --length 131072 --heads 1024 --head-dim 1024
 refused 2 "--length (131072): judging every pair" compare_gradients --length 131072 --pattern dense --heads 1 --repeat 2 --modes dense,taped
 grep -qE '; --length [0-9]+ would fit, or' "$scratch/err" || fail "no length that fits is named: $(cat "$scratch/err")"
 refused 2 "--length (65536): judging every pair" compare_gradients --length 65536 --order hilbert:256x256 --pattern dense

@@ -25,6 +25,10 @@ expect 0 'compare_gradients' "${compare[@]}" --pattern segment:64 --out c
 look c/compare.html
 expect 0 'compare_gradients, three branches' "${compare[@]}" --pattern segment:32+slide:9+segment:128,dilation=4 --kv-heads 1 --dropout 0.2 --causal token --softcap 5 --alibi learned --relative 9 --sink --modes taped,fused --out d
 look d/compare.html
+expect 0 'compare_gradients, 3-D' "${compare[@]}" --order hilbert:4x8x8 --pattern neighborhood3d:3x3x3 --out e
+look e/compare.html
+expect 0 'compare_gradients, documents' "${compare[@]}" --length 6700 --head-dim 4 --documents 64x100,10x10,9x9 --pattern neighborhood2d:3x3 --modes fused --out f
+look f/compare.html
 for grid in 20x33 7x10 15x4 1x5 16x16; do
   expect 0 "curves $grid" "$programs/curves" --grid "$grid" --pattern slide2d:1x1 --out g
   look g/curves.html

@@ -79,16 +79,17 @@ TEST(Source, EveryStepHasOneLine) {
     for (const char* where : {"hybrid", "cpu", "plain", "mma", "hopper", "hopper_one_owner"}) {
       if (!step.contains(where)) continue;
       const std::string file = step[where][0], marker = step[where][1];
-      const compare::SourceLine line = compare::source_line(file, marker);
-      EXPECT_GT(line.number, 0) << file << " needs exactly one line with '" << marker << "'; see steps.json";
-      EXPECT_EQ(line.text.find("//"), line.text.npos) << line.text;
+      const report::Json line = compare::source_line(file, marker);
+      ASSERT_FALSE(line.is_null()) << file << " needs exactly one line with '" << marker << "'; see steps.json";
+      EXPECT_GT(line["line"], 0);
+      EXPECT_EQ(line["code"].get<std::string>().find("//"), std::string::npos) << line;
     }
     EXPECT_TRUE(step.contains("cpu"));
     EXPECT_EQ(step.contains("hybrid"), step["pass"] == "backward");
   }
-  EXPECT_EQ(compare::source_line("modes/modes.cpp", "no such text").number, 0);
-  EXPECT_EQ(compare::source_line("modes/modes.cpp", "Tensor").number, 0) << "more than one";
-  EXPECT_EQ(compare::source_line("no_such_file.cpp", "Tensor").number, 0);
+  EXPECT_EQ(compare::source_line("modes/modes.cpp", "no such text"), nullptr);
+  EXPECT_EQ(compare::source_line("modes/modes.cpp", "Tensor"), nullptr) << "more than one";
+  EXPECT_EQ(compare::source_line("no_such_file.cpp", "Tensor"), nullptr);
 }
 
 hilt::PlanPtr plan_of(Index length, Index heads, const std::string& order, const std::string& pattern,

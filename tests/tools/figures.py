@@ -132,11 +132,11 @@ def sweep(figures):
             word = dict(zip(*[iter(problem.split())] * 2))
             beside.append(f"{word['--batch']} x {int(word['--length']):,}, {word['--heads']} heads of {word['--head-dim']}: "
                           f"{f['forward_ms'] / without['forward_ms']:.2f} / {f['backward_ms'] / without['backward_ms']:.2f}")
-    lines += ["", f"Dropout 0.1 on causal dense in row order, times of the same without: {'; '.join(beside)}."]
+    lines += ["", f"Dropout 0.1 on causal dense in row order at {next(iter(dropped.values()))['commit']}, times of the same without: {'; '.join(beside)}."]
     steps = {(f["model"], f["dropout"]): f for f in figures if f["figure"] == "train_step"}
     each = "; ".join(f"{name}: " + ", ".join(f"{f['tokens_per_s']:,.0f} with {d:g}" for (m, d), f in steps.items() if m == model)
                      for model, name in (("char", "6 x 384"), ("gpt2", "GPT-2 124M")))
-    lines += ["", f"Tokens a second of training by dropout (`hilt_train_bench char gpt2 --device cuda --dropout P`): {each}."]
+    lines += ["", f"Tokens a second of training by dropout (`hilt_train_bench char gpt2 --device cuda --dropout P`, at {next(iter(steps.values()))['commit']}): {each}."]
     return "\n".join(lines)
 
 

@@ -159,22 +159,43 @@ function barChart(into, title, description, caption, bars, names) {
   });
 }
 
-/** Cells of a string of digits, columns x rows, in the colors h0 .. h6, with a path of lines over them. */
-function heatMap(into, title, description, caption, columns, rows, digits, lines) {
+/** Levels 0 .. 7 of cells out of a packed text, as report/grid.h makes it: two to a character. */
+const levels = (text) => [...text].flatMap((c) => [(c.charCodeAt(0) - 63) >> 3, (c.charCodeAt(0) - 63) & 7]);
+/** A path for each color but undefined ones: the cells of level 0, 1, .. in runs along their rows. */
+const cellPaths = (columns, rows, text, colors) => {
+  const level = levels(text), d = colors.map(() => "");
+  for (let y = 0; y < rows; y++)
+    for (let x = 0, begin = 0; x < columns; begin = x) {
+      const now = level[y * columns + x];
+      while (x < columns && level[y * columns + x] === now) x++;
+      if (colors[now]) d[now] += `M${begin} ${y}.5h${x - begin}`;
+    }
+  return colors.flatMap((color, i) => (d[i] ? [make("path", { d: d[i], class: "cells", style: `stroke:var(--${color})` })] : []));
+};
+/** A walk through cells [x, y], toned by tiles of so many; the line breaks where it goes to no neighbour. */
+function walkPaths(walk, tile) {
+  const near = ([x, y], [u, v]) => Math.abs(x - u) <= 1 && Math.abs(y - v) <= 1, d = ["", "", "", "", ""];
+  walk.forEach((at, i) => (d[Math.floor(i / tile) % 5] += (i % tile && near(at, walk[i - 1]) ? "L" : "M") + `${at[0] + 0.5} ${at[1] + 0.5}` + (near(at, walk[i + 1] ?? [-9]) ? "" : "h0")));
+  return d.map((path, tone) => make("path", { d: path, class: "walk", style: `stroke:var(--t${tone})` }));
+}
+/** Lines between cells of different labels; what is outside has none, -1. */
+function borders(columns, rows, label) {
+  const at = (x, y) => (x < 0 || y < 0 || x >= columns || y >= rows ? -1 : label(y * columns + x));
+  let d = "";
+  for (let y = 0; y <= rows; y++)
+    for (let x = 0; x <= columns; x++) {
+      if (x < columns && at(x, y) !== at(x, y - 1)) d += `M${x} ${y}h1`;
+      if (y < rows && at(x, y) !== at(x - 1, y)) d += `M${x} ${y}v1`;
+    }
+  return d;
+}
+
+/** Cells in the colors h0 .. h6, with a path of lines over them. */
+function heatMap(into, title, description, caption, columns, rows, text, lines) {
   return figure(into, title, description, caption, (svg, width) => {
     const side = width / Math.max(columns, rows);
-    const all = make("g", { transform: `scale(${side})`, "data-cells": digits.length });
-    for (let h = 0; h <= 6; h++) {
-      let d = "";
-      for (let y = 0; y < rows; y++)
-        for (let x = 0; x < columns; x++) {
-          const begin = x;
-          while (x < columns && digits[y * columns + x] === String(h)) x++;
-          if (x > begin) d += `M${begin} ${y}.5h${x - begin}`;
-        }
-      if (d) all.append(make("path", { d, class: "cells", style: `stroke:var(--h${h})` }));
-    }
-    all.append(make("rect", { width: columns, height: rows, class: "frame", "stroke-width": 1 / side }), make("path", { d: lines, class: "edge" }));
+    const all = make("g", { transform: `scale(${side})`, "data-cells": columns * rows });
+    all.append(...cellPaths(columns, rows, text, ["h0", "h1", "h2", "h3", "h4", "h5", "h6"]), make("path", { d: lines, class: "edge" }));
     svg.append(all);
     return side * rows;
   });
@@ -184,18 +205,17 @@ function heatMap(into, title, description, caption, columns, rows, digits, lines
 function orderPicture(into, o) {
   const c = o.count, text = `Left, the tokens on their grid, walked in ${o.order} order and toned by tiles of 128, with the keys of token ${o.token} outlined. Right, the scores in tiles: ${c.full} full, ${c.partial} partial, ${c.total - c.tiles} empty.`;
   return figure(into, o.order + " order", text, `<b>${o.order}</b>: ${c.tiles} of ${c.total} tiles, ${percent(c.touched)}; ${percent(c.neighbours)} of neighbours together`, (svg, width) => {
-    const side = (width - 14) / 2, scale = side / Math.max(o.width, o.height);
+    const side = (width - 14) / 2, scale = side / Math.max(o.columns, o.rows), keys = levels(o.keys), place = (cell) => [cell % o.columns, Math.floor(cell / o.columns)];
     const grid = make("g", { transform: `translate(1 1) scale(${scale})` });
-    grid.append(make("rect", { width: o.width, height: o.height, class: "frame", "stroke-width": 1 / scale }));
-    o.walk.forEach((d, tone) => grid.append(make("path", { d, class: "walk", style: `stroke:var(--t${tone})` })));
-    grid.append(make("path", { d: o.outline, class: "outline" }));
-    const r = 4 / scale, [ax, ay] = o.first, [bx, by] = o.last;
+    if (o.tones) grid.append(...cellPaths(o.columns, o.rows, o.tones, ["t0", "t1", "t2", "t3", "t4"]));
+    if (o.walk) grid.append(...walkPaths(o.walk.match(/../g).map((c) => place(94 * (c.charCodeAt(0) - 33) + c.charCodeAt(1) - 33)), 128));
+    grid.append(make("path", { d: borders(o.columns, o.rows, (i) => keys[i] || -1), class: "outline" }));
+    const r = 4 / scale, [ax, ay] = place(o.first), [bx, by] = place(o.last);
     grid.append(make("circle", { cx: ax + 0.5, cy: ay + 0.5, r, class: "line" }, make("title", {}, "start")),
                 make("rect", { x: bx + 0.5 - r, y: by + 0.5 - r, width: 2 * r, height: 2 * r, class: "line" }, make("title", {}, "end")));
-    const tiles = make("g", { transform: `translate(${side + 13} 1) scale(${side / Math.max(o.tiles.side, 1)})` });
-    tiles.append(make("rect", { width: o.tiles.side, height: o.tiles.side, class: "frame", "stroke-width": o.tiles.side / side }),
-                 make("path", { d: o.tiles.partial, class: "cells", style: "stroke:var(--part)" }),
-                 make("path", { d: o.tiles.full, class: "cells", style: "stroke:var(--full)" }));
+    const { columns, rows, cells } = o.tiles, most = Math.max(columns, rows, 1);
+    const tiles = make("g", { transform: `translate(${side + 13} 1) scale(${side / most})` });
+    tiles.append(make("rect", { width: columns, height: rows, class: "frame", "stroke-width": most / side }), ...cellPaths(columns, rows, cells, [undefined, "part", "full"]));
     svg.append(grid, tiles);
     return side + 2;
   });

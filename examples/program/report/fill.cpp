@@ -11,24 +11,24 @@
 namespace report {
 namespace {
 
-using Scopes = std::vector<const Json*>;  // innermost last
+using Scopes = std::vector<const Json*>;    // innermost last
+constexpr std::size_t kMostPrinted = 5000;  // bytes of one value
 
 const Json* find(const Scopes& scopes, std::string_view path) {
   if (path == ".") return scopes.back();
-  const std::string first(path.substr(0, path.find('.')));
-  for (auto scope = scopes.rbegin(); scope != scopes.rend(); ++scope) {
-    if (!(*scope)->is_object() || !(*scope)->contains(first)) continue;
-    const Json* value = &(**scope)[first];
-    for (std::string_view rest = path; rest.find('.') != rest.npos;) {
-      rest.remove_prefix(rest.find('.') + 1);
-      const std::string name(rest.substr(0, rest.find('.')));
-      if (value->is_array() && name == "0" && !value->empty()) value = &(*value)[0];
-      else if (value->is_object() && value->contains(name)) value = &(*value)[name];
-      else return nullptr;
-    }
-    return value;
+  const auto named = [](const Json& value, std::string_view name) -> const Json* {
+    if (value.is_array() && name == "0" && !value.empty()) return &value[0];
+    const auto found = value.is_object() ? value.find(std::string(name)) : value.end();
+    return found == value.end() ? nullptr : &*found;
+  };
+  const Json* value = nullptr;
+  for (auto scope = scopes.rbegin(); scope != scopes.rend() && !value; ++scope)
+    if ((*scope)->is_object()) value = named(**scope, path.substr(0, path.find('.')));
+  for (auto dot = path.find('.'); dot != path.npos && value; dot = path.find('.')) {
+    path.remove_prefix(dot + 1);
+    value = named(*value, path.substr(0, path.find('.')));
   }
-  return nullptr;
+  return value;
 }
 
 bool holds(const Json* value) {
@@ -57,6 +57,11 @@ std::string printed(const Scopes& scopes, std::string_view tag) {
   if (value->is_string()) text = value->get<std::string>();
   else if (value->is_number() && bar != tag.npos) text = in_unit(value->get<double>(), tag.substr(bar + 1), tag);
   else text = value->is_number_float() ? format("%.4g", value->get<double>()) : value->dump();
+  if (text.size() > kMostPrinted) {
+    std::size_t end = kMostPrinted;
+    while ((text[end] & 0xc0) == 0x80) --end;  // not inside a character
+    text = text.substr(0, end) + " .. " + count(static_cast<double>(text.size() - end)) + "B more";
+  }
   if (bar == tag.npos) return escape(text);
   for (auto space = text.find(' '); space != text.npos; space = text.find(' ')) text.replace(space, 1, "\u00a0");
   return escape(text);  // a number and its unit stay on one line

@@ -11,7 +11,7 @@ using Json = nlohmann::ordered_json;
 
 /// The template with its tags replaced. A path is a.b.c, looked for in the innermost object first;
 /// list.0 is its first element, {{.}} the thing itself:
-///     {{path}}                a value; markup in it becomes text. {{path|unit}}: a number as
+///     {{path}}                a value, its first 5,000 bytes; markup in it becomes text. {{path|unit}}: a number as
 ///                             bytes, ms, percent, sci (scientific), count, flops, f0 .. f9 (decimals)
 ///     {{#path}} .. {{/path}}  once for each element of a list, or once inside what is there,
 ///                             unless false or empty

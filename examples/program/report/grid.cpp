@@ -1,72 +1,44 @@
-// Sets of cells, their borders, and walks through them, as SVG paths of few strokes.
+// Where cells lie on a picture, and their levels as text.
 #include "grid.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
 
 namespace report {
 
 using Index = std::int64_t;
 
-static void move_to(std::string& path, Index x, Index y, const char* half_x = "", const char* half_y = "") {
-  path += "M" + std::to_string(x) + half_x + " " + std::to_string(y) + half_y;
-}
-
-/// Strokes along a row, or down a column, over runs of in(); `half` drops a row's to its middle.
-template <class F> static void runs(std::string& path, Index count, Index line, bool down, const char* half, F&& in) {
-  for (Index i = 0; i < count; ++i) {
-    if (!in(i)) continue;
-    const Index begin = i;
-    while (i < count && in(i)) ++i;
-    if (down) move_to(path, line, begin);
-    else move_to(path, begin, line, "", half);
-    path += (down ? "v" : "h") + std::to_string(i - begin);
+Sheet::Sheet(const std::vector<Frame>& frames) {
+  double area = 0;
+  for (const Frame& f : frames) area += static_cast<double>((f.width + 1) * (f.height + 1));
+  const Index most = static_cast<Index>(std::ceil(std::sqrt(area))), side = 2 * most;  // of a shelf, of a piece
+  std::vector<std::array<Index, 2>> places;
+  Index left = 0, top = 0, shelf = 0, width = 0;  // in shelves from the top, each from the left
+  for (const Frame& f : frames) {
+    const std::size_t first = places.size();
+    places.resize(first + static_cast<std::size_t>(f.cells));
+    for (Index y0 = 0; y0 < f.height; y0 += side)
+      for (Index x0 = 0; x0 < f.width; x0 += side) {
+        const Index x1 = std::min(x0 + side, f.width), y1 = std::min(y0 + side, f.height);
+        if (left > 0 && left + x1 - x0 > most) left = 0, top += shelf + 1, shelf = 0;
+        for (Index y = y0; y < y1; ++y)
+          for (Index x = x0; x < x1 && y * f.width + x < f.cells; ++x)
+            places[first + static_cast<std::size_t>(y * f.width + x)] = {left + x - x0, top + y - y0};
+        left += x1 - x0 + 1, shelf = std::max(shelf, y1 - y0), width = std::max(width, left - 1);
+      }
   }
+  columns = width, rows = top + shelf;
+  for (const Index height = rows; columns * rows > kMostCells; ++pool)
+    columns = width / (pool + 1) + 1, rows = height / (pool + 1) + 1;
+  for (const auto& [x, y] : places) cell.push_back(static_cast<std::size_t>(y / pool * columns + x / pool));
 }
 
-/// Strokes between neighbours of different labels, on lines from `first` to as far from the end.
-template <class F> static std::string borders(Index width, Index height, Index first, F&& label) {
-  std::string path;
-  for (Index y = first; y <= height - first; ++y)
-    runs(path, width, y, false, "", [&](Index x) { return label(x, y - 1) != label(x, y); });
-  for (Index x = first; x <= width - first; ++x)
-    runs(path, height, x, true, "", [&](Index y) { return label(x - 1, y) != label(x, y); });
-  return path;
-}
-
-std::string cells_path(Index width, Index height, const std::function<bool(Index, Index)>& in) {
-  std::string path;
-  for (Index y = 0; y < height; ++y) runs(path, width, y, false, ".5", [&](Index x) { return in(x, y); });
-  return path;
-}
-
-std::string edges_path(Index width, Index height, const std::function<Index(Index, Index)>& label) {
-  return borders(width, height, 1, label);
-}
-
-std::string outline_path(Index width, Index height, const std::function<bool(Index, Index)>& in) {
-  return borders(width, height, 0,
-                 [&](Index x, Index y) { return x >= 0 && x < width && y >= 0 && y < height && in(x, y); });
-}
-
-std::string walk_path(const std::vector<std::int32_t>& tokens, std::size_t begin, std::size_t end, Index width) {
-  std::string path;
-  for (std::size_t i = begin; i < end && i < tokens.size(); ++i) {
-    const Index x = tokens[i] % width, y = tokens[i] / width;
-    if (i == begin) {
-      move_to(path, x, y, ".5", ".5");
-      continue;
-    }
-    const Index dx = x - tokens[i - 1] % width, dy = y - tokens[i - 1] / width;
-    // Straight runs are one command.
-    std::size_t j = i;
-    while (j + 1 < end && j + 1 < tokens.size() && tokens[j + 1] - tokens[j] == dy * width + dx &&
-           tokens[j + 1] / width - tokens[j] / width == dy)
-      ++j;
-    const Index n = static_cast<Index>(j - i) + 1;
-    if (dy == 0) path += "h" + std::to_string(n * dx);
-    else if (dx == 0) path += "v" + std::to_string(n * dy);
-    else path += "l" + std::to_string(n * dx) + " " + std::to_string(n * dy);
-    i = j;
-  }
-  return path;
+std::string packed(std::span<const std::uint8_t> levels) {
+  std::string text;
+  for (std::size_t i = 0; i < levels.size(); i += 2)
+    text += static_cast<char>(63 + 8 * levels[i] + (i + 1 < levels.size() ? levels[i + 1] : 0));
+  return text;
 }
 
 }  // namespace report

@@ -89,6 +89,7 @@ struct ForwardPass : AttentionPass {
   Output o;
   void* lse;  // Stat
   bool fresh;
+  Input before = {};  // on a GPU what O was so far, f32 and maybe o itself; null: zeros
 };
 
 /// delta[b, h, t] = d_o . o
@@ -99,19 +100,25 @@ struct DeltaPass {
   const std::int32_t* if_set = nullptr;  // on a GPU: nothing is done where this is zero
 };
 
-/// With the final (merged) lse and delta. dq [B, Lq, H, D], dk and dv [B, L, Hk, D] are added to
-/// where they are of the accumulator's type; else, on a direct route, every listed row is written.
+/// With the final (merged) lse and delta, or none where d_o . o is all of it. dq [B, Lq, H, D],
+/// dk and dv [B, L, Hk, D] are added to; on a direct route rows are written, of queries all that
+/// are listed, of keys those that some query meets. On a GPU those of queries, or of keys, may be
+/// null: nobody asks for them.
 struct BackwardPass : AttentionPass {
   Input o, d_o;
   const void *lse, *delta;  // Stat
   Output dq, dk, dv;
+  /// On a GPU the sums so far, f32 and maybe dq, dk, dv themselves; null: there are none, and
+  /// listed rows are written. `listed`: only rows that q_known and k_known name have any.
+  Input dq_before = {}, dk_before = {}, dv_before = {};
+  bool listed = false;
   const TermGradients* d_terms = nullptr;
   bool delta_given = false;  // delta is not d_o . o alone
 };
 
 template <Isa I> void attention_forward(CpuAt<I>, const ForwardPass&);
 template <Isa I> void attention_delta(CpuAt<I>, const DeltaPass&);
-template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass&);
+template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass&, const struct Decision&);
 
 // ---- on a GPU -----------------------------------------------------------------------------------
 
@@ -126,7 +133,7 @@ constexpr std::string_view name_of(Route route) {
 struct Decision {
   Route route = Route::cpu;
   std::string_view reason;  // why no faster route; lives for ever
-  bool direct = false;      // of a backward pass: gradients are rounded once and written
+  bool direct = false;      // of a backward pass: gradients are written, on a GPU rounded once
   bool delta = true;        // it reads delta
 };
 /// Decides from sizes, tiles, types and inputs. `whole`: this pass alone makes all gradients.

@@ -9,8 +9,9 @@
 //                  dQ += c dS K                                         stays with the task
 //                  dV += (M P)^T dO     dK += dS^T (c Q)                task after task, in the order of their turns
 //
-// So all sums have one order, whatever the number of threads. M: dropout's multipliers. All matrix
-// work is product() below.
+// So all sums have one order, whatever the number of threads. M: dropout's multipliers. Matrix work
+// is product() below; where compact() lists the pairs of a tile, they are taken one by one instead,
+// and a row of S, P or dS holds those of its query alone.
 //
 // A masked score is -inf, its P and dS are set to 0, not multiplied. But 0 x NaN is NaN, so a row
 // that is not finite never enters a product that sums over rows: it is taken out, zeros take its
@@ -120,6 +121,111 @@ void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out, std::integer_s
 }
 template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out) {
   transpose(x, rows, columns, out, std::make_integer_sequence<int, kLanes<W>>());
+}
+
+// ---- pairs one by one ---------------------------------------------------------------------------
+
+/// Of blocks of `Width` sums in two vectors, each block by the other's half as long: a's, then b's.
+template <int Width, class W, int... Lane>
+[[gnu::always_inline]] inline Vector<W> halve(Vector<W> a, Vector<W> b, std::integer_sequence<int, Lane...>) {
+  constexpr auto from = [](int lane) {
+    const int in = lane % Width, half = Width / 2;
+    return lane - in + in % half + in / half * kLanes<W>;
+  };
+  return __builtin_shufflevector(a, b, from(Lane)...) + __builtin_shufflevector(a, b, (from(Lane) + Width / 2)...);
+}
+/// Element i of the result, block i of kLanes / N: the sum of x[i].
+template <int N, class W, int... Lane>
+[[gnu::always_inline]] inline Vector<W> sums_of(Vector<W>* x, std::integer_sequence<int, Lane...> lanes) {
+  constexpr int L = kLanes<W>;
+#pragma GCC unroll 8
+  for (int i = 0; i < N / 2; ++i) x[i] = halve<L, W>(x[i], x[i + N / 2], lanes);
+  if constexpr (N == 4) x[0] = halve<L / 2, W>(x[0], x[1], lanes);
+  if constexpr (L / N >= 2) x[0] += __builtin_shufflevector(x[0], x[0], (Lane ^ 1)...);
+  if constexpr (L / N >= 4) x[0] += __builtin_shufflevector(x[0], x[0], (Lane ^ 2)...);
+  if constexpr (L / N >= 8) x[0] += __builtin_shufflevector(x[0], x[0], (Lane ^ 4)...);
+  if constexpr (L / N >= 16) x[0] += __builtin_shufflevector(x[0], x[0], (Lane ^ 8)...);
+  return __builtin_shufflevector(x[0], x[0], (Lane % N * (L / N))...);
+}
+
+/// out[j] = row . x[at[j]] for n of them, N at a time; `wide`: whole vectors.
+template <class W, int N = (kLanes<W> < 4 ? 2 : 4)>
+[[gnu::always_inline]] inline void dots(const W* row, Tile<W> x, const std::uint8_t* at, Index n, Index wide, W* out) {
+  for (; n >= N; n -= N, at += N, out += N) {
+    const W* to[N];
+    Vector<W> sum[N] = {};
+    for (int i = 0; i < N; ++i) to[i] = x.row(at[i]);
+    for (Index d = 0; d < wide; d += kLanes<W>) {
+      const Vector<W> left = vector_at(row + d);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) sum[i] += left * vector_at(to[i] + d);
+    }
+    const Vector<W> all = sums_of<N, W>(sum, std::make_integer_sequence<int, kLanes<W>>());
+    __builtin_memcpy(out, &all, N * sizeof(W));
+  }
+  if constexpr (N > 1) dots<W, N / 2>(row, x, at, n, wide, out);
+}
+
+/// out (+)= the sum of n rows of x, of which term(i) says {weight, row}, V vectors at a time.
+template <int V = 8, class W, class Term>
+[[gnu::always_inline]] inline void weighted_rows(Index n, Term&& term, Tile<W> x, W* out, Index wide, bool add) {
+  for (; wide >= V * kLanes<W>; wide -= V * kLanes<W>, x.at += V * kLanes<W>, out += V * kLanes<W>) {
+    Vector<W> sum[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) sum[v] = add ? vector_at(out + v * kLanes<W>) : Vector<W>{};
+    for (Index i = 0; i < n; ++i) {
+      const auto [weight, r] = term(i);
+      const W* const row = x.row(r);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) sum[v] += weight * vector_at(row + v * kLanes<W>);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) vector_at(out + v * kLanes<W>) = sum[v];
+  }
+  if constexpr (V > 1)
+    if (wide > 0) weighted_rows<V / 2>(n, term, x, out, wide, add);
+}
+template <class W> struct Weighted {
+  W weight;
+  Index row;
+};
+
+/// The lists of a tile of keys, Tiling::pair_list, or null where whole products are taken.
+inline const std::uint8_t* pairs_of(const Tiling& t, std::int32_t tile) {
+  return t.pair_begin.empty() || t.pair_begin.data()[tile] < 0 ? nullptr
+                                                               : t.pair_list.data() + t.pair_begin.data()[tile];
+}
+/// s[r][i] = a[r] . b[key i of r's list]. Where the lists end, as of the next two.
+template <class W>
+[[gnu::noinline]] const std::uint8_t* pair_dots(Tile<W> a, Tile<W> b, const std::uint8_t* list, Index rows, Index wide,
+                                                Tile<W> s) {
+  for (Index r = 0; r < rows; list += 1 + *list, ++r) dots(a.row(r), b, list + 1, Index{*list}, wide, s.row(r));
+  return list;
+}
+/// out[r] (+)= sum over r's list of s[r][i] x[key i]
+template <class W>
+[[gnu::noinline]] const std::uint8_t* pair_sums(Tile<W> s, Tile<W> x, const std::uint8_t* list, Index rows, Index wide,
+                                                Tile<W> out, bool add) {
+  for (Index r = 0; r < rows; list += 1 + *list, ++r)
+    weighted_rows(
+        Index{*list},
+        [&](Index i) {
+          return Weighted<W>{s.row(r)[i], list[1 + i]};
+        },
+        x, out.row(r), wide, add);
+  return list;
+}
+/// out[j] = sum over the queries r of key j, whose i-th it is, of s[r][i] x[r]
+template <class W>
+[[gnu::noinline]] void pair_sums_transposed(Tile<W> s, Tile<W> x, const std::uint8_t* list, Index keys, Index wide,
+                                            Tile<W> out) {
+  for (Index j = 0; j < keys; list += 1 + 2 * *list, ++j)
+    weighted_rows(
+        Index{*list},
+        [&](Index i) {
+          return Weighted<W>{s.row(list[1 + 2 * i])[list[2 + 2 * i]], list[1 + 2 * i]};
+        },
+        x, out.row(j), wide, false);
 }
 
 // ---- rows in and out ----------------------------------------------------------------------------
@@ -232,6 +338,14 @@ inline void count_keys(const std::int32_t* keys, std::int32_t first, Index n, Co
     if (c.runs == 0 || c.block[c.runs - 1] != key / 8) c.block[c.runs++] = key / 8;
     c.run[j] = static_cast<std::int32_t>(c.runs - 1), c.number[j] = key % 8;
   }
+}
+
+/// The same of the keys that one row lists.
+inline void count_listed(const std::int32_t* keys, std::int32_t first, const std::uint8_t* list, Counters& c) {
+  std::int32_t of_row[kTile];
+  for (Index i = 0; i < *list; ++i) of_row[i] = keys[list[1 + i]];
+  c.runs = 0;
+  count_keys(of_row, first, *list, c);
 }
 
 /// M of one row: 0, or what makes up for the weights that are dropped.
@@ -360,6 +474,7 @@ template <class W> struct ForwardSpace {
   };
   ForwardSpace(Carver& c, Index dim, Index entries)
       : k_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
+        k(c.tile<W>(kTile, dim)),
         v(c.tile<W>(kTile, dim)),
         s(c.tile<W>(kSlab, kTile)),
         multiplier(c.take<W>(kTile)),
@@ -367,7 +482,7 @@ template <class W> struct ForwardSpace {
         terms(c, entries) {
     for (Queries& x : queries) x = {c.tile<W>(kTile, dim), c.tile<W>(kTile, dim), c.take<W>(kTile), c.take<W>(kTile)};
   }
-  Tile<W> k_t, v, s;
+  Tile<W> k_t, k, v, s;
   W* multiplier;
   Lane<W>* keep;  // of a row: 0 where it does not attend
   TermSpace<W> terms;
@@ -412,13 +527,15 @@ void forward_tiles(const ForwardPass& f, const Tiling& t, Tiling::Place place, I
     const Index n = keys.end - keys.begin;
     const Source<const T> k_rows{k, b, kv_head, dim, t.k_token.data() + keys.begin},
         v_rows{v, b, kv_head, dim, k_rows.token};
-    gather(k_rows, n, W{1}, space.v);
-    transpose(space.v, n, wide, space.k_t);
+    const std::uint8_t* listed = pairs_of(t, tile);
+    gather(k_rows, n, W{1}, listed ? space.k : space.v);
+    if (!listed) transpose(space.v, n, wide, space.k_t);
     NonFinite in_v;
     Counters counters;
-    if (sizes.dropout > 0) count_keys(t.k_names().data() + keys.begin, place.k, n, counters);
+    const std::int32_t* const names = t.k_names().data() + keys.begin;
+    if (sizes.dropout > 0 && !listed) count_keys(names, place.k, n, counters);
     const KeyTerms<T> terms(f.terms, t, keys, place.k, space.terms);
-    if (!gather(v_rows, n, W{1}, space.v)) replace_non_finite(space.v, n, dim, in_v);
+    if (!gather(v_rows, n, W{1}, space.v) && !listed) replace_non_finite(space.v, n, dim, in_v);
 
     if (tile + 1 < static_cast<std::int32_t>(t.k_tile.size())) {  // most often the next one
       const Tiling::Range ahead = t.k_tile.data()[tile + 1];
@@ -438,23 +555,29 @@ void forward_tiles(const ForwardPass& f, const Tiling& t, Tiling::Place place, I
         const Tile<W> acc = x.o.from(first);
         if (terms)
           for (Index r = 0; r < rows; ++r) terms.fetch({}, b, h, t.q_names().data()[q0 + r]);
-        product(plain(x.q.from(first)), space.k_t, space.s, rows, dim, n);
-        for (Index r = 0; r < rows; ++r) {
+        const std::uint8_t *const lists = listed, *list = listed;
+        if (listed) listed = pair_dots(x.q.from(first), space.k, listed, rows, wide, space.s);
+        else product(plain(x.q.from(first)), space.k_t, space.s, rows, dim, n);
+        for (Index r = 0; r < rows; ++r, list += list ? 1 + *list : 0) {
           W* const s = space.s.row(r);
+          const Index met = list ? *list : n;
+          if (met == 0) continue;
           if (terms) terms.add(b, h, t.q_names().data()[q0 + r], s);
-          if (partial) {
+          if (partial && !list) {
             mask(t, q0 + r, keys, space.keep);
             for (Index j = 0; j < whole_vectors<W>(n); j += kLanes<W>)
               vector_at(s + j) = vector_at(space.keep + j) != 0 ? vector_at(s + j) : Vector<W>{} + kMinusInfinity<W>;
           }
-          for (Index j = n; j < whole_vectors<W>(n); ++j) s[j] = kMinusInfinity<W>;
-          online_softmax(s, whole_vectors<W>(n), x.m[first + r], x.l[first + r], acc.row(r), dim);
+          for (Index j = met; j < whole_vectors<W>(met); ++j) s[j] = kMinusInfinity<W>;
+          online_softmax(s, whole_vectors<W>(met), x.m[first + r], x.l[first + r], acc.row(r), dim);
           if (sizes.dropout > 0) {
-            multipliers(sizes, b, h, place.k + t.q_names().data()[q0 + r], counters, n, space.multiplier);
-            for (Index j = 0; j < n; ++j) s[j] *= space.multiplier[j];
+            if (list) count_listed(names, place.k, list, counters);
+            multipliers(sizes, b, h, place.k + t.q_names().data()[q0 + r], counters, met, space.multiplier);
+            for (Index j = 0; j < met; ++j) s[j] *= space.multiplier[j];
           }
         }
-        product(plain(space.s), space.v, acc, rows, n, dim, true);
+        if (listed) pair_sums(space.s, space.v, lists, rows, wide, acc, true);
+        else product(plain(space.s), space.v, acc, rows, n, dim, true);
         add_non_finite(in_v, plain(space.s), v_rows, W{1}, acc, rows, [&](Index r, Index j) {
           if (terms && terms.masks(b, h, t.q_names().data()[q0 + r], j)) return false;
           return !partial || attends(t, static_cast<std::size_t>(q0 + r), static_cast<std::size_t>(keys.begin + j));
@@ -480,6 +603,7 @@ void forward_tiles(const ForwardPass& f, const Tiling& t, Tiling::Place place, I
 template <class W> struct BackwardSpace {
   struct Queries {
     Tile<W> q, d_o, dq;
+    W* delta;
   };
   BackwardSpace(Carver& c, Index dim, Index entries)
       : k(c.tile<W>(kTile, dim)),
@@ -492,7 +616,8 @@ template <class W> struct BackwardSpace {
         multiplier(c.take<W>(kTile)),
         keep(c.take<Lane<W>>(kTile)),
         terms(c, entries) {
-    for (Queries& x : queries) x = {c.tile<W>(kTile, dim), c.tile<W>(kTile, dim), c.tile<W>(kTile, dim)};
+    for (Queries& x : queries)
+      x = {c.tile<W>(kTile, dim), c.tile<W>(kTile, dim), c.tile<W>(kTile, dim), c.take<W>(kTile)};
   }
   Tile<W> k, k_t, v_t, dk, dv, p, ds;
   W* multiplier;
@@ -518,29 +643,38 @@ void wait_for(const std::int32_t* done, std::int32_t turn) {
   while (__atomic_load_n(done, __ATOMIC_ACQUIRE) != turn) sched_yield();
 }
 
-template <class W> void add_rows(const Source<W>& to, Tile<W> x, Index begin, Index end) {
+/// to += factor x, or = where is_first(row).
+template <class W, class First>
+void add_rows(const Source<W>& to, Tile<W> x, Index begin, Index end, W factor, First&& is_first) {
   for (Index i = begin; i < end; ++i) {
     W *const sum = to.row(i), *const term = x.row(i);
+    const bool first = is_first(i);
     Index d = 0;
     for (; d + kLanes<W> <= to.dim; d += kLanes<W>) {
-      Vector<W> line;
-      __builtin_memcpy(&line, sum + d, sizeof line);
-      line += vector_at(term + d);
+      Vector<W> line{};
+      if (!first) __builtin_memcpy(&line, sum + d, sizeof line);
+      line += factor * vector_at(term + d);
       __builtin_memcpy(sum + d, &line, sizeof line);
     }
-    for (; d < to.dim; ++d) sum[d] += term[d];
+    for (; d < to.dim; ++d) sum[d] = (first ? 0 : sum[d]) + factor * term[d];
   }
 }
 
+template <class W> void set_zero(Tile<W> x, Index rows, Index wide) {
+  for (Index r = 0; r < rows; ++r)
+    for (Index d = 0; d < wide; d += kLanes<W>) vector_at(x.row(r) + d) = Vector<W>{};
+}
+
 struct Done {
-  std::int32_t* shares;  // [places, Hk, parts of the keys]: how many have been added to dk and dv
+  std::int32_t* shares;  // [places, Hk, parts of the keys]: how many runs have added to dk and dv
   std::int32_t* heads;   // [entries of keys]: how many have been added to a shared bias, or null
 };
 
-/// Query tiles of a run at place `number`, of head h, after `before` others of its key head.
+/// Query tiles of a run at place `number`, of head h, after `before` of `sharing` of its key head.
 template <class T, class W>
 void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients& d_terms, Done done, Index number,
-                  Index h, Index before, Index earlier, Tiling::Range run, const BackwardSpace<W>& space) {
+                  Index h, Index before, Index sharing, Index earlier, Tiling::Range run, bool direct,
+                  const BackwardSpace<W>& space) {
   const AttentionSizes& sizes = pass.sizes;
   const Tiling::Place place = pass.place(number);
   const Index dim = sizes.dim, wide = whole_vectors<W>(dim), kv_head = h / (sizes.heads / sizes.kv_heads),
@@ -549,8 +683,9 @@ void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients
   const auto k = pass.k.rows<const T>().from(place.k), v = pass.v.rows<const T>().from(place.k);
   const auto dq = pass.dq.rows<W>().from(place.q), dk = pass.dk.rows<W>().from(place.k),
              dv = pass.dv.rows<W>().from(place.k);
-  const W *const lse = static_cast<const W*>(pass.lse) + first_row, *const delta =
-                                                                        static_cast<const W*>(pass.delta) + first_row;
+  const auto o = pass.o.rows<const T>().from(place.q);
+  const W* const lse = static_cast<const W*>(pass.lse) + first_row;
+  const W* const delta = pass.delta ? static_cast<const W*>(pass.delta) + first_row : nullptr;
   const W scale = static_cast<W>(sizes.scale);
   const std::int32_t* const lists = t.keys_begin.data();
   const auto rows_of = [&](const auto& x, std::int32_t tile) {
@@ -559,10 +694,10 @@ void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients
   };
   bool finite[Tiling::kRun] = {};
   for (std::int32_t visit = 0;; ++visit) {
-    std::int32_t lead = run.end, met = 0;  // the first in turn, and how many meet this tile of keys
+    std::int32_t lead = -1;  // the last that meets this tile of keys
     for (std::int32_t i = run.begin; i < run.end; ++i)
-      if (visit < lists[i + 1] - lists[i]) lead = i, ++met;
-    if (met == 0) break;
+      if (visit < lists[i + 1] - lists[i]) lead = i;
+    if (lead < 0) break;
     const Tiling::Range keys = t.k_tile.data()[t.keys.data()[lists[lead] + visit].tile];
     const Index n = keys.end - keys.begin;
     const Source<const T> k_rows{k, b, kv_head, dim, t.k_token.data() + keys.begin},
@@ -570,13 +705,16 @@ void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients
     const Source<W> dk_rows{dk, b, kv_head, dim, k_rows.token}, dv_rows{dv, b, kv_head, dim, k_rows.token};
     NonFinite in_k;
     Counters counters;
-    if (sizes.dropout > 0) count_keys(t.k_names().data() + keys.begin, place.k, n, counters);
+    const std::int32_t* const names = t.k_names().data() + keys.begin;
+    const std::uint8_t* const listed = pairs_of(t, t.keys.data()[lists[lead] + visit].tile);
+    if (sizes.dropout > 0 && !listed) count_keys(names, place.k, n, counters);
     prefetch(dk_rows, n), prefetch(dv_rows, n);
-    gather(v_rows, n, W{1}, space.k);
-    transpose(space.k, n, wide, space.v_t);
+    const Tile<W> v_tile = listed ? space.dv : space.k;  // one tile of queries lists these: dv comes when v has gone
+    gather(v_rows, n, W{1}, v_tile);
+    if (!listed) transpose(v_tile, n, wide, space.v_t);
     const bool finite_k = gather(k_rows, n, W{1}, space.k);
-    transpose(space.k, n, wide, space.k_t);
-    if (!finite_k) replace_non_finite(space.k, n, dim, in_k);
+    if (!listed) transpose(space.k, n, wide, space.k_t);
+    if (!finite_k && !listed) replace_non_finite(space.k, n, dim, in_k);
     const KeyTerms<T> terms(pass.terms, t, keys, place.k, space.terms);
     std::int32_t* const pair_count = done.heads ? done.heads + lists[lead] + visit : nullptr;
     if (pair_count) wait_for(pair_count, static_cast<std::int32_t>(earlier));
@@ -592,21 +730,37 @@ void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients
       if (!asked) {  // the first time, and where zeros took the place of what is asked for again
         asked = gather(q_rows, rows, scale, x.q);
         asked = gather(d_o_rows, rows, W{1}, x.d_o) && asked;
+        for (Index r = 0; r < rows; ++r)
+          x.delta[r] = delta ? delta[q_rows.token[r]] : dot(o.at(b, q_rows.token[r], h), d_o_rows.row(r), dim);
       }
       if (terms)
         for (Index r = 0; r < rows; ++r) terms.fetch(d_terms, b, h, t.q_names().data()[q0 + r]);
-      product(plain(x.q), space.k_t, space.p, rows, dim, n);
-      product(plain(x.d_o), space.v_t, space.ds, rows, dim, n);
-      for (Index r = 0; r < rows; ++r) {
+      const std::uint8_t *list = listed, *by_key = nullptr;
+      if (listed) {
+        by_key = pair_dots(x.q, space.k, listed, rows, wide, space.p);
+        pair_dots(x.d_o, v_tile, listed, rows, wide, space.ds);
+      } else {
+        product(plain(x.q), space.k_t, space.p, rows, dim, n);
+        product(plain(x.d_o), space.v_t, space.ds, rows, dim, n);
+      }
+      for (Index r = 0; r < rows; ++r, list += list ? 1 + *list : 0) {
+        const Index of_row = list ? *list : n;
         W *const p = space.p.row(r), *const ds = space.ds.row(r);
         const std::int32_t token = q_rows.token[r], name = t.q_names().data()[q0 + r];
         const bool masked = terms && terms.add(b, h, name, p);
-        if (sizes.dropout > 0) multipliers(sizes, b, h, place.k + name, counters, n, space.multiplier);
-        if (partial) mask(t, q0 + r, keys, space.keep);
-        softmax_backward(p, ds, sizes.dropout > 0 ? space.multiplier : nullptr, partial ? space.keep : nullptr,
-                         whole_vectors<W>(n), lse[token], delta[token]);
+        if (sizes.dropout > 0 && list) count_listed(names, place.k, list, counters);
+        if (sizes.dropout > 0) multipliers(sizes, b, h, place.k + name, counters, of_row, space.multiplier);
+        if (partial && !list) mask(t, q0 + r, keys, space.keep);
+        softmax_backward(p, ds, sizes.dropout > 0 ? space.multiplier : nullptr, partial && !list ? space.keep : nullptr,
+                         whole_vectors<W>(of_row), lse[token], x.delta[r]);
         if (masked) terms.drop(b, h, name, p), terms.drop(b, h, name, ds);
         if (terms) terms.collect(d_terms, b, h, name, ds);
+      }
+      if (listed) {
+        pair_sums(space.ds, space.k, listed, rows, wide, x.dq, visit > 0);
+        pair_sums_transposed(space.p, x.d_o, by_key, n, wide, space.dv);
+        pair_sums_transposed(space.ds, x.q, by_key, n, wide, space.dk);
+        continue;
       }
       const auto pairs = [&](Index row, Index j) {
         if (terms && terms.masks(b, h, t.q_names().data()[q0 + row], j)) return false;
@@ -630,28 +784,28 @@ void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients
          ++share, from = to) {
       to = share->end - keys.begin;
       std::int32_t* const count = done.shares + (number * sizes.kv_heads + kv_head) * std::ssize(t.turns) + share->rows;
-      const std::int32_t turn = static_cast<std::int32_t>(before) * t.turns.data()[share->rows] + share->turn;
+      const std::int32_t turn = static_cast<std::int32_t>(share->turn * sharing + before);
       wait_for(count, turn);
-      add_rows(dk_rows, space.dk, from, to);
-      add_rows(dv_rows, space.dv, from, to);
+      const bool writes = direct && before == 0 && share->first;
+      const auto is_first = [&](Index j) { return writes && t.k_first.data()[keys.begin + j] != 0; };
+      add_rows(dk_rows, space.dk, from, to, W{1}, is_first);
+      add_rows(dv_rows, space.dv, from, to, W{1}, is_first);
       if (terms) terms.add_columns(d_terms, b, h, from, to);
-      __atomic_store_n(count, turn + met, __ATOMIC_RELEASE);
+      if (share->last) __atomic_store_n(count, turn + 1, __ATOMIC_RELEASE);
     }
   }
   for (std::int32_t i = run.begin; i < run.end; ++i) {
-    if (lists[i] == lists[i + 1]) continue;
     const Tile<W> x = space.queries[i - run.begin].dq;
     const Index rows = t.q_tile.data()[i].end - t.q_tile.data()[i].begin;
-    for (Index r = 0; r < rows; ++r)
-      for (Index d = 0; d < wide; d += kLanes<W>) vector_at(x.row(r) + d) *= scale;
-    add_rows(rows_of(dq, i), x, 0, rows);
+    if (lists[i] == lists[i + 1]) set_zero(x, rows, wide);
+    add_rows(rows_of(dq, i), x, 0, rows, scale, [&](Index) { return direct; });
   }
 }
 
 }  // namespace
 
 template <Isa I> void attention_forward(CpuAt<I>, const ForwardPass& f) {
-  const Tiling& t = compact(*f.tiling);
+  const Tiling& t = compact(*f.tiling, !f.terms);
   const auto tiles = std::ssize(t.q_tile), places = f.place_count();
   Index group = kGroup;  // smaller where that would leave threads without work
   while (group > 1 && places * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
@@ -659,8 +813,9 @@ template <Isa I> void attention_forward(CpuAt<I>, const ForwardPass& f) {
   with_type<double, float, bf16, f16>(f.q.type, [&]<class T>() {
     with_type<T, Stat<T>>(f.o.type, [&]<class O>() {
       run_tasks<ForwardSpace<Stat<T>>>(places * f.n_heads * groups, f.sizes.dim, 0, [&](Index task, const auto& space) {
-        const Index begin = (groups - 1 - task % groups) * group;  // the last first: causal ones have the most keys
-        forward_tiles<T, O>(f, t, f.place(task / groups / f.n_heads), f.heads[task / groups % f.n_heads], begin,
+        // Heads of a token lie together. The last group first: causal ones have the most keys.
+        const Index begin = (groups - 1 - task / f.n_heads % groups) * group;
+        forward_tiles<T, O>(f, t, f.place(task / f.n_heads / groups), f.heads[task % f.n_heads], begin,
                             begin + group < tiles ? begin + group : tiles, space);
       });
     });
@@ -681,9 +836,9 @@ template <Isa I> void attention_delta(CpuAt<I>, const DeltaPass& x) {
   });
 }
 
-template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass& x) {
+template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass& x, const Decision& how) {
   const AttentionSizes& s = x.sizes;
-  const Tiling& t = compact(*x.tiling);
+  const Tiling& t = compact(*x.tiling, !x.terms);
   const auto runs = std::ssize(t.runs), turns = std::ssize(t.turns);
   const Index places = x.place_count(), sums = places * s.kv_heads * turns, heads_each = s.heads / s.kv_heads;
   const TermGradients d_terms = x.d_terms ? *x.d_terms : TermGradients{};
@@ -697,18 +852,19 @@ template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass& x) {
     const Done so_far{done, shared && !x.places ? done + sums + s.heads + 1 : nullptr};
     const Index entries = d_terms.table ? x.terms->entries : 0;
     run_tasks<BackwardSpace<W>>(places * x.n_heads * runs, s.dim, entries, [&](Index task, const auto& space) {
-      const Index number = task / runs / x.n_heads, i = task / runs % x.n_heads, h = x.heads[i];
-      Index before = 0;
+      const Index number = task / runs / x.n_heads, run = task / x.n_heads % runs, i = task % x.n_heads, h = x.heads[i];
+      Index before = 0, sharing = 1;
       while (before < i && x.heads[i - before - 1] / heads_each == h / heads_each) ++before;
+      while (i + sharing < x.n_heads && x.heads[i + sharing] / heads_each == h / heads_each) ++sharing;
       std::int32_t *const head_done = done + sums + h, *const task_done = done + sums + s.heads;
       if (x.terms) space.terms.clear();
       // Documents of several rows may overlap in a bias that has no rows: one task after the other.
       if (shared && x.places) wait_for(task_done, static_cast<std::int32_t>(task));
-      backward_run<T>(x, t, d_terms, so_far, number, h, before, task / runs, t.runs.data()[runs - 1 - task % runs],
-                      space);
+      backward_run<T>(x, t, d_terms, so_far, number, h, before, before + sharing, number * x.n_heads + i,
+                      t.runs.data()[runs - 1 - run], how.direct, space);
       if (shared && x.places) __atomic_store_n(task_done, static_cast<std::int32_t>(task + 1), __ATOMIC_RELEASE);
       if (!d_terms.slopes && !d_terms.table) return;
-      const auto turn = static_cast<std::int32_t>(number * runs + task % runs);
+      const auto turn = static_cast<std::int32_t>(number * runs + run);
       wait_for(head_done, turn);
       space.terms.finish(d_terms, h);
       __atomic_store_n(head_done, turn + 1, __ATOMIC_RELEASE);
@@ -718,6 +874,6 @@ template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass& x) {
 
 template void attention_forward(CpuAt<kIsa>, const ForwardPass&);
 template void attention_delta(CpuAt<kIsa>, const DeltaPass&);
-template void attention_backward(CpuAt<kIsa>, const BackwardPass&);
+template void attention_backward(CpuAt<kIsa>, const BackwardPass&, const Decision&);
 
 }  // namespace hilt::kernels

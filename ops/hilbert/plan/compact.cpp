@@ -19,14 +19,11 @@ using Range = Tiling::Range;
 
 Index count(Range r) { return r.end - r.begin; }
 
-// In products of a query and a key, about what the kernels of a CPU take for them.
-constexpr Index kKeyCost = 6;  // a key of a list: its rows are gathered, transposed and added to
-constexpr Index kRowCost = 6;  // a query that meets up to kTile keys
-constexpr Index kStep = 16;    // queries of the lowest tile; its keys come in pieces of whole kSteps
-
-Index cost_of(Index queries, Index keys) {
-  return keys * (queries + kKeyCost) + (keys + Tiling::kTile - 1) / Tiling::kTile * queries * kRowCost;
-}
+// About what the kernels of a CPU take: two for the product of a query and a key.
+constexpr Index kPairCost = 4;  // a pair that is taken by itself
+constexpr Index kRowCost = 12;  // a query that meets up to kTile keys
+constexpr Index kStep = 16;     // queries of the lowest tile; its keys come in pieces of whole kSteps
+Index tiles_of(Index keys) { return (keys + Tiling::kTile - 1) / Tiling::kTile; }
 
 /// Of a query a number, 21 bits of where its keys begin on each axis, interleaved: queries of close
 /// numbers ask for almost the same keys, and those of equal numbers often for the same.
@@ -82,22 +79,32 @@ Tiling sorted(const Tiling& t, Codes& codes) {
   return out;
 }
 
-/// Queries that go together, and keys of partial tiles that some ask for: of k_token, ascending.
+/// Queries that go together, and the keys that they list: of k_token, ascending, some query asks
+/// for each. Besides they meet `full` keys in whole tiles.
 struct Piece {
   Range q;
-  List keys;
+  List keys = {};
+  Index pairs = 0, full = 0;
+  std::int32_t tile = -1;  // of queries, or -1: of several, which attends() cannot tell apart
+  bool whole = false;      // all tiles of keys are met whole; no keys are listed
 };
 
 class Compactor {
  public:
-  Compactor(const Tiling& t, const Codes& codes)
-      : t_(t), codes_(codes), turns_(t.k_tile.size()), whole_(t.k_tile.size(), -1) {
+  Compactor(const Tiling& t, const Codes& codes, bool by_pairs)
+      : t_(t),
+        codes_(codes),
+        by_pairs_(by_pairs),
+        turns_(at(tiles_of(std::ssize(t.k_token)))),
+        whole_(t.k_tile.size(), -1) {
     out_ = std::make_shared<Tiling>();
     for (auto list : Tiling::kQueryLists) (*out_).*list = t.*list;
     out_->grid = t.grid;
     out_->causal = t.causal, out_->boxes = t.boxes;
     out_->pairs = t.pairs;
-    for (std::size_t i = 0; i < t.q_tile.size(); ++i) add(i);
+    std::vector<Piece> pieces;
+    for (std::size_t i = 0; i < t.q_tile.size(); ++i) std::ranges::move(cheapest(i), std::back_inserter(pieces));
+    for (const Piece& p : joined(std::move(pieces))) add(p);
     out_->keys_begin.push_back(narrow(out_->keys.size()));
     make_runs();
     take_turns();
@@ -106,40 +113,56 @@ class Compactor {
   Index cost() const { return cost_; }
 
  private:
-  void add(std::size_t i) {
-    const std::span refs(t_.keys.data() + t_.keys_begin[i], t_.keys.data() + t_.keys_begin[i + 1]);
+  std::span<const Tiling::Ref> refs_of(std::size_t tile) const {
+    return std::span(t_.keys).subspan(at(t_.keys_begin[tile]), at(t_.keys_begin[tile + 1] - t_.keys_begin[tile]));
+  }
+  // Lists that are taped's are joined to groups later, whose costs are others.
+  Index cost_of_key() const { return by_pairs_ ? 24 : 12; }  // which is gathered, and added to
+  Index cost_of_tiles(Index queries, Index keys) const {
+    const Index of_tile = by_pairs_ ? 400 : 0;
+    return keys * (2 * queries + cost_of_key()) + tiles_of(keys) * (queries * kRowCost + of_tile);
+  }
+  Index cost_in_products(const Piece& p) const {
+    return cost_of_tiles(count(p.q), p.full) + cost_of_tiles(count(p.q), std::ssize(p.keys));
+  }
+  Index cost_in_pairs(const Piece& p) const {
+    return cost_of_tiles(count(p.q), p.full) + p.pairs * kPairCost + std::ssize(p.keys) * cost_of_key() +
+           tiles_of(std::ssize(p.keys)) * count(p.q) * kRowCost;
+  }
+  bool in_pairs(const Piece& p) const {
+    return by_pairs_ && !p.whole && (p.tile < 0 || cost_in_pairs(p) < cost_in_products(p));
+  }
+  Index cost_of_piece(const Piece& p) const { return in_pairs(p) ? cost_in_pairs(p) : cost_in_products(p); }
+
+  /// A tile of queries, and its tiles of keys: whole, or lists of some, or of all.
+  std::vector<Piece> cheapest(std::size_t i) const {
     const Range q = t_.q_tile[i];
     Index whole = 0, full = 0;  // keys
-    for (const Tiling::Ref& r : refs) {
+    for (const Tiling::Ref& r : refs_of(i)) {
       const Index keys = count(t_.k_tile[at(r.tile)]);
       whole += keys, full += r.partial ? 0 : keys;
     }
-    Index least = codes_.empty() ? cost_of(count(q), whole) * 4 / 5 : std::numeric_limits<Index>::max();
-    std::vector<Piece> best;
-    if (full < whole) {
-      std::vector<Piece> pieces = joined(lowest(q, refs), full);
+    std::vector<Piece> best{{.q = q, .full = whole, .tile = narrow(i), .whole = true}};
+    // Tiles of queries share whole tiles of keys, which are cheaper so; those of a small segment
+    // they do not.
+    const bool shared = !by_pairs_ || whole > Tiling::kTile;
+    Index least =
+        codes_.empty() ? cost_of_tiles(count(q), whole) * (shared ? 4 : 5) / 5 : std::numeric_limits<Index>::max();
+    const auto consider = [&](Index kept) {
+      std::vector<Piece> pieces = joined(lowest(i, kept));
       Index cost = 0;
-      for (const Piece& p : pieces) cost += cost_of_piece(p, full);
+      for (const Piece& p : pieces) cost += cost_of_piece(p);
       if (cost < least) least = cost, best = std::move(pieces);
-    }
-    cost_ += best.empty() ? cost_of(count(q), whole) : least;
-    const bool lists = !best.empty();
-    if (!lists) best.push_back({q, {}});
-    for (const Piece& p : best) {
-      out_->q_tile.push_back(p.q);
-      out_->keys_begin.push_back(narrow(out_->keys.size()));
-      for (const Tiling::Ref& r : refs)
-        if (!lists || !r.partial) meet(whole_tile(r.tile), r.partial);
-      meet_list(p.q, p.keys);
-    }
-  }
-  static Index cost_of_piece(const Piece& p, Index full) {
-    return cost_of(count(p.q), full) + cost_of(count(p.q), std::ssize(p.keys));
+    };
+    if (full < whole) consider(full);
+    if (by_pairs_ && full > 0 && whole <= Tiling::kTile) consider(0);
+    return best;
   }
 
   /// Pieces of at most kStep queries. Most keys fail the hull of their queries' bounds.
-  std::vector<Piece> lowest(Range all_of_them, std::span<const Tiling::Ref> refs) const {
+  std::vector<Piece> lowest(std::size_t tile, Index full) const {
     std::vector<Piece> pieces;
+    const Range all_of_them = t_.q_tile[tile];
     std::array<QueryBounds, kStep> bounds;
     for (Range q = all_of_them; q.begin < all_of_them.end; q.begin = q.end) {
       q.end = end_of_tile(codes_, {q.begin, all_of_them.end}, kStep);
@@ -147,36 +170,37 @@ class Compactor {
       const auto n = at(count(q));
       QueryBounds all = bounds[0] = bounds_of(t_, at(begin));
       for (std::size_t i = 1; i < n; ++i) all = hull(all, bounds[i] = bounds_of(t_, at(begin) + i));
-      List& keys = pieces.emplace_back(q, List{}).keys;
-      for (const Tiling::Ref& r : refs) {
-        if (!r.partial) continue;
+      Piece& p = pieces.emplace_back(Piece{.q = q, .full = full, .tile = narrow(tile)});
+      for (const Tiling::Ref& r : refs_of(tile)) {
+        if (full > 0 && !r.partial) continue;
         const Range k = t_.k_tile[at(r.tile)];
         for (std::int32_t j = k.begin; j < k.end; ++j) {
-          if (t_.boxes > 1) {  // a union
-            bool any = false;
-            for (std::size_t i = 0; i < n && !any; ++i) any = attends(t_, at(begin) + i, at(j));
-            if (any) keys.push_back(j);
-            continue;
-          }
-          const KeyPlace place = place_of(t_, at(j));
-          if (attends(all, place) && std::any_of(bounds.begin(), bounds.begin() + static_cast<std::ptrdiff_t>(n),
-                                                 [&](const QueryBounds& b) { return attends(b, place); }))
-            keys.push_back(j);
+          Index asking = r.partial ? 0 : count(q);
+          const KeyPlace place = t_.boxes > 1 ? KeyPlace{} : place_of(t_, at(j));
+          if (r.partial && t_.boxes > 1)  // a union
+            for (std::size_t i = 0; i < n; ++i) asking += attends(t_, at(begin) + i, at(j));
+          else if (r.partial && attends(all, place))
+            for (std::size_t i = 0; i < n; ++i) asking += attends(bounds[i], place);
+          if (asking > 0) p.keys.push_back(j), p.pairs += asking;
         }
       }
     }
     return pieces;
   }
   /// Neighbors are joined where that costs less, again and again.
-  static std::vector<Piece> joined(std::vector<Piece> pieces, Index full) {
+  std::vector<Piece> joined(std::vector<Piece> pieces) const {
     for (bool any = true; any;) {
       any = false;
       std::vector<Piece> next;
       for (std::size_t i = 0; i < pieces.size(); ++i) {
-        if (i + 1 < pieces.size()) {
-          Piece both{{pieces[i].q.begin, pieces[i + 1].q.end}, {}};
-          std::ranges::set_union(pieces[i].keys, pieces[i + 1].keys, std::back_inserter(both.keys));
-          if (cost_of_piece(both, full) <= cost_of_piece(pieces[i], full) + cost_of_piece(pieces[i + 1], full)) {
+        if (i + 1 < pieces.size() && may_join(pieces[i], pieces[i + 1])) {
+          const Piece &a = pieces[i], &b = pieces[i + 1];
+          Piece both{.q = {a.q.begin, b.q.end},
+                     .pairs = a.pairs + b.pairs,
+                     .full = a.full,
+                     .tile = a.tile == b.tile ? a.tile : -1};
+          std::ranges::set_union(a.keys, b.keys, std::back_inserter(both.keys));
+          if (cost_of_piece(both) <= cost_of_piece(a) + cost_of_piece(b)) {
             next.push_back(std::move(both)), any = true, ++i;
             continue;
           }
@@ -187,8 +211,21 @@ class Compactor {
     }
     return pieces;
   }
+  bool may_join(const Piece& a, const Piece& b) const {
+    return !a.whole && !b.whole && b.q.end - a.q.begin <= Tiling::kTile &&
+           (a.tile == b.tile ? a.tile >= 0 || by_pairs_ : by_pairs_ && a.full == 0 && b.full == 0);
+  }
 
   // ---- what was chosen
+  void add(const Piece& p) {
+    cost_ += cost_of_piece(p);
+    out_->q_tile.push_back(p.q);
+    out_->keys_begin.push_back(narrow(out_->keys.size()));
+    if (p.full > 0)
+      for (const Tiling::Ref& r : refs_of(at(p.tile)))
+        if (p.whole || !r.partial) meet(whole_tile(r.tile), r.partial);
+    meet_list(p);
+  }
   void meet(std::int32_t tile, bool partial) {
     out_->keys.push_back({tile, partial});
     ++(partial ? out_->tiles_partial : out_->tiles_full);
@@ -211,17 +248,67 @@ class Compactor {
     }
     return there;
   }
-  void meet_list(Range rows, const List& keys) {
-    const auto n = std::ssize(keys), pieces = (n + Tiling::kTile - 1) / Tiling::kTile;
+  void meet_list(const Piece& p) {
+    const auto n = std::ssize(p.keys), pieces = tiles_of(n);
     if (n == 0) return;
     const Index each = (n + pieces * kStep - 1) / (pieces * kStep) * kStep;
+    const std::vector<List> met = in_pairs(p) ? keys_by_row(p) : std::vector<List>{};
     for (Index first = 0; first < n; first += each) {
       const auto begin = narrow(out_->k_token.size());
-      for (Index j = first; j < std::min(n, first + each); ++j) list_key(keys[at(j)]);
+      for (Index j = first; j < std::min(n, first + each); ++j) list_key(p.keys[at(j)]);
       const Range k{begin, narrow(out_->k_token.size())};
       out_->k_tile.push_back(k);
-      meet(narrow(out_->k_tile.size() - 1), count_pairs(*out_, rows, k) < count(rows) * count(k));
+      if (!met.empty()) list_pairs(met, narrow(first), narrow(count(k)));
+      meet(narrow(out_->k_tile.size() - 1), !met.empty() || count_pairs(*out_, p.q, k) < count(p.q) * count(k));
     }
+  }
+  /// Which of a piece's keys each of its queries asks for.
+  std::vector<List> keys_by_row(const Piece& p) const {
+    std::vector<List> met(at(count(p.q)));
+    std::vector<KeyPlace> places;
+    for (const std::int32_t j : p.keys) places.push_back(place_of(t_, at(j)));
+    auto tile = at(std::ranges::upper_bound(t_.q_tile, p.q.begin, {}, &Range::begin) - t_.q_tile.begin() - 1);
+    for (auto i = p.q.begin; i < p.q.end; ++tile) {
+      const std::int32_t end = std::min(t_.q_tile[tile].end, p.q.end);
+      for (const Tiling::Ref& r : refs_of(tile)) {
+        if (p.full > 0 && !r.partial) continue;
+        const Range k = t_.k_tile[at(r.tile)];
+        const auto from = std::ranges::lower_bound(p.keys, k.begin), to = std::ranges::lower_bound(p.keys, k.end);
+        for (auto row = i; row < end; ++row) {
+          const QueryBounds bounds = bounds_of(t_, at(row));
+          for (auto key = from; key < to; ++key)
+            if (!r.partial ||
+                (t_.boxes > 1 ? attends(t_, at(row), at(*key)) : attends(bounds, places[at(key - p.keys.begin())])))
+              met[at(row - p.q.begin)].push_back(narrow(key - p.keys.begin()));
+        }
+      }
+      i = end;
+    }
+    return met;
+  }
+  /// The pairs of a tile with `n` of the piece's keys, from `first` on, as Tiling::pair_list has
+  /// them.
+  void list_pairs(const std::vector<List>& met, std::int32_t first, std::int32_t n) {
+    using Bytes = std::vector<std::uint8_t>;
+    Bytes rows;
+    std::vector<Bytes> keys(at(n));
+    for (std::size_t r = 0; r < met.size(); ++r) {
+      const auto from = std::ranges::lower_bound(met[r], first), to = std::ranges::lower_bound(met[r], first + n);
+      rows.push_back(static_cast<std::uint8_t>(to - from));
+      for (auto key = from; key < to; ++key) {
+        rows.push_back(static_cast<std::uint8_t>(*key - first));
+        keys[at(*key - first)].insert(keys[at(*key - first)].end(),
+                                      {static_cast<std::uint8_t>(r), static_cast<std::uint8_t>(key - from)});
+      }
+    }
+    for (const Bytes& key : keys) {
+      rows.push_back(static_cast<std::uint8_t>(key.size() / 2));
+      rows.insert(rows.end(), key.begin(), key.end());
+    }
+    out_->pair_begin.resize(out_->k_tile.size(), -1);
+    const auto [known, is_new] = lists_.try_emplace(rows, narrow(out_->pair_list.size()));
+    if (is_new) out_->pair_list.insert(out_->pair_list.end(), rows.begin(), rows.end());
+    out_->pair_begin.back() = known->second;
   }
 
   /// Neighbors whose lists begin alike go together, unless so few that threads would idle.
@@ -246,50 +333,71 @@ class Compactor {
     }
   }
 
-  /// Tiles are begun from the last to the first: causal ones have the most keys there.
+  /// Runs are begun from the last to the first: causal ones have the most keys there.
   void take_turns() {
-    List tile_of(t_.k_token.size());
-    for (std::size_t j = 0; j < t_.k_tile.size(); ++j)
-      std::fill(tile_of.begin() + t_.k_tile[j].begin, tile_of.begin() + t_.k_tile[j].end, narrow(j));
+    if (!out_->pair_begin.empty()) out_->pair_begin.resize(out_->k_tile.size(), -1);
     out_->share_begin.resize(out_->keys.size());
-    for (std::size_t i = out_->q_tile.size(); i-- > 0;)
-      for (auto e = out_->keys_begin[i]; e < out_->keys_begin[i + 1]; ++e) {
-        const Range k = out_->k_tile[at(out_->keys[at(e)].tile)];
-        out_->share_begin[at(e)] = narrow(out_->share.size());
+    out_->k_first.resize(out_->k_token.size());
+    std::vector<bool> listed(t_.k_token.size());
+    List last(turns_.size(), -1), parts;  // of a run: its last share of a part, and which have one
+    for (std::size_t run = out_->runs.size(); run-- > 0;) {
+      for (std::int32_t visit = 0;; ++visit) {
+        std::int32_t entry = -1;
+        for (auto i = out_->runs[run].begin; i < out_->runs[run].end; ++i)
+          if (visit < out_->keys_begin[at(i + 1)] - out_->keys_begin[at(i)]) entry = out_->keys_begin[at(i)] + visit;
+        if (entry < 0) break;
+        const Range k = out_->k_tile[at(out_->keys[at(entry)].tile)];
+        const auto first = narrow(out_->share.size());
+        out_->share_begin[at(entry)] = first;
         for (std::int32_t j = k.begin; j < k.end; ++j) {
-          const std::int32_t rows = tile_of[at(origin_[at(j)])];
-          if (j == k.begin || out_->share.back().rows != rows) out_->share.push_back({rows, j, turns_[at(rows)]++});
+          const std::int32_t key = origin_[at(j)], rows = key / narrow(Tiling::kTile);
+          if (j == k.begin || out_->share.back().rows != rows) {
+            if (last[at(rows)] < 0) parts.push_back(rows);
+            last[at(rows)] = narrow(out_->share.size());
+            out_->share.push_back({rows, j, turns_[at(rows)], false, false});
+          }
           out_->share.back().end = j + 1;
+          if (!listed[at(key)]) listed[at(key)] = true, out_->k_first[at(j)] = 1, out_->share.back().first = true;
         }
       }
+      for (const std::int32_t rows : parts) {
+        out_->share[at(last[at(rows)])].last = true;
+        last[at(rows)] = -1, ++turns_[at(rows)];
+      }
+      parts.clear();
+    }
     out_->turns = turns_;
+    out_->every_key = std::ranges::find(listed, false) == listed.end();
   }
 
   const Tiling& t_;
   const Codes& codes_;
+  bool by_pairs_;
   std::shared_ptr<Tiling> out_;
   Index cost_ = 0;
   List origin_;  // of a key of out_: which of t_
   List turns_;
-  List whole_;  // of a tile of t_: which of out_, or -1
+  List whole_;                                               // of a tile of t_: which of out_, or -1
+  std::map<std::vector<std::uint8_t>, std::int32_t> lists_;  // of pairs, each once
 };
 
 }  // namespace
 
-const Tiling& compact(const Tiling& t) {
+const Tiling& compact(const Tiling& t, bool by_pairs) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  if (t.compacted) return *t.compacted;
+  std::shared_ptr<const Tiling>& made = t.compacted[by_pairs];
+  if (made) return *made;
   const Codes none;
-  Compactor plain(t, none);
+  Compactor plain(t, none, by_pairs);
   Codes codes = t.k_a.empty() || t.boxes > 1 ? none : codes_of(t);
   if (!std::ranges::is_sorted(codes)) {
     const Tiling by_codes = sorted(t, codes);
-    Compactor other(by_codes, codes);
-    if (other.cost() * 10 < plain.cost() * 9) t.compacted = other.take();
+    Compactor other(by_codes, codes, by_pairs);
+    if (other.cost() * 10 < plain.cost() * 9) made = other.take();
   }
-  if (!t.compacted) t.compacted = plain.take();
-  return *t.compacted;
+  if (!made) made = plain.take();
+  return *made;
 }
 
 }  // namespace hilt

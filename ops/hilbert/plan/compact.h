@@ -9,8 +9,11 @@ namespace [[gnu::visibility("default")]] hilt {
 /// k_token once for every list it is in. A tile keeps its whole tiles of keys where lists would not
 /// save a fifth. Made when first asked for, and kept with t.
 ///
+/// by_pairs: for kernels that can take pairs one by one where that costs less, see
+/// Tiling::pair_list.
+///
 /// `share` says how sums over queries are shared, for kernels that own queries: it has no transpose
 /// (queries, queries_begin) and no groups.
-const Tiling& compact(const Tiling& t);
+const Tiling& compact(const Tiling& t, bool by_pairs = false);
 
 }  // namespace hilt

@@ -234,6 +234,10 @@ Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
       if (fresh) asked.emplace_back(branch, head);
       head_tilings_.push_back(entry->second);
     }
+    const auto its = std::span(head_tilings_).subspan(at(head_begin_.back()));
+    std::ranges::stable_sort(its, std::greater<>(),
+                             [&](std::int32_t i) { return spec_.pattern[asked[at(i)].first].dilation; });
+    agree_ = agree_ && (head == 0 || std::ranges::equal(its, std::span(head_tilings_).first(at(head_begin_[1]))));
   }
   head_begin_.push_back(narrow(std::ssize(head_tilings_)));
 
@@ -254,11 +258,29 @@ Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
       one.queries = std::move(placed.queries);
       add_part(one, *permutation(one.order, one.length), token_grid(one.order, one.length), std::move(placed.places));
     }
+    mark_known_rows();
     return;
   }
   grid_ = token_grid(spec_.order, spec_.length);
   order_ = permutation(spec_.order, spec_.length);
   add_part(spec_, *order_, grid_, {});
+  mark_known_rows();
+}
+
+void Plan::mark_known_rows() {
+  const std::span<const std::int32_t> its = tilings_of(0);
+  if (!agree_ || its.size() < 2) return;
+  for (PlanPart& part : parts_)
+    for (const auto& [list, known] :
+         {std::pair(&Tiling::q_token, &Tiling::q_known), std::pair(&Tiling::k_token, &Tiling::k_known)}) {
+      std::vector<std::int32_t> before(at(std::max(part.length, part.queries)), 0);
+      for (const std::int32_t i : its) {
+        Tiling& t = part.tilings[at(i)];
+        for (const std::int32_t row : t.*list) (t.*known).push_back(before[at(row)]);
+        if (std::ranges::find(t.*known, 0) == (t.*known).end() || i == its[0]) t.*known = {};
+        for (const std::int32_t row : t.*list) before[at(row)] = 1;
+      }
+    }
 }
 
 bool Plan::looks_at_data() const { return std::ranges::any_of(spec_.pattern, &Branch::looks_at_data); }
@@ -346,6 +368,7 @@ std::size_t Plan::bytes() const {
   const auto add = [&](const Tiling& t) {
     for (auto list : Tiling::kQueryLists) n += (t.*list).capacity() * sizeof(std::int32_t);
     for (auto list : Tiling::kKeyLists) n += (t.*list).capacity() * sizeof(std::int32_t);
+    n += (t.q_known.capacity() + t.k_known.capacity()) * sizeof(std::int32_t);
     n += (t.keys_begin.capacity() + t.queries_begin.capacity()) * sizeof(std::int32_t);
     n += (t.q_tile.capacity() + t.k_tile.capacity()) * sizeof(Tiling::Range);
     n += (t.keys.capacity() + t.queries.capacity()) * sizeof(Tiling::Ref) + t.group.capacity() * sizeof(Tiling::Group);

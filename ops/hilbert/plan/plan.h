@@ -1,5 +1,6 @@
 #pragma once
 #include <array>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,7 +40,11 @@ struct PlanPart {
   Index length, queries;        // tokens of a place, and how many of them ask
   std::vector<Tiling> tilings;  // one for each set
   Tiling::Places places;        // where each lies
+  mutable std::map<std::vector<std::int32_t>, std::shared_ptr<const Tiling>> joined;  // see joined_tiling(), once made
 };
+/// Several tilings of a part as one for who owns queries: each row meets the keys of one after the
+/// other, and a key stands in k_token once for each. Null where they do not list the same queries.
+const Tiling* joined_tiling(const PlanPart& part, std::span<const std::int32_t> tilings);
 
 /// Tile counts, of a row or of all with documents; total: all q tiles x k tiles, touched or not.
 struct TileStats {
@@ -71,8 +76,10 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
   /// see plan_of_sequence(). This one holds sets of the size that they will have.
   bool looks_at_data() const;
 
-  /// The attended sets of a head, to be merged: which tilings of each part.
+  /// The attended sets of a head, to be merged: which tilings of each part, those of the largest
+  /// dilation first.
   std::span<const std::int32_t> tilings_of(Index head) const;
+  bool heads_agree() const { return agree_; }                    // on all of them
   const std::vector<PlanPart>& parts() const { return parts_; }  // one, or one for each length and grid of documents
   /// Those of the only part, where there are no documents.
   const std::vector<Tiling>& tilings() const;
@@ -92,10 +99,12 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
  private:
   PlanSpec spec_;
   std::shared_ptr<const Permutation> order_;
-  bool forced_ = false;
+  bool forced_ = false, agree_ = true;
   Grid grid_;
   std::vector<PlanPart> parts_;
   std::vector<std::int32_t> head_begin_, head_tilings_;
+
+  void mark_known_rows();  // of tilings, once they are all there
 };
 using PlanPtr = std::shared_ptr<const Plan>;
 

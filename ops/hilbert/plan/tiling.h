@@ -24,12 +24,14 @@ struct Tiling {
 
   std::vector<std::int32_t> q_token, k_token;  // rows of the tensors; with in_order, positions
   std::vector<std::int32_t> q_name, k_name;  // the tokens behind them, where others: dropout's masks are drawn by them
-  Grid grid = {};                            // where the tokens lie, for score terms; without cells: on none
-  std::vector<Range> q_tile, k_tile;         // runs of q_token, k_token; each list is covered once, in order
-  std::vector<std::int32_t> keys_begin;      // [q tiles + 1]: the key tiles of q tile i are keys[keys_begin[i] ..)
-  std::vector<Ref> keys;                     // ascending
-  std::vector<std::int32_t> queries_begin;   // [k tiles + 1]: the same, transposed
-  std::vector<Ref> queries;                  // ascending
+  /// 1 where a set that a head merges before this one has the row too; empty: all are, or none is.
+  std::vector<std::int32_t> q_known, k_known;
+  Grid grid = {};                           // where the tokens lie, for score terms; without cells: on none
+  std::vector<Range> q_tile, k_tile;        // runs of q_token, k_token; each list is covered once, in order
+  std::vector<std::int32_t> keys_begin;     // [q tiles + 1]: the key tiles of q tile i are keys[keys_begin[i] ..)
+  std::vector<Ref> keys;                    // ascending
+  std::vector<std::int32_t> queries_begin;  // [k tiles + 1]: the same, transposed
+  std::vector<Ref> queries;                 // ascending
   /// Runs of queries and keys outside of which nothing attends and inside, but for causality, all.
   struct Group {
     Range q, k;  // rows of each side
@@ -92,20 +94,32 @@ struct Tiling {
     mutable std::shared_ptr<OnDevice> device_images;  // see OnDevice
   };
   /// Of compact() lists: where kernels that own queries add up gradients of keys. The keys of an
-  /// entry e of `keys`, up to `end`, are among `rows`, one of several parts of all keys;
-  /// turns[rows] shares are added to these, and this one is number `turn`. Shares of an entry
-  /// follow each other from share[share_begin[e]] on.
+  /// entry e of `keys`, up to `end`, are among `rows`, one of several parts of all keys.
+  /// turns[rows] runs add to these, and this one is number `turn`, which its `last` share of them
+  /// ends. In `first` ones are keys that come in no turn before, those of k_first. Shares of an
+  /// entry follow each other from share[share_begin[e]] on; of an entry that tiles of a run have
+  /// in common, the last's.
   struct Share {
-    std::int32_t rows, end, turn;  // as above
+    std::int32_t rows, end, turn;
+    bool last, first;  // as above
   };
-  std::vector<std::int32_t> share_begin;  // [entries + 1]
-  std::vector<Share> share;               // in order of entries
+  std::vector<std::int32_t> share_begin;  // [entries]
+  std::vector<Share> share;               // in order of turns
   std::vector<std::int32_t> turns;        // by part of the keys
+  std::vector<std::uint8_t> k_first;      // [entries of k_token]
+  bool every_key = false;                 // some query meets it
   /// Of compact() lists: tiles of queries, at most kRun, that a kernel takes together. Of several,
   /// one entry of `keys` after the other is the same tile for all whose lists are so long.
   static constexpr int kRun = 2;
-  std::vector<Range> runs;                          // of query tiles
-  mutable std::shared_ptr<const Tiling> compacted;  // its compact() lists, once made
+  std::vector<Range> runs;  // of query tiles
+  /// Of compact() lists whose pairs are taken one by one: where in pair_list those of a tile of
+  /// keys begin, -1 where whole products are taken; empty: everywhere. One tile of queries meets
+  /// them; attends() knows nothing of them.
+  std::vector<std::int32_t> pair_begin;
+  /// By query: how many keys, and which of the tile; then by key: how many queries, and of each
+  /// which of its tile, and as which of its keys.
+  std::vector<std::uint8_t> pair_list;
+  mutable std::array<std::shared_ptr<const Tiling>, 2> compacted;  // its compact() lists, by `by_pairs`, once made
 
   /// The same lists in the memory of GPUs, made when a kernel first needs them.
   struct OnDevice;

@@ -141,8 +141,13 @@ void add_pairs(const Tiling& t, const Ref& ref, const Owner& q, const Owner& k, 
 
 class Builder {
  public:
-  Builder(const Tiling& t, std::size_t most, bool merges)
-      : t_(t), masks_(out_.mask, most), q_(t.q_tile, merges), k_(t.k_tile, merges), of_keys_(k_.owner.size()) {
+  Builder(const Tiling& t, std::size_t most, Index portion, bool merges)
+      : t_(t),
+        portion_(portion),
+        masks_(out_.mask, most),
+        q_(t.q_tile, merges),
+        k_(t.k_tile, merges),
+        of_keys_(k_.owner.size()) {
     for (Owner& own : q_.owner) visit_keys(own);
     for (std::size_t j = 0; j < k_.owner.size(); ++j) take(out_.keys, k_.owner[j], of_keys_[j]);
     for (const Owner& own : k_.owner)
@@ -204,13 +209,31 @@ class Builder {
       else out_.one_owner = false;
   }
 
-  static void finish(VisitSide& side, std::vector<Owner>& owners) {
+  void finish(VisitSide& side, std::vector<Owner>& owners) {
     side.owner = std::move(owners);
     count_wide(side);
     std::ranges::stable_sort(side.owner, std::greater<>(), &Owner::steps);
+    number_masks(side);
+  }
+  void number_masks(VisitSide& side) const {
+    Index n = 0;
+    side.portion = {0};
+    for (Owner& owner : side.owner) {
+      const auto its = std::span(side.visit).subspan(at(owner.first), at(owner.visits));
+      const auto compares = [](const VisitSide::Visit& v) { return std::ranges::count(v.cell, Visits::kCompare) > 0; };
+      const std::int32_t i = narrow(&owner - side.owner.data());
+      if (n + 2 * std::ranges::count_if(its, compares) > portion_ && i > side.portion.back())
+        side.portion.push_back(i), n = 0;
+      for (VisitSide::Visit& v : its)
+        if (compares(v)) v.mask = narrow(n), n += 2;
+      if (!its.empty()) owner.front = its[0];
+      side.made = std::max(side.made, n);
+    }
+    side.portion.push_back(narrow(side.owner.size()));
   }
 
   const Tiling& t_;
+  const Index portion_;
   Visits out_;
   Masks masks_;
   Cut q_, k_;
@@ -219,10 +242,10 @@ class Builder {
 
 }  // namespace
 
-Visits visits_of(const Tiling& t, std::size_t most) {
-  Builder all(t, most, true);
+Visits visits_of(const Tiling& t, std::size_t most, Index portion) {
+  Builder all(t, most, portion, true);
   // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
-  return all.compares() ? Builder(t, most, false).take_visits() : all.take_visits();
+  return all.compares() ? Builder(t, most, portion, false).take_visits() : all.take_visits();
 }
 
 }  // namespace hilt

@@ -17,7 +17,7 @@ struct VisitSide {
   struct Visit {
     std::int32_t row, rows;
     std::array<std::uint16_t, 2> cell;
-    std::int32_t unused;
+    std::int32_t mask;  // where a cell is compared: of those that a call makes, the number of the first half's
   };
   /// Whole tiles that follow each other, together at most 128 rows; its visits are
   /// visit[first, first + visits), `steps` steps in all, and the first of them stands here too, so
@@ -30,12 +30,17 @@ struct VisitSide {
   std::vector<Visit> visit;
   Index cells = 0;       // that are not empty
   Index cells_wide = 0;  // in pairs of steps of which one is not empty
+  /// Owners portion[i] .. portion[i + 1] - 1 have at most `made` masks that a call makes; these
+  /// count from 0.
+  std::vector<std::int32_t> portion;
+  Index made = 0;
 };
 
 struct Visits {
   static constexpr Index kOwner = 128, kCell = 64, kWords = 128;
+  static constexpr Index kPortion = 1 << 17;  // masks, of 512 bytes, that a call makes at a time
   /// A cell is 64 rows of an owner and 64 of a step. What is no other is the number of a mask, plus
-  /// kMasks; with `compare` every pair is to be asked for, as there was no room for its bits.
+  /// kMasks; with `compare` there was no room for its bits, and each call makes them.
   enum Cell : std::uint16_t { kEmpty, kFull, kCompare, kMasks };
 
   VisitSide queries, keys;  // who owns
@@ -47,7 +52,7 @@ struct Visits {
   bool one_owner = true;  // every query is visited, and by one owner of keys alone
   bool eights = true;     // of keys: row r of an owner has the name of row r - r % 8, a multiple of 8, plus r % 8
 };
-/// Equal masks are kept once; more than `most` bytes of them are compared instead.
-Visits visits_of(const Tiling& t, std::size_t most = std::size_t{1} << 20);
+/// Equal masks are kept once, at most `most` bytes of them.
+Visits visits_of(const Tiling& t, std::size_t most = std::size_t{1} << 20, Index portion = Visits::kPortion);
 
 }  // namespace hilt

@@ -995,9 +995,10 @@ template <Isa I, class T> void judge_kernels(const PlanSpec& spec, Index dim, do
     for (Index d = 0; d < dim; ++d) stored.data()[r * pitch + d] = T(o.data()[r * dim + d]);
   kernels::attention_delta(cpu, {sizes, read(stored, heads), read(d_o, heads), delta.data()});
   for (const std::int32_t i : plan.tilings_of(0))
-    kernels::attention_backward(
-        cpu, {pass_over(i), read(stored, heads), read(d_o, heads), lse.data(), delta.data(), written(dq.data(), heads),
-              written(dk.data(), kv_heads), written(dv.data(), kv_heads)});
+    kernels::attention_backward(cpu,
+                                {pass_over(i), read(stored, heads), read(d_o, heads), lse.data(), delta.data(),
+                                 written(dq.data(), heads), written(dk.data(), kv_heads), written(dv.data(), kv_heads)},
+                                {});
   EXPECT_TRUE(q.is_whole() && k.is_whole() && v.is_whole() && d_o.is_whole() && stored.is_whole());
   EXPECT_TRUE(o.is_whole() && lse.is_whole() && delta.is_whole() && dq.is_whole() && dk.is_whole() && dv.is_whole())
       << "a kernel wrote beside its output";

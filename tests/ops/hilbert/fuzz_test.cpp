@@ -55,9 +55,6 @@ Device device_under_test() {
   return device;
 }
 
-/// Kernels of a GPU refuse what is added to scores; sinks are merged outside of them.
-bool draws_terms() { return device_under_test().is_cpu(); }
-
 // ---- a configuration ----------------------------------------------------------------------------
 
 /// SplitMix64: a seed is a configuration, on every platform.
@@ -544,7 +541,6 @@ Config generate(std::uint64_t seed) {
   while (work_of(c) > budget || (is_long && c.spec.length < kTile - 1));
   c.seed = seed;
   if (device_under_test().is_cuda() && c.dtype == DType::f64) c.dtype = DType::f32;
-  if (!draws_terms()) c.softcap = 0, c.alibi = Alibi::none, c.table.clear(), c.bias = -1;
   return c;
 }
 
@@ -1116,8 +1112,15 @@ void judge(const Config& c, Report& report) {
   set_thread_count(static_cast<int>(1 + r.below(4)));
   for (std::size_t mode = 0; mode < 3; ++mode) {
     const Clock clock(report, kModes[mode]);
+    clear_attention_routes();
     got[mode] = test.run(kBackwards[mode]);
   }
+  // Fused goes through kernels of the device, forward and backward.
+  for (const AttentionRoute& pass : attention_routes()) {
+    if ((pass.route == "cpu") != device_under_test().is_cpu()) wrong("route", pass.pass, " by ", pass.route);
+    tally("route " + std::string(pass.route) + (c.has_terms() ? " with terms" : ""));
+  }
+  if (plan->stats().pairs > 0 && attention_routes().size() < 2) wrong("route", "no kernel ran");
   for (const Fallback& f : attention_fallbacks()) tally("fallback: " + f.reason);
   for (std::size_t mode = 0; mode < 3; ++mode) {
     const Floors floor = floors(c, magnitude, mode == 0);
@@ -1475,11 +1478,18 @@ TEST(AttentionFuzz, AgreesWithTheDefinitions) {
                                    "documents",
                                    "queries named",
                                    "the last queries",
-                                   "one query"};
-    if (draws_terms())
-      asked.insert(asked.end(),
-                   {"softcap", "alibi published", "alibi learned", "relative on 1 axes", "relative on 2 axes",
-                    "relative on 3 axes", "bias that masks nothing", "bias that masks pairs", "bias that masks a row"});
+                                   "one query",
+                                   "softcap",
+                                   "alibi published",
+                                   "alibi learned",
+                                   "relative on 1 axes",
+                                   "relative on 2 axes",
+                                   "relative on 3 axes",
+                                   "bias that masks nothing",
+                                   "bias that masks pairs",
+                                   "bias that masks a row"};
+    asked.push_back(device_under_test().is_cpu() ? "route cpu with terms" : "route plain with terms");
+    if (device_under_test().is_cuda()) asked.push_back("route mma with terms");
     for (const char* what : asked) EXPECT_GT(total.count[what], 0) << "never drawn: " << what;
     if (device_under_test().is_cpu()) { EXPECT_GT(total.count["dual-number checks"], 0); }
   }

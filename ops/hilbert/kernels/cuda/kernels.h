@@ -1,5 +1,6 @@
 #pragma once
 #include "ops/hilbert/kernels/attention.h"
+#include "ops/hilbert/plan/visits.h"
 
 // Private to kernels/: what route_cuda.cpp starts on any GPU. A kernel that multiplies what is
 // masked by zero would spread NaN (0 x NaN is NaN), and f16 is too narrow for some slopes: it
@@ -14,10 +15,15 @@ namespace hilt::kernels {
 /// for.
 struct Marks {
   std::uint32_t *queries = nullptr, *keys = nullptr;
-  std::int32_t* any = nullptr;    // set beside them
-  std::int32_t* taken = nullptr;  // zero before: items taken of each of two launches
+  std::int32_t* any = nullptr;     // set beside them
+  std::int32_t* taken = nullptr;   // zero before: items taken of each of two launches
+  std::uint32_t* masks = nullptr;  // room for those that make_masks() makes
 };
 constexpr std::uint32_t kWholeTile = ~0u;
+
+// masks.cu: the masks of owners' compared cells, for Hopper's kernels; zeroes `taken`.
+void make_masks(Cuda, const Tiling& tiling, std::span<const VisitSide::Owner> owner, bool queries_own,
+                std::uint32_t* masks, std::int32_t* taken);
 
 // plain.cu: every pattern, type and head dim up to kPlainDim; the referee of the others.
 constexpr Index kPlainDim = 256;

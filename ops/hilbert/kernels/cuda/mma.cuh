@@ -4,7 +4,7 @@
 #include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/kernels/cuda/merge.cuh"
 #include "ops/hilbert/kernels/cuda/kernels.h"
-#include "ops/hilbert/kernels/cuda/problem.cuh"
+#include "ops/hilbert/kernels/cuda/terms.cuh"
 
 // What the forward and backward kernels on the tensor cores of any GPU share: tiles in shared
 // memory, products of them, who attends to whom.
@@ -13,7 +13,8 @@
 // chunks, which stream through two stages of shared memory: while one is worked on the next is
 // copied, row by row through the list of tokens. A warp has the scores of 16 or 32 owned rows and
 // all rows of a chunk in registers, laid out as mma_sync.cuh says: s[c][2 h + j] is of row
-// lane / 4 + 8 h and column 8 c + 2 (lane % 4) + j.
+// lane / 4 + 8 h and column 8 c + 2 (lane % 4) + j. Score terms (terms.cuh) are added to them
+// there, in kernels of their own, with fewer scores a lane.
 
 namespace hilt::kernels::tensor_cores {
 
@@ -34,13 +35,14 @@ template <class T> Operand<T> operand_of(const Rows<T>& x) {
   return {x.data, x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
 }
 
-/// f.operator()<W>() for the width of tiles that holds a head dim; columns from the dim on are
-/// zero.
-template <class F> void with_width(Index dim, F&& f) {
-  if (dim <= 32) f.template operator()<32>();
-  else if (dim <= 64) f.template operator()<64>();
-  else if (dim <= 96) f.template operator()<96>();
-  else f.template operator()<128>();
+/// f.operator()<W, kTerms>() for the width of tiles that holds a head dim; columns from the dim on
+/// are zero.
+template <class F> void with_width(Index dim, bool terms, F&& f) {
+  if (terms) dim <= 64 ? f.template operator()<64, true>() : f.template operator()<128, true>();
+  else if (dim <= 32) f.template operator()<32, false>();
+  else if (dim <= 64) f.template operator()<64, false>();
+  else if (dim <= 96) f.template operator()<96, false>();
+  else f.template operator()<128, false>();
 }
 // ---- tiles in shared memory ---------------------------------------------------------------------
 
@@ -279,6 +281,27 @@ template <int N, int M> __device__ __forceinline__ void drop(float (&x)[M][N][4]
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int i = 0; i < 4 * N; ++i) x[m][i / 4][i % 4] *= bits[m] >> i & 1 ? 1.0f : 0.0f;
+}
+
+/// f(c, i, query, key) for the scores s[c][i] that a lane has of 16 rows and a chunk of 32.
+/// kQueries: rows are queries. All lanes.
+template <bool kQueries, class F>
+__device__ __forceinline__ void each_score(const Problem& p, Index b, const Place& place, F&& f) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const Tiling::Place at{static_cast<std::int32_t>(b), 0, 0};
+  const TermSide mine = side_of<!kQueries>(p, at, place.row_at(0)), below = side_of<!kQueries>(p, at, place.row_at(1)),
+                 column = side_of<kQueries>(p, at, place.chunk.first + min(lane, place.chunk.n - 1));
+#pragma unroll
+  for (int c = 0; c < 4; ++c)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const TermSide other = column.of_lane(8 * c + place.column + j);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const TermSide& row = half == 0 ? mine : below;
+        f(c, 2 * half + j, kQueries ? row : other, kQueries ? other : row);
+      }
+    }
 }
 
 // ---- results ------------------------------------------------------------------------------------

@@ -27,20 +27,23 @@ template <class T> struct Pair { Operand<T> a, b; };  // (K, V) or (Q, dO), or t
 
 template <class T> struct Pass {
   Pair<const T> own, stream;
-  const float *lse, *delta;  // [B, H, L]
-  Pair<T> to;                // written, or
-  Pair<float> add_to;        // added to
-  std::uint32_t* redo;       // marks, or null
+  const float *lse, *delta;   // [B, H, L]
+  Pair<T> to;                 // written: these, or
+  Pair<float> to_wide;        // these, with
+  Pair<const float> before;   // added, where there are any:
+  const std::int32_t* known;  // of the owned rows these; null: all
+  std::uint32_t* redo;        // marks, or null
   std::int32_t* any;
   float scale, scale_log2, multiplier;  // of scores, the same in base 2, and of weights that survive dropout
+  TermSums terms;
 };
 
 /// Sums of both K and V leave room for 16 rows a warp at large widths, else for 32. Two stages of
 /// chunks fit beside the owned tiles in 99 KiB, which is what the smallest of these GPUs have.
-template <int W, bool kKeys> struct Setting {
-  static constexpr int kM = kKeys && W > 64 ? 1 : 2;  // blocks of 16 rows, a warp's
+template <int W, bool kKeys, bool kTerms> struct Setting {
+  static constexpr int kM = kTerms || (kKeys && W > 64) ? 1 : 2;  // blocks of 16 rows, a warp's
   static constexpr int kThreads = kTile / 16 / kM * kWarp;
-  static constexpr int kChunk = W == (kKeys ? 96 : 64) || (!kKeys && W == 32) ? 64 : 32;
+  static constexpr int kChunk = !kTerms && (W == (kKeys ? 96 : 64) || (!kKeys && W == 32)) ? 64 : 32;
   static constexpr int kN = kChunk / 8;
   static constexpr int kBlocks = kM;  // a multiprocessor has: eight warps
   static constexpr std::uint32_t kOwned = kTile * Tile<W>::kPitch, kStreamed = kChunk * Tile<W>::kPitch,
@@ -55,18 +58,20 @@ template <class T> constexpr float kUnlift = std::is_same_v<T, f16> ? 1.0f / 102
 
 /// What a warp adds up for the first and the second of the owned pair, and what it knows of the
 /// rows it owns: queries' statistics.
-template <int W, bool kKeys> struct Sums {
-  static constexpr int kM = Setting<W, kKeys>::kM;
+template <int W, bool kKeys, bool kTerms> struct Sums {
+  static constexpr int kM = Setting<W, kKeys, kTerms>::kM;
   float a[kM][W / 8][4], b[kKeys ? kM : 1][kKeys ? W / 8 : 1][4];
   float lse[kM][2], delta[kM][2];
+  float* share;  // of the gradients of terms
+  float d_distance;
 };
 
 /// A warp's rows meet one chunk. stage: the first byte of the stage it lies in, less that of the
 /// first stage.
-template <class T, int W, bool kKeys>
-__device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const Pass<T>& f, Index batch, Index h,
-                                     Place place, std::uint32_t own, std::uint32_t stage) {
-  using S = Setting<W, kKeys>;
+template <class T, int W, bool kKeys, bool kTerms>
+__device__ __forceinline__ void meet(Sums<W, kKeys, kTerms>& x, const Problem& p, const Pass<T>& f, Index batch,
+                                     Index h, Place place, std::uint32_t own, std::uint32_t stage) {
+  using S = Setting<W, kKeys, kTerms>;
   constexpr int M = S::kM, N = S::kN;
   const bool drops = p.sizes.dropout > 0, all = place.is_whole(16 * M, S::kChunk);
   unsigned pairs[M], kept[M], any = 0;
@@ -84,41 +89,68 @@ __device__ __forceinline__ void meet(Sums<W, kKeys>& x, const Problem& p, const 
   multiply<T, W>(t, own + S::own_b, stage + S::stream_b);
   if (drops) drop<N>(t, kept);
   const float factor = f.multiplier * kUnlift<T>;
-#pragma unroll
-  for (int c = 0; c < N; ++c) {
-    float2 l{}, d{};
+  const auto statistics = [&](int c, float2& l, float2& d) {  // of streamed queries
     if constexpr (kKeys) {
       const std::uint32_t column = static_cast<std::uint32_t>(8 * c + place.column) * 4;
       l = load_two(stage + S::lse + column), d = load_two(stage + S::delta + column);
       l.x = fmaf(-l.x, kLog2e, kLift<T>), l.y = fmaf(-l.y, kLog2e, kLift<T>);
       d.x *= kUnlift<T>, d.y *= kUnlift<T>;
     }
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float less = kKeys ? (i % 2 ? l.y : l.x) : x.lse[m][i / 2],
-                    delta = kKeys ? (i % 2 ? d.y : d.x) : x.delta[m][i / 2];
-        const float weight = exp2_fast(fmaf(s[m][c][i], f.scale_log2, less));
-        t[m][c][i] = weight * fmaf(t[m][c][i], factor, -delta);
-        s[m][c][i] = weight;
+  };
+  const auto weigh = [&](int m, int c, int i, float score, float scale_log2, const float2& l, const float2& d) {
+    const float less = kKeys ? (i % 2 ? l.y : l.x) : x.lse[m][i / 2],
+                delta = kKeys ? (i % 2 ? d.y : d.x) : x.delta[m][i / 2];
+    const float weight = exp2_fast(fmaf(score, scale_log2, less));
+    t[m][c][i] = weight * fmaf(t[m][c][i], factor, -delta);
+    s[m][c][i] = weight;
+  };
+  if constexpr (kTerms) {
+    float row_sum[2] = {};
+    each_score<!kKeys>(p, batch, place, [&](int c, int i, const TermSide& query, const TermSide& key) {
+      float &weight = s[0][c][i], &ds = t[0][c][i];
+      float2 l{}, d{};
+      statistics(c, l, d);
+      const Termed with = termed<T>(p, batch, h, query, key, weight * f.scale);
+      weigh(0, c, i, with.s, kLog2e, l, d);
+      const bool attends = (pairs[0] >> (4 * c + i) & 1) && !with.masked;
+      if (!attends) weight = ds = 0;
+      if constexpr (!kKeys) collect(f.terms, x.share, batch, h, query, key, with, attends, ds, x.d_distance);
+      if (kKeys ? f.terms.by_column() : f.terms.by_row()) {
+        float& sum = row_sum[i / 2];
+        sum += ds;
+        if (c == N - 1 && i % 2 == 1) {  // its last
+          sum += __shfl_xor_sync(~0u, sum, 1);
+          sum += __shfl_xor_sync(~0u, sum, 2);
+          if (place.column == 0 && place.has_row(i / 2)) *f.terms.bias_at(batch, h, query, key) += sum;
+        }
       }
+      ds *= with.cap_slope;
+    });
+  } else {
+#pragma unroll
+    for (int c = 0; c < N; ++c) {
+      float2 l{}, d{};
+      statistics(c, l, d);
+#pragma unroll
+      for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weigh(m, c, i, s[m][c][i], f.scale_log2, l, d);
+    }
   }
   if (drops) drop<N>(s, kept);
-  if (!all) take_out<N>(s, pairs, 0.0f), take_out<N>(t, pairs, 0.0f);
+  if (!all && !kTerms) take_out<N>(s, pairs, 0.0f), take_out<N>(t, pairs, 0.0f);
   if constexpr (kKeys) add_weighted<T, W>(x.b, s, stage + S::stream_b);
   add_weighted<T, W>(x.a, t, stage + S::stream_a);
 }
 
-template <class T, int W, bool kKeys>
-__global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>::kBlocks)
-    mma_backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Pass<T> f) {
+/// A block's rows meet all that they have. Causal lists: early keys and late queries meet the most,
+/// and begin.
+template <class T, int W, bool kKeys, bool kTerms>
+__device__ __forceinline__ void differentiate(const Problem& p, const Pass<T>& f, int tile, Index b) {
   extern __shared__ __align__(128) std::uint8_t memory[];
-  using S = Setting<W, kKeys>;
+  using S = Setting<W, kKeys, kTerms>;
   constexpr int kThreads = S::kThreads, kChunk = S::kChunk, M = S::kM;
   const std::uint32_t base = shared_address(memory);
-  // Causal lists: early keys and late queries meet the most, and begin.
-  const int tile = static_cast<int>(kKeys ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp,
             mine = warp * M * 16;
   const auto& tiles = kKeys ? p.t.k_tile : p.t.q_tile;
@@ -126,13 +158,14 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
   const int n = owned.end - owned.begin, dim = static_cast<int>(p.sizes.dim),
             each = static_cast<int>(p.sizes.heads / p.sizes.kv_heads);
   const int own_head = kKeys ? static_cast<int>(blockIdx.y) : p.heads.at[blockIdx.y];
-  const Index b = blockIdx.z;
+  if (kKeys && !reads_any(p, own_head)) return;
   const std::int32_t* const tokens = (kKeys ? p.t.k_token : p.t.q_token).data() + owned.begin;
   const std::int32_t* const stream_tokens = (kKeys ? p.t.q_token : p.t.k_token).data();
   fetch<W, kTile, kThreads>(base, base + S::own_b, f.own.a.at(b, own_head), f.own.a.token, f.own.b.at(b, own_head),
                             f.own.b.token, tokens, n, dim);
 
-  Sums<W, kKeys> x{};
+  Sums<W, kKeys, kTerms> x{};
+  if (kTerms && !kKeys) x.share = f.terms.share_of(own_head, static_cast<Index>(blockIdx.x) * kThreads / kWarp + warp);
   if constexpr (!kKeys) {
     const Index statistics = (b * p.sizes.heads + own_head) * p.sizes.queries;
 #pragma unroll
@@ -170,9 +203,9 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
       const Chunk ahead = walk.next();
       if (ahead.n > 0) fetch_chunk(ahead, stage ^ 1);
       if (mine < n)
-        meet<T, W>(x, p, f, b, h, {owned.begin, mine + lane / 4, n - 1, lane % 4 * 2, now},
-                   base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch,
-                   base + static_cast<std::uint32_t>(stage) * S::kStage);
+        meet<T, W, kKeys, kTerms>(x, p, f, b, h, {owned.begin, mine + lane / 4, n - 1, lane % 4 * 2, now},
+                                  base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch,
+                                  base + static_cast<std::uint32_t>(stage) * S::kStage);
       now = ahead;
     }
   };
@@ -184,6 +217,7 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
     meet_head(own_head);
   }
   wait_for_copies();
+  if (kTerms && !kKeys) collect_distances(f.terms, x.share, x.d_distance);
 
   const float zero = zero_if_finite(x.a) + (kKeys ? zero_if_finite(x.b) : 0.0f);
   std::uint32_t* const mark =
@@ -196,48 +230,78 @@ __global__ void __launch_bounds__(Setting<W, kKeys>::kThreads, Setting<W, kKeys>
       const int row = mine + 16 * m + lane / 4 + 8 * half;
       const bool writes = row < n;
       const std::int64_t token = tokens[min(row, n - 1)];
-      const auto write = [&](const Operand<T>& to, const Operand<float>& add_to, const auto& sum, float times) {
-        if (add_to.data) {
-          float* const at = add_to.at(b, own_head) + token * add_to.token;
-          write_row<W>(at, writes, dim, [&](int c, int j) {
-            return fmaf(sum[m][c][2 * half + j], times, at[8 * c + lane % 4 * 2 + j]);
-          });
-        } else {
-          write_row<W>(to.at(b, own_head) + token * to.token, writes, dim,
-                       [&](int c, int j) { return sum[m][c][2 * half + j] * times; });
-        }
+      const bool known = !f.known || f.known[owned.begin + min(row, n - 1)] != 0;
+      const auto write = [&](const Operand<T>& to, const Operand<float>& to_wide, const Operand<const float>& before,
+                             const auto& sum, float times) {
+        const float* const there = known && before.data ? before.at(b, own_head) + token * before.token : nullptr;
+        const auto value = [&](int c, int j) {
+          const float here = sum[m][c][2 * half + j] * times;
+          return there && 8 * c < dim ? here + there[8 * c + lane % 4 * 2 + j] : here;
+        };
+        if (to_wide.data) write_row<W>(to_wide.at(b, own_head) + token * to_wide.token, writes, dim, value);
+        else write_row<W>(to.at(b, own_head) + token * to.token, writes, dim, value);
       };
-      write(f.to.a, f.add_to.a, x.a, f.scale);
-      if constexpr (kKeys) write(f.to.b, f.add_to.b, x.b, f.multiplier * kUnlift<T>);
+      write(f.to.a, f.to_wide.a, f.before.a, x.a, f.scale);
+      if constexpr (kKeys) write(f.to.b, f.to_wide.b, f.before.b, x.b, f.multiplier * kUnlift<T>);
     }
+}
+
+template <class T, int W, bool kKeys, bool kTerms>
+__global__ void __launch_bounds__(Setting<W, kKeys, kTerms>::kThreads, Setting<W, kKeys, kTerms>::kBlocks)
+    mma_backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Pass<T> f) {
+  const auto tiles = static_cast<int>((kKeys ? p.t.k_tile : p.t.q_tile).size());
+  const auto own = [&](int tile, Index b) {
+    differentiate<T, W, kKeys, kTerms>(p, f, kKeys ? tile : tiles - 1 - tile, b);
+  };
+  if constexpr (!kTerms) return own(static_cast<int>(blockIdx.x), blockIdx.z);
+  for (Index i = blockIdx.x; i < tiles * p.n_places; i += gridDim.x) {  // blocks with sums of their own may be few
+    own(static_cast<int>(i % tiles), p.first_place + i / tiles);
+    __syncthreads();
+  }
 }
 
 }  // namespace
 
 void mma_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
   const AttentionSizes& sizes = b.sizes;
-  const Problem p = problem_of(where, b);
   with_type<bf16, f16>(b.q.type, [&]<class T>() {
     const auto read = [](const Input& x) { return operand_of(x.rows<const T>()); };
     const Pair<const T> keys{read(b.k), read(b.v)}, queries{read(b.q), read(b.d_o)};
+    TermSums sums;
     const auto pass = [&](const Pair<const T>& own, const Pair<const T>& stream, const Output& a, const Output& c,
+                          const Input& a_before, const Input& c_before, std::span<const std::int32_t> known,
                           std::uint32_t* redo) {
       Pass<T> f{own, stream, static_cast<const float*>(b.lse), static_cast<const float*>(b.delta)};
       f.redo = redo, f.any = marks.any, f.scale = static_cast<float>(sizes.scale), f.scale_log2 = f.scale * kLog2e;
-      f.multiplier = multiplier_of(sizes);
-      if (a.type == DType::f32) f.add_to = {operand_of(a.rows<float>()), operand_of(c.rows<float>())};
+      f.multiplier = multiplier_of(sizes), f.terms = sums;
+      if (a.type == DType::f32) f.to_wide = {operand_of(a.rows<float>()), operand_of(c.rows<float>())};
       else f.to = {operand_of(a.rows<T>()), operand_of(c.rows<T>())};
+      f.before = {operand_of(a_before.rows<const float>()), operand_of(c_before.rows<const float>())};
+      f.known = b.listed && !known.empty() ? known.data() : nullptr;
       return f;
     };
-    const auto grid = [&](const std::vector<Tiling::Range>& tiles, Index owners) {
-      return dim3(static_cast<unsigned>(tiles.size()), static_cast<unsigned>(owners),
-                  static_cast<unsigned>(sizes.batch));
-    };
-    with_width(sizes.dim, [&]<int W>() {
-      launch("attention", where, mma_backward_kernel<T, W, true>, grid(b.tiling->k_tile, sizes.kv_heads),
-             Setting<W, true>::kThreads, Setting<W, true>::kSize, p, pass(keys, queries, b.dk, b.dv, marks.keys));
-      launch("attention", where, mma_backward_kernel<T, W, false>, grid(b.tiling->q_tile, b.n_heads),
-             Setting<W, false>::kThreads, Setting<W, false>::kSize, p, pass(queries, keys, b.dq, b.dq, marks.queries));
+    with_width(sizes.dim, b.terms, [&]<int W, bool kTerms>() {
+      using K = Setting<W, true, kTerms>;
+      using Q = Setting<W, false, kTerms>;
+      Index most = std::ssize(b.tiling->q_tile) * sizes.batch;
+      const Tensor shares = prepare(where, b, Q::kThreads / kWarp, sums, most);
+      const auto grid = [](const Problem& p, Index tiles, Index heads, Index blocks) {
+        return dim3(static_cast<unsigned>(kTerms ? std::min(tiles * p.n_places, blocks) : tiles),
+                    static_cast<unsigned>(heads), static_cast<unsigned>(kTerms ? 1 : p.n_places));
+      };
+      const auto of_keys = [&](const Problem& p) {
+        launch("attention", where, mma_backward_kernel<T, W, true, kTerms>,
+               grid(p, std::ssize(b.tiling->k_tile), sizes.kv_heads, Index{1} << 30), K::kThreads, K::kSize, p,
+               pass(keys, queries, b.dk, b.dv, b.dk_before, b.dv_before, p.t.k_known, marks.keys));
+      };
+      const auto of_queries = [&](const Problem& p) {
+        launch("attention", where, mma_backward_kernel<T, W, false, kTerms>,
+               grid(p, std::ssize(b.tiling->q_tile), p.n_heads, most), Q::kThreads, Q::kSize, p,
+               pass(queries, keys, b.dq, b.dq, b.dq_before, b.dq_before, p.t.q_known, marks.queries));
+      };
+      if (b.dk.data) in_portions(where, b, of_keys);
+      if (b.dq.data) in_portions(where, b, of_queries, sums);
+      add_shares(where, sums, sizes.heads);
     });
   });
 }

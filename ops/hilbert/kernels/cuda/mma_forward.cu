@@ -23,33 +23,38 @@ namespace {
 
 using namespace tensor_cores;
 
-constexpr int kThreads = 128, kWarps = kThreads / kWarp;
-constexpr int kM = kTile / kWarps / 16;  // blocks of 16 queries, a warp's
-constexpr int kChunk = 64;               // keys
-constexpr int kN = kChunk / 8;
+/// Terms take registers, and code for each score that a lane has: fewer then.
+template <bool kTerms> struct Setting {
+  static constexpr int kThreads = kTerms ? 256 : 128;
+  static constexpr int kM = kTile / 16 / (kThreads / kWarp);  // blocks of 16 queries, a warp's
+  static constexpr int kChunk = kTerms ? 32 : 64;             // keys
+  static constexpr int kN = kChunk / 8;
+};
 
 template <class T> struct Forward {
   Operand<const T> q, k, v;
   Operand<T> o;  // one of these two
   Operand<float> o_wide;
-  float* lse;           // [B, H, L]
-  bool fresh;           // there is nothing to merge with
-  std::uint32_t* redo;  // marks, or null
+  Operand<const float> before;  // what O was so far, or null
+  float* lse;                   // [B, H, L]
+  bool fresh;                   // there is nothing to merge with
+  std::uint32_t* redo;          // marks, or null
   std::int32_t* any;
-  float scale_log2, multiplier;  // of scores, in base 2, and of weights that survive dropout
+  float scale, multiplier;  // of scores, in base 2 where there are no terms, and of weights that survive dropout
 };
 
-template <int W> struct Layout {
+template <int W, int kChunk> struct Layout {
   static constexpr std::uint32_t kOwned = kTile * Tile<W>::kPitch, kStreamed = kChunk * Tile<W>::kPitch;
   static constexpr std::uint32_t k = kOwned, v = k + kStreamed, kStage = 2 * kStreamed, kSize = kOwned + 2 * kStage;
 };
 
 /// The online softmax of a warp's rows: shift is the maximum so far in base 2.
-template <int W> struct Softmax { float shift[kM][2], sum[kM][2], o[kM][W / 8][4]; };
+template <int W, int kM> struct Softmax { float shift[kM][2], sum[kM][2], o[kM][W / 8][4]; };
 
 /// Raises the maxima of one block of 16 rows to those of new scores, turns these into weights and
 /// rescales what was summed before.
-template <int W> __device__ __forceinline__ void go_on(Softmax<W>& x, int m, float (&s)[kN][4], float scale) {
+template <int W, int kM, int kN>
+__device__ __forceinline__ void go_on(Softmax<W, kM>& x, int m, float (&s)[kN][4], float scale) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float high = -INFINITY;
@@ -76,11 +81,12 @@ template <int W> __device__ __forceinline__ void go_on(Softmax<W>& x, int m, flo
 }
 
 /// A warp's rows meet one chunk.
-template <class T, int W>
-__device__ __forceinline__ void meet(Softmax<W>& x, const Problem& p, float scale, Index b, Index h, Place place,
+template <class T, int W, bool kTerms, int kM>
+__device__ __forceinline__ void meet(Softmax<W, kM>& x, const Problem& p, float scale, Index b, Index h, Place place,
                                      std::uint32_t q, std::uint32_t k, std::uint32_t v) {
+  constexpr int kN = Setting<kTerms>::kN;
   const bool all =
-      place.is_whole(0, kChunk);  // rows beyond the last come to no harm: their sums are finite and go nowhere
+      place.is_whole(0, 8 * kN);  // rows beyond the last come to no harm: their sums are finite and go nowhere
   unsigned pairs[kM], kept[kM], any = 0;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
@@ -93,18 +99,24 @@ __device__ __forceinline__ void meet(Softmax<W>& x, const Problem& p, float scal
   if (!__any_sync(~0u, any != 0)) return;
   float s[kM][kN][4];
   multiply<T, W>(s, q, k);
+  if constexpr (kTerms)
+    each_score<true>(p, b, place, [&](int c, int i, const TermSide& query, const TermSide& key) {
+      const Termed with = termed<T>(p, b, h, query, key, s[0][c][i] * scale);
+      s[0][c][i] = with.masked ? -INFINITY : with.s;
+    });
   if (!all) take_out<kN>(s, pairs, -INFINITY);
 #pragma unroll
-  for (int m = 0; m < kM; ++m) go_on(x, m, s[m], scale);
+  for (int m = 0; m < kM; ++m) go_on(x, m, s[m], kTerms ? kLog2e : scale);
   if (p.sizes.dropout > 0) drop<kN>(s, kept);
   add_weighted<T, W>(x.o, s, v);
 }
 
-template <class T, int W>
-__global__ void __launch_bounds__(kThreads, 2)
+template <class T, int W, bool kTerms>
+__global__ void __launch_bounds__(Setting<kTerms>::kThreads, 2)
     mma_forward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Forward<T> f) {
   extern __shared__ __align__(128) std::uint8_t memory[];
-  using M = Layout<W>;
+  constexpr int kThreads = Setting<kTerms>::kThreads, kM = Setting<kTerms>::kM, kChunk = Setting<kTerms>::kChunk;
+  using M = Layout<W, kChunk>;
   const std::uint32_t base = shared_address(memory);
   const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x), warp = static_cast<int>(threadIdx.x) / kWarp,
             lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -120,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                                dim);
   };
 
-  Softmax<W> x{};
+  Softmax<W, kM> x{};
 #pragma unroll
   for (int m = 0; m < kM; ++m) x.shift[m][0] = x.shift[m][1] = -INFINITY;
   Chunk now = walk.next();
@@ -135,8 +147,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (ahead.n > 0) fetch_keys(ahead, stage ^ 1);
     const std::uint32_t at = base + static_cast<std::uint32_t>(stage) * M::kStage;
     if (mine < n)
-      meet<T, W>(x, p, f.scale_log2, b, h, {queries.begin, mine + lane / 4, n - 1, lane % 4 * 2, now},
-                 base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch, at + M::k, at + M::v);
+      meet<T, W, kTerms>(x, p, f.scale, b, h, {queries.begin, mine + lane / 4, n - 1, lane % 4 * 2, now},
+                         base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch, at + M::k, at + M::v);
     now = ahead;
   }
 
@@ -163,10 +175,11 @@ __global__ void __launch_bounds__(kThreads, 2)
       share *= f.multiplier;
       const bool writes = row < n;
       if (writes && lane % 4 == 0) lse[token] = l;
+      const float* const before = f.before.data ? f.before.at(b, h) + token * f.before.token : nullptr;
       const auto write_to = [&](auto* o) {
         write_row<W>(o, writes, dim, [&](int c, int j) {
           const float here = share * x.o[m][c][2 * half + j];
-          return keep != 0 && 8 * c < dim ? fmaf(keep, static_cast<float>(o[8 * c + lane % 4 * 2 + j]), here) : here;
+          return keep != 0 && before && 8 * c < dim ? fmaf(keep, before[8 * c + lane % 4 * 2 + j], here) : here;
         });
       };
       if (f.o_wide.data) write_to(f.o_wide.at(b, h) + token * f.o_wide.token);
@@ -184,12 +197,14 @@ void mma_forward(Cuda where, const ForwardPass& pass, const Marks& marks) {
     const auto read = [](const Input& x) { return operand_of(x.rows<const T>()); };
     Forward<T> f{read(pass.q), read(pass.k), read(pass.v)};
     f.lse = static_cast<float*>(pass.lse), f.fresh = pass.fresh, f.redo = marks.queries, f.any = marks.any;
-    f.scale_log2 = static_cast<float>(sizes.scale) * kLog2e, f.multiplier = multiplier_of(sizes);
+    f.scale = static_cast<float>(sizes.scale) * (pass.terms ? 1 : kLog2e), f.multiplier = multiplier_of(sizes);
     if (pass.o.type == DType::f32) f.o_wide = operand_of(pass.o.rows<float>());
     else f.o = operand_of(pass.o.rows<T>());
-    with_width(sizes.dim, [&]<int W>() {
-      launch("attention", where, mma_forward_kernel<T, W>, grid, kThreads, Layout<W>::kSize, problem_of(where, pass),
-             f);
+    f.before = operand_of(pass.before.rows<const float>());
+    with_width(sizes.dim, pass.terms, [&]<int W, bool kTerms>() {
+      using S = Setting<kTerms>;
+      launch("attention", where, mma_forward_kernel<T, W, kTerms>, grid, S::kThreads, Layout<W, S::kChunk>::kSize,
+             problem_of(where, pass), f);
     });
   });
 }

@@ -9,7 +9,7 @@ namespace hilt {
 
 /// The lists of a Tiling, in a GPU's memory, under the same names; passed to kernels by value.
 struct TilingView {
-  std::span<const std::int32_t> q_token, k_token, q_name, k_name;
+  std::span<const std::int32_t> q_token, k_token, q_name, k_name, q_known, k_known;
   std::span<const Tiling::Range> q_tile, k_tile;
   std::span<const std::int32_t> keys_begin;
   std::span<const Tiling::Ref> keys;
@@ -23,6 +23,7 @@ struct TilingView {
   std::span<const std::int32_t> k_b, q_b_low, q_b_high;
   std::span<const std::int32_t> k_c, q_c_low, q_c_high;
   std::int32_t boxes = 1;
+  Grid grid = {};
 };
 
 /// The visits of a Tiling, likewise.
@@ -30,10 +31,12 @@ struct VisitsView {
   struct Side {
     std::span<const VisitSide::Owner> owner;
     std::span<const VisitSide::Visit> visit;
-    bool wide;       // two steps at a time waste less than they save
-    bool busy;       // an owner has a good many steps
-    bool uneven;     // some have more than others
-    double longest;  // the most steps of an owner, among all steps
+    bool wide;                          // two steps at a time waste less than they save
+    bool busy;                          // an owner has a good many steps
+    bool uneven;                        // some have more than others
+    double longest;                     // the most steps of an owner, among all steps
+    std::vector<std::int32_t> portion;  // of owners, see VisitSide; where this process reads it
+    Index made;
   };
   Side queries, keys;
   std::span<const std::uint32_t> mask;

@@ -49,8 +49,8 @@ class Packer {
 };
 
 void each_list(const Tiling& t, TilingView& v, auto&& visit) {
-  visit(t.q_token, v.q_token), visit(t.k_token, v.k_token), visit(t.q_names(), v.q_name), visit(t.k_names(), v.k_name),
-      visit(t.q_tile, v.q_tile), visit(t.k_tile, v.k_tile);
+  visit(t.q_token, v.q_token), visit(t.k_token, v.k_token), visit(t.q_names(), v.q_name), visit(t.k_names(), v.k_name);
+  visit(t.q_known, v.q_known), visit(t.k_known, v.k_known), visit(t.q_tile, v.q_tile), visit(t.k_tile, v.k_tile);
   visit(t.keys_begin, v.keys_begin), visit(t.keys, v.keys), visit(t.queries_begin, v.queries_begin),
       visit(t.queries, v.queries);
   v.causal = t.causal;
@@ -87,7 +87,7 @@ const View& image_of(const Tiling& t, Cuda where,
 
 const TilingView& on_device(const Tiling& t, Cuda where) {
   return image_of<TilingView>(t, where, &Tiling::OnDevice::lists, [&](TilingView& view) -> const Tiling& {
-    view.boxes = t.boxes;
+    view.boxes = t.boxes, view.grid = t.grid;
     return t;
   });
 }
@@ -128,6 +128,8 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
       return side.owner.empty() ? 0 : static_cast<double>(side.owner[0].steps) / static_cast<double>(all);
     };
     view.queries.longest = longest(made.queries), view.keys.longest = longest(made.keys);
+    view.queries.portion = made.queries.portion, view.keys.portion = made.keys.portion;
+    view.queries.made = made.queries.made, view.keys.made = made.keys.made;
     return made;
   });
 }

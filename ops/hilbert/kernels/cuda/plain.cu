@@ -13,12 +13,11 @@
 // Both halves of every step have one form. Scores: a lane has one streamed row and takes its
 // products with the 8 owned rows of the warp. Sums: a lane has every 32nd column and runs over the
 // streamed rows. All arithmetic is f32. Pairs that do not attend are left out by a bit a pair, not
-// multiplied by zero: 0 x NaN is NaN.
+// multiplied by zero: 0 x NaN is NaN. Score terms (terms.cuh) are added to S where it stands.
 #include "core/cuda/pack.cuh"
-#include "core/cuda/reduce.cuh"
 #include "ops/hilbert/kernels/cuda/kernels.h"
 #include "ops/hilbert/kernels/cuda/on_device.h"
-#include "ops/hilbert/kernels/cuda/problem.cuh"
+#include "ops/hilbert/kernels/cuda/terms.cuh"
 #include "ops/math.h"
 
 namespace hilt::kernels {
@@ -102,16 +101,15 @@ struct Asked {
   const std::int32_t* any = nullptr;
 };
 
-/// f(own) for all that is asked for of some tiles; all threads of a block together. Slot i of
-/// `heads` is head_of(i).
-template <class S, class HeadOf, class F>
-__device__ __forceinline__ void for_owned(const Problem& p, std::span<const Tiling::Range> tiles, int heads,
-                                          const Asked& asked, const HeadOf& head_of, const F& f) {
+/// f(own) for all that is asked for of some tiles and the head of this block; all threads together.
+template <class S, class F>
+__device__ __forceinline__ void for_owned(const Problem& p, std::span<const Tiling::Range> tiles, Index head,
+                                          const Asked& asked, const F& f) {
   if (asked.only && *asked.any == 0) return;
-  const Index parts = static_cast<Index>(tiles.size()) * S::kParts, all = parts * heads * p.n_places;
+  const Index parts = static_cast<Index>(tiles.size()) * S::kParts, all = parts * p.n_places;
   for (Index i = blockIdx.x; i < all; i += gridDim.x) {
     const auto part = static_cast<int>(i % parts), tile = part / S::kParts;
-    const Index head = head_of(static_cast<int>(i / parts % heads)), place = i / parts / heads;
+    const Index place = p.first_place + i / parts;
     const std::uint32_t mark =
         asked.only ? asked.only[(place * p.sizes.heads + head) * static_cast<Index>(tiles.size()) + tile] : kWholeTile;
     if (mark == 0) continue;
@@ -129,11 +127,12 @@ template <class T> struct Forward {
   Rows<const T> q, k, v;
   Rows<T> o;  // or f32: one of the two is written
   Rows<float> o_wide;
+  Rows<const float> before;  // what O was so far, or null: zeros
   float* lse;
   bool fresh;
 };
 
-template <class T, class S> __device__ void attend(const Problem& p, const Forward<T>& f, const Own& own) {
+template <class T, class S, bool kTerms> __device__ void attend(const Problem& p, const Forward<T>& f, const Own& own) {
   extern __shared__ float4 shared[];
   float* const q_tile = reinterpret_cast<float*>(shared);
   float* const k_chunk = q_tile + S::kRows * S::kWidth;
@@ -148,12 +147,12 @@ template <class T, class S> __device__ void attend(const Problem& p, const Forwa
   const int mine = warp * kOwn, rows = min(max(own.n - mine, 0), kOwn);  // this warp's, within the block
   const std::int32_t* const tokens = p.t.q_token.data() + own.first;
   float* const stat = f.lse + (b * p.sizes.heads + h) * p.sizes.queries + place.q;
-  const auto state = [&](int r, int d) -> float {
-    return o_wide.data ? o_wide.at(b, tokens[mine + r], h)[d] : static_cast<float>(o.at(b, tokens[mine + r], h)[d]);
-  };
+  const auto before = f.before.from(place.q);
   fetch(f.q.from(place.q), b, h, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, static_cast<float>(p.sizes.scale),
         q_tile);
 
+  TermSide owned;  // of row r in lane r
+  if (kTerms && rows > 0) owned = side_of<false>(p, place, own.first + mine + min(lane, rows - 1));
   float m[kOwn], l[kOwn], sum[kOwn][S::kColumns];
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
@@ -161,7 +160,9 @@ template <class T, class S> __device__ void attend(const Problem& p, const Forwa
     l[r] = m[r] == -INFINITY ? 0.0f : 1.0f;
 #pragma unroll
     for (int c = 0; c < S::kColumns; ++c)
-      sum[r][c] = l[r] != 0 && c * kWarp + lane < dim ? state(r, c * kWarp + lane) : 0.0f;
+      sum[r][c] = l[r] != 0 && before.data && c * kWarp + lane < dim
+                      ? before.at(b, tokens[mine + r], h)[c * kWarp + lane]
+                      : 0.0f;
   }
 
   for (int e = p.t.keys_begin[own.tile]; e < p.t.keys_begin[own.tile + 1]; ++e) {
@@ -179,9 +180,15 @@ template <class T, class S> __device__ void attend(const Problem& p, const Forwa
       unsigned pairs[kOwn];
       scores<S>(q_tile + mine * S::kWidth, k_chunk, s);
       float* const weight = weights + warp * kOwn * kChunk;
+      TermSide key;
+      if (kTerms) key = side_of<true>(p, place, first + min(lane, n - 1));
 #pragma unroll
       for (int r = 0; r < kOwn; ++r) {
-        const bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, own.first + mine + r, first + lane));
+        bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, own.first + mine + r, first + lane));
+        if (kTerms) {
+          const Termed x = termed<T>(p, b, h, owned.of_lane(r), key, s[r]);
+          s[r] = x.s, attend = attend && !x.masked;
+        }
         pairs[r] = __ballot_sync(~0u, attend);
         if (pairs[r] == 0) continue;
         float top = attend ? s[r] : -INFINITY;
@@ -220,12 +227,10 @@ template <class T, class S> __device__ void attend(const Problem& p, const Forwa
   }
 }
 
-template <class T, class S>
+template <class T, class S, bool kTerms>
 __global__ void __launch_bounds__(S::kWarps* kWarp)
     forward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Forward<T> f, Asked asked) {
-  for_owned<S>(
-      p, p.t.q_tile, p.n_heads, asked, [&](int i) { return Index{p.heads.at[i]}; },
-      [&](const Own& own) { attend<T, S>(p, f, own); });
+  for_owned<S>(p, p.t.q_tile, p.heads.at[blockIdx.y], asked, [&](const Own& own) { attend<T, S, kTerms>(p, f, own); });
 }
 
 /// P and dS of the owned rows and one streamed row a lane, from S and dP.
@@ -238,16 +243,19 @@ __device__ Weights weights_of(float s, float dp, float lse, float delta, float m
 }
 
 /// What a block owns and what streams by: (K, V) and (Q, dO), or the other way round. Of the owned
-/// pair the gradients: added to, or written; dQ alone for queries.
+/// pair the gradients, of T or f32, with the sums so far where a row has any; dQ alone for queries.
 template <class T> struct Pair { Rows<T> a, b; };
 template <class T> struct Backward {
   Pair<const T> own, stream;
   const float *lse, *delta;  // [B, H, Lq]
-  Pair<float> add_to;
   Pair<T> to;
+  Pair<float> to_wide;
+  Pair<const float> before;
+  const std::int32_t* known;  // which of the owned rows have sums; null: all
+  TermSums terms;
 };
 
-template <class T, class S, bool kKeys>
+template <class T, class S, bool kKeys, bool kTerms>
 __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own& own) {
   extern __shared__ float4 shared[];
   float* const own_a = reinterpret_cast<float*>(shared);
@@ -269,6 +277,10 @@ __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own&
   fetch(f.own.b.from(own_row), b, own_head, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, 1.0f, own_b);
 
   float a_sum[kOwn][S::kColumns] = {}, b_sum[kOwn][S::kColumns] = {};
+  TermSide owned_sides;  // of row r in lane r
+  if (kTerms && rows > 0) owned_sides = side_of<kKeys>(p, place, own.first + mine + min(lane, rows - 1));
+  float* const share = kTerms && !kKeys ? f.terms.share_of(own_head, Index{blockIdx.x} * S::kWarps + warp) : nullptr;
+  float d_distance = 0;
   const auto meet_head = [&](Index h) {  // a query head; what streams by are its rows, or the keys it reads
     const Index statistics = (b * p.sizes.heads + h) * p.sizes.queries + place.q, from = kKeys ? h : h / each;
     const float *const row_lse = f.lse + statistics, *const row_delta = f.delta + statistics;
@@ -299,14 +311,30 @@ __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own&
           const std::int32_t t = lane < n ? list[lane] : 0;
           l[0] = lane < n ? row_lse[t] : 0.0f, x[0] = lane < n ? row_delta[t] : 0.0f;
         }
+        TermSide streamed;
+        if (kTerms) streamed = side_of<!kKeys>(p, place, first + min(lane, n - 1));
 #pragma unroll
         for (int r = 0; r < kOwn; ++r) {
           const int i = kKeys ? first + lane : own.first + mine + r, j = kKeys ? own.first + mine + r : first + lane;
-          const bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, i, j));
+          bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, i, j));
+          TermSide query, key;
+          Termed with;
+          if (kTerms) {
+            const TermSide owned = owned_sides.of_lane(r);
+            query = kKeys ? streamed : owned, key = kKeys ? owned : streamed;
+            with = termed<T>(p, b, h, query, key, s[r]);
+            s[r] = with.s, attend = attend && !with.masked;
+          }
           pairs[r] = __ballot_sync(~0u, attend);
           Weights w{};
           if (attend) w = weights_of(s[r], dp[r], l[kKeys ? 0 : r], x[kKeys ? 0 : r], multiplier(p, place, h, i, j));
           if (kKeys) p_weights[(mine + r) * kChunk + lane] = w.p;
+          if (kTerms) {
+            if (!kKeys) collect(f.terms, share, b, h, query, key, with, attend, w.ds, d_distance);
+            if (kKeys ? f.terms.by_column() : f.terms.by_row())
+              if (const float sum = warp_reduce<Sum>(w.ds); lane == 0) *f.terms.bias_at(b, h, query, key) += sum;
+            w.ds *= with.cap_slope;
+          }
           ds_weights[(mine + r) * kChunk + lane] = w.ds;
         }
         __syncwarp();
@@ -320,30 +348,45 @@ __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own&
       if (p.heads.at[i] / each == own_head) meet_head(p.heads.at[i]);
   } else {
     meet_head(own_head);
+    if (kTerms) collect_distances(f.terms, share, d_distance);
   }
-  const auto write = [&](const Rows<T>& to, const Rows<float>& add_to, const auto& sum, float times) {
+  if (kKeys && !reads_any(p, own_head)) return;
+  const auto write = [&](const Rows<T>& to, const Rows<float>& to_wide, const Rows<const float>& before,
+                         const auto& sum, float times) {
 #pragma unroll
     for (int r = 0; r < kOwn; ++r) {
       if (r >= rows) continue;
+      const bool adds = before.data && (!f.known || f.known[own.first + mine + r] != 0);
 #pragma unroll
       for (int c = 0; c < S::kColumns; ++c) {
         const int d = c * kWarp + lane;
         if (d >= dim) continue;
-        if (to.data) to.at(b, tokens[mine + r], own_head)[d] = static_cast<T>(times * sum[r][c]);
-        else add_to.at(b, tokens[mine + r], own_head)[d] += times * sum[r][c];
+        const float all = times * sum[r][c] + (adds ? before.at(b, tokens[mine + r], own_head)[d] : 0.0f);
+        if (to.data) to.at(b, tokens[mine + r], own_head)[d] = static_cast<T>(all);
+        else to_wide.at(b, tokens[mine + r], own_head)[d] = all;
       }
     }
   };
-  write(f.to.a.from(own_row), f.add_to.a.from(own_row), a_sum, kKeys ? 1.0f : scale);
-  if (kKeys) write(f.to.b.from(own_row), f.add_to.b.from(own_row), b_sum, 1.0f);
+  write(f.to.a.from(own_row), f.to_wide.a.from(own_row), f.before.a.from(own_row), a_sum, kKeys ? 1.0f : scale);
+  if (kKeys) write(f.to.b.from(own_row), f.to_wide.b.from(own_row), f.before.b.from(own_row), b_sum, 1.0f);
 }
 
-template <class T, class S, bool kKeys>
-__global__ void __launch_bounds__(S::kWarps* kWarp, S::kColumns <= (kKeys ? 2 : 4) ? 2 : 1)
+template <class T, class S, bool kKeys, bool kTerms>
+__global__ void __launch_bounds__(S::kWarps* kWarp, S::kColumns <= (kKeys ? 2 : 4) && !kTerms ? 2 : 1)
     backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Backward<T> f, Asked asked) {
-  const auto head_of = [&](int i) { return kKeys ? Index{i} : Index{p.heads.at[i]}; };  // keys: of key heads
-  for_owned<S>(p, kKeys ? p.t.k_tile : p.t.q_tile, kKeys ? static_cast<int>(p.sizes.kv_heads) : p.n_heads, asked,
-               head_of, [&](const Own& own) { differentiate<T, S, kKeys>(p, f, own); });
+  for_owned<S>(p, kKeys ? p.t.k_tile : p.t.q_tile, kKeys ? Index{blockIdx.y} : Index{p.heads.at[blockIdx.y]}, asked,
+               [&](const Own& own) { differentiate<T, S, kKeys, kTerms>(p, f, own); });
+}
+
+/// A block an entry.
+__global__ void shares_kernel(TermSums sums) {
+  const Index entry = blockIdx.x, h = blockIdx.y;
+  float sum = 0;
+  for (Index i = threadIdx.x; i < sums.shares; i += blockDim.x) sum += sums.share_of(h, i)[entry];
+  sum = block_reduce<Sum>(sum, 0.0f);
+  if (threadIdx.x != 0) return;
+  if (entry < sums.entries) static_cast<float*>(sums.to.table)[h * sums.entries + entry] += sum;
+  else if (sums.to.slopes) static_cast<float*>(sums.to.slopes)[h] -= sum;
 }
 
 // `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows of a
@@ -381,45 +424,38 @@ template <class F> void with_shape(Index dim, F&& f) {
   else f.template operator()<Shape32<8>>();
 }
 
-/// run(problem) for the listed heads, as many at a time as a kernel parameter holds.
-template <class Run> void in_portions(Cuda where, const AttentionPass& pass, Run&& run) {
-  if (pass.sizes.dim == 0) return;
-  for (Index first = 0; first < pass.n_heads; first += kMaxHeads) {
-    AttentionPass portion = pass;
-    portion.heads += first, portion.n_heads = std::min(kMaxHeads, pass.n_heads - first);
-    run(problem_of(where, portion));
-  }
+/// A block for all that is owned, or at most so many for a head, which take turns: where marks say
+/// what is asked for, which is rare, and where each has sums of its own.
+template <class S> Index blocks_for_owned(const std::vector<Tiling::Range>& tiles, Index places, Index most) {
+  return std::min(std::ssize(tiles) * S::kParts * places, most);
 }
-
-/// A block for all that is owned; where marks say what is asked for, which is rare, some blocks
-/// that look for it.
-template <class S>
-int blocks_for_owned(Cuda where, const std::vector<Tiling::Range>& tiles, Index heads, Index places,
-                     const Asked& asked) {
-  const Index all = std::ssize(tiles) * S::kParts * heads * places;
-  const Index most = asked.only ? Index{4} * properties(where.device).multiprocessors : Index{1} << 30;
-  return static_cast<int>(std::min(all, most));
-}
+dim3 grid_of(Index blocks, Index heads) { return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(heads)); }
+constexpr Index kAnyBlocks = Index{1} << 30;
 
 /// One type after the other, as the template arguments of f.
 template <class F> void with_gpu_type(DType type, F&& f) { with_type<float, bf16, f16>(type, f); }
 
 }  // namespace
 
+void add_shares(Cuda where, const TermSums& sums, Index heads) {
+  if (sums.share) launch("attention", where, shares_kernel, grid_of(sums.entries + 1, heads), kThreads, 0, sums);
+}
+
 void plain_forward(Cuda where, const ForwardPass& f, const Marks& marks) {
   const Asked asked{marks.queries, marks.any};
+  const Index most = asked.only ? blocks_of_head(where, f) : kAnyBlocks;
   with_gpu_type(f.q.type, [&]<class T>() {
     const bool widens = f.o.type == DType::f32;
     Forward<T> rows{f.q.rows<const T>(), f.k.rows<const T>(), f.v.rows<const T>()};
     rows.o = {widens ? nullptr : static_cast<T*>(f.o.data), f.o.batch, f.o.token, f.o.head};
     rows.o_wide = {widens ? static_cast<float*>(f.o.data) : nullptr, f.o.batch, f.o.token, f.o.head};
-    rows.lse = static_cast<float*>(f.lse), rows.fresh = f.fresh;
+    rows.before = f.before.rows<const float>(), rows.lse = static_cast<float*>(f.lse), rows.fresh = f.fresh;
     with_shape(f.sizes.dim, [&]<class S>() {
       constexpr std::size_t kShared =
           sizeof(float) * (S::kRows * S::kWidth + 2 * kChunk * S::kPitch + S::kRows * kChunk);
       in_portions(where, f, [&](const Problem& p) {
-        launch("attention", where, forward_kernel<T, S>,
-               blocks_for_owned<S>(where, f.tiling->q_tile, p.n_heads, p.n_places, asked), S::kWarps * kWarp, kShared,
+        launch("attention", where, f.terms ? forward_kernel<T, S, true> : forward_kernel<T, S, false>,
+               grid_of(blocks_for_owned<S>(f.tiling->q_tile, p.n_places, most), p.n_heads), S::kWarps * kWarp, kShared,
                p, rows, asked);
       });
     });
@@ -428,29 +464,43 @@ void plain_forward(Cuda where, const ForwardPass& f, const Marks& marks) {
 
 void plain_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
   with_gpu_type(b.q.type, [&]<class T>() {
-    const bool direct = sizeof(T) == 2 && b.dq.type == b.q.type;  // else added to
+    const bool direct = sizeof(T) == 2 && (b.dq.data ? b.dq : b.dk).type == b.q.type;
     const auto read = [](const Input& x) { return x.rows<const T>(); };
     const Pair<const T> keys{read(b.k), read(b.v)}, queries{read(b.q), read(b.d_o)};
-    const auto pass = [&](const Pair<const T>& own, const Pair<const T>& stream, const Output& a, const Output& c) {
+    TermSums sums;
+    const auto pass = [&](const Pair<const T>& own, const Pair<const T>& stream, const Output& a, const Output& c,
+                          const Input& a_before, const Input& c_before, std::span<const std::int32_t> known) {
       Backward<T> f{own, stream, static_cast<const float*>(b.lse), static_cast<const float*>(b.delta)};
       if (direct) f.to = {a.rows<T>(), c.rows<T>()};
-      else f.add_to = {a.rows<float>(), c.rows<float>()};
+      else f.to_wide = {a.rows<float>(), c.rows<float>()};
+      f.before = {a_before.rows<const float>(), c_before.rows<const float>()};
+      f.known = b.listed && !known.empty() ? known.data() : nullptr;
+      f.terms = sums;
       return f;
     };
     with_shape(b.sizes.dim, [&]<class S>() {
       constexpr std::size_t kTiles = 2 * (S::kRows * S::kWidth + kChunk * S::kPitch), kWeights = S::kRows * kChunk;
-      in_portions(where, b, [&](const Problem& p) {
-        const auto run = [&](auto kernel, const auto& tiles, Index heads, std::size_t weights, const Backward<T>& f,
-                             const std::uint32_t* only) {
-          const Asked asked{only, marks.any};
-          launch("attention", where, kernel, blocks_for_owned<S>(where, tiles, heads, p.n_places, asked),
-                 S::kWarps * kWarp, sizeof(float) * (kTiles + weights), p, f, asked);
-        };
-        run(backward_kernel<T, S, true>, b.tiling->k_tile, b.sizes.kv_heads, 2 * kWeights,
-            pass(keys, queries, b.dk, b.dv), marks.keys);
-        run(backward_kernel<T, S, false>, b.tiling->q_tile, p.n_heads, kWeights, pass(queries, keys, b.dq, b.dq),
-            marks.queries);
-      });
+      const Index most = marks.any ? blocks_of_head(where, b) : kAnyBlocks;
+      Index most_of_queries = blocks_for_owned<S>(b.tiling->q_tile, b.place_count(), most);
+      const Tensor shares = prepare(where, b, S::kWarps, sums, most_of_queries);
+      const auto run = [&](auto kernel, const Problem& p, dim3 grid, std::size_t weights, const Backward<T>& f,
+                           const std::uint32_t* only) {
+        launch("attention", where, kernel, grid, S::kWarps * kWarp, sizeof(float) * (kTiles + weights), p, f,
+               Asked{only, marks.any});
+      };
+      const auto of_keys = [&](const Problem& p) {
+        run(b.terms ? backward_kernel<T, S, true, true> : backward_kernel<T, S, true, false>, p,
+            grid_of(blocks_for_owned<S>(b.tiling->k_tile, p.n_places, most), b.sizes.kv_heads), 2 * kWeights,
+            pass(keys, queries, b.dk, b.dv, b.dk_before, b.dv_before, p.t.k_known), marks.keys);
+      };
+      const auto of_queries = [&](const Problem& p) {
+        run(b.terms ? backward_kernel<T, S, false, true> : backward_kernel<T, S, false, false>, p,
+            grid_of(blocks_for_owned<S>(b.tiling->q_tile, p.n_places, most_of_queries), p.n_heads), kWeights,
+            pass(queries, keys, b.dq, b.dq, b.dq_before, b.dq_before, p.t.q_known), marks.queries);
+      };
+      if (b.dk.data) in_portions(where, b, of_keys);
+      if (b.dq.data) in_portions(where, b, of_queries, sums);
+      add_shares(where, sums, b.sizes.heads);
     });
   });
 }

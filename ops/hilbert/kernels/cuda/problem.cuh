@@ -1,4 +1,5 @@
 #pragma once
+#include <utility>
 #include "core/cuda/launch.cuh"
 #include "core/cuda/random.cuh"
 #include "ops/hilbert/kernels/attention.h"
@@ -20,15 +21,31 @@ struct Problem {
   Index n_places;
   Heads heads;  // the listed ones
   int n_heads;
+  Terms terms;
+  float cap, inverse_cap;
+  bool bias_has_rows_of_q;  // else of tokens
+  Index first_place;        // of n_places
 };
 
 inline Problem problem_of(Cuda where, const AttentionPass& pass) {
   Problem p{pass.sizes, on_device(*pass.tiling, where), {}, pass.place_count(), {}, static_cast<int>(pass.n_heads)};
   if (pass.places) p.places = on_device(*pass.places, where);
   for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(pass.heads[i]);
+  if (!pass.terms) return p;
+  p.terms = *pass.terms;
+  p.cap = static_cast<float>(p.terms.cap), p.inverse_cap = static_cast<float>(1 / p.terms.cap);
+  // Where not all tokens ask, a query's row is that of q; the host's list of these says the same.
+  p.bias_has_rows_of_q = std::exchange(p.terms.bias.query_row, nullptr) != nullptr;
   return p;
 }
 
+/// Whether a listed head reads this key head.
+__device__ inline bool reads_any(const Problem& p, Index kv_head) {
+  const Index each = p.sizes.heads / p.sizes.kv_heads;
+  for (int i = 0; i < p.n_heads; ++i)
+    if (p.heads.at[i] / each == kv_head) return true;
+  return false;
+}
 /// M of weights that survive dropout.
 inline float multiplier_of(const AttentionSizes& s) { return static_cast<float>(keep_scale(s.dropout)); }
 /// Whether the weight of query i and key j of the lists survives dropout.

@@ -43,6 +43,7 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   if (p.tiling->boxes > 1) return "Hopper's kernels know no unions";
   if (!p.tiling->k_c.empty()) return "Hopper's kernels compare keys on two axes, not three";
   if (p.places && !p.places->are_rows()) return kPlaces;
+  if (p.terms) return "Hopper's kernels know no score terms";
   if (size_of(p.q.type) != 2) return "Hopper's kernels take bf16 and f16";
   if (s.dim % 8 != 0 || s.dim > hopper::kDims[std::size(hopper::kDims) - 1])
     return "Hopper's kernels take head dims that are multiples of 8, to 256";
@@ -75,16 +76,17 @@ Reason why_not_mma(Cuda where, const AttentionPass& p) {
   return {};
 }
 
-void refuse_terms(const AttentionPass& p) {
-  check(!p.terms, "attention: no kernel of a GPU knows score terms; use backward = taped, or the CPU");
-}
-
 /// What is zero before a pass: marks, where there can be any, and counts of items where Hopper's
-/// kernels take them as they come.
+/// kernels take them as they come. And room for masks that a plan has not.
 struct Blank {
-  Tensor memory;
+  Tensor memory, masks;
   Marks marks;
-  Blank(Cuda where, const AttentionPass& p, bool marked, bool counted, bool backward) {
+  Blank(Cuda where, const AttentionPass& p, bool marked, const VisitsView* visits, bool backward) {
+    const bool counted = visits && (visits->queries.uneven || (backward && visits->keys.uneven));
+    if (const Index made = visits ? std::max(visits->queries.made, visits->keys.made) : 0; made > 0) {
+      masks = empty({made, Visits::kWords}, DType::i32, {Device::Kind::cuda, where.device});
+      marks.masks = reinterpret_cast<std::uint32_t*>(masks.mutable_data<std::int32_t>());
+    }
     if (!marked && !counted) return;
     const Index lines = marked ? p.sizes.batch * p.sizes.heads : 0, queries = lines * std::ssize(p.tiling->q_tile),
                 keys = backward ? lines * std::ssize(p.tiling->k_tile) : 0;
@@ -110,9 +112,7 @@ template <class Run> void with_hopper_kernel(const AttentionPass& p, Run&& run) 
 
 Decision route(Cuda where, const ForwardPass& f) {
   Decision d;
-  refuse_terms(f);
   d.reason = why_not_hopper(where, f);
-  if (d.reason.empty() && !f.fresh && f.o.type != DType::f32) d.reason = "a softmax does not go on in 16 bits";
   if (d.reason.empty() && !is_aligned(f.o)) d.reason = "rows do not lie at multiples of 16 bytes";
   if (d.reason.empty()) {
     d.route = Route::hopper;
@@ -126,7 +126,6 @@ Decision route(Cuda where, const ForwardPass& f) {
 
 Decision route(Cuda where, const BackwardPass& b, bool whole) {
   Decision d;
-  refuse_terms(b);
   d.reason = why_not_hopper(where, b);
   if (d.reason.empty() && !is_aligned(b.d_o)) d.reason = "rows do not lie at multiples of 16 bytes";
   d.direct = whole;
@@ -146,8 +145,8 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
 void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
   if (d.route == Route::plain) return plain_forward(where, f, {});
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
-  const bool mixed = visits ? visits->mixed : f.tiling->tiles_partial > 0;
-  const Blank blank(where, f, mixed, visits && visits->queries.uneven, false);
+  const bool mixed = visits ? visits->mixed : f.tiling->tiles_partial > 0 || (f.terms && f.terms->bias.data);
+  const Blank blank(where, f, mixed, visits, false);
   const Marks& marks = blank.marks;
   if constexpr (kHasHopper)
     if (d.route == Route::hopper)
@@ -160,8 +159,9 @@ void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
   if (d.route == Route::plain) return plain_backward(where, b, {});
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
-  const bool mixed = narrow || (visits ? visits->mixed : b.tiling->tiles_partial > 0);
-  const Blank blank(where, b, mixed, visits && (visits->queries.uneven || visits->keys.uneven), true);
+  const bool mixed =
+      narrow || (visits ? visits->mixed : b.tiling->tiles_partial > 0 || (b.terms && b.terms->bias.data));
+  const Blank blank(where, b, mixed, visits, true);
   const Marks& marks = blank.marks;
   if constexpr (kHasHopper)
     with_hopper_kernel(b, [&]<class E, int D>() {
@@ -170,8 +170,9 @@ void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
     });
   if (d.route == Route::mma) mma_backward(where, b, marks);
   if (!mixed) return;
-  if (b.delta) return plain_backward(where, b, marks);
   BackwardPass redo = b;
+  redo.d_terms = nullptr;  // marked tiles have given theirs, which are selected pair by pair
+  if (b.delta) return plain_backward(where, redo, marks);
   Tensor delta = empty({b.sizes.batch, b.sizes.heads, b.sizes.queries}, DType::f32, {Device::Kind::cuda, where.device});
   redo.delta = delta.raw();
   attention_delta(where, {b.sizes, b.o, b.d_o, delta.mutable_raw(), marks.any});

@@ -45,9 +45,8 @@ struct alignas(16) Item {
   int number;  // below 0: there is none, and nothing to do
   int head, batch, first_head, last_head;
   int row, rows, visit, steps, tile, tiles;
-  int half;                                // where the halves of an owner are two items
-  int front_row, front_rows, front_cells;  // the first visit
-  int unused;
+  int half;                                            // where the halves of an owner are two items
+  int front_row, front_rows, front_cells, front_mask;  // the first visit
 };
 
 /// 64 rows of the other side, and the cells of the owner's two halves.
@@ -55,8 +54,10 @@ struct Step {
   int row = 0, rows = 0;
   std::uint32_t cells = 0;
   const int4* from = nullptr;  // the visit
+  int mask = 0;                // see Visit
   __device__ int cell(int half) const { return static_cast<int>(cells >> 16 * half & 0xffff); }
-  __device__ bool is_full() const { return cells == (Visits::kFull << 16 | Visits::kFull); }
+  static constexpr std::uint32_t kAllFull = Visits::kFull << 16 | Visits::kFull;
+  __device__ bool is_full() const { return cells == kAllFull; }
 };
 
 /// The items of a launch, and what they visit.
@@ -65,10 +66,10 @@ struct Work {
   float scale, scale_log2;
   TilingView lists;
   VisitsView::Side side;
-  const std::uint32_t* mask;
-  std::uint32_t drops;         // a rate, see drop_rate(); 0: none
-  std::uint32_t first_stream;  // of the first head of the first batch
-  float survivor;              // what survives is multiplied with it
+  const std::uint32_t *mask, *made;  // of the plan, and of this call
+  std::uint32_t drops;               // a rate, see drop_rate(); 0: none
+  std::uint32_t first_stream;        // of the first head of the first batch
+  float survivor;                    // what survives is multiplied with it
   RandomKey key;
   std::span<const Tiling::Range> tile;  // on the owners' side
   std::uint32_t* redo;                  // Marks of these; null: none
@@ -93,7 +94,7 @@ struct Work {
     const int4* const from = reinterpret_cast<const int4*>(side.owner.data()) + 3 * owner;
     const int4 a = __ldg(from), b = __ldg(from + 1), c = __ldg(from + 2);
     x.row = a.x, x.rows = a.y, x.visit = a.z, x.steps = b.x, x.tile = b.y, x.tiles = b.z;
-    x.front_row = c.x, x.front_rows = c.y, x.front_cells = c.z;
+    x.front_row = c.x, x.front_rows = c.y, x.front_cells = c.z, x.front_mask = c.w;
     return x;
   }
   /// Of [batch, heads, ..].
@@ -119,7 +120,7 @@ struct Work {
 /// Goes through the steps of an item; beyond them steps are empty.
 struct Walk {
   const int4* next = nullptr;
-  int left = 0, row = 0, rows = 0;
+  int left = 0, row = 0, rows = 0, mask = 0;
   std::uint32_t cells = 0;
   Walk() = default;
   __device__ Walk(const Work& w, const Item& x)
@@ -127,19 +128,22 @@ struct Walk {
         left(x.steps),
         row(x.front_row),
         rows(x.front_rows),
+        mask(x.front_mask),
         cells(static_cast<std::uint32_t>(x.front_cells)) {
     static_assert(sizeof(VisitSide::Visit) == 16);
   }
   __device__ __forceinline__ Step take() {
     if (left == 0) return {};
-    const Step s{row, min(rows, kCell), cells, next};
+    const Step s{row, min(rows, kCell), cells, next, mask};
     row += kCell, rows -= kCell, --left;
     if (left > 0 && rows <= 0) {
       const int4 v = __ldg(++next);
-      row = v.x, rows = v.y, cells = static_cast<std::uint32_t>(v.z);
+      row = v.x, rows = v.y, cells = static_cast<std::uint32_t>(v.z), mask = v.w;
     }
     return s;
   }
+  /// How many times `steps` steps are left of this visit, if these are full.
+  __device__ __forceinline__ int full(int steps) const { return cells == Step::kAllFull ? rows / (steps * kCell) : 0; }
   /// Takes `steps` that are all of one visit, if it goes on behind them or is the last.
   __device__ __forceinline__ bool takes_whole(int steps) {
     if (rows < steps * kCell || (rows == steps * kCell && left > steps)) return false;
@@ -148,8 +152,8 @@ struct Walk {
   }
 };
 
-/// kKeys: keys are owned.
-template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Marks& marks) {
+/// Of one portion of owners. kKeys: keys are owned.
+template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion) {
   const auto divisor = [](Index d) { return Divisor(static_cast<std::uint32_t>(d)); };
   const AttentionSizes& s = a.sizes;
   const VisitsView& visits = visits_on_device(*a.tiling, where);
@@ -157,6 +161,9 @@ template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Mar
   w.length = static_cast<int>(s.queries), w.heads = static_cast<int>(s.heads), w.chunks = static_cast<int>(s.dim / 8);
   w.scale = static_cast<float>(s.scale), w.scale_log2 = w.scale * kLog2e;
   w.lists = on_device(*a.tiling, where), w.side = kKeys ? visits.keys : visits.queries, w.mask = visits.mask.data();
+  const auto first = static_cast<std::size_t>(w.side.portion[portion]);
+  w.side.owner = w.side.owner.subspan(first, static_cast<std::size_t>(w.side.portion[portion + 1]) - first);
+  w.made = marks.masks;
   w.tile = kKeys ? w.lists.k_tile : w.lists.q_tile, w.redo = kKeys ? marks.keys : marks.queries, w.any = marks.any;
   if (w.side.uneven) w.taken = marks.taken + kKeys;
   Index slots = 0;
@@ -182,6 +189,17 @@ template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Mar
   w.drops = s.dropout, w.survivor = static_cast<float>(keep_scale(s.dropout)), w.key = s.key;
   w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);
   return w;
+}
+/// run(work) for what is owned, after what its masks lack was made; once but for the largest plans.
+template <bool kKeys, class Run>
+void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, const Run& run) {
+  const VisitsView& visits = visits_on_device(*a.tiling, where);
+  const VisitsView::Side& side = kKeys ? visits.keys : visits.queries;
+  for (std::size_t i = 0; i + 1 < side.portion.size(); ++i) {
+    const Work w = work_of<kKeys>(where, a, marks, i);
+    if (side.made > 0) make_masks(where, *a.tiling, w.side.owner, !kKeys, marks.masks, w.taken);
+    run(w);
+  }
 }
 /// Blocks that stay work through all items, one a multiprocessor; else every item has its own.
 /// Parts of one attention, which are merged or added, are what ranks exchange rows between: with a
@@ -245,26 +263,6 @@ template <int kTiles> struct Records {
     return x;
   }
 };
-/// What a block loads: f(item, the next one) for each, with a record of it an item ahead, and one
-/// more stage of its owners' tiles that says that there is no other. begin(item) fetches early.
-template <class Items, class Tiles, class ItemOf, class Begin, class F>
-__device__ __forceinline__ void for_items(const Work& w, std::uint32_t slot, Items& items, const Tiles& tiles,
-                                          const ItemOf& item_of, const Begin& begin, const F& f) {
-  Turns turns{w, slot};
-  turns.ask();
-  Item next = item_of(turns.last);
-  items.write(next);
-  begin(next);
-  while (next.number >= 0) {
-    const Item x = next;
-    const int i = turns.next();
-    if (i >= 0) next = item_of(i);
-    else next = {.number = -1};
-    f(x, next);
-  }
-  tiles.wait_empty();
-  arrive_when_landed(tiles.full());
-}
 /// What steps a stage of a ring has, and behind those what the next stage will: who multiplies
 /// knows it before that one is there. Of visits that are compared every step has its own.
 __device__ __forceinline__ void copy_step(std::uint32_t to, const VisitsView::Side& side, const int4* visit) {
@@ -276,11 +274,11 @@ __device__ __forceinline__ std::uint32_t read_cells(std::uint32_t at) {
 __device__ __forceinline__ std::uint32_t agreed_cells(std::uint32_t cells) {
   return static_cast<std::uint32_t>(agreed(static_cast<int>(cells)));
 }
-/// With its rows where they are asked for.
-__device__ __forceinline__ Step step_of(std::uint32_t at, std::uint32_t cells, bool rows) {
-  if (!rows) return {0, kCell, cells};
+/// With its rows and masks where they are asked for.
+__device__ __forceinline__ Step step_of(std::uint32_t at, std::uint32_t cells, bool whole) {
+  if (!whole) return {0, kCell, cells};
   const int4 v = load_shared_16(at);
-  return {v.x, v.y, cells};
+  return {v.x, v.y, cells, nullptr, v.w};
 }
 
 /// A tile of kRows rows of D numbers, see swizzled().
@@ -301,9 +299,10 @@ template <int kStages_, std::uint32_t kStageBytes> struct Ring {
   __device__ Ring(std::uint32_t at, std::uint32_t its_barriers, bool loads)
       : stages(at), barriers(its_barriers), parity(loads) {}
   __device__ void set_up() const {
-    constexpr int kWarps = kMultiplying / kWarp;  // that release a stage
+    constexpr int kLoad = kWarpgroup / kWarp,
+                  kMultiply = kMultiplying / kWarp;  // warps that fill a stage, and release it
     for (std::uint32_t i = 0; i < kStages; ++i)
-      barrier_init(barriers + 8 * i, kWarpgroup), barrier_init(barriers + 8 * (kStages + i), kWarps);
+      barrier_init(barriers + 8 * i, kLoad), barrier_init(barriers + 8 * (kStages + i), kMultiply);
   }
   __device__ void next() {
     if (++stage == kStages) stage = 0, parity ^= 1;
@@ -321,24 +320,82 @@ template <int kStages_, std::uint32_t kStageBytes> struct Ring {
   }
   __device__ std::uint32_t full() const { return barriers + 8 * static_cast<std::uint32_t>(stage); }
   __device__ std::uint32_t empty() const { return full() + 8 * kStages; }
-  __device__ void wait_empty() const { barrier_wait(empty(), parity); }
-  /// wgmma may read what has landed behind a fence.
-  __device__ void wait_landed() const { barrier_wait(full(), parity); }
-  __device__ void wait_full() const {
-    wait_landed();
-    fence_for_wgmma();
-  }
+  __device__ void wait_full() const { barrier_wait(full(), parity); }
   __device__ void release() const {
     __syncwarp();
     if (static_cast<int>(threadIdx.x) % kWarp == 0) barrier_arrive(empty());
   }
 };
-template <class... Rings> __device__ __forceinline__ void set_up_barriers(const Rings&... rings) {
+/// What a thread that loads says: a stage is full when its copies have landed, and a fence lets
+/// wgmma read them. It says so kBehind stages later, so that copies stay under way, or before it
+/// waits.
+constexpr std::uint32_t kNobodysBytes = 8;  // a barrier that nobody waits for
+template <int kBehind> class Announcer {
+ public:
+  __device__ explicit Announcer(std::uint32_t nobodys) : nobodys_(nobodys) {
+#pragma unroll
+    for (std::uint32_t& full : said_next_) full = nobodys;
+  }
+  /// `full`: of the stage whose copies were begun last.
+  __device__ __forceinline__ void announce(std::uint32_t full) {
+    close_copies();
+    wait_for_copies<kBehind>();
+    fence_for_wgmma();
+    say(said_next_[0]);
+#pragma unroll
+    for (int i = 1; i < kBehind; ++i) said_next_[i - 1] = said_next_[i];
+    said_next_[kBehind - 1] = full;
+  }
+  __device__ __forceinline__ void flush() {
+    wait_for_copies<0>();
+    fence_for_wgmma();
+#pragma unroll
+    for (std::uint32_t& full : said_next_) say(full), full = nobodys_;
+  }
+  template <class Stage> __device__ __forceinline__ void wait_empty(const Stage& stage) {
+    if (__all_sync(~0u, barrier_passed(stage.empty(), stage.parity))) return;
+    flush();
+    barrier_wait(stage.empty(), stage.parity);
+  }
+
+ private:
+  std::uint32_t nobodys_, said_next_[kBehind];
+  __device__ static void say(std::uint32_t full) {
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) barrier_arrive(full);
+  }
+};
+
+template <class... Rings>
+__device__ __forceinline__ void set_up_barriers(std::uint32_t nobodys, const Rings&... rings) {
   if (threadIdx.x == 0) {
+    barrier_init(nobodys, 1);
     (rings.set_up(), ...);
     barrier_init_done();
   }
   __syncthreads();
+}
+
+/// What a block loads: f(item, the next one) for each, with a record of it an item ahead, and one
+/// more stage of its owners' tiles that says that there is no other. begin(item) fetches early.
+template <class Items, class Tiles, class Out, class ItemOf, class Begin, class F>
+__device__ __forceinline__ void for_items(const Work& w, std::uint32_t slot, Items& items, const Tiles& tiles, Out& out,
+                                          const ItemOf& item_of, const Begin& begin, const F& f) {
+  Turns turns{w, slot};
+  turns.ask();
+  Item next = item_of(turns.last);
+  items.write(next);
+  begin(next);
+  while (next.number >= 0) {
+    const Item x = next;
+    const int i = turns.next();
+    if (i >= 0) next = item_of(i);
+    else next = {.number = -1};
+    f(x, next);
+  }
+  out.wait_empty(tiles);
+  out.announce(tiles.full());
+  out.flush();
 }
 
 /// A thread that loads: eight share a row, 16 bytes of every 128 a thread, so that lines stay
@@ -477,61 +534,13 @@ template <class Statistic, class F> __device__ __forceinline__ void for_scores(c
 
 // ---- masks and results -------------------------------------------------------------------------
 
-template <bool kQuery> __device__ __forceinline__ auto side_of(const TilingView& t, int i) {
-  if constexpr (kQuery) return bounds_of<2>(t, static_cast<std::size_t>(i));
-  else return place_of<2>(t, static_cast<std::size_t>(i));
-}
-__device__ __forceinline__ bool attends(const KeyPlace& k, const QueryBounds& q) { return hilt::attends(q, k); }
-/// A number that the compiler does not recognize: what follows from it is found again, not kept in
-/// registers meanwhile.
-__device__ __forceinline__ int anew(int i) {
-  asm volatile("" : "+r"(i));
-  return i;
-}
-/// The bits of a lane's 32 scores of a cell, as Visits lays them out. kQueries: rows are queries
-/// and columns keys; else the other way round. Words of masks are read early, where their latency
-/// is hidden; where there was no room for masks, coordinates are compared.
-template <bool kQueries>
-__device__ __forceinline__ std::uint32_t word_of(const Work& w, const auto& items, const Step& step, const Place& at) {
-  const int cell = step.cell(at.half);
-  if (cell >= Visits::kMasks)
-    return __ldg(w.mask + (cell - Visits::kMasks) * kWarpgroup + static_cast<int>(threadIdx.x) % kWarpgroup);
-  std::uint32_t word = 0;
-  if (cell == Visits::kCompare) {
-    const Item x = items.read();
-    const int last = x.row + x.rows - 1;
-    if constexpr (kQueries) {
-      const int own = x.row + at.row, column = at.quad() * 2;
-      const auto row0 = side_of<true>(w.lists, min(own, last)), row1 = side_of<true>(w.lists, min(own + 8, last));
-#pragma unroll 4
-      for (int i = 0; i < 16; ++i) {
-        const int here = i / 2 * 8 + column + i % 2;
-        const auto y = side_of<false>(w.lists, step.row + min(here, step.rows - 1));
-        const bool there = here < step.rows;
-        word |= static_cast<std::uint32_t>(there && own <= last && attends(row0, y)) << i |
-                static_cast<std::uint32_t>(there && own + 8 <= last && attends(row1, y)) << (16 + i);
-      }
-    } else {  // who owns keys has fewer registers: a warp compares its 16 rows with 32 columns at a time
-      const int first = x.row + at.half * kCell + at.warp * 16;
-      const auto row = side_of<false>(w.lists, min(first + at.lane % 16, last));
-#pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-        const int column = 32 * half + at.lane;
-        const bool there = column < step.rows;
-        const auto y = side_of<true>(w.lists, step.row + (there ? column : 0));
-#pragma unroll 4
-        for (int r = 0; r < 16; ++r) {
-          const KeyPlace its{__shfl_sync(~0u, row.rank, r), __shfl_sync(~0u, row.a, r), __shfl_sync(~0u, row.b, r)};
-          const std::uint32_t pairs = __ballot_sync(~0u, there && first + r <= last && attends(its, y));
-          if (r % 8 == at.lane / 4)
-#pragma unroll
-            for (int c = 0; c < 4; ++c)
-              word |= (pairs >> (8 * c + 2 * at.quad()) & 3) << (16 * (r / 8) + 8 * half + 2 * c);
-        }
-      }
-    }
-  }
-  return word;
+/// The bits of a lane's 32 scores of a cell, as Visits lays them out. Words of masks are read
+/// early, where their latency is hidden.
+__device__ __forceinline__ std::uint32_t word_of(const Work& w, const Step& step, const Place& at) {
+  const int cell = step.cell(at.half), thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  if (cell == Visits::kEmpty) return 0;
+  return __ldg(cell >= Visits::kMasks ? w.mask + (cell - Visits::kMasks) * kWarpgroup + thread
+                                      : w.made + (step.mask + at.half) * kWarpgroup + thread);
 }
 /// x = masked where a bit of its word is missing: 32 scores from `first` on.
 template <int N> __device__ __forceinline__ void mask(float (&x)[N], int first, std::uint32_t word, float masked) {
@@ -654,28 +663,24 @@ __device__ __forceinline__ void store_row(Half* row, const float (&x)[N], int h,
       *reinterpret_cast<uint4*>(row + (4 * g + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
   }
 }
-/// row = keep row + scale sums, in f32: a quad fills 32 bytes, a sector, at a time. Nothing is read
-/// where keep is 0.
+/// One row of sums = scale sums + keep before, of an f32 row, which is not read where keep is 0.
 template <int Chunks, int N>
-__device__ __forceinline__ void merge_row(float* row, const float (&x)[N], int h, float scale, float keep, int quad,
-                                          int chunks) {
-  constexpr int kEach = 4;
+__device__ __forceinline__ void add_row(float (&x)[N], int h, float scale, const float* before, float keep, int quad,
+                                        int chunks) {
+  const float2* const from = reinterpret_cast<const float2*>(before) + quad;
 #pragma unroll
-  for (int g = 0; g < Chunks; g += kEach) {
-    if (g >= chunks) break;
-    float2* const to = reinterpret_cast<float2*>(row + g * 8) + quad;
-    float2 y[kEach] = {};
-    if (keep != 0) {
-#pragma unroll
-      for (int c = 0; c < kEach; ++c)
-        if (g + c < chunks) y[c] = to[4 * c];
-    }
-#pragma unroll
-    for (int c = 0; c < kEach; ++c)
-      if (g + c < chunks)
-        to[4 * c] = make_float2(fmaf(keep, y[c].x, scale * x[4 * (g + c) + 2 * h]),
-                                fmaf(keep, y[c].y, scale * x[4 * (g + c) + 2 * h + 1]));
+  for (int c = 0; c < Chunks; ++c) {
+    const float2 y = keep != 0 && c < chunks ? from[4 * c] : float2{};
+    x[4 * c + 2 * h] = fmaf(keep, y.x, scale * x[4 * c + 2 * h]);
+    x[4 * c + 2 * h + 1] = fmaf(keep, y.y, scale * x[4 * c + 2 * h + 1]);
   }
+}
+/// One row of sums in f32: a quad fills 32 bytes, a sector, at a time.
+template <int Chunks, int N>
+__device__ __forceinline__ void store_wide_row(float* row, const float (&x)[N], int h, int quad, int chunks) {
+#pragma unroll
+  for (int c = 0; c < Chunks; ++c)
+    if (c < chunks) reinterpret_cast<float2*>(row)[4 * c + quad] = make_float2(x[4 * c + 2 * h], x[4 * c + 2 * h + 1]);
 }
 
 }  // namespace hilt::kernels::hopper

@@ -13,7 +13,7 @@
 //
 // A stage has one or two steps of 64 keys: two keep the tensor cores busier, one leaves out more.
 //
-// Merges: o is f32 and the state of an online softmax that goes on:
+// Merges: the state of an online softmax goes on, or ends here: O so far is f32, O' f32 or final.
 //
 //   L' = log(e^L + e^L_here)     O' = e^(L - L') O + e^(L_here - L') O_here
 #include "ops/hilbert/kernels/hopper/common.cuh"
@@ -29,9 +29,13 @@ constexpr int kSoftmaxBarrier = 2;  // and 3: of the second warpgroup
 
 struct ForwardProblem : Work {
   Operand q, k, v, o;
-  void* out;           // of 16 bits, or f32 with kMerges
-  float* lse;          // [B, H, L]
-  bool fresh;          // with kMerges: there is nothing to merge with
+  void* out;   // of 16 bits, or f32 where `wide`
+  float* lse;  // [B, H, L]
+  // With kMerges: whether out is f32, what there is to merge with, or null; L alone is read where
+  // `fresh` is not said.
+  const float* before;
+  Operand before_rows;
+  bool wide, fresh;
   Divisor heads_each;  // query heads that share a key head
 };
 
@@ -42,10 +46,11 @@ template <int D_, int kKeys> struct Layout {
   using QueryRing = Ring<D <= 192 ? 2 : 1, Queries::kBytes>;
   using KeyRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
   using Items = Records<QueryRing::kStages>;
-  static constexpr std::uint32_t kStepBytes = 2 * kSteps * 16;  // of a stage
+  static constexpr std::uint32_t kFull = 2 * kSteps * 16, kStepBytes = kFull + 16;  // of a stage
   static constexpr std::uint32_t q = 0, k = q + QueryRing::kBytes, v = k + KeyRing::kBytes, items = v + KeyRing::kBytes,
                                  steps = items + Items::kBytes, turns = steps + KeyRing::kStages * kStepBytes,
-                                 barriers = turns + 8, size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
+                                 nobodys = turns + 8, barriers = nobodys + kNobodysBytes,
+                                 size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
   static_assert(size <= kMostShared);
 };
 template <class M> struct Rings {
@@ -74,8 +79,11 @@ template <class M> struct Loader {
   int query = -1, key = -1;     // tokens of this thread, for what is loaded next
   const int4* visit = nullptr;  // of one step of the next stage, the first for even threads, if it has one
   bool whole = false;           // of which every row is there
+  int full = 0;                 // from it on, of one visit
+  Announcer<(M::KeyRing::kStages > 2 ? 4 : 2)> out{to.base + M::nobodys};
 
   __device__ __forceinline__ void fetch_stage() {
+    full = walk.full(M::kSteps);
     whole = walk.takes_whole(M::kSteps);
     if (whole) {
       key = gather.mine < M::Keys::kRows ? __ldg(p.lists.k_token.data() + walk.row - M::Keys::kRows + gather.mine) : 0;
@@ -97,16 +105,16 @@ template <class M> struct Loader {
   }
   __device__ __forceinline__ void run() {
     for_items(
-        p, to.base + M::turns, to.items, to.q, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
+        p, to.base + M::turns, to.items, to.q, out, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
         [&](const Item& x, const Item& next) { load(x, next), begin(next); });
   }
   /// Of an item the rows of Q, and those of K and V, stage by stage.
   __device__ __forceinline__ void load(const Item& x, const Item& next) {
     using Keys = typename M::Keys;
-    to.q.wait_empty();
+    out.wait_empty(to.q);
     to.items.write(next);
     if (x.steps > 0) gather.copy_held<typename M::Queries, 8>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token);
-    arrive_when_landed(to.q.full());
+    out.announce(to.q.full());
     to.q.next();
     int kv_head, rest;
     p.heads_each.split(x.head, kv_head, rest);
@@ -115,19 +123,21 @@ template <class M> struct Loader {
       const int held = key;
       const int4* const its_visit = visit;
       const bool its_whole = whole && p.chunks == M::D / 8;
+      const int its_full = full;
       visit = nullptr;
       if (walk.left > 0) fetch_stage();
-      to.k.wait_empty();
+      out.wait_empty(to.k);
       int token[4 * M::kSteps];
       gather.hand_out(held, token);
       gather.copy<Keys>(to.k.tile(), token, k, p.k.token, its_whole);
       if (threadIdx.x < 2 * M::kSteps)
         copy_step(to.steps(to.k) + threadIdx.x * 16, p.side, threadIdx.x < M::kSteps ? its_visit : visit);
-      arrive_when_landed(to.k.full());
+      if (threadIdx.x == 0) store_shared(to.steps(to.k) + M::kFull, its_full);
+      out.announce(to.k.full());
       const auto values = to.k.behind();
-      values.wait_empty();
+      out.wait_empty(values);
       gather.copy<Keys>(values.tile(), token, v, p.v.token, its_whole);
-      arrive_when_landed(values.full());
+      out.announce(values.full());
       to.k.next();
     }
   }
@@ -192,7 +202,8 @@ template <class E, class M, bool kDrops> struct Attend {
   KeyRing k = from.k;
   enum class Pairs { none, some, all } pairs;
   int cell[kParts];
-  std::uint32_t ahead[kParts];  // cells of the stage behind it
+  int full = 0;                 // how many stages from it on are full, as far as that is known
+  std::uint32_t ahead[kParts];  // cells of the stage behind it, if it was looked at
   std::uint32_t word[kParts];
   // With kDrops: where rows begin, and the words of what survives.
   StepRow step_row{};
@@ -207,13 +218,16 @@ template <class E, class M, bool kDrops> struct Attend {
     if constexpr (kTurns) named_arrive(kSoftmaxBarrier + (at.half ^ 1), kMultiplying);
   }
 
-  /// Takes the next stage, when its keys are there. What it has was read with the one before.
-  __device__ __forceinline__ void take(bool is_first) {
+  /// Takes the next stage, when its keys are there.
+  __device__ __forceinline__ void take() {
     k = from.k;
     from.k.next();
     k.wait_full();
-    bool any = false, all = true;
+  }
+  /// And looks at it. What it has was read with the one before, if that was looked at.
+  __device__ __forceinline__ void look(bool is_first) {
     const std::uint32_t steps = from.steps(k);
+    bool any = false, all = true;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
       const std::uint32_t its = steps + static_cast<std::uint32_t>(i) * 16;
@@ -225,13 +239,14 @@ template <class E, class M, bool kDrops> struct Attend {
       if constexpr (kDrops) step_row.go_on(step.row), row[i] = step_row.row;
     }
     pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
+    full = all && !kDrops ? max(agreed(load_shared(steps + M::kFull)), 1) : 0;
     if (pairs != Pairs::some) return;
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
       if (cell[i] != Visits::kFull) {
         const std::uint32_t its = steps + static_cast<std::uint32_t>(i) * 16;
         const std::uint32_t cells = static_cast<std::uint32_t>(cell[i]) << 16 * at.half;
-        word[i] = word_of<true>(p, from.items, step_of(its, cells, cell[i] == Visits::kCompare), at);
+        word[i] = word_of(p, step_of(its, cells, cell[i] == Visits::kCompare), at);
       }
   }
   __device__ __forceinline__ void mask_scores(float (&s)[kScores]) const {
@@ -320,27 +335,40 @@ template <class E, class M, bool kDrops> struct Attend {
     if constexpr (kDrops)
       step_row = {}, own = x.row + at.half * kCell,
       head = p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, x.head));
-    const int steps = x.steps;
     float s[kScores];
     std::uint32_t a[2 * kScores / 16][4];
     KeyRing v = k;                      // of the stage whose weights are packed
     bool first = true, packed = false;  // no product with V was begun; one is to be
-    for (int left = steps; left > 0; left -= kParts) {
-      take(left == steps);
+    bool looked = false;
+    for (int left = x.steps; left > 0;) {
+      take();
+      look(!looked);
+      looked = full <= 1;
+      left -= kParts * max(full, 1);
       if (pairs == Pairs::none) {
         if (packed) finish(v, a, o, first), first = packed = false;
         pass_by();
-      } else if (!packed) {
+        continue;
+      }
+      bool done = true;  // with the stage at hand
+      if (!packed) {
         begin(s);
         softmax.raise_maxima(s, p.scale_log2);
         softmax.exponentiate(s, p.scale_log2);
         pack_weights(a, s);
         if (!first) softmax.rescale(o);
-        v = k.behind(), packed = true;
-      } else {
-        if (pairs == Pairs::all) go_on<false>(v, s, a, o, softmax, first);
-        else go_on<true>(v, s, a, o, softmax, first);
+        v = k.behind(), packed = true, full = max(full - 1, 0);
+      } else if (full == 0) {
+        go_on<true>(v, s, a, o, softmax, first);
         v = k.behind(), first = false;
+      } else {
+        done = false;
+      }
+#pragma unroll 1
+      for (; full > 0; --full) {
+        if (done) take();
+        go_on<false>(v, s, a, o, softmax, first);
+        v = k.behind(), first = false, done = true;
       }
     }
     if (packed) finish(v, a, o, first), first = false;
@@ -351,7 +379,7 @@ template <class E, class M, bool kDrops> struct Attend {
 /// O and L of 64 queries.
 template <class E, int D, bool kMerges>
 __device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, const Place& at, const int (&token)[2],
-                                      const float (&o)[D / 2], const OnlineSoftmax& softmax, bool writes) {
+                                      float (&o)[D / 2], const OnlineSoftmax& softmax, bool writes) {
   float* const lse = p.lse + p.row(x.batch, x.head) * p.length;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -366,10 +394,13 @@ __device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, co
       float keep = 0;
       if (!p.fresh && there) l = merged(lse[token[h]], l, keep, share);
       __syncwarp();  // all four lanes of a row have read
-      if (there) merge_row<D / 8>(static_cast<float*>(p.out) + to, o, h, share, keep, at.quad(), p.chunks);
-    } else {
-      store_row<E, D / 8>(there ? static_cast<Half*>(p.out) + to : nullptr, o, h, share, at.quad(), p.chunks);
+      const float* const before = p.before + p.before_rows.offset(x.batch, x.head, max(token[h], 0));
+      add_row<D / 8>(o, h, share, before, p.before ? keep : 0.0f, at.quad(), p.chunks);
+      share = 1;
+      if (p.wide && there) store_wide_row<D / 8>(static_cast<float*>(p.out) + to, o, h, at.quad(), p.chunks);
     }
+    if (!kMerges || !p.wide)
+      store_row<E, D / 8>(there ? static_cast<Half*>(p.out) + to : nullptr, o, h, share, at.quad(), p.chunks);
     if (at.quad() == 0 && there) lse[token[h]] = l;
   }
 }
@@ -379,7 +410,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const int group = warpgroup();
   Rings<M> rings(shared_address(memory), group == 0);
-  set_up_barriers(rings.q, rings.k, rings.k.behind());
+  set_up_barriers(rings.base + M::nobodys, rings.q, rings.k, rings.k.behind());
   if (group == 0) {
     fewer_registers<kProducerRegisters>();
     Loader<M> loader{p, rings, Gather(p.chunks)};
@@ -418,7 +449,8 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
     bool finite = true;
     if (p.redo) finite = (token[0] < 0 || is_finite(o, 0)) && (token[1] < 0 || is_finite(o, 1));
     finite = p.template mark<false>(x, at.half, finite);
-    store<E, M::D, kMerges>(p, x, at, token, o, softmax, !kMerges || (finite && (p.fresh || any)));
+    const bool stays = kMerges && p.before == p.out && !any;  // as it was
+    store<E, M::D, kMerges>(p, x, at, token, o, softmax, !kMerges || (finite && !stays));
   }
   if (at.half == 0) attend.my_turn();
 }
@@ -426,22 +458,25 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
 }  // namespace
 
 template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f, const Marks& marks) {
-  ForwardProblem p{work_of<false>(where, f, marks)};
-  p.q = operand_of(f.q), p.k = operand_of(f.k), p.v = operand_of(f.v), p.o = operand_of(f.o);
-  p.out = f.o.data, p.lse = static_cast<float*>(f.lse), p.fresh = f.fresh;
-  p.heads_each = Divisor(static_cast<std::uint32_t>(f.sizes.heads / f.sizes.kv_heads));
-  const auto run = [&]<class M, bool kMerges>() {
-    const auto with = [&](auto kernel) { start(where, kernel, M::size, p, !kMerges || !p.side.busy); };
-    if constexpr (D <= 128)
-      if (p.drops) return with(forward_kernel<E, M, kMerges, true>);
-    with(forward_kernel<E, M, kMerges, false>);
-  };
-  const auto with_steps = [&]<bool kMerges>() {
-    if constexpr (D <= 128)
-      if (p.side.wide) return run.template operator()<Layout<D, 2 * kCell>, kMerges>();
-    run.template operator()<Layout<D, kCell>, kMerges>();
-  };
-  f.o.type == DType::f32 ? with_steps.template operator()<true>() : with_steps.template operator()<false>();
+  for_portions<false>(where, f, marks, [&](const Work& work) {
+    ForwardProblem p{work};
+    p.q = operand_of(f.q), p.k = operand_of(f.k), p.v = operand_of(f.v), p.o = operand_of(f.o);
+    p.out = f.o.data, p.lse = static_cast<float*>(f.lse), p.fresh = f.fresh, p.wide = f.o.type == DType::f32;
+    p.before = static_cast<const float*>(f.before.data), p.before_rows = operand_of(f.before);
+    p.heads_each = Divisor(static_cast<std::uint32_t>(f.sizes.heads / f.sizes.kv_heads));
+    const auto run = [&]<class M, bool kMerges>() {
+      const auto with = [&](auto kernel) { start(where, kernel, M::size, p, !p.wide || !p.side.busy); };
+      if constexpr (D <= 128)
+        if (p.drops) return with(forward_kernel<E, M, kMerges, true>);
+      with(forward_kernel<E, M, kMerges, false>);
+    };
+    const auto with_steps = [&]<bool kMerges>() {
+      if constexpr (D <= 128)
+        if (p.side.wide) return run.template operator()<Layout<D, 2 * kCell>, kMerges>();
+      run.template operator()<Layout<D, kCell>, kMerges>();
+    };
+    p.wide || !p.fresh ? with_steps.template operator()<true>() : with_steps.template operator()<false>();
+  });
 }
 
 template void hopper::forward<HILT_TYPE, HILT_DIM>(Cuda, const ForwardPass&, const Marks&);

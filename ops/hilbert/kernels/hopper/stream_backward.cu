@@ -16,7 +16,7 @@
 // Head dims beyond 128: there are not the registers for dK and dV of one's keys. A block owns 64
 // keys (kSplit), one warpgroup sums dK of them, the other dV.
 //
-// Adds: gradients are f32 and there already; every row has one owner, who adds to it.
+// Adds: to f32 sums of passes before, where a row has any; every row has one owner.
 #include "ops/hilbert/kernels/hopper/common.cuh"
 
 namespace hilt::kernels {
@@ -32,8 +32,12 @@ struct Pair {
 
 struct Pass : Work {
   Pair own, stream;
-  void *to_a, *to_b;  // gradients of what is owned, of 16 bits or, with kAdds, f32; dQ alone for queries
+  void *to_a, *to_b;  // gradients of what is owned, of 16 bits or, where `wide`, f32; dQ alone for queries
   Operand to;
+  const float *before_a, *before_b;  // with kAdds: the sums so far, or null
+  Operand before;
+  const std::int32_t* known;  // the owned rows that have any; null: all
+  bool wide;
   const float *lse, *delta;  // [B, H, L]
   int heads_each;            // query heads that share a key head
 };
@@ -41,9 +45,7 @@ struct Pass : Work {
 template <int D_, bool kKeys_> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kKeys = kKeys_, kSplit = kKeys && D > 128;
-  // dK and dV of one's keys take all registers that there are.
-  static constexpr int kProducerRegisters = kKeys && D == 128 ? 40 : 56,
-                       kConsumerRegisters = kKeys && D == 128 ? 232 : 224;
+  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
   static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
   static constexpr int kOwned = kSplit ? kCell : kTile;  // rows
   static constexpr int kStages = D == 64              ? 12
@@ -58,7 +60,7 @@ template <int D_, bool kKeys_> struct Layout {
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
   static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, statistic = stream + StreamRing::kBytes,
                                  steps = statistic + kStages * kRowBytes, items = steps + kStages * 32,
-                                 turns = items + Items::kBytes, barriers = turns + 8,
+                                 turns = items + Items::kBytes, nobodys = turns + 8, barriers = nobodys + kNobodysBytes,
                                  size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
   static_assert(size <= kMostShared);
 };
@@ -76,7 +78,7 @@ template <class M> struct Rings {
   __device__ void wait_for_step() const {
     auto second = stream;
     second.next();
-    stream.wait_landed();
+    stream.wait_full();
     second.wait_full();
   }
   __device__ std::uint32_t statistic() const { return stream.row(base + M::statistic, M::kRowBytes); }
@@ -107,6 +109,7 @@ template <class M> struct Loader {
   Walk walk;
   const int4* visit = nullptr;    // of the next step
   int owned = -1, streamed = -1;  // tokens of this thread, for what is loaded next
+  Announcer<(M::kStages > 5 ? 4 : 2)> out{to.base + M::nobodys};
 
   __device__ __forceinline__ void fetch_step() {
     const Step step = walk.take();
@@ -119,21 +122,21 @@ template <class M> struct Loader {
   }
   __device__ __forceinline__ void run() {
     for_items(
-        p, to.base + M::turns, to.items, to.own, [&](int i) { return item_of<M>(p, i); },
+        p, to.base + M::turns, to.items, to.own, out, [&](int i) { return item_of<M>(p, i); },
         [&](const Item& x) { begin(x); },
         [&](const Item& x, const Item& next) { load_owned(x, next), load_stream(x), begin(next); });
   }
   /// Of an item its own rows.
   __device__ __forceinline__ void load_owned(const Item& x, const Item& next) {
     using Own = typename M::Own;
-    to.own.wait_empty();
+    out.wait_empty(to.own);
     to.items.write(next);
     if (x.steps > 0) {
       const std::uint32_t tile = to.own.tile();
       gather.copy_held<Own, M::kOwned / 16>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token);
       gather.copy_held<Own, M::kOwned / 16>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token);
     }
-    arrive_when_landed(to.own.full());
+    out.announce(to.own.full());
     to.own.next();
   }
   /// And the tiles that stream by, with L and Delta of queries.
@@ -152,13 +155,13 @@ template <class M> struct Loader {
           if (M::kKeys && gather.mine < kCell)
             copy_4(to.statistic() + static_cast<std::uint32_t>(gather.mine) * 4, statistic + statistics + max(held, 0),
                    held >= 0);
-          arrive_when_landed(to.stream.full());
+          out.announce(to.stream.full());
           to.stream.next();
         };
-        to.stream.wait_empty();
+        out.wait_empty(to.stream);
         if (threadIdx.x < 2) copy_step(to.step() + threadIdx.x * 16, p.side, threadIdx.x == 0 ? its_visit : visit);
         copy_tile(a, p.stream.a.token, p.lse);
-        to.stream.wait_empty();
+        out.wait_empty(to.stream);
         copy_tile(b, p.stream.b.token, p.delta);
       }
     });
@@ -194,7 +197,7 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
     const std::uint32_t own = from.own.tile(), lse_at = from.statistic();
     const int cell = step.cell(at.half);
     std::uint32_t word = 0;
-    if (cell != Visits::kFull) word = word_of<false>(p, from.items, step, at);
+    if (cell != Visits::kFull) word = word_of(p, step, at);
     wgmma_begin();
     multiply_rows<E, Own, Stream>(s, own, from.stream.tile());
     wgmma_commit();
@@ -220,7 +223,7 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
     float s[32], t[32];
     const std::uint32_t own = from.own.tile() + (M::kSplit ? 0 : at.rows());
     std::uint32_t word = 0;
-    if constexpr (kMasked) word = word_of<!M::kKeys>(p, from.items, step, at);
+    if constexpr (kMasked) word = word_of(p, step, at);
     const auto stream_a = from.stream;
     const std::uint32_t a = from.stream.tile(), lse_at = from.statistic();
     wgmma_begin();
@@ -274,23 +277,27 @@ __device__ __forceinline__ void tokens_of(const Pass& p, const Item& x, const Pl
 /// The gradients of what is owned; with kSplit one of the two, by role.
 template <class E, class M, bool kAdds, int N>
 __device__ __forceinline__ void store(const Pass& p, const Item& x, const Place& at, int role, const int (&token)[2],
-                                      const float (&da)[M::D / 2], const float (&db)[N], bool finite) {
+                                      float (&da)[M::D / 2], float (&db)[N], bool finite) {
   constexpr int kChunks = M::D / 8;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const bool there = token[h] >= 0;
-    const std::int64_t to = p.to.offset(x.batch, x.head, max(token[h], 0));
-    const auto put = [&](void* base, const auto& sums, float scale) {
+    const bool there = token[h] >= 0 && (!kAdds || finite);
+    const std::int64_t to = p.to.offset(x.batch, x.head, max(token[h], 0)),
+                       from = kAdds ? p.before.offset(x.batch, x.head, max(token[h], 0)) : 0;
+    const bool known = kAdds && there && (!p.known || __ldg(p.known + x.row + at.row + 8 * h) != 0);
+    const auto put = [&](void* base, const float* before, auto& sums, float scale) {
       if constexpr (kAdds) {
-        if (there && finite)
-          merge_row<kChunks>(static_cast<float*>(base) + to, sums, h, scale, 1.0f, at.quad(), p.chunks);
-      } else {
-        store_row<E, kChunks>(there ? static_cast<Half*>(base) + to : nullptr, sums, h, scale, at.quad(), p.chunks);
+        add_row<kChunks>(sums, h, scale, before + from, known && before ? 1.0f : 0.0f, at.quad(), p.chunks);
+        scale = 1;
+        if (p.wide && there) store_wide_row<kChunks>(static_cast<float*>(base) + to, sums, h, at.quad(), p.chunks);
       }
+      if (!kAdds || !p.wide)
+        store_row<E, kChunks>(there ? static_cast<Half*>(base) + to : nullptr, sums, h, scale, at.quad(), p.chunks);
     };
-    if constexpr (M::kSplit) put(role == 0 ? p.to_a : p.to_b, da, role == 0 ? p.scale : 1.0f);
-    else put(p.to_a, da, p.scale);
-    if constexpr (M::kKeys && !M::kSplit) put(p.to_b, db, p.survivor);
+    if constexpr (M::kSplit)
+      put(role == 0 ? p.to_a : p.to_b, role == 0 ? p.before_a : p.before_b, da, role == 0 ? p.scale : 1.0f);
+    else put(p.to_a, p.before_a, da, p.scale);
+    if constexpr (M::kKeys && !M::kSplit) put(p.to_b, p.before_b, db, p.survivor);
   }
 }
 
@@ -300,7 +307,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
   constexpr int D = M::D;
   const int group = warpgroup();
   Rings<M> rings(shared_address(memory), group == 0);
-  set_up_barriers(rings.own, rings.stream);
+  set_up_barriers(rings.base + M::nobodys, rings.own, rings.stream);
   if (group == 0) {
     fewer_registers<M::kProducerRegisters>();
     Loader<M> loader{p, rings, Gather(p.chunks)};
@@ -380,7 +387,8 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
       }
     }
     finite = p.template mark<M::kSplit>(x, at.half, finite);
-    if (!kAdds || !first) store<E, M, kAdds>(p, x, at, role, token, da, db, finite);
+    const bool stays = kAdds && p.before_a == p.to_a && first;  // as it was
+    if (!stays) store<E, M, kAdds>(p, x, at, role, token, da, db, finite);
   }
 }
 
@@ -391,22 +399,29 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
   const TilingView& view = on_device(*b.tiling, where);
   const Pair keys{operand_of(b.k), operand_of(b.v), view.k_token};
   const Pair queries{operand_of(b.q), operand_of(b.d_o), view.q_token};
-  const auto run = [&]<class M, bool kAdds>(const Pair& own, const Pair& stream, const Output& to_a, void* to_b) {
-    Pass p{work_of<M::kKeys>(where, b, marks)};
-    if (M::kSplit) p.items *= 2;
-    p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b, p.to = operand_of(to_a);
-    p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
-    p.heads_each = static_cast<int>(b.sizes.heads / b.sizes.kv_heads);
-    const auto with = [&](auto kernel) { start(where, kernel, M::size, p, !kAdds || !p.side.busy); };
-    if constexpr (D <= 128)
-      if (p.drops) return with(stream_backward_kernel<E, M, kAdds, true>);
-    with(stream_backward_kernel<E, M, kAdds, false>);
+  const auto run = [&]<class M>(const Pair& own, const Pair& stream, const Output& to_a, void* to_b,
+                                const Input& before_a, const void* before_b, std::span<const std::int32_t> known) {
+    if (!to_a.data) return;
+    for_portions<M::kKeys>(where, b, marks, [&](const Work& work) {
+      Pass p{work};
+      if (M::kSplit) p.items *= 2;
+      p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b, p.to = operand_of(to_a);
+      p.before_a = static_cast<const float*>(before_a.data), p.before_b = static_cast<const float*>(before_b);
+      p.before = operand_of(before_a), p.wide = to_a.type == DType::f32;
+      p.known = b.listed && !known.empty() ? known.data() : nullptr;
+      p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
+      p.heads_each = static_cast<int>(b.sizes.heads / b.sizes.kv_heads);
+      const auto with = [&](auto kernel) { start(where, kernel, M::size, p, !p.wide || !p.side.busy); };
+      const auto adds = [&]<bool kAdds>() {
+        if constexpr (D <= 128)
+          if (p.drops) return with(stream_backward_kernel<E, M, kAdds, true>);
+        with(stream_backward_kernel<E, M, kAdds, false>);
+      };
+      p.wide || p.before_a ? adds.template operator()<true>() : adds.template operator()<false>();
+    });
   };
-  const auto both = [&]<bool kAdds>() {
-    run.template operator()<Layout<D, true>, kAdds>(keys, queries, b.dk, b.dv.data);
-    run.template operator()<Layout<D, false>, kAdds>(queries, keys, b.dq, nullptr);
-  };
-  b.dq.type == DType::f32 ? both.template operator()<true>() : both.template operator()<false>();
+  run.template operator()<Layout<D, true>>(keys, queries, b.dk, b.dv.data, b.dk_before, b.dv_before.data, view.k_known);
+  run.template operator()<Layout<D, false>>(queries, keys, b.dq, nullptr, b.dq_before, nullptr, view.q_known);
 }
 
 template void hopper::stream_backward<HILT_TYPE, HILT_DIM>(Cuda, const BackwardPass&, const Marks&);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <iostream>
 #include <map>
 #include <string>
@@ -33,18 +34,37 @@ struct Work {
   Index products = 0;  // pairs of listed tiles
   std::vector<std::pair<std::int32_t, std::int32_t>> pairs;
 };
-/// What listed tiles hold; full ones attend throughout.
+/// What listed tiles hold; full ones attend throughout. Where pairs are listed, what the lists
+/// hold.
 Work work_of(const Tiling& t) {
   Work w;
   for (std::size_t i = 0; i < t.q_tile.size(); ++i)
     for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
       const Tiling::Ref ref = t.keys[at(e)];
       const Tiling::Range q = t.q_tile[i], k = t.k_tile[at(ref.tile)];
+      const auto pair = [&](Index a, Index b) {
+        w.pairs.emplace_back(t.q_token[at(q.begin + a)], t.k_token[at(k.begin + b)]);
+      };
+      if (!t.pair_begin.empty() && t.pair_begin[at(ref.tile)] >= 0) {
+        const std::uint8_t* list = t.pair_list.data() + t.pair_begin[at(ref.tile)];
+        std::vector<std::array<Index, 3>> by_row, by_key;  // query, key, which of the query's keys
+        for (Index a = 0; a < q.end - q.begin; ++a)
+          for (Index n = *list++, slot = 0; slot < n; ++slot) by_row.push_back({a, *list++, slot});
+        for (Index b = 0; b < k.end - k.begin; ++b)
+          for (Index n = *list++; n > 0; --n, list += 2) by_key.push_back({list[0], b, list[1]});
+        std::ranges::sort(by_key);
+        EXPECT_EQ(by_row, by_key);  // ascending, too
+        EXPECT_EQ(std::ranges::count(t.keys, ref.tile, &Tiling::Ref::tile), 1) << "of one tile of queries";
+        for (const auto& [a, b, slot] : by_row) pair(a, b);
+        w.products += std::ssize(by_row);
+        continue;
+      }
       w.products += Index{q.end - q.begin} * (k.end - k.begin);
-      Index pairs = 0;
-      for (auto a = q.begin; a < q.end; ++a)
-        for (auto b = k.begin; b < k.end; ++b)
-          if (attends(t, at(a), at(b))) ++pairs, w.pairs.emplace_back(t.q_token[at(a)], t.k_token[at(b)]);
+      const std::size_t before = w.pairs.size();
+      for (Index a = 0; a < q.end - q.begin; ++a)
+        for (Index b = 0; b < k.end - k.begin; ++b)
+          if (attends(t, at(q.begin + a), at(k.begin + b))) pair(a, b);
+      const auto pairs = static_cast<Index>(w.pairs.size() - before);
       EXPECT_GT(pairs, 0) << "tile of queries " << i << " lists an empty tile of keys";
       EXPECT_EQ(ref.partial, pairs < Index{q.end - q.begin} * (k.end - k.begin));
     }
@@ -68,23 +88,40 @@ void judge_tiles(const std::vector<Tiling::Range>& tiles, std::size_t listed) {
   EXPECT_EQ(at(end), listed);
 }
 
-/// From the last tile of queries to the first, every share is the next turn of its rows, and a
-/// token of keys is always among the same rows.
+/// From the last run to the first, a run has the next turn of each part of the keys that it meets,
+/// ended by its last share of it; a token of keys is always in the same part, and first once.
 void judge_shares(const Tiling& t) {
   std::vector<std::int32_t> turn(t.turns.size());
   std::map<std::int32_t, std::int32_t> rows_of;
-  for (std::size_t i = t.q_tile.size(); i-- > 0;)
-    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
+  std::map<std::int32_t, Index> firsts;
+  for (std::size_t run = t.runs.size(); run-- > 0;) {
+    std::map<std::int32_t, bool> ended;
+    const std::size_t first = at(t.runs[run].begin), end = at(t.runs[run].end);
+    for (std::int32_t visit = 0;; ++visit) {
+      std::int32_t e = -1;
+      for (std::size_t i = first; i < end; ++i)
+        if (visit < t.keys_begin[i + 1] - t.keys_begin[i]) e = t.keys_begin[i] + visit;
+      if (e < 0) break;
       const Tiling::Range k = t.k_tile[at(t.keys[at(e)].tile)];
       std::size_t s = at(t.share_begin[at(e)]);
       for (auto from = k.begin; from < k.end; from = t.share[s++].end) {
         const Tiling::Share share = t.share[s];
         ASSERT_TRUE(share.end > from && share.end <= k.end);
-        EXPECT_EQ(share.turn, turn[at(share.rows)]++);
-        for (auto j = from; j < share.end; ++j)
+        EXPECT_EQ(share.turn, turn[at(share.rows)]);
+        EXPECT_FALSE(ended[share.rows]) << "its turn is over";
+        ended[share.rows] = share.last;
+        for (auto j = from; j < share.end; ++j) {
           EXPECT_EQ(rows_of.try_emplace(t.k_token[at(j)], share.rows).first->second, share.rows);
+          const bool known = !firsts.try_emplace(t.k_token[at(j)]).second;
+          EXPECT_EQ(known, !(share.first && t.k_first[at(j)])) << "the first is written, others are added";
+        }
       }
     }
+    for (const auto& [rows, over] : ended) {
+      EXPECT_TRUE(over);
+      ++turn[at(rows)];
+    }
+  }
   EXPECT_EQ(turn, t.turns);
 }
 
@@ -94,8 +131,9 @@ TEST(Compact, HoldsThePairsOfTheTilingInNoMoreProducts) {
   std::vector<PlanSpec> specs;
   for (const char* order : {"row", "hilbert"})
     for (const Causality causality : {Causality::none, Causality::token, Causality::curve}) {
-      for (const char* pattern : {"dense", "segment:16", "segment:100", "segment:300,dilation=4", "slide:5", "slide:90",
-                                  "neighborhood:33", "segment:64+slide:9"})
+      for (const char* pattern :
+           {"dense", "segment:7", "segment:16", "segment:100", "segment:300,dilation=4", "segment:9,dilation=4",
+            "slide:5", "slide:90", "neighborhood:33", "segment:64+slide:9"})
         specs.push_back(spec_of(700, order, pattern, causality));
       for (const char* pattern : {"window2d:3x5", "window2d:8x8", "slide2d:2x3", "neighborhood2d:5x7"})
         specs.push_back(
@@ -110,18 +148,40 @@ TEST(Compact, HoldsThePairsOfTheTilingInNoMoreProducts) {
     const Plan plan(s);
     for (const Tiling& t : plan.tilings()) {
       SCOPED_TRACE(to_string(s.order) + " " + to_string(s.pattern) + " " + std::string(name_of(s.causality)));
-      const Tiling& lists = compact(t);
-      EXPECT_EQ(&lists, &compact(t)) << "made twice";
-      judge_tiles(lists.q_tile, t.q_token.size());
-      judge_tiles(lists.k_tile, lists.k_token.size());
-      EXPECT_EQ(ascending(lists.q_token), ascending(t.q_token));
-      const Work whole = work_of(t), compacted = work_of(lists);
-      EXPECT_EQ(compacted.pairs, whole.pairs);
-      EXPECT_EQ(lists.pairs, t.pairs);
-      EXPECT_LE(compacted.products, whole.products);
-      judge_shares(lists);
+      const Work whole = work_of(t);
+      for (const bool by_pairs : {false, true}) {
+        const Tiling& lists = compact(t, by_pairs);
+        EXPECT_EQ(&lists, &compact(t, by_pairs)) << "made twice";
+        judge_tiles(lists.q_tile, t.q_token.size());
+        judge_tiles(lists.k_tile, lists.k_token.size());
+        EXPECT_EQ(ascending(lists.q_token), ascending(t.q_token));
+        const Work compacted = work_of(lists);
+        EXPECT_EQ(compacted.pairs, whole.pairs);
+        EXPECT_EQ(lists.pairs, t.pairs);
+        EXPECT_LE(compacted.products, whole.products);
+        EXPECT_TRUE(by_pairs || lists.pair_list.empty());
+        judge_shares(lists);
+      }
     }
   }
+}
+
+TEST(Compact, TakesFewKeysAQueryInPairs) {
+  const auto listed = [](const char* order, const char* pattern, Causality causality = Causality::none) {
+    const Plan plan(spec_of(4096, order, pattern, causality));
+    const Tiling& t = compact(plan.tilings()[0], true);
+    std::cout << "  " << order << ", " << pattern << ": tiles of "
+              << static_cast<double>(t.q_token.size()) / static_cast<double>(t.q_tile.size()) << " queries, "
+              << static_cast<double>(t.k_token.size()) / static_cast<double>(t.q_token.size())
+              << " keys listed a query, " << t.pair_list.size() << " bytes of pairs\n";
+    return !t.pair_list.empty();
+  };
+  EXPECT_TRUE(listed("row:64x64", "neighborhood2d:3x3"));
+  EXPECT_TRUE(listed("hilbert", "segment:32", Causality::token));
+  EXPECT_TRUE(listed("row", "segment:2,dilation=2"));
+  EXPECT_TRUE(listed("hilbert:64x64", "neighborhood2d:9x9"));
+  EXPECT_FALSE(listed("row", "segment:128")) << "products of whole tiles cost less";
+  EXPECT_FALSE(listed("row", "dense"));
 }
 
 TEST(Compact, ListsWhatSmallPatchesAskFor) {

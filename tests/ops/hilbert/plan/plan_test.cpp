@@ -18,6 +18,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "ops/hilbert/plan/attends.h"
 #include "tests/support/reference.h"
 #include "tests/support/scale.h"
 #include "tests/support/settings.h"
@@ -805,4 +806,56 @@ TEST(Plan, NoTokensOrOne) {
         EXPECT_EQ(plan.stats().pairs, has_key) << pattern;
         EXPECT_EQ(plan.empty_rows(), length == 1 && !has_key);
       }
+}
+
+// Branches that list the same queries are one tiling for who owns queries, with a key as often as
+// branches have it; rows that a branch before has are known.
+TEST(Plan, BranchesJoined) {
+  constexpr const char* kBranches = "segment:100+segment:300,dilation=3+segment:900,dilation=9";
+  for (const Causality causality : {Causality::none, Causality::token}) {
+    const Plan plan(spec_of(1800, kBranches, "hilbert", causality));
+    ASSERT_TRUE(plan.heads_agree());
+    const auto its = plan.tilings_of(0);
+    const Tiling* const joined = joined_tiling(plan.parts()[0], its);
+    ASSERT_NE(joined, nullptr);
+    EXPECT_EQ(joined, joined_tiling(plan.parts()[0], its)) << "made once";
+    std::map<std::pair<std::int32_t, std::int32_t>, Index> times;
+    Index pairs = 0;
+    for (std::size_t i = 0; i < joined->q_tile.size(); ++i)
+      for (auto e = joined->keys_begin[i]; e < joined->keys_begin[i + 1]; ++e) {
+        const auto [tile, partial] = joined->keys[static_cast<std::size_t>(e)];
+        const Tiling::Range k = joined->k_tile[static_cast<std::size_t>(tile)];
+        for (auto q = static_cast<std::size_t>(joined->q_tile[i].begin); std::cmp_less(q, joined->q_tile[i].end); ++q)
+          for (auto j = static_cast<std::size_t>(k.begin); std::cmp_less(j, k.end); ++j)
+            if (!partial || attends(*joined, q, j)) ++times[{joined->q_token[q], joined->k_token[j]}], ++pairs;
+      }
+    EXPECT_EQ(pairs, joined->pairs);
+    for (Index t = 0; t < plan.length(); t += 7)
+      for (Index u = 0; u < plan.length(); ++u) {
+        const auto found = times.find({static_cast<std::int32_t>(t), static_cast<std::int32_t>(u)});
+        ASSERT_EQ(found == times.end() ? 0 : found->second, plan.attends(0, t, u)) << t << ' ' << u;
+      }
+    std::set<std::int32_t> before;  // keys; queries are all known
+    for (const std::int32_t i : its) {
+      const Tiling& t = plan.tilings()[static_cast<std::size_t>(i)];
+      EXPECT_TRUE(t.q_known.empty());
+      for (std::size_t j = 0; j < t.k_known.size(); ++j)
+        EXPECT_EQ(t.k_known[j], before.contains(t.k_token[j])) << "tiling " << i << " key " << j;
+      EXPECT_EQ(t.k_known.empty(), i == its[0]);
+      before.insert(t.k_token.begin(), t.k_token.end());
+    }
+  }
+  const Plan apart(spec_of(1800, kBranches, "row", Causality::none, DilationMode::residue));
+  EXPECT_EQ(joined_tiling(apart.parts()[0], apart.tilings_of(0)), nullptr);
+  const Plan sparse(spec_of(1800, kBranches, "row", Causality::none, DilationMode::longnet));
+  EXPECT_EQ(joined_tiling(sparse.parts()[0], sparse.tilings_of(0)), nullptr);
+  EXPECT_FALSE(sparse.tilings()[0].q_known.empty());
+  PlanSpec more(spec_of(3, "dense+dense"));  // queries than keys
+  more.cross = 500;
+  const Plan crossed(more);
+  for (const std::int32_t i : crossed.tilings_of(0))
+    EXPECT_EQ(crossed.tilings()[static_cast<std::size_t>(i)].q_token.size(), 500u);
+  EXPECT_NE(joined_tiling(crossed.parts()[0], crossed.tilings_of(0)), nullptr);
+  const Plan grouped(spec_of(1800, kBranches, "row", Causality::none, DilationMode::head_groups, 3));
+  EXPECT_FALSE(grouped.heads_agree());
 }

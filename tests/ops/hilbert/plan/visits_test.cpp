@@ -118,6 +118,36 @@ TEST(Visits, CoverWhatTheTilingLists) {
 
 std::size_t masks(const Visits& v) { return v.mask.size() / Visits::kWords; }
 
+// Masks that a call makes are numbered from 0 in each portion of owners, two a visit, and fit it.
+TEST(Visits, NumberTheMasksThatACallMakes) {
+  const Tiling& t = plan_of(2048, "segment:777", "hilbert", Causality::token)->tilings()[0];
+  for (const Index portion : {Visits::kPortion, Index{40}}) {
+    const Visits v = visits_of(t, 0, portion);
+    for (const VisitSide* side : {&v.queries, &v.keys}) {
+      ASSERT_GE(side->portion.size(), portion == 40 ? 4u : 2u);
+      EXPECT_EQ(side->portion.front(), 0);
+      EXPECT_EQ(side->portion.back(), std::ssize(side->owner));
+      Index most = 0;
+      for (std::size_t i = 0; i + 1 < side->portion.size(); ++i) {
+        std::int32_t next = 0;
+        for (auto o = side->portion[i]; o < side->portion[i + 1]; ++o) {
+          const VisitSide::Owner& own = side->owner[at(o)];
+          for (auto e = own.first; e < own.first + own.visits; ++e)
+            if (const auto& visit = side->visit[at(e)]; std::ranges::count(visit.cell, Visits::kCompare) > 0) {
+              EXPECT_EQ(visit.mask, next);
+              EXPECT_LE(visit.rows, Visits::kCell);
+              next += 2;
+            }
+          EXPECT_EQ(own.front.mask, side->visit[at(own.first)].mask);
+        }
+        most = std::max<Index>(most, next);
+      }
+      EXPECT_EQ(side->made, most);
+      EXPECT_LE(most, portion);
+    }
+  }
+}
+
 // Few masks are left of many partial tiles, and few visits of many full ones.
 TEST(Visits, KeepEqualMasksOnce) {
   const Visits causal = visits_of(plan_of(8192, "dense", "row", Causality::token)->tilings()[0]);

@@ -1,0 +1,146 @@
+#pragma once
+#include <algorithm>
+#include "core/cuda/reduce.cuh"
+#include "core/tensor.h"
+#include "ops/hilbert/kernels/cuda/problem.cuh"
+
+// Score terms on a GPU: the formulas of kernels/terms.h, a pair a lane, and sums of their gradients
+// that have one owner each, so that their order is fixed. A block that owns queries adds up what
+// slopes, tables and elements of a bias get; what a whole row or column of a bias gets is summed by
+// the block that owns the query or the key.
+
+namespace hilt::kernels {
+
+/// A query or a key as terms see it: its cell, its name, its row or column of a bias.
+struct TermSide {
+  Site cell;
+  std::int32_t name, line;
+  /// That of another lane. All lanes.
+  __device__ __forceinline__ TermSide of_lane(int lane) const {
+    const auto get = [&](std::int32_t x) { return __shfl_sync(~0u, x, lane); };
+    return {{get(cell.a), get(cell.b), get(cell.c)}, get(name), get(line)};
+  }
+  __device__ __forceinline__ Site site(bool on_grid) const { return on_grid ? cell : Site{0, 0, name}; }
+};
+/// Of entry i of the queries or keys of a tiling.
+template <bool kKeys> __device__ __forceinline__ TermSide side_of(const Problem& p, const Tiling::Place& at, int i) {
+  const std::int32_t name = (kKeys ? p.t.k_name : p.t.q_name)[i];
+  TermSide x{{}, name, !kKeys && p.bias_has_rows_of_q ? at.q + p.t.q_token[i] : at.k + name};
+  if (p.terms.slopes_on_grid || p.terms.table_on_grid) x.cell = site_of(p.t.grid, true, name);
+  return x;
+}
+
+/// A score with its terms, and what their gradients ask for. masked: by the bias.
+struct Termed {
+  float s, cap_slope = 1, distance = 0;
+  std::int32_t entry = 0;
+  bool masked = false;
+};
+/// z: c q . k; T: the type of q, and of a bias that is not f32.
+template <class T>
+__device__ __forceinline__ Termed termed(const Problem& p, Index b, Index h, const TermSide& q, const TermSide& k,
+                                         float z) {
+  const Terms& terms = p.terms;
+  Termed x{z};
+  if (p.cap != 0) {
+    const Capped<float> c = capped(z, p.cap, p.inverse_cap);
+    x.s = c.s, x.cap_slope = c.slope;
+  }
+  if (terms.slopes) {
+    const bool on_grid = terms.slopes_on_grid;
+    x.distance = static_cast<float>(distance(q.site(on_grid), k.site(on_grid)));
+    x.s -= static_cast<const float*>(terms.slopes)[h] * x.distance;
+  }
+  if (terms.table) {
+    x.entry = entry(terms.reach, q.site(terms.table_on_grid), k.site(terms.table_on_grid));
+    x.s += static_cast<const float*>(terms.table)[h * terms.entries + x.entry];
+  }
+  if (terms.bias.data) {
+    const Index at = terms.bias.offset(b, h, q.line) + k.line * terms.bias.key;
+    const float bias = terms.bias.type == DType::f32 ? static_cast<const float*>(terms.bias.data)[at]
+                                                     : static_cast<float>(static_cast<const T*>(terms.bias.data)[at]);
+    x.s += bias, x.masked = bias == -INFINITY;
+  }
+  return x;
+}
+
+/// Where a pass adds up gradients of terms. Slopes and table have no one owner: a warp that owns
+/// queries adds to a share of its own, and add_shares() adds these up.
+struct TermSums {
+  TermGradients to;
+  float* share = nullptr;  // [heads, shares, entries + 1], zeros before; the last is of distances
+  Index shares = 0, entries = 0;
+  __device__ float* share_of(Index h, Index i) const { return share + (h * shares + i) * (entries + 1); }
+  /// Whether bias gets a sum of each row, of each column, else an element a pair.
+  constexpr bool by_row() const { return to.bias.data && to.bias.key == 0; }
+  constexpr bool by_column() const { return to.bias.data && to.bias.key != 0 && to.bias.query == 0; }
+  constexpr bool by_pair() const { return to.bias.data && to.bias.key != 0 && to.bias.query != 0; }
+  __device__ float* bias_at(Index b, Index h, const TermSide& q, const TermSide& k) const {
+    return static_cast<float*>(to.bias.data) + to.bias.offset(b, h, q.line) + k.line * to.bias.key;
+  }
+};
+/// Takes dS of a pair a lane, 0 where it does not attend, for a warp that owns the queries; sums
+/// over distances go to d_distance. All lanes.
+__device__ __forceinline__ void collect(const TermSums& sums, float* share, Index b, Index h, const TermSide& q,
+                                        const TermSide& k, const Termed& x, bool attends, float ds, float& d_distance) {
+  d_distance = fmaf(ds, x.distance, d_distance);
+  if (sums.by_pair() && attends) *sums.bias_at(b, h, q, k) += ds;
+  if (!sums.to.table) return;
+  const unsigned pairs = __ballot_sync(~0u, attends), peers = __match_any_sync(~0u, attends ? x.entry : -1);
+  float sum = ds;
+  if (__all_sync(~0u, !attends || peers == pairs)) {
+    sum = cuda::warp_reduce<cuda::Sum>(ds);
+  } else {
+    unsigned rest = attends ? peers & (peers - 1) : 0;  // all but the first, who writes
+    while (__any_sync(~0u, rest != 0)) {
+      const float other = __shfl_sync(~0u, ds, rest != 0 ? __ffs(rest) - 1 : 0);
+      if (rest != 0) sum += other, rest &= rest - 1;
+    }
+  }
+  if (attends && static_cast<int>(threadIdx.x) % cuda::kWarp == __ffs(peers) - 1) share[x.entry] += sum;
+  __syncwarp();  // the next one's may be of another lane
+}
+__device__ __forceinline__ void collect_distances(const TermSums& sums, float* share, float d_distance) {
+  d_distance = cuda::warp_reduce<cuda::Sum>(d_distance);
+  if (sums.to.slopes && threadIdx.x % cuda::kWarp == 0) share[sums.entries] += d_distance;
+}
+
+/// run(problem) for the listed heads, as many at a time as a kernel parameter holds. Heads and rows
+/// of the batch that add to the same elements of a bias's gradient come one after the other.
+template <class Run> void in_portions(Cuda where, const AttentionPass& pass, Run&& run, const TermSums& sums = {}) {
+  const Index places = pass.place_count();
+  if (pass.sizes.dim == 0 || places == 0) return;
+  const PairTensor<void>& bias = sums.to.bias;
+  const Index heads = sums.by_pair() && bias.head == 0 ? 1 : kMaxHeads,
+              row = pass.places && !pass.places->each_row ? 1 : places / pass.sizes.batch,
+              each = sums.by_pair() && bias.batch == 0 ? row : places;
+  for (Index first = 0; first < pass.n_heads; first += heads) {
+    AttentionPass portion = pass;
+    portion.heads += first, portion.n_heads = std::min(heads, pass.n_heads - first);
+    Problem p = problem_of(where, portion);
+    for (p.n_places = each; p.first_place < places; p.first_place += each) run(p);
+  }
+}
+
+/// The most blocks of a head where they take turns.
+inline Index blocks_of_head(Cuda where, const AttentionPass& pass) {
+  return std::max<Index>(4 * cuda::properties(where.device).multiprocessors / pass.sizes.heads, 1);
+}
+constexpr Index kShareBytes = Index{64} << 20;
+
+/// Says where gradients of terms go, and makes shares for the blocks of a head, at most so many.
+inline Tensor prepare(Cuda where, const BackwardPass& b, Index warps, TermSums& sums, Index& blocks) {
+  if (b.d_terms) sums.to = *b.d_terms, sums.to.bias.query_row = nullptr;
+  if (!sums.to.slopes && !sums.to.table) return {};
+  sums.entries = sums.to.table ? b.terms->entries : 0;
+  const Index heads = b.sizes.heads, of_block = heads * warps * (sums.entries + 1) * 4;
+  blocks = std::min({blocks, blocks_of_head(where, b), kShareBytes / of_block + 1});
+  sums.shares = blocks * warps;
+  Tensor memory = zeros({heads, sums.shares, sums.entries + 1}, DType::f32, {Device::Kind::cuda, where.device});
+  sums.share = memory.mutable_data<float>();
+  return memory;
+}
+/// dslopes and dtable of all shares, in their order (plain.cu).
+void add_shares(Cuda where, const TermSums& sums, Index heads);
+
+}  // namespace hilt::kernels
