@@ -93,15 +93,15 @@ struct Tiling {
     struct OnDevice;
     mutable std::shared_ptr<OnDevice> device_images;  // see OnDevice
   };
-  /// Of compact() lists: where kernels that own queries add up gradients of keys. The keys of an
-  /// entry e of `keys`, up to `end`, are among `rows`, one of several parts of all keys.
-  /// turns[rows] runs add to these, and this one is number `turn`, which its `last` share of them
-  /// ends. In `first` ones are keys that come in no turn before, those of k_first. Shares of an
-  /// entry follow each other from share[share_begin[e]] on; of an entry that tiles of a run have
-  /// in common, the last's.
+  /// Of compact() lists: where kernels that own queries add up gradients of keys. Shares of an
+  /// entry e of `keys` follow each other from share[share_begin[e]] on; of an entry that tiles of a
+  /// run have in common, the last's.
   struct Share {
-    std::int32_t rows, end, turn;
-    bool last, first;  // as above
+    std::int32_t rows;  ///< which of several parts of all keys these keys are in
+    std::int32_t end;   ///< of the entry's keys, those before this one
+    std::int32_t turn;  ///< of the turns[rows] runs that add to that part, the number of this one
+    bool last;          ///< ends the turn
+    bool first;         ///< has keys that come in no turn before, those of k_first
   };
   std::vector<std::int32_t> share_begin;  // [entries]
   std::vector<Share> share;               // in order of turns
