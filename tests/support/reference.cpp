@@ -133,12 +133,11 @@ struct Where {
 };
 
 /// Whether a slide (`reach` cells) or a neighborhood (`reach` keys) of an axis of n cells lists u
-/// for t: the classes written out as lists of their cells.
+/// for t: cells t % d, t % d + d, .. are a class, in which t is number i of `count`.
 bool near(bool slides, Index reach, const Branch::Axis& axis, Index n, Index t, Index u) {
   const Index d = axis.dilation, s = axis.stride;
   if (t % d != u % d || (axis.causal && u > t)) return false;
-  Index i = 0, k = 0, count = 0;
-  for (Index cell = t % d; cell < n; cell += d, ++count) i = cell == t ? count : i, k = cell == u ? count : k;
+  const Index i = t / d, k = u / d, count = (n - t % d + d - 1) / d;
   const Index first = i - i % s, last = first + s - 1;
   const Index center = std::min(axis.causal ? last : s == 1 ? i : first + s / 2, count - 1);
   if (axis.causal) return slides ? k >= center - reach : k > center - reach;
