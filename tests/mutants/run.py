@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Puts known bugs back, one at a time, and expects the tests to notice.
 
-    tests/mutants/run.py [--build DIR] [--list] [--every N] [NAME ..]
+    tests/mutants/run.py [--build DIR] [--list] [--every N] [--seconds S] [NAME ..]
 
 mutants.txt lists them: a name, a file, the text to replace (once in that file, however it is broken into lines), its replacement, and the tests that must
 fail. The tree is copied, so the working tree is never touched; one build directory is reused, so a mutant costs one compiled
@@ -65,8 +65,10 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build-mutants")
     parser.add_argument("--list", action="store_true", help="names and files, and nothing else")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="the first of every N, in the order of the file")
+    parser.add_argument("--seconds", type=float, default=float("inf"), metavar="S", help="begin no other after so many; at least one is tried")
     parser.add_argument("names", nargs="*", help="these alone")
     args = parser.parse_args()
+    begun = time.monotonic()
     mutants = every = read_mutants()
     unknown = set(args.names) - {m["name"] for m in mutants}
     if unknown:
@@ -74,6 +76,8 @@ def main():
     if args.names:
         mutants = [m for m in mutants if m["name"] in args.names]
     mutants = mutants[::args.every]
+    if args.seconds < float("inf"):  # those it comes to are from all over the file
+        mutants = [m for _, m in sorted(enumerate(mutants), key=lambda numbered: numbered[0] * 0.618 % 1)]
     if args.list:
         for m in mutants:
             print(f"{m['name']:40} {m['file']}")
@@ -101,8 +105,11 @@ def main():
         if m not in mutants and times != 1:
             failed += 1
             print(f"{m['name']:44} DOES NOT APPLY: its text stands {times} times in {m['file']}", flush=True)
-    for m in mutants:
+    for tried, m in enumerate(mutants):
         start = time.monotonic()
+        if tried and start - begun > args.seconds:
+            print(f"mutants: {tried} of {len(mutants)} chosen were tried in {start - begun:.0f} s")
+            break
         binary, gtest_filter = m["test"].split(maxsplit=1)
         path = source / m["file"]
         original = path.read_text()
