@@ -54,7 +54,7 @@ Json mode_of(const Lesson& lesson, const Mode& m) {
                     {"forward_live", n.forward_live},
                     {"backward_live", n.backward_live}});
   for (const InnerOp& op : m.inside)
-    inside.push_back({{"name", op.name}, {"shape", shape_of(op.shape)}, {"ms", op.ms}});
+    inside.push_back({{"name", op.name}, {"shape", shape_of(op.shape)}, {"ms", op.ms}, {"live", op.live}});
   return {{"nodes", m.tape.size()},
           {"saved_bytes", m.saved_bytes},
           {"peak_bytes", m.peak()},

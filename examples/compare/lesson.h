@@ -66,6 +66,7 @@ struct InnerOp {
   std::string name;
   hilt::Shape shape;
   double ms = 0;
+  std::size_t live = 0;  // bytes alive when it returned, beyond the inputs
 };
 
 /// Matrix products alone, 2 m n k each; and bytes of the forward pass, as if nothing stayed in a

@@ -23,7 +23,9 @@ function memory(zoomed) {
     const step = (ms, live, kept) => (points.push([(t += ms), given + live]), held.push([t, (sum += kept)]));
     for (const n of m.tape) step(n.forward_ms, n.forward_live, n.unique_bytes);
     step(Math.max(0, m.forward_ms - t), m.held_bytes, 0);
-    for (const n of [...m.tape].reverse()) step(n.backward_ms, n.backward_live, -n.unique_bytes);
+    for (const n of m.inside_backward) step(n.ms, n.live, 0);
+    if (m.inside_backward.length) held.push([t, (sum = 0)]);
+    else for (const n of [...m.tape].reverse()) step(n.backward_ms, n.backward_live, -n.unique_bytes);
     const end = Math.max(t, m.forward_ms + m.backward_ms), turn = Math.max(points[m.tape.length][0], m.forward_ms);
     points.push([end, points.at(-1)[1]]), held.push([end, sum]);
     const level = (from, to, at) => ({ points: [[from, at], [to, at]], style: "thin", dots: false });
@@ -32,7 +34,7 @@ function memory(zoomed) {
       `<b>${name}</b>: keeps ${bytes(m.saved_bytes)}, peak ${bytes(given + m.peak_bytes)}.`, {
         x: { label: "time, ms", low: 0, high: end },
         y: { label: `${name}: bytes`, format: (v) => (v ? bytes(v) : "0"), low: 0, high: 1.15 * (zoomed ? given + m.peak_bytes : most) },
-        series: [level(0, turn, given + m.forward_peak_bytes), level(turn, end, given + m.backward_peak_bytes), { name: "alive", points, color: name, step: true, dots: m.tape.length < 4 },
+        series: [level(0, turn, given + m.forward_peak_bytes), level(turn, end, given + m.backward_peak_bytes), { name: "alive", points, color: name, step: true, dots: m.tape.length < 4 && !m.inside_backward.length },
                  { name: "held by the tape", points: held, color: "ink", step: true, dots: false }, { points: [[turn, m.saved_bytes]], color: "ink", line: false }],
         marks: [{ at: turn, text: "backward" }],
         height: 220,

@@ -60,7 +60,7 @@ Json folded(const Json& ops) {
     if (is_first && several > 1)
       line["name"] = ops[i]["name"].get<std::string>() + " ..", line["view"] = line["symbol"] = "";
     for (const auto& [key, value] : ops[i].items())
-      if (key == "forward_live") line[key] = value;  // backward_live: of the first, the last to go back
+      if (key == "forward_live" || key == "live") line[key] = value;  // backward_live: of the first, the last to go back
       else if (!is_first && (key.ends_with("bytes") || key.ends_with("ms")))
         line[key] = line[key].get<double>() + value.get<double>();
   }
@@ -158,6 +158,8 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"frames", p.plan->grid().frames > 1 || !spec.documents.empty()},
       {"share_of_pairs", static_cast<double>(lesson.pairs) / all},
       {"scale", p.scale},
+      {"short", p.dtype == hilt::DType::bf16 ? 8 : p.dtype == hilt::DType::f16 ? 11 : 0},
+      {"short_parts", p.dtype == hilt::DType::bf16 ? 256 : 2048},
       {"oracle", lesson.oracle},
       {"naive", lesson.naive},
       {"floor", lesson.floor},

@@ -44,7 +44,8 @@ Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
   if (mode == "hybrid")  // of fused the kernel, no op, would be counted to the op after it
     hilt::set_op_hook([&](std::string_view name, const Tensor& y) {
       hilt::synchronize(device);
-      run.inside.push_back({std::string(name), y.shape(), milliseconds_since(last)});
+      const std::size_t live = beyond(hilt::memory_stats(device).live, base);
+      run.inside.push_back({std::string(name), y.shape(), milliseconds_since(last), live});
       last = Clock::now();
     });
   // Where nothing attends to anything, o may be a constant to the tape.
