@@ -1,7 +1,5 @@
 // A checkpoint keeps its inputs alone and runs its function a second time.
 #include "core/checkpoint.h"
-#include <unordered_map>
-#include <utility>
 #include "core/random.h"
 #include "core/tape.h"
 

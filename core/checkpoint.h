@@ -1,6 +1,4 @@
 #pragma once
-#include <span>
-#include <vector>
 #include "forward.h"
 #include "tensor.h"
 

@@ -1,7 +1,6 @@
 // The instruction set of CPU kernels: the best this processor has, or a lower one by HILT_ISA.
 #include "core/dispatch.h"
 #include <cstdlib>
-#include <string_view>
 
 namespace hilt {
 

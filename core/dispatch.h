@@ -1,5 +1,4 @@
 #pragma once
-#include <array>
 #include "core/config.h"
 #include "core/convert.h"
 #include "tensor.h"

@@ -1,6 +1,5 @@
 #pragma once
 #include <cstddef>
-#include <cstdint>
 #include <ostream>
 #include <string_view>
 #include "float16.h"

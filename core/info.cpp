@@ -2,7 +2,6 @@
 #include "core/info.h"
 #include <cstdlib>
 #include <fstream>
-#include <string_view>
 #include <thread>
 #include "core/dispatch.h"
 #include "core/parallel.h"

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <list>
@@ -10,9 +9,6 @@
 #include <mutex>
 #include <new>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 #include "core/error.h"
 #include "core/storage.h"
 

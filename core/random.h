@@ -1,7 +1,4 @@
 #pragma once
-#include <array>
-#include <cstdint>
-#include <memory>
 #include "tensor.h"
 
 namespace [[gnu::visibility("default")]] hilt {

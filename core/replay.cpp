@@ -1,8 +1,6 @@
 // A step for a GPU: run once, recorded as a CUDA graph, launched with the generators moved forward.
 #include "core/replay.h"
 #include <algorithm>
-#include <utility>
-#include <vector>
 #include "core/cuda/context.h"
 #include "core/cuda/memory.h"
 #include "core/random.h"

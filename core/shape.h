@@ -5,7 +5,6 @@
 #include <initializer_list>
 #include <ostream>
 #include <span>
-#include <string>
 #include "error.h"
 
 namespace [[gnu::visibility("default")]] hilt {

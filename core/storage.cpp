@@ -1,8 +1,6 @@
 // Memory of tensors: taken from the pool of its device, counted, and given back by the last owner.
 #include "core/storage.h"
 #include <sys/mman.h>
-#include <algorithm>
-#include <new>
 #include "core/config.h"
 #include "core/cuda/memory.h"
 #include "core/pool.h"

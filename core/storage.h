@@ -1,7 +1,6 @@
 #pragma once
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include "device.h"

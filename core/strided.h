@@ -1,5 +1,4 @@
 #pragma once
-#include <array>
 #include "parallel.h"
 
 // Private to core and ops: walking several tensors of one shape, each with strides of its own.

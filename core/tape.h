@@ -1,13 +1,6 @@
 #pragma once
-#include <array>
-#include <concepts>
-#include <memory>
-#include <ostream>
-#include <span>
-#include <string_view>
 #include <thread>
 #include <unordered_map>
-#include <vector>
 #include "trace.h"
 
 namespace [[gnu::visibility("default")]] hilt {

@@ -1,11 +1,9 @@
 // Making, viewing, copying and printing tensors; every view is checked to lie inside its storage.
 #include "core/tensor.h"
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <iomanip>
-#include "core/convert.h"
 #include "core/cuda/context.h"
 #include "core/cuda/kernels.h"
 #include "core/dispatch.h"

@@ -1,9 +1,4 @@
 #pragma once
-#include <concepts>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <vector>
 #include "dtype.h"
 #include "shape.h"
 #include "storage.h"

@@ -1,9 +1,4 @@
 #pragma once
-#include <atomic>
-#include <functional>
-#include <string>
-#include <string_view>
-#include <vector>
 #include "config.h"
 #include "tensor.h"
 

@@ -1,5 +1,4 @@
 #pragma once
-#include <array>
 #include "../ops/hilbert/ring.h"
 #include "layers.h"
 

@@ -11,9 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <random>
-#include <utility>
 #include "core/io/text.h"
 
 namespace hilt {

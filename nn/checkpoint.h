@@ -1,7 +1,4 @@
 #pragma once
-#include <span>
-#include <string>
-#include <vector>
 #include "../core/io/safetensors.h"
 
 // Checkpoints: safetensors files in a directory. Each is either whole or not there at all.

@@ -2,10 +2,8 @@
 //
 //      wte  wpe  h.N.ln_1  h.N.attn.c_attn  h.N.attn.c_proj  h.N.ln_2  h.N.mlp.c_fc  h.N.mlp.c_proj  ln_f  lm_head
 #include "nn/gpt2.h"
-#include <array>
 #include <cstring>
 #include <set>
-#include <string_view>
 #include "ops/ops.h"
 #include "core/io/safetensors.h"
 

@@ -1,7 +1,6 @@
 // Formulas and initial values of Linear, the norms, Embedding and Mlp.
 #include "nn/layers.h"
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numbers>
 #include "ops/ops.h"

@@ -1,5 +1,4 @@
 #pragma once
-#include <string_view>
 #include "../core/random.h"
 #include "parameters.h"
 

@@ -1,7 +1,4 @@
 #pragma once
-#include <functional>
-#include <string>
-#include <vector>
 #include "../core/tape.h"
 
 // A module is a plain struct of Tensors with a visit_parameters(at, visitor) that names each of

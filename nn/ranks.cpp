@@ -1,7 +1,6 @@
 // Divides a batch over data x sequence ranks, and adds up losses and gradients, in buckets.
 #include "nn/ranks.h"
 #include <algorithm>
-#include "ops/ops.h"
 
 namespace hilt {
 

@@ -1,7 +1,6 @@
 // Learning rates by name, checked, as closed formulas of the step.
 #include "nn/schedule.h"
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numbers>
 #include "core/io/text.h"

@@ -1,5 +1,4 @@
 #pragma once
-#include <optional>
 #include "checkpoint.h"
 #include "optimizer.h"
 

@@ -3,7 +3,6 @@
 //      x = tokens[ids] + positions[0..L)        x += attention(norm(x)), x += mlp(norm(x)), layer by layer
 //      logits = norm(x) head
 #include "nn/transformer.h"
-#include <array>
 #include <cmath>
 #include "core/checkpoint.h"
 #include "core/io/text.h"

@@ -7,7 +7,6 @@
 // the loss is 0 and so are its gradients.
 #include <numeric>
 #include "core/parallel.h"
-#include "core/tape.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"

@@ -1,5 +1,4 @@
 // Dropout from counters: element i of a stream is the same on any thread and any instruction set.
-#include "core/random.h"
 #include "ops/isa.h"
 #include "ops/kernels.h"
 

@@ -6,10 +6,6 @@
 //      da = df/da dy, summed over the axes a was repeated along; keeps a or b only where a wanted derivative reads it
 #include "ops/elementwise.h"
 #include <algorithm>
-#include <array>
-#include "core/parallel.h"
-#include "core/strided.h"
-#include "core/tape.h"
 #include "ops/helpers.h"
 #include "ops/ops.h"
 

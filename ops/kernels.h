@@ -1,5 +1,4 @@
 #pragma once
-#include <span>
 #include "core/dispatch.h"
 #include "core/random.h"
 

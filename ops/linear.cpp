@@ -5,7 +5,6 @@
 //
 // y = gelu_tanh(h), h = x w + b: the same with dh = dy gelu_tanh'(h) for dy; keeps h too. A GPU
 // applies gelu as it writes the product of 16-bit factors, and sums dy as it multiplies by it.
-#include "core/tape.h"
 #include "ops/gemm/gemm.h"
 #include "ops/helpers.h"
 #include "ops/ops.h"

@@ -5,8 +5,6 @@
 // nothing. Where b is one matrix for the whole batch (a weight), the batch of a is just more rows:
 // one product, and db needs no sum.
 #include <algorithm>
-#include <vector>
-#include "core/tape.h"
 #include "ops/gemm/gemm.h"
 #include "ops/helpers.h"
 #include "ops/ops.h"

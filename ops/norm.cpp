@@ -4,7 +4,6 @@
 //      rms_norm     h = x rstd             y = h w          dx = rstd (g - h mean(g h))
 //      dw = sum over rows of dy h          db = sum over rows of dy          keeps x, w and each row's mean and rstd
 #include "core/parallel.h"
-#include "core/tape.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"

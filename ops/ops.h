@@ -1,9 +1,5 @@
 #pragma once
-#include <concepts>
-#include <initializer_list>
 #include <optional>
-#include <span>
-#include <vector>
 #include "../core/random.h"
 #include "../core/tensor.h"
 

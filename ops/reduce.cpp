@@ -8,7 +8,6 @@
 // and a set of axes that does not merge is brought to the end by a copy.
 #include <algorithm>
 #include <cmath>
-#include "core/tape.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"

@@ -2,9 +2,7 @@
 //
 //      y_i = x_i cos - x_{i+D/2} sin       y_{i+D/2} = x_i sin + x_{i+D/2} cos
 //      dx is dy turned back; nothing is kept
-#include <algorithm>
 #include <cmath>
-#include <memory>
 #include "core/recent.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"

@@ -5,7 +5,6 @@
 //      L = logsumexp(x) = log sum e^x       dx = dL e^(x - L)               keeps x: L rounds, so it is formed again
 //
 // A row of -inf alone has softmax NaN (0 / 0) and logsumexp -inf.
-#include "core/tape.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"

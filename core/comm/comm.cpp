@@ -2,7 +2,6 @@
 #include "core/comm/comm.h"
 #include <unistd.h>
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>

@@ -1,10 +1,5 @@
 #pragma once
 #include <chrono>
-#include <functional>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 #include "../tensor.h"
 
 // Several ranks, each with a part of the work, and the messages between them.

@@ -1,10 +1,5 @@
 #pragma once
-#include <chrono>
-#include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 #include "comm.h"
 
 // Private: what a Comm is made of. A Link joins all ranks of a run and knows nothing of groups;

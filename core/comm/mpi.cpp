@@ -4,8 +4,6 @@
 // Comm, once every rank has said goodbye. After a failure it cannot be ended, as its end waits for
 // all: the process then ends without, and its exit status makes mpirun take down the others.
 #include <mpi.h>
-#include <unistd.h>
-#include <algorithm>
 #include <cstdlib>
 #include <deque>
 #include <future>

@@ -5,8 +5,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <thread>

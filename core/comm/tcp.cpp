@@ -7,8 +7,6 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <algorithm>
-#include <cerrno>
 #include "core/comm/tcp_mesh.h"
 
 namespace hilt::tcp {

@@ -1,8 +1,6 @@
 // How ranks come together over TCP: each says hello to rank 0, which tells all where the others
 // listen, then to every lower rank. What is none of them is turned away, and the run goes on.
-#include <algorithm>
 #include <cstdlib>
-#include <sstream>
 #include "core/comm/tcp_mesh.h"
 #include "core/io/text.h"
 

@@ -1,5 +1,4 @@
 #pragma once
-#include <unistd.h>
 #include <condition_variable>
 #include <cstring>
 #include <deque>

@@ -1,8 +1,4 @@
 #pragma once
-#include <cstddef>
-#include <memory>
-#include <string>
-#include <vector>
 #include "core/dispatch.h"
 
 // Private to core and ops: one GPU as the library uses it. No CUDA header comes in through here.

@@ -1,5 +1,4 @@
 #pragma once
-#include <cstdint>
 #include "core/cuda/walk.h"
 #include "core/dispatch.h"
 #include "core/random.h"

@@ -1,7 +1,6 @@
 // Tensors to and from DLPack's structs: memory is shared, but what is lent read-only is copied.
 #include "core/io/dlpack.h"
 #include <algorithm>
-#include <array>
 #include "core/config.h"
 
 namespace hilt {

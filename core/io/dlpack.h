@@ -1,7 +1,4 @@
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <type_traits>
 #include "../tensor.h"
 

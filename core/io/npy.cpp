@@ -8,16 +8,8 @@
 #include "core/io/npy.h"
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
-#include <algorithm>
-#include <bit>
-#include <cerrno>
-#include <charconv>
 #include <cstring>
-#include <optional>
 #include <random>
-#include <string_view>
-#include <utility>
 #include "core/io/descriptor.h"
 #include "core/io/text.h"
 #include "core/tensor.h"

@@ -1,6 +1,4 @@
 #pragma once
-#include <cstdint>
-#include <string>
 #include <vector>
 #include "../dtype.h"
 #include "../shape.h"

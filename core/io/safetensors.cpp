@@ -3,14 +3,7 @@
 #include "core/io/safetensors.h"
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <cerrno>
-#include <charconv>
 #include <cstring>
-#include <string_view>
-#include <utility>
 #include "core/io/descriptor.h"
 #include "core/io/text.h"
 

@@ -1,10 +1,5 @@
 #pragma once
-#include <cstdint>
 #include <map>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
 #include "../tensor.h"
 
 // The safetensors format, strictly:

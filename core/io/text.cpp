@@ -2,7 +2,6 @@
 // UTF-8, and text from files made fit for one line of an error.
 #include "core/io/text.h"
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <numeric>
 

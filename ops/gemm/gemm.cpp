@@ -4,7 +4,6 @@
 // 109), Eigen on SSE2 with 1024 x 384 x 384 floats 38 and 31.
 #include "ops/gemm/gemm.h"
 #include <algorithm>
-#include <memory>
 #include <new>
 #include "core/parallel.h"
 
