@@ -8,8 +8,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// Where memory lives and kernels run.
-struct Device {
+struct Device {                                   // where memory lives and kernels run
   enum class Kind : unsigned char { cpu, cuda };  // where memory can lie
   Kind kind = Kind::cpu;
   int index = 0;  // which GPU; 0 for the CPU
@@ -28,11 +27,9 @@ Device device_named(std::string_view text);
 /// A line about each GPU: name, memory, compute capability; or one that says why none can be used.
 std::vector<std::string> gpu_descriptions();
 
-/// Waits until everything asked of a GPU is done; at once for the CPU.
-void synchronize(Device device);
+void synchronize(Device device);  // waits until everything asked of a GPU is done; at once for the CPU
 
-/// What was asked of a GPU since the process began.
-struct DeviceCounters {
+struct DeviceCounters {          // what was asked of a GPU since the process began
   std::uint64_t launches = 0;    // of our kernels; products by the vendor's library not counted
   std::uint64_t host_waits = 0;  // times a thread waited for it: an item(), a copy to the host, synchronize()
 };

@@ -35,8 +35,7 @@ template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
 #define HILT_GPU_KERNEL(KERNEL) \
   HILT_KERNEL(KERNEL, float, Cuda) HILT_KERNEL(KERNEL, bf16, Cuda) HILT_KERNEL(KERNEL, f16, Cuda)
 
-/// The best this processor has and this build contains; HILT_ISA=base|avx2|avx512 lowers it.
-Isa active_isa();
+Isa active_isa();  // the best this processor has and this build contains; HILT_ISA=base|avx2|avx512 lowers it
 std::string_view name_of(Isa isa);
 
 namespace detail {

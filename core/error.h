@@ -26,8 +26,7 @@ class Error : public std::runtime_error {
   Code code() const noexcept { return code_; }
 
  private:
-  /// what() ends at one.
-  static std::string without_nul(std::string text) {
+  static std::string without_nul(std::string text) {  // what() ends at one
     for (std::size_t at; (at = text.find('\0')) != text.npos;) text.replace(at, 1, "\\x00");
     return text;
   }

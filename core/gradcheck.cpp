@@ -9,8 +9,7 @@
 namespace hilt {
 namespace {
 
-/// A number in the user's memory that moves, and is put back whatever happens.
-struct Moved {
+struct Moved {  // a number in the user's memory that moves, and is put back whatever happens
   double& x;
   const double old;
   ~Moved() { x = old; }
@@ -26,8 +25,7 @@ std::size_t element(const Tensor& x, Index k) {
   return static_cast<std::size_t>(at);
 }
 
-/// What gradients of all inputs on one storage say of its elements, and which they show.
-struct Analytic {
+struct Analytic {  // what gradients of all inputs on one storage say of its elements, and which they show
   std::vector<double> derivative;
   std::vector<bool> shown;
 

@@ -4,8 +4,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// How gradcheck() differentiates and what it lets pass.
-struct GradcheckOptions {
+struct GradcheckOptions {                   // how gradcheck() differentiates and what it lets pass
   double step = 1e-6;                       // of the central difference
   double absolute = 1e-7, relative = 1e-6;  // passes if |analytic - numeric| <= absolute + relative |numeric|
   std::uint64_t seed = 1;                   // of the random cotangent

@@ -6,8 +6,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// What this library is and what it runs on: the first thing a bug report needs.
-struct Info {
+struct Info {  // what this library is and what it runs on: the first thing a bug report needs
   std::string version, build_type, compiler;     // of the library, as text
   std::string blas;                              // whose matrix products
   std::string gpu_archs;                         // GPU architectures in the binary, empty without CUDA

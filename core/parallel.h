@@ -8,8 +8,7 @@ namespace [[gnu::visibility("default")]] hilt {
 /// Threads that kernels called from here may use: HILT_THREADS, else the processors this process
 /// may run on, or less by a ThreadLimit. Results never depend on it.
 int thread_count();
-/// Of the process; takes effect for the next kernel.
-void set_thread_count(int threads);
+void set_thread_count(int threads);  // of the process; takes effect for the next kernel
 /// While one lives, kernels that this thread calls use at most so many threads, itself among them.
 class ThreadLimit {
  public:

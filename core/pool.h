@@ -83,15 +83,13 @@ template <class Source> class Pool {
     bool idle;  // no tensor's
   };
   using Recorded = std::map<std::byte*, Reserved>;
-  /// From here on notes what is taken, and returns nothing to the system.
-  void begin_recording() {
+  void begin_recording() {  // from here on notes what is taken, and returns nothing to the system
     const std::lock_guard lock(mutex_);
     check(!recording_, "Replay: another recording goes on", source_.name());
     recording_ = &recorded_.emplace_back();
     younger_.clear();
   }
-  /// Reserves what was taken since, given back or not, until unreserve().
-  Recorded* end_recording() noexcept {
+  Recorded* end_recording() noexcept {  // reserves what was taken since, given back or not, until unreserve()
     const std::lock_guard lock(mutex_);
     for (auto& [size, list] : free_)
       std::erase_if(list, [&](std::byte* p) {

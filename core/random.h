@@ -20,8 +20,7 @@ template <int Rounds = 10>
   return counter;
 }
 
-/// a stream of random numbers: element i of stream s under a seed is philox({i, s}, seed).
-struct RandomKey {
+struct RandomKey {           // a stream of random numbers: element i of stream s under a seed is philox({i, s}, seed)
   std::uint64_t seed = 0;    // what all streams share
   std::uint64_t stream = 0;  // which of them
   /// In a Replay: where the GPU finds by how many streams they begin later this time. Null: none.

@@ -51,8 +51,7 @@ template <class Key, class Value> class Recent {
   template <class Make> Value get(const Key& key, const Make& make) {
     return get(key, make, [](const Value&) { return std::size_t{0}; });
   }
-  /// Forgets everything, counters too.
-  void clear() {
+  void clear() {  // forgets everything, counters too
     const std::lock_guard lock(mutex_);
     by_key_.clear(), entries_.clear();
     counters_ = {};

@@ -11,8 +11,7 @@ namespace {
 constexpr Index kMostGenerators = 64;
 }
 
-/// What the GPU does, the memory it does it in, and how far each generator moved.
-struct Replay::Recorded {
+struct Replay::Recorded {  // what the GPU does, the memory it does it in, and how far each generator moved
   struct Drawn {
     Generator generator;
     RandomKey begin;

@@ -45,8 +45,7 @@ class Shape {
   Index numel() const { return numel_; }  // product of the extents
   /// Axis i; negative counts from the end.
   Index operator[](int i) const { return dims_[place(i)]; }
-  /// Which axis that is, counted from the front.
-  std::size_t place(int i) const {
+  std::size_t place(int i) const {  // which axis that is, counted from the front
     check(i >= -rank_ && i < rank_, "Shape: axis ", i, " of a tensor of rank ", rank_);
     return static_cast<std::size_t>(i < 0 ? i + rank_ : i);
   }
@@ -61,8 +60,7 @@ class Shape {
     extent_ = checked_mul(extent_, d > 0 ? d : 1, "Shape");
     numel_ = d == 0 ? 0 : numel_ * d;
   }
-  /// The same shape with axis i replaced.
-  Shape with(int i, Index d) const {
+  Shape with(int i, Index d) const {  // the same shape with axis i replaced
     Shape s;
     const int axis = i < 0 ? i + rank_ : i;
     for (int a = 0; a < rank_; ++a) s.push_back(a == axis ? d : (*this)[a]);

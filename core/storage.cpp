@@ -32,8 +32,7 @@ Pool<Heap>& pool() {
   return *p;
 }
 
-/// f(pool) for the pool of a device.
-template <class F> auto with_pool(const char* what, Device device, F&& f) {
+template <class F> auto with_pool(const char* what, Device device, F&& f) {  // f(pool) for the pool of a device
   if constexpr (kHasCuda)
     if (device.is_cuda()) return f(cuda::pool(device.index));
   check(device.is_cpu(), what, ": built without CUDA, asked for ", device);

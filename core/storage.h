@@ -24,11 +24,9 @@ void reset_thread_memory_stats();  // both begin anew at 0
 /// Bytes the pool may keep for reuse; 0 returns memory at once. Default 4 GiB, or HILT_POOL_BYTES;
 /// on a GPU all that was freed, or HILT_GPU_POOL_BYTES.
 void set_pool_limit(std::size_t bytes, Device device = {});
-/// Returns what the pool keeps to the operating system.
-void release_pool(Device device = {});
+void release_pool(Device device = {});  // returns what the pool keeps to the operating system
 
-/// The control record behind a Storage; here because its accessors are on every op's path.
-struct StorageBlock {
+struct StorageBlock {         // the control record behind a Storage; here because its accessors are on every op's path
   std::byte* data = nullptr;  // null where bytes is 0
   std::size_t bytes = 0;      // usable from data on
   Device device;
@@ -52,8 +50,7 @@ class Storage {
   static Storage borrow(void* data, std::size_t bytes, Device device, std::function<void()> release);
 
   const std::byte* data() const { return block_->data; }  // for reading
-  /// For writing: raises version().
-  std::byte* mutable_data() {
+  std::byte* mutable_data() {                             // for writing: raises version()
     block_->version.store(version() + 1, std::memory_order_relaxed);
     return block_->data;
   }
@@ -65,8 +62,7 @@ class Storage {
   explicit operator bool() const { return block_ != nullptr; }
   friend bool operator==(const Storage&, const Storage&) = default;
 
-  /// While one lives, the block counts as saved for backward.
-  class Hold {
+  class Hold {  // while one lives, the block counts as saved for backward
    public:
     Hold() = default;
     explicit Hold(const Storage& s);

@@ -30,8 +30,7 @@ class Function {
   Function() = default;
   Function(Function&&) = default;  // moves onto the tape; what it saved has one keeper
   virtual ~Function() = default;
-  /// Names a string that outlives the Function.
-  virtual std::string_view name() const = 0;
+  virtual std::string_view name() const = 0;  // names a string that outlives the Function
   /// One entry an input, in order, of that input's shape; an undefined Tensor where wants() is
   /// false. dy may be shared with others: it is for reading.
   virtual std::vector<Tensor> backward(const Tensor& dy) = 0;
@@ -70,8 +69,7 @@ class Gradients {
   Gradients& operator+=(const Gradients& other);  // adds the gradients of both, by tensor
   /// Adds the gradients of both, by tensor.
   friend Gradients operator+(Gradients a, const Gradients& b) { return std::move(a += b); }
-  /// Replaces the gradient of x, clipped or scaled say.
-  void set(const Tensor& x, const Tensor& dx);
+  void set(const Tensor& x, const Tensor& dx);  // replaces the gradient of x, clipped or scaled say
 
  private:
   friend class Tape;
@@ -94,8 +92,7 @@ class Tape {
   struct Listener;  // a tape's place among those of its thread
 
  public:
-  /// check_finite: a result or gradient of an op that is not finite throws Code::not_a_number.
-  struct Options {
+  struct Options {  // check_finite: a result or gradient of an op that is not finite throws Code::not_a_number
     bool profile = false, check_finite = false;  // times and live bytes of each node; check_finite as above
   };
   Tape() : Tape(Options{}) {}      // listens from now on
@@ -121,8 +118,7 @@ class Tape {
 
   /// The tape that listens on this thread, or null; not one that was destroyed, on whatever thread.
   static Tape* current();
-  /// While one lives, nothing on this thread is recorded.
-  class Pause {
+  class Pause {  // while one lives, nothing on this thread is recorded
    public:
     Pause();
     ~Pause();

@@ -28,16 +28,14 @@ class Tensor {
   /// In elements; a negative axis counts from the end.
   Index stride(int axis) const { return strides_[shape_.place(axis)]; }
   Index offset() const { return offset_; }  // of the first element in the storage
-  /// Elements lie one after the other in row-major order.
-  bool is_contiguous() const;
+  bool is_contiguous() const;               // elements lie one after the other in row-major order
   /// Bytes of the elements, not of the storage behind them.
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype_); }
   explicit operator bool() const { return id_ != 0; }
   /// x[i] is select(x, 0, i), an op: include ops.h.
   template <std::integral I> Tensor operator[](I i) const { return select(*this, 0, i); }
 
-  /// The first element; the others lie where strides() say.
-  template <class T> const T* data() const {
+  template <class T> const T* data() const {  // the first element; the others lie where strides() say
     require(dtype_of<T>);
     return reinterpret_cast<const T*>(storage_.data()) + offset_;
   }
@@ -53,10 +51,8 @@ class Tensor {
     return require_defined(), storage_.mutable_data() + static_cast<std::size_t>(offset_) * size_of(dtype_);
   }
 
-  /// The only element, converted.
-  double item() const;
-  /// All elements in row-major order, converted.
-  template <class T = double> std::vector<T> to_vector() const;
+  double item() const;                                           // the only element, converted
+  template <class T = double> std::vector<T> to_vector() const;  // all elements in row-major order, converted
 
  private:
   void require(DType asked) const {
@@ -105,14 +101,10 @@ inline Tensor scalar_like(const Tensor& x, double c) { return full({}, c, x.dtyp
 // ---- below the tape: no gradient flows through these. ops.h has the differentiable ones ---------
 /// dst[i] = src[i], converting type (floats round to nearest even, floats to integers truncate).
 void copy(Tensor& dst, const Tensor& src);
-/// x itself if it is there, else a dense copy on that device.
-Tensor moved(const Tensor& x, Device device);
-/// A dense copy.
-Tensor clone(const Tensor& x);
-/// The same in another type.
-Tensor converted(const Tensor& x, DType dtype);
-/// x itself when dense, else a dense copy.
-Tensor dense(const Tensor& x);
+Tensor moved(const Tensor& x, Device device);    // x itself if it is there, else a dense copy on that device
+Tensor clone(const Tensor& x);                   // a dense copy
+Tensor converted(const Tensor& x, DType dtype);  // the same in another type
+Tensor dense(const Tensor& x);                   // x itself when dense, else a dense copy
 /// A window on x's storage, checked to lie inside it.
 Tensor as_strided(const Tensor& x, const Shape& shape, const Strides& strides, Index offset);
 /// sum = sum + more, in sum's own memory where nobody else can see it: all that a tape adds up.
@@ -120,8 +112,7 @@ void accumulate(Tensor& sum, const Tensor& more);
 /// x repeated along axes of extent 1 (and new leading axes) by strides of zero.
 Tensor broadcast_to(const char* op, const Tensor& x, const Shape& shape);
 
-/// Nested brackets; long axes are cut to their ends.
-std::string to_string(const Tensor& x);
+std::string to_string(const Tensor& x);  // nested brackets; long axes are cut to their ends
 std::ostream& operator<<(std::ostream& os, const Tensor& x);
 
 }  // namespace hilt

@@ -4,11 +4,10 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// What a HilbertSelfAttention computes, whatever its weights are.
-struct AttentionConfig {
-  Index width = 128;   // features of a token
-  Index heads = 4;     // of queries; they divide width
-  Index kv_heads = 0;  // 0: as many as heads
+struct AttentionConfig {  // what a HilbertSelfAttention computes, whatever its weights are
+  Index width = 128;      // features of a token
+  Index heads = 4;        // of queries; they divide width
+  Index kv_heads = 0;     // 0: as many as heads
   Order order{};
   Pattern pattern = {Branch{}};
   DilationMode dilation_mode = DilationMode::all_queries;
@@ -64,8 +63,7 @@ class KeyValueCache {
   std::vector<Index> listed_;
 };
 
-/// What one call of a module may change.
-struct CallOptions {
+struct CallOptions {           // what one call of a module may change
   Generator* noise = nullptr;  // draws dropout masks; without one nothing is dropped: evaluation
   bool use_order = true;       // false: the same pattern on row order, the tokens as they come
   bool in_order = false;       // x already stands in curve order: x[:, i] is token order.token_at[i], and so will be y
@@ -82,8 +80,7 @@ struct HilbertSelfAttention {
   Linear projection;       // [heads dim, width]
   ScoreTerms terms{};      // their tensors are parameters, f32 beside 16-bit weights
 
-  /// x: [B, L, width] -> [B, L, width].
-  Tensor operator()(const Tensor& x, const CallOptions& call = {}) const;
+  Tensor operator()(const Tensor& x, const CallOptions& call = {}) const;  // x: [B, L, width] -> [B, L, width]
   /// All but the output projection: the outputs of all heads side by side, [B, L, heads dim].
   Tensor heads_of(const Tensor& x, const CallOptions& call = {}) const;
   /// The plan that a call on this many tokens uses.

@@ -16,8 +16,7 @@ class DirectoryLock {
   ~DirectoryLock();
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
-  /// Throws Code::data where the directory was removed since, or another has its name.
-  void check_there() const;
+  void check_there() const;  // throws Code::data where the directory was removed since, or another has its name
 
  private:
   std::string directory_;
@@ -29,8 +28,7 @@ class DirectoryLock {
 std::uint64_t checksum(std::uint64_t so_far, const void* data, std::size_t bytes);
 
 inline constexpr const char* kBestCheckpoint = "best.safetensors";  // the file of the best step
-/// "ckpt-000100.safetensors".
-std::string checkpoint_name(Index step);
+std::string checkpoint_name(Index step);                            // "ckpt-000100.safetensors"
 /// Steps of the checkpoints in a directory, ascending; none if there is no such directory.
 std::vector<Index> checkpoint_steps(const std::string& directory);
 /// Removes what killed writers left behind. Only the holder of the lock may call it.

@@ -1,5 +1,4 @@
 // Hugging Face's names for GPT-2's tensors, and ours. Its projections are [in, out], as ours.
-//
 //      wte  wpe  h.N.ln_1  h.N.attn.c_attn  h.N.attn.c_proj  h.N.ln_2  h.N.mlp.c_fc  h.N.mlp.c_proj  ln_f  lm_head
 #include "nn/gpt2.h"
 #include <cstring>
@@ -21,8 +20,7 @@ constexpr std::array<Pair, 6> kOfBlock{{{"ln_1", "norm1"},
                                         {"mlp.c_proj", "mlp.down"}}};
 constexpr std::array<Pair, 3> kOfModel{{{"wte", "tokens"}, {"wpe", "positions"}, {"ln_f", "norm"}}};
 
-/// blocks.3.mlp.up.weight -> h.3.mlp.c_fc.weight
-std::string their_name(const std::string& ours) {
+std::string their_name(const std::string& ours) {  // blocks.3.mlp.up.weight -> h.3.mlp.c_fc.weight
   std::string_view rest = ours;
   std::string out;
   const auto rename = [&](const auto& table) {

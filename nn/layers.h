@@ -13,12 +13,10 @@ namespace [[gnu::visibility("default")]] hilt {
 Tensor initial_values(std::string_view name, const Shape& shape, Generator& generator, double scale = 1,
                       DType dtype = DType::f32);
 
-/// y = x w + b, w: [in, out]; b may be undefined.
-struct Linear {
-  Tensor weight{}, bias{};                   // w, b
-  Tensor operator()(const Tensor& x) const;  // y
-  /// residual + x w + b, in one op.
-  Tensor onto(const Tensor& residual, const Tensor& x) const;
+struct Linear {                                                // y = x w + b, w: [in, out]; b may be undefined
+  Tensor weight{}, bias{};                                     // w, b
+  Tensor operator()(const Tensor& x) const;                    // y
+  Tensor onto(const Tensor& residual, const Tensor& x) const;  // residual + x w + b, in one op
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
 /// Normal weights of this standard deviation, zero bias.
@@ -29,8 +27,7 @@ Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& 
 enum class NormKind : unsigned char { layer, rms };
 NormKind parse_norm_kind(std::string_view text);
 std::string_view name_of(NormKind kind);
-/// Of the last axis; see NormKind.
-struct Norm {
+struct Norm {                                // of the last axis; see NormKind
   NormKind kind = NormKind::layer;           // the formula
   Tensor weight{}, bias{};                   // w, b: [width]
   double epsilon = 1e-5;                     // keeps the root from 0
@@ -40,8 +37,7 @@ struct Norm {
 /// Weights 1, biases 0.
 Norm make_norm(NormKind kind, Index width, bool bias, double epsilon = 1e-5, DType dtype = DType::f32);
 
-/// y[.., :] = weight[ids[..], :], weight: [tokens, width].
-struct Embedding {
+struct Embedding {                             // y[.., :] = weight[ids[..], :], weight: [tokens, width]
   Tensor weight{};                             // [tokens, width]
   Tensor operator()(const Tensor& ids) const;  // y
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
@@ -54,13 +50,11 @@ enum class Activation : unsigned char { gelu_tanh, gelu, relu, silu_gated };
 Activation parse_activation(std::string_view text);
 std::string_view name_of(Activation activation);
 
-/// y = down(activation(up(x))).
-struct Mlp {
+struct Mlp {            // y = down(activation(up(x)))
   Linear up{}, down{};  // up: [width, hidden], or [width, 2 hidden] for silu_gated: the gate's columns first
   Activation activation = Activation::gelu_tanh;
   Tensor operator()(const Tensor& x) const;  // y
-  /// activation(up(x)): all but the last product.
-  Tensor inner(const Tensor& x) const;
+  Tensor inner(const Tensor& x) const;       // activation(up(x)): all but the last product
   void visit_parameters(const std::string& at, const ParameterVisitor& visit);
 };
 /// Normal weights of these deviations, zero biases.

@@ -31,8 +31,7 @@ template <class Module> void watch_parameters(Tape& tape, Module& module) {
   module.visit_parameters("", [&](const std::string&, Tensor& p) { tape.watch(p); });
 }
 
-/// How many numbers a module learns.
-template <class Module> Index parameter_count(Module& module) {
+template <class Module> Index parameter_count(Module& module) {  // how many numbers a module learns
   Index n = 0;
   module.visit_parameters("", [&](const std::string&, Tensor& p) { n += p.numel(); });
   return n;

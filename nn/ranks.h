@@ -4,8 +4,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// What a training step reads.
-struct Batch {
+struct Batch {             // what a training step reads
   Tensor inputs, targets;  // i32 [rows, length]; a target of -100 does not count
 };
 
@@ -22,16 +21,14 @@ class RankGrid {
   int data_ranks() const { return world_.size() / sequence_.size(); }  // groups of those
   bool is_first() const { return world_.rank() == 0; }                 // the rank that prints and writes
 
-  /// This rank's part of a batch of whole sequences, and where it stands.
-  struct Part {
+  struct Part {  // this rank's part of a batch of whole sequences, and where it stands
     Batch batch;
     Place place;
   };
   /// Of a batch that every rank has whole.
   Part part_of(const Batch& whole, const HilbertSelfAttention& attention) const;
 
-  /// What every rank has, added.
-  std::vector<double> sum(const std::vector<double>& values) const;
+  std::vector<double> sum(const std::vector<double>& values) const;  // what every rank has, added
   /// The gradients of these parameters, added over ranks.
   Gradients sum(Gradients gradients, const NamedParameters& parameters) const;
 
@@ -39,7 +36,6 @@ class RankGrid {
   Comm world_, sequence_;
 };
 
-/// Targets that count.
-Index count_targets(const Tensor& targets);
+Index count_targets(const Tensor& targets);  // targets that count
 
 }  // namespace hilt

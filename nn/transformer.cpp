@@ -1,5 +1,4 @@
 // Tokens to logits:
-//
 //      x = tokens[ids] + positions[0..L)        x += attention(norm(x)), x += mlp(norm(x)), layer by layer
 //      logits = norm(x) head
 #include "nn/transformer.h"

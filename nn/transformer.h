@@ -3,8 +3,7 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// How a model learns where a token stands.
-enum class Positions : unsigned char { learned, rotary, none };
+enum class Positions : unsigned char { learned, rotary, none };  // how a model learns where a token stands
 Positions parse_positions(std::string_view text);
 std::string_view name_of(Positions positions);
 
@@ -49,8 +48,7 @@ AttentionConfig attention_config(const TransformerConfig& config, Index block = 
 /// Those of block 0 and, where there is another pattern, of block 1: blocks have them in turn.
 std::vector<AttentionConfig> attention_configs(const TransformerConfig& config);
 
-/// x + attention(norm(x)), then x + mlp(norm(x)).
-struct Block {
+struct Block {                     // x + attention(norm(x)), then x + mlp(norm(x))
   Norm norm1, norm2;               // before each branch
   HilbertSelfAttention attention;  // the first branch
   Mlp mlp;

@@ -1,5 +1,4 @@
 // Joining along an axis.
-//
 //      y = cat(x_0, x_1, ..)     dx_i = the slice of dy that x_i fills
 //      y = stack(x_0, ..)        a cat of unsqueezed ones
 //      y = pad(x)                dx = dy without the padding                  nothing is kept

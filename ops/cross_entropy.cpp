@@ -1,8 +1,6 @@
 // The loss of a classifier, softmax and logarithm in one.
-//
 //      loss = mean over the targets that count of  L_r - x[r, target_r],      L_r = log sum_c e^x[r, c]
 //      dx[r, c] = (e^(x[r, c] - L_r) - [c == target_r]) dloss / count         keeps x and L
-//
 // The loss of 16-bit logits is f32. Rows whose target is `ignore` count for nothing; if none counts
 // the loss is 0 and so are its gradients.
 #include <numeric>

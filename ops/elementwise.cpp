@@ -1,6 +1,5 @@
 // Elementwise ops, broadcasting. y = f(x) or f(a, b); the derivative of each stands in
 // elementwise.h beside f.
-//
 //      dx = f'(x) dy              keeps x, or y where f' is cheaper from y (exp, sqrt, tanh, ..), or nothing
 //                                 (neg, add a constant)
 //      da = df/da dy, summed over the axes a was repeated along; keeps a or b only where a wanted derivative reads it
@@ -17,8 +16,7 @@ using namespace spans;
 constexpr Index kPiece = 1 << 15;  // elements worth a task
 constexpr Index kBlock = 512;      // elements widened or gathered at a time: three such buffers stay in L1
 
-/// The kernel of one op in both arithmetic types.
-struct Kernel {
+struct Kernel {  // the kernel of one op in both arithmetic types
   Span<float> narrow;
   Span<double> wide;
   RunOnDevice device;
@@ -44,8 +42,7 @@ template <class W, class T> void load(const std::byte* from, Index step, Index n
     for (Index i = 0; i < n; ++i) to[i] = static_cast<W>(x[i * step]);
 }
 
-/// As x repeats to the shape of y.
-Strides strides_within(const Tensor& y, const Tensor& x) {
+Strides strides_within(const Tensor& y, const Tensor& x) {  // as x repeats to the shape of y
   return x.shape() == y.shape() ? x.strides() : broadcast_to("broadcast", x, y.shape()).strides();
 }
 

@@ -6,7 +6,6 @@
 
 // Private: the elementwise ops as functors on scalars, and the kernel they all share. A new op is a
 // struct here, its name in AllSpans, and a public function in elementwise.cpp.
-//
 // A functor takes up to three elements and two constants. Kernels run it over dense spans of f32 or
 // f64 alone; the driver in elementwise.cpp brings whatever the tensors are (strided, repeated, 16
 // bits wide) into that form.
@@ -19,8 +18,7 @@ template <class T> using Span = void (*)(const T* a, const T* b, const T* c, T* 
 /// The kernel for an op, compiled for an instruction set in elementwise_cpu.cpp.
 template <class Op, Isa I, class T> Span<T> span_of(CpuAt<I>);
 
-/// The same on a GPU, which reads any types and strides itself: operand 0 of the walk is y.
-struct DeviceSpan {
+struct DeviceSpan {  // the same on a GPU, which reads any types and strides itself: operand 0 of the walk is y
   void* y;
   const void* in[3];
   DType y_type, in_type[3];

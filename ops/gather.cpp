@@ -1,8 +1,6 @@
 // Picking rows along one axis, and its transpose, adding rows into place.
-//
 //      y = gather(x, index)          y[.., i, ..] = x[.., index[i], ..]       dx = scatter_add(dy, index)
 //      y = scatter_add(x, index)     y[.., index[i], ..] += x[.., i, ..]      dx = gather(dy, index)
-//
 // Both keep the index only. Rows are added in its order, whatever the number of threads.
 #include <cstring>
 #include "core/parallel.h"

@@ -24,8 +24,7 @@ Tensor apply_linear(std::string_view name, const Tensor& x, A a, Transposed tran
 /// dy summed over the axes along which this shape was broadcast: the backward of every broadcast.
 Tensor sum_to(const Tensor& dy, const Shape& shape);
 
-/// dy gelu_tanh'(x).
-Tensor gelu_tanh_backward(const Tensor& x, const Tensor& dy);
+Tensor gelu_tanh_backward(const Tensor& x, const Tensor& dy);  // dy gelu_tanh'(x)
 
 inline void check_floats(const char* op, const Tensor& x) {
   check(bool(x) && is_floating(x.dtype()), op, ": needs a tensor of floats, got ",
@@ -51,8 +50,7 @@ inline Tensor rows_of(const Tensor& x, int axis, Index begin, Index count, Index
 
 inline Shape without_last(const Shape& shape) { return Shape(std::span(shape.begin(), shape.end() - 1)); }
 
-/// A dense tensor around one axis: [outer, extent, inner].
-struct AroundAxis {
+struct AroundAxis {  // a dense tensor around one axis: [outer, extent, inner]
   Index outer = 1, extent = 1, inner = 1;
   AroundAxis(const Shape& shape, int axis) : extent(shape[axis]) {
     for (int i = 0; i < axis; ++i) outer *= shape[i];

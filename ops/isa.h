@@ -14,7 +14,6 @@ inline constexpr Isa kIsa = Isa::HILT_ISA;
 
 /// A vector register's worth of T, and how many fit.
 inline constexpr int kVectorBytes = kIsa == Isa::avx512 ? 64 : kIsa == Isa::avx2 ? 32 : 16;
-/// 32 of them, not 16.
-inline constexpr bool kManyVectors = kIsa == Isa::avx512 || kIsa == Isa::neon;
+inline constexpr bool kManyVectors = kIsa == Isa::avx512 || kIsa == Isa::neon;  // 32 of them, not 16
 template <class T> inline constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 }  // namespace hilt

@@ -1,8 +1,6 @@
 // A layer in one op: y = x w + b, and onto a residual stream y = r + x w + b. The product starts
 // from b and r instead of 0.
-//
 //      dx = dy w^T        dw = x^T dy        db = sum over rows of dy        dr = dy        keeps x and w
-//
 // y = gelu_tanh(h), h = x w + b: the same with dh = dy gelu_tanh'(h) for dy; keeps h too. A GPU
 // applies gelu as it writes the product of 16-bit factors, and sums dy as it multiplies by it.
 #include "ops/gemm/gemm.h"

@@ -6,15 +6,12 @@
 // Scalar maths that compilers turn into vector code: no branch, no table, no call. f32 here; f64,
 // the referee, is std::. Special values as in IEEE: NaN in, NaN out; overflow to infinity,
 // underflow through subnormals to 0.
-//
 //      exp(x) = 2^n e^r,  n = round(x / ln 2),  |r| <= ln 2 / 2,  e^r = 1 + r + r^2 P(r)
 //      log(x) = e ln 2 + f - f^2 / 2 + f^3 P(f),  x = 2^e (1 + f),  1 + f in [2/3, 4/3)
 //      tanh(x) = d / (d + 2),  d = e^2x - 1 without cancellation
 //      Phi(x) = 1 - tail,  tail = erfc(t) / 2 = u e^(-t^2) P(u),  t = |x| / sqrt 2,  u = 2 / (2 + t);
 //      mirrored for x < 0
-//
 // tests/tools/fit_math.py found the polynomials and prints their errors.
-//
 // Always inline: this header is compiled for several instruction sets (ops/isa.h). A GPU has an
 // exponential of its own.
 
@@ -44,8 +41,7 @@ struct Reduced {
   const float n = shifted - kRound;
   return {(x - n * kLn2High) - n * kLn2Low, std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kRound)};
 }
-/// e^r - 1 for |r| <= ln 2 / 2.
-[[gnu::always_inline]] constexpr float small_expm1(float r) {
+[[gnu::always_inline]] constexpr float small_expm1(float r) {  // e^r - 1 for |r| <= ln 2 / 2
   return polynomial(r, 0.001392617612f, 0.008363173075f, 0.04166655466f, 0.1666657703f, 0.5f) * (r * r) + r;
 }
 }  // namespace detail

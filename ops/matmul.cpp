@@ -1,6 +1,5 @@
 // y = a b over the last two axes, batched over the leading ones, which broadcast.
 //      da = dy b^T        db = a^T dy        summed over the batches a factor was repeated for; keeps a and b
-//
 // A factor is read in place whenever one of its last two strides is 1, so a transposed view costs
 // nothing. Where b is one matrix for the whole batch (a weight), the batch of a is just more rows:
 // one product, and db needs no sum.
@@ -20,8 +19,7 @@ Tensor readable(const Tensor& x) {
   return unit(-1, -2) || unit(-2, -1) ? x : clone(x);
 }
 
-/// The leading axes of a and b, broadcast, and where each product's factors begin.
-struct Batches {
+struct Batches {  // the leading axes of a and b, broadcast, and where each product's factors begin
   Shape shape;
   std::vector<Index> a, b;
 

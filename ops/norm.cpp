@@ -1,5 +1,4 @@
 // Normalisation along the last axis, of n elements, with h the normalised row:
-//
 //      layer_norm   h = (x - mean) rstd    y = h w + b      dx = rstd (g - mean(g) - h mean(g h)),  g = dy w
 //      rms_norm     h = x rstd             y = h w          dx = rstd (g - h mean(g h))
 //      dw = sum over rows of dy h          db = sum over rows of dy          keeps x, w and each row's mean and rstd

@@ -41,8 +41,7 @@ Tensor clamp(const Tensor& x, double low, double high);  // gradient 1 on [low, 
 
 inline Tensor maximum(const Tensor& x, double c) { return maximum(x, scalar_like(x, c)); }  // max(x, c)
 inline Tensor minimum(const Tensor& x, double c) { return minimum(x, scalar_like(x, c)); }  // min(x, c)
-/// Condition ? a : b.
-inline Tensor where(const Tensor& condition, const Tensor& a, double b) {
+inline Tensor where(const Tensor& condition, const Tensor& a, double b) {                   // condition ? a : b
   return where(condition, a, scalar_like(a, b));
 }
 inline Tensor where(const Tensor& condition, double a, const Tensor& b) {  // condition ? a : b
@@ -144,8 +143,7 @@ Tensor unsqueeze(const Tensor& x, int axis);         // with a new axis of exten
 Tensor contiguous(const Tensor& x);                  // x itself if it is dense, else a copy
 Tensor to(const Tensor& x, DType dtype);             // gradient converts back
 Tensor to(const Tensor& x, Device device);           // gradient goes back
-/// The same numbers as a constant: no gradient passes.
-Tensor detach(const Tensor& x);
+Tensor detach(const Tensor& x);                      // the same numbers as a constant: no gradient passes
 
 // ---- not differentiable -------------------------------------------------------------------------
 Tensor argmax(const Tensor& x);                    // along the last axis, first of equals, NaN passed over; i64
@@ -166,8 +164,7 @@ struct AdamW {
 /// m, v: of w's type, or f32 beside a 16-bit w, which `master`, f32, shadows. step counts from 1.
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& options,
                 Tensor* master = nullptr);
-/// The same for many parameters, each with its own decay, in a few kernels on a GPU.
-struct AdamWUpdate {
+struct AdamWUpdate {                 // the same for many parameters, each with its own decay, in a few kernels on a GPU
   Tensor* w;                         // is written to
   Tensor dw;                         // its gradient
   Tensor *m, *v, *master = nullptr;  // state, written to
@@ -187,8 +184,7 @@ void sgd_step(Tensor& w, const Tensor& dw, double lr, double weight_decay = 0, d
               Tensor* velocity = nullptr);
 /// The root of the sum of all squares, an f64 scalar on their device. NaN if `loss` is not finite.
 Tensor norm_of(std::span<const Tensor> gradients, const Tensor& loss = {});
-/// Its value on the host, which waits for it.
-double global_norm(std::span<const Tensor> gradients);
+double global_norm(std::span<const Tensor> gradients);  // its value on the host, which waits for it
 /// Scales the gradients so that their global norm is at most max_norm; returns the norm before.
 /// Throws Code::not_a_number if it is not finite. New tensors replace those that are shared.
 double clip_grad_norm(std::span<Tensor> gradients, double max_norm);

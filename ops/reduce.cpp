@@ -1,9 +1,7 @@
 // Reductions over any set of axes.
-//
 //      y = sum x         dx = dy, repeated
 //      y = mean x        dx = dy / n, repeated
 //      y = max x         dx = dy / (how many equal y) where x == y, else 0          keeps x and y
-//
 // Whatever the axes, the kernels see [outer, n, inner] and reduce the middle: adjacent axes merge,
 // and a set of axes that does not merge is brought to the end by a copy.
 #include <algorithm>
@@ -36,8 +34,7 @@ struct Plan {
   }
 };
 
-/// x as dense [outer, n, inner] with the reduced axes in the middle.
-struct Middle {
+struct Middle {  // x as dense [outer, n, inner] with the reduced axes in the middle
   Tensor x;
   Index outer = 1, n = 1, inner = 1;
 

@@ -1,5 +1,4 @@
 // Rotary embedding: the pair (x_i, x_{i + D/2}) at position l turns by the angle l base^(-2i/D).
-//
 //      y_i = x_i cos - x_{i+D/2} sin       y_{i+D/2} = x_i sin + x_{i+D/2} cos
 //      dx is dy turned back; nothing is kept
 #include <cmath>
@@ -11,8 +10,7 @@
 namespace hilt {
 namespace {
 
-/// [2, L, D / 2]: cosines, sines; on a GPU a tensor made once, because bringing it is waiting.
-struct Table {
+struct Table {  // [2, L, D / 2]: cosines, sines; on a GPU a tensor made once, because bringing it is waiting
   std::vector<float> narrow;
   std::vector<double> wide;
   Tensor there;

@@ -1,9 +1,7 @@
 // Along the last axis, with the maximum taken off first so that nothing overflows.
-//
 //      y = softmax(x) = e^x / sum e^x       dx = y (dy - sum y dy)          keeps y
 //      y = log_softmax(x) = x - L           dx = dy - e^y sum dy            keeps y
 //      L = logsumexp(x) = log sum e^x       dx = dL e^(x - L)               keeps x: L rounds, so it is formed again
-//
 // A row of -inf alone has softmax NaN (0 / 0) and logsumexp -inf.
 #include "ops/helpers.h"
 #include "ops/kernels.h"

@@ -25,8 +25,7 @@ milliseconds default_deadline() {
 
 namespace {
 
-/// What a group and those split off it share.
-struct Shared {
+struct Shared {                // what a group and those split off it share
   std::shared_ptr<Link> link;  // none in a group of one
   std::atomic<std::size_t> bytes_sent{0}, bytes_received{0}, messages_sent{0};
   std::atomic<std::int64_t> deadline_ms{default_deadline().count()};

@@ -12,14 +12,12 @@ struct Message {
   Tensor data;  // dense; what arrives is written into it
 };
 
-/// What a rank is doing while it waits: the words of the error, if the wait ends in one.
-struct Step {
+struct Step {  // what a rank is doing while it waits: the words of the error, if the wait ends in one
   std::string_view op = "exchange";  // a literal
   Index hop = 0;                     // counts rounds of one op
 };
 
-/// What a Comm has carried since it was made, its splits included.
-struct Traffic {
+struct Traffic {  // what a Comm has carried since it was made, its splits included
   std::size_t bytes_sent = 0, bytes_received = 0, messages_sent = 0;  // payload alone, without headers
 };
 
@@ -50,17 +48,14 @@ class Transfer {
 /// in the same order. Sums are made in the order of ranks, so they have the same bits everywhere.
 class Comm {
  public:
-  /// A group of one: every call returns at once, and nothing is opened.
-  Comm();
+  Comm();  // a group of one: every call returns at once, and nothing is opened
   /// Rank `link->rank()` of all that the link joins; what link.h makes.
   explicit Comm(std::shared_ptr<Link> link);
 
   int rank() const;  // 0 .. size() - 1
   int size() const;
-  /// single, threads, tcp, mpi, nccl
-  std::string_view name() const;
-  /// How long a wait may take; 60 s, or HILT_DEADLINE in seconds.
-  std::chrono::milliseconds deadline() const;
+  std::string_view name() const;                          // single, threads, tcp, mpi, nccl
+  std::chrono::milliseconds deadline() const;             // how long a wait may take; 60 s, or HILT_DEADLINE in seconds
   void set_deadline(std::chrono::milliseconds deadline);  // for the waits that begin from now on
   Traffic traffic() const;
 
@@ -83,8 +78,7 @@ class Comm {
 
   /// The group of all ranks that name the same color, ranked by key, then by rank here.
   Comm split(int color, int key) const;
-  /// What the group is made of; none in a group of one.
-  const std::shared_ptr<Link>& link() const;
+  const std::shared_ptr<Link>& link() const;  // what the group is made of; none in a group of one
   /// Tells every rank of the link why this one cannot go on: their waits throw Code::distributed.
   void abort(const std::string& reason) const noexcept;
 

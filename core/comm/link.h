@@ -7,8 +7,7 @@
 
 namespace hilt {
 
-/// 60 s, or HILT_DEADLINE.
-std::chrono::milliseconds default_deadline();
+std::chrono::milliseconds default_deadline();  // 60 s, or HILT_DEADLINE
 
 // What is said of a rank, whatever joins them.
 inline std::string who(int rank) { return "rank " + std::to_string(rank); }
@@ -48,8 +47,7 @@ class Link {
   virtual void waits_for(int peer, Step step) = 0;
   /// For a wait for `peer` that ran out of time: who is at the end of the chain, and what it does.
   virtual std::string suspect(int peer) = 0;
-  /// Sleeps a little, less while things move.
-  virtual void pause(int polls) = 0;
+  virtual void pause(int polls) = 0;  // sleeps a little, less while things move
 };
 
 /// Over NCCL between GPUs, and over the link of `bootstrap` for all else.

@@ -193,8 +193,7 @@ void Tcp::flush(Peer& p) {
   }
 }
 
-/// False once the connection has ended.
-bool Tcp::read(Peer& p) {
+bool Tcp::read(Peer& p) {  // false once the connection has ended
   for (std::size_t total = 0; total < kReadAtOnce && p.socket;) {
     char* to = reinterpret_cast<char*>(&p.header) + p.have;
     std::size_t want = sizeof(Header) - p.have;
@@ -218,8 +217,7 @@ bool Tcp::read(Peer& p) {
   return true;
 }
 
-/// A header is here: where does the rest go? False if it is none of ours.
-bool Tcp::begin(Peer& p) {
+bool Tcp::begin(Peer& p) {  // a header is here: where does the rest go? False if it is none of ours
   const Header& h = p.header;
   const bool known = p.rank >= 0, data = h.kind == Kind::data;
   if (h.magic != Header{}.magic || (known ? h.kind == Kind::hello : h.kind != Kind::hello && h.kind != Kind::beat) ||

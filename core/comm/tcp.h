@@ -25,7 +25,6 @@ std::shared_ptr<TcpLink> meet(Meeting meeting);
 
 /// A number from the environment; an error names the variable.
 int number_of(const char* variable, int low, int high);
-/// HILT_RUN_TOKEN, or nothing.
-std::string run_token();
+std::string run_token();  // HILT_RUN_TOKEN, or nothing
 
 }  // namespace hilt

@@ -28,8 +28,7 @@ inline constexpr std::size_t kLongestHello = 4096, kLongestText = std::size_t{1}
 inline constexpr milliseconds kBeat(500), kFarewell(1000);
 inline constexpr int kSilentBeats = 4;  // a rank is called silent after that many are missing
 
-/// What goes out: a frame, whose body is text or the bytes of a tensor.
-struct Parcel {
+struct Parcel {  // what goes out: a frame, whose body is text or the bytes of a tensor
   Header header;
   std::string text;
   Tensor data;

@@ -5,8 +5,7 @@
 
 namespace hilt::cuda {
 
-/// What kernels need to know of a GPU.
-struct Properties {
+struct Properties {  // what kernels need to know of a GPU
   std::string name;
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
@@ -16,8 +15,7 @@ struct Properties {
 };
 const Properties& properties(int index);
 
-/// GPUs the driver shows; 0 where there is no usable driver.
-int device_count();
+int device_count();  // GPUs the driver shows; 0 where there is no usable driver
 /// Throws Code::gpu unless it exists, this build has code for it, and a small kernel has run on it.
 void require(int index);
 

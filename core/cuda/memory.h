@@ -15,7 +15,6 @@ struct DeviceHeap {
   void give(std::byte* p) const noexcept;
 };
 
-/// The pool of a GPU; throws Code::gpu where there is no such.
-Pool<DeviceHeap>& pool(int index);
+Pool<DeviceHeap>& pool(int index);  // the pool of a GPU; throws Code::gpu where there is no such
 
 }  // namespace hilt::cuda

@@ -20,14 +20,12 @@ template <int N> struct Walk {
       ++axes;
     }
   }
-  /// Every operand lies in row-major order without gaps.
-  bool is_flat() const {
+  bool is_flat() const {  // every operand lies in row-major order without gaps
     bool flat = axes <= 1;
     for (int k = 0; k < N && axes == 1; ++k) flat = flat && stride[0][k] == 1;
     return flat;
   }
-  /// Where element i of each operand is.
-  constexpr void at(Index i, Index (&offset)[N]) const {
+  constexpr void at(Index i, Index (&offset)[N]) const {  // where element i of each operand is
     for (int k = 0; k < N; ++k) offset[k] = 0;
     constexpr Index k32 = Index{1} << 32;
     for (int a = 0; a < axes; ++a) {

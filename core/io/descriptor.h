@@ -10,8 +10,7 @@
 
 namespace hilt {
 
-/// One of them, which closes itself.
-class Descriptor {
+class Descriptor {  // one of them, which closes itself
  public:
   Descriptor() = default;
   explicit Descriptor(int number) : number_(number) {}

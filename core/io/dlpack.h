@@ -7,21 +7,17 @@ namespace [[gnu::visibility("default")]] hilt {
 /// DLPack 1.x: the C structs by which array libraries lend each other memory, declared here so that
 /// dlpack.h is not needed; pointers between the two may be reinterpret_cast.
 namespace dlpack {
-/// Of the protocol.
-struct DLPackVersion {
+struct DLPackVersion {         // of the protocol
   std::uint32_t major, minor;  // a new major is another layout
 };
-/// Where memory lies.
-struct DLDevice {
+struct DLDevice {                       // where memory lies
   std::int32_t device_type, device_id;  // type: kCpu, kCuda or kCudaHost
 };
-/// What an element is.
-struct DLDataType {
+struct DLDataType {         // what an element is
   std::uint8_t code, bits;  // code: kInt, kUInt, kFloat or kBfloat
   std::uint16_t lanes;      // of a vector type; 1
 };
-/// a view of memory, on its own.
-struct DLTensor {
+struct DLTensor {                 // a view of memory, on its own
   void* data;                     // of the device; the first element lies byte_offset behind
   DLDevice device;                // where data points
   std::int32_t ndim;              // axes
@@ -34,8 +30,7 @@ struct DLManagedTensor {  // before 1.0
   void* manager_ctx;                  // the lender's
   void (*deleter)(DLManagedTensor*);  // ends the loan; may be null
 };
-/// Since 1.0: it says its version and may be read-only.
-struct DLManagedTensorVersioned {
+struct DLManagedTensorVersioned {              // since 1.0: it says its version and may be read-only
   DLPackVersion version;                       // to be looked at before all else
   void* manager_ctx;                           // the lender's
   void (*deleter)(DLManagedTensorVersioned*);  // ends the loan; may be null
@@ -66,8 +61,7 @@ struct Release {
 };
 template <class Managed> using Owned = std::unique_ptr<Managed, Release>;  // a loan that ends by itself
 
-/// What a consumer of to_dlpack() may do with the memory.
-enum class Access { read, write };
+enum class Access { read, write };  // what a consumer of to_dlpack() may do with the memory
 }  // namespace dlpack
 
 /// Lends x without a copy: its elements, shape and strides, and a share of its storage until the

@@ -1,5 +1,4 @@
 // NumPy's .npy format, versions 1.0, 2.0 and 3.0:
-//
 //   byte 0  "\x93NUMPY"      6  version, 2 bytes
 //   8  length of the header, 2 bytes little endian, 4 from version 2.0 on
 //   then    {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }

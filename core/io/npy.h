@@ -11,8 +11,7 @@ class Tensor;
 /// strides. Nothing in the file is trusted or runs. Errors (Code::data) name file and byte.
 Tensor read_npy(const std::string& path);
 
-/// The same without tensors: the elements in C order; none if they are not integers.
-struct NpyIntegers {
+struct NpyIntegers {  // the same without tensors: the elements in C order; none if they are not integers
   DType dtype;
   Shape shape;
   std::vector<std::int64_t> values;  // in C order, widened

@@ -38,8 +38,7 @@ constexpr const char* kWriteAgain = "write the file again with a safetensors lib
 
 // ---- the header's JSON --------------------------------------------------------------------------
 
-/// Where `text` stops being UTF-8, or its size.
-std::size_t utf8_prefix(std::string_view text) {
+std::size_t utf8_prefix(std::string_view text) {  // where `text` stops being UTF-8, or its size
   std::size_t at = 0;
   while (at < text.size() && next_utf8(text, at)) {}
   return at;
@@ -81,8 +80,7 @@ class Header {
   void expect(char c) {
     if (!take(c)) wrong(at_, "header", next(), std::string("expected ") + c);
   }
-  /// After an element: whether another follows, or the closing bracket does.
-  bool more(char closing) {
+  bool more(char closing) {  // after an element: whether another follows, or the closing bracket does
     if (take(',')) return true;
     if (take(closing)) return false;
     wrong(at_, "header", next(), std::string("expected , or ") + closing);
@@ -139,8 +137,7 @@ class Header {
       escape(out);
     }
   }
-  /// A whole number that is not negative.
-  std::int64_t number(const std::string& what) {
+  std::int64_t number(const std::string& what) {  // a whole number that is not negative
     space();
     const std::size_t start = at_;
     at_ = std::min(text_.find_first_not_of("0123456789", start), text_.size());
@@ -255,8 +252,7 @@ class Header {
     } while (more('}'));
   }
 
-  /// Contiguous from 0 to the end, by name at last.
-  void sort_and_check() {
+  void sort_and_check() {  // contiguous from 0 to the end, by name at last
     std::ranges::sort(entries, {}, [](const SafetensorsEntry& e) { return std::tie(e.begin, e.end, e.name); });
     std::uint64_t at = 0;
     const std::uint64_t data = kLengthBytes + text_.size();
@@ -297,8 +293,7 @@ void read_exactly(const Descriptor& file, const std::string& path, std::uint64_t
       "wait until whoever writes it has finished");
 }
 
-/// What a file that is not safetensors is, as far as its first bytes tell.
-struct Magic {
+struct Magic {  // what a file that is not safetensors is, as far as its first bytes tell
   std::string_view bytes, what;
   const char* remedy;
 };

@@ -13,9 +13,8 @@ namespace [[gnu::visibility("default")]] hilt {
 
 class Descriptor;  // private
 
-/// One tensor of a file; its bytes are [begin, end) of the file.
-struct SafetensorsEntry {
-  std::string name;  // any UTF-8 text
+struct SafetensorsEntry {  // one tensor of a file; its bytes are [begin, end) of the file
+  std::string name;        // any UTF-8 text
   DType dtype = DType::f32;
   Shape shape;
   std::uint64_t begin = 0, end = 0;  // offsets in the file
@@ -32,8 +31,7 @@ class SafetensorsFile {
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   const SafetensorsMetadata& metadata() const { return metadata_; }  // what stands under "__metadata__"
   std::uint64_t bytes() const { return bytes_; }                     // length of the file
-  /// Null where there is none.
-  const SafetensorsEntry* find(const std::string& name) const;
+  const SafetensorsEntry* find(const std::string& name) const;       // null where there is none
   /// A new tensor; an unknown name is an error that proposes the nearest.
   Tensor read(const std::string& name) const;
   /// Into a dense CPU tensor of the entry's shape; floats convert to its type.

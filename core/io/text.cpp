@@ -21,8 +21,7 @@ static std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// Of ASCII letters alone, whatever the locale.
-static std::string lower_case(std::string_view text) {
+static std::string lower_case(std::string_view text) {  // of ASCII letters alone, whatever the locale
   std::string out(text);
   for (char& c : out)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');

@@ -1,10 +1,8 @@
 // Matrix products on one thread, compiled for this instruction set.
-//
 // With AVX2, AVX-512 or NEON: kRows x kPanel sums of C live in registers while one column of A at
 // a time meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
 // columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1. Of a few rows
 // nothing is packed: B is read once, as it lies. Each element of C adds up in the order of k.
-//
 // Below that, Eigen, by -DEigen=Eigen_<isa> a namespace of each copy's own.
 #include <Eigen/Core>
 #include "ops/gemm/gemm.h"
