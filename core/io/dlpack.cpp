@@ -18,8 +18,6 @@ constexpr Type kTypes[] = {{DType::f64, kFloat, 64}, {DType::f32, kFloat, 32}, {
                            {DType::f16, kFloat, 16}, {DType::i64, kInt, 64},   {DType::i32, kInt, 32},
                            {DType::u8, kUInt, 8}};
 
-// ---- out ----------------------------------------------------------------------------------------
-
 /// What a consumer holds: the struct it knows, and behind it what the struct points to.
 template <class Managed> struct Export {
   Managed managed{};
@@ -48,8 +46,6 @@ template <class Managed> Owned<Managed> lend(const Tensor& x, Access access) {
   lent->managed.deleter = [](Managed* m) { delete static_cast<Export<Managed>*>(m->manager_ctx); };
   return Owned<Managed>(&lent.release()->managed);
 }
-
-// ---- in -----------------------------------------------------------------------------------------
 
 DType dtype_of_dlpack(const DLDataType& t) {
   for (const Type& type : kTypes)

@@ -71,14 +71,10 @@ class Header {
     bad(path_, "bad header at byte ", offset_ + at, ": ", parts...);
   }
   std::string next() const { return at_ < text_.size() ? quoted(text_.substr(at_, 1)) : "its end"; }
-  void space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
-  }
+  void space() { at_ = std::min(text_.find_first_not_of(" \n", at_), text_.size()); }
   bool take(char c) {
     space();
-    if (at_ == text_.size() || text_[at_] != c) return false;
-    ++at_;
-    return true;
+    return at_ < text_.size() && text_[at_] == c && ++at_;
   }
   void expect(char c) {
     if (!take(c)) wrong(at_, "expected '", c, "', got ", next());
@@ -112,13 +108,10 @@ class Header {
   }
   void read_bool() {
     space();
-    for (const auto& [word, value] : {std::pair<std::string_view, bool>("True", true), {"False", false}})
-      if (text_.substr(at_, word.size()) == word) {
-        at_ += word.size();
-        fortran_ = value;
-        return;
-      }
-    wrong(at_, "expected True or False, got ", next());
+    const std::string_view rest = text_.substr(at_);
+    if (!rest.starts_with("True") && !rest.starts_with("False")) wrong(at_, "expected True or False, got ", next());
+    fortran_ = rest.starts_with("True");
+    at_ += *fortran_ ? 4 : 5;
   }
   void read_shape() {
     expect('(');
@@ -168,7 +161,6 @@ std::size_t size_of_file(const std::string& path, const Descriptor& file) {
   return static_cast<std::size_t>(status.st_size);
 }
 
-/// Says what a file is that is not ours.
 [[noreturn]] void not_npy(const std::string& path, std::string_view start) {
   if (start.starts_with("\x89PNG")) bad(path, "is a PNG picture; expected a .npy file");
   if (start.starts_with("PK"))
@@ -180,12 +172,10 @@ std::size_t size_of_file(const std::string& path, const Descriptor& file) {
 }
 
 Strides fortran_strides(const Shape& shape) {
-  Strides strides{};
-  Index step = 1;
-  for (int axis = 0; axis < shape.rank(); ++axis) {
-    strides[static_cast<std::size_t>(axis)] = step;
-    step *= std::max<Index>(shape[axis], 1);
-  }
+  Shape turned;
+  for (int axis = -1; axis >= -shape.rank(); --axis) turned.push_back(shape[axis]);
+  Strides strides = contiguous_strides(turned);
+  std::reverse(strides.begin(), strides.begin() + shape.rank());
   return strides;
 }
 
@@ -196,8 +186,7 @@ std::string header_of(std::string_view descr, const Shape& shape) {
   std::string text = "{'descr': '" + std::string(descr) + "', 'fortran_order': False, 'shape': (";
   for (int axis = 0; axis < shape.rank(); ++axis) text += (axis ? ", " : "") + std::to_string(shape[axis]);
   text += shape.rank() == 1 ? ",), }" : "), }";
-  const std::size_t before = kMagic.size() + 4;
-  text.append(63 - (before + text.size()) % 64, ' ');
+  text.append(63 - (kMagic.size() + 4 + text.size()) % 64, ' ');
   text += '\n';
   return std::string(kMagic) + '\1' + '\0' + static_cast<char>(text.size() & 0xff) +
          static_cast<char>(text.size() >> 8) + text;

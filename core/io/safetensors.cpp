@@ -24,6 +24,7 @@ struct TypeName {
 constexpr TypeName kTypes[] = {{"F64", DType::f64}, {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16},
                                {"I64", DType::i64}, {"I32", DType::i32}, {"U8", DType::u8},     {"BOOL", DType::u8}};
 
+std::string kind(DType dtype, const Shape& shape) { return (TextStream() << dtype << shape).str(); }
 std::string_view type_name(DType dtype) { return std::ranges::find(kTypes, dtype, &TypeName::dtype)->name; }
 
 /// WHAT (value): why, FILE:OFFSET; what to try
@@ -67,15 +68,10 @@ class Header {
     bad(path_, kLengthBytes + at, what, value, why, remedy);
   }
   std::string next() const { return at_ < text_.size() ? shown(text_.substr(at_, 1)) : "its end"; }
-  void space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r'))
-      ++at_;
-  }
+  void space() { at_ = std::min(text_.find_first_not_of(" \n\t\r", at_), text_.size()); }
   bool take(char c) {
     space();
-    if (at_ == text_.size() || text_[at_] != c) return false;
-    ++at_;
-    return true;
+    return at_ < text_.size() && text_[at_] == c && ++at_;
   }
   void expect(char c) {
     if (!take(c)) wrong(at_, "header", next(), std::string("expected ") + c);
@@ -160,26 +156,22 @@ class Header {
     if (name == kMetadata) return read_metadata(start);
     SafetensorsEntry e;
     e.name = std::move(name);
-    bool has_dtype = false, has_shape = false, has_offsets = false;
+    constexpr std::array<std::string_view, 3> kKeys{"dtype", "shape", "data_offsets"};
+    std::array<bool, 3> has{};
     expect('{');
     do {
       space();
       const std::size_t key_at = at_;
       const std::string key = string("key");
       expect(':');
-      bool& has = key == "dtype" ? has_dtype : key == "shape" ? has_shape : has_offsets;
-      if (key != "dtype" && key != "shape" && key != "data_offsets")
+      const auto which = static_cast<std::size_t>(std::ranges::find(kKeys, key) - kKeys.begin());
+      if (which == kKeys.size())
         wrong(key_at, "key of tensor " + shown(e.name), shown(key), "expected dtype, shape and data_offsets");
-      if (std::exchange(has, true)) wrong(key_at, "key of tensor " + shown(e.name), shown(key), "appears twice");
-      if (key == "dtype") read_dtype(e);
-      else if (key == "shape") read_shape(e);
-      else read_offsets(e);
+      if (std::exchange(has[which], true)) wrong(key_at, "key of tensor " + shown(e.name), shown(key), "appears twice");
+      which == 0 ? read_dtype(e) : which == 1 ? read_shape(e) : read_offsets(e);
     } while (more('}'));
-    if (!has_dtype || !has_shape || !has_offsets)
-      wrong(start, "tensor", shown(e.name),
-            std::string("lacks ") + (!has_dtype   ? "dtype"
-                                     : !has_shape ? "shape"
-                                                  : "data_offsets"));
+    for (std::size_t i = 0; i < has.size(); ++i)
+      if (!has[i]) wrong(start, "tensor", shown(e.name), "lacks " + std::string(kKeys[i]));
     check_size(e, start);
     entries.push_back(std::move(e));
   }
@@ -228,14 +220,11 @@ class Header {
   void check_size(const SafetensorsEntry& e, std::size_t start) {
     std::int64_t bytes = 0;
     const bool overflow = __builtin_mul_overflow(e.shape.numel(), static_cast<std::int64_t>(size_of(e.dtype)), &bytes);
-    if (overflow || static_cast<std::uint64_t>(bytes) != e.end - e.begin) {
-      std::ostringstream value;
-      value << name_of(e.dtype) << e.shape;
-      wrong(start, "size of tensor " + shown(e.name), std::move(value).str(),
+    if (overflow || static_cast<std::uint64_t>(bytes) != e.end - e.begin)
+      wrong(start, "size of tensor " + shown(e.name), kind(e.dtype, e.shape),
             overflow
                 ? "exceeds 64 bits"
                 : "takes " + std::to_string(bytes) + " bytes, data_offsets span " + std::to_string(e.end - e.begin));
-    }
   }
   void read_metadata(std::size_t start) {
     if (std::exchange(has_metadata_, true)) wrong(start, "key", std::string(kMetadata), "appears twice");
@@ -381,21 +370,17 @@ void SafetensorsFile::read_into(const std::string& name, Tensor& to) const {
   if (e && e->shape == to.shape() && e->dtype == to.dtype() && to.is_contiguous() && to.device().is_cpu())
     return read_exactly(*file_, path_, e->begin, to.mutable_raw(), static_cast<std::size_t>(e->end - e->begin));
   const Tensor t = read(name);
-  if (t.shape() != to.shape() || is_floating(t.dtype()) != is_floating(to.dtype())) {
-    std::ostringstream value, why;
-    value << name_of(t.dtype()) << t.shape();
-    why << "expected " << name_of(to.dtype()) << to.shape();
-    bad(path_, e->begin, "tensor " + shown(name), std::move(value).str(), std::move(why).str(),
-        "is it a file of another model?");
-  }
+  if (t.shape() != to.shape() || is_floating(t.dtype()) != is_floating(to.dtype()))
+    bad(path_, e->begin, "tensor " + shown(name), kind(t.dtype(), t.shape()),
+        "expected " + kind(to.dtype(), to.shape()), "is it a file of another model?");
   copy(to, t);
 }
 
 // ---- writing ------------------------------------------------------------------------------------
-static void append_json(std::string& out, std::string_view text) {
+static std::string quoted(std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
   check(utf8_prefix(text) == text.size(), "safetensors: '", shown(text), "' is not UTF-8");
-  out += '"';
+  std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') (out += '\\') += c;
     else if (static_cast<unsigned char>(c) < ' ')
@@ -403,6 +388,7 @@ static void append_json(std::string& out, std::string_view text) {
     else out += c;
   }
   out += '"';
+  return out;
 }
 
 static std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsItem> items) {
@@ -424,28 +410,18 @@ static void write_exactly(int descriptor, const void* from, std::size_t bytes) {
 
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {
   std::string json = "{";
-  if (!metadata.empty()) {
-    append_json(json, kMetadata);
-    json += ":{";
-    const char* separator = "";
-    for (const auto& [key, value] : metadata) {
-      json += std::exchange(separator, ",");
-      append_json(json, key);
-      json += ':';
-      append_json(json, value);
-    }
-    json += '}';
-  }
+  for (const auto& [key, value] : metadata)
+    json += (json.size() > 1 ? "," : quoted(kMetadata) + ":{") + quoted(key) + ':' + quoted(value);
+  if (!metadata.empty()) json += '}';
   std::int64_t at = 0;
   for (const SafetensorsItem* item : sorted(items)) {
-    if (json.size() > 1) json += ',';
-    append_json(json, item->name);
-    ((json += ":{\"dtype\":\"") += type_name(item->tensor.dtype())) += "\",\"shape\":[";
+    json += (json.size() > 1 ? "," : "") + quoted(item->name) + ":{\"dtype\":\"" +
+            std::string(type_name(item->tensor.dtype())) + "\",\"shape\":[";
     for (int axis = 0; axis < item->tensor.rank(); ++axis)
       (json += axis ? "," : "") += std::to_string(item->tensor.dim(axis));
     const std::int64_t end =
         checked_add(at, static_cast<std::int64_t>(item->tensor.bytes()), "safetensors: bytes of all tensors");
-    ((((json += "],\"data_offsets\":[") += std::to_string(at)) += ',') += std::to_string(end)) += "]}";
+    json += "],\"data_offsets\":[" + std::to_string(at) + ',' + std::to_string(end) + "]}";
     at = end;
   }
   json += '}';
