@@ -3,10 +3,10 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <numeric>
 #include "core/config.h"
 #include "core/comm/link.h"
+#include "core/io/text.h"
 
 namespace hilt {
 
@@ -31,10 +31,6 @@ struct Shared {                // what a group and those split off it share
   std::atomic<std::int64_t> deadline_ms{default_deadline().count()};
   int next_channel = 1;
 };
-
-std::string describe(Step step) {
-  return std::string(step.op) + (step.hop > 0 ? ", hop " + std::to_string(step.hop) : "");
-}
 
 /// Elements [begin, end) of a dense tensor, as a tensor of its own.
 Tensor piece(const Tensor& x, Index begin, Index end) {
@@ -67,12 +63,6 @@ template <class PartFor> Tensor sum_of_parts(const Comm& comm, Step step, PartFo
 
 DType sum_type(DType type) { return is_floating(type) && size_of(type) < 4 ? DType::f32 : type; }
 
-Tensor bytes_of(std::string_view text) {
-  Tensor t = empty({std::ssize(text)}, DType::u8);
-  std::memcpy(t.mutable_raw(), text.data(), text.size());
-  return t;
-}
-
 [[maybe_unused]] std::string host_name() {
   char name[256] = {};
   (void)::gethostname(name, sizeof name - 1);
@@ -94,7 +84,17 @@ class detail::Pending {
     link.waits_for(flight_->missing(), step_);
     for (int polls = 0; !flight_->poll(); ++polls) {
       if (const auto fault = link.fault()) fail_with(Code::distributed, *fault);
-      if (Clock::now() - start > deadline) expire(deadline);
+      if (Clock::now() - start > deadline) {
+        const int peer = flight_->missing();
+        std::ostringstream text;
+        text << step_.op;
+        if (step_.hop > 0) text << ", hop " << step_.hop;
+        text << ": rank " << link.rank() << " waited " << static_cast<double>(deadline.count()) / 1000 << " s for rank "
+             << peer << "; suspect: " << link.suspect(peer)
+             << "; if it is only slow, set HILT_DEADLINE to more seconds";
+        link.abort(text.str());
+        fail_with(Code::distributed, text.str());
+      }
       link.waits_for(flight_->missing(), step_);
       link.pause(polls);
     }
@@ -102,17 +102,6 @@ class detail::Pending {
   }
 
  private:
-  [[noreturn]] void expire(milliseconds deadline) {
-    Link& link = *shared_->link;
-    const int peer = flight_->missing();
-    std::ostringstream text;
-    text << describe(step_) << ": rank " << link.rank() << " waited " << static_cast<double>(deadline.count()) / 1000
-         << " s for rank " << peer << "; suspect: " << link.suspect(peer)
-         << "; if it is only slow, set HILT_DEADLINE to more seconds";
-    link.abort(text.str());
-    fail_with(Code::distributed, text.str());
-  }
-
   std::shared_ptr<Shared> shared_;
   std::unique_ptr<Flight> flight_;
   Step step_;
@@ -123,9 +112,7 @@ Transfer::Transfer(Transfer&&) noexcept = default;
 Transfer& Transfer::operator=(Transfer&&) noexcept = default;
 Transfer::~Transfer() = default;
 void Transfer::wait() {
-  if (!pending_) return;
-  const std::unique_ptr<detail::Pending> pending = std::move(pending_);
-  pending->wait();
+  if (const auto pending = std::move(pending_)) pending->wait();
 }
 
 struct Comm::State {
@@ -227,7 +214,9 @@ void Comm::barrier(Step step) const { (void)gather(zeros({1}, DType::u8), step);
 std::vector<std::string> Comm::gather_text(const std::string& text, Step step) const {
   const auto lengths = gather(from_values(std::vector<Index>{std::ssize(text)}, {1}), step).to_vector<Index>();
   const Index longest = *std::ranges::max_element(lengths);
-  const Tensor all = gather(bytes_of(text + std::string(static_cast<std::size_t>(longest) - text.size(), '\0')), step);
+  std::vector<std::uint8_t> bytes(text.begin(), text.end());
+  bytes.resize(static_cast<std::size_t>(longest));
+  const Tensor all = gather(from_values(bytes, {longest}), step);
   std::vector<std::string> texts;
   for (std::size_t r = 0; r < lengths.size(); ++r)
     texts.emplace_back(reinterpret_cast<const char*>(all.raw()) + static_cast<Index>(r) * longest,
@@ -239,24 +228,20 @@ void Comm::agree(std::string_view what, const std::string& lines) const {
   const std::vector<std::string> texts = gather_text(lines, {"agree"});
   for (std::size_t r = 1; r < texts.size(); ++r) {
     if (texts[r] == texts[0]) continue;
-    std::istringstream first(texts[0]), other(texts[r]);
-    std::string a, b;
-    while (true) {
-      const bool more_a = bool(std::getline(first, a)), more_b = bool(std::getline(other, b));
-      if (!more_a) a = "(nothing)";
-      if (!more_b) b = "(nothing)";
-      if (a != b || (!more_a && !more_b)) break;
-    }
-    fail_with(Code::distributed, what, ": rank ", r, " has ", b, ", rank 0 ", a,
-              "; start every rank with the same options");
+    const auto first = split_text(texts[0], '\n'), other = split_text(texts[r], '\n');
+    const auto line = [](const auto& all, auto at) {
+      return at == all.end() || (at + 1 == all.end() && at->empty()) ? std::string_view("(nothing)") : *at;
+    };
+    const auto differ = std::ranges::mismatch(first, other);
+    fail_with(Code::distributed, what, ": rank ", r, " has ", line(other, differ.in2), ", rank 0 ",
+              line(first, differ.in1), "; start every rank with the same options");
   }
 }
 
 Comm Comm::split(int color, int key) const {
   Shared& shared = *state_->shared;
-  const std::vector<std::int32_t> all =
-      gather(from_values(std::vector<std::int32_t>{color, key, shared.next_channel}, {3}), {"split"})
-          .to_vector<std::int32_t>();
+  const auto all =
+      gather(from_values<std::int32_t>({color, key, shared.next_channel}, {3}), {"split"}).to_vector<std::int32_t>();
   const auto entry = [&](int r, std::size_t i) { return all[static_cast<std::size_t>(r) * 3 + i]; };
   std::vector<int> colors, ranks;
   int channel = 0;
@@ -297,6 +282,14 @@ Comm nccl_ranks(const Comm& group, Device device) {
     fail_with(Code::distributed,
               "nccl_ranks: built without NCCL; install libnccl-dev and build with -Dcuda=enabled -Dnccl=enabled");
   }
+}
+
+Comm mpi_ranks() {
+  if constexpr (kHasMpi) return join_mpi();
+  else
+    fail_with(Code::distributed,
+              "mpi_ranks: built without MPI; install libopenmpi-dev, delete the build directory and "
+              "build with -Dmpi=enabled");
 }
 
 void Comm::abort(const std::string& reason) const noexcept {

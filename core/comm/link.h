@@ -50,6 +50,7 @@ class Link {
   virtual void pause(int polls) = 0;  // sleeps a little, less while things move
 };
 
+Comm join_mpi();  // what mpi_ranks() makes, where there is MPI
 /// Over NCCL between GPUs, and over the link of `bootstrap` for all else.
 std::shared_ptr<Link> nccl_link(const Comm& bootstrap, Device device);
 

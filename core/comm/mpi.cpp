@@ -253,7 +253,7 @@ std::shared_ptr<TcpLink> meet_through(MPI_Comm comm, int rank, int size) {
 
 }  // namespace
 
-Comm mpi_ranks() {
+Comm join_mpi() {
   int begun = 0, ended = 0, rank = 0, size = 1;
   MPI_Initialized(&begun);
   MPI_Finalized(&ended);

@@ -17,9 +17,8 @@ class TcpFlight final : public Flight {
  public:
   TcpFlight(Tcp& link, int channel, std::vector<Message> out, std::vector<Message> in) : link_(link) {
     for (Message& m : out) {
-      out_.push_back({m.peer, std::make_shared<Parcel>()});
-      Parcel& parcel = *out_.back().parcel;
-      parcel.data = moved(m.data, {});
+      Parcel& parcel = *out_.emplace_back(std::make_shared<Parcel>());
+      parcel.to = m.peer, parcel.data = moved(m.data, {});
       parcel.header.kind = Kind::data, parcel.header.channel = channel, parcel.header.length = parcel.data.bytes();
     }
     for (Message& m : in) {
@@ -31,16 +30,15 @@ class TcpFlight final : public Flight {
     const std::lock_guard lock(link_.mutex_);
     for (Incoming& i : in_) {
       Route& route = link_.at(i.peer).routes[channel];
-      if (route.early.empty()) {
-        route.posted.push_back(i.arrival);
-      } else {
+      if (route.early.empty()) route.posted.push_back(i.arrival);
+      else {
         if (const std::size_t came = route.early.front()->size; came != i.arrival->size)
           link_.fail(wrong_size(i.peer, came, link_.rank_, i.arrival->size));
         i.early = std::move(route.early.front());
         route.early.pop_front();
       }
     }
-    for (Outgoing& o : out_) link_.post(link_.at(o.peer), o.parcel);
+    for (const auto& parcel : out_) link_.post(link_.at(parcel->to), parcel);
     link_.wake();
   }
   // What is on its way out goes on, with a share of its tensor; what comes in is read and dropped.
@@ -59,9 +57,9 @@ class TcpFlight final : public Flight {
         else if (link_.at(i.peer).left) link_.fail(left_early(i.peer, link_.rank_, false));
         return done;
       });
-      std::erase_if(out_, [&](const Outgoing& o) {
-        if (!o.parcel->done() && link_.at(o.peer).left) link_.fail(left_early(o.peer, link_.rank_, true));
-        return o.parcel->done();
+      std::erase_if(out_, [&](const auto& parcel) {
+        if (!parcel->done() && link_.at(parcel->to).left) link_.fail(left_early(parcel->to, link_.rank_, true));
+        return parcel->done();
       });
     }
     for (Incoming& i : ready) {
@@ -70,21 +68,16 @@ class TcpFlight final : public Flight {
     }
     return in_.empty() && out_.empty() && !link_.fault();
   }
-  int missing() const override { return !in_.empty() ? in_.front().peer : !out_.empty() ? out_.front().peer : -1; }
+  int missing() const override { return !in_.empty() ? in_.front().peer : !out_.empty() ? out_.front()->to : -1; }
 
  private:
-  friend class Tcp;
-  struct Outgoing {
-    int peer;
-    std::shared_ptr<Parcel> parcel;
-  };
   struct Incoming {
     int peer;
     Tensor to;
     std::shared_ptr<Arrival> arrival, early{};
   };
   Tcp& link_;
-  std::vector<Outgoing> out_;
+  std::vector<std::shared_ptr<Parcel>> out_;
   std::vector<Incoming> in_;
 };
 
@@ -247,7 +240,7 @@ bool Tcp::handle(Peer& p) {
   switch (p.header.kind) {
     case Kind::hello: return welcome(p);
     case Kind::table: table_ = p.text; break;
-    case Kind::beat: p.waits_for = p.header.channel, p.hop = p.header.hop, p.op = p.text; return true;
+    case Kind::beat: p.waits_for = p.header.channel, p.op = p.text; return true;
     case Kind::data: p.arrival->done = true, p.arrival.reset(); break;
     case Kind::seen: p.seen = true; return true;
     case Kind::abort:

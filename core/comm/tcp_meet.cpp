@@ -99,9 +99,9 @@ void Tcp::join() {
 static std::string text_of(const char* variable) {
   const char* const text = std::getenv(variable);
   if (!text || !*text)
-    fail_with(
-        Code::usage, variable,
-        ": not set; the environment of a rank names RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun does");
+    fail_with(Code::usage, variable,
+              ": not set; the environment of a rank names RANK, WORLD_SIZE, MASTER_ADDR and "
+              "MASTER_PORT, as torchrun does");
   return text;
 }
 

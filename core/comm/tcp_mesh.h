@@ -29,6 +29,7 @@ inline constexpr milliseconds kBeat(500), kFarewell(1000);
 inline constexpr int kSilentBeats = 4;  // a rank is called silent after that many are missing
 
 struct Parcel {  // what goes out: a frame, whose body is text or the bytes of a tensor
+  int to = -1;   // of a tensor: which rank
   Header header;
   std::string text;
   Tensor data;
@@ -62,7 +63,6 @@ struct Peer {
   Time heard = Clock::now();
   int waits_for = -1;
   std::string op;
-  int hop = 0;
   bool came = false;  // and may since have left
   bool left = false;  // said goodbye or why not
   bool seen = false;  // knows that we leave
@@ -76,7 +76,6 @@ class Tcp final : public TcpLink {
         master_(std::move(meeting.master)),
         token_(std::move(meeting.token)),
         listener_(std::move(meeting.listener)),
-        wake_(make_wake()),
         peers_(static_cast<std::size_t>(size_)) {
     for (int r = 0; r < size_; ++r) peers_[static_cast<std::size_t>(r)].rank = r;
     if (rank_ == 0 && !listener_) listener_ = listen_at(master_);
@@ -179,7 +178,7 @@ class Tcp final : public TcpLink {
   std::mutex mutex_;  // guards all below; nothing that blocks is done under it
   std::condition_variable moved_;
   std::uint64_t events_ = 0, seen_ = 0;
-  Socket listener_, wake_;
+  Socket listener_, wake_ = make_wake();
   std::vector<Peer> peers_;
   bool said_goodbye_ = false;
   std::vector<std::unique_ptr<Peer>> strangers_;  // connected, not yet known

@@ -11,6 +11,7 @@ namespace hilt {
 namespace {
 
 struct Letter {
+  int to;
   Tensor data;
   bool taken = false;
 };
@@ -62,8 +63,8 @@ class ThreadFlight final : public Flight {
     const std::lock_guard lock(office_->mutex);
     for (Message& m : out) {
       const Office::Route route{channel, rank, m.peer};
-      out_.push_back({m, std::make_shared<Letter>(Letter{m.data})});
-      office_->letters.emplace(std::pair(route, office_->sent[route]++), out_.back().letter);
+      out_.push_back(std::make_shared<Letter>(Letter{m.peer, m.data}));
+      office_->letters.emplace(std::pair(route, office_->sent[route]++), out_.back());
     }
     for (Message& m : in) {
       const Office::Route route{channel, m.peer, rank};
@@ -97,28 +98,24 @@ class ThreadFlight final : public Flight {
       in_.erase(in_.begin());
     }
     const std::lock_guard lock(office_->mutex);
-    while (!out_.empty() && out_.back().letter->taken) out_.pop_back();
+    while (!out_.empty() && out_.back()->taken) out_.pop_back();
     if (out_.empty()) return !office_->fault;
-    if (office_->desks[static_cast<std::size_t>(out_.back().message.peer)].gone)
-      office_->fail(left_early(out_.back().message.peer, rank_, true));
+    if (office_->desks[static_cast<std::size_t>(out_.back()->to)].gone)
+      office_->fail(left_early(out_.back()->to, rank_, true));
     return false;
   }
   int missing() const override {
-    return !in_.empty() ? in_.front().message.peer : !out_.empty() ? out_.back().message.peer : -1;
+    return !in_.empty() ? in_.front().message.peer : !out_.empty() ? out_.back()->to : -1;
   }
 
  private:
-  struct Outgoing {
-    Message message;
-    std::shared_ptr<Letter> letter;
-  };
   struct Incoming {
     Message message;
     std::pair<Office::Route, std::uint64_t> key;
   };
   std::shared_ptr<Office> office_;
   int rank_;
-  std::vector<Outgoing> out_;
+  std::vector<std::shared_ptr<Letter>> out_;
   std::vector<Incoming> in_;
 };
 
