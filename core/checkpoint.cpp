@@ -7,15 +7,12 @@ namespace hilt {
 
 /// fn again, on a tape of its own. dependencies: what the outer tape watches of all that fn read.
 struct Recomputed final : Function {
+  using Inputs = detail::Pointers<std::span<const Tensor>>;
   Composite fn;
   std::vector<Tensor> inputs, dependencies;
   Generator::Recording::States randomness;
 
   std::string_view name() const override { return "checkpoint"; }
-  void keep() {
-    for (const Tensor& t : inputs) save(t);
-    for (const Tensor& t : dependencies) save(t);
-  }
   /// fn(inputs) with the random numbers of the first time; afterwards generators stand as before.
   Tensor replayed() const {
     struct Rewound {
@@ -37,39 +34,35 @@ struct Recomputed final : Function {
     return dx;
   }
 
-  static Tensor of(Composite fn, std::span<const Tensor> inputs);
-};
-
-Tensor Recomputed::of(Composite fn, std::span<const Tensor> inputs) {
-  Tape* const tape = Tape::current();
-  if (!tape) return fn(inputs);
-  Recomputed node;
-  std::unordered_map<TensorId, Tensor> captured;
-  Tensor y;
-  const double start = tape->clock_ms();
-  {
-    Tape looking_on;  // records nothing; notes which of the outer tape's tensors fn reads
-    looking_on.captured_ = &captured;
-    looking_on.outer_ = tape;
-    const Generator::Recording recording;
-    y = fn(inputs);
-    node.randomness = recording.states();
+  static Tensor of(Composite fn, std::span<const Tensor> inputs) {
+    Tape* const tape = Tape::current();
+    if (!tape) return fn(inputs);
+    Recomputed node;
+    std::unordered_map<TensorId, Tensor> captured;
+    Tensor y;
+    const double start = tape->clock_ms();
+    {
+      Tape looking_on;  // records nothing; notes which of the outer tape's tensors fn reads
+      looking_on.captured_ = &captured;
+      looking_on.outer_ = tape;
+      const Generator::Recording recording;
+      y = fn(inputs);
+      node.randomness = recording.states();
+    }
+    if (captured.empty() || tape->knows(y)) return y;
+    for (const auto& [id, t] : captured) node.dependencies.push_back(t);
+    node.fn = std::move(fn);
+    node.inputs.assign(inputs.begin(), inputs.end());
+    node.wanted_ = tape->wanted(Inputs(node.dependencies));
+    if (!node.wanted_) return y;  // a checkpoint around this one looks on: it will replay both
+    for (const auto* kept : {&node.inputs, &node.dependencies})
+      for (const Tensor& t : *kept) node.save(t);
+    auto kept = std::make_unique<Recomputed>(std::move(node));
+    const Inputs in(kept->dependencies);
+    tape->record(std::move(kept), in, y, tape->clock_ms() - start);
+    return y;
   }
-  if (captured.empty() || tape->knows(y)) return y;
-  std::vector<const Tensor*> in;
-  for (const auto& [id, t] : captured) node.dependencies.push_back(t);
-  for (const Tensor& t : node.dependencies) in.push_back(&t);
-  node.fn = std::move(fn);
-  node.inputs.assign(inputs.begin(), inputs.end());
-  node.wanted_ = tape->wanted(in);
-  if (!node.wanted_) return y;  // a checkpoint around this one looks on: it will replay both
-  node.keep();
-  auto kept = std::make_unique<Recomputed>(std::move(node));
-  in.clear();
-  for (const Tensor& t : kept->dependencies) in.push_back(&t);
-  tape->record(std::move(kept), in, y, tape->clock_ms() - start);
-  return y;
-}
+};
 
 Tensor checkpoint(Composite fn, std::span<const Tensor> inputs) { return Recomputed::of(std::move(fn), inputs); }
 

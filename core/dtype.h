@@ -23,16 +23,8 @@ template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType:
 template <class T> inline constexpr DType dtype_of = DTypeOf<T>::value;  // the DType of T
 
 constexpr std::size_t size_of(DType t) {  // bytes of an element
-  switch (t) {
-    case DType::f64:
-    case DType::i64: return 8;
-    case DType::f32:
-    case DType::i32: return 4;
-    case DType::bf16:
-    case DType::f16: return 2;
-    case DType::u8: return 1;
-  }
-  return 0;
+  constexpr std::size_t sizes[] = {8, 4, 2, 2, 8, 4, 1};
+  return sizes[static_cast<int>(t)];
 }
 constexpr bool is_floating(DType t) { return t <= DType::f16; }  // has gradients
 constexpr std::string_view name_of(DType t) {

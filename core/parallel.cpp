@@ -41,14 +41,13 @@ thread_local bool inside = false;      // this thread is already running part of
 thread_local int limit = kMaxThreads;  // of the ThreadLimits around
 
 struct Job {
-  Job(Index n_, Index grain_, detail::RangeFn fn_, void* context_) : n(n_), grain(grain_), fn(fn_), context(context_) {}
   const Index n, grain;
   const detail::RangeFn fn;
   void* const context;
   std::atomic<Index> next{0};
   std::atomic<int> workers{0};  // still inside
   std::atomic<bool> failed{false};
-  std::exception_ptr error;  // written once, by whoever set failed
+  std::exception_ptr error{};  // written once, by whoever set failed
 
   void work() noexcept {
     const bool outer = std::exchange(inside, true);
@@ -188,7 +187,7 @@ ThreadLimit::~ThreadLimit() { limit = before_; }
 void set_executor(Executor executor) { pool().set_executor(std::move(executor)); }
 
 void detail::parallel_chunks(Index n, Index grain, RangeFn fn, void* context) {
-  Job job(n, grain < 1 ? 1 : grain, fn, context);
+  Job job{n, grain < 1 ? 1 : grain, fn, context};
   pool().run(job);
 }
 

@@ -38,13 +38,9 @@ Tensor::Tensor(Storage storage, const Shape& shape, const Strides& strides, Inde
 }
 
 bool Tensor::is_contiguous() const {
-  if (numel() == 0) return true;
-  Index step = 1;
-  for (int i = rank() - 1; i >= 0; --i) {
-    if (dim(i) == 1) continue;
-    if (stride(i) != step) return false;
-    step *= dim(i);
-  }
+  const Strides row_major = contiguous_strides(shape_);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rank()); ++i)
+    if (strides_[i] != row_major[i] && shape_.begin()[i] != 1 && numel() > 0) return false;
   return true;
 }
 
@@ -203,7 +199,7 @@ static void print_axis(std::ostream& os, const Tensor& x, int axis, Index at) {
   for (Index i = 0; i < n; ++i) {
     if (i > 0) os << (axis + 1 == x.rank() ? ", " : ",\n" + std::string(static_cast<std::size_t>(axis) + 1, ' '));
     if (x.numel() > kWhole && n > 2 * kEnds && i == kEnds) {
-      os << (axis + 1 == x.rank() ? ".." : "..");
+      os << "..";
       i = n - kEnds - 1;
       continue;
     }
@@ -221,11 +217,7 @@ std::ostream& operator<<(std::ostream& os, const Tensor& x) {
   text << ' ' << x.dtype() << x.shape();
   return os << text.str();  // as a string: the flags of os are its owner's
 }
-std::string to_string(const Tensor& x) {
-  TextStream text;
-  text << x;
-  return text.str();
-}
+std::string to_string(const Tensor& x) { return (TextStream() << x).str(); }
 
 // An op may hand one tensor to two inputs (add returns {dy, dy}), or a view of what it keeps.
 void accumulate(Tensor& sum, const Tensor& more) {

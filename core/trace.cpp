@@ -77,10 +77,9 @@ std::ostream& operator<<(std::ostream& os, const Tape& tape) {
   text << std::fixed << std::setprecision(3);
   const std::vector<NodeReport> nodes = tape.report();
   for (const NodeReport& n : nodes) {
-    TextStream shape;
-    shape << n.dtype << n.output;
-    text << std::left << std::setw(28) << n.name << " -> " << std::setw(24) << shape.str() << std::right << " saves "
-         << std::setw(12) << n.saved_bytes << " B, new " << std::setw(12) << n.unique_bytes << " B";
+    text << std::left << std::setw(28) << n.name << " -> " << std::setw(24)
+         << (TextStream() << n.dtype << n.output).str() << std::right << " saves " << std::setw(12) << n.saved_bytes
+         << " B, new " << std::setw(12) << n.unique_bytes << " B";
     if (tape.options_.profile) text << "  forward " << n.forward_ms << " ms  backward " << n.backward_ms << " ms";
     text << '\n';
     unique += n.unique_bytes;
