@@ -1,9 +1,16 @@
 #pragma once
 #include "parallel.h"
 
-// Private to core and ops: walking several tensors of one shape, each with strides of its own.
+// Private to core and ops: loops over indices, and over tensors of one shape, each with strides.
 
 namespace hilt {
+
+/// f(i) for each i of [0, n), on several threads, `grain` of them at a time.
+template <class F> [[gnu::always_inline]] inline void parallel_each(Index n, Index grain, F f) {
+  parallel_for(n, grain, [f](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) f(i);
+  });
+}
 
 /// The axes of a common shape, neighbours merged wherever every operand steps through them evenly:
 /// a dense tensor is one run, a transposed one a loop. `rows` outer steps of `run` elements each.

@@ -1,10 +1,9 @@
 // The loss of a classifier, softmax and logarithm in one.
 //      loss = mean over the targets that count of  L_r - x[r, target_r],      L_r = log sum_c e^x[r, c]
 //      dx[r, c] = (e^(x[r, c] - L_r) - [c == target_r]) dloss / count         keeps x and L
-// The loss of 16-bit logits is f32. Rows whose target is `ignore` count for nothing; if none counts
-// the loss is 0 and so are its gradients.
+// The loss of 16-bit logits is f32. Rows whose target is `ignore` do not count; of none it is 0.
 #include <numeric>
-#include "core/parallel.h"
+#include "core/strided.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
@@ -36,13 +35,11 @@ struct CrossEntropy final : Function {
         share = empty_like(y);
         kernels::cross_entropy(where, px, target, ignore, mean, pl, loss, share.mutable_data<W>(), rows, classes);
       } else {
-        parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
-          for (Index r = begin; r < end; ++r) {
-            const T* const row = px + r * classes;
-            pl[r] = kernels::row_logsumexp(where, row, classes);
-            const double l = static_cast<double>(pl[r]);
-            loss[r] = target[r] >= 0 ? l - static_cast<double>(static_cast<W>(row[target[r]])) : 0;
-          }
+        parallel_each(rows, kPiece / classes + 1, [&](Index r) {
+          const T* const row = px + r * classes;
+          pl[r] = kernels::row_logsumexp(where, row, classes);
+          const double l = static_cast<double>(pl[r]);
+          loss[r] = target[r] >= 0 ? l - static_cast<double>(static_cast<W>(row[target[r]])) : 0;
         });
         const double total = std::accumulate(loss, loss + rows, 0.0);
         *mean = static_cast<W>(count > 0 ? total / static_cast<double>(count) : 0);
@@ -67,10 +64,9 @@ struct CrossEntropy final : Function {
                                         classes);
       } else {
         const double scale = count > 0 ? dy.item() / static_cast<double>(count) : 0;
-        parallel_for(rows, kPiece / classes + 1, [&](Index begin, Index end) {
-          for (Index r = begin; r < end; ++r)
-            kernels::row_cross_entropy_backward(where, px + r * classes, pl[r], target[r], target[r] >= 0 ? scale : 0,
-                                                out + r * classes, classes);
+        parallel_each(rows, kPiece / classes + 1, [&](Index r) {
+          kernels::row_cross_entropy_backward(where, px + r * classes, pl[r], target[r], target[r] >= 0 ? scale : 0,
+                                              out + r * classes, classes);
         });
       }
     });
@@ -99,13 +95,11 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore) 
   fn.targets = clone(to(targets, DType::i64));
   std::int64_t* const target = fn.targets.mutable_data<std::int64_t>();
   for (Index i = 0; i < fn.targets.numel(); ++i) {
-    if (target[i] == ignore) {
-      target[i] = -1;
-      continue;
-    }
-    check(target[i] >= 0 && target[i] < classes, "cross_entropy: target ", target[i], " at position ", i,
+    const bool counts = target[i] != ignore;
+    check(!counts || (target[i] >= 0 && target[i] < classes), "cross_entropy: target ", target[i], " at position ", i,
           " is outside 0..", classes - 1);
-    ++fn.count;
+    fn.count += counts;
+    if (!counts) target[i] = -1;
   }
   return apply(std::move(fn), logits);
 }

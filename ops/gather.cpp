@@ -3,7 +3,7 @@
 //      y = scatter_add(x, index)     y[.., index[i], ..] += x[.., i, ..]      dx = gather(dy, index)
 // Both keep the index only. Rows are added in its order, whatever the number of threads.
 #include <cstring>
-#include "core/parallel.h"
+#include "core/strided.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
@@ -41,10 +41,9 @@ static Tensor gathered(const Tensor& in, int axis, const Tensor& index) {
       kernels::gather(cuda_of(x.device()), src, at, dst, from.outer, n, from.extent, static_cast<Index>(row));
       return y;
     }
-  parallel_for(from.outer * n, kPiece / (from.inner + 1) + 1, [&](Index begin, Index end) {
-    for (Index i = begin; i < end; ++i)
-      std::memcpy(dst + static_cast<std::size_t>(i) * row,
-                  src + static_cast<std::size_t>(i / n * from.extent + at[i % n]) * row, row);
+  parallel_each(from.outer * n, kPiece / (from.inner + 1) + 1, [&](Index i) {
+    std::memcpy(dst + static_cast<std::size_t>(i) * row,
+                src + static_cast<std::size_t>(i / n * from.extent + at[i % n]) * row, row);
   });
   return y;
 }
@@ -52,31 +51,23 @@ static Tensor gathered(const Tensor& in, int axis, const Tensor& index) {
 static Tensor scattered(const Tensor& in, int axis, const Tensor& index, Index extent) {
   const Tensor x = dense(in);
   const AroundAxis from(x.shape(), axis);
-  if constexpr (kHasCuda)
-    if (x.device().is_cuda()) {
-      Tensor y = empty(x.shape().with(axis, extent), x.dtype(), x.device());
-      visit("scatter_add", x, [&]<class T>(auto where) {
-        if constexpr (is_cuda<decltype(where)>)
-          kernels::scatter_add(where, x.data<T>(), index.data<std::int64_t>(), y.mutable_data<T>(), from.outer,
-                               from.extent, extent, from.inner);
-      });
-      return y;
-    }
-  const bool narrow = x.dtype() == DType::bf16 || x.dtype() == DType::f16;  // add up in f32, round once
-  Tensor sum = zeros(x.shape().with(axis, extent), narrow ? DType::f32 : x.dtype(), x.device());
+  const Shape shape = x.shape().with(axis, extent);
+  const bool narrow = size_of(x.dtype()) == 2;  // add up in f32, round once
+  Tensor sum =
+      x.device().is_cuda() ? empty(shape, x.dtype(), x.device()) : zeros(shape, narrow ? DType::f32 : x.dtype());
   const Index blocks = (from.inner + kColumns - 1) / kColumns;
   const std::int64_t* const at = index.data<std::int64_t>();
-  visit("scatter_add", x, [&]<class T>(auto) {
+  visit("scatter_add", x, [&]<class T>(auto where) {
     const T* const src = x.data<T>();
+    if constexpr (is_cuda<decltype(where)>)
+      return kernels::scatter_add(where, src, at, sum.mutable_data<T>(), from.outer, from.extent, extent, from.inner);
     auto* const dst = sum.mutable_data<wide_t<T>>();
-    parallel_for(from.outer * blocks, kPiece / (from.extent * kColumns + 1) + 1, [&](Index begin, Index end) {
-      for (Index task = begin; task < end; ++task) {
-        const Index o = task / blocks, c0 = task % blocks * kColumns, c1 = std::min(c0 + kColumns, from.inner);
-        for (Index i = 0; i < from.extent; ++i) {
-          const T* const add = src + (o * from.extent + i) * from.inner;
-          auto* const to = dst + (o * extent + at[i]) * from.inner;
-          for (Index c = c0; c < c1; ++c) to[c] += static_cast<wide_t<T>>(add[c]);
-        }
+    parallel_each(from.outer * blocks, kPiece / (from.extent * kColumns + 1) + 1, [&](Index task) {
+      const Index o = task / blocks, c0 = task % blocks * kColumns, c1 = std::min(c0 + kColumns, from.inner);
+      for (Index i = 0; i < from.extent; ++i) {
+        const T* const add = src + (o * from.extent + i) * from.inner;
+        auto* const to = dst + (o * extent + at[i]) * from.inner;
+        for (Index c = c0; c < c1; ++c) to[c] += static_cast<wide_t<T>>(add[c]);
       }
     });
   });

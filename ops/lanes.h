@@ -1,5 +1,5 @@
 #pragma once
-#include "core/parallel.h"
+#include "core/strided.h"
 #include "ops/isa.h"
 
 // For kernels that work along rows: included by files named *_cpu.cpp alone.
@@ -10,9 +10,7 @@ namespace {
 constexpr Index kPiece = 1 << 14;  // elements worth a task
 
 template <class F> [[gnu::always_inline]] inline void each_row(Index rows, Index cols, F f) {
-  parallel_for(rows, cols > 0 ? kPiece / cols + 1 : kPiece, [f](Index begin, Index end) {
-    for (Index r = begin; r < end; ++r) f(r);
-  });
+  parallel_each(rows, cols > 0 ? kPiece / cols + 1 : kPiece, f);
 }
 
 // Sums and maxima over several vectors of lanes, combined in one fixed order.

@@ -2,7 +2,7 @@
 //      layer_norm   h = (x - mean) rstd    y = h w + b      dx = rstd (g - mean(g) - h mean(g h)),  g = dy w
 //      rms_norm     h = x rstd             y = h w          dx = rstd (g - h mean(g h))
 //      dw = sum over rows of dy h          db = sum over rows of dy          keeps x, w and each row's mean and rstd
-#include "core/parallel.h"
+#include "core/strided.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
@@ -14,8 +14,9 @@ constexpr Index kRowPieces = 16;      // partial sums of dw and db: fixed, so th
 constexpr Index kGpuRowPieces = 128;  // enough blocks for a whole GPU
 
 struct Norm final : Function {
-  bool centered = true;
-  double epsilon = 1e-5;
+  const bool centered;
+  const double epsilon;
+  Norm(bool has_mean, double e) : centered(has_mean), epsilon(e) {}
   std::string_view name() const override { return centered ? "layer_norm" : "rms_norm"; }
 
   Tensor forward(const Tensor& x, const Tensor& w) { return run(x, w, nullptr); }
@@ -41,45 +42,37 @@ struct Norm final : Function {
     const Tensor &x = saved(0), &w = saved(1), &mean = saved(2), &rstd = saved(3);
     const Tensor dy = dense(gradient);
     const Index cols = x.dim(-1), rows = cols > 0 ? x.numel() / cols : 0;
-    Tensor dx = wants(0) ? empty_like(x) : Tensor{};
-    if (x.device().is_cuda()) return on_gpu(x, w, mean, rstd, dy, dx, rows, cols);
-    const Index pieces = kRowPieces, per_piece = (rows + pieces - 1) / pieces;
-    Tensor dw = zeros({pieces, wants(1) ? cols : 0}, rstd.dtype(), x.device()),
-           db = zeros({pieces, wants(2) ? cols : 0}, rstd.dtype(), x.device());
+    std::vector<Tensor> d(centered ? 3 : 2);  // of x, w and b
+    if (wants(0)) d[0] = empty_like(x);
     visit(name().data(), x, [&]<class T>(auto where) {
       using W = wide_t<T>;
-      T* const px = dx ? dx.mutable_data<T>() : nullptr;
-      W *const pw = dw.mutable_data<W>(), *const pb = db.mutable_data<W>();
-      if constexpr (!is_cuda<decltype(where)>)
-        parallel_for(pieces, 1, [&](Index begin, Index end) {
-          for (Index piece = begin; piece < end; ++piece) {
-            const Index r = std::min(piece * per_piece, rows), n = std::min(per_piece, rows - r);
-            kernels::norm_rows_backward(
-                where, x.data<T>() + r * cols, w.data<T>(), centered ? mean.data<W>() + r : nullptr, rstd.data<W>() + r,
-                dy.data<T>() + r * cols, px ? px + r * cols : nullptr, wants(1) ? pw + piece * cols : nullptr,
-                wants(2) ? pb + piece * cols : nullptr, n, cols);
-          }
+      const T *const px = x.data<T>(), *const pw = w.data<T>(), *const g = dy.data<T>();
+      const W *const center = centered ? mean.data<W>() : nullptr, *const scale = rstd.data<W>();
+      const auto to_write = [](Tensor& t) { return t ? t.mutable_data<T>() : nullptr; };
+      if constexpr (is_cuda<decltype(where)>) {
+        Tensor none, partial = empty({2, kGpuRowPieces, wants(1) || wants(2) ? cols : 0}, DType::f32, x.device());
+        for (std::size_t i = 1; i < d.size(); ++i)
+          if (wants(i)) d[i] = empty({cols}, x.dtype(), x.device());
+        kernels::norm_backward(where, px, pw, center, scale, g, to_write(d[0]), to_write(d[1]),
+                               to_write(centered ? d[2] : none), partial.mutable_data<float>(), rows, cols,
+                               kGpuRowPieces);
+      } else {
+        const Index per_piece = (rows + kRowPieces - 1) / kRowPieces;
+        Tensor dw = zeros({kRowPieces, wants(1) ? cols : 0}, rstd.dtype()),
+               db = zeros({kRowPieces, wants(2) ? cols : 0}, rstd.dtype());
+        T* const out = to_write(d[0]);
+        W *const sum_w = dw.mutable_data<W>(), *const sum_b = db.mutable_data<W>();
+        parallel_each(kRowPieces, 1, [&](Index piece) {
+          const Index r = std::min(piece * per_piece, rows), n = std::min(per_piece, rows - r), at = r * cols;
+          kernels::norm_rows_backward(where, px + at, pw, center ? center + r : nullptr, scale + r, g + at,
+                                      out ? out + at : nullptr, wants(1) ? sum_w + piece * cols : nullptr,
+                                      wants(2) ? sum_b + piece * cols : nullptr, n, cols);
         });
+        if (wants(1)) d[1] = to(sum(dw, {0}), w.dtype());
+        if (wants(2)) d[2] = to(sum(db, {0}), w.dtype());
+      }
     });
-    std::vector<Tensor> out{dx, wants(1) ? to(sum(dw, {0}), w.dtype()) : Tensor{}};
-    if (centered) out.push_back(wants(2) ? to(sum(db, {0}), w.dtype()) : Tensor{});
-    return out;
-  }
-
- private:
-  std::vector<Tensor> on_gpu(const Tensor& x, const Tensor& w, const Tensor& mean, const Tensor& rstd, const Tensor& dy,
-                             Tensor& dx, Index rows, Index cols) {
-    Tensor dw = wants(1) ? empty({cols}, x.dtype(), x.device()) : Tensor{},
-           db = centered && wants(2) ? empty({cols}, x.dtype(), x.device()) : Tensor{};
-    Tensor partial = empty({2, kGpuRowPieces, dw || db ? cols : 0}, DType::f32, x.device());
-    visit(name().data(), x, [&]<class T>(auto where) {
-      const auto to = [](Tensor& t) { return t ? t.mutable_data<T>() : nullptr; };
-      if constexpr (is_cuda<decltype(where)>)
-        kernels::norm_backward(where, x.data<T>(), w.data<T>(), centered ? mean.data<float>() : nullptr,
-                               rstd.data<float>(), dy.data<T>(), to(dx), to(dw), to(db), partial.mutable_data<float>(),
-                               rows, cols, kGpuRowPieces);
-    });
-    return centered ? std::vector{dx, dw, db} : std::vector{dx, dw};
+    return d;
   }
 };
 
@@ -96,17 +89,12 @@ void check_norm(const char* op, const Tensor& x, const char* name, const Tensor&
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon) {
   check_norm("layer_norm", x, "weight", weight, epsilon);
   check_norm("layer_norm", x, "bias", bias, epsilon);
-  Norm fn;
-  fn.epsilon = epsilon;
-  return apply(std::move(fn), x, weight, bias);
+  return apply(Norm(true, epsilon), x, weight, bias);
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
   check_norm("rms_norm", x, "weight", weight, epsilon);
-  Norm fn;
-  fn.centered = false;
-  fn.epsilon = epsilon;
-  return apply(std::move(fn), x, weight);
+  return apply(Norm(false, epsilon), x, weight);
 }
 
 }  // namespace hilt

@@ -4,7 +4,7 @@
 //      sgd     g = dw + decay w              u = momentum u + g               w = w - lr u
 #include <cmath>
 #include <numeric>
-#include "core/parallel.h"
+#include "core/strided.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
@@ -150,9 +150,8 @@ Tensor norm_of(std::span<const Tensor> all, const Tensor& loss) {
         started = first + pieces_of(x);
         on_gpu.clear(), kept.clear();
       } else {
-        parallel_for(pieces_of(x), 1, [&](Index begin, Index end) {
-          for (Index i = begin; i < end; ++i)
-            sum[first + i] = kernels::sum_of_squares(where, p + i * kPiece, std::min(kPiece, x.numel() - i * kPiece));
+        parallel_each(pieces_of(x), 1, [&](Index i) {
+          sum[first + i] = kernels::sum_of_squares(where, p + i * kPiece, std::min(kPiece, x.numel() - i * kPiece));
         });
         total += std::accumulate(sum + first, sum + first + pieces_of(x), 0.0);
       }

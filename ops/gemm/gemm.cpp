@@ -5,7 +5,7 @@
 #include "ops/gemm/gemm.h"
 #include <algorithm>
 #include <new>
-#include "core/parallel.h"
+#include "core/strided.h"
 
 namespace hilt::kernels {
 namespace {
@@ -13,8 +13,7 @@ namespace {
 // Multiplications worth a task of their own (about 20 microseconds; of fewer than kReadRows rows,
 // reading B takes as long as the multiplications of so many), and the most tiles one product is cut
 // into. Each tile packs its own share of A and B. Measured on one thread: 16 tiles of 1024 x
-// 1536 x 384 cost nothing, 16 of 2048^3 10 % (4: 2 %), so a deep product is cut further only into
-// tiles that stay large.
+// 1536 x 384 cost nothing, 16 of 2048^3 10 % (4: 2 %), so a deep product is cut into large tiles.
 constexpr Index kTask = Index{1} << 21, kReadRows = 16, kMaxTiles = 16;
 constexpr Index kDeep = 1024, kFewTiles = 4, kLargeTile = 1024;
 constexpr std::size_t kAlignment = 64;
@@ -67,25 +66,22 @@ void tiled_products(const BatchSteps& steps, Index m, Index n, Index k, MatrixRe
                     MatrixRef<T> c, Start<T> start) {
   const Tiles tiles(m, n, k);
   const Index per_product = tiles.down * tiles.across;
-  const Index work = tiles.work(k);
-  parallel_for(steps.batch * per_product, std::max<Index>(1, kTask / 2 / work), [&](Index begin, Index end) {
-    for (Index task = begin; task < end; ++task) {
-      const Index i = task / per_product, at = task % per_product;
-      const Index r = at / tiles.across * tiles.rows, col = at % tiles.across * tiles.columns;
-      const Index rows = std::min(tiles.rows, m - r), columns = std::min(tiles.columns, n - col);
-      const MatrixRef<T> to{c.data + i * steps.c + r * c.row + col, c.row, 1};
-      const T* const bias = start.bias ? start.bias + col : nullptr;
-      const T* residual = start.residual.data ? start.residual.data + r * start.residual.row + col : nullptr;
-      for (Index line = 0; line < rows && (bias || residual); ++line) {  // while the tile is on its way into the cache
-        T* const row = to.data + line * to.row;
-        if (bias && residual)
-          for (Index j = 0; j < columns; ++j) row[j] = residual[j] + bias[j];
-        else std::copy_n(bias ? bias : residual, columns, row);
-        if (residual) residual += start.residual.row;
-      }
-      gemm<T>(Cpu{}, rows, columns, k, {a.data + steps.a[i] + r * a.row, a.row, a.column},
-              {b.data + steps.b[i] + col * b.column, b.row, b.column}, to, start.bias || start.residual.data);
+  parallel_each(steps.batch * per_product, std::max<Index>(1, kTask / 2 / tiles.work(k)), [&](Index task) {
+    const Index i = task / per_product, at = task % per_product;
+    const Index r = at / tiles.across * tiles.rows, col = at % tiles.across * tiles.columns;
+    const Index rows = std::min(tiles.rows, m - r), columns = std::min(tiles.columns, n - col);
+    const MatrixRef<T> to{c.data + i * steps.c + r * c.row + col, c.row, 1};
+    const T* const bias = start.bias ? start.bias + col : nullptr;
+    const T* residual = start.residual.data ? start.residual.data + r * start.residual.row + col : nullptr;
+    for (Index line = 0; line < rows && (bias || residual); ++line) {  // while the tile is on its way into the cache
+      T* const row = to.data + line * to.row;
+      if (bias && residual)
+        for (Index j = 0; j < columns; ++j) row[j] = residual[j] + bias[j];
+      else std::copy_n(bias ? bias : residual, columns, row);
+      if (residual) residual += start.residual.row;
     }
+    gemm<T>(Cpu{}, rows, columns, k, {a.data + steps.a[i] + r * a.row, a.row, a.column},
+            {b.data + steps.b[i] + col * b.column, b.row, b.column}, to, start.bias || start.residual.data);
   });
 }
 
