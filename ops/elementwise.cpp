@@ -21,17 +21,16 @@ struct Kernel {  // the kernel of one op in both arithmetic types
   Span<double> wide;
   RunOnDevice device;
 };
-template <class Op> Kernel kernel_of() {
-  Kernel k{};
-  detail::visit_cpu<float>([&]<class>(auto where) {
-    k = {span_of<Op, decltype(where)::kIsa, float>(where), span_of<Op, decltype(where)::kIsa, double>(where), nullptr};
-  });
-  if constexpr (kHasCuda) k.device = &run_on_device<Op>;
-  return k;
-}
 template <class Op> const Kernel& kernel() {
-  static const Kernel k = kernel_of<Op>();
-  return k;
+  static const Kernel made = [] {
+    Kernel k{};
+    detail::with_isa([&]<Isa I>(CpuAt<I> where) {
+      k = {span_of<Op, I, float>(where), span_of<Op, I, double>(where), nullptr};
+    });
+    if constexpr (kHasCuda) k.device = &run_on_device<Op>;
+    return k;
+  }();
+  return made;
 }
 
 template <class W> using Load = void (*)(const std::byte* from, Index step, Index n, W* to);
@@ -150,8 +149,9 @@ using Dy = From<void>;
 
 // ---- one input ----------------------------------------------------------------------------------
 template <class F, class G> struct Unary final : Function {
-  std::string_view label;
-  double p = 0, q = 0;
+  const std::string_view label;
+  const double p, q;
+  Unary(const char* op, double p_, double q_) : label(op), p(p_), q(q_) {}
   std::string_view name() const override { return label; }
   Tensor forward(const Tensor& x) {
     Tensor y = mapped<F>(p, q, x);
@@ -167,17 +167,15 @@ template <class F, class G> struct Unary final : Function {
 
 template <class F, class G> Tensor unary(const char* op, const Tensor& x, double p = 0, double q = 0) {
   check_floats(op, x);
-  Unary<F, G> fn;
-  fn.label = op;
-  fn.p = p, fn.q = q;
-  return apply(std::move(fn), x);
+  return apply(Unary<F, G>(op, p, q), x);
 }
 
 // ---- two inputs ---------------------------------------------------------------------------------
 template <class F, class A, class B> struct Binary final : Function {
-  std::string_view label;
+  const std::string_view label;
   Shape a_shape, b_shape;
   bool has_a = false, has_b = false;
+  explicit Binary(const char* op) : label(op) {}
   std::string_view name() const override { return label; }
   Tensor forward(const Tensor& a, const Tensor& b) {
     a_shape = a.shape(), b_shape = b.shape();
@@ -203,15 +201,14 @@ void check_pair(const char* op, const Tensor& a, const Tensor& b) {
 
 template <class F, class A, class B> Tensor binary(const char* op, const Tensor& a, const Tensor& b) {
   check_pair(op, a, b);
-  Binary<F, A, B> fn;
-  fn.label = op;
-  return apply(std::move(fn), a, b);
+  return apply(Binary<F, A, B>(op), a, b);
 }
 
 // ---- where --------------------------------------------------------------------------------------
 struct Select final : Function {
-  Tensor condition;
+  const Tensor condition;
   Shape a_shape, b_shape;
+  explicit Select(const Tensor& c) : condition(c) {}
   std::string_view name() const override { return "where"; }
   static Tensor pick(const Tensor& c, const Tensor& a, const Tensor& b) {
     const std::array<const Tensor*, 3> in{&c, &a, &b};
@@ -287,9 +284,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   check(bool(condition) && condition.dtype() == DType::u8, "where: the condition must be u8, got ",
         condition ? name_of(condition.dtype()) : "an undefined tensor");
   broadcast("where", broadcast("where", a.shape(), b.shape()), condition.shape());
-  Select fn;
-  fn.condition = condition;
-  return apply(std::move(fn), a, b);
+  return apply(Select(condition), a, b);
 }
 
 Tensor greater(const Tensor& a, const Tensor& b) { return comparison<Greater>("greater", a, b); }

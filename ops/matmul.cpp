@@ -1,8 +1,7 @@
 // y = a b over the last two axes, batched over the leading ones, which broadcast.
 //      da = dy b^T        db = a^T dy        summed over the batches a factor was repeated for; keeps a and b
-// A factor is read in place whenever one of its last two strides is 1, so a transposed view costs
-// nothing. Where b is one matrix for the whole batch (a weight), the batch of a is just more rows:
-// one product, and db needs no sum.
+// A factor is read in place if one of its last two strides is 1: a transposed view costs nothing.
+// Where b is one matrix for the whole batch (a weight), a's batch is just more rows: one product.
 #include <algorithm>
 #include "ops/gemm/gemm.h"
 #include "ops/helpers.h"
@@ -24,11 +23,7 @@ struct Batches {  // the leading axes of a and b, broadcast, and where each prod
   std::vector<Index> a, b;
 
   Batches(const Tensor& x, const Tensor& y) {
-    const auto lead = [](const Tensor& t) {
-      Shape s;
-      for (int i = 0; i < t.rank() - 2; ++i) s.push_back(t.dim(i));
-      return s;
-    };
+    const auto lead = [](const Tensor& t) { return Shape(std::span(t.shape().begin(), t.shape().end() - 2)); };
     shape = broadcast("matmul", lead(x), lead(y));
     a = offsets(x), b = offsets(y);
   }
@@ -50,11 +45,8 @@ struct Batches {  // the leading axes of a and b, broadcast, and where each prod
 
 Tensor product(const Tensor& x, const Tensor& y) {
   const Index m = x.dim(-2), k = x.dim(-1), n = y.dim(-1);
-  const bool narrow = x.dtype() == DType::bf16 || x.dtype() == DType::f16;
-  if (narrow && x.device().is_cpu()) {  // 16-bit factors multiply and add up in f32
-    const Tensor wide = product(to(x, DType::f32), to(y, DType::f32));
-    return to(wide, x.dtype());
-  }
+  if (size_of(x.dtype()) == 2 && x.device().is_cpu())  // 16-bit factors multiply and add up in f32
+    return to(product(to(x, DType::f32), to(y, DType::f32)), x.dtype());
   const Tensor a = readable(x), b = readable(y);
   const Batches batches(a, b);
   Shape shape = batches.shape;
@@ -79,8 +71,7 @@ Tensor as_rows(const Tensor& x) { return reshape(x, {x.numel() / x.dim(-1), x.di
 
 struct Matmul final : Function {
   Shape a_shape, b_shape;
-  // As a transposed weight is; db comes like that too, and goes back without a copy.
-  bool b_by_columns = false;
+  bool b_by_columns = false;  // as a transposed weight is; db comes like that too, and goes back without a copy
   std::string_view name() const override { return "matmul"; }
 
   Tensor forward(const Tensor& a, const Tensor& b) {

@@ -25,14 +25,13 @@ void adamw(At, const AdamWStep& s, T* __restrict w, const T* __restrict dw, wide
     square = b2 * square + a2 * g * g;
     return weight - (shrink * weight + rate * mean / (root(square * c2) + epsilon));
   };
-  if (exact) {
+  if (exact)
     for (Index i = 0; i < n; ++i) {
       exact[i] = step(exact[i], static_cast<W>(dw[i]), m[i], v[i]);
       w[i] = static_cast<T>(exact[i]);
     }
-  } else {
+  else
     for (Index i = 0; i < n; ++i) w[i] = static_cast<T>(step(static_cast<W>(w[i]), static_cast<W>(dw[i]), m[i], v[i]));
-  }
 }
 
 template <class T, class At>
@@ -40,15 +39,14 @@ void sgd(At, double lr, double decay, double momentum, T* __restrict w, const T*
          Index n) {
   using W = wide_t<T>;
   const W rate = static_cast<W>(lr), pull = static_cast<W>(decay), mu = static_cast<W>(momentum);
-  if (u) {
+  if (u)
     for (Index i = 0; i < n; ++i) {
       u[i] = mu * u[i] + (static_cast<W>(dw[i]) + pull * static_cast<W>(w[i]));
       w[i] = static_cast<T>(static_cast<W>(w[i]) - rate * u[i]);
     }
-  } else {
+  else
     for (Index i = 0; i < n; ++i)
       w[i] = static_cast<T>(static_cast<W>(w[i]) - rate * (static_cast<W>(dw[i]) + pull * static_cast<W>(w[i])));
-  }
 }
 
 template <class T, class At> double sum_of_squares(At, const T* x, Index n) {

@@ -85,8 +85,7 @@ struct Max final : Function {
   }
   std::vector<Tensor> backward(const Tensor& dy) override {
     const Tensor &x = saved(0), &y = saved(1);
-    // 1 where x is the maximum; NaN is the maximum of a row that has one.
-    Tensor is_top = empty_like(x);
+    Tensor is_top = empty_like(x);  // 1 where x is the maximum; NaN is the maximum of a row that has one
     visit("max", x, [&]<class T>(auto where) {
       const Tensor a = dense(x), b = dense(broadcast_to("max", y, x.shape()));
       const T *px = a.data<T>(), *py = b.data<T>();
@@ -97,8 +96,7 @@ struct Max final : Function {
         out[i] = static_cast<T>(wide_t<T>(u == v || (u != u && v != v)));
       }
     });
-    const Tensor share = div(dy, summed(is_top, plan, 1));
-    return {mul(is_top, share)};
+    return {mul(is_top, div(dy, summed(is_top, plan, 1)))};
   }
 };
 

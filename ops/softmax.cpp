@@ -16,7 +16,8 @@ enum class Kind { softmax, log_softmax, logsumexp };
 constexpr const char* kNames[] = {"softmax", "log_softmax", "logsumexp"};  // by Kind
 
 struct AlongRows final : Function {
-  Kind kind = Kind::softmax;
+  const Kind kind;
+  explicit AlongRows(Kind k) : kind(k) {}
   std::string_view name() const override { return kNames[static_cast<int>(kind)]; }
   Tensor forward(const Tensor& in) {
     const Tensor x = dense(in);
@@ -51,9 +52,7 @@ Tensor along_rows(const Tensor& x, Kind kind) {
   const char* const op = kNames[static_cast<int>(kind)];
   check(bool(x) && x.rank() >= 1, op, ": needs at least one axis, got ", x ? x.shape() : Shape{});
   check_floats(op, x);
-  AlongRows fn;
-  fn.kind = kind;
-  return apply(std::move(fn), x);
+  return apply(AlongRows(kind), x);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-// Views: other shapes and strides on the same storage. Forward moves no data (but for reshape where
-// strides force a copy, and contiguous and to, which exist to copy); backward is the inverse view
-// of dy, and keeps nothing.
+// Views: other shapes and strides on the same storage. Forward moves no data (but reshape where
+// strides force it, contiguous and to); backward is the inverse view of dy, and keeps nothing.
 //      y = reshape x        dx = reshape dy            y = permute x    dx = permute dy by the inverse
 //      y = slice x          dx = dy within zeros       y = expand x     dx = sum of dy over what was repeated
 #include <algorithm>
