@@ -61,10 +61,8 @@ std::string checksum_of(const SafetensorsMetadata& metadata) {
 
 std::optional<Index> step_of(std::string_view name) {
   constexpr std::string_view kBegin = "ckpt-", kEnd = ".safetensors";
-  if (!name.starts_with(kBegin) || !name.ends_with(kEnd) || name.size() <= kBegin.size() + kEnd.size())
-    return std::nullopt;
-  const std::string_view digits = name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());
-  const std::optional<Index> step = number_in<Index>(digits);
+  if (name.size() <= kBegin.size() + kEnd.size()) return std::nullopt;
+  const auto step = number_in<Index>(name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size()));
   return step && *step >= 0 && checkpoint_name(*step) == name ? step : std::nullopt;
 }
 
@@ -101,8 +99,7 @@ DirectoryLock::DirectoryLock(const std::string& directory)
 DirectoryLock::~DirectoryLock() { ::close(descriptor_); }
 
 void DirectoryLock::check_there() const {
-  struct stat held {
-  }, named{};
+  struct stat held, named;
   if (::fstat(descriptor_, &held) != 0 || ::stat(directory_.c_str(), &named) != 0)
     fail_with(Code::data, directory_, ": cannot write: ", std::strerror(errno));
   if (held.st_dev != named.st_dev || held.st_ino != named.st_ino)
@@ -223,9 +220,8 @@ Checkpoint::Checkpoint(const std::string& path) : file_(opened(path)) {
     fail_with(Code::data, path, ": format ", version, ", this program knows up to ", kVersion, "; use a newer one");
   (void)get(kOverMetadata);
   if (!metadata_match(file_))
-    fail_with(
-        Code::data,
-        with_way_out(path, path + ": damaged: its metadata do not match their checksum; use an earlier checkpoint"));
+    fail_with(Code::data, with_way_out(path, path + ": damaged: its metadata do not match their checksum; use an "
+                                                    "earlier checkpoint"));
   step_ = get_index("step");
 }
 

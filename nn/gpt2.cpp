@@ -1,5 +1,4 @@
 // Hugging Face's names for GPT-2's tensors, and ours. Its projections are [in, out], as ours.
-//      wte  wpe  h.N.ln_1  h.N.attn.c_attn  h.N.attn.c_proj  h.N.ln_2  h.N.mlp.c_fc  h.N.mlp.c_proj  ln_f  lm_head
 #include "nn/gpt2.h"
 #include <cstring>
 #include <set>
@@ -12,30 +11,21 @@ namespace {
 struct Pair {
   std::string_view theirs, ours;
 };
-constexpr std::array<Pair, 6> kOfBlock{{{"ln_1", "norm1"},
-                                        {"attn.c_attn", "attention.qkv"},
-                                        {"attn.c_proj", "attention.projection"},
-                                        {"ln_2", "norm2"},
-                                        {"mlp.c_fc", "mlp.up"},
-                                        {"mlp.c_proj", "mlp.down"}}};
-constexpr std::array<Pair, 3> kOfModel{{{"wte", "tokens"}, {"wpe", "positions"}, {"ln_f", "norm"}}};
+constexpr std::array<Pair, 10> kNames{{{"h.", "blocks."},
+                                       {"ln_1.", "norm1."},
+                                       {"attn.c_attn.", "attention.qkv."},
+                                       {"attn.c_proj.", "attention.projection."},
+                                       {"ln_2.", "norm2."},
+                                       {"mlp.c_fc.", "mlp.up."},
+                                       {"mlp.c_proj.", "mlp.down."},
+                                       {"wte.", "tokens."},
+                                       {"wpe.", "positions."},
+                                       {"ln_f.", "norm."}}};
 
-std::string their_name(const std::string& ours) {  // blocks.3.mlp.up.weight -> h.3.mlp.c_fc.weight
-  std::string_view rest = ours;
-  std::string out;
-  const auto rename = [&](const auto& table) {
-    for (const Pair& p : table)
-      if (rest.starts_with(p.ours) && rest.substr(p.ours.size()).starts_with('.'))
-        return (out += p.theirs) += rest.substr(p.ours.size());
-    fail_with(Code::internal, "load_gpt2: parameter ", ours, " has no name in GPT-2");
-  };
-  constexpr std::string_view kBlocks = "blocks.";
-  if (!rest.starts_with(kBlocks)) return rename(kOfModel);
-  rest.remove_prefix(kBlocks.size());
-  const std::size_t dot = rest.find('.') + 1;
-  (out = "h.") += rest.substr(0, dot);
-  rest.remove_prefix(dot);
-  return rename(kOfBlock);
+std::string their_name(std::string name) {  // blocks.3.mlp.up.weight -> h.3.mlp.c_fc.weight
+  for (const auto& [theirs, ours] : kNames)
+    if (const std::size_t at = name.find(ours); at != name.npos) name.replace(at, ours.size(), theirs);
+  return name;
 }
 
 class Source {
@@ -61,9 +51,8 @@ class Source {
     return to(file_.read(e.name), dtype);
   }
   Index count_layers() const {
-    Index layers = 0;
-    while (find("h." + std::to_string(layers) + ".ln_1.weight")) ++layers;
-    if (layers == 0) need("h.0.ln_1.weight");
+    Index layers = 1;
+    for (need("h.0.ln_1.weight"); find("h." + std::to_string(layers) + ".ln_1.weight");) ++layers;
     return layers;
   }
   /// Everything must have been taken, but for the causal masks that old files carry.

@@ -41,7 +41,6 @@ Tensor initial_values(std::string_view name, const Shape& shape, Generator& gene
   return to(add(mul(rand(shape, generator.next(), wide), 2 * bound), -bound), dtype);
 }
 
-// ---- Linear -------------------------------------------------------------------------------------
 Tensor Linear::operator()(const Tensor& x) const { return bias ? linear(x, weight, bias) : matmul(x, weight); }
 Tensor Linear::onto(const Tensor& residual, const Tensor& x) const { return linear(x, weight, bias, residual); }
 void Linear::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
@@ -53,7 +52,6 @@ Linear make_linear(Index in, Index out, bool bias, double deviation, Generator& 
   return {normal({in, out}, deviation, generator, dtype), bias ? zeros({out}, dtype) : Tensor{}};
 }
 
-// ---- norms --------------------------------------------------------------------------------------
 NormKind parse_norm_kind(std::string_view text) { return static_cast<NormKind>(find_name("norm", text, kNorms)); }
 std::string_view name_of(NormKind kind) { return kNorms[static_cast<std::size_t>(kind)]; }
 Tensor Norm::operator()(const Tensor& x) const {
@@ -68,7 +66,6 @@ Norm make_norm(NormKind kind, Index width, bool bias, double epsilon, DType dtyp
   return {kind, ones({width}, dtype), bias && kind == NormKind::layer ? zeros({width}, dtype) : Tensor{}, epsilon};
 }
 
-// ---- Embedding ----------------------------------------------------------------------------------
 Tensor Embedding::operator()(const Tensor& ids) const { return embedding(weight, ids); }
 void Embedding::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
   visit_if_any(at, "weight", weight, visit);
@@ -78,21 +75,14 @@ Embedding make_embedding(Index tokens, Index width, double deviation, Generator&
   return {normal({tokens, width}, deviation, generator, dtype)};
 }
 
-// ---- Mlp ----------------------------------------------------------------------------------------
-Activation parse_activation(std::string_view text) {
-  return static_cast<Activation>(find_name("activation", text, kActivations));
-}
+Activation parse_activation(std::string_view text) { return Activation(find_name("activation", text, kActivations)); }
 std::string_view name_of(Activation activation) { return kActivations[static_cast<std::size_t>(activation)]; }
 
 Tensor Mlp::inner(const Tensor& x) const {
   if (activation == Activation::gelu_tanh) return linear_gelu_tanh(x, up.weight, up.bias);
   const Tensor h = up(x);
-  switch (activation) {
-    case Activation::gelu: return gelu(h);
-    case Activation::relu: return relu(h);
-    case Activation::gelu_tanh:
-    case Activation::silu_gated: break;
-  }
+  if (activation == Activation::gelu) return gelu(h);
+  if (activation == Activation::relu) return relu(h);
   const Index half = h.dim(-1) / 2;
   return mul(silu(slice(h, -1, 0, half)), slice(h, -1, half, 2 * half));
 }

@@ -4,15 +4,6 @@
 
 namespace hilt {
 
-AdamWOptimizer::State AdamWOptimizer::state_for(const NamedParameter& parameter) {
-  const Tensor& w = *parameter.tensor;
-  const bool narrow = size_of(w.dtype()) == 2;
-  const DType wide = narrow ? DType::f32 : w.dtype();
-  State s{parameter.name, zeros(w.shape(), wide, w.device()), zeros(w.shape(), wide, w.device()), {}};
-  if (narrow) s.master = to(w, DType::f32);
-  return s;
-}
-
 void AdamWOptimizer::prepare(const NamedParameters& parameters) {
   const Tape::Pause pause;
   check(states_.empty() || states_.size() == parameters.size(), "AdamWOptimizer: ", parameters.size(),
@@ -23,7 +14,9 @@ void AdamWOptimizer::prepare(const NamedParameters& parameters) {
     const Tensor& w = *p.tensor;
     check(bool(w) && is_floating(w.dtype()), "AdamWOptimizer: ", p.name, " is not a tensor of floats");
     if (states_.empty()) {
-      made.push_back(state_for(p));
+      const DType wide = size_of(w.dtype()) == 2 ? DType::f32 : w.dtype();
+      const auto zero = [&] { return zeros(w.shape(), wide, w.device()); };
+      made.push_back({p.name, zero(), zero(), wide == w.dtype() ? Tensor{} : to(w, wide)});
       continue;
     }
     const State& s = states_[i];

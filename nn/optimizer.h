@@ -32,7 +32,6 @@ class AdamWOptimizer {
     std::string name;
     Tensor m, v, master;
   };
-  static State state_for(const NamedParameter& parameter);
   AdamW options_;
   Tensor steps_ = zeros({}, DType::i64);  // on the CPU
   std::vector<State> states_;

@@ -10,9 +10,7 @@ namespace hilt {
 constexpr std::array<std::string_view, 4> kKinds{"constant", "linear", "cosine", "wsd"};
 constexpr Index kDecayShare = 5;  // wsd decays over a fifth of the run unless told
 
-Schedule::Kind parse_schedule(std::string_view text) {
-  return static_cast<Schedule::Kind>(find_name("schedule", text, kKinds));
-}
+Schedule::Kind parse_schedule(std::string_view text) { return Schedule::Kind(find_name("schedule", text, kKinds)); }
 std::string_view name_of(Schedule::Kind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 
 void check_schedule(const Schedule& s) {

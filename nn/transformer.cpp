@@ -11,9 +11,7 @@ namespace hilt {
 
 constexpr std::array<std::string_view, 3> kPositions{"learned", "rotary", "none"};
 
-Positions parse_positions(std::string_view text) {
-  return static_cast<Positions>(find_name("positions", text, kPositions));
-}
+Positions parse_positions(std::string_view text) { return Positions(find_name("positions", text, kPositions)); }
 std::string_view name_of(Positions positions) { return kPositions[static_cast<std::size_t>(positions)]; }
 
 AttentionConfig attention_config(const TransformerConfig& c, Index block) {
