@@ -7,12 +7,10 @@
 //
 // Prints a summary and writes compare.html (read this one), compare.json and trace.json.
 #include <unistd.h>
-
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
-
 #include "compare/lesson.h"
 #include "program/outputs.h"
 #include "program/program.h"

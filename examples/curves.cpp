@@ -7,11 +7,9 @@
 //   row           0      256      1024    25.0 %  25.0 %     63
 //   hilbert      64        0      1024    6.25 %   100 %      0
 #include <hilt/hilt.h>
-
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
-
 #include "compare/arrangement.h"
 #include "program/outputs.h"
 #include "program/program.h"

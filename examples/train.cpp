@@ -1,7 +1,6 @@
 // Trains the tiny transformer: Hilbert attention, its fused backward, and a task whose best
 // possible loss is known. examples/README.md has commands to try, and what they leave in --out.
 #include <csignal>
-
 #include "program/program.h"
 #include "program/ranks.h"
 #include "train/run.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-
 #include "../program/report/text.h"
 #include "exact.h"
 #include "lesson.h"

@@ -1,7 +1,6 @@
 // Four tokens through the library: each number here comes out of the ops that the modes are made
 // of, in f64.
 #include "lesson.h"
-
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>

@@ -2,7 +2,6 @@
 // of a mode, in f64 otherwise.
 #include <algorithm>
 #include <cmath>
-
 #include "lesson.h"
 
 namespace compare {

@@ -1,6 +1,5 @@
 #pragma once
 #include <hilt/hilt.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>

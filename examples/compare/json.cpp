@@ -2,9 +2,7 @@
 // and Perfetto. This file alone sees the JSON library, which is slow to compile.
 #include <algorithm>
 #include <nlohmann/json.hpp>
-
 #include <sstream>
-
 #include "lesson.h"
 
 namespace compare {

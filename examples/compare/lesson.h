@@ -1,11 +1,9 @@
 #pragma once
 #include <hilt/hilt.h>
-
 #include <array>
 #include <map>
 #include <string>
 #include <vector>
-
 #include "../program/program.h"
 #include "../program/report/fill.h"
 #include "arrangement.h"

@@ -1,6 +1,5 @@
 // Two ceilings of this machine, measured: how fast it copies and how fast it multiplies.
 #include <algorithm>
-
 #include "lesson.h"
 
 namespace compare {

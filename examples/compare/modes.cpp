@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-
 #include "../program/program.h"
 #include "../program/report/text.h"
 #include "run.h"

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
-
 #include "../program/report/text.h"
 #include "lesson.h"
 #include "source.h"

@@ -1,7 +1,6 @@
 // Times over shorter sequences and over segment lengths, within a few seconds each.
 #include <algorithm>
 #include <chrono>
-
 #include "run.h"
 
 namespace compare {

@@ -1,6 +1,5 @@
 // Lines of the library's source, which the build put into this program, found by what they say.
 #include "source.h"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 

@@ -2,7 +2,6 @@
 // 80 columns, readable without color.
 #include <algorithm>
 #include <ostream>
-
 #include "../program/report/text.h"
 #include "lesson.h"
 

@@ -1,11 +1,9 @@
 // Files are written under hidden names and renamed at the end: a failed run leaves none.
 #include "outputs.h"
-
 #include <fcntl.h>
 #include <hilt/hilt.h>
 #include <sys/file.h>
 #include <unistd.h>
-
 #include <cerrno>
 #include <csignal>
 #include <cstring>

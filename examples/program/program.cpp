@@ -1,12 +1,10 @@
 // Exceptions become one line on stderr and an exit code; with --debug, a stack as well.
 #include "program.h"
-
 #include <execinfo.h>
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <hilt/core/io/text.h>
 #include <unistd.h>
-
 #include <cerrno>
 #include <cmath>
 #include <csignal>

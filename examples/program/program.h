@@ -10,7 +10,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
 #include "options.h"
 
 // Private to examples/: what every program does around its work.

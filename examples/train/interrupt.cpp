@@ -2,9 +2,7 @@
 // sets a flag, which the loop reads after each step; the second ends the process.
 #include <signal.h>
 #include <unistd.h>
-
 #include <atomic>
-
 #include "run.h"
 
 namespace train {

@@ -1,9 +1,7 @@
 // One JSON object a line: first the configuration and the machine, then a line a step.
 #include "run.h"
-
 #include <fcntl.h>
 #include <unistd.h>
-
 #include <cerrno>
 #include <cmath>
 #include <cstring>

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <iostream>
 #include <numeric>
-
 #include "../program/report/text.h"
 #include "run.h"
 

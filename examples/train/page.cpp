@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-
 #include "../program/program.h"
 #include "../program/report/fill.h"
 #include "../program/report/text.h"

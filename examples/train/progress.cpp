@@ -1,13 +1,10 @@
 // A line about the latest step, cut to the width of the terminal, with the time that is left.
 #include "run.h"
-
 #include <sys/ioctl.h>
 #include <unistd.h>
-
 #include <cstdlib>
 #include <iostream>
 #include <limits>
-
 #include "../program/report/text.h"
 
 namespace train {

@@ -1,8 +1,6 @@
 // The order of things: what can be refused is refused first; then the directory, the log and steps.
 #include "run.h"
-
 #include <unistd.h>
-
 #include <charconv>
 #include <chrono>
 #include <exception>
@@ -10,7 +8,6 @@
 #include <iostream>
 #include <limits>
 #include <sstream>
-
 #include "../program/outputs.h"
 #include "../program/program.h"
 #include "../program/report/text.h"

@@ -4,7 +4,6 @@
 #include <limits>
 #include <string>
 #include <vector>
-
 #include "sample.h"
 #include "trainer.h"
 

@@ -1,8 +1,6 @@
 // Draws tokens from a model's logits one by one; finds the run and the checkpoint to draw from.
 #include "run.h"
-
 #include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -10,7 +8,6 @@
 #include <iostream>
 #include <limits>
 #include <numeric>
-
 #include "../program/program.h"
 #include "../program/report/text.h"
 

@@ -1,6 +1,5 @@
 #pragma once
 #include <functional>
-
 #include "settings.h"
 
 // Private to train and sample: text from a model.

@@ -1,13 +1,11 @@
 // The options of train and sample, the defaults of each task, and what is refused.
 #include "settings.h"
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-
 #include "tasks/boards.h"
 #include "tasks/images.h"
 

@@ -1,11 +1,9 @@
 #pragma once
 #include <hilt/hilt.h>
-
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-
 #include "../program/program.h"
 #include "tasks/stories.h"
 #include "tasks/task.h"

@@ -1,11 +1,9 @@
 // Templates: the text between tags is copied, a tag is looked up in the data.
 #include "fill.h"
-
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
-
 #include "text.h"
 
 namespace report {

@@ -1,6 +1,5 @@
 // Where cells lie on a picture, and their levels as text.
 #include "grid.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>

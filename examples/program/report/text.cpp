@@ -1,6 +1,5 @@
 // Numbers with units and three digits; characters that HTML would take for markup.
 #include "text.h"
-
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
