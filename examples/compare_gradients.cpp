@@ -7,7 +7,6 @@
 //
 // Prints a summary and writes compare.html (read this one), compare.json and trace.json.
 #include <unistd.h>
-#include <chrono>
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>

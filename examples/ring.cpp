@@ -11,8 +11,6 @@
 // Exit 1 if a result differs from one rank's by more than rounding, or if another number of bytes
 // travelled than the plan says.
 #include <hilt/hilt.h>
-#include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,5 @@
 // Which tiles of scores one attended set touches in each order, and pictures of it.
 #include "arrangement.h"
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include "../program/report/text.h"
 

@@ -1,7 +1,4 @@
 #pragma once
-#include <hilt/hilt.h>
-#include <string>
-#include <vector>
 #include "../program/report/fill.h"
 #include "../program/report/grid.h"
 #include "exact.h"

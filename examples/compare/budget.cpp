@@ -1,11 +1,8 @@
 // What judging costs, before anything is drawn or computed: the exact loops visit every attended
 // pair of a query and a key, three times over, and keep a list of them. Neither rows nor columns
 // could be sampled instead: the gradient of one key needs the softmax of every row that sees it.
-#include <algorithm>
-#include <cmath>
 #include <set>
 #include "../program/report/text.h"
-#include "exact.h"
 #include "lesson.h"
 
 namespace compare {

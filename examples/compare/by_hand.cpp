@@ -1,10 +1,7 @@
 // Four tokens through the library: each number here comes out of the ops that the modes are made
 // of, in f64.
 #include "lesson.h"
-#include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 namespace compare {
 namespace {

@@ -1,7 +1,5 @@
 // The claims of the derivation, tried on rows of this run: with L of the fused forward pass and o
 // of a mode, in f64 otherwise.
-#include <algorithm>
-#include <cmath>
 #include "lesson.h"
 
 namespace compare {

@@ -1,6 +1,5 @@
 // Attention as everybody writes it first: all scores of a head in one matrix, masked by a bias.
 #include "run.h"
-#include <cmath>
 #include <limits>
 
 namespace compare {

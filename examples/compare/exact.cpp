@@ -5,9 +5,6 @@
 //      dq = c sum_u dS(u) k_u     and, added up over the rows,
 //      dk_u += c dS(u) q          dv_u += M(u) P(u) dO
 #include "exact.h"
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <map>
 
 namespace compare {

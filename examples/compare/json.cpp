@@ -1,6 +1,5 @@
 // compare.json, whose fields are promised to other programs, and trace.json for chrome://tracing
 // and Perfetto. This file alone sees the JSON library, which is slow to compile.
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include "lesson.h"

@@ -1,11 +1,6 @@
 #pragma once
-#include <hilt/hilt.h>
-#include <array>
 #include <map>
-#include <string>
-#include <vector>
 #include "../program/program.h"
-#include "../program/report/fill.h"
 #include "arrangement.h"
 #include "broken.h"
 

@@ -1,5 +1,4 @@
 // Two ceilings of this machine, measured: how fast it copies and how fast it multiplies.
-#include <algorithm>
 #include "lesson.h"
 
 namespace compare {

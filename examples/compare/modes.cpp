@@ -1,8 +1,5 @@
 // Runs every mode that fits in memory, interleaved, and judges its tensors against the exact ones.
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include "../program/program.h"
 #include "../program/report/text.h"
 #include "run.h"
 

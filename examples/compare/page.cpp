@@ -1,5 +1,4 @@
 // compare.html: what the template asks for beyond compare.json, all of it from the Lesson.
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 #include "../program/report/text.h"

@@ -1,6 +1,4 @@
 // Pictures as data: heat maps as a level a cell, orders as walks and tiles.
-#include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include "lesson.h"
 

@@ -1,6 +1,4 @@
 // From the options to a plan and random q, k, v and dO; refuses what would not fit.
-#include <cmath>
-#include "../program/program.h"
 #include "lesson.h"
 
 namespace compare {

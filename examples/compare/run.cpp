@@ -1,7 +1,5 @@
 // One profiled forward and backward pass of one mode: times, memory, and the tape's report.
 #include "run.h"
-#include <algorithm>
-#include <chrono>
 
 namespace compare {
 namespace {

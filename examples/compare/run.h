@@ -1,5 +1,4 @@
 #pragma once
-#include "exact.h"
 #include "lesson.h"
 
 // Private to compare_gradients: one forward and one backward pass under a profiling tape, of a mode

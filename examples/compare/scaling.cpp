@@ -1,6 +1,4 @@
 // Times over shorter sequences and over segment lengths, within a few seconds each.
-#include <algorithm>
-#include <chrono>
 #include "run.h"
 
 namespace compare {

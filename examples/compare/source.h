@@ -1,5 +1,4 @@
 #pragma once
-#include <string_view>
 #include "../program/report/fill.h"
 
 // Private to compare_gradients: the steps of attention and of its gradient, with the lines of the

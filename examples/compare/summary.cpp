@@ -1,6 +1,5 @@
 // The summary on the terminal: what a reader of a log needs to know, in at most 45 lines of at most
 // 80 columns, readable without color.
-#include <algorithm>
 #include <ostream>
 #include "../program/report/text.h"
 #include "lesson.h"

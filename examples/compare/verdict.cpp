@@ -1,8 +1,6 @@
 // Errors of a tensor, and the limit they must stay under: twice those of the naive formula in the
 // same type, plus rounding.
 #include "exact.h"
-#include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace compare {

@@ -1,6 +1,5 @@
 // Sentences that the summary on the terminal and the page share.
 #include "lesson.h"
-#include <cmath>
 #include "../program/report/text.h"
 
 namespace compare {

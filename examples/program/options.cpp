@@ -1,8 +1,6 @@
 // Options bound to variables, over CLI11: ranges, proposals for misspelt names, the same in a file.
 #include "options.h"
-#include <hilt/hilt.h>
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>

@@ -3,13 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <functional>
 #include <initializer_list>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 #include "options.h"
 
 // Private to examples/: what every program does around its work.

@@ -8,9 +8,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -18,11 +16,7 @@
 #include <iostream>
 #include <iterator>
 #include <new>
-#include <optional>
 #include <random>
-#include <string_view>
-#include <utility>
-#include <vector>
 #include "program.h"
 
 namespace program {

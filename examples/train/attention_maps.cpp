@@ -1,6 +1,4 @@
 // Where a few heads of a model look, on a row it never saw: the weights, for the report.
-#include <algorithm>
-#include <cmath>
 #include "../program/report/grid.h"
 #include "run.h"
 

@@ -3,11 +3,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 namespace train {
 

@@ -1,5 +1,4 @@
 // What is known before the first step: yardsticks, the floor, and what the machine can do.
-#include <algorithm>
 #include <iostream>
 #include <numeric>
 #include "../program/report/text.h"

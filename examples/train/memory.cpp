@@ -4,8 +4,6 @@
 //      T H   twice: before and after the activation
 //      and what the attention mode keeps: lse, or weights (attention_memory). Dropout keeps nothing
 #include "run.h"
-#include <algorithm>
-#include "../program/program.h"
 #include "../program/report/text.h"
 
 namespace train {

@@ -1,8 +1,5 @@
 // report.html: what was trained, how its loss fell beside simpler readers, and what it writes.
-#include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include "../program/program.h"
 #include "../program/report/fill.h"
 #include "../program/report/text.h"
 #include "run.h"

@@ -4,7 +4,6 @@
 #include <unistd.h>
 #include <cstdlib>
 #include <iostream>
-#include <limits>
 #include "../program/report/text.h"
 
 namespace train {

@@ -2,14 +2,11 @@
 #include "run.h"
 #include <unistd.h>
 #include <charconv>
-#include <chrono>
 #include <exception>
 #include <filesystem>
 #include <iostream>
-#include <limits>
 #include <sstream>
 #include "../program/outputs.h"
-#include "../program/program.h"
 #include "../program/report/text.h"
 
 namespace train {

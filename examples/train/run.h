@@ -1,9 +1,6 @@
 #pragma once
-#include <chrono>
 #include <cmath>
 #include <limits>
-#include <string>
-#include <vector>
 #include "sample.h"
 #include "trainer.h"
 

@@ -1,14 +1,9 @@
 // Draws tokens from a model's logits one by one; finds the run and the checkpoint to draw from.
 #include "run.h"
 #include <unistd.h>
-#include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <iostream>
-#include <limits>
 #include <numeric>
-#include "../program/program.h"
 #include "../program/report/text.h"
 
 namespace train {

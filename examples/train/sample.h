@@ -1,5 +1,4 @@
 #pragma once
-#include <functional>
 #include "settings.h"
 
 // Private to train and sample: text from a model.

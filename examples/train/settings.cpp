@@ -1,6 +1,5 @@
 // The options of train and sample, the defaults of each task, and what is refused.
 #include "settings.h"
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>

@@ -1,12 +1,7 @@
 #pragma once
-#include <hilt/hilt.h>
 #include <map>
-#include <memory>
-#include <optional>
-#include <string>
 #include "../program/program.h"
 #include "tasks/stories.h"
-#include "tasks/task.h"
 
 // Private to train and sample: what one may ask for, and what follows from it.
 

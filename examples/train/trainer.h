@@ -1,8 +1,6 @@
 #pragma once
-#include <hilt/hilt.h>
 #include <future>
 #include <utility>
-#include <vector>
 #include "tasks/task.h"
 
 // Private to train: a model, its optimizer and how far they got. Prints nothing.

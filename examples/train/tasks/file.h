@@ -7,8 +7,6 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
-#include <span>
-#include <string>
 #include "task.h"
 
 // Private to the tasks on texts: a file that is read piece by piece, and must not change meanwhile.

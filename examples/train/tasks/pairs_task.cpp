@@ -1,5 +1,4 @@
 // A text in byte pairs as a task: read once, in pieces; its tokens go to a file, four bytes each.
-#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <filesystem>

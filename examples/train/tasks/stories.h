@@ -1,9 +1,5 @@
 #pragma once
 #include <array>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 #include "task.h"
 
 // Short stories from a probabilistic grammar. A text has one derivation, so its probability, and

@@ -1,9 +1,7 @@
 // A text as a task. Bytes need no preparation. Characters are counted once, in pieces; every
 // 1,024th one's byte is remembered, from where a row counts on.
-#include <algorithm>
 #include <set>
 #include "file.h"
-#include "task.h"
 
 namespace train {
 
