@@ -60,10 +60,10 @@ Arrangement rearranged(const hilt::Plan& plan, const AttendedSets& sets, hilt::O
   std::vector<std::int32_t> held(at(a.rows * a.columns));
   for (const KeyLists& set : sets.sets) {
     std::ranges::fill(held, 0);
-    for (std::size_t t = 0; t + 1 < set.begin.size(); ++t)
-      for (std::size_t i = set.begin[t]; i < set.begin[t + 1]; ++i)
-        if (i == set.begin[t] || set.key[i] != set.key[i - 1])  // a key listed twice is one pair of the tile
-          ++held[at(a.position_of[t] / kTile * a.columns + a.position_of[at(set.key[i])] / kTile)];
+    for (Index t = 0; t < plan.length(); ++t)
+      for (std::int32_t last = -1; const std::int32_t u : set.row(t))
+        if (u != std::exchange(last, u))  // a key listed twice is one pair of the tile
+          ++held[at(a.position_of[at(t)] / kTile * a.columns + a.position_of[at(u)] / kTile)];
     for (std::size_t tile = 0; tile < held.size(); ++tile) {
       const Index size = extent(static_cast<Index>(tile) / a.columns) * extent(static_cast<Index>(tile) % a.columns);
       const std::uint8_t state = held[tile] == 0 ? 0 : held[tile] < size ? 1 : 2;
@@ -149,6 +149,25 @@ static Index example_token(const hilt::Plan& plan) {
   return token;
 }
 
+/// Of all neighbours on the grid, the share that stand in one tile of 128: how local an order is.
+static double near_neighbours(const hilt::Plan& plan, const Arrangement& a) {
+  Index pairs = 0, near = 0;
+  for (const auto& [first, one] : alone(plan)) {
+    const Index width = one->grid().width, frame = width * one->grid().height;
+    const auto meet = [&](Index t, Index u) {
+      if (u >= one->length()) return;
+      ++pairs;
+      near += a.position_of[at(first + t)] / kTile == a.position_of[at(first + u)] / kTile;
+    };
+    for (Index t = 0; t < one->length(); ++t) {
+      if ((t + 1) % width) meet(t, t + 1);
+      if ((t + width) % frame >= width) meet(t, t + width);
+      meet(t, t + frame);
+    }
+  }
+  return pairs ? static_cast<double>(near) / static_cast<double>(pairs) : 1;
+}
+
 report::Json picture_of(const hilt::Plan& plan, const Arrangement& a) {
   const report::Sheet sheet = sheet_of(plan);
   const Index token = example_token(plan);
@@ -188,24 +207,6 @@ report::Json picture_of(const hilt::Plan& plan, const Arrangement& a) {
                   {"tiles", a.touched()},
                   {"neighbours", near_neighbours(plan, a)}};
   return out;
-}
-
-double near_neighbours(const hilt::Plan& plan, const Arrangement& a) {
-  Index pairs = 0, near = 0;
-  for (const auto& [first, one] : alone(plan)) {
-    const Index width = one->grid().width, frame = width * one->grid().height;
-    const auto meet = [&](Index t, Index u) {
-      if (u >= one->length()) return;
-      ++pairs;
-      near += a.position_of[at(first + t)] / kTile == a.position_of[at(first + u)] / kTile;
-    };
-    for (Index t = 0; t < one->length(); ++t) {
-      if ((t + 1) % width) meet(t, t + 1);
-      if ((t + width) % frame >= width) meet(t, t + width);
-      meet(t, t + frame);
-    }
-  }
-  return pairs ? static_cast<double>(near) / static_cast<double>(pairs) : 1;
 }
 
 }  // namespace compare

@@ -44,8 +44,6 @@ std::string order_verdict(const std::vector<Arrangement>& orders);
 /// order, full, partial, of all, touched, useful: as columns of a table.
 std::string table_line(const Arrangement& arrangement);
 
-/// Of all neighbours on the grid, the share that stand in one tile of 128: how local an order is.
-double near_neighbours(const hilt::Plan& plan, const Arrangement& arrangement);
 /// For the page: the tokens, walked in order, and the keys of one of them; the tiles; their counts.
 report::Json picture_of(const hilt::Plan& plan, const Arrangement& arrangement);
 

@@ -12,39 +12,26 @@ constexpr double kMostProducts = 1 << 27;  // of pairs and features: a few secon
 /// tokens along the order and asks the mask about places as if they were tokens.
 std::vector<std::int32_t> keys_of(Mistake mistake, const KeyLists& set, const hilt::Permutation& order, Index t) {
   const bool mistaken = mistake == Mistake::position_for_token;
-  const std::size_t row = mistaken ? at(order.position_of[at(t)]) : at(t);
-  std::vector<std::int32_t> keys(set.key.begin() + static_cast<std::ptrdiff_t>(set.begin[row]),
-                                 set.key.begin() + static_cast<std::ptrdiff_t>(set.begin[row + 1]));
+  const auto row = set.row(mistaken ? order.position_of[at(t)] : t);
+  std::vector<std::int32_t> keys(row.begin(), row.end());
   if (mistaken)
     for (std::int32_t& u : keys) u = order.token_at[at(u)];
   return keys;
 }
 
-/// The first sequence, the heads of the first key head.
-ExactProblem first_part(const ExactProblem& p) {
-  const Index heads = p.heads / p.kv_heads;
-  const auto cut = [&](const std::vector<double>& x, Index of, Index kept) {
-    std::vector<double> out;
-    for (Index t = 0; t < p.length; ++t) {
-      const auto row = x.begin() + static_cast<std::ptrdiff_t>(t * of * p.dim);
-      out.insert(out.end(), row, row + static_cast<std::ptrdiff_t>(kept * p.dim));
-    }
-    return out;
-  };
-  ExactProblem part = p;
-  part.batch = part.kv_heads = 1, part.heads = heads;
-  part.q = cut(p.q, p.heads, heads), part.d_o = cut(p.d_o, p.heads, heads);
-  part.k = cut(p.k, p.kv_heads, 1), part.v = cut(p.v, p.kv_heads, 1);
-  return part;
-}
+/// Of o, dq, dk and dv, or what is shaped like them: the first sequence, the heads of the first key
+/// head.
 Tensors first_part(const ExactProblem& p, const Tensors& x) {
-  const ExactProblem cut =
-      first_part({p.batch, p.length, p.heads, p.kv_heads, p.dim, 1, 0, {}, x[0], x[2], x[3], x[1]});
-  return {cut.q, cut.d_o, cut.k, cut.v, {}, {}, {}, {}};
+  Tensors out;
+  for (std::size_t i = 0; i < 4; ++i)
+    for (Index t = 0, heads = i < 2 ? p.heads : p.kv_heads; t < p.length; ++t) {
+      const auto row = std::span(x[i]).subspan(at(t * heads * p.dim), at(heads / p.kv_heads * p.dim));
+      out[i].insert(out[i].end(), row.begin(), row.end());
+    }
+  return out;
 }
 
-}  // namespace
-
+/// The steps op by op in f64, a row at a time, its keys in two tiles. Sets dS's largest row sum.
 Tensors attention_with(Mistake mistake, const ExactProblem& p, const AttendedSets& sets, const hilt::Permutation& order,
                        double& row_sum) {
   Tensors out;
@@ -71,8 +58,7 @@ Tensors attention_with(Mistake mistake, const ExactProblem& p, const AttendedSet
         const std::size_t end = first == 0 ? half : n;
         if (first == end) continue;
         const double before = top;
-        top = std::max(before, *std::max_element(s.begin() + static_cast<std::ptrdiff_t>(first),
-                                                 s.begin() + static_cast<std::ptrdiff_t>(end)));
+        top = std::max(before, std::ranges::max(std::span(s).subspan(first, end - first)));
         const double rescale = mistake == Mistake::no_rescale ? 1 : std::exp(before - top);
         sum *= rescale;
         for (std::size_t d = 0; d < dim; ++d) o[row + d] *= rescale;
@@ -99,9 +85,14 @@ Tensors attention_with(Mistake mistake, const ExactProblem& p, const AttendedSet
   return out;
 }
 
+}  // namespace
+
 std::vector<Broken> break_it(const ExactProblem& whole, const AttendedSets& sets, const hilt::Permutation& order,
                              const Tensors& exact, const Tensors& naive, const Tensors& terms, double rounding) {
-  const ExactProblem part = first_part(whole);
+  const Tensors inputs = first_part(whole, {whole.q, whole.d_o, whole.k, whole.v});
+  ExactProblem part = whole;
+  part.q = inputs[0], part.d_o = inputs[1], part.k = inputs[2], part.v = inputs[3];
+  part.batch = part.kv_heads = 1, part.heads = whole.heads / whole.kv_heads;
   double pairs = 0;
   for (Index h = 0; h < part.heads; ++h) pairs += static_cast<double>(sets.head(h).key.size());
   if (pairs * static_cast<double>(part.dim) > kMostProducts) return {};

@@ -20,9 +20,6 @@ struct Broken {
   double row_sum = 0;                            // the largest |sum of a row of dS|
 };
 
-/// The steps op by op in f64, a row at a time, its keys in two tiles. Sets dS's largest row sum.
-Tensors attention_with(Mistake mistake, const ExactProblem& problem, const AttendedSets& sets,
-                       const hilt::Permutation& order, double& row_sum);
 /// Every mistake, judged as a mode would be; `exact`, `naive` and `terms` are of the whole problem.
 /// Empty where that would take more than a few seconds.
 std::vector<Broken> break_it(const ExactProblem& whole, const AttendedSets& sets, const hilt::Permutation& order,

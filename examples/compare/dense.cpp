@@ -26,14 +26,13 @@ Dense::Dense(const Problem& p, const AttendedSets& sets)
   const auto fill_bias = [&]<class T>(T) {
     for (Index at_row = 0; at_row < tables * length; ++at_row) {
       const Index h = at_row / length, t = at_row % length;
-      const KeyLists& set = sets.head(h);
+      const auto keys = sets.head(h).row(t);
       T* const row = bias.mutable_data<T>() + at_row * length;
-      const std::size_t begin = set.begin[at(t)], end = set.begin[at(t) + 1];
-      for (std::size_t i = begin, times = 1; i < end; ++i) {
-        times = i > begin && set.key[i] == set.key[i - 1] ? times + 1 : 1;
-        row[set.key[i]] = std::log(static_cast<T>(times));
+      for (std::size_t i = 0, times = 1; i < keys.size(); ++i) {
+        times = i > 0 && keys[i] == keys[i - 1] ? times + 1 : 1;
+        row[keys[i]] = std::log(static_cast<T>(times));
       }
-      if (begin < end) continue;
+      if (!keys.empty()) continue;
       std::fill_n(row, length, T{0});  // a softmax of nothing is not a number: see everything, then drop it
       row_present[at_row] = 0;
       any_empty = true;

@@ -40,9 +40,7 @@ template <class F> void for_rows(const ExactProblem& p, const AttendedSets& sets
     for (Index task = first; task < last; ++task)
       for (Index h = task % p.kv_heads * group; h < (task % p.kv_heads + 1) * group; ++h)
         for (Index t = 0; t < p.length; ++t) {
-          const KeyLists& set = sets.head(h);
-          const auto key = std::span(set.key).subspan(set.begin[at(t)], set.begin[at(t) + 1] - set.begin[at(t)]);
-          if (!key.empty()) f(Row{p, task / p.kv_heads, h, t, key});
+          if (const auto keys = sets.head(h).row(t); !keys.empty()) f(Row{p, task / p.kv_heads, h, t, keys});
         }
   });
 }

@@ -14,7 +14,12 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 }
 
 std::string does_not_fit(const Problem& p, const std::string& mode) {
-  const std::size_t need = bytes_needed(p, mode), free = hilt::info().memory_available + hilt::memory_stats().pooled;
+  const auto of_kernel = [&] {
+    return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype, hilt::parse_backward(mode),
+                                  p.terms);
+  };
+  const std::size_t need = mode == "dense" ? dense_peak(p) : of_kernel().peak,
+                    free = hilt::info().memory_available + hilt::memory_stats().pooled;
   return need <= free ? "" : "would need " + report::bytes(need) + ", " + report::bytes(free) + " are free";
 }
 
@@ -95,8 +100,7 @@ void judge_modes(Lesson& lesson) {
   lesson.same_result_in_any_order = order_changes_nothing(p.plan->spec());
   for (std::size_t h : sets.of_head) lesson.pairs += static_cast<Index>(sets.sets[h].key.size());
   for (const KeyLists& set : sets.sets)
-    for (std::size_t t = 0; t + 1 < set.begin.size(); ++t)
-      lesson.longest_row = std::max(lesson.longest_row, static_cast<Index>(set.begin[t + 1] - set.begin[t]));
+    for (Index t = 0; t < p.length(); ++t) lesson.longest_row = std::max(lesson.longest_row, std::ssize(set.row(t)));
   for (hilt::Order::Kind kind : orders_of(*p.plan)) lesson.orders.push_back(rearranged(*p.plan, sets, kind));
   for (std::size_t i = 0; i < kTensors.size(); ++i) lesson.naive_error[i] = measure(naive[i], exact[i]);
 

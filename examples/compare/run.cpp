@@ -61,16 +61,4 @@ Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
   return run;
 }
 
-double median(std::vector<double> x) {
-  if (x.empty()) return 0;
-  std::ranges::sort(x);
-  return (x[x.size() / 2] + x[(x.size() - 1) / 2]) / 2;
-}
-
-std::size_t bytes_needed(const Problem& p, const std::string& mode) {
-  if (mode == "dense") return dense_peak(p);
-  return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype, hilt::parse_backward(mode), p.terms)
-      .peak;
-}
-
 }  // namespace compare

@@ -32,8 +32,4 @@ struct Run : Measured {
 /// `dense` is the baseline if that is the mode, else null.
 Run run_once(const Problem& problem, const std::string& mode, const Dense* dense);
 
-double median(std::vector<double> x);
-/// The most bytes a mode needs at once.
-std::size_t bytes_needed(const Problem& problem, const std::string& mode);
-
 }  // namespace compare

@@ -14,17 +14,13 @@ std::string wrapped(const std::string& text, std::size_t indent) {
   return program::wrapped(text, kColumns, indent) + "\n";
 }
 
-class Paint {
- public:
-  explicit Paint(bool on) : on_(on) {}
+struct Paint {
+  bool on;
+  std::string color(const char* code, const std::string& text) const {
+    return on ? "\033[" + std::string(code) + "m" + text + "\033[0m" : text;
+  }
   std::string verdict(bool ok, const std::string& text) const { return color(ok ? "32" : "1;31", text); }
   std::string bold(const std::string& text) const { return color("1", text); }
-
- private:
-  std::string color(const char* code, const std::string& text) const {
-    return on_ ? "\033[" + std::string(code) + "m" + text + "\033[0m" : text;
-  }
-  bool on_;
 };
 
 void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
@@ -98,7 +94,7 @@ void print_orders(const Lesson& lesson, std::ostream& os, const Paint& paint) {
 }  // namespace
 
 void print_summary(const Lesson& lesson, std::ostream& os, bool color) {
-  const Paint paint(color);
+  const Paint paint{color};
   const Problem& p = lesson.problem;
   const hilt::PlanSpec& spec = p.plan->spec();
   const double all = static_cast<double>(p.length()) * static_cast<double>(p.length()) * static_cast<double>(p.heads());
