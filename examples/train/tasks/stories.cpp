@@ -76,37 +76,25 @@ struct Way {
   std::string text, next;
 };
 
-struct Word {
-  std::string text;
-  double weight;
-};
-using Lists = std::map<std::string, std::vector<Word>, std::less<>>;
-
 }  // namespace
 
 // Reads all lines first, then builds: labels and lists may be used before they are defined.
 Grammar::Grammar(std::string_view source) {
-  Lists lists;
+  std::map<std::string, std::vector<Option>, std::less<>> lists;
   std::map<std::string, std::vector<Way>, std::less<>> ways;
-  int line = 0;
-  for (std::size_t at = 0; at <= source.size();) {
-    const std::size_t end = std::min(source.find('\n', at), source.size());
-    const std::string_view text = trim(source.substr(at, end - at));
-    at = end + 1, ++line;
+  for (int line = 0; const std::string_view whole : split_text(source, '\n')) {
+    const std::string_view text = trim(whole);
+    ++line;
     if (text.empty() || text[0] == '#') continue;
     const auto mark = text.find_first_of("=:");
     if (mark == text.npos) bad_grammar(line, "expected `list = ..` or `label: ..`");
     const std::string name(trim(text.substr(0, mark)));
     std::string_view rest = trim(text.substr(mark + 1));
     if (text[mark] == '=') {
-      std::vector<Word>& words = lists[name];
-      for (bool more = true; more;) {
-        const auto bar = rest.find('|');
-        more = bar != rest.npos;
-        std::string_view part = trim(rest.substr(0, bar));
-        const double weight = take_weight(part, line);
-        words.push_back({std::string(part), weight});
-        rest = more ? trim(rest.substr(bar + 1)) : "";
+      for (std::string_view word : split_text(rest, '|')) {
+        word = trim(word);
+        const double weight = take_weight(word, line);
+        lists[name].push_back({std::string(word), weight, kEnd, {}});
       }
     } else {
       const double weight = take_weight(rest, line);
@@ -132,8 +120,8 @@ Grammar::Grammar(std::string_view source) {
   const auto options_of = [&](std::string_view list, int next, int at_line) {
     const auto found = lists.find(list);
     if (found == lists.end()) bad_grammar(at_line, "no list '" + std::string(list) + "'");
-    std::vector<Option> options;
-    for (const Word& word : found->second) options.push_back({word.text, word.weight, next, {}});
+    std::vector<Option> options = found->second;
+    for (Option& o : options) o.next = next;
     return options;
   };
 
@@ -330,7 +318,6 @@ class StoriesTask : public Task {
     for (const char c : story_grammar().alphabet()) list.push_back(static_cast<unsigned char>(c));
     vocabulary_ = Vocabulary::characters(list);
     seed_ = seed, length_ = length, classes_ = tokens_ = vocabulary_.size();
-    for (std::size_t i = 0; i < list.size(); ++i) token_of_[list[i]] = static_cast<std::int32_t>(i);
   }
 
   void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
@@ -340,18 +327,14 @@ class StoriesTask : public Task {
       const std::string story = story_grammar().story(draws);
       if (is_held_out(story) == (split == Split::validation)) text += story;
     }
-    for (std::size_t t = 0; t < at(length_); ++t) {
-      inputs[t] = token_of_[static_cast<unsigned char>(text[t])];
-      targets[t] = token_of_[static_cast<unsigned char>(text[t + 1])];
-    }
+    const std::vector<std::int32_t> tokens = vocabulary_.encode(text, "stories");
+    std::copy_n(tokens.data(), length_, inputs);
+    std::copy_n(tokens.data() + 1, length_, targets);
   }
   Exact exact(const std::int32_t*, const std::int32_t* targets) const override {
     const auto costs = story_grammar().costs(vocabulary_.decode({targets, at(length_)}));
     return {std::accumulate(costs.begin(), costs.end(), 0.0)};
   }
-
- private:
-  std::array<std::int32_t, 128> token_of_{};
 };
 
 }  // namespace
