@@ -1,4 +1,6 @@
 // Where a few heads of a model look, on a row it never saw: the weights, for the report.
+#include <nlohmann/json.hpp>
+#include <set>
 #include "../program/report/grid.h"
 #include "run.h"
 
@@ -22,28 +24,26 @@ static std::vector<Tensor> operands(const hilt::Transformer& model, const Tensor
   return found;
 }
 
-AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, Index width) {
+report::Json attention_maps(const hilt::Transformer& model, const Task& task, Index width) {
   constexpr Index kTokens = 48, kHeads = 4;
   const hilt::Tape::Pause pause;
   hilt::Transformer plain = model;
   plain.config.keep_order = false;  // rows are then tokens
   const Tensor ids = task.batch(Split::validation, 0, 1).inputs;
   const std::vector<Tensor> packed = operands(plain, ids);
-  AttentionMaps out;
-  if (packed.size() != plain.blocks.size() || packed.empty()) return out;
+  if (packed.size() != plain.blocks.size() || packed.empty()) return {};
   const Index length = ids.dim(1), shown = std::min(length, kTokens), first = length - shown;
   // Of a board, where the middle cell looks; of a text, where each of the last tokens does.
   const Index cell = width > 0 ? length / width / 2 * width + width / 2 : -1;
   const Index columns = width > 0 ? width : shown, count = width > 0 ? length : shown * shown;
   const report::Sheet sheet({{columns, count / columns, count}});
-  out.columns = sheet.columns, out.rows = sheet.rows,
-  out.cell = cell < 0 ? -1 : static_cast<Index>(sheet.cell[at(cell)]);
-  if (width == 0) {
-    const std::vector<std::int32_t> tokens = ids.to_vector<std::int32_t>();
-    out.text = task.vocabulary().decode(std::span(tokens).subspan(at(first)));
-  }
-  for (Index layer : {Index{0}, static_cast<Index>(packed.size()) - 1}) {
-    if (layer == 0 && packed.size() == 1 && !out.maps.empty()) break;
+  std::string text;
+  if (width == 0) text = task.vocabulary().decode(hilt::slice(ids, 1, first, length).to_vector<std::int32_t>());
+  report::Json out{{"columns", sheet.columns},
+                   {"rows", sheet.rows},
+                   {"cell", cell < 0 ? -1 : static_cast<Index>(sheet.cell[at(cell)])},
+                   {"text", program::printable(text, "\n")}};
+  for (const Index layer : std::set<Index>{0, std::ssize(packed) - 1}) {
     const hilt::HilbertSelfAttention& attention = plain.blocks[at(layer)].attention;
     const Tensor& x = packed[at(layer)];
     std::vector<Index> rows;
@@ -52,14 +52,14 @@ AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, I
     const auto found = hilt::attention_weights(hilt::select(x, 2, 0), hilt::select(x, 2, 1), attention.plan(length),
                                                rows, {.terms = hilt::fitted_terms(attention.terms, x.dtype(), length)});
     for (Index h = 0; h < std::min(x.dim(3), kHeads); ++h) {
-      std::vector<std::uint8_t> cells(at(out.columns * out.rows), 7);  // 7: not attended
+      std::vector<std::uint8_t> cells(at(sheet.columns * sheet.rows), 7);  // 7: not attended
       for (const hilt::RowWeights& row : found)
         for (std::size_t i = 0; i < row.keys.size() && row.head == h; ++i) {
           if (row.keys[i] < key) continue;
           std::uint8_t& shade = cells[sheet.cell[at((row.row - rows[0]) * (length - key) + row.keys[i] - key)]];
           shade = std::max(shade == 7 ? std::uint8_t{0} : shade, level(row.weights[i]));
         }
-      out.maps.push_back({layer + 1, h + 1, report::packed(cells)});
+      out["maps"].push_back({{"layer", layer + 1}, {"head", h + 1}, {"cells", report::packed(cells)}});
     }
   }
   return out;

@@ -13,7 +13,7 @@ using json = nlohmann::ordered_json;
 
 static json known(double x) { return x < 0 || !std::isfinite(x) ? json() : json(x); }
 
-static json first_line(const program::Options& options, const Start& start) {
+json first_line(const program::Options& options, const Start& start) {
   json configuration;
   for (const auto& [key, value, is_text, group, preset] : options.values())
     configuration[key] = is_text ? json(value) : json::parse(value);

@@ -27,8 +27,7 @@ Task::Exact exact_of(const Task& task, Index rows) {
 
 Start measure_start(const Settings& s, const Task& task, const hilt::TransformerConfig& config, hilt::Device device) {
   constexpr Index kCounted = 1 << 16;  // tokens, enough for two digits of a bigram's entropy
-  const Yardsticks y = yardsticks(task, std::max<Index>(1, kCounted / task.length()));
-  Start start{.uniform = y.uniform, .unigram = y.unigram, .bigram = y.bigram};
+  Start start{yardsticks(task, std::max<Index>(1, kCounted / task.length()))};
   if (s.task == "stories") {
     start.floor = story_grammar().floor(s.context);
     start.floor_without_memory = story_grammar().floor_without_memory(s.context);
@@ -50,8 +49,8 @@ static bool train_control(Control& c, const Settings& s, const std::shared_ptr<c
   const hilt::Schedule schedule = schedule_of(s);
   c.flops = hilt::training_flops(trainer.model(), s.batch * s.accumulate, s.context);
   while (trainer.steps() < s.steps && !interrupted()) {
-    const Step step = trainer.step(s.batch, s.accumulate, schedule(trainer.steps()), s.clip);
-    Line line{.step = trainer.steps(), .loss = step.loss, .lr = step.lr, .grad_norm = step.grad_norm};
+    Line line{trainer.step(s.batch, s.accumulate, schedule(trainer.steps()), s.clip)};
+    line.step = trainer.steps();
     if (line.step % s.eval_every == 0 || line.step == s.steps) {
       const Evaluation e = trainer.evaluate(s.eval_rows, s.batch);
       line.val_loss = e.loss, line.val_right = e.right;
@@ -60,7 +59,7 @@ static bool train_control(Control& c, const Settings& s, const std::shared_ptr<c
   }
   if (trainer.steps() < s.steps) return false;
   const Evaluation e = trainer.evaluate(4 * s.eval_rows, s.batch);
-  c.scores.push_back({e.loss, e.right, floor});
+  c.scores.push_back({e, floor});
   return true;
 }
 

@@ -112,10 +112,4 @@ void require_memory(const MemoryPlan& m, const Settings& s, std::size_t have) {
                   s.batch > 1 ? "a smaller --batch with --accumulate, or a smaller --context" : "a smaller --context");
 }
 
-std::string to_text(const MemoryPlan& m) {
-  return "memory: parameters " + report::bytes(m.parameters) + ", gradients " + report::bytes(m.gradients) +
-         ", moments " + report::bytes(m.moments) + ", activations " + report::bytes(m.activations) + ", working " +
-         report::bytes(m.working) + "; planned " + report::bytes(m.total());
-}
-
 }  // namespace train

@@ -51,7 +51,7 @@ std::vector<const Line*> evaluations_of(const std::vector<Line>& lines) {
   return out;
 }
 
-Json yardsticks_of(const Story& story) {
+Json readers_of(const Story& story) {
   const Start& s = story.start;
   const bool life = story.settings.is_life(), ising = story.settings.is_ising();
   Json rows = Json::array();
@@ -117,14 +117,6 @@ Json samples_of(const Story& story) {
   return out;
 }
 
-Json attention_of(const AttentionMaps& a) {
-  if (a.maps.empty()) return {};
-  Json out{{"columns", a.columns}, {"rows", a.rows}, {"cell", a.cell}, {"text", program::printable(a.text, "\n")}};
-  for (const AttentionMap& m : a.maps)
-    out["maps"].push_back({{"layer", m.layer}, {"head", m.head}, {"cells", m.cells}});
-  return out;
-}
-
 Json best_of(const std::vector<Line>& lines) {
   const std::vector<const Line*> all = evaluations_of(lines);
   if (all.empty()) return {};
@@ -140,11 +132,10 @@ Json best_of(const std::vector<Line>& lines) {
 
 }  // namespace
 
-std::string to_html(const Story& story) {
+std::string to_html(const Story& story, const Json& attention) {
   const Settings& s = story.settings;
   const Start& start = story.start;
   const MemoryPlan& m = story.memory;
-  const hilt::Info i = hilt::info();
   std::string options;
   for (const auto& [key, value, is_text, group, preset] : story.options.values()) options += key + " = " + value + '\n';
   Json evaluations = Json::array(), simple = Json::array({{"ln V", start.uniform}, {"unigram", start.unigram}});
@@ -155,48 +146,35 @@ std::string to_html(const Story& story) {
   for (const Difference& d : differences_of(story.controls))
     differences.push_back(
         {{"name", d.name}, {"mean", number(d.mean)}, {"spread", number(d.spread)}, {"is_larger", d.is_larger()}});
-  const Json data{
-      {"task", s.task},
+  Json data = first_line(story.options, start);
+  data.update({
       {"symbol", s.target()},
       {"is_life", s.is_life()},
-      {"parameters", start.parameters},
-      {"layers", s.layers},
-      {"width", s.width},
-      {"heads", s.heads},
       {"pattern", s.patterns()},
       {"order", order_in_force(s)},
-      {"backward", s.backward},
       {"verdict", story.verdict},
       {"lines", !story.lines.empty()},
-      {"vocabulary", start.vocabulary},
-      {"uniform", start.uniform},
       {"held_out", story.held_out >= 0 ? number(story.held_out) : Json()},
       {"held_out_rows", 4 * s.eval_rows},
-      {"eval_rows", s.eval_rows},
       {"choices", number(std::exp(story.held_out))},
       {"exact_floor", story.exact_val_floor > 0 ? number(story.exact_val_floor) : Json()},
-      {"floor", start.floor >= 0 ? number(start.floor) : Json()},
       {"simple", simple},
-      {"yardsticks", yardsticks_of(story)},
+      {"readers", readers_of(story)},
       {"best", best_of(story.lines)},
       {"controls", controls_of(story)},
       {"reader", s.is_ising() ? "exact posterior" : "grammar"},
       {"differences", differences},
       {"sample_title", s.is_grid() ? "What it says of unseen " + s.row() + "s" : "What it writes"},
       {"samples", samples_of(story)},
-      {"attention", attention_of(story.attention)},
+      {"attention", attention},
       {"is_board", s.is_grid()},
       {"memory", {m.parameters, m.gradients, m.moments, m.activations, m.working, m.total(), story.measured_bytes}},
       {"command", story.options.command("./run train")},
       {"options", program::printable(options, "\n")},
-      {"machine", i.version + " (" + i.build_type + ", " + i.compiler + "), " +
-                      (i.devices.empty() ? "" : i.devices[0]) + ", " + std::to_string(i.threads) + " threads, " +
-                      i.isa_active + " kernels, products by " + i.blas},
-      {"peak_gflops", start.peak_gflops},
       {"next", next_commands(s)},
       {"curve", curve_of(story.lines)},
       {"evaluations", evaluations},
-  };
+  });
   Json drawn;  // what figures need; all else stands where it is shown
   for (const char* name : {"symbol", "curve", "evaluations", "floor", "simple", "best", "controls", "attention"})
     drawn[name] = data[name];

@@ -5,6 +5,7 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include "../program/outputs.h"
 #include "../program/report/text.h"
@@ -199,16 +200,10 @@ class Run {
         fit_seconds(taken[0], taken[1] / static_cast<double>(kTimed - kWarm));
       }
       bool last = done == s_.steps;
-      Line line{.step = done,
-                .loss = step.loss,
-                .lr = step.lr,
-                .grad_norm = step.grad_norm,
-                .ms = seconds * 1e3,
-                .tokens_per_s = static_cast<double>(story_.start.tokens_per_step) / seconds,
-                .gflops = story_.flops / seconds * 1e-9,
-                .bytes = hilt::memory_stats(device_).peak,
-                .skipped = step.skipped,
-                .scale = step.scale};
+      Line line{step, done};
+      line.ms = seconds * 1e3, line.gflops = story_.flops / seconds * 1e-9;
+      line.tokens_per_s = static_cast<double>(story_.start.tokens_per_step) / seconds;
+      line.bytes = hilt::memory_stats(device_).peak;
       if (progress && done == first_ + 1) {
         story_.measured_bytes = line.bytes;
         progress->say("memory after the first step: " + report::bytes(story_.measured_bytes) + " measured, " +
@@ -269,11 +264,12 @@ class Run {
       if (s_.is_ising()) verdict += report::format(" (the exact posterior: %.3f %%)", 100 * exact.right);
     }
     story_.verdict = verdict;
+    report::Json attention;
     if (met_.size() == 1 && !early)
-      story_.attention = attention_maps(trainer_->model(), *task_, s_.is_grid() ? board_of(s_).width : 0);
+      attention = attention_maps(trainer_->model(), *task_, s_.is_grid() ? board_of(s_).width : 0);
     if (s_.controls && !early) story_.controls = train_controls(s_, task_, device_);
     const bool lacks_controls = s_.controls && !early && interrupted();
-    const bool has_report = write("report.html", to_html(story_), *progress);
+    const bool has_report = write("report.html", to_html(story_, attention), *progress);
     std::cout << '\n' << verdict << '\n';
     std::cout << in_words(story_.controls, s_.target());
     if (lacks_controls) {

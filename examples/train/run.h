@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 #include <limits>
+#include "../program/report/fill.h"
 #include "sample.h"
 #include "trainer.h"
 
@@ -32,27 +33,25 @@ Index count_parameters(const hilt::TransformerConfig& config);
 /// Throws Code::memory where the plan needs more than `have`, with the five largest.
 void require_memory(const MemoryPlan& plan, const Settings& s, std::size_t have);
 
-std::string to_text(const MemoryPlan& plan);
-
 // ---- log.jsonl: the first line says what runs where; each line after it is a step ---------------
-struct Line {
+struct Line : Step {
   Index step = 0;
-  double loss = 0, val_loss = -1, val_right = -1;  // below 0: not evaluated
-  double lr = 0, grad_norm = 0, ms = 0, tokens_per_s = 0, gflops = 0;
+  double val_loss = -1, val_right = -1;  // below 0: not evaluated
+  double ms = 0, tokens_per_s = 0, gflops = 0;
   std::size_t bytes = 0;  // of tensors, at the worst moment so far
   bool best = false;      // of the evaluations so far
-  Index skipped = 0;      // batches before, in f16
-  double scale = 1;       // of the loss, in f16
 };
 
 /// What the first line says beside the options.
-struct Start {
-  std::string device;  // that computes: what `auto` came to
-  double uniform = 0, unigram = 0, bigram = 0;
+struct Start : Yardsticks {
+  std::string device{};                          // that computes: what `auto` came to
   double floor = -1, floor_without_memory = -1;  // below 0: unknown
   double peak_gflops = 0;
   Index parameters = 0, vocabulary = 0, tokens_per_step = 0;
 };
+
+/// The first line; the report shows of it too.
+report::Json first_line(const program::Options& options, const Start& start);
 
 class Log {
  public:
@@ -98,8 +97,8 @@ class Progress {
 
 // ---- the run ------------------------------------------------------------------------------------
 /// The last evaluation, and what the best reader pays on the same rows; below 0: unknown.
-struct Score {
-  double loss = 0, right = 0, floor = -1;
+struct Score : Evaluation {
+  double floor = -1;
   double excess() const { return floor >= 0 ? loss - floor : loss; }
 };
 struct Control {
@@ -119,19 +118,10 @@ std::vector<Difference> differences_of(const std::vector<Control>& controls);
 /// Both in lines; what is right are `target`s.
 std::string in_words(const std::vector<Control>& controls, const std::string& target);
 
-/// Where one head looks: a digit a cell, 0 (below 1/64) to 5 (from 1/4 on); a dot: it may not.
-struct AttentionMap {
-  Index layer, head;
-  std::string cells;
-};
-/// Of text a row for each of the last tokens, `text`; of a board where one cell looks.
-struct AttentionMaps {
-  Index columns = 0, rows = 0, cell = -1;
-  std::string text;
-  std::vector<AttentionMap> maps;
-};
-/// A few heads of the first and the last block, on the first held-out row. width: a board's, or 0.
-AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, Index width);
+/// Where a few heads of the first and the last block look, on the first held-out row, as levels of
+/// cells: of text a row for each of the last tokens, `text`; of a board, `width` cells wide, where
+/// one cell looks. Null where nobody can tell.
+report::Json attention_maps(const hilt::Transformer& model, const Task& task, Index width);
 
 struct Story {
   const Settings& settings;
@@ -145,10 +135,9 @@ struct Story {
   double exact_val_floor = -1;  // what the best reader pays on the rows of the last one; below 0: unknown
   double held_out = -1;         // nats on them; below 0: the run ended early
   std::vector<std::pair<Index, std::string>> samples;  // by step
-  AttentionMaps attention;
   std::string verdict;
 };
-std::string to_html(const Story& story);
+std::string to_html(const Story& story, const report::Json& attention);
 
 /// Trains as the settings say, as one of the ranks of `met`; the exit status.
 int run(const program::Options& options, Settings s, const hilt::Comm& met = {});

@@ -8,8 +8,8 @@
 namespace train {
 
 struct Step {
-  double loss, grad_norm, lr;
-  bool stop;          // some rank wants to
+  double loss = 0, grad_norm = 0, lr = 0;
+  bool stop = false;  // some rank wants to
   Index skipped = 0;  // batches before whose gradients were beyond f16
   double scale = 1;   // of the loss that was differentiated
 };
@@ -37,7 +37,6 @@ class Trainer {
   bool is_whole() const { return whole_; }
 
   const hilt::Transformer& model() const { return model_; }
-  const Task& task() const { return *task_; }
   Index parameters() { return hilt::parameter_count(model_); }
 
   /// Everything that decides what comes next: tensors by name, and counters.

@@ -17,7 +17,10 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
             << "; attention " << s.patterns() << " in order " << order_in_force(s) << ", "
             << hilt::name_of(config.causality) << (config.causality == hilt::Causality::none ? "" : " causal")
             << program::in_words(s.terms) << ", backward " << s.backward << '\n'
-            << to_text(memory) << '\n'
+            << "memory: parameters " << report::bytes(memory.parameters) << ", gradients "
+            << report::bytes(memory.gradients) << ", moments " << report::bytes(memory.moments) << ", activations "
+            << report::bytes(memory.activations) << ", working " << report::bytes(memory.working) << "; planned "
+            << report::bytes(memory.total()) << '\n'
             << "machine: " << info.threads << " threads, " << info.isa_active << ", products by " << info.blas << '\n';
   for (Index i = 0; i < std::ssize(hilt::attention_configs(config)); ++i) {
     const std::string option = i == 0 ? "--pattern (" + s.pattern + "): " : "--pattern-odd (" + s.pattern_odd + "): ";
