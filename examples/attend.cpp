@@ -154,13 +154,6 @@ void warn_about(const char* option, const std::string& path, const Tensor& x, bo
   warn(std::string(option) + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
 }
 
-void check_fits(const Plan& plan, const Tensor& q, const Tensor& k, Backward mode, const ScoreTerms& terms) {
-  program::require_memory(
-      "--mode (" + std::string(name_of(mode)) + ")",
-      attention_memory(plan, q.dim(0), k.dim(2), q.dim(3), q.dtype(), mode, terms).peak,
-      mode == Backward::fused ? "use a sparser --pattern or a narrower --dtype" : "--mode fused keeps no scores");
-}
-
 /// The same over ranks that are threads; while it computes, each holds its rows alone.
 program::Named over_ranks(int ranks, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& d_o, const AttentionOptions& options) {
@@ -224,6 +217,9 @@ int work(const Settings& s) {
   const Tensor as_read[] = {q, k, v};
   const auto placed = [&](const Tensor& x) { return to(to(x, dtype), device); };
   q = placed(q), k = placed(k), v = placed(v);
+  const auto memory_of = [&](const ScoreTerms& terms) {
+    return attention_memory(*plan, q.dim(0), k.dim(2), q.dim(3), dtype, options.backward, terms);
+  };
   std::array<Tensor, std::size(kTermFiles)> terms_as_read;
   for (std::size_t i = 0; i < std::size(kTermFiles); ++i) {
     const TermFile& term = kTermFiles[i];
@@ -232,13 +228,14 @@ int work(const Settings& s) {
     ScoreTerms one;
     one.*term.tensor = to(to(terms_as_read[i], dtype == DType::f64 ? DType::f64 : DType::f32), device);
     try {
-      (void)attention_memory(*plan, q.dim(0), k.dim(2), q.dim(3), dtype, options.backward,
-                             one);  // fits?
+      (void)memory_of(one);  // fits?
     } catch (const Error& e) { fail_with(Code::data, term.option, " (", s.*term.path, "): ", e.what()); }
     options.terms.*term.tensor = one.*term.tensor;
   }
   if (device.is_cpu() && (d_o || options.backward == Backward::taped))
-    check_fits(*plan, q, k, options.backward, options.terms);
+    program::require_memory("--mode (" + s.mode + ")", memory_of(options.terms).peak,
+                            options.backward == Backward::fused ? "use a sparser --pattern or a narrower --dtype"
+                                                                : "--mode fused keeps no scores");
   program::Outputs outputs(s.out);
   bool finite = true;
   Warnings warn;

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include "compare/exact.h"
 #include "program/program.h"
 #include "program/ranks.h"
 
@@ -73,22 +74,10 @@ double median_ms(std::int64_t repeat, const std::function<void()>& f) {
   for (std::int64_t i = 0; i < repeat; ++i) {
     const auto start = std::chrono::steady_clock::now();
     f();
-    ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    ms.push_back(1e3 * program::seconds_since(start));
   }
   std::ranges::sort(ms);
   return ms[ms.size() / 2];
-}
-
-/// Largest difference, and largest magnitude of what is right.
-std::pair<double, double> difference(const Tensor& is, const Tensor& should) {
-  double worst = 0, largest = 0;
-  const std::vector<double> a = is.to_vector(), b = should.to_vector();
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double d = std::abs(a[i] - b[i]);
-    if (!(d <= worst)) worst = d;
-    largest = std::max(largest, std::abs(b[i]));
-  }
-  return {worst, largest};
 }
 
 std::vector<std::int64_t> of_all(const Comm& comm, std::size_t value) {
@@ -168,9 +157,12 @@ int work(const Settings& s, const std::string& same, const Comm& met) {
                               : dtype == DType::f16 ? 4e-3
                                                     : 3e-2;
       for (std::size_t i = 0; i < one.size(); ++i) {
-        const auto [worst, largest] = difference(many[i].second, one[i].second);
+        const std::vector<double> should = one[i].second.to_vector();
+        const double worst = compare::measure(many[i].second.to_vector(), should).max_abs;
+        double largest = 1;
+        for (const double x : should) largest = std::max(largest, std::abs(x));
         out["max_error_vs_one_rank"][one[i].first] = worst;
-        right = right && worst <= rounding * std::max(largest, 1.0);
+        right = right && worst <= rounding * largest;
       }
       out["one_rank_ms"] = one_ms;
       out["efficiency"] = one_ms / (ms * comm.size());

@@ -89,13 +89,8 @@ class Remembering : public std::streambuf {
   }
   int_type overflow(int_type c) override {
     if (traits_type::eq_int_type(c, traits_type::eof())) return traits_type::not_eof(c);
-    return unheard_ || noted(!traits_type::eq_int_type(under_->sputc(traits_type::to_char_type(c)), traits_type::eof()))
-               ? c
-               : traits_type::eof();
-  }
-  std::streamsize xsputn(const char* text, std::streamsize count) override {
-    const std::streamsize written = unheard_ ? count : under_->sputn(text, count);
-    return noted(written == count) ? count : written;
+    const auto put = [&] { return under_->sputc(traits_type::to_char_type(c)) != traits_type::eof(); };
+    return unheard_ || noted(put()) ? c : traits_type::eof();
   }
   int sync() override { return unheard_ || noted(under_->pubsync() == 0) ? 0 : -1; }
 
