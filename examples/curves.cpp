@@ -42,12 +42,6 @@ Index jumps(const compare::Arrangement& a, Index width) {
   return n;
 }
 
-void print_table(const std::vector<compare::Arrangement>& orders, Index width) {
-  std::cout << "order      full  partial    of all   touched    useful  jumps\n";
-  for (const compare::Arrangement& a : orders)
-    std::cout << table_line(a) << format(" %6lld\n", static_cast<long long>(jumps(a, width)));
-}
-
 std::string page_of(const Settings& s, const Plan& plan, const std::vector<compare::Arrangement>& orders,
                     const std::string& words) {
   Json data{{"grid", s.grid}, {"pattern", to_string(plan.spec().pattern)}, {"causal", s.causal},
@@ -98,8 +92,9 @@ int work(const Settings& s) {
                                             : " This pattern runs along the order: each line is another set.");
   outputs.write("curves.html", page_of(s, *plan, orders, words));
   std::cout << "grid " << s.grid << ", pattern " << to_string(spec.pattern) << ", causal " << s.causal
-            << "; tiles of 128 x 128 scores\n\n";
-  print_table(orders, grid.width);
+            << "; tiles of 128 x 128 scores\n\norder      full  partial    of all   touched    useful  jumps\n";
+  for (const compare::Arrangement& a : orders)
+    std::cout << table_line(a) << format(" %6lld\n", static_cast<long long>(jumps(a, grid.width)));
   std::cout << '\n' << words << "\nwrote " << outputs.directory() << "/curves.html\n";
   if (std::cout.flush()) outputs.commit();  // else run() says why; nothing is left
   return 0;

@@ -2,7 +2,6 @@
 // pair of a query and a key, three times over, and keep a list of them. Neither rows nor columns
 // could be sampled instead: the gradient of one key needs the softmax of every row that sees it.
 #include <set>
-#include "../program/report/text.h"
 #include "lesson.h"
 
 namespace compare {
@@ -70,8 +69,7 @@ struct Judge {
     return seconds(pairs_of(*hilt::make_plan(spec)));
   }
   [[noreturn]] void refuse(double seconds, Index length) const {
-    const std::string time =
-        seconds < 7200 ? report::format("%.0f min", seconds / 60) : report::format("%.0f h", seconds / 3600);
+    const std::string time = seconds < 7200 ? format("%.0f min", seconds / 60) : format("%.0f h", seconds / 3600);
     hilt::fail("--length (", s.length, "): judging every pair of a query and a key by exact loops would take ",
                seconds < 120 ? "more than a minute; " : "about " + time + "; at most a minute is spent on it; ",
                length > 0 ? "--length " + std::to_string(length) + " would fit, or " : "",

@@ -6,10 +6,6 @@
 namespace compare {
 namespace {
 
-using hilt::Index;
-using hilt::Tensor;
-using report::Json;
-
 constexpr Index kTokens = 4, kDim = 2, kTile = 2;
 const double kScale = std::log(2.0);
 const std::vector<double> kQ{1, 1, 1, 2, 0, 1, 1, 1}, kK{1, 0, -1, 1, 2, 0, 1, -1}, kV{4, 0, 0, 4, 2, 2, 8, -8},

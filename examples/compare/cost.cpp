@@ -5,9 +5,9 @@
 namespace compare {
 
 bool is_view(const std::string& op) {
-  for (const char* name : {"reshape", "permute", "transpose", "slice", "expand", "squeeze", "unsqueeze", "detach"})
-    if (op == name) return true;
-  return false;
+  constexpr const char* kViews[] = {"reshape", "permute", "transpose", "slice",
+                                    "expand",  "squeeze", "unsqueeze", "detach"};
+  return std::ranges::find(kViews, op) != std::end(kViews);
 }
 
 // Attention has two products: what stands between them is S, until a softmax makes it P.

@@ -5,17 +5,18 @@
 namespace compare {
 namespace {
 
-using hilt::Tensor;
-
-/// [heads, L, n] as [kv heads, heads a key head, L, n], or [1, 1, L, n] for all heads alike.
-Tensor by_key_head(const Tensor& x, Index kv_heads) {
-  return x.dim(0) == 1 ? hilt::unsqueeze(x, 0) : hilt::reshape(x, {kv_heads, x.dim(0) / kv_heads, x.dim(1), x.dim(2)});
+/// [heads, ..], or [B, heads, ..] where axis is 1, as [B or 1, key heads, heads a key head, rest]; of
+/// one for all heads alike, [B or 1, 1, 1, rest].
+Tensor by_heads(const Tensor& x, Index kv_heads, int axis, const hilt::Shape& rest) {
+  const Index heads = x.dim(axis), of_key = heads == 1 ? 1 : kv_heads;
+  hilt::Shape shape{axis == 0 ? 1 : x.dim(0), of_key, heads / of_key};
+  for (const Index n : rest) shape.push_back(n);
+  return hilt::reshape(x, shape);
 }
 
 }  // namespace
 
-Dense::Dense(const Problem& p, const AttendedSets& sets)
-    : kv_heads_(p.kv_heads()), group_(p.heads() / p.kv_heads()), scale_(p.scale), terms_(p.terms) {
+Dense::Dense(const Problem& p, const AttendedSets& sets) : kv_heads_(p.kv_heads()), scale_(p.scale), terms_(p.terms) {
   const Index length = p.length(), tables = sets.sets.size() == 1 ? 1 : p.heads();
   const hilt::DType wide = p.dtype == hilt::DType::f64 ? hilt::DType::f64 : hilt::DType::f32;
   Tensor bias = hilt::full({tables, length, length}, -std::numeric_limits<double>::infinity(), wide);
@@ -39,8 +40,8 @@ Dense::Dense(const Problem& p, const AttendedSets& sets)
     }
   };
   typed(fill_bias);
-  bias_ = hilt::moved(by_key_head(hilt::to(bias, p.dtype), kv_heads_), p.q.device());
-  if (any_empty) present_ = hilt::moved(by_key_head(hilt::to(present, p.dtype), kv_heads_), p.q.device());
+  bias_ = hilt::moved(by_heads(hilt::to(bias, p.dtype), kv_heads_, 0, {length, length}), p.q.device());
+  if (any_empty) present_ = hilt::moved(by_heads(hilt::to(present, p.dtype), kv_heads_, 0, {length, 1}), p.q.device());
   if (terms_.alibi) terms_.slopes = hilt::alibi_slopes(p.heads(), hilt::DType::f64);
   const ExactTerms exact = exact_terms(*p.plan, terms_);
   std::vector<double> apart;
@@ -54,7 +55,7 @@ Dense::Dense(const Problem& p, const AttendedSets& sets)
   if (terms_.alibi) terms_.slopes = hilt::moved(terms_.slopes, p.q.device());
   if (terms_.relative) entry_ = hilt::moved(hilt::from_values(entry, {length * length}), p.q.device());
   if (p.dropout == 0) return;
-  Tensor multipliers = hilt::empty({p.batch(), kv_heads_, group_, length, length}, wide);
+  Tensor multipliers = hilt::empty({p.batch(), kv_heads_, p.heads() / kv_heads_, length, length}, wide);
   typed([&]<class T>(T) {
     T* const m = multipliers.mutable_data<T>();
     hilt::parallel_for(p.batch() * p.heads() * length, 16, [&](Index first, Index last) {
@@ -73,21 +74,17 @@ Tensor Dense::forward(const Tensor& q, const Tensor& k, const Tensor& v) const {
                          {0, 2, 3, 1, 4});
   };
   Tensor s = hilt::matmul(heads_first(q), hilt::transpose(heads_first(k))) * scale_;
-  // [B, heads, ..] as [B, key heads, heads a key head, ..].
-  const auto by_heads = [&](const Tensor& x, int axis, const hilt::Shape& rest) {
-    const bool all = x.dim(axis) == 1;
-    hilt::Shape shape{axis == 0 ? 1 : x.dim(0), all ? 1 : kv_heads_, all ? 1 : group_};
-    for (const Index n : rest) shape.push_back(n);
-    return hilt::to(hilt::reshape(x, shape), s.dtype());
+  const auto term = [&](const Tensor& x, int axis, const hilt::Shape& rest) {
+    return hilt::to(by_heads(x, kv_heads_, axis, rest), s.dtype());
   };
   const Index length = q.dim(1);
   if (terms_.softcap) s = hilt::tanh(s * (1 / *terms_.softcap)) * *terms_.softcap;
-  if (terms_.slopes) s = s + by_heads(terms_.slopes, 0, {1, 1}) * apart_;
+  if (terms_.slopes) s = s + term(terms_.slopes, 0, {1, 1}) * apart_;
   if (const Tensor& table = terms_.relative)
-    s = s + by_heads(hilt::gather(hilt::reshape(table, {table.dim(0), -1}), 1, entry_), 0, {length, length});
-  if (const Tensor& b = terms_.bias) s = s + by_heads(b, 1, {b.dim(2), b.dim(3)});
+    s = s + term(hilt::gather(hilt::reshape(table, {table.dim(0), -1}), 1, entry_), 0, {length, length});
+  if (const Tensor& b = terms_.bias) s = s + term(b, 1, {b.dim(2), b.dim(3)});
   s = s + bias_;
-  if (terms_.sink) s = hilt::cat({s, hilt::expand(by_heads(terms_.sink, 0, {1, 1}), s.shape().with(-1, 1))}, -1);
+  if (terms_.sink) s = hilt::cat({s, hilt::expand(term(terms_.sink, 0, {1, 1}), s.shape().with(-1, 1))}, -1);
   Tensor p = hilt::softmax(s);
   if (terms_.sink) p = hilt::slice(p, -1, 0, length);
   if (dropout_) p = p * dropout_;

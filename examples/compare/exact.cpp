@@ -5,7 +5,6 @@
 //      dq = c sum_u dS(u) k_u     and, added up over the rows,
 //      dk_u += c dS(u) q          dv_u += M(u) P(u) dO
 #include "exact.h"
-#include <map>
 
 namespace compare {
 namespace {
@@ -45,20 +44,15 @@ template <class F> void for_rows(const ExactProblem& p, const AttendedSets& sets
   });
 }
 
-/// e^(x - log sum e^x) in place.
-template <class T> void softmax(std::vector<T>& x) {
+/// e^(x - log sum e^x) in place, with the sink as one key more, which it takes away again: its
+/// weight, 0 where there is none.
+template <class T> T softmax(std::vector<T>& x, const ExactTerms& terms, Index h) {
+  if (terms.has_sink()) x.push_back(static_cast<T>(terms.tensor[3][at(h)]));
   const T largest = *std::ranges::max_element(x);
   T sum = 0;
   for (T& value : x) sum += value = std::exp(value - largest);
   for (T& value : x) value /= sum;
-}
-
-/// The same with the sink as one key more, which it takes away again: its weight, 0 where there is
-/// none.
-template <class T> T softmax(std::vector<T>& x, const ExactTerms& terms, Index h) {
-  if (!terms.has_sink()) return softmax(x), T{0};
-  x.push_back(static_cast<T>(terms.tensor[3][at(h)]));
-  softmax(x);
+  if (!terms.has_sink()) return 0;
   const T weight = x.back();
   x.pop_back();
   return weight;

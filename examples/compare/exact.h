@@ -1,10 +1,7 @@
 #pragma once
 #include <hilt/hilt.h>
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <span>
-#include <vector>
 
 // Private to compare_gradients: attention and its gradients in plain loops, straight from the
 // definition. It shares no code with what it judges: the set comes from Plan::attends(), one pair
@@ -65,7 +62,26 @@ struct ExactTerms {
   }
   bool has_sink() const { return !tensor[3].empty(); }
   /// f(which, element, factor) of the first three at a pair.
-  template <class F> void each(Index b, Index h, Index t, Index u, F&& f) const;
+  template <class F> void each(Index b, Index h, Index t, Index u, F&& f) const {
+    if (!tensor[0].empty()) {
+      Index apart = 0;
+      for (std::size_t i = 0; i < 3; ++i) apart += std::abs(site[0][at(t)][i] - site[0][at(u)][i]);
+      f(0, at(h), -static_cast<double>(apart));
+    }
+    if (!tensor[1].empty()) {
+      Index entry = h;
+      for (std::size_t i = 0; i < 3; ++i)
+        entry = entry * (2 * reach[i] + 1) + reach[i] +
+                std::clamp(site[1][at(t)][i] - site[1][at(u)][i], -reach[i], reach[i]);
+      f(1, at(entry), 1.0);
+    }
+    if (!tensor[2].empty()) {
+      Index element = 0;
+      const std::array<Index, 4> index{b, h, t, u};
+      for (std::size_t i = 0; i < 4; ++i) element = element * bias[i] + (bias[i] > 1 ? index[i] : 0);
+      f(2, at(element), 1.0);
+    }
+  }
   /// S of z = c q . k, every step of it rounded; and the slope of the cap.
   template <class T, class F> T score(T z, Index b, Index h, Index t, Index u, F&& rounded) const {
     T s = softcap > 0 ? rounded(static_cast<T>(softcap) * std::tanh(z / static_cast<T>(softcap))) : z;
@@ -80,27 +96,6 @@ struct ExactTerms {
   }
 };
 ExactTerms exact_terms(const hilt::Plan& plan, const hilt::ScoreTerms& terms);
-
-template <class F> void ExactTerms::each(Index b, Index h, Index t, Index u, F&& f) const {
-  if (!tensor[0].empty()) {
-    Index apart = 0;
-    for (std::size_t i = 0; i < 3; ++i) apart += std::abs(site[0][at(t)][i] - site[0][at(u)][i]);
-    f(0, at(h), -static_cast<double>(apart));
-  }
-  if (!tensor[1].empty()) {
-    Index entry = h;
-    for (std::size_t i = 0; i < 3; ++i)
-      entry = entry * (2 * reach[i] + 1) + reach[i] +
-              std::clamp(site[1][at(t)][i] - site[1][at(u)][i], -reach[i], reach[i]);
-    f(1, at(entry), 1.0);
-  }
-  if (!tensor[2].empty()) {
-    Index element = 0;
-    const std::array<Index, 4> index{b, h, t, u};
-    for (std::size_t i = 0; i < 4; ++i) element = element * bias[i] + (bias[i] > 1 ? index[i] : 0);
-    f(2, at(element), 1.0);
-  }
-}
 
 /// All dense and in row-major order: q, d_o [batch, length, heads, dim], k, v [batch, length,
 /// kv_heads, dim].

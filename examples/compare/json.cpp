@@ -1,14 +1,10 @@
-// compare.json, whose fields are promised to other programs, and trace.json for chrome://tracing
-// and Perfetto. This file alone sees the JSON library, which is slow to compile.
+// compare.json, whose fields are promised to other programs; trace.json for chrome://tracing.
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include "lesson.h"
 
 namespace compare {
 namespace {
-
-using report::Json;
-using report::number;
 
 Json shape_of(const hilt::Shape& shape) { return std::vector<Index>(shape.begin(), shape.end()); }
 

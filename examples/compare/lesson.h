@@ -1,6 +1,6 @@
 #pragma once
-#include <map>
 #include "../program/program.h"
+#include "../program/report/text.h"
 #include "arrangement.h"
 #include "broken.h"
 
@@ -9,7 +9,8 @@
 
 namespace compare {
 
-using hilt::Index;
+using hilt::Tensor;
+using report::format, report::Json, report::number;
 
 struct Settings : program::AttentionTexts {
   Settings() { pattern = "segment:256"; }

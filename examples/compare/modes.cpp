@@ -1,12 +1,9 @@
 // Runs every mode that fits in memory, interleaved, and judges its tensors against the exact ones.
 #include <cstring>
-#include "../program/report/text.h"
 #include "run.h"
 
 namespace compare {
 namespace {
-
-using hilt::Tensor;
 
 bool same_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = hilt::dense(a), y = hilt::dense(b);

@@ -1,15 +1,11 @@
 // compare.html: what the template asks for beyond compare.json, all of it from the Lesson.
 #include <nlohmann/json.hpp>
 #include <set>
-#include "../program/report/text.h"
 #include "lesson.h"
 #include "source.h"
 
 namespace compare {
 namespace {
-
-using report::format;
-using report::Json;
 
 constexpr std::string_view kPage =
 #include "page.inc"

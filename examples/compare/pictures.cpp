@@ -4,8 +4,6 @@
 
 namespace compare {
 
-using report::Json;
-
 /// The largest error of each cell, over sequences, heads and features: 0 below 1/32 of the limit,
 /// each level twice the one before, 5 up to the limit, 6 beyond; 7 where there is no token.
 static std::string heat(const report::Sheet& sheet, const std::vector<double>& deviation, Index batch, double limit) {

@@ -4,7 +4,6 @@
 namespace compare {
 namespace {
 
-using hilt::Tensor;
 using Clock = std::chrono::steady_clock;
 
 double milliseconds_since(Clock::time_point start) { return 1e3 * program::seconds_since(start); }
@@ -51,10 +50,9 @@ Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
   hilt::set_op_hook({});
   run.backward_ms = milliseconds_since(start);
   run.backward_peak = beyond(hilt::memory_stats(device).peak, base);
-  const auto gradient = [&](const Tensor& x) { return g.has(x) ? g[x] : hilt::zeros_like(x); };
   run.result[0] = hilt::moved(o, {});
   for (std::size_t i = 1; i < kTensors.size(); ++i)
-    if (p.input(i)) run.result[i] = hilt::moved(gradient(p.input(i)), {});
+    if (const Tensor& x = p.input(i)) run.result[i] = hilt::moved(g.has(x) ? g[x] : hilt::zeros_like(x), {});
   run.tape = tape.report();
   for (hilt::NodeReport& node : run.tape)
     node.forward_live = beyond(node.forward_live, base), node.backward_live = beyond(node.backward_live, base);

@@ -14,11 +14,11 @@ class Dense {
   hilt::Tensor forward(const hilt::Tensor& q, const hilt::Tensor& k, const hilt::Tensor& v) const;
 
  private:
-  Index kv_heads_, group_;
+  Index kv_heads_;
   double scale_;
-  hilt::Tensor bias_;     // log of how often a key is listed: 0 where once, -inf where not; [heads or 1, L, L]
-                          // by key head
-  hilt::Tensor present_;  // [heads or 1, L, 1]: 0 for rows without keys, undefined if there are none
+  // By key head, or once for all heads.
+  hilt::Tensor bias_;     // [.., L, L]: log of how often a key is listed, 0 where once, -inf where not
+  hilt::Tensor present_;  // [.., L, 1]: 0 for rows without keys, undefined if there are none
   hilt::Tensor dropout_;  // multipliers; undefined without dropout
   hilt::ScoreTerms terms_;
   hilt::Tensor apart_;  // [L, L]: minus the distance, for slopes

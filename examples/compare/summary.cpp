@@ -1,13 +1,11 @@
 // The summary on the terminal: what a reader of a log needs to know, in at most 45 lines of at most
 // 80 columns, readable without color.
 #include <ostream>
-#include "../program/report/text.h"
 #include "lesson.h"
 
 namespace compare {
 namespace {
 
-using report::format;
 constexpr std::size_t kColumns = 80;
 
 std::string wrapped(const std::string& text, std::size_t indent) {

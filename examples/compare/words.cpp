@@ -1,9 +1,7 @@
 // Sentences that the summary on the terminal and the page share.
 #include "lesson.h"
-#include "../program/report/text.h"
 
 namespace compare {
-using report::format;
 
 std::string sizes_text(const Lesson& lesson) {
   const Problem& p = lesson.problem;
