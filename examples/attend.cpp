@@ -128,30 +128,27 @@ constexpr TermFile kTermFiles[] = {{"--alibi", &Settings::alibi, &ScoreTerms::sl
                                    {"--sink", &Settings::sink, &ScoreTerms::sink}};
 
 /// Said when all has gone well: who fails says one thing.
-struct Warnings {
-  std::string text;
-  void operator()(const std::string& one) { text += "attend: warning: " + one + '\n'; }
-};
+void warn(std::string& warnings, const std::string& one) { warnings += "attend: warning: " + one + '\n'; }
 
-void warn_about(const Plan& plan, Warnings& warn) {
+void warn_about(const Plan& plan, std::string& warnings) {
   for (const Branch& b : plan.spec().pattern)
     if (b.kind == Branch::Kind::segment && b.dilation > b.size)
-      warn("--pattern (" + to_string(Pattern{b}) + "): dilation " + std::to_string(b.dilation) +
-           " exceeds the segment, " + std::to_string(b.size) + ": each row attends to at most 1 key");
+      warn(warnings, "--pattern (" + to_string(Pattern{b}) + "): dilation " + std::to_string(b.dilation) +
+                         " exceeds the segment, " + std::to_string(b.size) + ": each row attends to at most 1 key");
   if (const Index empty = plan.empty_rows())
-    warn(std::to_string(empty) + " of " +
-         std::to_string(plan.queries() * std::max<Index>(1, std::ssize(plan.spec().documents))) +
-         " rows attend to nothing: o = 0, lse = -inf and gradients 0 there");
-  if (plan.order_forced()) warn("HILT_FORCE_ORDER=row is set: every order is the identity");
+    warn(warnings, std::to_string(empty) + " of " +
+                       std::to_string(plan.queries() * std::max<Index>(1, std::ssize(plan.spec().documents))) +
+                       " rows attend to nothing: o = 0, lse = -inf and gradients 0 there");
+  if (plan.order_forced()) warn(warnings, "HILT_FORCE_ORDER=row is set: every order is the identity");
 }
 
 /// What is not finite goes through, with a warning: where it comes from is the caller's to know.
-void warn_about(const char* option, const std::string& path, const Tensor& x, bool& finite, Warnings& warn,
+void warn_about(const char* option, const std::string& path, const Tensor& x, bool& finite, std::string& warnings,
                 bool mask = false) {
   const auto odd = x ? program::not_finite(x, !mask) : std::nullopt;
   if (!odd) return;
   finite = false;
-  warn(std::string(option) + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
+  warn(warnings, std::string(option) + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
 }
 
 /// The same over ranks that are threads; while it computes, each holds its rows alone.
@@ -238,13 +235,13 @@ int work(const Settings& s) {
                                                                 : "--mode fused keeps no scores");
   program::Outputs outputs(s.out);
   bool finite = true;
-  Warnings warn;
+  std::string warnings;
   for (const auto& [option, path, x] :
        {std::tuple("--q", s.q, as_read[0]), {"--k", s.k, as_read[1]}, {"--v", s.v, as_read[2]}, {"--d-o", s.d_o, d_o}})
-    warn_about(option, path, x, finite, warn);
+    warn_about(option, path, x, finite, warnings);
   for (std::size_t i = 0; i < std::size(kTermFiles); ++i)
-    warn_about(kTermFiles[i].option, s.*kTermFiles[i].path, terms_as_read[i], finite, warn, i >= 2);
-  warn_about(*plan, warn);
+    warn_about(kTermFiles[i].option, s.*kTermFiles[i].path, terms_as_read[i], finite, warnings, i >= 2);
+  warn_about(*plan, warnings);
 
   if (d_o) d_o = placed(d_o);
   program::Named results{{"o", {}}};
@@ -260,7 +257,7 @@ int work(const Settings& s) {
   }
   if (!s.weights.empty()) results.emplace_back("weights", weights_of(q, k, plan, weighed, options));
   for (const Fallback& f : attention_fallbacks())
-    warn(std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);
+    warn(warnings, std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);
 
   for (auto& [name, x] : results) {
     x = to(to(x, Device{}), stored == DType::f64 ? DType::f64 : DType::f32);
@@ -282,7 +279,7 @@ int work(const Settings& s) {
   }
   if (!std::cout.flush()) return 0;  // run() says why; nothing is left
   outputs.commit();
-  std::cerr << warn.text;
+  std::cerr << warnings;
   return 0;
 }
 

@@ -28,18 +28,13 @@ std::string program_name;  // of this program: a terminate handler takes no argu
 /// What the library repeats may be long: words longer than the name of a file are cut.
 std::string short_words(const std::string& text) {
   constexpr std::size_t kName = 300;
-  std::string out;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find(' ', at), text.size());
-    const std::string word = text.substr(at, end - at);
-    const bool ends = word.ends_with(':') || word.ends_with(';');
-    out += word.size() <= kName
-               ? word
-               : brief(word.substr(0, word.size() - ends)) + (ends ? word.substr(word.size() - 1) : "");
-    if (end < text.size()) out += ' ';
-    at = end + 1;
+  std::vector<std::string> words;
+  for (const std::string_view word : hilt::split_text(text, ' ')) {
+    const std::size_t end = word.size() - (word.ends_with(':') || word.ends_with(';'));
+    const std::string cut = brief(std::string(word.substr(0, end)));
+    words.push_back(word.size() <= kName ? std::string(word) : cut + std::string(word.substr(end)));
   }
-  return out;
+  return joined(words, " ");
 }
 
 /// One line on stderr about the exception that is being handled; its exit status.
@@ -250,14 +245,11 @@ hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std:
 
 hilt::Grid grid_of(const std::string& text, hilt::Index most) {
   hilt::Grid grid;
-  const std::size_t x = text.find('x');
-  const auto read = [&](std::string_view digits, hilt::Index& value) {
-    value = hilt::number_in<hilt::Index>(digits).value_or(0);
-    return value >= 1 && value <= most;
-  };
-  const std::string_view all = text;
-  hilt::check(x != text.npos && read(all.substr(0, x), grid.height) && read(all.substr(x + 1), grid.width), "--grid (",
-              text, "): expected HEIGHTxWIDTH with sides of 1..", most, ", as in 16x16");
+  const auto sides = hilt::split_text(text, 'x');
+  const auto side = [&](std::size_t i) { return hilt::number_in<hilt::Index>(sides[i]).value_or(0); };
+  if (sides.size() == 2) grid.height = side(0), grid.width = side(1);
+  hilt::check(std::min(grid.height, grid.width) >= 1 && std::max(grid.height, grid.width) <= most, "--grid (", text,
+              "): expected HEIGHTxWIDTH with sides of 1..", most, ", as in 16x16");
   return grid;
 }
 

@@ -1,12 +1,8 @@
 #pragma once
 #include <hilt/hilt.h>
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <initializer_list>
-#include <optional>
-#include <string_view>
-#include <utility>
 #include "options.h"
 
 // Private to examples/: what every program does around its work.

@@ -1,12 +1,5 @@
 #pragma once
-#include <array>
-#include <cstdint>
-#include <map>
-#include <string>
-#include <string_view>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 #include <hilt/hilt.h>
 
 // Byte-pair tokens as GPT-2 has them: text is cut into words, each word is bytes, and pairs of

@@ -1,7 +1,6 @@
 // Images as tasks: pixels become patches here, whether they are drawn or come from a file.
 #include "images.h"
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 

@@ -1,5 +1,4 @@
 #pragma once
-#include <array>
 #include "task.h"
 
 // Short stories from a probabilistic grammar. A text has one derivation, so its probability, and
@@ -57,9 +56,8 @@ class Grammar {
   std::vector<Node> nodes_;  // 0 opens
   std::string alphabet_;
   double entropy_ = 0, mean_length_ = 0;
-  std::vector<double> length_p_;  // by length: of a story having it
-  std::vector<double> cost_at_,
-      forgetful_cost_at_;  // by place in a story: expected cost there, 0 beyond the end
+  std::vector<double> length_p_;                     // by length: of a story having it
+  std::vector<double> cost_at_, forgetful_cost_at_;  // by place in a story: expected cost there, 0 beyond the end
 };
 
 const Grammar& story_grammar();

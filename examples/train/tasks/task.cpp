@@ -30,8 +30,6 @@ char32_t read_utf8(std::string_view text, std::size_t& at, const std::string& wh
 }
 
 // ---- vocabulary ---------------------------------------------------------------------------------
-Vocabulary Vocabulary::bytes() { return {}; }
-
 Vocabulary Vocabulary::characters(const std::vector<char32_t>& list) {
   check(!list.empty(), "Vocabulary: no characters");
   Vocabulary v;

@@ -1,10 +1,4 @@
 #pragma once
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 #include <hilt/hilt.h>
 
 // What there is to learn: rows of tokens with their targets, functions of seed, split and number.
@@ -35,7 +29,7 @@ enum class Alphabet : unsigned char { bytes, characters, bpe };
 /// Tokens and the text they stand for: all 256 bytes, a list of characters in UTF-8, or byte pairs.
 class Vocabulary {
  public:
-  static Vocabulary bytes();
+  static Vocabulary bytes() { return {}; }
   /// One token for each character, numbered in the order given.
   static Vocabulary characters(const std::vector<char32_t>& list);
   static Vocabulary pairs(Bpe bpe);

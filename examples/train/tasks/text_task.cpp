@@ -18,10 +18,7 @@ class TextTask : public TextRows {
       : TextRows(length, seed), file_(path) {
     if (file_.size() == 0) file_.bad("is empty; expected a text");
     units_ = file_.size();
-    if (alphabet == Alphabet::characters) {
-      std::vector<char32_t> list = survey();
-      vocabulary_ = Vocabulary::characters(list);
-    }
+    if (alphabet == Alphabet::characters) survey();
     if (vocabulary) {
       if (vocabulary->alphabet() != alphabet)
         file_.bad("read as ", alphabet == Alphabet::bytes ? "bytes" : "characters", ", the model knows others");
@@ -48,7 +45,7 @@ class TextTask : public TextRows {
     file_.check_unchanged();
   }
   /// Reads everything once: which characters there are, how many, and where every 1,024th begins.
-  std::vector<char32_t> survey() {
+  void survey() {
     std::set<char32_t> seen;
     std::vector<bool> ascii(128);
     std::string piece;
@@ -70,7 +67,7 @@ class TextTask : public TextRows {
       if (ascii[c]) seen.insert(c);
     units_ = count;
     found_.assign(seen.begin(), seen.end());
-    return found_;
+    vocabulary_ = Vocabulary::characters(found_);
   }
 
   void read_characters(Index first, std::span<std::int32_t> tokens) const {
