@@ -6,8 +6,6 @@
 
 namespace train {
 
-using hilt::Tensor;
-
 /// 0 below 1/64, then twice as much a level: 5 from 1/4 on.
 static std::uint8_t level(double weight) {
   return static_cast<std::uint8_t>(std::clamp(static_cast<int>(std::floor(std::log2(weight + 1e-9))) + 7, 0, 5));
@@ -24,7 +22,7 @@ static std::vector<Tensor> operands(const hilt::Transformer& model, const Tensor
   return found;
 }
 
-report::Json attention_maps(const hilt::Transformer& model, const Task& task, Index width) {
+Json attention_maps(const hilt::Transformer& model, const Task& task, Index width) {
   constexpr Index kTokens = 48, kHeads = 4;
   const hilt::Tape::Pause pause;
   hilt::Transformer plain = model;
@@ -39,10 +37,10 @@ report::Json attention_maps(const hilt::Transformer& model, const Task& task, In
   const report::Sheet sheet({{columns, count / columns, count}});
   std::string text;
   if (width == 0) text = task.vocabulary().decode(hilt::slice(ids, 1, first, length).to_vector<std::int32_t>());
-  report::Json out{{"columns", sheet.columns},
-                   {"rows", sheet.rows},
-                   {"cell", cell < 0 ? -1 : static_cast<Index>(sheet.cell[at(cell)])},
-                   {"text", program::printable(text, "\n")}};
+  Json out{{"columns", sheet.columns},
+           {"rows", sheet.rows},
+           {"cell", cell < 0 ? -1 : static_cast<Index>(sheet.cell[at(cell)])},
+           {"text", program::printable(text, "\n")}};
   for (const Index layer : std::set<Index>{0, std::ssize(packed) - 1}) {
     const hilt::HilbertSelfAttention& attention = plain.blocks[at(layer)].attention;
     const Tensor& x = packed[at(layer)];

@@ -9,14 +9,12 @@
 
 namespace train {
 
-using json = nlohmann::ordered_json;
+static Json known(double x) { return x < 0 || !std::isfinite(x) ? Json() : Json(x); }
 
-static json known(double x) { return x < 0 || !std::isfinite(x) ? json() : json(x); }
-
-json first_line(const program::Options& options, const Start& start) {
-  json configuration;
+Json first_line(const program::Options& options, const Start& start) {
+  Json configuration;
   for (const auto& [key, value, is_text, group, preset] : options.values())
-    configuration[key] = is_text ? json(value) : json::parse(value);
+    configuration[key] = is_text ? Json(value) : Json::parse(value);
   configuration["device"] = start.device;
   const hilt::Info i = hilt::info();
   return {{"configuration", configuration},
@@ -37,8 +35,8 @@ json first_line(const program::Options& options, const Start& start) {
           {"tokens_per_step", start.tokens_per_step}};
 }
 
-static json to_json(const Line& l) {
-  json j = {{"step", l.step}, {"loss", l.loss}};
+static Json to_json(const Line& l) {
+  Json j = {{"step", l.step}, {"loss", l.loss}};
   if (l.val_loss >= 0) j["val_loss"] = l.val_loss;
   if (l.val_right >= 0) j["val_accuracy"] = l.val_right;
   if (l.best) j["best"] = true;
@@ -59,7 +57,7 @@ static std::vector<Line> read_lines(const std::string& path, Index after, std::s
   std::ifstream file(path);
   std::getline(file, first);
   for (std::string text; std::getline(file, text);) {
-    const json j = json::parse(text, nullptr, false);
+    const Json j = Json::parse(text, nullptr, false);
     if (!j.is_object() || !j.contains("step")) continue;
     try {
       Line l;
@@ -70,7 +68,7 @@ static std::vector<Line> read_lines(const std::string& path, Index after, std::s
       l.best = j.value("best", false);
       l.skipped = j.value("skipped", Index{0}), l.scale = j.value("loss_scale", 1.0);
       if (l.step <= after) lines.push_back(l);
-    } catch (const json::exception&) { continue; }
+    } catch (const Json::exception&) { continue; }
   }
   return lines;
 }
@@ -78,8 +76,8 @@ static std::vector<Line> read_lines(const std::string& path, Index after, std::s
 Log::Log(const std::string& path, const program::Options& options, const Start& start, Index after) : path_(path) {
   std::string text;
   if (after > 0) lines_ = read_lines(path, after, text);
-  if (!json::accept(text)) text.clear();
-  text = (text.empty() ? first_line(options, start).dump(-1, ' ', false, json::error_handler_t::replace) : text) + '\n';
+  if (!Json::accept(text)) text.clear();
+  text = (text.empty() ? first_line(options, start).dump(-1, ' ', false, Json::error_handler_t::replace) : text) + '\n';
   for (const Line& l : lines_) text += to_json(l).dump() + '\n';
   // A whole new file takes the old one's place, so that a kill now leaves either.
   const std::string temporary = path + ".tmp";
@@ -90,8 +88,8 @@ Log::Log(const std::string& path, const program::Options& options, const Start& 
   if (written) return;
   const int error = errno;
   ::unlink(temporary.c_str());
-  hilt::fail_with(hilt::Code::data, path, ": cannot write: ", std::strerror(error),
-                  "; name a directory with room, that you may write to, with --out");
+  fail_with(Code::data, path, ": cannot write: ", std::strerror(error),
+            "; name a directory with room, that you may write to, with --out");
 }
 
 Log::~Log() {

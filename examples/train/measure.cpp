@@ -1,7 +1,6 @@
 // What is known before the first step: yardsticks, the floor, and what the machine can do.
 #include <iostream>
 #include <numeric>
-#include "../program/report/text.h"
 #include "run.h"
 
 namespace train {
@@ -98,14 +97,14 @@ std::string in_words(const std::vector<Control>& controls, const std::string& ta
   std::string text;
   for (const Control& c : controls) {
     const Score m = c.mean();
-    text += report::format("control, %s (%s%s%s, %s): %.3f %% of %ss right", c.name.c_str(), c.pattern.c_str(),
-                           c.pattern_odd.empty() ? "" : " / ", c.pattern_odd.c_str(), c.order.c_str(), 100 * m.right,
-                           target.c_str());
-    text += report::format(m.floor < 0 ? ", loss %.4f\n" : ", %.4f nats above the floor\n", m.excess());
+    text += format("control, %s (%s%s%s, %s): %.3f %% of %ss right", c.name.c_str(), c.pattern.c_str(),
+                   c.pattern_odd.empty() ? "" : " / ", c.pattern_odd.c_str(), c.order.c_str(), 100 * m.right,
+                   target.c_str());
+    text += format(m.floor < 0 ? ", loss %.4f\n" : ", %.4f nats above the floor\n", m.excess());
   }
   for (const Difference& d : differences_of(controls))
-    text += report::format("%s: %+.4f nats, spread %.4f, %s\n", d.name.c_str(), d.mean, d.spread,
-                           d.is_larger() ? "larger than twice the spread" : "within it");
+    text += format("%s: %+.4f nats, spread %.4f, %s\n", d.name.c_str(), d.mean, d.spread,
+                   d.is_larger() ? "larger than twice the spread" : "within it");
   return text;
 }
 

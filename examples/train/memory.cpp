@@ -4,7 +4,6 @@
 //      T H   twice: before and after the activation
 //      and what the attention mode keeps: lse, or weights (attention_memory). Dropout keeps nothing
 #include "run.h"
-#include "../program/report/text.h"
 
 namespace train {
 using program::saturated_product, program::saturated_sum;
@@ -105,11 +104,11 @@ void require_memory(const MemoryPlan& m, const Settings& s, std::size_t have) {
   std::string largest;
   for (const MemoryPlan::Part& part : m.largest)
     largest += (largest.empty() ? "" : ", ") + part.name + ' ' + report::bytes(part.bytes);
-  hilt::fail_with(hilt::Code::memory, "memory (", report::bytes(need), "): needed, ", report::bytes(have),
-                  " are available and ", report::bytes(hilt::memory_stats().live), " in use; the largest: ", largest,
-                  "; try ", s.backward == "taped" ? "--backward fused (taped keeps L x L weights), " : "",
-                  s.checkpointing ? "" : "--checkpointing, ",
-                  s.batch > 1 ? "a smaller --batch with --accumulate, or a smaller --context" : "a smaller --context");
+  fail_with(Code::memory, "memory (", report::bytes(need), "): needed, ", report::bytes(have), " are available and ",
+            report::bytes(hilt::memory_stats().live), " in use; the largest: ", largest, "; try ",
+            s.backward == "taped" ? "--backward fused (taped keeps L x L weights), " : "",
+            s.checkpointing ? "" : "--checkpointing, ",
+            s.batch > 1 ? "a smaller --batch with --accumulate, or a smaller --context" : "a smaller --context");
 }
 
 }  // namespace train

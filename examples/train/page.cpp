@@ -1,14 +1,9 @@
 // report.html: what was trained, how its loss fell beside simpler readers, and what it writes.
 #include <nlohmann/json.hpp>
-#include "../program/report/fill.h"
-#include "../program/report/text.h"
 #include "run.h"
 
 namespace train {
 namespace {
-
-using report::Json;
-using report::number;
 
 constexpr std::string_view kPage =
 #include "page.inc"

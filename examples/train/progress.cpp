@@ -4,11 +4,8 @@
 #include <unistd.h>
 #include <cstdlib>
 #include <iostream>
-#include "../program/report/text.h"
 
 namespace train {
-
-using report::format;
 
 constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include "../program/outputs.h"
-#include "../program/report/text.h"
 
 namespace train {
 namespace {
@@ -16,8 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using program::seconds_since;
 
-constexpr Index kWarm = 2,
-                kTimed = 6;                              // steps between which --seconds judges the rest
+constexpr Index kWarm = 2, kTimed = 6;                   // steps between which --seconds judges the rest
 constexpr std::uint64_t kSampleStream = 0x73616d706c65;  // keeps samples' numbers apart from rows'
 
 class Run {
@@ -58,8 +56,8 @@ class Run {
  private:
   void refuse_if_taken() const {
     if (const std::vector<Index> steps = hilt::checkpoint_steps(s_.out); !steps.empty())
-      hilt::fail("--out (", s_.out, "): holds a run already, up to ", hilt::checkpoint_name(steps.back()),
-                 "; go on with --resume, or name another directory");
+      fail("--out (", s_.out, "): holds a run already, up to ", hilt::checkpoint_name(steps.back()),
+           "; go on with --resume, or name another directory");
   }
 
   void prepare() {
@@ -72,8 +70,8 @@ class Run {
       from_.emplace(s_.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s_.out).back()));
       first_ = saved_ = tried_ = from_->step();
       remember_best();
-      hilt::check(first_ < s_.steps, "--resume: ", from_->path(), " ends a run of ", s_.steps,
-                  " steps; there is nothing left to do: --sample-only shows what it learned");
+      check(first_ < s_.steps, "--resume: ", from_->path(), " ends a run of ", s_.steps,
+            " steps; there is nothing left to do: --sample-only shows what it learned");
     } else {
       refuse_if_taken();
     }
@@ -89,9 +87,9 @@ class Run {
     identity_.insert(task_->identity().begin(), task_->identity().end());
     if (from_) check_identity(*from_, identity_);
     if (from_ && config_.dropout > 0 && !from_->file().metadata().contains("noise"))
-      hilt::fail_with(hilt::Code::data, from_->path(), ": dropout (", s_.dropout,
-                      "): was trained when dropout drew other bits, so it would not go on as it began; begin anew with "
-                      "another --out, or let sample read it");
+      fail_with(Code::data, from_->path(), ": dropout (", s_.dropout,
+                "): was trained when dropout drew other bits, so it would not go on as it began; begin anew with "
+                "another --out, or let sample read it");
     schedule_of(s_);
     // A GPU says so itself, and what holds most of it.
     const std::size_t have =
@@ -108,7 +106,7 @@ class Run {
     if (best.step() > first_) return;
     const std::string& text = best.get("val_loss");
     if (std::from_chars(text.data(), text.data() + text.size(), best_loss_).ec != std::errc{})
-      hilt::fail_with(hilt::Code::data, path, ": metadata 'val_loss' should be a number, is '", text, "'");
+      fail_with(Code::data, path, ": metadata 'val_loss' should be a number, is '", text, "'");
     best_ = kept_ = best.step();
   }
 
@@ -139,7 +137,7 @@ class Run {
     f();
     return true;
   } catch (const hilt::Error& e) {
-    if (e.code() != hilt::Code::data) throw;
+    if (e.code() != Code::data) throw;
     if (progress) progress->say("");
     warn(e.what() + ending);
     return false;
@@ -159,7 +157,7 @@ class Run {
 
   void save_best(Progress& progress) {
     hilt::SafetensorsMetadata with_loss = metadata();
-    with_loss["val_loss"] = report::format("%.17g", best_loss_);
+    with_loss["val_loss"] = format("%.17g", best_loss_);
     const bool kept = spare(&progress, "; training goes on", [&] {
       lock_->check_there();
       hilt::save_best_checkpoint(s_.out, trainer_->steps(), trainer_->items(), with_loss);
@@ -179,8 +177,8 @@ class Run {
             : sample_text(trainer_->model(), task_->vocabulary(), s_,
                           {static_cast<std::uint64_t>(s_.seed), kSampleStream + static_cast<std::uint64_t>(step)})
                   .text;
-    write(report::format("sample-%06lld.txt", static_cast<long long>(step)),
-          sample + (sample.ends_with('\n') ? "" : "\n"), progress);
+    write(format("sample-%06lld.txt", static_cast<long long>(step)), sample + (sample.ends_with('\n') ? "" : "\n"),
+          progress);
     story_.samples.emplace_back(step, sample);
   }
 
@@ -230,7 +228,7 @@ class Run {
   // The last thing said: which weights there are, and what each is worth on the same unseen rows.
   std::string two_losses() const {
     const auto of = [](const char* which, double loss, Index step, bool is_there, const std::string& name) {
-      return report::format("%s: validation loss %.4f at step %lld, ", which, loss, static_cast<long long>(step)) +
+      return format("%s: validation loss %.4f at step %lld, ", which, loss, static_cast<long long>(step)) +
              (is_there ? "in " + name : "not saved");
     };
     const Line& last = log_->lines().back();
@@ -246,25 +244,24 @@ class Run {
       return early ? 130 : 0;
     }
     story_.lines = log_->lines();
-    std::string verdict =
-        report::format("%lld steps in %.1f s", static_cast<long long>(trainer_->steps() - first_), took);
+    std::string verdict = format("%lld steps in %.1f s", static_cast<long long>(trainer_->steps() - first_), took);
     if (!early) {
       const Index rows = 4 * s_.eval_rows;
       const Evaluation e = trainer_->evaluate(rows, s_.batch);
       const std::string unseen = s_.is_grid() ? s_.row() + 's' : s_.task;
-      verdict += report::format("; on unseen %s the loss is %.4f nats", unseen.c_str(), e.loss);
+      verdict += format("; on unseen %s the loss is %.4f nats", unseen.c_str(), e.loss);
       story_.held_out = e.loss;
       const Task::Exact exact = exact_of(*task_, rows);
       story_.exact_val_floor = exact.cost;
       if (exact.cost > 0)
-        verdict += report::format(s_.is_ising() ? " a spin, %.1f %% above the exact posterior's there, %.4f"
-                                                : " a character, %.1f %% above the grammar's entropy there, %.4f",
-                                  100 * (e.loss / exact.cost - 1), exact.cost);
-      if (s_.is_grid()) verdict += report::format(", %.3f %% of %ss right", 100 * e.right, s_.target().c_str());
-      if (s_.is_ising()) verdict += report::format(" (the exact posterior: %.3f %%)", 100 * exact.right);
+        verdict += format(s_.is_ising() ? " a spin, %.1f %% above the exact posterior's there, %.4f"
+                                        : " a character, %.1f %% above the grammar's entropy there, %.4f",
+                          100 * (e.loss / exact.cost - 1), exact.cost);
+      if (s_.is_grid()) verdict += format(", %.3f %% of %ss right", 100 * e.right, s_.target().c_str());
+      if (s_.is_ising()) verdict += format(" (the exact posterior: %.3f %%)", 100 * exact.right);
     }
     story_.verdict = verdict;
-    report::Json attention;
+    Json attention;
     if (met_.size() == 1 && !early)
       attention = attention_maps(trainer_->model(), *task_, s_.is_grid() ? board_of(s_).width : 0);
     if (s_.controls && !early) story_.controls = train_controls(s_, task_, device_);
@@ -291,9 +288,8 @@ class Run {
               << next_commands(s_) << two_losses() << std::flush;
     lock_->check_there();
     if (saved_ < trainer_->steps())
-      hilt::fail_with(hilt::Code::data, "--out (", s_.out,
-                      "): the run is over and its last checkpoint could not be saved; ",
-                      saved_ >= 0 ? "the last good one is " + hilt::checkpoint_name(saved_) : "there is none");
+      fail_with(Code::data, "--out (", s_.out, "): the run is over and its last checkpoint could not be saved; ",
+                saved_ >= 0 ? "the last good one is " + hilt::checkpoint_name(saved_) : "there is none");
     return 0;
   }
 

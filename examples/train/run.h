@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 #include "../program/report/fill.h"
+#include "../program/report/text.h"
 #include "sample.h"
 #include "trainer.h"
 
@@ -9,6 +10,8 @@
 // behind.
 
 namespace train {
+
+using report::format, report::Json, report::number;
 
 // ---- memory -------------------------------------------------------------------------------------
 /// Bytes by kind: exact for what lasts, activations by formula, from what each op keeps.
@@ -51,7 +54,7 @@ struct Start : Yardsticks {
 };
 
 /// The first line; the report shows of it too.
-report::Json first_line(const program::Options& options, const Start& start);
+Json first_line(const program::Options& options, const Start& start);
 
 class Log {
  public:
@@ -121,7 +124,7 @@ std::string in_words(const std::vector<Control>& controls, const std::string& ta
 /// Where a few heads of the first and the last block look, on the first held-out row, as levels of
 /// cells: of text a row for each of the last tokens, `text`; of a board, `width` cells wide, where
 /// one cell looks. Null where nobody can tell.
-report::Json attention_maps(const hilt::Transformer& model, const Task& task, Index width);
+Json attention_maps(const hilt::Transformer& model, const Task& task, Index width);
 
 struct Story {
   const Settings& settings;
@@ -137,7 +140,7 @@ struct Story {
   std::vector<std::pair<Index, std::string>> samples;  // by step
   std::string verdict;
 };
-std::string to_html(const Story& story, const report::Json& attention);
+std::string to_html(const Story& story, const Json& attention);
 
 /// Trains as the settings say, as one of the ranks of `met`; the exit status.
 int run(const program::Options& options, Settings s, const hilt::Comm& met = {});

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <iostream>
 #include <numeric>
-#include "../program/report/text.h"
 
 namespace train {
 
@@ -55,8 +54,8 @@ static void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& 
       2 * context *
       (static_cast<double>(count_parameters(c)) + (all_keys ? context * static_cast<double>(c.width * c.layers) : 0));
   if (pass > kMost)
-    hilt::fail_with(hilt::Code::data, checkpoint.path(), ": a token of a sample would take ", pass,
-                    " operations in rows of ", c.context, ", at most ", kMost, " are done; is it from a stranger?");
+    fail_with(Code::data, checkpoint.path(), ": a token of a sample would take ", pass, " operations in rows of ",
+              c.context, ", at most ", kMost, " are done; is it from a stranger?");
   // The stream, its norms, q, k, v, two of the hidden layer, logits, and the keys and values.
   program::require_memory(
       checkpoint.path(),
@@ -71,8 +70,8 @@ static hilt::Checkpoint chosen_checkpoint(const Settings& s) {
   if (!s.resume && !s.last && std::filesystem::exists(best)) return hilt::Checkpoint(best);
   const std::vector<Index> steps = hilt::checkpoint_steps(s.out);
   if (steps.empty())
-    hilt::fail_with(hilt::Code::data, "--out (", s.out,
-                    "): no checkpoint there to go on from; train first, or name the directory of a run");
+    fail_with(Code::data, "--out (", s.out,
+              "): no checkpoint there to go on from; train first, or name the directory of a run");
   return hilt::Checkpoint(s.out + '/' + hilt::checkpoint_name(steps.back()));
 }
 
@@ -107,8 +106,8 @@ Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary,
     const hilt::Tensor of_last =
         model.last_logits(hilt::from_values(fresh, {1, static_cast<Index>(fresh.size())}), {.cache = &cache});
     if (const auto odd = program::not_finite(of_last))
-      hilt::fail_with(hilt::Code::not_a_number, "sample: token ", n + 1, " of ", s.tokens, ": the logits hold ", *odd,
-                      "; the weights are too large");
+      fail_with(Code::not_a_number, "sample: token ", n + 1, " of ", s.tokens, ": the logits hold ", *odd,
+                "; the weights are too large");
     const std::vector<float> row = of_last.to_vector<float>();
     written.push_back(pick(row, s, draws)), ++n;
     // What may be the beginning of where to stop is not shown before it is known.
@@ -135,7 +134,7 @@ std::string sample_labels(const hilt::Transformer& model, const Task& task, cons
   const hilt::Batch b = task.batch(Split::validation, number * rows, rows);
   const hilt::Tensor logits = model.logits(b.inputs);
   if (const auto odd = program::not_finite(logits))
-    hilt::fail_with(hilt::Code::not_a_number, "sample: the logits hold ", *odd, "; the weights are too large");
+    fail_with(Code::not_a_number, "sample: the logits hold ", *odd, "; the weights are too large");
   const std::vector<Index> guess = hilt::argmax(logits).to_vector<Index>(), truth = b.targets.to_vector<Index>();
   Index wrong = 0;
   for (std::size_t i = 0; i < guess.size(); ++i) wrong += guess[i] != truth[i];
@@ -143,8 +142,8 @@ std::string sample_labels(const hilt::Transformer& model, const Task& task, cons
   if (s.is_images()) {
     std::string text = "what it says, what is on the image\n";
     for (std::size_t i = 0; i < guess.size(); ++i)
-      text += report::format("%-9s %-9s%s\n", task.name_of(guess[i]).c_str(), task.name_of(truth[i]).c_str(),
-                             guess[i] == truth[i] ? "" : " wrong");
+      text += format("%-9s %-9s%s\n", task.name_of(guess[i]).c_str(), task.name_of(truth[i]).c_str(),
+                     guess[i] == truth[i] ? "" : " wrong");
     return text + score + " images wrong\n";
   }
   const auto* const in = b.inputs.data<std::int32_t>();
@@ -163,8 +162,7 @@ std::string sample_labels(const hilt::Transformer& model, const Task& task, cons
   }
   text += score + ' ' + s.target() + "s wrong";
   const Task::Exact exact = task.exact(in, b.targets.data<std::int32_t>());
-  if (exact.cost >= 0)
-    text += report::format(", of the exact posterior %.0f", static_cast<double>(guess.size()) - exact.right);
+  if (exact.cost >= 0) text += format(", of the exact posterior %.0f", static_cast<double>(guess.size()) - exact.right);
   return text + '\n';
 }
 
@@ -191,18 +189,18 @@ void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkp
     if (!key.starts_with(kPrefix)) continue;
     const std::string name = key.substr(kPrefix.size()), &group = groups[name];
     if (group != kModel && group != kRun)
-      hilt::fail_with(hilt::Code::data, checkpoint.path(), ": its metadata say ", key, " (", value,
-                      "): no run keeps that, and no file decides it; is it from a stranger, or a newer version?");
+      fail_with(Code::data, checkpoint.path(), ": its metadata say ", key, " (", value,
+                "): no run keeps that, and no file decides it; is it from a stranger, or a newer version?");
     if (!is_wanted(group)) continue;
     theirs[name] = value;
     if (options.given("--" + name)) continue;
     if (value.find(".npy") != value.npos)  // of blocks
-      hilt::fail_with(hilt::Code::data, checkpoint.path(), ": ", key, " (", value,
-                      "): names a file, and no file is opened because another says so; name it again with train ",
-                      to_resume ? "--resume" : "--sample-only", " --", name, " ", value);
+      fail_with(Code::data, checkpoint.path(), ": ", key, " (", value,
+                "): names a file, and no file is opened because another says so; name it again with train ",
+                to_resume ? "--resume" : "--sample-only", " --", name, " ", value);
     try {
       options.set("--" + name, value, checkpoint.path());
-    } catch (const hilt::Error& e) { hilt::fail_with(hilt::Code::data, e.what()); }
+    } catch (const hilt::Error& e) { fail_with(Code::data, e.what()); }
   }
   for (const auto& [key, value, is_text, group, preset] : options.values()) {
     if (!is_wanted(group) || !options.given("--" + key) || (!theirs.contains(key) && value == preset)) continue;
@@ -215,8 +213,8 @@ void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkp
   if (different.empty()) return;
   std::string all;
   for (const std::string& line : different) all += (all.empty() ? "--" : "; --") + line;
-  hilt::fail(to_resume ? "--resume: " : "--sample-only: ", checkpoint.path(), " was trained otherwise: ", all,
-             "; leave these options out, or name another --out");
+  fail(to_resume ? "--resume: " : "--sample-only: ", checkpoint.path(), " was trained otherwise: ", all,
+       "; leave these options out, or name another --out");
 }
 
 void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& checkpoint) {
@@ -224,8 +222,8 @@ void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& 
   for (const hilt::SafetensorsEntry& entry : checkpoint.file().entries())
     if (entry.name.starts_with("model.")) held += entry.shape.numel();
   if (const Index needed = count_parameters(config); needed != held)
-    hilt::fail_with(hilt::Code::data, checkpoint.path(), ": its metadata describe a model of ", needed,
-                    " numbers, its tensors hold ", held, "; is it damaged, or from a stranger?");
+    fail_with(Code::data, checkpoint.path(), ": its metadata describe a model of ", needed,
+              " numbers, its tensors hold ", held, "; is it damaged, or from a stranger?");
 }
 
 void follow_up(program::Options& options, Settings& s) {
@@ -272,8 +270,8 @@ int sample_from_checkpoint(const Settings& s) {
   checkpoint.read(items, "model.");
   for (const hilt::SafetensorsItem& item : items)
     if (const auto odd = program::not_finite(item.tensor))
-      hilt::fail_with(hilt::Code::not_a_number, checkpoint.path(), ": tensor ", item.name, " holds ", *odd,
-                      "; nothing can be sampled; use an earlier checkpoint");
+      fail_with(Code::not_a_number, checkpoint.path(), ": tensor ", item.name, " holds ", *odd,
+                "; nothing can be sampled; use an earlier checkpoint");
   if (s.is_grid()) {
     std::cout << sample_labels(model, *task, s, s.seed);
     return 0;
@@ -284,8 +282,8 @@ int sample_from_checkpoint(const Settings& s) {
                   [](std::string_view piece) { std::cout << for_a_terminal(std::string(piece)) << std::flush; });
   if (!sample.text.ends_with('\n')) std::cout << std::endl;
   const double seconds = program::seconds_since(began);
-  std::cerr << report::format("%lld tokens in %.2f s, %.0f a second", static_cast<long long>(sample.tokens), seconds,
-                              static_cast<double>(sample.tokens) / seconds)
+  std::cerr << format("%lld tokens in %.2f s, %.0f a second", static_cast<long long>(sample.tokens), seconds,
+                      static_cast<double>(sample.tokens) / seconds)
             << std::endl;
   return 0;
 }

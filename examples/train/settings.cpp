@@ -10,8 +10,6 @@
 
 namespace train {
 
-using hilt::check;
-
 void declare_sampling(program::Options& options, Settings& s) {
   options.text("--prompt", s.prompt, "TEXT", "What a sample begins with");
   options.number("--temperature", s.temperature, 0, 100,
@@ -130,13 +128,11 @@ static void adopt_gpt2(program::Options& options, Settings& s) {
 void take_weights(hilt::Transformer& model, const Settings& s) {
   hilt::Transformer theirs = hilt::load_gpt2(weights_of(s), s.heads, model.tokens.weight.dtype());
   const auto same = [&](const char* what, Index ours, Index its, const char* why) {
-    if (ours != its)
-      hilt::fail_with(hilt::Code::data, "--from (", s.from, "): ", what, " ", its, ", here it is ", ours, "; ", why);
+    if (ours != its) fail_with(Code::data, "--from (", s.from, "): ", what, " ", its, ", here it is ", ours, "; ", why);
   };
   same("its tokens are", model.config.vocab, theirs.config.vocab, "take the tokenizer it was trained with");
   same("its hidden width is", model.config.hidden_width(), theirs.config.hidden_width(), "no other is known here");
-  if (theirs.head)
-    hilt::fail_with(hilt::Code::data, "--from (", s.from, "): its head is not its embedding; GPT-2's is");
+  if (theirs.head) fail_with(Code::data, "--from (", s.from, "): its head is not its embedding; GPT-2's is");
   if (model.config.context < theirs.config.context)
     theirs.positions.weight = hilt::contiguous(hilt::slice(theirs.positions.weight, 0, 0, model.config.context));
   const hilt::NamedParameters ours = hilt::parameters_of(model), its = hilt::parameters_of(theirs);
@@ -233,8 +229,8 @@ void check_settings(const program::Options& options, const Settings& s) {
           " cells; leave --context out");
   if (s.width % s.heads != 0) {
     const Index below = s.width / s.heads * s.heads, above = below + s.heads;
-    hilt::fail("--width (", s.width, "): not divisible by --heads ", s.heads, " (nearest ",
-               below > 0 ? std::to_string(below) + ", " : "", above, ")");
+    fail("--width (", s.width, "): not divisible by --heads ", s.heads, " (nearest ",
+         below > 0 ? std::to_string(below) + ", " : "", above, ")");
   }
   check(s.warmup <= s.steps || s.seconds > 0, "--warmup (", s.warmup, "): longer than the whole run, --steps ",
         s.steps);
@@ -318,8 +314,8 @@ void check_identity(const hilt::Checkpoint& checkpoint, const hilt::SafetensorsM
   const hilt::SafetensorsMetadata& theirs = checkpoint.file().metadata();
   for (const auto& [key, value] : identity)
     if (const auto found = theirs.find(key); found != theirs.end() && found->second != value)
-      hilt::fail_with(hilt::Code::data, checkpoint.path(), ": was trained with ", key, " ", found->second,
-                      ", here it is ", value, "; bring back what it was, or begin anew with another --out");
+      fail_with(Code::data, checkpoint.path(), ": was trained with ", key, " ", found->second, ", here it is ", value,
+                "; bring back what it was, or begin anew with another --out");
 }
 
 hilt::Schedule schedule_of(const Settings& s) {

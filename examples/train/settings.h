@@ -1,11 +1,12 @@
 #pragma once
-#include <map>
 #include "../program/program.h"
 #include "tasks/stories.h"
 
 // Private to train and sample: what one may ask for, and what follows from it.
 
 namespace train {
+
+using hilt::check, hilt::Code, hilt::fail, hilt::fail_with;
 
 /// The options, under their names. Defaults are those of `stories`; adopt_defaults() knows others'.
 struct Settings {

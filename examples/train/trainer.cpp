@@ -6,8 +6,6 @@
 
 namespace train {
 
-using hilt::Tensor;
-
 constexpr double kFirstScale = 1 << 16;             // of a loss in f16
 constexpr Index kGrows = 1000;                      // good updates after which it doubles
 constexpr std::uint64_t kNoiseSeed = 0x6e6f697365;  // keeps dropout's numbers apart from those of weights and rows
@@ -171,7 +169,6 @@ void Trainer::explain(double loss, const hilt::RandomKey& noise, double clip) {
 
 Evaluation Trainer::evaluate(Index rows, Index batch) {
   const hilt::Tape::Pause pause;
-  Evaluation out;
   std::vector<double> sums(3);  // of losses, of targets that were hit, of targets
   for (Index first = 0; first < rows; first += batch) {
     const Index count = std::min(batch, rows - first);
@@ -184,9 +181,7 @@ Evaluation Trainer::evaluate(Index rows, Index batch) {
     sums[2] += targets;
   }
   sums = grid_.sum(sums);
-  out.loss = sums[0] / sums[2];
-  out.right = sums[1] / sums[2];
-  return out;
+  return {sums[0] / sums[2], sums[1] / sums[2]};
 }
 
 std::vector<hilt::SafetensorsItem> Trainer::items() {

@@ -1,6 +1,5 @@
 #pragma once
 #include <future>
-#include <utility>
 #include "tasks/task.h"
 
 // Private to train: a model, its optimizer and how far they got. Prints nothing.

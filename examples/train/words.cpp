@@ -1,6 +1,5 @@
 // What a run says of itself before it begins, and of what to try once it is over.
 #include <iostream>
-#include "../program/report/text.h"
 #include "run.h"
 
 namespace train {
