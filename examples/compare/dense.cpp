@@ -5,8 +5,8 @@
 namespace compare {
 namespace {
 
-/// [heads, ..], or [B, heads, ..] where axis is 1, as [B or 1, key heads, heads a key head, rest]; of
-/// one for all heads alike, [B or 1, 1, 1, rest].
+/// [heads, ..], or [B, heads, ..] where axis is 1, as [B or 1, key heads, heads a key head, rest];
+/// of one for all heads alike, [B or 1, 1, 1, rest].
 Tensor by_heads(const Tensor& x, Index kv_heads, int axis, const hilt::Shape& rest) {
   const Index heads = x.dim(axis), of_key = heads == 1 ? 1 : kv_heads;
   hilt::Shape shape{axis == 0 ? 1 : x.dim(0), of_key, heads / of_key};
