@@ -1,7 +1,5 @@
 // The public calls: which mode runs, and the table of modes.
 #include "ops/hilbert/attention.h"
-#include <algorithm>
-#include <array>
 #include "core/io/text.h"
 #include "ops/hilbert/modes/modes.h"
 #include "ops/ops.h"

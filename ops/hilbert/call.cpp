@@ -1,8 +1,5 @@
 // A call on its tensors: checked, cut into passes of one tiling each, through kernels/attention.h.
 #include "ops/hilbert/call.h"
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include "ops/hilbert/plan/compact.h"
 #include "ops/ops.h"
 

@@ -1,8 +1,5 @@
 #pragma once
-#include <array>
 #include <map>
-#include <span>
-#include <vector>
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/kernels/attention.h"
 

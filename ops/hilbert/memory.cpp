@@ -1,5 +1,4 @@
 // Bytes that each mode keeps and needs at its peak, counted off its code; S is B x heads x q x k.
-#include <algorithm>
 #include "ops/hilbert/call.h"
 
 namespace hilt {

@@ -1,7 +1,6 @@
 // Attention over ranks: each stage is one part of an online softmax, and while it is computed the
 // rows of the next one travel, each straight from its owner; backward, dK and dV go home in f32.
 #include "ops/hilbert/ring.h"
-#include <algorithm>
 #include <iomanip>
 #include <utility>
 #include "core/info.h"

@@ -1,7 +1,5 @@
 // Score terms: what each asks of its tensor, its formula in ops, and what the kernels are told.
 #include "ops/hilbert/terms.h"
-#include <cmath>
-#include <limits>
 #include <tuple>
 #include "core/io/text.h"
 #include "core/parallel.h"

@@ -1,7 +1,4 @@
 #pragma once
-#include <array>
-#include <cstdint>
-#include <string_view>
 #include "core/dispatch.h"
 #include "core/random.h"
 #include "ops/hilbert/kernels/terms.h"

@@ -17,16 +17,11 @@
 // that is not finite never enters a product that sums over rows: it is taken out, zeros take its
 // place, and the pairs that do attend are added one by one.
 #include <sched.h>
-#include <bit>
-#include <limits>
 #include <new>
 #include "core/parallel.h"
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/terms_cpu.h"
-#include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/compact.h"
-#include "ops/isa.h"
-#include "ops/math.h"
 
 namespace hilt::kernels {
 namespace {

@@ -1,5 +1,4 @@
 #pragma once
-#include <limits>
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/isa.h"
 

@@ -1,15 +1,9 @@
 // A tiling as groups of one size, stacked: a batch of dense blocks with a mask.
 #include "ops/hilbert/modes/groups.h"
-#include <algorithm>
-#include <limits>
 #include <list>
-#include <map>
 #include <mutex>
 #include <ranges>
-#include <span>
 #include "core/parallel.h"
-#include "core/tape.h"
-#include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/compact.h"
 #include "ops/helpers.h"
 #include "ops/hilbert/call.h"

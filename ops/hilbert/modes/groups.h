@@ -1,5 +1,4 @@
 #pragma once
-#include <memory>
 #include <vector>
 #include "ops/hilbert/plan/plan.h"
 #include "ops/hilbert/attention.h"

@@ -6,8 +6,6 @@
 //
 // Read taped, hybrid, fused: each line of hybrid is a stage of the kernel that fused calls.
 #include "ops/hilbert/modes/modes.h"
-#include <cmath>
-#include <limits>
 #include "ops/hilbert/modes/groups.h"
 #include "ops/ops.h"
 

@@ -1,6 +1,5 @@
 // Lists of keys for tiles of queries: their order, and which heights and lists cost least.
 #include "ops/hilbert/plan/compact.h"
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <limits>

@@ -1,7 +1,6 @@
 // The text of a pattern, and builders of block lists.
 #include "ops/hilbert/plan/pattern.h"
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <span>
 #include "core/io/npy.h"

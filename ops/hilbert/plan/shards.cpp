@@ -1,8 +1,6 @@
 // Dividing a plan: a rank's part is the same lists with what belongs elsewhere left out.
 #include "ops/hilbert/plan/shards.h"
-#include <algorithm>
 #include <array>
-#include <map>
 #include <numeric>
 #include <tuple>
 #include "core/error.h"

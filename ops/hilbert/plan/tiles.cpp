@@ -3,7 +3,6 @@
 // exactly: a tile is full if every key passes every query's tests, and dropped if no pair does.
 #include "ops/hilbert/plan/tiles.h"
 #include <limits>
-#include <span>
 #include "core/error.h"
 #include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/axes.h"

@@ -1,6 +1,5 @@
 // Counts attended pairs of tiles, lists for every key tile the query tiles that need it, and joins
 // tilings.
-#include <algorithm>
 #include <mutex>
 #include <numeric>
 #include "ops/hilbert/plan/attends.h"

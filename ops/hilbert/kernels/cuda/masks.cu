@@ -1,7 +1,6 @@
 // The masks of cells for which a plan has no room: made for a call, from what attends() compares,
 // laid out as Visits says. A block goes through the visits of an owner, half of it through those of
 // one of its halves.
-#include "core/cuda/context.h"
 #include "core/cuda/launch.cuh"
 #include "ops/hilbert/kernels/cuda/kernels.h"
 #include "ops/hilbert/kernels/cuda/on_device.h"

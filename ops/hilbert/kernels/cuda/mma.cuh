@@ -1,7 +1,5 @@
 #pragma once
-#include <limits>
 #include "ops/hilbert/kernels/cuda/mma_sync.cuh"
-#include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/kernels/cuda/merge.cuh"
 #include "ops/hilbert/kernels/cuda/kernels.h"
 #include "ops/hilbert/kernels/cuda/terms.cuh"

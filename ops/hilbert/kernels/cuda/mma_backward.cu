@@ -15,7 +15,6 @@
 // f16 keeps numbers below 2^-14 with fewer bits, and a softmax over thousands of keys is made of
 // such: there P is 2^10 times as large until the end, and the factor that brings dS back rides on
 // its subtraction.
-#include "core/cuda/context.h"
 #include "ops/hilbert/kernels/cuda/mma.cuh"
 
 namespace hilt::kernels {

@@ -15,7 +15,6 @@
 // any:
 //
 //   L' = log(e^L + e^L_here)     O' = e^(L - L') O + e^(L_here - L') O_here
-#include "core/cuda/context.h"
 #include "ops/hilbert/kernels/cuda/mma.cuh"
 
 namespace hilt::kernels {

@@ -1,6 +1,5 @@
 #pragma once
 #include <cuda_runtime.h>
-#include <cstdint>
 #include "core/float16.h"
 
 // Tensor cores as every GPU since sm_80 has them: thin wrappers over copies that run in the

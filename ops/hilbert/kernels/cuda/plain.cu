@@ -16,9 +16,7 @@
 // multiplied by zero: 0 x NaN is NaN. Score terms (terms.cuh) are added to S where it stands.
 #include "core/cuda/pack.cuh"
 #include "ops/hilbert/kernels/cuda/kernels.h"
-#include "ops/hilbert/kernels/cuda/on_device.h"
 #include "ops/hilbert/kernels/cuda/terms.cuh"
-#include "ops/math.h"
 
 namespace hilt::kernels {
 namespace {

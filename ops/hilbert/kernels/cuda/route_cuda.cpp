@@ -1,6 +1,5 @@
 // Which kernel takes a pass on a GPU: decided once, here, from what it is; and passes run.
 #include <cstdlib>
-#include <limits>
 #include <optional>
 #include "core/cuda/context.h"
 #include "core/tensor.h"

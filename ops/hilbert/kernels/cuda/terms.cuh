@@ -1,5 +1,4 @@
 #pragma once
-#include <algorithm>
 #include "core/cuda/reduce.cuh"
 #include "core/tensor.h"
 #include "ops/hilbert/kernels/cuda/problem.cuh"

@@ -2,7 +2,6 @@
 #include "ops/hilbert/kernels/hopper/sm90.cuh"
 #include "core/cuda/launch.cuh"
 #include "core/cuda/random.cuh"
-#include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/kernels/hopper/kernels.h"
 #include "ops/hilbert/kernels/cuda/merge.cuh"
 #include "ops/hilbert/kernels/cuda/on_device.h"

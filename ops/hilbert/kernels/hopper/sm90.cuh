@@ -1,9 +1,7 @@
 #pragma once
-#include <cstdint>
 
 #include "ops/hilbert/kernels/hopper/wgmma.cuh"
 #include "core/cuda/powers.cuh"
-#include "core/dtype.h"
 
 // Thin wrappers over the instructions of sm_90a that our kernels use.
 
