@@ -54,7 +54,7 @@ Json folded(const Json& ops) {
     if (is_first && several > 1)
       line["name"] = ops[i]["name"].get<std::string>() + " ..", line["view"] = line["symbol"] = "";
     for (const auto& [key, value] : ops[i].items())
-      if (key == "forward_live" || key == "live") line[key] = value;  // backward_live: of the first, the last to go back
+      if (key == "forward_live" || key == "live") line[key] = value;  // backward goes through the first last
       else if (!is_first && (key.ends_with("bytes") || key.ends_with("ms")))
         line[key] = line[key].get<double>() + value.get<double>();
   }
