@@ -152,7 +152,9 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"frames", p.plan->grid().frames > 1 || !spec.documents.empty()},
       {"share_of_pairs", static_cast<double>(lesson.pairs) / all},
       {"scale", p.scale},
-      {"short", p.dtype == hilt::DType::bf16 ? 8 : p.dtype == hilt::DType::f16 ? 11 : 0},
+      {"short", p.dtype == hilt::DType::bf16  ? 8
+                : p.dtype == hilt::DType::f16 ? 11
+                                              : 0},
       {"short_parts", p.dtype == hilt::DType::bf16 ? 256 : 2048},
       {"oracle", lesson.oracle},
       {"naive", lesson.naive},
