@@ -78,14 +78,21 @@ Tiling sorted(const Tiling& t, Codes& codes) {
   return out;
 }
 
+/// At most kStep queries, the keys that they list, and which queries list each: bits.
+struct Step {
+  Range q;
+  List keys = {};
+  std::vector<std::uint16_t> asking = {};
+};
 /// Queries that go together, and the keys that they list: of k_token, ascending, some query asks
 /// for each. Besides they meet `full` keys in whole tiles.
 struct Piece {
   Range q;
   List keys = {};
   Index pairs = 0, full = 0;
-  std::int32_t tile = -1;  // of queries, or -1: of several, which attends() cannot tell apart
-  bool whole = false;      // all tiles of keys are met whole; no keys are listed
+  std::int32_t tile = -1;        // of queries, or -1: of several, which attends() cannot tell apart
+  bool whole = false;            // all tiles of keys are met whole; no keys are listed
+  std::vector<Step> steps = {};  // where pairs may be taken one by one
 };
 
 class Compactor {
@@ -170,19 +177,23 @@ class Compactor {
       QueryBounds all = bounds[0] = bounds_of(t_, at(begin));
       for (std::size_t i = 1; i < n; ++i) all = hull(all, bounds[i] = bounds_of(t_, at(begin) + i));
       Piece& p = pieces.emplace_back(Piece{.q = q, .full = full, .tile = narrow(tile)});
+      Step step{q};
       for (const Tiling::Ref& r : refs_of(tile)) {
         if (full > 0 && !r.partial) continue;
         const Range k = t_.k_tile[at(r.tile)];
         for (std::int32_t j = k.begin; j < k.end; ++j) {
-          Index asking = r.partial ? 0 : count(q);
+          unsigned asking = r.partial ? 0 : (1u << n) - 1;
           const KeyPlace place = t_.boxes > 1 ? KeyPlace{} : place_of(t_, at(j));
           if (r.partial && t_.boxes > 1)  // a union
-            for (std::size_t i = 0; i < n; ++i) asking += attends(t_, at(begin) + i, at(j));
+            for (std::size_t i = 0; i < n; ++i) asking |= unsigned{attends(t_, at(begin) + i, at(j))} << i;
           else if (r.partial && attends(all, place))
-            for (std::size_t i = 0; i < n; ++i) asking += attends(bounds[i], place);
-          if (asking > 0) p.keys.push_back(j), p.pairs += asking;
+            for (std::size_t i = 0; i < n; ++i) asking |= unsigned{attends(bounds[i], place)} << i;
+          if (asking == 0) continue;
+          p.keys.push_back(j), p.pairs += std::popcount(asking);
+          if (by_pairs_) step.asking.push_back(static_cast<std::uint16_t>(asking));
         }
       }
+      if (by_pairs_) step.keys = p.keys, p.steps.push_back(std::move(step));
     }
     return pieces;
   }
@@ -200,6 +211,8 @@ class Compactor {
                      .tile = a.tile == b.tile ? a.tile : -1};
           std::ranges::set_union(a.keys, b.keys, std::back_inserter(both.keys));
           if (cost_of_piece(both) <= cost_of_piece(a) + cost_of_piece(b)) {
+            both.steps = std::move(pieces[i].steps);
+            std::ranges::move(pieces[i + 1].steps, std::back_inserter(both.steps));
             next.push_back(std::move(both)), any = true, ++i;
             continue;
           }
@@ -264,49 +277,39 @@ class Compactor {
   /// Which of a piece's keys each of its queries asks for.
   std::vector<List> keys_by_row(const Piece& p) const {
     std::vector<List> met(at(count(p.q)));
-    std::vector<KeyPlace> places;
-    for (const std::int32_t j : p.keys) places.push_back(place_of(t_, at(j)));
-    auto tile = at(std::ranges::upper_bound(t_.q_tile, p.q.begin, {}, &Range::begin) - t_.q_tile.begin() - 1);
-    for (auto i = p.q.begin; i < p.q.end; ++tile) {
-      const std::int32_t end = std::min(t_.q_tile[tile].end, p.q.end);
-      for (const Tiling::Ref& r : refs_of(tile)) {
-        if (p.full > 0 && !r.partial) continue;
-        const Range k = t_.k_tile[at(r.tile)];
-        const auto from = std::ranges::lower_bound(p.keys, k.begin), to = std::ranges::lower_bound(p.keys, k.end);
-        for (auto row = i; row < end; ++row) {
-          const QueryBounds bounds = bounds_of(t_, at(row));
-          for (auto key = from; key < to; ++key)
-            if (!r.partial ||
-                (t_.boxes > 1 ? attends(t_, at(row), at(*key)) : attends(bounds, places[at(key - p.keys.begin())])))
-              met[at(row - p.q.begin)].push_back(narrow(key - p.keys.begin()));
-        }
+    for (const Step& step : p.steps) {
+      std::int32_t key = 0;
+      for (std::size_t i = 0; i < step.keys.size(); ++i) {
+        while (p.keys[at(key)] < step.keys[i]) ++key;
+        for (unsigned rest = step.asking[i]; rest != 0; rest &= rest - 1)
+          met[at(step.q.begin - p.q.begin + std::countr_zero(rest))].push_back(key);
       }
-      i = end;
     }
     return met;
   }
   /// The pairs of a tile with `n` of the piece's keys, from `first` on, as Tiling::pair_list has
   /// them.
   void list_pairs(const std::vector<List>& met, std::int32_t first, std::int32_t n) {
-    using Bytes = std::vector<std::uint8_t>;
-    Bytes rows;
-    std::vector<Bytes> keys(at(n));
+    std::vector<std::uint8_t> bytes;
+    std::array<std::array<std::uint8_t, 2 * Tiling::kTile>, Tiling::kTile> of_key;
+    std::array<std::size_t, Tiling::kTile> length{};
     for (std::size_t r = 0; r < met.size(); ++r) {
       const auto from = std::ranges::lower_bound(met[r], first), to = std::ranges::lower_bound(met[r], first + n);
-      rows.push_back(static_cast<std::uint8_t>(to - from));
+      bytes.push_back(static_cast<std::uint8_t>(to - from));
       for (auto key = from; key < to; ++key) {
-        rows.push_back(static_cast<std::uint8_t>(*key - first));
-        keys[at(*key - first)].insert(keys[at(*key - first)].end(),
-                                      {static_cast<std::uint8_t>(r), static_cast<std::uint8_t>(key - from)});
+        const std::size_t k = at(*key - first);
+        bytes.push_back(static_cast<std::uint8_t>(k));
+        of_key[k][length[k]++] = static_cast<std::uint8_t>(r);
+        of_key[k][length[k]++] = static_cast<std::uint8_t>(key - from);
       }
     }
-    for (const Bytes& key : keys) {
-      rows.push_back(static_cast<std::uint8_t>(key.size() / 2));
-      rows.insert(rows.end(), key.begin(), key.end());
+    for (std::size_t k = 0; k < at(n); ++k) {
+      bytes.push_back(static_cast<std::uint8_t>(length[k] / 2));
+      bytes.insert(bytes.end(), of_key[k].begin(), of_key[k].begin() + static_cast<std::ptrdiff_t>(length[k]));
     }
     out_->pair_begin.resize(out_->k_tile.size(), -1);
-    const auto [known, is_new] = lists_.try_emplace(rows, narrow(out_->pair_list.size()));
-    if (is_new) out_->pair_list.insert(out_->pair_list.end(), rows.begin(), rows.end());
+    const auto [known, is_new] = lists_.try_emplace(bytes, narrow(out_->pair_list.size()));
+    if (is_new) out_->pair_list.insert(out_->pair_list.end(), bytes.begin(), bytes.end());
     out_->pair_begin.back() = known->second;
   }
 
