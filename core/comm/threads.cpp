@@ -92,13 +92,13 @@ class ThreadFlight final : public Flight {
       if (came == expected) copy_bytes(next.message.data, letter->data);
       const std::lock_guard lock(office_->mutex);
       if (came != expected) office_->fail(wrong_size(next.message.peer, came, rank_, expected));
-      letter->data = {};
       letter->taken = true;
       office_->happened();
       in_.erase(in_.begin());
     }
     const std::lock_guard lock(office_->mutex);
-    while (!out_.empty() && out_.back()->taken) out_.pop_back();
+    // Who sent it lets go of it: what a thread has alive is counted by the thread.
+    for (; !out_.empty() && out_.back()->taken; out_.pop_back()) out_.back()->data = {};
     if (out_.empty()) return !office_->fault;
     if (office_->desks[static_cast<std::size_t>(out_.back()->to)].gone)
       office_->fail(left_early(out_.back()->to, rank_, true));

@@ -257,6 +257,23 @@ TEST_P(CommTest, TakesWhatCameEarly) {
   });
 }
 
+TEST_P(CommTest, WhoSendsLetsGoOfWhatItSent) {
+  run(2, [](Comm& comm) {
+    Tensor came = zeros({1000});
+    reset_thread_memory_stats();
+    if (comm.rank() == 1) {
+      comm.exchange({}, {{0, came}}).wait();
+      EXPECT_EQ(thread_memory_stats().live, 0U);
+    } else {
+      Transfer sent = comm.exchange({{1, full({1000}, 1)}}, {});
+      std::this_thread::sleep_for(milliseconds(50));  // it is taken meanwhile
+      sent.wait();
+      EXPECT_EQ(thread_memory_stats().live, 0U);
+    }
+    comm.barrier();
+  });
+}
+
 TEST_P(CommTest, ADroppedTransferTakesItsMessageWithIt) {
   run(2, [](Comm& comm) {
     const int other = 1 - comm.rank();
