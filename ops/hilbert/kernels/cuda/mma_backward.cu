@@ -252,10 +252,13 @@ __global__ void __launch_bounds__(Setting<W, kKeys, kTerms>::kThreads, Setting<W
   const auto own = [&](int tile, Index b) {
     differentiate<T, W, kKeys, kTerms>(p, f, kKeys ? tile : tiles - 1 - tile, b);
   };
-  if constexpr (!kTerms) return own(static_cast<int>(blockIdx.x), blockIdx.z);
-  for (Index i = blockIdx.x; i < tiles * p.n_places; i += gridDim.x) {  // blocks with sums of their own may be few
-    own(static_cast<int>(i % tiles), p.first_place + i / tiles);
-    __syncthreads();
+  if constexpr (!kTerms) {
+    own(static_cast<int>(blockIdx.x), blockIdx.z);
+  } else {  // blocks with sums of their own may be few
+    for (Index i = blockIdx.x; i < tiles * p.n_places; i += gridDim.x) {
+      own(static_cast<int>(i % tiles), p.first_place + i / tiles);
+      __syncthreads();
+    }
   }
 }
 
@@ -270,7 +273,9 @@ void mma_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
     const auto pass = [&](const Pair<const T>& own, const Pair<const T>& stream, const Output& a, const Output& c,
                           const Input& a_before, const Input& c_before, std::span<const std::int32_t> known,
                           std::uint32_t* redo) {
-      Pass<T> f{own, stream, static_cast<const float*>(b.lse), static_cast<const float*>(b.delta)};
+      Pass<T> f{};
+      f.own = own, f.stream = stream;
+      f.lse = static_cast<const float*>(b.lse), f.delta = static_cast<const float*>(b.delta);
       f.redo = redo, f.any = marks.any, f.scale = static_cast<float>(sizes.scale), f.scale_log2 = f.scale * kLog2e;
       f.multiplier = multiplier_of(sizes), f.terms = sums;
       if (a.type == DType::f32) f.to_wide = {operand_of(a.rows<float>()), operand_of(c.rows<float>())};

@@ -194,7 +194,8 @@ void mma_forward(Cuda where, const ForwardPass& pass, const Marks& marks) {
                   static_cast<unsigned>(sizes.batch));
   with_type<bf16, f16>(pass.q.type, [&]<class T>() {
     const auto read = [](const Input& x) { return operand_of(x.rows<const T>()); };
-    Forward<T> f{read(pass.q), read(pass.k), read(pass.v)};
+    Forward<T> f{};
+    f.q = read(pass.q), f.k = read(pass.k), f.v = read(pass.v);
     f.lse = static_cast<float*>(pass.lse), f.fresh = pass.fresh, f.redo = marks.queries, f.any = marks.any;
     f.scale = static_cast<float>(sizes.scale) * (pass.terms ? 1 : kLog2e), f.multiplier = multiplier_of(sizes);
     if (pass.o.type == DType::f32) f.o_wide = operand_of(pass.o.rows<float>());

@@ -28,7 +28,9 @@ struct Problem {
 };
 
 inline Problem problem_of(Cuda where, const AttentionPass& pass) {
-  Problem p{pass.sizes, on_device(*pass.tiling, where), {}, pass.place_count(), {}, static_cast<int>(pass.n_heads)};
+  Problem p{};
+  p.sizes = pass.sizes, p.t = on_device(*pass.tiling, where);
+  p.n_places = pass.place_count(), p.n_heads = static_cast<int>(pass.n_heads);
   if (pass.places) p.places = on_device(*pass.places, where);
   for (int i = 0; i < p.n_heads; ++i) p.heads.at[i] = static_cast<std::int16_t>(pass.heads[i]);
   if (!pass.terms) return p;
