@@ -168,6 +168,8 @@ def cpu_sweep(figures):
     lines += ["", "A pair that attends, forward and backward, over one of dense attention of the same head dim: the median, the 90th and 95th percentile and the worst; f32,"
               f" {rates['threads']} thread{'s' if rates['threads'] > 1 else ''}; the floor's bytes at {rates['copy'] / 1e9:.0f} GB/s. {summary['failed']} failed; the largest relative error against f64 was {max(f.get('relative_error', 0) for f in problems):.1e}.",
               f"`{summary['command']}`, {rates['machine']}, {summary['date']}, commit {now}."]
+    if (there := next(f for f in by[before] if f["figure"] == "rates")["machine"]) != rates["machine"]:
+        lines[-1] += f" {before} ran on another: {there}."
     return "\n".join(lines)
 
 
