@@ -447,7 +447,9 @@ struct Gather {
         copy_row(i,
                  reinterpret_cast<const Half*>(reinterpret_cast<const char*>(mine) +
                                                std::uint64_t{static_cast<std::uint32_t>(token[i])} * bytes),
-                 [](int) { return true; });
+                 [&](int panel) {  // of the last panel there may be a part
+                   return 8 * panel + 8 <= 2 * Tile::kSteps || 8 * panel + chunk < 2 * Tile::kSteps;
+                 });
     } else {
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
