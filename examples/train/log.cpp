@@ -75,10 +75,12 @@ static std::vector<Line> read_lines(const std::string& path, Index after, std::s
 
 Log::Log(const std::string& path, const program::Options& options, const Start& start, Index after) : path_(path) {
   std::string text;
-  if (after > 0) lines_ = read_lines(path, after, text);
+  std::vector<Line> lines;
+  if (after > 0) lines = read_lines(path, after, text);
+  if (!lines.empty()) last_ = lines.back();
   if (!Json::accept(text)) text.clear();
   text = (text.empty() ? first_line(options, start).dump(-1, ' ', false, Json::error_handler_t::replace) : text) + '\n';
-  for (const Line& l : lines_) text += to_json(l).dump() + '\n';
+  for (const Line& l : lines) text += to_json(l).dump() + '\n';
   // A whole new file takes the old one's place, so that a kill now leaves either.
   const std::string temporary = path + ".tmp";
   descriptor_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
@@ -92,6 +94,11 @@ Log::Log(const std::string& path, const program::Options& options, const Start& 
             "; name a directory with room, that you may write to, with --out");
 }
 
+std::vector<Line> Log::lines() const {
+  std::string first;
+  return read_lines(path_, std::numeric_limits<Index>::max(), first);
+}
+
 Log::~Log() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
@@ -102,7 +109,7 @@ void Log::sync() const {
 }
 
 void Log::write(const Line& line) {
-  lines_.push_back(line);
+  last_ = line;
   const std::string text = to_json(line).dump() + '\n';
   const off_t end = ::lseek(descriptor_, 0, SEEK_END);
   const ssize_t written = ::write(descriptor_, text.data(), text.size());

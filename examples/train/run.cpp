@@ -231,7 +231,7 @@ class Run {
       return format("%s: validation loss %.4f at step %lld, ", which, loss, static_cast<long long>(step)) +
              (is_there ? "in " + name : "not saved");
     };
-    const Line& last = log_->lines().back();
+    const Line& last = log_->last();
     return of("best", best_loss_, best_, kept_ == best_, hilt::kBestCheckpoint) + "; " +
            of("last", last.val_loss, last.step, saved_ == last.step, hilt::checkpoint_name(last.step)) + '\n';
   }

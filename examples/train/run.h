@@ -66,13 +66,15 @@ class Log {
   void write(const Line& line);
   /// Makes what is written last.
   void sync() const;
-  const std::vector<Line>& lines() const { return lines_; }
+  /// Of all steps, read again: a long run keeps none of them in memory.
+  std::vector<Line> lines() const;
+  const Line& last() const { return last_; }
 
  private:
   std::string path_;
   int descriptor_ = -1;
   bool lacks_lines_ = false;
-  std::vector<Line> lines_;
+  Line last_{};
 };
 
 // ---- while it runs ------------------------------------------------------------------------------
