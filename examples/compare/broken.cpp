@@ -98,33 +98,37 @@ std::vector<Broken> break_it(const ExactProblem& whole, const AttendedSets& sets
   if (pairs * static_cast<double>(part.dim) > kMostProducts) return {};
   const Tensors right = first_part(whole, exact), textbook = first_part(whole, naive), sizes = first_part(whole, terms);
   constexpr double kStep = 1e-4;
+  Index moved = part.length / 2;
+  for (Index t = moved; t < part.length; ++t)
+    if (sets.head(0).row(t).size() > sets.head(0).row(moved).size()) moved = t;
+  const std::size_t feature = at(moved * part.heads * part.dim);
   std::vector<Broken> out;
   for (std::size_t i = 0; i < kMistakes.size(); ++i) {
-    Broken b{.mistake = static_cast<Mistake>(i)};
+    Broken b{.mistake = static_cast<Mistake>(i), .query = moved};
     const Tensors x = attention_with(b.mistake, part, sets, order, b.row_sum);
     for (std::size_t j = 0; j < 4; ++j) {
       b.error[j] = judge(x[j], right[j], sizes[j], measure(textbook[j], right[j]), rounding);
       for (std::size_t e = 0; e < x[j].size(); ++e) b.deviation[j].push_back(std::abs(x[j][e] - right[j][e]));
     }
-    b.slope = x[1].empty() ? 0 : x[1][0];
+    b.slope = x[1].empty() ? 0 : x[1][feature];
     out.push_back(std::move(b));
   }
   // A query moves the loss by its own row alone, so the finite difference needs the forward pass of
   // that row.
   for (Broken& b : out) {
     if (part.q.empty()) break;
-    const std::size_t row = b.mistake == Mistake::position_for_token ? at(order.position_of[0]) : 0;
+    const std::size_t row = at(b.mistake == Mistake::position_for_token ? order.position_of[at(moved)] : moved);
     AttendedSets one = sets;
     for (KeyLists& set : one.sets) {
       const std::size_t begin = set.begin[row], end = set.begin[row + 1];
       for (std::size_t t = 0; t < set.begin.size(); ++t) set.begin[t] = t <= row ? begin : end;
     }
-    ExactProblem moved = part;
+    ExactProblem changed = part;
     double unused = 0, ends[2];
     for (int side : {0, 1}) {
-      moved.q[0] = part.q[0] + (side ? kStep : -kStep);
-      const Tensors x = attention_with(b.mistake, moved, one, order, unused);
-      ends[side] = dot(x[0].data(), moved.d_o.data(), moved.d_o.size());  // the loss
+      changed.q[feature] = part.q[feature] + (side ? kStep : -kStep);
+      const Tensors x = attention_with(b.mistake, changed, one, order, unused);
+      ends[side] = dot(x[0].data(), part.d_o.data(), part.d_o.size());  // the loss
     }
     b.difference = (ends[1] - ends[0]) / (2 * kStep);
   }

@@ -16,7 +16,8 @@ struct Broken {
   Mistake mistake;
   std::array<Error, 4> error;                    // o, dq, dk, dv
   std::array<std::vector<double>, 4> deviation;  // |x - exact| of every element of that part
-  double slope = 0, difference = 0;              // of one query's first feature: its gradient, and a finite difference
+  Index query = 0;                               // the one with most keys, of the second half
+  double slope = 0, difference = 0;              // of its first feature: the gradient, and a finite difference
   double row_sum = 0;                            // the largest |sum of a row of dS|
 };
 

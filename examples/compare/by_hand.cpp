@@ -115,7 +115,7 @@ Json by_hand() {
   out["apart"] = apart;
   out["softmax"] = running_softmax(s, v);
   // The finite difference: the loss is sum(dO O); the last feature of the last query moves.
-  constexpr double kStep = 1e-5;
+  constexpr double kStep = 1e-4;
   const std::size_t moved = kTokens * kDim - 1;
   double loss[2];
   for (int side : {0, 1}) {

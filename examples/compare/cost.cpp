@@ -1,5 +1,6 @@
 // Multiplications and bytes moved, counted from the tape's nodes or from the tiles of the plan;
 // memory that a mode will need.
+#include <set>
 #include "lesson.h"
 
 namespace compare {
@@ -43,13 +44,36 @@ Cost cost_of_tape(const std::vector<hilt::NodeReport>& tape) {
   return cost;
 }
 
+bool by_pairs(const Problem& p) {
+  Index listed = 0, tiles = 0;
+  if (!p.q.device().is_cpu()) return false;
+  each_tiling(*p.plan, [&](const hilt::Tiling& whole, double) {
+    const hilt::Tiling& t = hilt::compact(whole, !p.scored());
+    tiles += std::ssize(t.k_tile);
+    listed += std::ranges::count_if(t.pair_begin, [](std::int32_t begin) { return begin >= 0; });
+  });
+  return 2 * listed > tiles;
+}
+
+bool whole_delta(const Lesson& lesson) {
+  const std::string route = route_of(lesson, "backward");
+  if (route != "cpu") return route != "hopper_one_owner";
+  const Problem& p = lesson.problem;
+  std::vector<std::set<std::pair<std::size_t, std::int32_t>>> met(at(p.kv_heads()));  // (branch, tiling)
+  for (Index h = 0; h < p.heads(); ++h) {
+    const auto& tilings = p.plan->tilings_of(h);
+    for (std::size_t branch = 0; branch < tilings.size(); ++branch)
+      met[at(h / (p.heads() / p.kv_heads()))].emplace(branch, tilings[branch]);
+  }
+  return p.plan->parts().size() > 1 || std::ranges::any_of(met, [](const auto& m) { return m.size() > 1; });
+}
+
 Cost cost_of_kernel(const Problem& p, const std::string& mode, int products_back) {
   const double dim = static_cast<double>(p.dim()), size = static_cast<double>(hilt::size_of(p.dtype));
   double tile_pairs = 0, group_pairs = 0, rows = 0, keys_read = 0;
   const auto extent = [](const hilt::Tiling::Range& r) { return static_cast<double>(r.end - r.begin); };
-  const bool scored = p.terms.softcap || p.terms.alibi || p.terms.relative || p.terms.bias;  // beyond q . k
   each_tiling(*p.plan, [&](const hilt::Tiling& whole, double times) {
-    const hilt::Tiling& t = p.q.device().is_cpu() ? hilt::compact(whole, !scored) : whole;
+    const hilt::Tiling& t = p.q.device().is_cpu() ? hilt::compact(whole, !p.scored()) : whole;
     group_pairs += times * static_cast<double>(hilt::group_shape(whole).pairs());
     rows += times * static_cast<double>(t.q_token.size());
     for (std::size_t i = 0; i < t.q_tile.size(); ++i)

@@ -75,6 +75,7 @@ Json broken_of(const Lesson& lesson) {
   Json out = Json::object();
   for (const Broken& b : lesson.broken)
     out[kMistakes[static_cast<std::size_t>(b.mistake)]] = {{"error", errors_of(b.error, lesson.problem)},
+                                                           {"query", b.query},
                                                            {"gradient", number(b.slope)},
                                                            {"finite_difference", number(b.difference)},
                                                            {"row_sum_of_ds", number(b.row_sum)}};

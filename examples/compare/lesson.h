@@ -48,6 +48,8 @@ struct Problem {
     for (std::size_t i = 0; i < kTensors.size(); ++i) sum += input(i) ? input(i).bytes() : 0;
     return sum;
   }
+  /// Whether a score has more to it than q . k.
+  bool scored() const { return terms.softcap || terms.alibi || terms.relative || terms.bias; }
   Index batch() const { return q.dim(0); }
   Index length() const { return q.dim(1); }
   Index heads() const { return q.dim(2); }
@@ -187,6 +189,11 @@ std::size_t dense_peak(const Problem& problem);
 
 // ---- words.cpp: plain text that summary and page share, every figure in it this run's -----------
 std::string sizes_text(const Lesson& lesson);  // batch 1, length 4096 (64x64), heads 4, ..
+/// Whether a CPU's kernel takes most pairs of the plan one by one.
+bool by_pairs(const Problem& problem);
+/// Whether a kernel has the whole column Delta at once: a CPU's only where rows of one key head
+/// meet several tilings.
+bool whole_delta(const Lesson& lesson);
 /// The kernel that did a pass: the word before the colon of "forward on cpu: why". Hopper's faster
 /// way back has no why.
 std::string route_of(const Lesson& lesson, const std::string& pass);

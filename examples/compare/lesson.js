@@ -3,11 +3,11 @@ const modes = Object.entries(data.modes).filter(([, m]) => !m.skipped);
 const listed = (f) => modes.map(([name, m]) => `${name} ${f(m)}`).join("; ") + ".";
 
 // A step lights the steps of the other pass that belong to the same node.
-const partners = { S: "dQ dK P2", P: "dS Delta P2", O: "dV dP", L: "P2", P2: "S L", dV: "O", dP: "O", Delta: "P O", dS: "P", dQ: "S", dK: "S" };
+const partners = { S: "dQ dK S2", P: "dS Delta P2", O: "dV dP Delta", L: "P2" };
+const belongs = (a, b) => a === b || [[a, b], [b, a]].some(([x, y]) => partners[x]?.split(" ").includes(y));
 for (const step of document.querySelectorAll("[data-step]")) {
   const light = (on) => {
-    const lit = [step.dataset.step, ...partners[step.dataset.step].split(" ")];
-    for (const s of document.querySelectorAll("[data-step]")) s.classList.toggle("lit", on && lit.includes(s.dataset.step));
+    for (const s of document.querySelectorAll("[data-step]")) s.classList.toggle("lit", on && belongs(s.dataset.step, step.dataset.step));
   };
   for (const event of ["mouseenter", "focus"]) step.addEventListener(event, () => light(true));
   for (const event of ["mouseleave", "blur"]) step.addEventListener(event, () => light(false));
@@ -32,7 +32,7 @@ function memory(zoomed) {
     lineChart(host, `Live bytes over time, ${name}`,
       `At most ${bytes(given + m.forward_peak_bytes)} in the forward pass, at most ${bytes(given + m.backward_peak_bytes)} in the backward pass; the tape keeps ${bytes(m.saved_bytes)} from one to the other.`,
       `<b>${name}</b>: keeps ${bytes(m.saved_bytes)}, peak ${bytes(given + m.peak_bytes)}.`, {
-        x: { label: "time, ms", low: 0, high: end },
+        x: { label: "time, ms", low: 0, high: end, end: true },
         y: { label: `${name}: bytes`, format: (v) => (v ? bytes(v) : "0"), low: 0, high: 1.15 * (zoomed ? given + m.peak_bytes : most) },
         series: [level(0, turn, given + m.forward_peak_bytes), level(turn, end, given + m.backward_peak_bytes), { name: "alive", points, color: name, step: true, dots: m.tape.length < 4 && !m.inside_backward.length },
                  { name: "held by the tape", points: held, color: "ink", step: true, dots: false }, { points: [[turn, m.saved_bytes]], color: "ink", line: false }],

@@ -1,6 +1,7 @@
 // compare.html: what the template asks for beyond compare.json, all of it from the Lesson.
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include "lesson.h"
 #include "source.h"
 
@@ -11,23 +12,27 @@ constexpr std::string_view kPage =
 #include "page.inc"
     ;
 
-/// The line of source at a place [file, marker]; null where the step has no such place.
+/// The line of source that does a step; null where there is no such line.
 Json quote(const Json& step, const std::string& where) {
-  return step.contains(where) ? source_line(step[where][0].get<std::string>(), step[where][1].get<std::string>())
-                              : Json();
+  return step.contains(where) ? source_line(step[where]) : Json();
 }
 
 Json steps_of(const Lesson& lesson, const Json& modes) {
   Json out{{"forward", Json::array()}, {"backward", Json::array()}};
   const char* const by_ops = lesson.mode("taped") ? "taped" : "dense";
+  const bool one_by_one = by_pairs(lesson.problem);
   const Json all = steps(), tape = lesson.mode(by_ops) ? modes[by_ops]["tape"] : Json::array();
   for (Json step : all["steps"]) {
     const std::string pass = step["pass"], route = route_of(lesson, pass);
-    step["fused"] = quote(step, route), step["hybrid"] = quote(step, "hybrid"), step["elsewhere"] = route;
+    const bool pairs = route == "cpu" && one_by_one && step.contains("cpu_pairs");
+    step["fused"] = quote(step, pairs ? "cpu_pairs" : route), step["hybrid"] = quote(step, "hybrid");
+    step["elsewhere"] = route;
+    if (lesson.problem.dropout > 0 && step.contains("rule_of_dropout")) step["rule"] = step["rule_of_dropout"];
     step["nodes"] = Json::array();
     double bytes = 0;
     for (const Json& n : tape) {
-      if (step["node"] == "" || n["symbol"] != step["node"]) continue;
+      if (step["node"] == "" || !(n["symbol"] == step["node"] || (step["node"] == "O" && n["symbol"] == "M P")))
+        continue;
       bytes += n["unique_bytes"].get<double>();
       if (step["nodes"].size() == 6) step["more"] = true;
       else step["nodes"].push_back(n);
@@ -35,8 +40,9 @@ Json steps_of(const Lesson& lesson, const Json& modes) {
     step["keeps"] = bytes;
     out[pass].push_back(step);
   }
-  for (const std::string& name :
-       std::set<std::string>{"hybrid", route_of(lesson, "forward"), route_of(lesson, "backward")})
+  std::set<std::string> quoted{"hybrid", route_of(lesson, "forward"), route_of(lesson, "backward")};
+  if (one_by_one && quoted.contains("cpu")) quoted.insert("cpu_pairs");
+  for (const std::string& name : quoted)
     if (all["names"].contains(name)) out["names"].push_back(all["names"][name]);
   return out;
 }
@@ -108,6 +114,29 @@ double score_bytes(const Problem& p) {
   return pairs * (p.dtype == hilt::DType::f64 ? 8 : 4) * static_cast<double>(p.batch());
 }
 
+/// What taped keeps, by the step that first asked for it.
+Json kept_by_steps(const Lesson& lesson) {
+  const Mode* taped = lesson.mode("taped");
+  if (!taped) return {};
+  const Problem& p = lesson.problem;
+  const std::vector<std::string> symbols = symbols_of(taped->tape);
+  const std::pair<const char*, const char*> steps[] = {
+      {"S", p.scored() ? "rows of Q and K, and what score terms need" : "rows of Q and K"},
+      {"P", "the weights"},
+      {"M P", "M"},
+      {"O", p.dropout > 0 ? "M P, and rows of V" : "rows of V"},
+      {"L", "what merges the parts of a row"},
+      {"", "all else"}};
+  Json out = Json::array();
+  for (const auto& [symbol, what] : steps) {
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < symbols.size(); ++i)
+      if (symbols[i] == symbol) bytes += taped->tape[i].unique_bytes;
+    if (bytes > 0) out.push_back({{"symbol", symbol}, {"what", what}, {"bytes", bytes}, {"more", !out.empty()}});
+  }
+  return out;
+}
+
 /// a against b of two modes that ran: their quotients, for sentences.
 Json compared(const Lesson& lesson, const char* first, const char* second) {
   const Mode *a = lesson.mode(first), *b = lesson.mode(second);
@@ -125,6 +154,14 @@ Json compared(const Lesson& lesson, const char* first, const char* second) {
           {"peak_b", b->peak() + lesson.problem.input_bytes()}};
 }
 
+/// As info prints the one that the run was on.
+std::string device_of(const Lesson& lesson) {
+  const std::string name = (std::ostringstream() << lesson.problem.q.device()).str();
+  for (const std::string& device : lesson.machine.info.devices)
+    if (device.starts_with(name)) return device;
+  return name;
+}
+
 }  // namespace
 
 std::string to_html(const Lesson& lesson, Json json) {
@@ -136,6 +173,8 @@ std::string to_html(const Lesson& lesson, Json json) {
   for (auto& [name, mode] : json["modes"].items())
     for (const char* ops : {"tape", "inside_backward"})
       if (mode.contains(ops)) mode[ops] = folded(mode[ops]);
+  for (auto& [name, mistake] : json["broken"].items())
+    mistake["seen"] = std::ranges::any_of(mistake["error"], [](const Json& e) { return e["verdict"] != "ok"; });
   const auto from = [&](const char* other) {
     return lesson.mode("fused") && lesson.mode(other) ? Json{{"from", faster_from(lesson, "fused", other)}} : Json();
   };
@@ -160,7 +199,12 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"naive", lesson.naive},
       {"floor", lesson.floor},
       {"seconds", lesson.seconds},
-      {"device", lesson.machine.info.devices.empty() ? "" : lesson.machine.info.devices[0]},
+      {"device", device_of(lesson)},
+      {"on_cpu", p.q.device().is_cpu()},
+      {"whole_delta", whole_delta(lesson)},
+      {"all_pairs", lesson.pairs == p.length() * p.length() * p.heads()},
+      {"kept_by", kept_by_steps(lesson)},
+      {"flop_a_number", 4 * lesson.machine.gemm_gflop_s / lesson.machine.copy_gb_s},
       {"agreement", agreement_of(json)},
       {"forward_identical", lesson.forward_identical},
       {"dense_taped", compared(lesson, "dense", "taped")},

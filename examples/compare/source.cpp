@@ -21,8 +21,10 @@ constexpr File kFiles[] = {
 
 report::Json steps() { return report::Json::parse(kSteps); }
 
-report::Json source_line(std::string_view name, std::string_view marker) {
+report::Json source_line(const report::Json& place) {
+  const std::string name = place[0], marker = place[1], then = place.size() > 2 ? place[2] : place[1];
   report::Json found;
+  bool marked = false;
   const auto file = std::ranges::find(kFiles, name, &File::name);
   if (file == std::end(kFiles)) return found;
   int number = 0;
@@ -31,7 +33,10 @@ report::Json source_line(std::string_view name, std::string_view marker) {
     const std::string_view line = rest.substr(0, end);
     ++number;
     if (line.find(marker) != line.npos) {
-      if (!found.is_null()) return {};
+      if (marked) return {};
+      marked = true;
+    }
+    if (marked && found.is_null() && line.find(then) != line.npos) {
       std::string text(line.substr(0, line.find(" // ")));
       text.erase(text.find_last_not_of(' ') + 1).erase(0, text.find_first_not_of(' '));
       found = {{"file", name}, {"line", number}, {"code", text}};

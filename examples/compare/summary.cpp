@@ -44,7 +44,7 @@ void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
                               a > b ? "less" : "more",
                               (fused->forward_ms + fused->backward_ms) / (taped->forward_ms + taped->backward_ms));
     if (const double keys = crossover_in_keys(lesson); keys > 0)
-      text += format(" Below about %.0f keys a row it would keep more: head dim %lld.", keys,
+      text += format(" In segments of less than about %.0f keys it keeps more: head dim %lld.", keys,
                      static_cast<long long>(lesson.problem.dim()));
     os << wrapped(text, 2);
   }

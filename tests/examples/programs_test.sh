@@ -54,7 +54,10 @@ assert taped['nodes'] <= 20 or re.search(r'\+|--(softcap|alibi|relative|bias|sin
 # A matrix of weights is as large as the tape's, which are f32 at least; nothing is kept that is not alive at the peak.
 def size(text): return float(re.match('[0-9.]+', text)[0]) * {'B': 1, 'kB': 1e3, 'MB': 1e6}[re.search('[kM]?B', text)[0]]
 matrix = sum((8 if n['dtype'] == 'f64' else 4) * math.prod(n['shape']) for n in taped['tape'] if n['symbol'] == 'P')
-assert abs(size(re.search('multiplies, (.*?) a matrix', page)[1]) - matrix) <= 0.005 * matrix, matrix
+assert abs(size(re.search('one matrix over all pairs takes (.*?) here', page)[1]) - matrix) <= 0.005 * matrix, matrix
+by_steps = re.search('by the step that asks for it first: (.*?)[.] Fused holds', page)[1]
+parts = [size(part) for part in re.findall('[0-9.]+\u00a0[kM]?B', by_steps)]
+assert abs(sum(parts) - taped['saved_bytes']) <= 0.01 * taped['saved_bytes'], (by_steps, taped['saved_bytes'])
 for row in re.findall(r'</span>(?:dense|taped|hybrid|fused)</th><td class="n">.*?</td><td class="n">(.*?)</td><td class="n">(.*?)</td>', page.split('id="memory"')[0]):
     assert size(row[0]) <= size(row[1]), row
 assert taped['tape'] and not fused['inside_backward'], 'the time of the fused kernel is counted to an op'
@@ -103,9 +106,9 @@ compare 0 --pattern segment:64
 for anchor in what steps hand why bill memory time agreement break scaling order roofline questions method; do
   grep -q "id=\"$anchor\"" c/compare.html || fail "the page has no section '$anchor'"
 done
-# The steps stand beside lines that are in the source, under their numbers: four forward, seven backward, there also of hybrid.
+# The steps stand beside lines that are in the source, under their numbers: four forward, eight backward, there also of hybrid.
 grep -oE '[a-z_/]+\.(cpp|cu):[0-9]+</span><code>[^<]*</code>' c/compare.html | sed 's/<\/code>//; s/<\/span><code>/:/; s/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >lines
-[[ $(wc -l <lines) == 18 ]] || fail "18 lines of source expected, got $(cat lines)"
+[[ $(wc -l <lines) == 20 ]] || fail "20 lines of source expected, got $(cat lines)"
 while IFS=: read -r file number code; do
   sed -n "${number}p" "$SRC/ops/hilbert/$file" | grep -qF -- "$code" || fail "$file:$number does not say '$code'"
 done <lines
@@ -118,10 +121,12 @@ table = json.load(open(sys.argv[1] + '/examples/compare/steps.json'))
 language = words('const constexpr else float if for int return true typename Tensor')
 for kernel, part in table['names'].items():
     quoted = set()
-    for file, marker in (s[kernel] for s in table['steps'] if kernel in s):
-        lines = [line for line in open(sys.argv[1] + '/ops/hilbert/' + file) if marker in line]
-        assert len(lines) == 1, (file, marker)
-        quoted |= words(lines[0].split(' // ')[0])
+    for file, marker, *then in (s[kernel] for s in table['steps'] if kernel in s):
+        lines = list(open(sys.argv[1] + '/ops/hilbert/' + file))
+        marked = [i for i, line in enumerate(lines) if marker in line]
+        assert len(marked) == 1, (file, marker)
+        line = next(line for line in lines[marked[0]:] if (then or [marker])[0] in line)
+        quoted |= words(line.split(' // ')[0])
     named = words(' '.join(name for name, what in part['names']))
     assert quoted - language <= named, (kernel, 'no words for', quoted - language - named)
     assert named <= quoted, (kernel, 'in no line', named - quoted)

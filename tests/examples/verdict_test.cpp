@@ -76,20 +76,22 @@ TEST(Source, EveryStepHasOneLine) {
   const report::Json all = compare::steps();
   for (const report::Json& step : all["steps"]) {
     SCOPED_TRACE(step["id"].get<std::string>());
-    for (const char* where : {"hybrid", "cpu", "plain", "mma", "hopper", "hopper_one_owner"}) {
+    for (const char* where : {"hybrid", "cpu", "cpu_pairs", "plain", "mma", "hopper", "hopper_one_owner"}) {
       if (!step.contains(where)) continue;
-      const std::string file = step[where][0], marker = step[where][1];
-      const report::Json line = compare::source_line(file, marker);
-      ASSERT_FALSE(line.is_null()) << file << " needs exactly one line with '" << marker << "'; see steps.json";
+      const report::Json line = compare::source_line(step[where]);
+      ASSERT_FALSE(line.is_null()) << step[where] << ": exactly one line has that text; see steps.json";
       EXPECT_GT(line["line"], 0);
       EXPECT_EQ(line["code"].get<std::string>().find("//"), std::string::npos) << line;
     }
     EXPECT_TRUE(step.contains("cpu"));
     EXPECT_EQ(step.contains("hybrid"), step["pass"] == "backward");
   }
-  EXPECT_EQ(compare::source_line("modes/modes.cpp", "no such text"), nullptr);
-  EXPECT_EQ(compare::source_line("modes/modes.cpp", "Tensor"), nullptr) << "more than one";
-  EXPECT_EQ(compare::source_line("no_such_file.cpp", "Tensor"), nullptr);
+  const auto line = [](auto... place) { return compare::source_line(report::Json::array({place...})); };
+  EXPECT_EQ(line("modes/modes.cpp", "no such text"), nullptr);
+  EXPECT_EQ(line("modes/modes.cpp", "Tensor"), nullptr) << "more than one";
+  EXPECT_EQ(line("no_such_file.cpp", "Tensor"), nullptr);
+  EXPECT_EQ(line("modes/modes.cpp", "// dP = ", "no such text"), nullptr);
+  EXPECT_EQ(line("modes/modes.cpp", "// dP = ", "// dS = "), line("modes/modes.cpp", "// dS = "));
 }
 
 hilt::PlanPtr plan_of(Index length, Index heads, const std::string& order, const std::string& pattern,

@@ -15,7 +15,7 @@ const milliseconds = (ms) =>
   ms >= 999.5 ? (ms / 1000).toFixed(2) + " s" : ms.toFixed(ms < 0.9995 ? 3 : ms < 9.995 ? 2 : ms < 99.95 ? 1 : 0) + " ms";
 const percent = (x) => (100 * x).toFixed(x >= 0.9995 || x === 0 ? 0 : x < 0.1 ? 2 : 1) + " %";
 const scientific = (x) => (x === null ? "–" : x === 0 ? "0" : x.toExponential(1));
-const short = (x) => String(Number(x.toPrecision(4)));
+const short = (x) => String(Number.isInteger(x) && Math.abs(x) < 1e6 ? x : Number(x.toPrecision(4)));
 
 /** An element, HTML or SVG, with attributes and children. */
 function make(tag, attributes = {}, ...children) {
@@ -58,7 +58,8 @@ function ticks(low, high, log, room) {
     return out;
   }
   const rough = (high - low) / Math.max(2, room - 1), power = 10 ** Math.floor(Math.log10(rough)), part = rough / power;
-  const step = power * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
+  const steps = [0.5, 1, 2, 5, 10].map((s) => s * power), fitting = part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 3 : 4;
+  const step = steps[(high - low) / steps[fitting] < 2 ? fitting - 1 : fitting];  // two at least, beside that at 0
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) out.push(i * step);
   return out;
 }
@@ -83,7 +84,7 @@ function legend(svg, names, x, y, width) {
   return y;
 }
 
-/** Lines and dots. chart: {x, y: {label, log, format, low, high}, series: [{name, color, points, step, dots, line, style}],
+/** Lines and dots. chart: {x, y: {label, log, format, low, high; of x also end: the last tick stands there}, series: [{name, color, points, step, dots, line, style}],
     marks: [{at, text, horizontal}], height}; a series without a name is not in the legend. */
 function lineChart(into, title, description, caption, chart) {
   return figure(into, title, description, caption, (svg, width) => {
@@ -99,7 +100,9 @@ function lineChart(into, title, description, caption, chart) {
     for (const t of ticks(y.low, y.high, y.log, 6))
       svg.append(make("line", { x1: left, x2: right, y1: sy(t), y2: sy(t), class: "grid" }),
                  make("text", { x: left - 6, y: sy(t) + 4, "text-anchor": "end" }, y.format(t)));
-    for (const t of ticks(x.low, x.high, x.log, Math.max(3, Math.floor((right - left) / 62))))
+    const below = ticks(x.low, x.high, x.log, Math.max(3, Math.floor((right - left) / 62)));
+    if (x.end) below.splice(0, below.length, ...below.filter((t) => sx(t) < right - 50), x.high);
+    for (const t of below)
       svg.append(make("line", { x1: sx(t), x2: sx(t), y1: bottom, y2: bottom + 4, class: "axis" }),
                  make("text", { x: sx(t), y: bottom + 17, "text-anchor": "middle" }, x.format(t)));
     svg.append(make("line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "axis" }),
