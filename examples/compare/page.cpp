@@ -223,7 +223,7 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"short_length", std::min<Index>(p.length(), 1024)},
       {"order_verdict", order_verdict(lesson.orders)},
       {"order_and_result", order_and_result(lesson)},
-      {"row_order", spec.order.kind == hilt::Order::Kind::row},
+      {"same_result", lesson.same_result_in_any_order},
   };
   json["ways"] = ways_of(lesson, json["modes"]);
   // What figures are drawn from is in the page as data; all else only where it is shown.
