@@ -72,13 +72,18 @@ Json samples_of(const std::vector<Sample>& samples, const char* x) {
 }
 
 Json broken_of(const Lesson& lesson) {
+  const Problem& p = lesson.problem;
   Json out = Json::object();
-  for (const Broken& b : lesson.broken)
-    out[kMistakes[static_cast<std::size_t>(b.mistake)]] = {{"error", errors_of(b.error, lesson.problem)},
+  for (const Broken& b : lesson.broken) {
+    Json errors;  // of the first sequence, the heads of the first key head
+    for (std::size_t i = 0; i < b.error.size(); ++i)
+      errors[kTensors[i]] = error_of(b.error[i], {1, p.length(), i < 2 ? p.heads() / p.kv_heads() : 1, p.dim()});
+    out[kMistakes[static_cast<std::size_t>(b.mistake)]] = {{"error", errors},
                                                            {"query", b.query},
                                                            {"gradient", number(b.slope)},
                                                            {"finite_difference", number(b.difference)},
                                                            {"row_sum_of_ds", number(b.row_sum)}};
+  }
   return out;
 }
 

@@ -9,27 +9,38 @@ namespace train {
 
 constexpr Index kImages = 16;  // of a sample
 
-/// A token by the model's logits: temperature, then the likeliest only, then one draw.
+/// A token by the model's logits: temperature, then the likeliest only, then one draw. Of a large
+/// vocabulary few words are ever asked for: a heap gives them, likeliest first.
 static std::int32_t pick(std::span<const float> logits, const Settings& s, Draws& draws) {
-  std::vector<std::int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater{}, [&](std::int32_t i) { return logits[at(i)]; });
-  if (s.temperature == 0) return order[0];
-  std::vector<double> p;
-  double total = 0;
-  for (const std::int32_t i : order) {
-    p.push_back(
-        std::exp((static_cast<double>(logits[at(i)]) - static_cast<double>(logits[at(order[0])])) / s.temperature));
-    total += p.back();
-  }
-  const std::size_t most = s.top_k > 0 ? std::min(at(s.top_k), p.size()) : p.size();
-  std::size_t kept = 0;
+  const auto first = std::ranges::max_element(logits);
+  if (s.temperature == 0) return static_cast<std::int32_t>(first - logits.begin());
+  const auto later = [&](std::int32_t a, std::int32_t b) {
+    return logits[at(a)] < logits[at(b)] || (logits[at(a)] == logits[at(b)] && a > b);
+  };
+  std::vector<std::int32_t> heap(logits.size());
+  std::iota(heap.begin(), heap.end(), 0);
+  std::ranges::make_heap(heap, later);
+  std::size_t taken = 0;  // they stand behind the heap, the first one last
+  const auto likeliest = [&](std::size_t i) {
+    for (; taken <= i; ++taken)
+      std::ranges::pop_heap(heap.begin(), heap.end() - static_cast<std::ptrdiff_t>(taken), later);
+    return heap[heap.size() - 1 - i];
+  };
+  const auto weight = [&](std::int32_t i) {
+    return std::exp((static_cast<double>(logits[at(i)]) - static_cast<double>(*first)) / s.temperature);
+  };
   double share = 0;
-  while (kept < most && (kept == 0 || share < s.top_p * total)) share += p[kept++];
+  for (std::size_t i = 0; i < logits.size(); ++i) share += weight(static_cast<std::int32_t>(i));
+  std::size_t kept = logits.size();
+  if (s.top_k > 0 || s.top_p < 1) {
+    const double enough = s.top_p * share;
+    const std::size_t most = s.top_k > 0 ? std::min(at(s.top_k), kept) : kept;
+    for (share = 0, kept = 0; kept < most && (kept == 0 || share < enough);) share += weight(likeliest(kept++));
+  }
   double left = draws.uniform() * share;
-  std::size_t at = 0;
-  while (at + 1 < kept && left >= p[at]) left -= p[at++];
-  return order[at];
+  std::size_t i = 0;
+  for (; i + 1 < kept && left >= weight(likeliest(i)); ++i) left -= weight(likeliest(i));
+  return likeliest(i);
 }
 
 /// How much of a text is whole characters: all but one that is not there to its end.
