@@ -3,7 +3,8 @@
 //
 //   HILT_FUZZ_SEED=n     that one configuration, printed
 //   HILT_TEST_DEVICE=cuda  on a GPU, against the same references; what was drawn in f64 runs in f32
-//   HILT_FUZZ_COUNT=n    so many, from HILT_FUZZ_FIRST (1) on; 5,000 unless told, 1,000 with HILT_TEST_SCALE=small; CI: 20,000
+//   HILT_FUZZ_COUNT=n    so many, from HILT_FUZZ_FIRST (1) on; 5,000 unless told (CI: 20,000), 1,000
+//                        with HILT_TEST_SCALE=small
 //
 // What is judged, for every configuration: the plan against the dense multiplicity table; taped,
 // hybrid and fused forward and backward; lse; hybrid = fused bit for bit; fused bit for bit on
