@@ -173,9 +173,23 @@ def cpu_sweep(figures):
     return "\n".join(lines)
 
 
+def seeds(figures):
+    """How far above the entropy the default training ends."""
+    first, by = figures[0], {}
+    for f in figures[1:]:
+        by.setdefault(f["isa"], []).append(f["above_percent"])
+    lines = ["| instructions | runs | least | median | most |", "|---|---:|---:|---:|---:|"]
+    for isa, above in by.items():
+        above.sort()
+        median = (above[(len(above) - 1) // 2] + above[len(above) // 2]) / 2
+        lines.append(f"| {isa} | {len(above)} | {above[0]:g} % | {median:g} % | {above[-1]:g} % |")
+    return "\n".join(lines + ["", "Loss on held-out stories above the entropy of their grammar, at the end of a default run, seeds from 0 on, one thread.",
+                              f"`{first['command']}`, {first['machine']}, {first['date']}, commit {first['commit']}."])
+
+
 def table(name):
-    if name in ("ring", "programs", "steps", "sweep", "cpu_sweep"):
-        file = {"ring": "h200_ring", "sweep": "h200_sweep", "cpu_sweep": "cpu_sweep"}.get(name, "h200")
+    if name in ("ring", "programs", "steps", "sweep", "cpu_sweep", "seeds"):
+        file = {"ring": "h200_ring", "sweep": "h200_sweep", "cpu_sweep": "cpu_sweep", "seeds": "train_seeds"}.get(name, "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)
