@@ -17,7 +17,7 @@ Tensor as_call(const Tensor& x) { return hilt::reshape(x, {1, kTokens, 1, kDim})
 Json rows_of(const Tensor& x) {
   const std::vector<double> values = x.to_vector();
   Json rows = Json::array();
-  const std::size_t columns = values.size() / kTokens;
+  const std::size_t columns = at(x.dim(1));
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (i % columns == 0) rows.push_back(Json::array());
     rows.back().push_back(report::number(std::round(values[i] * 1e10) / 1e10 + 0.0));  // + 0: no -0
@@ -113,6 +113,19 @@ Json by_hand() {
     }
   }
   out["apart"] = apart;
+  // Fused on the way back: what a tile of two queries and two keys gives to their sums.
+  const auto part = [](const Tensor& x, Index row) { return hilt::slice(x, 0, row, row + kTile); };
+  for (Index t = 0; t < kTokens; t += kTile)
+    for (Index u = 0; u <= t; u += kTile) {
+      const auto tile = [&](const Tensor& x) { return hilt::slice(part(x, t), 1, u, u + kTile); };
+      out["tiles"].push_back({{"query", t},
+                              {"last_query", t + kTile - 1},
+                              {"key", u},
+                              {"last_key", u + kTile - 1},
+                              {"dV", rows_of(hilt::matmul(hilt::transpose(tile(p)), part(d_o, t)))},
+                              {"dK", rows_of(hilt::matmul(hilt::transpose(tile(ds)), part(q, t)) * kScale)},
+                              {"dQ", rows_of(hilt::matmul(tile(ds), part(k, u)) * kScale)}});
+    }
   out["softmax"] = running_softmax(s, v);
   // The finite difference: the loss is sum(dO O); the last feature of the last query moves.
   constexpr double kStep = 1e-4;

@@ -190,6 +190,12 @@ assert len({*first['a'], *last['a'], *o}) == 6, (first['a'], last['a'], o)
 plain, taped, fused = c['config'], c['modes']['taped'], c['modes']['fused']
 row, qkv = 4 * 256 * 2, 3 * 4 * 256 * 2 * 16  # what is kept, part by part
 assert fused['saved_bytes'] == qkv + qkv // 3 + row and taped['saved_bytes'] == qkv + 64 * row, (fused['saved_bytes'], taped['saved_bytes'])
+whole = {m['name']: m['rows'] for m in c['by_hand']['backward']}
+for name, first in (('dV', 'key'), ('dK', 'key'), ('dQ', 'query')):  # the tiles add up to the gradients
+    sums = [[0, 0] for _ in range(4)]
+    for tile in c['by_hand']['tiles']:
+        for i, row in enumerate(tile[name]): sums[tile[first] + i] = [a + b for a, b in zip(sums[tile[first] + i], row)]
+    assert all(abs(a - b) < 1e-8 for x, y in zip(sums, whole[name]) for a, b in zip(x, y)), (name, sums)
 assert c['by_hand']['apart'] < 1e-12 and abs(c['by_hand']['difference']['quotient'] - c['by_hand']['difference']['gradient']) < 1e-8
 wrong = {name: [t for t, e in b['error'].items() if e['verdict'] != 'ok'] for name, b in c['broken'].items()}
 assert wrong['none'] == [] and wrong['no_delta'] == wrong['scaled_twice'] == ['dq', 'dk'], wrong
