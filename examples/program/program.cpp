@@ -266,9 +266,10 @@ void declare(Options& options, AttentionTexts& a) {
                  "Who asks where a segment is dilated");
   options.choice("--causal", a.causal, {"none", "token", "curve"},
                  "Which keys are in the past: of a token, or along the curve");
-  options.text("--documents", a.documents, "LIST",
-               "What lies in each row, one after the other: lengths or grids, like 100,16x16,4x6x6; lists joined by / "
-               "are the rows of the batch");
+  options.text(
+      "--documents", a.documents, "LIST",
+      "What lies in each row, one after the other: lengths or grids, like 100,16x16,4x6x6; attend also takes lists "
+      "joined by /, one a row of the batch");
 }
 
 hilt::PlanSpec spec_of(const AttentionTexts& a, hilt::Index length, hilt::Index heads) {

@@ -49,6 +49,7 @@ SMALL_CPP = [('.steps = 1000, .warmup = 50', '.steps = 2, .warmup = 1', 'two ste
 LEFT = {
     r'^\./run (setup|build)\b|^meson (install|setup build)|^c?make ': 'installs, or compiles for minutes; run_test.sh and embed_test.sh do the like',
     r'\./run bench\b': 'measures for minutes',
+    r'tests/tools/measure\b': 'measures for minutes',
     r'^\./run docs': 'docs_test.sh does it',
     r'^meson setup --wrap-mode': 'loads sources from the network',
     r'gpu_lane': 'needs a GPU',
