@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Puts known bugs back, one at a time, and expects the tests to notice.
 
-    tests/mutants/run.py [--build DIR] [--list] [--every N] [--seconds S] [NAME ..]
+    tests/mutants/run.py [--build DIR] [--list | --check] [--every N] [--jobs J] [NAME ..]
 
-mutants.txt lists them: a name, a file, the text to replace (once in that file, however it is broken into lines), its replacement, and the tests that must
-fail. The tree is copied, so the working tree is never touched; one build directory is reused, so a mutant costs one compiled
-file and a link. A mutant that survives, or no longer applies (chosen or not), is a failure. The last line counts.
+mutants.txt lists them: a name, a file, the text to replace (once in that file, however it is broken into lines), its
+replacement, and the tests that must fail. The tree is copied, so the working tree is never touched, and each job reuses a
+copy with its build directory: a mutant costs one compiled file and a link. A mutant that survives, or no longer applies
+(chosen or not), is a failure. The last line counts.
 """
 import argparse
+import concurrent.futures
 import os
 import pathlib
+import queue
 import re
 import shutil
 import subprocess
@@ -17,6 +20,8 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What a bug leaves unused is no error of its own; all else that the compiler warns of is one, as everywhere.
+UNUSED = "".join(f'#pragma GCC diagnostic ignored "-Wunused-{what}"\n' for what in ("but-set-parameter", "but-set-variable", "function", "parameter", "variable"))
 
 
 def read_mutants():
@@ -60,84 +65,105 @@ def copy_tree(target):
         os.utime(copy)
 
 
+def prepare(tree, binaries):
+    """A copy with its tests compiled. Its flags are those of `./run test` in CI, so that a compiler cache has most of it."""
+    copy_tree(tree)
+    if not (tree / "build/build.ninja").exists():
+        subprocess.run(["meson", "setup", tree / "build", tree, "-Dcuda=disabled", "-Dwerror=true", "-Dwide_isa=false", "-Dexamples=false", "-Dpython=disabled"],
+                       check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["ninja", "-C", tree / "build"] + [f"tests/{b}" for b in binaries], check=True, stdout=subprocess.DEVNULL)
+
+
+def run_test(tree, test):
+    binary, gtest_filter = test.split(maxsplit=1)
+    return subprocess.run([tree / "build/tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1"], capture_output=True, text=True, timeout=600,
+                          env=os.environ | {"HILT_TEST_SCALE": "small", "SRC": str(tree)})
+
+
+def verdict_on(mutant, tree):
+    """Nothing, if the tests notice it."""
+    path = tree / mutant["file"]
+    original = path.read_text()
+    found = list(pattern_of(mutant["from"]).finditer(original))
+    path.write_text(UNUSED + original[:found[0].start()] + mutant["to"] + original[found[0].end():])
+    try:
+        compiled = subprocess.run(["ninja", "-C", tree / "build", f"tests/{mutant['test'].split()[0]}"], capture_output=True, text=True)
+        if compiled.returncode:
+            return "does not compile\n" + compiled.stdout[-1500:]
+        run = run_test(tree, mutant["test"])
+        if run.returncode == 0:
+            ran = re.search(r"\[==========\] (\d+) tests? ", run.stdout)
+            return f"survived {ran[1] if ran else 'no'} tests ({mutant['test']})"
+    except subprocess.TimeoutExpired:
+        pass  # a hang is noticed too
+    finally:
+        path.write_text(original)
+    return None
+
+
+def failure(name, why):
+    print(f"failed: {name}: " + "\n    ".join(why.rstrip().splitlines()), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build-mutants")
     parser.add_argument("--list", action="store_true", help="names and files, and nothing else")
+    parser.add_argument("--check", action="store_true", help="only whether each text stands once")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="the first of every N, in the order of the file")
-    parser.add_argument("--seconds", type=float, default=float("inf"), metavar="S", help="begin no other after so many; at least one is tried")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count()), metavar="J", help="so many at once")
     parser.add_argument("names", nargs="*", help="these alone")
     args = parser.parse_args()
-    begun = time.monotonic()
-    mutants = every = read_mutants()
-    unknown = set(args.names) - {m["name"] for m in mutants}
+    every = read_mutants()
+    unknown = set(args.names) - {m["name"] for m in every}
     if unknown:
         sys.exit(f"mutants: error: no mutant named {', '.join(sorted(unknown))}; see --list")
-    if args.names:
-        mutants = [m for m in mutants if m["name"] in args.names]
-    mutants = mutants[::args.every]
-    if args.seconds < float("inf"):  # those it comes to are from all over the file
-        mutants = [m for _, m in sorted(enumerate(mutants), key=lambda numbered: numbered[0] * 0.618 % 1)]
+    chosen = [m for m in every if not args.names or m["name"] in args.names][::args.every]
     if args.list:
-        for m in mutants:
+        for m in chosen:
             print(f"{m['name']:40} {m['file']}")
         return 0
 
-    source, build = args.build / "source", args.build / "build"
-    copy_tree(source)
-    if not (build / "build.ninja").exists():
-        # One instruction set and little optimization: what is tested is the arithmetic, and compiling is what costs.
-        subprocess.run(["meson", "setup", build, source, "-Dcuda=disabled", "-Dwide_isa=false", "-Dexamples=false", "-Doptimization=1", "-Ddebug=false"],
-                       check=True, stdout=subprocess.DEVNULL)
-    environment = os.environ | {"HILT_TEST_SCALE": "small"}
-    binaries = sorted({m["test"].split()[0] for m in mutants})
-    subprocess.run(["ninja", "-C", build] + [f"tests/{b}" for b in binaries], check=True, stdout=subprocess.DEVNULL)
-
-    for test in sorted({m["test"] for m in mutants}):  # a test that fails anyway would kill everything
-        binary, gtest_filter = test.split(maxsplit=1)
-        sound = subprocess.run([build / "tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1"], env=environment, capture_output=True, text=True)
-        if sound.returncode or " 0 tests" in sound.stdout:
-            sys.exit(f"mutants: error: {test}: must run and pass without a mutant:\n{sound.stdout[-1500:]}")
-
-    killed = failed = 0
+    passed = failed = 0
+    times = {m["name"]: len(pattern_of(m["from"]).findall((ROOT / m["file"]).read_text())) for m in every}
     for m in every:
-        times = len(pattern_of(m["from"]).findall((ROOT / m["file"]).read_text()))
-        if m not in mutants and times != 1:
+        if times[m["name"]] != 1:
             failed += 1
-            print(f"{m['name']:44} DOES NOT APPLY: its text stands {times} times in {m['file']}", flush=True)
-    for tried, m in enumerate(mutants):
-        start = time.monotonic()
-        if tried and start - begun > args.seconds:
-            print(f"mutants: {tried} of {len(mutants)} chosen were tried in {start - begun:.0f} s")
-            break
-        binary, gtest_filter = m["test"].split(maxsplit=1)
-        path = source / m["file"]
-        original = path.read_text()
-        verdict = None
-        found = list(pattern_of(m["from"]).finditer(original))
-        if len(found) != 1:
-            verdict = f"DOES NOT APPLY: its text stands {len(found)} times in {m['file']}"
-        else:
-            path.write_text(original[:found[0].start()] + m["to"] + original[found[0].end():])
-            try:
-                compiled = subprocess.run(["ninja", "-C", build, f"tests/{binary}"], capture_output=True, text=True)
-                if compiled.returncode:
-                    verdict = "DOES NOT COMPILE:\n" + compiled.stdout[-1500:]
-                else:
-                    try:
-                        run = subprocess.run([build / "tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1"], env=environment,
-                                             capture_output=True, text=True, timeout=300)
-                        if run.returncode == 0:
-                            ran = re.search(r"\[==========\] (\d+) tests? ", run.stdout)
-                            verdict = f"SURVIVED {ran.group(1) if ran else 'no'} tests ({gtest_filter})"
-                    except subprocess.TimeoutExpired:
-                        pass  # a hang is noticed too
-            finally:
-                path.write_text(original)
-        killed, failed = killed + (verdict is None), failed + (verdict is not None)
-        print(f"{m['name']:44} {verdict or 'killed'}  {time.monotonic() - start:.0f} s", flush=True)
-    print(f"mutants: {killed} of {killed + failed} killed")
-    print(f"{killed} passed, {failed} failed, 0 skipped")
+            failure(m["name"], f"its text stands {times[m['name']]} times in {m['file']}")
+    if args.check:
+        print(f"{len(every) - failed} passed, {failed} failed, 0 skipped")
+        return 1 if failed else 0
+
+    chosen = [m for m in chosen if times[m["name"]] == 1]
+    trees = [args.build.resolve() / str(job) for job in range(1, args.jobs + 1)]
+    for tree in trees:
+        prepare(tree, sorted({m["test"].split()[0] for m in chosen}))
+    free = queue.Queue()
+    for tree in trees:
+        free.put(tree)
+
+    def try_one(mutant):
+        tree, start = free.get(), time.monotonic()
+        try:
+            return mutant, verdict_on(mutant, tree), time.monotonic() - start
+        finally:
+            free.put(tree)
+
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        # A test that fails anyway would kill everything.
+        tests = sorted({m["test"] for m in chosen})
+        for test, run in zip(tests, pool.map(lambda test: run_test(trees[0], test), tests)):
+            if run.returncode or " 0 tests" in run.stdout:
+                failed += 1
+                failure(test, "must run and pass without a mutant\n" + (run.stdout + run.stderr)[-1500:])
+                chosen = [m for m in chosen if m["test"] != test]
+        for mutant, verdict, seconds in pool.map(try_one, chosen):
+            passed, failed = passed + (verdict is None), failed + (verdict is not None)
+            if verdict:
+                failure(mutant["name"], verdict)
+            else:
+                print(f"{mutant['name']:44} killed  {seconds:.0f} s", flush=True)
+    print(f"{passed} passed, {failed} failed, 0 skipped")
     return 1 if failed else 0
 
 

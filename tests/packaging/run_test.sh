@@ -62,10 +62,19 @@ for word in setup build info test; do
 done
 [[ ! -e $scratch/build ]] || fail 'something was written before the error'
 
-# count.awk on runs made up here: a binary with one case of each kind, a crash, a time-out, a leak found at exit, scripts.
-log=$scratch/testlog.json
+# The verdict on runs made up here: a binary with one case of each kind, a crash, a time-out, a leak found at exit, scripts.
+mkdir "$scratch/meson-logs"
+log=$scratch/meson-logs/testlog.json
 result() { printf '{"name": "%s", "stdout": "%s", "result": "%s", "starttime": 1, "duration": 2.5, "returncode": %d, "env": {}, "command": []}\n' "$@" >>"$log"; }
-count() { awk -v build="$scratch" -f "$SRC/tests/tools/count.awk" "$log"; }
+export HILT_VERDICTS=$scratch/verdicts HILT_BEGUN=0
+verdict=$SRC/tests/tools/verdict.py
+# shows STATUS WHAT: the verdict on the log as it is.
+shows() {
+  rm -rf "$HILT_VERDICTS" && mkdir "$HILT_VERDICTS"
+  "$verdict" read a-lane "$scratch"
+  expect "$1" "$2" "$verdict" show
+}
+has() { [[ $(cat "$scratch/out") == *"$1"* ]] || fail "'$1' is not in what it printed: $(cat "$scratch/out")"; }
 cat >"$scratch/a_test.xml" <<'END'
 <?xml version="1.0" encoding="UTF-8"?>
 <testsuites tests="5" failures="1" disabled="1" errors="0" time="0.1" name="AllTests">
@@ -83,28 +92,47 @@ cat >"$scratch/a_test.xml" <<'END'
   </testsuite>
 </testsuites>
 END
-result 'hilt:gtest / a_test' 'says \"result\": \"OK\", \"returncode\": 0' FAIL 1
-expect 1 'one failed case' count
-says out 'failed: a_test: A.bad'
+many=$(printf 'line %s\\n' {1..30})
+result 'hilt:gtest / a_test' "[ RUN      ] A.good/0\nhush\n[       OK ] A.good/0 (1 ms)\n[ RUN      ] A.bad\n$many[  FAILED  ] A.bad (1 ms)\n" FAIL 1
+shows 1 'one failed case'
+says out 'failed: a-lane: a_test: A.bad'
+[[ $(grep -c '^    line ' "$scratch/out") == 20 ]] && ! grep -q 'line 10$' "$scratch/out" || fail "not the last 20 lines: $(cat "$scratch/out")"
+! grep -q hush "$scratch/out" || fail 'what another case printed is shown'
 says out '2 passed, 1 failed, 2 skipped'
-result 'hilt:gtest / b_test' '[ RUN      ] B.first\n[       OK ] B.first\n[ RUN      ] B.second\n' FAIL -11
+result 'hilt:gtest / b_test' '[ RUN      ] B.first\n[       OK ] B.first\n[ RUN      ] B.second\nits last words\n' FAIL -11
 result 'hilt:gtest / c_test' '' TIMEOUT -15
 result 'hilt:script / layering' '' OK 0
-result 'hilt:script / embed' 'looks for it\nno \"tool\" here\n' SKIP 77
-result 'hilt:script / isa' '' FAIL 1
-expect 1 'everything' count
-says out 'failed: b_test: killed by signal SIGSEGV in B.second'
-says out 'failed: c_test: timed out'
-says out 'failed: isa: exit status 1'
-says out 'skipped: embed: no "tool" here'
+result 'hilt:script+quick / embed' 'looks for it\nno \"tool\" here\n' SKIP 77
+result 'hilt:script / isa' 'a symbol\n' FAIL 1
+shows 1 'everything'
+has $'failed: a-lane: b_test: killed by SIGSEGV in B.second\n    its last words'
+says out 'failed: a-lane: c_test: timed out'
+has $'failed: a-lane: isa: exit status 1\n    a symbol'
+says out 'left out: a-lane: embed: no "tool" here'
+says out 'left out: a-lane: A.skips: no GPU'
 [[ $(tail -n 1 "$scratch/out") == '3 passed, 4 failed, 3 skipped' ]] || fail "the count: $(cat "$scratch/out")"
+# Failures, what was left out, the lanes, the counts: in this order.
+order=$(grep -oE '^(failed:|left out:|lane  |a-lane|[0-9]+ passed)' "$scratch/out" | uniq | tr '\n' ' ')
+[[ $order == 'failed: left out: lane   a-lane 3 passed ' ]] || fail "the order of what is shown: $order"
 sed -i '/bad"/,/<\/testcase>/d' "$scratch/a_test.xml"
 : >"$log"
 result 'hilt:gtest / a_test' 'LeakSanitizer' FAIL 23
-expect 1 'a leak at exit' count
-says out 'failed: a_test: exit status 23'
+shows 1 'a leak at exit'
+has $'failed: a-lane: a_test: exit status 23\n    LeakSanitizer'
 says out '2 passed, 1 failed, 2 skipped'
 : >"$log"
 result 'hilt:gtest / a_test' '' OK 0
-expect 0 'nothing failed' count
+shows 0 'nothing failed'
 says out '2 passed, 0 failed, 2 skipped'
+# Lanes that did not come to their tests, or count by themselves, stand beside the others.
+printf 'compiling\nno such header\n' >"$scratch/stopped"
+printf 'failed: a_bug: survived 3 tests\n    (Tape.*)\nleft out: more: no time\n1 passed, 1 failed, 0 skipped\n' >"$scratch/counted"
+"$verdict" stopped b-lane "$scratch/stopped"
+"$verdict" counted mutants "$scratch/counted"
+"$verdict" left-out cuda 'there is no nvcc'
+expect 1 'all lanes' "$verdict" show
+has $'failed: b-lane: it did not come to its tests\n    compiling\n    no such header'
+has $'failed: mutants: a_bug\n    survived 3 tests\n    (Tape.*)'
+says out 'left out: cuda: all of it: there is no nvcc'
+says out 'left out: mutants: more: no time'
+says out '3 passed, 2 failed, 2 skipped'

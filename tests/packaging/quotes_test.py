@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""What compare's page quotes of the kernels (examples/compare/steps.json) stands in the source: each text in exactly one line, every
+name of a quoted line has its words, and no name has words that no line needs."""
+import json
+import os
+import pathlib
+import re
+import sys
+
+LANGUAGE = set("const constexpr else float if for int return true typename Tensor".split())
+
+
+def words(text):
+    return set(re.findall(r"[A-Za-z_]\w*", re.sub(r"\b\d[\w.]*", "", text)))
+
+
+def quoted_line(lines, marker, then=None):
+    """The line that has the marker; with `then` the first from there on that has that."""
+    marked = [i for i, line in enumerate(lines) if marker in line]
+    assert len(marked) == 1, f"stands in {len(marked)} lines: {marker}"
+    line = next((line for line in lines[marked[0]:] if (then or marker) in line), None)
+    assert line, f"stands nowhere behind {marker}: {then}"
+    return line.split(" // ")[0]
+
+
+def wrong(source, table):
+    for kernel, part in table["names"].items():
+        try:
+            quoted = set()
+            for file, *text in (step[kernel] for step in table["steps"] if kernel in step):
+                quoted |= words(quoted_line((source / file).read_text().splitlines(), *text))
+            named = words(" ".join(name for name, _ in part["names"]))
+            assert quoted - LANGUAGE <= named, f"no words for {sorted(quoted - LANGUAGE - named)}"
+            assert named <= quoted, f"words for what no line has: {sorted(named - quoted)}"
+        except AssertionError as e:
+            yield f"steps.json, {kernel}: {e}"
+
+
+def main():
+    source = pathlib.Path(os.environ["SRC"])
+    text = (source / "examples/compare/steps.json").read_text()
+    table = json.loads(text)
+    found = list(wrong(source / "ops/hilbert", table))
+    # The judge: a text that is gone, and a name too many, must be seen.
+    first = next(step["cpu"] for step in table["steps"] if "cpu" in step)
+    gone, more = json.loads(text), json.loads(text)
+    next(step for step in gone["steps"] if "cpu" in step)["cpu"] = [first[0], "no such line"]
+    more["names"]["cpu"]["names"].append(["no_such_name", ""])
+    for broken in (gone, more):
+        if not any(w.startswith("steps.json, cpu:") for w in wrong(source / "ops/hilbert", broken)):
+            found.append("the judge overlooks what is not in the source")
+    print("\n".join(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
