@@ -7,7 +7,7 @@
 namespace hilt::heap {
 
 thread_local constinit Failing failing;
-thread_local constinit long blocks = 0;
+thread_local constinit long made = 0, blocks = 0;
 
 namespace {
 
@@ -22,7 +22,7 @@ bool fails(bool tensor) {
 void* taken(std::size_t bytes) {
   void* const p = fails(false) ? nullptr : std::malloc(bytes ? bytes : 1);
   if (!p) return p;
-  ++blocks;
+  ++made, ++blocks;
   const std::int64_t now = held += static_cast<std::int64_t>(malloc_usable_size(p));
   std::int64_t most = most_held.load();
   while (now > most && !most_held.compare_exchange_weak(most, now)) {}
@@ -31,7 +31,7 @@ void* taken(std::size_t bytes) {
 void* taken(std::size_t bytes, std::align_val_t alignment, bool tensor) {
   const auto align = static_cast<std::size_t>(alignment);
   void* const p = fails(tensor) ? nullptr : std::aligned_alloc(align, (bytes + align - 1) / align * align);
-  blocks += p != nullptr;
+  made += p != nullptr, blocks += p != nullptr;
   return p;
 }
 void* or_throw(void* p) {

@@ -20,7 +20,7 @@ struct Failing {
   bool met = false;
 };
 extern thread_local constinit Failing failing;
-/// Allocations of this thread, tensors' too, less what it gave back.
-extern thread_local constinit long blocks;
+/// Allocations of this thread, tensors' too: ever, and less what it gave back.
+extern thread_local constinit long made, blocks;
 
 }  // namespace hilt::heap

@@ -2,7 +2,6 @@
 // nothing crosses from one to another; what belongs to nobody is empty; what plans of them cost.
 #include <gtest/gtest.h>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <iostream>
 #include <limits>
@@ -248,7 +247,7 @@ TEST(Documents, EqualOnesShareOneTiling) {
   EXPECT_EQ(plan.empty_rows(), 0);
 }
 
-TEST(Documents, APlanOfManyIsSmallAndQuick) {
+TEST(Documents, APlanOfManyIsSmall) {
   // 65,536 tokens in 58 documents of 58 lengths, causal dense.
   PlanSpec spec = spec_of(65536, "1", "dense", "row", Causality::token, 16);
   DocumentList list;
@@ -256,18 +255,9 @@ TEST(Documents, APlanOfManyIsSmallAndQuick) {
   for (Index i = 0; i < 57; ++i) list.push_back(400 + 25 * i), left -= list.back().length;
   list.push_back(left);
   spec.documents = {list};
-  double best = kInfinity;
-  std::size_t bytes = 0;
-  for (int turn = 0; turn < 20; ++turn) {
-    permutation_cache().clear();
-    const auto start = std::chrono::steady_clock::now();
-    const Plan plan(spec);
-    best = std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
-    bytes = plan.bytes();
-    ASSERT_EQ(plan.parts().size(), 58u);
-  }
-  std::cout << "65,536 tokens in 58 documents, causal dense: built in " << best << " ms, " << bytes << " bytes\n";
-  EXPECT_LE(bytes, 1000000u);
+  const Plan plan(spec);
+  ASSERT_EQ(plan.parts().size(), 58u);
+  EXPECT_LE(plan.bytes(), 1000000u);
 }
 
 TEST(Documents, ThatDoNotFitAreRefused) {

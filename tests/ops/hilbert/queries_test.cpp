@@ -2,10 +2,8 @@
 // whatever the pattern, the order, the mode, the terms; queries of another sequence; weights.
 #include <gtest/gtest.h>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <iostream>
-#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -14,16 +12,17 @@
 #include "ops/hilbert/plan/shards.h"
 #include "ops/ops.h"
 #include "tests/support/error_of.h"
+#include "tests/support/heap.h"
 #include "tests/support/reference.h"
 #include "tests/support/same_bits.h"
 #include "tests/support/scale.h"
+#include "tests/support/settings.h"
 
 namespace hilt {
 namespace {
 
 using Rows = std::vector<std::int32_t>;
 constexpr Backward kModes[] = {Backward::taped, Backward::hybrid, Backward::fused};
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Tensor picked(const Tensor& x, int axis, const Rows& rows) {
   return contiguous(gather(x, axis, from_values(rows, {std::ssize(rows)})));
@@ -480,15 +479,18 @@ TEST(Weights, OfRowsWithDocumentsOfTheirOwnAndOfSetsChosenByLooking) {
 
 // What a decoded token pays for its plan.
 TEST(Queries, PlanOfOneIsCheap) {
-  const auto ms = [](const PlanSpec& spec) {
-    double best = kInfinity;
-    for (int i = 0; i < 5; ++i) {
-      const auto start = std::chrono::steady_clock::now();
-      const Plan plan(spec);
-      best =
-          std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
-    }
-    return best;
+  const Threads alone(1);  // whose allocations are counted
+  struct Cost {
+    std::int64_t bytes;  // the most that is held while it is made
+    long allocations;
+  };
+  const auto cost = [](const PlanSpec& spec) {
+    (void)Plan(spec);  // the order is kept for the next
+    const std::int64_t before = heap::held;
+    const long made = heap::made;
+    heap::most_held = before;
+    const Plan plan(spec);
+    return Cost{heap::most_held - before, heap::made - made};
   };
   for (const Index length : {Index{1024}, Index{8192}})
     for (const auto& [pattern, order] : {std::pair("dense", "row"),
@@ -498,12 +500,14 @@ TEST(Queries, PlanOfOneIsCheap) {
                                          {"segment:256", "hilbert"},
                                          {"window2d:16x16", length == 1024 ? "hilbert:32x32" : "hilbert:64x128"}}) {
       PlanSpec spec = spec_of(pattern, order, Causality::token, length, 8);
-      const double all = ms(spec);
+      const Cost all = cost(spec);
       spec.queries = Rows{static_cast<std::int32_t>(length - 1)};
-      const double one = ms(spec);
-      std::cout << "  " << length << " tokens, " << pattern << ", " << order << ": " << one << " ms for one query, "
-                << all << " for all\n";
-      EXPECT_LT(one, all) << pattern;
+      const Cost one = cost(spec);
+      std::cout << "  " << length << " tokens, " << pattern << ", " << order << ": " << one.bytes << " bytes and "
+                << one.allocations << " allocations for one query, " << all.bytes << " and " << all.allocations
+                << " for all\n";
+      EXPECT_LT(one.bytes, all.bytes) << pattern;
+      EXPECT_LT(one.allocations, all.allocations) << pattern;
     }
 }
 
