@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md and tests/bench/results/README.md from the files beside the latter, so that no figure is remembered.
+"""Writes the tables of README.md, tests/README.md and tests/bench/results/README.md from the files beside the latter, so that no figure is
+remembered.
 
     tests/tools/figures.py            rewrite what stands between the markers
     tests/tools/figures.py --check    exit 1 if that would change anything
@@ -187,9 +188,32 @@ def seeds(figures):
                               f"`{first['command']}`, {first['machine']}, {first['date']}, commit {first['commit']}."])
 
 
+def ci(figures):
+    """Lane by lane, a column each run."""
+    lanes = list(dict.fromkeys(lane["lane"] for f in figures for lane in f["lanes"]))
+    lines = ["| lane | " + " | ".join(f"{f['what']}, {f['commit']}" for f in figures) + " |", "|---|" + "---:|" * len(figures)]
+    for name in lanes:
+        there = [next((x for x in f["lanes"] if x["lane"] == name), None) for f in figures]
+        lines.append(f"| {name} | " + " | ".join(f"{x['build']} + {x['tests']}" if x else "" for x in there) + " |")
+    total = [sum(x["build"] + x["tests"] for x in f["lanes"]) for f in figures]
+    lines.append("| all, minutes | " + " | ".join(f"{t / 60:.0f}" for t in total) + " |")
+    counts = [", ".join(f"{sum(x[k] for x in f['lanes']):,} {k}" for k in ("passed", "failed", "skipped")) for f in figures]
+    lines.append("| tests | " + " | ".join(counts) + " |")
+    return "\n".join(lines + ["", "Seconds of compiling + testing. " + "; ".join(f"{f['what']}: {f['machine']}, {f['date']}" for f in figures) + "."])
+
+
+def deep(figures):
+    """The last run of each piece of the second tier."""
+    lines = ["| piece | date | commit | machine | passed | failed | skipped | minutes |", "|---|---|---|---|---:|---:|---:|---:|"]
+    for f in {f["what"]: f for f in figures}.values():
+        total = [sum(x[k] for x in f["lanes"]) for k in ("passed", "failed", "skipped", "build", "tests")]
+        lines.append(f"| {f['what']} | {f['date']} | {f['commit']} | {f['machine']} | {total[0]:,} | {total[1]} | {total[2]} | {(total[3] + total[4]) / 60:.0f} |")
+    return "\n".join(lines)
+
+
 def table(name):
-    if name in ("ring", "programs", "steps", "sweep", "cpu_sweep", "seeds"):
-        file = {"ring": "h200_ring", "sweep": "h200_sweep", "cpu_sweep": "cpu_sweep", "seeds": "train_seeds"}.get(name, "h200")
+    if name in ("ring", "programs", "steps", "sweep", "cpu_sweep", "seeds", "ci", "deep"):
+        file = {"ring": "h200_ring", "sweep": "h200_sweep", "seeds": "train_seeds"}.get(name, name if name in ("cpu_sweep", "ci", "deep") else "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)
@@ -210,7 +234,7 @@ def table(name):
 
 def main():
     changed = False
-    for path in (ROOT / "README.md", RESULTS / "README.md"):
+    for path in (ROOT / "README.md", ROOT / "tests/README.md", RESULTS / "README.md"):
         old = path.read_text()
         new = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", lambda m: m[1] + table(m[2]) + "\n" + m[3], old, flags=re.S)
         changed |= new != old

@@ -164,21 +164,21 @@ def show(piece=None):
     for lane in lanes:
         print(f"{lane['lane']:<12}{lane['build']:>9.0f}{lane['tests']:>9.0f}{lane['passed']:>9}{len(lane['failed']):>9}{lane['skipped']:>9}")
     passed, failed, skipped = sum(x["passed"] for x in lanes), sum(len(x["failed"]) for x in lanes), sum(x["skipped"] for x in lanes)
-    if piece:
-        note(piece, passed, failed, skipped, sum(x["build"] + x["tests"] for x in lanes))
+    if piece or "HILT_RECORD" in os.environ:
+        note(piece, [{"lane": x["lane"], "build": round(x["build"]), "tests": round(x["tests"]), "passed": x["passed"], "failed": len(x["failed"]),
+                      "skipped": x["skipped"]} for x in lanes])
     print(f"\n{passed} passed, {failed} failed, {skipped} skipped")
     return 0 if passed and not failed else 1
 
 
-def note(piece, passed, failed, skipped, seconds):
-    """One line of tests/bench/results/deep.jsonl, whose table is by tests/tools/figures.py."""
+def note(piece, lanes):
+    """One line of tests/bench/results/: deep.jsonl for a piece of the second tier, ci.jsonl for the first, which HILT_RECORD names."""
     git = lambda *words: subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
     model = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
-    line = {"piece": piece, "date": datetime.date.today().isoformat(),
+    line = {"what": piece or os.environ["HILT_RECORD"], "date": datetime.date.today().isoformat(),
             "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else ""),
-            "machine": f"{os.cpu_count()} x {model.group(1) if model else platform.machine()}",
-            "passed": passed, "failed": failed, "skipped": skipped, "seconds": round(seconds)}
-    with open(ROOT / "tests/bench/results/deep.jsonl", "a") as out:
+            "machine": f"{os.cpu_count()} x {model.group(1) if model else platform.machine()}", "lanes": lanes}
+    with open(ROOT / "tests/bench/results" / ("deep.jsonl" if piece else "ci.jsonl"), "a") as out:
         out.write(json.dumps(line) + "\n")
 
 
