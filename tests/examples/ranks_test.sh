@@ -3,7 +3,7 @@
 . "$SRC/tests/packaging/common.sh"
 programs=$BUILD/examples
 cd "$scratch"
-export HILT_THREADS=1 HILT_DEADLINE=20
+export HILT_THREADS=1 HILT_DEADLINE=200  # a guard: no part of this waits for it
 links='threads tcp'
 if grep -q 'kHasMpi = true' "$BUILD/core/config.h" && command -v mpirun >/dev/null; then links+=' mpi'; else echo 'without MPI: its part is left out'; fi
 
@@ -28,7 +28,7 @@ expect 2 'ring taken apart' "$programs/ring" --heads 3 --kv-heads 2
 # Sizes that no machine holds are refused before any of it is made.
 for sizes in '' '--heads 1 --head-dim 1 --ranks 1' '--no-one-rank'; do
   # shellcheck disable=SC2086
-  expect 4 "ring without end $sizes" timeout 5 "$programs/ring" --length 268435456 $sizes
+  expect 4 "ring without end $sizes" timeout 120 "$programs/ring" --length 268435456 $sizes
   says err '--length (268435456): would need '
 done
 grep -q kHasCuda\ =\ true "$BUILD/core/config.h" || { expect 5 'ring without GPUs' "$programs/ring" --comm nccl; says err 'no usable GPU'; }
@@ -68,14 +68,30 @@ expect 2 'ranks that do not divide' "$programs/train" --ranks 3 --sequence-ranks
 says err 'must divide'
 
 # ---- ranks started by hand, each with what it was given: what decides the numbers must be the same ----
+# Rank 0 may lose the port to another program before it listens there; then both start again at another.
+kernel_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 unlike() {  # TEXT, what the first rank runs, what the second
-  local port=$((20000 + RANDOM % 10000))
-  # shellcheck disable=SC2086
-  env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port RANK=0 $2 >first.out 2>first.err &
-  # shellcheck disable=SC2086
-  expect 6 "$3" env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port RANK=1 $3
-  wait $! && fail "$2: ended well"
-  says err "$1"
+  local port first second status
+  for _ in {1..20}; do
+    port=$(kernel_port) status=0
+    # shellcheck disable=SC2086
+    env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" RANK=0 $2 >first.out 2>first.err </dev/null &
+    first=$!
+    # shellcheck disable=SC2086
+    env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" RANK=1 $3 >out 2>err </dev/null &
+    second=$!
+    wait "$first" && fail "$2: ended well"
+    if grep -q 'cannot listen on .*Address already in use' first.err; then
+      kill -9 "$second" 2>/dev/null || true
+      wait "$second" 2>/dev/null || true
+      continue
+    fi
+    wait "$second" || status=$?
+    [[ $status == 6 ]] || fail "$3: exit status $status, expected 6; it printed: $(cat out err)"
+    says err "$1"
+    return
+  done
+  fail "$3: 20 ports of the kernel were in use: $(cat first.err)"
 }
 seq 1 300 >text && seq 2 301 | head -c "$(stat -c %s text)" >other
 ring="$programs/ring --comm tcp --ranks 2 --length 64"
@@ -86,18 +102,31 @@ unlike 'train: rank 1 has HILT_FORCE_ORDER = row, rank 0 HILT_FORCE_ORDER = unse
 unlike 'text.checksum = ' "$train --text text" "$train --text other"
 
 # ---- a rank that is killed takes the others along, and leaves a checkpoint ----
+# Its end is seen by the others, not its silence: the deadline only guards. Seconds are judged where HILT_DEEP is set.
 for link in ${links#threads }; do
+  # By its whole path: another run of this test on the machine has ranks of its own.
+  out=$scratch/killed-$link
   # shellcheck disable=SC2086
-  HILT_DEADLINE=4 "$programs/train" $tiny --steps 1000000 --ranks 3 --sequence-ranks 3 --comm "$link" --out "killed-$link" >killed.out 2>killed.err &
+  HILT_DEADLINE=$([[ ${HILT_DEEP-} ]] && echo 4 || echo 200) "$programs/train" $tiny --steps 1000000 --ranks 3 --sequence-ranks 3 --comm "$link" --out "$out" >killed.out 2>killed.err &
   parent=$!
-  for _ in {1..200}; do [[ ! -e killed-$link/ckpt-000012.safetensors ]] || break; sleep 0.1; done
-  victim=$(pids_with "killed-$link" | grep -v "^$parent$" | sort -n | tail -1)
+  until [[ -e $out/ckpt-000012.safetensors ]]; do
+    kill -0 "$parent" 2>/dev/null || fail "over $link: ended before its second checkpoint: $(cat killed.err)"
+    sleep 0.1
+  done
+  # A rank, not mpirun, whose command line holds the name too.
+  victim=$(for pid in $(pids_with "$out"); do
+    [[ $pid == "$parent" || $(readlink "/proc/$pid/exe") != */train ]] || echo "$pid"
+  done | sort -n | tail -n 1)
   kill -9 "$victim"
-  start=$SECONDS
-  wait "$parent" && fail "over $link: a run that lost a rank ended well"
-  status=$?
-  ((SECONDS - start <= 14)) || fail "over $link: ranks outlived one that was killed by $((SECONDS - start)) s"
-  [[ ! $(pids_with "killed-$link") ]] || fail "over $link: processes are left: $(pids_with "killed-$link" | xargs)"
-  expect 0 "what a killed run over $link left" "$programs/sample" --out "killed-$link" --tokens 8
+  start=$SECONDS status=0
+  wait "$parent" || status=$?
+  took=$((SECONDS - start))
+  [[ $status == 6 ]] || fail "over $link: a run that lost a rank ended with status $status, expected 6: $(cat killed.err)"
+  # mpirun does not always say which rank was killed, or how; then another rank says whom it lost.
+  grep -qE '^train: error: (rank [0-2] (was ended by signal 9|is lost: )|a rank was ended by signal 9)' killed.err || fail "over $link: the killed rank is not told of: $(cat killed.err)"
+  [[ ! ${HILT_DEEP-} ]] || ((took <= 14)) || fail "over $link: ranks outlived one that was killed by $took s"
+  for _ in {1..600}; do [[ $(pids_with "$out") ]] || break; sleep 0.1; done  # a guard: mpirun may end before its last rank
+  [[ ! $(pids_with "$out") ]] || fail "over $link: processes are left: $(pids_with "$out" | xargs)"
+  expect 0 "what a killed run over $link left" "$programs/sample" --out "$out" --tokens 8
 done
 echo 'passed'
