@@ -4,6 +4,7 @@
 # of another size as it comes.
 # Where HILT_DEEP is set, all must end within the deadline and ten seconds. Elsewhere no seconds are judged, and the deadline is long, so that a rank that is
 # only slow is not taken for the lost one; of those that only silence shows, one frozen rank is tried, and whoever never came.
+# A rank that comes when rank 0 has already given up on another waits for the deadline too.
 . "$SRC/tests/packaging/common.sh"
 deep=${HILT_DEEP-}
 deadline=${HILT_DEADLINE-}
@@ -17,7 +18,7 @@ cell() {
   local out=$scratch/cells/$1-$2-$3
   local HILT_DEADLINE=${HILT_DEADLINE:-60}
   if [[ $deep ]]; then HILT_DEADLINE=${deadline:-3}
-  elif [[ ! $deadline && ( $fate == stop || $moment == start ) ]]; then HILT_DEADLINE=10; fi
+  elif [[ ! $deadline && ( $fate == stop || $moment =~ start|meeting ) ]]; then HILT_DEADLINE=10; fi
   export HILT_DEADLINE
   timeout -k 5 600 "$ranks" "$over" "$fate" "$moment" "$mark" >"$out.out" 2>"$out.err" </dev/null || status=$?
   local ms=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
