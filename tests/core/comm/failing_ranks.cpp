@@ -89,15 +89,25 @@ void check_link(hilt::Comm& comm) {
   for (std::size_t i = transfers.size(); i-- > 0;) transfers[i].wait();
   for (std::size_t i = 0; i < came.size(); ++i)
     require(holds(came[i], 100 * previous + static_cast<int>(i)), "messages out of order");
-  // What comes before anyone asks, and what nobody waits for.
-  for (int late = 0; late < 2; ++late) {
+  // What nobody waits for: as it comes, then with all of it here before this rank gives it up, then
+  // before this rank asks. Every rank but 0 waits for its turn, which the one before passes on behind
+  // what it has sent.
+  const hilt::Comm turns = comm.split(0, rank);
+  const auto turn = [&] {
+    Tensor passed = hilt::empty({1});
+    if (rank > 0) turns.exchange({}, {{previous, passed}}).wait();
+  };
+  for (int early = 0; early < 3; ++early) {
     Tensor first = hilt::empty({300000}), second = hilt::empty({2});
+    if (early == 2) turn();
     {
       const hilt::Transfer dropped = comm.exchange({{next, hilt::full({300000}, 1)}}, {{previous, first}});
-      std::this_thread::sleep_for(std::chrono::milliseconds(30 * late * rank));
+      if (early == 1) turn();
     }
-    comm.exchange({{next, hilt::full({2}, 2 + late)}}, {{previous, second}}).wait();
-    require(holds(second, 2 + late), "a dropped transfer left its message to the next");
+    hilt::Transfer kept = comm.exchange({{next, hilt::full({2}, 2 + early)}}, {{previous, second}});
+    if (early > 0 && next > 0) turns.exchange({{next, hilt::full({1}, 0)}}, {}).wait();
+    kept.wait();
+    require(holds(second, 2 + early), "a dropped transfer left its message to the next");
   }
   const hilt::Comm row = comm.split(rank / 2, -rank), column = comm.split(rank % 2, rank);
   require(row.sum(hilt::full({3}, rank)).to_vector()[2] == (rank < 2 ? 1 : 5), "sum of a row");
