@@ -1,6 +1,8 @@
 // A library put in front of the C library of one process (LD_PRELOAD). It counts the calls that
 // change files below HILT_FAULT_UNDER, writes each into HILT_FAULT_TRACE, and lets number
 // HILT_FAULT_AT fail: with an errno (HILT_FAULT_HOW=error) or by killing the process before it.
+// HILT_FAULT_HOW=stop lets none fail: the process stops itself (SIGSTOP) before each HILT_FAULT_AT-th
+// call, or before main() where that is 0. HILT_FAULT_HOW=end stops it once, when it is over.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -65,7 +67,9 @@ bool may(const char* call, int error, const std::string& first, const std::strin
   Faults& f = faults();
   const std::lock_guard lock(f.mutex);
   const long n = ++f.count;
-  if (f.at == n) {
+  if (f.how == "stop") {
+    if (f.at > 0 && n % f.at == 0) ::raise(SIGSTOP);
+  } else if (f.at == n) {
     if (f.how == "kill") ::kill(::getpid(), SIGKILL);
     errno = error;
     return false;
@@ -97,6 +101,13 @@ bool may_open(const char* path, int flags) {
   if ((flags & (O_CREAT | O_TRUNC)) == 0 || !is_ours(name)) return true;
   if ((flags & O_CREAT) && ::access(path, F_OK) != 0) return may("create", ENOSPC, name);
   return (flags & O_TRUNC) == 0 || may("truncate", EIO, name);
+}
+
+[[gnu::constructor]] void stop_before_main() {
+  if (faults().how == "stop" && faults().at == 0) ::raise(SIGSTOP);
+}
+[[gnu::destructor]] void stop_at_the_end() {
+  if (faults().how == "end") ::raise(SIGSTOP);
 }
 
 }  // namespace
