@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """A training with a fault every few calls, beside the same training left alone.
 
-    long_run.py BUILD [--steps 240] [--seed S]
+    long_run.py BUILD [--steps 240] [--faults 42] [--seed S]
     HILT_DEEP=1 long_run.py BUILD [--seconds 60] [--every 4] [--seed S]
 
 The one is killed, told to end, stopped and continued, finds its disk full, or its limits changed: size of a file,
 descriptors, memory. Whenever it ends it is resumed. At the end its checkpoint must be that of the other byte for byte, and
 the losses that its log has, the other's. The one that is left alone must hold as many descriptors in the last quarter as in
 the first. The short form hangs on no clock: faults.so stops a run before every n-th call that changes a file, n is drawn
-from the seed (HILT_SEED, else 1), and a fault lasts to the next stop; one seed is the same case again. The long form, where
+from the seed (HILT_SEED, else 1), and a fault lasts to the next stop; after so many faults the run is let through. The
+moments of one seed are the same again; whether a full disk still takes a line hangs on its digits. The long form, where
 HILT_DEEP is set, goes by time, for about so many seconds (HILT_LONG_RUN), a fault every few (HILT_FAULT_EVERY); there the
 memory of its own that the one left alone has must not rise from quarter to quarter. The disk is a tmpfs, which needs root
 and leave to mount; without, disks do not fill, and a line says so. The last line counts.
@@ -29,7 +30,7 @@ import time
 
 MODEL = '--layers 2 --heads 2 --width 32 --context 64 --batch 2 --eval-rows 4 --warmup 10 --device cpu --keep 2'.split()
 SLACK = 1024  # KiB
-ENDS = {0, 3, 4, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP}  # documented, or sent before it listens
+ENDS = {0, 3, 4, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}  # documented, or sent while it does not listen
 DEEP = bool(os.environ.get('HILT_DEEP'))
 
 
@@ -133,7 +134,7 @@ class Pair:
             return f'start {self.starts} ends in {run.returncode}: {self.disk.with_name("disk.err").read_text()[-500:]}'
         return None
 
-    def by_calls(self, last):
+    def by_calls(self, last, most):
         """Both stand still at every fault and every look. What is wrong, or none."""
         left = start(self.build, self.alone, *self.how, stop_every=7)
         while stands(left):
@@ -144,7 +145,7 @@ class Pair:
             run, undo = self.again(stop_every=self.draw.randrange(5, 60)), None
             while stands(run):
                 righted(undo)
-                undo = self.faults.one(run)
+                undo = self.faults.one(run) if sum(self.faults.count.values()) < most else None
                 run.send_signal(signal.SIGCONT)
             run.wait()
             righted(undo)
@@ -189,6 +190,7 @@ def main():
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument('build', type=pathlib.Path)
     parse.add_argument('--steps', type=int, default=240)
+    parse.add_argument('--faults', type=int, default=42)
     parse.add_argument('--seconds', type=float, default=float(os.environ.get('HILT_LONG_RUN', 60)))
     parse.add_argument('--every', type=float, default=float(os.environ.get('HILT_FAULT_EVERY', 4)))
     parse.add_argument('--seed', type=int, default=int(os.environ.get('HILT_SEED', 1)))
@@ -216,11 +218,13 @@ def main():
             faults = Faults(disk, random.Random(a.seed))
             pair = Pair(build, alone, disk, how, faults)
             last = last_of(disk, steps)
-            if what := pair.by_time(last, a.seconds, a.every) if DEEP else pair.by_calls(last):
+            if what := pair.by_time(last, a.seconds, a.every) if DEEP else pair.by_calls(last, a.faults):
                 wrong.append(what)
             else:
                 if last_of(alone, steps).read_bytes() != last.read_bytes():
                     wrong.append('the last checkpoints differ')
+                if not DEEP and len(faults.count) < 6 + mounted:
+                    wrong.append(f'only {sorted(faults.count)} befell the run')
                 want, got = losses(alone), losses(disk)
                 if len(want) != steps or not got.items() <= want.items():
                     wrong.append(f'the logs differ: {[(s, x, want.get(s)) for s, x in got.items() if want.get(s) != x][:3]}')
