@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """Hostile surroundings, drawn at random: the programs must end well, or say in one line why not.
 
-    hostile.py BUILD [--seed S] [--count N] [--only CLASS:SEED]
+    hostile.py BUILD [--seed S] [--count N] [--only CLASS:SEED] [--ends]
 
-Each class draws its cases from a seed: environment variables, descriptors, limits, directories that others write to, files
-that change while they are read, checkpoints whose metadata were forged key by key (with checksums that match), and signals
-at random moments. Whatever happens, a program ends in a documented exit status, never by a signal it was not sent, never in
+Each class draws its cases from a seed (HILT_SEED, else 1): environment variables, descriptors, limits, directories that
+others write to, files that change while they are read, checkpoints whose metadata were forged key by key (with checksums
+that match), and signals. What comes from outside comes before the n-th call that changes a file, n drawn: faults.so stops the
+program there. One seed is the same cases again; a line tells their ends in one number. Where HILT_DEEP is set, signals come
+at random moments as well, and time is judged. Whatever happens, a program ends in a documented exit status, never by a signal it was not sent, never in
 70, and an error is one line that says PROG: error: WHAT. A training that was disturbed goes on to the bytes of one that was
 not. A failed case prints the flag that plays it again; the last line counts.
 """
 import argparse
 import concurrent.futures
+import hashlib
 import os
 import pathlib
 import random
@@ -26,7 +29,8 @@ import time
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 130}
 TINY = '--layers 1 --heads 1 --width 8 --context 16 --batch 1 --eval-rows 1 --warmup 1 --device cpu --eval-every 1000 --sample-every 0 --tokens 4'.split()
 JUNK = ['', ' ', '-1', '0', '1e9', 'nan', '9' * 400, '\x01\x7f', '%s%n', '../..', 'ä', 'true', '0x10', '1.5']
-LIMIT = 60  # seconds that any case may take on a busy machine
+LIMIT = 60  # seconds, of which only a program that hangs takes so many: the slowest case seen took 5.4, beside a load of 12
+DEEP = bool(os.environ.get('HILT_DEEP'))
 
 
 class Wrong(Exception):
@@ -44,7 +48,7 @@ class Place:
     """A scratch directory, and how a program is run in it."""
 
     def __init__(self, shared):
-        self.shared, self.root = shared, pathlib.Path(tempfile.mkdtemp(dir=shared.scratch))
+        self.shared, self.root, self.ends = shared, pathlib.Path(tempfile.mkdtemp(dir=shared.scratch)), []
 
     def command(self, program, *arguments):
         return [str(self.shared.build / 'examples' / program), *map(str, arguments)]
@@ -59,8 +63,26 @@ class Place:
         self.judge(program, done.returncode, done.stderr, allowed)
         return done
 
+    def stopping(self, every, *arguments):
+        """A training that stops itself before each `every`-th call that changes a file here; 0: before main()."""
+        return subprocess.Popen(self.command('train', *arguments), cwd=self.root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                env={**os.environ, 'HILT_THREADS': '1', **self.shared.faults, 'HILT_FAULT_UNDER': str(self.root), 'HILT_FAULT_HOW': 'stop',
+                                     'HILT_FAULT_AT': str(every)})
+
     @staticmethod
-    def judge(program, status, stderr, allowed=DOCUMENTED):
+    def stands(run):
+        """Waits until it has stopped itself, which is true, or is over."""
+        return run.returncode is None and os.waitid(os.P_PID, run.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT).si_code == os.CLD_STOPPED
+
+    @staticmethod
+    def let_through(run):
+        """Its end, however often it stops."""
+        while Place.stands(run):
+            run.send_signal(signal.SIGCONT)
+        return run.communicate()[1]
+
+    def judge(self, program, status, stderr, allowed=DOCUMENTED):
+        self.ends.append((program, status))
         text = (stderr or b'').decode(errors='replace')
         if status not in allowed:
             raise Wrong(f'{program} ends in {status}: {text[-500:]}')
@@ -124,8 +146,9 @@ def descriptors(place, draw):
 def limits(place, draw):
     """As batch systems set them."""
     program, arguments = place.any_program(draw)
+    mapped = place.shared.mapped(program)
     what, most = draw.choice([(resource.RLIMIT_FSIZE, draw.choice([0, 1, 100, 4096, 60000])), (resource.RLIMIT_NOFILE, draw.randrange(3, 16)),
-                              (resource.RLIMIT_AS, draw.randrange(64, 2048) << 20), (resource.RLIMIT_STACK, 256 << 10)])
+                              (resource.RLIMIT_AS, mapped + int(2 ** draw.uniform(23, 31))), (resource.RLIMIT_STACK, 256 << 10)])
     def prepare():
         resource.setrlimit(what, (most, most))
     status = subprocess.run(place.command(program, *arguments), cwd=place.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -138,28 +161,38 @@ def limits(place, draw):
 
 def directories(place, draw):
     """Two runs into one directory; or it is moved, removed, replaced while one writes."""
-    train = place.command('train', *TINY, '--steps', '400', '--save-every', '20', '--out', 'run')
-    runs = [subprocess.Popen(train, cwd=place.root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                             env={**os.environ, 'HILT_THREADS': '1'}) for _ in range(draw.choice([1, 2, 3]))]
-    if len(runs) == 1:
-        time.sleep(draw.uniform(0.05, 0.6))
-        run, deed = place.root / 'run', draw.choice(['remove', 'move', 'replace', 'link', 'file'])
-        if run.is_dir():
-            run.rename(place.root / 'away')
+    train = [*TINY, '--steps', '400', '--save-every', '20', '--out', 'run']
+    others = draw.choice([0, 1, 2])
+    if not others:
+        run, deed = place.stopping(draw.randrange(1, 450), *train), draw.choice(['remove', 'move', 'replace', 'link', 'file'])
+        if place.stands(run) and (place.root / 'run').is_dir():
+            (place.root / 'run').rename(place.root / 'away')
             if deed == 'remove':
                 shutil.rmtree(place.root / 'away')
             elif deed == 'replace':
-                run.mkdir()
+                (place.root / 'run').mkdir()
             elif deed == 'link':
-                run.symlink_to('away')
+                (place.root / 'run').symlink_to('away')
             elif deed == 'file':
-                run.write_text('mine')
-    ends = []
-    for run in runs:
-        _, stderr = run.communicate(timeout=LIMIT)
+                (place.root / 'run').write_text('mine')
+        stderr = place.let_through(run)
         place.judge('train', run.returncode, stderr)
+        return
+    # All at once, or the others while the first stands in the middle.
+    first = place.stopping(draw.choice([0, draw.randrange(2, 450)]), *train)
+    place.stands(first)
+    runs = [first, *(place.stopping(0, *train) for _ in range(others))]
+    at_once = not (place.root / 'run').exists()
+    for run in runs[1:] + runs[:at_once]:
+        place.stands(run)
+        run.send_signal(signal.SIGCONT)
+    ends = []
+    for run in runs[::-1]:
+        stderr = place.let_through(run)
+        Place(place.shared).judge('train', run.returncode, stderr)
         ends.append(run.returncode)
-    if len(runs) > 1 and ends.count(0) != 1:
+    place.ends += [('train', end) for end in ends] if not at_once else [('one of', len(ends), ends.count(0))]  # whoever is first
+    if ends.count(0) != 1 or not at_once and ends[-1] != 0:
         raise Wrong(f'{len(runs)} runs into one directory end in {ends}')
 
 
@@ -167,10 +200,9 @@ def changing_files(place, draw):
     """A text that is cut, grown, rewritten or removed while a model trains on it; arrays likewise."""
     text = place.root / 'text'
     text.write_bytes(bytes(draw.randrange(97, 123) for _ in range(20000)))
-    train = place.command('train', '--task', 'text', '--text', 'text', *TINY, '--steps', '300', '--save-every', '1000', '--out', 'run')
-    run = subprocess.Popen(train, cwd=place.root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, 'HILT_THREADS': '1'})
+    run = place.stopping(draw.randrange(1, 150), '--task', 'text', '--text', 'text', *TINY, '--steps', '300', '--save-every', '1000', '--out', 'run')
     for _ in range(draw.choice([1, 3])):
-        time.sleep(draw.uniform(0, 0.3))
+        place.stands(run)
         deed = draw.choice(['cut', 'grow', 'rewrite', 'remove'])
         if deed == 'remove' and text.exists():
             text.unlink()
@@ -181,7 +213,8 @@ def changing_files(place, draw):
                 file.write(b'more' * draw.randrange(1, 1000))
         else:
             text.write_bytes(b'x' * draw.randrange(1, 40000))
-    _, stderr = run.communicate(timeout=LIMIT)
+        run.send_signal(signal.SIGCONT)
+    stderr = place.let_through(run)
     place.judge('train', run.returncode, stderr)
     began = (place.root / 'run/log.jsonl').exists() and len((place.root / 'run/log.jsonl').read_text().splitlines()) > 1
     if began and not list((place.root / 'run').glob('ckpt-*.safetensors')):
@@ -229,7 +262,7 @@ def forged_metadata(place, draw):
     started = time.monotonic()
     place.run('sample', '--out', 'run', '--tokens', '4')
     place.run('train', '--resume', '--out', 'run', '--tokens', '4', allowed={0, 2, 3, 4})
-    if time.monotonic() - started > LIMIT / 2:
+    if DEEP and time.monotonic() - started > LIMIT / 2:
         raise Wrong(f'config {key}={value!r:.50} takes {time.monotonic() - started:.0f} s')
     outside = [p for p in set(place.root.rglob('*')) - before if p.parts[len(place.root.parts)] != 'run']
     if outside:
@@ -237,26 +270,26 @@ def forged_metadata(place, draw):
 
 
 def signals(place, draw):
-    """Stopped, continued, told to end, killed, at any moment; then it goes on."""
+    """Stopped, continued, told to end, killed, before any call that changes a file or before main(); then it goes on."""
     steps = ['--steps', '60', '--save-every', '10', '--keep', '9', '--out', 'run']
-    for _ in range(30):
+    for again in range(31):
         resumed = bool(list((place.root / 'run').glob('ckpt-*.safetensors')))
-        run = subprocess.Popen(place.command('train', *(['--resume', '--out', 'run', '--tokens', '4'] if resumed else [*TINY, *steps])), cwd=place.root,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, 'HILT_THREADS': '1'})
-        time.sleep(draw.expovariate(5))
+        run = place.stopping(draw.choice([0, *range(1, 80)]), *(['--resume', '--out', 'run', '--tokens', '4'] if resumed else [*TINY, *steps]))
         sent = draw.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP])
-        run.send_signal(sent)
-        if sent == signal.SIGSTOP:
-            time.sleep(0.05)
+        place.stands(run)
+        if DEEP and draw.random() < 0.5:
             run.send_signal(signal.SIGCONT)
-        _, stderr = run.communicate(timeout=LIMIT)
-        early = {-sent}  # before it listens, or by SIGKILL
-        if run.returncode not in early:
+            time.sleep(draw.expovariate(5))
+        if again < 30:  # the last is let through
+            run.send_signal(sent)
+        stderr = place.let_through(run)
+        early = {-sent}  # while it does not listen, or by SIGKILL
+        if run.returncode in early:
+            place.ends.append(('train', run.returncode))
+        else:
             place.judge('train', run.returncode, stderr, {0, 2, 130})
         if (place.root / 'run/ckpt-000060.safetensors').exists():
             break
-    else:
-        return  # never let through
     if (place.root / 'run/ckpt-000060.safetensors').read_bytes() != place.shared.undisturbed:
         raise Wrong('the end differs from that of an undisturbed run')
 
@@ -269,21 +302,38 @@ class Shared:
     def __init__(self, build, scratch):
         self.build, self.scratch = build.resolve(), scratch
         self.trained = str(scratch / 'trained')
+        self.faults = {'LD_PRELOAD': str(self.build / 'tests/hostile/libfaults.so')}
+        self.sizes = {}
         place = Place(self)
         place.run('train', *TINY, '--steps', '60', '--save-every', '10', '--keep', '9', '--out', self.trained, allowed={0})
         self.undisturbed = (scratch / 'trained/ckpt-000060.safetensors').read_bytes()
         (scratch / 'trained/ckpt-000060.safetensors').unlink()  # so that --resume has something to do
 
+    def mapped(self, program):
+        """Bytes that it has mapped at most when it has said its --help: of what is needed anyway."""
+        if program not in self.sizes:
+            run = subprocess.Popen([self.build / 'examples' / program, '--help'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   env={**os.environ, **self.faults, 'HILT_FAULT_HOW': 'end'})
+            if not Place.stands(run):
+                raise Wrong(f'{program} --help does not stand at its end')
+            status = pathlib.Path(f'/proc/{run.pid}/status').read_text()
+            self.sizes[program] = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith('VmPeak:'))
+            run.send_signal(signal.SIGCONT)
+            run.wait()
+        return self.sizes[program]
+
 
 def main():
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument('build', type=pathlib.Path)
-    parse.add_argument('--seed', type=int, default=1)
+    parse.add_argument('--seed', type=int, default=int(os.environ.get('HILT_SEED', 1)))
     parse.add_argument('--count', type=int, default=int(os.environ.get('HILT_HOSTILE_COUNT', 300)))
     parse.add_argument('--only')
+    parse.add_argument('--ends', action='store_true', help='how each case ends')
     arguments = parse.parse_args()
     cases = [(name, arguments.seed * 1000000 + i) for i, name in
              zip(range(arguments.count), random.Random(arguments.seed).choices(list(WEIGHTS), WEIGHTS.values(), k=arguments.count))]
+    print(f'seed {arguments.seed}{", and moments of the clock" if DEEP else ""}')
     if arguments.only:
         name, seed = arguments.only.split(':')
         cases = [(name, int(seed))]
@@ -292,21 +342,26 @@ def main():
 
         def verdict(case):
             name, seed = case
-            place = Place(shared)
+            place, what, began = Place(shared), None, time.monotonic()
             try:
                 CLASSES[name](place, random.Random(seed))
             except (Wrong, subprocess.TimeoutExpired) as wrong:
-                return case, str(wrong)
+                what = str(wrong)
             finally:
                 shutil.rmtree(place.root, ignore_errors=True)
-            return case, None
-        failed = 0
+            return case, what, place.ends, time.monotonic() - began
+        failed, ends, slowest = 0, [], (0, None)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            for (name, seed), what in pool.map(verdict, cases):
+            for (name, seed), what, end, took in pool.map(verdict, cases):
+                ends.append(f'{name}:{seed} {end}')
+                slowest = max(slowest, (took, f'{name}:{seed}'))
+                if arguments.ends:
+                    print(ends[-1])
                 if what:
                     failed += 1
                     print(f'FAILED: --only {name}:{seed}: {what}')
     print(f'{len(cases)} cases of seed {arguments.seed}: ' + ', '.join(f'{sum(c[0] == n for c in cases)} {n}' for n in CLASSES))
+    print(f'the ends of all: {hashlib.sha256(repr(ends).encode()).hexdigest()[:16]}; the slowest took {slowest[0]:.1f} s ({slowest[1]})')
     print(f'{len(cases) - failed} passed, {failed} failed, 0 skipped')
     return failed > 0
 
