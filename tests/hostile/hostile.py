@@ -29,7 +29,7 @@ import time
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 130}
 TINY = '--layers 1 --heads 1 --width 8 --context 16 --batch 1 --eval-rows 1 --warmup 1 --device cpu --eval-every 1000 --sample-every 0 --tokens 4'.split()
 JUNK = ['', ' ', '-1', '0', '1e9', 'nan', '9' * 400, '\x01\x7f', '%s%n', '../..', 'ä', 'true', '0x10', '1.5']
-LIMIT = 60  # seconds, of which only a program that hangs takes so many: the slowest case seen took 5.4, beside a load of 12
+LIMIT = 120  # seconds, a guard that only a program that hangs meets: the slowest case seen took 6.1, beside a load of 12
 DEEP = bool(os.environ.get('HILT_DEEP'))
 
 
@@ -262,7 +262,7 @@ def forged_metadata(place, draw):
     started = time.monotonic()
     place.run('sample', '--out', 'run', '--tokens', '4')
     place.run('train', '--resume', '--out', 'run', '--tokens', '4', allowed={0, 2, 3, 4})
-    if DEEP and time.monotonic() - started > LIMIT / 2:
+    if DEEP and time.monotonic() - started > LIMIT / 4:
         raise Wrong(f'config {key}={value!r:.50} takes {time.monotonic() - started:.0f} s')
     outside = [p for p in set(place.root.rglob('*')) - before if p.parts[len(place.root.parts)] != 'run']
     if outside:
