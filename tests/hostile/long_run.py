@@ -45,8 +45,8 @@ def start(build, where, *more, threads=1, stop_every=0):
 
 def stands(run):
     """Waits until it has stopped itself, which is true, or is over."""
-    seen = os.waitid(os.P_PID, run.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    return seen.si_code == os.CLD_STOPPED
+    # send_signal() may have collected it.
+    return run.returncode is None and os.waitid(os.P_PID, run.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT).si_code == os.CLD_STOPPED
 
 
 def taken(pid):
