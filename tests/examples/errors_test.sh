@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# What attend, compare_gradients and curves say to bad input: one line, the right exit status, within a second, nothing written.
+# What attend, compare_gradients and curves say to bad input: one line, the right exit status, soon, nothing written.
 . "$SRC/tests/packaging/common.sh"
 programs=$BUILD/examples
 cd "$scratch"
+most_ms=1000  # 82 to 87 seen
 # What a first start reads from the disk is not the error's time.
 for program in attend compare_gradients curves; do "$programs/$program" --help >/dev/null; done
 
@@ -31,17 +32,14 @@ mkdir directory.npy
 
 # refused STATUS TEXT PROGRAM FLAGS..: TEXT must stand in the one line.
 refused() {
-  local status=$1 text=$2 program=$3 start=$EPOCHREALTIME
+  local status=$1 text=$2 program=$3
   shift 3
-  expect "$status" "$program $*" "$programs/$program" --out made "$@"
-  local ms=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
-  ((ms < 1000)) || slow+=("$program $*: $ms ms")
+  expect_soon "$status" "$program $*" "$programs/$program" --out made "$@"
   one_line_on_stderr
   says err "$program: error: "
   says err "$text"
   [[ ! -e made ]] || fail "$program $*: left $(find made)"
 }
-slow=()
 attend() {
   local status=$1 text=$2 files=()
   shift 2
@@ -138,6 +136,14 @@ says err '_ZN4hilt9fail_with'
 expect 0 '--debug without an error' "$programs/hello_tape" --debug
 [[ ! -s $scratch/err ]] || fail "--debug prints without an error: $(cat "$scratch/err")"
 
+# A pipe whose only reader is gone before the program begins.
+mkfifo unread
+to_nobody() {
+  local reader writer
+  exec {reader}<>unread {writer}>unread {reader}>&-
+  (exec "$@" >&"$writer")
+}
+
 # ---- nowhere to print to: the reason is that of the failed write ----
 for program in hello_tape info 'curves --grid 8x8 --out full' 'attend --q q.npy --k k.npy --v k.npy --out full' 'compare_gradients --length 16 --heads 1 --head-dim 4 --repeat 2 --out full'; do
   # shellcheck disable=SC2016,SC2086
@@ -145,8 +151,12 @@ for program in hello_tape info 'curves --grid 8x8 --out full' 'attend --q q.npy 
   [[ $(cat "$scratch/err") == "${program%% *}: error: standard output: No space left on device" ]] || fail "a full disk: $(cat "$scratch/err")"
   [[ ! -e full ]] || fail "$program to a full disk leaves $(ls -A full)"
   # A pipe that nobody reads is no failure: the files are there.
-  # shellcheck disable=SC2086
-  [[ $program != *--out* ]] || { { sleep 0.2; "$programs"/$program; echo $? >status; } | true; [[ $(cat status) == 0 && $(ls full) ]] || fail "$program to nobody: $(cat status)"; rm -r full; }
+  if [[ $program == *--out* ]]; then
+    # shellcheck disable=SC2086
+    expect 0 "$program to nobody" to_nobody "$programs"/$program
+    [[ $(ls full) ]] || fail "$program to nobody: no files"
+    rm -r full
+  fi
 done
 
 # ---- a file of options ----
@@ -258,10 +268,4 @@ mkdir -p taken/lse.npy
 expect 3 'attend onto a directory' "$programs/attend" --q q.npy --k k.npy --v k.npy --out taken
 [[ $(ls -A taken) == lse.npy ]] || fail "left behind: $(ls -A taken)"
 
-# Slow only counts where the machine is not to blame: the time of a run that does nothing.
-if ((${#slow[@]})); then
-  start=$EPOCHREALTIME
-  "$programs/attend" --help >/dev/null
-  idle=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
-  ((idle > 200)) || fail "errors that took longer than a second: ${slow[*]}"
-fi
+soon_enough "$programs/attend"
