@@ -3,8 +3,10 @@
 . "$SRC/tests/packaging/common.sh"
 train=$BUILD/examples/train
 cd "$scratch"
-kills=300
-[[ ${HILT_TEST_SCALE-} == small ]] && kills=30
+kills=40
+[[ ! ${HILT_DEEP-} ]] || kills=300
+[[ ${HILT_TEST_SCALE-} != small ]] || kills=30
+seed=${HILT_SEED:-1}
 export HILT_THREADS=1
 tiny='--layers 1 --heads 2 --width 16 --context 16 --batch 2 --dropout 0.1 --eval-rows 2 --sample-every 0 --tokens 8'
 # tiny is a list of flags.
@@ -190,14 +192,39 @@ expect 3 'a sample in another order' "$BUILD/examples/sample" --out forced --tok
 HILT_FORCE_ORDER=row run 0 --resume --out forced
 
 # ---- what befalls a run does not cost its work ----
-# begin OUT FLAGS..: a training in the background that has made its first step. ends STATUS: how it ends.
-begin() {
+# launch OUT FLAGS..: a training in the background, that has made its first step. Of a pipe that is held it has one end alone.
+hold=''
+launch() {
   # shellcheck disable=SC2086
-  "$train" $tiny --steps 1000000 --save-every 1000000 --eval-every 1000000 --out "$@" >"$scratch/out" 2>"$scratch/err" </dev/null &
+  (let_go; exec "$train" $tiny --out "$@") >"${stdout:-$scratch/out}" 2>"$scratch/err" </dev/null &
   running=$!
-  for _ in $(seq 200); do [[ $(grep -c '"step"' "$1/log.jsonl" 2>/dev/null) -gt 1 ]] && return; sleep 0.02; done
-  fail "no training begins: $(cat "$scratch/out" "$scratch/err")"
+  seen $running steps_in "$1" 1 || fail "$1: no training begins: $(cat "$scratch/out" "$scratch/err")"
 }
+let_go() { [[ ! $hold ]] || exec {hold}>&-; hold=''; }
+steps_of() { grep -c '^{"step":' "$1/log.jsonl" 2>/dev/null || true; }
+steps_in() { (($(steps_of "$1") + 0 >= $2)); }
+# begin OUT FLAGS..: one that ends when it is told to. goes_on OUT: it makes more steps. ends STATUS OUT: how it ends.
+begin() { launch "$@" --steps 1000000 --save-every 1000000 --eval-every 1000000; }
+goes_on() { seen $running steps_in "$1" $(($(steps_of "$1") + 5)); }
+# held OUT FLAGS..: one that cannot end before release: each step prints, into a pipe that is full before the last.
+held() {
+  local size
+  mkfifo "$1.pipe"
+  exec {hold}<>"$1.pipe"
+  size=$(python3 -c 'import fcntl; print(fcntl.fcntl(0, 1031, 4096))' <&"$hold")  # F_SETPIPE_SZ: a page, whatever its size
+  steps=$((size / 50 + 20))
+  stdout=$1.pipe launch "$@" --steps $steps --eval-every 1
+}
+release() {
+  local reader
+  exec {reader}<"$1.pipe"
+  let_go
+  cat <&"$reader" >"$scratch/out"
+  exec {reader}<&-
+}
+# pause: it stands still, until kill -CONT.
+stands() { grep -q '^State:[[:space:]]*T' "/proc/$running/status"; }
+pause() { kill -STOP "$running"; seen "$running" stands || fail "it ended: $(cat "$scratch/err")"; }
 ends() {
   local got=0
   wait $running || got=$?
@@ -207,11 +234,15 @@ ends() {
 cp other text
 for vocabulary in characters bytes; do  # gone: read on
   begin "gone-$vocabulary" --text text --vocabulary $vocabulary
-  rm text; sleep 0.1; kill -0 $running || fail "a text that lost its name: $(cat "$scratch/err")"
+  rm text
+  goes_on "gone-$vocabulary" || fail "a text that lost its name: $(cat "$scratch/err")"
   kill -INT $running; ends 130 "gone-$vocabulary"
   cp other text
   begin "same-$vocabulary" --text text --vocabulary $vocabulary  # written again, as it was
-  dd if=other of=text conv=notrunc status=none; sleep 0.1; kill -0 $running || fail "a text that was only touched: $(cat "$scratch/err")"
+  dd if=other of=text conv=notrunc status=none
+  goes_on "same-$vocabulary" || fail "a text that was only touched: $(cat "$scratch/err")"
+  # The time of a file moves in ticks, and a change shows by another one.
+  until touch now; [[ $(find now -newer text) ]]; do :; done
   printf '\303\244' | dd of=text conv=notrunc status=none  # of the same size
   ends 3 "same-$vocabulary"
   says err 'changed while it was read'
@@ -223,22 +254,36 @@ for vocabulary in characters bytes; do  # gone: read on
   says err 'train: error: --text (text): '
   cp other text
 done
-(until [[ -s gone-at-the-end/log.jsonl ]]; do sleep 0.01; done; rm text) &
-run 0 --text text --steps 1500 --out gone-at-the-end  # named no more when it ends
-[[ -f gone-at-the-end/ckpt-001500.safetensors && ! -e text ]] || fail 'a text was there to the end, or its run was not saved'
+held gone-at-the-end --text text  # named no more when it ends
+rm text
+release gone-at-the-end
+ends 0 gone-at-the-end
+[[ -f $(printf 'gone-at-the-end/ckpt-%06d.safetensors' $steps) && ! -e text ]] || fail 'a text was there to the end, or its run was not saved'
 
-# Two into one new directory: who comes to the lock second looks again. The text holds it up until the first is done.
-cat other other >long
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do cat long long >longer && mv longer long; done
+# Two into one new directory: who comes to the lock second looks again. It has seen that there is no directory, and reads its
+# tokenizer from a pipe until the other is done.
+cp other text
+mkdir tokenizer
+mkfifo tokenizer/merges.txt
+python3 - <<'PY'
+import json
+seen = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b]
+hidden = [b for b in range(256) if b not in seen]
+json.dump({chr(b if b in seen else 256 + hidden.index(b)): b for b in range(256)}, open('tokenizer/vocab.json', 'w'))
+PY
+exec {hold}<>tokenizer/merges.txt
 # shellcheck disable=SC2086
-"$train" $tiny --text long --steps 3 --out raced >late.out 2>late.err </dev/null &
+(let_go; exec "$train" $tiny --text text --tokenizer tokenizer --steps 3 --out raced) >late.out 2>late.err </dev/null &
 late=$!
-sleep 0.05
+reads() { for file in /proc/$late/fd/*; do [[ ! $file -ef tokenizer/merges.txt ]] || return 0; done; return 1; }
+seen $late reads || fail "a tokenizer is not read: $(cat late.err)"
+[[ ! -e raced ]] || fail 'a directory was made before a tokenizer was read'
 run 0 --steps 2 --out raced
+echo '#version: 0.2' >&"$hold"
+let_go
 status=0; wait $late || status=$?
 [[ $status == 2 ]] || fail "a second run into a new directory: $status, $(cat late.err)"
 grep -qF -- '--out (raced): holds a run already, up to ckpt-000002.safetensors' late.err || fail "a second run into a new directory: $(cat late.err)"
-rm long
 
 # A terminal that closes, a batch system that ends its jobs; nohup.
 signals='HUP TERM INT'
@@ -252,7 +297,8 @@ done
 trap '' HUP
 begin nohup
 trap - HUP
-kill -HUP $running; sleep 0.1; kill -0 $running || fail 'a hangup ends what nohup started'
+kill -HUP $running
+goes_on nohup || fail 'a hangup ends what nohup started'
 kill -INT $running; ends 130 nohup
 
 # Nobody reads on: it is printed no more, and trained on.
@@ -262,17 +308,30 @@ for streams in '2>/dev/null' '2>&1'; do
   [[ $status == 0 && -f unread/ckpt-000030.safetensors && -f unread/report.html ]] || fail "into a closed pipe: $status, $(ls unread)"
   rm -r unread
 done
+# The same where the reader is surely gone while steps are left, and print.
+mkfifo reader
+exec {hold}<>reader
+stdout=reader launch left --steps 1000000 --save-every 1000000 --eval-every 1
+read -r _ <&"$hold"
+let_go
+goes_on left || fail "nobody reads on: $(cat "$scratch/err")"
+kill -INT $running; ends 130 left
 # Closed streams: what would be printed there is not written into a file.
 # shellcheck disable=SC2086
 "$train" $tiny --steps 5 --out mute <&- >&- 2>&- || fail "without streams: $?"
 ! grep -v '^{.*}$' mute/log.jsonl || fail 'the log has what was printed'
 # A directory that goes away, or is another by now: said, and not a success.
 begin removed
+pause
 rm -r removed; mkdir removed
-kill -INT $running; ends 130 removed nothing
+kill -INT $running; kill -CONT $running; ends 130 removed nothing
 says err 'removed: cannot write: another directory has taken its name'
-(until [[ -s vanished/log.jsonl ]] && rm -r vanished 2>/dev/null; do sleep 0.01; done) &
-run 3 --steps 1500 --out vanished
+held vanished
+pause
+rm -r vanished
+kill -CONT $running
+release vanished
+ends 3 vanished nothing
 says err 'train: error: vanished: cannot write: No such file or directory'
 
 # ---- samples ----
@@ -330,26 +389,27 @@ run 0 --resume --steps 20 --save-every 10 --keep 5 --out bad
 cmp bad/ckpt-000020.safetensors whole/ckpt-000020.safetensors || fail 'a run resumed from the earlier one ends otherwise'
 
 # ---- two trainers, one directory ----
-# shellcheck disable=SC2086
-"$train" $tiny --steps 1000000 --out shared >/dev/null 2>&1 &
-first=$!
-for _ in $(seq 100); do [[ -s shared/log.jsonl ]] && break; sleep 0.05; done
+begin shared
 # shellcheck disable=SC2086
 expect 3 'a second trainer' "$train" $tiny --steps 10 --out shared
 says err 'another trainer writes to this directory'
 # ---- an interrupt: the step is finished, a checkpoint saved, 130 ----
-kill -INT $first
-status=0; wait $first || status=$?
-[[ $status == 130 ]] || fail "an interrupted run exits with $status"
+kill -INT $running; ends 130 shared
 step=$(tail -1 shared/log.jsonl | sed 's/{"step":\([0-9]*\),.*/\1/')
 [[ -f shared/$(printf 'ckpt-%06d.safetensors' "$step") ]] || fail "no checkpoint of the last step, $step: $(ls shared)"
 [[ -f shared/report.html ]] || fail 'no report after an interrupt'
 
-# ---- killed at any moment: what is there can be resumed, and ends as if nothing had happened ----
+# ---- killed at many moments: what is there can be resumed, and ends as if nothing had happened ----
 steps=300
 often="--steps $steps --save-every 2 --keep 2 --eval-every 1000"
 run 0 $often --out never
-killed=0 attempts=0 resumed=0 finished=0
+# A moment is a state: it begins to speak, or $more steps are made since the last checkpoint, or then a checkpoint is half written.
+echo "kill -9: HILT_SEED=$seed"
+RANDOM=$seed killed=0 attempts=0 resumed=0 finished=0 torn=0
+moment() {
+  if ((more == 0)); then [[ -s kill.out ]]; else grep -qs '^memory after' kill.out && steps_in victim $((from + more)); fi
+}
+is_torn() { compgen -G 'victim/*.tmp*' >/dev/null; }
 while ((killed < kills)); do
   rm -rf victim
   status=1 again=''
@@ -357,24 +417,29 @@ while ((killed < kills)); do
     again=''
     ! compgen -G 'victim/ckpt-*.safetensors' >/dev/null || again=--resume
     [[ -z $again ]] || resumed=$((resumed + 1))
-    ((++attempts < 3 * kills + 50)) || fail "only $killed of $attempts runs could be killed"
+    ((++attempts < 12 * kills + 50)) || fail "only $killed of $attempts runs could be killed"
     rm -f kill.out
     "$train" $tiny $again $often --out victim >kill.out 2>kill.err &
     pid=$!
     if ((killed < kills)); then  # else enough are killed, and this one may finish
-      while [[ ! -s kill.out ]] && kill -0 $pid 2>/dev/null; do sleep 0.005; done  # it speaks after its first step
-      sleep "0.$(printf '%03d' $((RANDOM % 90)))"
+      from=0
+      for file in victim/ckpt-*.safetensors; do [[ $file == *'*'* ]] || from=$((10#${file//[!0-9]/})); done
+      more=$((RANDOM % 90)) half=$((RANDOM % 2))
+      if seen $pid moment && ((half)); then until is_torn || ! kill -0 $pid 2>/dev/null; do :; done; fi
       kill -9 $pid 2>/dev/null || true
     fi
     status=0; wait $pid 2>/dev/null || status=$?
     [[ $status == 0 || $status == 137 ]] || fail "a run failed by itself ($status): $(cat kill.err)"
-    [[ $status == 0 ]] || killed=$((killed + 1))
+    if [[ $status != 0 ]]; then
+      killed=$((killed + 1))
+      ! is_torn || torn=$((torn + 1))
+    fi
     [[ ! -f victim/ckpt-000$steps.safetensors ]] || status=0  # killed after its last step
   done
   cmp victim/ckpt-000$steps.safetensors never/ckpt-000$steps.safetensors || fail "after $killed kills a run ended otherwise"
   finished=$((finished + 1))
 done
-echo "kill -9: $killed runs killed, $resumed resumed, every resume worked; all $finished finished runs equal the uninterrupted one byte for byte"
+echo "kill -9: $killed runs killed, $torn of them with a file half written, $resumed resumed, every resume worked; all $finished finished runs equal the uninterrupted one byte for byte"
 
 # ---- a full disk: training goes on ----
 (
