@@ -201,11 +201,16 @@ launch() {
   seen $running steps_in "$1" 1 || fail "$1: no training begins: $(cat "$scratch/out" "$scratch/err")"
 }
 let_go() { [[ ! $hold ]] || exec {hold}>&-; hold=''; }
-steps_of() { grep -c '^{"step":' "$1/log.jsonl" 2>/dev/null || true; }
-steps_in() { (($(steps_of "$1") + 0 >= $2)); }
+# Without a process of its own, for it is asked often: the lines of the log after the first, as $made.
+count_steps() {
+  local lines=()
+  [[ ! -e $1/log.jsonl ]] || mapfile lines <"$1/log.jsonl"
+  made=$((${#lines[@]} - 1))
+}
+steps_in() { count_steps "$1"; ((made >= $2)); }
 # begin OUT FLAGS..: one that ends when it is told to. goes_on OUT: it makes more steps. ends STATUS OUT: how it ends.
 begin() { launch "$@" --steps 1000000 --save-every 1000000 --eval-every 1000000; }
-goes_on() { seen $running steps_in "$1" $(($(steps_of "$1") + 5)); }
+goes_on() { count_steps "$1"; seen $running steps_in "$1" $((made + 5)); }
 # held OUT FLAGS..: one that cannot end before release: each step prints, into a pipe that is full before the last.
 held() {
   local size
@@ -400,14 +405,16 @@ step=$(tail -1 shared/log.jsonl | sed 's/{"step":\([0-9]*\),.*/\1/')
 [[ -f shared/report.html ]] || fail 'no report after an interrupt'
 
 # ---- killed at many moments: what is there can be resumed, and ends as if nothing had happened ----
-steps=300
+steps=150
 often="--steps $steps --save-every 2 --keep 2 --eval-every 1000"
 run 0 $often --out never
 # A moment is a state: it begins to speak, or $more steps are made since the last checkpoint, or then a checkpoint is half written.
 echo "kill -9: HILT_SEED=$seed"
 RANDOM=$seed killed=0 attempts=0 resumed=0 finished=0 torn=0
 moment() {
-  if ((more == 0)); then [[ -s kill.out ]]; else grep -qs '^memory after' kill.out && steps_in victim $((from + more)); fi
+  local said=()
+  mapfile said <kill.out
+  if ((more == 0)); then ((${#said[@]})); else [[ ${said[*]} == *'memory after'* ]] && steps_in victim $((from + more)); fi
 }
 is_torn() { compgen -G 'victim/*.tmp*' >/dev/null; }
 while ((killed < kills)); do
@@ -418,13 +425,13 @@ while ((killed < kills)); do
     ! compgen -G 'victim/ckpt-*.safetensors' >/dev/null || again=--resume
     [[ -z $again ]] || resumed=$((resumed + 1))
     ((++attempts < 12 * kills + 50)) || fail "only $killed of $attempts runs could be killed"
-    rm -f kill.out
+    : >kill.out
     "$train" $tiny $again $often --out victim >kill.out 2>kill.err &
     pid=$!
     if ((killed < kills)); then  # else enough are killed, and this one may finish
       from=0
       for file in victim/ckpt-*.safetensors; do [[ $file == *'*'* ]] || from=$((10#${file//[!0-9]/})); done
-      more=$((RANDOM % 90)) half=$((RANDOM % 2))
+      more=$((RANDOM % 45)) half=$((RANDOM % 2))
       if seen $pid moment && ((half)); then until is_torn || ! kill -0 $pid 2>/dev/null; do :; done; fi
       kill -9 $pid 2>/dev/null || true
     fi
