@@ -280,7 +280,11 @@ exec {hold}<>tokenizer/merges.txt
 # shellcheck disable=SC2086
 (let_go; exec "$train" $tiny --text text --tokenizer tokenizer --steps 3 --out raced) >late.out 2>late.err </dev/null &
 late=$!
-reads() { for file in /proc/$late/fd/*; do [[ ! $file -ef tokenizer/merges.txt ]] || return 0; done; return 1; }
+reads() {  # the trainer itself: before it, a shell with the other end of the pipe has this number
+  [[ /proc/$late/exe -ef $train ]] || return 1
+  for file in "/proc/$late/fd"/*; do [[ ! $file -ef tokenizer/merges.txt ]] || return 0; done
+  return 1
+}
 seen $late reads || fail "a tokenizer is not read: $(cat late.err)"
 [[ ! -e raced ]] || fail 'a directory was made before a tokenizer was read'
 run 0 --steps 2 --out raced
