@@ -140,6 +140,7 @@ expect 0 '--debug without an error' "$programs/hello_tape" --debug
 mkfifo unread
 to_nobody() {
   local reader writer
+  # shellcheck disable=SC2094
   exec {reader}<>unread {writer}>unread {reader}>&-
   (exec "$@" >&"$writer")
 }
