@@ -112,24 +112,11 @@ grep -oE '[a-z_/]+\.(cpp|cu):[0-9]+</span><code>[^<]*</code>' c/compare.html | s
 while IFS=: read -r file number code; do
   sed -n "${number}p" "$SRC/ops/hilbert/$file" | grep -qF -- "$code" || fail "$file:$number does not say '$code'"
 done <lines
-# Every name in a quoted line, of any kernel, has its words, and no name has words that no line needs.
+# Every name that has words (quotes_test.py says which must) has its row in the page.
 if command -v python3 >/dev/null; then
-  reads 'the names in the quoted lines' "$SRC" <<'END'
-import json, re, sys
-words = lambda text: set(re.findall(r'[A-Za-z_]\w*', re.sub(r'\b\d[\w.]*', '', text)))
+  reads 'the rows of names' "$SRC" <<'END'
+import json, sys
 table = json.load(open(sys.argv[1] + '/examples/compare/steps.json'))
-language = words('const constexpr else float if for int return true typename Tensor')
-for kernel, part in table['names'].items():
-    quoted = set()
-    for file, marker, *then in (s[kernel] for s in table['steps'] if kernel in s):
-        lines = list(open(sys.argv[1] + '/ops/hilbert/' + file))
-        marked = [i for i, line in enumerate(lines) if marker in line]
-        assert len(marked) == 1, (file, marker)
-        line = next(line for line in lines[marked[0]:] if (then or [marker])[0] in line)
-        quoted |= words(line.split(' // ')[0])
-    named = words(' '.join(name for name, what in part['names']))
-    assert quoted - language <= named, (kernel, 'no words for', quoted - language - named)
-    assert named <= quoted, (kernel, 'in no line', named - quoted)
 page = open('c/compare.html').read()
 assert page.count('<tr class="name">') == sum(len(table['names'][k]['names']) for k in ('hybrid', 'cpu'))
 END

@@ -76,7 +76,8 @@ END
     expect 0 'meson setup, installed' meson setup installed
     expect 0 'meson compile, installed' meson compile -C installed
     prints env LD_LIBRARY_PATH="$libdir" installed/embed
-    # The whole library again, so kept between runs, and as cheap as it can be had: one instruction set.
+    # As a subproject: how it configures and what it would build, always; the whole library again, for minutes of compiling,
+    # only where HILT_DEEP is set, so kept between runs, and as cheap as it can be had: one instruction set.
     mkdir -p subprojects "$BUILD/embed_meson"
     ln -s "$SRC" subprojects/hilt
     rm -rf "$BUILD/embed_meson/project"
@@ -84,7 +85,15 @@ END
     cd "$BUILD/embed_meson/project"
     [[ -f ../build/build.ninja ]] ||
       expect 0 'meson setup, subproject' meson setup ../build -Doptimization=0 -Ddebug=false --force-fallback-for=hilt -Dhilt:wide_isa=false -Dhilt:cuda=disabled
-    expect 0 'ninja, subproject' ninja -C ../build embed
-    prints ../build/embed
+    expect 0 'meson introspect, subproject' meson introspect --projectinfo ../build
+    says out '"name": "hilt"'
+    expect 0 'ninja -t query, subproject' ninja -C ../build -t query embed
+    says out 'subprojects/hilt/libhilt'  # the program waits for the library of the subproject
+    if [[ -n ${HILT_DEEP-} ]]; then
+      expect 0 'ninja, subproject' ninja -C ../build embed
+      prints ../build/embed
+    else
+      echo 'the subproject was configured and not compiled: HILT_DEEP is not set'
+    fi
     ;;
 esac
