@@ -44,6 +44,7 @@ SMALL = [
     (r'^tests/mutants/run.py', 'tests/mutants/run.py --list', 'names alone: each mutant is a build'),
 ]
 # In C++: text, replacement, reason.
+GUARD, COMPILE_GUARD = 600, 600  # seconds a command and a compile
 SMALL_CPP = [('.steps = 1000, .warmup = 50', '.steps = 2, .warmup = 1', 'two steps')]
 # Commands that are not run, in blocks or between backticks, and why.
 LEFT = {
@@ -126,7 +127,7 @@ class Run:
     def fail(self, block, why):
         self.failures.append(f'{block}: {why}')
 
-    def run(self, command, block, timeout=120, **environment):
+    def run(self, command, block, timeout=GUARD, **environment):
         shell = ['bash', '-c', command] if isinstance(command, str) else list(map(str, command))
         try:
             done = subprocess.run(shell, cwd=self.scratch, stdin=subprocess.DEVNULL, capture_output=True, encoding='utf-8', errors='replace',
@@ -156,7 +157,7 @@ class Run:
         calls = ''.join(f'  std::cerr << "{block}\\n";\n  block{i}();\n' for i, block in enumerate(blocks))
         (self.scratch / 'blocks.cpp').write_text(source + '#line 1 "main"\nint main() {\n' + calls + '}\n')
         if not self.run([os.environ['CXX'], '-std=c++20', '-Wall', '-Wextra', '-Wno-unused-variable', '-Werror', '-I', BUILD / 'include', 'blocks.cpp', '-o', 'blocks',
-                         '-L', BUILD, '-l:libhilt.so.0.2', '-pthread'], 'C++', timeout=280).returncode:
+                         '-L', BUILD, '-l:libhilt.so.0.2', '-pthread'], 'C++', timeout=COMPILE_GUARD).returncode:
             self.run(['./blocks'], 'C++', LD_LIBRARY_PATH=str(BUILD))
         self.counts['C++ blocks'] += len(blocks)
 

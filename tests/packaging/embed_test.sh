@@ -83,8 +83,9 @@ END
     rm -rf "$BUILD/embed_meson/project"
     cp -r . "$BUILD/embed_meson/project"
     cd "$BUILD/embed_meson/project"
-    [[ -f ../build/build.ninja ]] ||
-      expect 0 'meson setup, subproject' meson setup ../build -Doptimization=0 -Ddebug=false --force-fallback-for=hilt -Dhilt:wide_isa=false -Dhilt:cuda=disabled
+    again=()
+    [[ ! -f ../build/build.ninja ]] || again=(--reconfigure)
+    expect 0 'meson setup, subproject' meson setup "${again[@]}" ../build -Doptimization=0 -Ddebug=false --force-fallback-for=hilt -Dhilt:wide_isa=false -Dhilt:cuda=disabled
     expect 0 'meson introspect, subproject' meson introspect --projectinfo ../build
     says out '"name": "hilt"'
     expect 0 'ninja -t query, subproject' ninja -C ../build -t query embed
