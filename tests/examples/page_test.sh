@@ -9,10 +9,36 @@ browser=$(command -v chromium || command -v chromium-browser || command -v googl
   exit 77
 }
 
+# The guard is ten times what a page was seen to take (8 s beside two busy processes). --disable-dev-shm-usage: in a container
+# /dev/shm may have 64 MB only. The console's messages are those of the page: "INFO:CONSOLE" and so on, in file:line of a URL;
+# what Chromium says of itself on stderr (dbus, GPU, sandbox, fonts) has other file names there and is never read.
 browse() {  # flags and URL: the console's messages go to the file console
-  timeout 120 "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --allow-file-access-from-files --user-data-dir="$scratch/profile" \
-      --enable-logging=stderr --virtual-time-budget=60000 "$@" 2>stderr
+  local got=0
+  timeout 80 "$browser" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --allow-file-access-from-files --user-data-dir="$scratch/profile" \
+      --enable-logging=stderr --virtual-time-budget=60000 "$@" 2>stderr || got=$?
+  [[ $got == 0 ]] || fail "chromium: exit status $got (124: the guard of 80 s): $* $(tail -3 stderr)"
   grep CONSOLE stderr >console || true
+}
+# times FILE: sets every time in the page's JSON, so that no figure hangs on what was measured: a pass of a mode takes 40 ms to
+# 1,500 s, a part of it or a run of another length 0.3 us to 0.5 ms, so that parts never add up to more than their whole.
+times() {
+  awk 'function set(text, pattern, list,    v, n, i, line) {
+    n = split(list, v, " ")
+    while (match(text, pattern)) {
+      line = line substr(text, 1, RSTART - 1) substr(text, RSTART, RLENGTH)
+      sub(/[0-9.e+-]+$/, "", line); line = line v[i++ % n + 1]; count++
+      text = substr(text, RSTART + RLENGTH)
+    }
+    return line text
+  }
+  {
+    gsub(/"forward_ms":/, "\"forward_ms\": "); gsub(/"backward_ms":/, "\"backward_ms\": ")
+    line = set($0, "\"(forward_|backward_)?ms\": ?[0-9.e+-]+", "0.344 0.0003 0.5 0.0421 0.11 0.25 0.0077")
+    line = set(line, "\"peak_bytes\":[0-9]+,\"forward_ms\": [0-9.e+-]+", "1500 40 77.7 1500000")
+    print set(line, "\"peak_bytes\":[0-9]+,\"forward_ms\": [0-9.e+-]+,\"backward_ms\": [0-9.e+-]+", "40 90 3000000 123.4")
+  }
+  END { exit count == 0 }' "$1" >set.html || fail "$1: no times in its JSON"
+  mv set.html "$1"
 }
 look() {  # FILE
   browse --dump-dom "file://$SRC/tests/examples/page_test.html?file://$scratch/$1" >dom
@@ -22,12 +48,16 @@ look() {  # FILE
 
 compare=("$programs/compare_gradients" --length 256 --heads 2 --head-dim 16 --repeat 2)
 expect 0 'compare_gradients' "${compare[@]}" --pattern segment:64 --out c
+times c/compare.html
 look c/compare.html
 expect 0 'compare_gradients, three branches' "${compare[@]}" --pattern segment:32+slide:9+segment:128,dilation=4 --kv-heads 1 --dropout 0.2 --causal token --softcap 5 --alibi learned --relative 9 --sink --modes taped,fused --out d
+times d/compare.html
 look d/compare.html
 expect 0 'compare_gradients, 3-D' "${compare[@]}" --order hilbert:4x8x8 --pattern neighborhood3d:3x3x3 --out e
+times e/compare.html
 look e/compare.html
 expect 0 'compare_gradients, documents' "${compare[@]}" --length 6700 --head-dim 4 --documents 64x100,10x10,9x9 --pattern neighborhood2d:3x3 --modes fused --out f
+times f/compare.html
 look f/compare.html
 for grid in 20x33 7x10 15x4 1x5 16x16; do
   expect 0 "curves $grid" "$programs/curves" --grid "$grid" --pattern slide2d:1x1 --out g
