@@ -9,14 +9,14 @@ browser=$(command -v chromium || command -v chromium-browser || command -v googl
   exit 77
 }
 
-# The guard is ten times what a page was seen to take (8 s beside two busy processes). --disable-dev-shm-usage: in a container
+# The guard: three pages and what writes them took 37 s beside busy processes. --disable-dev-shm-usage: in a container
 # /dev/shm may have 64 MB only. The console's messages are those of the page: "INFO:CONSOLE" and so on, in file:line of a URL;
 # what Chromium says of itself on stderr (dbus, GPU, sandbox, fonts) has other file names there and is never read.
 browse() {  # flags and URL: the console's messages go to the file console
   local got=0
-  timeout 80 "$browser" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --allow-file-access-from-files --user-data-dir="$scratch/profile" \
+  timeout 120 "$browser" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --allow-file-access-from-files --user-data-dir="$scratch/profile" \
       --enable-logging=stderr --virtual-time-budget=60000 "$@" 2>stderr || got=$?
-  [[ $got == 0 ]] || fail "chromium: exit status $got (124: the guard of 80 s): $* $(tail -3 stderr)"
+  [[ $got == 0 ]] || fail "chromium: exit status $got (124: the guard of 120 s): $* $(tail -3 stderr)"
   grep CONSOLE stderr >console || true
 }
 # times FILE: sets every time in the page's JSON, so that no figure hangs on what was measured: a pass of a mode takes 40 ms to
