@@ -9,7 +9,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 unset PYTHONPATH
 export HILT_PYTHON_BUILD=$BUILD/wheel SRC HILT_PYTHON_OPTIONS=${HILT_PYTHON_OPTIONS--Dcuda=disabled}
-git clone -q "$SRC" "$scratch/clone"
+if [[ -e $SRC/.git ]]; then git clone -q "$SRC" "$scratch/clone"
+else mkdir "$scratch/clone" && tar -C "$SRC" --exclude='./build*' -c . | tar -C "$scratch/clone" -x; fi  # a tarball
 /usr/bin/python3 -m venv "$scratch/env"
 pip=("$scratch/env/bin/pip" -q)
 "${pip[@]}" install "$scratch/clone/examples/embed/python"
