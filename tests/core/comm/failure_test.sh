@@ -60,6 +60,8 @@ for over in "${overs[@]}"; do
       if [[ $fate =~ throw|memory && $moment == meeting ]] || [[ $fate$moment == memorystart ]] || [[ $fate =~ none|check && $moment != end ]] ||
         [[ $over$fate == ncclsize ]] || [[ $fate == early && $moment != hop ]] || [[ $fate == size && $moment != hop ]]; then continue; fi
       if [[ $fate == stop && ! $deep && ! ${FATES-} && $over$moment != tcphop ]]; then continue; fi
+      # A rank killed while MPI begins can lock mpirun up; how that ends is a matter of seconds.
+      if [[ $over$fate == mpikill && $moment =~ start|meeting && ! $deep && ! ${FATES-} ]]; then continue; fi
       while (($(jobs -rp | wc -l) >= at_once)); do wait -n || true; done
       cell "$over" "$fate" "$moment" &
     done

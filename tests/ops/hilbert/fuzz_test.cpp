@@ -4,7 +4,7 @@
 //   HILT_FUZZ_SEED=n     that one configuration, printed
 //   HILT_TEST_DEVICE=cuda  on a GPU, against the same references; what was drawn in f64 runs in f32
 //   HILT_FUZZ_COUNT=n    so many, from HILT_FUZZ_FIRST (1) on; 2,000 unless told (the second tier of CI: 20,000),
-//                        500 with HILT_TEST_SCALE=small
+//                        1,000 with HILT_TEST_SCALE=small
 //
 // What is judged, for every configuration: the plan against the dense multiplicity table; taped,
 // hybrid and fused forward and backward; lse; hybrid = fused bit for bit; fused bit for bit on
@@ -1397,7 +1397,7 @@ TEST(AttentionFuzz, AgreesWithTheDefinitions) {
     for (const auto& [what, w] : report.worst) std::cout << "  " << what << ": " << w.value << " of what is allowed\n";
     return;
   }
-  const std::uint64_t first = setting("HILT_FUZZ_FIRST", 1), count = setting("HILT_FUZZ_COUNT", scaled(2000, 500));
+  const std::uint64_t first = setting("HILT_FUZZ_FIRST", 1), count = setting("HILT_FUZZ_COUNT", scaled(2000, 1000));
   std::atomic<std::uint64_t> next{first};
   std::mutex mutex;
   Report total;
