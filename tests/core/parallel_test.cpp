@@ -37,8 +37,8 @@ Ranges ranges_of(Index n, Index grain) {
   return ranges;
 }
 
-/// The threads of a loop that `expected` threads share: none of them goes on before all have come, for which nothing but
-/// the time-out of the suite is too late.
+/// The threads of a loop that `expected` threads share: none of them goes on before all have come,
+/// for which nothing but the time-out of the suite is too late.
 std::set<std::thread::id> threads_of_a_loop(std::size_t expected) {
   std::mutex mutex;
   std::condition_variable came;

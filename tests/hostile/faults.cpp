@@ -1,8 +1,9 @@
 // A library put in front of the C library of one process (LD_PRELOAD). It counts the calls that
 // change files below HILT_FAULT_UNDER, writes each into HILT_FAULT_TRACE, and lets number
 // HILT_FAULT_AT fail: with an errno (HILT_FAULT_HOW=error) or by killing the process before it.
-// HILT_FAULT_HOW=stop lets none fail: the process stops itself (SIGSTOP) before each HILT_FAULT_AT-th
-// call, or before main() where that is 0. HILT_FAULT_HOW=end stops it once, when it is over.
+// HILT_FAULT_HOW=stop lets none fail: the process stops itself (SIGSTOP) before each
+// HILT_FAULT_AT-th call, or before main() where that is 0. HILT_FAULT_HOW=end stops it once, when
+// it is over.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -17,8 +17,8 @@
 namespace hilt {
 namespace {
 
-/// Counts the moments of this process at which a file changes; it is killed at the one that makes it 0. A write has two:
-/// before it, and when half of it is done.
+/// Counts the moments of this process at which a file changes; it is killed at the one that makes
+/// it 0. A write has two: before it, and when half of it is done.
 long moments_left = 0;
 void moment() {
   if (moments_left > 0 && --moments_left == 0) ::kill(::getpid(), SIGKILL);
@@ -259,8 +259,8 @@ TEST(DirectoryLock, IsHeldByOneAndEndsWithItsProcess) {
       "data: " + dir.path("none") + ": cannot open: No such file or directory; name a directory you may write to");
 }
 
-// A child saves two checkpoints and is killed at its first file call, its second, and so on, until it lives to the end.
-// Whatever is found is whole, and two checkpoints are there at every moment.
+// A child saves two checkpoints and is killed at its first file call, its second, and so on, until
+// it lives to the end. Whatever is found is whole, and two checkpoints are there at every moment.
 TEST(Checkpoint, KilledWritersLeaveWholeFilesOnly) {
   const std::vector<SafetensorsItem> big{{"w", full({64, 1024}, 1)}, {"m", full({64, 1024}, 2)}};
   Index found = 0, unfinished = 0, removed = 0;
@@ -292,7 +292,8 @@ TEST(Checkpoint, KilledWritersLeaveWholeFilesOnly) {
   }
   std::printf("[ kills    ] %ld writers killed, %lld of them while writing; %lld checkpoints read, all whole\n",
               moment - 2, static_cast<long long>(unfinished), static_cast<long long>(found));
-  // Each save writes twice at least, syncs, renames and removes: were the calls not seen, none would be killed.
+  // Each save writes twice at least, syncs, renames and removes: were the calls not seen, none
+  // would be killed.
   EXPECT_GE(unfinished, 2 * 6);
   EXPECT_GE(removed, 6);
 }

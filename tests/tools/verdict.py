@@ -164,7 +164,7 @@ def show(piece=None):
     for lane in lanes:
         print(f"{lane['lane']:<12}{lane['build']:>9.0f}{lane['tests']:>9.0f}{lane['passed']:>9}{len(lane['failed']):>9}{lane['skipped']:>9}")
     passed, failed, skipped = sum(x["passed"] for x in lanes), sum(len(x["failed"]) for x in lanes), sum(x["skipped"] for x in lanes)
-    if piece or "HILT_RECORD" in os.environ:
+    if piece or os.environ.get("HILT_RECORD"):
         note(piece, [{"lane": x["lane"], "build": round(x["build"]), "tests": round(x["tests"]), "passed": x["passed"], "failed": len(x["failed"]),
                       "skipped": x["skipped"]} for x in lanes])
     print(f"\n{passed} passed, {failed} failed, {skipped} skipped")

@@ -83,7 +83,8 @@ Tensor numbers(Index n, int rank, DType type = DType::f32) {
   return randn({n}, RandomKey{7, static_cast<std::uint64_t>(rank)}, type);
 }
 Tensor marked(Index n, int mark) { return full({n}, mark, DType::i32); }
-/// Returns once `state()` holds. Nothing but the time-out of the suite bounds it: a machine may be slow.
+/// Returns once `state()` holds. Nothing but the time-out of the suite bounds it: a machine may be
+/// slow.
 template <class State> void until(const State& state) {
   while (!state()) std::this_thread::yield();
 }

@@ -90,8 +90,8 @@ void check_link(hilt::Comm& comm) {
   for (std::size_t i = 0; i < came.size(); ++i)
     require(holds(came[i], 100 * previous + static_cast<int>(i)), "messages out of order");
   // What nobody waits for: as it comes, then with all of it here before this rank gives it up, then
-  // before this rank asks. Every rank but 0 waits for its turn, which the one before passes on behind
-  // what it has sent.
+  // before this rank asks. Every rank but 0 waits for its turn, which the one before passes on
+  // behind what it has sent.
   const hilt::Comm turns = comm.split(0, rank);
   const auto turn = [&] {
     Tensor passed = hilt::empty({1});

@@ -1,5 +1,6 @@
 // safetensors: round trips, a file of the reference library, hostile files with their exact lines,
-// and a fuzzer that mutates good files: HILT_FUZZ_COUNT=n for more of them, HILT_FUZZ_SEED=n for one.
+// and a fuzzer that mutates good files: HILT_FUZZ_COUNT=n for more of them, HILT_FUZZ_SEED=n for
+// one.
 #include "core/io/safetensors.h"
 #include <fcntl.h>
 #include <gtest/gtest.h>

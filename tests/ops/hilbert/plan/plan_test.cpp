@@ -703,7 +703,8 @@ TEST(Plan, AMillionTokensInMemoryOfTheirNumber) {
                 << " full and " << plan.stats().partial << " partial tiles\n";
       EXPECT_LT(plan.bytes(), 200'000'000u);
       EXPECT_LT(grown, 200'000'000);
-      // 22 bytes a token and 75,004 allocations are the most that was seen; a list for each token would be more.
+      // 22 bytes a token and 75,004 allocations are the most that was seen; a list for each token
+      // would be more.
       EXPECT_LT(most, 40 * length);
       EXPECT_LT(made, length / 8);
       EXPECT_GT(plan.bytes(), static_cast<std::size_t>(length) * 8);  // at least the token lists
