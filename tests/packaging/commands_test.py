@@ -195,7 +195,7 @@ class Run:
         if not name:
             return
         suite = self.run(['meson', 'test', '-C', BUILD, '--list'], block).stdout.split()
-        if name in suite:
+        if name == 'quick' or name in suite or f'{name}_1' in suite:  # a long binary is several tests
             return
         if '*' not in name:
             return self.fail(block, f'./run test {name}: the suite has no such test')
