@@ -452,12 +452,13 @@ std::ptrdiff_t entries(const char* directory) {
 }
 
 TEST(TcpRanks, LeaveNoSocketAndNoThread) {
-  if (!in_child({})) return;  // where no thread of another test is just ending
+  if (!in_child({})) return;   // where no thread of another test is just ending
+  std::jthread([] {}).join();  // the first thread brings one of the thread sanitizer's own, which stays
   const auto descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");
   run_over_tcp(4, [](Comm& comm) { comm.barrier(); });
   EXPECT_THROW(run_over_tcp(4, [](Comm& comm) { comm.rank() == 1 ? fail("no") : comm.barrier(); }), Error);
   EXPECT_EQ(entries("/proc/self/fd"), descriptors);
-  until([&] { return entries("/proc/self/task") == threads; });  // a thread is listed for a while after its join
+  until([&] { return entries("/proc/self/task") <= threads; });  // a thread is listed for a while after its join
 }
 
 TEST(TcpRanks, TheEnvironmentIsReadAndItsErrorsNameTheVariable) {
