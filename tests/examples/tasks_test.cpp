@@ -479,7 +479,7 @@ TEST(Text, AVocabularySurvivesBeingWrittenDown) {
 // Any bytes at all: an error with a place, or a text that comes back.
 TEST(Text, FuzzedUtf8IsReadOrRefused) {
   std::mt19937_64 random(11);
-  const Index runs = scaled(7000000, 20000);
+  const Index runs = scaled(deep() ? 7000000 : 1000000, 20000);
   Index refused = 0;
   std::string text;
   for (Index i = 0; i < runs; ++i) {

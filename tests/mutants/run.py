@@ -74,7 +74,7 @@ def prepare(tree, binaries):
 
 def run_test(tree, test):
     binary, gtest_filter = test.split(maxsplit=1)
-    return subprocess.run([tree / "build/tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1"], capture_output=True, text=True, timeout=600,
+    return subprocess.run([tree / "build/tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1", "--gtest_fail_fast"], capture_output=True, text=True, timeout=600,
                           env=os.environ | {"HILT_TEST_SCALE": "small", "SRC": str(tree)})
 
 

@@ -113,9 +113,10 @@ Tensor ids_of(const TransformerConfig& c, Index batch = 2) { return symbols({bat
 Tensor targets_of(const TransformerConfig& c, Index batch = 2) { return symbols({batch, c.context}, c.outputs(), 2); }
 
 TEST(Transformer, GradientsAgreeWithDifferences) {
-  Index checked = 0;
+  Index checked = 0, drawn = 0;
   for (const auto& [name, config] : variants())
     for (const Backward mode : {Backward::taped, Backward::hybrid, Backward::fused}) {
+      if (drawn++ % scaled(1, 2) != 0) continue;  // two and one mode in turn
       TransformerConfig c = config;
       c.backward = mode;
       const Tensor ids = ids_of(c), targets = targets_of(c);
@@ -129,7 +130,7 @@ TEST(Transformer, GradientsAgreeWithDifferences) {
       model_of(c), {}, [&](const Transformer& m, std::span<const Tensor>) { return m.logits(ids_of(c)); });
   EXPECT_TRUE(logits) << logits.where;
   RecordProperty("partial_derivatives", static_cast<int>(checked + logits.checked));
-  EXPECT_GT(checked, 5000);
+  EXPECT_GT(checked, scaled(5000, 2500));
 }
 
 TEST(Block, GradientsAgreeWithDifferences) {

@@ -227,8 +227,9 @@ INSTANTIATE_TEST_SUITE_P(Modes, Attention, testing::ValuesIn(kModes),
                          [](const auto& mode) { return std::string(name_of(mode.param)); });
 
 TEST_P(Attention, GradientsAgreeWithDifferences) {
-  Index checked = 0;
+  Index checked = 0, drawn = 0;
   double worst = 0;
+  const Index stride = scaled(1, 5);  // 5 shares no factor with what is crossed: every value of each is still met
   for (const char* pattern :
        {"dense", "segment:4", "segment:5,dilation=2,offset=1", "segment:3+segment:12,dilation=3", "slide:2",
         "neighborhood:5", "window2d:2x2", "slide2d:1x1", "neighborhood2d:3x3", "segment:5,shift=2",
@@ -237,6 +238,7 @@ TEST_P(Attention, GradientsAgreeWithDifferences) {
     for (const char* order : {"row", "hilbert", "hilbert,chunk=7"})
       for (const Causality causality : {Causality::none, Causality::token, Causality::curve})
         for (const double dropout : {0.0, 0.4}) {
+          if (drawn++ % stride != 0) continue;
           const PlanPtr plan = make_plan(spec_of(16, pattern, order, causality, DilationMode::all_queries, 2));
           AttentionOptions options = options_of(GetParam());
           options.dropout = dropout;

@@ -93,8 +93,10 @@ TEST(AttentionMemory, FitsTheFormula) {
   // Fused is a promise; the others are estimates of what an op at a time takes, good enough to
   // refuse what will not fit.
   constexpr double kAllowed[] = {0.25, 0.25, 0.05};
+  Index drawn = 0;
   for (const Case& c : cases)
     for (const Backward mode : {Backward::fused, Backward::hybrid, Backward::taped}) {
+      if (drawn++ % scaled(1, 4) != 0) continue;  // another mode in each case
       const bool terms = c.terms != TermConfig();
       const Index longest = scaled<Index>(terms ? 4096 : mode == Backward::fused ? 65536 : 8192, terms ? 2048 : 4096);
       std::vector<std::pair<double, double>> line;
@@ -170,6 +172,7 @@ TEST(AttentionMemory, TapedFollowsTheTiles) {
   constexpr Index kDim = 32;
   std::size_t nodes = 0;
   for (const Family& f : families) {
+    if (f.length > scaled(16384, 4096)) continue;
     const PlanPtr plan = plan_of(f.length, 1, f.pattern, f.order, f.causality);
     const std::string name = std::string(f.order) + " " + f.pattern;
     const Tensor q = randn({1, f.length, 1, kDim}, {1, 1}), k = randn(q.shape(), {1, 2}), v = randn(q.shape(), {1, 3});

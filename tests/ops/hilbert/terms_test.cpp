@@ -360,7 +360,7 @@ TEST_P(Terms, NarrowTypesFollowTheWideOnes) {
 
 TEST_P(Terms, BitsRepeatOnAnyNumberOfThreads) {
   const Threads before(1);
-  for (const DType dtype : {DType::f32, DType::f64})
+  for (const DType dtype : {DType::f32, scaled(DType::f64, DType::f32)})
     for (const Shape& bias :
          {Shape{300, 300}, Shape{2, 1, 300, 300}, Shape{300, 1}, Shape{3, 1, 300}, Shape{2, 3, 300, 300}}) {
       Problem p{.pattern = "segment:100+segment:300,dilation=3", .order = "hilbert:15x20", .length = 300, .heads = 3};
