@@ -47,10 +47,9 @@ Cost cost_of_tape(const std::vector<hilt::NodeReport>& tape) {
 bool by_pairs(const Problem& p) {
   Index listed = 0, tiles = 0;
   if (!p.q.device().is_cpu()) return false;
-  each_tiling(*p.plan, [&](const hilt::Tiling& whole, double) {
-    const hilt::Tiling& t = hilt::compact(whole, !p.scored());
-    tiles += std::ssize(t.k_tile);
-    listed += std::ranges::count_if(t.pair_begin, [](std::int32_t begin) { return begin >= 0; });
+  each_tiling(*p.plan, [&](const hilt::Tiling& t, double) {
+    const hilt::KernelWork work = hilt::kernel_work(t, p.q.device(), p.scored());
+    tiles += work.tiles, listed += work.one_by_one;
   });
   return 2 * listed > tiles;
 }
@@ -71,23 +70,12 @@ bool whole_delta(const Lesson& lesson) {
 Cost cost_of_kernel(const Problem& p, const std::string& mode, int products_back) {
   const double dim = static_cast<double>(p.dim()), size = static_cast<double>(hilt::size_of(p.dtype));
   double tile_pairs = 0, group_pairs = 0, rows = 0, keys_read = 0;
-  const auto extent = [](const hilt::Tiling::Range& r) { return static_cast<double>(r.end - r.begin); };
-  each_tiling(*p.plan, [&](const hilt::Tiling& whole, double times) {
-    const hilt::Tiling& t = p.q.device().is_cpu() ? hilt::compact(whole, !p.scored()) : whole;
-    group_pairs += times * static_cast<double>(hilt::group_shape(whole).pairs());
+  each_tiling(*p.plan, [&](const hilt::Tiling& t, double times) {
+    const hilt::KernelWork work = hilt::kernel_work(t, p.q.device(), p.scored());
+    group_pairs += times * static_cast<double>(hilt::group_shape(t).pairs());
     rows += times * static_cast<double>(t.q_token.size());
-    for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-      for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-        const std::size_t tile = at(t.keys[at(e)].tile);
-        const double keys = times * extent(t.k_tile[tile]);
-        if (t.pair_begin.empty() || t.pair_begin[tile] < 0) tile_pairs += extent(t.q_tile[i]) * keys;
-        else {
-          const std::uint8_t* list = t.pair_list.data() + t.pair_begin[tile];
-          for (auto row = t.q_tile[i].begin; row < t.q_tile[i].end; ++row, list += 1 + *list)
-            tile_pairs += times * *list;
-        }
-        keys_read += keys;
-      }
+    tile_pairs += times * static_cast<double>(work.pairs);
+    keys_read += times * static_cast<double>(work.keys);
   });
   const double batch = static_cast<double>(p.batch());
   return {.forward_flops = 4 * dim * batch * tile_pairs,

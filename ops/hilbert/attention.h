@@ -101,6 +101,13 @@ struct GroupShape {
 };
 GroupShape group_shape(const Tiling& t);  // of one tiling
 
+/// What a kernel multiplies for one head in a pass over a tiling: on a CPU lists of keys, or pairs one by one.
+struct KernelWork {
+  Index pairs = 0, keys = 0;        // of queries and keys, multiplied; keys read
+  Index tiles = 0, one_by_one = 0;  // of keys; those whose pairs are taken one by one
+};
+KernelWork kernel_work(const Tiling& t, Device device, bool scored);  // scored: the call has score terms
+
 /// Bytes that a mode will save for backward and need at its peak, beyond q, k, v and the tensors of
 /// the terms, whose gradients are all asked for. Terms that do not fit are errors, as in a call.
 struct AttentionMemory {

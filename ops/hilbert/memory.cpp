@@ -1,7 +1,27 @@
 // Bytes that each mode keeps and needs at its peak, counted off its code; S is B x heads x q x k.
 #include "ops/hilbert/call.h"
+#include "ops/hilbert/kernels/compact.h"
 
 namespace hilt {
+
+KernelWork kernel_work(const Tiling& whole, Device device, bool scored) {
+  const Tiling& t = device.is_cpu() ? compact(whole, !scored) : whole;
+  KernelWork work{.tiles = std::ssize(t.k_tile)};
+  work.one_by_one = std::ranges::count_if(t.pair_begin, [](std::int32_t begin) { return begin >= 0; });
+  for (std::size_t i = 0; i < t.q_tile.size(); ++i)
+    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
+      const std::size_t tile = at(t.keys[at(e)].tile);
+      const Index queries = t.q_tile[i].end - t.q_tile[i].begin, keys = t.k_tile[tile].end - t.k_tile[tile].begin;
+      work.keys += keys;
+      if (t.pair_begin.empty() || t.pair_begin[tile] < 0) {
+        work.pairs += queries * keys;
+        continue;
+      }
+      const std::uint8_t* list = t.pair_list.data() + t.pair_begin[tile];
+      for (Index row = 0; row < queries; ++row, list += 1 + *list) work.pairs += *list;
+    }
+  return work;
+}
 
 AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,
                                  const ScoreTerms& terms) {

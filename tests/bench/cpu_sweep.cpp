@@ -14,7 +14,7 @@
 #include "core/info.h"
 #include "core/parallel.h"
 #include "ops/hilbert/attention.h"
-#include "ops/hilbert/plan/compact.h"
+#include "ops/hilbert/kernels/compact.h"
 #include "ops/ops.h"
 #include "tests/bench/problems.h"
 

@@ -10,7 +10,7 @@
 #include <map>
 #include <optional>
 #include "ops/hilbert/attention.h"
-#include "ops/hilbert/plan/visits.h"
+#include "ops/hilbert/kernels/hopper/visits.h"
 #include "tests/bench/gpu.h"
 #include "tests/bench/problems.h"
 

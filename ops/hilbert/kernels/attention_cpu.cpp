@@ -21,7 +21,7 @@
 #include "core/parallel.h"
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/terms_cpu.h"
-#include "ops/hilbert/plan/compact.h"
+#include "ops/hilbert/kernels/compact.h"
 
 namespace hilt::kernels {
 namespace {

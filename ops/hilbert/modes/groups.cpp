@@ -4,7 +4,7 @@
 #include <mutex>
 #include <ranges>
 #include "core/parallel.h"
-#include "ops/hilbert/plan/compact.h"
+#include "ops/hilbert/kernels/compact.h"
 #include "ops/helpers.h"
 #include "ops/hilbert/call.h"
 #include "ops/kernels.h"

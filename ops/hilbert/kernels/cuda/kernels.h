@@ -1,6 +1,6 @@
 #pragma once
 #include "ops/hilbert/kernels/attention.h"
-#include "ops/hilbert/plan/visits.h"
+#include "ops/hilbert/kernels/hopper/visits.h"
 
 // Private to kernels/: what route_cuda.cpp starts on any GPU. A kernel that multiplies what is
 // masked by zero would spread NaN (0 x NaN is NaN), and f16 is too narrow for some slopes: it

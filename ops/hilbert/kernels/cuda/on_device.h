@@ -1,7 +1,7 @@
 #pragma once
 #include <span>
 #include "core/dispatch.h"
-#include "ops/hilbert/plan/visits.h"
+#include "ops/hilbert/kernels/hopper/visits.h"
 
 // Private: a tiling where a GPU's kernels can read it.
 

@@ -1,7 +1,7 @@
 #pragma once
-#include "tiling.h"
+#include "ops/hilbert/plan/tiling.h"
 
-namespace [[gnu::visibility("default")]] hilt {
+namespace hilt {
 
 /// The same pairs in fewer products: a tile of queries meets the keys that some of its queries ask
 /// for, listed one by one, instead of whole tiles of keys. Queries stand as they did or, where that

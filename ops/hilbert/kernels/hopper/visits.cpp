@@ -1,6 +1,6 @@
 // Tiles are merged to owners of up to 128 rows, pairs of them cut into cells of 64 x 64, and masks
 // of cells told apart by their bits. Work is proportional to the tiles that are listed.
-#include "ops/hilbert/plan/visits.h"
+#include "ops/hilbert/kernels/hopper/visits.h"
 #include <span>
 #include <unordered_map>
 #include "ops/hilbert/plan/attends.h"

@@ -1,6 +1,6 @@
 // Lists of keys for tiles of queries: the same pairs as the tiling they are made from, in fewer
 // products, and turns in which every row of keys is added to by one tile of queries at a time.
-#include "ops/hilbert/plan/compact.h"
+#include "ops/hilbert/kernels/compact.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-#include "tiling.h"
+#include "ops/hilbert/plan/tiling.h"
 
 // A tiling as kernels walk it whose tiles have 128 rows: who owns what, whom it visits in steps of
 // 64 rows, and which pairs of those attend, as bits.

@@ -1,5 +1,5 @@
 // Lists of keys for tiles of queries: their order, and which heights and lists cost least.
-#include "ops/hilbert/plan/compact.h"
+#include "ops/hilbert/kernels/compact.h"
 #include <array>
 #include <bit>
 #include <limits>
