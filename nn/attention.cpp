@@ -53,10 +53,7 @@ void KeyValueCache::begin(const std::vector<AttentionConfig>& configs, Index cou
     listed_.push_back(0);
     for (const PlanPart& part : plans_.back()->parts())
       for (const Tiling& t : part.tilings)
-        for (const Tiling::Ref& key : t.keys) {
-          const Tiling::Range range = t.k_tile[static_cast<std::size_t>(key.tile)];
-          listed_.back() += range.end - range.begin;
-        }
+        for (std::size_t i = 0; i < t.q_tile.size(); ++i) listed_.back() += t.keys_of(i);
   }
 }
 

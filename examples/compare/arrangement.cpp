@@ -48,8 +48,7 @@ Arrangement arrangement_of(const hilt::Plan& plan) {
   a.rows = static_cast<Index>(t.q_tile.size()), a.columns = static_cast<Index>(t.k_tile.size());
   a.tiles.resize(at(a.rows * a.columns));
   for (Index i = 0; i < a.rows; ++i)
-    for (auto e = at(t.keys_begin[at(i)]); e < at(t.keys_begin[at(i + 1)]); ++e)
-      a.tiles[at(i * a.columns + t.keys[e].tile)] = t.keys[e].partial ? 1 : 2;
+    for (const hilt::Tiling::Ref ref : t.met.of(at(i))) a.tiles[at(i * a.columns + ref.tile)] = ref.partial ? 1 : 2;
   return a;
 }
 

@@ -101,7 +101,7 @@ struct GroupShape {
 };
 GroupShape group_shape(const Tiling& t);  // of one tiling
 
-/// What a kernel multiplies for one head in a pass over a tiling: on a CPU lists of keys, or pairs one by one.
+/// What a kernel multiplies in a pass over a tiling, for one head; a CPU may take pairs one by one.
 struct KernelWork {
   Index pairs = 0, keys = 0;        // of queries and keys, multiplied; keys read
   Index tiles = 0, one_by_one = 0;  // of keys; those whose pairs are taken one by one

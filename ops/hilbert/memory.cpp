@@ -4,20 +4,28 @@
 
 namespace hilt {
 
-KernelWork kernel_work(const Tiling& whole, Device device, bool scored) {
-  const Tiling& t = device.is_cpu() ? compact(whole, !scored) : whole;
+KernelWork kernel_work(const Tiling& t, Device device, bool scored) {
   KernelWork work{.tiles = std::ssize(t.k_tile)};
-  work.one_by_one = std::ranges::count_if(t.pair_begin, [](std::int32_t begin) { return begin >= 0; });
-  for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-      const std::size_t tile = at(t.keys[at(e)].tile);
-      const Index queries = t.q_tile[i].end - t.q_tile[i].begin, keys = t.k_tile[tile].end - t.k_tile[tile].begin;
-      work.keys += keys;
-      if (t.pair_begin.empty() || t.pair_begin[tile] < 0) {
-        work.pairs += queries * keys;
+  if (!device.is_cpu()) {
+    for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
+      work.keys += t.keys_of(i);
+      work.pairs += t.keys_of(i) * (t.q_tile[i].end - t.q_tile[i].begin);
+    }
+    return work;
+  }
+  const Compact& lists = compact(t, !scored);
+  work.tiles = std::ssize(lists.k_tile);
+  work.one_by_one = std::ranges::count_if(lists.pair_begin, [](std::int32_t begin) { return begin >= 0; });
+  for (std::size_t i = 0; i < lists.q_tile.size(); ++i)
+    for (auto e = lists.keys_begin[i]; e < lists.keys_begin[i + 1]; ++e) {
+      const std::size_t tile = at(lists.keys[at(e)].tile);
+      const Index queries = lists.q_tile[i].end - lists.q_tile[i].begin;
+      work.keys += lists.k_tile[tile].end - lists.k_tile[tile].begin;
+      if (lists.pair_begin.empty() || lists.pair_begin[tile] < 0) {
+        work.pairs += queries * (lists.k_tile[tile].end - lists.k_tile[tile].begin);
         continue;
       }
-      const std::uint8_t* list = t.pair_list.data() + t.pair_begin[tile];
+      const std::uint8_t* list = lists.pair_list.data() + lists.pair_begin[tile];
       for (Index row = 0; row < queries; ++row, list += 1 + *list) work.pairs += *list;
     }
   return work;
@@ -61,8 +69,7 @@ AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, 
       masks += places * ((g.pairs() > t.pairs ? pairs : 0) + static_cast<double>(8 * g.groups * (g.q + g.k)));
       bool in_place = !narrow && kv_heads == plan.heads() && part.places.are_rows() &&
                       g.groups * g.q == plan.queries() && g.groups * g.k == plan.length();
-      for (std::size_t i = 0; in_place && i < t.q_token.size(); ++i)
-        in_place = t.q_token[i] == static_cast<std::int32_t>(i);
+      in_place = in_place && t.q_token.counts_up() && t.q_token.size() > 0 && t.q_token[0] == 0;
       if (in_place) continue;
       const double copies = sets * static_cast<double>(g.groups * (g.q + 2 * g.k) * dim) * stat;
       gathered += copies;

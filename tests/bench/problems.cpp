@@ -268,8 +268,7 @@ Cells cells_of(const Tiling& t) {
     return false;
   };
   for (std::size_t tile = 0; tile < t.q_tile.size(); ++tile)
-    for (auto e = t.keys_begin[tile]; e < t.keys_begin[tile + 1]; ++e) {
-      const Tiling::Ref ref = t.keys[static_cast<std::size_t>(e)];
+    for (const Tiling::Ref ref : t.met.of(tile)) {
       const Tiling::Range q = t.q_tile[tile], k = t.k_tile[static_cast<std::size_t>(ref.tile)];
       for (std::int32_t i = q.begin; i < q.end; i += kCell)
         for (std::int32_t j = k.begin; j < k.end; j += kCell) {

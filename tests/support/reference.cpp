@@ -654,15 +654,18 @@ void judge_runs(const char* what, const std::vector<Tiling::Range>& runs, std::s
   if (at(next) != n) fault("runs", what, ": cover ", next, " of ", n);
 }
 
-void judge_lists(const char* what, const std::vector<std::int32_t>& begin, const std::vector<Tiling::Ref>& refs,
-                 std::size_t n, std::size_t others) {
-  if (begin.size() != n + 1 || begin[0] != 0 || at(begin[n]) != refs.size()) fault("tile lists", what, ": ends");
+void judge_lists(const char* what, const Tiling::Lists& lists, std::size_t n, std::size_t others) {
+  const std::vector<std::int32_t>& begin = lists.begin;
+  if (begin.size() != n + 1 || begin[0] != 0 || at(begin[n]) != lists.run.size()) fault("tile lists", what, ": ends");
   for (std::size_t i = 0; i < n; ++i) {
     if (begin[i + 1] < begin[i]) fault("tile lists", what, ": begins descend at ", i);
     for (std::int32_t e = begin[i]; e < begin[i + 1]; ++e) {
-      const std::int32_t tile = refs[at(e)].tile;
-      if (tile < 0 || at(tile) >= others) fault("tile lists", what, ": tile ", tile, " of ", others);
-      if (e > begin[i] && tile <= refs[at(e) - 1].tile) fault("tile lists", what, ": not ascending in list ", i);
+      const Tiling::Run run = lists.run[at(e)], last = e > begin[i] ? lists.run[at(e) - 1] : Tiling::Run{0, 0, false};
+      if (run.begin < 0 || run.end <= run.begin || at(run.end) > others)
+        fault("tile lists", what, ": tiles [", run.begin, ", ", run.end, ") of ", others);
+      if (run.begin < last.end) fault("tile lists", what, ": not ascending in list ", i);
+      if (e > begin[i] && run.begin == last.end && run.partial == last.partial)
+        fault("tile lists", what, ": two runs that are one in list ", i);
     }
   }
 }
@@ -678,14 +681,14 @@ void judge_tiling(const Tiling& g, Index queries, Index length, std::vector<int>
       seen[at(t)] = true;
     }
   }
-  judge_lists("keys", g.keys_begin, g.keys, g.q_tile.size(), g.k_tile.size());
-  judge_lists("queries", g.queries_begin, g.queries, g.k_tile.size(), g.q_tile.size());
+  judge_lists("met", g.met, g.q_tile.size(), g.k_tile.size());
+  const Tiling::Lists by_key = g.met.transposed(g.k_tile.size());
+  judge_lists("transposed", by_key, g.k_tile.size(), g.q_tile.size());
   std::map<std::pair<std::int32_t, std::int32_t>, bool> transposed;
   for (std::size_t j = 0; j < g.k_tile.size(); ++j)
-    for (std::int32_t e = g.queries_begin[j]; e < g.queries_begin[j + 1]; ++e)
-      transposed[{g.queries[at(e)].tile, static_cast<std::int32_t>(j)}] = g.queries[at(e)].partial;
-  if (transposed.size() != g.keys.size())
-    fault("transposed", g.keys.size(), " tiles by query, ", transposed.size(), " by key");
+    for (const Tiling::Ref ref : by_key.of(j)) transposed[{ref.tile, static_cast<std::int32_t>(j)}] = ref.partial;
+  if (std::ssize(transposed) != g.met.full + g.met.partial)
+    fault("transposed", g.met.full + g.met.partial, " tiles by query, ", transposed.size(), " by key");
 
   std::vector<std::vector<Tiling::Range>> groups_of(
       g.q_token.size());  // the key runs that a query meets in dense blocks
@@ -697,8 +700,7 @@ void judge_tiling(const Tiling& g, Index queries, Index length, std::vector<int>
   }
   Index full = 0, partial = 0, pairs = 0;
   for (std::size_t i = 0; i < g.q_tile.size(); ++i)
-    for (std::int32_t e = g.keys_begin[i]; e < g.keys_begin[i + 1]; ++e) {
-      const Tiling::Ref ref = g.keys[at(e)];
+    for (const Tiling::Ref ref : g.met.of(i)) {
       const auto other = transposed.find({static_cast<std::int32_t>(i), ref.tile});
       if (other == transposed.end() || other->second != ref.partial)
         fault("transposed", "tile (", i, ", ", ref.tile, ") differs or is missing");
@@ -723,9 +725,9 @@ void judge_tiling(const Tiling& g, Index queries, Index length, std::vector<int>
       (ref.partial ? partial : full) += 1;
       pairs += held;
     }
-  if (full != g.tiles_full || partial != g.tiles_partial)
-    fault("tile counts", "counted ", full, " full and ", partial, " partial, tiling says ", g.tiles_full, " and ",
-          g.tiles_partial);
+  if (full != g.met.full || partial != g.met.partial)
+    fault("tile counts", "counted ", full, " full and ", partial, " partial, tiling says ", g.met.full, " and ",
+          g.met.partial);
   if (pairs != g.pairs) fault("pairs", "counted ", pairs, ", tiling says ", g.pairs);
 }
 

@@ -185,8 +185,8 @@ template <class W> struct Weighted {
   Index row;
 };
 
-/// The lists of a tile of keys, Tiling::pair_list, or null where whole products are taken.
-inline const std::uint8_t* pairs_of(const Tiling& t, std::int32_t tile) {
+/// The lists of a tile of keys, Compact::pair_list, or null where whole products are taken.
+inline const std::uint8_t* pairs_of(const Compact& t, std::int32_t tile) {
   return t.pair_begin.empty() || t.pair_begin.data()[tile] < 0 ? nullptr
                                                                : t.pair_list.data() + t.pair_begin.data()[tile];
 }
@@ -315,9 +315,8 @@ template <class I> void mask(const Tiling& t, Index i, Tiling::Range k, I* keep)
     for (Index j = 0; j < n; ++j) keep[j] &= -((key[k.begin + j] >= low) & (key[k.begin + j] <= high));
   };
   if (t.causal) only(t.k_ranks().data(), std::numeric_limits<std::int32_t>::min(), t.q_ranks().data()[i]);
-  if (!t.k_a.empty()) only(t.k_a.data(), t.q_a_low.data()[i], t.q_a_high.data()[i]);
-  if (!t.k_b.empty()) only(t.k_b.data(), t.q_b_low.data()[i], t.q_b_high.data()[i]);
-  if (!t.k_c.empty()) only(t.k_c.data(), t.q_c_low.data()[i], t.q_c_high.data()[i]);
+  for (const Tiling::Axis& axis : t.axis)
+    if (!axis.key.empty()) only(axis.key.data(), axis.low.data()[i], axis.high.data()[i]);
 }
 
 /// The keys of a tile by the counters that decide for them: neighbours often share one.
@@ -486,7 +485,7 @@ template <class W> struct ForwardSpace {
 
 /// Query tiles [begin, end) of head h, at one place; T: of the inputs, O: of the results.
 template <class T, class O, class W>
-void forward_tiles(const ForwardPass& f, const Tiling& t, Tiling::Place place, Index h, Index begin, Index end,
+void forward_tiles(const ForwardPass& f, const Compact& t, Tiling::Place place, Index h, Index begin, Index end,
                    const ForwardSpace<W>& space) {
   const AttentionSizes& sizes = f.sizes;
   const Index dim = sizes.dim, wide = whole_vectors<W>(dim), kv_head = h / (sizes.heads / sizes.kv_heads),
@@ -618,7 +617,7 @@ template <class W> struct BackwardSpace {
   W* multiplier;
   Lane<W>* keep;  // of a row: 0 where it does not attend
   TermSpace<W> terms;
-  Queries queries[Tiling::kRun];
+  Queries queries[Compact::kRun];
 };
 
 /// One row: p = e^(s - L) and dS = p (M dP - Delta), in place of s and dP; 0 where `keep` is. m is
@@ -667,7 +666,7 @@ struct Done {
 
 /// Query tiles of a run at place `number`, of head h, after `before` of `sharing` of its key head.
 template <class T, class W>
-void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients& d_terms, Done done, Index number,
+void backward_run(const BackwardPass& pass, const Compact& t, const TermGradients& d_terms, Done done, Index number,
                   Index h, Index before, Index sharing, Index earlier, Tiling::Range run, bool direct,
                   const BackwardSpace<W>& space) {
   const AttentionSizes& sizes = pass.sizes;
@@ -687,7 +686,7 @@ void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients
     return Source<std::remove_pointer_t<decltype(x.data)>>{x, b, h, dim,
                                                            t.q_token.data() + t.q_tile.data()[tile].begin};
   };
-  bool finite[Tiling::kRun] = {};
+  bool finite[Compact::kRun] = {};
   for (std::int32_t visit = 0;; ++visit) {
     std::int32_t lead = -1;  // the last that meets this tile of keys
     for (std::int32_t i = run.begin; i < run.end; ++i)
@@ -775,7 +774,7 @@ void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients
     if (pair_count) __atomic_store_n(pair_count, static_cast<std::int32_t>(earlier + 1), __ATOMIC_RELEASE);
 
     std::int32_t from = 0, to = 0;
-    for (const Tiling::Share* share = t.share.data() + t.share_begin.data()[lists[lead] + visit]; from < n;
+    for (const Compact::Share* share = t.share.data() + t.share_begin.data()[lists[lead] + visit]; from < n;
          ++share, from = to) {
       to = share->end - keys.begin;
       std::int32_t* const count = done.shares + (number * sizes.kv_heads + kv_head) * std::ssize(t.turns) + share->rows;
@@ -800,7 +799,7 @@ void backward_run(const BackwardPass& pass, const Tiling& t, const TermGradients
 }  // namespace
 
 template <Isa I> void attention_forward(CpuAt<I>, const ForwardPass& f) {
-  const Tiling& t = compact(*f.tiling, !f.terms);
+  const Compact& t = compact(*f.tiling, !f.terms);
   const auto tiles = std::ssize(t.q_tile), places = f.place_count();
   Index group = kGroup;  // smaller where that would leave threads without work
   while (group > 1 && places * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
@@ -833,7 +832,7 @@ template <Isa I> void attention_delta(CpuAt<I>, const DeltaPass& x) {
 
 template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass& x, const Decision& how) {
   const AttentionSizes& s = x.sizes;
-  const Tiling& t = compact(*x.tiling, !x.terms);
+  const Compact& t = compact(*x.tiling, !x.terms);
   const auto runs = std::ssize(t.runs), turns = std::ssize(t.turns);
   const Index places = x.place_count(), sums = places * s.kv_heads * turns, heads_each = s.heads / s.kv_heads;
   const TermGradients d_terms = x.d_terms ? *x.d_terms : TermGradients{};

@@ -4,7 +4,6 @@
 #include <bit>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <set>
 #include <span>
@@ -50,16 +49,13 @@ std::int32_t end_of_tile(const Codes& codes, Range q, Index most) {
 /// The tiling with its queries in ascending order of their codes, which are sorted too.
 Tiling sorted(const Tiling& t, Codes& codes) {
   Tiling out;
-  for (auto list : Tiling::kKeyLists) out.*list = t.*list;
-  out.k_tile = t.k_tile, out.grid = t.grid, out.causal = t.causal;
-  out.pairs = t.pairs;
+  add_keys(out, t, all_of(t.k_token));
+  out.k_tile = t.k_tile, out.grid = t.grid, out.pairs = t.pairs;
   List from(t.q_token.size()), tile_of(from);
   std::iota(from.begin(), from.end(), 0);
   std::ranges::stable_sort(from, {}, [&](std::int32_t i) { return codes[at(i)]; });
   std::ranges::sort(codes);
-  for (auto list : Tiling::kQueryLists)
-    if (!(t.*list).empty())
-      for (const std::int32_t i : from) (out.*list).push_back((t.*list)[at(i)]);
+  add_queries(out, t, TokenList(from));
   for (std::size_t i = 0; i < t.q_tile.size(); ++i)
     std::fill(tile_of.begin() + t.q_tile[i].begin, tile_of.begin() + t.q_tile[i].end, narrow(i));
   for (Range q{0, 0}; q.begin < narrow(from.size()); q.begin = q.end) {
@@ -69,12 +65,10 @@ Tiling sorted(const Tiling& t, Codes& codes) {
     for (auto i = q.begin; i < q.end; ++i) tiles.insert(tile_of[at(from[at(i)])]);
     std::map<std::int32_t, std::size_t> full;  // of a tile of keys: for how many
     for (const std::int32_t i : tiles)
-      for (auto e = t.keys_begin[at(i)]; e < t.keys_begin[at(i + 1)]; ++e)
-        full[t.keys[at(e)].tile] += !t.keys[at(e)].partial;
-    out.keys_begin.push_back(narrow(out.keys.size()));
-    for (const auto& [tile, n] : full) out.keys.push_back({tile, n < tiles.size()});
+      for (const Tiling::Ref ref : t.met.of(at(i))) full[ref.tile] += !ref.partial;
+    for (const auto& [tile, n] : full) out.met.add(tile, tile + 1, n < tiles.size());
+    out.met.end_list();
   }
-  out.keys_begin.push_back(narrow(out.keys.size()));
   return out;
 }
 
@@ -103,25 +97,21 @@ class Compactor {
         by_pairs_(by_pairs),
         turns_(at(tiles_of(std::ssize(t.k_token)))),
         whole_(t.k_tile.size(), -1) {
-    out_ = std::make_shared<Tiling>();
-    for (auto list : Tiling::kQueryLists) (*out_).*list = t.*list;
-    out_->grid = t.grid;
-    out_->causal = t.causal, out_->boxes = t.boxes;
-    out_->pairs = t.pairs;
+    add_queries(*out_, t, all_of(t.q_token));
+    out_->grid = t.grid, out_->pairs = t.pairs;
     std::vector<Piece> pieces;
     for (std::size_t i = 0; i < t.q_tile.size(); ++i) std::ranges::move(cheapest(i), std::back_inserter(pieces));
     for (const Piece& p : joined(std::move(pieces))) add(p);
     out_->keys_begin.push_back(narrow(out_->keys.size()));
+    for (TokenList* list : {&out_->q_token, &out_->k_token, &out_->q_name, &out_->k_name, &out_->q_rank, &out_->k_rank})
+      list->store();
     make_runs();
     take_turns();
   }
-  std::shared_ptr<const Tiling> take() { return std::move(out_); }
+  std::unique_ptr<const Compact> take() { return std::move(out_); }
   Index cost() const { return cost_; }
 
  private:
-  std::span<const Tiling::Ref> refs_of(std::size_t tile) const {
-    return std::span(t_.keys).subspan(at(t_.keys_begin[tile]), at(t_.keys_begin[tile + 1] - t_.keys_begin[tile]));
-  }
   // Lists that are taped's are joined to groups later, whose costs are others.
   Index cost_of_key() const { return by_pairs_ ? 24 : 12; }  // which is gathered, and added to
   Index cost_of_tiles(Index queries, Index keys) const {
@@ -144,7 +134,7 @@ class Compactor {
   std::vector<Piece> cheapest(std::size_t i) const {
     const Range q = t_.q_tile[i];
     Index whole = 0, full = 0;  // keys
-    for (const Tiling::Ref& r : refs_of(i)) {
+    for (const Tiling::Ref r : t_.met.of(i)) {
       const Index keys = count(t_.k_tile[at(r.tile)]);
       whole += keys, full += r.partial ? 0 : keys;
     }
@@ -178,7 +168,7 @@ class Compactor {
       for (std::size_t i = 1; i < n; ++i) all = hull(all, bounds[i] = bounds_of(t_, at(begin) + i));
       Piece& p = pieces.emplace_back(Piece{.q = q, .full = full, .tile = narrow(tile)});
       Step step{q};
-      for (const Tiling::Ref& r : refs_of(tile)) {
+      for (const Tiling::Ref r : t_.met.of(tile)) {
         if (full > 0 && !r.partial) continue;
         const Range k = t_.k_tile[at(r.tile)];
         for (std::int32_t j = k.begin; j < k.end; ++j) {
@@ -234,29 +224,26 @@ class Compactor {
     out_->q_tile.push_back(p.q);
     out_->keys_begin.push_back(narrow(out_->keys.size()));
     if (p.full > 0)
-      for (const Tiling::Ref& r : refs_of(at(p.tile)))
+      for (const Tiling::Ref r : t_.met.of(at(p.tile)))
         if (p.whole || !r.partial) meet(whole_tile(r.tile), r.partial);
     meet_list(p);
   }
-  void meet(std::int32_t tile, bool partial) {
-    out_->keys.push_back({tile, partial});
-    ++(partial ? out_->tiles_partial : out_->tiles_full);
-  }
-  void list_key(std::int32_t j) {
-    for (auto list : Tiling::kKeyLists)
-      for (std::size_t each = (t_.*list).size() / t_.k_token.size(), box = 0; box < each; ++box)
-        ((*out_).*list).push_back((t_.*list)[at(j) * each + box]);
-    origin_.push_back(j);
+  void meet(std::int32_t tile, bool partial) { out_->keys.push_back({tile, partial}); }
+  /// Appends a tile of these keys.
+  Range list_keys(const TokenList& keys) {
+    const auto begin = narrow(origin_.size());
+    add_keys(*out_, t_, keys);
+    origin_.insert(origin_.end(), keys.begin(), keys.end());
+    return out_->k_tile.emplace_back(Range{begin, narrow(origin_.size())});
   }
   /// A tile of t, once.
   std::int32_t whole_tile(std::int32_t tile) {
     std::int32_t& there = whole_[at(tile)];
     if (there < 0) {
       there = narrow(out_->k_tile.size());
-      const Range k = t_.k_tile[at(tile)];
-      const auto begin = narrow(out_->k_token.size());
-      for (std::int32_t j = k.begin; j < k.end; ++j) list_key(j);
-      out_->k_tile.push_back({begin, narrow(out_->k_token.size())});
+      TokenList keys;
+      keys.append(t_.k_tile[at(tile)].begin, at(count(t_.k_tile[at(tile)])));
+      list_keys(keys);
     }
     return there;
   }
@@ -266,10 +253,7 @@ class Compactor {
     const Index each = (n + pieces * kStep - 1) / (pieces * kStep) * kStep;
     const std::vector<List> met = in_pairs(p) ? keys_by_row(p) : std::vector<List>{};
     for (Index first = 0; first < n; first += each) {
-      const auto begin = narrow(out_->k_token.size());
-      for (Index j = first; j < std::min(n, first + each); ++j) list_key(p.keys[at(j)]);
-      const Range k{begin, narrow(out_->k_token.size())};
-      out_->k_tile.push_back(k);
+      const Range k = list_keys(TokenList(List(p.keys.begin() + first, p.keys.begin() + std::min(n, first + each))));
       if (!met.empty()) list_pairs(met, narrow(first), narrow(count(k)));
       meet(narrow(out_->k_tile.size() - 1), !met.empty() || count_pairs(*out_, p.q, k) < count(p.q) * count(k));
     }
@@ -287,7 +271,7 @@ class Compactor {
     }
     return met;
   }
-  /// The pairs of a tile with `n` of the piece's keys, from `first` on, as Tiling::pair_list has
+  /// The pairs of a tile with `n` of the piece's keys, from `first` on, as Compact::pair_list has
   /// them.
   void list_pairs(const std::vector<List>& met, std::int32_t first, std::int32_t n) {
     std::vector<std::uint8_t> bytes;
@@ -329,7 +313,7 @@ class Compactor {
     };
     for (std::int32_t i = 0; i < narrow(out_->q_tile.size()); ++i) {
       const bool joins = i > 0 && out_->q_tile.size() >= kEnough &&
-                         out_->runs.back().end - out_->runs.back().begin < Tiling::kRun && alike(i - 1, i);
+                         out_->runs.back().end - out_->runs.back().begin < Compact::kRun && alike(i - 1, i);
       if (joins) out_->runs.back().end = i + 1;
       else out_->runs.push_back({i, i + 1});
     }
@@ -375,7 +359,7 @@ class Compactor {
   const Tiling& t_;
   const Codes& codes_;
   bool by_pairs_;
-  std::shared_ptr<Tiling> out_;
+  std::unique_ptr<Compact> out_ = std::make_unique<Compact>();
   Index cost_ = 0;
   List origin_;  // of a key of out_: which of t_
   List turns_;
@@ -385,21 +369,20 @@ class Compactor {
 
 }  // namespace
 
-const Tiling& compact(const Tiling& t, bool by_pairs) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  std::shared_ptr<const Tiling>& made = t.compacted[by_pairs];
-  if (made) return *made;
+static std::unique_ptr<const Compact> made(const Tiling& t, bool by_pairs) {
   const Codes none;
   Compactor plain(t, none, by_pairs);
-  Codes codes = t.k_a.empty() || t.boxes > 1 ? none : codes_of(t);
+  Codes codes = t.axis[0].key.empty() || t.boxes > 1 ? none : codes_of(t);
   if (!std::ranges::is_sorted(codes)) {
     const Tiling by_codes = sorted(t, codes);
     Compactor other(by_codes, codes, by_pairs);
-    if (other.cost() * 10 < plain.cost() * 9) made = other.take();
+    if (other.cost() * 10 < plain.cost() * 9) return other.take();
   }
-  if (!made) made = plain.take();
-  return *made;
+  return plain.take();
+}
+
+const Compact& compact(const Tiling& t, bool by_pairs) {
+  return *t.memo.get<std::unique_ptr<const Compact>>({by_pairs}, [&] { return made(t, by_pairs); });
 }
 
 }  // namespace hilt

@@ -60,7 +60,7 @@ bool take_groups(const Tiling& t, Pieces& out) {
 }
 
 /// The lists of tiles of queries, one for all that have the same, and the cheapest size of groups.
-void take_lists(const Tiling& t, Pieces& out) {
+void take_lists(const Compact& t, Pieces& out) {
   constexpr double kRowCost = 32;     // of a gathered row, in products of a query and a key
   constexpr double kChainCost = 1.3;  // of a softmax over several groups
   std::map<List, List> queries_of;
@@ -181,7 +181,7 @@ GroupBatch batch_of(const Plan& plan, const PlanPart& part, const Tiling& tiling
   b.groups = std::ssize(parts), b.grid = tiling.grid;
   std::vector<Index> q, k, k_heads;
   const auto list = [](std::span<const std::int32_t> entries, Index padded, Index row, std::int32_t token,
-                       const List& tokens, const List& names, std::vector<Index>& index, List& name) {
+                       const TokenList& tokens, const TokenList& names, std::vector<Index>& index, List& name) {
     for (Index i = 0; i < padded; ++i) {
       const std::size_t entry = at(entries[i < std::ssize(entries) ? at(i) : 0]);
       index.push_back(row + tokens[entry]), name.push_back(token + names[entry]);

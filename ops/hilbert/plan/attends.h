@@ -24,10 +24,10 @@ template <int kAxes = 3, class Lists>
   QueryBounds q;
   if (t.causal) q.rank = t.q_ranks()[i];
   if constexpr (kAxes > 2) i = i * static_cast<std::size_t>(t.boxes) + box;
-  if (!t.k_a.empty()) q.a_low = t.q_a_low[i], q.a_high = t.q_a_high[i];
-  if (!t.k_b.empty()) q.b_low = t.q_b_low[i], q.b_high = t.q_b_high[i];
+  if (!t.axis[0].key.empty()) q.a_low = t.axis[0].low[i], q.a_high = t.axis[0].high[i];
+  if (!t.axis[1].key.empty()) q.b_low = t.axis[1].low[i], q.b_high = t.axis[1].high[i];
   if constexpr (kAxes > 2)
-    if (!t.k_c.empty()) q.c_low = t.q_c_low[i], q.c_high = t.q_c_high[i];
+    if (!t.axis[2].key.empty()) q.c_low = t.axis[2].low[i], q.c_high = t.axis[2].high[i];
   return q;
 }
 /// Of key j, an index into k_token.
@@ -36,10 +36,10 @@ template <int kAxes = 3, class Lists>
   KeyPlace k;
   if (t.causal) k.rank = t.k_ranks()[j];
   if constexpr (kAxes > 2) j = j * static_cast<std::size_t>(t.boxes) + box;
-  if (!t.k_a.empty()) k.a = t.k_a[j];
-  if (!t.k_b.empty()) k.b = t.k_b[j];
+  if (!t.axis[0].key.empty()) k.a = t.axis[0].key[j];
+  if (!t.axis[1].key.empty()) k.b = t.axis[1].key[j];
   if constexpr (kAxes > 2)
-    if (!t.k_c.empty()) k.c = t.k_c[j];
+    if (!t.axis[2].key.empty()) k.c = t.axis[2].key[j];
   return k;
 }
 /// Bounds that no key of either fails.
@@ -63,7 +63,20 @@ template <class Lists> [[gnu::always_inline]] constexpr bool attends(const Lists
 
 /// How many pairs of these runs attend. They must all be of listed tiles.
 Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k);
-/// Fills queries and queries_begin from keys and keys_begin.
-void transpose_tiles(Tiling& t);
+
+/// How entries differ from those that they were: their rows, names and numbers on the first axis,
+/// by so much.
+struct Moved {
+  std::int32_t row = 0, name = 0, number = 0;
+};
+/// Appends entries of another tiling's queries, or keys: all that is told of them.
+void add_queries(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by = {});
+void add_keys(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by = {});
+/// All entries of a list.
+inline TokenList all_of(const TokenList& list) {
+  TokenList entries;
+  entries.append(0, list.size());
+  return entries;
+}
 
 }  // namespace hilt

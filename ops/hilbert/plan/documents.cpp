@@ -6,6 +6,7 @@
 #include <map>
 #include "core/error.h"
 #include "core/io/text.h"
+#include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/placed.h"
 
 namespace hilt {
@@ -93,40 +94,26 @@ std::vector<PlacedDocument> placed_documents(const PlanSpec& spec) {
   return out;
 }
 
-template <class X, class Shift> static void append(std::vector<X>& to, const std::vector<X>& from, Shift&& shift) {
-  for (X x : from) shift(x), to.push_back(x);
-}
-
 /// `t` at a place, behind `row` and beyond its `end`: no test may take another document's key.
 static void append(Tiling& row, const Tiling& t, const Tiling::Place& place, std::int32_t& end) {
-  constexpr std::array kFirstAxis{&Tiling::k_a, &Tiling::q_a_low, &Tiling::q_a_high};
-  std::int32_t first = 0;
-  for (const auto list : kFirstAxis)
-    if (!(t.*list).empty()) first = std::min(first, std::ranges::min(t.*list));
-  const auto size = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
-  const auto by = [](std::int32_t n) { return [n](std::int32_t& x) { x += n; }; };
-  const auto range_by = [](std::int32_t n) { return [n](Tiling::Range& r) { r.begin += n, r.end += n; }; };
-  const std::int32_t q = size(row.q_token), k = size(row.k_token), q_tiles = size(row.q_tile),
-                     k_tiles = size(row.k_tile), refs = size(row.keys);
-  append(row.q_token, t.q_token, by(place.q)), append(row.k_token, t.k_token, by(place.k));
-  append(row.q_name, t.q_names(), by(place.k)), append(row.k_name, t.k_names(), by(place.k));
-  append(row.q_tile, t.q_tile, range_by(q)), append(row.k_tile, t.k_tile, range_by(k));
-  append(row.keys, t.keys, [&](Tiling::Ref& ref) { ref.tile += k_tiles; });
-  append(row.queries, t.queries, [&](Tiling::Ref& ref) { ref.tile += q_tiles; });
-  for (const auto& [begin, theirs] :
-       {std::pair(&row.keys_begin, &t.keys_begin), {&row.queries_begin, &t.queries_begin}}) {
-    if (!begin->empty()) begin->pop_back();
-    append(*begin, *theirs, by(refs));
-  }
-  append(row.group, t.group, [&](Tiling::Group& g) { range_by(q)(g.q), range_by(k)(g.k); });
-  row.causal = t.causal, row.boxes = t.boxes;
+  std::int32_t first = 0, last = -1;  // numbers on the first axis
+  for (const auto* list : {&t.axis[0].key, &t.axis[0].low, &t.axis[0].high})
+    if (!list->empty())
+      first = std::min(first, std::ranges::min(*list)), last = std::max(last, std::ranges::max(*list));
   const std::int32_t beyond = end - first;
-  for (const auto list : kFirstAxis)
-    append(row.*list, t.*list, [&](std::int32_t& x) { end = std::max(end, (x += beyond) + 1); });
-  for (const auto list : {&Tiling::q_rank, &Tiling::k_rank, &Tiling::k_b, &Tiling::q_b_low, &Tiling::q_b_high,
-                          &Tiling::k_c, &Tiling::q_c_low, &Tiling::q_c_high})
-    append(row.*list, t.*list, by(0));
-  row.tiles_full += t.tiles_full, row.tiles_partial += t.tiles_partial;
+  const auto size = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
+  const std::int32_t q = size(row.q_token), k = size(row.k_token), k_tiles = size(row.k_tile);
+  const auto moved = [](Tiling::Range r, std::int32_t by) { return Tiling::Range{r.begin + by, r.end + by}; };
+  add_queries(row, t, all_of(t.q_token), {place.q, place.k, beyond});
+  add_keys(row, t, all_of(t.k_token), {place.k, place.k, beyond});
+  for (const Tiling::Range& r : t.q_tile) row.q_tile.push_back(moved(r, q));
+  for (const Tiling::Range& r : t.k_tile) row.k_tile.push_back(moved(r, k));
+  for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
+    for (const Tiling::Ref ref : t.met.of(i)) row.met.add(ref.tile + k_tiles, ref.tile + k_tiles + 1, ref.partial);
+    row.met.end_list();
+  }
+  for (const Tiling::Group& g : t.group) row.group.push_back({moved(g.q, q), moved(g.k, k)});
+  end = std::max(end, last + beyond + 1);
   row.pairs += t.pairs;
 }
 

@@ -40,7 +40,7 @@ bool branch_attends(const Ground& g, std::size_t branch, Index head, Index t, In
   if (!serves(g.spec, branch, head)) return false;
   if (g.spec.cross) return true;
   if (g.spec.causality == Causality::token && u > t) return false;
-  if (g.spec.causality == Causality::curve && g.order.position_of[at(u)] > g.order.position_of[at(t)]) return false;
+  if (g.spec.causality == Causality::curve && g.along_order(u) > g.along_order(t)) return false;
   const Index p = g.position(t), q = g.position(u);
   switch (b.kind) {
     case Kind::dense: return true;
@@ -191,7 +191,11 @@ Order resolved_order(const PlanSpec& spec) {
   return with_segment(spec.order, size);
 }
 
-Ground ground_of(const PlanSpec& spec, const Permutation& order, Grid grid) {
+/// Null where tokens stand as they come.
+std::shared_ptr<const Permutation> order_of(const Order& order, Index length, bool forced) {
+  return forced || order.kind == Order::Kind::row ? nullptr : permutation(order, length);
+}
+Ground ground_of(const PlanSpec& spec, const Permutation* order, Grid grid) {
   return {spec, order, grid, spec.order.scope == Order::Scope::order_only};
 }
 
@@ -202,20 +206,21 @@ void become(PlanSpec& spec, const Document& document) {
 }
 
 void add_stats(TileStats& s, const Tiling& t, Index times) {
-  s.full += times * t.tiles_full;
-  s.partial += times * t.tiles_partial;
+  s.full += times * t.met.full;
+  s.partial += times * t.met.partial;
   s.total += times * static_cast<Index>(t.q_tile.size() * t.k_tile.size());
   s.pairs += times * t.pairs;
   for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-      const Tiling::Range k = t.k_tile[at(t.keys[at(e)].tile)];
-      s.tile_pairs += times * Index{t.q_tile[i].end - t.q_tile[i].begin} * (k.end - k.begin);
-    }
+    s.tile_pairs += times * Index{t.q_tile[i].end - t.q_tile[i].begin} * t.keys_of(i);
 }
 
 }  // namespace
 
 Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
+  in_memory(spec_.length, [&] { build(); });
+}
+
+void Plan::build() {
   check_spec(spec_);
   spec_.order = resolved_order(spec_);
   forced_ = row_order_forced();
@@ -238,7 +243,7 @@ Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
   }
   head_begin_.push_back(narrow(std::ssize(head_tilings_)));
 
-  const auto add_part = [&](const PlanSpec& one, const Permutation& order, const Grid& grid, Tiling::Places places) {
+  const auto add_part = [&](const PlanSpec& one, const Permutation* order, const Grid& grid, Tiling::Places places) {
     const Ground ground = ground_of(one, order, grid);
     for (const Branch& b : one.pattern) check_ground(ground, b);
     parts_.push_back({one.length, one.rows_of_q(), {}, std::move(places)});
@@ -253,14 +258,15 @@ Plan::Plan(PlanSpec spec) : spec_(std::move(spec)) {
     for (PlacedDocument& placed : placed_documents(spec_)) {
       become(one, placed.document);
       one.queries = std::move(placed.queries);
-      add_part(one, *permutation(one.order, one.length), token_grid(one.order, one.length), std::move(placed.places));
+      add_part(one, order_of(one.order, one.length, forced_).get(), token_grid(one.order, one.length),
+               std::move(placed.places));
     }
     mark_known_rows();
     return;
   }
   grid_ = token_grid(spec_.order, spec_.length);
-  order_ = permutation(spec_.order, spec_.length);
-  add_part(spec_, *order_, grid_, {});
+  order_ = order_of(spec_.order, spec_.length, forced_);
+  add_part(spec_, order_.get(), grid_, {});
   mark_known_rows();
 }
 
@@ -283,8 +289,10 @@ void Plan::mark_known_rows() {
 bool Plan::looks_at_data() const { return std::ranges::any_of(spec_.pattern, &Branch::looks_at_data); }
 
 const Permutation& Plan::order() const {
-  check(order_ != nullptr, "plan: each of its documents, ", to_string(spec_.documents), ", has an order of its own");
-  return *order_;
+  check(spec_.documents.empty(), "plan: each of its documents, ", to_string(spec_.documents),
+        ", has an order of its own");
+  if (order_) return *order_;
+  return *memo_.get<std::shared_ptr<const Permutation>>({}, [&] { return permutation(Order{}, spec_.length); });
 }
 
 const std::vector<Tiling>& Plan::tilings() const {
@@ -301,7 +309,7 @@ std::span<const std::int32_t> Plan::tilings_of(Index head) const {
 
 Index Plan::attends(Index head, Index t, Index u, Index batch) const {
   check(!looks_at_data(), "plan: ", to_string(spec_.pattern), " has a set for each sequence; see plan_of_sequence");
-  const auto times = [&](const PlanSpec& spec, const Permutation& order, Grid grid) {
+  const auto times = [&](const PlanSpec& spec, const Permutation* order, Grid grid) {
     const Ground ground = ground_of(spec, order, grid);
     Index n = 0;
     for (std::size_t branch = 0, end = 0; branch < spec.pattern.size(); branch = end) {
@@ -313,15 +321,15 @@ Index Plan::attends(Index head, Index t, Index u, Index batch) const {
     return n;
   };
   if (spec_.documents.empty()) {
-    if (spec_.in_order) t = order_->token_at[at(t)], u = order_->token_at[at(u)];
-    return times(spec_, *order_, grid_);
+    if (spec_.in_order && order_) t = order_->token_at[at(t)], u = order_->token_at[at(u)];
+    return times(spec_, order_.get(), grid_);
   }
   for (const Document& d : spec_.documents[spec_.documents.size() == 1 ? 0 : at(batch)]) {
     if (t < d.length) {
       PlanSpec one = spec_;
       become(one, d);
-      return u < 0 || u >= d.length ? 0
-                                    : times(one, *permutation(one.order, d.length), token_grid(one.order, d.length));
+      if (u < 0 || u >= d.length) return 0;
+      return times(one, order_of(one.order, d.length, forced_).get(), token_grid(one.order, d.length));
     }
     t -= d.length, u -= d.length;
   }
@@ -337,8 +345,8 @@ static Index rows_with_keys(const Plan& plan, const PlanPart& part) {
       const Tiling& t = part.tilings[at(index)];
       for (std::size_t i = 0; i < t.q_tile.size(); ++i)
         for (std::int32_t q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q)
-          for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1] && !asks[at(t.q_token[at(q)])]; ++e) {
-            const Tiling::Ref ref = t.keys[at(e)];
+          for (const Tiling::Ref ref : t.met.of(i)) {
+            if (asks[at(t.q_token[at(q)])]) break;
             asks[at(t.q_token[at(q)])] = !ref.partial || count_pairs(t, {q, q + 1}, t.k_tile[at(ref.tile)]) > 0;
           }
     }
@@ -362,13 +370,13 @@ TileStats Plan::stats() const {
 
 std::size_t Plan::bytes() const {
   std::size_t n = sizeof(Plan) + (order_ ? 2 * at(spec_.length) * sizeof(std::int32_t) : 0);
+  const auto add_list = [&](const auto& list) { n += list.capacity() * sizeof list[0]; };
   const auto add = [&](const Tiling& t) {
-    for (auto list : Tiling::kQueryLists) n += (t.*list).capacity() * sizeof(std::int32_t);
-    for (auto list : Tiling::kKeyLists) n += (t.*list).capacity() * sizeof(std::int32_t);
-    n += (t.q_known.capacity() + t.k_known.capacity()) * sizeof(std::int32_t);
-    n += (t.keys_begin.capacity() + t.queries_begin.capacity()) * sizeof(std::int32_t);
-    n += (t.q_tile.capacity() + t.k_tile.capacity()) * sizeof(Tiling::Range);
-    n += (t.keys.capacity() + t.queries.capacity()) * sizeof(Tiling::Ref) + t.group.capacity() * sizeof(Tiling::Group);
+    for (const TokenList* list : {&t.q_token, &t.k_token, &t.q_name, &t.k_name, &t.q_rank, &t.k_rank})
+      n += list->bytes();
+    for (const Tiling::Axis& axis : t.axis) add_list(axis.key), add_list(axis.low), add_list(axis.high);
+    add_list(t.q_known), add_list(t.k_known), add_list(t.q_tile), add_list(t.k_tile);
+    add_list(t.met.begin), add_list(t.met.run), add_list(t.group);
   };
   if (spec_.queries) n += spec_.queries->capacity() * sizeof(std::int32_t);
   for (const DocumentList& list : spec_.documents) n += sizeof list + list.capacity() * sizeof(Document);
@@ -382,7 +390,9 @@ std::size_t Plan::bytes() const {
 // ---- plans in use -------------------------------------------------------------------------------
 PlanPtr make_plan(const PlanSpec& spec) {
   static Recent<std::pair<PlanSpec, bool>, PlanPtr> recent(16);
-  return recent.get({spec, row_order_forced()}, [&] { return std::make_shared<const Plan>(spec); });
+  return in_memory(spec.length, [&] {
+    return recent.get({spec, row_order_forced()}, [&] { return std::make_shared<const Plan>(spec); });
+  });
 }
 
 std::vector<std::int32_t> query_run(Index first, Index count) {

@@ -40,7 +40,7 @@ struct PlanPart {
   Index length, queries;        // tokens of a place, and how many of them ask
   std::vector<Tiling> tilings;  // one for each set
   Tiling::Places places;        // where each lies
-  mutable std::map<std::vector<std::int32_t>, std::shared_ptr<const Tiling>> joined;  // see joined_tiling(), once made
+  Memo memo = {};               // see joined_tiling()
 };
 /// Several tilings of a part as one for who owns queries: each row meets the keys of one after the
 /// other, and a key stands in k_token once for each. Null where they do not list the same queries.
@@ -98,12 +98,14 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
 
  private:
   PlanSpec spec_;
-  std::shared_ptr<const Permutation> order_;
+  std::shared_ptr<const Permutation> order_;  // none: tokens stand as they come
+  Memo memo_;                                 // that order, should anyone ask
   bool forced_ = false, agree_ = true;
   Grid grid_;
   std::vector<PlanPart> parts_;
   std::vector<std::int32_t> head_begin_, head_tilings_;
 
+  void build();
   void mark_known_rows();  // of tilings, once they are all there
 };
 using PlanPtr = std::shared_ptr<const Plan>;

@@ -8,6 +8,7 @@
 #include "core/recent.h"
 #include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/placed.h"
+#include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {
 namespace {
@@ -26,11 +27,7 @@ std::vector<double> work_by_position(const Plan& plan) {
     for (const auto& [index, users] : heads) {
       const Tiling& t = part.tilings[at(index)];
       for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
-        double keys = 0;
-        for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-          const Tiling::Range k = t.k_tile[at(t.keys[at(e)].tile)];
-          keys += k.end - k.begin;
-        }
+        const double keys = static_cast<double>(t.keys_of(i));
         for (auto q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q)
           for (Index place = 0; place < part.places.count(1); ++place)
             work[at(part.places.at(place).q + t.q_token[at(q)])] += keys * users;
@@ -52,62 +49,51 @@ void require_positions(const Plan& plan) {
 Tiling cut_down(const Tiling& t, const List& q_row, const List& k_row) {
   Tiling out;
   struct Side {         // how the entries and tiles of a list became others
-    List kept, before;  // old index of each entry; entries kept before an old one
-    List tile;          // new one of each old one, or -1
+    TokenList kept;     // the old ones
+    List before, tile;  // of each old entry: those kept before it; of each old tile: the new one, or -1
   };
-  const auto keep = [](const List& positions, const std::vector<Tiling::Range>& tiles, const List& row,
-                       const List& names, List& rows, List& new_names, std::vector<Tiling::Range>& new_tiles) {
+  const auto keep = [](const TokenList& positions, const std::vector<Tiling::Range>& tiles, const List& row,
+                       std::vector<Tiling::Range>& new_tiles) {
     Side side;
     for (const Tiling::Range& r : tiles) {
-      const std::size_t begin = rows.size();
-      for (auto i = at(r.begin); i < at(r.end); ++i) {
-        side.before.push_back(narrow(rows.size()));
-        const std::int32_t to = row[at(positions[i])];
-        if (to < 0) continue;
-        side.kept.push_back(narrow(i));
-        rows.push_back(to);
-        new_names.push_back(names[i]);
+      const std::int32_t begin = narrow(side.kept.size());
+      for (auto i = r.begin; i < r.end; ++i) {
+        side.before.push_back(narrow(side.kept.size()));
+        if (row[at(positions[at(i)])] >= 0) side.kept.push_back(i);
       }
-      side.tile.push_back(rows.size() > begin ? narrow(new_tiles.size()) : -1);
-      if (rows.size() > begin) new_tiles.push_back({narrow(begin), narrow(rows.size())});
+      const std::int32_t end = narrow(side.kept.size());
+      side.tile.push_back(end > begin ? narrow(new_tiles.size()) : -1);
+      if (end > begin) new_tiles.push_back({begin, end});
     }
-    side.before.push_back(narrow(rows.size()));
+    side.before.push_back(narrow(side.kept.size()));
     return side;
   };
-  out.grid = t.grid;
-  const Side q = keep(t.q_token, t.q_tile, q_row, t.q_names(), out.q_token, out.q_name, out.q_tile);
-  const Side k = keep(t.k_token, t.k_tile, k_row, t.k_names(), out.k_token, out.k_name, out.k_tile);
-  const auto picked = [](const List& from, const Side& side, List& to) {
-    if (from.empty()) return;
-    const std::size_t each = from.size() / (side.before.size() - 1);  // boxes
-    for (std::int32_t i : side.kept)
-      for (std::size_t box = 0; box < each; ++box) to.push_back(from[at(i) * each + box]);
+  /// The rows of entries, whose tokens they had so far, become these.
+  const auto place = [](TokenList& token, TokenList& name, const List& row) {
+    if (name.empty()) name = token;
+    TokenList rows;
+    for (const std::int32_t position : token) rows.push_back(row[at(position)]);
+    token = std::move(rows);
   };
-  out.causal = t.causal, out.boxes = t.boxes;
-  for (auto list : std::span(Tiling::kQueryLists).subspan(2)) picked(t.*list, q, out.*list);  // behind token and name
-  for (auto list : std::span(Tiling::kKeyLists).subspan(2)) picked(t.*list, k, out.*list);
+  out.grid = t.grid;
+  const Side q = keep(t.q_token, t.q_tile, q_row, out.q_tile), k = keep(t.k_token, t.k_tile, k_row, out.k_tile);
+  add_queries(out, t, q.kept), add_keys(out, t, k.kept);
+  place(out.q_token, out.q_name, q_row), place(out.k_token, out.k_name, k_row);
 
   for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
     if (q.tile[i] < 0) continue;
-    out.keys_begin.push_back(narrow(out.keys.size()));
     const Tiling::Range queries = out.q_tile[at(q.tile[i])];
-    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-      Tiling::Ref ref = t.keys[at(e)];
-      const auto j = at(ref.tile);
-      if (k.tile[j] < 0) continue;
-      ref.tile = k.tile[j];
-      const Tiling::Range keys = out.k_tile[at(ref.tile)];
+    for (const Tiling::Ref ref : t.met.of(i)) {
+      const std::int32_t tile = k.tile[at(ref.tile)];
+      if (tile < 0) continue;
+      const Tiling::Range keys = out.k_tile[at(tile)];
       const Index all = Index{queries.end - queries.begin} * (keys.end - keys.begin);
       const Index pairs = ref.partial ? count_pairs(out, queries, keys) : all;
-      if (pairs == 0) continue;
-      ref.partial = pairs < all;
-      out.keys.push_back(ref);
-      ++(ref.partial ? out.tiles_partial : out.tiles_full);
+      if (pairs > 0) out.met.add(tile, tile + 1, pairs < all);
       out.pairs += pairs;
     }
+    out.met.end_list();
   }
-  out.keys_begin.push_back(narrow(out.keys.size()));
-  transpose_tiles(out);
   const auto moved = [](Tiling::Range r, const Side& side) {
     return Tiling::Range{side.before[at(r.begin)], side.before[at(r.end)]};
   };
@@ -126,7 +112,7 @@ struct Needs {
 Needs needs_of(std::span<const PlanPart> parts, const List& owner, const List& row, int rank, int ranks, Index rows) {
   Needs needs{std::vector<std::vector<bool>>(at(ranks), std::vector<bool>(at(rows))), std::vector<bool>(owner.size())};
   const auto look_at = [&](const Tiling& t) {
-    const auto owners_in = [&](const List& list, Tiling::Range r) {
+    const auto owners_in = [&](const TokenList& list, Tiling::Range r) {
       std::vector<int> owners;
       for (auto i = r.begin; i < r.end; ++i) owners.push_back(owner[at(list[at(i)])]);
       std::ranges::sort(owners);
@@ -138,8 +124,7 @@ Needs needs_of(std::span<const PlanPart> parts, const List& owner, const List& r
     for (const Tiling::Range& r : t.k_tile) k_owners.push_back(owners_in(t.k_token, r));
     std::vector<std::vector<bool>> whole(at(ranks), std::vector<bool>(t.k_tile.size()));  // [rank][key tile]
     for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-      for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-        const Tiling::Ref ref = t.keys[at(e)];
+      for (const Tiling::Ref ref : t.met.of(i)) {
         const auto j = at(ref.tile);
         for (int a : q_owners[i]) {
           const auto asking = at(a);
@@ -303,7 +288,7 @@ ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport trans
   // Threads of one process keep one each.
   static Recent<std::tuple<PlanSpec, bool, int, int, Transport, Dealing, Pattern>, ShardPlanPtr> recent(32);
   spec.in_order = spec.documents.empty();
-  return recent.get({spec, row_order_forced(), ranks, rank, transport, dealing, dealt_by}, [&] {
+  const auto make = [&] {
     const PlanPtr plan = make_plan(spec);
     PlanSpec dealt = spec;
     if (!dealt_by.empty()) dealt.pattern = dealt_by;
@@ -312,6 +297,9 @@ ShardPlanPtr make_shard_plan(PlanSpec spec, int ranks, int rank, Transport trans
                     : dealing == Dealing::balanced ? balanced_shards(*by, ranks)
                                                    : choose_shards(*by, ranks);
     return std::make_shared<const ShardPlan>(plan, std::move(shards), rank, transport);
+  };
+  return in_memory(spec.length, [&] {
+    return recent.get({spec, row_order_forced(), ranks, rank, transport, dealing, dealt_by}, make);
   });
 }
 

@@ -2,6 +2,7 @@
 // Candidates are found by where they lie, then classified from the extremes of their coordinates,
 // exactly: a tile is full if every key passes every query's tests, and dropped if no pair does.
 #include "ops/hilbert/plan/tiles.h"
+#include <bit>
 #include <limits>
 #include "core/error.h"
 #include "ops/hilbert/plan/attends.h"
@@ -31,20 +32,18 @@ class Builder {
     else if (b_.kind == Kind::segment) segments();
     else if (b_.kind == Kind::blocks) block_rows();
     else windows();
-    begin_row();
-    transpose_tiles(t_);
     name_rows();
   }
   Tiling take() { return std::move(t_); }
 
  private:
   // A list of queries or keys and the tiles it is cut into.
-  static void append(Tokens& tokens, std::vector<Tiling::Range>& tiles, const Tokens& more) {
+  static void append(TokenList& tokens, std::vector<Tiling::Range>& tiles, const TokenList& more) {
     for (std::size_t i = 0; i < more.size(); i += at(kTile)) {
       const auto begin = narrow(tokens.size() + i);
       tiles.push_back({begin, begin + narrow(std::min<Index>(kTile, static_cast<Index>(more.size() - i)))});
     }
-    tokens.insert(tokens.end(), more.begin(), more.end());
+    tokens.append(more);
   }
 
   void add_group(std::int32_t q, std::int32_t k) {
@@ -52,27 +51,31 @@ class Builder {
   }
 
   // Where the lists look for tokens. Sets that know no order stand along it all the same.
-  Index token(Index p) const { return along_order_ ? Index{g_.order.token_at[at(p)]} : g_.token(p); }
+  Index token(Index p) const { return along_order_ ? g_.token_along_order(p) : g_.token(p); }
+  bool counts_up() const { return !g_.order || (g_.by_token && !along_order_); }  // so tokens stand
   void find_asking() {
-    if (!g_.spec.queries) asking_ = query_run(0, g_.spec.rows_of_q());
-    else
-      for (const std::int32_t row : *g_.spec.queries) {
-        const Index t = g_.spec.in_order ? g_.order.token_at[at(row)] : row;
-        asking_.push_back(narrow(along_order_ ? Index{g_.order.position_of[at(t)]} : g_.position(t)));
-      }
+    if (!g_.spec.queries) return;
+    for (const std::int32_t row : *g_.spec.queries) {
+      const Index t = g_.spec.in_order ? g_.token_along_order(row) : row;
+      asking_.push_back(narrow(along_order_ ? g_.along_order(t) : g_.position(t)));
+    }
     if (!std::ranges::is_sorted(asking_)) std::ranges::sort(asking_);
   }
   /// Appends the tokens of these positions, of every step-th; of queries those that ask.
-  void list(Index begin, Index end, Index step, bool asking, Tokens& out) const {
-    const auto last = std::ranges::lower_bound(asking_, end);
-    for (auto p = std::ranges::lower_bound(asking_, begin); asking && p < last; ++p)
-      if ((*p - begin) % step == 0) out.push_back(narrow(token(*p)));
-    for (Index p = begin; !asking && p < end; p += step) out.push_back(narrow(token(p)));
+  void list(Index begin, Index end, Index step, bool asking, TokenList& out) const {
+    if (asking && g_.spec.queries) {
+      const auto last = std::ranges::lower_bound(asking_, end);
+      for (auto p = std::ranges::lower_bound(asking_, begin); p < last; ++p)
+        if ((*p - begin) % step == 0) out.push_back(narrow(token(*p)));
+      return;
+    }
+    if (step == 1 && counts_up()) return out.append(narrow(begin), at(std::max<Index>(end - begin, 0)));
+    for (Index p = begin; p < end; p += step) out.push_back(narrow(token(p)));
   }
 
   void list_all() {
-    Tokens q, k;
-    if (g_.spec.cross) q = asking_;
+    TokenList q, k;
+    if (g_.spec.cross) q.append(0, at(*g_.spec.cross));
     else list(0, g_.length(), 1, true, q);
     list(0, g_.length(), 1, false, k);
     append(t_.q_token, t_.q_tile, q);
@@ -83,19 +86,19 @@ class Builder {
   void whole() {
     list_all();
     if (!t_.q_token.empty()) add_group(0, 0);
-    for (Index i = 0; i < std::ssize(t_.q_tile); ++i) begin_row(), add_row(i, 0, std::ssize(t_.k_tile));
+    for (Index i = 0; i < std::ssize(t_.q_tile); ++i) add_row(i, 0, std::ssize(t_.k_tile)), t_.met.end_list();
   }
 
   void segments() {
     const Index r = b_.dilation, offset = offset_of(g_.spec, branch_, head_);
     const bool by_residue = g_.spec.dilation_mode == DilationMode::residue;
     std::vector<std::array<Index, 3>> groups;  // end of its q tiles, its k tiles
-    Tokens q, k;
+    TokenList q, k;
     for (Index begin = -b_.axes[0].shift; begin < g_.length(); begin += b_.size) {
       const Index end = std::min(begin + b_.size, g_.length());
       const Index first = std::max<Index>(begin, 0);
       for (Index residue = 0; residue < (by_residue ? std::min(r, end - begin) : 1); ++residue) {
-        q.clear(), k.clear();
+        q = {}, k = {};
         Index p = begin + (by_residue ? residue : offset);
         if (p < 0) p += (r - 1 - p) / r * r;  // the first segment begins before the first position
         if (by_residue || only_active_ask(g_.spec.dilation_mode)) list(p, end, r, true, q);
@@ -113,7 +116,7 @@ class Builder {
     fill_ranks();
     Index i = 0;
     for (const auto& [q_end, k_begin, k_end] : groups)
-      for (; i < q_end; ++i) begin_row(), add_row(i, k_begin, k_end);
+      for (; i < q_end; ++i) add_row(i, k_begin, k_end), t_.met.end_list();
   }
 
   void block_rows() {
@@ -130,8 +133,8 @@ class Builder {
         row.push_back(k_tiles[at(pair.second)]);
       std::ranges::sort(row, {}, &TileRun::begin);
       for (Index i = q_tiles[at(block)].begin; i < q_tiles[at(block)].end; ++i) {
-        begin_row();
         for (const TileRun& run : row) add_row(i, run.begin, run.end);
+        t_.met.end_list();
       }
     }
   }
@@ -139,12 +142,11 @@ class Builder {
     Index begin, end;
   };
   // Appends the tokens of these blocks, and says which tiles each block became.
-  std::vector<TileRun> blocks_in(const Tokens& sequence, Tokens& tokens, std::vector<Tiling::Range>& tiles,
+  std::vector<TileRun> blocks_in(const Tokens& sequence, TokenList& tokens, std::vector<Tiling::Range>& tiles,
                                  bool asking) const {
     std::vector<TileRun> made(sequence.size());
-    Tokens block;
     for (std::int32_t i : sequence) {
-      block.clear();
+      TokenList block;
       list(i * b_.size, std::min((i + 1) * b_.size, g_.length()), 1, asking, block);
       made[at(i)].begin = std::ssize(tiles);
       append(tokens, tiles, block);
@@ -191,7 +193,7 @@ class Builder {
       for (std::size_t axis = 0; axis < axes_; ++axis) {
         const Met m = axis < axes ? on(t_.k_token[j], axis, false) : kAll;
         place.side[axis] = {m.cell, m.cell}, place.empty = place.empty || m.number < 0;
-        (t_.*kAxes[axis].key).push_back(narrow(m.number));
+        t_.axis[axis].key.push_back(narrow(m.number));
       }
       keys[j / at(kTile)].cover(place);
     }
@@ -200,8 +202,8 @@ class Builder {
       for (std::size_t axis = 0; axis < axes_; ++axis) {
         const Met m = axis < axes ? on(t_.q_token[i], axis, true) : kAll;
         met.side[axis] = m.cells, met.empty = met.empty || m.numbers.low > m.numbers.high;
-        (t_.*kAxes[axis].low).push_back(narrow(m.numbers.low));
-        (t_.*kAxes[axis].high).push_back(narrow(m.numbers.high));
+        t_.axis[axis].low.push_back(narrow(m.numbers.low));
+        t_.axis[axis].high.push_back(narrow(m.numbers.high));
       }
       reach[i / at(kPart)].cover(met);
     }
@@ -252,11 +254,10 @@ class Builder {
 
   void find_tiles() {
     t_.boxes = std::max(t_.boxes, 1);  // a list of blocks may be empty
-    for (const AxisLists& axis : kAxes)
-      for (auto list : {axis.key, axis.low, axis.high}) interleave(t_.*list);
+    for (Tiling::Axis& axis : t_.axis)
+      for (Tokens* list : {&axis.key, &axis.low, &axis.high}) interleave(*list);
     std::vector<Index> candidates;
     for (Index i = 0; i < std::ssize(t_.q_tile); ++i) {
-      begin_row();
       candidates.clear();
       for (const Search& search : searches_) {
         const std::size_t parts = at(kTile / kPart), from = at(i) * parts;
@@ -266,6 +267,7 @@ class Builder {
       std::ranges::sort(candidates);
       candidates.erase(std::unique(candidates.begin(), candidates.end()), candidates.end());
       for (Index tile : candidates) add_row(i, tile, tile + 1);
+      t_.met.end_list();
     }
   }
   /// Values that stand box after box, as so many an entry.
@@ -279,99 +281,124 @@ class Builder {
     std::vector<Box> reach;
   };
   static constexpr Index kPart = 16;  // queries
-  struct AxisLists {
-    Tokens Tiling::*key, Tiling::*low, Tiling::*high;
-  };
-  static constexpr std::array<AxisLists, 3> kAxes{{{&Tiling::k_a, &Tiling::q_a_low, &Tiling::q_a_high},
-                                                   {&Tiling::k_b, &Tiling::q_b_low, &Tiling::q_b_high},
-                                                   {&Tiling::k_c, &Tiling::q_c_low, &Tiling::q_c_high}}};
 
   // ---- classification ----
   struct Extremes {
     std::int32_t low = std::numeric_limits<std::int32_t>::max(), high = std::numeric_limits<std::int32_t>::min();
   };
-  /// Of every step-th value.
-  static std::vector<Extremes> extremes(const std::int32_t* values, std::int32_t step,
-                                        const std::vector<Tiling::Range>& tiles) {
+  static Extremes both(Extremes a, Extremes b) { return {std::min(a.low, b.low), std::max(a.high, b.high)}; }
+  using Levels = std::vector<std::vector<Extremes>>;  // [level][i]: of tiles i << level .. (i + 1) << level
+  template <class F> static std::vector<Extremes> extremes(const std::vector<Tiling::Range>& tiles, F&& value) {
     std::vector<Extremes> out(tiles.size());
     for (std::size_t tile = 0; tile < tiles.size(); ++tile)
-      for (Index i = tiles[tile].begin; i < tiles[tile].end; ++i) {
-        Extremes& e = out[tile];
-        e.low = std::min(e.low, values[i * step]), e.high = std::max(e.high, values[i * step]);
-      }
+      for (Index i = tiles[tile].begin; i < tiles[tile].end; ++i) out[tile] = both(out[tile], {value(i), value(i)});
     return out;
+  }
+  static std::vector<Extremes> extremes(const std::vector<Tiling::Range>& tiles, const TokenList& list) {
+    if (!list.counts_up()) return extremes(tiles, [&](Index i) { return list[at(i)]; });
+    std::vector<Extremes> out;
+    for (const Tiling::Range& r : tiles) out.push_back({list[at(r.begin)], list[at(r.end - 1)]});
+    return out;
+  }
+  static Levels levels(std::vector<Extremes> of_tiles) {
+    Levels all{std::move(of_tiles)};
+    for (std::size_t n; (n = all.back().size() / 2) > 0;) {
+      std::vector<Extremes> next;
+      for (std::size_t i = 0; i < n; ++i) next.push_back(both(all.back()[2 * i], all.back()[2 * i + 1]));
+      all.push_back(std::move(next));
+    }
+    return all;
   }
 
   void fill_ranks() {
     t_.causal = g_.spec.causality != Causality::none;
     if (g_.spec.causality != Causality::curve) return;  // tokens are ranked by their names
-    for (std::int32_t t : t_.q_token) t_.q_rank.push_back(g_.order.position_of[at(t)]);
-    for (std::int32_t t : t_.k_token) t_.k_rank.push_back(g_.order.position_of[at(t)]);
+    const auto rank = [&](std::int32_t token) { return narrow(g_.along_order(token)); };
+    t_.q_rank = mapped(t_.q_token, rank), t_.k_rank = mapped(t_.k_token, rank);
   }
-
-  void begin_row() { t_.keys_begin.push_back(narrow(std::ssize(t_.keys))); }
+  template <class F> static TokenList mapped(const TokenList& list, F&& f) {
+    Tokens out;
+    out.reserve(list.size());
+    for (const std::int32_t x : list) out.push_back(f(x));
+    return TokenList(std::move(out));
+  }
 
   /// A comparison of the mask, and each tile's extremes: a key is in an interval of the query.
   struct Test {
-    std::int32_t step;  // from query to query
-    const std::int32_t *low, *high;
-    std::vector<Extremes> low_of, high_of, key_of;
+    const TokenList* rank;           // of queries; or, on an axis, from query to query by `step`:
+    const std::int32_t *low, *high;  // a key of no low may be as low as it likes
+    Index step;
+    std::vector<Extremes> low_of, high_of;
+    Levels key_of;
 
-    void settle(Index i, Index j, bool& always, bool& never) const {
-      const Extremes &up = high_of[at(i)], &key = key_of[at(j)];
+    void settle(Index i, std::size_t level, Index j, bool& always, bool& never) const {
+      const Extremes &up = high_of[at(i)], &key = key_of[level][at(j)];
       always = always && key.high <= up.low, never = never || key.low > up.high;
       if (!low) return;
       const Extremes& down = low_of[at(i)];
       always = always && key.low >= down.high, never = never || key.high < down.low;
     }
     bool misses(Index query, Index tile) const {
-      const Extremes& key = key_of[at(tile)];
-      return key.low > high[query * step] || (low && key.high < low[query * step]);
+      const Extremes& key = key_of[0][at(tile)];
+      return key.low > (rank ? (*rank)[at(query)] : high[query * step]) || (low && key.high < low[query * step]);
     }
   };
-  Test test_of(std::int32_t step, const std::int32_t* low, const std::int32_t* high, const std::int32_t* key) const {
-    Test test{step, low, high, {}, extremes(high, step, t_.q_tile), extremes(key, step, t_.k_tile)};
-    if (low) test.low_of = extremes(low, step, t_.q_tile);
-    return test;
-  }
   // The lists are whole when the first tile is asked about.
   void fill_tests() {
-    if (t_.causal) ranks_.push_back(test_of(1, nullptr, t_.q_ranks().data(), t_.k_ranks().data()));
+    if (t_.causal)
+      ranks_.push_back({&t_.q_ranks(),
+                        nullptr,
+                        nullptr,
+                        1,
+                        {},
+                        extremes(t_.q_tile, t_.q_ranks()),
+                        levels(extremes(t_.k_tile, t_.k_ranks()))});
     boxes_.resize(at(t_.boxes));
-    for (std::size_t box = 0; box < boxes_.size(); ++box)
-      for (const AxisLists& axis : kAxes)
-        if (!(t_.*axis.key).empty())
-          boxes_[box].push_back(test_of(t_.boxes, (t_.*axis.low).data() + box, (t_.*axis.high).data() + box,
-                                        (t_.*axis.key).data() + box));
+    for (Index box = 0; box < t_.boxes; ++box)
+      for (const Tiling::Axis& axis : t_.axis) {
+        if (axis.key.empty()) continue;
+        const auto of = [&](const std::vector<Tiling::Range>& tiles, const Tokens& list) {
+          return extremes(tiles, [&](Index i) { return list[at(i * t_.boxes + box)]; });
+        };
+        boxes_[at(box)].push_back({nullptr, axis.low.data() + box, axis.high.data() + box, t_.boxes,
+                                   of(t_.q_tile, axis.low), of(t_.q_tile, axis.high), levels(of(t_.k_tile, axis.key))});
+      }
   }
 
-  // Tests on the extremes settle most tiles: `always` if no key fails any query, `never` if
-  // every key fails all. Boxes may fill a tile together.
   void add_row(Index i, Index k_begin, Index k_end) {
     if (boxes_.empty()) fill_tests();
-    const Tiling::Range q = t_.q_tile[at(i)];
-    for (Index j = k_begin; j < k_end; ++j) {
-      const Tiling::Range k = t_.k_tile[at(j)];
-      bool always = true, never = false, some = false, none = true;
-      for (const Test& test : ranks_) test.settle(i, j, always, never);
-      for (const std::vector<Test>& box : boxes_) {
-        bool all_pass = true, all_fail = false;
-        for (const Test& test : box) test.settle(i, j, all_pass, all_fail);
-        some = some || all_pass, none = none && all_fail;
-      }
-      if (never || none) continue;
-      const Index all = Index{q.end - q.begin} * (k.end - k.begin), pairs = always && some ? all : counted(q, j);
-      if (pairs == 0) continue;
-      t_.keys.push_back({narrow(j), pairs < all});
-      ++(pairs < all ? t_.tiles_partial : t_.tiles_full);
-      t_.pairs += pairs;
+    for (Index j = k_begin; j < k_end;) {  // whole nodes of the levels
+      const int most = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(k_end - j))) - 1,
+                level = std::min(most, std::countr_zero(static_cast<std::uint64_t>(j)));
+      settle(i, at(level), j >> level);
+      j += Index{1} << level;
     }
+  }
+  // Tests on the extremes settle most tiles, many at once: `always` if no key fails any query,
+  // `never` if every key fails all. Boxes may fill a tile together.
+  void settle(Index i, std::size_t level, Index node) {
+    bool always = true, never = false, some = false, none = true;
+    for (const Test& test : ranks_) test.settle(i, level, node, always, never);
+    for (const std::vector<Test>& box : boxes_) {
+      bool all_pass = true, all_fail = false;
+      for (const Test& test : box) test.settle(i, level, node, all_pass, all_fail);
+      some = some || all_pass, none = none && all_fail;
+    }
+    if (never || none) return;
+    const bool is_full = always && some;
+    if (!is_full && level > 0) return settle(i, level - 1, 2 * node), settle(i, level - 1, 2 * node + 1);
+    const Tiling::Range q = t_.q_tile[at(i)];
+    const Index first = node << level, end = (node + 1) << level;
+    const Index keys = t_.k_tile[at(end - 1)].end - t_.k_tile[at(first)].begin;
+    const Index all = Index{q.end - q.begin} * keys, pairs = is_full ? all : counted(q, node);
+    if (pairs > 0) t_.met.add(narrow(first), narrow(end), pairs < all);
+    t_.pairs += pairs;
   }
 
   /// The pairs of these queries with a tile of keys. On axes most queries miss a tile altogether.
   Index counted(Tiling::Range q, Index tile) const {
     const Tiling::Range k = t_.k_tile[at(tile)];
-    if (t_.k_a.empty()) return count_pairs(t_, q, k);
+    if (t_.axis[0].key.empty()) return count_pairs(t_, q, k);
     Index n = 0;
     for (std::int32_t i = q.begin; i < q.end; ++i) {
       const auto misses = [&](const std::vector<Test>& tests) {
@@ -385,14 +412,17 @@ class Builder {
   // The lists hold tokens so far. Masks compare what is beside them: only where rows lie changes.
   void name_rows() {
     const auto& queries = g_.spec.queries;
-    const auto row_of = [&](std::int32_t token) { return g_.spec.in_order ? g_.order.position_of[at(token)] : token; };
+    const bool moves = g_.spec.in_order && g_.order;
+    const auto row_of = [&](std::int32_t token) { return moves ? narrow(g_.along_order(token)) : token; };
     if (g_.spec.in_order || queries) t_.q_name = t_.q_token;
     if (g_.spec.in_order) t_.k_name = t_.k_token;
-    for (std::int32_t& token : t_.k_token) token = row_of(token);
-    for (std::int32_t& token : t_.q_token) {
-      token = row_of(token);
-      if (queries) token = narrow(std::ranges::lower_bound(*queries, token) - queries->begin());
-    }
+    if (moves) t_.k_token = mapped(t_.k_token, row_of);
+    if (queries)
+      t_.q_token = mapped(t_.q_token, [&](std::int32_t token) {
+        return narrow(std::ranges::lower_bound(*queries, row_of(token)) - queries->begin());
+      });
+    else if (moves) t_.q_token = mapped(t_.q_token, row_of);
+    for (TokenList* list : {&t_.q_token, &t_.k_token, &t_.q_name, &t_.k_name}) list->fit();
   }
 
   const Ground& g_;
@@ -401,7 +431,7 @@ class Builder {
   const Branch& b_;
   Index head_;
   bool along_order_;
-  Tokens asking_;  // positions, ascending; of another sequence, all it has
+  Tokens asking_;  // positions, ascending, where not all ask
   Tiling t_;
   std::size_t axes_ = 1;  // of every box
   std::vector<Search> searches_;

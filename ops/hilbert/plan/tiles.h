@@ -1,6 +1,8 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <new>
+#include "core/error.h"
 #include "plan.h"
 
 // Private to plan/: what the definition of a set looks at, and the set as tiles.
@@ -9,14 +11,17 @@ namespace hilt {
 
 struct Ground {
   const PlanSpec& spec;
-  const Permutation& order;
+  const Permutation* order;  // null: the identity
   Grid grid;
   bool by_token;  // positions are tokens: scope order_only, where the order arranges work and no more
 
   static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
   Index length() const { return spec.length; }
-  Index position(Index t) const { return by_token ? t : order.position_of[at(t)]; }
-  Index token(Index p) const { return by_token ? p : order.token_at[at(p)]; }
+  Index position(Index t) const { return by_token ? t : along_order(t); }
+  Index token(Index p) const { return by_token ? p : token_along_order(p); }
+  /// The same of sets that know no order: where the work stands.
+  Index along_order(Index t) const { return order ? Index{order->position_of[at(t)]} : t; }
+  Index token_along_order(Index p) const { return order ? Index{order->token_at[at(p)]} : p; }
   /// Where a token lies on an axis of a branch, and how many cells that has.
   Index cell(const Branch& b, std::size_t axis, Index t) const {
     if (b.dimensions() == 1) return position(t);
@@ -50,6 +55,15 @@ inline Index offset_of(const PlanSpec& spec, std::size_t branch, Index head) {
 
 inline bool only_active_ask(DilationMode mode) {
   return mode == DilationMode::longnet || mode == DilationMode::head_groups;
+}
+
+/// f(), whose lists of so many tokens may need more memory than there is.
+template <class F> decltype(auto) in_memory(Index tokens, F&& f) {
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    fail_with(Code::memory, "plan: no memory is left for its lists of ", tokens, " tokens; take fewer, or fewer sets");
+  }
 }
 
 /// A branch and what is joined to it, for the heads whose offsets and lists are those of `head`.

@@ -1,21 +1,54 @@
-// Counts attended pairs of tiles, lists for every key tile the query tiles that need it, and joins
-// tilings.
-#include <mutex>
-#include <numeric>
+// Counts attended pairs of tiles, takes entries of tilings for others, and joins tilings.
 #include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/plan.h"
+#include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {
 
+void Tiling::Lists::add(std::int32_t first, std::int32_t end, bool is_partial) {
+  (is_partial ? partial : full) += end - first;
+  const bool own = std::ssize(run) > begin.back();
+  if (own && run.back().end == first && run.back().partial == is_partial) run.back().end = end;
+  else run.push_back({first, end, is_partial});
+}
+
+void Tiling::Lists::end_list() {
+  if (std::cmp_greater(run.size(), std::numeric_limits<std::int32_t>::max()))
+    fail_with(Code::memory, "plan: ", run.size(), " runs of tiles; a list can name 2147483647");
+  begin.push_back(narrow(run.size()));
+}
+
+Tiling::Lists Tiling::Lists::transposed(std::size_t tiles) const {
+  std::vector<std::vector<Run>> runs(tiles);
+  for (Index i = 0; i < count(); ++i)
+    for (const Ref ref : of(at(i))) {
+      std::vector<Run>& its = runs[at(ref.tile)];
+      if (!its.empty() && its.back().end == i && its.back().partial == ref.partial) ++its.back().end;
+      else its.push_back({narrow(i), narrow(i + 1), ref.partial});
+    }
+  Lists out;
+  for (const std::vector<Run>& its : runs) {
+    for (const Run& r : its) out.add(r.begin, r.end, r.partial);
+    out.end_list();
+  }
+  return out;
+}
+
 /// Pairs whose key ranks no higher than the query, in linear time where both lists ascend.
 static Index count_by_rank(const Tiling& t, Tiling::Range q, Tiling::Range k) {
-  const auto sorted = [](const std::vector<std::int32_t>& ranks, Tiling::Range r) {
-    std::vector<std::int32_t> some(ranks.begin() + r.begin, ranks.begin() + r.end);
+  Index n = 0;
+  if (t.q_ranks().counts_up() && t.k_ranks().counts_up()) {
+    const Index first = t.k_ranks()[at(k.begin)], keys = k.end - k.begin;
+    for (auto i = q.begin; i < q.end; ++i) n += std::clamp<Index>(t.q_ranks()[at(i)] - first + 1, 0, keys);
+    return n;
+  }
+  const auto sorted = [](const TokenList& ranks, Tiling::Range r) {
+    std::vector<std::int32_t> some(at(r.end - r.begin));
+    for (auto i = r.begin; i < r.end; ++i) some[at(i - r.begin)] = ranks[at(i)];
     if (!std::ranges::is_sorted(some)) std::ranges::sort(some);
     return some;
   };
   const std::vector<std::int32_t> keys = sorted(t.k_ranks(), k);
-  Index n = 0;
   auto end = keys.begin();
   for (const std::int32_t rank : sorted(t.q_ranks(), q)) {
     while (end != keys.end() && *end <= rank) ++end;
@@ -26,7 +59,7 @@ static Index count_by_rank(const Tiling& t, Tiling::Range q, Tiling::Range k) {
 
 Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k) {
   // Causal segments and dense: most of what is counted in a long plan.
-  if (t.causal && t.k_a.empty()) return count_by_rank(t, q, k);
+  if (t.causal && t.axis[0].key.empty()) return count_by_rank(t, q, k);
   Index n = 0;
   for (std::int32_t i = q.begin; i < q.end; ++i) {
     const QueryBounds bounds = bounds_of(t, at(i));
@@ -36,17 +69,43 @@ Index count_pairs(const Tiling& t, Tiling::Range q, Tiling::Range k) {
   return n;
 }
 
-void transpose_tiles(Tiling& t) {
-  std::vector<std::int32_t> n(t.k_tile.size() + 1);
-  for (const Tiling::Ref& ref : t.keys) ++n[at(ref.tile) + 1];
-  std::partial_sum(n.begin(), n.end(), n.begin());
-  t.queries_begin = n;
-  t.queries.resize(t.keys.size());
-  for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-      const Tiling::Ref ref = t.keys[at(e)];
-      t.queries[at(n[at(ref.tile)]++)] = {narrow(i), ref.partial};
-    }
+static void add_list(TokenList& to, const TokenList& from, const TokenList& entries, std::int32_t by) {
+  if (from.counts_up() && entries.counts_up() && !entries.empty() && !from.empty())
+    return to.append(from[at(entries[0])] + by, entries.size());
+  for (const std::int32_t i : entries) to.push_back(from[at(i)] + by);
+}
+static void add_axis(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& from, const TokenList& entries,
+                     Index boxes, std::int32_t by) {
+  if (from.empty()) return;
+  for (const std::int32_t i : entries)
+    for (Index box = 0; box < boxes; ++box) to.push_back(from[at(i * boxes + box)] + by);
+}
+
+/// One side of a tiling.
+template <class List> struct Side { List &token, &name, &rank; };
+static void add_side(const Side<TokenList>& to, const Side<const TokenList>& from, const TokenList& entries,
+                     const Moved& by) {
+  const bool named = !to.name.empty() || !from.name.empty() || by.row != by.name;
+  if (named && to.name.empty()) to.name = to.token;
+  if (named) add_list(to.name, from.name.empty() ? from.token : from.name, entries, by.name);
+  add_list(to.token, from.token, entries, by.row);
+  if (!from.rank.empty()) add_list(to.rank, from.rank, entries, 0);
+}
+
+void add_queries(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by) {
+  to.causal = from.causal, to.boxes = from.boxes;
+  add_side({to.q_token, to.q_name, to.q_rank}, {from.q_token, from.q_name, from.q_rank}, entries, by);
+  for (std::size_t a = 0; a < from.axis.size(); ++a) {
+    add_axis(to.axis[a].low, from.axis[a].low, entries, from.boxes, a == 0 ? by.number : 0);
+    add_axis(to.axis[a].high, from.axis[a].high, entries, from.boxes, a == 0 ? by.number : 0);
+  }
+}
+
+void add_keys(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by) {
+  to.causal = from.causal, to.boxes = from.boxes;
+  add_side({to.k_token, to.k_name, to.k_rank}, {from.k_token, from.k_name, from.k_rank}, entries, by);
+  for (std::size_t a = 0; a < from.axis.size(); ++a)
+    add_axis(to.axis[a].key, from.axis[a].key, entries, from.boxes, a == 0 ? by.number : 0);
 }
 
 namespace {
@@ -63,58 +122,47 @@ std::vector<Tiling::Range> common_tiles(std::span<const Tiling* const> all) {
   return tiles;
 }
 
-std::shared_ptr<const Tiling> join(std::span<const Tiling* const> all) {
+std::unique_ptr<const Tiling> join(std::span<const Tiling* const> all) {
   const Tiling& one = *all[0];
   for (const Tiling* t : all)
     if (t->q_token != one.q_token || t->q_names() != one.q_names() || t->causal != one.causal ||
-        t->q_ranks() != one.q_ranks() || !t->k_a.empty())
+        t->q_ranks() != one.q_ranks() || !t->axis[0].key.empty())
       return nullptr;
-  auto out = std::make_shared<Tiling>();
-  out->grid = one.grid, out->causal = one.causal;
-  out->q_token = one.q_token, out->q_name = one.q_name, out->q_rank = one.q_rank;
+  auto out = std::make_unique<Tiling>();
+  out->grid = one.grid, out->q_tile = common_tiles(all);
+  add_queries(*out, one, all_of(one.q_token));
   std::vector<std::int32_t> tiles_before;
   for (const Tiling* t : all) {
     const std::int32_t rows = narrow(out->k_token.size());
     tiles_before.push_back(narrow(out->k_tile.size()));
     for (const Tiling::Range& r : t->k_tile) out->k_tile.push_back({rows + r.begin, rows + r.end});
-    const auto add = [](std::vector<std::int32_t>& to, const std::vector<std::int32_t>& more) {
-      to.insert(to.end(), more.begin(), more.end());
-    };
-    add(out->k_token, t->k_token), add(out->k_name, t->k_names());
-    if (one.causal) add(out->k_rank, t->k_ranks());
+    add_keys(*out, *t, all_of(t->k_token));
+    out->pairs += t->pairs;
   }
-  out->q_tile = common_tiles(all);
   std::vector<std::size_t> within(all.size());  // the tile of each that holds ours
   for (const Tiling::Range& r : out->q_tile) {
-    out->keys_begin.push_back(narrow(out->keys.size()));
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Tiling& t = *all[i];
       while (t.q_tile[within[i]].end < r.end) ++within[i];
-      for (auto e = t.keys_begin[within[i]]; e < t.keys_begin[within[i] + 1]; ++e) {
-        const Tiling::Ref ref{t.keys[at(e)].tile + tiles_before[i], t.keys[at(e)].partial};
-        out->keys.push_back(ref);
-        ++(ref.partial ? out->tiles_partial : out->tiles_full);
-      }
+      for (const Tiling::Ref ref : t.met.of(within[i]))
+        out->met.add(ref.tile + tiles_before[i], ref.tile + tiles_before[i] + 1, ref.partial);
     }
+    out->met.end_list();
   }
-  for (const Tiling* t : all) out->pairs += t->pairs;
-  out->keys_begin.push_back(narrow(out->keys.size()));
-  transpose_tiles(*out);
   return out;
 }
 
 }  // namespace
 
 const Tiling* joined_tiling(const PlanPart& part, std::span<const std::int32_t> tilings) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  const auto [entry, fresh] = part.joined.try_emplace({tilings.begin(), tilings.end()});
-  if (fresh) {
-    std::vector<const Tiling*> all;
-    for (const std::int32_t i : tilings) all.push_back(&part.tilings[at(i)]);
-    entry->second = join(all);
-  }
-  return entry->second.get();
+  return part.memo
+      .get<std::unique_ptr<const Tiling>>({tilings.begin(), tilings.end()},
+                                          [&] {
+                                            std::vector<const Tiling*> all;
+                                            for (const std::int32_t i : tilings) all.push_back(&part.tilings[at(i)]);
+                                            return join(all);
+                                          })
+      .get();
 }
 
 }  // namespace hilt

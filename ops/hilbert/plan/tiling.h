@@ -1,10 +1,10 @@
 #pragma once
 #include <array>
-#include <compare>
 #include <cstdint>
-#include <memory>
 #include <vector>
 #include "curve.h"
+#include "memo.h"
+#include "token_list.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -21,50 +21,85 @@ struct Tiling {
     std::int32_t tile;  // its number
     bool partial;       // some pairs do not attend
   };
+  /// Tiles of the other side that follow each other, all full or all partial.
+  struct Run {
+    std::int32_t begin, end;  // the first, and the one behind the last
+    bool partial;             // as in Ref
+    friend bool operator==(const Run&, const Run&) = default;
+  };
+  /// The tiles of some runs, one by one.
+  struct Refs {
+    const Run *first, *last;  // the runs, and their end
+    /// Of a range-based for.
+    struct Iterator {
+      const Run* run;                                                                  // where it stands
+      std::int32_t number;                                                             // of the tile in the run
+      constexpr Ref operator*() const { return {run->begin + number, run->partial}; }  // the tile
+      constexpr Iterator& operator++() {                                               // to the next tile
+        if (run->begin + ++number == run->end) ++run, number = 0;
+        return *this;
+      }
+      friend constexpr bool operator==(const Iterator&, const Iterator&) = default;
+    };
+    constexpr Iterator begin() const { return {first, 0}; }  // the first tile
+    constexpr Iterator end() const { return {last, 0}; }     // behind the last
+  };
+  /// Which tiles each tile of one side meets, ascending.
+  struct Lists {
+    std::vector<std::int32_t> begin = {0};  // [tiles + 1]: those of tile i are run[begin[i] .. begin[i + 1])
+    std::vector<Run> run;                   // of all tiles
+    Index full = 0, partial = 0;            // tiles in all runs, by kind
 
-  std::vector<std::int32_t> q_token, k_token;  // rows of the tensors; with in_order, positions
-  std::vector<std::int32_t> q_name, k_name;  // the tokens behind them, where others: dropout's masks are drawn by them
-  /// 1 where a set that a head merges before this one has the row too; empty: all are, or none is.
-  std::vector<std::int32_t> q_known, k_known;
-  Grid grid = {};                           // where the tokens lie, for score terms; without cells: on none
-  std::vector<Range> q_tile, k_tile;        // runs of q_token, k_token; each list is covered once, in order
-  std::vector<std::int32_t> keys_begin;     // [q tiles + 1]: the key tiles of q tile i are keys[keys_begin[i] ..)
-  std::vector<Ref> keys;                    // ascending
-  std::vector<std::int32_t> queries_begin;  // [k tiles + 1]: the same, transposed
-  std::vector<Ref> queries;                 // ascending
+    Index count() const { return std::ssize(begin) - 1; }  // how many tiles have a list
+    Refs of(std::size_t i) const { return {run.data() + begin[i], run.data() + begin[i + 1]}; }  // the list of tile i
+    void add(std::int32_t first, std::int32_t end, bool is_partial);  // to the list that is not ended yet
+    void end_list();                                                  // the next tile's begins
+    Lists transposed(std::size_t tiles) const;                        // of each tile of the other side
+    friend bool operator==(const Lists& a, const Lists& b) { return a.begin == b.begin && a.run == b.run; }
+  };
   /// Runs of queries and keys outside of which nothing attends and inside, but for causality, all.
   struct Group {
     Range q, k;  // rows of each side
   };
-  std::vector<Group> group;  // all of them
+  /// What one axis compares: low <= key <= high. Empty: no such test.
+  struct Axis {
+    std::vector<std::int32_t> key, low, high;  // by key, and by query; of a union, so many an entry as it has boxes
+  };
 
-  // What attends() compares; empty vectors mean no such test. A union has several boxes: a key
-  // attends that is in one of them, and lists of axes have so many values an entry.
-  std::int32_t boxes = 1;                            // of the union; 1: no union
-  bool causal = false;                               // rank of key <= rank of query
-  std::vector<std::int32_t> q_rank, k_rank;          // where those are not the names
-  std::vector<std::int32_t> k_a, q_a_low, q_a_high;  // q_a_low <= k_a <= q_a_high
-  std::vector<std::int32_t> k_b, q_b_low, q_b_high;  // the same on a second axis
-  std::vector<std::int32_t> k_c, q_c_low, q_c_high;  // and on a third
+  TokenList q_token, k_token;  // rows of the tensors; with in_order, positions
+  TokenList q_name, k_name;    // the tokens behind them, where others: dropout's masks are drawn by them
+  /// 1 where a set that a head merges before this one has the row too; empty: all are, or none is.
+  std::vector<std::int32_t> q_known, k_known;
+  Grid grid = {};                     // where the tokens lie, for score terms; without cells: on none
+  std::vector<Range> q_tile, k_tile;  // runs of q_token, k_token; each list is covered once, in order
+  Lists met;                          // of each tile of queries: which tiles of keys
+  std::vector<Group> group;           // all of them
+  Index pairs = 0;                    // (query, key) pairs that attend
 
-  /// What has an entry a query, and what has one a key; empty where there is no such test or name.
-  static constexpr std::array kQueryLists{&Tiling::q_token,  &Tiling::q_name,   &Tiling::q_rank,
-                                          &Tiling::q_a_low,  &Tiling::q_a_high, &Tiling::q_b_low,
-                                          &Tiling::q_b_high, &Tiling::q_c_low,  &Tiling::q_c_high};
-  /// The same of keys.
-  static constexpr std::array kKeyLists{&Tiling::k_token, &Tiling::k_name, &Tiling::k_rank,
-                                        &Tiling::k_a,     &Tiling::k_b,    &Tiling::k_c};
+  // What attends() compares. A union has several boxes: a key attends that is in one of them.
+  std::int32_t boxes = 1;         // of the union; 1: no union
+  bool causal = false;            // rank of key <= rank of query
+  TokenList q_rank, k_rank;       // where those are not the names
+  std::array<Axis, 3> axis = {};  // those in front are used
 
+  Memo memo = {};  // what kernels make of it, once made
+
+  /// How many keys are in the tiles that tile i of the queries meets.
+  Index keys_of(std::size_t i) const {
+    Index n = 0;
+    for (std::int32_t r = met.begin[i]; r < met.begin[i + 1]; ++r) {
+      const Run& run = met.run[static_cast<std::size_t>(r)];
+      n += k_tile[static_cast<std::size_t>(run.end - 1)].end - k_tile[static_cast<std::size_t>(run.begin)].begin;
+    }
+    return n;
+  }
   /// The tokens of queries.
-  const std::vector<std::int32_t>& q_names() const { return q_name.empty() ? q_token : q_name; }
-  const std::vector<std::int32_t>& k_names() const { return k_name.empty() ? k_token : k_name; }  // the tokens of keys
+  const TokenList& q_names() const { return q_name.empty() ? q_token : q_name; }
+  const TokenList& k_names() const { return k_name.empty() ? k_token : k_name; }  // the tokens of keys
   /// What causality compares, of queries.
-  const std::vector<std::int32_t>& q_ranks() const { return q_rank.empty() ? q_names() : q_rank; }
+  const TokenList& q_ranks() const { return q_rank.empty() ? q_names() : q_rank; }
   /// What causality compares, of keys.
-  const std::vector<std::int32_t>& k_ranks() const { return k_rank.empty() ? k_names() : k_rank; }
-
-  Index tiles_full = 0, tiles_partial = 0;  // entries of `keys`, by kind
-  Index pairs = 0;                          // (query, key) pairs that attend
+  const TokenList& k_ranks() const { return k_rank.empty() ? k_names() : k_rank; }
 
   /// Where a tiling lies: lists count from these rows of q and k, names from the token at row k.
   struct Place {
@@ -90,40 +125,8 @@ struct Tiling {
     [[gnu::always_inline]] Place at(Index i) const { return Place::at(list.data(), std::ssize(list), each_row, i); }
     bool are_rows() const { return each_row && list.empty(); }  // one in each row, from its start on
 
-    struct OnDevice;
-    mutable std::shared_ptr<OnDevice> device_images;  // see OnDevice
+    Memo memo = {};  // what GPUs' kernels make of it
   };
-  /// Of compact() lists: where kernels that own queries add up gradients of keys. Shares of an
-  /// entry e of `keys` follow each other from share[share_begin[e]] on; of an entry that tiles of a
-  /// run have in common, the last's.
-  struct Share {
-    std::int32_t rows;  ///< which of several parts of all keys these keys are in
-    std::int32_t end;   ///< of the entry's keys, those before this one
-    std::int32_t turn;  ///< of the turns[rows] runs that add to that part, the number of this one
-    bool last;          ///< ends the turn
-    bool first;         ///< has keys that come in no turn before, those of k_first
-  };
-  std::vector<std::int32_t> share_begin;  // [entries]
-  std::vector<Share> share;               // in order of turns
-  std::vector<std::int32_t> turns;        // by part of the keys
-  std::vector<std::uint8_t> k_first;      // [entries of k_token]
-  bool every_key = false;                 // some query meets it
-  /// Of compact() lists: tiles of queries, at most kRun, that a kernel takes together. Of several,
-  /// one entry of `keys` after the other is the same tile for all whose lists are so long.
-  static constexpr int kRun = 2;
-  std::vector<Range> runs;  // of query tiles
-  /// Of compact() lists whose pairs are taken one by one: where in pair_list those of a tile of
-  /// keys begin, -1 where whole products are taken; empty: everywhere. One tile of queries meets
-  /// them; attends() knows nothing of them.
-  std::vector<std::int32_t> pair_begin;
-  /// By query: how many keys, and which of the tile; then by key: how many queries, and of each
-  /// which of its tile, and as which of its keys.
-  std::vector<std::uint8_t> pair_list;
-  mutable std::array<std::shared_ptr<const Tiling>, 2> compacted;  // its compact() lists, by `by_pairs`, once made
-
-  /// The same lists in the memory of GPUs, made when a kernel first needs them.
-  struct OnDevice;
-  mutable std::shared_ptr<OnDevice> device_images;  // see OnDevice
 };
 
 }  // namespace hilt

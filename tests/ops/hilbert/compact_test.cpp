@@ -34,45 +34,55 @@ struct Work {
   Index products = 0;  // pairs of listed tiles
   std::vector<std::pair<std::int32_t, std::int32_t>> pairs;
 };
-/// What listed tiles hold; full ones attend throughout. Where pairs are listed, what the lists
-/// hold.
+/// What listed tiles hold; full ones attend throughout.
+void add_tile(const Tiling& t, std::size_t i, Tiling::Ref ref, Work& w) {
+  const Tiling::Range q = t.q_tile[i], k = t.k_tile[at(ref.tile)];
+  w.products += Index{q.end - q.begin} * (k.end - k.begin);
+  const std::size_t before = w.pairs.size();
+  for (auto a = q.begin; a < q.end; ++a)
+    for (auto b = k.begin; b < k.end; ++b)
+      if (attends(t, at(a), at(b))) w.pairs.emplace_back(t.q_token[at(a)], t.k_token[at(b)]);
+  const auto pairs = static_cast<Index>(w.pairs.size() - before);
+  EXPECT_GT(pairs, 0) << "tile of queries " << i << " lists an empty tile of keys";
+  EXPECT_EQ(ref.partial, pairs < Index{q.end - q.begin} * (k.end - k.begin));
+}
 Work work_of(const Tiling& t) {
+  Work w;
+  for (std::size_t i = 0; i < t.q_tile.size(); ++i)
+    for (const Tiling::Ref ref : t.met.of(i)) add_tile(t, i, ref, w);
+  std::ranges::sort(w.pairs);
+  return w;
+}
+/// Where pairs are listed, what the lists hold.
+Work work_of(const Compact& t) {
   Work w;
   for (std::size_t i = 0; i < t.q_tile.size(); ++i)
     for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
       const Tiling::Ref ref = t.keys[at(e)];
-      const Tiling::Range q = t.q_tile[i], k = t.k_tile[at(ref.tile)];
-      const auto pair = [&](Index a, Index b) {
-        w.pairs.emplace_back(t.q_token[at(q.begin + a)], t.k_token[at(k.begin + b)]);
-      };
-      if (!t.pair_begin.empty() && t.pair_begin[at(ref.tile)] >= 0) {
-        const std::uint8_t* list = t.pair_list.data() + t.pair_begin[at(ref.tile)];
-        std::vector<std::array<Index, 3>> by_row, by_key;  // query, key, which of the query's keys
-        for (Index a = 0; a < q.end - q.begin; ++a)
-          for (Index n = *list++, slot = 0; slot < n; ++slot) by_row.push_back({a, *list++, slot});
-        for (Index b = 0; b < k.end - k.begin; ++b)
-          for (Index n = *list++; n > 0; --n, list += 2) by_key.push_back({list[0], b, list[1]});
-        std::ranges::sort(by_key);
-        EXPECT_EQ(by_row, by_key);  // ascending, too
-        EXPECT_EQ(std::ranges::count(t.keys, ref.tile, &Tiling::Ref::tile), 1) << "of one tile of queries";
-        for (const auto& [a, b, slot] : by_row) pair(a, b);
-        w.products += std::ssize(by_row);
+      if (t.pair_begin.empty() || t.pair_begin[at(ref.tile)] < 0) {
+        add_tile(t, i, ref, w);
         continue;
       }
-      w.products += Index{q.end - q.begin} * (k.end - k.begin);
-      const std::size_t before = w.pairs.size();
+      const Tiling::Range q = t.q_tile[i], k = t.k_tile[at(ref.tile)];
+      const std::uint8_t* list = t.pair_list.data() + t.pair_begin[at(ref.tile)];
+      std::vector<std::array<Index, 3>> by_row, by_key;  // query, key, which of the query's keys
       for (Index a = 0; a < q.end - q.begin; ++a)
-        for (Index b = 0; b < k.end - k.begin; ++b)
-          if (attends(t, at(q.begin + a), at(k.begin + b))) pair(a, b);
-      const auto pairs = static_cast<Index>(w.pairs.size() - before);
-      EXPECT_GT(pairs, 0) << "tile of queries " << i << " lists an empty tile of keys";
-      EXPECT_EQ(ref.partial, pairs < Index{q.end - q.begin} * (k.end - k.begin));
+        for (Index n = *list++, slot = 0; slot < n; ++slot) by_row.push_back({a, *list++, slot});
+      for (Index b = 0; b < k.end - k.begin; ++b)
+        for (Index n = *list++; n > 0; --n, list += 2) by_key.push_back({list[0], b, list[1]});
+      std::ranges::sort(by_key);
+      EXPECT_EQ(by_row, by_key);  // ascending, too
+      EXPECT_EQ(std::ranges::count(t.keys, ref.tile, &Tiling::Ref::tile), 1) << "of one tile of queries";
+      for (const auto& [a, b, slot] : by_row)
+        w.pairs.emplace_back(t.q_token[at(q.begin + a)], t.k_token[at(k.begin + b)]);
+      w.products += std::ssize(by_row);
     }
   std::ranges::sort(w.pairs);
   return w;
 }
 
-std::vector<std::int32_t> ascending(std::vector<std::int32_t> list) {
+std::vector<std::int32_t> ascending(const TokenList& tokens) {
+  std::vector<std::int32_t> list = tokens.values();
   std::ranges::sort(list);
   return list;
 }
@@ -90,7 +100,7 @@ void judge_tiles(const std::vector<Tiling::Range>& tiles, std::size_t listed) {
 
 /// From the last run to the first, a run has the next turn of each part of the keys that it meets,
 /// ended by its last share of it; a token of keys is always in the same part, and first once.
-void judge_shares(const Tiling& t) {
+void judge_shares(const Compact& t) {
   std::vector<std::int32_t> turn(t.turns.size());
   std::map<std::int32_t, std::int32_t> rows_of;
   std::map<std::int32_t, Index> firsts;
@@ -105,7 +115,7 @@ void judge_shares(const Tiling& t) {
       const Tiling::Range k = t.k_tile[at(t.keys[at(e)].tile)];
       std::size_t s = at(t.share_begin[at(e)]);
       for (auto from = k.begin; from < k.end; from = t.share[s++].end) {
-        const Tiling::Share share = t.share[s];
+        const Compact::Share share = t.share[s];
         ASSERT_TRUE(share.end > from && share.end <= k.end);
         EXPECT_EQ(share.turn, turn[at(share.rows)]);
         EXPECT_FALSE(ended[share.rows]) << "its turn is over";
@@ -150,7 +160,7 @@ TEST(Compact, HoldsThePairsOfTheTilingInNoMoreProducts) {
       SCOPED_TRACE(to_string(s.order) + " " + to_string(s.pattern) + " " + std::string(name_of(s.causality)));
       const Work whole = work_of(t);
       for (const bool by_pairs : {false, true}) {
-        const Tiling& lists = compact(t, by_pairs);
+        const Compact& lists = compact(t, by_pairs);
         EXPECT_EQ(&lists, &compact(t, by_pairs)) << "made twice";
         judge_tiles(lists.q_tile, t.q_token.size());
         judge_tiles(lists.k_tile, lists.k_token.size());
@@ -169,7 +179,7 @@ TEST(Compact, HoldsThePairsOfTheTilingInNoMoreProducts) {
 TEST(Compact, TakesFewKeysAQueryInPairs) {
   const auto listed = [](const char* order, const char* pattern, Causality causality = Causality::none) {
     const Plan plan(spec_of(4096, order, pattern, causality));
-    const Tiling& t = compact(plan.tilings()[0], true);
+    const Compact& t = compact(plan.tilings()[0], true);
     std::cout << "  " << order << ", " << pattern << ": tiles of "
               << static_cast<double>(t.q_token.size()) / static_cast<double>(t.q_tile.size()) << " queries, "
               << static_cast<double>(t.k_token.size()) / static_cast<double>(t.q_token.size())

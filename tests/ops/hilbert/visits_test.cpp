@@ -30,8 +30,7 @@ using Pairs = std::vector<std::pair<std::int32_t, std::int32_t>>;  // of list pl
 Pairs pairs_of(const Tiling& t) {
   Pairs out;
   for (std::size_t i = 0; i < t.q_tile.size(); ++i)
-    for (auto e = t.keys_begin[i]; e < t.keys_begin[i + 1]; ++e) {
-      const Tiling::Ref ref = t.keys[at(e)];
+    for (const Tiling::Ref ref : t.met.of(i)) {
       const Tiling::Range k = t.k_tile[at(ref.tile)];
       for (auto q = t.q_tile[i].begin; q < t.q_tile[i].end; ++q)
         for (auto j = k.begin; j < k.end; ++j)
@@ -159,10 +158,10 @@ TEST(Visits, KeepEqualMasksOnce) {
   EXPECT_FALSE(dense.mixed);
   const Tiling& window = plan_of(16384, "neighborhood2d:17x17", "hilbert:128x128", Causality::none)->tilings()[0];
   const Visits around = visits_of(window);
-  EXPECT_GT(window.tiles_partial, 1000);
+  EXPECT_GT(window.met.partial, 1000);
   EXPECT_LT(around.mask.size() * 4, std::size_t{128} << 10);
   EXPECT_TRUE(around.mixed);
-  EXPECT_LT(around.queries.cells, 4 * window.tiles_partial * 2 / 3);
+  EXPECT_LT(around.queries.cells, 4 * window.met.partial * 2 / 3);
 }
 
 // Small groups share an owner; a query whose keys one owner has is final where that one is done.

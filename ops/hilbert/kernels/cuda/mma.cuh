@@ -169,16 +169,16 @@ struct Chunk {
   bool partial = false;
 };
 
-/// The tiles that refs[begin, end) name, chunk by chunk.
+/// Tiles, chunk by chunk.
 template <int kRows> class Walk {
  public:
-  __device__ __forceinline__ Walk(std::span<const Tiling::Ref> refs, int begin, int end,
-                                  std::span<const Tiling::Range> tiles)
-      : ref_(refs.data() + begin), end_(refs.data() + end), tiles_(tiles.data()) {}
+  __device__ __forceinline__ Walk(Tiling::Refs refs, std::span<const Tiling::Range> tiles)
+      : at_(refs.begin()), end_(refs.end()), tiles_(tiles.data()) {}
   __device__ __forceinline__ Chunk next() {
     while (rows_.begin == rows_.end) {
-      if (ref_ == end_) return {};
-      partial_ = ref_->partial, rows_ = tiles_[ref_->tile], ++ref_;
+      if (at_ == end_) return {};
+      const Tiling::Ref ref = *at_;
+      partial_ = ref.partial, rows_ = tiles_[ref.tile], ++at_;
     }
     const Chunk c{rows_.begin, min(rows_.end - rows_.begin, kRows), partial_};
     rows_.begin += c.n;
@@ -186,7 +186,7 @@ template <int kRows> class Walk {
   }
 
  private:
-  const Tiling::Ref *ref_, *end_;
+  Tiling::Refs::Iterator at_, end_;
   const Tiling::Range* tiles_;
   Tiling::Range rows_{0, 0};
   bool partial_ = false;

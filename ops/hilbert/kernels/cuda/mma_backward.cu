@@ -180,8 +180,7 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Pass<T>& f
     const T *const stream_a = f.stream.a.at(b, from), *const stream_b = f.stream.b.at(b, from);
     const Index statistics = (b * p.sizes.heads + h) * p.sizes.queries;
     Walk<kChunk> walk =
-        kKeys ? Walk<kChunk>(p.t.queries, p.t.queries_begin[tile], p.t.queries_begin[tile + 1], p.t.q_tile)
-              : Walk<kChunk>(p.t.keys, p.t.keys_begin[tile], p.t.keys_begin[tile + 1], p.t.k_tile);
+        kKeys ? Walk<kChunk>(p.t.queries_of(tile), p.t.q_tile) : Walk<kChunk>(p.t.keys_of(tile), p.t.k_tile);
     const auto fetch_chunk = [&](const Chunk& c, int stage) {
       const std::uint32_t to = base + static_cast<std::uint32_t>(stage) * S::kStage;
       const std::int32_t* const list = stream_tokens + c.first;

@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(Setting<kTerms>::kThreads, 2)
   const int n = queries.end - queries.begin, dim = static_cast<int>(p.sizes.dim), mine = warp * kM * 16;
   const Index b = blockIdx.z, h = p.heads.at[blockIdx.y], kv = h / (p.sizes.heads / p.sizes.kv_heads);
   const std::int32_t* const tokens = p.t.q_token.data() + queries.begin;
-  Walk<kChunk> walk(p.t.keys, p.t.keys_begin[tile], p.t.keys_begin[tile + 1], p.t.k_tile);
+  Walk<kChunk> walk(p.t.keys_of(tile), p.t.k_tile);
   const T *const k = f.k.at(b, kv), *const v = f.v.at(b, kv);
   const auto fetch_keys = [&](const Chunk& c, int stage) {
     const std::uint32_t to = base + static_cast<std::uint32_t>(stage) * M::kStage;

@@ -11,17 +11,22 @@ namespace hilt {
 struct TilingView {
   std::span<const std::int32_t> q_token, k_token, q_name, k_name, q_known, k_known;
   std::span<const Tiling::Range> q_tile, k_tile;
-  std::span<const std::int32_t> keys_begin;
-  std::span<const Tiling::Ref> keys;
-  std::span<const std::int32_t> queries_begin;
-  std::span<const Tiling::Ref> queries;
+  std::span<const std::int32_t> keys_begin, queries_begin;  // Tiling::met, and transposed
+  std::span<const Tiling::Run> keys, queries;
+  constexpr Tiling::Refs keys_of(int tile) const {
+    return {keys.data() + keys_begin[tile], keys.data() + keys_begin[tile + 1]};
+  }
+  constexpr Tiling::Refs queries_of(int tile) const {
+    return {queries.data() + queries_begin[tile], queries.data() + queries_begin[tile + 1]};
+  }
   bool causal;
   std::span<const std::int32_t> q_rank, k_rank;
   constexpr std::span<const std::int32_t> q_ranks() const { return q_rank; }
   constexpr std::span<const std::int32_t> k_ranks() const { return k_rank; }
-  std::span<const std::int32_t> k_a, q_a_low, q_a_high;
-  std::span<const std::int32_t> k_b, q_b_low, q_b_high;
-  std::span<const std::int32_t> k_c, q_c_low, q_c_high;
+  struct Axis {
+    std::span<const std::int32_t> key, low, high;
+  };
+  Axis axis[3];
   std::int32_t boxes = 1;
   Grid grid = {};
 };

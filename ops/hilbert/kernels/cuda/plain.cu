@@ -163,8 +163,7 @@ template <class T, class S, bool kTerms> __device__ void attend(const Problem& p
                       : 0.0f;
   }
 
-  for (int e = p.t.keys_begin[own.tile]; e < p.t.keys_begin[own.tile + 1]; ++e) {
-    const Tiling::Ref ref = p.t.keys[e];
+  for (const Tiling::Ref ref : p.t.keys_of(own.tile)) {
     const Tiling::Range keys = p.t.k_tile[ref.tile];
     for (int first = keys.begin; first < keys.end; first += kChunk) {
       const int n = min(keys.end - first, kChunk);
@@ -288,9 +287,7 @@ __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own&
       const std::int32_t t = r < rows ? tokens[mine + r] : 0;
       l[r] = r < rows ? row_lse[t] : 0.0f, x[r] = r < rows ? row_delta[t] : 0.0f;
     }
-    const auto begin = (kKeys ? p.t.queries_begin : p.t.keys_begin).data() + own.tile;
-    for (int e = begin[0]; e < begin[1]; ++e) {
-      const Tiling::Ref ref = (kKeys ? p.t.queries : p.t.keys)[e];
+    for (const Tiling::Ref ref : kKeys ? p.t.queries_of(own.tile) : p.t.keys_of(own.tile)) {
       const Tiling::Range range = (kKeys ? p.t.q_tile : p.t.k_tile)[ref.tile];
       for (int first = range.begin; first < range.end; first += kChunk) {
         const int n = min(range.end - first, kChunk);

@@ -40,7 +40,7 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   if (!cuda::properties(where.device).is_hopper()) return "the GPU is no Hopper";
   if (forced() == Route::plain || forced() == Route::mma) return "HILT_ROUTE says so";
   if (p.tiling->boxes > 1) return "Hopper's kernels know no unions";
-  if (!p.tiling->k_c.empty()) return "Hopper's kernels compare keys on two axes, not three";
+  if (!p.tiling->axis[2].key.empty()) return "Hopper's kernels compare keys on two axes, not three";
   if (p.places && !p.places->are_rows()) return kPlaces;
   if (p.terms) return "Hopper's kernels know no score terms";
   if (size_of(p.q.type) != 2) return "Hopper's kernels take bf16 and f16";
@@ -62,7 +62,7 @@ Reason why_not_mma(Cuda where, const AttentionPass& p) {
   const AttentionSizes& s = p.sizes;
   if (forced() == Route::plain) return "HILT_ROUTE says so";
   if (p.tiling->boxes > 1) return "tensor cores' kernels know no unions";
-  if (!p.tiling->k_c.empty()) return "tensor cores' kernels compare keys on two axes, not three";
+  if (!p.tiling->axis[2].key.empty()) return "tensor cores' kernels compare keys on two axes, not three";
   if (p.places && !p.places->are_rows()) return kPlaces;
   if (size_of(p.q.type) != 2) return "tensor cores' kernels take bf16 and f16";
   if (cuda::properties(where.device).major < 8) return "the GPU is older than sm_80";
@@ -144,7 +144,7 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
 void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
   if (d.route == Route::plain) return plain_forward(where, f, {});
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
-  const bool mixed = visits ? visits->mixed : f.tiling->tiles_partial > 0 || (f.terms && f.terms->bias.data);
+  const bool mixed = visits ? visits->mixed : f.tiling->met.partial > 0 || (f.terms && f.terms->bias.data);
   const Blank blank(where, f, mixed, visits, false);
   const Marks& marks = blank.marks;
   if constexpr (kHasHopper)
@@ -158,8 +158,7 @@ void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
   if (d.route == Route::plain) return plain_backward(where, b, {});
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
-  const bool mixed =
-      narrow || (visits ? visits->mixed : b.tiling->tiles_partial > 0 || (b.terms && b.terms->bias.data));
+  const bool mixed = narrow || (visits ? visits->mixed : b.tiling->met.partial > 0 || (b.terms && b.terms->bias.data));
   const Blank blank(where, b, mixed, visits, true);
   const Marks& marks = blank.marks;
   if constexpr (kHasHopper)

@@ -162,10 +162,8 @@ class Builder {
   void visit_keys(Owner& own) {
     std::vector<Ref> refs;
     for (std::int32_t tile = own.tile; tile < own.tile + own.tiles; ++tile)
-      for (auto e = t_.keys_begin[at(tile)]; e < t_.keys_begin[at(tile) + 1]; ++e) {
-        const Tiling::Ref& ref = t_.keys[at(e)];
+      for (const Tiling::Ref ref : t_.met.of(at(tile)))
         refs.push_back({k_.of[at(ref.tile)], tile, ref.tile, ref.partial});
-      }
     std::ranges::stable_sort(refs, {}, &Ref::keys);
     Run run;
     Index owners = 0;

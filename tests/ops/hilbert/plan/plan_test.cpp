@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <iomanip>
@@ -306,7 +308,7 @@ TEST(Plan, DoesNotDependOnThreads) {
   for (std::size_t i = 0; i < one.tilings().size(); ++i) {
     const Tiling &a = one.tilings()[i], &b = four.tilings()[i];
     EXPECT_EQ(a.q_token, b.q_token);
-    EXPECT_EQ(a.keys_begin, b.keys_begin);
+    EXPECT_TRUE(a.met == b.met);
   }
 }
 
@@ -513,12 +515,11 @@ TEST(Plan, AMaskOnPositionsWouldLeak) {
   Index later = 0;
   for (const Tiling& g : plan.tilings())
     for (std::size_t i = 0; i < g.q_tile.size(); ++i)
-      for (std::int32_t e = g.keys_begin[i]; e < g.keys_begin[i + 1]; ++e) {
-        const Tiling::Range k = g.k_tile[static_cast<std::size_t>(g.keys[static_cast<std::size_t>(e)].tile)];
+      for (const Tiling::Ref ref : g.met.of(i)) {
+        const Tiling::Range k = g.k_tile[static_cast<std::size_t>(ref.tile)];
         for (std::int32_t a = g.q_tile[i].begin; a < g.q_tile[i].end; ++a)
           for (std::int32_t b = k.begin; b < k.end; ++b)
-            if (!g.keys[static_cast<std::size_t>(e)].partial)
-              later += g.k_token[static_cast<std::size_t>(b)] > g.q_token[static_cast<std::size_t>(a)];
+            if (!ref.partial) later += g.k_token[static_cast<std::size_t>(b)] > g.q_token[static_cast<std::size_t>(a)];
       }
   EXPECT_EQ(later, 0) << "keys after their query in tiles that are not masked";
 }
@@ -707,7 +708,9 @@ TEST(Plan, AMillionTokensInMemoryOfTheirNumber) {
       // would be more.
       EXPECT_LT(most, 40 * length);
       EXPECT_LT(made, length / 8);
-      EXPECT_GT(plan.bytes(), static_cast<std::size_t>(length) * 8);  // at least the token lists
+      if (order != std::string("row")) {
+        EXPECT_GT(plan.bytes(), static_cast<std::size_t>(length) * 8);
+      }  // lists of tokens
       Index pairs = 0;
       for (Index begin = 0; begin < length; begin += 1024) {
         const Index n = std::min<Index>(1024, length - begin);
@@ -815,6 +818,106 @@ TEST(Plan, NoTokensOrOne) {
       }
 }
 
+// A dense set is one run of tiles a tile of queries, two where it is causal, and tokens that stand
+// as they come need no list.
+TEST(Plan, OfMillionsOfDenseTokensIsRunsOfTiles) {
+  constexpr std::int64_t kMost = 20'000'000;
+  struct Case {
+    Index length;
+    Causality causality;
+    const char* order = "row";
+  };
+  for (const Case& c : {Case{1 << 20, Causality::none}, Case{1 << 20, Causality::token}, Case{1 << 22, Causality::none},
+                        Case{1 << 22, Causality::token}, Case{1 << 20, Causality::none, "hilbert"}}) {
+    SCOPED_TRACE(testing::Message() << c.length << " tokens, causal " << name_of(c.causality));
+    const PlanSpec spec = spec_of(c.length, "dense", c.order, c.causality);
+    const std::int64_t before = heap::held;
+    heap::most_held = before;
+    const auto begin = std::chrono::steady_clock::now();
+    const Plan plan(spec);
+    const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - begin;
+    const std::int64_t held = heap::held - before, most = heap::most_held - before;
+    const bool causal = c.causality != Causality::none;
+    std::cout << "  " << c.length << " tokens along " << c.order << (causal ? ", causal: " : ": ") << held
+              << " bytes, at most " << most << " on the way, " << ms.count() << " ms\n";
+    EXPECT_LE(held, kMost);
+    EXPECT_LE(plan.bytes(), static_cast<std::size_t>(kMost));
+    if (c.order == std::string("row")) { EXPECT_LE(most, kMost); }
+    const Index tiles = c.length / Tiling::kTile;
+    EXPECT_EQ(std::ssize(plan.tilings()[0].met.run), causal ? 2 * tiles - 1 : tiles);
+    const TileStats stats = plan.stats();
+    EXPECT_EQ(stats.full, causal ? tiles * (tiles - 1) / 2 : tiles * tiles);
+    EXPECT_EQ(stats.partial, causal ? tiles : 0);
+    EXPECT_EQ(stats.pairs, causal ? c.length * (c.length + 1) / 2 : c.length * c.length);
+    EXPECT_EQ(stats.tile_pairs, (stats.full + stats.partial) * Tiling::kTile * Tiling::kTile);
+  }
+}
+
+// Whatever allocation fails while a plan is made: an error of ours that says so.
+TEST(Plan, BeyondMemoryIsAnError) {
+  PlanSpec documents = spec_of(600, "slide2d:2x2", "row", Causality::token);
+  documents.documents = {parse_documents("16x16,8x8")};
+  for (const PlanSpec& spec :
+       {spec_of(1000, "dense", "hilbert", Causality::token), spec_of(1024, "neighborhood2d:5x5", "hilbert:32x32"),
+        spec_of(1000, "segment:100+segment:200,dilation=2", "row", Causality::curve), documents})
+    for (const bool remembered : {false, true}) {
+      long n = 0;
+      for (bool met = true; met;) {
+        if (remembered) permutation_cache().clear();
+        PlanSpec copy = spec;
+        copy.heads = 1 + n % 7;  // one that make_plan() has not
+        heap::failing = {heap::Of::everything, ++n};
+        try {
+          if (remembered) (void)make_plan(copy);
+          else (void)Plan(std::move(copy));
+        } catch (const Error& e) {
+          heap::failing.of = heap::Of::nothing;
+          EXPECT_EQ(e.code(), Code::memory) << e.what();
+        }
+        met = std::exchange(heap::failing, {}).met;
+      }
+      EXPECT_GT(n, 10);
+    }
+}
+
+// Two threads with two plans do not wait for each other: each makes what is kept beside its plan
+// while the other has not ended.
+TEST(Memo, WhoMakesKeepsNobodyWaiting) {
+  const Plan one(spec_of(1000, "dense")), two(spec_of(1000, "dense"));
+  std::atomic<int> inside = 0;
+  int met[2] = {};
+  const auto work = [&](const Plan& plan, int& most) {
+    const auto make = [&] {
+      ++inside;
+      for (long looks = 0; inside < 2 && looks < 50'000'000; ++looks) std::this_thread::yield();
+      return inside.load();
+    };
+    most = plan.tilings()[0].memo.get<int>({}, make);
+  };
+  std::thread other(work, std::cref(two), std::ref(met[1]));
+  work(one, met[0]);
+  other.join();
+  EXPECT_EQ(met[0], 2);
+  EXPECT_EQ(met[1], 2);
+}
+
+TEST(Memo, EachIsMadeOnce) {
+  const Memo memo;
+  std::atomic<int> made = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      for (std::int32_t key = 0; key < 100; ++key)
+        EXPECT_EQ(memo.get<std::string>({key, 7}, [&] { return ++made, std::to_string(key); }), std::to_string(key));
+    });
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(made, 100);
+  EXPECT_EQ(memo.get<int>({1, 7}, [] { return 5; }), 5) << "another type is another thing";
+  EXPECT_EQ(Memo(memo).get<int>({1, 7}, [] { return 6; }), 6) << "a copy begins empty";
+  EXPECT_THROW(memo.get<long>({}, []() -> long { throw 1; }), int);
+  EXPECT_EQ(memo.get<long>({}, [] { return 3L; }), 3) << "what failed is made again";
+}
+
 // Branches that list the same queries are one tiling for who owns queries, with a key as often as
 // branches have it; rows that a branch before has are known.
 TEST(Plan, BranchesJoined) {
@@ -829,8 +932,7 @@ TEST(Plan, BranchesJoined) {
     std::map<std::pair<std::int32_t, std::int32_t>, Index> times;
     Index pairs = 0;
     for (std::size_t i = 0; i < joined->q_tile.size(); ++i)
-      for (auto e = joined->keys_begin[i]; e < joined->keys_begin[i + 1]; ++e) {
-        const auto [tile, partial] = joined->keys[static_cast<std::size_t>(e)];
+      for (const auto [tile, partial] : joined->met.of(i)) {
         const Tiling::Range k = joined->k_tile[static_cast<std::size_t>(tile)];
         for (auto q = static_cast<std::size_t>(joined->q_tile[i].begin); std::cmp_less(q, joined->q_tile[i].end); ++q)
           for (auto j = static_cast<std::size_t>(k.begin); std::cmp_less(j, k.end); ++j)
