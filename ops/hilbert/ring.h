@@ -1,7 +1,7 @@
 #pragma once
 #include "../../core/comm/comm.h"
 #include "attention.h"
-#include "plan/shards.h"
+#include "ranks/shards.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 

@@ -49,6 +49,7 @@ violations() (
       if (here ~ /^core\/$/ && target ~ /^core\/(comm|io)\//) bad("the heart includes neither core/comm nor core/io")
       if (here ~ /^core\/io\// && target ~ /^core\/(comm|cuda)\//) bad("core/io knows neither ranks nor GPUs")
       if (here ~ /^ops\/hilbert\/plan\// && target ~ /^ops\// && target !~ /^ops\/hilbert\/plan\//) bad("plan/ includes core and itself alone")
+      if (here ~ /^ops\/hilbert\/ranks\// && target ~ /^ops\// && target !~ /^ops\/hilbert\/(plan|ranks)\//) bad("ranks/ includes core, plan/ and itself alone")
       if (here ~ /^ops\/hilbert\/kernels\// && target ~ /^ops\/hilbert\/[^\/]*$/) bad("kernels/ does not look up at who calls it")
       includes[$2] = includes[$2] " " target
       if (target ~ /^ops\/hilbert\/kernels\// && here !~ /^ops\/hilbert\//) bad("kernels/ is private to ops/hilbert")
@@ -68,10 +69,11 @@ violations() (
     }
     END {
       for (f in includes) {
-        if (f ~ /^ops\/hilbert\/plan\// && reaches(f, "^core/(cuda/|tensor|tape|storage|dispatch|device)")) print f ": plan/ sees no tensor and no GPU"
+        if (f ~ /^ops\/hilbert\/(plan|ranks)\// && reaches(f, "^core/(cuda/|tensor|tape|storage|dispatch|device)")) print f ": plan/ and ranks/ see no tensor and no GPU"
         if (f ~ /^ops\/hilbert\/kernels\// && reaches(f, "^core/tape")) print f ": kernels/ sees no tape"
       }
     }'
+  grep -rnoE 'std::mutex' ops/hilbert/plan ops/hilbert/ranks ops/hilbert/kernels | sed 's/:std::mutex$/: a Memo has its own lock; threads with two plans share none/' || true
 )
 
 found=$(violations "$SRC")
@@ -106,9 +108,13 @@ breaks 'neither beside this file' ops/view.cpp '#include "tensor.h"'
 breaks 'the heart includes neither' core/tape.cpp '#include "core/comm/link.h"'
 breaks 'core/io knows neither' core/io/npy.cpp '#include "core/cuda/context.h"'
 breaks 'plan/ includes core and itself alone' ops/hilbert/plan/plan.cpp '#include "ops/ops.h"'
-breaks 'plan/ sees no tensor and no GPU' ops/hilbert/plan/plan.cpp '#include "core/tensor.h"'
-breaks 'plan/ sees no tensor and no GPU' ops/hilbert/plan/tiling.h '#include "../../../core/tensor.h"'
-breaks 'plan/ sees no tensor and no GPU' ops/hilbert/plan/plan.cpp '#include "core/random.h"'
+breaks 'see no tensor and no GPU' ops/hilbert/plan/plan.cpp '#include "core/tensor.h"'
+breaks 'see no tensor and no GPU' ops/hilbert/plan/tiling.h '#include "../../../core/tensor.h"'
+breaks 'see no tensor and no GPU' ops/hilbert/plan/plan.cpp '#include "core/random.h"'
+breaks 'ranks/ includes core, plan/ and itself alone' ops/hilbert/ranks/shards.cpp '#include "ops/hilbert/ring.h"'
+breaks 'plan/ includes core and itself alone' ops/hilbert/plan/plan.cpp '#include "ops/hilbert/ranks/shards.h"'
+breaks 'see no tensor and no GPU' ops/hilbert/ranks/shards.h '#include "../../../core/tensor.h"'
+breaks 'threads with two plans share none' ops/hilbert/kernels/compact.cpp 'static std::mutex mutex;'
 breaks 'kernels/ sees no tape' ops/hilbert/kernels/cuda/plain.cu '#include "core/tape.h"'
 breaks 'kernels/ does not look up' ops/hilbert/kernels/attention_cpu.cpp '#include "ops/hilbert/call.h"'
 breaks 'kernels/ is private' ops/softmax.cpp '#include "ops/hilbert/kernels/attention.h"'

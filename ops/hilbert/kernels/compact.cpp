@@ -49,8 +49,8 @@ std::int32_t end_of_tile(const Codes& codes, Range q, Index most) {
 /// The tiling with its queries in ascending order of their codes, which are sorted too.
 Tiling sorted(const Tiling& t, Codes& codes) {
   Tiling out;
-  add_keys(out, t, all_of(t.k_token));
-  out.k_tile = t.k_tile, out.grid = t.grid, out.pairs = t.pairs;
+  add_all_keys(out, t);
+  out.grid = t.grid, out.pairs = t.pairs;
   List from(t.q_token.size()), tile_of(from);
   std::iota(from.begin(), from.end(), 0);
   std::ranges::stable_sort(from, {}, [&](std::int32_t i) { return codes[at(i)]; });
@@ -97,7 +97,8 @@ class Compactor {
         by_pairs_(by_pairs),
         turns_(at(tiles_of(std::ssize(t.k_token)))),
         whole_(t.k_tile.size(), -1) {
-    add_queries(*out_, t, all_of(t.q_token));
+    add_all_queries(*out_, t);
+    out_->q_tile.clear();
     out_->grid = t.grid, out_->pairs = t.pairs;
     std::vector<Piece> pieces;
     for (std::size_t i = 0; i < t.q_tile.size(); ++i) std::ranges::move(cheapest(i), std::back_inserter(pieces));

@@ -72,11 +72,8 @@ struct Moved {
 /// Appends entries of another tiling's queries, or keys: all that is told of them.
 void add_queries(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by = {});
 void add_keys(Tiling& to, const Tiling& from, const TokenList& entries, const Moved& by = {});
-/// All entries of a list.
-inline TokenList all_of(const TokenList& list) {
-  TokenList entries;
-  entries.append(0, list.size());
-  return entries;
-}
+/// The same of all entries, with the tiles that they are in.
+void add_all_queries(Tiling& to, const Tiling& from, const Moved& by = {});
+void add_all_keys(Tiling& to, const Tiling& from, const Moved& by = {});
 
 }  // namespace hilt

@@ -6,8 +6,7 @@
 #include <map>
 #include "core/error.h"
 #include "core/io/text.h"
-#include "ops/hilbert/plan/attends.h"
-#include "ops/hilbert/plan/placed.h"
+#include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {
 
@@ -92,46 +91,6 @@ std::vector<PlacedDocument> placed_documents(const PlanSpec& spec) {
     }
   }
   return out;
-}
-
-/// `t` at a place, behind `row` and beyond its `end`: no test may take another document's key.
-static void append(Tiling& row, const Tiling& t, const Tiling::Place& place, std::int32_t& end) {
-  std::int32_t first = 0, last = -1;  // numbers on the first axis
-  for (const auto* list : {&t.axis[0].key, &t.axis[0].low, &t.axis[0].high})
-    if (!list->empty())
-      first = std::min(first, std::ranges::min(*list)), last = std::max(last, std::ranges::max(*list));
-  const std::int32_t beyond = end - first;
-  const auto size = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
-  const std::int32_t q = size(row.q_token), k = size(row.k_token), k_tiles = size(row.k_tile);
-  const auto moved = [](Tiling::Range r, std::int32_t by) { return Tiling::Range{r.begin + by, r.end + by}; };
-  add_queries(row, t, all_of(t.q_token), {place.q, place.k, beyond});
-  add_keys(row, t, all_of(t.k_token), {place.k, place.k, beyond});
-  for (const Tiling::Range& r : t.q_tile) row.q_tile.push_back(moved(r, q));
-  for (const Tiling::Range& r : t.k_tile) row.k_tile.push_back(moved(r, k));
-  for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
-    for (const Tiling::Ref ref : t.met.of(i)) row.met.add(ref.tile + k_tiles, ref.tile + k_tiles + 1, ref.partial);
-    row.met.end_list();
-  }
-  for (const Tiling::Group& g : t.group) row.group.push_back({moved(g.q, q), moved(g.k, k)});
-  end = std::max(end, last + beyond + 1);
-  row.pairs += t.pairs;
-}
-
-std::vector<PlanPart> whole_rows(const Plan& plan) {
-  const auto& lists = plan.spec().documents;
-  std::vector<PlanPart> rows;
-  for (std::size_t row = 0; row < lists.size() && !plan.parts().empty(); ++row) {
-    rows.push_back({plan.length(), plan.queries(), {}, {{{static_cast<std::int32_t>(row), 0, 0}}, lists.size() == 1}});
-    std::vector<std::int32_t> ends(plan.parts()[0].tilings.size());
-    for (const PlanPart& part : plan.parts()) {
-      rows[row].tilings.resize(part.tilings.size());  // also where the row has no such document
-      for (const Tiling::Place& place : part.places.list)
-        if (place.row == static_cast<std::int32_t>(row))
-          for (std::size_t i = 0; i < part.tilings.size(); ++i)
-            append(rows[row].tilings[i], part.tilings[i], place, ends[i]);
-    }
-  }
-  return rows;
 }
 
 }  // namespace hilt

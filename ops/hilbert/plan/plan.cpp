@@ -5,7 +5,6 @@
 #include "core/recent.h"
 #include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/axes.h"
-#include "ops/hilbert/plan/placed.h"
 #include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {

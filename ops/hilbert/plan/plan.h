@@ -40,11 +40,8 @@ struct PlanPart {
   Index length, queries;        // tokens of a place, and how many of them ask
   std::vector<Tiling> tilings;  // one for each set
   Tiling::Places places;        // where each lies
-  Memo memo = {};               // see joined_tiling()
+  Memo memo = {};               // what kernels make of several
 };
-/// Several tilings of a part as one for who owns queries: each row meets the keys of one after the
-/// other, and a key stands in k_token once for each. Null where they do not list the same queries.
-const Tiling* joined_tiling(const PlanPart& part, std::span<const std::int32_t> tilings);
 
 /// Tile counts, of a row or of all with documents; total: all q tiles x k tiles, touched or not.
 struct TileStats {

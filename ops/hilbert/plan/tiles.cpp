@@ -27,11 +27,11 @@ class Builder {
         head_(head),
         along_order_(std::ranges::all_of(alternatives_, &Branch::is_order_only)) {
     find_asking();
-    if (alternatives_.size() > 1) united();
-    else if (b_.kind == Kind::dense) whole();
-    else if (b_.kind == Kind::segment) segments();
-    else if (b_.kind == Kind::blocks) block_rows();
-    else windows();
+    const bool alone = alternatives_.size() == 1;
+    if (alone && b_.kind == Kind::dense) whole();
+    else if (alone && b_.kind == Kind::segment) segments();
+    else if (alone && b_.kind == Kind::blocks) block_rows();
+    else boxes();
     name_rows();
   }
   Tiling take() { return std::move(t_); }
@@ -155,15 +155,8 @@ class Builder {
     return made;
   }
 
-  void windows() {
-    list_all();
-    t_.boxes = 0;
-    add_axes(b_);
-    find_tiles();
-  }
-
-  // Each branch of a union is a box, blocks one for each run of a row.
-  void united() {
+  // Each branch of a union is a box, blocks one for each run of a row; so is a set on axes.
+  void boxes() {
     for (const Branch& b : alternatives_) axes_ = std::max(axes_, b.dimensions());
     list_all();
     t_.boxes = 0;
@@ -317,9 +310,8 @@ class Builder {
     t_.q_rank = mapped(t_.q_token, rank), t_.k_rank = mapped(t_.k_token, rank);
   }
   template <class F> static TokenList mapped(const TokenList& list, F&& f) {
-    Tokens out;
-    out.reserve(list.size());
-    for (const std::int32_t x : list) out.push_back(f(x));
+    Tokens out = list.values();
+    for (std::int32_t& x : out) x = f(x);
     return TokenList(std::move(out));
   }
 
@@ -345,14 +337,8 @@ class Builder {
   };
   // The lists are whole when the first tile is asked about.
   void fill_tests() {
-    if (t_.causal)
-      ranks_.push_back({&t_.q_ranks(),
-                        nullptr,
-                        nullptr,
-                        1,
-                        {},
-                        extremes(t_.q_tile, t_.q_ranks()),
-                        levels(extremes(t_.k_tile, t_.k_ranks()))});
+    const TokenList &q = t_.q_ranks(), &k = t_.k_ranks();
+    if (t_.causal) ranks_.push_back({&q, {}, {}, 1, {}, extremes(t_.q_tile, q), levels(extremes(t_.k_tile, k))});
     boxes_.resize(at(t_.boxes));
     for (Index box = 0; box < t_.boxes; ++box)
       for (const Tiling::Axis& axis : t_.axis) {

@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "plan.h"
 
-// Private to plan/: what the definition of a set looks at, and the set as tiles.
+// Private: what a set looks at, where documents lie, and a set as tiles.
 
 namespace hilt {
 
@@ -65,6 +65,17 @@ template <class F> decltype(auto) in_memory(Index tokens, F&& f) {
     fail_with(Code::memory, "plan: no memory is left for its lists of ", tokens, " tokens; take fewer, or fewer sets");
   }
 }
+
+/// Throws unless documents fit rows, order and pattern; looks_at_grid: a branch that does, or null.
+void check_documents(const PlanSpec& spec, const Branch* looks_at_grid);
+
+/// A document, which of its tokens ask where not all do, and where its like lie.
+struct PlacedDocument {
+  Document document;
+  std::optional<std::vector<std::int32_t>> queries;
+  Tiling::Places places;
+};
+std::vector<PlacedDocument> placed_documents(const PlanSpec& spec);
 
 /// A branch and what is joined to it, for the heads whose offsets and lists are those of `head`.
 Tiling tiling_of(const Ground& ground, std::size_t branch, Index head);

@@ -1,7 +1,8 @@
-// Counts attended pairs of tiles, takes entries of tilings for others, and joins tilings.
+// Lists of tiles, attended pairs of tiles, and entries of tilings that others take.
+#include <limits>
+#include <utility>
+#include "core/error.h"
 #include "ops/hilbert/plan/attends.h"
-#include "ops/hilbert/plan/plan.h"
-#include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {
 
@@ -108,61 +109,18 @@ void add_keys(Tiling& to, const Tiling& from, const TokenList& entries, const Mo
     add_axis(to.axis[a].key, from.axis[a].key, entries, from.boxes, a == 0 ? by.number : 0);
 }
 
-namespace {
-
-/// What several tilings list of queries, cut wherever one of them cuts.
-std::vector<Tiling::Range> common_tiles(std::span<const Tiling* const> all) {
-  std::vector<std::int32_t> ends;
-  for (const Tiling* t : all)
-    for (const Tiling::Range& r : t->q_tile) ends.push_back(r.end);
-  std::ranges::sort(ends);
-  ends.erase(std::ranges::unique(ends).begin(), ends.end());
-  std::vector<Tiling::Range> tiles;
-  for (const std::int32_t end : ends) tiles.push_back({tiles.empty() ? 0 : tiles.back().end, end});
-  return tiles;
+static TokenList add_tiles(std::vector<Tiling::Range>& to, const std::vector<Tiling::Range>& from, std::size_t before,
+                           std::size_t entries) {
+  for (const Tiling::Range& r : from) to.push_back({narrow(before) + r.begin, narrow(before) + r.end});
+  TokenList all;
+  all.append(0, entries);
+  return all;
 }
-
-std::unique_ptr<const Tiling> join(std::span<const Tiling* const> all) {
-  const Tiling& one = *all[0];
-  for (const Tiling* t : all)
-    if (t->q_token != one.q_token || t->q_names() != one.q_names() || t->causal != one.causal ||
-        t->q_ranks() != one.q_ranks() || !t->axis[0].key.empty())
-      return nullptr;
-  auto out = std::make_unique<Tiling>();
-  out->grid = one.grid, out->q_tile = common_tiles(all);
-  add_queries(*out, one, all_of(one.q_token));
-  std::vector<std::int32_t> tiles_before;
-  for (const Tiling* t : all) {
-    const std::int32_t rows = narrow(out->k_token.size());
-    tiles_before.push_back(narrow(out->k_tile.size()));
-    for (const Tiling::Range& r : t->k_tile) out->k_tile.push_back({rows + r.begin, rows + r.end});
-    add_keys(*out, *t, all_of(t->k_token));
-    out->pairs += t->pairs;
-  }
-  std::vector<std::size_t> within(all.size());  // the tile of each that holds ours
-  for (const Tiling::Range& r : out->q_tile) {
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const Tiling& t = *all[i];
-      while (t.q_tile[within[i]].end < r.end) ++within[i];
-      for (const Tiling::Ref ref : t.met.of(within[i]))
-        out->met.add(ref.tile + tiles_before[i], ref.tile + tiles_before[i] + 1, ref.partial);
-    }
-    out->met.end_list();
-  }
-  return out;
+void add_all_queries(Tiling& to, const Tiling& from, const Moved& by) {
+  add_queries(to, from, add_tiles(to.q_tile, from.q_tile, to.q_token.size(), from.q_token.size()), by);
 }
-
-}  // namespace
-
-const Tiling* joined_tiling(const PlanPart& part, std::span<const std::int32_t> tilings) {
-  return part.memo
-      .get<std::unique_ptr<const Tiling>>({tilings.begin(), tilings.end()},
-                                          [&] {
-                                            std::vector<const Tiling*> all;
-                                            for (const std::int32_t i : tilings) all.push_back(&part.tilings[at(i)]);
-                                            return join(all);
-                                          })
-      .get();
+void add_all_keys(Tiling& to, const Tiling& from, const Moved& by) {
+  add_keys(to, from, add_tiles(to.k_tile, from.k_tile, to.k_token.size(), from.k_token.size()), by);
 }
 
 }  // namespace hilt

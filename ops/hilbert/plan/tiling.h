@@ -2,8 +2,8 @@
 #include <array>
 #include <cstdint>
 #include <vector>
+#include "../../../core/recent.h"
 #include "curve.h"
-#include "memo.h"
 #include "token_list.h"
 
 namespace [[gnu::visibility("default")]] hilt {

@@ -9,7 +9,7 @@
 #include <vector>
 #include "core/gradcheck.h"
 #include "ops/hilbert/attention.h"
-#include "ops/hilbert/plan/shards.h"
+#include "ops/hilbert/ranks/shards.h"
 #include "ops/ops.h"
 #include "tests/support/error_of.h"
 #include "tests/support/heap.h"

@@ -19,6 +19,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "ops/hilbert/kernels/joined.h"
 #include "ops/hilbert/plan/attends.h"
 #include "tests/support/heap.h"
 #include "tests/support/reference.h"

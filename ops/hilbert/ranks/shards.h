@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 #include "../../../core/dtype.h"
-#include "plan.h"
+#include "../plan/plan.h"
 
 // A plan divided over ranks: who owns which rows, what each computes, and which rows travel.
 

@@ -1,5 +1,5 @@
 // Dividing a plan: a rank's part is the same lists with what belongs elsewhere left out.
-#include "ops/hilbert/plan/shards.h"
+#include "ops/hilbert/ranks/shards.h"
 #include <array>
 #include <numeric>
 #include <tuple>
@@ -7,7 +7,6 @@
 #include "core/io/text.h"
 #include "core/recent.h"
 #include "ops/hilbert/plan/attends.h"
-#include "ops/hilbert/plan/placed.h"
 #include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {
@@ -43,6 +42,45 @@ void require_positions(const Plan& plan) {
         " compares the queries and keys of all ranks; name another rule");
   check(plan.spec().in_order || !plan.spec().documents.empty(),
         "shards: rows of the plan are tokens; ranks hold runs of positions: make the plan with in_order = true");
+}
+
+/// `t` at a place, behind `row` and beyond its `end`: no test may take another document's key.
+void append(Tiling& row, const Tiling& t, const Tiling::Place& place, std::int32_t& end) {
+  std::int32_t first = 0, last = -1;  // numbers on the first axis
+  for (const auto* list : {&t.axis[0].key, &t.axis[0].low, &t.axis[0].high})
+    if (!list->empty())
+      first = std::min(first, std::ranges::min(*list)), last = std::max(last, std::ranges::max(*list));
+  const std::int32_t beyond = end - first;
+  const auto size = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
+  const std::int32_t q = size(row.q_token), k = size(row.k_token), k_tiles = size(row.k_tile);
+  const auto moved = [](Tiling::Range r, std::int32_t by) { return Tiling::Range{r.begin + by, r.end + by}; };
+  add_all_queries(row, t, {place.q, place.k, beyond});
+  add_all_keys(row, t, {place.k, place.k, beyond});
+  for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
+    for (const Tiling::Ref ref : t.met.of(i)) row.met.add(ref.tile + k_tiles, ref.tile + k_tiles + 1, ref.partial);
+    row.met.end_list();
+  }
+  for (const Tiling::Group& g : t.group) row.group.push_back({moved(g.q, q), moved(g.k, k)});
+  end = std::max(end, last + beyond + 1);
+  row.pairs += t.pairs;
+}
+
+/// The parts of a plan of documents as tilings of whole rows: one for each row that has a list.
+std::vector<PlanPart> whole_rows(const Plan& plan) {
+  const auto& lists = plan.spec().documents;
+  std::vector<PlanPart> rows;
+  for (std::size_t row = 0; row < lists.size() && !plan.parts().empty(); ++row) {
+    rows.push_back({plan.length(), plan.queries(), {}, {{{static_cast<std::int32_t>(row), 0, 0}}, lists.size() == 1}});
+    std::vector<std::int32_t> ends(plan.parts()[0].tilings.size());
+    for (const PlanPart& part : plan.parts()) {
+      rows[row].tilings.resize(part.tilings.size());  // also where the row has no such document
+      for (const Tiling::Place& place : part.places.list)
+        if (place.row == static_cast<std::int32_t>(row))
+          for (std::size_t i = 0; i < part.tilings.size(); ++i)
+            append(rows[row].tilings[i], part.tilings[i], place, ends[i]);
+    }
+  }
+  return rows;
 }
 
 /// The tiling for some queries and keys, given the row of each position in their tensors, or -1.
