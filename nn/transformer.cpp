@@ -88,20 +88,6 @@ Transformer make_transformer(const TransformerConfig& c, std::uint64_t seed, DTy
   return m;
 }
 
-TransformerConfig board_config(Index height, Index width, Index states, Index classes, const Pattern& pattern) {
-  check(height >= 1 && width >= 1, "board: ", height, "x", width, " must have at least one cell");
-  TransformerConfig c;
-  c.context = height * width;
-  c.vocab = states;
-  c.classes = classes;
-  c.order.kind = Order::Kind::hilbert;
-  c.order.grid.width = width, c.order.grid.height = height;
-  c.pattern = pattern;
-  c.causality = Causality::none;
-  c.tie_weights = false;
-  return c;
-}
-
 void Transformer::visit_parameters(const std::string& at, const ParameterVisitor& visit) {
   tokens.visit_parameters(join_name(at, "tokens"), visit);
   positions.visit_parameters(join_name(at, "positions"), visit);

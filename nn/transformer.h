@@ -91,10 +91,6 @@ struct Transformer {
 /// deviation / sqrt(2 layers), biases 0, norms 1. The same seed gives the same model.
 Transformer make_transformer(const TransformerConfig& config, std::uint64_t seed, DType dtype = DType::f32);
 
-/// A bidirectional encoder for boards of height x width cells: `states` input symbols a cell,
-/// `classes` labels, learned positions, cells in Hilbert order and attended to by `pattern`.
-TransformerConfig board_config(Index height, Index width, Index states, Index classes, const Pattern& pattern);
-
 /// Floating-point operations of a training step: 6 a weight and token, and the pairs that attend.
 double training_flops(const Transformer& model, Index batch, Index length);
 

@@ -91,11 +91,9 @@ struct AdamWStep {
   double lr, beta1, beta2, epsilon, shrink, correction1, correction2, scale;
 };
 
-// n elements, dense. `exact` is the f32 shadow of a 16-bit w, or null; u the velocity, or null.
+// n elements, dense. `exact` is the f32 shadow of a 16-bit w, or null.
 template <class T, class At>
 void adamw(At, const AdamWStep&, T* w, const T* dw, wide_t<T>* m, wide_t<T>* v, wide_t<T>* exact, Index n);
-template <class T, class At>
-void sgd(At, double lr, double decay, double momentum, T* w, const T* dw, wide_t<T>* u, Index n);
 template <class T, class At> double sum_of_squares(At, const T* x, Index n);
 
 // On a GPU many tensors at once, each with its own `shrink`; norm: see Clip, or null.

@@ -66,7 +66,7 @@ template <class T> void operator+=(Tensor&, const T&) {
   static_assert(!sizeof(T), "x += y writes to no tensor: write x = x + y; gradients add up by Gradients +=");
 }
 template <class T> void operator-=(Tensor&, const T&) {  // likewise, for each of these
-  static_assert(!sizeof(T), "x -= y writes to no tensor: write x = x - y, or step an optimizer (sgd_step, adamw_step)");
+  static_assert(!sizeof(T), "x -= y writes to no tensor: write x = x - y, or step an optimizer (adamw_step)");
 }
 /// Does not compile.
 template <class T> void operator*=(Tensor&, const T&) { static_assert(!sizeof(T), "x *= y: write x = x * y"); }
@@ -179,9 +179,6 @@ struct Clip {
 };
 /// All of them; throws Code::usage before any is written to.
 void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& options, const Clip& clip = {});
-/// w -= lr (dw + decay w), through a velocity when momentum is asked for.
-void sgd_step(Tensor& w, const Tensor& dw, double lr, double weight_decay = 0, double momentum = 0,
-              Tensor* velocity = nullptr);
 /// The root of the sum of all squares, an f64 scalar on their device. NaN if `loss` is not finite.
 Tensor norm_of(std::span<const Tensor> gradients, const Tensor& loss = {});
 double global_norm(std::span<const Tensor> gradients);  // its value on the host, which waits for it

@@ -1,7 +1,6 @@
 // Optimiser steps and gradient clipping: they write to parameters, so no tape listens.
 //      adamw   m = b1 m + (1 - b1) dw        v = b2 v + (1 - b2) dw^2
 //              w = w (1 - lr decay) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon)
-//      sgd     g = dw + decay w              u = momentum u + g               w = w - lr u
 #include <cmath>
 #include <numeric>
 #include "core/strided.h"
@@ -100,27 +99,6 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
       }
     });
   }
-}
-
-void sgd_step(Tensor& w, const Tensor& gradient, double lr, double weight_decay, double momentum, Tensor* velocity) {
-  check_parameter("sgd_step", w, gradient);
-  check_rate("sgd_step", lr, weight_decay);
-  check(momentum >= 0 && momentum < 1, "sgd_step: momentum ", momentum, " must be in [0, 1)");
-  check((momentum > 0) == (velocity != nullptr), "sgd_step: momentum ", momentum,
-        velocity ? " makes no use of a velocity" : " needs a velocity");
-  const Tensor dw = dense(gradient);
-  if (velocity) check_state("sgd_step", "velocity", *velocity, w, size_of(w.dtype()) == 2 ? DType::f32 : w.dtype());
-  visit("sgd_step", w, [&]<class T>(auto where) {
-    using W = wide_t<T>;
-    T* const pw = w.mutable_data<T>();
-    const T* const pg = dw.data<T>();
-    W* const pu = velocity ? velocity->mutable_data<W>() : nullptr;
-    if constexpr (is_cuda<decltype(where)>) kernels::sgd(where, lr, weight_decay, momentum, pw, pg, pu, w.numel());
-    else
-      parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
-        kernels::sgd(where, lr, weight_decay, momentum, pw + begin, pg + begin, pu ? pu + begin : nullptr, end - begin);
-      });
-  });
 }
 
 // Pieces are summed one by one, and their sums in order: the same for any number of threads.

@@ -72,15 +72,6 @@ template <class T> __global__ void adamw_kernel(const __grid_constant__ Rates s,
   }
 }
 
-template <class T> __global__ void sgd_kernel(float rate, float pull, float mu, T* w, const T* dw, float* u, Index n) {
-  for (Index i = first_element(); i < n; i += element_step()) {
-    const float weight = static_cast<float>(w[i]);
-    float g = static_cast<float>(dw[i]) + pull * weight;
-    if (u) u[i] = g = mu * u[i] + g;
-    w[i] = static_cast<T>(weight - rate * g);
-  }
-}
-
 template <class T> __global__ void squares_kernel(const __grid_constant__ Squares all, double* sums, Index piece) {
   const int at = all.mine();
   const T* const x = static_cast<const T*>(all.part[at].x);
@@ -114,11 +105,6 @@ void adamw_all(At where, const AdamWStep& s, const double* norm, double max_norm
   });
 }
 template <class T, class At>
-void sgd(At where, double lr, double decay, double momentum, T* w, const T* dw, wide_t<T>* u, Index n) {
-  launch("sgd_step", where, sgd_kernel<T>, blocks_for(n), kThreads, 0, static_cast<float>(lr),
-         static_cast<float>(decay), static_cast<float>(momentum), w, dw, u, n);
-}
-template <class T, class At>
 void sums_of_squares(At where, std::span<const SquaresPart> all, double* sums, Index piece) {
   Squares::in_launches(all, piece, [&](const Squares& some) {
     launch("global_norm", where, squares_kernel<T>, some.grid(), kThreads, 0, some, sums, piece);
@@ -131,7 +117,6 @@ void norm_of_sums(Cuda where, const double* sums, Index pieces, const float* los
 }
 
 HILT_GPU_KERNEL(adamw_all)
-HILT_GPU_KERNEL(sgd)
 HILT_GPU_KERNEL(sums_of_squares)
 
 }  // namespace hilt::kernels

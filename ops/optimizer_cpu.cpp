@@ -34,21 +34,6 @@ void adamw(At, const AdamWStep& s, T* __restrict w, const T* __restrict dw, wide
     for (Index i = 0; i < n; ++i) w[i] = static_cast<T>(step(static_cast<W>(w[i]), static_cast<W>(dw[i]), m[i], v[i]));
 }
 
-template <class T, class At>
-void sgd(At, double lr, double decay, double momentum, T* __restrict w, const T* __restrict dw, wide_t<T>* __restrict u,
-         Index n) {
-  using W = wide_t<T>;
-  const W rate = static_cast<W>(lr), pull = static_cast<W>(decay), mu = static_cast<W>(momentum);
-  if (u)
-    for (Index i = 0; i < n; ++i) {
-      u[i] = mu * u[i] + (static_cast<W>(dw[i]) + pull * static_cast<W>(w[i]));
-      w[i] = static_cast<T>(static_cast<W>(w[i]) - rate * u[i]);
-    }
-  else
-    for (Index i = 0; i < n; ++i)
-      w[i] = static_cast<T>(static_cast<W>(w[i]) - rate * (static_cast<W>(dw[i]) + pull * static_cast<W>(w[i])));
-}
-
 template <class T, class At> double sum_of_squares(At, const T* x, Index n) {
   constexpr int kWidth = 4 * kLanes<double>;
   double part[kWidth] = {};
@@ -68,7 +53,6 @@ template <class T, class At> double sum_of_squares(At, const T* x, Index n) {
 }
 
 HILT_CPU_KERNEL(adamw)
-HILT_CPU_KERNEL(sgd)
 HILT_CPU_KERNEL(sum_of_squares)
 
 }  // namespace hilt::kernels

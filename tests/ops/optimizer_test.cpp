@@ -196,38 +196,6 @@ TEST(AdamW, Refusals) {
   EXPECT_EQ(m.to_vector(), (std::vector<double>{0, 0, 0}));
 }
 
-TEST(Sgd, FollowsTheFormula) {
-  for (const double momentum : {0.0, 0.9})
-    for (DType dtype : {DType::f64, DType::f32}) {
-      Tensor w = start(dtype), velocity = zeros({kSize}, dtype);
-      std::vector<double> x = w.to_vector(), u(x.size(), 0);
-      for (Index t = 1; t <= kSteps; ++t) {
-        const Tensor g = gradient(t, dtype);
-        sgd_step(w, g, 0.05, 0.01, momentum, momentum > 0 ? &velocity : nullptr);
-        for (std::size_t i = 0; i < x.size(); ++i) {
-          u[i] = momentum * u[i] + (g.to_vector()[i] + 0.01 * x[i]);
-          x[i] -= 0.05 * u[i];
-        }
-      }
-      EXPECT_LT(worst(w.to_vector(), x), dtype == DType::f64 ? 1e-13 : 4e-6) << momentum << ' ' << dtype;
-      if (momentum > 0) { EXPECT_LT(worst(velocity.to_vector(), u), dtype == DType::f64 ? 1e-13 : 4e-6) << dtype; }
-    }
-  Tensor w = ones({4}, DType::bf16);
-  sgd_step(w, ones({4}, DType::bf16), 0.25);
-  EXPECT_EQ(w.to_vector(), (std::vector<double>{0.75, 0.75, 0.75, 0.75}));
-}
-
-TEST(Sgd, Refusals) {
-  Tensor w = ones({3}), narrow = zeros({2}), velocity = zeros({3});
-  EXPECT_TRUE(refuses([&] { sgd_step(w, ones({2}), 0.1); }, "sgd_step", {"[3]", "[2]"}));
-  EXPECT_TRUE(refuses([&] { sgd_step(w, ones({3}, DType::f64), 0.1); }, "sgd_step", {"f32", "f64"}));
-  EXPECT_TRUE(refuses([&] { sgd_step(w, ones({3}), 0.1, 0, 0.9); }, "sgd_step", {"momentum", "velocity"}));
-  EXPECT_TRUE(refuses([&] { sgd_step(w, ones({3}), 0.1, 0, 0.9, &narrow); }, "sgd_step", {"[3]", "[2]"}));
-  EXPECT_TRUE(refuses([&] { sgd_step(w, ones({3}), -1); }, "sgd_step: learning rate", {"-1"}));
-  EXPECT_TRUE(refuses([&] { sgd_step(w, ones({3}), 0.1, std::nan("")); }, "sgd_step: weight decay", {"nan"}));
-  EXPECT_EQ(w.to_vector(), (std::vector<double>{1, 1, 1}));
-}
-
 TEST(GlobalNorm, IsTheRootOfAllSquaresInF64) {
   const std::vector<Tensor> g{values({3}), from_values(std::vector<double>{0, 4, 12, 0}, {2, 2}, DType::f32),
                               full({}, 84, DType::bf16), empty({0})};
