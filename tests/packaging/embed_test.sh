@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The three projects of examples/embed, each as a user would build it: against a copy of the installed tree that lies
+# The project of examples/embed by each build system, as a user would build it: against a copy of the installed tree that lies
 # elsewhere than it was configured for, shared and static, and with the source tree as a Meson subproject.
 # embed_test.sh make|cmake|meson; 77 if that tool is not here.
 . "$(dirname "$0")/common.sh"
 tool=$1
 command -v "$tool" >/dev/null || { echo "no $tool here"; exit 77; }
 
-cp -r "$SRC/examples/embed/$tool" "$scratch/project"
+cp -r "$SRC/examples/embed/project" "$scratch/project"
 cd "$scratch/project"
 meson install -C "$BUILD" --no-rebuild --quiet --destdir "$scratch/stage"
 mkdir "$scratch/moved here"
