@@ -20,44 +20,48 @@ using namespace hilt;
 
 namespace {
 
-struct Settings : program::AttentionTexts {
-  std::string q, k, v, d_o, out = "out/attend";
-  std::string mode = "fused", device = "auto", dtype, scale, softcap, queries, weights;
-  std::string alibi, relative, bias, sink;  // files, but for alibi = published
-  std::int64_t ranks = 1, seed = 0;
-  double dropout = 0;
+struct Settings : AttentionSettings {
+  std::string q, k, v, d_o, weights, device = "auto", dtype, out = "out/attend";
+  std::vector<std::string> files;  // of the terms' tensors, as kTermTensors; of slopes, or published
+  std::int64_t ranks = 1;
 };
+constexpr Tensor ScoreTerms::*kTermTensors[] = {&ScoreTerms::slopes, &ScoreTerms::relative, &ScoreTerms::bias,
+                                                &ScoreTerms::sink};
+/// What the table says of the terms that have tensors, in its order.
+std::vector<AttentionSetting> term_settings() {
+  std::vector<AttentionSetting> found = attention_settings();
+  std::erase_if(found, [](const AttentionSetting& s) { return s.tensor.empty(); });
+  return found;
+}
+const std::string kPublished = "published";
+std::string option_of(const AttentionSetting& s) { return "--" + std::string(s.name); }
 
 void declare(program::Options& options, Settings& s) {
   options.text("--q", s.q, "FILE", "Queries [B, L, H, D], a .npy file of f64 or f32");
   options.text("--k", s.k, "FILE", "Keys [B, L, Hk, D]; Hk divides H");
   options.text("--v", s.v, "FILE", "Values, shaped as the keys");
   options.text("--d-o", s.d_o, "FILE", "Gradient of some loss with respect to o; asks for dq, dk and dv");
-  program::declare(options, s);
-  options.text("--queries", s.queries, "FIRST:COUNT",
-               "Which tokens --q and --d-o hold, a run or a list like 0,5,9:4 (default: the last ones); o, lse and dq "
-               "have as many rows");
+  program::declare(options, s, {"order", "pattern", "dilation_mode", "causal", "documents", "queries"});
   options.text("--weights", s.weights, "ROWS",
                "Also write weights.npy [B, rows, H, L]: what these rows of --q give to each token, 0 where they do not "
                "attend; a list like 0,5,9:4");
-  options.text("--scale", s.scale, "X", "Factor of q . k (default 1 / sqrt(D))");
-  options.text("--softcap", s.softcap, "X", "Scores z become X tanh(z / X)");
-  options.text_or("published", "--alibi", s.alibi, "SLOPES",
-                  "Scores lose slope times distance; slopes [H] from a file, or the published ones");
-  options.text("--relative", s.relative, "FILE",
-               "Added by offset: [H, 2 R + 1] of tokens, [H, 2 RY + 1, 2 RX + 1] or three axes of the order's grid");
-  options.text("--bias", s.bias, "FILE", "Added to scores; broadcasts to [B, H, L, L], by tokens; -inf masks");
-  options.text("--sink", s.sink, "FILE", "[H]: a score beside every row's, with value 0");
-  options.choice("--mode", s.mode, {"taped", "hybrid", "fused"}, "How gradients are obtained");
+  program::declare(options, s, {"scale", "softcap"});
+  s.files.resize(std::size(kTermTensors));
+  for (std::size_t i = 0; const AttentionSetting& term : term_settings()) {
+    const std::string help(term.tensor);
+    if (term.kind.starts_with(kPublished)) options.text_or(kPublished, option_of(term), s.files[i++], "FILE", help);
+    else options.text(option_of(term), s.files[i++], "FILE", help);
+  }
+  const AttentionSetting& backward = attention_setting("backward");
+  options.choice("--mode", s.backward, {backward.choices.begin(), backward.choices.end()}, std::string(backward.help));
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
   options.text("--dtype", s.dtype, "f64|f32|bf16|f16", "Type to compute in (default: that of the inputs)");
-  options.number("--dropout", s.dropout, 0, 0.99, "Probability of dropping a weight, in forward and backward alike");
-  options.integer("--seed", s.seed, 0, std::int64_t{1} << 53, "Of --dropout");
+  program::declare(options, s, {"dropout", "seed"});
   options.integer("--ranks", s.ranks, 1, 1024, "Run as ring attention over so many ranks");
   options.text("--out", s.out, "DIR", "Where o.npy, lse.npy, dq.npy, dk.npy, dv.npy, d_slopes.npy .. go");
 }
 
-Tensor read_floats(const char* option, const std::string& path) {
+Tensor read_floats(const std::string& option, const std::string& path) {
   const Tensor x = read_npy(path);
   if (!is_floating(x.dtype()) || size_of(x.dtype()) < 4)
     fail_with(Code::data, option, " (", path, "): elements are ", x.dtype(), "; expected f64 or f32");
@@ -109,24 +113,6 @@ Tensor weights_of(const Tensor& q, const Tensor& k, const PlanPtr& plan, const s
   return from_values(all, {q.dim(0), std::ssize(wide), q.dim(2), k.dim(1)});
 }
 
-std::optional<double> parse_number(const char* option, const std::string& text, const char* otherwise) {
-  if (text.empty()) return std::nullopt;
-  char* end = nullptr;
-  const double x = std::strtod(text.c_str(), &end);
-  check(end && *end == 0 && std::isfinite(x), option, " (", text, "): not a number; ", otherwise);
-  return x;
-}
-
-struct TermFile {
-  const char* option;
-  std::string Settings::*path;
-  Tensor ScoreTerms::*tensor;
-};
-constexpr TermFile kTermFiles[] = {{"--alibi", &Settings::alibi, &ScoreTerms::slopes},
-                                   {"--relative", &Settings::relative, &ScoreTerms::relative},
-                                   {"--bias", &Settings::bias, &ScoreTerms::bias},
-                                   {"--sink", &Settings::sink, &ScoreTerms::sink}};
-
 /// Said when all has gone well: who fails says one thing.
 void warn(std::string& warnings, const std::string& one) { warnings += "attend: warning: " + one + '\n'; }
 
@@ -143,12 +129,12 @@ void warn_about(const Plan& plan, std::string& warnings) {
 }
 
 /// What is not finite goes through, with a warning: where it comes from is the caller's to know.
-void warn_about(const char* option, const std::string& path, const Tensor& x, bool& finite, std::string& warnings,
-                bool mask = false) {
+void warn_about(const std::string& option, const std::string& path, const Tensor& x, bool& finite,
+                std::string& warnings, bool mask = false) {
   const auto odd = x ? program::not_finite(x, !mask) : std::nullopt;
   if (!odd) return;
   finite = false;
-  warn(warnings, std::string(option) + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
+  warn(warnings, option + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
 }
 
 /// The same over ranks that are threads; while it computes, each holds its rows alone.
@@ -173,103 +159,131 @@ program::Named over_ranks(int ranks, const Plan& plan, const Tensor& q, const Te
   return results;
 }
 
-int work(const Settings& s) {
-  Device device = program::device_of(s.device);
-  const DType given_dtype = s.dtype.empty() ? DType::f32 : program::dtype_of(s.dtype);
-  AttentionOptions options{.backward = parse_backward(s.mode),
-                           .scale = parse_number("--scale", s.scale, "1 / sqrt(D) is the default")};
-  options.dropout = s.dropout;
-  if (s.dropout > 0) options.key = RandomKey{static_cast<std::uint64_t>(s.seed), 0};
-  options.terms.softcap = parse_number("--softcap", s.softcap, "scores stay within it");
-  check(!options.terms.softcap || *options.terms.softcap > 0, "--softcap (", s.softcap, "): must be above 0");
-  options.terms.alibi = s.alibi == "published";
+/// What was read, as it lies in the files, and what it comes to.
+struct Call {
+  Tensor q, k, v, d_o;
+  std::array<Tensor, std::size(kTermTensors)> terms;
+  DType dtype = DType::f32;  // to compute in
+  Device device;
+  PlanPtr plan;
+  AttentionOptions options;  // its tensors lie on the device
+  std::vector<std::int32_t> weighed;
 
-  Tensor q = read_input("--q", s.q), k = read_input("--k", s.k), v = read_input("--v", s.v);
-  const Index length = k.dim(1);
-  if (s.queries.empty() && q.dim(1) > length)
-    fail_with(Code::data, "--q (", s.q, "): ", q.dim(1), " rows, and --k has ", length, " tokens; each query is one");
-  check_alike("--k", k, {q.dim(0), length, k.dim(2), q.dim(3)}, q);
-  check_alike("--v", v, k.shape(), q);
-  Tensor d_o;
-  if (!s.d_o.empty()) check_alike("--d-o", d_o = read_input("--d-o", s.d_o), q.shape(), q);
-  const DType stored = q.dtype(), dtype = s.dtype.empty() ? stored : given_dtype;
-  if (q.dim(2) == 0 || k.dim(2) == 0 || q.dim(2) % k.dim(2) != 0)
-    fail_with(Code::data, "--k: ", k.dim(2), " key heads cannot serve the ", q.dim(2), " heads of --q evenly");
+  AttentionMemory memory_of(const ScoreTerms& with) const {
+    return attention_memory(*plan, q.dim(0), k.dim(2), q.dim(3), dtype, options.backward, with);
+  }
+  Tensor placed(const Tensor& x) const { return x ? to(to(x, dtype), device) : x; }
+};
 
-  PlanSpec spec = program::spec_of(s, length, q.dim(2));
+void read_inputs(Call& c, const Settings& s) {
+  c.q = read_input("--q", s.q), c.k = read_input("--k", s.k), c.v = read_input("--v", s.v);
+  const Index length = c.k.dim(1);
+  if (s.queries.empty() && c.q.dim(1) > length)
+    fail_with(Code::data, "--q (", s.q, "): ", c.q.dim(1), " rows, and --k has ", length, " tokens; each query is one");
+  check_alike("--k", c.k, {c.q.dim(0), length, c.k.dim(2), c.q.dim(3)}, c.q);
+  check_alike("--v", c.v, c.k.shape(), c.q);
+  if (!s.d_o.empty()) check_alike("--d-o", c.d_o = read_input("--d-o", s.d_o), c.q.shape(), c.q);
+  if (c.q.dim(2) == 0 || c.k.dim(2) == 0 || c.q.dim(2) % c.k.dim(2) != 0)
+    fail_with(Code::data, "--k: ", c.k.dim(2), " key heads cannot serve the ", c.q.dim(2), " heads of --q evenly");
+  if (s.dtype.empty()) c.dtype = c.q.dtype();
+  if (s.device == "auto" && c.dtype == DType::f64) c.device = {};  // f64 is the CPU's
+}
+
+void plan_it(Call& c, const Settings& s) {
+  const Index length = c.k.dim(1), rows = c.q.dim(1);
+  PlanSpec spec = program::spec_of(s, length, c.q.dim(2));
   program::require_memory("--pattern (" + s.pattern + ")", program::least_plan_bytes(length, spec.pattern),
                           "use a sparser one");
   check(s.ranks <= std::max<Index>(length, 1), "--ranks (", s.ranks, "): more than the ", length, " tokens of --k");
-  check(spec.documents.size() <= 1 || std::ssize(spec.documents) == q.dim(0), "--documents (",
-        program::brief(s.documents), "): ", spec.documents.size(), " lists, but --q has ", q.dim(0), " rows");
+  check(spec.documents.size() <= 1 || std::ssize(spec.documents) == c.q.dim(0), "--documents (",
+        program::brief(s.documents), "): ", spec.documents.size(), " lists, but --q has ", c.q.dim(0), " rows");
   if (!s.queries.empty()) spec.queries = rows_of("--queries", s.queries, length, "--k");
-  else if (q.dim(1) < length) spec.queries = query_run(length - q.dim(1), q.dim(1));
-  check(spec.rows_of_q() == q.dim(1), "--queries (", program::brief(s.queries), "): names ", spec.rows_of_q(),
-        " tokens, and --q has ", q.dim(1), " rows");
-  std::vector<std::int32_t> weighed;
-  if (!s.weights.empty()) weighed = rows_of("--weights", s.weights, q.dim(1), "--q");
-  PlanPtr plan;
-  program::plan_from(s.order, s.pattern, [&] { plan = make_plan(spec); });
-  if (s.device == "auto" && dtype == DType::f64) device = {};  // f64 is the CPU's
-  const Tensor as_read[] = {q, k, v};
-  const auto placed = [&](const Tensor& x) { return to(to(x, dtype), device); };
-  q = placed(q), k = placed(k), v = placed(v);
-  const auto memory_of = [&](const ScoreTerms& terms) {
-    return attention_memory(*plan, q.dim(0), k.dim(2), q.dim(3), dtype, options.backward, terms);
-  };
-  std::array<Tensor, std::size(kTermFiles)> terms_as_read;
-  for (std::size_t i = 0; i < std::size(kTermFiles); ++i) {
-    const TermFile& term = kTermFiles[i];
-    if ((s.*term.path).empty() || (i == 0 && options.terms.alibi)) continue;
-    terms_as_read[i] = read_floats(term.option, s.*term.path);
-    ScoreTerms one;
-    one.*term.tensor = to(to(terms_as_read[i], dtype == DType::f64 ? DType::f64 : DType::f32), device);
-    try {
-      (void)memory_of(one);  // fits?
-    } catch (const Error& e) { fail_with(Code::data, term.option, " (", s.*term.path, "): ", e.what()); }
-    options.terms.*term.tensor = one.*term.tensor;
-  }
-  if (device.is_cpu() && (d_o || options.backward == Backward::taped))
-    program::require_memory("--mode (" + s.mode + ")", memory_of(options.terms).peak,
-                            options.backward == Backward::fused ? "use a sparser --pattern or a narrower --dtype"
-                                                                : "--mode fused keeps no scores");
-  program::Outputs outputs(s.out);
-  bool finite = true;
-  std::string warnings;
-  for (const auto& [option, path, x] :
-       {std::tuple("--q", s.q, as_read[0]), {"--k", s.k, as_read[1]}, {"--v", s.v, as_read[2]}, {"--d-o", s.d_o, d_o}})
-    warn_about(option, path, x, finite, warnings);
-  for (std::size_t i = 0; i < std::size(kTermFiles); ++i)
-    warn_about(kTermFiles[i].option, s.*kTermFiles[i].path, terms_as_read[i], finite, warnings, i >= 2);
-  warn_about(*plan, warnings);
+  else if (rows < length) spec.queries = query_run(length - rows, rows);
+  check(spec.rows_of_q() == rows, "--queries (", program::brief(s.queries), "): names ", spec.rows_of_q(),
+        " tokens, and --q has ", rows, " rows");
+  if (!s.weights.empty()) c.weighed = rows_of("--weights", s.weights, rows, "--q");
+  program::plan_from(s.order, s.pattern, [&] { c.plan = make_plan(spec); });
+}
 
-  if (d_o) d_o = placed(d_o);
+void read_terms(Call& c, const Settings& s) {
+  for (std::size_t i = 0; const AttentionSetting& term : term_settings()) {
+    const std::string& path = s.files[i];
+    Tensor ScoreTerms::*const tensor = kTermTensors[i];
+    Tensor& read = c.terms[i++];
+    if (path.empty() || (tensor == &ScoreTerms::slopes && c.options.terms.alibi)) continue;
+    read = read_floats(option_of(term), path);
+    ScoreTerms one;
+    one.*tensor = to(to(read, c.dtype == DType::f64 ? DType::f64 : DType::f32), c.device);
+    try {
+      (void)c.memory_of(one);  // fits?
+    } catch (const Error& e) { fail_with(Code::data, option_of(term), " (", path, "): ", e.what()); }
+    c.options.terms.*tensor = one.*tensor;
+  }
+}
+
+/// Warns of what was read; whether all of it is finite.
+bool look_at(const Call& c, const Settings& s, std::string& warnings) {
+  bool finite = true;
+  for (const auto& [option, path, x] :
+       {std::tuple("--q", s.q, c.q), {"--k", s.k, c.k}, {"--v", s.v, c.v}, {"--d-o", s.d_o, c.d_o}})
+    warn_about(option, path, x, finite, warnings);
+  for (std::size_t i = 0; const AttentionSetting& term : term_settings()) {
+    warn_about(option_of(term), s.files[i], c.terms[i], finite, warnings, i >= 2);
+    ++i;
+  }
+  warn_about(*c.plan, warnings);
+  return finite;
+}
+
+program::Named computed(const Call& c, const Settings& s) {
+  const Tensor q = c.placed(c.q), k = c.placed(c.k), v = c.placed(c.v), d_o = c.placed(c.d_o);
   program::Named results{{"o", {}}};
   if (s.ranks > 1) {
-    results = over_ranks(static_cast<int>(s.ranks), *plan, q, k, v, d_o, options);
+    results = over_ranks(static_cast<int>(s.ranks), *c.plan, q, k, v, d_o, c.options);
   } else {
-    const AttentionResult forward = attention_with_lse(q, k, v, plan, options);
+    const AttentionResult forward = attention_with_lse(q, k, v, c.plan, c.options);
     if (d_o)
-      results =
-          program::with_gradients({q, k, v}, options.terms, d_o, [&] { return attention(q, k, v, plan, options); });
+      results = program::with_gradients({q, k, v}, c.options.terms, d_o,
+                                        [&] { return attention(q, k, v, c.plan, c.options); });
     results[0].second = forward.o;
     results.emplace(results.begin() + 1, "lse", forward.lse);
   }
-  if (!s.weights.empty()) results.emplace_back("weights", weights_of(q, k, plan, weighed, options));
+  if (!s.weights.empty()) results.emplace_back("weights", weights_of(q, k, c.plan, c.weighed, c.options));
+  return results;
+}
+
+int work(const Settings& s) {
+  Call c;
+  c.device = program::device_of(s.device);
+  if (!s.dtype.empty()) c.dtype = program::dtype_of(s.dtype);
+  c.options = attention_options(s);
+  if (s.dropout > 0) c.options.key = RandomKey{static_cast<std::uint64_t>(s.seed), 0};
+  if (s.softcap > 0) c.options.terms.softcap = s.softcap;
+  c.options.terms.alibi = s.files[0] == kPublished;
+  read_inputs(c, s);
+  plan_it(c, s);
+  read_terms(c, s);
+  if (c.device.is_cpu() && (c.d_o || c.options.backward == Backward::taped))
+    program::require_memory("--mode (" + s.backward + ")", c.memory_of(c.options.terms).peak,
+                            c.options.backward == Backward::fused ? "use a sparser --pattern or a narrower --dtype"
+                                                                  : "--mode fused keeps no scores");
+  program::Outputs outputs(s.out);
+  std::string warnings;
+  const bool finite = look_at(c, s, warnings);
+  program::Named results = computed(c, s);
   for (const Fallback& f : attention_fallbacks())
     warn(warnings, std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);
-
   for (auto& [name, x] : results) {
-    x = to(to(x, Device{}), stored == DType::f64 ? DType::f64 : DType::f32);
+    x = to(to(x, Device{}), c.q.dtype() == DType::f64 ? DType::f64 : DType::f32);
     if (const auto odd = finite ? program::not_finite(x, name != "lse") : std::nullopt)
       fail_with(Code::not_a_number, name, ": ", *odd, ", though all inputs are finite: a step on the way is beyond ",
-                dtype, dtype == DType::f64 ? "; scale the inputs down" : "; try --dtype f64, or scale the inputs down");
+                c.dtype,
+                c.dtype == DType::f64 ? "; scale the inputs down" : "; try --dtype f64, or scale the inputs down");
   }
 
-  const TileStats tiles = plan->stats();
-  const bool chosen = spec.order.kind == Order::Kind::automatic;
-  std::cout << "plan   " << to_string(plan->spec().order) << (chosen ? " (auto), " : ", ")
-            << to_string(plan->spec().pattern) << ", causal " << s.causal
+  const TileStats tiles = c.plan->stats();
+  std::cout << "plan   " << to_string(c.plan->spec().order) << (s.order.starts_with("auto") ? " (auto), " : ", ")
+            << to_string(c.plan->spec().pattern) << ", causal " << s.causal
             << (s.documents.empty() ? "" : ", documents " + program::brief(s.documents)) << "; "
             << tiles.full + tiles.partial << " of " << tiles.total << " tiles of 128 x 128 touched, " << tiles.full
             << " of them full\n";

@@ -22,16 +22,14 @@ void declare(program::Options& options, compare::Settings& s) {
   options.integer("--heads", s.heads, 1, 1024, "Query heads");
   options.integer("--kv-heads", s.kv_heads, 0, 1024, "Key heads, a divisor of --heads; 0 is as many");
   options.integer("--head-dim", s.head_dim, 1, 1024, "Features of a head");
-  program::declare(options, s);
-  program::declare(options, s.terms);
-  options.number("--dropout", s.dropout, 0, 0.99, "Share of weights dropped");
+  program::declare(options, s, {"order", "pattern", "dilation_mode", "causal", "documents"});
+  program::declare_terms(options, s);
+  program::declare(options, s, {"dropout"});
   options.choice("--dtype", s.dtype, {"f64", "f32", "bf16", "f16"}, "Type of q, k and v");
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
   options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of q, k, v and the gradient of o");
   options.integer("--repeat", s.repeat, 2, 1000, "Runs of each mode; the one of median time is shown");
-  std::vector<std::string> modes{"dense"};
-  for (const hilt::BackwardMode& mode : hilt::backward_modes()) modes.emplace_back(mode.name);
-  options.list("--modes", s.modes, modes, "What to compare");
+  options.list("--modes", s.modes, std::vector(s.modes), "What to compare");
   options.text("--out", s.out, "DIR", "Where the three files go");
   options.flag("--json", s.json, "Print compare.json instead of the summary");
 }

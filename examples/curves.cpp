@@ -28,8 +28,9 @@ constexpr std::string_view kPage =
 constexpr Index kTraced = 8;         // a side of the walk to follow by hand
 constexpr Index kMostListed = 4096;  // cells
 
-struct Settings {
-  std::string grid = "64x64", pattern = "window2d:16x16", causal = "none", out = "out/curves";
+struct Settings : AttentionSettings {
+  Settings() { pattern = "window2d:16x16"; }
+  std::string grid = "64x64", out = "out/curves";
 };
 
 /// Steps that do not go to a neighbouring cell.
@@ -107,9 +108,7 @@ int main(int argc, char** argv) {
     Settings settings;
     program::Options options("curves", "How orders walk a grid, and which tiles a pattern touches in them.");
     options.text("--grid", settings.grid, "HxW", "Height and width, in tokens");
-    options.text("--pattern", settings.pattern, "PATTERN", program::kPatterns);
-    options.choice("--causal", settings.causal, {"none", "token", "curve"},
-                   "Which keys are in the past: of a token, or along the curve");
+    program::declare(options, settings, {"pattern", "causal"});
     options.text("--out", settings.out, "DIR", "Where curves.html goes");
     return options.parse(argc, argv) ? work(settings) : 0;
   });

@@ -22,11 +22,10 @@ using namespace hilt;
 
 namespace {
 
-struct Settings : program::AttentionTexts {
-  std::string over = "threads", transport = "ring", shards = "contiguous", dtype = "f32", device = "auto";
-  std::int64_t ranks = 4, batch = 1, length = 2048, heads = 4, kv_heads = 0, head_dim = 64, seed = 0, repeat = 3;
-  double dropout = 0;
-  program::TermTexts terms;
+struct Settings : AttentionSettings {
+  Settings() { length = 2048, heads = 4; }
+  std::string over = "threads", dtype = "f32", device = "auto";
+  std::int64_t ranks = 4, batch = 1, kv_heads = 0, head_dim = 64, repeat = 3;
   bool alone = false;
 };
 
@@ -35,21 +34,18 @@ void declare(program::Options& options, Settings& s) {
   options.choice("--comm", s.over, {"threads", "mpi", "nccl", "tcp"},
                  "What joins them: threads of this process, processes under mpirun, processes with a GPU each, or "
                  "processes and sockets");
-  options.choice("--transport", s.transport, {"ring", "gather"},
-                 "Rows of other ranks one rank after the other, under way while computing; or all at once");
-  options.choice("--shards", s.shards, {"contiguous", "balanced", "auto"},
-                 "One run of positions a rank, several chosen to even out the work, or whichever is worth it");
+  program::declare(options, s, {"transport", "shards"});
   options.integer("--batch", s.batch, 0, 4096, "Sequences");
   options.integer("--length", s.length, 0, 1 << 28, "Tokens of each, over all ranks");
   options.integer("--heads", s.heads, 1, 1024, "Query heads");
   options.integer("--kv-heads", s.kv_heads, 0, 1024, "Key and value heads, 0: as many");
   options.integer("--head-dim", s.head_dim, 1, 1024, "Dimension of a head");
-  program::declare(options, s);
-  program::declare(options, s.terms);
-  options.number("--dropout", s.dropout, 0, 0.99, "Probability of dropping a weight");
+  program::declare(options, s, {"order", "pattern", "dilation_mode", "causal", "documents"});
+  program::declare_terms(options, s);
+  program::declare(options, s, {"dropout"});
   options.choice("--dtype", s.dtype, {"f64", "f32", "bf16", "f16"}, "Type of q, k, v");
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
-  options.integer("--seed", s.seed, 0, std::int64_t{1} << 53, "Of the random inputs");
+  program::declare(options, s, {"seed"}, ", and of the random inputs");
   options.integer("--repeat", s.repeat, 1, 1000, "Timed runs; the median counts");
   options.flag("--no-one-rank", s.alone, "Leave out the comparison, which needs the whole on one rank");
 }
@@ -85,99 +81,111 @@ std::vector<std::int64_t> of_all(const Comm& comm, std::size_t value) {
       .to_vector<std::int64_t>();
 }
 
-/// `same`: what every rank must have been asked.
-int work(const Settings& s, const std::string& same, const Comm& met) {
-  met.agree("ring", same);
-  const DType dtype = program::dtype_of(s.dtype);
-  const bool on_cpu = s.device == "auto" && dtype == DType::f64;  // f64 is the CPU's
-  const Device device = on_cpu ? Device{} : program::device_of_rank(s.over == "nccl" ? "cuda" : s.device, met.rank());
-  const Comm comm = s.over == "nccl" ? nccl_ranks(met, device) : met;
-  AttentionOptions options{.dropout = s.dropout};
-  if (s.dropout > 0) options.key = RandomKey{static_cast<std::uint64_t>(s.seed), 1u << 20};
-  options.terms = program::drawn_terms(program::terms_of(s.terms, s.heads), s.heads, s.length, dtype, device,
-                                       static_cast<std::uint64_t>(s.seed));
-  const PlanSpec spec = program::spec_of(s, s.length, s.heads);
+/// One rank's part of the comparison.
+struct Run {
+  const Settings& s;
+  Comm comm;
+  Device device;
+  DType dtype;
+  AttentionOptions options;
+  PlanSpec spec;
   ShardPlanPtr shard;
-  program::plan_from(s.order, s.pattern, [&] {
-    shard = make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
-  });
-  agree_on(*shard, comm, s.batch, s.kv_heads, s.head_dim, dtype, options);
 
-  Inputs mine, all;
-  if (s.alone) {
-    mine = drawn(s, shard->length(), static_cast<std::uint64_t>(comm.rank()), dtype, device);
-  } else {
-    all = drawn(s, s.length, 0, dtype, device);
-    const auto rows = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
-    mine = {{rows(all.qkv[0]), rows(all.qkv[1]), rows(all.qkv[2])}, rows(all.d_o)};
-    if (comm.rank() != 0) all = {};
+  Run(const Settings& settings, const Comm& met) : s(settings), dtype(program::dtype_of(s.dtype)) {
+    const bool on_cpu = s.device == "auto" && dtype == DType::f64;  // f64 is the CPU's
+    device = on_cpu ? Device{} : program::device_of_rank(s.over == "nccl" ? "cuda" : s.device, met.rank());
+    comm = s.over == "nccl" ? nccl_ranks(met, device) : met;
+    const auto seed = static_cast<std::uint64_t>(s.seed);
+    options.dropout = s.dropout;
+    if (s.dropout > 0) options.key = RandomKey{seed, 1u << 20};
+    options.terms = program::drawn_terms(program::terms_of(s, s.heads), s.heads, s.length, dtype, device, seed);
+    spec = program::spec_of(s, s.length, s.heads);
+    program::plan_from(s.order, s.pattern, [&] {
+      shard = make_shard_plan(spec, comm.size(), comm.rank(), parse_transport(s.transport), parse_dealing(s.shards));
+    });
+    agree_on(*shard, comm, s.batch, s.kv_heads, s.head_dim, dtype, options);
   }
 
-  program::Named part;
-  const auto once = [&] {
-    const auto& [q, k, v] = mine.qkv;
-    part = program::with_gradients(mine.qkv, options.terms, mine.d_o,
+  program::Named on_all(const Inputs& in) const {
+    const auto& [q, k, v] = in.qkv;
+    return program::with_gradients(in.qkv, options.terms, in.d_o,
                                    [&] { return ring_attention(q, k, v, shard, comm, options); });
-  };
-  comm.barrier();
-  reset_thread_memory_stats();
-  reset_memory_peak(device);
-  const std::size_t before = comm.traffic().bytes_sent, held = memory_stats(device).live;
-  once();
-  const std::size_t sent = comm.traffic().bytes_sent - before;
-  const std::size_t peak = device.is_cpu() ? thread_memory_stats().peak : memory_stats(device).peak - held;
-  const double ms = median_ms(s.repeat, [&] {
-    once();
-    synchronize(device);
-    comm.barrier();
-  });
-  const ShardPlan::Bytes bytes = shard->bytes_sent(s.batch, s.kv_heads, s.head_dim, dtype);
-
-  nlohmann::ordered_json out;
-  out["ranks"] = comm.size();
-  out["comm"] = comm.name();
-  out["transport"] = s.transport;
-  out["order"] = to_string(shard->plan().spec().order);
-  bool right = true;
-  if (!s.alone) {
-    const program::Named many = program::of_all_ranks(part, *shard, comm);
-    if (comm.rank() == 0) {
-      const PlanPtr tokens = make_plan(spec);
-      program::Named one;
-      const auto alone = [&] {
-        const auto& [q, k, v] = all.qkv;
-        one = program::with_gradients(all.qkv, options.terms, all.d_o,
-                                      [&] { return attention(q, k, v, tokens, options); });
-        synchronize(device);
-      };
-      alone();
-      const double one_ms = median_ms(s.repeat, alone);
-      const double rounding = dtype == DType::f64   ? 1e-12
-                              : dtype == DType::f32 ? 1e-5
-                              : dtype == DType::f16 ? 4e-3
-                                                    : 3e-2;
-      for (std::size_t i = 0; i < one.size(); ++i) {
-        const std::vector<double> should = one[i].second.to_vector();
-        const double worst = compare::measure(many[i].second.to_vector(), should).max_abs;
-        double largest = 1;
-        for (const double x : should) largest = std::max(largest, std::abs(x));
-        out["max_error_vs_one_rank"][one[i].first] = worst;
-        right = right && worst <= rounding * largest;
-      }
-      out["one_rank_ms"] = one_ms;
-      out["efficiency"] = one_ms / (ms * comm.size());
-    }
   }
-  const auto all_sent = of_all(comm, sent), all_predicted = of_all(comm, bytes.forward + bytes.backward),
-             all_peak = of_all(comm, peak);
-  out["bytes_sent_per_rank"] = all_sent;
-  out["predicted_bytes"] = all_predicted;
-  out["peak_bytes_per_rank"] = all_peak;
-  out["imbalance"] = imbalance(shard->plan(), shard->shards());
-  out["ms"] = ms;
-  if (comm.rank() == 0) std::cout << out.dump(2) << '\n';
-  return right && all_sent == all_predicted ? 0 : 1;
-}
+
+  /// One rank's results and time beside those of many; whether they are the same but for rounding.
+  bool against_one(const Inputs& all, const program::Named& many, double ms, nlohmann::ordered_json& out) const {
+    const PlanPtr plan = make_plan(spec);
+    program::Named one;
+    const auto alone = [&] {
+      const auto& [q, k, v] = all.qkv;
+      one = program::with_gradients(all.qkv, options.terms, all.d_o, [&] { return attention(q, k, v, plan, options); });
+      synchronize(device);
+    };
+    alone();
+    const double one_ms = median_ms(s.repeat, alone);
+    const double rounding = dtype == DType::f64   ? 1e-12
+                            : dtype == DType::f32 ? 1e-5
+                            : dtype == DType::f16 ? 4e-3
+                                                  : 3e-2;
+    bool right = true;
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      const std::vector<double> should = one[i].second.to_vector();
+      const double worst = compare::measure(many[i].second.to_vector(), should).max_abs;
+      double largest = 1;
+      for (const double x : should) largest = std::max(largest, std::abs(x));
+      out["max_error_vs_one_rank"][one[i].first] = worst;
+      right = right && worst <= rounding * largest;
+    }
+    out["one_rank_ms"] = one_ms;
+    out["efficiency"] = one_ms / (ms * comm.size());
+    return right;
+  }
+
+  int operator()() const {
+    Inputs mine, all;
+    if (s.alone) {
+      mine = drawn(s, shard->length(), static_cast<std::uint64_t>(comm.rank()), dtype, device);
+    } else {
+      all = drawn(s, s.length, 0, dtype, device);
+      const auto rows = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
+      mine = {{rows(all.qkv[0]), rows(all.qkv[1]), rows(all.qkv[2])}, rows(all.d_o)};
+      if (comm.rank() != 0) all = {};
+    }
+    comm.barrier();
+    reset_thread_memory_stats();
+    reset_memory_peak(device);
+    const std::size_t before = comm.traffic().bytes_sent, held = memory_stats(device).live;
+    program::Named part = on_all(mine);
+    const std::size_t sent = comm.traffic().bytes_sent - before;
+    const std::size_t peak = device.is_cpu() ? thread_memory_stats().peak : memory_stats(device).peak - held;
+    const double ms = median_ms(s.repeat, [&] {
+      part = on_all(mine);
+      synchronize(device);
+      comm.barrier();
+    });
+    const ShardPlan::Bytes bytes = shard->bytes_sent(s.batch, s.kv_heads, s.head_dim, dtype);
+
+    nlohmann::ordered_json out;
+    out["ranks"] = comm.size();
+    out["comm"] = comm.name();
+    out["transport"] = s.transport;
+    out["order"] = to_string(shard->plan().spec().order);
+    bool right = true;
+    if (!s.alone) {
+      const program::Named many = program::of_all_ranks(part, *shard, comm);
+      if (comm.rank() == 0) right = against_one(all, many, ms, out);
+    }
+    const auto all_sent = of_all(comm, sent), all_predicted = of_all(comm, bytes.forward + bytes.backward),
+               all_peak = of_all(comm, peak);
+    out["bytes_sent_per_rank"] = all_sent;
+    out["predicted_bytes"] = all_predicted;
+    out["peak_bytes_per_rank"] = all_peak;
+    out["imbalance"] = imbalance(shard->plan(), shard->shards());
+    out["ms"] = ms;
+    if (comm.rank() == 0) std::cout << out.dump(2) << '\n';
+    return right && all_sent == all_predicted ? 0 : 1;
+  }
+};
 
 }  // namespace
 
@@ -205,7 +213,9 @@ int main(int argc, char** argv) {
     std::string same = row_order_forced() ? "HILT_FORCE_ORDER = row" : "HILT_FORCE_ORDER = (unset)";
     for (const auto& [key, value, is_text, group, preset] : options.values())
       if (key != "ranks" && key != "device") same += "\n" + key + " = " + value;
-    return program::run_as("ring", static_cast<int>(s.ranks), s.over, argc, argv,
-                           [&](Comm& comm) { return work(s, same, comm); });
+    return program::run_as("ring", static_cast<int>(s.ranks), s.over, argc, argv, [&](Comm& met) {
+      met.agree("ring", same);  // what every rank must have been asked
+      return Run(s, met)();
+    });
   });
 }

@@ -79,7 +79,7 @@ Cost cost_of_kernel(const Problem& p, const std::string& mode, int products_back
   });
   const double batch = static_cast<double>(p.batch());
   return {.forward_flops = 4 * dim * batch * tile_pairs,
-          .backward_flops = 2 * dim * batch * (mode == "hybrid" ? 5 * group_pairs : products_back * tile_pairs),
+          .backward_flops = 2 * dim * batch * (mode == kHybrid ? 5 * group_pairs : products_back * tile_pairs),
           .bytes_moved = size * batch * (rows * (2 * dim + 1) + keys_read * 2 * dim)};
 }
 

@@ -12,13 +12,17 @@ namespace compare {
 using hilt::Tensor;
 using report::format, report::Json, report::number;
 
-struct Settings : program::AttentionTexts {
-  Settings() { pattern = "segment:256"; }
-  std::int64_t batch = 1, length = 4096, heads = 4, kv_heads = 0, head_dim = 64, seed = 1, repeat = 3;
-  double dropout = 0;
+inline const std::string kDense = "dense", kTaped{name_of(hilt::Backward::taped)},
+                         kHybrid{name_of(hilt::Backward::hybrid)}, kFused{name_of(hilt::Backward::fused)};
+
+struct Settings : hilt::AttentionSettings {
+  Settings() {
+    pattern = "segment:256", length = 4096, heads = 4, seed = 1;
+    for (const hilt::BackwardMode& mode : hilt::backward_modes()) modes.emplace_back(mode.name);
+  }
+  std::int64_t batch = 1, kv_heads = 0, head_dim = 64, repeat = 3;
   std::string dtype = "f32", device = "auto", out = "out/compare";
-  program::TermTexts terms;
-  std::vector<std::string> modes{"dense", "taped", "hybrid", "fused"};
+  std::vector<std::string> modes{kDense};
   bool json = false;
 };
 
@@ -139,15 +143,11 @@ struct Lesson {
 };
 
 // ---- the steps, each in a file of its own -------------------------------------------------------
-Problem make_problem(const Settings& settings);  // problem.cpp
-// budget.cpp: refuse, before anything is drawn, what does not fit in memory, or what it takes more
-// than a minute to judge.
-void require_inputs_fit(const Settings& settings, Index kv_heads, hilt::DType dtype);
-void require_judge_fits(const Settings& settings, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype);
-Machine measure_machine(const Problem& problem);  // machine.cpp
+Problem make_problem(const Settings& settings);   // problem.cpp
+Machine measure_machine(const Problem& problem);  // scaling.cpp
 /// Measures the ceilings again if a mode came out above them: the machine was busy the first time,
 /// or is now.
-void measure_machine_again(Lesson& lesson);                              // machine.cpp
+void measure_machine_again(Lesson& lesson);                              // scaling.cpp
 double arithmetic_speed(const Mode& mode);                               // GFLOP/s forward
 void judge_modes(Lesson& lesson);                                        // modes.cpp: runs, measures and judges them
 void measure_scaling(Lesson& lesson);                                    // scaling.cpp
@@ -187,7 +187,7 @@ std::vector<std::string> symbols_of(const std::vector<hilt::NodeReport>& tape);
 /// The most bytes the dense baseline needs at once.
 std::size_t dense_peak(const Problem& problem);
 
-// ---- words.cpp: plain text that summary and page share, every figure in it this run's -----------
+// ---- summary.cpp: plain text that the page shares, every figure in it this run's ---------------
 std::string sizes_text(const Lesson& lesson);  // batch 1, length 4096 (64x64), heads 4, ..
 /// Whether a CPU's kernel takes most pairs of the plan one by one.
 bool by_pairs(const Problem& problem);

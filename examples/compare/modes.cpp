@@ -15,7 +15,7 @@ std::string does_not_fit(const Problem& p, const std::string& mode) {
     return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype, hilt::parse_backward(mode),
                                   p.terms);
   };
-  const std::size_t need = mode == "dense" ? dense_peak(p) : of_kernel().peak,
+  const std::size_t need = mode == kDense ? dense_peak(p) : of_kernel().peak,
                     free = hilt::info().memory_available + hilt::memory_stats().pooled;
   return need <= free ? "" : "would need " + report::bytes(need) + ", " + report::bytes(free) + " are free";
 }
@@ -28,7 +28,7 @@ void summarize(Mode& mode, const Lesson& lesson, const std::vector<Run>& runs) {
   std::ranges::sort(by_time, {}, [](const Run* r) { return r->forward_ms + r->backward_ms; });
   const Run& run = *by_time[(by_time.size() - 1) / 2];
   static_cast<Measured&>(mode) = run;
-  const bool by_ops = mode.name == "dense" || mode.name == "taped";
+  const bool by_ops = mode.name == kDense || mode.name == kTaped;
   static_cast<Cost&>(mode) =
       by_ops ? cost_of_tape(mode.tape) : cost_of_kernel(lesson.problem, mode.name, products_back(lesson));
 }
@@ -109,8 +109,8 @@ void judge_modes(Lesson& lesson) {
   for (std::int64_t repeat = 0; repeat <= lesson.settings.repeat; ++repeat)
     for (Mode& mode : lesson.modes) {  // interleaved: a slow moment hits every mode
       if (!mode.ran()) continue;
-      if (mode.name == "dense" && !dense) dense.emplace(p, sets);
-      Run run = run_once(p, mode.name, mode.name == "dense" ? &*dense : nullptr);
+      if (mode.name == kDense && !dense) dense.emplace(p, sets);
+      Run run = run_once(p, mode.name, mode.name == kDense ? &*dense : nullptr);
       for (std::size_t i = 0; i < kTensors.size() && repeat > 0; ++i)
         mode.repeatable = mode.repeatable && (!p.input(i) || same_bits(run.result[i], runs[mode.name][0].result[i]));
       if (repeat > 0) run.result = {};
@@ -131,8 +131,8 @@ void judge_modes(Lesson& lesson) {
   for (const Mode& mode : lesson.modes)
     if (mode.ran()) lesson.checks = check_rows(p, problem, sets, runs[mode.name][0].result[0].to_vector());
   lesson.broken = break_it(problem, sets, order_in_force(*p.plan), exact, naive, terms, rounding_of(p.dtype));
-  if (lesson.mode("hybrid") && lesson.mode("fused"))
-    lesson.forward_identical = same_bits(runs["hybrid"][0].result[0], runs["fused"][0].result[0]);
+  if (lesson.mode(kHybrid) && lesson.mode(kFused))
+    lesson.forward_identical = same_bits(runs[kHybrid][0].result[0], runs[kFused][0].result[0]);
   note_what_is_unusual(lesson);
 }
 

@@ -19,13 +19,13 @@ Json quote(const Json& step, const std::string& where) {
 
 Json steps_of(const Lesson& lesson, const Json& modes) {
   Json out{{"forward", Json::array()}, {"backward", Json::array()}};
-  const char* const by_ops = lesson.mode("taped") ? "taped" : "dense";
+  const std::string& by_ops = lesson.mode(kTaped) ? kTaped : kDense;
   const bool one_by_one = by_pairs(lesson.problem);
   const Json all = steps(), tape = lesson.mode(by_ops) ? modes[by_ops]["tape"] : Json::array();
   for (Json step : all["steps"]) {
     const std::string pass = step["pass"], route = route_of(lesson, pass);
     const bool pairs = route == "cpu" && one_by_one && step.contains("cpu_pairs");
-    step["fused"] = quote(step, pairs ? "cpu_pairs" : route), step["hybrid"] = quote(step, "hybrid");
+    step[kFused] = quote(step, pairs ? "cpu_pairs" : route), step[kHybrid] = quote(step, kHybrid);
     step["elsewhere"] = route;
     if (lesson.problem.dropout > 0 && step.contains("rule_of_dropout")) step["rule"] = step["rule_of_dropout"];
     step["nodes"] = Json::array();
@@ -40,7 +40,7 @@ Json steps_of(const Lesson& lesson, const Json& modes) {
     step["keeps"] = bytes;
     out[pass].push_back(step);
   }
-  std::set<std::string> quoted{"hybrid", route_of(lesson, "forward"), route_of(lesson, "backward")};
+  std::set<std::string> quoted{kHybrid, route_of(lesson, "forward"), route_of(lesson, "backward")};
   if (one_by_one && quoted.contains("cpu")) quoted.insert("cpu_pairs");
   for (const std::string& name : quoted)
     if (all["names"].contains(name)) out["names"].push_back(all["names"][name]);
@@ -116,7 +116,7 @@ double score_bytes(const Problem& p) {
 
 /// What taped keeps, by the step that first asked for it.
 Json kept_by_steps(const Lesson& lesson) {
-  const Mode* taped = lesson.mode("taped");
+  const Mode* taped = lesson.mode(kTaped);
   if (!taped) return {};
   const Problem& p = lesson.problem;
   const std::vector<std::string> symbols = symbols_of(taped->tape);
@@ -138,7 +138,7 @@ Json kept_by_steps(const Lesson& lesson) {
 }
 
 /// a against b of two modes that ran: their quotients, for sentences.
-Json compared(const Lesson& lesson, const char* first, const char* second) {
+Json compared(const Lesson& lesson, const std::string& first, const std::string& second) {
   const Mode *a = lesson.mode(first), *b = lesson.mode(second);
   if (!a || !b) return {};
   const auto over = [](double x, double y) { return y > 0 ? x / y : 0; };
@@ -175,8 +175,8 @@ std::string to_html(const Lesson& lesson, Json json) {
       if (mode.contains(ops)) mode[ops] = folded(mode[ops]);
   for (auto& [name, mistake] : json["broken"].items())
     mistake["seen"] = std::ranges::any_of(mistake["error"], [](const Json& e) { return e["verdict"] != "ok"; });
-  const auto from = [&](const char* other) {
-    return lesson.mode("fused") && lesson.mode(other) ? Json{{"from", faster_from(lesson, "fused", other)}} : Json();
+  const auto from = [&](const std::string& other) {
+    return lesson.mode(kFused) && lesson.mode(other) ? Json{{"from", faster_from(lesson, kFused, other)}} : Json();
   };
   json["page"] = {
       {"passed", lesson.passed()},
@@ -207,9 +207,9 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"flop_a_number", 4 * lesson.machine.gemm_gflop_s / lesson.machine.copy_gb_s},
       {"agreement", agreement_of(json)},
       {"forward_identical", lesson.forward_identical},
-      {"dense_taped", compared(lesson, "dense", "taped")},
-      {"taped_fused", compared(lesson, "taped", "fused")},
-      {"hybrid_fused", compared(lesson, "hybrid", "fused")},
+      {"dense_taped", compared(lesson, kDense, kTaped)},
+      {"taped_fused", compared(lesson, kTaped, kFused)},
+      {"hybrid_fused", compared(lesson, kHybrid, kFused)},
       {"score_bytes", score_bytes(p)},
       {"by_chance", score_bytes(p) == 4.0 * static_cast<double>(p.q.bytes())},
       {"dense_bytes", all * static_cast<double>(hilt::size_of(p.dtype)) * static_cast<double>(p.batch())},
@@ -217,8 +217,8 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"qkv_bytes", p.q.bytes() + 2 * p.k.bytes()},
       {"input_bytes", p.input_bytes()},
       {"lse_bytes", at(p.batch() * p.heads() * p.length()) * (p.dtype == hilt::DType::f64 ? 8 : 4)},
-      {"faster_than_dense", from("dense")},
-      {"faster_than_taped", from("taped")},
+      {"faster_than_dense", from(kDense)},
+      {"faster_than_taped", from(kTaped)},
       {"crossover", crossover_in_keys(lesson)},
       {"short_length", std::min<Index>(p.length(), 1024)},
       {"order_verdict", order_verdict(lesson.orders)},

@@ -1,7 +1,121 @@
-// From the options to a plan and random q, k, v and dO; refuses what would not fit.
+// From the options to a plan and random q, k, v and dO. What would not fit in memory, or would take
+// more than a minute to judge, is refused before anything is drawn: the exact loops visit every
+// attended pair of a query and a key, three times over, and keep a list of them. Neither rows nor
+// columns could be sampled instead: the gradient of one key needs the softmax of its rows.
+#include <set>
 #include "lesson.h"
 
 namespace compare {
+namespace {
+
+constexpr double kMostSeconds = 60;
+
+/// Attended pairs of a sequence, over all heads, and those of the sets that differ.
+struct Pairs {
+  double all = 0, listed = 0;
+};
+Pairs pairs_of(const hilt::Plan& plan) {
+  const double a_tiling =
+      static_cast<double>(plan.stats().pairs) / static_cast<double>(plan.parts().at(0).tilings.size());
+  std::set<std::vector<std::int32_t>> known;
+  Pairs pairs;
+  for (Index h = 0; h < plan.heads(); ++h) {
+    const auto tilings = plan.tilings_of(h);
+    const double n = a_tiling * static_cast<double>(tilings.size());
+    pairs.all += n;
+    if (known.emplace(tilings.begin(), tilings.end()).second) pairs.listed += n;
+  }
+  return pairs;
+}
+
+/// Seconds a pair, of the loops on one thread and of making the lists, the
+/// best of a few small dense problems.
+struct Rates {
+  double loops = 0, lists = 0;
+};
+Rates measure_rates(const Settings& s, hilt::DType dtype) {
+  Index length = 256;
+  while (length > 16 && length * length * s.head_dim > 1 << 20) length /= 2;
+  const hilt::PlanPtr plan = hilt::make_plan({.length = length});
+  const double pairs = static_cast<double>(length * length);
+  const std::vector<double> x(static_cast<std::size_t>(length * s.head_dim), 0.5);
+  const ExactProblem small{1, length, 1, 1, s.head_dim, 1, s.dropout, {}, x, x, x, x};
+  AttendedSets sets;
+  const double lists = program::best_seconds(3, {}, [&] {
+    sets = attended_sets(*plan);
+    for (hilt::Order::Kind kind : kOrders) rearranged(*plan, sets, kind);
+  });
+  const double loops = program::best_seconds(3, {}, [&] {
+    exact_attention(small, sets, dtype);
+    naive_attention(small, sets, dtype);
+    term_sizes(small, sets, dtype);
+  });
+  return {loops / pairs, lists / pairs};
+}
+
+/// What judging a problem takes, by its length.
+struct Judge {
+  const Settings& s;
+  Index kv_heads;
+  Rates rates;
+  hilt::PlanSpec spec;
+
+  double seconds(const Pairs& pairs) const {
+    const bool terms = !program::terms_in_words(s).empty();  // are added up by one thread
+    const auto lanes = terms ? 1 : static_cast<double>(std::min<Index>(hilt::info().threads, s.batch * kv_heads));
+    return rates.loops * pairs.all * static_cast<double>(s.batch) / lanes + rates.lists * pairs.listed;
+  }
+  double seconds(Index length) {
+    spec.length = length, spec.order.grid = {};
+    return seconds(pairs_of(*hilt::make_plan(spec)));
+  }
+  [[noreturn]] void refuse(double seconds, Index length) const {
+    const std::string time = seconds < 7200 ? format("%.0f min", seconds / 60) : format("%.0f h", seconds / 3600);
+    hilt::fail("--length (", s.length, "): judging every pair of a query and a key by exact loops would take ",
+               seconds < 120 ? "more than a minute; " : "about " + time + "; at most a minute is spent on it; ",
+               length > 0 ? "--length " + std::to_string(length) + " would fit, or " : "",
+               "use a sparser --pattern, or a smaller --heads, --head-dim or --batch");
+  }
+};
+
+void require(double bytes, const Settings& s, const char* what) {
+  program::require_memory("--length (" + std::to_string(s.length) + "): " + what, static_cast<std::size_t>(bytes),
+                          "use a smaller --length, --heads, --head-dim or --batch");
+}
+
+}  // namespace
+
+static void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dtype) {
+  // q, k, v, d_o and the first result of every mode in the type itself; in f64 the inputs, three
+  // results of the judge, what a pass of it converts, and each mode's deviations.
+  const double modes = static_cast<double>(s.modes.size()), size = static_cast<double>(hilt::size_of(dtype));
+  const double numbers = 2 * static_cast<double>(s.batch * s.length) * static_cast<double>(s.heads + kv_heads) *
+                         static_cast<double>(s.head_dim);
+  require(numbers * (size * (1 + modes) + sizeof(double) * (6 + modes)), s, "the inputs and what judges them");
+}
+
+static void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype) {
+  constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow, and then all of them in one list
+  Judge judge{s, kv_heads, measure_rates(s, dtype), spec};
+  // A long plan takes long too: shorter ones first, as far as the order and the pattern have them.
+  double expected = 0, before = 0;
+  Index fitting = 0;
+  if (s.order.find(':') == std::string::npos && s.documents.empty()) try {
+      for (Index length = 512; length < s.length && expected == 0; length *= 2) {
+        const double now = judge.seconds(length);
+        const double doublings = std::log2(static_cast<double>(s.length) / static_cast<double>(length));
+        if (now > kMostSeconds) expected = now * std::pow(before > 0 ? now / before : 2, doublings);
+        else before = now, fitting = length;
+      }
+    } catch (const hilt::Error&) {
+      // A list of blocks, say, has no shorter version.
+    }
+  if (expected > 0) judge.refuse(expected, fitting);
+  const Pairs pairs = pairs_of(*hilt::make_plan(spec));
+  const double seconds = judge.seconds(pairs);
+  if (seconds > kMostSeconds) judge.refuse(seconds, fitting);
+  require(kListed * pairs.listed, s, "the list of attended pairs");
+}
 
 Problem make_problem(const Settings& s) {
   const Index kv_heads = s.kv_heads == 0 ? s.heads : s.kv_heads;
@@ -9,7 +123,7 @@ Problem make_problem(const Settings& s) {
   const hilt::PlanSpec spec = program::spec_of(s, s.length, s.heads);
   hilt::check(spec.documents.size() <= 1, "--documents (", program::brief(s.documents), "): ", spec.documents.size(),
               " lists for as many rows, but one set is shown; give one list, which is for all rows");
-  const hilt::TermConfig terms = program::terms_of(s.terms, s.heads);
+  const hilt::TermConfig terms = program::terms_of(s, s.heads);
   Problem p;
   p.dtype = program::dtype_of(s.dtype);
   // f64 is the CPU's.

@@ -37,7 +37,7 @@ Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
   hilt::reset_memory_peak(device);
   start = Clock::now();
   auto last = start;
-  if (mode == "hybrid")  // of fused the kernel, no op, would be counted to the op after it
+  if (mode == kHybrid)  // of fused the kernel, no op, would be counted to the op after it
     hilt::set_op_hook([&](std::string_view name, const Tensor& y) {
       hilt::synchronize(device);
       const std::size_t live = beyond(hilt::memory_stats(device).live, base);

@@ -1,7 +1,37 @@
-// Times over shorter sequences and over segment lengths, within a few seconds each.
+// What the machine can do at best; times over shorter sequences and over segment lengths, within a
+// few seconds each.
 #include "run.h"
 
 namespace compare {
+Machine measure_machine(const Problem& p) {
+  Machine m;
+  m.info = hilt::info();
+  const hilt::Device device = p.q.device();
+  // Large enough to miss every cache, small enough to be over soon.
+  constexpr Index kCopied = Index{1} << 25;  // elements of 4 bytes: 128 MiB read, 128 MiB written
+  hilt::Tensor to = hilt::zeros({kCopied}, hilt::DType::f32, device);
+  const hilt::Tensor from = hilt::zeros({kCopied}, hilt::DType::f32, device);
+  m.copy_gb_s =
+      2.0 * static_cast<double>(from.bytes()) / program::best_seconds(6, device, [&] { hilt::copy(to, from); }) * 1e-9;
+  m.gemm_gflop_s = program::product_gflops(device, p.dtype, device.is_cpu() ? 1024 : 8192);
+  return m;
+}
+
+double arithmetic_speed(const Mode& mode) {
+  return mode.forward_ms > 0 ? mode.forward_flops / mode.forward_ms * 1e-6 : 0;
+}
+
+void measure_machine_again(Lesson& lesson) {
+  double fastest = 0;
+  for (const Mode& m : lesson.modes)
+    if (m.ran()) fastest = std::max(fastest, arithmetic_speed(m));
+  if (fastest <= lesson.machine.gemm_gflop_s) return;
+  const Machine again = measure_machine(lesson.problem);
+  lesson.machine.copy_gb_s = std::max(lesson.machine.copy_gb_s, again.copy_gb_s);
+  lesson.machine.gemm_gflop_s = std::max(lesson.machine.gemm_gflop_s, again.gemm_gflop_s);
+  lesson.machine.measured_twice = true;
+}
+
 namespace {
 
 constexpr double kSeconds = 3;  // that a figure may take: what would come later is left out once they are over
@@ -30,12 +60,12 @@ Problem resized(const Problem& p, Index length, const hilt::Pattern& pattern) {
 Sample measure(const Lesson& lesson, const Problem& p, Index x, bool with_dense, int repeats) {
   Sample sample{.x = x};
   std::optional<Dense> dense;
-  if (with_dense && lesson.mode("dense")) dense.emplace(p, attended_sets(*p.plan));
+  if (with_dense && lesson.mode(kDense)) dense.emplace(p, attended_sets(*p.plan));
   for (const Mode& mode : lesson.modes) {
-    if (!mode.ran() || (mode.name == "dense" && !dense)) continue;
+    if (!mode.ran() || (mode.name == kDense && !dense)) continue;
     std::vector<double> ms;
     for (int i = 0; i < repeats; ++i) {
-      const Run run = run_once(p, mode.name, mode.name == "dense" ? &*dense : nullptr);
+      const Run run = run_once(p, mode.name, mode.name == kDense ? &*dense : nullptr);
       ms.push_back(run.forward_ms + run.backward_ms);
       sample.saved_bytes[mode.name] = static_cast<double>(run.saved_bytes);
     }

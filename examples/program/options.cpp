@@ -196,6 +196,13 @@ void Options::number(const std::string& name, double& value, double low, double 
   e.get = [&value] { return shortest(value); };
 }
 
+void Options::number(const std::string& name, std::optional<double>& value, double low, double high,
+                     const std::string& help) {
+  Entry& e = parser_->add(name, "X", help);
+  e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
+  e.get = [&value] { return value ? shortest(*value) : ""; };
+}
+
 void Options::text(const std::string& name, std::string& value, const std::string& kind, const std::string& help) {
   Entry& e = parser_->add(name, kind, help + (value.empty() ? "" : " (default " + value + ")"));
   e.set = [&value](const std::string& text) {
@@ -233,8 +240,6 @@ void Options::list(const std::string& name, std::vector<std::string>& value, con
 }
 
 bool Options::parse(int argc, char** argv) {
-  // Before anything can be wrong with the other options.
-  if (!debugging() && std::find(argv, argv + argc, std::string_view("--debug")) != argv + argc) throw Debug{};
   for (Entry& e : parser_->entries) e.preset = e.get();
   CLI::App& app = parser_->app;
   app.add_option("--config", parser_->config, "Read options from an INI file")->type_name("FILE");

@@ -2,17 +2,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 // Private to examples/: the command line of a program, and the same keys in an INI file.
 
 namespace program {
-
-/// Thrown by Options::parse at --debug: run() begins its work again and catches nothing, so that an
-/// error finds the stack of its throw still there. From then on debugging() is true.
-struct Debug {};
-bool debugging();
 
 /// The options of one program, each bound to a variable, its default. --help shows them all;
 /// --config FILE reads `key = value` lines, which the command line overrides; --print-config writes
@@ -30,6 +26,7 @@ class Options {
   void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                const std::string& help);
   void number(const std::string& name, double& value, double low, double high, const std::string& help);
+  void number(const std::string& name, std::optional<double>& value, double low, double high, const std::string& help);
   /// `kind` stands for the value in --help: FILE, DIR, ORDER. What it means the program checks.
   void text(const std::string& name, std::string& value, const std::string& kind, const std::string& help);
   /// A text whose value may be left out: then it is `implied`.

@@ -133,7 +133,13 @@ template <class T> std::optional<std::string> odd_one(const hilt::Tensor& x, boo
 
 }  // namespace
 
-bool debugging() { return std::get_terminate() == report_with_stack; }
+/// Whether --debug is among the words of this process.
+static bool debugging() {
+  std::ifstream words("/proc/self/cmdline");
+  for (std::string word; std::getline(words, word, '\0');)
+    if (word == "--debug") return true;
+  return false;
+}
 
 int run(const std::string& program, const std::function<int()>& work) {
   // No file of ours may be given the number of a stream that was closed, and take what is printed.
@@ -151,12 +157,11 @@ int run(const std::string& program, const std::function<int()>& work) {
                 tf32 ? tf32 : "", "): must be 0 or 1");
   } catch (...) { ::_exit(report()); }
   const Output output;
-  try {
-    hilt::check_version();
-    return output.finish(work());
-  } catch (const Debug&) { std::set_terminate(report_with_stack); } catch (...) {
-    return report();
-  }
+  if (!debugging()) try {
+      hilt::check_version();
+      return output.finish(work());
+    } catch (...) { return report(); }
+  std::set_terminate(report_with_stack);
   const int status = work();
   for (const std::string& line : routes_taken()) std::cerr << program_name << ": debug: attention " << line << '\n';
   return output.finish(status);
@@ -259,20 +264,43 @@ hilt::DType dtype_of(const std::string& text) {
   hilt::fail("--dtype (", brief(text), "): must be one of f64, f32, bf16, f16");
 }
 
-void declare(Options& options, AttentionTexts& a) {
-  options.text("--order", a.order, "ORDER", kOrders);
-  options.text("--pattern", a.pattern, "PATTERN", kPatterns);
-  options.choice("--dilation-mode", a.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"},
-                 "Who asks where a segment is dilated");
-  options.choice("--causal", a.causal, {"none", "token", "curve"},
-                 "Which keys are in the past: of a token, or along the curve");
-  options.text(
-      "--documents", a.documents, "LIST",
-      "What lies in each row, one after the other: lengths or grids, like 100,16x16,4x6x6; attend also takes lists "
-      "joined by /, one a row of the batch");
+static void declare(Options& options, hilt::AttentionSettings& settings, const hilt::AttentionSetting& s,
+                    const std::string& more) {
+  std::string name = "--" + std::string(s.name);
+  std::ranges::replace(name, '_', '-');
+  const std::string help = std::string(s.help) + more, kind(s.kind);
+  std::visit(
+      [&](auto field) {
+        auto& value = settings.*field;
+        using T = std::remove_reference_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, bool>) options.flag(name, value, help);
+        else if constexpr (std::is_same_v<T, hilt::Index>)
+          options.integer(name, value, static_cast<hilt::Index>(s.low), static_cast<hilt::Index>(s.high), help);
+        else if constexpr (!std::is_same_v<T, std::string>) options.number(name, value, s.low, s.high, help);
+        else if (!s.choices.empty()) options.choice(name, value, {s.choices.begin(), s.choices.end()}, help);
+        else if (const std::size_t bar = kind.find('|'); bar != kind.npos)  // it may be left out
+          options.text_or(kind.substr(0, bar), name, value, kind, help);
+        else options.text(name, value, kind, help);
+      },
+      s.field);
 }
 
-hilt::PlanSpec spec_of(const AttentionTexts& a, hilt::Index length, hilt::Index heads) {
+void declare(Options& options, hilt::AttentionSettings& settings, std::initializer_list<const char*> names,
+             const std::string& more) {
+  for (const char* name : names) declare(options, settings, hilt::attention_setting(name), more);
+}
+
+static std::vector<hilt::AttentionSetting> terms() {
+  std::vector<hilt::AttentionSetting> found = hilt::attention_settings();
+  std::erase_if(found, [](const auto& s) { return s.reader != hilt::AttentionSetting::Reader::terms; });
+  return found;
+}
+
+void declare_terms(Options& options, hilt::AttentionSettings& settings) {
+  for (const hilt::AttentionSetting& s : terms()) declare(options, settings, s, "");
+}
+
+hilt::PlanSpec spec_of(const hilt::AttentionSettings& a, hilt::Index length, hilt::Index heads) {
   hilt::PlanSpec spec{.length = length,
                       .heads = heads,
                       .order = order_of(a.order, length),
@@ -284,33 +312,31 @@ hilt::PlanSpec spec_of(const AttentionTexts& a, hilt::Index length, hilt::Index 
   return spec;
 }
 
-void declare(Options& options, TermTexts& terms) {
-  options.number("--softcap", terms.softcap, 0, 1e30, "Scores z become X tanh(z / X); 0 does not cap");
-  options.text_or("published", "--alibi", terms.alibi, "published|learned", "Scores lose slope times distance");
-  options.text("--relative", terms.relative, "SIZES",
-               "A learned table is added by offset: 2 R + 1 of tokens, or such a number for each axis of the grid, "
-               "like 17x17");
-  options.text("--bias", terms.bias, "SIZES",
-               "A learned bias, like 1x4x1xL: sequences, heads, queries, keys; L is all");
-  options.flag("--sink", terms.sink, "A learned score a head beside every row's, with value 0");
-}
-
-hilt::TermConfig terms_of(const TermTexts& terms, hilt::Index heads) {
-  hilt::TermConfig config{.softcap = terms.softcap, .sink = terms.sink};
-  for (const auto& [name, text] : {std::pair("alibi", terms.alibi), {"relative", terms.relative}, {"bias", terms.bias}})
-    if (!text.empty()) named(std::string("--") + name, text, [&] { hilt::read_term(config, name, text); });
-  require_memory("--relative (" + brief(terms.relative) + ")", saturated_product({heads, 8, config.relative.numel()}),
+hilt::TermConfig terms_of(const hilt::AttentionSettings& settings, hilt::Index heads) {
+  hilt::TermConfig config{.softcap = settings.softcap, .sink = settings.sink};
+  for (const hilt::AttentionSetting& s : terms())
+    if (const auto field = std::get_if<std::string hilt::AttentionSettings::*>(&s.field))
+      if (const std::string& text = settings.**field; !text.empty())
+        named("--" + std::string(s.name), text, [&] { hilt::read_term(config, s.name, text); });
+  require_memory("--relative (" + brief(settings.relative) + ")",
+                 saturated_product({heads, 8, config.relative.numel()}),
                  "offsets that no two tokens have need no entry");
   return config;
 }
 
-std::string in_words(const TermTexts& terms) {
+std::string terms_in_words(const hilt::AttentionSettings& settings) {
   std::ostringstream text;
-  if (terms.softcap > 0) text << ", softcap " << terms.softcap;
-  for (const auto& [name, value] :
-       {std::pair("alibi", terms.alibi), {"relative", terms.relative}, {"bias", terms.bias}})
-    if (!value.empty()) text << ", " << name << ' ' << brief(value);
-  if (terms.sink) text << ", sink";
+  for (const hilt::AttentionSetting& s : terms())
+    std::visit(
+        [&](auto field) {
+          const auto& value = settings.*field;
+          using T = std::remove_cvref_t<decltype(value)>;
+          if (value == T{}) return;
+          text << ", " << s.name;
+          if constexpr (std::is_same_v<T, std::string>) text << ' ' << brief(value);
+          else if constexpr (std::is_same_v<T, double>) text << ' ' << value;
+        },
+        s.field);
   return text.str();
 }
 

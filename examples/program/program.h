@@ -9,22 +9,9 @@
 
 namespace program {
 
-/// What --order and --pattern take.
-inline constexpr const char* kOrders =
-    "row, snake, morton, tiles or hilbert, which fold a sequence; hilbert:HxW, hilbert:TxHxW, row:TxHxW, "
-    "tiles:HxW/hxw; "
-    "suffix ,scope=segment or ,chunk=N; auto, auto:HxW or auto:TxHxW: the one with the fewest tiles among those that "
-    "leave the set unchanged";
-inline constexpr const char* kPatterns =
-    "dense, segment:W[,dilation=R][,offset=O], slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX, "
-    "neighborhood2d:KYxKX, window3d:TxHxW, slide3d:RTxRYxRX, neighborhood3d:KTxKYxKX, blocks:SIZE@LIST; suffixes "
-    ",shift=S (segments, windows), ,dilation=D ,stride=S (slides, neighborhoods), ,causal=1x0 (all but segments), one "
-    "number or one an axis; A|B is a union, A+B merges. LIST: FILE.npy, local:RADIUS, dilated:R/R/.., "
-    "global_local:GLOBAL:RADIUS or top:K";
-
 /// The exit status of `program` doing `work`: what work returns, or, once its exception has become
 /// one line on stderr, its code: 4 for memory, 70 for everything nobody foresaw. After --debug a
-/// stack of where it was thrown follows; work then begins twice, see Debug.
+/// stack of where it was thrown follows.
 int run(const std::string& program, const std::function<int()>& work);
 
 /// What hilt::attention_routes() tells of this thread, each line once: "forward on mma: the GPU is
@@ -50,29 +37,22 @@ hilt::Device device_of_rank(const std::string& text, int rank);
 /// What --order and --pattern mean for so many tokens. Errors name the option.
 hilt::Order order_of(const std::string& text, hilt::Index length);
 hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std::string& option = "--pattern");
-/// The attention that a program is asked for: its options, and what they mean.
-struct AttentionTexts {
-  std::string order = "hilbert", pattern = "dense", dilation_mode = "all_queries", causal = "none", documents;
-};
-void declare(Options& options, AttentionTexts& attention);
-hilt::PlanSpec spec_of(const AttentionTexts& attention, hilt::Index length, hilt::Index heads);
+/// Options for these settings of an attention, as hilt::attention_settings() has them; `more` joins
+/// the help.
+void declare(Options& options, hilt::AttentionSettings& settings, std::initializer_list<const char*> names,
+             const std::string& more = "");
+/// For its score terms, by name and size: of a program that makes their tensors itself.
+void declare_terms(Options& options, hilt::AttentionSettings& settings);
+hilt::PlanSpec spec_of(const hilt::AttentionSettings& settings, hilt::Index length, hilt::Index heads);
 /// What --grid says, with at most so many cells a side.
 hilt::Grid grid_of(const std::string& text, hilt::Index most);
 hilt::DType dtype_of(const std::string& text);
-/// Score terms by name and size, for a program that makes their tensors itself.
-struct TermTexts {
-  double softcap = 0;
-  std::string alibi, relative, bias;
-  bool sink = false;
-  friend bool operator==(const TermTexts&, const TermTexts&) = default;
-};
-void declare(Options& options, TermTexts& terms);
-hilt::TermConfig terms_of(const TermTexts& terms, hilt::Index heads);
+hilt::TermConfig terms_of(const hilt::AttentionSettings& settings, hilt::Index heads);
 /// Their tensors for a call with q of this type; all but slopes are random.
 hilt::ScoreTerms drawn_terms(const hilt::TermConfig& config, hilt::Index heads, hilt::Index length, hilt::DType dtype,
                              hilt::Device device, std::uint64_t seed);
 /// ", softcap 5, alibi learned", for a sentence.
-std::string in_words(const TermTexts& terms);
+std::string terms_in_words(const hilt::AttentionSettings& settings);
 /// f(), which makes a plan of these; its errors then name the options.
 void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f,
                const std::string& option = "--pattern");

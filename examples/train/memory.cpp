@@ -104,11 +104,12 @@ void require_memory(const MemoryPlan& m, const Settings& s, std::size_t have) {
   std::string largest;
   for (const MemoryPlan::Part& part : m.largest)
     largest += (largest.empty() ? "" : ", ") + part.name + ' ' + report::bytes(part.bytes);
-  fail_with(Code::memory, "memory (", report::bytes(need), "): needed, ", report::bytes(have), " are available and ",
-            report::bytes(hilt::memory_stats().live), " in use; the largest: ", largest, "; try ",
-            s.backward == "taped" ? "--backward fused (taped keeps L x L weights), " : "",
-            s.checkpointing ? "" : "--checkpointing, ",
-            s.batch > 1 ? "a smaller --batch with --accumulate, or a smaller --context" : "a smaller --context");
+  fail_with(
+      Code::memory, "memory (", report::bytes(need), "): needed, ", report::bytes(have), " are available and ",
+      report::bytes(hilt::memory_stats().live), " in use; the largest: ", largest, "; try ",
+      hilt::parse_backward(s.backward) == hilt::Backward::taped ? "--backward fused (taped keeps L x L weights), " : "",
+      s.checkpointing ? "" : "--checkpointing, ",
+      s.batch > 1 ? "a smaller --batch with --accumulate, or a smaller --context" : "a smaller --context");
 }
 
 }  // namespace train

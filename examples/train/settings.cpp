@@ -38,16 +38,14 @@ void declare(program::Options& options, Settings& s) {
   options.integer("--heads", s.heads, 1, 1024, "Heads, a divisor of --width; all but stories: 4");
   options.integer("--width", s.width, 1, 1 << 16, "Features of a token; life, ising, images: 64");
   options.integer("--context", s.context, 1, 1 << 20, "Tokens of a row; life, ising, images: the cells of --grid");
-  options.text("--order", s.order, "ORDER", program::kOrders + std::string("; life, ising, images: on the grid"));
-  options.text("--pattern", s.pattern, "PATTERN",
-               program::kPatterns + std::string("; life: slide2d:1x1; ising, images: segment:16"));
+  program::declare(options, s, {"order"}, "; life, ising, images: on the grid");
+  program::declare(options, s, {"pattern"}, "; life: slide2d:1x1; ising, images: segment:16");
   options.text("--pattern-odd", s.pattern_odd, "PATTERN",
                "Of blocks 1, 3, ..; without it --pattern; ising, images: segment:16,shift=8");
-  options.choice("--dilation-mode", s.dilation_mode, {"all_queries", "longnet", "head_groups", "residue"},
-                 "Who asks where a segment is dilated");
+  program::declare(options, s, {"dilation_mode"});
   options.choice("--positions", s.positions, {"learned", "rotary", "none"},
                  "How a token knows where it stands; life, ising, images: learned");
-  program::declare(options, s.terms);
+  program::declare_terms(options, s);
   options.choice("--dtype", s.dtype, {"f32", "bf16", "f16"},
                  "Type of weights and activations; f16: of a loss scaled so that gradients fit");
   options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of weights, rows and noise");
@@ -55,7 +53,7 @@ void declare(program::Options& options, Settings& s) {
   options.integer("--steps", s.steps, 1, 1'000'000'000, "Updates; life: 500, text: 1000, ising, images: 2000");
   options.integer("--batch", s.batch, 1, 1 << 16, "Rows of a micro-batch; images: 16");
   options.integer("--accumulate", s.accumulate, 1, 1 << 16, "Micro-batches of an update");
-  options.choice("--backward", s.backward, {"taped", "hybrid", "fused"}, "How attention's gradient is obtained");
+  program::declare(options, s, {"backward"});
   options.flag("--checkpointing", s.checkpointing, "Keep each block's input alone and run it again in backward");
   options.number("--dropout", s.dropout, 0, 0.99, "Share of activations dropped");
   options.number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate; life: 0.003, text: 0.001, ising, images: 0.002");
@@ -67,7 +65,6 @@ void declare(program::Options& options, Settings& s) {
   options.number("--clip", s.clip, 0, 1e30, "Largest norm of a gradient; 0 does not clip");
   options.group(kCall);
   options.text("--text", s.text, "FILE", "The file of --task text, which it implies");
-  options.text("--documents", s.documents, "LIST", "Refused: a row is one run of text, one board or one image");
   options.text("--from", s.from, "DIR",
                "Begin with a GPT-2 in safetensors; with the tokenizer beside it, if there is one");
   options.text("--tokenizer", s.tokenizer, "DIR|train:N",
@@ -216,9 +213,6 @@ void check_settings(const program::Options& options, const Settings& s) {
   check(s.batch >= s.ranks / s.sequence_ranks, "--batch (", s.batch, "): --ranks ", s.ranks, " with ", s.sequence_ranks,
         " to a sequence share at least ", s.ranks / s.sequence_ranks, " sequences");
   check(s.ranks == 1 || !s.controls, "--controls: train them on one rank; leave --ranks out");
-  check(s.documents.empty(), "--documents (", program::brief(s.documents), "): a row of --task ", s.task, " is one ",
-        s.row(), ", nothing is packed; a smaller ", s.is_grid() ? "--grid" : "--context",
-        " with a larger --batch is as many rows");
   check(!s.controls || s.is_grid(), "--controls: only --task life, ising and images have them");
   const hilt::Grid grid = board_of(s);  // whatever the task: a typing error is one
   if (s.is_ising())
@@ -278,7 +272,7 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index cla
   c.dilation_mode = hilt::parse_dilation_mode(s.dilation_mode);
   c.causality = s.is_grid() ? hilt::Causality::none : hilt::Causality::token;
   c.positions = hilt::parse_positions(s.positions);
-  c.terms = program::terms_of(s.terms, s.heads);
+  c.terms = program::terms_of(s, s.heads);
   c.backward = hilt::parse_backward(s.backward);
   c.dropout = s.dropout, c.checkpointing = s.checkpointing, c.tie_weights = !s.is_grid(), c.image = s.is_images();
   hilt::check_config(c);

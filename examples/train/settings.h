@@ -9,19 +9,17 @@ namespace train {
 using hilt::check, hilt::Code, hilt::fail, hilt::fail_with;
 
 /// The options, under their names. Defaults are those of `stories`; adopt_defaults() knows others'.
-struct Settings {
-  std::string task = "stories", text, images, labels, documents, vocabulary = "characters", tokenizer, from,
-              grid = "16x16";
-  Index patch = 4, steps = 1300, layers = 2, heads = 8, width = 128, context = 192, batch = 8, accumulate = 1;
-  double seconds = 0, dropout = 0, lr = 2e-3, weight_decay = 0, clip = 1;
-  std::string order = "hilbert", pattern = "dense", pattern_odd, dilation_mode = "all_queries", backward = "fused",
-              positions = "rotary";
-  program::TermTexts terms;
+struct Settings : hilt::AttentionSettings {
+  Settings() { heads = 8; }
+  std::string task = "stories", text, images, labels, vocabulary = "characters", tokenizer, from, grid = "16x16";
+  Index patch = 4, steps = 1300, layers = 2, width = 128, context = 192, batch = 8, accumulate = 1;
+  double seconds = 0, lr = 2e-3, weight_decay = 0, clip = 1;
+  std::string pattern_odd, positions = "rotary";
   bool checkpointing = false;
   std::string schedule = "cosine";
   Index warmup = 40, patience = 0;
   std::string dtype = "f32", device = "auto";
-  Index seed = 0, ranks = 1, sequence_ranks = 1;
+  Index ranks = 1, sequence_ranks = 1;
   std::string comm = "auto";
   std::string out = "";
   bool resume = false;

@@ -15,7 +15,7 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
             << report::count(static_cast<double>(count_parameters(config))) << " parameters, " << s.dtype
             << "; attention " << s.patterns() << " in order " << order_in_force(s) << ", "
             << hilt::name_of(config.causality) << (config.causality == hilt::Causality::none ? "" : " causal")
-            << program::in_words(s.terms) << ", backward " << s.backward << '\n'
+            << program::terms_in_words(s) << ", backward " << s.backward << '\n'
             << "memory: parameters " << report::bytes(memory.parameters) << ", gradients "
             << report::bytes(memory.gradients) << ", moments " << report::bytes(memory.moments) << ", activations "
             << report::bytes(memory.activations) << ", working " << report::bytes(memory.working) << "; planned "

@@ -240,7 +240,7 @@ expect 0 'attend to nothing' "$programs/attend" --q q.npy --k k.npy --v k.npy --
 
 # ---- what attend cannot do ----
 attend 2 "--mode (fsued): must be one of taped, hybrid, fused; did you mean fused?" --mode fsued
-attend 2 "--scale (wide): not a number" --scale wide
+attend 2 "--scale (wide): 'wide' is not a number" --scale wide
 attend 2 "--dtype (f8): must be one of f64, f32, bf16, f16" --dtype f8
 attend 2 "16" --order hilbert:4x5
 attend 2 '--pattern (segment:8,offset=9) in --order (row): offset 9 must be below the dilation, 1' --order row --pattern segment:8,offset=9

@@ -39,7 +39,7 @@ refused 2 'relative: table [8, 3, 3] is for 2 axes, but order hilbert has no gri
 refused 2 '--bias (8): has rank 1; expected [batch, heads, queries, keys]' --bias 8
 refused 2 'bias: axis 1 of [batch, heads, queries, keys] is 3; it broadcasts where it is 1 or 8' --bias 1x3x1xL
 refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" --alibi lerned
-refused 2 '--documents (64,64): a row of --task stories is one run of text, nothing is packed; a smaller --context with a larger --batch is as many rows' --documents 64,64
+refused 2 "'--documents': no such option; --help lists all" --documents 64,64
 refused 2 '--controls: only --task life, ising and images have them' --controls
 refused 2 '--grid (13x12): the exact answer of --task ising is known up to 12x12' --task ising --grid 13x12
 refused 2 '--labels (y.npy): needs --images, what they are of' --task images --labels y.npy

@@ -188,7 +188,7 @@ TEST(TrainMemory, IsWhatWasPlannedWithTerms) {
   for (const auto& [dtype, bias] : {std::pair("f32", "1x4xLxL"), {"f32", "1x1x1xL"}, {"bf16", "1x4xLxL"}}) {
     Settings s = tiny();
     s.layers = 3, s.width = 64, s.heads = 4, s.context = 128, s.dtype = dtype;
-    s.terms = {.softcap = 20, .alibi = "learned", .relative = "63", .bias = bias, .sink = true};
+    s.softcap = 20, s.alibi = "learned", s.relative = "63", s.bias = bias, s.sink = true;
     const std::shared_ptr<const Task> task = make_task(s);
     const hilt::TransformerConfig config = model_config(s, task->vocabulary().size());
     const MemoryPlan planned = plan_memory(s, config);

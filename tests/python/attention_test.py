@@ -1,5 +1,6 @@
 """hilt.attention on torch tensors: against the definition, against differences, and as a citizen of torch."""
 
+import inspect
 import os
 import pickle
 import subprocess
@@ -368,6 +369,15 @@ class Plans(unittest.TestCase):
         dark = [float(r.getAttribute("fill-opacity") or 0) for r in fine.getElementsByTagName("rect")]
         self.assertAlmostEqual(sum(dark) * 4, 128 * 7 - 12)  # a cell is 2 x 2 pairs, and all are looked at
         self.assertIn("<svg", hilt.plan(30, pattern="slide:2", documents=[10, (4, 5)]).picture())
+
+    def test_settings(self):
+        """Signature and text say what the library's table does."""
+        told = inspect.signature(hilt.attention).parameters
+        settings = {name: choices for name, _, choices in _hilt.settings}
+        for name in set(told) - {"q", "k", "v", "plan", "return_lse"}:
+            self.assertIn(f"\n    {name} ", hilt.attention.__doc__)
+            if settings[name]:
+                self.assertIn(told[name].default, settings[name])
 
     def test_documents(self):
         rows = [[5, (2, 3)], [(3, 3), 2]]

@@ -1,5 +1,5 @@
-// Two ops of one's own, one that remembers a number and one of two inputs, and memory that stays the
-// program's: a tensor on a std::vector.
+// Two ops of one's own, one that remembers a number and one of two inputs, and memory that stays
+// the program's: a tensor on a std::vector.
 //
 // Prints:
 //   d sum(huber(x)) / dx = [-1, 0.5, 1] f32[3]

@@ -132,11 +132,10 @@ struct NativePlan {
   PlanPtr plan;
   NativePlan(Index length, Index heads, const std::string& order, const std::string& pattern, const std::string& causal,
              const std::string& dilation_mode, const std::string& documents, const Queries& queries) {
-    PlanSpec spec{.length = length, .heads = heads, .order = parse_order(order, length)};
-    spec.pattern = parse_pattern(pattern);
-    spec.causality = parse_causality(causal);
-    spec.dilation_mode = parse_dilation_mode(dilation_mode);
-    if (!documents.empty()) spec.documents = parse_documents(documents);
+    AttentionSettings asked;
+    asked.order = order, asked.pattern = pattern, asked.causal = causal;
+    asked.dilation_mode = dilation_mode, asked.documents = documents;
+    PlanSpec spec = plan_spec(asked, length, heads);
     if (queries) {
       const auto [first, count] = *queries;
       check(first >= 0 && count >= 0 && first <= length && count <= length - first, "queries (", first, ", ", count,
@@ -287,5 +286,14 @@ NB_MODULE(_hilt, m) {
   });
   m.def("last_seconds", [] { return last_seconds; });
   m.def("set_thread_count", set_thread_count);
+  // The table of what an attention is told: name, what Python says of it, and the names it takes.
+  nb::list settings;
+  for (const AttentionSetting& s : attention_settings()) {
+    const auto text = [](std::string_view view) { return std::string(view); };
+    std::vector<std::string> choices(s.choices.begin(), s.choices.end());
+    settings.append(nb::make_tuple(text(s.name), text(s.tensor.empty() ? s.help : s.tensor), std::move(choices)));
+  }
+  m.attr("settings") = settings;
+  m.attr("default_backward") = AttentionSettings().backward;
   m.attr("version") = std::string(kVersion);
 }

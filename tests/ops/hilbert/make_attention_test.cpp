@@ -207,6 +207,63 @@ TEST(ReadTerm, Refusals) {
             "alibi: 'lerned' is not one of none, published, learned; did you mean learned?");
 }
 
+// ---- the table ----------------------------------------------------------------------------------
+TEST(AttentionSettings, EveryRowHasAFieldOfItsOwnAndReadsAllItsValues) {
+  std::vector<AttentionSettings> changed;
+  for (const AttentionSetting& row : attention_settings()) {
+    SCOPED_TRACE(row.name);
+    EXPECT_FALSE(row.help.empty());
+    EXPECT_EQ(&attention_setting(row.name), &row);
+    std::vector<std::string> values(row.choices.begin(), row.choices.end());
+    const bool is_flag = std::holds_alternative<bool AttentionSettings::*>(row.field);
+    if (values.empty()) values = {is_flag ? "true" : "3"};
+    int differ = 0;
+    for (const std::string& value : values) {
+      AttentionSettings s;
+      read_setting(s, row.name, value);
+      differ += s != AttentionSettings();
+      if (&value == &values.back() && s == AttentionSettings()) read_setting(s, row.name, values.front());
+      if (&value == &values.back()) changed.push_back(s);
+    }
+    // A name is the default, unless none is.
+    const bool needed = row.choices.empty() || row.name == "attention_type";
+    EXPECT_EQ(differ, std::ssize(values) - (needed ? 0 : 1));
+  }
+  for (std::size_t i = 0; i < changed.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(changed[i], changed[j]) << attention_settings()[i].name;
+}
+TEST(AttentionSettings, ModesAreThoseOfTheTableOfModes) {
+  const std::vector<std::string_view>& names = attention_setting("backward").choices;
+  ASSERT_EQ(names.size(), backward_modes().size());
+  for (std::size_t i = 0; i < names.size(); ++i) EXPECT_EQ(parse_backward(names[i]), backward_modes()[i].mode);
+}
+TEST(AttentionSettings, AreAPlanOptionsAndTerms) {
+  AttentionSettings s;
+  for (const auto& [name, value] : Config{{"order", "snake:8x8"},
+                                          {"pattern", "slide:3"},
+                                          {"causal", "token"},
+                                          {"documents", "40,24"},
+                                          {"backward", "taped"},
+                                          {"scale", "0.5"},
+                                          {"dropout", "0.25"},
+                                          {"relative", "7"},
+                                          {"sink", "true"},
+                                          {"softcap", "2"}})
+    read_setting(s, name, value);
+  const PlanSpec spec = plan_spec(s, kLength, kHeads);
+  EXPECT_EQ(spec.length, kLength);
+  EXPECT_EQ(spec.heads, kHeads);
+  EXPECT_EQ(spec.order, parse_order("snake:8x8", kLength));
+  EXPECT_EQ(spec.pattern, parse_pattern("slide:3"));
+  EXPECT_EQ(spec.causality, Causality::token);
+  EXPECT_EQ(spec.documents, parse_documents("40,24"));
+  const AttentionOptions options = attention_options(s);
+  EXPECT_EQ(options.backward, Backward::taped);
+  EXPECT_EQ(options.scale, 0.5);
+  EXPECT_EQ(options.dropout, 0.25);
+  EXPECT_EQ(term_config(s), (TermConfig{.softcap = 2, .relative = {7}, .sink = true}));
+}
+
 // ---- what is not there is said ------------------------------------------------------------------
 TEST(MakeAttention, Refusals) {
   EXPECT_NE(refused({}).find("attention_type is missing"), std::string::npos);

@@ -129,7 +129,7 @@ def plan(length, *, heads=1, order="hilbert", pattern="dense", causal="none", di
 
 
 def _asked(order="hilbert", pattern="dense", causal="none", dilation_mode="all_queries", documents=None, queries=None,
-           plan=None, backward="fused", scale=None, softcap=None, alibi=None, dropout=0.0):
+           plan=None, backward=_hilt.default_backward, scale=None, softcap=None, alibi=None, dropout=0.0):
     """What a call asks for: a plan, what one is found by, how to run it, all of which can be hashed; and the slopes."""
     if queries is not None:
         queries = (int(queries[0]), int(queries[1]))
@@ -144,7 +144,7 @@ def _asked(order="hilbert", pattern="dense", causal="none", dilation_mode="all_q
 
 
 def attention(q, k, v, *, order="hilbert", pattern="dense", causal="none", dilation_mode="all_queries",
-              backward="fused", scale=None, softcap=None, alibi=None, relative=None, bias=None, sink=None,
+              backward=_hilt.default_backward, scale=None, softcap=None, alibi=None, relative=None, bias=None, sink=None,
               documents=None, queries=None, dropout=0.0, seed=None, plan=None, return_lse=False):
     """o [B, L, H, D]: o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'], where
     h' = h // (H / Hk) and A(t) is what `pattern` says, under `causal`.
@@ -152,22 +152,11 @@ def attention(q, k, v, *, order="hilbert", pattern="dense", causal="none", dilat
     q [B, L, H, D]; k, v [B, L, Hk, D], of one type: f64, f32, bf16 or f16. Any strides; where neighbours along D do not
     lie side by side, a copy is made. Torch tensors are differentiable in q, k, v and every tensor below.
 
-    order          row, snake:HxW, morton:HxW, tiles:HxW/hxw, hilbert:HxW, hilbert:TxHxW, auto; plain names fold
-    pattern        dense, segment:W, slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX .., blocks:SIZE@LIST; A+B, A|B
-    causal         none, token (u <= t), curve (along the order)
-    dilation_mode  all_queries, longnet, head_groups, residue
-    backward       fused, hybrid, taped: how gradients are obtained
-    scale          of q . k; 1 / sqrt(D)
-    softcap        scores z become softcap tanh(z / softcap)
-    alibi          True for the published slopes, or a tensor [H]: scores lose slope times distance
-    relative       [H, 2 r + 1] of t - u, or [H, 2 ry + 1, 2 rx + 1] and three axes on the order's grid; query minus key
-    bias           broadcasts to [B, H, L, L], queries first, by tokens; -inf masks
-    sink           [H]: a score beside each row's, with value 0
-    documents      what lies in a row: a list of int | (H, W) | (T, H, W), or a list of such lists, one a row
-    queries        (first, count): q and o hold these rows alone
-    dropout, seed  the probability of dropping a weight, and what the draw depends on: another one each step
-    plan           from hilt.plan(..), instead of order, pattern, causal, dilation_mode, documents and queries
-    return_lse     (o, lse): with the log-sum-exp of every row, [B, H, L], f32 (f64 for f64), differentiable too
+    {settings}
+    Here alibi is True for the published slopes, or a tensor; relative, bias and sink are tensors too. documents is a
+    list of int | (H, W) | (T, H, W), or a list of such lists, one a row; queries is (first, count). Another seed each
+    step. plan, from hilt.plan(..), stands instead of order, pattern, causal, dilation_mode, documents and queries.
+    return_lse gives (o, lse): with the log-sum-exp of every row, [B, H, L], f32 (f64 for f64), differentiable too.
     """
     plan, settings, how, slopes = _asked(order, pattern, causal, dilation_mode, documents, queries, plan, backward,
                                          scale, softcap, alibi, dropout)
@@ -179,6 +168,16 @@ def attention(q, k, v, *, order="hilbert", pattern="dense", causal="none", dilat
     lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink)])
     o, lse = _hilt.forward(_native(plan, settings, how, q, k), seed, return_lse, lent)
     return (_like(q, o), _like(q, lse)) if return_lse else _like(q, o)
+
+
+def _described(doc, names):
+    """The text with what the table of settings says of these names."""
+    rows = [f"{n:14} {', '.join(c) + ': ' if c else ''}{help}" for n, help, c in _hilt.settings if n in names]
+    return doc.replace("{settings}", "\n    ".join(rows))
+
+
+if attention.__doc__:  # not under -OO
+    attention.__doc__ = _described(attention.__doc__, attention.__kwdefaults__)
 
 
 class Gradients(NamedTuple("Gradients", [(n, object) for n in ("q", "k", "v", "alibi", "relative", "bias", "sink")])):

@@ -14,7 +14,6 @@ _Document = int | tuple[int, int] | tuple[int, int, int]
 _Rows = str | Sequence[_Document | Sequence[_Document]]  # a row of its own is a list
 _Causal = Literal["none", "token", "curve"]
 _DilationMode = Literal["all_queries", "longnet", "head_groups", "residue"]
-_Backward = Literal["fused", "hybrid", "taped"]
 
 class Error(RuntimeError):
     code: int
@@ -37,7 +36,7 @@ def plan(
 @overload
 def attention(
     q: _T, k: _T, v: _T, *, order: str = "hilbert", pattern: str = "dense", causal: _Causal = "none",
-    dilation_mode: _DilationMode = "all_queries", backward: _Backward = "fused", scale: float | None = None,
+    dilation_mode: _DilationMode = "all_queries", backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
     sink: _T | None = None, documents: _Rows | None = None, queries: Sequence[int] | None = None,
     dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, return_lse: Literal[False] = False,
@@ -45,7 +44,7 @@ def attention(
 @overload
 def attention(
     q: _T, k: _T, v: _T, *, order: str = "hilbert", pattern: str = "dense", causal: _Causal = "none",
-    dilation_mode: _DilationMode = "all_queries", backward: _Backward = "fused", scale: float | None = None,
+    dilation_mode: _DilationMode = "all_queries", backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
     sink: _T | None = None, documents: _Rows | None = None, queries: Sequence[int] | None = None,
     dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, return_lse: Literal[True],
