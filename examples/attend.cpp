@@ -116,18 +116,6 @@ Tensor weights_of(const Tensor& q, const Tensor& k, const PlanPtr& plan, const s
 /// Said when all has gone well: who fails says one thing.
 void warn(std::string& warnings, const std::string& one) { warnings += "attend: warning: " + one + '\n'; }
 
-void warn_about(const Plan& plan, std::string& warnings) {
-  for (const Branch& b : plan.spec().pattern)
-    if (b.kind == Branch::Kind::segment && b.dilation > b.size)
-      warn(warnings, "--pattern (" + to_string(Pattern{b}) + "): dilation " + std::to_string(b.dilation) +
-                         " exceeds the segment, " + std::to_string(b.size) + ": each row attends to at most 1 key");
-  if (const Index empty = plan.empty_rows())
-    warn(warnings, std::to_string(empty) + " of " +
-                       std::to_string(plan.queries() * std::max<Index>(1, std::ssize(plan.spec().documents))) +
-                       " rows attend to nothing: o = 0, lse = -inf and gradients 0 there");
-  if (plan.order_forced()) warn(warnings, "HILT_FORCE_ORDER=row is set: every order is the identity");
-}
-
 /// What is not finite goes through, with a warning: where it comes from is the caller's to know.
 void warn_about(const std::string& option, const std::string& path, const Tensor& x, bool& finite,
                 std::string& warnings, bool mask = false) {
@@ -186,7 +174,7 @@ void read_inputs(Call& c, const Settings& s) {
   if (c.q.dim(2) == 0 || c.k.dim(2) == 0 || c.q.dim(2) % c.k.dim(2) != 0)
     fail_with(Code::data, "--k: ", c.k.dim(2), " key heads cannot serve the ", c.q.dim(2), " heads of --q evenly");
   if (s.dtype.empty()) c.dtype = c.q.dtype();
-  if (s.device == "auto" && c.dtype == DType::f64) c.device = {};  // f64 is the CPU's
+  c.device = program::device_of(s.device, c.dtype);
 }
 
 void plan_it(Call& c, const Settings& s) {
@@ -231,7 +219,7 @@ bool look_at(const Call& c, const Settings& s, std::string& warnings) {
     warn_about(option_of(term), s.files[i], c.terms[i], finite, warnings, i >= 2);
     ++i;
   }
-  warn_about(*c.plan, warnings);
+  for (const std::string& line : program::oddities_of(*c.plan)) warn(warnings, line);
   return finite;
 }
 
@@ -252,12 +240,11 @@ program::Named computed(const Call& c, const Settings& s) {
   return results;
 }
 
-int work(const Settings& s) {
+int work(const program::Options&, const Settings& s) {
   Call c;
-  c.device = program::device_of(s.device);
+  (void)program::device_of(s.device);  // before anything is read
   if (!s.dtype.empty()) c.dtype = program::dtype_of(s.dtype);
   c.options = attention_options(s);
-  if (s.dropout > 0) c.options.key = RandomKey{static_cast<std::uint64_t>(s.seed), 0};
   if (s.softcap > 0) c.options.terms.softcap = s.softcap;
   c.options.terms.alibi = s.files[0] == kPublished;
   read_inputs(c, s);
@@ -271,8 +258,7 @@ int work(const Settings& s) {
   std::string warnings;
   const bool finite = look_at(c, s, warnings);
   program::Named results = computed(c, s);
-  for (const Fallback& f : attention_fallbacks())
-    warn(warnings, std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);
+  for (const std::string& line : program::fallbacks_taken()) warn(warnings, line);
   for (auto& [name, x] : results) {
     x = to(to(x, Device{}), c.q.dtype() == DType::f64 ? DType::f64 : DType::f32);
     if (const auto odd = finite ? program::not_finite(x, name != "lse") : std::nullopt)
@@ -300,10 +286,6 @@ int work(const Settings& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return program::run("attend", [&] {
-    Settings settings;
-    program::Options options("attend", "Hilbert attention on .npy files: o, lse and, with --d-o, the gradients.");
-    declare(options, settings);
-    return options.parse(argc, argv) ? work(settings) : 0;
-  });
+  return program::run<Settings>("attend", "Hilbert attention on .npy files: o, lse and, with --d-o, the gradients.",
+                                argc, argv, declare, work);
 }

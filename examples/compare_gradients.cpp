@@ -17,18 +17,7 @@
 namespace {
 
 void declare(program::Options& options, compare::Settings& s) {
-  options.integer("--batch", s.batch, 1, 1024, "Sequences");
-  options.integer("--length", s.length, 1, 1 << 17, "Tokens of a sequence");
-  options.integer("--heads", s.heads, 1, 1024, "Query heads");
-  options.integer("--kv-heads", s.kv_heads, 0, 1024, "Key heads, a divisor of --heads; 0 is as many");
-  options.integer("--head-dim", s.head_dim, 1, 1024, "Features of a head");
-  program::declare(options, s, {"order", "pattern", "dilation_mode", "causal", "documents"});
-  program::declare_terms(options, s);
-  program::declare(options, s, {"dropout"});
-  options.choice("--dtype", s.dtype, {"f64", "f32", "bf16", "f16"}, "Type of q, k and v");
-  options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
-  options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of q, k, v and the gradient of o");
-  options.integer("--repeat", s.repeat, 2, 1000, "Runs of each mode; the one of median time is shown");
+  program::declare_drawn(options, s, {1, 1 << 17}, 2);
   options.list("--modes", s.modes, std::vector(s.modes), "What to compare");
   options.text("--out", s.out, "DIR", "Where the three files go");
   options.flag("--json", s.json, "Print compare.json instead of the summary");
@@ -59,11 +48,7 @@ int work(const program::Options& options, const compare::Settings& settings) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return program::run("compare_gradients", [&] {
-    compare::Settings settings;
-    program::Options options("compare_gradients",
-                             "One attention, and the ways to its gradient: dense, taped, hybrid, fused.");
-    declare(options, settings);
-    return options.parse(argc, argv) ? work(options, settings) : 0;
-  });
+  return program::run<compare::Settings>("compare_gradients",
+                                         "One attention, and the ways to its gradient: dense, taped, hybrid, fused.",
+                                         argc, argv, declare, work);
 }

@@ -72,7 +72,7 @@ std::string page_of(const Settings& s, const Plan& plan, const std::vector<compa
   return report::fill(kPage, data);
 }
 
-int work(const Settings& s) {
+int work(const program::Options&, const Settings& s) {
   constexpr Index kMost = Index{1} << 18;
   const Grid grid = program::grid_of(s.grid, kMost);
   check(grid.cells() <= kMost, "--grid (", s.grid, "): ", grid.cells(), " cells, at most ", kMost, " can be drawn");
@@ -101,15 +101,15 @@ int work(const Settings& s) {
   return 0;
 }
 
+void declare(program::Options& options, Settings& s) {
+  options.text("--grid", s.grid, "HxW", "Height and width, in tokens");
+  program::declare(options, s, {"pattern", "causal"});
+  options.text("--out", s.out, "DIR", "Where curves.html goes");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  return program::run("curves", [&] {
-    Settings settings;
-    program::Options options("curves", "How orders walk a grid, and which tiles a pattern touches in them.");
-    options.text("--grid", settings.grid, "HxW", "Height and width, in tokens");
-    program::declare(options, settings, {"pattern", "causal"});
-    options.text("--out", settings.out, "DIR", "Where curves.html goes");
-    return options.parse(argc, argv) ? work(settings) : 0;
-  });
+  return program::run<Settings>("curves", "How orders walk a grid, and which tiles a pattern touches in them.", argc,
+                                argv, declare, work);
 }

@@ -40,14 +40,8 @@ static void print_json(const hilt::Info& i) {
 }
 
 int main(int argc, char** argv) {
-  return program::run("info", [&] {
-    bool json = false;
-    program::Options options("info", "What this build of Hilt is and what it runs on.");
-    options.flag("--json", json, "print one JSON object instead of text");
-    if (!options.parse(argc, argv)) return 0;
-    const hilt::Info i = hilt::info();
-    if (json) print_json(i);
-    else print_text(i);
-    return 0;
-  });
+  return program::run<bool>(
+      "info", "What this build of Hilt is and what it runs on.", argc, argv,
+      [](program::Options& o, bool& json) { o.flag("--json", json, "print one JSON object instead of text"); },
+      [](const program::Options&, bool json) { return (json ? print_json : print_text)(hilt::info()), 0; });
 }

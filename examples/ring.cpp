@@ -22,10 +22,10 @@ using namespace hilt;
 
 namespace {
 
-struct Settings : AttentionSettings {
+struct Settings : program::DrawnSettings {
   Settings() { length = 2048, heads = 4; }
-  std::string over = "threads", dtype = "f32", device = "auto";
-  std::int64_t ranks = 4, batch = 1, kv_heads = 0, head_dim = 64, repeat = 3;
+  std::string over = "threads";
+  std::int64_t ranks = 4;
   bool alone = false;
 };
 
@@ -35,18 +35,7 @@ void declare(program::Options& options, Settings& s) {
                  "What joins them: threads of this process, processes under mpirun, processes with a GPU each, or "
                  "processes and sockets");
   program::declare(options, s, {"transport", "shards"});
-  options.integer("--batch", s.batch, 0, 4096, "Sequences");
-  options.integer("--length", s.length, 0, 1 << 28, "Tokens of each, over all ranks");
-  options.integer("--heads", s.heads, 1, 1024, "Query heads");
-  options.integer("--kv-heads", s.kv_heads, 0, 1024, "Key and value heads, 0: as many");
-  options.integer("--head-dim", s.head_dim, 1, 1024, "Dimension of a head");
-  program::declare(options, s, {"order", "pattern", "dilation_mode", "causal", "documents"});
-  program::declare_terms(options, s);
-  program::declare(options, s, {"dropout"});
-  options.choice("--dtype", s.dtype, {"f64", "f32", "bf16", "f16"}, "Type of q, k, v");
-  options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
-  program::declare(options, s, {"seed"}, ", and of the random inputs");
-  options.integer("--repeat", s.repeat, 1, 1000, "Timed runs; the median counts");
+  program::declare_drawn(options, s, {0, 1 << 28}, 1);
   options.flag("--no-one-rank", s.alone, "Leave out the comparison, which needs the whole on one rank");
 }
 
@@ -92,12 +81,10 @@ struct Run {
   ShardPlanPtr shard;
 
   Run(const Settings& settings, const Comm& met) : s(settings), dtype(program::dtype_of(s.dtype)) {
-    const bool on_cpu = s.device == "auto" && dtype == DType::f64;  // f64 is the CPU's
-    device = on_cpu ? Device{} : program::device_of_rank(s.over == "nccl" ? "cuda" : s.device, met.rank());
+    device = program::device_of_rank(s.over == "nccl" ? "cuda" : s.device, met.rank(), dtype);
     comm = s.over == "nccl" ? nccl_ranks(met, device) : met;
     const auto seed = static_cast<std::uint64_t>(s.seed);
-    options.dropout = s.dropout;
-    if (s.dropout > 0) options.key = RandomKey{seed, 1u << 20};
+    options.dropout = s.dropout, options.key = RandomKey{seed, 1u << 20};
     options.terms = program::drawn_terms(program::terms_of(s, s.heads), s.heads, s.length, dtype, device, seed);
     spec = program::spec_of(s, s.length, s.heads);
     program::plan_from(s.order, s.pattern, [&] {
@@ -190,15 +177,11 @@ struct Run {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return program::run("ring", [&] {
-    Settings s;
-    program::Options options("ring", "Attention over several ranks, held against one rank. Prints one JSON object.");
-    declare(options, s);
-    if (!options.parse(argc, argv)) return 0;
+  const auto work = [&](const program::Options& options, Settings& s) {
     if (s.kv_heads == 0) s.kv_heads = s.heads;
     check(s.heads % s.kv_heads == 0, "--kv-heads (", s.kv_heads, "): must divide --heads, ", s.heads);
     // Before anything is made: the plan, and q, k, v, o and their gradients, whole where compared.
-    const bool on_cpu = s.over != "nccl" && (s.dtype == "f64" || program::device_of(s.device).is_cpu());
+    const bool on_cpu = s.over != "nccl" && program::device_of(s.device, program::dtype_of(s.dtype)).is_cpu();
     const Index inputs = !on_cpu ? 0 : s.alone || s.over != "threads" ? 1 : s.ranks;
     const auto whole = [&](Index heads) {
       return program::saturated_product(
@@ -217,5 +200,7 @@ int main(int argc, char** argv) {
       met.agree("ring", same);  // what every rank must have been asked
       return Run(s, met)();
     });
-  });
+  };
+  return program::run<Settings>("ring", "Attention over several ranks, held against one rank. Prints one JSON object.",
+                                argc, argv, declare, work);
 }

@@ -5,11 +5,7 @@
 #include "program/program.h"
 
 int main(int argc, char** argv) {
-  return program::run("sample", [&] {
-    train::Settings settings;
-    settings.sample_only = true;
-    program::Options options("sample", "Prints text from the best checkpoint of a training run.");
-    train::declare_sample(options, settings);
-    return options.parse(argc, argv) ? train::sample_from_checkpoint(settings) : 0;
-  });
+  return program::run<train::Settings>(
+      "sample", "Prints text from the best checkpoint of a training run.", argc, argv, train::declare_sample,
+      [](const program::Options&, const train::Settings& s) { return train::sample_from_checkpoint(s); });
 }

@@ -6,19 +6,19 @@
 #include "train/run.h"
 
 int main(int argc, char** argv) {
-  return program::run("train", [&] {
-    train::Settings settings;
-    program::Options options("train",
-                             "Trains a tiny transformer with Hilbert attention on stories, Game of Life or any text.");
-    train::declare(options, settings);
-    train::follow_up(options, settings);
-    if (!options.parse(argc, argv)) return 0;
-    if (settings.sample_only) return train::sample_from_checkpoint(settings);
+  const auto declare = [](program::Options& options, train::Settings& s) {
+    train::declare(options, s);
+    train::follow_up(options, s);
+  };
+  const auto work = [&](const program::Options& options, const train::Settings& s) {
+    if (s.sample_only) return train::sample_from_checkpoint(s);
     std::signal(SIGPIPE, SIG_IGN);  // `train | head` trains on
-    if (settings.ranks == 1) return train::run(options, settings);
-    const std::string& comm = settings.comm;
-    const std::string over = comm != "auto" ? comm : program::device_of(settings.device).is_cuda() ? "nccl" : "threads";
-    return program::run_as("train", static_cast<int>(settings.ranks), over, argc, argv,
-                           [&](hilt::Comm& met) { return train::run(options, settings, met); });
-  });
+    if (s.ranks == 1) return train::run(options, s);
+    const std::string over = s.comm != "auto" ? s.comm : program::device_of(s.device).is_cuda() ? "nccl" : "threads";
+    return program::run_as("train", static_cast<int>(s.ranks), over, argc, argv,
+                           [&](hilt::Comm& met) { return train::run(options, s, met); });
+  };
+  return program::run<train::Settings>(
+      "train", "Trains a tiny transformer with Hilbert attention on stories, Game of Life or any text.", argc, argv,
+      declare, work);
 }

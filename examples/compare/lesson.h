@@ -15,13 +15,12 @@ using report::format, report::Json, report::number;
 inline const std::string kDense = "dense", kTaped{name_of(hilt::Backward::taped)},
                          kHybrid{name_of(hilt::Backward::hybrid)}, kFused{name_of(hilt::Backward::fused)};
 
-struct Settings : hilt::AttentionSettings {
+struct Settings : program::DrawnSettings {
   Settings() {
     pattern = "segment:256", length = 4096, heads = 4, seed = 1;
     for (const hilt::BackwardMode& mode : hilt::backward_modes()) modes.emplace_back(mode.name);
   }
-  std::int64_t batch = 1, kv_heads = 0, head_dim = 64, repeat = 3;
-  std::string dtype = "f32", device = "auto", out = "out/compare";
+  std::string out = "out/compare";
   std::vector<std::string> modes{kDense};
   bool json = false;
 };

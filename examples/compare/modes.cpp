@@ -52,25 +52,6 @@ double rounding_of(hilt::DType dtype) {
   }
 }
 
-void note_what_is_unusual(Lesson& lesson) {
-  const Problem& p = lesson.problem;
-  if (p.plan->order_forced()) lesson.notes.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
-  if (const Index empty = p.plan->empty_rows())
-    lesson.notes.push_back(std::to_string(empty) + " rows attend to nothing: their o and gradients are 0");
-  std::string pointless;
-  for (const hilt::Branch& b : p.plan->spec().pattern)
-    if (b.kind == hilt::Branch::Kind::segment && b.dilation > b.size)
-      pointless += (pointless.empty() ? "" : " and ") + hilt::to_string(hilt::Pattern{b});
-  if (!pointless.empty())
-    lesson.notes.push_back(pointless + ": dilation exceeds the segment; a row attends to at most 1 key of it");
-  for (const hilt::Fallback& f : hilt::attention_fallbacks()) {
-    const std::string note = std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
-    if (std::ranges::find(lesson.notes, note) == lesson.notes.end()) lesson.notes.push_back(note);
-  }
-  if (p.q.device().is_cuda())
-    for (const std::string& line : lesson.routes) lesson.notes.push_back("attention " + line);
-}
-
 }  // namespace
 
 bool Mode::ok() const {
@@ -133,7 +114,10 @@ void judge_modes(Lesson& lesson) {
   lesson.broken = break_it(problem, sets, order_in_force(*p.plan), exact, naive, terms, rounding_of(p.dtype));
   if (lesson.mode(kHybrid) && lesson.mode(kFused))
     lesson.forward_identical = same_bits(runs[kHybrid][0].result[0], runs[kFused][0].result[0]);
-  note_what_is_unusual(lesson);
+  lesson.notes = program::oddities_of(*p.plan);
+  std::ranges::copy(program::fallbacks_taken(), std::back_inserter(lesson.notes));
+  if (p.q.device().is_cuda())
+    for (const std::string& line : lesson.routes) lesson.notes.push_back("attention " + line);
 }
 
 }  // namespace compare

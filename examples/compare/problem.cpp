@@ -126,9 +126,7 @@ Problem make_problem(const Settings& s) {
   const hilt::TermConfig terms = program::terms_of(s, s.heads);
   Problem p;
   p.dtype = program::dtype_of(s.dtype);
-  // f64 is the CPU's.
-  const hilt::Device device =
-      s.device == "auto" && p.dtype == hilt::DType::f64 ? hilt::Device{} : program::device_of(s.device);
+  const hilt::Device device = program::device_of(s.device, p.dtype);
   hilt::check(p.dtype != hilt::DType::f64 || device.is_cpu(), "--dtype (f64): only the CPU has it; leave --device ",
               s.device, " out");
   require_inputs_fit(s, kv_heads, p.dtype);

@@ -177,6 +177,31 @@ std::vector<std::string> routes_taken() {
   return lines;
 }
 
+std::vector<std::string> fallbacks_taken() {
+  std::vector<std::string> lines;
+  for (const hilt::Fallback& f : hilt::attention_fallbacks()) {
+    const std::string line = std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
+    if (std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
+  }
+  return lines;
+}
+
+std::vector<std::string> oddities_of(const hilt::Plan& plan, const std::string& option) {
+  std::vector<std::string> lines;
+  const auto of = [&](const hilt::Pattern& pattern) { return option + " (" + brief(hilt::to_string(pattern)) + "): "; };
+  const hilt::PlanSpec& spec = plan.spec();
+  for (const hilt::Branch& b : spec.pattern)
+    if (b.kind == hilt::Branch::Kind::segment && b.dilation > 1 && b.dilation >= b.size)
+      lines.push_back(of({b}) + "dilation " + std::to_string(b.dilation) + " in segments of " + std::to_string(b.size) +
+                      ": each row attends to 1 key at most");
+  const hilt::Index rows = plan.queries() * std::max<hilt::Index>(1, std::ssize(spec.documents));
+  if (const hilt::Index empty = plan.empty_rows())
+    lines.push_back(of(spec.pattern) + std::to_string(empty) + " of " + std::to_string(rows) +
+                    " rows attend to nothing: o = 0, lse = -inf and gradients 0 there");
+  if (plan.order_forced()) lines.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
+  return lines;
+}
+
 std::string printable(std::string_view text, std::string_view keep) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;
@@ -219,7 +244,8 @@ std::string brief(const std::string& text) {
   return text.substr(0, end) + ".. of " + std::to_string(text.size()) + " bytes";
 }
 
-hilt::Device device_of(const std::string& text) {
+hilt::Device device_of(const std::string& text, hilt::DType dtype) {
+  if (text == "auto" && dtype == hilt::DType::f64) return {};
   hilt::check(text == "auto" || text == "cpu" || text == "cuda" || text.starts_with("cuda:"), "--device (", text,
               "): must be auto, cpu, cuda or cuda:N");
   return hilt::device_named(text);
@@ -298,6 +324,21 @@ static std::vector<hilt::AttentionSetting> terms() {
 
 void declare_terms(Options& options, hilt::AttentionSettings& settings) {
   for (const hilt::AttentionSetting& s : terms()) declare(options, settings, s, "");
+}
+
+void declare_drawn(Options& options, DrawnSettings& s, std::array<hilt::Index, 2> tokens, hilt::Index least_runs) {
+  options.integer("--batch", s.batch, tokens[0], 4096, "Sequences");
+  options.integer("--length", s.length, tokens[0], tokens[1], "Tokens of a sequence, over all ranks");
+  options.integer("--heads", s.heads, 1, 1024, "Query heads");
+  options.integer("--kv-heads", s.kv_heads, 0, 1024, "Key heads, a divisor of --heads; 0 is as many");
+  options.integer("--head-dim", s.head_dim, 1, 1024, "Features of a head");
+  declare(options, s, {"order", "pattern", "dilation_mode", "causal", "documents"});
+  declare_terms(options, s);
+  declare(options, s, {"dropout"});
+  options.choice("--dtype", s.dtype, {"f64", "f32", "bf16", "f16"}, "Type of q, k and v");
+  options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
+  declare(options, s, {"seed"}, ", and of the random inputs");
+  options.integer("--repeat", s.repeat, least_runs, 1000, "Timed runs; the one of median time counts");
 }
 
 hilt::PlanSpec spec_of(const hilt::AttentionSettings& a, hilt::Index length, hilt::Index heads) {
@@ -446,8 +487,8 @@ void plan_from(const std::string& order, const std::string& pattern, const std::
                   "): ", what.substr(kPlan.size()));
 }
 
-hilt::Device device_of_rank(const std::string& text, int rank) {
-  hilt::Device device = device_of(text);
+hilt::Device device_of_rank(const std::string& text, int rank, hilt::DType dtype) {
+  hilt::Device device = device_of(text, dtype);
   if (device.is_cuda() && !text.starts_with("cuda:"))
     device.index = rank % static_cast<int>(hilt::gpu_descriptions().size());
   return device;

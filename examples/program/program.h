@@ -14,9 +14,27 @@ namespace program {
 /// stack of where it was thrown follows.
 int run(const std::string& program, const std::function<int()>& work);
 
+/// The same of a program with options: declare() binds them to its settings, then it works.
+template <class Settings, class Declare, class Work>
+int run(const std::string& program, const std::string& what_it_does, int argc, char** argv, Declare&& declare,
+        Work&& work) {
+  return run(program, [&] {
+    Settings settings{};
+    Options options(program, what_it_does);
+    declare(options, settings);
+    return options.parse(argc, argv) ? work(options, settings) : 0;
+  });
+}
+
 /// What hilt::attention_routes() tells of this thread, each line once: "forward on mma: the GPU is
 /// no Hopper". After --debug, run() prints them on stderr.
 std::vector<std::string> routes_taken();
+
+/// In which other mode attention ran on this thread than was asked for, and why, each once.
+std::vector<std::string> fallbacks_taken();
+/// What of a plan nobody may have meant, a sentence each: a forced order, rows without keys,
+/// dilations that leave one.
+std::vector<std::string> oddities_of(const hilt::Plan& plan, const std::string& option = "--pattern");
 
 /// `text` fit for a line of a terminal or a page: what is no character, or one that moves or colors
 /// instead of being seen, as \xNN; those of `keep` stay.
@@ -29,14 +47,23 @@ std::string joined(const std::vector<std::string>& words, const std::string& bet
 /// A value as a message repeats it: of a long one the beginning, and how long it is.
 std::string brief(const std::string& text);
 
-/// What --device auto, cpu, cuda or cuda:N names; throws Code::gpu where there is no such GPU.
-hilt::Device device_of(const std::string& text);
+/// What --device auto, cpu, cuda or cuda:N names; throws Code::gpu where there is no such GPU. auto
+/// is the CPU for f64, which is its own.
+hilt::Device device_of(const std::string& text, hilt::DType dtype = hilt::DType::f32);
 /// The same for one of several ranks of this machine: unless named, GPUs are dealt out by rank.
-hilt::Device device_of_rank(const std::string& text, int rank);
+hilt::Device device_of_rank(const std::string& text, int rank, hilt::DType dtype = hilt::DType::f32);
 
 /// What --order and --pattern mean for so many tokens. Errors name the option.
 hilt::Order order_of(const std::string& text, hilt::Index length);
 hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std::string& option = "--pattern");
+/// An attention on inputs that the program draws.
+struct DrawnSettings : hilt::AttentionSettings {
+  std::int64_t batch = 1, kv_heads = 0, head_dim = 64, repeat = 3;
+  std::string dtype = "f32", device = "auto";
+};
+/// For all of it, with so many tokens and runs.
+void declare_drawn(Options& options, DrawnSettings& settings, std::array<hilt::Index, 2> tokens,
+                   hilt::Index least_runs);
 /// Options for these settings of an attention, as hilt::attention_settings() has them; `more` joins
 /// the help.
 void declare(Options& options, hilt::AttentionSettings& settings, std::initializer_list<const char*> names,

@@ -251,6 +251,7 @@ void follow_up(program::Options& options, Settings& s) {
 }
 
 void declare_sample(program::Options& options, Settings& s) {
+  s.sample_only = true;
   options.text("--out", s.out, "DIR", "Where train put the run; without it the newest of out/train, out/train-2, ..");
   declare_sampling(options, s);
   options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(),

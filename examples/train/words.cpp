@@ -21,16 +21,9 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
             << report::bytes(memory.activations) << ", working " << report::bytes(memory.working) << "; planned "
             << report::bytes(memory.total()) << '\n'
             << "machine: " << info.threads << " threads, " << info.isa_active << ", products by " << info.blas << '\n';
-  for (Index i = 0; i < std::ssize(hilt::attention_configs(config)); ++i) {
-    const std::string option = i == 0 ? "--pattern (" + s.pattern + "): " : "--pattern-odd (" + s.pattern_odd + "): ";
-    if (const Index empty = plan_of(config, i)->empty_rows())
-      warn(option + std::to_string(empty) + " of " + std::to_string(s.context) +
-           " rows have no key; they attend to nothing");
-    for (const hilt::Branch& b : hilt::attention_config(config, i).pattern)
-      if (b.kind == hilt::Branch::Kind::segment && b.dilation > 1 && b.dilation >= b.size)
-        warn(option + "dilation " + std::to_string(b.dilation) + " in segments of " + std::to_string(b.size) +
-             ": each row attends to 1 key at most");
-  }
+  for (Index i = 0; i < std::ssize(hilt::attention_configs(config)); ++i)
+    for (const std::string& line : program::oddities_of(*plan_of(config, i), i == 0 ? "--pattern" : "--pattern-odd"))
+      warn(line);
 }
 
 /// As a shell reads it back.

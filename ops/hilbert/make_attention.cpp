@@ -131,7 +131,11 @@ PlanSpec plan_spec(const AttentionSettings& s, Index length, Index heads) {
 }
 
 AttentionOptions attention_options(const AttentionSettings& s) {
-  return {.backward = parse_backward(s.backward), .scale = s.scale, .dropout = s.dropout, .strict = s.strict};
+  return {.backward = parse_backward(s.backward),
+          .scale = s.scale,
+          .dropout = s.dropout,
+          .key = RandomKey{static_cast<std::uint64_t>(s.seed), 0},
+          .strict = s.strict};
 }
 
 TermConfig term_config(const AttentionSettings& s) {

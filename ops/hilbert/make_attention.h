@@ -44,7 +44,7 @@ const AttentionSetting& attention_setting(std::string_view name);  // its row
 void read_setting(AttentionSettings& settings, std::string_view name, std::string_view text);
 /// What they come to: a plan of so many tokens, how to run it, and its score terms by their sizes.
 PlanSpec plan_spec(const AttentionSettings& settings, Index length, Index heads);
-AttentionOptions attention_options(const AttentionSettings& settings);  // without a key, or terms
+AttentionOptions attention_options(const AttentionSettings& settings);  // all but the terms
 TermConfig term_config(const AttentionSettings& settings);              // as read_term() has them
 
 /// An attention chosen by name, for any length; plans are made as lengths come up.
