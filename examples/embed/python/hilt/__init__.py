@@ -8,6 +8,7 @@ q is [B, L, H, D], k and v are [B, L, Hk, D], H a multiple of Hk; a transposed v
 import functools
 import itertools
 import sys
+import textwrap
 from typing import NamedTuple
 
 from . import _hilt
@@ -173,7 +174,7 @@ def attention(q, k, v, *, order="hilbert", pattern="dense", causal="none", dilat
 def _described(doc, names):
     """The text with what the table of settings says of these names."""
     rows = [f"{n:14} {', '.join(c) + ': ' if c else ''}{help}" for n, help, c in _hilt.settings if n in names]
-    return doc.replace("{settings}", "\n    ".join(rows))
+    return doc.replace("{settings}", "\n    ".join([textwrap.fill(r, 116, subsequent_indent=" " * 19) for r in rows]))
 
 
 if attention.__doc__:  # not under -OO
