@@ -28,54 +28,44 @@ Pairs pairs_of(const hilt::Plan& plan) {
   return pairs;
 }
 
-/// Seconds a pair, of the loops on one thread and of making the lists, the
-/// best of a few small dense problems.
-struct Rates {
-  double loops = 0, lists = 0;
-};
-Rates measure_rates(const Settings& s, hilt::DType dtype) {
-  Index length = 256;
-  while (length > 16 && length * length * s.head_dim > 1 << 20) length /= 2;
-  const hilt::PlanPtr plan = hilt::make_plan({.length = length});
-  const double pairs = static_cast<double>(length * length);
-  const std::vector<double> x(static_cast<std::size_t>(length * s.head_dim), 0.5);
-  const ExactProblem small{1, length, 1, 1, s.head_dim, 1, s.dropout, {}, x, x, x, x};
-  AttendedSets sets;
-  const double lists = program::best_seconds(3, {}, [&] {
-    sets = attended_sets(*plan);
-    for (hilt::Order::Kind kind : kOrders) rearranged(*plan, sets, kind);
-  });
-  const double loops = program::best_seconds(3, {}, [&] {
-    exact_attention(small, sets, dtype);
-    naive_attention(small, sets, dtype);
-    term_sizes(small, sets, dtype);
-  });
-  return {loops / pairs, lists / pairs};
-}
-
-/// What judging a problem takes, by its length.
-struct Judge {
-  const Settings& s;
-  Index kv_heads;
-  Rates rates;
-  hilt::PlanSpec spec;
-
-  double seconds(const Pairs& pairs) const {
+/// Seconds that judging takes, by the best of a few small dense problems.
+class Judge {
+ public:
+  Judge(const Settings& s, Index kv_heads, hilt::DType dtype) : s_(s) {
+    Index length = 256;
+    while (length > 16 && length * length * s.head_dim > 1 << 20) length /= 2;
+    const hilt::PlanPtr plan = hilt::make_plan({.length = length});
+    const std::vector<double> x(at(length * s.head_dim), 0.5);
+    const ExactProblem small{1, length, 1, 1, s.head_dim, 1, s.dropout, {}, x, x, x, x};
+    AttendedSets sets;
     const bool terms = !program::terms_in_words(s).empty();  // are added up by one thread
-    const auto lanes = terms ? 1 : static_cast<double>(std::min<Index>(hilt::info().threads, s.batch * kv_heads));
-    return rates.loops * pairs.all * static_cast<double>(s.batch) / lanes + rates.lists * pairs.listed;
+    const Index lanes = terms ? 1 : std::min<Index>(hilt::info().threads, s.batch * kv_heads);
+    const double pairs = static_cast<double>(length * length);
+    lists_ = program::best_seconds(3, {},
+                                   [&] {
+                                     sets = attended_sets(*plan);
+                                     for (hilt::Order::Kind kind : kOrders) rearranged(*plan, sets, kind);
+                                   }) /
+             pairs;
+    loops_ = program::best_seconds(3, {},
+                                   [&] {
+                                     exact_attention(small, sets, dtype), naive_attention(small, sets, dtype),
+                                         term_sizes(small, sets, dtype);
+                                   }) /
+             pairs * static_cast<double>(s.batch) / static_cast<double>(lanes);
   }
-  double seconds(Index length) {
-    spec.length = length, spec.order.grid = {};
-    return seconds(pairs_of(*hilt::make_plan(spec)));
-  }
-  [[noreturn]] void refuse(double seconds, Index length) const {
+  double seconds(const Pairs& pairs) const { return loops_ * pairs.all + lists_ * pairs.listed; }
+  [[noreturn]] void refuse(double seconds, Index fitting) const {
     const std::string time = seconds < 7200 ? format("%.0f min", seconds / 60) : format("%.0f h", seconds / 3600);
-    hilt::fail("--length (", s.length, "): judging every pair of a query and a key by exact loops would take ",
+    hilt::fail("--length (", s_.length, "): judging every pair of a query and a key by exact loops would take ",
                seconds < 120 ? "more than a minute; " : "about " + time + "; at most a minute is spent on it; ",
-               length > 0 ? "--length " + std::to_string(length) + " would fit, or " : "",
+               fitting > 0 ? "--length " + std::to_string(fitting) + " would fit, or " : "",
                "use a sparser --pattern, or a smaller --heads, --head-dim or --batch");
   }
+
+ private:
+  const Settings& s_;
+  double loops_ = 0, lists_ = 0;  // a pair
 };
 
 void require(double bytes, const Settings& s, const char* what) {
@@ -96,13 +86,15 @@ static void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dt
 
 static void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype) {
   constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow, and then all of them in one list
-  Judge judge{s, kv_heads, measure_rates(s, dtype), spec};
+  const Judge judge(s, kv_heads, dtype);
   // A long plan takes long too: shorter ones first, as far as the order and the pattern have them.
   double expected = 0, before = 0;
   Index fitting = 0;
   if (s.order.find(':') == std::string::npos && s.documents.empty()) try {
       for (Index length = 512; length < s.length && expected == 0; length *= 2) {
-        const double now = judge.seconds(length);
+        hilt::PlanSpec shorter = spec;
+        shorter.length = length, shorter.order.grid = {};
+        const double now = judge.seconds(pairs_of(*hilt::make_plan(shorter)));
         const double doublings = std::log2(static_cast<double>(s.length) / static_cast<double>(length));
         if (now > kMostSeconds) expected = now * std::pow(before > 0 ? now / before : 2, doublings);
         else before = now, fitting = length;

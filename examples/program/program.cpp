@@ -188,16 +188,15 @@ std::vector<std::string> fallbacks_taken() {
 
 std::vector<std::string> oddities_of(const hilt::Plan& plan, const std::string& option) {
   std::vector<std::string> lines;
-  const auto of = [&](const hilt::Pattern& pattern) { return option + " (" + brief(hilt::to_string(pattern)) + "): "; };
   const hilt::PlanSpec& spec = plan.spec();
   for (const hilt::Branch& b : spec.pattern)
     if (b.kind == hilt::Branch::Kind::segment && b.dilation > 1 && b.dilation >= b.size)
-      lines.push_back(of({b}) + "dilation " + std::to_string(b.dilation) + " in segments of " + std::to_string(b.size) +
-                      ": each row attends to 1 key at most");
+      lines.push_back(option + " (" + hilt::to_string(hilt::Pattern{b}) + "): dilation " + std::to_string(b.dilation) +
+                      " in segments of " + std::to_string(b.size) + ": each row attends to 1 key at most");
   const hilt::Index rows = plan.queries() * std::max<hilt::Index>(1, std::ssize(spec.documents));
   if (const hilt::Index empty = plan.empty_rows())
-    lines.push_back(of(spec.pattern) + std::to_string(empty) + " of " + std::to_string(rows) +
-                    " rows attend to nothing: o = 0, lse = -inf and gradients 0 there");
+    lines.push_back(std::to_string(empty) + " of " + std::to_string(rows) +
+                    " rows attend to nothing: o and gradients are 0, lse -inf");
   if (plan.order_forced()) lines.push_back("HILT_FORCE_ORDER=row is set: every order is the identity");
   return lines;
 }
