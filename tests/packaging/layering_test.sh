@@ -122,27 +122,3 @@ breaks 'attention knows its kernels' ops/hilbert/call.cpp '#include "ops/hilbert
 breaks 'ops/gemm has one door' ops/matmul.cpp '#include "ops/gemm/gemm_cpu.cpp"'
 breaks 'tasks/ knows the library alone' examples/train/tasks/task.cpp '#include "../settings.h"'
 breaks 'program/ knows no program' examples/program/program.cpp '#include "../train/settings.h"'
-
-# The way of q in ops/hilbert/README.md: every step exists, no file is entered again once it was left, and it stays short.
-# walk FILES FUNCTIONS: reads `file   function` lines.
-walk() {
-  local file function last='' files=0 functions=0 seen=' '
-  while read -r file function; do
-    [[ -f $SRC/$file ]] || { echo "no file $file"; return; }
-    grep -qE "(^|[^A-Za-z_])${function//::/::}\(" "$SRC/$file" || { echo "no $function in $file"; return; }
-    if [[ $file != "$last" ]]; then
-      [[ $seen != *" $file "* ]] || { echo "back into $file"; return; }
-      files=$((files + 1)) last=$file seen+="$file "
-    fi
-    functions=$((functions + 1))
-  done
-  ((files <= $1 && functions <= $2 && functions > 0)) || echo "$files files and $functions functions"
-}
-# steps KERNELS: the block of the README that ends in a file of that name.
-steps() {
-  awk -v last="$1" '/^    [a-z]+\/.*  [A-Za-z_:]+$/ { block = block $0 "\n"; file = $1; next } { if (file ~ last) printf "%s", block; block = file = "" }' "$SRC/ops/hilbert/README.md"
-}
-found=$(steps attention_cpu | walk 4 9)$(steps hopper | walk 5 12)
-[[ -z $found ]] || fail "the way of q in ops/hilbert/README.md: $found"
-[[ $(printf 'core/tape.h apply\nops/ops.h add\ncore/tape.h apply\n' | walk 9 9) == 'back into'* ]] || fail 'the judge overlooks a way that turns back'
-[[ $(echo core/tape.h no_such_step | walk 9 9) == 'no no_such_step'* ]] || fail 'the judge overlooks a step that does not exist'
