@@ -10,11 +10,26 @@ namespace {
 /// q, k and v, or one packed projection.
 using Inputs = std::span<const Tensor>;
 
-/// A mode, and how it runs; lse is there where it was asked for.
+/// A mode; but for taped, whose steps are ops, the name of its one op and how that goes back.
 struct Mode {
   BackwardMode about;
-  AttentionResult (*run)(const Call&, Inputs, bool with_lse);
+  std::string_view op;
+  std::vector<Tensor> (*gradients)(const detail::OneOp&, const Tensor& cotangent);
 };
+constexpr std::array kModes{
+    Mode{{Backward::taped, "taped", "each step is an op on the tape"}, {}, nullptr},
+    Mode{{Backward::hybrid, "hybrid", "one op; its backward is six formulas in library products"},
+         "attention (hybrid)",
+         detail::hybrid_backward},
+    Mode{{Backward::fused, "fused", "one op; its backward is a kernel"}, "attention (fused)", detail::fused_backward},
+};
+constexpr auto kAbout = [] {
+  std::array<BackwardMode, kModes.size()> about{};
+  for (std::size_t i = 0; i < about.size(); ++i) about[i] = kModes[i].about;
+  return about;
+}();
+const Mode& mode_of(Backward mode) { return kModes[static_cast<std::size_t>(mode)]; }
+
 AttentionResult run_taped(const Call& call, Inputs in, bool with_lse) {
   const auto axis = [&](Index i) { return squeeze(slice(in[0], 2, i, i + 1), 2); };
   const Taped part =
@@ -23,28 +38,6 @@ AttentionResult run_taped(const Call& call, Inputs in, bool with_lse) {
   const Tensor lse = permute(squeeze(part.lse, -1), {0, 2, 1});
   return {part.o, contiguous(to(lse, part.o.dtype() == DType::f64 ? DType::f64 : DType::f32))};
 }
-template <class Op> AttentionResult run_op(const Call& call, Inputs in, bool with_lse) {
-  Op op;
-  op.call = call, op.with_lse = with_lse;
-  std::vector<Tensor> all;
-  for (const Tensor& x : in) all.push_back(in_rows(x));
-  std::ranges::copy(term_inputs(call.options.terms), std::back_inserter(all));
-  const Tensor y = apply(std::move(op), std::span<const Tensor>(all));
-  if (!with_lse) return {y, {}};
-  return {to(slice(y, -1, 0, call.dim), in[0].dtype()), contiguous(permute(select(y, -1, call.dim), {0, 2, 1}))};
-}
-constexpr std::array kModes{
-    Mode{{Backward::taped, "taped", "each step is an op on the tape"}, run_taped},
-    Mode{{Backward::hybrid, "hybrid", "one op; its backward is six formulas in library products"},
-         run_op<detail::Hybrid>},
-    Mode{{Backward::fused, "fused", "one op; its backward is a kernel"}, run_op<detail::Fused>},
-};
-constexpr auto kAbout = [] {
-  std::array<BackwardMode, kModes.size()> about{};
-  for (std::size_t i = 0; i < about.size(); ++i) about[i] = kModes[i].about;
-  return about;
-}();
-const Mode& mode_of(Backward mode) { return kModes[static_cast<std::size_t>(mode)]; }
 
 constexpr std::size_t kRemembered = 64;
 
@@ -102,12 +95,20 @@ void each_sequence(const PlanPtr& plan, const AttentionOptions& options, const T
     f(b, plan_of_sequence(plan, q, k, b), own);
   }
 }
+/// Whether a tape listens that knows an input.
+bool is_recorded(const Call& call, Inputs in) {
+  const auto is_known = [](const Tensor& x) { return x && Tape::current()->knows(x); };
+  return Tape::current() &&
+         (std::ranges::any_of(in, is_known) || std::ranges::any_of(term_inputs(call.options.terms), is_known));
+}
 Tensor joined(const std::vector<Tensor>& parts) { return parts.size() == 1 ? parts[0] : cat(parts, 0); }
 
-AttentionResult run(Inputs in, const PlanPtr& plan, const AttentionOptions& options, bool with_lse) {
+/// `given`: what the forward pass gave, where that is over.
+AttentionResult run(Inputs in, const PlanPtr& plan, const AttentionOptions& options, bool with_lse,
+                    const AttentionResult& given = {}) {
   const std::array<Tensor, 3> part = in.size() == 1 ? detail::OneOp::parts(in[0]) : std::array{in[0], in[1], in[2]};
   const auto& [q, k, v] = part;
-  const Call call = call_of(plan, options, q, k, v);
+  Call call = call_of(plan, options, q, k, v);
   if (plan->looks_at_data()) {
     std::vector<Tensor> o, lse;
     each_sequence(plan, call.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
@@ -118,14 +119,18 @@ AttentionResult run(Inputs in, const PlanPtr& plan, const AttentionOptions& opti
     });
     return {joined(o), with_lse ? joined(lse) : Tensor()};
   }
-  const Backward mode = mode_for(call, part);
-  const auto is_known = [](const Tensor& x) { return x && Tape::current()->knows(x); };
-  const auto recorded = [&] {
-    return Tape::current() &&
-           (std::ranges::any_of(part, is_known) || std::ranges::any_of(term_inputs(call.options.terms), is_known));
-  };
-  if (!with_lse || mode == Backward::taped || recorded()) return mode_of(mode).run(call, in, with_lse);
-  return kernel_forward(call, in_rows(q), in_rows(k), in_rows(v));
+  const Mode& mode = mode_of(mode_for(call, part));
+  if (!mode.gradients) return run_taped(call, in, with_lse);
+  if (with_lse && !is_recorded(call, part)) return kernel_forward(call, in_rows(q), in_rows(k), in_rows(v));
+  call.given = given;
+  std::vector<Tensor> all;
+  for (const Tensor& x : in) all.push_back(in_rows(x));
+  std::ranges::copy(term_inputs(call.options.terms), std::back_inserter(all));
+  detail::OneOp op;
+  op.call = call, op.with_lse = with_lse, op.mode = mode.op, op.gradients = mode.gradients;
+  const Tensor y = hilt::apply<detail::OneOp, std::span<const Tensor>>(std::move(op), all);
+  if (!with_lse) return {y, {}};
+  return {to(slice(y, -1, 0, call.dim), in[0].dtype()), contiguous(permute(select(y, -1, call.dim), {0, 2, 1}))};
 }
 
 }  // namespace
@@ -173,11 +178,7 @@ std::vector<Tensor> attention_gradients(const Tensor& q, const Tensor& k, const 
   for (std::size_t i = 0; i < x.size(); ++i)
     if (wanted >> i & 1 && x[i]) tape.watch(x[i]);
     else x[i] = {};
-  Call call = call_of(plan, options, q, k, v);
-  call.given = given;
-  const std::array<Tensor, 3> in{q, k, v};
-  const AttentionResult r = plan->looks_at_data() ? attention_with_lse(q, k, v, plan, options)
-                                                  : mode_of(mode_for(call, in)).run(call, in, bool(d_lse));
+  const AttentionResult r = run(std::array{q, k, v}, plan, options, d_lse || plan->looks_at_data(), given);
   Gradients g;
   if (d_lse && tape.knows(r.o)) g = tape.backward(add(sum(mul(r.o, d_o)), to(sum(mul(r.lse, d_lse)), r.o.dtype())));
   else if (tape.knows(r.o)) g = tape.backward(r.o, d_o);

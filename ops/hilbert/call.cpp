@@ -78,10 +78,37 @@ void note(std::string_view pass, const kernels::Decision& d) {
 kernels::Input input(const Tensor& x) { return {x.raw(), x.dtype(), x.stride(0), x.stride(1), x.stride(2)}; }
 kernels::Output output(Tensor& x) { return {x.mutable_raw(), x.dtype(), x.stride(0), x.stride(1), x.stride(2)}; }
 
-kernels::AttentionPass pass_of(const Call& call, const Tiling& tiling, const PlanPart& part,
-                               const std::vector<std::int32_t>& heads, const Tensor& q, const Tensor& k,
-                               const Tensor& v) {
-  return {call.sizes(), &tiling, heads.data(), std::ssize(heads), input(q), input(k), input(v), &part.places};
+kernels::Kernels kernels_of(const Tensor& q) {
+  kernels::Kernels on;
+  with_device("attention", q, [&](auto where) { on = kernels::kernels_at(where, q.dtype()); });
+  return on;
+}
+kernels::AttentionPass pass_of(const Call& call, const TilingPass& p, const Tensor& q, const Tensor& k, const Tensor& v,
+                               const kernels::Terms& terms) {
+  return {call.sizes(),
+          p.tiling,
+          p.heads.data(),
+          std::ssize(p.heads),
+          input(q),
+          input(k),
+          input(v),
+          &p.part->places,
+          has_pair_terms(call.options.terms) ? &terms : nullptr};
+}
+/// Branch by branch, as the online softmax merges them.
+std::vector<TilingPass> passes_over(const Call& call, std::span<const PlanPart> parts) {
+  std::vector<TilingPass> passes;
+  for (Index branch = 0; branch < branch_count(*call.plan); ++branch)
+    for (const auto& [tiling, heads] : users(*call.plan, branch))
+      for (const PlanPart& part : parts)
+        passes.push_back({&part, &part.tilings[static_cast<std::size_t>(tiling)], heads, branch});
+  return passes;
+}
+/// The same in one pass, where all branches of a chain have one tiling that joins them.
+std::optional<TilingPass> joined_pass(const Call& call, std::span<const PlanPart> parts) {
+  const Tiling* const joined = joined_tiling(parts[0], call.plan->tilings_of(0));
+  if (!joined) return std::nullopt;
+  return TilingPass{&parts[0], joined, users(*call.plan, 0).begin()->second};
 }
 
 /// Whether these parts list every row of q with one tiling of each, or every row of k. Each is in
@@ -132,31 +159,20 @@ SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Pl
 
 void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
             SoftmaxState& state) {
+  const kernels::Kernels on = kernels_of(q);
   const kernels::Terms terms = kernel_terms(call);
-  with_device("attention", q, [&](auto where) {
-    const auto run = [&](kernels::ForwardPass pass) {
-      if (has_pair_terms(call.options.terms)) pass.terms = &terms;
-      kernels::Decision how;
-      if constexpr (is_cuda<decltype(where)>) {
-        if (!pass.fresh && state.o.dtype() == DType::f32) pass.before = input(state.o);
-        kernels::attention_forward(where, pass, how = kernels::route(where, pass));
-      } else {
-        kernels::attention_forward(where, pass);
-      }
-      note("forward", how);
-    };
-    const std::span<const std::int32_t> all = call.plan->tilings_of(0);
-    if (const Tiling* const joined = state.result ? joined_tiling(parts[0], all) : nullptr)
-      return run({pass_of(call, *joined, parts[0], users(*call.plan, 0).begin()->second, q, k, v), output(state.result),
-                  state.lse.mutable_raw(), state.fresh});
-    for (Index branch = 0; branch < branch_count(*call.plan); ++branch) {
-      const bool last = state.result && branch + 1 == branch_count(*call.plan);
-      for (const auto& [tiling, heads] : users(*call.plan, branch))
-        for (const PlanPart& part : parts)
-          run({pass_of(call, part.tilings[static_cast<std::size_t>(tiling)], part, heads, q, k, v),
-               output(last ? state.result : state.o), state.lse.mutable_raw(), state.fresh && branch == 0});
-    }
-  });
+  std::vector<TilingPass> passes = passes_over(call, parts);
+  if (std::optional<TilingPass> joined = state.result ? joined_pass(call, parts) : std::nullopt)
+    passes = {*std::move(joined)};
+  for (const TilingPass& p : passes) {
+    const bool last = state.result && p.branch == passes.back().branch;
+    kernels::ForwardPass pass{pass_of(call, p, q, k, v, terms), output(last ? state.result : state.o),
+                              state.lse.mutable_raw(), state.fresh && p.branch == 0};
+    if (!pass.fresh && state.o.dtype() == DType::f32) pass.before = input(state.o);
+    const kernels::Decision how = on.route_forward(on.where, pass);
+    on.forward(on.where, pass, how);
+    note("forward", how);
+  }
   state.fresh = false;
 }
 
@@ -174,51 +190,44 @@ BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, c
   const kernels::Terms terms = kernel_terms(call);
   BackwardRun run{{}, x.lse.dtype(), true, bool(x.d_lse) || x.terms[kSinkTensor]};
   run.chain = whole && is_chain(call, parts, x.q);
-  const Tiling* const joined = run.chain ? joined_tiling(parts[0], call.plan->tilings_of(0)) : nullptr;
-  if (joined) run.passes.push_back({&parts[0], joined, users(*call.plan, 0).begin()->second, true, false, {}});
-  bool all_listed = true;
-  std::vector<Index> passes_of(static_cast<std::size_t>(call.kv_heads));
-  for (Index branch = 0; branch < branch_count(*call.plan); ++branch)
-    for (const auto& [tiling, heads] : users(*call.plan, branch))
-      for (const PlanPart& part : parts) {
-        std::vector<std::int32_t> kv_heads = heads;
-        for (std::int32_t& h : kv_heads) h = static_cast<std::int32_t>(h / (call.heads() / call.kv_heads));
-        kv_heads.erase(std::ranges::unique(kv_heads).begin(), kv_heads.end());
-        for (const std::int32_t h : kv_heads) ++passes_of[static_cast<std::size_t>(h)];
-        run.passes.push_back({&part, &part.tilings[static_cast<std::size_t>(tiling)], heads, !joined, true, {}});
-        all_listed = all_listed && lists_all(call, parts, tiling, false) && lists_all(call, parts, tiling, true);
-      }
+  const std::optional<TilingPass> joined = run.chain ? joined_pass(call, parts) : std::nullopt;
+  if (joined) run.passes.push_back({*joined, true, false});
   // Gradients are written where no head's are added up, and by a GPU rounded once.
+  std::vector<Index> passes_of(static_cast<std::size_t>(call.kv_heads));
+  for (TilingPass& p : passes_over(call, parts)) {
+    std::vector<std::int32_t> kv_heads = p.heads;
+    for (std::int32_t& h : kv_heads) h = static_cast<std::int32_t>(h / (call.heads() / call.kv_heads));
+    kv_heads.erase(std::ranges::unique(kv_heads).begin(), kv_heads.end());
+    for (const std::int32_t h : kv_heads) ++passes_of[static_cast<std::size_t>(h)];
+    run.passes.push_back({std::move(p), !joined, true});
+  }
   bool direct = whole && std::ranges::all_of(passes_of, [](Index n) { return n == 1; });
-  with_device("attention", x.q, [&](auto where) {
-    const auto decide = [&] {
-      for (BackwardRun::Pass& p : run.passes) {
-        if constexpr (is_cuda<decltype(where)>) {
-          kernels::BackwardPass pass{pass_of(call, *p.tiling, *p.part, p.heads, x.q, x.k, x.v)};
-          pass.o = input(x.o), pass.d_o = input(x.d_o), pass.delta_given = bool(x.d_lse);
-          if (has_pair_terms(call.options.terms)) pass.terms = &terms;
-          p.how = kernels::route(where, pass, direct);
-        } else {
-          p.how.direct = direct, p.how.delta = !direct;
-          all_listed = all_listed && compact(*p.tiling, !has_pair_terms(call.options.terms)).every_key;
-        }
-      }
-    };
-    decide();
-    if (direct && !std::ranges::all_of(run.passes, [](const auto& p) { return p.how.direct; }))
-      direct = false, decide();
-  });
-  for (const BackwardRun::Pass& p : run.passes) run.delta = run.delta || p.how.delta;
-  if (direct || run.chain) run.zeroed = !run.chain && !all_listed;
+  const kernels::Kernels on = kernels_of(x.q);
+  const auto decide = [&] {
+    for (BackwardRun::Pass& p : run.passes) {
+      kernels::BackwardPass pass{pass_of(call, p, x.q, x.k, x.v, terms)};
+      pass.o = input(x.o), pass.d_o = input(x.d_o), pass.delta_given = bool(x.d_lse);
+      p.how = on.route_backward(on.where, pass, direct);
+    }
+    return std::ranges::all_of(run.passes, [](const auto& p) { return p.how.direct; });
+  };
+  if (!decide() && direct) direct = false, decide();
+  bool all_written = true;
+  for (const auto& [tiling, heads] : users(*call.plan, -1))
+    all_written = all_written && lists_all(call, parts, tiling, false) && lists_all(call, parts, tiling, true);
+  for (const BackwardRun::Pass& p : run.passes) {
+    run.delta = run.delta || p.how.delta;
+    all_written = all_written && p.how.every_key;
+  }
+  if (direct || run.chain) run.zeroed = !run.chain && !all_written;
   if ((direct || run.chain) && x.q.device().is_cuda()) run.type = x.q.dtype();
   return run;
 }
 
 void BackwardInputs::make_delta(const kernels::AttentionSizes& sizes) {
   delta = empty(lse.shape(), lse.dtype(), q.device());
-  with_device("attention", q, [&](auto where) {
-    kernels::attention_delta(where, {sizes, input(o), input(d_o), delta.mutable_raw()});
-  });
+  const kernels::Kernels on = kernels_of(q);
+  on.delta(on.where, {sizes, input(o), input(d_o), delta.mutable_raw()});
   if (d_lse) delta = sub(delta, d_lse);
 }
 
@@ -232,27 +241,26 @@ void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, s
     for (std::size_t i = run.passes[0].keys ? 0 : 1; i < 3; ++i)
       sums[i] = empty(d[i].shape(), DType::f32, d[i].device());
   std::array<bool, 3> any{!run.chain, !run.chain, !run.chain};
-  with_device("attention", x.q, [&](auto where) {
-    for (const BackwardRun::Pass& p : run.passes) {
-      kernels::BackwardPass pass{pass_of(call, *p.tiling, *p.part, p.heads, x.q, x.k, x.v)};
-      pass.o = input(x.o), pass.d_o = input(x.d_o);
-      pass.lse = x.lse.raw(), pass.delta = x.delta ? x.delta.raw() : nullptr;
-      pass.listed = run.chain;
-      const std::array wanted{p.queries, p.keys, p.keys};
-      const std::array to{&pass.dq, &pass.dk, &pass.dv};
-      const std::array before{&pass.dq_before, &pass.dk_before, &pass.dv_before};
-      for (std::size_t i = 0; i < 3; ++i) {
-        if (!wanted[i]) continue;
-        const bool last = !run.chain || !p.keys || &p == &run.passes.back();
-        *to[i] = output(last ? d[i] : sums[i]);
-        if (any[i] && sums[i].dtype() == DType::f32) *before[i] = input(sums[i]);
-        any[i] = true;
-      }
-      if (has_pair_terms(call.options.terms)) pass.terms = &terms, pass.d_terms = &gradients;
-      kernels::attention_backward(where, pass, p.how);
-      note("backward", p.how);
+  const kernels::Kernels on = kernels_of(x.q);
+  for (const BackwardRun::Pass& p : run.passes) {
+    kernels::BackwardPass pass{pass_of(call, p, x.q, x.k, x.v, terms)};
+    pass.o = input(x.o), pass.d_o = input(x.d_o);
+    pass.lse = x.lse.raw(), pass.delta = x.delta ? x.delta.raw() : nullptr;
+    pass.listed = run.chain;
+    const std::array wanted{p.queries, p.keys, p.keys};
+    const std::array to{&pass.dq, &pass.dk, &pass.dv};
+    const std::array before{&pass.dq_before, &pass.dk_before, &pass.dv_before};
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (!wanted[i]) continue;
+      const bool last = !run.chain || !p.keys || &p == &run.passes.back();
+      *to[i] = output(last ? d[i] : sums[i]);
+      if (any[i] && sums[i].dtype() == DType::f32) *before[i] = input(sums[i]);
+      any[i] = true;
     }
-  });
+    if (pass.terms) pass.d_terms = &gradients;
+    on.backward(on.where, pass, p.how);
+    note("backward", p.how);
+  }
 }
 
 // ---- one op -------------------------------------------------------------------------------------
@@ -297,17 +305,10 @@ std::vector<Tensor> OneOp::finished(std::vector<Tensor> dx, DType type, TermTens
   return dx;
 }
 
-std::vector<Tensor> OneOp::fused_backward(BackwardInputs x) const {
-  x.d_o = in_rows(x.d_o);
-  const BackwardRun run = decide_backward(call, call.plan->parts(), x, true);
-  std::vector<Tensor> dx;  // laid out as the inputs were
-  if (packed) dx = {run.gradient_like(saved(0))};
-  else dx = {run.gradient_like(x.q), run.gradient_like(x.k), run.gradient_like(x.v)};
-  std::array<Tensor, 3> d = packed ? parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
-  TermTensors sums = term_sums(call, x.terms);
-  run_backward(call, run, x, d, sums);
-  d = {};  // shares dx, which finished() frees as it converts
-  return finished(std::move(dx), x.q.dtype(), finished_terms(call, std::move(sums), x.terms, x.lse, x.delta));
+std::vector<Tensor> OneOp::gradients_like_inputs(const BackwardRun& run) const {
+  std::vector<Tensor> out;
+  for (std::size_t i = 0; i < (packed ? 1 : 3); ++i) out.push_back(run.gradient_like(saved(i)));
+  return out;
 }
 
 }  // namespace detail

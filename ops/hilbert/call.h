@@ -29,6 +29,13 @@ Tensor in_rows(const Tensor& x);
 Index branch_count(const Plan& plan);
 /// The heads that use each tiling of a part as their branch number `branch`; negative: as any.
 std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index branch);
+/// What a kernel goes over at once: a tiling of a part, for the heads that have it as one branch.
+struct TilingPass {
+  const PlanPart* part;
+  const Tiling* tiling;
+  std::vector<std::int32_t> heads;
+  Index branch = 0;
+};
 
 // ---- score terms (terms.cpp) --------------------------------------------------------------------
 
@@ -83,12 +90,9 @@ struct BackwardInputs {
 };
 /// Backward over parts as it will run: a route for each tiling, and what these want of memory.
 struct BackwardRun {
-  struct Pass {
-    const PlanPart* part;
-    const Tiling* tiling;
-    std::vector<std::int32_t> heads;
+  struct Pass : TilingPass {
     bool queries, keys;  // whose gradients it makes
-    kernels::Decision how;
+    kernels::Decision how = {};
   };
   std::vector<Pass> passes;
   DType type;          // of dq, dk and dv: that of q, or the accumulator's
@@ -109,23 +113,27 @@ void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, s
 
 namespace detail {
 
-/// What hybrid and fused share: the forward kernel, and what it keeps. Inputs: q, k and v, or the
-/// three packed, and the terms' tensors; o, or with lse both in one: [B, L, H, D + 1].
-struct OneOp : Function {
+/// Hybrid or fused on a tape: the forward kernel, what it keeps, and how a mode goes back from that.
+/// Inputs: q, k and v, or the three packed, and the terms' tensors; o, or with lse both in one:
+/// [B, L, H, D + 1].
+struct OneOp final : Function {
   Call call;
   bool with_lse = false;
+  std::string_view mode;  // lives for ever
+  std::vector<Tensor> (*gradients)(const OneOp& op, const Tensor& cotangent) = nullptr;
 
+  std::string_view name() const override { return mode; }
   Tensor forward(std::span<const Tensor> in);
+  std::vector<Tensor> backward(const Tensor& cotangent) override { return gradients(*this, cotangent); }
 
   /// q, k, v inside [B, L, 3, H, D].
   static std::array<Tensor, 3> parts(const Tensor& qkv);
-
- protected:
-  bool packed = false;
   BackwardInputs kept(const Tensor& cotangent) const;
+  /// Where gradients are made, laid out as the inputs were.
+  std::vector<Tensor> gradients_like_inputs(const BackwardRun& run) const;
   /// Gradients in the type of the inputs, of those that somebody wants, and those of terms.
   std::vector<Tensor> finished(std::vector<Tensor> dx, DType type, TermTensors terms) const;
-  std::vector<Tensor> fused_backward(BackwardInputs x) const;
+  bool packed = false;
 };
 
 }  // namespace detail

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-FRAMES, NAMES, FILES = 24, 18, 7
+FRAMES, NAMES, FILES = 14, 11, 5
 LAMBDA = "a lambda"
 
 

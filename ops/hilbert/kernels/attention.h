@@ -5,8 +5,11 @@
 #include "ops/hilbert/plan/attends.h"
 
 // The door to the attention kernels. A pass is one struct: what is computed, over which tiles, from
-// which rows to which. On a GPU route() decides from it, once, which kernel runs.
+// which rows to which. route() decides from it, once, how it runs.
 
+namespace hilt {
+struct Compact;
+}
 namespace hilt::kernels {
 
 /// Rows of one attention operand, [batch, token, head, dim], strides in elements; that of dim is 1.
@@ -113,32 +116,46 @@ struct BackwardPass : AttentionPass {
   bool delta_given = false;  // delta is not d_o . o alone
 };
 
-template <Isa I> void attention_forward(CpuAt<I>, const ForwardPass&);
-template <Isa I> void attention_delta(CpuAt<I>, const DeltaPass&);
-template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass&, const struct Decision&);
-
-// ---- on a GPU -----------------------------------------------------------------------------------
-
-/// The kernels there are. hopper_one_owner goes back in one pass, the others in two over scores.
-enum class Route : unsigned char { cpu, plain, mma, hopper_one_owner, hopper };
-/// cpu, plain, mma or hopper: what people see and HILT_ROUTE names.
+/// The kernels there are. hopper_one_owner goes back in one pass, the other GPU routes in two over
+/// scores. On a CPU most tiles of keys are multiplied whole, or taken pair by pair.
+enum class Route : unsigned char { cpu, cpu_pairs, plain, mma, hopper_one_owner, hopper };
+/// What people see; HILT_ROUTE names plain, mma or hopper.
 constexpr std::string_view name_of(Route route) {
-  return route == Route::cpu ? "cpu" : route == Route::plain ? "plain" : route == Route::mma ? "mma" : "hopper";
+  return std::array{"cpu", "cpu_pairs", "plain", "mma", "hopper", "hopper"}[static_cast<std::size_t>(route)];
 }
 
 /// How a pass runs, and what it wants of memory.
 struct Decision {
   Route route = Route::cpu;
-  std::string_view reason;  // why no faster route; lives for ever
-  bool direct = false;      // of a backward pass: gradients are written, on a GPU rounded once
-  bool delta = true;        // it reads delta
+  std::string_view reason;        // why no faster route; lives for ever
+  bool direct = false;            // of a backward pass: gradients are written, on a GPU rounded once
+  bool delta = true;              // it reads delta
+  bool every_key = true;          // where direct, it writes all keys that are listed
+  const Compact* lists = nullptr;  // on a CPU: the pass's compact() lists
 };
 /// Decides from sizes, tiles, types and inputs. `whole`: this pass alone makes all gradients.
+Decision route(Cpu, const ForwardPass&);
+Decision route(Cpu, const BackwardPass&, bool whole);
 Decision route(Cuda, const ForwardPass&);
 Decision route(Cuda, const BackwardPass&, bool whole);
 
 void attention_forward(Cuda, const ForwardPass&, const Decision&);
 void attention_delta(Cuda, const DeltaPass&);
 void attention_backward(Cuda, const BackwardPass&, const Decision&);
+
+/// The kernels of one place for q of one type. They are chosen once a call, so that every pass goes
+/// straight to its kernel.
+struct Kernels {
+  Decision (*route_forward)(Cuda, const ForwardPass&) = nullptr;
+  Decision (*route_backward)(Cuda, const BackwardPass&, bool whole) = nullptr;
+  void (*forward)(Cuda, const ForwardPass&, const Decision&) = nullptr;
+  void (*delta)(Cuda, const DeltaPass&) = nullptr;
+  void (*backward)(Cuda, const BackwardPass&, const Decision&) = nullptr;
+  Cuda where = {};  // of a GPU; those of a CPU do not look at it
+};
+template <Isa I> Kernels kernels_at(CpuAt<I>, DType type);
+inline Kernels kernels_at(Cuda where, DType) {
+  return {route, route, attention_forward, attention_delta, attention_backward, where};
+}
 
 }  // namespace hilt::kernels

@@ -440,21 +440,30 @@ struct Memory {
   std::byte* block;
 };
 
-/// task(i, space) for i in [0, n), begun in ascending order, each thread with a Space of its own:
-/// no task can fail, so one may wait for an earlier one. entries: of a table that gets a gradient.
-template <class Space, class Task> void run_tasks(Index n, Index dim, Index entries, Task&& task) {
-  if (n <= 0) return;
-  const Index workers = thread_count() < n ? thread_count() : n, bytes = bytes_of<Space>(dim, entries);
-  const Memory memory(workers * bytes);
-  Index next = 0;
-  parallel_for(workers, 1, [&](Index begin, Index end) {
-    for (Index worker = begin; worker < end; ++worker) {
-      Carver carver{memory.block + worker * bytes};
-      const Space space(carver, dim, entries);
-      for (Index i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < n;) task(i, space);
-    }
-  });
-}
+/// Tasks [0, n) of a pass, which workers take in ascending order, each with a Space of its own: no
+/// task can fail, so one may wait for an earlier one. entries: of a table that gets a gradient.
+template <class Space> class Tasks {
+ public:
+  Tasks(Index n, Index dim, Index entries)
+      : workers(thread_count() < n ? thread_count() : n),
+        n_(n),
+        dim_(dim),
+        entries_(entries),
+        bytes_(bytes_of<Space>(dim, entries)),
+        memory_(workers * bytes_) {}
+  Space space_of(Index worker) const {
+    Carver carver{memory_.block + worker * bytes_};
+    return Space(carver, dim_, entries_);
+  }
+  bool take(Index& task) { return (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_; }
+
+  const Index workers;
+
+ private:
+  const Index n_, dim_, entries_, bytes_;
+  const Memory memory_;
+  Index next_ = 0;
+};
 
 // ---- forward ------------------------------------------------------------------------------------
 
@@ -796,43 +805,46 @@ void backward_run(const BackwardPass& pass, const Compact& t, const TermGradient
   }
 }
 
-}  // namespace
+// ---- passes -------------------------------------------------------------------------------------
 
-template <Isa I> void attention_forward(CpuAt<I>, const ForwardPass& f) {
-  const Compact& t = compact(*f.tiling, !f.terms);
+/// Heads of a token lie together. The last group of tiles first: causal ones have the most keys.
+template <class T> void attention_forward(Cuda, const ForwardPass& f, const Decision& how) {
+  using W = Stat<T>;
+  const Compact& t = *how.lists;
   const auto tiles = std::ssize(t.q_tile), places = f.place_count();
   Index group = kGroup;  // smaller where that would leave threads without work
   while (group > 1 && places * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
   const Index groups = (tiles + group - 1) / group;
-  with_type<double, float, bf16, f16>(f.q.type, [&]<class T>() {
-    with_type<T, Stat<T>>(f.o.type, [&]<class O>() {
-      run_tasks<ForwardSpace<Stat<T>>>(places * f.n_heads * groups, f.sizes.dim, 0, [&](Index task, const auto& space) {
-        // Heads of a token lie together. The last group first: causal ones have the most keys.
-        const Index begin = (groups - 1 - task / f.n_heads % groups) * group;
-        forward_tiles<T, O>(f, t, f.place(task / f.n_heads / groups), f.heads[task % f.n_heads], begin,
-                            begin + group < tiles ? begin + group : tiles, space);
-      });
-    });
-  });
+  const auto forward = f.o.type == f.q.type ? forward_tiles<T, T, W> : forward_tiles<T, W, W>;
+  Tasks<ForwardSpace<W>> tasks(places * f.n_heads * groups, f.sizes.dim, 0);
+  const auto work = [&](Index worker, Index) {
+    const ForwardSpace<W> space = tasks.space_of(worker);
+    for (Index task; tasks.take(task);) {
+      const Index begin = (groups - 1 - task / f.n_heads % groups) * group;
+      forward(f, t, f.place(task / f.n_heads / groups), f.heads[task % f.n_heads], begin,
+              begin + group < tiles ? begin + group : tiles, space);
+    }
+  };
+  if (tasks.workers == 1) work(0, 1);  // nobody to share with
+  else parallel_for(tasks.workers, 1, work);
 }
 
-template <Isa I> void attention_delta(CpuAt<I>, const DeltaPass& x) {
-  with_type<double, float, bf16, f16>(x.o.type, [&]<class T>() {
-    const AttentionSizes& s = x.sizes;
-    const auto o = x.o.rows<const T>(), d_o = x.d_o.rows<const T>();
-    auto* const delta = static_cast<Stat<T>*>(x.delta);
-    parallel_for(s.batch * s.queries * s.heads, kTile, [&](Index begin, Index end) {
-      for (Index i = begin; i < end; ++i) {  // as rows lie in memory
-        const Index h = i % s.heads, t = i / s.heads % s.queries, b = i / s.heads / s.queries;
-        delta[(b * s.heads + h) * s.queries + t] = dot(o.at(b, t, h), d_o.at(b, t, h), s.dim);
-      }
-    });
-  });
-}
-
-template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass& x, const Decision& how) {
+template <class T> void attention_delta(Cuda, const DeltaPass& x) {
   const AttentionSizes& s = x.sizes;
-  const Compact& t = compact(*x.tiling, !x.terms);
+  const auto o = x.o.rows<const T>(), d_o = x.d_o.rows<const T>();
+  auto* const delta = static_cast<Stat<T>*>(x.delta);
+  parallel_for(s.batch * s.queries * s.heads, kTile, [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) {  // as rows lie in memory
+      const Index h = i % s.heads, t = i / s.heads % s.queries, b = i / s.heads / s.queries;
+      delta[(b * s.heads + h) * s.queries + t] = dot(o.at(b, t, h), d_o.at(b, t, h), s.dim);
+    }
+  });
+}
+
+template <class T> void attention_backward(Cuda, const BackwardPass& x, const Decision& how) {
+  using W = Stat<T>;
+  const AttentionSizes& s = x.sizes;
+  const Compact& t = *how.lists;
   const auto runs = std::ssize(t.runs), turns = std::ssize(t.turns);
   const Index places = x.place_count(), sums = places * s.kv_heads * turns, heads_each = s.heads / s.kv_heads;
   const TermGradients d_terms = x.d_terms ? *x.d_terms : TermGradients{};
@@ -841,33 +853,45 @@ template <Isa I> void attention_backward(CpuAt<I>, const BackwardPass& x, const 
   const Memory memory(counts * static_cast<Index>(sizeof(std::int32_t)));
   auto* const done = reinterpret_cast<std::int32_t*>(memory.block);
   for (Index i = 0; i < counts; ++i) done[i] = 0;
-  with_type<double, float, bf16, f16>(x.q.type, [&]<class T>() {
-    using W = Stat<T>;
-    const Done so_far{done, shared && !x.places ? done + sums + s.heads + 1 : nullptr};
-    const Index entries = d_terms.table ? x.terms->entries : 0;
-    run_tasks<BackwardSpace<W>>(places * x.n_heads * runs, s.dim, entries, [&](Index task, const auto& space) {
-      const Index number = task / runs / x.n_heads, run = task / x.n_heads % runs, i = task % x.n_heads, h = x.heads[i];
-      Index before = 0, sharing = 1;
-      while (before < i && x.heads[i - before - 1] / heads_each == h / heads_each) ++before;
-      while (i + sharing < x.n_heads && x.heads[i + sharing] / heads_each == h / heads_each) ++sharing;
-      std::int32_t *const head_done = done + sums + h, *const task_done = done + sums + s.heads;
-      if (x.terms) space.terms.clear();
-      // Documents of several rows may overlap in a bias that has no rows: one task after the other.
-      if (shared && x.places) wait_for(task_done, static_cast<std::int32_t>(task));
-      backward_run<T>(x, t, d_terms, so_far, number, h, before, before + sharing, number * x.n_heads + i,
-                      t.runs.data()[runs - 1 - run], how.direct, space);
-      if (shared && x.places) __atomic_store_n(task_done, static_cast<std::int32_t>(task + 1), __ATOMIC_RELEASE);
-      if (!d_terms.slopes && !d_terms.table) return;
-      const auto turn = static_cast<std::int32_t>(number * runs + run);
-      wait_for(head_done, turn);
-      space.terms.finish(d_terms, h);
-      __atomic_store_n(head_done, turn + 1, __ATOMIC_RELEASE);
-    });
-  });
+  const Done so_far{done, shared && !x.places ? done + sums + s.heads + 1 : nullptr};
+  Tasks<BackwardSpace<W>> tasks(places * x.n_heads * runs, s.dim, d_terms.table ? x.terms->entries : 0);
+  const auto go_back = [&](Index task, const BackwardSpace<W>& space) {
+    const Index number = task / runs / x.n_heads, run = task / x.n_heads % runs, i = task % x.n_heads, h = x.heads[i];
+    Index before = 0, sharing = 1;
+    while (before < i && x.heads[i - before - 1] / heads_each == h / heads_each) ++before;
+    while (i + sharing < x.n_heads && x.heads[i + sharing] / heads_each == h / heads_each) ++sharing;
+    std::int32_t *const head_done = done + sums + h, *const task_done = done + sums + s.heads;
+    if (x.terms) space.terms.clear();
+    // Documents of several rows may overlap in a bias that has no rows: one task after the other.
+    if (shared && x.places) wait_for(task_done, static_cast<std::int32_t>(task));
+    backward_run<T>(x, t, d_terms, so_far, number, h, before, before + sharing, number * x.n_heads + i,
+                    t.runs.data()[runs - 1 - run], how.direct, space);
+    if (shared && x.places) __atomic_store_n(task_done, static_cast<std::int32_t>(task + 1), __ATOMIC_RELEASE);
+    if (!d_terms.slopes && !d_terms.table) return;
+    const auto turn = static_cast<std::int32_t>(number * runs + run);
+    wait_for(head_done, turn);
+    space.terms.finish(d_terms, h);
+    __atomic_store_n(head_done, turn + 1, __ATOMIC_RELEASE);
+  };
+  const auto work = [&](Index worker, Index) {
+    const BackwardSpace<W> space = tasks.space_of(worker);
+    for (Index task; tasks.take(task);) go_back(task, space);
+  };
+  if (tasks.workers == 1) work(0, 1);
+  else parallel_for(tasks.workers, 1, work);
 }
 
-template void attention_forward(CpuAt<kIsa>, const ForwardPass&);
-template void attention_delta(CpuAt<kIsa>, const DeltaPass&);
-template void attention_backward(CpuAt<kIsa>, const BackwardPass&, const Decision&);
+}  // namespace
+
+template <Isa I> Kernels kernels_at(CpuAt<I>, DType type) {
+  Kernels on;
+  on.route_forward = [](Cuda, const ForwardPass& f) { return route(Cpu{}, f); };
+  on.route_backward = [](Cuda, const BackwardPass& b, bool whole) { return route(Cpu{}, b, whole); };
+  with_type<double, float, bf16, f16>(type, [&]<class T>() {
+    on.forward = attention_forward<T>, on.delta = attention_delta<T>, on.backward = attention_backward<T>;
+  });
+  return on;
+}
+template Kernels kernels_at(CpuAt<kIsa>, DType);
 
 }  // namespace hilt::kernels

@@ -1,6 +1,6 @@
 // How a pass runs on a CPU: decided once, here, from what it is.
 #include "ops/hilbert/kernels/attention.h"
-#include "ops/hilbert/plan/compact.h"
+#include "ops/hilbert/kernels/compact.h"
 
 namespace hilt::kernels {
 

@@ -83,11 +83,12 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
 
 bool all_finite(std::span<const Tensor> tensors) { return std::isfinite(global_norm(tensors)); }
 
-std::vector<Tensor> detail::Hybrid::backward(const Tensor& cotangent) {
-  const BackwardInputs x = kept(cotangent);
+std::vector<Tensor> detail::hybrid_backward(const OneOp& op, const Tensor& cotangent) {
+  const Call& call = op.call;
+  const BackwardInputs x = op.kept(cotangent);
   const std::array<Tensor, 4> read{x.q, x.k, x.v, cotangent};
-  if (!all_finite(read)) return fused_backward(x);  // 0 x NaN: see attention.cpp
-  const DType wide = x.lse.dtype();                 // 16 bits are for storage
+  if (!all_finite(read)) return fused_backward(op, cotangent);  // 0 x NaN: see attention.cpp
+  const DType wide = x.lse.dtype();                             // 16 bits are for storage
   const auto rows_of = [&](const Tensor& t) { return as_one_row(*call.plan, to(t, wide)); };
   const Tensor q = rows_of(x.q), k = rows_of(x.k), v = rows_of(x.v), d_o = rows_of(x.d_o);
   const auto as_column = [&](const Tensor& t) { return rows_of(unsqueeze(permute(t, {0, 2, 1}), -1)); };
@@ -139,13 +140,25 @@ std::vector<Tensor> detail::Hybrid::backward(const Tensor& cotangent) {
   }
   dq = as_rows(*call.plan, dq), dk = as_rows(*call.plan, dk), dv = as_rows(*call.plan, dv);
   d_terms = finished_terms(call, d_terms, x.terms, x.lse, permute(squeeze(as_rows(*call.plan, less), -1), {0, 2, 1}));
-  if (!packed) return finished({dq, dk, dv}, x.q.dtype(), d_terms);
-  return finished({cat({unsqueeze(dq, 2), unsqueeze(dk, 2), unsqueeze(dv, 2)}, 2)}, x.q.dtype(), d_terms);
+  if (!op.packed) return op.finished({dq, dk, dv}, x.q.dtype(), d_terms);
+  return op.finished({cat({unsqueeze(dq, 2), unsqueeze(dk, 2), unsqueeze(dv, 2)}, 2)}, x.q.dtype(), d_terms);
 }
 
 // ---- fused --------------------------------------------------------------------------------------
 
-// The kernel of run_backward() in call.h goes through the same lines, tile by tile.
-std::vector<Tensor> detail::Fused::backward(const Tensor& dO) { return fused_backward(kept(dO)); }
+// The kernels that run_backward() calls go through the same lines, tile by tile.
+std::vector<Tensor> detail::fused_backward(const OneOp& op, const Tensor& dO) {
+  const Call& call = op.call;
+  BackwardInputs x = op.kept(dO);
+  x.d_o = in_rows(x.d_o);
+  const BackwardRun run = decide_backward(call, call.plan->parts(), x, true);
+  std::vector<Tensor> dx = op.gradients_like_inputs(run);
+  std::array<Tensor, 3> d = op.packed ? OneOp::parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
+  TermTensors d_terms = term_sums(call, x.terms);
+  run_backward(call, run, x, d, d_terms);  // dQ, dK, dV
+  d = {};                                  // shares dx, which finished() frees as it converts
+  d_terms = finished_terms(call, std::move(d_terms), x.terms, x.lse, x.delta);
+  return op.finished(std::move(dx), x.q.dtype(), std::move(d_terms));
+}
 
 }  // namespace hilt

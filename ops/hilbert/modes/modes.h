@@ -13,15 +13,9 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
 
 namespace detail {
 
-struct Hybrid final : OneOp {
-  std::string_view name() const override { return "attention (hybrid)"; }
-  std::vector<Tensor> backward(const Tensor& cotangent) override;
-};
-
-struct Fused final : OneOp {
-  std::string_view name() const override { return "attention (fused)"; }
-  std::vector<Tensor> backward(const Tensor& cotangent) override;
-};
+/// How hybrid and fused go back from what their op keeps.
+std::vector<Tensor> hybrid_backward(const OneOp& op, const Tensor& cotangent);
+std::vector<Tensor> fused_backward(const OneOp& op, const Tensor& cotangent);
 
 }  // namespace detail
 

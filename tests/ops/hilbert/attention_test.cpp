@@ -982,25 +982,32 @@ template <Isa I, class T> void judge_kernels(const PlanSpec& spec, Index dim, do
       .batch = batch, .queries = length, .heads = heads, .kv_heads = kv_heads, .dim = dim, .scale = n.scale, .key = {}};
   std::vector<std::int32_t> all(at(heads));
   std::iota(all.begin(), all.end(), 0);
-  const CpuAt<I> cpu;
+  const kernels::Kernels on = kernels::kernels_at(CpuAt<I>{}, dtype_of<T>);
   const auto pass_over = [&](std::int32_t tiling) {
     return kernels::AttentionPass{sizes,          &plan.tilings()[at(tiling)], all.data(),       heads,
                                   read(q, heads), read(k, kv_heads),           read(v, kv_heads)};
   };
   bool fresh = true;
   for (const std::int32_t i : plan.tilings_of(0)) {
-    kernels::attention_forward(cpu, {pass_over(i), written(o.data(), heads), lse.data(), fresh});
+    const kernels::ForwardPass pass{pass_over(i), written(o.data(), heads), lse.data(), fresh};
+    on.forward({}, pass, on.route_forward({}, pass));
     fresh = false;
   }
   Guarded<T> stored(batch * length * heads * pitch, nan);
   for (Index r = 0; r < batch * length * heads; ++r)
     for (Index d = 0; d < dim; ++d) stored.data()[r * pitch + d] = T(o.data()[r * dim + d]);
-  kernels::attention_delta(cpu, {sizes, read(stored, heads), read(d_o, heads), delta.data()});
-  for (const std::int32_t i : plan.tilings_of(0))
-    kernels::attention_backward(cpu,
-                                {pass_over(i), read(stored, heads), read(d_o, heads), lse.data(), delta.data(),
-                                 written(dq.data(), heads), written(dk.data(), kv_heads), written(dv.data(), kv_heads)},
-                                {});
+  on.delta({}, {sizes, read(stored, heads), read(d_o, heads), delta.data()});
+  for (const std::int32_t i : plan.tilings_of(0)) {
+    const kernels::BackwardPass pass{pass_over(i),
+                                     read(stored, heads),
+                                     read(d_o, heads),
+                                     lse.data(),
+                                     delta.data(),
+                                     written(dq.data(), heads),
+                                     written(dk.data(), kv_heads),
+                                     written(dv.data(), kv_heads)};
+    on.backward({}, pass, on.route_backward({}, pass, false));
+  }
   EXPECT_TRUE(q.is_whole() && k.is_whole() && v.is_whole() && d_o.is_whole() && stored.is_whole());
   EXPECT_TRUE(o.is_whole() && lse.is_whole() && delta.is_whole() && dq.is_whole() && dk.is_whole() && dv.is_whole())
       << "a kernel wrote beside its output";
