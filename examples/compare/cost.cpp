@@ -44,19 +44,9 @@ Cost cost_of_tape(const std::vector<hilt::NodeReport>& tape) {
   return cost;
 }
 
-bool by_pairs(const Problem& p) {
-  Index listed = 0, tiles = 0;
-  if (!p.q.device().is_cpu()) return false;
-  each_tiling(*p.plan, [&](const hilt::Tiling& t, double) {
-    const hilt::KernelWork work = hilt::kernel_work(t, p.q.device(), p.scored());
-    tiles += work.tiles, listed += work.one_by_one;
-  });
-  return 2 * listed > tiles;
-}
-
 bool whole_delta(const Lesson& lesson) {
   const std::string route = route_of(lesson, "backward");
-  if (route != "cpu") return route != "hopper_one_owner";
+  if (!route.starts_with("cpu")) return route != "hopper_one_owner";
   const Problem& p = lesson.problem;
   std::vector<std::set<std::pair<std::size_t, std::int32_t>>> met(at(p.kv_heads()));  // (branch, tiling)
   for (Index h = 0; h < p.heads(); ++h) {

@@ -188,8 +188,6 @@ std::size_t dense_peak(const Problem& problem);
 
 // ---- summary.cpp: plain text that the page shares, every figure in it this run's ---------------
 std::string sizes_text(const Lesson& lesson);  // batch 1, length 4096 (64x64), heads 4, ..
-/// Whether a CPU's kernel takes most pairs of the plan one by one.
-bool by_pairs(const Problem& problem);
 /// Whether a kernel has the whole column Delta at once: a CPU's only where rows of one key head
 /// meet several tilings.
 bool whole_delta(const Lesson& lesson);

@@ -20,12 +20,11 @@ Json quote(const Json& step, const std::string& where) {
 Json steps_of(const Lesson& lesson, const Json& modes) {
   Json out{{"forward", Json::array()}, {"backward", Json::array()}};
   const std::string& by_ops = lesson.mode(kTaped) ? kTaped : kDense;
-  const bool one_by_one = by_pairs(lesson.problem);
   const Json all = steps(), tape = lesson.mode(by_ops) ? modes[by_ops]["tape"] : Json::array();
   for (Json step : all["steps"]) {
     const std::string pass = step["pass"], route = route_of(lesson, pass);
-    const bool pairs = route == "cpu" && one_by_one && step.contains("cpu_pairs");
-    step[kFused] = quote(step, pairs ? "cpu_pairs" : route), step[kHybrid] = quote(step, kHybrid);
+    const bool same = route == "cpu_pairs" && !step.contains(route);  // as in whole products
+    step[kFused] = quote(step, same ? "cpu" : route), step[kHybrid] = quote(step, kHybrid);
     step["elsewhere"] = route;
     if (lesson.problem.dropout > 0 && step.contains("rule_of_dropout")) step["rule"] = step["rule_of_dropout"];
     step["nodes"] = Json::array();
@@ -41,7 +40,7 @@ Json steps_of(const Lesson& lesson, const Json& modes) {
     out[pass].push_back(step);
   }
   std::set<std::string> quoted{kHybrid, route_of(lesson, "forward"), route_of(lesson, "backward")};
-  if (one_by_one && quoted.contains("cpu")) quoted.insert("cpu_pairs");
+  if (quoted.contains("cpu_pairs")) quoted.insert("cpu");
   for (const std::string& name : quoted)
     if (all["names"].contains(name)) out["names"].push_back(all["names"][name]);
   return out;

@@ -40,7 +40,8 @@ const std::vector<Fallback>& attention_fallbacks();  // those of this thread
 void clear_attention_fallbacks();                    // those of this thread
 
 /// Which kernels ran, newest last: at most the 64 last passes of this thread. A pass is a tiling's
-/// forward or backward; route: cpu, plain, mma or hopper, which HILT_ROUTE forces where it serves.
+/// forward or backward; route: cpu or cpu_pairs, which takes most pairs of tokens one by one; on a
+/// GPU plain, mma or hopper, which HILT_ROUTE forces where it serves. reason: why none is faster.
 struct AttentionRoute {
   std::string_view pass, route, reason;  // literals
 };
@@ -103,8 +104,7 @@ GroupShape group_shape(const Tiling& t);  // of one tiling
 
 /// What a kernel multiplies in a pass over a tiling, for one head; a CPU may take pairs one by one.
 struct KernelWork {
-  Index pairs = 0, keys = 0;        // of queries and keys, multiplied; keys read
-  Index tiles = 0, one_by_one = 0;  // of keys; those whose pairs are taken one by one
+  Index pairs = 0, keys = 0;  // of queries and keys, multiplied; keys read
 };
 KernelWork kernel_work(const Tiling& t, Device device, bool scored);  // scored: the call has score terms
 

@@ -113,8 +113,8 @@ void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, s
 
 namespace detail {
 
-/// Hybrid or fused on a tape: the forward kernel, what it keeps, and how a mode goes back from that.
-/// Inputs: q, k and v, or the three packed, and the terms' tensors; o, or with lse both in one:
+/// Hybrid or fused on a tape: the forward kernel, what it keeps, and how a mode goes back. Inputs:
+/// q, k and v, or the three packed, and the terms' tensors; o, or with lse both in one:
 /// [B, L, H, D + 1].
 struct OneOp final : Function {
   Call call;

@@ -5,7 +5,7 @@
 namespace hilt {
 
 KernelWork kernel_work(const Tiling& t, Device device, bool scored) {
-  KernelWork work{.tiles = std::ssize(t.k_tile)};
+  KernelWork work;
   if (!device.is_cpu()) {
     for (std::size_t i = 0; i < t.q_tile.size(); ++i) {
       work.keys += t.keys_of(i);
@@ -14,8 +14,6 @@ KernelWork kernel_work(const Tiling& t, Device device, bool scored) {
     return work;
   }
   const Compact& lists = compact(t, !scored);
-  work.tiles = std::ssize(lists.k_tile);
-  work.one_by_one = std::ranges::count_if(lists.pair_begin, [](std::int32_t begin) { return begin >= 0; });
   for (std::size_t i = 0; i < lists.q_tile.size(); ++i)
     for (auto e = lists.keys_begin[i]; e < lists.keys_begin[i + 1]; ++e) {
       const std::size_t tile = at(lists.keys[at(e)].tile);

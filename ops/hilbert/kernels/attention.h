@@ -127,10 +127,10 @@ constexpr std::string_view name_of(Route route) {
 /// How a pass runs, and what it wants of memory.
 struct Decision {
   Route route = Route::cpu;
-  std::string_view reason;        // why no faster route; lives for ever
-  bool direct = false;            // of a backward pass: gradients are written, on a GPU rounded once
-  bool delta = true;              // it reads delta
-  bool every_key = true;          // where direct, it writes all keys that are listed
+  std::string_view reason;         // why no faster route; lives for ever
+  bool direct = false;             // of a backward pass: gradients are written, on a GPU rounded once
+  bool delta = true;               // it reads delta
+  bool every_key = true;           // where direct, it writes all keys that are listed
   const Compact* lists = nullptr;  // on a CPU: the pass's compact() lists
 };
 /// Decides from sizes, tiles, types and inputs. `whole`: this pass alone makes all gradients.
