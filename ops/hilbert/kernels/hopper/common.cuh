@@ -248,7 +248,6 @@ template <int kTiles> struct Records {
 #pragma unroll
       for (std::uint32_t i = 0; i < sizeof(Item) / 16; ++i)
         store_shared_16(first + slot * sizeof(Item) + 16 * i, from[i]);
-      fence_block();
     }
     next();
   }
@@ -298,8 +297,7 @@ template <int kStages_, std::uint32_t kStageBytes> struct Ring {
   __device__ Ring(std::uint32_t at, std::uint32_t its_barriers, bool loads)
       : stages(at), barriers(its_barriers), parity(loads) {}
   __device__ void set_up() const {
-    constexpr int kLoad = kWarpgroup / kWarp,
-                  kMultiply = kMultiplying / kWarp;  // warps that fill a stage, and release it
+    constexpr int kLoad = kWarpgroup + 1, kMultiply = kMultiplying / kWarp;  // see announce() and release()
     for (std::uint32_t i = 0; i < kStages; ++i)
       barrier_init(barriers + 8 * i, kLoad), barrier_init(barriers + 8 * (kStages + i), kMultiply);
   }
@@ -319,56 +317,25 @@ template <int kStages_, std::uint32_t kStageBytes> struct Ring {
   }
   __device__ std::uint32_t full() const { return barriers + 8 * static_cast<std::uint32_t>(stage); }
   __device__ std::uint32_t empty() const { return full() + 8 * kStages; }
-  __device__ void wait_full() const { barrier_wait(full(), parity); }
+  __device__ void wait_empty() const { barrier_wait(empty(), parity); }
+  __device__ void wait_full() const {
+    barrier_wait(full(), parity);
+    fence_for_wgmma();
+  }
   __device__ void release() const {
     __syncwarp();
     if (static_cast<int>(threadIdx.x) % kWarp == 0) barrier_arrive(empty());
   }
 };
-/// What a thread that loads says: a stage is full when its copies have landed, and a fence lets
-/// wgmma read them. It says so kBehind stages later, so that copies stay under way, or before it
-/// waits.
-constexpr std::uint32_t kNobodysBytes = 8;  // a barrier that nobody waits for
-template <int kBehind> class Announcer {
- public:
-  __device__ explicit Announcer(std::uint32_t nobodys) : nobodys_(nobodys) {
-#pragma unroll
-    for (std::uint32_t& full : said_next_) full = nobodys;
-  }
-  /// `full`: of the stage whose copies were begun last.
-  __device__ __forceinline__ void announce(std::uint32_t full) {
-    close_copies();
-    wait_for_copies<kBehind>();
-    fence_for_wgmma();
-    say(said_next_[0]);
-#pragma unroll
-    for (int i = 1; i < kBehind; ++i) said_next_[i - 1] = said_next_[i];
-    said_next_[kBehind - 1] = full;
-  }
-  __device__ __forceinline__ void flush() {
-    wait_for_copies<0>();
-    fence_for_wgmma();
-#pragma unroll
-    for (std::uint32_t& full : said_next_) say(full), full = nobodys_;
-  }
-  template <class Stage> __device__ __forceinline__ void wait_empty(const Stage& stage) {
-    if (__all_sync(~0u, barrier_passed(stage.empty(), stage.parity))) return;
-    flush();
-    barrier_wait(stage.empty(), stage.parity);
-  }
+/// What a thread that loads says: a stage is full once its copies so far have landed. One of them
+/// may have written too, what items and steps are, and says so itself.
+__device__ __forceinline__ void announce(std::uint32_t full) {
+  arrive_when_landed(full);
+  if (threadIdx.x == 0) barrier_arrive(full);
+}
 
- private:
-  std::uint32_t nobodys_, said_next_[kBehind];
-  __device__ static void say(std::uint32_t full) {
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) barrier_arrive(full);
-  }
-};
-
-template <class... Rings>
-__device__ __forceinline__ void set_up_barriers(std::uint32_t nobodys, const Rings&... rings) {
+template <class... Rings> __device__ __forceinline__ void set_up_barriers(const Rings&... rings) {
   if (threadIdx.x == 0) {
-    barrier_init(nobodys, 1);
     (rings.set_up(), ...);
     barrier_init_done();
   }
@@ -377,8 +344,8 @@ __device__ __forceinline__ void set_up_barriers(std::uint32_t nobodys, const Rin
 
 /// What a block loads: f(item, the next one) for each, with a record of it an item ahead, and one
 /// more stage of its owners' tiles that says that there is no other. begin(item) fetches early.
-template <class Items, class Tiles, class Out, class ItemOf, class Begin, class F>
-__device__ __forceinline__ void for_items(const Work& w, std::uint32_t slot, Items& items, const Tiles& tiles, Out& out,
+template <class Items, class Tiles, class ItemOf, class Begin, class F>
+__device__ __forceinline__ void for_items(const Work& w, std::uint32_t slot, Items& items, const Tiles& tiles,
                                           const ItemOf& item_of, const Begin& begin, const F& f) {
   Turns turns{w, slot};
   turns.ask();
@@ -392,9 +359,8 @@ __device__ __forceinline__ void for_items(const Work& w, std::uint32_t slot, Ite
     else next = {.number = -1};
     f(x, next);
   }
-  out.wait_empty(tiles);
-  out.announce(tiles.full());
-  out.flush();
+  tiles.wait_empty();
+  announce(tiles.full());
 }
 
 /// A thread that loads: eight share a row, 16 bytes of every 128 a thread, so that lines stay

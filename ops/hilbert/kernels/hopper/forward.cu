@@ -49,8 +49,7 @@ template <int D_, int kKeys> struct Layout {
   static constexpr std::uint32_t kFull = 2 * kSteps * 16, kStepBytes = kFull + 16;  // of a stage
   static constexpr std::uint32_t q = 0, k = q + QueryRing::kBytes, v = k + KeyRing::kBytes, items = v + KeyRing::kBytes,
                                  steps = items + Items::kBytes, turns = steps + KeyRing::kStages * kStepBytes,
-                                 nobodys = turns + 8, barriers = nobodys + kNobodysBytes,
-                                 size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
+                                 barriers = turns + 8, size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
   static_assert(size <= kMostShared);
 };
 template <class M> struct Rings {
@@ -80,7 +79,6 @@ template <class M> struct Loader {
   const int4* visit = nullptr;  // of one step of the next stage, the first for even threads, if it has one
   bool whole = false;           // of which every row is there
   int full = 0;                 // from it on, of one visit
-  Announcer<(M::KeyRing::kStages > 2 ? 4 : 2)> out{to.base + M::nobodys};
 
   __device__ __forceinline__ void fetch_stage() {
     full = walk.full(M::kSteps);
@@ -105,16 +103,16 @@ template <class M> struct Loader {
   }
   __device__ __forceinline__ void run() {
     for_items(
-        p, to.base + M::turns, to.items, to.q, out, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
+        p, to.base + M::turns, to.items, to.q, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
         [&](const Item& x, const Item& next) { load(x, next), begin(next); });
   }
   /// Of an item the rows of Q, and those of K and V, stage by stage.
   __device__ __forceinline__ void load(const Item& x, const Item& next) {
     using Keys = typename M::Keys;
-    out.wait_empty(to.q);
+    to.q.wait_empty();
     to.items.write(next);
     if (x.steps > 0) gather.copy_held<typename M::Queries, 8>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token);
-    out.announce(to.q.full());
+    announce(to.q.full());
     to.q.next();
     int kv_head, rest;
     p.heads_each.split(x.head, kv_head, rest);
@@ -126,18 +124,18 @@ template <class M> struct Loader {
       const int its_full = full;
       visit = nullptr;
       if (walk.left > 0) fetch_stage();
-      out.wait_empty(to.k);
+      to.k.wait_empty();
       int token[4 * M::kSteps];
       gather.hand_out(held, token);
       gather.copy<Keys>(to.k.tile(), token, k, p.k.token, its_whole);
       if (threadIdx.x < 2 * M::kSteps)
         copy_step(to.steps(to.k) + threadIdx.x * 16, p.side, threadIdx.x < M::kSteps ? its_visit : visit);
       if (threadIdx.x == 0) store_shared(to.steps(to.k) + M::kFull, its_full);
-      out.announce(to.k.full());
+      announce(to.k.full());
       const auto values = to.k.behind();
-      out.wait_empty(values);
+      values.wait_empty();
       gather.copy<Keys>(values.tile(), token, v, p.v.token, its_whole);
-      out.announce(values.full());
+      announce(values.full());
       to.k.next();
     }
   }
@@ -410,7 +408,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const int group = warpgroup();
   Rings<M> rings(shared_address(memory), group == 0);
-  set_up_barriers(rings.base + M::nobodys, rings.q, rings.k, rings.k.behind());
+  set_up_barriers(rings.q, rings.k, rings.k.behind());
   if (group == 0) {
     fewer_registers<kProducerRegisters>();
     Loader<M> loader{p, rings, Gather(p.chunks)};

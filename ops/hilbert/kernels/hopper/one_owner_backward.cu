@@ -44,7 +44,7 @@ template <int D_> struct Layout {
   static constexpr std::uint32_t kv = 0, queries = kv + KeyRing::kBytes, ds = queries + QueryRing::kBytes,
                                  lse = ds + kTogether * kScoreBytes, part = lse + kStages * kRowBytes,
                                  total = part + 2 * 8 * kRowBytes, items = total + 8 * kRowBytes,
-                                 turns = items + Items::kBytes, nobodys = turns + 8, barriers = nobodys + kNobodysBytes,
+                                 turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + KeyRing::kBarriers + QueryRing::kBarriers;
   static_assert(size <= kMostShared);
 };
@@ -73,36 +73,35 @@ template <class M> struct Loader {
   const Gather gather;
   Walk walk;
   int key = -1, query = -1;  // tokens of this thread, for what is loaded next
-  Announcer<(M::QueryRing::kStages > 2 ? 2 : 1)> out{to.base + M::nobodys};
 
   __device__ __forceinline__ void fetch_keys(const Item& x) { key = gather.fetch(p.lists.k_token, x.row, x.rows); }
   __device__ __forceinline__ void fetch_queries() { query = gather.fetch(p.lists.q_token, walk.take()); }
   __device__ __forceinline__ void load_keys(const Item& x, const Item& next) {
     using Keys = typename M::Keys;
-    out.wait_empty(to.kv);
+    to.kv.wait_empty();
     to.items.write(next);
     if (x.steps > 0) {
       gather.copy_held<Keys, 8>(to.kv.tile(), key, p.k.at(x.batch, x.head), p.k.token);
       gather.copy_held<Keys, 8>(to.kv.tile() + Keys::kBytes, key, p.v.at(x.batch, x.head), p.v.token);
     }
-    out.announce(to.kv.full());
+    announce(to.kv.full());
     to.kv.next();
   }
   /// Q and dO, and L.
   __device__ __forceinline__ void load_queries(const Item& x, int head) {
     using Queries = typename M::Queries;
-    out.wait_empty(to.queries);
+    to.queries.wait_empty();
     gather.copy_held<Queries, 4>(to.queries.tile(), query, p.q.at(x.batch, head), p.q.token);
     gather.copy_held<Queries, 4>(to.queries.tile() + Queries::kBytes, query, p.d_o.at(x.batch, head), p.d_o.token);
     if (gather.mine < kCell)
       copy_4(to.lse() + static_cast<std::uint32_t>(gather.mine) * 4,
              p.lse + p.row(x.batch, head) * p.length + max(query, 0), query >= 0);
-    out.announce(to.queries.full());
+    announce(to.queries.full());
     to.queries.next();
   }
   __device__ __forceinline__ void run() {
     for_items(
-        p, to.base + M::turns, to.items, to.kv, out, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
+        p, to.base + M::turns, to.items, to.kv, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
         [&](const Item& x, const Item& next) { load(x, next); });
   }
   /// Of the item that comes next what is known early.
@@ -325,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const _
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const int group = warpgroup();
   const Rings<M> rings(shared_address(memory), group == 0);
-  set_up_barriers(rings.base + M::nobodys, rings.kv, rings.queries);
+  set_up_barriers(rings.kv, rings.queries);
   if (group == 0) {
     fewer_registers<kProducerRegisters>();
     Loader<M> loader{p, rings, Gather(p.chunks)};

@@ -31,14 +31,6 @@ __device__ __forceinline__ void barrier_init_done() {
 __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ bool barrier_passed(std::uint32_t barrier, std::uint32_t parity) {
-  std::uint32_t done;
-  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-               : "=r"(done)
-               : "r"(barrier), "r"(parity)
-               : "memory");
-  return done != 0;
-}
 __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done;
   do
@@ -87,13 +79,15 @@ __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool
 __device__ __forceinline__ void copy_4(std::uint32_t to, const void* from, bool there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
 }
+/// Arrives at a barrier once this thread's copies so far have landed.
+__device__ __forceinline__ void arrive_when_landed(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 /// This thread's copies so far, as a group; and a wait for all but the last N groups.
 __device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-/// Before an arrival that says that ordinary writes to shared memory are there.
-__device__ __forceinline__ void fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 /// Between ordinary writes to shared memory, or copies seen to have landed, and a wgmma that reads
 /// them.
 __device__ __forceinline__ void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

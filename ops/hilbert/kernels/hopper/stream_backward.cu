@@ -60,7 +60,7 @@ template <int D_, bool kKeys_> struct Layout {
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
   static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, statistic = stream + StreamRing::kBytes,
                                  steps = statistic + kStages * kRowBytes, items = steps + kStages * 32,
-                                 turns = items + Items::kBytes, nobodys = turns + 8, barriers = nobodys + kNobodysBytes,
+                                 turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
   static_assert(size <= kMostShared);
 };
@@ -109,7 +109,6 @@ template <class M> struct Loader {
   Walk walk;
   const int4* visit = nullptr;    // of the next step
   int owned = -1, streamed = -1;  // tokens of this thread, for what is loaded next
-  Announcer<(M::kStages > 5 ? 4 : 2)> out{to.base + M::nobodys};
 
   __device__ __forceinline__ void fetch_step() {
     const Step step = walk.take();
@@ -122,21 +121,21 @@ template <class M> struct Loader {
   }
   __device__ __forceinline__ void run() {
     for_items(
-        p, to.base + M::turns, to.items, to.own, out, [&](int i) { return item_of<M>(p, i); },
+        p, to.base + M::turns, to.items, to.own, [&](int i) { return item_of<M>(p, i); },
         [&](const Item& x) { begin(x); },
         [&](const Item& x, const Item& next) { load_owned(x, next), load_stream(x), begin(next); });
   }
   /// Of an item its own rows.
   __device__ __forceinline__ void load_owned(const Item& x, const Item& next) {
     using Own = typename M::Own;
-    out.wait_empty(to.own);
+    to.own.wait_empty();
     to.items.write(next);
     if (x.steps > 0) {
       const std::uint32_t tile = to.own.tile();
       gather.copy_held<Own, M::kOwned / 16>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token);
       gather.copy_held<Own, M::kOwned / 16>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token);
     }
-    out.announce(to.own.full());
+    announce(to.own.full());
     to.own.next();
   }
   /// And the tiles that stream by, with L and Delta of queries.
@@ -155,13 +154,13 @@ template <class M> struct Loader {
           if (M::kKeys && gather.mine < kCell)
             copy_4(to.statistic() + static_cast<std::uint32_t>(gather.mine) * 4, statistic + statistics + max(held, 0),
                    held >= 0);
-          out.announce(to.stream.full());
+          announce(to.stream.full());
           to.stream.next();
         };
-        out.wait_empty(to.stream);
+        to.stream.wait_empty();
         if (threadIdx.x < 2) copy_step(to.step() + threadIdx.x * 16, p.side, threadIdx.x == 0 ? its_visit : visit);
         copy_tile(a, p.stream.a.token, p.lse);
-        out.wait_empty(to.stream);
+        to.stream.wait_empty();
         copy_tile(b, p.stream.b.token, p.delta);
       }
     });
@@ -307,7 +306,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
   constexpr int D = M::D;
   const int group = warpgroup();
   Rings<M> rings(shared_address(memory), group == 0);
-  set_up_barriers(rings.base + M::nobodys, rings.own, rings.stream);
+  set_up_barriers(rings.own, rings.stream);
   if (group == 0) {
     fewer_registers<M::kProducerRegisters>();
     Loader<M> loader{p, rings, Gather(p.chunks)};
