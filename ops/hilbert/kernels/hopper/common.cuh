@@ -425,10 +425,11 @@ struct Gather {
   }
   /// The same from what each thread holds, once.
   template <class Tile, int kRows>
-  __device__ __forceinline__ void copy_held(std::uint32_t tile, int held, const Half* base, int stride) const {
+  __device__ __forceinline__ void copy_held(std::uint32_t tile, int held, const Half* base, int stride,
+                                            bool whole = false) const {
     int token[kRows];
     hand_out(held, token);
-    copy<Tile>(tile, token, base, stride, false);
+    copy<Tile>(tile, token, base, stride, whole);
   }
 };
 

@@ -111,7 +111,9 @@ template <class M> struct Loader {
     using Keys = typename M::Keys;
     to.q.wait_empty();
     to.items.write(next);
-    if (x.steps > 0) gather.copy_held<typename M::Queries, 8>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token);
+    if (x.steps > 0)
+      gather.copy_held<typename M::Queries, 8>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token,
+                                               x.rows == kTile && p.chunks == M::D / 8);
     announce(to.q.full());
     to.q.next();
     int kv_head, rest;

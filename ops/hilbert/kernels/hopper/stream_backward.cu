@@ -109,10 +109,12 @@ template <class M> struct Loader {
   Walk walk;
   const int4* visit = nullptr;    // of the next step
   int owned = -1, streamed = -1;  // tokens of this thread, for what is loaded next
+  bool whole = false;             // every row of the next step is there
 
   __device__ __forceinline__ void fetch_step() {
     const Step step = walk.take();
     streamed = gather.fetch(p.stream.token, step), visit = step.from;
+    whole = step.rows == kCell && p.chunks == M::D / 8;
   }
   __device__ __forceinline__ void begin(const Item& x) {
     owned = gather.fetch(p.own.token, x.row + x.half * kCell, x.rows - x.half * kCell);
@@ -131,9 +133,11 @@ template <class M> struct Loader {
     to.own.wait_empty();
     to.items.write(next);
     if (x.steps > 0) {
+      constexpr int kEach = M::kOwned / 16;
       const std::uint32_t tile = to.own.tile();
-      gather.copy_held<Own, M::kOwned / 16>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token);
-      gather.copy_held<Own, M::kOwned / 16>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token);
+      const bool all = x.rows - x.half * kCell >= M::kOwned && p.chunks == M::D / 8;
+      gather.copy_held<Own, kEach>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token, all);
+      gather.copy_held<Own, kEach>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token, all);
     }
     announce(to.own.full());
     to.own.next();
@@ -145,12 +149,13 @@ template <class M> struct Loader {
       const Half *const a = p.stream.a.at(x.batch, head), *const b = p.stream.b.at(x.batch, head);
       for (int i = 0; i < x.steps; ++i) {
         const int held = streamed;
+        const bool its_whole = whole;
         const int4* const its_visit = visit;
         visit = nullptr;
         if (walk.left > 0) fetch_step();
         else if (!last) walk = Walk(p, x), fetch_step();
         const auto copy_tile = [&](const Half* base, int stride, const float* statistic) {
-          gather.copy_held<typename M::Stream, 4>(to.stream.tile(), held, base, stride);
+          gather.copy_held<typename M::Stream, 4>(to.stream.tile(), held, base, stride, its_whole);
           if (M::kKeys && gather.mine < kCell)
             copy_4(to.statistic() + static_cast<std::uint32_t>(gather.mine) * 4, statistic + statistics + max(held, 0),
                    held >= 0);
