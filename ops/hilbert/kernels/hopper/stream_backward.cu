@@ -48,18 +48,18 @@ template <int D_, bool kKeys_> struct Layout {
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
   static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
   static constexpr int kOwned = kSplit ? kCell : kTile;  // rows
-  static constexpr int kStages = D == 64              ? 12
-                                 : D <= 128           ? 6
-                                 : kSplit || D == 192 ? 5
-                                                      : 3;  // a tile of one operand each
+  // A stage has both tiles of a step; or, where they are too large, one.
+  static constexpr int kTiles = D <= 128 ? 2 : 1;
+  static constexpr int kStages = D == 64 ? 6 : D <= 128 ? 3 : kSplit || D == 192 ? 5 : 3;
   using Own = Tile<D, kOwned>;
   using Stream = Tile<D, kCell>;
   using OwnRing = Ring<D <= 128 || (kSplit && D == 192) ? 2 : 1, 2 * Own::kBytes>;
-  using StreamRing = Ring<kStages, Stream::kBytes>;
+  using StreamRing = Ring<kStages, kTiles * Stream::kBytes>;
   using Items = Records<OwnRing::kStages>;
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
+  static constexpr std::uint32_t kStepBytes = 16;        // its row and mask, what is known of it, and of the next one
   static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, statistic = stream + StreamRing::kBytes,
-                                 steps = statistic + kStages * kRowBytes, items = steps + kStages * 32,
+                                 steps = statistic + kStages * kTiles * kRowBytes, items = steps + kStages * kStepBytes,
                                  turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
   static_assert(size <= kMostShared);
@@ -74,16 +74,27 @@ template <class M> struct Rings {
         own(base + M::own, base + M::barriers, loads),
         stream(base + M::stream, own.barriers + M::OwnRing::kBarriers, loads),
         items{base + M::items} {}
-  /// Both tiles.
-  __device__ void wait_for_step() const {
-    auto second = stream;
-    second.next();
-    stream.wait_full();
-    second.wait_full();
+  /// The stage of a step's second tile.
+  __device__ auto second() const {
+    auto other = stream;
+    if constexpr (M::kTiles == 1) other.next();
+    return other;
   }
-  __device__ std::uint32_t statistic() const { return stream.row(base + M::statistic, M::kRowBytes); }
-  __device__ std::uint32_t step() const { return stream.row(base + M::steps, 32); }
+  __device__ void wait_for_step() const {
+    stream.wait_full();
+    if constexpr (M::kTiles == 1) second().wait_full();
+  }
+  __device__ std::uint32_t statistic() const { return stream.row(base + M::statistic, M::kTiles * M::kRowBytes); }
+  __device__ std::uint32_t step() const { return stream.row(base + M::steps, M::kStepBytes); }
+  /// What is known of this step, or 1: of the next one, early.
+  __device__ std::uint32_t known(std::uint32_t next) const {
+    return static_cast<std::uint32_t>(load_shared(step() + 8 + 4 * next));
+  }
 };
+
+/// The cells of a step, or kRun and how many steps from it on are full.
+constexpr std::uint32_t kRun = 1u << 31;
+static_assert(Visits::kMasks < kRun >> 16);
 
 /// An item, or with kSplit a half of one, which has no steps where it has no rows.
 template <class M> __device__ __forceinline__ Item item_of(const Work& p, int i) {
@@ -107,13 +118,16 @@ template <class M> struct Loader {
   Rings<M> to;
   const Gather gather;
   Walk walk;
-  const int4* visit = nullptr;    // of the next step
   int owned = -1, streamed = -1;  // tokens of this thread, for what is loaded next
-  bool whole = false;             // every row of the next step is there
+  int row = 0, mask = 0;          // of the next step
+  std::uint32_t known = 0;        // see kRun
+  bool whole = false;             // every row of it is there
 
   __device__ __forceinline__ void fetch_step() {
+    const int full = M::kTiles == 2 && p.drops == 0 ? walk.full(1) : 0;
     const Step step = walk.take();
-    streamed = gather.fetch(p.stream.token, step), visit = step.from;
+    known = full > 1 ? kRun | static_cast<std::uint32_t>(full) : step.cells;
+    streamed = gather.fetch(p.stream.token, step), row = step.row, mask = step.mask;
     whole = step.rows == kCell && p.chunks == M::D / 8;
   }
   __device__ __forceinline__ void begin(const Item& x) {
@@ -150,23 +164,30 @@ template <class M> struct Loader {
       for (int i = 0; i < x.steps; ++i) {
         const int held = streamed;
         const bool its_whole = whole;
-        const int4* const its_visit = visit;
-        visit = nullptr;
+        int4 its{row, mask, static_cast<int>(known), 0};
         if (walk.left > 0) fetch_step();
         else if (!last) walk = Walk(p, x), fetch_step();
-        const auto copy_tile = [&](const Half* base, int stride, const float* statistic) {
-          gather.copy_held<typename M::Stream, 4>(to.stream.tile(), held, base, stride, its_whole);
+        int token[4];
+        gather.hand_out(held, token);
+        const auto copy_tile = [&](int second, const Half* base, int stride, const float* statistic) {
+          const auto place = static_cast<std::uint32_t>(M::kTiles == 2 ? second : 0);
+          gather.copy<typename M::Stream>(to.stream.tile() + place * M::Stream::kBytes, token, base, stride, its_whole);
           if (M::kKeys && gather.mine < kCell)
-            copy_4(to.statistic() + static_cast<std::uint32_t>(gather.mine) * 4, statistic + statistics + max(held, 0),
-                   held >= 0);
-          announce(to.stream.full());
-          to.stream.next();
+            copy_4(to.statistic() + place * M::kRowBytes + static_cast<std::uint32_t>(gather.mine) * 4,
+                   statistic + statistics + max(held, 0), held >= 0);
         };
         to.stream.wait_empty();
-        if (threadIdx.x < 2) copy_step(to.step() + threadIdx.x * 16, p.side, threadIdx.x == 0 ? its_visit : visit);
-        copy_tile(a, p.stream.a.token, p.lse);
-        to.stream.wait_empty();
-        copy_tile(b, p.stream.b.token, p.delta);
+        its.w = static_cast<int>(known);
+        if (threadIdx.x == 0) store_shared_16(to.step(), its);
+        copy_tile(0, a, p.stream.a.token, p.lse);
+        if constexpr (M::kTiles == 1) {
+          announce(to.stream.full());
+          to.stream.next();
+          to.stream.wait_empty();
+        }
+        copy_tile(1, b, p.stream.b.token, p.delta);
+        announce(to.stream.full());
+        to.stream.next();
       }
     });
   }
@@ -193,7 +214,7 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
     else return owned;
   }
   __device__ __forceinline__ void skip() const {
-    for (int i = 0; i < 2; ++i) from.stream.release(), from.stream.next();
+    for (int i = 0; i < 2; i += M::kTiles) from.stream.release(), from.stream.next();
   }
   /// dV of a step: S^T alone.
   __device__ __forceinline__ void values(const Step& step, bool first) const {
@@ -221,52 +242,63 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
     from.stream.release();
     from.stream.next();
   }
-  /// own, row, stream: with kDrops where rows begin, and which head it is.
+  /// A step, or `n` that are full; `ahead`: what is known of the one behind. own_row, head: with
+  /// kDrops, where owned rows begin, and which head it is.
   template <bool kMasked>
-  __device__ __forceinline__ void run(const Step& step, bool first, int own_row, int row, std::uint32_t head) const {
-    float s[32], t[32];
+  __device__ __forceinline__ void run(const Step& step, int n, bool first, std::uint32_t& ahead, int own_row,
+                                      std::uint32_t head) const {
+    constexpr bool kBoth = M::kKeys && !M::kSplit;
     const std::uint32_t own = from.own.tile() + (M::kSplit ? 0 : at.rows());
     std::uint32_t word = 0;
     if constexpr (kMasked) word = word_of(p, step, at);
-    const auto stream_a = from.stream;
-    const std::uint32_t a = from.stream.tile(), lse_at = from.statistic();
-    wgmma_begin();
-    multiply_rows<E, Own, Stream>(s, own, a);
-    wgmma_commit();
-    from.stream.next();
-    const std::uint32_t b = from.stream.tile(), delta_at = from.statistic();
-    wgmma_begin();
-    multiply_rows<E, Own, Stream>(t, own + Own::kBytes, b);
-    wgmma_commit();
-    std::uint32_t survive = 0;
-    if constexpr (kDrops) survive = survivors<!M::kKeys>(p, head, own_row, row, at);
-    wgmma_wait<1>();
-    settle(s);
-    for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
-    wgmma_wait<0>();
-    settle(t);
-    constexpr bool kBoth = M::kKeys && !M::kSplit;
-    if constexpr (!kBoth) from.stream.release();
-    if constexpr (kDrops) mask(t, 0, survive, 0.0f);
-    for_scores(of(delta_at, delta),
-               [&](int i, float d) { t[i] = s[i] * (kDrops ? fmaf(t[i], p.survivor, -d) : t[i] - d); });
-    if constexpr (kDrops && kBoth) mask(s, 0, survive, 0.0f);
-    if constexpr (kMasked) {
-      if constexpr (kBoth) mask(s, 0, word, 0.0f);
-      mask(t, 0, word, 0.0f);
+#pragma unroll 1
+    for (;;) {
+      float s[32], t[32];
+      const auto here = from.stream, there = from.second();
+      const std::uint32_t a = here.tile(), b = M::kTiles == 2 ? a + Stream::kBytes : there.tile(),
+                          lse_at = from.statistic();
+      wgmma_begin();
+      multiply_rows<E, Own, Stream>(s, own, a);
+      wgmma_commit();
+      from.stream = there;
+      const std::uint32_t delta_at = M::kTiles == 2 ? lse_at + M::kRowBytes : from.statistic();
+      wgmma_begin();
+      multiply_rows<E, Own, Stream>(t, own + Own::kBytes, b);
+      wgmma_commit();
+      std::uint32_t survive = 0;
+      if constexpr (kDrops) survive = survivors<!M::kKeys>(p, head, own_row, step.row, at);
+      wgmma_wait<1>();
+      settle(s);
+      for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
+      wgmma_wait<0>();
+      settle(t);
+      if constexpr (!kBoth && M::kTiles == 1) there.release();
+      if constexpr (kDrops) mask(t, 0, survive, 0.0f);
+      for_scores(of(delta_at, delta),
+                 [&](int i, float d) { t[i] = s[i] * (kDrops ? fmaf(t[i], p.survivor, -d) : t[i] - d); });
+      if constexpr (kDrops && kBoth) mask(s, 0, survive, 0.0f);
+      if constexpr (kMasked) {
+        if constexpr (kBoth) mask(s, 0, word, 0.0f);
+        mask(t, 0, word, 0.0f);
+      }
+      std::uint32_t weights[4][4], slopes[4][4];
+      if constexpr (kBoth) pack<E>(weights, s);
+      pack<E>(slopes, t);
+      wgmma_begin();
+      if constexpr (kBoth) multiply<E, Stream>(db, weights, b, !first);
+      multiply<E, Stream>(da, slopes, a, !first);
+      wgmma_commit();
+      wgmma_wait<0>();
+      settle(da);
+      if constexpr (kBoth) settle(db);
+      if constexpr (kBoth && M::kTiles == 1) there.release();
+      here.release();
+      from.stream.next();
+      if (kMasked || kDrops || M::kTiles == 1 || --n == 0) return;
+      first = false;
+      from.wait_for_step();
+      ahead = from.known(1);
     }
-    std::uint32_t weights[4][4], slopes[4][4];
-    if constexpr (kBoth) pack<E>(weights, s);
-    pack<E>(slopes, t);
-    wgmma_begin();
-    if constexpr (kBoth) multiply<E, Stream>(db, weights, b, !first);
-    multiply<E, Stream>(da, slopes, a, !first);
-    wgmma_commit();
-    wgmma_wait<0>();
-    settle(da);
-    if constexpr (kBoth) settle(db), from.stream.release();
-    stream_a.release();
-    from.stream.next();
   }
 };
 
@@ -325,14 +357,14 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
   for (bool more = true; more;) {
     rings.own.wait_full();
     bool first = true;
+    int token[2];
     {
       const Item x = rings.items.read();
       more = x.number >= 0;
       if constexpr (M::kSplit) at.row += (x.half - at.half) * kCell, at.half = x.half;
+      tokens_of(p, x, at, token);
       ByRow lse{}, delta{};  // of owned queries
       if constexpr (!M::kKeys) {
-        int token[2];
-        tokens_of(p, x, at, token);
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           if (token[h] >= 0) {
@@ -342,32 +374,38 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
       }
       const Accumulate<E, M, kDrops, sizeof(db) / 4> accumulate{p, at, role, rings, lse, delta, da, db};
       const int heads = M::kKeys ? x.last_head - x.first_head : 1, own_row = x.row + at.half * kCell;
-      StepRow step_row;
       std::uint32_t head = 0;
-      std::uint32_t cells = 0;  // of a step, read with the one before
+      std::uint32_t known = 0;  // of a step, read with the one before
       int slot = x.first_head, in_head = 0;
 #pragma unroll 1
-      for (int all = heads * x.steps, left = all; left > 0; --left) {
+      for (int all = heads * x.steps, left = all; left > 0;) {
         rings.wait_for_step();
-        const std::uint32_t its = rings.step();
-        if (left == all) cells = agreed_cells(read_cells(its));
-        const Step step = step_of(its, cells, kDrops || Step{0, 0, cells}.cell(at.half) == Visits::kCompare);
-        const std::uint32_t ahead = read_cells(its + 16);
+        if (left == all) known = agreed_cells(rings.known(0));
+        std::uint32_t ahead = rings.known(1);
+        const bool runs = known & kRun;
+        const int n = runs ? static_cast<int>(known & ~kRun) : 1;
+        const std::uint32_t cells = runs ? Step::kAllFull : known;
+        Step step{0, 0, cells};
+        if (kDrops || step.cell(at.half) == Visits::kCompare) {
+          const int4 its = load_shared_16(rings.step());
+          step.row = its.x, step.mask = its.y;
+        }
         if constexpr (kDrops) {
           if (in_head == 0) {
-            step_row = {}, in_head = x.steps;
+            in_head = x.steps;
             head =
                 p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, M::kKeys ? p.query_head[slot++] : x.head));
           }
-          --in_head, step_row.go_on(step.row);
+          --in_head;
         }
         const int cell = step.cell(at.half);
         if (cell == Visits::kEmpty) accumulate.skip();
         else if (M::kSplit && role == 1) accumulate.values(step, first);
-        else if (cell == Visits::kFull) accumulate.template run<false>(step, first, own_row, step_row.row, head);
-        else accumulate.template run<true>(step, first, own_row, step_row.row, head);
+        else if (cell == Visits::kFull) accumulate.template run<false>(step, n, first, ahead, own_row, head);
+        else accumulate.template run<true>(step, n, first, ahead, own_row, head);
         first = first && cell == Visits::kEmpty;
-        cells = agreed_cells(ahead);
+        left -= n;
+        known = agreed_cells(ahead);
       }
     }
     rings.own.release();
@@ -380,8 +418,6 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
     }
     const Item x = rings.items.read();
     rings.items.next();
-    int token[2];
-    tokens_of(p, x, at, token);
     bool finite = true;
     if (p.redo) {
 #pragma unroll
