@@ -39,7 +39,8 @@ struct VisitsView {
     bool wide;                          // two steps at a time waste less than they save
     bool busy;                          // an owner has a good many steps
     bool uneven;                        // some have more than others
-    double longest;                     // the most steps of an owner, among all steps
+    Index steps;                        // the most of an owner
+    double longest;                     // that, among all steps
     std::vector<std::int32_t> portion;  // of owners, see VisitSide; where this process reads it
     Index made;
   };

@@ -109,12 +109,13 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
       return !side.owner.empty() && 4 * side.owner[0].steps > 5 * side.owner[side.owner.size() / 2].steps;  // sorted
     };
     view.queries.uneven = uneven(made.queries), view.keys.uneven = uneven(made.keys);
-    const auto longest = [](const VisitSide& side) {
+    const auto count_steps = [](const VisitSide& side, VisitsView::Side& its) {
       Index all = 1;
       for (const VisitSide::Owner& o : side.owner) all += o.steps;
-      return side.owner.empty() ? 0 : static_cast<double>(side.owner[0].steps) / static_cast<double>(all);
+      its.steps = side.owner.empty() ? 0 : side.owner[0].steps;
+      its.longest = static_cast<double>(its.steps) / static_cast<double>(all);
     };
-    view.queries.longest = longest(made.queries), view.keys.longest = longest(made.keys);
+    count_steps(made.queries, view.queries), count_steps(made.keys, view.keys);
     view.queries.portion = made.queries.portion, view.keys.portion = made.keys.portion;
     view.queries.made = made.queries.made, view.keys.made = made.keys.made;
     return made;

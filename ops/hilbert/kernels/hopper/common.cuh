@@ -176,7 +176,8 @@ template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Mar
   }
   constexpr Index kInCache = 8 << 20;
   const auto owners = static_cast<Index>(w.side.owner.size());
-  const Index all = s.batch * slots, each_reads = 4 * s.queries * s.dim;
+  // Owners of a call that work at the same time visit much the same rows.
+  const Index all = s.batch * slots, each_reads = 4 * kCell * std::max<Index>(w.side.steps, 1) * s.dim;
   const bool alone = w.side.busy && !w.side.uneven;  // a call's owners after each other
   // Where they differ, a section keeps all multiprocessors busy as long as its longest item takes.
   const auto enough = static_cast<Index>(2 * properties(where.device).multiprocessors * w.side.longest);
