@@ -179,6 +179,8 @@ std::vector<Case> of_every_size() {
       add({.pattern = "segment:64", .batch = 2, .length = 1037, .heads = 4, .kv_heads = 2, .causality = token});
       add({.pattern = "segment:100", .length = 1037, .heads = 3, .kv_heads = 1});
       add({.pattern = "segment:16", .length = 2000});
+      add({.pattern = "segment:200", .batch = 2, .length = 1000});
+      add({.pattern = "segment:256", .length = 1000});
       add({.pattern = "segment:300", .length = 1000, .causality = token});
       add({.pattern = "segment:512,dilation=4,offset=1", .length = 1024, .mode = DilationMode::longnet});
       add({.pattern = "segment:1024,dilation=64", .length = 3000, .heads = 4, .kv_heads = 1});

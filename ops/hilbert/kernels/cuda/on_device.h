@@ -31,6 +31,9 @@ struct TilingView {
   Grid grid = {};
 };
 
+/// Of owners in pairs, at most: dQ of so many fits in shared memory.
+constexpr std::int32_t kPairSteps = 4;
+
 /// The visits of a Tiling, likewise.
 struct VisitsView {
   struct Side {
@@ -47,6 +50,7 @@ struct VisitsView {
   Side queries, keys;
   std::span<const std::uint32_t> mask;
   bool mixed, one_owner, eights;
+  bool paired;  // owners of keys, in a row, that visit the same kPairSteps steps or fewer, which no other does
 };
 
 /// Copied there by the first call, kept as long as the tiling.

@@ -1,8 +1,10 @@
 // The lists of a tiling in a GPU's memory: packed in one block, copied once, kept with it.
 #include "ops/hilbert/kernels/cuda/on_device.h"
+#include <algorithm>
 #include <cstring>
 #include "core/cuda/context.h"
 #include "core/tensor.h"
+#include "ops/hilbert/plan/attends.h"
 
 namespace hilt {
 
@@ -75,6 +77,29 @@ template <class View, class Make> const View& image_of(const Tiling& t, Cuda whe
   return t.memo.get<Image<View>>({where.device}, copied).view;
 }
 
+/// See VisitsView.
+bool are_paired(const Visits& v) {
+  const std::vector<VisitSide::Owner>& owner = v.keys.owner;  // sorted by steps
+  if (owner.empty() || owner.size() % 2 != 0 || owner[0].steps > kPairSteps || v.keys.portion.size() > 2) return false;
+  const auto first_rows = [&](const VisitSide::Owner& o) {
+    std::vector<std::int32_t> rows;
+    for (const VisitSide::Visit& visit : std::span(v.keys.visit).subspan(at(o.first), at(o.visits)))
+      for (std::int32_t row = 0; row < visit.rows; row += Visits::kCell) rows.push_back(visit.row + row);
+    return rows;
+  };
+  std::vector<std::int32_t> visited, all;
+  for (std::size_t i = 0; i < owner.size(); i += 2) {
+    const std::vector<std::int32_t> rows = first_rows(owner[i]);
+    if (rows != first_rows(owner[i + 1])) return false;
+    visited.insert(visited.end(), rows.begin(), rows.end());
+  }
+  for (const VisitSide::Owner& q : v.queries.owner)
+    for (std::int32_t row = 0; row < q.rows; row += Visits::kCell) all.push_back(q.row + row);
+  std::ranges::sort(visited);
+  std::ranges::sort(all);
+  return visited == all;
+}
+
 }  // namespace
 
 const TilingView& on_device(const Tiling& t, Cuda where) {
@@ -100,6 +125,7 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
   return image_of<VisitsView>(t, where, [&](VisitsView& view) {
     Visits made = visits_of(t);
     view.mixed = made.mixed, view.one_owner = made.one_owner, view.eights = made.eights;
+    view.paired = are_paired(made);
     // A step of 64 takes about a fifth longer than half of one of 128.
     const auto wide = [](const VisitSide& side) { return 5 * side.cells_wide <= 6 * side.cells; };
     view.queries.wide = wide(made.queries), view.keys.wide = wide(made.keys);

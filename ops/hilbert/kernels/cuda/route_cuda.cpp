@@ -129,10 +129,13 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
   if (d.reason.empty() && !is_aligned(b.d_o)) d.reason = "rows do not lie at multiples of 16 bytes";
   d.direct = whole;
   if (d.reason.empty()) {
-    const bool one = whole && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && b.sizes.dropout == 0 &&
-                     visits_on_device(*b.tiling, where).one_owner;
-    d.route = one ? Route::hopper_one_owner : Route::hopper, d.delta = !one;
-    if (!one) d.reason = "in two passes, as no one owner has all keys of a query, or gradients are added up";
+    const VisitsView& visits = visits_on_device(*b.tiling, where);
+    const bool fits = whole && b.sizes.dropout == 0;
+    const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && visits.one_owner;
+    const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && visits.paired &&
+                     !visits.one_owner;
+    d.route = one || two ? Route::hopper_one_owner : Route::hopper, d.delta = !one;
+    if (!one && !two) d.reason = "in two passes, as no one owner has all keys of a query, or gradients are added up";
     return d;
   }
   const Reason slow = is_aligned(b.d_o) ? why_not_mma(where, b) : Reason("rows do not lie at multiples of 16 bytes");

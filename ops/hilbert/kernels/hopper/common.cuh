@@ -44,7 +44,7 @@ struct alignas(16) Item {
   int number;  // below 0: there is none, and nothing to do
   int head, batch, first_head, last_head;
   int row, rows, visit, steps, tile, tiles;
-  int half;                                            // where the halves of an owner are two items
+  int part;                                            // which half of an owner, or which owner of a group
   int front_row, front_rows, front_cells, front_mask;  // the first visit
 };
 
@@ -78,16 +78,19 @@ struct Work {
   // longest items of a section first.
   int last_section;  // where it begins
   Divisor section, calls, last_calls, slots;
+  Divisor group;  // so many owners in a row are one block's
   std::int16_t head[kHeads], first_head[kHeads + 1], query_head[kHeads];
 
   __device__ __forceinline__ Item item(int i) const {
     Item x{};
     x.number = i;
-    int part, rest, owner, call, slot;
-    section.split(i, part, rest);
-    if (i >= last_section) last_calls.split(i - last_section, owner, call);
+    int number, its_section, rest, owner, call, slot;
+    group.split(i, number, x.part);
+    section.split(number, its_section, rest);
+    if (number >= last_section) last_calls.split(number - last_section, owner, call);
     else calls.split(rest, owner, call);
-    slots.split(part * static_cast<int>(calls.d) + call, x.batch, slot);
+    owner = owner * static_cast<int>(group.d) + x.part;
+    slots.split(its_section * static_cast<int>(calls.d) + call, x.batch, slot);
     x.head = head[slot], x.first_head = first_head[slot], x.last_head = first_head[slot + 1];
     static_assert(sizeof(VisitSide::Owner) == 48);
     const int4* const from = reinterpret_cast<const int4*>(side.owner.data()) + 3 * owner;
@@ -152,7 +155,8 @@ struct Walk {
 };
 
 /// Of one portion of owners. kKeys: keys are owned.
-template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion) {
+template <bool kKeys>
+Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion, Index group = 1) {
   const auto divisor = [](Index d) { return Divisor(static_cast<std::uint32_t>(d)); };
   const AttentionSizes& s = a.sizes;
   const VisitsView& visits = visits_on_device(*a.tiling, where);
@@ -175,7 +179,7 @@ template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Mar
     w.first_head[slots] = static_cast<std::int16_t>(i + 1);
   }
   constexpr Index kInCache = 8 << 20;
-  const auto owners = static_cast<Index>(w.side.owner.size());
+  const Index groups = static_cast<Index>(w.side.owner.size()) / group;
   // Owners of a call that work at the same time visit much the same rows.
   const Index all = s.batch * slots, each_reads = 4 * kCell * std::max<Index>(w.side.steps, 1) * s.dim;
   const bool alone = w.side.busy && !w.side.uneven;  // a call's owners after each other
@@ -183,47 +187,52 @@ template <bool kKeys> Work work_of(Cuda where, const AttentionPass& a, const Mar
   const auto enough = static_cast<Index>(2 * properties(where.device).multiprocessors * w.side.longest);
   const Index calls = alone ? 1 : std::clamp<Index>(std::max(kInCache / each_reads, enough), 1, all),
               whole = (all - 1) / calls;
-  w.items = static_cast<int>(all * owners), w.last_section = static_cast<int>(whole * calls * owners);
-  w.section = divisor(calls * owners), w.calls = divisor(calls), w.last_calls = divisor(all - whole * calls);
-  w.slots = divisor(slots);
+  w.items = static_cast<int>(all * groups * group), w.last_section = static_cast<int>(whole * calls * groups);
+  w.section = divisor(calls * groups), w.calls = divisor(calls), w.last_calls = divisor(all - whole * calls);
+  w.slots = divisor(slots), w.group = divisor(group);
   w.drops = s.dropout, w.survivor = static_cast<float>(keep_scale(s.dropout)), w.key = s.key;
   w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);
   return w;
 }
 /// run(work) for what is owned, after what its masks lack was made; once but for the largest plans.
 template <bool kKeys, class Run>
-void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, const Run& run) {
+void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, const Run& run, Index group = 1) {
   const VisitsView& visits = visits_on_device(*a.tiling, where);
   const VisitsView::Side& side = kKeys ? visits.keys : visits.queries;
   for (std::size_t i = 0; i + 1 < side.portion.size(); ++i) {
-    const Work w = work_of<kKeys>(where, a, marks, i);
+    const Work w = work_of<kKeys>(where, a, marks, i, group);
     if (side.made > 0) make_masks(where, *a.tiling, w.side.owner, !kKeys, marks.masks, w.taken);
     run(w);
   }
 }
-/// Blocks that stay work through all items, one a multiprocessor; else every item has its own.
+/// Blocks that stay work through all items, one a multiprocessor; else every item has its own, but
+/// for groups.
 /// Parts of one attention, which are merged or added, are what ranks exchange rows between: with a
 /// block an item, copies get in wherever one ends. Leaving multiprocessors free was slower.
 template <class Problem>
 void start(Cuda where, void (*kernel)(Problem), std::size_t shared, Problem p, bool stays = true) {
-  const int blocks = stays ? std::min(properties(where.device).multiprocessors, p.items) : p.items;
+  const int groups = p.items / static_cast<int>(p.group.d),
+            blocks = stays ? std::min(properties(where.device).multiprocessors, groups) : groups;
   launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
 }
 
 // ---- items and tiles in shared memory, from who loads to who multiplies -------------------------
 
-/// The items of a block, one after the other, for all threads that load: the first is its own; the
-/// number of the next but one is asked for while this one is loaded.
+/// The items of a block, one after the other, for all threads that load: the first group is its
+/// own; the number of the next but one is asked for while this one is loaded.
 struct Turns {
   const Work& w;
-  std::uint32_t slot;  // in shared memory, for two numbers
-  int last = static_cast<int>(blockIdx.x), asked = 0;
+  std::uint32_t slot;                                            // in shared memory, for two numbers
+  int last = static_cast<int>(blockIdx.x), part = 0, asked = 0;  // a group, and an owner of it
   std::uint32_t turn = 0;
   __device__ __forceinline__ void ask() {
     if (w.taken && threadIdx.x == 0) asked = static_cast<int>(gridDim.x) + atomicAdd(w.taken, 1);
   }
+  __device__ __forceinline__ int now() const { return last * static_cast<int>(w.group.d) + part; }
   /// Below 0 after the last one.
   __device__ __forceinline__ int next() {
+    if (++part < static_cast<int>(w.group.d)) return now();
+    part = 0;
     if (w.taken) {
       if (threadIdx.x == 0) store_shared(slot + 4 * turn, asked);
       named_sync(kTurnBarrier, kWarpgroup);
@@ -232,7 +241,7 @@ struct Turns {
     } else {
       last += static_cast<int>(gridDim.x);
     }
-    return last < w.items ? last : -1;
+    return now() < w.items ? now() : -1;
   }
 };
 
@@ -257,7 +266,7 @@ template <int kTiles> struct Records {
     int4* const to = reinterpret_cast<int4*>(&x);
 #pragma unroll
     for (std::uint32_t i = 0; i < sizeof(Item) / 16; ++i) to[i] = load_shared_16(first + slot * sizeof(Item) + 16 * i);
-    x.number = agreed(x.number), x.steps = agreed(x.steps), x.half = agreed(x.half);
+    x.number = agreed(x.number), x.steps = agreed(x.steps), x.part = agreed(x.part);
     x.first_head = agreed(x.first_head), x.last_head = agreed(x.last_head);
     return x;
   }
@@ -350,7 +359,7 @@ __device__ __forceinline__ void for_items(const Work& w, std::uint32_t slot, Ite
                                           const ItemOf& item_of, const Begin& begin, const F& f) {
   Turns turns{w, slot};
   turns.ask();
-  Item next = item_of(turns.last);
+  Item next = item_of(turns.now());
   items.write(next);
   begin(next);
   while (next.number >= 0) {

@@ -8,13 +8,15 @@
 namespace hilt::kernels::hopper {
 
 constexpr Index kHeads = 256, kItems = Index{1} << 30;  // at most: heads of a call, items of a launch
+constexpr Index kPairDim = 64;
 constexpr int kDims[] = {64, 96, 128, 192, 256};
 
 // Each is compiled once a type and head dim, HILT_TYPE and HILT_DIM.
 
 // forward.cu. o is of 16 bits, and fresh, or of f32 and goes on from what is there.
 template <class E, int D> void forward(Cuda, const ForwardPass&, const Marks&);
-// one_owner_backward.cu: where one owner has all the keys of a query; D up to 128; writes 16 bits.
+// one_owner_backward.cu: where one owner has all the keys of a query, D up to 128, or where owners
+// come in pairs that have them, D up to kPairDim, no grouped heads; writes 16 bits.
 template <class E, int D> void one_owner_backward(Cuda, const BackwardPass&, const Marks&);
 // stream_backward.cu: any number of keys, in two passes over the scores.
 template <class E, int D> void stream_backward(Cuda, const BackwardPass&, const Marks&);

@@ -1,14 +1,16 @@
 // Attention on Hopper, backward, in one pass, where one owner of keys has all the keys of each of
-// its queries (segments, small windows): dQ is final when it is written. No atomics, no f32 copy of
-// it, the same bits every time.
+// its queries (segments, small windows), or two in a row have them, and a block takes one after
+// the other: dQ is final when it is written. No atomics, no f32 copy of it in memory, the same bits
+// every time.
 //
 //   S^T = K Q^T      P^T = e^(c S^T - L)      dP^T = V dO^T      dS^T = P^T (dP^T - Delta)
 //   dV += P^T dO     dK += dS^T Q             A from registers: S^T and dP^T lie there as operands do
 //   dQ  = dS K                                dS^T crosses shared memory, the only thing that does
 //
 // Warpgroup 0 loads; warpgroups 1 and 2 own 64 keys each; queries come in steps of 64, those of the
-// query heads that share a key head one head after the other. Delta is formed inside, as the sum of
-// P dP over the keys, all of which are here: O is not even read.
+// query heads that share a key head one head after the other. Alone, an owner forms Delta inside,
+// as the sum of P dP over the keys, all of which are here: O is not even read. Of two owners the
+// first leaves its part of dQ in shared memory, and Delta comes from a pass before.
 #include "ops/hilbert/kernels/hopper/common.cuh"
 
 namespace hilt::kernels {
@@ -18,20 +20,21 @@ using namespace kernels::hopper;
 
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
-// Named barriers of the two multiplying warpgroups: delta is summed, which also says that dS of the
-// steps before was read; dS is written.
-constexpr int kDeltaBarrier = 2, kWrittenBarrier = 3;
+// Named barriers of the two multiplying warpgroups: delta is summed, if it is, and dS of the steps
+// before was read; dS is written.
+constexpr int kReadBarrier = 2, kWrittenBarrier = 3;
 
 struct Backward : Work {
   Operand q, k, v, d_o;
   Half *dq, *dk, *dv;
   Operand dq_rows, dk_rows;
-  const float* lse;
+  const float *lse, *delta;     // delta: of owners in pairs
   std::uint32_t* redo_queries;  // as redo, [batch, heads, tiles of queries]
 };
 
-template <int D_> struct Layout {
+template <int D_, bool kAlone_> struct Layout {
   static constexpr int D = D_;
+  static constexpr bool kAlone = kAlone_;
   static constexpr int kTogether = D == 64 ? 2 : 1;  // steps; then a warpgroup forms dQ of one, or half of its columns
   static constexpr int kStages = D == 64 ? 4 : 2;
   using Keys = Tile<D, kTile>;
@@ -41,9 +44,13 @@ template <int D_> struct Layout {
   static constexpr std::uint32_t kScoreBytes = kCell * kTile * 2;  // dS of a step
   static constexpr std::uint32_t kRowBytes = kCell * 4;            // of a statistic
   using Items = Records<KeyRing::kStages>;
+  static constexpr std::uint32_t kSumBytes = kMultiplying * 32 * 4;  // of dQ of the steps together
   static constexpr std::uint32_t kv = 0, queries = kv + KeyRing::kBytes, ds = queries + QueryRing::kBytes,
                                  lse = ds + kTogether * kScoreBytes, part = lse + kStages * kRowBytes,
-                                 total = part + 2 * 8 * kRowBytes, items = total + 8 * kRowBytes,
+                                 total = part + (kAlone ? 2 * 8 : 0) * kRowBytes,
+                                 delta = total + (kAlone ? 8 : 0) * kRowBytes,
+                                 sums = delta + (kAlone ? 0 : kStages) * kRowBytes,
+                                 items = sums + (kAlone ? 0 : kPairSteps / kTogether) * kSumBytes,
                                  turns = items + Items::kBytes, barriers = turns + 8,
                                  size = barriers + KeyRing::kBarriers + QueryRing::kBarriers;
   static_assert(size <= kMostShared);
@@ -59,6 +66,7 @@ template <class M> struct Rings {
         queries(base + M::queries, kv.barriers + M::KeyRing::kBarriers, loads),
         items{base + M::items} {}
   __device__ std::uint32_t lse() const { return queries.row(base + M::lse, M::kRowBytes); }
+  __device__ std::uint32_t delta() const { return queries.row(base + M::delta, M::kRowBytes); }
 };
 /// Steps of an item for one head, with an empty one where they come in twos.
 template <class M> __device__ __forceinline__ int steps_of(const Item& x) {
@@ -87,15 +95,18 @@ template <class M> struct Loader {
     announce(to.kv.full());
     to.kv.next();
   }
-  /// Q and dO, and L.
+  /// Q and dO, and L and Delta.
   __device__ __forceinline__ void load_queries(const Item& x, int head) {
     using Queries = typename M::Queries;
     to.queries.wait_empty();
     gather.copy_held<Queries, 4>(to.queries.tile(), query, p.q.at(x.batch, head), p.q.token);
     gather.copy_held<Queries, 4>(to.queries.tile() + Queries::kBytes, query, p.d_o.at(x.batch, head), p.d_o.token);
-    if (gather.mine < kCell)
-      copy_4(to.lse() + static_cast<std::uint32_t>(gather.mine) * 4,
-             p.lse + p.row(x.batch, head) * p.length + max(query, 0), query >= 0);
+    if (gather.mine < kCell) {
+      const std::int64_t from = p.row(x.batch, head) * p.length + max(query, 0);
+      const std::uint32_t at = static_cast<std::uint32_t>(gather.mine) * 4;
+      copy_4(to.lse() + at, p.lse + from, query >= 0);
+      if constexpr (!M::kAlone) copy_4(to.delta() + at, p.delta + from, query >= 0);
+    }
     announce(to.queries.full());
     to.queries.next();
   }
@@ -132,6 +143,7 @@ template <class E, class M> struct Multiplier {
   const Place at;
   Rings<M> from;
   std::uint32_t turn = 0;  // which copy of the partial sums of delta
+  std::uint32_t sums = 0;  // where those of dQ of the next steps are
 
   /// Delta, as sums of P dP over the eight lanes that share a pair of queries, halving what a lane
   /// has at each step, then over the eight warps; where it stands.
@@ -154,7 +166,7 @@ template <class E, class M> struct Multiplier {
                         part = from.base + M::part + turn * 8 * M::kRowBytes, total = from.base + M::total + my_row,
                         at_lane = static_cast<std::uint32_t>(at.lane) * 8;
     store_shared_pair(part + my_row + at_lane, z[0], z[1]);
-    named_sync(kDeltaBarrier, kMultiplying);
+    named_sync(kReadBarrier, kMultiplying);
     float a = 0, b = 0;
 #pragma unroll
     for (std::uint32_t w = 0; w < 8; ++w) {
@@ -200,7 +212,9 @@ template <class E, class M> struct Multiplier {
     wgmma_wait<0>();
     settle(t);
     if (!full) mask(s, 0, word, 0.0f), mask(t, 0, word, 0.0f);
-    const std::uint32_t delta = sum_delta(s, t);
+    std::uint32_t delta = from.delta();
+    if constexpr (M::kAlone) delta = sum_delta(s, t);
+    else if constexpr (!kBehind) named_sync(kReadBarrier, kMultiplying);
     for_scores(ByColumn{delta + column}, [&](int i, float d) { t[i] = s[i] * (t[i] - d); });
     std::uint32_t a[4][4], b[4][4];
     pack<E>(a, s);
@@ -223,17 +237,29 @@ template <class E, class M> struct Multiplier {
     from.queries.release();
     from.queries.next();
   }
-  /// dQ = dS K of a step, 64 columns from `column` on, once dS is written.
+  /// dQ = dS K of a step, 64 columns from `column` on, once dS is written. Of two owners the first
+  /// leaves it to the second, each thread to itself.
   __device__ __forceinline__ void form_dq(int i, const Step& step, int column, std::uint32_t ds, std::uint32_t k_panel,
                                           float (&dk)[D / 2], float (&dv)[D / 2]) {
-    const int head = p.query_head[i], batch = from.items.read().batch;
+    const Item its = from.items.read();
+    const int head = p.query_head[i], batch = its.batch;
+    const bool second = !M::kAlone && its.part == 1;
     float dq[32];
     Half* to[2];
+    const auto for_sums = [&](auto&& f) {
+#pragma unroll
+      for (std::uint32_t c = 0; c < 8; ++c) f(sums + (c * kMultiplying + threadIdx.x - kWarpgroup) * 16, &dq[4 * c]);
+    };
+    if (second)
+      for_sums([](std::uint32_t at, float* x) {
+        const int4 y = load_shared_16(at);
+        x[0] = __int_as_float(y.x), x[1] = __int_as_float(y.y), x[2] = __int_as_float(y.z), x[3] = __int_as_float(y.w);
+      });
     named_sync(kWrittenBarrier, kMultiplying);
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < 8; ++k)
-      wgmma<E, 1, 1>(dq, operand(ds, along_rows(k), 0), operand(k_panel, along_rows(k), 0), k > 0);
+      wgmma<E, 1, 1>(dq, operand(ds, along_rows(k), 0), operand(k_panel, along_rows(k), 0), k > 0 || second);
     wgmma_commit();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -245,6 +271,14 @@ template <class E, class M> struct Multiplier {
     wgmma_wait<0>();
     settle(dq);
     finish_tile(dk, dv);
+    if constexpr (!M::kAlone) {
+      if (!second)
+        for_sums([](std::uint32_t at, const float* x) {
+          store_shared_16(at, {__float_as_int(x[0]), __float_as_int(x[1]), __float_as_int(x[2]), __float_as_int(x[3])});
+        });
+      sums += M::kSumBytes;
+      if (!second) return;
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (p.redo_queries && to[h] && !is_finite(dq, h))
@@ -303,7 +337,7 @@ template <class E, class M> struct Multiplier {
       from.kv.wait_full();
       {
         const Item its = from.items.read();
-        more = its.number >= 0;
+        more = its.number >= 0, sums = from.base + M::sums;
         for (int i = its.first_head; i < its.last_head; ++i) {
           Walk walk(p, from.items.read());
 #pragma unroll 1
@@ -339,16 +373,20 @@ __global__ void __launch_bounds__(kThreads, 1) one_owner_backward_kernel(const _
 }  // namespace
 
 template <class E, int D> void hopper::one_owner_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
-  if constexpr (D <= 128) {
-    for_portions<true>(where, b, marks, [&](const Work& work) {
+  const auto run = [&]<class M>(Index group) {
+    const auto with = [&](const Work& work) {
       Backward p{work};
       p.q = operand_of(b.q), p.k = operand_of(b.k), p.v = operand_of(b.v), p.d_o = operand_of(b.d_o);
       p.dq = static_cast<Half*>(b.dq.data), p.dk = static_cast<Half*>(b.dk.data), p.dv = static_cast<Half*>(b.dv.data);
       p.dq_rows = operand_of(b.dq), p.dk_rows = operand_of(b.dk), p.redo_queries = marks.queries;
-      p.lse = static_cast<const float*>(b.lse);
-      start(where, one_owner_backward_kernel<E, Layout<D>>, Layout<D>::size, p);
-    });
-  }
+      p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
+      start(where, one_owner_backward_kernel<E, M>, M::size, p);
+    };
+    for_portions<true>(where, b, marks, with, group);
+  };
+  if constexpr (D == 64)
+    if (!visits_on_device(*b.tiling, where).one_owner) return run.template operator()<Layout<D, false>>(2);
+  if constexpr (D <= 128) run.template operator()<Layout<D, true>>(1);
 }
 
 template void hopper::one_owner_backward<HILT_TYPE, HILT_DIM>(Cuda, const BackwardPass&, const Marks&);

@@ -100,7 +100,7 @@ static_assert(Visits::kMasks < kRun >> 16);
 template <class M> __device__ __forceinline__ Item item_of(const Work& p, int i) {
   Item x = p.item(M::kSplit ? i / 2 : i);
   if constexpr (M::kSplit)
-    if (x.half = i % 2; x.half == 1 && x.rows <= kCell) x.steps = 0;
+    if (x.part = i % 2; x.part == 1 && x.rows <= kCell) x.steps = 0;
   return x;
 }
 
@@ -131,7 +131,7 @@ template <class M> struct Loader {
     whole = step.rows == kCell && p.chunks == M::D / 8;
   }
   __device__ __forceinline__ void begin(const Item& x) {
-    owned = gather.fetch(p.own.token, x.row + x.half * kCell, x.rows - x.half * kCell);
+    owned = gather.fetch(p.own.token, x.row + x.part * kCell, x.rows - x.part * kCell);
     walk = Walk(p, x);
     fetch_step();
   }
@@ -149,7 +149,7 @@ template <class M> struct Loader {
     if (x.steps > 0) {
       constexpr int kEach = M::kOwned / 16;
       const std::uint32_t tile = to.own.tile();
-      const bool all = x.rows - x.half * kCell >= M::kOwned && p.chunks == M::D / 8;
+      const bool all = x.rows - x.part * kCell >= M::kOwned && p.chunks == M::D / 8;
       gather.copy_held<Own, kEach>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token, all);
       gather.copy_held<Own, kEach>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token, all);
     }
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
     {
       const Item x = rings.items.read();
       more = x.number >= 0;
-      if constexpr (M::kSplit) at.row += (x.half - at.half) * kCell, at.half = x.half;
+      if constexpr (M::kSplit) at.row += (x.part - at.half) * kCell, at.half = x.part;
       tokens_of(p, x, at, token);
       ByRow lse{}, delta{};  // of owned queries
       if constexpr (!M::kKeys) {
