@@ -108,7 +108,7 @@ def ring(figures):
     return "\n".join(lines + ["", "Forward and backward; in brackets one GPU's time over ours times the number of GPUs."] + beside + [stamp("tests/tools/gpu_lane build ring ring_peer", next(f for f in figures if f.get("figure") == "ring_causal" and f["gpus"] == 4))])
 
 
-def sweep(figures):
+def named_table(figures):
     named = {}
     for f in figures:
         if f["figure"] == "named":
@@ -121,6 +121,16 @@ def sweep(figures):
         both = lambda f, what="_ms": f"{f['forward' + what]:.3g} / {f['backward' + what]:.3g}"
         lines.append(f"| {word['--batch']} x {int(word['--length']):,}, {word['--heads']} heads of {word['--head-dim']}, `{word['--order']}`, `{word['--pattern']}`{causal} |"
                      f" {both(at[before])} | {both(at[now])} | {both(at[now], '_floor_ms')} |")
+    return lines
+
+
+def named(figures):
+    return "\n".join(named_table(figures) + ["", "Milliseconds forward / backward, one call, the builds in turn.",
+                                             stamp("hilt_gpu_attention sweep --problems tests/bench/named_problems.txt", figures[-1])])
+
+
+def sweep(figures):
+    lines = named_table(figures)
     summary = next(f for f in figures if f["figure"] == "sweep_summary")
     ratios = lambda way: ", ".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
     lines += ["", f"Milliseconds forward / backward. Over {summary['problems']} problems drawn at random (`{summary['arguments']}`), of which {summary['failed']} failed, the times over their floors were,"
@@ -212,8 +222,8 @@ def deep(figures):
 
 
 def table(name):
-    if name in ("ring", "programs", "steps", "sweep", "cpu_sweep", "seeds", "ci", "deep"):
-        file = {"ring": "h200_ring", "sweep": "h200_sweep", "seeds": "train_seeds"}.get(name, name if name in ("cpu_sweep", "ci", "deep") else "h200")
+    if name in ("ring", "programs", "steps", "sweep", "named", "cpu_sweep", "seeds", "ci", "deep"):
+        file = {"ring": "h200_ring", "sweep": "h200_sweep", "named": "h100_named", "seeds": "train_seeds"}.get(name, name if name in ("cpu_sweep", "ci", "deep") else "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)
