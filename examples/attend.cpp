@@ -15,6 +15,7 @@
 #include <tuple>
 #include "program/outputs.h"
 #include "program/program.h"
+#include "program/ranks.h"
 
 using namespace hilt;
 
@@ -37,6 +38,7 @@ const std::string kPublished = "published";
 std::string option_of(const AttentionSetting& s) { return "--" + std::string(s.name); }
 
 void declare(program::Options& options, Settings& s) {
+  s.ranks = program::ranks_started(s.ranks);
   options.text("--q", s.q, "FILE", "Queries [B, L, H, D], a .npy file of f64 or f32");
   options.text("--k", s.k, "FILE", "Keys [B, L, Hk, D]; Hk divides H");
   options.text("--v", s.v, "FILE", "Values, shaped as the keys");
@@ -125,12 +127,12 @@ void warn_about(const std::string& option, const std::string& path, const Tensor
   warn(warnings, option + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
 }
 
-/// The same over ranks that are threads; while it computes, each holds its rows alone.
-program::Named over_ranks(int ranks, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v,
+/// The same over ranks, of which the first gets all; while it computes, each holds its rows alone.
+program::Named over_ranks(std::int64_t ranks, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v,
                           const Tensor& d_o, const AttentionOptions& options) {
   program::Named results;
-  run_ranks(ranks, [&](Comm& comm) {
-    const ShardPlanPtr shard = make_shard_plan(plan.spec(), ranks, comm.rank());
+  (void)program::run_as("attend", ranks, "auto", [&](Comm& comm) {
+    const ShardPlanPtr shard = make_shard_plan(plan.spec(), comm.size(), comm.rank());
     const auto rows = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
     const std::array<Tensor, 3> mine{rows(q), rows(k), rows(v)};
     program::Named part{{"o", {}}};
@@ -143,6 +145,7 @@ program::Named over_ranks(int ranks, const Plan& plan, const Tensor& q, const Te
     part = program::of_all_ranks(std::move(part), *shard, comm);
     part[1].second = contiguous(permute(part[1].second, {0, 2, 1}));
     if (comm.rank() == 0) results = std::move(part);
+    return 0;
   });
   return results;
 }
@@ -227,7 +230,7 @@ program::Named computed(const Call& c, const Settings& s) {
   const Tensor q = c.placed(c.q), k = c.placed(c.k), v = c.placed(c.v), d_o = c.placed(c.d_o);
   program::Named results{{"o", {}}};
   if (s.ranks > 1) {
-    results = over_ranks(static_cast<int>(s.ranks), *c.plan, q, k, v, d_o, c.options);
+    results = over_ranks(s.ranks, *c.plan, q, k, v, d_o, c.options);
   } else {
     const AttentionResult forward = attention_with_lse(q, k, v, c.plan, c.options);
     if (d_o)
@@ -236,7 +239,8 @@ program::Named computed(const Call& c, const Settings& s) {
     results[0].second = forward.o;
     results.emplace(results.begin() + 1, "lse", forward.lse);
   }
-  if (!s.weights.empty()) results.emplace_back("weights", weights_of(q, k, c.plan, c.weighed, c.options));
+  if (!results.empty() && !s.weights.empty())
+    results.emplace_back("weights", weights_of(q, k, c.plan, c.weighed, c.options));
   return results;
 }
 
@@ -258,6 +262,7 @@ int work(const program::Options&, const Settings& s) {
   std::string warnings;
   const bool finite = look_at(c, s, warnings);
   program::Named results = computed(c, s);
+  if (results.empty()) return 0;  // the first rank of several processes writes
   for (const std::string& line : program::fallbacks_taken()) warn(warnings, line);
   for (auto& [name, x] : results) {
     x = to(to(x, Device{}), c.q.dtype() == DType::f64 ? DType::f64 : DType::f32);

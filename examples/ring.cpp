@@ -30,10 +30,11 @@ struct Settings : program::DrawnSettings {
 };
 
 void declare(program::Options& options, Settings& s) {
+  s.ranks = program::ranks_started(s.ranks);
   options.integer("--ranks", s.ranks, 1, 1024, "Ranks");
-  options.choice("--comm", s.over, {"threads", "mpi", "nccl", "tcp"},
-                 "What joins them: threads of this process, processes under mpirun, processes with a GPU each, or "
-                 "processes and sockets");
+  options.choice("--comm", s.over, {"threads", "mpi", "nccl"},
+                 "What joins them: threads of this process; mpi where mpirun or srun started them, which is found; or "
+                 "either, with a GPU each");
   program::declare(options, s, {"transport", "shards"});
   program::declare_drawn(options, s, {0, 1 << 28}, 1);
   options.flag("--no-one-rank", s.alone, "Leave out the comparison, which needs the whole on one rank");
@@ -182,7 +183,7 @@ int main(int argc, char** argv) {
     check(s.heads % s.kv_heads == 0, "--kv-heads (", s.kv_heads, "): must divide --heads, ", s.heads);
     // Before anything is made: the plan, and q, k, v, o and their gradients, whole where compared.
     const bool on_cpu = s.over != "nccl" && program::device_of(s.device, program::dtype_of(s.dtype)).is_cpu();
-    const Index inputs = !on_cpu ? 0 : s.alone || s.over != "threads" ? 1 : s.ranks;
+    const Index inputs = !on_cpu ? 0 : s.alone || program::ranks_started(1) > 1 ? 1 : s.ranks;
     const auto whole = [&](Index heads) {
       return program::saturated_product(
           {4, inputs, s.batch, s.length, heads, s.head_dim, static_cast<Index>(size_of(program::dtype_of(s.dtype)))});
@@ -196,7 +197,7 @@ int main(int argc, char** argv) {
     std::string same = row_order_forced() ? "HILT_FORCE_ORDER = row" : "HILT_FORCE_ORDER = (unset)";
     for (const auto& [key, value, is_text, group, preset] : options.values())
       if (key != "ranks" && key != "device") same += "\n" + key + " = " + value;
-    return program::run_as("ring", static_cast<int>(s.ranks), s.over, argc, argv, [&](Comm& met) {
+    return program::run_as("ring", s.ranks, s.over, [&](Comm& met) {
       met.agree("ring", same);  // what every rank must have been asked
       return Run(s, met)();
     });

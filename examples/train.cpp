@@ -7,16 +7,15 @@
 
 int main(int argc, char** argv) {
   const auto declare = [](program::Options& options, train::Settings& s) {
+    s.ranks = program::ranks_started(s.ranks);
     train::declare(options, s);
     train::follow_up(options, s);
   };
-  const auto work = [&](const program::Options& options, const train::Settings& s) {
+  const auto work = [](const program::Options& options, const train::Settings& s) {
     if (s.sample_only) return train::sample_from_checkpoint(s);
     std::signal(SIGPIPE, SIG_IGN);  // `train | head` trains on
-    if (s.ranks == 1) return train::run(options, s);
-    const std::string over = s.comm != "auto" ? s.comm : program::device_of(s.device).is_cuda() ? "nccl" : "threads";
-    return program::run_as("train", static_cast<int>(s.ranks), over, argc, argv,
-                           [&](hilt::Comm& met) { return train::run(options, s, met); });
+    if (s.ranks == 1 && s.comm != "mpi") return train::run(options, s);
+    return program::run_as("train", s.ranks, s.comm, [&](hilt::Comm& met) { return train::run(options, s, met); });
   };
   return program::run<train::Settings>(
       "train", "Trains a tiny transformer with Hilbert attention on stories, Game of Life or any text.", argc, argv,

@@ -93,7 +93,7 @@ class detail::Pending {
              << peer << "; suspect: " << link.suspect(peer)
              << "; if it is only slow, set HILT_DEADLINE to more seconds";
         link.abort(text.str());
-        fail_with(Code::distributed, text.str());
+        fail_with(Code::distributed, link.fault().value_or(text.str()));
       }
       link.waits_for(flight_->missing(), step_);
       link.pause(polls);
@@ -284,16 +284,16 @@ Comm nccl_ranks(const Comm& group, Device device) {
   }
 }
 
-Comm mpi_ranks() {
-  if constexpr (kHasMpi) return join_mpi();
-  else
-    fail_with(Code::distributed,
-              "mpi_ranks: built without MPI; install libopenmpi-dev, delete the build directory and "
-              "build with -Dmpi=enabled");
+Comm mpi_ranks(std::optional<int> communicator) {
+  if constexpr (kHasMpi) return join_mpi(communicator);
+  else fail_with(Code::distributed, "mpi_ranks: built without MPI; install it with: ./run setup --mpi");
+}
+void abort_mpi([[maybe_unused]] int status) {
+  if constexpr (kHasMpi) end_mpi(status);
 }
 
-void Comm::abort(const std::string& reason) const noexcept {
-  if (state_->shared->link) state_->shared->link->abort(reason);
+bool Comm::abort(const std::string& reason) const noexcept {
+  return !state_->shared->link || state_->shared->link->abort(reason);
 }
 
 }  // namespace hilt

@@ -1,5 +1,6 @@
 #pragma once
 #include <chrono>
+#include <optional>
 #include "../tensor.h"
 
 // Several ranks, each with a part of the work, and the messages between them.
@@ -54,7 +55,7 @@ class Comm {
 
   int rank() const;  // 0 .. size() - 1
   int size() const;
-  std::string_view name() const;                          // single, threads, tcp, mpi, nccl
+  std::string_view name() const;                          // single, threads, mpi, nccl
   std::chrono::milliseconds deadline() const;             // how long a wait may take; 60 s, or HILT_DEADLINE in seconds
   void set_deadline(std::chrono::milliseconds deadline);  // for the waits that begin from now on
   Traffic traffic() const;
@@ -80,7 +81,8 @@ class Comm {
   Comm split(int color, int key) const;
   const std::shared_ptr<Link>& link() const;  // what the group is made of; none in a group of one
   /// Tells every rank of the link why this one cannot go on: their waits throw Code::distributed.
-  void abort(const std::string& reason) const noexcept;
+  /// False where another rank had said why before.
+  bool abort(const std::string& reason) const noexcept;
 
  private:
   struct State;
@@ -94,11 +96,12 @@ void run_ranks(int ranks, const std::function<void(Comm&)>& work);
 /// other rank uses. Tensors on GPUs travel between the GPUs; the rest goes over `group` as before.
 Comm nccl_ranks(const Comm& group, Device device);
 
-/// Joins, as one process of many, the run that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name,
-/// as torchrun sets them. Ranks reach each other by TCP; rank 0 listens at that address alone. If
-/// HILT_RUN_TOKEN is set, a rank without the same token is turned away. Nothing is encrypted.
-Comm tcp_ranks();
-/// Joins MPI_COMM_WORLD: mpi.cpp says when MPI is begun and ended. Throws where built without MPI.
-Comm mpi_ranks();
+/// Joins the processes that mpirun or srun started; or those of a communicator of your own, as
+/// MPI_Comm_c2f(yours) names it, of which a duplicate is made. Where you have begun MPI, you end it.
+/// Else it begins here, and ends with the last Comm. Throws where built without MPI.
+Comm mpi_ranks(std::optional<int> communicator = {});
+/// Where mpi_ranks() has begun MPI and a failure keeps it from ending: ends all processes of the
+/// run at once, this one with that status. For a program that has said why. Else it does nothing.
+void abort_mpi(int status);
 
 }  // namespace hilt

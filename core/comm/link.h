@@ -42,7 +42,8 @@ class Link {
   /// Why the run cannot go on, once some rank said so or was found dead.
   virtual std::optional<std::string> fault() = 0;
   /// Makes `reason` the fault of every rank that can be reached. Returns soon; the first one stays.
-  virtual void abort(const std::string& reason) noexcept = 0;
+  /// False where another rank had given a reason before.
+  virtual bool abort(const std::string& reason) noexcept = 0;
   /// Tells others what this rank waits for (-1: nothing, it computes), to find who holds all up.
   virtual void waits_for(int peer, Step step) = 0;
   /// For a wait for `peer` that ran out of time: who is at the end of the chain, and what it does.
@@ -50,7 +51,8 @@ class Link {
   virtual void pause(int polls) = 0;  // sleeps a little, less while things move
 };
 
-Comm join_mpi();  // what mpi_ranks() makes, where there is MPI
+Comm join_mpi(std::optional<int> communicator);  // what mpi_ranks() makes, where there is MPI
+void end_mpi(int status);                        // likewise abort_mpi()
 /// Over NCCL between GPUs, and over the link of `bootstrap` for all else.
 std::shared_ptr<Link> nccl_link(const Comm& bootstrap, Device device);
 

@@ -181,9 +181,10 @@ class NcclLink final : public Link {
     if (fault) channel_->abort();
     return fault;
   }
-  void abort(const std::string& reason) noexcept override {
-    control_->abort(reason);
+  bool abort(const std::string& reason) noexcept override {
+    const bool first = control_->abort(reason);
     channel_->abort();
+    return first;
   }
   void waits_for(int peer, Step step) override { control_->waits_for(peer, step); }
   std::string suspect(int peer) override { return control_->suspect(peer); }

@@ -132,9 +132,11 @@ class ThreadLink final : public Link {
     const std::lock_guard lock(office_->mutex);
     return office_->fault;
   }
-  void abort(const std::string& reason) noexcept override {
+  bool abort(const std::string& reason) noexcept override {
     const std::lock_guard lock(office_->mutex);
+    const bool first = !office_->fault;
     office_->fail(reason);
+    return first;
   }
   void waits_for(int peer, Step step) override {
     const std::lock_guard lock(office_->mutex);

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-// Private: files and sockets as the system numbers them.
+// Private: files as the system numbers them.
 
 namespace hilt {
 

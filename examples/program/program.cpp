@@ -160,7 +160,11 @@ int run(const std::string& program, const std::function<int()>& work) {
   if (!debugging()) try {
       hilt::check_version();
       return output.finish(work());
-    } catch (...) { return report(); }
+    } catch (...) {
+      const int status = report();
+      hilt::abort_mpi(status);
+      return status;
+    }
   std::set_terminate(report_with_stack);
   const int status = work();
   for (const std::string& line : routes_taken()) std::cerr << program_name << ": debug: attention " << line << '\n';

@@ -87,8 +87,8 @@ void declare(program::Options& options, Settings& s) {
   options.integer("--ranks", s.ranks, 1, 1024, "Ranks that share the work; the numbers are those of one");
   options.integer("--sequence-ranks", s.sequence_ranks, 1, 1024,
                   "Ranks that share each sequence, by ring attention; the others divide the batch");
-  options.choice("--comm", s.comm, {"auto", "threads", "mpi", "nccl", "tcp"},
-                 "What joins ranks; auto: nccl where there are GPUs, else threads");
+  options.choice("--comm", s.comm, {"auto", "threads", "mpi", "nccl"},
+                 "What joins ranks; auto: mpi where mpirun or srun started them, else threads; between GPUs nccl");
   options.flag("--dry-run", s.dry_run, "Print the plan and its memory, and stop");
   options.flag("--sample-only", s.sample_only, "Print a sample from the best checkpoint in --out");
   declare_sampling(options, s);

@@ -107,7 +107,7 @@ class Place:
 def environment(place, draw):
     """Variables of ours, and the usual ones, hold anything."""
     names = ['HILT_THREADS', 'HILT_ISA', 'HILT_POOL_BYTES', 'HILT_GPU_POOL_BYTES', 'HILT_TF32', 'HILT_FORCE_ORDER', 'HILT_ROUTE', 'HILT_DEADLINE',
-             'HILT_RUN_TOKEN', 'RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', 'LANG', 'LC_ALL', 'TERM', 'COLUMNS', 'TMPDIR', 'HOME', 'PATH', 'NO_COLOR']
+             'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_RANK', 'LANG', 'LC_ALL', 'TERM', 'COLUMNS', 'TMPDIR', 'HOME', 'PATH', 'NO_COLOR']
     program, arguments = place.any_program(draw)
     name, value = draw.choice(names), draw.choice(JUNK)
     done = place.run(program, *arguments, env={name: value})

@@ -17,7 +17,7 @@ done
 # instantiated where the namespace is reopened without its visibility.
 declared=$(find -L "$BUILD/include/hilt" -name '*.h' -exec cat {} +)
 find "$BUILD/libhilt.so.0.2.p" -name '*.o' -exec readelf -sW {} + | awk '$6 == "HIDDEN" && $5 ~ /GLOBAL|WEAK/ && $7 != "UND" { print $8 }' | sort -u | c++filt |
-  grep -F 'hilt::' | grep -vE '\{lambda|\(anonymous|hilt::(kernels|detail|tcp)::|^(guard|typeinfo|vtable)' >"$scratch/hidden" || true
+  grep -F 'hilt::' | grep -vE '\{lambda|\(anonymous|hilt::(kernels|detail)::|^(guard|typeinfo|vtable)' >"$scratch/hidden" || true
 while read -r symbol; do
   call=${symbol%%(*}
   [[ $call != *'<'* || $call =~ \<(double|float|int|long|unsigned\ char|hilt::bf16|hilt::f16)\>$ || $call == *'operator<<' ]] || continue

@@ -1,61 +1,23 @@
-// A group of ranks over every link that threads can test: collectives, bytes, early messages, and
+// A group of ranks over threads: collectives, bytes, early messages, and
 // what all hear when one throws, leaves or waits too long.
 #include "core/comm/comm.h"
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 #include <atomic>
 #include <chrono>
-#include <filesystem>
-#include <iterator>
-#include <mutex>
 #include <thread>
+#include "core/comm/link.h"
 #include "core/random.h"
-#include "core/comm/tcp.h"
-#include "tests/support/child.h"
 #include "tests/support/error_of.h"
-#include "tests/support/scale.h"
 
 namespace hilt {
 namespace {
 
 using std::chrono::milliseconds;
-using tcp::Address, tcp::Socket, tcp::connect_to, tcp::listen_at;
 using Work = std::function<void(Comm&)>;
 
-/// Ranks over TCP, as threads of this process: what they do between processes, where sanitizers see
-/// both ends.
-void run_over_tcp(int ranks, const Work& work) {
-  Socket listener = listen_at({"127.0.0.1", 0});
-  const Address master = address_of(listener);
-  std::mutex mutex;
-  std::exception_ptr first;
-  const auto live = [&](int rank) {
-    try {
-      Comm comm(meet({rank, ranks, master, "secret", rank == 0 ? std::move(listener) : Socket()}));
-      try {
-        work(comm);
-      } catch (const std::exception& e) {
-        comm.abort("rank " + std::to_string(rank) + ": " + e.what());
-        throw;
-      }
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!first) first = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(live, rank);
-  }
-  if (first) std::rethrow_exception(first);
-}
-
-class CommTest : public testing::TestWithParam<std::string> {
+class CommTest : public testing::Test {
  protected:
-  void run(int ranks, const Work& work) const {
-    if (ranks > 1 && GetParam() == "tcp") run_over_tcp(ranks, work);
-    else run_ranks(ranks, work);
-  }
+  void run(int ranks, const Work& work) const { run_ranks(ranks, work); }
   /// What every rank throws; a rank that throws nothing says "nothing".
   std::vector<std::string> errors(int ranks, const Work& work) const {
     std::vector<std::string> all(static_cast<std::size_t>(ranks));
@@ -75,7 +37,6 @@ class CommTest : public testing::TestWithParam<std::string> {
     return all;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Over, CommTest, testing::Values("threads", "tcp"), [](const auto& of) { return of.param; });
 
 constexpr int kSizes[] = {1, 2, 3, 4, 5, 8};
 
@@ -97,19 +58,19 @@ bool waits(const Comm& comm, int rank) {  // for another, whom the link then nam
 }
 bool same(const Tensor& a, const Tensor& b) { return a.shape() == b.shape() && a.to_vector() == b.to_vector(); }
 
-TEST_P(CommTest, KnowsWhoItIs) {
+TEST_F(CommTest, KnowsWhoItIs) {
   for (int p : kSizes) {
     std::atomic<int> ranks = 0;
     run(p, [&](Comm& comm) {
       EXPECT_EQ(comm.size(), p);
-      EXPECT_EQ(comm.name(), p == 1 ? "single" : GetParam());
+      EXPECT_EQ(comm.name(), p == 1 ? "single" : "threads");
       ranks += 1 << comm.rank();
     });
     EXPECT_EQ(ranks, (1 << p) - 1);
   }
 }
 
-TEST_P(CommTest, RingPassesEverythingOn) {
+TEST_F(CommTest, RingPassesEverythingOn) {
   for (int p : kSizes)
     for (Index n : {Index{1}, Index{1000}, Index{300007}})
       run(p, [&](Comm& comm) {
@@ -124,7 +85,7 @@ TEST_P(CommTest, RingPassesEverythingOn) {
       });
 }
 
-TEST_P(CommTest, SumIsThatOfTheOrderOfRanksToTheBit) {
+TEST_F(CommTest, SumIsThatOfTheOrderOfRanksToTheBit) {
   for (int p : kSizes)
     for (DType type : {DType::f32, DType::f64, DType::bf16})
       for (Index n : {Index{0}, Index{1}, Index{p - 1}, Index{p}, Index{10007}}) {
@@ -142,14 +103,14 @@ TEST_P(CommTest, SumIsThatOfTheOrderOfRanksToTheBit) {
       }
 }
 
-TEST_P(CommTest, LargeSums) {
+TEST_F(CommTest, LargeSums) {
   constexpr Index n = 1000003;
   Tensor serial = numbers(n, 0);
   for (int r = 1; r < 3; ++r) accumulate(serial, numbers(n, r));
   run(3, [&](Comm& comm) { EXPECT_TRUE(same(comm.sum(numbers(n, comm.rank())), serial)); });
 }
 
-TEST_P(CommTest, Collectives) {
+TEST_F(CommTest, Collectives) {
   for (int p : kSizes)
     run(p, [&](Comm& comm) {
       const int rank = comm.rank();
@@ -170,7 +131,7 @@ TEST_P(CommTest, Collectives) {
     });
 }
 
-TEST_P(CommTest, NobodyPassesABarrierBeforeAllHaveCome) {
+TEST_F(CommTest, NobodyPassesABarrierBeforeAllHaveCome) {
   for (int p : kSizes) {
     std::atomic<int> came = 0, passed = 0;
     run(p, [&](Comm& comm) {
@@ -184,7 +145,7 @@ TEST_P(CommTest, NobodyPassesABarrierBeforeAllHaveCome) {
   }
 }
 
-TEST_P(CommTest, AgreeNamesTheFirstLineThatDiffers) {
+TEST_F(CommTest, AgreeNamesTheFirstLineThatDiffers) {
   run(3, [](Comm& comm) { comm.agree("options", "heads = 4\nlength = 64\n"); });
   for (const std::string& e : errors(3, [](Comm& comm) {
          comm.agree("options", comm.rank() == 2 ? "heads = 4\nlength = 32\n" : "heads = 4\nlength = 64\n");
@@ -198,7 +159,7 @@ TEST_P(CommTest, AgreeNamesTheFirstLineThatDiffers) {
         << e;
 }
 
-TEST_P(CommTest, SplitsIntoAGridAndAgain) {
+TEST_F(CommTest, SplitsIntoAGridAndAgain) {
   run(4, [](Comm& comm) {
     const Comm row = comm.split(comm.rank() / 2, comm.rank()), column = comm.split(comm.rank() % 2, -comm.rank());
     ASSERT_EQ(row.size(), 2);
@@ -226,7 +187,7 @@ TEST_P(CommTest, SplitsIntoAGridAndAgain) {
   });
 }
 
-TEST_P(CommTest, CountsBytesExactly) {
+TEST_F(CommTest, CountsBytesExactly) {
   run(4, [](Comm& comm) {
     (void)comm.gather(zeros({10}));
     EXPECT_EQ(comm.traffic().bytes_sent, 3 * 40u);
@@ -239,7 +200,7 @@ TEST_P(CommTest, CountsBytesExactly) {
   });
 }
 
-TEST_P(CommTest, MessagesKeepTheirOrderWithSeveralUnderWay) {
+TEST_F(CommTest, MessagesKeepTheirOrderWithSeveralUnderWay) {
   run(3, [](Comm& comm) {
     const int next = (comm.rank() + 1) % 3, previous = (comm.rank() + 2) % 3;
     std::vector<Tensor> came;
@@ -257,7 +218,7 @@ TEST_P(CommTest, MessagesKeepTheirOrderWithSeveralUnderWay) {
   });
 }
 
-TEST_P(CommTest, TakesWhatCameEarly) {
+TEST_F(CommTest, TakesWhatCameEarly) {
   run(2, [](Comm& comm) {
     Tensor a = empty({100000}, DType::i32), b = empty({3}, DType::i32);
     const Comm later = comm.split(0, comm.rank());
@@ -274,7 +235,7 @@ TEST_P(CommTest, TakesWhatCameEarly) {
   });
 }
 
-TEST_P(CommTest, WhoSendsLetsGoOfWhatItSent) {
+TEST_F(CommTest, WhoSendsLetsGoOfWhatItSent) {
   run(2, [](Comm& comm) {
     Tensor came = zeros({1000}), taken = zeros({1});
     reset_thread_memory_stats();
@@ -292,7 +253,7 @@ TEST_P(CommTest, WhoSendsLetsGoOfWhatItSent) {
   });
 }
 
-TEST_P(CommTest, ADroppedTransferTakesItsMessageWithIt) {
+TEST_F(CommTest, ADroppedTransferTakesItsMessageWithIt) {
   run(2, [](Comm& comm) {
     const int other = 1 - comm.rank();
     const Comm later = comm.split(0, comm.rank());
@@ -309,7 +270,7 @@ TEST_P(CommTest, ADroppedTransferTakesItsMessageWithIt) {
   });
 }
 
-TEST_P(CommTest, WrongUse) {
+TEST_F(CommTest, WrongUse) {
   run(2, [](Comm& comm) {
     EXPECT_EQ(error_of([&] { (void)comm.exchange({{2, zeros({1})}}, {}); }), "usage: exchange: rank 2 of 2");
     EXPECT_EQ(error_of([&] {
@@ -324,7 +285,7 @@ TEST_P(CommTest, WrongUse) {
 
 // ---- failures -----------------------------------------------------------------------------------
 
-TEST_P(CommTest, SizesThatDifferFailOnEveryRank) {
+TEST_F(CommTest, SizesThatDifferFailOnEveryRank) {
   for (int late : {0, 1})
     for (const std::string& e : errors(3, [&](Comm& comm) {
            const Comm pair = comm.split(comm.rank() == 2, comm.rank());
@@ -340,7 +301,7 @@ TEST_P(CommTest, SizesThatDifferFailOnEveryRank) {
       EXPECT_EQ(e, "distributed: rank 0 sent 8 bytes where rank 1 expects 12: the ranks do not run the same call");
 }
 
-TEST_P(CommTest, AThrowOfOneRankReachesAll) {
+TEST_F(CommTest, AThrowOfOneRankReachesAll) {
   const std::vector<std::string> all = errors(4, [](Comm& comm) {
     if (comm.rank() == 2) fail_with(Code::data, "shard.npy: too short");
     comm.barrier();
@@ -351,7 +312,7 @@ TEST_P(CommTest, AThrowOfOneRankReachesAll) {
     EXPECT_EQ(all[r], r == 2 ? "data: shard.npy: too short" : "distributed: rank 2: shard.npy: too short");
 }
 
-TEST_P(CommTest, AbortReachesAllAndTheFirstReasonStays) {
+TEST_F(CommTest, AbortReachesAllAndTheFirstReasonStays) {
   for (const std::string& e : errors(3, [](Comm& comm) {
          if (comm.rank() == 1) comm.abort("no more"), comm.abort("and that is final");
          comm.barrier();
@@ -360,18 +321,15 @@ TEST_P(CommTest, AbortReachesAllAndTheFirstReasonStays) {
     EXPECT_EQ(e, "distributed: no more");
 }
 
-TEST_P(CommTest, ARankThatReturnsEarlyIsMissedOnlyByThoseThatWaitForIt) {
-  for (const bool before : {true, false})
-    run(3, [&](Comm& comm) {
-      Tensor came = empty({1});
-      if (comm.rank() == 2) return comm.exchange({{0, ones({1})}}, {}).wait();
-      // A thread leaves when its message is taken, a process when it is sent.
-      if (comm.rank() == 0 && (before || GetParam() == "threads")) comm.exchange({}, {{2, came}}).wait();
-      until([&] { return has_left(comm, 2); });
-      if (comm.rank() == 0 && !before && GetParam() == "tcp") comm.exchange({}, {{2, came}}).wait();
-      if (comm.rank() == 0) comm.exchange({{1, zeros({1})}}, {{1, came}}).wait();
-      else comm.exchange({{0, ones({1})}}, {{0, came}}).wait();
-    });
+TEST_F(CommTest, ARankThatReturnsEarlyIsMissedOnlyByThoseThatWaitForIt) {
+  run(3, [&](Comm& comm) {
+    Tensor came = empty({1});
+    if (comm.rank() == 2) return comm.exchange({{0, ones({1})}}, {}).wait();
+    if (comm.rank() == 0) comm.exchange({}, {{2, came}}).wait();  // a thread leaves when its message is taken
+    until([&] { return has_left(comm, 2); });
+    if (comm.rank() == 0) comm.exchange({{1, zeros({1})}}, {{1, came}}).wait();
+    else comm.exchange({{0, ones({1})}}, {{0, came}}).wait();
+  });
   const std::vector<std::string> all = errors(3, [](Comm& comm) {
     if (comm.rank() == 2) return;
     Tensor came = empty({1});
@@ -383,7 +341,7 @@ TEST_P(CommTest, ARankThatReturnsEarlyIsMissedOnlyByThoseThatWaitForIt) {
   EXPECT_EQ(all[2], "nothing");
 }
 
-TEST_P(CommTest, TheDeadlineNamesWhoHoldsAllUp) {
+TEST_F(CommTest, TheDeadlineNamesWhoHoldsAllUp) {
   // 0 waits for 1, 1 for 2, 2 for 3, and 3 computes.
   std::atomic<int> came_to_wait = 0;
   const std::vector<std::string> all = errors(4, [&](Comm& comm) {
@@ -402,7 +360,7 @@ TEST_P(CommTest, TheDeadlineNamesWhoHoldsAllUp) {
               "it is only slow, set HILT_DEADLINE to more seconds");
 }
 
-TEST_P(CommTest, ACircleOfWaitsIsSeen) {
+TEST_F(CommTest, ACircleOfWaitsIsSeen) {
   std::atomic<bool> came_to_wait = false;
   const std::vector<std::string> all = errors(2, [&](Comm& comm) {
     comm.set_deadline(comm.rank() == 0 ? milliseconds(100) : std::chrono::hours(1));
@@ -414,115 +372,6 @@ TEST_P(CommTest, ACircleOfWaitsIsSeen) {
   for (const std::string& e : all)
     EXPECT_NE(e.find("hello: rank 0 waited 0.1 s for rank 1; suspect: rank "), e.npos) << e;
   EXPECT_NE(all[0].find("wait for each other"), std::string::npos) << all[0];
-}
-
-// ---- meeting over TCP ---------------------------------------------------------------------------
-
-struct Meetings {
-  Socket listener = listen_at({"127.0.0.1", 0});
-  Address master = address_of(listener);
-  std::string come(int rank, int size, const std::string& token = "") {
-    return error_of([&] { (void)meet({rank, size, master, token, rank == 0 ? std::move(listener) : Socket()}); });
-  }
-};
-
-TEST(TcpRanks, WhoDoesNotBelongIsRefusedAndDisturbsNobody) {
-  Meetings m;
-  std::string first, second;
-  {
-    std::jthread zero([&] { first = m.come(0, 2, "secret"); });
-    const auto connected = [&] { return connect_to(m.master, tcp::Time::max(), [] { return true; }); };
-    const Socket silent = connected(), loud = connected();
-    const std::string noise(100, 'x');
-    EXPECT_EQ(::send(loud.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 100);
-    EXPECT_EQ(
-        m.come(1, 2, "guess"),
-        "distributed: rank 0 is lost: it turned this rank away, or ended, before the run began; is HILT_RUN_TOKEN "
-        "the same for both?");
-    EXPECT_EQ(m.come(1, 3, "secret"), "distributed: rank 1 was started with WORLD_SIZE 3, rank 0 with 2");
-    EXPECT_EQ(m.come(5, 2, "secret"), "distributed: rank 5 does not belong to a run of 2 ranks");
-    second = m.come(1, 2, "secret");
-  }
-  EXPECT_EQ(first, "nothing");
-  EXPECT_EQ(second, "nothing");
-}
-
-std::ptrdiff_t entries(const char* directory) {
-  return std::distance(std::filesystem::directory_iterator(directory), {});
-}
-
-TEST(TcpRanks, LeaveNoSocketAndNoThread) {
-  if (!in_child({})) return;   // where no thread of another test is just ending
-  std::jthread([] {}).join();  // the first thread brings one of the thread sanitizer's own, which stays
-  const auto descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");
-  run_over_tcp(4, [](Comm& comm) { comm.barrier(); });
-  EXPECT_THROW(run_over_tcp(4, [](Comm& comm) { comm.rank() == 1 ? fail("no") : comm.barrier(); }), Error);
-  EXPECT_EQ(entries("/proc/self/fd"), descriptors);
-  until([&] { return entries("/proc/self/task") <= threads; });  // a thread is listed for a while after its join
-}
-
-TEST(TcpRanks, TheEnvironmentIsReadAndItsErrorsNameTheVariable) {
-  if (!in_child({{"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500"}})) return;
-  EXPECT_EQ(tcp_ranks().name(), "single");
-  ::setenv("WORLD_SIZE", "2", 1);
-  ::setenv("RANK", "2", 1);
-  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: RANK (2): must be 0..1");
-  ::setenv("RANK", "one", 1);
-  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: RANK (one): not a whole number");
-  ::setenv("RANK", "0", 1);
-  ::setenv("MASTER_PORT", "70000", 1);
-  EXPECT_EQ(error_of([] { (void)tcp_ranks(); }), "usage: MASTER_PORT (70000): must be 1..65535");
-  ::unsetenv("MASTER_ADDR");
-  EXPECT_NE(error_of([] { (void)tcp_ranks(); }).find("usage: MASTER_ADDR: not set"), std::string::npos);
-}
-
-constexpr const char* kByTheClock = "judged by the clock: a rank must come within the deadline; HILT_DEEP=1 runs it";
-
-TEST(TcpRanks, WhoDoesNotComeIsNamed) {
-  if (!deep()) GTEST_SKIP() << kByTheClock;
-  if (!in_child({{"HILT_DEADLINE=0.3"}})) return;
-  Meetings m;
-  std::vector<std::string> said(2);
-  {
-    std::jthread zero([&] { said[0] = m.come(0, 4); });
-    said[1] = m.come(2, 4);
-  }
-  EXPECT_EQ(said[0], "distributed: of 4 ranks these did not come to " + m.master.text() + " in 0.3 s: 1, 3");
-  EXPECT_EQ(said[1], said[0]);
-}
-
-TEST(TcpRanks, AnotherTokenIsSaidOnBothSides) {
-  if (!deep()) GTEST_SKIP() << kByTheClock;
-  if (!in_child({{"HILT_DEADLINE=0.5"}})) return;
-  Meetings m;
-  std::vector<std::string> said(2);
-  {
-    std::jthread zero([&] { said[0] = m.come(0, 2, "secret"); });
-    said[1] = m.come(1, 2, "guess");
-  }
-  EXPECT_TRUE(said[0].ends_with(" in 0.5 s: 1 (refused: rank 1 with another HILT_RUN_TOKEN)")) << said[0];
-  EXPECT_NE(said[1].find("is HILT_RUN_TOKEN the same for both?"), std::string::npos) << said[1];
-}
-
-TEST(TcpRanks, ARankThatComesTwiceIsRefused) {
-  Meetings m;
-  std::vector<std::string> said(4);
-  std::atomic<bool> refused = false;
-  {
-    std::vector<std::jthread> ranks;
-    const auto come = [&](int rank, std::size_t line) {
-      ranks.emplace_back([&m, &said, &refused, rank, line] {
-        said[line] = m.come(rank, 3);
-        refused = true;
-      });
-    };
-    come(0, 0), come(1, 1), come(1, 2);
-    until([&] { return refused.load(); });  // whichever was second; the others wait for rank 2
-    come(2, 3);
-  }
-  std::ranges::sort(said);
-  EXPECT_EQ(said, (std::vector<std::string>{"distributed: rank 1 has already come; is RANK the same for two processes?",
-                                            "nothing", "nothing", "nothing"}));
 }
 
 }  // namespace

@@ -1,23 +1,16 @@
 // A run of four ranks in which one meets a fate at a moment: failing_ranks OVER FATE MOMENT. The
 // last argument is the test's mark.
 //   fate    none | check | early | size | kill | stop | exit | throw | memory
-//   moment  start | meeting | hop | home | sum | end | goodbye: before the link is there, while the ranks
-//           meet, on a hop of the ring, on the hop that brings home, between sums, in the last barrier, when
-//           the others have nothing left to do
-#include <arpa/inet.h>
+//   moment  start | hop | home | sum | end | goodbye: before the link is there, on a hop of the ring, on
+//           the hop that brings home, between sums, in the last barrier, when the others have nothing left
+//           to do
 #include <hilt/core/comm/comm.h>
-#include <linux/tcp.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <string>
-#include <thread>
 #include <vector>
 #include "examples/program/program.h"
 #include "examples/program/ranks.h"
@@ -27,12 +20,13 @@ namespace {
 using hilt::Tensor;
 constexpr int kRanks = 4, kVictim = 2;
 std::string fate, moment;
-std::atomic<bool> met{false};  // work has begun, so the ranks have met
+bool threads = false;
 
 struct Early {};  // leaves work as if it were done
 
 void meet_fate() {
   if (fate == "kill") ::raise(SIGKILL);
+  while (fate == "stop" && threads) ::pause();  // a signal would stop all of them
   if (fate == "stop") ::raise(SIGSTOP);
   if (fate == "exit") ::_exit(0);
   if (fate == "early") throw Early();
@@ -41,31 +35,6 @@ void meet_fate() {
 }
 void now(const std::string& where, int rank) {
   if (where == moment && rank == kVictim) meet_fate();
-}
-
-/// Whether this process has told rank 0 something. What the kernel has sent is a state; a pause is
-/// long enough on one machine only.
-bool has_said_hello() {
-  const char* const port = std::getenv("MASTER_PORT");
-  for (int fd = 3; port && fd < 256; ++fd) {
-    sockaddr_in peer{};
-    socklen_t size = sizeof peer;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0 || peer.sin_family != AF_INET ||
-        ntohs(peer.sin_port) != std::atoi(port))
-      continue;
-    tcp_info info{};
-    size = sizeof info;
-    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_data_segs_out > 0) return true;
-  }
-  return false;
-}
-
-/// Whether Open MPI has loaded what it asks about the other ranks, as it does while it begins.
-bool mpi_begins() {
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);)
-    if (line.find("/mca_pmix_") != std::string::npos) return true;
-  return false;
 }
 
 bool holds(const Tensor& x, int value) {
@@ -120,9 +89,6 @@ void check_link(hilt::Comm& comm) {
 int work(hilt::Comm& comm, hilt::Device device) {
   const int rank = comm.rank(), next = (rank + 1) % kRanks, previous = (rank + kRanks - 1) % kRanks;
   if (fate == "check") check_link(comm);
-  // Nobody is done before the fate of who meets strikes: without the victim no hop ends.
-  met = true;
-  while (moment == "meeting" && rank == kVictim) ::pause();
   Tensor held = hilt::full({100000}, rank, hilt::DType::f32, device);
   for (int hop = 1; hop <= kRanks; ++hop) {
     if (hop == 2) now("hop", rank);
@@ -146,29 +112,20 @@ int work(hilt::Comm& comm, hilt::Device device) {
 }
 
 int rank_of_environment() {
-  for (const char* variable : {"RANK", "OMPI_COMM_WORLD_RANK"})
-    if (const char* const text = std::getenv(variable)) return std::atoi(text);
-  return -1;
+  const char* const text = std::getenv("OMPI_COMM_WORLD_RANK");
+  return text ? std::atoi(text) : -1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   return program::run("failing_ranks", [&] {
-    hilt::check(argc >= 4, "usage: failing_ranks threads|tcp|mpi|nccl FATE MOMENT [MARK]");
+    hilt::check(argc >= 4, "usage: failing_ranks threads|mpi|nccl FATE MOMENT [MARK]");
     const std::string over = argv[1];
-    fate = argv[2], moment = argv[3];
+    fate = argv[2], moment = argv[3], threads = over != "mpi";
     now("start", rank_of_environment());
-    // While the others meet: after it has said hello, or in the middle of MPI's beginning.
-    std::jthread early;
-    if (moment == "meeting" && rank_of_environment() == kVictim)
-      early = std::jthread([&] {
-        while (!met && !(over == "mpi" ? mpi_begins() : has_said_hello()))
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        meet_fate();
-      });
-    // Over NCCL the ranks meet by tcp first, and each has a GPU.
-    return program::run_as("failing_ranks", kRanks, over == "nccl" ? "tcp" : over, argc, argv, [&](hilt::Comm& met) {
+    // Over NCCL the ranks are threads, and each has a GPU.
+    return program::run_as("failing_ranks", kRanks, over, [&](hilt::Comm& met) {
       try {
         if (over != "nccl") return work(met, {});
         const hilt::Device gpu{hilt::Device::Kind::cuda, met.rank()};
