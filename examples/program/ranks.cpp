@@ -66,8 +66,8 @@ int as_process(hilt::Comm comm, const std::function<int(hilt::Comm&)>& work) {
 
 // As Open MPI says it, PMI (MPICH, Intel MPI, srun --mpi=pmi2), and Slurm with PMIx.
 std::int64_t ranks_started(std::int64_t otherwise) {
-  const bool pmix = std::getenv("PMIX_RANK");
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", pmix ? "SLURM_STEP_NUM_TASKS" : "PMI_SIZE"})
+  for (const char* name :
+       {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", std::getenv("PMIX_RANK") ? "SLURM_STEP_NUM_TASKS" : "PMI_SIZE"})
     if (const char* const text = std::getenv(name); text && std::atoi(text) > 1) return std::atoi(text);
   return otherwise;
 }
