@@ -97,8 +97,8 @@ void run_ranks(int ranks, const std::function<void(Comm&)>& work);
 Comm nccl_ranks(const Comm& group, Device device);
 
 /// Joins the processes that mpirun or srun started; or those of a communicator of your own, as
-/// MPI_Comm_c2f(yours) names it, of which a duplicate is made. Where you have begun MPI, you end it.
-/// Else it begins here, and ends with the last Comm. Throws where built without MPI.
+/// MPI_Comm_c2f(yours) names it, of which a duplicate is made. Where you have begun MPI, you end
+/// it. Else it begins here, and ends with the last Comm. Throws where built without MPI.
 Comm mpi_ranks(std::optional<int> communicator = {});
 /// Where mpi_ranks() has begun MPI and a failure keeps it from ending: ends all processes of the
 /// run at once, this one with that status. For a program that has said why. Else it does nothing.
