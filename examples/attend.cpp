@@ -12,6 +12,7 @@
 #include <hilt/hilt.h>
 #include <cmath>
 #include <iostream>
+#include <optional>
 #include <tuple>
 #include "program/outputs.h"
 #include "program/program.h"
@@ -258,11 +259,13 @@ int work(const program::Options&, const Settings& s) {
     program::require_memory("--mode (" + s.backward + ")", c.memory_of(c.options.terms).peak,
                             c.options.backward == Backward::fused ? "use a sparser --pattern or a narrower --dtype"
                                                                   : "--mode fused keeps no scores");
-  program::Outputs outputs(s.out);
+  std::optional<program::Outputs> staged;
+  if (program::ranks_started(1) == 1) staged.emplace(s.out);  // of several processes the first alone writes
   std::string warnings;
   const bool finite = look_at(c, s, warnings);
   program::Named results = computed(c, s);
-  if (results.empty()) return 0;  // the first rank of several processes writes
+  if (results.empty()) return 0;
+  program::Outputs& outputs = staged ? *staged : staged.emplace(s.out);
   for (const std::string& line : program::fallbacks_taken()) warn(warnings, line);
   for (auto& [name, x] : results) {
     x = to(to(x, Device{}), c.q.dtype() == DType::f64 ? DType::f64 : DType::f32);
