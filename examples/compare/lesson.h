@@ -191,8 +191,8 @@ std::string sizes_text(const Lesson& lesson);  // batch 1, length 4096 (64x64), 
 /// Whether a kernel has the whole column Delta at once: a CPU's only where rows of one key head
 /// meet several tilings.
 bool whole_delta(const Lesson& lesson);
-/// The kernel that did a pass: the word before the colon of "forward on cpu: why". Hopper's ways
-/// back in one pass are told by their why: one owner has none, and parts that are added up say so.
+/// The kernel that did a pass: the word before the colon of "forward on cpu: why". Hopper's faster
+/// way back has no why.
 std::string route_of(const Lesson& lesson, const std::string& pass);
 /// Products of fused on the way back: 5, or 7 by a kernel that goes through the scores twice.
 int products_back(const Lesson& lesson);

@@ -76,8 +76,7 @@ TEST(Source, EveryStepHasOneLine) {
   const report::Json all = compare::steps();
   for (const report::Json& step : all["steps"]) {
     SCOPED_TRACE(step["id"].get<std::string>());
-    for (const char* where :
-         {"hybrid", "cpu", "cpu_pairs", "plain", "mma", "hopper", "hopper_one_owner", "hopper_one_pass"}) {
+    for (const char* where : {"hybrid", "cpu", "cpu_pairs", "plain", "mma", "hopper", "hopper_one_owner"}) {
       if (!step.contains(where)) continue;
       const report::Json line = compare::source_line(step[where]);
       ASSERT_FALSE(line.is_null()) << step[where] << ": exactly one line has that text; see steps.json";

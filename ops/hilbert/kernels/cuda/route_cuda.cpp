@@ -19,19 +19,14 @@ template <class V> bool is_aligned(const AnyRows<V>& x) {
   };
   return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % each == 0 && fits(x.token) && fits(x.head);
 }
-/// The route that HILT_ROUTE names; any faster one is left alone. one_pass is taken only by name:
-/// no measurement has found it faster.
+/// The route that HILT_ROUTE names; any faster one is left alone.
 std::optional<Route> forced() {
   const char* const text = std::getenv("HILT_ROUTE");
   if (!text || !*text) return std::nullopt;
   for (const Route r : {Route::plain, Route::mma, Route::hopper})
     if (name_of(r) == text) return r;
-  if (std::string_view(text) == "one_pass") return Route::hopper_one_pass;
-  fail("HILT_ROUTE (", text, "): must be plain, mma, hopper or one_pass");
+  fail("HILT_ROUTE (", text, "): must be plain, mma or hopper");
 }
-
-/// Queries of a tile of dQ, where Hopper's kernels add it up.
-Index queries_of(const AttentionPass& p) { return p.sizes.dim <= 64 ? 128 : 64; }
 
 // ---- why not: empty where a route can be taken --------------------------------------------------
 
@@ -63,20 +58,6 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   return {};
 }
 
-/// Of gradients that one pass makes.
-Reason why_not_one_pass(Cuda where, const BackwardPass& b) {
-  const AttentionSizes& s = b.sizes;
-  if (forced() != Route::hopper_one_pass) return "HILT_ROUTE does not ask for it";
-  if (s.dim > 128) return "one pass takes head dims to 128";
-  if (s.dropout != 0) return "one pass knows no dropout";
-  if (visits_on_device(*b.tiling, where).keys.made > 0) return "one pass takes masks that a plan has";
-  const ScheduleView& schedule = schedule_on_device(*b.tiling, where, queries_of(b));
-  if (!schedule.complete) return "some queries have no key";
-  constexpr Index kMost = Index{1} << 15;  // sums of dQ: a gigabyte
-  if (s.batch * s.heads * schedule.tiles > kMost) return "sums of dQ would take too much memory";
-  return {};
-}
-
 Reason why_not_mma(Cuda where, const AttentionPass& p) {
   const AttentionSizes& s = p.sizes;
   if (forced() == Route::plain) return "HILT_ROUTE says so";
@@ -95,21 +76,11 @@ Reason why_not_mma(Cuda where, const AttentionPass& p) {
 }
 
 /// What is zero before a pass: marks, where there can be any, and counts of items where Hopper's
-/// kernels take them as they come. And room for masks that a plan has not, and for sums of dQ.
+/// kernels take them as they come. And room for masks that a plan has not.
 struct Blank {
-  Tensor memory, masks, counts, parts;
+  Tensor memory, masks;
   Marks marks;
-  hopper::PartialSums sums{};
-  Blank(Cuda where, const AttentionPass& p, bool marked, const VisitsView* visits, bool backward,
-        const ScheduleView* schedule = nullptr) {
-    if (schedule) {
-      const Device device{Device::Kind::cuda, where.device};
-      const Index tiles = p.sizes.batch * p.sizes.heads * schedule->tiles;
-      counts = zeros({1 + tiles}, DType::i32, device);
-      parts = empty({tiles, hopper::kSumBytes / 4}, DType::f32, device);
-      sums.of_queries = parts.mutable_data<float>(), sums.taken = counts.mutable_data<std::int32_t>();
-      sums.added = reinterpret_cast<std::uint32_t*>(sums.taken + 1);
-    }
+  Blank(Cuda where, const AttentionPass& p, bool marked, const VisitsView* visits, bool backward) {
     const bool counted = visits && (visits->queries.uneven || (backward && visits->keys.uneven));
     if (const Index made = visits ? std::max(visits->queries.made, visits->keys.made) : 0; made > 0) {
       masks = empty({made, Visits::kWords}, DType::i32, {Device::Kind::cuda, where.device});
@@ -164,11 +135,7 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
     const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && visits.paired &&
                      !visits.one_owner;
     d.route = one || two ? Route::hopper_one_owner : Route::hopper, d.delta = !one;
-    if (one || two) return d;
-    d.reason = "in two passes, as no one owner has all keys of a query, or gradients are added up";
-    if (whole && why_not_one_pass(where, b).empty())
-      d.route = Route::hopper_one_pass,
-      d.reason = "in one pass that adds up dQ, as no one owner has all keys of a query";
+    if (!one && !two) d.reason = "in two passes, as no one owner has all keys of a query, or gradients are added up";
     return d;
   }
   const Reason slow = is_aligned(b.d_o) ? why_not_mma(where, b) : Reason("rows do not lie at multiples of 16 bytes");
@@ -195,14 +162,11 @@ void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
   const bool mixed = narrow || (visits ? visits->mixed : b.tiling->met.partial > 0 || (b.terms && b.terms->bias.data));
-  const bool one_pass = d.route == Route::hopper_one_pass;
-  const Blank blank(where, b, mixed, visits, true,
-                    one_pass ? &schedule_on_device(*b.tiling, where, queries_of(b)) : nullptr);
+  const Blank blank(where, b, mixed, visits, true);
   const Marks& marks = blank.marks;
   if constexpr (kHasHopper)
     with_hopper_kernel(b, [&]<class E, int D>() {
       if (d.route == Route::hopper_one_owner) hopper::one_owner_backward<E, D>(where, b, marks);
-      if (one_pass) hopper::one_pass_backward<E, D>(where, b, marks, blank.sums);
       if (d.route == Route::hopper) hopper::stream_backward<E, D>(where, b, marks);
     });
   if (d.route == Route::mma) mma_backward(where, b, marks);
