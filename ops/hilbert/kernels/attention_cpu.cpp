@@ -432,24 +432,54 @@ template <class Space> Index bytes_of(Index dim, Index entries) {
   return counter.used;
 }
 
-struct Memory {
-  explicit Memory(Index bytes)
-      : block(static_cast<std::byte*>(::operator new (static_cast<std::size_t>(bytes), std::align_val_t{kLine}))) {}
+/// Scratch. A thread keeps a small one for its next pass: the system takes longer over it than a
+/// pass over a few tokens.
+class Memory {
+ public:
+  explicit Memory(Index bytes) {
+    if (spare.bytes_ >= bytes) {
+      swap(spare);
+    } else {
+      block = static_cast<std::byte*>(::operator new (static_cast<std::size_t>(bytes), std::align_val_t{kLine}));
+      bytes_ = bytes;
+    }
+  }
   Memory(const Memory&) = delete;
-  ~Memory() { ::operator delete (block, std::align_val_t{kLine}); }
-  std::byte* block;
+  ~Memory() {
+    if (bytes_ > spare.bytes_ && bytes_ <= kMostKept) swap(spare);
+    ::operator delete (block, std::align_val_t{kLine});
+  }
+  std::byte* block = nullptr;
+
+ private:
+  static constexpr Index kMostKept = Index{2} << 20;
+  Memory() = default;
+  void swap(Memory& other) {
+    std::byte* const its = other.block;
+    const Index bytes = other.bytes_;
+    other.block = block, other.bytes_ = bytes_, block = its, bytes_ = bytes;
+  }
+  static thread_local Memory spare;
+  Index bytes_ = 0;
 };
+thread_local Memory Memory::spare;
+
+/// So few pairs of numbers are multiplied before another thread has woken.
+constexpr Index kAlone = Index{1} << 19;
 
 /// Tasks [0, n) of a pass, which workers take in ascending order, each with a Space of its own: no
-/// task can fail, so one may wait for an earlier one. entries: of a table that gets a gradient.
+/// task can fail, so one may wait for an earlier one. products: of matrices, in the pass. entries:
+/// of a table that gets a gradient.
 template <class Space> class Tasks {
  public:
-  Tasks(Index n, Index dim, Index entries)
-      : workers(thread_count() < n ? thread_count() : n),
+  Tasks(const AttentionPass& pass, Index n, Index products, Index entries)
+      : workers(is_small(pass, products) ? 1
+                : thread_count() < n     ? thread_count()
+                                         : n),
         n_(n),
-        dim_(dim),
+        dim_(pass.sizes.dim),
         entries_(entries),
-        bytes_(bytes_of<Space>(dim, entries)),
+        bytes_(bytes_of<Space>(pass.sizes.dim, entries)),
         memory_(workers * bytes_) {}
   Space space_of(Index worker) const {
     Carver carver{memory_.block + worker * bytes_};
@@ -460,6 +490,9 @@ template <class Space> class Tasks {
   const Index workers;
 
  private:
+  static bool is_small(const AttentionPass& p, Index products) {
+    return products * p.place_count() * p.n_heads * p.tiling->pairs * p.sizes.dim < kAlone;
+  }
   const Index n_, dim_, entries_, bytes_;
   const Memory memory_;
   Index next_ = 0;
@@ -816,7 +849,7 @@ template <class T> void attention_forward(Cuda, const ForwardPass& f, const Deci
   while (group > 1 && places * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
   const Index groups = (tiles + group - 1) / group;
   const auto forward = f.o.type == f.q.type ? forward_tiles<T, T, W> : forward_tiles<T, W, W>;
-  Tasks<ForwardSpace<W>> tasks(places * f.n_heads * groups, f.sizes.dim, 0);
+  Tasks<ForwardSpace<W>> tasks(f, places * f.n_heads * groups, 2, 0);
   const auto work = [&](Index worker, Index) {
     const ForwardSpace<W> space = tasks.space_of(worker);
     for (Index task; tasks.take(task);) {
@@ -854,7 +887,7 @@ template <class T> void attention_backward(Cuda, const BackwardPass& x, const De
   auto* const done = reinterpret_cast<std::int32_t*>(memory.block);
   for (Index i = 0; i < counts; ++i) done[i] = 0;
   const Done so_far{done, shared && !x.places ? done + sums + s.heads + 1 : nullptr};
-  Tasks<BackwardSpace<W>> tasks(places * x.n_heads * runs, s.dim, d_terms.table ? x.terms->entries : 0);
+  Tasks<BackwardSpace<W>> tasks(x, places * x.n_heads * runs, 5, d_terms.table ? x.terms->entries : 0);
   const auto go_back = [&](Index task, const BackwardSpace<W>& space) {
     const Index number = task / runs / x.n_heads, run = task / x.n_heads % runs, i = task % x.n_heads, h = x.heads[i];
     Index before = 0, sharing = 1;

@@ -1058,6 +1058,29 @@ TEST(AttentionKernels, StayInsideTheirOutputsOnEveryInstructionSet) {
 
 // ---- which kernel ran ---------------------------------------------------------------------------
 
+TEST(AttentionKernels, AFewTokensStayOnTheirThread) {
+  const Threads two(2);
+  int jobs = 0;
+  set_executor([&jobs](int n, const std::function<void(int)>& task) {
+    ++jobs;
+    for (int i = 0; i < n; ++i) task(i);
+  });
+  const auto jobs_of = [&](Index tokens) {
+    PlanSpec spec;
+    spec.length = tokens, spec.heads = 4;
+    const Tensor q = randn({1, tokens, 4, 64}, {1, 1});
+    jobs = 0;
+    Tape tape;
+    tape.watch(q);
+    (void)tape.backward(attention(q, q, q, make_plan(spec)), q);
+    return jobs;
+  };
+  const int few = jobs_of(16), many = jobs_of(128);
+  set_executor({});
+  EXPECT_EQ(few, 0);
+  EXPECT_GT(many, 1);
+}
+
 TEST(AttentionRoutes, EveryPassIsToldOnce) {
   const Inputs in = random_inputs(1, 300, 2, 2, 4);
   const PlanPtr plan =
