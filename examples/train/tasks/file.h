@@ -53,7 +53,8 @@ class File {
     const std::lock_guard lock(mutex_);
     if (status.st_size != size_ || (time_of(status) != written_ && checksum() != checksum_))
       bad("changed while it was read; ", kStays);
-    // Written again, as it was. A write sets the time before the bytes are there, so a young one is looked at again.
+    // Written again, as it was. A write sets the time before the bytes are there:
+    // a young time is looked at again.
     struct timespec now {};
     ::clock_gettime(CLOCK_REALTIME, &now);
     if (std::abs(now.tv_sec - status.st_mtim.tv_sec) > 1) written_ = time_of(status);
