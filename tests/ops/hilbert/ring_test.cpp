@@ -8,192 +8,14 @@
 #include "ops/hilbert/make_attention.h"
 #include "ops/ops.h"
 #include "tests/support/error_of.h"
+#include "tests/support/ring_problem.h"
 #include "tests/support/scale.h"
 #include "tests/support/settings.h"
 
 namespace hilt {
 namespace {
 
-struct Whole {
-  Tensor o, lse, dq, dk, dv;
-};
-struct Problem {
-  PlanSpec spec;
-  Index batch = 1, kv_heads = 1, dim = 8;
-  AttentionOptions options;
-  DType dtype = DType::f64;
-  Tensor q, k, v, d_o;
-
-  void draw(std::uint64_t seed) {
-    const auto normal = [&](Index heads, std::uint64_t stream) {
-      return to(randn({batch, spec.length, heads, dim}, RandomKey{seed, stream}, DType::f64), dtype);
-    };
-    q = normal(spec.heads, 1), k = normal(kv_heads, 2), v = normal(kv_heads, 3), d_o = normal(spec.heads, 4);
-  }
-};
-
-/// The gradient, or zeros where nothing attends.
-Tensor gradient(const Gradients& g, const Tensor& x) { return g.has(x) ? g[x] : zeros_like(x); }
-
-Whole on_one_rank(const Problem& p) {
-  Tape tape;
-  for (const Tensor& x : {p.q, p.k, p.v}) tape.watch(x);
-  const PlanPtr plan = make_plan(p.spec);
-  const Tensor o = attention(p.q, p.k, p.v, plan, p.options);
-  const Tensor lse = attention_with_lse(p.q, p.k, p.v, plan, p.options).lse;
-  const Gradients g = tape.backward(o, p.d_o);
-  return {o, lse, gradient(g, p.q), gradient(g, p.k), gradient(g, p.v)};
-}
-
-struct Sharding {
-  Transport transport = Transport::ring;
-  Index chunks = 0;
-};  // 0: contiguous
-ShardPlanPtr shard_of(const PlanSpec& spec, int ranks, int rank, Sharding how) {
-  PlanSpec positions = spec;
-  positions.in_order = spec.documents.empty();
-  const PlanPtr plan = make_plan(positions);
-  return std::make_shared<const ShardPlan>(
-      plan, how.chunks > 0 ? balanced_shards(*plan, ranks, how.chunks) : contiguous_shards(*plan, ranks), rank,
-      how.transport);
-}
-
-struct Outcome {
-  Whole whole;
-  std::vector<std::size_t> sent, predicted;
-  double imbalance = 1;
-};
-Outcome on_ranks(const Problem& p, int ranks, Sharding how) {
-  Outcome out{{},
-              std::vector<std::size_t>(static_cast<std::size_t>(ranks)),
-              std::vector<std::size_t>(static_cast<std::size_t>(ranks)),
-              1};
-  run_ranks(ranks, [&](Comm& comm) {
-    const ShardPlanPtr shard = shard_of(p.spec, ranks, comm.rank(), how);
-    const auto mine = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
-    const Tensor q = mine(p.q), k = mine(p.k), v = mine(p.v);
-    agree_on(*shard, comm, p.batch, p.kv_heads, p.dim, p.dtype, p.options);
-    const std::size_t before = comm.traffic().bytes_sent;
-    Tape tape;
-    for (const Tensor& x : {q, k, v}) tape.watch(x);
-    const Tensor o = ring_attention(q, k, v, shard, comm, p.options);
-    const Gradients g = tape.backward(o, mine(p.d_o));
-    const std::size_t sent = comm.traffic().bytes_sent - before;
-    const Tensor lse = ring_attention_with_lse(q, k, v, shard, comm, p.options).lse;
-    const ShardPlan::Bytes bytes = shard->bytes_sent(p.batch, p.kv_heads, p.dim, p.dtype);
-    const auto all = [&](const Tensor& x) { return whole_of_rows(x, *shard, comm); };
-    const Whole whole{all(o), permute(squeeze(all(unsqueeze(permute(lse, {0, 2, 1}), -1)), -1), {0, 2, 1}),
-                      all(gradient(g, q)), all(gradient(g, k)), all(gradient(g, v))};
-    const auto rank = static_cast<std::size_t>(comm.rank());
-    out.sent[rank] = sent, out.predicted[rank] = bytes.forward + bytes.backward;
-    if (rank == 0) out.whole = whole, out.imbalance = imbalance(shard->plan(), shard->shards());
-  });
-  return out;
-}
-
-/// The largest difference over the largest value; infinities must be in the same places.
-double distance(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to_vector(), y = b.to_vector();
-  EXPECT_EQ(x.size(), y.size());
-  double worst = 0, largest = 1;
-  for (std::size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
-    if (std::isinf(x[i]) || std::isinf(y[i])) {
-      if (x[i] != y[i]) return HUGE_VAL;
-      continue;
-    }
-    const double d = std::abs(x[i] - y[i]);
-    if (!(d <= worst)) worst = d;
-    largest = std::max(largest, std::abs(y[i]));
-  }
-  return worst / largest;
-}
-double distance(const Whole& a, const Whole& b) {
-  return std::max(
-      {distance(a.o, b.o), distance(a.lse, b.lse), distance(a.dq, b.dq), distance(a.dk, b.dk), distance(a.dv, b.dv)});
-}
-
 const std::vector<int> kRanks{1, 2, 3, 4, 5, 8};
-
-std::string describe(const Problem& p, int ranks, Sharding how) {
-  std::ostringstream text;
-  text << "L " << p.spec.length << ", " << p.spec.heads << '/' << p.kv_heads << " heads of " << p.dim << ", "
-       << to_string(p.spec.order) << ", " << to_string(p.spec.pattern) << ", " << name_of(p.spec.dilation_mode)
-       << ", causal " << name_of(p.spec.causality) << ", documents " << to_string(p.spec.documents) << ", dropout "
-       << p.options.dropout << "; " << ranks << " ranks, " << name_of(how.transport) << ", chunks " << how.chunks;
-  return text.str();
-}
-
-/// Anything that a plan can be, small.
-Problem random_problem(std::uint64_t seed) {
-  std::uint32_t words = 0;
-  const auto below = [&](Index n) {
-    return static_cast<Index>(philox({words++, 0, 0, 0}, seed)[0] % static_cast<std::uint64_t>(n));
-  };
-  const std::vector<Index> lengths{1, 2, 3, 5, 7, 13, 31, 64, 97, 128, 129, 256, 257, 300, 389};
-  Problem p;
-  p.spec.length = lengths[static_cast<std::size_t>(below(static_cast<Index>(lengths.size())))];
-  p.kv_heads = 1 + below(2), p.spec.heads = p.kv_heads * (1 + below(3));
-  p.batch = 1 + below(2), p.dim = std::vector<Index>{1, 3, 8, 16}[static_cast<std::size_t>(below(4))];
-  const std::vector<std::string> orders{"row", "snake", "morton", "tiles", "hilbert", "hilbert,chunk=32", "hilbert"};
-  p.spec.order = parse_order(orders[static_cast<std::size_t>(below(7))], p.spec.length);
-  const std::vector<std::string> patterns{"dense",
-                                          "dense",
-                                          "segment:64",
-                                          "segment:16",
-                                          "segment:32,dilation=4",
-                                          "segment:16+segment:64,dilation=4",
-                                          "segment:48,dilation=3,offset=1",
-                                          "segment:600",
-                                          "segment:32,dilation=4,offset=head",
-                                          "slide:20",
-                                          "slide:0",
-                                          "neighborhood:31",
-                                          "window2d:4x4",
-                                          "slide2d:2x3",
-                                          "neighborhood2d:5x5",
-                                          "slide3d:0x2x3,dilation=2,stride=3",
-                                          "slide:9,dilation=3,causal=1",
-                                          "segment:48,shift=20",
-                                          "blocks:32@global_local:1:0|slide:9",
-                                          "blocks"};
-  const std::string& pattern = patterns[static_cast<std::size_t>(below(static_cast<Index>(patterns.size())))];
-  if (pattern == "blocks") {
-    const Index n = (p.spec.length + 15) / 16;
-    BlockPairs pairs;
-    for (Index i = 0; i < n; ++i)
-      for (Index j = 0; j < n; ++j)
-        if (below(4) == 0) pairs.emplace_back(static_cast<std::int32_t>(i), static_cast<std::int32_t>(j));
-    p.spec.pattern = {blocks(16, pairs)};
-    p.spec.work_order = static_cast<WorkOrder>(below(4));
-  } else {
-    p.spec.pattern = parse_pattern(pattern);
-  }
-  const Order folding = p.spec.order;
-  if (p.spec.pattern[0].on_grid()) {  // as square as the length allows
-    Index height = 1;
-    for (Index h = 1; h * h <= p.spec.length; ++h) height = p.spec.length % h == 0 ? h : height;
-    p.spec.order.grid = {p.spec.length / height, height};
-  }
-  p.spec.dilation_mode = static_cast<DilationMode>(below(4));
-  if (p.spec.dilation_mode == DilationMode::head_groups && static_cast<Index>(p.spec.pattern.size()) > p.spec.heads)
-    p.spec.dilation_mode = DilationMode::longnet;
-  p.spec.causality = static_cast<Causality>(below(3));
-  if (below(3) == 0) p.options.dropout = 0.3, p.options.key = RandomKey{seed, 7};
-  if (below(4) == 0) p.options.scale = 0.7;
-  if (below(3) == 0 && !pattern.starts_with("blocks")) {
-    const bool planar = p.spec.pattern[0].on_grid();
-    p.spec.order = folding;
-    p.spec.documents.resize(static_cast<std::size_t>(below(2) == 0 ? 1 : p.batch));
-    for (DocumentList& list : p.spec.documents)
-      for (Index left = p.spec.length; left > 0 && below(8) > 0; left -= list.back().length) {
-        const Index height = 1 + below(std::min<Index>(left, 9));
-        if (planar) list.emplace_back(Grid{1 + below(std::min<Index>(left / height, 20)), height});
-        else list.emplace_back(1 + below(left));
-      }
-  }
-  p.draw(seed);
-  return p;
-}
 
 TEST(Ring, RandomPlansOverAnyNumberOfRanksEqualOneRank) {
   const std::uint64_t count = scaled(600, 120);
@@ -206,7 +28,7 @@ TEST(Ring, RandomPlansOverAnyNumberOfRanksEqualOneRank) {
                        seed % 3 == 0 ? 1 + static_cast<Index>(seed % 4) : 0};
     const Outcome many = on_ranks(p, ranks, how);
     const double d = distance(many.whole, one);
-    ASSERT_LE(d, 1e-11) << "seed " << seed << ": " << describe(p, ranks, how);
+    ASSERT_LE(d, 1e-12) << "seed " << seed << ": " << describe(p, ranks, how);
     ASSERT_EQ(many.sent, many.predicted) << "seed " << seed << ": " << describe(p, ranks, how);
     worst = std::max(worst, d);
   }
@@ -233,7 +55,32 @@ TEST(Ring, EveryCausalModeAndTransportOverEveryNumberOfRanks) {
         for (const Sharding how :
              {Sharding{Transport::ring, 0}, Sharding{Transport::gather, 0}, Sharding{Transport::ring, 4}}) {
           const Outcome many = on_ranks(p, ranks, how);
-          EXPECT_LE(distance(many.whole, one), 1e-11) << describe(p, ranks, how);
+          EXPECT_LE(distance(many.whole, one), 1e-12) << describe(p, ranks, how);
+          EXPECT_EQ(many.sent, many.predicted) << describe(p, ranks, how);
+        }
+    }
+}
+
+// Every term at once, each gradient added over ranks, on a row, a grid and documents.
+TEST(Ring, EveryTermOverEveryNumberOfRanks) {
+  for (const char* pattern : {"dense", "segment:32+segment:128,dilation=4", "slide2d:3x2"})
+    for (const bool documents : {false, true}) {
+      Problem p;
+      p.batch = 2, p.spec.length = 132, p.spec.heads = 4, p.kv_heads = 2;
+      p.spec.pattern = parse_pattern(pattern), p.spec.causality = Causality::token;
+      const bool planar = p.spec.pattern[0].on_grid();
+      p.spec.order = parse_order(planar ? "hilbert:11x12" : "hilbert", 132);
+      if (documents && planar) continue;
+      if (documents) p.spec.documents = {{40, 1, 70}, {132}}, p.spec.order = parse_order("hilbert", 132);
+      p.options.terms.softcap = 4, p.options.dropout = 0.2, p.options.key = RandomKey{1, 7};
+      p.draw(3);
+      p.draw_terms(3, true, planar ? Shape{5, 7} : Shape{9}, {2, 1, 132, 132}, true);
+      const Whole one = on_one_rank(p);
+      ASSERT_EQ(one.of_terms.size(), 4u);
+      for (int ranks : kRanks)
+        for (const Sharding how : {Sharding{Transport::ring, 0}, Sharding{Transport::gather, 4}}) {
+          const Outcome many = on_ranks(p, ranks, how);
+          EXPECT_LE(distance(many.whole, one), 1e-12) << describe(p, ranks, how);
           EXPECT_EQ(many.sent, many.predicted) << describe(p, ranks, how);
         }
     }
@@ -249,8 +96,8 @@ TEST(Ring, SegmentsInsideAShardSendNothing) {
   p.draw(1);
   for (int ranks : {2, 3, 4, 8}) {
     const Outcome many = on_ranks(p, ranks, {});
-    EXPECT_EQ(many.sent, std::vector<std::size_t>(static_cast<std::size_t>(ranks))) << ranks;
-    EXPECT_LE(distance(many.whole, on_one_rank(p)), 1e-11);
+    EXPECT_EQ(many.sent, std::vector<std::int64_t>(static_cast<std::size_t>(ranks))) << ranks;
+    EXPECT_LE(distance(many.whole, on_one_rank(p)), 1e-12);
   }
 }
 
@@ -261,8 +108,8 @@ TEST(Ring, OnlyActiveKeysOfADilatedBranchTravel) {
   const Outcome many = on_ranks(p, 4, {});
   // Each rank holds 16 active keys and sends them to 3 others, K and V, forward and again backward,
   // and 48 rows of gradients home.
-  const std::size_t row = 2 * 8 * sizeof(double);
-  for (std::size_t sent : many.sent) EXPECT_EQ(sent, 3 * 16 * row * 3);
+  const std::int64_t row = 2 * 8 * sizeof(double);
+  for (std::int64_t sent : many.sent) EXPECT_EQ(sent, 3 * 16 * row * 3);
 }
 
 TEST(Ring, TheHaloOfALocalPlanIsAllThatTravels) {
@@ -274,7 +121,7 @@ TEST(Ring, TheHaloOfALocalPlanIsAllThatTravels) {
   const Outcome many = on_ranks(p, 4, {});
   // A shard is a quarter of the grid, 16 x 16 cells: 2 rows and columns along two sides, and 4
   // cells at the corner.
-  for (std::size_t sent : many.sent) EXPECT_EQ(sent, (2 * 2 * 16 + 4) * 2 * sizeof(double) * 3);
+  for (std::int64_t sent : many.sent) EXPECT_EQ(sent, (2 * 2 * 16 + 4) * 2 * std::int64_t{sizeof(double)} * 3);
 }
 
 TEST(Ring, MoreRanksThanTokens) {
@@ -283,7 +130,7 @@ TEST(Ring, MoreRanksThanTokens) {
     p.spec.length = length, p.spec.heads = 2;
     p.draw(1);
     for (const Transport transport : {Transport::ring, Transport::gather})
-      EXPECT_LE(distance(on_ranks(p, 8, {transport, 0}).whole, on_one_rank(p)), 1e-11) << length;
+      EXPECT_LE(distance(on_ranks(p, 8, {transport, 0}).whole, on_one_rank(p)), 1e-12) << length;
   }
 }
 
@@ -418,6 +265,51 @@ TEST(Ring, RanksThatDisagreeAreNamedBeforeAnythingHangs) {
     });
   });
   EXPECT_NE(error.find("rank 2 has pattern = segment:32, rank 0 pattern = segment:16"), std::string::npos) << error;
+}
+
+// What is not for several ranks says so by name, where the plan is divided or where it is called.
+TEST(Ring, WhatRanksCannotDoIsRefusedByName) {
+  const auto divided = [](const PlanSpec& spec) {
+    return error_of([&] { (void)contiguous_shards(*make_plan(spec), 2); });
+  };
+  PlanSpec part{.length = 64}, other = part, chosen = part;
+  part.queries = query_run(16, 8), other.cross = 8, chosen.pattern = parse_pattern("blocks:8@top:2");
+  for (const PlanSpec& spec : {part, other})
+    EXPECT_EQ(divided(spec),
+              "usage: shards: 8 queries of 64 tokens; ranks hold rows of all, so leave queries and cross out");
+  EXPECT_EQ(divided(chosen),
+            "usage: shards: blocks:8@top:2 compares the queries and keys of all ranks; name another rule");
+  run_ranks(2, [](const Comm& comm) {
+    Problem p;
+    p.spec.length = 64;
+    p.draw(1);
+    const auto called = [&](Index queries) {
+      return error_of([&] {
+        const ShardPlanPtr shard = shard_of(p.spec, 2, comm.rank(), {});
+        const auto mine = [&](const Tensor& x) { return rows_of_rank(x, *shard, comm.rank()); };
+        (void)ring_attention(slice(mine(p.q), 1, 32 - queries, 32), mine(p.k), mine(p.v), shard, comm, p.options);
+      });
+    };
+    EXPECT_EQ(called(32), "nothing");
+    // A call with the last queries alone, as one rank has it.
+    EXPECT_NE(called(8).find("usage: ring_attention: q [1, 8, 1, 8]"), std::string::npos) << called(8);
+    for (const Backward mode : {Backward::taped, Backward::hybrid}) {
+      p.options.backward = mode;
+      EXPECT_EQ(called(32), "usage: ring_attention: backward " + std::string(name_of(mode)) +
+                                " is not for several ranks; use fused");
+    }
+    p.options.backward = Backward::fused;
+    p.spec.pattern = parse_pattern("slide2d:1x1"), p.spec.documents = {{Grid{8, 4}, Grid{4, 8}}};
+    p.options.terms.alibi = true;
+    EXPECT_EQ(called(32),
+              "usage: ring_attention: alibi and relative on the grids of documents are not for several "
+              "ranks, and these are 4x8,8x4");
+    p.options.terms = {};
+    p.draw_terms(1, false, {3, 3}, {}, false);
+    EXPECT_NE(called(32).find("alibi and relative on the grids of documents"), std::string::npos) << called(32);
+    p.options.terms = {};
+    EXPECT_EQ(called(32), "nothing");
+  });
 }
 
 TEST(Ring, WrongCallsSayWhatIsWrong) {
