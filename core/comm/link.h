@@ -8,6 +8,8 @@
 namespace hilt {
 
 std::chrono::milliseconds default_deadline();  // 60 s, or HILT_DEADLINE
+/// Bytes of one message of MPI's, which counts them in an int. Tests make it small.
+inline std::size_t mpi_piece = std::size_t{1} << 30;
 
 // What is said of a rank, whatever joins them.
 inline std::string who(int rank) { return "rank " + std::to_string(rank); }

@@ -16,7 +16,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-constexpr std::size_t kPiece = std::size_t{1} << 30;  // MPI counts bytes in an int
 constexpr milliseconds kAnswer(1000), kFarewell(500);
 std::atomic<bool> ours{false};  // it was begun here, and has not ended
 
@@ -153,11 +152,12 @@ class Mpi final : public Link {
     must(MPI_Isend(&note, sizeof note, MPI_BYTE, to, note_tag_, comm_, &request), "MPI_Isend");
   }
   void send(int channel, Sending& s) {
-    s.requests.resize((s.data.bytes() + kPiece - 1) / kPiece, MPI_REQUEST_NULL);
+    s.requests.resize((s.data.bytes() + mpi_piece - 1) / mpi_piece, MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < s.requests.size(); ++i)
-      must(MPI_Isend(s.data.raw() + i * kPiece, static_cast<int>(std::min(kPiece, s.data.bytes() - i * kPiece)),
-                     MPI_BYTE, s.peer, channel, comm_, &s.requests[i]),
-           "MPI_Isend");
+      must(
+          MPI_Isend(s.data.raw() + i * mpi_piece, static_cast<int>(std::min(mpi_piece, s.data.bytes() - i * mpi_piece)),
+                    MPI_BYTE, s.peer, channel, comm_, &s.requests[i]),
+          "MPI_Isend");
   }
   /// One step of the first message of each route. A message is looked at before memory is given to
   /// it, so that one of a wrong size, or one that nobody wants any more, does no harm.
@@ -180,7 +180,7 @@ class Mpi final : public Link {
       if (!ready) return false;
       MPI_Get_count(&status, MPI_BYTE, &count);
       r.piece = static_cast<std::size_t>(count);
-      if (r.piece != std::min(kPiece, r.size - r.got)) {
+      if (r.piece != std::min(mpi_piece, r.size - r.got)) {
         abort(wrong_size(r.peer, r.got + r.piece, rank_, r.size));
         return false;
       }

@@ -6,8 +6,12 @@
 #include <chrono>
 #include <thread>
 #include "core/comm/link.h"
+#include "core/config.h"
+#include "core/info.h"
 #include "core/random.h"
 #include "tests/support/error_of.h"
+#include "tests/support/scale.h"
+#include "tests/support/settings.h"
 
 namespace hilt {
 namespace {
@@ -268,6 +272,32 @@ TEST_F(CommTest, ADroppedTransferTakesItsMessageWithIt) {
     }
     comm.barrier();
   });
+}
+
+// More bytes than an int counts, where there is memory for what arrives; what is sent is never touched.
+TEST_F(CommTest, AMessageOfMoreThanTwoGibibytes) {
+  constexpr Index n = (Index{1} << 31) + 5;
+  if (scaled(false, true) || info().memory_available < std::size_t{6} << 30) GTEST_SKIP() << "it wants 6 GiB of memory";
+  const PoolLimit none(0);
+  run(2, [](Comm& comm) {
+    Tensor x = empty({n}, DType::u8);
+    if (comm.rank() == 1) {
+      comm.exchange({}, {{0, x}}).wait();
+      for (const Index i : {Index{0}, Index{1} << 31, n - 1}) EXPECT_EQ(x.data<std::uint8_t>()[i], 1 + i % 251) << i;
+    } else {
+      for (const Index i : {Index{0}, Index{1} << 31, n - 1})
+        x.mutable_data<std::uint8_t>()[i] = static_cast<std::uint8_t>(1 + i % 251);
+      comm.exchange({{1, x}}, {}).wait();
+      EXPECT_EQ(comm.traffic().bytes_sent, std::size_t{n});
+    }
+  });
+}
+
+TEST_F(CommTest, WhereMpiIsMissingItSaysHowToGetIt) {
+  if (kHasMpi) GTEST_SKIP() << "built with MPI";
+  EXPECT_EQ(error_of([] { (void)mpi_ranks(); }),
+            "distributed: mpi_ranks: built without MPI; install it with: ./run setup --mpi");
+  abort_mpi(3);  // does nothing
 }
 
 TEST_F(CommTest, WrongUse) {
