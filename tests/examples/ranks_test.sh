@@ -9,7 +9,11 @@ mpi=(mpirun --oversubscribe --bind-to none --mca pml ob1 --mca btl self,vader --
 links=threads
 # started LINK RANKS: what begins a command that is to be so many ranks.
 started() { if [[ $1 == mpi ]]; then begin=("${mpi[@]}" -n "$2"); else begin=(env); fi; }
-if grep -q 'kHasMpi = true' "$BUILD/core/config.h" && command -v mpirun >/dev/null; then links+=' mpi'; else echo 'without MPI: its part is left out'; fi
+if grep -q 'kHasMpi = true' "$BUILD/core/config.h" && command -v mpirun >/dev/null; then links+=' mpi'
+elif grep -q 'kHasMpi = false' "$BUILD/core/config.h"; then
+  expect 6 'MPI that is not built' "$programs/ring" --comm mpi
+  says err 'mpi_ranks: built without MPI; install it with: ./run setup --mpi'
+else echo 'without MPI: its part is left out'; fi
 
 # ---- ring: the same numbers, and the bytes that the plan says ----
 fields='ranks max_error_vs_one_rank bytes_sent_per_rank peak_bytes_per_rank predicted_bytes imbalance ms one_rank_ms efficiency'
@@ -109,32 +113,71 @@ for name in "qkv":
   says err 'begin with: mpirun -n 4'
 fi
 
-# ---- a rank that is killed takes the others along, and leaves a checkpoint ----
-# Its end is seen by the others, not its silence: the deadline only guards. Seconds are judged where HILT_DEEP is set.
-for link in ${links#threads}; do
-  # By its whole path: another run of this test on the machine has ranks of its own.
-  out=$scratch/killed-$link
+# ---- ranks that are lost leave a checkpoint, which goes on bit for bit on any number of ranks ----
+# same WHAT FILE FILE: the same tensors to the bit, whatever the words beside them.
+same() {
+  python3 - "$2" "$3" <<'END' || fail "$1: $2 and $3 differ"
+import json, sys
+def tensors(path):
+    raw = open(path, 'rb').read()
+    data = 8 + int.from_bytes(raw[:8], 'little')
+    return {name: (x['dtype'], x['shape'], raw[data:][slice(*x['data_offsets'])]) for name, x in json.loads(raw[8:data]).items() if name != '__metadata__'}
+of, other = map(tensors, sys.argv[1:])
+sys.exit(not of or of != other)
+END
+}
+open_end="$tiny --schedule constant --keep 3 --steps"
+# lost LINK SIGNAL: over MPI one rank of three is sent it, over threads all are. An end is seen by the others, not its silence: there the deadline only
+# guards. Seconds are judged where HILT_DEEP is set.
+lost() {
+  local link=$1 signal=$2 out=$scratch/lost-$1-$2 deadline=200 status=0 parent victim start took last step grid ranks sequence
+  [[ ! ${HILT_DEEP-} ]] || deadline=4
+  [[ $signal != STOP ]] || deadline=10
+  started "$link" 3
   # shellcheck disable=SC2086
-  HILT_DEADLINE=$([[ ${HILT_DEEP-} ]] && echo 4 || echo 200) "${mpi[@]}" -n 3 "$programs/train" $tiny --steps 1000000 --sequence-ranks 3 --out "$out" >killed.out 2>killed.err &
+  HILT_DEADLINE=$deadline "${begin[@]}" "$programs/train" $open_end 1000000 --ranks 3 --sequence-ranks 3 --out "$out" >lost.out 2>lost.err &
   parent=$!
-  # Two checkpoints are kept, so a fast run is soon without its second: two are waited for, whichever.
+  # So many checkpoints are kept, so a fast run is soon without its second: two are waited for, whichever.
   until (($(find "$out" -name 'ckpt-*.safetensors' 2>/dev/null | wc -l) >= 2)); do
-    kill -0 "$parent" 2>/dev/null || fail "over $link: ended before its second checkpoint: $(cat killed.err)"
+    kill -0 "$parent" 2>/dev/null || fail "over $link: ended before its second checkpoint: $(cat lost.err)"
     sleep 0.1
   done
-  # A rank, not mpirun, whose command line holds the name too.
-  victim=$(for pid in $(pids_with "$out"); do
-    [[ $pid == "$parent" || $(readlink "/proc/$pid/exe") != */train ]] || echo "$pid"
-  done | sort -n | tail -n 1)
-  kill -9 "$victim"
-  start=$SECONDS status=0
+  # By its whole path: another run of this test on the machine has ranks of its own. A rank, not mpirun, whose command line holds the name too.
+  victim=$(for pid in $(pids_with "$out"); do [[ $(readlink "/proc/$pid/exe") != */train ]] || echo "$pid"; done | sort -n | tail -n 1)
+  kill -s "$signal" "$victim"
+  start=$SECONDS
   wait "$parent" || status=$?
   took=$((SECONDS - start))
-  [[ $status != 0 ]] || fail "over $link: a run that lost a rank ended well: $(cat killed.err)"
-  grep -qE 'exited on signal 9' killed.err || fail "over $link: the killed rank is not told of: $(cat killed.err)"
-  [[ ! ${HILT_DEEP-} ]] || ((took <= 14)) || fail "over $link: ranks outlived one that was killed by $took s"
+  [[ $status != 0 ]] || fail "over $link: a run that lost a rank ended well: $(cat lost.err)"
+  case $link$signal in
+    mpiKILL) grep -q 'exited on signal 9' lost.err || fail "the killed rank is not told of: $(cat lost.err)" ;;
+    mpiSTOP) grep -qE 'error: .*waited 10 s for rank .*suspect: rank [0-2], which does not answer' lost.err || fail "the stopped rank is not told of: $(cat lost.err)" ;;
+  esac
+  [[ ! ${HILT_DEEP-} ]] || ((took <= deadline + 10)) || fail "over $link: ranks outlived one that was lost by $took s"
   for _ in {1..600}; do [[ $(pids_with "$out") ]] || break; sleep 0.1; done  # a guard: mpirun may end before its last rank
   [[ ! $(pids_with "$out") ]] || fail "over $link: processes are left: $(pids_with "$out" | xargs)"
-  expect 0 "what a killed run over $link left" "$programs/sample" --out "$out" --tokens 8
-done
+  expect 0 "what a lost run over $link left" "$programs/sample" --out "$out" --tokens 8
+
+  # A run that lost nobody, over threads, has the same bits there, and six updates later. A rank that hears of a fault saves what it has, at any step.
+  last=$(basename "$(find "$out" -name 'ckpt-*.safetensors' | sort | tail -n 1)")
+  step=$((10#${last//[!0-9]/}))
+  # shellcheck disable=SC2086
+  expect 0 'a run that loses nobody' "$programs/train" $open_end $((step + 6)) --save-every "$step" --ranks 3 --sequence-ranks 3 --out "$out-whole"
+  same "the last checkpoint over $link" "$out/$last" "$out-whole/$last"
+  for grid in '3 3' '1 1' '2 2' '4 2'; do
+    read -r ranks sequence <<<"$grid"
+    for from in "$out" "$out-whole"; do
+      rm -rf "$from-goes-on"
+      mkdir "$from-goes-on"
+      cp "$from/$last" "$from-goes-on/"
+      expect 0 "going on as $grid" "$programs/train" --resume --ranks "$ranks" --sequence-ranks "$sequence" --steps $((step + 6)) --out "$from-goes-on" --tokens 8
+    done
+    end=$(printf 'ckpt-%06d.safetensors' $((step + 6)))
+    same "going on as $grid" "$out-goes-on/$end" "$out-whole-goes-on/$end"
+    [[ $ranks != 3 ]] || same 'going on as before' "$out-goes-on/$end" "$out-whole/$end"
+    paste <(curve "$out-whole" | tail -6) <(curve "$out-goes-on") | awk '$1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { bad = 1 } END { exit bad || NR != 6 }' || fail "going on as $grid is another story"
+  done
+}
+lost threads KILL
+[[ $links != *mpi* ]] || { lost mpi KILL; lost mpi STOP; }
 echo 'passed'
