@@ -10,6 +10,7 @@
 #include "core/parallel.h"
 #include "core/tape.h"
 #include "ops/gemm/gemm.h"
+#include "ops/hilbert/points/points.h"
 #include "ops/ops.h"
 
 using namespace hilt;
@@ -129,6 +130,23 @@ void sizes(benchmark::internal::Benchmark* b) {
 }
 BENCHMARK(product)->Apply(sizes)->Name("matmul");
 BENCHMARK(product_floor)->Apply(sizes)->Name("matmul floor (one library call, one thread)");
+
+// ---- orders of points ---------------------------------------------------------------------------
+/// Of a million points on a CPU, `axes` each; ns a point of codes, sort and inverse together.
+void points_in_order(benchmark::State& state, const char* kind) {
+  const Tensor x = rand({1000000, state.range(0)}, {7, 1});
+  for (auto _ : state) benchmark::DoNotOptimize(order_of_points(x, kind));
+  state.counters["ns/point"] =
+      benchmark::Counter(1e-3, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+/// Each row goes to its place once.
+void points_floor(benchmark::State& state) {
+  const Tensor x = rand({1000000, state.range(0)}, {7, 1}), to = order_of_points(x).token_at;
+  for (auto _ : state) benchmark::DoNotOptimize(gather(x, 0, to));
+}
+BENCHMARK_CAPTURE(points_in_order, hilbert, "hilbert")->Arg(2)->Arg(3)->UseRealTime()->Name("order_of_points hilbert");
+BENCHMARK_CAPTURE(points_in_order, morton, "morton")->Arg(2)->Arg(3)->UseRealTime()->Name("order_of_points morton");
+BENCHMARK(points_floor)->Arg(2)->Arg(3)->UseRealTime()->Name("order_of_points floor (one gather)");
 
 // ---- the tape -----------------------------------------------------------------------------------
 // A chain of additions on one element: what recording, replaying and freeing a node costs, beside

@@ -1,0 +1,27 @@
+#pragma once
+#include <string_view>
+#include <vector>
+#include "../../../core/tensor.h"
+
+// Orders that come from data: points in the plane or in space, along a curve through their cells.
+
+namespace [[gnu::visibility("default")]] hilt {
+
+/// A permutation of the rows of points and its inverse: i64 [N], on the CPU.
+struct PointOrder {
+  Tensor token_at;     // pi: position -> row
+  Tensor position_of;  // rho: row -> position
+};
+
+/// The rows of xyz [N, 2 or 3] by (code of the point's cell, row), document after document. Kinds:
+/// `morton`, interleaved bits, x in the lowest; `hilbert`, classic_position() in the plane and
+/// Skilling's transform in space; `morton-trans`, `hilbert-trans`, with the axes in reverse order.
+/// Cells are 2^bits a side; bits: 1..31 in the plane, 1..20 in space.
+/// Floats are scaled to their document's bounding cube, whose side is its longest, in f64: the cell
+/// is min(floor((x - min) / side 2^bits), 2^bits - 1), or 0 where the side is. Integers are cells.
+/// The first row with no cell, NaN or 2^1022 and above is refused and named. documents: the rows of
+/// each; none: one has all. Points on a GPU are refused: bring them with .cpu(), to(xyz, Device{}).
+PointOrder order_of_points(const Tensor& xyz, std::string_view kind = "hilbert", int bits = 16,
+                           const std::vector<Index>& documents = {});
+
+}  // namespace hilt
