@@ -6,7 +6,7 @@
 #include "../../core/tensor.h"
 
 // Terms of the scores: S(t, u) = cap(c q_t . k_u) - m dist(t, u) + R[t - u] + bias(t, u), and a
-// sink beside them. ops/hilbert/README.md gives each term's gradient.
+// sink beside them. ops/hilbert/modes/README.md gives each term's gradient.
 
 namespace [[gnu::visibility("default")]] hilt {
 

@@ -356,7 +356,7 @@ class Plans(unittest.TestCase):
         stats = plan.stats()
         self.assertEqual(stats["pairs"], 4096 * 256)
         self.assertEqual(stats["touched"], (stats["tiles_full"] + stats["tiles_partial"]) / stats["tiles_total"])
-        self.assertAlmostEqual(stats["touched"], 0.0625)  # as the table in ops/hilbert/README.md says
+        self.assertAlmostEqual(stats["touched"], 0.0625)  # as the picture in README.md says
         self.assertIn("window2d:16x16", repr(plan))
         import xml.dom.minidom
 

@@ -104,8 +104,8 @@ using Store = std::function<float(float)>;
 template <class T>
 Output<T> attention(const Sizes& n, const Attended& set, const Inputs<T>& in, const Store& store = {});
 
-/// The gradients by the closed formulas of ops/hilbert/README.md, from scratch, in T. d_lse: of the
-/// lse, none where empty.
+/// The gradients by the closed formulas of ops/hilbert/modes/README.md, from scratch, in T. d_lse:
+/// of the lse, none where empty.
 template <class T>
 Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<T>& in, const std::vector<T>& d_o,
                               const Store& store = {}, const std::vector<T>& d_lse = {});

@@ -440,7 +440,7 @@ TEST_P(Attention, ASequenceDoesNotDependOnItsBatch) {
 }
 
 TEST_P(Attention, KeysSplitInTwoAndMergedEqualOneRun) {
-  // By hand with the merge of ops/hilbert/README.md, and as two branches of one plan.
+  // By hand with the merge of ops/hilbert/modes/README.md, and as two branches of one plan.
   const Index length = 96;
   const Inputs in = random_inputs(2, length, 2, 2, 8);
   PlanSpec first = spec_of(length, "dense", "hilbert", Causality::token, DilationMode::all_queries, 2), second = first,

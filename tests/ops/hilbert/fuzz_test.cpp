@@ -722,7 +722,7 @@ void fold_aliases(Values& g, const Config& c, DType type) {
     g.dq = packed_of(g, c.batch * c.spec.length, c.spec.heads * c.dim), g.dk.clear(), g.dv.clear();
 }
 
-/// What rounding alone may cost in the formulas of ops/hilbert/README.md. Every term of a sum has
+/// What rounding alone may cost in the formulas of ops/hilbert/modes. Every term of a sum has
 /// the relative errors of its factors. A score is a sum of D products, scaled, minus a maximum or
 /// lse: its absolute error is the relative error of its exponential. A sum of n terms errs like
 /// sqrt(n); twice that is allowed. Stored in 16 bits: the output, and P, dS and O on the way; an
@@ -1136,7 +1136,7 @@ void judge(const Config& c, Report& report) {
     const ref::Magnitudes& a = magnitude;
     one("o", got[mode].o, want.o, naive.o, a.o, floor.o);
     // Taped multiplies masked zeros with every row of d_o of a group: there a NaN spreads, as
-    // ops/hilbert/README.md says.
+    // ops/hilbert/modes/README.md says.
     if (c.bad == Bad::cotangent && mode == 0) continue;
     const bool whole = c.alias == Alias::all_one || c.alias == Alias::packed;
     one("dq", got[mode].dq, want.dq, naive.dq, whole ? a.dq + a.dk + a.dv : a.dq,
