@@ -1,5 +1,5 @@
 // Trains the tiny transformer: Hilbert attention, its fused backward, and a task whose best
-// possible loss is known. examples/README.md has commands to try, and what they leave in --out.
+// possible loss is known. examples/train/README.md has commands to try.
 #include <csignal>
 #include "program/program.h"
 #include "program/ranks.h"
