@@ -1,5 +1,4 @@
-// The draw of attention problems, their text, and the least time they can take. README.md has the
-// distributions as a table.
+// The draw of attention problems, their text, and the least time they can take.
 #include "tests/bench/problems.h"
 #include <algorithm>
 #include <array>

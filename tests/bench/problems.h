@@ -6,7 +6,6 @@
 #include "ops/hilbert/plan/plan.h"
 
 // Attention problems that people could have, drawn at random: what the sweeps of CPU and GPU time.
-// README.md has the draw as a table.
 
 namespace hilt::bench {
 
