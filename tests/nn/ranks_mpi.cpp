@@ -1,4 +1,4 @@
-// Ranks that mpirun has started, for what core_test, ring_test and nn_test cannot show of them inside one process:
+// Ranks that mpirun has started, for what tests inside one process cannot show of them:
 // ranks_mpi story | pieces | size | large | own.
 #include <mpi.h>
 #include <iostream>
@@ -105,7 +105,7 @@ void large(const Comm& comm) {
 
 void must(int result) { check(result == MPI_SUCCESS, "a call of MPI failed"); }
 
-/// A program that has begun MPI, hands over a part of its ranks, and goes on with MPI as if nothing had been.
+/// A program that has begun MPI hands over a part of its ranks, and goes on with MPI.
 void own() {
   check(error_of([] { (void)mpi_ranks(1); }) == "usage: mpi_ranks: a communicator was named, and MPI has not begun",
         "a communicator before MPI");

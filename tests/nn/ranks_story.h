@@ -10,9 +10,9 @@
 
 namespace hilt {
 
-/// 50 updates of a model whose even and odd blocks have sets of their own, with every score term and
-/// dropout; of five sequences a batch, with targets that do not count. `sequence` ranks share each.
-/// The losses, then all weights.
+/// 50 updates of a model whose even and odd blocks have sets of their own, with score terms and
+/// dropout: five sequences a batch, targets that do not count. `sequence` ranks share each. The
+/// losses, then all weights.
 inline std::vector<double> trained(const Comm& world, int sequence) {
   constexpr Index context = 30, vocab = 7;
   TransformerConfig config{.layers = 2, .heads = 2, .kv_heads = 1, .width = 8, .context = context, .vocab = vocab};

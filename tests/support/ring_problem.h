@@ -29,7 +29,7 @@ struct Problem {
     };
     q = normal(spec.heads, 1), k = normal(kv_heads, 2), v = normal(kv_heads, 3), d_o = normal(spec.heads, 4);
   }
-  /// Each of these terms of the scores, `bias` of that shape and `table` without its heads; an empty one is none.
+  /// Score terms: `bias` of that shape, `table` without its heads; an empty shape is none.
   void draw_terms(std::uint64_t seed, bool slopes, const Shape& table, const Shape& bias, bool sink) {
     const auto normal = [&](const Shape& shape, std::uint64_t stream) {
       return randn(shape, RandomKey{seed, stream}, DType::f64);

@@ -274,7 +274,7 @@ TEST_F(CommTest, ADroppedTransferTakesItsMessageWithIt) {
   });
 }
 
-// More bytes than an int counts, where there is memory for what arrives; what is sent is never touched.
+// More bytes than an int counts, where there is memory for what arrives.
 TEST_F(CommTest, AMessageOfMoreThanTwoGibibytes) {
   constexpr Index n = (Index{1} << 31) + 5;
   if (scaled(false, true) || info().memory_available < std::size_t{6} << 30) GTEST_SKIP() << "it wants 6 GiB of memory";
