@@ -90,7 +90,7 @@ Storage Storage::allocate(std::size_t bytes, Device device) {
   return Storage(std::move(block));
 }
 
-Storage Storage::borrow(void* data, std::size_t bytes, Device device, std::function<void()> release) {
+Storage Storage::borrow(void* data, std::size_t bytes, Device device, std::function<void()> release, bool constant) {
   check(data || bytes == 0, "Storage: borrowing ", bytes, " bytes at a null pointer");
   auto block = std::make_shared<StorageBlock>();
   if (data) with_pool("Storage", device, [&](auto& p) { p.borrowed(bytes); });
@@ -98,6 +98,7 @@ Storage Storage::borrow(void* data, std::size_t bytes, Device device, std::funct
   block->bytes = bytes;
   block->device = device;
   block->release = std::move(release);
+  block->constant = constant;
   return Storage(std::move(block));
 }
 

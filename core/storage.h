@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include "device.h"
+#include "error.h"
 
 namespace [[gnu::visibility("default")]] hilt {
 
@@ -33,6 +34,7 @@ struct StorageBlock {         // the control record behind a Storage; here becau
   std::atomic<std::uint64_t> version{0};  // counts mutable_data()
   std::atomic<int> holds{0};              // Storage::Hold objects alive
   bool pooled = false;                    // to be given back to the pool
+  bool constant = false;                  // borrowed for reading alone
   std::function<void()> release;          // called at the end of memory that was borrowed
 
   StorageBlock() = default;
@@ -46,11 +48,14 @@ class Storage {
  public:
   Storage() = default;
   static Storage allocate(std::size_t bytes, Device device);  // from the pool; not initialized. Throws Code::memory
-  /// Memory that stays the caller's: `release` runs once the last Storage on it is gone.
-  static Storage borrow(void* data, std::size_t bytes, Device device, std::function<void()> release);
+  /// Memory that stays the caller's: `release` runs once the last Storage on it is gone. Constant:
+  /// for reading alone, and mutable_data() throws Code::usage.
+  static Storage borrow(void* data, std::size_t bytes, Device device, std::function<void()> release,
+                        bool constant = false);
 
   const std::byte* data() const { return block_->data; }  // for reading
   std::byte* mutable_data() {                             // for writing: raises version()
+    check(!block_->constant, "Storage: this memory was lent for reading alone; write to a clone()");
     block_->version.store(version() + 1, std::memory_order_relaxed);
     return block_->data;
   }

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 #include "core/info.h"
+#include "core/io/dlpack.h"
 #include "core/pool.h"
 #include "core/replay.h"
 #include "core/tape.h"
@@ -333,6 +334,37 @@ TEST(Borrow, ReleasesOnceWhenEightThreadsLetGo) {
 }
 
 // ---- what tapes keep ----------------------------------------------------------------------------
+
+TEST(Borrow, ATensorLiesInTheMemoryOfASpan) {
+  std::vector<float> mine{1, 2, 3, 4, 5, 6};
+  int released = 0;
+  {
+    Tensor x = borrow(std::span(mine), {2, 3}, [&] { ++released; });
+    EXPECT_EQ(x.data<float>(), mine.data());
+    x.mutable_data<float>()[1] = 7;
+    EXPECT_EQ(released, 0);
+  }
+  EXPECT_EQ(released, 1);
+  EXPECT_EQ(mine[1], 7);
+  std::int64_t four[]{0, 1, 2, 3};
+  EXPECT_EQ(borrow(std::span(four), 4).to_vector<std::int64_t>(), (std::vector<std::int64_t>{0, 1, 2, 3}));
+  EXPECT_EQ(error_of([&] { (void)borrow(std::span(mine), {7}); }), "usage: borrow: 6 values for a shape [7]");
+}
+
+TEST(Borrow, ConstantMemoryIsForReadingAlone) {
+  const std::vector<double> theirs{1, 2};
+  Tensor x = borrow(std::span(theirs), 2);
+  EXPECT_EQ(x.data<double>(), theirs.data());
+  EXPECT_EQ(tiny::scale(x, 2).to_vector(), (std::vector<double>{2, 4}));
+  const std::string refused = "usage: Storage: this memory was lent for reading alone; write to a clone()";
+  EXPECT_EQ(error_of([&] { copy(x, zeros({2}, DType::f64)); }), refused);
+  EXPECT_EQ(error_of([&] { x.mutable_data<double>()[0] = 3; }), refused);
+  EXPECT_EQ(error_of([&] { (void)to_dlpack(x, dlpack::Access::write); }), refused);
+  EXPECT_TRUE(to_dlpack(x));
+  Tensor own = clone(x);
+  own.mutable_data<double>()[0] = 3;
+  EXPECT_EQ(theirs[0], 1);
+}
 
 TEST(Hold, CountsABlockOnceHoweverManyHoldIt) {
   const std::size_t start = saved();
