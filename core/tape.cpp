@@ -16,6 +16,24 @@ static void require_finite(const Tensor& t, std::string_view op, std::size_t nod
       fail_with(Code::not_a_number, "op ", node, ", ", op, ": ", what, ' ', t.shape(), " is ", x[i], " at element ", i);
 }
 
+namespace {
+/// A tensor in a message, by its shape: `[]` would not say much.
+struct Named {
+  const Tensor& x;
+  friend std::ostream& operator<<(std::ostream& os, const Named& n) {
+    return n.x && n.x.rank() == 0 ? os << "a scalar" : os << n.x.shape();
+  }
+};
+/// What a gradient is to the tapes around the one that gave it: a result that has no derivative.
+struct GradientOfGradient final : Function {
+  std::string_view name() const override { return "backward"; }
+  std::vector<Tensor> backward(const Tensor&) override {
+    fail("Tape: this asks for a second derivative, the gradient of a gradient, which no tape computes; detach() the ",
+         "gradient if it is to count as a constant");
+  }
+};
+}  // namespace
+
 const Tensor& Function::saved(std::size_t i) const {
   if (i >= saved_.size()) fail(name(), ": saved(", i, ") of ", saved_.size(), " saved tensors");
   const Saved& s = saved_[i];
@@ -28,7 +46,7 @@ const Tensor& Function::saved(std::size_t i) const {
 
 const Tensor& Gradients::operator[](const Tensor& x) const {
   const auto it = by_id_.find(x.id());
-  check(it != by_id_.end(), "Gradients: ", x.shape(), " was not watched, or the loss does not depend on it");
+  check(it != by_id_.end(), "Gradients: ", Named{x}, " was not watched, or the loss does not depend on it");
   return it->second;
 }
 Gradients& Gradients::operator+=(const Gradients& other) {
@@ -149,8 +167,8 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
 // ---- playing ------------------------------------------------------------------------------------
 Gradients Tape::backward(const Tensor& loss) {
   check(bool(loss), "Tape: backward of an undefined tensor");
-  check(loss.numel() == 1, "Tape: backward of ", loss.shape(),
-        " needs a gradient to start from; only a scalar has an obvious one");
+  check(loss.numel() == 1, "Tape: backward of ", Named{loss},
+        ", which is no scalar; take its sum() or mean(), or name a gradient to start from: backward(y, dy)");
   const Pause pause;
   return backward(loss, full(loss.shape(), 1.0, loss.dtype(), loss.device()));
 }
@@ -159,7 +177,7 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   check_thread();
   check(!played_, "Tape: backward twice; a tape plays once and then no longer listens, so record on a new one");
   check(bool(y) && bool(dy), "Tape: backward of an undefined tensor, or from an undefined gradient");
-  check(slot_of(y) != kNone, "Tape: ", y.shape(),
+  check(slot_of(y) != kNone, "Tape: ", Named{y},
         " does not depend on a watched tensor; watch() before computing it, and "
         "compute it with ops (not under Pause, not from copied-out numbers)");
   check(dy.shape() == y.shape() && dy.dtype() == y.dtype(), "Tape: a gradient ", dy.dtype(), dy.shape(),
@@ -203,6 +221,10 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   Gradients result;
   for (TensorId id : watched_)
     if (Tensor& g = grad[static_cast<std::size_t>(slots_.at(id))]) result.by_id_.emplace(id, g);
+  for (const Listener* l = listener_->outer.get(); l; l = l->outer.get())
+    for (const auto& [id, g] : result.by_id_)
+      if (Tape* const around = l->tape; around && !around->played_ && around->slots_.contains(id) && !around->knows(g))
+        around->record(std::make_unique<GradientOfGradient>(), {}, g, 0);
   return result;
 }
 

@@ -105,7 +105,8 @@ class Tape {
   void watch(const Tensor& x);
   /// Whether x is watched or was computed, on this tape, from something that is.
   bool knows(const Tensor& x) const { return captured_ ? outer_->knows(x) : slots_.contains(x.id()); }
-  /// Gradients of a scalar, or of y against the cotangent dy. Frees what nodes saved as it goes.
+  /// Gradients of a scalar, or of y against the cotangent dy. Frees what nodes saved as it goes. A
+  /// tape around this one that watches the same tensor refuses to play through these gradients.
   Gradients backward(const Tensor& loss);
   Gradients backward(const Tensor& y, const Tensor& dy);
 

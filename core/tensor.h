@@ -91,6 +91,16 @@ template <class T> Tensor from_values(const std::vector<T>& values, const Shape&
 template <class T> Tensor from_values(std::initializer_list<T> values, const Shape& shape, DType dtype = dtype_of<T>) {
   return from_values(std::span<const T>(values.begin(), values.size()), shape, dtype);
 }
+/// Lies in memory of the program, which must stay there until the last tensor on it is gone and
+/// `release` runs. Constant memory is for reading alone: a write throws Code::usage.
+template <class T, std::size_t N>
+Tensor borrow(std::span<T, N> memory, const Shape& shape, std::function<void()> release = nullptr) {
+  using Element = std::remove_const_t<T>;
+  check(std::ssize(memory) == shape.numel(), "borrow: ", memory.size(), " values for a shape ", shape);
+  return {Storage::borrow(const_cast<Element*>(memory.data()), memory.size_bytes(), {}, std::move(release),
+                          std::is_const_v<T>),
+          shape, dtype_of<Element>};
+}
 /// Not initialized; shape, type and device of x.
 inline Tensor empty_like(const Tensor& x) { return empty(x.shape(), x.dtype(), x.device()); }
 /// 0 in the shape, type and device of x.

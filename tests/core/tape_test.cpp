@@ -435,7 +435,8 @@ TEST(TapeMisuse, ALossThatIsNoScalar) {
   tape.watch(x);
   const Tensor y = square(x);
   EXPECT_EQ(error_of([&] { tape.backward(y); }),
-            "usage: Tape: backward of [2] needs a gradient to start from; only a scalar has an obvious one");
+            "usage: Tape: backward of [2], which is no scalar; take its sum() or mean(), or name a gradient to start "
+            "from: backward(y, dy)");
   EXPECT_EQ(tape.backward(sum(y))[x].to_vector(), Numbers({2, 4}));  // no harm done
 }
 
@@ -454,7 +455,39 @@ TEST(TapeMisuse, ALossThatReachesNothing) {
               "usage: Tape: [1] does not depend on a watched tensor; watch() before computing it, and compute it with "
               "ops (not under Pause, "
               "not from copied-out numbers)");
+  EXPECT_EQ(error_of([&] { tape.backward(sum(before)); }).substr(0, 42), "usage: Tape: a scalar does not depend on a");
   EXPECT_EQ(tape.backward(square(x))[x].item(), 2);
+}
+
+TEST(TapeMisuse, ASecondDerivativeIsRefusedByName) {
+  const Tensor x = vec({1, 2}), w = vec({3, 4});
+  const auto gradient_within = [&](Tape& outer, const Tensor& of) {
+    outer.watch(x);
+    Tape inner;
+    inner.watch(of);
+    return inner.backward(sum(mul(square(of), of)))[of];
+  };
+  Tape outer;
+  const Tensor g = gradient_within(outer, x);
+  EXPECT_EQ(g.to_vector(), Numbers({3, 12}));
+  EXPECT_EQ(error_of([&] { outer.backward(sum(square(g))); }),
+            "usage: Tape: this asks for a second derivative, the gradient of a gradient, which no tape computes; "
+            "detach() the gradient if it is to count as a constant");
+  Tape first;
+  EXPECT_EQ(first.size(), 0u);
+  const Tensor again = clone(gradient_within(first, x));
+  EXPECT_EQ(first.backward(sum(mul(again, x)))[x].to_vector(), Numbers({3, 12}));
+  Tape other;  // knows nothing of w
+  EXPECT_EQ(other.backward(sum(mul(gradient_within(other, w), x)))[x].to_vector(), Numbers({27, 48}));
+  Tape twice;  // of two tensors with one gradient
+  twice.watch(x), twice.watch(w);
+  Gradients both;
+  {
+    Tape inner;
+    inner.watch(x), inner.watch(w);
+    both = inner.backward(sum(add(x, w)));
+  }
+  EXPECT_EQ(twice.backward(add(sum(mul(x, w)), sum(clone(both[x]))))[w].to_vector(), Numbers({1, 2}));
 }
 
 TEST(TapeMisuse, ACotangentOfAnotherShapeOrType) {
@@ -632,7 +665,7 @@ TEST(TapeNesting, TheInnermostTapeListens) {
   }
   EXPECT_EQ(Tape::current(), &outer);
   EXPECT_EQ(inner_gradient.item(), 6);
-  const Tensor z = mul(x, inner_gradient);  // a number for the outer tape
+  const Tensor z = mul(x, clone(inner_gradient));  // a number for the outer tape
   EXPECT_EQ(outer.backward(z)[x].item(), 6);
 }
 
