@@ -10,6 +10,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <random>
 #include "core/io/text.h"
@@ -138,7 +139,7 @@ static void write_checkpoint(const std::string& path, Index step, std::span<cons
   const std::string directory = path.substr(0, path.rfind('/'));
   char temporary[16];
   std::snprintf(temporary, sizeof temporary, ".tmp.%08x", std::random_device{}());
-  const std::string unfinished = path.substr(0, path.rfind('.')) + temporary;
+  const std::string unfinished = std::filesystem::path(path).replace_extension().string() + temporary;
   int descriptor = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (descriptor < 0) fail_with(Code::data, path, ": cannot write: ", std::strerror(errno));
   try {
@@ -175,6 +176,10 @@ void save_checkpoint(const std::string& directory, Index step, std::span<const S
 void save_best_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
                           SafetensorsMetadata metadata) {
   write_checkpoint(directory + '/' + kBestCheckpoint, step, items, std::move(metadata));
+}
+
+void write_checkpoint(const std::string& path, std::span<const SafetensorsItem> items, SafetensorsMetadata metadata) {
+  write_checkpoint(path, 0, items, std::move(metadata));
 }
 
 // ---- reading ------------------------------------------------------------------------------------

@@ -43,13 +43,17 @@ void save_checkpoint(const std::string& directory, Index step, std::span<const S
 void save_best_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,
                           SafetensorsMetadata metadata);
 
+/// One file of that format at any path, of step 0.
+void write_checkpoint(const std::string& path, std::span<const SafetensorsItem> items, SafetensorsMetadata metadata);
+
 /// An open checkpoint whose metadata match their checksum. If it is damaged, the error names the
 /// newest whole one before it.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::string& path);             // opens it; throws Code::data
   const std::string& path() const { return file_.path(); }  // as it was opened
-  const SafetensorsFile& file() const { return file_; }     // what lies below
+  const SafetensorsFile& file() const& { return file_; }    // what lies below
+  void file() && = delete;                                  // it would end with the statement: name the Checkpoint
   Index step() const { return step_; }                      // it was written at
   /// A metadata value; throws Code::data where there is none.
   const std::string& get(const std::string& key) const;

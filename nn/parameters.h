@@ -16,7 +16,7 @@ inline std::string join_name(const std::string& at, const std::string& name) {
 
 /// The parameters of a module in visiting order, to be used while the module stays where it is.
 struct NamedParameter {
-  std::string name;          // as visitors know it
+  std::string name{};        // as visitors know it
   Tensor* tensor = nullptr;  // the module's own
 };
 using NamedParameters = std::vector<NamedParameter>;                     // in the order of visit_parameters()
@@ -29,6 +29,12 @@ template <class Module> NamedParameters parameters_of(Module& module) {  // all 
 /// Every parameter becomes a variable of the tape.
 template <class Module> void watch_parameters(Tape& tape, Module& module) {
   module.visit_parameters("", [&](const std::string&, Tensor& p) { tape.watch(p); });
+}
+
+/// A copy of a module with tensors of its own: a mean of weights, or a reference that stays.
+template <class Module> Module cloned(Module module) {
+  module.visit_parameters("", [](const std::string&, Tensor& p) { p = clone(p); });
+  return module;
 }
 
 template <class Module> Index parameter_count(Module& module) {  // how many numbers a module learns

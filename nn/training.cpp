@@ -1,39 +1,193 @@
 // Training state to and from a directory of checkpoints.
 #include "nn/training.h"
+#include <cstring>
 #include <filesystem>
+#include "core/io/text.h"
 
 namespace hilt {
 
-static std::vector<SafetensorsItem> items_of(const NamedParameters& parameters, AdamWOptimizer& optimizer) {
-  optimizer.prepare(parameters);
+namespace {
+
+/// f(name, field) of all that a configuration says.
+template <class Config, class F> void fields_of(Config& c, F f) {
+  f("layers", c.layers), f("heads", c.heads), f("kv_heads", c.kv_heads), f("width", c.width), f("hidden", c.hidden);
+  f("context", c.context), f("vocab", c.vocab), f("classes", c.classes), f("order", c.order);
+  f("pattern", c.pattern), f("pattern_odd", c.pattern_odd), f("dilation_mode", c.dilation_mode);
+  f("causality", c.causality), f("backward", c.backward), f("dropout", c.dropout);
+  f("checkpointing", c.checkpointing), f("keep_order", c.keep_order), f("positions", c.positions);
+  f("softcap", c.terms.softcap), f("alibi", c.terms.alibi), f("relative", c.terms.relative);
+  f("bias_of_scores", c.terms.bias), f("sink", c.terms.sink), f("image", c.image), f("rotary_base", c.rotary_base);
+  f("tie_weights", c.tie_weights), f("norm", c.norm), f("epsilon", c.epsilon), f("deviation", c.deviation);
+  f("activation", c.activation), f("bias", c.bias);
+}
+/// Those that decide how a model is computed or trained, and not what it is.
+constexpr const char* kHow[] = {"backward", "checkpointing", "keep_order", "dropout", "deviation"};
+constexpr const char* kConfig = "config.";
+constexpr std::array<std::string_view, 3> kAlibi{"none", "published", "learned"};
+
+template <class T> std::string text_of(const T& value) {
+  if constexpr (std::is_same_v<T, TermConfig::Alibi>) return std::string(kAlibi[static_cast<std::size_t>(value)]);
+  else if constexpr (std::is_enum_v<T>) return std::string(name_of(value));
+  else if constexpr (std::is_arithmetic_v<T>) {
+    char text[32];
+    return {text,
+            std::to_chars(text, text + sizeof text, std::conditional_t<std::is_same_v<T, bool>, int, T>(value)).ptr};
+  } else if constexpr (std::is_same_v<T, Shape>) {
+    std::string text;
+    for (const Index extent : value) text += (text.empty() ? "" : "x") + std::to_string(extent);
+    return text;
+  } else return to_string(value);
+}
+
+void read(const char* name, const std::string& text, Index context, auto& value) {
+  using T = std::remove_reference_t<decltype(value)>;
+  const auto number = [&]<class Number>(Number) {
+    const std::optional<Number> x = number_in<Number>(text);
+    return x ? *x : (fail("config: ", name, " (", shown(text), ") should be a number"), Number{});
+  };
+  if constexpr (std::is_same_v<T, bool>) value = number(int{}) != 0;
+  else if constexpr (std::is_arithmetic_v<T>) value = number(T{});
+  else if constexpr (std::is_same_v<T, Order>) value = parse_order(text, context);
+  else if constexpr (std::is_same_v<T, Pattern>) value = text.empty() ? Pattern{} : parse_pattern(text);
+  else if constexpr (std::is_same_v<T, DilationMode>) value = parse_dilation_mode(text);
+  else if constexpr (std::is_same_v<T, Causality>) value = parse_causality(text);
+  else if constexpr (std::is_same_v<T, Backward>) value = parse_backward(text);
+  else if constexpr (std::is_same_v<T, Positions>) value = parse_positions(text);
+  else if constexpr (std::is_same_v<T, NormKind>) value = parse_norm_kind(text);
+  else if constexpr (std::is_same_v<T, Activation>) value = parse_activation(text);
+  else if constexpr (std::is_same_v<T, TermConfig::Alibi>) value = T(find_name(name, text, kAlibi));
+  else {
+    value = Shape();
+    for (const std::string_view extent : split_text(text, 'x'))
+      if (!text.empty()) value.push_back(read_index(name, extent, 0));
+  }
+}
+
+std::map<std::string, std::string> text_of_fields(const TransformerConfig& config) {
+  std::map<std::string, std::string> text;
+  fields_of(config, [&](const char* name, const auto& value) { text[name] = text_of(value); });
+  return text;
+}
+
+/// Throws where a file has a configuration and it is of another model, however that is computed.
+void require_same(const Checkpoint& checkpoint, const TransformerConfig& config) {
+  SafetensorsMetadata theirs = checkpoint.file().metadata(), ours = text_of_fields(config);
+  if (!theirs.contains(std::string(kConfig) + "layers")) return;
+  for (const char* how : kHow) theirs.erase(kConfig + std::string(how)), ours.erase(how);
+  std::string text;
+  for (const std::string& one : differences(theirs, kConfig, ours)) text += (text.empty() ? "" : "; ") + one;
+  if (!text.empty()) fail_with(Code::data, checkpoint.path(), ": another configuration: ", text);
+}
+
+TransformerConfig config_in(const Checkpoint& checkpoint) try {
+  TransformerConfig config;
+  fields_of(config, [&](const char* name, auto& value) {
+    read(name, checkpoint.get(std::string(kConfig) + name), config.context, value);
+  });
+  check_config(config);
+  return config;
+} catch (const Error& e) {
+  if (e.code() != Code::usage) throw;
+  fail_with(Code::data, checkpoint.path(), ": ", e.what());
+}
+
+/// Throws unless a file of so many bytes can hold such weights: before memory is asked for.
+void require_fits(const TransformerConfig& c, const Checkpoint& checkpoint) {
+  const auto fits = [&](std::initializer_list<Index> factors) {
+    auto left = static_cast<Index>(checkpoint.file().bytes());
+    for (const Index factor : factors) left /= std::max<Index>(factor, 1);
+    if (left == 0) fail_with(Code::data, checkpoint.path(), ": its configuration is of a larger model than it holds");
+  };
+  const Shape& bias = c.terms.bias;
+  const auto whole = [&](int axis) { return bias[axis] == 0 ? c.context : bias[axis]; };
+  fits({c.vocab, c.width}), fits({c.layers, c.width, c.width}), fits({c.layers, c.width, c.hidden_width()});
+  if (c.positions == Positions::learned) fits({c.context, c.width});
+  if (!c.tie_weights) fits({c.width, c.outputs()});
+  if (c.terms.relative.rank() > 0) fits({c.layers, c.heads, c.terms.relative.numel()});
+  if (bias.rank() == 4) fits({c.layers, bias[0], bias[1], whole(2), whole(3)});
+}
+
+void add_config(SafetensorsMetadata& metadata, const TransformerConfig& config) {
+  for (const auto& [key, value] : text_of_fields(config)) metadata[kConfig + key] = value;
+}
+
+std::vector<SafetensorsItem> weights_of(const NamedParameters& parameters) {
   std::vector<SafetensorsItem> items;  // they share the tensors
   for (const NamedParameter& p : parameters) items.push_back({"model." + p.name, *p.tensor});
+  return items;
+}
+
+std::vector<SafetensorsItem> items_of(const NamedParameters& parameters, AdamWOptimizer& optimizer) {
+  optimizer.prepare(parameters);
+  std::vector<SafetensorsItem> items = weights_of(parameters);
   optimizer.visit_state([&](const std::string& name, Tensor& t) { items.push_back({"optimizer." + name, t}); });
   return items;
 }
 
-void save_training(const std::string& directory, Index step, const NamedParameters& parameters,
-                   AdamWOptimizer& optimizer, const Generator& generator, Index keep) {
+void save(const std::string& directory, Index step, const NamedParameters& parameters, AdamWOptimizer& optimizer,
+          const Generator& generator, Index keep, SafetensorsMetadata metadata) {
   check(step >= 0, "save_training: step ", step, " must not be negative");
   std::error_code failed;
   std::filesystem::create_directories(directory, failed);
   if (failed) fail_with(Code::data, directory, ": cannot make this directory: ", failed.message());
   const RandomKey noise = generator.state();
-  save_checkpoint(directory, step, items_of(parameters, optimizer),
-                  {{"generator.seed", std::to_string(noise.seed)}, {"generator.stream", std::to_string(noise.stream)}},
-                  keep);
+  metadata["generator.seed"] = std::to_string(noise.seed), metadata["generator.stream"] = std::to_string(noise.stream);
+  save_checkpoint(directory, step, items_of(parameters, optimizer), std::move(metadata), keep);
 }
 
-std::optional<Index> load_training(const std::string& directory, const NamedParameters& parameters,
-                                   AdamWOptimizer& optimizer, Generator& generator) {
+std::optional<Index> load(const std::string& directory, const NamedParameters& parameters, AdamWOptimizer& optimizer,
+                          Generator& generator, const TransformerConfig* config) {
   const std::vector<Index> steps = checkpoint_steps(directory);
   if (steps.empty()) return std::nullopt;
   const Checkpoint newest(directory + '/' + checkpoint_name(steps.back()));
+  if (config) require_same(newest, *config);
   const RandomKey noise{newest.get_number("generator.seed"), newest.get_number("generator.stream")};
   std::vector<SafetensorsItem> items = items_of(parameters, optimizer);
   newest.read(items);
   generator.set_state(noise);
   return newest.step();
+}
+
+}  // namespace
+
+void save_training(const std::string& directory, Index step, const NamedParameters& parameters,
+                   AdamWOptimizer& optimizer, const Generator& generator, Index keep) {
+  save(directory, step, parameters, optimizer, generator, keep, {});
+}
+std::optional<Index> load_training(const std::string& directory, const NamedParameters& parameters,
+                                   AdamWOptimizer& optimizer, Generator& generator) {
+  return load(directory, parameters, optimizer, generator, nullptr);
+}
+void save_training(const std::string& directory, Index step, Transformer& model, AdamWOptimizer& optimizer,
+                   const Generator& generator, Index keep) {
+  SafetensorsMetadata metadata;
+  add_config(metadata, model.config);
+  save(directory, step, parameters_of(model), optimizer, generator, keep, std::move(metadata));
+}
+std::optional<Index> load_training(const std::string& directory, Transformer& model, AdamWOptimizer& optimizer,
+                                   Generator& generator) {
+  return load(directory, parameters_of(model), optimizer, generator, &model.config);
+}
+
+void save_model(const std::string& path, Transformer model) {
+  const auto listed = [](const Branch& b) { return b.kind == Branch::Kind::blocks && b.lists == Branch::Lists::given; };
+  check(std::ranges::none_of(model.config.pattern, listed) && std::ranges::none_of(model.config.pattern_odd, listed),
+        "save_model: a list of block pairs has no text; name a rule, or write the tensors with write_checkpoint()");
+  SafetensorsMetadata metadata;
+  add_config(metadata, model.config);
+  write_checkpoint(path, weights_of(parameters_of(model)), std::move(metadata));
+}
+
+Transformer load_model(const std::string& path) {
+  const Checkpoint checkpoint(path);
+  const TransformerConfig config = config_in(checkpoint);
+  require_fits(config, checkpoint);
+  const SafetensorsEntry* const tokens = checkpoint.file().find("model.tokens.weight");
+  if (!tokens) fail_with(Code::data, path, ": lacks the tensor model.tokens.weight");
+  Transformer model = make_transformer(config, 0, tokens->dtype);
+  std::vector<SafetensorsItem> items = weights_of(parameters_of(model));
+  checkpoint.read(items, "model.");
+  return model;
 }
 
 }  // namespace hilt

@@ -1,6 +1,7 @@
 #pragma once
 #include "checkpoint.h"
 #include "optimizer.h"
+#include "transformer.h"
 
 // What most programs do with checkpoint.h, in one line each way.
 
@@ -14,6 +15,16 @@ void save_training(const std::string& directory, Index step, const NamedParamete
 /// those that were written, on any device. If it throws, only the optimizer may have got state.
 std::optional<Index> load_training(const std::string& directory, const NamedParameters& parameters,
                                    AdamWOptimizer& optimizer, Generator& generator);
+/// The same with the model's configuration: another one throws Code::data, which names its fields.
+void save_training(const std::string& directory, Index step, Transformer& model, AdamWOptimizer& optimizer,
+                   const Generator& generator, Index keep = 2);
+/// The newest back, as above.
+std::optional<Index> load_training(const std::string& directory, Transformer& model, AdamWOptimizer& optimizer,
+                                   Generator& generator);
+
+/// One file with weights and configuration, without an optimizer.
+void save_model(const std::string& path, Transformer model);
+Transformer load_model(const std::string& path);  // also from what save_training() wrote of a Transformer
 
 /// A copy of a module with its parameters on that device, or of that type: to be watched anew.
 template <class Module, class To>

@@ -48,10 +48,10 @@ AttentionConfig attention_config(const TransformerConfig& config, Index block = 
 /// Those of block 0 and, where there is another pattern, of block 1: blocks have them in turn.
 std::vector<AttentionConfig> attention_configs(const TransformerConfig& config);
 
-struct Block {                     // x + attention(norm(x)), then x + mlp(norm(x))
-  Norm norm1, norm2;               // before each branch
-  HilbertSelfAttention attention;  // the first branch
-  Mlp mlp;
+struct Block {                       // x + attention(norm(x)), then x + mlp(norm(x))
+  Norm norm1{}, norm2{};             // before each branch
+  HilbertSelfAttention attention{};  // the first branch
+  Mlp mlp{};
   double dropout = 0;  // of both branches
   /// rows: where the rows of x stand among those that share dropout's masks; empty: x is all.
   Tensor operator()(const Tensor& x, const CallOptions& call = {}, const std::vector<Index>& rows = {}) const;
@@ -60,11 +60,11 @@ struct Block {                     // x + attention(norm(x)), then x + mlp(norm(
 
 /// Tokens to logits: causal by token a language model; on a grid, not causal, an encoder of boards.
 struct Transformer {
-  TransformerConfig config;     // what it computes
-  Embedding tokens, positions;  // positions: [context, width] where they are learned
-  std::vector<Block> blocks;    // one after the other
-  Norm norm;
-  Tensor head;  // [width, outputs]; undefined where it is tied to tokens
+  TransformerConfig config{};       // what it computes
+  Embedding tokens{}, positions{};  // positions: [context, width] where they are learned
+  std::vector<Block> blocks{};      // one after the other
+  Norm norm{};
+  Tensor head{};  // [width, outputs]; undefined where it is tied to tokens
 
   /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs]. With a place: this rank's rows. Of
   /// images: patches [B, L, vocab] -> [B, 1, outputs].

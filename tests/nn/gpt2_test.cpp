@@ -107,7 +107,8 @@ TEST(Gpt2, SaysWhichTensorIsWrong) {
   EXPECT_EQ(refused(without("transformer.wte.weight")),
             "data: load_gpt2: tensor (transformer.wte.weight) is missing, FILE; is this a GPT-2 model?");
   const auto offset_of = [&](const std::string& name) {
-    return std::to_string(SafetensorsFile(directory.path("changed.safetensors")).find(name)->begin);
+    const SafetensorsFile changed(directory.path("changed.safetensors"));
+    return std::to_string(changed.find(name)->begin);
   };
   const std::string extra = refused([](auto& items) { items.push_back({"transformer.h.0.attn.rotary", zeros({2})}); });
   EXPECT_EQ(extra, "data: load_gpt2: tensor (transformer.h.0.attn.rotary) is not one of GPT-2's, FILE:" +
