@@ -14,7 +14,7 @@ struct GradcheckResult {  // what gradcheck() found
   bool ok = true;         // every derivative passed
   Index checked = 0;      // partial derivatives compared
   double worst = 0;       // largest |analytic - numeric| / (absolute + relative |numeric|); above 1 fails
-  std::string where;      // that one: input, element, both numbers
+  std::string where{};    // that one: input, element, both numbers
   explicit operator bool() const { return ok; }
 };
 

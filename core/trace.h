@@ -8,9 +8,9 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// One op as a tape recorded it. Times and live bytes are known only to a tape that profiles.
 struct NodeReport {
-  std::string name;           // the op's
-  std::vector<Shape> inputs;  // their shapes
-  Shape output;               // its shape
+  std::string name{};           // the op's
+  std::vector<Shape> inputs{};  // their shapes
+  Shape output{};               // its shape
   DType dtype = DType::f32;
   std::size_t saved_bytes = 0;                      // storages this node keeps
   std::size_t unique_bytes = 0;                     // of those, the ones no earlier node keeps

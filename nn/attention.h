@@ -31,7 +31,7 @@ void check_config(const AttentionConfig& config);
 /// Where the rows of x stand if a batch is divided over ranks: x [b, l, width] holds `b` sequences
 /// from number `first` on, and of each this rank's rows of `sequence`, whose ranks call alike.
 struct Place {
-  Comm sequence;                                        // the ranks that share these sequences
+  Comm sequence{};                                      // the ranks that share these sequences
   Index first = 0;                                      // number of the first sequence
   Index length = 0;                                     // tokens of a whole sequence
   bool divides() const { return sequence.size() > 1; }  // sequences are shared with other ranks
@@ -75,10 +75,10 @@ struct CallOptions {           // what one call of a module may change
 /// Self-attention on a Hilbert order: one projection to q, k and v, attention on a plan from
 /// make_plan's cache, one output projection. Known elsewhere as HilbertAttentionCore.
 struct HilbertSelfAttention {
-  AttentionConfig config;  // what it computes
-  Linear qkv;              // [width, (heads + 2 kv_heads) dim]: q, then k, then v
-  Linear projection;       // [heads dim, width]
-  ScoreTerms terms{};      // their tensors are parameters, f32 beside 16-bit weights
+  AttentionConfig config{};  // what it computes
+  Linear qkv{};              // [width, (heads + 2 kv_heads) dim]: q, then k, then v
+  Linear projection{};       // [heads dim, width]
+  ScoreTerms terms{};        // their tensors are parameters, f32 beside 16-bit weights
 
   Tensor operator()(const Tensor& x, const CallOptions& call = {}) const;  // x: [B, L, width] -> [B, L, width]
   /// All but the output projection: the outputs of all heads side by side, [B, L, heads dim].

@@ -4,8 +4,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-struct Batch {             // what a training step reads
-  Tensor inputs, targets;  // i32 [rows, length]; a target of -100 does not count
+struct Batch {                 // what a training step reads
+  Tensor inputs{}, targets{};  // i32 [rows, length]; a target of -100 does not count
 };
 
 /// Training over data x sequence ranks: each group of `sequence` ranks holds the rows of some
@@ -22,8 +22,8 @@ class RankGrid {
   bool is_first() const { return world_.rank() == 0; }                 // the rank that prints and writes
 
   struct Part {  // this rank's part of a batch of whole sequences, and where it stands
-    Batch batch;
-    Place place;
+    Batch batch{};
+    Place place{};
   };
   /// Of a batch that every rank has whole.
   Part part_of(const Batch& whole, const HilbertSelfAttention& attention) const;

@@ -164,16 +164,16 @@ struct AdamW {
 /// m, v: of w's type, or f32 beside a 16-bit w, which `master`, f32, shadows. step counts from 1.
 void adamw_step(Tensor& w, const Tensor& dw, Tensor& m, Tensor& v, Index step, const AdamW& options,
                 Tensor* master = nullptr);
-struct AdamWUpdate {                 // the same for many parameters, each with its own decay, in a few kernels on a GPU
-  Tensor* w;                         // is written to
-  Tensor dw;                         // its gradient
-  Tensor *m, *v, *master = nullptr;  // state, written to
-  double weight_decay = 0;           // its own
+struct AdamWUpdate {             // the same for many parameters, each with its own decay, in a few kernels on a GPU
+  Tensor* w{};                   // is written to
+  Tensor dw{};                   // its gradient
+  Tensor *m{}, *v{}, *master{};  // state, written to
+  double weight_decay = 0;       // its own
 };
 /// With a norm, gradients count times min(1, max / norm) (max 0: as they are), and where it is not
 /// finite nothing changes. Gradients of a loss times `scale`, and their norm, count divided by it.
 struct Clip {
-  Tensor norm;       // of all gradients
+  Tensor norm{};     // of all gradients
   double max = 0;    // the largest norm that is left alone
   double scale = 1;  // by which the loss was multiplied
 };

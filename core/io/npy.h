@@ -12,9 +12,9 @@ class Tensor;
 Tensor read_npy(const std::string& path);
 
 struct NpyIntegers {  // the same without tensors: the elements in C order; none if they are not integers
-  DType dtype;
-  Shape shape;
-  std::vector<std::int64_t> values;  // in C order, widened
+  DType dtype{};
+  Shape shape{};
+  std::vector<std::int64_t> values{};  // in C order, widened
 };
 NpyIntegers read_npy_integers(const std::string& path);  // throws Code::data as read_npy()
 

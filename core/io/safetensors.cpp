@@ -344,7 +344,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   metadata_ = std::move(scanned.metadata);
 }
 
-const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
+const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const& {
   const auto at = std::ranges::lower_bound(entries_, name, {}, &SafetensorsEntry::name);
   return at != entries_.end() && at->name == name ? &*at : nullptr;
 }

@@ -14,9 +14,9 @@ namespace [[gnu::visibility("default")]] hilt {
 class Descriptor;  // private
 
 struct SafetensorsEntry {  // one tensor of a file; its bytes are [begin, end) of the file
-  std::string name;        // any UTF-8 text
+  std::string name{};      // any UTF-8 text
   DType dtype = DType::f32;
-  Shape shape;
+  Shape shape{};
   std::uint64_t begin = 0, end = 0;  // offsets in the file
 };
 using SafetensorsMetadata = std::map<std::string, std::string>;  // free text by key, sorted
@@ -28,10 +28,13 @@ class SafetensorsFile {
 
   const std::string& path() const { return path_; }  // as it was opened
   /// Sorted by name.
-  const std::vector<SafetensorsEntry>& entries() const { return entries_; }
-  const SafetensorsMetadata& metadata() const { return metadata_; }  // what stands under "__metadata__"
-  std::uint64_t bytes() const { return bytes_; }                     // length of the file
-  const SafetensorsEntry* find(const std::string& name) const;       // null where there is none
+  const std::vector<SafetensorsEntry>& entries() const& { return entries_; }
+  const SafetensorsMetadata& metadata() const& { return metadata_; }  // what stands under "__metadata__"
+  void entries() && = delete;                                    // they would end with the statement: name the file
+  void metadata() && = delete;                                   // the same
+  void find(const std::string&) && = delete;                     // the same
+  std::uint64_t bytes() const { return bytes_; }                 // length of the file
+  const SafetensorsEntry* find(const std::string& name) const&;  // null where there is none
   /// A new tensor; an unknown name is an error that proposes the nearest.
   Tensor read(const std::string& name) const;
   /// Into a dense CPU tensor of the entry's shape; floats convert to its type.
@@ -47,8 +50,8 @@ class SafetensorsFile {
 
 /// What is to be written. Names are free but for "__metadata__" and must differ.
 struct SafetensorsItem {
-  std::string name;  // not "__metadata__"
-  Tensor tensor;
+  std::string name{};  // not "__metadata__"
+  Tensor tensor{};
 };
 /// The file up to the tensors', which follow by name: a pure function of names, types and metadata.
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});

@@ -13,8 +13,8 @@ namespace [[gnu::visibility("default")]] hilt {
 enum class Backward : unsigned char { taped, hybrid, fused };
 /// a row of the table of modes.
 struct BackwardMode {
-  Backward mode;                // the value
-  std::string_view name, what;  // what options call it, and a sentence
+  Backward mode{};                  // the value
+  std::string_view name{}, what{};  // what options call it, and a sentence
 };
 /// All there are, in the order of their values.
 std::span<const BackwardMode> backward_modes();
@@ -23,18 +23,18 @@ std::string_view name_of(Backward mode);
 
 struct AttentionOptions {  // what a call may change
   Backward backward = Backward::fused;
-  std::optional<double> scale;   // 1 / sqrt(D)
-  double dropout = 0;            // of attention weights; in [0, 1)
-  std::optional<RandomKey> key;  // of the dropout mask; needed when dropout > 0
-  Index first_batch = 0;         // the number of the first sequence among all that share the mask
-  bool strict = false;           // a fallback is an error
-  ScoreTerms terms = {};         // see ScoreTerms
+  std::optional<double> scale{};   // 1 / sqrt(D)
+  double dropout = 0;              // of attention weights; in [0, 1)
+  std::optional<RandomKey> key{};  // of the dropout mask; needed when dropout > 0
+  Index first_batch = 0;           // the number of the first sequence among all that share the mask
+  bool strict = false;             // a fallback is an error
+  ScoreTerms terms = {};           // see ScoreTerms
 };
 
 /// Why a call ran in another mode than asked, newest last: at most the 64 last of this thread.
 struct Fallback {
-  Backward asked, ran;  // modes
-  std::string reason;   // a sentence
+  Backward asked{}, ran{};  // modes
+  std::string reason{};     // a sentence
 };
 const std::vector<Fallback>& attention_fallbacks();  // those of this thread
 void clear_attention_fallbacks();                    // those of this thread
@@ -43,7 +43,7 @@ void clear_attention_fallbacks();                    // those of this thread
 /// forward or backward; route: cpu or cpu_pairs, which takes most pairs of tokens one by one; on a
 /// GPU plain, mma or hopper, which HILT_ROUTE forces where it serves. reason: why none is faster.
 struct AttentionRoute {
-  std::string_view pass, route, reason;  // literals
+  std::string_view pass{}, route{}, reason{};  // literals
 };
 const std::vector<AttentionRoute>& attention_routes();  // those of this thread
 void clear_attention_routes();                          // those of this thread
@@ -59,7 +59,7 @@ Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions&
 /// With the log-sum-exp of every row, [B, H, L] (f32; f64 for f64), a result that a tape knows like
 /// o: with its gradient, dS gains P dL.
 struct AttentionResult {
-  Tensor o, lse;  // outputs, and log-sum-exps
+  Tensor o{}, lse{};  // outputs, and log-sum-exps
 };
 /// The same o as attention().
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
@@ -79,9 +79,9 @@ PlanPtr plan_of_sequence(const PlanPtr& plan, const Tensor& q, const Tensor& k, 
 /// Whom a row of q attends to in one head: keys, as ascending tokens, and their weights. A key that
 /// counts twice has the sum, one that a bias masks 0; a sink leaves less than 1 to all of them.
 struct RowWeights {
-  Index batch, row, head;          // which row of q this is
-  std::vector<std::int32_t> keys;  // ascending
-  std::vector<double> weights;     // one a key
+  Index batch{}, row{}, head{};      // which row of q this is
+  std::vector<std::int32_t> keys{};  // ascending
+  std::vector<double> weights{};     // one a key
 };
 /// Of some rows of q, ascending: sequence after sequence, rows, heads; no dropout, no tape hears.
 std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, const PlanPtr& plan,

@@ -29,12 +29,12 @@ struct AttentionSettings {
 struct AttentionSetting {
   /// Which of the attention_types have use for it; of what is for all, terms are of the scores.
   enum class Reader : unsigned char { all, terms, segments, blocks, ranks, none };
-  std::string_view name, kind;  // as in dilation_mode; what stands for a value in its help: ORDER, X
+  std::string_view name{}, kind{};  // as in dilation_mode; what stands for a value in its help: ORDER, X
   std::variant<std::string AttentionSettings::*, double AttentionSettings::*,
                std::optional<double> AttentionSettings::*, Index AttentionSettings::*, bool AttentionSettings::*>
-      field;                                // where a value is kept
+      field{};                              // where a value is kept
   Reader reader = Reader::all;              // who has use for it
-  std::string_view help, tensor{};          // a sentence; and of a score term, what a tensor of it is
+  std::string_view help{}, tensor{};        // a sentence; and of a score term, what a tensor of it is
   double low = 0, high = 0;                 // the range of a number
   std::vector<std::string_view> choices{};  // all its values; empty: there are others
 };

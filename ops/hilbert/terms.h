@@ -14,18 +14,18 @@ namespace [[gnu::visibility("default")]] hilt {
 /// and sinks are f32 (f64 with f64), a bias that or of q's type; a tape may watch each of them.
 struct ScoreTerms {
   /// cap(z) = x tanh(z / x), before all else. Above 0.
-  std::optional<double> softcap;
+  std::optional<double> softcap{};
   /// - slopes[h] dist(t, u): |t - u|, or where the pattern is one of a grid, the sum of the
   /// coordinates' distances. Without slopes [H], the published ones.
   bool alibi = false;
-  Tensor slopes;  // [H]
+  Tensor slopes{};  // [H]
   /// [H, 2 r + 1] of t - u; [H, 2 ry + 1, 2 rx + 1] and [H, 2 rt + 1, 2 ry + 1, 2 rx + 1] of the
   /// coordinates on the order's grid. Query minus key, index 0 is -r; beyond r counts as r.
-  Tensor relative;
+  Tensor relative{};
   /// Broadcasts to [B, H, Lq, L], queries first: by tokens, or by rows of q. -inf masks a pair.
-  Tensor bias;
+  Tensor bias{};
   /// [H]: joins every row's denominator, e^sink, with value 0; -inf is none.
-  Tensor sink;
+  Tensor sink{};
 };
 
 /// The published slopes of alibi, [heads]: 2^(-8 (h + 1) / heads) for a power of two, else those of

@@ -23,7 +23,7 @@ struct Order {
   enum class Scope : unsigned char { global, per_segment, order_only, chunked };
 
   Kind kind = Kind::row;
-  Grid grid;                               // of all tokens, or of one chunk; without cells: fold the sequence
+  Grid grid{};                             // of all tokens, or of one chunk; without cells: fold the sequence
   Index tile_height = 8, tile_width = 16;  // of tiles
   Scope scope = Scope::global;
   Index chunk = 0;  // positions of a chunk; 0: none
@@ -55,8 +55,8 @@ Grid token_grid(const Order& order, Index length);
 
 /// pi and rho. Made by the functions below and shared, so constant.
 struct Permutation {
-  std::vector<std::int32_t> token_at;                    // pi: position -> token
-  std::vector<std::int32_t> position_of;                 // rho: token -> position
+  std::vector<std::int32_t> token_at{};                  // pi: position -> token
+  std::vector<std::int32_t> position_of{};               // rho: token -> position
   Index length() const { return std::ssize(token_at); }  // how many tokens
 };
 

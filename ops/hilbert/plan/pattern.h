@@ -54,11 +54,11 @@ struct Branch {
   bool offset_by_head = false;              // offset = head mod dilation
   Index frames = 0, rows = 0, columns = 0;  // of grids, as the kind says
   std::array<Axis, 3> axes{};               // the outermost first; positions are one axis
-  BlockPairs pairs;                         // of blocks that are given
+  BlockPairs pairs{};                       // of blocks that are given
   Lists lists = Lists::given;
-  std::vector<Index> numbers;  // of `lists`: the radius; the rates; global blocks and radius; how many
+  std::vector<Index> numbers{};  // of `lists`: the radius; the rates; global blocks and radius; how many
   /// Of top: what each run of heads / chosen.size() heads chose; empty before anybody looked.
-  std::vector<BlockPairs> chosen;
+  std::vector<BlockPairs> chosen{};
   friend auto operator<=>(const Branch&, const Branch&) = default;
 
   /// The set is of the grid: the order arranges work and memory, and changes no result.

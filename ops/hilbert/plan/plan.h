@@ -16,7 +16,7 @@ namespace [[gnu::visibility("default")]] hilt {
 struct PlanSpec {
   Index length = 0;  // tokens of a row
   Index heads = 1;   // that a set may depend on
-  Order order;
+  Order order{};
   Pattern pattern = {Branch{}};
   DilationMode dilation_mode = DilationMode::all_queries;
   Causality causality = Causality::none;
@@ -37,10 +37,10 @@ struct PlanSpec {
 
 /// Tilings, one a set that heads ask for, and where they lie: a row, or documents of one shape.
 struct PlanPart {
-  Index length, queries;        // tokens of a place, and how many of them ask
-  std::vector<Tiling> tilings;  // one for each set
-  Tiling::Places places;        // where each lies
-  Memo memo = {};               // what kernels make of several
+  Index length{}, queries{};      // tokens of a place, and how many of them ask
+  std::vector<Tiling> tilings{};  // one for each set
+  Tiling::Places places{};        // where each lies
+  Memo memo = {};                 // what kernels make of several
 };
 
 /// Tile counts, of a row or of all with documents; total: all q tiles x k tiles, touched or not.
@@ -116,8 +116,8 @@ std::vector<std::int32_t> query_run(Index first, Index count);
 /// Among the orders that leave the attended set of `spec` unchanged, the one with the fewest tiles;
 /// of an order `auto`, whose set is that of the tokens as they come. Of equals, the first.
 struct OrderChoice {
-  Order order;
-  std::vector<std::pair<Order, TileStats>> considered;  // all that were compared
+  Order order{};
+  std::vector<std::pair<Order, TileStats>> considered{};  // all that were compared
 };
 OrderChoice choose_order(PlanSpec spec);  // throws Code::usage as Plan
 

@@ -9,8 +9,8 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// A permutation of the rows of points and its inverse: i64 [N], on the CPU.
 struct PointOrder {
-  Tensor token_at;     // pi: position -> row
-  Tensor position_of;  // rho: row -> position
+  Tensor token_at{};     // pi: position -> row
+  Tensor position_of{};  // rho: row -> position
 };
 
 /// The rows of xyz [N, 2 or 3] by (code of the point's cell, row), document after document. Kinds:

@@ -13,8 +13,8 @@ namespace [[gnu::visibility("default")]] hilt {
 /// Chunk i is positions [cut[i], cut[i + 1]), of rank owner[i], whose rows are its chunks in order.
 struct Shards {
   int ranks = 1;               // how many
-  std::vector<Index> cut;      // one more than chunks
-  std::vector<int> owner;      // one a chunk
+  std::vector<Index> cut{};    // one more than chunks
+  std::vector<int> owner{};    // one a chunk
   Index rows(int rank) const;  // positions that a rank owns
   /// The positions of a rank's rows.
   std::vector<std::int32_t> positions(int rank) const;
@@ -42,15 +42,15 @@ class ShardPlan {
  public:
   /// Rows to or from one rank. rows: which are sent, or where received ones lie; empty: [0, count).
   struct Parcel {
-    int peer;                        // the other rank
-    Index count;                     // how many
-    std::vector<std::int32_t> rows;  // see above
+    int peer{};                        // the other rank
+    Index count{};                     // how many
+    std::vector<std::int32_t> rows{};  // see above
   };
   /// Keys that are attended to together.
   struct Stage {
-    std::vector<Parcel> send, receive;  // one a peer
-    Index keys = 0;                     // rows of the keys attended to in this stage
-    std::vector<PlanPart> parts;        // those of the plan, cut down to this rank's queries and these keys
+    std::vector<Parcel> send{}, receive{};  // one a peer
+    Index keys = 0;                         // rows of the keys attended to in this stage
+    std::vector<PlanPart> parts{};          // those of the plan, cut down to this rank's queries and these keys
   };
 
   /// The same plan on every rank; its rows must be positions (in_order), or tokens with documents.
