@@ -52,7 +52,7 @@ std::string page_of(const Settings& s, const Plan& plan, const std::vector<compa
     spec.order.kind = compare::kOrders[&a - orders.data()];
     Json picture = compare::picture_of(*make_plan(spec), a);
     picture["jumps"] = jumps(a, plan.grid().width);
-    data["orders"].push_back(picture);
+    data["orders"].insert(data["orders"].begin(), picture);  // Hilbert, the last of them, first
   }
   // What the page's own walk of any rectangle is compared with: this grid's, where it is small.
   if (plan.length() <= kMostListed) data["hilbert"] = orders.back().token_at;

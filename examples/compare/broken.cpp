@@ -6,6 +6,7 @@
 namespace compare {
 namespace {
 
+constexpr Index kUnmasked = 128;           // queries, the first, whose way back has no mask
 constexpr double kMostProducts = 1 << 27;  // of pairs and features: a few seconds
 
 /// The keys of token t; with Mistake::position_for_token those that a kernel finds that works on
@@ -16,6 +17,18 @@ std::vector<std::int32_t> keys_of(Mistake mistake, const KeyLists& set, const hi
   std::vector<std::int32_t> keys(row.begin(), row.end());
   if (mistaken)
     for (std::int32_t& u : keys) u = order.token_at[at(u)];
+  return keys;
+}
+
+/// The keys, and where the way back forgets the mask, behind them all others: not with a table of
+/// offsets, which has no entry for those.
+std::vector<std::int32_t> keys_back_of(Mistake mistake, const ExactProblem& p, std::vector<std::int32_t> keys,
+                                       Index t) {
+  if (mistake != Mistake::no_mask || t >= kUnmasked || !p.terms.tensor[1].empty()) return keys;
+  std::vector<char> met(at(p.length), 0);
+  for (const std::int32_t u : keys) met[at(u)] = 1;
+  for (Index u = 0; u < p.length; ++u)
+    if (!met[at(u)]) keys.push_back(static_cast<std::int32_t>(u));
   return keys;
 }
 
@@ -41,12 +54,14 @@ Tensors attention_with(Mistake mistake, const ExactProblem& p, const AttendedSet
   const std::size_t dim = at(p.dim);
   for (Index h = 0; h < p.heads; ++h)
     for (Index t = 0; t < p.length; ++t) {
-      const std::vector<std::int32_t> keys = keys_of(mistake, sets.head(h), order, t);
-      if (keys.empty()) continue;
-      const std::size_t n = keys.size(), row = at((t * p.heads + h) * p.dim), half = (n + 1) / 2;
+      const std::vector<std::int32_t> seen = keys_of(mistake, sets.head(h), order, t);
+      if (seen.empty()) continue;
+      const std::vector<std::int32_t> keys = keys_back_of(mistake, p, seen, t);
+      const std::size_t n = seen.size(), back = mistake == Mistake::half_of_the_keys ? (n + 1) / 2 : keys.size(),
+                        row = at((t * p.heads + h) * p.dim), half = (n + 1) / 2;
       const auto key = [&](std::size_t i) { return at(keys[i] * p.dim); };
-      std::vector<double> s(n), m(n), cap_slope(n);
-      for (std::size_t i = 0; i < n; ++i) {
+      std::vector<double> s(keys.size()), m(keys.size()), cap_slope(keys.size());
+      for (std::size_t i = 0; i < keys.size(); ++i) {
         const double z = p.scale * dot(&p.q[row], &p.k[key(i)], dim);
         s[i] = p.terms.score(z, 0, h, t, keys[i], [](double x) { return x; });
         cap_slope[i] = p.terms.cap_slope(z);
@@ -71,7 +86,7 @@ Tensors attention_with(Mistake mistake, const ExactProblem& p, const AttendedSet
       const double lse = top + std::log(sum);
       const double delta = mistake == Mistake::no_delta ? 0 : dot(&p.d_o[row], &o[row], dim);
       double ds_sum = -std::exp(sink - lse) * delta;
-      for (std::size_t i = 0; i < (mistake == Mistake::half_of_the_keys ? half : n); ++i) {
+      for (std::size_t i = 0; i < back; ++i) {
         const double weight = std::exp(s[i] - lse);
         const double ds = weight * (m[i] * dot(&p.d_o[row], &p.v[key(i)], dim) - delta);
         const double dz = cap_slope[i] * ds, scaled = p.scale * (mistake == Mistake::scaled_twice ? p.scale * dz : dz);
@@ -98,21 +113,28 @@ std::vector<Broken> break_it(const ExactProblem& whole, const AttendedSets& sets
   if (pairs * static_cast<double>(part.dim) > kMostProducts) return {};
   const Tensors right = first_part(whole, exact), textbook = first_part(whole, naive), sizes = first_part(whole, terms);
   constexpr double kStep = 1e-4;
-  Index moved = part.length / 2;
-  for (Index t = moved; t < part.length; ++t)
-    if (sets.head(0).row(t).size() > sets.head(0).row(moved).size()) moved = t;
-  const std::size_t feature = at(moved * part.heads * part.dim);
   std::vector<Broken> out;
+  std::vector<std::vector<double>> dq;  // of each mistake
   for (std::size_t i = 0; i < kMistakes.size(); ++i) {
-    Broken b{.mistake = static_cast<Mistake>(i), .query = moved};
+    Broken b{.mistake = static_cast<Mistake>(i)};
     const Tensors x = attention_with(b.mistake, part, sets, order, b.row_sum);
     for (std::size_t j = 0; j < 4; ++j) {
       b.error[j] = judge(x[j], right[j], sizes[j], measure(textbook[j], right[j]), rounding);
       for (std::size_t e = 0; e < x[j].size(); ++e) b.deviation[j].push_back(std::abs(x[j][e] - right[j][e]));
     }
-    b.slope = x[1].empty() ? 0 : x[1][feature];
+    dq.push_back(x[1]);
     out.push_back(std::move(b));
   }
+  // A query that the two rarest mistakes touch: of the first, where a largest score comes late.
+  const std::vector<double>& late = dq[static_cast<std::size_t>(Mistake::no_rescale)];
+  Index moved = 0;
+  const auto off = [&](Index t) {
+    return std::abs(late[at(t * part.heads * part.dim)] - right[1][at(t * part.heads * part.dim)]);
+  };
+  for (Index t = 1; t < std::min(part.length, kUnmasked); ++t)
+    if (off(t) > off(moved)) moved = t;
+  const std::size_t feature = at(moved * part.heads * part.dim);
+  for (std::size_t i = 0; i < out.size() && !late.empty(); ++i) out[i].query = moved, out[i].slope = dq[i][feature];
   // A query moves the loss by its own row alone, so the finite difference needs the forward pass of
   // that row.
   for (Broken& b : out) {

@@ -188,6 +188,12 @@ std::size_t dense_peak(const Problem& problem);
 
 // ---- summary.cpp: plain text that the page shares, every figure in it this run's ---------------
 std::string sizes_text(const Lesson& lesson);  // batch 1, length 4096 (64x64), heads 4, ..
+/// "1 thread", "2 threads".
+std::string threads_text(const Lesson& lesson);
+/// What taped keeps over what fused keeps: "2.1 times less" is fused; "as much, within 5 %".
+std::string kept_in_words(double taped_over_fused);
+/// What the orders' tiles say; of a set that was cut along one of them, that they say nothing.
+std::string order_verdict(const Lesson& lesson);
 /// Whether a kernel has the whole column Delta at once: a CPU's only where rows of one key head
 /// meet several tilings.
 bool whole_delta(const Lesson& lesson);

@@ -3,7 +3,7 @@ const modes = Object.entries(data.modes).filter(([, m]) => !m.skipped);
 const listed = (f) => modes.map(([name, m]) => `${name} ${f(m)}`).join("; ") + ".";
 
 // A step lights the steps of the other pass that belong to the same node.
-const partners = { S: "dQ dK S2", P: "dS Delta P2", O: "dV dP Delta", L: "P2" };
+const partners = { S: "dQ dK S2", P: "dS Delta P2", O: "dV dP Delta", L: "P2", a: "Delta" };
 const belongs = (a, b) => a === b || [[a, b], [b, a]].some(([x, y]) => partners[x]?.split(" ").includes(y));
 for (const step of document.querySelectorAll("[data-step]")) {
   const light = (on) => {
@@ -13,21 +13,38 @@ for (const step of document.querySelectorAll("[data-step]")) {
   for (const event of ["mouseleave", "blur"]) step.addEventListener(event, () => light(false));
 }
 
+/** Bytes alive and bytes held by the tape over time, as [ms, bytes]; where backward begins, and the end. */
+function course(m) {
+  let t = 0, sum = 0;
+  const given = data.input_bytes, points = [[0, given]], held = [[0, 0]];
+  const step = (ms, live, kept) => (points.push([(t += ms), given + live]), held.push([t, (sum += kept)]));
+  for (const n of m.tape) step(n.forward_ms, n.forward_live, n.unique_bytes);
+  step(Math.max(0, m.forward_ms - t), m.held_bytes, 0);
+  for (const n of m.inside_backward) step(n.ms, n.live, 0);
+  if (m.inside_backward.length) held.push([t, (sum = 0)]);
+  else for (const n of [...m.tape].reverse()) step(n.backward_ms, n.backward_live, -n.unique_bytes);
+  const end = Math.max(t, m.forward_ms + m.backward_ms), turn = Math.max(points[m.tape.length][0], m.forward_ms);
+  points.push([end, points.at(-1)[1]]), held.push([end, sum]);
+  return { given, points, held, end, turn };
+}
+for (const [name, m] of modes) {
+  const { given, points, held, end, turn } = course(m), peak = given + m.peak_bytes;
+  figure(places("card-" + name), `Memory of ${name} over both passes`, `Bytes alive, on a scale of its own up to ${bytes(peak)}.`, "", (svg, width) => {
+    const height = 70, at = ([t, b]) => `${((t / end) * width).toFixed(1)} ${(height - 2 - (b / peak) * (height - 6)).toFixed(1)}`;
+    const line = (list) => list.map((p, i) => (i ? `L${at([p[0], list[i - 1][1]])}L` : "M") + at(p)).join("");
+    const x = (turn / end) * width;
+    svg.append(make("path", { d: line([[0, 0], ...points, [end, 0]]) + "z", class: "under", "data-peak": peak }), make("path", { d: line(points), class: "stroke" }),
+               make("path", { d: line(held), class: "stroke", style: "--color:var(--ink)" }), make("line", { x1: x, x2: x, y1: 2, y2: height - 2, class: "mark" }));
+    return height;
+  });
+}
+
 function memory(zoomed) {
   const host = places("memory");
   host.replaceChildren();
   const most = Math.max(...modes.map(([, m]) => data.input_bytes + m.peak_bytes));
   for (const [name, m] of modes) {
-    let t = 0, sum = 0;
-    const given = data.input_bytes, points = [[0, given]], held = [[0, 0]];
-    const step = (ms, live, kept) => (points.push([(t += ms), given + live]), held.push([t, (sum += kept)]));
-    for (const n of m.tape) step(n.forward_ms, n.forward_live, n.unique_bytes);
-    step(Math.max(0, m.forward_ms - t), m.held_bytes, 0);
-    for (const n of m.inside_backward) step(n.ms, n.live, 0);
-    if (m.inside_backward.length) held.push([t, (sum = 0)]);
-    else for (const n of [...m.tape].reverse()) step(n.backward_ms, n.backward_live, -n.unique_bytes);
-    const end = Math.max(t, m.forward_ms + m.backward_ms), turn = Math.max(points[m.tape.length][0], m.forward_ms);
-    points.push([end, points.at(-1)[1]]), held.push([end, sum]);
+    const { given, points, held, end, turn } = course(m);
     const level = (from, to, at) => ({ points: [[from, at], [to, at]], style: "thin", dots: false });
     lineChart(host, `Live bytes over time, ${name}`,
       `At most ${bytes(given + m.forward_peak_bytes)} in the forward pass, at most ${bytes(given + m.backward_peak_bytes)} in the backward pass; the tape keeps ${bytes(m.saved_bytes)} from one to the other.`,
@@ -41,7 +58,7 @@ function memory(zoomed) {
       });
   }
 }
-memory(false);
+memory(true);
 const zoom = document.getElementById("zoom");
 zoom.addEventListener("click", () => {
   const on = zoom.getAttribute("aria-pressed") !== "true";

@@ -75,6 +75,7 @@ Json ways_of(const Lesson& lesson, const Json& modes) {
     way["ran"] = m.ran();
     if (m.ran()) way["folded"] = way["tape"].size() < m.tape.size() || way["inside_backward"].size() < m.inside.size();
     way["peak"] = m.peak() + lesson.problem.input_bytes();
+    way["total_ms"] = m.forward_ms + m.backward_ms;
     if (m.ran() && m.forward_flops > 0) {
       const double intensity = m.forward_flops / m.bytes_moved, speed = arithmetic_speed(m);
       const double ceiling = std::min(lesson.machine.gemm_gflop_s, intensity * lesson.machine.copy_gb_s);
@@ -143,14 +144,23 @@ Json compared(const Lesson& lesson, const std::string& first, const std::string&
   const auto over = [](double x, double y) { return y > 0 ? x / y : 0; };
   const double kept = over(static_cast<double>(a->saved_bytes), static_cast<double>(b->saved_bytes));
   return {{"kept", kept},
-          {"less", kept >= 1},
-          {"more", kept > 0 && kept < 1 ? 1 / kept : 0},
+          {"in_words", kept_in_words(kept)},
           {"flops", over(b->forward_flops, a->forward_flops)},
           {"ms", over(b->forward_ms + b->backward_ms, a->forward_ms + a->backward_ms)},
           {"saved_a", a->saved_bytes},
           {"saved_b", b->saved_bytes},
           {"peak_a", a->peak() + lesson.problem.input_bytes()},
           {"peak_b", b->peak() + lesson.problem.input_bytes()}};
+}
+
+/// What of taped's time its matrix products take.
+Json products_of_taped(const Lesson& lesson) {
+  const Mode* taped = lesson.mode(kTaped);
+  if (!taped) return {};
+  double products = 0;
+  for (const hilt::NodeReport& n : taped->tape)
+    if (n.name.find("matmul") != std::string::npos) products += n.forward_ms + n.backward_ms;
+  return {{"products", products}, {"total", taped->forward_ms + taped->backward_ms}};
 }
 
 /// As info prints the one that the run was on.
@@ -177,6 +187,8 @@ std::string to_html(const Lesson& lesson, Json json) {
   const auto from = [&](const std::string& other) {
     return lesson.mode(kFused) && lesson.mode(other) ? Json{{"from", faster_from(lesson, kFused, other)}} : Json();
   };
+  std::string routes;
+  for (const std::string& line : lesson.routes) routes += (routes.empty() ? "" : ", ") + line;
   json["page"] = {
       {"passed", lesson.passed()},
       {"sizes", sizes_text(lesson)},
@@ -203,14 +215,15 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"whole_delta", whole_delta(lesson)},
       {"all_pairs", lesson.pairs == p.length() * p.length() * p.heads()},
       {"kept_by", kept_by_steps(lesson)},
-      {"flop_a_number", 4 * lesson.machine.gemm_gflop_s / lesson.machine.copy_gb_s},
+      {"threads", threads_text(lesson)},
+      {"routes", routes},
+      {"taped_ms", products_of_taped(lesson)},
       {"agreement", agreement_of(json)},
       {"forward_identical", lesson.forward_identical},
       {"dense_taped", compared(lesson, kDense, kTaped)},
       {"taped_fused", compared(lesson, kTaped, kFused)},
       {"hybrid_fused", compared(lesson, kHybrid, kFused)},
       {"score_bytes", score_bytes(p)},
-      {"by_chance", score_bytes(p) == 4.0 * static_cast<double>(p.q.bytes())},
       {"dense_bytes", all * static_cast<double>(hilt::size_of(p.dtype)) * static_cast<double>(p.batch())},
       {"q_bytes", p.q.bytes()},
       {"qkv_bytes", p.q.bytes() + 2 * p.k.bytes()},
@@ -220,7 +233,7 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"faster_than_taped", from(kTaped)},
       {"crossover", crossover_in_keys(lesson)},
       {"short_length", std::min<Index>(p.length(), 1024)},
-      {"order_verdict", order_verdict(lesson.orders)},
+      {"order_verdict", order_verdict(lesson)},
       {"order_and_result", order_and_result(lesson)},
       {"same_result", lesson.same_result_in_any_order},
   };

@@ -33,6 +33,29 @@ int products_back(const Lesson& lesson) {
   return route.starts_with("cpu") || route == "hopper_one_owner" ? 5 : 7;
 }
 
+std::string threads_text(const Lesson& lesson) {
+  const int n = lesson.machine.info.threads;
+  return std::to_string(n) + (n == 1 ? " thread" : " threads");
+}
+
+std::string kept_in_words(double taped_over_fused) {
+  const double x = taped_over_fused;
+  if (std::abs(std::log(x)) < std::log(1.05)) return "as much, within 5 %";
+  return x > 1 ? format("%.1f times less", x) : format("%.1f times more", 1 / x);
+}
+
+std::string order_verdict(const Lesson& lesson) {
+  const std::string own = hilt::to_string(lesson.problem.plan->spec().order);
+  const auto cut = std::ranges::find_if(lesson.orders, [&](const Arrangement& a) { return own.starts_with(a.order); });
+  if (lesson.same_result_in_any_order || cut == lesson.orders.end()) return order_verdict(lesson.orders);
+  return format(
+             "These counts do not compare orders: the set was cut along %s order, which favors it. It touches %lld "
+             "tiles in that order, and row order %lld.",
+             cut->order.c_str(), static_cast<long long>(cut->touched()),
+             static_cast<long long>(lesson.orders[0].touched())) +
+         " Patterns of the grid do compare them: try --pattern window2d:16x16.";
+}
+
 std::string order_and_result(const Lesson& lesson) {
   if (lesson.same_result_in_any_order)
     return "The set is defined without the order: in any order the result is the same, only the work moves.";
@@ -98,8 +121,7 @@ void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
   const Mode *taped = lesson.mode(kTaped), *fused = lesson.mode(kFused);
   if (taped && fused && taped->saved_bytes > 0) {
     const double a = static_cast<double>(taped->saved_bytes), b = static_cast<double>(fused->saved_bytes);
-    std::string text = format("fused keeps %.2f x %s than taped and takes %.2f x its time.", a > b ? a / b : b / a,
-                              a > b ? "less" : "more",
+    std::string text = format("against taped fused keeps %s and takes %.2f x its time.", kept_in_words(a / b).c_str(),
                               (fused->forward_ms + fused->backward_ms) / (taped->forward_ms + taped->backward_ms));
     if (const double keys = crossover_in_keys(lesson); keys > 0)
       text += format(" In segments of less than about %.0f keys it keeps more: head dim %lld.", keys,
@@ -144,7 +166,7 @@ void print_orders(const Lesson& lesson, std::ostream& os, const Paint& paint) {
   for (const Arrangement& a : lesson.orders)
     os << table_line(a)
        << (hilt::to_string(lesson.problem.plan->spec().order).starts_with(a.order) ? "  <- this plan\n" : "\n");
-  os << wrapped(order_verdict(lesson.orders), 2) << wrapped(order_and_result(lesson), 2);
+  os << wrapped(order_verdict(lesson), 2) << wrapped(order_and_result(lesson), 2);
 }
 
 }  // namespace
@@ -169,8 +191,8 @@ void print_summary(const Lesson& lesson, std::ostream& os, bool color) {
   for (std::size_t i = 0; i < std::min<std::size_t>(lesson.notes.size(), 3); ++i)
     os << wrapped("note: " + lesson.notes[i], 2);
   os << wrapped(
-      format("Measured: %.1f GB/s copying, %.0f GFLOP/s multiplying, %d threads. %.1f s in all.",
-             lesson.machine.copy_gb_s, lesson.machine.gemm_gflop_s, lesson.machine.info.threads, lesson.seconds),
+      format("Measured: %.1f GB/s copying, %.0f GFLOP/s multiplying, %s. %.1f s in all.", lesson.machine.copy_gb_s,
+             lesson.machine.gemm_gflop_s, threads_text(lesson).c_str(), lesson.seconds),
       2);
   os << wrapped("Read " + lesson.settings.out + "/compare.html; compare.json and trace.json lie beside it.", 2);
   os << paint.verdict(lesson.passed(), lesson.passed() ? "verdict: ok, every tensor of every mode is within its limit"

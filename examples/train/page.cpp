@@ -71,7 +71,8 @@ Json readers_of(const Story& story) {
     row("floor", s.floor,
         life    ? "the rule"
         : ising ? "the same, on the rows of evaluations along the way"
-                : "the grammar and all that was said: no reader does better on average");
+                : "the grammar and all that was said: no reader does better on average over all rows; on few rows luck "
+                  "may");
   return rows;
 }
 
@@ -122,6 +123,7 @@ Json best_of(const std::vector<Line>& lines) {
   return {{"step", best->step},
           {"loss", number(best->val_loss)},
           {"is_last", best == all.back()},
+          {"rose", worst_later - best->val_loss >= 0.00005},
           {"risen", number(worst_later - best->val_loss)}};
 }
 
@@ -141,11 +143,14 @@ std::string to_html(const Story& story, const Json& attention) {
   for (const Difference& d : differences_of(story.controls))
     differences.push_back(
         {{"name", d.name}, {"mean", number(d.mean)}, {"spread", number(d.spread)}, {"is_larger", d.is_larger()}});
+  const int threads = hilt::info().threads;
   Json data = first_line(story.options, start);
   data.update({
-      {"symbol", s.target()},
+      {"symbol", s.target() == "token" && s.vocabulary == "characters" ? "character" : s.target()},
       {"is_life", s.is_life()},
       {"pattern", s.patterns()},
+      {"ordered", s.patterns() != "dense"},
+      {"threads", threads == 1 ? "1 thread" : std::to_string(threads) + " threads"},
       {"order", order_in_force(s)},
       {"verdict", story.verdict},
       {"lines", !story.lines.empty()},
