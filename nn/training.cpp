@@ -82,7 +82,9 @@ void require_same(const Checkpoint& checkpoint, const TransformerConfig& config)
 TransformerConfig config_in(const Checkpoint& checkpoint) try {
   TransformerConfig config;
   fields_of(config, [&](const char* name, auto& value) {
-    read(name, checkpoint.get(std::string(kConfig) + name), config.context, value);
+    std::string key = kConfig;  // g++ 12 warns where + moves a short text
+    key += name;
+    read(name, checkpoint.get(key), config.context, value);
   });
   check_config(config);
   return config;
