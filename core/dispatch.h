@@ -18,6 +18,19 @@ template <class Where> inline constexpr bool is_cuda = std::is_same_v<Where, Cud
 /// The stream of a GPU, now this thread's; throws Code::gpu where there is none or it was lost.
 Cuda cuda_of(Device device);
 
+/// What is made while one lives is kept longer than a call: it is the library's own, and not a
+/// host's (see HostStream), whose stream runs behind it afterwards.
+class Lasting {
+ public:
+  Lasting();
+  ~Lasting();
+  Lasting(const Lasting&) = delete;
+  Lasting& operator=(const Lasting&) = delete;
+
+ private:
+  const struct Lender* host_;
+};
+
 /// Instruction sets that files named *_cpu.cpp are compiled for, each in turn with kIsa saying
 /// which. A kernel that gains nothing is written once for Cpu, from which they derive.
 enum class Isa { base, avx2, avx512, neon };

@@ -10,6 +10,7 @@
 #include <new>
 #include <set>
 #include "core/error.h"
+#include "core/replay.h"
 #include "core/storage.h"
 
 // Private to core: the pool that tensors' memory comes from, one for the CPU and one for each GPU.
@@ -27,6 +28,14 @@ inline std::size_t pool_limit(const char* variable, std::size_t otherwise) {
         "): not a number of bytes; 0 keeps nothing");
   return bytes;
 }
+
+/// The host whose stream and memory this thread uses on a GPU, while a HostStream lives.
+struct Lender {
+  Device device;
+  void* stream;
+  std::shared_ptr<const HostStream::Memory> memory;
+};
+inline thread_local const Lender* lender = nullptr;
 
 /// Lists of freed blocks by size class, and the counters. Source: take(bytes), null when there is
 /// no more; give(pointer); kAlignment; name(), for messages.

@@ -82,6 +82,33 @@ void Replay::operator()(const std::function<void()>& work) {
   }
 }
 
+struct HostStream::State {
+  Lender lender;
+  cuda::Visit visit;
+};
+HostStream::HostStream(Device device, void* stream, std::shared_ptr<const Memory> memory) {
+  check(device.is_cuda() && !lender, "HostStream: one at a time on a thread, and on a GPU; asked for ", device);
+  if constexpr (kHasCuda)
+    state_ = std::make_unique<State>(Lender{device, stream, std::move(memory)}, cuda::enter(device.index, stream));
+  else (void)compute_stream(device);  // says what is missing
+  lender = &state_->lender;
+}
+HostStream::~HostStream() {
+  lender = nullptr;
+  if constexpr (kHasCuda) cuda::leave(state_->lender.device.index, state_->visit);
+}
+
+Lasting::Lasting() : host_(lender) {
+  if constexpr (kHasCuda)
+    if (host_) cuda::forbid_while_recording(host_->device.index, "a plan or a table was used for the first time");
+  lender = nullptr;
+}
+Lasting::~Lasting() {
+  lender = host_;
+  if constexpr (kHasCuda)
+    if (host_) cuda::behind_ours(host_->device.index, host_->stream);
+}
+
 void* compute_stream(Device device) {
   if (device.is_cpu()) return nullptr;
   if constexpr (kHasCuda) return cuda_of(device).stream;

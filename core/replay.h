@@ -1,4 +1,5 @@
 #pragma once
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include "device.h"
@@ -45,5 +46,25 @@ class Replay {
 
 /// The stream that a GPU computes on, a cudaStream_t, for a host to order by; null for the CPU.
 void* compute_stream(Device device);
+
+/// While one lives, what this thread asks of a GPU runs on a stream of a host, such as PyTorch, and
+/// in memory of the host's allocator. Where the host records that stream as a CUDA graph, the work
+/// is recorded with it. Then what would wait is an error, so plans must have been used once before.
+/// Afterwards the thread's current GPU is the one it was.
+class HostStream {
+ public:
+  struct Memory {
+    std::function<void*(std::size_t bytes)> take;  // null, or an exception, where there is no more
+    std::function<void(void*)> give;               // from any thread
+  };
+  HostStream(Device device, void* stream, std::shared_ptr<const Memory> memory);
+  ~HostStream();
+  HostStream(const HostStream&) = delete;
+  HostStream& operator=(const HostStream&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace hilt

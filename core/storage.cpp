@@ -77,7 +77,16 @@ StorageBlock::~StorageBlock() {
   if (release) release();
 }
 
+static Storage lent_by(const Lender& host, std::size_t bytes) {
+  void* const p = bytes ? host.memory->take(bytes) : nullptr;
+  if (bytes && !p) fail_with(Code::memory, "out of memory: the host has no ", bytes, " bytes more on ", host.device);
+  return Storage::borrow(p, bytes, host.device, [p, memory = host.memory] {
+    if (p) memory->give(p);
+  });
+}
+
 Storage Storage::allocate(std::size_t bytes, Device device) {
+  if (lender && lender->device == device) return lent_by(*lender, bytes);
   auto block = std::make_shared<StorageBlock>();
   block->data = with_pool("Storage", device, [&](auto& p) { return p.take(bytes); });
   block->bytes = bytes;

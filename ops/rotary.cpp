@@ -44,6 +44,7 @@ std::shared_ptr<const Table> make_table(const Angles& a) {
   if (a.is_wide) return std::make_shared<const Table>(std::move(t));
   t.narrow.assign(t.wide.begin(), t.wide.end());
   t.wide = {};
+  const Lasting lasting;
   if (a.device.is_cuda()) t.there = moved(from_values(t.narrow, {std::ssize(t.narrow)}), a.device);
   return std::make_shared<const Table>(std::move(t));
 }

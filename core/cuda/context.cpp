@@ -58,11 +58,19 @@ const Count& count() {
 std::mutex contexts_mutex;
 std::array<std::atomic<Context*>, kMaxDevices> contexts{};  // never destroyed: static tensors may live on
 
+/// A host may have selected another GPU since: the runtime knows.
 void select(int index) {
-  thread_local int selected = -1;
-  if (selected == index) return;
+  int selected = -1;
+  if (cudaGetDevice(&selected) == cudaSuccess && selected == index) return;
   check_status(cudaSetDevice(index), "cudaSetDevice", index);
-  selected = index;
+}
+
+/// This thread's mark in a stream, made once a GPU. It is never destroyed: the driver may be gone by then.
+cudaEvent_t mark(int index) noexcept {
+  thread_local std::array<cudaEvent_t, kMaxDevices> marks{};
+  cudaEvent_t& event = marks[static_cast<std::size_t>(index)];
+  if (!event) (void)cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  return event;
 }
 
 Properties ask(int index) {
@@ -105,6 +113,8 @@ Context& context(int index) {
   const std::lock_guard lock(contexts_mutex);
   auto& slot = contexts[static_cast<std::size_t>(index)];
   if (Context* const c = slot.load()) return *c;
+  int before = index;
+  (void)cudaGetDevice(&before);
   select(index);
   auto c = std::make_unique<Context>();
   c->index = index;
@@ -114,6 +124,7 @@ Context& context(int index) {
   smoke(*c);
   c->pool = std::make_unique<Pool<DeviceHeap>>(
       DeviceHeap{index}, pool_limit("HILT_GPU_POOL_BYTES", std::numeric_limits<std::size_t>::max()));
+  (void)cudaSetDevice(before);
   slot.store(c.get(), std::memory_order_release);
   return *c.release();
 }
@@ -159,7 +170,6 @@ void check_status(int code, const char* what, int device) {
 
 void count_launch(int device) { context(device).launches.fetch_add(1, std::memory_order_relaxed); }
 
-/// A recording holds what the GPU does by itself.
 void forbid_while_recording(int device, const char* what) {
   if (context(device).recording.load(std::memory_order_relaxed)) [[unlikely]]
     fail("Replay: ", what, " while the work of cuda:", device,
@@ -226,6 +236,35 @@ void start(Cuda where, const Graph& graph) {
   count_launch(where.device);
 }
 
+// ---- a host's stream ----------------------------------------------------------------------------
+namespace {
+/// Where this fails the device is lost, and the next call says why.
+void order(int device, void* earlier, void* later) noexcept {
+  (void)cudaEventRecord(mark(device), static_cast<cudaStream_t>(earlier));
+  (void)cudaStreamWaitEvent(static_cast<cudaStream_t>(later), mark(device), 0);
+}
+}  // namespace
+Visit enter(int device, void* stream) {
+  Visit visit{stream, device, false};
+  check_status(cudaGetDevice(&visit.before), "cudaGetDevice", device);
+  Context& c = context(device);
+  check_alive(device);
+  select(device);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_status(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "cudaStreamIsCapturing", device);
+  visit.recorded = status != cudaStreamCaptureStatusNone;
+  if (visit.recorded) forbid_while_recording(device, "a host recorded its own"), c.recording = true;
+  else order(device, c.stream, stream);
+  return visit;
+}
+void leave(int device, const Visit& visit) noexcept {
+  Context& c = context(device);
+  if (visit.recorded) c.recording = false;
+  else order(device, visit.stream, c.stream);
+  if (visit.before != device) (void)cudaSetDevice(visit.before);
+}
+void behind_ours(int device, void* stream) noexcept { order(device, context(device).stream, stream); }
+
 // ---- memory -------------------------------------------------------------------------------------
 std::string DeviceHeap::name() const { return " on cuda:" + std::to_string(index); }
 std::byte* DeviceHeap::take(std::size_t bytes) const {
@@ -275,7 +314,7 @@ Cuda cuda_of(Device device) {
   cuda::Context& c = cuda::context(device.index);
   cuda::check_alive(device.index);
   cuda::select(device.index);
-  return {c.stream, device.index};
+  return {lender && lender->device == device ? lender->stream : c.stream, device.index};
 }
 
 }  // namespace hilt

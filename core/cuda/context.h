@@ -32,6 +32,18 @@ void check_status(int status, const char* what, int device);
 void check_alive(int device);
 void count_launch(int device);
 
+/// Puts a host's stream behind ours, with which what is kept beside plans was made, and ours behind
+/// it at the end; one that is recorded stands alone. What enter() returns is what leave() is told.
+struct Visit {
+  void* stream;
+  int before;  // the GPU that the thread had
+  bool recorded;
+};
+Visit enter(int device, void* stream);
+void leave(int device, const Visit& visit) noexcept;
+void behind_ours(int device, void* stream) noexcept;        // what it is asked next
+void forbid_while_recording(int device, const char* what);  // a recording holds what the GPU does by itself
+
 /// Copies between memory of the host and of a GPU, in stream order. To the host it waits; from
 /// pageable memory the source may be reused on return.
 void to_host(Cuda where, void* host, const void* device, std::size_t bytes);

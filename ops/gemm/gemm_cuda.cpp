@@ -38,6 +38,7 @@ struct Kind {
 struct Library {
   cublasHandle_t handle = nullptr;
   cublasLtHandle_t light = nullptr;
+  void* stream = nullptr;
   std::map<Kind, std::optional<cublasLtMatmulAlgo_t>> chosen;  // none: there is no such kernel
   Tensor workspace;
 };
@@ -62,13 +63,17 @@ Locked library_of(Cuda where) {
   std::unique_lock lock(mutex);
   auto& library = (*libraries)[static_cast<std::size_t>(where.device)];
   if (!library) {
+    const Lasting lasting;
     auto made = std::make_unique<Library>();
     check_library(cublasCreate(&made->handle), where);
     check_library(cublasLtCreate(&made->light), where);
-    check_library(cublasSetStream(made->handle, static_cast<cudaStream_t>(where.stream)), where);
     made->workspace = empty({kWorkspace}, DType::u8, {Device::Kind::cuda, where.device});
-    check_library(cublasSetWorkspace(made->handle, made->workspace.mutable_raw(), kWorkspace), where);
     library = std::move(made);
+  }
+  if (library->stream != where.stream) {  // ours, or a host's; it forgets its workspace with the stream before
+    check_library(cublasSetStream(library->handle, static_cast<cudaStream_t>(where.stream)), where);
+    check_library(cublasSetWorkspace(library->handle, library->workspace.mutable_raw(), kWorkspace), where);
+    library->stream = where.stream;
   }
   return {std::move(lock), library.get()};
 }

@@ -10,7 +10,10 @@ namespace hilt {
 
 /// To bring an index to a GPU is to wait, so those used last stay there.
 static Tensor index_on(Device device, const std::vector<std::int32_t>& index) {
-  const auto made = [&] { return moved(from_values(index, {std::ssize(index)}), device); };
+  const auto made = [&] {
+    const Lasting lasting;
+    return moved(from_values(index, {std::ssize(index)}), device);
+  };
   if (device.is_cpu()) return made();
   constexpr std::size_t kKept = 16, kKeptBytes = std::size_t{64} << 20, kPair = 2;  // an order and its inverse
   static auto& recent = *new Recent<std::pair<Device, std::vector<std::int32_t>>, Tensor>(kKept, kKeptBytes, kPair);

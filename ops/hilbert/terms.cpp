@@ -221,7 +221,10 @@ static Tensor published_slopes(Index heads, DType dtype, Device device) {
   if (device.is_cpu()) return alibi_slopes(heads, dtype);
   static auto& known =  // outlives every device
       *new Recent<std::tuple<Index, DType, Device>, Tensor>(std::numeric_limits<std::size_t>::max());
-  return known.get({heads, dtype, device}, [&] { return alibi_slopes(heads, dtype, device); });
+  return known.get({heads, dtype, device}, [&] {
+    const Lasting lasting;
+    return alibi_slopes(heads, dtype, device);
+  });
 }
 
 void resolve_terms(Call& call, const Tensor& q) {

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
 
 namespace nb = nanobind;
@@ -193,10 +194,38 @@ Inputs inputs_of(const NativeCall& call, std::optional<std::uint64_t> seed, cons
   return in;
 }
 
+/// torch's side of a GPU: the stream it uses on one now, and its allocator. Never given back.
+struct Host {
+  nb::handle stream, take, give;
+} host;
+
+std::shared_ptr<const HostStream::Memory> memory_for(nb::object stream) {
+  const auto take = [stream = stream.ptr()](std::size_t bytes) {
+    return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(host.take(bytes, nb::handle(stream))));
+  };
+  const auto give = [](void* p) {
+    if (!Py_IsInitialized()) return;  // at the end of the process torch's allocator is gone before
+    const nb::gil_scoped_acquire held;
+    try {
+      host.give(reinterpret_cast<std::uintptr_t>(p));
+    } catch (nb::python_error& e) { e.discard_as_unraisable("hilt: memory given back"); }
+  };
+  return std::make_shared<HostStream::Memory>(HostStream::Memory{take, give});
+}
+
 /// What the library itself took of this thread's last call, without the way in and out.
 thread_local double last_seconds = 0;
-template <class F> void timed(F&& f) {
-  const nb::gil_scoped_release others;
+/// f() on torch's stream where q is torch's and on a GPU, with other threads of Python elsewhere:
+/// there a call only asks for work, and torch's allocator is asked in Python.
+template <class F> void timed(const Tensor& q, nb::handle given, F&& f) {
+  std::optional<nb::gil_scoped_release> others;
+  std::optional<HostStream> on;
+  nb::object stream;
+  if (q.device().is_cpu() || !host.stream.is_valid() || !nb::hasattr(given, "data_ptr")) others.emplace();
+  else {
+    stream = host.stream(q.device().index);
+    on.emplace(q.device(), reinterpret_cast<void*>(nb::cast<std::uintptr_t>(stream)), memory_for(stream));
+  }
   const auto start = std::chrono::steady_clock::now();
   f();
   last_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -205,7 +234,7 @@ template <class F> void timed(F&& f) {
 nb::tuple forward(const NativeCall& call, std::optional<std::uint64_t> seed, bool with_lse, const nb::tuple& tensors) {
   const Inputs in = inputs_of(call, seed, tensors);
   AttentionResult r;
-  timed([&] {
+  timed(in.q, tensors[0], [&] {
     if (with_lse) r = attention_with_lse(in.q, in.k, in.v, call.plan, in.options);
     else r.o = attention(in.q, in.k, in.v, call.plan, in.options);
   });
@@ -226,7 +255,7 @@ nb::list backward(const NativeCall& call, std::optional<std::uint64_t> seed, con
   };
   check_alike("o", given_d.o, given.o), check_alike("lse", given_d.lse, given.lse);
   std::vector<Tensor> d;
-  timed([&] {
+  timed(in.q, tensors[0], [&] {
     const Tensor dy = given_d.o ? given_d.o : zeros_like(given.o);
     d = attention_gradients(in.q, in.k, in.v, given, dy, given_d.lse, call.plan, in.options, bits);
   });
@@ -273,8 +302,8 @@ NB_MODULE(_hilt, m) {
   nb::class_<NativeCall>(m, "Call").def(nb::init<const NativePlan&, Text, Number, Number, bool, double>());
   m.def("forward", forward);
   m.def("backward", backward);
-  m.def("compute_stream", [](int index) {
-    return reinterpret_cast<std::uintptr_t>(compute_stream({Device::Kind::cuda, index}));
+  m.def("set_host", [](nb::object stream, nb::object take, nb::object give) {
+    host = {stream.release(), take.release(), give.release()};
   });
   // For tests: where a tensor that was lent begins, the most bytes held since the last question,
   // the time of the last call.

@@ -1,7 +1,6 @@
 """Attention as torch knows it: an autograd function and, where torch compiles, a registered op."""
 
 import ast
-import contextlib
 import functools
 
 import torch
@@ -17,31 +16,18 @@ else:
             "cuda": [torch.is_autocast_enabled, torch.get_autocast_gpu_dtype]}
 
 
-@contextlib.contextmanager
-def _ordered(device):
-    """The library's stream behind what the caller's current one was asked, and that one behind it again, with no wait
-    of the host. Memory that is given up on the caller's stream is handed on by either side in that order."""
-    now = torch.cuda.current_stream(device)
-    ours = torch.cuda.ExternalStream(_hilt.compute_stream(device.index), device=device)
-    ours.wait_stream(now)
-    try:
-        yield
-    finally:
-        now.wait_stream(ours)
+if hasattr(torch._C, "_cuda_getCurrentRawStream"):  # work on a GPU is torch's own: its stream, its allocator
+    _hilt.set_host(torch._C._cuda_getCurrentRawStream, torch._C._cuda_cudaCachingAllocator_raw_alloc,
+                   torch._C._cuda_cudaCachingAllocator_raw_delete)
 
 
-def _run(tensors, work, *how):
-    """What `work` gives, as tensors that own memory of the library's pool until torch lets go of them."""
-    if tensors[0].is_cuda:
-        with _ordered(tensors[0].device):
-            given = work(*how)
-    else:
-        given = work(*how)
+def _taken(given):
+    """Tensors that own the memory they were given, until torch lets go of them."""
     return [None if x is None else from_dlpack(x.capsule()) for x in given]
 
 
 def _forward(call, seed, with_lse, tensors):
-    return _run(tensors, _hilt.forward, call, seed, with_lse, tensors)
+    return _taken(_hilt.forward(call, seed, with_lse, tensors))
 
 
 class _Once(torch.autograd.Function):
@@ -72,7 +58,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, d_o, d_lse):
         *tensors, o, lse = ctx.saved_tensors
         known = (ctx.needs_input_grad[2:], tuple(tensors), (o, lse, d_o, d_lse))
-        d = _run(tensors, _hilt.backward, ctx.call, ctx.seed, *known)
+        d = _taken(_hilt.backward(ctx.call, ctx.seed, *known))
         if torch.is_grad_enabled():
             some = [i for i, x in enumerate(d) if x is not None]
             inputs = [x for x in (*tensors, d_o, d_lse) if x is not None]
@@ -130,7 +116,7 @@ if hasattr(torch.library, "custom_op"):
     def _op_backward(q, k, v, slopes, relative, bias, sink, asked, seed, o, lse, d_o, d_lse, wanted):
         tensors = (q, k, v, slopes, relative, bias, sink)
         given = (_op_call(asked, q, k), None if seed < 0 else seed, wanted, tensors, (o, lse, d_o, d_lse))
-        d = _run(tensors, _hilt.backward, *given)
+        d = _taken(_hilt.backward(*given))
         return [x for x in d if x is not None]
 
     @_op_backward.register_fake

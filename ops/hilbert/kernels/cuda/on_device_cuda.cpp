@@ -28,8 +28,10 @@ class Packer {
   }
   void add(const TokenList& list) { add(list.values()); }
   Tensor upload(Cuda where) const {
-    Tensor t = empty({std::ssize(bytes_)}, DType::u8, {Device::Kind::cuda, where.device});
-    cuda::to_device(where, t.mutable_raw(), bytes_.data(), bytes_.size());
+    const Lasting lasting;
+    const Device device{Device::Kind::cuda, where.device};
+    Tensor t = empty({std::ssize(bytes_)}, DType::u8, device);
+    cuda::to_device(cuda_of(device), t.mutable_raw(), bytes_.data(), bytes_.size());
     return t;
   }
   template <class X> void find(const Tensor& memory, const auto& list, std::span<const X>& view) {
