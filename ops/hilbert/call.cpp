@@ -1,5 +1,6 @@
 // A call on its tensors: checked, cut into passes of one tiling each, through kernels/attention.h.
 #include "ops/hilbert/call.h"
+#include <map>
 #include "ops/hilbert/kernels/compact.h"
 #include "ops/hilbert/kernels/joined.h"
 #include "ops/ops.h"
@@ -122,6 +123,11 @@ bool lists_all(const Call& call, std::span<const PlanPart> parts, std::int32_t t
   return n == call.batch * (keys ? call.plan->length() : call.queries);
 }
 
+/// The parts that kernels take one after the other. Terms look at where a document lies.
+std::span<const PlanPart> parts_for(const Call& call, const Tensor& q) {
+  return q.device().is_cuda() && !has_pair_terms(call.options.terms) ? rows_of(*call.plan) : call.plan->parts();
+}
+
 /// Several tilings, the same for all heads, of which the last one lists every row, in the memory of
 /// a GPU: sums of 32 bits go on from one to the next, and the last writes the result.
 bool is_chain(const Call& call, std::span<const PlanPart> parts, const Tensor& q) {
@@ -177,7 +183,7 @@ void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, 
 }
 
 AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
-  const std::span<const PlanPart> parts = call.plan->parts();
+  const std::span<const PlanPart> parts = parts_for(call, q);
   SoftmaxState state = initial_state(call, q, parts, false);
   if (is_chain(call, parts, q)) state.result = empty(q.shape(), q.dtype(), q.device());
   attend(call, parts, q, k, v, state);
@@ -186,22 +192,26 @@ AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& 
 
 // ---- backward -----------------------------------------------------------------------------------
 
+BackwardRun decide_backward(const Call& call, const BackwardInputs& x) {
+  return decide_backward(call, parts_for(call, x.q), x, true);
+}
 BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, const BackwardInputs& x, bool whole) {
   const kernels::Terms terms = kernel_terms(call);
   BackwardRun run{{}, x.lse.dtype(), true, bool(x.d_lse) || x.terms[kSinkTensor]};
   run.chain = whole && is_chain(call, parts, x.q);
   const std::optional<TilingPass> joined = run.chain ? joined_pass(call, parts) : std::nullopt;
   if (joined) run.passes.push_back({*joined, true, false});
-  // Gradients are written where no head's are added up, and by a GPU rounded once.
-  std::vector<Index> passes_of(static_cast<std::size_t>(call.kv_heads));
+  // Gradients are written where no head's are added up, and by a GPU rounded once. There parts, which
+  // share no rows, do not count together.
+  std::map<std::pair<const PlanPart*, std::int32_t>, Index> passes_of;
   for (TilingPass& p : passes_over(call, parts)) {
     std::vector<std::int32_t> kv_heads = p.heads;
     for (std::int32_t& h : kv_heads) h = static_cast<std::int32_t>(h / (call.heads() / call.kv_heads));
     kv_heads.erase(std::ranges::unique(kv_heads).begin(), kv_heads.end());
-    for (const std::int32_t h : kv_heads) ++passes_of[static_cast<std::size_t>(h)];
+    for (const std::int32_t h : kv_heads) ++passes_of[{x.q.device().is_cuda() ? p.part : nullptr, h}];
     run.passes.push_back({std::move(p), !joined, true});
   }
-  bool direct = whole && std::ranges::all_of(passes_of, [](Index n) { return n == 1; });
+  bool direct = whole && std::ranges::all_of(passes_of, [](const auto& of) { return of.second == 1; });
   const kernels::Kernels on = kernels_of(x.q);
   const auto decide = [&] {
     for (BackwardRun::Pass& p : run.passes) {

@@ -30,11 +30,13 @@ struct Case {
   Causality causality = Causality::none;
   DType type = DType::bf16;
   double dropout = 0;
+  std::string documents = "";
 };
 std::ostream& operator<<(std::ostream& os, const Case& c) {
   return os << c.pattern << ' ' << c.order << " B " << c.batch << " L " << c.length << " H " << c.heads << '/'
             << c.kv_heads << " D " << c.dim << (c.packed ? " packed" : "") << ' ' << name_of(c.mode) << " causal "
-            << name_of(c.causality) << ' ' << c.type << " dropout " << c.dropout;
+            << name_of(c.causality) << ' ' << c.type << " dropout " << c.dropout << " documents '" << c.documents
+            << '\'';
 }
 
 PlanPtr plan_of(const Case& c) {
@@ -43,6 +45,7 @@ PlanPtr plan_of(const Case& c) {
   spec.order = parse_order(c.order, c.length);
   spec.dilation_mode = c.mode;
   spec.causality = c.causality;
+  if (!c.documents.empty()) spec.documents = parse_documents(c.documents);
   return make_plan(spec);
 }
 
@@ -190,9 +193,40 @@ std::vector<Case> of_every_size() {
     }
   return out;
 }
+/// Sets of more than one box or on three axes, and rows of several documents.
+std::vector<Case> of_parts() {
+  std::vector<Case> out;
+  constexpr Causality token = Causality::token;
+  for (const DType type : {DType::bf16, DType::f16})
+    for (const Index dim : {40, 64, 128, 256}) {
+      const auto add = [&](Case c) {
+        c.dim = dim, c.type = type;
+        out.push_back(c);
+      };
+      add({.pattern = "slide:60|blocks:64@global_local:1:1", .order = "row", .batch = 2, .length = 1000});
+      add({.pattern = "segment:100|neighborhood2d:5x5", .order = "hilbert:32x40", .length = 1280, .causality = token});
+      add({.pattern = "neighborhood3d:3x5x5", .order = "hilbert:8x12x12", .length = 1152, .heads = 4, .kv_heads = 2});
+      add({.pattern = "window3d:2x4x4", .order = "row:6x12x16", .length = 1152});
+      add({.pattern = "dense",
+           .order = "row",
+           .batch = 2,
+           .length = 1500,
+           .causality = token,
+           .documents = "700,1,60,300,400"});
+      add({.pattern = "slide:50",
+           .order = "row",
+           .length = 1500,
+           .kv_heads = 1,
+           .documents = "700,1,60,60,60,300,200"});
+      add({.pattern = "segment:64", .batch = 2, .length = 1000, .documents = "300,16x24,300/1,900"});
+      add({.pattern = "neighborhood2d:5x5", .length = 1000, .documents = "16x24,20x30"});
+      add({.pattern = "segment:64+segment:256,dilation=2", .order = "row", .length = 1000, .documents = "300,600"});
+    }
+  return out;
+}
 std::vector<Case> all_cases() {
   std::vector<Case> out = whole_groups();
-  for (const auto& more : {masked(), of_every_size()}) out.insert(out.end(), more.begin(), more.end());
+  for (const auto& more : {masked(), of_every_size(), of_parts()}) out.insert(out.end(), more.begin(), more.end());
   return out;
 }
 

@@ -151,7 +151,7 @@ std::vector<Tensor> detail::fused_backward(const OneOp& op, const Tensor& dO) {
   const Call& call = op.call;
   BackwardInputs x = op.kept(dO);
   x.d_o = in_rows(x.d_o);
-  const BackwardRun run = decide_backward(call, call.plan->parts(), x, true);
+  const BackwardRun run = decide_backward(call, x);
   std::vector<Tensor> dx = op.gradients_like_inputs(run);
   std::array<Tensor, 3> d = op.packed ? OneOp::parts(dx[0]) : std::array<Tensor, 3>{dx[0], dx[1], dx[2]};
   TermTensors d_terms = term_sums(call, x.terms);

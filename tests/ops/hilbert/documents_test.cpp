@@ -9,6 +9,8 @@
 #include <vector>
 #include "core/parallel.h"
 #include "ops/hilbert/attention.h"
+#include "ops/hilbert/kernels/joined.h"
+#include "ops/hilbert/plan/attends.h"
 #include "ops/ops.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference.h"
@@ -21,8 +23,6 @@ namespace {
 
 constexpr Backward kModes[] = {Backward::taped, Backward::hybrid, Backward::fused};
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 PlanSpec spec_of(Index length, const char* documents, const char* pattern, const char* order = "row",
                  Causality causality = Causality::none, Index heads = 2) {
@@ -296,6 +296,58 @@ TEST(Documents, AsText) {
   EXPECT_EQ(parse_documents("2x3x4")[0][0].length, 24);
   for (const char* text : {"", "0", "4x", "4x0", "1x2x3x4", "5,,6", "a", "100/", "3000000000"})
     EXPECT_NE(error_of([&] { (void)parse_documents(text); }), "nothing") << text;
+}
+
+/// What head 0 attends to, by row of the batch, query and key, with the tokens behind them.
+using Pairs = std::vector<std::array<std::int32_t, 5>>;
+static Pairs pairs_of(const Plan& plan, std::span<const PlanPart> parts, Index batch) {
+  Pairs out;
+  for (const PlanPart& part : parts)
+    for (const std::int32_t tiling : plan.tilings_of(0)) {
+      const Tiling& t = part.tilings[at(tiling)];
+      Index pairs = 0;
+      for (Index place = 0; place < part.places.count(batch); ++place) {
+        const Tiling::Place its = part.places.at(place);
+        for (std::size_t tile = 0; tile < t.q_tile.size(); ++tile)
+          for (const auto [other, partial] : t.met.of(tile))
+            for (auto q = at(t.q_tile[tile].begin); q < at(t.q_tile[tile].end); ++q)
+              for (auto k = at(t.k_tile[at(other)].begin); k < at(t.k_tile[at(other)].end); ++k)
+                if (!partial || attends(t, q, k))
+                  out.push_back({its.row, its.q + t.q_token[q], its.k + t.k_token[k], its.k + t.q_names()[q],
+                                 its.k + t.k_names()[k]}),
+                      ++pairs;
+      }
+      EXPECT_EQ(pairs, t.pairs * part.places.count(batch));
+    }
+  std::ranges::sort(out);
+  return out;
+}
+
+TEST(Documents, OfARowAreOneTilingForAGpu) {
+  for (const char* documents : {"20,130,10x13,20,1", "20,130,10x13/1,64,8x8,64/290"})
+    for (const char* pattern : {"dense", "segment:16,dilation=3,offset=1", "slide:5|segment:8", "neighborhood:9"})
+      for (const char* order : {"row", "hilbert"})
+        for (const Causality causality : {Causality::none, Causality::token, Causality::curve}) {
+          PlanSpec spec = spec_of(310, documents, pattern, order, causality);
+          for (const bool some : {false, true}) {
+            if (some) spec.queries = std::vector<std::int32_t>{3, 4, 19, 20, 149, 150, 200};
+            SCOPED_TRACE(testing::Message() << documents << ' ' << pattern << ' ' << order << ' ' << some);
+            const PlanPtr plan = make_plan(spec);
+            const std::span<const PlanPart> rows = rows_of(*plan);
+            EXPECT_EQ(std::ssize(rows), std::ssize(spec.documents));
+            EXPECT_EQ(rows.data(), rows_of(*plan).data()) << "made once";
+            const Index batch = spec.documents.size() == 1 ? 2 : std::ssize(spec.documents);
+            const Pairs want = pairs_of(*plan, plan->parts(), batch);
+            EXPECT_FALSE(want.empty());
+            EXPECT_EQ(pairs_of(*plan, rows, batch), want);
+          }
+        }
+  const PlanPtr branches = make_plan(spec_of(290, "20,130", "segment:8+segment:32,dilation=4"));
+  EXPECT_EQ(rows_of(*branches).data(), branches->parts().data());
+  PlanSpec of_one = spec_of(290, "290", "dense");
+  of_one.documents = {};
+  const PlanPtr whole = make_plan(of_one);
+  EXPECT_EQ(rows_of(*whole).data(), whole->parts().data());
 }
 
 }  // namespace hilt

@@ -12,7 +12,7 @@ using namespace cuda;
 
 constexpr int kHalf = static_cast<int>(Visits::kWords), kBoth = 2 * kHalf;  // threads
 
-template <bool kQueries>
+template <bool kQueries, bool kBoxes>  // unions
 __global__ void __launch_bounds__(kBoth)
     masks_kernel(const __grid_constant__ TilingView t, std::span<const VisitSide::Owner> owner,
                  std::span<const VisitSide::Visit> visit, std::uint32_t* masks, std::int32_t* taken) {
@@ -20,8 +20,9 @@ __global__ void __launch_bounds__(kBoth)
             lane = thread % kWarp, row = half * static_cast<int>(Visits::kCell) + thread / kWarp * 16 + lane / 4;
   if (taken && blockIdx.x == 0 && threadIdx.x == 0) *taken = 0;
   const auto side = [&](int i, auto&& with) {
-    if constexpr (kQueries) with(bounds_of<2>(t, static_cast<std::size_t>(i)));
-    else with(place_of<2>(t, static_cast<std::size_t>(i)));
+    if constexpr (kBoxes) with(static_cast<std::size_t>(i));
+    else if constexpr (kQueries) with(bounds_of(t, static_cast<std::size_t>(i)));
+    else with(place_of(t, static_cast<std::size_t>(i)));
   };
   for (std::size_t i = blockIdx.x; i < owner.size(); i += gridDim.x) {
     const VisitSide::Owner own = owner[i];
@@ -38,8 +39,9 @@ __global__ void __launch_bounds__(kBoth)
             if (column >= its.rows) continue;
             const auto other = static_cast<std::size_t>(its.row + column);
             bool both;
-            if constexpr (kQueries) both = attends(mine, place_of<2>(t, other));
-            else both = attends(bounds_of<2>(t, other), mine);
+            if constexpr (kBoxes) both = kQueries ? attends(t, mine, other) : attends(t, other, mine);
+            else if constexpr (kQueries) both = attends(mine, place_of(t, other));
+            else both = attends(bounds_of(t, other), mine);
             word |= static_cast<std::uint32_t>(both) << (16 * h + c);
           }
         });
@@ -60,7 +62,9 @@ void make_masks(Cuda where, const Tiling& tiling, std::span<const VisitSide::Own
     launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kBoth, 0, lists, owner, side.visit, masks,
            taken);
   };
-  queries_own ? run(masks_kernel<true>, visits.queries) : run(masks_kernel<false>, visits.keys);
+  const bool boxes = tiling.boxes > 1;
+  if (queries_own) run(boxes ? masks_kernel<true, true> : masks_kernel<true, false>, visits.queries);
+  else run(boxes ? masks_kernel<false, true> : masks_kernel<false, false>, visits.keys);
 }
 
 }  // namespace hilt::kernels

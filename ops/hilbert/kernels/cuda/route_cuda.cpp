@@ -32,16 +32,14 @@ std::optional<Route> forced() {
 
 using Reason = std::string_view;
 
-constexpr Reason kPlaces = "the plain kernel alone takes documents";
+constexpr Reason kPlaces = "Hopper's kernels take documents where no weights are dropped, or a row's as one";
 
 Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   const AttentionSizes& s = p.sizes;
   if (!kHasHopper) return "this build has no code for Hopper";
   if (!cuda::properties(where.device).is_hopper()) return "the GPU is no Hopper";
   if (forced() == Route::plain || forced() == Route::mma) return "HILT_ROUTE says so";
-  if (p.tiling->boxes > 1) return "Hopper's kernels know no unions";
-  if (!p.tiling->axis[2].key.empty()) return "Hopper's kernels compare keys on two axes, not three";
-  if (p.places && !p.places->are_rows()) return kPlaces;
+  if (s.dropout != 0 && p.places && !p.places->are_rows()) return kPlaces;
   if (p.terms) return "Hopper's kernels know no score terms";
   if (size_of(p.q.type) != 2) return "Hopper's kernels take bf16 and f16";
   if (s.dim % 8 != 0 || s.dim > hopper::kDims[std::size(hopper::kDims) - 1])
@@ -63,7 +61,7 @@ Reason why_not_mma(Cuda where, const AttentionPass& p) {
   if (forced() == Route::plain) return "HILT_ROUTE says so";
   if (p.tiling->boxes > 1) return "tensor cores' kernels know no unions";
   if (!p.tiling->axis[2].key.empty()) return "tensor cores' kernels compare keys on two axes, not three";
-  if (p.places && !p.places->are_rows()) return kPlaces;
+  if (p.places && !p.places->are_rows()) return "the plain kernel alone takes documents";
   if (size_of(p.q.type) != 2) return "tensor cores' kernels take bf16 and f16";
   if (cuda::properties(where.device).major < 8) return "the GPU is older than sm_80";
   if (s.dim % 16 != 0 || s.dim > kMmaDim)
@@ -144,8 +142,37 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
   return d;
 }
 
+/// run(pass) of each place, as of a batch of one row that begins there.
+template <class Pass, class Run> void each_place(const Pass& pass, Run&& run) {
+  for (Index i = 0; i < pass.place_count(); ++i) {
+    const Tiling::Place at = pass.place(i);
+    Pass one = pass;
+    one.places = nullptr, one.sizes.batch = 1;
+    const auto forth = [](auto* p, Index elements, std::size_t each) {
+      using Byte = std::conditional_t<std::is_same_v<decltype(p), const void*>, const std::byte, std::byte>;
+      return p ? static_cast<decltype(p)>(static_cast<Byte*>(p) + elements * static_cast<Index>(each)) : nullptr;
+    };
+    const auto move = [&](auto& rows, std::int32_t row) {
+      rows.data = forth(rows.data, at.row * rows.batch + row * rows.token, size_of(rows.type));
+    };
+    const Index stats = at.row * one.sizes.heads * one.sizes.queries + at.q;
+    move(one.q, at.q), move(one.k, at.k), move(one.v, at.k), move(one.o, at.q);
+    one.lse = forth(one.lse, stats, sizeof(float));
+    if constexpr (std::is_same_v<Pass, BackwardPass>) {
+      one.delta = forth(one.delta, stats, sizeof(float));
+      move(one.d_o, at.q), move(one.dq, at.q), move(one.dk, at.k), move(one.dv, at.k);
+      move(one.dq_before, at.q), move(one.dk_before, at.k), move(one.dv_before, at.k);
+    } else {
+      move(one.before, at.q);
+    }
+    run(one);
+  }
+}
+
 void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
   if (d.route == Route::plain) return plain_forward(where, f, {});
+  if (f.places && !f.places->are_rows())
+    return each_place(f, [&](const ForwardPass& one) { attention_forward(where, one, d); });
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
   const bool mixed = visits ? visits->mixed : f.tiling->met.partial > 0 || (f.terms && f.terms->bias.data);
   const Blank blank(where, f, mixed, visits, false);
@@ -159,6 +186,8 @@ void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
 
 void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
   if (d.route == Route::plain) return plain_backward(where, b, {});
+  if (b.places && !b.places->are_rows())
+    return each_place(b, [&](const BackwardPass& one) { attention_backward(where, one, d); });
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
   const bool mixed = narrow || (visits ? visits->mixed : b.tiling->met.partial > 0 || (b.terms && b.terms->bias.data));
