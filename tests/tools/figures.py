@@ -105,6 +105,10 @@ def ring(figures):
     times = lambda length, by: " and ".join(f"{f['ms']:.4g}" for n in (2, 4) for f in figures if f.get("who", "").endswith("context parallel, " + by) and (f["length"], f["gpus"]) == (length, n))
     beside = ["PyTorch's context parallelism on 2 and 4 of them, causal, in the same call: " + "; ".join(
         f"by {name} {times(65536, by)} ms for 65,536 tokens, {times(131072, by)} ms for 131,072" for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + "."]
+    two = [json.loads(line) for line in (RESULTS / "h100_ring.jsonl").read_text().splitlines()]
+    at = lambda length, who="": next(f["ms"] for f in two if (f["length"], f["gpus"], f["figure"]) == (length, 2, "ring_causal") and f.get("who", "").endswith(who) and bool(who) == ("who" in f))
+    beside.append(f"On two H100s ({two[0]['date'][:10]}, commit {two[0]['commit']}), causal, 65,536 and 131,072 tokens: {at(65536):.4g} and {at(131072):.4g} ms; "
+                  + "; ".join(f"PyTorch by {name} {at(65536, by):.4g} and {at(131072, by):.4g}" for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + ".")
     return "\n".join(lines + ["", "Forward and backward; in brackets one GPU's time over ours times the number of GPUs."] + beside + [stamp("tests/tools/gpu_lane build ring ring_peer", next(f for f in figures if f.get("figure") == "ring_causal" and f["gpus"] == 4))])
 
 
@@ -113,19 +117,19 @@ def named_table(figures):
     for f in figures:
         if f["figure"] == "named":
             named.setdefault(f["problem"], {})[f["commit"]] = f
-    before, now = dict.fromkeys(f["commit"] for f in figures if f["figure"] == "named")
-    lines = [f"| problem | at {before} | at {now} | floor |", "|---|---:|---:|---:|"]
+    commits = list(dict.fromkeys(f["commit"] for f in figures if f["figure"] == "named"))
+    lines = ["| problem | " + "".join(f"at {c} | " for c in commits) + "floor |", "|---|" + "---:|" * (len(commits) + 1)]
     for problem, at in named.items():
         word = dict(zip(*[iter(problem.split())] * 2))
         causal = ", causal" if word["--causal"] == "token" else ""
         both = lambda f, what="_ms": f"{f['forward' + what]:.3g} / {f['backward' + what]:.3g}"
         lines.append(f"| {word['--batch']} x {int(word['--length']):,}, {word['--heads']} heads of {word['--head-dim']}, `{word['--order']}`, `{word['--pattern']}`{causal} |"
-                     f" {both(at[before])} | {both(at[now])} | {both(at[now], '_floor_ms')} |")
+                     + "".join(f" {both(at[c])} |" for c in commits) + f" {both(at[commits[-1]], '_floor_ms')} |")
     return lines
 
 
 def named(figures):
-    return "\n".join(named_table(figures) + ["", "Milliseconds forward / backward, one call, the builds in turn.",
+    return "\n".join(named_table(figures) + ["", "Milliseconds forward / backward.",
                                              stamp("hilt_gpu_attention sweep --problems tests/bench/named_problems.txt", figures[-1])])
 
 
@@ -149,6 +153,29 @@ def sweep(figures):
                      for model, name in (("char", "6 x 384"), ("gpt2", "GPT-2 124M")))
     lines += ["", f"Tokens a second of training by dropout (`hilt_train_bench char gpt2 --device cuda --dropout P`, at {next(iter(steps.values()))['commit']}): {each}."]
     return "\n".join(lines)
+
+
+def python(figures):
+    """hilt.attention beside other libraries from Python, what a call costs, and a model with one line swapped."""
+    rows = {}
+    for f in figures:
+        if f["figure"] == "python" and "error" in f:
+            rows.setdefault(f["problem"], {})[f["library"]] = f
+    who = ("hilt", "flex_attention", "SDPA")
+    lines = ["| | " + " | ".join(who) + " | peak memory | error | plan, or mask |", "|---|" + "---:|" * 6]
+    for problem, by in rows.items():
+        time = lambda f: f"{f['forward_ms']:.3g} / {f['backward_ms']:.3g}" if f else ""
+        each = lambda text: " / ".join(text(by[w]) for w in who if w in by)
+        lines.append(f"| {problem} | " + " | ".join(time(by.get(w)) for w in who) + f" | {each(lambda f: size(f['bytes']))} | {each(lambda f: format(f['error'], '.1e'))} | "
+                     f"{each(lambda f: format(f['made_ms'], '.3g'))} ms |")
+    calls = {(f["who"], f["pass"]): f for f in figures if f["figure"] == "python_call"}
+    cost = "; ".join(f"{w}: " + ", ".join(f"{p} {calls[w, p]['us']:.0f} us (kernels {calls[w, p]['kernels_us']:.0f})" for p in ("forward", "forward + backward")) for w in ("hilt, plan=", "hilt, by text", "SDPA"))
+    gpt = [f for f in figures if f["figure"] == "python_gpt"]
+    told = "; ".join(f"{f['who']}, seed {f['seed']}: {f['loss']['500']:.3f} at {f['tokens_per_s'] / 1e6:.2f} M" for f in gpt)
+    first = next(f for f in figures if f["figure"] == "python")
+    return "\n".join(lines + ["", f"Milliseconds forward / backward, bf16. A call of 256 tokens, 2 heads of 64: {cost}.",
+                              f"{gpt[0]['what'][0].upper()}{gpt[0]['what'][1:]}, loss of steps 481 to 500 and tokens a second (commit {gpt[0]['commit']}): {told}.",
+                              stamp("tests/bench/peers/python_attention.py", first)])
 
 
 def cpu_sweep(figures):
@@ -222,8 +249,8 @@ def deep(figures):
 
 
 def table(name):
-    if name in ("ring", "programs", "steps", "sweep", "named", "cpu_sweep", "seeds", "ci", "deep"):
-        file = {"ring": "h200_ring", "sweep": "h200_sweep", "named": "h100_named", "seeds": "train_seeds"}.get(name, name if name in ("cpu_sweep", "ci", "deep") else "h200")
+    if name in ("ring", "programs", "steps", "sweep", "named", "python", "cpu_sweep", "seeds", "ci", "deep"):
+        file = {"ring": "h200_ring", "sweep": "h200_sweep", "named": "h100_named", "python": "h100_python", "seeds": "train_seeds"}.get(name, name if name in ("cpu_sweep", "ci", "deep") else "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)
