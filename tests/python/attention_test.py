@@ -17,11 +17,11 @@ MODES = ("fused", "hybrid", "taped")
 # One of each family, on 16 tokens, a 4 x 4 or 4 x 2 x 2 grid.
 FAMILIES = {
     "dense": {},
-    "segment": {"pattern": "segment:4"},
-    "dilated": {"pattern": "segment:8,dilation=2", "dilation_mode": "longnet"},
-    "branches": {"pattern": "segment:4+segment:16,dilation=4"},
+    "segment": {"order": "hilbert", "pattern": "segment:4"},
+    "dilated": {"order": "hilbert", "pattern": "segment:8,dilation=2", "dilation_mode": "longnet"},
+    "branches": {"order": "hilbert", "pattern": "segment:4+segment:16,dilation=4"},
     "slide": {"pattern": "slide:2", "causal": "token"},
-    "neighborhood": {"pattern": "neighborhood:3"},
+    "neighborhood": {"order": "hilbert", "pattern": "neighborhood:3"},
     "window2d": {"order": "hilbert:4x4", "pattern": "window2d:2x2,shift=1x1"},
     "slide2d": {"order": "hilbert:4x4", "pattern": "slide2d:1x1"},
     "neighborhood2d": {"order": "hilbert:4x4", "pattern": "neighborhood2d:3x3", "causal": "token"},
@@ -70,7 +70,7 @@ class AgainstTheDefinition(unittest.TestCase):
 
     def test_forward_and_gradients(self):
         for name, pair in self.SETS.items():
-            options = {"order": "row", **FAMILIES[name]}
+            options = {**FAMILIES[name], "order": "row"}
             allowed = support.mask(16, pair)
             for mode in MODES:
                 x = support.inputs(16, heads=4, kv_heads=2, batch=2)
@@ -266,7 +266,7 @@ class Citizen(unittest.TestCase):
         cases = {
             "attention: q is f64, k f32, v f64; convert with to()": lambda: hilt.attention(q, k.float(), v),
             "attention: 16 tokens, but the plan is for 8": lambda: hilt.attention(q, k, v, plan=hilt.plan(8, heads=2)),
-            "give either": lambda: hilt.attention(q, k, v, plan=hilt.plan(16, heads=2), pattern="slide:1"),
+            "give either": lambda: hilt.attention(q, k, v, plan=hilt.plan(16, heads=2), pattern="dense"),
             "needs a seed": lambda: hilt.attention(q, k, v, dropout=0.1),
             "got [2, 3]": lambda: hilt.attention(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3)),
             "torch.int64": lambda: hilt.attention(q.long(), k.long(), v.long()),
@@ -376,8 +376,26 @@ class Plans(unittest.TestCase):
         settings = {name: choices for name, _, choices in _hilt.settings}
         for name in set(told) - {"q", "k", "v", "plan", "return_lse"}:
             self.assertIn(f"\n    {name} ", hilt.attention.__doc__)
+            if name in _hilt.defaults:
+                self.assertIsNone(told[name].default)
+                self.assertIn(f"(default {_hilt.defaults[name]})", hilt.attention.__doc__)
             if settings[name]:
-                self.assertIn(told[name].default, settings[name])
+                self.assertIn(_hilt.defaults.get(name, told[name].default), settings[name])
+
+    @unittest.skipUnless(os.environ.get("SETS"), "no program sets")
+    def test_equal_words_are_equal_sets_in_both_languages(self):
+        """What is left out is the default of C++'s PlanSpec; causal is the one word that Python has more of."""
+        for asked in ({}, *FAMILIES.values(), {"pattern": "slide:4"}, {"causal": "token"}, {"causal": "curve"},
+                      {"order": "snake:4x4", "pattern": "slide:2", "causal": "curve"}):
+            words = {n: x for n, x in asked.items() if n != "documents"}
+            rows = {"documents": "5,2x3"} if "documents" in asked else {}
+            ran = subprocess.run([os.environ["SETS"], "16", "2", *[f"{n}={x}" for n, x in {**words, **rows}.items()]],
+                                 capture_output=True, text=True, check=True)
+            attends = hilt.plan(16, heads=2, **asked).native.attends
+            ours = ["".join([str(attends(h, t, u)) for u in range(16)]) for h in range(2) for t in range(16)]
+            self.assertEqual(ours, ran.stdout.split(), asked)
+        for flag, word in ((True, "token"), (False, "none")):
+            self.assertEqual(hilt.plan(16, causal=flag), hilt.plan(16, causal=word))
 
     def test_documents(self):
         rows = [[5, (2, 3)], [(3, 3), 2]]

@@ -323,6 +323,13 @@ NB_MODULE(_hilt, m) {
     settings.append(nb::make_tuple(text(s.name), text(s.tensor.empty() ? s.help : s.tensor), std::move(choices)));
   }
   m.attr("settings") = settings;
+  const PlanSpec defaults;
+  nb::dict words;
+  words["order"] = to_string(defaults.order);
+  words["pattern"] = to_string(defaults.pattern);
+  words["causal"] = std::string(name_of(defaults.causality));
+  words["dilation_mode"] = std::string(name_of(defaults.dilation_mode));
+  m.attr("defaults") = words;
   m.attr("default_backward") = AttentionSettings().backward;
   m.attr("version") = std::string(kVersion);
 }

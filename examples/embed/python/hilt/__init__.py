@@ -39,6 +39,8 @@ def set_thread_count(threads):
 
 # ---- what is asked for, as text, which plans and calls are found by -------------------------------------------------
 
+_DEFAULTS = _hilt.defaults  # PlanSpec's; where a word is None, so that words beside a plan can be told
+
 
 def _documents(rows):
     """The library's text of a list of int | (H, W) | (T, H, W), or of a list of such lists."""
@@ -123,30 +125,42 @@ def _call(length, heads, settings, how):
     return _hilt.Call(_plan(length, heads, *settings).native, *how)
 
 
-def plan(length, *, heads=1, order="hilbert", pattern="dense", causal="none", dilation_mode="all_queries",
-         documents=None, queries=None):
+def plan(length, *, heads=1, order=None, pattern=None, causal=None, dilation_mode=None, documents=None, queries=None):
     """The plan of `length` tokens; the arguments are those of `attention`. The 256 last ones are kept."""
     return _plan(length, heads, *_asked(order, pattern, causal, dilation_mode, documents, queries)[1])
 
 
-def _asked(order="hilbert", pattern="dense", causal="none", dilation_mode="all_queries", documents=None, queries=None,
-           plan=None, backward=_hilt.default_backward, scale=None, softcap=None, alibi=None, dropout=0.0):
+def _settings(order, pattern, causal, dilation_mode, documents, queries):
+    """What a plan is found by."""
+    if causal is True or causal is False:
+        causal = "token" if causal else "none"
+    return (
+        _DEFAULTS["order"] if order is None else order,
+        _DEFAULTS["pattern"] if pattern is None else pattern,
+        _DEFAULTS["causal"] if causal is None else causal,
+        _DEFAULTS["dilation_mode"] if dilation_mode is None else dilation_mode,
+        "" if documents is None else _documents(documents),
+        None if queries is None else (int(queries[0]), int(queries[1])),
+    )
+
+
+def _asked(order=None, pattern=None, causal=None, dilation_mode=None, documents=None, queries=None, plan=None,
+           backward=_hilt.default_backward, scale=None, softcap=None, alibi=None, dropout=0.0):
     """What a call asks for: a plan, what one is found by, how to run it, all of which can be hashed; and the slopes."""
-    if queries is not None:
-        queries = (int(queries[0]), int(queries[1]))
-    settings = (order, pattern, causal, dilation_mode, "" if documents is None else _documents(documents), queries)
-    if plan is not None:
-        if settings != ("hilbert", "dense", "none", "all_queries", "", None):
-            raise Error("attention: a plan, and what belongs to one (order, pattern, ..): give either")
+    if plan is None:
+        settings = _settings(order, pattern, causal, dilation_mode, documents, queries)
+    elif order is pattern is causal is dilation_mode is documents is queries is None:
         settings = plan.settings
+    else:
+        raise Error("attention: a plan, and what belongs to one (order, pattern, ..): give either")
     published = alibi is True
     slopes = None if published or alibi is False else alibi
     return plan, settings, (backward, scale, softcap, published, dropout), slopes
 
 
-def attention(q, k, v, *, order="hilbert", pattern="dense", causal="none", dilation_mode="all_queries",
-              backward=_hilt.default_backward, scale=None, softcap=None, alibi=None, relative=None, bias=None, sink=None,
-              documents=None, queries=None, dropout=0.0, seed=None, plan=None, return_lse=False):
+def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=None, backward=_hilt.default_backward,
+              scale=None, softcap=None, alibi=None, relative=None, bias=None, sink=None, documents=None, queries=None,
+              dropout=0.0, seed=None, plan=None, return_lse=False):
     """o [B, L, H, D]: o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'], where
     h' = h // (H / Hk) and A(t) is what `pattern` says, under `causal`.
 
@@ -154,7 +168,7 @@ def attention(q, k, v, *, order="hilbert", pattern="dense", causal="none", dilat
     lie side by side, a copy is made. Torch tensors are differentiable in q, k, v and every tensor below.
 
     {settings}
-    Here alibi is True for the published slopes, or a tensor; relative, bias and sink are tensors too. documents is a
+    Here causal may be True for token and False for none. alibi is True for the published slopes, or a tensor; relative, bias and sink are tensors too. documents is a
     list of int | (H, W) | (T, H, W), or a list of such lists, one a row; queries is (first, count). Another seed each
     step. plan, from hilt.plan(..), stands instead of order, pattern, causal, dilation_mode, documents and queries.
     return_lse gives (o, lse): with the log-sum-exp of every row, [B, H, L], f32 (f64 for f64), differentiable too.
@@ -173,7 +187,8 @@ def attention(q, k, v, *, order="hilbert", pattern="dense", causal="none", dilat
 
 def _described(doc, names):
     """The text with what the table of settings says of these names."""
-    rows = [f"{n:14} {', '.join(c) + ': ' if c else ''}{help}" for n, help, c in _hilt.settings if n in names]
+    rows = [f"{n:14} {', '.join(c) + ': ' if c else ''}{help}" + (f" (default {_DEFAULTS[n]})" if n in _DEFAULTS else "")
+            for n, help, c in _hilt.settings if n in names]
     return doc.replace("{settings}", "\n    ".join([textwrap.fill(r, 116, subsequent_indent=" " * 19) for r in rows]))
 
 

@@ -12,7 +12,7 @@ class _Tensor(Protocol):
 _T = TypeVar("_T", bound=_Tensor)
 _Document = int | tuple[int, int] | tuple[int, int, int]
 _Rows = str | Sequence[_Document | Sequence[_Document]]  # a row of its own is a list
-_Causal = Literal["none", "token", "curve"]
+_Causal = bool | Literal["none", "token", "curve"]
 _DilationMode = Literal["all_queries", "longnet", "head_groups", "residue"]
 
 class Error(RuntimeError):
@@ -30,21 +30,21 @@ class Plan:
 
 def set_thread_count(threads: int) -> None: ...
 def plan(
-    length: int, *, heads: int = 1, order: str = "hilbert", pattern: str = "dense", causal: _Causal = "none",
-    dilation_mode: _DilationMode = "all_queries", documents: _Rows | None = None, queries: Sequence[int] | None = None,
+    length: int, *, heads: int = 1, order: str | None = None, pattern: str | None = None, causal: _Causal | None = None,
+    dilation_mode: _DilationMode | None = None, documents: _Rows | None = None, queries: Sequence[int] | None = None,
 ) -> Plan: ...
 @overload
 def attention(
-    q: _T, k: _T, v: _T, *, order: str = "hilbert", pattern: str = "dense", causal: _Causal = "none",
-    dilation_mode: _DilationMode = "all_queries", backward: str = ..., scale: float | None = None,
+    q: _T, k: _T, v: _T, *, order: str | None = None, pattern: str | None = None, causal: _Causal | None = None,
+    dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
     sink: _T | None = None, documents: _Rows | None = None, queries: Sequence[int] | None = None,
     dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, return_lse: Literal[False] = False,
 ) -> _T: ...
 @overload
 def attention(
-    q: _T, k: _T, v: _T, *, order: str = "hilbert", pattern: str = "dense", causal: _Causal = "none",
-    dilation_mode: _DilationMode = "all_queries", backward: str = ..., scale: float | None = None,
+    q: _T, k: _T, v: _T, *, order: str | None = None, pattern: str | None = None, causal: _Causal | None = None,
+    dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
     sink: _T | None = None, documents: _Rows | None = None, queries: Sequence[int] | None = None,
     dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, return_lse: Literal[True],
