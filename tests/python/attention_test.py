@@ -1,6 +1,7 @@
 """hilt.attention on torch tensors: against the definition, against differences, and as a citizen of torch."""
 
 import inspect
+import itertools
 import os
 import pickle
 import subprocess
@@ -308,31 +309,124 @@ class Citizen(unittest.TestCase):
                 self.assertEqual(ran.returncode, raised.exception.code)
 
 
+class Arguments(unittest.TestCase):
+    def test_whatever_is_given_is_taken_or_refused_with_a_sentence(self):
+        """Every argument, every odd value: nothing raises but hilt.Error, and no signature of the binding is shown."""
+        import numpy
+
+        odd = [None, True, False, 0, -1, 3, 2**70, 0.5, float("nan"), "", "zz", b"x", 1j, object(), [], [1], [[]], (), (3, 5)]
+        odd += [{}, range(3, 8), [5, (2, 3)], [None], numpy.float32(0.5), numpy.int64(3), numpy.ones(3), numpy.array(["a"])]
+        odd += [torch.ones(3), torch.tensor(3), torch.tensor(0.5), torch.ones(1, 16, 2, 4).double(), torch.float32, type]
+        q, k, v = support.inputs(16)
+        arrays = [x.detach().numpy() for x in (q, k, v)]
+        plan = hilt.plan(16, heads=2)
+        for x in odd:
+            for name in [*hilt.attention.__kwdefaults__, "zz"]:
+                given = {name: x}
+                self.judge(lambda: hilt.attention(q, k, v, **given), name, x)
+                self.judge(lambda: hilt.attention(*arrays, **given), name, x)
+                self.judge(lambda: hilt.attention_vjp(*arrays, arrays[0], **given), name, x)
+            for name in [*hilt.plan.__kwdefaults__, "zz"]:
+                self.judge(lambda: hilt.plan(16, **{name: x}), name, x)
+            for i in range(4):
+                given = [*arrays, arrays[0]]
+                given[i] = x
+                self.judge(lambda: hilt.attention_vjp(*given), i, x)
+                self.judge(lambda: hilt.attention_vjp(*given, plan=plan), i, x)
+                if i < 3:
+                    given = [q, k, v]
+                    given[i] = x
+                    self.judge(lambda: hilt.attention(*given), i, x)
+                    self.judge(lambda: hilt.attention(*given, plan=plan), i, x)
+            self.judge(lambda: hilt.plan(x), "length", x)
+            self.judge(lambda: plan.picture(x, 4), "head", x)
+            self.judge(lambda: plan.picture(0, x), "cells", x)
+            self.judge(lambda: hilt.Plan(16, 2, "row", "dense", "none", "all_queries", "", x), "Plan", x)
+            if x is not True:
+                self.judge(lambda: hilt.set_thread_count(x), "threads", x)
+        hilt.set_thread_count(os.cpu_count() or 1)
+
+    def judge(self, call, name, x):
+        try:
+            call()
+        except hilt.Error as e:
+            self.assertNotRegex(str(e), "arg[0-9]|incompatible|\n")
+        except Exception as e:
+            self.fail(f"{name}={x!r}: {type(e).__name__}: {e}")
+
+    def test_what_is_said(self):
+        q, k, v = support.inputs(16, grad=False)
+        cases = {
+            "causal (3): is of type int; expected True, False or none | token | curve": lambda: hilt.plan(16, causal=3),
+            "order (5): is of type int; expected a str": lambda: hilt.attention(q, k, v, order=5),
+            "seed (-1): expected a whole number from 0 to": lambda: hilt.attention(q, k, v, seed=-1),
+            "attention: no argument 'patern'; did you mean pattern?": lambda: hilt.attention(q, k, v, patern="dense"),
+            "attention: no argument 'is_causal'; did you mean causal?": lambda: hilt.attention(q, k, v, is_causal=True),
+            "attention_vjp: no argument 'd_lze'; did you mean d_lse?": lambda: hilt.attention_vjp(q, k, v, q, d_lze=1),
+            "plan: no argument 'ordr'; did you mean order?": lambda: hilt.plan(16, ordr="row"),
+            "plan (7): is of type int; expected what hilt.plan(..) gives": lambda: hilt.attention(q, k, v, plan=7),
+            "k (array([[": lambda: hilt.attention(q, k.numpy(), v),
+            "is of type ndarray; expected a torch.Tensor, as q is": lambda: hilt.attention(q, k.numpy(), v),
+            "hilt.plan(..) makes one": lambda: hilt.Plan(16, 2),
+        }
+        for text, call in cases.items():
+            with self.assertRaises(hilt.Error) as raised:
+                call()
+            self.assertIn(text, str(raised.exception))
+
+    def test_what_goes_for_a_number_or_a_word(self):
+        import numpy
+
+        q, k, v = support.inputs(16, grad=False)
+        want = hilt.attention(q, k, v, scale=0.5, dropout=0.25, seed=3, causal="token")
+        got = hilt.attention(q, k, v, scale=numpy.float32(0.5), dropout=numpy.float64(0.25), seed=numpy.int64(3), causal=True)
+        self.assertTrue(torch.equal(got, want))
+        self.assertTrue(torch.equal(hilt.attention(q, k, v, scale=1), hilt.attention(q, k, v, scale=1.0)))
+
+    def test_the_layout_of_others_is_recognised(self):
+        q, k, v = [x.transpose(1, 2) for x in support.inputs(16, grad=False)]  # [B, H, L, D]
+        plan = hilt.plan(16, heads=2, pattern="slide:2")
+        for call in (
+            lambda: hilt.attention(q, k, v, plan=plan),
+            lambda: hilt.attention(q, k, v, order="hilbert:4x4"),
+            lambda: hilt.attention(*[x.numpy() for x in (q, k, v)], documents=[10, (2, 3)]),
+        ):
+            with self.assertRaisesRegex(hilt.Error, r"\[1, 2, 16, 4\] for a plan of 16 tokens looks like \[batch, heads"):
+                call()
+        with self.assertRaisesRegex(hilt.Error, "2 tokens"):  # fits neither way
+            hilt.attention(q, k, v, order="hilbert:4x8")
+
+
 class Queries(unittest.TestCase):
-    """(first, count): rows of the full call, in every mode; without it a shorter q is the last rows."""
+    """Tokens, as in C++: rows of the full call, in every mode; without them a shorter q is the last rows."""
 
     def test_rows_of_the_full_call(self):
         slopes = torch.tensor([0.3, 0.1], dtype=torch.float64, requires_grad=True)
         for name in ("slide", "neighborhood2d", "branches"):
             options = FAMILIES[name]
-            for mode in MODES:
+            for mode, rows in itertools.product(MODES, (range(3, 8), [0, 3, 4, 11])):
                 q, k, v = support.inputs(16)
-                part = q[:, 3:8].detach().requires_grad_()
+                part = q[:, rows].detach().requires_grad_()
                 whole, whole_lse = hilt.attention(q, k, v, alibi=slopes, backward=mode, return_lse=True, **options)
                 o, lse = hilt.attention(
-                    part, k, v, alibi=slopes, backward=mode, queries=(3, 5), return_lse=True, **options
+                    part, k, v, alibi=slopes, backward=mode, queries=rows, return_lse=True, **options
                 )
-                torch.testing.assert_close(o, whole[:, 3:8])
-                torch.testing.assert_close(lse, whole_lse[..., 3:8])
+                torch.testing.assert_close(o, whole[:, rows])
+                torch.testing.assert_close(lse, whole_lse[..., rows])
                 ours = torch.autograd.grad((o**2).sum() + lse.sum(), [part, k, v, slopes])
-                loss = (whole[:, 3:8] ** 2).sum() + whole_lse[..., 3:8].sum()
+                loss = (whole[:, rows] ** 2).sum() + whole_lse[..., rows].sum()
                 theirs = torch.autograd.grad(loss, [q, k, v, slopes])
-                for a, b in zip(ours, (theirs[0][:, 3:8], *theirs[1:])):
+                for a, b in zip(ours, (theirs[0][:, rows], *theirs[1:])):
                     torch.testing.assert_close(a, b, msg=lambda m: f"{name}, {mode}: {m}")
                 last = hilt.attention(q[:, 11:], k, v, alibi=slopes, backward=mode, **options)
                 torch.testing.assert_close(last, whole[:, 11:])
-        with self.assertRaisesRegex(hilt.Error, r"queries \(12, 5\): a run of the 16 tokens"):
-            hilt.plan(16, queries=(12, 5))
+        for rows, text in ((range(12, 17), "row 16 is not among the 16"), ((12, 5), "row 5 comes twice or late")):
+            with self.assertRaisesRegex(hilt.Error, text):
+                hilt.plan(16, queries=rows)
+        plan = hilt.plan(16, queries=range(3, 8))
+        self.assertEqual(plan, hilt.plan(16, queries=[3, 4, 5, 6, 7]))
+        self.assertEqual(plan, pickle.loads(pickle.dumps(plan)))
+        self.assertIn("queries=(3, 4, 5, 6, 7)", repr(plan))
 
 
 class Readme(unittest.TestCase):

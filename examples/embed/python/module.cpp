@@ -82,7 +82,14 @@ Tensor of_dlpack(nb::handle x) {
   nb::dict how;  // a GPU's library orders what it was asked before ours
   if (kind == dlpack::kCuda)
     how["stream"] = reinterpret_cast<std::uintptr_t>(compute_stream({Device::Kind::cuda, index}));
-  const nb::object capsule = x.attr("__dlpack__")(**how);
+  nb::object capsule;
+  try {
+    capsule = x.attr("__dlpack__")(**how);
+  } catch (const nb::python_error& e) {
+    if (!e.matches(PyExc_Exception)) throw;
+    fail("attention: a ", text_of(x.type().attr("__name__")),
+         " that does not lend itself: ", nb::str(e.value()).c_str());
+  }
   return PyCapsule_IsValid(capsule.ptr(), "dltensor")
              ? take<dlpack::DLManagedTensor>(capsule, "dltensor", "used_dltensor")
              : take<dlpack::DLManagedTensorVersioned>(capsule, "dltensor_versioned", "used_dltensor_versioned");
@@ -128,7 +135,7 @@ nb::dict array_interface(Array& x) {
 
 // ---- plans --------------------------------------------------------------------------------------
 
-using Queries = std::optional<std::pair<Index, Index>>;
+using Queries = std::optional<std::vector<std::int32_t>>;
 struct NativePlan {
   PlanPtr plan;
   NativePlan(Index length, Index heads, const std::string& order, const std::string& pattern, const std::string& causal,
@@ -137,12 +144,7 @@ struct NativePlan {
     asked.order = order, asked.pattern = pattern, asked.causal = causal;
     asked.dilation_mode = dilation_mode, asked.documents = documents;
     PlanSpec spec = plan_spec(asked, length, heads);
-    if (queries) {
-      const auto [first, count] = *queries;
-      check(first >= 0 && count >= 0 && first <= length && count <= length - first, "queries (", first, ", ", count,
-            "): a run of the ", length, " tokens is (FIRST, COUNT)");
-      spec.queries = query_run(first, count);
-    }
+    spec.queries = queries;
     const nb::gil_scoped_release others;
     plan = make_plan(spec);
   }
@@ -184,6 +186,11 @@ struct Inputs {
 };
 Inputs inputs_of(const NativeCall& call, std::optional<std::uint64_t> seed, const nb::tuple& x) {
   Inputs in{tensor_of(x[0]), tensor_of(x[1]), tensor_of(x[2]), call.options};
+  const Index length = call.plan->length();
+  if (in.k && in.k.rank() == 4 && in.k.dim(1) != length && in.k.dim(2) == length)
+    fail("attention: k ", in.k.shape(), " for a plan of ", length,
+         " tokens looks like [batch, heads, length, dim]; expected [batch, length, heads, dim]: "
+         "q.transpose(1, 2), also of k and v, copies nothing");
   if (seed) in.options.key = RandomKey{*seed, 0};
   ScoreTerms& terms = in.options.terms;
   terms.slopes = tensor_of(x[3]), terms.relative = tensor_of(x[4]);
@@ -315,6 +322,9 @@ NB_MODULE(_hilt, m) {
   });
   m.def("last_seconds", [] { return last_seconds; });
   m.def("set_thread_count", set_thread_count);
+  m.def("did_you_mean", [](const std::string& name, const std::vector<std::string>& names) {
+    return did_you_mean(name, std::vector<std::string_view>(names.begin(), names.end()));
+  });
   // The table of what an attention is told: name, what Python says of it, and the names it takes.
   nb::list settings;
   for (const AttentionSetting& s : attention_settings()) {

@@ -6,7 +6,10 @@ q is [B, L, H, D], k and v are [B, L, Hk, D], H a multiple of Hk; a transposed v
 """
 
 import functools
+import inspect
 import itertools
+import numbers
+import operator
 import sys
 import textwrap
 from typing import NamedTuple
@@ -34,7 +37,51 @@ _hilt.set_error(Error)
 
 def set_thread_count(threads):
     """Threads that kernels may use from the next call on, in the whole process. Results never depend on it."""
-    _hilt.set_thread_count(threads)
+    _hilt.set_thread_count(_whole("threads", threads, 1, 2**31 - 1))
+
+
+# ---- arguments, one by one: what goes to the library has its type ---------------------------------------------------
+
+
+def _refuse(name, x, expected):
+    shown = " ".join(repr(x).split())
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    raise Error(f"{name} ({shown}): is of type {type(x).__name__}; expected {expected}")
+
+
+def _word(name, x):
+    if isinstance(x, str):
+        return str.__str__(x)
+    choices = next(c for n, _, c in _hilt.settings if n == name)
+    _refuse(name, x, ("True, False or " if name == "causal" else "") + (" | ".join(choices) or "a str"))
+
+
+def _number(name, x):
+    return float(x) if isinstance(x, numbers.Real) else _refuse(name, x, "a number")
+
+
+def _whole(name, x, low=0, high=2**63 - 1):
+    try:
+        n = int(operator.index(x))
+    except TypeError:
+        _refuse(name, x, "a whole number")
+    if not low <= n <= high:
+        raise Error(f"{name} ({n}): expected a whole number from {low} to {high}")
+    return n
+
+
+def _known(function, given, names):
+    for name in given:
+        if name not in names:
+            near = _hilt.did_you_mean(name, list(names)) or "; help(hilt.attention) lists them"
+            raise Error(f"{function}: no argument '{name}'{near}")
+
+
+def _strict(function):
+    """Its last parameter takes the names that it does not know, to say so, and is not shown."""
+    shown = inspect.signature(function)
+    function.__signature__ = shown.replace(parameters=list(shown.parameters.values())[:-1])
+    return function
 
 
 # ---- what is asked for, as text, which plans and calls are found by -------------------------------------------------
@@ -44,8 +91,10 @@ _DEFAULTS = _hilt.defaults  # PlanSpec's; where a word is None, so that words be
 
 def _documents(rows):
     """The library's text of a list of int | (H, W) | (T, H, W), or of a list of such lists."""
-    if rows is None or isinstance(rows, str):
-        return rows or ""
+    if isinstance(rows, str):
+        return rows
+    if not isinstance(rows, (list, tuple)):
+        _refuse("documents", rows, "a list of int | (H, W) | (T, H, W), or a list of such lists")
     if rows and isinstance(rows[0], list):
         return "/".join([_documents(row) for row in rows])
     return ",".join(["x".join([str(n) for n in d]) if isinstance(d, (tuple, list)) else str(d) for d in rows])
@@ -57,7 +106,20 @@ class Plan:
 
     def __init__(self, length, heads, *settings):
         self.length, self.heads, self.settings = length, heads, settings  # those that a call without a plan has
-        self.native = _hilt.Plan(length, heads, *settings)
+        try:
+            self.native = _hilt.Plan(length, heads, *settings)
+        except TypeError:
+            raise Error("Plan: hilt.plan(..) makes one, from named arguments") from None
+        self.calls = {}  # by how they run, the last ones
+
+    def call(self, how):
+        """The native call of (backward, scale, softcap, published slopes, dropout)."""
+        call = self.calls.get(how)
+        if call is None:
+            if len(self.calls) == 256:
+                self.calls.clear()
+            call = self.calls[how] = _hilt.Call(self.native, *how)
+        return call
 
     def __eq__(self, other):
         return isinstance(other, Plan) and self.__reduce__() == other.__reduce__()
@@ -70,7 +132,7 @@ class Plan:
 
     def __repr__(self):
         names = ("order", "pattern", "causal", "dilation_mode", "documents", "queries")
-        asked = [f"{n}={s!r}" for n, s in zip(names, self.settings) if s]
+        asked = [f"{n}={s!r}" for n, s in zip(names, self.settings) if s not in ("", None)]
         return f"hilt.plan({self.length}, heads={self.heads}, {', '.join(asked)})"
 
     def stats(self):
@@ -82,6 +144,7 @@ class Plan:
     def picture(self, head=0, cells=64):
         """An SVG: the order as a walk over the grid, and the attended set with queries down and keys across, both in
         that order. A cell is as dark as the share of pairs that attend, of at most 16 looked at in each."""
+        head, cells = _whole("head", head, 0, self.heads - 1), _whole("cells", cells)
         height, width = self.native.grid()
         cells, side, s = min(cells, self.length), 256, self.stats()
         step, cell = side / max(height, width, 1), side / max(cells, 1)
@@ -119,48 +182,73 @@ def _plan(length, heads, *settings):
     return Plan(length, heads, *settings)
 
 
-@functools.lru_cache(maxsize=256)
-def _call(length, heads, settings, how):
-    """The native call of these settings of a plan and (backward, scale, softcap, published slopes, dropout)."""
-    return _hilt.Call(_plan(length, heads, *settings).native, *how)
-
-
-def plan(length, *, heads=1, order=None, pattern=None, causal=None, dilation_mode=None, documents=None, queries=None):
+@_strict
+def plan(length, *, heads=1, order=None, pattern=None, causal=None, dilation_mode=None, documents=None, queries=None,
+         **unknown):
     """The plan of `length` tokens; the arguments are those of `attention`. The 256 last ones are kept."""
-    return _plan(length, heads, *_asked(order, pattern, causal, dilation_mode, documents, queries)[1])
+    _known("plan", unknown, plan.__kwdefaults__)
+    settings = _settings(order, pattern, causal, dilation_mode, documents, queries)
+    return _plan(_whole("length", length), _whole("heads", heads), *settings)
 
 
 def _settings(order, pattern, causal, dilation_mode, documents, queries):
     """What a plan is found by."""
     if causal is True or causal is False:
         causal = "token" if causal else "none"
-    return (
-        _DEFAULTS["order"] if order is None else order,
-        _DEFAULTS["pattern"] if pattern is None else pattern,
-        _DEFAULTS["causal"] if causal is None else causal,
-        _DEFAULTS["dilation_mode"] if dilation_mode is None else dilation_mode,
-        "" if documents is None else _documents(documents),
-        None if queries is None else (int(queries[0]), int(queries[1])),
-    )
+    order = _DEFAULTS["order"] if order is None else order
+    pattern = _DEFAULTS["pattern"] if pattern is None else pattern
+    causal = _DEFAULTS["causal"] if causal is None else causal
+    dilation_mode = _DEFAULTS["dilation_mode"] if dilation_mode is None else dilation_mode
+    if not type(order) is type(pattern) is type(causal) is type(dilation_mode) is str:
+        words = zip(_DEFAULTS, (order, pattern, causal, dilation_mode))
+        order, pattern, causal, dilation_mode = [_word(*w) for w in words]
+    documents = "" if documents is None else _documents(documents)
+    return order, pattern, causal, dilation_mode, documents, None if queries is None else _rows(queries)
+
+
+def _rows(queries):
+    """Tokens that ask, as a tuple of int; the library judges their order."""
+    try:
+        rows = tuple(queries)
+        rows = rows if {*map(type, rows)} <= {int} else tuple([int(operator.index(i)) for i in rows])
+    except TypeError:
+        _refuse("queries", queries, "tokens, such as range(3, 8) or [0, 5, 9]")
+    for row in (min(rows, default=0), max(rows, default=0)):
+        _whole("queries", row, 0, 2**31 - 2)
+    return rows
 
 
 def _asked(order=None, pattern=None, causal=None, dilation_mode=None, documents=None, queries=None, plan=None,
-           backward=_hilt.default_backward, scale=None, softcap=None, alibi=None, dropout=0.0):
-    """What a call asks for: a plan, what one is found by, how to run it, all of which can be hashed; and the slopes."""
+           backward=_hilt.default_backward, scale=None, softcap=None, alibi=None, dropout=0.0, seed=None):
+    """What a call asks for: a plan, what one is found by, how to run it, all of which can be hashed; the slopes; and
+    the seed."""
     if plan is None:
         settings = _settings(order, pattern, causal, dilation_mode, documents, queries)
-    elif order is pattern is causal is dilation_mode is documents is queries is None:
+    elif not order is pattern is causal is dilation_mode is documents is queries is None:
+        raise Error("attention: a plan, and what belongs to one (order, pattern, ..): give either")
+    elif isinstance(plan, Plan):
         settings = plan.settings
     else:
-        raise Error("attention: a plan, and what belongs to one (order, pattern, ..): give either")
+        _refuse("plan", plan, "what hilt.plan(..) gives")
+    if type(backward) is not str:
+        backward = _word("backward", backward)
+    if scale is not None and type(scale) is not float:
+        scale = _number("scale", scale)
+    if softcap is not None and type(softcap) is not float:
+        softcap = _number("softcap", softcap)
+    if type(dropout) is not float:
+        dropout = _number("dropout", dropout)
+    if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
+        seed = _whole("seed", seed)
     published = alibi is True
     slopes = None if published or alibi is False else alibi
-    return plan, settings, (backward, scale, softcap, published, dropout), slopes
+    return plan, settings, (backward, scale, softcap, published, dropout), slopes, seed
 
 
+@_strict
 def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=None, backward=_hilt.default_backward,
               scale=None, softcap=None, alibi=None, relative=None, bias=None, sink=None, documents=None, queries=None,
-              dropout=0.0, seed=None, plan=None, return_lse=False):
+              dropout=0.0, seed=None, plan=None, return_lse=False, **unknown):
     """o [B, L, H, D]: o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'], where
     h' = h // (H / Hk) and A(t) is what `pattern` says, under `causal`.
 
@@ -168,18 +256,23 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     lie side by side, a copy is made. Torch tensors are differentiable in q, k, v and every tensor below.
 
     {settings}
-    Here causal may be True for token and False for none. alibi is True for the published slopes, or a tensor; relative, bias and sink are tensors too. documents is a
-    list of int | (H, W) | (T, H, W), or a list of such lists, one a row; queries is (first, count). Another seed each
-    step. plan, from hilt.plan(..), stands instead of order, pattern, causal, dilation_mode, documents and queries.
+    Here causal may be True, for token, or False. alibi is True for the published slopes, or a tensor; relative, bias
+    and sink are tensors too. documents is a list of int | (H, W) | (T, H, W), or a list of such lists, one a row;
+    queries are tokens, like range(3, 8). Another seed each step. plan, from hilt.plan(..), stands instead of order,
+    pattern, causal, dilation_mode, documents and queries.
     return_lse gives (o, lse): with the log-sum-exp of every row, [B, H, L], f32 (f64 for f64), differentiable too.
     """
-    plan, settings, how, slopes = _asked(order, pattern, causal, dilation_mode, documents, queries, plan, backward,
-                                         scale, softcap, alibi, dropout)
+    if unknown:
+        _known("attention", unknown, attention.__kwdefaults__)
+    plan, settings, how, slopes, seed = _asked(order, pattern, causal, dilation_mode, documents, queries, plan,
+                                               backward, scale, softcap, alibi, dropout, seed)
+    if type(return_lse) is not bool:
+        _refuse("return_lse", return_lse, "True or False")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
-        from ._torch import attention as of_torch
+        import hilt._torch
 
-        return of_torch(plan, settings, how, seed, (q, k, v, slopes, relative, bias, sink), return_lse)
+        return hilt._torch.attention(plan, settings, how, seed, (q, k, v, slopes, relative, bias, sink), return_lse)
     lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink)])
     o, lse = _hilt.forward(_native(plan, settings, how, q, k), seed, return_lse, lent)
     return (_like(q, o), _like(q, lse)) if return_lse else _like(q, o)
@@ -187,7 +280,8 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
 
 def _described(doc, names):
     """The text with what the table of settings says of these names."""
-    rows = [f"{n:14} {', '.join(c) + ': ' if c else ''}{help}" + (f" (default {_DEFAULTS[n]})" if n in _DEFAULTS else "")
+    default = {n: f" (default {word})" for n, word in _DEFAULTS.items()}
+    rows = [f"{n:14} {', '.join(c) + ': ' if c else ''}{help}{default.get(n, '')}"
             for n, help, c in _hilt.settings if n in names]
     return doc.replace("{settings}", "\n    ".join([textwrap.fill(r, 116, subsequent_indent=" " * 19) for r in rows]))
 
@@ -203,7 +297,9 @@ class Gradients(NamedTuple("Gradients", [(n, object) for n in ("q", "k", "v", "a
 def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=None, sink=None, seed=None, **options):
     """Gradients of sum(o * d_o) [+ sum(lse * d_lse)] with respect to q, k, v and the terms' tensors, for NumPy, JAX and
     any DLPack array. d_o [B, L, H, D], d_lse [B, H, L]; `options` are those of `attention`."""
-    plan, settings, how, slopes = _asked(alibi=alibi, **options)
+    names = [n for n in attention.__kwdefaults__ if n != "return_lse"]
+    _known("attention_vjp", options, ["d_lse", *names])
+    plan, settings, how, slopes, seed = _asked(alibi=alibi, seed=seed, **options)
     lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink)])
     call = _native(plan, settings, how, q, k)
     o, lse = _hilt.forward(call, seed, True, lent)
@@ -213,11 +309,21 @@ def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=N
 
 def _native(plan, settings, how, q, k):
     """The native call of these tensors, or of the plan that was given."""
-    if plan is not None:
-        return _call(plan.length, plan.heads, settings, how)
-    if len(q.shape) != 4 or len(k.shape) != 4:
-        raise Error(f"attention: q and k must be [batch, length, heads, dim], got {list(q.shape)} and {list(k.shape)}")
-    return _call(int(k.shape[1]), int(q.shape[2]), settings, how)
+    if plan is None:
+        try:
+            asking, asked = q.shape, k.shape
+        except AttributeError:
+            _refuse(*(("k", k) if hasattr(q, "shape") else ("q", q)), "a tensor [batch, length, heads, dim]")
+        if len(asking) != 4 or len(asked) != 4:
+            raise Error(f"attention: q and k must be [batch, length, heads, dim], got {list(asking)} and {list(asked)}")
+        try:
+            plan = _plan(int(asked[1]), int(asking[2]), *settings)
+        except Error as e:
+            try:
+                plan = _plan(int(asked[2]), int(asking[1]), *settings)  # fits [B, H, L, D], and the call will say so
+            except Error:
+                raise e from None
+    return plan.call(how)
 
 
 def _lent(x):

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 __version__: str
@@ -22,7 +22,7 @@ class Error(RuntimeError):
 class Plan:
     length: int
     heads: int
-    settings: tuple[str, str, str, str, str, tuple[int, int] | None]
+    settings: tuple[str, str, str, str, str, tuple[int, ...] | None]
     def __init__(self, length: int, heads: int, *settings: Any) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def picture(self, head: int = 0, cells: int = 64) -> str: ...
@@ -31,14 +31,14 @@ class Plan:
 def set_thread_count(threads: int) -> None: ...
 def plan(
     length: int, *, heads: int = 1, order: str | None = None, pattern: str | None = None, causal: _Causal | None = None,
-    dilation_mode: _DilationMode | None = None, documents: _Rows | None = None, queries: Sequence[int] | None = None,
+    dilation_mode: _DilationMode | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
 ) -> Plan: ...
 @overload
 def attention(
     q: _T, k: _T, v: _T, *, order: str | None = None, pattern: str | None = None, causal: _Causal | None = None,
     dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
-    sink: _T | None = None, documents: _Rows | None = None, queries: Sequence[int] | None = None,
+    sink: _T | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
     dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, return_lse: Literal[False] = False,
 ) -> _T: ...
 @overload
@@ -46,7 +46,7 @@ def attention(
     q: _T, k: _T, v: _T, *, order: str | None = None, pattern: str | None = None, causal: _Causal | None = None,
     dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
-    sink: _T | None = None, documents: _Rows | None = None, queries: Sequence[int] | None = None,
+    sink: _T | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
     dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, return_lse: Literal[True],
 ) -> tuple[_T, _T]: ...
 

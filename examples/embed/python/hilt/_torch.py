@@ -6,7 +6,7 @@ import functools
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from . import Error, _hilt, _native, _plan
+from . import Error, Gradients, _hilt, _native, _plan, _refuse
 
 if hasattr(torch, "get_autocast_dtype"):
     _ASK = {d: [functools.partial(f, d) for f in (torch.is_autocast_enabled, torch.get_autocast_dtype)]
@@ -68,6 +68,11 @@ class _Attention(torch.autograd.Function):
 
 
 def attention(plan, settings, how, seed, tensors, return_lse):
+    try:
+        recorded = any([x is not None and x.requires_grad for x in tensors]) and torch.is_grad_enabled()
+    except AttributeError:
+        name, x = next(t for t in zip(Gradients._fields, tensors) if not isinstance(t[1], (torch.Tensor, type(None))))
+        _refuse(name, x, "a torch.Tensor, as q is")
     q, k, v = tensors[:3]
     enabled, type_of = _ASK.get(q.device.type, (bool, None))
     if enabled():
@@ -79,7 +84,7 @@ def attention(plan, settings, how, seed, tensors, return_lse):
         o, lse = torch.ops.hilt.attention(*tensors, text, -1 if seed is None else seed)
     else:
         call = _native(plan, settings, how, q, k)
-        if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensors]):
+        if recorded:
             o, lse = _Attention.apply(call, seed, *tensors)
         else:
             o, lse = _forward(call, seed, return_lse, tensors)
