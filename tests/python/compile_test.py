@@ -43,6 +43,47 @@ class Compiled(unittest.TestCase):
             args = (q, k, v, None, None, bias, None, text, -1, o, lse, torch.randn_like(o), None, wanted)
             torch.library.opcheck(torch.ops.hilt.attention_backward.default, args)
 
+    def test_func(self):
+        """torch.func's transforms, inside one another, against calls without them; what is not there says so."""
+        q, k, v = support.inputs(16, grad=False)
+        many = torch.stack([q, 2 * q, -q])
+        slopes = torch.tensor([0.5, 0.1], dtype=torch.float64)
+
+        def f(q, slopes=slopes):
+            return hilt.attention(q, k, v, pattern="slide:2", alibi=slopes)
+
+        def loss(q, slopes=slopes):
+            return (f(q, slopes) ** 2).sum()
+
+        def plain(q):
+            q = q.clone().requires_grad_()
+            return torch.autograd.grad(loss(q), q)[0]
+
+        self.assertTrue(torch.equal(torch.func.grad(loss)(q), plain(q)))
+        each = torch.stack([f(x) for x in many])
+        self.assertTrue(torch.equal(torch.vmap(f)(many), each))
+        self.assertTrue(torch.equal(torch.vmap(f, in_dims=2)(many.permute(1, 2, 0, 3, 4)), each))
+        self.assertTrue(torch.equal(torch.vmap(torch.func.grad(loss))(many), torch.stack([plain(x) for x in many])))
+        sums = torch.func.grad(lambda many: (torch.vmap(f)(many) ** 2).sum())(many)
+        self.assertTrue(torch.equal(sums, torch.stack([plain(x) for x in many])))
+        by_slopes = torch.vmap(f, in_dims=(None, 0))(q, torch.stack([slopes, 2 * slopes]))
+        self.assertTrue(torch.equal(by_slopes, torch.stack([f(q), f(q, 2 * slopes)])))
+        jacobian = torch.func.jacrev(f)(q)
+        torch.testing.assert_close((jacobian * 2 * f(q)[..., None, None, None, None]).sum((0, 1, 2, 3)), plain(q))
+        with self.assertRaisesRegex(hilt.Error, "double backward is not supported"):
+            torch.func.grad(lambda q: torch.func.grad(loss)(q).sum())(q)
+        with self.assertRaisesRegex(hilt.Error, "forward mode, as in jvp"):
+            torch.func.jvp(f, (q,), (q,))
+        with torch.autograd.forward_ad.dual_level(), self.assertRaisesRegex(hilt.Error, "forward mode, as in jvp"):
+            f(torch.autograd.forward_ad.make_dual(q, q))
+
+    def test_a_seed_that_changes(self):
+        q, k, v = support.inputs(16, grad=False)
+        compiled = torch.compile(lambda q, seed: hilt.attention(q, k, v, dropout=0.25, seed=seed), backend="aot_eager",
+                                 fullgraph=True)
+        for seed in (3, 4, 5):
+            self.assertTrue(torch.equal(compiled(q, seed), hilt.attention(q, k, v, dropout=0.25, seed=seed)))
+
     def test_fake_and_autocast(self):
         from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -4,10 +4,15 @@ import ast
 import functools
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils.dlpack import from_dlpack
 
 from . import Error, Gradients, _hilt, _native, _plan, _refuse
 
+# Whether torch.func's grad, vmap and so on are at work, from torch 2.0: then a tensor may have no memory.
+_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_OP = hasattr(torch.library, "custom_op")
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 if hasattr(torch, "get_autocast_dtype"):
     _ASK = {d: [functools.partial(f, d) for f in (torch.is_autocast_enabled, torch.get_autocast_dtype)]
             for d in ("cpu", "cuda")}
@@ -30,12 +35,28 @@ def _forward(call, seed, with_lse, tensors):
     return _taken(_hilt.forward(call, seed, with_lse, tensors))
 
 
-class _Once(torch.autograd.Function):
+def _attend(call, seed, *tensors):
+    return tuple(_forward(call, seed, True, tensors))
+
+
+def _gradients(call, seed, wanted, o, lse, d_o, d_lse, *tensors):
+    """Of those tensors that are wanted."""
+    d = _taken(_hilt.backward(call, seed, wanted, tensors, (o, lse, d_o, d_lse)))
+    return tuple([x for x in d if x is not None])
+
+
+def _remember(ctx, call, seed, tensors, output):
+    ctx.call, ctx.seed = call, seed
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+class _Gradients(torch.autograd.Function):
     """Gradients that are not differentiable themselves, and say so when somebody tries."""
 
     @staticmethod
-    def forward(ctx, count, *tensors):
-        return tensors[:count]
+    def forward(ctx, *inputs):
+        return _gradients(*inputs)
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -48,23 +69,39 @@ class _Once(torch.autograd.Function):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, seed, *tensors):
-        o, lse = _forward(call, seed, True, tensors)
-        ctx.call, ctx.seed = call, seed
-        ctx.save_for_backward(*tensors, o, lse)
-        ctx.set_materialize_grads(False)
+        o, lse = output = _forward(call, seed, True, tensors)
+        _remember(ctx, call, seed, tensors, output)
         return o, lse
 
     @staticmethod
     def backward(ctx, d_o, d_lse):
         *tensors, o, lse = ctx.saved_tensors
-        known = (ctx.needs_input_grad[2:], tuple(tensors), (o, lse, d_o, d_lse))
-        d = _taken(_hilt.backward(ctx.call, ctx.seed, *known))
-        if torch.is_grad_enabled():
-            some = [i for i, x in enumerate(d) if x is not None]
-            inputs = [x for x in (*tensors, d_o, d_lse) if x is not None]
-            for i, x in zip(some, _Once.apply(len(some), *[d[i] for i in some], *inputs)):
-                d[i] = x
-        return (None, None, *d)
+        wanted = ctx.needs_input_grad[2:]
+        of = _gradients
+        if torch.is_grad_enabled() or _transforming():
+            of = (_TransformedGradients if _transforming() else _Gradients).apply
+        d = iter(of(ctx.call, ctx.seed, wanted, o, lse, d_o, d_lse, *tensors))
+        return (None, None, *[next(d) if w else None for w in wanted])
+
+
+def _transformed(function, run, remember):
+    """The function as torch.func takes it. Not the only one: with setup_context torch takes 40 us more a call."""
+
+    def vmap(info, in_dims, *inputs):  # a call for each example, with the same seed
+        calls = [transformed.apply(*[x.select(d, i) if isinstance(d, int) else x for x, d in zip(inputs, in_dims)])
+                 for i in range(info.batch_size)]
+        return tuple([torch.stack(x) for x in zip(*calls)]), (0,) * len(calls[0])
+
+    def jvp(ctx, *tangents):
+        raise Error("attention: forward mode, as in jvp, is not supported; torch.func.grad and vjp are")
+
+    parts = {"forward": run, "setup_context": remember, "vmap": vmap, "jvp": jvp}
+    transformed = type(function.__name__, (function,), {name: staticmethod(part) for name, part in parts.items()})
+    return transformed
+
+
+_TransformedAttention = _transformed(_Attention, _attend, lambda ctx, i, output: _remember(ctx, *i[:2], i[2:], output))
+_TransformedGradients = _transformed(_Gradients, _gradients, lambda ctx, inputs, output: None)
 
 
 def attention(plan, settings, how, seed, tensors, return_lse):
@@ -79,12 +116,14 @@ def attention(plan, settings, how, seed, tensors, return_lse):
         dtype = type_of()
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
         tensors = (q, k, v, *tensors[3:])
-    if hasattr(torch.library, "custom_op") and (torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter)):
+    if _OP and (torch.compiler.is_compiling() or type(q) not in _PLAIN):
         text = repr((None if plan is None else (plan.length, plan.heads), settings, how))
         o, lse = torch.ops.hilt.attention(*tensors, text, -1 if seed is None else seed)
     else:
         call = _native(plan, settings, how, q, k)
-        if recorded:
+        if _transforming() or forward_ad._current_level >= 0:
+            o, lse = _TransformedAttention.apply(call, seed, *tensors)
+        elif recorded:
             o, lse = _Attention.apply(call, seed, *tensors)
         else:
             o, lse = _forward(call, seed, return_lse, tensors)
@@ -102,15 +141,14 @@ def _op_call(text, q, k):
     return _native(given and _plan(*given, *settings), settings, how, q, k)
 
 
-if hasattr(torch.library, "custom_op"):
+if _OP:
     _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? slopes, Tensor? relative, Tensor? bias, Tensor? sink"
     _INPUTS += ", str asked, SymInt seed"
     _GIVEN = "Tensor o, Tensor lse, Tensor? d_o, Tensor? d_lse, bool[] wanted"
 
     @torch.library.custom_op("hilt::attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
     def _op(q, k, v, slopes, relative, bias, sink, asked, seed):
-        tensors = (q, k, v, slopes, relative, bias, sink)
-        return tuple(_forward(_op_call(asked, q, k), None if seed < 0 else seed, True, tensors))
+        return _attend(_op_call(asked, q, k), None if seed < 0 else seed, q, k, v, slopes, relative, bias, sink)
 
     @_op.register_fake
     def _(q, k, v, slopes, relative, bias, sink, asked, seed):
@@ -119,10 +157,8 @@ if hasattr(torch.library, "custom_op"):
 
     @torch.library.custom_op("hilt::attention_backward", mutates_args=(), schema=f"({_INPUTS}, {_GIVEN}) -> Tensor[]")
     def _op_backward(q, k, v, slopes, relative, bias, sink, asked, seed, o, lse, d_o, d_lse, wanted):
-        tensors = (q, k, v, slopes, relative, bias, sink)
-        given = (_op_call(asked, q, k), None if seed < 0 else seed, wanted, tensors, (o, lse, d_o, d_lse))
-        d = _taken(_hilt.backward(*given))
-        return [x for x in d if x is not None]
+        call, seed, tensors = _op_call(asked, q, k), None if seed < 0 else seed, (q, k, v, slopes, relative, bias, sink)
+        return list(_gradients(call, seed, wanted, o, lse, d_o, d_lse, *tensors))
 
     @_op_backward.register_fake
     def _(q, k, v, slopes, relative, bias, sink, asked, seed, o, lse, d_o, d_lse, wanted):
@@ -140,4 +176,4 @@ if hasattr(torch.library, "custom_op"):
         return (*[next(d) if w else None for w in wanted], None, None)
 
     _op.register_autograd(_op_gradients, setup_context=_keep)
-    _op_backward.register_autograd(_Once.backward, setup_context=lambda ctx, inputs, output: None)
+    _op_backward.register_autograd(_Gradients.backward, setup_context=lambda *_: None)
