@@ -85,7 +85,8 @@ END
     cd "$BUILD/embed_meson/project"
     again=()
     [[ ! -f ../build/build.ninja ]] || again=(--reconfigure)
-    expect 0 'meson setup, subproject' meson setup "${again[@]}" ../build -Doptimization=0 -Ddebug=false --force-fallback-for=hilt -Dhilt:wide_isa=false -Dhilt:cuda=disabled
+    expect 0 'meson setup, subproject' meson setup "${again[@]}" ../build -Doptimization=0 -Ddebug=false --force-fallback-for=hilt -Dhilt:wide_isa=false
+    ! ninja -C ../build -t targets all | grep -q '\.cu\.o' || fail 'the subproject builds CUDA, which nobody asked for'
     expect 0 'meson introspect, subproject' meson introspect --projectinfo ../build
     says out '"name": "hilt"'
     expect 0 'ninja -t query, subproject' ninja -C ../build -t query embed

@@ -1,5 +1,6 @@
 """hilt.attention and hilt.attention_vjp on arrays: NumPy, JAX where it is, and anything with __dlpack__."""
 
+import subprocess
 import sys
 import unittest
 
@@ -68,6 +69,15 @@ class Arrays(unittest.TestCase):
             with self.assertRaises(hilt.Error) as raised:
                 call()
             self.assertIn(text, str(raised.exception))
+
+    def test_as_a_program(self):
+        for words, status, text in (
+            ([], 0, f"hilt {hilt.__version__}\n"),
+            (["--cmake-dir"], 2, "hilt: error: --cmake-dir: the wheel has the module alone"),
+            (["--zz"], 2, "hilt: error: --zz: expected --version or --cmake-dir"),
+        ):
+            ran = subprocess.run([sys.executable, "-m", "hilt", *words], capture_output=True, text=True)
+            self.assertEqual((ran.returncode, (ran.stdout + ran.stderr).startswith(text)), (status, True), ran)
 
     def test_any_library(self):
         class Lent:  # knows DLPack and nothing else

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# `pip install ./examples/embed/python` from a clean clone: isolated, and with what is installed already. The wheel works
-# where no tree is, with the newest torch that pip finds: the tests run there again, and those that an old torch leaves out.
+# `pip install ./examples/embed/python` from a clean clone: isolated, and then, with what is installed already, into the build
+# directory that was kept. The wheel works where no tree is, with the newest torch that pip finds: the tests run there again, and
+# those that an old torch leaves out.
 set -euo pipefail
 [[ ${HILT_DEEP-} ]] || { echo "HILT_DEEP=1 builds the wheel by pip, and installs torch"; exit 77; }
 /usr/bin/python3 -c 'import ensurepip' 2>/dev/null ||
@@ -8,14 +9,14 @@ set -euo pipefail
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 unset PYTHONPATH
-export HILT_PYTHON_BUILD=$BUILD/wheel SRC HILT_PYTHON_OPTIONS=${HILT_PYTHON_OPTIONS--Dcuda=disabled}
+export HILT_PYTHON_BUILD=$BUILD/wheel SRC
 if [[ -e $SRC/.git ]]; then git clone -q "$SRC" "$scratch/clone"
 else mkdir "$scratch/clone" && tar -C "$SRC" --exclude='./build*' -c . | tar -C "$scratch/clone" -x; fi  # a tarball
 /usr/bin/python3 -m venv "$scratch/env"
 pip=("$scratch/env/bin/pip" -q)
+rm -rf "$BUILD/wheel"
 "${pip[@]}" install "$scratch/clone/examples/embed/python"
 "${pip[@]}" install numpy torch jax nbclient ipykernel meson ninja nanobind
-rm -rf "$BUILD/wheel" "$scratch/away"
 mkdir "$scratch/away"
 cp "$SRC"/tests/python/*.py "$scratch/away"
 mv "$scratch/clone" "$scratch/gone"
@@ -24,6 +25,6 @@ for name in arrays attention compile notebook training; do "$scratch/env/bin/pyt
 "$scratch/env/bin/python" speed.py
 mv "$scratch/gone" "$scratch/clone"
 "${pip[@]}" uninstall -y hilt
-HILT_PYTHON_OPTIONS+=' -Dwide_isa=false'
 "${pip[@]}" install --no-build-isolation --no-deps "$scratch/clone/examples/embed/python"
 "$scratch/env/bin/python" arrays_test.py
+rm -rf "$BUILD/wheel"
