@@ -426,7 +426,9 @@ class Queries(unittest.TestCase):
         plan = hilt.plan(16, queries=range(3, 8))
         self.assertEqual(plan, hilt.plan(16, queries=[3, 4, 5, 6, 7]))
         self.assertEqual(plan, pickle.loads(pickle.dumps(plan)))
-        self.assertIn("queries=(3, 4, 5, 6, 7)", repr(plan))
+        for shown in (plan, hilt.plan(16, queries=[0, 3, 4]), hilt.plan(16, order="snake", documents=[10, (2, 3)])):
+            self.assertEqual(eval(repr(shown)), shown)
+        self.assertIn("queries=range(3, 8)", repr(plan))
 
 
 class Readme(unittest.TestCase):

@@ -132,7 +132,10 @@ class Plan:
 
     def __repr__(self):
         names = ("order", "pattern", "causal", "dilation_mode", "documents", "queries")
-        asked = [f"{n}={s!r}" for n, s in zip(names, self.settings) if s not in ("", None)]
+        *words, rows = self.settings
+        if rows and rows[-1] - rows[0] == len(rows) - 1:
+            rows = range(rows[0], rows[-1] + 1)
+        asked = [f"{n}={s!r}" for n, s in zip(names, (*words, rows)) if s not in ("", None)]
         return f"hilt.plan({self.length}, heads={self.heads}, {', '.join(asked)})"
 
     def stats(self):
