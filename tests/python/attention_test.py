@@ -204,6 +204,13 @@ class Citizen(unittest.TestCase):
         with self.assertRaisesRegex(hilt.Error, "double backward is not supported"):
             d.sum().backward()
 
+    def test_forward_mode_is_refused_with_a_sentence(self):
+        from torch.autograd import forward_ad
+
+        q, k, v = support.inputs(16, grad=False)
+        with forward_ad.dual_level(), self.assertRaisesRegex(hilt.Error, "forward mode, as in jvp, is not supported"):
+            hilt.attention(forward_ad.make_dual(q, q), k, v)
+
     def test_what_was_written_to_is_noticed(self):
         x = support.inputs(16)
         o = hilt.attention(*x)

@@ -293,6 +293,9 @@ if attention.__doc__:  # not under -OO
     attention.__doc__ = _described(attention.__doc__, attention.__kwdefaults__)
 
 
+_VJP = [n for n in ("d_lse", *attention.__kwdefaults__) if n != "return_lse"]
+
+
 class Gradients(NamedTuple("Gradients", [(n, object) for n in ("q", "k", "v", "alibi", "relative", "bias", "sink")])):
     """What `attention_vjp` gives: each of its tensor's shape and type, None where there was none."""
 
@@ -300,8 +303,7 @@ class Gradients(NamedTuple("Gradients", [(n, object) for n in ("q", "k", "v", "a
 def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=None, sink=None, seed=None, **options):
     """Gradients of sum(o * d_o) [+ sum(lse * d_lse)] with respect to q, k, v and the terms' tensors, for NumPy, JAX and
     any DLPack array. d_o [B, L, H, D], d_lse [B, H, L]; `options` are those of `attention`."""
-    names = [n for n in attention.__kwdefaults__ if n != "return_lse"]
-    _known("attention_vjp", options, ["d_lse", *names])
+    _known("attention_vjp", options, _VJP)
     plan, settings, how, slopes, seed = _asked(alibi=alibi, seed=seed, **options)
     lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink)])
     call = _native(plan, settings, how, q, k)

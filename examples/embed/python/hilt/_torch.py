@@ -83,6 +83,10 @@ class _Attention(torch.autograd.Function):
         d = iter(of(ctx.call, ctx.seed, wanted, o, lse, d_o, d_lse, *tensors))
         return (None, None, *[next(d) if w else None for w in wanted])
 
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise Error("attention: forward mode, as in jvp, is not supported; torch.func.grad and vjp are")
+
 
 def _transformed(function, run, remember):
     """The function as torch.func takes it. Not the only one: with setup_context torch takes 40 us more a call."""
@@ -92,10 +96,7 @@ def _transformed(function, run, remember):
                  for i in range(info.batch_size)]
         return tuple([torch.stack(x) for x in zip(*calls)]), (0,) * len(calls[0])
 
-    def jvp(ctx, *tangents):
-        raise Error("attention: forward mode, as in jvp, is not supported; torch.func.grad and vjp are")
-
-    parts = {"forward": run, "setup_context": remember, "vmap": vmap, "jvp": jvp}
+    parts = {"forward": run, "setup_context": remember, "vmap": vmap}
     transformed = type(function.__name__, (function,), {name: staticmethod(part) for name, part in parts.items()})
     return transformed
 
@@ -121,9 +122,9 @@ def attention(plan, settings, how, seed, tensors, return_lse):
         o, lse = torch.ops.hilt.attention(*tensors, text, -1 if seed is None else seed)
     else:
         call = _native(plan, settings, how, q, k)
-        if _transforming() or forward_ad._current_level >= 0:
+        if _transforming():
             o, lse = _TransformedAttention.apply(call, seed, *tensors)
-        elif recorded:
+        elif recorded or forward_ad._current_level >= 0:
             o, lse = _Attention.apply(call, seed, *tensors)
         else:
             o, lse = _forward(call, seed, return_lse, tensors)
