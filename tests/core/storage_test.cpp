@@ -1,4 +1,5 @@
 // Blocks, the pool, the counters, borrowed memory, and what is said when memory runs out.
+#include "core/replay.h"
 #include "core/storage.h"
 #include <gtest/gtest.h>
 #include <algorithm>
@@ -124,6 +125,13 @@ TEST(MemoryStats, RandomAllocationsAddUp) {
   }
   held.clear();
   EXPECT_EQ(live(), start);
+}
+
+TEST(HostStream, IsForAGpu) {
+  EXPECT_EQ(error_of([] { const HostStream on({}, nullptr, {}); }),
+            "usage: HostStream: one at a time on a thread, and on a GPU; asked for cpu");
+  const Tensor x = zeros({3});  // as before
+  EXPECT_EQ(x.device(), Device{});
 }
 
 TEST(MemoryStats, NoOtherDeviceIsKnown) {
