@@ -1,5 +1,4 @@
 // Blocks, the pool, the counters, borrowed memory, and what is said when memory runs out.
-#include "core/replay.h"
 #include "core/storage.h"
 #include <gtest/gtest.h>
 #include <algorithm>
