@@ -261,12 +261,16 @@ Tensor pow(const Tensor& x, double c) { return unary<PowConstant, From<PowConsta
 Tensor neg(const Tensor& x) { return unary<Neg, From<Neg, 'd'>>("neg", x); }
 Tensor exp(const Tensor& x) { return unary<Exp, From<Mul, 'y', 'd'>>("exp", x); }
 Tensor log(const Tensor& x) { return unary<Log, From<LogGrad, 'a', 'd'>>("log", x); }
+Tensor log1p(const Tensor& x) { return unary<Log1p, From<Log1pGrad, 'a', 'd'>>("log1p", x); }
+Tensor expm1(const Tensor& x) { return unary<Expm1, From<Expm1Grad, 'a', 'd'>>("expm1", x); }
 Tensor sqrt(const Tensor& x) { return unary<Sqrt, From<SqrtGrad, 'y', 'd'>>("sqrt", x); }
 Tensor rsqrt(const Tensor& x) { return unary<Rsqrt, From<RsqrtGrad, 'y', 'd'>>("rsqrt", x); }
 Tensor sin(const Tensor& x) { return unary<Sin, From<SinGrad, 'a', 'd'>>("sin", x); }
 Tensor cos(const Tensor& x) { return unary<Cos, From<CosGrad, 'a', 'd'>>("cos", x); }
+Tensor erf(const Tensor& x) { return unary<Erf, From<ErfGrad, 'a', 'd'>>("erf", x); }
 Tensor tanh(const Tensor& x) { return unary<Tanh, From<TanhGrad, 'y', 'd'>>("tanh", x); }
 Tensor sigmoid(const Tensor& x) { return unary<Sigmoid, From<SigmoidGrad, 'y', 'd'>>("sigmoid", x); }
+Tensor softplus(const Tensor& x) { return unary<Softplus, From<SoftplusGrad, 'a', 'd'>>("softplus", x); }
 Tensor relu(const Tensor& x) { return unary<Relu, From<ReluGrad, 'y', 'd'>>("relu", x); }
 Tensor gelu(const Tensor& x) { return unary<Gelu, From<GeluGrad, 'a', 'd'>>("gelu", x); }
 Tensor gelu_tanh(const Tensor& x) { return unary<GeluTanh, From<GeluTanhGrad, 'a', 'd'>>("gelu_tanh", x); }

@@ -66,6 +66,10 @@ struct Silu : One { template <class T> [[gnu::always_inline]] static constexpr T
 struct Square : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x * x; } };
 struct Abs : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x < 0 ? -x : x == 0 ? T{0} : x; } };
 struct Clamp : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T q) { return x < p ? p : x > q ? q : x; } };
+struct Log1p : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return std::log1p(x); } };
+struct Expm1 : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return std::expm1(x); } };
+struct Erf : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return std::erf(x); } };
+struct Softplus : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return (x < 0 ? T{0} : x) + std::log1p(math::exp(x < 0 ? x : -x)); } };
 struct GeluTanh : One {  // (1 + tanh y) / 2 is the sigmoid of 2 y, which keeps its precision where it is small
   static constexpr double kC = 1.59576912160573071176, kCubic = 0.044715;  // 2 sqrt(2 / pi)
   template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T, T) { return x * math::sigmoid(T(kC) * (x + T(kCubic) * x * x * x)); }
@@ -89,6 +93,10 @@ struct ReluGrad : Two { template <class T> [[gnu::always_inline]] static constex
 struct SquareGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * (s + s); } };
 struct AbsGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return s > 0 ? dy : s < 0 ? -dy : T{0}; } };
 struct ClampGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T p, T q) { return s >= p && s <= q ? dy : T{0}; } };
+struct Log1pGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy / (T{1} + s); } };
+struct Expm1Grad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * math::exp(s); } };
+struct ErfGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * T(1.12837916709551257390) * math::exp(-s * s); } };
+struct SoftplusGrad : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { return dy * math::sigmoid(s); } };
 struct SiluGrad : Two {
   template <class T> [[gnu::always_inline]] static constexpr T f(T s, T dy, T, T, T) { const T g = math::sigmoid(s); return dy * g * (T{1} + s * (T{1} - g)); }
 };
@@ -109,11 +117,11 @@ struct GeluTanhGrad : Two {
 // clang-format on
 
 /// All of them: what elementwise_cpu.cpp compiles.
-using AllSpans =
-    std::tuple<Add, Sub, Mul, Div, Maximum, Minimum, Pow, Greater, Less, Equal, Where, AddConstant, MulConstant,
-               PowConstant, SubFrom, DivFrom, Neg, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Floor, Tanh, Sigmoid, Relu, Gelu,
-               Silu, Square, Abs, Clamp, GeluTanh, MaximumGrad, DivGradB, PowGradA, PowGradB, PowConstantGrad,
-               DivFromGrad, LogGrad, SqrtGrad, RsqrtGrad, SinGrad, CosGrad, TanhGrad, SigmoidGrad, ReluGrad, SquareGrad,
-               AbsGrad, ClampGrad, SiluGrad, GeluGrad, GeluTanhGrad>;
+using AllSpans = std::tuple<Add, Sub, Mul, Div, Maximum, Minimum, Pow, Greater, Less, Equal, Where, AddConstant,
+                            MulConstant, PowConstant, SubFrom, DivFrom, Neg, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Floor,
+                            Tanh, Sigmoid, Relu, Gelu, Silu, Square, Abs, Clamp, Log1p, Expm1, Erf, Softplus, GeluTanh,
+                            MaximumGrad, DivGradB, PowGradA, PowGradB, PowConstantGrad, DivFromGrad, LogGrad, SqrtGrad,
+                            RsqrtGrad, SinGrad, CosGrad, TanhGrad, SigmoidGrad, ReluGrad, SquareGrad, AbsGrad,
+                            ClampGrad, Log1pGrad, Expm1Grad, ErfGrad, SoftplusGrad, SiluGrad, GeluGrad, GeluTanhGrad>;
 
 }  // namespace hilt::spans

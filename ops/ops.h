@@ -25,12 +25,16 @@ Tensor pow(const Tensor& x, double c);                                    // x^c
 Tensor neg(const Tensor& x);                                              // -x
 Tensor exp(const Tensor& x);                                              // e^x
 Tensor log(const Tensor& x);                                              // natural, of x > 0
+Tensor log1p(const Tensor& x);                                            // log(1 + x), of x > -1, precise around 0
+Tensor expm1(const Tensor& x);                                            // e^x - 1, precise around 0
 Tensor sqrt(const Tensor& x);                                             // the root, of x >= 0
 Tensor rsqrt(const Tensor& x);                                            // 1 / sqrt(x)
 Tensor sin(const Tensor& x);                                              // of radians
 Tensor cos(const Tensor& x);                                              // of radians
+Tensor erf(const Tensor& x);                                              // 2/sqrt(pi) int e^-t^2 dt from 0 to x
 Tensor tanh(const Tensor& x);                                             // (e^x - e^-x) / (e^x + e^-x)
 Tensor sigmoid(const Tensor& x);                                          // 1 / (1 + e^-x)
+Tensor softplus(const Tensor& x);                                         // log(1 + e^x), without overflow
 Tensor relu(const Tensor& x);                                             // max(x, 0); gradient 0 at 0
 Tensor gelu(const Tensor& x);                                             // x Phi(x), by erf
 Tensor gelu_tanh(const Tensor& x);                       // x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2

@@ -129,6 +129,26 @@ const Op kUnary[] = {
                                                            : x; }, lattice(0, {}),
            1, 100);
      }},
+    {"log1p",
+     [] {
+       return unary(
+           "log1p", log1p, []<class T>(const T& x) { return log(T(1) + x); }, between(-0.7, 2, {}), -0.9, 100);
+     }},
+    {"expm1",
+     [] {
+       return unary(
+           "expm1", expm1, []<class T>(const T& x) { return exp(x) - T(1); }, real({}), -20, 10);
+     }},
+    {"erf",
+     [] {
+       return unary(
+           "erf", erf, []<class T>(const T& x) { return erf(x); }, real({}), -4, 4);
+     }},
+    {"softplus",
+     [] {
+       return unary(
+           "softplus", softplus, []<class T>(const T& x) { return log(T(1) + exp(x)); }, real({}), -12, 30);
+     }},
     {"add_constant",
      [] {
        return unary(
@@ -301,6 +321,10 @@ TEST(Elementwise, InfinitiesAndNanPropagateAtEveryPosition) {
       {"floor", floor, {{kInf, kInf}, {-kInf, -kInf}, {1.5, 1}, {-1.5, -2}, {-3, -3}, {0.25, 0}}},
       {"1 / x", [](const Tensor& x) { return 1.0 / x; }, {{0, kInf}, {-0.0, -kInf}, {kInf, 0}, {4, 0.25}}},
       {"sigmoid", sigmoid, {{kInf, 1}, {-kInf, 0}, {1000, 1}, {-1000, 0}, {0, 0.5}}},
+      {"log1p", log1p, {{-1, -kInf}, {-2, kNan}, {-kInf, kNan}, {kInf, kInf}, {0, 0}}},
+      {"expm1", expm1, {{kInf, kInf}, {-kInf, -1}, {1000, kInf}, {-1000, -1}, {0, 0}}},
+      {"erf", erf, {{kInf, 1}, {-kInf, -1}, {100, 1}, {-100, -1}, {0, 0}}},
+      {"softplus", softplus, {{kInf, kInf}, {1000, 1000}, {-kInf, 0}, {-1000, 0}}},
       {"relu", relu, {{kInf, kInf}, {-kInf, 0}, {-0.0, 0}}},
       {"gelu", gelu, {{kInf, kInf}, {100, 100}, {-100, 0}, {0, 0}}},
       {"gelu_tanh", gelu_tanh, {{kInf, kInf}, {8192, 8192}, {-8192, 0}, {0, 0}}},
@@ -394,6 +418,35 @@ TEST(Elementwise, SubnormalsAndTheEndsOfTheRange) {
   }
 }
 
+TEST(Elementwise, TinyAndFarOutKeepTheirDigits) {
+  // As formulas read, 1 + x and e^x - 1 would round small ones away, and e^x would overflow.
+  struct Exact {
+    const char* name;
+    Unary op;
+    double (*exact)(double), (*slope)(double);
+  };
+  const auto logistic = [](double x) { return std::log1p(std::exp(-std::abs(x))) + (x > 0 ? x : 0); };
+  const Exact table[] = {
+      {"log1p", log1p, [](double x) { return std::log1p(x); }, [](double x) { return 1 / (1 + x); }},
+      {"expm1", expm1, [](double x) { return std::expm1(x); }, [](double x) { return std::exp(x); }},
+      {"erf", erf, [](double x) { return std::erf(x); },
+       [](double x) { return 2 * std::numbers::inv_sqrtpi * std::exp(-x * x); }},
+      {"softplus", softplus, logistic, [](double x) { return 1 / (1 + std::exp(-x)); }},
+  };
+  for (const Exact& e : table)
+    for (double x : {1e-30, 1e-20, 3e-9, 1e-5, 0.01, 2.0, 9.0, 40.0, 85.0})
+      for (double at : {x, e.op == log1p ? -x / 90 : -x})
+        for (DType dtype : {DType::f64, DType::f32}) {
+          const Tensor in = full({19}, at, dtype);
+          const Played p = play([&](auto t) { return e.op(t[0]); }, {{in}}, ones({19}, dtype));
+          const double given = in.to_vector()[7], unit = dtype == DType::f64 ? 0x1p-52 : 0x1p-23;
+          const double y = e.exact(given), dx = e.slope(given);
+          EXPECT_NEAR(p.y.to_vector()[17], y, 4 * unit * std::abs(y) + 0x1p-140) << e.name << ' ' << at << ' ' << dtype;
+          EXPECT_NEAR(p.dx[0].to_vector()[17], dx, (8 + std::abs(at * at)) * unit * dx + 0x1p-140)
+              << e.name << " slope " << at << ' ' << dtype;
+        }
+}
+
 TEST(Elementwise, SignOfZero) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     EXPECT_TRUE(std::signbit(neg(zeros({3}, dtype)).to_vector()[1])) << dtype;
@@ -413,6 +466,10 @@ TEST(Elementwise, SlopesAtKinksAndFarOut) {
        {{-1, 1}, {2, 1}, {0, 1}, {-1.25, 0}, {2.25, 0}, {kInf, 0}, {-kInf, 0}}},
       {"tanh", tanh, {{1000, 0}, {-1000, 0}, {0, 1}, {kInf, 0}}},
       {"sigmoid", sigmoid, {{1000, 0}, {-1000, 0}, {0, 0.25}}},
+      {"softplus", softplus, {{1000, 1}, {-1000, 0}, {0, 0.5}, {kInf, 1}, {-kInf, 0}}},
+      {"log1p", log1p, {{0, 1}, {-0.5, 2}, {-1, kInf}, {kInf, 0}}},
+      {"expm1", expm1, {{0, 1}, {-1000, 0}, {-kInf, 0}}},
+      {"erf", erf, {{50, 0}, {-50, 0}, {kInf, 0}}},
       {"silu", silu, {{1000, 1}, {-1000, 0}, {0, 0.5}}},
       {"gelu", gelu, {{50, 1}, {-50, 0}, {0, 0.5}}},
       {"gelu_tanh", gelu_tanh, {{1e4, 1}, {-1e4, 0}, {0, 0.5}}},
