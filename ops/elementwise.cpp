@@ -5,6 +5,7 @@
 //      da = df/da dy, summed over the axes a was repeated along; keeps a or b only where a wanted derivative reads it
 #include "ops/elementwise.h"
 #include <algorithm>
+#include <cmath>
 #include "ops/helpers.h"
 #include "ops/ops.h"
 
@@ -16,16 +17,17 @@ using namespace spans;
 constexpr Index kPiece = 1 << 15;  // elements worth a task
 constexpr Index kBlock = 512;      // elements widened or gathered at a time: three such buffers stay in L1
 
-struct Kernel {  // the kernel of one op in both arithmetic types
+struct Kernel {  // the kernel of one op in each arithmetic type
   Span<float> narrow;
   Span<double> wide;
+  Span<std::int64_t> whole;  // null where it takes no integers
   RunOnDevice device;
 };
 template <class Op> const Kernel& kernel() {
   static const Kernel made = [] {
     Kernel k{};
     detail::with_isa([&]<Isa I>(CpuAt<I> where) {
-      k = {span_of<Op, I, float>(where), span_of<Op, I, double>(where), nullptr};
+      k = {span_of<Op, I, float>(where), span_of<Op, I, double>(where), span_of<Op, I, std::int64_t>(where), nullptr};
     });
     if constexpr (kHasCuda) k.device = &run_on_device<Op>;
     return k;
@@ -36,9 +38,9 @@ template <class Op> const Kernel& kernel() {
 template <class W> using Load = void (*)(const std::byte* from, Index step, Index n, W* to);
 template <class W, class T> void load(const std::byte* from, Index step, Index n, W* to) {
   const T* const x = reinterpret_cast<const T*>(from);
-  if (step == 0) std::fill_n(to, n, static_cast<W>(*x));
+  if (step == 0) std::fill_n(to, n, convert<W>(*x));
   else
-    for (Index i = 0; i < n; ++i) to[i] = static_cast<W>(x[i * step]);
+    for (Index i = 0; i < n; ++i) to[i] = convert<W>(x[i * step]);
 }
 
 Strides strides_within(const Tensor& y, const Tensor& x) {  // as x repeats to the shape of y
@@ -91,7 +93,7 @@ template <class W> void run(Span<W> span, std::span<const Tensor* const> in, Ten
 void run_on_gpu(RunOnDevice run, std::span<const Tensor* const> in, Tensor& y, double p, double q) {
   if constexpr (kHasCuda) {  // without it nothing here may be linked, optimized or not
     if (y.numel() == 0) return;
-    DeviceSpan s{y.mutable_raw(), {}, y.dtype(), {}, static_cast<float>(p), static_cast<float>(q)};
+    DeviceSpan s{y.mutable_raw(), {}, y.dtype(), {}, p, q};
     std::array<Strides, 4> strides{y.strides(), y.strides(), y.strides(), y.strides()};
     for (std::size_t k = 0; k < in.size(); ++k) {
       check(in[k]->dtype() != DType::f64, "elementwise: no kernel for f64 on ", y.device(), "; convert with to()");
@@ -103,10 +105,11 @@ void run_on_gpu(RunOnDevice run, std::span<const Tensor* const> in, Tensor& y, d
   }
 }
 
-/// The op on whole tensors. `type`: the result's; the first floating input names that computed in.
+/// The op on whole tensors. `type`: the result's. Integers alone are computed in i64.
 Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, double p = 0, double q = 0) {
   const bool wide = std::any_of(in.begin(), in.end(), [](const Tensor* t) { return t->dtype() == DType::f64; });
-  bool same = type == (wide ? DType::f64 : DType::f32);
+  const bool whole = std::none_of(in.begin(), in.end(), [](const Tensor* t) { return is_floating(t->dtype()); });
+  bool same = type == (whole ? DType::i64 : wide ? DType::f64 : DType::f32);
   Shape shape = in[0]->shape();
   for (const Tensor* t : in) {
     same = same && t->dtype() == type && t->shape() == in[0]->shape() && t->is_contiguous();
@@ -124,12 +127,13 @@ Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, 
              static_cast<W>(p), static_cast<W>(q));
       });
     };
-    wide ? sweep(kernel.wide) : sweep(kernel.narrow);
+    whole ? sweep(kernel.whole) : wide ? sweep(kernel.wide) : sweep(kernel.narrow);
     return y;
   }
   if (y.numel() == 0) return y;
-  wide ? run<double>(kernel.wide, in, y, p, q)
-       : run<float>(kernel.narrow, in, y, static_cast<float>(p), static_cast<float>(q));
+  whole  ? run<std::int64_t>(kernel.whole, in, y, static_cast<std::int64_t>(p), 0)
+  : wide ? run<double>(kernel.wide, in, y, p, q)
+         : run<float>(kernel.narrow, in, y, static_cast<float>(p), static_cast<float>(q));
   return y;
 }
 template <class Op, class... In> Tensor mapped(double p, double q, const Tensor& x, const In&... more) {
@@ -166,7 +170,9 @@ template <class F, class G> struct Unary final : Function {
 };
 
 template <class F, class G> Tensor unary(const char* op, const Tensor& x, double p = 0, double q = 0) {
-  check_floats(op, x);
+  if (!kTakesWhole<F> || !x) check_floats(op, x);
+  check(is_floating(x.dtype()) || (std::trunc(p) == p && std::abs(p) <= 0x1p53), op, ": ", p, " is no ", x.dtype(),
+        "; convert the tensor with to()");
   return apply(Unary<F, G>(op, p, q), x);
 }
 
@@ -193,14 +199,14 @@ template <class F, class A, class B> struct Binary final : Function {
   }
 };
 
-void check_pair(const char* op, const Tensor& a, const Tensor& b) {
+void check_pair(const char* op, const Tensor& a, const Tensor& b, bool takes_whole) {
   check_alike(op, "a", a, "b", b);
-  check(is_floating(a.dtype()), op, ": needs tensors of floats, got ", a.dtype());
+  check(takes_whole || is_floating(a.dtype()), op, ": needs tensors of floats, got ", a.dtype());
   if (a.shape() != b.shape()) broadcast(op, a.shape(), b.shape());  // for the message, by name
 }
 
 template <class F, class A, class B> Tensor binary(const char* op, const Tensor& a, const Tensor& b) {
-  check_pair(op, a, b);
+  check_pair(op, a, b, kTakesWhole<F>);
   return apply(Binary<F, A, B>(op), a, b);
 }
 
@@ -228,7 +234,7 @@ struct Select final : Function {
 };
 
 template <class F> Tensor comparison(const char* op, const Tensor& a, const Tensor& b) {
-  check_pair(op, a, b);
+  check_pair(op, a, b, true);
   const std::array<const Tensor*, 2> in{&a, &b};
   return map(kernel<F>(), in, DType::u8);
 }
@@ -284,7 +290,7 @@ Tensor clamp(const Tensor& x, double low, double high) {
 }
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
-  check_pair("where", a, b);
+  check_pair("where", a, b, true);
   check(bool(condition) && condition.dtype() == DType::u8, "where: the condition must be u8, got ",
         condition ? name_of(condition.dtype()) : "an undefined tensor");
   broadcast("where", broadcast("where", a.shape(), b.shape()), condition.shape());
@@ -294,6 +300,9 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
 Tensor greater(const Tensor& a, const Tensor& b) { return comparison<Greater>("greater", a, b); }
 Tensor less(const Tensor& a, const Tensor& b) { return comparison<Less>("less", a, b); }
 Tensor equal(const Tensor& a, const Tensor& b) { return comparison<Equal>("equal", a, b); }
+Tensor greater_equal(const Tensor& a, const Tensor& b) { return comparison<GreaterEqual>("greater_equal", a, b); }
+Tensor less_equal(const Tensor& a, const Tensor& b) { return comparison<LessEqual>("less_equal", a, b); }
+Tensor not_equal(const Tensor& a, const Tensor& b) { return comparison<NotEqual>("not_equal", a, b); }
 Tensor floor(const Tensor& x) {
   check_floats("floor", x);
   return mapped<Floor>(0, 0, x);

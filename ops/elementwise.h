@@ -1,14 +1,15 @@
 #pragma once
 #include <tuple>
+#include <type_traits>
 #include "core/cuda/walk.h"
 #include "core/dispatch.h"
 #include "ops/math.h"
 
 // Private: the elementwise ops as functors on scalars, and the kernel they all share. A new op is a
 // struct here, its name in AllSpans, and a public function in elementwise.cpp.
-// A functor takes up to three elements and two constants. Kernels run it over dense spans of f32 or
-// f64 alone; the driver in elementwise.cpp brings whatever the tensors are (strided, repeated, 16
-// bits wide) into that form.
+// A functor takes up to three elements and two constants. Kernels run it over dense spans of f32,
+// f64 or, where kTakesWhole, i64 alone; the driver in elementwise.cpp brings whatever the tensors
+// are (strided, repeated, of fewer bits) into that form.
 
 namespace hilt::spans {
 
@@ -22,7 +23,7 @@ struct DeviceSpan {  // the same on a GPU, which reads any types and strides its
   void* y;
   const void* in[3];
   DType y_type, in_type[3];
-  float p, q;
+  double p, q;
 };
 using RunOnDevice = void (*)(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
 template <class Op> void run_on_device(Cuda, const DeviceSpan&, const cuda::Walk<4>&);
@@ -44,6 +45,9 @@ struct Pow : Two { template <class T> [[gnu::always_inline]] static constexpr T 
 struct Greater : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a > b); } };
 struct Less : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a < b); } };
 struct Equal : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a == b); } };
+struct GreaterEqual : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a >= b); } };
+struct LessEqual : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a <= b); } };
+struct NotEqual : Two { template <class T> [[gnu::always_inline]] static constexpr T f(T a, T b, T, T, T) { return T(a != b); } };
 struct Where : Three { template <class T> [[gnu::always_inline]] static constexpr T f(T c, T a, T b, T, T) { return c != 0 ? a : b; } };
 struct AddConstant : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return x + p; } };
 struct MulConstant : One { template <class T> [[gnu::always_inline]] static constexpr T f(T x, T, T, T p, T) { return x * p; } };
@@ -117,11 +121,22 @@ struct GeluTanhGrad : Two {
 // clang-format on
 
 /// All of them: what elementwise_cpu.cpp compiles.
-using AllSpans = std::tuple<Add, Sub, Mul, Div, Maximum, Minimum, Pow, Greater, Less, Equal, Where, AddConstant,
-                            MulConstant, PowConstant, SubFrom, DivFrom, Neg, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Floor,
-                            Tanh, Sigmoid, Relu, Gelu, Silu, Square, Abs, Clamp, Log1p, Expm1, Erf, Softplus, GeluTanh,
-                            MaximumGrad, DivGradB, PowGradA, PowGradB, PowConstantGrad, DivFromGrad, LogGrad, SqrtGrad,
-                            RsqrtGrad, SinGrad, CosGrad, TanhGrad, SigmoidGrad, ReluGrad, SquareGrad, AbsGrad,
-                            ClampGrad, Log1pGrad, Expm1Grad, ErfGrad, SoftplusGrad, SiluGrad, GeluGrad, GeluTanhGrad>;
+using AllSpans =
+    std::tuple<Add, Sub, Mul, Div, Maximum, Minimum, Pow, Greater, Less, Equal, GreaterEqual, LessEqual, NotEqual,
+               Where, AddConstant, MulConstant, PowConstant, SubFrom, DivFrom, Neg, Exp, Log, Sqrt, Rsqrt, Sin, Cos,
+               Floor, Tanh, Sigmoid, Relu, Gelu, Silu, Square, Abs, Clamp, Log1p, Expm1, Erf, Softplus, GeluTanh,
+               MaximumGrad, DivGradB, PowGradA, PowGradB, PowConstantGrad, DivFromGrad, LogGrad, SqrtGrad, RsqrtGrad,
+               SinGrad, CosGrad, TanhGrad, SigmoidGrad, ReluGrad, SquareGrad, AbsGrad, ClampGrad, Log1pGrad, Expm1Grad,
+               ErfGrad, SoftplusGrad, SiluGrad, GeluGrad, GeluTanhGrad>;
+
+/// Those that take integers too, of which sums and products wrap: their low bits are exact.
+template <class Op, class... Of> constexpr bool kIsOneOf = (std::is_same_v<Op, Of> || ...);
+template <class Op> constexpr bool kWraps = kIsOneOf<Op, Add, Sub, Mul, Neg, AddConstant, MulConstant, SubFrom>;
+template <class Op>
+constexpr bool kTakesWhole =
+    kWraps<Op> || kIsOneOf<Op, Maximum, Minimum, Greater, Less, Equal, GreaterEqual, LessEqual, NotEqual, Where>;
+/// What such an op computes in, given elements of T; signed integers may not overflow.
+template <class Op, class T>
+using Arithmetic = std::conditional_t<std::is_same_v<T, std::int64_t> && kWraps<Op>, std::uint64_t, T>;
 
 }  // namespace hilt::spans

@@ -1,7 +1,8 @@
 // Picking rows along one axis, and its transpose, adding rows into place.
 //      y = gather(x, index)          y[.., i, ..] = x[.., index[i], ..]       dx = scatter_add(dy, index)
 //      y = scatter_add(x, index)     y[.., index[i], ..] += x[.., i, ..]      dx = gather(dy, index)
-// Both keep the index only. Rows are added in its order, whatever the number of threads.
+//      y = take_along(x, index)      gather of single elements: of x as one axis, at index plus where its line begins
+// They keep the index only. Rows are added in its order, whatever the number of threads.
 #include <cstring>
 #include "core/strided.h"
 #include "ops/helpers.h"
@@ -86,6 +87,31 @@ Tensor gather(const Tensor& x, int axis, const Tensor& index) {
   return pick("gather", x, checked_axis("gather", axis, x.rank()), index);
 }
 
+Tensor flip(const Tensor& x, const Axes& axes) {
+  Tensor y = x;
+  for (int axis : axes) {
+    const Index n = x.dim(checked_axis("flip", axis, x.rank()));
+    y = gather(y, axis, static_cast<double>(n - 1) - arange(n, DType::i64, x.device()));
+  }
+  return y;
+}
+
+Tensor take_along(const Tensor& x, int axis, const Tensor& index) {
+  const int along = checked_axis("take_along", axis, x.rank());
+  check(index.rank() == x.rank() && index.shape().with(along, 1) == x.shape().with(along, 1), "take_along: x is ",
+        x.shape(), ", the index ", index.shape(), "; they may differ along axis ", axis, " alone");
+  const AroundAxis lines(x.shape(), along);
+  const Tensor at =
+      reshape(checked_index("take_along", x, index, lines.extent), {lines.outer, index.dim(along), lines.inner});
+  const auto counted = [&](Index n, Index step) {
+    return mul(arange(n, DType::i64, x.device()), static_cast<double>(step));
+  };
+  const Tensor from = reshape(counted(lines.outer, lines.extent * lines.inner), {lines.outer, 1, 1});
+  Tensor place = at * static_cast<double>(lines.inner) + (from + counted(lines.inner, 1));
+  if (x.device().is_cuda()) place = where((at >= 0) & (at < static_cast<double>(lines.extent)), place, -1.0);
+  return reshape(gather(reshape(x, x.numel()), 0, reshape(place, place.numel())), index.shape());
+}
+
 Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, Index extent) {
   const int along = checked_axis("scatter_add", axis, x.rank());
   check(index.rank() == 1 && index.dim(0) == x.dim(along), "scatter_add: axis ", axis, " of ", x.shape(), " has ",
@@ -103,6 +129,18 @@ Tensor embedding(const Tensor& table, const Tensor& ids) {
   Shape shape = ids.shape();
   shape.push_back(table.dim(1));
   return reshape(pick("embedding", table, 0, ids), shape);
+}
+
+Tensor one_hot(const Tensor& ids, Index classes, DType dtype) {
+  check(bool(ids) && !is_floating(ids.dtype()), "one_hot: ids must be integers, got ",
+        ids ? name_of(ids.dtype()) : "an undefined tensor");
+  return to(unsqueeze(to(ids, DType::i64), -1) == arange(classes, DType::i64, ids.device()), dtype);
+}
+
+Tensor tril(const Tensor& x, Index diagonal) {
+  check(x.rank() >= 2, "tril: needs rows and columns, got shape ", x.shape());
+  const Tensor row = arange(x.dim(-2), DType::i64, x.device()), column = arange(x.dim(-1), DType::i64, x.device());
+  return where(column <= unsqueeze(row, -1) + static_cast<double>(diagonal), x, 0.0);
 }
 
 }  // namespace hilt

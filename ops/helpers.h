@@ -1,6 +1,7 @@
 #pragma once
 #include "core/dispatch.h"
 #include "core/tape.h"
+#include "ops/ops.h"
 
 // Private: what several ops need of each other.
 
@@ -30,6 +31,8 @@ inline void check_floats(const char* op, const Tensor& x) {
   check(bool(x) && is_floating(x.dtype()), op, ": needs a tensor of floats, got ",
         x ? name_of(x.dtype()) : "an undefined one");
 }
+
+inline Tensor widened(const Tensor& x) { return size_of(x.dtype()) == 2 ? to(x, DType::f32) : x; }
 
 /// Two inputs of one op must have one type and live on one device.
 inline void check_alike(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b) {

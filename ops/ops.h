@@ -9,6 +9,8 @@
 namespace [[gnu::visibility("default")]] hilt {
 
 // ---- elementwise, broadcasting like NumPy: axes align at the end, an extent of 1 repeats --------
+// + - * neg, maximum, minimum, where and comparisons take integers too, both of one type; what
+// overflows wraps, and a constant must be one of that type's numbers.
 Tensor add(const Tensor& a, const Tensor& b);      // a + b
 Tensor sub(const Tensor& a, const Tensor& b);      // a - b
 Tensor mul(const Tensor& a, const Tensor& b);      // a b
@@ -82,14 +84,23 @@ struct Axes : std::vector<int> {  // none, one or several, a negative one from t
   using vector::vector;
   template <std::signed_integral I> Axes(I axis) : vector{static_cast<int>(axis)} {}  // one
 };
-Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // of the named axes
+Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // of integers and masks an exact i64
 Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);  // sum / count
-Tensor max(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // equal maxima share the gradient
+Tensor max(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // equal maxima share the gradient; NaN wins
+Tensor min(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // likewise
+Tensor prod(const Tensor& x, const Axes& axes = {}, bool keepdim = false);  // the gradient holds where some are 0
+/// sum (x - mean)^2 / (count - correction), NaN where that is 0 / 0.
+Tensor var(const Tensor& x, const Axes& axes = {}, bool keepdim = false, Index correction = 1);
+Tensor cumsum(const Tensor& x, int axis = -1);  // y_i = x_0 + .. + x_i along an axis, in this order
 
 // ---- along the last axis ------------------------------------------------------------------------
 Tensor softmax(const Tensor& x);      // e^x / sum e^x
 Tensor log_softmax(const Tensor& x);  // x - log sum e^x
 Tensor logsumexp(const Tensor& x);    // log sum e^x; the axis goes
+struct TopK {                         // of each row
+  Tensor values{}, indices{};         // [.., k], and where they stood, i64
+};
+TopK topk(const Tensor& x, Index k);  // the largest in falling order; NaN first, of equals the lower index
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   double epsilon = 1e-5);                                       // (x - mean) / sqrt(var + eps) w + b
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon = 1e-5);  // x / sqrt(mean x^2 + eps) w
@@ -108,10 +119,17 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& r
 Tensor linear_gelu_tanh(const Tensor& x, const Tensor& w, const Tensor& b);  // gelu_tanh(x w + b)
 
 // ---- picking and placing ------------------------------------------------------------------------
-Tensor embedding(const Tensor& table, const Tensor& ids);       // y[.., :] = table[ids[..], :]
-Tensor gather(const Tensor& x, int axis, const Tensor& index);  // y[.. i ..] = x[.. index[i] ..], index: [n]
+Tensor embedding(const Tensor& table, const Tensor& ids);           // y[.., :] = table[ids[..], :]
+Tensor gather(const Tensor& x, int axis, const Tensor& index);      // y[.. i ..] = x[.. index[i] ..], index: [n]
+Tensor take_along(const Tensor& x, int axis, const Tensor& index);  // y[.. i ..] = x[.. index[.. i ..] ..]
 Tensor scatter_add(const Tensor& x, int axis, const Tensor& index, Index extent);  // y[.. index[i] ..] += x[.. i ..]
-Tensor cat(std::span<const Tensor> parts, int axis);                               // along an axis; all else must agree
+/// 1 at y[.., ids[..]], 0 elsewhere, and for an id outside of the classes everywhere.
+Tensor one_hot(const Tensor& ids, Index classes, DType dtype = DType::f32);
+Tensor tril(const Tensor& x, Index diagonal = 0);  // 0 where column > row + diagonal, of the last two axes
+inline Tensor masked_fill(const Tensor& x, const Tensor& m, double c) { return where(m, c, x); }  // m ? c : x
+Tensor repeat(const Tensor& x, int axis, Index times);  // all of x again and again along an axis
+Tensor flip(const Tensor& x, const Axes& axes);         // each named axis from its end
+Tensor cat(std::span<const Tensor> parts, int axis);    // along an axis; all else must agree
 /// Along an axis; all else must agree.
 inline Tensor cat(const std::vector<Tensor>& parts, int axis) { return cat(std::span(parts), axis); }
 Tensor stack(std::span<const Tensor> parts, int axis = 0);  // along a new axis
@@ -124,6 +142,12 @@ Tensor pad(const Tensor& x, int axis, Index before, Index after, double value = 
 /// Mean over the targets that are not `ignore`, 0 where all are, of -log softmax(logits)[target].
 /// logits [.., C], targets i32/i64 [..]. The loss of 16-bit logits is f32.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Index ignore = -100);
+/// Mean over the targets that are not `ignore`, 0 where all are, of -log_probs[target]; as above.
+Tensor nll(const Tensor& log_probs, const Tensor& targets, Index ignore = -100);
+/// Mean of (y - target)^2 over all elements, f32 for 16 bits, as the next.
+Tensor mse(const Tensor& y, const Tensor& target);
+/// Mean cross-entropy of sigmoid(logits) with targets in [0, 1], right however large the logits.
+Tensor bce(const Tensor& logits, const Tensor& targets);
 /// x m / (1 - p) with m = 1 with probability 1 - p. Element i of the mask depends on key and i
 /// alone. With `rows`, x is these rows of a larger tensor, with their part of its mask.
 Tensor dropout(const Tensor& x, double p, RandomKey key, std::vector<Index> rows = {});
@@ -150,15 +174,41 @@ Tensor to(const Tensor& x, Device device);           // gradient goes back
 Tensor detach(const Tensor& x);                      // the same numbers as a constant: no gradient passes
 
 // ---- not differentiable -------------------------------------------------------------------------
-Tensor argmax(const Tensor& x);                    // along the last axis, first of equals, NaN passed over; i64
-Tensor argmin(const Tensor& x);                    // likewise
-Tensor greater(const Tensor& a, const Tensor& b);  // a > b as u8
-Tensor less(const Tensor& a, const Tensor& b);     // a < b as u8
-Tensor equal(const Tensor& a, const Tensor& b);    // a == b as u8
+Tensor argmax(const Tensor& x);                          // along the last axis, first of equals, NaN passed over; i64
+Tensor argmin(const Tensor& x);                          // likewise
+Tensor floor(const Tensor& x);                           // the largest integer <= x
+Tensor greater(const Tensor& a, const Tensor& b);        // a > b as u8
+Tensor greater_equal(const Tensor& a, const Tensor& b);  // a >= b as u8
+Tensor less(const Tensor& a, const Tensor& b);           // a < b as u8
+Tensor less_equal(const Tensor& a, const Tensor& b);     // a <= b as u8
+Tensor equal(const Tensor& a, const Tensor& b);          // a == b as u8
+Tensor not_equal(const Tensor& a, const Tensor& b);      // a != b as u8
 inline Tensor greater(const Tensor& x, double c) { return greater(x, scalar_like(x, c)); }  // x > c as u8
 inline Tensor less(const Tensor& x, double c) { return less(x, scalar_like(x, c)); }        // x < c as u8
 inline Tensor equal(const Tensor& x, double c) { return equal(x, scalar_like(x, c)); }      // x == c as u8
-Tensor floor(const Tensor& x);                                                              // the largest integer <= x
+
+/// What a comparison operator gives: u8, 1 where it holds. It is no truth value: if (a < b) does not
+/// compile, as neither "everywhere" nor "somewhere" is said; sum() counts.
+struct Mask : Tensor {
+  explicit Mask(const Tensor& m) : Tensor(m) {}  // of u8
+  explicit operator bool() const = delete;       // sum(m).item() > 0 says whether one holds
+};
+inline Mask operator>(const Tensor& a, const Tensor& b) { return Mask(greater(a, b)); }                  // a > b
+inline Mask operator>(const Tensor& x, double c) { return Mask(greater(x, scalar_like(x, c))); }         // x > c
+inline Mask operator>=(const Tensor& a, const Tensor& b) { return Mask(greater_equal(a, b)); }           // a >= b
+inline Mask operator>=(const Tensor& x, double c) { return Mask(greater_equal(x, scalar_like(x, c))); }  // x >= c
+inline Mask operator<(const Tensor& a, const Tensor& b) { return Mask(less(a, b)); }                     // a < b
+inline Mask operator<(const Tensor& x, double c) { return Mask(less(x, scalar_like(x, c))); }            // x < c
+inline Mask operator<=(const Tensor& a, const Tensor& b) { return Mask(less_equal(a, b)); }              // a <= b
+inline Mask operator<=(const Tensor& x, double c) { return Mask(less_equal(x, scalar_like(x, c))); }     // x <= c
+inline Mask operator==(const Tensor& a, const Tensor& b) { return Mask(equal(a, b)); }                   // a == b
+inline Mask operator==(const Tensor& x, double c) { return Mask(equal(x, scalar_like(x, c))); }          // x == c
+inline Mask operator!=(const Tensor& a, const Tensor& b) { return Mask(not_equal(a, b)); }               // a != b
+inline Mask operator!=(const Tensor& x, double c) { return Mask(not_equal(x, scalar_like(x, c))); }      // x != c
+inline Mask operator&(const Tensor& a, const Tensor& b) { return Mask((a != 0) * (b != 0)); }            // neither is 0
+inline Mask operator|(const Tensor& a, const Tensor& b) { return Mask(maximum(a != 0, b != 0)); }        // one is not 0
+/// Not m. Of a Tensor ! asks whether it is undefined.
+inline Mask operator!(const Mask& m) { return m == 0; }
 
 // ---- optimiser steps: they write to the parameter and its state ---------------------------------
 /// Of one step.

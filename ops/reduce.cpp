@@ -2,10 +2,13 @@
 //      y = sum x         dx = dy, repeated
 //      y = mean x        dx = dy / n, repeated
 //      y = max x         dx = dy / (how many equal y) where x == y, else 0          keeps x and y
+//      y = cumsum x      dx = cumsum dy from the other end
 // Whatever the axes, the kernels see [outer, n, inner] and reduce the middle: adjacent axes merge,
 // and a set of axes that does not merge is brought to the end by a copy.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include "core/strided.h"
 #include "ops/helpers.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
@@ -13,9 +16,12 @@
 namespace hilt {
 namespace {
 
+constexpr Index kPiece = 1 << 15;  // elements worth a task
+
 struct Plan {
   std::vector<bool> reduced;  // by axis
   Shape kept, with_ones;      // of the result, without and with keepdim
+  std::vector<int> order;     // the kept axes, then the reduced ones
   Index n = 1;                // elements behind one result
 
   Plan(const char* op, const Shape& shape, const Axes& axes)
@@ -31,6 +37,9 @@ struct Plan {
       if (gone) n *= shape[a];
       else kept.push_back(shape[a]);
     }
+    for (bool gone : {false, true})
+      for (int a = 0; a < shape.rank(); ++a)
+        if (reduced[static_cast<std::size_t>(a)] == gone) order.push_back(a);
   }
 };
 
@@ -50,11 +59,7 @@ struct Middle {  // x as dense [outer, n, inner] with the reduced axes in the mi
       x = dense(in);
       return;
     }
-    std::vector<int> order;
-    for (bool gone : {false, true})
-      for (int a = 0; a < in.rank(); ++a)
-        if (plan.reduced[static_cast<std::size_t>(a)] == gone) order.push_back(a);
-    x = dense(permute(in, order));
+    x = dense(permute(in, plan.order));
     outer = plan.kept.numel(), n = plan.n, inner = 1;
   }
 };
@@ -67,6 +72,19 @@ Tensor summed(const Tensor& in, const Plan& plan, double factor) {
     kernels::sum(where, m.x.data<T>(), y.mutable_data<T>(), partial.mutable_data<double>(), m.outer, m.n, m.inner,
                  factor);
   });
+  return y;
+}
+
+/// op over the reduced axes by halves, a tree: for an op without an order, or whose rounding may have that one.
+Tensor folded(const Tensor& x, const Plan& plan, Tensor (*op)(const Tensor&, const Tensor&), double neutral) {
+  Shape shape = plan.kept;
+  shape.push_back(plan.n);
+  Tensor y = reshape(permute(x, plan.order), shape);
+  do {
+    const Index n = y.dim(-1), more = n == 0 ? 2 : n % 2, half = (n + more) / 2;
+    if (more > 0) y = pad(y, -1, 0, more, neutral);
+    y = op(slice(y, -1, 0, half), slice(y, -1, half, n + more));
+  } while (y.dim(-1) != 1);
   return y;
 }
 
@@ -113,17 +131,88 @@ Tensor sum_or_mean(const char* op, const Tensor& x, const Axes& axes, bool keepd
   return finish(y, plan.kept, keepdim);
 }
 
-}  // namespace
-
-Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean("sum", x, axes, keepdim, false); }
-Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean("mean", x, axes, keepdim, true); }
-
-Tensor max(const Tensor& x, const Axes& axes, bool keepdim) {
-  check_floats("max", x);
-  Max fn(Plan("max", x.shape(), axes));
-  check(fn.plan.n > 0, "max: ", x.shape(), " has no elements along the reduced axes; there is no maximum of nothing");
+Tensor largest(const char* op, const Tensor& x, const Axes& axes, bool keepdim) {
+  check_floats(op, x);
+  Max fn(Plan(op, x.shape(), axes));
+  check(fn.plan.n > 0, op, ": ", x.shape(), " has no elements along the reduced axes; there is no ",
+        op[1] == 'a' ? "maximum" : "minimum", " of nothing");
   const Shape kept = fn.plan.kept;
   return finish(apply(std::move(fn), x), kept, keepdim);
+}
+
+}  // namespace
+
+Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) {
+  if (!x || is_floating(x.dtype())) return sum_or_mean("sum", x, axes, keepdim, false);
+  const Plan plan("sum", x.shape(), axes);
+  return reshape(folded(to(x, DType::i64), plan, add, 0), keepdim ? plan.with_ones : plan.kept);
+}
+Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean("mean", x, axes, keepdim, true); }
+
+Tensor max(const Tensor& x, const Axes& axes, bool keepdim) { return largest("max", x, axes, keepdim); }
+Tensor min(const Tensor& x, const Axes& axes, bool keepdim) {
+  check_floats("min", x);
+  return neg(largest("min", neg(x), axes, keepdim));
+}
+
+Tensor prod(const Tensor& x, const Axes& axes, bool keepdim) {
+  check_floats("prod", x);
+  const Plan plan("prod", x.shape(), axes);
+  return reshape(to(folded(widened(x), plan, mul, 1), x.dtype()), keepdim ? plan.with_ones : plan.kept);
+}
+
+Tensor var(const Tensor& x, const Axes& axes, bool keepdim, Index correction) {
+  check_floats("var", x);
+  const double count = static_cast<double>(Plan("var", x.shape(), axes).n - correction);
+  const Tensor wide = widened(x);  // x - mean would round to few bits
+  const Tensor squares = sum(square(wide - mean(wide, axes, true)), axes, keepdim);
+  return to(squares / std::max(0.0, count), x.dtype());
+}
+
+static Tensor running_sum(const Tensor& in, bool reverse) {  // along the last axis
+  const Tensor x = dense(in);
+  Tensor y = empty_like(x);
+  const Index n = x.dim(-1), rows = n > 0 ? x.numel() / n : 0;
+  visit("cumsum", x, [&]<class T>(auto where) {
+    const T* const from = x.data<T>();
+    T* const to = y.mutable_data<T>();
+    if constexpr (is_cuda<decltype(where)>) return kernels::cumsum(where, from, to, rows, n, reverse);
+    parallel_each(rows, kPiece / (n + 1) + 1,
+                  [=](Index r) { kernels::cumsum_row(from + r * n, to + r * n, n, reverse); });
+  });
+  return y;
+}
+
+Tensor cumsum(const Tensor& x, int axis) {
+  check_floats("cumsum", x);
+  const int along = checked_axis("cumsum", axis, x.rank());
+  const Tensor y = apply_linear(
+      "cumsum", transpose(x, along, -1), [](const Tensor& in) { return running_sum(in, false); },
+      [](const Tensor& dy) { return running_sum(dy, true); });
+  return transpose(y, along, -1);
+}
+
+TopK topk(const Tensor& x, Index k) {
+  check_floats("topk", x);
+  check(x.rank() >= 1 && k >= 0 && k <= x.dim(-1), "topk: there are no ", k, " largest along the last axis of ",
+        x.shape());
+  const Tensor dense_x = dense(x);
+  const Index n = x.dim(-1), rows = without_last(x.shape()).numel();
+  Tensor indices = empty(x.shape().with(-1, k), DType::i64, x.device());
+  if (indices.numel() > 0)
+    visit("topk", x, [&]<class T>(auto where) {
+      const T* const from = dense_x.data<T>();
+      std::int64_t* const out = indices.mutable_data<std::int64_t>();
+      if constexpr (is_cuda<decltype(where)>) return kernels::topk(where, from, out, rows, n, k);
+      parallel_each(rows, kPiece / (n + 1) + 1, [=](Index row) {
+        std::vector<Index> order(static_cast<std::size_t>(n));
+        std::iota(order.begin(), order.end(), Index{0});
+        std::partial_sort(order.begin(), order.begin() + k, order.end(),
+                          [=](Index i, Index j) { return kernels::comes_before(from + row * n, i, j); });
+        std::copy_n(order.begin(), k, out + row * k);
+      });
+    });
+  return {take_along(x, -1, indices), indices};
 }
 
 Tensor sum_to(const Tensor& dy, const Shape& shape) {

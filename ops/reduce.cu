@@ -116,6 +116,19 @@ template <class T> __global__ void equals_kernel(const T* x, const T* y, T* out,
   }
 }
 
+template <class T> __global__ void cumsum_kernel(const T* x, T* y, Index rows, Index n, bool reverse) {
+  for (Index r = first_element(); r < rows; r += element_step()) cumsum_row(x + r * n, y + r * n, n, reverse);
+}
+
+// Each element counts those before it, until they are k.
+template <class T> __global__ void topk_kernel(const T* x, std::int64_t* y, Index elements, Index n, Index k) {
+  for (Index e = first_element(); e < elements; e += element_step()) {
+    Index place = 0;
+    for (Index j = 0; j < n && place < k; ++j) place += comes_before(x + e / n * n, j, e % n);
+    if (place < k) y[e / n * k + place] = e % n;
+  }
+}
+
 }  // namespace
 
 template <class T, class At>
@@ -157,9 +170,18 @@ template <class T, class At> void equals(At where, const T* x, const T* y, T* ou
   launch("max", where, equals_kernel<T>, blocks_for(n), kThreads, 0, x, y, out, n);
 }
 
+template <class T, class At> void cumsum(At where, const T* x, T* y, Index rows, Index n, bool reverse) {
+  if (rows > 0) launch("cumsum", where, cumsum_kernel<T>, blocks_for(rows), kThreads, 0, x, y, rows, n, reverse);
+}
+template <class T, class At> void topk(At where, const T* x, std::int64_t* y, Index rows, Index n, Index k) {
+  launch("topk", where, topk_kernel<T>, blocks_for(rows * n), kThreads, 0, x, y, rows * n, n, k);
+}
+
 HILT_GPU_KERNEL(sum)
 HILT_GPU_KERNEL(max)
 HILT_GPU_KERNEL(argmax)
 HILT_GPU_KERNEL(equals)
+HILT_GPU_KERNEL(cumsum)
+HILT_GPU_KERNEL(topk)
 
 }  // namespace hilt::kernels

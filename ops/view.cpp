@@ -108,6 +108,15 @@ Tensor expand(const Tensor& x, const Shape& shape) {
       [from = x.shape()](const Tensor& dy) { return sum_to(dy, from); });
 }
 
+Tensor repeat(const Tensor& x, int axis, Index times) {
+  const int along = checked_axis("repeat", axis, x.rank());
+  check(times >= 0, "repeat: ", times, " times");
+  const AroundAxis lines(x.shape(), along);
+  const Index line = lines.extent * lines.inner;
+  const Tensor many = expand(reshape(x, {lines.outer, 1, line}), {lines.outer, times, line});
+  return reshape(many, x.shape().with(along, checked_mul(times, lines.extent, "repeat")));
+}
+
 Tensor squeeze(const Tensor& x, int axis) {
   const int gone = checked_axis("squeeze", axis, x.rank());
   check(x.dim(gone) == 1, "squeeze: axis ", axis, " of ", x.shape(), " must have extent 1");

@@ -557,6 +557,87 @@ TEST(Elementwise, Comparisons) {
   EXPECT_FALSE(tape.knows(floor(x)));
 }
 
+TEST(Elementwise, ComparisonsAtTiesAndNan) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    const Tensor a = values({1, 2, 3, kNan, 0, kInf}, dtype), b = values({2, 2, 2, kNan, -0.0, kInf}, dtype);
+    const auto is = [&](const Tensor& y, const std::vector<double>& expected) {
+      EXPECT_EQ(y.dtype(), DType::u8);
+      EXPECT_EQ(y.to_vector(), expected) << dtype;
+    };
+    is(greater_equal(a, b), {0, 1, 1, 0, 1, 1});
+    is(less_equal(a, b), {1, 1, 0, 0, 1, 1});
+    is(not_equal(a, b), {1, 0, 1, 1, 0, 0});
+    is(a > 2, {0, 0, 1, 0, 0, 1});
+    is(a >= 2, {0, 1, 1, 0, 0, 1});
+    is(a < 2, {1, 0, 0, 0, 1, 0});
+    is(a <= 2, {1, 1, 0, 0, 1, 0});
+    is(a == 2, {0, 1, 0, 0, 0, 0});
+    is(a != 2, {1, 0, 1, 1, 1, 1});
+    is((a > b) | (a == b), {0, 1, 1, 0, 1, 1});
+    is((a >= b) & (a <= 2), {0, 1, 0, 0, 1, 0});
+    is(!(a < b), {0, 1, 1, 1, 1, 1});
+    is(a & b, {1, 1, 1, 1, 0, 1});
+    is(a | neg(b), {1, 1, 1, 1, 0, 1});
+  }
+  static_assert(!std::is_constructible_v<bool, decltype(values({1}) < values({2}))>);  // if (a < b) would ask: defined?
+}
+
+/// Integer ops beside the same in C++, on the CPU or a GPU: exact, and wrapping.
+void expect_exact_integers(Device device) {
+  constexpr std::int64_t kBig = (std::int64_t{1} << 53) + 1, kMost = std::numeric_limits<std::int64_t>::max();
+  const auto on = [&](const auto& v, DType dtype) {
+    return moved(from_values(std::vector<std::int64_t>(v), {static_cast<Index>(v.size())}, dtype), device);
+  };
+  using Numbers = std::vector<std::int64_t>;
+  const auto is = [&](const Tensor& y, const Numbers& expected, DType dtype) {
+    EXPECT_EQ(y.dtype(), dtype);
+    EXPECT_EQ(y.to_vector<std::int64_t>(), expected) << dtype;
+  };
+  const Tensor a = on(Numbers{kBig, -kBig, kMost, -7, 0}, DType::i64), b = on(Numbers{2, 3, 1, 5, 0}, DType::i64);
+  is(a + b, {kBig + 2, -kBig + 3, -kMost - 1, -2, 0}, DType::i64);
+  is(a - b, {kBig - 2, -kBig - 3, kMost - 1, -12, 0}, DType::i64);
+  is(a * b, {2 * kBig, -3 * kBig, kMost, -35, 0}, DType::i64);
+  is(-a, {-kBig, kBig, -kMost, 7, 0}, DType::i64);
+  is(a - 1, {kBig - 1, -kBig - 1, kMost - 1, -8, -1}, DType::i64);
+  is(3 * b + 1, {7, 10, 4, 16, 1}, DType::i64);
+  is(1 - b, {-1, -2, 0, -4, 1}, DType::i64);
+  is(maximum(a, b), {kBig, 3, kMost, 5, 0}, DType::i64);
+  is(minimum(a, b), {2, -kBig, 1, -7, 0}, DType::i64);
+  is(a > a - 1, {1, 1, 1, 1, 1}, DType::u8);
+  is(a == a + 1, {0, 0, 0, 0, 0}, DType::u8);
+  is(a != b, {1, 1, 1, 1, 0}, DType::u8);
+  is(a <= b, {0, 1, 0, 1, 1}, DType::u8);
+  is(where(a < b, a, 9.0), {9, -kBig, 9, -7, 9}, DType::i64);
+  is((a > 0) & (b > 1), {1, 0, 0, 0, 0}, DType::u8);
+  const Tensor narrow = on(Numbers{250, 3, 0, 128}, DType::u8);
+  is(narrow + narrow, {244, 6, 0, 0}, DType::u8);
+  is(narrow - 4, {246, 255, 252, 124}, DType::u8);
+  is(narrow * 2, {244, 6, 0, 0}, DType::u8);
+  is(minimum(narrow, 100.0), {100, 3, 0, 100}, DType::u8);
+  const Tensor word = on(Numbers{2147483647, -5, 6, 7}, DType::i32);
+  is(word + 1, {-2147483647 - 1, -4, 7, 8}, DType::i32);
+  is(reshape(word, {2, 2}) * slice(word, 0, 2, 4), {-6, -35, 36, 49}, DType::i32);  // broadcast, and wrapped
+  is(transpose(reshape(word, {2, 2})) - expand(slice(word, 0, 1, 2), {2, 2}), {-2147483644, 11, 0, 12}, DType::i32);
+  const Tensor many = to(arange(100'003, DType::i64, device), DType::i32);
+  EXPECT_EQ(bits(moved(many * 2 - many, {})), bits(moved(many, {})));
+}
+TEST(Elementwise, IntegersAreExactOnTheGpuToo) {
+  for (const Device device : {Device{}, device_named("auto")}) expect_exact_integers(device);
+}
+
+TEST(Elementwise, AConstantMustBeANumberOfTheIntegers) {
+  const Tensor i64 = ones({2}, DType::i64), u8 = ones({2}, DType::u8);
+  EXPECT_TRUE(refuses([&] { i64 + 0.5; }, "add", {"0.5", "i64"}));
+  EXPECT_TRUE(refuses([&] { i64 / 2; }, "mul", {"0.5", "i64"}));
+  EXPECT_TRUE(refuses([&] { i64 - kNan; }, "add", {"nan", "i64"}));
+  EXPECT_TRUE(refuses([&] { 0x1p60 - i64; }, "sub", {"i64"}));  // where doubles are not dense, what was meant?
+  EXPECT_TRUE(refuses([&] { i64 == 1.5; }, "scalar_like", {"1.5", "i64"}));
+  EXPECT_TRUE(refuses([&] { i64 == kNan; }, "scalar_like", {"nan", "i64"}));
+  EXPECT_TRUE(refuses([&] { u8 < -1; }, "scalar_like", {"-1", "u8"}));
+  EXPECT_TRUE(refuses([&] { u8 == 256; }, "scalar_like", {"256", "u8"}));
+  EXPECT_EQ((u8 + 257).to_vector(), (std::vector<double>{2, 2}));  // wraps
+}
+
 TEST(Elementwise, OperatorsAreTheOpsTheyName) {
   const Tensor a = random(between(0.5, 2, {5}), 1), b = random(between(0.5, 2, {5}), 2);
   EXPECT_EQ(bits(a + b), bits(add(a, b)));
@@ -594,7 +675,10 @@ TEST(Elementwise, RefusesTypesAndShapesThatDoNotMatch) {
                          {"minimum", minimum},
                          {"greater", greater},
                          {"less", less},
-                         {"equal", equal}}) {
+                         {"equal", equal},
+                         {"greater_equal", greater_equal},
+                         {"less_equal", less_equal},
+                         {"not_equal", not_equal}}) {
     EXPECT_TRUE(refuses([&] { n.op(f32, f64); }, n.name, {"f32", "f64"}));
     EXPECT_TRUE(refuses(
         [&] {
@@ -602,11 +686,17 @@ TEST(Elementwise, RefusesTypesAndShapesThatDoNotMatch) {
         },
         n.name, {"[2, 3]", "[4, 3]", "axis -2", "2", "4"}));
     EXPECT_TRUE(refuses([&] { n.op(f64, ones({2}, DType::f64)); }, n.name, {"[2, 3]", "[2]", "axis -1"}));
-    EXPECT_TRUE(refuses([&] { n.op(i64, i64); }, n.name, {"i64"}));
+    if (n.name == std::string_view("div") || n.name == std::string_view("pow")) {
+      EXPECT_TRUE(refuses([&] { n.op(i64, i64); }, n.name, {"i64"}));
+    }
+    EXPECT_TRUE(refuses([&] { n.op(i64, ones({2, 3}, DType::i32)); }, n.name, {"i64", "i32"}));
   }
-  for (const auto& [name, op] : {std::pair<const char*, Unary>{"neg", neg},
-                                 {"exp", exp},
+  for (const auto& [name, op] : {std::pair<const char*, Unary>{"exp", exp},
                                  {"log", log},
+                                 {"log1p", log1p},
+                                 {"expm1", expm1},
+                                 {"erf", erf},
+                                 {"softplus", softplus},
                                  {"sqrt", sqrt},
                                  {"rsqrt", rsqrt},
                                  {"sin", sin},

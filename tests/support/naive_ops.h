@@ -96,6 +96,26 @@ template <class T> Array<T> max(const Array<T>& x, const std::vector<int>& axes 
   return fold(x, axes, keepdim, T(-HUGE_VAL), [](const T& a, const T& b) { return b > a ? b : a; });
 }
 
+template <class T> Array<T> min(const Array<T>& x, const std::vector<int>& axes = {}, bool keepdim = false) {
+  return fold(x, axes, keepdim, T(HUGE_VAL), [](const T& a, const T& b) { return b < a ? b : a; });
+}
+template <class T> Array<T> prod(const Array<T>& x, const std::vector<int>& axes = {}, bool keepdim = false) {
+  return fold(x, axes, keepdim, T(1), [](const T& a, const T& b) { return a * b; });
+}
+template <class T> Array<T> var(const Array<T>& x, const std::vector<int>& axes, bool keepdim, double correction) {
+  const Array<T> off = zip(x, mean(x, axes, true), [](const T& a, const T& b) { return (a - b) * (a - b); });
+  const Array<T> y = sum(off, axes, keepdim);
+  const double count = static_cast<double>(x.size()) / static_cast<double>(y.size()) - correction;
+  return map(y, [&](const T& a) { return a / T(count); });
+}
+template <class T> Array<T> cumsum(const Array<T>& x, int axis) {
+  Array<T> y(x.shape);
+  each(x.shape, [&](const Position& p, Index n) {
+    y[n] = p[axis] == 0 ? x[n] : y[place(y.shape, with(p, axis, p[axis] - 1))] + x[n];
+  });
+  return y;
+}
+
 // ---- along the last axis ------------------------------------------------------------------------
 /// f(first element of a row) for each row.
 template <class F> void rows(const Shape& s, F f) {
@@ -207,6 +227,15 @@ template <class T> Array<T> scatter_add(const Array<T>& x, int axis, const std::
   each(x.shape, [&](const Position& p, Index n) { y[place(y.shape, with(p, axis, index[p[axis]]))] += x[n]; });
   return y;
 }
+/// index in row-major order of `shape`, that of x but along the axis.
+template <class T>
+Array<T> take_along(const Array<T>& x, int axis, const std::vector<Index>& index, const Shape& shape) {
+  Array<T> y(shape);
+  each(shape, [&](const Position& p, Index n) {
+    y[n] = x[place(x.shape, with(p, axis, index[static_cast<std::size_t>(n)]))];
+  });
+  return y;
+}
 /// ids in row-major order of `shape`.
 template <class T> Array<T> embedding(const Array<T>& table, const std::vector<Index>& ids, Shape shape) {
   Array<T> y = gather(table, 0, ids);
@@ -251,6 +280,23 @@ template <class T> Array<T> cross_entropy(const Array<T>& logits, const std::vec
   }
   y[0] = y[0] / T(kept);
   return y;
+}
+
+template <class T> Array<T> nll(const Array<T>& logs, const std::vector<Index>& targets, Index ignore) {
+  Array<T> y{Shape{}};
+  double kept = 0;
+  for (Index row = 0; row < static_cast<Index>(targets.size()); ++row)
+    if (const Index target = targets[static_cast<std::size_t>(row)]; target != ignore)
+      y[0] = y[0] - logs[row * logs.shape[-1] + target], ++kept;
+  y[0] = y[0] / T(kept);
+  return y;
+}
+template <class T> Array<T> mse(const Array<T>& a, const Array<T>& b) {
+  return mean(zip(a, b, [](const T& u, const T& v) { return (u - v) * (u - v); }));
+}
+template <class T> Array<T> bce(const Array<T>& x, const Array<T>& t) {
+  return mean(
+      zip(x, t, [](const T& u, const T& v) { return v * log(T(1) + exp(-u)) + (T(1) - v) * log(T(1) + exp(u)); }));
 }
 
 // ---- views --------------------------------------------------------------------------------------
