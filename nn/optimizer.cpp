@@ -1,28 +1,28 @@
-// Moments and masters by the names of parameters, one AdamW call over all, clipping by global norm.
+// Moments and masters by the names of parameters, AdamW and SGD, clipping by global norm.
 #include "nn/optimizer.h"
 #include <cmath>
 
 namespace hilt {
 
-void AdamWOptimizer::prepare(const NamedParameters& parameters) {
+void Optimizer::prepare(const NamedParameters& parameters) {
   const Tape::Pause pause;
-  check(states_.empty() || states_.size() == parameters.size(), "AdamWOptimizer: ", parameters.size(),
+  check(states_.empty() || states_.size() == parameters.size(), name_, ": ", parameters.size(),
         " parameters, the state has ", states_.size());
   std::vector<State> made;  // all of them or none: a failure leaves the optimizer as it was
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const NamedParameter& p = parameters[i];
     const Tensor& w = *p.tensor;
-    check(bool(w) && is_floating(w.dtype()), "AdamWOptimizer: ", p.name, " is not a tensor of floats");
+    check(bool(w) && is_floating(w.dtype()), name_, ": ", p.name, " is not a tensor of floats");
     if (states_.empty()) {
       const DType wide = size_of(w.dtype()) == 2 ? DType::f32 : w.dtype();
-      const auto zero = [&] { return zeros(w.shape(), wide, w.device()); };
-      made.push_back({p.name, zero(), zero(), wide == w.dtype() ? Tensor{} : to(w, wide)});
+      const auto zero = [&](bool has) { return has ? zeros(w.shape(), wide, w.device()) : Tensor{}; };
+      made.push_back({p.name, w.shape(), zero(has_m_), zero(has_v_), wide == w.dtype() ? Tensor{} : to(w, wide)});
       continue;
     }
     const State& s = states_[i];
-    check(s.name == p.name, "AdamWOptimizer: parameter ", i, " is ", p.name, ", its state is of ", s.name,
+    check(s.name == p.name, name_, ": parameter ", i, " is ", p.name, ", its state is of ", s.name,
           "; an optimizer serves one module");
-    check(s.m.shape() == w.shape(), "AdamWOptimizer: ", p.name, " is ", w.shape(), ", its moments are ", s.m.shape());
+    check(s.shape == w.shape(), name_, ": ", p.name, " is ", w.shape(), ", its moments are ", s.shape);
   }
   if (states_.empty()) states_ = std::move(made);
 }
@@ -44,25 +44,56 @@ void AdamWOptimizer::step(const NamedParameters& parameters, const Gradients& gr
   set_steps(steps() + 1);
 }
 
-void AdamWOptimizer::visit_state(const ParameterVisitor& visit) {
+SgdOptimizer::SgdOptimizer(double momentum, double weight_decay)
+    : Optimizer("SgdOptimizer", momentum > 0, false), momentum_(momentum), weight_decay_(weight_decay) {
+  check(momentum >= 0 && momentum < 1, "SgdOptimizer: momentum ", momentum, " must be in [0, 1)");
+  check(std::isfinite(weight_decay) && weight_decay >= 0, "SgdOptimizer: weight decay ", weight_decay,
+        " must be finite and not negative");
+}
+
+void SgdOptimizer::step(const NamedParameters& parameters, const Gradients& gradients, double lr, const Clip& clip) {
+  check(std::isfinite(lr) && lr >= 0, "SgdOptimizer: learning rate ", lr, " must be finite and not negative");
+  check(clip.max == 0 || clip.norm, "SgdOptimizer: to clip to ", clip.max, " it needs the norm (norm_of)");
+  prepare(parameters);
+  const Tape::Pause pause;
+  std::vector<std::pair<Tensor*, Tensor>> changes;  // all of them or none
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    Tensor& w = *parameters[i].tensor;
+    if (!gradients.has(w)) continue;
+    State& s = states_[i];
+    Tensor& exact = s.master ? s.master : w;
+    const Tensor norm = clip.norm ? to(clip.norm, exact.dtype()) : Tensor{};
+    const auto change = [&](Tensor& from, const Tensor& onto) {
+      changes.emplace_back(&from, norm ? where(norm - norm == 0, onto, from) : onto);
+    };
+    Tensor m = to(gradients[w], exact.dtype()) * (1 / clip.scale);
+    if (clip.max > 0) m = m * minimum(clip.max * clip.scale / norm, 1.0);
+    if (w.rank() >= 2 && weight_decay_ > 0) m = m + exact * weight_decay_;
+    if (s.m) m = s.m * momentum_ + m, change(s.m, m);
+    change(exact, exact - m * lr);
+    if (s.master) changes.emplace_back(&w, changes.back().second);
+  }
+  for (auto& [tensor, value] : changes) copy(*tensor, value);
+  set_steps(steps() + 1);
+}
+
+void Optimizer::visit_state(const ParameterVisitor& visit) {
   const auto show = [&](const std::string& name, Tensor& t) {
+    if (!t) return;
     const Shape shape = t.shape();
     const DType dtype = t.dtype();
     visit(name, t);
-    check(bool(t) && t.shape() == shape && t.dtype() == dtype, "AdamWOptimizer: ", name, " was replaced by ", t.dtype(),
+    check(bool(t) && t.shape() == shape && t.dtype() == dtype, name_, ": ", name, " was replaced by ", t.dtype(),
           t.shape(), ", it must stay ", dtype, shape);
   };
-  for (State& s : states_) {
-    show(s.name + ".m", s.m);
-    show(s.name + ".v", s.v);
-    if (s.master) show(s.name + ".master", s.master);
-  }
+  for (State& s : states_) show(s.name + ".m", s.m), show(s.name + ".v", s.v), show(s.name + ".master", s.master);
   if (!states_.empty()) show("steps", steps_);
 }
 
-std::size_t AdamWOptimizer::bytes() const {
+std::size_t Optimizer::bytes() const {
   std::size_t n = 0;
-  for (const State& s : states_) n += s.m.bytes() + s.v.bytes() + (s.master ? s.master.bytes() : 0);
+  for (const State& s : states_)
+    for (const Tensor* t : {&s.m, &s.v, &s.master}) n += *t ? t->bytes() : 0;
   return n;
 }
 

@@ -119,14 +119,14 @@ std::vector<SafetensorsItem> weights_of(const NamedParameters& parameters) {
   return items;
 }
 
-std::vector<SafetensorsItem> items_of(const NamedParameters& parameters, AdamWOptimizer& optimizer) {
+std::vector<SafetensorsItem> items_of(const NamedParameters& parameters, Optimizer& optimizer) {
   optimizer.prepare(parameters);
   std::vector<SafetensorsItem> items = weights_of(parameters);
   optimizer.visit_state([&](const std::string& name, Tensor& t) { items.push_back({"optimizer." + name, t}); });
   return items;
 }
 
-void save(const std::string& directory, Index step, const NamedParameters& parameters, AdamWOptimizer& optimizer,
+void save(const std::string& directory, Index step, const NamedParameters& parameters, Optimizer& optimizer,
           const Generator& generator, Index keep, SafetensorsMetadata metadata) {
   check(step >= 0, "save_training: step ", step, " must not be negative");
   std::error_code failed;
@@ -137,7 +137,7 @@ void save(const std::string& directory, Index step, const NamedParameters& param
   save_checkpoint(directory, step, items_of(parameters, optimizer), std::move(metadata), keep);
 }
 
-std::optional<Index> load(const std::string& directory, const NamedParameters& parameters, AdamWOptimizer& optimizer,
+std::optional<Index> load(const std::string& directory, const NamedParameters& parameters, Optimizer& optimizer,
                           Generator& generator, const TransformerConfig* config) {
   const std::vector<Index> steps = checkpoint_steps(directory);
   if (steps.empty()) return std::nullopt;
@@ -152,21 +152,21 @@ std::optional<Index> load(const std::string& directory, const NamedParameters& p
 
 }  // namespace
 
-void save_training(const std::string& directory, Index step, const NamedParameters& parameters,
-                   AdamWOptimizer& optimizer, const Generator& generator, Index keep) {
+void save_training(const std::string& directory, Index step, const NamedParameters& parameters, Optimizer& optimizer,
+                   const Generator& generator, Index keep) {
   save(directory, step, parameters, optimizer, generator, keep, {});
 }
 std::optional<Index> load_training(const std::string& directory, const NamedParameters& parameters,
-                                   AdamWOptimizer& optimizer, Generator& generator) {
+                                   Optimizer& optimizer, Generator& generator) {
   return load(directory, parameters, optimizer, generator, nullptr);
 }
-void save_training(const std::string& directory, Index step, Transformer& model, AdamWOptimizer& optimizer,
+void save_training(const std::string& directory, Index step, Transformer& model, Optimizer& optimizer,
                    const Generator& generator, Index keep) {
   SafetensorsMetadata metadata;
   add_config(metadata, model.config);
   save(directory, step, parameters_of(model), optimizer, generator, keep, std::move(metadata));
 }
-std::optional<Index> load_training(const std::string& directory, Transformer& model, AdamWOptimizer& optimizer,
+std::optional<Index> load_training(const std::string& directory, Transformer& model, Optimizer& optimizer,
                                    Generator& generator) {
   return load(directory, parameters_of(model), optimizer, generator, &model.config);
 }

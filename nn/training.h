@@ -9,17 +9,17 @@ namespace [[gnu::visibility("default")]] hilt {
 
 /// Writes model, optimizer, generator and step to checkpoint_name(step) in a directory, which is
 /// made where there is none, and keeps so many of the newest there.
-void save_training(const std::string& directory, Index step, const NamedParameters& parameters,
-                   AdamWOptimizer& optimizer, const Generator& generator, Index keep = 2);
+void save_training(const std::string& directory, Index step, const NamedParameters& parameters, Optimizer& optimizer,
+                   const Generator& generator, Index keep = 2);
 /// Reads the newest of them back; its step, or nothing where there is none. Parameters must be
 /// those that were written, on any device. If it throws, only the optimizer may have got state.
 std::optional<Index> load_training(const std::string& directory, const NamedParameters& parameters,
-                                   AdamWOptimizer& optimizer, Generator& generator);
+                                   Optimizer& optimizer, Generator& generator);
 /// The same with the model's configuration: another one throws Code::data, which names its fields.
-void save_training(const std::string& directory, Index step, Transformer& model, AdamWOptimizer& optimizer,
+void save_training(const std::string& directory, Index step, Transformer& model, Optimizer& optimizer,
                    const Generator& generator, Index keep = 2);
 /// The newest back, as above.
-std::optional<Index> load_training(const std::string& directory, Transformer& model, AdamWOptimizer& optimizer,
+std::optional<Index> load_training(const std::string& directory, Transformer& model, Optimizer& optimizer,
                                    Generator& generator);
 
 /// One file with weights and configuration, without an optimizer.

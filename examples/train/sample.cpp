@@ -1,47 +1,12 @@
-// Draws tokens from a model's logits one by one; finds the run and the checkpoint to draw from.
+// Shows what a model writes, piece by piece; finds the run and the checkpoint to draw from.
 #include "run.h"
 #include <unistd.h>
 #include <filesystem>
 #include <iostream>
-#include <numeric>
 
 namespace train {
 
 constexpr Index kImages = 16;  // of a sample
-
-/// A token by the model's logits: temperature, then the likeliest only, then one draw. Of a large
-/// vocabulary few words are ever asked for: a heap gives them, likeliest first.
-static std::int32_t pick(std::span<const float> logits, const Settings& s, Draws& draws) {
-  const auto first = std::ranges::max_element(logits);
-  if (s.temperature == 0) return static_cast<std::int32_t>(first - logits.begin());
-  const auto later = [&](std::int32_t a, std::int32_t b) {
-    return logits[at(a)] < logits[at(b)] || (logits[at(a)] == logits[at(b)] && a > b);
-  };
-  std::vector<std::int32_t> heap(logits.size());
-  std::iota(heap.begin(), heap.end(), 0);
-  std::ranges::make_heap(heap, later);
-  std::size_t taken = 0;  // they stand behind the heap, the first one last
-  const auto likeliest = [&](std::size_t i) {
-    for (; taken <= i; ++taken)
-      std::ranges::pop_heap(heap.begin(), heap.end() - static_cast<std::ptrdiff_t>(taken), later);
-    return heap[heap.size() - 1 - i];
-  };
-  const auto weight = [&](std::int32_t i) {
-    return std::exp((static_cast<double>(logits[at(i)]) - static_cast<double>(*first)) / s.temperature);
-  };
-  double share = 0;
-  for (std::size_t i = 0; i < logits.size(); ++i) share += weight(static_cast<std::int32_t>(i));
-  std::size_t kept = logits.size();
-  if (s.top_k > 0 || s.top_p < 1) {
-    const double enough = s.top_p * share;
-    const std::size_t most = s.top_k > 0 ? std::min(at(s.top_k), kept) : kept;
-    for (share = 0, kept = 0; kept < most && (kept == 0 || share < enough);) share += weight(likeliest(kept++));
-  }
-  double left = draws.uniform() * share;
-  std::size_t i = 0;
-  for (; i + 1 < kept && left >= weight(likeliest(i)); ++i) left -= weight(likeliest(i));
-  return likeliest(i);
-}
 
 /// How much of a text is whole characters: all but one that is not there to its end.
 static std::size_t whole_characters(std::string_view text) {
@@ -88,48 +53,42 @@ static hilt::Checkpoint chosen_checkpoint(const Settings& s) {
 
 Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s, hilt::RandomKey key,
                    const std::function<void(std::string_view)>& show) {
-  const hilt::Tape::Pause pause;
-  Draws draws(key);
   const std::int32_t newline = std::max(vocabulary.find(U'\n'), 0);
-  std::vector<std::int32_t> written = vocabulary.encode(s.prompt, "--prompt");
-  if (s.task == "stories" || written.empty()) written.insert(written.begin(), newline);
-  const std::size_t skipped = s.task == "stories" || s.prompt.empty() ? 1 : 0;
-  std::string text = vocabulary.decode(std::span(written).subspan(skipped));
+  const bool stories = s.task == "stories";
+  std::vector<std::int32_t> prompt = vocabulary.encode(s.prompt, "--prompt");
+  if (stories || prompt.empty()) prompt.insert(prompt.begin(), newline);
+  const std::size_t skipped = stories || s.prompt.empty() ? 1 : 0;
+  std::string text = vocabulary.decode(std::span(prompt).subspan(skipped));
   const std::size_t prompted = text.size();
   std::size_t shown = 0;
   const auto show_until = [&](std::size_t end) {
     if (show && end > shown) show(std::string_view(text).substr(shown, end - shown));
     shown = std::max(shown, end);
   };
-  const auto context = at(model.config.context);
-  hilt::KeyValueCache cache(model.config.context);
-  std::size_t from = 0;  // the first token that the model sees
   Index n = 0;
-  while (n < s.tokens) {
-    if (written.size() - from > context) {
-      from = written.size() - (context + 1) / 2;
-      // A story is understood from its beginning: forget whole ones.
-      const auto next = std::find(written.begin() + static_cast<std::ptrdiff_t>(from), written.end(), newline);
-      if (s.task == "stories" && next != written.end()) from = at(next - written.begin());
-      cache.clear();
-    }
-    const auto fresh = std::span<const std::int32_t>(written).subspan(from + at(cache.length()));
-    const hilt::Tensor of_last =
-        model.last_logits(hilt::from_values(fresh, {1, static_cast<Index>(fresh.size())}), {.cache = &cache});
-    if (const auto odd = program::not_finite(of_last))
-      fail_with(Code::not_a_number, "sample: token ", n + 1, " of ", s.tokens, ": the logits hold ", *odd,
-                "; the weights are too large");
-    const std::vector<float> row = of_last.to_vector<float>();
-    written.push_back(pick(row, s, draws)), ++n;
+  const auto goes_on = [&](std::int32_t token) {
+    ++n;
     // What may be the beginning of where to stop is not shown before it is known.
     const std::size_t held = s.stop.empty() ? 0 : s.stop.size() - 1;
     const std::size_t before = std::max(prompted, text.size() - std::min(held, text.size()));
-    text += vocabulary.decode(std::span(written).last(1));
+    text += vocabulary.decode(std::span(&token, 1));
     if (const std::size_t stop = text.find(s.stop, before); !s.stop.empty() && stop != text.npos) {
       text.resize(stop);
-      break;
+      return false;
     }
     show_until(whole_characters(std::string_view(text).substr(0, text.size() - std::min(held, text.size()))));
+    return true;
+  };
+  hilt::KeyValueCache cache(model.config.context);
+  // A story is understood from its beginning: whole ones are forgotten.
+  const hilt::Sampling how{
+      .temperature = s.temperature, .top_p = s.top_p, .top_k = s.top_k, .boundary = stories ? newline : -1};
+  try {
+    hilt::generate(model, cache, std::move(prompt), s.tokens, how, key, goes_on);
+  } catch (const hilt::Error& e) {
+    constexpr std::string_view kGenerate = "generate: ";
+    if (e.code() != Code::not_a_number) throw;
+    fail_with(e.code(), "sample: ", std::string_view(e.what()).substr(kGenerate.size()), "; the weights are too large");
   }
   show_until(text.size());
   return {text, n};

@@ -1,4 +1,4 @@
-// AdamW against its formula one number at a time in double, and what surrounds it.
+// AdamW and SGD against their formulas one number at a time in double, and what surrounds them.
 #include "nn/optimizer.h"
 #include <bit>
 #include "tests/nn/modules.h"
@@ -134,6 +134,96 @@ TEST(AdamWOptimizer, SaysWhatIsWrong) {
             "usage: AdamWOptimizer: matrix is [4, 3], its moments are [3, 4]");
   EXPECT_EQ(error_of([&] { optimizer.visit_state([](const std::string&, Tensor& t) { t = zeros({1}); }); }),
             "usage: AdamWOptimizer: matrix.m was replaced by f32[1], it must stay f32[3, 4]");
+}
+
+std::vector<std::string> names_of(Optimizer& optimizer) {
+  std::vector<std::string> names;
+  optimizer.visit_state([&](const std::string& name, Tensor&) { names.push_back(name); });
+  return names;
+}
+
+TEST(SgdOptimizer, IsItsFormula) {
+  for (const double momentum : {0.0, 0.9}) {
+    Pair p = pair_of(DType::f64);
+    SgdOptimizer optimizer(momentum, 0.1);
+    std::vector<double> matrix = p.matrix.to_vector(), vector = p.vector.to_vector(), m(17, 0);
+    for (int t = 1; t <= 10; ++t) {
+      const double lr = 0.1 / t;
+      const Gradients g = gradients_of(p, static_cast<std::uint64_t>(10 + t));
+      const std::vector<double> dm = g[p.matrix].to_vector(), dv = g[p.vector].to_vector();
+      for (std::size_t i = 0; i < 12; ++i)
+        m[i] = momentum * m[i] + dm[i] + 0.1 * matrix[i], matrix[i] -= lr * m[i];  // matrices decay, vectors do not
+      for (std::size_t i = 0; i < 5; ++i) m[12 + i] = momentum * m[12 + i] + dv[i], vector[i] -= lr * m[12 + i];
+      optimizer.step(parameters_of(p), g, lr);
+      EXPECT_EQ(optimizer.steps(), t);
+    }
+    for (std::size_t i = 0; i < 12; ++i) EXPECT_NEAR(p.matrix.to_vector()[i], matrix[i], 1e-14);
+    for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(p.vector.to_vector()[i], vector[i], 1e-14);
+    EXPECT_EQ(names_of(optimizer), momentum > 0 ? (std::vector<std::string>{"matrix.m", "vector.m", "steps"})
+                                                : (std::vector<std::string>{"steps"}));
+    EXPECT_EQ(optimizer.bytes(), momentum > 0 ? 17u * 8 : 0u);
+  }
+}
+
+TEST(SgdOptimizer, SixteenBitWeightsHaveMasters) {
+  Pair p{full({2, 2}, 1, DType::bf16), full({3}, 1, DType::bf16)};
+  SgdOptimizer optimizer(0.5);
+  for (int t = 0; t < 100; ++t) {  // steps of 2e-4: bf16 resolves 2^-8
+    Gradients g;
+    g.set(p.matrix, ones({2, 2}, DType::bf16));
+    optimizer.step(parameters_of(p), g, 1e-4);
+  }
+  EXPECT_EQ(names_of(optimizer),
+            (std::vector<std::string>{"matrix.m", "matrix.master", "vector.m", "vector.master", "steps"}));
+  optimizer.visit_state([&](const std::string& name, Tensor& t) {
+    EXPECT_EQ(t.dtype(), name == "steps" ? DType::i64 : DType::f32) << name;
+    if (name == "matrix.master") {
+      EXPECT_NEAR(t.to_vector()[0], 1 - 0.0198, 1e-5);  // the first steps are shorter
+    }
+  });
+  EXPECT_EQ(p.matrix.to_vector()[0], 0.98046875);
+  EXPECT_EQ(p.vector.to_vector()[0], 1) << "without a gradient";
+}
+
+TEST(SgdOptimizer, ClipsAndLeavesAloneWhatIsNotFinite) {
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    Pair p{zeros({1, 2}, dtype), zeros({1}, dtype)};
+    Gradients g;
+    g.set(p.matrix, full({1, 2}, 6, dtype)), g.set(p.vector, full({1}, 3, dtype));  // a norm of 9
+    SgdOptimizer optimizer(0.9);
+    const Tensor norm = norm_of(g, parameters_of(p));
+    optimizer.step(parameters_of(p), g, 1, {norm, 3});
+    EXPECT_NEAR(p.matrix.to_vector()[0], -2, 1e-6);
+    EXPECT_NEAR(p.vector.to_vector()[0], -1, 1e-6);
+    optimizer.step(parameters_of(p), g, 1, {norm, 3, 4});  // of a loss times 4: 9 counts as 2.25, and is left alone
+    EXPECT_NEAR(p.matrix.to_vector()[1], -2 - (0.9 * 2 + 1.5), 1e-6);
+    const std::vector<double> before = p.matrix.to_vector();
+    g.set(p.vector, full({1}, INFINITY, dtype));
+    optimizer.step(parameters_of(p), g, 1, {norm_of(g, parameters_of(p)), 3});
+    EXPECT_EQ(p.matrix.to_vector(), before);
+    optimizer.visit_state([&](const std::string& name, Tensor& t) {
+      if (name == "matrix.m") { EXPECT_NEAR(t.to_vector()[0], 3.3, 1e-6); }
+    });
+    EXPECT_EQ(optimizer.steps(), 3);
+  }
+}
+
+TEST(SgdOptimizer, SaysWhatIsWrong) {
+  Pair p = pair_of(DType::f32);
+  SgdOptimizer optimizer;
+  optimizer.prepare(parameters_of(p));
+  NamedParameters fewer = parameters_of(p);
+  fewer.pop_back();
+  EXPECT_EQ(error_of([&] { optimizer.prepare(fewer); }), "usage: SgdOptimizer: 1 parameters, the state has 2");
+  EXPECT_EQ(error_of([] { SgdOptimizer(1.5); }), "usage: SgdOptimizer: momentum 1.5 must be in [0, 1)");
+  EXPECT_EQ(error_of([] { SgdOptimizer(0, -1); }),
+            "usage: SgdOptimizer: weight decay -1 must be finite and not negative");
+  EXPECT_EQ(error_of([&] { optimizer.step(parameters_of(p), {}, -1); }),
+            "usage: SgdOptimizer: learning rate -1 must be finite and not negative");
+  EXPECT_EQ(error_of([&] {
+              optimizer.step(parameters_of(p), {}, 1, {{}, 1});
+            }),
+            "usage: SgdOptimizer: to clip to 1 it needs the norm (norm_of)");
 }
 
 TEST(ClipGradNorm, ScalesWhatIsTooLong) {
