@@ -4,8 +4,8 @@
 
 namespace [[gnu::visibility("default")]] hilt {
 
-/// State by the names of parameters, f32 beside 16-bit ones, which also get an f32 master copy: what
-/// optimizers share. Weights of two axes or more decay. Deterministic.
+/// What optimizers share: state by the names of parameters, f32 beside 16-bit ones, which also get
+/// an f32 master copy. Weights of two axes or more decay. Deterministic.
 class Optimizer {
  public:
   /// Makes zero state for what has none; a parameter of another shape than its state is an error.
@@ -51,7 +51,7 @@ class AdamWOptimizer : public Optimizer {
   AdamW options_;
 };
 
-/// Gradient descent: m = momentum m + dw + decay w, then w = w - lr m. Without momentum there is no m.
+/// Gradient descent: m = momentum m + dw + decay w, then w = w - lr m. No momentum, no m.
 class SgdOptimizer : public Optimizer {
  public:
   explicit SgdOptimizer(double momentum = 0, double weight_decay = 0);  // momentum in [0, 1)

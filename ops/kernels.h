@@ -31,7 +31,7 @@ template <class T, class At> void max(At, const T* x, T* y, Index outer, Index n
 template <class T, class At> void argmax(At, const T* x, std::int64_t* y, Index rows, Index cols);
 // 1 where x equals y or both are NaN, else 0.
 template <class T, class At> void equals(At, const T* x, const T* y, T* out, Index n);
-// In order, in f64, or from the other end. The places of the k largest, in order. On a GPU.
+// On a GPU: running sums, or those from the other end; the places of the k largest, in order.
 template <class T, class At> void cumsum(At, const T* x, T* y, Index rows, Index n, bool reverse);
 template <class T, class At> void topk(At, const T* x, std::int64_t* y, Index rows, Index n, Index k);
 template <class T> constexpr void cumsum_row(const T* x, T* y, Index n, bool reverse) {
@@ -39,7 +39,7 @@ template <class T> constexpr void cumsum_row(const T* x, T* y, Index n, bool rev
   for (Index i = reverse ? n - 1 : 0; i >= 0 && i < n; i += reverse ? -1 : 1)
     y[i] = static_cast<T>(static_cast<wide_t<T>>(sum += static_cast<double>(x[i])));
 }
-/// Whether element i of a row comes before j in falling order: NaN first, of equals the lower index.
+/// Whether element i of a row precedes j in falling order: NaN first, of equals the lower index.
 template <class T> constexpr bool comes_before(const T* row, Index i, Index j) {
   const wide_t<T> a = row[i], b = row[j];
   return a > b || (a != a && b == b) || ((a == b || (a != a && b != b)) && i < j);

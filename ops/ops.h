@@ -187,8 +187,8 @@ inline Tensor greater(const Tensor& x, double c) { return greater(x, scalar_like
 inline Tensor less(const Tensor& x, double c) { return less(x, scalar_like(x, c)); }        // x < c as u8
 inline Tensor equal(const Tensor& x, double c) { return equal(x, scalar_like(x, c)); }      // x == c as u8
 
-/// What a comparison operator gives: u8, 1 where it holds. It is no truth value: if (a < b) does not
-/// compile, as neither "everywhere" nor "somewhere" is said; sum() counts.
+/// What a comparison operator gives: u8, 1 where it holds. It is no truth value: `if (a < b)` does
+/// not compile, as neither "everywhere" nor "somewhere" is said; sum() counts.
 struct Mask : Tensor {
   explicit Mask(const Tensor& m) : Tensor(m) {}  // of u8
   explicit operator bool() const = delete;       // sum(m).item() > 0 says whether one holds

@@ -75,7 +75,7 @@ Tensor summed(const Tensor& in, const Plan& plan, double factor) {
   return y;
 }
 
-/// op over the reduced axes by halves, a tree: for an op without an order, or whose rounding may have that one.
+/// op over the reduced axes by halves: for ops whose order does not matter, or may be a tree.
 Tensor folded(const Tensor& x, const Plan& plan, Tensor (*op)(const Tensor&, const Tensor&), double neutral) {
   Shape shape = plan.kept;
   shape.push_back(plan.n);
