@@ -173,7 +173,7 @@ def python(figures):
     gpt = [f for f in figures if f["figure"] == "python_gpt"]
     told = "; ".join(f"{f['who']}, seed {f['seed']}: {f['loss']['500']:.3f} at {f['tokens_per_s'] / 1e6:.2f} M" for f in gpt)
     first = next(f for f in figures if f["figure"] == "python")
-    return "\n".join(lines + ["", f"Milliseconds forward / backward, bf16. A call of 256 tokens, 2 heads of 64: {cost}.",
+    return "\n".join(lines + ["", f"Milliseconds forward / backward, bf16. A call of 256 tokens, 2 heads of 64 (commit {next(iter(calls.values()))['commit']}): {cost}.",
                               f"{gpt[0]['what'][0].upper()}{gpt[0]['what'][1:]}, loss of steps 481 to 500 and tokens a second (commit {gpt[0]['commit']}): {told}.",
                               stamp("tests/bench/peers/python_attention.py", first)])
 
