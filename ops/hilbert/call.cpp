@@ -201,8 +201,8 @@ BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, c
   run.chain = whole && is_chain(call, parts, x.q);
   const std::optional<TilingPass> joined = run.chain ? joined_pass(call, parts) : std::nullopt;
   if (joined) run.passes.push_back({*joined, true, false});
-  // Gradients are written where no head's are added up, and by a GPU rounded once. There parts, which
-  // share no rows, do not count together.
+  // Gradients are written where no head's are added up, and by a GPU rounded once. There parts,
+  // which share no rows, do not count together.
   std::map<std::pair<const PlanPart*, std::int32_t>, Index> passes_of;
   for (TilingPass& p : passes_over(call, parts)) {
     std::vector<std::int32_t> kv_heads = p.heads;

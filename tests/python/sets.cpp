@@ -1,4 +1,4 @@
-// The set of a plan as C++ makes it, for attention_test.py: sets LENGTH HEADS [order=X pattern=X ..]
+// The set of a plan as C++ makes it, for attention_test.py: sets LENGTH HEADS [order=X ..]
 // A line a head and token: how often it attends to each. What is not named is PlanSpec's.
 #include <hilt/hilt.h>
 #include <cstdlib>
