@@ -53,10 +53,12 @@ void* compute_stream(Device device);
 /// Afterwards the thread's current GPU is the one it was.
 class HostStream {
  public:
+  /// The host's allocator, in the order of the stream.
   struct Memory {
     std::function<void*(std::size_t bytes)> take;  // null, or an exception, where there is no more
     std::function<void(void*)> give;               // from any thread
   };
+  /// stream: a cudaStream_t.
   HostStream(Device device, void* stream, std::shared_ptr<const Memory> memory);
   ~HostStream();
   HostStream(const HostStream&) = delete;

@@ -125,7 +125,7 @@ bool lists_all(const Call& call, std::span<const PlanPart> parts, std::int32_t t
 
 /// The parts that kernels take one after the other. Terms look at where a document lies.
 std::span<const PlanPart> parts_for(const Call& call, const Tensor& q) {
-  return q.device().is_cuda() && !has_pair_terms(call.options.terms) ? rows_of(*call.plan) : call.plan->parts();
+  return q.device().is_cuda() && !has_pair_terms(call.options.terms) ? row_parts(*call.plan) : call.plan->parts();
 }
 
 /// Several tilings, the same for all heads, of which the last one lists every row, in the memory of

@@ -148,7 +148,7 @@ std::vector<PlanPart> rows_made(const Plan& plan) {
 
 }  // namespace
 
-std::span<const PlanPart> rows_of(const Plan& plan) {
+std::span<const PlanPart> row_parts(const Plan& plan) {
   const std::span<const PlanPart> parts = plan.parts();
   for (Index head = 0; head < plan.heads(); ++head)
     if (plan.tilings_of(head).size() != 1) return parts;

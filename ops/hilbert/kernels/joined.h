@@ -10,6 +10,6 @@ const Tiling* joined_tiling(const PlanPart& part, std::span<const std::int32_t> 
 
 /// The parts of a plan; where they are documents, those of a row as one part, for GPUs, which would
 /// do one after the other. Their own parts where heads merge several sets.
-std::span<const PlanPart> rows_of(const Plan& plan);
+std::span<const PlanPart> row_parts(const Plan& plan);
 
 }  // namespace hilt

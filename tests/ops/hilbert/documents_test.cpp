@@ -333,9 +333,9 @@ TEST(Documents, OfARowAreOneTilingForAGpu) {
             if (some) spec.queries = std::vector<std::int32_t>{3, 4, 19, 20, 149, 150, 200};
             SCOPED_TRACE(testing::Message() << documents << ' ' << pattern << ' ' << order << ' ' << some);
             const PlanPtr plan = make_plan(spec);
-            const std::span<const PlanPart> rows = rows_of(*plan);
+            const std::span<const PlanPart> rows = row_parts(*plan);
             EXPECT_EQ(std::ssize(rows), std::ssize(spec.documents));
-            EXPECT_EQ(rows.data(), rows_of(*plan).data()) << "made once";
+            EXPECT_EQ(rows.data(), row_parts(*plan).data()) << "made once";
             const Index batch = spec.documents.size() == 1 ? 2 : std::ssize(spec.documents);
             const Pairs want = pairs_of(*plan, plan->parts(), batch);
             EXPECT_FALSE(want.empty());
@@ -343,11 +343,11 @@ TEST(Documents, OfARowAreOneTilingForAGpu) {
           }
         }
   const PlanPtr branches = make_plan(spec_of(290, "20,130", "segment:8+segment:32,dilation=4"));
-  EXPECT_EQ(rows_of(*branches).data(), branches->parts().data());
+  EXPECT_EQ(row_parts(*branches).data(), branches->parts().data());
   PlanSpec of_one = spec_of(290, "290", "dense");
   of_one.documents = {};
   const PlanPtr whole = make_plan(of_one);
-  EXPECT_EQ(rows_of(*whole).data(), whole->parts().data());
+  EXPECT_EQ(row_parts(*whole).data(), whole->parts().data());
 }
 
 }  // namespace hilt
