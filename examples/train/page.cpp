@@ -149,7 +149,7 @@ std::string to_html(const Story& story, const Json& attention) {
       {"symbol", s.target() == "token" && s.vocabulary == "characters" ? "character" : s.target()},
       {"is_life", s.is_life()},
       {"pattern", s.patterns()},
-      {"ordered", s.patterns() != "dense"},
+      {"ordered", s.patterns() != "dense" || hilt::row_order_forced()},
       {"threads", threads == 1 ? "1 thread" : std::to_string(threads) + " threads"},
       {"order", order_in_force(s)},
       {"verdict", story.verdict},
