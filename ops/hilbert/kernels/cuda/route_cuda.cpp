@@ -32,7 +32,7 @@ std::optional<Route> forced() {
 
 using Reason = std::string_view;
 
-constexpr Reason kPlaces = "Hopper's kernels take documents where no weights are dropped, or a row's as one";
+constexpr Reason kPlaces = "with dropout Hopper's kernels take documents only as one tiling a row";
 
 Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   const AttentionSizes& s = p.sizes;
