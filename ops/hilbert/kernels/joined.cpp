@@ -74,28 +74,19 @@ struct Document {
 /// What the tilings of some documents compare: a short one may need less than a long one.
 struct Compared {
   std::int32_t boxes = 1;
-  bool causal = false;
   std::array<bool, 3> axis{};
   bool q_rank = false, k_rank = false;  // where they are not the names
   Compared(std::span<const Document> documents, std::size_t tiling) {
-    bool free = false;  // one of them looks at no ranks
     for (const Document& d : documents) {
       const Tiling& t = d.part->tilings[tiling];
-      boxes = std::max(boxes, t.boxes), causal = causal || t.causal, free = free || !t.causal;
+      boxes = std::max(boxes, t.boxes);
       q_rank = q_rank || !t.q_rank.empty(), k_rank = k_rank || !t.k_rank.empty();
       for (std::size_t a = 0; a < axis.size(); ++a) axis[a] = axis[a] || !t.axis[a].key.empty();
     }
-    if (causal && free) q_rank = k_rank = true;
   }
 };
 /// A tiling that compares all of that, and attends to what it did.
 Tiling filled(Tiling t, const Compared& all) {
-  const auto zeros = [](std::size_t n) {
-    TokenList list;
-    for (std::size_t i = 0; i < n; ++i) list.push_back(0);
-    return list;
-  };
-  if (all.causal && !t.causal) t.q_rank = zeros(t.q_token.size()), t.k_rank = zeros(t.k_token.size());
   if (all.q_rank && t.q_rank.empty()) t.q_rank = t.q_names();
   if (all.k_rank && t.k_rank.empty()) t.k_rank = t.k_names();
   for (std::size_t a = 0; a < all.axis.size(); ++a) {
@@ -109,7 +100,7 @@ Tiling filled(Tiling t, const Compared& all) {
     fill(t.axis[a].key, t.k_token.size());
     fill(t.axis[a].low, t.q_token.size()), fill(t.axis[a].high, t.q_token.size());
   }
-  t.boxes = all.boxes, t.causal = all.causal;
+  t.boxes = all.boxes;
   return t;
 }
 
