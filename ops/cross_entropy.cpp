@@ -33,7 +33,8 @@ struct CrossEntropy final : Function {
       W *const pl = lse.mutable_data<W>(), *const mean = y.mutable_data<W>();
       if constexpr (is_cuda<decltype(where)>) {
         share = empty_like(y);
-        kernels::cross_entropy(where, px, target, ignore, mean, pl, loss, share.mutable_data<W>(), rows, classes);
+        const kernels::Logits<T> in{px, rows, classes, target, ignore};
+        kernels::cross_entropy(where, in, mean, pl, loss, share.mutable_data<W>());
       } else {
         parallel_each(rows, kPiece / classes + 1, [&](Index r) {
           const T* const row = px + r * classes;
@@ -60,8 +61,8 @@ struct CrossEntropy final : Function {
       const W* const pl = lse.data<W>();
       T* const out = dx.mutable_data<T>();
       if constexpr (is_cuda<decltype(where)>) {
-        kernels::cross_entropy_backward(where, px, pl, target, ignore, dy.data<W>(), share.data<W>(), out, rows,
-                                        classes);
+        const kernels::Logits<T> in{px, rows, classes, target, ignore};
+        kernels::cross_entropy_backward(where, in, pl, dy.data<W>(), share.data<W>(), out);
       } else {
         const double scale = count > 0 ? dy.item() / static_cast<double>(count) : 0;
         parallel_each(rows, kPiece / classes + 1, [&](Index r) {

@@ -12,12 +12,10 @@ using namespace cuda;
 constexpr int kSumThreads = 1024;
 
 // Maximum and sum in one pass: where a new maximum comes up, the sum so far is scaled down to it.
-template <class R, class T>
-__global__ void loss_rows_kernel(const T* x, const std::int64_t* target, Index ignore, float* lse, double* loss,
-                                 Index rows, Index classes) {
-  const R row(classes);
-  if (row.index >= rows) return;
-  x += row.index * classes;
+template <class R, class T> __global__ void loss_rows_kernel(Logits<T> in, float* lse, double* loss) {
+  const R row(in.classes);
+  if (row.index >= in.rows) return;
+  const T* const x = in.x + row.index * in.classes;
   float top = -INFINITY, sum = 0;
   const auto shift_to = [](float from, float to) {
     return from == to ? 1.0f : math::exp(from - to);
@@ -35,10 +33,11 @@ __global__ void loss_rows_kernel(const T* x, const std::int64_t* target, Index i
   if (!row.leads()) return;
   const float l = highest == -INFINITY ? highest : highest + math::log(sum);
   lse[row.index] = l;
-  const std::int64_t t = target[row.index];
-  loss[row.index] = t == ignore             ? 0.0
-                    : t >= 0 && t < classes ? static_cast<double>(l) - static_cast<double>(static_cast<float>(x[t]))
-                                            : static_cast<double>(NAN);
+  const std::int64_t t = in.target[row.index];
+  const bool counts = t >= 0 && t < in.classes;
+  loss[row.index] = t == in.ignore ? 0.0
+                    : counts       ? static_cast<double>(l) - static_cast<double>(static_cast<float>(x[t]))
+                                   : static_cast<double>(NAN);
 }
 
 __global__ void loss_sum_kernel(const double* loss, const std::int64_t* target, Index ignore, float* y, float* share,
@@ -53,13 +52,13 @@ __global__ void loss_sum_kernel(const double* loss, const std::int64_t* target, 
 }
 
 template <class R, class T>
-__global__ void loss_backward_kernel(const T* x, const float* lse, const std::int64_t* target, Index ignore,
-                                     const float* dy, const float* share, T* dx, Index rows, Index classes) {
-  const R row(classes);
-  if (row.index >= rows) return;
-  x += row.index * classes, dx += row.index * classes;
-  const std::int64_t t = target[row.index];
-  const float scale = t == ignore ? 0.0f : *dy * *share, l = lse[row.index];
+__global__ void loss_backward_kernel(Logits<T> in, const float* lse, const float* dy, const float* share, T* dx) {
+  const R row(in.classes);
+  if (row.index >= in.rows) return;
+  const T* const x = in.x + row.index * in.classes;
+  dx += row.index * in.classes;
+  const std::int64_t t = in.target[row.index];
+  const float scale = t == in.ignore ? 0.0f : *dy * *share, l = lse[row.index];
   row.each([&](Index i) {
     auto v = load<R::N>(x + i);
     for (int e = 0; e < R::N; ++e)
@@ -71,20 +70,18 @@ __global__ void loss_backward_kernel(const T* x, const float* lse, const std::in
 }  // namespace
 
 template <class T, class At>
-void cross_entropy(At where, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss,
-                   float* share, Index rows, Index classes) {
-  with_rows<T>(rows, classes, is_aligned(x), [&]<class R>(dim3 grid, int threads) {
-    launch("cross_entropy", where, loss_rows_kernel<R, T>, grid, threads, 0, x, target, ignore, lse, loss, rows,
-           classes);
+void cross_entropy(At where, const Logits<T>& in, float* mean, float* lse, double* loss, float* share) {
+  with_rows<T>(in.rows, in.classes, is_aligned(in.x), [&]<class R>(dim3 grid, int threads) {
+    launch("cross_entropy", where, loss_rows_kernel<R, T>, grid, threads, 0, in, lse, loss);
   });
-  launch("cross_entropy", where, loss_sum_kernel, dim3(1), kSumThreads, 0, loss, target, ignore, y, share, rows);
+  launch("cross_entropy", where, loss_sum_kernel, dim3(1), kSumThreads, 0, loss, in.target, in.ignore, mean, share,
+         in.rows);
 }
 template <class T, class At>
-void cross_entropy_backward(At where, const T* x, const float* lse, const std::int64_t* target, Index ignore,
-                            const float* dy, const float* share, T* dx, Index rows, Index classes) {
-  with_rows<T>(rows, classes, is_aligned(x, dx), [&]<class R>(dim3 grid, int threads) {
-    launch("cross_entropy", where, loss_backward_kernel<R, T>, grid, threads, 0, x, lse, target, ignore, dy, share, dx,
-           rows, classes);
+void cross_entropy_backward(At where, const Logits<T>& in, const float* lse, const float* dy, const float* share,
+                            T* dx) {
+  with_rows<T>(in.rows, in.classes, is_aligned(in.x, dx), [&]<class R>(dim3 grid, int threads) {
+    launch("cross_entropy", where, loss_backward_kernel<R, T>, grid, threads, 0, in, lse, dy, share, dx);
   });
 }
 

@@ -53,24 +53,33 @@ template <class T, class At> void log_softmax(At, const T* x, T* y, Index rows, 
 template <class T, class At> void log_softmax_backward(At, const T* y, const T* dy, T* dx, Index rows, Index cols);
 template <class T, class At> void logsumexp(At, const T* x, T* y, Index rows, Index cols);
 template <class T, class At> void logsumexp_backward(At, const T* x, const T* dy, T* dx, Index rows, Index cols);
-// y = (x - mean) rstd w + b; without `mean` the root mean square: y = x rstd w. b may be null.
+/// What a norm reads, and what its backward reads again: x and w, and of each row the statistics.
+template <class T> struct NormRows {
+  const T *x, *w, *b;  // b may be null
+  Index rows, cols;
+};
+template <class T> struct NormKept {
+  const T *x, *w;
+  const wide_t<T>*mean, *rstd;
+  Index rows, cols;
+};
+// y = (x - mean) rstd w + b; without `mean` the root mean square: y = x rstd w.
 template <class T, class At>
-void norm(At, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols,
-          double epsilon);
+void norm(At, const NormRows<T>& in, T* y, wide_t<T>* mean, wide_t<T>* rstd, double epsilon);
 // On the CPU: dx, and dw and db added up over the rows of this call; any of the three may be null.
 template <class T, class At>
-void norm_rows_backward(At, const T* x, const T* w, const wide_t<T>* mean, const wide_t<T>* rstd, const T* dy, T* dx,
-                        wide_t<T>* dw, wide_t<T>* db, Index rows, Index cols);
-
+void norm_rows_backward(At, const NormKept<T>& kept, const T* dy, T* dx, wide_t<T>* dw, wide_t<T>* db);
 // On a GPU: the same over all rows, which are summed in so many pieces. partial: [2, pieces, cols].
 template <class T, class At>
-void norm_backward(At, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, T* dw, T* db,
-                   float* partial, Index rows, Index cols, Index pieces);
+void norm_backward(At, const NormKept<T>& kept, const T* dy, T* dx, T* dw, T* db, float* partial, Index pieces);
 
-// x, y: [outer, length, heads, dim]; table: cos then sin of [length, dim / 2]. sign -1 turns back.
-template <class T, class At>
-void rotate(At, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning,
-            Index dim, int sign);
+/// x, y: [outer, length, heads, dim], of which the first `turning` heads turn, back where the sign is -1.
+struct Rotation {
+  Index outer, length, heads, dim, turning;
+  int sign;
+};
+// table: cos then sin of [length, dim / 2].
+template <class T, class At> void rotate(At, const Rotation& by, const wide_t<T>* table, const T* x, T* y);
 
 // y = x / (1 - p) where element first + i of the key's stream survives, else 0.
 template <class T, class At> void dropout(At, const T* x, T* y, Index first, Index n, double p, RandomKey key);
@@ -81,13 +90,17 @@ template <class T, class At> wide_t<T> row_logsumexp(At, const T* x, Index n);
 template <class T, class At>
 void row_cross_entropy_backward(At, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n);
 
-// On a GPU all rows at once: lse, the mean loss, and `share`, 1 / how many targets count.
+// On a GPU all rows at once: lse, the loss of each row and their mean, and `share`, 1 / how many targets count.
+template <class T> struct Logits {
+  const T* x;
+  Index rows, classes;
+  const std::int64_t* target;
+  Index ignore;
+};
 template <class T, class At>
-void cross_entropy(At, const T* x, const std::int64_t* target, Index ignore, float* y, float* lse, double* loss,
-                   float* share, Index rows, Index classes);
+void cross_entropy(At, const Logits<T>& in, float* mean, float* lse, double* loss, float* share);
 template <class T, class At>
-void cross_entropy_backward(At, const T* x, const float* lse, const std::int64_t* target, Index ignore, const float* dy,
-                            const float* share, T* dx, Index rows, Index classes);
+void cross_entropy_backward(At, const Logits<T>& in, const float* lse, const float* dy, const float* share, T* dx);
 
 // ---- picking and placing ------------------------------------------------------------------------
 // x: [outer, extent] rows of so many bytes, y: [outer, n] of them.

@@ -30,8 +30,9 @@ struct Norm final : Function {
            rstd = empty({rows}, stat, x.device());
     visit(name().data(), x, [&]<class T>(auto where) {
       using W = wide_t<T>;
-      kernels::norm(where, x.data<T>(), w.data<T>(), bias ? b.data<T>() : nullptr, y.mutable_data<T>(),
-                    centered ? mean.mutable_data<W>() : nullptr, rstd.mutable_data<W>(), rows, cols, epsilon);
+      const kernels::NormRows<T> all{x.data<T>(), w.data<T>(), bias ? b.data<T>() : nullptr, rows, cols};
+      kernels::norm(where, all, y.mutable_data<T>(), centered ? mean.mutable_data<W>() : nullptr,
+                    rstd.mutable_data<W>(), epsilon);
     });
     if (wants_any())
       for (const Tensor& t : {x, w, mean, rstd}) save(t);
@@ -46,16 +47,16 @@ struct Norm final : Function {
     if (wants(0)) d[0] = empty_like(x);
     visit(name().data(), x, [&]<class T>(auto where) {
       using W = wide_t<T>;
-      const T *const px = x.data<T>(), *const pw = w.data<T>(), *const g = dy.data<T>();
-      const W *const center = centered ? mean.data<W>() : nullptr, *const scale = rstd.data<W>();
+      const kernels::NormKept<T> all{x.data<T>(),    w.data<T>(), centered ? mean.data<W>() : nullptr,
+                                     rstd.data<W>(), rows,        cols};
+      const T* const g = dy.data<T>();
       const auto to_write = [](Tensor& t) { return t ? t.mutable_data<T>() : nullptr; };
       if constexpr (is_cuda<decltype(where)>) {
         Tensor none, partial = empty({2, kGpuRowPieces, wants(1) || wants(2) ? cols : 0}, DType::f32, x.device());
         for (std::size_t i = 1; i < d.size(); ++i)
           if (wants(i)) d[i] = empty({cols}, x.dtype(), x.device());
-        kernels::norm_backward(where, px, pw, center, scale, g, to_write(d[0]), to_write(d[1]),
-                               to_write(centered ? d[2] : none), partial.mutable_data<float>(), rows, cols,
-                               kGpuRowPieces);
+        kernels::norm_backward(where, all, g, to_write(d[0]), to_write(d[1]), to_write(centered ? d[2] : none),
+                               partial.mutable_data<float>(), kGpuRowPieces);
       } else {
         const Index per_piece = (rows + kRowPieces - 1) / kRowPieces;
         Tensor dw = zeros({kRowPieces, wants(1) ? cols : 0}, rstd.dtype()),
@@ -64,9 +65,10 @@ struct Norm final : Function {
         W *const sum_w = dw.mutable_data<W>(), *const sum_b = db.mutable_data<W>();
         parallel_each(kRowPieces, 1, [&](Index piece) {
           const Index r = std::min(piece * per_piece, rows), n = std::min(per_piece, rows - r), at = r * cols;
-          kernels::norm_rows_backward(where, px + at, pw, center ? center + r : nullptr, scale + r, g + at,
-                                      out ? out + at : nullptr, wants(1) ? sum_w + piece * cols : nullptr,
-                                      wants(2) ? sum_b + piece * cols : nullptr, n, cols);
+          const kernels::NormKept<T> part{all.x + at, all.w, all.mean ? all.mean + r : nullptr, all.rstd + r, n, cols};
+          kernels::norm_rows_backward(where, part, g + at, out ? out + at : nullptr,
+                                      wants(1) ? sum_w + piece * cols : nullptr,
+                                      wants(2) ? sum_b + piece * cols : nullptr);
         });
         if (wants(1)) d[1] = to(sum(dw, {0}), w.dtype());
         if (wants(2)) d[2] = to(sum(db, {0}), w.dtype());

@@ -10,14 +10,13 @@ using namespace cuda;
 
 constexpr int kWarps = 8;  // of a block that sums over rows
 
-template <class R, class T>
-__global__ void norm_kernel(const T* x, const T* w, const T* b, T* y, float* mean, float* rstd, Index rows, Index cols,
-                            float epsilon) {
-  const R row(cols);
-  if (row.index >= rows) return;
-  x += row.index * cols, y += row.index * cols;
+template <class R, class T> __global__ void norm_kernel(NormRows<T> in, T* y, float* mean, float* rstd, float epsilon) {
+  const R row(in.cols);
+  if (row.index >= in.rows) return;
+  const T *const x = in.x + row.index * in.cols, *const w = in.w, *const b = in.b;
+  y += row.index * in.cols;
   const auto values = [&](Index i) { return load<R::N>(x + i); };
-  const float n = static_cast<float>(cols);
+  const float n = static_cast<float>(in.cols);
   const float center = mean ? row.sum(values, [](const auto& v, int e) { return v[e]; }) / n : 0.0f;
   const float square = row.sum(values, [=](const auto& v, int e) { return (v[e] - center) * (v[e] - center); }) / n;
   const float scale = 1 / sqrtf(square + epsilon);
@@ -32,13 +31,14 @@ __global__ void norm_kernel(const T* x, const T* w, const T* b, T* y, float* mea
   rstd[row.index] = scale;
 }
 
-template <class R, class T>
-__global__ void norm_dx_kernel(const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx,
-                               Index rows, Index cols) {
-  const R row(cols);
-  if (row.index >= rows) return;
-  x += row.index * cols, dy += row.index * cols, dx += row.index * cols;
-  const float center = mean ? mean[row.index] : 0.0f, scale = rstd[row.index], n = static_cast<float>(cols);
+template <class R, class T> __global__ void norm_dx_kernel(NormKept<T> kept, const T* dy, T* dx) {
+  const R row(kept.cols);
+  if (row.index >= kept.rows) return;
+  const Index at = row.index * kept.cols;
+  const T *const x = kept.x + at, *const w = kept.w;
+  dy += at, dx += at;
+  const float center = kept.mean ? kept.mean[row.index] : 0.0f, scale = kept.rstd[row.index];
+  const float n = static_cast<float>(kept.cols);
   struct Here {
     Floats<R::N> slope, hat;
   };
@@ -46,9 +46,8 @@ __global__ void norm_dx_kernel(const T* x, const T* w, const float* mean, const 
     const auto v = load<R::N>(x + i), g = load<R::N>(dy + i), weight = load<R::N>(w + i);
     Here h;
     for (int e = 0; e < R::N; ++e) {
-      h.slope.x[e] = __fmul_rn(
-          g[e],
-          weight[e]);  // rounded by itself: in a fused multiply-add it would not cancel against the mean of its likes
+      // Rounded by itself: in a fused multiply-add it would not cancel against the mean of its likes.
+      h.slope.x[e] = __fmul_rn(g[e], weight[e]);
       h.hat.x[e] = (v[e] - center) * scale;
     }
     return h;
@@ -59,7 +58,7 @@ __global__ void norm_dx_kernel(const T* x, const T* w, const float* mean, const 
     for (int e = 0; e < R::N; ++e) along += h.slope[e] * h.hat[e], level += h.slope[e];
   });
   along = row.template reduce<Sum>(along, 0.0f) / n;
-  level = mean ? row.template reduce<Sum>(level, 0.0f) / n : 0.0f;
+  level = kept.mean ? row.template reduce<Sum>(level, 0.0f) / n : 0.0f;
   row.each([&](Index i) {
     Here h = here(i);
     for (int e = 0; e < R::N; ++e) h.slope.x[e] = scale * (h.slope[e] - level - h.hat[e] * along);
@@ -69,18 +68,18 @@ __global__ void norm_dx_kernel(const T* x, const T* w, const float* mean, const 
 
 // partial: [2, pieces, cols] for dw and db. A thread has C neighbouring columns.
 template <int C, class T>
-__global__ void norm_dw_kernel(const T* x, const float* mean, const float* rstd, const T* dy, float* partial,
-                               Index rows, Index cols, Index per_piece) {
+__global__ void norm_dw_kernel(NormKept<T> kept, const T* dy, float* partial, Index per_piece) {
+  const Index cols = kept.cols;
   __shared__ float part[2][kWarps][kWarp * C];
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const Index column = (static_cast<Index>(blockIdx.x) * kWarp + lane) * C, piece = blockIdx.y;
-  const Index end = min((piece + 1) * per_piece, rows);
+  const Index end = min((piece + 1) * per_piece, kept.rows);
   float w[C] = {}, b[C] = {};
   if (column < cols) {
 #pragma unroll 4
     for (Index r = piece * per_piece + warp; r < end; r += kWarps) {
-      const auto g = load<C>(dy + r * cols + column), v = load<C>(x + r * cols + column);
-      const float center = mean ? mean[r] : 0.0f, scale = rstd[r];
+      const auto g = load<C>(dy + r * cols + column), v = load<C>(kept.x + r * cols + column);
+      const float center = kept.mean ? kept.mean[r] : 0.0f, scale = kept.rstd[r];
       for (int e = 0; e < C; ++e) w[e] += g[e] * ((v[e] - center) * scale), b[e] += g[e];
     }
   }
@@ -118,28 +117,26 @@ unsigned blocks(Index columns, Index each) { return static_cast<unsigned>((colum
 }  // namespace
 
 template <class T, class At>
-void norm(At where, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols,
-          double epsilon) {
-  with_rows<T>(rows, cols, is_aligned(x, w, b, y), [&]<class R>(dim3 grid, int threads) {
-    launch("norm", where, norm_kernel<R, T>, grid, threads, 0, x, w, b, y, mean, rstd, rows, cols,
-           static_cast<float>(epsilon));
+void norm(At where, const NormRows<T>& in, T* y, wide_t<T>* mean, wide_t<T>* rstd, double epsilon) {
+  with_rows<T>(in.rows, in.cols, is_aligned(in.x, in.w, in.b, y), [&]<class R>(dim3 grid, int threads) {
+    launch("norm", where, norm_kernel<R, T>, grid, threads, 0, in, y, mean, rstd, static_cast<float>(epsilon));
   });
 }
 
 template <class T, class At>
-void norm_backward(At where, const T* x, const T* w, const float* mean, const float* rstd, const T* dy, T* dx, T* dw,
-                   T* db, float* partial, Index rows, Index cols, Index pieces) {
+void norm_backward(At where, const NormKept<T>& kept, const T* dy, T* dx, T* dw, T* db, float* partial, Index pieces) {
+  const Index rows = kept.rows, cols = kept.cols;
   if (dx)
-    with_rows<T>(rows, cols, is_aligned(x, w, dy, dx), [&]<class R>(dim3 grid, int threads) {
-      launch("norm", where, norm_dx_kernel<R, T>, grid, threads, 0, x, w, mean, rstd, dy, dx, rows, cols);
+    with_rows<T>(rows, cols, is_aligned(kept.x, kept.w, dy, dx), [&]<class R>(dim3 grid, int threads) {
+      launch("norm", where, norm_dx_kernel<R, T>, grid, threads, 0, kept, dy, dx);
     });
   if (!dw && !db) return;
   const auto sum_rows = [&]<int C>() {
     launch("norm", where, norm_dw_kernel<C, T>, dim3(blocks(cols, kWarp * C), static_cast<unsigned>(pieces)),
-           kWarps * kWarp, 0, x, mean, rstd, dy, partial, rows, cols, (rows + pieces - 1) / pieces);
+           kWarps * kWarp, 0, kept, dy, partial, (rows + pieces - 1) / pieces);
   };
   constexpr int kColumns = 4;
-  if (cols % kColumns == 0 && is_aligned(x) && is_aligned(dy)) sum_rows.template operator()<kColumns>();
+  if (cols % kColumns == 0 && is_aligned(kept.x) && is_aligned(dy)) sum_rows.template operator()<kColumns>();
   else sum_rows.template operator()<1>();
   launch("norm", where, norm_pieces_kernel<T>, dim3(blocks(cols, kWarp), 2), kWarps * kWarp, 0, partial, dw, db, pieces,
          cols);

@@ -6,9 +6,9 @@
 namespace hilt::kernels {
 
 template <class T, class At>
-void norm(At, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<T>* rstd, Index rows, Index cols,
-          double epsilon) {
+void norm(At, const NormRows<T>& in_rows, T* y, wide_t<T>* mean, wide_t<T>* rstd, double epsilon) {
   using W = wide_t<T>;
+  const auto [x, w, b, rows, cols] = in_rows;
   each_row(rows, cols, [=](Index r) {
     const T* const in = x + r * cols;
     T* const out = y + r * cols;
@@ -33,9 +33,9 @@ void norm(At, const T* x, const T* w, const T* b, T* y, wide_t<T>* mean, wide_t<
 }
 
 template <class T, class At>
-void norm_rows_backward(At, const T* x, const T* w, const wide_t<T>* mean, const wide_t<T>* rstd, const T* dy, T* dx,
-                        wide_t<T>* dw, wide_t<T>* db, Index rows, Index cols) {
+void norm_rows_backward(At, const NormKept<T>& kept, const T* dy, T* dx, wide_t<T>* dw, wide_t<T>* db) {
   using W = wide_t<T>;
+  const auto [x, w, mean, rstd, rows, cols] = kept;
   const W n = static_cast<W>(cols);
   for (Index r = 0; r < rows; ++r) {
     const T *const in = x + r * cols, *const g = dy + r * cols;

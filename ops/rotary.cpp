@@ -62,8 +62,8 @@ Tensor turned(const Tensor& in, const Table& table, Index turning, int sign) {
   if (x.numel() == 0) return y;
   const Index length = x.dim(-3), heads = x.dim(-2), dim = x.dim(-1);
   visit("rotary", x, [&]<class T>(auto where) {
-    kernels::rotate(where, x.data<T>(), table.numbers<wide_t<T>>(), y.mutable_data<T>(),
-                    x.numel() / (length * heads * dim), length, heads, turning, dim, sign);
+    const kernels::Rotation by{x.numel() / (length * heads * dim), length, heads, dim, turning, sign};
+    kernels::rotate(where, by, table.numbers<wide_t<T>>(), x.data<T>(), y.mutable_data<T>());
   });
   return y;
 }

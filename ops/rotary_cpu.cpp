@@ -4,10 +4,9 @@
 
 namespace hilt::kernels {
 
-template <class T, class At>
-void rotate(At, const T* x, const wide_t<T>* table, T* y, Index outer, Index length, Index heads, Index turning,
-            Index dim, int sign) {
+template <class T, class At> void rotate(At, const Rotation& by, const wide_t<T>* table, const T* x, T* y) {
   using W = wide_t<T>;
+  const auto [outer, length, heads, dim, turning, sign] = by;
   const Index half = dim / 2;
   const W turn = static_cast<W>(sign);
   each_row(outer * length, heads * dim, [=](Index row) {
