@@ -155,15 +155,19 @@ std::string entry(const std::string& name, const std::string& dtype, const std::
 }
 std::string x_entry(const std::string& shape, const std::string& offsets) { return entry("x", "U8", shape, offsets); }
 
+std::string half_a_file() {
+  std::string x = little_endian(1048640) + "{";
+  x.resize(524288, ' ');
+  return x;
+}
+
 std::vector<Hostile> hostile_files() {
   const std::string again = "write the file again with a safetensors library", copy = "copy or download the file again";
   const std::string convert = "convert it with the safetensors library where you trust its source";
-  std::string truncated = little_endian(1048640) + "{";
-  truncated.resize(524288, ' ');
   return {
       {"", "file (FILE): is empty, FILE:0; " + copy},
       {"1234567", "file (FILE): has 7 bytes, a header's length takes 8, FILE:0; " + copy},
-      {truncated, "header length (1048640): header says 1048640 bytes, file has 524288, FILE:0; " + copy},
+      {half_a_file(), "header length (1048640): header says 1048640 bytes, file has 524288, FILE:0; " + copy},
       {little_endian(std::uint64_t{1} << 63) + "{}",
        "header length (9223372036854775808): at most 16777216 is allowed, FILE:0; is this a safetensors file?"},
       {little_endian(16777217) + "{}",
@@ -356,7 +360,7 @@ TEST(Safetensors, MutatedFilesNeverHarm) {
   const char *const one = std::getenv("HILT_FUZZ_SEED"), *const more = std::getenv("HILT_FUZZ_COUNT");
   const std::uint64_t first = one ? std::strtoull(one, nullptr, 10) : 1;
   const std::uint64_t runs =
-      one ? 1 : std::max<std::uint64_t>(scaled(30000, 2000), more ? std::strtoull(more, nullptr, 10) : 0);
+      one ? 1 : std::max(scaled<std::uint64_t>(30000, 2000), more ? std::strtoull(more, nullptr, 10) : 0);
   std::uint64_t accepted = 0;
   for (std::uint64_t seed = first; seed < first + runs; ++seed) {
     SCOPED_TRACE("HILT_FUZZ_SEED=" + std::to_string(seed) + " replays it");
