@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md, tests/README.md and tests/bench/results/README.md from the files beside the latter, so that no figure is
-remembered.
+"""Writes the tables of README.md, tests/README.md and tests/bench/results/README.md from the files beside the latter.
 
     tests/tools/figures.py            rewrite what stands between the markers
     tests/tools/figures.py --check    exit 1 if that would change anything
@@ -13,6 +12,7 @@ import math
 import pathlib
 import re
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/bench/results"
@@ -36,10 +36,10 @@ def lane(name):
                 floor[key] = f["floor_ms"]
     lines = ["| pattern, head dim | Hilt, Hilbert order | Hilt, storage order | PyTorch, Hilbert order | PyTorch, storage order | floor |", "|---|---:|---:|---:|---:|---:|"]
     for pattern, dim in dict.fromkeys((p, d) for p, d, _, _, peer in ms if not peer):
-        both = lambda *at: " / ".join(f"{ms[(pattern, dim, x) + at]:.3g}" for x in ("forward", "backward"))
-        least = " / ".join(f"{floor[(pattern, dim, x)]:.3g}" for x in ("forward", "backward"))
+        both = lambda *at: "/".join(f"{ms[(pattern, dim, x) + at]:.3g}" for x in ("forward", "backward"))
+        least = "/".join(f"{floor[(pattern, dim, x)]:.3g}" for x in ("forward", "backward"))
         lines.append(f"| `{pattern}`, {dim} | {both('hilbert', False)} | {both('row', False)} | {both('hilbert', True)} | {both('row', True)} | {least} |")
-    lines += ["", "Milliseconds forward / backward, bf16, one sequence of 65,536 tokens (a 256 x 256 grid), 16 heads. Hilt gathers rows inside its kernels; PyTorch gathers, runs cuDNN, and scatters."
+    lines += ["", "Milliseconds forward/backward, bf16, one sequence of 65,536 tokens (a 256 x 256 grid), 16 heads. Hilt gathers rows inside its kernels; PyTorch gathers, runs cuDNN, and scatters."
               " Floor: bytes at the measured copy rate, or products at 716 TFLOP/s.",
               stamp("tests/tools/gpu_lane", first)]
     return "\n".join(lines)
@@ -112,46 +112,48 @@ def ring(figures):
     return "\n".join(lines + ["", "Forward and backward; in brackets one GPU's time over ours times the number of GPUs."] + beside + [stamp("tests/tools/gpu_lane build ring ring_peer", next(f for f in figures if f.get("figure") == "ring_causal" and f["gpus"] == 4))])
 
 
-def named_table(figures):
-    named = {}
-    for f in figures:
-        if f["figure"] == "named":
-            named.setdefault(f["problem"], {})[f["commit"]] = f
-    commits = list(dict.fromkeys(f["commit"] for f in figures if f["figure"] == "named"))
-    lines = ["| problem | " + "".join(f"at {c} | " for c in commits) + "floor |", "|---|" + "---:|" * (len(commits) + 1)]
-    for problem, at in named.items():
-        word = dict(zip(*[iter(problem.split())] * 2))
-        causal = ", causal" if word["--causal"] == "token" else ""
-        both = lambda f, what="_ms": f"{f['forward' + what]:.3g} / {f['backward' + what]:.3g}"
-        lines.append(f"| {word['--batch']} x {int(word['--length']):,}, {word['--heads']} heads of {word['--head-dim']}, `{word['--order']}`, `{word['--pattern']}`{causal} |"
-                     + "".join(f" {both(at[c])} |" for c in commits) + f" {both(at[commits[-1]], '_floor_ms')} |")
-    return lines
+def both(f, what="_ms"):
+    return f"{f['forward' + what]:.3g}/{f['backward' + what]:.3g}"
 
 
-def named(figures):
-    return "\n".join(named_table(figures) + ["", "Milliseconds forward / backward.",
-                                             stamp("hilt_gpu_attention sweep --problems tests/bench/named_problems.txt", figures[-1])])
+def newest(figures):
+    """The named problems as the last commit that measured them did, by their options."""
+    found = [f for f in figures if f["figure"] == "named"]
+    return {f["problem"]: f for f in found if f["commit"] == found[-1]["commit"]}
 
 
 def sweep(figures):
-    lines = named_table(figures)
+    """The named problems on an H200 and on an H100, and the draw on the H200."""
+    other = [json.loads(line) for line in (RESULTS / "h100_named.jsonl").read_text().splitlines()]
+    here, there = newest(figures), newest(other)
+    lines = ["| batch x tokens, heads of dims, order, pattern | H200 | floor | H100 | floor |", "|---|" + 4 * "---:|"]
+    for problem, f in here.items():
+        word = dict(zip(*[iter(problem.split())] * 2))
+        causal = ", causal" if word["--causal"] == "token" else ""
+        cells = [both(x, what) if x else "" for x in (f, there.get(problem)) for what in ("_ms", "_floor_ms")]
+        lines.append(f"| {word['--batch']} x {int(word['--length']):,}, {word['--heads']} of {word['--head-dim']}, "
+                     f"`{word['--order']}`, `{word['--pattern']}`{causal} | {' | '.join(cells)} |")
     summary = next(f for f in figures if f["figure"] == "sweep_summary")
     ratios = lambda way: ", ".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
-    lines += ["", f"Milliseconds forward / backward. Over {summary['problems']} problems drawn at random (`{summary['arguments']}`), of which {summary['failed']} failed, the times over their floors were,"
-              f" at the median, the 90th and 95th percentile and the worst, {ratios('forward')} forward and {ratios('backward')} backward.",
-              stamp("hilt_gpu_attention sweep --problems tests/bench/named_problems.txt", summary)]
+    command = "hilt_gpu_attention sweep --problems tests/bench/named_problems.txt"
+    lines += ["", "Milliseconds forward/backward.", stamp(command, summary), stamp(command, other[-1]), "",
+              f"Times over their floors of {summary['problems']} problems drawn on the H200 (`{summary['arguments']}`,"
+              f" {summary['failed']} failed), median, 90th and 95th percentile and worst:"
+              f" {ratios('forward')} forward, {ratios('backward')} backward."]
     dropped = {f["problem"]: f for f in figures if f["figure"] == "dropout"}
     beside = []
     for problem, f in dropped.items():
         if (without := dropped.get(problem.split(" --dropout")[0])) and without is not f:
             word = dict(zip(*[iter(problem.split())] * 2))
-            beside.append(f"{word['--batch']} x {int(word['--length']):,}, {word['--heads']} heads of {word['--head-dim']}: "
-                          f"{f['forward_ms'] / without['forward_ms']:.2f} / {f['backward_ms'] / without['backward_ms']:.2f}")
-    lines += ["", f"Dropout 0.1 on causal dense in row order at {next(iter(dropped.values()))['commit']}, times of the same without: {'; '.join(beside)}."]
+            slower = "/".join(f"{f[way] / without[way]:.2f}" for way in ("forward_ms", "backward_ms"))
+            beside.append(f"{word['--batch']} x {int(word['--length']):,}, {word['--heads']} of {word['--head-dim']}: {slower}")
+    lines += ["", f"Dropout 0.1 on causal dense in row order at {next(iter(dropped.values()))['commit']},"
+              f" times of the same without: {'; '.join(beside)}."]
     steps = {(f["model"], f["dropout"]): f for f in figures if f["figure"] == "train_step"}
-    each = "; ".join(f"{name}: " + ", ".join(f"{f['tokens_per_s']:,.0f} with {d:g}" for (m, d), f in steps.items() if m == model)
+    each = "; ".join(f"{name}: " + ", ".join(f"{f['tokens_per_s']:,.0f} at {d:g}" for (m, d), f in steps.items() if m == model)
                      for model, name in (("char", "6 x 384"), ("gpt2", "GPT-2 124M")))
-    lines += ["", f"Tokens a second of training by dropout (`hilt_train_bench char gpt2 --device cuda --dropout P`, at {next(iter(steps.values()))['commit']}): {each}."]
+    lines += ["", f"Tokens a second of training by dropout (`hilt_train_bench char gpt2 --device cuda --dropout P`,"
+              f" at {next(iter(steps.values()))['commit']}): {each}."]
     return "\n".join(lines)
 
 
@@ -164,8 +166,8 @@ def python(figures):
     who = ("hilt", "flex_attention", "SDPA")
     lines = ["| | " + " | ".join(who) + " | peak memory | error | plan, or mask |", "|---|" + "---:|" * 6]
     for problem, by in rows.items():
-        time = lambda f: f"{f['forward_ms']:.3g} / {f['backward_ms']:.3g}" if f else ""
-        each = lambda text: " / ".join(text(by[w]) for w in who if w in by)
+        time = lambda f: both(f) if f else ""
+        each = lambda text: "/".join(text(by[w]) for w in who if w in by)
         lines.append(f"| {problem} | " + " | ".join(time(by.get(w)) for w in who) + f" | {each(lambda f: size(f['bytes']))} | {each(lambda f: format(f['error'], '.1e'))} | "
                      f"{each(lambda f: format(f['made_ms'], '.3g'))} ms |")
     calls = {(f["who"], f["pass"]): f for f in figures if f["figure"] == "python_call"}
@@ -173,41 +175,42 @@ def python(figures):
     gpt = [f for f in figures if f["figure"] == "python_gpt"]
     told = "; ".join(f"{f['who']}, seed {f['seed']}: {f['loss']['500']:.3f} at {f['tokens_per_s'] / 1e6:.2f} M" for f in gpt)
     first = next(f for f in figures if f["figure"] == "python")
-    return "\n".join(lines + ["", f"Milliseconds forward / backward, bf16. A call of 256 tokens, 2 heads of 64 (commit {next(iter(calls.values()))['commit']}): {cost}.",
+    return "\n".join(lines + ["", f"Milliseconds forward/backward, bf16. A call of 256 tokens, 2 heads of 64 (commit {next(iter(calls.values()))['commit']}): {cost}.",
                               f"{gpt[0]['what'][0].upper()}{gpt[0]['what'][1:]}, loss of steps 481 to 500 and tokens a second (commit {gpt[0]['commit']}): {told}.",
                               stamp("tests/bench/peers/python_attention.py", first)])
 
 
 def cpu_sweep(figures):
-    """By family of patterns, of the first commit beside the last: how a pair compares with one of dense attention."""
+    """By family of patterns, of the last commit: how a pair compares with one of dense attention."""
     by = {}
     for f in figures:
         by.setdefault(f["commit"], []).append(f)
-    before, now = list(by)[0], list(by)[-1]
+    now = list(by)[-1]
 
     def family(f):
         pattern = f["problem"].split("--pattern ")[1].split()[0]
         return "sums of dilated segments" if "+" in pattern else "dilated segments" if "dilation" in pattern else f"`{pattern.split(':')[0]}`"
 
-    def cell(commit, chosen, ratio):
-        x = sorted(f.get(ratio, math.inf) for f in by[commit] if f["figure"] == "sweep" and chosen(f))
-        return " / ".join(f"{x[min(len(x) - 1, int(q * len(x)))]:.3g}" for q in (0.5, 0.9, 0.95, 1))
+    def cell(chosen, ratio):
+        x = sorted(f.get(ratio, math.inf) for f in problems if chosen(f))
+        return "/".join(f"{x[min(len(x) - 1, int(q * len(x)))]:.3g}" for q in (0.5, 0.9, 0.95, 1))
 
     problems = [f for f in by[now] if f["figure"] == "sweep"]
     few = lambda f: f.get("keys", 0) < 16
     groups = [(name, lambda f, name=name: family(f) == name) for name in sorted({family(f) for f in problems}, key=lambda x: x.strip("`"))]
     groups += [("all, 16 keys a query or more", lambda f: not few(f)), ("all, fewer keys", few), ("all", lambda f: True)]
-    lines = [f"| problems | how many | at {before} | at {now} | over the floor, at {now} |", "|---|---:|---:|---:|---:|"]
+    lines = ["| problems | how many | over dense | over the floor |", "|---|---:|---:|---:|"]
     for name, chosen in groups:
-        cells = " | ".join(cell(c, chosen, r) for c, r in ((before, "ratio"), (now, "ratio"), (now, "floor_ratio")))
+        cells = " | ".join(cell(chosen, ratio) for ratio in ("ratio", "floor_ratio"))
         lines.append(f"| {name} | {sum(map(chosen, problems))} | {cells} |")
     rates = next(f for f in by[now] if f["figure"] == "rates")
     summary = next(f for f in by[now] if f["figure"] == "sweep_summary")
-    lines += ["", "A pair that attends, forward and backward, over one of dense attention of the same head dim: the median, the 90th and 95th percentile and the worst; f32,"
-              f" {rates['threads']} thread{'s' if rates['threads'] > 1 else ''}; the floor's bytes at {rates['copy'] / 1e9:.0f} GB/s. {summary['failed']} failed; the largest relative error against f64 was {max(f.get('relative_error', 0) for f in problems):.1e}.",
+    error = max(f.get("relative_error", 0) for f in problems)
+    lines += ["", "Median, 90th and 95th percentile and worst of a pair's time, forward and backward, over that of a pair of dense"
+              f" attention of the same head dim, and over its floor. f32, {rates['threads']} thread{'s' if rates['threads'] > 1 else ''};"
+              f" the floor's bytes at {rates['copy'] / 1e9:.0f} GB/s. {summary['failed']} failed; the largest relative error against f64"
+              f" was {error:.1e}.",
               f"`{summary['command']}`, {rates['machine']}, {summary['date']}, commit {now}."]
-    if (there := next(f for f in by[before] if f["figure"] == "rates")["machine"]) != rates["machine"]:
-        lines[-1] += f" {before} ran on another: {there}."
     return "\n".join(lines)
 
 
@@ -249,8 +252,8 @@ def deep(figures):
 
 
 def table(name):
-    if name in ("ring", "programs", "steps", "sweep", "named", "python", "cpu_sweep", "seeds", "ci", "deep"):
-        file = {"ring": "h200_ring", "sweep": "h200_sweep", "named": "h100_named", "python": "h100_python", "seeds": "train_seeds"}.get(name, name if name in ("cpu_sweep", "ci", "deep") else "h200")
+    if name in ("ring", "programs", "steps", "sweep", "python", "cpu_sweep", "seeds", "ci", "deep"):
+        file = {"ring": "h200_ring", "sweep": "h200_sweep", "python": "h100_python", "seeds": "train_seeds"}.get(name, name if name in ("cpu_sweep", "ci", "deep") else "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)
@@ -269,11 +272,18 @@ def table(name):
     return "\n".join(lines)
 
 
+def wrapped(text):
+    """Lines of at most 120 columns; a table's rows and what stands in `backticks` stay whole."""
+    held = re.sub(r"`[^`]+`", lambda m: m[0].replace(" ", "\0"), text)
+    fill = lambda line: textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line if line.startswith("|") else fill(line) for line in held.split("\n")).replace("\0", " ")
+
+
 def main():
     changed = False
     for path in (ROOT / "README.md", ROOT / "tests/README.md", RESULTS / "README.md"):
         old = path.read_text()
-        new = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", lambda m: m[1] + table(m[2]) + "\n" + m[3], old, flags=re.S)
+        new = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", lambda m: m[1] + wrapped(table(m[2])) + "\n" + m[3], old, flags=re.S)
         changed |= new != old
         if "--check" not in sys.argv[1:]:
             path.write_text(new)
