@@ -46,23 +46,23 @@ def lane(name):
 
 
 def stamp(command, f):
-    return f"`{command}`, {f['device']}, driver {f['driver']}, {f['date'][:10]}, commit {f['commit']}."
+    return f"`{command}`, {f['device']}, {f['date'][:10]}, commit {f['commit']}."
 
 
 def programs(figures):
     """The three modes as compare_gradients, the benchmark of attention and train show them on a GPU."""
-    lines = ["| attention | gradient by | forward | backward | keeps beyond q, k, v, o | peak beyond q, k, v, dO |", "|---|---|---:|---:|---:|---:|"]
+    lines = ["| attention | gradient by | forward, ms | backward, ms | keeps beyond q, k, v, o | peak beyond q, k, v, dO |", "|---|---|---:|---:|---:|---:|"]
     errors = []
     for figure in ("compare", "modes"):
         some = [f for f in figures if f.get("figure") == figure]
         what = f"{some[0]['batch']} x {some[0]['length']} tokens, {some[0]['heads']} heads of {some[0]['dim']}, `{some[0]['pattern']}`"
         for f in some:
-            lines.append(f"| {what} | {f['mode']} | {f['forward_ms']:.3g} ms | {f['backward_ms']:.3g} ms | {size(max(0, f['beyond_bytes']))} | {size(f['peak_bytes'])} |")
+            lines.append(f"| {what} | {f['mode']} | {f['forward_ms']:.3g} | {f['backward_ms']:.3g} | {size(max(0, f['beyond_bytes']))} | {size(f['peak_bytes'])} |")
             what = ""
         f = some[0]
         numbers, keys = f["batch"] * f["length"] * f["heads"] * f["dim"], f["length"] if f["pattern"] == "dense" else int(f["pattern"].split(":")[1])
         floor = lambda tensors, products: 1e3 * max(tensors * numbers * 2 / 4.26e12, products * 4 * numbers * keys / 716e12)
-        lines.append(f"| | floor | {floor(4, 1):.3g} ms | {floor(8, 2.5):.3g} ms | | |")
+        lines.append(f"| | floor | {floor(4, 1):.3g} | {floor(8, 2.5):.3g} | | |")
         errors.append(", ".join(f"{f['mode']} {f.get('error', f.get('relative_error')):.1e}" for f in some))
     lines += ["", f"bf16, Hilbert order. Floor: bytes at 4.26 TB/s, or products at 716 TFLOP/s. Largest error of dq, dk, dv against exact loops: {errors[0]}; relative to f32: {errors[1]}.",
               "", "| gradient by | a step of training | peak | tokens a second |", "|---|---:|---:|---:|"]
@@ -91,15 +91,15 @@ def steps(figures):
 
 
 def ring(figures):
-    lines = ["| 16 heads of 128, bf16 | 1 GPU | 2 GPUs | 4 GPUs | sent by a GPU of 4 | peak of one of 4 |", "|---|---:|---:|---:|---:|---:|"]
+    lines = ["| pattern, tokens | 1 GPU | 2 GPUs | 4 GPUs | a GPU of 4 sends | its peak |", "|---|---:|---:|---:|---:|---:|"]
     best = {}
     for f in figures:
         if f.get("gpus_there") == 4 and f.get("figure", "").startswith("ring_") and "bytes_sent" in f and "variant" not in f:
             best.setdefault((f["figure"], f["length"], f["pattern"]), {}).setdefault(f["gpus"], f)
     for (_, length, pattern), by in best.items():
         first = by[min(by)]
-        name = f"{'causal ' if first['causal'] != 'none' else ''}`{pattern}`, {length:,} tokens"
-        cell = lambda n: f"{by[n]['ms']:.4g} ms" + (f" ({by[1]['ms'] / by[n]['ms'] / n:.2f})" if n > 1 and 1 in by else "") if n in by else ""
+        name = f"{'causal ' if first['causal'] != 'none' else ''}`{pattern}`, {length:,}"
+        cell = lambda n: f"{by[n]['ms']:.4g}" + (f" ({by[1]['ms'] / by[n]['ms'] / n:.2f})" if n > 1 and 1 in by else "") if n in by else ""
         sent, peak = by[4]["bytes_sent"], by[4].get("peak_bytes_a_gpu", by[4].get("peak_bytes"))
         lines.append(f"| {name} | {cell(1)} | {cell(2)} | {cell(4)} | {size(max(sent) if isinstance(sent, list) else sent)} | {size(max(peak) if isinstance(peak, list) else peak)} |")
     times = lambda length, by: " and ".join(f"{f['ms']:.4g}" for n in (2, 4) for f in figures if f.get("who", "").endswith("context parallel, " + by) and (f["length"], f["gpus"]) == (length, n))
@@ -109,7 +109,7 @@ def ring(figures):
     at = lambda length, who="": next(f["ms"] for f in two if (f["length"], f["gpus"], f["figure"]) == (length, 2, "ring_causal") and f.get("who", "").endswith(who) and bool(who) == ("who" in f))
     beside.append(f"On two H100s ({two[0]['date'][:10]}, commit {two[0]['commit']}), causal, 65,536 and 131,072 tokens: {at(65536):.4g} and {at(131072):.4g} ms; "
                   + "; ".join(f"PyTorch by {name} {at(65536, by):.4g} and {at(131072, by):.4g}" for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + ".")
-    return "\n".join(lines + ["", "Forward and backward; in brackets one GPU's time over ours times the number of GPUs."] + beside + [stamp("tests/tools/gpu_lane build ring ring_peer", next(f for f in figures if f.get("figure") == "ring_causal" and f["gpus"] == 4))])
+    return "\n".join(lines + ["", "16 heads of 128, bf16, milliseconds of forward and backward; in brackets one GPU's time over ours times their number."] + beside + [stamp("tests/tools/gpu_lane build ring ring_peer", next(f for f in figures if f.get("figure") == "ring_causal" and f["gpus"] == 4))])
 
 
 def both(f, what="_ms"):
@@ -126,12 +126,12 @@ def sweep(figures):
     """The named problems on an H200 and on an H100, and the draw on the H200."""
     other = [json.loads(line) for line in (RESULTS / "h100_named.jsonl").read_text().splitlines()]
     here, there = newest(figures), newest(other)
-    lines = ["| batch x tokens, heads of dims, order, pattern | H200 | floor | H100 | floor |", "|---|" + 4 * "---:|"]
+    lines = ["| batch x tokens, heads x dims, order, pattern | H200 (floor) | H100 (floor) |", "|---|---:|---:|"]
     for problem, f in here.items():
         word = dict(zip(*[iter(problem.split())] * 2))
         causal = ", causal" if word["--causal"] == "token" else ""
-        cells = [both(x, what) if x else "" for x in (f, there.get(problem)) for what in ("_ms", "_floor_ms")]
-        lines.append(f"| {word['--batch']} x {int(word['--length']):,}, {word['--heads']} of {word['--head-dim']}, "
+        cells = [f"{both(x)} ({both(x, '_floor_ms')})" if x else "" for x in (f, there.get(problem))]
+        lines.append(f"| {word['--batch']}x{int(word['--length']):,}, {word['--heads']}x{word['--head-dim']}, "
                      f"`{word['--order']}`, `{word['--pattern']}`{causal} | {' | '.join(cells)} |")
     summary = next(f for f in figures if f["figure"] == "sweep_summary")
     ratios = lambda way: ", ".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
@@ -141,19 +141,15 @@ def sweep(figures):
               f" {summary['failed']} failed), median, 90th and 95th percentile and worst:"
               f" {ratios('forward')} forward, {ratios('backward')} backward."]
     dropped = {f["problem"]: f for f in figures if f["figure"] == "dropout"}
-    beside = []
-    for problem, f in dropped.items():
-        if (without := dropped.get(problem.split(" --dropout")[0])) and without is not f:
-            word = dict(zip(*[iter(problem.split())] * 2))
-            slower = "/".join(f"{f[way] / without[way]:.2f}" for way in ("forward_ms", "backward_ms"))
-            beside.append(f"{word['--batch']} x {int(word['--length']):,}, {word['--heads']} of {word['--head-dim']}: {slower}")
-    lines += ["", f"Dropout 0.1 on causal dense in row order at {next(iter(dropped.values()))['commit']},"
-              f" times of the same without: {'; '.join(beside)}."]
+    pairs = [(f, dropped.get(p.split(" --dropout")[0])) for p, f in dropped.items() if " --dropout" in p]
+    pairs = [(f, without) for f, without in pairs if without]
+    slower = lambda way: " to ".join(f"{g(f[way] / without[way] for f, without in pairs):.2f}" for g in (min, max))
+    lines += ["", f"Dropout 0.1 on {len(pairs)} causal dense problems takes {slower('forward_ms')} times as long forward,"
+              f" {slower('backward_ms')} backward (commit {next(iter(dropped.values()))['commit']})."]
     steps = {(f["model"], f["dropout"]): f for f in figures if f["figure"] == "train_step"}
-    each = "; ".join(f"{name}: " + ", ".join(f"{f['tokens_per_s']:,.0f} at {d:g}" for (m, d), f in steps.items() if m == model)
+    each = "; ".join(f"{name}: " + ", ".join(f"{f['tokens_per_s'] / 1e6:.3g} M at {d:g}" for (m, d), f in steps.items() if m == model)
                      for model, name in (("char", "6 x 384"), ("gpt2", "GPT-2 124M")))
-    lines += ["", f"Tokens a second of training by dropout (`hilt_train_bench char gpt2 --device cuda --dropout P`,"
-              f" at {next(iter(steps.values()))['commit']}): {each}."]
+    lines += [f"Tokens a second of training by dropout: {each} (`hilt_train_bench char gpt2 --device cuda --dropout P`)."]
     return "\n".join(lines)
 
 
@@ -164,19 +160,19 @@ def python(figures):
         if f["figure"] == "python" and "error" in f:
             rows.setdefault(f["problem"], {})[f["library"]] = f
     who = ("hilt", "flex_attention", "SDPA")
-    lines = ["| | " + " | ".join(who) + " | peak memory | error | plan, or mask |", "|---|" + "---:|" * 6]
+    lines = ["| | " + " | ".join(who) + " | peak, MB | error | plan or mask, ms |", "|---|" + "---:|" * 6]
     for problem, by in rows.items():
         time = lambda f: both(f) if f else ""
         each = lambda text: "/".join(text(by[w]) for w in who if w in by)
-        lines.append(f"| {problem} | " + " | ".join(time(by.get(w)) for w in who) + f" | {each(lambda f: size(f['bytes']))} | {each(lambda f: format(f['error'], '.1e'))} | "
-                     f"{each(lambda f: format(f['made_ms'], '.3g'))} ms |")
+        lines.append(f"| {problem} | " + " | ".join(time(by.get(w)) for w in who) + f" | {each(lambda f: format(f['bytes'] / 1e6, '.0f'))} | {each(lambda f: format(f['error'], '.1e'))} | "
+                     f"{each(lambda f: format(f['made_ms'], '.3g'))} |")
     calls = {(f["who"], f["pass"]): f for f in figures if f["figure"] == "python_call"}
-    cost = "; ".join(f"{w}: " + ", ".join(f"{p} {calls[w, p]['us']:.0f} us (kernels {calls[w, p]['kernels_us']:.0f})" for p in ("forward", "forward + backward")) for w in ("hilt, plan=", "hilt, by text", "SDPA"))
+    cost = "; ".join(f"{w}: " + ", ".join(f"{p} {calls[w, p]['us']:.0f} us (kernels {calls[w, p]['kernels_us']:.0f})" for p in ("forward", "forward + backward")) for w in ("hilt, plan=", "SDPA"))
     gpt = [f for f in figures if f["figure"] == "python_gpt"]
-    told = "; ".join(f"{f['who']}, seed {f['seed']}: {f['loss']['500']:.3f} at {f['tokens_per_s'] / 1e6:.2f} M" for f in gpt)
+    told = "; ".join(f"{f['who']} {f['seed']}: {f['loss']['500']:.3f} at {f['tokens_per_s'] / 1e6:.2f} M" for f in gpt)
     first = next(f for f in figures if f["figure"] == "python")
     return "\n".join(lines + ["", f"Milliseconds forward/backward, bf16. A call of 256 tokens, 2 heads of 64 (commit {next(iter(calls.values()))['commit']}): {cost}.",
-                              f"{gpt[0]['what'][0].upper()}{gpt[0]['what'][1:]}, loss of steps 481 to 500 and tokens a second (commit {gpt[0]['commit']}): {told}.",
+                              f"{gpt[0]['what'][0].upper()}{gpt[0]['what'][1:]}, loss of steps 481 to 500 and tokens a second by seed (commit {gpt[0]['commit']}): {told}.",
                               stamp("tests/bench/peers/python_attention.py", first)])
 
 
