@@ -132,7 +132,7 @@ BENCHMARK(product)->Apply(sizes)->Name("matmul");
 BENCHMARK(product_floor)->Apply(sizes)->Name("matmul floor (one library call, one thread)");
 
 // ---- orders of points ---------------------------------------------------------------------------
-/// Of a million points on a CPU, `axes` each; ns a point of codes, sort and inverse together.
+/// A million points on a CPU, `axes` each; ns a point of codes, sort and inverse together.
 void points_in_order(benchmark::State& state, const char* kind) {
   const Tensor x = rand({1000000, state.range(0)}, {7, 1});
   for (auto _ : state) benchmark::DoNotOptimize(order_of_points(x, kind));

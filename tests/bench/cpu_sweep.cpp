@@ -50,7 +50,7 @@ Settings settings_of(const std::vector<std::string>& options) {
   return s;
 }
 
-/// Of one thread the time that it had a processor, which others on the machine take little of.
+/// With one thread the time that it had a processor, which other programs hardly change.
 double ms_now(int threads) {
   if (threads > 1) {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();

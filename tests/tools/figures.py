@@ -86,7 +86,7 @@ def steps(figures):
         lines.append(f"| {named[model]} | {cell('Hilt')} | {cell('eager')} | {cell('compiled')} |")
     one = next(f for f in figures if f.get("figure") == "train_step")
     peer = next(f for f in figures if f.get("figure") == "train_step" and f["who"] != "hilt")["who"].rsplit(" ", 1)[0]
-    return "\n".join(lines + ["", f"Tokens a second, causal dense, bf16: ours with f32 masters, {peer} with autocast and fused AdamW; batch to updated weights, the norm of the gradient clipped; of several runs the faster.",
+    return "\n".join(lines + ["", f"Tokens a second, causal dense, bf16: ours with f32 masters, {peer} with autocast and fused AdamW. From batch to updated weights, the norm of the gradient clipped. Of several runs the faster.",
                               stamp("tests/tools/gpu_lane build steps", one)])
 
 
@@ -103,12 +103,12 @@ def ring(figures):
         sent, peak = by[4]["bytes_sent"], by[4].get("peak_bytes_a_gpu", by[4].get("peak_bytes"))
         lines.append(f"| {name} | {cell(1)} | {cell(2)} | {cell(4)} | {size(max(sent) if isinstance(sent, list) else sent)} | {size(max(peak) if isinstance(peak, list) else peak)} |")
     times = lambda length, by: " and ".join(f"{f['ms']:.4g}" for n in (2, 4) for f in figures if f.get("who", "").endswith("context parallel, " + by) and (f["length"], f["gpus"]) == (length, n))
-    beside = ["PyTorch's context parallelism on 2 and 4 of them, causal, in the same call: " + "; ".join(
-        f"by {name} {times(65536, by)} ms for 65,536 tokens, {times(131072, by)} ms for 131,072" for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + "."]
+    beside = ["PyTorch's context parallelism on 2 and 4 of them, causal, in the same call. " + ". ".join(
+        f"By {name} {times(65536, by)} ms for 65,536 tokens, {times(131072, by)} ms for 131,072" for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + "."]
     two = [json.loads(line) for line in (RESULTS / "h100_ring.jsonl").read_text().splitlines()]
     at = lambda length, who="": next(f["ms"] for f in two if (f["length"], f["gpus"], f["figure"]) == (length, 2, "ring_causal") and f.get("who", "").endswith(who) and bool(who) == ("who" in f))
-    beside.append(f"On two H100s ({two[0]['date'][:10]}, commit {two[0]['commit']}), causal, 65,536 and 131,072 tokens: {at(65536):.4g} and {at(131072):.4g} ms; "
-                  + "; ".join(f"PyTorch by {name} {at(65536, by):.4g} and {at(131072, by):.4g}" for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + ".")
+    beside.append(f"On two H100s ({two[0]['date'][:10]}, commit {two[0]['commit']}), causal, 65,536 and 131,072 tokens: {at(65536):.4g} and {at(131072):.4g} ms. "
+                  + ". ".join(f"PyTorch by {name} {at(65536, by):.4g} and {at(131072, by):.4g}" for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + ".")
     return "\n".join(lines + ["", "16 heads of 128, bf16, milliseconds of forward and backward; in brackets one GPU's time over ours times their number."] + beside + [stamp("tests/tools/gpu_lane build ring ring_peer", next(f for f in figures if f.get("figure") == "ring_causal" and f["gpus"] == 4))])
 
 
@@ -138,8 +138,8 @@ def sweep(figures):
     command = "hilt_gpu_attention sweep --problems tests/bench/named_problems.txt"
     lines += ["", "Milliseconds forward/backward.", stamp(command, summary), stamp(command, other[-1]), "",
               f"Times over their floors of {summary['problems']} problems drawn on the H200 (`{summary['arguments']}`,"
-              f" {summary['failed']} failed), median, 90th and 95th percentile and worst:"
-              f" {ratios('forward')} forward, {ratios('backward')} backward."]
+              f" {summary['failed']} failed): median, 90th and 95th percentile and worst."
+              f" Forward: {ratios('forward')}. Backward: {ratios('backward')}."]
     dropped = {f["problem"]: f for f in figures if f["figure"] == "dropout"}
     pairs = [(f, dropped.get(p.split(" --dropout")[0])) for p, f in dropped.items() if " --dropout" in p]
     pairs = [(f, without) for f, without in pairs if without]
@@ -147,9 +147,9 @@ def sweep(figures):
     lines += ["", f"Dropout 0.1 on {len(pairs)} causal dense problems takes {slower('forward_ms')} times as long forward,"
               f" {slower('backward_ms')} backward (commit {next(iter(dropped.values()))['commit']})."]
     steps = {(f["model"], f["dropout"]): f for f in figures if f["figure"] == "train_step"}
-    each = "; ".join(f"{name}: " + ", ".join(f"{f['tokens_per_s'] / 1e6:.3g} M at {d:g}" for (m, d), f in steps.items() if m == model)
+    each = ". ".join(f"{name}: " + ", ".join(f"{f['tokens_per_s'] / 1e6:.3g} M at {d:g}" for (m, d), f in steps.items() if m == model)
                      for model, name in (("char", "6 x 384"), ("gpt2", "GPT-2 124M")))
-    lines += [f"Tokens a second of training by dropout: {each} (`hilt_train_bench char gpt2 --device cuda --dropout P`)."]
+    lines += [f"Tokens a second of training by dropout (`hilt_train_bench char gpt2 --device cuda --dropout P`). {each}."]
     return "\n".join(lines)
 
 
@@ -167,12 +167,12 @@ def python(figures):
         lines.append(f"| {problem} | " + " | ".join(time(by.get(w)) for w in who) + f" | {each(lambda f: format(f['bytes'] / 1e6, '.0f'))} | {each(lambda f: format(f['error'], '.1e'))} | "
                      f"{each(lambda f: format(f['made_ms'], '.3g'))} |")
     calls = {(f["who"], f["pass"]): f for f in figures if f["figure"] == "python_call"}
-    cost = "; ".join(f"{w}: " + ", ".join(f"{p} {calls[w, p]['us']:.0f} us (kernels {calls[w, p]['kernels_us']:.0f})" for p in ("forward", "forward + backward")) for w in ("hilt, plan=", "SDPA"))
+    cost = ". ".join(f"{w}: " + ", ".join(f"{p} {calls[w, p]['us']:.0f} us (kernels {calls[w, p]['kernels_us']:.0f})" for p in ("forward", "forward + backward")) for w in ("hilt, plan=", "SDPA"))
     gpt = [f for f in figures if f["figure"] == "python_gpt"]
-    told = "; ".join(f"{f['who']} {f['seed']}: {f['loss']['500']:.3f} at {f['tokens_per_s'] / 1e6:.2f} M" for f in gpt)
+    told = ". ".join(f"{f['who']} {f['seed']}: {f['loss']['500']:.3f} at {f['tokens_per_s'] / 1e6:.2f} M" for f in gpt)
     first = next(f for f in figures if f["figure"] == "python")
-    return "\n".join(lines + ["", f"Milliseconds forward/backward, bf16. A call of 256 tokens, 2 heads of 64 (commit {next(iter(calls.values()))['commit']}): {cost}.",
-                              f"{gpt[0]['what'][0].upper()}{gpt[0]['what'][1:]}, loss of steps 481 to 500 and tokens a second by seed (commit {gpt[0]['commit']}): {told}.",
+    return "\n".join(lines + ["", f"Milliseconds forward/backward, bf16. A call of 256 tokens, 2 heads of 64 (commit {next(iter(calls.values()))['commit']}). {cost}.",
+                              f"{gpt[0]['what'][0].upper()}{gpt[0]['what'][1:]} (commit {gpt[0]['commit']}). Loss of steps 481 to 500 at tokens a second, by seed. {told}.",
                               stamp("tests/bench/peers/python_attention.py", first)])
 
 
@@ -202,8 +202,8 @@ def cpu_sweep(figures):
     rates = next(f for f in by[now] if f["figure"] == "rates")
     summary = next(f for f in by[now] if f["figure"] == "sweep_summary")
     error = max(f.get("relative_error", 0) for f in problems)
-    lines += ["", "Median, 90th and 95th percentile and worst of a pair's time, forward and backward, over that of a pair of dense"
-              f" attention of the same head dim, and over its floor. f32, {rates['threads']} thread{'s' if rates['threads'] > 1 else ''};"
+    lines += ["", "Median, 90th and 95th percentile and worst of a pair's time, forward and backward. Over dense: over the time of"
+              f" a pair of dense attention of the same head dim. f32, {rates['threads']} thread{'s' if rates['threads'] > 1 else ''};"
               f" the floor's bytes at {rates['copy'] / 1e9:.0f} GB/s. {summary['failed']} failed; the largest relative error against f64"
               f" was {error:.1e}.",
               f"`{summary['command']}`, {rates['machine']}, {summary['date']}, commit {now}."]
@@ -262,8 +262,8 @@ def table(name):
         error = max(x["error"][t]["max_abs"] for t in ("dq", "dk", "dv"))
         lines.append(f"| {said[mode]} | {x['forward_ms']:.3g} ms | {x['backward_ms']:.3g} ms | {size(x['saved_bytes'])} | {size(given + x['peak_bytes'])} | {error:.1e} |")
     device = m["devices"][-1 if c["device"] != "cpu" else 0]
-    lines += ["", f"B {c['batch']}, L {c['length']}, {c['heads']} heads of {c['head_dim']}, {c['dtype']}, order {c['order']}, pattern {c['pattern']}, causal {c['causal']};",
-              f"{device}, {m['threads']} threads, {m['isa']}; ceilings measured in the same run: {m['copy_gb_s']:.3g} GB/s copying, {m['gemm_gflop_s']:.3g} GFLOP/s multiplying.",
+    lines += ["", f"B {c['batch']}, L {c['length']}, {c['heads']} heads of {c['head_dim']}, {c['dtype']}, order {c['order']}, pattern {c['pattern']}, causal {c['causal']}.",
+              f"{device}, {m['threads']} threads, {m['isa']}. Ceilings measured in the same run: {m['copy_gb_s']:.3g} GB/s copying, {m['gemm_gflop_s']:.3g} GFLOP/s multiplying.",
               f"`{r['command']}`, {r['date']}, commit {r['commit']}."]
     return "\n".join(lines)
 
