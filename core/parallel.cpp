@@ -1,4 +1,4 @@
-// Who runs the pieces of a loop: threads of ours, which share one job at a time, or the host's.
+// Threads run the pieces of a loop: ours, which share one job at a time, or the host's.
 // Caller and workers take range after range; a caller that finds the pool busy does its job alone.
 #include "core/parallel.h"
 #include <sched.h>
@@ -16,7 +16,7 @@ namespace hilt {
 namespace {
 
 constexpr int kMaxThreads = 256;
-// Looks of a worker before it sleeps: about 30 microseconds, a little more than waking costs.
+// A worker polls so often before it sleeps: about 30 microseconds, a little more than waking costs.
 constexpr int kSpins = 2000;
 
 int default_threads() {

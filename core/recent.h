@@ -88,8 +88,8 @@ template <class Key, class Value> class Recent {
   Counters counters_;
 };
 
-/// What was made of a thing and stays with it, by type and key: each once, by who asks first. Only
-/// who asks for the same waits. A copy begins empty.
+/// What was made of a thing and stays with it, by type and key: each once, by the first caller.
+/// Callers that ask for the same wait for it. A copy begins empty.
 class Memo {
  public:
   using Key = std::vector<std::int32_t>;  // what tells values of one type apart

@@ -39,7 +39,7 @@ template <class F> auto with_pool(const char* what, Device device, F&& f) {  // 
   return f(pool());
 }
 
-/// Of this thread. What one takes and another gives back makes `live` of the second negative.
+/// A thread's own counts. `live` is negative where a thread gives back what another took.
 struct Mine {
   std::ptrdiff_t live = 0, peak = 0;
 };

@@ -105,7 +105,7 @@ Tensor borrow(std::span<T, N> memory, const Shape& shape, std::function<void()> 
 inline Tensor empty_like(const Tensor& x) { return empty(x.shape(), x.dtype(), x.device()); }
 /// 0 in the shape, type and device of x.
 inline Tensor zeros_like(const Tensor& x) { return zeros(x.shape(), x.dtype(), x.device()); }
-/// Of no axes, in the type and on the device of x, which must have such a number.
+/// A scalar c in the type and on the device of x; the type must have such a number.
 inline Tensor scalar_like(const Tensor& x, double c) {
   check(is_floating(x.dtype()) || full({}, c, x.dtype()).item() == c, "scalar_like: ", c, " is no ", x.dtype(),
         "; convert the tensor with to()");

@@ -116,7 +116,7 @@ Tensor weights_of(const Tensor& q, const Tensor& k, const PlanPtr& plan, const s
   return from_values(all, {q.dim(0), std::ssize(wide), q.dim(2), k.dim(1)});
 }
 
-/// Said when all has gone well: who fails says one thing.
+/// Printed when all has gone well: a failure prints its error alone.
 void warn(std::string& warnings, const std::string& one) { warnings += "attend: warning: " + one + '\n'; }
 
 /// What is not finite goes through, with a warning: where it comes from is the caller's to know.

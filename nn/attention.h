@@ -66,7 +66,7 @@ class KeyValueCache {
 struct CallOptions {           // what one call of a module may change
   Generator* noise = nullptr;  // draws dropout masks; without one nothing is dropped: evaluation
   bool use_order = true;       // false: the same pattern on row order, the tokens as they come
-  bool in_order = false;       // x already stands in curve order: x[:, i] is token order.token_at[i], and so will be y
+  bool in_order = false;       // x already stands in curve order: x[:, i] is token order.token_at[i], and so is y[:, i]
   const Place* place = nullptr;           // x is a part of a batch; rows of divided sequences stand in curve order
   std::vector<DocumentList> documents{};  // what lies in each row of x, see PlanSpec
   KeyValueCache* cache = nullptr;         // x follows what is in it

@@ -6,7 +6,7 @@
 
 namespace hilt {
 
-// Of a large vocabulary few words are ever asked for: a heap gives them, likeliest first.
+// A heap gives words, likeliest first: few words of a large vocabulary are ever asked for.
 Index draw_token(std::span<const float> logits, const Sampling& how, double point) {
   check(!logits.empty(), "draw_token: there are no logits");
   check(how.temperature >= 0 && how.top_p >= 0 && how.top_k >= 0, "draw_token: temperature ", how.temperature,

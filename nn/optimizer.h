@@ -17,7 +17,7 @@ class Optimizer {
   void visit_state(const ParameterVisitor& visit);
   /// Updates made so far: what the bias correction counts.
   Index steps() const { return *steps_.data<Index>(); }
-  void set_steps(Index steps) { *steps_.mutable_data<Index>() = steps; }  // for who reads a state by hand
+  void set_steps(Index steps) { *steps_.mutable_data<Index>() = steps; }  // for a state read by hand
   std::size_t bytes() const;                                              // of the state
 
  private:

@@ -25,7 +25,7 @@ class RankGrid {
     Batch batch{};
     Place place{};
   };
-  /// Of a batch that every rank has whole.
+  /// This rank's part of a batch that each rank has whole.
   Part part_of(const Batch& whole, const HilbertSelfAttention& attention) const;
 
   std::vector<double> sum(const std::vector<double>& values) const;  // what every rank has, added

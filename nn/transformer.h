@@ -43,7 +43,7 @@ struct TransformerConfig {
 };
 /// Throws Code::usage with what is wrong and the nearest values that are not.
 void check_config(const TransformerConfig& config);
-/// Of its block, 0 or another.
+/// The attention of a block.
 AttentionConfig attention_config(const TransformerConfig& config, Index block = 0);
 /// Those of block 0 and, where there is another pattern, of block 1: blocks have them in turn.
 std::vector<AttentionConfig> attention_configs(const TransformerConfig& config);
@@ -69,7 +69,7 @@ struct Transformer {
   /// tokens: i32 or i64 [B, L], L <= context -> [B, L, outputs]. With a place: this rank's rows. Of
   /// images: patches [B, L, vocab] -> [B, 1, outputs].
   Tensor logits(const Tensor& ids, const CallOptions& call = {}) const;
-  /// Of each sequence's last token alone -> [B, outputs]: what sampling asks for.
+  /// The logits of each sequence's last token -> [B, outputs]: what sampling asks for.
   Tensor last_logits(const Tensor& ids, const CallOptions& call = {}) const;
   /// Mean cross entropy over the targets that are not -100. targets: i32 or i64 [B, L]; targets[b,
   /// t] belongs to ids[b, t] (for a language model the symbol that follows it); of images [B, 1].

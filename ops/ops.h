@@ -211,7 +211,7 @@ inline Mask operator|(const Tensor& a, const Tensor& b) { return Mask(maximum(a 
 inline Mask operator!(const Mask& m) { return m == 0; }
 
 // ---- optimiser steps: they write to the parameter and its state ---------------------------------
-/// Of one step.
+/// The options of one step.
 struct AdamW {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;  // as in the paper
 };

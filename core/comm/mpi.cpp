@@ -1,4 +1,4 @@
-// Ranks that MPI has started: bytes, and beside them notes of who failed and who waits for whom.
+// Ranks that MPI has started: bytes, and notes which rank failed and which one waits for which.
 // No call blocks but MPI_Init_thread and MPI_Finalize, which run on a thread that may be left
 // behind. MPI begins with mpi_ranks() where the host has not begun it, and then ends with the last
 // Comm, once every rank has come to that. After a failure it cannot end, as its end waits for all:

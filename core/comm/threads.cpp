@@ -97,7 +97,7 @@ class ThreadFlight final : public Flight {
       in_.erase(in_.begin());
     }
     const std::lock_guard lock(office_->mutex);
-    // Who sent it lets go of it: what a thread has alive is counted by the thread.
+    // The sender frees it, because each thread counts what it has alive.
     for (; !out_.empty() && out_.back()->taken; out_.pop_back()) out_.back()->data = {};
     if (out_.empty()) return !office_->fault;
     if (office_->desks[static_cast<std::size_t>(out_.back()->to)].gone)

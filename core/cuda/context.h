@@ -51,7 +51,7 @@ void to_device(Cuda where, void* device, const void* host, std::size_t bytes);
 void within(Cuda where, void* to, const void* from, std::size_t bytes);
 void clear(Cuda where, void* device, std::size_t bytes);
 
-/// From begin to end what is asked of the GPU is written down, not done; what waits is an error.
+/// Work between begin and end is recorded and does not run; a call that waits is an error.
 /// end returns it as a piece of work to start again and again, or nothing unless told to `keep` it.
 struct Graph;
 void begin_recording(Cuda where);

@@ -69,8 +69,8 @@ int report() {
   _exit(status);
 }
 
-/// Hands everything on, and remembers why that failed first: errno is long another's at the end. To
-/// a pipe that nobody reads any more it prints no further, which is no failure: see run().
+/// Passes output on and keeps the first errno, which is lost by the end of the program. When the
+/// reader of a pipe has gone it stops printing, which is no failure: see run().
 class Remembering : public std::streambuf {
  public:
   explicit Remembering(std::streambuf* under) : under_(under) {}

@@ -27,7 +27,7 @@ int named(hilt::Comm& comm, const std::function<int(hilt::Comm&)>& work) {
   } catch (const std::exception& e) { throw hilt::Error(hilt::Code::internal, who + "internal: " + e.what()); }
 }
 
-/// No thread can be ended from outside. Who waited for one has used up the deadline already.
+/// No thread can be ended from outside. A rank that waited for one has used up the deadline.
 void end_in_time(const std::string& program, const hilt::Error& e) {
   const milliseconds patience = (e.code() == hilt::Code::distributed ? milliseconds(0) : hilt::Comm().deadline());
   std::thread([line = program + ": error: " + printable(e.what()) + '\n', code = static_cast<int>(e.code()), patience] {

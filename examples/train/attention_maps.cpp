@@ -31,7 +31,7 @@ Json attention_maps(const hilt::Transformer& model, const Task& task, Index widt
   const std::vector<Tensor> packed = operands(plain, ids);
   if (packed.size() != plain.blocks.size() || packed.empty()) return {};
   const Index length = ids.dim(1), shown = std::min(length, kTokens), first = length - shown;
-  // Of a board, where the middle cell looks; of a text, where each of the last tokens does.
+  // A board shows where the middle cell looks; a text shows it for each of the last tokens.
   const Index cell = width > 0 ? length / width / 2 * width + width / 2 : -1;
   const Index columns = width > 0 ? width : shown, count = width > 0 ? length : shown * shown;
   const report::Sheet sheet({{columns, count / columns, count}});

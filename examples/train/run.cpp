@@ -98,7 +98,7 @@ class Run {
     require_memory(story_.memory, s_, have);
   }
 
-  // Of a run that goes on. A best one of a later step, it comes to again.
+  // For a resumed run. It forgets a best of a later step, which it will reach again.
   void remember_best() {
     const std::string path = s_.out + '/' + hilt::kBestCheckpoint;
     if (!std::filesystem::exists(path)) return;
@@ -313,7 +313,7 @@ class Run {
     return lines;
   }
 
-  /// Of several ranks the first alone writes and speaks.
+  /// The first rank alone writes files and prints.
   bool is_first() const { return met_.rank() == 0; }
 
   /// Once an exception passes: what was learned stays, in a checkpoint if it has none yet; of a run
@@ -356,7 +356,7 @@ class Run {
   std::unique_ptr<Log> log_;
   // Steps at the start, of the last good checkpoint, and of the last that was to be one.
   Index first_ = 0, saved_ = -1, tried_ = 0;
-  // Of the best evaluation: when, what, and which one's weights the file holds.
+  // The step of the best evaluation, the step whose weights the file holds, and the best loss.
   Index best_ = -1, kept_ = -1;
   double best_loss_ = 0;
   Clock::time_point began_ = Clock::now(), warm_;

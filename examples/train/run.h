@@ -66,7 +66,7 @@ class Log {
   void write(const Line& line);
   /// Makes what is written last.
   void sync() const;
-  /// Of all steps, read again: a long run keeps none of them in memory.
+  /// The lines of all steps, read again: a long run keeps none of them in memory.
   std::vector<Line> lines() const;
   const Line& last() const { return last_; }
 
@@ -147,7 +147,7 @@ std::string to_html(const Story& story, const Json& attention);
 /// Trains as the settings say, as one of the ranks of `met`; the exit status.
 int run(const program::Options& options, Settings s, const hilt::Comm& met = {});
 
-/// Of the best reader, a target: on the first rows of the validation split.
+/// What the best possible reader loses, a target, on the first rows of the validation split.
 Task::Exact exact_of(const Task& task, Index rows);
 Start measure_start(const Settings& s, const Task& task, const hilt::TransformerConfig& config, hilt::Device device);
 /// The same model with segments along curve and rows and 2-D windows: equally many keys a cell.

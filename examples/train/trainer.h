@@ -79,7 +79,7 @@ class Trainer {
   Asked ahead_;  // what next_ will be: the rows of the next step
   std::future<std::vector<hilt::Batch>> next_;
 
-  // Of the step under way. On a GPU they stay in place, for a step is recorded once.
+  // The step under way. On a GPU these stay in place, because a step is recorded once.
   std::vector<Rows> micro_batches_;
   hilt::Tensor loss_, norm_;  // scalars: the mean over this rank's targets, and the norm of the gradients
   hilt::Gradients gradients_;

@@ -83,7 +83,7 @@ struct RowWeights {
   std::vector<std::int32_t> keys{};  // ascending
   std::vector<double> weights{};     // one a key
 };
-/// Of some rows of q, ascending: sequence after sequence, rows, heads; no dropout, no tape hears.
+/// The weights of some rows of q, ascending: by sequence, row, head; no dropout and no tape.
 std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, const PlanPtr& plan,
                                           std::span<const Index> rows, const AttentionOptions& options = {});
 

@@ -57,7 +57,7 @@ class NamedAttention {
   Tensor operator()(const Tensor& q, const Tensor& k, const Tensor& v, std::uint64_t step = 0,
                     const Documents& documents = {}) const;
   PlanPtr plan(const Tensor& q, const Documents& documents = {}) const;  // that a call uses
-  /// Of the ring types: this rank's part of the plan, and so which rows it holds.
+  /// For the ring types: this rank's part of the plan, and so which rows it holds.
   ShardPlanPtr shard(Index heads, const Documents& documents = {}) const;
   /// The learned tensors of its score terms: slopes, relative, bias, sink.
   void visit_parameters(const std::string& at, const std::function<void(const std::string&, Tensor&)>& visit);

@@ -52,7 +52,7 @@ Incoming post(const ShardPlan& shard, const Comm& comm, const Pair& own, std::si
   return incoming;
 }
 
-/// Gradients of keys on their way home, to their owners and from those who attended to ours.
+/// Gradients of keys that return to their owners: those we send, and those of our own keys.
 struct Homeward {
   Transfer transfer;
   std::vector<ShardPlan::Parcel> parcels;  // of our rows

@@ -21,7 +21,7 @@ class Ising {
   Ising(Index height, Index width, double coupling = kCritical);
   double log_partition() const { return log_partition_; }
   std::vector<std::int32_t> sample(Draws& draws) const;
-  /// Of each spin, the probability that it was 1 before noise made these of them.
+  /// For each spin, the probability that it was 1 before the noise.
   std::vector<double> posterior(std::span<const std::int32_t> noisy) const;
 
  private:

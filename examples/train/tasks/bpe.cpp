@@ -141,7 +141,7 @@ std::string content_of(const std::string& path) {
   return content.str();
 }
 
-/// Nested no deeper than a tokenizer: who copies or prints JSON calls itself at each level.
+/// Refuses deep nesting, because copying or printing JSON recurses at each level.
 json parsed(std::string_view text, const std::string& what, bool throws) {
   const auto shallow = [&](int depth, json::parse_event_t, json&) {
     return depth < 16 ? true : (fail_with(Code::data, what, ": nested more than 16 deep, as no tokenizer is"), false);

@@ -40,7 +40,7 @@ class File {
 
   Index size() const { return size_; }
   const std::string& what() const { return what_; }
-  /// Of what it holds, which must not change from here on.
+  /// Size and checksum of what it holds, which must not change from here on.
   hilt::SafetensorsMetadata identify() {
     checksum_ = checksum();
     return {{"text.bytes", std::to_string(size_)}, {"text.checksum", std::to_string(checksum_)}};

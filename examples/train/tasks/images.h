@@ -13,8 +13,8 @@ struct Patches {
 /// Drawn anew each: a disc, ring, square, frame, plus or cross anywhere, of any size, in noise.
 std::unique_ptr<Task> shapes_task(const Patches& patches, std::uint64_t seed);
 
-/// Of .npy files, images [N, H, W] or [N, H, W, C] of any type, and labels [N], read once and for
-/// all. A tenth of the images is for validation; pixels count in deviations from the mean of all.
+/// A task from .npy files: images [N, H, W] or [N, H, W, C] of any type, and labels [N], read once.
+/// A tenth of the images is for validation; pixels count in deviations from the mean of all.
 std::unique_ptr<Task> images_task(const std::string& images, const std::string& labels, const Patches& patches,
                                   std::uint64_t seed);
 /// How an image of this file divides into patches of that side.

@@ -23,8 +23,8 @@ constexpr Index kRowCost = 12;  // a query that meets up to kTile keys
 constexpr Index kStep = 16;     // queries of the lowest tile; its keys come in pieces of whole kSteps
 Index tiles_of(Index keys) { return (keys + Tiling::kTile - 1) / Tiling::kTile; }
 
-/// Of a query a number, 21 bits of where its keys begin on each axis, interleaved: queries of close
-/// numbers ask for almost the same keys, and those of equal numbers often for the same.
+/// A query's code: 21 bits of where its keys begin on each axis, interleaved. Queries of close
+/// codes ask for almost the same keys, and those of equal codes often for the same.
 using Codes = std::vector<std::uint64_t>;
 Codes codes_of(const Tiling& t) {
   Codes codes(t.q_token.size());
@@ -140,8 +140,8 @@ class Compactor {
       whole += keys, full += r.partial ? 0 : keys;
     }
     std::vector<Piece> best{{.q = q, .full = whole, .tile = narrow(i), .whole = true}};
-    // Tiles of queries share whole tiles of keys, which are cheaper so; those of a small segment
-    // they do not.
+    // Several tiles of queries read the same whole tiles of keys, which makes those cheaper; not so
+    // those of a small segment.
     const bool shared = !by_pairs_ || whole > Tiling::kTile;
     Index least =
         codes_.empty() ? cost_of_tiles(count(q), whole) * (shared ? 4 : 5) / 5 : std::numeric_limits<Index>::max();

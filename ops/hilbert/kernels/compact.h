@@ -34,7 +34,7 @@ struct Compact : Tiling {
   static constexpr int kRun = 2;
   std::vector<Range> runs;  // of query tiles
 
-  /// Of lists whose pairs are taken one by one: where in pair_list those of a tile of keys begin,
+  /// For lists whose pairs are taken one by one: where in pair_list those of a tile of keys begin,
   /// -1 where whole products are taken; empty: everywhere. One tile of queries meets them;
   /// attends() knows nothing of them.
   std::vector<std::int32_t> pair_begin;

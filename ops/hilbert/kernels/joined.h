@@ -4,8 +4,8 @@
 
 namespace hilt {
 
-/// Several tilings of a part as one for who owns queries: each row meets the keys of one after the
-/// other, and a key stands in k_token once for each. Null where they do not list the same queries.
+/// Several tilings of a part as one, for kernels that own queries: a row reads the keys of one
+/// after the other, and a key stands in k_token once for each. Null where they list other queries.
 const Tiling* joined_tiling(const PlanPart& part, std::span<const std::int32_t> tilings);
 
 /// The parts of a plan; where they are documents, those of a row as one part, for GPUs, which would

@@ -123,8 +123,8 @@ template <class T> struct KeyTerms {
       });
     return masked != 0;
   }
-  /// Has the memory system bring what a row to come reads of the bias, and adds to: its rows are
-  /// far apart, which no processor foresees. Inline, or GCC takes it for one without effect.
+  /// Prefetches rows of the bias and of its gradient for a later query: they lie far apart, which
+  /// no processor predicts. Inline, because GCC takes a call for one without effect.
   [[gnu::always_inline]] void fetch(const TermGradients& d, Index b, Index h, std::int32_t query) const {
     fetch_row(terms->bias, b, h, query);
     fetch_row(d.bias, b, h, query);

@@ -45,8 +45,8 @@ Tensor gather_keys(const Tensor& x, const GroupBatch& g);
 Tensor scatter_queries(const Tensor& x, const GroupBatch& g, Index length, Index heads);
 Tensor scatter_keys(const Tensor& x, const GroupBatch& g, Index length, Index heads);
 
-/// Of scores [B, heads, groups, q, k]: weights of the keys that a query attends to, all zero where
-/// there is none; and their log-sum-exp [B, heads, groups, q, 1], once a query, else zero.
+/// From scores [B, heads, groups, q, k]: the weights of the keys that a query attends to, zero for
+/// the others; and their log-sum-exp [B, heads, groups, q, 1], once a query, else zero.
 /// `may_mask`: scores of -inf may leave a query without keys.
 Tensor softmax(const Tensor& scores, const GroupBatch& g, bool may_mask = false);
 Tensor logsumexp(const Tensor& scores, const GroupBatch& g, bool may_mask = false);

@@ -5,7 +5,7 @@
 
 namespace hilt {
 
-/// Of one branch or all: o [B, L, H, D], and where branches merge or one asks lse [B, L, H, 1].
+/// One branch, or all: o [B, L, H, D], and lse [B, L, H, 1] where branches merge or a caller asks.
 struct Taped {
   Tensor o, lse;
 };

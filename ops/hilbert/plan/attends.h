@@ -18,7 +18,7 @@ struct KeyPlace {
   std::int32_t rank = 0, a = 0, b = 0, c = 0;
 };
 
-/// Of query i, an index into q_token. A kernel without three axes or unions asks for two.
+/// The bounds of query i, an index into q_token. A kernel without three axes or unions takes two.
 template <int kAxes = 3, class Lists>
 [[gnu::always_inline]] constexpr QueryBounds bounds_of(const Lists& t, std::size_t i, std::size_t box = 0) {
   QueryBounds q;
@@ -30,7 +30,7 @@ template <int kAxes = 3, class Lists>
     if (!t.axis[2].key.empty()) q.c_low = t.axis[2].low[i], q.c_high = t.axis[2].high[i];
   return q;
 }
-/// Of key j, an index into k_token.
+/// The place of key j, an index into k_token.
 template <int kAxes = 3, class Lists>
 [[gnu::always_inline]] constexpr KeyPlace place_of(const Lists& t, std::size_t j, std::size_t box = 0) {
   KeyPlace k;

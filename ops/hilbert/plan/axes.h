@@ -41,7 +41,7 @@ class AxisRule {
   }
 
  private:
-  /// Of query i of a class of n cells, borders aside.
+  /// The keys of query i in a class of n cells, borders aside.
   Interval around(Index i, Index n) const {
     const Index s = axis_.stride;
     const bool slides =

@@ -57,7 +57,7 @@ struct Branch {
   BlockPairs pairs{};                       // of blocks that are given
   Lists lists = Lists::given;
   std::vector<Index> numbers{};  // of `lists`: the radius; the rates; global blocks and radius; how many
-  /// Of top: what each run of heads / chosen.size() heads chose; empty before anybody looked.
+  /// For top: what each run of heads / chosen.size() heads chose; empty before the choice.
   std::vector<BlockPairs> chosen{};
   friend auto operator<=>(const Branch&, const Branch&) = default;
 

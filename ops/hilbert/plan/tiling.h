@@ -30,7 +30,7 @@ struct Tiling {
   /// The tiles of some runs, one by one.
   struct Refs {
     const Run *first, *last;  // the runs, and their end
-    /// Of a range-based for.
+    /// What a range-based for needs.
     struct Iterator {
       const Run* run;                                                                  // where it stands
       std::int32_t number;                                                             // of the tile in the run

@@ -56,7 +56,7 @@ class TokenList {
   std::vector<std::int32_t> values() const { return {begin(), end()}; }          // all of it
   std::size_t bytes() const { return list_.capacity() * sizeof(std::int32_t); }  // of memory
 
-  /// Of a range-based for, and of algorithms that walk once.
+  /// What a range-based for needs, and algorithms that walk once.
   struct Iterator {
     using value_type = std::int32_t;                                         // see TokenList
     using difference_type = std::ptrdiff_t;                                  // of two
