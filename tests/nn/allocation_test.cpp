@@ -339,8 +339,8 @@ TEST(NoMemory, RowsOfAText) {
 
 // ---- smaller calls ------------------------------------------------------------------------------
 
-// Who catches the error may go on with the same tape: an op that failed, or a watch, is as if it
-// had not been.
+// A caller that catches the error may go on with the same tape: the op or watch that failed left
+// nothing behind.
 TEST(NoMemory, OneTapeGoesOn) {
   struct Recorded {
     Tensor x = randn({3, 4}, {1, 1}), w = randn({4, 4}, {1, 2});

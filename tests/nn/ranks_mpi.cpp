@@ -132,7 +132,7 @@ void own() {
   must(MPI_Test(&open, &flag, MPI_STATUS_IGNORE));
   check(!flag, "a message of ours went over their communicator");
   must(MPI_Barrier(MPI_COMM_WORLD));
-  abort_mpi(3);  // who has begun MPI ends it
+  abort_mpi(3);  // the host began MPI and ends it
   must(MPI_Finalized(&flag));
   check(!flag, "MPI was ended");
   int mine = 0, of_part = 0, sum = 0;

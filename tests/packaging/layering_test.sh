@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Who may include whom. First the tree, then the judge: each rule is broken once in a copy and must be named.
+# Which room may include which. First the tree, then the judge: each rule is broken once in a copy and must be named.
 . "$(dirname "$0")/common.sh"
 
 # Prints `file:line: rule` for each include that breaks one.

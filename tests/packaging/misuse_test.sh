@@ -4,7 +4,7 @@
 cd "$scratch"
 compiles() { expect "$1" "$2" "$CXX" -std=c++20 -fsyntax-only -I "$BUILD/include" "$3"; }
 
-# Of every struct that a caller fills, each member alone: no other one is missed. DLPack's are C, plans make tilings,
+# For structs that a caller fills, each member alone: no other one is missed. DLPack's are C, plans make tilings,
 # and a message is all of it.
 python3 - "$BUILD/include/hilt" >named.cpp <<'END'
 import pathlib, re, sys

@@ -37,7 +37,7 @@ class Attended {
   Attended(const PlanSpec& spec, const Pi& pi);
   /// Any set: count[t * length + u] for every head.
   Attended(Index length, Index heads, std::vector<std::uint8_t> count);
-  /// Of a row of spec.length tokens that holds these documents: each as if it stood alone.
+  /// A row of spec.length tokens that holds these documents, each as if it stood alone.
   static Attended packed(const PlanSpec& spec, const DocumentList& documents);
   /// The same, the lists of tokens that do not ask left empty.
   Attended asked_by(const std::vector<std::int32_t>& tokens) const;

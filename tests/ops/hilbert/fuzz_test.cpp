@@ -748,7 +748,7 @@ Floors floors(const Config& c, const ref::Magnitudes& a, bool op_by_op) {
           {a.dslopes * sums + tiny, a.dtable * sums + tiny, a.dbias * sums + tiny, a.dsink * sums + tiny}};
 }
 
-/// Of an axis of all tokens, those that ask: `outer` times so many runs of `each` values.
+/// The queries among an axis of all tokens: `outer` times so many runs of `each` values.
 std::vector<double> asking(const PlanSpec& p, const std::vector<double>& x, Index outer, Index each) {
   if (!p.queries || x.empty()) return x;
   std::vector<double> out;

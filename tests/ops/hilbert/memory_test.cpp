@@ -129,7 +129,7 @@ TEST(AttentionMemory, FitsTheFormula) {
     }
 }
 
-// Of a bias of all pairs the gradient is as large as it is, and nothing else is.
+// The gradient of a bias of all pairs is as large as the bias; nothing else is that large.
 TEST(AttentionMemory, FusedKeepsToTheFormulaWithABiasOfAllPairs) {
   for (const Shape& bias : {Shape{1, 1, 0, 0}, Shape{1, 2, 0, 0}, Shape{2, 2, 0, 0}})
     for (const Index length : {500, 1024}) {

@@ -1,7 +1,7 @@
 // Prints the stack of every function of the CPU's kernels, as it is entered for the first time on
 // the way from attention(): addresses in this binary, innermost first, a line a function.
 // tests/packaging/walk_test.py reads them. What is on the way is compiled for this program alone,
-// without inlining, and tells who is entered (-finstrument-functions).
+// without inlining, and tells which is entered (-finstrument-functions).
 #include <execinfo.h>
 #include <array>
 #include <cstdint>

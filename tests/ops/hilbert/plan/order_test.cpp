@@ -215,10 +215,10 @@ TEST(Scope, ChunksRepeatOneOrder) {
 }
 
 TEST(Scope, AGridIsThatOfAChunkOrOfAllTokens) {
-  // Of a chunk.
+  // The grid of a chunk.
   EXPECT_EQ(tokens("hilbert:2x4,chunk=8", 16), (Tokens{0, 4, 5, 1, 2, 6, 7, 3, 8, 12, 13, 9, 10, 14, 15, 11}));
   EXPECT_EQ(tokens("hilbert:2x4,chunk=8", 5), (Tokens{0, 4, 1, 2, 3}));
-  // Of all tokens: a chunk is so many of its rows, here two of four.
+  // The grid of all tokens: a chunk is so many of its rows, here two of four.
   EXPECT_EQ(tokens("hilbert:4x4,chunk=8", 16), tokens("hilbert:2x4,chunk=8", 16));
   // Rows of a chunk need not be full, and less than a row is a row.
   EXPECT_EQ(tokens("hilbert:4x4,chunk=6", 16), (Tokens{0, 4, 5, 1, 2, 3, 6, 10, 11, 7, 8, 9, 12, 13, 14, 15}));

@@ -916,8 +916,8 @@ TEST(Memo, EachIsMadeOnce) {
   EXPECT_EQ(memo.get<long>({}, [] { return 3L; }), 3) << "what failed is made again";
 }
 
-// Branches that list the same queries are one tiling for who owns queries, with a key as often as
-// branches have it; rows that a branch before has are known.
+// Branches that list the same queries are one tiling for kernels that own queries, a key as
+// often as branches have it; rows that a branch before has are known.
 TEST(Plan, BranchesJoined) {
   constexpr const char* kBranches = "segment:100+segment:300,dilation=3+segment:900,dilation=9";
   for (const Causality causality : {Causality::none, Causality::token}) {
