@@ -19,7 +19,7 @@ template <class... Parts> Index checked_mul(Index a, Index b, const Parts&... wh
     fail(what..., ": ", a, " x ", b, " overflows 64 bits");
   return r;
 }
-template <class... Parts> Index checked_add(Index a, Index b, const Parts&... what) {  // a + b, likewise
+template <class... Parts> Index checked_add(Index a, Index b, const Parts&... what) {  // a + b, checked
   Index r = 0;
   if (__builtin_add_overflow(a, b, &r)) [[unlikely]]
     fail(what..., ": ", a, " + ", b, " overflows 64 bits");

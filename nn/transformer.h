@@ -25,7 +25,7 @@ struct TransformerConfig {
   Backward backward = Backward::fused;
   double dropout = 0;          // of embeddings, attention weights and what joins the residual stream
   bool checkpointing = false;  // keep each block's input alone and run it again in backward
-  bool keep_order = false;     // permute once at the input, hold activations in curve order, go home at the output
+  bool keep_order = false;     // permute once at the input, hold activations in curve order, restore it at the output
   Positions positions = Positions::learned;
   TermConfig terms{};               // of attention's scores, in every block tensors of its own
   bool image = false;               // tokens are patches, `vocab` numbers each, and a row has one label, of their mean

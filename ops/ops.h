@@ -16,7 +16,7 @@ Tensor sub(const Tensor& a, const Tensor& b);      // a - b
 Tensor mul(const Tensor& a, const Tensor& b);      // a b
 Tensor div(const Tensor& a, const Tensor& b);      // a / b
 Tensor maximum(const Tensor& a, const Tensor& b);  // max(a, b); a tie sends half the gradient to each
-Tensor minimum(const Tensor& a, const Tensor& b);  // min(a, b), likewise
+Tensor minimum(const Tensor& a, const Tensor& b);  // min(a, b); a tie halves the gradient
 Tensor pow(const Tensor& a, const Tensor& b);      // a^b, a > 0 where b is watched
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);  // condition ? a : b; condition is u8
 Tensor add(const Tensor& x, double c);                                    // x + c
@@ -71,7 +71,7 @@ inline Tensor operator/(double c, const Tensor& x) { return div(c, x); }        
 template <class T> void operator+=(Tensor&, const T&) {
   static_assert(!sizeof(T), "x += y writes to no tensor: write x = x + y; gradients add up by Gradients +=");
 }
-template <class T> void operator-=(Tensor&, const T&) {  // likewise, for each of these
+template <class T> void operator-=(Tensor&, const T&) {  // refused, as +=
   static_assert(!sizeof(T), "x -= y writes to no tensor: write x = x - y, or step an optimizer (adamw_step)");
 }
 /// Does not compile.
@@ -87,7 +87,7 @@ struct Axes : std::vector<int> {  // none, one or several, a negative one from t
 Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // of integers and masks an exact i64
 Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);  // sum / count
 Tensor max(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // equal maxima share the gradient; NaN wins
-Tensor min(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // likewise
+Tensor min(const Tensor& x, const Axes& axes = {}, bool keepdim = false);   // equal minima share it; NaN wins
 Tensor prod(const Tensor& x, const Axes& axes = {}, bool keepdim = false);  // the gradient holds where some are 0
 /// sum (x - mean)^2 / (count - correction), NaN where that is 0 / 0.
 Tensor var(const Tensor& x, const Axes& axes = {}, bool keepdim = false, Index correction = 1);
@@ -175,7 +175,7 @@ Tensor detach(const Tensor& x);                      // the same numbers as a co
 
 // ---- not differentiable -------------------------------------------------------------------------
 Tensor argmax(const Tensor& x);                          // along the last axis, first of equals, NaN passed over; i64
-Tensor argmin(const Tensor& x);                          // likewise
+Tensor argmin(const Tensor& x);                          // of the smallest, as argmax
 Tensor floor(const Tensor& x);                           // the largest integer <= x
 Tensor greater(const Tensor& a, const Tensor& b);        // a > b as u8
 Tensor greater_equal(const Tensor& a, const Tensor& b);  // a >= b as u8

@@ -54,7 +54,7 @@ class Link {
 };
 
 Comm join_mpi(std::optional<int> communicator);  // what mpi_ranks() makes, where there is MPI
-void end_mpi(int status);                        // likewise abort_mpi()
+void end_mpi(int status);                        // what abort_mpi() does
 /// Over NCCL between GPUs, and over the link of `bootstrap` for all else.
 std::shared_ptr<Link> nccl_link(const Comm& bootstrap, Device device);
 

@@ -1,4 +1,4 @@
-// reorder and restore: tokens along an order, and back home.
+// reorder and restore: tokens along an order, and back.
 //
 //      y[:, i] = x[:, token_at[i]]        x[:, t] = y[:, position_of[t]]        each is the other's backward
 #include "core/recent.h"

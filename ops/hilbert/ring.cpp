@@ -1,5 +1,5 @@
 // Attention over ranks: each stage is one part of an online softmax, and while it is computed the
-// rows of the next one travel, each straight from its owner; backward, dK and dV go home in f32.
+// rows of the next one travel, each straight from its owner; backward, dK and dV return in f32.
 #include "ops/hilbert/ring.h"
 #include <iomanip>
 #include <utility>

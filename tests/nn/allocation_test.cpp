@@ -380,7 +380,7 @@ TEST(NoMemory, LargeTensorsFromThePool) {
       [](Large& l) { return std::to_string(l.x.to_vector()[77]); }, nothing_to_see<Large>);
 }
 
-// A job needs nobody's help: without room for another thread it is done by those there are.
+// A job needs no further thread: without room for one it is done by those there are.
 TEST(NoMemory, ThreadsThatCannotBeStarted) {
   const Threads many(40);
   std::vector<int> seen(4000);

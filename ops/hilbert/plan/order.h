@@ -9,7 +9,7 @@
 #include "curve.h"
 
 // In which order tokens stand: a bijection pi from positions to tokens, and rho, its inverse.
-//   gathered[i] = X[pi(i)]      and home again      Y[pi(i)] = computed[i]
+//   gathered[i] = X[pi(i)]      and back again      Y[pi(i)] = computed[i]
 
 namespace [[gnu::visibility("default")]] hilt {
 

@@ -353,7 +353,7 @@ ShardPlan::Bytes ShardPlan::bytes_sent(Index batch, Index kv_heads, Index dim, D
   const std::size_t row = at(2 * batch * kv_heads * dim), stat = dtype == DType::f64 ? 8 : 4;  // of keys and values
   for (const Stage& s : stages_) {
     for (const Parcel& p : s.send) bytes.forward += at(p.count) * row * size_of(dtype);
-    for (const Parcel& p : s.receive) bytes.backward += at(p.count) * row * stat;  // their gradients go home
+    for (const Parcel& p : s.receive) bytes.backward += at(p.count) * row * stat;  // their gradients return
   }
   bytes.backward += bytes.forward;  // keys and values travel again
   return bytes;

@@ -2,7 +2,7 @@
 // last argument is the test's mark.
 //   fate    none | check | early | size | kill | stop | exit | throw | memory
 //   moment  start | hop | home | sum | end | goodbye: before the link is there, on a hop of the ring, on
-//           the hop that brings home, between sums, in the last barrier, when the others have nothing left
+//           the hop that returns gradients, between sums, in the last barrier, when the others have nothing left
 //           to do
 #include <hilt/core/comm/comm.h>
 #include <signal.h>

@@ -107,7 +107,7 @@ TEST(Ring, OnlyActiveKeysOfADilatedBranchTravel) {
   p.draw(1);
   const Outcome many = on_ranks(p, 4, {});
   // Each rank holds 16 active keys and sends them to 3 others, K and V, forward and again backward,
-  // and 48 rows of gradients home.
+  // and returns 48 rows of gradients.
   const std::int64_t row = 2 * 8 * sizeof(double);
   for (std::int64_t sent : many.sent) EXPECT_EQ(sent, 3 * 16 * row * 3);
 }
@@ -205,7 +205,7 @@ TEST(Ring, ANotANumberInAMaskedKeyOfAnotherRankStaysThere) {
 
 // Beside what one rank with as many rows holds there are parcels of two tensors of those rows: keys
 // and values attended to, the next ones that arrive, the gradients that are computed, those of the
-// stage before on their way home, and ours arriving. Two ranks never wait for a next, three never
+// stage before on their return, and ours arriving. Two ranks never wait for a next, three never
 // while gradients travel.
 TEST(Ring, PeakMemoryIsThatOfTheRowsAndAtMostFiveParcels) {
   const Index rows = scaled(256, 64);

@@ -439,7 +439,7 @@ TEST_P(Terms, ABiasMasksAndSpoilsNothingElse) {
   p.bias = {20, 20}, p.softcap = 2;  // whose slope is NaN where a score is
   Inputs in = inputs_of(p, 5);
   std::vector<double> bias = in.options.terms.bias.to_vector();
-  for (Index t = 0; t < 20; ++t) bias[at(t * 20 + 13)] = -kInfinity;  // key 13: nobody's
+  for (Index t = 0; t < 20; ++t) bias[at(t * 20 + 13)] = -kInfinity;  // no row attends to key 13
   for (Index u = 0; u < 20; ++u) bias[at(4 * 20 + u)] = -kInfinity;   // row 4: nothing
   in.options.terms.bias = from_values(bias, {20, 20});
   const auto judge = [&](const Inputs& x, const char* what) {
