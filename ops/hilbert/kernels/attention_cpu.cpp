@@ -120,7 +120,7 @@ template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> 
 
 // ---- pairs one by one ---------------------------------------------------------------------------
 
-/// Of blocks of `Width` sums in two vectors, each block by the other's half as long: a's, then b's.
+/// Adds the halves of each block of `Width` sums in two vectors: those of a, then those of b.
 template <int Width, class W, int... Lane>
 [[gnu::always_inline]] inline Vector<W> halve(Vector<W> a, Vector<W> b, std::integer_sequence<int, Lane...>) {
   constexpr auto from = [](int lane) {
