@@ -31,7 +31,7 @@ struct TilingView {
   Grid grid = {};
 };
 
-/// Of owners in pairs, at most: dQ of so many fits in shared memory.
+/// The most steps of a pair of owners: dQ of so many fits in shared memory.
 constexpr std::int32_t kPairSteps = 4;
 
 /// The visits of a Tiling, likewise.

@@ -21,7 +21,7 @@ struct TermSide {
   }
   __device__ __forceinline__ Site site(bool on_grid) const { return on_grid ? cell : Site{0, 0, name}; }
 };
-/// Of entry i of the queries or keys of a tiling.
+/// Entry i of the queries or keys of a tiling.
 template <bool kKeys> __device__ __forceinline__ TermSide side_of(const Problem& p, const Tiling::Place& at, int i) {
   const std::int32_t name = (kKeys ? p.t.k_name : p.t.q_name)[i];
   TermSide x{{}, name, !kKeys && p.bias_has_rows_of_q ? at.q + p.t.q_token[i] : at.k + name};

@@ -99,7 +99,7 @@ struct Work {
     x.front_row = c.x, x.front_rows = c.y, x.front_cells = c.z, x.front_mask = c.w;
     return x;
   }
-  /// Of [batch, heads, ..].
+  /// The row of [batch, heads, ..].
   __device__ std::int64_t row(int batch, int h) const { return static_cast<std::int64_t>(batch) * heads + h; }
   /// Says of an owner's half whether it is finite, for all of a warpgroup's threads, or of both;
   /// else marks its rows.
@@ -154,7 +154,7 @@ struct Walk {
   }
 };
 
-/// Of one portion of owners. kKeys: keys are owned.
+/// The work of one portion of owners. kKeys: keys are owned.
 template <bool kKeys>
 Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion, Index group = 1) {
   const auto divisor = [](Index d) { return Divisor(static_cast<std::uint32_t>(d)); };
@@ -216,7 +216,7 @@ void start(Cuda where, void (*kernel)(Problem), std::size_t shared, Problem p, b
   launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
 }
 
-// ---- items and tiles in shared memory, from who loads to who multiplies -------------------------
+// ---- work items and tiles in shared memory, from producer to consumer ---------------------------
 
 /// The items of a block, one after the other, for all threads that load: the first group is its
 /// own; the number of the next but one is asked for while this one is loaded.
@@ -245,13 +245,13 @@ struct Turns {
   }
 };
 
-/// Items on their way to who multiplies, who reads one when its owner's tile has landed, and again
-/// for its results, when that tile may be another one already. Who loads writes them an item ahead.
+/// Work items for the consumer, which reads one when its owner's tile has landed, and again for its
+/// results, when that tile may be another one already. The producer writes them an item ahead.
 template <int kTiles> struct Records {
   static constexpr std::uint32_t kSlots = kTiles + 2, kBytes = kSlots * sizeof(Item);
   std::uint32_t first, slot = 0;
   __device__ void next() { slot = slot + 1 == kSlots ? 0 : slot + 1; }
-  /// By who loads, once the stage for the tile of the item before is empty.
+  /// The producer writes it, once the stage for the tile of the item before is empty.
   __device__ __forceinline__ void write(const Item& x) {
     if (threadIdx.x == 0) {
       const int4* const from = reinterpret_cast<const int4*>(&x);
@@ -271,8 +271,8 @@ template <int kTiles> struct Records {
     return x;
   }
 };
-/// What steps a stage of a ring has, and behind those what the next stage will: who multiplies
-/// knows it before that one is there. Of visits that are compared every step has its own.
+/// The steps of a pipeline stage, and behind them those of the next stage: the consumer knows those
+/// before that stage is full. Where visits are compared, each step has its own.
 __device__ __forceinline__ void copy_step(std::uint32_t to, const VisitsView::Side& side, const int4* visit) {
   copy_16(to, visit ? visit : reinterpret_cast<const int4*>(side.visit.data()), visit != nullptr);
 }
@@ -297,8 +297,8 @@ template <int D, int kRows_> struct Tile {
 };
 
 /// A ring of stages, each with a barrier for "full" and one for "empty", and where one role stands
-/// in it: a stage, and the parity of its phase. Who loads waits for "empty", which passes directly
-/// in the first round; who multiplies waits for "full".
+/// in it: a stage, and the parity of its phase. The producer waits for "empty", which passes
+/// directly in the first round; the consumer waits for "full".
 template <int kStages_, std::uint32_t kStageBytes> struct Ring {
   static constexpr int kStages = kStages_;
   static constexpr std::uint32_t kBytes = kStages * kStageBytes, kBarriers = 16 * kStages;

@@ -62,7 +62,7 @@ template <class M> struct Rings {
         q(base + M::q, base + M::barriers, loads),
         k(base + M::k, q.barriers + M::QueryRing::kBarriers, loads),
         items{base + M::items} {}
-  /// Of a stage of K.
+  /// The steps of a stage of K.
   __device__ std::uint32_t steps(const typename M::KeyRing& stage) const {
     return stage.row(base + M::steps, M::kStepBytes);
   }
@@ -106,7 +106,7 @@ template <class M> struct Loader {
         p, to.base + M::turns, to.items, to.q, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
         [&](const Item& x, const Item& next) { load(x, next), begin(next); });
   }
-  /// Of an item the rows of Q, and those of K and V, stage by stage.
+  /// Loads the rows of Q of an item, and those of K and V, stage by stage.
   __device__ __forceinline__ void load(const Item& x, const Item& next) {
     using Keys = typename M::Keys;
     to.q.wait_empty();
@@ -145,7 +145,7 @@ template <class M> struct Loader {
 
 // ---- multiplies
 
-/// Of the two rows a lane has.
+/// The softmax of the two rows that a lane has.
 struct OnlineSoftmax {
   float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
   float factor[2], shift[2];  // factor: what sums before this tile are multiplied with

@@ -115,7 +115,7 @@ template <class M> struct Loader {
         p, to.base + M::turns, to.items, to.kv, [&](int i) { return p.item(i); }, [&](const Item& x) { begin(x); },
         [&](const Item& x, const Item& next) { load(x, next); });
   }
-  /// Of the item that comes next what is known early.
+  /// Loads what is known early of the next item.
   __device__ __forceinline__ void begin(const Item& x) {
     fetch_keys(x);
     walk = Walk(p, x);

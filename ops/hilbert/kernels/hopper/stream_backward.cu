@@ -141,7 +141,7 @@ template <class M> struct Loader {
         [&](const Item& x) { begin(x); },
         [&](const Item& x, const Item& next) { load_owned(x, next), load_stream(x), begin(next); });
   }
-  /// Of an item its own rows.
+  /// Loads an item's own rows.
   __device__ __forceinline__ void load_owned(const Item& x, const Item& next) {
     using Own = typename M::Own;
     to.own.wait_empty();
