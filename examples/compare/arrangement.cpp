@@ -148,7 +148,7 @@ static Index example_token(const hilt::Plan& plan) {
   return token;
 }
 
-/// Of all neighbours on the grid, the share that stand in one tile of 128: how local an order is.
+/// The share of neighbours on the grid that stand in one tile of 128: how local an order is.
 static double near_neighbours(const hilt::Plan& plan, const Arrangement& a) {
   Index pairs = 0, near = 0;
   for (const auto& [first, one] : alone(plan)) {

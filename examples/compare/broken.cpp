@@ -32,8 +32,8 @@ std::vector<std::int32_t> keys_back_of(Mistake mistake, const ExactProblem& p, s
   return keys;
 }
 
-/// Of o, dq, dk and dv, or what is shaped like them: the first sequence, the heads of the first key
-/// head.
+/// A part of o, dq, dk and dv, or what is shaped like them: the first sequence, the heads of the
+/// first key head.
 Tensors first_part(const ExactProblem& p, const Tensors& x) {
   Tensors out;
   for (std::size_t i = 0; i < 4; ++i)

@@ -41,7 +41,7 @@ struct AttendedSets {
   std::vector<std::size_t> of_head;
   const KeyLists& head(Index h) const { return sets[of_head[at(h)]]; }
 };
-/// Of documents, those of each as it stands alone.
+/// The sets of a plan; of each document as it stands alone.
 AttendedSets attended_sets(const hilt::Plan& plan);
 /// A plan of each document of a row alone, and its first token; of a row that is whole, the plan.
 std::vector<std::pair<Index, hilt::PlanPtr>> alone(const hilt::Plan& plan);

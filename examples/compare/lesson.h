@@ -45,7 +45,7 @@ struct Problem {
     const hilt::Tensor* const all[] = {&q, &q, &k, &v, &terms.slopes, &terms.relative, &terms.bias, &terms.sink};
     return *all[i];
   }
-  /// Of q, k, v, dO, which is as large as q, and the tensors of terms.
+  /// The bytes of q, k, v, dO, which is as large as q, and the tensors of terms.
   std::size_t input_bytes() const {
     std::size_t sum = 0;
     for (std::size_t i = 0; i < kTensors.size(); ++i) sum += input(i) ? input(i).bytes() : 0;
