@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Several ranks from outside: ring against one rank, attend over ranks, training on grids that must tell one story, and ranks that are lost.
+# Several ranks from outside: ring against one rank, attend over ranks, training on grids that must tell one story, and
+# ranks that are lost.
 . "$SRC/tests/packaging/common.sh"
 programs=$BUILD/examples
 cd "$scratch"
@@ -16,9 +17,11 @@ elif grep -q 'kHasMpi = false' "$BUILD/core/config.h"; then
 else echo 'without MPI: its part is left out'; fi
 
 # ---- ring: the same numbers, and the bytes that the plan says ----
-fields='ranks max_error_vs_one_rank bytes_sent_per_rank peak_bytes_per_rank predicted_bytes imbalance ms one_rank_ms efficiency'
+fields='ranks max_error_vs_one_rank bytes_sent_per_rank peak_bytes_per_rank predicted_bytes imbalance ms'
+fields+=' one_rank_ms efficiency'
 for link in $links; do
-  for more in '--dtype f64 --causal token' '--transport gather --pattern segment:512,dilation=4' '--shards balanced --causal curve --dtype f64 --kv-heads 2 --dropout 0.2'; do
+  for more in '--dtype f64 --causal token' '--transport gather --pattern segment:512,dilation=4' \
+    '--shards balanced --causal curve --dtype f64 --kv-heads 2 --dropout 0.2'; do
     started "$link" 4
     # shellcheck disable=SC2086
     expect 0 "ring over $link $more" "${begin[@]}" "$programs/ring" --length 600 --head-dim 16 --repeat 1 $more
@@ -29,22 +32,29 @@ done
 # Every term of the scores, and documents: the gradient of each tensor is held against one rank's too.
 for more in '' '--documents 20x20,100,10x10' '--dtype f32 --transport gather'; do
   # shellcheck disable=SC2086
-  expect 0 "ring with terms $more" "$programs/ring" --ranks 3 --length 600 --head-dim 16 --repeat 1 --dtype f64 --softcap 5 --alibi learned --relative 9 --bias 1x4x1xL --sink $more
-  for name in o dq dk dv d_slopes d_relative d_bias d_sink; do grep -q "\"$name\":" out || fail "ring with terms $more: no $name"; done
+  expect 0 "ring with terms $more" "$programs/ring" --ranks 3 --length 600 --head-dim 16 --repeat 1 --dtype f64 \
+    --softcap 5 --alibi learned --relative 9 --bias 1x4x1xL --sink $more
+  for name in o dq dk dv d_slopes d_relative d_bias d_sink; do grep -q "\"$name\":" out ||
+    fail "ring with terms $more: no $name"; done
 done
 expect 0 'ring in segments' "$programs/ring" --ranks 4 --length 1024 --pattern segment:64 --repeat 1
-tr -d ' \n' <out | grep -q '"bytes_sent_per_rank":\[0,0,0,0\]' || fail "segments inside shards sent something: $(cat out)"
+tr -d ' \n' <out | grep -q '"bytes_sent_per_rank":\[0,0,0,0\]' ||
+  fail "segments inside shards sent something: $(cat out)"
 expect 2 'ring taken apart' "$programs/ring" --heads 3 --kv-heads 2
 # Sizes that no machine holds are refused before any of it is made: within 5 s of processor time.
 for sizes in '' '--heads 1 --head-dim 1 --ranks 1' '--no-one-rank'; do
   # shellcheck disable=SC2086
-  expect 4 "ring without end $sizes" bash -c 'ulimit -t 5 && exec "$@"' refused "$programs/ring" --length 268435456 $sizes
+  expect 4 "ring without end $sizes" bash -c 'ulimit -t 5 && exec "$@"' refused "$programs/ring" \
+    --length 268435456 $sizes
   says err '--length (268435456): would need '
 done
-grep -q kHasCuda\ =\ true "$BUILD/core/config.h" || { expect 5 'ring without GPUs' "$programs/ring" --comm nccl; says err 'no usable GPU'; }
+grep -q kHasCuda\ =\ true "$BUILD/core/config.h" ||
+  { expect 5 'ring without GPUs' "$programs/ring" --comm nccl; says err 'no usable GPU'; }
 
 # ---- train: any grid tells the story of one rank ----
-tiny='--layers 1 --heads 2 --width 16 --context 24 --batch 4 --dropout 0.1 --softcap 20 --alibi learned --relative 9 --bias 1x1xLxL --sink --eval-rows 4 --sample-every 0 --tokens 8 --steps 12 --save-every 6 --eval-every 6'
+tiny='--layers 1 --heads 2 --width 16 --context 24 --batch 4 --dropout 0.1 --softcap 20 --alibi learned'
+tiny+=' --relative 9 --bias 1x1xLxL --sink --eval-rows 4 --sample-every 0 --tokens 8 --steps 12 --save-every 6'
+tiny+=' --eval-every 6'
 curve() { sed -n 's/.*"step":\([0-9]*\),"loss":\([0-9.]*\).*/\1 \2/p' "$1/log.jsonl"; }
 # shellcheck disable=SC2086
 expect 0 'one rank' "$programs/train" $tiny --out one
@@ -53,28 +63,38 @@ for link in $links; do
     read -r ranks sequence <<<"$grid"
     started "$link" "$ranks"
     # shellcheck disable=SC2086
-    expect 0 "train on $grid over $link" "${begin[@]}" "$programs/train" $tiny --ranks "$ranks" --sequence-ranks "$sequence" --out "$link-$ranks-$sequence"
-    paste <(curve one) <(curve "$link-$ranks-$sequence") | awk -v name="$grid over $link" 'NF != 4 || $1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { print name ": " $0; bad = 1 } END { exit bad || NR != 12 }' >&2 ||
+    expect 0 "train on $grid over $link" "${begin[@]}" "$programs/train" $tiny --ranks "$ranks" \
+      --sequence-ranks "$sequence" --out "$link-$ranks-$sequence"
+    paste <(curve one) <(curve "$link-$ranks-$sequence") |
+      awk -v name="$grid over $link" '
+        NF != 4 || $1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { print name ": " $0; bad = 1 }
+        END { exit bad || NR != 12 }' >&2 ||
       fail "training on $grid over $link is another story"
   done
 done
 # On a grid, with blocks whose patterns would deal rows out otherwise; images divide the batch alone.
-odd='--grid 4x6 --layers 2 --heads 2 --width 16 --batch 4 --eval-rows 4 --sample-every 0 --steps 12 --save-every 6 --eval-every 6 --pattern segment:8 --pattern-odd segment:5,shift=3'
+odd='--grid 4x6 --layers 2 --heads 2 --width 16 --batch 4 --eval-rows 4 --sample-every 0 --steps 12 --save-every 6'
+odd+=' --eval-every 6 --pattern segment:8 --pattern-odd segment:5,shift=3'
 for task in ising images; do
   # shellcheck disable=SC2086
   expect 0 "$task on one rank" "$programs/train" --task $task $odd --out $task
   for grid in '2 1' $([[ $task == ising ]] && echo '4,2 3,3' | tr ' ' '\n'); do
     read -r ranks sequence <<<"${grid/,/ }"
     # shellcheck disable=SC2086
-    expect 0 "$task on $grid" "$programs/train" --task $task $odd --ranks "$ranks" --sequence-ranks "$sequence" --comm threads --out "$task-$ranks-$sequence"
-    paste <(curve $task) <(curve "$task-$ranks-$sequence") | awk '$1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { bad = 1 } END { exit bad || NR != 12 }' || fail "$task on $grid is another story"
+    expect 0 "$task on $grid" "$programs/train" --task $task $odd --ranks "$ranks" --sequence-ranks "$sequence" \
+      --comm threads --out "$task-$ranks-$sequence"
+    paste <(curve $task) <(curve "$task-$ranks-$sequence") |
+      awk '$1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { bad = 1 } END { exit bad || NR != 12 }' ||
+      fail "$task on $grid is another story"
   done
 done
 # A checkpoint of one grid goes on on another.
 mkdir again
 cp threads-4-2/ckpt-000006.safetensors again/
 expect 0 'another grid' "$programs/train" --resume --ranks 2 --sequence-ranks 2 --out again --tokens 8
-paste <(curve one | tail -6) <(curve again | tail -6) | awk '$1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { bad = 1 } END { exit bad || NR != 6 }' || fail 'a run that goes on on another grid is another story'
+paste <(curve one | tail -6) <(curve again | tail -6) |
+  awk '$1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { bad = 1 } END { exit bad || NR != 6 }' ||
+  fail 'a run that goes on on another grid is another story'
 expect 2 'ranks that do not divide' "$programs/train" --ranks 3 --sequence-ranks 2
 says err 'must divide'
 
@@ -90,15 +110,18 @@ if [[ $links == *mpi* ]]; then
   unlike 'ring: rank 1 has seed = 2, rank 0 seed = 1' "$ring --seed 1" "$ring --seed 2"
   unlike 'HILT_FORCE_ORDER = row' "$ring" "env HILT_FORCE_ORDER=row $ring"
   train="$programs/train $tiny --out by-hand"
-  unlike 'train: rank 1 has HILT_FORCE_ORDER = row, rank 0 HILT_FORCE_ORDER = unset' "$train" "env HILT_FORCE_ORDER=row $train"
+  unlike 'train: rank 1 has HILT_FORCE_ORDER = row, rank 0 HILT_FORCE_ORDER = unset' "$train" \
+    "env HILT_FORCE_ORDER=row $train"
   unlike 'text.checksum = ' "$train --text text" "$train --text other"
 
   # ---- attend writes what one rank writes; a number that is not that of mpirun is refused ----
   python3 -c '
 import random, struct
 for name in "qkv":
-    header = "{\x27descr\x27: \x27<f8\x27, \x27fortran_order\x27: False, \x27shape\x27: (1, 64, 2, 8), }".ljust(117) + "\n"
-    open(name + ".npy", "wb").write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + struct.pack("<1024d", *(random.gauss(0, 1) for _ in range(1024))))'
+    header = "{\x27descr\x27: \x27<f8\x27, \x27fortran_order\x27: False, \x27shape\x27: (1, 64, 2, 8), }"
+    header = header.ljust(117) + "\n"
+    numbers = struct.pack("<1024d", *(random.gauss(0, 1) for _ in range(1024)))
+    open(name + ".npy", "wb").write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + numbers)'
   attend="$programs/attend --q q.npy --k k.npy --v v.npy --pattern segment:16"
   # shellcheck disable=SC2086
   expect 0 'attend on one rank' $attend --out of-one
@@ -121,29 +144,34 @@ import json, sys
 def tensors(path):
     raw = open(path, 'rb').read()
     data = 8 + int.from_bytes(raw[:8], 'little')
-    return {name: (x['dtype'], x['shape'], raw[data:][slice(*x['data_offsets'])]) for name, x in json.loads(raw[8:data]).items() if name != '__metadata__'}
+    return {name: (x['dtype'], x['shape'], raw[data:][slice(*x['data_offsets'])])
+            for name, x in json.loads(raw[8:data]).items() if name != '__metadata__'}
 of, other = map(tensors, sys.argv[1:])
 sys.exit(not of or of != other)
 END
 }
 open_end="$tiny --schedule constant --keep 3 --steps"
-# lost LINK SIGNAL: over MPI one rank of three is sent it, over threads all are. An end is seen by the others, not its silence: there the deadline only
-# guards. Seconds are judged where HILT_DEEP is set.
+# lost LINK SIGNAL: over MPI one rank of three is sent it, over threads all are. An end is seen by the others, not its
+# silence: there the deadline only guards. Seconds are judged where HILT_DEEP is set.
 lost() {
-  local link=$1 signal=$2 out=$scratch/lost-$1-$2 deadline=200 status=0 parent victim start took last step grid ranks sequence
+  local link=$1 signal=$2 out=$scratch/lost-$1-$2 deadline=200 status=0 parent victim start took last step grid ranks \
+    sequence
   [[ ! ${HILT_DEEP-} ]] || deadline=4
   [[ $signal != STOP ]] || deadline=10
   started "$link" 3
   # shellcheck disable=SC2086
-  HILT_DEADLINE=$deadline "${begin[@]}" "$programs/train" $open_end 1000000 --ranks 3 --sequence-ranks 3 --out "$out" >lost.out 2>lost.err &
+  HILT_DEADLINE=$deadline "${begin[@]}" "$programs/train" $open_end 1000000 --ranks 3 --sequence-ranks 3 \
+    --out "$out" >lost.out 2>lost.err &
   parent=$!
   # So many checkpoints are kept, so a fast run is soon without its second: two are waited for, whichever.
   until (($(find "$out" -name 'ckpt-*.safetensors' 2>/dev/null | wc -l) >= 2)); do
     kill -0 "$parent" 2>/dev/null || fail "over $link: ended before its second checkpoint: $(cat lost.err)"
     sleep 0.1
   done
-  # By its whole path: another run of this test on the machine has ranks of its own. A rank, not mpirun, whose command line holds the name too.
-  victim=$(for pid in $(pids_with "$out"); do [[ $(readlink "/proc/$pid/exe") != */train ]] || echo "$pid"; done | sort -n | tail -n 1)
+  # By its whole path: another run of this test on the machine has ranks of its own. A rank, not mpirun, whose command
+  # line holds the name too.
+  victim=$(for pid in $(pids_with "$out"); do [[ $(readlink "/proc/$pid/exe") != */train ]] || echo "$pid"; done |
+    sort -n | tail -n 1)
   kill -s "$signal" "$victim"
   start=$SECONDS
   wait "$parent" || status=$?
@@ -151,18 +179,22 @@ lost() {
   [[ $status != 0 ]] || fail "over $link: a run that lost a rank ended well: $(cat lost.err)"
   case $link$signal in
     mpiKILL) grep -q 'exited on signal 9' lost.err || fail "the killed rank is not told of: $(cat lost.err)" ;;
-    mpiSTOP) grep -qE 'error: .*waited 10 s for rank .*suspect: rank [0-2], which does not answer' lost.err || fail "the stopped rank is not told of: $(cat lost.err)" ;;
+    mpiSTOP) grep -qE 'error: .*waited 10 s for rank .*suspect: rank [0-2], which does not answer' lost.err ||
+      fail "the stopped rank is not told of: $(cat lost.err)" ;;
   esac
   [[ ! ${HILT_DEEP-} ]] || ((took <= deadline + 10)) || fail "over $link: ranks outlived one that was lost by $took s"
-  for _ in {1..600}; do [[ $(pids_with "$out") ]] || break; sleep 0.1; done  # a guard: mpirun may end before its last rank
+  # a guard: mpirun may end before its last rank
+  for _ in {1..600}; do [[ $(pids_with "$out") ]] || break; sleep 0.1; done
   [[ ! $(pids_with "$out") ]] || fail "over $link: processes are left: $(pids_with "$out" | xargs)"
   expect 0 "what a lost run over $link left" "$programs/sample" --out "$out" --tokens 8
 
-  # A run that lost nobody, over threads, has the same bits there, and six updates later. A rank that hears of a fault saves what it has, at any step.
+  # A run that lost nobody, over threads, has the same bits there, and six updates later. A rank that hears of a fault
+  # saves what it has, at any step.
   last=$(basename "$(find "$out" -name 'ckpt-*.safetensors' | sort | tail -n 1)")
   step=$((10#${last//[!0-9]/}))
   # shellcheck disable=SC2086
-  expect 0 'a run that loses nobody' "$programs/train" $open_end $((step + 6)) --save-every "$step" --ranks 3 --sequence-ranks 3 --out "$out-whole"
+  expect 0 'a run that loses nobody' "$programs/train" $open_end $((step + 6)) --save-every "$step" --ranks 3 \
+    --sequence-ranks 3 --out "$out-whole"
   same "the last checkpoint over $link" "$out/$last" "$out-whole/$last"
   for grid in '3 3' '1 1' '2 2' '4 2'; do
     read -r ranks sequence <<<"$grid"
@@ -170,12 +202,15 @@ lost() {
       rm -rf "$from-goes-on"
       mkdir "$from-goes-on"
       cp "$from/$last" "$from-goes-on/"
-      expect 0 "going on as $grid" "$programs/train" --resume --ranks "$ranks" --sequence-ranks "$sequence" --steps $((step + 6)) --out "$from-goes-on" --tokens 8
+      expect 0 "going on as $grid" "$programs/train" --resume --ranks "$ranks" --sequence-ranks "$sequence" \
+        --steps $((step + 6)) --out "$from-goes-on" --tokens 8
     done
     end=$(printf 'ckpt-%06d.safetensors' $((step + 6)))
     same "going on as $grid" "$out-goes-on/$end" "$out-whole-goes-on/$end"
     [[ $ranks != 3 ]] || same 'going on as before' "$out-goes-on/$end" "$out-whole/$end"
-    paste <(curve "$out-whole" | tail -6) <(curve "$out-goes-on") | awk '$1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { bad = 1 } END { exit bad || NR != 6 }' || fail "going on as $grid is another story"
+    paste <(curve "$out-whole" | tail -6) <(curve "$out-goes-on") |
+      awk '$1 != $3 || $2 - $4 > 2e-4 || $4 - $2 > 2e-4 { bad = 1 } END { exit bad || NR != 6 }' ||
+      fail "going on as $grid is another story"
   done
 }
 lost threads KILL

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What one types first must work: the default run ends within 5 % of the entropy on the widest instruction set there is, and
-# the base one takes the same first steps. HILT_DEFAULT=base: the base one alone, to its end, and nothing else.
+# What one types first must work: the default run ends within 5 % of the entropy on the widest instruction set there is,
+# and the base one takes the same first steps. HILT_DEFAULT=base: the base one alone, to its end, and nothing else.
 # HILT_TEST_SCALE=small begins both and ends none.
 . "$SRC/tests/packaging/common.sh"
 cd "$scratch"
@@ -25,7 +25,8 @@ whole() {
   expect 0 'the default run' "$BUILD/examples/train" --device cpu --out "$1"
   local above
   above=$(sed -n 's/.* \([-0-9.]*\) % above the grammar.s entropy there, .*/\1/p' "$scratch/out")
-  awk -v x="$above" 'BEGIN { exit !(x != "" && x < 5) }' || fail "$1: the default run ended ${above:-?} % above the entropy"
+  awk -v x="$above" 'BEGIN { exit !(x != "" && x < 5) }' ||
+    fail "$1: the default run ended ${above:-?} % above the entropy"
   echo "$1: the default run ended $above % above the entropy"
 }
 
@@ -40,5 +41,6 @@ esac
 HILT_ISA=base begin base
 if [[ ${HILT_TEST_SCALE-} == small ]]; then begin widest; else whole widest; fi
 paste <(losses base) <(losses widest) >both
-awk '{ d = $1 - $2; if (d < -0.01 || d > 0.01) { print "step " NR ": " $0; bad = 1 } } END { exit bad || NR != 50 }' both ||
+awk '{ d = $1 - $2; if (d < -0.01 || d > 0.01) { print "step " NR ": " $0; bad = 1 } } END { exit bad || NR != 50 }' \
+  both ||
   fail "the base instructions and the widest take other first steps"

@@ -11,7 +11,8 @@ refused() {
   shift 2
   expect_soon "$status" "train $*" "$train" --out made "$@"
   one_line_on_stderr
-  [[ $(cat "$scratch/err") == "train: error: $line" ]] || fail "train $*: said '$(cat "$scratch/err")', expected 'train: error: $line'"
+  [[ $(cat "$scratch/err") == "train: error: $line" ]] ||
+    fail "train $*: said '$(cat "$scratch/err")', expected 'train: error: $line'"
   [[ ! -e made ]] || fail "train $*: left $(find made)"
 }
 
@@ -35,20 +36,26 @@ refused 2 '--seconds (5): --steps 10 is given too; leave one of them out' --step
 refused 2 '--text: --task text needs a file; name one' --task text
 refused 2 '--text (x): --task life reads no file; leave one of them out' --task life --text x
 refused 2 '--relative (31x32): 32 is even; offsets from -r to r are 2 r + 1' --relative 31x32
-refused 2 'relative: table [8, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW' --relative 3x3
+refused 2 'relative: table [8, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW' \
+  --relative 3x3
 refused 2 '--bias (8): has rank 1; expected [batch, heads, queries, keys]' --bias 8
 refused 2 'bias: axis 1 of [batch, heads, queries, keys] is 3; it broadcasts where it is 1 or 8' --bias 1x3x1xL
-refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" --alibi lerned
+refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" \
+  --alibi lerned
 refused 2 "'--documents': no such option; --help lists all" --documents 64,64
 refused 2 '--controls: only --task life, ising and images have them' --controls
 refused 2 '--grid (13x12): the exact answer of --task ising is known up to 12x12' --task ising --grid 13x12
 refused 2 '--labels (y.npy): needs --images, what they are of' --task images --labels y.npy
-refused 2 '--images (x.npy): --task life reads no images; leave one of them out' --task life --images x.npy --labels y.npy
+refused 2 '--images (x.npy): --task life reads no images; leave one of them out' --task life --images x.npy \
+  --labels y.npy
 refused 3 '--images (none.npy): cannot open: No such file or directory' --images none.npy --labels y.npy
-refused 2 '--sequence-ranks (2): an image has one label, of all its patches; let --ranks divide the batch' --task images --ranks 2 --sequence-ranks 2
-refused 2 '--pattern-odd (slide:2): --layers 1 has block 0 alone; leave it out, or take more layers' --pattern-odd slide:2 --layers 1
+refused 2 '--sequence-ranks (2): an image has one label, of all its patches; let --ranks divide the batch' \
+  --task images --ranks 2 --sequence-ranks 2
+refused 2 '--pattern-odd (slide:2): --layers 1 has block 0 alone; leave it out, or take more layers' \
+  --pattern-odd slide:2 --layers 1
 for order in auto hilbert,scope=segment; do
-  refused 2 "--pattern-odd (slide:2): --order $order follows one pattern; name another" --pattern-odd slide:2 --order $order
+  refused 2 "--pattern-odd (slide:2): --order $order follows one pattern; name another" --pattern-odd slide:2 \
+    --order $order
 done
 refused 2 '--pattern-odd (segment:0): segment: size 0 must be at least 1; as in segment:128' --pattern-odd segment:0
 refused 3 '--text (none): cannot open: No such file or directory' --text none
@@ -57,16 +64,19 @@ refused 3 '--text (directory): is a directory; expected a text' --text directory
 : >empty
 refused 3 '--text (empty): is empty; expected a text' --text empty
 printf 'too short' >short
-refused 3 '--text (short): has 9 characters; --context 192 needs at least 386 (a row and the token after it, for training and for validation); use a longer text or a smaller --context' --text short
+needs='--context 192 needs at least 386 (a row and the token after it, for training and for validation)'
+refused 3 "--text (short): has 9 characters; $needs; use a longer text or a smaller --context" --text short
 { head -c 1000 /dev/zero | tr '\0' a; printf '\xff'; } >broken
 refused 3 '--text (broken): invalid UTF-8 at byte 1000; take bytes instead of characters' --text broken
-refused 3 '--config (none.ini): No such file or directory; name an INI file, as --print-config writes it' --config none.ini
+refused 3 '--config (none.ini): No such file or directory; name an INI file, as --print-config writes it' \
+  --config none.ini
 printf '[run]\nlayers = 2\nlyers = 3\n' >wrong.ini
 refused 2 "'lyers': no such key, wrong.ini:3; did you mean --layers? --help lists all" --config wrong.ini
 printf 'task = life\ngrid = 9\n' >wrong.ini
 refused 2 '--grid (9): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16' --config wrong.ini
 mkfifo pipe
-for file in pipe /dev/zero; do refused 3 "--config ($file): not a regular file; name an INI file, as --print-config writes it" --config $file; done
+for file in pipe /dev/zero; do refused 3 \
+  "--config ($file): not a regular file; name an INI file, as --print-config writes it" --config $file; done
 head -c 2000000 /dev/zero >large
 refused 3 '--config (large): larger than 1048576 bytes; name an INI file, as --print-config writes it' --config large
 printf '\033[31mna\303\257ve\377\n' >colored  # what a file holds must not reach the terminal as it is
@@ -96,7 +106,8 @@ contains 4 'GB): needed' --context 1048576
 contains 4 'TB): needed' --context 1048576 --batch 1 --width 8 --heads 1 --layers 1 --backward taped
 contains 4 'TB): needed' --task life --grid 1024x1024 --batch 65536
 contains 4 '): needed' --context 1048576 --batch 65536 --width 65536 --layers 1024 --accumulate 65536  # beyond 64 bits
-# What batch systems set: no more than twice what --help maps, rounded up, and 256 MiB, of the 1.04 GB that this one needs.
+# What batch systems set: no more than twice what --help maps, rounded up, and 256 MiB, of the 1.04 GB that this one
+# needs.
 least=4096
 until (ulimit -v $least; exec "$train" --help) >/dev/null 2>&1; do
   least=$((2 * least))
@@ -106,16 +117,19 @@ done
 if ! "$BUILD/examples/info" | grep -qi 'cuda:0'; then contains 5 'no usable GPU' --device cuda; fi
 
 # Not a number: the step and where it began; the log of what went well stays.
-expect 7 'a learning rate beyond sense' "$train" --layers 1 --heads 1 --width 16 --context 16 --batch 1 --warmup 0 --clip 0 --lr 1e30 --steps 50 --out wild
+expect 7 'a learning rate beyond sense' "$train" --layers 1 --heads 1 --width 16 --context 16 --batch 1 --warmup 0 \
+  --clip 0 --lr 1e30 --steps 50 --out wild
 says err 'train: error: loss ('
 says err 'not finite at step '
 
-expect 7 'the same with --debug' "$train" --layers 1 --heads 1 --width 16 --context 16 --batch 1 --warmup 0 --clip 0 --lr 1e30 --steps 50 --out wild2 --debug
+expect 7 'the same with --debug' "$train" --layers 1 --heads 1 --width 16 --context 16 --batch 1 --warmup 0 --clip 0 \
+  --lr 1e30 --steps 50 --out wild2 --debug
 grep -A 5 '^train: error: loss (' "$scratch/err" | grep -q 'train(+' || fail "--debug: no stack: $(cat "$scratch/err")"
 
 # Pointless, but allowed: a warning.
 expect 0 'a pointless dilation' "$train" --pattern segment:4,dilation=8 --dry-run --out made
-says err 'train: warning: --pattern (segment:4,dilation=8): dilation 8 in segments of 4: each row attends to 1 key at most'
+sparse='dilation 8 in segments of 4: each row attends to 1 key at most'
+says err "train: warning: --pattern (segment:4,dilation=8): $sparse"
 expect 0 'a plan' "$train" --dry-run --out made
 says out 'planned'
 [[ ! -e made ]] || fail 'a dry run wrote something'
@@ -132,21 +146,27 @@ expect 0 '--config of odd values' "$train" --config saved.ini --print-config
 cmp saved.ini "$scratch/out" || fail 'odd values did not come back'
 grep -qF 'prompt = "  Mia\nhas \"a\\ "' saved.ini || fail "a value with blanks and lines: $(cat saved.ini)"
 expect 0 'an option given twice' "$train" --layers 3 --layers 1 --dry-run --out made
-[[ $(cat "$scratch/err") == 'train: warning: --layers: given 2 times; the last counts: 1' ]] || fail "twice: $(cat "$scratch/err")"
+[[ $(cat "$scratch/err") == 'train: warning: --layers: given 2 times; the last counts: 1' ]] ||
+  fail "twice: $(cat "$scratch/err")"
 for program in "$train" "$train --resume" "$BUILD/examples/sample"; do
   # shellcheck disable=SC2086
   expect 3 "$program with a long name" $program --out "$(printf 'x%.0s' {1..300})"
   one_line_on_stderr
 done
 expect 0 '--help' "$train" --help
-for option in task text steps seconds layers heads width context batch accumulate order pattern backward checkpointing dropout lr schedule warmup \
-    weight-decay clip dtype device seed out resume keep sample-every eval-every ranks dry-run sample-only prompt temperature top-k top-p debug; do
+for option in task text steps seconds layers heads width context batch accumulate order pattern backward checkpointing \
+  dropout lr schedule warmup \
+    weight-decay clip dtype device seed out resume keep sample-every eval-every ranks dry-run sample-only prompt \
+    temperature top-k top-p debug; do
   says out "--$option"
 done
-tr -s ' \n' ' ' <"$scratch/out" | grep -qF -- '--text FILE has to be named again' || fail '--help: --resume does not say that a text is named again'
+tr -s ' \n' ' ' <"$scratch/out" | grep -qF -- '--text FILE has to be named again' ||
+  fail '--help: --resume does not say that a text is named again'
 # sample has what it uses, and no more.
 expect 0 'sample --help' "$BUILD/examples/sample" --help
-[[ $(grep -oE '^  (-h,)?--[a-z-]+' "$scratch/out" | sed 's/.*--//' | xargs) == 'help out prompt temperature top-k top-p stop tokens images labels last seed config print-config debug' ]] ||
+[[ $(grep -oE '^  (-h,)?--[a-z-]+' "$scratch/out" | sed 's/.*--//' |
+  xargs) == 'help out prompt temperature top-k top-p stop tokens images labels last seed config print-config debug' ]] \
+  ||
   fail "sample --help: $(cat "$scratch/out")"
 says out 'Where train put the run'
 expect 2 'sample with an option of train' "$BUILD/examples/sample" --layers 2

@@ -3,14 +3,14 @@
 
     crash_points.py BUILD [--checkpoints N] [--subsets N] [--seed S] [--only ERROR-POINT | POINT:KEPT]
 
-A short run of train writes its checkpoints, log and samples with faults.so in front, which lists each call that changes a
-file. Then, for every one of those calls:
+A short run of train writes its checkpoints, log and samples with faults.so in front, which lists each call that changes
+a file. Then, for every one of those calls:
   error      the call fails (a full disk, a broken one): the run ends in 0 or 3, never otherwise;
-  power cut  the process stops before the call. What was synced is there; of the rest none is, all is, each alone is lost,
-             each alone is kept, and so for seeded subsets. The directory is made as it would be found.
-After each the run is resumed, or begun anew where no checkpoint is there, and must end with the same bytes: checkpoints,
-samples, and the losses of every step in the log. Nothing is lost but the steps since the last checkpoint that was saved.
-The last line counts: `N passed, N failed, N skipped`.
+  power cut  the process stops before the call. What was synced is there; of the rest none is, all is, each alone is
+             lost, each alone is kept, and so for seeded subsets. The directory is made as it would be found.
+After each the run is resumed, or begun anew where no checkpoint is there, and must end with the same bytes:
+checkpoints, samples, and the losses of every step in the log. Nothing is lost but the steps since the last checkpoint
+that was saved. The last line counts: `N passed, N failed, N skipped`.
 """
 import argparse
 import concurrent.futures
@@ -30,11 +30,13 @@ STEPS_EACH = 2
 
 def options(checkpoints):
     steps = STEPS_EACH * checkpoints
-    return (f'--layers 1 --heads 1 --width 8 --context 16 --batch 1 --steps {steps} --save-every {STEPS_EACH} --sample-every {STEPS_EACH} '
+    return (f'--layers 1 --heads 1 --width 8 --context 16 --batch 1 --steps {steps} --save-every {STEPS_EACH} '
+            f'--sample-every {STEPS_EACH} '
             f'--warmup 1 --device cpu').split()
 
 
-SAMPLES = f'--tokens 4 --prompt a --eval-every {STEPS_EACH} --eval-rows 1'.split()  # what a run is not decided by, and a resumed one is told again
+# what a run is not decided by, and a resumed one is told again
+SAMPLES = f'--tokens 4 --prompt a --eval-every {STEPS_EACH} --eval-rows 1'.split()
 
 
 class Directory:
@@ -113,16 +115,19 @@ class Judge:
         self.slowest, self.guard = 0, 120  # seconds; only a run that hangs meets the guard
 
     def train(self, root, *more, **environment):
-        command = [self.build / 'examples/train', *(options(self.checkpoints) if '--resume' not in more else []), '--out', 'run', *SAMPLES, *more]
+        command = [self.build / 'examples/train', *(options(self.checkpoints) if '--resume' not in more else []),
+                   '--out', 'run', *SAMPLES, *more]
         env = {**os.environ, **environment, 'HILT_THREADS': '1'}
         began = time.monotonic()
-        done = subprocess.run(command, cwd=root, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=self.guard)
+        done = subprocess.run(command, cwd=root, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=self.guard)
         self.slowest = max(self.slowest, time.monotonic() - began)
         self.guard = max(self.guard, 10 * self.slowest)
         return done
 
     def faulty(self, root, **environment):
-        return self.train(root, LD_PRELOAD=str(self.build / 'tests/hostile/libfaults.so'), HILT_FAULT_UNDER=str(root), **environment)
+        return self.train(root, LD_PRELOAD=str(self.build / 'tests/hostile/libfaults.so'), HILT_FAULT_UNDER=str(root),
+                          **environment)
 
     def fresh(self, prefix):
         return pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=self.scratch))
@@ -163,7 +168,8 @@ class Judge:
 
     def resumes(self, root, saved, said=''):
         """What is wrong with the end of a run that goes on from here; at least `saved` steps are not lost."""
-        steps = [int(p.name[5:11]) for p in (root / 'run').glob('ckpt-*.safetensors')] if (root / 'run').is_dir() else []
+        steps = ([int(p.name[5:11]) for p in (root / 'run').glob('ckpt-*.safetensors')] if (root / 'run').is_dir()
+                 else [])
         if max(steps, default=0) < saved:
             return f'the checkpoint of step {saved} was saved and is gone; there are {steps}'
         if max(steps, default=0) < STEPS_EACH * self.checkpoints:
@@ -189,7 +195,8 @@ class Judge:
         for name, wanted in self.wanted.items():
             got = found.get(name)
             right = set(got) <= set(wanted) if isinstance(got, list) else got in (None, wanted)
-            right |= name == 'best.safetensors' and got in self.bests  # whole, and of an earlier step: to be told as well
+            # whole, and of an earlier step: to be told as well
+            right |= name == 'best.safetensors' and got in self.bests
             if not right or name == self.last and got is None:
                 return f'{name} is {got}, not {wanted}'
             if got != wanted and not said:
@@ -197,7 +204,8 @@ class Judge:
         return None
 
     def key(self, took_place):
-        """Names and contents that these calls leave. What a file holds is worked out once for the calls that made it so."""
+        """Names and contents that these calls leave. What a file holds is worked out once for the calls that made it
+        so."""
         names, made = {}, {}
         for i in took_place:
             op = self.ops[i]
@@ -226,9 +234,11 @@ class Judge:
 
     def power_cut(self, point, kept):
         """The state after a power cut before call `point`, of whose pending calls `kept` took place."""
-        took_place = [i for i, op in enumerate(self.ops[:point]) if (op['lasting'] is not None and op['lasting'] < point) or i in kept]
+        took_place = [i for i, op in enumerate(self.ops[:point])
+                      if (op['lasting'] is not None and op['lasting'] < point) or i in kept]
         saved = max((int(op['to'][9:15]) for op in self.ops[:point]
-                     if op['kind'] == 'rename' and op['to'].startswith('run/ckpt-') and op['lasting'] is not None and op['lasting'] < point), default=0)
+                     if op['kind'] == 'rename' and op['to'].startswith('run/ckpt-') and op['lasting'] is not None
+                     and op['lasting'] < point), default=0)
         key = (self.key(took_place), saved)
         if key not in self.known:
             root, state = self.fresh('cut'), Directory()
@@ -271,10 +281,12 @@ def main():
     with tempfile.TemporaryDirectory(prefix='hilt-crash-') as scratch:
         judge = Judge(arguments, pathlib.Path(scratch).resolve())
         judge.reference()
-        cases = [('error', n) for n in range(len(judge.ops))] + [('cut', *c) for c in dict.fromkeys(subsets(judge, arguments.subsets, arguments.seed))]
+        cases = ([('error', n) for n in range(len(judge.ops))]
+                 + [('cut', *c) for c in dict.fromkeys(subsets(judge, arguments.subsets, arguments.seed))])
         if arguments.only:
             point, _, kept = arguments.only.partition(':')
-            cases = [('cut', int(point), frozenset(map(int, filter(None, kept.split(',')))))] if ':' in arguments.only else [('error', int(point))]
+            cases = ([('cut', int(point), frozenset(map(int, filter(None, kept.split(',')))))] if ':' in arguments.only
+                     else [('error', int(point))])
 
         def verdict(case):
             what = judge.error(case[1]) if case[0] == 'error' else judge.power_cut(*case[1:])

@@ -4,12 +4,13 @@
     hostile.py BUILD [--seed S] [--count N] [--only CLASS:SEED] [--ends]
 
 Each class draws its cases from a seed (HILT_SEED, else 1): environment variables, descriptors, limits, directories that
-others write to, files that change while they are read, checkpoints whose metadata were forged key by key (with checksums
-that match), and signals. What comes from outside comes before the n-th call that changes a file, n drawn: faults.so stops the
-program there. One seed is the same cases again; a line tells their ends in one number. Where HILT_DEEP is set, signals come
-at random moments as well, and time is judged. Whatever happens, a program ends in a documented exit status, never by a signal it was not sent, never in
-70, and an error is one line that says PROG: error: WHAT. A training that was disturbed goes on to the bytes of one that was
-not. A failed case prints the flag that plays it again; the last line counts.
+others write to, files that change while they are read, checkpoints whose metadata were forged key by key (with
+checksums that match), and signals. What comes from outside comes before the n-th call that changes a file, n drawn:
+faults.so stops the program there. One seed is the same cases again; a line tells their ends in one number. Where
+HILT_DEEP is set, signals come at random moments as well, and time is judged. Whatever happens, a program ends in a
+documented exit status, never by a signal it was not sent, never in 70, and an error is one line that says PROG: error:
+WHAT. A training that was disturbed goes on to the bytes of one that was not. A failed case prints the flag that plays
+it again; the last line counts.
 """
 import argparse
 import concurrent.futures
@@ -27,9 +28,11 @@ import tempfile
 import time
 
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 130}
-TINY = '--layers 1 --heads 1 --width 8 --context 16 --batch 1 --eval-rows 1 --warmup 1 --device cpu --eval-every 1000 --sample-every 0 --tokens 4'.split()
+TINY = ('--layers 1 --heads 1 --width 8 --context 16 --batch 1 --eval-rows 1 --warmup 1 --device cpu --eval-every '
+        '1000 --sample-every 0 --tokens 4'.split())
 JUNK = ['', ' ', '-1', '0', '1e9', 'nan', '9' * 400, '\x01\x7f', '%s%n', '../..', 'ä', 'true', '0x10', '1.5']
-LIMIT = 120  # seconds, a guard that only a program that hangs meets: the slowest case seen took 6.1, beside a load of 12
+# seconds, a guard that only a program that hangs meets: the slowest case seen took 6.1, beside a load of 12
+LIMIT = 120
 DEEP = bool(os.environ.get('HILT_DEEP'))
 
 
@@ -41,7 +44,8 @@ def npy(path, length, heads, dim, draw):
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': (1, {length}, {heads}, {dim}), }}"
     header += ' ' * (-(len(header) + 11) % 64) + '\n'
     numbers = (draw.gauss(0, 1) for _ in range(length * heads * dim))
-    path.write_bytes(b'\x93NUMPY\x01\x00' + struct.pack('<H', len(header)) + header.encode() + struct.pack(f'<{length * heads * dim}f', *numbers))
+    path.write_bytes(b'\x93NUMPY\x01\x00' + struct.pack('<H', len(header)) + header.encode()
+                     + struct.pack(f'<{length * heads * dim}f', *numbers))
 
 
 class Place:
@@ -65,14 +69,17 @@ class Place:
 
     def stopping(self, every, *arguments):
         """A training that stops itself before each `every`-th call that changes a file here; 0: before main()."""
-        return subprocess.Popen(self.command('train', *arguments), cwd=self.root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                env={**os.environ, 'HILT_THREADS': '1', **self.shared.faults, 'HILT_FAULT_UNDER': str(self.root), 'HILT_FAULT_HOW': 'stop',
+        return subprocess.Popen(self.command('train', *arguments), cwd=self.root, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                env={**os.environ, 'HILT_THREADS': '1', **self.shared.faults,
+                                     'HILT_FAULT_UNDER': str(self.root), 'HILT_FAULT_HOW': 'stop',
                                      'HILT_FAULT_AT': str(every)})
 
     @staticmethod
     def stands(run):
         """Waits until it has stopped itself, which is true, or is over."""
-        return run.returncode is None and os.waitid(os.P_PID, run.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT).si_code == os.CLD_STOPPED
+        return (run.returncode is None and os.waitid(os.P_PID, run.pid,
+                                                     os.WSTOPPED | os.WEXITED | os.WNOWAIT).si_code == os.CLD_STOPPED)
 
     @staticmethod
     def let_through(run):
@@ -95,7 +102,8 @@ class Place:
     def inputs(self, draw):
         for name in 'qkv':
             npy(self.root / f'{name}.npy', 64, 2, 8, draw)
-        return ['--q', 'q.npy', '--k', 'k.npy', '--v', 'v.npy', '--order', 'hilbert:8x8', '--pattern', 'window2d:4x4', '--out', 'out']
+        return ['--q', 'q.npy', '--k', 'k.npy', '--v', 'v.npy', '--order', 'hilbert:8x8', '--pattern', 'window2d:4x4',
+                '--out', 'out']
 
     def any_program(self, draw):
         return draw.choice([('info', []), ('attend', self.inputs(draw)), ('curves', ['--out', 'out', '--grid', '8x8']),
@@ -106,8 +114,10 @@ class Place:
 
 def environment(place, draw):
     """Variables of ours, and the usual ones, hold anything."""
-    names = ['HILT_THREADS', 'HILT_ISA', 'HILT_POOL_BYTES', 'HILT_GPU_POOL_BYTES', 'HILT_TF32', 'HILT_FORCE_ORDER', 'HILT_ROUTE', 'HILT_DEADLINE',
-             'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_RANK', 'LANG', 'LC_ALL', 'TERM', 'COLUMNS', 'TMPDIR', 'HOME', 'PATH', 'NO_COLOR']
+    names = ['HILT_THREADS', 'HILT_ISA', 'HILT_POOL_BYTES', 'HILT_GPU_POOL_BYTES', 'HILT_TF32', 'HILT_FORCE_ORDER',
+             'HILT_ROUTE', 'HILT_DEADLINE',
+             'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_RANK', 'LANG', 'LC_ALL', 'TERM', 'COLUMNS', 'TMPDIR', 'HOME',
+             'PATH', 'NO_COLOR']
     program, arguments = place.any_program(draw)
     name, value = draw.choice(names), draw.choice(JUNK)
     done = place.run(program, *arguments, env={name: value})
@@ -133,7 +143,8 @@ def descriptors(place, draw):
             elif kind == 'closed':
                 os.close(d)
     quiet = kinds[2] != 'as usual'
-    done = subprocess.run(place.command(program, *arguments), cwd=place.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    done = subprocess.run(place.command(program, *arguments), cwd=place.root, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           preexec_fn=prepare, timeout=LIMIT, env={**os.environ, 'HILT_THREADS': '1'})
     # A pipe that nobody reads ends a program that prints, as everywhere, and never a training.
     deaf = 'deaf' in kinds and program != 'train' and done.returncode == -signal.SIGPIPE
@@ -147,11 +158,14 @@ def limits(place, draw):
     """As batch systems set them."""
     program, arguments = place.any_program(draw)
     mapped = place.shared.mapped(program)
-    what, most = draw.choice([(resource.RLIMIT_FSIZE, draw.choice([0, 1, 100, 4096, 60000])), (resource.RLIMIT_NOFILE, draw.randrange(3, 16)),
-                              (resource.RLIMIT_AS, mapped + int(2 ** draw.uniform(23, 31))), (resource.RLIMIT_STACK, 256 << 10)])
+    what, most = draw.choice([(resource.RLIMIT_FSIZE, draw.choice([0, 1, 100, 4096, 60000])),
+                              (resource.RLIMIT_NOFILE, draw.randrange(3, 16)),
+                              (resource.RLIMIT_AS, mapped + int(2 ** draw.uniform(23, 31))),
+                              (resource.RLIMIT_STACK, 256 << 10)])
     def prepare():
         resource.setrlimit(what, (most, most))
-    status = subprocess.run(place.command(program, *arguments), cwd=place.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    status = subprocess.run(place.command(program, *arguments), cwd=place.root, stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             preexec_fn=prepare, timeout=LIMIT, env={**os.environ, 'HILT_THREADS': '1'})
     # Below what the loader and its libraries take, nothing of ours runs.
     if status.returncode == 127 and b'error while loading shared libraries' in status.stderr:
@@ -164,7 +178,8 @@ def directories(place, draw):
     train = [*TINY, '--steps', '400', '--save-every', '20', '--out', 'run']
     others = draw.choice([0, 1, 2])
     if not others:
-        run, deed = place.stopping(draw.randrange(1, 450), *train), draw.choice(['remove', 'move', 'replace', 'link', 'file'])
+        run, deed = place.stopping(draw.randrange(1, 450),
+                                   *train), draw.choice(['remove', 'move', 'replace', 'link', 'file'])
         if place.stands(run) and (place.root / 'run').is_dir():
             (place.root / 'run').rename(place.root / 'away')
             if deed == 'remove':
@@ -191,7 +206,8 @@ def directories(place, draw):
         stderr = place.let_through(run)
         Place(place.shared).judge('train', run.returncode, stderr)
         ends.append(run.returncode)
-    place.ends += [('train', end) for end in ends] if not at_once else [('one of', len(ends), ends.count(0))]  # whoever is first
+    # whoever is first
+    place.ends += [('train', end) for end in ends] if not at_once else [('one of', len(ends), ends.count(0))]
     if ends.count(0) != 1 or not at_once and ends[-1] != 0:
         raise Wrong(f'{len(runs)} runs into one directory end in {ends}')
 
@@ -200,7 +216,8 @@ def changing_files(place, draw):
     """A text that is cut, grown, rewritten or removed while a model trains on it; arrays likewise."""
     text = place.root / 'text'
     text.write_bytes(bytes(draw.randrange(97, 123) for _ in range(20000)))
-    run = place.stopping(draw.randrange(1, 150), '--task', 'text', '--text', 'text', *TINY, '--steps', '300', '--save-every', '1000', '--out', 'run')
+    run = place.stopping(draw.randrange(1, 150), '--task', 'text', '--text', 'text', *TINY, '--steps', '300',
+                         '--save-every', '1000', '--out', 'run')
     for _ in range(draw.choice([1, 3])):
         place.stands(run)
         deed = draw.choice(['cut', 'grow', 'rewrite', 'remove'])
@@ -244,7 +261,8 @@ def forged_metadata(place, draw):
     header = json.loads(content[8:8 + size])
     said = header['__metadata__']
     key = draw.choice(sorted(k for k in said if not k.startswith('checksum:')))
-    value = draw.choice([None, 'x' * 100000, '../../../etc/passwd', '/etc/passwd', '\n', '1048576', '18446744073709551615', '2', 'blocks:64@/etc/passwd', *JUNK])
+    value = draw.choice([None, 'x' * 100000, '../../../etc/passwd', '/etc/passwd', '\n', '1048576',
+                         '18446744073709551615', '2', 'blocks:64@/etc/passwd', *JUNK])
     if value is None:
         del said[key]
     else:
@@ -270,11 +288,13 @@ def forged_metadata(place, draw):
 
 
 def signals(place, draw):
-    """Stopped, continued, told to end, killed, before any call that changes a file or before main(); then it goes on."""
+    """Stopped, continued, told to end, killed, before any call that changes a file or before main(); then it goes
+    on."""
     steps = ['--steps', '60', '--save-every', '10', '--keep', '9', '--out', 'run']
     for again in range(31):
         resumed = bool(list((place.root / 'run').glob('ckpt-*.safetensors')))
-        run = place.stopping(draw.choice([0, *range(1, 80)]), *(['--resume', '--out', 'run', '--tokens', '4'] if resumed else [*TINY, *steps]))
+        run = place.stopping(draw.choice([0, *range(1, 80)]),
+                             *(['--resume', '--out', 'run', '--tokens', '4'] if resumed else [*TINY, *steps]))
         sent = draw.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP])
         place.stands(run)
         if DEEP and draw.random() < 0.5:
@@ -294,8 +314,10 @@ def signals(place, draw):
         raise Wrong('the end differs from that of an undisturbed run')
 
 
-CLASSES = {f.__name__: f for f in (environment, descriptors, limits, directories, changing_files, forged_metadata, signals)}
-WEIGHTS = {'environment': 6, 'descriptors': 6, 'limits': 6, 'forged_metadata': 8, 'directories': 2, 'changing_files': 2, 'signals': 1}
+CLASSES = {f.__name__: f for f in (environment, descriptors, limits, directories, changing_files, forged_metadata,
+                                   signals)}
+WEIGHTS = {'environment': 6, 'descriptors': 6, 'limits': 6, 'forged_metadata': 8, 'directories': 2, 'changing_files': 2,
+           'signals': 1}
 
 
 class Shared:
@@ -305,19 +327,22 @@ class Shared:
         self.faults = {'LD_PRELOAD': str(self.build / 'tests/hostile/libfaults.so')}
         self.sizes = {}
         place = Place(self)
-        place.run('train', *TINY, '--steps', '60', '--save-every', '10', '--keep', '9', '--out', self.trained, allowed={0})
+        place.run('train', *TINY, '--steps', '60', '--save-every', '10', '--keep', '9', '--out', self.trained,
+                  allowed={0})
         self.undisturbed = (scratch / 'trained/ckpt-000060.safetensors').read_bytes()
         (scratch / 'trained/ckpt-000060.safetensors').unlink()  # so that --resume has something to do
 
     def mapped(self, program):
         """Bytes that it has mapped at most when it has said its --help: of what is needed anyway."""
         if program not in self.sizes:
-            run = subprocess.Popen([self.build / 'examples' / program, '--help'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            run = subprocess.Popen([self.build / 'examples' / program, '--help'], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL,
                                    env={**os.environ, **self.faults, 'HILT_FAULT_HOW': 'end'})
             if not Place.stands(run):
                 raise Wrong(f'{program} --help does not stand at its end')
             status = pathlib.Path(f'/proc/{run.pid}/status').read_text()
-            self.sizes[program] = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith('VmPeak:'))
+            self.sizes[program] = next(int(line.split()[1]) << 10 for line in status.splitlines()
+                                       if line.startswith('VmPeak:'))
             run.send_signal(signal.SIGCONT)
             run.wait()
         return self.sizes[program]
@@ -332,7 +357,8 @@ def main():
     parse.add_argument('--ends', action='store_true', help='how each case ends')
     arguments = parse.parse_args()
     cases = [(name, arguments.seed * 1000000 + i) for i, name in
-             zip(range(arguments.count), random.Random(arguments.seed).choices(list(WEIGHTS), WEIGHTS.values(), k=arguments.count))]
+             zip(range(arguments.count), random.Random(arguments.seed).choices(list(WEIGHTS), WEIGHTS.values(),
+                                                                               k=arguments.count))]
     print(f'seed {arguments.seed}{", and moments of the clock" if DEEP else ""}')
     if arguments.only:
         name, seed = arguments.only.split(':')
@@ -360,8 +386,10 @@ def main():
                 if what:
                     failed += 1
                     print(f'FAILED: --only {name}:{seed}: {what}')
-    print(f'{len(cases)} cases of seed {arguments.seed}: ' + ', '.join(f'{sum(c[0] == n for c in cases)} {n}' for n in CLASSES))
-    print(f'the ends of all: {hashlib.sha256(repr(ends).encode()).hexdigest()[:16]}; the slowest took {slowest[0]:.1f} s ({slowest[1]})')
+    print(f'{len(cases)} cases of seed {arguments.seed}: '
+          + ', '.join(f'{sum(c[0] == n for c in cases)} {n}' for n in CLASSES))
+    print(f'the ends of all: {hashlib.sha256(repr(ends).encode()).hexdigest()[:16]}; the slowest took '
+          f'{slowest[0]:.1f} s ({slowest[1]})')
     print(f'{len(cases) - failed} passed, {failed} failed, 0 skipped')
     return failed > 0
 

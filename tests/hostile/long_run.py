@@ -5,14 +5,15 @@
     HILT_DEEP=1 long_run.py BUILD [--seconds 60] [--every 4] [--seed S]
 
 The one is killed, told to end, stopped and continued, finds its disk full, or its limits changed: size of a file,
-descriptors, memory. Whenever it ends it is resumed. At the end its checkpoint must be that of the other byte for byte, and
-the losses that its log has, the other's. The one that is left alone must hold as many descriptors in the last quarter as in
-the first. The short form hangs on no clock: faults.so stops a run before every n-th call that changes a file, n is drawn
-from the seed (HILT_SEED, else 1), and a fault lasts to the next stop; after so many faults the run is let through. The
-moments of one seed are the same again; whether a full disk still takes a line hangs on its digits. The long form, where
-HILT_DEEP is set, goes by time, for about so many seconds (HILT_LONG_RUN), a fault every few (HILT_FAULT_EVERY); there the
-memory of its own that the one left alone has must not rise from quarter to quarter. The disk is a tmpfs, which needs root
-and leave to mount; without, disks do not fill, and a line says so. The last line counts.
+descriptors, memory. Whenever it ends it is resumed. At the end its checkpoint must be that of the other byte for byte,
+and the losses that its log has, the other's. The one that is left alone must hold as many descriptors in the last
+quarter as in the first. The short form hangs on no clock: faults.so stops a run before every n-th call that changes a
+file, n is drawn from the seed (HILT_SEED, else 1), and a fault lasts to the next stop; after so many faults the run is
+let through. The moments of one seed are the same again; whether a full disk still takes a line hangs on its digits. The
+long form, where HILT_DEEP is set, goes by time, for about so many seconds (HILT_LONG_RUN), a fault every few
+(HILT_FAULT_EVERY); there the memory of its own that the one left alone has must not rise from quarter to quarter. The
+disk is a tmpfs, which needs root and leave to mount; without, disks do not fill, and a line says so. The last line
+counts.
 """
 import argparse
 import collections
@@ -30,23 +31,27 @@ import time
 
 MODEL = '--layers 2 --heads 2 --width 32 --context 64 --batch 2 --eval-rows 4 --warmup 10 --device cpu --keep 2'.split()
 SLACK = 1024  # KiB
-ENDS = {0, 3, 4, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}  # documented, or sent while it does not listen
+# documented, or sent while it does not listen
+ENDS = {0, 3, 4, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
 DEEP = bool(os.environ.get('HILT_DEEP'))
 
 
 def start(build, where, *more, threads=1, stop_every=0):
     env = {**os.environ, 'HILT_THREADS': str(threads)}
     if stop_every:
-        env.update(LD_PRELOAD=str(build / 'tests/hostile/libfaults.so'), HILT_FAULT_UNDER=str(where), HILT_FAULT_HOW='stop', HILT_FAULT_AT=str(stop_every))
+        env.update(LD_PRELOAD=str(build / 'tests/hostile/libfaults.so'), HILT_FAULT_UNDER=str(where),
+                   HILT_FAULT_HOW='stop', HILT_FAULT_AT=str(stop_every))
     with open(where.parent / (where.name + '.err'), 'ab') as log:
-        return subprocess.Popen([build / 'examples/train', '--out', where / 'run', '--tokens', '4', '--prompt', 'a', *more], stdin=subprocess.DEVNULL,
+        return subprocess.Popen([build / 'examples/train', '--out', where / 'run', '--tokens', '4', '--prompt', 'a',
+                                 *more], stdin=subprocess.DEVNULL,
                                 stdout=subprocess.DEVNULL, stderr=log, env=env)
 
 
 def stands(run):
     """Waits until it has stopped itself, which is true, or is over."""
     # send_signal() may have collected it.
-    return run.returncode is None and os.waitid(os.P_PID, run.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT).si_code == os.CLD_STOPPED
+    return (run.returncode is None and os.waitid(os.P_PID, run.pid,
+                                                 os.WSTOPPED | os.WEXITED | os.WNOWAIT).si_code == os.CLD_STOPPED)
 
 
 def taken(pid):
@@ -63,7 +68,8 @@ class Faults:
 
     def one(self, run):
         if not self.next:  # each as often as the others
-            self.next = ['kill', 'end', 'stop', 'file_size', 'descriptors', 'memory'] + ['full_disk'] * os.path.ismount(self.disk)
+            self.next = (['kill', 'end', 'stop', 'file_size', 'descriptors', 'memory']
+                         + ['full_disk'] * os.path.ismount(self.disk))
             self.draw.shuffle(self.next)
         name = self.next.pop()
         self.count[name] += 1
@@ -121,13 +127,15 @@ class Pair:
     """The run that faults befall, on its disk, and the one that is left alone."""
 
     def __init__(self, build, alone, disk, how, faults):
-        self.build, self.alone, self.disk, self.how, self.faults, self.draw = build, alone, disk, how, faults, faults.draw
+        self.build, self.alone, self.disk, self.how, self.faults, self.draw = (build, alone, disk, how, faults,
+                                                                               faults.draw)
         self.starts, self.seen = 0, []
 
     def again(self, **more):
         self.starts += 1
         begun = list((self.disk / 'run').glob('ckpt-*.safetensors')) if (self.disk / 'run').exists() else []
-        return start(self.build, self.disk, *(['--resume'] if begun else self.how), threads=self.draw.choice([1, 2]), **more)
+        return start(self.build, self.disk, *(['--resume'] if begun else self.how), threads=self.draw.choice([1, 2]),
+                     **more)
 
     def ended_wrong(self, run, most):
         if run.returncode not in ENDS or self.starts > most:
@@ -202,19 +210,22 @@ def main():
         root = pathlib.Path(scratch).resolve()
         alone, disk = root / 'alone', root / 'disk'
         alone.mkdir(), disk.mkdir()
-        mounted = os.geteuid() == 0 and subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=256m', 'none', disk], capture_output=True).returncode == 0
+        mounted = (os.geteuid() == 0 and subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=256m', 'none', disk],
+                                                        capture_output=True).returncode == 0)
         if not mounted:
             print('left out: full_disk, nothing can be mounted here')
         try:
             steps, saves = a.steps, 20
             if DEEP:
-                trial = [start(build, root / name, *MODEL, '--steps', '300') for name in ('one', 'two')]  # how fast two are
+                # how fast two are
+                trial = [start(build, root / name, *MODEL, '--steps', '300') for name in ('one', 'two')]
                 began = time.monotonic()
                 if any([run.wait() for run in trial]):
                     sys.exit((root / 'one.err').read_text())
                 steps = max(500, int(300 / (time.monotonic() - began) * a.seconds))
                 saves = max(10, steps // int(max(a.seconds, 10)))  # a checkpoint about every second
-            how = [*MODEL, '--steps', str(steps), '--save-every', str(saves), '--sample-every', '0', '--eval-every', str(steps // 4)]
+            how = [*MODEL, '--steps', str(steps), '--save-every', str(saves), '--sample-every', '0', '--eval-every',
+                   str(steps // 4)]
             faults = Faults(disk, random.Random(a.seed))
             pair = Pair(build, alone, disk, how, faults)
             last = last_of(disk, steps)
@@ -227,16 +238,19 @@ def main():
                     wrong.append(f'only {sorted(faults.count)} befell the run')
                 want, got = losses(alone), losses(disk)
                 if len(want) != steps or not got.items() <= want.items():
-                    wrong.append(f'the logs differ: {[(s, x, want.get(s)) for s, x in got.items() if want.get(s) != x][:3]}')
+                    apart = [(s, x, want.get(s)) for s, x in got.items() if want.get(s) != x]
+                    wrong.append(f'the logs differ: {apart[:3]}')
                 if len(got) < len(want) and 'log.jsonl' not in (root / 'disk.err').read_text(errors='replace'):
                     wrong.append('the log lacks lines, and nobody said so')
-                print(f'{steps} steps, {sum(faults.count.values())} faults ({", ".join(f"{n} {k}" for k, n in sorted(faults.count.items()))}), {pair.starts} starts, '
+                print(f'{steps} steps, {sum(faults.count.values())} faults '
+                      f'({", ".join(f"{n} {k}" for k, n in sorted(faults.count.items()))}), {pair.starts} starts, '
                       f'{len(got)} of {len(want)} lines in the log')
             settled = pair.seen[len(pair.seen) // 10:]
             quarters = [settled[len(settled) * i // 4:len(settled) * (i + 1) // 4] for i in range(4)]
             # Medians: a look may fall into a save, which has a file more open.
             descriptors, own = [[statistics.median(x[i] for x in quarter) for quarter in quarters] for i in (0, 1)]
-            print(f'left alone: {descriptors} descriptors, {own} KiB of its own in the quarters, by medians of {len(settled)} looks')
+            print(f'left alone: {descriptors} descriptors, {own} KiB of its own in the quarters, by medians of '
+                  f'{len(settled)} looks')
             # A heap's edge wanders, up and down; what leaks at each step rises from each quarter to the next.
             if descriptors[3] > descriptors[0] or (DEEP and own == sorted(set(own)) and own[3] > own[0] + SLACK):
                 wrong.append('what it takes grows')

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Ranks over MPI tell the story of one rank and, to the bit, that of threads; send more than MPI counts; and leave a host's own MPI alone.
+# Ranks over MPI tell the story of one rank and, to the bit, that of threads; send more than MPI counts; and leave a
+# host's own MPI alone.
 . "$SRC/tests/packaging/common.sh"
 command -v mpirun >/dev/null || { echo 'left out: there is no mpirun'; exit 77; }
 export HILT_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-ranks() { mpirun --oversubscribe --bind-to none --mca pml ob1 --mca btl self,vader --mca mpi_yield_when_idle 1 -n "$1" "$RANKS" "$2"; }
+ranks() { mpirun --oversubscribe --bind-to none --mca pml ob1 --mca btl self,vader --mca mpi_yield_when_idle 1 \
+  -n "$1" "$RANKS" "$2"; }
 for n in 2 3 4; do
   expect 0 "the story of $n ranks" ranks $n story
   cat "$scratch/out"

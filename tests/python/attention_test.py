@@ -321,9 +321,12 @@ class Arguments(unittest.TestCase):
         """Every argument, every odd value: nothing raises but hilt.Error, and no signature of the binding is shown."""
         import numpy
 
-        odd = [None, True, False, 0, -1, 3, 2**70, 0.5, float("nan"), "", "zz", b"x", 1j, object(), [], [1], [[]], (), (3, 5)]
-        odd += [{}, range(3, 8), [5, (2, 3)], [None], numpy.float32(0.5), numpy.int64(3), numpy.ones(3), numpy.array(["a"])]
-        odd += [torch.ones(3), torch.tensor(3), torch.tensor(0.5), torch.ones(1, 16, 2, 4).double(), torch.float32, type]
+        odd = [None, True, False, 0, -1, 3, 2**70, 0.5, float("nan"), "", "zz", b"x", 1j, object(), [], [1], [[]], (),
+               (3, 5)]
+        odd += [{}, range(3, 8), [5, (2, 3)], [None], numpy.float32(0.5), numpy.int64(3), numpy.ones(3),
+                numpy.array(["a"])]
+        odd += [torch.ones(3), torch.tensor(3), torch.tensor(0.5), torch.ones(1, 16, 2, 4).double(), torch.float32,
+                type]
         q, k, v = support.inputs(16)
         arrays = [x.detach().numpy() for x in (q, k, v)]
         plan = hilt.plan(16, heads=2)
@@ -386,7 +389,8 @@ class Arguments(unittest.TestCase):
 
         q, k, v = support.inputs(16, grad=False)
         want = hilt.attention(q, k, v, scale=0.5, dropout=0.25, seed=3, causal="token")
-        got = hilt.attention(q, k, v, scale=numpy.float32(0.5), dropout=numpy.float64(0.25), seed=numpy.int64(3), causal=True)
+        got = hilt.attention(q, k, v, scale=numpy.float32(0.5), dropout=numpy.float64(0.25), seed=numpy.int64(3),
+                             causal=True)
         self.assertTrue(torch.equal(got, want))
         self.assertTrue(torch.equal(hilt.attention(q, k, v, scale=1), hilt.attention(q, k, v, scale=1.0)))
 
@@ -398,7 +402,8 @@ class Arguments(unittest.TestCase):
             lambda: hilt.attention(q, k, v, order="hilbert:4x4"),
             lambda: hilt.attention(*[x.numpy() for x in (q, k, v)], documents=[10, (2, 3)]),
         ):
-            with self.assertRaisesRegex(hilt.Error, r"\[1, 2, 16, 4\] for a plan of 16 tokens looks like \[batch, heads"):
+            with self.assertRaisesRegex(hilt.Error,
+                                        r"\[1, 2, 16, 4\] for a plan of 16 tokens looks like \[batch, heads"):
                 call()
         with self.assertRaisesRegex(hilt.Error, "2 tokens"):  # fits neither way
             hilt.attention(q, k, v, order="hilbert:4x8")

@@ -1,4 +1,5 @@
-"""hilt.attention on CUDA tensors: the CPU's results, torch's streams, allocator, graphs and compiler. Skipped without a GPU."""
+"""hilt.attention on CUDA tensors: the CPU's results, torch's streams, allocator, graphs and compiler. Skipped without a
+GPU."""
 
 import unittest
 
@@ -38,8 +39,10 @@ class OnCuda(unittest.TestCase):
 
     def agrees(self, name, mode, options):
         def results(device):
-            x = [t.detach().to(device).requires_grad_() for t in support.inputs(16, heads=2, kv_heads=1, batch=2, dtype=torch.float32)]
-            here = {n: t.detach().float().to(device).requires_grad_() if torch.is_tensor(t) else t for n, t in options.items()}
+            x = [t.detach().to(device).requires_grad_()
+                 for t in support.inputs(16, heads=2, kv_heads=1, batch=2, dtype=torch.float32)]
+            here = {n: t.detach().float().to(device).requires_grad_() if torch.is_tensor(t) else t
+                    for n, t in options.items()}
             learned = [t for t in here.values() if torch.is_tensor(t)]
             o, lse = hilt.attention(*x, backward=mode, return_lse=True, **here)
             loss = (o * o).sum() + lse[torch.isfinite(lse)].sum()
@@ -120,7 +123,8 @@ class OnCuda(unittest.TestCase):
         torch.cuda.set_per_process_memory_fraction(0.01)
         try:
             with self.assertRaises((torch.OutOfMemoryError, hilt.Error)):
-                kept = [step(inputs(65536), torch.randn(2, 65536, 4, 64, device="cuda", dtype=torch.bfloat16)) for _ in range(100)]
+                kept = [step(inputs(65536), torch.randn(2, 65536, 4, 64, device="cuda", dtype=torch.bfloat16))
+                        for _ in range(100)]
                 del kept
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)

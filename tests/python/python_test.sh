@@ -19,7 +19,8 @@ for part in "${needs[@]}"; do "$python" -c "import $part" 2>/dev/null || left_ou
 [[ $name != compile ]] || "$python" -c 'import torch; torch.library.custom_op' 2>/dev/null ||
   { echo "the torch of $python has no torch.library.custom_op, 2.4 has; pip install torch"; exit 77; }
 
-[[ $name != cuda ]] || "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || { echo "no GPU that torch can use"; exit 77; }
+[[ $name != cuda ]] || "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null ||
+  { echo "no GPU that torch can use"; exit 77; }
 
 mkdir "$scratch/hilt"
 ln -s "$SRC"/examples/embed/python/hilt/*.py* "$SRC"/examples/embed/python/hilt/py.typed "$module" "$scratch/hilt"

@@ -75,7 +75,8 @@ class Training(unittest.TestCase):
         spread = (theirs - other).abs().mean()
         apart = (theirs - ours).abs().max()
         print(
-            f"{STEPS} steps: {theirs[0]:.4f} -> {theirs[-1]:.4f} softmax, {ours[-1]:.4f} hilt; apart by {apart:.1e}, seeds by {spread:.1e}"
+            f"{STEPS} steps: {theirs[0]:.4f} -> {theirs[-1]:.4f} softmax, {ours[-1]:.4f} hilt; apart by {apart:.1e}, "
+            f"seeds by {spread:.1e}"
         )
         self.assertLess(theirs[-1], theirs[0] - 1)
         self.assertLess(apart, spread)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# `pip install ./examples/embed/python` from a clean clone: isolated, and then, with what is installed already, into the build
-# directory that was kept. The wheel works where no tree is, with the newest torch that pip finds: the tests run there again, and
-# those that an old torch leaves out.
+# `pip install ./examples/embed/python` from a clean clone: isolated, and then, with what is installed already, into the
+# build directory that was kept. The wheel works where no tree is, with the newest torch that pip finds: the tests run
+# there again, and those that an old torch leaves out.
 set -euo pipefail
 [[ ${HILT_DEEP-} ]] || { echo "HILT_DEEP=1 builds the wheel by pip, and installs torch"; exit 77; }
 /usr/bin/python3 -c 'import ensurepip' 2>/dev/null ||

@@ -4,8 +4,8 @@
     tests/tools/figures.py            rewrite what stands between the markers
     tests/tools/figures.py --check    exit 1 if that would change anything
 
-A table stands between `<!-- figures: NAME -->` and `<!-- end -->`. NAME.json is what `compare_gradients` wrote, with "date", "commit" and
-"command" added by tests/tools/measure; NAME.jsonl is the lane of tests/tools/gpu_lane.
+A table stands between `<!-- figures: NAME -->` and `<!-- end -->`. NAME.json is what `compare_gradients` wrote, with
+"date", "commit" and "command" added by tests/tools/measure; NAME.jsonl is the lane of tests/tools/gpu_lane.
 """
 import json
 import math
@@ -34,12 +34,15 @@ def lane(name):
             ms[key + (f["order"], f["figure"] == "peer")] = f["ms"]
             if "floor_ms" in f:
                 floor[key] = f["floor_ms"]
-    lines = ["| pattern, head dim | Hilt, Hilbert order | Hilt, storage order | PyTorch, Hilbert order | PyTorch, storage order | floor |", "|---|---:|---:|---:|---:|---:|"]
+    lines = ["| pattern, head dim | Hilt, Hilbert order | Hilt, storage order | PyTorch, Hilbert order | PyTorch, "
+             "storage order | floor |", "|---|---:|---:|---:|---:|---:|"]
     for pattern, dim in dict.fromkeys((p, d) for p, d, _, _, peer in ms if not peer):
         both = lambda *at: "/".join(f"{ms[(pattern, dim, x) + at]:.3g}" for x in ("forward", "backward"))
         least = "/".join(f"{floor[(pattern, dim, x)]:.3g}" for x in ("forward", "backward"))
-        lines.append(f"| `{pattern}`, {dim} | {both('hilbert', False)} | {both('row', False)} | {both('hilbert', True)} | {both('row', True)} | {least} |")
-    lines += ["", "Milliseconds forward/backward, bf16, one sequence of 65,536 tokens (a 256 x 256 grid), 16 heads. Hilt gathers rows inside its kernels; PyTorch gathers, runs cuDNN, and scatters."
+        lines.append(f"| `{pattern}`, {dim} | {both('hilbert', False)} | {both('row', False)} | "
+                     f"{both('hilbert', True)} | {both('row', True)} | {least} |")
+    lines += ["", "Milliseconds forward/backward, bf16, one sequence of 65,536 tokens (a 256 x 256 grid), 16 heads. "
+                  "Hilt gathers rows inside its kernels; PyTorch gathers, runs cuDNN, and scatters."
               " Floor: bytes at the measured copy rate, or products at 716 TFLOP/s.",
               stamp("tests/tools/gpu_lane", first)]
     return "\n".join(lines)
@@ -51,20 +54,26 @@ def stamp(command, f):
 
 def programs(figures):
     """The three modes as compare_gradients, the benchmark of attention and train show them on a GPU."""
-    lines = ["| attention | gradient by | forward, ms | backward, ms | keeps beyond q, k, v, o | peak beyond q, k, v, dO |", "|---|---|---:|---:|---:|---:|"]
+    lines = ["| attention | gradient by | forward, ms | backward, ms | keeps beyond q, k, v, o | peak beyond q, k, v, "
+             "dO |", "|---|---|---:|---:|---:|---:|"]
     errors = []
     for figure in ("compare", "modes"):
         some = [f for f in figures if f.get("figure") == figure]
-        what = f"{some[0]['batch']} x {some[0]['length']} tokens, {some[0]['heads']} heads of {some[0]['dim']}, `{some[0]['pattern']}`"
+        what = (f"{some[0]['batch']} x {some[0]['length']} tokens, {some[0]['heads']} heads of {some[0]['dim']}, "
+                f"`{some[0]['pattern']}`")
         for f in some:
-            lines.append(f"| {what} | {f['mode']} | {f['forward_ms']:.3g} | {f['backward_ms']:.3g} | {size(max(0, f['beyond_bytes']))} | {size(f['peak_bytes'])} |")
+            lines.append(f"| {what} | {f['mode']} | {f['forward_ms']:.3g} | {f['backward_ms']:.3g} | "
+                         f"{size(max(0, f['beyond_bytes']))} | {size(f['peak_bytes'])} |")
             what = ""
         f = some[0]
-        numbers, keys = f["batch"] * f["length"] * f["heads"] * f["dim"], f["length"] if f["pattern"] == "dense" else int(f["pattern"].split(":")[1])
-        floor = lambda tensors, products: 1e3 * max(tensors * numbers * 2 / 4.26e12, products * 4 * numbers * keys / 716e12)
+        numbers, keys = (f["batch"] * f["length"] * f["heads"] * f["dim"],
+                         f["length"] if f["pattern"] == "dense" else int(f["pattern"].split(":")[1]))
+        floor = lambda tensors, products: 1e3 * max(tensors * numbers * 2 / 4.26e12,
+                                                    products * 4 * numbers * keys / 716e12)
         lines.append(f"| | floor | {floor(4, 1):.3g} | {floor(8, 2.5):.3g} | | |")
         errors.append(", ".join(f"{f['mode']} {f.get('error', f.get('relative_error')):.1e}" for f in some))
-    lines += ["", f"bf16, Hilbert order. Floor: bytes at 4.26 TB/s, or products at 716 TFLOP/s. Largest error of dq, dk, dv against exact loops: {errors[0]}; relative to f32: {errors[1]}.",
+    lines += ["", f"bf16, Hilbert order. Floor: bytes at 4.26 TB/s, or products at 716 TFLOP/s. Largest error of dq, "
+                  f"dk, dv against exact loops: {errors[0]}; relative to f32: {errors[1]}.",
               "", "| gradient by | a step of training | peak | tokens a second |", "|---|---:|---:|---:|"]
     train = [f for f in figures if f.get("figure") == "train"]
     for f in train:
@@ -86,30 +95,48 @@ def steps(figures):
         lines.append(f"| {named[model]} | {cell('Hilt')} | {cell('eager')} | {cell('compiled')} |")
     one = next(f for f in figures if f.get("figure") == "train_step")
     peer = next(f for f in figures if f.get("figure") == "train_step" and f["who"] != "hilt")["who"].rsplit(" ", 1)[0]
-    return "\n".join(lines + ["", f"Tokens a second, causal dense, bf16: ours with f32 masters, {peer} with autocast and fused AdamW. From batch to updated weights, the norm of the gradient clipped. Of several runs the faster.",
+    return "\n".join(lines + ["", f"Tokens a second, causal dense, bf16: ours with f32 masters, {peer} with autocast "
+                                  f"and fused AdamW. From batch to updated weights, the norm of the gradient clipped. "
+                                  f"Of several runs the faster.",
                               stamp("tests/tools/gpu_lane build steps", one)])
 
 
 def ring(figures):
-    lines = ["| pattern, tokens | 1 GPU | 2 GPUs | 4 GPUs | a GPU of 4 sends | its peak |", "|---|---:|---:|---:|---:|---:|"]
+    lines = ["| pattern, tokens | 1 GPU | 2 GPUs | 4 GPUs | a GPU of 4 sends | its peak |",
+             "|---|---:|---:|---:|---:|---:|"]
     best = {}
     for f in figures:
-        if f.get("gpus_there") == 4 and f.get("figure", "").startswith("ring_") and "bytes_sent" in f and "variant" not in f:
+        if (f.get("gpus_there") == 4 and f.get("figure", "").startswith("ring_") and "bytes_sent" in f
+            and "variant" not in f):
             best.setdefault((f["figure"], f["length"], f["pattern"]), {}).setdefault(f["gpus"], f)
     for (_, length, pattern), by in best.items():
         first = by[min(by)]
         name = f"{'causal ' if first['causal'] != 'none' else ''}`{pattern}`, {length:,}"
-        cell = lambda n: f"{by[n]['ms']:.4g}" + (f" ({by[1]['ms'] / by[n]['ms'] / n:.2f})" if n > 1 and 1 in by else "") if n in by else ""
+        cell = lambda n: f"{by[n]['ms']:.4g}" + (f" ({by[1]['ms'] / by[n]['ms'] / n:.2f})" if n > 1 and 1 in by
+                                                 else "") if n in by else ""
         sent, peak = by[4]["bytes_sent"], by[4].get("peak_bytes_a_gpu", by[4].get("peak_bytes"))
-        lines.append(f"| {name} | {cell(1)} | {cell(2)} | {cell(4)} | {size(max(sent) if isinstance(sent, list) else sent)} | {size(max(peak) if isinstance(peak, list) else peak)} |")
-    times = lambda length, by: " and ".join(f"{f['ms']:.4g}" for n in (2, 4) for f in figures if f.get("who", "").endswith("context parallel, " + by) and (f["length"], f["gpus"]) == (length, n))
+        lines.append(f"| {name} | {cell(1)} | {cell(2)} | {cell(4)} | "
+                     f"{size(max(sent) if isinstance(sent, list) else sent)} | "
+                     f"{size(max(peak) if isinstance(peak, list) else peak)} |")
+    times = lambda length, by: " and ".join(f"{f['ms']:.4g}" for n in (2, 4) for f in figures
+                                            if f.get("who", "").endswith("context parallel, " + by)
+                                            and (f["length"], f["gpus"]) == (length, n))
     beside = ["PyTorch's context parallelism on 2 and 4 of them, causal, in the same call. " + ". ".join(
-        f"By {name} {times(65536, by)} ms for 65,536 tokens, {times(131072, by)} ms for 131,072" for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + "."]
+        f"By {name} {times(65536, by)} ms for 65,536 tokens, {times(131072, by)} ms for 131,072"
+        for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + "."]
     two = [json.loads(line) for line in (RESULTS / "h100_ring.jsonl").read_text().splitlines()]
-    at = lambda length, who="": next(f["ms"] for f in two if (f["length"], f["gpus"], f["figure"]) == (length, 2, "ring_causal") and f.get("who", "").endswith(who) and bool(who) == ("who" in f))
-    beside.append(f"On two H100s ({two[0]['date'][:10]}, commit {two[0]['commit']}), causal, 65,536 and 131,072 tokens: {at(65536):.4g} and {at(131072):.4g} ms. "
-                  + ". ".join(f"PyTorch by {name} {at(65536, by):.4g} and {at(131072, by):.4g}" for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + ".")
-    return "\n".join(lines + ["", "16 heads of 128, bf16, milliseconds of forward and backward; in brackets one GPU's time over ours times their number."] + beside + [stamp("tests/tools/gpu_lane build ring ring_peer", next(f for f in figures if f.get("figure") == "ring_causal" and f["gpus"] == 4))])
+    at = lambda length, who="": next(f["ms"] for f in two
+                                     if (f["length"], f["gpus"], f["figure"]) == (length, 2, "ring_causal")
+                                     and f.get("who", "").endswith(who) and bool(who) == ("who" in f))
+    beside.append(f"On two H100s ({two[0]['date'][:10]}, commit {two[0]['commit']}), causal, 65,536 and 131,072 "
+                  f"tokens: {at(65536):.4g} and {at(131072):.4g} ms. "
+                  + ". ".join(f"PyTorch by {name} {at(65536, by):.4g} and {at(131072, by):.4g}"
+                              for by, name in (("flash", "FlashAttention"), ("cudnn", "cuDNN"))) + ".")
+    return "\n".join(lines + ["", "16 heads of 128, bf16, milliseconds of forward and backward; in brackets one GPU's "
+                                  "time over ours times their number."] + beside
+                                  + [stamp("tests/tools/gpu_lane build ring ring_peer",
+                                           next(f for f in figures if f.get("figure") == "ring_causal"
+                                                and f["gpus"] == 4))])
 
 
 def both(f, what="_ms"):
@@ -144,12 +171,15 @@ def sweep(figures):
     pairs = [(f, dropped.get(p.split(" --dropout")[0])) for p, f in dropped.items() if " --dropout" in p]
     pairs = [(f, without) for f, without in pairs if without]
     slower = lambda way: " to ".join(f"{g(f[way] / without[way] for f, without in pairs):.2f}" for g in (min, max))
-    lines += ["", f"Dropout 0.1 on {len(pairs)} causal dense problems takes {slower('forward_ms')} times as long forward,"
+    lines += ["", f"Dropout 0.1 on {len(pairs)} causal dense problems takes {slower('forward_ms')} times as long "
+                  f"forward,"
               f" {slower('backward_ms')} backward (commit {next(iter(dropped.values()))['commit']})."]
     steps = {(f["model"], f["dropout"]): f for f in figures if f["figure"] == "train_step"}
-    each = ". ".join(f"{name}: " + ", ".join(f"{f['tokens_per_s'] / 1e6:.3g} M at {d:g}" for (m, d), f in steps.items() if m == model)
+    each = ". ".join(f"{name}: " + ", ".join(f"{f['tokens_per_s'] / 1e6:.3g} M at {d:g}" for (m, d), f in steps.items()
+                                             if m == model)
                      for model, name in (("char", "6 x 384"), ("gpt2", "GPT-2 124M")))
-    lines += [f"Tokens a second of training by dropout (`hilt_train_bench char gpt2 --device cuda --dropout P`). {each}."]
+    lines += [f"Tokens a second of training by dropout (`hilt_train_bench char gpt2 --device cuda --dropout P`). "
+              f"{each}."]
     return "\n".join(lines)
 
 
@@ -164,15 +194,20 @@ def python(figures):
     for problem, by in rows.items():
         time = lambda f: both(f) if f else ""
         each = lambda text: "/".join(text(by[w]) for w in who if w in by)
-        lines.append(f"| {problem} | " + " | ".join(time(by.get(w)) for w in who) + f" | {each(lambda f: format(f['bytes'] / 1e6, '.0f'))} | {each(lambda f: format(f['error'], '.1e'))} | "
+        lines.append(f"| {problem} | " + " | ".join(time(by.get(w)) for w in who)
+                     + f" | {each(lambda f: format(f['bytes'] / 1e6, '.0f'))} | "
+                       f"{each(lambda f: format(f['error'], '.1e'))} | "
                      f"{each(lambda f: format(f['made_ms'], '.3g'))} |")
     calls = {(f["who"], f["pass"]): f for f in figures if f["figure"] == "python_call"}
-    cost = ". ".join(f"{w}: " + ", ".join(f"{p} {calls[w, p]['us']:.0f} us (kernels {calls[w, p]['kernels_us']:.0f})" for p in ("forward", "forward + backward")) for w in ("hilt, plan=", "SDPA"))
+    cost = ". ".join(f"{w}: " + ", ".join(f"{p} {calls[w, p]['us']:.0f} us (kernels {calls[w, p]['kernels_us']:.0f})"
+                                          for p in ("forward", "forward + backward")) for w in ("hilt, plan=", "SDPA"))
     gpt = [f for f in figures if f["figure"] == "python_gpt"]
     told = ". ".join(f"{f['who']} {f['seed']}: {f['loss']['500']:.3f} at {f['tokens_per_s'] / 1e6:.2f} M" for f in gpt)
     first = next(f for f in figures if f["figure"] == "python")
-    return "\n".join(lines + ["", f"Milliseconds forward/backward, bf16. A call of 256 tokens, 2 heads of 64 (commit {next(iter(calls.values()))['commit']}). {cost}.",
-                              f"{gpt[0]['what'][0].upper()}{gpt[0]['what'][1:]} (commit {gpt[0]['commit']}). Loss of steps 481 to 500 at tokens a second, by seed. {told}.",
+    return "\n".join(lines + ["", f"Milliseconds forward/backward, bf16. A call of 256 tokens, 2 heads of 64 (commit "
+                                  f"{next(iter(calls.values()))['commit']}). {cost}.",
+                              f"{gpt[0]['what'][0].upper()}{gpt[0]['what'][1:]} (commit {gpt[0]['commit']}). Loss of "
+                              f"steps 481 to 500 at tokens a second, by seed. {told}.",
                               stamp("tests/bench/peers/python_attention.py", first)])
 
 
@@ -185,7 +220,8 @@ def cpu_sweep(figures):
 
     def family(f):
         pattern = f["problem"].split("--pattern ")[1].split()[0]
-        return "sums of dilated segments" if "+" in pattern else "dilated segments" if "dilation" in pattern else f"`{pattern.split(':')[0]}`"
+        return ("sums of dilated segments" if "+" in pattern else "dilated segments" if "dilation" in pattern
+                else f"`{pattern.split(':')[0]}`")
 
     def cell(chosen, ratio):
         x = sorted(f.get(ratio, math.inf) for f in problems if chosen(f))
@@ -193,8 +229,10 @@ def cpu_sweep(figures):
 
     problems = [f for f in by[now] if f["figure"] == "sweep"]
     few = lambda f: f.get("keys", 0) < 16
-    groups = [(name, lambda f, name=name: family(f) == name) for name in sorted({family(f) for f in problems}, key=lambda x: x.strip("`"))]
-    groups += [("all, 16 keys a query or more", lambda f: not few(f)), ("all, fewer keys", few), ("all", lambda f: True)]
+    groups = [(name, lambda f, name=name: family(f) == name)
+              for name in sorted({family(f) for f in problems}, key=lambda x: x.strip("`"))]
+    groups += [("all, 16 keys a query or more", lambda f: not few(f)), ("all, fewer keys", few),
+               ("all", lambda f: True)]
     lines = ["| problems | how many | over dense | over the floor |", "|---|---:|---:|---:|"]
     for name, chosen in groups:
         cells = " | ".join(cell(chosen, ratio) for ratio in ("ratio", "floor_ratio"))
@@ -202,9 +240,12 @@ def cpu_sweep(figures):
     rates = next(f for f in by[now] if f["figure"] == "rates")
     summary = next(f for f in by[now] if f["figure"] == "sweep_summary")
     error = max(f.get("relative_error", 0) for f in problems)
-    lines += ["", "Median, 90th and 95th percentile and worst of a pair's time, forward and backward. Over dense: over the time of"
-              f" a pair of dense attention of the same head dim. f32, {rates['threads']} thread{'s' if rates['threads'] > 1 else ''};"
-              f" the floor's bytes at {rates['copy'] / 1e9:.0f} GB/s. {summary['failed']} failed; the largest relative error against f64"
+    lines += ["", "Median, 90th and 95th percentile and worst of a pair's time, forward and backward. Over dense: "
+                  "over the time of"
+              f" a pair of dense attention of the same head dim. f32, {rates['threads']} "
+              f"thread{'s' if rates['threads'] > 1 else ''};"
+              f" the floor's bytes at {rates['copy'] / 1e9:.0f} GB/s. {summary['failed']} failed; the largest "
+              f"relative error against f64"
               f" was {error:.1e}.",
               f"`{summary['command']}`, {rates['machine']}, {summary['date']}, commit {now}."]
     return "\n".join(lines)
@@ -220,50 +261,64 @@ def seeds(figures):
         above.sort()
         median = (above[(len(above) - 1) // 2] + above[len(above) // 2]) / 2
         lines.append(f"| {isa} | {len(above)} | {above[0]:g} % | {median:g} % | {above[-1]:g} % |")
-    return "\n".join(lines + ["", "Loss on held-out stories above the entropy of their grammar, at the end of a default run, seeds from 0 on, one thread.",
+    return "\n".join(lines + ["", "Loss on held-out stories above the entropy of their grammar, at the end of a "
+                                  "default run, seeds from 0 on, one thread.",
                               f"`{first['command']}`, {first['machine']}, {first['date']}, commit {first['commit']}."])
 
 
 def ci(figures):
     """Lane by lane, a column each run."""
     lanes = list(dict.fromkeys(lane["lane"] for f in figures for lane in f["lanes"]))
-    lines = ["| lane | " + " | ".join(f"{f['what']}, {f['commit']}" for f in figures) + " |", "|---|" + "---:|" * len(figures)]
+    lines = ["| lane | " + " | ".join(f"{f['what']}, {f['commit']}" for f in figures) + " |",
+             "|---|" + "---:|" * len(figures)]
     for name in lanes:
         there = [next((x for x in f["lanes"] if x["lane"] == name), None) for f in figures]
         lines.append(f"| {name} | " + " | ".join(f"{x['build']} + {x['tests']}" if x else "" for x in there) + " |")
     total = [sum(x["build"] + x["tests"] for x in f["lanes"]) for f in figures]
     lines.append("| all, minutes | " + " | ".join(f"{t / 60:.0f}" for t in total) + " |")
-    counts = [", ".join(f"{sum(x[k] for x in f['lanes']):,} {k}" for k in ("passed", "failed", "skipped")) for f in figures]
+    counts = [", ".join(f"{sum(x[k] for x in f['lanes']):,} {k}" for k in ("passed", "failed", "skipped"))
+              for f in figures]
     lines.append("| tests | " + " | ".join(counts) + " |")
-    return "\n".join(lines + ["", "Seconds of compiling + testing. " + "; ".join(f"{f['what']}: {f['machine']}, {f['date']}" for f in figures) + "."])
+    return "\n".join(lines + ["", "Seconds of compiling + testing. "
+                              + "; ".join(f"{f['what']}: {f['machine']}, {f['date']}" for f in figures) + "."])
 
 
 def deep(figures):
     """The last run of each piece of the second tier."""
-    lines = ["| piece | date | commit | machine | passed | failed | skipped | minutes |", "|---|---|---|---|---:|---:|---:|---:|"]
+    lines = ["| piece | date | commit | machine | passed | failed | skipped | minutes |",
+             "|---|---|---|---|---:|---:|---:|---:|"]
     for f in {f["what"]: f for f in figures}.values():
         total = [sum(x[k] for x in f["lanes"]) for k in ("passed", "failed", "skipped", "build", "tests")]
-        lines.append(f"| {f['what']} | {f['date']} | {f['commit']} | {f['machine']} | {total[0]:,} | {total[1]} | {total[2]} | {(total[3] + total[4]) / 60:.0f} |")
+        lines.append(f"| {f['what']} | {f['date']} | {f['commit']} | {f['machine']} | {total[0]:,} | {total[1]} | "
+                     f"{total[2]} | {(total[3] + total[4]) / 60:.0f} |")
     return "\n".join(lines)
 
 
 def table(name):
     if name in ("ring", "programs", "steps", "sweep", "python", "cpu_sweep", "seeds", "ci", "deep"):
-        file = {"ring": "h200_ring", "sweep": "h200_sweep", "python": "h100_python", "seeds": "train_seeds"}.get(name, name if name in ("cpu_sweep", "ci", "deep") else "h200")
+        file = {"ring": "h200_ring", "sweep": "h200_sweep", "python": "h100_python", "seeds": "train_seeds"}.get(name,
+            name if name in ("cpu_sweep", "ci", "deep") else "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)
     r = json.loads((RESULTS / f"{name}.json").read_text())
     c, m = r["config"], r["machine"]
-    said = {"dense": "dense, taped", "taped": "naive: the tape, op by op", "hybrid": "hybrid: fused forward, library products back", "fused": "fused both ways"}
-    lines = ["| gradient by | forward | backward | keeps | peak | largest error of dq, dk, dv |", "|---|---:|---:|---:|---:|---:|"]
-    given = 2 * c["batch"] * c["length"] * (c["heads"] + c["kv_heads"]) * c["head_dim"] * {"f64": 8, "f32": 4}.get(c["dtype"], 2)  # q, k, v and dO, as on the page
+    said = {"dense": "dense, taped", "taped": "naive: the tape, op by op",
+            "hybrid": "hybrid: fused forward, library products back", "fused": "fused both ways"}
+    lines = ["| gradient by | forward | backward | keeps | peak | largest error of dq, dk, dv |",
+             "|---|---:|---:|---:|---:|---:|"]
+    # q, k, v and dO, as on the page
+    given = 2 * c["batch"] * c["length"] * (c["heads"] + c["kv_heads"]) * c["head_dim"] * {"f64": 8,
+        "f32": 4}.get(c["dtype"], 2)
     for mode, x in r["modes"].items():
         error = max(x["error"][t]["max_abs"] for t in ("dq", "dk", "dv"))
-        lines.append(f"| {said[mode]} | {x['forward_ms']:.3g} ms | {x['backward_ms']:.3g} ms | {size(x['saved_bytes'])} | {size(given + x['peak_bytes'])} | {error:.1e} |")
+        lines.append(f"| {said[mode]} | {x['forward_ms']:.3g} ms | {x['backward_ms']:.3g} ms | "
+                     f"{size(x['saved_bytes'])} | {size(given + x['peak_bytes'])} | {error:.1e} |")
     device = m["devices"][-1 if c["device"] != "cpu" else 0]
-    lines += ["", f"B {c['batch']}, L {c['length']}, {c['heads']} heads of {c['head_dim']}, {c['dtype']}, order {c['order']}, pattern {c['pattern']}, causal {c['causal']}.",
-              f"{device}, {m['threads']} threads, {m['isa']}. Ceilings measured in the same run: {m['copy_gb_s']:.3g} GB/s copying, {m['gemm_gflop_s']:.3g} GFLOP/s multiplying.",
+    lines += ["", f"B {c['batch']}, L {c['length']}, {c['heads']} heads of {c['head_dim']}, {c['dtype']}, order "
+                  f"{c['order']}, pattern {c['pattern']}, causal {c['causal']}.",
+              f"{device}, {m['threads']} threads, {m['isa']}. Ceilings measured in the same run: {m['copy_gb_s']:.3g} "
+              f"GB/s copying, {m['gemm_gflop_s']:.3g} GFLOP/s multiplying.",
               f"`{r['command']}`, {r['date']}, commit {r['commit']}."]
     return "\n".join(lines)
 
@@ -279,7 +334,8 @@ def main():
     changed = False
     for path in (ROOT / "README.md", ROOT / "tests/README.md", RESULTS / "README.md"):
         old = path.read_text()
-        new = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", lambda m: m[1] + wrapped(table(m[2])) + "\n" + m[3], old, flags=re.S)
+        new = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)",
+                     lambda m: m[1] + wrapped(table(m[2])) + "\n" + m[3], old, flags=re.S)
         changed |= new != old
         if "--check" not in sys.argv[1:]:
             path.write_text(new)

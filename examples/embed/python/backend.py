@@ -36,13 +36,14 @@ def wants_cuda(config_settings):
     if answer is None:
         sys.exit(f"hilt: HILT_CUDA or the config setting cuda ({settings['cuda']}): expected 1 or 0")
     if answer and not shutil.which("nvcc"):
-        sys.exit("hilt: CUDA was asked for and there is no nvcc in PATH; install the CUDA toolkit, or leave HILT_CUDA out")
+        sys.exit("hilt: CUDA was asked for and there is no nvcc in PATH; install the CUDA toolkit, or leave HILT_CUDA "
+                 "out")
     return answer
 
 
 def built(directory, cuda):
-    """The module, by Meson in `directory`. One that was kept is configured anew: what pip had put beside itself, nanobind
-    and Meson, is gone, and lies elsewhere."""
+    """The module, by Meson in `directory`. One that was kept is configured anew: what pip had put beside itself,
+    nanobind and Meson, is gone, and lies elsewhere."""
     options = ["-Dpython=enabled", "-Dexamples=false", "-Dtests=false", "-Dmpi=disabled", "-Dnccl=disabled"]
     options += ["-Ddebug=false", "-Dpython_program=" + sys.executable, f"-Dcuda={'enabled' if cuda else 'disabled'}"]
     again = ["--reconfigure"] if (directory / "build.ninja").exists() else []

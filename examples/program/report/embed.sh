@@ -1,6 +1,6 @@
 #!/bin/sh
-# A file as a C++ string literal, on standard output. A line `@include NAME` in it stands for the lines of NAME, which is
-# looked for beside the file and beside this script. --list FILES of ops/hilbert/: of each {"its name", its text},
+# A file as a C++ string literal, on standard output. A line `@include NAME` in it stands for the lines of NAME, which
+# is looked for beside the file and beside this script. --list FILES of ops/hilbert/: of each {"its name", its text},
 set -e
 if [ "$1" = --list ]; then
   shift

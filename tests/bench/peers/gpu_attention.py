@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The shapes of gpu_attention_cuda.cpp in PyTorch: scaled_dot_product_attention on segments, in storage order and in Hilbert order.
+"""The shapes of gpu_attention_cuda.cpp in PyTorch: scaled_dot_product_attention on segments, in storage order and in
+Hilbert order.
 
-Hilbert order is the fair form: [B, L, H, D], rows gathered by index_select whose backward is the inverse gather, outputs gathered back.
-A line of JSON a figure, medians of --repeats.
+Hilbert order is the fair form: [B, L, H, D], rows gathered by index_select whose backward is the inverse gather,
+outputs gathered back. A line of JSON a figure, medians of --repeats.
 """
 import argparse
 import json
@@ -73,7 +74,8 @@ def main():
     rho = torch.argsort(pi)
     for order in ("hilbert", "row"):
         for d, w, r in ((64, 128, 1), (64, 256, 1), (64, 2048, 16), (128, 128, 1), (64, 2048, 1), (64, 2048, 4)):
-            sets = [[torch.randn(1, L, H, d, device="cuda", dtype=torch.bfloat16, requires_grad=i < 3) for i in range(4)] for _ in range(3)]
+            sets = [[torch.randn(1, L, H, d, device="cuda", dtype=torch.bfloat16, requires_grad=i < 3)
+                     for i in range(4)] for _ in range(3)]
             turn = [0]
 
             def play(x):
@@ -98,8 +100,10 @@ def main():
 
             for name, f in (("forward", forward), ("backward", backward)):
                 median, least = ms(f, repeats)
-                print(json.dumps({"figure": "peer", "library": f"torch {torch.__version__}", "pass": name, "batch": 1, "length": L, "heads": H, "dim": d,
-                                  "dtype": "bf16", "pattern": f"segment:{w}" + (f",dilation={r}" if r > 1 else ""), "order": order, "ms": median,
+                print(json.dumps({"figure": "peer", "library": f"torch {torch.__version__}", "pass": name, "batch": 1,
+                                  "length": L, "heads": H, "dim": d,
+                                  "dtype": "bf16", "pattern": f"segment:{w}" + (f",dilation={r}" if r > 1 else ""),
+                                  "order": order, "ms": median,
                                   "ms_min": least}), flush=True)
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""PyTorch's context parallelism on the GPUs of one host, beside hilt_gpu_ring: causal attention, 16 heads of 128, bf16, forward + backward.
+"""PyTorch's context parallelism on the GPUs of one host, beside hilt_gpu_ring: causal attention, 16 heads of 128, bf16,
+forward + backward.
 
     gpu_ring.py [GPUS] [--lengths N ..] [--repeats N]
 
@@ -24,7 +25,8 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 
 
 def check(mesh, backend):
-    """That the ranks attend to each other's rows, not each to its own: F.scaled_dot_product_attention is what context_parallel replaces."""
+    """That the ranks attend to each other's rows, not each to its own: F.scaled_dot_product_attention is what
+    context_parallel replaces."""
     torch.manual_seed(1)
     q, k, v = (torch.randn(1, HEADS, 4096, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     with sdpa_kernel(backend):
@@ -75,8 +77,10 @@ def measure(rank, world, args, mesh, name, backend, length):
             x.requires_grad = False
     if rank == 0:
         ms.sort()
-        print(json.dumps({"figure": "ring_causal", "who": "PyTorch " + torch.__version__ + " context parallel, " + name, "gpus": world, "length": length, "heads": HEADS,
-                          "dim": DIM, "dtype": "bf16", "ms": ms[len(ms) // 2], "ms_min": ms[0], "ms_max": ms[-1]}), flush=True)
+        print(json.dumps({"figure": "ring_causal", "who": "PyTorch " + torch.__version__ + " context parallel, " + name,
+                          "gpus": world, "length": length, "heads": HEADS,
+                          "dim": DIM, "dtype": "bf16", "ms": ms[len(ms) // 2], "ms_min": ms[0], "ms_max": ms[-1]}),
+                          flush=True)
 
 
 if __name__ == "__main__":

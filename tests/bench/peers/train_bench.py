@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The models of train_bench.cpp in PyTorch, milliseconds of a whole training step: in f32 on a CPU, on a GPU with autocast to bf16.
+"""The models of train_bench.cpp in PyTorch, milliseconds of a whole training step: in f32 on a CPU, on a GPU with
+autocast to bf16.
 
     train_bench.py [small|medium|char|gpt2] [--device cuda] [--steps N] [--threads N] [--dropout P] [--compile] [--json]
 """
@@ -83,7 +84,8 @@ def main():
         count = sum(p.numel() for p in model.parameters())
         decays = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() < 2]
-        optimizer = torch.optim.AdamW([dict(params=decays, weight_decay=0.1), dict(params=others, weight_decay=0.0)], lr=1e-3, betas=(0.9, 0.99), fused=on_gpu)
+        optimizer = torch.optim.AdamW([dict(params=decays, weight_decay=0.1), dict(params=others, weight_decay=0.0)],
+                                      lr=1e-3, betas=(0.9, 0.99), fused=on_gpu)
         forward = torch.compile(model) if args.compile else model
         ids, targets = (torch.randint(model.vocab, (s["batch"], s["context"]), device=args.device) for _ in range(2))
         ms = []
@@ -105,12 +107,15 @@ def main():
         ms.sort()
         kind = "compiled" if args.compile else "eager"
         if args.json:
-            print(json.dumps({"figure": "train_step", "who": "PyTorch " + torch.__version__ + " " + kind, "model": name, "dropout": args.dropout, "parameters": count, "ms": ms[len(ms) // 2],
+            print(json.dumps({"figure": "train_step", "who": "PyTorch " + torch.__version__ + " " + kind, "model": name,
+                              "dropout": args.dropout, "parameters": count, "ms": ms[len(ms) // 2],
                               "best_ms": ms[0], "tokens_per_s": s["batch"] * s["context"] / ms[len(ms) // 2] * 1e3,
-                              "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0, "loss": loss}), flush=True)
+                              "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0, "loss": loss}),
+                              flush=True)
             continue
         print(f"PyTorch {torch.__version__} {kind}, {name}: {count} parameters, {args.threads} threads: "
-              f"median {ms[len(ms) // 2]:.2f} ms, best {ms[0]:.2f} ms a step, {cpu:.2f} ms of processors, loss {loss:.4f}")
+              f"median {ms[len(ms) // 2]:.2f} ms, best {ms[0]:.2f} ms a step, {cpu:.2f} ms of processors, loss "
+              f"{loss:.4f}")
 
 
 if __name__ == "__main__":

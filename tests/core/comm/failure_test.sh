@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# One of four ranks is killed, frozen, leaves, throws or runs out of memory, at each moment of a run over threads or MPI: every process must end with the right
-# status, one line of ours must name the rank, and nothing be left over. OVERS and FATES choose some; nccl, which needs four GPUs, only where it is named, and
-# takes a message of another size as it comes. Who is killed is mpirun's to name, and the status its own.
-# Where HILT_DEEP is set, all must end within the deadline and ten seconds, in one line of error. Elsewhere no seconds are judged, one frozen
-# rank of each kind is tried, and processes that find the same fault at the same time may each say so.
+# One of four ranks is killed, frozen, leaves, throws or runs out of memory, at each moment of a run over threads or
+# MPI: every process must end with the right status, one line of ours must name the rank, and nothing be left over.
+# OVERS and FATES choose some; nccl, which needs four GPUs, only where it is named, and takes a message of another size
+# as it comes. Who is killed is mpirun's to name, and the status its own. Where HILT_DEEP is set, all must end within
+# the deadline and ten seconds, in one line of error. Elsewhere no seconds are judged, one frozen rank of each kind is
+# tried, and processes that find the same fault at the same time may each say so.
 . "$SRC/tests/packaging/common.sh"
 deep=${HILT_DEEP-}
 deadline=${HILT_DEADLINE-}
@@ -20,8 +21,10 @@ cell() {
   elif [[ ! $deadline && $fate == stop ]]; then HILT_DEADLINE=10; fi
   export HILT_DEADLINE
   local mpirun=()
-  [[ $over != mpi ]] || mpirun=(mpirun -n 4 --oversubscribe --bind-to none --mca pml ob1 --mca btl self,vader --mca mpi_yield_when_idle 1)
-  timeout -k 5 600 "${mpirun[@]}" "$ranks" "$over" "$fate" "$moment" "$mark" >"$out.out" 2>"$out.err" </dev/null || status=$?
+  [[ $over != mpi ]] || mpirun=(mpirun -n 4 --oversubscribe --bind-to none --mca pml ob1 --mca btl self,vader \
+    --mca mpi_yield_when_idle 1)
+  timeout -k 5 600 "${mpirun[@]}" "$ranks" "$over" "$fate" "$moment" "$mark" >"$out.out" 2>"$out.err" </dev/null ||
+    status=$?
   local ms=$(((${EPOCHREALTIME/[.,]/} - ${start/[.,]/}) / 1000))
   case $fate in
     none | check) wanted=0 ;;
@@ -29,13 +32,15 @@ cell() {
     memory) wanted=4 ;;
   esac
   # The launcher's status where a rank went without a word; where all heard why, that of whoever it ends first.
-  if [[ $over == mpi && $fate =~ kill|exit && $status != 0 ]] || [[ $over == mpi && $status == 6 && $wanted != 0 ]]; then wanted=$status; fi
+  if [[ $over == mpi && $fate =~ kill|exit && $status != 0 ]] || [[ $over == mpi && $status == 6 &&
+    $wanted != 0 ]]; then wanted=$status; fi
   [[ $status == "$wanted" ]] || wrong+=("exit status $status, expected $wanted")
   [[ ! $deep ]] || ((ms <= (HILT_DEADLINE + 10) * 1000)) || wrong+=("took $ms ms")
   if [[ $status != 0 ]]; then
     local named='rank 2' lines
     lines=$(grep -c '^failing_ranks: error: ' "$out.err" || true)
-    if [[ $over == mpi && $fate =~ kill|exit ]]; then named='rank 2|exited on signal 9|exiting improperly|non-zero exit code'
+    if [[ $over == mpi && $fate =~ kill|exit ]]
+    then named='rank 2|exited on signal 9|exiting improperly|non-zero exit code'
     elif ((lines == 0)); then wrong+=('no line of error')
     elif [[ $over != mpi || $deep ]] && ((lines > 1)); then wrong+=('one line of error expected'); fi
     [[ $over == mpi || $(wc -l <"$out.err") == 1 ]] || wrong+=('one line on stderr expected')
@@ -47,7 +52,8 @@ cell() {
     sleep 0.2
   done
   [[ ! $(pids_with "$mark") ]] || wrong+=("processes left over: $(pids_with "$mark" | xargs)")
-  printf '%-7s %-6s %-8s %5d ms  %d  %s\n' "$over" "$fate" "$moment" "$ms" "$status" "$(head -c 300 "$out.err" | tr '\n' '|')" >"$out.line"
+  printf '%-7s %-6s %-8s %5d ms  %d  %s\n' "$over" "$fate" "$moment" "$ms" "$status" "$(head -c 300 "$out.err" |
+    tr '\n' '|')" >"$out.line"
   ((${#wrong[@]} == 0)) || printf '%s; ' "${wrong[@]}" >"$out.wrong"
 }
 
@@ -62,7 +68,8 @@ for over in "${overs[@]}"; do
     for moment in start hop home sum end goodbye; do
       # Threads are killed together or not at all; what is thrown is thrown by work.
       if [[ $over == threads && $fate =~ kill|exit ]] || [[ $over == threads && $moment == start ]]; then continue; fi
-      if [[ $fate$moment == memorystart ]] || [[ $fate =~ none|check && $moment != end ]] || [[ $over$fate == ncclsize ]] ||
+      if [[ $fate$moment == memorystart ]] || [[ $fate =~ none|check && $moment != end ]] ||
+        [[ $over$fate == ncclsize ]] ||
         [[ $fate =~ early|size && $moment != hop ]]; then continue; fi
       if [[ $fate == stop && ! $deep && ! ${FATES-} && $moment != hop ]]; then continue; fi
       # A thread that freezes once the others need it no more holds up the end of the process alone.

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Writes bpe.json: a tokenizer that the package `tokenizers` learned from a text drawn here, and its tokens of other texts. Version
-0.23.3 wrote the file that is beside this."""
+"""Writes bpe.json: a tokenizer that the package `tokenizers` learned from a text drawn here, and its tokens of other
+texts. Version 0.23.3 wrote the file that is beside this."""
 import json
 import random
 import unicodedata
 from tokenizers import ByteLevelBPETokenizer
 
 WORDS = ("the a cat's dog don't we're I'LL they'll he'd you've I'm 12 3.14 2024 na\u00efve Stra\u00dfe \u6771\u4eac "
-         "\u043f\u0440\u0438\u0432\u0435\u0442 \u0939\u093f\u0928\u094d\u0926\u0940 caf\u00e9 !!! ... -- \"quoted\" (x) e-mail \u00bd \u2167 "
+         "\u043f\u0440\u0438\u0432\u0435\u0442 \u0939\u093f\u0928\u094d\u0926\u0940 caf\u00e9 !!! ... -- \"quoted\" "
+         "(x) e-mail \u00bd \u2167 "
          "\u2460 \U0001f44d\U0001f3fd \u0663\u0664 \u00a0x \u3000y \u2028 'r 'S ''s").split(" ")
 random.seed(5)
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Makes the site: stages public headers and READMEs as Doxygen reads them, runs it, and checks every link of what it made.
+"""Makes the site: stages public headers and READMEs as Doxygen reads them, runs it, and checks every link of what it
+made.
 
-  make.py INCLUDE OUT    INCLUDE: the tree of public headers, <hilt/..>, of a build; OUT: a directory of its own, emptied first
+  make.py INCLUDE OUT    INCLUDE: the tree of public headers, <hilt/..>, of a build; OUT: a directory of its own,
+                         emptied first
 
 Headers stay as they are written, and line by line as long; only for Doxygen
   - `// what it is` behind a declaration is its documentation, as `///` above it is;
@@ -18,7 +20,8 @@ from urllib.parse import unquote
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 ROOMS = ['core', 'ops', 'nn', 'examples', 'tests', 'third_party']
-TOKEN = re.compile(r'#(?:[^\n]*\\\n)*[^\n]*|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|(?<![0-9a-f])\'(?:\\.|[^\'\\])\'|\n|.', re.S)
+TOKEN = re.compile(r'#(?:[^\n]*\\\n)*[^\n]*|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|(?<![0-9a-f])\'(?:\\.|[^\'\\])\'|\n|.',
+                   re.S)
 
 # Declarations that mean the same everywhere.
 PLAIN = {
@@ -45,7 +48,8 @@ def typed(text):
 
 
 class Unit:
-    """A declaration: where it starts and ends, its text without comments, whether it opens a scope, what is said of it."""
+    """A declaration: where it starts and ends, its text without comments, whether it opens a scope, what is said of
+    it."""
 
     def __init__(self, start, line, scope, above):
         self.start, self.line, self.scope, self.above = start, line, scope, above
@@ -64,7 +68,8 @@ def bare(text):
 def opened(text):
     """Which scope `text {` opens: namespace, enum, class (or struct, union); none for functions and values."""
     text = bare(text)
-    found = 'operator' not in text and '\1' not in text and '=' not in text and re.match(r'(?:inline |template |typedef )*(namespace|class|struct|enum|union)\b', text)
+    found = ('operator' not in text and '\1' not in text and '=' not in text
+             and re.match(r'(?:inline |template |typedef )*(namespace|class|struct|enum|union)\b', text))
     return found[1] if found else None
 
 
@@ -110,12 +115,15 @@ def units(text):
             alone = not text[line_start:at].strip()
             if token.startswith('///') and alone:
                 above.append(token[3:].strip())
-            elif not token.startswith('///') and not alone and (declares or scopes.count(None) == 1 and unit and text[:at].rstrip().endswith('{')):
-                of = unit if not declares else begun[0] if begun else unit or (found[-1] if found and found[-1].end_line == line else None)
+            elif (not token.startswith('///') and not alone
+                  and (declares or scopes.count(None) == 1 and unit and text[:at].rstrip().endswith('{'))):
+                of = (unit if not declares else begun[0] if begun else unit
+                      or (found[-1] if found and found[-1].end_line == line else None))
                 if of:
                     of.said = (of.said + ' ' + token[2:].strip()).strip()
                     column = at - line_start
-            elif not token.startswith('///') and alone and declares and found and found[-1].said and not above and found[-1].end_line == line - 1 and at - line_start == column:
+            elif (not token.startswith('///') and alone and declares and found and found[-1].said and not above
+                  and found[-1].end_line == line - 1 and at - line_start == column):
                 found[-1].said += ' ' + token[2:].strip()
                 found[-1].end_line = line
         elif token.startswith('/*'):
@@ -160,7 +168,8 @@ def header(text):
     inserts, told = [], None  # told: the documented declaration before, with what is said of it
     for unit in sorted(units(text), key=lambda u: u.start):
         words = unit.said
-        same = told and told[0] and told[0] == name_of(unit.text) and told[1] in (unit.line, unit.line - 1) and told[2] == unit.scope
+        same = (told and told[0] and told[0] == name_of(unit.text) and told[1] in (unit.line, unit.line - 1)
+                and told[2] == unit.scope)
         if not words and not unit.above:
             if same:
                 words = told[3]
@@ -185,7 +194,8 @@ def header(text):
             told = None
     for at, length, words in reversed(inserts):
         text = text[:at] + words + text[at + length:]
-    lines, heading, about = re.sub(r'(?m)^( *///.*)', lambda m: m[1].replace('\\', r'\\'), text).split('\n'), False, None
+    lines, heading, about = re.sub(r'(?m)^( *///.*)', lambda m: m[1].replace('\\', r'\\'),
+                                   text).split('\n'), False, None
     for i, line in enumerate(lines):
         if found := re.match(r'// ---- (.*?) -{2,}$', line):
             lines[i] = ('/**@}*/ ' if heading else '') + '/** @name ' + found[1].capitalize() + ' */ /**@{*/'
@@ -218,7 +228,8 @@ def label(path):
 
 
 def page(path, pages, files):
-    """A Markdown file as Doxygen reads it: a name for every heading, links to pages of the site and to copies of files."""
+    """A Markdown file as Doxygen reads it: a name for every heading, links to pages of the site and to copies of
+    files."""
     def link(found):
         target, _, anchor = found[2].partition('#')
         if re.match(r'[a-z]+:', found[2]):
@@ -240,7 +251,8 @@ def page(path, pages, files):
     for line in text.split('\n'):
         if line.startswith('```'):
             fenced = not fenced
-            line = {'```cpp': '```{.cpp}', '```python': '```{.py}', '```': '```'}.get(line, '```{.txt}' if fenced else line)
+            line = {'```cpp': '```{.cpp}', '```python': '```{.py}', '```': '```'}.get(line,
+                '```{.txt}' if fenced else line)
         elif not fenced and not line.startswith('    '):
             line = re.sub(r'`([^`]*\\\|[^`]*)`', lambda m: '<code>' + m[1].replace('\\|', '&#124;') + '</code>', line)
             line = re.sub(r'\[((?:[^\][]|\[[^\]]*\])+)\]\(([^)\s]+)\)', link, line)
@@ -299,7 +311,8 @@ def main(include, out):
     for path in found:
         (stage / path).parent.mkdir(parents=True, exist_ok=True)
         (stage / path).write_text(page(path, set(found), files))
-    (stage / 'hilt.dox').write_text('/** @namespace hilt\nAll that the library declares.\n\nWhat an argument must be, its comment says; anything else '
+    (stage / 'hilt.dox').write_text('/** @namespace hilt\nAll that the library declares.\n\nWhat an argument must be, '
+                                    'its comment says; anything else '
                                      'throws Error with Code::usage. Where another code is thrown, it is named. */\n')
     log = out / 'warnings.txt'
     settings = (HERE / 'Doxyfile').read_text() + f'''
@@ -317,7 +330,8 @@ WARN_LOGFILE = "{log}"
         there = out / 'files' / (str(path) + '.txt')
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, there)
-    warnings = [line.replace(str(stage) + '/', '') for line in dict.fromkeys(log.read_text().splitlines()) if line.strip()]
+    warnings = [line.replace(str(stage) + '/', '') for line in dict.fromkeys(log.read_text().splitlines())
+                if line.strip()]
     shutil.rmtree(stage)
     for path in out.rglob('*.html'):
         text = re.sub(r'<link (?:rel="stylesheet" type="text/css" )?href="tabs.css".*?>', '', path.read_text())
@@ -331,7 +345,8 @@ WARN_LOGFILE = "{log}"
         print(line, file=sys.stderr)
     if warnings or broken:
         sys.exit(f'docs: error: {len(warnings)} warnings, {len(broken)} broken links')
-    print(f'docs: {len(found)} pages, {len(list(include.rglob("*.h")))} headers, {links} links checked: {out / "index.html"}')
+    print(f'docs: {len(found)} pages, {len(list(include.rglob("*.h")))} headers, {links} links checked: '
+          f'{out / "index.html"}')
 
 
 if __name__ == '__main__':
