@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
-"""Every block and every command of the READMEs is run, so that none goes stale; so are the ```cpp blocks of public headers.
+"""Every block and every command of the READMEs is run, so that none goes stale; so are the ```cpp blocks of public
+headers.
 
-A block is fenced, or indented by four. C++ is compiled as the body of a `main`, all of it at once, and run. Python goes to the module of
-this build, where there is one. Lines that begin with a command (COMMAND), in a block or in `backticks`, are run by a shell in a
-scratch directory; two blanks end a command, what follows says what it does. All else shows something, and is only counted. Comments in the
-Markdown, which readers don't see, help:
+A block is fenced, or indented by four. C++ is compiled as the body of a `main`, all of it at once, and run. Python goes
+to the module of this build, where there is one. Lines that begin with a command (COMMAND), in a block or in
+`backticks`, are run by a shell in a scratch directory; two blanks end a command, what follows says what it does. All
+else shows something, and is only counted. Comments in the Markdown, which readers don't see, help:
 
     <!-- before: C++ or Python that a block needs to stand alone -->
     <!-- not run: why the next block is left out -->
 
-Long or wide commands run small: SMALL lists each change. LEFT lists the commands in backticks that are not run, with the reason.
-Without arguments it judges the tree and then itself: stale things are put into a copy of a page, and each must be named.
+Long or wide commands run small: SMALL lists each change. LEFT lists the commands in backticks that are not run, with
+the reason. Without arguments it judges the tree and then itself: stale things are put into a copy of a page, and each
+must be named.
 """
 import os, re, shutil, struct, subprocess, sys, tempfile
 from pathlib import Path
 
 SRC, BUILD = Path(os.environ['SRC']), Path(os.environ['BUILD'])
 ROOMS = ['core', 'ops', 'nn', 'examples', 'tests', 'third_party']
-COMMAND = re.compile(r'(?:HILT_[A-Z]+=\S+ )*(?:\./run|tests/\S+(?<!\.cpp)(?<!\.h)|meson|ninja|pip|make|c\+\+|cmake)(?: |$)')
+COMMAND = re.compile(r'(?:HILT_[A-Z]+=\S+ '
+                     r')*(?:\./run|tests/\S+(?<!\.cpp)(?<!\.h)|meson|ninja|pip|make|c\+\+|cmake)(?: |$)')
 
 # What makes a command small, or lets it stand in a scratch directory: pattern, replacement, reason.
 SMALL = [
@@ -34,9 +37,11 @@ SMALL = [
     (r'--controls --steps 300( --control-seeds 3)?', '--controls --steps 2 --control-seeds 1', 'two steps of one seed'),
     (r'--controls$', '--controls --steps 2', 'two steps'),
     (r'--task ising$|--labels Y.npy$', r'\g<0> --steps 2', 'two steps'),
-    (r'^\./run train (--t.*|--images.*)', r'./run train \1 --out "$(mktemp -du -p .)"', 'no run goes where another went'),
+    (r'^\./run train (--t.*|--images.*)', r'./run train \1 --out "$(mktemp -du -p .)"',
+     'no run goes where another went'),
     (r'^\./run train$', './run train --steps 2', 'two steps'),
-    (r'^\./run train --resume --out dir$', './run train --steps 1 --schedule constant --out dir && ./run train --resume --out dir --steps 2', 'what there is to resume'),
+    (r'^\./run train --resume --out dir$', './run train --steps 1 --schedule constant --out dir && ./run train '
+                                           '--resume --out dir --steps 2', 'what there is to resume'),
     (r'^\./run compare$', './run compare --length 256 --repeat 2', 'a short sequence'),
     (r'^\./run ring( --ranks 4)?$', r'./run ring\1 --length 256 --repeat 1', 'a short sequence'),
     (r'^\./run attend$', './run attend --help', 'the files stand elsewhere'),
@@ -44,11 +49,13 @@ SMALL = [
     (r'^tests/mutants/run.py', 'tests/mutants/run.py --list', 'names alone: each mutant is a build'),
 ]
 # In C++: text, replacement, reason.
-GUARD, COMPILE_GUARD = 420, 600  # seconds a command (42 seen beside busy processes) and a compile: no verdict hangs on them
+# seconds a command (42 seen beside busy processes) and a compile: no verdict hangs on them
+GUARD, COMPILE_GUARD = 420, 600
 SMALL_CPP = [('.steps = 1000, .warmup = 50', '.steps = 2, .warmup = 1', 'two steps')]
 # Commands that are not run, in blocks or between backticks, and why.
 LEFT = {
-    r'^\./run (setup|build)\b|^meson (install|setup build)|^c?make ': 'installs, or compiles for minutes; run_test.sh and embed_test.sh do the like',
+    r'^\./run (setup|build)\b|^meson (install|setup build)|^c?make ':
+        'installs, or compiles for minutes; run_test.sh and embed_test.sh do the like',
     r'\./run bench\b': 'measures for minutes',
     r'tests/tools/measure\b': 'measures for minutes',
     r'^\./run docs': 'docs_test.sh does it',
@@ -130,8 +137,10 @@ class Run:
     def run(self, command, block, timeout=GUARD, **environment):
         shell = ['bash', '-c', command] if isinstance(command, str) else list(map(str, command))
         try:
-            done = subprocess.run(shell, cwd=self.scratch, stdin=subprocess.DEVNULL, capture_output=True, encoding='utf-8', errors='replace',
-                                  timeout=timeout, env={**os.environ, 'HILT_BUILD': str(BUILD), 'NO_COLOR': '1', **environment})
+            done = subprocess.run(shell, cwd=self.scratch, stdin=subprocess.DEVNULL, capture_output=True,
+                                  encoding='utf-8', errors='replace',
+                                  timeout=timeout,
+                                  env={**os.environ, 'HILT_BUILD': str(BUILD), 'NO_COLOR': '1', **environment})
         except subprocess.TimeoutExpired as slow:
             self.fail(block, str(slow))
             return subprocess.CompletedProcess(shell, 1, '', '')
@@ -156,7 +165,8 @@ class Run:
             source += f'static void block{i}() {{\n{block.before}\n#line {block.line} "{block.path}"\n{body}\n}}\n'
         calls = ''.join(f'  std::cerr << "{block}\\n";\n  block{i}();\n' for i, block in enumerate(blocks))
         (self.scratch / 'blocks.cpp').write_text(source + '#line 1 "main"\nint main() {\n' + calls + '}\n')
-        if not self.run([os.environ['CXX'], '-std=c++20', '-Wall', '-Wextra', '-Wno-unused-variable', '-Werror', '-I', BUILD / 'include', 'blocks.cpp', '-o', 'blocks',
+        if not self.run([os.environ['CXX'], '-std=c++20', '-Wall', '-Wextra', '-Wno-unused-variable', '-Werror', '-I',
+                         BUILD / 'include', 'blocks.cpp', '-o', 'blocks',
                          '-L', BUILD, '-l:libhilt.so.0.2', '-pthread'], 'C++', timeout=COMPILE_GUARD).returncode:
             self.run(['./blocks'], 'C++', LD_LIBRARY_PATH=str(BUILD))
         self.counts['C++ blocks'] += len(blocks)
@@ -180,7 +190,8 @@ class Run:
         for pattern, why in LEFT.items():
             if re.search(pattern, command):
                 return self.leave(block, f'{command}: {why}')
-        if found := re.match(r'((?:HILT_[A-Z_]+=\S+ )*)\./run test ?(.*)$', command):  # not again: what it names is there
+        # not again: what it names is there
+        if found := re.match(r'((?:HILT_[A-Z_]+=\S+ )*)\./run test ?(.*)$', command):
             return self.test_exists(found[2].strip("'"), block)
         if command in self.ran:
             return
@@ -199,13 +210,15 @@ class Run:
             return
         if '*' not in name:
             return self.fail(block, f'./run test {name}: the suite has no such test')
-        lists = [subprocess.run([binary, '--gtest_list_tests', f'--gtest_filter={name}'], capture_output=True, text=True).stdout
+        lists = [subprocess.run([binary, '--gtest_list_tests', f'--gtest_filter={name}'], capture_output=True,
+                                text=True).stdout
                  for binary in (BUILD / 'tests').glob('*_test') if binary.is_file()]
         if lists and not any('\n  ' in found for found in lists):
             self.fail(block, f'./run test {name}: no test has such a name')
 
     def shown(self, block):
-        """A list of places in the source: `file  function` each; the function must be there. Anything else is only shown."""
+        """A list of places in the source: `file  function` each; the function must be there. Anything else is only
+                                                  shown."""
         self.counts['shown'] += 1
         for line in block.lines:
             if found := re.fullmatch(r'(\S+/\S+\.(?:cpp|h|cu)) +([\w:]+)', line.strip()):
@@ -214,7 +227,8 @@ class Run:
                     self.fail(block, f'no {found[2]} in {found[1]}')
 
     def fixtures(self):
-        (self.scratch / 'text.txt').write_text((''.join(map(chr, range(48, 108))) + '\n') * 400)  # of 61 characters, as that GPT-2
+        # of 61 characters, as that GPT-2
+        (self.scratch / 'text.txt').write_text((''.join(map(chr, range(48, 108))) + '\n') * 400)
         (self.scratch / 'gpt2').mkdir()
         shutil.copy(SRC / 'tests/nn/golden/gpt2.safetensors', self.scratch / 'gpt2/model.safetensors')
         for name, kind, shape, size in [*((name, '<f4', '(1, 64, 2, 8)', 4 * 64 * 16) for name in 'qkv'),
@@ -222,7 +236,8 @@ class Run:
             head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
             head += ' ' * (117 - len(head)) + '\n'
             numbers = bytes(size) if name in 'qkv' else bytes(i % 2 for i in range(size))
-            (self.scratch / f'{name}.npy').write_bytes(b'\x93NUMPY\x01\x00' + struct.pack('<H', len(head)) + head.encode() + numbers)
+            (self.scratch / f'{name}.npy').write_bytes(b'\x93NUMPY\x01\x00' + struct.pack('<H', len(head))
+                                                       + head.encode() + numbers)
 
     def all(self, blocks):
         self.fixtures()

@@ -11,13 +11,17 @@ expect() {
   shift 2
   [[ " $* " != *' - '* ]] || fail "$what: a script on standard input would not be read"
   "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || got=$?
-  [[ $got == "$want" ]] || fail "$what: exit status $got, expected $want; it printed: $(cat "$scratch/out" "$scratch/err")"
+  [[ $got == "$want" ]] || fail "$what: exit status $got, expected $want; it printed: $(cat "$scratch/out" \
+    "$scratch/err")"
 }
 says() { grep -qF -- "$2" "$scratch/$1" || fail "'$2' is not in what it printed: $(cat "$scratch/$1")"; }
-one_line_on_stderr() { [[ $(wc -l <"$scratch/err") == 1 && ! -s $scratch/out ]] || fail "one line on stderr expected: $(cat "$scratch/out" "$scratch/err")"; }
+one_line_on_stderr() { [[ $(wc -l <"$scratch/err") == 1 && ! -s $scratch/out ]] ||
+  fail "one line on stderr expected: $(cat "$scratch/out" "$scratch/err")"; }
 # Processes whose command line holds this. Without pgrep, which a small system lacks.
-pids_with() { { grep -lsaF -f <(printf '%s\n' "$1") /proc/[0-9]*/cmdline || true; } | sed 's|/proc/\([0-9]*\)/cmdline|\1|'; }
-# seen PID COMMAND..: waits until COMMAND succeeds, for as long as process PID lives; false if it never does. The pause decides nothing.
+pids_with() { { grep -lsaF -f <(printf '%s\n' "$1") /proc/[0-9]*/cmdline || true; } |
+  sed 's|/proc/\([0-9]*\)/cmdline|\1|'; }
+# seen PID COMMAND..: waits until COMMAND succeeds, for as long as process PID lives; false if it never does. The pause
+# decides nothing.
 seen() {
   local pid=$1 lives=1
   shift
@@ -27,7 +31,8 @@ seen() {
     sleep 0.01
   done
 }
-# Milliseconds of processor time of the children that have ended, as $spent. It stands still while others have the processor.
+# Milliseconds of processor time of the children that have ended, as $spent. It stands still while others have the
+# processor.
 spend() {
   local user system
   times >"$scratch/times"
@@ -39,7 +44,8 @@ spend() {
     spent=$((spent + 60000 * ${part%m*} + 10#${seconds/./}))
   done
 }
-# expect_soon STATUS WHAT COMMAND..: as expect, and for less than $most_ms of processor time. By a clock only where HILT_DEEP is set.
+# expect_soon STATUS WHAT COMMAND..: as expect, and for less than $most_ms of processor time. By a clock only where
+# HILT_DEEP is set.
 dearest=0 slow=()
 expect_soon() {
   local before start=$EPOCHREALTIME ms
@@ -53,7 +59,8 @@ expect_soon() {
   ((spent <= dearest)) || dearest=$spent
   [[ ! ${HILT_DEEP-} ]] || ((ms < 1000)) || slow+=("$2: $ms ms")
 }
-# soon_enough PROGRAM: what expect_soon found by a clock. It counts where the machine is not to blame: the time of a run that does nothing.
+# soon_enough PROGRAM: what expect_soon found by a clock. It counts where the machine is not to blame: the time of a run
+# that does nothing.
 soon_enough() {
   echo "the dearest error took $dearest ms of processor time, of $most_ms"
   ((${#slow[@]})) || return 0

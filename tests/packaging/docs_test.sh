@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# `./run docs` makes the site without a warning: every public symbol has its words, every link and anchor leads somewhere, search is
-# there and one short style sheet. Then the judge: what it must name is put into a copy of the tree.
+# `./run docs` makes the site without a warning: every public symbol has its words, every link and anchor leads
+# somewhere, search is there and one short style sheet. Then the judge: what it must name is put into a copy of the
+# tree.
 . "$(dirname "$0")/common.sh"
-command -v doxygen >/dev/null || { echo 'no doxygen: the documentation is not made; ./run docs installs it' && exit 77; }
+command -v doxygen >/dev/null || { echo 'no doxygen: the documentation is not made; ./run docs installs it' &&
+  exit 77; }
 export HILT_BUILD=$BUILD
 
 expect 0 'run docs' "$SRC/run" docs "$scratch/site"

@@ -10,7 +10,8 @@ violations() (
   {
     find $directories -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -printf 'file %p\n'
     grep -rlF 'namespace [[gnu::visibility("default")]] hilt' --include='*.h' $directories | sed 's/^/public /'
-    grep -rnE '^[[:space:]]*#[[:space:]]*include' --include='*.h' --include='*.cpp' --include='*.cu' --include='*.cuh' $directories |
+    grep -rnE '^[[:space:]]*#[[:space:]]*include' --include='*.h' --include='*.cpp' --include='*.cu' \
+      --include='*.cuh' $directories |
       sed -E 's/^([^:]*):([0-9]+):.*([<"])([^>"]*)[>"].*/include \1 \2 \3 \4/'
   } | awk '
     function clean(path) {  # a/b/../c -> a/c
@@ -18,12 +19,16 @@ violations() (
       return path
     }
     function bad(rule) { print $2 ":" $3 ": " rule }
-    BEGIN { rank["core"] = 1; rank["ops"] = 2; rank["nn"] = 3; rank["examples"] = 4; file["core/config.h"]; public["core/config.h"] }
+    BEGIN {
+      rank["core"] = 1; rank["ops"] = 2; rank["nn"] = 3; rank["examples"] = 4
+      file["core/config.h"]; public["core/config.h"]
+    }
     $1 == "file" { file[$2] }
     $1 == "public" { public[$2] }
     $1 == "include" && $4 == "<" {
       if ($5 ~ /^(Eigen|unsupported)\// && $2 !~ /\.cpp$/) bad("Eigen only in .cpp files")
-      if ($5 ~ /^(cuda|cublas|curand|cusparse|cusolver|nvtx|nvml|nvrtc|mma|cooperative_groups|cub\/|thrust\/|cute\/)/ && $2 !~ /^core\/cuda\/|\.cu$|\.cuh$|_cuda\.cpp$|\/nccl\.cpp$/)
+      if ($5 ~ /^(cuda|cublas|curand|cusparse|cusolver|nvtx|nvml|nvrtc|mma|cooperative_groups|cub\/|thrust\/|cute\/)/ &&
+          $2 !~ /^core\/cuda\/|\.cu$|\.cuh$|_cuda\.cpp$|\/nccl\.cpp$/)
         bad("CUDA headers only in core/cuda, *.cu, *.cuh, *_cuda.cpp and core/comm/nccl.cpp")
       if ($5 ~ /^(nccl|mpi)\.h$/ && user[$5]++) bad($5 " in one .cpp only")
       if ($5 ~ /^(nccl|mpi)\.h$/ && $2 !~ /\.cpp$/) bad($5 " in one .cpp only")
@@ -41,21 +46,29 @@ violations() (
       split($2, from, "/"); split(target, to, "/")
       if (rank[to[1]] > rank[from[1]]) bad(from[1] " may not include " to[1])
       if (($2 in public) && !relative) bad("public headers include each other by relative path")
-      if (($2 in public) && !(target in public)) bad("a public header includes standard C++ headers and public headers alone")
-      if (from[1] == "nn" && to[1] != "nn" && !(target in public)) bad("nn uses the public headers of ops and core alone")
+      if (($2 in public) && !(target in public))
+        bad("a public header includes standard C++ headers and public headers alone")
+      if (from[1] == "nn" && to[1] != "nn" && !(target in public))
+        bad("nn uses the public headers of ops and core alone")
       if (from[1] == "examples" && to[1] != "examples") bad("programs use <hilt/..> alone")
       # Rooms within the layers: what a directory may know, see its README.
 
       if (here ~ /^core\/$/ && target ~ /^core\/(comm|io)\//) bad("the heart includes neither core/comm nor core/io")
       if (here ~ /^core\/io\// && target ~ /^core\/(comm|cuda)\//) bad("core/io knows neither ranks nor GPUs")
-      if (here ~ /^ops\/hilbert\/plan\// && target ~ /^ops\// && target !~ /^ops\/hilbert\/plan\//) bad("plan/ includes core and itself alone")
-      if (here ~ /^ops\/hilbert\/ranks\// && target ~ /^ops\// && target !~ /^ops\/hilbert\/(plan|ranks)\//) bad("ranks/ includes core, plan/ and itself alone")
-      if (here ~ /^ops\/hilbert\/kernels\// && target ~ /^ops\/hilbert\/[^\/]*$/) bad("kernels/ does not look up at who calls it")
+      if (here ~ /^ops\/hilbert\/plan\// && target ~ /^ops\// && target !~ /^ops\/hilbert\/plan\//)
+        bad("plan/ includes core and itself alone")
+      if (here ~ /^ops\/hilbert\/ranks\// && target ~ /^ops\// && target !~ /^ops\/hilbert\/(plan|ranks)\//)
+        bad("ranks/ includes core, plan/ and itself alone")
+      if (here ~ /^ops\/hilbert\/kernels\// && target ~ /^ops\/hilbert\/[^\/]*$/)
+        bad("kernels/ does not look up at its callers")
       includes[$2] = includes[$2] " " target
       if (target ~ /^ops\/hilbert\/kernels\// && here !~ /^ops\/hilbert\//) bad("kernels/ is private to ops/hilbert")
-      if (target ~ /^ops\/hilbert\/kernels\/(cuda|hopper)\// && here !~ /^ops\/hilbert\/kernels\//) bad("attention knows its kernels by kernels/attention.h alone")
-      if (target ~ /^ops\/gemm\// && target != "ops/gemm/gemm.h" && here !~ /^ops\/gemm\//) bad("ops/gemm has one door, gemm.h")
-      if (here ~ /^examples\/train\/tasks\// && target !~ /^examples\/train\/tasks\//) bad("tasks/ knows the library alone")
+      if (target ~ /^ops\/hilbert\/kernels\/(cuda|hopper)\// && here !~ /^ops\/hilbert\/kernels\//)
+        bad("attention knows its kernels by kernels/attention.h alone")
+      if (target ~ /^ops\/gemm\// && target != "ops/gemm/gemm.h" && here !~ /^ops\/gemm\//)
+        bad("ops/gemm has one door, gemm.h")
+      if (here ~ /^examples\/train\/tasks\// && target !~ /^examples\/train\/tasks\//)
+        bad("tasks/ knows the library alone")
       if (here ~ /^examples\/program\// && target !~ /^examples\/program\//) bad("program/ knows no program")
     }
     # What a room must not see it must not see through others either.
@@ -69,11 +82,13 @@ violations() (
     }
     END {
       for (f in includes) {
-        if (f ~ /^ops\/hilbert\/(plan|ranks)\// && reaches(f, "^core/(cuda/|tensor|tape|storage|dispatch|device)")) print f ": plan/ and ranks/ see no tensor and no GPU"
+        if (f ~ /^ops\/hilbert\/(plan|ranks)\// && reaches(f, "^core/(cuda/|tensor|tape|storage|dispatch|device)"))
+          print f ": plan/ and ranks/ see no tensor and no GPU"
         if (f ~ /^ops\/hilbert\/kernels\// && reaches(f, "^core/tape")) print f ": kernels/ sees no tape"
       }
     }'
-  grep -rnoE 'std::mutex' ops/hilbert/plan ops/hilbert/ranks ops/hilbert/kernels | sed 's/:std::mutex$/: a Memo has its own lock; threads with two plans share none/' || true
+  grep -rnoE 'std::mutex' ops/hilbert/plan ops/hilbert/ranks ops/hilbert/kernels |
+    sed 's/:std::mutex$/: a Memo has its own lock; threads with two plans share none/' || true
 )
 
 found=$(violations "$SRC")
@@ -88,7 +103,8 @@ breaks() {
   (cd "$SRC" && cp -r core ops nn examples "$scratch/copy")
   mkdir -p "$(dirname "$scratch/copy/$file")"
   printf '%s\n' "$@" >>"$scratch/copy/$file"
-  grep -F "$file" <<<"$(violations "$scratch/copy")" | grep -F "$rule" >/dev/null || fail "the judge overlooks: $rule, in $file: $*"
+  grep -F "$file" <<<"$(violations "$scratch/copy")" | grep -F "$rule" >/dev/null ||
+    fail "the judge overlooks: $rule, in $file: $*"
 }
 breaks 'core may not include ops' core/tensor.cpp '#include "ops/ops.h"'
 breaks 'core may not include ops' core/dispatch.h '#  include "../ops/ops.h"'

@@ -24,14 +24,17 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob('*.h')):
             plain = 'template' not in code and ' : ' not in code and (not scopes or scopes[-1][1])
             scopes.append((indent, opened[1] if plain else None))
         elif scopes and scopes[-1][1] and indent == scopes[-1][0] + 2:
-            member = re.match(r' *(?!using|static|friend|enum|explicit|return)[\w:][\w:<>, *]*? \**(\w+)(?:\{.*\}| = [^(]*)?(?:, .*)?;$', code)
-            if member and 'operator' not in code: print('NAME(%s, %s)' % ('::'.join(name for _, name in scopes), member[1]))
+            member = re.match(r' *(?!using|static|friend|enum|explicit|return)[\w:][\w:<>, *]*? \**(\w+)(?:\{.*\}| = '
+                              r'[^(]*)?(?:, .*)?;$', code)
+            if member and 'operator' not in code: print('NAME(%s, %s)' % ('::'.join(name for _, name in scopes),
+                                                                          member[1]))
 print('}')
 END
 for compiler in "$CXX" clang++; do
   command -v "$compiler" >/dev/null || continue
   (($(grep -c ^NAME named.cpp) > 200)) || fail "only $(grep -c ^NAME named.cpp) members were found"
-  expect 0 "designated initializers, $compiler" "$compiler" -std=c++20 -Wall -Wextra -Wpedantic -Wconversion -Wmissing-field-initializers -Werror \
+  expect 0 "designated initializers, $compiler" "$compiler" \
+    -std=c++20 -Wall -Wextra -Wpedantic -Wconversion -Wmissing-field-initializers -Werror \
     -fsyntax-only -I "$BUILD/include" named.cpp
 done
 
@@ -42,7 +45,8 @@ for op in + - '*' /; do
 done
 
 # What would be read after its owner is gone.
-for dangling in 'Checkpoint("c").file()' 'SafetensorsFile("c").metadata()' 'SafetensorsFile("c").entries()' 'SafetensorsFile("c").find("t")'; do
+for dangling in 'Checkpoint("c").file()' 'SafetensorsFile("c").metadata()' 'SafetensorsFile("c").entries()' \
+  'SafetensorsFile("c").find("t")'; do
   printf '#include <hilt/hilt.h>\nvoid f() { (void)hilt::%s; }\n' "$dangling" >wrong.cpp
   compiles 1 "$dangling" wrong.cpp
   says err 'deleted function'

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What the backend of `pip install ./examples/embed/python` asks of Meson and Ninja, which are replaced by programs that write down
-what they were told: CUDA only where it is asked for, metadata without a build, and a kept build directory configured anew."""
+"""What the backend of `pip install ./examples/embed/python` asks of Meson and Ninja, which are replaced by programs
+that write down what they were told: CUDA only where it is asked for, metadata without a build, and a kept build
+directory configured anew."""
 import importlib.util
 import os
 import pathlib
@@ -14,7 +15,11 @@ BACKEND = pathlib.Path(os.environ["SRC"]) / "examples/embed/python/backend.py"
 TOOL = """#!/bin/sh
 echo "${0##*/} $*" >>"$LOG"
 case $0 in
-  */meson) for last; do :; done; eval "directory=\\${$(($# - 1))}"; mkdir -p "$directory"; touch "$directory/build.ninja" ;;
+  */meson)
+    for last; do :; done
+    eval "directory=\\${$(($# - 1))}"
+    mkdir -p "$directory"
+    touch "$directory/build.ninja" ;;
   */ninja) mkdir -p "$2/examples/embed/python"; echo module >"$2/$4" ;;
 esac
 """
@@ -33,9 +38,11 @@ class Pip(unittest.TestCase):
         self.log = self.scratch / "log"
 
     def call(self, hook, *arguments, nvcc=True, **environment):
-        """A hook as pip calls it: in a process of its own, in an empty environment. What it printed, with its status before."""
+        """A hook as pip calls it: in a process of its own, in an empty environment. What it printed, with its status
+        before."""
         (self.scratch / "tools" / "nvcc").chmod(0o755 if nvcc else 0)
-        call = f"import sys; sys.path.insert(0, {str(BACKEND.parent)!r}); sys.dont_write_bytecode = True; import backend; "
+        call = (f"import sys; sys.path.insert(0, {str(BACKEND.parent)!r}); sys.dont_write_bytecode = True; import "
+                f"backend; ")
         call += f"print(backend.{hook}(*{arguments!r}))"
         path = f"{self.scratch / 'tools'}:/nowhere"
         python = self.scratch / "bin" / "python3"  # beside which no tools lie
@@ -78,9 +85,11 @@ class Pip(unittest.TestCase):
         for settings, environment, text in (
             ({"cuda": "maybe"}, {}, "hilt: HILT_CUDA or the config setting cuda (maybe): expected 1 or 0"),
             ({"kuda": "1"}, {}, "hilt: no config setting 'kuda'; there is cuda=1"),
-            (None, {"HILT_CUDA": "1", "PATH": f"{self.scratch / 'tools'}"}, "hilt: CUDA was asked for and there is no nvcc in PATH"),
+            (None, {"HILT_CUDA": "1", "PATH": f"{self.scratch / 'tools'}"},
+             "hilt: CUDA was asked for and there is no nvcc in PATH"),
         ):
-            status, said = self.call("prepare_metadata_for_build_wheel", str(self.scratch), settings, nvcc=False, **environment)
+            status, said = self.call("prepare_metadata_for_build_wheel", str(self.scratch), settings, nvcc=False,
+                                     **environment)
             self.assertEqual((status, said[: len(text)], self.asked()), (1, text, []))
 
     def test_a_kept_directory_is_configured_anew(self):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What compare's page quotes of the kernels (examples/compare/steps.json) stands in the source: each text in exactly one line, every
-name of a quoted line has its words, and no name has words that no line needs."""
+"""What compare's page quotes of the kernels (examples/compare/steps.json) stands in the source: each text in exactly
+one line, every name of a quoted line has its words, and no name has words that no line needs."""
 import json
 import os
 import pathlib

@@ -45,7 +45,8 @@ says err "info: error: '--jsno'"
 # Without root: everything there is fine; otherwise the command to type, once.
 mkdir "$scratch/bin"
 ln -s "$(command -v bash)" "$scratch/bin/bash"
-for tool in env dirname awk xargs sed tr cat grep head tail meson ninja pkg-config g++; do ln -s "$(command -v "$tool")" "$scratch/bin/$tool"; done
+for tool in env dirname awk xargs sed tr cat grep head tail meson ninja pkg-config g++
+do ln -s "$(command -v "$tool")" "$scratch/bin/$tool"; done
 printf '#!/bin/sh\necho 1000\n' >"$scratch/bin/id"
 printf '#!/bin/sh\nexit 1\n' >"$scratch/bin/sudo"
 printf '#!/bin/sh\necho "apt-get was called: $*" >&2\nexit 1\n' >"$scratch/bin/apt-get"
@@ -58,14 +59,19 @@ chmod +x "$scratch/bin/pkg-config"
 for word in setup build info test; do
   expect 2 "$word by a user, two packages missing" "${as_user[@]}" "$word"
   one_line_on_stderr
-  says err 'run: error: missing ninja-build libgtest-dev: installing needs root; run: sudo apt-get install -y ninja-build libgtest-dev'
+  missing='ninja-build libgtest-dev'
+  says err "run: error: missing $missing: installing needs root; run: sudo apt-get install -y $missing"
 done
 [[ ! -e $scratch/build ]] || fail 'something was written before the error'
 
-# The verdict on runs made up here: a binary with one case of each kind, a crash, a time-out, a leak found at exit, scripts.
+# The verdict on runs made up here: a binary with one case of each kind, a crash, a time-out, a leak found at exit,
+# scripts.
 mkdir "$scratch/meson-logs"
 log=$scratch/meson-logs/testlog.json
-result() { printf '{"name": "%s", "stdout": "%s", "result": "%s", "starttime": 1, "duration": 2.5, "returncode": %d, "env": {}, "command": []}\n' "$@" >>"$log"; }
+result() {
+  local more='"starttime": 1, "duration": 2.5, "env": {}, "command": []'
+  printf '{"name": "%s", "stdout": "%s", "result": "%s", "returncode": %d, '"$more"'}\n' "$@" >>"$log"
+}
 export HILT_VERDICTS=$scratch/verdicts HILT_BEGUN=0
 verdict=$SRC/tests/tools/verdict.py
 # shows STATUS WHAT: the verdict on the log as it is.
@@ -93,13 +99,16 @@ cat >"$scratch/a_test.xml" <<'END'
 </testsuites>
 END
 many=$(printf 'line %s\\n' {1..30})
-result 'hilt:gtest / a_test' "[ RUN      ] A.good/0\nhush\n[       OK ] A.good/0 (1 ms)\n[ RUN      ] A.bad\n$many[  FAILED  ] A.bad (1 ms)\n" FAIL 1
+good='[ RUN      ] A.good/0\nhush\n[       OK ] A.good/0 (1 ms)\n'
+result 'hilt:gtest / a_test' "$good[ RUN      ] A.bad\n$many[  FAILED  ] A.bad (1 ms)\n" FAIL 1
 shows 1 'one failed case'
 says out 'failed: a-lane: a_test: A.bad'
-[[ $(grep -c '^    line ' "$scratch/out") == 20 ]] && ! grep -q 'line 10$' "$scratch/out" || fail "not the last 20 lines: $(cat "$scratch/out")"
+[[ $(grep -c '^    line ' "$scratch/out") == 20 ]] && ! grep -q 'line 10$' "$scratch/out" ||
+  fail "not the last 20 lines: $(cat "$scratch/out")"
 ! grep -q hush "$scratch/out" || fail 'what another case printed is shown'
 says out '2 passed, 1 failed, 2 skipped'
-result 'hilt:gtest / b_test' '[ RUN      ] B.first\n[       OK ] B.first\n[ RUN      ] B.second\nits last words\n' FAIL -11
+result 'hilt:gtest / b_test' '[ RUN      ] B.first\n[       OK ] B.first\n[ RUN      ] B.second\nits last words\n' \
+  FAIL -11
 result 'hilt:gtest / c_test' '' TIMEOUT -15
 result 'hilt:script / layering' '' OK 0
 result 'hilt:script+quick / embed' 'looks for it\nno \"tool\" here\n' SKIP 77
@@ -126,7 +135,8 @@ shows 0 'nothing failed'
 says out '2 passed, 0 failed, 2 skipped'
 # Lanes that did not come to their tests, or count by themselves, stand beside the others.
 printf 'compiling\nno such header\n' >"$scratch/stopped"
-printf 'failed: a_bug: survived 3 tests\n    (Tape.*)\nleft out: more: no time\n1 passed, 1 failed, 0 skipped\n' >"$scratch/counted"
+printf 'failed: a_bug: survived 3 tests\n    (Tape.*)\nleft out: more: no time\n1 passed, 1 failed, 0 skipped\n' \
+  >"$scratch/counted"
 "$verdict" stopped b-lane "$scratch/stopped"
 "$verdict" counted mutants "$scratch/counted"
 "$verdict" left-out cuda 'there is no nvcc'

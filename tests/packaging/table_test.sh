@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What an attention is told stands in one table, ops/hilbert/make_attention.cpp, which names backward modes by theirs: no
-# other code spells a mode's name. First the tree, then the judge: a literal in a copy must be named.
+# What an attention is told stands in one table, ops/hilbert/make_attention.cpp, which names backward modes by theirs:
+# no other code spells a mode's name. First the tree, then the judge: a literal in a copy must be named.
 . "$(dirname "$0")/common.sh"
 
 table=$(grep -rlE 'Backward::[a-z]+, "[a-z]+", "' "$SRC/ops" --include='*.cpp')
@@ -11,7 +11,8 @@ names=$(grep -oE 'Backward::[a-z]+, "[a-z]+", "' "$table" | cut -d'"' -f2 | xarg
 # Prints `file:line:text` of each literal.
 literals() (
   cd "$1"
-  grep -rnE "[\"'](${names})[\"']" core ops nn examples --include='*.h' --include='*.cpp' --include='*.cu' --include='*.cuh' \
+  grep -rnE "[\"'](${names})[\"']" core ops nn examples --include='*.h' --include='*.cpp' --include='*.cu' \
+    --include='*.cuh' \
     --include='*.py' --include='*.pyi' --include='*.js' | grep -vF "${table#"$SRC"/}:" || true
 )
 found=$(literals "$SRC")
@@ -26,6 +27,7 @@ done
 
 # The options that programs share are declared by the table: none has a second help.
 for name in order pattern dilation-mode causal documents softcap relative bias sink transport shards; do
-  ! grep -rnE "options\.(flag|integer|number|text|text_or|choice)\((\"[a-z]+\", )?\"--$name\"" "$SRC/examples" --include='*.cpp' >"$scratch/out" ||
+  ! grep -rnE "options\.(flag|integer|number|text|text_or|choice)\((\"[a-z]+\", )?\"--$name\"" "$SRC/examples" \
+    --include='*.cpp' >"$scratch/out" ||
     fail "--$name is declared beside the table: $(cat "$scratch/out")"
 done

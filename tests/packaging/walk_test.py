@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The way of q that ops/hilbert/README.md tells is the one that is gone: the stack in the innermost product of a CPU, taken by
-tests/ops/hilbert/walk.cpp, frame by frame, those of inlined functions too. No file is entered again once it was left."""
+"""The way of q that ops/hilbert/README.md tells is the one that is gone: the stack in the innermost product of a CPU,
+taken by tests/ops/hilbert/walk.cpp, frame by frame, those of inlined functions too. No file is entered again once it
+was left."""
 import os
 import pathlib
 import re
@@ -39,11 +40,13 @@ def stacks(program, source):
     printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     lines = [line.split() for line in printed.splitlines()]
     addresses = sorted({address for line in lines for address in line})
-    text = subprocess.run(["addr2line", "-a", "-f", "-C", "-i", "-e", program] + addresses, check=True, capture_output=True, text=True).stdout
+    text = subprocess.run(["addr2line", "-a", "-f", "-C", "-i", "-e", program] + addresses, check=True,
+                          capture_output=True, text=True).stdout
     frames = {}
     for block in re.split(r"^0x0*(?=[0-9a-f]+$)", text, flags=re.MULTILINE)[1:]:
         address, *pairs = block.splitlines()
-        frames[int(address, 16)] = [(place_of(file.rsplit(":", 1)[0], source), name_of(function)) for function, file in zip(pairs[::2], pairs[1::2])]
+        frames[int(address, 16)] = [(place_of(file.rsplit(":", 1)[0], source), name_of(function))
+                                    for function, file in zip(pairs[::2], pairs[1::2])]
     for line in lines:
         stack = [frame for address in line for frame in frames[int(address, 16)]][::-1]
         first = [i for i, frame in enumerate(stack) if frame[1] == "attention"]
@@ -80,7 +83,8 @@ def main():
     taken = list(stacks(sys.argv[1], source))
     found = wrong(listed, taken) or long(listed)
     # The judge: a step that is not there, one too few, two in the other order.
-    for false in ([*listed[:2], ("core/tape.h", "apply"), *listed[2:]], listed[:3] + listed[4:], [listed[1], listed[0], *listed[2:]], [listed[0], listed[-1]]):
+    for false in ([*listed[:2], ("core/tape.h", "apply"), *listed[2:]], listed[:3] + listed[4:],
+                  [listed[1], listed[0], *listed[2:]], [listed[0], listed[-1]]):
         if not wrong(false, taken):
             found = found or f"the judge takes a false list for true: {false}"
     if found:
