@@ -39,11 +39,11 @@ struct VisitSide {
 struct Visits {
   static constexpr Index kOwner = 128, kCell = 64, kWords = 128;
   static constexpr Index kPortion = 1 << 17;  // masks, of 512 bytes, that a call makes at a time
-  /// A cell is 64 rows of an owner and 64 of a step. What is no other is the number of a mask, plus
-  /// kMasks; with `compare` there was no room for its bits, and each call makes them.
+  /// A cell is 64 rows of an owner and 64 of a step. From kMasks on it is the number of its mask
+  /// plus kMasks. kCompare: a plan had no room for its bits, and each call makes them.
   enum Cell : std::uint16_t { kEmpty, kFull, kCompare, kMasks };
 
-  VisitSide queries, keys;  // who owns
+  VisitSide queries, keys;  // by owner
   /// kWords words a cell, one for each of the 128 threads that hold 64 x 64 scores: bit
   /// 16 h + 2 c + j of word 32 w + l is row 16 w + l / 4 + 8 h and column 8 c + 2 (l % 4) + j. What
   /// lies beyond the rows of either does not attend.
