@@ -5,7 +5,8 @@
 //
 //   compare_gradients --length 1024 --pattern neighborhood2d:9x9 --modes taped,fused --out out/compare
 //
-// Prints a summary and writes compare.html (read this one), compare.json and trace.json.
+// Prints a summary and writes compare.html (read this one), compare.json and trace.json; or writes and
+// judges exercises.
 #include <unistd.h>
 #include <cstdlib>
 #include <iostream>
@@ -21,9 +22,16 @@ void declare(program::Options& options, compare::Settings& s) {
   options.list("--modes", s.modes, std::vector(s.modes), "What to compare");
   options.text("--out", s.out, "DIR", "Where the three files go");
   options.flag("--json", s.json, "Print compare.json instead of the summary");
+  options.group(compare::kExercises);
+  const char* const kLeft = "of the line left out: Delta, dS, dQ, dK, dV";
+  options.integer("--exercise", s.exercise, 0, compare::kLines,
+                  std::string("Write exercise_N.py, N the number ") + kLeft);
+  options.text("--check", s.check, "FILE", "Judge such a file, with its line written");
+  options.integer("--answer", s.answer, 0, compare::kLines, std::string("Print the line; N is the number ") + kLeft);
 }
 
 int work(const program::Options& options, const compare::Settings& settings) {
+  if (compare::do_exercise(settings)) return 0;
   const auto start = std::chrono::steady_clock::now();
   compare::Lesson lesson{.settings = settings, .options = options, .problem = compare::make_problem(settings)};
   program::Outputs outputs(settings.out);

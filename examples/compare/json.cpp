@@ -96,7 +96,8 @@ Json to_json(const Lesson& lesson) {
   for (const auto& [key, value, is_text, group, preset] : lesson.options.values()) {
     std::string name = key;
     std::ranges::replace(name, '-', '_');
-    if (name != "out" && name != "json") out["config"][name] = is_text ? Json(value) : Json::parse(value);
+    if (name != "out" && name != "json" && group != kExercises)
+      out["config"][name] = is_text ? Json(value) : Json::parse(value);
   }
   out["config"].update({{"kv_heads", lesson.problem.kv_heads()},
                         {"device", (std::ostringstream() << lesson.problem.q.device()).str()},

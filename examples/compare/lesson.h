@@ -23,7 +23,15 @@ struct Settings : program::DrawnSettings {
   std::string out = "out/compare";
   std::vector<std::string> modes{kDense};
   bool json = false;
+  Index exercise = 0, answer = 0;  // 1 .. kLines
+  std::string check;
 };
+inline constexpr const char* kExercises = "Exercises";  // heading of the last three
+inline constexpr Index kLines = 5;
+
+/// exercise.cpp: writes, judges (by python3, which takes this process over) or answers an exercise;
+/// false if none is asked for.
+bool do_exercise(const Settings& settings);
 
 /// The tensors that are judged, in this order everywhere; the last four where their term is. The
 /// first kOfTokens have rows for tokens.

@@ -1,0 +1,68 @@
+# Judges a file that compare --exercise wrote: names each check that fails, with its first wrong number.
+import math
+import runpy
+import sys
+
+Q, K = [[1, 1], [1, 2], [0, 1], [1, 1]], [[1, 0], [-1, 1], [2, 0], [1, -1]]
+V, dO = [[4, 0], [0, 4], [2, 2], [8, -8]], [[1, 0], [2, 1], [-2, 2], [1, 2]]
+c, step = math.log(2), 1e-5
+
+
+def scores(Q, K):
+    return [[c * sum(x * y for x, y in zip(q, k)) if u <= t else -math.inf for u, k in enumerate(K)]
+            for t, q in enumerate(Q)]
+
+
+def attention(S, V):
+    P = [[math.exp(s) / sum(map(math.exp, row)) for s in row] for row in S]
+    return P, [[sum(p * v for p, v in zip(row, column)) for column in zip(*V)] for row in P]
+
+
+def slopes(x, loss):
+    """The finite difference of the loss by each number of x; of a masked score 0."""
+    def at(i, j, by):
+        return loss([[v + by * ((a, b) == (i, j)) for b, v in enumerate(row)] for a, row in enumerate(x)])
+    return [[(at(i, j, step) - at(i, j, -step)) / (2 * step) for j in range(len(row))] for i, row in enumerate(x)]
+
+
+def loss_of(S, V):
+    return sum(x * y for d, o in zip(dO, attention(S, V)[1]) for x, y in zip(d, o))
+
+
+S = scores(Q, K)
+P, O = attention(S, V)
+dP = [[sum(x * y for x, y in zip(d, v)) for v in V] for d in dO]
+failed = 0
+
+
+def check(what, name, given, wanted):
+    global failed
+    try:
+        pairs = [(i, j, given[i][j], w) for i, row in enumerate(wanted) for j, w in enumerate(row)]
+        wrong = [f"{name}{f'[{i}]' * (len(wanted) > 1)}[{j}] is {x:.6g}, should be {w:.6g}"
+                 for i, j, x, w in pairs if not abs(x - w) < 1e-6]
+    except Exception:
+        wrong = [f"{name} is no matrix of {len(wanted)} x {len(wanted[0])} numbers"]
+    failed += bool(wrong)
+    print(f"{'WRONG' if wrong else 'ok   '} {what}" + (f": {wrong[0]}" if wrong else ""))
+
+
+try:
+    Delta, dS, dQ, dK, dV = runpy.run_path(sys.argv[1])["backward"](Q, K, V, P, O, dO, c)
+except Exception as error:
+    print(f"compare_gradients: error: --check ({sys.argv[1]}): {type(error).__name__}: {error}; "
+          "--exercise writes such a file", file=sys.stderr)
+    sys.exit(3)
+check("Delta is the sum of P dP over each row", "Delta", [Delta],
+      [[sum(p * d for p, d in zip(*rows)) for rows in zip(P, dP)]])
+try:
+    sums = [[sum(row) for row in dS]]
+except Exception:
+    sums = dS
+check("each row of dS sums to 0", "the sum of dS", sums, [[0] * 4])
+check("dS is the finite difference by S", "dS", dS, slopes(S, lambda x: loss_of(x, V)))
+check("dQ is the finite difference by Q", "dQ", dQ, slopes(Q, lambda x: loss_of(scores(x, K), V)))
+check("dK is the finite difference by K", "dK", dK, slopes(K, lambda x: loss_of(scores(Q, x), V)))
+check("dV is the finite difference by V", "dV", dV, slopes(V, lambda x: loss_of(S, x)))
+print(f"{failed} of 6 checks failed" if failed else "all 6 checks passed")
+sys.exit(failed > 0)
