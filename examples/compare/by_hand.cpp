@@ -57,7 +57,6 @@ Json running_softmax(const Tensor& s, const Tensor& v) {
                      {"last", first + kTile - 1},
                      {"scores", {score[0], score[1]}},
                      {"m", m},
-                     {"m_in_c", m / kScale},
                      {"rescale", rescale},
                      {"weights", weights},
                      {"l", l},
@@ -91,7 +90,7 @@ Json by_hand() {
             {named("Q K\u1d40", "products", products), named("S", "c Q K\u1d40, masked", s),
              named("P", "softmax of each row", p), named("O", "P V", o)}},
            {"kept",
-            {named("L", "log \u2211 e^S", lse), named("P", "e^(S \u2212 L)", again),
+            {named("L", "log \u2211 exp(S)", lse), named("P", "exp(S \u2212 L)", again),
              named("\u0394", "rowsum(dO \u00b7 O)", delta)}},
            {"backward", {named("dP", "dO V\u1d40", dp), named("dS", "P (dP \u2212 \u0394)", ds)}}};
   // All modes, and the largest difference between any two of them and the formulas.

@@ -1,17 +1,7 @@
 // The figures of compare.html.
 const modes = Object.entries(data.modes).filter(([, m]) => !m.skipped);
+const symbol = (tensor) => ({ o: "O", dq: "dQ", dk: "dK", dv: "dV" })[tensor] ?? tensor;
 const listed = (f) => modes.map(([name, m]) => `${name} ${f(m)}`).join("; ") + ".";
-
-// A step lights the steps of the other pass that belong to the same node.
-const partners = { S: "dQ dK S2", P: "dS Delta P2", O: "dV dP Delta", L: "P2", a: "Delta" };
-const belongs = (a, b) => a === b || [[a, b], [b, a]].some(([x, y]) => partners[x]?.split(" ").includes(y));
-for (const step of document.querySelectorAll("[data-step]")) {
-  const light = (on) => {
-    for (const s of document.querySelectorAll("[data-step]")) s.classList.toggle("lit", on && belongs(s.dataset.step, step.dataset.step));
-  };
-  for (const event of ["mouseenter", "focus"]) step.addEventListener(event, () => light(true));
-  for (const event of ["mouseleave", "blur"]) step.addEventListener(event, () => light(false));
-}
 
 /** Bytes alive and bytes held by the tape over time, as [ms, bytes]; where backward begins, and the end. */
 function course(m) {
@@ -47,7 +37,7 @@ function memory(zoomed) {
     const { given, points, held, end, turn } = course(m);
     const level = (from, to, at) => ({ points: [[from, at], [to, at]], style: "thin", dots: false });
     lineChart(host, `Live bytes over time, ${name}`,
-      `At most ${bytes(given + m.forward_peak_bytes)} in the forward pass, at most ${bytes(given + m.backward_peak_bytes)} in the backward pass; the tape keeps ${bytes(m.saved_bytes)} from one to the other.`,
+      `At most ${bytes(given + m.forward_peak_bytes)} forward, ${bytes(given + m.backward_peak_bytes)} backward; the tape keeps ${bytes(m.saved_bytes)}.`,
       `<b>${name}</b>: keeps ${bytes(m.saved_bytes)}, peak ${bytes(given + m.peak_bytes)}.`, {
         x: { label: "time, ms", low: 0, high: end, end: true },
         y: { label: `${name}: bytes`, format: (v) => (v ? bytes(v) : "0"), low: 0, high: 1.15 * (zoomed ? given + m.peak_bytes : most) },
@@ -85,25 +75,25 @@ function time(names, caption) {
     caption, bars, kinds.filter(([k]) => seen.has(k)).map(([k]) => [k === "kernel" ? "one kernel" : k, k]));
 }
 const names = modes.map(([name]) => name);
-time(names, "All modes. Point at a part for its name.");
-if (names.includes("dense") && names.length > 1) time(names.filter((n) => n !== "dense"), "Without dense, on a scale of their own.");
+time(names, "All modes.");
+if (names.includes("dense") && names.length > 1) time(names.filter((n) => n !== "dense"), "Without dense.");
 
 const pictures = data.pictures;
-function heat(place, name, errors) {
+function heat(place, name, errors, shades) {
   const host = places(place);
   host.replaceChildren();
   for (const [tensor, e] of Object.entries(errors).filter(([tensor]) => tensor in pictures.heat[name]))
-    heatMap(host, `Where ${tensor} of ${name} errs most`,
-      `The grid of tokens; each cell is the largest error over heads and features. Largest ${scientific(e.max_abs)}, allowed ${scientific(e.limit)}. Lines are the edges of the tiles of 128 tokens.`,
-      `<b>${tensor}</b>: ${scientific(e.max_abs)} of ${scientific(e.limit)} allowed`, pictures.columns, pictures.rows, pictures.heat[name][tensor], borders(pictures.columns, pictures.rows, (i) => pictures.tiles[i]));
+    heatMap(host, `Where ${symbol(tensor)} of ${name} errs most`,
+      `The largest error of each token: at most ${scientific(e.max_abs)}, allowed ${scientific(e.limit)}.`,
+      `<b>${symbol(tensor)}</b>: ${scientific(e.max_abs)} of ${scientific(e.limit)} allowed`, pictures.columns, pictures.rows, pictures.heat[name][tensor], borders(pictures.columns, pictures.rows, (i) => pictures.tiles[i]), shades);
 }
 choice(document.getElementById("heat-modes"), [...names].reverse().map((n) => [n, n]), (name) => heat("heat", name, data.modes[name].error));
 choice(document.getElementById("mistakes"), [...document.querySelectorAll("[data-mistake]")].map((row) => [row.dataset.mistake, row.cells[0].textContent]), (name) => {
-  const { error } = data.broken[name], wrong = Object.entries(error).filter(([, e]) => e.verdict !== "ok").map(([tensor]) => tensor);
-  heat("broken", name, error);
-  const words = document.getElementById("mistake-verdict");
+  const { error } = data.broken[name], wrong = Object.entries(error).filter(([, e]) => e.verdict !== "ok").map(([tensor]) => symbol(tensor));
+  heat("broken", name, error, ["h0", "w1", "w2", "w3", "w4", "w5", "h6"]);
+  const words = document.getElementById("mistake-verdict"), how = document.querySelector(`[data-mistake="${name}"]`).nextElementSibling.textContent;
   words.classList.toggle("no", wrong.length > 0);
-  words.textContent = wrong.length ? `Beyond the limit: ${wrong.join(", ")}. ${document.querySelector(`[data-mistake="${name}"]`).lastElementChild.textContent}` : "Every tensor is within its limit" + (name === "none" ? "." : ": on this problem the mistake changes nothing that the judge can see.");
+  words.textContent = (wrong.length ? `Beyond the limit: ${wrong.join(", ")}. ` : "") + how;
 });
 
 function scaling(rows, key, field, format, title, label, caption, marks) {
@@ -113,9 +103,9 @@ function scaling(rows, key, field, format, title, label, caption, marks) {
   lineChart(places("scaling"), title, "At the last point: " + Object.keys(last).map((n) => `${n} ${format(last[n])}`).join("; ") + ".", caption, {
     x: { label: key === "keys" ? "keys a row" : "tokens", log: true, format: String }, y: { label, log: true, format }, series: series.filter((s) => s.points.length), marks });
 }
-scaling(data.by_length, "length", "ms", milliseconds, "Time of forward and backward against length", "forward + backward", "Both scales are logarithmic: a line that rises twice as steeply grows with the square of the length.");
-scaling(data.by_length, "length", "saved_bytes", bytes, "Bytes the tape keeps, against length", "kept by the tape", "What the tape keeps to go back. Dense keeps a weight for every pair there is, whatever the pattern.");
-scaling(data.by_keys, "keys", "saved_bytes", bytes, "Bytes the tape keeps, against keys a row", "kept by the tape", `Segments of growing size at ${data.short_length} tokens.`, [{ at: data.head_dim, text: "head dim" }]);
+scaling(data.by_length, "length", "ms", milliseconds, "Time of forward and backward against length", "forward + backward", "Time of both passes, on logarithmic scales.");
+scaling(data.by_length, "length", "saved_bytes", bytes, "Bytes the tape keeps, against length", "kept by the tape", "What the tape keeps. Hybrid keeps what fused keeps: its line lies beneath.");
+scaling(data.by_keys, "keys", "saved_bytes", bytes, "Bytes the tape keeps, against keys a row", "kept by the tape", `What it keeps in segments of growing size, at ${data.short_length} tokens.`, [{ at: data.head_dim, text: "head dim" }]);
 places("scaling").querySelector(".noscript")?.remove();
 
 for (const o of pictures.orders) orderPicture(places("orders"), o);
@@ -125,9 +115,9 @@ if (roof.length) {
   const peak = data.machine.gemm_gflop_s, copy = data.machine.copy_gb_s, bend = peak / copy;
   const low = Math.min(bend / 8, ...roof.map((w) => w.roof.intensity / 2)), high = Math.max(bend * 8, ...roof.map((w) => w.roof.intensity * 2));
   lineChart(places("roofline"), "Forward passes under the measured ceilings",
-    `Ceilings: ${copy.toFixed(1)} GB/s copying, ${peak.toFixed(0)} GFLOP/s multiplying. ` + roof.map((w) => `${w.name} ${w.roof.speed.toFixed(0)} GFLOP/s at ${w.roof.intensity.toFixed(1)} flops a byte`).join("; ") + ".",
-    "Forward passes under the ceilings.", {
-      x: { label: "flops a byte", log: true, low, high }, y: { label: "GFLOP/s", log: true },
+    `Ceilings: ${copy.toFixed(1)} GB/s copying, ${peak.toFixed(0)} GFLOP/s multiplying. ` + roof.map((w) => `${w.name} ${w.roof.speed.toFixed(0)} GFLOP/s at ${w.roof.intensity.toFixed(1)} FLOP a byte`).join("; ") + ".",
+    "Forward passes and ceilings.", {
+      x: { label: "FLOP a byte", log: true, low, high }, y: { label: "GFLOP/s", log: true },
       series: [{ points: [[low, low * copy], [bend, peak], [high, peak]], color: "ink", dots: false },
                ...roof.map((w) => ({ name: w.name, color: w.name, line: false, points: [[w.roof.intensity, w.roof.speed]] }))] });
 }

@@ -1,6 +1,5 @@
 // compare.html: what the template asks for beyond compare.json, all of it from the Lesson.
 #include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
 #include "lesson.h"
 #include "source.h"
@@ -12,58 +11,82 @@ constexpr std::string_view kPage =
 #include "page.inc"
     ;
 
-/// The line of source that does a step; null where there is no such line.
-Json quote(const Json& step, const std::string& where) {
-  return step.contains(where) ? source_line(step[where]) : Json();
-}
-
+/// The step table: the forward pass downwards, and beside it, upwards, what undoes it. A step whose
+/// line of source is not known, or not one, has none.
 Json steps_of(const Lesson& lesson, const Json& modes) {
-  Json out{{"forward", Json::array()}, {"backward", Json::array()}};
+  constexpr const char* kRows[][2] = {{"S", "dK"}, {"", "dQ"}, {"L", "dS"}, {"P", "Delta"},
+                                      {"O", "dP"}, {"", "dV"}, {"a", "P2"}, {"", "S2"}};
   const std::string& by_ops = lesson.mode(kTaped) ? kTaped : kDense;
   const Json all = steps(), tape = lesson.mode(by_ops) ? modes[by_ops]["tape"] : Json::array();
-  for (Json step : all["steps"]) {
-    const std::string pass = step["pass"], route = route_of(lesson, pass);
-    const bool same = route == "cpu_pairs" && !step.contains(route);  // as in whole products
-    step[kFused] = quote(step, same ? "cpu" : route), step[kHybrid] = quote(step, kHybrid);
-    step["elsewhere"] = route;
-    if (lesson.problem.dropout > 0 && step.contains("rule_of_dropout")) step["rule"] = step["rule_of_dropout"];
-    step["nodes"] = Json::array();
-    double bytes = 0;
+  const auto step_of = [&](const std::string& id, const std::string& pass) {
+    Json step = *std::ranges::find_if(all["steps"], [&](const Json& s) { return s["id"] == id; });
+    const std::string route = route_of(lesson, pass);
+    const auto quote = [&](const std::string& where) {
+      return step.contains(where) ? source_line(step[where]) : Json();
+    };
+    step["keeps"] = 0.0;
     for (const Json& n : tape) {
       if (step["node"] == "" || !(n["symbol"] == step["node"] || (step["node"] == "O" && n["symbol"] == "M P")))
         continue;
-      bytes += n["unique_bytes"].get<double>();
-      if (step["nodes"].size() == 6) step["more"] = true;
-      else step["nodes"].push_back(n);
+      step["keeps"] = step["keeps"].get<double>() + (pass == "forward" ? n["unique_bytes"].get<double>() : 0);
+      if (step.contains("rule_of_parts")) step["rule"] = step["rule_of_parts"];
     }
-    step["keeps"] = bytes;
-    out[pass].push_back(step);
+    if (lesson.problem.dropout > 0 && step.contains("rule_of_dropout")) step["rule"] = step["rule_of_dropout"];
+    step[kFused] = quote(route == "cpu_pairs" && !step.contains(route) ? "cpu" : route);  // as in whole products
+    step[kHybrid] = quote(kHybrid), step["rows"] = 1;
+    return step;
+  };
+  Json rows = Json::array();
+  std::size_t first = 0;
+  for (const auto& [forward, backward] : kRows) {
+    rows.push_back(
+        {{"forward", *forward ? step_of(forward, "forward") : Json()}, {"backward", step_of(backward, "backward")}});
+    if (*forward) first = rows.size() - 1;
+    else rows[first]["forward"]["rows"] = 2;
   }
-  std::set<std::string> quoted{kHybrid, route_of(lesson, "forward"), route_of(lesson, "backward")};
-  if (quoted.contains("cpu_pairs")) quoted.insert("cpu");
-  for (const std::string& name : quoted)
-    if (all["names"].contains(name)) out["names"].push_back(all["names"][name]);
+  return {{"rows", rows}, {"names", all["names"]}};
+}
+
+/// What break_it() found, with the words of steps.json.
+Json mistakes_of(const Json& broken) {
+  Json out = Json::array();
+  const Json all = steps();
+  for (Json mistake : all["mistakes"]) {
+    const auto found = broken.find(mistake["name"].get<std::string>());
+    if (found == broken.end()) return out;
+    mistake.update(*found);
+    if (mistake["name"] != "none" &&
+        std::ranges::all_of(mistake["error"], [](auto& e) { return e["verdict"] == "ok"; }))
+      mistake["how"] = "On this problem the mistake changes nothing that the judge can see.";
+    out.push_back(mistake);
+  }
   return out;
 }
 
-/// Ops in lines that a page has room for: where there are too many each line is several, one after
-/// the other, with what they kept and took.
-Json folded(const Json& ops) {
-  constexpr std::size_t kMostLines = 96;
-  const std::size_t several = (ops.size() + kMostLines - 1) / kMostLines;
+/// Ops in at most so many lines: where there are more each line is several, one after the other,
+/// with what they kept and took.
+Json folded(const Json& ops, std::size_t most) {
+  const std::size_t several = (ops.size() + most - 1) / most;
   Json lines = Json::array();
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const bool is_first = i % several == 0;
     if (is_first) lines.push_back(ops[i]);
     Json& line = lines.back();
-    if (is_first && several > 1)
-      line["name"] = ops[i]["name"].get<std::string>() + " ..", line["view"] = line["symbol"] = "";
+    if (is_first && several > 1) line["name"] = ops[i]["name"].get<std::string>() + " ..", line["symbol"] = "";
     for (const auto& [key, value] : ops[i].items())
       if (key == "forward_live" || key == "live") line[key] = value;  // backward goes through the first last
       else if (!is_first && (key.ends_with("bytes") || key.ends_with("ms")))
         line[key] = line[key].get<double>() + value.get<double>();
   }
   return lines;
+}
+
+/// As tables show them: without views.
+Json listed(const Json& ops) {
+  Json shown = Json::array();
+  for (const Json& op : ops)
+    if (!is_view(op["name"])) shown.push_back(op);
+  return folded(shown, 20);
 }
 
 /// The modes as a list, with what the tables show of each.
@@ -73,27 +96,25 @@ Json ways_of(const Lesson& lesson, const Json& modes) {
     Json way = modes[m.name];
     way["name"] = m.name;
     way["ran"] = m.ran();
-    if (m.ran()) way["folded"] = way["tape"].size() < m.tape.size() || way["inside_backward"].size() < m.inside.size();
+    if (m.ran())
+      way["one"] = m.tape.size() == 1, way["listed"] = listed(way["tape"]),
+      way["inside"] = listed(way["inside_backward"]);
     way["peak"] = m.peak() + lesson.problem.input_bytes();
     way["total_ms"] = m.forward_ms + m.backward_ms;
-    if (m.ran() && m.forward_flops > 0) {
-      const double intensity = m.forward_flops / m.bytes_moved, speed = arithmetic_speed(m);
-      const double ceiling = std::min(lesson.machine.gemm_gflop_s, intensity * lesson.machine.copy_gb_s);
-      way["roof"] = {{"intensity", intensity},
-                     {"speed", speed},
-                     {"of_ceiling", speed / ceiling},
-                     {"too_fast", speed > 1.02 * lesson.machine.gemm_gflop_s}};
-    }
     ways.push_back(way);
   }
   return ways;
 }
 
 Json agreement_of(const Json& json) {
+  constexpr const char* kOnPage[] = {"O", "dQ", "dK", "dV"};
   Json out = Json::array();
-  for (const char* tensor : kTensors) {
+  for (std::size_t i = 0; i < kTensors.size(); ++i) {
+    const char* const tensor = kTensors[i];
     if (!json["naive_error"].contains(tensor)) continue;
-    Json row{{"tensor", tensor}, {"naive", json["naive_error"][tensor]}, {"modes", Json::array()}};
+    Json row{{"tensor", i < kOfTokens ? kOnPage[i] : tensor},
+             {"naive", json["naive_error"][tensor]},
+             {"modes", Json::array()}};
     for (const auto& [name, mode] : json["modes"].items()) {
       if (!mode.contains("error")) continue;
       Json e = mode["error"][tensor];
@@ -179,11 +200,10 @@ std::string to_html(const Lesson& lesson, Json json) {
   const double all = static_cast<double>(p.length()) * static_cast<double>(p.length()) * static_cast<double>(p.heads());
   const Json pictures = pictures_of(lesson);
   json["steps"] = steps_of(lesson, json["modes"]);
+  json["ways"] = ways_of(lesson, json["modes"]);
   for (auto& [name, mode] : json["modes"].items())
     for (const char* ops : {"tape", "inside_backward"})
-      if (mode.contains(ops)) mode[ops] = folded(mode[ops]);
-  for (auto& [name, mistake] : json["broken"].items())
-    mistake["seen"] = std::ranges::any_of(mistake["error"], [](const Json& e) { return e["verdict"] != "ok"; });
+      if (mode.contains(ops)) mode[ops] = folded(mode[ops], 96);
   const auto from = [&](const std::string& other) {
     return lesson.mode(kFused) && lesson.mode(other) ? Json{{"from", faster_from(lesson, kFused, other)}} : Json();
   };
@@ -220,6 +240,8 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"taped_ms", products_of_taped(lesson)},
       {"agreement", agreement_of(json)},
       {"forward_identical", lesson.forward_identical},
+      {"mistakes", mistakes_of(json["broken"])},
+      {"dense_fused", compared(lesson, kDense, kFused)},
       {"dense_taped", compared(lesson, kDense, kTaped)},
       {"taped_fused", compared(lesson, kTaped, kFused)},
       {"hybrid_fused", compared(lesson, kHybrid, kFused)},
@@ -237,7 +259,6 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"order_and_result", order_and_result(lesson)},
       {"same_result", lesson.same_result_in_any_order},
   };
-  json["ways"] = ways_of(lesson, json["modes"]);
   // What figures are drawn from is in the page as data; all else only where it is shown.
   Json data{{"pictures", pictures}, {"input_bytes", p.input_bytes()}, {"head_dim", p.dim()}};
   for (const char* drawn : {"modes", "broken", "by_length", "by_keys", "machine"}) data[drawn] = json[drawn];

@@ -193,12 +193,12 @@ function borders(columns, rows, label) {
   return d;
 }
 
-/** Cells in the colors h0 .. h6, with a path of lines over them. */
-function heatMap(into, title, description, caption, columns, rows, text, lines) {
+/** Cells in the colors of their levels, h0 .. h6 unless told, with a path of lines over them. */
+function heatMap(into, title, description, caption, columns, rows, text, lines, colors = ["h0", "h1", "h2", "h3", "h4", "h5", "h6"]) {
   return figure(into, title, description, caption, (svg, width) => {
     const side = width / Math.max(columns, rows);
     const all = make("g", { transform: `scale(${side})`, "data-cells": columns * rows });
-    all.append(...cellPaths(columns, rows, text, ["h0", "h1", "h2", "h3", "h4", "h5", "h6"]), make("path", { d: lines, class: "edge" }));
+    all.append(...cellPaths(columns, rows, text, colors), make("path", { d: lines, class: "edge" }));
     svg.append(all);
     return side * rows;
   });
@@ -239,6 +239,10 @@ function choice(into, options, chosen) {
   if (options.length) choose(options[0][0]);
 }
 
+// On narrow screens the rows of these tables are cards; each cell then says what its column says.
+for (const table of document.querySelectorAll("table.stack"))
+  for (const row of table.tBodies[0].rows)
+    [...row.cells].forEach((cell, i) => cell.colSpan === 1 && (cell.dataset.label = table.tHead.rows[0].cells[table.tHead.rows[0].cells.length - row.cells.length + i].textContent));
 for (const e of document.querySelectorAll(".js")) e.hidden = false;
 const theme = document.querySelector(".theme");
 theme.hidden = false;
