@@ -1,6 +1,5 @@
 // Multiplications and bytes moved, counted from the tape's nodes or from the tiles of the plan;
 // memory that a mode will need.
-#include <set>
 #include "lesson.h"
 
 namespace compare {
@@ -42,19 +41,6 @@ Cost cost_of_tape(const std::vector<hilt::NodeReport>& tape) {
   }
   cost.backward_flops = 2 * cost.forward_flops;
   return cost;
-}
-
-bool whole_delta(const Lesson& lesson) {
-  const std::string route = route_of(lesson, "backward");
-  if (!route.starts_with("cpu")) return route != "hopper_one_owner";
-  const Problem& p = lesson.problem;
-  std::vector<std::set<std::pair<std::size_t, std::int32_t>>> met(at(p.kv_heads()));  // (branch, tiling)
-  for (Index h = 0; h < p.heads(); ++h) {
-    const auto& tilings = p.plan->tilings_of(h);
-    for (std::size_t branch = 0; branch < tilings.size(); ++branch)
-      met[at(h / (p.heads() / p.kv_heads()))].emplace(branch, tilings[branch]);
-  }
-  return p.plan->parts().size() > 1 || std::ranges::any_of(met, [](const auto& m) { return m.size() > 1; });
 }
 
 Cost cost_of_kernel(const Problem& p, const std::string& mode, int products_back) {

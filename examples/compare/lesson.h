@@ -202,9 +202,6 @@ std::string threads_text(const Lesson& lesson);
 std::string kept_in_words(double taped_over_fused);
 /// What the orders' tiles say; of a set that was cut along one of them, that they say nothing.
 std::string order_verdict(const Lesson& lesson);
-/// Whether a kernel has the whole column Delta at once: a CPU's only where rows of one key head
-/// meet several tilings.
-bool whole_delta(const Lesson& lesson);
 /// The kernel that did a pass: the word before the colon of "forward on cpu: why". Hopper's faster
 /// way back has no why.
 std::string route_of(const Lesson& lesson, const std::string& pass);
@@ -212,9 +209,6 @@ std::string route_of(const Lesson& lesson, const std::string& pass);
 int products_back(const Lesson& lesson);
 /// Whether another order would have changed the result or only the work.
 std::string order_and_result(const Lesson& lesson);
-/// The first length from which `mode` is faster than `other` at all longer ones, of those measured;
-/// 0 if none.
-Index faster_from(const Lesson& lesson, const std::string& mode, const std::string& other);
 /// Keys a row from which taped keeps more than fused, between two measured sizes; 0 if they do not
 /// cross there.
 double crossover_in_keys(const Lesson& lesson);

@@ -103,7 +103,7 @@ function scaling(rows, key, field, format, title, label, caption, marks) {
   lineChart(places("scaling"), title, "At the last point: " + Object.keys(last).map((n) => `${n} ${format(last[n])}`).join("; ") + ".", caption, {
     x: { label: key === "keys" ? "keys a row" : "tokens", log: true, format: String }, y: { label, log: true, format }, series: series.filter((s) => s.points.length), marks });
 }
-scaling(data.by_length, "length", "ms", milliseconds, "Time of forward and backward against length", "forward + backward", "Time of both passes, on logarithmic scales.");
+scaling(data.by_length, "length", "ms", milliseconds, "Time of forward and backward against length", "forward + backward", "Time of both passes of the same pattern, on logarithmic scales.");
 scaling(data.by_length, "length", "saved_bytes", bytes, "Bytes the tape keeps, against length", "kept by the tape", "What the tape keeps. Hybrid keeps what fused keeps: its line lies beneath.");
 scaling(data.by_keys, "keys", "saved_bytes", bytes, "Bytes the tape keeps, against keys a row", "kept by the tape", `What it keeps in segments of growing size, at ${data.short_length} tokens.`, [{ at: data.head_dim, text: "head dim" }]);
 places("scaling").querySelector(".noscript")?.remove();

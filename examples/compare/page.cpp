@@ -135,29 +135,6 @@ double score_bytes(const Problem& p) {
   return pairs * (p.dtype == hilt::DType::f64 ? 8 : 4) * static_cast<double>(p.batch());
 }
 
-/// What taped keeps, by the step that first asked for it.
-Json kept_by_steps(const Lesson& lesson) {
-  const Mode* taped = lesson.mode(kTaped);
-  if (!taped) return {};
-  const Problem& p = lesson.problem;
-  const std::vector<std::string> symbols = symbols_of(taped->tape);
-  const std::pair<const char*, const char*> steps[] = {
-      {"S", p.scored() ? "rows of Q and K, and what score terms need" : "rows of Q and K"},
-      {"P", "the weights"},
-      {"M P", "M"},
-      {"O", p.dropout > 0 ? "M P, and rows of V" : "rows of V"},
-      {"L", "what merges the parts of a row"},
-      {"", "all else"}};
-  Json out = Json::array();
-  for (const auto& [symbol, what] : steps) {
-    std::size_t bytes = 0;
-    for (std::size_t i = 0; i < symbols.size(); ++i)
-      if (symbols[i] == symbol) bytes += taped->tape[i].unique_bytes;
-    if (bytes > 0) out.push_back({{"symbol", symbol}, {"what", what}, {"bytes", bytes}, {"more", !out.empty()}});
-  }
-  return out;
-}
-
 /// a against b of two modes that ran: their quotients, for sentences.
 Json compared(const Lesson& lesson, const std::string& first, const std::string& second) {
   const Mode *a = lesson.mode(first), *b = lesson.mode(second);
@@ -172,16 +149,6 @@ Json compared(const Lesson& lesson, const std::string& first, const std::string&
           {"saved_b", b->saved_bytes},
           {"peak_a", a->peak() + lesson.problem.input_bytes()},
           {"peak_b", b->peak() + lesson.problem.input_bytes()}};
-}
-
-/// What of taped's time its matrix products take.
-Json products_of_taped(const Lesson& lesson) {
-  const Mode* taped = lesson.mode(kTaped);
-  if (!taped) return {};
-  double products = 0;
-  for (const hilt::NodeReport& n : taped->tape)
-    if (n.name.find("matmul") != std::string::npos) products += n.forward_ms + n.backward_ms;
-  return {{"products", products}, {"total", taped->forward_ms + taped->backward_ms}};
 }
 
 /// As info prints the one that the run was on.
@@ -204,9 +171,6 @@ std::string to_html(const Lesson& lesson, Json json) {
   for (auto& [name, mode] : json["modes"].items())
     for (const char* ops : {"tape", "inside_backward"})
       if (mode.contains(ops)) mode[ops] = folded(mode[ops], 96);
-  const auto from = [&](const std::string& other) {
-    return lesson.mode(kFused) && lesson.mode(other) ? Json{{"from", faster_from(lesson, kFused, other)}} : Json();
-  };
   std::string routes;
   for (const std::string& line : lesson.routes) routes += (routes.empty() ? "" : ", ") + line;
   json["page"] = {
@@ -232,12 +196,9 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"seconds", lesson.seconds},
       {"device", device_of(lesson)},
       {"on_cpu", p.q.device().is_cpu()},
-      {"whole_delta", whole_delta(lesson)},
       {"all_pairs", lesson.pairs == p.length() * p.length() * p.heads()},
-      {"kept_by", kept_by_steps(lesson)},
       {"threads", threads_text(lesson)},
       {"routes", routes},
-      {"taped_ms", products_of_taped(lesson)},
       {"agreement", agreement_of(json)},
       {"forward_identical", lesson.forward_identical},
       {"mistakes", mistakes_of(json["broken"])},
@@ -251,8 +212,6 @@ std::string to_html(const Lesson& lesson, Json json) {
       {"qkv_bytes", p.q.bytes() + 2 * p.k.bytes()},
       {"input_bytes", p.input_bytes()},
       {"lse_bytes", at(p.batch() * p.heads() * p.length()) * (p.dtype == hilt::DType::f64 ? 8 : 4)},
-      {"faster_than_dense", from(kDense)},
-      {"faster_than_taped", from(kTaped)},
       {"crossover", crossover_in_keys(lesson)},
       {"short_length", std::min<Index>(p.length(), 1024)},
       {"order_verdict", order_verdict(lesson)},

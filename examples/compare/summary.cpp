@@ -63,16 +63,6 @@ std::string order_and_result(const Lesson& lesson) {
          "the set and moves the tokens.";
 }
 
-Index faster_from(const Lesson& lesson, const std::string& mode, const std::string& other) {
-  Index from = 0;
-  for (const Sample& s : lesson.by_length) {
-    if (!s.ms.contains(mode) || !s.ms.contains(other)) return 0;
-    if (s.ms.at(mode) >= s.ms.at(other)) from = 0;
-    else if (from == 0) from = s.x;
-  }
-  return from;
-}
-
 double crossover_in_keys(const Lesson& lesson) {
   double keys = 0, balance = 0;  // of the size before: log(taped / fused)
   for (const Sample& s : lesson.by_keys) {

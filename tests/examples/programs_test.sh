@@ -56,9 +56,10 @@ assert taped['nodes'] <= 20 or re.search(r'\+|--(softcap|alibi|relative|bias|sin
 def size(text): return float(re.match('[0-9.]+', text)[0]) * {'B': 1, 'kB': 1e3, 'MB': 1e6}[re.search('[kM]?B', text)[0]]
 matrix = sum((8 if n['dtype'] == 'f64' else 4) * math.prod(n['shape']) for n in taped['tape'] if n['symbol'] == 'P')
 assert abs(size(re.search('one matrix over all pairs takes (.*?) here', page)[1]) - matrix) <= 0.005 * matrix, matrix
-by_steps = re.search('by the step that asks for it first: (.*?)[.] Fused holds', page)[1]
-parts = [size(part) for part in re.findall('[0-9.]+\u00a0[kM]?B', by_steps)]
-assert abs(sum(parts) - taped['saved_bytes']) <= 0.01 * taped['saved_bytes'], (by_steps, taped['saved_bytes'])
+for step, said in re.findall(r'data-step="([SLPO])".*?<td class="w" rowspan="\d">(.*?)</td>', page):
+    keeps = sum(n['unique_bytes'] for n in taped['tape'] if n['symbol'] == step or (step == 'O' and n['symbol'] == 'M P'))
+    told = size(re.search(r'\(([0-9.]+\u00a0[kM]?B)\)', said)[1]) if '\u00a0' in said else 0
+    assert abs(told - keeps) <= 0.005 * keeps, (step, said, keeps)
 for row in re.findall(r'</span>(?:dense|taped|hybrid|fused)</th><td class="n">.*?</td><td class="n">(.*?)</td><td class="n">(.*?)</td>', page.split('id="memory"')[0]):
     assert size(row[0]) <= size(row[1]), row
 assert taped['tape'] and not fused['inside_backward'], 'the time of the fused kernel is counted to an op'
