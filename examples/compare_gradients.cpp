@@ -5,8 +5,8 @@
 //
 //   compare_gradients --length 1024 --pattern neighborhood2d:9x9 --modes taped,fused --out out/compare
 //
-// Prints a summary and writes compare.html (read this one), compare.json and trace.json; or writes and
-// judges exercises.
+// Prints a summary and writes compare.html (read this one), compare.json and trace.json; or writes
+// and judges exercises.
 #include <unistd.h>
 #include <cstdlib>
 #include <iostream>

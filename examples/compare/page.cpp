@@ -86,7 +86,7 @@ Json listed(const Json& ops) {
   Json shown = Json::array();
   for (const Json& op : ops)
     if (!is_view(op["name"])) shown.push_back(op);
-  return folded(shown, 20);
+  return folded(shown, 40);
 }
 
 /// The modes as a list, with what the tables show of each.
