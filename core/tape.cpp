@@ -138,30 +138,39 @@ std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
   return mask;
 }
 
-void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double ms) {
-  check(bool(y), fn->name(), ": forward returned an undefined tensor");
-  check(slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
+void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, std::span<const Tensor> outputs,
+                  double start) {
+  check(!outputs.empty(), fn->name(), ": forward returned no tensor");
+  for (const Tensor& y : outputs) {
+    check(bool(y), fn->name(), ": forward returned an undefined tensor");
+    check(slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
+  }
   const std::size_t first = input_slots_.size(), output = kinds_.size(), before = nodes_.size();
   try {
     if (options_.profile) {
       NodeReport node;
-      node.forward_ms = ms;
-      node.forward_live = memory_stats(y.device()).live;
+      node.forward_ms = clock_ms(outputs[0].device()) - start;
+      node.forward_live = memory_stats(outputs[0].device()).live;
       for (const Tensor* x : inputs) node.inputs.push_back(x->shape());
       profile_.push_back(std::move(node));
     }
     for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
-    kinds_.push_back({y.shape(), y.dtype()});
-    slots_.emplace(y.id(), static_cast<Slot>(output));
-    nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(first), static_cast<Slot>(output)});
+    for (const Tensor& y : outputs) {
+      check(slots_.emplace(y.id(), static_cast<Slot>(kinds_.size())).second, fn->name(),
+            ": forward returned one tensor twice");
+      kinds_.push_back({y.shape(), y.dtype()});
+    }
+    nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(outputs.size()),
+                      static_cast<Slot>(output)});
   } catch (...) {  // out of memory: as if the op had not run
     if (options_.profile) profile_.resize(before);
     input_slots_.resize(first);
     kinds_.resize(output);
-    slots_.erase(y.id());
+    for (const Tensor& y : outputs) slots_.erase(y.id());
     throw;
   }
-  if (options_.check_finite) require_finite(y, nodes_.back().fn->name(), nodes_.size() - 1, "its result");
+  if (!options_.check_finite) return;
+  for (const Tensor& y : outputs) require_finite(y, nodes_.back().fn->name(), nodes_.size() - 1, "its result");
 }
 
 // ---- playing ------------------------------------------------------------------------------------
@@ -187,17 +196,16 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   const Pause pause;
   const detail::Range pass("backward");
   std::vector<Tensor> grad(kinds_.size());
-  std::vector<bool> keep(kinds_.size());
-  for (TensorId id : watched_) keep[static_cast<std::size_t>(slots_.at(id))] = true;
   grad[static_cast<std::size_t>(slot_of(y))] = dy;
 
   for (std::size_t n = nodes_.size(); n-- > 0;) {
     Function& fn = *nodes_[n].fn;
-    const auto out = static_cast<std::size_t>(nodes_[n].output);
-    if (const Tensor g = keep[out] ? grad[out] : std::move(grad[out])) {
+    const std::span its = std::span(grad).subspan(static_cast<std::size_t>(nodes_[n].output), nodes_[n].outputs);
+    const std::vector<Tensor> given(std::move_iterator(its.begin()), std::move_iterator(its.end()));
+    if (const auto g = std::ranges::find_if(given, &Tensor::operator bool); g != given.end()) {
       const detail::Range range(fn.name());
       const double start = clock_ms();
-      std::vector<Tensor> dx = fn.backward(g);
+      std::vector<Tensor> dx = fn.backward_all(given);
       const std::span<const Slot> inputs = inputs_of(n);
       if (dx.size() != inputs.size())
         fail(fn.name(), ": backward returned ", dx.size(), " gradients for ", inputs.size(), " inputs");
@@ -212,8 +220,8 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
         else grad[in] = std::move(dx[i]);
       }
       if (options_.profile) {
-        profile_[n].backward_ms = clock_ms(g.device()) - start;
-        profile_[n].backward_live = memory_stats(g.device()).live;
+        profile_[n].backward_ms = clock_ms(g->device()) - start;
+        profile_[n].backward_live = memory_stats(g->device()).live;
       }
     }
     nodes_[n].fn.reset();  // what it saved is free from here on
@@ -224,7 +232,7 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   for (const Listener* l = listener_->outer.get(); l; l = l->outer.get())
     for (const auto& [id, g] : result.by_id_)
       if (Tape* const around = l->tape; around && !around->played_ && around->slots_.contains(id) && !around->knows(g))
-        around->record(std::make_unique<GradientOfGradient>(), {}, g, 0);
+        around->record(std::make_unique<GradientOfGradient>(), {}, {&g, 1}, around->clock_ms());
   return result;
 }
 

@@ -19,12 +19,15 @@ template <> struct Pointers<std::span<const Tensor>> : std::vector<const Tensor*
     for (const Tensor& t : in) push_back(&t);
   }
 };
+/// What forward() gave, one tensor or several.
+inline std::span<const Tensor> outputs_of(const Tensor& y) { return {&y, 1}; }
+inline std::span<const Tensor> outputs_of(std::span<const Tensor> ys) { return ys; }
 }  // namespace detail
 
 /// One differentiable op: its attributes are members, what it keeps for later goes through save(),
 /// and backward() maps the gradient of its output to the gradients of its inputs. A user's op
 /// derives from this and has a member `Tensor forward(const Tensor&...)`, exactly like ours;
-/// apply() runs it.
+/// apply() runs it. With several outputs it derives from MultiFunction.
 class Function {
  public:
   Function() = default;
@@ -49,7 +52,10 @@ class Function {
  private:
   friend class Tape;
   friend struct Recomputed;
-  template <class Fn, class... In> friend Tensor apply(Fn, const In&...);
+  friend class MultiFunction;
+  template <class Fn, class... In> friend auto apply(Fn, const In&...);
+  /// What the tape calls.
+  virtual std::vector<Tensor> backward_all(std::span<const Tensor> dy) { return backward(dy[0]); }
   struct Saved {
     Tensor tensor;
     std::uint64_t version;
@@ -57,6 +63,17 @@ class Function {
   };
   std::vector<Saved> saved_;
   std::uint64_t wanted_ = 0;
+};
+
+/// A Function of several outputs: forward() returns a std::array or std::vector of tensors, and so
+/// does apply(). A loss may depend on some of them alone.
+class MultiFunction : public Function {
+ public:
+  /// As backward(); dy has one entry an output, undefined where the loss does not depend on it.
+  std::vector<Tensor> backward_all(std::span<const Tensor> dy) override = 0;
+
+ private:
+  std::vector<Tensor> backward(const Tensor& dy) final { return backward_all({&dy, 1}); }
 };
 
 /// The result of playing a tape: the gradient of every watched tensor that the loss depends on. A
@@ -131,19 +148,20 @@ class Tape {
   };
 
  private:
-  template <class Fn, class... In> friend Tensor apply(Fn, const In&...);
+  template <class Fn, class... In> friend auto apply(Fn, const In&...);
   friend struct Recomputed;
   using Slot = std::int32_t;
   static constexpr Slot kNone = -1;
   struct Node {
     std::unique_ptr<Function> fn;
-    std::uint32_t first_input;
-    Slot output;
+    std::uint32_t first_input, outputs;
+    Slot output;  // the first one's; the others' follow
   };
 
   Slot slot_of(const Tensor& t) const;
   std::uint64_t wanted(std::span<const Tensor* const> inputs);
-  void record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, const Tensor& y, double forward_ms);
+  void record(std::unique_ptr<Function> fn, std::span<const Tensor* const> inputs, std::span<const Tensor> outputs,
+              double start);  // when its forward() began, by clock_ms()
   std::span<const Slot> inputs_of(std::size_t node) const;
   void check_thread() const;
   double clock_ms(Device device = {}) const;  // 0 unless profiling: a clock costs as much as a small op
@@ -167,36 +185,38 @@ class Tape {
   bool played_ = false;
 };
 
-/// Runs fn.forward(inputs...) and, if a tape listens and an input matters to it, leaves fn on it.
-/// The inputs are Tensors, or one std::span<const Tensor>.
-template <class Fn, class... In> Tensor apply(Fn fn, const In&... inputs) {
+/// Runs fn.forward(inputs...), returns what that does and, if a tape listens and an input matters to
+/// it, leaves fn on it. The inputs are Tensors, or one std::span<const Tensor>.
+template <class Fn, class... In> auto apply(Fn fn, const In&... inputs) {
   static_assert(std::derived_from<Fn, Function>);  // clang 16 finds no friend that is constrained
+  using Result = std::remove_cvref_t<decltype(fn.forward(inputs...))>;
+  static_assert(std::same_as<Result, Tensor> || std::derived_from<Fn, MultiFunction>,
+                "a Function whose forward() returns several tensors derives from MultiFunction");
   const detail::Range range(fn.name());
   Tape* const tape = Tape::current();
-  const auto told = [&fn](const Tensor& y) {
+  const auto told = [&fn](const Result& y) {
     if (detail::has_op_hook.load(std::memory_order_relaxed)) [[unlikely]]
-      detail::tell_op_hook(fn.name(), y);
+      for (const Tensor& t : detail::outputs_of(y)) detail::tell_op_hook(fn.name(), t);
   };
   if (!tape) {  // wants() is false throughout: nothing is saved
-    Tensor y = fn.forward(inputs...);
+    Result y = fn.forward(inputs...);
     told(y);
     return y;
   }
   const detail::Pointers<In...> in(inputs...);
   fn.wanted_ = tape->wanted(in);
   const double start = tape->clock_ms();
-  Tensor y;
-  {
+  const Result y = [&] {
     const Tape::Pause pause;  // what an op does inside is its own business
-    y = fn.forward(inputs...);
-  }
+    return fn.forward(inputs...);
+  }();
   told(y);
-  if (fn.wanted_) tape->record(std::make_unique<Fn>(std::move(fn)), in, y, y ? tape->clock_ms(y.device()) - start : 0);
+  if (fn.wanted_) tape->record(std::make_unique<Fn>(std::move(fn)), in, detail::outputs_of(y), start);
   return y;
 }
 
 /// A list: named apart, or an unqualified apply(fn, span) could be std::apply of a tuple.
-template <std::derived_from<Function> Fn> Tensor apply(Fn fn, std::span<const Tensor> inputs) {
+template <std::derived_from<Function> Fn> auto apply(Fn fn, std::span<const Tensor> inputs) {
   return hilt::apply<Fn, std::span<const Tensor>>(std::move(fn), inputs);
 }
 

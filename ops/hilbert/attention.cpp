@@ -14,7 +14,7 @@ using Inputs = std::span<const Tensor>;
 struct Mode {
   BackwardMode about;
   std::string_view op;
-  std::vector<Tensor> (*gradients)(const detail::OneOp&, const Tensor& cotangent);
+  std::vector<Tensor> (*gradients)(const detail::OneOp&, std::span<const Tensor> given);
 };
 constexpr std::array kModes{
     Mode{{Backward::taped, "taped", "each step is an op on the tape"}, {}, nullptr},
@@ -121,16 +121,14 @@ AttentionResult run(Inputs in, const PlanPtr& plan, const AttentionOptions& opti
   }
   const Mode& mode = mode_of(mode_for(call, part));
   if (!mode.gradients) return run_taped(call, in, with_lse);
-  if (with_lse && !is_recorded(call, part)) return kernel_forward(call, in_rows(q), in_rows(k), in_rows(v));
   call.given = given;
   std::vector<Tensor> all;
   for (const Tensor& x : in) all.push_back(in_rows(x));
   std::ranges::copy(term_inputs(call.options.terms), std::back_inserter(all));
   detail::OneOp op;
   op.call = call, op.with_lse = with_lse, op.mode = mode.op, op.gradients = mode.gradients;
-  const Tensor y = hilt::apply<detail::OneOp, std::span<const Tensor>>(std::move(op), all);
-  if (!with_lse) return {y, {}};
-  return {to(slice(y, -1, 0, call.dim), in[0].dtype()), contiguous(permute(select(y, -1, call.dim), {0, 2, 1}))};
+  const std::vector<Tensor> y = hilt::apply<detail::OneOp, std::span<const Tensor>>(std::move(op), all);
+  return {y[0], with_lse ? y[1] : Tensor()};
 }
 
 }  // namespace
@@ -162,6 +160,26 @@ Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions&
   check(bool(qkv) && qkv.rank() == 5 && qkv.dim(2) == 3,
         "attention: packed q, k, v must be [batch, length, 3, heads, dim], got ", qkv.shape());
   return run({&qkv, 1}, plan, options, false).o;
+}
+
+void attention_into(Tensor& o, const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
+                    const AttentionOptions& options) {
+  const Call call = call_of(plan, options, q, k, v, "attention_into");
+  const std::array in{q, k, v};
+  check(!is_recorded(call, in), "attention_into: a tape knows an input, and no gradient goes through memory that is ",
+        "given; use attention(), or detach()");
+  check(bool(o) && o.shape() == q.shape() && o.dtype() == q.dtype() && o.device() == q.device(),
+        "attention_into: o must be ", q.dtype(), q.shape(), " on ", q.device(), ", as q is");
+  for (int axis = 0; axis < 4; ++axis)
+    check(axis < 3 ? o.stride(axis) > 0 || o.dim(axis) < 2 : o.stride(axis) == 1 || o.dim(axis) < 2,
+          "attention_into: o has stride ", o.stride(axis), " at axis ", axis,
+          "; its rows lie apart, and their elements one after the other");
+  for (const Tensor& x : in) check(x.storage() != o.storage(), "attention_into: o shares memory with an input");
+  if (!plan->looks_at_data()) return void(kernel_forward(call, in_rows(q), in_rows(k), in_rows(v), o));
+  each_sequence(plan, call.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
+    Tensor its = sequence_of(o, b);
+    attention_into(its, sequence_of(q, b), sequence_of(k, b), sequence_of(v, b), own, how);
+  });
 }
 
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,

@@ -56,6 +56,11 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const PlanPt
 /// The same from one packed projection [B, L, 3, H, D].
 Tensor attention(const Tensor& qkv, const PlanPtr& plan, const AttentionOptions& options = {});
 
+/// The same, written to o: any strides but that of the last axis, and no memory of q, k or v. For
+/// where no gradient is wanted: an input that a tape knows is an error.
+void attention_into(Tensor& o, const Tensor& q, const Tensor& k, const Tensor& v, const PlanPtr& plan,
+                    const AttentionOptions& options = {});
+
 /// With the log-sum-exp of every row, [B, H, L] (f32; f64 for f64), a result that a tape knows like
 /// o: with its gradient, dS gains P dL.
 struct AttentionResult {

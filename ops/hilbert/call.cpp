@@ -144,7 +144,8 @@ void clear_attention_routes() { routes().clear(); }
 
 // ---- forward ------------------------------------------------------------------------------------
 
-SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const PlanPart> first, bool goes_on) {
+SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const PlanPart> first, bool goes_on,
+                           const Tensor& out) {
   goes_on = goes_on || branch_count(*call.plan) > 1;
   // A row is written first by the first branch of its head; if that has all, nothing is prepared.
   bool whole = !first.empty();
@@ -158,7 +159,9 @@ SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const Pl
   // A sink is a key with this score and value 0, met before all others. Kernels write to its copy.
   if (const Tensor& sink = call.options.terms.sink)
     return {zeros(q.shape(), type, q.device()), clone(expand(reshape(sink, {1, call.heads(), 1}), lse_shape)), false};
-  if (whole) return {empty(q.shape(), type, q.device()), empty(lse_shape, stat, q.device()), true};
+  if (whole)
+    return {out && out.dtype() == type ? out : empty(q.shape(), type, q.device()), empty(lse_shape, stat, q.device()),
+            true};
   return {zeros(q.shape(), type, q.device()),
           full(lse_shape, -std::numeric_limits<double>::infinity(), stat, q.device()), true};
 }
@@ -182,12 +185,18 @@ void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, 
   state.fresh = false;
 }
 
-AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Tensor out) {
   const std::span<const PlanPart> parts = parts_for(call, q);
-  SoftmaxState state = initial_state(call, q, parts, false);
-  if (is_chain(call, parts, q)) state.result = empty(q.shape(), q.dtype(), q.device());
+  // A GPU stores 16 bytes at a time where it can, so into what lies as memory of ours would.
+  const bool fits =
+      out && (q.device().is_cpu() || (out.is_contiguous() && reinterpret_cast<std::uintptr_t>(out.raw()) % 16 == 0));
+  const Tensor given = fits ? out : Tensor();
+  SoftmaxState state = initial_state(call, q, parts, false, given);
+  if (is_chain(call, parts, q)) state.result = given ? given : empty(q.shape(), q.dtype(), q.device());
   attend(call, parts, q, k, v, state);
-  return {state.result ? state.result : to(state.o, q.dtype()), state.lse};
+  const Tensor o = state.result ? state.result : to(state.o, q.dtype());
+  if (out && o.id() != out.id()) copy(out, o);
+  return {o, state.lse};
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -277,15 +286,15 @@ void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, s
 
 namespace detail {
 
-Tensor OneOp::forward(std::span<const Tensor> in) {
+std::vector<Tensor> OneOp::forward(std::span<const Tensor> in) {
   packed = in.size() == 1 + kTermTensors;
   const auto [q, k, v] = packed ? parts(in[0]) : std::array<Tensor, 3>{in[0], in[1], in[2]};
   const AttentionResult r = call.given.o ? call.given : kernel_forward(call, q, k, v);
   if (wants_any())
     for (const Tensor& x : in) save(x);
   if (wants_any()) save(r.o), save(r.lse);
-  if (!with_lse) return r.o;
-  return cat({to(r.o, r.lse.dtype()), unsqueeze(permute(r.lse, {0, 2, 1}), -1)}, -1);
+  if (!with_lse) return {r.o};
+  return {r.o, r.lse};
 }
 
 std::array<Tensor, 3> OneOp::parts(const Tensor& qkv) {
@@ -297,14 +306,11 @@ std::array<Tensor, 3> OneOp::parts(const Tensor& qkv) {
   return out;
 }
 
-BackwardInputs OneOp::kept(const Tensor& cotangent) const {
+BackwardInputs OneOp::kept(std::span<const Tensor> given) const {
   const std::size_t inputs = packed ? 1 : 3, n = inputs + kTermTensors;
   const auto [q, k, v] = packed ? parts(saved(0)) : std::array<Tensor, 3>{saved(0), saved(1), saved(2)};
-  BackwardInputs x{q, k, v, saved(n), cotangent, saved(n + 1)};
-  if (with_lse) {
-    x.d_o = to(slice(cotangent, -1, 0, call.dim), q.dtype());
-    x.d_lse = permute(select(cotangent, -1, call.dim), {0, 2, 1});
-  }
+  BackwardInputs x{q, k, v, saved(n), given[0] ? given[0] : zeros_like(saved(n)), saved(n + 1)};
+  if (with_lse) x.d_lse = given[1];
   for (std::size_t i = 0; i < kTermTensors; ++i) x.terms[i] = bool(saved(inputs + i)) && wants(inputs + i);
   return x;
 }

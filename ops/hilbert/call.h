@@ -72,11 +72,13 @@ struct SoftmaxState {
   bool fresh;          // nothing is there yet: the first branch of the first part writes its rows
   Tensor result = {};  // of a chain of branches: where the last one writes o, rounded
 };
-SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const PlanPart> first, bool goes_on);
+/// out: where o will lie if it is q's type, and rounding is not put off.
+SoftmaxState initial_state(const Call& call, const Tensor& q, std::span<const PlanPart> first, bool goes_on,
+                           const Tensor& out = {});
 void attend(const Call& call, std::span<const PlanPart> parts, const Tensor& q, const Tensor& k, const Tensor& v,
             SoftmaxState& state);
-/// All of it: what hybrid and fused compute.
-AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v);
+/// All of it: what hybrid and fused compute; o is written to `out` if that is there.
+AttentionResult kernel_forward(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Tensor out = {});
 
 // ---- backward -----------------------------------------------------------------------------------
 
@@ -115,21 +117,20 @@ void run_backward(const Call& call, const BackwardRun& run, BackwardInputs& x, s
 namespace detail {
 
 /// Hybrid or fused on a tape: the forward kernel, what it keeps, and how a mode goes back. Inputs:
-/// q, k and v, or the three packed, and the terms' tensors; o, or with lse both in one:
-/// [B, L, H, D + 1].
-struct OneOp final : Function {
+/// q, k and v, or the three packed, and the terms' tensors. Outputs: o, or o and lse.
+struct OneOp final : MultiFunction {
   Call call;
   bool with_lse = false;
   std::string_view mode;  // lives for ever
-  std::vector<Tensor> (*gradients)(const OneOp& op, const Tensor& cotangent) = nullptr;
+  std::vector<Tensor> (*gradients)(const OneOp& op, std::span<const Tensor> given) = nullptr;
 
   std::string_view name() const override { return mode; }
-  Tensor forward(std::span<const Tensor> in);
-  std::vector<Tensor> backward(const Tensor& cotangent) override { return gradients(*this, cotangent); }
+  std::vector<Tensor> forward(std::span<const Tensor> in);
+  std::vector<Tensor> backward_all(std::span<const Tensor> given) override { return gradients(*this, given); }
 
   /// q, k, v inside [B, L, 3, H, D].
   static std::array<Tensor, 3> parts(const Tensor& qkv);
-  BackwardInputs kept(const Tensor& cotangent) const;
+  BackwardInputs kept(std::span<const Tensor> given) const;
   /// Where gradients are made, laid out as the inputs were.
   std::vector<Tensor> gradients_like_inputs(const BackwardRun& run) const;
   /// Gradients in the type of the inputs, of those that somebody wants, and those of terms.

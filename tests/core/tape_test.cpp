@@ -1121,5 +1121,119 @@ TEST(Tape, WatchingWhatWasComputedIsRefused) {
       "usage: Tape: watch of [2], which was computed on this tape; watch what it was computed from, or detach() it");
 }
 
+/// y[0] = a b, y[1] = a + b, y[2] = 2 a, by element; nobody asked for the gradients of what is not there.
+struct Three final : MultiFunction {
+  std::string* asked;
+  explicit Three(std::string* s) : asked(s) {}
+  std::string_view name() const override { return "three"; }
+  std::array<Tensor, 3> forward(const Tensor& a, const Tensor& b) {
+    if (wants_any()) save(a), save(b);
+    return {mul(a, b), add(a, b), scale(a, 2)};
+  }
+  std::vector<Tensor> backward_all(std::span<const Tensor> dy) override {
+    Tensor da = zeros_like(saved(0)), db = zeros_like(saved(1));
+    for (const Tensor& d : dy) *asked += d ? '1' : '0';
+    if (dy[0]) accumulate(da, mul(dy[0], saved(1))), accumulate(db, mul(dy[0], saved(0)));
+    if (dy[1]) accumulate(da, dy[1]), accumulate(db, dy[1]);
+    if (dy[2]) accumulate(da, scale(dy[2], 2));
+    return {da, db};
+  }
+};
+
+TEST(TapeOutputs, EachOfSeveralHasItsGradient) {
+  for (int used = 1; used < 8; ++used) {
+    std::string asked, expected;
+    const Tensor a = vec({2, -3}), b = vec({5, 7});
+    Tape tape;
+    tape.watch(a);
+    tape.watch(b);
+    const std::array<Tensor, 3> y = apply(Three(&asked), a, b);
+    EXPECT_EQ(y[1].to_vector(), Numbers({7, 4}));
+    Tensor loss = full({}, 0, DType::f64);
+    Numbers da(2), db(2);
+    for (std::size_t i = 0; i < 3; ++i) {
+      expected += used >> i & 1 ? '1' : '0';
+      if (!(used >> i & 1)) continue;
+      loss = add(loss, scale(sum(y[i]), 10 + static_cast<double>(i)));
+      const Numbers of_a[]{{50, 70}, {11, 11}, {24, 24}}, of_b[]{{20, -30}, {11, 11}, {0, 0}};
+      for (std::size_t k = 0; k < 2; ++k) da[k] += of_a[i][k], db[k] += of_b[i][k];
+    }
+    const Gradients g = tape.backward(loss);
+    EXPECT_EQ(asked, expected);  // once, when the gradients of all three were there
+    EXPECT_EQ(g[a].to_vector(), da) << expected;
+    EXPECT_EQ(g[b].to_vector(), db) << expected;
+  }
+}
+
+TEST(TapeOutputs, WhatIsUsedTwiceAddsUpAndNobodysNodeIsSkipped) {
+  std::string first, second, unused;
+  const Tensor a = vec({2, -3}), b = vec({5, 7});
+  Tape tape;
+  tape.watch(a);
+  const auto [p, q, r] = apply(Three(&first), a, b);
+  const auto [u, v, w] = apply(Three(&second), r, p);  // u = 2 a a b, v = 2 a + a b
+  (void)apply(Three(&unused), q, w);
+  EXPECT_TRUE(tape.knows(p) && tape.knows(q) && tape.knows(r) && tape.knows(w));
+  EXPECT_EQ(tape.report().size(), 3u);
+  const Gradients g = tape.backward(add(u, v), vec({1, 1}));
+  EXPECT_EQ(g[a].to_vector(), Numbers({4 * 2 * 5 + 2 + 5, 4 * -3 * 7 + 2 + 7}));
+  EXPECT_EQ(first + second + unused, "101110");
+}
+
+TEST(TapeOutputs, InACheckpointAndWithoutATape) {
+  std::string asked;
+  const Tensor a = vec({2, -3}), b = vec({5, 7});
+  EXPECT_EQ(apply(Three(&asked), a, b)[2].to_vector(), Numbers({4, -6}));
+  Tape tape;
+  tape.watch(b);
+  const std::vector<Tensor> in{a, b};
+  const auto f = [&](std::span<const Tensor> x) {
+    const auto [p, q, r] = apply(Three(&asked), x[0], x[1]);
+    return add(p, r);
+  };
+  EXPECT_EQ(tape.backward(sum(checkpoint(f, in)))[b].to_vector(), Numbers({2, -3}));
+  EXPECT_EQ(asked, "101");
+}
+
+/// As many outputs as it is told, all the same or undefined.
+struct Some final : MultiFunction {
+  std::vector<Tensor> given;
+  explicit Some(std::vector<Tensor> g) : given(std::move(g)) {}
+  std::string_view name() const override { return "some"; }
+  std::vector<Tensor> forward(const Tensor&) { return given; }
+  std::vector<Tensor> backward_all(std::span<const Tensor> dy) override { return {dy.begin(), dy.end()}; }
+};
+
+TEST(TapeOutputs, WhatIsNoListOfTensorsIsRefused) {
+  const Tensor x = vec({1}), y = vec({2}), z = vec({3});
+  Tape tape;
+  tape.watch(x);
+  const auto error = [&](std::vector<Tensor> given) {
+    return error_of([&] { (void)apply(Some(std::move(given)), x); });
+  };
+  EXPECT_EQ(error({}), "usage: some: forward returned no tensor");
+  EXPECT_EQ(error({y, {}}), "usage: some: forward returned an undefined tensor");
+  EXPECT_EQ(error({y, x}), "usage: some: forward must return a tensor of its own, not one of its inputs");
+  EXPECT_EQ(error({y, z, y}), "usage: some: forward returned one tensor twice");
+  EXPECT_EQ(tape.size(), 0u);
+  EXPECT_FALSE(tape.knows(y) || tape.knows(z));  // as if it had not run
+  EXPECT_EQ(error({y, z}), "nothing");
+  EXPECT_EQ(error_of([&] { tape.backward(add(y, z)); }), "usage: some: backward returned 2 gradients for 1 inputs");
+}
+
+TEST(TapeOutputs, AHookAndACheckForNumbersSeeAll) {
+  const Tensor x = vec({1}), y = vec({2}), z = vec({std::numeric_limits<double>::infinity()});
+  std::vector<TensorId> seen;
+  set_op_hook([&](std::string_view, const Tensor& t) { seen.push_back(t.id()); });
+  Tape tape({.check_finite = true});
+  tape.watch(x);
+  EXPECT_EQ(error_of([&] {
+              (void)apply(Some({y, z}), x);
+            }).substr(0, 42),
+            "not_a_number: op 0, some: its result [1] i");
+  set_op_hook({});
+  EXPECT_EQ(seen, (std::vector{y.id(), z.id()}));
+}
+
 }  // namespace
 }  // namespace hilt

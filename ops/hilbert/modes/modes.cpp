@@ -83,12 +83,12 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
 
 bool all_finite(std::span<const Tensor> tensors) { return std::isfinite(global_norm(tensors)); }
 
-std::vector<Tensor> detail::hybrid_backward(const OneOp& op, const Tensor& cotangent) {
+std::vector<Tensor> detail::hybrid_backward(const OneOp& op, std::span<const Tensor> given) {
   const Call& call = op.call;
-  const BackwardInputs x = op.kept(cotangent);
-  const std::array<Tensor, 4> read{x.q, x.k, x.v, cotangent};
-  if (!all_finite(read)) return fused_backward(op, cotangent);  // 0 x NaN: see attention.cpp
-  const DType wide = x.lse.dtype();                             // 16 bits are for storage
+  const BackwardInputs x = op.kept(given);
+  const std::array read{x.q, x.k, x.v, x.d_o, x.d_lse ? x.d_lse : x.d_o};
+  if (!all_finite(read)) return fused_backward(op, given);  // 0 x NaN: see attention.cpp
+  const DType wide = x.lse.dtype();                         // 16 bits are for storage
   const auto rows_of = [&](const Tensor& t) { return as_one_row(*call.plan, to(t, wide)); };
   const Tensor q = rows_of(x.q), k = rows_of(x.k), v = rows_of(x.v), d_o = rows_of(x.d_o);
   const auto as_column = [&](const Tensor& t) { return rows_of(unsqueeze(permute(t, {0, 2, 1}), -1)); };
@@ -147,9 +147,9 @@ std::vector<Tensor> detail::hybrid_backward(const OneOp& op, const Tensor& cotan
 // ---- fused --------------------------------------------------------------------------------------
 
 // The kernels that run_backward() calls go through the same lines, tile by tile.
-std::vector<Tensor> detail::fused_backward(const OneOp& op, const Tensor& dO) {
+std::vector<Tensor> detail::fused_backward(const OneOp& op, std::span<const Tensor> given) {
   const Call& call = op.call;
-  BackwardInputs x = op.kept(dO);
+  BackwardInputs x = op.kept(given);
   x.d_o = in_rows(x.d_o);
   const BackwardRun run = decide_backward(call, x);
   std::vector<Tensor> dx = op.gradients_like_inputs(run);

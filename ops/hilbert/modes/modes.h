@@ -14,8 +14,8 @@ Taped taped(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
 namespace detail {
 
 /// How hybrid and fused go back from what their op keeps.
-std::vector<Tensor> hybrid_backward(const OneOp& op, const Tensor& cotangent);
-std::vector<Tensor> fused_backward(const OneOp& op, const Tensor& cotangent);
+std::vector<Tensor> hybrid_backward(const OneOp& op, std::span<const Tensor> given);
+std::vector<Tensor> fused_backward(const OneOp& op, std::span<const Tensor> given);
 
 }  // namespace detail
 

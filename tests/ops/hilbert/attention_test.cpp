@@ -724,6 +724,19 @@ TEST_P(Attention, GradientsFromWhatForwardGave) {
   for (const Tensor& d : attention_gradients(q, k, v, given, d_o, {}, plan, {}, 0)) EXPECT_FALSE(d);
 }
 
+TEST_P(Attention, ALossOfLogSumExpsAlone) {
+  for (const char* pattern : {"slide:6", "segment:8+segment:40,dilation=5", "blocks:8@top:2"}) {
+    const Inputs in = random_inputs(2, 40, 2, 2, 5);
+    const PlanPtr plan = make_plan(spec_of(40, pattern, "row", Causality::none, DilationMode::all_queries, 2));
+    const GradcheckResult r = gradcheck(
+        [&](std::span<const Tensor> x) {
+          return attention_with_lse(x[0], x[1], in.v, plan, options_of(GetParam())).lse;
+        },
+        {in.q, in.k});
+    EXPECT_TRUE(r.ok) << pattern << ": " << r.where;
+  }
+}
+
 TEST_P(Attention, WritingToWhatIsSavedIsAnError) {
   const PlanPtr plan = make_plan(spec_of(32, "segment:16"));
   for (int which = 0; which < 4; ++which) {
@@ -1042,6 +1055,91 @@ template <Isa I> void judge_instruction_set() {
       if (turn % 3 == 1) judge_kernels<I, bf16>(spec, dim, 2e-2);
       if (turn % 3 == 2) judge_kernels<I, f16>(spec, dim, 3e-3);
     }
+}
+
+/// What attention_into is given, within memory that it must not touch.
+struct Given {
+  const char* name;
+  Tensor all, o;
+};
+std::vector<Given> places_for(const Shape& shape, DType dtype) {
+  const Index b = shape[0], l = shape[1], h = shape[2], d = shape[3];
+  std::vector<Given> out;
+  const auto place = [&](const char* name, const Strides& strides, Index offset) {
+    const Tensor all = full({2 * shape.numel() + 64}, -77, dtype);
+    out.push_back({name, all, Tensor(all.storage(), shape, strides, offset, dtype)});
+  };
+  place("dense", {l * h * d, h * d, d, 1}, 0);
+  place("heads first, one element further", {l * h * d, d, l * d, 1}, 1);
+  place("rows apart", {l * h * (d + 3), h * (d + 3), d + 3, 1}, 3);
+  place("tokens first", {h * d, b * h * d, d, 1}, 0);
+  return out;
+}
+
+TEST(AttentionInto, WritesTheSameBitsAndNothingElse) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
+    for (const char* pattern : {"dense", "slide:6", "segment:8+segment:40,dilation=5", "blocks:8@top:2"})
+      for (const bool sink : {false, true}) {
+        const Inputs in = random_inputs(2, 40, 4, 2, 5, dtype);
+        const PlanPtr plan = make_plan(spec_of(
+            40, pattern, "row", pattern[0] == 'b' ? Causality::none : Causality::token, DilationMode::all_queries, 4));
+        AttentionOptions options;
+        if (sink) options.terms.sink = randn({4}, {1, 9}, dtype == DType::f64 ? dtype : DType::f32);
+        const std::vector<double> expected = attention(in.q, in.k, in.v, plan, options).to_vector();
+        for (Given& given : places_for(in.q.shape(), dtype)) {
+          attention_into(given.o, in.q, in.k, in.v, plan, options);
+          EXPECT_TRUE(same_bits(given.o.to_vector(), expected)) << given.name << ", " << dtype << ", " << pattern;
+          copy(given.o, full(in.q.shape(), -77, dtype));
+          EXPECT_EQ(given.all.to_vector(), full(given.all.shape(), -77, dtype).to_vector()) << given.name;
+        }
+      }
+}
+
+TEST(AttentionInto, OneRowOfACacheIntoOneRow) {
+  const Inputs in = random_inputs(1, 24, 2, 2, 8, DType::f32);
+  const PlanPtr plan = make_plan(spec_of(24, "slide:5", "row", Causality::token, DilationMode::all_queries, 2));
+  Tensor out = zeros(in.q.shape());
+  for (Index t = 0; t < 24; ++t) {
+    PlanSpec spec = plan->spec();
+    spec.queries = query_run(t, 1);
+    Tensor row = slice(out, 1, t, t + 1);
+    attention_into(row, slice(in.q, 1, t, t + 1), in.k, in.v, make_plan(spec));
+  }
+  EXPECT_EQ(out.to_vector(), attention(in.q, in.k, in.v, plan).to_vector());
+}
+
+TEST(AttentionInto, MakesNoOther) {
+  const Inputs in = random_inputs(1, 256, 2, 2, 32, DType::f32);
+  const PlanPtr plan = make_plan(spec_of(256, "slide:16", "row", Causality::none, DilationMode::all_queries, 2));
+  Tensor o = empty(in.q.shape());
+  reset_memory_peak();
+  const std::size_t before = memory_stats().live;
+  attention_into(o, in.q, in.k, in.v, plan);
+  EXPECT_LT(memory_stats().peak - before, o.bytes());  // lse alone
+}
+
+TEST(AttentionInto, RefusesWhatItCannotWriteTo) {
+  const Inputs in = random_inputs(1, 8, 2, 2, 4);
+  const PlanPtr plan = make_plan(spec_of(8, "dense", "row", Causality::none, DilationMode::all_queries, 2));
+  const auto error = [&](Tensor o) {
+    try {
+      attention_into(o, in.q, in.k, in.v, plan);
+      return std::string("nothing");
+    } catch (const Error& e) { return std::string(e.what()); }
+  };
+  EXPECT_EQ(error({}), "attention_into: o must be f64[1, 8, 2, 4] on cpu, as q is");
+  EXPECT_EQ(error(empty({1, 8, 2, 4})), "attention_into: o must be f64[1, 8, 2, 4] on cpu, as q is");
+  EXPECT_EQ(error(empty({8, 2, 4}, DType::f64)), "attention_into: o must be f64[1, 8, 2, 4] on cpu, as q is");
+  EXPECT_EQ(error(expand(zeros({1, 1, 2, 4}, DType::f64), {1, 8, 2, 4})),
+            "attention_into: o has stride 0 at axis 1; its rows lie apart, and their elements one after the other");
+  EXPECT_EQ(error(transpose(zeros({1, 8, 4, 2}, DType::f64))),
+            "attention_into: o has stride 2 at axis 3; its rows lie apart, and their elements one after the other");
+  EXPECT_EQ(error(in.v), "attention_into: o shares memory with an input");
+  Tape tape;
+  tape.watch(in.k);
+  EXPECT_EQ(error(empty({1, 8, 2, 4}, DType::f64)).substr(0, 37), "attention_into: a tape knows an input");
+  const Tape::Pause pause;
+  EXPECT_EQ(error(empty({1, 8, 2, 4}, DType::f64)), "nothing");
 }
 
 }  // namespace
