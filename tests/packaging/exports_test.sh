@@ -31,6 +31,20 @@ while read -r symbol; do
 done <"$scratch/hidden"
 [[ -z ${hidden-} ]] || fail "declared in a public header, hidden in the library:$hidden"
 
+# What a program may have linked to is a list: a change of it is meant, or a mistake. Without what is inline, which a compiler may
+# leave out; as g++ names it; of a build without CUDA, whose list every build has.
+listed() {
+  nm -D --defined-only "$1" | awk '$2 ~ /[BDRT]/ || $3 ~ /(from_values|to_vector)I/ { print $3 }' | c++filt |
+    sed 's/std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> >/std::string/g
+         s/std::basic_string_view<char, std::char_traits<char> >/std::string_view/g' | sort -u
+}
+if ! "$CXX" -dM -E -x c++ /dev/null | grep -q __clang__ && grep -q 'kHasCuda = false' "$BUILD/core/config.h"; then
+  listed "$library" >"$BUILD/exports.txt"
+  (($(wc -l <"$BUILD/exports.txt") > 400)) || fail "only $(wc -l <"$BUILD/exports.txt") exports were found"
+  diff "$SRC/tests/packaging/exports.txt" "$BUILD/exports.txt" >"$scratch/changed" ||
+    fail $'tests/packaging/exports.txt has (<) and libhilt exports (>):\n'"$(cat "$scratch/changed")"$'\n'"where that is meant, copy $BUILD/exports.txt there; programs linked to what is gone or changed need a new series"
+fi
+
 # Nothing of it needs a library whose settings are the host's: a BLAS has one number of threads for the whole process.
 [[ ! $(readelf -d "$library"; nm -D "$library") =~ openblas|libblas|[sd]gemm_ ]] || fail "libhilt uses a BLAS of the system"
 
