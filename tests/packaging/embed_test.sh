@@ -21,6 +21,8 @@ prints() {
   expect 0 "$*" "$@"
   diff "$scratch/promised" "$scratch/out" >"$scratch/diff" || fail $'main.cpp promises (<) and prints (>):\n'"$(cat "$scratch/diff")"
 }
+# The headers and the project are clean where a project is strict.
+strict='-O2 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror'
 uses_shared() { readelf -d "$1" | grep -qF 'libhilt.so.0.2' || fail "$1 does not use libhilt.so.0.2"; }
 uses_static() { ! readelf -d "$1" | grep -qF libhilt || fail "$1 uses the shared library"; }
 
@@ -33,10 +35,14 @@ case $tool in
     alone --cflags
     [[ $(grep -o -- -I "$scratch/out" | wc -l) == 1 ]] || fail "hilt.pc shows other headers than ours: $(cat "$scratch/out")"
 
-    expect 0 'make' make CXX="$CXX"
-    uses_shared ./embed
-    prints env LD_LIBRARY_PATH="$libdir" ./embed
-    expect 0 'make clean' make clean
+    for compiler in "$CXX" clang++; do
+      command -v "$compiler" >/dev/null || continue
+      expect 0 "make, $compiler" make CXX="$compiler" CXXFLAGS="$strict"
+      [[ ! -s $scratch/err ]] || fail "make, $compiler: $(cat "$scratch/err")"
+      uses_shared ./embed
+      prints env LD_LIBRARY_PATH="$libdir" ./embed
+      expect 0 'make clean' make clean
+    done
     expect 0 'make STATIC=1' make CXX="$CXX" STATIC=1
     uses_static ./embed
     prints ./embed
@@ -50,7 +56,7 @@ case $tool in
     says err 'library and header versions differ: the program was compiled for 0.0.9'
     ;;
   cmake)
-    expect 0 'cmake' cmake -S . -B build -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$CXX"
+    expect 0 'cmake' cmake -S . -B build -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$CXX" -DCMAKE_CXX_FLAGS="$strict"
     expect 0 'cmake --build' cmake --build build
     uses_shared build/embed
     prints build/embed
@@ -73,7 +79,7 @@ END
     for answer in "${VERSION%.*}: 1" "$VERSION: 1" '0.1: 0' '0.9: 0' '1: 0' "${VERSION%.*}.99: 0"; do says out "asked for $answer"; done
     ;;
   meson)
-    expect 0 'meson setup, installed' meson setup installed
+    expect 0 'meson setup, installed' meson setup installed -Dwarning_level=3 -Dwerror=true
     expect 0 'meson compile, installed' meson compile -C installed
     prints env LD_LIBRARY_PATH="$libdir" installed/embed
     # As a subproject: how it configures and what it would build, always; the whole library again, for minutes of compiling,
