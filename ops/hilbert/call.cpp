@@ -17,8 +17,10 @@ Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& o
         q.shape(), " and k ", k.shape(), " must agree in batch, length and dim");
   check(q.dtype() == k.dtype() && q.dtype() == v.dtype(), op, ": q is ", q.dtype(), ", k ", k.dtype(), ", v ",
         v.dtype(), "; convert with to()");
+  const bool heads_first = q.dim(1) == plan->heads() && q.dim(2) == queries;
   check(q.dim(1) == queries, op, ": ", q.dim(1), queries == keys ? " tokens" : " queries", ", but the plan is for ",
-        queries);
+        queries,
+        heads_first ? "; this looks like [batch, heads, length, dim]: transpose(x, 1, 2) is the layout here" : "");
   check(k.dim(1) == keys, op, ": ", k.dim(1), " keys, but the plan is for ", keys);
   if (const auto rows = std::ssize(plan->spec().documents); rows > 1)
     check(q.dim(0) == rows, op, ": a batch of ", q.dim(0), ", but the plan has documents for ", rows, " rows");

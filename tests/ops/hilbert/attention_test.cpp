@@ -1057,6 +1057,20 @@ template <Isa I> void judge_instruction_set() {
     }
 }
 
+TEST(AttentionMisuse, TheLayoutOfOthersIsNamed) {
+  const Inputs in = random_inputs(1, 2, 8, 8, 4);  // [B, H, L, D] of 2 heads and 8 tokens
+  const PlanPtr plan = make_plan(spec_of(8, "dense", "row", Causality::none, DilationMode::all_queries, 2));
+  try {
+    attention(in.q, in.k, in.v, plan);
+    FAIL() << "nothing was said";
+  } catch (const Error& e) {
+    EXPECT_STREQ(
+        e.what(),
+        "attention: 2 tokens, but the plan is for 8; this looks like [batch, heads, length, dim]: transpose(x, "
+        "1, 2) is the layout here");
+  }
+}
+
 /// What attention_into is given, within memory that it must not touch.
 struct Given {
   const char* name;
