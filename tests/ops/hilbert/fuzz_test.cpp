@@ -33,6 +33,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/io/text.h"
 #include "core/parallel.h"
 #include "ops/hilbert/attention.h"
 #include "ops/ops.h"
@@ -136,6 +137,7 @@ struct Config {
   bool narrow_bias = false, turned_bias = false, sink = false, d_lse = false;
   Mask mask = Mask::none;
   bool silent = false;  // spec.queries are the last rows, and the plan does not say so
+  DType stat() const { return dtype == DType::f64 ? dtype : DType::f32; }
   bool has_terms() const { return softcap > 0 || alibi != Alibi::none || !table.empty() || bias >= 0 || sink; }
   Shape bias_shape() const {
     const Index full[] = {batch, spec.heads, spec.length, spec.length};
@@ -424,16 +426,8 @@ void draw_queries(Rng& r, Config& c) {
   }
 }
 
-Config draw(Rng& r) {
-  Config c;
-  PlanSpec& p = c.spec;
-  Order& order = p.order;
-  order.kind = static_cast<Order::Kind>(r.pick({0, 1, 2, 3, 4, 4, 4, 4}));
-  if (order.kind == Order::Kind::tiles)
-    order.tile_height = r.pick<Index>({1, 2, 3, 4, 8}), order.tile_width = r.pick<Index>({1, 2, 3, 4, 16});
-  if (order.kind == Order::Kind::hilbert && r.chance(15)) order.steps = Steps::unit;
-
-  // Length, with a grid of its own or folded.
+/// A length; the order gets a grid of so many cells, or is folded.
+Index draw_length(Rng& r, Order& order) {
   if (r.chance(40)) {
     if (r.chance(40)) order.grid.width = order.grid.height = r.pick<Index>({1, 2, 4, 8, 8, 16, 16});
     else
@@ -443,46 +437,49 @@ Config draw(Rng& r) {
       order.grid = {r.pick<Index>({1, 2, 3, 4, 7}), r.pick<Index>({2, 3, 4, 6}), r.pick<Index>({2, 3, 4, 5})};
       order.steps = Steps::near;
     }
-    p.length = order.grid.cells();
-  } else if (r.chance(30)) {
-    const Index w = r.pick<Index>({2, 3, 4, 5, 8, 16, 32, 64, kTile});
-    p.length = std::max<Index>(1, w * r.pick<Index>({1, 1, 2, 3, 4}) + r.pick<Index>({-1, 0, 1}));
-  } else {
-    p.length = r.pick<Index>({1,
-                              1,
-                              2,
-                              3,
-                              5,
-                              7,
-                              11,
-                              13,
-                              16,
-                              17,
-                              23,
-                              29,
-                              31,
-                              37,
-                              41,
-                              53,
-                              61,
-                              64,
-                              67,
-                              97,
-                              101,
-                              kTile - 1,
-                              kTile,
-                              kTile + 1,
-                              131,
-                              191,
-                              2 * kTile - 1,
-                              2 * kTile,
-                              2 * kTile + 1,
-                              277,
-                              3 * kTile + 1});
+    return order.grid.cells();
   }
-  const Grid grid = ref::grid_of(order, p.length);
+  if (r.chance(30)) {
+    const Index w = r.pick<Index>({2, 3, 4, 5, 8, 16, 32, 64, kTile});
+    return std::max<Index>(1, w * r.pick<Index>({1, 1, 2, 3, 4}) + r.pick<Index>({-1, 0, 1}));
+  }
+  return r.pick<Index>({1,
+                        1,
+                        2,
+                        3,
+                        5,
+                        7,
+                        11,
+                        13,
+                        16,
+                        17,
+                        23,
+                        29,
+                        31,
+                        37,
+                        41,
+                        53,
+                        61,
+                        64,
+                        67,
+                        97,
+                        101,
+                        kTile - 1,
+                        kTile,
+                        kTile + 1,
+                        131,
+                        191,
+                        2 * kTile - 1,
+                        2 * kTile,
+                        2 * kTile + 1,
+                        277,
+                        3 * kTile + 1});
+}
 
-  // The attended set.
+/// The attended set: branches, causality, the order's scope, documents.
+void draw_pattern(Rng& r, PlanSpec& p) {
+  Order& order = p.order;
+  const Grid grid = ref::grid_of(order, p.length);
   p.dilation_mode = static_cast<DilationMode>(r.pick({0, 0, 0, 1, 2, 3}));
   const Index branches = r.pick<Index>({1, 1, 1, 1, 2, 2, 3});
   p.pattern.clear();
@@ -503,9 +500,37 @@ Config draw(Rng& r) {
   if (order.scope == Scope::order_only && p.causality == Causality::curve) p.causality = Causality::token;
   if (order.scope == Scope::chunked) order.chunk = draw_size(r, p.length);
   if (r.chance(15)) draw_documents(r, p);
+}
+
+/// How the operands lie, what they share, and the options of the call.
+void draw_operands(Rng& r, Config& c) {
+  for (Layout& l : c.layout)
+    if (r.chance(45)) l = static_cast<Layout>(r.below(7));
+  for (std::size_t i = 0; i < 3; ++i)
+    if (c.layout[i] == Layout::all_expanded)
+      c.layout[i] = Layout::batch_expanded;  // equal rows teach little; d_o of a sum is one
+  if (r.chance(20)) c.alias = static_cast<Alias>(1 + r.below(3));
+  if (c.alias == Alias::all_one || c.alias == Alias::packed) c.kv_heads = c.spec.heads;
+  if (r.chance(16)) c.logits = r.pick({Logits::wide, Logits::shifted});
+  if (r.chance(14)) c.bad = static_cast<Bad>(1 + r.below(3));
+  if (c.bad == Bad::none && r.chance(12)) c.dropout = r.pick({0.1, 0.5, 0.9});
+  if (r.chance(15)) c.scale = r.pick({1.0, 0.25, 2.0, -0.5, 0.0});
+  if (r.chance(15)) c.watched = static_cast<unsigned>(1 + r.below(6));
+}
+
+Config draw(Rng& r) {
+  Config c;
+  PlanSpec& p = c.spec;
+  Order& order = p.order;
+  order.kind = static_cast<Order::Kind>(r.pick({0, 1, 2, 3, 4, 4, 4, 4}));
+  if (order.kind == Order::Kind::tiles)
+    order.tile_height = r.pick<Index>({1, 2, 3, 4, 8}), order.tile_width = r.pick<Index>({1, 2, 3, 4, 16});
+  if (order.kind == Order::Kind::hilbert && r.chance(15)) order.steps = Steps::unit;
+  p.length = draw_length(r, order);
+  draw_pattern(r, p);
 
   p.heads = r.pick<Index>({1, 1, 1, 2, 3, 4, 5, 7});
-  if (p.dilation_mode == DilationMode::head_groups) p.heads = std::max(p.heads, branches);
+  if (p.dilation_mode == DilationMode::head_groups) p.heads = std::max<Index>(p.heads, std::ssize(p.pattern));
   c.kv_heads = p.heads;
   if (r.chance(40)) do
       c.kv_heads = 1 + r.below(p.heads);
@@ -513,19 +538,7 @@ Config draw(Rng& r) {
   c.batch = r.pick<Index>({0, 1, 1, 1, 1, 1, 2, 3, 3});
   c.dim = r.pick<Index>({1, 3, 8, 16, 20, 64, 96, 128, 2, 5});
   c.dtype = r.pick({DType::f64, DType::f64, DType::f64, DType::f32, DType::f32, DType::bf16, DType::f16});
-
-  for (Layout& l : c.layout)
-    if (r.chance(45)) l = static_cast<Layout>(r.below(7));
-  for (std::size_t i = 0; i < 3; ++i)
-    if (c.layout[i] == Layout::all_expanded)
-      c.layout[i] = Layout::batch_expanded;  // equal rows teach little; d_o of a sum is one
-  if (r.chance(20)) c.alias = static_cast<Alias>(1 + r.below(3));
-  if (c.alias == Alias::all_one || c.alias == Alias::packed) c.kv_heads = p.heads;
-  if (r.chance(16)) c.logits = r.pick({Logits::wide, Logits::shifted});
-  if (r.chance(14)) c.bad = static_cast<Bad>(1 + r.below(3));
-  if (c.bad == Bad::none && r.chance(12)) c.dropout = r.pick({0.1, 0.5, 0.9});
-  if (r.chance(15)) c.scale = r.pick({1.0, 0.25, 2.0, -0.5, 0.0});
-  if (r.chance(15)) c.watched = static_cast<unsigned>(1 + r.below(6));
+  draw_operands(r, c);
   if (r.chance(40)) draw_terms(r, c);
   if (r.chance(20) && (c.alias == Alias::none || c.alias == Alias::k_is_v)) draw_queries(r, c);
   return c;
@@ -580,7 +593,7 @@ template <class T> void write(std::byte* to, double x) {
 /// values: dense [.., .., .., ..] of 4 axes, or 5 of a packed operand.
 Operand place(const std::vector<double>& values, const Shape& shape, DType dtype, Layout layout) {
   constexpr Index kGuard = 1024;  // elements
-  const int rank = shape.rank(), heads = rank - 2, dim = rank - 1;
+  const int rank = shape.rank(), dim = rank - 1;
   std::array<Index, 6> pitch{};  // extents of the memory, by axis
   for (int a = 0; a < rank; ++a) pitch[at(a)] = std::max<Index>(shape[a], 1);
   std::vector<int> from_inside;  // axes, the innermost first
@@ -590,7 +603,6 @@ Operand place(const std::vector<double>& values, const Shape& shape, DType dtype
   if (layout == Layout::every_other_token) pitch[1] *= 2;
   if (layout == Layout::every_other_feature) features_apart = 2;
   if (layout == Layout::heads_first && rank == 4) std::swap(from_inside[1], from_inside[2]);
-  (void)heads;
   Strides strides{};
   Index step = features_apart;
   for (const int a : from_inside) {
@@ -692,6 +704,12 @@ struct Values {
   bool operator==(const Values&) const = default;
 };
 
+template <class T> Values values_from(const ref::Output<T>& out, const ref::Slopes<T>& g) {
+  const auto wide = [](const std::vector<T>& x) { return std::vector<double>(x.begin(), x.end()); };
+  return {
+      wide(out.o), wide(g.dq), wide(g.dk), wide(g.dv), {wide(g.dslopes), wide(g.dtable), wide(g.dbias), wide(g.dsink)}};
+}
+
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) {
            return (std::isnan(x) && std::isnan(y)) ||
@@ -770,10 +788,10 @@ Index rows_of_q(const PlanSpec& p) { return p.queries ? std::ssize(*p.queries) :
 struct Case {
   const Config& c;
   Report& report;
-  std::vector<Operand> inputs;  // q, k, v as given: fewer when aliased; one when packed
-  Operand d_o;
-  PlanPtr plan;
-  AttentionOptions options;
+  std::vector<Operand> inputs = {};  // q, k, v as given: fewer when aliased; one when packed
+  Operand d_o = {};
+  PlanPtr plan = {};
+  AttentionOptions options = {};
   Tensor d_lse = {};  // none: o alone is differentiated
 
   /// Those that are inputs, by kTerms.
@@ -881,7 +899,7 @@ double largest_error(const std::vector<double>& a, const std::vector<double>& b)
 
 /// The terms, for the library and for the reference.
 ref::Terms<double> make_terms(Rng& r, const Config& c, Case& test) {
-  const DType stat = c.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType stat = c.stat();
   ScoreTerms& to = test.options.terms;
   ref::Terms<double> out;
   const auto drawn = [&](const Shape& shape, double sigma, DType type) {
@@ -943,278 +961,313 @@ std::vector<double> values_of(Rng& r, const Config& c, Index heads, double sigma
   return x;
 }
 
-void judge(const Config& c, Report& report) {
-  const PlanSpec& p = c.spec;
-  Rng r(c.seed ^ 0x5DEECE66Du);
-  const auto tally = [&](const std::string& what) { ++report.count[what]; };
+/// Judges one configuration, a phase a function. All draw from one generator: their order is part of what a seed means.
+class Judge {
+ public:
+  Judge(const Config& c, Report& report)
+      : c_(c), p_(c.spec), report_(report), r_(c.seed ^ 0x5DEECE66Du), test_{c, report} {}
+  void run() {
+    judge_plan();
+    draw_values();
+    if (c_.bad != Bad::none && c_.batch > 0) spoil_values();
+    place_values();
+    compute_reference();
+    run_modes();
+    for (std::size_t mode = 0; mode < 3; ++mode) compare_mode(mode);
+    if (!same_bits(got_[1].o, got_[2].o)) wrong("bits", "o of hybrid and fused differ");
+    run_again();
+    if (c_.alias != Alias::packed) judge_lse();
+    tally_pattern();
+    tally_call();
+  }
 
-  // The attended set.
-  PlanPtr plan;
-  {
-    const Clock clock(report, "plan");
-    PlanSpec said = p;
-    if (c.silent) said.queries.reset();
-    plan = plan_of_queries(make_plan(said), rows_of_q(p));
+ private:
+  void tally(const std::string& what) { ++report_.count[what]; }
+  std::vector<double> rows_of_queries(const std::vector<double>& x) const {
+    return asking(p_, x, c_.batch, p_.heads * c_.dim);
   }
-  std::optional<ref::Attended> made;
-  ref::Pi pi;
-  {
-    const Clock clock(report, "attended set");
-    Order order = p.order;
-    if (order.scope == Scope::per_segment) order.scope = Scope::chunked, order.chunk = p.pattern[0].size;
-    if (p.documents.empty()) pi = ref::order_of(order, p.length), made.emplace(p, pi);
-    else made.emplace(ref::Attended::packed(p, p.documents[0]));
-    if (p.queries) made.emplace(made->asked_by(*p.queries));
-  }
-  const ref::Attended& set = *made;
-  {
-    const Clock clock(report, "judging the plan");
-    const ref::PlanFault fault = ref::judge(*plan, set);
+  bool has_expanded_batch() const { return std::ranges::find(c_.layout, Layout::batch_expanded) != c_.layout.end(); }
+
+  /// Makes the plan and the attended set, and holds one against the other.
+  void judge_plan() {
+    {
+      const Clock clock(report_, "plan");
+      PlanSpec said = p_;
+      if (c_.silent) said.queries.reset();
+      test_.plan = plan_of_queries(make_plan(said), rows_of_q(p_));
+    }
+    {
+      const Clock clock(report_, "attended set");
+      Order order = p_.order;
+      if (order.scope == Scope::per_segment) order.scope = Scope::chunked, order.chunk = p_.pattern[0].size;
+      if (p_.documents.empty()) pi_ = ref::order_of(order, p_.length), set_.emplace(p_, pi_);
+      else set_.emplace(ref::Attended::packed(p_, p_.documents[0]));
+      if (p_.queries) set_.emplace(set_->asked_by(*p_.queries));
+    }
+    const Clock clock(report_, "judging the plan");
+    const ref::PlanFault fault = ref::judge(*test_.plan, *set_);
     if (!fault.what.empty()) wrong(fault.what, fault.details);
   }
 
-  // Operands. Scores have the standard deviation `spread`, and a row's may sit around +-1e4.
-  const double scale = c.scale.value_or(1 / std::sqrt(static_cast<double>(c.dim)));
-  const double size = scale == 0 ? 1 : std::abs(scale) * std::sqrt(static_cast<double>(c.dim));
-  const double sigma = std::sqrt((c.logits == Logits::wide ? 4e3 : 1.5) / size);
-  ref::Inputs<double> in{values_of(r, c, p.heads, sigma, c.layout[0]), values_of(r, c, c.kv_heads, sigma, c.layout[1]),
-                         values_of(r, c, c.kv_heads, 1, c.layout[2])};
-  std::vector<double> d_o = values_of(r, c, p.heads, 1, c.layout[3]);
-  const bool expanded =
-      std::any_of(c.layout.begin(), c.layout.end(), [](Layout l) { return l == Layout::batch_expanded; });
-  if (c.logits == Logits::shifted && scale != 0) {
-    const double shift = std::sqrt(1e4 / std::abs(scale));
-    for (std::size_t i = 0; i < in.q.size(); i += at(c.dim))
-      in.q[i] = rounded(c.dtype, (expanded || r.chance(50) ? shift : -shift));
-    for (std::size_t i = 0; i < in.k.size(); i += at(c.dim)) in.k[i] = rounded(c.dtype, shift);
+  /// Scores have a standard deviation of 1.5, or of 4e3, and a row's may sit around +-1e4.
+  void draw_values() {
+    scale_ = c_.scale.value_or(1 / std::sqrt(static_cast<double>(c_.dim)));
+    const double size = scale_ == 0 ? 1 : std::abs(scale_) * std::sqrt(static_cast<double>(c_.dim));
+    const double sigma = std::sqrt((c_.logits == Logits::wide ? 4e3 : 1.5) / size);
+    in_ = {values_of(r_, c_, p_.heads, sigma, c_.layout[0]), values_of(r_, c_, c_.kv_heads, sigma, c_.layout[1]),
+           values_of(r_, c_, c_.kv_heads, 1, c_.layout[2])};
+    d_o_ = values_of(r_, c_, p_.heads, 1, c_.layout[3]);
+    if (c_.logits != Logits::shifted || scale_ == 0) return;
+    const double shift = std::sqrt(1e4 / std::abs(scale_));
+    for (std::size_t i = 0; i < in_.q.size(); i += at(c_.dim))
+      in_.q[i] = rounded(c_.dtype, (has_expanded_batch() || r_.chance(50) ? shift : -shift));
+    for (std::size_t i = 0; i < in_.k.size(); i += at(c_.dim)) in_.k[i] = rounded(c_.dtype, shift);
   }
-  if (c.bad != Bad::none && c.batch > 0) {
-    const double nan = std::numeric_limits<double>::quiet_NaN();
-    const Index b = expanded ? 0 : r.below(c.batch), last = expanded ? c.batch : b + 1;
-    // The key that fewest queries see: the others must not notice. One that nobody sees may even be
-    // infinite.
-    Index row = r.below(p.length), fewest = std::numeric_limits<Index>::max();
-    if (c.bad == Bad::key)
-      for (Index i = 0, u = row; i < p.length; ++i, u = (u + 1) % p.length) {
+
+  /// Fills a row with NaN. A key is the one that fewest queries see: the others must not notice. One that nobody sees
+  /// may even be infinite.
+  void spoil_values() {
+    const bool expanded = has_expanded_batch();
+    const Index b = expanded ? 0 : r_.below(c_.batch), last = expanded ? c_.batch : b + 1;
+    Index row = r_.below(p_.length), fewest = std::numeric_limits<Index>::max();
+    if (c_.bad == Bad::key)
+      for (Index i = 0, u = row; i < p_.length; ++i, u = (u + 1) % p_.length) {
         Index seen = 0;
-        for (Index h = 0; h < p.heads; ++h)
-          for (Index t = 0; t < p.length; ++t) seen += set.times(h, t, u);
+        for (Index h = 0; h < p_.heads; ++h)
+          for (Index t = 0; t < p_.length; ++t) seen += set_->times(h, t, u);
         if (seen < fewest) fewest = seen, row = u;
       }
-    const double value =
-        fewest == 0 && c.alias != Alias::all_one && r.chance(50) ? std::numeric_limits<double>::infinity() : nan;
+    const double value = fewest == 0 && c_.alias != Alias::all_one && r_.chance(50)
+                             ? std::numeric_limits<double>::infinity()
+                             : std::numeric_limits<double>::quiet_NaN();
     const auto spoil = [&](std::vector<double>& x, Index heads) {
       for (Index batch = b; batch < last; ++batch)
-        std::fill_n(x.begin() + (batch * p.length + row) * heads * c.dim, heads * c.dim, value);
+        std::fill_n(x.begin() + (batch * p_.length + row) * heads * c_.dim, heads * c_.dim, value);
     };
-    if (c.bad == Bad::key) spoil(in.k, c.kv_heads), spoil(in.v, c.kv_heads);
-    if (c.bad == Bad::query) spoil(in.q, p.heads);
-    if (c.bad == Bad::cotangent && c.layout[3] != Layout::all_expanded) spoil(d_o, p.heads);
-    if (c.bad == Bad::key && fewest < p.length * p.heads) tally("NaN in a key masked somewhere");
-    if (c.bad == Bad::key && fewest == 0) tally("NaN or Inf in a key masked everywhere");
+    if (c_.bad == Bad::key) spoil(in_.k, c_.kv_heads), spoil(in_.v, c_.kv_heads);
+    if (c_.bad == Bad::query) spoil(in_.q, p_.heads);
+    if (c_.bad == Bad::cotangent && c_.layout[3] != Layout::all_expanded) spoil(d_o_, p_.heads);
+    if (c_.bad == Bad::key && fewest < p_.length * p_.heads) tally("NaN in a key masked somewhere");
+    if (c_.bad == Bad::key && fewest == 0) tally("NaN or Inf in a key masked everywhere");
   }
-  if (c.alias == Alias::k_is_v) in.v = in.k;
-  if (c.alias == Alias::all_one) in.k = in.v = in.q;
-  const Shape q_shape{c.batch, rows_of_q(p), p.heads, c.dim}, k_shape{c.batch, p.length, c.kv_heads, c.dim};
-  const auto q_rows = [&](const std::vector<double>& x) { return asking(p, x, c.batch, p.heads * c.dim); };
-  silence(p, d_o, c.batch, p.heads * c.dim);
-  Case test{c, report, {}, place(q_rows(d_o), q_shape, c.dtype, c.layout[3]), plan, {}, {}};
-  std::vector<double> d_lse;
-  if (c.has_terms()) in.terms = make_terms(r, c, test);
-  if (c.d_lse) {
-    const DType stat = c.dtype == DType::f64 ? DType::f64 : DType::f32;
-    d_lse.resize(at(c.batch * p.heads * p.length));
-    for (double& x : d_lse) x = rounded(stat, r.normal());
-    silence(p, d_lse, c.batch * p.heads, 1);
-    test.d_lse = moved(from_values(asking(p, d_lse, c.batch * p.heads, 1), {c.batch, p.heads, rows_of_q(p)}, stat),
-                       device_under_test());
-  }
-  if (c.alias == Alias::packed) {
-    const Layout layout = c.layout[0] == Layout::batch_expanded ? Layout::dense : c.layout[0];
-    test.inputs.push_back(place(packed_of({{}, in.q, in.k, in.v}, c.batch * p.length, p.heads * c.dim),
-                                {c.batch, p.length, 3, p.heads, c.dim}, c.dtype, layout));
-  } else {
-    test.inputs.push_back(place(q_rows(in.q), q_shape, c.dtype, c.layout[0]));
-    if (c.alias != Alias::all_one) test.inputs.push_back(place(in.k, k_shape, c.dtype, c.layout[1]));
-    if (c.alias == Alias::none) test.inputs.push_back(place(in.v, k_shape, c.dtype, c.layout[2]));
-  }
-  test.options.scale = c.scale;
-  test.options.dropout = c.dropout;
-  if (c.dropout > 0) test.options.key = RandomKey{c.seed, c.seed << 32 | 7};
 
-  // The reference, in f64 and naively in the type itself.
-  const ref::Sizes sizes{c.batch, p.length, p.heads,   c.kv_heads,
-                         c.dim,   scale,    c.dropout, test.options.key.value_or(RandomKey{})};
-  Values want, naive;
-  std::vector<double> lse;
-  ref::Magnitudes magnitude;
-  {
-    const Clock clock(report, "reference");
-    auto out = ref::attention<double>(sizes, set, in);
-    auto slopes = ref::attention_gradients<double>(sizes, set, in, d_o, {}, d_lse);
-    lse = out.lse;
-    magnitude = ref::magnitudes(sizes, set, in, d_o, d_lse);
-    if (c.dtype == DType::f64 && c.bad == Bad::none && c.alias == Alias::none && c.batch > 0 && r.chance(25)) {
-      const ref::Inputs<double> along{values_of(r, c, p.heads, 1, Layout::dense, false),
-                                      values_of(r, c, c.kv_heads, 1, Layout::dense, false),
-                                      values_of(r, c, c.kv_heads, 1, Layout::dense, false),
-                                      {0, slopes.dslopes, slopes.dtable, slopes.dbias, slopes.dsink}};
-      const double by_dual = ref::slope_along(sizes, set, in, along, d_o, d_lse);
-      double by_formula = 0, terms = 1e-30;
-      const auto add = [&](const std::vector<double>& g, const std::vector<double>& x, double bound) {
-        for (std::size_t i = 0; i < g.size(); ++i) by_formula += g[i] * x[i], terms += bound * std::abs(x[i]);
-      };
-      add(slopes.dq, along.q, magnitude.dq), add(slopes.dk, along.k, magnitude.dk),
-          add(slopes.dv, along.v, magnitude.dv), add(slopes.dslopes, along.terms.slopes, magnitude.dslopes),
-          add(slopes.dtable, along.terms.table, magnitude.dtable), add(slopes.dbias, along.terms.bias, magnitude.dbias),
-          add(slopes.dsink, along.terms.sink, magnitude.dsink);
-      report.relative["reference: formulas against dual numbers"].see(std::abs(by_dual - by_formula) / terms, c.seed);
-      if (!(std::abs(by_dual - by_formula) <= 1e-11 * terms))
-        wrong("dual", by_dual, " by dual numbers, ", by_formula, " by the formulas");
-      tally("dual-number checks");
+  /// Operands in memory, laid out and shared as the configuration says; terms, d_lse and options.
+  void place_values() {
+    if (c_.alias == Alias::k_is_v) in_.v = in_.k;
+    if (c_.alias == Alias::all_one) in_.k = in_.v = in_.q;
+    const Shape q_shape{c_.batch, rows_of_q(p_), p_.heads, c_.dim}, k_shape{c_.batch, p_.length, c_.kv_heads, c_.dim};
+    silence(p_, d_o_, c_.batch, p_.heads * c_.dim);
+    test_.d_o = place(rows_of_queries(d_o_), q_shape, c_.dtype, c_.layout[3]);
+    if (c_.has_terms()) in_.terms = make_terms(r_, c_, test_);
+    if (c_.d_lse) {
+      d_lse_.resize(at(c_.batch * p_.heads * p_.length));
+      for (double& x : d_lse_) x = rounded(c_.stat(), r_.normal());
+      silence(p_, d_lse_, c_.batch * p_.heads, 1);
+      const std::vector<double> rows = asking(p_, d_lse_, c_.batch * p_.heads, 1);
+      test_.d_lse = moved(from_values(rows, {c_.batch, p_.heads, rows_of_q(p_)}, c_.stat()), device_under_test());
     }
-    want = {std::move(out.o),
-            std::move(slopes.dq),
-            std::move(slopes.dk),
-            std::move(slopes.dv),
-            {std::move(slopes.dslopes), std::move(slopes.dtable), std::move(slopes.dbias), std::move(slopes.dsink)}};
-    if (c.dtype != DType::f64) {
-      const auto narrow = [](const std::vector<double>& x) { return std::vector<float>(x.begin(), x.end()); };
-      const auto wide = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
-      ref::Store store;
-      if (c.dtype == DType::bf16) store = [](float x) { return static_cast<float>(bf16(x)); };
-      if (c.dtype == DType::f16) store = [](float x) { return static_cast<float>(f16(x)); };
-      const ref::Terms<double>& x = in.terms;
-      const ref::Inputs<float> in32{narrow(in.q),
-                                    narrow(in.k),
-                                    narrow(in.v),
-                                    {x.softcap, narrow(x.slopes), narrow(x.table), narrow(x.bias), narrow(x.sink),
-                                     x.distance_on_grid, x.table_shape, x.bias_shape, x.grid, x.documents}};
-      const auto slopes32 = ref::attention_gradients<float>(sizes, set, in32, narrow(d_o), store, narrow(d_lse));
-      naive = {wide(ref::attention<float>(sizes, set, in32, store).o),
-               wide(slopes32.dq),
-               wide(slopes32.dk),
-               wide(slopes32.dv),
-               {wide(slopes32.dslopes), wide(slopes32.dtable), wide(slopes32.dbias), wide(slopes32.dsink)}};
+    if (c_.alias == Alias::packed) {
+      const Layout layout = c_.layout[0] == Layout::batch_expanded ? Layout::dense : c_.layout[0];
+      test_.inputs.push_back(place(packed_of({{}, in_.q, in_.k, in_.v}, c_.batch * p_.length, p_.heads * c_.dim),
+                                   {c_.batch, p_.length, 3, p_.heads, c_.dim}, c_.dtype, layout));
+    } else {
+      test_.inputs.push_back(place(rows_of_queries(in_.q), q_shape, c_.dtype, c_.layout[0]));
+      if (c_.alias != Alias::all_one) test_.inputs.push_back(place(in_.k, k_shape, c_.dtype, c_.layout[1]));
+      if (c_.alias == Alias::none) test_.inputs.push_back(place(in_.v, k_shape, c_.dtype, c_.layout[2]));
     }
+    test_.options.scale = c_.scale;
+    test_.options.dropout = c_.dropout;
+    if (c_.dropout > 0) test_.options.key = RandomKey{c_.seed, c_.seed << 32 | 7};
   }
-  lse = asking(p, lse, c.batch * p.heads, 1);
-  for (Values* x : {&want, &naive}) {
-    x->o = q_rows(x->o), x->dq = q_rows(x->dq);
-    if (c.bias >= 0 && c.bias >> 2 & 1)
-      x->terms[2] = asking(p, x->terms[2], c.bias_shape()[0] * c.bias_shape()[1], c.bias_shape()[3]);
-  }
-  fold_aliases(want, c, DType::f64);
-  fold_aliases(naive, c, c.dtype);
 
-  // The three modes.
-  clear_attention_fallbacks();
-  std::array<Values, 3> got;
-  set_thread_count(static_cast<int>(1 + r.below(4)));
-  for (std::size_t mode = 0; mode < 3; ++mode) {
-    const Clock clock(report, kModes[mode]);
-    clear_attention_routes();
-    got[mode] = test.run(kBackwards[mode]);
+  /// The reference, in f64 and naively in the type itself.
+  void compute_reference() {
+    const ref::Sizes sizes{c_.batch, p_.length, p_.heads,   c_.kv_heads,
+                           c_.dim,   scale_,    c_.dropout, test_.options.key.value_or(RandomKey{})};
+    {
+      const Clock clock(report_, "reference");
+      const auto out = ref::attention<double>(sizes, *set_, in_);
+      const auto slopes = ref::attention_gradients<double>(sizes, *set_, in_, d_o_, {}, d_lse_);
+      want_ = values_from(out, slopes);
+      lse_ = asking(p_, out.lse, c_.batch * p_.heads, 1);
+      magnitude_ = ref::magnitudes(sizes, *set_, in_, d_o_, d_lse_);
+      if (c_.dtype == DType::f64 && c_.bad == Bad::none && c_.alias == Alias::none && c_.batch > 0 && r_.chance(25))
+        judge_formulas(sizes, slopes);
+      if (c_.dtype != DType::f64) naive_ = naive_values(sizes);
+    }
+    for (Values* x : {&want_, &naive_}) {
+      x->o = rows_of_queries(x->o), x->dq = rows_of_queries(x->dq);
+      if (c_.bias >= 0 && c_.bias >> 2 & 1)
+        x->terms[2] = asking(p_, x->terms[2], c_.bias_shape()[0] * c_.bias_shape()[1], c_.bias_shape()[3]);
+    }
+    fold_aliases(want_, c_, DType::f64);
+    fold_aliases(naive_, c_, c_.dtype);
   }
-  // Fused goes through kernels of the device, forward and backward.
-  for (const AttentionRoute& pass : attention_routes()) {
-    if (pass.route.starts_with("cpu") != device_under_test().is_cpu()) wrong("route", pass.pass, " by ", pass.route);
-    tally("route " + std::string(pass.route) + (c.has_terms() ? " with terms" : ""));
+
+  /// Gradients by the formulas against dual numbers, along a random direction.
+  void judge_formulas(const ref::Sizes& sizes, const ref::Slopes<double>& slopes) {
+    const ref::Inputs<double> along{values_of(r_, c_, p_.heads, 1, Layout::dense, false),
+                                    values_of(r_, c_, c_.kv_heads, 1, Layout::dense, false),
+                                    values_of(r_, c_, c_.kv_heads, 1, Layout::dense, false),
+                                    {0, slopes.dslopes, slopes.dtable, slopes.dbias, slopes.dsink}};
+    const double by_dual = ref::slope_along(sizes, *set_, in_, along, d_o_, d_lse_);
+    double by_formula = 0, terms = 1e-30;
+    const auto add = [&](const std::vector<double>& g, const std::vector<double>& x, double bound) {
+      for (std::size_t i = 0; i < g.size(); ++i) by_formula += g[i] * x[i], terms += bound * std::abs(x[i]);
+    };
+    const ref::Magnitudes& a = magnitude_;
+    add(slopes.dq, along.q, a.dq), add(slopes.dk, along.k, a.dk), add(slopes.dv, along.v, a.dv),
+        add(slopes.dslopes, along.terms.slopes, a.dslopes), add(slopes.dtable, along.terms.table, a.dtable),
+        add(slopes.dbias, along.terms.bias, a.dbias), add(slopes.dsink, along.terms.sink, a.dsink);
+    const double error = std::abs(by_dual - by_formula);
+    report_.relative["reference: formulas against dual numbers"].see(error / terms, c_.seed);
+    if (!(error <= 1e-11 * terms)) wrong("dual", by_dual, " by dual numbers, ", by_formula, " by the formulas");
+    tally("dual-number checks");
   }
-  if (plan->stats().pairs > 0 && attention_routes().size() < 2) wrong("route", "no kernel ran");
-  for (const Fallback& f : attention_fallbacks()) tally("fallback: " + f.reason);
-  for (std::size_t mode = 0; mode < 3; ++mode) {
-    const Floors floor = floors(c, magnitude, mode == 0);
-    const std::string prefix = std::string(name_of(c.dtype)) + ' ' + kModes[mode] + ' ';
+
+  Values naive_values(const ref::Sizes& sizes) const {
+    const auto narrow = [](const std::vector<double>& x) { return std::vector<float>(x.begin(), x.end()); };
+    ref::Store store;
+    if (c_.dtype == DType::bf16) store = [](float x) { return static_cast<float>(bf16(x)); };
+    if (c_.dtype == DType::f16) store = [](float x) { return static_cast<float>(f16(x)); };
+    const ref::Terms<double>& x = in_.terms;
+    const ref::Inputs<float> in{narrow(in_.q),
+                                narrow(in_.k),
+                                narrow(in_.v),
+                                {x.softcap, narrow(x.slopes), narrow(x.table), narrow(x.bias), narrow(x.sink),
+                                 x.distance_on_grid, x.table_shape, x.bias_shape, x.grid, x.documents}};
+    return values_from(ref::attention<float>(sizes, *set_, in, store),
+                       ref::attention_gradients<float>(sizes, *set_, in, narrow(d_o_), store, narrow(d_lse_)));
+  }
+
+  void run_modes() {
+    clear_attention_fallbacks();
+    set_thread_count(static_cast<int>(1 + r_.below(4)));
+    for (std::size_t mode = 0; mode < 3; ++mode) {
+      const Clock clock(report_, kModes[mode]);
+      clear_attention_routes();
+      got_[mode] = test_.run(kBackwards[mode]);
+    }
+    // Fused goes through kernels of the device, forward and backward.
+    for (const AttentionRoute& pass : attention_routes()) {
+      if (pass.route.starts_with("cpu") != device_under_test().is_cpu()) wrong("route", pass.pass, " by ", pass.route);
+      tally("route " + std::string(pass.route) + (c_.has_terms() ? " with terms" : ""));
+    }
+    if (test_.plan->stats().pairs > 0 && attention_routes().size() < 2) wrong("route", "no kernel ran");
+    for (const Fallback& f : attention_fallbacks()) tally("fallback: " + f.reason);
+  }
+
+  void compare_mode(std::size_t mode) const {
+    const Values& got = got_[mode];
+    const ref::Magnitudes& a = magnitude_;
+    const Floors floor = floors(c_, a, mode == 0);
+    const std::string prefix = std::string(name_of(c_.dtype)) + ' ' + kModes[mode] + ' ';
     const auto one = [&](const char* which, const std::vector<double>& g, const std::vector<double>& w,
                          const std::vector<double>& n, double magnitude_of, double floor_of) {
       if (g.empty() && !w.empty()) return;  // not watched
-      test.compare(prefix + which, g, w,
-                   c.dtype == DType::f64 ? 1e-10 * magnitude_of + 1e-300 : 2 * largest_error(n, w) + floor_of,
-                   magnitude_of);
+      test_.compare(prefix + which, g, w,
+                    c_.dtype == DType::f64 ? 1e-10 * magnitude_of + 1e-300 : 2 * largest_error(n, w) + floor_of,
+                    magnitude_of);
     };
-    const ref::Magnitudes& a = magnitude;
-    one("o", got[mode].o, want.o, naive.o, a.o, floor.o);
+    one("o", got.o, want_.o, naive_.o, a.o, floor.o);
     // Taped multiplies masked zeros with every row of d_o of a group: there a NaN spreads, as
     // ops/hilbert/modes/README.md says.
-    if (c.bad == Bad::cotangent && mode == 0) continue;
-    const bool whole = c.alias == Alias::all_one || c.alias == Alias::packed;
-    one("dq", got[mode].dq, want.dq, naive.dq, whole ? a.dq + a.dk + a.dv : a.dq,
+    if (c_.bad == Bad::cotangent && mode == 0) return;
+    const bool whole = c_.alias == Alias::all_one || c_.alias == Alias::packed;
+    one("dq", got.dq, want_.dq, naive_.dq, whole ? a.dq + a.dk + a.dv : a.dq,
         whole ? floor.dq + floor.dk + floor.dv : floor.dq);
-    one("dk", got[mode].dk, want.dk, naive.dk, c.alias == Alias::k_is_v ? a.dk + a.dv : a.dk,
-        c.alias == Alias::k_is_v ? floor.dk + floor.dv : floor.dk);
-    one("dv", got[mode].dv, want.dv, naive.dv, a.dv, floor.dv);
+    one("dk", got.dk, want_.dk, naive_.dk, c_.alias == Alias::k_is_v ? a.dk + a.dv : a.dk,
+        c_.alias == Alias::k_is_v ? floor.dk + floor.dv : floor.dk);
+    one("dv", got.dv, want_.dv, naive_.dv, a.dv, floor.dv);
     const double of_terms[] = {a.dslopes, a.dtable, a.dbias, a.dsink};
     for (std::size_t i = 0; i < 4; ++i)
-      one((std::string("d") + kTerms[i]).c_str(), got[mode].terms[i], want.terms[i], naive.terms[i], of_terms[i],
+      one((std::string("d") + kTerms[i]).c_str(), got.terms[i], want_.terms[i], naive_.terms[i], of_terms[i],
           floor.terms[i]);
   }
-  if (!same_bits(got[1].o, got[2].o)) wrong("bits", "o of hybrid and fused differ");
-  {
-    const Clock clock(report, "fused again");
-    set_thread_count(static_cast<int>(1 + r.below(4)));
-    const Values again = test.run(Backward::fused);
-    if (!same_bits(again.o, got[2].o) || !same_bits(again.dq, got[2].dq) || !same_bits(again.dk, got[2].dk) ||
-        !same_bits(again.dv, got[2].dv) ||
-        !std::ranges::equal(again.terms, got[2].terms, [](const auto& a, const auto& b) { return same_bits(a, b); }))
+
+  /// Fused on another number of threads has the same bits.
+  void run_again() {
+    const Clock clock(report_, "fused again");
+    set_thread_count(static_cast<int>(1 + r_.below(4)));
+    const Values again = test_.run(Backward::fused);
+    if (!same_bits(again.o, got_[2].o) || !same_bits(again.dq, got_[2].dq) || !same_bits(again.dk, got_[2].dk) ||
+        !same_bits(again.dv, got_[2].dv) || !std::ranges::equal(again.terms, got_[2].terms, same_bits))
       wrong("bits", "a second fused run differs");
   }
-  if (c.alias != Alias::packed) {
-    const auto [q, k, v] = test.roles();
-    const AttentionResult result = attention_with_lse(q, k, v, plan, test.options);
-    if (!same_bits(result.o.to_vector(), got[2].o)) wrong("bits", "o of attention_with_lse and fused differ");
-    if (result.lse.shape() != Shape{c.batch, p.heads, rows_of_q(p)}) wrong("shape", "lse is ", result.lse.shape());
-    if (result.lse.dtype() != (c.dtype == DType::f64 ? DType::f64 : DType::f32))
-      wrong("type", "lse is ", result.lse.dtype());
-    const double log_scale = 1 + magnitude.score + magnitude.lse;
-    test.compare(std::string(name_of(c.dtype)) + " lse", result.lse.to_vector(), lse,
-                 c.dtype == DType::f64 ? 1e-10 * log_scale : floors(c, magnitude, false).lse + 0x1p-24, log_scale);
+
+  void judge_lse() const {
+    const auto [q, k, v] = test_.roles();
+    const AttentionResult result = attention_with_lse(q, k, v, test_.plan, test_.options);
+    if (!same_bits(result.o.to_vector(), got_[2].o)) wrong("bits", "o of attention_with_lse and fused differ");
+    if (result.lse.shape() != Shape{c_.batch, p_.heads, rows_of_q(p_)}) wrong("shape", "lse is ", result.lse.shape());
+    if (result.lse.dtype() != c_.stat()) wrong("type", "lse is ", result.lse.dtype());
+    const double log_scale = 1 + magnitude_.score + magnitude_.lse;
+    test_.compare(std::string(name_of(c_.dtype)) + " lse", result.lse.to_vector(), lse_,
+                  c_.dtype == DType::f64 ? 1e-10 * log_scale : floors(c_, magnitude_, false).lse + 0x1p-24, log_scale);
   }
 
-  // What was covered.
-  tally(std::string("type ") + std::string(name_of(c.dtype)));
-  tally(std::string("order ") + name(kOrders, p.order.kind) + ' ' + name(kScopes, p.order.scope));
-  for (const Branch& b : p.pattern) {
-    tally(std::string("pattern ") + name(kKinds, b.kind));
-    for (std::size_t i = 0; i < b.dimensions(); ++i) {
-      if (b.axes[i].dilation > 1) tally("an axis is dilated");
-      if (b.axes[i].stride > 1) tally("an axis strides");
-      if (b.axes[i].causal) tally("an axis is causal");
+  void tally_pattern() {
+    tally(std::string("order ") + name(kOrders, p_.order.kind) + ' ' + name(kScopes, p_.order.scope));
+    for (const Branch& b : p_.pattern) {
+      tally(std::string("pattern ") + name(kKinds, b.kind));
+      for (std::size_t i = 0; i < b.dimensions(); ++i) {
+        if (b.axes[i].dilation > 1) tally("an axis is dilated");
+        if (b.axes[i].stride > 1) tally("an axis strides");
+        if (b.axes[i].causal) tally("an axis is causal");
+      }
+      if (std::ranges::any_of(b.axes, [](const Branch::Axis& a) { return a.shift > 0; })) tally("shifted");
     }
-    if (std::ranges::any_of(b.axes, [](const Branch::Axis& a) { return a.shift > 0; })) tally("shifted");
+    tally(std::string("dilation mode ") + name(kDilationModes, p_.dilation_mode));
+    tally(std::string("causality ") + name(kCausalities, p_.causality));
+    if (p_.pattern.size() > 1) tally("several branches");
+    if (std::ranges::any_of(p_.pattern, &Branch::joined)) tally("a union");
+    if (set_->empty_rows() > 0) tally("rows without keys");
+    if (!test_.plan->parts().empty() && test_.plan->parts()[0].tilings.size() > 1) tally("several tilings");
+    if (p_.length > kTile) tally("longer than a tile");
+    if (!p_.documents.empty()) tally("documents");
+    if (p_.queries) tally(c_.silent ? "the last queries" : "queries named");
+    if (p_.queries && p_.queries->size() == 1) tally("one query");
+    if (pi_.independent) tally("order from the second implementation");
   }
-  tally(std::string("dilation mode ") + name(kDilationModes, p.dilation_mode));
-  tally(std::string("causality ") + name(kCausalities, p.causality));
-  if (p.pattern.size() > 1) tally("several branches");
-  if (std::ranges::any_of(p.pattern, &Branch::joined)) tally("a union");
-  if (set.empty_rows() > 0) tally("rows without keys");
-  if (!plan->parts().empty() && plan->parts()[0].tilings.size() > 1) tally("several tilings");
-  if (p.length > kTile) tally("longer than a tile");
-  if (!p.documents.empty()) tally("documents");
-  if (p.queries) tally(c.silent ? "the last queries" : "queries named");
-  if (p.queries && p.queries->size() == 1) tally("one query");
-  if (c.kv_heads != p.heads) tally("grouped heads");
-  if (c.batch == 0) tally("batch 0");
-  if (c.dropout > 0) tally("dropout");
-  if (c.softcap > 0) tally("softcap");
-  if (c.alibi != Alibi::none) tally(std::string("alibi ") + name(kAlibis, c.alibi));
-  if (!c.table.empty()) tally("relative on " + std::to_string(c.table.size()) + " axes");
-  if (c.bias >= 0) tally(std::string("bias that masks ") + name(kMasks, c.mask));
-  if (c.sink) tally("sink");
-  if (c.d_lse) tally("gradient of lse");
-  if (c.watched != 7) tally("not all inputs watched");
-  if (c.alias != Alias::none) tally(std::string("alias ") + name(kAliases, c.alias));
-  if (c.logits != Logits::ordinary) tally(std::string("logits ") + name(kLogits, c.logits));
-  if (c.bad != Bad::none) tally(std::string("NaN: ") + name(kBads, c.bad));
-  if (std::any_of(c.layout.begin(), c.layout.end(), [](Layout l) { return l != Layout::dense; }))
-    tally("strided operands");
-  if (pi.independent) tally("order from the second implementation");
-}
+
+  void tally_call() {
+    tally(std::string("type ") + std::string(name_of(c_.dtype)));
+    if (c_.kv_heads != p_.heads) tally("grouped heads");
+    if (c_.batch == 0) tally("batch 0");
+    if (c_.dropout > 0) tally("dropout");
+    if (c_.softcap > 0) tally("softcap");
+    if (c_.alibi != Alibi::none) tally(std::string("alibi ") + name(kAlibis, c_.alibi));
+    if (!c_.table.empty()) tally("relative on " + std::to_string(c_.table.size()) + " axes");
+    if (c_.bias >= 0) tally(std::string("bias that masks ") + name(kMasks, c_.mask));
+    if (c_.sink) tally("sink");
+    if (c_.d_lse) tally("gradient of lse");
+    if (c_.watched != 7) tally("not all inputs watched");
+    if (c_.alias != Alias::none) tally(std::string("alias ") + name(kAliases, c_.alias));
+    if (c_.logits != Logits::ordinary) tally(std::string("logits ") + name(kLogits, c_.logits));
+    if (c_.bad != Bad::none) tally(std::string("NaN: ") + name(kBads, c_.bad));
+    if (std::ranges::any_of(c_.layout, [](Layout l) { return l != Layout::dense; })) tally("strided operands");
+  }
+
+  const Config& c_;
+  const PlanSpec& p_;
+  Report& report_;
+  Rng r_;
+  Case test_;
+  ref::Pi pi_;
+  std::optional<ref::Attended> set_;
+  double scale_ = 0;
+  ref::Inputs<double> in_;
+  std::vector<double> d_o_, d_lse_;  // of all tokens
+  Values want_, naive_;
+  std::vector<double> lse_;
+  ref::Magnitudes magnitude_;
+  std::array<Values, 3> got_;  // by mode
+};
 
 /// Nothing, or what went wrong.
 std::optional<Failure> outcome(const Config& c, Report& report) {
   try {
-    judge(c, report);
+    Judge(c, report).run();
     return std::nullopt;
   } catch (const Failure& f) { return f; } catch (const Error& e) {
     std::string kind = std::string("error: ") + e.what();  // of one kind whatever the numbers in it
@@ -1226,13 +1279,28 @@ std::optional<Failure> outcome(const Config& c, Report& report) {
 // ---- shrinking ----------------------------------------------------------------------------------
 
 /// Smaller neighbours of a configuration, the boldest cuts first.
-std::vector<Config> smaller(const Config& c) {
+class Neighbours {
+ public:
+  explicit Neighbours(const Config& c) : c_(c), p_(c.spec) {
+    cut_tokens();
+    cut_sizes();
+    cut_branches();
+    for (std::size_t i = 0; i < p_.pattern.size(); ++i) simplify_branch(i);
+    simplify_order();
+    simplify_operands();
+  }
   std::vector<Config> list;
-  const auto propose = [&](auto change) {
-    Config s = c;
+
+ private:
+  /// Adds the configuration after a change, made to fit itself again; none where it cannot.
+  template <class F> void propose(const F& change) {
+    Config s = c_;
     change(s);
+    if (fit(s)) list.push_back(std::move(s));
+  }
+  bool fit(Config& s) const {
     PlanSpec& p = s.spec;
-    if (!p.order.folds() && p.length != c.spec.length) p.order.grid = {}, p.order.steps = Steps::near;
+    if (!p.order.folds() && p.length != p_.length) p.order.grid = {}, p.order.steps = Steps::near;
     for (DocumentList& left : p.documents) {
       std::size_t fit = 0;
       for (Index tokens = 0; fit < left.size() && (tokens += left[fit].length) <= p.length;) ++fit;
@@ -1245,7 +1313,7 @@ std::vector<Config> smaller(const Config& c) {
     const Grid grid = ref::grid_of(p.order, p.length);
     const auto odd = [](Index k, Index n) { return std::min(k, n - 1 + n % 2); };
     for (Branch& b : p.pattern) {
-      if (p.documents.empty() && !fits(b.kind, p.order, grid, p.length)) return;
+      if (p.documents.empty() && !fits(b.kind, p.order, grid, p.length)) return false;
       if (b.kind == Kind::neighborhood && !b.axes[0].causal) b.size = odd(b.size, p.length);
       if (b.kind == Kind::neighborhood2d && b.axes == Branch{}.axes)
         b.rows = odd(b.rows, grid.height), b.columns = odd(b.columns, grid.width);
@@ -1258,111 +1326,121 @@ std::vector<Config> smaller(const Config& c) {
     if (p.dilation_mode == DilationMode::head_groups && p.heads < std::ssize(p.pattern))
       p.heads = s.kv_heads = std::ssize(p.pattern);
     if (s.alias == Alias::all_one || s.alias == Alias::packed) s.kv_heads = p.heads;
-    list.push_back(std::move(s));
-  };
-  const PlanSpec& p = c.spec;
-  if (p.length > 1) {
-    propose([](Config& s) { s.spec.length /= 2; });
-    propose([](Config& s) { s.spec.length -= s.spec.length / 4; });
-    propose([](Config& s) { s.spec.length -= 1; });
+    return true;
   }
-  if (!p.documents.empty()) {
-    for (std::size_t i = 0; i < p.documents[0].size(); ++i)
-      propose(
-          [i](Config& s) { s.spec.documents[0].erase(s.spec.documents[0].begin() + static_cast<std::ptrdiff_t>(i)); });
-    propose([](Config& s) { s.spec.documents.clear(); });
+
+  void cut_tokens() {
+    if (p_.length > 1) {
+      propose([](Config& s) { s.spec.length /= 2; });
+      propose([](Config& s) { s.spec.length -= s.spec.length / 4; });
+      propose([](Config& s) { s.spec.length -= 1; });
+    }
+    if (!p_.documents.empty()) {
+      for (std::size_t i = 0; i < p_.documents[0].size(); ++i)
+        propose([i](Config& s) {
+          s.spec.documents[0].erase(s.spec.documents[0].begin() + static_cast<std::ptrdiff_t>(i));
+        });
+      propose([](Config& s) { s.spec.documents.clear(); });
+    }
+    if (p_.queries) {
+      propose([](Config& s) { s.spec.queries.reset(), s.silent = false; });
+      propose([](Config& s) { s.silent = false; });
+      for (std::size_t i = 0; i < p_.queries->size() && !c_.silent; ++i)
+        propose([i](Config& s) { s.spec.queries->erase(s.spec.queries->begin() + static_cast<std::ptrdiff_t>(i)); });
+    }
   }
-  if (p.queries) {
-    propose([](Config& s) { s.spec.queries.reset(), s.silent = false; });
-    propose([](Config& s) { s.silent = false; });
-    for (std::size_t i = 0; i < p.queries->size() && !c.silent; ++i)
-      propose([i](Config& s) { s.spec.queries->erase(s.spec.queries->begin() + static_cast<std::ptrdiff_t>(i)); });
+
+  void cut_sizes() {
+    if (c_.batch > 1) propose([](Config& s) { s.batch = 1; });
+    if (p_.heads > 1) {
+      propose([](Config& s) { s.spec.heads = s.kv_heads = 1; });
+      propose([](Config& s) { s.spec.heads = s.kv_heads = 2; });
+      propose([](Config& s) { s.kv_heads = s.spec.heads; });
+      propose([](Config& s) { s.spec.heads -= 1, s.kv_heads = s.spec.heads; });
+    }
+    if (c_.dim > 1) {
+      propose([](Config& s) { s.dim = 1; });
+      propose([](Config& s) { s.dim /= 2; });
+      propose([](Config& s) { s.dim -= 1; });
+    }
   }
-  if (c.batch > 1) propose([](Config& s) { s.batch = 1; });
-  if (p.heads > 1) {
-    propose([](Config& s) { s.spec.heads = s.kv_heads = 1; });
-    propose([](Config& s) { s.spec.heads = s.kv_heads = 2; });
-    propose([](Config& s) { s.kv_heads = s.spec.heads; });
-    propose([](Config& s) { s.spec.heads -= 1, s.kv_heads = s.spec.heads; });
+
+  void cut_branches() {
+    if (p_.pattern.size() > 1)
+      for (std::size_t i = 0; i < p_.pattern.size(); ++i)
+        propose([i](Config& s) {
+          s.spec.pattern.erase(s.spec.pattern.begin() + static_cast<std::ptrdiff_t>(i));
+          s.spec.pattern[0].joined = false;
+        });
   }
-  if (c.dim > 1) {
-    propose([](Config& s) { s.dim = 1; });
-    propose([](Config& s) { s.dim /= 2; });
-    propose([](Config& s) { s.dim -= 1; });
-  }
-  if (p.pattern.size() > 1)
-    for (std::size_t i = 0; i < p.pattern.size(); ++i)
-      propose([i](Config& s) {
-        s.spec.pattern.erase(s.spec.pattern.begin() + static_cast<std::ptrdiff_t>(i));
-        s.spec.pattern[0].joined = false;
-      });
-  for (std::size_t i = 0; i < p.pattern.size(); ++i) {
-    const Branch& b = p.pattern[i];
+  void simplify_branch(std::size_t i) {
+    const Branch& b = p_.pattern[i];
+    const auto change = [&](auto f) { propose([i, f](Config& s) { f(s.spec.pattern[i]); }); };
     if (b.kind != Kind::dense)
-      propose([i](Config& s) {
-        const bool joined = s.spec.pattern[i].joined;
-        s.spec.pattern[i] = Branch{}, s.spec.pattern[i].joined = joined;
+      change([](Branch& x) {
+        const bool joined = x.joined;
+        x = Branch{}, x.joined = joined;
       });
-    if (b.joined) propose([i](Config& s) { s.spec.pattern[i].joined = false; });
+    if (b.joined) change([](Branch& x) { x.joined = false; });
     if (b.dilation > 1) {
-      propose([i](Config& s) {
-        s.spec.pattern[i].dilation = 1, s.spec.pattern[i].offset = 0, s.spec.pattern[i].offset_by_head = false;
-      });
-      propose([i](Config& s) { s.spec.pattern[i].dilation = (s.spec.pattern[i].dilation + 1) / 2; });
+      change([](Branch& x) { x.dilation = 1, x.offset = 0, x.offset_by_head = false; });
+      change([](Branch& x) { x.dilation = (x.dilation + 1) / 2; });
     }
     for (std::size_t a = 0; a < b.axes.size(); ++a) {
       const Branch::Axis& axis = b.axes[a];
-      if (axis.stride > 1) propose([i, a](Config& s) { s.spec.pattern[i].axes[a].stride = 1; });
-      if (axis.shift > 0) propose([i, a](Config& s) { s.spec.pattern[i].axes[a].shift = 0; });
-      if (axis.dilation > 1) propose([i, a](Config& s) { s.spec.pattern[i].axes[a].dilation = 1; });
+      if (axis.stride > 1) change([a](Branch& x) { x.axes[a].stride = 1; });
+      if (axis.shift > 0) change([a](Branch& x) { x.axes[a].shift = 0; });
+      if (axis.dilation > 1) change([a](Branch& x) { x.axes[a].dilation = 1; });
     }
-    if (b.offset > 0 || b.offset_by_head)
-      propose([i](Config& s) { s.spec.pattern[i].offset = 0, s.spec.pattern[i].offset_by_head = false; });
-    if (b.kind == Kind::segment && b.size > 1) propose([i](Config& s) { s.spec.pattern[i].size /= 2; });
-    if (b.kind == Kind::slide && b.size > 0) propose([i](Config& s) { s.spec.pattern[i].size /= 2; });
+    if (b.offset > 0 || b.offset_by_head) change([](Branch& x) { x.offset = 0, x.offset_by_head = false; });
+    if (b.kind == Kind::segment && b.size > 1) change([](Branch& x) { x.size /= 2; });
+    if (b.kind == Kind::slide && b.size > 0) change([](Branch& x) { x.size /= 2; });
     if (b.kind == Kind::blocks && b.pairs.size() > 1) {
-      propose([i](Config& s) { s.spec.pattern[i].pairs.resize(s.spec.pattern[i].pairs.size() / 2); });
-      propose([i](Config& s) {
-        auto& x = s.spec.pattern[i].pairs;
-        x.erase(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2));
+      change([](Branch& x) { x.pairs.resize(x.pairs.size() / 2); });
+      change([](Branch& x) {
+        x.pairs.erase(x.pairs.begin(), x.pairs.begin() + static_cast<std::ptrdiff_t>(x.pairs.size() / 2));
       });
     }
   }
-  if (p.causality != Causality::none) propose([](Config& s) { s.spec.causality = Causality::none; });
-  if (p.dilation_mode != DilationMode::all_queries)
-    propose([](Config& s) { s.spec.dilation_mode = DilationMode::all_queries; });
-  if (p.order.scope != Scope::global)
-    propose([](Config& s) { s.spec.order.scope = Scope::global, s.spec.order.chunk = 0; });
-  if (p.order != Order{}) propose([](Config& s) { s.spec.order = Order{}; });
-  if (!p.order.folds()) propose([](Config& s) { s.spec.order.grid = {}, s.spec.order.steps = Steps::near; });
-  for (std::size_t i = 0; i < 4; ++i)
-    if (c.layout[i] != Layout::dense) propose([i](Config& s) { s.layout[i] = Layout::dense; });
-  if (c.alias != Alias::none) propose([](Config& s) { s.alias = Alias::none; });
-  if (c.logits != Logits::ordinary) propose([](Config& s) { s.logits = Logits::ordinary; });
-  if (c.bad != Bad::none) propose([](Config& s) { s.bad = Bad::none; });
-  if (c.dropout > 0) propose([](Config& s) { s.dropout = 0; });
-  if (c.softcap > 0) propose([](Config& s) { s.softcap = 0; });
-  if (c.alibi != Alibi::none) propose([](Config& s) { s.alibi = Alibi::none; });
-  if (!c.table.empty()) propose([](Config& s) { s.table.clear(); });
-  if (c.bias >= 0) propose([](Config& s) { s.bias = -1; });
-  for (int i = 0; i < 4 && c.bias > 0; ++i)
-    if (c.bias >> i & 1) propose([i](Config& s) { s.bias &= ~(1 << i); });
-  if (c.narrow_bias) propose([](Config& s) { s.narrow_bias = false; });
-  if (c.turned_bias) propose([](Config& s) { s.turned_bias = false; });
-  if (c.mask != Mask::none) propose([](Config& s) { s.mask = Mask::none; });
-  if (c.sink) propose([](Config& s) { s.sink = false; });
-  if (c.d_lse) propose([](Config& s) { s.d_lse = false; });
-  if (c.scale) propose([](Config& s) { s.scale.reset(); });
-  if (c.watched != 7) propose([](Config& s) { s.watched = 7; });
-  if (c.dtype != DType::f64) propose([](Config& s) { s.dtype = DType::f64; });
-  return list;
-}
+
+  void simplify_order() {
+    if (p_.causality != Causality::none) propose([](Config& s) { s.spec.causality = Causality::none; });
+    if (p_.dilation_mode != DilationMode::all_queries)
+      propose([](Config& s) { s.spec.dilation_mode = DilationMode::all_queries; });
+    if (p_.order.scope != Scope::global)
+      propose([](Config& s) { s.spec.order.scope = Scope::global, s.spec.order.chunk = 0; });
+    if (p_.order != Order{}) propose([](Config& s) { s.spec.order = Order{}; });
+    if (!p_.order.folds()) propose([](Config& s) { s.spec.order.grid = {}, s.spec.order.steps = Steps::near; });
+  }
+
+  /// Proposes these as they are when nothing is drawn.
+  template <class... T> void reset(T Config::*... fields) {
+    static const Config plain;
+    const auto one = [&](auto field) {
+      if (c_.*field != plain.*field) propose([field](Config& s) { s.*field = plain.*field; });
+    };
+    (one(fields), ...);
+  }
+  void simplify_operands() {
+    for (std::size_t i = 0; i < 4; ++i)
+      if (c_.layout[i] != Layout::dense) propose([i](Config& s) { s.layout[i] = Layout::dense; });
+    reset(&Config::alias, &Config::logits, &Config::bad, &Config::dropout, &Config::softcap, &Config::alibi,
+          &Config::table, &Config::bias);
+    for (int i = 0; i < 4 && c_.bias > 0; ++i)
+      if (c_.bias >> i & 1) propose([i](Config& s) { s.bias &= ~(1 << i); });
+    reset(&Config::narrow_bias, &Config::turned_bias, &Config::mask, &Config::sink, &Config::d_lse, &Config::scale,
+          &Config::watched, &Config::dtype);
+  }
+
+  const Config& c_;
+  const PlanSpec& p_;
+};
 
 /// The smallest configuration reached that still fails in the same way.
 std::pair<Config, Failure> shrunk(Config c, Failure failure) {
   for (int tries = 0; tries < 2000;) {
     bool went_on = false;
-    for (Config& s : smaller(c)) {
+    for (Config& s : Neighbours(c).list) {
       ++tries;
       Report ignored;
       const auto f = outcome(s, ignored);
@@ -1380,29 +1458,28 @@ std::uint64_t setting(const char* variable, std::uint64_t otherwise) {
   return text && *text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-}  // namespace
+// ---- many ---------------------------------------------------------------------------------------
 
-TEST(AttentionFuzz, AgreesWithTheDefinitions) {
-  const int before = thread_count();
-  mallopt(M_PERTURB, 0x80);  // what malloc returns is full of large numbers, NaNs in f16
-  if (const std::uint64_t seed = setting("HILT_FUZZ_SEED", 0)) {
-    const Config c = generate(seed);
-    std::cout << describe(c) << '\n';
-    Report report;
-    if (const auto failure = outcome(c, report)) {
-      std::cout << "FAILS: " << failure->what << ": " << failure->details << '\n';
-      const auto [least, why] = shrunk(c, *failure);
-      ADD_FAILURE() << "smallest: " << describe(least) << "\n  " << why.what << ": " << why.details;
-    }
-    for (const auto& [what, w] : report.worst) std::cout << "  " << what << ": " << w.value << " of what is allowed\n";
-    return;
+void replay(std::uint64_t seed) {
+  const Config c = generate(seed);
+  std::cout << describe(c) << '\n';
+  Report report;
+  if (const auto failure = outcome(c, report)) {
+    std::cout << "FAILS: " << failure->what << ": " << failure->details << '\n';
+    const auto [least, why] = shrunk(c, *failure);
+    ADD_FAILURE() << "smallest: " << describe(least) << "\n  " << why.what << ": " << why.details;
   }
-  const std::uint64_t first = setting("HILT_FUZZ_FIRST", 1), count = setting("HILT_FUZZ_COUNT", scaled(2000, 1000));
+  for (const auto& [what, w] : report.worst) std::cout << "  " << what << ": " << w.value << " of what is allowed\n";
+}
+
+using Failures = std::map<std::string, std::vector<std::pair<std::uint64_t, std::string>>>;  // by what: seeds, details
+
+/// Judges so many on all threads.
+std::pair<Report, Failures> judge_all(std::uint64_t first, std::uint64_t count) {
   std::atomic<std::uint64_t> next{first};
   std::mutex mutex;
   Report total;
-  std::map<std::string, std::vector<std::pair<std::uint64_t, std::string>>> failures;  // by what: seeds and details
-  const auto start = std::chrono::steady_clock::now();
+  Failures failures;
   const auto work = [&] {
     Report mine;
     for (std::uint64_t seed; (seed = next.fetch_add(1)) < first + count;)
@@ -1413,12 +1490,14 @@ TEST(AttentionFuzz, AgreesWithTheDefinitions) {
     const std::lock_guard lock(mutex);
     total.add(mine);
   };
-  {
-    std::vector<std::jthread> threads;
-    for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
-  }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::vector<std::jthread> threads;
+  for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
+  threads.clear();  // joins
+  return {std::move(total), std::move(failures)};
+}
 
+/// Tells of each sort of failure the seeds and the smallest configuration; how many failed.
+std::size_t tell_failures(Failures& failures) {
   std::size_t failed = 0;
   int shown = 0;
   for (auto& [what, list] : failures) {
@@ -1434,66 +1513,55 @@ TEST(AttentionFuzz, AgreesWithTheDefinitions) {
                   << " replays one\n  drawn:    " << describe(c) << "\n  smallest: " << describe(least) << "\n  "
                   << why.what << ": " << why.details;
   }
-  std::cout << count << " configurations, " << failed << " failed, in " << std::setprecision(3) << seconds << " s\n";
+  return failed;
+}
+
+void tell_report(const Report& total) {
   for (const auto& [what, n] : total.count) std::cout << "  " << std::setw(7) << n << "  " << what << '\n';
   std::cout << "  seconds on all threads:";
   for (const auto& [what, s] : total.seconds) std::cout << "  " << what << ' ' << s;
-  std::cout << "\n  worst error over what is allowed (f64: 1e-10 of the tensor's scale; else 2 x naive + floor):\n";
-  for (const auto& [what, w] : total.worst)
-    std::cout << "    " << std::setw(10) << w.value << "  " << what << "  (seed " << w.seed << ")\n";
-  std::cout << "  worst error relative to the scale:\n";
-  for (const auto& [what, w] : total.relative)
-    std::cout << "    " << std::setw(10) << w.value << "  " << what << "  (seed " << w.seed << ")\n";
-  if (count >= 1000) {
-    std::vector<const char*> asked{"rows without keys",
-                                   "several branches",
-                                   "longer than a tile",
-                                   "grouped heads",
-                                   "batch 0",
-                                   "dropout",
-                                   "sink",
-                                   "gradient of lse",
-                                   "alias packed",
-                                   "alias q = k = v",
-                                   "alias k = v",
-                                   "NaN in a key masked somewhere",
-                                   "NaN or Inf in a key masked everywhere",
-                                   "NaN: query row",
-                                   "NaN: d_o row",
-                                   "logits +-1e4",
-                                   "logits around +1e4 or -1e4",
-                                   "strided operands",
-                                   "causality curve",
-                                   "dilation mode residue",
-                                   "dilation mode longnet",
-                                   "dilation mode head_groups",
-                                   "pattern window3d",
-                                   "pattern slide3d",
-                                   "pattern neighborhood3d",
-                                   "an axis is dilated",
-                                   "an axis strides",
-                                   "an axis is causal",
-                                   "shifted",
-                                   "a union",
-                                   "not all inputs watched",
-                                   "documents",
-                                   "queries named",
-                                   "the last queries",
-                                   "one query",
-                                   "softcap",
-                                   "alibi published",
-                                   "alibi learned",
-                                   "relative on 1 axes",
-                                   "relative on 2 axes",
-                                   "relative on 3 axes",
-                                   "bias that masks nothing",
-                                   "bias that masks pairs",
-                                   "bias that masks a row"};
-    asked.push_back(device_under_test().is_cpu() ? "route cpu with terms" : "route plain with terms");
-    if (device_under_test().is_cuda()) asked.push_back("route mma with terms");
-    for (const char* what : asked) EXPECT_GT(total.count[what], 0) << "never drawn: " << what;
-    if (device_under_test().is_cpu()) { EXPECT_GT(total.count["dual-number checks"], 0); }
-  }
+  std::cout << '\n';
+  const auto tell = [](const char* title, const std::map<std::string, Worst>& errors) {
+    std::cout << "  worst error " << title << ":\n";
+    for (const auto& [what, w] : errors)
+      std::cout << "    " << std::setw(10) << w.value << "  " << what << "  (seed " << w.seed << ")\n";
+  };
+  tell("over what is allowed (f64: 1e-10 of the tensor's scale; else 2 x naive + floor)", total.worst);
+  tell("relative to the scale", total.relative);
+}
+
+/// What a thousand configurations must have had.
+constexpr std::string_view kAsked =
+    "rows without keys|several branches|longer than a tile|grouped heads|batch 0|dropout|sink|gradient of lse|"
+    "alias packed|alias q = k = v|alias k = v|NaN in a key masked somewhere|NaN or Inf in a key masked everywhere|"
+    "NaN: query row|NaN: d_o row|logits +-1e4|logits around +1e4 or -1e4|strided operands|causality curve|"
+    "dilation mode residue|dilation mode longnet|dilation mode head_groups|pattern window3d|pattern slide3d|"
+    "pattern neighborhood3d|an axis is dilated|an axis strides|an axis is causal|shifted|a union|"
+    "not all inputs watched|documents|queries named|the last queries|one query|softcap|alibi published|alibi learned|"
+    "relative on 1 axes|relative on 2 axes|relative on 3 axes|bias that masks nothing|bias that masks pairs|"
+    "bias that masks a row";
+void expect_coverage(Report& total) {
+  const bool cpu = device_under_test().is_cpu();
+  std::vector<std::string_view> asked = split_text(kAsked, '|');
+  asked.push_back(cpu ? "route cpu with terms" : "route plain with terms");
+  asked.push_back(cpu ? "dual-number checks" : "route mma with terms");
+  for (const std::string_view what : asked) EXPECT_GT(total.count[std::string(what)], 0) << "never drawn: " << what;
+}
+
+}  // namespace
+
+TEST(AttentionFuzz, AgreesWithTheDefinitions) {
+  const int before = thread_count();
+  mallopt(M_PERTURB, 0x80);  // what malloc returns is full of large numbers, NaNs in f16
+  if (const std::uint64_t seed = setting("HILT_FUZZ_SEED", 0)) return replay(seed);
+  const std::uint64_t first = setting("HILT_FUZZ_FIRST", 1), count = setting("HILT_FUZZ_COUNT", scaled(2000, 1000));
+  const auto start = std::chrono::steady_clock::now();
+  auto [total, failures] = judge_all(first, count);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const std::size_t failed = tell_failures(failures);
+  std::cout << count << " configurations, " << failed << " failed, in " << std::setprecision(3) << seconds << " s\n";
+  tell_report(total);
+  if (count >= 1000) expect_coverage(total);
   set_thread_count(before);
   mallopt(M_PERTURB, 0);
 }
