@@ -51,160 +51,151 @@ std::ostream& operator<<(std::ostream& os, const Problem& p) {
             << p.published << " relative " << p.relative << " bias " << p.bias << " sink " << p.sink;
 }
 
-std::vector<Problem> problems() {
-  constexpr Causality token = Causality::token;
-  std::vector<Problem> out;
-  const auto add = [&](Problem p) { out.push_back(std::move(p)); };
-  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-    for (const Index dim : {16, 64, 96, 128}) {
-      add({.pattern = "dense",
+constexpr Causality kToken = Causality::token;
+
+std::vector<Problem> on_grids(Index dim) {
+  return {{.pattern = "dense",
            .order = "row:20x32",
            .batch = 2,
            .length = 640,
            .dim = dim,
-           .type = type,
-           .causality = token,
+           .causality = kToken,
            .softcap = 3,
            .slopes = true,
            .sink = true,
            .relative = {7, 5},
-           .bias = {640, 640}});
-      add({.pattern = "slide2d:3x4",
+           .bias = {640, 640}},
+          {.pattern = "slide2d:3x4",
            .order = "hilbert:32x32",
            .length = 1024,
            .dim = dim,
-           .type = type,
            .published = true,
-           .relative = {17, 17}});
-    }
-    add({.pattern = "dense",
-         .order = "hilbert",
-         .batch = 2,
-         .length = 700,
-         .type = type,
-         .relative = {9},
-         .bias = {2, 4, 700, 1}});
-    add({.pattern = "segment:100+segment:512,dilation=3",
-         .order = "hilbert",
-         .batch = 2,
-         .type = type,
-         .slopes = true,
-         .narrow_bias = true,
-         .bias = {2, 1, 1280, 1280}});
-    add({.pattern = "segment:64|slide:9",
-         .order = "morton",
-         .batch = 3,
-         .type = type,
-         .softcap = 1,
-         .relative = {301},
-         .bias = {4, 1, 1280}});
-    add({.pattern = "neighborhood3d:3x3x3",
-         .order = "hilbert:8x12x10",
-         .length = 960,
-         .type = type,
-         .slopes = true,
-         .relative = {3, 5, 5},
-         .bias = {1, 1, 1, 960}});
-    add({.pattern = "slide:40",
-         .order = "row",
-         .heads = 6,
-         .kv_heads = 1,
-         .type = type,
-         .causality = token,
-         .dropout = 0.25,
-         .sink = true,
-         .bias = {1, 6, 1280, 1280}});
-    add({.pattern = "segment:128,dilation=2,offset=head",
-         .order = "hilbert",
-         .type = type,
-         .mode = DilationMode::longnet,
-         .slopes = true,
-         .masks = true,
-         .bias = {2, 4, 1280, 1280}});
-    out.back().batch = 2;
-    // Documents: alike in every row; of each row, where elements of a bias without a batch meet.
-    add({.pattern = "dense",
-         .order = "hilbert",
-         .batch = 3,
-         .length = 1000,
-         .type = type,
-         .causality = token,
-         .documents = "300,16x24,300",
-         .slopes = true,
-         .relative = {11},
-         .bias = {1, 4, 1000, 1000}});
-    add({.pattern = "slide:30",
-         .order = "hilbert",
-         .batch = 2,
-         .length = 1000,
-         .type = type,
-         .documents = "300,100,300/1,300,300,50",
-         .published = true,
-         .sink = true,
-         .bias = {1, 1, 1000, 1000}});
-    add({.pattern = "neighborhood2d:5x5",
-         .order = "hilbert",
-         .batch = 2,
-         .length = 1000,
-         .type = type,
-         .documents = "20x20,10x12,20x20/20x20,300",
-         .slopes = true,
-         .relative = {5, 5},
-         .bias = {2, 1, 1, 1000}});
-    out.back().documents = "20x20,10x12,20x20/20x20,15x20";
-    // Parts of the queries, whose rows a bias has, and others' queries.
-    add({.pattern = "dense",
-         .order = "row",
-         .batch = 2,
-         .length = 900,
-         .type = type,
-         .causality = token,
-         .first_query = 200,
-         .queries = 300,
-         .slopes = true,
-         .relative = {101},
-         .bias = {1, 4, 300, 900}});
-    add({.pattern = "slide:50",
-         .order = "hilbert",
-         .length = 900,
-         .type = type,
-         .first_query = 899,
-         .queries = 1,
-         .sink = true,
-         .relative = {101},
-         .bias = {4, 1, 900}});
-    add({.pattern = "segment:200",
-         .order = "hilbert",
-         .batch = 2,
-         .length = 1024,
-         .type = type,
-         .causality = token,
-         .first_query = 77,
-         .queries = 500,
-         .in_order = true,
-         .slopes = true,
-         .bias = {500, 1024}});
-    add({.pattern = "dense",
-         .order = "row",
-         .batch = 2,
-         .length = 300,
-         .type = type,
-         .cross = 500,
-         .softcap = 2,
-         .sink = true,
-         .bias = {1, 4, 500, 300}});
+           .relative = {17, 17}}};
+}
+std::vector<Problem> of_sequences() {
+  return {{.pattern = "dense", .order = "hilbert", .batch = 2, .length = 700, .relative = {9}, .bias = {2, 4, 700, 1}},
+          {.pattern = "segment:100+segment:512,dilation=3",
+           .order = "hilbert",
+           .batch = 2,
+           .slopes = true,
+           .narrow_bias = true,
+           .bias = {2, 1, 1280, 1280}},
+          {.pattern = "segment:64|slide:9",
+           .order = "morton",
+           .batch = 3,
+           .softcap = 1,
+           .relative = {301},
+           .bias = {4, 1, 1280}},
+          {.pattern = "neighborhood3d:3x3x3",
+           .order = "hilbert:8x12x10",
+           .length = 960,
+           .slopes = true,
+           .relative = {3, 5, 5},
+           .bias = {1, 1, 1, 960}},
+          {.pattern = "slide:40",
+           .order = "row",
+           .heads = 6,
+           .kv_heads = 1,
+           .causality = kToken,
+           .dropout = 0.25,
+           .sink = true,
+           .bias = {1, 6, 1280, 1280}},
+          {.pattern = "segment:128,dilation=2,offset=head",
+           .order = "hilbert",
+           .batch = 2,
+           .mode = DilationMode::longnet,
+           .slopes = true,
+           .masks = true,
+           .bias = {2, 4, 1280, 1280}}};
+}
+/// Alike in every row, and each row's own, where elements of a bias without a batch meet.
+std::vector<Problem> of_documents() {
+  return {{.pattern = "dense",
+           .order = "hilbert",
+           .batch = 3,
+           .length = 1000,
+           .causality = kToken,
+           .documents = "300,16x24,300",
+           .slopes = true,
+           .relative = {11},
+           .bias = {1, 4, 1000, 1000}},
+          {.pattern = "slide:30",
+           .order = "hilbert",
+           .batch = 2,
+           .length = 1000,
+           .documents = "300,100,300/1,300,300,50",
+           .published = true,
+           .sink = true,
+           .bias = {1, 1, 1000, 1000}},
+          {.pattern = "neighborhood2d:5x5",
+           .order = "hilbert",
+           .batch = 2,
+           .length = 1000,
+           .documents = "20x20,10x12,20x20/20x20,15x20",
+           .slopes = true,
+           .relative = {5, 5},
+           .bias = {2, 1, 1, 1000}}};
+}
+/// Parts of the queries, whose rows a bias has, and others' queries.
+std::vector<Problem> of_queries() {
+  return {{.pattern = "dense",
+           .order = "row",
+           .batch = 2,
+           .length = 900,
+           .causality = kToken,
+           .first_query = 200,
+           .queries = 300,
+           .slopes = true,
+           .relative = {101},
+           .bias = {1, 4, 300, 900}},
+          {.pattern = "slide:50",
+           .order = "hilbert",
+           .length = 900,
+           .first_query = 899,
+           .queries = 1,
+           .sink = true,
+           .relative = {101},
+           .bias = {4, 1, 900}},
+          {.pattern = "segment:200",
+           .order = "hilbert",
+           .batch = 2,
+           .length = 1024,
+           .causality = kToken,
+           .first_query = 77,
+           .queries = 500,
+           .in_order = true,
+           .slopes = true,
+           .bias = {500, 1024}},
+          {.pattern = "dense",
+           .order = "row",
+           .batch = 2,
+           .length = 300,
+           .cross = 500,
+           .softcap = 2,
+           .sink = true,
+           .bias = {1, 4, 500, 300}}};
+}
+
+std::vector<Problem> problems() {
+  std::vector<Problem> all;
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    const auto add = [&](std::vector<Problem> list) {
+      for (Problem& p : list) p.type = type, all.push_back(std::move(p));
+    };
+    for (const Index dim : {16, 64, 96, 128}) add(on_grids(dim));
+    add(of_sequences()), add(of_documents()), add(of_queries());
   }
   for (const Index dim : {33, 160, 256})
-    add({.pattern = "dense",
-         .order = "row:16x20",
-         .length = 320,
-         .dim = dim,
-         .softcap = 2,
-         .slopes = true,
-         .sink = true,
-         .relative = {9, 9},
-         .bias = {320, 320}});
-  return out;
+    all.push_back({.pattern = "dense",
+                   .order = "row:16x20",
+                   .length = 320,
+                   .dim = dim,
+                   .softcap = 2,
+                   .slopes = true,
+                   .sink = true,
+                   .relative = {9, 9},
+                   .bias = {320, 320}});
+  return all;
 }
 
 struct Inputs {

@@ -320,23 +320,35 @@ Index Attended::empty_rows() const {
 namespace {
 
 /// Addresses in the dense layouts.
+/// A query of a head and a sequence.
+struct Query {
+  Index b, h, t;
+};
+std::vector<Query> queries_of(const Sizes& n) {
+  std::vector<Query> all;
+  for (Index b = 0; b < n.batch; ++b)
+    for (Index h = 0; h < n.heads; ++h)
+      for (Index t = 0; t < n.length; ++t) all.push_back({b, h, t});
+  return all;
+}
+
 struct Layout {
   const Sizes& n;
-  std::size_t q(Index b, Index t, Index h) const { return at(((b * n.length + t) * n.heads + h) * n.dim); }
-  std::size_t k(Index b, Index u, Index h) const {
-    return at(((b * n.length + u) * n.kv_heads + h / (n.heads / n.kv_heads)) * n.dim);
+  std::size_t q(const Query& x) const { return at(((x.b * n.length + x.t) * n.heads + x.h) * n.dim); }
+  std::size_t k(const Query& x, Index u) const {
+    return at(((x.b * n.length + u) * n.kv_heads + x.h / (n.heads / n.kv_heads)) * n.dim);
   }
-  std::size_t row(Index b, Index t, Index h) const { return at((b * n.heads + h) * n.length + t); }
+  std::size_t row(const Query& x) const { return at((x.b * n.heads + x.h) * n.length + x.t); }
 };
 
 /// The dropout multiplier of a pair: 1 / (1 - p) where it is kept, else 0; p counts 65,536ths.
 /// Number u % 8 of the 16-bit numbers that Philox4x32 makes in 7 rounds of {u / 8, t, head,
 /// stream}.
-double weight(const Sizes& n, Index b, Index h, Index t, Index u) {
+double weight(const Sizes& n, const Query& query, Index u) {
   if (n.dropout == 0) return 1;
   const auto low = [](std::uint64_t x) { return x & 0xffffffff; };
-  std::uint64_t x0 = low(static_cast<std::uint64_t>(u / 8)), x1 = low(static_cast<std::uint64_t>(t)),
-                x2 = low(static_cast<std::uint64_t>(b * n.heads + h)), x3 = low(n.key.stream);
+  std::uint64_t x0 = low(static_cast<std::uint64_t>(u / 8)), x1 = low(static_cast<std::uint64_t>(query.t)),
+                x2 = low(static_cast<std::uint64_t>(query.b * n.heads + query.h)), x3 = low(n.key.stream);
   std::uint64_t key0 = low(n.key.seed), key1 = (n.key.seed >> 32) ^ (n.key.stream >> 32);
   for (int round = 0; round < 7; ++round) {
     const std::uint64_t a = 0xD2511F53 * x0, c = 0xCD9E8D57 * x2;
@@ -366,7 +378,8 @@ struct Found {
   Index distance = 0;
   std::size_t entry = 0, bias = 0;  // in table, in bias
 };
-template <class T> Found found(const Terms<T>& x, Index b, Index h, Index t, Index u) {
+template <class T> Found found(const Terms<T>& x, const Query& query, Index u) {
+  const auto [b, h, t] = query;
   Found out;
   Index first = 0;  // token of the document that holds t
   Grid grid = x.grid;
@@ -412,38 +425,46 @@ template <class T> Score<T> score(const Terms<T>& x, const Found& where, Index h
   return out;
 }
 
-/// One row of P, dS/dz of its keys, and its lse. A key that a bias masks has weight 0.
+/// One row of P, dS/dz of its keys, and its lse.
+template <class T> struct Softmax {
+  std::vector<T> p, slope;
+  T lse;
+};
+/// A key that a bias masks has weight 0.
 template <class T>
-T probabilities(const Sizes& n, const std::vector<Attended::Key>& keys, const Inputs<T>& in, std::size_t q, Index b,
-                Index h, Index t, const Store& store, std::vector<T>& p, std::vector<T>& slope) {
+Softmax<T> softmax(const Sizes& n, const std::vector<Attended::Key>& keys, const Inputs<T>& in, const Query& query,
+                   const Store& store) {
   using judge::exp, judge::log;
-  const Layout at_row{n};
+  const Layout where{n};
+  const std::size_t q = where.q(query);
   const T none = T(-std::numeric_limits<double>::infinity());
-  p.clear(), slope.clear();
-  T largest = in.terms.sink.empty() ? none : in.terms.sink[at(h)];
+  Softmax<T> out{{}, {}, none};
+  std::vector<T>& p = out.p;
+  T largest = in.terms.sink.empty() ? none : in.terms.sink[at(query.h)];
   for (const auto& key : keys) {
     T product = T(0);
-    const std::size_t k = at_row.k(b, key.token, h);
+    const std::size_t k = where.k(query, key.token);
     for (std::size_t d = 0; d < at(n.dim); ++d) product = product + in.q[q + d] * in.k[k + d];
-    const Found where = found(in.terms, b, h, t, key.token);
-    const Score<T> x = score(in.terms, where, h, T(n.scale) * product);
-    p.push_back(is_masked(in.terms, where) ? none : stored(store, x.s));
-    slope.push_back(x.slope);
+    const Found here = found(in.terms, query, key.token);
+    const Score<T> x = score(in.terms, here, query.h, T(n.scale) * product);
+    p.push_back(is_masked(in.terms, here) ? none : stored(store, x.s));
+    out.slope.push_back(x.slope);
     if (p.back() > largest) largest = p.back();
   }
   if (judge::value_of(largest) == judge::value_of(none)) {  // unless a score is NaN, which is not above it
     for (T& x : p) x = judge::value_of(x) == judge::value_of(none) ? T(0) : x;
     bool spoilt = false;
     for (const T& x : p) spoilt = spoilt || std::isnan(judge::value_of(x));
-    if (!spoilt) return none;
+    if (!spoilt) return out;
   }
-  T sum = in.terms.sink.empty() ? T(0) : exp(in.terms.sink[at(h)] - largest);
+  T sum = in.terms.sink.empty() ? T(0) : exp(in.terms.sink[at(query.h)] - largest);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     p[i] = exp(p[i] - largest);
     sum = sum + T(keys[i].times) * p[i];
   }
   for (T& x : p) x = stored(store, x / sum);
-  return largest + log(sum);
+  out.lse = largest + log(sum);
+  return out;
 }
 
 }  // namespace
@@ -452,21 +473,19 @@ template <class T> Output<T> attention(const Sizes& n, const Attended& set, cons
   const Layout where{n};
   Output<T> out{std::vector<T>(in.q.size(), T(0)),
                 std::vector<T>(at(n.batch * n.heads * n.length), T(-std::numeric_limits<double>::infinity()))};
-  std::vector<T> p, slope;
-  for (Index b = 0; b < n.batch; ++b)
-    for (Index h = 0; h < n.heads; ++h)
-      for (Index t = 0; t < n.length; ++t) {
-        const auto& keys = set.keys(h, t);
-        const std::size_t q = where.q(b, t, h);
-        out.lse[where.row(b, t, h)] = probabilities(n, keys, in, q, b, h, t, store, p, slope);
-        for (std::size_t i = 0; i < keys.size(); ++i) {
-          if (is_masked(in.terms, found(in.terms, b, h, t, keys[i].token))) continue;
-          const std::size_t v = where.k(b, keys[i].token, h);
-          const T w = T(keys[i].times * weight(n, b, h, t, keys[i].token)) * p[i];
-          for (std::size_t d = 0; d < at(n.dim); ++d) out.o[q + d] = out.o[q + d] + w * in.v[v + d];
-        }
-        for (std::size_t d = 0; d < at(n.dim); ++d) out.o[q + d] = stored(store, out.o[q + d]);
-      }
+  for (const Query& query : queries_of(n)) {
+    const auto& keys = set.keys(query.h, query.t);
+    const std::size_t q = where.q(query);
+    const auto [p, slope, lse] = softmax(n, keys, in, query, store);
+    out.lse[where.row(query)] = lse;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (is_masked(in.terms, found(in.terms, query, keys[i].token))) continue;
+      const std::size_t v = where.k(query, keys[i].token);
+      const T w = T(keys[i].times * weight(n, query, keys[i].token)) * p[i];
+      for (std::size_t d = 0; d < at(n.dim); ++d) out.o[q + d] = out.o[q + d] + w * in.v[v + d];
+    }
+    for (std::size_t d = 0; d < at(n.dim); ++d) out.o[q + d] = stored(store, out.o[q + d]);
+  }
   return out;
 }
 
@@ -479,47 +498,45 @@ Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<
   const auto zeros = [](const std::vector<T>& x) { return std::vector<T>(x.size(), T(0)); };
   Slopes<T> out{zeros(in.q),        zeros(in.k),       zeros(in.v),      zeros(terms.slopes),
                 zeros(terms.table), zeros(terms.bias), zeros(terms.sink)};
-  std::vector<T> p, dp, slope;
-  for (Index b = 0; b < n.batch; ++b)
-    for (Index h = 0; h < n.heads; ++h)
-      for (Index t = 0; t < n.length; ++t) {
-        const auto& keys = set.keys(h, t);
-        const std::size_t q = where.q(b, t, h);
-        const T lse = probabilities(n, keys, in, q, b, h, t, store, p, slope);
-        const T d_l = d_lse.empty() ? T(0) : d_lse[where.row(b, t, h)];
-        dp.assign(keys.size(), T(0));
-        T delta = T(0);  // dO . O = sum over the list of P M dO . V
-        for (std::size_t d = 0; d < at(n.dim); ++d) delta = delta + T(0) * d_o[q + d];  // of a list without keys, too
-        const auto masked = [&](std::size_t i) { return is_masked(terms, found(terms, b, h, t, keys[i].token)); };
-        for (std::size_t i = 0; i < keys.size(); ++i) {
-          if (masked(i)) continue;
-          const std::size_t v = where.k(b, keys[i].token, h);
-          const T m = T(weight(n, b, h, t, keys[i].token));
-          for (std::size_t d = 0; d < at(n.dim); ++d) {
-            dp[i] = dp[i] + d_o[q + d] * in.v[v + d];
-            out.dv[v + d] = out.dv[v + d] + T(keys[i].times) * (m * p[i]) * d_o[q + d];
-          }
-          dp[i] = stored(store, m * dp[i]);
-          delta = delta + T(keys[i].times) * p[i] * dp[i];
-        }
-        if (!terms.sink.empty() && judge::value_of(terms.sink[at(h)]) > -std::numeric_limits<double>::infinity())
-          out.dsink[at(h)] = out.dsink[at(h)] + exp(terms.sink[at(h)] - lse) * (d_l - delta);
-        for (std::size_t i = 0; i < keys.size(); ++i) {
-          if (masked(i)) continue;
-          const std::size_t k = where.k(b, keys[i].token, h);
-          const T ds = T(keys[i].times) * stored(store, p[i] * (dp[i] - delta + d_l));
-          const Found here = found(terms, b, h, t, keys[i].token);
-          if (!terms.slopes.empty())
-            out.dslopes[at(h)] = out.dslopes[at(h)] - T(static_cast<double>(here.distance)) * ds;
-          if (!terms.table.empty()) out.dtable[here.entry] = out.dtable[here.entry] + ds;
-          if (!terms.bias.empty()) out.dbias[here.bias] = out.dbias[here.bias] + ds;
-          const T dz = terms.softcap > 0 ? stored(store, ds * slope[i]) : ds;
-          for (std::size_t d = 0; d < at(n.dim); ++d) {
-            out.dq[q + d] = out.dq[q + d] + T(n.scale) * dz * in.k[k + d];
-            out.dk[k + d] = out.dk[k + d] + T(n.scale) * dz * in.q[q + d];
-          }
-        }
+  std::vector<T> dp;
+  for (const Query& query : queries_of(n)) {
+    const auto& keys = set.keys(query.h, query.t);
+    const std::size_t q = where.q(query);
+    const auto [p, slope, lse] = softmax(n, keys, in, query, store);
+    const T d_l = d_lse.empty() ? T(0) : d_lse[where.row(query)];
+    dp.assign(keys.size(), T(0));
+    T delta = T(0);  // dO . O = sum over the list of P M dO . V
+    for (std::size_t d = 0; d < at(n.dim); ++d) delta = delta + T(0) * d_o[q + d];  // of a list without keys, too
+    const auto masked = [&](std::size_t i) { return is_masked(terms, found(terms, query, keys[i].token)); };
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (masked(i)) continue;
+      const std::size_t v = where.k(query, keys[i].token);
+      const T m = T(weight(n, query, keys[i].token));
+      for (std::size_t d = 0; d < at(n.dim); ++d) {
+        dp[i] = dp[i] + d_o[q + d] * in.v[v + d];
+        out.dv[v + d] = out.dv[v + d] + T(keys[i].times) * (m * p[i]) * d_o[q + d];
       }
+      dp[i] = stored(store, m * dp[i]);
+      delta = delta + T(keys[i].times) * p[i] * dp[i];
+    }
+    if (!terms.sink.empty() && judge::value_of(terms.sink[at(query.h)]) > -std::numeric_limits<double>::infinity())
+      out.dsink[at(query.h)] = out.dsink[at(query.h)] + exp(terms.sink[at(query.h)] - lse) * (d_l - delta);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (masked(i)) continue;
+      const std::size_t k = where.k(query, keys[i].token);
+      const T ds = T(keys[i].times) * stored(store, p[i] * (dp[i] - delta + d_l));
+      const Found here = found(terms, query, keys[i].token);
+      if (!terms.slopes.empty())
+        out.dslopes[at(query.h)] = out.dslopes[at(query.h)] - T(static_cast<double>(here.distance)) * ds;
+      if (!terms.table.empty()) out.dtable[here.entry] = out.dtable[here.entry] + ds;
+      if (!terms.bias.empty()) out.dbias[here.bias] = out.dbias[here.bias] + ds;
+      const T dz = terms.softcap > 0 ? stored(store, ds * slope[i]) : ds;
+      for (std::size_t d = 0; d < at(n.dim); ++d) {
+        out.dq[q + d] = out.dq[q + d] + T(n.scale) * dz * in.k[k + d];
+        out.dk[k + d] = out.dk[k + d] + T(n.scale) * dz * in.q[q + d];
+      }
+    }
+  }
   for (auto* tensor : {&out.dq, &out.dk, &out.dv})
     for (T& x : *tensor) x = stored(store, x);
   return out;
@@ -539,64 +556,62 @@ Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>&
   const std::size_t dim = at(n.dim);
   const Terms<double>& terms = in.terms;
   Magnitudes size;
-  std::vector<double> o(dim), dq(dim), dk(in.k.size(), 0.0), dv(in.v.size(), 0.0), p, slope;
+  std::vector<double> o(dim), dq(dim), dk(in.k.size(), 0.0), dv(in.v.size(), 0.0);
   std::vector<double> slopes(terms.slopes.size()), table(terms.table.size()), bias(terms.bias.size()),
       sink(terms.sink.size());
   std::vector<Index> queries(at(n.batch * n.length * n.kv_heads), 0);
   const auto grow = [](double& largest, double x) {
     if (x > largest) largest = x;
   };  // a NaN does not grow anything
-  for (Index b = 0; b < n.batch; ++b)
-    for (Index h = 0; h < n.heads; ++h)
-      for (Index t = 0; t < n.length; ++t) {
-        const auto& keys = set.keys(h, t);
-        const std::size_t q = where.q(b, t, h);
-        const double lse = probabilities(n, keys, in, q, b, h, t, {}, p, slope);
-        if (std::isfinite(lse)) grow(size.lse, std::abs(lse));
-        std::fill(o.begin(), o.end(), 0.0), std::fill(dq.begin(), dq.end(), 0.0);
-        Index listed = 0;
-        for (std::size_t i = 0; i < keys.size(); ++i) {
-          const Found here = found(terms, b, h, t, keys[i].token);
-          if (is_masked(terms, here)) continue;
-          const std::size_t k = where.k(b, keys[i].token, h);
-          const double m = weight(n, b, h, t, keys[i].token);
-          double z = 0;
-          for (std::size_t d = 0; d < dim; ++d) {
-            z += std::abs(in.q[q + d] * in.k[k + d]);
-            o[d] += keys[i].times * m * p[i] * std::abs(in.v[k + d]);
-            dv[k + d] += keys[i].times * m * p[i] * std::abs(d_o[q + d]);
-          }
-          z *= std::abs(n.scale);
-          if (!terms.slopes.empty()) z += std::abs(terms.slopes[at(h)]) * static_cast<double>(here.distance);
-          if (!terms.table.empty()) z += std::abs(terms.table[here.entry]);
-          if (!terms.bias.empty()) z += std::abs(terms.bias[here.bias]);
-          grow(size.score, z);
-          queries[k / dim] += keys[i].times, listed += keys[i].times;
-        }
-        size.keys = std::max(size.keys, listed);
-        double delta = d_lse.empty() ? 0 : std::abs(d_lse[where.row(b, t, h)]);
-        for (std::size_t d = 0; d < dim; ++d) {
-          grow(size.o, o[d]);
-          delta += std::abs(d_o[q + d]) * o[d];
-        }
-        if (!sink.empty() && std::isfinite(lse)) sink[at(h)] += std::exp(terms.sink[at(h)] - lse) * delta;
-        for (std::size_t i = 0; i < keys.size(); ++i) {
-          const Found here = found(terms, b, h, t, keys[i].token);
-          if (is_masked(terms, here)) continue;
-          const std::size_t k = where.k(b, keys[i].token, h);
-          double dp = 0;
-          for (std::size_t d = 0; d < dim; ++d) dp += std::abs(d_o[q + d] * in.v[k + d]);
-          const double ds = keys[i].times * p[i] * (weight(n, b, h, t, keys[i].token) * dp + delta);
-          if (!slopes.empty()) slopes[at(h)] += ds * static_cast<double>(here.distance);
-          if (!table.empty()) table[here.entry] += ds;
-          if (!bias.empty()) bias[here.bias] += ds;
-          for (std::size_t d = 0; d < dim; ++d) {
-            dq[d] += ds * std::abs(n.scale * in.k[k + d]);
-            dk[k + d] += ds * std::abs(n.scale * in.q[q + d]);
-          }
-        }
-        for (const double x : dq) grow(size.dq, x);
+  for (const Query& query : queries_of(n)) {
+    const auto& keys = set.keys(query.h, query.t);
+    const std::size_t q = where.q(query);
+    const auto [p, slope, lse] = softmax(n, keys, in, query, {});
+    if (std::isfinite(lse)) grow(size.lse, std::abs(lse));
+    std::fill(o.begin(), o.end(), 0.0), std::fill(dq.begin(), dq.end(), 0.0);
+    Index listed = 0;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const Found here = found(terms, query, keys[i].token);
+      if (is_masked(terms, here)) continue;
+      const std::size_t k = where.k(query, keys[i].token);
+      const double m = weight(n, query, keys[i].token);
+      double z = 0;
+      for (std::size_t d = 0; d < dim; ++d) {
+        z += std::abs(in.q[q + d] * in.k[k + d]);
+        o[d] += keys[i].times * m * p[i] * std::abs(in.v[k + d]);
+        dv[k + d] += keys[i].times * m * p[i] * std::abs(d_o[q + d]);
       }
+      z *= std::abs(n.scale);
+      if (!terms.slopes.empty()) z += std::abs(terms.slopes[at(query.h)]) * static_cast<double>(here.distance);
+      if (!terms.table.empty()) z += std::abs(terms.table[here.entry]);
+      if (!terms.bias.empty()) z += std::abs(terms.bias[here.bias]);
+      grow(size.score, z);
+      queries[k / dim] += keys[i].times, listed += keys[i].times;
+    }
+    size.keys = std::max(size.keys, listed);
+    double delta = d_lse.empty() ? 0 : std::abs(d_lse[where.row(query)]);
+    for (std::size_t d = 0; d < dim; ++d) {
+      grow(size.o, o[d]);
+      delta += std::abs(d_o[q + d]) * o[d];
+    }
+    if (!sink.empty() && std::isfinite(lse)) sink[at(query.h)] += std::exp(terms.sink[at(query.h)] - lse) * delta;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const Found here = found(terms, query, keys[i].token);
+      if (is_masked(terms, here)) continue;
+      const std::size_t k = where.k(query, keys[i].token);
+      double dp = 0;
+      for (std::size_t d = 0; d < dim; ++d) dp += std::abs(d_o[q + d] * in.v[k + d]);
+      const double ds = keys[i].times * p[i] * (weight(n, query, keys[i].token) * dp + delta);
+      if (!slopes.empty()) slopes[at(query.h)] += ds * static_cast<double>(here.distance);
+      if (!table.empty()) table[here.entry] += ds;
+      if (!bias.empty()) bias[here.bias] += ds;
+      for (std::size_t d = 0; d < dim; ++d) {
+        dq[d] += ds * std::abs(n.scale * in.k[k + d]);
+        dk[k + d] += ds * std::abs(n.scale * in.q[q + d]);
+      }
+    }
+    for (const double x : dq) grow(size.dq, x);
+  }
   for (const double x : dk) grow(size.dk, x);
   for (const double x : dv) grow(size.dv, x);
   for (const double x : slopes) grow(size.dslopes, x);

@@ -144,7 +144,7 @@ PlanFault judge(const Plan& plan, const Attended& set, Index row = 0);
 // ---- tiles --------------------------------------------------------------------------------------
 
 /// Share of side x side score tiles that hold an attending pair, and that hold one without being
-/// full, queries and keys both standing in the order pi. `allowed(t, f)` calls f(u) for every key
+/// full, queries and keys both in the order pi. `allowed(t, f)` calls f(u) for every key
 /// of t.
 struct TileShare {
   double touched = 0, partial = 0;

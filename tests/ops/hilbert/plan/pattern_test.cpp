@@ -194,7 +194,9 @@ TEST(ParsePattern, GoldenErrors) {
   };
   for (const auto& [text, message] : golden)
     EXPECT_EQ(parse_error(text), "pattern (" + std::string(text) + "): " + message) << text;
-  // Refused, and the text is named or the number is.
+}
+
+TEST(ParsePattern, NamesTheTextOrTheNumberThatItRefuses) {
   for (const auto& [text, named] : {std::pair{"", "''"},
                                     {"segment:4+", "''"},
                                     {"+segment:4", "''"},
@@ -222,6 +224,9 @@ TEST(ParsePattern, GoldenErrors) {
     EXPECT_NE(message, "(no error)") << text;
     EXPECT_NE(message.find(named), std::string::npos) << text << ": " << message;
   }
+}
+
+TEST(ParsePattern, ReadsModesAndCausality) {
   EXPECT_EQ(error_of([] { (void)parse_dilation_mode("allqueries"); }),
             "dilation mode: 'allqueries' is not one of all_queries, longnet, head_groups, residue; did you mean "
             "all_queries?");
