@@ -11,7 +11,7 @@ static Isa best_isa() {
     best = Isa::avx2;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
-      best = Isa::avx512;
+      best = __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512;
   }
 #endif
   const char* text = std::getenv("HILT_ISA");
@@ -21,11 +21,11 @@ static Isa best_isa() {
       check(isa <= best, "HILT_ISA: this processor or build has no ", text, "; the best is ", name_of(best));
       return isa;
     }
-  fail("HILT_ISA: '", text, "' must be ", kIsas.size() == 1 ? "neon" : "base, avx2 or avx512");
+  fail("HILT_ISA: '", text, "' must be ", kIsas.size() == 1 ? "neon" : "base, avx2, avx512 or avx512_bf16");
 }
 
 std::string_view name_of(Isa isa) {
-  return std::array{"base", "avx2", "avx512", "neon"}[static_cast<std::size_t>(isa)];
+  return std::array{"base", "avx2", "avx512", "avx512_bf16", "neon"}[static_cast<std::size_t>(isa)];
 }
 
 Isa active_isa() {

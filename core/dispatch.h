@@ -32,13 +32,14 @@ class Lasting {
 };
 
 /// Instruction sets that files named *_cpu.cpp are compiled for, each in turn with kIsa saying
-/// which. A kernel that gains nothing is written once for Cpu, from which they derive.
-enum class Isa { base, avx2, avx512, neon };
+/// which. A kernel that gains nothing is written once for Cpu, from which they derive. avx512_bf16
+/// runs what is compiled for avx512, where kernels of bf16 factors ask for it.
+enum class Isa { base, avx2, avx512, avx512_bf16, neon };
 /// Those of this family of processors, narrowest first; all but the first need kHasWideIsa.
 #ifdef __aarch64__
 inline constexpr std::array kIsas{Isa::neon};
 #else
-inline constexpr std::array kIsas{Isa::base, Isa::avx2, Isa::avx512};
+inline constexpr std::array kIsas{Isa::base, Isa::avx2, Isa::avx512, Isa::avx512_bf16};
 #endif
 template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
 
@@ -48,13 +49,14 @@ template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
 #define HILT_GPU_KERNEL(KERNEL) \
   HILT_KERNEL(KERNEL, float, Cuda) HILT_KERNEL(KERNEL, bf16, Cuda) HILT_KERNEL(KERNEL, f16, Cuda)
 
-Isa active_isa();  // the best this processor has and this build contains; HILT_ISA=base|avx2|avx512 lowers it
+Isa active_isa();  // the best this processor has and this build contains; HILT_ISA lowers it by name
 std::string_view name_of(Isa isa);
 
 namespace detail {
 template <class F> void with_isa(F&& f) {
   if constexpr (kHasWideIsa) {
     switch (active_isa()) {
+      case Isa::avx512_bf16:
       case Isa::avx512: return f(CpuAt<Isa::avx512>{});
       case Isa::avx2: return f(CpuAt<Isa::avx2>{});
       default: break;

@@ -12,7 +12,7 @@
 namespace hilt {
 namespace {
 
-const std::string kLeast(name_of(kIsas[0])), kAll = kIsas.size() == 1 ? kLeast : "base, avx2 or avx512";
+const std::string kLeast(name_of(kIsas[0])), kAll = kIsas.size() == 1 ? kLeast : "base, avx2, avx512 or avx512_bf16";
 
 TEST(Info, DescribesBuildAndMachine) {
   const Threads three(3);
@@ -29,7 +29,7 @@ TEST(Info, DescribesBuildAndMachine) {
   EXPECT_TRUE(i.devices[0].ends_with(" processors"));
   EXPECT_EQ(i.threads, 3);
   EXPECT_EQ(i.isa_built,
-            kHasWideIsa ? (std::vector<std::string>{"base", "avx2", "avx512"}) : std::vector<std::string>{kLeast});
+            kHasWideIsa ? (std::vector<std::string>{"base", "avx2", "avx512", "avx512_bf16"}) : std::vector{kLeast});
   EXPECT_EQ(std::count(i.isa_built.begin(), i.isa_built.end(), i.isa_active), 1);
   EXPECT_GT(i.memory, std::size_t{1} << 27);
   EXPECT_LE(i.memory_available, i.memory);
@@ -60,6 +60,7 @@ TEST(Isa, NamesAreThoseOfTheEnvironment) {
   EXPECT_EQ(name_of(Isa::base), "base");
   EXPECT_EQ(name_of(Isa::avx2), "avx2");
   EXPECT_EQ(name_of(Isa::avx512), "avx512");
+  EXPECT_EQ(name_of(Isa::avx512_bf16), "avx512_bf16");
   EXPECT_EQ(name_of(Isa::neon), "neon");
 }
 

@@ -10,8 +10,8 @@
 //                  dV += (M P)^T dO     dK += dS^T (c Q)                task after task, in the order of their turns
 //
 // So all sums have one order, whatever the number of threads. M: dropout's multipliers. Matrix work
-// is product() below; where compact() lists the pairs of a tile, they are taken one by one instead,
-// and a row of S, P or dS holds those of its query alone.
+// is product() below, of bf16 by the hardware where it has that; where compact() lists the pairs of
+// a tile, they are taken one by one instead, and a row of S, P or dS holds those of its query alone.
 //
 // A masked score is -inf, its P and dS are set to 0, not multiplied. But 0 x NaN is NaN, so a row
 // that is not finite never enters a product that sums over rows: it is taken out, zeros take its
@@ -39,6 +39,14 @@ template <class W> Vector<W>& vector_at(W* x) { return *reinterpret_cast<Vector<
 template <class W> const Vector<W>& vector_at(const W* x) { return *reinterpret_cast<const Vector<W>*>(x); }
 template <class W> Index whole_vectors(Index n) { return (n + kLanes<W> - 1) / kLanes<W> * kLanes<W>; }
 
+/// Two bf16 of a factor that are multiplied and added up at once, the first in the low half: where
+/// the processor does so, factors consist of them (E below), else of the W that sums are of.
+using Bf16x2 = std::uint32_t;
+template <class E> constexpr bool kPacked = std::is_same_v<E, Bf16x2>;
+template <class E> using Sum = std::conditional_t<kPacked<E>, float, E>;
+template <class E> Index packed(Index n) { return kPacked<E> ? (n + 1) / 2 : n; }
+inline float half(Bf16x2 x, Index i) { return std::bit_cast<float>(i % 2 ? x & 0xffff0000u : x << 16); }
+
 /// Rows of whole vectors, an odd number of cache lines apart: a column meets all sets of the L1.
 template <class W> struct Tile {
   W* at = nullptr;
@@ -49,49 +57,61 @@ template <class W> struct Tile {
 
 // ---- the tile product ---------------------------------------------------------------------------
 
-/// The left factor: element (r, k) is at[r * row + k * step].
-template <class W> struct Left {
-  const W* at;
+/// The left factor: element (r, k) is at[r * row + k * step], two of them where they are packed.
+template <class E> struct Left {
+  const E* at;
   Index row, step;
+  float factor = 1;  // of packed products: rounding c Q would cost as much as rounding Q did
+  Sum<E> operator()(Index r, Index k) const {
+    if constexpr (kPacked<E>) return half(at[r * row + k / 2 * step], k);
+    else return at[r * row + k * step];
+  }
 };
-template <class W> Left<W> plain(Tile<W> x) { return {x.at, x.pitch, 1}; }
-template <class W> Left<W> transposed(Tile<W> x) { return {x.at, 1, x.pitch}; }
+template <class E> Left<E> plain(Tile<E> x, float factor = 1) { return {x.at, x.pitch, 1, factor}; }
+template <class E> Left<E> transposed(Tile<E> x) { return {x.at, 1, x.pitch}; }
+
+template <class E>
+[[gnu::always_inline]] inline void multiply_add(Vector<Sum<E>>& sum, E left, const Vector<E>& right) {
+  if constexpr (kPacked<E>) asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(Vector<E>{} + left), "v"(right));
+  else sum += left * right;
+}
 
 // Sums in registers: enough to hide the latency of a multiply-add, and room is left for factors.
 constexpr int kSums = kManyVectors ? 16 : 12;
 constexpr int kColumns = kManyVectors ? 4 : 2;  // vectors
 
 /// V columns of vectors of C (+)= A B: R rows at a time, sums in registers, the rest by halves.
-template <int R, int V, class W>
-[[gnu::noinline]] void block_rows(Left<W> a, Tile<W> b, Tile<W> c, Index rows, Index n, bool add) {
+template <int R, int V, class E>
+[[gnu::noinline]] void block_rows(Left<E> a, Tile<E> b, Tile<Sum<E>> c, Index rows, Index n, bool add) {
+  using W = Sum<E>;
   for (; rows >= R; rows -= R, a.at += R * a.row, c.at += R * c.pitch) {
     Vector<W> sum[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) sum[r][v] = add ? vector_at(c.row(r) + v * kLanes<W>) : Vector<W>{};
-    const W *left = a.at, *right = b.at;
+    const E *left = a.at, *right = b.at;
     for (Index k = 0; k < n; ++k, left += a.step, right += b.pitch) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) sum[r][v] += left[r * a.row] * vector_at(right + v * kLanes<W>);
+        for (int v = 0; v < V; ++v) multiply_add<E>(sum[r][v], left[r * a.row], vector_at(right + v * kLanes<E>));
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) vector_at(c.row(r) + v * kLanes<W>) = sum[r][v];
+      for (int v = 0; v < V; ++v) vector_at(c.row(r) + v * kLanes<W>) = kPacked<E> ? a.factor * sum[r][v] : sum[r][v];
   }
   if constexpr (R > 1)
     if (rows > 0) block_rows<R / 2, V>(a, b, c, rows, n, add);
 }
 
 /// C (+)= A B: `rows` x `columns`, `n` terms each, whole vectors, V at a time, the rest by halves.
-template <int V = kColumns, class W>
-void product(Left<W> a, Tile<W> b, Tile<W> c, Index rows, Index n, Index columns, bool add = false) {
-  constexpr Index kStep = V * kLanes<W>;
-  for (; whole_vectors<W>(columns) >= kStep; columns -= kStep, b.at += kStep, c.at += kStep)
-    block_rows<kSums / V, V>(a, b, c, rows, n, add);
+template <int V = kColumns, class E>
+void product(Left<E> a, Tile<E> b, Tile<Sum<E>> c, Index rows, Index n, Index columns, bool add = false) {
+  constexpr Index kStep = V * kLanes<E>;
+  for (; whole_vectors<E>(columns) >= kStep; columns -= kStep, b.at += kStep, c.at += kStep)
+    block_rows<kSums / V, V>(a, b, c, rows, packed<E>(n), add);
   if constexpr (V > 1)
     if (columns > 0) product<V / 2>(a, b, c, rows, n, columns, add);
 }
@@ -116,6 +136,51 @@ void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out, std::integer_s
 }
 template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out) {
   transpose(x, rows, columns, out, std::make_integer_sequence<int, kLanes<W>>());
+}
+
+// ---- two at once --------------------------------------------------------------------------------
+
+using Halves [[gnu::vector_size(kVectorBytes)]] = std::uint16_t;
+constexpr int kHalves = kLanes<std::uint16_t>;
+
+/// {a, b} rounded to nearest even.
+template <class E> [[gnu::always_inline]] inline Halves rounded(const Vector<Sum<E>>& a, const Vector<Sum<E>>& b) {
+  Halves x;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(x) : "v"(a), "v"(b));
+  return x;
+}
+/// to[i] = {a[i], b[i]}
+template <int... Lane>
+[[gnu::always_inline]] inline void interleave(Halves a, Halves b, Bf16x2* to, std::integer_sequence<int, Lane...>) {
+  const Halves low = __builtin_shufflevector(a, b, (Lane % 2 * kHalves + Lane / 2)...);
+  const Halves high = __builtin_shufflevector(a, b, (Lane % 2 * kHalves + Lane / 2 + kHalves / 2)...);
+  __builtin_memcpy(to, &low, sizeof low), __builtin_memcpy(to + kHalves / 2, &high, sizeof high);
+}
+/// to[i] = {x[i], x[i + half of all]}
+template <int... Lane>
+[[gnu::always_inline]] inline void interleave(Halves x, Bf16x2* to, std::integer_sequence<int, Lane...>) {
+  const Halves y = __builtin_shufflevector(x, x, (Lane % 2 * (kHalves / 2) + Lane / 2)...);
+  __builtin_memcpy(to, &y, sizeof y);
+}
+constexpr auto kEachHalf = std::make_integer_sequence<int, kHalves>();
+
+/// A tile of sums as a left factor is made in place, whole vectors beyond n: memory has no type there.
+template <class E> Tile<E> factor(Tile<Sum<E>> x) { return {reinterpret_cast<E*>(x.at), x.pitch}; }
+/// A row of n sums becomes one of a left factor, in place; where n is odd, 0 comes after it.
+template <class E> void pack_row(Sum<E>* row, Index n) {
+  if constexpr (kPacked<E>) {
+    if (n % 2 != 0) row[n] = 0;
+    for (Index j = 0; j < n; j += 2 * kLanes<E>) {
+      const Halves x = rounded<E>(vector_at(row + j), vector_at(row + j + kLanes<E>));
+      __builtin_memcpy(row + j / 2, &x, sizeof x);
+    }
+  }
+}
+/// to[j] = {a[j], b[j]}, or {a[j], 0} without b, for n of them; `to` may be a.
+template <class E> void pack_columns(const Sum<E>* a, const Sum<E>* b, Index n, Sum<E>* to) {
+  for (Index j = 0; j < n; j += kLanes<E>)
+    interleave(rounded<E>(vector_at(a + j), b ? vector_at(b + j) : Vector<Sum<E>>{}), reinterpret_cast<Bf16x2*>(to + j),
+               kEachHalf);
 }
 
 // ---- pairs one by one ---------------------------------------------------------------------------
@@ -240,37 +305,61 @@ template <class T> void prefetch(const Source<T>& x, Index n) {
 
 constexpr Index kAhead = 16;  // rows, asked for before they are read: no prefetcher sees strides
 
-/// out = factor x, padded with zeros to whole vectors. Whether all of it is finite.
-template <class T, class W> bool gather(const Source<const T>& x, Index n, W factor, Tile<W> out) {
-  Bits<W> not_finite{};  // x - x is 0 or NaN
+/// `count` elements of a row, from whole vectors of E or less: then zeros follow.
+template <class E, class T> [[gnu::always_inline]] inline Vector<E> load(const T* from, Index count) {
+  constexpr Index kWhole = kPacked<E> ? 2 * kLanes<E> : kLanes<E>;
+  Vector<E> line{};
+  if constexpr (kPacked<E> || std::is_same_v<T, E>) {
+    if (count >= kWhole) __builtin_memcpy(&line, from, sizeof line);
+    else __builtin_memcpy(&line, from, static_cast<std::size_t>(count) * sizeof(T));
+  } else {
+    E wide[kWhole] = {};
+    if (count >= kWhole)
+      for (int l = 0; l < kWhole; ++l) wide[l] = static_cast<E>(from[l]);
+    else
+      for (Index l = 0; l < count; ++l) wide[l] = static_cast<E>(from[l]);
+    line = std::bit_cast<Vector<E>>(wide);
+  }
+  return line;
+}
+/// out = factor x, padded with zeros to whole vectors; packed as it is. Whether all of it is finite.
+template <class T, class E> bool gather(const Source<const T>& x, Index n, Sum<E> factor, Tile<E> out) {
+  constexpr Index kWhole = kPacked<E> ? 2 * kLanes<E> : kLanes<E>;
+  Bits<E> not_finite{};
   for (Index i = 0; i < n; ++i) {
     const T* const from = x.row(i);
     if (i + kAhead < n)
       for (Index d = 0; d < x.dim; d += kLine / static_cast<Index>(sizeof(T)))
         __builtin_prefetch(x.row(i + kAhead) + d, 0, 2);
-    for (Index d = 0; d < x.dim; d += kLanes<W>) {
-      Vector<W> line{};
-      const bool whole = d + kLanes<W> <= x.dim;
-      if constexpr (std::is_same_v<T, W>) {
-        if (whole) __builtin_memcpy(&line, from + d, sizeof line);
-        else __builtin_memcpy(&line, from + d, static_cast<std::size_t>(x.dim - d) * sizeof(W));
+    const auto piece = [&](Index d, Index count) {
+      Vector<E> y = load<E>(from + d, count);
+      if constexpr (kPacked<E>) {  // 1 added to an exponent of ones alone reaches the bit above it
+        not_finite |= std::bit_cast<Bits<E>>(((y & 0x7fff7fffu) + 0x00800080u) & 0x80008000u);
       } else {
-        W wide[kLanes<W>] = {};
-        if (whole)
-          for (int l = 0; l < kLanes<W>; ++l) wide[l] = static_cast<W>(from[d + l]);
-        else
-          for (Index l = 0; l < x.dim - d; ++l) wide[l] = static_cast<W>(from[d + l]);
-        line = std::bit_cast<Vector<W>>(wide);
+        y *= factor;
+        not_finite |= std::bit_cast<Bits<E>>(y - y);  // 0 or NaN
       }
-      const Vector<W> y = factor * line;
-      vector_at(out.row(i) + d) = y;
-      not_finite |= std::bit_cast<Bits<W>>(y - y);
-    }
+      vector_at(out.row(i) + (kPacked<E> ? d / 2 : d)) = y;
+    };
+    Index d = 0;
+    for (; d + kWhole <= x.dim; d += kWhole) piece(d, kWhole);
+    if (d < x.dim) piece(d, x.dim - d);
   }
   bool finite = true;
-  for (int l = 0; l < kLanes<W>; ++l) finite = finite && not_finite[l] == 0;
+  for (int l = 0; l < kLanes<E>; ++l) finite = finite && not_finite[l] == 0;
   return finite;
 }
+
+/// Sums over rows meet rows packed by twos: out[i][d] = {x[2i][d], x[2i + 1][d]}; the last with 0.
+inline void pack_rows(Tile<Bf16x2> x, Index rows, Index dim, Tile<Bf16x2> out) {
+  for (Index i = 0; i < rows; i += 2)
+    for (Index d = 0; d < packed<Bf16x2>(dim); d += kLanes<Bf16x2>) {
+      const Vector<Bf16x2> a = vector_at(x.row(i) + d);
+      const Vector<Bf16x2> b = i + 1 < rows ? vector_at(x.row(i + 1) + d) : Vector<Bf16x2>{};
+      interleave(std::bit_cast<Halves>(a), std::bit_cast<Halves>(b), out.row(i / 2) + 2 * d, kEachHalf);
+    }
+}
+template <class W> void pack_rows(Tile<W>, Index, Index, Tile<W>) {}  // those of W are as they are
 
 /// Rows of a tile that are not finite and were replaced by zeros.
 struct NonFinite {
@@ -278,26 +367,28 @@ struct NonFinite {
   std::int32_t row[kTile];
 };
 
-template <class W> void replace_non_finite(Tile<W> x, Index rows, Index dim, NonFinite& replaced) {
+template <class E> void replace_non_finite(Tile<E> x, Index rows, Index dim, NonFinite& replaced) {
   for (Index r = 0; r < rows; ++r) {
-    W sum = 0;
-    for (Index d = 0; d < dim; ++d) sum += x.row(r)[d] - x.row(r)[d];
+    Sum<E> sum = 0;
+    for (Index d = 0; d < dim; ++d) {
+      const Sum<E> element = plain(x)(r, d);
+      sum += element - element;
+    }
     if (sum == 0) continue;
     replaced.row[replaced.n++] = static_cast<std::int32_t>(r);
-    for (Index d = 0; d < dim; ++d) x.row(r)[d] = 0;
+    for (Index d = 0; d < packed<E>(dim); ++d) x.row(r)[d] = 0;
   }
 }
 
 /// What product() left out: C[r] += A(r, k) factor x[k] for the replaced rows k that pair with r.
-template <class T, class W, class Pairs>
-void add_non_finite(const NonFinite& replaced, Left<W> a, const Source<const T>& x, W factor, Tile<W> c, Index rows,
+template <class T, class E, class W, class Pairs>
+void add_non_finite(const NonFinite& replaced, Left<E> a, const Source<const T>& x, W factor, Tile<W> c, Index rows,
                     Pairs&& pairs) {
   for (Index i = 0; i < replaced.n; ++i)
     for (Index r = 0; r < rows; ++r)
       if (pairs(r, replaced.row[i]))
         for (Index d = 0; d < x.dim; ++d)
-          c.row(r)[d] +=
-              a.at[r * a.row + replaced.row[i] * a.step] * (factor * static_cast<W>(x.row(replaced.row[i])[d]));
+          c.row(r)[d] += a(r, replaced.row[i]) * (factor * static_cast<W>(x.row(replaced.row[i])[d]));
 }
 
 // ---- scores -------------------------------------------------------------------------------------
@@ -369,7 +460,9 @@ template <class W, class Op> W fold(Vector<W> x, Op op) {
 }
 
 /// e^x of weights, in fewer steps: x is not above 88; below the normal numbers is 0, NaN stays.
-template <class W> [[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
+/// Of factors that get 8 bits, to 2.8e-6.
+template <class E> [[gnu::always_inline]] inline Vector<Sum<E>> weight(Vector<Sum<E>> x) {
+  using W = Sum<E>;
   if constexpr (sizeof(W) == 8) {
     for (int l = 0; l < kLanes<W>; ++l) x[l] = math::exp(x[l]);
     return x;
@@ -377,11 +470,18 @@ template <class W> [[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
     constexpr float kRound = 12582912.0f + 127.0f;  // leaves the nearest integer, biased as an exponent, in low bits
     constexpr float kLog2e = 1.44269504088896341f, kTiny = -87.336545f;
     const Vector<W> shifted = x * kLog2e + kRound, r = x * kLog2e - (shifted - kRound);
-    Vector<W> p = 1.5345812e-4f * r + 1.3399931e-3f;  // 2^r, |r| <= 1/2, to 1.9e-9
-    p = p * r + 9.6184890e-3f;
-    p = p * r + 5.5503288e-2f;
-    p = p * r + 2.4022647e-1f;
-    p = p * r + 6.9314721e-1f;
+    Vector<W> p;  // 2^r, |r| <= 1/2
+    if constexpr (kPacked<E>) {
+      p = 9.582853e-3f * r + 5.5906425e-2f;
+      p = p * r + 2.4024099e-1f;
+      p = p * r + 6.9312419e-1f;
+    } else {
+      p = 1.5345812e-4f * r + 1.3399931e-3f;  // to 1.9e-9
+      p = p * r + 9.6184890e-3f;
+      p = p * r + 5.5503288e-2f;
+      p = p * r + 2.4022647e-1f;
+      p = p * r + 6.9314721e-1f;
+    }
     p = p * r + 1.0f;
     const auto two_n = std::bit_cast<Vector<W>>(std::bit_cast<Bits<W>>(shifted) << 23);
     return x < kTiny ? Vector<W>{} : p * two_n;
@@ -389,7 +489,7 @@ template <class W> [[gnu::always_inline]] inline Vector<W> weight(Vector<W> x) {
 }
 
 /// One row of an online softmax: s becomes e^(s - m), and l and o follow. n: whole vectors.
-template <class W> void online_softmax(W* s, Index n, W& m, W& l, W* o, Index dim) {
+template <class E, class W> void online_softmax(W* s, Index n, W& m, W& l, W* o, Index dim) {
   const auto larger = [](Vector<W> a, Vector<W> b) { return b > a ? b : a; };
   Vector<W> top = Vector<W>{} + m, sum{};
   for (Index j = 0; j < n; j += kLanes<W>) top = larger(top, vector_at(s + j));
@@ -397,7 +497,7 @@ template <class W> void online_softmax(W* s, Index n, W& m, W& l, W* o, Index di
   m = fold<W>(top, larger);
   const W shift = m == kMinusInfinity<W> ? 0 : m;  // no key yet: all weights are 0
   for (Index j = 0; j < n; j += kLanes<W>) {
-    vector_at(s + j) = weight<W>(vector_at(s + j) - shift);
+    vector_at(s + j) = weight<E>(vector_at(s + j) - shift);
     sum += vector_at(s + j);
   }
   if (m != before && l != 0) {
@@ -500,35 +600,48 @@ template <class Space> class Tasks {
 
 // ---- forward ------------------------------------------------------------------------------------
 
-constexpr Index kGroup = 4;  // query tiles that share a key tile once it is gathered
-constexpr Index kSlab = 64;  // queries whose scores stay in the L1 cache
+template <class E>
+constexpr Index kGroup = kPacked<E> ? 8 : 4;  // query tiles that share a key tile once it is gathered
+constexpr Index kSlab = 64;                   // queries whose scores stay in the L1 cache
 
-template <class W> struct ForwardSpace {
+template <class E> struct ForwardSpace {
+  using W = Sum<E>;
   struct Queries {
-    Tile<W> q, o;
+    Tile<E> q;
+    Tile<W> wide_q, o;
     W *m, *l;
   };
   ForwardSpace(Carver& c, Index dim, Index entries)
-      : k_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
-        k(c.tile<W>(kTile, dim)),
-        v(c.tile<W>(kTile, dim)),
+      : k_t(c.tile<E>(whole_vectors<E>(packed<E>(dim)), kTile)),
+        v(c.tile<E>(kTile, dim)),
+        rows(v),
+        wide_k(c.tile<W>(kTile, dim)),
         s(c.tile<W>(kSlab, kTile)),
         multiplier(c.take<W>(kTile)),
         keep(c.take<Lane<W>>(kTile)),
         terms(c, entries) {
-    for (Queries& x : queries) x = {c.tile<W>(kTile, dim), c.tile<W>(kTile, dim), c.take<W>(kTile), c.take<W>(kTile)};
+    for (Queries& x : queries) {
+      x.q = c.tile<E>(kTile, packed<E>(dim)), x.o = c.tile<W>(kTile, dim);
+      x.m = c.take<W>(kTile), x.l = c.take<W>(kTile);
+      if constexpr (kPacked<E>) x.wide_q = c.tile<W>(kTile, dim);
+      else x.wide_q = x.q;
+    }
+    if constexpr (kPacked<E>) rows = c.tile<E>(kTile, packed<E>(dim)), wide_v = c.tile<W>(kTile, dim);
+    else wide_v = v;
   }
-  Tile<W> k_t, k, v, s;
+  Tile<E> k_t, v, rows;  // rows: as they come, before they are turned or packed
+  Tile<W> wide_k, wide_v, s;
   W* multiplier;
   Lane<W>* keep;  // of a row: 0 where it does not attend
   TermSpace<W> terms;
-  Queries queries[kGroup];
+  Queries queries[kGroup<E>];
 };
 
 /// Query tiles [begin, end) of head h, at one place; T: of the inputs, O: of the results.
-template <class T, class O, class W>
+template <class T, class O, class E>
 void forward_tiles(const ForwardPass& f, const Compact& t, Tiling::Place place, Index h, Index begin, Index end,
-                   const ForwardSpace<W>& space) {
+                   const ForwardSpace<E>& space) {
+  using W = Sum<E>;
   const AttentionSizes& sizes = f.sizes;
   const Index dim = sizes.dim, wide = whole_vectors<W>(dim), kv_head = h / (sizes.heads / sizes.kv_heads),
               b = place.row;
@@ -536,7 +649,7 @@ void forward_tiles(const ForwardPass& f, const Compact& t, Tiling::Place place, 
              v = f.v.rows<const T>().from(place.k);
   const auto o = f.o.rows<O>().from(place.q);
   W* const lse = static_cast<W*>(f.lse) + (b * sizes.heads + h) * sizes.queries + place.q;
-  std::int32_t next[kGroup];  // of its list of key tiles
+  std::int32_t next[kGroup<E>];  // of its list of key tiles
   for (Index g = 0; g < end - begin; ++g) {
     const Tiling::Range range = t.q_tile.data()[begin + g];
     const auto& x = space.queries[g];
@@ -551,6 +664,7 @@ void forward_tiles(const ForwardPass& f, const Compact& t, Tiling::Place place, 
     }
     next[g] = t.keys_begin.data()[begin + g];
   }
+  bool wide_q[kGroup<E>] = {};  // is there
   for (;;) {
     constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();
     std::int32_t tile = kNone;
@@ -564,14 +678,19 @@ void forward_tiles(const ForwardPass& f, const Compact& t, Tiling::Place place, 
     const Source<const T> k_rows{k, b, kv_head, dim, t.k_token.data() + keys.begin},
         v_rows{v, b, kv_head, dim, k_rows.token};
     const std::uint8_t* listed = pairs_of(t, tile);
-    gather(k_rows, n, W{1}, listed ? space.k : space.v);
-    if (!listed) transpose(space.v, n, wide, space.k_t);
+    if (listed) gather(k_rows, n, W{1}, space.wide_k);
+    else gather(k_rows, n, W{1}, space.rows), transpose(space.rows, n, packed<E>(dim), space.k_t);
     NonFinite in_v;
     Counters counters;
     const std::int32_t* const names = t.k_names().data() + keys.begin;
     if (sizes.dropout > 0 && !listed) count_keys(names, place.k, n, counters);
     const KeyTerms<T> terms(f.terms, t, keys, place.k, space.terms);
-    if (!gather(v_rows, n, W{1}, space.v) && !listed) replace_non_finite(space.v, n, dim, in_v);
+    if (listed) {
+      gather(v_rows, n, W{1}, space.wide_v);
+    } else {
+      if (!gather(v_rows, n, W{1}, space.rows)) replace_non_finite(space.rows, n, dim, in_v);
+      pack_rows(space.rows, n, dim, space.v);
+    }
 
     if (tile + 1 < static_cast<std::int32_t>(t.k_tile.size())) {  // most often the next one
       const Tiling::Range ahead = t.k_tile.data()[tile + 1];
@@ -592,8 +711,11 @@ void forward_tiles(const ForwardPass& f, const Compact& t, Tiling::Place place, 
         if (terms)
           for (Index r = 0; r < rows; ++r) terms.fetch({}, b, h, t.q_names().data()[q0 + r]);
         const std::uint8_t *const lists = listed, *list = listed;
-        if (listed) listed = pair_dots(x.q.from(first), space.k, listed, rows, wide, space.s);
-        else product(plain(x.q.from(first)), space.k_t, space.s, rows, dim, n);
+        if (kPacked<E> && listed && !wide_q[g])
+          wide_q[g] = true, gather(Source<const T>{q, b, h, dim, t.q_token.data() + range.begin},
+                                   range.end - range.begin, static_cast<W>(sizes.scale), x.wide_q);
+        if (listed) listed = pair_dots(x.wide_q.from(first), space.wide_k, listed, rows, wide, space.s);
+        else product(plain(x.q.from(first), static_cast<float>(sizes.scale)), space.k_t, space.s, rows, dim, n);
         for (Index r = 0; r < rows; ++r, list += list ? 1 + *list : 0) {
           W* const s = space.s.row(r);
           const Index met = list ? *list : n;
@@ -605,16 +727,18 @@ void forward_tiles(const ForwardPass& f, const Compact& t, Tiling::Place place, 
               vector_at(s + j) = vector_at(space.keep + j) != 0 ? vector_at(s + j) : Vector<W>{} + kMinusInfinity<W>;
           }
           for (Index j = met; j < whole_vectors<W>(met); ++j) s[j] = kMinusInfinity<W>;
-          online_softmax(s, whole_vectors<W>(met), x.m[first + r], x.l[first + r], acc.row(r), dim);
+          online_softmax<E>(s, whole_vectors<W>(met), x.m[first + r], x.l[first + r], acc.row(r), dim);
           if (sizes.dropout > 0) {
             if (list) count_listed(names, place.k, list, counters);
             multipliers(sizes, b, h, place.k + t.q_names().data()[q0 + r], counters, met, space.multiplier);
             for (Index j = 0; j < met; ++j) s[j] *= space.multiplier[j];
           }
+          if (!list) pack_row<E>(s, met);
         }
-        if (listed) pair_sums(space.s, space.v, lists, rows, wide, acc, true);
-        else product(plain(space.s), space.v, acc, rows, n, dim, true);
-        add_non_finite(in_v, plain(space.s), v_rows, W{1}, acc, rows, [&](Index r, Index j) {
+        const Left<E> weights = plain(factor<E>(space.s));
+        if (listed) pair_sums(space.s, space.wide_v, lists, rows, wide, acc, true);
+        else product(weights, space.v, acc, rows, n, dim, true);
+        add_non_finite(in_v, weights, v_rows, W{1}, acc, rows, [&](Index r, Index j) {
           if (terms && terms.masks(b, h, t.q_names().data()[q0 + r], j)) return false;
           return !partial || attends(t, static_cast<std::size_t>(q0 + r), static_cast<std::size_t>(keys.begin + j));
         });
@@ -636,15 +760,27 @@ void forward_tiles(const ForwardPass& f, const Compact& t, Tiling::Place place, 
 
 // ---- backward -----------------------------------------------------------------------------------
 
-template <class W> struct BackwardSpace {
+template <class E> struct BackwardSpace {
+  using W = Sum<E>;
+  /// As they come; as sums over them want them, packed by twos, or the same; as pairs want them.
+  struct Rows {
+    Tile<E> at, packed_rows;
+    Tile<W> wide;
+    Rows() = default;
+    Rows(Carver& c, Index dim) : at(c.tile<E>(kTile, packed<E>(dim))), packed_rows(at) {
+      if constexpr (kPacked<E>) packed_rows = c.tile<E>(kTile / 2, dim), wide = c.tile<W>(kTile, dim);
+      else wide = at;
+    }
+  };
   struct Queries {
-    Tile<W> q, d_o, dq;
+    Rows q, d_o;
+    Tile<W> dq;
     W* delta;
   };
   BackwardSpace(Carver& c, Index dim, Index entries)
-      : k(c.tile<W>(kTile, dim)),
-        k_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
-        v_t(c.tile<W>(whole_vectors<W>(dim), kTile)),
+      : k(c, dim),
+        k_t(c.tile<E>(whole_vectors<E>(packed<E>(dim)), kTile)),
+        v_t(c.tile<E>(whole_vectors<E>(packed<E>(dim)), kTile)),
         dk(c.tile<W>(kTile, dim)),
         dv(c.tile<W>(kTile, dim)),
         p(c.tile<W>(kTile, kTile)),
@@ -652,10 +788,11 @@ template <class W> struct BackwardSpace {
         multiplier(c.take<W>(kTile)),
         keep(c.take<Lane<W>>(kTile)),
         terms(c, entries) {
-    for (Queries& x : queries)
-      x = {c.tile<W>(kTile, dim), c.tile<W>(kTile, dim), c.tile<W>(kTile, dim), c.take<W>(kTile)};
+    for (Queries& x : queries) x = {{c, dim}, {c, dim}, c.tile<W>(kTile, dim), c.take<W>(kTile)};
   }
-  Tile<W> k, k_t, v_t, dk, dv, p, ds;
+  Rows k;
+  Tile<E> k_t, v_t;
+  Tile<W> dk, dv, p, ds;
   W* multiplier;
   Lane<W>* keep;  // of a row: 0 where it does not attend
   TermSpace<W> terms;
@@ -664,14 +801,30 @@ template <class W> struct BackwardSpace {
 
 /// One row: p = e^(s - L) and dS = p (M dP - Delta), in place of s and dP; 0 where `keep` is. m is
 /// null without dropout, keep where all attend. n: whole vectors.
-template <class W> void softmax_backward(W* s, W* dp, const W* m, const Lane<W>* keep, Index n, W lse, W delta) {
+template <class E, class W>
+void softmax_backward(W* s, W* dp, const W* m, const Lane<W>* keep, Index n, W lse, W delta) {
   for (Index j = 0; j < n; j += kLanes<W>) {
     const Bits<W> in = keep ? vector_at(keep + j) : ~Bits<W>{};
-    const Vector<W> p = weight<W>(vector_at(s + j) - lse), kept = m ? vector_at(m + j) : Vector<W>{} + 1;
+    const Vector<W> p = weight<E>(vector_at(s + j) - lse), kept = m ? vector_at(m + j) : Vector<W>{} + 1;
     const Vector<W> ds = p * (kept * vector_at(dp + j) - delta), weights = kept * p;
     vector_at(dp + j) = std::bit_cast<Vector<W>>(std::bit_cast<Bits<W>>(ds) & in);
     vector_at(s + j) = std::bit_cast<Vector<W>>(std::bit_cast<Bits<W>>(weights) & in);
   }
+}
+
+/// P and dS as left factors of sums over their rows; dS becomes one of sums over its columns.
+template <class E> struct TransposedFactors { Left<E> p, ds; };
+template <class E> TransposedFactors<E> transposed_factors(Tile<Sum<E>> p, Tile<Sum<E>> ds, Index rows, Index n) {
+  if constexpr (!kPacked<E>) return {transposed(p), transposed(ds)};
+  for (Index r = 0; r < rows; r += 2) {  // two rows of P take the place of the first, those of dS of the second
+    const bool two = r + 1 < rows;
+    pack_columns<E>(p.row(r), two ? p.row(r + 1) : nullptr, n, p.row(r));
+    pack_columns<E>(ds.row(r), two ? ds.row(r + 1) : nullptr, n, p.row(r + 1));
+    pack_row<E>(ds.row(r), n);
+    if (two) pack_row<E>(ds.row(r + 1), n);
+  }
+  const Tile<E> twos{factor<E>(p).at, 2 * p.pitch}, twos_of_ds{factor<E>(p).row(1), 2 * p.pitch};
+  return {transposed(twos), transposed(twos_of_ds)};
 }
 
 /// Sums of several tasks come in one order: place `turn` waits until those before it are done.
@@ -707,10 +860,11 @@ struct Done {
 };
 
 /// Query tiles of a run at place `number`, of head h, after `before` of `sharing` of its key head.
-template <class T, class W>
+template <class T, class E>
 void backward_run(const BackwardPass& pass, const Compact& t, const TermGradients& d_terms, Done done, Index number,
                   Index h, Index before, Index sharing, Index earlier, Tiling::Range run, bool direct,
-                  const BackwardSpace<W>& space) {
+                  const BackwardSpace<E>& space) {
+  using W = Sum<E>;
   const AttentionSizes& sizes = pass.sizes;
   const Tiling::Place place = pass.place(number);
   const Index dim = sizes.dim, wide = whole_vectors<W>(dim), kv_head = h / (sizes.heads / sizes.kv_heads),
@@ -722,13 +876,13 @@ void backward_run(const BackwardPass& pass, const Compact& t, const TermGradient
   const auto o = pass.o.rows<const T>().from(place.q);
   const W* const lse = static_cast<const W*>(pass.lse) + first_row;
   const W* const delta = pass.delta ? static_cast<const W*>(pass.delta) + first_row : nullptr;
-  const W scale = static_cast<W>(sizes.scale);
+  const W scale = static_cast<W>(sizes.scale), of_q = kPacked<E> ? 1 : scale;
   const std::int32_t* const lists = t.keys_begin.data();
   const auto rows_of = [&](const auto& x, std::int32_t tile) {
     return Source<std::remove_pointer_t<decltype(x.data)>>{x, b, h, dim,
                                                            t.q_token.data() + t.q_tile.data()[tile].begin};
   };
-  bool finite[Compact::kRun] = {};
+  bool finite[Compact::kRun] = {}, wide_rows[Compact::kRun] = {};  // wide_rows: those are there
   for (std::int32_t visit = 0;; ++visit) {
     std::int32_t lead = -1;  // the last that meets this tile of keys
     for (std::int32_t i = run.begin; i < run.end; ++i)
@@ -745,12 +899,21 @@ void backward_run(const BackwardPass& pass, const Compact& t, const TermGradient
     const std::uint8_t* const listed = pairs_of(t, t.keys.data()[lists[lead] + visit].tile);
     if (sizes.dropout > 0 && !listed) count_keys(names, place.k, n, counters);
     prefetch(dk_rows, n), prefetch(dv_rows, n);
-    const Tile<W> v_tile = listed ? space.dv : space.k;  // one tile of queries lists these: dv comes when v has gone
-    gather(v_rows, n, W{1}, v_tile);
-    if (!listed) transpose(v_tile, n, wide, space.v_t);
-    const bool finite_k = gather(k_rows, n, W{1}, space.k);
-    if (!listed) transpose(space.k, n, wide, space.k_t);
-    if (!finite_k && !listed) replace_non_finite(space.k, n, dim, in_k);
+    if (listed) {  // by one tile of queries: dv comes when v has gone
+      gather(v_rows, n, W{1}, space.dv), gather(k_rows, n, W{1}, space.k.wide);
+    } else {
+      gather(v_rows, n, W{1}, space.k.at), transpose(space.k.at, n, packed<E>(dim), space.v_t);
+      const bool finite_k = gather(k_rows, n, W{1}, space.k.at);
+      transpose(space.k.at, n, packed<E>(dim), space.k_t);
+      if (!finite_k) replace_non_finite(space.k.at, n, dim, in_k);
+      pack_rows(space.k.at, n, dim, space.k.packed_rows);
+    }
+    if (visit + 1 < lists[lead + 1] - lists[lead]) {
+      const Tiling::Range ahead = t.k_tile.data()[t.keys.data()[lists[lead] + visit + 1].tile];
+      const std::int32_t* const token = t.k_token.data() + ahead.begin;
+      prefetch(Source<const T>{k, b, kv_head, dim, token}, ahead.end - ahead.begin);
+      prefetch(Source<const T>{v, b, kv_head, dim, token}, ahead.end - ahead.begin);
+    }
     const KeyTerms<T> terms(pass.terms, t, keys, place.k, space.terms);
     std::int32_t* const pair_count = done.heads ? done.heads + lists[lead] + visit : nullptr;
     if (pair_count) wait_for(pair_count, static_cast<std::int32_t>(earlier));
@@ -764,8 +927,9 @@ void backward_run(const BackwardPass& pass, const Compact& t, const TermGradient
       const Source<const T> q_rows = rows_of(q, i), d_o_rows = rows_of(d_o, i);
       bool& asked = finite[i - run.begin];
       if (!asked) {  // the first time, and where zeros took the place of what is asked for again
-        asked = gather(q_rows, rows, scale, x.q);
-        asked = gather(d_o_rows, rows, W{1}, x.d_o) && asked;
+        asked = gather(q_rows, rows, of_q, x.q.at);
+        asked = gather(d_o_rows, rows, W{1}, x.d_o.at) && asked;
+        if (asked) pack_rows(x.q.at, rows, dim, x.q.packed_rows), pack_rows(x.d_o.at, rows, dim, x.d_o.packed_rows);
         for (Index r = 0; r < rows; ++r)
           x.delta[r] = delta ? delta[q_rows.token[r]] : dot(o.at(b, q_rows.token[r], h), d_o_rows.row(r), dim);
       }
@@ -773,11 +937,15 @@ void backward_run(const BackwardPass& pass, const Compact& t, const TermGradient
         for (Index r = 0; r < rows; ++r) terms.fetch(d_terms, b, h, t.q_names().data()[q0 + r]);
       const std::uint8_t *list = listed, *by_key = nullptr;
       if (listed) {
-        by_key = pair_dots(x.q, space.k, listed, rows, wide, space.p);
-        pair_dots(x.d_o, v_tile, listed, rows, wide, space.ds);
+        if (kPacked<E> && !wide_rows[i - run.begin]) {
+          wide_rows[i - run.begin] = true;
+          gather(q_rows, rows, scale, x.q.wide), gather(d_o_rows, rows, W{1}, x.d_o.wide);
+        }
+        by_key = pair_dots(x.q.wide, space.k.wide, listed, rows, wide, space.p);
+        pair_dots(x.d_o.wide, space.dv, listed, rows, wide, space.ds);
       } else {
-        product(plain(x.q), space.k_t, space.p, rows, dim, n);
-        product(plain(x.d_o), space.v_t, space.ds, rows, dim, n);
+        product(plain(x.q.at, static_cast<float>(sizes.scale)), space.k_t, space.p, rows, dim, n);
+        product(plain(x.d_o.at), space.v_t, space.ds, rows, dim, n);
       }
       for (Index r = 0; r < rows; ++r, list += list ? 1 + *list : 0) {
         const Index of_row = list ? *list : n;
@@ -787,30 +955,35 @@ void backward_run(const BackwardPass& pass, const Compact& t, const TermGradient
         if (sizes.dropout > 0 && list) count_listed(names, place.k, list, counters);
         if (sizes.dropout > 0) multipliers(sizes, b, h, place.k + name, counters, of_row, space.multiplier);
         if (partial && !list) mask(t, q0 + r, keys, space.keep);
-        softmax_backward(p, ds, sizes.dropout > 0 ? space.multiplier : nullptr, partial && !list ? space.keep : nullptr,
-                         whole_vectors<W>(of_row), lse[token], x.delta[r]);
+        softmax_backward<E>(p, ds, sizes.dropout > 0 ? space.multiplier : nullptr,
+                            partial && !list ? space.keep : nullptr, whole_vectors<W>(of_row), lse[token], x.delta[r]);
         if (masked) terms.drop(b, h, name, p), terms.drop(b, h, name, ds);
         if (terms) terms.collect(d_terms, b, h, name, ds);
       }
       if (listed) {
-        pair_sums(space.ds, space.k, listed, rows, wide, x.dq, visit > 0);
-        pair_sums_transposed(space.p, x.d_o, by_key, n, wide, space.dv);
-        pair_sums_transposed(space.ds, x.q, by_key, n, wide, space.dk);
+        pair_sums(space.ds, space.k.wide, listed, rows, wide, x.dq, visit > 0);
+        pair_sums_transposed(space.p, x.d_o.wide, by_key, n, wide, space.dv);
+        pair_sums_transposed(space.ds, x.q.wide, by_key, n, wide, space.dk);
         continue;
       }
+      const auto [p_t, ds_t] = transposed_factors<E>(space.p, space.ds, rows, n);
+      const Left<E> ds = plain(factor<E>(space.ds));
       const auto pairs = [&](Index row, Index j) {
         if (terms && terms.masks(b, h, t.q_names().data()[q0 + row], j)) return false;
         return !partial || attends(t, static_cast<std::size_t>(q0 + row), static_cast<std::size_t>(keys.begin + j));
       };
       const auto pairs_transposed = [&](Index j, Index row) { return pairs(row, j); };
       NonFinite in_q, in_d_o;
-      if (!asked) replace_non_finite(x.q, rows, dim, in_q), replace_non_finite(x.d_o, rows, dim, in_d_o);
-      product(transposed(space.p), x.d_o, space.dv, n, rows, dim, add);
-      add_non_finite(in_d_o, transposed(space.p), d_o_rows, W{1}, space.dv, n, pairs_transposed);
-      product(transposed(space.ds), x.q, space.dk, n, rows, dim, add);
-      add_non_finite(in_q, transposed(space.ds), q_rows, scale, space.dk, n, pairs_transposed);
-      product(plain(space.ds), space.k, x.dq, rows, n, dim, visit > 0);
-      add_non_finite(in_k, plain(space.ds), k_rows, W{1}, x.dq, rows, pairs);
+      if (!asked) {
+        replace_non_finite(x.q.at, rows, dim, in_q), replace_non_finite(x.d_o.at, rows, dim, in_d_o);
+        pack_rows(x.q.at, rows, dim, x.q.packed_rows), pack_rows(x.d_o.at, rows, dim, x.d_o.packed_rows);
+      }
+      product(p_t, x.d_o.packed_rows, space.dv, n, rows, dim, add);
+      add_non_finite(in_d_o, p_t, d_o_rows, W{1}, space.dv, n, pairs_transposed);
+      product(ds_t, x.q.packed_rows, space.dk, n, rows, dim, add);
+      add_non_finite(in_q, ds_t, q_rows, of_q, space.dk, n, pairs_transposed);
+      product(ds, space.k.packed_rows, x.dq, rows, n, dim, visit > 0);
+      add_non_finite(in_k, ds, k_rows, W{1}, x.dq, rows, pairs);
       add = true;
     }
     if (pair_count) __atomic_store_n(pair_count, static_cast<std::int32_t>(earlier + 1), __ATOMIC_RELEASE);
@@ -824,7 +997,7 @@ void backward_run(const BackwardPass& pass, const Compact& t, const TermGradient
       wait_for(count, turn);
       const bool writes = direct && before == 0 && share->first;
       const auto is_first = [&](Index j) { return writes && t.k_first.data()[keys.begin + j] != 0; };
-      add_rows(dk_rows, space.dk, from, to, W{1}, is_first);
+      add_rows(dk_rows, space.dk, from, to, kPacked<E> && !listed ? scale : W{1}, is_first);
       add_rows(dv_rows, space.dv, from, to, W{1}, is_first);
       if (terms) terms.add_columns(d_terms, b, h, from, to);
       if (share->last) __atomic_store_n(count, turn + 1, __ATOMIC_RELEASE);
@@ -841,17 +1014,17 @@ void backward_run(const BackwardPass& pass, const Compact& t, const TermGradient
 // ---- passes -------------------------------------------------------------------------------------
 
 /// Heads of a token lie together. The last group of tiles first: causal ones have the most keys.
-template <class T> void attention_forward(Cuda, const ForwardPass& f, const Decision& how) {
-  using W = Stat<T>;
+template <class T, class E> void attention_forward(Cuda, const ForwardPass& f, const Decision& how) {
+  using W = Sum<E>;
   const Compact& t = *how.lists;
   const auto tiles = std::ssize(t.q_tile), places = f.place_count();
-  Index group = kGroup;  // smaller where that would leave threads without work
+  Index group = kGroup<E>;  // smaller where that would leave threads without work
   while (group > 1 && places * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
   const Index groups = (tiles + group - 1) / group;
-  const auto forward = f.o.type == f.q.type ? forward_tiles<T, T, W> : forward_tiles<T, W, W>;
-  Tasks<ForwardSpace<W>> tasks(f, places * f.n_heads * groups, 2, 0);
+  const auto forward = f.o.type == f.q.type ? forward_tiles<T, T, E> : forward_tiles<T, W, E>;
+  Tasks<ForwardSpace<E>> tasks(f, places * f.n_heads * groups, 2, 0);
   const auto work = [&](Index worker, Index) {
-    const ForwardSpace<W> space = tasks.space_of(worker);
+    const ForwardSpace<E> space = tasks.space_of(worker);
     for (Index task; tasks.take(task);) {
       const Index begin = (groups - 1 - task / f.n_heads % groups) * group;
       forward(f, t, f.place(task / f.n_heads / groups), f.heads[task % f.n_heads], begin,
@@ -874,8 +1047,7 @@ template <class T> void attention_delta(Cuda, const DeltaPass& x) {
   });
 }
 
-template <class T> void attention_backward(Cuda, const BackwardPass& x, const Decision& how) {
-  using W = Stat<T>;
+template <class T, class E> void attention_backward(Cuda, const BackwardPass& x, const Decision& how) {
   const AttentionSizes& s = x.sizes;
   const Compact& t = *how.lists;
   const auto runs = std::ssize(t.runs), turns = std::ssize(t.turns);
@@ -887,8 +1059,8 @@ template <class T> void attention_backward(Cuda, const BackwardPass& x, const De
   auto* const done = reinterpret_cast<std::int32_t*>(memory.block);
   for (Index i = 0; i < counts; ++i) done[i] = 0;
   const Done so_far{done, shared && !x.places ? done + sums + s.heads + 1 : nullptr};
-  Tasks<BackwardSpace<W>> tasks(x, places * x.n_heads * runs, 5, d_terms.table ? x.terms->entries : 0);
-  const auto go_back = [&](Index task, const BackwardSpace<W>& space) {
+  Tasks<BackwardSpace<E>> tasks(x, places * x.n_heads * runs, 5, d_terms.table ? x.terms->entries : 0);
+  const auto go_back = [&](Index task, const BackwardSpace<E>& space) {
     const Index number = task / runs / x.n_heads, run = task / x.n_heads % runs, i = task % x.n_heads, h = x.heads[i];
     Index before = 0, sharing = 1;
     while (before < i && x.heads[i - before - 1] / heads_each == h / heads_each) ++before;
@@ -907,7 +1079,7 @@ template <class T> void attention_backward(Cuda, const BackwardPass& x, const De
     __atomic_store_n(head_done, turn + 1, __ATOMIC_RELEASE);
   };
   const auto work = [&](Index worker, Index) {
-    const BackwardSpace<W> space = tasks.space_of(worker);
+    const BackwardSpace<E> space = tasks.space_of(worker);
     for (Index task; tasks.take(task);) go_back(task, space);
   };
   if (tasks.workers == 1) work(0, 1);
@@ -921,7 +1093,11 @@ template <Isa I> Kernels kernels_at(CpuAt<I>, DType type) {
   on.route_forward = [](Cuda, const ForwardPass& f) { return route(Cpu{}, f); };
   on.route_backward = [](Cuda, const BackwardPass& b, bool whole) { return route(Cpu{}, b, whole); };
   with_type<double, float, bf16, f16>(type, [&]<class T>() {
-    on.forward = attention_forward<T>, on.delta = attention_delta<T>, on.backward = attention_backward<T>;
+    using W = Stat<T>;
+    on.forward = attention_forward<T, W>, on.delta = attention_delta<T>, on.backward = attention_backward<T, W>;
+    if constexpr (I == Isa::avx512 && std::is_same_v<T, bf16>)
+      if (active_isa() == Isa::avx512_bf16)
+        on.forward = attention_forward<T, Bf16x2>, on.backward = attention_backward<T, Bf16x2>;
   });
   return on;
 }
