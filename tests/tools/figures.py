@@ -163,7 +163,7 @@ def sweep(figures):
     summary = next(f for f in figures if f["figure"] == "sweep_summary")
     ratios = lambda way: ", ".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
     command = "hilt_gpu_attention sweep --problems tests/bench/named_problems.txt"
-    lines += ["", "Milliseconds forward/backward.", stamp(command, summary), stamp(command, other[-1]), "",
+    lines += ["", "Milliseconds forward/backward.", stamp(command, summary)[:-1] + ";" + stamp("", other[-1])[3:], "",
               f"Times over their floors of {summary['problems']} problems drawn on the H200 (`{summary['arguments']}`,"
               f" {summary['failed']} failed): median, 90th and 95th percentile and worst."
               f" Forward: {ratios('forward')}. Backward: {ratios('backward')}."]
@@ -285,12 +285,12 @@ def ci(figures):
 
 def deep(figures):
     """The last run of each piece of the second tier."""
-    lines = ["| piece | date | commit | machine | passed | failed | skipped | minutes |",
-             "|---|---|---|---|---:|---:|---:|---:|"]
+    lines = ["| piece | date | commit | machine | passed/failed/skipped | minutes |", "|---|---|---|---|---:|---:|"]
     for f in {f["what"]: f for f in figures}.values():
-        total = [sum(x[k] for x in f["lanes"]) for k in ("passed", "failed", "skipped", "build", "tests")]
-        lines.append(f"| {f['what']} | {f['date']} | {f['commit']} | {f['machine']} | {total[0]:,} | {total[1]} | "
-                     f"{total[2]} | {(total[3] + total[4]) / 60:.0f} |")
+        total = {k: sum(x[k] for x in f["lanes"]) for k in ("passed", "failed", "skipped", "build", "tests")}
+        counts = "/".join(f"{total[k]:,}" for k in ("passed", "failed", "skipped"))
+        minutes = f"{(total['build'] + total['tests']) / 60:.0f}"
+        lines.append(f"| {f['what']} | {f['date']} | {f['commit']} | {f['machine']} | {counts} | {minutes} |")
     return "\n".join(lines)
 
 
