@@ -22,6 +22,10 @@ void declare(program::Options& options, compare::Settings& s) {
   options.list("--modes", s.modes, std::vector(s.modes), "What to compare");
   options.text("--out", s.out, "DIR", "Where the three files go");
   options.flag("--json", s.json, "Print compare.json instead of the summary");
+  options.then([&] {  // windows need a plane
+    const bool is_plane = s.documents.empty() && !options.given("--order") && hilt::fold(s.length).cells() == s.length;
+    if (!is_plane && !options.given("--pattern")) options.set("--pattern", "segment:256");
+  });
   options.group(compare::kExercises);
   const char* const kLeft = "of the line left out: Delta, dS, dQ, dK, dV";
   options.integer("--exercise", s.exercise, 0, compare::kLines,
