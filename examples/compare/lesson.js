@@ -38,11 +38,11 @@ function memory(zoomed) {
     const level = (from, to, at) => ({ points: [[from, at], [to, at]], style: "thin", dots: false });
     lineChart(host, `Live bytes over time, ${name}`,
       `At most ${bytes(given + m.forward_peak_bytes)} forward, ${bytes(given + m.backward_peak_bytes)} backward; the tape keeps ${bytes(m.saved_bytes)}.`,
-      `<b>${name}</b>: keeps ${bytes(m.saved_bytes)}, peak ${bytes(given + m.peak_bytes)}.`, {
-        x: { label: "time, ms", low: 0, high: end, end: true },
+      `<b>${name}</b>: peak ${bytes(given + m.peak_bytes)}`, {
+        x: { label: "time, ms", low: 0, high: end, end: true, format: (ms) => String(Number(ms.toPrecision(3))) },
         y: { label: `${name}: bytes`, format: (v) => (v ? bytes(v) : "0"), low: 0, high: 1.15 * (zoomed ? given + m.peak_bytes : most) },
-        series: [level(0, turn, given + m.forward_peak_bytes), level(turn, end, given + m.backward_peak_bytes), { name: "alive", points, color: name, step: true, dots: m.tape.length < 4 && !m.inside_backward.length },
-                 { name: "held by the tape", points: held, color: "ink", step: true, dots: false }, { points: [[turn, m.saved_bytes]], color: "ink", line: false }],
+        series: [level(0, turn, given + m.forward_peak_bytes), level(turn, end, given + m.backward_peak_bytes), { points, color: name, step: true, dots: m.tape.length < 4 && !m.inside_backward.length },
+                 { points: held, color: "ink", step: true, dots: false }, { points: [[turn, m.saved_bytes]], color: "ink", line: false }],
         marks: [{ at: turn, text: "backward" }],
         height: 220,
       });

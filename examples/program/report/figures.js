@@ -49,8 +49,12 @@ function figure(into, title, description, caption, draw, ratio) {
   return whole;
 }
 
-function ticks(low, high, log, room) {
+function ticks(low, high, log, room, round) {
   const out = [];
+  if (log && round && high / low <= 300) {  // 1, 2, 5, 10, .. instead of powers of two
+    for (let t = 10 ** Math.floor(Math.log10(low)); t <= high * 1.0001; t *= 10) out.push(...[t, 2 * t, 5 * t].filter((v) => v >= low && v <= high));
+    return out.length > room ? out.filter((t) => String(t.toExponential(0))[0] === "1") : out;
+  }
   if (log) {
     const base = high / low > 300 ? 10 : high / low > 17 ? 4 : 2;
     for (let t = base ** Math.ceil(Math.log(low) / Math.log(base) - 1e-9); t <= high * 1.0001; t *= base) out.push(t);
@@ -97,7 +101,7 @@ function lineChart(into, title, description, caption, chart) {
     const scale = (a, from, to) => (v) =>
       from + (to - from) * (a.log ? Math.log(v / a.low) / Math.log(a.high / a.low) : (v - a.low) / (a.high - a.low));
     const sx = scale(x, left, right), sy = scale(y, bottom, top);
-    for (const t of ticks(y.low, y.high, y.log, 6))
+    for (const t of ticks(y.low, y.high, y.log, 6, true))
       svg.append(make("line", { x1: left, x2: right, y1: sy(t), y2: sy(t), class: "grid" }),
                  make("text", { x: left - 6, y: sy(t) + 4, "text-anchor": "end" }, y.format(t)));
     const below = ticks(x.low, x.high, x.log, Math.max(3, Math.floor((right - left) / 62)));
