@@ -185,8 +185,8 @@ class Tape {
   bool played_ = false;
 };
 
-/// Runs fn.forward(inputs...), returns what that does and, if a tape listens and an input matters to
-/// it, leaves fn on it. The inputs are Tensors, or one std::span<const Tensor>.
+/// Returns fn.forward(inputs...) and, if a tape listens and an input matters, leaves fn on it. The
+/// inputs are Tensors, or one std::span<const Tensor>.
 template <class Fn, class... In> auto apply(Fn fn, const In&... inputs) {
   static_assert(std::derived_from<Fn, Function>);  // clang 16 finds no friend that is constrained
   using Result = std::remove_cvref_t<decltype(fn.forward(inputs...))>;

@@ -1121,7 +1121,7 @@ TEST(Tape, WatchingWhatWasComputedIsRefused) {
       "usage: Tape: watch of [2], which was computed on this tape; watch what it was computed from, or detach() it");
 }
 
-/// y[0] = a b, y[1] = a + b, y[2] = 2 a, by element; nobody asked for the gradients of what is not there.
+/// y[0] = a b, y[1] = a + b, y[2] = 2 a, by element. It notes which gradients it was given.
 struct Three final : MultiFunction {
   std::string* asked;
   explicit Three(std::string* s) : asked(s) {}
