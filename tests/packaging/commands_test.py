@@ -54,8 +54,8 @@ GUARD, COMPILE_GUARD = 420, 600
 SMALL_CPP = [('.steps = 1000, .warmup = 50', '.steps = 2, .warmup = 1', 'two steps')]
 # Commands that are not run, in blocks or between backticks, and why.
 LEFT = {
-    r'^\./run (setup|build)\b|^meson (install|setup build)|^c?make ':
-        'installs, or compiles for minutes; run_test.sh and embed_test.sh do the like',
+    r'^\./run (setup|build)\b|^meson (install|setup build|dist)|^c?make ':
+        'installs, or compiles for minutes; run_test.sh, embed_test.sh and dist_test.sh do the like',
     r'\./run bench\b': 'measures for minutes',
     r'tests/tools/measure\b': 'measures for minutes',
     r'^\./run docs': 'docs_test.sh does it',
