@@ -11,7 +11,7 @@
 //
 // So all sums have one order, whatever the number of threads. M: dropout's multipliers. Matrix work
 // is product() below, of bf16 by the hardware where it has that; where compact() lists the pairs of
-// a tile, they are taken one by one instead, and a row of S, P or dS holds those of its query alone.
+// a tile, they are taken one by one instead, and a row of S, P or dS has those of its query alone.
 //
 // A masked score is -inf, its P and dS are set to 0, not multiplied. But 0 x NaN is NaN, so a row
 // that is not finite never enters a product that sums over rows: it is taken out, zeros take its
@@ -164,7 +164,7 @@ template <int... Lane>
 }
 constexpr auto kEachHalf = std::make_integer_sequence<int, kHalves>();
 
-/// A tile of sums as a left factor is made in place, whole vectors beyond n: memory has no type there.
+/// A tile of sums where a left factor takes their place, see pack_row(); written by memcpy alone.
 template <class E> Tile<E> factor(Tile<Sum<E>> x) { return {reinterpret_cast<E*>(x.at), x.pitch}; }
 /// A row of n sums becomes one of a left factor, in place; where n is odd, 0 comes after it.
 template <class E> void pack_row(Sum<E>* row, Index n) {
@@ -322,7 +322,7 @@ template <class E, class T> [[gnu::always_inline]] inline Vector<E> load(const T
   }
   return line;
 }
-/// out = factor x, padded with zeros to whole vectors; packed as it is. Whether all of it is finite.
+/// out = factor x, or x itself packed; zeros pad whole vectors. Whether all of it is finite.
 template <class T, class E> bool gather(const Source<const T>& x, Index n, Sum<E> factor, Tile<E> out) {
   constexpr Index kWhole = kPacked<E> ? 2 * kLanes<E> : kLanes<E>;
   Bits<E> not_finite{};
