@@ -150,7 +150,12 @@ void copy(Tensor& dst, const Tensor& src) {
         if (std::is_same_v<To, From> && runs.step[0] == 1 && runs.step[1] == 1) {
           std::memcpy(static_cast<void*>(to), from, static_cast<std::size_t>(n) * sizeof(To));
         } else if (runs.step[0] == 1 && runs.step[1] == 1) {
-          for (Index i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
+          // Of a number that it knows GCC takes vectors, which bf16 gains by.
+          constexpr Index kStep = std::is_same_v<To, bf16> || std::is_same_v<From, bf16> ? 16 : 1;
+          Index i = 0;
+          for (; i + kStep <= n; i += kStep)
+            for (Index l = 0; l < kStep; ++l) to[i + l] = convert<To>(from[i + l]);
+          for (; i < n; ++i) to[i] = convert<To>(from[i]);
         } else {
           for (Index i = 0; i < n; ++i) to[i * runs.step[0]] = convert<To>(from[i * runs.step[1]]);
         }
