@@ -251,6 +251,24 @@ def cpu_sweep(figures):
     return "\n".join(lines)
 
 
+def cpu_attention(figures):
+    """Ours and PyTorch's, a problem a line."""
+    by, first = {}, figures[0]
+    for f in figures:
+        by.setdefault(f["problem"], {})[f["library"]] = f
+    libraries = list(next(iter(by.values())))
+    lines = ["| | " + " | ".join(libraries) + " |", "|---|" + "---:|" * len(libraries)]
+    for problem, of in by.items():
+        cells = (f"{of[x]['forward_ms']:.3g}/{of[x]['backward_ms']:.3g}" for x in libraries)
+        lines.append(f"| {problem} | " + " | ".join(cells) + " |")
+    threads = f"{first['threads']} thread{'s' if first['threads'] > 1 else ''}"
+    clock = "Processor time: other programs ran meanwhile." if first["busy"] else "Wall time."
+    return "\n".join(lines + ["", f"Milliseconds forward/backward, the least of {first['rounds']} runs in turn, 4 heads of "
+                                  f"64, {threads}. {clock} PyTorch {first['torch']}.",
+                              f"`tests/bench/peers/cpu_attention.py build{' --busy' if first['busy'] else ''}`, "
+                              f"{first['machine']}, {first['date']}, commit {first['commit']}."])
+
+
 def seeds(figures):
     """How far above the entropy the default training ends."""
     first, by = figures[0], {}
@@ -295,9 +313,9 @@ def deep(figures):
 
 
 def table(name):
-    if name in ("ring", "programs", "steps", "sweep", "python", "cpu_sweep", "seeds", "ci", "deep"):
+    if name in ("ring", "programs", "steps", "sweep", "python", "cpu_sweep", "cpu_attention", "seeds", "ci", "deep"):
         file = {"ring": "h200_ring", "sweep": "h200_sweep", "python": "h100_python", "seeds": "train_seeds"}.get(name,
-            name if name in ("cpu_sweep", "ci", "deep") else "h200")
+            name if name in ("cpu_sweep", "cpu_attention", "ci", "deep") else "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)
