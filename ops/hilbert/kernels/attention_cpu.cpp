@@ -61,13 +61,13 @@ template <class W> struct Tile {
 template <class E> struct Left {
   const E* at;
   Index row, step;
-  float factor = 1;  // of packed products: rounding c Q would cost as much as rounding Q did
+  Sum<E> factor = 1;  // of packed products: rounding c Q would cost as much as rounding Q did
   Sum<E> operator()(Index r, Index k) const {
     if constexpr (kPacked<E>) return half(at[r * row + k / 2 * step], k);
     else return at[r * row + k * step];
   }
 };
-template <class E> Left<E> plain(Tile<E> x, float factor = 1) { return {x.at, x.pitch, 1, factor}; }
+template <class E> Left<E> plain(Tile<E> x, Sum<E> factor = 1) { return {x.at, x.pitch, 1, factor}; }
 template <class E> Left<E> transposed(Tile<E> x) { return {x.at, 1, x.pitch}; }
 
 template <class E>
@@ -648,13 +648,14 @@ void forward_tiles(const ForwardPass& f, const Compact& t, Tiling::Place place, 
   const auto q = f.q.rows<const T>().from(place.q), k = f.k.rows<const T>().from(place.k),
              v = f.v.rows<const T>().from(place.k);
   const auto o = f.o.rows<O>().from(place.q);
+  const W scale = static_cast<W>(sizes.scale);
   W* const lse = static_cast<W*>(f.lse) + (b * sizes.heads + h) * sizes.queries + place.q;
   std::int32_t next[kGroup<E>];  // of its list of key tiles
   for (Index g = 0; g < end - begin; ++g) {
     const Tiling::Range range = t.q_tile.data()[begin + g];
     const auto& x = space.queries[g];
     const Source<O> state{o, b, h, dim, t.q_token.data() + range.begin};
-    gather(Source<const T>{q, b, h, dim, state.token}, range.end - range.begin, static_cast<W>(sizes.scale), x.q);
+    gather(Source<const T>{q, b, h, dim, state.token}, range.end - range.begin, scale, x.q);
     for (Index i = 0; i < range.end - range.begin; ++i) {
       x.m[i] = f.fresh ? kMinusInfinity<W> : lse[state.token[i]];
       x.l[i] = x.m[i] == kMinusInfinity<W> ? 0 : 1;
@@ -713,9 +714,9 @@ void forward_tiles(const ForwardPass& f, const Compact& t, Tiling::Place place, 
         const std::uint8_t *const lists = listed, *list = listed;
         if (kPacked<E> && listed && !wide_q[g])
           wide_q[g] = true, gather(Source<const T>{q, b, h, dim, t.q_token.data() + range.begin},
-                                   range.end - range.begin, static_cast<W>(sizes.scale), x.wide_q);
+                                   range.end - range.begin, scale, x.wide_q);
         if (listed) listed = pair_dots(x.wide_q.from(first), space.wide_k, listed, rows, wide, space.s);
-        else product(plain(x.q.from(first), static_cast<float>(sizes.scale)), space.k_t, space.s, rows, dim, n);
+        else product(plain(x.q.from(first), scale), space.k_t, space.s, rows, dim, n);
         for (Index r = 0; r < rows; ++r, list += list ? 1 + *list : 0) {
           W* const s = space.s.row(r);
           const Index met = list ? *list : n;
@@ -944,7 +945,7 @@ void backward_run(const BackwardPass& pass, const Compact& t, const TermGradient
         by_key = pair_dots(x.q.wide, space.k.wide, listed, rows, wide, space.p);
         pair_dots(x.d_o.wide, space.dv, listed, rows, wide, space.ds);
       } else {
-        product(plain(x.q.at, static_cast<float>(sizes.scale)), space.k_t, space.p, rows, dim, n);
+        product(plain(x.q.at, scale), space.k_t, space.p, rows, dim, n);
         product(plain(x.d_o.at), space.v_t, space.ds, rows, dim, n);
       }
       for (Index r = 0; r < rows; ++r, list += list ? 1 + *list : 0) {
