@@ -114,13 +114,13 @@ std::vector<Index> Transformer::rows_of(const CallOptions& call, Index batch) co
   std::vector<Index> rows;
   if (!call.place || !call.noise || config.dropout == 0) return rows;
   const Place& place = *call.place;
-  std::vector<std::int32_t> standing = query_run(0, place.length);
+  std::vector<std::int32_t> numbers = query_run(0, place.length);
   if (place.divides()) {
     const ShardPlanPtr part = blocks.front().attention.shard(place, call);
-    standing = config.keep_order && call.use_order ? part->shards().positions(part->rank()) : part->tokens();
+    numbers = config.keep_order && call.use_order ? part->shards().positions(part->rank()) : part->tokens();
   }
   for (Index b = 0; b < batch; ++b)
-    for (const std::int32_t row : standing) rows.push_back((place.first + b) * place.length + row);
+    for (const std::int32_t row : numbers) rows.push_back((place.first + b) * place.length + row);
   return rows;
 }
 

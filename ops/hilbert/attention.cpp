@@ -65,7 +65,7 @@ Backward mode_for(const Call& call, std::span<const Tensor> inputs) {
     reason = "no token attends to any: there is no op to tape";
   else if (asked != Backward::fused && !all_finite(inputs) && (call.options.terms.bias || has_masks(*call.plan)))
     reason = "q, k or v has NaN or infinity, which a product with a masked zero would spread";
-  else if (asked != Backward::fused && has_odd_terms(call.options.terms))
+  else if (asked != Backward::fused && has_nonfinite_terms(call.options.terms))
     reason = "a score term has NaN or infinity, which a product with a masked zero would spread";
   if (!reason) return asked;
   check(!call.options.strict, "attention: ", name_of(asked), " would fall back to fused: ", reason);

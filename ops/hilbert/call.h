@@ -50,7 +50,7 @@ void resolve_terms(Call& call, const Tensor& q);
 /// Whether there are any but a sink.
 bool has_pair_terms(const ScoreTerms& terms);
 /// Whether a tensor among them has a NaN, or an infinity other than one that masks.
-bool has_odd_terms(const ScoreTerms& terms);
+bool has_nonfinite_terms(const ScoreTerms& terms);
 /// S of scores c q . k [B, heads, groups, q, k], op by op.
 Tensor with_terms(const Call& call, const GroupBatch& g, Tensor s);
 

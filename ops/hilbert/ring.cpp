@@ -52,8 +52,8 @@ Incoming post(const ShardPlan& shard, const Comm& comm, const Pair& own, std::si
   return incoming;
 }
 
-/// Gradients of keys that return to their owners: those we send, and those of our own keys.
-struct Homeward {
+/// Gradients of keys that return to their owners, and those of our keys from who attended to them.
+struct GradientReturn {
   Transfer transfer;
   std::vector<ShardPlan::Parcel> parcels;  // of our rows
   std::vector<Pair> gradients;             // theirs, in the same order
@@ -70,10 +70,10 @@ struct Homeward {
     *this = {};
   }
 };
-Homeward send_home(const ShardPlan& shard, const Comm& comm, const Pair& theirs, const Tensor& like,
-                   std::size_t stage) {
+GradientReturn return_gradients(const ShardPlan& shard, const Comm& comm, const Pair& theirs, const Tensor& like,
+                                std::size_t stage) {
   const ShardPlan::Stage& s = shard.stages()[stage];
-  Homeward homeward;
+  GradientReturn returned;
   std::vector<Message> out, in;
   Index row = 0;
   for (const ShardPlan::Parcel& p : s.receive) {
@@ -82,13 +82,13 @@ Homeward send_home(const ShardPlan& shard, const Comm& comm, const Pair& theirs,
     row += p.count;
   }
   for (const ShardPlan::Parcel& p : s.send) {
-    homeward.parcels.push_back(p);
-    homeward.gradients.push_back({blank_parcel(p, like, theirs.k.dtype()), blank_parcel(p, like, theirs.k.dtype())});
-    in.push_back({p.peer, homeward.gradients.back().k}), in.push_back({p.peer, homeward.gradients.back().v});
+    returned.parcels.push_back(p);
+    returned.gradients.push_back({blank_parcel(p, like, theirs.k.dtype()), blank_parcel(p, like, theirs.k.dtype())});
+    in.push_back({p.peer, returned.gradients.back().k}), in.push_back({p.peer, returned.gradients.back().v});
   }
-  homeward.transfer =
-      comm.exchange(std::move(out), std::move(in), {"ring backward, homeward", static_cast<Index>(stage)});
-  return homeward;
+  returned.transfer =
+      comm.exchange(std::move(out), std::move(in), {"ring backward, gradients", static_cast<Index>(stage)});
+  return returned;
 }
 
 struct Ring final : Function {
@@ -142,7 +142,7 @@ struct Ring final : Function {
     }
     Tensor dq = zeros(q.shape(), type, q.device());
     Pair total, keys = own;
-    Homeward homeward;
+    GradientReturn returned;
     for (std::size_t stage = 0; stage < stages.size(); ++stage) {
       Incoming next;
       if (stage + 1 < stages.size()) next = post(*shard, comm, own, stage + 1, "ring backward");
@@ -155,12 +155,12 @@ struct Ring final : Function {
       if (stage == 0) {
         total = {std::move(d[1]), std::move(d[2])};
       } else {
-        if (stage > 1) homeward.wait(total);
-        homeward = send_home(*shard, comm, {std::move(d[1]), std::move(d[2])}, own.k, stage);
+        if (stage > 1) returned.wait(total);
+        returned = return_gradients(*shard, comm, {std::move(d[1]), std::move(d[2])}, own.k, stage);
       }
       if (stage + 1 < stages.size()) keys = next.wait(own);
     }
-    if (stages.size() > 1) homeward.wait(total);
+    if (stages.size() > 1) returned.wait(total);
     return finished({std::move(dq), std::move(total.k), std::move(total.v)}, x, std::move(terms));
   }
   std::vector<Tensor> finished(std::vector<Tensor> dx, BackwardInputs& x, TermTensors terms) const {

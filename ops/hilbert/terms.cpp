@@ -269,7 +269,7 @@ Tensor with_terms(const Call& call, const GroupBatch& g, Tensor s) {
   return s;
 }
 
-bool has_odd_terms(const ScoreTerms& terms) {
+bool has_nonfinite_terms(const ScoreTerms& terms) {
   const Tape::Pause pause;
   std::vector<Tensor> all;
   for (const Tensor& x : term_inputs(terms))

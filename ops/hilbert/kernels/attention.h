@@ -102,7 +102,7 @@ struct DeltaPass {
 
 /// With the final (merged) lse and delta, or none where d_o . o is all of it. dq [B, Lq, H, D],
 /// dk and dv [B, L, Hk, D] are added to; on a direct route rows are written, of queries all that
-/// are listed, of keys those that some query meets. On a GPU those of queries, or of keys, may be
+/// are listed, of keys those that some query has. On a GPU those of queries, or of keys, may be
 /// null: nobody asks for them.
 struct BackwardPass : AttentionPass {
   Input o, d_o;

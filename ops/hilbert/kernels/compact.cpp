@@ -19,7 +19,7 @@ Index count(Range r) { return r.end - r.begin; }
 
 // About what the kernels of a CPU take: two for the product of a query and a key.
 constexpr Index kPairCost = 4;  // a pair that is taken by itself
-constexpr Index kRowCost = 12;  // a query that meets up to kTile keys
+constexpr Index kRowCost = 12;  // a query with up to kTile keys
 constexpr Index kStep = 16;     // queries of the lowest tile; its keys come in pieces of whole kSteps
 Index tiles_of(Index keys) { return (keys + Tiling::kTile - 1) / Tiling::kTile; }
 
@@ -79,7 +79,7 @@ struct Step {
   std::vector<std::uint16_t> asking = {};
 };
 /// Queries that go together, and the keys that they list: of k_token, ascending, some query asks
-/// for each. Besides they meet `full` keys in whole tiles.
+/// for each. Besides they have `full` keys in whole tiles.
 struct Piece {
   Range q;
   List keys = {};
@@ -226,10 +226,10 @@ class Compactor {
     out_->keys_begin.push_back(narrow(out_->keys.size()));
     if (p.full > 0)
       for (const Tiling::Ref r : t_.met.of(at(p.tile)))
-        if (p.whole || !r.partial) meet(whole_tile(r.tile), r.partial);
-    meet_list(p);
+        if (p.whole || !r.partial) list_tile(whole_tile(r.tile), r.partial);
+    list_tiles(p);
   }
-  void meet(std::int32_t tile, bool partial) { out_->keys.push_back({tile, partial}); }
+  void list_tile(std::int32_t tile, bool partial) { out_->keys.push_back({tile, partial}); }
   /// Appends a tile of these keys.
   Range list_keys(const TokenList& keys) {
     const auto begin = narrow(origin_.size());
@@ -248,7 +248,7 @@ class Compactor {
     }
     return there;
   }
-  void meet_list(const Piece& p) {
+  void list_tiles(const Piece& p) {
     const auto n = std::ssize(p.keys), pieces = tiles_of(n);
     if (n == 0) return;
     const Index each = (n + pieces * kStep - 1) / (pieces * kStep) * kStep;
@@ -256,7 +256,7 @@ class Compactor {
     for (Index first = 0; first < n; first += each) {
       const Range k = list_keys(TokenList(List(p.keys.begin() + first, p.keys.begin() + std::min(n, first + each))));
       if (!met.empty()) list_pairs(met, narrow(first), narrow(count(k)));
-      meet(narrow(out_->k_tile.size() - 1), !met.empty() || count_pairs(*out_, p.q, k) < count(p.q) * count(k));
+      list_tile(narrow(out_->k_tile.size() - 1), !met.empty() || count_pairs(*out_, p.q, k) < count(p.q) * count(k));
     }
   }
   /// Which of a piece's keys each of its queries asks for.

@@ -5,7 +5,7 @@
 
 namespace hilt {
 
-/// The pairs of a tiling in fewer products, for kernels that own queries: a tile of queries meets
+/// The pairs of a tiling in fewer products, for kernels that own queries: a tile of queries has
 /// the keys that some of its queries ask for, listed one by one, instead of whole tiles of keys.
 /// Queries stand as they did or, where that saves a tenth, by where their keys begin on the axes,
 /// in tiles of at most 128; a key stands in k_token once for every list it is in. A tile keeps its
@@ -27,7 +27,7 @@ struct Compact : Tiling {
   std::vector<Share> share;               // in order of turns
   std::vector<std::int32_t> turns;        // by part of the keys
   std::vector<std::uint8_t> k_first;      // [entries of k_token]
-  bool every_key = false;                 // some query meets it
+  bool every_key = false;                 // some query attends to it
 
   /// Tiles of queries, at most kRun, that a kernel takes together. Of several, one entry of `keys`
   /// after the other is the same tile for all whose lists are so long.
@@ -35,7 +35,7 @@ struct Compact : Tiling {
   std::vector<Range> runs;  // of query tiles
 
   /// For lists whose pairs are taken one by one: where in pair_list those of a tile of keys begin,
-  /// -1 where whole products are taken; empty: everywhere. One tile of queries meets them;
+  /// -1 where whole products are taken; empty: everywhere. One tile of queries has them;
   /// attends() knows nothing of them.
   std::vector<std::int32_t> pair_begin;
   /// By query: how many keys, and which of the tile; then by key: how many queries, and of each

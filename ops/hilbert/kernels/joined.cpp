@@ -104,7 +104,7 @@ Tiling filled(Tiling t, const Compared& all) {
   return t;
 }
 
-/// The tiles of all, none of which meets another's.
+/// The tiles of all, none of which has pairs with another's.
 Tiling lined_up(std::span<const Document> documents, std::size_t tiling) {
   const Compared compared(documents, tiling);
   Tiling out;

@@ -6,7 +6,7 @@
 #include <vector>
 #include "pattern.h"
 
-// Private: whom a query meets on an axis of slides and windows, and a tree to find tiles by it.
+// Private: the keys of a query on an axis of slides and windows, and a tree to find tiles by it.
 
 namespace hilt {
 
@@ -15,7 +15,7 @@ struct Interval {
   bool has(Index i) const { return low <= i && i <= high; }
 };
 
-/// One axis of a branch, `cells` numbered class by class: a query meets an interval of numbers.
+/// One axis of a branch, `cells` numbered class by class: a query has an interval of numbers.
 class AxisRule {
  public:
   AxisRule(const Branch& b, std::size_t axis, Index cells)
@@ -29,7 +29,7 @@ class AxisRule {
   Index cell(Index number) const { return number / apart_ + number % apart_ * axis_.dilation; }
 
   /// The numbers of the keys of a query; low > high if there are none.
-  Interval meets(Index cell) const {
+  Interval keys_of(Index cell) const {
     if (kind_ == Branch::Kind::window2d || kind_ == Branch::Kind::window3d) {
       const Index begin = (cell + axis_.shift) / size_ * size_ - axis_.shift;
       return {std::max<Index>(begin, 0), axis_.causal ? cell : std::min(begin + size_, cells_) - 1};
@@ -69,7 +69,7 @@ struct Box {
       side[a] = {std::min(side[a].low, x.side[a].low), std::max(side[a].high, x.side[a].high)};
     if (empty) *this = x;
   }
-  bool meets(const Box& x) const {
+  bool overlaps(const Box& x) const {
     bool all = !empty && !x.empty;
     for (std::size_t a = 0; a < 3; ++a) all = all && side[a].low <= x.side[a].high && x.side[a].low <= side[a].high;
     return all;
@@ -83,9 +83,9 @@ class BoxTree {
     std::ranges::copy(leaves, node_.begin() + static_cast<std::ptrdiff_t>(first_));
     for (std::size_t i = first_ - 1; i > 0; --i) node_[i] = node_[2 * i], node_[i].cover(node_[2 * i + 1]);
   }
-  /// Calls found(leaf), ascending, for the leaves that meet any of these boxes.
+  /// Calls found(leaf), ascending, for the leaves that overlap any of these boxes.
   template <class F> void find(std::span<const Box> boxes, F&& found, std::size_t at = 1) const {
-    if (std::ranges::none_of(boxes, [&](const Box& b) { return b.meets(node_[at]); })) return;
+    if (std::ranges::none_of(boxes, [&](const Box& b) { return b.overlaps(node_[at]); })) return;
     if (at >= first_) return found(static_cast<Index>(at - first_));
     find(boxes, found, 2 * at), find(boxes, found, 2 * at + 1);
   }

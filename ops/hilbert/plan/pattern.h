@@ -31,7 +31,7 @@ struct Branch {
     blocks,  // the listed (query block, key block) pairs of runs of `size` positions
   };
   /// What else an axis of slides, neighborhoods and windows says. Cells with one remainder by
-  /// `dilation` are a class: a query meets its own class alone, where cells are numbered anew, and
+  /// `dilation` are a class: a query attends to its own class, where cells are numbered anew, and
   /// sizes count those. Queries with one number / stride share a center, that of the middle one.
   struct Axis {
     Index dilation = 1, stride = 1;  // of slides and neighborhoods
@@ -87,7 +87,7 @@ enum class DilationMode : unsigned char {  // who asks, where a segment is dilat
   all_queries,                             // every position asks; branches merge
   longnet,                                 // only the active positions of a branch ask; branches merge
   head_groups,  // as longnet; branch i alone serves a contiguous group of heads, with offset i mod its dilation
-  residue,      // a position meets the keys of its own residue; branches merge
+  residue,      // a position attends to its own residue; branches merge
 };
 enum class Causality : unsigned char {  // which keys are too late
   none,

@@ -57,7 +57,7 @@ bool branch_attends(const Ground& g, std::size_t branch, Index head, Index t, In
     default:
       for (std::size_t axis = 0; axis < b.dimensions(); ++axis) {
         const AxisRule rule(b, axis, g.cells(b, axis));
-        if (!rule.meets(g.cell(b, axis, t)).has(rule.number(g.cell(b, axis, u)))) return false;
+        if (!rule.keys_of(g.cell(b, axis, t)).has(rule.number(g.cell(b, axis, u)))) return false;
       }
       return true;
   }

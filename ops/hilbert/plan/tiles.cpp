@@ -170,7 +170,7 @@ class Builder {
     find_tiles();
   }
 
-  /// A token on an axis: its number and where it lies; as a query, the numbers it meets and where.
+  /// A token on an axis: its number and where it lies; as a query, those of its keys.
   struct Met {
     Index number, cell;
     Interval numbers, cells;
@@ -178,7 +178,7 @@ class Builder {
   static constexpr Interval kNone{1, 0};
   static constexpr Met kAll{};
 
-  /// Whom queries meet on each of the first `axes`, by on(token, axis, whether it asks).
+  /// The keys of queries on each of the first `axes`, by on(token, axis, whether it asks).
   template <class F> void add_box(std::size_t axes, F&& on) {
     std::vector<Box> keys(t_.k_tile.size()), reach((t_.q_token.size() + at(kPart) - 1) / at(kPart));
     for (std::size_t j = 0; j < t_.k_token.size(); ++j) {
@@ -212,7 +212,7 @@ class Builder {
       const AxisRule& rule = rules[axis];
       const Index cell = g_.cell(b, axis, token);
       if (!asks) return Met{rule.number(cell), cell};
-      const Interval met = rule.meets(cell);
+      const Interval met = rule.keys_of(cell);
       return Met{0, cell, met, {rule.cell(met.low), rule.cell(met.high)}};
     });
   }

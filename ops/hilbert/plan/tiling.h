@@ -44,7 +44,7 @@ struct Tiling {
     constexpr Iterator begin() const { return {first, 0}; }  // the first tile
     constexpr Iterator end() const { return {last, 0}; }     // behind the last
   };
-  /// Which tiles each tile of one side meets, ascending.
+  /// Which tiles each tile of one side has pairs with, ascending.
   struct Lists {
     std::vector<std::int32_t> begin = {0};  // [tiles + 1]: those of tile i are run[begin[i] .. begin[i + 1])
     std::vector<Run> run;                   // of all tiles
@@ -84,7 +84,7 @@ struct Tiling {
 
   Memo memo = {};  // what kernels make of it, once made
 
-  /// How many keys are in the tiles that tile i of the queries meets.
+  /// How many keys are in the tiles that tile i of the queries has pairs with.
   Index keys_of(std::size_t i) const {
     Index n = 0;
     for (std::int32_t r = met.begin[i]; r < met.begin[i + 1]; ++r) {

@@ -21,7 +21,7 @@ BlockLayout diagonal(const BlockPairs& pairs, Index n) {
   return out;
 }
 
-/// Both as a walk along the Hilbert curve over pairs meets them first; those without pairs last.
+/// Both as a walk along the Hilbert curve over pairs finds them first; those without pairs last.
 BlockLayout along_curve(const BlockPairs& pairs, Index n) {
   const Grid grid{n, n};
   std::vector<std::pair<Index, std::size_t>> walk;
@@ -30,14 +30,15 @@ BlockLayout along_curve(const BlockPairs& pairs, Index n) {
   std::ranges::sort(walk);
   BlockLayout out{WorkOrder::hilbert, {}, {}};
   std::vector<char> seen_query(static_cast<std::size_t>(n)), seen_key(seen_query);
-  const auto meet = [](Blocks& list, std::vector<char>& seen, std::int32_t block) {
+  const auto append_once = [](Blocks& list, std::vector<char>& seen, std::int32_t block) {
     if (!std::exchange(seen[static_cast<std::size_t>(block)], 1)) list.push_back(block);
   };
   for (const auto& [position, e] : walk) {
-    meet(out.queries, seen_query, pairs[e].first);
-    meet(out.keys, seen_key, pairs[e].second);
+    append_once(out.queries, seen_query, pairs[e].first);
+    append_once(out.keys, seen_key, pairs[e].second);
   }
-  for (std::int32_t block : query_run(0, n)) meet(out.queries, seen_query, block), meet(out.keys, seen_key, block);
+  for (std::int32_t block : query_run(0, n))
+    append_once(out.queries, seen_query, block), append_once(out.keys, seen_key, block);
   return out;
 }
 

@@ -16,7 +16,7 @@ using List = std::vector<std::int32_t>;
 constexpr std::array<std::string_view, 2> kTransports{"ring", "gather"};
 constexpr std::array<std::string_view, 3> kDealings{"contiguous", "balanced", "auto"};
 
-/// Tile work by position of the query: rows of all key tiles that its tile meets, for every head.
+/// Tile work by position of the query: rows of all key tiles that its tile lists, for every head.
 std::vector<double> work_by_position(const Plan& plan) {
   std::map<std::int32_t, double> heads;  // of a tiling
   for (Index h = 0; h < plan.heads(); ++h)

@@ -777,7 +777,7 @@ std::vector<double> asking(const PlanSpec& p, const std::vector<double>& x, Inde
     }
   return out;
 }
-/// Zero where nobody asks.
+/// Zero where no token asks.
 void silence(const PlanSpec& p, std::vector<double>& x, Index outer, Index each) {
   for (Index i = 0; p.queries && i < outer; ++i)
     for (Index t = 0; t < p.length; ++t)
@@ -961,7 +961,8 @@ std::vector<double> values_of(Rng& r, const Config& c, Index heads, double sigma
   return x;
 }
 
-/// Judges one configuration, a phase a function. All draw from one generator: their order is part of what a seed means.
+/// Judges one configuration, a phase a function. All draw from one generator: their order is part
+/// of what a seed means.
 class Judge {
  public:
   Judge(const Config& c, Report& report)
@@ -1024,8 +1025,8 @@ class Judge {
     for (std::size_t i = 0; i < in_.k.size(); i += at(c_.dim)) in_.k[i] = rounded(c_.dtype, shift);
   }
 
-  /// Fills a row with NaN. A key is the one that fewest queries see: the others must not notice. One that nobody sees
-  /// may even be infinite.
+  /// Fills a row with NaN. A key is the one that fewest queries see: the others must not notice.
+  /// One that no query sees may even be infinite.
   void spoil_values() {
     const bool expanded = has_expanded_batch();
     const Index b = expanded ? 0 : r_.below(c_.batch), last = expanded ? c_.batch : b + 1;
