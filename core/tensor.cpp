@@ -150,7 +150,7 @@ void copy(Tensor& dst, const Tensor& src) {
         if (std::is_same_v<To, From> && runs.step[0] == 1 && runs.step[1] == 1) {
           std::memcpy(static_cast<void*>(to), from, static_cast<std::size_t>(n) * sizeof(To));
         } else if (runs.step[0] == 1 && runs.step[1] == 1) {
-          // Of a number that it knows GCC takes vectors, which bf16 gains by.
+          // GCC takes vectors where it knows the number, and bf16 gains by that.
           constexpr Index kStep = std::is_same_v<To, bf16> || std::is_same_v<From, bf16> ? 16 : 1;
           Index i = 0;
           for (; i + kStep <= n; i += kStep)

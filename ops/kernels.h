@@ -73,7 +73,7 @@ void norm_rows_backward(At, const NormKept<T>& kept, const T* dy, T* dx, wide_t<
 template <class T, class At>
 void norm_backward(At, const NormKept<T>& kept, const T* dy, T* dx, T* dw, T* db, float* partial, Index pieces);
 
-/// x, y: [outer, length, heads, dim], of which the first `turning` heads turn, back where the sign is -1.
+/// x, y: [outer, length, heads, dim]. The first `turning` heads turn, back where the sign is -1.
 struct Rotation {
   Index outer, length, heads, dim, turning;
   int sign;
@@ -90,7 +90,7 @@ template <class T, class At> wide_t<T> row_logsumexp(At, const T* x, Index n);
 template <class T, class At>
 void row_cross_entropy_backward(At, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n);
 
-// On a GPU all rows at once: lse, the loss of each row and their mean, and `share`, 1 / how many targets count.
+// On a GPU all rows at once: lse, the losses and their mean, and `share`, 1 / how many targets count.
 template <class T> struct Logits {
   const T* x;
   Index rows, classes;

@@ -46,7 +46,7 @@ template <class R, class T> __global__ void norm_dx_kernel(NormKept<T> kept, con
     const auto v = load<R::N>(x + i), g = load<R::N>(dy + i), weight = load<R::N>(w + i);
     Here h;
     for (int e = 0; e < R::N; ++e) {
-      // Rounded by itself: in a fused multiply-add it would not cancel against the mean of its likes.
+      // Rounded by itself: fused, it would not cancel against the mean of its likes.
       h.slope.x[e] = __fmul_rn(g[e], weight[e]);
       h.hat.x[e] = (v[e] - center) * scale;
     }

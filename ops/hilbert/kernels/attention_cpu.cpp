@@ -460,7 +460,7 @@ template <class W, class Op> W fold(Vector<W> x, Op op) {
 }
 
 /// e^x of weights, in fewer steps: x is not above 88; below the normal numbers is 0, NaN stays.
-/// Of factors that get 8 bits, to 2.8e-6.
+/// Factors that get 8 bits are right to 2.8e-6.
 template <class E> [[gnu::always_inline]] inline Vector<Sum<E>> weight(Vector<Sum<E>> x) {
   using W = Sum<E>;
   if constexpr (sizeof(W) == 8) {
