@@ -90,7 +90,7 @@ template <class T, class At> wide_t<T> row_logsumexp(At, const T* x, Index n);
 template <class T, class At>
 void row_cross_entropy_backward(At, const T* x, wide_t<T> lse, Index target, double scale, T* dx, Index n);
 
-// On a GPU all rows at once: lse, the losses and their mean, and `share`, 1 / how many targets count.
+// On a GPU all rows at once: lse, losses and their mean, and `share`, 1 / how many targets count.
 template <class T> struct Logits {
   const T* x;
   Index rows, classes;
