@@ -20,10 +20,12 @@ if command -v dh >/dev/null && command -v dpkg-buildpackage >/dev/null; then
   (cd "$packages" && expect 0 'dpkg-buildpackage' dpkg-buildpackage -us -uc -b)
   for package in "$scratch"/*.deb; do dpkg-deb -x "$package" "$scratch/root"; done
   library=$(dirname "$(find "$scratch/root" -name libhilt.so)")
-  expect 0 'compiling against the packages' "$CXX" -std=c++20 -I "$scratch/root/usr/include" "$SRC/examples/embed/project/main.cpp" \
-    -L "$library" -lhilt -o "$scratch/program"
+  expect 0 'compiling against the packages' "$CXX" -std=c++20 -I "$scratch/root/usr/include" \
+    "$SRC/examples/embed/project/main.cpp" -L "$library" -lhilt -o "$scratch/program"
   expect 0 'a program' env LD_LIBRARY_PATH="$library" "$scratch/program"
-  [[ -f $library/pkgconfig/hilt.pc && -f $library/cmake/hilt/hiltConfig.cmake && -f $library/libhilt.a ]] || fail "libhilt-dev lacks a file"
+  for file in pkgconfig/hilt.pc cmake/hilt/hiltConfig.cmake libhilt.a; do
+    [[ -f $library/$file ]] || fail "libhilt-dev lacks $file"
+  done
 else
   echo "no debhelper here: apt-get install debhelper"
 fi

@@ -4,9 +4,9 @@
     cpu_attention.py BUILD [--rounds N] [--busy] [--where DIR]
 
 --busy: other programs run too, so one thread each, and processor time.
-BUILD has tests/bench/hilt_cpu_attention. All are asked in turn, N rounds; prints a JSON line a problem and a library, the least and the
-median milliseconds. hilt, products in f32: on the instruction set below, which has no products of bf16. Where this Python has no torch,
-one with torch 2.11 is made in DIR, by pip.
+BUILD has tests/bench/hilt_cpu_attention. All are asked in turn, N rounds; prints a JSON line a problem and a library,
+the least and the median milliseconds. hilt, products in f32: on the instruction set below, which has no products of
+bf16. Where this Python has no torch, one with torch 2.11 is made in DIR, by pip.
 """
 import argparse
 import datetime
@@ -52,7 +52,8 @@ class Ours:
         environment = {n: x for n, x in os.environ.items() if not n.startswith("HILT_")}
         environment |= {"HILT_THREADS": str(THREADS)} | ({"HILT_ISA": isa} if isa else {})
         self.type = type
-        self.program = subprocess.Popen([options.build / "tests/bench/hilt_cpu_attention"] + ["busy"] * options.busy, env=environment, text=True, stdin=-1, stdout=-1)
+        command = [options.build / "tests/bench/hilt_cpu_attention"] + ["busy"] * options.busy
+        self.program = subprocess.Popen(command, env=environment, text=True, stdin=-1, stdout=-1)
         self.machine = self.program.stdout.readline().strip()
 
     def __call__(self, problem):
@@ -68,7 +69,8 @@ class Theirs:
         length, pattern, causal = problem
         segment = int(pattern.split(":")[1]) if ":" in pattern else length  # a batch of them
         if problem not in self.known:
-            self.known[problem] = [torch.randn(length // segment, HEADS, segment, DIM).to(self.type).requires_grad_(i < 3) for i in range(4)]
+            draw = lambda i: torch.randn(length // segment, HEADS, segment, DIM).to(self.type).requires_grad_(i < 3)
+            self.known[problem] = [draw(i) for i in range(4)]
         *x, cotangent = self.known[problem]
         begin = now()
         o = torch.nn.functional.scaled_dot_product_attention(*x, is_causal=causal == "token")
@@ -82,7 +84,8 @@ below = {"avx512_bf16": "avx512"}.get(best.machine.split(", ")[-1])
 libraries = {"hilt f32": Ours("f32"), "PyTorch f32": Theirs("f32"), "hilt bf16": best, "PyTorch bf16": Theirs("bf16")}
 if below:
     libraries["hilt bf16, products in f32"] = Ours("bf16", below)
-commit = subprocess.run(["git", "-C", pathlib.Path(__file__).parent, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+commit = subprocess.run(["git", "-C", pathlib.Path(__file__).parent, "rev-parse", "--short=7", "HEAD"],
+                        capture_output=True, text=True, check=True).stdout.strip()
 for name, problem in PROBLEMS.items():
     times = {library: [] for library in libraries}
     for turn in range(options.rounds + 2):
@@ -90,7 +93,10 @@ for name, problem in PROBLEMS.items():
             times[library].append(run(problem)) if turn >= 2 else run(problem)
     for library, all_of in times.items():
         forward, backward = zip(*all_of)
-        print(json.dumps({"figure": "cpu_attention", "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}", "commit": commit,
-                          "machine": best.machine, "torch": torch.__version__, "threads": THREADS, "problem": name, "library": library,
-                          "rounds": options.rounds, "busy": options.busy, "load": os.getloadavg()[0], "forward_ms": min(forward), "backward_ms": min(backward),
-                          "forward_median_ms": statistics.median(forward), "backward_median_ms": statistics.median(backward)}), flush=True)
+        day = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"
+        print(json.dumps({"figure": "cpu_attention", "date": day, "commit": commit, "machine": best.machine,
+                          "torch": torch.__version__, "threads": THREADS, "problem": name, "library": library,
+                          "rounds": options.rounds, "busy": options.busy, "load": os.getloadavg()[0],
+                          "forward_ms": min(forward), "backward_ms": min(backward),
+                          "forward_median_ms": statistics.median(forward),
+                          "backward_median_ms": statistics.median(backward)}), flush=True)
