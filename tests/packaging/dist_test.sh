@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# `meson dist` makes a tarball that stands alone: it builds and passes `./run test quick`, and the Debian packages build from it. A
-# program compiles against what they install. Minutes of compiling, so only where HILT_DEEP is set.
+# `meson dist` makes a tarball that stands alone: it builds and passes `./run test quick`, and the Debian packages build
+# from it. A program compiles against what they install. Minutes of compiling, so only where HILT_DEEP is set.
 . "$(dirname "$0")/common.sh"
 changelog=$(sed -n '1s/.*(\(.*\)-.*/\1/p' "$SRC/tests/packaging/debian/changelog")
 [[ $changelog == "$VERSION" ]] || fail "tests/packaging/debian is of $changelog, the tree of $VERSION"
 for package in libhilt${VERSION%.*} libhilt-dev; do
-  grep -qx "Package: $package" "$SRC/tests/packaging/debian/control" || fail "tests/packaging/debian/control has no $package"
+  grep -qx "Package: $package" "$SRC/tests/packaging/debian/control" || fail "debian/control has no $package"
 done
 [[ ${HILT_DEEP-} ]] || { echo "HILT_DEEP=1 builds the tarball, and packages from it"; exit 77; }
 [[ -e $SRC/.git ]] || { echo "no git here, which meson dist needs"; exit 77; }

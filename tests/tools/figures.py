@@ -263,8 +263,9 @@ def cpu_attention(figures):
         lines.append(f"| {problem} | " + " | ".join(cells) + " |")
     threads = f"{first['threads']} thread{'s' if first['threads'] > 1 else ''}"
     clock = "Processor time: other programs ran meanwhile." if first["busy"] else "Wall time."
-    return "\n".join(lines + ["", f"Milliseconds forward/backward, the least of {first['rounds']} runs in turn, 4 heads "
-                                  f"of 64, {threads}. {clock} PyTorch {first['torch']}.",
+    how = (f"Milliseconds forward/backward, the least of {first['rounds']} runs in turn, 4 heads of 64, {threads}. "
+           f"{clock} PyTorch {first['torch']}.")
+    return "\n".join(lines + ["", how,
                               f"`tests/bench/peers/cpu_attention.py build{' --busy' if first['busy'] else ''}`, "
                               f"{first['machine']}, {first['date']}, commit {first['commit']}."])
 
