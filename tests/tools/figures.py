@@ -174,12 +174,6 @@ def sweep(figures):
     lines += ["", f"Dropout 0.1 on {len(pairs)} causal dense problems takes {slower('forward_ms')} times as long "
                   f"forward,"
               f" {slower('backward_ms')} backward (commit {next(iter(dropped.values()))['commit']})."]
-    steps = {(f["model"], f["dropout"]): f for f in figures if f["figure"] == "train_step"}
-    each = ". ".join(f"{name}: " + ", ".join(f"{f['tokens_per_s'] / 1e6:.3g} M at {d:g}" for (m, d), f in steps.items()
-                                             if m == model)
-                     for model, name in (("char", "6 x 384"), ("gpt2", "GPT-2 124M")))
-    lines += [f"Tokens a second of training by dropout (`hilt_train_bench char gpt2 --device cuda --dropout P`). "
-              f"{each}."]
     return "\n".join(lines)
 
 
