@@ -447,7 +447,7 @@ class Readme(unittest.TestCase):
     def test_its_blocks_run(self):
         with open(os.path.join(os.environ["SRC"], "examples", "embed", "python", "README.md")) as f:
             blocks = [b.split("```")[0] for b in f.read().split("```python\n")[1:]]
-        self.assertEqual(len(blocks), 2)
+        self.assertEqual(len(blocks), 3)
         names = {}
         for block in blocks:
             if "scaled_dot_product" not in block or hasattr(torch.nn.functional, "scaled_dot_product_attention"):
