@@ -189,6 +189,12 @@ void plan_it(Call& c, const Settings& s) {
   check(s.ranks <= std::max<Index>(length, 1), "--ranks (", s.ranks, "): more than the ", length, " tokens of --k");
   check(spec.documents.size() <= 1 || std::ssize(spec.documents) == c.q.dim(0), "--documents (",
         program::brief(s.documents), "): ", spec.documents.size(), " lists, but --q has ", c.q.dim(0), " rows");
+  check(s.ranks == 1 || s.queries.empty(), "--ranks (", s.ranks, "): --queries ", program::brief(s.queries),
+        " is for one rank; leave one of them out");
+  check(s.ranks == 1 || rows == length, "--ranks (", s.ranks, "): --q has ", rows, " rows of ", length,
+        " tokens; ranks hold rows of all");
+  check(s.ranks == 1 || c.options.backward != Backward::taped, "--ranks (", s.ranks,
+        "): --mode taped is for one rank; use fused");
   if (!s.queries.empty()) spec.queries = rows_of("--queries", s.queries, length, "--k");
   else if (rows < length) spec.queries = query_run(length - rows, rows);
   check(spec.rows_of_q() == rows, "--queries (", program::brief(s.queries), "): names ", spec.rows_of_q(),

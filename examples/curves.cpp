@@ -81,12 +81,14 @@ int work(const program::Options&, const Settings& s) {
                 .pattern = program::pattern_of(s.pattern, grid.cells()),
                 .causality = parse_causality(s.causal)};
   program::Outputs outputs(s.out);
+  PlanPtr plan;
   std::vector<compare::Arrangement> orders;
   for (Order::Kind kind : compare::kOrders) {
     spec.order.kind = kind;
-    orders.push_back(compare::arrangement_of(*make_plan(spec)));
+    program::plan_from("", s.pattern, [&] { plan = make_plan(spec); });
+    orders.push_back(compare::arrangement_of(*plan));
   }
-  const PlanPtr plan = make_plan(spec);
+  plan = make_plan(spec);
   const std::string words =
       compare::order_verdict(orders) + (compare::order_changes_nothing(spec)
                                             ? " The set is the same in every order."

@@ -194,7 +194,16 @@ void run_ranks(int ranks, const std::function<void(Comm&)>& work) {
   };
   {
     std::vector<std::jthread> threads;
-    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(live, rank);
+    try {
+      for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(live, rank);
+    } catch (const std::exception& e) {  // those that run wait for ranks that will never come
+      const std::string what = "rank " + std::to_string(threads.size()) + " of " + std::to_string(ranks) +
+                               ": no thread can be started for it: " + e.what();
+      const std::lock_guard lock(office->mutex);
+      office->first_error = std::make_exception_ptr(
+          Error(Code::memory, what + "; ask for fewer ranks, or raise the limits on threads and memory"));
+      office->fail(what);
+    }
   }
   if (office->first_error) std::rethrow_exception(office->first_error);
 }

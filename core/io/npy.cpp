@@ -103,8 +103,8 @@ class Header {
     if (descr.starts_with('>'))
       wrong(start, "type ", quoted(descr),
             " is big endian; expected little endian: in NumPy, x.astype(x.dtype.newbyteorder('<'))");
-    wrong(start, "type ", quoted(descr),
-          "; expected one of <f8 <f4 <f2 <i8 <i4 |u1: in NumPy, x.astype('<f4') for one");
+    wrong(start, "type ", quoted(descr), "; expected one of <f8 <f4 <f2 <i8 <i4 |u1: in NumPy, x.astype('",
+          descr.find_first_of("iub") != descr.npos ? "<i8" : "<f4", "') for one");
   }
   void read_bool() {
     space();

@@ -123,6 +123,7 @@ struct Options::Parser {
   }
 
   static void set(Entry& e, const std::string& value, const std::string& where) try {
+    hilt::check(value.find('\0') == value.npos, "a byte 0 is no text");
     e.set(value);
   } catch (const hilt::Error& error) {
     const std::string reason = error.what();
@@ -151,6 +152,7 @@ void Options::Parser::read_config() {
   if (!file) refuse(std::strerror(errno));
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
+    if (number == 1 && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // a byte order mark
     const std::string text = trimmed(line), where = config + ":" + std::to_string(number);
     if (text.find('\0') != text.npos)
       hilt::fail_with(hilt::Code::data, "--config: '", brief(text), "': a byte 0 is no text, ", where);

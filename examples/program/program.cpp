@@ -37,24 +37,28 @@ std::string short_words(const std::string& text) {
   return joined(words, " ");
 }
 
+const Options* asked = nullptr;  // of this program
+
+/// The library knows a score term by its name and a file by its path, who types by the option.
+std::string with_option(const std::string& text) {
+  const std::size_t at = text.starts_with("rank ") ? text.find(": ") + 2 : 0, colon = text.find(": ", at);
+  if (!asked || colon == text.npos) return text;
+  const std::string what = text.substr(at, colon - at);
+  for (const auto& [key, value, is_text, group, preset] : asked->values())
+    if (is_text && !value.empty() && (key == what || value == what))
+      return text.substr(0, at) + "--" + key + " (" + brief(value) + ")" + text.substr(colon);
+  return text;
+}
+
 /// One line on stderr about the exception that is being handled; its exit status.
 int report() {
-  hilt::Code code = hilt::Code::internal;
-  std::string text;
-  try {
-    throw;
-  } catch (const hilt::Error& e) { code = e.code(), text = e.what(); } catch (const std::bad_alloc&) {
-    code = hilt::Code::memory, text = "out of memory";
-  } catch (const std::filesystem::filesystem_error& e) {  // whose paths are a user's: too long, not to be looked at
-    code = hilt::Code::data, text = e.path1().string() + ": " + e.code().message();
-  } catch (const std::exception& e) { text = std::string("internal: ") + e.what(); } catch (...) {
-    text = "internal: an exception of unknown type";
-  }
+  const hilt::Error error = error_in_flight();
+  std::string text = with_option(error.what());
   std::replace(text.begin(), text.end(), '\n', ' ');
   text = printable(short_words(text));  // names of files, and what stands in them, are strangers'
   std::cout.flush();
   std::cerr << program_name + ": error: " + text + '\n' << std::flush;  // one write: ranks share the stream
-  return static_cast<int>(code);
+  return static_cast<int>(error.code());
 }
 
 // Nobody catches, so nothing has been unwound: the stack is still that of the throw.
@@ -110,6 +114,9 @@ class Output {
 };
 
 template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
+  for (std::size_t at = 0; at < text.size();)
+    hilt::check(hilt::next_utf8(text, at).has_value(), "not UTF-8 at byte ", at,
+                "; checkpoints and reports repeat it, so rename the file");
   return f();
 } catch (const hilt::Error& e) {
   const std::string kind = option.substr(2, option.find('-', 2) - 2);  // --pattern-odd is a pattern
@@ -133,6 +140,23 @@ template <class T> std::optional<std::string> odd_one(const hilt::Tensor& x, boo
 
 }  // namespace
 
+hilt::Error error_in_flight() try { throw; } catch (const hilt::Error& e) {
+  return e;
+} catch (const std::bad_alloc&) {
+  return {hilt::Code::memory, "out of memory"};
+} catch (const std::filesystem::filesystem_error& e) {  // whose paths are a user's: too long, not to be looked at
+  return {hilt::Code::data, e.path1().string() + ": " + e.code().message()};
+} catch (const std::system_error& e) {
+  if (e.code() != std::errc::resource_unavailable_try_again)
+    return {hilt::Code::internal, std::string("internal: ") + e.what()};
+  return {hilt::Code::memory,
+          "no more threads can be started; set HILT_THREADS=1, or raise the limits on threads and memory"};
+} catch (const std::exception& e) { return {hilt::Code::internal, std::string("internal: ") + e.what()}; } catch (...) {
+  return {hilt::Code::internal, "internal: an exception of unknown type"};
+}
+
+void remember(const Options& options) { asked = &options; }
+
 /// Whether --debug is among the words of this process.
 static bool debugging() {
   std::ifstream words("/proc/self/cmdline");
@@ -152,9 +176,15 @@ int run(const std::string& program, const std::function<int()>& work) {
   std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is an error of the write, which is reported and tidied after
   program_name = program;
   try {
-    const char* const tf32 = std::getenv("HILT_TF32");  // read by the products of a GPU, where nothing is checked
-    hilt::check(!tf32 || std::string_view(tf32) == "0" || std::string_view(tf32) == "1", "HILT_TF32 (",
-                tf32 ? tf32 : "", "): must be 0 or 1");
+    // A build without a GPU reads none of them, and one with a GPU late.
+    using Words = std::vector<std::string>;
+    for (const auto& [name, good] :
+         {std::pair("HILT_TF32", Words{"0", "1"}), {"HILT_ROUTE", {"plain", "mma", "hopper"}}})
+      if (const char* const text = std::getenv(name))
+        hilt::check(std::ranges::count(good, text) > 0, name, " (", text, "): must be one of ", joined(good, ", "));
+    if (const char* const text = std::getenv("HILT_GPU_POOL_BYTES"))
+      hilt::check(hilt::number_in<std::uint64_t>(text).has_value(), "HILT_GPU_POOL_BYTES (", text,
+                  "): not a number of bytes");
   } catch (...) { ::_exit(report()); }
   const Output output;
   if (!debugging()) try {
@@ -486,7 +516,7 @@ void plan_from(const std::string& order, const std::string& pattern, const std::
   constexpr std::string_view kPlan = "plan: ";
   const std::string_view what = e.what();
   if (!what.starts_with(kPlan)) throw;
-  hilt::fail_with(e.code(), option, " (", brief(pattern), ") in --order (", brief(order),
+  hilt::fail_with(e.code(), option, " (", brief(pattern), order.empty() ? "" : ") in --order (" + brief(order),
                   "): ", what.substr(kPlan.size()));
 }
 

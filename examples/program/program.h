@@ -14,17 +14,24 @@ namespace program {
 /// stack of where it was thrown follows.
 int run(const std::string& program, const std::function<int()>& work);
 
+/// From here on an error that begins with an option's name or value says which option. They stay.
+void remember(const Options& options);
+
 /// The same of a program with options: declare() binds them to its settings, then it works.
 template <class Settings, class Declare, class Work>
 int run(const std::string& program, const std::string& what_it_does, int argc, char** argv, Declare&& declare,
         Work&& work) {
   return run(program, [&] {
-    Settings settings{};
-    Options options(program, what_it_does);
+    static Settings settings{};
+    static Options options(program, what_it_does);
+    remember(options);
     declare(options, settings);
     return options.parse(argc, argv) ? work(options, settings) : 0;
   });
 }
+
+/// The exception that is being handled, whatever it is, as one of ours.
+hilt::Error error_in_flight();
 
 /// What hilt::attention_routes() tells of this thread, each line once: "forward on mma: the GPU is
 /// no Hopper". After --debug, run() prints them on stderr.
@@ -80,7 +87,7 @@ hilt::ScoreTerms drawn_terms(const hilt::TermConfig& config, hilt::Index heads, 
                              hilt::Device device, std::uint64_t seed);
 /// ", softcap 5, alibi learned", for a sentence.
 std::string terms_in_words(const hilt::AttentionSettings& settings);
-/// f(), which makes a plan of these; its errors then name the options.
+/// f(), which makes a plan of these; its errors then name the options, --order if there is one.
 void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f,
                const std::string& option = "--pattern");
 

@@ -22,19 +22,23 @@ int named(hilt::Comm& comm, const std::function<int(hilt::Comm&)>& work) {
   } catch (const hilt::Error& e) {
     if (e.code() == hilt::Code::distributed) throw;
     throw hilt::Error(e.code(), who + e.what());
-  } catch (const std::bad_alloc&) {
-    throw hilt::Error(hilt::Code::memory, who + "out of memory");
-  } catch (const std::exception& e) { throw hilt::Error(hilt::Code::internal, who + "internal: " + e.what()); }
+  } catch (...) {
+    const hilt::Error e = error_in_flight();
+    throw hilt::Error(e.code(), who + e.what());
+  }
 }
 
 /// No thread can be ended from outside. A rank that waited for one has used up the deadline.
 void end_in_time(const std::string& program, const hilt::Error& e) {
   const milliseconds patience = (e.code() == hilt::Code::distributed ? milliseconds(0) : hilt::Comm().deadline());
-  std::thread([line = program + ": error: " + printable(e.what()) + '\n', code = static_cast<int>(e.code()), patience] {
-    std::this_thread::sleep_for(patience + kGrace);
-    std::cerr << line << std::flush;
-    ::_exit(code);
-  }).detach();
+  try {
+    std::thread([line = program + ": error: " + printable(e.what()) + '\n', code = static_cast<int>(e.code()),
+                 patience] {
+      std::this_thread::sleep_for(patience + kGrace);
+      std::cerr << line << std::flush;
+      ::_exit(code);
+    }).detach();
+  } catch (const std::system_error&) {}  // nor can one be started
 }
 
 int as_threads(const std::string& program, int ranks, const std::function<int(hilt::Comm&)>& work) {

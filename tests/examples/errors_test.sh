@@ -99,10 +99,10 @@ refused 2 "--relative (16x17): 16 is even; offsets from -r to r are 2 r + 1" com
 refused 2 "--relative (3x3x3x3): has 4 axes; at most 3" compare_gradients --relative 3x3x3x3
 for size in 99999999999 9223372036854775807; do refused 4 "--relative ($size): would need" compare_gradients --relative $size; done
 refused 2 "--relative (9999999999x9999999999): " compare_gradients --relative 9999999999x9999999999
-refused 2 "relative: table [4, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW" compare_gradients --relative 3x3 --length 256
+refused 2 "--relative (3x3): table [4, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW" compare_gradients --relative 3x3 --length 256
 refused 2 "--bias (4x4): has rank 2; expected [batch, heads, queries, keys]" compare_gradients --bias 4x4
-refused 2 "bias: axis 1 of [batch, heads, queries, keys] is 3; it broadcasts where it is 1 or 4" compare_gradients --bias 1x3x1xL --length 256
-refused 2 "bias: axis 2 of [batch, heads, queries, keys] is 700000" compare_gradients --bias 1x1x700000x700000 --length 256
+refused 2 "--bias (1x3x1xL): axis 1 of [batch, heads, queries, keys] is 3; it broadcasts where it is 1 or 4" compare_gradients --bias 1x3x1xL --length 256
+refused 2 "--bias (1x1x700000x700000): axis 2 of [batch, heads, queries, keys] is 700000" compare_gradients --bias 1x1x700000x700000 --length 256
 refused 2 "--bias (LxLxLxL): L is the number of queries or keys, not of sequences or heads" compare_gradients --bias LxLxLxL
 refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" compare_gradients --alibi lerned
 refused 2 "--softcap (-1): must be 0.." compare_gradients --softcap -1
@@ -194,7 +194,7 @@ refused 2 '.. of 302 bytes' curves "--$long"
 
 # ---- the environment ----
 for junk in 4G -1 '' ' 5' 18446744073709551616; do HILT_POOL_BYTES=$junk attend 2 "HILT_POOL_BYTES ($junk): not a number of bytes"; done
-HILT_TF32=yes refused 2 'HILT_TF32 (yes): must be 0 or 1' curves
+HILT_TF32=yes refused 2 'HILT_TF32 (yes): must be one of 0, 1' curves
 
 # ---- files ----
 refused 2 "--q: needs a .npy file" attend
