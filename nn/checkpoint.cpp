@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <limits>
 #include <random>
+#include "core/io/descriptor.h"
 #include "core/io/text.h"
 
 namespace hilt {
@@ -76,10 +77,7 @@ std::vector<std::string> names_in(const std::string& directory) {
 
 /// Makes renames and removals in a directory last. Where a file system cannot, only that is lost.
 void sync_directory(const std::string& directory) {
-  const int d = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (d < 0) return;
-  ::fsync(d);
-  ::close(d);
+  if (const Descriptor d(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); d) ::fsync(d.get());
 }
 
 }  // namespace
@@ -93,7 +91,7 @@ DirectoryLock::DirectoryLock(const std::string& directory)
   const int error = errno;
   ::close(descriptor_);
   fail_with(Code::data, directory, ": ",
-            error == EWOULDBLOCK ? "another trainer writes to this directory; wait for it or name another directory"
+            error == EWOULDBLOCK ? "another program writes to this directory; wait for it or name another directory"
                                  : std::string("cannot lock: ") + std::strerror(error));
 }
 
@@ -123,7 +121,8 @@ std::vector<Index> checkpoint_steps(const std::string& directory) {
 
 void remove_unfinished_checkpoints(const std::string& directory) {
   for (const std::string& name : names_in(directory))
-    if (name.find(".tmp.") != name.npos && (name.starts_with("ckpt-") || name.starts_with("best.")))
+    if (name.find(".tmp.") != name.npos &&
+        (name.starts_with("ckpt-") || name.starts_with("best.") || name.starts_with("tokens-")))
       ::unlink((directory + '/' + name).c_str());
 }
 
@@ -140,18 +139,17 @@ static void write_checkpoint(const std::string& path, Index step, std::span<cons
   char temporary[16];
   std::snprintf(temporary, sizeof temporary, ".tmp.%08x", std::random_device{}());
   const std::string unfinished = std::filesystem::path(path).replace_extension().string() + temporary;
-  int descriptor = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (descriptor < 0) fail_with(Code::data, path, ": cannot write: ", std::strerror(errno));
+  Descriptor file(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file) fail_with(Code::data, path, ": cannot write: ", std::strerror(errno));
   try {
     const auto must = [&](bool done) {
       if (!done) fail_with(Code::data, std::strerror(errno));
     };
-    write_safetensors(descriptor, items, metadata);
-    must(::fsync(descriptor) == 0);
-    must(::close(std::exchange(descriptor, -1)) == 0);
+    write_safetensors(file.get(), items, metadata);
+    must(::fsync(file.get()) == 0);
+    must(file.close());
     must(::rename(unfinished.c_str(), path.c_str()) == 0);
   } catch (const std::exception& e) {
-    if (descriptor >= 0) ::close(descriptor);
     ::unlink(unfinished.c_str());
     const auto* const ours = dynamic_cast<const Error*>(&e);
     if (!ours || ours->code() == Code::memory) throw;
@@ -244,7 +242,7 @@ std::uint64_t Checkpoint::get_number(const std::string& key) const {
 
 Index Checkpoint::get_index(const std::string& key) const {
   const std::uint64_t value = get_number(key);
-  if (value > static_cast<std::uint64_t>(std::numeric_limits<Index>::max()))
+  if (value > static_cast<std::uint64_t>(std::numeric_limits<Index>::max() / 2))  // what comes next has a number too
     fail_with(Code::data, path(), ": metadata '", key, "' is ", value, ", more than anything is counted to");
   return static_cast<Index>(value);
 }

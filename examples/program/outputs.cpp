@@ -1,17 +1,19 @@
 // Files are written under hidden names and renamed at the end: a failed run leaves none.
 #include "outputs.h"
 #include <fcntl.h>
-#include <hilt/hilt.h>
 #include <sys/file.h>
 #include <unistd.h>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 
 namespace program {
 namespace fs = std::filesystem;
+
+constexpr const char* kUnfinished = ".hilt.tmp.";  // stands in the names of files that are not whole
 
 [[noreturn]] static void fail_file(const std::string& path, const std::string& why) {
   hilt::fail_with(hilt::Code::data, path, ": ", why, "; name a directory you may write to with --out");
@@ -39,19 +41,24 @@ Outputs::Outputs(const std::string& name) : directory_(without_slash(name)) {
        !error && !p.empty() && !fs::exists(p, looked) && p != p.parent_path(); p = p.parent_path())
     made_ = p;
   fs::create_directories(directory, error);
-  std::string why;
-  const std::string probe = directory + "/.probe.tmp." + std::to_string(getpid());
-  if (error) why = error.message();
-  else if (!fs::is_directory(directory, looked)) why = "not a directory";
-  else if (!std::ofstream(probe)) why = std::strerror(errno);
-  fs::remove(probe, looked);
-  if (why.empty()) {
-    for (fs::path p = fs::absolute(directory); !made_.empty() && p.string().size() >= made_.size(); p = p.parent_path())
-      sync(p.parent_path());
-    return;
+  try {
+    if (error) fail_file(directory, error.message());
+    if (!fs::is_directory(directory, looked)) fail_file(directory, "not a directory");
+    lock_.emplace(directory);
+    for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+      const std::string found = entry.path().filename().string();
+      if (found.starts_with('.') && found.find(kUnfinished) != found.npos) fs::remove(entry.path(), looked);
+    }
+    const std::string probe = unfinished("probe");
+    if (!std::ofstream(probe)) fail_file(directory, std::strerror(errno));
+    fs::remove(probe, looked);
+  } catch (...) {
+    lock_.reset();
+    unmake();
+    throw;
   }
-  unmake();
-  fail_file(directory, why);
+  for (fs::path p = fs::absolute(directory); !made_.empty() && p.string().size() >= made_.size(); p = p.parent_path())
+    sync(p.parent_path());
 }
 
 // Innermost first. remove() leaves what is not empty; a directory that somebody locked is theirs.
@@ -69,14 +76,19 @@ void Outputs::unmake() const {
 Outputs::~Outputs() {
   std::error_code ignored;
   for (const auto& [temporary, path] : staged_) fs::remove(temporary, ignored);
+  lock_.reset();
   unmake();  // directories made for nothing go again
+}
+
+std::string Outputs::unfinished(const std::string& name) const {
+  return directory_ + "/." + name + kUnfinished + std::to_string(getpid());
 }
 
 std::string Outputs::stage(const std::string& name) {
   const std::string path = directory_ + "/" + name;
   std::error_code none;
   if (fs::is_directory(path, none)) fail_file(path, "a directory of that name is in the way");
-  staged_.emplace_back(directory_ + "/." + name + ".tmp." + std::to_string(getpid()), path);
+  staged_.emplace_back(unfinished(name), path);
   return staged_.back().first;
 }
 
@@ -84,7 +96,11 @@ void Outputs::write(const std::string& name, const std::string& content) {
   const std::string path = stage(name);
   std::ofstream file(path, std::ios::binary);
   file.write(content.data(), static_cast<std::streamsize>(content.size()));
-  if (!file.flush()) fail_file(directory_ + "/" + name, std::strerror(errno));
+  if (file.flush()) return;
+  const std::string why = std::strerror(errno);
+  std::error_code ignored;
+  fs::remove(path, ignored), staged_.pop_back();  // what is committed later is without it
+  fail_file(directory_ + "/" + name, why);
 }
 
 void Outputs::commit() {
@@ -96,7 +112,6 @@ void Outputs::commit() {
   }
   if (!staged_.empty()) sync(directory_);
   staged_.clear();
-  made_.clear();
 }
 
 }  // namespace program

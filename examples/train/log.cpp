@@ -73,24 +73,29 @@ static std::vector<Line> read_lines(const std::string& path, Index after, std::s
   return lines;
 }
 
-Log::Log(const std::string& path, const program::Options& options, const Start& start, Index after) : path_(path) {
+Log::Log(const program::Outputs& outputs, const program::Options& options, const Start& start, Index after)
+    : path_(outputs.directory() + "/log.jsonl") {
   std::string text;
   std::vector<Line> lines;
-  if (after > 0) lines = read_lines(path, after, text);
+  if (after > 0) lines = read_lines(path_, after, text);
   if (!lines.empty()) last_ = lines.back();
   if (!Json::accept(text)) text.clear();
   text = (text.empty() ? first_line(options, start).dump(-1, ' ', false, Json::error_handler_t::replace) : text) + '\n';
   for (const Line& l : lines) text += to_json(l).dump() + '\n';
   // A whole new file takes the old one's place, so that a kill now leaves either.
-  const std::string temporary = path + ".tmp";
+  const std::string temporary = outputs.unfinished("log.jsonl");
   descriptor_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
-  const bool written = descriptor_ >= 0 &&
-                       ::write(descriptor_, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
-                       ::fsync(descriptor_) == 0 && ::rename(temporary.c_str(), path.c_str()) == 0;
+  std::size_t done = 0;
+  for (ssize_t n = 1; descriptor_ >= 0 && done < text.size() && n > 0;
+       done += static_cast<std::size_t>(std::max<ssize_t>(n, 0)))
+    n = ::write(descriptor_, text.data() + done,
+                text.size() - done);  // what is cut short goes on: errno is the next one's
+  const bool written =
+      done == text.size() && ::fsync(descriptor_) == 0 && ::rename(temporary.c_str(), path_.c_str()) == 0;
   if (written) return;
   const int error = errno;
   ::unlink(temporary.c_str());
-  fail_with(Code::data, path, ": cannot write: ", std::strerror(error),
+  fail_with(Code::data, path_, ": cannot write: ", std::strerror(error),
             "; name a directory with room, that you may write to, with --out");
 }
 

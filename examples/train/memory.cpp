@@ -95,6 +95,7 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
   }
   of_all.saved /= static_cast<std::size_t>(c.layers);
   fill(of_all);
+  m.is_whole = true;
   return m;
 }
 

@@ -34,7 +34,7 @@ class Run {
     if (s_.seconds > 0 && !s_.resume) s_.steps = 1'000'000'000;
     const auto seed = static_cast<std::uint64_t>(s_.seed);
     hilt::Transformer model = hilt::make_transformer(config_, seed, program::dtype_of(s_.dtype));
-    if (!s_.from.empty()) take_weights(model, s_);
+    if (weights_) take_weights(model, *std::exchange(weights_, {}), s_);
     trainer_.emplace(std::move(model), task_, seed, adamw_of(s_), device_, grid_);
     story_.flops = hilt::training_flops(trainer_->model(), s_.batch * s_.accumulate, s_.context);
     if (from_) {
@@ -42,8 +42,8 @@ class Run {
       from_.reset();
     }
     met_.agree("train", agreement());
-    if (is_first()) open();
     catch_interrupts();
+    if (is_first()) open();
     hilt::reset_memory_peak(device_);
     began_ = Clock::now();
     if (!is_first()) return loop(nullptr), finish(nullptr);
@@ -64,8 +64,7 @@ class Run {
     device_ = program::device_of_rank(s_.device, met_.rank());
     grid_ =
         hilt::RankGrid(device_.is_cuda() ? hilt::nccl_ranks(met_, device_) : met_, static_cast<int>(s_.sequence_ranks));
-    if (is_first() && !s_.dry_run && std::filesystem::is_directory(s_.out))
-      lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
+    if (is_first() && !s_.dry_run && std::filesystem::is_directory(s_.out)) outputs();
     if (s_.resume) {
       from_.emplace(s_.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s_.out).back()));
       first_ = saved_ = tried_ = from_->step();
@@ -79,23 +78,23 @@ class Run {
     if (from_) vocabulary = Vocabulary::from_text(from_->get("vocabulary"));
     config_ = model_config(s_, vocabulary ? vocabulary->size() : 2);  // refuses, before a long text is read
     if (from_ && !s_.is_images()) check_sizes(config_, *from_);
-    task_ = make_task(s_, vocabulary);
+    if (!s_.from.empty()) weights_ = read_weights(s_);
+    const auto stage = [&](const std::string& name) { return outputs().stage(name); };
+    task_ = make_task(s_, vocabulary, is_first() && !s_.dry_run ? stage : Stage());
     config_ = model_config(s_, task_->tokens(), task_->classes());
-    if (from_) check_sizes(config_, *from_);
     if (!s_.is_grid()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
     identity_ = identity_of(config_);
     identity_.insert(task_->identity().begin(), task_->identity().end());
-    if (from_) check_identity(*from_, identity_);
+    if (from_) check_identity(*from_, identity_), check_sizes(config_, *from_);
     if (from_ && config_.dropout > 0 && !from_->file().metadata().contains("noise"))
       fail_with(Code::data, from_->path(), ": dropout (", s_.dropout,
                 "): was trained when dropout drew other bits, so it would not go on as it began; begin anew with "
                 "another --out, or let sample read it");
     schedule_of(s_);
     // A GPU says so itself, and what holds most of it.
-    const std::size_t have =
-        s_.dry_run || device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
+    const std::size_t have = device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
     story_.memory = plan_memory(s_, config_, device_, have);
-    require_memory(story_.memory, s_, have);
+    if (!s_.dry_run) require_memory(story_.memory, s_, have);
   }
 
   // For a resumed run. It forgets a best of a later step, which it will reach again.
@@ -147,8 +146,9 @@ class Run {
     tried_ = trainer_->steps();
     const std::string last = saved_ >= 0 ? hilt::checkpoint_name(saved_) : "none yet",
                       goes_on = progress ? "; training goes on" : "";
+    (void)spare(progress, goes_on, [&] { outputs_->commit(); });
     const bool saved = spare(progress, goes_on + ", the last good checkpoint is " + last, [&] {
-      lock_->check_there();
+      outputs_->check_there();
       log_->sync();  // of what a checkpoint says is done, nothing may be missing after a power cut
       hilt::save_checkpoint(s_.out, trainer_->steps(), trainer_->items(), metadata(), s_.keep);
     });
@@ -159,7 +159,7 @@ class Run {
     hilt::SafetensorsMetadata with_loss = metadata();
     with_loss["val_loss"] = format("%.17g", best_loss_);
     const bool kept = spare(&progress, "; training goes on", [&] {
-      lock_->check_there();
+      outputs_->check_there();
       hilt::save_best_checkpoint(s_.out, trainer_->steps(), trainer_->items(), with_loss);
     });
     if (kept) kept_ = best_;
@@ -286,23 +286,26 @@ class Run {
               << program::printable(s_.out) << (has_report ? ": report.html, " : ": ") << "log.jsonl, samples, "
               << (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "no checkpoint") << "\nnext:\n"
               << next_commands(s_) << two_losses() << std::flush;
-    lock_->check_there();
+    outputs_->check_there();
     if (saved_ < trainer_->steps())
       fail_with(Code::data, "--out (", s_.out, "): the run is over and its last checkpoint could not be saved; ",
                 saved_ >= 0 ? "the last good one is " + hilt::checkpoint_name(saved_) : "there is none");
     return 0;
   }
 
-  // What it leaves behind: the first rank's.
-  void open() {
+  // What it leaves behind: the first rank's, from when it is needed.
+  program::Outputs& outputs() {
+    if (outputs_) return *outputs_;
     outputs_ = std::make_unique<program::Outputs>(s_.out);
-    if (!lock_) {
-      lock_ = std::make_unique<hilt::DirectoryLock>(s_.out);
-      refuse_if_taken();  // another run may have come and gone since prepare()
-    }
+    if (!s_.resume) refuse_if_taken();  // another run may have come and gone since prepare() looked
+    return *outputs_;
+  }
+
+  void open() {
+    (void)outputs();
     hilt::remove_unfinished_checkpoints(s_.out);
     describe(s_, config_, story_.memory);
-    log_ = std::make_unique<Log>(s_.out + "/log.jsonl", options_, story_.start, first_);
+    log_ = std::make_unique<Log>(*outputs_, options_, story_.start, first_);
   }
 
   std::string agreement() const {
@@ -347,12 +350,12 @@ class Run {
   hilt::Device device_;
   bool stop_ = false;  // all ranks agree
   std::optional<hilt::Checkpoint> from_;
+  std::optional<hilt::Transformer> weights_;  // of --from
   std::shared_ptr<const Task> task_;
   hilt::TransformerConfig config_;
   hilt::SafetensorsMetadata identity_;  // of what options do not tell
   std::optional<Trainer> trainer_;
   std::unique_ptr<program::Outputs> outputs_;
-  std::unique_ptr<hilt::DirectoryLock> lock_;
   std::unique_ptr<Log> log_;
   // Steps at the start, of the last good checkpoint, and of the last that was to be one.
   Index first_ = 0, saved_ = -1, tried_ = 0;

@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 #include <limits>
+#include "../program/outputs.h"
 #include "../program/report/fill.h"
 #include "../program/report/text.h"
 #include "sample.h"
@@ -20,6 +21,7 @@ struct MemoryPlan {
   std::size_t activations = 0;  // kept between the passes
   std::size_t working = 0;      // beyond that, at the worst moment
   std::size_t plan = 0;         // of the attention plan: outside the counters of tensors
+  bool is_whole = false;        // or without what attention takes beyond the least
   struct Part {
     std::string name;
     std::size_t bytes;
@@ -59,7 +61,7 @@ Json first_line(const program::Options& options, const Start& start);
 class Log {
  public:
   /// Begins a log, or goes on with the one that is there, keeping its lines up to `after`.
-  Log(const std::string& path, const program::Options& options, const Start& start, Index after);
+  Log(const program::Outputs& outputs, const program::Options& options, const Start& start, Index after);
   ~Log();
   Log(Log&&) = delete;  // nor copied
   /// Appends a line. Where the disk is full it is lost, which is said once; training goes on.

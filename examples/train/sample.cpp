@@ -101,7 +101,8 @@ std::string for_a_terminal(const std::string& sample) {
 std::string sample_labels(const hilt::Transformer& model, const Task& task, const Settings& s, Index number) {
   const hilt::Tape::Pause pause;
   const Index rows = s.is_images() ? kImages : 1;
-  const hilt::Batch b = task.batch(Split::validation, number * rows, rows);
+  const Index last = std::numeric_limits<Index>::max() / rows - 1;  // whose rows all have numbers
+  const hilt::Batch b = task.batch(Split::validation, number % (last + 1) * rows, rows);
   const hilt::Tensor logits = model.logits(b.inputs);
   if (const auto odd = program::not_finite(logits))
     fail_with(Code::not_a_number, "sample: the logits hold ", *odd, "; the weights are too large");
@@ -187,6 +188,13 @@ void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkp
        "; leave these options out, or name another --out");
 }
 
+void check_finite(const hilt::NamedParameters& weights, const std::string& path) {
+  for (const hilt::NamedParameter& p : weights)
+    if (const auto odd = program::not_finite(*p.tensor))
+      fail_with(Code::not_a_number, path, ": tensor ", p.name, " holds ", *odd,
+                "; take a file whose numbers are finite");
+}
+
 void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& checkpoint) {
   Index held = 0;
   for (const hilt::SafetensorsEntry& entry : checkpoint.file().entries())
@@ -200,12 +208,14 @@ void follow_up(program::Options& options, Settings& s) {
   options.then([&] {
     if (s.resume || s.sample_only) {
       if (s.out.empty()) s.out = newest_run();
-      adopt_checkpoint(options, s, chosen_checkpoint(s), s.resume);
+      const hilt::Checkpoint checkpoint = chosen_checkpoint(s);
+      adopt_checkpoint(options, s, checkpoint, s.resume);
+      if (s.resume) said_by(checkpoint, [&] { check_decided(s), model_config(s, 2); });
     } else {
       if (s.out.empty()) s.out = next_run();
       adopt_defaults(options, s);
     }
-    if (!s.sample_only) check_settings(options, s);
+    if (!s.sample_only) check_decided(s), check_settings(options, s);
   });
 }
 
@@ -228,21 +238,21 @@ void declare_sample(program::Options& options, Settings& s) {
 int sample_from_checkpoint(const Settings& s) {
   const hilt::Checkpoint checkpoint = chosen_checkpoint(s);
   const Vocabulary vocabulary = Vocabulary::from_text(checkpoint.get("vocabulary"));
-  const std::unique_ptr<Task> task = s.is_grid() ? make_task(s) : nullptr;
-  const hilt::TransformerConfig config =
-      s.is_images() ? model_config(s, task->tokens(), task->classes()) : model_config(s, vocabulary.size());
-  check_sizes(config, checkpoint);
+  std::unique_ptr<Task> task;
+  hilt::TransformerConfig config;
+  said_by(checkpoint, [&] {
+    if (s.is_grid()) task = make_task(s);
+    config = s.is_images() ? model_config(s, task->tokens(), task->classes()) : model_config(s, vocabulary.size());
+  });
   check_identity(checkpoint, identity_of(config));
   if (s.is_images() && s.images.empty()) check_identity(checkpoint, task->identity());
+  check_sizes(config, checkpoint);
   check_row(config, checkpoint);
   hilt::Transformer model = hilt::make_transformer(config, 0, program::dtype_of(s.dtype));
   std::vector<hilt::SafetensorsItem> items;
   model.visit_parameters("", [&](const std::string& name, hilt::Tensor& t) { items.push_back({"model." + name, t}); });
   checkpoint.read(items, "model.");
-  for (const hilt::SafetensorsItem& item : items)
-    if (const auto odd = program::not_finite(item.tensor))
-      fail_with(Code::not_a_number, checkpoint.path(), ": tensor ", item.name, " holds ", *odd,
-                "; nothing can be sampled; use an earlier checkpoint");
+  check_finite(hilt::parameters_of(model), checkpoint.path());
   if (s.is_grid()) {
     std::cout << sample_labels(model, *task, s, s.seed);
     return 0;

@@ -33,6 +33,12 @@ void declare_sample(program::Options& options, Settings& s);
 /// too, and those given must agree. Keys that no run of ours has written are refused.
 void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool to_resume);
 
+/// f(), which takes a checkpoint at its word: what is wrong with that is the file's fault.
+template <class F> void said_by(const hilt::Checkpoint& checkpoint, F&& f) try { f(); } catch (const hilt::Error& e) {
+  if (e.code() != Code::usage) throw;
+  fail_with(Code::data, checkpoint.path(), ": its metadata say ", e.what());
+}
+
 /// Throws Code::data where the checkpoint's tensors are not such a model's: before it is made.
 void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& checkpoint);
 

@@ -2,11 +2,11 @@
 #include "settings.h"
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
+#include "run.h"
 #include "tasks/boards.h"
 #include "tasks/images.h"
+#include "tasks/json_file.h"
 
 namespace train {
 
@@ -96,20 +96,45 @@ void declare(program::Options& options, Settings& s) {
 
 static std::string weights_of(const Settings& s) { return s.from + "/model.safetensors"; }
 
+/// How many heads config.json says; 0 where it says nothing. What it says of another function than
+/// is computed here, or of other tensors than there are, is refused.
+static Index heads_said(const std::string& path, const hilt::TransformerConfig& c) {
+  if (!std::filesystem::exists(path)) return 0;
+  const std::string what = "--from (" + path + ")";
+  const json said = read_json(content_of(path, "--from"), what);
+  if (!said.is_object()) fail_with(Code::data, what, ": is of type ", said.type_name(), ", expected an object");
+  json here = json::parse(R"({"model_type": "gpt2", "activation_function": "gelu_new", "scale_attn_weights": true,
+      "scale_attn_by_inverse_layer_idx": false, "add_cross_attention": false, "tie_word_embeddings": true})");
+  here["layer_norm_epsilon"] = c.epsilon, here["n_layer"] = c.layers, here["n_embd"] = c.width;
+  here["n_positions"] = here["n_ctx"] = c.context, here["vocab_size"] = c.vocab, here["n_inner"] = c.hidden;
+  for (const auto& [key, value] : here.items())
+    if (said.contains(key) && !said[key].is_null() && said[key] != value)
+      fail_with(Code::data, what, ": ", key, " is ", said[key].dump(), "; the tensors, or what is computed here, have ",
+                value.dump());
+  if (!said.contains("n_head")) return 0;
+  const auto heads = member(said, "n_head", json::value_t::number_unsigned, what).get<std::uint64_t>();
+  if (heads == 0 || heads > 1024 || c.width % static_cast<Index>(heads) != 0)
+    fail_with(Code::data, what, ": n_head is ", heads, "; expected a divisor of the width, ", c.width);
+  return static_cast<Index>(heads);
+}
+
 /// The file decides sizes, and a part of its context may be asked for.
 static void adopt_gpt2(program::Options& options, Settings& s) {
   check(s.task == "text", "--from (", s.from, "): goes on with a text; name one with --text");
   const hilt::TransformerConfig c = hilt::gpt2_config(weights_of(s), s.heads);
-  if (!options.given("--heads")) {
-    const nlohmann::json about = nlohmann::json::parse(std::ifstream(s.from + "/config.json"), nullptr, false);
-    const bool says = about.is_object() && about.contains("n_head") && about["n_head"].is_number_integer();
-    options.set("--heads", std::to_string(says ? about["n_head"].get<Index>() : std::max<Index>(1, c.width / 64)));
-  }
-  const auto decided = [&](const std::string& name, const std::string& value, const std::string& asked) {
-    check(!options.given(name) || asked == value, name, " (", asked, "): ", weights_of(s), " has ", value,
+  const auto decided = [&](const std::string& name, const std::string& value, const std::string& asked,
+                           const std::string& by = "/model.safetensors") {
+    check(!options.given(name) || asked == value, name, " (", asked, "): ", s.from, by, " has ", value,
           "; leave it out");
     options.set(name, value);
   };
+  if (const Index heads = heads_said(s.from + "/config.json", c)) {
+    decided("--heads", std::to_string(heads), std::to_string(s.heads), "/config.json");
+  } else if (!options.given("--heads")) {
+    options.set("--heads", std::to_string(std::max<Index>(1, c.width / 64)));
+    warn("--from (" + s.from + "): no config.json there has n_head; --heads " + std::to_string(s.heads) +
+         " is taken, a width of 64 each");
+  }
   decided("--layers", std::to_string(c.layers), std::to_string(s.layers));
   decided("--width", std::to_string(c.width), std::to_string(s.width));
   decided("--positions", "learned", s.positions);
@@ -122,14 +147,20 @@ static void adopt_gpt2(program::Options& options, Settings& s) {
     options.set("--tokenizer", s.from);
 }
 
-void take_weights(hilt::Transformer& model, const Settings& s) {
-  hilt::Transformer theirs = hilt::load_gpt2(weights_of(s), s.heads, model.tokens.weight.dtype());
-  const auto same = [&](const char* what, Index ours, Index its, const char* why) {
-    if (ours != its) fail_with(Code::data, "--from (", s.from, "): ", what, " ", its, ", here it is ", ours, "; ", why);
-  };
-  same("its tokens are", model.config.vocab, theirs.config.vocab, "take the tokenizer it was trained with");
-  same("its hidden width is", model.config.hidden_width(), theirs.config.hidden_width(), "no other is known here");
+hilt::Transformer read_weights(const Settings& s) {
+  hilt::Transformer theirs = hilt::load_gpt2(weights_of(s), s.heads, program::dtype_of(s.dtype));
+  if (const Index hidden = theirs.config.hidden_width(); hidden != 4 * s.width)
+    fail_with(Code::data, "--from (", s.from, "): its hidden width is ", hidden, ", here it is ", 4 * s.width,
+              "; no other is known here");
   if (theirs.head) fail_with(Code::data, "--from (", s.from, "): its head is not its embedding; GPT-2's is");
+  check_finite(hilt::parameters_of(theirs), weights_of(s));
+  return theirs;
+}
+
+void take_weights(hilt::Transformer& model, hilt::Transformer theirs, const Settings& s) {
+  if (const Index ours = model.config.vocab, its = theirs.config.vocab; ours != its)
+    fail_with(Code::data, "--from (", s.from, "): its tokens are ", its, ", here it is ", ours,
+              "; take the tokenizer it was trained with");
   if (model.config.context < theirs.config.context)
     theirs.positions.weight = hilt::contiguous(hilt::slice(theirs.positions.weight, 0, 0, model.config.context));
   const hilt::NamedParameters ours = hilt::parameters_of(model), its = hilt::parameters_of(theirs);
@@ -152,15 +183,21 @@ constexpr std::pair<const char*, std::array<const char*, 4>> kSuited[] = {
     {"--grid", {"", "12x12", "8x8", ""}},
     {"--pattern", {"slide2d:1x1", "segment:16", "segment:16", ""}}};
 
+/// What suits the task of an option that was not given; empty where the task says nothing.
+static std::string suited(const Settings& s, std::string_view option) {
+  const auto task = static_cast<std::size_t>(std::ranges::find(kSuitedTasks, s.task) - kSuitedTasks);
+  const auto* const found = std::ranges::find(kSuited, option, [](const auto& row) { return row.first; });
+  return task < std::size(kSuitedTasks) && found != std::end(kSuited) ? found->second[task] : "";
+}
+
 void adopt_defaults(program::Options& options, Settings& s) {
   if (!s.text.empty() && !options.given("--task")) options.set("--task", "text");
   if (!s.images.empty() && !options.given("--task")) options.set("--task", "images");
   const auto prefer = [&](const std::string& name, const std::string& value) {
     if (!options.given(name)) options.set(name, value);
   };
-  const auto task = static_cast<std::size_t>(std::ranges::find(kSuitedTasks, s.task) - kSuitedTasks);
   for (const auto& [option, values] : kSuited)
-    if (task < values.size() && *values[task]) prefer(option, values[task]);
+    if (const std::string value = suited(s, option); !value.empty()) prefer(option, value);
   if (s.is_images() && !s.images.empty()) {
     const Patches p = patches_of(s.images, s.patch);
     prefer("--grid", std::to_string(p.height) + "x" + std::to_string(p.width));
@@ -186,23 +223,25 @@ void adopt_defaults(program::Options& options, Settings& s) {
 hilt::Grid board_of(const Settings& s) { return program::grid_of(s.grid, 1024); }
 
 void check_settings(const program::Options& options, const Settings& s) {
+  // What the task reads of those that not every task does.
+  const std::string read = s.task == "text" ? " text vocabulary tokenizer "
+                           : s.is_images()  ? " images labels patch "
+                                            : "",
+                    used = read + (s.is_grid() ? " grid " : " prompt temperature top-k top-p stop ") +
+                           (s.controls ? " control-seeds " : "");
+  constexpr std::string_view kSome =
+      " text vocabulary tokenizer images labels patch grid prompt temperature top-k top-p stop control-seeds ";
+  for (const auto& [name, value, is_text, group, preset] : options.values())
+    if (const std::string word = ' ' + name + ' '; kSome.find(word) != kSome.npos && used.find(word) == used.npos)
+      check(!options.given("--" + name) || value == preset || value == suited(s, "--" + name), "--", name, " (", value,
+            "): --task ", s.task, name[0] == 'c' ? " without --controls" : "", " has no use for it; leave it out");
   check(s.task != "text" || !s.text.empty(), "--text: --task text needs a file; name one");
-  check(s.task == "text" || s.text.empty(), "--text (", s.text, "): --task ", s.task,
-        " reads no file; leave one of them out");
-  check(s.is_images() || s.images.empty(), "--images (", s.images, "): --task ", s.task,
-        " reads no images; leave one of them out");
   check(s.images.empty() == s.labels.empty(), s.images.empty() ? "--labels (" : "--images (", s.images, s.labels,
         "): needs ", s.images.empty() ? "--images, what they are of" : "--labels, what is on them");
   check(!s.is_images() || s.sequence_ranks == 1, "--sequence-ranks (", s.sequence_ranks,
         "): an image has one label, of all its patches; let --ranks divide the batch");
-  check(s.pattern_odd.empty() || s.layers > 1, "--pattern-odd (", s.pattern_odd,
-        "): --layers 1 has block 0 alone; leave it out, or take more layers");
-  check(s.pattern_odd.empty() || (!s.order.starts_with("auto") && s.order.find("scope=segment") == s.order.npos),
-        "--pattern-odd (", s.pattern_odd, "): --order ", s.order, " follows one pattern; name another");
   check(s.tokenizer.empty() || s.vocabulary == "bpe", "--tokenizer (", s.tokenizer, "): --vocabulary ", s.vocabulary,
         " has no use for it; leave one of them out");
-  check(s.tokenizer.empty() || s.task == "text", "--tokenizer (", s.tokenizer, "): --task ", s.task,
-        " has characters of its own; leave it out");
   check(s.from.empty() || !s.resume, "--from (", s.from, "): --resume goes on from --out; leave one of them out");
   if (s.resume)
     check(s.tokenizer.empty(), "--tokenizer (", s.tokenizer, "): --resume has that of the checkpoint; leave it out");
@@ -214,6 +253,17 @@ void check_settings(const program::Options& options, const Settings& s) {
         " to a sequence share at least ", s.ranks / s.sequence_ranks, " sequences");
   check(s.ranks == 1 || !s.controls, "--controls: train them on one rank; leave --ranks out");
   check(!s.controls || s.is_grid(), "--controls: only --task life, ising and images have them");
+  check(!(s.resume && s.seconds > 0), "--seconds (", s.seconds,
+        "): --resume goes on to the --steps of the checkpoint; leave it out");
+  check(!(options.given("--steps") && s.seconds > 0 && !s.resume), "--seconds (", s.seconds, "): --steps ", s.steps,
+        " is given too; leave one of them out");
+}
+
+void check_decided(const Settings& s) {
+  check(s.pattern_odd.empty() || s.layers > 1, "--pattern-odd (", s.pattern_odd,
+        "): --layers 1 has block 0 alone; leave it out, or take more layers");
+  check(s.pattern_odd.empty() || (!s.order.starts_with("auto") && s.order.find("scope=segment") == s.order.npos),
+        "--pattern-odd (", s.pattern_odd, "): --order ", s.order, " follows one pattern; name another");
   const hilt::Grid grid = board_of(s);  // whatever the task: a typing error is one
   if (s.is_ising())
     check(std::max(grid.height, grid.width) <= Ising::kMostSide, "--grid (", s.grid,
@@ -228,10 +278,6 @@ void check_settings(const program::Options& options, const Settings& s) {
   }
   check(s.warmup <= s.steps || s.seconds > 0, "--warmup (", s.warmup, "): longer than the whole run, --steps ",
         s.steps);
-  check(!(s.resume && s.seconds > 0), "--seconds (", s.seconds,
-        "): --resume goes on to the --steps of the checkpoint; leave it out");
-  check(!(options.given("--steps") && s.seconds > 0 && !s.resume), "--seconds (", s.seconds, "): --steps ", s.steps,
-        " is given too; leave one of them out");
 }
 
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s) {
@@ -244,7 +290,7 @@ std::map<std::string, std::string> decisive(const program::Options& options, con
   return out;
 }
 
-std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary) {
+std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary, const Stage& stage) {
   const auto seed = static_cast<std::uint64_t>(s.seed);
   if (s.task == "stories") return stories_task(s.context, seed);
   if (s.is_grid()) {
@@ -257,7 +303,7 @@ std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabular
   const Alphabet alphabet = s.vocabulary == "bytes" ? Alphabet::bytes
                             : s.vocabulary == "bpe" ? Alphabet::bpe
                                                     : Alphabet::characters;
-  return text_task(s.text, alphabet, s.context, seed, vocabulary, s.tokenizer, s.dry_run ? "" : s.out);
+  return text_task(s.text, alphabet, s.context, seed, vocabulary, s.tokenizer, s.dry_run ? "" : s.out, stage);
 }
 
 hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index classes) {

@@ -53,16 +53,23 @@ inline constexpr const char *kModel = "The model", *kRun = "The run", *kCall = "
 void declare(program::Options& options, Settings& s);
 /// Those of `sample`, which `train` has too.
 void declare_sampling(program::Options& options, Settings& s);
-/// What --from asks for: its weights in `model`, whose kind it must be.
-void take_weights(hilt::Transformer& model, const Settings& s);
+/// What --from asks for.
+hilt::Transformer read_weights(const Settings& s);
+/// Its weights in `model`, whose kind it must be.
+void take_weights(hilt::Transformer& model, hilt::Transformer theirs, const Settings& s);
+/// Throws Code::not_a_number where a weight of a file is none.
+void check_finite(const hilt::NamedParameters& weights, const std::string& path);
 void adopt_defaults(program::Options& options, Settings& s);
-/// Refuses what cannot be, and warns on stderr of what is pointless.
+/// Refuses what cannot be asked for in one call.
 void check_settings(const program::Options& options, const Settings& s);
+/// Refuses what no run can be, whoever says so: the options or a checkpoint.
+void check_decided(const Settings& s);
 
 /// The options that decide a run's numbers, by name: a checkpoint keeps them, a resumed run shares.
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s);
 
-std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt);
+std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt,
+                                const Stage& stage = {});
 /// A model of so many kinds of inputs (of images: numbers of a patch) and outputs, or as many.
 hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index classes = 0);
 /// What besides options decides the numbers: blocks read from a file, an order that is forced.

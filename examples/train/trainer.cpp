@@ -17,6 +17,7 @@ Trainer::Trainer(hilt::Transformer model, std::shared_ptr<const Task> task, std:
       task_(std::move(task)),
       model_(std::move(model)),
       optimizer_(adamw),
+      decay_(adamw.weight_decay),
       parameters_(hilt::parameters_of(model_)),
       noise_(seed ^ kNoiseSeed),
       replay_(device_) {
@@ -134,7 +135,7 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool s
     optimizer_.set_steps(updates);  // nothing was updated
     if (!is_scaled() || !std::isfinite(loss) || scale_ <= 1) {
       rows_ = rows;
-      explain(loss, here, clip);
+      explain(loss, here, lr * decay_ > 2 ? "--weight-decay" : clip > 0 ? "--lr" : "--lr, or set --clip 1");
     }
     whole_ = true;
     rescale(0.5);
@@ -148,7 +149,7 @@ void Trainer::rescale(double by) {
 }
 
 // Once more, looking where it begins.
-void Trainer::explain(double loss, const hilt::RandomKey& noise, double clip) {
+void Trainer::explain(double loss, const hilt::RandomKey& noise, const char* what_to_lower) {
   loss_ = {}, norm_ = {}, gradients_ = {};
   replay_ = hilt::Replay(device_);  // its memory serves what follows
   std::string why;
@@ -164,7 +165,7 @@ void Trainer::explain(double loss, const hilt::RandomKey& noise, double clip) {
   } catch (const hilt::Error& e) { why = e.what(); }
   noise_.set_state(noise);
   hilt::fail_with(hilt::Code::not_a_number, "loss (", loss, "): not finite at step ", steps() + 1, ": ", why,
-                  "; lower --lr", clip > 0 ? "" : ", or set --clip 1");
+                  "; lower ", what_to_lower);
 }
 
 Evaluation Trainer::evaluate(Index rows, Index batch) {

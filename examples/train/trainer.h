@@ -61,7 +61,7 @@ class Trainer {
   void rescale(double by);
   void load(Index batch, Index accumulate);
   void pass(bool checked);
-  [[noreturn]] void explain(double loss, const hilt::RandomKey& noise, double clip);
+  [[noreturn]] void explain(double loss, const hilt::RandomKey& noise, const char* what_to_lower);
   hilt::RankGrid::Part part_of(const hilt::Batch& whole) const;
 
   hilt::Device device_;
@@ -69,6 +69,7 @@ class Trainer {
   std::shared_ptr<const Task> task_;
   hilt::Transformer model_;
   hilt::AdamWOptimizer optimizer_;
+  double decay_;  // of weights, by each update and the rate: more than 2 of it makes them grow
   hilt::NamedParameters parameters_;
   hilt::Generator noise_;  // of dropout
   bool whole_ = true;

@@ -18,10 +18,10 @@ void describe(const Settings& s, const hilt::TransformerConfig& config, const Me
             << program::terms_in_words(s) << ", backward " << s.backward << '\n'
             << "memory: parameters " << report::bytes(memory.parameters) << ", gradients "
             << report::bytes(memory.gradients) << ", moments " << report::bytes(memory.moments) << ", activations "
-            << report::bytes(memory.activations) << ", working " << report::bytes(memory.working) << "; planned "
-            << report::bytes(memory.total()) << '\n'
+            << report::bytes(memory.activations) << ", working " << report::bytes(memory.working)
+            << (memory.is_whole ? "; planned " : "; planned at least ") << report::bytes(memory.total()) << '\n'
             << "machine: " << info.threads << " threads, " << info.isa_active << ", products by " << info.blas << '\n';
-  for (Index i = 0; i < std::ssize(hilt::attention_configs(config)); ++i)
+  for (Index i = 0; memory.is_whole && i < std::ssize(hilt::attention_configs(config)); ++i)
     for (const std::string& line : program::oddities_of(*plan_of(config, i), i == 0 ? "--pattern" : "--pattern-odd"))
       warn(line);
 }

@@ -78,7 +78,10 @@ TEST(Bpe, ALongTextIsItsTokens) {
   text += std::string(kPiece - 4 - text.size(), ' ') + "don't " + part;  // the piece ends before the t
   const std::string path = dir.file("text", text);
   const Vocabulary vocabulary = Vocabulary::pairs(golden_tokenizer());
-  const auto task = text_task(path, Alphabet::bpe, 30, 1, vocabulary, "", dir.path("out"));
+  const std::string out = dir.path("out");
+  std::filesystem::create_directory(out);
+  const auto kept = [&](const std::string& name) { return out + '/' + name; };
+  const auto task = text_task(path, Alphabet::bpe, 30, 1, vocabulary, "", out, kept);
   const std::filesystem::path file = std::filesystem::directory_iterator(dir.path("out"))->path();
   std::vector<std::int32_t> tokens(std::filesystem::file_size(file) / sizeof(std::int32_t));
   const auto bytes = static_cast<std::streamsize>(tokens.size() * sizeof tokens[0]);
@@ -91,7 +94,7 @@ TEST(Bpe, ALongTextIsItsTokens) {
   ASSERT_NE(found, tokens.end());
   EXPECT_TRUE(std::equal(targets.begin(), targets.end(), found + 1));
   const auto written = std::filesystem::last_write_time(file);
-  text_task(path, Alphabet::bpe, 30, 1, vocabulary, "", dir.path("out"));
+  text_task(path, Alphabet::bpe, 30, 1, vocabulary, "", out, kept);
   EXPECT_EQ(std::filesystem::last_write_time(file), written);
   const Index count = text_task(path, Alphabet::bpe, 30, 1, std::nullopt, "train:300")->tokens();  // leaves no file
   EXPECT_EQ(count, 300);
@@ -114,7 +117,7 @@ TEST(Bpe, WhatIsNotGpt2sIsNamed) {
   EXPECT_TRUE(why("/model/merges/0", "a").starts_with("data: t: merge 'a': its parts"));
   EXPECT_TRUE(why("/model/merges/0", {"a", "\u6771"}).starts_with("data: t: merge 'a "));
   EXPECT_TRUE(why("/model/vocab/!", 1 << 30).starts_with("data: t: token ! has number 1073741824, at most "));
-  EXPECT_TRUE(why("/model/vocab/!", "x").starts_with("data: t: not a tokenizer of byte pairs: "));
+  EXPECT_TRUE(why("/model/vocab/!", "x").starts_with("data: t: token ! has number \"x\", at most "));
   json lacks = golden()["tokenizer"];
   lacks["model"]["vocab"].erase("!");
   EXPECT_EQ(error_of([&] { Bpe::from_json(lacks.dump(), "t"); }),
@@ -122,14 +125,24 @@ TEST(Bpe, WhatIsNotGpt2sIsNamed) {
   EXPECT_TRUE(why("/model/vocab/!", 2000000).starts_with("data: t: token ! has number 2000000, at most ")) << "no text";
   EXPECT_TRUE(why("/model/vocab/!", 3.5).starts_with("data: t: token ! has number 3.5, at most "));
   EXPECT_TRUE(why("/model/vocab/!", -1).starts_with("data: t: token ! has number -1, at most "));
+  EXPECT_EQ(why("/model/merges/0", {"t", "h", "e"}),
+            "data: t: merge [\"t\",\"h\",\"e\"] is not GPT-2's, which alone is known here");
+  EXPECT_EQ(why("/model/merges", nullptr), "data: t: 'merges' should be of type array, is null");
+  EXPECT_EQ(why("/model", nullptr), "data: t: 'model' should be of type object, is null");
+  EXPECT_EQ(why("/model/dropout", 0.0), "nothing");
+  EXPECT_EQ(why("/model/dropout", 0.1), "data: t: dropout 0.1 is not GPT-2's, which alone is known here");
+  const json& known = golden()["tokenizer"]["model"]["vocab"];
+  EXPECT_EQ(why("/model/vocab/!", known["a"]), "data: t: tokens a and ! both have number " + known["a"].dump());
+  const json added{{{"id", 500}, {"content", "fox"}, {"special", false}}};
+  EXPECT_TRUE(why("/added_tokens", added).starts_with("data: t: added token that is not special {"));
   const std::string deep = std::string(300000, '[') + std::string(300000, ']');  // deeper than a stack
   EXPECT_EQ(error_of([&] { Bpe::from_json("{\"model\": {\"type\": " + deep + "}}", "t"); }),
-            "data: t: nested more than 16 deep, as no tokenizer is");
+            "data: t: nested more than 16 deep");
   const Temporary pair;
   (void)(pair.file("vocab.json", deep), pair.file("merges.txt", ""));
   EXPECT_EQ(error_of([&] { Bpe::from_directory(pair.directory()); }),
-            "data: --tokenizer (" + pair.directory() + "): nested more than 16 deep, as no tokenizer is");
-  EXPECT_TRUE(error_of([] { Bpe::from_json("{", "t"); }).starts_with("data: t: not a tokenizer of byte pairs: "));
+            "data: --tokenizer (" + pair.directory() + "/vocab.json): nested more than 16 deep");
+  EXPECT_EQ(error_of([] { Bpe::from_json("{", "t"); }), "data: t: not JSON at byte 1");
   EXPECT_TRUE(error_of([] { Bpe::from_directory("/none"); }).starts_with("data: --tokenizer (/none/tokenizer.json): "));
   const Temporary dir;
   std::string bad(3000, 'x');

@@ -378,13 +378,11 @@ TEST(Images, WhatIsNoneIsNamed) {
             "data: --labels (y.npy): label -2 of image 2 is outside 0..65535");
   EXPECT_EQ(refusal(x, from_values<std::int64_t>({0, 1, 2, 65536, 0}, {5})),
             "data: --labels (y.npy): label 65536 of image 3 is outside 0..65535");
-  EXPECT_TRUE(error_of([&] { (void)patches_of(broken, 2); }).starts_with("data: --images (" + broken + "): "))
+  EXPECT_TRUE(error_of([&] { (void)patches_of(broken, 2); }).starts_with("data: " + broken + ": "))
       << error_of([&] { (void)patches_of(broken, 2); });
   write_npy(images, x);
   EXPECT_EQ(error_of([&] { (void)images_task(images, labels, {4, 4, 2}, 1); }).substr(0, 15), "data: --images ");
-  EXPECT_TRUE(error_of([&] {
-                (void)images_task(images, broken, {2, 2, 2}, 1);
-              }).starts_with("data: --labels (" + broken + "): "));
+  EXPECT_TRUE(error_of([&] { (void)images_task(images, broken, {2, 2, 2}, 1); }).starts_with("data: " + broken + ": "));
 }
 
 TEST(Images, ShapesAreAllThereAndAreTheSameAgain) {

@@ -34,7 +34,7 @@ refused 2 '--keep (1): must be 2..1048576' --keep 1
 refused 2 '--warmup (50): longer than the whole run, --steps 10' --steps 10 --warmup 50
 refused 2 '--seconds (5): --steps 10 is given too; leave one of them out' --steps 10 --seconds 5
 refused 2 '--text: --task text needs a file; name one' --task text
-refused 2 '--text (x): --task life reads no file; leave one of them out' --task life --text x
+refused 2 '--text (x): --task life has no use for it; leave it out' --task life --text x
 refused 2 '--relative (31x32): 32 is even; offsets from -r to r are 2 r + 1' --relative 31x32
 refused 2 '--relative (3x3): table [8, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW' \
   --relative 3x3
@@ -47,8 +47,7 @@ refused 2 "'--documents': no such option; --help lists all" --documents 64,64
 refused 2 '--controls: only --task life, ising and images have them' --controls
 refused 2 '--grid (13x12): the exact answer of --task ising is known up to 12x12' --task ising --grid 13x12
 refused 2 '--labels (y.npy): needs --images, what they are of' --task images --labels y.npy
-refused 2 '--images (x.npy): --task life reads no images; leave one of them out' --task life --images x.npy \
-  --labels y.npy
+refused 2 '--images (x.npy): --task life has no use for it; leave it out' --task life --images x.npy --labels y.npy
 refused 3 '--images (none.npy): cannot open: No such file or directory' --images none.npy --labels y.npy
 refused 2 '--sequence-ranks (2): an image has one label, of all its patches; let --ranks divide the batch' \
   --task images --ranks 2 --sequence-ranks 2

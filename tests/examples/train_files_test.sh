@@ -265,35 +265,6 @@ release gone-at-the-end
 ends 0 gone-at-the-end
 [[ -f $(printf 'gone-at-the-end/ckpt-%06d.safetensors' $steps) && ! -e text ]] || fail 'a text was there to the end, or its run was not saved'
 
-# Two into one new directory: who comes to the lock second looks again. It has seen that there is no directory, and reads its
-# tokenizer from a pipe until the other is done.
-cp other text
-mkdir tokenizer
-mkfifo tokenizer/merges.txt
-python3 - <<'PY'
-import json
-seen = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b]
-hidden = [b for b in range(256) if b not in seen]
-json.dump({chr(b if b in seen else 256 + hidden.index(b)): b for b in range(256)}, open('tokenizer/vocab.json', 'w'))
-PY
-exec {hold}<>tokenizer/merges.txt
-# shellcheck disable=SC2086
-(let_go; exec "$train" $tiny --text text --tokenizer tokenizer --steps 3 --out raced) >late.out 2>late.err </dev/null &
-late=$!
-reads() {  # the trainer itself: before it, a shell with the other end of the pipe has this number
-  [[ /proc/$late/exe -ef $train ]] || return 1
-  for file in "/proc/$late/fd"/*; do [[ ! $file -ef tokenizer/merges.txt ]] || return 0; done
-  return 1
-}
-seen $late reads || fail "a tokenizer is not read: $(cat late.err)"
-[[ ! -e raced ]] || fail 'a directory was made before a tokenizer was read'
-run 0 --steps 2 --out raced
-echo '#version: 0.2' >&"$hold"
-let_go
-status=0; wait $late || status=$?
-[[ $status == 2 ]] || fail "a second run into a new directory: $status, $(cat late.err)"
-grep -qF -- '--out (raced): holds a run already, up to ckpt-000002.safetensors' late.err || fail "a second run into a new directory: $(cat late.err)"
-
 # A terminal that closes, a batch system that ends its jobs; nohup.
 signals='HUP TERM INT'
 (( (0x$(awk '/^SigIgn/ { print $2 }' /proc/$$/status) & 1) == 0 )) || signals='TERM INT'  # this test runs under nohup itself
@@ -341,7 +312,7 @@ rm -r vanished
 kill -CONT $running
 release vanished
 ends 3 vanished nothing
-says err 'train: error: vanished: cannot write: No such file or directory'
+says err 'train: error: --out (vanished): cannot write: No such file or directory'
 
 # ---- samples ----
 expect 0 'a sample' "$train" --sample-only --out whole --prompt 'Mia has a' --tokens 30 --seed 5
@@ -401,7 +372,7 @@ cmp bad/ckpt-000020.safetensors whole/ckpt-000020.safetensors || fail 'a run res
 begin shared
 # shellcheck disable=SC2086
 expect 3 'a second trainer' "$train" $tiny --steps 10 --out shared
-says err 'another trainer writes to this directory'
+says err 'another program writes to this directory'
 # ---- an interrupt: the step is finished, a checkpoint saved, 130 ----
 kill -INT $running; ends 130 shared
 step=$(tail -1 shared/log.jsonl | sed 's/{"step":\([0-9]*\),.*/\1/')

@@ -85,11 +85,13 @@ TEST(Checkpoint, ComesBackWhole) {
 
 TEST(Checkpoint, CountsWhatCanBeCounted) {
   const Temporary dir;
-  save_checkpoint(dir.directory(), 1, items(), {{"rows", "18446744073709551615"}}, 2);
+  save_checkpoint(dir.directory(), 1, items(), {{"rows", "18446744073709551615"}, {"next", "9223372036854775807"}}, 2);
   const Checkpoint c(path_in(dir, 1));
   EXPECT_EQ(c.get_number("rows"), ~std::uint64_t{0});
   EXPECT_EQ(without(dir, error_of([&] { (void)c.get_index("rows"); })),
             "data: ckpt-000001.safetensors: metadata 'rows' is 18446744073709551615, more than anything is counted to");
+  EXPECT_EQ(without(dir, error_of([&] { (void)c.get_index("next"); })),  // nothing could come after it
+            "data: ckpt-000001.safetensors: metadata 'next' is 9223372036854775807, more than anything is counted to");
 }
 
 TEST(Checkpoint, EqualStatesAreEqualFiles) {
@@ -251,7 +253,7 @@ TEST(DirectoryLock, IsHeldByOneAndEndsWithItsProcess) {
     const DirectoryLock lock(dir.directory());
     EXPECT_EQ(error_of([&] { DirectoryLock second(dir.directory()); }),
               "data: " + dir.directory() +
-                  ": another trainer writes to this directory; wait for it or name another directory");
+                  ": another program writes to this directory; wait for it or name another directory");
   }
   const DirectoryLock again(dir.directory());
   EXPECT_EQ(

@@ -8,16 +8,14 @@
 #include "bpe.h"
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <queue>
 #include <set>
 #include <sstream>
+#include "json_file.h"
 
 namespace train {
 
 using namespace hilt;
-using nlohmann::json;
 
 // ---- words --------------------------------------------------------------------------------------
 namespace {
@@ -131,24 +129,6 @@ std::string from_shown(const std::string& text) {
   return out;
 }
 
-std::string content_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream content;
-  content << file.rdbuf();
-  if (!file)
-    fail_with(Code::data, "--tokenizer (", path,
-              "): cannot read; it must hold vocab.json and merges.txt, or tokenizer.json");
-  return content.str();
-}
-
-/// Refuses deep nesting, because copying or printing JSON recurses at each level.
-json parsed(std::string_view text, const std::string& what, bool throws) {
-  const auto shallow = [&](int depth, json::parse_event_t, json&) {
-    return depth < 16 ? true : (fail_with(Code::data, what, ": nested more than 16 deep, as no tokenizer is"), false);
-  };
-  return json::parse(text, shallow, throws);
-}
-
 }  // namespace
 
 void Bpe::add_merge(const Pair& pair, std::int32_t token) {
@@ -163,22 +143,26 @@ const Bpe::Merge* Bpe::find(std::int32_t left, std::int32_t right) const {
 }
 
 Bpe Bpe::from_directory(const std::string& directory) {
-  const std::string vocabulary = directory + "/vocab.json", merges = directory + "/merges.txt";
-  if (!std::filesystem::exists(vocabulary))
-    return from_json(content_of(directory + "/tokenizer.json"), "--tokenizer (" + directory + "/tokenizer.json)");
+  constexpr const char* kOption = "--tokenizer";
+  const auto named = [&](const char* file) { return std::string(kOption) + " (" + directory + file + ")"; };
+  const auto content = [&](const char* file) { return content_of(directory + file, kOption); };
+  if (!std::filesystem::exists(directory + "/vocab.json"))
+    return from_json(content("/tokenizer.json"), named("/tokenizer.json"));
+  const std::string merges = content("/merges.txt");
+  for (std::size_t at = 0; at < merges.size();)
+    if (!next_utf8(merges, at)) fail_with(Code::data, named("/merges.txt"), ": invalid UTF-8 at byte ", at);
   json list = json::array();
-  std::istringstream lines(content_of(merges));
+  std::istringstream lines(merges);
   for (std::string line; std::getline(lines, line);)
     if (!line.empty() && !line.starts_with("#version")) list.push_back(line);
-  const std::string what = "--tokenizer (" + directory + ")";
-  const json vocab = parsed(content_of(vocabulary), what, false);
-  return from_json(json{{"model", {{"vocab", vocab}, {"merges", list}}}}.dump(), what);
+  const json vocab = read_json(content("/vocab.json"), named("/vocab.json"));
+  return from_json(json{{"model", {{"vocab", vocab}, {"merges", list}}}}.dump(), named(""));
 }
 
 Bpe Bpe::from_json(std::string_view text, const std::string& what) try {
   const std::size_t kMost = std::min(text.size() / 4, std::size_t{1} << 22);  // tokens: each takes text
-  const json all = parsed(text, what, true);
-  const json& model = all.at("model");
+  const json all = read_json(text, what);
+  const json& model = member(all, "model", json::value_t::object, what);
   const auto refuse = [&](const std::string& name, const json& value) {
     fail_with(Code::data, what, ": ", name, " ", value.dump(), " is not GPT-2's, which alone is known here");
   };
@@ -188,6 +172,7 @@ Bpe Bpe::from_json(std::string_view text, const std::string& what) try {
   plain(model, "type", "BPE");
   for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) plain(model, name, "");
   for (const char* name : {"byte_fallback", "ignore_merges"}) plain(model, name, false);
+  plain(model, "dropout", 0);
   plain(all, "normalizer", nullptr);
   if (all.contains("pre_tokenizer")) {
     const json& words = all["pre_tokenizer"];
@@ -198,20 +183,24 @@ Bpe Bpe::from_json(std::string_view text, const std::string& what) try {
   Bpe out;
   std::unordered_map<std::string, std::int32_t> token_of;
   const auto place = [&](const std::string& name, const json& id, const std::string& bytes) {
-    const std::size_t at = id.is_number_float() ? kMost : id.get<std::size_t>();
+    const std::size_t at = id.is_number_unsigned() ? id.get<std::size_t>() : kMost;
     if (at >= kMost)
       fail_with(Code::data, what, ": token ", name, " has number ", id.dump(), ", at most ", kMost - 1, " is read");
     if (at >= out.bytes_.size()) out.bytes_.resize(at + 1);
+    if (!out.bytes_[at].empty() && out.bytes_[at] != bytes)
+      fail_with(Code::data, what, ": tokens ", name, " and ", to_shown(out.bytes_[at]), " both have number ", at);
     out.bytes_[at] = bytes, token_of[name] = static_cast<std::int32_t>(at);
   };
-  for (const auto& [name, id] : model.at("vocab").items()) place(name, id, from_shown(name));
+  for (const auto& [name, id] : member(model, "vocab", json::value_t::object, what).items())
+    place(name, id, from_shown(name));
   for (std::size_t b = 0; b < 256; ++b) {
     const std::string name = to_shown(std::string(1, static_cast<char>(b)));
     if (!token_of.contains(name))
       fail_with(Code::data, what, ": its vocabulary lacks byte ", b, ", ", name, "; GPT-2's has all 256");
     out.token_of_[b] = token_of[name];
   }
-  for (const json& merge : model.at("merges")) {
+  for (const json& merge : member(model, "merges", json::value_t::array, what)) {
+    if (!merge.is_string() && merge.size() != 2) refuse("merge", merge);
     const std::string pair = merge.is_string() ? merge.get<std::string>()
                                                : merge.at(0).get<std::string>() + ' ' + merge.at(1).get<std::string>();
     const std::size_t blank = pair.find(' ');
@@ -224,10 +213,14 @@ Bpe Bpe::from_json(std::string_view text, const std::string& what) try {
     out.add_merge({left->second, right->second}, both->second);
   }
   if (all.contains("added_tokens"))
-    for (const json& added : all["added_tokens"]) place(added.at("content"), added.at("id"), added.at("content"));
+    for (const json& added : all["added_tokens"]) {
+      if (!added.at("special").get<bool>())
+        refuse("added token that is not special", added);  // they are cut out of words
+      place(added.at("content"), added.at("id"), added.at("content"));
+    }
   return out;
-} catch (const json::exception& e) {
-  fail_with(Code::data, what, ": not a tokenizer of byte pairs: ", shown(e.what(), 100));
+} catch (const json::exception&) {
+  fail_with(Code::data, what, ": not a tokenizer of byte pairs: a value in it is of another type than GPT-2's");
 }
 
 std::string Bpe::text() const {

@@ -32,6 +32,11 @@ class File {
           : S_ISDIR(status.st_mode) ? "is a directory; expected a text"
                                     : "is not a regular file; expected a text");
     }
+    char byte = 0;  // of files that the system makes as they are read, nobody knows the size
+    if (status.st_size == 0 && ::read(descriptor_, &byte, 1) == 1) {
+      ::close(descriptor_);
+      bad("has no size, as files in /proc; copy it to another place");
+    }
     size_ = status.st_size;
     written_ = time_of(status);
   }
@@ -130,6 +135,6 @@ class TextRows : public Task {
 /// text_task where tokens are byte pairs.
 std::unique_ptr<Task> pairs_task(const std::string& path, Index length, std::uint64_t seed,
                                  const std::optional<Vocabulary>& vocabulary, const std::string& tokenizer,
-                                 const std::string& keep_in);
+                                 const std::string& keep_in, const Stage& stage);
 
 }  // namespace train

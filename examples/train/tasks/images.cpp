@@ -94,16 +94,8 @@ class ShapesTask : public PatchTask {
   }
 };
 
-template <class F> auto named(const std::string& option, const std::string& path, F&& f) try {
-  return f();
-} catch (const Error& e) {
-  const std::string_view what = e.what();
-  if (e.code() != Code::data || !what.starts_with(path)) throw;
-  fail_with(e.code(), option, " (", path, ")", what.substr(path.size()));
-}
-
 Tensor read_images(const std::string& path) {
-  const Tensor x = named("--images", path, [&] { return read_npy(path); });
+  const Tensor x = read_npy(path);
   if ((x.rank() != 3 && x.rank() != 4) || x.numel() == 0)
     fail_with(Code::data, "--images (", path, "): has shape ", x.shape(), "; expected [N, H, W] or [N, H, W, C]");
   return x;
@@ -144,7 +136,7 @@ class ImagesTask : public PatchTask {
   void read_labels(const std::string& path, Index count) {
     constexpr std::int64_t kMostClasses = 1 << 16;
     const auto bad = [&](const auto&... parts) { fail_with(Code::data, "--labels (", path, "): ", parts...); };
-    const NpyIntegers read = named("--labels", path, [&] { return read_npy_integers(path); });
+    const NpyIntegers read = read_npy_integers(path);
     if (is_floating(read.dtype)) bad("is ", read.dtype, "; labels are integers");
     if (read.shape != Shape{count}) bad("has shape ", read.shape, "; expected [", count, "], a label for each image");
     for (std::size_t i = 0; i < read.values.size(); ++i) {

@@ -48,12 +48,9 @@ Bpe tokenizer_of(const File& file, const std::string& tokenizer) {
   return Bpe::trained(words, size);
 }
 
-/// Writes the tokens of a text; whole, or not under this name.
+/// Writes the tokens of a text.
 void tokenize(const File& text, const Bpe& bpe, const std::string& path) {
-  char ending[16];
-  std::snprintf(ending, sizeof ending, ".tmp.%08x", std::random_device{}());
-  const std::string unfinished = path + ending;
-  std::ofstream out(unfinished, std::ios::binary);
+  std::ofstream out(path, std::ios::binary);
   const auto write = [&](const std::vector<std::int32_t>& tokens) {
     out.write(reinterpret_cast<const char*>(tokens.data()),
               static_cast<std::streamsize>(tokens.size() * sizeof tokens[0]));
@@ -74,13 +71,11 @@ void tokenize(const File& text, const Bpe& bpe, const std::string& path) {
     write(ready);
     text.check_unchanged();
     out.close();
-    std::error_code failed;
-    if (out) std::filesystem::rename(unfinished, path, failed);
-    if (!out || failed)
+    if (!out)
       fail_with(Code::data, path, ": cannot write the tokens of a text there: ", std::strerror(errno),
                 "; name a directory with room with --out");
   } catch (...) {
-    ::unlink(unfinished.c_str());
+    ::unlink(path.c_str());
     throw;
   }
 }
@@ -88,7 +83,7 @@ void tokenize(const File& text, const Bpe& bpe, const std::string& path) {
 class PairsTask : public TextRows {
  public:
   PairsTask(const std::string& path, Index length, std::uint64_t seed, const std::optional<Vocabulary>& vocabulary,
-            const std::string& tokenizer, const std::string& keep_in)
+            const std::string& tokenizer, const std::string& keep_in, const Stage& stage)
       : TextRows(length, seed) {
     File text(path);
     if (text.size() == 0) text.bad("is empty; expected a text");
@@ -97,15 +92,17 @@ class PairsTask : public TextRows {
     classes_ = tokens_ = vocabulary_.size();
     identity_ = text.identify();
     const std::string pairs = vocabulary_.text(), &sum = identity_.at("text.checksum");
-    char name[64];
-    std::snprintf(name, sizeof name, "/tokens-%016" PRIx64 ".i32",
+    char name[64], ending[16];
+    std::snprintf(name, sizeof name, "tokens-%016" PRIx64 ".i32",
                   checksum(checksum(0, pairs.data(), pairs.size()), sum.data(), sum.size()));
-    const std::string directory = keep_in.empty() ? std::filesystem::temp_directory_path().string() : keep_in;
-    std::error_code failed;
-    std::filesystem::create_directories(directory, failed);  // where it fails, writing says so
-    if (!std::filesystem::exists(directory + name)) tokenize(text, *vocabulary_.bpe(), directory + name);
-    file_.emplace(directory + name, "tokens");
-    if (keep_in.empty()) ::unlink((directory + name).c_str());
+    std::snprintf(ending, sizeof ending, ".tmp.%08x", std::random_device{}());
+    const bool is_there = std::filesystem::is_directory(keep_in),
+               kept = is_there && std::filesystem::exists(keep_in + '/' + name);
+    const std::string directory = is_there ? keep_in : std::filesystem::temp_directory_path().string();
+    const std::string file = !kept && stage ? stage(name) : directory + '/' + name + (kept ? "" : ending);
+    if (!kept) tokenize(text, *vocabulary_.bpe(), file);
+    file_.emplace(file, "tokens");
+    if (!kept && !stage) ::unlink(file.c_str());
     units_ = file_->size() / kBytes;
     split_ = split_of(text, units_, "tokens", length);
   }
@@ -125,8 +122,8 @@ class PairsTask : public TextRows {
 
 std::unique_ptr<Task> pairs_task(const std::string& path, Index length, std::uint64_t seed,
                                  const std::optional<Vocabulary>& vocabulary, const std::string& tokenizer,
-                                 const std::string& keep_in) {
-  return std::make_unique<PairsTask>(path, length, seed, vocabulary, tokenizer, keep_in);
+                                 const std::string& keep_in, const Stage& stage) {
+  return std::make_unique<PairsTask>(path, length, seed, vocabulary, tokenizer, keep_in, stage);
 }
 
 }  // namespace train

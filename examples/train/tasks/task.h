@@ -1,5 +1,6 @@
 #pragma once
 #include <hilt/hilt.h>
+#include <functional>
 
 // What there is to learn: rows of tokens with their targets, functions of seed, split and number.
 
@@ -91,13 +92,17 @@ class Task {
   hilt::SafetensorsMetadata identity_;
 };
 
+/// Where to write what will be called so.
+using Stage = std::function<std::string(const std::string& name)>;
+
 /// Runs of `length` tokens from anywhere in a file, which is read where it is needed; the last
 /// tenth is for validation, and rows of one that changed throw Code::data. `vocabulary` replaces
-/// the file's own. Byte pairs are those of `tokenizer`, a directory or "train:N"; tokens go to a
-/// file in `keep_in`, or to one without a name.
+/// the file's own. Byte pairs are those of `tokenizer`, a directory or "train:N". Their tokens are a
+/// file in `keep_in`; one that is not there is made where `stage` says, or has no name.
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
                                 const std::optional<Vocabulary>& vocabulary = std::nullopt,
-                                const std::string& tokenizer = "", const std::string& keep_in = "");
+                                const std::string& tokenizer = "", const std::string& keep_in = "",
+                                const Stage& stage = {});
 
 /// What simpler readers reach, in nats a target, after counting in rows of the training split: that
 /// knows how often each class is; that also knows the token before (for life: the cell itself).

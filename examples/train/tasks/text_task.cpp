@@ -95,8 +95,8 @@ class TextTask : public TextRows {
 
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
                                 const std::optional<Vocabulary>& vocabulary, const std::string& tokenizer,
-                                const std::string& keep_in) {
-  if (alphabet == Alphabet::bpe) return pairs_task(path, length, seed, vocabulary, tokenizer, keep_in);
+                                const std::string& keep_in, const Stage& stage) {
+  if (alphabet == Alphabet::bpe) return pairs_task(path, length, seed, vocabulary, tokenizer, keep_in, stage);
   return std::make_unique<TextTask>(path, alphabet, length, seed, vocabulary);
 }
 
