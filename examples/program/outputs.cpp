@@ -110,7 +110,7 @@ void Outputs::commit() {
     fs::rename(temporary, path, error);
     if (error) fail_file(path, error.message());
   }
-  if (!staged_.empty()) sync(directory_);
+  if (!staged_.empty()) sync(directory_), made_.clear();
   staged_.clear();
 }
 
