@@ -202,8 +202,8 @@ std::string threads_text(const Lesson& lesson);
 std::string kept_in_words(double taped_over_fused);
 /// What the orders' tiles say; of a set that was cut along one of them, that they say nothing.
 std::string order_verdict(const Lesson& lesson);
-/// The kernel that did a pass: the word before the colon of "forward on cpu: why". Hopper's faster
-/// way back has no why.
+/// The kernel that did a pass: the word before the colon of "forward on cpu: why". Hopper's ways
+/// back in one pass are told by their why: one owner has none, and parts that are added up say so.
 std::string route_of(const Lesson& lesson, const std::string& pass);
 /// Products of fused on the way back: 5, or 7 by a kernel that goes through the scores twice.
 int products_back(const Lesson& lesson);

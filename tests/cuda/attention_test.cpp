@@ -2,6 +2,7 @@
 // cores of any GPU, long groups, large head dims. The referee is the plain kernel in f32 on the
 // same numbers, which fuzzing holds against the definitions in f64.
 #include <gtest/gtest.h>
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -307,6 +308,62 @@ TEST_F(OnGpuAttention, RepeatsBitForBit) {
     repeats_bit_for_bit(c, repeats() / 4 + 1);  // there are many cases
   }
   std::cout << all_cases().size() << " configurations, " << repeats() / 4 + 1 << " repeats each" << std::endl;
+}
+
+/// dQ has parts from several owners of keys, which are added up in an order that the set fixes.
+std::vector<Case> added_up() {
+  std::vector<Case> out;
+  constexpr Causality token = Causality::token;
+  for (const Index dim : {40, 64, 96, 128}) {
+    const auto add = [&](Case c) {
+      c.dim = dim, c.batch = 7;
+      for (const DType type : {DType::bf16, DType::f16}) c.type = type, out.push_back(c);
+    };
+    add({.pattern = "dense", .order = "row", .length = 640});
+    add({.pattern = "dense", .order = "row", .length = 1000, .heads = 6, .kv_heads = 2, .causality = token});
+    add({.pattern = "segment:512", .order = "row", .length = 1024, .packed = true});
+    add({.pattern = "segment:384", .order = "row", .length = 1152, .heads = 4, .kv_heads = 1});
+    add({.pattern = "slide:700", .order = "row", .length = 2100});
+    if (dim <= 64) add({.pattern = "dense", .length = 1100, .heads = 3, .kv_heads = 3});
+  }
+  return out;
+}
+
+TEST_F(OnGpuAttention, AddsUpPartsOfSlopesInOnePass) {
+  Worst worst;
+  for (const Case& c : added_up()) {
+    SCOPED_TRACE(testing::Message() << c);
+    clear_attention_routes();
+    agrees_with_the_plain_kernel(c, worst);
+    EXPECT_TRUE(std::ranges::any_of(attention_routes(), [](const AttentionRoute& r) {
+      return r.pass == "backward" && r.reason.starts_with("in one pass");
+    }));
+  }
+  std::cout << "worst relative error: gradients " << worst.dx << std::endl;
+}
+
+// Whatever else is computed beside it.
+TEST_F(OnGpuAttention, ASequenceHasTheSameBitsAloneAndAmongSeven) {
+  for (const Case& c : added_up()) {
+    SCOPED_TRACE(testing::Message() << c);
+    const PlanPtr plan = plan_of(c);
+    const Inputs in = inputs_of(c);
+    const Result all = play(in, plan);
+    for (const Index row : {0, 4}) {
+      const auto its = [&](const Tensor& x) { return x ? clone(slice(x, 0, row, row + 1)) : x; };
+      const Result one = play({its(in.q), its(in.k), its(in.v), its(in.qkv), its(in.d_o)}, plan);
+      ASSERT_EQ(bits(one.o), bits(its(all.o)));
+      for (std::size_t i = 0; i < all.dx.size(); ++i)
+        ASSERT_EQ(bits(one.dx[i]), bits(its(all.dx[i]))) << "gradient " << i;
+    }
+  }
+}
+
+TEST_F(OnGpuAttention, SumsOfOnePassRepeatBitForBit) {
+  for (const Case& c : added_up()) {
+    SCOPED_TRACE(testing::Message() << c);
+    repeats_bit_for_bit(c, repeats() / 4 + 1);
+  }
 }
 
 // One segment full of NaN: its own rows are NaN, every other row keeps its bits.

@@ -76,7 +76,8 @@ TEST(Source, EveryStepHasOneLine) {
   const report::Json all = compare::steps();
   for (const report::Json& step : all["steps"]) {
     SCOPED_TRACE(step["id"].get<std::string>());
-    for (const char* where : {"hybrid", "cpu", "cpu_pairs", "plain", "mma", "hopper", "hopper_one_owner"}) {
+    for (const char* where :
+         {"hybrid", "cpu", "cpu_pairs", "plain", "mma", "hopper", "hopper_one_owner", "hopper_one_pass"}) {
       if (!step.contains(where)) continue;
       const report::Json line = compare::source_line(step[where]);
       ASSERT_FALSE(line.is_null()) << step[where] << ": exactly one line has that text; see steps.json";

@@ -116,12 +116,13 @@ struct BackwardPass : AttentionPass {
   bool delta_given = false;  // delta is not d_o . o alone
 };
 
-/// The kernels there are. hopper_one_owner goes back in one pass, the other GPU routes in two over
-/// scores. On a CPU most tiles of keys are multiplied whole, or taken pair by pair.
-enum class Route : unsigned char { cpu, cpu_pairs, plain, mma, hopper_one_owner, hopper };
+/// The kernels there are. hopper_one_owner and hopper_one_pass go back in one pass, the other GPU
+/// routes in two over scores. On a CPU most tiles of keys are multiplied whole, or taken pair by
+/// pair.
+enum class Route : unsigned char { cpu, cpu_pairs, plain, mma, hopper_one_owner, hopper_one_pass, hopper };
 /// What people see; HILT_ROUTE names plain, mma or hopper.
 constexpr std::string_view name_of(Route route) {
-  return std::array{"cpu", "cpu_pairs", "plain", "mma", "hopper", "hopper"}[static_cast<std::size_t>(route)];
+  return std::array{"cpu", "cpu_pairs", "plain", "mma", "hopper", "hopper", "hopper"}[static_cast<std::size_t>(route)];
 }
 
 /// How a pass runs, and what it wants of memory.

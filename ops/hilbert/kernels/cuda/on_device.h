@@ -1,7 +1,7 @@
 #pragma once
 #include <span>
 #include "core/dispatch.h"
-#include "ops/hilbert/kernels/hopper/visits.h"
+#include "ops/hilbert/kernels/hopper/schedule.h"
 
 // Private: a tiling where a GPU's kernels can read it.
 
@@ -53,9 +53,19 @@ struct VisitsView {
   bool paired;  // owners of keys, in a row, that visit the same kPairSteps steps or fewer, which no other does
 };
 
+/// The Schedule of its owners of keys, likewise.
+struct ScheduleView {
+  std::span<const VisitSide::Owner> owner;
+  std::span<const kernels::hopper::Schedule::Meeting> meeting;
+  Index tiles, masked;  // as there
+  bool complete;
+  bool follow;  // tokens of queries and of keys follow each other: rows lie in storage order
+};
+
 /// Copied there by the first call, kept as long as the tiling.
 const TilingView& on_device(const Tiling& t, Cuda where);
 const VisitsView& visits_on_device(const Tiling& t, Cuda where);
+const ScheduleView& schedule_on_device(const Tiling& t, Cuda where, Index queries);  // of a tile: 64 or 128
 
 /// Places, likewise.
 struct PlacesView {

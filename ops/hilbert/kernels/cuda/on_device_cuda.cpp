@@ -65,8 +65,15 @@ void each_list(const Visits& x, VisitsView& v, auto&& visit) {
   visit(x.mask, v.mask);
 }
 
-/// What `made` returns for a view, copied to a device, once.
-template <class View, class Make> const View& image_of(const Tiling& t, Cuda where, Make&& made) {
+using kernels::hopper::Schedule;
+void each_list(const Schedule& x, ScheduleView& v, auto&& visit) {
+  visit(x.owner, v.owner), visit(x.meeting, v.meeting);
+}
+
+/// What `made` returns for a view, copied to a device, once; once for each `which`, where a tiling
+/// has several.
+template <class View, class Make>
+const View& image_of(const Tiling& t, Cuda where, Make&& made, std::int32_t which = 0) {
   const auto copied = [&] {
     Image<View> image{};
     Packer pack;
@@ -76,7 +83,7 @@ template <class View, class Make> const View& image_of(const Tiling& t, Cuda whe
     each_list(lists, image.view, [&](const auto& list, auto& span) { pack.find(image.memory, list, span); });
     return image;
   };
-  return t.memo.get<Image<View>>({where.device}, copied).view;
+  return t.memo.get<Image<View>>({where.device, which}, copied).view;
 }
 
 /// See VisitsView.
@@ -148,6 +155,16 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
     view.queries.made = made.queries.made, view.keys.made = made.keys.made;
     return made;
   });
+}
+
+const ScheduleView& schedule_on_device(const Tiling& t, Cuda where, Index queries) {
+  const auto made = [&](ScheduleView& view) {
+    Schedule schedule = kernels::hopper::schedule_of(visits_of(t), queries);
+    view.tiles = schedule.tiles, view.masked = schedule.masked, view.complete = schedule.complete;
+    view.follow = t.q_token.counts_up() && t.k_token.counts_up();
+    return schedule;
+  };
+  return image_of<ScheduleView>(t, where, made, static_cast<std::int32_t>(queries));
 }
 
 }  // namespace hilt

@@ -28,10 +28,14 @@ std::optional<Route> forced() {
   fail("HILT_ROUTE (", text, "): must be plain, mma or hopper");
 }
 
+/// Queries of a tile of dQ, where Hopper's kernels add it up.
+Index queries_of(const AttentionPass& p) { return p.sizes.dim <= 64 ? 128 : 64; }
+
 // ---- why not: empty where a route can be taken --------------------------------------------------
 
 using Reason = std::string_view;
 
+constexpr Reason kOnePass = "in one pass that adds up dQ, as no one owner has all keys of a query";
 constexpr Reason kPlaces = "with dropout Hopper's kernels take documents only as one tiling a row";
 
 Reason why_not_hopper(Cuda where, const AttentionPass& p) {
@@ -56,6 +60,21 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   return {};
 }
 
+/// Of one pass that adds up dQ. What it is worth was measured: it saves two of seven products, and
+/// loses where most cells are masked, or where an owner gathers rows for few meetings.
+Reason why_not_one_pass(Cuda where, const BackwardPass& b) {
+  if (b.sizes.dim > 128) return "one pass takes head dims to 128";
+  if (b.sizes.dropout != 0) return "one pass knows no dropout";
+  if (visits_on_device(*b.tiling, where).keys.made > 0) return "one pass takes masks that a plan has";
+  const ScheduleView& s = schedule_on_device(*b.tiling, where, queries_of(b));
+  if (!s.complete) return "one pass wants a key for each query, and a query for each run of keys";
+  if (2 * s.masked > std::ssize(s.meeting)) return "most tiles are masked";
+  constexpr Index kMeetings = 8;
+  if (!s.follow && (b.sizes.dim > 64 || std::ssize(s.meeting) < kMeetings * std::ssize(s.owner)))
+    return "rows are gathered";
+  return {};
+}
+
 Reason why_not_mma(Cuda where, const AttentionPass& p) {
   const AttentionSizes& s = p.sizes;
   if (forced() == Route::plain) return "HILT_ROUTE says so";
@@ -74,11 +93,21 @@ Reason why_not_mma(Cuda where, const AttentionPass& p) {
 }
 
 /// What is zero before a pass: marks, where there can be any, and counts of items where Hopper's
-/// kernels take them as they come. And room for masks that a plan has not.
+/// kernels take them as they come. And room for masks that a plan has not, and for sums of dQ.
 struct Blank {
-  Tensor memory, masks;
+  Tensor memory, masks, counts, parts;
   Marks marks;
-  Blank(Cuda where, const AttentionPass& p, bool marked, const VisitsView* visits, bool backward) {
+  hopper::PartialSums sums{};
+  Blank(Cuda where, const AttentionPass& p, bool marked, const VisitsView* visits, bool backward,
+        const ScheduleView* schedule = nullptr) {
+    if (schedule) {
+      const Device device{Device::Kind::cuda, where.device};
+      const Index tiles = p.sizes.batch * p.sizes.heads * schedule->tiles;
+      counts = zeros({1 + tiles}, DType::i32, device);
+      parts = empty({tiles, hopper::kSumBytes / 4}, DType::f32, device);
+      sums.of_queries = parts.mutable_data<float>(), sums.taken = counts.mutable_data<std::int32_t>();
+      sums.added = reinterpret_cast<std::uint32_t*>(sums.taken + 1);
+    }
     const bool counted = visits && (visits->queries.uneven || (backward && visits->keys.uneven));
     if (const Index made = visits ? std::max(visits->queries.made, visits->keys.made) : 0; made > 0) {
       masks = empty({made, Visits::kWords}, DType::i32, {Device::Kind::cuda, where.device});
@@ -133,7 +162,9 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
     const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && visits.paired &&
                      !visits.one_owner;
     d.route = one || two ? Route::hopper_one_owner : Route::hopper, d.delta = !one;
-    if (!one && !two) d.reason = "in two passes, as no one owner has all keys of a query, or gradients are added up";
+    if (one || two) return d;
+    d.reason = whole ? why_not_one_pass(where, b) : "gradients are added up";
+    if (d.reason.empty()) d.route = Route::hopper_one_pass, d.reason = kOnePass;
     return d;
   }
   const Reason slow = is_aligned(b.d_o) ? why_not_mma(where, b) : Reason("rows do not lie at multiples of 16 bytes");
@@ -191,11 +222,14 @@ void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
   const bool mixed = narrow || (visits ? visits->mixed : b.tiling->met.partial > 0 || (b.terms && b.terms->bias.data));
-  const Blank blank(where, b, mixed, visits, true);
+  const bool one_pass = d.route == Route::hopper_one_pass;
+  const Blank blank(where, b, mixed, visits, true,
+                    one_pass ? &schedule_on_device(*b.tiling, where, queries_of(b)) : nullptr);
   const Marks& marks = blank.marks;
   if constexpr (kHasHopper)
     with_hopper_kernel(b, [&]<class E, int D>() {
       if (d.route == Route::hopper_one_owner) hopper::one_owner_backward<E, D>(where, b, marks);
+      if (one_pass) hopper::one_pass_backward<E, D>(where, b, marks, blank.sums);
       if (d.route == Route::hopper) hopper::stream_backward<E, D>(where, b, marks);
     });
   if (d.route == Route::mma) mma_backward(where, b, marks);

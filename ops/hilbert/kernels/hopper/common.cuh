@@ -84,20 +84,24 @@ struct Work {
   __device__ __forceinline__ Item item(int i) const {
     Item x{};
     x.number = i;
-    int number, its_section, rest, owner, call, slot;
+    int number, its_section, rest, owner, call;
     group.split(i, number, x.part);
     section.split(number, its_section, rest);
     if (number >= last_section) last_calls.split(number - last_section, owner, call);
     else calls.split(rest, owner, call);
-    owner = owner * static_cast<int>(group.d) + x.part;
-    slots.split(its_section * static_cast<int>(calls.d) + call, x.batch, slot);
+    fill(x, its_section * static_cast<int>(calls.d) + call, owner * static_cast<int>(group.d) + x.part);
+    return x;
+  }
+  /// What a call's owner is.
+  __device__ __forceinline__ void fill(Item& x, int call, int owner) const {
+    int slot;
+    slots.split(call, x.batch, slot);
     x.head = head[slot], x.first_head = first_head[slot], x.last_head = first_head[slot + 1];
     static_assert(sizeof(VisitSide::Owner) == 48);
     const int4* const from = reinterpret_cast<const int4*>(side.owner.data()) + 3 * owner;
     const int4 a = __ldg(from), b = __ldg(from + 1), c = __ldg(from + 2);
     x.row = a.x, x.rows = a.y, x.visit = a.z, x.steps = b.x, x.tile = b.y, x.tiles = b.z;
     x.front_row = c.x, x.front_rows = c.y, x.front_cells = c.z, x.front_mask = c.w;
-    return x;
   }
   /// The row of [batch, heads, ..].
   __device__ std::int64_t row(int batch, int h) const { return static_cast<std::int64_t>(batch) * heads + h; }

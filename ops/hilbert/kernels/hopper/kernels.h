@@ -18,6 +18,15 @@ template <class E, int D> void forward(Cuda, const ForwardPass&, const Marks&);
 // one_owner_backward.cu: where one owner has all the keys of a query, D up to 128, or where owners
 // come in pairs that have them, D up to kPairDim, no grouped heads; writes 16 bits.
 template <class E, int D> void one_owner_backward(Cuda, const BackwardPass&, const Marks&);
+// one_pass_backward.cu: any number of keys, in one pass that adds up dQ; D up to 128; writes 16
+// bits.
+struct PartialSums {
+  float* of_queries;     // kSumBytes each [batch, heads, tiles of the schedule]
+  std::uint32_t* added;  // [batch, heads, tiles], zero before
+  std::int32_t* taken;   // zero before
+};
+constexpr Index kSumBytes = 32 << 10;
+template <class E, int D> void one_pass_backward(Cuda, const BackwardPass&, const Marks&, const PartialSums&);
 // stream_backward.cu: any number of keys, in two passes over the scores.
 template <class E, int D> void stream_backward(Cuda, const BackwardPass&, const Marks&);
 

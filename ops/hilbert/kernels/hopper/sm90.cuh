@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cuda.h>
 #include "ops/hilbert/kernels/hopper/wgmma.cuh"
 #include "core/cuda/powers.cuh"
 
@@ -30,6 +31,14 @@ __device__ __forceinline__ void barrier_init_done() {
 }
 __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ bool barrier_passed(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done != 0;
 }
 __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done;
@@ -92,6 +101,58 @@ template <int N> __device__ __forceinline__ void wait_for_copies() {
 /// them.
 __device__ __forceinline__ void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// ---- bulk operations of one thread, between shared and global memory ----------------------------
+/// Copies that arrive at a barrier, which expects so many bytes; this is an arrival too.
+__device__ __forceinline__ void barrier_expect(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// So many bytes more, without an arrival.
+__device__ __forceinline__ void barrier_expect_more(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// A box of a tensor [batch, token, head, column], from these on.
+__device__ __forceinline__ void box_load(std::uint32_t to, const CUtensorMap& map, int column, int head, int token,
+                                         int batch, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(token), "r"(batch)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes,
+                                          std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_store(void* to, std::uint32_t from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+/// Adds f32 numbers to those in global memory, each as an atomic addition.
+__device__ __forceinline__ void bulk_add(void* to, std::uint32_t from, std::uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+/// This thread's stores and additions so far, as a group; a wait until all were read from shared
+/// memory, and until all are done.
+__device__ __forceinline__ void close_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_bulk() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+/// Between bulk operations and whatever else this thread does, either way.
+__device__ __forceinline__ void fence_for_bulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// ---- counters that blocks share -----------------------------------------------------------------
+__device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* from) {
+  std::uint32_t v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ void count_release(std::uint32_t* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
 // ---- wgmma: order, and where operands lie -------------------------------------------------------
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -141,6 +202,12 @@ template <class E> __device__ __forceinline__ std::uint32_t pack_pair(float low,
   std::uint32_t r;
   if constexpr (std::is_same_v<E, bf16>) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+template <class E> __device__ __forceinline__ float2 unpack_pair(std::uint32_t x) {
+  if constexpr (std::is_same_v<E, bf16>) return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000)};
+  float2 r;
+  asm("{.reg .f16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(r.x), "=f"(r.y) : "r"(x));
   return r;
 }
 __device__ __forceinline__ float2 load_shared_pair(std::uint32_t at) {
