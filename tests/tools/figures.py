@@ -150,22 +150,27 @@ def newest(figures):
 
 
 def sweep(figures):
-    """The named problems on an H200 and on an H100, and the draw on the H200."""
-    other = [json.loads(line) for line in (RESULTS / "h100_named.jsonl").read_text().splitlines()]
-    here, there = newest(figures), newest(other)
-    lines = ["| batch x tokens, heads x dims, order, pattern | H200 (floor) | H100 (floor) |", "|---|---:|---:|"]
+    """The named problems on an H200, also back in two passes, and on an H100, and the draw on the H200."""
+    read = lambda name: [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
+    now, other = read("h200_one_pass"), read("h100_named")
+    here, there = newest(now), newest(other)
+    before = {f["problem"]: f for f in now if f["commit"].endswith("in two passes")}
+    lines = ["| batch x tokens, heads x dims, order, pattern | H200 (floor) | two passes | H100 (floor) |",
+             "|---|---:|---:|---:|"]
     for problem, f in here.items():
         word = dict(zip(*[iter(problem.split())] * 2))
         causal = ", causal" if word["--causal"] == "token" else ""
         cells = [f"{both(x)} ({both(x, '_floor_ms')})" if x else "" for x in (f, there.get(problem))]
+        cells.insert(1, f"{before[problem]['backward_ms']:.3g}" if "one pass" in f.get("reason", "") else "")
         lines.append(f"| {word['--batch']}x{int(word['--length']):,}, {word['--heads']}x{word['--head-dim']}, "
                      f"`{word['--order']}`, `{word['--pattern']}`{causal} | {' | '.join(cells)} |")
     summary = next(f for f in figures if f["figure"] == "sweep_summary")
     ratios = lambda way: ", ".join(f"{summary[way][p]:.3g}" for p in ("p50", "p90", "p95", "worst"))
     command = "hilt_gpu_attention sweep --problems tests/bench/named_problems.txt"
-    lines += ["", "Milliseconds forward/backward.", stamp(command, summary)[:-1] + ";" + stamp("", other[-1])[3:], "",
-              f"Times over their floors of {summary['problems']} problems drawn on the H200 (`{summary['arguments']}`,"
-              f" {summary['failed']} failed): median, 90th and 95th percentile and worst."
+    lines += ["", "Milliseconds forward/backward; beside what goes back in one pass, two passes in the same call.",
+              stamp(command, now[-1])[:-1] + ";" + stamp("", other[-1])[3:], "",
+              f"Times over their floors of {summary['problems']} problems drawn on the H200 at {summary['commit']} "
+              f"(`{summary['arguments']}`, {summary['failed']} failed): median, 90th and 95th percentile and worst."
               f" Forward: {ratios('forward')}. Backward: {ratios('backward')}."]
     dropped = {f["problem"]: f for f in figures if f["figure"] == "dropout"}
     pairs = [(f, dropped.get(p.split(" --dropout")[0])) for p, f in dropped.items() if " --dropout" in p]
