@@ -38,7 +38,7 @@ void declare(program::Options& options, Settings& s) {
   options.integer("--heads", s.heads, 1, 1024, "Heads, a divisor of --width; all but stories: 4");
   options.integer("--width", s.width, 1, 1 << 16, "Features of a token; life, ising, images: 64");
   options.integer("--context", s.context, 1, 1 << 20, "Tokens of a row; life, ising, images: the cells of --grid");
-  program::declare(options, s, {"order"}, "; life, ising, images: on the grid");
+  program::declare(options, s, {"order"}, "; life, ising, images: on the grid; else row where the pattern is dense");
   program::declare(options, s, {"pattern"}, "; life: slide2d:1x1; ising, images: segment:16");
   options.text("--pattern-odd", s.pattern_odd, "PATTERN",
                "Of blocks 1, 3, ..; without it --pattern; ising, images: segment:16,shift=8");
@@ -211,6 +211,8 @@ void adopt_defaults(program::Options& options, Settings& s) {
     if (!s.is_life() && s.order.ends_with(s.grid))
       prefer("--relative", std::to_string(2 * grid.height - 1) + "x" + std::to_string(2 * grid.width - 1));
   }
+  // Dense attention is one set in any order, and row order leaves it the fewest partial tiles.
+  if (!s.is_grid() && s.pattern == "dense" && s.pattern_odd.empty()) prefer("--order", "row");
   if (!s.from.empty()) adopt_gpt2(options, s);
   if (!s.tokenizer.empty() && !options.given("--vocabulary")) options.set("--vocabulary", "bpe");
   // A constant rate does not know how long the run is: it can be continued to more --steps.

@@ -36,7 +36,7 @@ refused 2 '--seconds (5): --steps 10 is given too; leave one of them out' --step
 refused 2 '--text: --task text needs a file; name one' --task text
 refused 2 '--text (x): --task life has no use for it; leave it out' --task life --text x
 refused 2 '--relative (31x32): 32 is even; offsets from -r to r are 2 r + 1' --relative 31x32
-refused 2 '--relative (3x3): table [8, 3, 3] is for 2 axes, but order hilbert has no grid; name one, as in row:HxW' \
+refused 2 '--relative (3x3): table [8, 3, 3] is for 2 axes, but order row has no grid; name one, as in row:HxW' \
   --relative 3x3
 refused 2 '--bias (8): has rank 1; expected [batch, heads, queries, keys]' --bias 8
 refused 2 '--bias (1x3x1xL): axis 1 of [batch, heads, queries, keys] is 3; it broadcasts where it is 1 or 8' \

@@ -26,6 +26,7 @@ for word in step loss lr grad_norm ms tokens_per_s gflops bytes; do [[ $(grep -c
 grep -q 'light-dark(' whole/report.html || fail "report.html has no dark colors"
 says out 'next:'
 says out 'planned'
+says out 'in order row,'  # dense attention gains nothing by another
 # Numbers are numbers, truths are truths, and the device is the one that computed.
 for word in '"steps":20,' '"lr":0.002,' '"dropout":0.1,' '"resume":false,' '"task":"stories",' '"device":"cpu",'; do
   head -1 whole/log.jsonl | grep -qF "$word" || fail "the configuration in log.jsonl lacks $word: $(head -1 whole/log.jsonl)"
@@ -181,7 +182,7 @@ run 3 --resume --text text --out t4
 says err 't4/ckpt-000004.safetensors: was trained with text.bytes '
 
 # An order that the environment forces is said, and part of the run.
-HILT_FORCE_ORDER=row run 0 --steps 4 --save-every 2 --out forced
+HILT_FORCE_ORDER=row run 0 --order hilbert --steps 4 --save-every 2 --out forced
 says out 'in order row (HILT_FORCE_ORDER, in place of hilbert)'
 head -1 forced/log.jsonl | grep -qF '"order_forced":true' || fail "the log says nothing of a forced order: $(head -1 forced/log.jsonl)"
 grep -q HILT_FORCE_ORDER forced/report.html || fail 'the report says nothing of a forced order'
