@@ -1,0 +1,168 @@
+#pragma once
+#include "ops/hilbert/plan/tiling.h"
+#include "ops/isa.h"
+
+// Tiles of vectors and their product. For attention_cpu.cpp alone, as all files named _cpu.h here.
+
+namespace hilt::kernels {
+namespace {
+
+constexpr Index kTile = Tiling::kTile;
+constexpr Index kLine = 64;  // bytes of a cache line
+
+template <class W> struct VectorOf { using type [[gnu::vector_size(kVectorBytes)]] = W; };
+template <class W> using Vector = typename VectorOf<W>::type;
+template <class W> using Bits = decltype(Vector<W>{} < Vector<W>{});  // integers of the same size
+template <class W> using Lane = std::conditional_t<sizeof(W) == 8, std::int64_t, std::int32_t>;
+template <class W> constexpr W kMinusInfinity = -std::numeric_limits<W>::infinity();
+
+template <class W> Vector<W>& vector_at(W* x) { return *reinterpret_cast<Vector<W>*>(x); }
+template <class W> const Vector<W>& vector_at(const W* x) { return *reinterpret_cast<const Vector<W>*>(x); }
+template <class W> Index whole_vectors(Index n) { return (n + kLanes<W> - 1) / kLanes<W> * kLanes<W>; }
+
+/// Two bf16 of a factor that are multiplied and added up at once, the first in the low half: where
+/// the processor does so, factors consist of them (E below), else of the W that sums are of.
+using Bf16x2 = std::uint32_t;
+template <class E> constexpr bool kPacked = std::is_same_v<E, Bf16x2>;
+template <class E> using Sum = std::conditional_t<kPacked<E>, float, E>;
+template <class E> Index packed(Index n) { return kPacked<E> ? (n + 1) / 2 : n; }
+inline float half(Bf16x2 x, Index i) { return std::bit_cast<float>(i % 2 ? x & 0xffff0000u : x << 16); }
+
+/// Rows of whole vectors, an odd number of cache lines apart: a column meets all sets of the L1.
+template <class W> struct Tile {
+  W* at = nullptr;
+  Index pitch = 0;
+  W* row(Index r) const { return at + r * pitch; }
+  Tile from(Index r) const { return {row(r), pitch}; }
+};
+
+// ---- the tile product ---------------------------------------------------------------------------
+
+/// The left factor: element (r, k) is at[r * row + k * step], two of them where they are packed.
+template <class E> struct Left {
+  const E* at;
+  Index row, step;
+  Sum<E> factor = 1;  // of packed products: rounding c Q would cost as much as rounding Q did
+  Sum<E> operator()(Index r, Index k) const {
+    if constexpr (kPacked<E>) return half(at[r * row + k / 2 * step], k);
+    else return at[r * row + k * step];
+  }
+};
+template <class E> Left<E> plain(Tile<E> x, Sum<E> factor = 1) { return {x.at, x.pitch, 1, factor}; }
+template <class E> Left<E> transposed(Tile<E> x) { return {x.at, 1, x.pitch}; }
+
+template <class E>
+[[gnu::always_inline]] inline void multiply_add(Vector<Sum<E>>& sum, E left, const Vector<E>& right) {
+  if constexpr (kPacked<E>) asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(Vector<E>{} + left), "v"(right));
+  else sum += left * right;
+}
+
+// Sums in registers: enough to hide the latency of a multiply-add, and room is left for factors.
+constexpr int kSums = kManyVectors ? 16 : 12;
+constexpr int kColumns = kManyVectors ? 4 : 2;  // vectors
+
+/// V columns of vectors of C (+)= A B: R rows at a time, sums in registers, the rest by halves.
+template <int R, int V, class E>
+[[gnu::noinline]] void block_rows(Left<E> a, Tile<E> b, Tile<Sum<E>> c, Index rows, Index n, bool add) {
+  using W = Sum<E>;
+  for (; rows >= R; rows -= R, a.at += R * a.row, c.at += R * c.pitch) {
+    Vector<W> sum[R][V];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sum[r][v] = add ? vector_at(c.row(r) + v * kLanes<W>) : Vector<W>{};
+    const E *left = a.at, *right = b.at;
+    for (Index k = 0; k < n; ++k, left += a.step, right += b.pitch) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) multiply_add<E>(sum[r][v], left[r * a.row], vector_at(right + v * kLanes<E>));
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) vector_at(c.row(r) + v * kLanes<W>) = kPacked<E> ? a.factor * sum[r][v] : sum[r][v];
+  }
+  if constexpr (R > 1)
+    if (rows > 0) block_rows<R / 2, V>(a, b, c, rows, n, add);
+}
+
+/// C (+)= A B: `rows` x `columns`, `n` terms each, whole vectors, V at a time, the rest by halves.
+template <int V = kColumns, class E>
+void product(Left<E> a, Tile<E> b, Tile<Sum<E>> c, Index rows, Index n, Index columns, bool add = false) {
+  constexpr Index kStep = V * kLanes<E>;
+  for (; whole_vectors<E>(columns) >= kStep; columns -= kStep, b.at += kStep, c.at += kStep)
+    block_rows<kSums / V, V>(a, b, c, rows, packed<E>(n), add);
+  if constexpr (V > 1)
+    if (columns > 0) product<V / 2>(a, b, c, rows, n, columns, add);
+}
+
+/// out[c][r] = x[r][c] for whole vectors of both; rows from `rows` on are zero.
+template <class W, int... Lane>
+void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out, std::integer_sequence<int, Lane...>) {
+  constexpr int N = kLanes<W>;
+  for (Index r0 = 0; r0 < rows; r0 += N)
+    for (Index c0 = 0; c0 < columns; c0 += N) {
+      Vector<W> line[N], next[N];
+      for (int i = 0; i < N; ++i) line[i] = r0 + i < rows ? vector_at(x.row(r0 + i) + c0) : Vector<W>{};
+      for (int step = 1; step < N; step *= 2) {  // each shuffles rows i and i + N/2 like two halves of a deck
+        for (int i = 0; i < N / 2; ++i) {
+          next[2 * i] = __builtin_shufflevector(line[i], line[i + N / 2], (Lane % 2 * N + Lane / 2)...);
+          next[2 * i + 1] = __builtin_shufflevector(line[i], line[i + N / 2], (Lane % 2 * N + Lane / 2 + N / 2)...);
+        }
+        for (int i = 0; i < N; ++i) line[i] = next[i];
+      }
+      for (int i = 0; i < N; ++i) vector_at(out.row(c0 + i) + r0) = line[i];
+    }
+}
+template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out) {
+  transpose(x, rows, columns, out, std::make_integer_sequence<int, kLanes<W>>());
+}
+
+// ---- two at once --------------------------------------------------------------------------------
+
+using Halves [[gnu::vector_size(kVectorBytes)]] = std::uint16_t;
+constexpr int kHalves = kLanes<std::uint16_t>;
+
+/// {a, b} rounded to nearest even.
+template <class E> [[gnu::always_inline]] inline Halves rounded(const Vector<Sum<E>>& a, const Vector<Sum<E>>& b) {
+  Halves x;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(x) : "v"(a), "v"(b));
+  return x;
+}
+/// to[i] = {a[i], b[i]}
+template <int... Lane>
+[[gnu::always_inline]] inline void interleave(Halves a, Halves b, Bf16x2* to, std::integer_sequence<int, Lane...>) {
+  const Halves low = __builtin_shufflevector(a, b, (Lane % 2 * kHalves + Lane / 2)...);
+  const Halves high = __builtin_shufflevector(a, b, (Lane % 2 * kHalves + Lane / 2 + kHalves / 2)...);
+  __builtin_memcpy(to, &low, sizeof low), __builtin_memcpy(to + kHalves / 2, &high, sizeof high);
+}
+/// to[i] = {x[i], x[i + half of all]}
+template <int... Lane>
+[[gnu::always_inline]] inline void interleave(Halves x, Bf16x2* to, std::integer_sequence<int, Lane...>) {
+  const Halves y = __builtin_shufflevector(x, x, (Lane % 2 * (kHalves / 2) + Lane / 2)...);
+  __builtin_memcpy(to, &y, sizeof y);
+}
+constexpr auto kEachHalf = std::make_integer_sequence<int, kHalves>();
+
+/// A tile of sums where a left factor takes their place, see pack_row(); written by memcpy alone.
+template <class E> Tile<E> factor(Tile<Sum<E>> x) { return {reinterpret_cast<E*>(x.at), x.pitch}; }
+/// A row of n sums becomes one of a left factor, in place; where n is odd, 0 comes after it.
+template <class E> void pack_row(Sum<E>* row, Index n) {
+  if constexpr (kPacked<E>) {
+    if (n % 2 != 0) row[n] = 0;
+    for (Index j = 0; j < n; j += 2 * kLanes<E>) {
+      const Halves x = rounded<E>(vector_at(row + j), vector_at(row + j + kLanes<E>));
+      __builtin_memcpy(row + j / 2, &x, sizeof x);
+    }
+  }
+}
+/// to[j] = {a[j], b[j]}, or {a[j], 0} without b, for n of them; `to` may be a.
+template <class E> void pack_columns(const Sum<E>* a, const Sum<E>* b, Index n, Sum<E>* to) {
+  for (Index j = 0; j < n; j += kLanes<E>)
+    interleave(rounded<E>(vector_at(a + j), b ? vector_at(b + j) : Vector<Sum<E>>{}), reinterpret_cast<Bf16x2*>(to + j),
+               kEachHalf);
+}
+
+}  // namespace
+}  // namespace hilt::kernels
