@@ -7,7 +7,7 @@
 // What the forward and backward kernels on the tensor cores of any GPU share: tiles in shared
 // memory, products of them, who attends to whom.
 //
-// A block owns a tile, at most kTile rows of one list, and meets the rows of the other list in
+// A block owns a tile, at most kTile rows of one list. The rows of the other list come in
 // chunks, which stream through two stages of shared memory: while one is worked on the next is
 // copied, row by row through the list of tokens. A warp has the scores of 16 or 32 owned rows and
 // all rows of a chunk in registers, laid out as mma_sync.cuh says: s[c][2 h + j] is of row
@@ -22,12 +22,18 @@ constexpr int kTile = static_cast<int>(Tiling::kTile);
 
 // ---- operands -----------------------------------------------------------------------------------
 
+/// Rows of one head of one sequence.
+template <class T> struct HeadRows {
+  T* data = nullptr;
+  int stride = 0;
+  __device__ __forceinline__ T* row(std::int64_t token) const { return data + token * stride; }
+};
 /// Rows of one tensor; strides in elements.
 template <class T> struct Operand {
   T* data;
   std::int64_t batch;
   int token, head;
-  __device__ T* at(Index b, Index h) const { return data + b * batch + h * head; }
+  __device__ HeadRows<T> at(Index b, Index h) const { return {data + b * batch + h * head, token}; }
 };
 template <class T> Operand<T> operand_of(const Rows<T>& x) {
   return {x.data, x.batch, static_cast<int>(x.token), static_cast<int>(x.head)};
@@ -84,11 +90,11 @@ template <int W> class Pointer {
   std::uint32_t row_, turn_;
 };
 
-/// Starts copying rows token[0, n) of two tensors into two tiles of so many rows; zeros beyond n
-/// and dim. All threads of the block.
+/// Starts copying rows token[0, n) of two tensors, or of a alone, into two tiles of so many rows;
+/// zeros beyond n and dim. All threads of the block.
 template <int W, int kRows, int kThreads, class T>
-__device__ __forceinline__ void fetch(std::uint32_t to_a, std::uint32_t to_b, const T* a, int a_stride, const T* b,
-                                      int b_stride, const std::int32_t* token, int n, int dim) {
+__device__ __forceinline__ void fetch(std::uint32_t to_a, std::uint32_t to_b, HeadRows<const T> a, HeadRows<const T> b,
+                                      const std::int32_t* token, int n, int dim) {
   constexpr int kPieces = Tile<W>::kPieces;
   static_assert(kRows * kPieces % kThreads == 0);
 #pragma unroll 4
@@ -97,8 +103,8 @@ __device__ __forceinline__ void fetch(std::uint32_t to_a, std::uint32_t to_b, co
     const bool copy = row < n && piece * 8 < dim;
     const std::int64_t t = copy ? __ldg(token + row) : 0;
     const int column = copy ? piece * 8 : 0;
-    copy_16_or_zero(to_a + Tile<W>::at(row, piece), a + t * a_stride + column, copy);
-    if (b) copy_16_or_zero(to_b + Tile<W>::at(row, piece), b + t * b_stride + column, copy);
+    copy_16_or_zero(to_a + Tile<W>::at(row, piece), a.row(t) + column, copy);
+    if (b.data) copy_16_or_zero(to_b + Tile<W>::at(row, piece), b.row(t) + column, copy);
   }
 }
 
@@ -265,7 +271,7 @@ __device__ __forceinline__ unsigned surviving(const Problem& p, Index b, Index h
 }
 /// x = otherwise where a bit is not set: whatever stood there, NaN too, is gone.
 template <int N, int M>
-__device__ __forceinline__ void take_out(float (&x)[M][N][4], const unsigned (&bits)[M], float otherwise) {
+__device__ __forceinline__ void mask_out(float (&x)[M][N][4], const unsigned (&bits)[M], float otherwise) {
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -281,10 +287,10 @@ template <int N, int M> __device__ __forceinline__ void drop(float (&x)[M][N][4]
     for (int i = 0; i < 4 * N; ++i) x[m][i / 4][i % 4] *= bits[m] >> i & 1 ? 1.0f : 0.0f;
 }
 
-/// f(c, i, query, key) for the scores s[c][i] that a lane has of 16 rows and a chunk of 32.
-/// kQueries: rows are queries. All lanes.
+/// f(c, i, pair) for the scores s[c][i] that a lane has of 16 rows and a chunk of 32. kQueries:
+/// rows are queries. All lanes.
 template <bool kQueries, class F>
-__device__ __forceinline__ void each_score(const Problem& p, Index b, const Place& place, F&& f) {
+__device__ __forceinline__ void each_score(const Problem& p, Index b, Index h, const Place& place, F&& f) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const Tiling::Place at{static_cast<std::int32_t>(b), 0, 0};
   const TermSide mine = side_of<!kQueries>(p, at, place.row_at(0)), below = side_of<!kQueries>(p, at, place.row_at(1)),
@@ -297,7 +303,7 @@ __device__ __forceinline__ void each_score(const Problem& p, Index b, const Plac
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const TermSide& row = half == 0 ? mine : below;
-        f(c, 2 * half + j, kQueries ? row : other, kQueries ? other : row);
+        f(c, 2 * half + j, TermPair{b, h, kQueries ? row : other, kQueries ? other : row});
       }
     }
 }

@@ -61,15 +61,14 @@ template <int W, bool kKeys, bool kTerms> struct Sums {
   static constexpr int kM = Setting<W, kKeys, kTerms>::kM;
   float a[kM][W / 8][4], b[kKeys ? kM : 1][kKeys ? W / 8 : 1][4];
   float lse[kM][2], delta[kM][2];
-  float* share;  // of the gradients of terms
-  float d_distance;
+  TermShare terms;
 };
 
-/// A warp's rows meet one chunk. stage: the first byte of the stage it lies in, less that of the
-/// first stage.
+/// Adds one chunk to the sums of a warp's rows. stage: the first byte of the stage it lies in, less
+/// that of the first stage.
 template <class T, int W, bool kKeys, bool kTerms>
-__device__ __forceinline__ void meet(Sums<W, kKeys, kTerms>& x, const Problem& p, const Pass<T>& f, Index batch,
-                                     Index h, Place place, std::uint32_t own, std::uint32_t stage) {
+__device__ __forceinline__ void add_chunk(Sums<W, kKeys, kTerms>& x, const Problem& p, const Pass<T>& f, Index batch,
+                                          Index h, Place place, std::uint32_t own, std::uint32_t stage) {
   using S = Setting<W, kKeys, kTerms>;
   constexpr int M = S::kM, N = S::kN;
   const bool drops = p.sizes.dropout > 0, all = place.is_whole(16 * M, S::kChunk);
@@ -105,22 +104,22 @@ __device__ __forceinline__ void meet(Sums<W, kKeys, kTerms>& x, const Problem& p
   };
   if constexpr (kTerms) {
     float row_sum[2] = {};
-    each_score<!kKeys>(p, batch, place, [&](int c, int i, const TermSide& query, const TermSide& key) {
+    each_score<!kKeys>(p, batch, h, place, [&](int c, int i, const TermPair& pair) {
       float &weight = s[0][c][i], &ds = t[0][c][i];
       float2 l{}, d{};
       statistics(c, l, d);
-      const Termed with = termed<T>(p, batch, h, query, key, weight * f.scale);
+      const Termed with = termed<T>(p, pair, weight * f.scale);
       weigh(0, c, i, with.s, kLog2e, l, d);
       const bool attends = (pairs[0] >> (4 * c + i) & 1) && !with.masked;
       if (!attends) weight = ds = 0;
-      if constexpr (!kKeys) collect(f.terms, x.share, batch, h, query, key, with, attends, ds, x.d_distance);
+      if constexpr (!kKeys) collect(f.terms, x.terms, pair, with, attends, ds);
       if (kKeys ? f.terms.by_column() : f.terms.by_row()) {
         float& sum = row_sum[i / 2];
         sum += ds;
         if (c == N - 1 && i % 2 == 1) {  // its last
           sum += __shfl_xor_sync(~0u, sum, 1);
           sum += __shfl_xor_sync(~0u, sum, 2);
-          if (place.column == 0 && place.has_row(i / 2)) *f.terms.bias_at(batch, h, query, key) += sum;
+          if (place.column == 0 && place.has_row(i / 2)) *f.terms.bias_at(pair) += sum;
         }
       }
       ds *= with.cap_slope;
@@ -137,12 +136,12 @@ __device__ __forceinline__ void meet(Sums<W, kKeys, kTerms>& x, const Problem& p
     }
   }
   if (drops) drop<N>(s, kept);
-  if (!all && !kTerms) take_out<N>(s, pairs, 0.0f), take_out<N>(t, pairs, 0.0f);
+  if (!all && !kTerms) mask_out<N>(s, pairs, 0.0f), mask_out<N>(t, pairs, 0.0f);
   if constexpr (kKeys) add_weighted<T, W>(x.b, s, stage + S::stream_b);
   add_weighted<T, W>(x.a, t, stage + S::stream_a);
 }
 
-/// A block's rows meet all that they have. Causal lists: early keys and late queries meet the most,
+/// Gradients of the rows of a block. Causal lists: early keys and late queries have the most pairs,
 /// and begin.
 template <class T, int W, bool kKeys, bool kTerms>
 __device__ __forceinline__ void differentiate(const Problem& p, const Pass<T>& f, int tile, Index b) {
@@ -160,11 +159,11 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Pass<T>& f
   if (kKeys && !reads_any(p, own_head)) return;
   const std::int32_t* const tokens = (kKeys ? p.t.k_token : p.t.q_token).data() + owned.begin;
   const std::int32_t* const stream_tokens = (kKeys ? p.t.q_token : p.t.k_token).data();
-  fetch<W, kTile, kThreads>(base, base + S::own_b, f.own.a.at(b, own_head), f.own.a.token, f.own.b.at(b, own_head),
-                            f.own.b.token, tokens, n, dim);
+  fetch<W, kTile, kThreads>(base, base + S::own_b, f.own.a.at(b, own_head), f.own.b.at(b, own_head), tokens, n, dim);
 
   Sums<W, kKeys, kTerms> x{};
-  if (kTerms && !kKeys) x.share = f.terms.share_of(own_head, static_cast<Index>(blockIdx.x) * kThreads / kWarp + warp);
+  if (kTerms && !kKeys)
+    x.terms.entries = f.terms.share_of(own_head, static_cast<Index>(blockIdx.x) * kThreads / kWarp + warp);
   if constexpr (!kKeys) {
     const Index statistics = (b * p.sizes.heads + own_head) * p.sizes.queries;
 #pragma unroll
@@ -175,17 +174,16 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Pass<T>& f
         x.lse[m][half] = fmaf(-f.lse[at], kLog2e, kLift<T>), x.delta[m][half] = f.delta[at] * kUnlift<T>;
       }
   }
-  const auto meet_head = [&](int h) {  // a query head; what streams by are its rows, or the keys it reads
+  const auto add_head = [&](int h) {  // a query head; what streams by are its rows, or the keys it reads
     const int from = kKeys ? h : h / each;
-    const T *const stream_a = f.stream.a.at(b, from), *const stream_b = f.stream.b.at(b, from);
+    const HeadRows<const T> stream_a = f.stream.a.at(b, from), stream_b = f.stream.b.at(b, from);
     const Index statistics = (b * p.sizes.heads + h) * p.sizes.queries;
     Walk<kChunk> walk =
         kKeys ? Walk<kChunk>(p.t.queries_of(tile), p.t.q_tile) : Walk<kChunk>(p.t.keys_of(tile), p.t.k_tile);
     const auto fetch_chunk = [&](const Chunk& c, int stage) {
       const std::uint32_t to = base + static_cast<std::uint32_t>(stage) * S::kStage;
       const std::int32_t* const list = stream_tokens + c.first;
-      fetch<W, kChunk, kThreads>(to + S::stream_a, to + S::stream_b, stream_a, f.stream.a.token, stream_b,
-                                 f.stream.b.token, list, c.n, dim);
+      fetch<W, kChunk, kThreads>(to + S::stream_a, to + S::stream_b, stream_a, stream_b, list, c.n, dim);
       if (const int row = static_cast<int>(threadIdx.x); kKeys && row < kChunk) {
         const Index at = statistics + (row < c.n ? list[row] : 0);
         copy_4_or_zero(to + S::lse + static_cast<std::uint32_t>(row) * 4, f.lse + at, row < c.n);
@@ -201,21 +199,21 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Pass<T>& f
       const Chunk ahead = walk.next();
       if (ahead.n > 0) fetch_chunk(ahead, stage ^ 1);
       if (mine < n)
-        meet<T, W, kKeys, kTerms>(x, p, f, b, h, {owned.begin, mine + lane / 4, n - 1, lane % 4 * 2, now},
-                                  base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch,
-                                  base + static_cast<std::uint32_t>(stage) * S::kStage);
+        add_chunk<T, W, kKeys, kTerms>(x, p, f, b, h, {owned.begin, mine + lane / 4, n - 1, lane % 4 * 2, now},
+                                       base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch,
+                                       base + static_cast<std::uint32_t>(stage) * S::kStage);
       now = ahead;
     }
   };
   if constexpr (kKeys) {
 #pragma unroll 1
     for (int i = 0; i < p.n_heads; ++i)
-      if (p.heads.at[i] / each == own_head) meet_head(p.heads.at[i]);
+      if (p.heads.at[i] / each == own_head) add_head(p.heads.at[i]);
   } else {
-    meet_head(own_head);
+    add_head(own_head);
   }
   wait_for_copies();
-  if (kTerms && !kKeys) collect_distances(f.terms, x.share, x.d_distance);
+  if (kTerms && !kKeys) collect_distances(f.terms, x.terms);
 
   const float zero = zero_if_finite(x.a) + (kKeys ? zero_if_finite(x.b) : 0.0f);
   std::uint32_t* const mark =
@@ -231,13 +229,13 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Pass<T>& f
       const bool known = !f.known || f.known[owned.begin + min(row, n - 1)] != 0;
       const auto write = [&](const Operand<T>& to, const Operand<float>& to_wide, const Operand<const float>& before,
                              const auto& sum, float times) {
-        const float* const there = known && before.data ? before.at(b, own_head) + token * before.token : nullptr;
+        const float* const there = known && before.data ? before.at(b, own_head).row(token) : nullptr;
         const auto value = [&](int c, int j) {
           const float here = sum[m][c][2 * half + j] * times;
           return there && 8 * c < dim ? here + there[8 * c + lane % 4 * 2 + j] : here;
         };
-        if (to_wide.data) write_row<W>(to_wide.at(b, own_head) + token * to_wide.token, writes, dim, value);
-        else write_row<W>(to.at(b, own_head) + token * to.token, writes, dim, value);
+        if (to_wide.data) write_row<W>(to_wide.at(b, own_head).row(token), writes, dim, value);
+        else write_row<W>(to.at(b, own_head).row(token), writes, dim, value);
       };
       write(f.to.a, f.to_wide.a, f.before.a, x.a, f.scale);
       if constexpr (kKeys) write(f.to.b, f.to_wide.b, f.before.b, x.b, f.multiplier * kUnlift<T>);

@@ -50,10 +50,10 @@ template <int W, int kChunk> struct Layout {
 /// The online softmax of a warp's rows: shift is the maximum so far in base 2.
 template <int W, int kM> struct Softmax { float shift[kM][2], sum[kM][2], o[kM][W / 8][4]; };
 
-/// Raises the maxima of one block of 16 rows to those of new scores, turns these into weights and
-/// rescales what was summed before.
+/// The step of the online softmax for one block of 16 rows: raises the maxima to those of new
+/// scores, turns these into weights and rescales what was summed before.
 template <int W, int kM, int kN>
-__device__ __forceinline__ void go_on(Softmax<W, kM>& x, int m, float (&s)[kN][4], float scale) {
+__device__ __forceinline__ void softmax_step(Softmax<W, kM>& x, int m, float (&s)[kN][4], float scale) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float high = -INFINITY;
@@ -79,10 +79,16 @@ __device__ __forceinline__ void go_on(Softmax<W, kM>& x, int m, float (&s)[kN][4
   }
 }
 
-/// A warp's rows meet one chunk.
+/// Where a warp's rows of Q and a chunk's of K and V are in shared memory.
+struct Addresses {
+  std::uint32_t q, k, v;
+};
+
+/// A warp's rows attend to one chunk.
 template <class T, int W, bool kTerms, int kM>
-__device__ __forceinline__ void meet(Softmax<W, kM>& x, const Problem& p, float scale, Index b, Index h, Place place,
-                                     std::uint32_t q, std::uint32_t k, std::uint32_t v) {
+__device__ __forceinline__ void attend_chunk(Softmax<W, kM>& x, const Problem& p, float scale, Index b, Index h,
+                                             Place place, const Addresses& at) {
+  const auto& [q, k, v] = at;
   constexpr int kN = Setting<kTerms>::kN;
   const bool all =
       place.is_whole(0, 8 * kN);  // rows beyond the last come to no harm: their sums are finite and go nowhere
@@ -99,13 +105,13 @@ __device__ __forceinline__ void meet(Softmax<W, kM>& x, const Problem& p, float 
   float s[kM][kN][4];
   multiply<T, W>(s, q, k);
   if constexpr (kTerms)
-    each_score<true>(p, b, place, [&](int c, int i, const TermSide& query, const TermSide& key) {
-      const Termed with = termed<T>(p, b, h, query, key, s[0][c][i] * scale);
+    each_score<true>(p, b, h, place, [&](int c, int i, const TermPair& pair) {
+      const Termed with = termed<T>(p, pair, s[0][c][i] * scale);
       s[0][c][i] = with.masked ? -INFINITY : with.s;
     });
-  if (!all) take_out<kN>(s, pairs, -INFINITY);
+  if (!all) mask_out<kN>(s, pairs, -INFINITY);
 #pragma unroll
-  for (int m = 0; m < kM; ++m) go_on(x, m, s[m], kTerms ? kLog2e : scale);
+  for (int m = 0; m < kM; ++m) softmax_step(x, m, s[m], kTerms ? kLog2e : scale);
   if (p.sizes.dropout > 0) drop<kN>(s, kept);
   add_weighted<T, W>(x.o, s, v);
 }
@@ -124,11 +130,10 @@ __global__ void __launch_bounds__(Setting<kTerms>::kThreads, 2)
   const Index b = blockIdx.z, h = p.heads.at[blockIdx.y], kv = h / (p.sizes.heads / p.sizes.kv_heads);
   const std::int32_t* const tokens = p.t.q_token.data() + queries.begin;
   Walk<kChunk> walk(p.t.keys_of(tile), p.t.k_tile);
-  const T *const k = f.k.at(b, kv), *const v = f.v.at(b, kv);
+  const HeadRows<const T> k = f.k.at(b, kv), v = f.v.at(b, kv);
   const auto fetch_keys = [&](const Chunk& c, int stage) {
     const std::uint32_t to = base + static_cast<std::uint32_t>(stage) * M::kStage;
-    fetch<W, kChunk, kThreads>(to + M::k, to + M::v, k, f.k.token, v, f.v.token, p.t.k_token.data() + c.first, c.n,
-                               dim);
+    fetch<W, kChunk, kThreads>(to + M::k, to + M::v, k, v, p.t.k_token.data() + c.first, c.n, dim);
   };
 
   Softmax<W, kM> x{};
@@ -136,7 +141,7 @@ __global__ void __launch_bounds__(Setting<kTerms>::kThreads, 2)
   for (int m = 0; m < kM; ++m) x.shift[m][0] = x.shift[m][1] = -INFINITY;
   Chunk now = walk.next();
   if (now.n > 0) {
-    fetch<W, kTile, kThreads>(base, 0, f.q.at(b, h), f.q.token, static_cast<const T*>(nullptr), 0, tokens, n, dim);
+    fetch<W, kTile, kThreads>(base, 0, f.q.at(b, h), HeadRows<const T>{}, tokens, n, dim);
     fetch_keys(now, 0);
   }
   for (int stage = 0; now.n > 0; stage ^= 1) {
@@ -146,8 +151,8 @@ __global__ void __launch_bounds__(Setting<kTerms>::kThreads, 2)
     if (ahead.n > 0) fetch_keys(ahead, stage ^ 1);
     const std::uint32_t at = base + static_cast<std::uint32_t>(stage) * M::kStage;
     if (mine < n)
-      meet<T, W, kTerms>(x, p, f.scale, b, h, {queries.begin, mine + lane / 4, n - 1, lane % 4 * 2, now},
-                         base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch, at + M::k, at + M::v);
+      attend_chunk<T, W, kTerms>(x, p, f.scale, b, h, {queries.begin, mine + lane / 4, n - 1, lane % 4 * 2, now},
+                                 {base + static_cast<std::uint32_t>(mine) * Tile<W>::kPitch, at + M::k, at + M::v});
     now = ahead;
   }
 
@@ -174,15 +179,15 @@ __global__ void __launch_bounds__(Setting<kTerms>::kThreads, 2)
       share *= f.multiplier;
       const bool writes = row < n;
       if (writes && lane % 4 == 0) lse[token] = l;
-      const float* const before = f.before.data ? f.before.at(b, h) + token * f.before.token : nullptr;
+      const float* const before = f.before.data ? f.before.at(b, h).row(token) : nullptr;
       const auto write_to = [&](auto* o) {
         write_row<W>(o, writes, dim, [&](int c, int j) {
           const float here = share * x.o[m][c][2 * half + j];
           return keep != 0 && before && 8 * c < dim ? fmaf(keep, before[8 * c + lane % 4 * 2 + j], here) : here;
         });
       };
-      if (f.o_wide.data) write_to(f.o_wide.at(b, h) + token * f.o_wide.token);
-      else write_to(f.o.at(b, h) + token * f.o.token);
+      if (f.o_wide.data) write_to(f.o_wide.at(b, h).row(token));
+      else write_to(f.o.at(b, h).row(token));
     }
 }
 

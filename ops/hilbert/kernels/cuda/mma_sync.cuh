@@ -6,11 +6,11 @@
 // background, loads of 8 x 8 matrices from shared memory, and the product of 16 x 16 by 16 x 8
 // elements of bf16 or f16 with sums in f32.
 //
-// What lane l has of a product d, 16 x 8:  d[2 h + j]   row l / 4 + 8 h, column 2 (l % 4) + j of
-// its left factor a, 16 x 16:           a[2 i + h]   two elements, row l / 4 + 8 h, columns 8 i + 2
-// (l % 4) and the next of its right factor b, 16 x 8:           b[i]         two elements, rows 8 i
-// + 2 (l % 4) and the next, column l / 4 So the sums of two products side by side, rounded, are a
-// left factor as they stand.
+// What lane l has of a product d, 16 x 8, of its left factor a, 16 x 16, and right b, 16 x 8:
+//     d[2 h + j]   row l / 4 + 8 h, column 2 (l % 4) + j
+//     a[2 i + h]   two elements: row l / 4 + 8 h, columns 8 i + 2 (l % 4) and the next
+//     b[i]         two elements: rows 8 i + 2 (l % 4) and the next, column l / 4
+// So the sums of two products side by side, rounded, are a left factor as they stand.
 
 namespace hilt::cuda {
 

@@ -25,7 +25,7 @@ using namespace cuda;
 
 constexpr int kChunk = kWarp;  // streamed rows at a time, one a lane
 constexpr int kOwn = 8;        // rows a warp owns
-constexpr int kPad = 4;  // floats after a streamed row: lanes that read 16 bytes each of their own row meet all banks
+constexpr int kPad = 4;  // floats after a streamed row: lanes that read 16 bytes each of their own row use all banks
 
 /// How a head dim of up to 32 x kColumns is worked on.
 template <int Columns> struct Shape32 {
@@ -37,14 +37,27 @@ template <int Columns> struct Shape32 {
   static constexpr int kParts = static_cast<int>(Tiling::kTile) / kRows;
 };
 
-/// to[row][0, width) = factor x rows, zeros beyond n and dim. All threads of the block.
-template <class T>
-__device__ void fetch(Rows<const T> x, Index b, Index h, const std::int32_t* token, int n, int rows, int dim, int width,
-                      int pitch, float factor, float* to) {
-  for (int i = threadIdx.x; i < rows * width; i += blockDim.x) {
-    const int r = i / width, d = i % width;
-    to[r * pitch + d] = r < n && d < dim ? factor * static_cast<float>(x.at(b, token[r], h)[d]) : 0.0f;
+/// Rows token[0, n) of a head.
+template <class T> struct Gathered {
+  Rows<const T> x;
+  Index b, h;
+  const std::int32_t* token;
+  int n;
+};
+/// to[row][0, kWidth) = factor x rows, zeros beyond n and dim. All threads of the block.
+template <int kRows, int kWidth, int kPitch, class T>
+__device__ void fetch(const Gathered<T>& from, int dim, float factor, float* to) {
+  for (int i = threadIdx.x; i < kRows * kWidth; i += blockDim.x) {
+    const int r = i / kWidth, d = i % kWidth;
+    to[r * kPitch + d] =
+        r < from.n && d < dim ? factor * static_cast<float>(from.x.at(from.b, from.token[r], from.h)[d]) : 0.0f;
   }
+}
+template <class S, class T> __device__ void fetch_owned(const Gathered<T>& from, int dim, float factor, float* to) {
+  fetch<S::kRows, S::kWidth, S::kWidth>(from, dim, factor, to);
+}
+template <class S, class T> __device__ void fetch_chunk(const Gathered<T>& from, int dim, float factor, float* to) {
+  fetch<kChunk, S::kWidth, S::kPitch>(from, dim, factor, to);
 }
 
 /// s[r] = own[r] . streamed[lane]
@@ -146,8 +159,7 @@ template <class T, class S, bool kTerms> __device__ void attend(const Problem& p
   const std::int32_t* const tokens = p.t.q_token.data() + own.first;
   float* const stat = f.lse + (b * p.sizes.heads + h) * p.sizes.queries + place.q;
   const auto before = f.before.from(place.q);
-  fetch(f.q.from(place.q), b, h, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, static_cast<float>(p.sizes.scale),
-        q_tile);
+  fetch_owned<S, T>({f.q.from(place.q), b, h, tokens, own.n}, dim, static_cast<float>(p.sizes.scale), q_tile);
 
   TermSide owned;  // of row r in lane r
   if (kTerms && rows > 0) owned = side_of<false>(p, place, own.first + mine + min(lane, rows - 1));
@@ -169,8 +181,8 @@ template <class T, class S, bool kTerms> __device__ void attend(const Problem& p
       const int n = min(keys.end - first, kChunk);
       const std::int32_t* const key_tokens = p.t.k_token.data() + first;
       __syncthreads();
-      fetch(k, b, kv, key_tokens, n, kChunk, dim, S::kWidth, S::kPitch, 1.0f, k_chunk);
-      fetch(v, b, kv, key_tokens, n, kChunk, dim, S::kWidth, S::kPitch, 1.0f, v_chunk);
+      fetch_chunk<S, T>({k, b, kv, key_tokens, n}, dim, 1.0f, k_chunk);
+      fetch_chunk<S, T>({v, b, kv, key_tokens, n}, dim, 1.0f, v_chunk);
       __syncthreads();
       if (rows == 0) continue;
       float s[kOwn];
@@ -183,7 +195,7 @@ template <class T, class S, bool kTerms> __device__ void attend(const Problem& p
       for (int r = 0; r < kOwn; ++r) {
         bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, own.first + mine + r, first + lane));
         if (kTerms) {
-          const Termed x = termed<T>(p, b, h, owned.of_lane(r), key, s[r]);
+          const Termed x = termed<T>(p, {b, h, owned.of_lane(r), key}, s[r]);
           s[r] = x.s, attend = attend && !x.masked;
         }
         pairs[r] = __ballot_sync(~0u, attend);
@@ -252,6 +264,32 @@ template <class T> struct Backward {
   TermSums terms;
 };
 
+/// The rows that a warp owns, and which of them have sums so far; null: all.
+struct WarpRows {
+  Index b, head;
+  const std::int32_t *token, *known;
+  int n, dim;
+};
+/// Writes sums to one of the two, with those so far.
+template <class T, int kColumns>
+__device__ __forceinline__ void write_sums(const Rows<T>& to, const Rows<float>& to_wide,
+                                           const Rows<const float>& before, const WarpRows& own,
+                                           const float (&sum)[kOwn][kColumns], float times) {
+#pragma unroll
+  for (int r = 0; r < kOwn; ++r) {
+    if (r >= own.n) continue;
+    const bool adds = before.data && (!own.known || own.known[r] != 0);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const int d = c * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+      if (d >= own.dim) continue;
+      const float all = times * sum[r][c] + (adds ? before.at(own.b, own.token[r], own.head)[d] : 0.0f);
+      if (to.data) to.at(own.b, own.token[r], own.head)[d] = static_cast<T>(all);
+      else to_wide.at(own.b, own.token[r], own.head)[d] = all;
+    }
+  }
+}
+
 template <class T, class S, bool kKeys, bool kTerms>
 __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own& own) {
   extern __shared__ float4 shared[];
@@ -269,16 +307,15 @@ __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own&
   const Index own_row = kKeys ? place.k : place.q, stream_row = kKeys ? place.q : place.k;
   const std::int32_t* const tokens = (kKeys ? p.t.k_token : p.t.q_token).data() + own.first;
   const float scale = static_cast<float>(p.sizes.scale);
-  fetch(f.own.a.from(own_row), b, own_head, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, kKeys ? 1.0f : scale,
-        own_a);
-  fetch(f.own.b.from(own_row), b, own_head, tokens, own.n, S::kRows, dim, S::kWidth, S::kWidth, 1.0f, own_b);
+  fetch_owned<S, T>({f.own.a.from(own_row), b, own_head, tokens, own.n}, dim, kKeys ? 1.0f : scale, own_a);
+  fetch_owned<S, T>({f.own.b.from(own_row), b, own_head, tokens, own.n}, dim, 1.0f, own_b);
 
   float a_sum[kOwn][S::kColumns] = {}, b_sum[kOwn][S::kColumns] = {};
   TermSide owned_sides;  // of row r in lane r
   if (kTerms && rows > 0) owned_sides = side_of<kKeys>(p, place, own.first + mine + min(lane, rows - 1));
-  float* const share = kTerms && !kKeys ? f.terms.share_of(own_head, Index{blockIdx.x} * S::kWarps + warp) : nullptr;
-  float d_distance = 0;
-  const auto meet_head = [&](Index h) {  // a query head; what streams by are its rows, or the keys it reads
+  TermShare share;
+  if (kTerms && !kKeys) share.entries = f.terms.share_of(own_head, Index{blockIdx.x} * S::kWarps + warp);
+  const auto add_head = [&](Index h) {  // a query head; what streams by are its rows, or the keys it reads
     const Index statistics = (b * p.sizes.heads + h) * p.sizes.queries + place.q, from = kKeys ? h : h / each;
     const float *const row_lse = f.lse + statistics, *const row_delta = f.delta + statistics;
     float l[kOwn], x[kOwn];  // of owned queries, or of the lane's
@@ -293,9 +330,8 @@ __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own&
         const int n = min(range.end - first, kChunk);
         const std::int32_t* const list = (kKeys ? p.t.q_token : p.t.k_token).data() + first;
         __syncthreads();
-        fetch(f.stream.a.from(stream_row), b, from, list, n, kChunk, dim, S::kWidth, S::kPitch, kKeys ? scale : 1.0f,
-              chunk_a);
-        fetch(f.stream.b.from(stream_row), b, from, list, n, kChunk, dim, S::kWidth, S::kPitch, 1.0f, chunk_b);
+        fetch_chunk<S, T>({f.stream.a.from(stream_row), b, from, list, n}, dim, kKeys ? scale : 1.0f, chunk_a);
+        fetch_chunk<S, T>({f.stream.b.from(stream_row), b, from, list, n}, dim, 1.0f, chunk_b);
         __syncthreads();
         if (rows == 0) continue;
         float s[kOwn], dp[kOwn];
@@ -313,11 +349,12 @@ __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own&
           const int i = kKeys ? first + lane : own.first + mine + r, j = kKeys ? own.first + mine + r : first + lane;
           bool attend = r < rows && lane < n && (!ref.partial || attends(p.t, i, j));
           TermSide query, key;
+          const TermPair pair{b, h, query, key};
           Termed with;
           if (kTerms) {
             const TermSide owned = owned_sides.of_lane(r);
             query = kKeys ? streamed : owned, key = kKeys ? owned : streamed;
-            with = termed<T>(p, b, h, query, key, s[r]);
+            with = termed<T>(p, pair, s[r]);
             s[r] = with.s, attend = attend && !with.masked;
           }
           pairs[r] = __ballot_sync(~0u, attend);
@@ -325,9 +362,9 @@ __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own&
           if (attend) w = weights_of(s[r], dp[r], l[kKeys ? 0 : r], x[kKeys ? 0 : r], multiplier(p, place, h, i, j));
           if (kKeys) p_weights[(mine + r) * kChunk + lane] = w.p;
           if (kTerms) {
-            if (!kKeys) collect(f.terms, share, b, h, query, key, with, attend, w.ds, d_distance);
+            if (!kKeys) collect(f.terms, share, pair, with, attend, w.ds);
             if (kKeys ? f.terms.by_column() : f.terms.by_row())
-              if (const float sum = warp_reduce<Sum>(w.ds); lane == 0) *f.terms.bias_at(b, h, query, key) += sum;
+              if (const float sum = warp_reduce<Sum>(w.ds); lane == 0) *f.terms.bias_at(pair) += sum;
             w.ds *= with.cap_slope;
           }
           ds_weights[(mine + r) * kChunk + lane] = w.ds;
@@ -340,30 +377,17 @@ __device__ void differentiate(const Problem& p, const Backward<T>& f, const Own&
   };
   if constexpr (kKeys) {
     for (int i = 0; i < p.n_heads; ++i)
-      if (p.heads.at[i] / each == own_head) meet_head(p.heads.at[i]);
+      if (p.heads.at[i] / each == own_head) add_head(p.heads.at[i]);
   } else {
-    meet_head(own_head);
-    if (kTerms) collect_distances(f.terms, share, d_distance);
+    add_head(own_head);
+    if (kTerms) collect_distances(f.terms, share);
   }
   if (kKeys && !reads_any(p, own_head)) return;
-  const auto write = [&](const Rows<T>& to, const Rows<float>& to_wide, const Rows<const float>& before,
-                         const auto& sum, float times) {
-#pragma unroll
-    for (int r = 0; r < kOwn; ++r) {
-      if (r >= rows) continue;
-      const bool adds = before.data && (!f.known || f.known[own.first + mine + r] != 0);
-#pragma unroll
-      for (int c = 0; c < S::kColumns; ++c) {
-        const int d = c * kWarp + lane;
-        if (d >= dim) continue;
-        const float all = times * sum[r][c] + (adds ? before.at(b, tokens[mine + r], own_head)[d] : 0.0f);
-        if (to.data) to.at(b, tokens[mine + r], own_head)[d] = static_cast<T>(all);
-        else to_wide.at(b, tokens[mine + r], own_head)[d] = all;
-      }
-    }
-  };
-  write(f.to.a.from(own_row), f.to_wide.a.from(own_row), f.before.a.from(own_row), a_sum, kKeys ? 1.0f : scale);
-  if (kKeys) write(f.to.b.from(own_row), f.to_wide.b.from(own_row), f.before.b.from(own_row), b_sum, 1.0f);
+  const std::int32_t* const known = f.known ? f.known + own.first + mine : nullptr;
+  const WarpRows out{b, own_head, tokens + mine, known, rows, dim};
+  write_sums(f.to.a.from(own_row), f.to_wide.a.from(own_row), f.before.a.from(own_row), out, a_sum,
+             kKeys ? 1.0f : scale);
+  if (kKeys) write_sums(f.to.b.from(own_row), f.to_wide.b.from(own_row), f.before.b.from(own_row), out, b_sum, 1.0f);
 }
 
 template <class T, class S, bool kKeys, bool kTerms>

@@ -29,6 +29,12 @@ template <bool kKeys> __device__ __forceinline__ TermSide side_of(const Problem&
   return x;
 }
 
+/// A pair of a head.
+struct TermPair {
+  Index b, h;
+  const TermSide &q, &k;
+};
+
 /// A score with its terms, and what their gradients ask for. masked: by the bias.
 struct Termed {
   float s, cap_slope = 1, distance = 0;
@@ -36,10 +42,9 @@ struct Termed {
   bool masked = false;
 };
 /// z: c q . k; T: the type of q, and of a bias that is not f32.
-template <class T>
-__device__ __forceinline__ Termed termed(const Problem& p, Index b, Index h, const TermSide& q, const TermSide& k,
-                                         float z) {
+template <class T> __device__ __forceinline__ Termed termed(const Problem& p, const TermPair& pair, float z) {
   const Terms& terms = p.terms;
+  const auto& [b, h, q, k] = pair;
   Termed x{z};
   if (p.cap != 0) {
     const Capped<float> c = capped(z, p.cap, p.inverse_cap);
@@ -74,16 +79,21 @@ struct TermSums {
   constexpr bool by_row() const { return to.bias.data && to.bias.key == 0; }
   constexpr bool by_column() const { return to.bias.data && to.bias.key != 0 && to.bias.query == 0; }
   constexpr bool by_pair() const { return to.bias.data && to.bias.key != 0 && to.bias.query != 0; }
-  __device__ float* bias_at(Index b, Index h, const TermSide& q, const TermSide& k) const {
-    return static_cast<float*>(to.bias.data) + to.bias.offset(b, h, q.line) + k.line * to.bias.key;
+  __device__ float* bias_at(const TermPair& x) const {
+    return static_cast<float*>(to.bias.data) + to.bias.offset(x.b, x.h, x.q.line) + x.k.line * to.bias.key;
   }
 };
-/// Takes dS of a pair a lane, 0 where it does not attend, for a warp that owns the queries; sums
-/// over distances go to d_distance. All lanes.
-__device__ __forceinline__ void collect(const TermSums& sums, float* share, Index b, Index h, const TermSide& q,
-                                        const TermSide& k, const Termed& x, bool attends, float ds, float& d_distance) {
-  d_distance = fmaf(ds, x.distance, d_distance);
-  if (sums.by_pair() && attends) *sums.bias_at(b, h, q, k) += ds;
+/// A warp's share, and its lanes' sums over distances.
+struct TermShare {
+  float* entries = nullptr;
+  float d_distance = 0;
+};
+/// Takes dS of a pair a lane, 0 where it does not attend, for a warp that owns the queries. All
+/// lanes.
+__device__ __forceinline__ void collect(const TermSums& sums, TermShare& share, const TermPair& pair, const Termed& x,
+                                        bool attends, float ds) {
+  share.d_distance = fmaf(ds, x.distance, share.d_distance);
+  if (sums.by_pair() && attends) *sums.bias_at(pair) += ds;
   if (!sums.to.table) return;
   const unsigned pairs = __ballot_sync(~0u, attends), peers = __match_any_sync(~0u, attends ? x.entry : -1);
   float sum = ds;
@@ -96,12 +106,12 @@ __device__ __forceinline__ void collect(const TermSums& sums, float* share, Inde
       if (rest != 0) sum += other, rest &= rest - 1;
     }
   }
-  if (attends && static_cast<int>(threadIdx.x) % cuda::kWarp == __ffs(peers) - 1) share[x.entry] += sum;
+  if (attends && static_cast<int>(threadIdx.x) % cuda::kWarp == __ffs(peers) - 1) share.entries[x.entry] += sum;
   __syncwarp();  // the next one's may be of another lane
 }
-__device__ __forceinline__ void collect_distances(const TermSums& sums, float* share, float d_distance) {
-  d_distance = cuda::warp_reduce<cuda::Sum>(d_distance);
-  if (sums.to.slopes && threadIdx.x % cuda::kWarp == 0) share[sums.entries] += d_distance;
+__device__ __forceinline__ void collect_distances(const TermSums& sums, const TermShare& share) {
+  const float sum = cuda::warp_reduce<cuda::Sum>(share.d_distance);
+  if (sums.to.slopes && threadIdx.x % cuda::kWarp == 0) share.entries[sums.entries] += sum;
 }
 
 /// run(problem) for the listed heads, as many at a time as a kernel parameter holds. Heads and rows
