@@ -173,8 +173,8 @@ template <class M, bool kLeads> struct Loader {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   unsigned tiles = 0, keys = 0;  // so far
 
-  /// Rows through the list of tokens, eight lanes a row; of every 32 rows a lane fetches a token. Or,
-  /// where tokens follow each other, by the copy engine.
+  /// Rows through the list of tokens, eight lanes a row; of every 32 rows a lane fetches a token.
+  /// Or, where tokens follow each other, by the copy engine.
   template <class T, int N>
   __device__ __forceinline__ void gather(std::uint32_t tile, const int (&token)[N], const Operand& from, int map,
                                          int batch, int head, std::uint32_t barrier) const {

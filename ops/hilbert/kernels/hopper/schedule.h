@@ -43,7 +43,9 @@ struct Dispatch {
       : calls(static_cast<int>(its_calls)),
         owners(static_cast<int>(its_owners)),
         together(static_cast<int>(std::min(its_calls, (kSlot * blocks + meetings - 1) / meetings))),
-        stagger(static_cast<int>(std::clamp<Index>(meetings / (kSlot * blocks), 1, its_owners))),
+        stagger(its_calls * its_owners <= kFew * blocks
+                    ? 1
+                    : static_cast<int>(std::clamp<Index>(meetings / (kSlot * blocks), 1, its_owners))),
         bundles((calls + together - 1) / together),
         width(std::min(bundles, (owners + stagger - 1) / stagger)),
         size((stagger * (bundles - 1) + owners) * width * together) {}
@@ -55,6 +57,7 @@ struct Dispatch {
     return bundle >= 0 && call < calls && owner < owners;
   }
   static constexpr Index kSlot = 3;  // meetings from one owner to the next: longer than a part takes to be added
+  static constexpr Index kFew = 4;   // rounds of blocks, so few that all calls begin at once
 };
 
 }  // namespace hilt::kernels::hopper
