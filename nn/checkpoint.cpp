@@ -13,7 +13,6 @@
 #include <filesystem>
 #include <limits>
 #include <random>
-#include "core/io/descriptor.h"
 #include "core/io/text.h"
 
 namespace hilt {
@@ -77,7 +76,10 @@ std::vector<std::string> names_in(const std::string& directory) {
 
 /// Makes renames and removals in a directory last. Where a file system cannot, only that is lost.
 void sync_directory(const std::string& directory) {
-  if (const Descriptor d(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); d) ::fsync(d.get());
+  const int d = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (d < 0) return;
+  ::fsync(d);
+  ::close(d);
 }
 
 }  // namespace
@@ -139,17 +141,18 @@ static void write_checkpoint(const std::string& path, Index step, std::span<cons
   char temporary[16];
   std::snprintf(temporary, sizeof temporary, ".tmp.%08x", std::random_device{}());
   const std::string unfinished = std::filesystem::path(path).replace_extension().string() + temporary;
-  Descriptor file(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file) fail_with(Code::data, path, ": cannot write: ", std::strerror(errno));
+  int descriptor = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (descriptor < 0) fail_with(Code::data, path, ": cannot write: ", std::strerror(errno));
   try {
     const auto must = [&](bool done) {
       if (!done) fail_with(Code::data, std::strerror(errno));
     };
-    write_safetensors(file.get(), items, metadata);
-    must(::fsync(file.get()) == 0);
-    must(file.close());
+    write_safetensors(descriptor, items, metadata);
+    must(::fsync(descriptor) == 0);
+    must(::close(std::exchange(descriptor, -1)) == 0);
     must(::rename(unfinished.c_str(), path.c_str()) == 0);
   } catch (const std::exception& e) {
+    if (descriptor >= 0) ::close(descriptor);
     ::unlink(unfinished.c_str());
     const auto* const ours = dynamic_cast<const Error*>(&e);
     if (!ours || ours->code() == Code::memory) throw;
