@@ -61,6 +61,7 @@ LEFT = {
     r'^\./run docs': 'docs_test.sh does it',
     r'^meson setup --wrap-mode': 'loads sources from the network',
     r'gpu_lane': 'needs a GPU',
+    r'tests/bench/peers/': 'needs PyTorch and the benchmarks, and measures for minutes',
     r'tools/aarch64': 'needs a cross compiler, and compiles for minutes',
     r'crash_points\.py': 'takes minutes; the suite has a short form',
 }

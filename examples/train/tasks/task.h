@@ -97,8 +97,8 @@ using Stage = std::function<std::string(const std::string& name)>;
 
 /// Runs of `length` tokens from anywhere in a file, which is read where it is needed; the last
 /// tenth is for validation, and rows of one that changed throw Code::data. `vocabulary` replaces
-/// the file's own. Byte pairs are those of `tokenizer`, a directory or "train:N"; their tokens are
-/// a file in `keep_in`. One that is not there is made where `stage` says, or has no name.
+/// the file's own. Byte pairs are those of `tokenizer`, a directory or "train:N". Their tokens are
+/// a file in `keep_in`; one that is not there is made where `stage` says, or has no name.
 std::unique_ptr<Task> text_task(const std::string& path, Alphabet alphabet, Index length, std::uint64_t seed,
                                 const std::optional<Vocabulary>& vocabulary = std::nullopt,
                                 const std::string& tokenizer = "", const std::string& keep_in = "",

@@ -1,4 +1,4 @@
-// Who adds to a tile of dQ when: all that visits hold is met once, ranks are the order of owners,
+// Which owner adds to a tile of dQ when: visits are met once, ranks are the order of owners,
 // and any number of blocks that take owners in order comes to an end.
 #include "ops/hilbert/kernels/hopper/schedule.h"
 #include <gtest/gtest.h>

@@ -60,8 +60,8 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   return {};
 }
 
-/// Of one pass that adds up dQ. What it is worth was measured: it saves two of seven products, and
-/// loses where most cells are masked, or where an owner gathers rows for few meetings.
+/// Why one pass that adds up dQ does not serve. It saves two of seven products, but loses
+/// where most cells are masked, or where an owner gathers rows for few meetings.
 Reason why_not_one_pass(Cuda where, const BackwardPass& b) {
   if (b.sizes.dim > 128) return "one pass takes head dims to 128";
   if (b.sizes.dropout != 0) return "one pass knows no dropout";

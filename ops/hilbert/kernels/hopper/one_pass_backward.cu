@@ -55,8 +55,8 @@ template <int N> struct Places {
   __device__ __forceinline__ bool is_empty(unsigned use) const { return barrier_passed(empty(use), ~(use / N) & 1); }
   __device__ __forceinline__ void wait_full(unsigned use) const { barrier_wait(full(use), use / N & 1); }
   __device__ __forceinline__ void wait_empty(unsigned use) const { barrier_wait(empty(use), ~(use / N) & 1); }
-  /// Of places that are offered from the first use on: two uses ahead of who takes them, a wait
-  /// would take one phase for another.
+  /// For places that are offered from the first use on: two uses ahead of the taker, a wait would
+  /// take one phase for another.
   __device__ __forceinline__ bool is_offered(unsigned use) const { return barrier_passed(empty(use), use / N & 1); }
   __device__ __forceinline__ void wait_offered(unsigned use) const { barrier_wait(empty(use), use / N & 1); }
   /// By a warp.
@@ -94,7 +94,7 @@ template <int D_> struct Layout {
   static constexpr int kSteps = kQueries / kCell;
   using Keys = Tile<D, kTile>;
   using Queries = Tile<D, kQueries>;
-  // Who adds follows two meetings behind; six would do.
+  // The adder follows two meetings behind; six would do.
   static constexpr std::uint32_t kMeetings = 8;
   static constexpr std::uint32_t kSlopePanel = kTile * kPanelRow;     // dS^T of 64 queries
   static constexpr std::uint32_t kSlopeBytes = kSteps * kSlopePanel;  // of a tile
