@@ -4,9 +4,9 @@
     tests/mutants/run.py [--build DIR] [--list | --check] [--every N] [--jobs J] [NAME ..]
 
 mutants.txt lists them: a name, a file, the text to replace (once in that file, however it is broken into lines), its
-replacement, and the tests that must fail. The tree is copied, so the working tree is never touched, and each job reuses a
-copy with its build directory: a mutant costs one compiled file and a link. A mutant that survives, or no longer applies
-(chosen or not), is a failure. The last line counts.
+replacement, and the tests that must fail; what `needs` names must stand in /proc/cpuinfo. The tree is copied, so the
+working tree is never touched, and each job reuses a copy with its build directory: a mutant costs one compiled file and
+a link. A mutant that survives, or no longer applies (chosen or not), is a failure. The last line counts.
 """
 import argparse
 import concurrent.futures
@@ -117,11 +117,16 @@ def main():
     if unknown:
         sys.exit(f"mutants: error: no mutant named {', '.join(sorted(unknown))}; see --list")
     chosen = [m for m in every if not args.names or m["name"] in args.names][::args.every]
+    cpu = pathlib.Path("/proc/cpuinfo").read_text().split()
+    lacking = [m for m in chosen if m.get("needs", cpu[0]) not in cpu]
+    chosen = [m for m in chosen if m not in lacking]
     if args.list:
         for m in chosen:
             print(f"{m['name']:40} {m['file']}")
         return 0
 
+    for m in lacking:
+        print(f"left out: {m['name']}: this processor has no {m['needs']}")
     passed = failed = 0
     times = {m["name"]: len(pattern_of(m["from"]).findall((ROOT / m["file"]).read_text())) for m in every}
     for m in every:
@@ -161,7 +166,7 @@ def main():
                 failure(mutant["name"], verdict)
             else:
                 print(f"{mutant['name']:44} killed  {seconds:.0f} s", flush=True)
-    print(f"{passed} passed, {failed} failed, 0 skipped")
+    print(f"{passed} passed, {failed} failed, {len(lacking)} skipped")
     return 1 if failed else 0
 
 
