@@ -359,8 +359,8 @@ TEST(Safetensors, MutatedFilesNeverHarm) {
   const std::string path = "/proc/self/fd/" + std::to_string(memory);
   const char *const one = std::getenv("HILT_FUZZ_SEED"), *const more = std::getenv("HILT_FUZZ_COUNT");
   const std::uint64_t first = one ? std::strtoull(one, nullptr, 10) : 1;
-  const std::uint64_t runs =
-      one ? 1 : std::max(scaled<std::uint64_t>(30000, 2000), more ? std::strtoull(more, nullptr, 10) : 0);
+  const std::uint64_t asked = more ? std::strtoull(more, nullptr, 10) : 0;
+  const std::uint64_t runs = one ? 1 : std::max(scaled<std::uint64_t>(30000, 2000), asked);
   std::uint64_t accepted = 0;
   for (std::uint64_t seed = first; seed < first + runs; ++seed) {
     SCOPED_TRACE("HILT_FUZZ_SEED=" + std::to_string(seed) + " replays it");
