@@ -40,12 +40,15 @@ std::string short_words(const std::string& text) {
 const Options* asked = nullptr;  // of this program
 
 /// The library knows a score term by its name and a file by its path, who types by the option.
-std::string with_option(const std::string& text) {
+std::string with_option(const hilt::Error& e) {
+  const std::string text = e.what();
+  const bool is_file = e.code() == hilt::Code::data;
+  if (!is_file && e.code() != hilt::Code::usage) return text;
   const std::size_t at = text.starts_with("rank ") ? text.find(": ") + 2 : 0, colon = text.find(": ", at);
   if (!asked || colon == text.npos) return text;
   const std::string what = text.substr(at, colon - at);
   for (const auto& [key, value, is_text, group, preset] : asked->values())
-    if (is_text && !value.empty() && (key == what || value == what))
+    if (is_text && !value.empty() && (is_file ? value : key) == what)
       return text.substr(0, at) + "--" + key + " (" + brief(value) + ")" + text.substr(colon);
   return text;
 }
@@ -53,7 +56,7 @@ std::string with_option(const std::string& text) {
 /// One line on stderr about the exception that is being handled; its exit status.
 int report() {
   const hilt::Error error = error_in_flight();
-  std::string text = with_option(error.what());
+  std::string text = with_option(error);
   std::replace(text.begin(), text.end(), '\n', ' ');
   text = printable(short_words(text));  // names of files, and what stands in them, are strangers'
   std::cout.flush();
