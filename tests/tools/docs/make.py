@@ -227,6 +227,11 @@ def label(path):
     return re.sub(r'\W', '_', str(room)) if path != Path('README.md') else 'index'
 
 
+def copy_of(path):
+    """Where the site has a file: a picture as it is, another as text."""
+    return f'files/{path}' + ('' if path.suffix == '.png' else '.txt')
+
+
 def page(path, pages, files):
     """A Markdown file as Doxygen reads it: a name for every heading, links to pages of the site and to copies of
     files."""
@@ -241,8 +246,13 @@ def page(path, pages, files):
             to = label(there) + '.html' + ('#' + label(there) + '-' + anchor if anchor else '')
         else:
             files.add(there)
-            to = 'files/' + str(there) + '.txt'
+            to = copy_of(there)
         return f'<a href="{to}">{found[1]}</a>'
+
+    def picture(found):
+        there = Path(os.path.normpath(path.parent / found[2]))
+        files.add(there)
+        return f'<img src="{copy_of(there)}" alt="{found[1]}" width="100%"/>'
 
     out, fenced, first = [], False, True
     text = (ROOT / path).read_text()
@@ -255,6 +265,7 @@ def page(path, pages, files):
                 '```{.txt}' if fenced else line)
         elif not fenced and not line.startswith('    '):
             line = re.sub(r'`([^`]*\\\|[^`]*)`', lambda m: '<code>' + m[1].replace('\\|', '&#124;') + '</code>', line)
+            line = re.sub(r'!\[([^\]]*)\]\(([^)\s]+)\)', picture, line)
             line = re.sub(r'\[((?:[^\][]|\[[^\]]*\])+)\]\(([^)\s]+)\)', link, line)
             if found := re.match(r'(#+) (.*)', line):
                 line += ' {#' + (label(path) if first else label(path) + '-' + slug(found[2])) + '}'
@@ -327,7 +338,7 @@ WARN_LOGFILE = "{log}"
     settings = settings.replace('= README.md', f'= "{stage}/README.md"')
     subprocess.run(['doxygen', '-'], input=settings, text=True, check=True)
     for path in filter(lambda path: (ROOT / path).is_file(), files):  # else its link is a broken one
-        there = out / 'files' / (str(path) + '.txt')
+        there = out / copy_of(path)
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, there)
     warnings = [line.replace(str(stage) + '/', '') for line in dict.fromkeys(log.read_text().splitlines())
