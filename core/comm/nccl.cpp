@@ -40,7 +40,7 @@ class Channel {
   void join(const ncclUniqueId& id, std::chrono::milliseconds deadline) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    settle(ncclCommInitRankConfig(&comm_, control_->size(), id, control_->rank(), &config), "joining", deadline);
+    finish(ncclCommInitRankConfig(&comm_, control_->size(), id, control_->rank(), &config), "joining", deadline);
   }
 
   /// Calls for one group of sends and receives, after what the compute stream was asked before.
@@ -58,7 +58,7 @@ class Channel {
       Tensor to = m.data;
       started(ncclRecv(to.mutable_raw(), to.bytes(), ncclInt8, m.peer, comm_, stream_), "ncclRecv");
     }
-    settle(ncclGroupEnd(), "ncclGroupEnd", deadline);
+    finish(ncclGroupEnd(), "ncclGroupEnd", deadline);
     require(cudaEventRecord(event, stream_), "cudaEventRecord");
     return event;
   }
@@ -93,7 +93,7 @@ class Channel {
     if (result != ncclSuccess && result != ncclInProgress)
       fail_with(Code::distributed, what, " on rank ", control_->rank(), ": ", ncclGetErrorString(result));
   }
-  void settle(ncclResult_t result, const char* what, std::chrono::milliseconds deadline) {
+  void finish(ncclResult_t result, const char* what, std::chrono::milliseconds deadline) {
     const auto start = std::chrono::steady_clock::now();
     while (result == ncclInProgress) {
       if (const auto fault = control_->fault()) {

@@ -78,30 +78,30 @@ int report() {
 
 /// Passes output on and keeps the first errno, which is lost by the end of the program. When the
 /// reader of a pipe has gone it stops printing, which is no failure: see run().
-class Remembering : public std::streambuf {
+class WatchedOutput : public std::streambuf {
  public:
-  explicit Remembering(std::streambuf* under) : under_(under) {}
+  explicit WatchedOutput(std::streambuf* under) : under_(under) {}
   int error() const { return error_; }
 
  private:
   bool noted(bool ok) {
-    if (!ok && errno == EPIPE) unheard_ = true;
+    if (!ok && errno == EPIPE) reader_left_ = true;
     if (!ok && error_ == 0) error_ = errno;
-    return ok || unheard_;
+    return ok || reader_left_;
   }
   int_type overflow(int_type c) override {
     if (traits_type::eq_int_type(c, traits_type::eof())) return traits_type::not_eof(c);
     const auto put = [&] { return under_->sputc(traits_type::to_char_type(c)) != traits_type::eof(); };
-    return unheard_ || noted(put()) ? c : traits_type::eof();
+    return reader_left_ || noted(put()) ? c : traits_type::eof();
   }
-  int sync() override { return unheard_ || noted(under_->pubsync() == 0) ? 0 : -1; }
+  int sync() override { return reader_left_ || noted(under_->pubsync() == 0) ? 0 : -1; }
 
   std::streambuf* under_;
   int error_ = 0;
-  bool unheard_ = false;
+  bool reader_left_ = false;
 };
 
-/// std::cout through a Remembering, for as long as it lives.
+/// std::cout through a WatchedOutput, for as long as it lives.
 class Output {
  public:
   ~Output() { std::cout.rdbuf(old_); }
@@ -112,7 +112,7 @@ class Output {
 
  private:
   std::streambuf* old_ = std::cout.rdbuf();
-  Remembering buffer_{old_};
+  WatchedOutput buffer_{old_};
   std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
 };
 

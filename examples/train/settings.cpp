@@ -169,8 +169,8 @@ void take_weights(hilt::Transformer& model, hilt::Transformer theirs, const Sett
 }
 
 /// What suits each of these tasks, where that is not the option's own default.
-constexpr std::string_view kSuitedTasks[] = {"life", "ising", "images", "text"};
-constexpr std::pair<const char*, std::array<const char*, 4>> kSuited[] = {
+constexpr std::string_view kTasksWithDefaults[] = {"life", "ising", "images", "text"};
+constexpr std::pair<const char*, std::array<const char*, 4>> kTaskDefaults[] = {
     {"--steps", {"500", "2000", "2000", "1000"}},
     {"--batch", {"", "", "16", ""}},
     {"--layers", {"", "4", "4", "4"}},
@@ -185,9 +185,9 @@ constexpr std::pair<const char*, std::array<const char*, 4>> kSuited[] = {
 
 /// What suits the task of an option that was not given; empty where the task says nothing.
 static std::string suited(const Settings& s, std::string_view option) {
-  const auto task = static_cast<std::size_t>(std::ranges::find(kSuitedTasks, s.task) - kSuitedTasks);
-  const auto* const found = std::ranges::find(kSuited, option, [](const auto& row) { return row.first; });
-  return task < std::size(kSuitedTasks) && found != std::end(kSuited) ? found->second[task] : "";
+  const auto task = static_cast<std::size_t>(std::ranges::find(kTasksWithDefaults, s.task) - kTasksWithDefaults);
+  const auto* const found = std::ranges::find(kTaskDefaults, option, [](const auto& row) { return row.first; });
+  return task < std::size(kTasksWithDefaults) && found != std::end(kTaskDefaults) ? found->second[task] : "";
 }
 
 void adopt_defaults(program::Options& options, Settings& s) {
@@ -196,7 +196,7 @@ void adopt_defaults(program::Options& options, Settings& s) {
   const auto prefer = [&](const std::string& name, const std::string& value) {
     if (!options.given(name)) options.set(name, value);
   };
-  for (const auto& [option, values] : kSuited)
+  for (const auto& [option, values] : kTaskDefaults)
     if (const std::string value = suited(s, option); !value.empty()) prefer(option, value);
   if (s.is_images() && !s.images.empty()) {
     const Patches p = patches_of(s.images, s.patch);

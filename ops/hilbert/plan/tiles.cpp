@@ -323,7 +323,7 @@ class Builder {
     std::vector<Extremes> low_of, high_of;
     Levels key_of;
 
-    void settle(Index i, std::size_t level, Index j, bool& always, bool& never) const {
+    void classify(Index i, std::size_t level, Index j, bool& always, bool& never) const {
       const Extremes &up = high_of[at(i)], &key = key_of[level][at(j)];
       always = always && key.high <= up.low, never = never || key.low > up.high;
       if (!low) return;
@@ -356,23 +356,23 @@ class Builder {
     for (Index j = k_begin; j < k_end;) {  // whole nodes of the levels
       const int most = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(k_end - j))) - 1,
                 level = std::min(most, std::countr_zero(static_cast<std::uint64_t>(j)));
-      settle(i, at(level), j >> level);
+      classify(i, at(level), j >> level);
       j += Index{1} << level;
     }
   }
   // Tests on the extremes settle most tiles, many at once: `always` if no key fails any query,
   // `never` if every key fails all. Boxes may fill a tile together.
-  void settle(Index i, std::size_t level, Index node) {
+  void classify(Index i, std::size_t level, Index node) {
     bool always = true, never = false, some = false, none = true;
-    for (const Test& test : ranks_) test.settle(i, level, node, always, never);
+    for (const Test& test : ranks_) test.classify(i, level, node, always, never);
     for (const std::vector<Test>& box : boxes_) {
       bool all_pass = true, all_fail = false;
-      for (const Test& test : box) test.settle(i, level, node, all_pass, all_fail);
+      for (const Test& test : box) test.classify(i, level, node, all_pass, all_fail);
       some = some || all_pass, none = none && all_fail;
     }
     if (never || none) return;
     const bool is_full = always && some;
-    if (!is_full && level > 0) return settle(i, level - 1, 2 * node), settle(i, level - 1, 2 * node + 1);
+    if (!is_full && level > 0) return classify(i, level - 1, 2 * node), classify(i, level - 1, 2 * node + 1);
     const Tiling::Range q = t_.q_tile[at(i)];
     const Index first = node << level, end = (node + 1) << level;
     const Index keys = t_.k_tile[at(end - 1)].end - t_.k_tile[at(first)].begin;

@@ -94,12 +94,12 @@ Reason why_not_mma(Cuda where, const AttentionPass& p) {
 
 /// What is zero before a pass: marks, where there can be any, and counts of items where Hopper's
 /// kernels take them as they come. And room for masks that a plan has not, and for sums of dQ.
-struct Blank {
+struct Scratch {
   Tensor memory, masks, counts, parts;
   Marks marks;
   hopper::PartialSums sums{};
-  Blank(Cuda where, const AttentionPass& p, bool marked, const VisitsView* visits, bool backward,
-        const ScheduleView* schedule = nullptr) {
+  Scratch(Cuda where, const AttentionPass& p, bool marked, const VisitsView* visits, bool backward,
+          const ScheduleView* schedule = nullptr) {
     if (schedule) {
       const Device device{Device::Kind::cuda, where.device};
       const Index tiles = p.sizes.batch * p.sizes.heads * schedule->tiles;
@@ -206,8 +206,8 @@ void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
     return each_place(f, [&](const ForwardPass& one) { attention_forward(where, one, d); });
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
   const bool mixed = visits ? visits->mixed : f.tiling->met.partial > 0 || (f.terms && f.terms->bias.data);
-  const Blank blank(where, f, mixed, visits, false);
-  const Marks& marks = blank.marks;
+  const Scratch scratch(where, f, mixed, visits, false);
+  const Marks& marks = scratch.marks;
   if constexpr (kHasHopper)
     if (d.route == Route::hopper)
       with_hopper_kernel(f, [&]<class E, int D>() { hopper::forward<E, D>(where, f, marks); });
@@ -223,13 +223,13 @@ void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
   const bool mixed = narrow || (visits ? visits->mixed : b.tiling->met.partial > 0 || (b.terms && b.terms->bias.data));
   const bool one_pass = d.route == Route::hopper_one_pass;
-  const Blank blank(where, b, mixed, visits, true,
-                    one_pass ? &schedule_on_device(*b.tiling, where, queries_of(b)) : nullptr);
-  const Marks& marks = blank.marks;
+  const Scratch scratch(where, b, mixed, visits, true,
+                        one_pass ? &schedule_on_device(*b.tiling, where, queries_of(b)) : nullptr);
+  const Marks& marks = scratch.marks;
   if constexpr (kHasHopper)
     with_hopper_kernel(b, [&]<class E, int D>() {
       if (d.route == Route::hopper_one_owner) hopper::one_owner_backward<E, D>(where, b, marks);
-      if (one_pass) hopper::one_pass_backward<E, D>(where, b, marks, blank.sums);
+      if (one_pass) hopper::one_pass_backward<E, D>(where, b, marks, scratch.sums);
       if (d.route == Route::hopper) hopper::stream_backward<E, D>(where, b, marks);
     });
   if (d.route == Route::mma) mma_backward(where, b, marks);

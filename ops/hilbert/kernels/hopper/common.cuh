@@ -270,8 +270,8 @@ template <int kTiles> struct Records {
     int4* const to = reinterpret_cast<int4*>(&x);
 #pragma unroll
     for (std::uint32_t i = 0; i < sizeof(Item) / 16; ++i) to[i] = load_shared_16(first + slot * sizeof(Item) + 16 * i);
-    x.number = agreed(x.number), x.steps = agreed(x.steps), x.part = agreed(x.part);
-    x.first_head = agreed(x.first_head), x.last_head = agreed(x.last_head);
+    x.number = warp_uniform(x.number), x.steps = warp_uniform(x.steps), x.part = warp_uniform(x.part);
+    x.first_head = warp_uniform(x.first_head), x.last_head = warp_uniform(x.last_head);
     return x;
   }
 };
@@ -284,7 +284,7 @@ __device__ __forceinline__ std::uint32_t read_cells(std::uint32_t at) {
   return static_cast<std::uint32_t>(load_shared(at + 8));
 }
 __device__ __forceinline__ std::uint32_t agreed_cells(std::uint32_t cells) {
-  return static_cast<std::uint32_t>(agreed(static_cast<int>(cells)));
+  return static_cast<std::uint32_t>(warp_uniform(static_cast<int>(cells)));
 }
 /// With its rows and masks where they are asked for.
 __device__ __forceinline__ Step step_of(std::uint32_t at, std::uint32_t cells, bool whole) {

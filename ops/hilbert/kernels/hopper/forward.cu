@@ -211,10 +211,10 @@ template <class E, class M, bool kDrops> struct Attend {
   std::uint32_t head = 0, survive[kParts];
 
   static constexpr bool kTurns = D == 64;
-  __device__ __forceinline__ void my_turn() const {
+  __device__ __forceinline__ void wait_turn() const {
     if constexpr (kTurns) named_sync(kSoftmaxBarrier + at.half, kMultiplying);
   }
-  __device__ __forceinline__ void your_turn() const {
+  __device__ __forceinline__ void pass_turn() const {
     if constexpr (kTurns) named_arrive(kSoftmaxBarrier + (at.half ^ 1), kMultiplying);
   }
 
@@ -239,7 +239,7 @@ template <class E, class M, bool kDrops> struct Attend {
       if constexpr (kDrops) step_row.go_on(step.row), row[i] = step_row.row;
     }
     pairs = all ? Pairs::all : any ? Pairs::some : Pairs::none;
-    full = all && !kDrops ? max(agreed(load_shared(steps + M::kFull)), 1) : 0;
+    full = all && !kDrops ? max(warp_uniform(load_shared(steps + M::kFull)), 1) : 0;
     if (pairs != Pairs::some) return;
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
@@ -281,21 +281,21 @@ template <class E, class M, bool kDrops> struct Attend {
   }
 
   /// A stage in which this warpgroup has no pair.
-  __device__ __forceinline__ void pass_by() const {
-    my_turn();
-    your_turn();
+  __device__ __forceinline__ void skip_turn() const {
+    wait_turn();
+    pass_turn();
     k.release();
     k.behind().wait_full();
     k.behind().release();
   }
   /// S of the stage taken, alone.
   __device__ __forceinline__ void begin(float (&s)[kScores]) {
-    my_turn();
+    wait_turn();
     multiply_qk(s);
-    your_turn();
+    pass_turn();
     find_survivors();
     wgmma_wait<0>();
-    settle(s);
+    fence_operand(s);
     k.release();
     if (pairs == Pairs::some) mask_scores(s);
   }
@@ -304,20 +304,20 @@ template <class E, class M, bool kDrops> struct Attend {
   template <bool kMasked>
   __device__ __forceinline__ void go_on(const KeyRing& v, float (&s)[kScores], std::uint32_t (&a)[2 * kScores / 16][4],
                                         float (&o)[D / 2], OnlineSoftmax& softmax, bool first) {
-    my_turn();
+    wait_turn();
     multiply_qk(s);
     multiply_pv(o, a, v, first);
-    your_turn();
+    pass_turn();
     find_survivors();
     wgmma_wait<1>();
-    settle(s);
+    fence_operand(s);
     k.release();
     if constexpr (kMasked) mask_scores(s);
     softmax.raise_maxima(s, p.scale_log2);
     softmax.exponentiate(s, p.scale_log2);
     wgmma_wait<0>();
-    settle(o);
-    settle(s);  // nothing is packed above the wait, or two copies of P would be alive
+    fence_operand(o);
+    fence_operand(s);  // nothing is packed above the wait, or two copies of P would be alive
     v.release();
     pack_weights(a, s);
     softmax.rescale(o);
@@ -327,7 +327,7 @@ template <class E, class M, bool kDrops> struct Attend {
                                          float (&o)[D / 2], bool first) const {
     multiply_pv(o, a, v, first);
     wgmma_wait<0>();
-    settle(o);
+    fence_operand(o);
     v.release();
   }
   /// All stages of an item. Whether there was any for this warpgroup: else o is not touched.
@@ -347,7 +347,7 @@ template <class E, class M, bool kDrops> struct Attend {
       left -= kParts * max(full, 1);
       if (pairs == Pairs::none) {
         if (packed) finish(v, a, o, first), first = packed = false;
-        pass_by();
+        skip_turn();
         continue;
       }
       bool done = true;  // with the stage at hand
@@ -421,7 +421,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
   Attend<E, M, kDrops> attend{p, Place(group), rings};
   const Place& at = attend.at;
   Rings<M>& from = attend.from;
-  if (at.half == 1) attend.your_turn();  // the first warpgroup begins
+  if (at.half == 1) attend.pass_turn();  // the first warpgroup begins
   for (bool more = true; more;) {
     float o[M::D / 2];
     OnlineSoftmax softmax;
@@ -452,7 +452,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
     const bool stays = kMerges && p.before == p.out && !any;  // as it was
     store<E, M::D, kMerges>(p, x, at, token, o, softmax, !kMerges || (finite && !stays));
   }
-  if (at.half == 0) attend.my_turn();
+  if (at.half == 0) attend.wait_turn();
 }
 
 }  // namespace

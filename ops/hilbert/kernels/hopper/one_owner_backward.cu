@@ -200,17 +200,17 @@ template <class E, class M> struct Multiplier {
     multiply_rows<E, Keys, Queries>(t, own + Keys::kBytes, d_o_tile);
     wgmma_commit();
     wgmma_wait<1>();
-    settle(s);
+    fence_operand(s);
     if constexpr (kBehind) {
-      settle(dv);
-      settle(dk);
+      fence_operand(dv);
+      fence_operand(dk);
       before.release();
     }
     const std::uint32_t column = static_cast<std::uint32_t>(at.quad()) * 8;  // of bytes
     for_scores(ByColumn{from.lse() + column},
                [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
     wgmma_wait<0>();
-    settle(t);
+    fence_operand(t);
     if (!full) mask(s, 0, word, 0.0f), mask(t, 0, word, 0.0f);
     std::uint32_t delta = from.delta();
     if constexpr (M::kAlone) delta = sum_delta(s, t);
@@ -232,8 +232,8 @@ template <class E, class M> struct Multiplier {
   }
   __device__ __forceinline__ void finish_tile(float (&dk)[D / 2], float (&dv)[D / 2]) {
     wgmma_wait<0>();
-    settle(dv);
-    settle(dk);
+    fence_operand(dv);
+    fence_operand(dk);
     from.queries.release();
     from.queries.next();
   }
@@ -269,7 +269,7 @@ template <class E, class M> struct Multiplier {
                   : nullptr;
     }
     wgmma_wait<0>();
-    settle(dq);
+    fence_operand(dq);
     finish_tile(dk, dv);
     if constexpr (!M::kAlone) {
       if (!second)

@@ -538,8 +538,8 @@ template <class E, class M> struct Multiplier {
   /// weights and dP of the next. turn: its own; before: of the one before, whose dQ is not yet
   /// formed.
   template <bool kLast>
-  __device__ __forceinline__ void meet(std::uint32_t& turn, std::uint32_t& before, Weights& weights, Scores& t,
-                                       Sums& dk, Sums& dv) {
+  __device__ __forceinline__ void attend_tile(std::uint32_t& turn, std::uint32_t& before, Weights& weights, Scores& t,
+                                              Sums& dk, Sums& dv) {
     const unsigned use = tiles, other = tiles - 1;
     const bool follows = !(turn & Meeting::kFirst);
     // Waiting where a barrier has long passed costs its latency: ask where nothing depends on it.
@@ -582,16 +582,16 @@ template <class E, class M> struct Multiplier {
     Part x;
     begin_dq(x, other);  // of nothing at the first meeting, and thrown away: cheaper than this code twice
     wgmma_wait<1>();
-    settle(dv);
-    settle(dk);
+    fence_operand(dv);
+    fence_operand(dk);
     room.query.release(use), room.d_out.release(use);
     wgmma_wait<0>();
-    settle(x);
+    fence_operand(x);
     if (follows) {
       room.slope.release(other);
       hand_over(x, other, before, sum_offered);
     }
-    tiles = static_cast<unsigned>(agreed(static_cast<int>(use + 1)));
+    tiles = static_cast<unsigned>(warp_uniform(static_cast<int>(use + 1)));
     before = turn;
     if constexpr (kLast) {
       if (follows) announce(other);
@@ -605,13 +605,13 @@ template <class E, class M> struct Multiplier {
       begin_scores(s_next, l);
       if (!d_o_there) room.d_out.wait_full(tiles);
       begin_slopes(t_next);
-      turn = static_cast<std::uint32_t>(agreed(static_cast<int>(turn)));
+      turn = static_cast<std::uint32_t>(warp_uniform(static_cast<int>(turn)));
       wgmma_wait<1>();
-      settle(s_next);
+      fence_operand(s_next);
       weigh(weights_next, s_next, l, turn);
       if (follows) announce(other);
       wgmma_wait<0>();
-      settle(t_next);
+      fence_operand(t_next);
 #pragma unroll
       for (int i = 0; i < kQueries / 2; ++i) t[i] = t_next[i];
       assign(weights, weights_next);
@@ -632,23 +632,23 @@ template <class E, class M> struct Multiplier {
       room.value.wait_full(keys);
       begin_slopes(t);
       wgmma_wait<1>();
-      settle(s);
+      fence_operand(s);
       weigh(weights, s, l, turn);
       wgmma_wait<0>();
-      settle(t);
+      fence_operand(t);
     }
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
 #pragma unroll 1
-    while (!(turn & Meeting::kEnd)) meet<false>(turn, before, weights, t, dk, dv);
+    while (!(turn & Meeting::kEnd)) attend_tile<false>(turn, before, weights, t, dk, dv);
     room.value.release(keys);
-    meet<true>(turn, before, weights, t, dk, dv);
+    attend_tile<true>(turn, before, weights, t, dk, dv);
     Part x;
     const unsigned other = tiles - 1;
     room.slope.wait_full(other);
     begin_dq(x, other);
     wgmma_wait<0>();
-    settle(x);
+    fence_operand(x);
     room.slope.release(other);
     room.key.release(keys++);
     hand_over(x, other, before, false);
@@ -657,7 +657,7 @@ template <class E, class M> struct Multiplier {
   __device__ __forceinline__ void run() {
     for (;;) {
       room.meeting.wait_full(tiles);
-      const auto turn = static_cast<std::uint32_t>(agreed(static_cast<int>(room.turn(tiles))));
+      const auto turn = static_cast<std::uint32_t>(warp_uniform(static_cast<int>(room.turn(tiles))));
       if (turn & Meeting::kStop) return;
       Sums dk, dv;
       meet_all(turn, dk, dv);

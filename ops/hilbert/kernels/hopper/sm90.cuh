@@ -16,11 +16,11 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
 }
 /// Tells the compiler that a warp agrees on x: what depends on it can stay in uniform registers,
 /// from which wgmma takes its operands without a move each.
-__device__ __forceinline__ int agreed(int x) {
+__device__ __forceinline__ int warp_uniform(int x) {
   return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
 }
 /// This thread's warpgroup.
-__device__ __forceinline__ int warpgroup() { return agreed(static_cast<int>(threadIdx.x) / kWarpgroup); }
+__device__ __forceinline__ int warpgroup() { return warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup); }
 
 // ---- mbarrier: counts arrivals of a phase; who waits names the parity of the phase --------------
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals) {
@@ -160,7 +160,7 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 /// After a wait: no use of the sums moves above it.
-template <int N> __device__ __forceinline__ void settle(float (&d)[N]) {
+template <int N> __device__ __forceinline__ void fence_operand(float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }

@@ -227,7 +227,7 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
     multiply_rows<E, Own, Stream>(s, own, from.stream.tile());
     wgmma_commit();
     wgmma_wait<0>();
-    settle(s);
+    fence_operand(s);
     for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
     from.stream.release();
     from.stream.next();
@@ -238,7 +238,7 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
     multiply<E, Stream>(da, weights, from.stream.tile(), !first);
     wgmma_commit();
     wgmma_wait<0>();
-    settle(da);
+    fence_operand(da);
     from.stream.release();
     from.stream.next();
   }
@@ -268,10 +268,10 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
       std::uint32_t survive = 0;
       if constexpr (kDrops) survive = survivors<!M::kKeys>(p, head, own_row, step.row, at);
       wgmma_wait<1>();
-      settle(s);
+      fence_operand(s);
       for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
       wgmma_wait<0>();
-      settle(t);
+      fence_operand(t);
       if constexpr (!kBoth && M::kTiles == 1) there.release();
       if constexpr (kDrops) mask(t, 0, survive, 0.0f);
       for_scores(of(delta_at, delta),
@@ -289,8 +289,8 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
       multiply<E, Stream>(da, slopes, a, !first);
       wgmma_commit();
       wgmma_wait<0>();
-      settle(da);
-      if constexpr (kBoth) settle(db);
+      fence_operand(da);
+      if constexpr (kBoth) fence_operand(db);
       if constexpr (kBoth && M::kTiles == 1) there.release();
       here.release();
       from.stream.next();

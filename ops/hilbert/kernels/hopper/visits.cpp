@@ -169,14 +169,14 @@ class Builder {
     Index owners = 0;
     for (std::size_t first = 0, last; first < refs.size(); first = last, ++owners) {
       for (last = first; last < refs.size() && refs[last].keys == refs[first].keys;) ++last;
-      meet(own, std::span(refs).subspan(first, last - first), run);
+      add_visits(own, std::span(refs).subspan(first, last - first), run);
     }
     out_.one_owner = out_.one_owner && owners == 1;
     take(out_.queries, own, run);
   }
 
   /// All listed tiles of two owners: their cells, once by their queries and once by their keys.
-  void meet(const Owner& own, std::span<const Ref> refs, Run& run) {
+  void add_visits(const Owner& own, std::span<const Ref> refs, Run& run) {
     const Owner& other = k_.owner[at(refs[0].keys)];
     const bool full = refs.size() == 1 && !refs[0].partial && own.tiles == 1 && other.tiles == 1 &&
                       own.rows == Visits::kOwner && other.rows == Visits::kOwner;
