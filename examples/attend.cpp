@@ -11,6 +11,7 @@
 // files: f64 if the inputs are f64, else f32, whatever type --dtype computes in.
 #include <hilt/hilt.h>
 #include <cmath>
+#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <tuple>
@@ -219,6 +220,17 @@ void read_terms(Call& c, const Settings& s) {
   }
 }
 
+/// A result does not replace what it was computed from.
+void refuse_own_input(const Settings& s, const std::string& result) {
+  const auto refuse = [&](const std::string& path) {
+    std::error_code none;
+    check(path.empty() || !std::filesystem::equivalent(path, result, none), "--out (", s.out, "): ", result,
+          " is an input; name another directory");
+  };
+  for (const std::string* path : {&s.q, &s.k, &s.v, &s.d_o}) refuse(*path);
+  std::ranges::for_each(s.files, refuse);
+}
+
 /// Warns of what was read; whether all of it is finite.
 bool look_at(const Call& c, const Settings& s, std::string& warnings) {
   bool finite = true;
@@ -288,6 +300,7 @@ int work(const program::Options&, const Settings& s) {
             << tiles.full + tiles.partial << " of " << tiles.total << " tiles of 128 x 128 touched, " << tiles.full
             << " of them full\n";
   for (const auto& [name, x] : results) {
+    refuse_own_input(s, outputs.directory() + '/' + name + ".npy");
     write_npy(outputs.stage(name + ".npy"), x);
     std::cout << "wrote  " << outputs.directory() << '/' << name << ".npy  " << x.dtype() << x.shape() << '\n';
   }

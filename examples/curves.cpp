@@ -92,7 +92,7 @@ int work(const program::Options&, const Settings& s) {
   const std::string words =
       compare::order_verdict(orders) + (compare::order_changes_nothing(spec)
                                             ? " The set is the same in every order."
-                                            : " This pattern runs along the order: each line is another set.");
+                                            : " This pattern runs along the order, and so does its set.");
   outputs.write("curves.html", page_of(s, *plan, orders, words));
   std::cout << "grid " << s.grid << ", pattern " << to_string(spec.pattern) << ", causal " << s.causal
             << "; tiles of 128 x 128 scores\n\norder      full  partial    of all   touched    useful  jumps\n";

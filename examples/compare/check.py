@@ -1,7 +1,9 @@
 # Judges a file that compare --exercise wrote: names each check that fails, with its first wrong number.
+import copy
 import math
 import runpy
 import sys
+import traceback
 
 Q, K = [[1, 1], [1, 2], [0, 1], [1, 1]], [[1, 0], [-1, 1], [2, 0], [1, -1]]
 V, dO = [[4, 0], [0, 4], [2, 2], [8, -8]], [[1, 0], [2, 1], [-2, 2], [1, 2]]
@@ -38,6 +40,9 @@ failed = 0
 def check(what, name, given, wanted):
     global failed
     try:
+        given = [list(row) for row in given]
+        if [len(row) for row in given] != [len(row) for row in wanted]:
+            raise ValueError
         pairs = [(i, j, given[i][j], w) for i, row in enumerate(wanted) for j, w in enumerate(row)]
         wrong = [f"{name}{f'[{i}]' * (len(wanted) > 1)}[{j}] is {x:.6g}, should be {w:.6g}"
                  for i, j, x, w in pairs if not abs(x - w) < 1e-6]
@@ -48,10 +53,12 @@ def check(what, name, given, wanted):
 
 
 try:
-    Delta, dS, dQ, dK, dV = runpy.run_path(sys.argv[1])["backward"](Q, K, V, P, O, dO, c)
-except Exception as error:
-    print(f"compare_gradients: error: --check ({sys.argv[1]}): {type(error).__name__}: {error}; "
-          "--exercise writes such a file", file=sys.stderr)
+    own = copy.deepcopy((Q, K, V, P, O, dO))  # what is judged with stays as it is
+    Delta, dS, dQ, dK, dV = runpy.run_path(sys.argv[1])["backward"](*own, c)
+except (Exception, SystemExit) as error:
+    here = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == sys.argv[1]]
+    print(f"compare_gradients: error: --check ({sys.argv[1]}): {f'line {here[-1]}: ' if here else ''}"
+          f"{type(error).__name__}: {error}", file=sys.stderr)
     sys.exit(3)
 check("Delta is the sum of P dP over each row", "Delta", [Delta],
       [[sum(p * d for p, d in zip(*rows)) for rows in zip(P, dP)]])

@@ -1,6 +1,7 @@
 // Exercises: the backward pass of compare.html's four tokens in Python, a line of it left out, and
 // what judges a file in which a learner wrote it.
 #include <unistd.h>
+#include <filesystem>
 #include <iostream>
 #include "../program/outputs.h"
 #include "lesson.h"
@@ -17,10 +18,10 @@ constexpr const char* kCheck =
 
 /// What the line defines, and zeros of its shape.
 constexpr const char* kLeftOut[kLines][2] = {{"Delta", "[0] * len(Q)"},
-                                             {"dS", "[[0] * len(K)] * len(Q)"},
-                                             {"dQ", "[[0, 0]] * len(Q)"},
-                                             {"dK", "[[0, 0]] * len(K)"},
-                                             {"dV", "[[0, 0]] * len(V)"}};
+                                             {"dS", "[[0] * len(K) for q in Q]"},
+                                             {"dQ", "[[0, 0] for q in Q]"},
+                                             {"dK", "[[0, 0] for k in K]"},
+                                             {"dV", "[[0, 0] for v in V]"}};
 
 }  // namespace
 
@@ -39,8 +40,10 @@ bool do_exercise(const Settings& s) {
     std::cout << name << " = " << text.substr(from, size) << '\n';
     return true;
   }
-  program::Outputs outputs(s.out);
   const std::string file = format("exercise_%d.py", static_cast<int>(number));
+  hilt::check(!std::filesystem::exists(s.out + "/" + file), "--exercise (", number, "): ", s.out, "/", file,
+              " is there; remove it, or name another --out");
+  program::Outputs outputs(s.out);
   outputs.write(file, text.replace(from, size, std::string(zeros) + "  # left out: write it"));
   outputs.commit();
   const std::string path = s.out + "/" + file;

@@ -54,7 +54,7 @@ std::string order_verdict(const Lesson& lesson) {
              "tiles in that order, and row order %lld.",
              cut->order.c_str(), static_cast<long long>(cut->touched()),
              static_cast<long long>(lesson.orders[0].touched())) +
-         " Patterns of the grid do compare them: try --pattern window2d:16x16.";
+         " Patterns of the grid, like window2d:16x16, do compare them.";
 }
 
 std::string order_and_result(const Lesson& lesson) {

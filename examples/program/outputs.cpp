@@ -105,13 +105,14 @@ void Outputs::write(const std::string& name, const std::string& content) {
 
 void Outputs::commit() {
   for (const auto& [temporary, path] : staged_) sync(temporary);
-  for (const auto& [temporary, path] : staged_) {
+  if (staged_.empty()) return;
+  for (; !staged_.empty(); staged_.erase(staged_.begin())) {  // one that has its name is staged no longer
+    const auto& [temporary, path] = staged_.front();
     std::error_code error;
     fs::rename(temporary, path, error);
     if (error) fail_file(path, error.message());
   }
-  if (!staged_.empty()) sync(directory_), made_.clear();
-  staged_.clear();
+  sync(directory_), made_.clear();
 }
 
 }  // namespace program

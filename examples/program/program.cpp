@@ -183,7 +183,7 @@ int run(const std::string& program, const std::function<int()>& work) {
     using Words = std::vector<std::string>;
     for (const auto& [name, good] :
          {std::pair("HILT_TF32", Words{"0", "1"}), {"HILT_ROUTE", {"plain", "mma", "hopper"}}})
-      if (const char* const text = std::getenv(name))
+      if (const char* const text = std::getenv(name); text && *text)
         hilt::check(std::ranges::count(good, text) > 0, name, " (", text, "): must be one of ", joined(good, ", "));
     if (const char* const text = std::getenv("HILT_GPU_POOL_BYTES"))
       hilt::check(hilt::number_in<std::uint64_t>(text).has_value(), "HILT_GPU_POOL_BYTES (", text,

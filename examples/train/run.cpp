@@ -277,7 +277,7 @@ class Run {
     if (early) {
       std::cerr << "train: interrupted at step " << trainer_->steps() << "; "
                 << (saved_ == trainer_->steps() ? "saved " + hilt::checkpoint_name(saved_) : "not saved")
-                << "; go on with: train --resume --out " << program::printable(s_.out) << std::endl;
+                << "; go on with: " << resume_command(s_) << std::endl;
       return 130;
     }
     const std::string sample = story_.samples.empty() ? "" : story_.samples.back().second;

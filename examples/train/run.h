@@ -160,6 +160,8 @@ hilt::AdamW adamw_of(const Settings& s);
 void describe(const Settings& s, const hilt::TransformerConfig& config, const MemoryPlan& memory);
 void warn(const std::string& text);
 std::string next_commands(const Settings& s);
+/// What goes on where this run stopped: `./run train --resume ..`.
+std::string resume_command(const Settings& s);
 
 /// SIGINT, SIGTERM and SIGHUP ask politely: interrupted() turns true. SIGINT after any of them ends
 /// the process at once; a terminal that goes away says so twice.

@@ -207,7 +207,7 @@ void adopt_defaults(program::Options& options, Settings& s) {
     prefer("--context", std::to_string(grid.cells()));
     prefer("--order", "hilbert:" + s.grid);
     // As published: windows of the curve whose borders alternate, and a bias of every offset.
-    if (!s.is_life() && !options.given("--pattern")) prefer("--pattern-odd", "segment:16,shift=8");
+    if (!s.is_life() && s.layers > 1 && !options.given("--pattern")) prefer("--pattern-odd", "segment:16,shift=8");
     if (!s.is_life() && s.order.ends_with(s.grid))
       prefer("--relative", std::to_string(2 * grid.height - 1) + "x" + std::to_string(2 * grid.width - 1));
   }

@@ -35,6 +35,13 @@ static std::string quoted(const std::string& word) {
   return program::printable(out + "'");
 }
 
+std::string resume_command(const Settings& s) {
+  std::string out = "./run train --resume --out " + quoted(s.out);
+  for (const auto& [option, path] : {std::pair(" --text ", s.text), {" --images ", s.images}, {" --labels ", s.labels}})
+    if (!path.empty()) out += option + quoted(path);
+  return out;
+}
+
 std::string next_commands(const Settings& s) {
   const std::string again = s.is_grid() && !s.controls
                                 ? "  ./run train --task " + s.task + " --controls     other patterns at equal cost\n"

@@ -174,7 +174,10 @@ void attention_into(Tensor& o, const Tensor& q, const Tensor& k, const Tensor& v
     check(axis < 3 ? o.stride(axis) > 0 || o.dim(axis) < 2 : o.stride(axis) == 1 || o.dim(axis) < 2,
           "attention_into: o has stride ", o.stride(axis), " at axis ", axis,
           "; its rows lie apart, and their elements one after the other");
-  for (const Tensor& x : in) check(x.storage() != o.storage(), "attention_into: o shares memory with an input");
+  const auto refuse_shared = [&](const Tensor& x) {
+    check(!x || x.storage() != o.storage(), "attention_into: o shares memory with an input");
+  };
+  std::ranges::for_each(in, refuse_shared), std::ranges::for_each(term_inputs(options.terms), refuse_shared);
   if (!plan->looks_at_data()) return void(kernel_forward(call, in_rows(q), in_rows(k), in_rows(v), o));
   each_sequence(plan, call.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
     Tensor its = sequence_of(o, b);

@@ -129,6 +129,20 @@ for n in '1 Delta Delta,each,dS,dQ,dK' '2 dS dS,dQ,dK' '3 dQ dQ' '4 dK dK' '5 dV
   expect 0 "--check of exercise $n, done" "$programs/compare_gradients" --check x/done.py
   says out 'all 6 checks passed'
 done
+# What a learner wrote is not written over, and a file cannot pass by leaving early, by numbers too many, or by a change of
+# what it was given.
+if command -v python3 >/dev/null; then
+  expect 2 '--exercise 5 again' "$programs/compare_gradients" --exercise 5 --out x
+  says err 'x/exercise_5.py is there; remove it, or name another --out'
+  printf 'import sys\nsys.exit(0)\n' >x/early.py
+  expect 3 'a file that leaves' "$programs/compare_gradients" --check x/early.py
+  says err 'line 2: SystemExit: 0'
+  sed 's/^\( *\)return Delta/\1dV = dV + [[1, 2]]\n\1return Delta/' x/done.py >x/more.py
+  expect 1 'a row too many' "$programs/compare_gradients" --check x/more.py
+  says out 'dV is no matrix of 4 x 2 numbers'
+  sed 's/^\( *\)return Delta/\1for row in P: row[0] = 9\n\1return Delta/' x/done.py >x/own.py
+  expect 0 'a file that changes what it was given, last' "$programs/compare_gradients" --check x/own.py
+fi
 # The four tokens are those of the page; what is no such file is one line.
 if command -v python3 >/dev/null; then
   expect 0 'the four tokens' python3 -c "

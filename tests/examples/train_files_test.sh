@@ -243,6 +243,7 @@ for vocabulary in characters bytes; do  # gone: read on
   rm text
   goes_on "gone-$vocabulary" || fail "a text that lost its name: $(cat "$scratch/err")"
   kill -INT $running; ends 130 "gone-$vocabulary"
+  says err "go on with: ./run train --resume --out gone-$vocabulary --text text"
   cp other text
   begin "same-$vocabulary" --text text --vocabulary $vocabulary  # written again, as it was
   dd if=other of=text conv=notrunc status=none

@@ -225,6 +225,7 @@ def tokenizers(here):
              '--tokenizer (k/merges.txt): invalid UTF-8 at byte 4'),
             ({'vocab.json': b'{"a": ', 'merges.txt': b''}, '--tokenizer (k/vocab.json): not JSON at byte 6'),
             ({'vocab.json': b'{"\xff": 1}', 'merges.txt': b''}, '--tokenizer (k/vocab.json): not JSON at byte 2'),
+            ({'vocab.json': b'{"a": 1e999}', 'merges.txt': b''}, 'a number in it is out of range'),
             ({'vocab.json': [1], 'merges.txt': b''}, "--tokenizer (k): 'vocab' should be of type object, is [1]"),
             ({'vocab.json': vocabulary}, '--tokenizer (k/merges.txt): cannot open: No such file or directory'),
             ({'tokenizer.json': {}}, "'model' should be of type object, is missing"),
@@ -421,6 +422,10 @@ def messages(here):
     npy(here.root / 'x.npy', (20, 8, 8))
     npy(here.root / 'y.npy', (20,), '<u2', [i % 3 for i in range(20)])
     attend = ['attend', '--q', 'q.npy', '--k', 'q.npy', '--v', 'q.npy', '--out', 'o']
+    (here.root / 'own').mkdir()
+    npy(here.root / 'own/o.npy', (1, 64, 2, 8))
+    here.refused(2, '--out (own): own/o.npy is an input; name another directory', 'attend', '--q', 'own/o.npy', '--k',
+                 'q.npy', '--v', 'q.npy', '--out', 'own')
     here.refused(3, "in NumPy, x.astype('<i8') for one", 'train', '--task', 'images', '--images', 'x.npy', '--labels',
                  'y.npy', '--out', 'o')
     for option in ('--q', '--k', '--v', '--d-o', '--sink', '--bias', '--relative', '--alibi'):

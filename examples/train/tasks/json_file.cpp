@@ -21,7 +21,7 @@ json read_json(std::string_view text, const std::string& what) try {
   });
 } catch (const json::parse_error& e) {
   fail_with(Code::data, what, ": not JSON at byte ", std::max<std::size_t>(e.byte, 1) - 1);
-}
+} catch (const json::exception&) { fail_with(Code::data, what, ": a number in it is out of range"); }
 
 const json& member(const json& in, const char* key, json::value_t kind, const std::string& what) {
   const bool there = in.is_object() && in.contains(key);

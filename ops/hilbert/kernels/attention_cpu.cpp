@@ -36,7 +36,7 @@ template <class E> struct ForwardSpace {
   };
   ForwardSpace(Carver& c, Index dim, Index entries)
       : k_t(c.tile<E>(whole_vectors<E>(packed<E>(dim)), kTile)),
-        v(c.tile<E>(kTile, dim)),
+        v(c.tile<E>(kTile, packed_width<E>(dim))),
         rows(v),
         wide_k(c.tile<W>(kTile, dim)),
         s(c.tile<W>(kSlab, kTile)),

@@ -19,7 +19,7 @@ template <class E> struct BackwardSpace {
     Tile<W> wide;
     Rows() = default;
     Rows(Carver& c, Index dim) : at(c.tile<E>(kTile, packed<E>(dim))), packed_rows(at) {
-      if constexpr (kPacked<E>) packed_rows = c.tile<E>(kTile / 2, dim), wide = c.tile<W>(kTile, dim);
+      if constexpr (kPacked<E>) packed_rows = c.tile<E>(kTile / 2, packed_width<E>(dim)), wide = c.tile<W>(kTile, dim);
       else wide = at;
     }
   };

@@ -67,6 +67,8 @@ template <class T, class E> bool gather(const Source<const T>& x, Index n, Sum<E
   return finite;
 }
 
+/// How wide a row of those is: pack_rows() writes whole vectors.
+template <class E> Index packed_width(Index dim) { return kPacked<E> ? 2 * whole_vectors<E>(packed<E>(dim)) : dim; }
 /// Sums over rows meet rows packed by twos: out[i][d] = {x[2i][d], x[2i + 1][d]}; the last with 0.
 inline void pack_rows(Tile<Bf16x2> x, Index rows, Index dim, Tile<Bf16x2> out) {
   for (Index i = 0; i < rows; i += 2)

@@ -65,7 +65,10 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
 Reason why_not_one_pass(Cuda where, const BackwardPass& b) {
   if (b.sizes.dim > 128) return "one pass takes head dims to 128";
   if (b.sizes.dropout != 0) return "one pass knows no dropout";
-  if (visits_on_device(*b.tiling, where).keys.made > 0) return "one pass takes masks that a plan has";
+  const VisitsView::Side& keys = visits_on_device(*b.tiling, where).keys;
+  if (keys.made > 0) return "one pass takes masks that a plan has";
+  constexpr Index kSteps = Index{1} << 23;  // each 64 queries; a meeting of two takes 32 bytes, here and there
+  if (keys.steps * std::ssize(keys.owner) > kSteps) return "one pass would list too many tiles";
   const ScheduleView& s = schedule_on_device(*b.tiling, where, queries_of(b));
   if (!s.complete) return "one pass wants a key for each query, and a query for each run of keys";
   if (2 * s.masked > std::ssize(s.meeting)) return "most tiles are masked";

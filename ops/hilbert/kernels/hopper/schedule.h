@@ -19,6 +19,7 @@ struct Schedule {
     std::array<std::array<std::uint16_t, 2>, 2> cell{};  // of each step, for each half of the owner's keys
     std::array<std::int32_t, 2> unused{};
   };
+  static_assert(sizeof(Meeting) == 32);        // the kernel reads two times sixteen bytes
   static constexpr std::uint32_t kLast = 1;    // no rank is higher
   static constexpr std::uint32_t kMasked = 2;  // << h: half h has cells that are not full
   static constexpr int kRankShift = 6;
