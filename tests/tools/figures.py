@@ -297,8 +297,9 @@ def ci(figures):
     counts = [", ".join(f"{sum(x[k] for x in f['lanes']):,} {k}" for k in ("passed", "failed", "skipped"))
               for f in figures]
     lines.append("| tests | " + " | ".join(counts) + " |")
-    return "\n".join(lines + ["", "Seconds of compiling + testing. "
-                              + "; ".join(f"{f['what']}: {f['machine']}, {f['date']}" for f in figures) + "."])
+    machines = "; ".join(dict.fromkeys(f["machine"] for f in figures))
+    return "\n".join(lines + ["", f"Seconds of compiling + testing on {machines}: "
+                              + ", ".join(f["date"] for f in figures) + "."])
 
 
 def deep(figures):
