@@ -198,7 +198,7 @@ def main(word, *rest):
     elif word == "left-out":
         write(rest[0], left_out=[("all of it", rest[1])])
     elif word == "show":
-        return show(*rest[1:])
+        return show(*rest)
     else:
         sys.exit(__doc__)
     return 0
