@@ -11,6 +11,7 @@
 #include <optional>
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/kernels/hopper/visits.h"
+#include "ops/hilbert/kernels/joined.h"
 #include "tests/bench/gpu.h"
 #include "tests/bench/problems.h"
 
@@ -72,6 +73,9 @@ struct Line {
 struct Inputs {
   Tensor q, k, v, d_o;
 };
+void watch_terms(Tape& tape, ScoreTerms terms) {
+  visit_terms(terms, [&](const std::string&, Tensor& x) { tape.watch(x); });
+}
 struct Outputs {
   Tensor o;
   std::array<Tensor, 3> dx;
@@ -79,6 +83,7 @@ struct Outputs {
 Outputs play(const Inputs& x, const PlanPtr& plan, const AttentionOptions& how) {
   Tape tape;
   for (const Tensor* t : {&x.q, &x.k, &x.v}) tape.watch(*t);
+  watch_terms(tape, how.terms);
   Outputs out{attention(x.q, x.k, x.v, plan, how), {}};
   const Gradients g = tape.backward(out.o, x.d_o);
   out.dx = {g[x.q], g[x.k], g[x.v]};
@@ -115,8 +120,10 @@ Line run(std::uint64_t i, const Problem& p, Machine machine, double reads, int r
   const auto x = [&](Index heads, std::uint64_t stream) {
     return randn({p.batch, p.length, heads, p.dim}, {i, stream}, type, kGpu);
   };
-  const Inputs in{x(p.heads, 1), x(p.kv_heads, 2), x(p.kv_heads, 3), x(p.heads, 4)};
+  const auto of_queries = [&](const Tensor& t) { return p.queries > 0 ? contiguous(slice(t, 1, 0, p.queries)) : t; };
+  const Inputs in{of_queries(x(p.heads, 1)), x(p.kv_heads, 2), x(p.kv_heads, 3), of_queries(x(p.heads, 4))};
   AttentionOptions how;
+  how.terms = terms_of(p, i, kGpu);
   if (p.dropout > 0) how.dropout = p.dropout, how.key = RandomKey{3, 4};
   const double error = error_of(in, plan, how);
   constexpr double kAllowed = 1e-2;  // operands and results of 16 bits
@@ -137,6 +144,7 @@ Line run(std::uint64_t i, const Problem& p, Machine machine, double reads, int r
   const Times backward = times_of(repeats, [&](int) {
     Tape tape;
     for (const Tensor* t : {&in.q, &in.k, &in.v}) tape.watch(*t);
+    watch_terms(tape, how.terms);
     const Tensor o = attention(in.q, in.k, in.v, plan, how);
     copy(to, from);
     return events.ms([&] { (void)tape.backward(o, in.d_o); });
@@ -152,15 +160,16 @@ Line run(std::uint64_t i, const Problem& p, Machine machine, double reads, int r
   if (!last.reason.empty()) std::cout << ", \"reason\": \"" << last.reason << '"';
   double visits_ms = 0;
   std::size_t visits_bytes = 0;
-  for (const Tiling& t : plan->tilings()) {
-    if (first.route != "hopper" && last.route != "hopper") break;  // the others make none
-    const auto begin = std::chrono::steady_clock::now();
-    const Visits made = visits_of(t);
-    visits_ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-    visits_bytes += made.mask.size() * sizeof made.mask[0];
-    for (const VisitSide* side : {&made.queries, &made.keys})
-      visits_bytes += side->owner.size() * sizeof(VisitSide::Owner) + side->visit.size() * sizeof(VisitSide::Visit);
-  }
+  for (const PlanPart& part : row_parts(*plan))
+    for (const Tiling& t : part.tilings) {
+      if (first.route != "hopper" && last.route != "hopper") break;  // the others make none
+      const auto visits_begin = Clock::now();
+      const Visits made = visits_of(t);
+      visits_ms += std::chrono::duration<double, std::milli>(Clock::now() - visits_begin).count();
+      visits_bytes += made.mask.size() * sizeof made.mask[0];
+      for (const VisitSide* side : {&made.queries, &made.keys})
+        visits_bytes += side->owner.size() * sizeof(VisitSide::Owner) + side->visit.size() * sizeof(VisitSide::Visit);
+    }
   std::cout << ", \"plan_ms\": " << plan_ms << ", \"visits_ms\": " << visits_ms << ", \"plan_bytes\": " << plan->bytes()
             << ", \"visits_bytes\": " << visits_bytes << ", \"relative_error\": " << error << "}" << std::endl;
   return line;

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/random.h"
 #include "ops/hilbert/plan/attends.h"
+#include "ops/ops.h"
 
 namespace hilt::bench {
 namespace {
@@ -66,9 +67,11 @@ enum Family {
   kSlide2d,
   kNeighborhood2d,
   kBlocks,
-  kBranches
+  kBranches,
+  kSpace,
+  kUnion
 };
-constexpr Index kFamilies = 10;
+constexpr Index kFamilies = 12, kBaseFamilies = 10;
 
 std::string pattern_of(Rng& r, Family family, Index length) {
   switch (family) {
@@ -98,6 +101,12 @@ std::string pattern_of(Rng& r, Family family, Index length) {
         default: return head + "global_local:" + text_of(1 + r.below(2)) + ":" + text_of(1 + r.below(3));
       }
     }
+    case kSpace: {
+      const Index side = r.pick<Index>({5, 7, 9});
+      const std::string sizes = text_of(r.pick<Index>({3, 5})) + "x" + sides(side, side);
+      return r.pick({"window3d:", "neighborhood3d:"}) + sizes;
+    }
+    case kUnion: return "slide:" + text_of(r.log_uniform(16, 256)) + "|segment:" + text_of(Index{64} << r.below(4));
     default: {
       const Index size = Index{64} << r.below(4);
       return "segment:" + text_of(size) + "+segment:" + text_of(4 * size) + ",dilation=4" +
@@ -122,12 +131,39 @@ double keys_of(const Problem& p) {
       case Branch::Kind::window2d: n = 2 * cells; break;
       case Branch::Kind::slide2d: n = 8 * cells + 256; break;
       case Branch::Kind::neighborhood2d: n = 2 * cells + 256; break;
-      default: break;  // three axes are not drawn
+      case Branch::Kind::window3d: n = 2 * cells * static_cast<double>(b.frames); break;
+      case Branch::Kind::slide3d:
+      case Branch::Kind::neighborhood3d: n = 3 * cells * static_cast<double>(b.frames) + 256; break;
       case Branch::Kind::blocks: n = static_cast<double>(b.pairs.size()) * size * size / length; break;
     }
     keys += std::min(n, length);
   }
   return spec.causality == Causality::none ? keys : keys / 2;
+}
+
+/// What `--only base` leaves out.
+void draw_more(Rng& r, Family family, bool planar, Problem& p) {
+  if (r.chance(0.25)) p.dropout = r.pick({0.1, 0.2, 0.5});
+  if (r.chance(0.1)) p.softcap = r.pick({15.0, 30.0, 50.0});
+  if (r.chance(0.1)) p.sink = true;
+  switch (r.below(10)) {
+    case 0: p.alibi = r.pick({"published", "learned"}); break;
+    case 1:
+      p.relative = planar ? sides(2 * r.below(16) + 3, 2 * r.below(16) + 3) : text_of(2 * r.below(256) + 17);
+      break;
+    case 2: p.bias = r.pick({"1x1x1xL", "1xHx1xL", "1xHxLx1"}); break;
+    default: break;
+  }
+  if (const std::size_t h = p.bias.find('H'); h != p.bias.npos) p.bias.replace(h, 1, text_of(p.heads));
+  const bool plain = p.order.find(':') == p.order.npos && p.order.find(',') == p.order.npos;
+  if (plain && p.order != "tiles" && family != kBlocks && family != kBranches && r.chance(0.3)) {
+    for (Index left = p.length; left > 0;) {
+      const Index n = std::min(left, r.log_uniform(33, 4096));
+      p.documents += (p.documents.empty() ? "" : ",") + text_of(n), left -= n;
+    }
+  } else if (p.bias.empty() && r.chance(0.1)) {
+    p.queries = std::max<Index>(1, r.log_uniform(1, static_cast<double>(p.length)));
+  }
 }
 
 Problem drawn_once(Rng& r, Family family, bool base, const Machine& machine) {
@@ -136,7 +172,12 @@ Problem drawn_once(Rng& r, Family family, bool base, const Machine& machine) {
   const char* const kind = r.pick({"hilbert", "hilbert", "hilbert", "row", "row", "morton", "snake", "tiles"});
   p.length = round_some(r, r.log_uniform(500, 262144));
   p.order = kind;
-  if (planar || r.chance(0.2)) {  // a grid, up to 2.5 times as wide as it is high
+  if (family == kSpace) {
+    const Index frames = r.pick<Index>({8, 12, 16}),
+                side = std::max<Index>(10, std::lround(std::sqrt(p.length / frames)));
+    p.length = frames * side * side;
+    p.order = std::string(r.pick({"hilbert:", "row:"})) + text_of(frames) + "x" + sides(side, side);
+  } else if (planar || r.chance(0.2)) {  // a grid, up to 2.5 times as wide as it is high
     const double ratio = r.chance(0.5) ? 1 : std::exp(r.uniform() * 0.9);
     const Index height = std::max<Index>(8, std::lround(std::sqrt(static_cast<double>(p.length) / ratio)));
     const Index width = std::max<Index>(8, p.length / height);
@@ -158,7 +199,7 @@ Problem drawn_once(Rng& r, Family family, bool base, const Machine& machine) {
   if (r.chance(0.3))
     for (const Index share : {8, 4, 3, 2})
       if (p.heads % share == 0 && r.chance(0.5)) p.kv_heads = p.heads / share;
-  if (!base && r.chance(0.25)) p.dropout = r.pick({0.1, 0.2, 0.5});
+  if (!base) draw_more(r, family, planar, p);
   // As many in a batch as make the work.
   const double rows = static_cast<double>(p.length * p.heads), dim = static_cast<double>(p.dim);
   const double one = 1e3 * std::max({4 * rows * dim * machine.element / machine.bytes,
@@ -184,7 +225,7 @@ BlockPairs block_pairs(std::string_view how, Index n) {
 
 Problem drawn(std::uint64_t seed, std::uint64_t i, bool base, const Machine& machine) {
   Rng r(seed, i);
-  const auto family = static_cast<Family>(r.below(kFamilies));
+  const auto family = static_cast<Family>(r.below(base ? kBaseFamilies : kFamilies));
   Problem p;
   while (p.length == 0) p = drawn_once(r, family, base, machine);  // what falls outside is drawn again
   return p;
@@ -196,6 +237,13 @@ std::string to_string(const Problem& p) {
      << " --head-dim " << p.dim << " --order " << p.order << " --pattern " << p.pattern << " --dilation-mode "
      << p.dilation_mode << " --causal " << p.causal << " --dtype " << p.dtype;
   if (p.dropout > 0) os << " --dropout " << p.dropout;
+  if (p.softcap > 0) os << " --softcap " << p.softcap;
+  if (p.alibi != "none") os << " --alibi " << p.alibi;
+  if (!p.relative.empty()) os << " --relative " << p.relative;
+  if (!p.bias.empty()) os << " --bias " << p.bias;
+  if (p.sink) os << " --sink learned";
+  if (!p.documents.empty()) os << " --documents " << p.documents;
+  if (p.queries > 0) os << " --queries " << p.length - p.queries << ':' << p.queries;
   return os.str();
 }
 
@@ -223,6 +271,13 @@ Problem parse_problem(std::string_view line) {
     else if (option == "--causal") p.causal = value;
     else if (option == "--dtype") p.dtype = value;
     else if (option == "--dropout") p.dropout = std::stod(value);
+    else if (option == "--softcap") p.softcap = std::stod(value);
+    else if (option == "--alibi") p.alibi = value;
+    else if (option == "--relative") p.relative = value;
+    else if (option == "--bias") p.bias = value;
+    else if (option == "--sink") p.sink = true;
+    else if (option == "--documents") p.documents = value;
+    else if (option == "--queries") p.queries = std::stoll(value.substr(value.find(':') + 1));
     else fail("problem (", option, "): no such option here");
   }
   if (p.kv_heads == 0) p.kv_heads = p.heads;
@@ -250,7 +305,21 @@ PlanSpec spec_of(const Problem& p) {
     spec.pattern = parse_pattern(p.pattern);
   }
   spec.dilation_mode = parse_dilation_mode(p.dilation_mode), spec.causality = parse_causality(p.causal);
+  if (!p.documents.empty()) spec.documents = parse_documents(p.documents);
+  if (p.queries > 0) spec.queries = query_run(p.length - p.queries, p.queries);
   return spec;
+}
+
+ScoreTerms terms_of(const Problem& p, std::uint64_t stream, Device device) {
+  TermConfig config;
+  config.softcap = p.softcap, config.sink = p.sink;
+  for (const auto& [name, text] : {std::pair{"alibi", p.alibi}, {"relative", p.relative}, {"bias", p.bias}})
+    if (!text.empty()) read_term(config, name, text);
+  ScoreTerms terms = make_terms(config, p.heads, p.length, DType::f32);
+  visit_terms(terms, [&](const std::string& name, Tensor& x) {
+    x = name == "slopes" ? moved(x, device) : mul(randn(x.shape(), {stream, 9}, DType::f32, device), 0.3);
+  });
+  return terms;
 }
 
 // ---- the floor ----------------------------------------------------------------------------------
@@ -282,28 +351,33 @@ Cells cells_of(const Tiling& t) {
 }  // namespace
 
 Cells touched_cells(const Plan& plan) {
-  std::vector<Cells> each;
-  for (const Tiling& t : plan.tilings()) each.push_back(cells_of(t));
   Cells sum;
-  for (Index h = 0; h < plan.heads(); ++h)
-    for (const std::int32_t i : plan.tilings_of(h))
-      sum.cells += each[static_cast<std::size_t>(i)].cells, sum.pairs += each[static_cast<std::size_t>(i)].pairs;
+  for (const PlanPart& part : plan.parts()) {
+    std::vector<Cells> each;
+    for (const Tiling& t : part.tilings) each.push_back(cells_of(t));
+    for (Index h = 0; h < plan.heads(); ++h)
+      for (const std::int32_t i : plan.tilings_of(h)) {
+        const Cells& its = each[static_cast<std::size_t>(i)];
+        sum.cells += part.places.count(1) * its.cells, sum.pairs += part.places.count(1) * its.pairs;
+      }
+  }
   return sum;
 }
 
 Floor floor_of(const Problem& p, const Plan& plan, const Cells& cells, const Machine& m, double read_rate) {
   // Rows that somebody needs, of all heads; what is written is written whole.
   double queries = 0, keys = 0;
-  for (Index h = 0; h < plan.heads(); ++h) {
-    std::vector<bool> asks(static_cast<std::size_t>(p.length)), asked(asks);
-    for (const std::int32_t i : plan.tilings_of(h)) {
-      const Tiling& t = plan.tilings()[static_cast<std::size_t>(i)];
-      for (const std::int32_t token : t.q_token) asks[static_cast<std::size_t>(token)] = true;
-      for (const std::int32_t token : t.k_token) asked[static_cast<std::size_t>(token)] = true;
+  for (const PlanPart& part : plan.parts())
+    for (Index h = 0; h < plan.heads(); ++h) {
+      std::vector<bool> asks(static_cast<std::size_t>(p.length)), asked(asks);
+      for (const std::int32_t i : plan.tilings_of(h)) {
+        const Tiling& t = part.tilings[static_cast<std::size_t>(i)];
+        for (const std::int32_t token : t.q_token) asks[static_cast<std::size_t>(token)] = true;
+        for (const std::int32_t token : t.k_token) asked[static_cast<std::size_t>(token)] = true;
+      }
+      queries += static_cast<double>(part.places.count(1) * std::ranges::count(asks, true));
+      keys += static_cast<double>(part.places.count(1) * std::ranges::count(asked, true));
     }
-    queries += static_cast<double>(std::ranges::count(asks, true));
-    keys += static_cast<double>(std::ranges::count(asked, true));
-  }
   const auto batch = static_cast<double>(p.batch), dim = static_cast<double>(p.dim), e = m.element;
   const double all = static_cast<double>(p.length * p.heads);
   const double grouped = static_cast<double>(p.kv_heads) / static_cast<double>(p.heads);  // of keys, and rows of keys

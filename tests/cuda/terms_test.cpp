@@ -185,16 +185,19 @@ std::vector<Problem> problems() {
     for (const Index dim : {16, 64, 96, 128}) add(on_grids(dim));
     add(of_sequences()), add(of_documents()), add(of_queries());
   }
-  for (const Index dim : {33, 160, 256})
-    all.push_back({.pattern = "dense",
-                   .order = "row:16x20",
-                   .length = 320,
-                   .dim = dim,
-                   .softcap = 2,
-                   .slopes = true,
-                   .sink = true,
-                   .relative = {9, 9},
-                   .bias = {320, 320}});
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const Index dim : {33, 160, 192, 256})
+      all.push_back({.pattern = "dense",
+                     .order = "row:16x20",
+                     .length = 320,
+                     .dim = dim,
+                     .type = type,
+                     .softcap = 2,
+                     .dropout = 0.1,
+                     .slopes = true,
+                     .sink = true,
+                     .relative = {9, 9},
+                     .bias = {320, 320}});
   return all;
 }
 
@@ -227,6 +230,13 @@ Inputs inputs_of(const Problem& p, DType type, Device device) {
   if (p.sink) terms.sink = draw({p.heads}, 9, 1, false);
   if (p.dropout > 0) in.options.dropout = p.dropout, in.options.key = RandomKey{3, 4};
   return in;
+}
+/// The routes that can be told to serve a problem.
+std::vector<std::string> routes_of(const Problem& p) {
+  if (p.type == DType::f32) return {"plain"};
+  std::vector<std::string> routes{"plain", "mma"};
+  if (cuda::properties(0).is_hopper() && p.dim % 8 == 0) routes.push_back("hopper");
+  return routes;
 }
 /// What play() returns.
 constexpr const char* kNames[] = {"o", "lse", "dq", "dk", "dv", "dslopes", "dtable", "dbias", "dsink"};
@@ -265,16 +275,17 @@ TEST_F(OnGpuTerms, AgreeWithTheCpu) {
   for (const Problem& p : problems()) {
     SCOPED_TRACE(testing::Message() << p);
     const std::vector<Tensor> want = play(p, inputs_of(p, DType::f64, {}));
-    for (const char* route : {"mma", "plain"}) {
-      if (p.type == DType::f32 && route == std::string_view("mma")) continue;
-      const Setting forced("HILT_ROUTE", route);
+    for (const std::string& route : routes_of(p)) {
+      const Setting forced("HILT_ROUTE", route.c_str());
       clear_attention_routes(), clear_attention_fallbacks();
       const std::vector<Tensor> got = play(p, inputs_of(p, p.type, kGpu));
       EXPECT_TRUE(attention_fallbacks().empty());
       EXPECT_FALSE(attention_routes().empty());
-      const bool serves = p.documents.empty() && p.pattern.find('|') == std::string::npos &&
-                          p.pattern.find("3d") == std::string::npos && cuda::properties(0).major >= 8;
-      for (const AttentionRoute& r : attention_routes()) EXPECT_EQ(r.route, serves ? route : "plain") << r.reason;
+      const bool serves = route != "mma" || (p.documents.empty() && p.pattern.find('|') == std::string::npos &&
+                                             p.pattern.find("3d") == std::string::npos && p.dim % 16 == 0 &&
+                                             p.dim <= 128 && cuda::properties(0).major >= 8);
+      for (const AttentionRoute& r : attention_routes())
+        EXPECT_EQ(r.route, serves ? std::string_view(route) : "plain") << r.reason;
       for (std::size_t i = 0; i < want.size(); ++i) {
         ASSERT_EQ(bool(got[i]), bool(want[i])) << kNames[i];
         if (!want[i]) continue;
@@ -292,9 +303,8 @@ TEST_F(OnGpuTerms, RepeatBitForBit) {
   for (const Problem& p : problems()) {
     SCOPED_TRACE(testing::Message() << p);
     const Inputs in = inputs_of(p, p.type, kGpu);
-    for (const char* route : {"mma", "plain"}) {
-      if (p.type == DType::f32 && route == std::string_view("mma")) continue;
-      const Setting forced("HILT_ROUTE", route);
+    for (const std::string& route : routes_of(p)) {
+      const Setting forced("HILT_ROUTE", route.c_str());
       const std::vector<Tensor> first = play(p, in);
       for (int i = 0; i < scaled(20, 3); ++i) {
         const std::vector<Tensor> again = play(p, in);

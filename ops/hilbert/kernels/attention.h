@@ -50,6 +50,7 @@ struct AttentionSizes {
   RandomKey key;              // of the dropout mask, see attention_keeps
   Index first_head = 0;       // of these heads among all: part of the mask's counter
   Index first_batch = 0;
+  Index first_token = 0;  // of a place among the row's
 };
 
 /// The bits that decide for the weights of query t and keys u with u / 8 == block: see drop_bits(),

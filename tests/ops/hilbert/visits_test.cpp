@@ -193,5 +193,6 @@ TEST(Visits, KnowKeysInRunsOfEight) {
   EXPECT_TRUE(eights(1024, "slide:40", "row:32x32"));
   EXPECT_FALSE(eights(1000, "segment:100", "row")) << "the second segment begins at 100";
   EXPECT_FALSE(eights(1024, "segment:128,dilation=2", "row"));
-  EXPECT_FALSE(eights(1024, "dense", "hilbert:32x32"));
+  EXPECT_TRUE(eights(1024, "dense", "hilbert:32x32")) << "64 along the curve are 8 rows of 8";
+  EXPECT_FALSE(eights(1000, "segment:100", "hilbert"));
 }

@@ -62,9 +62,22 @@ struct ScheduleView {
   bool follow;  // tokens of queries and of keys follow each other: rows lie in storage order
 };
 
+/// A row as score terms see it: its cell (frame; row and column in halves), its token, and its row of the tensor.
+struct RowSite {
+  std::int32_t frame, row_and_column, name, line;
+};
+struct Sites {
+  std::vector<RowSite> queries, keys;
+};
+struct SitesView {
+  std::span<const RowSite> queries, keys;
+};
+constexpr Index kMostRows = 1 << 15;  // and columns of a grid, for that
+
 /// Copied there by the first call, kept as long as the tiling.
 const TilingView& on_device(const Tiling& t, Cuda where);
 const VisitsView& visits_on_device(const Tiling& t, Cuda where);
+const SitesView& sites_on_device(const Tiling& t, Cuda where);
 const ScheduleView& schedule_on_device(const Tiling& t, Cuda where, Index queries);  // of a tile: 64 or 128
 
 /// Places, likewise.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include "core/cuda/context.h"
 #include "core/tensor.h"
+#include "ops/hilbert/kernels/terms.h"
 #include "ops/hilbert/plan/attends.h"
 
 namespace hilt {
@@ -64,6 +65,8 @@ void each_list(const Visits& x, VisitsView& v, auto&& visit) {
   visit(x.keys.owner, v.keys.owner), visit(x.keys.visit, v.keys.visit);
   visit(x.mask, v.mask);
 }
+
+void each_list(const Sites& x, SitesView& v, auto&& visit) { visit(x.queries, v.queries), visit(x.keys, v.keys); }
 
 using kernels::hopper::Schedule;
 void each_list(const Schedule& x, ScheduleView& v, auto&& visit) {
@@ -154,6 +157,20 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
     view.queries.portion = made.queries.portion, view.keys.portion = made.keys.portion;
     view.queries.made = made.queries.made, view.keys.made = made.keys.made;
     return made;
+  });
+}
+
+const SitesView& sites_on_device(const Tiling& t, Cuda where) {
+  return image_of<SitesView>(t, where, [&](SitesView&) {
+    const auto sites = [&](const TokenList& token, const TokenList& name) {
+      std::vector<RowSite> list;
+      for (std::size_t i = 0; i < token.size(); ++i) {
+        const kernels::Site at = kernels::site_of(t.grid, t.grid.width > 0, name[i]);
+        list.push_back({at.a, at.b << 16 | (t.grid.width > 0 ? at.c : 0), name[i], token[i]});
+      }
+      return list;
+    };
+    return Sites{sites(t.q_token, t.q_names()), sites(t.k_token, t.k_names())};
   });
 }
 

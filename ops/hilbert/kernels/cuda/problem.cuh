@@ -54,7 +54,8 @@ inline float multiplier_of(const AttentionSizes& s) { return static_cast<float>(
 __device__ inline bool survives(const Problem& p, Tiling::Place at, Index h, int i, int j) {
   const AttentionSizes& s = p.sizes;
   const auto head = static_cast<std::uint32_t>((s.first_batch + at.row) * s.heads + s.first_head + h);
-  const auto t = static_cast<std::uint32_t>(at.k + p.t.q_name[i]), u = static_cast<std::uint32_t>(at.k + p.t.k_name[j]);
+  const auto name = [&](std::int32_t x) { return static_cast<std::uint32_t>(s.first_token + at.k + x); };
+  const std::uint32_t t = name(p.t.q_name[i]), u = name(p.t.k_name[j]);
   return attention_keeps(cuda::now(s.key), head, t, u, s.dropout);
 }
 

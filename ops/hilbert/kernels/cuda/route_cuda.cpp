@@ -36,21 +36,17 @@ Index queries_of(const AttentionPass& p) { return p.sizes.dim <= 64 ? 128 : 64; 
 using Reason = std::string_view;
 
 constexpr Reason kOnePass = "in one pass that adds up dQ, as no one owner has all keys of a query";
-constexpr Reason kPlaces = "with dropout Hopper's kernels take documents only as one tiling a row";
 
 Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   const AttentionSizes& s = p.sizes;
   if (!kHasHopper) return "this build has no code for Hopper";
   if (!cuda::properties(where.device).is_hopper()) return "the GPU is no Hopper";
   if (forced() == Route::plain || forced() == Route::mma) return "HILT_ROUTE says so";
-  if (s.dropout != 0 && p.places && !p.places->are_rows()) return kPlaces;
-  if (p.terms) return "Hopper's kernels know no score terms";
   if (size_of(p.q.type) != 2) return "Hopper's kernels take bf16 and f16";
   if (s.dim % 8 != 0 || s.dim > hopper::kDims[std::size(hopper::kDims) - 1])
     return "Hopper's kernels take head dims that are multiples of 8, to 256";
-  if (s.dropout != 0 && s.dim > 128) return "Hopper's kernels know dropout to head dim 128";
-  if (s.dropout != 0 && !visits_on_device(*p.tiling, where).eights)
-    return "Hopper's kernels know dropout of keys in runs of eight";
+  if (p.terms && std::max(p.tiling->grid.height, p.tiling->grid.width) > kMostRows)
+    return "Hopper's kernels know score terms on grids of at most 32,768 rows and columns";
   if (s.heads > hopper::kHeads) return "Hopper's kernels take at most 256 heads";
   if (!(s.scale > 0)) return "tensor cores' kernels take a positive scale";
   if (s.batch == 0 || p.tiling->q_tile.empty() || p.tiling->k_tile.empty()) return "there is nothing to do";
@@ -65,6 +61,7 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
 Reason why_not_one_pass(Cuda where, const BackwardPass& b) {
   if (b.sizes.dim > 128) return "one pass takes head dims to 128";
   if (b.sizes.dropout != 0) return "one pass knows no dropout";
+  if (b.terms) return "one pass knows no score terms";
   const VisitsView::Side& keys = visits_on_device(*b.tiling, where).keys;
   if (keys.made > 0) return "one pass takes masks that a plan has";
   constexpr Index kSteps = Index{1} << 23;  // each 64 queries; a meeting of two takes 32 bytes, here and there
@@ -93,6 +90,11 @@ Reason why_not_mma(Cuda where, const AttentionPass& p) {
   if (s.batch == 0 || s.dim == 0) return "there is nothing to do";
   if (!is_aligned(p.q) || !is_aligned(p.k) || !is_aligned(p.v)) return "rows do not lie at multiples of 16 bytes";
   return {};
+}
+
+/// Whether a product can meet rows that it is not to see.
+bool has_mixed(const AttentionPass& p, const VisitsView* visits) {
+  return (visits ? visits->mixed : p.tiling->met.partial > 0) || (p.terms && p.terms->bias.data);
 }
 
 /// What is zero before a pass: marks, where there can be any, and counts of items where Hopper's
@@ -160,7 +162,7 @@ Decision route(Cuda where, const BackwardPass& b, bool whole) {
   d.direct = whole;
   if (d.reason.empty()) {
     const VisitsView& visits = visits_on_device(*b.tiling, where);
-    const bool fits = whole && b.sizes.dropout == 0;
+    const bool fits = whole && b.sizes.dropout == 0 && !b.terms;
     const bool one = fits && !b.delta_given && is_aligned(b.o) && b.sizes.dim <= 128 && visits.one_owner;
     const bool two = fits && b.sizes.dim <= hopper::kPairDim && b.sizes.heads == b.sizes.kv_heads && visits.paired &&
                      !visits.one_owner;
@@ -182,6 +184,7 @@ template <class Pass, class Run> void each_place(const Pass& pass, Run&& run) {
     const Tiling::Place at = pass.place(i);
     Pass one = pass;
     one.places = nullptr, one.sizes.batch = 1;
+    one.sizes.first_batch += at.row, one.sizes.first_token = at.k;
     const auto forth = [](auto* p, Index elements, std::size_t each) {
       using Byte = std::conditional_t<std::is_same_v<decltype(p), const void*>, const std::byte, std::byte>;
       return p ? static_cast<decltype(p)>(static_cast<Byte*>(p) + elements * static_cast<Index>(each)) : nullptr;
@@ -189,6 +192,13 @@ template <class Pass, class Run> void each_place(const Pass& pass, Run&& run) {
     const auto move = [&](auto& rows, std::int32_t row) {
       rows.data = forth(rows.data, at.row * rows.batch + row * rows.token, size_of(rows.type));
     };
+    Terms terms;
+    TermGradients d_terms;
+    const auto move_pairs = [&](auto& bias, bool has_rows_of_q) {
+      bias.data = forth(bias.data, at.row * bias.batch + (has_rows_of_q ? at.q : at.k) * bias.query + at.k * bias.key,
+                        size_of(bias.type));
+    };
+    if (pass.terms) terms = *pass.terms, move_pairs(terms.bias, terms.bias.query_row), one.terms = &terms;
     const Index stats = at.row * one.sizes.heads * one.sizes.queries + at.q;
     move(one.q, at.q), move(one.k, at.k), move(one.v, at.k), move(one.o, at.q);
     one.lse = forth(one.lse, stats, sizeof(float));
@@ -196,6 +206,7 @@ template <class Pass, class Run> void each_place(const Pass& pass, Run&& run) {
       one.delta = forth(one.delta, stats, sizeof(float));
       move(one.d_o, at.q), move(one.dq, at.q), move(one.dk, at.k), move(one.dv, at.k);
       move(one.dq_before, at.q), move(one.dk_before, at.k), move(one.dv_before, at.k);
+      if (pass.d_terms) d_terms = *pass.d_terms, move_pairs(d_terms.bias, terms.bias.query_row), one.d_terms = &d_terms;
     } else {
       move(one.before, at.q);
     }
@@ -208,7 +219,7 @@ void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
   if (f.places && !f.places->are_rows())
     return each_place(f, [&](const ForwardPass& one) { attention_forward(where, one, d); });
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
-  const bool mixed = visits ? visits->mixed : f.tiling->met.partial > 0 || (f.terms && f.terms->bias.data);
+  const bool mixed = has_mixed(f, visits);
   const Scratch scratch(where, f, mixed, visits, false);
   const Marks& marks = scratch.marks;
   if constexpr (kHasHopper)
@@ -224,7 +235,7 @@ void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
     return each_place(b, [&](const BackwardPass& one) { attention_backward(where, one, d); });
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
-  const bool mixed = narrow || (visits ? visits->mixed : b.tiling->met.partial > 0 || (b.terms && b.terms->bias.data));
+  const bool mixed = narrow || has_mixed(b, visits);
   const bool one_pass = d.route == Route::hopper_one_pass;
   const Scratch scratch(where, b, mixed, visits, true,
                         one_pass ? &schedule_on_device(*b.tiling, where, queries_of(b)) : nullptr);

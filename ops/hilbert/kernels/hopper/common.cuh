@@ -24,6 +24,10 @@ using Half = std::uint16_t;                          // a number of 16 bits, wha
 
 // ---- what a launch is told ---------------------------------------------------------------------
 
+/// What a kernel does to scores and weights: nothing more, dropout, or score terms and maybe
+/// dropout.
+enum class Extra { none, drops, terms };
+
 /// Rows of one tensor, of results their strides alone; in elements.
 struct Operand {
   const Half* data;
@@ -67,6 +71,8 @@ struct Work {
   VisitsView::Side side;
   const std::uint32_t *mask, *made;  // of the plan, and of this call
   std::uint32_t drops;               // a rate, see drop_rate(); 0: none
+  bool eights;                       // see Visits; else every weight has its own call of the generator
+  std::uint32_t first_token;         // added to names
   std::uint32_t first_stream;        // of the first head of the first batch
   float survivor;                    // what survives is multiplied with it
   RandomKey key;
@@ -80,6 +86,7 @@ struct Work {
   Divisor section, calls, last_calls, slots;
   Divisor group;  // so many owners in a row are one block's
   std::int16_t head[kHeads], first_head[kHeads + 1], query_head[kHeads];
+  int first_batch;  // of the launch
 
   __device__ __forceinline__ Item item(int i) const {
     Item x{};
@@ -96,7 +103,7 @@ struct Work {
   __device__ __forceinline__ void fill(Item& x, int call, int owner) const {
     int slot;
     slots.split(call, x.batch, slot);
-    x.head = head[slot], x.first_head = first_head[slot], x.last_head = first_head[slot + 1];
+    x.batch += first_batch, x.head = head[slot], x.first_head = first_head[slot], x.last_head = first_head[slot + 1];
     static_assert(sizeof(VisitSide::Owner) == 48);
     const int4* const from = reinterpret_cast<const int4*>(side.owner.data()) + 3 * owner;
     const int4 a = __ldg(from), b = __ldg(from + 1), c = __ldg(from + 2);
@@ -194,6 +201,8 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
   w.items = static_cast<int>(all * groups * group), w.last_section = static_cast<int>(whole * calls * groups);
   w.section = divisor(calls * groups), w.calls = divisor(calls), w.last_calls = divisor(all - whole * calls);
   w.slots = divisor(slots), w.group = divisor(group);
+  w.first_token = static_cast<std::uint32_t>(s.first_token);
+  w.eights = visits.eights && s.first_token % 8 == 0;
   w.drops = s.dropout, w.survivor = static_cast<float>(keep_scale(s.dropout)), w.key = s.key;
   w.first_stream = static_cast<std::uint32_t>(s.first_batch * s.heads + s.first_head);
   return w;
@@ -209,14 +218,21 @@ void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, const 
     run(w);
   }
 }
+/// run.operator()<Extra>() of the kernel that has what a pass asks for, and as little more as there is.
+template <int D, class Run> void with_extra(const AttentionPass& a, const Run& run) {
+  if (a.terms || (D > 128 && a.sizes.dropout != 0)) return run.template operator()<Extra::terms>();
+  if constexpr (D <= 128)
+    if (a.sizes.dropout != 0) return run.template operator()<Extra::drops>();
+  run.template operator()<Extra::none>();
+}
 /// Blocks that stay work through all items, one a multiprocessor; else every item has its own, but
 /// for groups.
 /// Parts of one attention, which are merged or added, are what ranks exchange rows between: with a
 /// block an item, copies get in wherever one ends. Leaving multiprocessors free was slower.
 template <class Problem>
-void start(Cuda where, void (*kernel)(Problem), std::size_t shared, Problem p, bool stays = true) {
-  const int groups = p.items / static_cast<int>(p.group.d),
-            blocks = stays ? std::min(properties(where.device).multiprocessors, groups) : groups;
+void start(Cuda where, void (*kernel)(Problem), std::size_t shared, Problem p, bool stays = true, Index most = kItems) {
+  const Index groups = p.items / static_cast<int>(p.group.d),
+              blocks = stays ? std::min({Index{properties(where.device).multiprocessors}, groups, most}) : groups;
   launch("attention", where, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, shared, p);
 }
 
@@ -393,14 +409,14 @@ struct Gather {
   __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, int first, int rows) const {
     return mine < rows ? __ldg(list.data() + first + mine) : -1;
   }
-  /// The same for two steps of 64 rows that follow each other in a tile.
-  __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, const Step& a, const Step& b) const {
+  /// Where row `mine` of a tile of two steps of 64 rows stands in its list, -1 beyond them.
+  __device__ __forceinline__ int row_of(const Step& a, const Step& b) const {
     const bool second = mine >= kCell;
     const int i = mine % kCell;
-    return i < (second ? b.rows : a.rows) ? __ldg(list.data() + (second ? b.row : a.row) + i) : -1;
+    return i < (second ? b.rows : a.rows) ? (second ? b.row : a.row) + i : -1;
   }
   __device__ __forceinline__ int fetch(std::span<const std::int32_t> list, const Step& a) const {
-    return fetch(list, a, {});
+    return fetch(list, a.row, min(a.rows, kCell));
   }
   /// The tokens of rows row + 16 i of a tile, from what each thread holds.
   template <int kRows> __device__ __forceinline__ void hand_out(int held, int (&token)[kRows]) const {
@@ -565,11 +581,21 @@ template <bool kQueries>
 __device__ __forceinline__ std::uint32_t survivors(const Work& w, std::uint32_t head, int own, int row,
                                                    const Place& at) {
   const RandomKey key = now(w.key);
-  const auto name = [](std::span<const std::int32_t> list, int i) {
-    return static_cast<std::uint32_t>(__ldg(list.data() + min(i, static_cast<int>(list.size()) - 1)));
+  const auto name = [&](std::span<const std::int32_t> list, int i) {
+    return w.first_token + static_cast<std::uint32_t>(__ldg(list.data() + min(i, static_cast<int>(list.size()) - 1)));
   };
   const int r = at.lane / 4, first = own + 16 * at.warp;
   std::uint32_t x = 0;
+  if (!w.eights) {
+#pragma unroll 1
+    for (int i = 0; i < 32; ++i) {
+      const int mine = first + r + i / 16 * 8, other = row + i % 16 / 2 * 8 + 2 * at.quad() + i % 2;
+      const std::uint32_t t = name(w.lists.q_name, kQueries ? mine : other),
+                          u = name(w.lists.k_name, kQueries ? other : mine);
+      x |= static_cast<std::uint32_t>(attention_keeps(key, head, t, u, w.drops)) << i;
+    }
+    return x;
+  }
   if constexpr (kQueries) {  // a lane makes columns 16 quad .. 16 quad + 15 of its two rows
 #pragma unroll
     for (int h = 0; h < 2; ++h)

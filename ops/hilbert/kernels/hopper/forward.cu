@@ -16,7 +16,7 @@
 // Merges: the state of an online softmax goes on, or ends here: O so far is f32, O' f32 or final.
 //
 //   L' = log(e^L + e^L_here)     O' = e^(L - L') O + e^(L_here - L') O_here
-#include "ops/hilbert/kernels/hopper/common.cuh"
+#include "ops/hilbert/kernels/hopper/terms.cuh"
 
 namespace hilt::kernels {
 namespace {
@@ -37,19 +37,24 @@ struct ForwardProblem : Work {
   Operand before_rows;
   bool wide, fresh;
   Divisor heads_each;  // query heads that share a key head
+  ScoreTerms terms;
 };
 
-template <int D_, int kKeys> struct Layout {
+template <int D_, int kKeys, Extra kExtra_> struct Layout {
   static constexpr int D = D_, kSteps = kKeys / kCell;
+  static constexpr Extra kExtra = kExtra_;
+  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
   using Queries = Tile<D, kTile>;
   using Keys = Tile<D, kKeys>;
   using QueryRing = Ring<D <= 192 ? 2 : 1, Queries::kBytes>;
   using KeyRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
   using Items = Records<QueryRing::kStages>;
   static constexpr std::uint32_t kFull = 2 * kSteps * 16, kStepBytes = kFull + 16;  // of a stage
+  static constexpr std::uint32_t kSiteBytes = kTerms ? kKeys * sizeof(RowSite) : 0;
   static constexpr std::uint32_t q = 0, k = q + QueryRing::kBytes, v = k + KeyRing::kBytes, items = v + KeyRing::kBytes,
-                                 steps = items + Items::kBytes, turns = steps + KeyRing::kStages * kStepBytes,
-                                 barriers = turns + 8, size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
+                                 steps = items + Items::kBytes, sites = steps + KeyRing::kStages * kStepBytes,
+                                 turns = sites + KeyRing::kStages * kSiteBytes, barriers = turns + 8,
+                                 size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
   static_assert(size <= kMostShared);
 };
 template <class M> struct Rings {
@@ -66,6 +71,10 @@ template <class M> struct Rings {
   __device__ std::uint32_t steps(const typename M::KeyRing& stage) const {
     return stage.row(base + M::steps, M::kStepBytes);
   }
+  /// What terms see of its keys.
+  __device__ std::uint32_t sites(const typename M::KeyRing& stage) const {
+    return stage.row(base + M::sites, M::kSiteBytes);
+  }
 };
 
 // ---- loads
@@ -76,6 +85,7 @@ template <class M> struct Loader {
   const Gather gather;
   Walk walk;
   int query = -1, key = -1;     // tokens of this thread, for what is loaded next
+  int key_row = -1;             // with terms, where that stands in its list
   const int4* visit = nullptr;  // of one step of the next stage, the first for even threads, if it has one
   bool whole = false;           // of which every row is there
   int full = 0;                 // from it on, of one visit
@@ -84,17 +94,19 @@ template <class M> struct Loader {
     full = walk.full(M::kSteps);
     whole = walk.takes_whole(M::kSteps);
     if (whole) {
-      key = gather.mine < M::Keys::kRows ? __ldg(p.lists.k_token.data() + walk.row - M::Keys::kRows + gather.mine) : 0;
+      key_row = walk.row - M::Keys::kRows + gather.mine;
+      key = gather.mine < M::Keys::kRows ? __ldg(p.lists.k_token.data() + key_row) : 0;
       visit = walk.next;
       return;
     }
     const Step first = walk.take();
     if constexpr (M::kSteps == 1) {
-      key = gather.fetch(p.lists.k_token, first), visit = first.from;
+      key_row = gather.row_of(first, {}), visit = first.from;
     } else {
       const Step second = walk.take();
-      key = gather.fetch(p.lists.k_token, first, second), visit = threadIdx.x % 2 == 0 ? first.from : second.from;
+      key_row = gather.row_of(first, second), visit = threadIdx.x % 2 == 0 ? first.from : second.from;
     }
+    key = key_row >= 0 ? __ldg(p.lists.k_token.data() + key_row) : -1;
   }
   __device__ __forceinline__ void begin(const Item& x) {
     walk = Walk(p, x);
@@ -120,7 +132,7 @@ template <class M> struct Loader {
     p.heads_each.split(x.head, kv_head, rest);
     const Half *const k = p.k.at(x.batch, kv_head), *const v = p.v.at(x.batch, kv_head);
     for (int step = 0; step < x.steps; step += M::kSteps) {
-      const int held = key;
+      const int held = key, its_row = key_row;
       const int4* const its_visit = visit;
       const bool its_whole = whole && p.chunks == M::D / 8;
       const int its_full = full;
@@ -133,6 +145,10 @@ template <class M> struct Loader {
       if (threadIdx.x < 2 * M::kSteps)
         copy_step(to.steps(to.k) + threadIdx.x * 16, p.side, threadIdx.x < M::kSteps ? its_visit : visit);
       if (threadIdx.x == 0) store_shared(to.steps(to.k) + M::kFull, its_full);
+      if constexpr (M::kTerms)
+        if (gather.mine < Keys::kRows)
+          copy_16(to.sites(to.k) + static_cast<std::uint32_t>(gather.mine) * sizeof(RowSite),
+                  p.terms.stream.data() + max(its_row, 0), its_row >= 0);
       announce(to.k.full());
       const auto values = to.k.behind();
       values.wait_empty();
@@ -192,8 +208,9 @@ struct OnlineSoftmax {
 };
 
 /// The scores of a warpgroup's 64 queries, stage by stage, their softmax, and the product with V.
-template <class E, class M, bool kDrops> struct Attend {
+template <class E, class M> struct Attend {
   static constexpr int D = M::D, kParts = M::kSteps, kScores = 32 * kParts;
+  static constexpr bool kDrops = M::kDrops;
   using KeyRing = typename M::KeyRing;
   const ForwardProblem& p;
   const Place at;
@@ -209,6 +226,9 @@ template <class E, class M, bool kDrops> struct Attend {
   StepRow step_row{};
   int row[kParts], own = 0;
   std::uint32_t head = 0, survive[kParts];
+  // With kTerms: an item's batch and head, and the lane's queries.
+  int its_batch = 0, its_head = 0;
+  Seen query[2];
 
   static constexpr bool kTurns = D == 64;
   __device__ __forceinline__ void wait_turn() const {
@@ -257,14 +277,22 @@ template <class E, class M, bool kDrops> struct Attend {
   /// While products are under way.
   __device__ __forceinline__ void find_survivors() {
     if constexpr (kDrops)
+      if (!M::kTerms || p.drops != 0)
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) survive[i] = survivors<true>(p, head, own, row[i], at);
+        for (int i = 0; i < kParts; ++i) survive[i] = survivors<true>(p, head, own, row[i], at);
+  }
+  __device__ __forceinline__ void add_terms(float (&s)[kScores]) const {
+    if constexpr (M::kTerms)
+      LaneTerms<E, true>{p.terms, its_batch, its_head, query,
+                         from.sites(k) + static_cast<std::uint32_t>(at.quad()) * kPairOfSites}
+          .add(s, p.scale, nullptr);
   }
   /// The weights as an operand.
   __device__ __forceinline__ void pack_weights(std::uint32_t (&a)[2 * kScores / 16][4], float (&s)[kScores]) const {
     if constexpr (kDrops)
+      if (!M::kTerms || p.drops != 0)
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) mask(s, 32 * i, survive[i], 0.0f);
+        for (int i = 0; i < kParts; ++i) mask(s, 32 * i, survive[i], 0.0f);
     pack<E>(a, s);
   }
   __device__ __forceinline__ void multiply_qk(float (&s)[kScores]) const {
@@ -296,6 +324,7 @@ template <class E, class M, bool kDrops> struct Attend {
     find_survivors();
     wgmma_wait<0>();
     fence_operand(s);
+    add_terms(s);
     k.release();
     if (pairs == Pairs::some) mask_scores(s);
   }
@@ -311,6 +340,7 @@ template <class E, class M, bool kDrops> struct Attend {
     find_survivors();
     wgmma_wait<1>();
     fence_operand(s);
+    add_terms(s);
     k.release();
     if constexpr (kMasked) mask_scores(s);
     softmax.raise_maxima(s, p.scale_log2);
@@ -335,6 +365,11 @@ template <class E, class M, bool kDrops> struct Attend {
     if constexpr (kDrops)
       step_row = {}, own = x.row + at.half * kCell,
       head = p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, x.head));
+    if constexpr (M::kTerms) {
+      its_batch = x.batch, its_head = x.head;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) query[h] = ScoreTerms::load(p.terms.own, x.row + min(at.row + 8 * h, x.rows - 1));
+    }
     float s[kScores];
     std::uint32_t a[2 * kScores / 16][4];
     KeyRing v = k;                      // of the stage whose weights are packed
@@ -405,7 +440,7 @@ __device__ __forceinline__ void store(const ForwardProblem& p, const Item& x, co
   }
 }
 
-template <class E, class M, bool kMerges, bool kDrops>
+template <class E, class M, bool kMerges>
 __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ ForwardProblem p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const int group = warpgroup();
@@ -418,7 +453,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
     return;
   }
   more_registers<kConsumerRegisters>();
-  Attend<E, M, kDrops> attend{p, Place(group), rings};
+  Attend<E, M> attend{p, Place(group), rings};
   const Place& at = attend.at;
   Rings<M>& from = attend.from;
   if (at.half == 1) attend.pass_turn();  // the first warpgroup begins
@@ -464,18 +499,18 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     p.out = f.o.data, p.lse = static_cast<float*>(f.lse), p.fresh = f.fresh, p.wide = f.o.type == DType::f32;
     p.before = static_cast<const float*>(f.before.data), p.before_rows = operand_of(f.before);
     p.heads_each = Divisor(static_cast<std::uint32_t>(f.sizes.heads / f.sizes.kv_heads));
-    const auto run = [&]<class M, bool kMerges>() {
-      const auto with = [&](auto kernel) { start(where, kernel, M::size, p, !p.wide || !p.side.busy); };
-      if constexpr (D <= 128)
-        if (p.drops) return with(forward_kernel<E, M, kMerges, true>);
-      with(forward_kernel<E, M, kMerges, false>);
+    const auto run = [&]<class M>() {
+      const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, true> : forward_kernel<E, M, false>;
+      start(where, kernel, M::size, p, !p.wide || !p.side.busy);
     };
-    const auto with_steps = [&]<bool kMerges>() {
-      if constexpr (D <= 128)
-        if (p.side.wide) return run.template operator()<Layout<D, 2 * kCell>, kMerges>();
-      run.template operator()<Layout<D, kCell>, kMerges>();
+    const auto with_steps = [&]<Extra kExtra>() {
+      if constexpr (kExtra == Extra::terms)
+        p.terms = score_terms(where, f, true), p.scale_log2 = kLog2e;  // scores have their scale
+      if constexpr (D <= (kExtra == Extra::terms ? 64 : 128))
+        if (p.side.wide) return run.template operator()<Layout<D, 2 * kCell, kExtra>>();
+      run.template operator()<Layout<D, kCell, kExtra>>();
     };
-    p.wide || !p.fresh ? with_steps.template operator()<true>() : with_steps.template operator()<false>();
+    with_extra<D>(f, with_steps);
   });
 }
 

@@ -17,7 +17,7 @@
 // keys (kSplit), one warpgroup sums dK of them, the other dV.
 //
 // Adds: to f32 sums of passes before, where a row has any; every row has one owner.
-#include "ops/hilbert/kernels/hopper/common.cuh"
+#include "ops/hilbert/kernels/hopper/terms.cuh"
 
 namespace hilt::kernels {
 namespace {
@@ -40,28 +40,36 @@ struct Pass : Work {
   bool wide;
   const float *lse, *delta;  // [B, H, L]
   int heads_each;            // query heads that share a key head
+  ScoreTerms terms;
 };
 
-template <int D_, bool kKeys_> struct Layout {
+template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kKeys = kKeys_, kSplit = kKeys && D > 128;
+  static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
   static_assert(registers_fit(kThreads, kProducerRegisters, kConsumerRegisters));
   static constexpr int kOwned = kSplit ? kCell : kTile;  // rows
   // A stage has both tiles of a step; or, where they are too large, one.
   static constexpr int kTiles = D <= 128 ? 2 : 1;
-  static constexpr int kStages = D == 64 ? 6 : D <= 128 ? 3 : kSplit || D == 192 ? 5 : 3;
+  static constexpr int kStages = D == 64    ? 6
+                                 : D <= 128 ? 3
+                                            : (kSplit || D == 192 ? 5 : 3) - (kTerms ? 1 + (!kKeys && D == 192) : 0);
   using Own = Tile<D, kOwned>;
   using Stream = Tile<D, kCell>;
-  using OwnRing = Ring<D <= 128 || (kSplit && D == 192) ? 2 : 1, 2 * Own::kBytes>;
+  using OwnRing = Ring<D == 64 || (!kTerms && D <= 128) || (kSplit && D == 192) ? 2 : 1, 2 * Own::kBytes>;
   using StreamRing = Ring<kStages, kTiles * Stream::kBytes>;
   using Items = Records<OwnRing::kStages>;
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
   static constexpr std::uint32_t kStepBytes = 16;        // its row and mask, what is known of it, and of the next one
+  // With terms: what they see of streamed rows, and where warps turn slopes round.
+  static constexpr std::uint32_t kSiteBytes = kTerms ? kCell * sizeof(RowSite) : 0,
+                                 kScratch = kTerms && !kKeys ? TermCollector::kBytes : 0;
   static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, statistic = stream + StreamRing::kBytes,
-                                 steps = statistic + kStages * kTiles * kRowBytes, items = steps + kStages * kStepBytes,
-                                 turns = items + Items::kBytes, barriers = turns + 8,
-                                 size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
+                                 steps = statistic + (kKeys ? kStages * kTiles * kRowBytes : 0),
+                                 sites = steps + kStages * kStepBytes, scratch = sites + kStages * kSiteBytes,
+                                 items = scratch + kMultiplying / kWarp * kScratch, turns = items + Items::kBytes,
+                                 barriers = turns + 8, size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
   static_assert(size <= kMostShared);
 };
 template <class M> struct Rings {
@@ -86,6 +94,7 @@ template <class M> struct Rings {
   }
   __device__ std::uint32_t statistic() const { return stream.row(base + M::statistic, M::kTiles * M::kRowBytes); }
   __device__ std::uint32_t step() const { return stream.row(base + M::steps, M::kStepBytes); }
+  __device__ std::uint32_t sites() const { return stream.row(base + M::sites, M::kSiteBytes); }
   /// What is known of this step, or 1: of the next one, early.
   __device__ std::uint32_t known(std::uint32_t next) const {
     return static_cast<std::uint32_t>(load_shared(step() + 8 + 4 * next));
@@ -124,7 +133,7 @@ template <class M> struct Loader {
   bool whole = false;             // every row of it is there
 
   __device__ __forceinline__ void fetch_step() {
-    const int full = M::kTiles == 2 && p.drops == 0 ? walk.full(1) : 0;
+    const int full = M::kTiles == 2 && !M::kDrops ? walk.full(1) : 0;
     const Step step = walk.take();
     known = full > 1 ? kRun | static_cast<std::uint32_t>(full) : step.cells;
     streamed = gather.fetch(p.stream.token, step), row = step.row, mask = step.mask;
@@ -179,6 +188,10 @@ template <class M> struct Loader {
         to.stream.wait_empty();
         its.w = static_cast<int>(known);
         if (threadIdx.x == 0) store_shared_16(to.step(), its);
+        if constexpr (M::kTerms)
+          if (gather.mine < kCell)
+            copy_16(to.sites() + static_cast<std::uint32_t>(gather.mine) * sizeof(RowSite),
+                    p.terms.stream.data() + its.x + (held >= 0 ? gather.mine : 0), held >= 0);
         copy_tile(0, a, p.stream.a.token, p.lse);
         if constexpr (M::kTiles == 1) {
           announce(to.stream.full());
@@ -197,8 +210,9 @@ template <class M> struct Loader {
 
 /// Adds to da and db (sums for the first and second of the owned pair) what a step gives; lse and
 /// delta: of owned queries. kSplit: one of the two sums alone, in da.
-template <class E, class M, bool kDrops, int N> struct Accumulate {
+template <class E, class M, int N> struct Accumulate {
   static constexpr int D = M::D;
+  static constexpr bool kDrops = M::kDrops, kTerms = M::kTerms;
   using Own = typename M::Own;
   using Stream = typename M::Stream;
   const Pass& p;
@@ -208,30 +222,81 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
   const ByRow &lse, &delta;
   float (&da)[D / 2];
   float (&db)[N];
+  const Seen (&owned)[2];  // with kTerms: rows, and where their gradients go
+  TermCollector& collected;
 
   __device__ __forceinline__ auto of(std::uint32_t streamed, const ByRow& owned) const {
     if constexpr (M::kKeys) return ByColumn{streamed + static_cast<std::uint32_t>(at.quad()) * 8};
     else return owned;
   }
+  /// Of a step, whose streamed rows' sites lie there, and a query head.
+  __device__ __forceinline__ LaneTerms<E, !M::kKeys> terms(const Item& x, int head, std::uint32_t sites) const {
+    return {p.terms, x.batch, head, owned, sites + static_cast<std::uint32_t>(at.quad()) * kPairOfSites};
+  }
+  __device__ __forceinline__ std::uint32_t stream_of(const Item& x, int head) const {
+    return p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, head));
+  }
+  /// Where this warp adds up the gradients of slopes and tables.
+  __device__ __forceinline__ float* share(int head) const {
+    const TermSums& sums = p.terms.sums;
+    return sums.share ? sums.share_of(head, (static_cast<Index>(blockIdx.x) * 8 + at.half * 4 + at.warp) * kWarpShares)
+                      : nullptr;
+  }
+  /// What dS of a step adds to the gradients of terms.
+  __device__ __forceinline__ void collect(const Item& x, int head, const float (&ds)[32], std::uint32_t sites) const {
+    const TermSums& sums = p.terms.sums;
+    if constexpr (M::kKeys) {
+      if (sums.by_column()) collected.add_rows(ds);
+    } else {
+      const auto warp = static_cast<std::uint32_t>(at.half * 4 + at.warp);
+      collected.add(terms(x, head, sites), ds, from.base + M::scratch + warp * M::kScratch, share(head), sites);
+    }
+  }
+  /// At the end of a query head: sums over its steps.
+  __device__ __forceinline__ void close(const Item& x, int head) const {
+    const TermSums& sums = p.terms.sums;
+    if (M::kKeys ? sums.by_column() && (!M::kSplit || role == 0) : sums.by_row()) {
+      collected.close_rows();
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (at.quad() == 0 && at.row + 8 * h < x.rows) {
+          const Seen& own = owned[h];
+          const PairTensor<void>& to = sums.to.bias;
+          float* const base = static_cast<float*>(to.data);
+          if constexpr (M::kKeys) base[to.offset(x.batch, head, 0) + own.name * to.key] += collected.row[h];
+          else base[to.offset(x.batch, head, p.terms.line(own))] += collected.row[h];
+        }
+      collected.row[0] = collected.row[1] = 0;
+    }
+    if constexpr (!M::kKeys)
+      if (sums.to.slopes) {
+        const float distance = warp_reduce<Sum>(collected.distance);
+        if (at.lane == 0) share(head)[sums.entries] += distance;
+        collected.distance = 0;
+      }
+  }
   __device__ __forceinline__ void skip() const {
     for (int i = 0; i < 2; i += M::kTiles) from.stream.release(), from.stream.next();
   }
   /// dV of a step: S^T alone.
-  __device__ __forceinline__ void values(const Step& step, bool first) const {
+  __device__ __forceinline__ void values(const Item& x, const Step& step, bool first, int own_row, int head) const {
     float s[32];
     const std::uint32_t own = from.own.tile(), lse_at = from.statistic();
     const int cell = step.cell(at.half);
-    std::uint32_t word = 0;
+    std::uint32_t word = ~0u;
     if (cell != Visits::kFull) word = word_of(p, step, at);
     wgmma_begin();
     multiply_rows<E, Own, Stream>(s, own, from.stream.tile());
     wgmma_commit();
+    if constexpr (kDrops)
+      if (p.drops != 0) word &= survivors<false>(p, stream_of(x, head), own_row, step.row, at);
     wgmma_wait<0>();
     fence_operand(s);
+    if constexpr (kTerms) word &= terms(x, head, from.sites()).add(s, p.scale, nullptr);
     for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
     from.stream.release();
     from.stream.next();
-    if (cell != Visits::kFull) mask(s, 0, word, 0.0f);
+    if (kDrops || cell != Visits::kFull) mask(s, 0, word, 0.0f);
     std::uint32_t weights[4][4];
     pack<E>(weights, s);
     wgmma_begin();
@@ -245,31 +310,39 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
   /// A step, or `n` that are full; `ahead`: what is known of the one behind. own_row, head: with
   /// kDrops, where owned rows begin, and which head it is.
   template <bool kMasked>
-  __device__ __forceinline__ void run(const Step& step, int n, bool first, std::uint32_t& ahead, int own_row,
-                                      std::uint32_t head) const {
+  __device__ __forceinline__ void run(const Item& x, const Step& step, int n, bool first, std::uint32_t& ahead,
+                                      int own_row, int head) const {
     constexpr bool kBoth = M::kKeys && !M::kSplit;
     const std::uint32_t own = from.own.tile() + (M::kSplit ? 0 : at.rows());
-    std::uint32_t word = 0;
-    if constexpr (kMasked) word = word_of(p, step, at);
+    std::uint32_t word = ~0u;
+    if (kMasked && step.cell(at.half) != Visits::kFull) word = word_of(p, step, at);
 #pragma unroll 1
     for (;;) {
       float s[32], t[32];
       const auto here = from.stream, there = from.second();
       const std::uint32_t a = here.tile(), b = M::kTiles == 2 ? a + Stream::kBytes : there.tile(),
-                          lse_at = from.statistic();
+                          lse_at = from.statistic(), sites = from.sites();
       wgmma_begin();
       multiply_rows<E, Own, Stream>(s, own, a);
       wgmma_commit();
       from.stream = there;
       const std::uint32_t delta_at = M::kTiles == 2 ? lse_at + M::kRowBytes : from.statistic();
-      wgmma_begin();
-      multiply_rows<E, Own, Stream>(t, own + Own::kBytes, b);
-      wgmma_commit();
-      std::uint32_t survive = 0;
-      if constexpr (kDrops) survive = survivors<!M::kKeys>(p, head, own_row, step.row, at);
-      wgmma_wait<1>();
+      const auto multiply_second = [&] {
+        wgmma_begin();
+        multiply_rows<E, Own, Stream>(t, own + Own::kBytes, b);
+        wgmma_commit();
+      };
+      constexpr bool kLate = kTerms && D > 64;  // terms want its registers
+      if constexpr (!kLate) multiply_second();
+      std::uint32_t survive = ~0u;
+      if constexpr (kDrops)
+        if (!kTerms || p.drops != 0) survive = survivors<!M::kKeys>(p, stream_of(x, head), own_row, step.row, at);
+      wgmma_wait<kLate ? 0 : 1>();
       fence_operand(s);
+      std::uint32_t slope[16];
+      if constexpr (kTerms) word &= terms(x, head, sites).add(s, p.scale, &slope);
       for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
+      if constexpr (kLate) multiply_second();
       wgmma_wait<0>();
       fence_operand(t);
       if constexpr (!kBoth && M::kTiles == 1) there.release();
@@ -277,12 +350,13 @@ template <class E, class M, bool kDrops, int N> struct Accumulate {
       for_scores(of(delta_at, delta),
                  [&](int i, float d) { t[i] = s[i] * (kDrops ? fmaf(t[i], p.survivor, -d) : t[i] - d); });
       if constexpr (kDrops && kBoth) mask(s, 0, survive, 0.0f);
-      if constexpr (kMasked) {
+      if constexpr (kMasked || kTerms) {
         if constexpr (kBoth) mask(s, 0, word, 0.0f);
         mask(t, 0, word, 0.0f);
       }
       std::uint32_t weights[4][4], slopes[4][4];
       if constexpr (kBoth) pack<E>(weights, s);
+      if constexpr (kTerms) collect(x, head, t, sites), terms(x, head, sites).through_cap(t, slope);
       pack<E>(slopes, t);
       wgmma_begin();
       if constexpr (kBoth) multiply<E, Stream>(db, weights, b, !first);
@@ -331,13 +405,13 @@ __device__ __forceinline__ void store(const Pass& p, const Item& x, const Place&
         store_row<E, kChunks>(there ? static_cast<Half*>(base) + to : nullptr, sums, h, scale, at.quad(), p.chunks);
     };
     if constexpr (M::kSplit)
-      put(role == 0 ? p.to_a : p.to_b, role == 0 ? p.before_a : p.before_b, da, role == 0 ? p.scale : 1.0f);
+      put(role == 0 ? p.to_a : p.to_b, role == 0 ? p.before_a : p.before_b, da, role == 0 ? p.scale : p.survivor);
     else put(p.to_a, p.before_a, da, p.scale);
     if constexpr (M::kKeys && !M::kSplit) put(p.to_b, p.before_b, db, p.survivor);
   }
 }
 
-template <class E, class M, bool kAdds, bool kDrops>
+template <class E, class M, bool kAdds>
 __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __grid_constant__ Pass p) {
   extern __shared__ __align__(1024) std::uint8_t memory[];
   constexpr int D = M::D;
@@ -372,9 +446,15 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
             lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
           }
       }
-      const Accumulate<E, M, kDrops, sizeof(db) / 4> accumulate{p, at, role, rings, lse, delta, da, db};
+      Seen owned[2];
+      if constexpr (M::kTerms) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) owned[h] = ScoreTerms::load(p.terms.own, x.row + min(at.row + 8 * h, x.rows - 1));
+      }
+      TermCollector collected;
+      const Accumulate<E, M, sizeof(db) / 4> accumulate{p, at, role, rings, lse, delta, da, db, owned, collected};
       const int heads = M::kKeys ? x.last_head - x.first_head : 1, own_row = x.row + at.half * kCell;
-      std::uint32_t head = 0;
+      int head = 0;
       std::uint32_t known = 0;  // of a step, read with the one before
       int slot = x.first_head, in_head = 0;
 #pragma unroll 1
@@ -386,26 +466,25 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
         const int n = runs ? static_cast<int>(known & ~kRun) : 1;
         const std::uint32_t cells = runs ? Step::kAllFull : known;
         Step step{0, 0, cells};
-        if (kDrops || step.cell(at.half) == Visits::kCompare) {
+        if (M::kDrops || step.cell(at.half) == Visits::kCompare) {
           const int4 its = load_shared_16(rings.step());
           step.row = its.x, step.mask = its.y;
         }
-        if constexpr (kDrops) {
-          if (in_head == 0) {
-            in_head = x.steps;
-            head =
-                p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, M::kKeys ? p.query_head[slot++] : x.head));
-          }
+        if constexpr (M::kDrops) {
+          if (in_head == 0) in_head = x.steps, head = M::kKeys ? p.query_head[slot++] : x.head;
           --in_head;
         }
         const int cell = step.cell(at.half);
         if (cell == Visits::kEmpty) accumulate.skip();
-        else if (M::kSplit && role == 1) accumulate.values(step, first);
-        else if (cell == Visits::kFull) accumulate.template run<false>(step, n, first, ahead, own_row, head);
-        else accumulate.template run<true>(step, n, first, ahead, own_row, head);
+        else if (M::kSplit && role == 1) accumulate.values(x, step, first, own_row, head);
+        else if (!M::kTerms && cell == Visits::kFull)
+          accumulate.template run<false>(x, step, n, first, ahead, own_row, head);
+        else accumulate.template run<true>(x, step, n, first, ahead, own_row, head);
         first = first && cell == Visits::kEmpty;
         left -= n;
         known = agreed_cells(ahead);
+        if constexpr (M::kTerms)
+          if (in_head == 0) accumulate.close(x, head);
       }
     }
     rings.own.release();
@@ -439,11 +518,16 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
   const TilingView& view = on_device(*b.tiling, where);
   const Pair keys{operand_of(b.k), operand_of(b.v), view.k_token};
   const Pair queries{operand_of(b.q), operand_of(b.d_o), view.q_token};
-  const auto run = [&]<class M>(const Pair& own, const Pair& stream, const Output& to_a, void* to_b,
-                                const Input& before_a, const void* before_b, std::span<const std::int32_t> known) {
+  TermSums sums;
+  Index most = properties(where.device).multiprocessors;
+  const Tensor shares = shares_of_terms(where, b, sums, most);
+  const auto run = [&]<class M>(const AttentionPass& part, int first_batch, const Pair& own, const Pair& stream,
+                                const Output& to_a, void* to_b, const Input& before_a, const void* before_b,
+                                std::span<const std::int32_t> known) {
     if (!to_a.data) return;
-    for_portions<M::kKeys>(where, b, marks, [&](const Work& work) {
+    for_portions<M::kKeys>(where, part, marks, [&](const Work& work) {
       Pass p{work};
+      p.first_batch = first_batch;
       if (M::kSplit) p.items *= 2;
       p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b, p.to = operand_of(to_a);
       p.before_a = static_cast<const float*>(before_a.data), p.before_b = static_cast<const float*>(before_b);
@@ -451,17 +535,25 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
       p.known = b.listed && !known.empty() ? known.data() : nullptr;
       p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
       p.heads_each = static_cast<int>(b.sizes.heads / b.sizes.kv_heads);
-      const auto with = [&](auto kernel) { start(where, kernel, M::size, p, !p.wide || !p.side.busy); };
-      const auto adds = [&]<bool kAdds>() {
-        if constexpr (D <= 128)
-          if (p.drops) return with(stream_backward_kernel<E, M, kAdds, true>);
-        with(stream_backward_kernel<E, M, kAdds, false>);
-      };
-      p.wide || p.before_a ? adds.template operator()<true>() : adds.template operator()<false>();
+      if constexpr (M::kTerms) {
+        p.terms = score_terms(where, b, !M::kKeys), p.scale_log2 = kLog2e;  // scores have their scale
+        p.terms.sums = sums;
+        if (b.d_terms) p.taken = nullptr;  // so that what a block adds up is the same every time
+      }
+      const auto kernel =
+          p.wide || p.before_a ? stream_backward_kernel<E, M, true> : stream_backward_kernel<E, M, false>;
+      start(where, kernel, M::size, p, M::kTerms || !p.wide || !p.side.busy, most);
     });
   };
-  run.template operator()<Layout<D, true>>(keys, queries, b.dk, b.dv.data, b.dk_before, b.dv_before.data, view.k_known);
-  run.template operator()<Layout<D, false>>(queries, keys, b.dq, nullptr, b.dq_before, nullptr, view.q_known);
+  with_extra<D>(b, [&]<Extra kExtra>() {
+    run.template operator()<Layout<D, true, kExtra>>(b, 0, keys, queries, b.dk, b.dv.data, b.dk_before,
+                                                     b.dv_before.data, view.k_known);
+    each_alone(b, sums, [&](const AttentionPass& part, int first_batch) {
+      run.template operator()<Layout<D, false, kExtra>>(part, first_batch, queries, keys, b.dq, nullptr, b.dq_before,
+                                                        nullptr, view.q_known);
+    });
+  });
+  add_shares(where, sums, b.sizes.heads);
 }
 
 template void hopper::stream_backward<HILT_TYPE, HILT_DIM>(Cuda, const BackwardPass&, const Marks&);
