@@ -228,6 +228,7 @@ BackwardRun decide_backward(const Call& call, std::span<const PlanPart> parts, c
     for (BackwardRun::Pass& p : run.passes) {
       kernels::BackwardPass pass{pass_of(call, p, x.q, x.k, x.v, terms)};
       pass.o = input(x.o), pass.d_o = input(x.d_o), pass.delta_given = bool(x.d_lse);
+      pass.of_terms = x.terms[0] || x.terms[1] || x.terms[kBiasTensor];
       p.how = on.route_backward(on.where, pass, direct);
     }
     return std::ranges::all_of(run.passes, [](const auto& p) { return p.how.direct; });

@@ -115,6 +115,7 @@ struct BackwardPass : AttentionPass {
   bool listed = false;
   const TermGradients* d_terms = nullptr;
   bool delta_given = false;  // delta is not d_o . o alone
+  bool of_terms = false;     // somebody asks for gradients of terms of pairs
 };
 
 /// The kernels there are. hopper_one_owner and hopper_one_pass go back in one pass, the other GPU

@@ -62,9 +62,9 @@ struct ScheduleView {
   bool follow;  // tokens of queries and of keys follow each other: rows lie in storage order
 };
 
-/// A row as score terms see it: its cell (frame; row and column in halves), its token, and its row of the tensor.
-struct RowSite {
-  std::int32_t frame, row_and_column, name, line;
+/// A row as score terms see it: its cell and its token.
+struct alignas(16) RowSite {
+  std::int32_t frame, y, x, name;
 };
 struct Sites {
   std::vector<RowSite> queries, keys;
@@ -72,7 +72,7 @@ struct Sites {
 struct SitesView {
   std::span<const RowSite> queries, keys;
 };
-constexpr Index kMostRows = 1 << 15;  // and columns of a grid, for that
+constexpr Index kMostTokens = 1 << 24;  // whose distances f32 has exactly
 
 /// Copied there by the first call, kept as long as the tiling.
 const TilingView& on_device(const Tiling& t, Cuda where);

@@ -162,15 +162,16 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
 
 const SitesView& sites_on_device(const Tiling& t, Cuda where) {
   return image_of<SitesView>(t, where, [&](SitesView&) {
-    const auto sites = [&](const TokenList& token, const TokenList& name) {
+    const auto sites = [&](const TokenList& names) {
       std::vector<RowSite> list;
-      for (std::size_t i = 0; i < token.size(); ++i) {
-        const kernels::Site at = kernels::site_of(t.grid, t.grid.width > 0, name[i]);
-        list.push_back({at.a, at.b << 16 | (t.grid.width > 0 ? at.c : 0), name[i], token[i]});
+      for (const std::int32_t name : names) {
+        const bool on_grid = t.grid.width > 0;
+        const kernels::Site at = kernels::site_of(t.grid, on_grid, name);
+        list.push_back({at.a, at.b, on_grid ? at.c : 0, name});
       }
       return list;
     };
-    return Sites{sites(t.q_token, t.q_names()), sites(t.k_token, t.k_names())};
+    return Sites{sites(t.q_names()), sites(t.k_names())};
   });
 }
 

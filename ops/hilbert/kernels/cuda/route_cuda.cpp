@@ -45,8 +45,8 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   if (size_of(p.q.type) != 2) return "Hopper's kernels take bf16 and f16";
   if (s.dim % 8 != 0 || s.dim > hopper::kDims[std::size(hopper::kDims) - 1])
     return "Hopper's kernels take head dims that are multiples of 8, to 256";
-  if (p.terms && std::max(p.tiling->grid.height, p.tiling->grid.width) > kMostRows)
-    return "Hopper's kernels know score terms on grids of at most 32,768 rows and columns";
+  if (p.terms && p.tiling->q_names().size() + p.tiling->k_names().size() > kMostTokens)
+    return "Hopper's kernels know score terms of at most 16 million tokens";
   if (s.heads > hopper::kHeads) return "Hopper's kernels take at most 256 heads";
   if (!(s.scale > 0)) return "tensor cores' kernels take a positive scale";
   if (s.batch == 0 || p.tiling->q_tile.empty() || p.tiling->k_tile.empty()) return "there is nothing to do";
@@ -56,12 +56,19 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   return {};
 }
 
+/// Whether slopes times distances of tokens are all its terms, and nobody asks for the slopes' gradient.
+bool are_distances(const BackwardPass& b) {
+  const Terms& t = *b.terms;
+  return t.slopes && !t.slopes_on_grid && t.cap == 0 && !t.table && !t.bias.data && !b.of_terms &&
+         b.tiling->q_names().counts_up() && b.tiling->k_names().counts_up();
+}
+
 /// Why one pass that adds up dQ does not serve. It saves two of seven products, but loses
 /// where most cells are masked, or where an owner gathers rows for few meetings.
 Reason why_not_one_pass(Cuda where, const BackwardPass& b) {
   if (b.sizes.dim > 128) return "one pass takes head dims to 128";
   if (b.sizes.dropout != 0) return "one pass knows no dropout";
-  if (b.terms) return "one pass knows no score terms";
+  if (b.terms && !are_distances(b)) return "one pass knows of score terms only distances of tokens that count up";
   const VisitsView::Side& keys = visits_on_device(*b.tiling, where).keys;
   if (keys.made > 0) return "one pass takes masks that a plan has";
   constexpr Index kSteps = Index{1} << 23;  // each 64 queries; a meeting of two takes 32 bytes, here and there

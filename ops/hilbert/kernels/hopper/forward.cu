@@ -46,14 +46,16 @@ template <int D_, int kKeys, Extra kExtra_> struct Layout {
   static constexpr bool kTerms = kExtra == Extra::terms, kDrops = kExtra != Extra::none;
   using Queries = Tile<D, kTile>;
   using Keys = Tile<D, kKeys>;
-  using QueryRing = Ring<D <= 192 ? 2 : 1, Queries::kBytes>;
+  using QueryRing = Ring<D <= (kTerms ? 128 : 192) ? 2 : 1, Queries::kBytes>;
   using KeyRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
   using Items = Records<QueryRing::kStages>;
   static constexpr std::uint32_t kFull = 2 * kSteps * 16, kStepBytes = kFull + 16;  // of a stage
-  static constexpr std::uint32_t kSiteBytes = kTerms ? kKeys * sizeof(RowSite) : 0;
+  static constexpr std::uint32_t kSiteBytes = kTerms ? kKeys * sizeof(RowSite) : 0,
+                                 kTable = kTerms ? kTableBytes<D> : 0;
   static constexpr std::uint32_t q = 0, k = q + QueryRing::kBytes, v = k + KeyRing::kBytes, items = v + KeyRing::kBytes,
                                  steps = items + Items::kBytes, sites = steps + KeyRing::kStages * kStepBytes,
-                                 turns = sites + KeyRing::kStages * kSiteBytes, barriers = turns + 8,
+                                 tables = sites + KeyRing::kStages * kSiteBytes,
+                                 turns = tables + QueryRing::kStages * kTable, barriers = turns + 8,
                                  size = barriers + QueryRing::kBarriers + 2 * KeyRing::kBarriers;
   static_assert(size <= kMostShared);
 };
@@ -71,6 +73,8 @@ template <class M> struct Rings {
   __device__ std::uint32_t steps(const typename M::KeyRing& stage) const {
     return stage.row(base + M::steps, M::kStepBytes);
   }
+  /// The table of an item's head.
+  __device__ std::uint32_t table() const { return q.row(base + M::tables, M::kTable); }
   /// What terms see of its keys.
   __device__ std::uint32_t sites(const typename M::KeyRing& stage) const {
     return stage.row(base + M::sites, M::kSiteBytes);
@@ -126,6 +130,7 @@ template <class M> struct Loader {
     if (x.steps > 0)
       gather.copy_held<typename M::Queries, 8>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token,
                                                x.rows == kTile && p.chunks == M::D / 8);
+    if constexpr (M::kTerms) copy_table(p.terms, x.head, to.table());
     announce(to.q.full());
     to.q.next();
     int kv_head, rest;
@@ -227,8 +232,8 @@ template <class E, class M> struct Attend {
   int row[kParts], own = 0;
   std::uint32_t head = 0, survive[kParts];
   // With kTerms: an item's batch and head, and the lane's queries.
-  int its_batch = 0, its_head = 0;
-  Seen query[2];
+  int its_batch = 0, its_head = 0, its_row = 0;
+  RowSite query[2];
 
   static constexpr bool kTurns = D == 64;
   __device__ __forceinline__ void wait_turn() const {
@@ -283,8 +288,7 @@ template <class E, class M> struct Attend {
   }
   __device__ __forceinline__ void add_terms(float (&s)[kScores]) const {
     if constexpr (M::kTerms)
-      LaneTerms<E, true>{p.terms, its_batch, its_head, query,
-                         from.sites(k) + static_cast<std::uint32_t>(at.quad()) * kPairOfSites}
+      LaneTerms<E, true>{p.terms, its_batch, its_head, query, from.sites(k), from.table(), p.lists.q_token, its_row, 0}
           .add(s, p.scale, nullptr);
   }
   /// The weights as an operand.
@@ -366,9 +370,9 @@ template <class E, class M> struct Attend {
       step_row = {}, own = x.row + at.half * kCell,
       head = p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, x.head));
     if constexpr (M::kTerms) {
-      its_batch = x.batch, its_head = x.head;
+      its_batch = x.batch, its_head = x.head, its_row = x.row + at.row;
 #pragma unroll
-      for (int h = 0; h < 2; ++h) query[h] = ScoreTerms::load(p.terms.own, x.row + min(at.row + 8 * h, x.rows - 1));
+      for (int h = 0; h < 2; ++h) query[h] = p.terms.own_site(x, at.row + 8 * h);
     }
     float s[kScores];
     std::uint32_t a[2 * kScores / 16][4];
@@ -505,7 +509,7 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
     };
     const auto with_steps = [&]<Extra kExtra>() {
       if constexpr (kExtra == Extra::terms)
-        p.terms = score_terms(where, f, true), p.scale_log2 = kLog2e;  // scores have their scale
+        p.terms = score_terms<D>(where, f, true), p.scale_log2 = kLog2e;  // scores have their scale
       if constexpr (D <= (kExtra == Extra::terms ? 64 : 128))
         if (p.side.wide) return run.template operator()<Layout<D, 2 * kCell, kExtra>>();
       run.template operator()<Layout<D, kCell, kExtra>>();

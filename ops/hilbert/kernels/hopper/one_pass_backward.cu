@@ -40,8 +40,10 @@ struct Backward : Work {
   std::uint32_t* added;         // [batch, heads, tiles]: how many parts of a sum are there; zero before
   int tiles;
   Dispatch order;
-  bool mapped;         // so are these:
-  CUtensorMap map[4];  // of Q, dO, K and V
+  const float* slopes;  // with kDistances, of each head
+  int apart;            // by so much the first query's token is larger than the first key's
+  bool mapped;          // so are these:
+  CUtensorMap map[4];   // of Q, dO, K and V
 };
 
 /// Places that are filled and emptied one after the other: two barriers each, of which uses count
@@ -88,8 +90,11 @@ struct alignas(16) Meeting {
 };
 static_assert(kHeads <= 256 && Schedule::kRankShift >= 6);
 
-template <int D_> struct Layout {
+/// kDistances: a slope times the distance of tokens is taken from scores. Tokens count up on both sides, so that none
+/// need be read.
+template <int D_, bool kDistances_> struct Layout {
   static constexpr int D = D_;
+  static constexpr bool kDistances = kDistances_;
   static constexpr int kQueries = D == 64 ? 128 : 64;  // of a tile
   static constexpr int kSteps = kQueries / kCell;
   using Keys = Tile<D, kTile>;
@@ -375,6 +380,7 @@ template <class E, class M> struct Multiplier {
   const Room<M> room;
   int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
   unsigned keys = 0, tiles = 0;  // so far
+  int own = 0;                   // with kDistances, the row of an item's first key
 
   /// This thread, for addresses that are computed where they are used: the compiler would keep them
   /// all, in registers that there are not.
@@ -437,12 +443,23 @@ template <class E, class M> struct Multiplier {
   }
   __device__ __forceinline__ void weigh(Weights& weights, Scores& s, const Early& l, std::uint32_t turn) const {
     const std::uint32_t lse = room.lse(tiles) + here().column();
+    float slope = 0, apart = 0;  // of a lane's first score
+    if constexpr (M::kDistances) {
+      const Here at = here();
+      slope = -kLog2e * __ldg(p.slopes + (load_shared(room.met(tiles) + 24) & 0xff));
+      apart = static_cast<float>(p.apart + load_shared(room.met(tiles)) - own + 2 * at.quad() - half * 64 - at.row());
+    }
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const float2 x = c < kEarly ? l[c % kEarly] : load_shared_pair(lse + static_cast<std::uint32_t>(c) * 32);
       const float y[2] = {-(x.x * kLog2e), -(x.y * kLog2e)};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[4 * c + i] = exp2_fast(fmaf(s[4 * c + i], p.scale_log2, y[i % 2]));
+      for (int i = 0; i < 4; ++i) {
+        float less = y[i % 2];
+        if constexpr (M::kDistances)
+          less = fmaf(slope, fabsf(apart + static_cast<float>(8 * c + i % 2 - i / 2 * 8)), less);
+        s[4 * c + i] = exp2_fast(fmaf(s[4 * c + i], p.scale_log2, less));
+      }
     }
     if (turn & Schedule::kMasked << half) {
 #pragma unroll
@@ -659,6 +676,7 @@ template <class E, class M> struct Multiplier {
       room.meeting.wait_full(tiles);
       const auto turn = static_cast<std::uint32_t>(warp_uniform(static_cast<int>(room.turn(tiles))));
       if (turn & Meeting::kStop) return;
+      if constexpr (M::kDistances) own = item_of(p, room.read(tiles).item).row;
       Sums dk, dv;
       meet_all(turn, dk, dv);
       store_keys(item_of(p, room.read(tiles - 1).item), dk, dv);
@@ -715,8 +733,7 @@ bool make_map(CUtensorMap& map, const Operand& x, DType type, const AttentionSiz
 
 template <class E, int D>
 void hopper::one_pass_backward(Cuda where, const BackwardPass& b, const Marks& marks, const PartialSums& sums) {
-  if constexpr (D <= 128) {
-    using M = Layout<D>;
+  const auto run = [&]<class M>() {
     Backward p{work_of<true>(where, b, marks, 0)};
     const ScheduleView& schedule = schedule_on_device(*b.tiling, where, M::kQueries);
     p.side.owner = schedule.owner;
@@ -729,13 +746,19 @@ void hopper::one_pass_backward(Cuda where, const BackwardPass& b, const Marks& m
     p.dq = static_cast<Half*>(b.dq.data), p.dk = static_cast<Half*>(b.dk.data), p.dv = static_cast<Half*>(b.dv.data);
     p.dq_rows = operand_of(b.dq), p.dk_rows = operand_of(b.dk), p.redo_queries = marks.queries;
     p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
+    if constexpr (M::kDistances) {
+      p.slopes = static_cast<const float*>(b.terms->slopes);
+      p.apart = b.tiling->q_names()[0] - b.tiling->k_names()[0];
+    }
     const auto map = [&](int i, const Operand& x, Index heads, int rows) {
       return make_map(p.map[i], x, b.q.type, b.sizes, heads, rows);
     };
     p.mapped = map(0, p.q, b.sizes.heads, M::kQueries) && map(1, p.d_o, b.sizes.heads, M::kQueries) &&
                map(2, p.k, b.sizes.kv_heads, kTile) && map(3, p.v, b.sizes.kv_heads, kTile);
     start(where, one_pass_backward_kernel<E, M>, M::size, p);
-  }
+  };
+  if constexpr (D <= 128)
+    b.terms ? run.template operator()<Layout<D, true>>() : run.template operator()<Layout<D, false>>();
 }
 
 template void hopper::one_pass_backward<HILT_TYPE, HILT_DIM>(Cuda, const BackwardPass&, const Marks&,

@@ -62,12 +62,14 @@ template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   using Items = Records<OwnRing::kStages>;
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
   static constexpr std::uint32_t kStepBytes = 16;        // its row and mask, what is known of it, and of the next one
-  // With terms: what they see of streamed rows, and where warps turn slopes round.
+  // With terms: what they see of streamed rows, tables, and where warps add up slopes.
   static constexpr std::uint32_t kSiteBytes = kTerms ? kCell * sizeof(RowSite) : 0,
-                                 kScratch = kTerms && !kKeys ? TermCollector::kBytes : 0;
+                                 kTable = kTerms ? kTableBytes<D> : 0,
+                                 kScratch = kTerms && !kKeys ? TermCollector<D>::kBytes : 0;
   static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, statistic = stream + StreamRing::kBytes,
                                  steps = statistic + (kKeys ? kStages * kTiles * kRowBytes : 0),
-                                 sites = steps + kStages * kStepBytes, scratch = sites + kStages * kSiteBytes,
+                                 sites = steps + kStages * kStepBytes, tables = sites + kStages * kSiteBytes,
+                                 scratch = tables + OwnRing::kStages * kTable,
                                  items = scratch + kMultiplying / kWarp * kScratch, turns = items + Items::kBytes,
                                  barriers = turns + 8, size = barriers + OwnRing::kBarriers + StreamRing::kBarriers;
   static_assert(size <= kMostShared);
@@ -94,6 +96,7 @@ template <class M> struct Rings {
   }
   __device__ std::uint32_t statistic() const { return stream.row(base + M::statistic, M::kTiles * M::kRowBytes); }
   __device__ std::uint32_t step() const { return stream.row(base + M::steps, M::kStepBytes); }
+  __device__ std::uint32_t table() const { return own.row(base + M::tables, M::kTable); }
   __device__ std::uint32_t sites() const { return stream.row(base + M::sites, M::kSiteBytes); }
   /// What is known of this step, or 1: of the next one, early.
   __device__ std::uint32_t known(std::uint32_t next) const {
@@ -162,6 +165,8 @@ template <class M> struct Loader {
       gather.copy_held<Own, kEach>(tile, owned, p.own.a.at(x.batch, x.head), p.own.a.token, all);
       gather.copy_held<Own, kEach>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token, all);
     }
+    if constexpr (M::kTerms)  // of keys, the first head's
+      copy_table(p.terms, M::kKeys ? p.query_head[x.first_head] : x.head, to.table());
     announce(to.own.full());
     to.own.next();
   }
@@ -222,19 +227,23 @@ template <class E, class M, int N> struct Accumulate {
   const ByRow &lse, &delta;
   float (&da)[D / 2];
   float (&db)[N];
-  const Seen (&owned)[2];  // with kTerms: rows, and where their gradients go
-  TermCollector& collected;
+  const RowSite (&owned)[2];  // with kTerms: rows, and where their gradients go
+  TermCollector<D>& collected;
 
   __device__ __forceinline__ auto of(std::uint32_t streamed, const ByRow& owned) const {
     if constexpr (M::kKeys) return ByColumn{streamed + static_cast<std::uint32_t>(at.quad()) * 8};
     else return owned;
   }
-  /// Of a step, whose streamed rows' sites lie there, and a query head.
-  __device__ __forceinline__ LaneTerms<E, !M::kKeys> terms(const Item& x, int head, std::uint32_t sites) const {
-    return {p.terms, x.batch, head, owned, sites + static_cast<std::uint32_t>(at.quad()) * kPairOfSites};
+  /// Those of a step, whose streamed rows' sites lie there, and a query head.
+  __device__ __forceinline__ LaneTerms<E, !M::kKeys> terms(const Item& x, const Step& step, int head,
+                                                           std::uint32_t sites) const {
+    return {p.terms, x.batch, head, owned, sites, from.table(), p.lists.q_token, x.row + at.row, step.row};
   }
   __device__ __forceinline__ std::uint32_t stream_of(const Item& x, int head) const {
     return p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, head));
+  }
+  __device__ __forceinline__ std::uint32_t scratch() const {
+    return from.base + M::scratch + static_cast<std::uint32_t>(at.half * 4 + at.warp) * M::kScratch;
   }
   /// Where this warp adds up the gradients of slopes and tables.
   __device__ __forceinline__ float* share(int head) const {
@@ -243,13 +252,13 @@ template <class E, class M, int N> struct Accumulate {
                       : nullptr;
   }
   /// What dS of a step adds to the gradients of terms.
-  __device__ __forceinline__ void collect(const Item& x, int head, const float (&ds)[32], std::uint32_t sites) const {
+  __device__ __forceinline__ void collect(const Item& x, const Step& step, int head, const float (&ds)[32],
+                                          std::uint32_t sites) const {
     const TermSums& sums = p.terms.sums;
     if constexpr (M::kKeys) {
       if (sums.by_column()) collected.add_rows(ds);
     } else {
-      const auto warp = static_cast<std::uint32_t>(at.half * 4 + at.warp);
-      collected.add(terms(x, head, sites), ds, from.base + M::scratch + warp * M::kScratch, share(head), sites);
+      collected.add(terms(x, step, head, sites), ds, scratch(), share(head));
     }
   }
   /// At the end of a query head: sums over its steps.
@@ -260,11 +269,10 @@ template <class E, class M, int N> struct Accumulate {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         if (at.quad() == 0 && at.row + 8 * h < x.rows) {
-          const Seen& own = owned[h];
           const PairTensor<void>& to = sums.to.bias;
           float* const base = static_cast<float*>(to.data);
-          if constexpr (M::kKeys) base[to.offset(x.batch, head, 0) + own.name * to.key] += collected.row[h];
-          else base[to.offset(x.batch, head, p.terms.line(own))] += collected.row[h];
+          if constexpr (M::kKeys) base[to.offset(x.batch, head, 0) + owned[h].name * to.key] += collected.row[h];
+          else base[to.offset(x.batch, head, terms(x, {}, head, 0).line_of(h, 0, owned[h]))] += collected.row[h];
         }
       collected.row[0] = collected.row[1] = 0;
     }
@@ -274,6 +282,10 @@ template <class E, class M, int N> struct Accumulate {
         if (at.lane == 0) share(head)[sums.entries] += distance;
         collected.distance = 0;
       }
+  }
+  /// Before another head's item: what was added up near goes to its head, -1: to none.
+  __device__ __forceinline__ void empty(int head) const {
+    TermCollector<D>::empty(p.terms.sums, scratch(), head >= 0 ? share(head) : nullptr);
   }
   __device__ __forceinline__ void skip() const {
     for (int i = 0; i < 2; i += M::kTiles) from.stream.release(), from.stream.next();
@@ -292,7 +304,7 @@ template <class E, class M, int N> struct Accumulate {
       if (p.drops != 0) word &= survivors<false>(p, stream_of(x, head), own_row, step.row, at);
     wgmma_wait<0>();
     fence_operand(s);
-    if constexpr (kTerms) word &= terms(x, head, from.sites()).add(s, p.scale, nullptr);
+    if constexpr (kTerms) word &= terms(x, step, head, from.sites()).add(s, p.scale, nullptr);
     for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
     from.stream.release();
     from.stream.next();
@@ -340,7 +352,7 @@ template <class E, class M, int N> struct Accumulate {
       wgmma_wait<kLate ? 0 : 1>();
       fence_operand(s);
       std::uint32_t slope[16];
-      if constexpr (kTerms) word &= terms(x, head, sites).add(s, p.scale, &slope);
+      if constexpr (kTerms) word &= terms(x, step, head, sites).add(s, p.scale, &slope);
       for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
       if constexpr (kLate) multiply_second();
       wgmma_wait<0>();
@@ -356,7 +368,7 @@ template <class E, class M, int N> struct Accumulate {
       }
       std::uint32_t weights[4][4], slopes[4][4];
       if constexpr (kBoth) pack<E>(weights, s);
-      if constexpr (kTerms) collect(x, head, t, sites), terms(x, head, sites).through_cap(t, slope);
+      if constexpr (kTerms) collect(x, step, head, t, sites), terms(x, step, head, sites).through_cap(t, slope);
       pack<E>(slopes, t);
       wgmma_begin();
       if constexpr (kBoth) multiply<E, Stream>(db, weights, b, !first);
@@ -428,6 +440,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
   Place at(group);
   const int role = at.half;
   float da[D / 2], db[M::kKeys && !M::kSplit ? D / 2 : 4];
+  int shared_head = -1;  // whose shares lie near
   for (bool more = true; more;) {
     rings.own.wait_full();
     bool first = true;
@@ -446,13 +459,15 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
             lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
           }
       }
-      Seen owned[2];
+      RowSite owned[2];
       if constexpr (M::kTerms) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) owned[h] = ScoreTerms::load(p.terms.own, x.row + min(at.row + 8 * h, x.rows - 1));
+        for (int h = 0; h < 2; ++h) owned[h] = p.terms.own_site(x, at.row + 8 * h);
       }
-      TermCollector collected;
+      TermCollector<D> collected;
       const Accumulate<E, M, sizeof(db) / 4> accumulate{p, at, role, rings, lse, delta, da, db, owned, collected};
+      if constexpr (M::kTerms && !M::kKeys)
+        if (!more || x.head != shared_head) accumulate.empty(shared_head), shared_head = x.head;
       const int heads = M::kKeys ? x.last_head - x.first_head : 1, own_row = x.row + at.half * kCell;
       int head = 0;
       std::uint32_t known = 0;  // of a step, read with the one before
@@ -536,7 +551,7 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
       p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
       p.heads_each = static_cast<int>(b.sizes.heads / b.sizes.kv_heads);
       if constexpr (M::kTerms) {
-        p.terms = score_terms(where, b, !M::kKeys), p.scale_log2 = kLog2e;  // scores have their scale
+        p.terms = score_terms<D>(where, b, !M::kKeys), p.scale_log2 = kLog2e;  // scores have their scale
         p.terms.sums = sums;
         if (b.d_terms) p.taken = nullptr;  // so that what a block adds up is the same every time
       }
