@@ -28,8 +28,8 @@ struct Machine {
   double element = 2;                                    // bytes
 };
 
-/// Problem i of a seed; depends on these and the machine alone. `base`: no dropout, terms, documents, three axes, unions
-/// or parts of queries.
+/// Problem i of a seed; depends on these and the machine alone. `base`: no dropout, terms,
+/// documents, three axes, unions or parts of queries.
 Problem drawn(std::uint64_t seed, std::uint64_t i, bool base, const Machine& machine = {});
 
 /// As `attend` and compare_gradients take it: --batch 1 --length 4096 .. --pattern segment:128 ..

@@ -45,8 +45,9 @@ class Builder {
     }
     tokens.append(more);
   }
-  // Keys of half a tile need no order of their own: they ascend, unless rows lie along the order. Then neighbors in
-  // memory are read together, and eight keys in a row share the bits that drop their weights.
+  // Keys of half a tile need no order of their own: they ascend, unless rows lie along the order.
+  // Then neighbors in memory are read together, and eight keys in a row share the bits that drop
+  // their weights.
   void append_keys(const TokenList& keys) {
     if (keys.counts_up() || g_.spec.in_order) return append(t_.k_token, t_.k_tile, keys);
     constexpr std::ptrdiff_t kHalf = kTile / 2;

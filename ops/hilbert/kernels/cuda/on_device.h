@@ -62,9 +62,9 @@ struct ScheduleView {
   bool follow;  // tokens of queries and of keys follow each other: rows lie in storage order
 };
 
-/// A row as score terms see it: its cell and its token.
+/// A row as score terms see it: its token and its cell, row and column in a half each.
 struct alignas(16) RowSite {
-  std::int32_t frame, y, x, name;
+  std::int32_t name, yx, frame, unused;
 };
 struct Sites {
   std::vector<RowSite> queries, keys;
@@ -72,7 +72,7 @@ struct Sites {
 struct SitesView {
   std::span<const RowSite> queries, keys;
 };
-constexpr Index kMostTokens = 1 << 24;  // whose distances f32 has exactly
+constexpr Index kMostTokens = 1 << 24, kMostRows = 1 << 14;  // distances that f32 has exactly; and rows or columns
 
 /// Copied there by the first call, kept as long as the tiling.
 const TilingView& on_device(const Tiling& t, Cuda where);

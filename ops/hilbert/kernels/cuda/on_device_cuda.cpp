@@ -167,7 +167,7 @@ const SitesView& sites_on_device(const Tiling& t, Cuda where) {
       for (const std::int32_t name : names) {
         const bool on_grid = t.grid.width > 0;
         const kernels::Site at = kernels::site_of(t.grid, on_grid, name);
-        list.push_back({at.a, at.b, on_grid ? at.c : 0, name});
+        list.push_back({name, on_grid ? at.b << 16 | at.c : 0, at.a, 0});
       }
       return list;
     };

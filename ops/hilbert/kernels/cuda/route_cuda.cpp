@@ -47,6 +47,10 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
     return "Hopper's kernels take head dims that are multiples of 8, to 256";
   if (p.terms && p.tiling->q_names().size() + p.tiling->k_names().size() > kMostTokens)
     return "Hopper's kernels know score terms of at most 16 million tokens";
+  const auto is_large = [](Index i) { return i >= kMostRows; };
+  if (p.terms && (is_large(p.tiling->grid.height) || is_large(p.tiling->grid.width) ||
+                  (p.terms->table_on_grid && (is_large(p.terms->reach.b) || is_large(p.terms->reach.c)))))
+    return "Hopper's kernels know score terms of fewer than 16,384 rows and columns";
   if (s.heads > hopper::kHeads) return "Hopper's kernels take at most 256 heads";
   if (!(s.scale > 0)) return "tensor cores' kernels take a positive scale";
   if (s.batch == 0 || p.tiling->q_tile.empty() || p.tiling->k_tile.empty()) return "there is nothing to do";
@@ -56,7 +60,8 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   return {};
 }
 
-/// Whether slopes times distances of tokens are all its terms, and nobody asks for the slopes' gradient.
+/// Whether slopes times distances of tokens are all its terms, and nobody asks for the slopes'
+/// gradient.
 bool are_distances(const BackwardPass& b) {
   const Terms& t = *b.terms;
   return t.slopes && !t.slopes_on_grid && t.cap == 0 && !t.table && !t.bias.data && !b.of_terms &&

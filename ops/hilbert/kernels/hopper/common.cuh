@@ -218,7 +218,8 @@ void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, const 
     run(w);
   }
 }
-/// run.operator()<Extra>() of the kernel that has what a pass asks for, and as little more as there is.
+/// run.operator()<Extra>() of the kernel that has what a pass asks for, and as little more as there
+/// is.
 template <int D, class Run> void with_extra(const AttentionPass& a, const Run& run) {
   if (a.terms || (D > 128 && a.sizes.dropout != 0)) return run.template operator()<Extra::terms>();
   if constexpr (D <= 128)

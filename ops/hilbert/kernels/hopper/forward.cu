@@ -50,8 +50,7 @@ template <int D_, int kKeys, Extra kExtra_> struct Layout {
   using KeyRing = Ring<(64 << 10) / Keys::kBytes, Keys::kBytes>;
   using Items = Records<QueryRing::kStages>;
   static constexpr std::uint32_t kFull = 2 * kSteps * 16, kStepBytes = kFull + 16;  // of a stage
-  static constexpr std::uint32_t kSiteBytes = kTerms ? kKeys * sizeof(RowSite) : 0,
-                                 kTable = kTerms ? kTableBytes<D> : 0;
+  static constexpr std::uint32_t kSiteBytes = kTerms ? kKeys * kPlanes * 4 : 0, kTable = kTerms ? kTableBytes<D> : 0;
   static constexpr std::uint32_t q = 0, k = q + QueryRing::kBytes, v = k + KeyRing::kBytes, items = v + KeyRing::kBytes,
                                  steps = items + Items::kBytes, sites = steps + KeyRing::kStages * kStepBytes,
                                  tables = sites + KeyRing::kStages * kSiteBytes,
@@ -130,7 +129,7 @@ template <class M> struct Loader {
     if (x.steps > 0)
       gather.copy_held<typename M::Queries, 8>(to.q.tile(), query, p.q.at(x.batch, x.head), p.q.token,
                                                x.rows == kTile && p.chunks == M::D / 8);
-    if constexpr (M::kTerms) copy_table(p.terms, x.head, to.table());
+    if constexpr (M::kTerms) copy_table(p.terms, x.head, to.table(), true);
     announce(to.q.full());
     to.q.next();
     int kv_head, rest;
@@ -152,8 +151,7 @@ template <class M> struct Loader {
       if (threadIdx.x == 0) store_shared(to.steps(to.k) + M::kFull, its_full);
       if constexpr (M::kTerms)
         if (gather.mine < Keys::kRows)
-          copy_16(to.sites(to.k) + static_cast<std::uint32_t>(gather.mine) * sizeof(RowSite),
-                  p.terms.stream.data() + max(its_row, 0), its_row >= 0);
+          copy_site<Keys::kRows>(p.terms, to.sites(to.k), gather.mine, its_row, its_row >= 0);
       announce(to.k.full());
       const auto values = to.k.behind();
       values.wait_empty();
@@ -288,7 +286,8 @@ template <class E, class M> struct Attend {
   }
   __device__ __forceinline__ void add_terms(float (&s)[kScores]) const {
     if constexpr (M::kTerms)
-      LaneTerms<E, true>{p.terms, its_batch, its_head, query, from.sites(k), from.table(), p.lists.q_token, its_row, 0}
+      LaneTerms<E, true, M::Keys::kRows>{p.terms,      its_batch,       its_head, query, from.sites(k),
+                                         from.table(), p.lists.q_token, its_row,  row}
           .add(s, p.scale, nullptr);
   }
   /// The weights as an operand.

@@ -90,8 +90,8 @@ struct alignas(16) Meeting {
 };
 static_assert(kHeads <= 256 && Schedule::kRankShift >= 6);
 
-/// kDistances: a slope times the distance of tokens is taken from scores. Tokens count up on both sides, so that none
-/// need be read.
+/// kDistances: a slope times the distance of tokens is taken from scores. Tokens count up on both
+/// sides, so that none need be read.
 template <int D_, bool kDistances_> struct Layout {
   static constexpr int D = D_;
   static constexpr bool kDistances = kDistances_;

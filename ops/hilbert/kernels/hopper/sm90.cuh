@@ -215,6 +215,11 @@ __device__ __forceinline__ float2 load_shared_pair(std::uint32_t at) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
   return v;
 }
+__device__ __forceinline__ int2 load_shared_ints(std::uint32_t at) {
+  int2 v;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+  return v;
+}
 __device__ __forceinline__ int4 load_shared_16(std::uint32_t at) {
   int4 v;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

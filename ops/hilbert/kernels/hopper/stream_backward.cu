@@ -63,8 +63,7 @@ template <int D_, bool kKeys_, Extra kExtra> struct Layout {
   static constexpr std::uint32_t kRowBytes = kCell * 4;  // of a statistic: L with Q, Delta with dO
   static constexpr std::uint32_t kStepBytes = 16;        // its row and mask, what is known of it, and of the next one
   // With terms: what they see of streamed rows, tables, and where warps add up slopes.
-  static constexpr std::uint32_t kSiteBytes = kTerms ? kCell * sizeof(RowSite) : 0,
-                                 kTable = kTerms ? kTableBytes<D> : 0,
+  static constexpr std::uint32_t kSiteBytes = kTerms ? kCell * kPlanes * 4 : 0, kTable = kTerms ? kTableBytes<D> : 0,
                                  kScratch = kTerms && !kKeys ? TermCollector<D>::kBytes : 0;
   static constexpr std::uint32_t own = 0, stream = own + OwnRing::kBytes, statistic = stream + StreamRing::kBytes,
                                  steps = statistic + (kKeys ? kStages * kTiles * kRowBytes : 0),
@@ -166,7 +165,7 @@ template <class M> struct Loader {
       gather.copy_held<Own, kEach>(tile + Own::kBytes, owned, p.own.b.at(x.batch, x.head), p.own.b.token, all);
     }
     if constexpr (M::kTerms)  // of keys, the first head's
-      copy_table(p.terms, M::kKeys ? p.query_head[x.first_head] : x.head, to.table());
+      copy_table(p.terms, M::kKeys ? p.query_head[x.first_head] : x.head, to.table(), !M::kKeys);
     announce(to.own.full());
     to.own.next();
   }
@@ -195,8 +194,7 @@ template <class M> struct Loader {
         if (threadIdx.x == 0) store_shared_16(to.step(), its);
         if constexpr (M::kTerms)
           if (gather.mine < kCell)
-            copy_16(to.sites() + static_cast<std::uint32_t>(gather.mine) * sizeof(RowSite),
-                    p.terms.stream.data() + its.x + (held >= 0 ? gather.mine : 0), held >= 0);
+            copy_site<kCell>(p.terms, to.sites(), gather.mine, its.x + (held >= 0 ? gather.mine : 0), held >= 0);
         copy_tile(0, a, p.stream.a.token, p.lse);
         if constexpr (M::kTiles == 1) {
           announce(to.stream.full());
@@ -227,6 +225,7 @@ template <class E, class M, int N> struct Accumulate {
   const ByRow &lse, &delta;
   float (&da)[D / 2];
   float (&db)[N];
+  const int (&step_row)[1];
   const RowSite (&owned)[2];  // with kTerms: rows, and where their gradients go
   TermCollector<D>& collected;
 
@@ -235,9 +234,8 @@ template <class E, class M, int N> struct Accumulate {
     else return owned;
   }
   /// Those of a step, whose streamed rows' sites lie there, and a query head.
-  __device__ __forceinline__ LaneTerms<E, !M::kKeys> terms(const Item& x, const Step& step, int head,
-                                                           std::uint32_t sites) const {
-    return {p.terms, x.batch, head, owned, sites, from.table(), p.lists.q_token, x.row + at.row, step.row};
+  __device__ __forceinline__ LaneTerms<E, !M::kKeys, kCell> terms(const Item& x, int head, std::uint32_t sites) const {
+    return {p.terms, x.batch, head, owned, sites, from.table(), p.lists.q_token, x.row + at.row, step_row};
   }
   __device__ __forceinline__ std::uint32_t stream_of(const Item& x, int head) const {
     return p.first_stream + static_cast<std::uint32_t>(p.row(x.batch, head));
@@ -252,13 +250,12 @@ template <class E, class M, int N> struct Accumulate {
                       : nullptr;
   }
   /// What dS of a step adds to the gradients of terms.
-  __device__ __forceinline__ void collect(const Item& x, const Step& step, int head, const float (&ds)[32],
-                                          std::uint32_t sites) const {
+  __device__ __forceinline__ void collect(const Item& x, int head, const float (&ds)[32], std::uint32_t sites) const {
     const TermSums& sums = p.terms.sums;
     if constexpr (M::kKeys) {
       if (sums.by_column()) collected.add_rows(ds);
     } else {
-      collected.add(terms(x, step, head, sites), ds, scratch(), share(head));
+      collected.add(terms(x, head, sites), ds, scratch(), share(head));
     }
   }
   /// At the end of a query head: sums over its steps.
@@ -272,7 +269,7 @@ template <class E, class M, int N> struct Accumulate {
           const PairTensor<void>& to = sums.to.bias;
           float* const base = static_cast<float*>(to.data);
           if constexpr (M::kKeys) base[to.offset(x.batch, head, 0) + owned[h].name * to.key] += collected.row[h];
-          else base[to.offset(x.batch, head, terms(x, {}, head, 0).line_of(h, 0, owned[h]))] += collected.row[h];
+          else base[to.offset(x.batch, head, terms(x, head, 0).line_of(h, 0, owned[h].name))] += collected.row[h];
         }
       collected.row[0] = collected.row[1] = 0;
     }
@@ -304,7 +301,7 @@ template <class E, class M, int N> struct Accumulate {
       if (p.drops != 0) word &= survivors<false>(p, stream_of(x, head), own_row, step.row, at);
     wgmma_wait<0>();
     fence_operand(s);
-    if constexpr (kTerms) word &= terms(x, step, head, from.sites()).add(s, p.scale, nullptr);
+    if constexpr (kTerms) word &= terms(x, head, from.sites()).add(s, p.scale, nullptr);
     for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
     from.stream.release();
     from.stream.next();
@@ -352,7 +349,7 @@ template <class E, class M, int N> struct Accumulate {
       wgmma_wait<kLate ? 0 : 1>();
       fence_operand(s);
       std::uint32_t slope[16];
-      if constexpr (kTerms) word &= terms(x, step, head, sites).add(s, p.scale, &slope);
+      if constexpr (kTerms) word &= terms(x, head, sites).add(s, p.scale, &slope);
       for_scores(of(lse_at, lse), [&](int i, float l) { s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -(l * kLog2e))); });
       if constexpr (kLate) multiply_second();
       wgmma_wait<0>();
@@ -368,7 +365,7 @@ template <class E, class M, int N> struct Accumulate {
       }
       std::uint32_t weights[4][4], slopes[4][4];
       if constexpr (kBoth) pack<E>(weights, s);
-      if constexpr (kTerms) collect(x, step, head, t, sites), terms(x, step, head, sites).through_cap(t, slope);
+      if constexpr (kTerms) collect(x, head, t, sites), terms(x, head, sites).through_cap(t, slope);
       pack<E>(slopes, t);
       wgmma_begin();
       if constexpr (kBoth) multiply<E, Stream>(db, weights, b, !first);
@@ -395,6 +392,15 @@ __device__ __forceinline__ void tokens_of(const Pass& p, const Item& x, const Pl
     const int row = at.row + 8 * h;
     token[h] = row < x.rows ? __ldg(p.own.token.data() + x.row + row) : -1;
   }
+}
+__device__ __forceinline__ void statistics_of(const Pass& p, const Item& x, const int (&token)[2], ByRow& lse,
+                                              ByRow& delta) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (token[h] >= 0) {
+      const std::int64_t statistics = p.row(x.batch, x.head) * p.length + token[h];
+      lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
+    }
 }
 /// The gradients of what is owned; with kSplit one of the two, by role.
 template <class E, class M, bool kAdds, int N>
@@ -451,21 +457,16 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
       if constexpr (M::kSplit) at.row += (x.part - at.half) * kCell, at.half = x.part;
       tokens_of(p, x, at, token);
       ByRow lse{}, delta{};  // of owned queries
-      if constexpr (!M::kKeys) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          if (token[h] >= 0) {
-            const std::int64_t statistics = p.row(x.batch, x.head) * p.length + token[h];
-            lse.x[h] = __ldg(p.lse + statistics), delta.x[h] = __ldg(p.delta + statistics);
-          }
-      }
+      if constexpr (!M::kKeys) statistics_of(p, x, token, lse, delta);
       RowSite owned[2];
       if constexpr (M::kTerms) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) owned[h] = p.terms.own_site(x, at.row + 8 * h);
       }
       TermCollector<D> collected;
-      const Accumulate<E, M, sizeof(db) / 4> accumulate{p, at, role, rings, lse, delta, da, db, owned, collected};
+      int step_row[1] = {};
+      const Accumulate<E, M, sizeof(db) / 4> accumulate{p,  at, role,     rings, lse,      delta,
+                                                        da, db, step_row, owned, collected};
       if constexpr (M::kTerms && !M::kKeys)
         if (!more || x.head != shared_head) accumulate.empty(shared_head), shared_head = x.head;
       const int heads = M::kKeys ? x.last_head - x.first_head : 1, own_row = x.row + at.half * kCell;
@@ -484,6 +485,7 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
         if (M::kDrops || step.cell(at.half) == Visits::kCompare) {
           const int4 its = load_shared_16(rings.step());
           step.row = its.x, step.mask = its.y;
+          if constexpr (M::kTerms) step_row[0] = its.x;
         }
         if constexpr (M::kDrops) {
           if (in_head == 0) in_head = x.steps, head = M::kKeys ? p.query_head[slot++] : x.head;

@@ -12,6 +12,8 @@
 
 namespace hilt::kernels::hopper {
 
+constexpr int kPlanes = 3;  // of a RowSite, in shared memory one after the other
+
 /// Terms as a launch is told of them.
 struct ScoreTerms {
   Terms of;
@@ -19,18 +21,45 @@ struct ScoreTerms {
   bool rows_of_q;          // lines of a bias are those of q, else tokens
   std::span<const RowSite> own, stream;
   TermSums sums;
+  bool near;       // a head's table lies beside each of an owner's tiles; else it is read where it is
+  bool counts_up;  // so do streamed tokens, from `first`
+  int first;
+  // A table's reach and twice that, by token or, packed as sites are, by row and column; and what
+  // rows and columns count for, in entries and, where these fit, in bytes.
+  unsigned most, reach;
+  int width, factors;
+  static __device__ RowSite site_of(const int4& x) { return {x.x, x.y, x.z, x.w}; }
   /// That of an item's row, or of its last.
   __device__ __forceinline__ RowSite own_site(const Item& x, int row) const {
     return site_of(__ldg(reinterpret_cast<const int4*>(own.data()) + x.row + max(min(row, x.rows - 1), 0)));
   }
-  __device__ static RowSite site_of(const int4& x) { return {x.x, x.y, x.z, x.w}; }
-  bool near;  // a head's table lies beside each of an owner's tiles; else it is read where it is
+  /// The entry of an offset is this of a column and what `own_place` makes of the row: counted from
+  /// the front where keys own, from the back where queries do.
+  __device__ __forceinline__ unsigned own_place(const RowSite& own) const {
+    return of.table_on_grid ? __vsub2(reach, static_cast<unsigned>(own.yx)) : reach - static_cast<unsigned>(own.name);
+  }
+  __device__ __forceinline__ unsigned place(unsigned own, unsigned column) const {
+    return of.table_on_grid ? __viaddmin_s16x2_relu(column, own, most)
+                            : static_cast<unsigned>(__viaddmin_s32_relu(static_cast<int>(column), static_cast<int>(own),
+                                                                        static_cast<int>(most)));
+  }
+  __device__ __forceinline__ int entry(unsigned place) const {
+    return of.table_on_grid ? static_cast<int>(place >> 16) * width + static_cast<int>(place & 0xffff)
+                            : static_cast<int>(place);
+  }
+  /// What a third axis adds.
+  __device__ __forceinline__ int frame_entry(int own, int column) const {
+    if (of.reach.a == 0) return 0;
+    return __viaddmin_s32_relu(column, of.reach.a - own, 2 * of.reach.a) * width * (2 * of.reach.b + 1);
+  }
 };
+
 /// Shared memory for a table, and for a warp's shares of its gradient; larger tables are read, and
 /// added to, where they are. At large head dims rows take all of it.
 template <int D> constexpr std::uint32_t kTableBytes = D > 192 ? 0 : 8 << 10;
 template <int D> constexpr std::uint32_t kShareBytesNear = D > 192 ? 0 : 2560;
 
+/// queries_own: own rows are queries.
 template <int D> ScoreTerms score_terms(Cuda where, const AttentionPass& pass, bool queries_own) {
   ScoreTerms t{};
   if (pass.terms) t.of = *pass.terms;
@@ -39,14 +68,28 @@ template <int D> ScoreTerms score_terms(Cuda where, const AttentionPass& pass, b
   t.rows_of_q = t.of.bias.query_row != nullptr, t.of.bias.query_row = nullptr;
   const SitesView& sites = sites_on_device(*pass.tiling, where);
   t.own = queries_own ? sites.queries : sites.keys, t.stream = queries_own ? sites.keys : sites.queries;
+  const TokenList& names = queries_own ? pass.tiling->k_names() : pass.tiling->q_names();
+  t.counts_up = names.counts_up(), t.first = names.empty() ? 0 : names[0];
+  const Site& reach = t.of.reach;
+  t.reach = static_cast<unsigned>(t.of.table_on_grid ? reach.b << 16 | reach.c : reach.c), t.most = 2 * t.reach;
+  t.width = 2 * reach.c + 1, t.factors = t.of.table_on_grid && t.width < 64 ? 4 * t.width << 8 | 4 : 0;
   return t;
 }
-/// Copies a head's table there. All threads that load.
-__device__ __forceinline__ void copy_table(const ScoreTerms& t, int head, std::uint32_t to) {
+/// Copies a head's table there, from its back where queries own. All threads that load.
+__device__ __forceinline__ void copy_table(const ScoreTerms& t, int head, std::uint32_t to, bool queries_own) {
   if (!t.near) return;
-  const float* const from = static_cast<const float*>(t.of.table) + head * t.of.entries;
-  for (int i = static_cast<int>(threadIdx.x); i < t.of.entries; i += kWarpgroup)
-    copy_4(to + static_cast<std::uint32_t>(i) * 4, from + i, true);
+  const auto n = static_cast<int>(t.of.entries);
+  const float* const from = static_cast<const float*>(t.of.table) + head * n;
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kWarpgroup)
+    copy_4(to + static_cast<std::uint32_t>(i) * 4, from + (queries_own ? n - 1 - i : i), true);
+}
+/// And sites of a stage's rows, plane by plane.
+template <int kRows>
+__device__ __forceinline__ void copy_site(const ScoreTerms& t, std::uint32_t to, int mine, int row, bool there) {
+  const auto* const from = reinterpret_cast<const std::int32_t*>(t.stream.data() + max(row, 0));
+#pragma unroll
+  for (int plane = 0; plane < kPlanes; ++plane)
+    copy_4(to + static_cast<std::uint32_t>(plane * kRows + mine) * 4, from + plane, there);
 }
 
 /// The slope of tanh, and it. Where the scores of a warp are all small, which with a cap they
@@ -77,54 +120,88 @@ template <int N, class F> __device__ __forceinline__ void for_tanh(float (&s)[N]
 }
 
 /// The terms of a batch and a query head, for a lane: `own` are its rows. kQueries: they are
-/// queries, and columns keys.
-template <class E, bool kQueries> struct LaneTerms {
+/// queries, and columns keys; kColumns: of a stage.
+template <class E, bool kQueries, int kColumns> struct LaneTerms {
   const ScoreTerms& t;
   int b, h;
   const RowSite (&own)[2];
   std::uint32_t columns, table;           // in shared memory: columns' sites, and the table where it is near
   std::span<const std::int32_t> q_token;  // of all queries
-  int own_row, row;                       // where the lane's first row and the first column stand in their lists
+  int own_row;                            // where the lane's first row stands in its list
+  const int (&row)[kColumns / kCell];     // and every 64th column
 
-  /// f(i, own row's number, column's number, column) for the scores of N / 4 pairs of columns.
-  template <int N, class F> __device__ __forceinline__ void each(const F& f) const {
-    const int first = static_cast<int>(threadIdx.x) % 4 * 2;
+  static __device__ __forceinline__ int first() { return static_cast<int>(threadIdx.x) % 4 * 2; }
+  /// f(i, own row's number, column, its value in a plane) for all scores.
+  template <class F> __device__ __forceinline__ void each(int plane, const F& f) const {
+    const std::uint32_t at = columns + static_cast<std::uint32_t>(plane * kColumns + first()) * 4;
 #pragma unroll
-    for (int c = 0; c < N / 4; ++c)
+    for (int c = 0; c < kColumns / 8; ++c) {
+      const int2 x = load_shared_ints(at + static_cast<std::uint32_t>(c) * 32);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int column = first + 8 * c + j;
-        const RowSite other =
-            ScoreTerms::site_of(load_shared_16(columns + static_cast<std::uint32_t>(column) * sizeof(RowSite)));
-#pragma unroll
-        for (int r = 0; r < 2; ++r) f(4 * c + 2 * r + j, r, column, other);
-      }
+      for (int r = 0; r < 2; ++r)
+        f(4 * c + 2 * r, r, first() + 8 * c, x.x), f(4 * c + 2 * r + 1, r, first() + 8 * c + 1, x.y);
+    }
   }
   /// f(i, distance).
-  template <int N, class F> __device__ __forceinline__ void each_distance(const F& f) const {
-    const auto apart = [](int x, int y) { return fabsf(static_cast<float>(x) - static_cast<float>(y)); };
-    if (!t.of.slopes_on_grid)
-      return each<N>([&](int i, int r, int, const RowSite& other) { f(i, apart(own[r].name, other.name)); });
-    each<N>([&](int i, int r, int, const RowSite& other) {
-      f(i, apart(own[r].y, other.y) + apart(own[r].x, other.x) + apart(own[r].frame, other.frame));
-    });
+  template <class F> __device__ __forceinline__ void each_distance(const F& f) const {
+    if (t.of.slopes_on_grid) {
+      const std::uint32_t frames = columns + 2 * kColumns * 4;
+      each(1, [&](int i, int r, int column, int yx) {
+        const int frame = load_shared(frames + static_cast<std::uint32_t>(column) * 4);
+        f(i, static_cast<float>(abs((own[r].yx >> 16) - (yx >> 16)) + abs((own[r].yx & 0xffff) - (yx & 0xffff)) +
+                                abs(own[r].frame - frame)));
+      });
+    } else if (t.counts_up) {
+#pragma unroll
+      for (int part = 0; part < kColumns / kCell; ++part)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const auto apart = static_cast<float>(own[r].name - t.first - row[part] - first());
+#pragma unroll
+          for (int c = 0; c < 8; ++c)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) f(32 * part + 4 * c + 2 * r + j, fabsf(apart - static_cast<float>(8 * c + j)));
+        }
+    } else {
+      each(0, [&](int i, int r, int, int name) { f(i, static_cast<float>(abs(own[r].name - name))); });
+    }
   }
   /// The line of a bias for an own row, or for a column.
-  __device__ __forceinline__ Index line_of(int r, int column, const RowSite& query) const {
-    if (!t.rows_of_q) return query.name;
-    const int at = kQueries ? own_row + 8 * r : row + column;
+  __device__ __forceinline__ Index line_of(int r, int column, int query) const {
+    if (!t.rows_of_q) return query;
+    const int at = kQueries ? own_row + 8 * r : row[column / kCell] + column % kCell;
     return __ldg(q_token.data() + min(at, static_cast<int>(q_token.size()) - 1));
   }
   /// f(i, line, key).
-  template <int N, class F> __device__ __forceinline__ void each_of_bias(const F& f) const {
-    each<N>([&](int i, int r, int column, const RowSite& other) {
-      f(i, line_of(r, column, kQueries ? own[r] : other), kQueries ? other.name : own[r].name);
+  template <class F> __device__ __forceinline__ void each_of_bias(const F& f) const {
+    each(0, [&](int i, int r, int column, int name) {
+      f(i, line_of(r, column, kQueries ? own[r].name : name), kQueries ? name : own[r].name);
+    });
+  }
+  __device__ __forceinline__ void add_table(float (&s)[kColumns / 2]) const {
+    const unsigned mine[2] = {t.own_place(own[0]), t.own_place(own[1])};
+    const int plane = t.of.table_on_grid;
+    if (t.near && t.of.table_on_grid && t.factors != 0 && t.of.reach.a == 0) {
+      each(plane, [&](int i, int r, int, int x) {
+        s[i] += __int_as_float(load_shared(
+            __dp2a_lo(t.place(mine[r], static_cast<unsigned>(x)), static_cast<unsigned>(t.factors), table)));
+      });
+      return;
+    }
+    const std::uint32_t frames = columns + 2 * kColumns * 4;
+    const float* const far = static_cast<const float*>(t.of.table) + h * t.of.entries;
+    each(plane, [&](int i, int r, int column, int x) {
+      int at = t.entry(t.place(mine[r], static_cast<unsigned>(x)));
+      if (t.of.reach.a > 0)
+        at += t.frame_entry(own[r].frame, load_shared(frames + static_cast<std::uint32_t>(column) * 4));
+      if (t.near) s[i] += __int_as_float(load_shared(table + static_cast<std::uint32_t>(at) * 4));
+      else s[i] += __ldg(far + (kQueries ? static_cast<int>(t.of.entries) - 1 - at : at));
     });
   }
   /// s = the scores c q . k with their terms; -inf where a bias masks. slope: that of the cap, by
   /// pairs in f16, where there is one. Returns the bits of what is not masked, of the first 32.
-  template <int N>
-  __device__ __forceinline__ std::uint32_t add(float (&s)[N], float scale, std::uint32_t (*slope)[16]) const {
+  __device__ __forceinline__ std::uint32_t add(float (&s)[kColumns / 2], float scale,
+                                               std::uint32_t (*slope)[16]) const {
     if (t.cap != 0) {
       for_tanh(s, scale * t.inverse_cap, [&](int i, float a, float b) {
         if (slope) (*slope)[i / 2 % 16] = pack_pair<f16>(a, b);
@@ -135,20 +212,13 @@ template <class E, bool kQueries> struct LaneTerms {
     for (float& x : s) x *= scale;
     if (t.of.slopes) {
       const float steep = -__ldg(static_cast<const float*>(t.of.slopes) + h);
-      each_distance<N>([&](int i, float distance) { s[i] = fmaf(steep, distance, s[i]); });
+      each_distance([&](int i, float distance) { s[i] = fmaf(steep, distance, s[i]); });
     }
-    if (t.near)
-      each<N>([&](int i, int r, int, const RowSite& other) {
-        s[i] += __int_as_float(load_shared(table + static_cast<std::uint32_t>(entry_of(own[r], other)) * 4));
-      });
-    else if (t.of.table)
-      each<N>([&](int i, int r, int, const RowSite& other) {
-        s[i] += __ldg(static_cast<const float*>(t.of.table) + h * t.of.entries + entry_of(own[r], other));
-      });
+    if (t.of.table) add_table(s);
     std::uint32_t kept = ~0u;
     if (t.of.bias.data) {
       const auto add_bias = [&](const auto* bias) {
-        each_of_bias<N>([&](int i, Index line, Index key) {
+        each_of_bias([&](int i, Index line, Index key) {
           const float x = static_cast<float>(bias[t.of.bias.offset(b, h, line) + key * t.of.bias.key]);
           s[i] = x == -INFINITY ? x : s[i] + x;
           if (i < 32 && x == -INFINITY) kept &= ~(1u << (i / 2 % 2 * 16 + i / 4 * 2 + i % 2));
@@ -158,18 +228,6 @@ template <class E, bool kQueries> struct LaneTerms {
       else add_bias(static_cast<const E*>(t.of.bias.data));
     }
     return kept;
-  }
-  /// Where the table has the offset of an own row and a column.
-  __device__ __forceinline__ int entry_of(const RowSite& mine, const RowSite& other) const {
-    const RowSite &q = kQueries ? mine : other, &k = kQueries ? other : mine;
-    const auto place = [](int q_at, int k_at, int reach) {
-      return __viaddmin_s32_relu(q_at + reach, -k_at, 2 * reach);
-    };
-    const Site& reach = t.of.reach;
-    if (!t.of.table_on_grid) return place(q.name, k.name, reach.c);
-    int frame = 0;
-    if (reach.a > 0) frame = place(q.frame, k.frame, reach.a) * (2 * reach.b + 1);
-    return (frame + place(q.y, k.y, reach.b)) * (2 * reach.c + 1) + place(q.x, k.x, reach.c);
   }
   /// ds = dS, as slopes of the scores before the cap.
   __device__ __forceinline__ void through_cap(float (&ds)[32], const std::uint32_t (&slope)[16]) const {
@@ -224,14 +282,13 @@ template <int D> struct TermCollector {
 
   /// dS of 16 rows and 64 columns, zeros where nothing attends. All lanes.
   template <class E>
-  __device__ __forceinline__ void add(const LaneTerms<E, true>& lane, const float (&ds)[32], std::uint32_t scratch,
-                                      float* share) {
+  __device__ __forceinline__ void add(const LaneTerms<E, true, kCell>& lane, const float (&ds)[32],
+                                      std::uint32_t scratch, float* share) {
     const TermSums& sums = lane.t.sums;
-    if (sums.to.slopes)
-      lane.template each_distance<32>([&](int i, float apart) { distance = fmaf(ds[i], apart, distance); });
+    if (sums.to.slopes) lane.each_distance([&](int i, float apart) { distance = fmaf(ds[i], apart, distance); });
     if (sums.by_row()) add_rows(ds);
     if (sums.by_pair())
-      lane.template each_of_bias<32>([&](int i, Index line, Index key) {
+      lane.each_of_bias([&](int i, Index line, Index key) {
         const PairTensor<void>& to = sums.to.bias;
         if (ds[i] != 0) static_cast<float*>(to.data)[to.offset(lane.b, lane.h, line) + key * to.key] += ds[i];
       });
@@ -275,21 +332,22 @@ template <int D> struct TermCollector {
   };
 
   template <class E, class Share>
-  __device__ __forceinline__ void add_to_table(const LaneTerms<E, true>& lane, const float (&ds)[32],
+  __device__ __forceinline__ void add_to_table(const LaneTerms<E, true, kCell>& lane, const float (&ds)[32],
                                                std::uint32_t scratch, const Share& share) const {
     const ScoreTerms& t = lane.t;
     const int its = static_cast<int>(threadIdx.x) % kWarp;
     const auto at_of = [&](int row, int column) {
       return scratch + static_cast<std::uint32_t>(row) * kPitch + static_cast<std::uint32_t>(column) * 4;
     };
-    RowSite key[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      key[half] = ScoreTerms::site_of(
-          load_shared_16(lane.columns + static_cast<std::uint32_t>(its + 32 * half) * sizeof(RowSite)));
+    const auto seen = [&](int plane, int column) {
+      return load_shared(lane.columns + static_cast<std::uint32_t>(plane * kCell + column) * 4);
+    };
+    const int on_grid = t.of.table_on_grid, frames = t.of.reach.a > 0, last = static_cast<int>(t.of.entries) - 1;
+    const int key[2] = {seen(on_grid, its), seen(on_grid, its + 32)};
+    const int frame[2] = {frames ? seen(2, its) : 0, frames ? seen(2, its + 32) : 0};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {  // of the rows that lanes have
-      const RowSite& own = lane.own[h];
+      const auto own = static_cast<int>(t.own_place(lane.own[h]));
       __syncwarp();
 #pragma unroll
       for (int c = 0; c < 8; ++c)
@@ -304,12 +362,19 @@ template <int D> struct TermCollector {
           bool beyond = false;
 #pragma unroll
           for (int i = 0; i < kWarpShares; ++i) {
-            const int row = r + 8 / kWarpShares * i, from = 4 * row;
-            const RowSite query{__shfl_sync(~0u, own.frame, from), __shfl_sync(~0u, own.y, from),
-                                __shfl_sync(~0u, own.x, from), __shfl_sync(~0u, own.name, from)};
+            const int row = r + 8 / kWarpShares * i;
+            const auto query = static_cast<unsigned>(__shfl_sync(~0u, own, 4 * row)),
+                       column = static_cast<unsigned>(key[half]);
             x[i] = __int_as_float(load_shared(at_of(row, its + 32 * half)));
-            at[i] = lane.entry_of(query, key[half]) + i * static_cast<int>(t.sums.entries + 1);
-            beyond = beyond || (x[i] != 0 && is_beyond(t, query, key[half]));
+            const unsigned place = t.place(query, column);
+            at[i] = t.entry(place);
+            bool out = place != (on_grid ? __vadd2(query, column) : query + column);
+            if (frames) {
+              const int from = __shfl_sync(~0u, lane.own[h].frame, 4 * row);
+              at[i] += t.frame_entry(from, frame[half]), out = out || abs(from - frame[half]) > t.of.reach.a;
+            }
+            at[i] = last - at[i] + i * static_cast<int>(t.sums.entries + 1);
+            beyond = beyond || (x[i] != 0 && out);
           }
           if (__any_sync(~0u, beyond)) {
 #pragma unroll
@@ -325,12 +390,6 @@ template <int D> struct TermCollector {
           __syncwarp();  // the next ones' may be of another lane
         }
     }
-  }
-  /// Whether the offset of a pair is clamped.
-  __device__ static bool is_beyond(const ScoreTerms& t, const RowSite& q, const RowSite& k) {
-    const Site& reach = t.of.reach;
-    if (!t.of.table_on_grid) return abs(q.name - k.name) > reach.c;
-    return abs(q.y - k.y) > reach.b || abs(q.x - k.x) > reach.c || abs(q.frame - k.frame) > reach.a;
   }
   /// Adds what lanes have; those with one entry add up first, in their order.
   template <class Share> __device__ static void add_alike(const Share& share, int at, float x) {
