@@ -370,6 +370,12 @@ mv bad/ckpt-000020.safetensors bad/away
 run 0 --resume --steps 20 --save-every 10 --keep 5 --out bad
 cmp bad/ckpt-000020.safetensors whole/ckpt-000020.safetensors || fail 'a run resumed from the earlier one ends otherwise'
 
+# ---- an early end: its report has a best evaluation, and no loss on all the held-out rows ----
+launch luck --steps 1000000 --save-every 1000000 --eval-every 1
+goes_on luck; kill -INT $running; ends 130 luck
+grep -q 'best evaluation was at' luck/report.html || fail 'the report of an early end marks no best'
+! grep -q 'held-out loss above' luck/report.html || fail 'the report of an early end speaks of a loss that it has not'
+
 # ---- two trainers, one directory ----
 begin shared
 # shellcheck disable=SC2086
