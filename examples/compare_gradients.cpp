@@ -28,10 +28,10 @@ void declare(program::Options& options, compare::Settings& s) {
   });
   options.group(compare::kExercises);
   const char* const kLeft = "of the line left out: Delta, dS, dQ, dK, dV";
-  options.integer("--exercise", s.exercise, 0, compare::kLines,
+  options.integer("--exercise", s.exercise, 1, compare::kLines,
                   std::string("Write exercise_N.py, N the number ") + kLeft);
   options.text("--check", s.check, "FILE", "Judge such a file, with its line written");
-  options.integer("--answer", s.answer, 0, compare::kLines, std::string("Print the line; N is the number ") + kLeft);
+  options.integer("--answer", s.answer, 1, compare::kLines, std::string("Print the line; N is the number ") + kLeft);
 }
 
 int work(const program::Options& options, const compare::Settings& settings) {

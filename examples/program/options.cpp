@@ -184,10 +184,12 @@ void Options::flag(const std::string& name, bool& value, const std::string& help
 void Options::integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                       const std::string& help) {
   const std::string range = std::to_string(low) + ".." + std::to_string(high);
-  Entry& e = parser_->add(name, "N", help + " (" + range + "; default " + std::to_string(value) + ")");
-  e.is_text = false;
+  const bool optional = value < low;  // until it is given there is none
+  Entry& e =
+      parser_->add(name, "N", help + " (" + range + (optional ? "" : "; default " + std::to_string(value)) + ")");
+  e.is_text = optional;
   e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a whole number"); };
-  e.get = [&value] { return std::to_string(value); };
+  e.get = [=, &value] { return value < low ? "" : std::to_string(value); };
 }
 
 void Options::number(const std::string& name, double& value, double low, double high, const std::string& help) {

@@ -129,6 +129,12 @@ for n in '1 Delta Delta,each,dS,dQ,dK' '2 dS dS,dQ,dK' '3 dQ dQ' '4 dK dK' '5 dV
   expect 0 "--check of exercise $n, done" "$programs/compare_gradients" --check x/done.py
   says out 'all 6 checks passed'
 done
+for n in 0 6; do
+  for option in exercise answer; do
+    expect 2 "--$option $n" "$programs/compare_gradients" "--$option" $n --out x
+    says err "--$option ($n): must be 1..5"
+  done
+done
 # What a learner wrote is not written over, and a file cannot pass by leaving early, by numbers too many, or by a change of
 # what it was given.
 if command -v python3 >/dev/null; then
