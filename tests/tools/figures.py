@@ -322,7 +322,7 @@ def table(name):
         return lane(name)
     r = json.loads((RESULTS / f"{name}.json").read_text())
     c, m = r["config"], r["machine"]
-    said = {"dense": "dense, taped", "taped": "naive: the tape, op by op",
+    said = {"dense": "dense, taped", "taped": "taped: op by op",
             "hybrid": "hybrid: fused forward, library products back", "fused": "fused both ways"}
     lines = ["| gradient by | forward | backward | keeps | peak | largest error of dq, dk, dv |",
              "|---|---:|---:|---:|---:|---:|"]
