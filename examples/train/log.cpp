@@ -15,7 +15,7 @@ Json first_line(const program::Options& options, const Start& start) {
   Json configuration;
   for (const auto& [key, value, is_text, group, preset] : options.values())
     configuration[key] = is_text ? Json(value) : Json::parse(value);
-  configuration["device"] = start.device;
+  configuration["device"] = start.device, configuration["out"] = start.out;
   const hilt::Info i = hilt::info();
   return {{"configuration", configuration},
           {"order_forced", hilt::row_order_forced()},

@@ -23,6 +23,7 @@ class Run {
   Run(const program::Options& options, Settings& s, const hilt::Comm& met) : options_(options), s_(s), met_(met) {}
 
   int operator()() {
+    if (is_first() && !s_.dry_run && std::filesystem::is_directory(s_.out)) outputs();
     s_.out = met_.gather_text(s_.out)[0];  // without --out each rank would look for a free name
     prepare();
     if (s_.dry_run) {
@@ -64,7 +65,6 @@ class Run {
     device_ = program::device_of_rank(s_.device, met_.rank());
     grid_ =
         hilt::RankGrid(device_.is_cuda() ? hilt::nccl_ranks(met_, device_) : met_, static_cast<int>(s_.sequence_ranks));
-    if (is_first() && !s_.dry_run && std::filesystem::is_directory(s_.out)) outputs();
     if (s_.resume) {
       from_.emplace(s_.out + '/' + hilt::checkpoint_name(hilt::checkpoint_steps(s_.out).back()));
       first_ = saved_ = tried_ = from_->step();
@@ -296,7 +296,13 @@ class Run {
   // What it leaves behind: the first rank's, from when it is needed.
   program::Outputs& outputs() {
     if (outputs_) return *outputs_;
-    outputs_ = std::make_unique<program::Outputs>(s_.out);
+    const bool is_named = s_.resume || options_.given("--out");
+    while (!outputs_) try {
+        if (!is_named) s_.out = next_run();
+        outputs_ = std::make_unique<program::Outputs>(s_.out);
+      } catch (const hilt::Error&) {  // runs that look at once find the same: one has it
+        if (is_named || !std::filesystem::exists(s_.out)) throw;
+      }
     if (!s_.resume) refuse_if_taken();  // another run may have come and gone since prepare() looked
     return *outputs_;
   }
@@ -305,6 +311,7 @@ class Run {
     (void)outputs();
     hilt::remove_unfinished_checkpoints(s_.out);
     describe(s_, config_, story_.memory);
+    story_.start.out = s_.out;
     log_ = std::make_unique<Log>(*outputs_, options_, story_.start, first_);
   }
 

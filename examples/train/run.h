@@ -49,7 +49,7 @@ struct Line : Step {
 
 /// What the first line says beside the options.
 struct Start : Yardsticks {
-  std::string device{};                          // that computes: what `auto` came to
+  std::string device{}, out{};                   // what `auto`, and no --out, came to
   double floor = -1, floor_without_memory = -1;  // below 0: unknown
   double peak_gflops = 0;
   Index parameters = 0, vocabulary = 0, tokens_per_step = 0;

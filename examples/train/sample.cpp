@@ -137,7 +137,7 @@ std::string sample_labels(const hilt::Transformer& model, const Task& task, cons
   return text + '\n';
 }
 
-// out/train, out/train-2, ..: the last that holds checkpoints, and the first that is not there.
+// The last of out/train, out/train-2, .. that holds checkpoints.
 static std::string newest_run() {
   std::string newest = "out/train";
   for (int n = 2; std::filesystem::exists("out/train-" + std::to_string(n)); ++n)
@@ -145,7 +145,7 @@ static std::string newest_run() {
   return newest;
 }
 
-static std::string next_run() {
+std::string next_run() {
   std::string next = "out/train";
   for (int n = 2; std::filesystem::exists(next); ++n) next = "out/train-" + std::to_string(n);
   return next;

@@ -21,6 +21,9 @@ std::string sample_labels(const hilt::Transformer& model, const Task& task, cons
 /// As it is, but on a terminal: what a model learned from bytes may be a command to one.
 std::string for_a_terminal(const std::string& sample);
 
+/// The first of out/train, out/train-2, .. that is not there.
+std::string next_run();
+
 /// Prints a sample from the best checkpoint in --out, or with --last from the newest.
 int sample_from_checkpoint(const Settings& s);
 

@@ -376,6 +376,17 @@ goes_on luck; kill -INT $running; ends 130 luck
 grep -q 'best evaluation was at' luck/report.html || fail 'the report of an early end marks no best'
 ! grep -q 'held-out loss above' luck/report.html || fail 'the report of an early end speaks of a loss that it has not'
 
+# ---- four at once, and no name for what they write: each has a directory ----
+mkdir four
+(cd four; for _ in 1 2 3 4; do
+  # shellcheck disable=SC2086
+  "$train" $tiny --steps 2 >/dev/null 2>"$BASHPID" </dev/null &
+done; wait)
+for i in '' -2 -3 -4; do
+  [[ -f four/out/train$i/ckpt-000002.safetensors ]] || fail "four runs: no train$i: $(cat four/[0-9]*)"
+  grep -qF "\"out\":\"out/train$i\"" four/out/train$i/log.jsonl || fail "train$i: its log names another directory"
+done
+
 # ---- two trainers, one directory ----
 begin shared
 # shellcheck disable=SC2086
