@@ -55,13 +55,16 @@ void check_documents(const PlanSpec& spec, const Branch* looks_at_grid) {
     check(b.kind != Branch::Kind::blocks, "plan: ", to_string({b}), ": blocks are of a whole row, and cannot be of ",
           "documents");
   for (std::size_t row = 0; row < spec.documents.size(); ++row) {
-    Index tokens = 0;
+    Index tokens = 0, number = 0;
     for (const Document& d : spec.documents[row]) {
-      check(d.length >= 1 && (d.folds() || d.grid.cells() == d.length), "plan: a document of ", d.length,
-            " tokens on a grid of ", text_of(d));
+      if (d.length < 1)
+        fail("plan: document ", number, " of row ", row, " is ", text_of(d),
+             ": expected at least 1 token; list lengths and grids, not where documents begin and end");
+      if (!d.folds() && d.grid.cells() != d.length)
+        fail("plan: a document of ", d.length, " tokens on a grid of ", text_of(d));
       check(!looks_at_grid || !d.folds(), "plan: ", looks_at_grid ? to_string({*looks_at_grid}) : "",
             " needs a grid in every document; one of row ", row, " has ", d.length, " tokens and no grid");
-      tokens += d.length;
+      tokens += d.length, ++number;
     }
     check(tokens <= spec.length, "plan: the documents of row ", row, " hold ", tokens, " tokens, but a row has ",
           spec.length);

@@ -281,6 +281,16 @@ TEST(Documents, ThatDoNotFitAreRefused) {
   PlanSpec wrong = spec_of(64, "32", "dense");
   wrong.documents[0][0].length = 31, wrong.documents[0][0].grid = Grid{8, 4};
   EXPECT_EQ(error_of([&] { (void)Plan(wrong); }), "usage: plan: a document of 31 tokens on a grid of 4x8");
+  for (const auto& [bounds, named] : std::vector<std::pair<std::vector<DocumentList>, const char*>>{
+           {{{{0, 5}, {5, 7}}}, "document 0 of row 0 is 0"},  // two rows: of 0 and 5 tokens, of 5 and 7
+           {{{Grid{5, 1}, Grid{0, 5}}}, "document 1 of row 0 is 5x0"},
+           {{{Grid{5, 0}}}, "document 0 of row 0 is 0x5"},
+           {{{7}, {7, -3}}, "document 1 of row 1 is -3"}}) {
+    wrong.documents = bounds;
+    EXPECT_EQ(error_of([&] { (void)Plan(wrong); }),
+              std::string("usage: plan: ") + named +
+                  ": expected at least 1 token; list lengths and grids, not where documents begin and end");
+  }
   const Inputs in = random_inputs(3, 64, 2, 2, 4);
   EXPECT_EQ(error_of([&] { (void)attention(in.q, in.k, in.v, make_plan(spec_of(64, "3/4", "dense"))); }),
             "usage: attention: a batch of 3, but the plan has documents for 2 rows");
