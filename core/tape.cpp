@@ -79,7 +79,7 @@ Tape::Tape(Options options) : options_(options) {
 Tape::~Tape() { listener_->tape = nullptr; }
 Tape* Tape::current() {
   auto& innermost = Listener::innermost;
-  while (innermost && !innermost->tape) innermost = std::shared_ptr(innermost->outer);
+  while (innermost && (!innermost->tape || innermost->tape->played_)) innermost = std::shared_ptr(innermost->outer);
   return innermost ? innermost->tape : nullptr;
 }
 Tape::Pause::Pause() : paused_(std::exchange(Listener::innermost, nullptr)) {}
@@ -129,7 +129,7 @@ std::span<const Tape::Slot> Tape::inputs_of(std::size_t node) const {
 
 std::uint64_t Tape::wanted(std::span<const Tensor* const> inputs) {
   std::uint64_t mask = 0;
-  if (played_ || (!captured_ && slots_.empty())) return mask;
+  if (!captured_ && slots_.empty()) return mask;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!knows(*inputs[i])) continue;
     if (captured_) captured_->try_emplace(inputs[i]->id(), *inputs[i]);

@@ -96,7 +96,7 @@ class Gradients {
 /// Listens to the ops of this thread while it lives, and plays them backwards once. Ops are kept in
 /// the order they ran, which is already a topological order: no graph search, no recursion. Tapes
 /// nest; the innermost listens. Once played it no longer does: what is computed from then on, an
-/// optimizer's step say, is not recorded.
+/// optimizer's step say, is for the tape around it, if there is one.
 ///
 /// ```cpp
 /// const Tensor w = ones({2, 2}), x = ones({1, 2});
@@ -134,7 +134,7 @@ class Tape {
   std::vector<NodeReport> report() const;
   friend std::ostream& operator<<(std::ostream& os, const Tape& tape);
 
-  /// The tape that listens on this thread, or null; not one that was destroyed, on whatever thread.
+  /// The tape that listens on this thread, or null; none that was played, or destroyed anywhere.
   static Tape* current();
   class Pause {  // while one lives, nothing on this thread is recorded
    public:

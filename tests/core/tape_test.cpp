@@ -375,7 +375,7 @@ TEST(TapeRecording, AnOpOfOpsIsOneNode) {
   EXPECT_EQ(tape.size(), 1u);
   EXPECT_EQ(Tape::current(), &tape);
   EXPECT_EQ(tape.backward(y)[x].item(), 32);
-  EXPECT_EQ(Tape::current(), &tape);
+  EXPECT_EQ(Tape::current(), nullptr);
 }
 
 TEST(TapeRecording, ForwardMustReturnATensorOfItsOwn) {
@@ -636,7 +636,7 @@ TEST(TapeMisuse, ABackwardThatThrowsEndsTheTapeAndLeaksNothing) {
     y.mutable_data<double>();  // not saved: fine
     x.mutable_data<double>();  // saved by the first node, which plays last
     EXPECT_EQ(error_of([&] { tape.backward(sum(z)); }).substr(0, 38), "usage: square: a tensor saved for back");
-    EXPECT_EQ(Tape::current(), &tape);
+    EXPECT_EQ(Tape::current(), nullptr);
     EXPECT_EQ(error_of([&] { tape.backward(z); }).substr(0, 20), "usage: Tape: backwar");
     EXPECT_EQ(tape.saved_bytes(), 0u);
     std::ostringstream text;
@@ -667,6 +667,20 @@ TEST(TapeNesting, TheInnermostTapeListens) {
   EXPECT_EQ(inner_gradient.item(), 6);
   const Tensor z = mul(x, clone(inner_gradient));  // a number for the outer tape
   EXPECT_EQ(outer.backward(z)[x].item(), 6);
+}
+
+TEST(TapeNesting, OneThatWasPlayedNoLongerStandsBeforeTheOuter) {
+  const Tensor x = vec({3});
+  Tape outer;
+  outer.watch(x);
+  Tape inner;
+  inner.watch(x);
+  const Tensor slope = clone(inner.backward(square(x))[x]);
+  EXPECT_EQ(Tape::current(), &outer);  // though inner is alive
+  const Tensor z = mul(x, slope);
+  EXPECT_FALSE(inner.knows(z));
+  EXPECT_EQ(outer.backward(z)[x].item(), 6);
+  EXPECT_EQ(Tape::current(), nullptr);
 }
 
 TEST(TapeNesting, PauseStopsRecordingAndNests) {
