@@ -123,8 +123,7 @@ std::vector<Index> checkpoint_steps(const std::string& directory) {
 
 void remove_unfinished_checkpoints(const std::string& directory) {
   for (const std::string& name : names_in(directory))
-    if (name.find(".tmp.") != name.npos &&
-        (name.starts_with("ckpt-") || name.starts_with("best.") || name.starts_with("tokens-")))
+    if (name.find(".tmp.") != name.npos && (name.starts_with("ckpt-") || name.starts_with("best.")))
       ::unlink((directory + '/' + name).c_str());
 }
 

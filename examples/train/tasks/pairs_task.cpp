@@ -73,7 +73,7 @@ void tokenize(const File& text, const Bpe& bpe, const std::string& path) {
     out.close();
     if (!out)
       fail_with(Code::data, path, ": cannot write the tokens of a text there: ", std::strerror(errno),
-                "; name a directory with room with --out");
+                "; name a directory with room with --out or TMPDIR");
   } catch (...) {
     ::unlink(path.c_str());
     throw;
@@ -96,10 +96,10 @@ class PairsTask : public TextRows {
     std::snprintf(name, sizeof name, "tokens-%016" PRIx64 ".i32",
                   checksum(checksum(0, pairs.data(), pairs.size()), sum.data(), sum.size()));
     std::snprintf(ending, sizeof ending, ".tmp.%08x", std::random_device{}());
-    const bool is_there = std::filesystem::is_directory(keep_in),
-               kept = is_there && std::filesystem::exists(keep_in + '/' + name);
-    const std::string directory = is_there ? keep_in : std::filesystem::temp_directory_path().string();
-    const std::string file = !kept && stage ? stage(name) : directory + '/' + name + (kept ? "" : ending);
+    const bool kept = !keep_in.empty() && std::filesystem::exists(keep_in + '/' + name);
+    const std::string file = kept    ? keep_in + '/' + name
+                             : stage ? stage(name)
+                                     : std::filesystem::temp_directory_path().string() + '/' + name + ending;
     if (!kept) tokenize(text, *vocabulary_.bpe(), file);
     file_.emplace(file, "tokens");
     if (!kept && !stage) ::unlink(file.c_str());
