@@ -163,7 +163,7 @@ struct Call {
   std::vector<std::int32_t> weighed;
 
   AttentionMemory memory_of(const ScoreTerms& with) const {
-    return attention_memory(*plan, q.dim(0), k.dim(2), q.dim(3), dtype, options.backward, with);
+    return attention_memory(*plan, q.dim(0), k.dim(2), q.dim(3), dtype, options.backward, with, device);
   }
   Tensor placed(const Tensor& x) const { return x ? to(to(x, dtype), device) : x; }
 };

@@ -13,7 +13,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 std::string does_not_fit(const Problem& p, const std::string& mode) {
   const auto of_kernel = [&] {
     return hilt::attention_memory(*p.plan, p.batch(), p.kv_heads(), p.dim(), p.dtype, hilt::parse_backward(mode),
-                                  p.terms);
+                                  p.terms, p.q.device());
   };
   const std::size_t need = mode == kDense ? dense_peak(p) : of_kernel().peak,
                     free = hilt::info().memory_available + hilt::memory_stats().pooled;

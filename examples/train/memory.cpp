@@ -89,7 +89,7 @@ MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt
         i == 0 ? "--pattern" : "--pattern-odd");
     m.plan += plan->bytes();
     of_one = hilt::attention_memory(*plan, s.batch, kinds[0].keys(), kinds[0].dim(), dtype, c.backward,
-                                    hilt::make_terms(c.terms, c.heads, c.context, dtype));
+                                    hilt::make_terms(c.terms, c.heads, c.context, dtype), device);
     of_all.saved += of_one.saved * static_cast<std::size_t>((c.layers + std::ssize(kinds) - 1 - i) / std::ssize(kinds));
     of_all.peak = std::max(of_all.peak, of_one.peak);
   }

@@ -118,8 +118,8 @@ KernelWork kernel_work(const Tiling& t, Device device, bool scored);  // scored:
 struct AttentionMemory {
   std::size_t saved = 0, peak = 0;  // bytes
 };
-/// Without running anything.
+/// Without running anything, on a GPU neither.
 AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,
-                                 const ScoreTerms& terms = {});
+                                 const ScoreTerms& terms = {}, Device where = {});
 
 }  // namespace hilt

@@ -1,6 +1,8 @@
 // Bytes that each mode keeps and needs at its peak, counted off its code; S is B x heads x q x k.
 #include "ops/hilbert/call.h"
 #include "ops/hilbert/kernels/compact.h"
+#include "ops/hilbert/kernels/hopper/kernels.h"
+#include "ops/hilbert/kernels/hopper/visits.h"
 
 namespace hilt {
 
@@ -29,8 +31,21 @@ KernelWork kernel_work(const Tiling& t, Device device, bool scored) {
   return work;
 }
 
+/// Of the sums of dQ where Hopper's kernels go back in one pass: kSumBytes a tile of queries.
+static double one_pass_sums(const Plan& plan, Index batch, Index dim) {
+  const std::int32_t rows = dim <= 64 ? 128 : 64;
+  double tiles = 0;
+  for (const auto& [index, users_of] : users(plan, -1))
+    for (const PlanPart& part : plan.parts()) {
+      const auto sets = static_cast<double>(part.places.count(batch) * std::ssize(users_of));
+      for (const VisitSide::Owner& own : visits_of(part.tilings[at(index)]).queries.owner)
+        tiles += sets * ((own.rows + rows - 1) / rows);
+    }
+  return tiles * kernels::hopper::kSumBytes;
+}
+
 AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,
-                                 const ScoreTerms& terms) {
+                                 const ScoreTerms& terms, Device where) {
   Call call{PlanPtr(PlanPtr(), &plan), {.terms = terms}, 1, batch, plan.queries(), kv_heads, dim};
   Device device;
   for (const Tensor& x : term_inputs(terms))
@@ -52,6 +67,9 @@ AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, 
     m.saved = static_cast<std::size_t>(kept);
     m.peak = static_cast<std::size_t>(kept + row * stat + (q + kv) * stat + sums +
                                       std::max(narrow ? q * element : 0, sink ? 4 * row * stat : 0));
+    if (where.is_cuda() && narrow && dim <= 128 && branch_count(plan) == 1)  // at most: few plans take that route
+      m.peak = std::max(m.peak, static_cast<std::size_t>(kept + row * stat + (q + kv) * element +
+                                                         one_pass_sums(plan, batch, dim)));
     return m;
   }
   double scores = 0, largest = 0, gathered = 0, gathered_most = 0, masks = 0, indices = 0;

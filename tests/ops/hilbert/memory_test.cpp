@@ -143,6 +143,26 @@ TEST(AttentionMemory, FusedKeepsToTheFormulaWithABiasOfAllPairs) {
     }
 }
 
+// On a GPU a tile of queries may have 32 KiB in which one pass adds up dQ: of 128 rows to head dim
+// 64, of 64 beyond.
+TEST(AttentionMemory, OnAGpuItCountsTheSumsOfOnePass) {
+  constexpr Index kBatch = 3, kHeads = 2, kLength = 1000;
+  const PlanPtr plan = plan_of(kLength, kHeads, "segment:256");
+  const auto peak = [&](Index dim, DType dtype, Device on, Backward mode = Backward::fused) {
+    return static_cast<Index>(attention_memory(*plan, kBatch, 1, dim, dtype, mode, {}, on).peak);
+  };
+  const Device gpu{Device::Kind::cuda, 0};
+  for (const Index dim : {16, 64, 128}) {
+    const Index row = kBatch * kLength, stats = 2 * 4 * row * kHeads, written = 2 * row * dim * (2 * kHeads + 2);
+    const Index rows = dim <= 64 ? 128 : 64, tiles = kBatch * kHeads * ((kLength + rows - 1) / rows);
+    for (const DType dtype : {DType::bf16, DType::f16})
+      EXPECT_EQ(peak(dim, dtype, gpu), std::max(peak(dim, dtype, {}), stats + written + tiles * (32 << 10))) << dim;
+    EXPECT_EQ(peak(dim, DType::f32, gpu), peak(dim, DType::f32, {}));
+    EXPECT_EQ(peak(dim, DType::bf16, gpu, Backward::hybrid), peak(dim, DType::bf16, {}, Backward::hybrid));
+  }
+  EXPECT_GT(peak(16, DType::bf16, gpu), peak(16, DType::bf16, {}));
+}
+
 // What a taped call multiplies and keeps follows the tiles that the plan lists, for every pattern;
 // and its tape is as long for one as for another.
 TEST(AttentionMemory, TapedFollowsTheTiles) {
