@@ -63,6 +63,12 @@ bool branch_attends(const Ground& g, std::size_t branch, Index head, Index t, In
   }
 }
 
+/// How a message about a branch begins: its text is made when there is one.
+struct Said {
+  const Branch& b;
+  friend std::ostream& operator<<(std::ostream& os, const Said& s) { return os << "plan: " << to_string({s.b}); }
+};
+
 /// Makes the lists of a branch of blocks: by its rule, sorted, each pair once.
 void check_blocks(const PlanSpec& spec, Branch& b) {
   const Index n = (spec.length + b.size - 1) / b.size;
@@ -72,13 +78,13 @@ void check_blocks(const PlanSpec& spec, Branch& b) {
         "plan: blocks of ", b.size, ": the rule has ", b.numbers.size(),
         " numbers; local, dilated and top take one, "
         "dilated more, global_local two");
-  check(b.lists != Lists::top || spec.causality == Causality::none, "plan: ", to_string({b}),
+  check(b.lists != Lists::top || spec.causality == Causality::none, Said{b},
         " chooses the keys of a block of queries by all of them, later ones too, so causal ", name_of(spec.causality),
         " would leak; use causal none, or local, dilated or global_local");
-  check(b.chosen.empty() || spec.heads % std::ssize(b.chosen) == 0, "plan: ", to_string({b}), ": ", b.chosen.size(),
+  check(b.chosen.empty() || spec.heads % std::ssize(b.chosen) == 0, Said{b}, ": ", b.chosen.size(),
         " lists cannot serve ", spec.heads, " heads evenly");
   const auto finish = [&](BlockPairs& pairs) {
-    std::ranges::sort(pairs);
+    if (!std::ranges::is_sorted(pairs)) std::ranges::sort(pairs);
     pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
     for (const auto& [i, j] : pairs)
       check(i >= 0 && i < n && j >= 0 && j < n, "plan: block (", i, ", ", j, ") is outside the ", n, " x ", n,
@@ -94,7 +100,7 @@ void check_axis(const Branch& b, std::size_t i) {
   const bool window = b.kind == Kind::window2d || b.kind == Kind::window3d, shifts = window || b.kind == Kind::segment;
   const bool slides = b.kind == Kind::slide || b.kind == Kind::slide2d || b.kind == Kind::slide3d;
   const bool is_there = i < b.dimensions(), centers = is_there && !window;
-  const std::string where = "plan: " + to_string({b});
+  const Said where{b};
   if (is_there) {
     check(b.extent(i) >= !slides, where, slides ? ": radius must not be negative" : ": sides must be at least 1");
     check(!centers || slides || axis.causal || b.extent(i) % 2 == 1, where,
@@ -115,19 +121,19 @@ void check_axis(const Branch& b, std::size_t i) {
 void check_ground(const Ground& g, const Branch& b) {
   if (b.on_grid()) {
     const Grid& grid = g.grid;
-    check(b.dimensions() == 3 || grid.frames == 1, "plan: ", to_string({b}), " looks at one frame, the grid has ",
-          grid.frames, "; use the 3-D kind");
+    check(b.dimensions() == 3 || grid.frames == 1, Said{b}, " looks at one frame, the grid has ", grid.frames,
+          "; use the 3-D kind");
     const bool named = !g.spec.order.folds() && g.spec.order.grid == grid;
     const char* const sides = b.dimensions() == 3 ? "row:TxHxW or hilbert:TxHxW" : "row:HxW or hilbert:HxW";
-    check(named || g.length() == 0 || (grid.cells() == g.length() && grid.width == grid.height),
-          "plan: ", to_string({b}), " compares places on a grid, and ", g.length(), " tokens fold to ", grid.height,
-          " rows of ", grid.width, ", which is no full square; name the grid with the order, as in ", sides);
+    check(named || g.length() == 0 || (grid.cells() == g.length() && grid.width == grid.height), Said{b},
+          " compares places on a grid, and ", g.length(), " tokens fold to ", grid.height, " rows of ", grid.width,
+          ", which is no full square; name the grid with the order, as in ", sides);
   }
   for (std::size_t i = 0; i < b.dimensions(); ++i) {
     const bool neighbors =
         b.kind == Kind::neighborhood || b.kind == Kind::neighborhood2d || b.kind == Kind::neighborhood3d;
     const Index cells = g.cells(b, i), smallest = std::max<Index>(1, cells / b.axes[i].dilation);
-    check(!neighbors || b.axes[i].dilation == 1 || b.extent(i) <= smallest, "plan: ", to_string({b}), ": ", b.extent(i),
+    check(!neighbors || b.axes[i].dilation == 1 || b.extent(i) <= smallest, Said{b}, ": ", b.extent(i),
           " keys do not fit the smallest class of an axis, ", smallest, " of ", cells, " cells");
   }
 }
@@ -141,7 +147,7 @@ void check_queries(const PlanSpec& spec) {
     next = row + 1;
   }
   for (const Branch& b : spec.pattern)
-    check(!b.looks_at_data(), "plan: ", to_string({b}), " chooses by the queries of all ", spec.length, " tokens, and ",
+    check(!b.looks_at_data(), Said{b}, " chooses by the queries of all ", spec.length, " tokens, and ",
           spec.queries->size(), " of them are there; use another rule");
 }
 
@@ -168,8 +174,7 @@ void check_spec(PlanSpec& spec) {
   for (Branch& b : spec.pattern) {
     check(b.dilation >= 1 && b.offset >= 0 && b.offset < b.dilation, "plan: offset ", b.offset,
           " must be below the dilation, ", b.dilation);
-    if (b.kind == Kind::segment || b.kind == Kind::blocks)
-      check(b.size >= 1, "plan: ", to_string({b}), ": size must be at least 1");
+    if (b.kind == Kind::segment || b.kind == Kind::blocks) check(b.size >= 1, Said{b}, ": size must be at least 1");
     for (std::size_t i = 0; i < b.axes.size(); ++i) check_axis(b, i);
     if (b.kind == Kind::blocks) check_blocks(spec, b);
   }

@@ -170,6 +170,8 @@ class Builder {
   void boxes() {
     for (const Branch& b : alternatives_) axes_ = std::max(axes_, b.dimensions());
     list_all();
+    // A number on each axis is a key: those of a query are as many as its intervals say.
+    counts_ahead_ = alternatives_.size() == 1 && !t_.causal;
     t_.boxes = 0;
     for (std::size_t i = 0; i < alternatives_.size(); ++i) {
       const Branch& b = alternatives_[i];
@@ -203,13 +205,16 @@ class Builder {
     }
     for (std::size_t i = 0; i < t_.q_token.size(); ++i) {
       Box met{.empty = false};
+      Index numbers = 1;
       for (std::size_t axis = 0; axis < axes_; ++axis) {
         const Met m = axis < axes ? on(t_.q_token[i], axis, true) : kAll;
         met.side[axis] = m.cells, met.empty = met.empty || m.numbers.low > m.numbers.high;
+        numbers *= m.numbers.high - m.numbers.low + 1;
         t_.axis[axis].low.push_back(narrow(m.numbers.low));
         t_.axis[axis].high.push_back(narrow(m.numbers.high));
       }
       reach[i / at(kPart)].cover(met);
+      if (counts_ahead_ && !met.empty) t_.pairs += numbers;
     }
     ++t_.boxes;
     searches_.push_back({BoxTree(keys), std::move(reach)});
@@ -217,15 +222,20 @@ class Builder {
 
   void add_axes(const Branch& b) {
     axes_ = std::max(axes_, b.dimensions());
-    std::vector<AxisRule> rules;
-    for (std::size_t axis = 0; axis < b.dimensions(); ++axis) rules.emplace_back(b, axis, g_.cells(b, axis));
-    add_box(rules.size(), [&](std::int32_t token, std::size_t axis, bool asks) {
-      const AxisRule& rule = rules[axis];
-      const Index cell = g_.cell(b, axis, token);
-      if (!asks) return Met{rule.number(cell), cell};
+    const auto meets = [](const AxisRule& rule, Index cell) {
       const Interval met = rule.keys_of(cell);
-      return Met{0, cell, met, {rule.cell(met.low), rule.cell(met.high)}};
-    });
+      return Met{rule.number(cell), cell, met, {rule.cell(met.low), rule.cell(met.high)}};
+    };
+    if (b.dimensions() == 1)
+      return add_box(1, [&, rule = AxisRule(b, 0, g_.cells(b, 0))](std::int32_t token, std::size_t axis, bool) {
+        return meets(rule, g_.cell(b, axis, token));
+      });
+    std::array<std::vector<Met>, 3> by_cell;  // many tokens share one
+    for (std::size_t axis = 0; axis < b.dimensions(); ++axis)
+      for (Index cell = 0; cell < g_.cells(b, axis); ++cell)
+        by_cell[axis].push_back(meets(AxisRule(b, axis, g_.cells(b, axis)), cell));
+    add_box(b.dimensions(),
+            [&](std::int32_t token, std::size_t axis, bool) { return by_cell[axis][at(g_.cell(b, axis, token))]; });
   }
   void add_segments(const Branch& b, Index offset) {
     const DilationMode mode = g_.spec.dilation_mode;
@@ -276,6 +286,7 @@ class Builder {
   }
   /// Values that stand box after box, as so many an entry.
   void interleave(Tokens& list) const {
+    if (t_.boxes == 1) return;
     const Tokens by_box = list;
     const std::size_t boxes = at(t_.boxes), n = list.size() / boxes;
     for (std::size_t i = 0; i < list.size(); ++i) list[i] = by_box[i % boxes * n + i / boxes];
@@ -389,10 +400,11 @@ class Builder {
     const Index keys = t_.k_tile[at(end - 1)].end - t_.k_tile[at(first)].begin;
     const Index all = Index{q.end - q.begin} * keys, pairs = is_full ? all : counted(q, node);
     if (pairs > 0) t_.met.add(narrow(first), narrow(end), pairs < all);
-    t_.pairs += pairs;
+    if (!counts_ahead_) t_.pairs += pairs;
   }
 
-  /// The pairs of these queries with a tile of keys. On axes most queries miss a tile altogether.
+  /// The pairs of these queries with a tile of keys, or some where all are counted already. On axes
+  /// most queries miss a tile altogether.
   Index counted(Tiling::Range q, Index tile) const {
     const Tiling::Range k = t_.k_tile[at(tile)];
     if (t_.axis[0].key.empty()) return count_pairs(t_, q, k);
@@ -402,6 +414,7 @@ class Builder {
         return std::ranges::any_of(tests, [&](const Test& test) { return test.misses(i, tile); });
       };
       if (!misses(ranks_) && !std::ranges::all_of(boxes_, misses)) n += count_pairs(t_, {i, i + 1}, k);
+      if (counts_ahead_ && n > 0) break;
     }
     return n;
   }
@@ -430,7 +443,8 @@ class Builder {
   bool along_order_;
   Tokens asking_;  // positions, ascending, where not all ask
   Tiling t_;
-  std::size_t axes_ = 1;  // of every box
+  std::size_t axes_ = 1;       // of every box
+  bool counts_ahead_ = false;  // t_.pairs is known before tiles are found
   std::vector<Search> searches_;
   std::vector<Test> ranks_;
   std::vector<std::vector<Test>> boxes_;

@@ -25,8 +25,9 @@ struct Ground {
   /// Where a token lies on an axis of a branch, and how many cells that has.
   Index cell(const Branch& b, std::size_t axis, Index t) const {
     if (b.dimensions() == 1) return position(t);
-    const std::array all{t / grid.width / grid.height, t / grid.width % grid.height, t % grid.width};
-    return all[axis + 3 - b.dimensions()];
+    if (axis + 1 == b.dimensions()) return t % grid.width;
+    const Index row = t / grid.width;
+    return axis + 2 == b.dimensions() ? row % grid.height : row / grid.height;
   }
   Index cells(const Branch& b, std::size_t axis) const {
     if (b.dimensions() == 1) return length();
