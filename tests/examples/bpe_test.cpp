@@ -98,7 +98,7 @@ TEST(Bpe, ALongTextIsItsTokens) {
   EXPECT_EQ(std::filesystem::last_write_time(file), written);
   const Index count = text_task(path, Alphabet::bpe, 30, 1, std::nullopt, "train:300")->tokens();  // leaves no file
   EXPECT_EQ(count, 300);
-  // Who may stage nothing, a rank say, writes nothing into the directory of a run either.
+  // A rank that may stage nothing writes nothing into the directory of a run either.
   std::filesystem::rename(file, dir.path("kept"));
   const auto changed = std::filesystem::last_write_time(out);
   text_task(path, Alphabet::bpe, 30, 1, vocabulary, "", out);
