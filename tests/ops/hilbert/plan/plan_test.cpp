@@ -524,6 +524,23 @@ TEST(Plan, AMaskOnPositionsWouldLeak) {
   EXPECT_EQ(later, 0) << "keys after their query in tiles that are not masked";
 }
 
+TEST(Plan, PairsOnAxesAreThoseThatAttend) {
+  for (const char* pattern : {"slide:3", "slide:4,dilation=3", "slide:5,stride=2,causal=1", "neighborhood:7,dilation=2",
+                              "slide2d:0x3", "window2d:4x3,shift=1x2", "window2d:4x4,causal=1",
+                              "neighborhood2d:3x5,dilation=2x1", "slide2d:1x2,causal=1x0", "slide2d:2x1|window2d:4x4"})
+    for (const char* order : {"row:9x11", "hilbert:9x11"})
+      for (const Causality causality : {Causality::none, Causality::token})
+        for (const bool some : {false, true}) {
+          PlanSpec s = spec_of(99, pattern, order, causality);
+          if (some) s.queries = {0, 3, 4, 40, 41, 97};
+          const Plan plan(s);
+          Index pairs = 0;
+          for (const std::int32_t t : s.queries.value_or(query_run(0, 99)))
+            for (Index u = 0; u < 99; ++u) pairs += plan.attends(0, t, u);
+          EXPECT_EQ(plan.stats().pairs, pairs) << pattern << ", " << order << ", " << name_of(causality) << some;
+        }
+}
+
 TEST(Plan, StatsOfEveryOrderAreThoseOfItsTiles) {
   const Index length = scaled<Index>(1920, 768);
   const std::string grid = length == 1920 ? "40x48" : "24x32";
