@@ -126,13 +126,21 @@ using Quarters = std::array<std::array<Bits, 2>, 2>;
 
 void add_pairs(const Tiling& t, const Ref& ref, const Owner& q, const Owner& k, Quarters& bits) {
   const Tiling::Range rows = t.q_tile[at(ref.q_tile)], columns = t.k_tile[at(ref.k_tile)];
-  for (std::int32_t i = rows.begin; i < rows.end; ++i) {
-    std::array<std::uint64_t, 2> attended{};
-    const QueryBounds bounds = bounds_of(t, at(i));
+  const auto bits_of = [&](auto&& is_met) {
+    std::array<std::uint64_t, 2> met{};
     for (std::int32_t j = columns.begin; j < columns.end; ++j)
-      attended[at((j - k.row) / kCell)] |=
-          std::uint64_t{!ref.partial || (t.boxes == 1 ? attends(bounds, place_of(t, at(j))) : attends(t, at(i), at(j)))}
-          << (j - k.row) % kCell;
+      met[at((j - k.row) / kCell)] |= std::uint64_t{is_met(j)} << (j - k.row) % kCell;
+    return met;
+  };
+  const std::array<std::uint64_t, 2> all = bits_of([](std::int32_t) { return true; });
+  std::array<KeyPlace, at(Tiling::kTile)> places;
+  for (std::int32_t j = columns.begin; ref.partial && j < columns.end; ++j)
+    places[at(j - columns.begin)] = place_of(t, at(j));
+  for (std::int32_t i = rows.begin; i < rows.end; ++i) {
+    const QueryBounds bounds = bounds_of(t, at(i));
+    const auto attended = !ref.partial ? all : bits_of([&](std::int32_t j) {
+      return t.boxes == 1 ? attends(bounds, places[at(j - columns.begin)]) : attends(t, at(i), at(j));
+    });
     for (std::size_t half = 0; half < 2; ++half)
       bits[at((i - q.row) / kCell)][half][at((i - q.row) % kCell)] |= attended[half];
   }
