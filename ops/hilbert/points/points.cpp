@@ -7,13 +7,15 @@
 #include "core/convert.h"
 #include "core/io/text.h"
 #include "core/parallel.h"
+#include "ops/hilbert/points/cells.h"
 
 namespace hilt {
 namespace {
 
+using namespace kernels;
+
 constexpr const char* kOp = "order_of_points";
 constexpr Index kPiece = Index{1} << 14;  // points worth a task
-constexpr unsigned levels_at_once(unsigned axes) { return axes == 2 ? 4 : 3; }
 
 /// Which axis stands where, and whether it is reflected: one of 4 in the plane, of 24 in space.
 struct State {
@@ -58,14 +60,6 @@ std::vector<std::uint16_t> tabulated(bool hilbert, unsigned axes) {
   return table;
 }
 
-struct Cells {
-  unsigned bits;
-  std::array<unsigned, 3> axis{0, 1, 2};  // which stands where in the code
-  const std::uint16_t* table = nullptr;
-  double count = static_cast<double>(Index{1} << bits);  // a side
-  double side = count, low[3] = {};                      // of the cube that they divide; at first integers are cells
-};
-
 template <unsigned axes, class T> void surround(Cells& cells, const T* x, Index n) {
   cells.side = 0;
   for (unsigned a = 0; a < axes; ++a) {
@@ -79,35 +73,11 @@ template <unsigned axes, class T> void surround(Cells& cells, const T* x, Index 
 
 template <class T> void check_points(const Cells& cells, const T* x, Index n, Index axes) {
   constexpr bool kScaled = is_floating(dtype_of<T>);
-  const T* const refused = std::find_if_not(x, x + n * axes, [&](T coordinate) {
-    const double at = static_cast<double>(coordinate);
-    return kScaled ? std::abs(at) < 0x1p1022 : 0 <= at && at < cells.count;  // no side overflows
-  });
+  const T* const refused = std::find_if_not(x, x + n * axes, [&](T coordinate) { return has_cell(cells, coordinate); });
   if (const Index at = refused - x; at < n * axes)
     fail(kOp, ": row ", at / axes, " has ", +*refused, " on axis ", at % axes, "; expected ",
          kScaled ? "a finite number below 2^1022" : "a cell, from 0 to below 2^",
          kScaled ? "" : std::to_string(cells.bits));
-}
-
-template <unsigned axes, class T> std::uint64_t code_of(const Cells& cells, const T* x) {
-  constexpr unsigned kLevels = levels_at_once(axes), kWidth = axes * kLevels, kDigits = (1u << kWidth) - 1;
-  const unsigned missing = (kLevels - cells.bits % kLevels) % kLevels;  // of whole look-ups: the finest levels
-  unsigned cell[axes], entry = 0;
-#pragma GCC unroll 3
-  for (unsigned a = 0; a < axes; ++a) {
-    const unsigned from = cells.axis[a];
-    const double at = (static_cast<double>(x[from]) - cells.low[from]) / cells.side * cells.count;
-    cell[a] = static_cast<unsigned>(static_cast<Index>(std::min(at, cells.count - 1))) << missing;
-  }
-  std::uint64_t code = 0;
-  for (unsigned level = cells.bits + missing; level > 0; level -= kLevels) {
-    unsigned below = 0;
-#pragma GCC unroll 3
-    for (unsigned a = 0; a < axes; ++a) below |= (cell[a] >> (level - kLevels) & ((1u << kLevels) - 1)) << a * kLevels;
-    entry = cells.table[(entry & ~kDigits) | below];
-    code = code << kWidth | (entry & kDigits);
-  }
-  return code >> missing * axes;
 }
 
 struct Entry {
@@ -159,7 +129,6 @@ void order_document(Cells cells, const T* x, Index first, Index n, Entry* entrie
 
 PointOrder order_of_points(const Tensor& xyz, std::string_view kind, int bits, const std::vector<Index>& documents) {
   check(xyz.rank() == 2 && (xyz.dim(1) == 2 || xyz.dim(1) == 3), kOp, ": needs points [N, 2 or 3], got ", xyz.shape());
-  check(xyz.device().is_cpu(), kOp, ": points on ", xyz.device(), "; bring them with .cpu(), in C++ to(xyz, Device{})");
   const Index n = xyz.dim(0), axes = xyz.dim(1), most = axes == 2 ? 31 : 20;
   constexpr std::array<std::string_view, 4> kKinds{"hilbert", "morton", "hilbert-trans", "morton-trans"};
   const std::size_t named = find_name("order_of_points: kind", kind, kKinds);
@@ -171,11 +140,17 @@ PointOrder order_of_points(const Tensor& xyz, std::string_view kind, int bits, c
   }
   check(bounds.back() == n, kOp, ": the documents hold ", bounds.back(), " points, xyz ", n);
   static const std::array tables{tabulated(true, 2), tabulated(false, 2), tabulated(true, 3), tabulated(false, 3)};
-  Cells cells{.bits = static_cast<unsigned>(bits), .table = tables[(axes == 3) * 2 + named % 2].data()};
+  const std::vector<std::uint16_t>& table = tables[(axes == 3) * 2 + named % 2];
+  Cells cells{.bits = static_cast<unsigned>(bits), .table = table.data()};
   if (named >= 2) std::reverse(cells.axis.begin(), cells.axis.begin() + axes);
+  const Tensor points = dense(xyz);
+  if constexpr (kHasCuda)
+    if (points.device().is_cuda())
+      return kernels::order_of_points(cuda_of(points.device()),
+                                      converted(points, is_floating(points.dtype()) ? DType::f64 : DType::i64), cells,
+                                      table, bounds);
   PointOrder order{empty({n}, DType::i64), empty({n}, DType::i64)};
   auto *const pi = order.token_at.mutable_data<Index>(), *const rho = order.position_of.mutable_data<Index>();
-  const Tensor points = dense(xyz);
   Tensor memory = empty({4 * n}, DType::i64);
   auto* const entries = reinterpret_cast<Entry*>(memory.mutable_raw());
   with_type(xyz.dtype(), [&]<class T>() {

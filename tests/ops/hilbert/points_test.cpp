@@ -363,12 +363,3 @@ TEST(OrderOfPoints, ErrorsNameTheFirstRow) {
   }
   EXPECT_EQ(with(255, DType::u8, 4321), row + "255" + cell);
 }
-
-TEST(OrderOfPoints, OnAGpuIsRefusedByName) {
-  Device gpu;
-  if (error_of([&] { gpu = device_named("cuda:0"); }) != "nothing") GTEST_SKIP() << "no GPU";
-  EXPECT_EQ(error_of([&] {
-              (void)order_of_points(zeros({2, 3}, DType::f32, gpu));
-            }),
-            "usage: order_of_points: points on cuda:0; bring them with .cpu(), in C++ to(xyz, Device{})");
-}
