@@ -31,7 +31,7 @@ KernelWork kernel_work(const Tiling& t, Device device, bool scored) {
   return work;
 }
 
-/// The sums of dQ where Hopper's kernels go back in one pass, kSumBytes a tile of queries, in bytes.
+/// Bytes of the sums of dQ where Hopper's kernels go back in one pass: kSumBytes a tile of queries.
 static double one_pass_sums(const Plan& plan, Index batch, Index dim) {
   const std::int32_t rows = dim <= 64 ? 128 : 64;
   double tiles = 0;
