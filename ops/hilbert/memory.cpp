@@ -68,8 +68,8 @@ AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, 
     m.peak = static_cast<std::size_t>(kept + row * stat + (q + kv) * stat + sums +
                                       std::max(narrow ? q * element : 0, sink ? 4 * row * stat : 0));
     if (where.is_cuda() && narrow && dim <= 128 && branch_count(plan) == 1)  // at most: few plans take that route
-      m.peak = std::max(m.peak, static_cast<std::size_t>(kept + row * stat + (q + kv) * element +
-                                                         one_pass_sums(plan, batch, dim)));
+      m.peak = std::max(
+          m.peak, static_cast<std::size_t>(kept + row * stat + (q + kv) * element + one_pass_sums(plan, batch, dim)));
     return m;
   }
   double scores = 0, largest = 0, gathered = 0, gathered_most = 0, masks = 0, indices = 0;

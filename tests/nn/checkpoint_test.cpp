@@ -112,7 +112,7 @@ TEST(Checkpoint, TheOldestGo) {
   for (const char* name : {"ckpt--00001.safetensors", "ckpt-18446744073709551615.safetensors"})
     std::filesystem::remove(dir.path(name));
   dir.file("ckpt-5.safetensors", ""), dir.file("ckpt-000007.tmp.12345678", "half"), dir.file("other", "");
-  dir.file("tokens-1.tmp.12345678", "");  // no checkpoint
+  dir.file("tokens-1.tmp.12345678", "");                    // no checkpoint
   EXPECT_EQ(checkpoint_steps(dir.directory()).size(), 2u);  // only names that we would give
   remove_unfinished_checkpoints(dir.directory());
   EXPECT_EQ(dir.names(), (std::vector<std::string>{"ckpt-1234567.safetensors", "ckpt-1234568.safetensors",
