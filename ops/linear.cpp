@@ -21,19 +21,19 @@ struct LinearOp final : Function {
     b_shape = b.shape();
     if (wants(1)) save(x);
     if (wants(0)) save(w);
-    // On the CPU 16-bit factors multiply and add up in f32; the result is rounded once.
-    const DType type = x.device().is_cpu() && size_of(x.dtype()) == 2 ? DType::f32 : x.dtype();
-    const auto ready = [&](const Tensor& t) { return t ? dense(to(t, type)) : t; };
-    const Tensor rows = ready(as_rows(x)), weight = ready(w), bias = ready(b), residual = r ? ready(as_rows(r)) : r;
+    const DType factors = kernels::factor_type(x), type = kernels::product_type(x);
+    const Tensor rows = dense(to(as_rows(x), factors)), weight = dense(to(w, factors)),
+                 bias = b ? dense(to(b, type)) : b, residual = r ? dense(to(as_rows(r), type)) : r;
     Tensor y = empty(x.shape().with(-1, w.dim(1)), type, x.device()), before;
     bool active = false;
-    visit("linear", y, [&]<class T>(auto where) {
-      const auto run = [&](auto device) {
-        kernels::Start<T> start;
-        if (bias) start.bias = bias.data<T>();
-        if (residual) start.residual = kernels::matrix<T>(residual);
-        const kernels::MatrixRef<T> to{y.mutable_data<T>(), w.dim(1), 1};
-        if constexpr (is_cuda<decltype(device)> && sizeof(T) == 2)  // in f32 its gelu has five times the error of ours
+    visit("linear", rows, [&]<class T>(auto where) {
+      const auto run = [&]<class At>(At device) {
+        using Y = kernels::product_t<T, At>;
+        kernels::Start<Y> start;
+        if (bias) start.bias = bias.data<Y>();
+        if (residual) start.residual = kernels::matrix<Y>(residual);
+        const kernels::MatrixRef<Y> to{y.mutable_data<Y>(), w.dim(1), 1};
+        if constexpr (is_cuda<At> && sizeof(T) == 2)  // in f32 its gelu has five times the error of ours
           if (gelu) {
             if (wants_any()) before = empty_like(y);
             active = kernels::gemm_gelu<T>(device, rows.dim(0), w.dim(1), w.dim(0), kernels::matrix<T>(rows),
@@ -45,7 +45,7 @@ struct LinearOp final : Function {
                               kernels::matrix<T>(weight), to, start);
       };
       if constexpr (is_cuda<decltype(where)>) run(where);
-      else if constexpr (sizeof(T) >= sizeof(float)) run(Cpu{});
+      else if constexpr (!std::is_same_v<T, f16>) run(Cpu{});
     });
     if (gelu && !active) before = y, y = gelu_tanh(y);
     if (gelu && wants_any()) save(to(before, x.dtype()));

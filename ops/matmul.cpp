@@ -45,26 +45,25 @@ struct Batches {  // the leading axes of a and b, broadcast, and where each prod
 
 Tensor product(const Tensor& x, const Tensor& y) {
   const Index m = x.dim(-2), k = x.dim(-1), n = y.dim(-1);
-  if (size_of(x.dtype()) == 2 && x.device().is_cpu())  // 16-bit factors multiply and add up in f32
-    return to(product(to(x, DType::f32), to(y, DType::f32)), x.dtype());
-  const Tensor a = readable(x), b = readable(y);
+  const DType factors = kernels::factor_type(x), type = kernels::product_type(x);
+  const Tensor a = readable(to(x, factors)), b = readable(to(y, factors));
   const Batches batches(a, b);
   Shape shape = batches.shape;
   shape.push_back(m);
   shape.push_back(n);
   if (k == 0) return zeros(shape, x.dtype(), x.device());
-  Tensor out = empty(shape, x.dtype(), x.device());
-  if (out.numel() == 0) return out;
-  visit("matmul", x, [&]<class T>(auto where) {
+  Tensor out = empty(shape, type, x.device());
+  if (out.numel() == 0) return to(out, x.dtype());
+  visit("matmul", a, [&]<class T>(auto where) {
     const kernels::BatchSteps steps{batches.shape.numel(), batches.a.data(), batches.b.data(), m * n};
-    const auto run = [&](auto device) {
+    const auto run = [&]<class At>(At device) {
       kernels::gemm_batched<T>(device, steps, m, n, k, kernels::matrix<T>(a), kernels::matrix<T>(b),
-                               {out.mutable_data<T>(), n, 1});
+                               {out.mutable_data<kernels::product_t<T, At>>(), n, 1});
     };
     if constexpr (is_cuda<decltype(where)>) run(where);
-    else if constexpr (sizeof(T) >= sizeof(float)) run(Cpu{});
+    else if constexpr (!std::is_same_v<T, f16>) run(Cpu{});
   });
-  return out;
+  return to(out, x.dtype());
 }
 
 Tensor as_rows(const Tensor& x) { return reshape(x, {x.numel() / x.dim(-1), x.dim(-1)}); }

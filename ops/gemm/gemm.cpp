@@ -51,30 +51,31 @@ struct Tiles {
 };
 
 /// Room to pack a factor: one a thread, kept, since products come one after the other.
-template <class T> T* scratch() {
+void* scratch() {
   struct Free {
     void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
   };
   thread_local std::unique_ptr<std::byte, Free> room;
   if (!room) room.reset(static_cast<std::byte*>(::operator new (kGemmScratch, std::align_val_t{kAlignment})));
-  return reinterpret_cast<T*>(room.get());
+  return room.get();
 }
 
 /// Products that start from what `start` says, tile by tile.
 template <class T>
 void tiled_products(const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
-                    MatrixRef<T> c, Start<T> start) {
+                    MatrixRef<wide_t<T>> c, Start<wide_t<T>> start) {
+  using W = wide_t<T>;
   const Tiles tiles(m, n, k);
   const Index per_product = tiles.down * tiles.across;
   parallel_each(steps.batch * per_product, std::max<Index>(1, kTask / 2 / tiles.work(k)), [&](Index task) {
     const Index i = task / per_product, at = task % per_product;
     const Index r = at / tiles.across * tiles.rows, col = at % tiles.across * tiles.columns;
     const Index rows = std::min(tiles.rows, m - r), columns = std::min(tiles.columns, n - col);
-    const MatrixRef<T> to{c.data + i * steps.c + r * c.row + col, c.row, 1};
-    const T* const bias = start.bias ? start.bias + col : nullptr;
-    const T* residual = start.residual.data ? start.residual.data + r * start.residual.row + col : nullptr;
+    const MatrixRef<W> to{c.data + i * steps.c + r * c.row + col, c.row, 1};
+    const W* const bias = start.bias ? start.bias + col : nullptr;
+    const W* residual = start.residual.data ? start.residual.data + r * start.residual.row + col : nullptr;
     for (Index line = 0; line < rows && (bias || residual); ++line) {  // while the tile is on its way into the cache
-      T* const row = to.data + line * to.row;
+      W* const row = to.data + line * to.row;
       if (bias && residual)
         for (Index j = 0; j < columns; ++j) row[j] = residual[j] + bias[j];
       else std::copy_n(bias ? bias : residual, columns, row);
@@ -88,23 +89,25 @@ void tiled_products(const BatchSteps& steps, Index m, Index n, Index k, MatrixRe
 }  // namespace
 
 template <class T, class At>
-void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add) {
-  detail::visit_cpu<T>([&]<class>(auto where) { cpu_gemm(where, m, n, k, a, b, c, add, scratch<T>()); });
+void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
+          bool add) {
+  detail::visit_cpu<T>([&]<class>(auto where) { cpu_gemm<T>(where, m, n, k, a, b, c, add, scratch()); });
 }
 
 template <class T, class At>
-void gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
-               Start<T> start) {
+void gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
+               Start<product_t<T, At>> start) {
   constexpr Index kAt = 0;
   tiled_products<T>({1, &kAt, &kAt, 0}, m, n, k, a, b, c, start);
 }
 template <class T, class At>
 void gemm_batched(At, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
-                  MatrixRef<T> c) {
+                  MatrixRef<product_t<T, At>> c) {
   tiled_products<T>(steps, m, n, k, a, b, c, {});
 }
 
-#define HILT_CPU_GEMM(KERNEL) HILT_KERNEL(KERNEL, float, Cpu) HILT_KERNEL(KERNEL, double, Cpu)
+#define HILT_CPU_GEMM(KERNEL) \
+  HILT_KERNEL(KERNEL, float, Cpu) HILT_KERNEL(KERNEL, double, Cpu) HILT_KERNEL(KERNEL, bf16, Cpu)
 HILT_CPU_GEMM(gemm)
 HILT_CPU_GEMM(gemm_onto)
 HILT_CPU_GEMM(gemm_batched)

@@ -11,16 +11,28 @@ template <class T> struct MatrixRef {
 
 template <class T> MatrixRef<const T> matrix(const Tensor& x) { return {x.data<T>(), x.stride(-2), x.stride(-1)}; }
 
-/// C = A B, or C += A B: A [m, k], B [k, n], C [m, n] with column stride 1; f32 or f64, on the
+/// What factors of 16 bits become for a product on this device: on a CPU f32, but bf16 stays where
+/// the processor multiplies it. And what type a product comes in, rounded by the caller on a CPU.
+inline DType factor_type(const Tensor& x) {
+  if (x.device().is_cuda() || size_of(x.dtype()) > 2) return x.dtype();
+  return x.dtype() == DType::bf16 && active_isa() == Isa::avx512_bf16 ? DType::bf16 : DType::f32;
+}
+inline DType product_type(const Tensor& x) {
+  return x.device().is_cuda() || size_of(x.dtype()) > 2 ? x.dtype() : DType::f32;
+}
+template <class T, class At> using product_t = std::conditional_t<is_cuda<At>, T, wide_t<T>>;
+
+/// C = A B, or C += A B: A [m, k], B [k, n], C [m, n] with column stride 1; by factor_type(), on the
 /// calling thread alone. Every large product on the CPU comes through here, and goes to cpu_gemm.
 template <class T, class At>
-void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add = false);
+void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
+          bool add = false);
 
 /// The same, compiled for each instruction set: gemm_cpu.cpp. `scratch` is of kGemmScratch bytes.
 inline constexpr Index kGemmScratch = 768 << 10;
 template <class T, class At>
-void cpu_gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add,
-              T* scratch);
+void cpu_gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<wide_t<T>> c,
+              bool add, void* scratch);
 
 /// C = A B + start, cut into tiles and run on several threads as gemm_batched does. start: a row
 /// `bias` and a matrix `residual`, either of which may be null. On a GPU 16-bit C is rounded once.
@@ -29,8 +41,8 @@ template <class T> struct Start {
   MatrixRef<const T> residual{nullptr, 0, 1};
 };
 template <class T, class At>
-void gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
-               Start<T> start);
+void gemm_onto(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
+               Start<product_t<T, At>> start);
 /// On a GPU: C = gelu_tanh(A B + bias) with C dense; what stands before gelu goes to `before`, laid
 /// out as C, unless that is null, as bias may be. False, with nothing written, where the library
 /// has no kernel that ends so.
@@ -51,6 +63,6 @@ struct BatchSteps {
 };
 template <class T, class At>
 void gemm_batched(At, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
-                  MatrixRef<T> c);
+                  MatrixRef<product_t<T, At>> c);
 
 }  // namespace hilt::kernels

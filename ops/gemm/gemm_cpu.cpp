@@ -2,17 +2,17 @@
 // With AVX2, AVX-512 or NEON: kRows x kPanel sums of C live in registers while one column of A at
 // a time meets one row of B. Both are packed. B, kAcross columns by kDepth rows in panels of kPanel
 // columns, stays in the L2 cache and passes by kRows rows of A, which stay in L1. Of a few rows
-// nothing is packed: B is read once, as it lies. Each element of C adds up in the order of k.
+// nothing is packed: B is read once, as it lies. Each element of C adds up in the order of k. Where
+// the processor multiplies bf16 by twos, an element E of a factor is two terms, see vectors.h.
 // Below that, Eigen, by -DEigen=Eigen_<isa> a namespace of each copy's own.
 #include <Eigen/Core>
 #include "ops/gemm/gemm.h"
-#include "ops/isa.h"
+#include "ops/vectors.h"
 
 namespace hilt::kernels {
 namespace {
 
-template <class T> struct VectorOf { using type [[gnu::vector_size(kVectorBytes)]] = T; };
-template <class T> using Vector = typename VectorOf<T>::type;
+template <class T> struct NarrowOf { using type [[gnu::vector_size(kVectorBytes / 2)]] = T; };
 template <class T> struct LooseOf { using type [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(T))]] = T; };
 template <class T> using Loose = typename LooseOf<T>::type;
 
@@ -31,9 +31,37 @@ template <class T> const Vector<T>& aligned(const T* x) { return *reinterpret_ca
 template <class T> Loose<T>& loose(T* x) { return *reinterpret_cast<Loose<T>*>(x); }
 template <class T> const Loose<T>& loose(const T* x) { return *reinterpret_cast<const Loose<T>*>(x); }
 
+template <class E> using Stored = std::conditional_t<kPacked<E>, bf16, E>;
+template <class E> constexpr Index kTerms = kPacked<E> ? 2 : 1;
+/// Where the terms of an E are stored: at x and at next, 0 where that is null.
+template <class E> struct Terms {
+  const Stored<E>*x, *next;
+  /// The k-th E of `depth` terms that lie `step` apart.
+  Terms(const Stored<E>* at, Index step, Index k, Index depth)
+      : x(at + k * kTerms<E> * step), next((k + 1) * kTerms<E> <= depth ? x + step : nullptr) {}
+  E operator()(Index i = 0) const {
+    if constexpr (kPacked<E>) return x[i].bits | (next ? E{next[i].bits} << 16 : 0);
+    else return x[i];
+  }
+  /// Those from i on side by side, as many as a vector has lanes, 0 from `count` on.
+  [[gnu::always_inline]] Vector<E> side_by_side(Index i, Index count) const {
+    if (count < kLanes<E>) {
+      Vector<E> line{};
+      for (Index l = 0; l < count; ++l) line[l] = (*this)(i + l);
+      return line;
+    }
+    if constexpr (kPacked<E>) {
+      typename NarrowOf<std::uint16_t>::type low, high{};
+      __builtin_memcpy(&low, x + i, sizeof low);
+      if (next) __builtin_memcpy(&high, next + i, sizeof high);
+      return __builtin_convertvector(low, Vector<E>) | __builtin_convertvector(high, Vector<E>) << 16;
+    } else return loose(x + i);
+  }
+};
+
 /// C [R, columns] (+)= A B for packed rows of A and a packed panel of B.
-template <int R, int V, class T>
-[[gnu::noinline]] void tile(Index depth, const T* a, const T* b, MatrixRef<T> c, Index columns, bool add) {
+template <int R, int V, class E, class T = Sum<E>>
+[[gnu::noinline]] void tile(Index depth, const E* a, const E* b, MatrixRef<T> c, Index columns, bool add) {
   Vector<T> sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
@@ -43,12 +71,12 @@ template <int R, int V, class T>
       __builtin_prefetch(c.data + r * c.row + v * kLanes<T>, 1);
     }
   for (Index k = 0; k < depth; ++k, a += kRows, b += kPanel<T>) {
-    Vector<T> right[V];
+    Vector<E> right[V];
     for (int v = 0; v < V; ++v) right[v] = aligned(b + v * kLanes<T>);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) sum[r][v] += a[r] * right[v];
+      for (int v = 0; v < V; ++v) multiply_add<E>(sum[r][v], a[r], right[v]);
   }
   T line[V * kLanes<T>];
 #pragma GCC unroll 16
@@ -66,22 +94,22 @@ template <int R, int V, class T>
 }
 
 /// `rows` of them, at most R.
-template <int R, class T>
-void some_rows(Index rows, Index depth, const T* a, const T* b, MatrixRef<T> c, Index columns, bool add) {
+template <int R, class E>
+void some_rows(Index rows, Index depth, const E* a, const E* b, MatrixRef<Sum<E>> c, Index columns, bool add) {
   if (rows == R)
-    return columns > kLanes<T> ? tile<R, kVectors>(depth, a, b, c, columns, add)
+    return columns > kLanes<E> ? tile<R, kVectors>(depth, a, b, c, columns, add)
                                : tile<R, 1>(depth, a, b, c, columns, add);
   if constexpr (R > 1) some_rows<R - 1>(rows, depth, a, b, c, columns, add);
 }
 
 /// to[k][i] = from[i][k], as many each way as a vector has lanes, but only `rows` are read; rows of
 /// `to` are kApart apart. Each step shuffles rows i and i + N/2 like two halves of a deck.
-template <Index kApart, class T, int... Lane>
-[[gnu::always_inline]] inline void transpose(const T* from, Index pitch, Index rows, T* to,
+template <Index kApart, class E, int... Lane>
+[[gnu::always_inline]] inline void transpose(const Stored<E>* from, Index pitch, Index rows, E* to,
                                              std::integer_sequence<int, Lane...>) {
-  constexpr int N = kLanes<T>;
-  Vector<T> line[N], next[N];
-  for (int i = 0; i < N; ++i) line[i] = loose(from + (i < rows ? i : 0) * pitch);
+  constexpr int N = kLanes<E>;
+  Vector<E> line[N], next[N];
+  for (int i = 0; i < N; ++i) __builtin_memcpy(&line[i], from + (i < rows ? i : 0) * pitch, sizeof line[i]);
   for (int step = 1; step < N; step *= 2) {
     for (int i = 0; i < N / 2; ++i) {
       next[2 * i] = __builtin_shufflevector(line[i], line[i + N / 2], (Lane % 2 * N + Lane / 2)...);
@@ -92,22 +120,22 @@ template <Index kApart, class T, int... Lane>
   for (int i = 0; i < N; ++i) loose(to + i * kApart) = line[i];
 }
 
-/// A panel of B: [depth, kPanel], zeros beyond its columns.
-template <class T> void pack_right(MatrixRef<const T> b, Index depth, Index columns, T* to) {
-  const bool whole = columns == kPanel<T>;
+/// A panel of B: [packed depth, kPanel], zeros beyond its columns.
+template <class E> void pack_right(MatrixRef<const Stored<E>> b, Index depth, Index columns, E* to) {
   Index k = 0;
-  if (whole && b.column == 1) {
-    for (; k < depth; ++k)
+  if (columns == kPanel<E> && b.row == 1 && b.column != 1)
+    for (; (k + kLanes<E>)*kTerms<E> <= depth; k += kLanes<E>)
       for (int v = 0; v < kVectors; ++v)
-        aligned(to + k * kPanel<T> + v * kLanes<T>) = loose(b.data + k * b.row + v * kLanes<T>);
-  } else if (whole && b.row == 1) {
-    for (; k + kLanes<T> <= depth; k += kLanes<T>)
-      for (int v = 0; v < kVectors; ++v)
-        transpose<kPanel<T>>(b.data + k + v * kLanes<T> * b.column, b.column, kLanes<T>,
-                             to + k * kPanel<T> + v * kLanes<T>, std::make_integer_sequence<int, kLanes<T>>());
+        transpose<kPanel<E>>(b.data + k * kTerms<E> + v * kLanes<E> * b.column, b.column, kLanes<E>,
+                             to + k * kPanel<E> + v * kLanes<E>, std::make_integer_sequence<int, kLanes<E>>());
+  for (; k < packed<E>(depth); ++k) {
+    const Terms<E> row(b.data, b.row, k, depth);
+    E* const line = to + k * kPanel<E>;
+    if (b.column == 1)
+      for (Index j = 0; j < kPanel<E>; j += kLanes<E>) aligned(line + j) = row.side_by_side(j, columns - j);
+    else
+      for (Index j = 0; j < kPanel<E>; ++j) line[j] = j < columns ? row(j * b.column) : E{0};
   }
-  for (; k < depth; ++k)
-    for (Index j = 0; j < kPanel<T>; ++j) to[k * kPanel<T> + j] = j < columns ? b.data[k * b.row + j * b.column] : T{0};
 }
 
 /// Rows of the next tile where `left` are left: at most kRows, and none much shorter than others.
@@ -116,57 +144,57 @@ template <class T> void pack_right(MatrixRef<const T> b, Index depth, Index colu
   return (left + tiles - 1) / tiles;
 }
 
-/// At most kRows rows of A, which has so many `more`: [depth, kRows], where what lies beyond the
-/// rows is not used. The next ones are asked for: too far apart for the processor to guess.
-template <class T> void pack_left(MatrixRef<const T> a, Index rows, Index more, Index depth, T* to) {
+/// At most kRows rows of A, which has so many `more`: [packed depth, kRows], where what lies beyond
+/// the rows is not used. The next ones are asked for: too far apart for the processor to guess.
+template <class E> void pack_left(MatrixRef<const Stored<E>> a, Index rows, Index more, Index depth, E* to) {
+  constexpr Index kRead = kPacked<E> ? kLanes<E> : kRows;  // side by side
   Index k = 0;
   if (a.column == 1) {
-    for (; k + kLanes<T> <= depth; k += kLanes<T>) {
-      for (Index i = 0; i < rows; ++i) __builtin_prefetch(a.data + (rows + i) * a.row + k, 0, 2);
-      for (Index r = (kRows - 1) / kLanes<T> * kLanes<T>; r >= 0; r -= kLanes<T>)  // downwards: a store may spill over
+    for (; (k + kLanes<E>)*kTerms<E> <= depth; k += kLanes<E>) {
+      const Stored<E>* const at = a.data + k * kTerms<E>;
+      for (Index i = 0; i < rows; ++i) __builtin_prefetch(at + (rows + i) * a.row, 0, 2);
+      for (Index r = (kRows - 1) / kLanes<E> * kLanes<E>; r >= 0; r -= kLanes<E>)  // downwards: a store may spill over
         if (r < rows)
-          transpose<kRows>(a.data + r * a.row + k, a.row, rows - r, to + k * kRows + r,
-                           std::make_integer_sequence<int, kLanes<T>>());
+          transpose<kRows>(at + r * a.row, a.row, rows - r, to + k * kRows + r,
+                           std::make_integer_sequence<int, kLanes<E>>());
     }
-  } else if (rows + more >= kRows) {
-    for (; k < depth; ++k) {
-      __builtin_memcpy(to + k * kRows, a.data + k * a.column, kRows * sizeof(T));
-      __builtin_prefetch(a.data + k * a.column + 2 * kRows, 0, 2);
+  } else if (rows + more >= kRead) {
+    for (; k < packed<E>(depth); ++k) {
+      const Terms<E> column(a.data, a.column, k, depth);
+      if constexpr (kPacked<E>) loose(to + k * kRows) = column.side_by_side(0, kRead);
+      else __builtin_memcpy(to + k * kRows, column.x, kRows * sizeof(E));
+      for (Index i = 0; i < kTerms<E>; ++i) __builtin_prefetch(column.x + i * a.column + 2 * kRows, 0, 2);
     }
   }
-  for (; k < depth; ++k)
-    for (Index i = 0; i < rows; ++i) to[k * kRows + i] = a.data[i * a.row + k * a.column];
+  for (; k < packed<E>(depth); ++k)
+    for (Index i = 0; i < rows; ++i) to[k * kRows + i] = Terms<E>(a.data + i * a.row, a.column, k, depth)();
 }
 
 /// C (+)= A B for few rows, which packing B would cost more than: four pass by sums in L1.
 constexpr Index kFewRows = 3, kFewAcross = 1024;
-template <class T>
-void few_rows(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index b_row, MatrixRef<T> c, bool add) {
+template <class E, class T = Sum<E>>
+void few_rows(Index m, Index n, Index k, MatrixRef<const Stored<E>> a, const Stored<E>* b, Index b_row, MatrixRef<T> c,
+              bool add) {
   alignas(64) T sums[kFewRows][kFewAcross];
   for (Index j0 = 0; j0 < n; j0 += kFewAcross) {
     const Index columns = n - j0 < kFewAcross ? n - j0 : kFewAcross;
-    for (Index p = 0; p < k; p += kDepth) {
-      const Index end = k - p < kDepth ? k : p + kDepth;
-      for (Index r = 0; r < m; ++r) __builtin_memset(sums[r], 0, static_cast<std::size_t>(columns) * sizeof(T));
-      const auto rows_of_b = [&]<int N>(Index at, std::integral_constant<int, N>) {
-        const T* const line = b + at * b_row + j0;
+    for (Index p = 0; p < k; p += kDepth * kTerms<E>) {
+      const Index depth = k - p < kDepth * kTerms<E> ? k - p : kDepth * kTerms<E>;
+      __builtin_memset(sums, 0, sizeof sums);
+      const auto rows_of_b = [&]<int... I>(Index at, std::integer_sequence<int, I...>) {
+        const Terms<E> right[]{Terms<E>(b + p * b_row + j0, b_row, at + I, depth)...};
         for (Index r = 0; r < m; ++r) {
-          T left[N];
-          for (int i = 0; i < N; ++i) left[i] = a.data[r * a.row + (at + i) * a.column];
-          T* const sum = sums[r];
-          Index j = 0;
-          for (; j + kLanes<T> <= columns; j += kLanes<T>) {
-            Vector<T> x = aligned(sum + j);
-            for (int i = 0; i < N; ++i) x += left[i] * loose(line + i * b_row + j);
-            aligned(sum + j) = x;
+          const E left[]{Terms<E>(a.data + r * a.row + p * a.column, a.column, at + I, depth)()...};
+          for (Index j = 0; j < columns; j += kLanes<T>) {
+            Vector<T> x = aligned(sums[r] + j);
+            (multiply_add<E>(x, left[I], right[I].side_by_side(j, columns - j)), ...);
+            aligned(sums[r] + j) = x;
           }
-          for (; j < columns; ++j)
-            for (int i = 0; i < N; ++i) sum[j] += left[i] * line[i * b_row + j];
         }
       };
-      Index at = p;
-      for (; at + 4 <= end; at += 4) rows_of_b(at, std::integral_constant<int, 4>());
-      for (; at < end; ++at) rows_of_b(at, std::integral_constant<int, 1>());
+      Index at = 0;
+      for (; at + 4 <= packed<E>(depth); at += 4) rows_of_b(at, std::make_integer_sequence<int, 4>());
+      for (; at < packed<E>(depth); ++at) rows_of_b(at, std::make_integer_sequence<int, 1>());
       for (Index r = 0; r < m; ++r)
         for (Index j = 0; j < columns; ++j) {
           T& to = c.data[r * c.row + j0 + j];
@@ -177,24 +205,27 @@ void few_rows(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index
 }
 
 /// The same where the columns of B lie as rows: a square of a vector's lanes is turned at a time.
-template <class T>
-void few_rows_of_columns(Index m, Index n, Index k, MatrixRef<const T> a, const T* b, Index b_column, MatrixRef<T> c,
-                         bool add) {
-  constexpr Index N = kLanes<T>;
-  alignas(64) T square[N * N] = {};
+template <class E, class T = Sum<E>>
+void few_rows_of_columns(Index m, Index n, Index k, MatrixRef<const Stored<E>> a, const Stored<E>* b, Index b_column,
+                         MatrixRef<T> c, bool add) {
+  constexpr Index N = kLanes<E>;
+  alignas(64) E square[N * N] = {};
   for (Index j = 0; j < n; j += N)
-    for (Index p = 0; p < k; p += kDepth) {
-      const Index columns = n - j < N ? n - j : N, end = k - p < kDepth ? k : p + kDepth;
+    for (Index p = 0; p < k; p += kDepth * kTerms<E>) {
+      const Index columns = n - j < N ? n - j : N, depth = k - p < kDepth * kTerms<E> ? k - p : kDepth * kTerms<E>;
+      const Stored<E>* const from = b + j * b_column + p;
       Vector<T> sum[kFewRows] = {};
-      for (Index at = p; at < end; at += N) {
-        const Index deep = end - at < N ? end - at : N;
-        const T* const from = b + j * b_column + at;
-        if (deep == N) transpose<N>(from, b_column, columns, square, std::make_integer_sequence<int, kLanes<T>>());
+      for (Index at = 0; at < packed<E>(depth); at += N) {
+        const Index deep = packed<E>(depth) - at < N ? packed<E>(depth) - at : N;
+        if ((at + N) * kTerms<E> <= depth)
+          transpose<N>(from + at * kTerms<E>, b_column, columns, square, std::make_integer_sequence<int, N>());
         else
           for (Index i = 0; i < columns * deep; ++i)
-            square[i % deep * N + i / deep] = from[i / deep * b_column + i % deep];
+            square[i % deep * N + i / deep] = Terms<E>(from + i / deep * b_column, 1, at + i % deep, depth)();
         for (Index i = 0; i < deep; ++i)
-          for (Index r = 0; r < m; ++r) sum[r] += a.data[r * a.row + (at + i) * a.column] * aligned(square + i * N);
+          for (Index r = 0; r < m; ++r)
+            multiply_add<E>(sum[r], Terms<E>(a.data + r * a.row + p * a.column, a.column, at + i, depth)(),
+                            aligned(square + i * N));
       }
       for (Index r = 0; r < m; ++r)
         for (Index i = 0; i < columns; ++i) {
@@ -204,21 +235,22 @@ void few_rows_of_columns(Index m, Index n, Index k, MatrixRef<const T> a, const 
     }
 }
 
-template <class T>
-void tiled(Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add, T* right) {
-  alignas(64) T left[kDepth * kRows + kLanes<T>];
+template <class E>
+void tiled(Index m, Index n, Index k, MatrixRef<const Stored<E>> a, MatrixRef<const Stored<E>> b, MatrixRef<Sum<E>> c,
+           bool add, E* right) {
+  alignas(64) E left[kDepth * kRows + kLanes<E>];
   const auto least = [](Index x, Index y) { return x < y ? x : y; };
-  for (Index j0 = 0; j0 < n; j0 += kAcross<T>)
-    for (Index p = 0; p < k; p += kDepth) {
-      const Index across = least(kAcross<T>, n - j0), depth = least(kDepth, k - p);
+  for (Index j0 = 0; j0 < n; j0 += kAcross<E>)
+    for (Index p = 0; p < k; p += kDepth * kTerms<E>) {
+      const Index across = least(kAcross<E>, n - j0), depth = least(kDepth * kTerms<E>, k - p), deep = packed<E>(depth);
       for (Index i = 0, rows = 0; i < m; i += rows) {
         rows = next_rows(m - i);
-        pack_left<T>({a.data + i * a.row + p * a.column, a.row, a.column}, rows, m - i - rows, depth, left);
-        for (Index j = 0; j < across; j += kPanel<T>) {
-          const Index columns = least(kPanel<T>, across - j);
-          T* const panel = right + (rows < m ? j * depth : 0);  // where nobody comes after, all take one place, in L1
-          if (i == 0) pack_right<T>({b.data + p * b.row + (j0 + j) * b.column, b.row, b.column}, depth, columns, panel);
-          some_rows<kRows, T>(rows, depth, left, panel, {c.data + i * c.row + j0 + j, c.row, 1}, columns, add || p > 0);
+        pack_left<E>({a.data + i * a.row + p * a.column, a.row, a.column}, rows, m - i - rows, depth, left);
+        for (Index j = 0; j < across; j += kPanel<E>) {
+          const Index columns = least(kPanel<E>, across - j);
+          E* const panel = right + (rows < m ? j * deep : 0);  // where nobody comes after, all take one place, in L1
+          if (i == 0) pack_right<E>({b.data + p * b.row + (j0 + j) * b.column, b.row, b.column}, depth, columns, panel);
+          some_rows<kRows, E>(rows, deep, left, panel, {c.data + i * c.row + j0 + j, c.row, 1}, columns, add || p > 0);
         }
       }
     }
@@ -237,13 +269,15 @@ template <class T, class F> void with(MatrixRef<const T> m, Index rows, Index co
 }  // namespace
 
 template <class T, class At>
-void cpu_gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c, bool add,
-              T* scratch) {
-  if constexpr (At::kIsa != Isa::base) {
-    if (m <= kFewRows && b.column == 1) few_rows<T>(m, n, k, a, b.data, b.row, c, add);
-    else if (m <= kFewRows && b.row == 1) few_rows_of_columns<T>(m, n, k, a, b.data, b.column, c, add);
-    else tiled<T>(m, n, k, a, b, c, add, scratch);
-  } else {
+void cpu_gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<wide_t<T>> c,
+              bool add, void* scratch) {
+  constexpr bool kIsPacked = std::is_same_v<T, bf16>;
+  if constexpr (At::kIsa == Isa::avx512 || (At::kIsa != Isa::base && !kIsPacked)) {
+    using E = std::conditional_t<kIsPacked, Bf16x2, T>;
+    if (m <= kFewRows && b.column == 1) few_rows<E>(m, n, k, a, b.data, b.row, c, add);
+    else if (m <= kFewRows && b.row == 1) few_rows_of_columns<E>(m, n, k, a, b.data, b.column, c, add);
+    else tiled<E>(m, n, k, a, b, c, add, static_cast<E*>(scratch));
+  } else if constexpr (!kIsPacked) {
     Eigen::Map<Dense<T>, 0, Eigen::OuterStride<>> out(c.data, m, n, Eigen::OuterStride<>(c.row));
     with<T>(a, m, k, [&](const auto& A) {
       with<T>(b, k, n, [&](const auto& B) {
@@ -256,5 +290,6 @@ void cpu_gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<con
 
 HILT_KERNEL(cpu_gemm, float, CpuAt<kIsa>)
 HILT_KERNEL(cpu_gemm, double, CpuAt<kIsa>)
+HILT_KERNEL(cpu_gemm, bf16, CpuAt<kIsa>)
 
 }  // namespace hilt::kernels

@@ -275,8 +275,8 @@ TEST(Matmul, RowsDoNotSeeEachOther) {
 
 TEST(Matmul, FewRowsHaveTheBitsOfMany) {
   if (active_isa() == Isa::base) GTEST_SKIP() << "Eigen's sums depend on the size";
-  for (DType dtype : {DType::f32, DType::f64})
-    for (Index k : {1, 5, 16, 255, 256, 257, 768})
+  for (DType dtype : {DType::f32, DType::f64, DType::bf16})
+    for (Index k : {1, 5, 16, 255, 256, 257, 511, 513, 768})
       for (Index n : {1, 3, 16, 17, 65, 1030, 2049})
         for (const bool turned : {false, true}) {
           const Tensor a = random(real({20, k}), 1, dtype),

@@ -1,6 +1,6 @@
 #pragma once
 #include "ops/hilbert/plan/tiling.h"
-#include "ops/isa.h"
+#include "ops/vectors.h"
 
 // Tiles of vectors and their product. For attention_cpu.cpp alone, as all files named _cpu.h here.
 
@@ -10,8 +10,6 @@ namespace {
 constexpr Index kTile = Tiling::kTile;
 constexpr Index kLine = 64;  // bytes of a cache line
 
-template <class W> struct VectorOf { using type [[gnu::vector_size(kVectorBytes)]] = W; };
-template <class W> using Vector = typename VectorOf<W>::type;
 template <class W> using Bits = decltype(Vector<W>{} < Vector<W>{});  // integers of the same size
 template <class W> using Lane = std::conditional_t<sizeof(W) == 8, std::int64_t, std::int32_t>;
 template <class W> constexpr W kMinusInfinity = -std::numeric_limits<W>::infinity();
@@ -20,12 +18,6 @@ template <class W> Vector<W>& vector_at(W* x) { return *reinterpret_cast<Vector<
 template <class W> const Vector<W>& vector_at(const W* x) { return *reinterpret_cast<const Vector<W>*>(x); }
 template <class W> Index whole_vectors(Index n) { return (n + kLanes<W> - 1) / kLanes<W> * kLanes<W>; }
 
-/// Two bf16 of a factor that are multiplied and added up at once, the first in the low half: where
-/// the processor does so, factors consist of them (E below), else of the W that sums are of.
-using Bf16x2 = std::uint32_t;
-template <class E> constexpr bool kPacked = std::is_same_v<E, Bf16x2>;
-template <class E> using Sum = std::conditional_t<kPacked<E>, float, E>;
-template <class E> Index packed(Index n) { return kPacked<E> ? (n + 1) / 2 : n; }
 inline float half(Bf16x2 x, Index i) { return std::bit_cast<float>(i % 2 ? x & 0xffff0000u : x << 16); }
 
 /// Rows of whole vectors, an odd number of cache lines apart: a column meets all sets of the L1.
@@ -50,12 +42,6 @@ template <class E> struct Left {
 };
 template <class E> Left<E> plain(Tile<E> x, Sum<E> factor = 1) { return {x.at, x.pitch, 1, factor}; }
 template <class E> Left<E> transposed(Tile<E> x) { return {x.at, 1, x.pitch}; }
-
-template <class E>
-[[gnu::always_inline]] inline void multiply_add(Vector<Sum<E>>& sum, E left, const Vector<E>& right) {
-  if constexpr (kPacked<E>) asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(Vector<E>{} + left), "v"(right));
-  else sum += left * right;
-}
 
 // Sums in registers: enough to hide the latency of a multiply-add, and room is left for factors.
 constexpr int kSums = kManyVectors ? 16 : 12;
