@@ -5,8 +5,8 @@
 #include <cstring>
 #include <iomanip>
 #include "core/cuda/context.h"
+#include "core/convert_run.h"
 #include "core/cuda/kernels.h"
-#include "core/dispatch.h"
 #include "core/strided.h"
 
 namespace hilt {
@@ -18,6 +18,7 @@ static TensorId next_id() {
 
 // Elements a parallel piece moves: large enough to outweigh handing it to a thread.
 constexpr Index kPiece = 1 << 16;
+template <class T> constexpr bool kIsHalf = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
 
 Tensor::Tensor(Storage storage, const Shape& shape, DType dtype)
     : Tensor(std::move(storage), shape, contiguous_strides(shape), 0, dtype) {}
@@ -150,12 +151,12 @@ void copy(Tensor& dst, const Tensor& src) {
         if (std::is_same_v<To, From> && runs.step[0] == 1 && runs.step[1] == 1) {
           std::memcpy(static_cast<void*>(to), from, static_cast<std::size_t>(n) * sizeof(To));
         } else if (runs.step[0] == 1 && runs.step[1] == 1) {
-          // GCC takes vectors where it knows the number, and bf16 gains by that.
-          constexpr Index kStep = std::is_same_v<To, bf16> || std::is_same_v<From, bf16> ? 16 : 1;
-          Index i = 0;
-          for (; i + kStep <= n; i += kStep)
-            for (Index l = 0; l < kStep; ++l) to[i + l] = convert<To>(from[i + l]);
-          for (; i < n; ++i) to[i] = convert<To>(from[i]);
+          if constexpr (std::is_same_v<From, float> && kIsHalf<To>)
+            detail::with_isa([&](auto where) { kernels::narrow(where, n, from, to); });
+          else if constexpr (std::is_same_v<To, float> && kIsHalf<From>)
+            detail::with_isa([&](auto where) { kernels::widen(where, n, from, to); });
+          else
+            for (Index i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
         } else {
           for (Index i = 0; i < n; ++i) to[i * runs.step[0]] = convert<To>(from[i * runs.step[1]]);
         }

@@ -1,0 +1,18 @@
+// Floats from 32 bits to 16 and back, compiled for each instruction set.
+#include "core/convert_run.h"
+
+namespace hilt::kernels {
+
+template <class T, class At> void narrow(At, Index n, const float* from, T* to) {
+  for (Index i = 0; i < n; ++i) to[i] = T(from[i]);
+}
+template <class T, class At> void widen(At, Index n, const T* from, float* to) {
+  for (Index i = 0; i < n; ++i) to[i] = from[i];
+}
+
+HILT_KERNEL(narrow, bf16, CpuAt<Isa::HILT_ISA>)
+HILT_KERNEL(narrow, f16, CpuAt<Isa::HILT_ISA>)
+HILT_KERNEL(widen, bf16, CpuAt<Isa::HILT_ISA>)
+HILT_KERNEL(widen, f16, CpuAt<Isa::HILT_ISA>)
+
+}  // namespace hilt::kernels
