@@ -2,9 +2,10 @@
 // peers/train_bench.py, which times the same models in PyTorch. Prints one line a model; with
 // --tape also what each kind of op took, with --json one of JSON instead.
 //
-//   hilt_train_bench [small|medium|char|gpt2] [--device cuda] [--steps N] [--dropout P] [--tape] [--json]
+//   hilt_train_bench [small|medium|char|gpt2] [--device cuda] [--bf16] [--steps N] [--dropout P] [--tape] [--json]
 //
-// small and medium are sized for a CPU, in f32; char and gpt2 for a GPU, in bf16 with f32 masters.
+// small and medium are sized for a CPU, in f32, or as the others by --bf16; char and gpt2
+// for a GPU, in bf16 with f32 masters.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -88,8 +89,9 @@ struct Trainer {
   }
 };
 
-void run(const std::string& name, Device device, int steps, double dropout, bool with_tape, bool json) {
+void run(const std::string& name, Device device, bool narrow, int steps, double dropout, bool with_tape, bool json) {
   Setting s = setting(name);
+  if (narrow) s.dtype = DType::bf16;
   s.config.dropout = dropout;
   Trainer trainer(s, device);
   double loss = 0;
@@ -112,9 +114,10 @@ void run(const std::string& name, Device device, int steps, double dropout, bool
     std::printf(
         "{\"figure\": \"train_step\", \"who\": \"hilt\", \"model\": \"%s\", \"dropout\": %g, \"parameters\": %lld, "
         "\"ms\": %.3f, "
-        "\"best_ms\": %.3f, \"tokens_per_s\": %.0f, \"tflops\": %.1f, \"peak_bytes\": %zu, \"loss\": %.4f, "
+        "\"best_ms\": %.3f, \"processors_ms\": %.3f, \"tokens_per_s\": %.0f, \"tflops\": %.1f, \"peak_bytes\": %zu, "
+        "\"loss\": %.4f, "
         "\"grown_bytes\": %zu}\n",
-        s.name, dropout, static_cast<long long>(parameter_count(trainer.model)), median, ms.front(),
+        s.name, dropout, static_cast<long long>(parameter_count(trainer.model)), median, ms.front(), cpu_ms,
         tokens / median * 1e3, flops / median * 1e-9, memory_stats(device).peak, loss, grown);
   else
     std::printf(
@@ -153,17 +156,18 @@ int main(int argc, char** argv) {
   std::vector<std::string> names;
   int steps = 30;
   double dropout = 0;
-  bool with_tape = false, json = false;
+  bool with_tape = false, json = false, narrow = false;
   Device device;
   for (int i = 1; i < argc; ++i) {
     if (!std::strcmp(argv[i], "--steps") && i + 1 < argc) steps = std::max(1, std::atoi(argv[++i]));
     else if (!std::strcmp(argv[i], "--dropout") && i + 1 < argc) dropout = std::atof(argv[++i]);
     else if (!std::strcmp(argv[i], "--tape")) with_tape = true;
     else if (!std::strcmp(argv[i], "--json")) json = true;
+    else if (!std::strcmp(argv[i], "--bf16")) narrow = true;
     else if (!std::strcmp(argv[i], "--device") && i + 1 < argc)
       device = std::strcmp(argv[++i], "cuda") ? Device{} : Device{Device::Kind::cuda, 0};
     else names.emplace_back(argv[i]);
   }
   if (names.empty()) names = {"small", "medium"};
-  for (const std::string& name : names) run(name, device, steps, dropout, with_tape, json);
+  for (const std::string& name : names) run(name, device, narrow, steps, dropout, with_tape, json);
 }

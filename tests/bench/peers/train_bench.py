@@ -1,12 +1,22 @@
 #!/usr/bin/env python3
-"""The models of train_bench.cpp in PyTorch, milliseconds of a whole training step: in f32 on a CPU, on a GPU with
-autocast to bf16.
+"""The models of train_bench.cpp in PyTorch, milliseconds of a whole training step: in f32 on a CPU, or by --bf16 as on
+a GPU, with autocast to bf16.
 
-    train_bench.py [small|medium|char|gpt2] [--device cuda] [--steps N] [--threads N] [--dropout P] [--compile] [--json]
+    train_bench.py [small|medium|char|gpt2] [--device cuda] [--bf16] [--steps N] [--threads N] [--dropout P] [--compile]
+                   [--json]
+    train_bench.py --beside BUILD [--rounds N] [--steps N] [--threads N]
+
+--beside: BUILD/tests/bench/hilt_train_bench and this in turn, N rounds, f32 and bf16, on a CPU; a JSON line a model and
+a library. Milliseconds of processors are the least mean of a round: on a busy machine they say more.
 """
 import argparse
 import contextlib
+import datetime
 import json
+import os
+import pathlib
+import subprocess
+import sys
 import time
 
 import torch
@@ -64,6 +74,32 @@ class Model(nn.Module):
         return F.cross_entropy(logits.view(-1, self.vocab), targets.view(-1))
 
 
+def beside(args):
+    here = pathlib.Path(__file__)
+    commit = subprocess.run(["git", "-C", here.parent, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True,
+                            check=True).stdout.strip()
+    ours, theirs = [args.beside / "tests/bench/hilt_train_bench"], [sys.executable, "-W", "ignore", here]
+    environment = os.environ | {"HILT_THREADS": str(args.threads)}
+    for name in args.names or ["small", "medium"]:
+        s = SETTINGS[name]
+        for type in ("f32", "bf16"):
+            runs = {"hilt": ours, "PyTorch": [*theirs, "--threads", str(args.threads)]}
+            told = [name, "--steps", str(args.steps), "--json"] + ["--bf16"] * (type == "bf16")
+            rounds = {library: [] for library in runs}
+            for _ in range(args.rounds):
+                for library, command in runs.items():
+                    out = subprocess.run([*command, *told], env=environment, capture_output=True, text=True, check=True)
+                    rounds[library].append(json.loads(out.stdout))
+            for library, all_of in rounds.items():
+                print(json.dumps({
+                    "figure": "cpu_step", "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",
+                    "commit": commit, "torch": torch.__version__, "threads": args.threads, "rounds": args.rounds,
+                    "load": os.getloadavg()[0], "library": f"{library} {type}",
+                    "problem": f"step, {s['layers']} x {s['width']}, {s['batch']} x {s['context']} tokens",
+                    "ms": min(x["best_ms"] for x in all_of),
+                    "processors_ms": min(x["processors_ms"] for x in all_of)}), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=[])
@@ -73,11 +109,16 @@ def main():
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--beside", type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    if args.beside:
+        return beside(args)
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     on_gpu = args.device != "cpu"
-    narrow = torch.autocast("cuda", torch.bfloat16) if on_gpu else contextlib.nullcontext()
+    narrow = torch.autocast(args.device, torch.bfloat16) if on_gpu or args.bf16 else contextlib.nullcontext()
     for name in args.names or ["small", "medium"]:
         s = SETTINGS[name]
         model = Model(**s, dropout=args.dropout).to(args.device)
@@ -109,7 +150,8 @@ def main():
         if args.json:
             print(json.dumps({"figure": "train_step", "who": "PyTorch " + torch.__version__ + " " + kind, "model": name,
                               "dropout": args.dropout, "parameters": count, "ms": ms[len(ms) // 2],
-                              "best_ms": ms[0], "tokens_per_s": s["batch"] * s["context"] / ms[len(ms) // 2] * 1e3,
+                              "best_ms": ms[0], "processors_ms": cpu,
+                              "tokens_per_s": s["batch"] * s["context"] / ms[len(ms) // 2] * 1e3,
                               "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0, "loss": loss}),
                               flush=True)
             continue
