@@ -5,11 +5,15 @@
 #include <cstring>
 #include <iomanip>
 #include "core/cuda/context.h"
-#include "core/convert_run.h"
 #include "core/cuda/kernels.h"
+#include "core/dispatch.h"
 #include "core/strided.h"
 
 namespace hilt {
+namespace kernels {  // tensor_cpu.cpp
+template <class T, class At> void narrow(At, Index n, const float* from, T* to);
+template <class T, class At> void widen(At, Index n, const T* from, float* to);
+}  // namespace kernels
 
 static TensorId next_id() {
   static std::atomic<TensorId> next{1};

@@ -1,5 +1,5 @@
-// Floats from 32 bits to 16 and back, compiled for each instruction set.
-#include "core/convert_run.h"
+// Floats from 32 bits to 16 and back, compiled for each instruction set; tensor.cpp declares them.
+#include "core/dispatch.h"
 
 namespace hilt::kernels {
 
