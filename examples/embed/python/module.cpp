@@ -41,10 +41,21 @@ DType dtype_of_torch(const nb::object& type) {
   fail("attention: a tensor of type ", name, "; expected torch.float32, float64, bfloat16 or float16");
 }
 
+/// What a torch tensor is asked for; a text each time would cost as much as its answer.
+struct Names {
+  static nb::handle made(const char* text) { return PyUnicode_InternFromString(text); }
+  nb::handle shape = made("shape"), stride = made("stride"), dtype = made("dtype"), is_cpu = made("is_cpu"),
+             is_cuda = made("is_cuda"), get_device = made("get_device"), data_ptr = made("data_ptr");
+};
+const Names& names() {
+  static const Names made;
+  return made;
+}
+
 /// A torch tensor where it lies. A few attributes cost less than a DLPack capsule, and need no
 /// reference: the caller holds it until the call is over.
 Tensor of_torch(nb::handle x) {
-  const nb::object extents = x.attr("shape"), steps = x.attr("stride")();
+  const nb::object extents = x.attr(names().shape), steps = x.attr(names().stride)();
   Shape shape;
   Strides strides{};
   const auto rank = static_cast<std::size_t>(PyTuple_GET_SIZE(extents.ptr()));
@@ -54,14 +65,15 @@ Tensor of_torch(nb::handle x) {
     strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(steps.ptr(), static_cast<Py_ssize_t>(i)));
     last += (shape[-1] - 1) * strides[i];
   }
-  const DType dtype = dtype_of_torch(x.attr("dtype"));
-  const Index index = nb::cast<Index>(x.attr("get_device")());
-  const bool on_gpu = nb::cast<bool>(x.attr("is_cuda"));
-  if (!on_gpu && !nb::cast<bool>(x.attr("is_cpu")))
-    fail("attention: a tensor on ", text_of(x.attr("device")), "; expected cpu or cuda; move it there with .to()");
-  const Device device = on_gpu ? Device{Device::Kind::cuda, static_cast<int>(index)} : Device{};
+  const DType dtype = dtype_of_torch(x.attr(names().dtype));
+  Device device;
+  if (!nb::cast<bool>(x.attr(names().is_cpu))) {
+    if (!nb::cast<bool>(x.attr(names().is_cuda)))
+      fail("attention: a tensor on ", text_of(x.attr("device")), "; expected cpu or cuda; move it there with .to()");
+    device = {Device::Kind::cuda, nb::cast<int>(x.attr(names().get_device)())};
+  }
   if (shape.numel() == 0) return empty(shape, dtype, device);
-  void* const data = PyLong_AsVoidPtr(nb::object(x.attr("data_ptr")()).ptr());
+  void* const data = PyLong_AsVoidPtr(nb::object(x.attr(names().data_ptr)()).ptr());
   check(data != nullptr, "attention: a tensor ", shape, " without memory (on the meta device, or a tracer's)");
   return {Storage::borrow(data, static_cast<std::size_t>(last + 1) * size_of(dtype), device, nullptr), shape, strides,
           0, dtype};
@@ -97,8 +109,8 @@ Tensor of_dlpack(nb::handle x) {
 
 Tensor tensor_of(nb::handle x) {
   if (x.is_none()) return {};
-  if (nb::isinstance<Array>(x)) return nb::cast<Array&>(x).tensor;
-  return nb::hasattr(x, "data_ptr") ? of_torch(x) : of_dlpack(x);
+  if (nb::hasattr(x, names().data_ptr)) return of_torch(x);
+  return nb::isinstance<Array>(x) ? nb::cast<Array&>(x).tensor : of_dlpack(x);
 }
 
 // ---- tensors out --------------------------------------------------------------------------------
