@@ -1,5 +1,5 @@
-// From the name of a device to a GPU that works, or to the reason why none does. And the instruction
-// set of CPU kernels: the best this processor has, or a lower one by HILT_ISA.
+// From the name of a device to a GPU that works, or to the reason why none does; and the
+// instruction set of CPU kernels: the best this processor has, or a lower one by HILT_ISA.
 #include "core/device.h"
 #include <charconv>
 #include <cstdlib>

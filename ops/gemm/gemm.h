@@ -11,19 +11,18 @@ template <class T> struct MatrixRef {
 
 template <class T> MatrixRef<const T> matrix(const Tensor& x) { return {x.data<T>(), x.stride(-2), x.stride(-1)}; }
 
-/// What factors of 16 bits become for a product on this device: on a CPU f32, but bf16 stays where
-/// the processor multiplies it. And what type a product comes in, rounded by the caller on a CPU.
-inline DType factor_type(const Tensor& x) {
-  if (x.device().is_cuda() || size_of(x.dtype()) > 2) return x.dtype();
-  return x.dtype() == DType::bf16 && active_isa() == Isa::avx512_bf16 ? DType::bf16 : DType::f32;
-}
+/// What type a product comes in: on a CPU f32 where factors have 16 bits, and the caller rounds it.
+/// Factors become that too, but bf16 stays where the processor multiplies it.
 inline DType product_type(const Tensor& x) {
   return x.device().is_cuda() || size_of(x.dtype()) > 2 ? x.dtype() : DType::f32;
 }
+inline DType factor_type(const Tensor& x) {
+  return x.dtype() == DType::bf16 && active_isa() == Isa::avx512_bf16 ? DType::bf16 : product_type(x);
+}
 template <class T, class At> using product_t = std::conditional_t<is_cuda<At>, T, wide_t<T>>;
 
-/// C = A B, or C += A B: A [m, k], B [k, n], C [m, n] with column stride 1; by factor_type(), on the
-/// calling thread alone. Every large product on the CPU comes through here, and goes to cpu_gemm.
+/// C = A B, or C += A B: A [m, k], B [k, n], C [m, n] with column stride 1; of factor_type(), on
+/// the calling thread alone. Every large product on the CPU comes through here, to cpu_gemm.
 template <class T, class At>
 void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<product_t<T, At>> c,
           bool add = false);
