@@ -251,19 +251,22 @@ def cpu_sweep(figures):
 
 
 def cpu_attention(figures):
-    """Ours and PyTorch's, a problem a line."""
+    """Ours and PyTorch's, a problem a line; then training steps."""
     by, first = {}, figures[0]
     for f in figures:
         by.setdefault(f["problem"], {})[f["library"]] = f
     libraries = list(next(iter(by.values())))
     lines = ["| | " + " | ".join(libraries) + " |", "|---|" + "---:|" * len(libraries)]
     for problem, of in by.items():
-        cells = (f"{of[x]['forward_ms']:.3g}/{of[x]['backward_ms']:.3g}" for x in libraries)
+        cells = ("/".join(f"{of[x][n]:,.0f}" if of[x][n] > 999 else f"{of[x][n]:.3g}"
+                          for n in ("forward_ms", "backward_ms", "processors_ms") if n in of[x]) for x in libraries)
         lines.append(f"| {problem} | " + " | ".join(cells) + " |")
     threads = f"{first['threads']} thread{'s' if first['threads'] > 1 else ''}"
     clock = "Processor time: other programs ran meanwhile." if first["busy"] else "Wall time."
+    rounds = " and ".join(dict.fromkeys(str(f["rounds"]) for f in figures if f["figure"] == "cpu_step"))
     how = (f"Milliseconds forward/backward, the least of {first['rounds']} runs in turn, 4 heads of 64, {threads}. "
-           f"{clock} PyTorch {first['torch']}.")
+           f"{clock} PyTorch {first['torch']}, eager. Steps ({rounds} rounds): layers x width, bf16 with f32 masters "
+           f"beside autocast; by `tests/bench/peers/train_bench.py --beside build --threads 1`.")
     return "\n".join(lines + ["", how,
                               f"`tests/bench/peers/cpu_attention.py build{' --busy' if first['busy'] else ''}`, "
                               f"{first['machine']}, {first['date']}, commit {first['commit']}."])

@@ -5,8 +5,7 @@
 
 --busy: other programs run too, so one thread each, and processor time.
 BUILD has tests/bench/hilt_cpu_attention. All are asked in turn, N rounds; prints a JSON line a problem and a library,
-the least and the median milliseconds. hilt, products in f32: on the instruction set below, which has no products of
-bf16. Where this Python has no torch, one with torch 2.11 is made in DIR, by pip.
+the least and the median milliseconds. Where this Python has no torch, one with torch 2.11 is made in DIR, by pip.
 """
 import argparse
 import datetime
@@ -48,9 +47,9 @@ PROBLEMS = {
 
 
 class Ours:
-    def __init__(self, type, isa=None):
+    def __init__(self, type):
         environment = {n: x for n, x in os.environ.items() if not n.startswith("HILT_")}
-        environment |= {"HILT_THREADS": str(THREADS)} | ({"HILT_ISA": isa} if isa else {})
+        environment |= {"HILT_THREADS": str(THREADS)}
         self.type = type
         command = [options.build / "tests/bench/hilt_cpu_attention"] + ["busy"] * options.busy
         self.program = subprocess.Popen(command, env=environment, text=True, stdin=-1, stdout=-1)
@@ -80,10 +79,7 @@ class Theirs:
 
 
 best = Ours("bf16")
-below = {"avx512_bf16": "avx512"}.get(best.machine.split(", ")[-1])
 libraries = {"hilt f32": Ours("f32"), "PyTorch f32": Theirs("f32"), "hilt bf16": best, "PyTorch bf16": Theirs("bf16")}
-if below:
-    libraries["hilt bf16, products in f32"] = Ours("bf16", below)
 commit = subprocess.run(["git", "-C", pathlib.Path(__file__).parent, "rev-parse", "--short=7", "HEAD"],
                         capture_output=True, text=True, check=True).stdout.strip()
 for name, problem in PROBLEMS.items():

@@ -76,8 +76,7 @@ class Model(nn.Module):
 
 def beside(args):
     here = pathlib.Path(__file__)
-    commit = subprocess.run(["git", "-C", here.parent, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True,
-                            check=True).stdout.strip()
+    commit = subprocess.check_output(["git", "-C", here.parent, "rev-parse", "--short=7", "HEAD"], text=True).strip()
     ours, theirs = [args.beside / "tests/bench/hilt_train_bench"], [sys.executable, "-W", "ignore", here]
     environment = os.environ | {"HILT_THREADS": str(args.threads)}
     for name in args.names or ["small", "medium"]:
@@ -88,8 +87,8 @@ def beside(args):
             rounds = {library: [] for library in runs}
             for _ in range(args.rounds):
                 for library, command in runs.items():
-                    out = subprocess.run([*command, *told], env=environment, capture_output=True, text=True, check=True)
-                    rounds[library].append(json.loads(out.stdout))
+                    line = subprocess.check_output([*command, *told], env=environment, text=True)
+                    rounds[library].append(json.loads(line))
             for library, all_of in rounds.items():
                 print(json.dumps({
                     "figure": "cpu_step", "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",
