@@ -24,7 +24,7 @@ using namespace hilt;
 namespace {
 
 struct Settings : AttentionSettings {
-  std::string q, k, v, d_o, weights, device = "auto", dtype, out = "out/attend";
+  std::string q, k, v, d_o, permutation, weights, device = "auto", dtype, out = "out/attend";
   std::vector<std::string> files;  // of the terms' tensors, as kTermTensors; of slopes, or published
   std::int64_t ranks = 1;
 };
@@ -37,6 +37,7 @@ std::vector<AttentionSetting> term_settings() {
   return found;
 }
 const std::string kPublished = "published";
+constexpr std::string_view kPoints = "points:";
 std::string option_of(const AttentionSetting& s) { return "--" + std::string(s.name); }
 
 void declare(program::Options& options, Settings& s) {
@@ -46,6 +47,10 @@ void declare(program::Options& options, Settings& s) {
   options.text("--v", s.v, "FILE", "Values, shaped as the keys");
   options.text("--d-o", s.d_o, "FILE", "Gradient of some loss with respect to o; asks for dq, dk and dv");
   program::declare(options, s, {"order", "pattern", "dilation_mode", "causal", "documents", "queries"});
+  options.text("--permutation", s.permutation, "FILE",
+               "Of --order given: the token at each position, whole numbers [L], or [B, L] for each row of the batch; "
+               "--order points:FILE.npy[/hilbert|hilbert-trans|morton|morton-trans][/bits=B] makes it of points "
+               "[L, 2 or 3] or [B, L, 2 or 3]");
   options.text("--weights", s.weights, "ROWS",
                "Also write weights.npy [B, rows, H, L]: what these rows of --q give to each token, 0 where they do not "
                "attend; a list like 0,5,9:4");
@@ -182,9 +187,61 @@ void read_inputs(Call& c, const Settings& s) {
   c.device = program::device_of(s.device, c.dtype);
 }
 
+/// What --order given or points:.. says, or nothing where it names an order: [L] or [B, L].
+Tensor permutation_of(const Settings& s, const std::vector<DocumentList>& documents, Index batch, Index length) {
+  const bool by_points = s.order.starts_with(kPoints);
+  check(s.permutation.empty() || s.order == "given", "--permutation (", s.permutation,
+        "): goes with --order given, not ", program::brief(s.order));
+  if (!by_points && s.order != "given") return {};
+  check(by_points || !s.permutation.empty(), "--order (given): needs --permutation FILE, the token at each position");
+  if (!by_points) return read_npy(s.permutation);
+  const std::size_t end = std::min(s.order.rfind(".npy"), s.order.size() - 4) + 4;
+  const std::string file = s.order.substr(kPoints.size(), end - kPoints.size());
+  std::string_view kind = "hilbert", word;
+  int bits = 16;
+  for (std::string_view left = std::string_view(s.order).substr(end); !left.empty();) {
+    check(left.starts_with('/'), "--order (", program::brief(s.order), "): expected points:FILE.npy[/KIND][/bits=B]");
+    word = left.substr(1, left.find('/', 1) - 1), left.remove_prefix(1 + word.size());
+    if (word.starts_with("bits="))
+      bits = static_cast<int>(std::min<Index>(read_index("--order: bits", word.substr(5), 1), 99));
+    else kind = word;
+  }
+  const Tensor points = read_npy(file), all = points.rank() == 2 ? unsqueeze(points, 0) : points;
+  if (all.rank() != 3 || (all.dim(0) != 1 && all.dim(0) != batch) || all.dim(1) != length)
+    fail_with(Code::data, "--order (", file, "): points ", points.shape(), "; expected [", length, ", 2 or 3] or [",
+              batch, ", ", length, ", 2 or 3]");
+  std::vector<Tensor> rows;
+  for (Index row = 0; row < std::max<Index>(all.dim(0), std::ssize(documents)); ++row) {
+    std::vector<Index> lengths;
+    Index left = length;
+    if (!documents.empty())
+      for (const Document& d : documents[documents.size() == 1 ? 0 : static_cast<std::size_t>(row)])
+        lengths.push_back(d.length), left -= d.length;
+    if (left > 0) lengths.push_back(left);  // behind the documents
+    const Index of = all.dim(0) == 1 ? 0 : row;
+    rows.push_back(order_of_points(squeeze(slice(all, 0, of, of + 1), 0), kind, bits, lengths).token_at);
+  }
+  return rows.size() == 1 ? rows[0] : stack(rows);
+}
+
+/// The plan's order where one serves all rows; else the calls'.
+void take_order(Call& c, PlanSpec& spec, const Settings& s) {
+  const Tensor order = permutation_of(s, spec.documents, c.q.dim(0), spec.length);
+  if (!order) return;
+  spec.order = Order{.kind = Order::Kind::given};
+  const std::string& option = s.permutation.empty() ? "--order" : "--permutation";
+  if (is_floating(order.dtype()) || (order.rank() == 1 && order.dim(0) != spec.length))
+    fail_with(Code::data, option, ": is ", order.dtype(), order.shape(), "; expected i32 or i64 [", spec.length, "]");
+  if (order.rank() != 1) return void(c.options.permutation = to(order, c.device));
+  for (const std::int64_t token : to(order, DType::i64).to_vector<std::int64_t>())
+    spec.given.push_back(static_cast<std::int32_t>(std::clamp<std::int64_t>(token, -1, spec.length)));
+}
+
 void plan_it(Call& c, const Settings& s) {
   const Index length = c.k.dim(1), rows = c.q.dim(1);
-  PlanSpec spec = program::spec_of(s, length, c.q.dim(2));
+  AttentionSettings named = s;
+  if (s.order == "given" || s.order.starts_with(kPoints)) named.order = "row";
+  PlanSpec spec = program::spec_of(named, length, c.q.dim(2));
   program::require_memory("--pattern (" + s.pattern + ")", program::least_plan_bytes(length, spec.pattern),
                           "use a sparser one");
   check(s.ranks <= std::max<Index>(length, 1), "--ranks (", s.ranks, "): more than the ", length, " tokens of --k");
@@ -200,6 +257,9 @@ void plan_it(Call& c, const Settings& s) {
   else if (rows < length) spec.queries = query_run(length - rows, rows);
   check(spec.rows_of_q() == rows, "--queries (", program::brief(s.queries), "): names ", spec.rows_of_q(),
         " tokens, and --q has ", rows, " rows");
+  take_order(c, spec, s);
+  check(!c.options.permutation || s.ranks == 1, "--ranks (", s.ranks,
+        "): rows have orders of their own; give one of all");
   if (!s.weights.empty()) c.weighed = rows_of("--weights", s.weights, rows, "--q");
   program::plan_from(s.order, s.pattern, [&] { c.plan = make_plan(spec); });
 }

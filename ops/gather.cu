@@ -32,6 +32,29 @@ __global__ void gather_kernel(const Word* x, const std::int64_t* index, Word* y,
   }
 }
 
+constexpr char kNoBijection[] = "permutation: no bijection inside each document";
+
+__global__ void invert_kernel(Inversion how, const char* what, cuda::Verdict* verdict, std::int64_t* token_at,
+                              std::int64_t* position_of) {
+  for (Index i = first_element(); i < how.rows * how.length; i += element_step()) {
+    const Index at = i % how.n, begin = at / how.length * how.length, token = how.pi[at];
+    bool fits = token >= 0 && token < how.length;
+    if (fits && how.document) {
+      const std::int32_t* const document = how.document + i / how.length * how.length % how.documents;
+      fits = document[token] == document[i % how.length];
+    }
+    bool once = true;
+    if (i < how.n) {
+      token_at[i] = fits ? begin + token : -1;
+      auto* const place = reinterpret_cast<unsigned long long*>(position_of + begin + token);
+      once = !fits || atomicExch(place, static_cast<unsigned long long>(i)) == ~0ull;
+    }
+    if (fits && once) continue;
+    const cuda::Verdict found{what, static_cast<std::int32_t>(i / how.length), static_cast<std::int32_t>(token)};
+    *reinterpret_cast<int4*>(verdict) = reinterpret_cast<const int4&>(found);
+  }
+}
+
 constexpr Index kChunks = 64, kFewest = 1024;  // chunks at most; positions of one at least
 constexpr int kScanThreads = 1024, kScanned = 8;
 
@@ -117,6 +140,12 @@ __global__ void add_kernel(const T* x, const std::int32_t* begin, const std::int
 }
 
 }  // namespace
+
+void invert(Cuda where, const Inversion& how, std::int64_t* token_at, std::int64_t* position_of) {
+  const Index all = how.rows * how.length;
+  launch("invert", where, invert_kernel, blocks_for(all), kThreads, 0, how, kNoBijection, verdict(where.device),
+         token_at, position_of);
+}
 
 void gather(Cuda where, const void* x, const std::int64_t* index, void* y, Index outer, Index n, Index extent,
             Index row_bytes) {

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <utility>
 #include "core/cuda/kernels.h"
 #include "core/cuda/memory.h"
 #if __has_include(<nvtx3/nvToolsExt.h>)
@@ -28,6 +30,7 @@ struct Context {
   std::atomic<std::uint64_t> launches{0}, host_waits{0};
   std::atomic<bool> recording{false};
   std::atomic<bool> lost{false};
+  Verdict* verdict = nullptr;
   std::string lost_reason;  // written once, before `lost`
 };
 
@@ -123,6 +126,10 @@ Context& context(int index) {
   const cudaError_t status = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
   if (status != cudaSuccess) no_usable_gpu("cuda:" + std::to_string(index) + " reports " + text_of(status));
   smoke(*c);
+  void* verdict = nullptr;
+  if (const cudaError_t made = cudaHostAlloc(&verdict, sizeof(Verdict), cudaHostAllocPortable | cudaHostAllocMapped))
+    no_usable_gpu("cuda:" + std::to_string(index) + " reports " + text_of(made) + " of memory that both sides see");
+  c->verdict = new (verdict) Verdict();
   c->pool = std::make_unique<Pool<DeviceHeap>>(
       DeviceHeap{index}, pool_limit("HILT_GPU_POOL_BYTES", std::numeric_limits<std::size_t>::max()));
   (void)cudaSetDevice(before);
@@ -177,6 +184,14 @@ void forbid_while_recording(int device, const char* what) {
          " is recorded; let the work begin after it, or end before");
 }
 
+Verdict* verdict(int device) { return context(device).verdict; }
+void check_verdict(int device) {
+  Verdict& v = *verdict(device);
+  if (!v.what) return;
+  const Verdict found = std::exchange(v, {});
+  fail_with(Code::data, found.what, ": row ", found.row, ", token ", found.token);
+}
+
 void to_host(Cuda where, void* host, const void* device, std::size_t bytes) {
   if (bytes == 0) return;
   check_alive(where.device);
@@ -185,6 +200,7 @@ void to_host(Cuda where, void* host, const void* device, std::size_t bytes) {
   const auto stream = static_cast<cudaStream_t>(where.stream);
   check_status(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream), "copy to the host", where.device);
   check_status(cudaStreamSynchronize(stream), "copy to the host", where.device);
+  check_verdict(where.device);
 }
 void to_device(Cuda where, void* device, const void* host, std::size_t bytes) {
   if (bytes == 0) return;
@@ -304,6 +320,7 @@ void synchronize(int index) {
   forbid_while_recording(index, "synchronize()");
   c.host_waits.fetch_add(1, std::memory_order_relaxed);
   check_status(cudaStreamSynchronize(c.stream), "synchronize", index);
+  check_verdict(index);
 }
 DeviceCounters counters(int index) {
   const Context& c = context(index);

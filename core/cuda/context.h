@@ -32,6 +32,15 @@ void check_status(int status, const char* what, int device);
 void check_alive(int device);
 void count_launch(int device);
 
+/// What a kernel found wrong in its data. It lies in the host's memory, which says so without a
+/// wait: a kernel writes it whole, and check_verdict() throws Code::data. Calls that wait do so too.
+struct alignas(16) Verdict {
+  const char* what = nullptr;  // a literal; null: nothing is wrong
+  std::int32_t row = 0, token = 0;
+};
+Verdict* verdict(int device);
+void check_verdict(int device);
+
 /// Puts a host's stream behind ours, with which what is kept beside plans was made, and ours behind
 /// it at the end; one that is recorded stands alone. What enter() returns is what leave() is told.
 struct Visit {

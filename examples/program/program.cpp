@@ -288,7 +288,12 @@ hilt::Device device_of(const std::string& text, hilt::DType dtype) {
 }
 
 hilt::Order order_of(const std::string& text, hilt::Index length) {
-  return named("--order", text, [&] { return hilt::parse_order(text, length); });
+  return named("--order", text, [&] {
+    const hilt::Order order = hilt::parse_order(text, length);
+    hilt::check(order.kind != hilt::Order::Kind::given, "order (given): a file says which, and attend reads one; here ",
+                "name an order");
+    return order;
+  });
 }
 
 hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std::string& option) {

@@ -1,6 +1,7 @@
 // The public calls: which mode runs, and the table of modes.
 #include "ops/hilbert/attention.h"
 #include "core/io/text.h"
+#include "ops/hilbert/given.h"
 #include "ops/hilbert/modes/modes.h"
 #include "ops/ops.h"
 
@@ -85,14 +86,14 @@ Call call_of(const PlanPtr& plan, const AttentionOptions& options, const Tensor&
 /// Sequence b of x, which has a plan of its own; all of a batch of one.
 Tensor sequence_of(const Tensor& x, Index b) { return x.dim(0) <= 1 ? x : slice(x, 0, b, b + 1); }
 
-/// f(b, its plan, its options) of every sequence of a plan that looks at data, one after the other.
-template <class F>
-void each_sequence(const PlanPtr& plan, const AttentionOptions& options, const Tensor& q, const Tensor& k, F&& f) {
+/// f(b, its plan, its options) of every sequence of a call in which each has a plan of its own, one
+/// after the other.
+template <class F> void each_sequence(const Call& call, const Tensor& q, const Tensor& k, F&& f) {
   for (Index b = 0; b < std::max<Index>(q.dim(0), 1); ++b) {
-    AttentionOptions own = options;
-    own.first_batch += b;
+    AttentionOptions own = call.options;
+    own.first_batch += b, own.permutation = {};
     if (own.terms.bias) own.terms.bias = sequence_of(own.terms.bias, b);
-    f(b, plan_of_sequence(plan, q, k, b), own);
+    f(b, call.plan->takes_order() ? plan_along(call, b) : plan_of_sequence(call.plan, q, k, b), own);
   }
 }
 /// Whether a tape listens that knows an input.
@@ -103,22 +104,14 @@ bool is_recorded(const Call& call, Inputs in) {
 }
 Tensor joined(const std::vector<Tensor>& parts) { return parts.size() == 1 ? parts[0] : cat(parts, 0); }
 
-/// `given`: what the forward pass gave, where that is over.
-AttentionResult run(Inputs in, const PlanPtr& plan, const AttentionOptions& options, bool with_lse,
-                    const AttentionResult& given = {}) {
-  const std::array<Tensor, 3> part = in.size() == 1 ? detail::OneOp::parts(in[0]) : std::array{in[0], in[1], in[2]};
-  const auto& [q, k, v] = part;
-  Call call = call_of(plan, options, q, k, v);
-  if (plan->looks_at_data()) {
-    std::vector<Tensor> o, lse;
-    each_sequence(plan, call.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
-      std::vector<Tensor> its;
-      for (const Tensor& x : in) its.push_back(sequence_of(x, b));
-      const AttentionResult r = run(its, own, how, with_lse);
-      o.push_back(r.o), lse.push_back(r.lse);
-    });
-    return {joined(o), with_lse ? joined(lse) : Tensor()};
-  }
+std::array<Tensor, 3> parts_of(Inputs in) {
+  return in.size() == 1 ? detail::OneOp::parts(in[0]) : std::array{in[0], in[1], in[2]};
+}
+
+/// Of a call whose plan has its set and its order. `given`: what the forward pass gave, where that
+/// is over.
+AttentionResult run(Call call, Inputs in, bool with_lse, const AttentionResult& given) {
+  const std::array<Tensor, 3> part = parts_of(in);
   const Mode& mode = mode_of(mode_for(call, part));
   if (!mode.gradients) return run_taped(call, in, with_lse);
   call.given = given;
@@ -129,6 +122,33 @@ AttentionResult run(Inputs in, const PlanPtr& plan, const AttentionOptions& opti
   op.call = call, op.with_lse = with_lse, op.mode = mode.op, op.gradients = mode.gradients;
   const std::vector<Tensor> y = hilt::apply<detail::OneOp, std::span<const Tensor>>(std::move(op), all);
   return {y[0], with_lse ? y[1] : Tensor()};
+}
+
+AttentionResult run(Inputs in, const PlanPtr& plan, const AttentionOptions& options, bool with_lse,
+                    const AttentionResult& given = {}) {
+  const auto [q, k, v] = parts_of(in);
+  Call call = call_of(plan, options, q, k, v);
+  const TakesOrder takes = takes_order(call);
+  if (takes == TakesOrder::gathered) {
+    const GivenOrder order(call);
+    std::vector<Tensor> along;
+    for (const Tensor& x : in) along.push_back(order.along(x));
+    return order.home(run(call, along, with_lse, order.along(given)));
+  }
+  if (takes == TakesOrder::in_plan && options.permutation.rank() == 1) {
+    const PlanPtr own = plan_along(call, -1);
+    call.options.permutation = {};
+    return run(in, own, call.options, with_lse, given);
+  }
+  if (takes == TakesOrder::no && !plan->looks_at_data()) return run(std::move(call), in, with_lse, given);
+  std::vector<Tensor> o, lse;
+  each_sequence(call, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
+    std::vector<Tensor> its;
+    for (const Tensor& x : in) its.push_back(sequence_of(x, b));
+    const AttentionResult r = run(its, own, how, with_lse);
+    o.push_back(r.o), lse.push_back(r.lse);
+  });
+  return {joined(o), with_lse ? joined(lse) : Tensor()};
 }
 
 }  // namespace
@@ -178,8 +198,14 @@ void attention_into(Tensor& o, const Tensor& q, const Tensor& k, const Tensor& v
     check(!x || x.storage() != o.storage(), "attention_into: o shares memory with an input");
   };
   std::ranges::for_each(in, refuse_shared), std::ranges::for_each(term_inputs(options.terms), refuse_shared);
-  if (!plan->looks_at_data()) return void(kernel_forward(call, in_rows(q), in_rows(k), in_rows(v), o));
-  each_sequence(plan, call.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
+  const TakesOrder takes = takes_order(call);
+  if (takes == TakesOrder::gathered) {
+    const GivenOrder order(call);
+    return copy(o, order.home(kernel_forward(call, order.along(q), order.along(k), order.along(v)).o));
+  }
+  if (takes == TakesOrder::no && !plan->looks_at_data())
+    return void(kernel_forward(call, in_rows(q), in_rows(k), in_rows(v), o));
+  each_sequence(call, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& how) {
     Tensor its = sequence_of(o, b);
     attention_into(its, sequence_of(q, b), sequence_of(k, b), sequence_of(v, b), own, how);
   });
@@ -216,8 +242,8 @@ std::vector<RowWeights> attention_weights(const Tensor& q, const Tensor& k, cons
   how.dropout = 0, how.backward = Backward::fused;
   const Call all = call_of(plan, how, q, k, k, "attention_weights");
   std::vector<RowWeights> out;
-  if (plan->looks_at_data()) {
-    each_sequence(plan, all.options, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& its) {
+  if (plan->looks_at_data() || takes_order(all) != TakesOrder::no) {
+    each_sequence(all, q, k, [&](Index b, const PlanPtr& own, const AttentionOptions& its) {
       for (RowWeights& w : attention_weights(sequence_of(q, b), sequence_of(k, b), own, rows, its))
         w.batch = b, out.push_back(std::move(w));
     });

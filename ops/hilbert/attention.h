@@ -29,6 +29,13 @@ struct AttentionOptions {  // what a call may change
   Index first_batch = 0;           // the number of the first sequence among all that share the mask
   bool strict = false;             // a fallback is an error
   ScoreTerms terms = {};           // see ScoreTerms
+  /// Of a plan with `order=given`: i32 or i64 [L] or [B, L], the token at each position, a bijection
+  /// inside each document, on the device of q. A CPU looks at once, Code::data; a GPU at the next
+  /// value that is asked for, and where the order is wrong its results are NaN. Bits are those of a
+  /// plan made with that order, but of the sink's gradient, a sum along positions. What looks at
+  /// tokens (causal token, alibi, relative, bias, dropout, fewer queries) takes a plan for each
+  /// order on a CPU, and on a GPU an order in the plan, PlanSpec::given.
+  Tensor permutation = {};
 };
 
 /// Why a call ran in another mode than asked, newest last: at most the 64 last of this thread.

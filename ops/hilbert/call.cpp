@@ -1,6 +1,7 @@
 // A call on its tensors: checked, cut into passes of one tiling each, through kernels/attention.h.
 #include "ops/hilbert/call.h"
 #include <map>
+#include "ops/hilbert/given.h"
 #include "ops/hilbert/kernels/compact.h"
 #include "ops/hilbert/kernels/joined.h"
 #include "ops/ops.h"
@@ -30,6 +31,7 @@ Call checked_call(const char* op, const PlanPtr& plan, const AttentionOptions& o
   check(q.dim(3) >= 1, op, ": head dim must be at least 1, got ", q.shape());
   check(options.dropout >= 0 && options.dropout < 1, op, ": dropout ", options.dropout, " must be in [0, 1)");
   check(options.dropout == 0 || options.key.has_value(), op, ": dropout ", options.dropout, " needs a RandomKey");
+  check_permutation(op, *plan, options.permutation, q);
   check(!options.scale || std::isfinite(*options.scale), op, ": scale ", options.scale.value_or(0), " is not finite");
   Call call{plan,     options, options.scale.value_or(1 / std::sqrt(static_cast<double>(q.dim(3)))),
             q.dim(0), queries, k.dim(2),

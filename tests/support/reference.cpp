@@ -44,7 +44,8 @@ std::vector<Cell> cells_in_order(Order::Kind kind, Index w, Index h, Index tile_
     for (Index x = x0; x < std::min(x1, w); ++x) cells.push_back({x, y});
   };
   switch (kind) {
-    case Order::Kind::automatic: break;
+    case Order::Kind::automatic:
+    case Order::Kind::given: break;
     case Order::Kind::row:
       for (Index y = 0; y < h; ++y) row(y, 0, w);
       break;
@@ -115,6 +116,13 @@ Pi order_of(const Order& order, Index length) {
     for (const std::int32_t t : one)
       if (begin + t < length) all.push_back(static_cast<std::int32_t>(begin + t));
   return inverted(std::move(all), true);
+}
+
+Pi order_of(const PlanSpec& spec, const Order& order, Index first, Index length) {
+  if (order.kind != Order::Kind::given) return order_of(order, length);
+  std::vector<std::int32_t> token_at;
+  for (Index i = 0; i < length; ++i) token_at.push_back(static_cast<std::int32_t>(spec.given[at(first + i)] - first));
+  return inverted(std::move(token_at), true);
 }
 
 Grid grid_of(const Order& order, Index length) {
@@ -263,7 +271,7 @@ Attended Attended::packed(const PlanSpec& spec, const DocumentList& documents) {
     one.documents.clear();
     one.length = d.length, one.order.grid = d.grid;
     if (one.order.scope == Order::Scope::per_segment) one.order = with_segment(one.order, spec.pattern[0].size);
-    const Attended alone(one, order_of(one.order, d.length));
+    const Attended alone(one, order_of(spec, one.order, first, d.length));
     count.resize(alone.tables_.size(), std::vector<std::uint8_t>(at(n * n), 0));
     row.table_of_ = alone.table_of_;
     for (std::size_t i = 0; i < count.size(); ++i)

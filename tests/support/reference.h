@@ -27,6 +27,8 @@ struct Pi {
   bool independent = false;
 };
 Pi order_of(const Order& order, Index length);
+/// The same of a spec, or of a document that begins at a token: PlanSpec::given is any pi.
+Pi order_of(const PlanSpec& spec, const Order& order, Index first, Index length);
 /// Width, height of the grid that 2-D patterns look at.
 Grid grid_of(const Order& order, Index length);
 

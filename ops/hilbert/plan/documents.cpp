@@ -6,6 +6,7 @@
 #include <map>
 #include "core/error.h"
 #include "core/io/text.h"
+#include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/tiles.h"
 
 namespace hilt {
@@ -71,9 +72,38 @@ void check_documents(const PlanSpec& spec, const Branch* looks_at_grid) {
   }
 }
 
+std::vector<std::int32_t> inverse_within(std::span<const std::int32_t> token_at, const DocumentList& documents,
+                                         Index row) {
+  std::vector<std::int32_t> position_of(token_at.size(), -1);
+  std::size_t begin = 0;
+  const auto judge = [&](std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::int32_t token = token_at[i];
+      if (token < narrow(begin) || token >= narrow(end))
+        fail_with(Code::data, "permutation: row ", row, ": position ", i, " names token ", token,
+                  ", which is not among ", begin, "..", end - 1, documents.empty() ? "" : " of its document");
+      if (std::int32_t& position = position_of[at(token)]; position < 0) position = narrow(i);
+      else
+        fail_with(Code::data, "permutation: row ", row, ": token ", token, " is at position ", position,
+                  " and again at ", i);
+    }
+    begin = end;
+  };
+  for (const Document& d : documents) judge(begin + at(d.length));
+  judge(token_at.size());
+  return position_of;
+}
+
+std::vector<std::int32_t> given_from(const PlanSpec& spec, Index first, Index length) {
+  if (spec.given.empty()) return {};
+  std::vector<std::int32_t> own(spec.given.begin() + first, spec.given.begin() + first + length);
+  for (std::int32_t& token : own) token -= narrow(first);
+  return own;
+}
+
 std::vector<PlacedDocument> placed_documents(const PlanSpec& spec) {
   std::vector<PlacedDocument> out;
-  std::map<std::pair<Document, decltype(spec.queries)>, std::size_t> known;
+  std::map<std::tuple<Document, decltype(spec.queries), decltype(spec.given)>, std::size_t> known;
   for (std::size_t row = 0; row < spec.documents.size(); ++row) {
     Index first = 0;
     for (const Document& d : spec.documents[row]) {
@@ -88,8 +118,9 @@ std::vector<PlacedDocument> placed_documents(const PlanSpec& spec) {
         q = static_cast<std::int32_t>(begin - spec.queries->begin());
         for (std::int32_t& token : own.emplace(begin, end)) token -= k;
       }
-      const auto [entry, fresh] = known.try_emplace({d, own}, out.size());
-      if (fresh) out.push_back({d, std::move(own), {{}, spec.documents.size() == 1}});
+      std::vector<std::int32_t> given = given_from(spec, k, d.length);
+      const auto [entry, fresh] = known.try_emplace({d, own, given}, out.size());
+      if (fresh) out.push_back({d, std::move(own), std::move(given), {{}, spec.documents.size() == 1}});
       out[entry->second].places.list.push_back({static_cast<std::int32_t>(row), q, k});
     }
   }

@@ -20,7 +20,8 @@ constexpr Index kMaxLength = std::numeric_limits<std::int32_t>::max();
 constexpr std::size_t kCacheBytes = std::size_t{256} << 20;  // 32 orders of 1 M tokens
 constexpr std::size_t kEntryOverhead = 512;  // about what nodes, key and vectors take besides the tables
 
-constexpr std::array<std::string_view, 6> kKinds{"row", "snake", "morton", "tiles", "hilbert", "auto"};  // by Kind
+constexpr std::array<std::string_view, 7> kKinds{"row",     "snake", "morton", "tiles",
+                                                 "hilbert", "auto",  "given"};  // by Kind
 constexpr std::array<std::string_view, 3> kOptions{"scope", "chunk", "steps"};
 constexpr std::array<std::string_view, 3> kScopes{"global", "segment", "order-only"};  // by Scope, but for chunked
 constexpr std::array<std::string_view, 2> kSteps{"near", "unit"};                      // by Steps
@@ -113,6 +114,7 @@ Grid chunk_grid(const Order& order) {
 Order resolve(Order order, Index length) {
   check_order(order, length, to_string(order));
   check(order.kind != Kind::automatic, "order (", to_string(order), "): a plan chooses it; make one of a pattern");
+  check(order.kind != Kind::given, "order (given): a plan or a call says which; see PlanSpec::given");
   check(order.scope != Scope::per_segment, "order (", to_string(order),
         "): scope=segment needs a pattern with segments; give chunk=N instead");
   if (order.kind == Kind::row || length <= 1 || row_order_forced()) return {};
@@ -203,6 +205,7 @@ Order parse_order(std::string_view text, Index length) {
   }
   check(order.kind != Kind::automatic || fields.size() == 1, "order (", text,
         "): auto takes a grid and no options; give them with an order of your own");
+  check(order.kind != Kind::given || text == "given", "order (", text, "): given takes no grid and no options");
   std::vector<std::string_view> keys;
   for (const std::string_view field : std::span(fields).subspan(1)) {
     read_option(text, field, order);

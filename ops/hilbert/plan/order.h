@@ -16,8 +16,9 @@ namespace [[gnu::visibility("default")]] hilt {
 /// What a user asks for; a value, without a length. permutation() makes it concrete.
 struct Order {
   /// snake, morton and tiles are controls, never to be called Hilbert. automatic, `auto` in text:
-  /// the best for a pattern; a plan chooses it, see choose_order().
-  enum class Kind : unsigned char { row, snake, morton, tiles, hilbert, automatic };
+  /// the best for a pattern; a plan chooses it, see choose_order(). given: PlanSpec::given, or
+  /// each call, says which.
+  enum class Kind : unsigned char { row, snake, morton, tiles, hilbert, automatic, given };
   /// global: pi over all tokens. chunked: pi(m c + j) = m c + pi_c(j). per_segment: chunked by the
   /// pattern's segments. order_only: the attended set ignores pi, which arranges memory and work.
   enum class Scope : unsigned char { global, per_segment, order_only, chunked };
@@ -38,7 +39,7 @@ bool walks(Order::Kind kind, const Grid& grid);
 /// Reads `row`, `snake`, `morton`, `tiles` or `hilbert`, which fold a sequence; with a grid
 /// `snake:HxW`, `morton:HxW`, `tiles:HxW/hxw`, `hilbert:HxW`, `hilbert:TxHxW`, or `row:HxW` for
 /// patterns that look at the grid; `tiles:hxw` folds into tiles of h x w; `auto`, `auto:HxW` or
-/// `auto:TxHxW`, which a plan makes one of these. Then, but for auto, any of
+/// `auto:TxHxW`, which a plan makes one of these; `given`. Then, but for auto and given, any of
 /// `,scope=segment|order-only|global`, `,chunk=N`, `,steps=unit|near`. The grid must fit a sequence
 /// of `length` tokens; a chunk longer than that is the whole sequence.
 Order parse_order(std::string_view text, Index length);

@@ -180,6 +180,28 @@ void check_spec(PlanSpec& spec) {
   }
 }
 
+/// What must hold where the order is given: sets along positions alone do not ask for a grid.
+void check_given(const PlanSpec& spec) {
+  if (spec.order.kind != Order::Kind::given)
+    return check(spec.given.empty(), "plan: an order of ", spec.given.size(), " tokens is given, and the order is ",
+                 to_string(spec.order), "; ask for order=given");
+  check(spec.order == Order{.kind = Order::Kind::given}, "plan: order=given takes no grid, scope or chunk");
+  check(!spec.cross && (!spec.in_order || !spec.given.empty()), "plan: order=given is of queries that are tokens and ",
+        "stand as such, so neither cross nor, before the order is there, in_order goes with it");
+  for (const Branch& b : spec.pattern) {
+    check(!b.on_grid(), "plan: ", to_string({b}),
+          " looks at a grid, and order=given has none; name an order of the grid");
+    check(b.lists != Branch::Lists::top, "plan: ", to_string({b}), " chooses by what lies at each position, which ",
+          "order=given tells no sooner than the call; use another rule");
+  }
+  if (spec.given.empty()) return;
+  check(std::ssize(spec.given) == spec.length, "plan: the order given is of ", spec.given.size(), " tokens, a row has ",
+        spec.length);
+  const auto rows = std::max<std::size_t>(spec.documents.size(), 1);
+  for (std::size_t row = 0; row < rows; ++row)
+    (void)inverse_within(spec.given, spec.documents.empty() ? DocumentList{} : spec.documents[row], narrow(row));
+}
+
 /// The order, with scope per_segment made that of the pattern's segment, and auto what it chooses.
 Order resolved_order(const PlanSpec& spec) {
   if (spec.order.kind == Order::Kind::automatic) return choose_order(spec).order;
@@ -196,15 +218,19 @@ Order resolved_order(const PlanSpec& spec) {
 }
 
 /// Null where tokens stand as they come.
-std::shared_ptr<const Permutation> order_of(const Order& order, Index length, bool forced) {
-  return forced || order.kind == Order::Kind::row ? nullptr : permutation(order, length);
+std::shared_ptr<const Permutation> order_of(const PlanSpec& spec, bool forced) {
+  const bool given = spec.order.kind == Order::Kind::given;
+  if (forced || spec.order.kind == Order::Kind::row || (given && spec.given.empty())) return nullptr;
+  return given ? std::make_shared<const Permutation>(make_permutation(spec.given))
+               : permutation(spec.order, spec.length);
 }
 Ground ground_of(const PlanSpec& spec, const Permutation* order, Grid grid) {
   return {spec, order, grid, spec.order.scope == Order::Scope::order_only};
 }
 
-void become(PlanSpec& spec, const Document& document) {
+void become(PlanSpec& spec, const Document& document, std::vector<std::int32_t> given) {
   spec.documents.clear();
+  spec.given = std::move(given);
   spec.length = document.length;
   spec.order.grid = document.grid;
 }
@@ -258,18 +284,19 @@ void Plan::build() {
   if (!spec_.documents.empty()) {
     const auto planar = std::ranges::find_if(spec_.pattern, &Branch::on_grid);
     check_documents(spec_, planar == spec_.pattern.end() ? nullptr : &*planar);
+    check_given(spec_);
     PlanSpec one = spec_;
     for (PlacedDocument& placed : placed_documents(spec_)) {
-      become(one, placed.document);
+      become(one, placed.document, std::move(placed.given));
       one.queries = std::move(placed.queries);
-      add_part(one, order_of(one.order, one.length, forced_).get(), token_grid(one.order, one.length),
-               std::move(placed.places));
+      add_part(one, order_of(one, forced_).get(), token_grid(one.order, one.length), std::move(placed.places));
     }
     mark_known_rows();
     return;
   }
+  check_given(spec_);
   grid_ = token_grid(spec_.order, spec_.length);
-  order_ = order_of(spec_.order, spec_.length, forced_);
+  order_ = order_of(spec_, forced_);
   add_part(spec_, order_.get(), grid_, {});
   mark_known_rows();
 }
@@ -328,14 +355,15 @@ Index Plan::attends(Index head, Index t, Index u, Index batch) const {
     if (spec_.in_order && order_) t = order_->token_at[at(t)], u = order_->token_at[at(u)];
     return times(spec_, order_.get(), grid_);
   }
+  Index first = 0;
   for (const Document& d : spec_.documents[spec_.documents.size() == 1 ? 0 : at(batch)]) {
     if (t < d.length) {
       PlanSpec one = spec_;
-      become(one, d);
+      become(one, d, given_from(spec_, first, d.length));
       if (u < 0 || u >= d.length) return 0;
-      return times(one, order_of(one.order, d.length, forced_).get(), token_grid(one.order, d.length));
+      return times(one, order_of(one, forced_).get(), token_grid(one.order, d.length));
     }
-    t -= d.length, u -= d.length;
+    t -= d.length, u -= d.length, first += d.length;
   }
   return 0;
 }

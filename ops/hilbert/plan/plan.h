@@ -31,6 +31,9 @@ struct PlanSpec {
   std::optional<std::vector<std::int32_t>> queries{};
   /// Cross-attention: so many queries, no tokens of the keys' sequence; they know `dense` alone.
   std::optional<Index> cross{};
+  /// Of `order=given`: the token at each position of a row, a bijection inside each document. None:
+  /// each call brings one, AttentionOptions::permutation, and the plan serves all.
+  std::vector<std::int32_t> given{};
   Index rows_of_q() const { return cross.value_or(queries ? std::ssize(*queries) : length); }  // how many queries
   friend auto operator<=>(const PlanSpec&, const PlanSpec&) = default;
 };
@@ -67,6 +70,8 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
   /// nothing, or if HILT_FORCE_ORDER says so. Documents have orders and grids of their own.
   const Permutation& order() const;
   bool order_forced() const { return forced_; }  // by HILT_FORCE_ORDER
+  /// Each call brings its order; this one stands in row order.
+  bool takes_order() const { return spec_.order.kind == Order::Kind::given && spec_.given.empty(); }
   Grid grid() const { return grid_; }
 
   /// The pattern chooses by q and k (`blocks:SIZE@top:K`), so each sequence has a plan of its own,

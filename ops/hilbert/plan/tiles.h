@@ -70,10 +70,19 @@ template <class F> decltype(auto) in_memory(Index tokens, F&& f) {
 /// Throws unless documents fit rows, order and pattern; looks_at_grid: a branch that does, or null.
 void check_documents(const PlanSpec& spec, const Branch* looks_at_grid);
 
-/// A document, which of its tokens ask where not all do, and where its like lie.
+/// rho of the pi of a row; Code::data unless it is a bijection inside each of these documents and
+/// behind them, which names the row of the batch and the token.
+std::vector<std::int32_t> inverse_within(std::span<const std::int32_t> token_at, const DocumentList& documents,
+                                         Index row);
+/// PlanSpec::given of a document that begins at this token.
+std::vector<std::int32_t> given_from(const PlanSpec& spec, Index first, Index length);
+
+/// A document, which of its tokens ask where not all do, its order where that is given, and where
+/// its like lie.
 struct PlacedDocument {
   Document document;
   std::optional<std::vector<std::int32_t>> queries;
+  std::vector<std::int32_t> given;
   Tiling::Places places;
 };
 std::vector<PlacedDocument> placed_documents(const PlanSpec& spec);

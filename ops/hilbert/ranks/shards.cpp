@@ -38,6 +38,7 @@ std::vector<double> work_by_position(const Plan& plan) {
 void require_positions(const Plan& plan) {
   check(!plan.spec().queries && !plan.spec().cross, "shards: ", plan.queries(), " queries of ", plan.length(),
         " tokens; ranks hold rows of all, so leave queries and cross out");
+  check(!plan.takes_order(), "shards: order=given: ranks divide an order, so it must be in the plan, PlanSpec::given");
   check(!plan.looks_at_data(), "shards: ", to_string(plan.spec().pattern),
         " compares the queries and keys of all ranks; name another rule");
   check(plan.spec().in_order || !plan.spec().documents.empty(),

@@ -106,7 +106,7 @@ enum class Bad : unsigned char { none, key, query, cotangent };  // which row of
 constexpr const char* kBads[] = {"none", "key and value row", "query row", "d_o row"};
 constexpr const char* kKinds[] = {"dense",          "segment",  "slide",   "neighborhood",   "window2d", "slide2d",
                                   "neighborhood2d", "window3d", "slide3d", "neighborhood3d", "blocks"};
-constexpr const char* kOrders[] = {"row", "snake", "morton", "tiles", "hilbert"};
+constexpr const char* kOrders[] = {"row", "snake", "morton", "tiles", "hilbert", "auto", "given"};
 constexpr const char* kScopes[] = {"global", "per_segment", "chunked", "order_only"};
 constexpr const char* kDilationModes[] = {"all_queries", "longnet", "head_groups", "residue"};
 constexpr const char* kCausalities[] = {"none", "token", "curve"};
@@ -136,7 +136,9 @@ struct Config {
   int bias = -1;             // bits: which of batch, heads, queries and keys it has; -1: none
   bool narrow_bias = false, turned_bias = false, sink = false, d_lse = false;
   Mask mask = Mask::none;
-  bool silent = false;  // spec.queries are the last rows, and the plan does not say so
+  bool by_call = false;                 // spec.given is told by each call, and the plan is of any order
+  bool each_row = false, wide = false;  // as [B, L]; of i64
+  bool silent = false;                  // spec.queries are the last rows, and the plan does not say so
   DType stat() const { return dtype == DType::f64 ? dtype : DType::f32; }
   bool has_terms() const { return softcap > 0 || alibi != Alibi::none || !table.empty() || bias >= 0 || sink; }
   Shape bias_shape() const {
@@ -198,6 +200,8 @@ std::string describe(const Config& c) {
   s << "; bias " << (c.bias < 0 ? Shape{} : c.bias_shape()) << (c.narrow_bias ? " narrow" : "")
     << (c.turned_bias ? " turned" : "") << " masks " << name(kMasks, c.mask) << "; sink " << c.sink << "; d_lse "
     << c.d_lse;
+  if (!p.given.empty()) s << "; given by " << (c.by_call ? c.each_row ? "each row" : "the call" : "the plan") << ':';
+  for (const std::int32_t token : p.given) s << ' ' << token;
   if (p.queries) s << (c.silent ? "; queries, unsaid" : "; queries");
   if (p.queries)
     for (const std::int32_t row : *p.queries) s << ' ' << row;
@@ -544,6 +548,23 @@ Config draw(Rng& r) {
   return c;
 }
 
+/// Any order at all, of sets that are defined along one.
+void draw_given(Rng& r, Config& c) {
+  PlanSpec& p = c.spec;
+  const bool planar = c.table.size() > 1 && p.documents.empty();
+  if (planar || p.order.scope == Scope::order_only || std::ranges::any_of(p.pattern, &Branch::on_grid)) return;
+  p.order = Order{.kind = Order::Kind::given};
+  p.given = query_run(0, p.length);
+  const auto shuffle = [&](Index begin, Index end) {
+    for (Index i = end - 1; i > begin; --i) std::swap(p.given[at(i)], p.given[at(begin + r.below(i - begin + 1))]);
+  };
+  Index first = 0;
+  for (const DocumentList& list : p.documents)
+    for (const Document& d : list) shuffle(first, first + d.length), first += d.length;
+  shuffle(first, p.length);
+  c.by_call = r.chance(80), c.each_row = r.chance(50), c.wide = r.chance(50);
+}
+
 Config generate(std::uint64_t seed) {
   Rng r(seed);
   // Most are small; one in eleven is about as long as a tile or several, whatever else it must do
@@ -554,6 +575,7 @@ Config generate(std::uint64_t seed) {
   do c = draw(r);
   while (work_of(c) > budget || (is_long && c.spec.length < kTile - 1));
   c.seed = seed;
+  if (Rng more(seed ^ 0x61C8864680B583EBu); more.chance(15)) draw_given(more, c);
   if (device_under_test().is_cuda() && c.dtype == DType::f64) c.dtype = DType::f32;
   return c;
 }
@@ -1001,13 +1023,26 @@ class Judge {
       const Clock clock(report_, "attended set");
       Order order = p_.order;
       if (order.scope == Scope::per_segment) order.scope = Scope::chunked, order.chunk = p_.pattern[0].size;
-      if (p_.documents.empty()) pi_ = ref::order_of(order, p_.length), set_.emplace(p_, pi_);
+      if (p_.documents.empty()) pi_ = ref::order_of(p_, order, 0, p_.length), set_.emplace(p_, pi_);
       else set_.emplace(ref::Attended::packed(p_, p_.documents[0]));
       if (p_.queries) set_.emplace(set_->asked_by(*p_.queries));
     }
     const Clock clock(report_, "judging the plan");
     const ref::PlanFault fault = ref::judge(*test_.plan, *set_);
     if (!fault.what.empty()) wrong(fault.what, fault.details);
+    attends_ = test_.plan->stats().pairs > 0;
+    if (c_.by_call) bring_order();
+  }
+
+  /// The order is the call's now, and the plan one of any order.
+  void bring_order() {
+    PlanSpec any = test_.plan->spec();
+    any.given.clear();
+    if (c_.silent) any.queries.reset();
+    test_.plan = make_plan(any);
+    const Tensor one = from_values(p_.given, {p_.length}, c_.wide ? DType::i64 : DType::i32);
+    test_.options.permutation =
+        moved(c_.each_row ? contiguous(expand(one, {c_.batch, p_.length})) : one, device_under_test());
   }
 
   /// Scores have a standard deviation of 1.5, or of 4e3, and a row's may sit around +-1e4.
@@ -1154,7 +1189,7 @@ class Judge {
       if (pass.route.starts_with("cpu") != device_under_test().is_cpu()) wrong("route", pass.pass, " by ", pass.route);
       tally("route " + std::string(pass.route) + (c_.has_terms() ? " with terms" : ""));
     }
-    if (test_.plan->stats().pairs > 0 && attention_routes().size() < 2) wrong("route", "no kernel ran");
+    if (attends_ && attention_routes().size() < 2) wrong("route", "no kernel ran");
     for (const Fallback& f : attention_fallbacks()) tally("fallback: " + f.reason);
   }
 
@@ -1228,6 +1263,7 @@ class Judge {
     if (!p_.documents.empty()) tally("documents");
     if (p_.queries) tally(c_.silent ? "the last queries" : "queries named");
     if (p_.queries && p_.queries->size() == 1) tally("one query");
+    if (c_.by_call) tally(c_.each_row ? "an order for each row, with the call" : "an order with the call");
     if (pi_.independent) tally("order from the second implementation");
   }
 
@@ -1263,6 +1299,7 @@ class Judge {
   std::vector<double> lse_;
   ref::Magnitudes magnitude_;
   std::array<Values, 3> got_;  // by mode
+  bool attends_ = false;       // some pair does
 };
 
 /// Nothing, or what went wrong.
@@ -1302,6 +1339,7 @@ class Neighbours {
   bool fit(Config& s) const {
     PlanSpec& p = s.spec;
     if (!p.order.folds() && p.length != p_.length) p.order.grid = {}, p.order.steps = Steps::near;
+    std::erase_if(p.given, [&](std::int32_t token) { return token >= p.length; });
     for (DocumentList& left : p.documents) {
       std::size_t fit = 0;
       for (Index tokens = 0; fit < left.size() && (tokens += left[fit].length) <= p.length;) ++fit;
@@ -1410,7 +1448,8 @@ class Neighbours {
       propose([](Config& s) { s.spec.dilation_mode = DilationMode::all_queries; });
     if (p_.order.scope != Scope::global)
       propose([](Config& s) { s.spec.order.scope = Scope::global, s.spec.order.chunk = 0; });
-    if (p_.order != Order{}) propose([](Config& s) { s.spec.order = Order{}; });
+    if (p_.order != Order{})
+      propose([](Config& s) { s.spec.order = Order{}, s.spec.given.clear(), s.by_call = false; });
     if (!p_.order.folds()) propose([](Config& s) { s.spec.order.grid = {}, s.spec.order.steps = Steps::near; });
   }
 
@@ -1425,6 +1464,7 @@ class Neighbours {
   void simplify_operands() {
     for (std::size_t i = 0; i < 4; ++i)
       if (c_.layout[i] != Layout::dense) propose([i](Config& s) { s.layout[i] = Layout::dense; });
+    reset(&Config::by_call, &Config::each_row, &Config::wide);
     reset(&Config::alias, &Config::logits, &Config::bad, &Config::dropout, &Config::softcap, &Config::alibi,
           &Config::table, &Config::bias);
     for (int i = 0; i < 4 && c_.bias > 0; ++i)

@@ -1,0 +1,145 @@
+// Orders that come with the call. Where a set is defined along positions alone, rows are gathered
+// along the order, the plan serves them in row order, and results go home.
+//
+//      gathered[b, i] = x[b, pi(b, i)]        y[b, t] = computed[b, rho(b, t)]
+#include "ops/hilbert/given.h"
+#include "core/strided.h"
+#include "ops/helpers.h"
+#include "ops/hilbert/plan/tiles.h"
+#include "ops/kernels.h"
+#include "ops/ops.h"
+
+namespace hilt {
+
+/// What of a call looks at tokens, so that not positions alone say what it computes; or null.
+static const char* looks_at_tokens(const Call& call) {
+  const ScoreTerms& terms = call.options.terms;
+  if (call.plan->spec().causality == Causality::token) return "causal token";
+  if (call.plan->spec().queries) return "a part of the queries";
+  if (call.options.dropout > 0) return "dropout";
+  return terms.slopes ? "alibi" : terms.relative ? "relative" : terms.bias ? "bias" : nullptr;
+}
+
+TakesOrder takes_order(const Call& call) {
+  if (!call.plan->takes_order() || call.plan->order_forced() || call.options.permutation.numel() == 0)
+    return TakesOrder::no;
+  return looks_at_tokens(call) ? TakesOrder::in_plan : TakesOrder::gathered;
+}
+
+void check_permutation(const char* op, const Plan& plan, const Tensor& permutation, const Tensor& q) {
+  if (!plan.takes_order())
+    return check(!permutation, op, ": a permutation goes with order=given, and the plan has an order, ",
+                 to_string(plan.spec().order));
+  check(bool(permutation), op, ": the plan is of order=given, so each call brings a permutation, [length] or ",
+        "[batch, length]");
+  const Shape one{plan.length()}, each{q.dim(0), plan.length()};
+  check(permutation.dtype() == DType::i32 || permutation.dtype() == DType::i64, op, ": the permutation is ",
+        permutation.dtype(), "; expected i32 or i64");
+  check(permutation.shape() == one || permutation.shape() == each, op, ": the permutation is ", permutation.shape(),
+        "; expected ", one, " or ", each);
+  check(permutation.device() == q.device(), op, ": the permutation is on ", permutation.device(), ", q on ",
+        q.device());
+}
+
+/// The permutation of a row on the host.
+static std::vector<std::int32_t> row_of(const Tensor& permutation, Index row) {
+  constexpr std::int64_t kLow = std::numeric_limits<std::int32_t>::min(), kHigh = ~kLow;
+  const Index length = permutation.dim(-1), begin = permutation.rank() == 1 ? 0 : row * length;
+  const Tensor wide = dense(to(permutation, DType::i64));
+  std::vector<std::int32_t> out;
+  for (Index i = begin; i < begin + length; ++i)
+    out.push_back(static_cast<std::int32_t>(std::clamp(wide.data<std::int64_t>()[i], kLow, kHigh)));
+  return out;
+}
+static DocumentList documents_of(const Plan& plan, Index row) {
+  const auto& lists = plan.spec().documents;
+  return lists.empty() ? DocumentList{} : lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(row)];
+}
+static Index document_rows(const Plan& plan) { return std::max<Index>(std::ssize(plan.spec().documents), 1); }
+
+PlanPtr plan_along(const Call& call, Index row) {
+  const Tensor& permutation = call.options.permutation;
+  const char* const what = looks_at_tokens(call);
+  check(permutation.device().is_cpu(), "attention: ", what ? what : "weights", " with order=given: looks at tokens, ",
+        "and on a GPU wants the order in the plan, PlanSpec::given");
+  PlanSpec spec = call.plan->spec();
+  spec.given = row_of(permutation, std::max<Index>(row, 0));
+  if (row >= 0) (void)inverse_within(spec.given, documents_of(*call.plan, row), row);
+  if (row >= 0 && spec.documents.size() > 1) spec.documents = {documents_of(*call.plan, row)};
+  return make_plan(spec);
+}
+
+/// The number of each token's document, those behind the last sharing one: i32 [rows, L] on a GPU,
+/// where it stays, for work that is recorded brings nothing from the host. None: a row is whole.
+static Tensor document_numbers(const Plan& plan, Device device) {
+  struct Numbers {
+    Tensor of;
+  };
+  if (plan.spec().documents.empty() || plan.parts().empty()) return {};
+  return plan.parts()[0]
+      .memo
+      .get<Numbers>({device.index},
+                    [&] {
+                      std::vector<std::int32_t> of;
+                      for (Index row = 0; row < document_rows(plan); ++row) {
+                        std::int32_t number = 0;
+                        for (const Document& d : documents_of(plan, row))
+                          of.insert(of.end(), static_cast<std::size_t>(d.length), number++);
+                        of.resize(static_cast<std::size_t>((row + 1) * plan.length()), number);
+                      }
+                      const Lasting lasting;
+                      return Numbers{moved(from_values(of, {document_rows(plan), plan.length()}), device)};
+                    })
+      .of;
+}
+
+GivenOrder::GivenOrder(const Call& call) : each(call.options.permutation.rank() == 2) {
+  const Tensor& permutation = call.options.permutation;
+  const Index length = call.plan->length(), rows = each ? call.batch : 1, all = rows * length,
+              judged = each ? rows : document_rows(*call.plan);
+  if constexpr (kHasCuda)
+    if (const Device device = permutation.device(); device.is_cuda()) {
+      const Tensor wide = dense(to(permutation, DType::i64)), document = document_numbers(*call.plan, device);
+      token_at = empty({all}, DType::i64, device), position_of = full({all}, -1, DType::i64, device);
+      kernels::Inversion how{wide.data<std::int64_t>(), all, judged, length};
+      if (document) how.document = document.data<std::int32_t>(), how.documents = document.numel();
+      kernels::invert(cuda_of(device), how, token_at.mutable_data<std::int64_t>(),
+                      position_of.mutable_data<std::int64_t>());
+      return;
+    }
+  std::vector<std::int64_t> there(static_cast<std::size_t>(all)), back(there);
+  for (Index row = 0; row < judged; ++row) {
+    const std::vector<std::int32_t> pi = row_of(permutation, row);
+    const std::vector<std::int32_t> rho = inverse_within(pi, documents_of(*call.plan, row), row);
+    const Index begin = each ? row * length : 0;
+    const auto add = [&](std::int32_t i) { return begin + i; };
+    std::ranges::transform(pi, there.begin() + begin, add), std::ranges::transform(rho, back.begin() + begin, add);
+  }
+  token_at = from_values(there, {all}), position_of = from_values(back, {all});
+}
+
+/// Rows of x along an axis of tokens, or where `each` of the batch and that axis, by this index.
+static Tensor picked(const Tensor& in, int axis, const Tensor& index, bool each) {
+  if (!each || in.numel() == 0) return gather(in, axis, index);
+  const Tensor x = contiguous(transpose(in, 1, axis));
+  const Tensor rows = reshape(x, {index.numel(), x.numel() / index.numel()});
+  return contiguous(transpose(reshape(gather(rows, 0, index), x.shape()), 1, axis));
+}
+static Tensor moved_rows(std::string_view label, const Tensor& x, int axis, const Tensor& there, const Tensor& back,
+                         bool each) {
+  if (!x) return x;
+  return apply_linear(
+      label, x, [=](const Tensor& in) { return picked(in, axis, there, each); },
+      [=](const Tensor& dy) { return picked(dy, axis, back, each); });
+}
+
+Tensor GivenOrder::along(const Tensor& x) const { return moved_rows("reorder", x, 1, token_at, position_of, each); }
+Tensor GivenOrder::home(const Tensor& y) const { return moved_rows("restore", y, 1, position_of, token_at, each); }
+AttentionResult GivenOrder::along(const AttentionResult& r) const {
+  return {along(r.o), moved_rows("reorder", r.lse, 2, token_at, position_of, each)};
+}
+AttentionResult GivenOrder::home(const AttentionResult& r) const {
+  return {home(r.o), moved_rows("restore", r.lse, 2, position_of, token_at, each)};
+}
+
+}  // namespace hilt
