@@ -215,6 +215,59 @@ TEST_F(Attend, AgreesWithBruteForceInEveryMode) {
     }
 }
 
+TEST_F(Attend, TakesAnOrderFromAFileOrFromPoints) {
+  const Sizes n;
+  const Inputs in = random_inputs(n);
+  write(n, in, hilt::DType::f64);
+  std::vector<std::int64_t> reversed, corners;
+  for (Index t = 0; t < 16; ++t) reversed.push_back(15 - t), corners.push_back(t % 4), corners.push_back(t / 4);
+  std::vector<std::int64_t> both = reversed;
+  for (Index i = 0; i < 16; ++i) both.push_back(i * 5 % 16);
+  hilt::write_npy(files.path("pi.npy"), hilt::from_values(reversed, {16}, hilt::DType::i32));
+  hilt::write_npy(files.path("both.npy"), hilt::from_values(both, {2, 16}));
+  hilt::write_npy(files.path("points.npy"), hilt::from_values(corners, {16, 2}));
+  const std::string points = "--order points:" + files.path("points.npy"), pi = files.path("pi.npy");
+  const auto quadrants = [](Index t, Index u) { return t / 8 == u / 8 && t % 4 / 2 == u % 4 / 2; };
+  const Case cases[] = {{"/hilbert/bits=2 --pattern segment:4", quadrants},
+                        {"/morton-trans/bits=2 --pattern segment:4 --causal token --ranks 2",
+                         [&](Index t, Index u) { return u <= t && quadrants(t, u); }}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.flags);
+    const Ran ran = run(points + c.flags);
+    ASSERT_EQ(ran.status, 0) << ran.err;
+    expect_all(n, brute_force(n, in, c.allowed), hilt::DType::f64, 1e-12);
+  }
+  const auto given = [&](const std::string& file, const std::string& more) {
+    return run("--order given --permutation " + files.path(file) + " --pattern segment:5,shift=2 " + more);
+  };
+  for (const char* mode : {"taped", "hybrid", "fused"}) {
+    ASSERT_EQ(given("pi.npy", std::string("--mode ") + mode).status, 0);
+    expect_all(n, brute_force(n, in, [](Index t, Index u) { return (17 - t) / 5 == (17 - u) / 5; }), hilt::DType::f64,
+               1e-12);
+  }
+  ASSERT_EQ(given("pi.npy", "").status, 0);
+  const Values of_one = read("dk").to_vector();
+  ASSERT_EQ(given("both.npy", "").status, 0);
+  const Values of_both = read("dk").to_vector();
+  for (std::size_t i = 0; i < of_one.size() / 2; ++i) EXPECT_EQ(of_one[i], of_both[i]);
+  EXPECT_NE(of_one, of_both);
+
+  const auto says = [](const Ran& ran, int status, const char* text) {
+    EXPECT_EQ(ran.status, status) << ran.err;
+    EXPECT_NE(ran.err.find(text), std::string::npos) << ran.err;
+  };
+  says(given("both.npy", "--ranks 2"), 2, "--ranks (2): rows have orders of their own; give one of all");
+  says(given("pi.npy", "--documents 4,12"), 3,
+       "permutation: row 0: position 0 names token 15, which is not among 0..3");
+  says(given("points.npy", ""), 2, "the permutation is [16, 2]; expected [16] or [2, 16]");
+  says(given("q.npy", ""), 3, "--permutation: is f64");
+  says(run("--order given"), 2, "--order (given): needs --permutation FILE");
+  says(run("--order row --permutation " + pi), 2, "goes with --order given, not row");
+  says(run(points + "/peano"), 2, "order_of_points: kind");
+  says(run(points + "?"), 2, "expected points:FILE.npy[/KIND][/bits=B]");
+  says(run("--order points:" + pi), 3, "points [16]; expected [16, 2 or 3] or [2, 16, 2 or 3]");
+}
+
 // ---- score terms --------------------------------------------------------------------------------
 
 /// Terms as their files hold them, on a 4 x 4 grid, and what attend computes with them: o and lse

@@ -41,6 +41,20 @@ class Arrays(unittest.TestCase):
             want = sum((g * w).sum() for g, w in zip((d.q, d.k, d.v, d.sink), way))
             self.assertAlmostEqual((there - back) / 2e-5, want, places=5)
 
+    def test_an_order_of_points(self):
+        q, k, v, d_o = arrays()
+        points = numpy.stack(numpy.divmod(numpy.arange(16), 4)[::-1], 1)  # x, y of a 4 x 4 grid
+        pi = hilt.order_of_points(points, bits=2)
+        self.assertEqual(pi.dtype, numpy.int64)
+        how = {"pattern": "segment:4"}
+        numpy.testing.assert_array_equal(
+            hilt.attention(q, k, v, permutation=pi, **how), hilt.attention(q, k, v, order="hilbert:4x4", **how)
+        )
+        got = hilt.attention_vjp(q, k, v, d_o, permutation=pi.astype("i4"), **how)
+        want = hilt.attention_vjp(q, k, v, d_o, order="hilbert:4x4", **how)
+        for a, b in zip(got[:3], want[:3]):
+            numpy.testing.assert_array_equal(a, b)
+
     def test_what_cannot_be_lent_is_copied(self):
         q, k, v, _ = arrays("f4")
         want = hilt.attention(q, k, v)

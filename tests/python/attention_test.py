@@ -151,7 +151,7 @@ class Citizen(unittest.TestCase):
             self.assertEqual(_hilt.address(s), t.data_ptr())
             self.assertEqual(_hilt.address(s[:, 3:]), s[:, 3:].data_ptr())
         call = hilt._native(*hilt._asked()[:3], *seen[:2])
-        taken = _hilt.forward(call, None, True, (*seen, None, None, None, None))[0]
+        taken = _hilt.forward(call, None, True, (*seen, None, None, None, None, None))[0]
         self.assertEqual(
             torch.utils.dlpack.from_dlpack(taken.capsule()).data_ptr(), taken.__array_interface__["data"][0]
         )
@@ -185,7 +185,7 @@ class Citizen(unittest.TestCase):
         only_k.sum().backward()
         self.assertIsNotNone(x[1].grad)
         self.assertIsNone(x[0].grad)
-        self.assertEqual(tuple(asked[0]), (False, True, False) + (False,) * 4)
+        self.assertEqual(tuple(asked[0]), (False, True, False) + (False,) * 5)
 
     def test_autocast(self):
         x = support.inputs(16, dtype=torch.float32)
@@ -443,6 +443,64 @@ class Queries(unittest.TestCase):
         self.assertIn("queries=range(3, 8)", repr(plan))
 
 
+class Orders(unittest.TestCase):
+    """An order as a value: one plan, and a permutation with each call."""
+
+    def test_is_the_order_of_that_name(self):
+        q, k, v = support.inputs(64, batch=2)
+        pi = torch.tensor(hilt.plan(64, order="hilbert").native.tokens())
+        for mode, dtype in itertools.product(MODES, (torch.int32, torch.int64)):
+            got = hilt.attention(q, k, v, permutation=pi.to(dtype), pattern="segment:16", backward=mode)
+            want = hilt.attention(q, k, v, order="hilbert", pattern="segment:16", backward=mode)
+            self.assertTrue(torch.equal(got, want))
+            for a, b in zip(*[torch.autograd.grad((o * o).sum(), (q, k, v)) for o in (got, want)]):
+                self.assertTrue(torch.equal(a, b))
+        plan = hilt.plan(64, heads=2, order="given", pattern="segment:16")
+        each = torch.stack([pi, torch.randperm(64, generator=torch.Generator().manual_seed(1))])
+        got = hilt.attention(q, k, v, plan=plan, permutation=each)
+        for b in range(2):
+            own = [x[b : b + 1] for x in (q, k, v)]
+            self.assertTrue(torch.equal(got[b : b + 1], hilt.attention(*own, plan=plan, permutation=each[b])))
+
+    def test_against_the_definition(self):
+        q, k, v = support.inputs(24)
+        points = torch.rand(24, 3, generator=torch.Generator().manual_seed(2))
+        for causal in (False, True):
+            pi = hilt.order_of_points(points, "morton-trans", documents=[10, 14])
+            self.assertEqual((pi.dtype, sorted(pi[:10].tolist())), (torch.int64, list(range(10))))
+            rho = torch.argsort(pi)
+
+            def pair(t, u):
+                begin = 0 if t < 10 else 10
+                same = (t < 10) == (u < 10) and (rho[t] - begin) // 4 == (rho[u] - begin) // 4
+                return same and (u <= t or not causal)
+
+            want, lse = support.attention(q, k, v, support.mask(24, pair))
+            o, got_lse = hilt.attention(q, k, v, permutation=pi, pattern="segment:4", documents=[10, 14],
+                                        causal=causal, return_lse=True)
+            torch.testing.assert_close(o, want)
+            torch.testing.assert_close(got_lse, lse)
+
+    def test_what_is_wrong_is_named(self):
+        q, k, v = support.inputs(8)
+        for permutation, code, text in (
+            (torch.tensor([0, 1, 2, 3, 4, 5, 6, 6]), 3, "row 0: token 6 is at position 6 and again at 7"),
+            (torch.arange(8.0), 2, "a tensor of type torch.float32; expected torch.int32 or int64"),
+            (torch.arange(7), 2, "the permutation is [7]; expected [8] or [1, 8]"),
+            ([0, 1], 2, "permutation ([0, 1]): is of type list; expected a torch.Tensor, as q is"),
+        ):
+            with self.assertRaises(hilt.Error) as e:
+                hilt.attention(q, k, v, permutation=permutation)
+            self.assertIn(text, str(e.exception))
+            self.assertEqual(e.exception.code, code)
+        with self.assertRaisesRegex(hilt.Error, "a permutation goes with order=given"):
+            hilt.attention(q, k, v, order="hilbert", permutation=torch.arange(8))
+        with self.assertRaisesRegex(hilt.Error, "each call brings a permutation"):
+            hilt.attention(q, k, v, order="given")
+        with self.assertRaisesRegex(hilt.Error, "no 'hilber'|did you mean"):
+            hilt.order_of_points(torch.rand(4, 2), "hilber")
+
+
 class Readme(unittest.TestCase):
     def test_its_blocks_run(self):
         with open(os.path.join(os.environ["SRC"], "examples", "embed", "python", "README.md")) as f:
@@ -487,7 +545,7 @@ class Plans(unittest.TestCase):
             if name in _hilt.defaults:
                 self.assertIsNone(told[name].default)
                 self.assertIn(f"(default {_hilt.defaults[name]})", hilt.attention.__doc__)
-            if settings[name]:
+            if settings.get(name):
                 self.assertIn(_hilt.defaults.get(name, told[name].default), settings[name])
 
     @unittest.skipUnless(os.environ.get("SETS"), "no program sets")

@@ -34,13 +34,13 @@ class Compiled(unittest.TestCase):
             bias = torch.randn(16, 16, dtype=dtype, requires_grad=True)
             how = ("fused", None, None, False, 0.0)
             text = repr((None, ("row", "slide:2", "token", "all_queries", "", None), how))
-            torch.library.opcheck(torch.ops.hilt.attention.default, (q, k, v, None, None, bias, None, text, -1))
+            torch.library.opcheck(torch.ops.hilt.attention.default, (q, k, v, None, None, bias, None, None, text, -1))
             with torch.no_grad():
-                o, lse = torch.ops.hilt.attention(q, k, v, None, None, bias, None, text, -1)
-            wanted = [True, False, True, False, False, True, False]
+                o, lse = torch.ops.hilt.attention(q, k, v, None, None, bias, None, None, text, -1)
+            wanted = [True, False, True, False, False, True, False, False]
             detached = [t.detach() for t in (q, k, v, bias, o, lse)]
             q, k, v, bias, o, lse = detached
-            args = (q, k, v, None, None, bias, None, text, -1, o, lse, torch.randn_like(o), None, wanted)
+            args = (q, k, v, None, None, bias, None, None, text, -1, o, lse, torch.randn_like(o), None, wanted)
             torch.library.opcheck(torch.ops.hilt.attention_backward.default, args)
 
     def test_func(self):

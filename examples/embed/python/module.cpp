@@ -27,18 +27,18 @@ struct Array {
 std::string text_of(const nb::object& x) { return nb::cast<std::string>(nb::steal(PyObject_Str(x.ptr()))); }
 
 /// torch's types, found by name once: there is one object of each.
-DType dtype_of_torch(const nb::object& type) {
+DType dtype_of_torch(const nb::object& type, bool whole) {
   static std::vector<std::pair<PyObject*, DType>> known;
   for (const auto& [object, dtype] : known)
-    if (object == type.ptr()) return dtype;
+    if (object == type.ptr() && is_floating(dtype) != whole) return dtype;
   const std::string name = text_of(type);
-  const std::pair<const char*, DType> types[] = {{"torch.float32", DType::f32},
-                                                 {"torch.float64", DType::f64},
-                                                 {"torch.bfloat16", DType::bf16},
-                                                 {"torch.float16", DType::f16}};
+  const std::pair<const char*, DType> types[] = {{"torch.float32", DType::f32},   {"torch.float64", DType::f64},
+                                                 {"torch.bfloat16", DType::bf16}, {"torch.float16", DType::f16},
+                                                 {"torch.int32", DType::i32},     {"torch.int64", DType::i64}};
   for (const auto& [text, dtype] : types)
-    if (name == text) return known.emplace_back(type.inc_ref().ptr(), dtype).second;
-  fail("attention: a tensor of type ", name, "; expected torch.float32, float64, bfloat16 or float16");
+    if (name == text && is_floating(dtype) != whole) return known.emplace_back(type.inc_ref().ptr(), dtype).second;
+  fail("attention: a tensor of type ", name, "; expected torch.",
+       whole ? "int32 or int64" : "float32, float64, bfloat16 or float16");
 }
 
 /// What a torch tensor is asked for; a text each time would cost as much as its answer.
@@ -54,7 +54,7 @@ const Names& names() {
 
 /// A torch tensor where it lies. A few attributes cost less than a DLPack capsule, and need no
 /// reference: the caller holds it until the call is over.
-Tensor of_torch(nb::handle x) {
+Tensor of_torch(nb::handle x, bool whole) {
   const nb::object extents = x.attr(names().shape), steps = x.attr(names().stride)();
   Shape shape;
   Strides strides{};
@@ -65,7 +65,7 @@ Tensor of_torch(nb::handle x) {
     strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(steps.ptr(), static_cast<Py_ssize_t>(i)));
     last += (shape[-1] - 1) * strides[i];
   }
-  const DType dtype = dtype_of_torch(x.attr(names().dtype));
+  const DType dtype = dtype_of_torch(x.attr(names().dtype), whole);
   Device device;
   if (!nb::cast<bool>(x.attr(names().is_cpu))) {
     if (!nb::cast<bool>(x.attr(names().is_cuda)))
@@ -107,9 +107,10 @@ Tensor of_dlpack(nb::handle x) {
              : take<dlpack::DLManagedTensorVersioned>(capsule, "dltensor_versioned", "used_dltensor_versioned");
 }
 
-Tensor tensor_of(nb::handle x) {
+/// whole: of whole numbers, where torch says so.
+Tensor tensor_of(nb::handle x, bool whole = false) {
   if (x.is_none()) return {};
-  if (nb::hasattr(x, names().data_ptr)) return of_torch(x);
+  if (nb::hasattr(x, names().data_ptr)) return of_torch(x, whole);
   return nb::isinstance<Array>(x) ? nb::cast<Array&>(x).tensor : of_dlpack(x);
 }
 
@@ -140,7 +141,7 @@ nb::dict array_interface(Array& x) {
   d["version"] = 3;
   d["shape"] = nb::tuple(shape);
   d["strides"] = nb::tuple(strides);
-  d["typestr"] = "<f" + std::to_string(size_of(x.tensor.dtype()));
+  d["typestr"] = (is_floating(x.tensor.dtype()) ? "<f" : "<i") + std::to_string(size_of(x.tensor.dtype()));
   d["data"] = nb::make_tuple(reinterpret_cast<std::uintptr_t>(x.tensor.mutable_raw()), false);
   return d;
 }
@@ -191,7 +192,8 @@ struct NativeCall {
   }
 };
 
-/// The seven tensors of a call: q, k, v and the terms' slopes, relative, bias and sink.
+/// The eight tensors of a call: q, k, v, the terms' slopes, relative, bias and sink, and the
+/// permutation.
 struct Inputs {
   Tensor q, k, v;
   AttentionOptions options;
@@ -207,6 +209,7 @@ Inputs inputs_of(const NativeCall& call, std::optional<std::uint64_t> seed, cons
   ScoreTerms& terms = in.options.terms;
   terms.slopes = tensor_of(x[3]), terms.relative = tensor_of(x[4]);
   terms.bias = tensor_of(x[5]), terms.sink = tensor_of(x[6]);
+  in.options.permutation = tensor_of(x[7], true);
   terms.alibi = terms.alibi || terms.slopes;
   check(in.options.dropout == 0 || in.options.key, "attention: dropout ", in.options.dropout,
         " needs a seed: pass seed=, another one each step");
@@ -260,7 +263,7 @@ nb::tuple forward(const NativeCall& call, std::optional<std::uint64_t> seed, boo
   return nb::make_tuple(array_or_none(std::move(r.o)), array_or_none(std::move(r.lse)));
 }
 
-/// Gradients of those of the seven that are wanted and there. known: forward's o, lse, theirs.
+/// Gradients of those that are wanted and there. known: forward's o, lse, theirs.
 nb::list backward(const NativeCall& call, std::optional<std::uint64_t> seed, const nb::sequence& wanted,
                   const nb::tuple& tensors, const nb::tuple& known) {
   const Inputs in = inputs_of(call, seed, tensors);
@@ -321,6 +324,10 @@ NB_MODULE(_hilt, m) {
   nb::class_<NativeCall>(m, "Call").def(nb::init<const NativePlan&, Text, Number, Number, bool, double>());
   m.def("forward", forward);
   m.def("backward", backward);
+  m.def("order_of_points", [](nb::handle points, Text kind, int bits, const std::vector<Index>& documents) {
+    const bool whole = nb::hasattr(points, "is_floating_point") && !nb::cast<bool>(points.attr("is_floating_point")());
+    return Array{order_of_points(tensor_of(points, whole), kind, bits, documents).token_at};
+  });
   m.def("set_host", [](nb::object stream, nb::object take, nb::object give) {
     host = {stream.release(), take.release(), give.release()};
   });

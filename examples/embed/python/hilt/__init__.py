@@ -17,7 +17,7 @@ from typing import NamedTuple
 from . import _hilt
 
 __version__ = _hilt.version
-__all__ = ["Error", "Gradients", "Plan", "attention", "attention_vjp", "plan", "set_thread_count"]
+__all__ = ["Error", "Gradients", "Plan", "attention", "attention_vjp", "order_of_points", "plan", "set_thread_count"]
 
 
 class Error(RuntimeError):
@@ -251,7 +251,7 @@ def _asked(order=None, pattern=None, causal=None, dilation_mode=None, documents=
 @_strict
 def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=None, backward=_hilt.default_backward,
               scale=None, softcap=None, alibi=None, relative=None, bias=None, sink=None, documents=None, queries=None,
-              dropout=0.0, seed=None, plan=None, return_lse=False, **unknown):
+              dropout=0.0, seed=None, plan=None, permutation=None, return_lse=False, **unknown):
     """o [B, L, H, D]: o[b, t, h] = sum over u in A(t) of softmax(scale q[b, t, h] . k[b, u, h']) v[b, u, h'], where
     h' = h // (H / Hk) and A(t) is what `pattern` says, under `causal`.
 
@@ -259,6 +259,8 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     lie side by side, a copy is made. Torch tensors are differentiable in q, k, v and every tensor below.
 
     {settings}
+    permutation    An order as a value, int32 or int64 [L] or [B, L]: the token at each position, inside each document,
+                   as order_of_points gives it. The order is then "given", and one plan serves all such orders
     Here causal may be True, for token, or False. alibi is True for the published slopes, or a tensor; relative, bias
     and sink are tensors too. documents is a list of int | (H, W) | (T, H, W), or a list of such lists, one a row;
     queries are tokens, like range(3, 8). Another seed each step. plan, from hilt.plan(..), stands instead of order,
@@ -267,6 +269,8 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     """
     if unknown:
         _known("attention", unknown, attention.__kwdefaults__)
+    if order is None and permutation is not None and plan is None:
+        order = "given"
     plan, settings, how, slopes, seed = _asked(order, pattern, causal, dilation_mode, documents, queries, plan,
                                                backward, scale, softcap, alibi, dropout, seed)
     if type(return_lse) is not bool:
@@ -275,8 +279,9 @@ def attention(q, k, v, *, order=None, pattern=None, causal=None, dilation_mode=N
     if torch is not None and isinstance(q, torch.Tensor):
         import hilt._torch
 
-        return hilt._torch.attention(plan, settings, how, seed, (q, k, v, slopes, relative, bias, sink), return_lse)
-    lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink)])
+        tensors = (q, k, v, slopes, relative, bias, sink, permutation)
+        return hilt._torch.attention(plan, settings, how, seed, tensors, return_lse)
+    lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink, permutation)])
     o, lse = _hilt.forward(_native(plan, settings, how, q, k), seed, return_lse, lent)
     return (_like(q, o), _like(q, lse)) if return_lse else _like(q, o)
 
@@ -300,16 +305,32 @@ class Gradients(NamedTuple("Gradients", [(n, object) for n in ("q", "k", "v", "a
     """What `attention_vjp` gives: each of its tensor's shape and type, None where there was none."""
 
 
-def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=None, sink=None, seed=None, **options):
+def attention_vjp(q, k, v, d_o, *, d_lse=None, alibi=None, relative=None, bias=None, sink=None, seed=None,
+                  permutation=None, **options):
     """Gradients of sum(o * d_o) [+ sum(lse * d_lse)] with respect to q, k, v and the terms' tensors, for NumPy, JAX and
     any DLPack array. d_o [B, L, H, D], d_lse [B, H, L]; `options` are those of `attention`."""
     _known("attention_vjp", options, _VJP)
+    if permutation is not None and options.get("plan") is None:
+        options = {"order": "given", **options}
     plan, settings, how, slopes, seed = _asked(alibi=alibi, seed=seed, **options)
-    lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink)])
+    lent = tuple([_lent(x) for x in (q, k, v, slopes, relative, bias, sink, permutation)])
     call = _native(plan, settings, how, q, k)
     o, lse = _hilt.forward(call, seed, True, lent)
     d = _hilt.backward(call, seed, (True,) * 7, lent, (o, lse, _lent(d_o), _lent(d_lse)))
     return Gradients(*[_like(q, x) for x in d])
+
+
+def order_of_points(points, kind="hilbert", bits=16, documents=None):
+    """The permutation for `attention` that puts points [N, 2 or 3], floats or whole numbers, along a curve through
+    2**bits cells a side: int64 [N], of the same library. kind: hilbert, morton, hilbert-trans or morton-trans; those
+    take the axes in reverse order. documents: the points of each, one after the other, which stay apart."""
+    lengths = [] if documents is None else [_whole("documents", n, 1) for n in documents]
+    kind = str.__str__(kind) if isinstance(kind, str) else _refuse("kind", kind, "a str")
+    order = _hilt.order_of_points(_lent(points), kind, _whole("bits", bits, 0, 99), lengths)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(points, torch.Tensor):
+        return torch.from_dlpack(order)
+    return _like(points, order)
 
 
 def _native(plan, settings, how, q, k):

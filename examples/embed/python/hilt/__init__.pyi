@@ -2,7 +2,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 __version__: str
-__all__ = ["Error", "Gradients", "Plan", "attention", "attention_vjp", "plan", "set_thread_count"]
+__all__ = ["Error", "Gradients", "Plan", "attention", "attention_vjp", "order_of_points", "plan", "set_thread_count"]
 
 class _Tensor(Protocol):
     """A torch.Tensor, numpy.ndarray, jax.Array, ..: what lends itself by DLPack."""
@@ -39,7 +39,8 @@ def attention(
     dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
     sink: _T | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
-    dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, return_lse: Literal[False] = False,
+    dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
+    return_lse: Literal[False] = False,
 ) -> _T: ...
 @overload
 def attention(
@@ -47,7 +48,8 @@ def attention(
     dilation_mode: _DilationMode | None = None, backward: str = ..., scale: float | None = None,
     softcap: float | None = None, alibi: bool | _T | None = None, relative: _T | None = None, bias: _T | None = None,
     sink: _T | None = None, documents: _Rows | None = None, queries: Iterable[int] | None = None,
-    dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, return_lse: Literal[True],
+    dropout: float = 0.0, seed: int | None = None, plan: Plan | None = None, permutation: _Tensor | None = None,
+    return_lse: Literal[True],
 ) -> tuple[_T, _T]: ...
 
 class Gradients(NamedTuple):
@@ -55,5 +57,9 @@ class Gradients(NamedTuple):
 
 def attention_vjp(
     q: _T, k: _T, v: _T, d_o: _T, *, d_lse: _T | None = None, alibi: bool | _T | None = None,
-    relative: _T | None = None, bias: _T | None = None, sink: _T | None = None, seed: int | None = None, **options: Any,
+    relative: _T | None = None, bias: _T | None = None, sink: _T | None = None, seed: int | None = None,
+    permutation: _Tensor | None = None, **options: Any,
 ) -> Gradients: ...
+def order_of_points(
+    points: _T, kind: str = "hilbert", bits: int = 16, documents: Iterable[int] | None = None,
+) -> Any: ...

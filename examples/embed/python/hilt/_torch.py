@@ -109,7 +109,8 @@ def attention(plan, settings, how, seed, tensors, return_lse):
     try:
         recorded = any([x is not None and x.requires_grad for x in tensors]) and torch.is_grad_enabled()
     except AttributeError:
-        name, x = next(t for t in zip(Gradients._fields, tensors) if not isinstance(t[1], (torch.Tensor, type(None))))
+        names = (*Gradients._fields, "permutation")
+        name, x = next(t for t in zip(names, tensors) if not isinstance(t[1], (torch.Tensor, type(None))))
         _refuse(name, x, "a torch.Tensor, as q is")
     q, k, v = tensors[:3]
     enabled, type_of = _ASK.get(q.device.type, (bool, None))
@@ -144,25 +145,27 @@ def _op_call(text, q, k):
 
 if _OP:
     _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? slopes, Tensor? relative, Tensor? bias, Tensor? sink"
-    _INPUTS += ", str asked, SymInt seed"
+    _INPUTS += ", Tensor? permutation, str asked, SymInt seed"
     _GIVEN = "Tensor o, Tensor lse, Tensor? d_o, Tensor? d_lse, bool[] wanted"
 
     @torch.library.custom_op("hilt::attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
-    def _op(q, k, v, slopes, relative, bias, sink, asked, seed):
-        return _attend(_op_call(asked, q, k), None if seed < 0 else seed, q, k, v, slopes, relative, bias, sink)
+    def _op(q, k, v, slopes, relative, bias, sink, permutation, asked, seed):
+        tensors = (q, k, v, slopes, relative, bias, sink, permutation)
+        return _attend(_op_call(asked, q, k), None if seed < 0 else seed, *tensors)
 
     @_op.register_fake
-    def _(q, k, v, slopes, relative, bias, sink, asked, seed):
+    def _(q, k, v, slopes, relative, bias, sink, permutation, asked, seed):
         stat = torch.float64 if q.dtype == torch.float64 else torch.float32
         return q.new_empty(q.shape), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=stat)
 
     @torch.library.custom_op("hilt::attention_backward", mutates_args=(), schema=f"({_INPUTS}, {_GIVEN}) -> Tensor[]")
-    def _op_backward(q, k, v, slopes, relative, bias, sink, asked, seed, o, lse, d_o, d_lse, wanted):
-        call, seed, tensors = _op_call(asked, q, k), None if seed < 0 else seed, (q, k, v, slopes, relative, bias, sink)
+    def _op_backward(q, k, v, slopes, relative, bias, sink, permutation, asked, seed, o, lse, d_o, d_lse, wanted):
+        call, seed = _op_call(asked, q, k), None if seed < 0 else seed
+        tensors = (q, k, v, slopes, relative, bias, sink, permutation)
         return list(_gradients(call, seed, wanted, o, lse, d_o, d_lse, *tensors))
 
     @_op_backward.register_fake
-    def _(q, k, v, slopes, relative, bias, sink, asked, seed, o, lse, d_o, d_lse, wanted):
+    def _(q, k, v, slopes, relative, bias, sink, permutation, asked, seed, o, lse, d_o, d_lse, wanted):
         return [x.new_empty(x.shape) for x, w in zip((q, k, v, slopes, relative, bias, sink), wanted) if w]
 
     def _keep(ctx, inputs, output):
@@ -172,7 +175,7 @@ if _OP:
 
     def _op_gradients(ctx, d_o, d_lse):
         *tensors, o, lse = ctx.saved_tensors
-        wanted = [bool(w) for w in ctx.needs_input_grad[:7]]
+        wanted = [bool(w) for w in ctx.needs_input_grad[:8]]
         d = iter(torch.ops.hilt.attention_backward(*tensors, ctx.asked, ctx.seed, o, lse, d_o, d_lse, wanted))
         return (*[next(d) if w else None for w in wanted], None, None)
 
