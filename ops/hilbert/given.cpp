@@ -1,5 +1,5 @@
 // Orders that come with the call. Where a set is defined along positions alone, rows are gathered
-// along the order, the plan serves them in row order, and results go home.
+// along the order, the plan serves them in row order, and results return to their tokens.
 //
 //      gathered[b, i] = x[b, pi(b, i)]        y[b, t] = computed[b, rho(b, t)]
 #include "ops/hilbert/given.h"

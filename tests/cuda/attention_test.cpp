@@ -15,6 +15,7 @@
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/call.h"
 #include "ops/ops.h"
+#include "tests/support/error_of.h"
 #include "tests/support/scale.h"
 #include "tests/support/settings.h"
 
@@ -783,6 +784,44 @@ TEST_F(OnGpuAttention, PartsAreServed) {
     in_parts(in, p.plan, false);
     for (const AttentionRoute& r : attention_routes()) EXPECT_EQ(r.route, "hopper") << r.pass << ": " << r.reason;
   }
+}
+
+// An order that comes with the call: the bits of the plan made with it, no wait, and a wrong one is
+// named by the next value that is asked for.
+TEST_F(OnGpuAttention, OrdersComeWithTheCall) {
+  PlanSpec spec{.length = 512, .heads = 2, .order = parse_order("given", 512), .pattern = parse_pattern("segment:128")};
+  spec.documents = {DocumentList{256, 200}};
+  const PlanPtr any = make_plan(spec);
+  const auto reversed = [](Index begin, Index end, std::vector<std::int32_t>& pi) {
+    for (Index i = end; i-- > begin;) pi.push_back(static_cast<std::int32_t>(i));
+  };
+  std::vector<std::int32_t> one, two = query_run(0, 512);
+  for (const auto& [begin, end] : {std::pair(0, 256), {256, 456}, {456, 512}}) reversed(begin, end, one);
+  const auto x = [](std::uint64_t stream) { return randn({2, 512, 2, 64}, {5, stream}, DType::bf16, kGpu); };
+  const Tensor q = x(1), k = x(2), v = x(3);
+  AttentionOptions options;
+  const auto bring = [&](const std::vector<std::int32_t>& first, const std::vector<std::int32_t>& second) {
+    options.permutation = moved(stack({from_values(first, {512}), from_values(second, {512})}), kGpu);
+  };
+  bring(one, two);
+  (void)attention(q, k, v, any, options).to_vector();
+  const auto waits = device_counters(kGpu).host_waits;
+  const Tensor o = attention(q, k, v, any, options);
+  EXPECT_EQ(device_counters(kGpu).host_waits, waits);
+  for (Index row = 0; row < 2; ++row) {
+    spec.given = row == 0 ? one : two;
+    const auto own = [&](const Tensor& y) { return slice(y, 0, row, row + 1); };
+    EXPECT_EQ(own(o).to_vector(), attention(own(q), own(k), own(v), make_plan(spec)).to_vector()) << row;
+  }
+  std::swap(two[255], two[256]);
+  bring(one, two);
+  (void)attention(q, k, v, any, options);
+  const std::string wrong = error_of([] { synchronize(kGpu); });
+  EXPECT_TRUE(wrong.starts_with("data: permutation: no bijection inside each document: row 1, token ")) << wrong;
+  EXPECT_EQ(error_of([] { synchronize(kGpu); }), "nothing");
+  spec.given.clear(), spec.causality = Causality::token;
+  const std::string refused = error_of([&] { (void)attention(q, k, v, make_plan(spec), options); });
+  EXPECT_TRUE(refused.starts_with("usage: attention: causal token with order=given: looks at tokens")) << refused;
 }
 
 // Head dims that the others do not draw, against the CPU.
