@@ -44,8 +44,9 @@ static double one_pass_sums(const Plan& plan, Index batch, Index dim) {
   return tiles * kernels::hopper::kSumBytes;
 }
 
-AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,
-                                 const ScoreTerms& terms, Device where) {
+/// For a plan that has its order.
+static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype,
+                                    Backward mode, const ScoreTerms& terms, Device where) {
   Call call{PlanPtr(PlanPtr(), &plan), {.terms = terms}, 1, batch, plan.queries(), kv_heads, dim};
   Device device;
   for (const Tensor& x : term_inputs(terms))
@@ -107,6 +108,16 @@ AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, 
   m.peak = static_cast<std::size_t>(scores + (2 + sink) * largest + gathered + masks + merge + q * stat +
                                     kept_by_terms + sums);
   return m;
+}
+
+AttentionMemory attention_memory(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype, Backward mode,
+                                 const ScoreTerms& terms, Device where) {
+  AttentionMemory m = memory_along(plan, batch, kv_heads, dim, dtype, mode, terms, where);
+  if (!plan.takes_order()) return m;
+  // q, k and v along the order, which are kept; o and its gradient in both orders.
+  const std::size_t row = at(batch * dim) * size_of(dtype), q = row * at(plan.length() * plan.heads()),
+                    kept = q + 2 * row * at(plan.length() * kv_heads) + 16 * at(plan.length());
+  return {m.saved + kept, m.peak + kept + 2 * q};
 }
 
 }  // namespace hilt
