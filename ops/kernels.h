@@ -106,7 +106,7 @@ void cross_entropy_backward(At, const Logits<T>& in, const float* lse, const flo
 // x: [outer, extent] rows of so many bytes, y: [outer, n] of them.
 void gather(Cuda, const void* x, const std::int64_t* index, void* y, Index outer, Index n, Index extent,
             Index row_bytes);
-/// Orders of rows of `length` tokens, one after the other or one for all: i64 pi [n]. `rows` of them
+/// Orders of rows of `length` tokens, one after the other or one for all: pi [n]. `rows` of them
 /// are judged: each is a bijection inside documents, whose numbers [documents] say which are.
 struct Inversion {
   const std::int64_t* pi;
@@ -114,8 +114,8 @@ struct Inversion {
   const std::int32_t* document = nullptr;
   Index documents = 0;
 };
-// token_at, position_of: [n], counted through all rows, the second all -1 before. A token that does not
-// fit is -1, and cuda::check_verdict() names it.
+// token_at, position_of: [n], counted through all rows, the second all -1 before. A token that does
+// not fit is -1, and cuda::check_verdict() names it.
 void invert(Cuda, const Inversion& how, std::int64_t* token_at, std::int64_t* position_of);
 // x: [outer, n, inner], y: [outer, extent, inner]; rows of one place are added in index order.
 template <class T, class At>

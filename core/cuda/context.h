@@ -32,8 +32,8 @@ void check_status(int status, const char* what, int device);
 void check_alive(int device);
 void count_launch(int device);
 
-/// What a kernel found wrong in its data. It lies in the host's memory, which says so without a
-/// wait: a kernel writes it whole, and check_verdict() throws Code::data. Calls that wait do so too.
+/// What a kernel found wrong in its data. It lies in the host's memory, so nobody waits to read it:
+/// a kernel writes it whole, and check_verdict() throws Code::data. Calls that wait do so too.
 struct alignas(16) Verdict {
   const char* what = nullptr;  // a literal; null: nothing is wrong
   std::int32_t row = 0, token = 0;

@@ -3,7 +3,7 @@
 // and all have one plan.
 //
 // A cloud holds six shapes of four kinds. A point knows where it lies and a hint of its shape's
-// kind, right 2 times in 5; the hints around it say the rest. `row`: points as they come, at random.
+// kind, right 2 times in 5; the hints around it say the rest. `row`: points in random order.
 //
 //   points [all|morton|row] [SEED] [STEPS] [SEGMENT]
 //   all, seed 1: 80.6 % of points right after 800 steps, 40.2 % by hints alone

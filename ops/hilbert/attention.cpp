@@ -1,7 +1,7 @@
 // The public calls: which mode runs, and the table of modes.
 #include "ops/hilbert/attention.h"
 #include "core/io/text.h"
-#include "ops/hilbert/given.h"
+#include "ops/hilbert/points/given.h"
 #include "ops/hilbert/modes/modes.h"
 #include "ops/ops.h"
 
@@ -108,8 +108,8 @@ std::array<Tensor, 3> parts_of(Inputs in) {
   return in.size() == 1 ? detail::OneOp::parts(in[0]) : std::array{in[0], in[1], in[2]};
 }
 
-/// Of a call whose plan has its set and its order. `given`: what the forward pass gave, where that
-/// is over.
+/// A call whose plan has its set and its order. `given`: what the forward pass gave, where that is
+/// over.
 AttentionResult run(Call call, Inputs in, bool with_lse, const AttentionResult& given) {
   const std::array<Tensor, 3> part = parts_of(in);
   const Mode& mode = mode_of(mode_for(call, part));

@@ -29,11 +29,11 @@ struct AttentionOptions {  // what a call may change
   Index first_batch = 0;           // the number of the first sequence among all that share the mask
   bool strict = false;             // a fallback is an error
   ScoreTerms terms = {};           // see ScoreTerms
-  /// Of a plan with `order=given`: i32 or i64 [L] or [B, L], the token at each position, a bijection
-  /// inside each document, on the device of q. A CPU looks at once, Code::data; a GPU at the next
-  /// value that is asked for, and where the order is wrong its results are NaN. Bits are those of a
-  /// plan made with that order, but of the sink's gradient, a sum along positions. What looks at
-  /// tokens (causal token, alibi, relative, bias, dropout, fewer queries) takes a plan for each
+  /// The order, where the plan is of `order=given`: i32 or i64 [L] or [B, L], the token at each
+  /// position, a bijection inside each document, on the device of q. A CPU looks at once; a GPU at
+  /// the next value that is asked for, and what a wrong order gives is NaN. Bits are those
+  /// of a plan made with that order, but of the sink's gradient, a sum along positions. What looks
+  /// at tokens (causal token, alibi, relative, bias, dropout, fewer queries) takes a plan for each
   /// order on a CPU, and on a GPU an order in the plan, PlanSpec::given.
   Tensor permutation = {};
 };

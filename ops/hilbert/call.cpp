@@ -1,7 +1,7 @@
 // A call on its tensors: checked, cut into passes of one tiling each, through kernels/attention.h.
 #include "ops/hilbert/call.h"
 #include <map>
-#include "ops/hilbert/given.h"
+#include "ops/hilbert/points/given.h"
 #include "ops/hilbert/kernels/compact.h"
 #include "ops/hilbert/kernels/joined.h"
 #include "ops/ops.h"

@@ -44,7 +44,7 @@ static double one_pass_sums(const Plan& plan, Index batch, Index dim) {
   return tiles * kernels::hopper::kSumBytes;
 }
 
-/// For a plan that has its order.
+/// The same where the plan has its order.
 static AttentionMemory memory_along(const Plan& plan, Index batch, Index kv_heads, Index dim, DType dtype,
                                     Backward mode, const ScoreTerms& terms, Device where) {
   Call call{PlanPtr(PlanPtr(), &plan), {.terms = terms}, 1, batch, plan.queries(), kv_heads, dim};

@@ -31,8 +31,8 @@ struct PlanSpec {
   std::optional<std::vector<std::int32_t>> queries{};
   /// Cross-attention: so many queries, no tokens of the keys' sequence; they know `dense` alone.
   std::optional<Index> cross{};
-  /// Of `order=given`: the token at each position of a row, a bijection inside each document. None:
-  /// each call brings one, AttentionOptions::permutation, and the plan serves all.
+  /// The order where it is `given`: the token at each position of a row, a bijection inside each
+  /// document. None: each call brings one, AttentionOptions::permutation, and the plan serves all.
   std::vector<std::int32_t> given{};
   Index rows_of_q() const { return cross.value_or(queries ? std::ssize(*queries) : length); }  // how many queries
   friend auto operator<=>(const PlanSpec&, const PlanSpec&) = default;

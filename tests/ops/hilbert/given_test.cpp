@@ -1,5 +1,5 @@
-// Orders that come with the call: the same bits as the plan made with that order, in every mode, for
-// a row or for each; what is no bijection is named; what asks for a grid is refused.
+// Orders that come with the call: the same bits as the plan made with that order, in every mode,
+// for a row or for each; what is no bijection is named; what asks for a grid is refused.
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <numeric>

@@ -2,7 +2,7 @@
 // along the order, the plan serves them in row order, and results return to their tokens.
 //
 //      gathered[b, i] = x[b, pi(b, i)]        y[b, t] = computed[b, rho(b, t)]
-#include "ops/hilbert/given.h"
+#include "ops/hilbert/points/given.h"
 #include "core/strided.h"
 #include "ops/helpers.h"
 #include "ops/hilbert/plan/tiles.h"
