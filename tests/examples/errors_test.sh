@@ -64,7 +64,8 @@ refused 2 "--kv-heads (3): must divide --heads, 4" compare_gradients --kv-heads 
 refused 2 "--dtype (f8): must be one of f64, f32, bf16, f16; did you mean" compare_gradients --dtype f8
 refused 2 "--modes (fsued): must be one of dense, taped, hybrid, fused; did you mean fused?" compare_gradients --modes fsued
 refused 2 "--causal (past): must be one of none, token, curve" compare_gradients --causal past
-refused 2 "'hilbrt' is not one of row, snake, morton, tiles, hilbert, auto; did you mean hilbert?" compare_gradients --order hilbrt
+refused 2 "'hilbrt' is not one of row, snake, morton, tiles, hilbert, auto, given; did you mean hilbert?" compare_gradients --order hilbrt
+refused 2 "--order (given): a file says which" compare_gradients --order given
 refused 2 "1024" compare_gradients --length 1024 --order hilbert:64x64
 says err 4096
 refused 2 "--order (hilbrt): " attend --q q.npy --k k.npy --v k.npy --order hilbrt

@@ -319,7 +319,7 @@ TEST(ParseOrder, ReadsEverySpellingAndWritesItBack) {
 }
 
 TEST(ParseOrder, SaysWhatIsWrong) {
-  const std::string kinds = "' is not one of row, snake, morton, tiles, hilbert, auto; did you mean ";
+  const std::string kinds = "' is not one of row, snake, morton, tiles, hilbert, auto, given; did you mean ";
   const std::string options = "' is not one of scope, chunk, steps; did you mean ";
   const std::string grid = "expected HEIGHTxWIDTH, each from 1 to 2147483647, got ";
   const std::string box = "expected HEIGHTxWIDTH or FRAMESxHEIGHTxWIDTH, each from 1 to 2147483647, got ";
@@ -334,7 +334,7 @@ TEST(ParseOrder, SaysWhatIsWrong) {
       {"tile", 64, "'tile" + kinds + "tiles?"},
       {"snakes", 64, "'snakes" + kinds + "snake?"},
       {"raw", 64, "'raw" + kinds + "row?"},
-      {"", 64, "'' is not one of row, snake, morton, tiles, hilbert, auto"},
+      {"", 64, "'' is not one of row, snake, morton, tiles, hilbert, auto, given"},
       {" hilbert", 64, "' hilbert" + kinds + "hilbert?"},
       {"snake:128x", 128, grid + "'128x'"},
       {"tiles:128x/8x16", 128, grid + "'128x'"},
