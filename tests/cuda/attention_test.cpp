@@ -483,6 +483,10 @@ std::vector<Case> on_tensor_cores() {
            .causality = token});
       add({.pattern = "slide:100", .order = "row", .length = 700, .dropout = 0.5});
       add({.pattern = "neighborhood:301", .length = 999, .causality = Causality::curve});
+      add({.pattern = "slide:60|blocks:64@global_local:1:1", .order = "row", .batch = 2, .length = 700});
+      add({.pattern = "neighborhood3d:3x5x5", .order = "hilbert:8x12x6", .length = 576, .heads = 4, .kv_heads = 2});
+      add({.pattern = "slide:50", .length = 700, .kv_heads = 1, .dropout = 0.2, .documents = "300,1,60,60,60,200"});
+      add({.pattern = "segment:64", .batch = 2, .length = 700, .causality = token, .documents = "100,16x24,100/1,690"});
     }
   return out;
 }

@@ -131,7 +131,7 @@ breaks 'ranks/ includes core, plan/ and itself alone' ops/hilbert/ranks/shards.c
 breaks 'plan/ includes core and itself alone' ops/hilbert/plan/plan.cpp '#include "ops/hilbert/ranks/shards.h"'
 breaks 'see no tensor and no GPU' ops/hilbert/ranks/shards.h '#include "../../../core/tensor.h"'
 breaks 'threads with two plans share none' ops/hilbert/kernels/compact.cpp 'static std::mutex mutex;'
-breaks 'kernels/ sees no tape' ops/hilbert/kernels/cuda/plain.cu '#include "core/tape.h"'
+breaks 'kernels/ sees no tape' ops/hilbert/kernels/cuda/forward.cu '#include "core/tape.h"'
 breaks 'kernels/ does not look up' ops/hilbert/kernels/attention_cpu.cpp '#include "ops/hilbert/call.h"'
 breaks 'kernels/ is private' ops/softmax.cpp '#include "ops/hilbert/kernels/attention.h"'
 breaks 'attention knows its kernels' ops/hilbert/call.cpp '#include "ops/hilbert/kernels/cuda/kernels.h"'

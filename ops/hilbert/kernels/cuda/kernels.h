@@ -9,7 +9,7 @@
 
 namespace hilt::kernels {
 
-/// Zero before, [batch, heads, tiles] of queries and of keys (key heads in the places of the first
+/// Zero before, [places, heads, tiles] of queries and of keys (key heads in the places of the first
 /// heads). Which rows of a tile are to be redone: so many at its front, the low half of a mark, and
 /// at its back, the high half. Null: none is marked, or, for the plain kernel, every tile is asked
 /// for.
@@ -25,14 +25,15 @@ constexpr std::uint32_t kWholeTile = ~0u;
 void make_masks(Cuda, const Tiling& tiling, std::span<const VisitSide::Owner> owner, bool queries_own,
                 std::uint32_t* masks, std::int32_t* taken);
 
-// plain.cu: every pattern, type and head dim up to kPlainDim; the referee of the others.
+// forward.cu, backward.cu, for every pattern, two ways to multiply. Plain: in f32, every type and
+// head dim up to kPlainDim; the referee of the others.
 constexpr Index kPlainDim = 256;
 void plain_forward(Cuda, const ForwardPass&, const Marks&);
 void plain_backward(Cuda, const BackwardPass&, const Marks&);
 
-// mma_forward.cu, mma_backward.cu: the tensor cores of any GPU since sm_80; bf16 and f16, head dims
-// that are multiples of 16, to kMmaDim.
-constexpr Index kMmaDim = 128, kMmaHeads = 1024;
+// On the tensor cores of any GPU since sm_80: bf16 and f16, head dims that are multiples of 16, to
+// kMmaDim.
+constexpr Index kMmaDim = 128;
 void mma_forward(Cuda, const ForwardPass&, const Marks&);
 void mma_backward(Cuda, const BackwardPass&, const Marks&);
 

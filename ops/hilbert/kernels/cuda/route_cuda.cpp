@@ -90,15 +90,11 @@ Reason why_not_one_pass(Cuda where, const BackwardPass& b) {
 Reason why_not_mma(Cuda where, const AttentionPass& p) {
   const AttentionSizes& s = p.sizes;
   if (forced() == Route::plain) return "HILT_ROUTE says so";
-  if (p.tiling->boxes > 1) return "tensor cores' kernels know no unions";
-  if (!p.tiling->axis[2].key.empty()) return "tensor cores' kernels compare keys on two axes, not three";
-  if (p.places && !p.places->are_rows()) return "the plain kernel alone takes documents";
   if (size_of(p.q.type) != 2) return "tensor cores' kernels take bf16 and f16";
   if (cuda::properties(where.device).major < 8) return "the GPU is older than sm_80";
   if (s.dim % 16 != 0 || s.dim > kMmaDim)
     return "tensor cores' kernels take head dims that are multiples of 16, to 128";
   if (!(s.scale > 0)) return "tensor cores' kernels take a positive scale";
-  if (p.n_heads > kMmaHeads) return "tensor cores' kernels take at most 1,024 heads";
   if (s.batch == 0 || s.dim == 0) return "there is nothing to do";
   if (!is_aligned(p.q) || !is_aligned(p.k) || !is_aligned(p.v)) return "rows do not lie at multiples of 16 bytes";
   return {};
@@ -131,7 +127,7 @@ struct Scratch {
       marks.masks = reinterpret_cast<std::uint32_t*>(masks.mutable_data<std::int32_t>());
     }
     if (!marked && !counted) return;
-    const Index lines = marked ? p.sizes.batch * p.sizes.heads : 0, queries = lines * std::ssize(p.tiling->q_tile),
+    const Index lines = marked ? p.place_count() * p.sizes.heads : 0, queries = lines * std::ssize(p.tiling->q_tile),
                 keys = backward ? lines * std::ssize(p.tiling->k_tile) : 0;
     memory = zeros({3 + queries + keys}, DType::i32, {Device::Kind::cuda, where.device});
     auto* const first = memory.mutable_data<std::int32_t>();
@@ -228,7 +224,7 @@ template <class Pass, class Run> void each_place(const Pass& pass, Run&& run) {
 
 void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
   if (d.route == Route::plain) return plain_forward(where, f, {});
-  if (f.places && !f.places->are_rows())
+  if (d.route != Route::mma && f.places && !f.places->are_rows())
     return each_place(f, [&](const ForwardPass& one) { attention_forward(where, one, d); });
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
   const bool mixed = has_mixed(f, visits);
@@ -243,7 +239,7 @@ void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
 
 void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
   if (d.route == Route::plain) return plain_backward(where, b, {});
-  if (b.places && !b.places->are_rows())
+  if (d.route != Route::mma && b.places && !b.places->are_rows())
     return each_place(b, [&](const BackwardPass& one) { attention_backward(where, one, d); });
   const bool narrow = b.q.type == DType::f16;  // slopes beyond 65,504
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);

@@ -31,7 +31,7 @@ template <bool kKeys> __device__ __forceinline__ TermSide side_of(const Problem&
 
 /// A pair of a head.
 struct TermPair {
-  Index b, h;
+  int b, h;
   const TermSide &q, &k;
 };
 
@@ -149,7 +149,7 @@ inline Tensor prepare(Cuda where, const BackwardPass& b, Index warps, TermSums& 
   sums.share = memory.mutable_data<float>();
   return memory;
 }
-/// dslopes and dtable of all shares, in their order (plain.cu).
+/// dslopes and dtable of all shares, in their order (backward.cu).
 void add_shares(Cuda where, const TermSums& sums, Index heads);
 
 }  // namespace hilt::kernels

@@ -1,0 +1,321 @@
+// Attention backward on any GPU, either way to multiply (loop.cuh): twice over the scores, so that
+// every sum stays with its owner, nothing is added from two sides, and the bits are the same every
+// time.
+//
+//   keys       a block owns keys, queries stream by
+//                  S^T = K Q^T     P^T = e^(c S^T - L)     dP^T = V dO^T     dS^T = P^T (M dP^T - Delta)
+//                  dV += (M P^T) dO     dK += dS^T Q
+//   queries    a block owns queries, keys stream by
+//                  S = Q K^T       P = e^(c S - L)         dP = dO V^T       dS = P (M dP - Delta)           dQ += dS K
+//
+// Both are one kernel: what a block owns and what streams by are two pairs of rows, (K, V) and (Q,
+// dO). With grouped heads a block that owns keys goes through the query heads that read them, one by
+// one.
+//
+// f16 keeps numbers below 2^-14 with fewer bits, and a softmax over thousands of keys is made of
+// such: where it is what tensor cores multiply, P is 2^kLift times as large until the end, and the
+// factor that brings dS back rides on its subtraction.
+#include "ops/hilbert/kernels/cuda/mma.cuh"
+#include "ops/hilbert/kernels/cuda/plain.cuh"
+
+namespace hilt::kernels {
+namespace {
+
+template <class T> struct Backward {
+  Rows<const T> own_a, own_b, stream_a, stream_b;  // (K, V) and (Q, dO), or the other way round
+  Results<T> a, b;                                 // the gradients of what is owned; of queries a alone
+  const float *lse, *delta;                        // [B, H, Lq]
+  const std::int32_t* known;                       // which of the owned rows have sums so far; null: all
+  float scale, power, multiplier;  // of scores, the same in exponents, and of weights that survive dropout
+  TileMarks marks;
+  TermSums terms;
+};
+
+template <class Way> constexpr float kUnlift = 1 / static_cast<float>(1 << static_cast<int>(Way::kLift));
+
+/// What a warp adds up for the first and the second of the owned pair, and what it knows of the
+/// rows it owns: queries' statistics, the first as an exponent.
+template <class Way, bool kKeys> struct Gradients {
+  using L = typename Way::Lanes;
+  float a[L::kRows][L::kSums], b[kKeys ? L::kRows : 1][kKeys ? L::kSums : 1];
+  float less[L::kRows], delta[L::kRows];
+  TermShare terms;
+};
+
+template <class Way> __device__ __forceinline__ void as_exponent(float& lse, float& delta) {
+  lse = fmaf(-lse, Way::Powers::kFromE, Way::kLift), delta *= kUnlift<Way>;
+}
+
+/// Adds one chunk to the sums of a warp's rows, of query head h. rows, stage: the first bytes of its
+/// rows, and of the stage where the chunk lies, less that of the first stage.
+template <class Way, bool kKeys, bool kTerms, class L>
+__device__ __forceinline__ void add_chunk(Gradients<Way, kKeys>& x, const Problem& p,
+                                          const Backward<typename Way::Type>& f, const Own& own, int h,
+                                          const Spot<L>& spot, std::uint32_t rows, std::uint32_t stage) {
+  using M = Memory<Way, 2, kKeys>;
+  const bool drops = p.sizes.dropout > 0, all = spot.is_whole(L::kWarpRows);
+  Bits<L> pairs, kept;
+  pairs.set();
+  if (!all) pairs = counting<!kKeys>(p.t, spot);
+  if (drops) kept = surviving<!kKeys>(p, own.place(), h, spot);
+  if (!pairs.any()) return;
+  typename L::Scores s, t;
+  Way::multiply(s, rows, stage + M::stream_a);
+  Way::multiply(t, rows + M::own_b, stage + M::stream_b);
+  if (drops) drop(t, kept);
+  const float factor = f.multiplier * kUnlift<Way>;
+  const auto weigh = [&](int r, int c, float score, float power, float less, float delta) {
+    const float weight = Way::Powers::exp(fmaf(score, power, less));
+    t[r][c] = weight * fmaf(t[r][c], factor, -delta);
+    s[r][c] = weight;
+  };
+  float less[L::kEach] = {}, delta[L::kEach] = {};
+  const auto statistics = [&](int c) {  // of streamed queries
+    if constexpr (kKeys) {
+      const std::uint32_t column = static_cast<std::uint32_t>(L::column(c)) * 4;
+      load_shared(less, shared_at(stage + M::lse + column)), load_shared(delta, shared_at(stage + M::delta + column));
+#pragma unroll
+      for (int i = 0; i < L::kEach; ++i) as_exponent<Way>(less[i], delta[i]);
+    }
+  };
+  if constexpr (kTerms) {
+    float row_sum[L::kRows] = {};
+    each_score<!kKeys>(p, own.place(), h, spot, [&](int r, int c, const TermPair& pair) {
+      if (c % L::kEach == 0 && r == 0) statistics(c);
+      float &weight = s[r][c], &ds = t[r][c];
+      const Termed with = termed<typename Way::Type>(p, pair, weight * f.scale);
+      weigh(r, c, with.s, Way::Powers::kFromE, kKeys ? less[c % L::kEach] : x.less[r],
+            kKeys ? delta[c % L::kEach] : x.delta[r]);
+      if (with.masked) pairs.clear(r, c);
+      const bool attends = pairs.at(r, c);
+      if (!attends) weight = ds = 0;
+      if constexpr (!kKeys) collect(f.terms, x.terms, pair, with, attends, ds);
+      if (kKeys ? f.terms.by_column() : f.terms.by_row()) {
+        row_sum[r] += ds;
+        if (c == L::kScores - 1)
+          if (const float sum = L::sum_of_row(row_sum[r]); L::is_first() && spot.has_row(r))
+            *f.terms.bias_at(pair) += sum;
+      }
+      ds *= with.cap_slope;
+    });
+  } else {
+#pragma unroll
+    for (int c = 0; c < L::kScores; ++c) {
+      if (c % L::kEach == 0) statistics(c);
+#pragma unroll
+      for (int r = 0; r < L::kRows; ++r)
+        weigh(r, c, s[r][c], f.power, kKeys ? less[c % L::kEach] : x.less[r], kKeys ? delta[c % L::kEach] : x.delta[r]);
+    }
+    if (!all) mask_out(s, pairs, 0.0f), mask_out(t, pairs, 0.0f);
+  }
+  if (drops) drop(s, kept);
+  if constexpr (kKeys) Way::add_weighted(x.b, s, pairs, stage + M::stream_b, spot.chunk.n, M::own);
+  Way::add_weighted(x.a, t, pairs, stage + M::stream_a, spot.chunk.n, M::own);
+}
+
+template <class Way, bool kKeys, bool kTerms>
+__device__ __forceinline__ void differentiate(const Problem& p, const Backward<typename Way::Type>& f, const Own& own) {
+  using L = typename Way::Lanes;
+  using M = Memory<Way, 2, kKeys>;
+  using Stride = typename Way::Stride;
+  const int n = own.n, dim = static_cast<int>(p.sizes.dim), warp = static_cast<int>(threadIdx.x) / kWarp,
+            mine = warp * L::kWarpRows, each = static_cast<int>(p.sizes.heads / p.sizes.kv_heads);
+  const std::int32_t* const tokens = (kKeys ? p.t.k_token : p.t.q_token).data() + own.first;
+  const std::int32_t &own_from = kKeys ? own.k : own.q, &stream_from = kKeys ? own.q : own.k;
+  Way::template fetch<false>(0, M::own_b, rows_of<Stride>(f.own_a, own.row, own_from, own.head),
+                             rows_of<Stride>(f.own_b, own.row, own_from, own.head), tokens, n, dim);
+
+  Gradients<Way, kKeys> x{};
+  if (kTerms && !kKeys)
+    x.terms.entries = f.terms.share_of(own.head, static_cast<Index>(blockIdx.x) * L::kThreads / kWarp + warp);
+  if constexpr (!kKeys) {
+    const Index statistics = statistics_at(p, own, own.head);
+#pragma unroll
+    for (int r = 0; r < L::kRows; ++r) {
+      const Index row = statistics + tokens[min(mine + L::first_row() + L::kApart * r, n - 1)];
+      x.less[r] = f.lse[row], x.delta[r] = f.delta[row];
+      as_exponent<Way>(x.less[r], x.delta[r]);
+    }
+  }
+  const auto add_head = [&](int h) {  // a query head; what streams by are its rows, or the keys it reads
+    __shared__ HeadRows<const typename Way::Type, Stride> stream_a, stream_b;
+    __shared__ Index statistics;
+    if (threadIdx.x == 0) {
+      const Index from = kKeys ? h : h / each;
+      stream_a = rows_of<Stride>(f.stream_a, own.row, stream_from, from);
+      stream_b = rows_of<Stride>(f.stream_b, own.row, stream_from, from);
+      statistics = statistics_at(p, own, h);
+    }
+    stream<Way, kKeys>(
+        p.t, own.tile,
+        [&](const Chunk& c, int stage) {
+          const std::uint32_t to = static_cast<std::uint32_t>(stage) * M::kStage;
+          const std::int32_t* const list = (kKeys ? p.t.q_token : p.t.k_token).data() + c.first;
+          Way::template fetch<true>(to + M::stream_a, to + M::stream_b, stream_a, stream_b, list, c.n, dim);
+          if (const int row = static_cast<int>(threadIdx.x); kKeys && row < L::kChunk) {
+            const Index from = statistics + (row < c.n ? list[row] : 0);
+            const std::uint32_t lse = shared_at(to + M::lse + static_cast<std::uint32_t>(row) * 4);
+            copy_4_or_zero(lse, f.lse + from, row < c.n);
+            copy_4_or_zero(lse + M::kStatistic, f.delta + from, row < c.n);
+          }
+        },
+        [&](const Chunk& c, int stage) {
+          if (mine < n)
+            add_chunk<Way, kKeys, kTerms, L>(x, p, f, own, h, {own.first, mine + L::first_row(), n - 1, c},
+                                             static_cast<std::uint32_t>(mine) * Way::kPitch,
+                                             static_cast<std::uint32_t>(stage) * M::kStage);
+        });
+  };
+  if constexpr (kKeys) {
+#pragma unroll 1
+    for (int i = 0; i < p.n_heads; ++i)
+      if (p.heads.at[i] / each == own.head) add_head(p.heads.at[i]);
+  } else {
+    add_head(own.head);
+    if (kTerms) collect_distances(f.terms, x.terms);
+  }
+
+  if (!is_finite_or_marked<Way>(zero_if_finite(x.a) + zero_if_finite(x.b), own, f.marks)) return;
+#pragma unroll
+  for (int r = 0; r < L::kRows; ++r) {
+    const int row = mine + L::first_row() + L::kApart * r, there = min(row, n - 1);
+    const ResultRow to{own.row, own_from + tokens[there], own.head, dim, row < n};
+    const float keep = !f.known || f.known[own.first + there] != 0 ? 1.0f : 0.0f;
+    write_sum<Way>(f.a, to, x.a[r], f.scale, keep);
+    if constexpr (kKeys) write_sum<Way>(f.b, to, x.b[r], f.multiplier * kUnlift<Way>, keep);
+  }
+}
+
+template <class Way, bool kKeys, bool kTerms>
+__global__ void __launch_bounds__(Way::Lanes::kThreads, Way::kBlocks)
+    backward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Backward<typename Way::Type> f) {
+  const int head = kKeys ? static_cast<int>(blockIdx.y) : p.heads.at[blockIdx.y];
+  if (kKeys && !reads_any(p, head)) return;
+  for_owned<Way, kKeys>(p, head, f.marks, [&](const Own& own) { differentiate<Way, kKeys, kTerms>(p, f, own); });
+}
+
+/// A block an entry.
+__global__ void shares_kernel(TermSums sums) {
+  const Index entry = blockIdx.x, h = blockIdx.y;
+  float sum = 0;
+  for (Index i = threadIdx.x; i < sums.shares; i += blockDim.x) sum += sums.share_of(h, i)[entry];
+  sum = block_reduce<Sum>(sum, 0.0f);
+  if (threadIdx.x != 0) return;
+  if (entry < sums.entries) static_cast<float*>(sums.to.table)[h * sums.entries + entry] += sum;
+  else if (sums.to.slopes) static_cast<float*>(sums.to.slopes)[h] -= sum;
+}
+
+// `lanes` neighbours, a power of two, own a row and take N elements of it at a time. Rows of a
+// batch, blockIdx.y, go by head, then token, as they lie in memory.
+template <int N, class T>
+__global__ void delta_kernel(const __grid_constant__ AttentionSizes s, Rows<const T> o, Rows<const T> d_o, float* delta,
+                             int lanes, const std::int32_t* if_set) {
+  if (if_set && *if_set == 0) return;
+  const int lane = threadIdx.x % lanes;
+  const auto heads = static_cast<std::uint32_t>(s.heads);
+  const Index rows = s.heads * s.queries;
+  for (Index b = blockIdx.y; b < s.batch; b += gridDim.y)
+    // Whole warps stay together: they add up across lanes.
+    for (Index first = (first_element() - threadIdx.x % kWarp) / lanes; first < rows; first += element_step() / lanes) {
+      const auto row = static_cast<std::uint32_t>(first) + threadIdx.x % kWarp / lanes;
+      const Index h = row % heads, t = row / heads;
+      float sum = 0;
+      if (row < rows)
+        for (Index d = lane * N; d < s.dim; d += lanes * N) {
+          const Floats<N> x = load<N>(o.at(b, t, h) + d), y = load<N>(d_o.at(b, t, h) + d);
+          for (int e = 0; e < N; ++e) sum += x[e] * y[e];
+        }
+      for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (row < rows && lane == 0) delta[(b * s.heads + h) * s.queries + t] = sum;
+    }
+}
+
+/// OfKeys, OfQueries: the way to multiply where a block owns keys, and where it owns queries.
+template <class OfKeys, class OfQueries, bool kTerms> void run(Cuda where, const BackwardPass& b, const Marks& marks) {
+  using T = typename OfKeys::Type;
+  const auto read = [](const Input& x) { return x.rows<const T>(); };
+  const Index most = most_blocks<OfKeys>(where, b, marks);
+  Index most_of_queries = blocks_for_owned<OfQueries>(b.tiling->q_tile, b.place_count(), most);
+  TermSums sums;
+  const Tensor shares = prepare(where, b, OfQueries::Lanes::kThreads / kWarp, sums, most_of_queries);
+  Backward<T> f{};
+  f.lse = static_cast<const float*>(b.lse), f.delta = static_cast<const float*>(b.delta);
+  f.scale = static_cast<float>(b.sizes.scale), f.power = f.scale * OfKeys::Powers::kFromE;
+  f.multiplier = multiplier_of(b.sizes), f.terms = sums;
+  const auto of_keys = [&](const Problem& p) {
+    f.own_a = read(b.k), f.own_b = read(b.v), f.stream_a = read(b.q), f.stream_b = read(b.d_o);
+    f.a = results_of<T>(b.dk, b.dk_before), f.b = results_of<T>(b.dv, b.dv_before);
+    f.known = b.listed && !p.t.k_known.empty() ? p.t.k_known.data() : nullptr, f.marks = {marks.keys, marks.any};
+    launch("attention", where, backward_kernel<OfKeys, true, kTerms>,
+           grid_of(blocks_for_owned<OfKeys>(b.tiling->k_tile, p.n_places, most), b.sizes.kv_heads),
+           OfKeys::Lanes::kThreads, Memory<OfKeys, 2, true>::kSize, p, f);
+  };
+  const auto of_queries = [&](const Problem& p) {
+    f.own_a = read(b.q), f.own_b = read(b.d_o), f.stream_a = read(b.k), f.stream_b = read(b.v);
+    f.a = results_of<T>(b.dq, b.dq_before), f.b = {};
+    f.known = b.listed && !p.t.q_known.empty() ? p.t.q_known.data() : nullptr, f.marks = {marks.queries, marks.any};
+    launch("attention", where, backward_kernel<OfQueries, false, kTerms>,
+           grid_of(blocks_for_owned<OfQueries>(b.tiling->q_tile, p.n_places, most_of_queries), p.n_heads),
+           OfQueries::Lanes::kThreads, Memory<OfQueries, 2, false>::kSize, p, f);
+  };
+  if (b.dk.data) in_portions(where, b, of_keys);
+  if (b.dq.data) in_portions(where, b, of_queries, sums);
+  add_shares(where, sums, b.sizes.heads);
+}
+
+/// Sums of both K and V leave room for 16 rows a warp at large widths, else for 32. Two stages of
+/// chunks fit beside the owned tiles in 99 KiB, which is what the smallest of these GPUs have.
+template <class T, int W, bool kKeys, bool kTerms> struct Setting {
+  static constexpr int kM = kTerms || (kKeys && W > 64) ? 1 : 2;
+  static constexpr int kChunk = !kTerms && (W == (kKeys ? 96 : 64) || (!kKeys && W == 32)) ? 64 : 32;
+  using Way = TensorCores<T, W, kM, kChunk, kM>;  // a multiprocessor has eight warps
+};
+
+}  // namespace
+
+void plain_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
+  with_type<float, bf16, f16>(b.q.type, [&]<class T>() {
+    with_columns(b.sizes.dim, [&]<int Columns>() {
+      const auto by = [&]<bool kTerms>() {
+        run<Plain<T, Columns, Columns <= 2 && !kTerms ? 2 : 1>, Plain<T, Columns, Columns <= 4 && !kTerms ? 2 : 1>,
+            kTerms>(where, b, marks);
+      };
+      b.terms ? by.template operator()<true>() : by.template operator()<false>();
+    });
+  });
+}
+
+void mma_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
+  with_type<bf16, f16>(b.q.type, [&]<class T>() {
+    with_width(b.sizes.dim, b.terms, [&]<int W, bool kTerms>() {
+      run<typename Setting<T, W, true, kTerms>::Way, typename Setting<T, W, false, kTerms>::Way, kTerms>(where, b,
+                                                                                                         marks);
+    });
+  });
+}
+
+void add_shares(Cuda where, const TermSums& sums, Index heads) {
+  if (sums.share) launch("attention", where, shares_kernel, grid_of(sums.entries + 1, heads), kThreads, 0, sums);
+}
+
+void attention_delta(Cuda where, const DeltaPass& x) {
+  const AttentionSizes& s = x.sizes;
+  with_type<float, bf16, f16>(x.o.type, [&]<class T>() {
+    const auto o = x.o.rows<const T>(), d_o = x.d_o.rows<const T>();
+    const auto in_packs = [](const Rows<const T>& r) {
+      return is_aligned(r.data) && r.batch % kPack<T> == 0 && r.token % kPack<T> == 0 && r.head % kPack<T> == 0;
+    };
+    const auto run = [&]<int N>() {
+      int lanes = 1;
+      while (lanes < kWarp && lanes * N < s.dim) lanes *= 2;
+      const dim3 blocks(blocks_for(s.heads * s.queries * lanes).x,
+                        static_cast<unsigned>(std::min<Index>(s.batch, 65535)));
+      launch("attention", where, delta_kernel<N, T>, blocks, kThreads, 0, s, o, d_o, static_cast<float*>(x.delta),
+             lanes, x.if_set);
+    };
+    if (s.dim % kPack<T> == 0 && in_packs(o) && in_packs(d_o)) run.template operator()<kPack<T>>();
+    else run.template operator()<1>();
+  });
+}
+
+}  // namespace hilt::kernels

@@ -1,0 +1,179 @@
+// Attention forward on any GPU, either way to multiply (loop.cuh):
+//
+//   S = Q K^T     m' = max(m, c rowmax S)     P = e^(c S - m')     l = e^(m - m') l + rowsum P
+//   O = e^(m - m') O + (M P) V                and at the end       O / l      L = m + log l
+//
+// A block owns queries, keys stream by. Score terms (terms.cuh) are added to c S where it stands.
+// What is there already is merged at the end, so the sums here are the same whether or not there is
+// any:
+//
+//   L' = log(e^L + e^L_here)     O' = e^(L - L') O + e^(L_here - L') O_here
+#include "ops/hilbert/kernels/cuda/mma.cuh"
+#include "ops/hilbert/kernels/cuda/plain.cuh"
+
+namespace hilt::kernels {
+namespace {
+
+template <class T> struct Forward {
+  Rows<const T> q, k, v;
+  Results<T> o;
+  float* lse;               // [B, H, Lq]
+  bool fresh;               // there is nothing to merge with
+  float scale, multiplier;  // of scores, and of weights that survive dropout
+  float power;              // what brings scores to exponents: where it folds, with their scale
+  TileMarks marks;
+};
+
+/// The online softmax of a lane's rows: shift is the maximum so far, as an exponent.
+template <class L> struct Softmax {
+  float shift[L::kRows], sum[L::kRows];
+  typename L::Sums o;
+};
+
+/// The step of the online softmax: raises the maxima to those of new scores, turns these into
+/// weights and rescales what was summed before.
+template <class Way, class L>
+__device__ __forceinline__ void softmax_step(Softmax<L>& x, typename L::Scores& s, float power) {
+  using Powers = typename Way::Powers;
+#pragma unroll
+  for (int r = 0; r < L::kRows; ++r) {
+    float high = -INFINITY;
+#pragma unroll
+    for (int c = 0; c < L::kScores; ++c) high = fmaxf(high, s[r][c]);
+    high = L::top_of_row(high);
+    const float before = x.shift[r], top = fmaxf(before, high * power), shift = top == -INFINITY ? 0.0f : top;
+    const float factor = Powers::exp(before - shift);
+    x.shift[r] = top;
+    float part[2] = {};
+#pragma unroll
+    for (int c = 0; c < L::kScores; ++c) {
+      s[r][c] = Powers::exp(fmaf(s[r][c], power, -shift));
+      part[c % 2] += s[r][c];
+    }
+    x.sum[r] = fmaf(x.sum[r], factor, part[0] + part[1]);
+#pragma unroll
+    for (int c = 0; c < L::kSums; ++c) x.o[r][c] *= factor;
+  }
+}
+
+/// A warp's rows attend to one chunk. q, stage: the first bytes of its rows, and of the stage where
+/// the chunk lies, less that of the first stage.
+template <class Way, bool kTerms, class L>
+__device__ __forceinline__ void attend_chunk(Softmax<L>& x, const Problem& p, const Forward<typename Way::Type>& f,
+                                             const Own& own, const Spot<L>& spot, std::uint32_t q,
+                                             std::uint32_t stage) {
+  using M = Memory<Way, 1, false>;
+  // Rows beyond the last come to no harm: their sums are finite and go nowhere.
+  const bool drops = p.sizes.dropout > 0, all = spot.is_whole(0);
+  Bits<L> pairs, kept;
+  pairs.set();
+  if (!all) pairs = counting<true>(p.t, spot);
+  if (drops) kept = surviving<true>(p, own.place(), own.head, spot);
+  if (!pairs.any()) return;
+  typename L::Scores s;
+  Way::multiply(s, q, stage + M::stream_a);
+  if constexpr (!kTerms && !Way::kFolds)
+    for (auto& row : s) row[0] *= f.scale;
+  if constexpr (kTerms)
+    each_score<true>(p, own.place(), own.head, spot, [&](int r, int c, const TermPair& pair) {
+      const Termed with = termed<typename Way::Type>(p, pair, s[r][c] * f.scale);
+      s[r][c] = with.s;
+      if (with.masked) pairs.clear(r, c);
+    });
+  if (!all || kTerms) mask_out(s, pairs, -INFINITY);
+  softmax_step<Way>(x, s, f.power);
+  if (drops) drop(s, kept);
+  Way::add_weighted(x.o, s, pairs, stage + M::stream_b, spot.chunk.n, M::own);
+}
+
+template <class Way, bool kTerms>
+__device__ __forceinline__ void attend(const Problem& p, const Forward<typename Way::Type>& f, const Own& own) {
+  using L = typename Way::Lanes;
+  using M = Memory<Way, 1, false>;
+  using Stride = typename Way::Stride;
+  const int n = own.n, dim = static_cast<int>(p.sizes.dim), mine = static_cast<int>(threadIdx.x) / kWarp * L::kWarpRows;
+  const std::int32_t* const tokens = p.t.q_token.data() + own.first;
+  __shared__ HeadRows<const typename Way::Type, Stride> k, v;
+  if (threadIdx.x == 0) {
+    const Index head = own.head / (p.sizes.heads / p.sizes.kv_heads);
+    k = rows_of<Stride>(f.k, own.row, own.k, head), v = rows_of<Stride>(f.v, own.row, own.k, head);
+  }
+  Way::template fetch<false>(0, 0, rows_of<Stride>(f.q, own.row, own.q, own.head), {}, tokens, n, dim);
+
+  Softmax<L> x{};
+#pragma unroll
+  for (float& shift : x.shift) shift = -INFINITY;
+  stream<Way, false>(
+      p.t, own.tile,
+      [&](const Chunk& c, int stage) {
+        const std::uint32_t to = static_cast<std::uint32_t>(stage) * M::kStage;
+        Way::template fetch<true>(to + M::stream_a, to + M::stream_b, k, v, p.t.k_token.data() + c.first, c.n, dim);
+      },
+      [&](const Chunk& c, int stage) {
+        if (mine < n)
+          attend_chunk<Way, kTerms, L>(x, p, f, own, {own.first, mine + L::first_row(), n - 1, c},
+                                       static_cast<std::uint32_t>(mine) * Way::kPitch,
+                                       static_cast<std::uint32_t>(stage) * M::kStage);
+      });
+
+  float zero = zero_if_finite(x.o);
+#pragma unroll
+  for (const float sum : x.sum) zero = fmaf(sum, 0.0f, zero);
+  if (!is_finite_or_marked<Way>(zero, own, f.marks)) return;
+  float* const lse = f.lse + statistics_at(p, own, own.head);
+#pragma unroll
+  for (int r = 0; r < L::kRows; ++r) {
+    const int row = mine + L::first_row() + L::kApart * r;
+    const Index token = tokens[min(row, n - 1)];
+    const float sum = L::sum_of_row(x.sum[r]), shift = x.shift[r] == -INFINITY ? 0.0f : x.shift[r];
+    float l = (shift + Way::Powers::log(sum)) * Way::Powers::kToE, keep = 0, share = sum == 0 ? 0.0f : 1 / sum;
+    if (!f.fresh) l = merged<typename Way::Powers>(lse[token], l, keep, share);
+    __syncwarp();  // all lanes of a row have read
+    const bool writes = row < n;
+    if (writes && L::is_first()) lse[token] = l;
+    write_sum<Way>(f.o, {own.row, own.q + token, own.head, dim, writes}, x.o[r], share * f.multiplier, keep);
+  }
+}
+
+template <class Way, bool kTerms>
+__global__ void __launch_bounds__(Way::Lanes::kThreads, Way::kBlocks)
+    forward_kernel(const __grid_constant__ Problem p, const __grid_constant__ Forward<typename Way::Type> f) {
+  for_owned<Way, false>(p, p.heads.at[blockIdx.y], f.marks, [&](const Own& own) { attend<Way, kTerms>(p, f, own); });
+}
+
+template <class Way, bool kTerms> void run(Cuda where, const ForwardPass& pass, const Marks& marks) {
+  using T = typename Way::Type;
+  const auto read = [](const Input& x) { return x.rows<const T>(); };
+  Forward<T> f{};
+  f.q = read(pass.q), f.k = read(pass.k), f.v = read(pass.v), f.o = results_of<T>(pass.o, pass.before);
+  f.lse = static_cast<float*>(pass.lse), f.fresh = pass.fresh, f.scale = static_cast<float>(pass.sizes.scale);
+  f.multiplier = multiplier_of(pass.sizes), f.power = Way::Powers::kFromE * (Way::kFolds && !kTerms ? f.scale : 1);
+  f.marks = {marks.queries, marks.any};
+  const Index most = most_blocks<Way>(where, pass, marks);
+  in_portions(where, pass, [&](const Problem& p) {
+    launch("attention", where, forward_kernel<Way, kTerms>,
+           grid_of(blocks_for_owned<Way>(pass.tiling->q_tile, p.n_places, most), p.n_heads), Way::Lanes::kThreads,
+           Memory<Way, 1, false>::kSize, p, f);
+  });
+}
+
+}  // namespace
+
+void plain_forward(Cuda where, const ForwardPass& pass, const Marks& marks) {
+  with_type<float, bf16, f16>(pass.q.type, [&]<class T>() {
+    with_columns(pass.sizes.dim, [&]<int Columns>() {
+      using Way = Plain<T, Columns, 1>;
+      pass.terms ? run<Way, true>(where, pass, marks) : run<Way, false>(where, pass, marks);
+    });
+  });
+}
+
+void mma_forward(Cuda where, const ForwardPass& pass, const Marks& marks) {
+  with_type<bf16, f16>(pass.q.type, [&]<class T>() {
+    with_width(pass.sizes.dim, pass.terms, [&]<int W, bool kTerms>() {
+      run<TensorCores<T, W, kTerms ? 1 : 2, kTerms ? 32 : 64, 2>, kTerms>(where, pass, marks);
+    });
+  });
+}
+
+}  // namespace hilt::kernels
