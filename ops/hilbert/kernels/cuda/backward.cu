@@ -9,8 +9,8 @@
 //                  S = Q K^T       P = e^(c S - L)         dP = dO V^T       dS = P (M dP - Delta)           dQ += dS K
 //
 // Both are one kernel: what a block owns and what streams by are two pairs of rows, (K, V) and (Q,
-// dO). With grouped heads a block that owns keys goes through the query heads that read them, one by
-// one.
+// dO). With grouped heads a block that owns keys goes through the query heads that read them, one
+// by one.
 //
 // f16 keeps numbers below 2^-14 with fewer bits, and a softmax over thousands of keys is made of
 // such: where it is what tensor cores multiply, P is 2^kLift times as large until the end, and the
@@ -46,8 +46,8 @@ template <class Way> __device__ __forceinline__ void as_exponent(float& lse, flo
   lse = fmaf(-lse, Way::Powers::kFromE, Way::kLift), delta *= kUnlift<Way>;
 }
 
-/// Adds one chunk to the sums of a warp's rows, of query head h. rows, stage: the first bytes of its
-/// rows, and of the stage where the chunk lies, less that of the first stage.
+/// Adds one chunk to the sums of a warp's rows, of query head h. rows, stage: the first bytes of
+/// its rows, and of the stage where the chunk lies, less that of the first stage.
 template <class Way, bool kKeys, bool kTerms, class L>
 __device__ __forceinline__ void add_chunk(Gradients<Way, kKeys>& x, const Problem& p,
                                           const Backward<typename Way::Type>& f, const Own& own, int h,
@@ -55,7 +55,7 @@ __device__ __forceinline__ void add_chunk(Gradients<Way, kKeys>& x, const Proble
   using M = Memory<Way, 2, kKeys>;
   const bool drops = p.sizes.dropout > 0, all = spot.is_whole(L::kWarpRows);
   Bits<L> pairs, kept;
-  pairs.set();
+  pairs.fill([](int) { return ~0u; });
   if (!all) pairs = counting<!kKeys>(p.t, spot);
   if (drops) kept = surviving<!kKeys>(p, own.place(), h, spot);
   if (!pairs.any()) return;

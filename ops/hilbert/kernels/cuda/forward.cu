@@ -66,7 +66,7 @@ __device__ __forceinline__ void attend_chunk(Softmax<L>& x, const Problem& p, co
   // Rows beyond the last come to no harm: their sums are finite and go nowhere.
   const bool drops = p.sizes.dropout > 0, all = spot.is_whole(0);
   Bits<L> pairs, kept;
-  pairs.set();
+  pairs.fill([](int) { return ~0u; });
   if (!all) pairs = counting<true>(p.t, spot);
   if (drops) kept = surviving<true>(p, own.place(), own.head, spot);
   if (!pairs.any()) return;

@@ -4,12 +4,12 @@
 #include "ops/hilbert/kernels/cuda/mma_sync.cuh"
 #include "ops/hilbert/kernels/cuda/terms.cuh"
 
-// What attention on any GPU does whichever way it multiplies: who owns what, how rows stream by, who
-// attends to whom, and where results go.
+// What attention on any GPU does whichever way it multiplies: who owns what, how rows stream by,
+// who attends to whom, and where results go.
 //
-// A block owns rows of one tile of one list, for a head and a place. The rows of the tiles that they
-// meet come in chunks, in ascending order. A warp has the scores of its rows and all rows of a chunk
-// in registers, and so the sums of its rows.
+// A block owns rows of one tile of one list, for a head and a place. The rows of the tiles that
+// they meet come in chunks, in ascending order. A warp has the scores of its rows and all rows of a
+// chunk in registers, and so the sums of its rows.
 //
 // A Way to multiply (plain.cuh: f32, which selects; mma.cuh: tensor cores) is a type with
 //     Type, Stride              of operands, and of what lies between their rows
@@ -17,7 +17,7 @@
 //     fetch(), multiply(), add_weighted(), write_row()
 //     Powers                    of its base
 //     kFolds                    without terms, the scale of scores rides on their power
-//     kMarks                    it multiplies what is masked by zero: it marks tiles that are not finite
+//     kMarks                    it multiplies what is masked by zero, and marks what is not finite
 //     kLift                     P is 2^kLift times as large in a backward pass
 //     kStages                   of shared memory through which chunks stream
 
@@ -97,8 +97,8 @@ struct TileMarks {
   std::int32_t* any = nullptr;
 };
 
-/// What is number i of a head. Marks say what is asked for of a way that redoes tiles. Causal lists:
-/// late queries and early keys have the most pairs, and begin.
+/// What is number i of a head. Marks say what is asked for of a way that redoes tiles. Causal
+/// lists: late queries and early keys have the most pairs, and begin.
 template <class Way, bool kKeys>
 __device__ __forceinline__ Own own_of(const Problem& p, int head, const TileMarks& marks, Index i) {
   using L = typename Way::Lanes;
@@ -117,8 +117,8 @@ __device__ __forceinline__ Own own_of(const Problem& p, int head, const TileMark
   const Tiling::Place at = p.places.at(static_cast<int>(place));
   return {i, tile, begin, end - begin, head, at.row, at.q, at.k, mark};
 }
-/// f(own) for all that this block owns of a head; all threads together. It lies in shared memory, as
-/// registers are what large head dims are short of.
+/// f(own) for all that this block owns of a head; all threads together. It lies in shared memory,
+/// as registers are what large head dims are short of.
 template <class Way, bool kKeys, class F>
 __device__ __forceinline__ void for_owned(const Problem& p, int head, const TileMarks& marks, F&& f) {
   if (!Way::kMarks && marks.tile && *marks.any == 0) return;
@@ -158,8 +158,8 @@ struct Walk {
   }
 };
 
-/// fetch(chunk, stage) and work(chunk, stage) for what a tile meets. Where there are two stages, one
-/// is filled while the other is worked on. One thread walks, two chunks ahead. All threads.
+/// fetch(chunk, stage) and work(chunk, stage) for what a tile meets. Where there are two stages,
+/// one is filled while the other is worked on. One thread walks, two chunks ahead. All threads.
 template <class Way, bool kKeys, class Fetch, class Work>
 __device__ __forceinline__ void stream(const TilingView& t, int tile, Fetch&& fetch, Work&& work) {
   constexpr int kMost = Way::Lanes::kChunk, kOther = Way::kStages - 1;
@@ -199,9 +199,9 @@ template <class Way, int Owned, bool kStatistics> struct Memory {
 
 // ---- who attends to whom ------------------------------------------------------------------------
 
-/// Where a lane's scores stand in the lists: rows row + kApart r of those from first_row on, columns
-/// of the chunk. Rows and columns beyond the last are taken for the last, so that nothing is read
-/// beyond the lists; no score of theirs counts.
+/// Where a lane's scores stand in the lists: rows row + kApart r of those from first_row on,
+/// columns of the chunk. Rows and columns beyond the last are taken for the last, so that nothing
+/// is read beyond the lists; no score of theirs counts.
 template <class L> struct Spot {
   int first_row, row, last_row;
   Chunk chunk;
@@ -214,29 +214,32 @@ template <class L> struct Spot {
   }
 };
 
-/// A bit a score, two rows a word.
+/// A bit a score, row by row.
 template <class L> struct Bits {
-  static_assert(2 * L::kScores <= 32);
-  unsigned two[L::kRows / 2];
-  static constexpr unsigned bit(int r, int c) { return 1u << (r % 2 * L::kScores + c); }
-  __device__ __forceinline__ bool at(int r, int c) const { return two[r / 2] & bit(r, c); }
-  __device__ __forceinline__ void clear(int r, int c) { two[r / 2] &= ~bit(r, c); }
+  static constexpr int kAll = L::kRows * L::kScores, kOfWord = kAll < 32 ? kAll : 32,
+                       kRowsOfWord = kOfWord / L::kScores;
+  static_assert(kAll % kOfWord == 0 && kRowsOfWord % 2 == 0);
+  unsigned word[kAll / kOfWord];
+  static constexpr unsigned bit(int r, int c) { return 1u << (r % kRowsOfWord * L::kScores + c); }
+  __device__ __forceinline__ bool at(int r, int c) const { return word[r / kRowsOfWord] & bit(r, c); }
+  __device__ __forceinline__ void clear(int r, int c) { word[r / kRowsOfWord] &= ~bit(r, c); }
+  /// Sets the words to those that f(first row) returns.
+  template <class F> __device__ __forceinline__ void fill(F&& f) {
+#pragma unroll
+    for (int w = 0; w < kAll / kOfWord; ++w) word[w] = f(w * kRowsOfWord);
+  }
   __device__ __forceinline__ bool any() const {
     unsigned x = 0;
 #pragma unroll
-    for (const unsigned bits : two) x |= bits;
+    for (const unsigned bits : word) x |= bits;
     return __any_sync(~0u, x != 0);
-  }
-  __device__ __forceinline__ void set() {
-#pragma unroll
-    for (unsigned& bits : two) bits = ~0u;
   }
 };
 
 // Loops stay loops: they run before there are scores, and their code is not worth its room in the
 // cache.
 
-/// Of the two rows 2 r and 2 r + 1, the scores of pairs that attend.
+/// The bits of rows r and r + 1: scores of pairs that attend.
 template <bool kQueries, int kAxes, class L>
 __device__ __forceinline__ unsigned attending(const TilingView& t, const Spot<L>& x, int r) {
   const auto side = [&]<bool kQuery>(int i, std::size_t box) {
@@ -249,8 +252,8 @@ __device__ __forceinline__ unsigned attending(const TilingView& t, const Spot<L>
   };
   unsigned bits = 0;
   for (std::size_t box = 0; box < (kAxes > 2 ? static_cast<std::size_t>(t.boxes) : 1); ++box) {
-    const auto upper = side.template operator()<kQueries>(x.row_at(2 * r), box),
-               lower = side.template operator()<kQueries>(x.row_at(2 * r + 1), box);
+    const auto upper = side.template operator()<kQueries>(x.row_at(r), box),
+               lower = side.template operator()<kQueries>(x.row_at(r + 1), box);
 #pragma unroll 4
     for (int c = 0; c < L::kScores; ++c) {
       const auto column = side.template operator()<!kQueries>(x.column_at(c), box);
@@ -269,28 +272,32 @@ template <bool kQueries, class L> __device__ __forceinline__ Bits<L> counting(co
 #pragma unroll
   for (int c = 0; c < L::kScores; ++c) columns |= L::column(c) < x.chunk.n ? Bits<L>::bit(0, c) : 0;
   Bits<L> bits;
-#pragma unroll
-  for (int r = 0; r < L::kRows / 2; ++r) {
-    unsigned& two = bits.two[r];
-    two = (x.has_row(2 * r) ? columns : 0) | (x.has_row(2 * r + 1) ? columns << L::kScores : 0);
-    if (x.chunk.partial) two &= wide ? attending<kQueries, 3>(t, x, r) : attending<kQueries, 2>(t, x, r);
-  }
+  bits.fill([&](int first) {
+    unsigned word = 0;
+#pragma unroll 1
+    for (int r = 0; r < Bits<L>::kRowsOfWord; r += 2) {
+      const int row = first + r;
+      unsigned two = (x.has_row(row) ? columns : 0) | (x.has_row(row + 1) ? columns << L::kScores : 0);
+      if (x.chunk.partial) two &= wide ? attending<kQueries, 3>(t, x, row) : attending<kQueries, 2>(t, x, row);
+      word |= two << (r * L::kScores);
+    }
+    return word;
+  });
   return bits;
 }
 /// The scores whose weights survive dropout.
 template <bool kQueries, class L>
 __device__ __forceinline__ Bits<L> surviving(const Problem& p, const Tiling::Place& at, int h, const Spot<L>& x) {
   Bits<L> bits;
-#pragma unroll
-  for (int r = 0; r < L::kRows / 2; ++r) {
-    unsigned two = 0;
+  bits.fill([&](int first) {
+    unsigned word = 0;
 #pragma unroll 1
-    for (int i = 0; i < 2 * L::kScores; ++i) {
-      const int row = x.row_at(2 * r + i / L::kScores), column = x.column_at(i % L::kScores);
-      two |= (survives(p, at, h, kQueries ? row : column, kQueries ? column : row) ? 1u : 0u) << i;
+    for (int i = 0; i < Bits<L>::kOfWord; ++i) {
+      const int row = x.row_at(first + i / L::kScores), column = x.column_at(i % L::kScores);
+      word |= (survives(p, at, h, kQueries ? row : column, kQueries ? column : row) ? 1u : 0u) << i;
     }
-    bits.two[r] = two;
-  }
+    return word;
+  });
   return bits;
 }
 /// x = otherwise where a bit is not set: whatever stood there, NaN too, is gone.
@@ -351,7 +358,7 @@ template <class T> Results<T> results_of(const Output& x, const Input& before) {
   return out;
 }
 
-/// A row that a block writes, for a head of a place whose rows are counted from `from`.
+/// A row that a warp has a part of.
 struct ResultRow {
   Index b, token, head;
   int dim;
@@ -380,8 +387,8 @@ template <int M, int N> __device__ __forceinline__ float zero_if_finite(const fl
     for (int n = 0; n < N; ++n) zero = fmaf(x[m][n], 0.0f, zero);
   return zero;
 }
-/// Whether this block's tile came out finite. If not, it is marked for the way that selects, and not
-/// to be written. All threads.
+/// Whether this block's tile came out finite. If not, it is marked for the way that selects, and
+/// not to be written. All threads.
 template <class Way>
 __device__ __forceinline__ bool is_finite_or_marked(float zero, const Own& own, const TileMarks& marks) {
   if (!Way::kMarks || !own.mark) return true;

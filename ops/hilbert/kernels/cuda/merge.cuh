@@ -2,8 +2,8 @@
 #include "core/cuda/powers.cuh"
 #include "ops/math.h"
 
-// Private: how the kernels' parts of one softmax come together, natural outside; and the powers that
-// they are made of inside.
+// Private: how the kernels' parts of one softmax come together, natural outside; and the powers
+// that they are made of inside.
 
 namespace hilt::kernels {
 

@@ -1,8 +1,8 @@
 #pragma once
 #include "ops/hilbert/kernels/cuda/loop.cuh"
 
-// To multiply on tensor cores (loop.cuh), as every GPU since sm_80 has them: bf16 and f16, head dims
-// that are multiples of 16, to 128.
+// To multiply on tensor cores (loop.cuh), as every GPU since sm_80 has them: bf16 and f16, head
+// dims that are multiples of 16, to 128.
 //
 // While a chunk is worked on the next is copied, row by row through the list of tokens. Every 16 x
 // 16 block of a chunk that a warp loads from shared memory serves as many products as it has blocks

@@ -2,8 +2,8 @@
 #include "core/cuda/pack.cuh"
 #include "ops/hilbert/kernels/cuda/loop.cuh"
 
-// The plain way to multiply (loop.cuh): in f32 by fused multiply-adds, for every type and head dim to
-// 256. The other is compared with it.
+// The plain way to multiply (loop.cuh): in f32 by fused multiply-adds, for every type and head dim
+// to 256. The other is compared with it.
 //
 // Scores: a lane has one streamed row and takes its products with the 8 owned rows of its warp.
 // Sums: a lane has every 32nd column and runs over the streamed rows. Pairs that do not attend are
