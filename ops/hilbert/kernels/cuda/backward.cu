@@ -46,22 +46,23 @@ template <class Way> __device__ __forceinline__ void as_exponent(float& lse, flo
   lse = fmaf(-lse, Way::Powers::kFromE, Way::kLift), delta *= kUnlift<Way>;
 }
 
-/// Adds one chunk to the sums of a warp's rows, of query head h. rows, stage: the first bytes of
-/// its rows, and of the stage where the chunk lies, less that of the first stage.
+/// Adds one chunk to the sums of a warp's rows, of query head h. stage: the first byte of the stage
+/// where it lies, less that of the first stage.
 template <class Way, bool kKeys, bool kTerms, class L>
 __device__ __forceinline__ void add_chunk(Gradients<Way, kKeys>& x, const Problem& p,
                                           const Backward<typename Way::Type>& f, const Own& own, int h,
-                                          const Spot<L>& spot, std::uint32_t rows, std::uint32_t stage) {
+                                          const Chunk& chunk, std::uint32_t stage) {
   using M = Memory<Way, 2, kKeys>;
+  const Spot<L> spot{own, chunk};
   const bool drops = p.sizes.dropout > 0, all = spot.is_whole(L::kWarpRows);
   Bits<L> pairs, kept;
   pairs.fill([](int) { return ~0u; });
   if (!all) pairs = counting<!kKeys>(p.t, spot);
-  if (drops) kept = surviving<!kKeys>(p, own.place(), h, spot);
+  if (drops) kept = surviving<!kKeys>(p, h, spot);
   if (!pairs.any()) return;
   typename L::Scores s, t;
-  Way::multiply(s, rows, stage + M::stream_a);
-  Way::multiply(t, rows + M::own_b, stage + M::stream_b);
+  Way::multiply(s, 0, stage + M::stream_a);
+  Way::multiply(t, M::own_b, stage + M::stream_b);
   if (drops) drop(t, kept);
   const float factor = f.multiplier * kUnlift<Way>;
   const auto weigh = [&](int r, int c, float score, float power, float less, float delta) {
@@ -80,7 +81,7 @@ __device__ __forceinline__ void add_chunk(Gradients<Way, kKeys>& x, const Proble
   };
   if constexpr (kTerms) {
     float row_sum[L::kRows] = {};
-    each_score<!kKeys>(p, own.place(), h, spot, [&](int r, int c, const TermPair& pair) {
+    each_score<!kKeys>(p, h, spot, [&](int r, int c, const TermPair& pair) {
       if (c % L::kEach == 0 && r == 0) statistics(c);
       float &weight = s[r][c], &ds = t[r][c];
       const Termed with = termed<typename Way::Type>(p, pair, weight * f.scale);
@@ -109,8 +110,8 @@ __device__ __forceinline__ void add_chunk(Gradients<Way, kKeys>& x, const Proble
     if (!all) mask_out(s, pairs, 0.0f), mask_out(t, pairs, 0.0f);
   }
   if (drops) drop(s, kept);
-  if constexpr (kKeys) Way::add_weighted(x.b, s, pairs, stage + M::stream_b, spot.chunk.n, M::own);
-  Way::add_weighted(x.a, t, pairs, stage + M::stream_a, spot.chunk.n, M::own);
+  if constexpr (kKeys) Way::add_weighted(x.b, s, pairs, stage + M::stream_b, chunk.n, M::own);
+  Way::add_weighted(x.a, t, pairs, stage + M::stream_a, chunk.n, M::own);
 }
 
 template <class Way, bool kKeys, bool kTerms>
@@ -118,21 +119,20 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
   using L = typename Way::Lanes;
   using M = Memory<Way, 2, kKeys>;
   using Stride = typename Way::Stride;
-  const int n = own.n, dim = static_cast<int>(p.sizes.dim), warp = static_cast<int>(threadIdx.x) / kWarp,
-            mine = warp * L::kWarpRows, each = static_cast<int>(p.sizes.heads / p.sizes.kv_heads);
-  const std::int32_t* const tokens = (kKeys ? p.t.k_token : p.t.q_token).data() + own.first;
+  const int dim = static_cast<int>(p.sizes.dim), each = static_cast<int>(p.sizes.heads / p.sizes.kv_heads);
+  const std::int32_t* const list = (kKeys ? p.t.k_token : p.t.q_token).data();
   const std::int32_t &own_from = kKeys ? own.k : own.q, &stream_from = kKeys ? own.q : own.k;
   Way::template fetch<false>(0, M::own_b, rows_of<Stride>(f.own_a, own.row, own_from, own.head),
-                             rows_of<Stride>(f.own_b, own.row, own_from, own.head), tokens, n, dim);
+                             rows_of<Stride>(f.own_b, own.row, own_from, own.head), list + own.first, own.n, dim);
 
   Gradients<Way, kKeys> x{};
   if (kTerms && !kKeys)
-    x.terms.entries = f.terms.share_of(own.head, static_cast<Index>(blockIdx.x) * L::kThreads / kWarp + warp);
+    x.terms.entries = f.terms.share_of(own.head, (static_cast<Index>(blockIdx.x) * L::kThreads + threadIdx.x) / kWarp);
   if constexpr (!kKeys) {
     const Index statistics = statistics_at(p, own, own.head);
 #pragma unroll
     for (int r = 0; r < L::kRows; ++r) {
-      const Index row = statistics + tokens[min(mine + L::first_row() + L::kApart * r, n - 1)];
+      const Index row = statistics + list[own.entry(L::row(r))];
       x.less[r] = f.lse[row], x.delta[r] = f.delta[row];
       as_exponent<Way>(x.less[r], x.delta[r]);
     }
@@ -150,20 +150,18 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
         p.t, own.tile,
         [&](const Chunk& c, int stage) {
           const std::uint32_t to = static_cast<std::uint32_t>(stage) * M::kStage;
-          const std::int32_t* const list = (kKeys ? p.t.q_token : p.t.k_token).data() + c.first;
-          Way::template fetch<true>(to + M::stream_a, to + M::stream_b, stream_a, stream_b, list, c.n, dim);
+          const std::int32_t* const tokens = (kKeys ? p.t.q_token : p.t.k_token).data() + c.first;
+          Way::template fetch<true>(to + M::stream_a, to + M::stream_b, stream_a, stream_b, tokens, c.n, dim);
           if (const int row = static_cast<int>(threadIdx.x); kKeys && row < L::kChunk) {
-            const Index from = statistics + (row < c.n ? list[row] : 0);
+            const Index from = statistics + (row < c.n ? tokens[row] : 0);
             const std::uint32_t lse = shared_at(to + M::lse + static_cast<std::uint32_t>(row) * 4);
             copy_4_or_zero(lse, f.lse + from, row < c.n);
             copy_4_or_zero(lse + M::kStatistic, f.delta + from, row < c.n);
           }
         },
         [&](const Chunk& c, int stage) {
-          if (mine < n)
-            add_chunk<Way, kKeys, kTerms, L>(x, p, f, own, h, {own.first, mine + L::first_row(), n - 1, c},
-                                             static_cast<std::uint32_t>(mine) * Way::kPitch,
-                                             static_cast<std::uint32_t>(stage) * M::kStage);
+          if (L::warp_row() < own.n)
+            add_chunk<Way, kKeys, kTerms, L>(x, p, f, own, h, c, static_cast<std::uint32_t>(stage) * M::kStage);
         });
   };
   if constexpr (kKeys) {
@@ -178,9 +176,9 @@ __device__ __forceinline__ void differentiate(const Problem& p, const Backward<t
   if (!is_finite_or_marked<Way>(zero_if_finite(x.a) + zero_if_finite(x.b), own, f.marks)) return;
 #pragma unroll
   for (int r = 0; r < L::kRows; ++r) {
-    const int row = mine + L::first_row() + L::kApart * r, there = min(row, n - 1);
-    const ResultRow to{own.row, own_from + tokens[there], own.head, dim, row < n};
-    const float keep = !f.known || f.known[own.first + there] != 0 ? 1.0f : 0.0f;
+    const int there = own.entry(L::row(r));
+    const ResultRow to{own.row, own_from + list[there], own.head, dim, L::row(r) < own.n};
+    const float keep = !f.known || f.known[there] != 0 ? 1.0f : 0.0f;
     write_sum<Way>(f.a, to, x.a[r], f.scale, keep);
     if constexpr (kKeys) write_sum<Way>(f.b, to, x.b[r], f.multiplier * kUnlift<Way>, keep);
   }

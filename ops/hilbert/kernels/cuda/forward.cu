@@ -56,26 +56,26 @@ __device__ __forceinline__ void softmax_step(Softmax<L>& x, typename L::Scores& 
   }
 }
 
-/// A warp's rows attend to one chunk. q, stage: the first bytes of its rows, and of the stage where
-/// the chunk lies, less that of the first stage.
+/// A warp's rows attend to one chunk. stage: the first byte of the stage where it lies, less that
+/// of the first stage.
 template <class Way, bool kTerms, class L>
 __device__ __forceinline__ void attend_chunk(Softmax<L>& x, const Problem& p, const Forward<typename Way::Type>& f,
-                                             const Own& own, const Spot<L>& spot, std::uint32_t q,
-                                             std::uint32_t stage) {
+                                             const Own& own, const Chunk& chunk, std::uint32_t stage) {
   using M = Memory<Way, 1, false>;
+  const Spot<L> spot{own, chunk};
   // Rows beyond the last come to no harm: their sums are finite and go nowhere.
   const bool drops = p.sizes.dropout > 0, all = spot.is_whole(0);
   Bits<L> pairs, kept;
   pairs.fill([](int) { return ~0u; });
   if (!all) pairs = counting<true>(p.t, spot);
-  if (drops) kept = surviving<true>(p, own.place(), own.head, spot);
+  if (drops) kept = surviving<true>(p, own.head, spot);
   if (!pairs.any()) return;
   typename L::Scores s;
-  Way::multiply(s, q, stage + M::stream_a);
+  Way::multiply(s, 0, stage + M::stream_a);
   if constexpr (!kTerms && !Way::kFolds)
     for (auto& row : s) row[0] *= f.scale;
   if constexpr (kTerms)
-    each_score<true>(p, own.place(), own.head, spot, [&](int r, int c, const TermPair& pair) {
+    each_score<true>(p, own.head, spot, [&](int r, int c, const TermPair& pair) {
       const Termed with = termed<typename Way::Type>(p, pair, s[r][c] * f.scale);
       s[r][c] = with.s;
       if (with.masked) pairs.clear(r, c);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void attend_chunk(Softmax<L>& x, const Problem& p, co
   if (!all || kTerms) mask_out(s, pairs, -INFINITY);
   softmax_step<Way>(x, s, f.power);
   if (drops) drop(s, kept);
-  Way::add_weighted(x.o, s, pairs, stage + M::stream_b, spot.chunk.n, M::own);
+  Way::add_weighted(x.o, s, pairs, stage + M::stream_b, chunk.n, M::own);
 }
 
 template <class Way, bool kTerms>
@@ -91,14 +91,14 @@ __device__ __forceinline__ void attend(const Problem& p, const Forward<typename 
   using L = typename Way::Lanes;
   using M = Memory<Way, 1, false>;
   using Stride = typename Way::Stride;
-  const int n = own.n, dim = static_cast<int>(p.sizes.dim), mine = static_cast<int>(threadIdx.x) / kWarp * L::kWarpRows;
-  const std::int32_t* const tokens = p.t.q_token.data() + own.first;
+  const int dim = static_cast<int>(p.sizes.dim);
   __shared__ HeadRows<const typename Way::Type, Stride> k, v;
   if (threadIdx.x == 0) {
     const Index head = own.head / (p.sizes.heads / p.sizes.kv_heads);
     k = rows_of<Stride>(f.k, own.row, own.k, head), v = rows_of<Stride>(f.v, own.row, own.k, head);
   }
-  Way::template fetch<false>(0, 0, rows_of<Stride>(f.q, own.row, own.q, own.head), {}, tokens, n, dim);
+  Way::template fetch<false>(0, 0, rows_of<Stride>(f.q, own.row, own.q, own.head), {}, p.t.q_token.data() + own.first,
+                             own.n, dim);
 
   Softmax<L> x{};
 #pragma unroll
@@ -110,10 +110,8 @@ __device__ __forceinline__ void attend(const Problem& p, const Forward<typename 
         Way::template fetch<true>(to + M::stream_a, to + M::stream_b, k, v, p.t.k_token.data() + c.first, c.n, dim);
       },
       [&](const Chunk& c, int stage) {
-        if (mine < n)
-          attend_chunk<Way, kTerms, L>(x, p, f, own, {own.first, mine + L::first_row(), n - 1, c},
-                                       static_cast<std::uint32_t>(mine) * Way::kPitch,
-                                       static_cast<std::uint32_t>(stage) * M::kStage);
+        if (L::warp_row() < own.n)
+          attend_chunk<Way, kTerms, L>(x, p, f, own, c, static_cast<std::uint32_t>(stage) * M::kStage);
       });
 
   float zero = zero_if_finite(x.o);
@@ -123,13 +121,12 @@ __device__ __forceinline__ void attend(const Problem& p, const Forward<typename 
   float* const lse = f.lse + statistics_at(p, own, own.head);
 #pragma unroll
   for (int r = 0; r < L::kRows; ++r) {
-    const int row = mine + L::first_row() + L::kApart * r;
-    const Index token = tokens[min(row, n - 1)];
+    const Index token = p.t.q_token[own.entry(L::row(r))];
     const float sum = L::sum_of_row(x.sum[r]), shift = x.shift[r] == -INFINITY ? 0.0f : x.shift[r];
     float l = (shift + Way::Powers::log(sum)) * Way::Powers::kToE, keep = 0, share = sum == 0 ? 0.0f : 1 / sum;
     if (!f.fresh) l = merged<typename Way::Powers>(lse[token], l, keep, share);
     __syncwarp();  // all lanes of a row have read
-    const bool writes = row < n;
+    const bool writes = L::row(r) < own.n;
     if (writes && L::is_first()) lse[token] = l;
     write_sum<Way>(f.o, {own.row, own.q + token, own.head, dim, writes}, x.o[r], share * f.multiplier, keep);
   }

@@ -45,8 +45,9 @@ template <int Lanes, int Each, int Rows, int Chunk, int Width, int Threads> stru
   using Scores = float[Rows][kScores];
   using Sums = float[Rows][kSums];
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
-  /// The first row of this lane; the next are kApart from each other.
-  static __device__ __forceinline__ int first_row() { return lane() / Lanes; }
+  /// A block's row: the first of a warp; that which a lane has as its row r.
+  static __device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) / kWarp * kWarpRows; }
+  static __device__ __forceinline__ int row(int r) { return warp_row() + lane() / Lanes + kApart * r; }
   static __device__ __forceinline__ int column(int c) {
     return c / Each * (Each * Lanes) + lane() % Lanes * Each + c % Each;
   }
@@ -84,6 +85,9 @@ struct Own {
   std::int32_t row, q, k;
   std::uint32_t* mark;
   __device__ __forceinline__ Tiling::Place place() const { return {row, q, k}; }
+  /// A row's entry in the list. Rows beyond the last are taken for the last, so that nothing is
+  /// read beyond the lists.
+  __device__ __forceinline__ int entry(int i) const { return first + min(i, n - 1); }
 };
 
 /// Where [B, H, Lq] has what belongs to a query head of its place.
@@ -199,18 +203,17 @@ template <class Way, int Owned, bool kStatistics> struct Memory {
 
 // ---- who attends to whom ------------------------------------------------------------------------
 
-/// Where a lane's scores stand in the lists: rows row + kApart r of those from first_row on,
-/// columns of the chunk. Rows and columns beyond the last are taken for the last, so that nothing
-/// is read beyond the lists; no score of theirs counts.
+/// Where a lane's scores stand in the lists: rows that a block owns, columns of a chunk. Those
+/// beyond the last are taken for the last, and do not count.
 template <class L> struct Spot {
-  int first_row, row, last_row;
-  Chunk chunk;
-  __device__ __forceinline__ int row_at(int r) const { return first_row + min(row + L::kApart * r, last_row); }
+  const Own& own;
+  const Chunk& chunk;
+  __device__ __forceinline__ int row_at(int r) const { return own.entry(L::row(r)); }
   __device__ __forceinline__ int column_at(int c) const { return chunk.first + min(L::column(c), chunk.n - 1); }
-  __device__ __forceinline__ bool has_row(int r) const { return row + L::kApart * r <= last_row; }
+  __device__ __forceinline__ bool has_row(int r) const { return L::row(r) < own.n; }
   /// Whether every score of so many rows of the warp counts.
   __device__ __forceinline__ bool is_whole(int rows) const {
-    return !chunk.partial && chunk.n == L::kChunk && row - L::first_row() + rows <= last_row + 1;
+    return !chunk.partial && chunk.n == L::kChunk && L::warp_row() + rows <= own.n;
   }
 };
 
@@ -287,14 +290,14 @@ template <bool kQueries, class L> __device__ __forceinline__ Bits<L> counting(co
 }
 /// The scores whose weights survive dropout.
 template <bool kQueries, class L>
-__device__ __forceinline__ Bits<L> surviving(const Problem& p, const Tiling::Place& at, int h, const Spot<L>& x) {
+__device__ __forceinline__ Bits<L> surviving(const Problem& p, int h, const Spot<L>& x) {
   Bits<L> bits;
   bits.fill([&](int first) {
     unsigned word = 0;
 #pragma unroll 1
     for (int i = 0; i < Bits<L>::kOfWord; ++i) {
       const int row = x.row_at(first + i / L::kScores), column = x.column_at(i % L::kScores);
-      word |= (survives(p, at, h, kQueries ? row : column, kQueries ? column : row) ? 1u : 0u) << i;
+      word |= (survives(p, x.own.place(), h, kQueries ? row : column, kQueries ? column : row) ? 1u : 0u) << i;
     }
     return word;
   });
@@ -321,16 +324,15 @@ template <class L> __device__ __forceinline__ void drop(typename L::Scores& x, c
 /// f(r, c, pair) for the scores that a lane has. kQueries: rows are queries. Rows of the warp, and
 /// columns, are a lane each before they are shared. All lanes.
 template <bool kQueries, class L, class F>
-__device__ __forceinline__ void each_score(const Problem& p, const Tiling::Place& at, int h, const Spot<L>& x, F&& f) {
+__device__ __forceinline__ void each_score(const Problem& p, int h, const Spot<L>& x, F&& f) {
   static_assert(L::kChunk == kWarp && L::kWarpRows <= kWarp);
+  const Tiling::Place at = x.own.place();
   const TermSide columns = side_of<kQueries>(p, at, x.chunk.first + min(L::lane(), x.chunk.n - 1));
   constexpr bool kKeep = L::kRows == 2;  // sides of rows for all columns
   TermSide rows, other;
   if constexpr (kKeep) rows = side_of<!kQueries>(p, at, x.row_at(0)), other = side_of<!kQueries>(p, at, x.row_at(1));
-  else rows = side_of<!kQueries>(p, at, x.first_row + min(x.row - L::first_row() + L::lane(), x.last_row));
-  const auto row_of = [&](int r) {
-    return !kKeep ? rows.of_lane(L::first_row() + L::kApart * r) : r == 0 ? rows : other;
-  };
+  else rows = side_of<!kQueries>(p, at, x.own.entry(L::warp_row() + L::lane()));
+  const auto row_of = [&](int r) { return !kKeep ? rows.of_lane(L::row(r) - L::warp_row()) : r == 0 ? rows : other; };
 #pragma unroll
   for (int c = 0; c < L::kScores; ++c) {
     const TermSide column = columns.of_lane(L::column(c));

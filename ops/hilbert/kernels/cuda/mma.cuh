@@ -99,7 +99,8 @@ template <class T, int W, int M, int Chunk, int Blocks> struct TensorCores {
   static __device__ __forceinline__ void multiply(typename Lanes::Scores& s, std::uint32_t own,
                                                   std::uint32_t streamed) {
     const Pointer<W> left = Pointer<W>::by_columns(), right = Pointer<W>::by_rows();
-    const std::uint32_t a = shared_at(own), b = shared_at(streamed);
+    const std::uint32_t a = shared_at(own + static_cast<std::uint32_t>(Lanes::warp_row()) * kPitch),
+                        b = shared_at(streamed);
 #pragma unroll
     for (auto& row : s)
 #pragma unroll
