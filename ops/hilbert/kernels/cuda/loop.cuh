@@ -174,10 +174,11 @@ __device__ __forceinline__ void stream(const TilingView& t, int tile, Fetch&& fe
   if (threadIdx.x == 0) {
     const Tiling::Refs refs = kKeys ? t.queries_of(tile) : t.keys_of(tile);
     walk = {refs.begin(), refs.end(), {0, 0}, false};
-    chunk[0] = walk.next(tiles, kMost), chunk[1] = walk.next(tiles, kMost);
+    chunk[0] = walk.next(tiles, kMost);
   }
   __syncthreads();
   if (kOther && chunk[0].n > 0) fetch(chunk[0], 0);
+  if (threadIdx.x == 0) chunk[1] = walk.next(tiles, kMost);
   Chunk now = chunk[0];
   for (int at = 0; now.n > 0; at ^= 1, now = chunk[at]) {
     if (!kOther) fetch(now, 0);
