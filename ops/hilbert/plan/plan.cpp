@@ -69,6 +69,18 @@ struct Said {
   friend std::ostream& operator<<(std::ostream& os, const Said& s) { return os << "plan: " << to_string({s.b}); }
 };
 
+/// Sorts pairs of n blocks: two stable passes, by the second block and by the first.
+void sort_pairs(BlockPairs& pairs, Index n) {
+  BlockPairs sorted(pairs.size());
+  for (const auto block : {&BlockPairs::value_type::second, &BlockPairs::value_type::first}) {
+    std::vector<std::size_t> next(at(n) + 1);
+    for (const auto& pair : pairs) ++next[at(pair.*block) + 1];
+    std::partial_sum(next.begin(), next.end(), next.begin());
+    for (const auto& pair : pairs) sorted[next[at(pair.*block)]++] = pair;
+    pairs.swap(sorted);
+  }
+}
+
 /// Makes the lists of a branch of blocks: by its rule, sorted, each pair once.
 void check_blocks(const PlanSpec& spec, Branch& b) {
   const Index n = (spec.length + b.size - 1) / b.size;
@@ -84,11 +96,11 @@ void check_blocks(const PlanSpec& spec, Branch& b) {
   check(b.chosen.empty() || spec.heads % std::ssize(b.chosen) == 0, Said{b}, ": ", b.chosen.size(),
         " lists cannot serve ", spec.heads, " heads evenly");
   const auto finish = [&](BlockPairs& pairs) {
-    if (!std::ranges::is_sorted(pairs)) std::ranges::sort(pairs);
-    pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
     for (const auto& [i, j] : pairs)
       check(i >= 0 && i < n && j >= 0 && j < n, "plan: block (", i, ", ", j, ") is outside the ", n, " x ", n,
             " blocks of ", b.size, " that ", spec.length, " tokens make");
+    if (!std::ranges::is_sorted(pairs)) sort_pairs(pairs, n);
+    pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
   };
   b.pairs = built_blocks(b, n);
   finish(b.pairs);
