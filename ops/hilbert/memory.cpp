@@ -1,8 +1,6 @@
 // Bytes that each mode keeps and needs at its peak, counted off its code; S is B x heads x q x k.
 #include "ops/hilbert/call.h"
 #include "ops/hilbert/kernels/compact.h"
-#include "ops/hilbert/kernels/hopper/kernels.h"
-#include "ops/hilbert/kernels/hopper/visits.h"
 
 namespace hilt {
 
@@ -31,17 +29,13 @@ KernelWork kernel_work(const Tiling& t, Device device, bool scored) {
   return work;
 }
 
-/// Bytes of the sums of dQ where Hopper's kernels go back in one pass: kSumBytes a tile of queries.
+/// Bytes of the sums of dQ where Hopper's kernels go back in one pass.
 static double one_pass_sums(const Plan& plan, Index batch, Index dim) {
-  const std::int32_t rows = dim <= 64 ? 128 : 64;
-  double tiles = 0;
+  Index bytes = 0;
   for (const auto& [index, users_of] : users(plan, -1))
-    for (const PlanPart& part : plan.parts()) {
-      const auto sets = static_cast<double>(part.places.count(batch) * std::ssize(users_of));
-      for (const VisitSide::Owner& own : visits_of(part.tilings[at(index)]).queries.owner)
-        tiles += sets * ((own.rows + rows - 1) / rows);
-    }
-  return tiles * kernels::hopper::kSumBytes;
+    for (const PlanPart& part : plan.parts())
+      bytes += part.places.count(batch) * std::ssize(users_of) * kernels::one_pass_bytes(part.tilings[at(index)], dim);
+  return static_cast<double>(bytes);
 }
 
 /// The same where the plan has its order.

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <span>
 #include <tuple>
+#include "ops/hilbert/kernels/hopper/kernels.h"
 #include "ops/hilbert/plan/attends.h"
 
-namespace hilt::kernels::hopper {
+namespace hilt::kernels {
+namespace hopper {
 namespace {
 
 constexpr std::int32_t kCell = Visits::kCell;
@@ -66,4 +68,10 @@ Schedule schedule_of(const Visits& visits, Index queries) {
   return out;
 }
 
-}  // namespace hilt::kernels::hopper
+}  // namespace hopper
+
+Index one_pass_bytes(const Tiling& t, Index dim) {
+  return std::ssize(hopper::tiles_of(visits_of(t).queries, dim <= 64 ? 128 : 64)) * hopper::kSumBytes;
+}
+
+}  // namespace hilt::kernels
