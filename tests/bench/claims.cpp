@@ -580,8 +580,8 @@ void times_of_plans(Page& page) {
 
 std::string part_of(const Page& page, const std::string& name) {
   const Info i = info();
-  std::string text = "<!-- begin " + name + " -->\n## On " + (device.is_cpu() ? "a CPU" : "a GPU") + "\n\n" +
-                     (device.is_cpu() ? i.devices.front() + ", one thread, " + i.isa_active : i.devices.back()) + "; " +
+  const std::string on = device.is_cpu() ? i.devices.front() + ", one thread, " + i.isa_active : i.devices.back();
+  std::string text = "<!-- begin " + name + " -->\n## On a " + (device.is_cpu() ? "CPU" : "GPU") + "\n\n" + on + ".\n" +
                      std::string(name_of(dtype)) + ", 12 heads of 64 where nothing else is said, batch 1. Medians of " +
                      std::to_string(repeats) + ", in turns, in ms.\n\n" +
                      "| # | claim | document | here | verdict |\n|---:|---|---|---|---|\n";
