@@ -32,7 +32,7 @@ template <class T> Loose<T>& loose(T* x) { return *reinterpret_cast<Loose<T>*>(x
 template <class T> const Loose<T>& loose(const T* x) { return *reinterpret_cast<const Loose<T>*>(x); }
 
 template <class E> using Stored = std::conditional_t<kPacked<E>, bf16, E>;
-template <class E> constexpr Index kTerms = kPacked<E> ? 2 : 1;
+template <class E> [[maybe_unused]] constexpr Index kTerms = kPacked<E> ? 2 : 1;
 /// Where the terms of an E are stored: at x and at next, 0 where that is null.
 template <class E> struct Terms {
   const Stored<E>*x, *next;
