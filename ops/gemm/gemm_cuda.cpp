@@ -188,7 +188,7 @@ bool try_product(Cuda where, Index m, Index n, Index k, MatrixRef<const T> a, Ma
 
 template <class T, class At>
 void gemm_batched(At where, const BatchSteps& steps, Index m, Index n, Index k, MatrixRef<const T> a,
-                  MatrixRef<const T> b, MatrixRef<T> c) {
+                  MatrixRef<const T> b, MatrixRef<product_t<T, At>> c) {
   cuda::check_alive(where.device);
   const Locked library = library_of(where);
   const float one = 1, zero = 0;
@@ -210,8 +210,8 @@ void gemm_batched(At where, const BatchSteps& steps, Index m, Index n, Index k, 
 }
 
 template <class T, class At>
-void gemm_onto(At where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<T> c,
-               Start<T> start) {
+void gemm_onto(At where, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b,
+               MatrixRef<product_t<T, At>> c, Start<product_t<T, At>> start) {
   const auto end = start.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
   if (!try_product<T>(where, m, n, k, a, b, c, start.residual, end, start.bias, nullptr))
     check_library(CUBLAS_STATUS_NOT_SUPPORTED, where);

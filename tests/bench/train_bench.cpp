@@ -2,10 +2,11 @@
 // peers/train_bench.py, which times the same models in PyTorch. Prints one line a model; with
 // --tape also what each kind of op took, with --json one of JSON instead.
 //
-//   hilt_train_bench [small|medium|char|gpt2] [--device cuda] [--bf16] [--steps N] [--dropout P] [--tape] [--json]
+//   hilt_train_bench [small|medium|char|gpt2] [--device cuda] [--bf16] [--bias] [--steps N] [--dropout P] [--tape]
+//                    [--json]
 //
-// small and medium are sized for a CPU, in f32, or as the others by --bf16; char and gpt2
-// for a GPU, in bf16 with f32 masters.
+// --bias: in every product and norm, as train's models have it. small and medium are sized for a CPU,
+// in f32, or as the others by --bf16; char and gpt2 for a GPU, in bf16 with f32 masters.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -89,10 +90,11 @@ struct Trainer {
   }
 };
 
-void run(const std::string& name, Device device, bool narrow, int steps, double dropout, bool with_tape, bool json) {
+void run(const std::string& name, Device device, bool narrow, bool bias, int steps, double dropout, bool with_tape,
+         bool json) {
   Setting s = setting(name);
   if (narrow) s.dtype = DType::bf16;
-  s.config.dropout = dropout;
+  s.config.dropout = dropout, s.config.bias = s.config.bias || bias;
   Trainer trainer(s, device);
   double loss = 0;
   for (int i = 0; i < 3; ++i) loss = trainer.step(false);
@@ -156,18 +158,19 @@ int main(int argc, char** argv) {
   std::vector<std::string> names;
   int steps = 30;
   double dropout = 0;
-  bool with_tape = false, json = false, narrow = false;
+  bool with_tape = false, json = false, narrow = false, bias = false;
   Device device;
   for (int i = 1; i < argc; ++i) {
     if (!std::strcmp(argv[i], "--steps") && i + 1 < argc) steps = std::max(1, std::atoi(argv[++i]));
     else if (!std::strcmp(argv[i], "--dropout") && i + 1 < argc) dropout = std::atof(argv[++i]);
     else if (!std::strcmp(argv[i], "--tape")) with_tape = true;
     else if (!std::strcmp(argv[i], "--json")) json = true;
+    else if (!std::strcmp(argv[i], "--bias")) bias = true;
     else if (!std::strcmp(argv[i], "--bf16")) narrow = true;
     else if (!std::strcmp(argv[i], "--device") && i + 1 < argc)
       device = std::strcmp(argv[++i], "cuda") ? Device{} : Device{Device::Kind::cuda, 0};
     else names.emplace_back(argv[i]);
   }
   if (names.empty()) names = {"small", "medium"};
-  for (const std::string& name : names) run(name, device, narrow, steps, dropout, with_tape, json);
+  for (const std::string& name : names) run(name, device, narrow, bias, steps, dropout, with_tape, json);
 }
