@@ -8,7 +8,8 @@
 namespace hilt::cuda {
 
 constexpr int kWarp = 32;
-constexpr std::size_t kDefaultShared = 48 << 10;  // bytes of shared memory a block gets without asking
+constexpr std::size_t kDefaultShared =
+    47 << 10;  // bytes of shared memory a block gets without asking, but what it declares
 
 /// Starts a kernel on the device's stream. Asks for the shared memory it needs, counts, and checks;
 /// errors inside the kernel surface at a later check, under the name of what runs then.

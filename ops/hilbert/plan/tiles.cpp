@@ -45,17 +45,6 @@ class Builder {
     }
     tokens.append(more);
   }
-  // Keys of half a tile need no order of their own: they ascend, unless rows lie along the order.
-  // Then neighbors in memory are read together, and eight keys in a row share the bits that drop
-  // their weights.
-  void append_keys(const TokenList& keys) {
-    if (keys.counts_up() || g_.spec.in_order) return append(t_.k_token, t_.k_tile, keys);
-    constexpr std::ptrdiff_t kHalf = kTile / 2;
-    Tokens list = keys.values();
-    for (auto half = list.begin(), end = half; half < list.end(); half = end)
-      end += std::min(kHalf, list.end() - half), std::sort(half, end);
-    append(t_.k_token, t_.k_tile, TokenList(std::move(list)));
-  }
 
   void add_group(std::int32_t q, std::int32_t k) {
     t_.group.push_back({{q, narrow(t_.q_token.size())}, {k, narrow(t_.k_token.size())}});
@@ -90,7 +79,7 @@ class Builder {
     else list(0, g_.length(), 1, true, q);
     list(0, g_.length(), 1, false, k);
     append(t_.q_token, t_.q_tile, q);
-    append_keys(k);
+    append(t_.k_token, t_.k_tile, k);
     fill_ranks();
   }
 
@@ -119,7 +108,7 @@ class Builder {
         const Index k_first = std::ssize(t_.k_tile);
         const auto q_begin = narrow(std::ssize(t_.q_token)), k_begin = narrow(std::ssize(t_.k_token));
         append(t_.q_token, t_.q_tile, q);
-        append_keys(k);
+        append(t_.k_token, t_.k_tile, k);
         if (!k.empty()) add_group(q_begin, k_begin);
         groups.push_back({std::ssize(t_.q_tile), k_first, std::ssize(t_.k_tile)});
       }

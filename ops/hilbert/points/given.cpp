@@ -41,11 +41,11 @@ void check_permutation(const char* op, const Plan& plan, const Tensor& permutati
         q.device());
 }
 
-/// The permutation of a row on the host.
+/// The permutation of a row on the host, which for a GPU's waits.
 static std::vector<std::int32_t> row_of(const Tensor& permutation, Index row) {
   constexpr std::int64_t kLow = std::numeric_limits<std::int32_t>::min(), kHigh = ~kLow;
   const Index length = permutation.dim(-1), begin = permutation.rank() == 1 ? 0 : row * length;
-  const Tensor wide = dense(to(permutation, DType::i64));
+  const Tensor wide = dense(to(moved(permutation, {}), DType::i64));
   std::vector<std::int32_t> out;
   for (Index i = begin; i < begin + length; ++i)
     out.push_back(static_cast<std::int32_t>(std::clamp(wide.data<std::int64_t>()[i], kLow, kHigh)));
@@ -59,9 +59,6 @@ static Index document_rows(const Plan& plan) { return std::max<Index>(std::ssize
 
 PlanPtr plan_along(const Call& call, Index row) {
   const Tensor& permutation = call.options.permutation;
-  const char* const what = looks_at_tokens(call);
-  check(permutation.device().is_cpu(), "attention: ", what ? what : "weights", " with order=given: looks at tokens, ",
-        "and on a GPU wants the order in the plan, PlanSpec::given");
   PlanSpec spec = call.plan->spec();
   spec.given = row_of(permutation, std::max<Index>(row, 0));
   if (row >= 0) (void)inverse_within(spec.given, documents_of(*call.plan, row), row);

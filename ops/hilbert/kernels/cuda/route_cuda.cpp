@@ -222,7 +222,15 @@ template <class Pass, class Run> void each_place(const Pass& pass, Run&& run) {
   }
 }
 
-void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
+/// The pass over keys that share the bits which drop their weights, where it drops any.
+template <class Pass> Pass in_eights(Cuda where, Pass pass) {
+  if (pass.sizes.dropout != 0 && !visits_on_device(*pass.tiling, where).eights)
+    pass.tiling = &with_ascending_keys(*pass.tiling);
+  return pass;
+}
+
+void attention_forward(Cuda where, const ForwardPass& pass, const Decision& d) {
+  const ForwardPass f = d.route == Route::hopper ? in_eights(where, pass) : pass;
   if (d.route == Route::plain) return plain_forward(where, f, {});
   if (d.route != Route::mma && f.places && !f.places->are_rows())
     return each_place(f, [&](const ForwardPass& one) { attention_forward(where, one, d); });
@@ -237,7 +245,8 @@ void attention_forward(Cuda where, const ForwardPass& f, const Decision& d) {
   if (mixed) plain_forward(where, f, marks);
 }
 
-void attention_backward(Cuda where, const BackwardPass& b, const Decision& d) {
+void attention_backward(Cuda where, const BackwardPass& pass, const Decision& d) {
+  const BackwardPass b = d.route == Route::hopper ? in_eights(where, pass) : pass;
   if (d.route == Route::plain) return plain_backward(where, b, {});
   if (d.route != Route::mma && b.places && !b.places->are_rows())
     return each_place(b, [&](const BackwardPass& one) { attention_backward(where, one, d); });

@@ -253,4 +253,23 @@ Visits visits_of(const Tiling& t, std::size_t most, Index portion) {
   return all.compares() ? Builder(t, most, portion, false).take_visits() : all.take_visits();
 }
 
+const Tiling& with_ascending_keys(const Tiling& t) {
+  return t.memo.get<Tiling>({}, [&] {
+    std::vector<std::int32_t> entries, known;
+    for (const Tiling::Range& tile : t.k_tile)
+      for (std::int32_t i = tile.begin; i < tile.end; i += kCell) {
+        for (std::int32_t j = i; j < std::min(i + kCell, tile.end); ++j) entries.push_back(j);
+        std::ranges::sort(std::span(entries).subspan(at(i)), {}, [&](std::int32_t j) { return t.k_names()[at(j)]; });
+      }
+    Tiling out = t;
+    out.k_token = out.k_name = out.k_rank = {};
+    for (Tiling::Axis& axis : out.axis) axis.key.clear();
+    add_keys(out, t, TokenList(entries));
+    for (const std::int32_t j : entries)
+      if (!t.k_known.empty()) known.push_back(t.k_known[at(j)]);
+    out.k_known = std::move(known);
+    return out;
+  });
+}
+
 }  // namespace hilt

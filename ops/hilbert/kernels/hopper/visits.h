@@ -52,6 +52,9 @@ struct Visits {
   bool one_owner = true;  // every query is visited, and by one owner of keys alone
   bool eights = true;     // of keys: row r of an owner has the name of row r - r % 8, a multiple of 8, plus r % 8
 };
+/// The same set with the keys of half a tile in ascending order, which they need not have of their
+/// own: eight in a row then share the bits that drop their weights. Made once.
+const Tiling& with_ascending_keys(const Tiling& t);
 /// Equal masks are kept once, at most `most` bytes of them.
 Visits visits_of(const Tiling& t, std::size_t most = std::size_t{1} << 20, Index portion = Visits::kPortion);
 
