@@ -14,6 +14,7 @@ struct Call {
   Index batch = 0, queries = 0, kv_heads = 1, dim = 0;
   AttentionResult given = {};          // what its forward pass gave, where that is over
   std::vector<std::int32_t> bias_row;  // of each token's query, where there is a bias and not all ask
+  Tensor table = {};                   // relative [H, entries] and a 0, where some tokens lie on no grid
 
   Index heads() const { return plan->heads(); }
   kernels::AttentionSizes sizes() const;
@@ -42,7 +43,7 @@ struct TilingPass {
 struct GroupBatch;
 
 /// The tensors among the terms of a call, which may be undefined: slopes, relative, bias, sink.
-constexpr std::size_t kTermTensors = 4, kBiasTensor = 2, kSinkTensor = 3;
+constexpr std::size_t kTermTensors = 4, kTableTensor = 1, kBiasTensor = 2, kSinkTensor = 3;
 using TermTensors = std::array<Tensor, kTermTensors>;
 TermTensors term_inputs(const ScoreTerms& terms);
 /// Checks the terms of a call, and makes them what checked_call says.

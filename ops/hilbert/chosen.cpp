@@ -9,18 +9,23 @@
 
 namespace hilt {
 
-/// The row of each position of a plan.
+/// The row of each position of a plan, those of a prefix aside.
 static std::vector<std::int32_t> row_of_position(const Plan& plan) {
+  const auto n = plan.spec().outside();
+  const auto behind = [n](std::vector<std::int32_t> rows) {
+    rows.erase(rows.begin(), rows.begin() + n);
+    return rows;
+  };
   const bool by_token = plan.spec().order.scope == Order::Scope::order_only;
-  if (by_token && plan.spec().in_order) return plan.order().position_of;
+  if (by_token && plan.spec().in_order) return behind(plan.order().position_of);
   // Positions are tokens, or rows are positions, or neither.
-  return by_token || plan.spec().in_order ? query_run(0, plan.length()) : plan.order().token_at;
+  return by_token || plan.spec().in_order ? query_run(n, plan.length() - n) : behind(plan.order().token_at);
 }
 
 /// Means of x [1, L, H, D] over `size` positions and the heads of a key head: [Hk, blocks, D].
 static Tensor block_means(const Tensor& x, const Tensor& rows, Index kv_heads, Index size) {
   const Tensor along = gather(to(x, DType::f64), 1, rows);
-  const Index length = x.dim(1), whole = length / size * size;
+  const Index length = along.dim(1), whole = length / size * size;
   const auto means = [&](Index begin, Index end, Index each) {
     return mean(
         reshape(slice(along, 1, begin, end), {(end - begin) / each, each, kv_heads, x.dim(2) / kv_heads, x.dim(3)}),
@@ -35,7 +40,7 @@ static Tensor block_means(const Tensor& x, const Tensor& rows, Index kv_heads, I
 /// For each key head of one sequence. Ties go to the smaller block; what is no number comes last.
 static std::vector<BlockPairs> top_blocks(const Tensor& q, const Tensor& k, const Tensor& rows, Index size,
                                           Index most) {
-  const Index kv_heads = k.dim(2), n = (q.dim(1) + size - 1) / size;
+  const Index kv_heads = k.dim(2), n = (rows.dim(0) + size - 1) / size;
   std::vector<BlockPairs> chosen(static_cast<std::size_t>(kv_heads));
   if (q.dim(0) == 0 || n == 0) return chosen;
   std::vector<double> score =
@@ -61,7 +66,7 @@ PlanPtr plan_of_sequence(const PlanPtr& plan, const Tensor& q, const Tensor& k, 
           " must be [batch, ", plan->length(), ", heads, dim]");
   const Tape::Pause pause;
   const auto own = [&](const Tensor& x) { return x.dim(0) == 0 ? x : slice(x, 0, sequence, sequence + 1); };
-  const Tensor rows = moved(from_values(row_of_position(*plan), {plan->length()}), q.device());
+  const Tensor rows = moved(from_values(row_of_position(*plan), {plan->length() - plan->spec().outside()}), q.device());
   PlanSpec spec = plan->spec();
   for (Branch& b : spec.pattern)
     if (b.looks_at_data()) b.chosen = top_blocks(own(q), own(k), rows, b.size, b.numbers[0]);

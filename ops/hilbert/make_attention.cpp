@@ -44,7 +44,8 @@ const std::vector<AttentionSetting>& attention_settings() {
        "dense, segment:W[,dilation=R][,offset=O], slide:R, neighborhood:K, window2d:HxW, slide2d:RYxRX, "
        "neighborhood2d:KYxKX, window3d:TxHxW, slide3d:RTxRYxRX, neighborhood3d:KTxKYxKX, blocks:SIZE@LIST; suffixes "
        ",shift=S (segments, windows), ,dilation=D ,stride=S (slides, neighborhoods), ,causal=1x0 (all but segments), "
-       "one number or one an axis; A|B is a union, A+B merges. LIST: FILE.npy, local:RADIUS, dilated:R/R/.., "
+       "one number or one an axis; A|B is a union, A+B merges; ,prefix=N at the end: the first N tokens, outside the "
+       "grid, meet all. LIST: FILE.npy, local:RADIUS, dilated:R/R/.., "
        "global_local:GLOBAL:RADIUS or top:K"},
       {"segment_lengths", "N,N,..", &S::segment_lengths, segments, "Tokens of a segment, for each branch"},
       {"dilation_rates", "N,N,..", &S::dilation_rates, segments, "Dilation, for each branch"},
@@ -119,10 +120,11 @@ void read_setting(AttentionSettings& settings, std::string_view name, std::strin
 }
 
 PlanSpec plan_spec(const AttentionSettings& s, Index length, Index heads) {
+  Pattern pattern = parse_pattern(s.pattern);
   PlanSpec spec{.length = length,
                 .heads = heads,
-                .order = parse_order(s.order, length),
-                .pattern = parse_pattern(s.pattern),
+                .order = parse_order(s.order, behind_prefix(pattern, length)),
+                .pattern = std::move(pattern),
                 .dilation_mode = parse_dilation_mode(s.dilation_mode),
                 .causality = parse_causality(s.causal),
                 .work_order = parse_work_order(s.work_order)};

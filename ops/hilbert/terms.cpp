@@ -87,11 +87,17 @@ void check_relative(const Call& call, const Tensor& x) {
   if (spec.documents.empty())
     judge(spec.order.grid == call.plan->grid() ? spec.order.grid : Grid{}, "order ", to_string(spec.order));
 }
-Tensor add_relative(const Call&, const GroupBatch& g, const Tensor& s, const Tensor& table) {
+/// A table of the grid as [H, entries], with a 0 more for pairs that are not on it.
+Tensor padded_table(const Plan& plan, const Tensor& table) {
+  if (table.rank() == 2 || prefix_of(plan.spec().pattern) == 0) return {};
+  return cat({reshape(table, {table.dim(0), -1}), zeros({table.dim(0), 1}, table.dtype(), table.device())}, 1);
+}
+Tensor add_relative(const Call& call, const GroupBatch& g, const Tensor& s, const Tensor& table) {
   const kernels::Site reach = reach_of(table);
   const Tensor entries = of_sites(
       g, table.rank() > 2, [&](const kernels::Site& q, const kernels::Site& k) { return kernels::entry(reach, q, k); });
-  const Tensor flat = reshape(of_heads(table, 0, g), {std::ssize(g.heads), -1});
+  const Tensor padded = padded_table(*call.plan, table);
+  const Tensor flat = reshape(of_heads(padded ? padded : table, 0, g), {std::ssize(g.heads), -1});
   return add(s, reshape(gather(flat, 1, reshape(entries, {-1})), {-1, g.groups, g.q, g.k}));
 }
 
@@ -244,6 +250,8 @@ void resolve_terms(Call& call, const Tensor& q) {
           " queries are of another sequence; use a bias");
     term.check(call, tensor);
     if (term.tensor != &ScoreTerms::bias) tensor = contiguous(tensor);
+    const Tape::Pause pause;
+    if (term.tensor == &ScoreTerms::relative) call.table = padded_table(*call.plan, tensor);
   }
   while (x.bias && x.bias.rank() < 4) x.bias = unsqueeze(x.bias, 0);
   const PlanSpec& spec = call.plan->spec();
@@ -297,8 +305,9 @@ kernels::Terms kernel_terms(const Call& call) {
   t.cap = x.softcap.value_or(0);
   if (x.slopes) t.slopes = x.slopes.raw(), t.slopes_on_grid = distances_on_grid(*call.plan);
   if (x.relative) {
-    t.table = x.relative.raw(), t.table_on_grid = x.relative.rank() > 2, t.reach = reach_of(x.relative);
-    t.entries = x.relative.numel() / call.heads();
+    const Tensor& table = call.table ? call.table : x.relative;
+    t.table = table.raw(), t.table_on_grid = x.relative.rank() > 2, t.reach = reach_of(x.relative);
+    t.entries = table.numel() / call.heads();
   }
   t.bias = pair_tensor<const void>(x.bias, call);
   return t;
@@ -306,6 +315,7 @@ kernels::Terms kernel_terms(const Call& call) {
 
 Shape term_sum_shape(const Call& call, std::size_t which) {
   const Tensor x = term_inputs(call.options.terms)[which];
+  if (which == kTableTensor && call.table) return call.table.shape();
   if (which != kBiasTensor || (x.dim(2) != 1 && x.dim(3) != 1)) return x.shape();
   // Summed by row or column; the rest is done at the end.
   return {call.batch, call.heads(), x.dim(3) == 1 ? call.plan->queries() : 1, x.dim(3)};
@@ -338,6 +348,7 @@ TermTensors finished_terms(const Call& call, TermTensors sums, const Wanted& wan
     if (!wanted[i]) continue;
     Tensor& d = sums[i];
     if (!d) d = zeros_like(inputs[i]);  // no pair attends
+    if (i == kTableTensor && d.numel() > inputs[i].numel()) d = slice(d, 1, 0, -1);
     for (int axis = 0; i == kBiasTensor && axis < 4; ++axis)
       if (d.dim(axis) != inputs[i].dim(axis)) d = sum(d, {axis}, true);
     d = to(reshape(d, inputs[i].shape()), inputs[i].dtype());

@@ -219,6 +219,21 @@ bool serves(DilationMode mode, std::size_t i, std::size_t n, Index head, Index h
 }  // namespace
 
 Attended::Attended(const PlanSpec& spec, const Pi& pi) : length_(spec.length) {
+  if (const Index before = std::min(spec.pattern.back().prefix, spec.length); before > 0) {
+    PlanSpec rest = spec;
+    rest.length -= before, rest.pattern.back().prefix = 0;
+    const Attended behind(rest, pi);
+    table_of_ = behind.table_of_;
+    for (const Table& table : behind.tables_) {
+      std::vector<std::uint8_t> count;
+      for (Index t = 0; t < length_; ++t)
+        for (Index u = 0; u < length_; ++u)
+          if (t < before || u < before) count.push_back(spec.causality == Causality::none || u <= t);
+          else count.push_back(table.count[at((t - before) * rest.length + u - before)]);
+      tables_.push_back(listed(length_, std::move(count)));
+    }
+    return;
+  }
   const Index n = spec.length;
   const Grid grid = grid_of(spec.order, n);
   const bool positions_are_tokens = spec.order.scope == Order::Scope::order_only;
@@ -271,7 +286,8 @@ Attended Attended::packed(const PlanSpec& spec, const DocumentList& documents) {
     one.documents.clear();
     one.length = d.length, one.order.grid = d.grid;
     if (one.order.scope == Order::Scope::per_segment) one.order = with_segment(one.order, spec.pattern[0].size);
-    const Attended alone(one, order_of(spec, one.order, first, d.length));
+    const Index behind = d.length - std::min(spec.pattern.back().prefix, d.length);
+    const Attended alone(one, order_of(spec, one.order, first, behind));
     count.resize(alone.tables_.size(), std::vector<std::uint8_t>(at(n * n), 0));
     row.table_of_ = alone.table_of_;
     for (std::size_t i = 0; i < count.size(); ++i)
@@ -385,6 +401,7 @@ std::array<Index, 3> apart(const Grid& grid, bool on_grid, Index t, Index u) {
 struct Found {
   Index distance = 0;
   std::size_t entry = 0, bias = 0;  // in table, in bias
+  bool has_entry = false;
 };
 template <class T> Found found(const Terms<T>& x, const Query& query, Index u) {
   const auto [b, h, t] = query;
@@ -394,13 +411,18 @@ template <class T> Found found(const Terms<T>& x, const Query& query, Index u) {
   for (const Document& d : x.documents) {
     Order folded;
     folded.grid = d.grid;
-    grid = grid_of(folded, d.length);
+    grid = grid_of(folded, d.length - x.prefix);
     if (t < first + d.length) break;
     first += d.length;
   }
-  for (const Index d : apart(grid, x.distance_on_grid, t - first, u - first)) out.distance += std::abs(d);
-  if (!x.table.empty()) {
-    const auto d = apart(grid, x.table_shape.size() > 1, t - first, u - first);
+  // Both count from the prefix on; before it there is no grid.
+  const Index q = t - first - x.prefix, k = u - first - x.prefix;
+  const bool outside = q < 0 || k<0, table_on_grid = x.table_shape.size()> 1;
+  if (!x.distance_on_grid || !outside)
+    for (const Index d : apart(grid, x.distance_on_grid, q, k)) out.distance += std::abs(d);
+  out.has_entry = !x.table.empty() && (!table_on_grid || !outside);
+  if (out.has_entry) {
+    const auto d = apart(grid, table_on_grid, q, k);
     Index entry = h;
     for (std::size_t i = 0; i < x.table_shape.size(); ++i) {
       const Index reach = x.table_shape[i] / 2, here = d[3 - x.table_shape.size() + i];
@@ -428,7 +450,7 @@ template <class T> Score<T> score(const Terms<T>& x, const Found& where, Index h
     out = {T(x.softcap) * bent, T(1) - bent * bent};
   }
   if (!x.slopes.empty()) out.s = out.s - x.slopes[at(h)] * T(static_cast<double>(where.distance));
-  if (!x.table.empty()) out.s = out.s + x.table[where.entry];
+  if (where.has_entry) out.s = out.s + x.table[where.entry];
   if (!x.bias.empty()) out.s = out.s + x.bias[where.bias];
   return out;
 }
@@ -536,7 +558,7 @@ Slopes<T> attention_gradients(const Sizes& n, const Attended& set, const Inputs<
       const Found here = found(terms, query, keys[i].token);
       if (!terms.slopes.empty())
         out.dslopes[at(query.h)] = out.dslopes[at(query.h)] - T(static_cast<double>(here.distance)) * ds;
-      if (!terms.table.empty()) out.dtable[here.entry] = out.dtable[here.entry] + ds;
+      if (here.has_entry) out.dtable[here.entry] = out.dtable[here.entry] + ds;
       if (!terms.bias.empty()) out.dbias[here.bias] = out.dbias[here.bias] + ds;
       const T dz = terms.softcap > 0 ? stored(store, ds * slope[i]) : ds;
       for (std::size_t d = 0; d < at(n.dim); ++d) {
@@ -591,7 +613,7 @@ Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>&
       }
       z *= std::abs(n.scale);
       if (!terms.slopes.empty()) z += std::abs(terms.slopes[at(query.h)]) * static_cast<double>(here.distance);
-      if (!terms.table.empty()) z += std::abs(terms.table[here.entry]);
+      if (here.has_entry) z += std::abs(terms.table[here.entry]);
       if (!terms.bias.empty()) z += std::abs(terms.bias[here.bias]);
       grow(size.score, z);
       queries[k / dim] += keys[i].times, listed += keys[i].times;
@@ -611,7 +633,7 @@ Magnitudes magnitudes(const Sizes& n, const Attended& set, const Inputs<double>&
       for (std::size_t d = 0; d < dim; ++d) dp += std::abs(d_o[q + d] * in.v[k + d]);
       const double ds = keys[i].times * p[i] * (weight(n, query, keys[i].token) * dp + delta);
       if (!slopes.empty()) slopes[at(query.h)] += ds * static_cast<double>(here.distance);
-      if (!table.empty()) table[here.entry] += ds;
+      if (here.has_entry) table[here.entry] += ds;
       if (!bias.empty()) bias[here.bias] += ds;
       for (std::size_t d = 0; d < dim; ++d) {
         dq[d] += ds * std::abs(n.scale * in.k[k + d]);
@@ -647,7 +669,8 @@ double slope_along(const Sizes& n, const Attended& set, const Inputs<double>& in
                           x.table_shape,
                           x.bias_shape,
                           x.grid,
-                          x.documents};
+                          x.documents,
+                          x.prefix};
   const auto out = attention<Dual>(n, set, {dual(in.q, along.q), dual(in.k, along.k), dual(in.v, along.v), terms});
   double slope = 0;
   for (std::size_t i = 0; i < d_o.size(); ++i) slope += out.o[i].dx * d_o[i];

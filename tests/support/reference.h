@@ -36,6 +36,7 @@ Grid grid_of(const Order& order, Index length);
 /// them.
 class Attended {
  public:
+  /// pi: of the tokens behind a prefix.
   Attended(const PlanSpec& spec, const Pi& pi);
   /// Any set: count[t * length + u] for every head.
   Attended(Index length, Index heads, std::vector<std::uint8_t> count);
@@ -90,6 +91,7 @@ template <class T> struct Terms {
   std::array<Index, 4> bias_shape{};  // with leading ones
   Grid grid;
   DocumentList documents = {};  // of every row; each has a grid of its own
+  Index prefix = 0;             // so many first tokens of a row or a document are on no grid
 };
 template <class T> struct Inputs {
   std::vector<T> q, k, v;

@@ -222,6 +222,7 @@ inline Problem random_problem(std::uint64_t seed) {
         else list.emplace_back(1 + below(left));
       }
   }
+  if (p.spec.documents.empty() && below(3) == 0) p.spec.length += p.spec.pattern.back().prefix = 1 + below(9);
   p.draw(seed);
   if (below(2) == 0) {  // on the grids of documents distances are refused
     const bool planar = p.spec.pattern[0].on_grid() && !p.spec.documents.empty();

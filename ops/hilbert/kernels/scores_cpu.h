@@ -18,7 +18,8 @@ template <class I> void mask(const Tiling& t, Index i, Tiling::Range k, I* keep)
   }
   if (t.boxes > 1) return;
   const auto only = [&](const std::int32_t* key, std::int32_t low, std::int32_t high) {
-    for (Index j = 0; j < n; ++j) keep[j] &= -((key[k.begin + j] >= low) & (key[k.begin + j] <= high));
+    for (Index j = 0; j < n; ++j)
+      keep[j] &= -(((key[k.begin + j] >= low) & (key[k.begin + j] <= high)) | (key[k.begin + j] == kTaken));
   };
   if (t.causal) only(t.k_ranks().data(), std::numeric_limits<std::int32_t>::min(), t.q_ranks().data()[i]);
   for (const Tiling::Axis& axis : t.axis)

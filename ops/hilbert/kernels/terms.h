@@ -16,12 +16,15 @@
 
 namespace hilt::kernels {
 
-/// A token's coordinates: of its cell on a grid (frame, row, column), or 0, 0, token.
+/// A token's coordinates: of its cell on a grid (frame, row, column), or 0, 0, token. a < 0: it
+/// lies on no grid, and terms that look at one add nothing.
 struct Site {
   std::int32_t a = 0, b = 0, c = 0;
 };
-[[gnu::always_inline]] constexpr Site site_of(const Grid& grid, bool on_grid, std::int32_t token) {
+[[gnu::always_inline]] constexpr Site site_of(const Tiling::Sites& grid, bool on_grid, std::int32_t token) {
   if (!on_grid) return {0, 0, token};
+  token -= grid.first;
+  if (token < 0) return {-1, 0, 0};
   const auto width = static_cast<std::int32_t>(grid.width), height = static_cast<std::int32_t>(grid.height);
   return {token / width / height, token / width % height, token % width};
 }
@@ -65,10 +68,12 @@ template <class W> [[gnu::always_inline]] constexpr Capped<W> capped(W z, W cap,
 }
 [[gnu::always_inline]] constexpr std::int32_t distance(const Site& q, const Site& k) {
   const auto apart = [](std::int32_t x, std::int32_t y) { return x < y ? y - x : x - y; };
-  return apart(q.a, k.a) + apart(q.b, k.b) + apart(q.c, k.c);
+  return (q.a | k.a) < 0 ? 0 : apart(q.a, k.a) + apart(q.b, k.b) + apart(q.c, k.c);
 }
+/// The entry behind the last, which is 0, where one lies on no grid.
 [[gnu::always_inline]] constexpr std::int32_t entry(const Site& reach, const Site& q, const Site& k) {
   const auto place = [](std::int32_t apart, std::int32_t r) { return (apart < -r ? -r : apart > r ? r : apart) + r; };
+  if ((q.a | k.a) < 0) return (2 * reach.a + 1) * (2 * reach.b + 1) * (2 * reach.c + 1);
   return (place(q.a - k.a, reach.a) * (2 * reach.b + 1) + place(q.b - k.b, reach.b)) * (2 * reach.c + 1) +
          place(q.c - k.c, reach.c);
 }

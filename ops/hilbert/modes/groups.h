@@ -26,7 +26,7 @@ struct GroupBatch : GroupShape {
   Tensor present;                               // u8 [groups, q, 1]: queries that have a key; undefined where all are
   Tensor answers;                               // of these one of each chain
   Chains chains;
-  Grid grid = {};                   // where tokens lie
+  Tiling::Sites grid = {};          // where tokens lie
   std::vector<std::int32_t> first;  // the token at its start, of each group: of its document
 };
 

@@ -10,6 +10,9 @@ namespace hilt {
 constexpr std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 template <class I> constexpr std::int32_t narrow(I i) { return static_cast<std::int32_t>(i); }
 
+/// What a key has instead of a number on an axis where every query takes it.
+constexpr std::int32_t kTaken = -2;
+
 /// What is compared of a query and of a key. Where a tiling has no such test, zeros pass.
 struct QueryBounds {
   std::int32_t rank = 0, a_low = 0, a_high = 0, b_low = 0, b_high = 0, c_low = 0, c_high = 0;
@@ -49,8 +52,8 @@ constexpr QueryBounds hull(const QueryBounds& x, const QueryBounds& y) {
           std::max(x.c_high, y.c_high)};
 }
 [[gnu::always_inline]] constexpr bool attends(const QueryBounds& q, const KeyPlace& k) {
-  return k.rank <= q.rank && k.a >= q.a_low && k.a <= q.a_high && k.b >= q.b_low && k.b <= q.b_high && k.c >= q.c_low &&
-         k.c <= q.c_high;
+  return k.rank <= q.rank && (k.a == kTaken || (k.a >= q.a_low && k.a <= q.a_high && k.b >= q.b_low &&
+                                                k.b <= q.b_high && k.c >= q.c_low && k.c <= q.c_high));
 }
 
 /// Whether query i of a tiling attends to key j, for pairs of listed tiles: others have none.

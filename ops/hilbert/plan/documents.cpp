@@ -61,8 +61,11 @@ void check_documents(const PlanSpec& spec, const Branch* looks_at_grid) {
       if (d.length < 1)
         fail("plan: document ", number, " of row ", row, " is ", text_of(d),
              ": expected at least 1 token; list lengths and grids, not where documents begin and end");
-      if (!d.folds() && d.grid.cells() != d.length)
+      const Index before = prefix_of(spec.pattern);
+      if (!d.folds() && before + d.grid.cells() != d.length)
         fail("plan: a document of ", d.length, " tokens on a grid of ", text_of(d));
+      check(before == 0 || d.length > before, "plan: ", to_string(spec.pattern), ": document ", number, " of row ", row,
+            " has ", d.length, " tokens, none of which is behind its prefix");
       check(!looks_at_grid || !d.folds(), "plan: ", looks_at_grid ? to_string({*looks_at_grid}) : "",
             " needs a grid in every document; one of row ", row, " has ", d.length, " tokens and no grid");
       tokens += d.length, ++number;

@@ -188,13 +188,17 @@ std::string rule_text(const Branch& b) {
 }  // namespace
 
 Pattern parse_pattern(std::string_view text) {
+  constexpr std::string_view kPrefix = ",prefix=";  // the one option of a whole pattern
   Pattern pattern;
   const std::string where = "pattern (" + std::string(text) + ")";
-  for (std::string_view merged : split_text(text, '+'))
+  const std::size_t suffix = text.rfind(kPrefix);
+  for (std::string_view merged : split_text(text.substr(0, suffix), '+'))
     for (bool joined = false; std::string_view branch : split_text(merged, '|')) {
       pattern.push_back(parse_branch(branch, where));
       pattern.back().joined = std::exchange(joined, true);
     }
+  const Reader read{where, "prefix", "window2d:8x16,prefix=4, behind all else"};
+  if (suffix != text.npos) pattern.back().prefix = read.extent("number", text.substr(suffix + kPrefix.size()), 0);
   return pattern;
 }
 
@@ -214,6 +218,7 @@ std::string to_string(const Pattern& pattern) {
     else if (b.offset != 0) out += ",offset=" + std::to_string(b.offset);
     out += axes_text(b, "dilation", &Branch::Axis::dilation) + axes_text(b, "stride", &Branch::Axis::stride) +
            axes_text(b, "shift", &Branch::Axis::shift) + axes_text(b, "causal", &Branch::Axis::causal);
+    if (b.prefix != 0) out += ",prefix=" + std::to_string(b.prefix);
   }
   return out;
 }

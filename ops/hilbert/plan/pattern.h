@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -59,6 +60,9 @@ struct Branch {
   std::vector<Index> numbers{};  // of `lists`: the radius; the rates; global blocks and radius; how many
   /// For top: what each run of heads / chosen.size() heads chose; empty before the choice.
   std::vector<BlockPairs> chosen{};
+  /// Of the last branch, for all: so many first tokens stand outside the pattern. They attend to
+  /// all and all to them, once; the others have grid, order and pattern as if they stood alone.
+  Index prefix = 0;
   friend auto operator<=>(const Branch&, const Branch&) = default;
 
   /// The set is of the grid: the order arranges work and memory, and changes no result.
@@ -81,7 +85,10 @@ struct Branch {
     return chosen.empty() ? pairs : chosen[static_cast<std::size_t>(head / (heads / std::ssize(chosen)))];
   }
 };
-using Pattern = std::vector<Branch>;  // at least one branch
+using Pattern = std::vector<Branch>;                                                  // at least one branch
+inline Index prefix_of(const Pattern& p) { return p.empty() ? 0 : p.back().prefix; }  // of its last branch
+/// The tokens behind a prefix, of so many: what an order and its grid are of.
+inline Index behind_prefix(const Pattern& p, Index length) { return std::max<Index>(length - prefix_of(p), 0); }
 
 enum class DilationMode : unsigned char {  // who asks, where a segment is dilated
   all_queries,                             // every position asks; branches merge
@@ -107,7 +114,8 @@ enum class WorkOrder : unsigned char {
 /// `neighborhood3d:KTxKYxKX`, `blocks:SIZE@LIST`, merged by `+`, united by `|`. Slides and
 /// neighborhoods take `,dilation=D`, `,stride=S` and `,causal=1`, windows `,shift=S` and
 /// `,causal=1`: a number for all axes or for each, `causal=1x0x0`. LIST: `FILE.npy` ([n, 2] pairs),
-/// `local:RADIUS`, `dilated:R/R/..`, `global_local:GLOBAL:RADIUS` or `top:K`.
+/// `local:RADIUS`, `dilated:R/R/..`, `global_local:GLOBAL:RADIUS` or `top:K`. `,prefix=N` ends a
+/// pattern, and is of all of it.
 Pattern parse_pattern(std::string_view text);
 std::string to_string(const Pattern& pattern);
 DilationMode parse_dilation_mode(std::string_view text);

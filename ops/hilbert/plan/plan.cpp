@@ -83,7 +83,7 @@ void sort_pairs(BlockPairs& pairs, Index n) {
 
 /// Makes the lists of a branch of blocks: by its rule, sorted, each pair once.
 void check_blocks(const PlanSpec& spec, Branch& b) {
-  const Index n = (spec.length + b.size - 1) / b.size;
+  const Index length = spec.length - spec.outside(), n = (length + b.size - 1) / b.size;
   using Lists = Branch::Lists;
   check(b.lists == Lists::given || b.numbers.size() == (b.lists == Lists::global_local ? 2U : 1U) ||
             (b.lists == Lists::dilated && !b.numbers.empty()),
@@ -98,7 +98,7 @@ void check_blocks(const PlanSpec& spec, Branch& b) {
   const auto finish = [&](BlockPairs& pairs) {
     for (const auto& [i, j] : pairs)
       check(i >= 0 && i < n && j >= 0 && j < n, "plan: block (", i, ", ", j, ") is outside the ", n, " x ", n,
-            " blocks of ", b.size, " that ", spec.length, " tokens make");
+            " blocks of ", b.size, " that ", length, " tokens make");
     if (!std::ranges::is_sorted(pairs)) sort_pairs(pairs, n);
     pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
   };
@@ -145,8 +145,8 @@ void check_ground(const Ground& g, const Branch& b) {
     const bool neighbors =
         b.kind == Kind::neighborhood || b.kind == Kind::neighborhood2d || b.kind == Kind::neighborhood3d;
     const Index cells = g.cells(b, i), smallest = std::max<Index>(1, cells / b.axes[i].dilation);
-    check(!neighbors || b.axes[i].dilation == 1 || b.extent(i) <= smallest, Said{b}, ": ", b.extent(i),
-          " keys do not fit the smallest class of an axis, ", smallest, " of ", cells, " cells");
+    check(!neighbors || g.length() == 0 || b.axes[i].dilation == 1 || b.extent(i) <= smallest, Said{b}, ": ",
+          b.extent(i), " keys do not fit the smallest class of an axis, ", smallest, " of ", cells, " cells");
   }
 }
 
@@ -170,15 +170,19 @@ void check_spec(PlanSpec& spec) {
   check(!spec.pattern.empty(), "plan: the pattern has no branch");
   check(!spec.pattern[0].joined, "plan: the first branch, ", to_string({spec.pattern[0]}),
         ", has no other to be joined to");
+  for (const Branch& b : spec.pattern)
+    check(b.prefix >= 0 && (b.prefix == 0 || &b == &spec.pattern.back()), "plan: ", to_string({b}),
+          ": a prefix is of the whole pattern: its last branch has it, and no other");
   if (spec.queries) check_queries(spec);
   if (spec.cross) {
     check(*spec.cross >= 0 && *spec.cross <= std::numeric_limits<std::int32_t>::max(), "plan: cross ", *spec.cross,
           " must be 0..2147483647 queries");
     check(std::ranges::all_of(spec.pattern, [](const Branch& b) { return b.kind == Kind::dense; }),
           "plan: queries of another sequence know dense alone, got ", to_string(spec.pattern));
-    check(spec.causality == Causality::none && !spec.queries && !spec.in_order && spec.documents.empty(),
+    check(spec.causality == Causality::none && !spec.queries && !spec.in_order && spec.documents.empty() &&
+              spec.outside() == 0,
           "plan: queries of another sequence have no place among the ", spec.length,
-          " tokens, so neither causal, queries, in_order nor documents go with cross");
+          " tokens, so neither causal, queries, in_order, documents nor prefix go with cross");
   }
   const Index unions = union_of(spec.pattern, spec.pattern.size() - 1) + 1;
   check(spec.dilation_mode != DilationMode::head_groups || unions <= spec.heads,
@@ -200,6 +204,8 @@ void check_given(const PlanSpec& spec) {
   check(spec.order == Order{.kind = Order::Kind::given}, "plan: order=given takes no grid, scope or chunk");
   check(!spec.cross && (!spec.in_order || !spec.given.empty()), "plan: order=given is of queries that are tokens and ",
         "stand as such, so neither cross nor, before the order is there, in_order goes with it");
+  check(prefix_of(spec.pattern) == 0, "plan: ", to_string(spec.pattern), ": order=given is of all tokens of a row, so ",
+        "no prefix goes with it; place these tokens by the order");
   for (const Branch& b : spec.pattern) {
     check(!b.on_grid(), "plan: ", to_string({b}),
           " looks at a grid, and order=given has none; name an order of the grid");
@@ -234,10 +240,20 @@ std::shared_ptr<const Permutation> order_of(const PlanSpec& spec, bool forced) {
   const bool given = spec.order.kind == Order::Kind::given;
   if (forced || spec.order.kind == Order::Kind::row || (given && spec.given.empty())) return nullptr;
   return given ? std::make_shared<const Permutation>(make_permutation(spec.given))
-               : permutation(spec.order, spec.length);
+               : permutation(spec.order, behind_prefix(spec.pattern, spec.length));
 }
-Ground ground_of(const PlanSpec& spec, const Permutation* order, Grid grid) {
-  return {spec, order, grid, spec.order.scope == Order::Scope::order_only};
+Grid grid_of(const PlanSpec& spec) { return token_grid(spec.order, behind_prefix(spec.pattern, spec.length)); }
+Ground ground_of(const PlanSpec& spec, const Permutation* order, Grid grid, bool met = false) {
+  return {spec, order, grid, spec.order.scope == Order::Scope::order_only, met && spec.outside() > 0};
+}
+/// The number of a union whose tiling has the pairs of a prefix, of those a head merges: the one that comes last.
+bool meets_prefix(const PlanSpec& spec, std::size_t branch) {
+  if (spec.dilation_mode == DilationMode::head_groups) return true;
+  for (std::size_t i = 0; i < spec.pattern.size(); ++i)
+    if (!spec.pattern[i].joined && (spec.pattern[i].dilation < spec.pattern[branch].dilation ||
+                                    (spec.pattern[i].dilation == spec.pattern[branch].dilation && i > branch)))
+      return false;
+  return true;
 }
 
 void become(PlanSpec& spec, const Document& document, std::vector<std::int32_t> given) {
@@ -286,14 +302,17 @@ void Plan::build() {
   head_begin_.push_back(narrow(std::ssize(head_tilings_)));
 
   const auto add_part = [&](const PlanSpec& one, const Permutation* order, const Grid& grid, Tiling::Places places) {
-    const Ground ground = ground_of(one, order, grid);
-    for (const Branch& b : one.pattern) check_ground(ground, b);
+    for (const Branch& b : one.pattern) check_ground(ground_of(one, order, grid), b);
     parts_.push_back({one.length, one.rows_of_q(), {}, std::move(places)});
-    for (const auto& [branch, head] : asked) parts_.back().tilings.push_back(tiling_of(ground, branch, head));
+    for (const auto& [branch, head] : asked)
+      parts_.back().tilings.push_back(tiling_of(ground_of(one, order, grid, meets_prefix(one, branch)), branch, head));
     if (one.order.grid == grid || std::ranges::any_of(one.pattern, &Branch::on_grid))
-      for (Tiling& t : parts_.back().tilings) t.grid = grid;
+      for (Tiling& t : parts_.back().tilings) t.grid = {grid, narrow(one.outside())};
   };
   if (!spec_.documents.empty()) {
+    for (DocumentList& row : spec_.documents)
+      for (Document& d : row)  // one named by its grid has the prefix besides
+        if (!d.folds() && d.grid.cells() == d.length) d.length += prefix_of(spec_.pattern);
     const auto planar = std::ranges::find_if(spec_.pattern, &Branch::on_grid);
     check_documents(spec_, planar == spec_.pattern.end() ? nullptr : &*planar);
     check_given(spec_);
@@ -301,13 +320,13 @@ void Plan::build() {
     for (PlacedDocument& placed : placed_documents(spec_)) {
       become(one, placed.document, std::move(placed.given));
       one.queries = std::move(placed.queries);
-      add_part(one, order_of(one, forced_).get(), token_grid(one.order, one.length), std::move(placed.places));
+      add_part(one, order_of(one, forced_).get(), grid_of(one), std::move(placed.places));
     }
     mark_known_rows();
     return;
   }
   check_given(spec_);
-  grid_ = token_grid(spec_.order, spec_.length);
+  grid_ = grid_of(spec_);
   order_ = order_of(spec_, forced_);
   add_part(spec_, order_.get(), grid_, {});
   mark_known_rows();
@@ -334,8 +353,14 @@ bool Plan::looks_at_data() const { return std::ranges::any_of(spec_.pattern, &Br
 const Permutation& Plan::order() const {
   check(spec_.documents.empty(), "plan: each of its documents, ", to_string(spec_.documents),
         ", has an order of its own");
-  if (order_) return *order_;
-  return *memo_.get<std::shared_ptr<const Permutation>>({}, [&] { return permutation(Order{}, spec_.length); });
+  const auto n = narrow(spec_.outside());
+  if (order_ && n == 0) return *order_;
+  return *memo_.get<std::shared_ptr<const Permutation>>({}, [&] {
+    if (!order_) return permutation(Order{}, spec_.length);
+    Tokens token_at = query_run(0, n);
+    for (const std::int32_t t : order_->token_at) token_at.push_back(n + t);
+    return std::make_shared<const Permutation>(make_permutation(std::move(token_at)));
+  });
 }
 
 const std::vector<Tiling>& Plan::tilings() const {
@@ -354,17 +379,19 @@ Index Plan::attends(Index head, Index t, Index u, Index batch) const {
   check(!looks_at_data(), "plan: ", to_string(spec_.pattern), " has a set for each sequence; see plan_of_sequence");
   const auto times = [&](const PlanSpec& spec, const Permutation* order, Grid grid) {
     const Ground ground = ground_of(spec, order, grid);
+    const Index before = spec.outside();
+    if (std::min(t, u) < before) return Index{spec.causality == Causality::none || u <= t};
     Index n = 0;
     for (std::size_t branch = 0, end = 0; branch < spec.pattern.size(); branch = end) {
       bool any = false;
       for (end = end_of_union(spec.pattern, branch); branch < end && !any; ++branch)
-        any = branch_attends(ground, branch, head, t, u);
+        any = branch_attends(ground, branch, head, t - before, u - before);
       n += any;
     }
     return n;
   };
   if (spec_.documents.empty()) {
-    if (spec_.in_order && order_) t = order_->token_at[at(t)], u = order_->token_at[at(u)];
+    if (spec_.in_order && order_) t = order().token_at[at(t)], u = order().token_at[at(u)];
     return times(spec_, order_.get(), grid_);
   }
   Index first = 0;
@@ -373,7 +400,7 @@ Index Plan::attends(Index head, Index t, Index u, Index batch) const {
       PlanSpec one = spec_;
       become(one, d, given_from(spec_, first, d.length));
       if (u < 0 || u >= d.length) return 0;
-      return times(one, order_of(one, forced_).get(), token_grid(one.order, d.length));
+      return times(one, order_of(one, forced_).get(), grid_of(one));
     }
     t -= d.length, u -= d.length, first += d.length;
   }

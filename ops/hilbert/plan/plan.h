@@ -35,6 +35,7 @@ struct PlanSpec {
   /// document. None: each call brings one, AttentionOptions::permutation, and the plan serves all.
   std::vector<std::int32_t> given{};
   Index rows_of_q() const { return cross.value_or(queries ? std::ssize(*queries) : length); }  // how many queries
+  Index outside() const { return length - behind_prefix(pattern, length); }  // first tokens that the pattern leaves out
   friend auto operator<=>(const PlanSpec&, const PlanSpec&) = default;
 };
 
@@ -100,8 +101,8 @@ class Plan {  // an attended set on an order, tiled. It has no tensors
 
  private:
   PlanSpec spec_;
-  std::shared_ptr<const Permutation> order_;  // none: tokens stand as they come
-  Memo memo_;                                 // that order, should anyone ask
+  std::shared_ptr<const Permutation> order_;  // of tokens behind a prefix; none: they stand as they come
+  Memo memo_;                                 // order(), where it is another
   bool forced_ = false, agree_ = true;
   Grid grid_;
   std::vector<PlanPart> parts_;

@@ -33,6 +33,7 @@ class Builder {
     else if (alone && b_.kind == Kind::blocks) block_rows();
     else boxes();
     name_rows();
+    if (outside_ > 0) surround();
   }
   Tiling take() { return std::move(t_); }
 
@@ -56,7 +57,8 @@ class Builder {
   void find_asking() {
     if (!g_.spec.queries) return;
     for (const std::int32_t row : *g_.spec.queries) {
-      const Index t = g_.spec.in_order ? g_.token_along_order(row) : row;
+      if (row < outside_) continue;
+      const Index t = g_.spec.in_order ? g_.token_along_order(row - outside_) : row - outside_;
       asking_.push_back(narrow(along_order_ ? g_.along_order(t) : g_.position(t)));
     }
     if (!std::ranges::is_sorted(asking_)) std::ranges::sort(asking_);
@@ -113,10 +115,23 @@ class Builder {
         groups.push_back({std::ssize(t_.q_tile), k_first, std::ssize(t_.k_tile)});
       }
     }
+    if (g_.met && (r > 1 || g_.spec.queries))
+      list_others(t_.q_token, t_.q_tile, true), list_others(t_.k_token, t_.k_tile, false);
     fill_ranks();
     Index i = 0;
     for (const auto& [q_end, k_begin, k_end] : groups)
       for (; i < q_end; ++i) add_row(i, k_begin, k_end), t_.met.end_list();
+    for (; i < std::ssize(t_.q_tile); ++i) t_.met.end_list();
+  }
+  /// Tokens that the list lacks, for a prefix to meet.
+  void list_others(TokenList& tokens, std::vector<Tiling::Range>& tiles, bool asking) const {
+    std::vector<bool> listed(at(g_.length()));
+    for (const std::int32_t t : tokens) listed[at(t)] = true;
+    TokenList all, others;
+    list(0, g_.length(), 1, asking, all);
+    for (const std::int32_t t : all)
+      if (!listed[at(t)]) others.push_back(t);
+    append(tokens, tiles, others);
   }
 
   void block_rows() {
@@ -317,7 +332,7 @@ class Builder {
   void fill_ranks() {
     t_.causal = g_.spec.causality != Causality::none;
     if (g_.spec.causality != Causality::curve) return;  // tokens are ranked by their names
-    const auto rank = [&](std::int32_t token) { return narrow(g_.along_order(token)); };
+    const auto rank = [&](std::int32_t token) { return narrow(outside_ + g_.along_order(token)); };
     t_.q_rank = mapped(t_.q_token, rank), t_.k_rank = mapped(t_.k_token, rank);
   }
   template <class F> static TokenList mapped(const TokenList& list, F&& f) {
@@ -412,7 +427,15 @@ class Builder {
   void name_rows() {
     const auto& queries = g_.spec.queries;
     const bool moves = g_.spec.in_order && g_.order;
-    const auto row_of = [&](std::int32_t token) { return moves ? narrow(g_.along_order(token)) : token; };
+    const auto row_of = [&](std::int32_t token) {
+      return moves ? outside_ + narrow(g_.along_order(token - outside_)) : token;
+    };
+    for (TokenList* list : {&t_.q_token, &t_.k_token}) {
+      if (outside_ == 0) break;
+      TokenList behind;
+      behind.append(*list, outside_);
+      *list = std::move(behind);
+    }
     if (g_.spec.in_order || queries) t_.q_name = t_.q_token;
     if (g_.spec.in_order) t_.k_name = t_.k_token;
     if (moves) t_.k_token = mapped(t_.k_token, row_of);
@@ -424,12 +447,80 @@ class Builder {
     for (TokenList* list : {&t_.q_token, &t_.k_token, &t_.q_name, &t_.k_name}) list->fit();
   }
 
+  // ---- tokens outside ----
+  /// Puts the prefix before all else, in tiles of its own, which are full but for causality.
+  void surround() {
+    TokenList asking, all;
+    all.append(0, at(outside_));
+    if (!g_.spec.queries) asking = all;
+    else
+      for (const std::int32_t row : *g_.spec.queries)
+        if (row < outside_) asking.push_back(row);
+    Tiling out;
+    out.grid = t_.grid;
+    TokenList rows;
+    rows.append(0, asking.size());
+    append(out.q_token, out.q_tile, rows);
+    if (g_.met) append(out.k_token, out.k_tile, all);
+    if (g_.spec.queries) out.q_name = asking;
+    if (g_.spec.causality == Causality::curve) out.q_rank = asking, out.k_rank = out.k_token;
+    for (std::size_t a = 0; a < t_.axis.size(); ++a) {
+      const Tokens& keys = t_.axis[a].key;
+      if (keys.empty()) continue;
+      const auto [low, high] = g_.met ? std::ranges::minmax(keys) : std::ranges::min_max_result{1, 0};
+      out.axis[a].key.assign(out.k_token.size() * at(t_.boxes), kTaken);
+      out.axis[a].low.assign(asking.size() * at(t_.boxes), low);
+      out.axis[a].high.assign(asking.size() * at(t_.boxes), high);
+    }
+    const std::size_t q_tiles = out.q_tile.size(), k_tiles = out.k_tile.size();
+    const Index behind = std::ssize(t_.k_token);
+    add_all_queries(out, t_), add_all_keys(out, t_);
+    for (std::size_t i = 0; i < out.q_tile.size(); ++i) {
+      const Tiling::Range q = out.q_tile[i];
+      for (std::size_t j = 0; j < k_tiles; ++j) meet(out, q, j, i < q_tiles);
+      if (i < q_tiles && g_.met && !t_.causal && behind > 0) {
+        out.met.add(narrow(k_tiles), narrow(out.k_tile.size()), false);
+        out.pairs += (q.end - q.begin) * behind;
+      }
+      if (i >= q_tiles)
+        for (const Tiling::Ref ref : t_.met.of(i - q_tiles))
+          out.met.add(ref.tile + narrow(k_tiles), ref.tile + narrow(k_tiles) + 1, ref.partial);
+      out.met.end_list();
+    }
+    out.pairs += t_.pairs;
+    take_groups(out);
+    t_ = std::move(out);
+  }
+  /// Queries with tile j of the prefix, of which some may be later, where they are of it themselves.
+  static void meet(Tiling& t, Tiling::Range q, std::size_t j, bool inside) {
+    const Tiling::Range k = t.k_tile[j];
+    const Index all = Index{q.end - q.begin} * (k.end - k.begin);
+    const auto name = [&](std::int32_t i) { return t.q_names()[at(i)]; };
+    const bool full = !inside || !t.causal || name(q.begin) >= k.end - 1;
+    const Index pairs = full ? all : name(q.end - 1) < k.begin ? 0 : count_pairs(t, q, k);
+    if (pairs > 0) t.met.add(narrow(j), narrow(j + 1), pairs < all);
+    t.pairs += pairs;
+  }
+  /// Where all tokens met all there is one group again; a branch without the prefix keeps its own.
+  void take_groups(Tiling& out) const {
+    const auto before = narrow(out.q_token.size() - t_.q_token.size());
+    const auto is_all = [&](const Tiling::Group& g) {
+      return std::cmp_equal(g.q.end - g.q.begin, t_.q_token.size()) && g.k.end - g.k.begin == g_.length();
+    };
+    if (g_.met && std::ranges::all_of(t_.group, is_all) &&
+        (!t_.group.empty() || (g_.length() == 0 && !out.q_tile.empty())))
+      out.group.push_back({{0, narrow(out.q_token.size())}, {0, narrow(out.k_token.size())}});
+    if (!g_.met)
+      for (const Tiling::Group& g : t_.group) out.group.push_back({{g.q.begin + before, g.q.end + before}, g.k});
+  }
+
   const Ground& g_;
   std::size_t branch_;
   std::span<const Branch> alternatives_;
   const Branch& b_;
   Index head_;
   bool along_order_;
+  std::int32_t outside_ = narrow(g_.spec.outside());
   Tokens asking_;  // positions, ascending, where not all ask
   Tiling t_;
   std::size_t axes_ = 1;       // of every box

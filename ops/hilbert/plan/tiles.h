@@ -9,14 +9,16 @@
 
 namespace hilt {
 
+/// Of the tokens behind a prefix; all of these numbers count from there.
 struct Ground {
   const PlanSpec& spec;
   const Permutation* order;  // null: the identity
   Grid grid;
   bool by_token;  // positions are tokens: scope order_only, where the order arranges work and no more
+  bool met;       // the tiling has the pairs of the prefix, too
 
   static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-  Index length() const { return spec.length; }
+  Index length() const { return spec.length - spec.outside(); }
   Index position(Index t) const { return by_token ? t : along_order(t); }
   Index token(Index p) const { return by_token ? p : token_along_order(p); }
   /// The same of sets that know no order: where the work stands.

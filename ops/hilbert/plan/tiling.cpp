@@ -79,7 +79,10 @@ static void add_axis(std::vector<std::int32_t>& to, const std::vector<std::int32
                      Index boxes, std::int32_t by) {
   if (from.empty()) return;
   for (const std::int32_t i : entries)
-    for (Index box = 0; box < boxes; ++box) to.push_back(from[at(i * boxes + box)] + by);
+    for (Index box = 0; box < boxes; ++box) {
+      const std::int32_t x = from[at(i * boxes + box)];
+      to.push_back(x == kTaken ? x : x + by);
+    }
 }
 
 /// One side of a tiling.

@@ -66,11 +66,16 @@ struct Tiling {
     std::vector<std::int32_t> key, low, high;  // by key, and by query; of a union, so many an entry as it has boxes
   };
 
+  /// Where tokens lie, for score terms: those of a name below `first` on no grid.
+  struct Sites : Grid {
+    std::int32_t first = 0;  // the token of cell 0
+  };
+
   TokenList q_token, k_token;  // rows of the tensors; with in_order, positions
   TokenList q_name, k_name;    // the tokens behind them, where others: dropout's masks are drawn by them
   /// 1 where a set that a head merges before this one has the row too; empty: all are, or none is.
   std::vector<std::int32_t> q_known, k_known;
-  Grid grid = {};                     // where the tokens lie, for score terms; without cells: on none
+  Sites grid = {};                    // where the tokens lie; without cells: on none
   std::vector<Range> q_tile, k_tile;  // runs of q_token, k_token; each list is covered once, in order
   Lists met;                          // of each tile of queries: which tiles of keys
   std::vector<Group> group;           // all of them

@@ -41,6 +41,8 @@ void require_positions(const Plan& plan) {
   check(!plan.takes_order(), "shards: order=given: ranks divide an order, so it must be in the plan, PlanSpec::given");
   check(!plan.looks_at_data(), "shards: ", to_string(plan.spec().pattern),
         " compares the queries and keys of all ranks; name another rule");
+  check(plan.spec().documents.empty() || prefix_of(plan.spec().pattern) == 0,
+        "shards: ", to_string(plan.spec().pattern), ": documents with a prefix are not for several ranks");
   check(plan.spec().in_order || !plan.spec().documents.empty(),
         "shards: rows of the plan are tokens; ranks hold runs of positions: make the plan with in_order = true");
 }

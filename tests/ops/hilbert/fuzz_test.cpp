@@ -149,6 +149,10 @@ struct Config {
   }
 };
 
+Index prefix_in(const PlanSpec& p) { return p.pattern.back().prefix; }
+/// What order and pattern are of, where there are no documents.
+Index behind(const PlanSpec& p) { return std::max<Index>(p.length - prefix_in(p), 0); }
+
 template <class E> const char* name(const char* const* names, E e) { return names[static_cast<std::size_t>(e)]; }
 
 /// Written out field by field: the library's to_string is under test elsewhere.
@@ -183,6 +187,7 @@ std::string describe(const Config& c) {
     }
     s << ']';
   }
+  if (prefix_in(p) > 0) s << " prefix " << prefix_in(p);
   for (const DocumentList& list : p.documents) {
     s << "; documents";
     for (const Document& d : list)
@@ -351,7 +356,7 @@ double work_of(const Config& c) {
       here = std::min(n, static_cast<double>(built_blocks(b, (p.length + b.size - 1) / b.size).size()) *
                                  static_cast<double>(b.size * b.size) / n +
                              1);
-    keys += std::min(here, n);
+    keys += std::min(here, n) + 2 * static_cast<double>(prefix_in(p));
   }
   const bool by_head =
       p.dilation_mode == DilationMode::head_groups ||
@@ -393,11 +398,24 @@ void draw_documents(Rng& r, PlanSpec& p) {
 /// How many axes a table on the grid can have; 1: there is none, or documents have this and that.
 int axes_of(const PlanSpec& p) {
   const auto axes = [](const Grid& g) { return g.has_frames() ? 3 : 2; };
-  if (p.documents.empty()) return p.order.folds() || p.order.grid.cells() != p.length ? 1 : axes(p.order.grid);
+  if (p.documents.empty()) return p.order.folds() || p.order.grid.cells() != behind(p) ? 1 : axes(p.order.grid);
   const std::vector<Document>& list = p.documents[0];
   const bool alike = std::ranges::all_of(
       list, [&](const Document& d) { return !d.folds() && axes(d.grid) == axes(list.front().grid); });
   return list.empty() || !alike ? 1 : axes(list.front().grid);
+}
+
+/// First tokens outside the pattern, which are as many more; or, rarely, all there are.
+void draw_prefix(Rng& r, PlanSpec& p) {
+  const Index n = r.pick<Index>({1, 1, 2, 3, 4, 7, 16, kTile, kTile + 5});
+  p.pattern.back().prefix = n;
+  const bool folds = p.order.folds() && std::ranges::none_of(p.pattern, [](const Branch& b) {
+                       return b.on_grid() || b.kind == Kind::blocks;
+                     });
+  if (p.documents.empty() && folds && r.chance(5)) p.length = std::min(p.length, n);
+  else if (p.documents.empty()) p.length += n;
+  for (DocumentList& list : p.documents)
+    for (Document& d : list) d.length += n, p.length += n;
 }
 
 void draw_terms(Rng& r, Config& c) {
@@ -532,6 +550,7 @@ Config draw(Rng& r) {
   if (order.kind == Order::Kind::hilbert && r.chance(15)) order.steps = Steps::unit;
   p.length = draw_length(r, order);
   draw_pattern(r, p);
+  if (r.chance(20)) draw_prefix(r, p);
 
   p.heads = r.pick<Index>({1, 1, 1, 2, 3, 4, 5, 7});
   if (p.dilation_mode == DilationMode::head_groups) p.heads = std::max<Index>(p.heads, std::ssize(p.pattern));
@@ -552,7 +571,9 @@ Config draw(Rng& r) {
 void draw_given(Rng& r, Config& c) {
   PlanSpec& p = c.spec;
   const bool planar = c.table.size() > 1 && p.documents.empty();
-  if (planar || p.order.scope == Scope::order_only || std::ranges::any_of(p.pattern, &Branch::on_grid)) return;
+  if (planar || prefix_in(p) > 0 || p.order.scope == Scope::order_only ||
+      std::ranges::any_of(p.pattern, &Branch::on_grid))
+    return;
   p.order = Order{.kind = Order::Kind::given};
   p.given = query_run(0, p.length);
   const auto shuffle = [&](Index begin, Index end) {
@@ -933,7 +954,7 @@ ref::Terms<double> make_terms(Rng& r, const Config& c, Case& test) {
     return moved(from_values(x, shape, type), device_under_test());
   };
   const Index heads = c.spec.heads;
-  out.grid = ref::grid_of(c.spec.order, c.spec.length);
+  out.grid = ref::grid_of(c.spec.order, behind(c.spec)), out.prefix = prefix_in(c.spec);
   if (!c.spec.documents.empty()) out.documents = c.spec.documents[0];
   if ((out.softcap = c.softcap) > 0) to.softcap = c.softcap;
   if (c.alibi == Alibi::published) to.alibi = true, out.slopes = alibi_slopes(heads, stat).to_vector();
@@ -1023,7 +1044,7 @@ class Judge {
       const Clock clock(report_, "attended set");
       Order order = p_.order;
       if (order.scope == Scope::per_segment) order.scope = Scope::chunked, order.chunk = p_.pattern[0].size;
-      if (p_.documents.empty()) pi_ = ref::order_of(p_, order, 0, p_.length), set_.emplace(p_, pi_);
+      if (p_.documents.empty()) pi_ = ref::order_of(p_, order, 0, behind(p_)), set_.emplace(p_, pi_);
       else set_.emplace(ref::Attended::packed(p_, p_.documents[0]));
       if (p_.queries) set_.emplace(set_->asked_by(*p_.queries));
     }
@@ -1171,7 +1192,7 @@ class Judge {
                                 narrow(in_.k),
                                 narrow(in_.v),
                                 {x.softcap, narrow(x.slopes), narrow(x.table), narrow(x.bias), narrow(x.sink),
-                                 x.distance_on_grid, x.table_shape, x.bias_shape, x.grid, x.documents}};
+                                 x.distance_on_grid, x.table_shape, x.bias_shape, x.grid, x.documents, x.prefix}};
     return values_from(ref::attention<float>(sizes, *set_, in, store),
                        ref::attention_gradients<float>(sizes, *set_, in, narrow(d_o_), store, narrow(d_lse_)));
   }
@@ -1349,15 +1370,16 @@ class Neighbours {
     if (p.queries && s.silent)
       p.queries = query_run(p.length - std::min(p.length, rows_of_q(p)), std::min(p.length, rows_of_q(p)));
     if (p.queries) std::erase_if(*p.queries, [&](std::int32_t row) { return row >= p.length; });
-    const Grid grid = ref::grid_of(p.order, p.length);
+    const Index cells = behind(p);
+    const Grid grid = ref::grid_of(p.order, cells);
     const auto odd = [](Index k, Index n) { return std::min(k, n - 1 + n % 2); };
     for (Branch& b : p.pattern) {
-      if (p.documents.empty() && !fits(b.kind, p.order, grid, p.length)) return false;
-      if (b.kind == Kind::neighborhood && !b.axes[0].causal) b.size = odd(b.size, p.length);
+      if (p.documents.empty() && !fits(b.kind, p.order, grid, cells)) return false;
+      if (b.kind == Kind::neighborhood && !b.axes[0].causal) b.size = odd(b.size, cells);
       if (b.kind == Kind::neighborhood2d && b.axes == Branch{}.axes)
         b.rows = odd(b.rows, grid.height), b.columns = odd(b.columns, grid.width);
       if (b.kind == Kind::blocks) {
-        const Index n = (p.length + b.size - 1) / b.size;
+        const Index n = (cells + b.size - 1) / b.size;
         std::erase_if(b.pairs, [&](const auto& pair) { return pair.first >= n || pair.second >= n; });
       }
       b.offset = std::min(b.offset, b.dilation - 1);
@@ -1443,6 +1465,14 @@ class Neighbours {
   }
 
   void simplify_order() {
+    if (prefix_in(p_) > 0)
+      propose([](Config& s) {
+        PlanSpec& p = s.spec;
+        if (p.documents.empty()) p.length = std::max<Index>(1, behind(p));
+        for (DocumentList& row : p.documents)
+          for (Document& d : row) d.length -= prefix_in(p);
+        p.pattern.back().prefix = 0;
+      });
     if (p_.causality != Causality::none) propose([](Config& s) { s.spec.causality = Causality::none; });
     if (p_.dilation_mode != DilationMode::all_queries)
       propose([](Config& s) { s.spec.dilation_mode = DilationMode::all_queries; });

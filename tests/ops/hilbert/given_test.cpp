@@ -272,6 +272,9 @@ TEST(GivenOrder, IsRefusedWhereItMakesNoSense) {
   };
   std::string want = "usage: plan: window2d:4x4 looks at a grid";
   EXPECT_EQ(begins(planned(spec_of("window2d:4x4", "given")), want), want);
+  want = "usage: plan: slide:1,prefix=4: order=given is of all tokens of a row, so no prefix goes with it";
+  EXPECT_EQ(begins(planned(spec_of("slide:1,prefix=4", "given")), want), want);
+  EXPECT_EQ(begins(planned(spec_of("slide:1,prefix=4", "given", "100,150")), want), want);
   want = "usage: plan: blocks:32@top:2 chooses by what lies at each position";
   EXPECT_EQ(begins(planned(spec_of("blocks:32@top:2", "given")), want), want);
   EXPECT_EQ(error_of([] { (void)parse_order("given,chunk=4", 8); }),

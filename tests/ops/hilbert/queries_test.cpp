@@ -373,7 +373,7 @@ TEST(Queries, OfAnotherSequenceKnowDense) {
   spec.pattern = parse_pattern("dense"), spec.causality = Causality::token;
   EXPECT_EQ(refused(),
             "usage: plan: queries of another sequence have no place among the 9 tokens, so neither causal, queries, "
-            "in_order nor documents go with cross");
+            "in_order, documents nor prefix go with cross");
   spec.causality = Causality::none;
   const Inputs in = random_inputs(1, 2, 9, 2, 2, 4);
   AttentionOptions options;

@@ -28,7 +28,7 @@ struct TilingView {
   };
   Axis axis[3];
   std::int32_t boxes = 1;
-  Grid grid = {};
+  Tiling::Sites grid = {};
 };
 
 /// The most steps of a pair of owners: dQ of so many fits in shared memory.

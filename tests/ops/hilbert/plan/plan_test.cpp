@@ -37,8 +37,8 @@ PlanSpec spec_of(Index length, const char* pattern, const std::string& order = "
   PlanSpec s;
   s.length = length;
   s.heads = heads;
-  s.order = parse_order(order, length);
   s.pattern = parse_pattern(pattern);
+  s.order = parse_order(order, behind_prefix(s.pattern, length));
   s.causality = causality;
   s.dilation_mode = mode;
   return s;
@@ -59,7 +59,7 @@ std::string keys_of(const Plan& plan, Index head = 0) {
 ref::Attended set_of(PlanSpec s) {
   Order order = s.order;
   if (order.scope == Order::Scope::per_segment) order = with_segment(order, s.pattern[0].size);
-  return ref::Attended(s, ref::order_of(order, s.length));
+  return ref::Attended(s, ref::order_of(order, behind_prefix(s.pattern, s.length)));
 }
 
 std::string error_of(const PlanSpec& s) {
@@ -145,6 +145,47 @@ TEST(Plan, AxesByHand) {
   EXPECT_EQ(keys(6, "window2d:2x2,shift=1x0", "row:2x3"), "0 1 | 0 1 | 2 | 3 4 | 3 4 | 5");
   EXPECT_EQ(keys(4, "window2d:2x2,shift=0x1"), "0 2 | 1 3 | 0 2 | 1 3");
   EXPECT_EQ(keys(4, "window2d:2x2,causal=1x0"), "0 1 | 0 1 | 0 1 2 3 | 0 1 2 3");
+}
+
+TEST(Plan, PrefixesByHand) {
+  const auto keys = [](Index length, const char* pattern, const char* order = "row",
+                       Causality causality = Causality::none, DilationMode mode = DilationMode::all_queries) {
+    return keys_of(Plan(spec_of(length, pattern, order, causality, mode)));
+  };
+  // Two rows of two cells behind token 0, which meets all once and is met by all once.
+  EXPECT_EQ(keys(5, "window2d:1x2,prefix=1", "hilbert:2x2"), "0 1 2 3 4 | 0 1 2 | 0 1 2 | 0 3 4 | 0 3 4");
+  EXPECT_EQ(keys(5, "window2d:1x2,prefix=1", "row:2x2", Causality::token), "0 | 0 1 | 0 1 2 | 0 3 | 0 3 4");
+  EXPECT_EQ(keys(5, "segment:2,prefix=2"), "0 1 2 3 4 | 0 1 2 3 4 | 0 1 2 3 | 0 1 2 3 | 0 1 4");
+  // The keys of two branches count twice, those of a prefix once; queries that no branch asks have it, too.
+  EXPECT_EQ(keys(3, "dense+dense,prefix=1"), "0 1 2 | 0 1 1 2 2 | 0 1 1 2 2");
+  EXPECT_EQ(keys(4, "slide:0|segment:2,prefix=1"), "0 1 2 3 | 0 1 2 | 0 1 2 | 0 3");
+  EXPECT_EQ(keys(5, "segment:4,dilation=2,prefix=1", "row", Causality::none, DilationMode::longnet),
+            "0 1 2 3 4 | 0 1 3 | 0 | 0 1 3 | 0");
+  EXPECT_EQ(keys(5, "blocks:2@local:0,prefix=1"), "0 1 2 3 4 | 0 1 2 | 0 1 2 | 0 3 4 | 0 3 4");
+  // Along the curve 1 3 4 2 of the cells behind it.
+  EXPECT_EQ(keys(5, "dense,prefix=1", "hilbert:2x2", Causality::curve), "0 | 0 1 | 0 1 2 3 4 | 0 1 3 | 0 1 3 4");
+  // All tokens may be of it.
+  EXPECT_EQ(keys(2, "slide:0,prefix=9", "hilbert", Causality::token), "0 | 0 1");
+  EXPECT_EQ(Plan(spec_of(5, "dense,prefix=1", "hilbert:2x2")).order().token_at,
+            (std::vector<std::int32_t>{0, 1, 3, 4, 2}));
+}
+
+// Tiles of a prefix are its own, full, and the others are those of the tokens behind it.
+TEST(Plan, APrefixLeavesTheTilesBehindItAsTheyAre) {
+  for (const char* pattern : {"window2d:16x16", "slide2d:3x3", "neighborhood:31", "segment:128", "blocks:64@local:1"}) {
+    const Plan alone(spec_of(1024, pattern, "hilbert:32x32")),
+        all(spec_of(1028, (pattern + std::string(",prefix=4")).c_str(), "hilbert:32x32"));
+    const Tiling &one = alone.tilings()[0], &with = all.tilings()[0];
+    const auto tiles = std::ssize(one.q_tile);
+    EXPECT_EQ(with.met.partial, one.met.partial) << pattern;
+    EXPECT_EQ(with.met.full, one.met.full + tiles + std::ssize(one.k_tile) + 1) << pattern;
+    EXPECT_EQ(with.boxes, one.boxes);
+    for (Index i = 0; i < tiles; ++i) {
+      EXPECT_EQ(with.q_tile[static_cast<std::size_t>(i + 1)].begin, one.q_tile[static_cast<std::size_t>(i)].begin + 4);
+      const Tiling::Ref first = *with.met.of(static_cast<std::size_t>(i + 1)).begin();
+      EXPECT_TRUE(first.tile == 0 && !first.partial) << pattern;
+    }
+  }
 }
 
 TEST(Plan, UnionsByHand) {
@@ -809,6 +850,18 @@ TEST(Plan, RefusesWhatMakesNoSense) {
     for (const char* pattern : {"window2d:3x3", "slide3d:0x1x1"})
       EXPECT_EQ(error_of(spec_of(length, pattern, order)), "(no error)") << length << pattern;
   EXPECT_EQ(with("segment:4,dilation=8", nothing), "(no error)");  // one key a segment is legal
+  EXPECT_EQ(with("slide:4+dense", [](PlanSpec& s) { s.pattern[0].prefix = 2; }),
+            "plan: slide:4,prefix=2: a prefix is of the whole pattern: its last branch has it, and no other");
+  const auto packed = [](const char* pattern, const Document& d) {
+    PlanSpec s = spec_of(64, pattern);
+    s.documents = {{d}};
+    return error_of(s);
+  };
+  EXPECT_EQ(packed("slide:1,prefix=4", 4),
+            "plan: slide:1,prefix=4: document 0 of row 0 has 4 tokens, none of which is behind its prefix");
+  EXPECT_EQ(packed("window2d:2x2,prefix=4", Grid{4, 15}), "(no error)");  // 60 cells and 4 tokens
+  EXPECT_EQ(packed("window2d:2x2,prefix=5", Grid{4, 15}),
+            "plan: the documents of row 0 hold 65 tokens, but a row has 64");
 }
 
 TEST(Plan, ANeighborhoodLargerThanItsAxisIsTheAxisOrRefused) {
