@@ -80,6 +80,7 @@ int work(const program::Options&, const Settings& s) {
                 .order = {.grid = grid},
                 .pattern = program::pattern_of(s.pattern, grid.cells()),
                 .causality = parse_causality(s.causal)};
+  check(prefix_of(spec.pattern) == 0, "--pattern (", s.pattern, "): a prefix lies on no grid, and grids are drawn");
   program::Outputs outputs(s.out);
   PlanPtr plan;
   std::vector<compare::Arrangement> orders;

@@ -11,8 +11,8 @@ namespace {
 /// f(name, field) of all that a configuration says.
 template <class Config, class F> void fields_of(Config& c, F f) {
   f("layers", c.layers), f("heads", c.heads), f("kv_heads", c.kv_heads), f("width", c.width), f("hidden", c.hidden);
-  f("context", c.context), f("vocab", c.vocab), f("classes", c.classes), f("order", c.order);
-  f("pattern", c.pattern), f("pattern_odd", c.pattern_odd), f("dilation_mode", c.dilation_mode);
+  f("context", c.context), f("vocab", c.vocab), f("classes", c.classes), f("pattern", c.pattern);
+  f("order", c.order), f("pattern_odd", c.pattern_odd), f("dilation_mode", c.dilation_mode);
   f("causality", c.causality), f("backward", c.backward), f("dropout", c.dropout);
   f("checkpointing", c.checkpointing), f("keep_order", c.keep_order), f("positions", c.positions);
   f("softcap", c.terms.softcap), f("alibi", c.terms.alibi), f("relative", c.terms.relative);
@@ -39,7 +39,8 @@ template <class T> std::string text_of(const T& value) {
   } else return to_string(value);
 }
 
-void read(const char* name, const std::string& text, Index context, auto& value) {
+/// cells: what an order has, those of the context behind a prefix.
+void read(const char* name, const std::string& text, Index cells, auto& value) {
   using T = std::remove_reference_t<decltype(value)>;
   const auto number = [&]<class Number>(Number) {
     const std::optional<Number> x = number_in<Number>(text);
@@ -47,7 +48,7 @@ void read(const char* name, const std::string& text, Index context, auto& value)
   };
   if constexpr (std::is_same_v<T, bool>) value = number(int{}) != 0;
   else if constexpr (std::is_arithmetic_v<T>) value = number(T{});
-  else if constexpr (std::is_same_v<T, Order>) value = parse_order(text, context);
+  else if constexpr (std::is_same_v<T, Order>) value = parse_order(text, cells);
   else if constexpr (std::is_same_v<T, Pattern>) value = text.empty() ? Pattern{} : parse_pattern(text);
   else if constexpr (std::is_same_v<T, DilationMode>) value = parse_dilation_mode(text);
   else if constexpr (std::is_same_v<T, Causality>) value = parse_causality(text);
@@ -84,7 +85,7 @@ TransformerConfig config_in(const Checkpoint& checkpoint) try {
   fields_of(config, [&](const char* name, auto& value) {
     std::string key = kConfig;  // g++ 12 warns where + moves a short text
     key += name;
-    read(name, checkpoint.get(key), config.context, value);
+    read(name, checkpoint.get(key), behind_prefix(config.pattern, config.context), value);
   });
   check_config(config);
   return config;

@@ -17,8 +17,10 @@ hilt::Permutation permutation_of(const hilt::Plan& plan, hilt::Order::Kind kind)
   for (const auto& [first, one] : alone(plan)) {
     hilt::Order order = one->spec().order;
     order.kind = kind;
-    for (const std::int32_t t : hilt::permutation(order, one->length())->token_at)
-      token_at.push_back(static_cast<std::int32_t>(first) + t);
+    const Index behind = first + one->spec().outside();
+    while (std::ssize(token_at) < behind) token_at.push_back(static_cast<std::int32_t>(token_at.size()));
+    for (const std::int32_t t : hilt::permutation(order, first + one->length() - behind)->token_at)
+      token_at.push_back(static_cast<std::int32_t>(behind) + t);
   }
   while (std::ssize(token_at) < plan.length()) token_at.push_back(static_cast<std::int32_t>(token_at.size()));
   return hilt::make_permutation(std::move(token_at));
@@ -85,7 +87,11 @@ report::Sheet sheet_of(const hilt::Plan& plan) {
       frames.push_back({g.width, g.height, std::min(g.width * g.height, tokens - first)});
   };
   Index end = 0;
-  for (const auto& [first, one] : alone(plan)) add(one->grid(), one->length()), end = first + one->length();
+  for (const auto& [first, one] : alone(plan)) {
+    const Index before = one->spec().outside();
+    if (before > 0) add({before, 1}, before);
+    add(one->grid(), one->length() - before), end = first + one->length();
+  }
   if (end < plan.length()) add(hilt::fold(plan.length() - end), plan.length() - end);
   return report::Sheet(frames);
 }
@@ -141,7 +147,7 @@ static Index example_token(const hilt::Plan& plan) {
   Index token = 0;
   for (const auto& [first, one] : alone(plan)) {
     const hilt::Grid g = one->grid();
-    const Index middle = (g.frames / 2 * g.height + g.height / 2) * g.width + g.width / 2 - 1;
+    const Index middle = one->spec().outside() + (g.frames / 2 * g.height + g.height / 2) * g.width + g.width / 2 - 1;
     token = first + std::clamp<Index>(middle, 0, std::max<Index>(one->length(), 1) - 1);
     if (2 * (first + one->length()) > plan.length()) break;  // the document in the middle
   }
@@ -153,12 +159,13 @@ static double near_neighbours(const hilt::Plan& plan, const Arrangement& a) {
   Index pairs = 0, near = 0;
   for (const auto& [first, one] : alone(plan)) {
     const Index width = one->grid().width, frame = width * one->grid().height;
+    const Index behind = first + one->spec().outside(), cells = first + one->length() - behind;
     const auto meet = [&](Index t, Index u) {
-      if (u >= one->length()) return;
+      if (u >= cells) return;
       ++pairs;
-      near += a.position_of[at(first + t)] / kTile == a.position_of[at(first + u)] / kTile;
+      near += a.position_of[at(behind + t)] / kTile == a.position_of[at(behind + u)] / kTile;
     };
-    for (Index t = 0; t < one->length(); ++t) {
+    for (Index t = 0; t < cells; ++t) {
       if ((t + 1) % width) meet(t, t + 1);
       if ((t + width) % frame >= width) meet(t, t + width);
       meet(t, t + frame);

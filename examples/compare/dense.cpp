@@ -44,12 +44,14 @@ Dense::Dense(const Problem& p, const AttendedSets& sets) : kv_heads_(p.kv_heads(
   if (any_empty) present_ = hilt::moved(by_heads(hilt::to(present, p.dtype), kv_heads_, 0, {length, 1}), p.q.device());
   if (terms_.alibi) terms_.slopes = hilt::alibi_slopes(p.heads(), hilt::DType::f64);
   const ExactTerms exact = exact_terms(*p.plan, terms_);
-  std::vector<double> apart;
-  std::vector<std::int32_t> entry;
+  // Pairs outside the grid are 0 apart, and find the 0 that forward() puts behind the table.
+  const std::size_t pairs = at(length * length), behind = exact.tensor[1].size() / at(p.heads());
+  std::vector<double> apart(pairs);
+  std::vector<std::int32_t> entry(pairs, static_cast<std::int32_t>(behind));
   for (Index pair = 0; (terms_.slopes || terms_.relative) && pair < length * length; ++pair)
     exact.each(0, 0, pair / length, pair % length, [&](std::size_t which, std::size_t element, double factor) {
-      if (which == 0) apart.push_back(factor);
-      if (which == 1) entry.push_back(static_cast<std::int32_t>(element));
+      if (which == 0) apart[at(pair)] = factor;
+      if (which == 1) entry[at(pair)] = static_cast<std::int32_t>(element);
     });
   if (terms_.slopes) apart_ = hilt::moved(hilt::to(hilt::from_values(apart, {length, length}), p.dtype), p.q.device());
   if (terms_.alibi) terms_.slopes = hilt::moved(terms_.slopes, p.q.device());
@@ -80,8 +82,11 @@ Tensor Dense::forward(const Tensor& q, const Tensor& k, const Tensor& v) const {
   const Index length = q.dim(1);
   if (terms_.softcap) s = hilt::tanh(s * (1 / *terms_.softcap)) * *terms_.softcap;
   if (terms_.slopes) s = s + term(terms_.slopes, 0, {1, 1}) * apart_;
-  if (const Tensor& table = terms_.relative)
-    s = s + term(hilt::gather(hilt::reshape(table, {table.dim(0), -1}), 1, entry_), 0, {length, length});
+  if (const Tensor& table = terms_.relative) {
+    const Tensor none = hilt::zeros({table.dim(0), 1}, table.dtype(), table.device()),
+                 all = hilt::cat({hilt::reshape(table, {table.dim(0), -1}), none}, 1);
+    s = s + term(hilt::gather(all, 1, entry_), 0, {length, length});
+  }
   if (const Tensor& b = terms_.bias) s = s + term(b, 1, {b.dim(2), b.dim(3)});
   s = s + bias_;
   if (terms_.sink) s = hilt::cat({s, hilt::expand(term(terms_.sink, 0, {1, 1}), s.shape().with(-1, 1))}, -1);

@@ -110,9 +110,10 @@ template <class T, class Stored> Tensors attention(const ExactProblem& p, const 
   return out;
 }
 
-// The cells around t, as far as a branch may reach on each axis.
-void on_grid(const hilt::Plan& plan, const hilt::Branch& b, Index t, std::vector<std::int32_t>& out) {
+// The cells around t, as far as a branch may reach on each axis; both count from `first` on.
+void on_grid(const hilt::Plan& plan, const hilt::Branch& b, Index t, Index first, std::vector<std::int32_t>& out) {
   const hilt::Grid& grid = plan.grid();
+  t -= first;
   const std::array<Index, 3> cells{grid.frames, grid.height, grid.width};
   const std::array<Index, 3> cell{t / grid.width / grid.height, t / grid.width % grid.height, t % grid.width};
   std::array<Index, 3> low{}, high{};
@@ -125,22 +126,23 @@ void on_grid(const hilt::Plan& plan, const hilt::Branch& b, Index t, std::vector
   for (Index f = low[0]; f <= high[0]; ++f)
     for (Index y = low[1]; y <= high[1]; ++y)
       for (Index x = low[2]; x <= high[2]; ++x)
-        out.push_back(static_cast<std::int32_t>((f * grid.height + y) * grid.width + x));
+        out.push_back(static_cast<std::int32_t>(first + (f * grid.height + y) * grid.width + x));
 }
 
 // Whom to ask attends() about: a superset of the keys of t, so that long sequences with short lists
 // need not try every pair.
 std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
   using Kind = hilt::Branch::Kind;
-  const Index length = plan.length();
+  const Index length = plan.length(), before = plan.spec().outside();
+  if (t < before) return hilt::query_run(0, length);
   const bool by_token = plan.spec().order.scope == hilt::Order::Scope::order_only;
   const hilt::Permutation& order = plan.order();
   const Index p = by_token ? t : Index{order.position_of[at(t)]};
-  std::vector<std::int32_t> out;
+  std::vector<std::int32_t> out = hilt::query_run(0, before);
   for (const hilt::Branch& b : plan.spec().pattern) {
     const bool everywhere = b.kind == Kind::dense || b.kind == Kind::blocks;
     if (b.on_grid()) {
-      on_grid(plan, b, t, out);
+      on_grid(plan, b, t, before, out);
     } else {
       const Index reach = everywhere ? length : (b.size + b.axes[0].stride) * b.axes[0].dilation;
       for (Index i = std::max<Index>(0, p - reach); i <= std::min(p + reach, length - 1); ++i)
@@ -155,8 +157,12 @@ std::vector<std::int32_t> candidates(const hilt::Plan& plan, Index t) {
 std::vector<Site> sites_of(const hilt::Plan& plan, bool on_grid) {
   std::vector<Site> out;
   for (const auto& [first, one] : alone(plan))
-    for (Index t = 0, width = one->grid().width, height = one->grid().height; t < one->length(); ++t)
-      out.push_back(on_grid ? Site{t / width / height, t / width % height, t % width} : Site{0, 0, t});
+    for (Index t = 0, width = one->grid().width, height = one->grid().height; t < one->length(); ++t) {
+      const Index cell = t - one->spec().outside();
+      if (!on_grid) out.push_back({0, 0, t});
+      else if (cell < 0) out.push_back({-1, 0, 0});
+      else out.push_back({cell / width / height, cell / width % height, cell % width});
+    }
   out.resize(at(plan.length()));
   return out;
 }

@@ -46,7 +46,8 @@ AttendedSets attended_sets(const hilt::Plan& plan);
 /// A plan of each document of a row alone, and its first token; of a row that is whole, the plan.
 std::vector<std::pair<Index, hilt::PlanPtr>> alone(const hilt::Plan& plan);
 
-/// Where a token stands: frame, row and column on the grid of its document, or (0, 0, token).
+/// Where a token stands: frame, row and column on the grid of its document, or (0, 0, token); a
+/// frame below 0: outside the grid.
 using Site = std::array<Index, 3>;
 
 /// The score terms as numbers: S = cap(z) + sum of element x factor over slopes, relative, bias.
@@ -61,14 +62,18 @@ struct ExactTerms {
     return softcap > 0 || std::ranges::any_of(tensor, [](const auto& x) { return !x.empty(); });
   }
   bool has_sink() const { return !tensor[3].empty(); }
+  /// Whether there is a term, of slopes or relative, and both tokens lie where it looks.
+  bool finds(std::size_t which, Index t, Index u) const {
+    return !tensor[which].empty() && std::min(site[which][at(t)][0], site[which][at(u)][0]) >= 0;
+  }
   /// f(which, element, factor) of the first three at a pair.
   template <class F> void each(Index b, Index h, Index t, Index u, F&& f) const {
-    if (!tensor[0].empty()) {
+    if (finds(0, t, u)) {
       Index apart = 0;
       for (std::size_t i = 0; i < 3; ++i) apart += std::abs(site[0][at(t)][i] - site[0][at(u)][i]);
       f(0, at(h), -static_cast<double>(apart));
     }
-    if (!tensor[1].empty()) {
+    if (finds(1, t, u)) {
       Index entry = h;
       for (std::size_t i = 0; i < 3; ++i)
         entry = entry * (2 * reach[i] + 1) + reach[i] +

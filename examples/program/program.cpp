@@ -299,17 +299,18 @@ hilt::Order order_of(const std::string& text, hilt::Index length) {
 hilt::Pattern pattern_of(const std::string& text, hilt::Index length, const std::string& option) {
   return named(option, text, [&] {
     hilt::Pattern pattern = hilt::parse_pattern(text);
+    const hilt::Index behind = hilt::behind_prefix(pattern, length);
     std::size_t at = 0;  // where the branch begins
     for (const hilt::Branch& b : pattern) {
       const std::size_t end = text.find('+', at);
       const std::string branch = text.substr(at, end - at);
       at = end + 1;
       if (b.kind != hilt::Branch::Kind::blocks || b.lists != hilt::Branch::Lists::given) continue;
-      const hilt::Index n = (length + b.size - 1) / b.size;
+      const hilt::Index n = (behind + b.size - 1) / b.size;
       for (const auto& [i, j] : b.pairs)
         if (i >= n || j >= n)
           hilt::fail_with(hilt::Code::data, branch.substr(branch.find('@') + 1), ": block (", i, ", ", j,
-                          ") is outside the ", n, " x ", n, " blocks of ", b.size, " that ", length, " tokens make");
+                          ") is outside the ", n, " x ", n, " blocks of ", b.size, " that ", behind, " tokens make");
     }
     return pattern;
   });
@@ -383,10 +384,11 @@ void declare_drawn(Options& options, DrawnSettings& s, std::array<hilt::Index, 2
 }
 
 hilt::PlanSpec spec_of(const hilt::AttentionSettings& a, hilt::Index length, hilt::Index heads) {
+  hilt::Pattern pattern = pattern_of(a.pattern, length);
   hilt::PlanSpec spec{.length = length,
                       .heads = heads,
-                      .order = order_of(a.order, length),
-                      .pattern = pattern_of(a.pattern, length),
+                      .order = order_of(a.order, hilt::behind_prefix(pattern, length)),
+                      .pattern = std::move(pattern),
                       .dilation_mode = hilt::parse_dilation_mode(a.dilation_mode),
                       .causality = hilt::parse_causality(a.causal)};
   if (!a.documents.empty())

@@ -314,8 +314,8 @@ hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index cla
   c.vocab = symbols, c.classes = classes > 0 ? classes : symbols;
   // What a product of GPT-2's width begins with: smaller scores find too late what is told again.
   if (s.task == "stories" || s.is_images()) c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
-  c.order = program::order_of(s.order, s.context);
   c.pattern = program::pattern_of(s.pattern, s.context);
+  c.order = program::order_of(s.order, hilt::behind_prefix(c.pattern, s.context));
   if (!s.pattern_odd.empty()) c.pattern_odd = program::pattern_of(s.pattern_odd, s.context, "--pattern-odd");
   c.dilation_mode = hilt::parse_dilation_mode(s.dilation_mode);
   c.causality = s.is_grid() ? hilt::Causality::none : hilt::Causality::token;
