@@ -37,7 +37,7 @@ struct Problem {
   PlanSpec spec() const {
     PlanSpec p;
     p.length = length, p.heads = heads, p.causality = causality, p.dilation_mode = mode, p.in_order = in_order;
-    p.order = parse_order(order, length), p.pattern = parse_pattern(pattern);
+    p.pattern = parse_pattern(pattern), p.order = parse_order(order, behind_prefix(p.pattern, length));
     if (!documents.empty()) p.documents = parse_documents(documents);
     if (queries >= 0) p.queries = query_run(first_query, queries);
     if (cross >= 0) p.cross = cross;
@@ -136,6 +136,24 @@ std::vector<Problem> of_documents() {
            .relative = {5, 5},
            .bias = {2, 1, 1, 1000}}};
 }
+/// With a prefix. On a grid its pairs find a 0, which Hopper's kernels do not know.
+std::vector<Problem> of_prefixes() {
+  return {{.pattern = "slide2d:3x4,prefix=5",
+           .order = "hilbert:32x32",
+           .batch = 2,
+           .length = 1029,
+           .dim = 64,
+           .slopes = true,
+           .relative = {17, 17}},
+          {.pattern = "segment:100,prefix=130",
+           .order = "hilbert",
+           .batch = 2,
+           .length = 1000,
+           .dim = 64,
+           .causality = kToken,
+           .slopes = true,
+           .relative = {101}}};
+}
 /// Parts of the queries, whose rows a bias has, and others' queries.
 std::vector<Problem> of_queries() {
   return {{.pattern = "dense",
@@ -183,7 +201,7 @@ std::vector<Problem> problems() {
       for (Problem& p : list) p.type = type, all.push_back(std::move(p));
     };
     for (const Index dim : {16, 64, 96, 128}) add(on_grids(dim));
-    add(of_sequences()), add(of_documents()), add(of_queries());
+    add(of_sequences()), add(of_documents()), add(of_prefixes()), add(of_queries());
   }
   for (const DType type : {DType::f32, DType::bf16})
     for (const Index dim : {33, 160, 192, 256})
@@ -281,11 +299,11 @@ TEST_F(OnGpuTerms, AgreeWithTheCpu) {
       const std::vector<Tensor> got = play(p, inputs_of(p, p.type, kGpu));
       EXPECT_TRUE(attention_fallbacks().empty());
       EXPECT_FALSE(attention_routes().empty());
-      const bool serves = route != "mma" || (p.documents.empty() && p.pattern.find('|') == std::string::npos &&
-                                             p.pattern.find("3d") == std::string::npos && p.dim % 16 == 0 &&
-                                             p.dim <= 128 && cuda::properties(0).major >= 8);
-      for (const AttentionRoute& r : attention_routes())
-        EXPECT_EQ(r.route, serves ? std::string_view(route) : "plain") << r.reason;
+      const bool outside = prefix_of(p.spec().pattern) > 0 && p.relative.rank() > 1,
+                 multiplies = p.dim % 16 == 0 && p.dim <= 128 && cuda::properties(0).major >= 8;
+      std::string_view serves = route == "hopper" && outside ? "mma" : route;
+      if (serves == "mma" && !multiplies) serves = "plain";
+      for (const AttentionRoute& r : attention_routes()) EXPECT_EQ(r.route, serves) << r.reason;
       for (std::size_t i = 0; i < want.size(); ++i) {
         ASSERT_EQ(bool(got[i]), bool(want[i])) << kNames[i];
         if (!want[i]) continue;

@@ -19,7 +19,8 @@ namespace {
 PlanPtr plan_of(Index length, const std::string& pattern, const std::string& order, Causality causality,
                 DilationMode mode = DilationMode::all_queries) {
   PlanSpec s;
-  s.length = length, s.pattern = parse_pattern(pattern), s.order = parse_order(order, length);
+  s.length = length, s.pattern = parse_pattern(pattern);
+  s.order = parse_order(order, behind_prefix(s.pattern, length));
   s.causality = causality, s.dilation_mode = mode;
   return make_plan(s);
 }
@@ -101,6 +102,11 @@ TEST(Visits, CoverWhatTheTilingLists) {
       {1024, "neighborhood2d:7x7", "hilbert:32x32"},
       {900, "slide2d:3x2", "tiles:30x30/8x16", Causality::token},
       {1024, "window2d:8x8", "hilbert:32x32"},
+      {700, "dense,prefix=5", "hilbert", Causality::curve},
+      {1004, "segment:64,prefix=4", "hilbert"},
+      {800, "segment:256,dilation=3,offset=2,prefix=70", "row", Causality::token, DilationMode::longnet},
+      {1028, "neighborhood2d:7x7,prefix=4", "hilbert:32x32"},
+      {1224, "window2d:8x8,prefix=200", "hilbert:32x32", Causality::token},
   };
   for (const Set& set : sets)
     for (const std::size_t most : {std::size_t{1} << 20, std::size_t{2} * 128 * 4, std::size_t{0}}) {

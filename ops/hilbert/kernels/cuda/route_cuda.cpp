@@ -51,6 +51,8 @@ Reason why_not_hopper(Cuda where, const AttentionPass& p) {
   if (p.terms && (is_large(p.tiling->grid.height) || is_large(p.tiling->grid.width) ||
                   (p.terms->table_on_grid && (is_large(p.terms->reach.b) || is_large(p.terms->reach.c)))))
     return "Hopper's kernels know score terms of fewer than 16,384 rows and columns";
+  if (p.terms && p.tiling->grid.first > 0 && (p.terms->slopes_on_grid || p.terms->table_on_grid))
+    return "Hopper's kernels know score terms of a grid where no prefix stands before it";
   if (s.heads > hopper::kHeads) return "Hopper's kernels take at most 256 heads";
   if (!(s.scale > 0)) return "tensor cores' kernels take a positive scale";
   if (s.batch == 0 || p.tiling->q_tile.empty() || p.tiling->k_tile.empty()) return "there is nothing to do";
