@@ -60,8 +60,8 @@ struct Branch {
   std::vector<Index> numbers{};  // of `lists`: the radius; the rates; global blocks and radius; how many
   /// For top: what each run of heads / chosen.size() heads chose; empty before the choice.
   std::vector<BlockPairs> chosen{};
-  /// Of the last branch, for all: so many first tokens stand outside the pattern. They attend to
-  /// all and all to them, once; the others have grid, order and pattern as if they stood alone.
+  /// So many first tokens stand outside the pattern; its last branch says so for all. They attend
+  /// to all and all to them, once; the others have grid, order and pattern as if they stood alone.
   Index prefix = 0;
   friend auto operator<=>(const Branch&, const Branch&) = default;
 

@@ -246,7 +246,7 @@ Grid grid_of(const PlanSpec& spec) { return token_grid(spec.order, behind_prefix
 Ground ground_of(const PlanSpec& spec, const Permutation* order, Grid grid, bool met = false) {
   return {spec, order, grid, spec.order.scope == Order::Scope::order_only, met && spec.outside() > 0};
 }
-/// The number of a union whose tiling has the pairs of a prefix, of those a head merges: the one that comes last.
+/// Whether the tiling of a union has the pairs of a prefix: of those that a head merges, the last.
 bool meets_prefix(const PlanSpec& spec, std::size_t branch) {
   if (spec.dilation_mode == DilationMode::head_groups) return true;
   for (std::size_t i = 0; i < spec.pattern.size(); ++i)

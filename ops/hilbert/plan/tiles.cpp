@@ -491,7 +491,7 @@ class Builder {
     take_groups(out);
     t_ = std::move(out);
   }
-  /// Queries with tile j of the prefix, of which some may be later, where they are of it themselves.
+  /// Queries with tile j of the prefix; some of it is later only where they are of it themselves.
   static void meet(Tiling& t, Tiling::Range q, std::size_t j, bool inside) {
     const Tiling::Range k = t.k_tile[j];
     const Index all = Index{q.end - q.begin} * (k.end - k.begin);

@@ -9,7 +9,7 @@
 
 namespace hilt {
 
-/// Of the tokens behind a prefix; all of these numbers count from there.
+/// What a set looks at, of the tokens behind a prefix; all of these numbers count from there.
 struct Ground {
   const PlanSpec& spec;
   const Permutation* order;  // null: the identity

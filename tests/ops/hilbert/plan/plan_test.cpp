@@ -156,7 +156,7 @@ TEST(Plan, PrefixesByHand) {
   EXPECT_EQ(keys(5, "window2d:1x2,prefix=1", "hilbert:2x2"), "0 1 2 3 4 | 0 1 2 | 0 1 2 | 0 3 4 | 0 3 4");
   EXPECT_EQ(keys(5, "window2d:1x2,prefix=1", "row:2x2", Causality::token), "0 | 0 1 | 0 1 2 | 0 3 | 0 3 4");
   EXPECT_EQ(keys(5, "segment:2,prefix=2"), "0 1 2 3 4 | 0 1 2 3 4 | 0 1 2 3 | 0 1 2 3 | 0 1 4");
-  // The keys of two branches count twice, those of a prefix once; queries that no branch asks have it, too.
+  // Keys of two branches count twice, those of a prefix once, also for queries that no branch asks.
   EXPECT_EQ(keys(3, "dense+dense,prefix=1"), "0 1 2 | 0 1 1 2 2 | 0 1 1 2 2");
   EXPECT_EQ(keys(4, "slide:0|segment:2,prefix=1"), "0 1 2 3 | 0 1 2 | 0 1 2 | 0 3");
   EXPECT_EQ(keys(5, "segment:4,dilation=2,prefix=1", "row", Causality::none, DilationMode::longnet),
