@@ -110,7 +110,7 @@ std::pair<double, bool> Trainer::attempt(Index batch, Index accumulate, double l
   else pass(false);
   update();
   if (replay_.is_recorded()) load({rows_, batch, accumulate});  // while the GPU works
-  return {loss_.item(), stop};                                   // it is waited for here, and not before
+  return {loss_.item(), stop};                                  // it is waited for here, and not before
 }
 
 Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool stop) {

@@ -161,7 +161,7 @@ struct Page {
   }
   /// `head`: names of columns, `|` between them.
   void table(const std::string& title, const std::string& head) {
-    tables << "\n### " << title << "\n\n| " << head << " |\n|---";
+    tables << "\n### " << (device.is_cpu() ? "CPU: " : "GPU: ") << title << "\n\n| " << head << " |\n|---";
     for (auto n = std::ranges::count(head, '|'); n > 0; --n) tables << "|---:";
     tables << "|\n";
   }

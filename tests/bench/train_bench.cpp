@@ -5,8 +5,8 @@
 //   hilt_train_bench [small|medium|char|gpt2] [--device cuda] [--bf16] [--bias] [--steps N] [--dropout P] [--tape]
 //                    [--json]
 //
-// --bias: in every product and norm, as train's models have it. small and medium are sized for a CPU,
-// in f32, or as the others by --bf16; char and gpt2 for a GPU, in bf16 with f32 masters.
+// --bias: in every product and norm, as in the models of train. small and medium are sized for a
+// CPU, in f32, or as the others by --bf16; char and gpt2 for a GPU, in bf16 with f32 masters.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -38,7 +38,7 @@ void expect_same(const Tensor& points, const char* kind, int bits, const std::ve
 TEST_F(PointsOnGpu, AreThoseOfTheCpu) {
   for (const int axes : {2, 3})
     for (const char* kind : {"hilbert", "hilbert-trans", "morton", "morton-trans"})
-      for (const int bits : {1, 3, 7, 16, axes == 2 ? 31 : 20})
+      for (const int bits : {1, 3, 7, 16, axes == 2 ? 30 : 20})
         for (const Index n : {0, 1, 33, 5000, 20001}) {
           const Tensor x = add(mul(rand({n, axes}, {1, static_cast<std::uint64_t>(n)}), 37), -5);
           const std::vector<Index> three = n < 33 ? std::vector<Index>{} : std::vector<Index>{1, n / 3, n - n / 3 - 1};
