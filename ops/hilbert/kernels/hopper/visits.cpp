@@ -1,6 +1,8 @@
 // Tiles are merged to owners of up to 128 rows, pairs of them cut into cells of 64 x 64, and masks
 // of cells told apart by their bits. Work is proportional to the tiles that are listed.
 #include "ops/hilbert/kernels/hopper/visits.h"
+#include <algorithm>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include "ops/hilbert/plan/attends.h"
@@ -124,27 +126,70 @@ struct Ref {
 /// The pairs of two owners, by halves of queries and of keys.
 using Quarters = std::array<std::array<Bits, 2>, 2>;
 
-void add_pairs(const Tiling& t, const Ref& ref, const Owner& q, const Owner& k, Quarters& bits) {
-  const Tiling::Range rows = t.q_tile[at(ref.q_tile)], columns = t.k_tile[at(ref.k_tile)];
-  const auto bits_of = [&](auto&& is_met) {
-    std::array<std::uint64_t, 2> met{};
-    for (std::int32_t j = columns.begin; j < columns.end; ++j)
-      met[at((j - k.row) / kCell)] |= std::uint64_t{is_met(j)} << (j - k.row) % kCell;
-    return met;
-  };
-  const std::array<std::uint64_t, 2> all = bits_of([](std::int32_t) { return true; });
-  std::array<KeyPlace, at(Tiling::kTile)> places;
-  for (std::int32_t j = columns.begin; ref.partial && j < columns.end; ++j)
-    places[at(j - columns.begin)] = place_of(t, at(j));
-  for (std::int32_t i = rows.begin; i < rows.end; ++i) {
-    const QueryBounds bounds = bounds_of(t, at(i));
-    const auto attended = !ref.partial ? all : bits_of([&](std::int32_t j) {
-      return t.boxes == 1 ? attends(bounds, places[at(j - columns.begin)]) : attends(t, at(i), at(j));
-    });
-    for (std::size_t half = 0; half < 2; ++half)
-      bits[at((i - q.row) / kCell)][half][at((i - q.row) % kCell)] |= attended[half];
+/// Up to 64 keys by a number that each has.
+class Ordered {
+ public:
+  template <class Number> Ordered(std::int32_t n, const Number& number) : n_(n) {
+    std::array<std::pair<std::int32_t, std::int32_t>, at(kCell)> order;
+    for (std::int32_t j = 0; j < n; ++j) order[at(j)] = {number(j), j};
+    std::sort(order.begin(), order.begin() + n);
+    for (std::int32_t j = 0; j < n; ++j) {
+      number_[at(j)] = order[at(j)].first;
+      first_[at(j) + 1] = first_[at(j)] | std::uint64_t{1} << order[at(j)].second;
+    }
   }
-}
+  /// The keys whose number is not above `high`; and those of them that are not below `low`.
+  std::uint64_t up_to(std::int32_t high) const {
+    return first_[at(std::upper_bound(number_.begin(), number_.begin() + n_, high) - number_.begin())];
+  }
+  std::uint64_t within(std::int32_t low, std::int32_t high) const {
+    return up_to(high) & ~first_[at(std::lower_bound(number_.begin(), number_.begin() + n_, low) - number_.begin())];
+  }
+
+ private:
+  std::ptrdiff_t n_;
+  std::array<std::int32_t, at(kCell)> number_{};
+  std::array<std::uint64_t, at(kCell) + 1> first_{};  // the bits of so many
+};
+
+/// attends() for a query and up to 64 keys at a time.
+class Keys {
+ public:
+  Keys(const Tiling& t, std::int32_t row, std::int32_t rows) : t_(t), boxes_(at(t.boxes)) {
+    if (t.causal) ranks_.emplace(rows, [&](std::int32_t j) { return t.k_ranks()[at(row + j)]; });
+    const auto number = [&](std::size_t axis, std::size_t box, std::int32_t j) {
+      return t.axis[axis].key[at(row + j) * boxes_ + box];
+    };
+    while (axes_ < 3 && !t.axis[axes_].key.empty()) ++axes_;
+    for (std::size_t box = 0; box < boxes_; ++box) {
+      taken_.push_back(0);
+      for (std::size_t axis = 0; axis < axes_; ++axis)
+        on_.emplace_back(rows, [&](std::int32_t j) { return number(axis, box, j); });
+      for (std::int32_t j = 0; axes_ > 0 && j < rows; ++j)
+        taken_[box] |= std::uint64_t{number(0, box, j) == kTaken} << j;
+    }
+  }
+  /// Bits of the keys that query i attends to.
+  std::uint64_t of(std::size_t i) const {
+    std::uint64_t any = 0;
+    for (std::size_t box = 0; box < boxes_; ++box) {
+      std::uint64_t met = ~std::uint64_t{0};
+      for (std::size_t axis = 0; axis < axes_; ++axis) {
+        const Tiling::Axis& its = t_.axis[axis];
+        met &= on_[box * axes_ + axis].within(its.low[i * boxes_ + box], its.high[i * boxes_ + box]);
+      }
+      any |= met | taken_[box];
+    }
+    return ranks_ ? any & ranks_->up_to(t_.q_ranks()[i]) : any;
+  }
+
+ private:
+  const Tiling& t_;
+  std::size_t boxes_, axes_ = 0;
+  std::optional<Ordered> ranks_;
+  std::vector<Ordered> on_;  // by box, then axis
+  std::vector<std::uint64_t> taken_;
+};
 
 class Builder {
  public:
@@ -154,7 +199,8 @@ class Builder {
         masks_(out_.mask, most),
         q_(t.q_tile, merges),
         k_(t.k_tile, merges),
-        of_keys_(k_.owner.size()) {
+        of_keys_(k_.owner.size()),
+        keys_(k_.owner.size()) {
     for (Owner& own : q_.owner) visit_keys(own);
     for (std::size_t j = 0; j < k_.owner.size(); ++j) take(out_.keys, k_.owner[j], of_keys_[j]);
     for (const Owner& own : k_.owner)
@@ -193,7 +239,7 @@ class Builder {
       by_query = by_key = {{{Visits::kFull, Visits::kFull}, {Visits::kFull, Visits::kFull}}};
     } else {
       Quarters bits{};
-      for (const Ref& ref : refs) add_pairs(t_, ref, own, other, bits);
+      for (const Ref& ref : refs) add_pairs(ref, own, other, bits);
       for (std::int32_t a = 0; a < 2; ++a)
         for (std::int32_t b = 0; b < 2; ++b) {
           const std::int32_t rows = std::clamp(own.rows - a * kCell, 0, kCell),
@@ -212,6 +258,22 @@ class Builder {
       if (const auto& cell = by_key[at(row / kCell)]; cell != kNone)
         append(of_keys_[at(refs[0].keys)], own.row + row, std::min(own.rows - row, kCell), cell);
       else out_.one_owner = false;
+  }
+
+  void add_pairs(const Ref& ref, const Owner& q, const Owner& k, Quarters& bits) {
+    const Tiling::Range rows = t_.q_tile[at(ref.q_tile)], columns = t_.k_tile[at(ref.k_tile)];
+    std::vector<Keys>& halves = keys_[at(ref.keys)];
+    for (std::int32_t half = 0; ref.partial && half * kCell < k.rows && std::ssize(halves) <= half; ++half)
+      halves.emplace_back(t_, k.row + half * kCell, std::min(k.rows - half * kCell, kCell));
+    for (std::int32_t half = 0; half * kCell < k.rows; ++half) {
+      const std::int32_t first = k.row + half * kCell;
+      const std::uint64_t all =
+          ones(std::clamp(columns.end - first, 0, kCell)) & ~ones(std::clamp(columns.begin - first, 0, kCell));
+      for (std::int32_t i = rows.begin; all != 0 && i < rows.end; ++i)
+        bits[at((i - q.row) / kCell)][at(half)][at((i - q.row) % kCell)] |=
+            ref.partial ? all & halves[at(half)].of(at(i)) : all;
+    }
+    if (t_.boxes > kFewBoxes) halves.clear();
   }
 
   void finish(VisitSide& side, std::vector<Owner>& owners) {
@@ -242,7 +304,9 @@ class Builder {
   Visits out_;
   Masks masks_;
   Cut q_, k_;
-  std::vector<Run> of_keys_;  // visits of every owner of keys
+  std::vector<Run> of_keys_;             // visits of every owner of keys
+  std::vector<std::vector<Keys>> keys_;  // of each, by halves; kept where boxes are few
+  static constexpr std::int32_t kFewBoxes = 4;
 };
 
 }  // namespace
