@@ -187,6 +187,12 @@ void read_inputs(Call& c, const Settings& s) {
   c.device = program::device_of(s.device, c.dtype);
 }
 
+/// That of --order points:FILE.npy/.., if there is one.
+std::string points_file(const Settings& s) {
+  const std::size_t end = s.order.rfind(".npy");
+  if (!s.order.starts_with(kPoints) || end == s.order.npos) return {};
+  return s.order.substr(kPoints.size(), end + 4 - kPoints.size());
+}
 /// What --order given or points:.. says, or nothing where it names an order: [L] or [B, L].
 Tensor permutation_of(const Settings& s, const std::vector<DocumentList>& documents, Index batch, Index length) {
   const bool by_points = s.order.starts_with(kPoints);
@@ -195,19 +201,24 @@ Tensor permutation_of(const Settings& s, const std::vector<DocumentList>& docume
   if (!by_points && s.order != "given") return {};
   check(by_points || !s.permutation.empty(), "--order (given): needs --permutation FILE, the token at each position");
   if (!by_points) return read_npy(s.permutation);
-  const std::size_t end = std::min(s.order.rfind(".npy"), s.order.size() - 4) + 4;
-  const std::string file = s.order.substr(kPoints.size(), end - kPoints.size());
-  std::string_view kind = "hilbert", word;
-  int bits = 16;
-  for (std::string_view left = std::string_view(s.order).substr(end); !left.empty();) {
-    check(left.starts_with('/'), "--order (", program::brief(s.order), "): expected points:FILE.npy[/KIND][/bits=B]");
-    word = left.substr(1, left.find('/', 1) - 1), left.remove_prefix(1 + word.size());
-    if (word.starts_with("bits="))
-      bits = static_cast<int>(std::min<Index>(read_index("--order: bits", word.substr(5), 1), 99));
-    else kind = word;
+  const std::string file = points_file(s);
+  std::string_view kind, bits;
+  for (std::string_view left = std::string_view(s.order).substr(kPoints.size() + file.size()), word; !left.empty();) {
+    word = left.substr(1, left.find('/', 1) - 1);
+    std::string_view& said = word.starts_with("bits=") ? bits : kind;
+    check(!file.empty() && left.starts_with('/') && said.empty(), "--order (", program::brief(s.order),
+          "): expected points:FILE.npy[/KIND][/bits=B]");
+    said = word, left.remove_prefix(1 + word.size());
   }
+  check(!file.empty(), "--order (", program::brief(s.order), "): expected points:FILE.npy[/KIND][/bits=B]");
+  const auto ordered = [&](const Tensor& xyz, const std::vector<Index>& lengths) {
+    const Index its_bits = bits.empty() ? 16 : read_index("--order: bits", bits.substr(5), 1);
+    return order_of_points(xyz, kind.empty() ? "hilbert" : kind, static_cast<int>(std::min<Index>(its_bits, 99)),
+                           lengths)
+        .token_at;
+  };
   const Tensor points = read_npy(file), all = points.rank() == 2 ? unsqueeze(points, 0) : points;
-  if (all.rank() != 3 || (all.dim(0) != 1 && all.dim(0) != batch) || all.dim(1) != length)
+  if (all.rank() != 3 || (all.dim(0) != 1 && all.dim(0) != batch) || all.dim(1) != length || all.dim(2) / 2 != 1)
     fail_with(Code::data, "--order (", file, "): points ", points.shape(), "; expected [", length, ", 2 or 3] or [",
               batch, ", ", length, ", 2 or 3]");
   std::vector<Tensor> rows;
@@ -219,22 +230,32 @@ Tensor permutation_of(const Settings& s, const std::vector<DocumentList>& docume
         lengths.push_back(d.length), left -= d.length;
     if (left > 0) lengths.push_back(left);  // behind the documents
     const Index of = all.dim(0) == 1 ? 0 : row;
-    rows.push_back(order_of_points(squeeze(slice(all, 0, of, of + 1), 0), kind, bits, lengths).token_at);
+    (void)ordered(zeros({0, all.dim(2)}), {});  // what was said; the rest is the file
+    try {
+      rows.push_back(ordered(squeeze(slice(all, 0, of, of + 1), 0), lengths));
+    } catch (const Error& e) { fail_with(Code::data, "--order (", file, "): ", e.what()); }
   }
   return rows.size() == 1 ? rows[0] : stack(rows);
 }
 
 /// The plan's order where one serves all rows; else the calls'.
 void take_order(Call& c, PlanSpec& spec, const Settings& s) {
-  const Tensor order = permutation_of(s, spec.documents, c.q.dim(0), spec.length);
+  Tensor order = permutation_of(s, spec.documents, c.q.dim(0), spec.length);
   if (!order) return;
+  if (order.rank() == 2 && order.dim(0) == 1) order = squeeze(order, 0);
   spec.order = Order{.kind = Order::Kind::given};
   const std::string& option = s.permutation.empty() ? "--order" : "--permutation";
-  if (is_floating(order.dtype()) || (order.rank() == 1 && order.dim(0) != spec.length))
-    fail_with(Code::data, option, ": is ", order.dtype(), order.shape(), "; expected i32 or i64 [", spec.length, "]");
-  if (order.rank() != 1) return void(c.options.permutation = to(order, c.device));
-  for (const std::int64_t token : to(order, DType::i64).to_vector<std::int64_t>())
-    spec.given.push_back(static_cast<std::int32_t>(std::clamp<std::int64_t>(token, -1, spec.length)));
+  const Shape one{spec.length}, each{c.q.dim(0), spec.length};
+  if (is_floating(order.dtype()) || (order.shape() != one && order.shape() != each))
+    fail_with(Code::data, option, ": is ", order.dtype(), order.shape(), "; expected i32 or i64 ", one, " or ", each);
+  const std::vector<std::int64_t> tokens = to(order, DType::i64).to_vector<std::int64_t>();
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || tokens[i] >= spec.length)
+      fail_with(Code::data, option, ": row ", static_cast<Index>(i) / spec.length, ": position ",
+                static_cast<Index>(i) % spec.length, " names token ", tokens[i], ", which is not among 0..",
+                spec.length - 1);
+  if (order.rank() > 1) return void(c.options.permutation = to(order, c.device));
+  for (const std::int64_t token : tokens) spec.given.push_back(static_cast<std::int32_t>(token));
 }
 
 void plan_it(Call& c, const Settings& s) {
@@ -287,8 +308,11 @@ void refuse_own_input(const Settings& s, const std::string& result) {
     check(path.empty() || !std::filesystem::equivalent(path, result, none), "--out (", s.out, "): ", result,
           " is an input; name another directory");
   };
-  for (const std::string* path : {&s.q, &s.k, &s.v, &s.d_o}) refuse(*path);
+  for (const std::string* path : {&s.q, &s.k, &s.v, &s.d_o, &s.permutation}) refuse(*path);
   std::ranges::for_each(s.files, refuse);
+  refuse(points_file(s));
+  for (std::size_t i = s.pattern.find('@'); i != s.pattern.npos; i = s.pattern.find('@', i + 1))
+    refuse(s.pattern.substr(i + 1, s.pattern.find(".npy", i) + 3 - i));  // lists of blocks
 }
 
 /// Warns of what was read; whether all of it is finite.
@@ -359,8 +383,8 @@ int work(const program::Options&, const Settings& s) {
             << (s.documents.empty() ? "" : ", documents " + program::brief(s.documents)) << "; "
             << tiles.full + tiles.partial << " of " << tiles.total << " tiles of 128 x 128 touched, " << tiles.full
             << " of them full\n";
+  for (const auto& [name, x] : results) refuse_own_input(s, outputs.directory() + '/' + name + ".npy");
   for (const auto& [name, x] : results) {
-    refuse_own_input(s, outputs.directory() + '/' + name + ".npy");
     write_npy(outputs.stage(name + ".npy"), x);
     std::cout << "wrote  " << outputs.directory() << '/' << name << ".npy  " << x.dtype() << x.shape() << '\n';
   }

@@ -17,6 +17,7 @@
 #include <sstream>
 #include "core/comm/comm.h"
 #include "core/info.h"
+#include "core/io/text.h"
 #include "core/parallel.h"
 #include "ops/hilbert/kernels/compact.h"
 #include "ops/hilbert/kernels/hopper/visits.h"
@@ -615,8 +616,8 @@ int main(int argc, char** argv) try {
     const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
     check(!value.empty(), "claims: ", option, " has no value");
     if (option == "--out") out = value;
-    else if (option == "--repeats") repeats = std::max(1, std::stoi(value));
-    else if (option == "--dtype") type = value;
+    else if (option == "--repeats") repeats = static_cast<int>(read_index("--repeats", value, 1));
+    else if (option == "--dtype" && (value == "f32" || value == "bf16" || value == "f16")) type = value;
     else if (option == "--device" && (value == "cuda" || value == "cpu")) {
       if (value == "cuda") device = {Device::Kind::cuda, 0};
     } else {

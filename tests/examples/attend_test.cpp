@@ -259,12 +259,20 @@ TEST_F(Attend, TakesAnOrderFromAFileOrFromPoints) {
   says(given("both.npy", "--ranks 2"), 2, "--ranks (2): rows have orders of their own; give one of all");
   says(given("pi.npy", "--documents 4,12"), 3,
        "permutation: row 0: position 0 names token 15, which is not among 0..3");
-  says(given("points.npy", ""), 2, "the permutation is [16, 2]; expected [16] or [2, 16]");
+  says(given("points.npy", ""), 3, "--permutation: is i64[16, 2]; expected i32 or i64 [16] or [2, 16]");
   says(given("q.npy", ""), 3, "--permutation: is f64");
+  reversed[3] = std::int64_t{1} << 33;
+  hilt::write_npy(files.path("o.npy"), hilt::from_values(reversed, {16}));
+  says(given("o.npy", ""), 3, "row 0: position 3 names token 8589934592, which is not among 0..15");
+  reversed[3] = 12;
+  hilt::write_npy(files.path("o.npy"), hilt::from_values(reversed, {16}));
+  says(given("o.npy", "--out " + files.path("")), 2, "o.npy is an input; name another directory");
   says(run("--order given"), 2, "--order (given): needs --permutation FILE");
   says(run("--order row --permutation " + pi), 2, "goes with --order given, not row");
   says(run(points + "/peano"), 2, "order_of_points: kind");
-  says(run(points + "?"), 2, "expected points:FILE.npy[/KIND][/bits=B]");
+  for (const char* odd : {"?", "/hilbert/morton", "/bits=3/bits=4"})
+    says(run(points + odd), 2, "expected points:FILE.npy[/KIND][/bits=B]");
+  says(run("--order points:"), 2, "expected points:FILE.npy[/KIND][/bits=B]");
   says(run("--order points:" + pi), 3, "points [16]; expected [16, 2 or 3] or [2, 16, 2 or 3]");
 }
 
