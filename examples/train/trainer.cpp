@@ -41,14 +41,14 @@ std::future<std::vector<hilt::Batch>> Trainer::fetch(const Asked& asked) const {
 }
 
 // Each rank's loss counts by its share of the targets, so that gradients add up over ranks.
-void Trainer::load(const Asked& now) {
-  if (loaded_ == now) return;
-  loaded_ = {};
-  if (micro_batches_.size() != static_cast<std::size_t>(now.accumulate)) replay_ = hilt::Replay(device_);
-  micro_batches_.resize(static_cast<std::size_t>(now.accumulate));
+void Trainer::load(Index batch, Index accumulate) {
+  if (micro_batches_.size() != static_cast<std::size_t>(accumulate)) replay_ = hilt::Replay(device_);
+  micro_batches_.resize(static_cast<std::size_t>(accumulate));
+  const Asked now{rows_, batch, accumulate};
   if (ahead_ != now) next_ = fetch(now);
   const std::vector<hilt::Batch> batches = next_.get();
-  ahead_ = {now.end(), now.batch, now.accumulate};
+  rows_ += batch * accumulate;
+  ahead_ = {rows_, batch, accumulate};
   next_ = fetch(ahead_);
   for (std::size_t i = 0; i < batches.size(); ++i) {
     const hilt::Batch& whole = batches[i];
@@ -66,7 +66,6 @@ void Trainer::load(const Asked& now) {
     put(mine.part.batch.targets, part.batch.targets);
     mine.part.place = part.place;
   }
-  loaded_ = now;
 }
 
 // Loss, gradients and their norm. `checked`: under a tape that looks at every result.
@@ -91,9 +90,7 @@ void Trainer::pass(bool checked) {
 }
 
 std::pair<double, bool> Trainer::attempt(Index batch, Index accumulate, double lr, double clip, bool stop) {
-  const Asked now{rows_, batch, accumulate};
-  load(now);
-  rows_ = now.end();
+  load(batch, accumulate);
   const auto update = [&] {
     whole_ = false;
     optimizer_.step(parameters_, gradients_, lr, {norm_, clip, scale_});
@@ -109,8 +106,7 @@ std::pair<double, bool> Trainer::attempt(Index batch, Index accumulate, double l
   if (model_.config.backward == hilt::Backward::fused) replay_([&] { pass(false); });
   else pass(false);
   update();
-  if (replay_.is_recorded()) load({rows_, batch, accumulate});  // while the GPU works
-  return {loss_.item(), stop};                                  // it is waited for here, and not before
+  return {loss_.item(), stop};  // a GPU is waited for here, and not before
 }
 
 Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool stop) {
@@ -139,7 +135,6 @@ Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool s
     optimizer_.set_steps(updates);  // nothing was updated
     if (!is_scaled() || !std::isfinite(loss) || scale_ <= 1) {
       rows_ = rows;
-      load({rows, batch, accumulate});
       explain(loss, here, lr * decay_ > 2 ? "--weight-decay" : clip > 0 ? "--lr" : "--lr, or set --clip 1");
     }
     whole_ = true;

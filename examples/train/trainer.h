@@ -52,7 +52,6 @@ class Trainer {
   /// Rows of the training split: from which on, how many at once, how many times.
   struct Asked {
     Index first = -1, batch = 0, accumulate = 0;
-    Index end() const { return first + batch * accumulate; }
     friend bool operator==(const Asked&, const Asked&) = default;
   };
   std::future<std::vector<hilt::Batch>> fetch(const Asked& asked) const;
@@ -60,7 +59,7 @@ class Trainer {
   std::pair<double, bool> attempt(Index batch, Index accumulate, double lr, double clip, bool stop);
   bool is_scaled() const { return parameters_.front().tensor->dtype() == hilt::DType::f16; }
   void rescale(double by);
-  void load(const Asked& now);
+  void load(Index batch, Index accumulate);
   void pass(bool checked);
   [[noreturn]] void explain(double loss, const hilt::RandomKey& noise, const char* what_to_lower);
   hilt::RankGrid::Part part_of(const hilt::Batch& whole) const;
@@ -78,8 +77,7 @@ class Trainer {
   Index good_ = 0;    // updates since it changed
   Index rows_ = 0;    // of the training split that were seen: where the data stand
 
-  Asked loaded_;  // what micro_batches_ are
-  Asked ahead_;   // what next_ will be
+  Asked ahead_;  // what next_ will be: the rows of the next step
   std::future<std::vector<hilt::Batch>> next_;
 
   // The step under way. On a GPU these stay in place, because a step is recorded once.
