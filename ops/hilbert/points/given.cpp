@@ -11,13 +11,12 @@
 
 namespace hilt {
 
-/// What of a call looks at tokens, so that not positions alone say what it computes; or null.
-static const char* looks_at_tokens(const Call& call) {
+/// Whether a call looks at tokens, so that not positions alone say what it computes.
+static bool looks_at_tokens(const Call& call) {
   const ScoreTerms& terms = call.options.terms;
-  if (call.plan->spec().causality == Causality::token) return "causal token";
-  if (call.plan->spec().queries) return "a part of the queries";
-  if (call.options.dropout > 0) return "dropout";
-  return terms.slopes ? "alibi" : terms.relative ? "relative" : terms.bias ? "bias" : nullptr;
+  const PlanSpec& spec = call.plan->spec();
+  return spec.causality == Causality::token || spec.queries || call.options.dropout > 0 || terms.slopes ||
+         terms.relative || terms.bias;
 }
 
 TakesOrder takes_order(const Call& call) {
@@ -44,11 +43,10 @@ void check_permutation(const char* op, const Plan& plan, const Tensor& permutati
 /// The permutation of a row on the host, which for a GPU's waits.
 static std::vector<std::int32_t> row_of(const Tensor& permutation, Index row) {
   constexpr std::int64_t kLow = std::numeric_limits<std::int32_t>::min(), kHigh = ~kLow;
-  const Index length = permutation.dim(-1), begin = permutation.rank() == 1 ? 0 : row * length;
-  const Tensor wide = dense(to(moved(permutation, {}), DType::i64));
+  const Tensor one = permutation.rank() == 1 ? permutation : slice(permutation, 0, row, row + 1);
   std::vector<std::int32_t> out;
-  for (Index i = begin; i < begin + length; ++i)
-    out.push_back(static_cast<std::int32_t>(std::clamp(wide.data<std::int64_t>()[i], kLow, kHigh)));
+  for (const std::int64_t token : to(moved(one, {}), DType::i64).to_vector<std::int64_t>())
+    out.push_back(static_cast<std::int32_t>(std::clamp(token, kLow, kHigh)));
   return out;
 }
 static DocumentList documents_of(const Plan& plan, Index row) {
