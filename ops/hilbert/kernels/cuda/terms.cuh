@@ -88,6 +88,23 @@ struct TermShare {
   float* entries = nullptr;
   float d_distance = 0;
 };
+/// add(entry, sum) of what lanes have for an entry each, those who are `there`: where several have
+/// the same one, they add up first, in their order. All lanes.
+template <class Add>
+__device__ __forceinline__ void add_by_entry(bool there, std::int32_t entry, float x, const Add& add) {
+  const unsigned all = __ballot_sync(~0u, there), peers = __match_any_sync(~0u, there ? entry : -1);
+  float sum = x;
+  if (__all_sync(~0u, !there || peers == all)) {
+    sum = cuda::warp_reduce<cuda::Sum>(x);
+  } else {
+    unsigned rest = there ? peers & (peers - 1) : 0;  // all but the first, who adds
+    while (__any_sync(~0u, rest != 0)) {
+      const float other = __shfl_sync(~0u, x, rest != 0 ? __ffs(static_cast<int>(rest)) - 1 : 0);
+      if (rest != 0) sum += other, rest &= rest - 1;
+    }
+  }
+  if (there && static_cast<int>(threadIdx.x) % cuda::kWarp == __ffs(static_cast<int>(peers)) - 1) add(entry, sum);
+}
 /// Takes dS of a pair a lane, 0 where it does not attend, for a warp that owns the queries. All
 /// lanes.
 __device__ __forceinline__ void collect(const TermSums& sums, TermShare& share, const TermPair& pair, const Termed& x,
@@ -95,18 +112,7 @@ __device__ __forceinline__ void collect(const TermSums& sums, TermShare& share, 
   share.d_distance = fmaf(ds, x.distance, share.d_distance);
   if (sums.by_pair() && attends) *sums.bias_at(pair) += ds;
   if (!sums.to.table) return;
-  const unsigned pairs = __ballot_sync(~0u, attends), peers = __match_any_sync(~0u, attends ? x.entry : -1);
-  float sum = ds;
-  if (__all_sync(~0u, !attends || peers == pairs)) {
-    sum = cuda::warp_reduce<cuda::Sum>(ds);
-  } else {
-    unsigned rest = attends ? peers & (peers - 1) : 0;  // all but the first, who writes
-    while (__any_sync(~0u, rest != 0)) {
-      const float other = __shfl_sync(~0u, ds, rest != 0 ? __ffs(rest) - 1 : 0);
-      if (rest != 0) sum += other, rest &= rest - 1;
-    }
-  }
-  if (attends && static_cast<int>(threadIdx.x) % cuda::kWarp == __ffs(peers) - 1) share.entries[x.entry] += sum;
+  add_by_entry(attends, x.entry, ds, [&](int entry, float sum) { share.entries[entry] += sum; });
   __syncwarp();  // the next one's may be of another lane
 }
 __device__ __forceinline__ void collect_distances(const TermSums& sums, const TermShare& share) {

@@ -378,7 +378,9 @@ template <int D> struct TermCollector {
           }
           if (__any_sync(~0u, beyond)) {
 #pragma unroll
-            for (int i = 0; i < kWarpShares; ++i) add_alike(share, at[i], x[i]);
+            for (int i = 0; i < kWarpShares; ++i)
+              add_by_entry(x[i] != 0, at[i], x[i],
+                           [&](int entry, float sum) { share.put(entry, share.get(entry) + sum); });
           } else {
             float was[kWarpShares];
 #pragma unroll
@@ -390,22 +392,6 @@ template <int D> struct TermCollector {
           __syncwarp();  // the next ones' may be of another lane
         }
     }
-  }
-  /// Adds what lanes have; those with one entry add up first, in their order.
-  template <class Share> __device__ static void add_alike(const Share& share, int at, float x) {
-    const unsigned some = __ballot_sync(~0u, x != 0), peers = __match_any_sync(~0u, x != 0 ? at : -1);
-    float sum = x;
-    if (__all_sync(~0u, x == 0 || peers == some)) {
-      sum = warp_reduce<Sum>(x);
-    } else {
-      unsigned rest = x != 0 ? peers & (peers - 1) : 0;  // all but the first, who writes
-      while (__any_sync(~0u, rest != 0)) {
-        const float other = __shfl_sync(~0u, x, rest != 0 ? __ffs(static_cast<int>(rest)) - 1 : 0);
-        if (rest != 0) sum += other, rest &= rest - 1;
-      }
-    }
-    if (x != 0 && static_cast<int>(threadIdx.x) % kWarp == __ffs(static_cast<int>(peers)) - 1)
-      share.put(at, share.get(at) + sum);
   }
 };
 
