@@ -85,6 +85,50 @@ struct Set {
   DilationMode mode = DilationMode::all_queries;
 };
 
+TEST(Visits, ShortListsAreTheSameSetInFewerCells) {
+  struct Case {
+    Set set;
+    bool queries, keys;  // where these own, lists of the other side save a fifth
+  };
+  const Case cases[] = {
+      {{3136, "neighborhood2d:7x7", "hilbert:56x56"}, true, true},
+      {{2048, "neighborhood2d:7x7", "row:16x128"}, true, true},
+      {{1028, "neighborhood2d:7x7,prefix=4", "hilbert:32x32", Causality::curve}, true, true},
+      {{1000, "slide2d:3x2", "hilbert:25x40"}, true, true},
+      {{2048, "neighborhood3d:3x5x5", "hilbert:8x16x16"}, true, true},
+      {{2304, "neighborhood2d:21x21", "hilbert:48x48"}, false, false},
+      {{1024, "window2d:16x16", "row:32x32"}, false, false},
+      {{1000, "segment:40", "row", Causality::token}, false, false},
+      {{2048, "slide:144", "row"}, false, false},
+  };
+  for (const auto& [set, queries, keys] : cases) {
+    SCOPED_TRACE(testing::Message() << set.pattern << ' ' << set.order << ' ' << set.length);
+    const PlanPtr plan = plan_of(set.length, set.pattern, set.order, set.causality, set.mode);
+    const Tiling& t = plan->tilings()[0];
+    const auto named = [](const Tiling& its, Pairs pairs) {  // by rows of the tensors
+      for (auto& [q, k] : pairs) q = its.q_token[at(q)], k = its.k_token[at(k)];
+      std::ranges::sort(pairs);
+      return pairs;
+    };
+    const Pairs want = named(t, pairs_of(t));
+    for (const bool by_keys : {false, true}) {
+      const Tiling& lists = with_short_lists(t, by_keys);
+      ASSERT_EQ(&lists != &t, by_keys ? keys : queries);
+      if (&lists == &t) continue;
+      EXPECT_TRUE(named(lists, pairs_of(lists, visits(lists), by_keys)) == want);
+      EXPECT_TRUE(named(lists, pairs_of(lists)) == want);
+      const auto cells = [&](const Tiling& its) { return (by_keys ? visits(its).keys : visits(its).queries).cells; };
+      EXPECT_LE(5 * cells(lists), 4 * cells(t));
+      const auto ends = [](const std::vector<Tiling::Range>& tiles) {
+        std::vector<std::int32_t> out;
+        for (const Tiling::Range& r : tiles) out.push_back(r.end);
+        return out;
+      };
+      EXPECT_EQ(ends(by_keys ? lists.k_tile : lists.q_tile), ends(by_keys ? t.k_tile : t.q_tile)) << "marks name them";
+    }
+  }
+}
+
 TEST(Visits, CoverWhatTheTilingLists) {
   const Set sets[] = {
       {300, "dense", "row"},

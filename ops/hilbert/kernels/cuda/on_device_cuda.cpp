@@ -80,7 +80,7 @@ const View& image_of(const Tiling& t, Cuda where, Make&& made, std::int32_t whic
   const auto copied = [&] {
     Image<View> image{};
     Packer pack;
-    const auto lists = made(image.view);
+    const auto& lists = made(image.view);
     each_list(lists, image.view, [&](const auto& list, auto&) { pack.add(list); });
     image.memory = pack.upload(where);
     each_list(lists, image.view, [&](const auto& list, auto& span) { pack.find(image.memory, list, span); });
@@ -134,8 +134,8 @@ PlacesView on_device(const Tiling::Places& places, Cuda where) {
 }
 
 const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
-  return image_of<VisitsView>(t, where, [&](VisitsView& view) {
-    Visits made = visits_of(t);
+  return image_of<VisitsView>(t, where, [&](VisitsView& view) -> const Visits& {
+    const Visits& made = visits(t);
     view.mixed = made.mixed, view.one_owner = made.one_owner, view.eights = made.eights;
     view.paired = are_paired(made);
     // A step of 64 takes about a fifth longer than half of one of 128.
@@ -177,7 +177,7 @@ const SitesView& sites_on_device(const Tiling& t, Cuda where) {
 
 const ScheduleView& schedule_on_device(const Tiling& t, Cuda where, Index queries) {
   const auto made = [&](ScheduleView& view) {
-    Schedule schedule = kernels::hopper::schedule_of(visits_of(t), queries);
+    Schedule schedule = kernels::hopper::schedule_of(visits(t), queries);
     view.tiles = schedule.tiles, view.masked = schedule.masked, view.complete = schedule.complete;
     view.follow = t.q_token.counts_up() && t.k_token.counts_up();
     return schedule;

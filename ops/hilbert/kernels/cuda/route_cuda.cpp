@@ -113,8 +113,9 @@ struct Scratch {
   Tensor memory, masks, counts, parts;
   Marks marks;
   hopper::PartialSums sums{};
-  Scratch(Cuda where, const AttentionPass& p, bool marked, const VisitsView* visits, bool backward,
-          const ScheduleView* schedule = nullptr) {
+  /// The visits of queries, and of keys, that own, or null.
+  Scratch(Cuda where, const AttentionPass& p, bool marked, const VisitsView* queries_own, const VisitsView* keys_own,
+          bool backward, const ScheduleView* schedule = nullptr) {
     if (schedule) {
       const Device device{Device::Kind::cuda, where.device};
       const Index tiles = p.sizes.batch * p.sizes.heads * schedule->tiles;
@@ -123,8 +124,9 @@ struct Scratch {
       sums.of_queries = parts.mutable_data<float>(), sums.taken = counts.mutable_data<std::int32_t>();
       sums.added = reinterpret_cast<std::uint32_t*>(sums.taken + 1);
     }
-    const bool counted = visits && (visits->queries.uneven || (backward && visits->keys.uneven));
-    if (const Index made = visits ? std::max(visits->queries.made, visits->keys.made) : 0; made > 0) {
+    const bool counted = (queries_own && queries_own->queries.uneven) || (keys_own && keys_own->keys.uneven);
+    if (const Index made = std::max(queries_own ? queries_own->queries.made : 0, keys_own ? keys_own->keys.made : 0);
+        made > 0) {
       masks = empty({made, Visits::kWords}, DType::i32, {Device::Kind::cuda, where.device});
       marks.masks = reinterpret_cast<std::uint32_t*>(masks.mutable_data<std::int32_t>());
     }
@@ -232,13 +234,14 @@ template <class Pass> Pass in_eights(Cuda where, Pass pass) {
 }
 
 void attention_forward(Cuda where, const ForwardPass& pass, const Decision& d) {
-  const ForwardPass f = d.route == Route::hopper ? in_eights(where, pass) : pass;
+  ForwardPass f = d.route == Route::hopper ? in_eights(where, pass) : pass;
   if (d.route == Route::plain) return plain_forward(where, f, {});
   if (d.route != Route::mma && f.places && !f.places->are_rows())
     return each_place(f, [&](const ForwardPass& one) { attention_forward(where, one, d); });
+  if (d.route == Route::hopper) f.tiling = &hopper::walked(f, false);
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*f.tiling, where);
   const bool mixed = has_mixed(f, visits);
-  const Scratch scratch(where, f, mixed, visits, false);
+  const Scratch scratch(where, f, mixed, visits, nullptr, false);
   const Marks& marks = scratch.marks;
   if constexpr (kHasHopper)
     if (d.route == Route::hopper)
@@ -256,7 +259,10 @@ void attention_backward(Cuda where, const BackwardPass& pass, const Decision& d)
   const VisitsView* const visits = d.route == Route::mma ? nullptr : &visits_on_device(*b.tiling, where);
   const bool mixed = narrow || has_mixed(b, visits);
   const bool one_pass = d.route == Route::hopper_one_pass;
-  const Scratch scratch(where, b, mixed, visits, true,
+  const auto walked = [&](bool keys_own) {
+    return d.route == Route::hopper ? &visits_on_device(hopper::walked(b, keys_own), where) : visits;
+  };
+  const Scratch scratch(where, b, mixed, walked(false), walked(true), true,
                         one_pass ? &schedule_on_device(*b.tiling, where, queries_of(b)) : nullptr);
   const Marks& marks = scratch.marks;
   if constexpr (kHasHopper)

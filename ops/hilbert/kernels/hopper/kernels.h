@@ -1,5 +1,6 @@
 #pragma once
 #include "ops/hilbert/kernels/cuda/kernels.h"
+#include "ops/hilbert/kernels/hopper/visits.h"
 
 // Private to kernels/: what route_cuda.cpp starts on Hopper GPUs: bf16 and f16, rows of
 // 16-byte aligned memory, head dims that are multiples of 8, in registers and shared memory rounded
@@ -10,6 +11,11 @@ namespace hilt::kernels::hopper {
 constexpr Index kHeads = 256, kItems = Index{1} << 30;  // at most: heads of a call, items of a launch
 constexpr Index kPairDim = 64;
 constexpr int kDims[] = {64, 96, 128, 192, 256};
+
+/// The tiling that forward() and stream_backward() walk where queries, or keys, are owned.
+inline const Tiling& walked(const AttentionPass& p, bool keys_own) {
+  return p.sizes.dropout == 0 ? with_short_lists(*p.tiling, keys_own) : *p.tiling;  // short lists are not in eights
+}
 
 // Each is compiled once a type and head dim, HILT_TYPE and HILT_DIM.
 

@@ -532,28 +532,30 @@ __global__ void __launch_bounds__(kThreads, 1) stream_backward_kernel(const __gr
 
 /// The two passes over a tiling.
 template <class E, int D> void hopper::stream_backward(Cuda where, const BackwardPass& b, const Marks& marks) {
-  const TilingView& view = on_device(*b.tiling, where);
-  const Pair keys{operand_of(b.k), operand_of(b.v), view.k_token};
-  const Pair queries{operand_of(b.q), operand_of(b.d_o), view.q_token};
   TermSums sums;
   Index most = properties(where.device).multiprocessors;
   const Tensor shares = shares_of_terms(where, b, sums, most);
-  const auto run = [&]<class M>(const AttentionPass& part, int first_batch, const Pair& own, const Pair& stream,
-                                const Output& to_a, void* to_b, const Input& before_a, const void* before_b,
-                                std::span<const std::int32_t> known) {
+  const auto run = [&]<class M>(AttentionPass part, int first_batch, const Output& to_a, void* to_b,
+                                const Input& before_a, const void* before_b) {
     if (!to_a.data) return;
+    part.tiling = &walked(b, M::kKeys);
+    const TilingView& view = on_device(*part.tiling, where);
+    const Pair keys{operand_of(b.k), operand_of(b.v), view.k_token};
+    const Pair queries{operand_of(b.q), operand_of(b.d_o), view.q_token};
+    const std::span<const std::int32_t> known = M::kKeys ? view.k_known : view.q_known;
     for_portions<M::kKeys>(where, part, marks, [&](const Work& work) {
       Pass p{work};
       p.first_batch = first_batch;
       if (M::kSplit) p.items *= 2;
-      p.own = own, p.stream = stream, p.to_a = to_a.data, p.to_b = to_b, p.to = operand_of(to_a);
+      p.own = M::kKeys ? keys : queries, p.stream = M::kKeys ? queries : keys, p.to_a = to_a.data, p.to_b = to_b,
+      p.to = operand_of(to_a);
       p.before_a = static_cast<const float*>(before_a.data), p.before_b = static_cast<const float*>(before_b);
       p.before = operand_of(before_a), p.wide = to_a.type == DType::f32;
       p.known = b.listed && !known.empty() ? known.data() : nullptr;
       p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
       p.heads_each = static_cast<int>(b.sizes.heads / b.sizes.kv_heads);
       if constexpr (M::kTerms) {
-        p.terms = score_terms<D>(where, b, !M::kKeys), p.scale_log2 = kLog2e;  // scores have their scale
+        p.terms = score_terms<D>(where, part, !M::kKeys), p.scale_log2 = kLog2e;  // scores have their scale
         p.terms.sums = sums;
         if (b.d_terms) p.taken = nullptr;  // so that what a block adds up is the same every time
       }
@@ -563,11 +565,9 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
     });
   };
   with_extra<D>(b, [&]<Extra kExtra>() {
-    run.template operator()<Layout<D, true, kExtra>>(b, 0, keys, queries, b.dk, b.dv.data, b.dk_before,
-                                                     b.dv_before.data, view.k_known);
+    run.template operator()<Layout<D, true, kExtra>>(b, 0, b.dk, b.dv.data, b.dk_before, b.dv_before.data);
     each_alone(b, sums, [&](const AttentionPass& part, int first_batch) {
-      run.template operator()<Layout<D, false, kExtra>>(part, first_batch, queries, keys, b.dq, nullptr, b.dq_before,
-                                                        nullptr, view.q_known);
+      run.template operator()<Layout<D, false, kExtra>>(part, first_batch, b.dq, nullptr, b.dq_before, nullptr);
     });
   });
   add_shares(where, sums, b.sizes.heads);

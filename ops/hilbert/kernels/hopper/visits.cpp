@@ -2,6 +2,7 @@
 // of cells told apart by their bits. Work is proportional to the tiles that are listed.
 #include "ops/hilbert/kernels/hopper/visits.h"
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -309,12 +310,118 @@ class Builder {
   static constexpr std::int32_t kFewBoxes = 4;
 };
 
+/// The columns of a step that a half of an owner meets, and how many pairs that are.
+struct Met {
+  std::uint64_t columns = 0;
+  Index pairs = 0;
+};
+Met met_in(const Visits& v, std::uint16_t cell, std::int32_t rows, std::int32_t columns) {
+  if (cell == Visits::kEmpty) return {};
+  if (cell == Visits::kFull) return {ones(columns), Index{rows} * columns};
+  Met out;
+  for (std::size_t thread = 0; thread < Visits::kWords; ++thread) {
+    const std::uint32_t word = v.mask[at(cell - Visits::kMasks) * Visits::kWords + thread];
+    out.pairs += std::popcount(word);
+    for (std::size_t c = 0; c < 8; ++c)
+      out.columns |= std::uint64_t{(word | word >> 16) >> 2 * c & 3} << (8 * c + thread % 4 * 2);
+  }
+  return out;
+}
+
+/// See with_short_lists().
+struct ShortLists {
+  Tiling tiling;
+  bool saves = false;
+};
+ShortLists short_lists(const Tiling& t, bool keys_own) {
+  constexpr Index kMost = 1 << 22;  // rows in all lists
+  const Visits& v = visits(t);
+  const VisitSide& side = keys_own ? v.keys : v.queries;
+  // Cells that are nearly half full have no fifth to save.
+  if (t.axis[0].key.empty() || side.made > 0 || 9 * kCell * kCell * side.cells < 20 * t.pairs) return {};
+  std::vector<const Owner*> owners(side.owner.size());
+  for (std::size_t i = 0; i < owners.size(); ++i) owners[i] = &side.owner[i];
+  std::ranges::sort(owners, {}, &Owner::row);
+  ShortLists out{t};
+  std::vector<Tiling::Range>& tiles = keys_own ? out.tiling.q_tile : out.tiling.k_tile;
+  tiles.clear();
+  Tiling::Lists met;
+  std::vector<std::int32_t> entries;
+  Index cells = 0;
+  for (const Owner* own : owners) {
+    std::array<std::vector<std::int32_t>, 3> list;  // rows that the first half meets alone, both, the second alone
+    for (std::int32_t i = own->first; i < own->first + own->visits; ++i) {
+      const VisitSide::Visit& visit = side.visit[at(i)];
+      for (std::int32_t first = 0; first < visit.rows; first += kCell) {
+        std::array<std::uint64_t, 2> columns;
+        for (std::int32_t half = 0; half < 2; ++half) {
+          const std::uint16_t cell = visit.cell[at(half)];
+          const std::int32_t rows = std::clamp(own->rows - half * kCell, 0, kCell);
+          columns[at(half)] = met_in(v, cell, rows, std::min(visit.rows - first, kCell)).columns;
+        }
+        for (std::uint64_t any = columns[0] | columns[1]; any != 0; any &= any - 1) {
+          const auto column = std::countr_zero(any);
+          const bool a = columns[0] >> column & 1, b = columns[1] >> column & 1;
+          list[a ? b : 2].push_back(visit.row + first + column);
+        }
+      }
+    }
+    const auto before = std::ssize(list[0]), all = before + std::ssize(list[1]) + std::ssize(list[2]);
+    const auto steps = [](Index rows) { return (rows + kCell - 1) / kCell; };
+    cells += steps(all - std::ssize(list[2])) + steps(all) - before / kCell;
+    const auto begin = narrow(entries.size()), tile = narrow(tiles.size());
+    for (const auto& part : list) entries.insert(entries.end(), part.begin(), part.end());
+    for (std::int32_t row = begin; row < narrow(entries.size()); row += Visits::kOwner)
+      tiles.push_back({row, std::min(narrow(entries.size()), row + narrow(Visits::kOwner))});
+    for (std::int32_t i = 0; i < own->tiles; ++i) {
+      if (narrow(tiles.size()) > tile) met.add(tile, narrow(tiles.size()), true);
+      met.end_list();
+    }
+    if (std::ssize(entries) > kMost) return {};
+  }
+  if (5 * cells > 4 * side.cells) return {};
+  if (keys_own) {
+    out.tiling.q_token = out.tiling.q_name = out.tiling.q_rank = {}, out.tiling.q_known = {};
+    for (Tiling::Axis& axis : out.tiling.axis) axis.low.clear(), axis.high.clear();
+    add_queries(out.tiling, t, TokenList(entries));
+    out.tiling.met = met.transposed(tiles.size());
+  } else {
+    out.tiling.k_token = out.tiling.k_name = out.tiling.k_rank = {}, out.tiling.k_known = {};
+    for (Tiling::Axis& axis : out.tiling.axis) axis.key.clear();
+    add_keys(out.tiling, t, TokenList(entries));
+    out.tiling.met = std::move(met);
+  }
+  out.tiling.group.clear();
+  // attends() knows nothing of pairs in tiles that are not listed, which an owner of several tiles may have.
+  const Visits& made = visits(out.tiling);
+  const VisitSide& its = keys_own ? made.keys : made.queries;
+  Index pairs = 0;
+  for (const Owner& own : its.owner)
+    for (std::int32_t i = own.first; i < own.first + own.visits; ++i)
+      for (const VisitSide::Visit& visit = its.visit[at(i)]; const std::int32_t half : {0, 1})
+        for (std::int32_t first = 0; first < visit.rows; first += kCell)
+          pairs += met_in(made, visit.cell[at(half)], std::clamp(own.rows - half * kCell, 0, kCell),
+                          std::min(visit.rows - first, kCell))
+                       .pairs;
+  out.saves = its.made == 0 && pairs == t.pairs && 5 * its.cells <= 4 * side.cells;
+  return out;
+}
+
 }  // namespace
 
 Visits visits_of(const Tiling& t, std::size_t most, Index portion) {
   Builder all(t, most, portion, true);
   // attends() knows nothing of pairs in tiles that are not listed, which merged tiles have.
   return all.compares() ? Builder(t, most, portion, false).take_visits() : all.take_visits();
+}
+
+const Visits& visits(const Tiling& t) {
+  return t.memo.get<Visits>({}, [&] { return visits_of(t); });
+}
+
+const Tiling& with_short_lists(const Tiling& t, bool keys_own) {
+  const ShortLists& its = t.memo.get<ShortLists>({keys_own}, [&] { return short_lists(t, keys_own); });
+  return its.saves ? its.tiling : t;
 }
 
 const Tiling& with_ascending_keys(const Tiling& t) {
