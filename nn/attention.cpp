@@ -1,5 +1,6 @@
 // x to q, k and v in one product, rotary positions, attention on a plan, and the projection.
 #include "nn/attention.h"
+#include <numeric>
 #include "ops/ops.h"
 
 namespace hilt {
@@ -39,16 +40,11 @@ static PlanSpec spec_of(const AttentionConfig& config, Index length, const CallO
   return spec;
 }
 
-void KeyValueCache::begin(const std::vector<AttentionConfig>& configs, Index count) {
-  const Causality causality = configs.front().causality;
-  check(causality == Causality::token, "KeyValueCache: causal ", name_of(causality),
-        ": a token would change what is kept of those before it; use causal token");
-  check(count >= 1 && length_ + count <= context_, "KeyValueCache: ", count, " more tokens after ", length_,
-        " do not fit the context, ", context_, "; clear it and pass the last ones again");
-  plans_.clear(), listed_.clear(), next_ = 0;
-  for (const AttentionConfig& config : configs) {
+void KeyValueCache::make_plans(Index first, Index count) {
+  plans_.clear(), listed_.clear(), first_ = first;
+  for (const AttentionConfig& config : configs_) {
     PlanSpec spec = spec_of(config, context_, {});
-    spec.queries = query_run(length_, count);
+    spec.queries = query_run(first, count);
     plans_.push_back(std::make_shared<const Plan>(std::move(spec)));  // make_plan's few are for plans that come again
     listed_.push_back(0);
     for (const PlanPart& part : plans_.back()->parts())
@@ -56,6 +52,41 @@ void KeyValueCache::begin(const std::vector<AttentionConfig>& configs, Index cou
         for (std::size_t i = 0; i < t.q_tile.size(); ++i) listed_.back() += t.keys_of(i);
   }
 }
+
+void KeyValueCache::begin(const std::vector<AttentionConfig>& configs, Index count, Device device) {
+  const Causality causality = configs.front().causality;
+  check(causality == Causality::token, "KeyValueCache: causal ", name_of(causality),
+        ": a token would change what is kept of those before it; use causal token");
+  check(count >= 1 && length_ + count <= context_, "KeyValueCache: ", count, " more tokens after ", length_,
+        " do not fit the context, ", context_, "; clear it and pass the last ones again");
+  next_ = 0, count_ = count;
+  if (configs != configs_) configs_ = configs, plans_.clear(), refused_ = -1;
+  const Index run = run_ > 0           ? run_
+                    : device.is_cuda() ? 64
+                                       : 1,
+              first = length_ / run * run, rows = std::min(run, context_ - first);
+  const bool runs = run > 1 && length_ + count <= first + rows && first != refused_;
+  if (runs && !plans_.empty() && first_ == first && plan()->queries() == rows) return;
+  make_plans(length_, count);
+  if (!runs) return;
+  const std::vector<PlanPtr> alone = plans_;
+  const std::vector<Index> listed_alone = listed_;
+  make_plans(first, rows);
+  const auto all = [](const std::vector<Index>& x) { return std::accumulate(x.begin(), x.end(), Index{0}); };
+  if (all(listed_) > 2 * all(listed_alone)) plans_ = alone, listed_ = listed_alone, first_ = length_, refused_ = first;
+}
+
+Tensor KeyValueCache::asking(const Tensor& rows) {
+  const Index all = plan()->queries();
+  if (all == count_) return rows;
+  const Shape shape{rows.dim(0), all, rows.dim(2), rows.dim(3)};
+  if (!asking_ || asking_.shape() != shape || asking_.dtype() != rows.dtype())
+    asking_ = zeros(shape, rows.dtype(), rows.device());
+  Tensor to = slice(asking_, 1, length_ - first_, length_ - first_ + count_);
+  copy(to, rows);
+  return asking_;
+}
+Tensor KeyValueCache::come(const Tensor& x) const { return slice(x, 1, length_ - first_, length_ - first_ + count_); }
 
 std::array<Tensor, 2> KeyValueCache::extended(const Tensor& k, const Tensor& v) {
   if (next_ == layers_.size()) {
@@ -89,18 +120,19 @@ Tensor HilbertSelfAttention::heads_of(const Tensor& x, const CallOptions& call) 
   options.backward = config.backward;
   if (call.noise && config.dropout > 0) options.dropout = config.dropout, options.key = call.noise->next();
   const bool divided = call.place && call.place->divides();
+  const ShardPlanPtr part = divided ? shard(*call.place, call) : nullptr;
+  const PlanPtr plan_ = part ? nullptr : plan(length, call);
   const Index whole = divided ? call.place->length : call.cache ? call.cache->context() : length;
   options.terms = fitted_terms(terms, x.dtype(), whole);
   if (Tensor& bias = options.terms.bias; call.cache && bias && bias.dim(2) > 1)
-    bias = slice(bias, 2, call.cache->length(), call.cache->length() + length);
+    bias = slice(bias, 2, plan_->spec().queries->front(), plan_->spec().queries->back() + 1);
   if (call.place) options.first_batch = call.place->first;
-  const ShardPlanPtr part = divided ? shard(*call.place, call) : nullptr;
-  const PlanPtr plan_ = part ? nullptr : plan(length, call);
   Tensor rows = reshape(qkv(x), {batch, length, heads + 2 * keys, dim});  // q, k, v
+  if (call.cache) rows = call.cache->asking(rows);
   if (config.rotary) {
     std::optional<Tensor> where;
     if (part) where = from_values(part->tokens(), {length});
-    else if (call.cache) where = from_values(*plan_->spec().queries, {length});
+    else if (call.cache) where = from_values(*plan_->spec().queries, {rows.dim(1)});
     else if (call.in_order) where = from_values(plan_->order().token_at, {length});
     rows = rotary(rows, config.rotary_base, where, heads + keys);
   }
@@ -110,9 +142,10 @@ Tensor HilbertSelfAttention::heads_of(const Tensor& x, const CallOptions& call) 
   } else {
     const Tensor q = slice(rows, 2, 0, heads);
     std::array kv{slice(rows, 2, heads, heads + keys), slice(rows, 2, heads + keys, heads + 2 * keys)};
-    if (call.cache) kv = call.cache->extended(kv[0], kv[1]);
+    if (call.cache) kv = call.cache->extended(call.cache->come(kv[0]), call.cache->come(kv[1]));
     const auto& [k, v] = kv;
     o = part ? ring_attention(q, k, v, part, call.place->sequence, options) : attention(q, k, v, plan_, options);
+    if (call.cache) o = call.cache->come(o);
   }
   return reshape(o, {batch, length, heads * dim});
 }

@@ -148,7 +148,7 @@ Tensor Transformer::features(const Tensor& ids, const CallOptions& call) const {
           "documents and in_order, and pause the tape");
     check(call.cache->context() == config.context, "Transformer: the cache has a context of ", call.cache->context(),
           ", the model of ", config.context);
-    call.cache->begin(attention_configs(config), length);
+    call.cache->begin(attention_configs(config), length, tokens.weight.device());
   }
   const Tensor here = moved(ids, tokens.weight.device());
   Tensor x = config.image ? matmul(to(here, tokens.weight.dtype()), tokens.weight)

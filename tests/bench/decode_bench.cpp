@@ -1,9 +1,11 @@
 // Milliseconds a token where a sequence goes on: with the keys and values of its tokens kept, and
-// by a pass over the whole row again; beside the time in which the weights are read once.
-// Interleaved, medians; the logits of both are compared. Prints one line of JSON.
+// by a pass over the whole row again; on a CPU beside the time in which the weights are read once.
+// Interleaved, medians; the logits of both are compared. Prints one line of JSON. On a GPU weights
+// are bf16, and a token ends when its logits are on the host.
 //
 //   hilt_decode_bench [--layers 12] [--heads 12] [--width 768] [--context 1024] [--vocab 50304]
-//                     [--pattern dense] [--order row] [--tokens 16]
+//                     [--pattern dense] [--order row] [--prompt context - tokens] [--tokens 16]
+//                     [--device cpu] [--run 0]
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -62,41 +64,52 @@ int main(int argc, char** argv) {
   TransformerConfig c;
   c.layers = 12, c.heads = 12, c.width = 768, c.context = 1024, c.vocab = 50304;
   std::string pattern = "dense", order = "row";
-  Index tokens = 16;
+  Index tokens = 16, before = -1, run = 0;
+  Device device;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string key = argv[i], value = argv[i + 1];
     if (key == "--pattern") pattern = value;
     if (key == "--order") order = value;
+    if (key == "--device") device = device_named(value);
     for (const auto& [name, to] : {std::pair{"--layers", &c.layers},
                                    {"--heads", &c.heads},
                                    {"--width", &c.width},
                                    {"--context", &c.context},
                                    {"--vocab", &c.vocab},
+                                   {"--prompt", &before},
+                                   {"--run", &run},
                                    {"--tokens", &tokens}})
       if (key == name) *to = std::stoll(value);
   }
   c.pattern = parse_pattern(pattern);
   c.order = parse_order(order, c.context);
-  const Transformer m = make_transformer(c, 1);
+  const bool on_gpu = device.is_cuda();
+  Transformer m = make_transformer(c, 1, on_gpu ? DType::bf16 : DType::f32);
   std::vector<Tensor> weights;
   double bytes = 0;
-  for (const NamedParameter& p : parameters_of(const_cast<Transformer&>(m)))
-    if (p.name != "positions.weight")
-      weights.push_back(*p.tensor), bytes += 4.0 * static_cast<double>(p.tensor->numel());
-  const Tensor ids = randint(0, c.vocab, {1, c.context}, {1, 1});
-  KeyValueCache cache(c.context);
-  const Index before = c.context - tokens;
-  const double prompt = timed([&] { (void)m.last_logits(slice(ids, 1, 0, before), {.cache = &cache}); });
+  for (const NamedParameter& p : parameters_of(m)) {
+    *p.tensor = moved(*p.tensor, device);
+    if (p.name != "positions.weight") weights.push_back(*p.tensor), bytes += static_cast<double>(p.tensor->bytes());
+  }
+  const Tensor ids = moved(randint(0, c.vocab, {1, c.context}, {1, 1}), device);
+  KeyValueCache cache(c.context, run);
+  if (before < 0) before = c.context - tokens;
+  const auto logits = [&](Index first, Index last) {
+    return m.last_logits(slice(ids, 1, first, last), {.cache = &cache}).to_vector<float>();
+  };
+  for (int i = 0; on_gpu && i < 2; ++i, cache.clear()) (void)logits(0, before), (void)logits(before, before + 1);
+  const double prompt = timed([&] { (void)logits(0, before); });
   std::vector<double> decoded, whole, read;
   double error = 0, keep = 0;
-  for (Index t = before; t < c.context; ++t) {
-    Tensor y, all;
-    decoded.push_back(timed([&] { y = m.last_logits(slice(ids, 1, t, t + 1), {.cache = &cache}); }));
-    read.push_back(timed([&] { keep += sum_of(weights); }));
+  for (Index t = before; t < std::min(before + tokens, c.context); ++t) {
+    std::vector<float> a;
+    decoded.push_back(timed([&] { a = logits(t, t + 1); }));
+    read.push_back(timed([&] { keep += on_gpu ? 0.0 : sum_of(weights); }));
     if (t % 4 == 3) {  // as it was sampled: all rows, of which what comes later cannot matter
-      whole.push_back(timed([&] { all = select(m.logits(ids), 1, t); }));
-      const std::vector<double> a = y.to_vector(), b = all.to_vector();
-      for (std::size_t i = 0; i < a.size(); ++i) error = std::max(error, std::abs(a[i] - b[i]));
+      std::vector<float> b;
+      whole.push_back(timed([&] { b = select(m.logits(ids), 1, t).to_vector<float>(); }));
+      for (std::size_t i = 0; i < a.size(); ++i)
+        error = std::max(error, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
     }
   }
   std::printf(

@@ -29,6 +29,7 @@ struct Shape4 {
   Causality causality = Causality::none;
   DType type = DType::bf16;
   std::string term = "none";
+  Index queries = 0;  // the last so many ask, forward alone; 0: all
 };
 /// The score term that a name stands for, learned where it can be.
 ScoreTerms terms_of(const Shape4& s) {
@@ -60,6 +61,8 @@ int run(const Shape4& s, int repeats, double rate) {
   PlanSpec spec;
   spec.length = s.length, spec.heads = s.heads, spec.pattern = parse_pattern(s.pattern), spec.causality = s.causality;
   spec.order = parse_order(s.order, s.length);
+  const bool all = s.queries == 0;
+  if (!all) spec.queries = query_run(s.length - s.queries, s.queries);
   const PlanPtr plan = make_plan(spec);
   AttentionOptions how;
   how.terms = terms_of(s);
@@ -67,7 +70,7 @@ int run(const Shape4& s, int repeats, double rate) {
     for (const Tensor& t : inputs) tape.watch(t);
     visit_terms(how.terms, [&](const std::string&, Tensor& t) { tape.watch(t); });
   };
-  const Shape shape{s.batch, s.length, s.heads, s.dim};
+  const Shape shape{s.batch, s.length, s.heads, s.dim}, asks{s.batch, plan->queries(), s.heads, s.dim};
   const auto each = static_cast<std::size_t>(shape.numel()) * size_of(s.type);
   const auto sets = static_cast<int>(std::max<std::size_t>(2, 2 * kCache / (3 * each) + 1));
   struct Set {
@@ -75,18 +78,19 @@ int run(const Shape4& s, int repeats, double rate) {
   };
   std::vector<Set> in;
   for (int i = 0; i < sets; ++i) {
-    const auto x = [&](std::uint64_t stream) {
-      return randn(shape, {7, stream + 10 * static_cast<std::uint64_t>(i)}, s.type, kGpu);
+    const auto x = [&](const Shape& its, std::uint64_t stream) {
+      return randn(its, {7, stream + 10 * static_cast<std::uint64_t>(i)}, s.type, kGpu);
     };
-    in.push_back({x(1), x(2), x(3), x(4)});
+    in.push_back({x(asks, 1), x(shape, 2), x(shape, 3), x(asks, 4)});
   }
   const auto at = [&](int i) -> const Set& { return in[static_cast<std::size_t>(i % sets)]; };
-  const auto play = [&](const Set& x, Tensor& o) {
+  const auto play = [&](const Set& x, Tensor& o) -> std::vector<Tensor> {
+    if (!all) return o = attention(x.q, x.k, x.v, plan, how), std::vector<Tensor>{};
     Tape tape;
     watch(tape, {x.q, x.k, x.v});
     o = attention(x.q, x.k, x.v, plan, how);
     const Gradients g = tape.backward(o, x.d_o);
-    return std::array<Tensor, 3>{g[x.q], g[x.k], g[x.v]};
+    return {g[x.q], g[x.k], g[x.v]};
   };
   // Right first.
   double forward_error = 0, backward_error = 0;
@@ -96,7 +100,8 @@ int run(const Shape4& s, int repeats, double rate) {
     Tensor o, o_wide;
     const auto got = play(in[0], o), want = play(wide, o_wide);
     forward_error = relative_error(o, o_wide);
-    for (std::size_t i = 0; i < 3; ++i) backward_error = std::max(backward_error, relative_error(got[i], want[i]));
+    for (std::size_t i = 0; i < got.size(); ++i)
+      backward_error = std::max(backward_error, relative_error(got[i], want[i]));
     constexpr double kAllowed = 1e-2;  // bf16 operands and outputs
     if (!(forward_error < kAllowed && backward_error < kAllowed)) {
       std::cerr << "hilt_gpu_attention: " << s.name << ' ' << s.pattern << ' ' << s.order << ": error " << forward_error
@@ -110,6 +115,16 @@ int run(const Shape4& s, int repeats, double rate) {
                              how);  // keeps the GPU busy while the next is asked for
     return events.ms([&] { (void)attention_with_lse(at(i).q, at(i).k, at(i).v, plan, how); });
   });
+  const double keys = std::min(1.0,
+                               static_cast<double>(plan->tilings()[0].k_token.size()) / static_cast<double>(s.length)),
+               rows = static_cast<double>(plan->queries()) / static_cast<double>(s.length),
+               tensor = static_cast<double>(each),
+               pairs = static_cast<double>(plan->stats().pairs) * static_cast<double>(s.batch * s.heads),
+               flops = 4 * pairs * static_cast<double>(s.dim);
+  // Forward reads q, k and v and writes o; backward reads q, k, v, o and dO and writes dq, dk and
+  // dv. Keys that nobody attends to are not read.
+  line(s, "forward", forward, (2 * rows + 2 * keys) * tensor, flops, rate, forward_error);
+  if (!all) return 0;
   const Times backward = times_of(repeats, [&](int i) {
     Tape tape;
     const Set& x = at(i);
@@ -117,14 +132,6 @@ int run(const Shape4& s, int repeats, double rate) {
     const Tensor o = attention(x.q, x.k, x.v, plan, how);
     return events.ms([&] { (void)tape.backward(o, x.d_o); });
   });
-  const double pairs = static_cast<double>(plan->stats().pairs) * static_cast<double>(s.batch * s.heads),
-               flops = 4 * pairs * static_cast<double>(s.dim);
-  // Forward reads q, k and v and writes o; backward reads q, k, v, o and dO and writes dq, dk and
-  // dv. Keys that nobody attends to are not read.
-  const Tiling& t = plan->tilings()[0];
-  const double keys = std::min(1.0, static_cast<double>(t.k_token.size()) / static_cast<double>(s.length)),
-               tensor = static_cast<double>(each);
-  line(s, "forward", forward, (2 + 2 * keys) * tensor, flops, rate, forward_error);
   line(s, "backward", backward, (6 + 2 * keys) * tensor, 2.5 * flops, rate, backward_error);
   return 0;
 }
@@ -215,6 +222,16 @@ int main(int argc, char** argv) {
   shapes.push_back({"causal", 4, 4096, 32, 64, "dense", "row", Causality::token});
   for (const char* order : {"hilbert", "row"})
     shapes.push_back({"neighborhood", 16, 16384, 2, 64, "neighborhood2d:17x17", order});
+  // One token asks.
+  shapes.push_back({.name = "decode",
+                    .batch = 64,
+                    .length = 8192,
+                    .heads = 16,
+                    .dim = 64,
+                    .pattern = "dense",
+                    .order = "row",
+                    .causality = Causality::token,
+                    .queries = 1});
   // By the tensor cores of any GPU.
   for (Index dim : {64, 128})
     for (Causality causality : {Causality::token, Causality::none})

@@ -33,12 +33,13 @@ struct Case {
   DType type = DType::bf16;
   double dropout = 0;
   std::string documents = "";
+  Index queries = 0;  // the last so many ask; 0: all
 };
 std::ostream& operator<<(std::ostream& os, const Case& c) {
   return os << c.pattern << ' ' << c.order << " B " << c.batch << " L " << c.length << " H " << c.heads << '/'
             << c.kv_heads << " D " << c.dim << (c.packed ? " packed" : "") << ' ' << name_of(c.mode) << " causal "
             << name_of(c.causality) << ' ' << c.type << " dropout " << c.dropout << " documents '" << c.documents
-            << '\'';
+            << "' queries " << c.queries;
 }
 
 PlanPtr plan_of(const Case& c) {
@@ -48,6 +49,7 @@ PlanPtr plan_of(const Case& c) {
   spec.dilation_mode = c.mode;
   spec.causality = c.causality;
   if (!c.documents.empty()) spec.documents = parse_documents(c.documents);
+  if (c.queries > 0) spec.queries = query_run(c.length - c.queries, c.queries);
   return make_plan(spec);
 }
 
@@ -55,7 +57,8 @@ struct Inputs {
   Tensor q, k, v, qkv, d_o;
 };
 Inputs inputs_of(const Case& c) {
-  const Shape wide{c.batch, c.length, c.heads, c.dim}, narrow{c.batch, c.length, c.kv_heads, c.dim};
+  const Shape wide{c.batch, c.queries > 0 ? c.queries : c.length, c.heads, c.dim},
+      narrow{c.batch, c.length, c.kv_heads, c.dim};
   const auto x = [&](const Shape& s, std::uint64_t stream) { return randn(s, {11, stream}, c.type, kGpu); };
   Inputs in{x(wide, 1), x(narrow, 2), x(narrow, 3), {}, x(wide, 4)};
   if (c.packed) in.qkv = cat({unsqueeze(in.q, 2), unsqueeze(in.k, 2), unsqueeze(in.v, 2)}, 2);
@@ -226,9 +229,28 @@ std::vector<Case> of_parts() {
     }
   return out;
 }
+/// Few owners with many steps, which are cut into parts.
+std::vector<Case> of_few_owners() {
+  std::vector<Case> out;
+  constexpr Causality token = Causality::token;
+  for (const DType type : {DType::bf16, DType::f16})
+    for (const Index dim : {64, 96, 128, 192}) {
+      const auto add = [&](Case c) {
+        c.dim = dim, c.type = type, c.batch = 7;
+        out.push_back(c);
+      };
+      add({.pattern = "segment:2048,dilation=64", .heads = 4, .kv_heads = 2});
+      add({.pattern = "segment:1024,dilation=33", .order = "row", .length = 2000, .causality = token, .dropout = 0.1});
+      add({.pattern = "dense", .order = "row", .causality = token, .queries = 1});
+      add({.pattern = "dense", .order = "row", .heads = 6, .kv_heads = 2, .causality = token, .queries = 64});
+      add({.pattern = "dense", .length = 5000, .causality = token, .dropout = 0.2, .queries = 100});
+    }
+  return out;
+}
 std::vector<Case> all_cases() {
   std::vector<Case> out = whole_groups();
-  for (const auto& more : {masked(), of_every_size(), of_parts()}) out.insert(out.end(), more.begin(), more.end());
+  for (const auto& more : {masked(), of_every_size(), of_parts(), of_few_owners()})
+    out.insert(out.end(), more.begin(), more.end());
   return out;
 }
 
@@ -345,7 +367,10 @@ TEST_F(OnGpuAttention, AddsUpPartsOfSlopesInOnePass) {
 
 // Whatever else is computed beside it.
 TEST_F(OnGpuAttention, ASequenceHasTheSameBitsAloneAndAmongSeven) {
-  for (const Case& c : added_up()) {
+  std::vector<Case> cases = added_up();
+  const std::vector<Case> few = of_few_owners();
+  cases.insert(cases.end(), few.begin(), few.end());
+  for (const Case& c : cases) {
     SCOPED_TRACE(testing::Message() << c);
     const PlanPtr plan = plan_of(c);
     const Inputs in = inputs_of(c);
@@ -400,8 +425,8 @@ void keeps_not_a_number_behind_masks(const Case& c) {
   const Result before = play(clean, plan, c.dropout);
   for (int which = 0; which < 3; ++which) {  // keys and values, queries, the incoming gradient
     Inputs in = clean;
-    const Index bad = c.length / 2 + 5, worse = c.length / 2 + 6;
     const auto spoil = [&](Tensor& x) {
+      const Index bad = std::min(x.dim(1) - 1, c.length / 2 + 5), worse = std::min(x.dim(1) - 1, bad + 1);
       x = clone(x);
       Tensor first = slice(x, 1, bad, bad + 1), second = slice(x, 1, worse, worse + 1);
       copy(first, full(first.shape(), std::numeric_limits<double>::quiet_NaN(), c.type, kGpu));
@@ -601,8 +626,16 @@ std::vector<Parts> parts() {
          .heads = 3,
          .kv_heads = 3,
          .causality = token});
-    PlanSpec spec;  // the second and the last block of queries attend to nothing
-    spec.length = 1024, spec.heads = 2,
+    add({.pattern = "segment:2048,dilation=64", .batch = 2, .length = 2048});
+    add({.pattern = "segment:1024,dilation=32", .length = 2048, .heads = 4, .causality = token});
+    PlanSpec spec;  // 64 queries have all keys, 64 two blocks of them, the others none
+    spec.length = 2048, spec.heads = 2, spec.order = parse_order("row", 2048);
+    BlockPairs pairs{{2, 1}, {2, 7}};
+    for (Index i = 0; i < 32; ++i) pairs.emplace_back(0, i);
+    spec.pattern = {blocks(64, pairs)};
+    out.push_back({"few blocks D " + std::to_string(dim), make_plan(spec), 2, 2, dim});
+    // the second and the last block of queries attend to nothing
+    spec.length = 1024,
     spec.pattern = {blocks(128, {{0, 0}, {0, 5}, {2, 1}, {2, 2}, {2, 3}, {3, 7}, {4, 0}, {5, 5}, {6, 1}, {6, 6}})};
     spec.order = parse_order("row", 1024);
     out.push_back({"blocks D " + std::to_string(dim), make_plan(spec), 2, 2, dim});

@@ -8,6 +8,7 @@
 #include "core/random.h"
 #include "core/replay.h"
 #include "nn/optimizer.h"
+#include "nn/parameters.h"
 #include "nn/transformer.h"
 #include "ops/hilbert/attention.h"
 #include "ops/ops.h"
@@ -90,6 +91,14 @@ std::vector<double> losses(Device device, DType type, Index steps) {
     out.push_back(model.step(b.ids, b.targets, i).item());
   }
   return out;
+}
+
+double distance(const Tensor& x, const Tensor& y) {  // of the largest
+  const std::vector<float> a = x.to_vector<float>(), b = contiguous(y).to_vector<float>();
+  double most = 0, off = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    most = std::max<double>(most, std::abs(b[i])), off = std::max<double>(off, std::abs(a[i] - b[i]));
+  return off / most;
 }
 
 class TrainingOnGpu : public testing::Test {
@@ -232,6 +241,29 @@ TEST_F(TrainingOnGpu, ReplaySaysWhatItCannotRecord) {
   EXPECT_NE(error_of([&] { y = moved(ones({4}), kGpu); }).find("Replay: something was copied from the host"),
             std::string::npos);
   EXPECT_NE(error_of([&] { synchronize(kGpu); }).find("Replay: synchronize()"), std::string::npos);
+}
+
+// One after the other, with keys and values kept: a plan and its way to the GPU once in 64 tokens.
+TEST_F(TrainingOnGpu, KeptTokensHaveTheLogitsOfTheFullPass) {
+  for (const char* order : {"row", "hilbert"})
+    for (const Positions positions : {Positions::learned, Positions::rotary}) {
+      TransformerConfig c;
+      c.layers = 2, c.heads = 2, c.kv_heads = 1, c.width = 128, c.context = 1200, c.vocab = kVocabulary;
+      c.order = parse_order(order, c.context), c.positions = positions;
+      Transformer m = make_transformer(c, 3, DType::bf16);
+      for (const NamedParameter& p : parameters_of(m)) *p.tensor = moved(*p.tensor, kGpu);
+      const Tensor ids = moved(randint(0, c.vocab, {2, c.context}, {1, 1}), kGpu), all = m.logits(ids);
+      KeyValueCache cache(c.context);
+      const Index prompt = 1100;
+      double worst = distance(m.logits(slice(ids, 1, 0, prompt), {.cache = &cache}), slice(all, 1, 0, prompt));
+      for (Index t = prompt; t < c.context; ++t) {
+        const std::uint64_t waits = device_counters(kGpu).host_waits;
+        const Tensor y = m.logits(slice(ids, 1, t, t + 1), {.cache = &cache});
+        EXPECT_TRUE(t % 64 == 0 || t == prompt || device_counters(kGpu).host_waits == waits) << t;
+        worst = std::max(worst, distance(y, slice(all, 1, t, t + 1)));
+      }
+      EXPECT_LT(worst, 3e-2) << order << ", " << name_of(positions);
+    }
 }
 
 TEST_F(TrainingOnGpu, ProductsAreOfAllBits) {

@@ -52,17 +52,25 @@ TEST(KeyValueCache, TokensHaveTheLogitsOfTheFullPass) {
         if (positions == Positions::rotary) c.heads = 4, c.width = 16, c.kv_heads = 2, c.keep_order = true;
         const Transformer m = make_transformer(c, 3, DType::f64);
         const Tensor ids = some_ids(2, c.context), all = m.logits(ids);
-        for (const std::vector<Index>& pieces :
-             {std::vector<Index>(64, 1), {1, 2, 30, 1, 1, 29}, {63, 1}, {64}, {20}}) {
-          KeyValueCache cache(c.context);
+        const std::vector<Index> ones(64, 1), several{1, 2, 30, 1, 1, 29};
+        for (const auto& [run, pieces] : std::vector<std::pair<Index, std::vector<Index>>>{{0, ones},
+                                                                                           {0, several},
+                                                                                           {0, {63, 1}},
+                                                                                           {0, {64}},
+                                                                                           {0, {20}},
+                                                                                           {24, ones},
+                                                                                           {24, several},
+                                                                                           {64, {20, 7}}}) {
+          KeyValueCache cache(c.context, run);
           const Tensor y = by_pieces(m, cache, ids, pieces);
           EXPECT_EQ(cache.length(), y.dim(1));
           EXPECT_LE(distance(y, slice(all, 1, 0, y.dim(1))), 1e-12)
-              << pattern << ", " << order << ", " << name_of(positions) << ", " << pieces.size() << " pieces";
+              << pattern << ", " << order << ", " << name_of(positions) << ", " << pieces.size() << " pieces, runs of "
+              << run;
           ++configurations;
         }
       }
-  EXPECT_EQ(configurations, 480);
+  EXPECT_EQ(configurations, 768);
 }
 
 TEST(KeyValueCache, OfSixteenBitsAndCleared) {
@@ -70,13 +78,16 @@ TEST(KeyValueCache, OfSixteenBitsAndCleared) {
     const TransformerConfig c = small("hilbert", "segment:16+slide:3");
     const Transformer m = make_transformer(c, 4, dtype);
     const Tensor ids = some_ids(1, c.context), all = m.logits(ids);
-    KeyValueCache cache(c.context);
-    for (int again = 0; again < 2; ++again, cache.clear())
-      EXPECT_LE(distance(by_pieces(m, cache, ids, std::vector<Index>(64, 1)), all), dtype == DType::f32 ? 1e-5 : 2e-2);
-    // What is there from before is not seen.
-    const Tensor one = m.logits(slice(ids, 1, 5, 6), {.cache = &cache});
-    KeyValueCache fresh(c.context);
-    EXPECT_EQ(distance(one, m.logits(slice(ids, 1, 5, 6), {.cache = &fresh})), 0);
+    for (const Index run : {1, 24}) {
+      KeyValueCache cache(c.context, run);
+      for (int again = 0; again < 2; ++again, cache.clear())
+        EXPECT_LE(distance(by_pieces(m, cache, ids, std::vector<Index>(64, 1)), all),
+                  dtype == DType::f32 ? 1e-5 : 2e-2);
+      // What is there from before is not seen.
+      const Tensor one = m.logits(slice(ids, 1, 5, 6), {.cache = &cache});
+      KeyValueCache fresh(c.context, run);
+      EXPECT_EQ(distance(one, m.logits(slice(ids, 1, 5, 6), {.cache = &fresh})), 0);
+    }
   }
 }
 
@@ -94,7 +105,21 @@ TEST(KeyValueCache, ReadsTheKeysThatItsPlanLists) {
   EXPECT_GE(of_one, 2 * 5);
   EXPECT_LE(of_one, 2 * 128);
 
+  KeyValueCache in_runs(2048, 64);
+  (void)m.logits(slice(ids, 1, 0, 2040), {.cache = &in_runs});
+  for (Index i = 0; i < 2; ++i) (void)m.logits(slice(ids, 1, 2040 + i, 2041 + i), {.cache = &in_runs});
+  EXPECT_LE(in_runs.keys_read() - before, 2 * 2 * of_one);  // of a plan that lists at most twice as many
+
+  // 64 queries list so many more that each has its own plan.
+  c.pattern = parse_pattern("slide:1,dilation=30"), c.order = parse_order("hilbert", 2048);
+  const Transformer apart = make_transformer(c, 5);
+  KeyValueCache alone(2048), refused(2048, 64);
+  for (KeyValueCache* its : {&alone, &refused})
+    for (Index i = 0; i < 70; ++i) (void)apart.logits(slice(ids, 1, i, i + 1), {.cache = its});
+  EXPECT_LE(refused.keys_read(), 2 * alone.keys_read());
+
   TransformerConfig dense = c;
+  dense.order = parse_order("row", 2048);
   dense.pattern = parse_pattern("dense");
   const Transformer all = make_transformer(dense, 5);
   KeyValueCache of_all(2048);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,12 +42,18 @@ Pairs pairs_of(const Tiling& t) {
   return out;
 }
 
-/// The pairs that one side walks over, and whether what lies beyond its rows is as promised.
-Pairs pairs_of(const Tiling& t, const Visits& v, bool by_keys) {
+/// The pairs that owners of one side, or their parts, walk over, and whether what lies beyond their rows is as promised.
+Pairs pairs_of(const Tiling& t, const Visits& v, bool by_keys, const std::vector<VisitSide::Owner>& owners) {
   const VisitSide& side = by_keys ? v.keys : v.queries;
   Pairs out;
   std::int32_t before = std::numeric_limits<std::int32_t>::max();
-  for (const VisitSide::Owner& own : side.owner) {
+  for (const VisitSide::Owner& own : owners) {
+    if (own.steps > 0) {
+      EXPECT_EQ(own.front.row, side.visit[at(own.first)].row);
+      EXPECT_EQ(own.front.rows, side.visit[at(own.first)].rows);
+    } else {
+      EXPECT_EQ(own.front.rows, 0) << "a walk begins there";
+    }
     EXPECT_LE(own.steps, before) << "not the longest first";
     before = own.steps;
     std::int32_t steps = 0;
@@ -159,10 +166,56 @@ TEST(Visits, CoverWhatTheTilingLists) {
       const Tiling& t = plan->tilings()[0];
       const Visits v = visits_of(t, most);
       const Pairs want = pairs_of(t);
-      EXPECT_TRUE(pairs_of(t, v, false) == want);
-      EXPECT_TRUE(pairs_of(t, v, true) == want);
+      for (const bool by_keys : {false, true}) {
+        const VisitSide& side = by_keys ? v.keys : v.queries;
+        EXPECT_TRUE(pairs_of(t, v, by_keys, side.owner) == want);
+        EXPECT_TRUE(side.part.empty() || pairs_of(t, v, by_keys, side.part) == want);
+      }
       EXPECT_LE(v.mask.size() * 4, most);
     }
+}
+
+// Few owners with many steps have parts: as many each, of about as many steps, numbered.
+TEST(Visits, CutFewOwnersWithManySteps) {
+  const auto check = [](const PlanPtr& plan, Index queries, Index keys) {
+    const Tiling& t = plan->tilings()[0];
+    for (const std::size_t most : {std::size_t{1} << 20, std::size_t{0}}) {
+      const Visits v = visits_of(t, most);
+      const Pairs want = pairs_of(t);
+      for (const bool by_keys : {false, true}) {
+        const VisitSide& side = by_keys ? v.keys : v.queries;
+        EXPECT_TRUE(most == 0 || side.parts == (by_keys ? keys : queries)) << side.parts;  // 0: owners are single tiles
+        EXPECT_TRUE(pairs_of(t, v, by_keys, side.owner) == want);
+        if (side.parts == 1) {
+          EXPECT_TRUE(side.part.empty());
+          continue;
+        }
+        EXPECT_EQ(std::ssize(side.part), side.parts * std::ssize(side.owner));
+        EXPECT_TRUE(pairs_of(t, v, by_keys, side.part) == want);
+        std::set<std::pair<std::int32_t, std::int32_t>> seen;
+        for (const VisitSide::Owner& part : side.part) {
+          EXPECT_LT(part.number, side.parts);
+          EXPECT_TRUE(seen.emplace(part.row, part.number).second);
+          EXPECT_LE(part.steps, (side.owner[0].steps / side.parts + 3) / 2 * 2);
+        }
+      }
+    }
+  };
+  check(plan_of(4096, "segment:2048,dilation=64", "hilbert", Causality::none), 1, 8);
+  check(plan_of(4096, "segment:2048,dilation=64", "row", Causality::token), 1, 8);
+  check(plan_of(16384, "segment:2048,dilation=64", "row", Causality::none), 1, 4);  // two full owners of 128 steps
+  check(plan_of(1024, "dense", "row", Causality::token), 1, 1);
+  const auto few = [](Index length, Index queries) {
+    PlanSpec s;
+    s.length = length, s.pattern = parse_pattern("dense"), s.order = parse_order("row", length);
+    s.causality = Causality::token, s.queries = query_run(length - queries, queries);
+    return make_plan(s);
+  };
+  check(few(8192, 1), 16, 1);
+  check(few(1000, 1), 2, 1);
+  check(few(900, 1), 1, 1);    // of fifteen steps
+  check(few(4352, 64), 7, 1);  // of ten steps, whole pairs, the last of eight
+  check(few(8192, 100), 4, 1);
 }
 
 std::size_t masks(const Visits& v) { return v.mask.size() / Visits::kWords; }

@@ -18,12 +18,29 @@ struct Marks {
   std::int32_t* any = nullptr;     // set beside them
   std::int32_t* taken = nullptr;   // zero before: items taken of each of two launches
   std::uint32_t* masks = nullptr;  // room for those that make_masks() makes
+  float* sums = nullptr;           // room for those of parts, see PartSums
 };
 constexpr std::uint32_t kWholeTile = ~0u;
 
 // masks.cu: the masks of owners' compared cells, for Hopper's kernels; zeroes `taken`.
 void make_masks(Cuda, const Tiling& tiling, std::span<const VisitSide::Owner> owner, bool queries_own,
                 std::uint32_t* masks, std::int32_t* taken);
+
+/// What parts of owners left, f32 [batch, heads, parts, rows, dim] of one or two results; of O its L
+/// too, [batch, heads, parts, rows]. `marked`: a row that has no number is marked, and stays as it is.
+struct PartSums {
+  const float *sums[2], *lse;
+  Index parts, heads, dim, batch, n_heads, length;  // length: of to_lse, [batch, heads, length]
+  std::int16_t head[256];                           // those with sums, n_heads of them
+  std::span<const std::int32_t> token;              // of each row
+  Output to[2];
+  Input before[2];            // sums that results go on from, or none
+  const std::int32_t* known;  // the rows that have any; null: all
+  float* to_lse;
+  bool fresh, marked;
+};
+// parts.cu: adds them up.
+void add_parts(Cuda, const PartSums& p);
 
 // forward.cu, backward.cu, for every pattern, two ways to multiply. Plain: in f32, every type and
 // head dim up to kPlainDim; the referee of the others.

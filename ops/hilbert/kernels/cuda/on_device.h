@@ -37,15 +37,15 @@ constexpr std::int32_t kPairSteps = 4;
 /// The visits of a Tiling, likewise.
 struct VisitsView {
   struct Side {
-    std::span<const VisitSide::Owner> owner;
+    std::span<const VisitSide::Owner> owner, part;
     std::span<const VisitSide::Visit> visit;
     bool wide;                          // two steps at a time waste less than they save
-    bool busy;                          // an owner has a good many steps
+    bool busy;                          // an owner, or a part, has a good many steps
     bool uneven;                        // some have more than others
     Index steps;                        // the most of an owner
     double longest;                     // that, among all steps
     std::vector<std::int32_t> portion;  // of owners, see VisitSide; where this process reads it
-    Index made;
+    Index made, parts;
   };
   Side queries, keys;
   std::span<const std::uint32_t> mask;

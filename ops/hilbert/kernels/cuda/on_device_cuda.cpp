@@ -61,8 +61,10 @@ void each_list(const Lists& lists, TilingView& v, auto&& visit) {
 }
 
 void each_list(const Visits& x, VisitsView& v, auto&& visit) {
-  visit(x.queries.owner, v.queries.owner), visit(x.queries.visit, v.queries.visit);
-  visit(x.keys.owner, v.keys.owner), visit(x.keys.visit, v.keys.visit);
+  const auto visit_side = [&](const VisitSide& side, VisitsView::Side& view) {
+    visit(side.owner, view.owner), visit(side.part, view.part), visit(side.visit, view.visit);
+  };
+  visit_side(x.queries, v.queries), visit_side(x.keys, v.keys);
   visit(x.mask, v.mask);
 }
 
@@ -141,21 +143,17 @@ const VisitsView& visits_on_device(const Tiling& t, Cuda where) {
     // A step of 64 takes about a fifth longer than half of one of 128.
     const auto wide = [](const VisitSide& side) { return 5 * side.cells_wide <= 6 * side.cells; };
     view.queries.wide = wide(made.queries), view.keys.wide = wide(made.keys);
-    const auto busy = [](const VisitSide& side) { return side.cells >= 32 * std::ssize(side.owner); };
-    view.queries.busy = busy(made.queries), view.keys.busy = busy(made.keys);
-    const auto uneven = [](const VisitSide& side) {
-      return !side.owner.empty() && 4 * side.owner[0].steps > 5 * side.owner[side.owner.size() / 2].steps;  // sorted
-    };
-    view.queries.uneven = uneven(made.queries), view.keys.uneven = uneven(made.keys);
-    const auto count_steps = [](const VisitSide& side, VisitsView::Side& its) {
+    const auto describe = [](const VisitSide& side, VisitsView::Side& its) {
+      const std::vector<VisitSide::Owner>& owner = side.part.empty() ? side.owner : side.part;  // sorted
       Index all = 1;
-      for (const VisitSide::Owner& o : side.owner) all += o.steps;
-      its.steps = side.owner.empty() ? 0 : side.owner[0].steps;
+      for (const VisitSide::Owner& o : owner) all += o.steps;
+      its.busy = side.cells >= 32 * std::ssize(owner);
+      its.steps = owner.empty() ? 0 : owner[0].steps;
+      its.uneven = !owner.empty() && 4 * its.steps > 5 * owner[owner.size() / 2].steps;
       its.longest = static_cast<double>(its.steps) / static_cast<double>(all);
+      its.portion = side.portion, its.made = side.made, its.parts = side.parts;
     };
-    count_steps(made.queries, view.queries), count_steps(made.keys, view.keys);
-    view.queries.portion = made.queries.portion, view.keys.portion = made.keys.portion;
-    view.queries.made = made.queries.made, view.keys.made = made.keys.made;
+    describe(made.queries, view.queries), describe(made.keys, view.keys);
     return made;
   });
 }

@@ -110,7 +110,7 @@ bool has_mixed(const AttentionPass& p, const VisitsView* visits) {
 /// What is zero before a pass: marks, where there can be any, and counts of items where Hopper's
 /// kernels take them as they come. And room for masks that a plan has not, and for sums of dQ.
 struct Scratch {
-  Tensor memory, masks, counts, parts;
+  Tensor memory, masks, counts, parts, sums_of_parts;
   Marks marks;
   hopper::PartialSums sums{};
   /// The visits of queries, and of keys, that own, or null.
@@ -129,6 +129,16 @@ struct Scratch {
         made > 0) {
       masks = empty({made, Visits::kWords}, DType::i32, {Device::Kind::cuda, where.device});
       marks.masks = reinterpret_cast<std::uint32_t*>(masks.mutable_data<std::int32_t>());
+    }
+    const auto room = [&](const VisitsView::Side& side, const TokenList& rows, Index heads, Index each) {
+      return side.parts > 1 ? p.sizes.batch * heads * side.parts * std::ssize(rows) * each : 0;
+    };
+    const Index of_queries =
+                    queries_own ? room(queries_own->queries, p.tiling->q_token, p.sizes.heads, p.sizes.dim + 1) : 0,
+                of_keys = keys_own ? room(keys_own->keys, p.tiling->k_token, p.sizes.kv_heads, 2 * p.sizes.dim) : 0;
+    if (const Index all = std::max(of_queries, of_keys); all > 0) {
+      sums_of_parts = empty({all}, DType::f32, {Device::Kind::cuda, where.device});
+      marks.sums = sums_of_parts.mutable_data<float>();
     }
     if (!marked && !counted) return;
     const Index lines = marked ? p.place_count() * p.sizes.heads : 0, queries = lines * std::ssize(p.tiling->q_tile),

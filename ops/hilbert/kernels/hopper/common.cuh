@@ -45,7 +45,7 @@ template <class Void> Operand operand_of(const AnyRows<Void>& x) {
 /// What a block works through: an owner's rows for a head and a batch. Keys are owned for a key
 /// head, and visited by the query heads first .. last - 1 of the launch's list.
 struct alignas(16) Item {
-  int number;  // below 0: there is none, and nothing to do
+  int number;  // of a part; below 0: there is none, and nothing to do
   int head, batch, first_head, last_head;
   int row, rows, visit, steps, tile, tiles;
   int part;                                            // which half of an owner, or which owner of a group
@@ -76,6 +76,7 @@ struct Work {
   std::uint32_t first_stream;        // of the first head of the first batch
   float survivor;                    // what survives is multiplied with it
   RandomKey key;
+  int part_rows;                        // that a part's sums have, of all owners; 0: owners are whole
   std::span<const Tiling::Range> tile;  // on the owners' side
   std::uint32_t* redo;                  // Marks of these; null: none
   std::int32_t* any;
@@ -86,11 +87,11 @@ struct Work {
   Divisor section, calls, last_calls, slots;
   Divisor group;  // so many owners in a row are one block's
   std::int16_t head[kHeads], first_head[kHeads + 1], query_head[kHeads];
+  int n_heads;      // of `head`
   int first_batch;  // of the launch
 
   __device__ __forceinline__ Item item(int i) const {
     Item x{};
-    x.number = i;
     int number, its_section, rest, owner, call;
     group.split(i, number, x.part);
     section.split(number, its_section, rest);
@@ -107,11 +108,13 @@ struct Work {
     static_assert(sizeof(VisitSide::Owner) == 48);
     const int4* const from = reinterpret_cast<const int4*>(side.owner.data()) + 3 * owner;
     const int4 a = __ldg(from), b = __ldg(from + 1), c = __ldg(from + 2);
-    x.row = a.x, x.rows = a.y, x.visit = a.z, x.steps = b.x, x.tile = b.y, x.tiles = b.z;
+    x.row = a.x, x.rows = a.y, x.visit = a.z, x.steps = b.x, x.tile = b.y, x.tiles = b.z, x.number = b.w;
     x.front_row = c.x, x.front_rows = c.y, x.front_cells = c.z, x.front_mask = c.w;
   }
   /// The row of [batch, heads, ..].
   __device__ std::int64_t row(int batch, int h) const { return static_cast<std::int64_t>(batch) * heads + h; }
+  /// The row of the parts' sums where row `i` of an owner goes.
+  __device__ int sum_row(const Item& x, int i) const { return x.number * part_rows + x.row + i; }
   /// Says of an owner's half whether it is finite, for all of a warpgroup's threads, or of both;
   /// else marks its rows.
   template <bool kBoth> __device__ __forceinline__ bool mark(const Item& x, int half, bool finite) const {
@@ -165,9 +168,10 @@ struct Walk {
   }
 };
 
-/// The work of one portion of owners. kKeys: keys are owned.
+/// The work of one portion of owners, or of their parts, if they have any. kKeys: keys are owned.
 template <bool kKeys>
-Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion, Index group = 1) {
+Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t portion, Index group = 1,
+             bool parts = false) {
   const auto divisor = [](Index d) { return Divisor(static_cast<std::uint32_t>(d)); };
   const AttentionSizes& s = a.sizes;
   const VisitsView& visits = visits_on_device(*a.tiling, where);
@@ -177,6 +181,8 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
   w.lists = on_device(*a.tiling, where), w.side = kKeys ? visits.keys : visits.queries, w.mask = visits.mask.data();
   const auto first = static_cast<std::size_t>(w.side.portion[portion]);
   w.side.owner = w.side.owner.subspan(first, static_cast<std::size_t>(w.side.portion[portion + 1]) - first);
+  if (parts && w.side.parts > 1)
+    w.side.owner = w.side.part, w.part_rows = static_cast<int>((kKeys ? w.lists.k_token : w.lists.q_token).size());
   w.made = marks.masks;
   w.tile = kKeys ? w.lists.k_tile : w.lists.q_tile, w.redo = kKeys ? marks.keys : marks.queries, w.any = marks.any;
   if (w.side.uneven) w.taken = marks.taken + kKeys;
@@ -200,7 +206,7 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
               whole = (all - 1) / calls;
   w.items = static_cast<int>(all * groups * group), w.last_section = static_cast<int>(whole * calls * groups);
   w.section = divisor(calls * groups), w.calls = divisor(calls), w.last_calls = divisor(all - whole * calls);
-  w.slots = divisor(slots), w.group = divisor(group);
+  w.slots = divisor(slots), w.group = divisor(group), w.n_heads = static_cast<int>(slots);
   w.first_token = static_cast<std::uint32_t>(s.first_token);
   w.eights = visits.eights && s.first_token % 8 == 0;
   w.drops = s.dropout, w.survivor = static_cast<float>(keep_scale(s.dropout)), w.key = s.key;
@@ -209,14 +215,30 @@ Work work_of(Cuda where, const AttentionPass& a, const Marks& marks, std::size_t
 }
 /// run(work) for what is owned, after what its masks lack was made; once but for the largest plans.
 template <bool kKeys, class Run>
-void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, const Run& run, Index group = 1) {
+void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool parts, const Run& run, Index group = 1) {
   const VisitsView& visits = visits_on_device(*a.tiling, where);
   const VisitsView::Side& side = kKeys ? visits.keys : visits.queries;
   for (std::size_t i = 0; i + 1 < side.portion.size(); ++i) {
-    const Work w = work_of<kKeys>(where, a, marks, i, group);
+    const Work w = work_of<kKeys>(where, a, marks, i, group, parts);
     if (side.made > 0) make_masks(where, *a.tiling, w.side.owner, !kKeys, marks.masks, w.taken);
     run(w);
   }
+}
+/// The parts' sums of a launch's results, in `room`, and where they go; [batch, heads, ..] rows of `to`.
+inline PartSums part_sums(const Work& w, const AttentionPass& a, float* room, Index heads, const Output& to,
+                          const Output& second = {}) {
+  PartSums p{};
+  p.parts = w.side.parts, p.heads = heads, p.dim = a.sizes.dim, p.batch = a.sizes.batch, p.n_heads = w.n_heads;
+  std::copy(w.head, w.head + w.n_heads, p.head);
+  const Index all = p.batch * heads * p.parts * w.part_rows;
+  p.sums[0] = room, p.sums[1] = room + all * p.dim, p.to[0] = to, p.to[1] = second;
+  p.marked = w.redo != nullptr;
+  return p;
+}
+/// Their rows as a launch's results.
+inline Operand rows_of(const PartSums& p, const Work& w) {
+  const Index each = p.parts * w.part_rows * p.dim;
+  return {nullptr, p.heads * each, static_cast<int>(p.dim), static_cast<int>(each)};
 }
 /// run.operator()<Extra>() of the kernel that has what a pass asks for, and as little more as there
 /// is.

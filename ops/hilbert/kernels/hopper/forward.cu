@@ -472,7 +472,9 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int row = at.row + 8 * h;
-        token[h] = row < its.rows ? __ldg(p.lists.q_token.data() + its.row + row) : -1;
+        token[h] = row >= its.rows               ? -1
+                   : kMerges && p.part_rows != 0 ? p.sum_row(its, row)
+                                                 : __ldg(p.lists.q_token.data() + its.row + row);
       }
       any = attend.run(its, o, softmax);
     }
@@ -488,7 +490,9 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
     if (p.redo) finite = (token[0] < 0 || is_finite(o, 0)) && (token[1] < 0 || is_finite(o, 1));
     finite = p.template mark<false>(x, at.half, finite);
     const bool stays = kMerges && p.before == p.out && !any;  // as it was
-    store<E, M::D, kMerges>(p, x, at, token, o, softmax, !kMerges || (finite && !stays));
+    const bool is_part = kMerges && p.part_rows != 0;
+    if (is_part && !finite) softmax.sum[0] = softmax.sum[1] = NAN;  // which its row's sum is then
+    store<E, M::D, kMerges>(p, x, at, token, o, softmax, !kMerges || is_part || (finite && !stays));
   }
   if (at.half == 0) attend.wait_turn();
 }
@@ -496,15 +500,24 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
 }  // namespace
 
 template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f, const Marks& marks) {
-  for_portions<false>(where, f, marks, [&](const Work& work) {
+  for_portions<false>(where, f, marks, true, [&](const Work& work) {
     ForwardProblem p{work};
     p.q = operand_of(f.q), p.k = operand_of(f.k), p.v = operand_of(f.v), p.o = operand_of(f.o);
     p.out = f.o.data, p.lse = static_cast<float*>(f.lse), p.fresh = f.fresh, p.wide = f.o.type == DType::f32;
     p.before = static_cast<const float*>(f.before.data), p.before_rows = operand_of(f.before);
+    PartSums parts;
+    if (p.part_rows != 0) {
+      parts = part_sums(work, f, marks.sums, f.sizes.heads, f.o);
+      parts.lse = parts.sums[1], parts.token = p.lists.q_token, parts.before[0] = f.before;
+      parts.to_lse = p.lse, parts.length = p.length, parts.fresh = p.fresh;
+      p.out = marks.sums, p.lse = const_cast<float*>(parts.lse), p.o = rows_of(parts, work);
+      p.length = static_cast<int>(parts.parts * p.part_rows);
+      p.before = nullptr, p.fresh = p.wide = true;
+    }
     p.heads_each = Divisor(static_cast<std::uint32_t>(f.sizes.heads / f.sizes.kv_heads));
     const auto run = [&]<class M>() {
       const auto kernel = p.wide || !p.fresh ? forward_kernel<E, M, true> : forward_kernel<E, M, false>;
-      start(where, kernel, M::size, p, !p.wide || !p.side.busy);
+      start(where, kernel, M::size, p, !p.wide || !p.side.busy || p.part_rows != 0);
     };
     const auto with_steps = [&]<Extra kExtra>() {
       if constexpr (kExtra == Extra::terms)
@@ -514,6 +527,7 @@ template <class E, int D> void hopper::forward(Cuda where, const ForwardPass& f,
       run.template operator()<Layout<D, kCell, kExtra>>();
     };
     with_extra<D>(f, with_steps);
+    if (p.part_rows != 0) add_parts(where, parts);
   });
 }
 

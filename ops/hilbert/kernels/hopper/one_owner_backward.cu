@@ -26,7 +26,8 @@ constexpr int kReadBarrier = 2, kWrittenBarrier = 3;
 
 struct Backward : Work {
   Operand q, k, v, d_o;
-  Half *dq, *dk, *dv;
+  Half* dq;
+  void *dk, *dv;  // of 16 bits, those of parts f32
   Operand dq_rows, dk_rows;
   const float *lse, *delta;     // delta: of owners in pairs
   std::uint32_t* redo_queries;  // as redo, [batch, heads, tiles of queries]
@@ -293,23 +294,30 @@ template <class E, class M> struct Multiplier {
     p.redo_queries[p.row(batch, head) * static_cast<std::int64_t>(p.lists.q_tile.size()) + tile] = kWholeTile;
     *p.any = 1;
   }
-  __device__ __forceinline__ void store_keys(const Item& x, const float (&dk)[D / 2], const float (&dv)[D / 2]) const {
+  __device__ __forceinline__ void store_keys(const Item& x, float (&dk)[D / 2], float (&dv)[D / 2]) const {
     bool finite = true;
-    Half *to_k[2], *to_v[2];
+    std::int64_t to[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = at.row + 8 * h;
       const bool there = row < x.rows;
-      const std::int64_t to =
-          there ? p.dk_rows.offset(x.batch, x.head, __ldg(p.lists.k_token.data() + x.row + row)) : 0;
-      to_k[h] = there ? p.dk + to : nullptr, to_v[h] = there ? p.dv + to : nullptr;
+      const int its = !there ? 0 : p.part_rows != 0 ? p.sum_row(x, row) : __ldg(p.lists.k_token.data() + x.row + row);
+      to[h] = there ? p.dk_rows.offset(x.batch, x.head, its) : -1;
       if (p.redo && there) finite = finite && is_finite(dk, h) && is_finite(dv, h);
     }
     p.template mark<false>(x, at.half, finite);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      store_row<E, D / 8>(to_k[h], dk, h, p.scale, at.quad(), p.chunks);
-      store_row<E, D / 8>(to_v[h], dv, h, 1.0f, at.quad(), p.chunks);
+      const auto put = [&](void* base, auto& sums, float scale) {
+        if (p.part_rows == 0) {
+          store_row<E, D / 8>(to[h] >= 0 ? static_cast<Half*>(base) + to[h] : nullptr, sums, h, scale, at.quad(),
+                              p.chunks);
+        } else if (to[h] >= 0) {
+          add_row<D / 8>(sums, h, scale, nullptr, 0, at.quad(), p.chunks);
+          store_wide_row<D / 8>(static_cast<float*>(base) + to[h], sums, h, at.quad(), p.chunks);
+        }
+      };
+      put(p.dk, dk, p.scale), put(p.dv, dv, 1);
     }
   }
 
@@ -377,12 +385,19 @@ template <class E, int D> void hopper::one_owner_backward(Cuda where, const Back
     const auto with = [&](const Work& work) {
       Backward p{work};
       p.q = operand_of(b.q), p.k = operand_of(b.k), p.v = operand_of(b.v), p.d_o = operand_of(b.d_o);
-      p.dq = static_cast<Half*>(b.dq.data), p.dk = static_cast<Half*>(b.dk.data), p.dv = static_cast<Half*>(b.dv.data);
+      p.dq = static_cast<Half*>(b.dq.data), p.dk = b.dk.data, p.dv = b.dv.data;
       p.dq_rows = operand_of(b.dq), p.dk_rows = operand_of(b.dk), p.redo_queries = marks.queries;
       p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
+      PartSums parts;
+      if (p.part_rows != 0) {
+        parts = part_sums(work, b, marks.sums, b.sizes.kv_heads, b.dk, b.dv);
+        parts.token = p.lists.k_token;
+        p.dk = marks.sums, p.dv = const_cast<float*>(parts.sums[1]), p.dk_rows = rows_of(parts, work);
+      }
       start(where, one_owner_backward_kernel<E, M>, M::size, p);
+      if (p.part_rows != 0) add_parts(where, parts);
     };
-    for_portions<true>(where, b, marks, with, group);
+    for_portions<true>(where, b, marks, group == 1, with, group);
   };
   if constexpr (D == 64)
     if (!visits_on_device(*b.tiling, where).one_owner) return run.template operator()<Layout<D, false>>(2);

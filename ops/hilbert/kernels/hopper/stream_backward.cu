@@ -409,12 +409,14 @@ __device__ __forceinline__ void store(const Pass& p, const Item& x, const Place&
   constexpr int kChunks = M::D / 8;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const bool there = token[h] >= 0 && (!kAdds || finite);
-    const std::int64_t to = p.to.offset(x.batch, x.head, max(token[h], 0)),
+    const bool is_part = kAdds && p.part_rows != 0, there = token[h] >= 0 && (!kAdds || finite || is_part);
+    const int row = is_part ? p.sum_row(x, at.row + 8 * h) : max(token[h], 0);
+    const std::int64_t to = p.to.offset(x.batch, x.head, row),
                        from = kAdds ? p.before.offset(x.batch, x.head, max(token[h], 0)) : 0;
     const bool known = kAdds && there && (!p.known || __ldg(p.known + x.row + at.row + 8 * h) != 0);
     const auto put = [&](void* base, const float* before, auto& sums, float scale) {
       if constexpr (kAdds) {
+        if (is_part && !finite) scale = NAN;  // which its row's sum is then
         add_row<kChunks>(sums, h, scale, before + from, known && before ? 1.0f : 0.0f, at.quad(), p.chunks);
         scale = 1;
         if (p.wide && there) store_wide_row<kChunks>(static_cast<float*>(base) + to, sums, h, at.quad(), p.chunks);
@@ -543,7 +545,8 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
     const Pair keys{operand_of(b.k), operand_of(b.v), view.k_token};
     const Pair queries{operand_of(b.q), operand_of(b.d_o), view.q_token};
     const std::span<const std::int32_t> known = M::kKeys ? view.k_known : view.q_known;
-    for_portions<M::kKeys>(where, part, marks, [&](const Work& work) {
+    // Rows' sums of terms' gradients are an owner's alone.
+    for_portions<M::kKeys>(where, part, marks, !b.d_terms, [&](const Work& work) {
       Pass p{work};
       p.first_batch = first_batch;
       if (M::kSplit) p.items *= 2;
@@ -552,6 +555,15 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
       p.before_a = static_cast<const float*>(before_a.data), p.before_b = static_cast<const float*>(before_b);
       p.before = operand_of(before_a), p.wide = to_a.type == DType::f32;
       p.known = b.listed && !known.empty() ? known.data() : nullptr;
+      PartSums parts;
+      if (p.part_rows != 0) {
+        parts = part_sums(work, b, marks.sums, M::kKeys ? b.sizes.kv_heads : b.sizes.heads, to_a,
+                          M::kKeys ? b.dv : Output{});
+        parts.token = p.own.token, parts.known = p.known;
+        parts.before[0] = before_a, parts.before[1] = b.dv_before;
+        p.to_a = marks.sums, p.to_b = const_cast<float*>(parts.sums[1]), p.to = rows_of(parts, work);
+        p.before_a = p.before_b = nullptr, p.wide = true;
+      }
       p.lse = static_cast<const float*>(b.lse), p.delta = static_cast<const float*>(b.delta);
       p.heads_each = static_cast<int>(b.sizes.heads / b.sizes.kv_heads);
       if constexpr (M::kTerms) {
@@ -561,7 +573,8 @@ template <class E, int D> void hopper::stream_backward(Cuda where, const Backwar
       }
       const auto kernel =
           p.wide || p.before_a ? stream_backward_kernel<E, M, true> : stream_backward_kernel<E, M, false>;
-      start(where, kernel, M::size, p, M::kTerms || !p.wide || !p.side.busy, most);
+      start(where, kernel, M::size, p, M::kTerms || !p.wide || !p.side.busy || p.part_rows != 0, most);
+      if (p.part_rows != 0) add_parts(where, parts);
     });
   };
   with_extra<D>(b, [&]<Extra kExtra>() {

@@ -119,6 +119,38 @@ void count_wide(VisitSide& side) {
   }
 }
 
+/// Parts of few owners that have many steps, by the tiling alone: a result has the same bits whatever
+/// the batch is. A part of a full owner has sums of many rows, and is to be longer.
+void cut(VisitSide& side) {
+  if (side.owner.empty() || std::ssize(side.owner) > Visits::kFewOwners) return;
+  std::int32_t rows = 0;
+  for (const Owner& owner : side.owner) rows = std::max(rows, owner.rows);
+  const Index longest = side.owner[0].steps, least = rows <= kCell ? 8 : 32,
+              parts = std::min(longest / least, Visits::kParts);
+  if (parts < 2) return;
+  const std::int32_t each = narrow((longest + 2 * parts - 1) / (2 * parts) * 2);  // whole pairs of steps
+  side.parts = (longest + each - 1) / each;
+  std::vector<VisitSide::Visit> visits;
+  for (Owner& owner : side.owner) {
+    std::vector<Owner> its(at(side.parts), owner);
+    for (Owner& part : its) part.visits = part.steps = 0, part.front = {}, part.number = narrow(&part - its.data());
+    std::int32_t step = 0;
+    const std::int32_t first = narrow(visits.size());
+    for (VisitSide::Visit v : std::span(side.visit).subspan(at(owner.first), at(owner.visits)))
+      for (std::int32_t taken; v.rows > 0; v.row += taken, v.rows -= taken) {
+        Owner& part = its[at(step / each)];
+        if (part.visits++ == 0) part.first = narrow(visits.size());
+        taken = std::min(v.rows, (each - part.steps) * kCell);
+        visits.push_back({v.row, taken, v.cell, v.mask});
+        part.steps += (taken + kCell - 1) / kCell, step += (taken + kCell - 1) / kCell;
+      }
+    owner.first = first, owner.visits = narrow(visits.size()) - first;
+    side.part.insert(side.part.end(), its.begin(), its.end());
+  }
+  side.visit = std::move(visits);
+  std::ranges::stable_sort(side.part, std::greater<>(), &Owner::steps);
+}
+
 /// A listed tile, of an owner of queries and one of keys.
 struct Ref {
   std::int32_t keys, q_tile, k_tile;
@@ -281,6 +313,7 @@ class Builder {
     side.owner = std::move(owners);
     count_wide(side);
     std::ranges::stable_sort(side.owner, std::greater<>(), &Owner::steps);
+    cut(side);
     number_masks(side);
   }
   void number_masks(VisitSide& side) const {
@@ -298,6 +331,9 @@ class Builder {
       side.made = std::max(side.made, n);
     }
     side.portion.push_back(narrow(side.owner.size()));
+    if (side.portion.size() > 2) side.part = {}, side.parts = 1;  // their masks have no numbers together
+    for (Owner& part : side.part)
+      if (part.visits > 0) part.front = side.visit[at(part.first)];
   }
 
   const Tiling& t_;

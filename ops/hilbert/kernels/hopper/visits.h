@@ -23,10 +23,14 @@ struct VisitSide {
   /// visit[first, first + visits), `steps` steps in all, and the first of them stands here too, so
   /// that one load finds what there is to do.
   struct Owner {
-    std::int32_t row, rows, first, visits, steps, tile, tiles, unused;
+    std::int32_t row, rows, first, visits, steps, tile, tiles, number;  // number: of a part, see `part`
     Visit front;
   };
   std::vector<Owner> owner;  // the ones with the most steps first
+  /// Where few owners have many steps: the same, `parts` of each, which have a part of its visits.
+  /// Each begins with a visit of its own; some have none. The sums of an owner's parts are added.
+  std::vector<Owner> part;
+  Index parts = 1;
   std::vector<Visit> visit;
   Index cells = 0;       // that are not empty
   Index cells_wide = 0;  // in pairs of steps of which one is not empty
@@ -38,7 +42,8 @@ struct VisitSide {
 
 struct Visits {
   static constexpr Index kOwner = 128, kCell = 64, kWords = 128;
-  static constexpr Index kPortion = 1 << 17;  // masks, of 512 bytes, that a call makes at a time
+  static constexpr Index kFewOwners = 8, kParts = 32;  // at most, where owners have parts
+  static constexpr Index kPortion = 1 << 17;           // masks, of 512 bytes, that a call makes at a time
   /// A cell is 64 rows of an owner and 64 of a step. From kMasks on it is the number of its mask
   /// plus kMasks. kCompare: a plan had no room for its bits, and each call makes them.
   enum Cell : std::uint16_t { kEmpty, kFull, kCompare, kMasks };
