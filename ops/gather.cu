@@ -10,7 +10,11 @@
 //   begin    where each place's list begins: a running sum over places
 //   list     every position of the index goes to its place's list; within a chunk a warp takes 32 at a time,
 //            equal ones by lane
-//   add      a thread owns an element of the result and walks its list
+//   runs     all lists, one after the other, are cut into runs of kRun; a thread adds up some columns of a
+//            run, place by place. A place within a run is done; of others the sums are kept
+//   places   adds those of a place in order, and gives a place without rows its zeros
+// No list makes a thread wait longer than others do: of a text's characters one may be a fifth.
+#include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 #include "core/tensor.h"
 #include "ops/kernels.h"
@@ -55,7 +59,7 @@ __global__ void invert_kernel(Inversion how, const char* what, cuda::Verdict* ve
   }
 }
 
-constexpr Index kChunks = 64, kFewest = 1024;  // chunks at most; positions of one at least
+constexpr Index kChunks = 64, kFewest = 256;  // chunks at most; positions of one at least
 constexpr int kScanThreads = 1024, kScanned = 8;
 
 // counts: [chunks, extent], zero.
@@ -127,15 +131,59 @@ __global__ void list_kernel(const std::int64_t* index, Index n, Index extent, In
   }
 }
 
-template <class T>
-__global__ void add_kernel(const T* x, const std::int32_t* begin, const std::int32_t* list, T* y, Index n, Index extent,
-                           Index inner, Index all) {
+constexpr Index kRun = 32;    // rows of a list that a thread adds up
+constexpr int kTogether = 4;  // of them on their way at a time
+
+struct Lists {
+  const std::int64_t* index;
+  const std::int32_t *begin, *list;
+  Index n, extent, inner, runs;
+};
+
+// partial: [outer, runs, 2, inner], of the place that began in a run before and that which goes on.
+template <int C, class T> __global__ void add_runs_kernel(Lists in, const T* x, T* y, float* partial, Index all) {
+  const Index packs = in.inner / C;
   for (Index i = first_element(); i < all; i += element_step()) {
-    const Index c = i % inner, place = i / inner % extent, o = i / inner / extent;
-    float sum = 0;
-    for (std::int32_t e = begin[place]; e < begin[place + 1]; ++e)
-      sum += static_cast<float>(x[(o * n + list[e]) * inner + c]);
-    y[i] = static_cast<T>(sum);
+    const Index c = i % packs * C, line = i / packs, o = line / in.runs;
+    const Index first = line % in.runs * kRun, end = min(first + kRun, static_cast<Index>(in.begin[in.extent]));
+    Index place = -1;
+    Floats<C> sum;
+    const auto finish = [&] {
+      if (place < 0) return;
+      const bool began = in.begin[place] >= first;
+      if (began && in.begin[place + 1] <= first + kRun) store(y + (o * in.extent + place) * in.inner + c, sum);
+      else store(partial + (2 * line + began) * in.inner + c, sum);
+    };
+    for (Index e = first; e < end; e += kTogether) {
+      Index at[kTogether];
+      Floats<C> row[kTogether];
+      for (int k = 0; k < kTogether; ++k) {
+        const Index from = in.list[min(e + k, end - 1)];
+        at[k] = in.index[from];
+        row[k] = load<C>(x + (o * in.n + from) * in.inner + c);
+      }
+      for (int k = 0; k < kTogether && e + k < end; ++k) {
+        if (at[k] != place) finish(), place = at[k], sum = {};
+        for (int j = 0; j < C; ++j) sum.x[j] += row[k][j];
+      }
+    }
+    finish();
+  }
+}
+
+template <int C, class T> __global__ void add_places_kernel(Lists in, const float* partial, T* y, Index all) {
+  const Index packs = in.inner / C;
+  for (Index i = first_element(); i < all; i += element_step()) {
+    const Index c = i % packs * C, place = i / packs % in.extent, o = i / packs / in.extent;
+    const Index begin = in.begin[place], end = in.begin[place + 1], first = begin / kRun, last = (end - 1) / kRun;
+    if (begin < end && first == last) continue;
+    Floats<C> sum{};
+#pragma unroll 4
+    for (Index run = first; begin < end && run <= last; ++run) {
+      const Floats<C> part = load<C>(partial + (2 * (o * in.runs + run) + (run == first)) * in.inner + c);
+      for (int j = 0; j < C; ++j) sum.x[j] += part[j];
+    }
+    store(y + (o * in.extent + place) * in.inner + c, sum);
   }
 }
 
@@ -183,8 +231,18 @@ void scatter_add(At where, const T* x, const std::int64_t* index, T* y, Index ou
   launch("scatter_add", where, total_kernel, blocks_for(extent), kThreads, 0, c, chunks, extent, b);
   launch("scatter_add", where, begin_kernel, dim3(1), kScanThreads, 0, extent, b);
   launch("scatter_add", where, list_kernel, grid, kWarp, 0, index, n, extent, chunk, b, c, l);
-  const Index all = outer * extent * inner;
-  launch("scatter_add", where, add_kernel<T>, blocks_for(all), kThreads, 0, x, b, l, y, n, extent, inner, all);
+  const Lists lists{index, b, l, n, extent, inner, (n + kRun - 1) / kRun};
+  Tensor partial = empty({outer, lists.runs, 2, inner}, DType::f32, device);
+  float* const sums = partial.mutable_data<float>();
+  const auto add = [&]<int C>() {
+    const Index packs = inner / C, in_runs = outer * lists.runs * packs, in_places = outer * extent * packs;
+    launch("scatter_add", where, add_runs_kernel<C, T>, blocks_for(in_runs), kThreads, 0, lists, x, y, sums, in_runs);
+    launch("scatter_add", where, add_places_kernel<C, T>, blocks_for(in_places), kThreads, 0, lists, sums, y,
+           in_places);
+  };
+  constexpr int kColumns = 4;
+  if (inner % kColumns == 0 && is_aligned(x, y)) add.template operator()<kColumns>();
+  else add.template operator()<1>();
 }
 
 HILT_GPU_KERNEL(scatter_add)

@@ -32,6 +32,7 @@ std::vector<OpCase> dropout_cases() {
   for (const Shape& shape : {Shape{}, {1}, {7}, {0}, {2, 3}, {2, 3, 4}, {1, 5, 1}, {2, 1, 2, 1, 3, 2}})
     for (double p : {0.0, 0.25, 0.5, 0.9}) add_case(shape, p);
   add_case({300007}, 0.3, {.large = true});
+  add_case({519, 96}, 0.3, {.large = true});  // whole accesses of a GPU
   add_case({617, 487}, 0.3, {.large = true});
   return cases;
 }
@@ -83,6 +84,18 @@ TEST(Dropout, ElementIDependsOnKeyAndIAlone) {
   EXPECT_EQ(std::vector<double>(wide.begin(), wide.begin() + 1000), base);
   EXPECT_NE(mask_of({1000}, 0.4, {kKey.seed, 4}), base);
   EXPECT_NE(mask_of({1000}, 0.4, {kKey.seed + (std::uint64_t{1} << 40), kKey.stream}), base);
+}
+
+TEST(Dropout, RowsOfAWholeOnTheGpuTooAreDroppedAsThere) {
+  const std::vector<Index> rows{1, 2, 3, 6};
+  for (const Device device : {Device{}, device_named("auto")})
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16})
+      for (Index columns : {8, 12, 5}) {  // a counter's elements in one row, in two at times, anyhow
+        const Tensor x = moved(random(real({7, columns}), 5, dtype), device);
+        const auto of = [&](const Tensor& all) { return gather(all, 0, moved(from_values(rows, {4}), device)); };
+        EXPECT_EQ(bits(moved(dropout(of(x), 0.4, kKey, rows), {})), bits(moved(of(dropout(x, 0.4, kKey)), {})))
+            << device << ' ' << dtype << ' ' << columns;
+      }
 }
 
 TEST(Dropout, BackwardUsesTheMaskOfForward) {

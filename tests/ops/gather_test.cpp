@@ -32,6 +32,7 @@ std::vector<OpCase> embedding_cases() {
   add_case({3, 2}, {0}, {});
   add_case({3, 0}, {2}, {0, 1});
   add_case({6, 2}, {1, 2, 1, 2, 1}, {5, 5, 0, 2});
+  add_case({5, 8}, {7}, {4, 0, 0, 2, 4, 4, 0});  // rows of whole accesses
   add_case({1000, 129}, {2401}, random_indices(2401, 1000), {.large = true});
   add_case({7, 67}, {4501}, random_indices(4501, 7), {.large = true});  // many rows onto few
   return cases;
@@ -261,6 +262,28 @@ TEST(Gather, RepeatedIdsAddUpInMoreThanSixteenBits) {
         play([&](auto in) { return gather(in[0], 0, zero_ids); }, {{ones({2}, dtype)}}, ones({kTimes}, dtype));
     EXPECT_EQ(q.dx[0].to_vector(), (std::vector<double>{kTimes, 0})) << dtype;
   }
+}
+
+TEST(Gather, AFrequentPlaceOnTheGpuAddsUpExactly) {
+  // No order of sums rounds small integers. Every third row goes to place 3, some places have none.
+  constexpr Index kOuter = 2, kRows = 20'011, kPlaces = 900;
+  const Device gpu = device_named("auto");
+  std::vector<Index> at = random_indices(kRows, kPlaces / 2);
+  for (std::size_t i = 0; i < at.size(); i += 3) at[i] = 3;
+  const Tensor index = from_values(at, {kRows});
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (Index inner : {24, 23, 1})     // whole accesses and others
+      for (Index offset : {0, 4, 1}) {  // aligned by chance alone
+        const Index n = kOuter * kRows * inner;
+        const Tensor all = to(randint(-2, 3, {offset + n}, {22, 0}), dtype);
+        const auto sums = [&](const Device& device) {
+          const Tensor x = reshape(slice(moved(all, device), 0, offset, offset + n), {kOuter, kRows, inner});
+          return bits(moved(scatter_add(x, 1, moved(index, device), kPlaces), {}));
+        };
+        const auto there = sums(gpu);
+        EXPECT_EQ(there, sums({})) << dtype << ' ' << inner << ' ' << offset;
+        EXPECT_EQ(there, sums(gpu)) << dtype << ' ' << inner << ' ' << offset;
+      }
 }
 
 TEST(Gather, IndicesOfAnyStride) {

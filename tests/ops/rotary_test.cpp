@@ -31,6 +31,8 @@ std::vector<OpCase> rotary_cases() {
   add_case({2, 1, 1, 2, 1, 6}, 50, {3, 1});
   add_case({0, 2, 4}, 10000, {});
   add_case({2, 2, 40}, 10000, {});
+  add_case({2, 3, 2, 16}, 10000, {});  // whole accesses of any type, where the layout is aligned
+  add_case({3, 35, 9, 64}, 10000, {}, {.large = true});
   add_case({17, 9, 31, 66}, 10000, {}, {.large = true});
   add_case({311, 5, 200}, 10000, {}, {.large = true});
   return cases;
