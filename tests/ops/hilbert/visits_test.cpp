@@ -123,8 +123,8 @@ TEST(Visits, ShortListsAreTheSameSetInFewerCells) {
       const Tiling& lists = with_short_lists(t, by_keys);
       ASSERT_EQ(&lists != &t, by_keys ? keys : queries);
       if (&lists == &t) continue;
-      const Visits& its = visits(lists);
-      EXPECT_TRUE(named(lists, pairs_of(lists, its, by_keys, (by_keys ? its.keys : its.queries).owner)) == want);
+      const Visits& made = visits(lists);
+      EXPECT_TRUE(named(lists, pairs_of(lists, made, by_keys, (by_keys ? made.keys : made.queries).owner)) == want);
       EXPECT_TRUE(named(lists, pairs_of(lists)) == want);
       const auto cells = [&](const Tiling& its) { return (by_keys ? visits(its).keys : visits(its).queries).cells; };
       EXPECT_LE(5 * cells(lists), 4 * cells(t));
