@@ -42,7 +42,8 @@ Pairs pairs_of(const Tiling& t) {
   return out;
 }
 
-/// The pairs that owners of one side, or their parts, walk over, and whether what lies beyond their rows is as promised.
+/// The pairs that owners of one side, or their parts, walk over, and whether what lies beyond their
+/// rows is as promised.
 Pairs pairs_of(const Tiling& t, const Visits& v, bool by_keys, const std::vector<VisitSide::Owner>& owners) {
   const VisitSide& side = by_keys ? v.keys : v.queries;
   Pairs out;
@@ -122,8 +123,8 @@ TEST(Visits, ShortListsAreTheSameSetInFewerCells) {
       const Tiling& lists = with_short_lists(t, by_keys);
       ASSERT_EQ(&lists != &t, by_keys ? keys : queries);
       if (&lists == &t) continue;
-      const Visits& its = visits(lists);
-      EXPECT_TRUE(named(lists, pairs_of(lists, its, by_keys, (by_keys ? its.keys : its.queries).owner)) == want);
+      const Visits& made = visits(lists);
+      EXPECT_TRUE(named(lists, pairs_of(lists, made, by_keys, (by_keys ? made.keys : made.queries).owner)) == want);
       EXPECT_TRUE(named(lists, pairs_of(lists)) == want);
       const auto cells = [&](const Tiling& its) { return (by_keys ? visits(its).keys : visits(its).queries).cells; };
       EXPECT_LE(5 * cells(lists), 4 * cells(t));
@@ -206,17 +207,21 @@ TEST(Visits, CutFewOwnersWithManySteps) {
   check(plan_of(4096, "segment:2048,dilation=64", "row", Causality::token), 1, 8);
   check(plan_of(16384, "segment:2048,dilation=64", "row", Causality::none), 1, 4);  // two full owners of 128 steps
   check(plan_of(1024, "dense", "row", Causality::token), 1, 1);
-  const auto few = [](Index length, Index queries) {
+  const auto few = [](Index length, std::vector<std::int32_t> queries) {
     PlanSpec s;
     s.length = length, s.pattern = parse_pattern("dense"), s.order = parse_order("row", length);
-    s.causality = Causality::token, s.queries = query_run(length - queries, queries);
+    s.causality = Causality::token, s.queries = std::move(queries);
     return make_plan(s);
   };
-  check(few(8192, 1), 16, 1);
-  check(few(1000, 1), 2, 1);
-  check(few(900, 1), 1, 1);    // of fifteen steps
-  check(few(4352, 64), 7, 1);  // of ten steps, whole pairs, the last of eight
-  check(few(8192, 100), 4, 1);
+  const auto last = [&](Index length, Index queries) { return few(length, query_run(length - queries, queries)); };
+  check(last(8192, 1), 16, 1);
+  check(last(1000, 1), 2, 1);
+  check(last(900, 1), 1, 1);    // of fifteen steps
+  check(last(4352, 64), 7, 1);  // of ten steps, whole pairs, the last of eight
+  check(last(8192, 100), 4, 1);
+  std::vector<std::int32_t> both = query_run(0, 128), late = query_run(8064, 128);  // of two steps, and of 128
+  both.insert(both.end(), late.begin(), late.end());
+  check(few(8192, both), 4, 1);
 }
 
 std::size_t masks(const Visits& v) { return v.mask.size() / Visits::kWords; }

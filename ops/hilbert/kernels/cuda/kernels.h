@@ -26,8 +26,8 @@ constexpr std::uint32_t kWholeTile = ~0u;
 void make_masks(Cuda, const Tiling& tiling, std::span<const VisitSide::Owner> owner, bool queries_own,
                 std::uint32_t* masks, std::int32_t* taken);
 
-/// What parts of owners left, f32 [batch, heads, parts, rows, dim] of one or two results; of O its L
-/// too, [batch, heads, parts, rows]. `marked`: a row that has no number is marked, and stays as it is.
+/// What parts of owners left, f32 [batch, heads, parts, rows, dim] of one or two results; of O its
+/// L too, [batch, heads, parts, rows]. `marked`: a row with NaN is marked, and stays as it is.
 struct PartSums {
   const float *sums[2], *lse;
   Index parts, heads, dim, batch, n_heads, length;  // length: of to_lse, [batch, heads, length]

@@ -224,7 +224,7 @@ void for_portions(Cuda where, const AttentionPass& a, const Marks& marks, bool p
     run(w);
   }
 }
-/// The parts' sums of a launch's results, in `room`, and where they go; [batch, heads, ..] rows of `to`.
+/// The sums of a launch's parts, which lie in `room`, and the one or two results they go to.
 inline PartSums part_sums(const Work& w, const AttentionPass& a, float* room, Index heads, const Output& to,
                           const Output& second = {}) {
   PartSums p{};

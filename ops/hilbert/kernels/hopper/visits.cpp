@@ -119,8 +119,8 @@ void count_wide(VisitSide& side) {
   }
 }
 
-/// Parts of few owners that have many steps, by the tiling alone: a result has the same bits whatever
-/// the batch is. A part of a full owner has sums of many rows, and is to be longer.
+/// Parts of few owners that have many steps, by the tiling alone: a result has the same bits
+/// whatever the batch is. A part of a full owner has sums of many rows, and is to be longer.
 void cut(VisitSide& side) {
   if (side.owner.empty() || std::ssize(side.owner) > Visits::kFewOwners) return;
   std::int32_t rows = 0;
