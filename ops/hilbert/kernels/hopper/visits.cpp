@@ -428,7 +428,8 @@ ShortLists short_lists(const Tiling& t, bool keys_own) {
     out.tiling.met = std::move(met);
   }
   out.tiling.group.clear();
-  // attends() knows nothing of pairs in tiles that are not listed, which an owner of several tiles may have.
+  // attends() knows nothing of pairs in tiles that are not listed, which an owner of several tiles
+  // may have.
   const Visits& made = visits(out.tiling);
   const VisitSide& its = keys_own ? made.keys : made.queries;
   Index pairs = 0;

@@ -60,9 +60,9 @@ struct Visits {
 /// The same set with the keys of half a tile in ascending order, which they need not have of their
 /// own: eight in a row then share the bits that drop their weights. Made once.
 const Tiling& with_ascending_keys(const Tiling& t);
-/// What Hopper's kernels walk where queries, or keys, are owned: the tiling, or, where that saves a fifth of
-/// the cells, the same set in which each owner has a list of its own of the other side's rows, those
-/// alone that some row of the owner meets. A row then stands once in each list. Made once.
+/// What Hopper's kernels walk where queries, or keys, are owned: the tiling, or, where that saves a
+/// fifth of the cells, the same set in which each owner has a list of its own of the other side's
+/// rows, those alone that some row of the owner meets. Made once.
 const Tiling& with_short_lists(const Tiling& t, bool keys_own);
 /// Equal masks are kept once, at most `most` bytes of them.
 Visits visits_of(const Tiling& t, std::size_t most = std::size_t{1} << 20, Index portion = Visits::kPortion);
