@@ -6,9 +6,12 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <limits>
 #include <set>
+#include <sstream>
 #include <string>
 #include "core/cuda/context.h"
 #include "core/random.h"
@@ -298,6 +301,16 @@ TEST_F(OnGpuAttention, AgreesWithThePlainKernel) {
   }
   std::cout << "worst relative error: o " << worst.o << ", gradients " << worst.dx << "; lse absolute " << worst.lse
             << std::endl;
+}
+
+// Rows of a panel and a half: few enough for compute-sanitizer to see what is read beyond them.
+TEST_F(OnGpuAttention, HeadDim96) {
+  Worst worst;
+  for (const Case& c : of_every_size())
+    if (c.dim == 96) {
+      SCOPED_TRACE(testing::Message() << c);
+      agrees_with_the_plain_kernel(c, worst);
+    }
 }
 
 void repeats_bit_for_bit(const Case& c, Index times) {
@@ -862,6 +875,88 @@ TEST_F(OnGpuAttention, OrdersComeWithTheCall) {
   spec.given = one;
   EXPECT_EQ(slice(attention(q, k, v, causal, options), 0, 0, 1).to_vector(),
             slice(attention(q, k, v, make_plan(spec), {}), 0, 0, 1).to_vector());
+}
+
+// ---- which route serves what --------------------------------------------------------------------
+
+/// A kind of call; terms: score terms' tensors, wanted: whether their gradients are.
+struct Kind {
+  const char* name;
+  Case c{};
+  ScoreTerms terms{};
+  bool wanted = false, unaligned = false;
+};
+std::vector<Kind> kinds() {
+  constexpr Causality token = Causality::token;
+  const auto dense = [](Index dim) { return Case{.pattern = "dense", .order = "row", .length = 1024, .dim = dim}; };
+  const auto f32 = [](const Shape& s) { return randn(s, {7, 1}, DType::f32, kGpu); };
+  Case plain = dense(64), causal = plain, dropped = plain, few = plain;
+  plain.type = DType::f32, causal.causality = token, dropped.dropout = 0.1, few.queries = 100;
+  std::vector<Kind> out{{"f32", plain}, {"bf16, dense", dense(64)}, {"causal", causal}};
+  const auto add = [&](const char* name, Case c) { out.push_back({name, std::move(c)}); };
+  add("segments of 128", {.pattern = "segment:128"});
+  add("segments of 2048", {.pattern = "segment:2048"});
+  add("neighborhoods of 17 x 17", {.pattern = "neighborhood2d:17x17"});
+  add("in 3-D, of 3 x 5 x 5", {.pattern = "neighborhood3d:3x5x5", .order = "hilbert:8x12x12", .length = 1152});
+  add("documents", {.pattern = "dense", .order = "row", .length = 1500, .documents = "700,60,400"});
+  add("a union", {.pattern = "slide:60|blocks:64@global_local:1:1", .order = "row", .length = 1000});
+  add("a prefix of 4", {.pattern = "neighborhood2d:7x7,prefix=4", .order = "hilbert:32x32", .length = 1028});
+  add("a given order", {.pattern = "segment:128", .order = "given", .length = 1024});
+  add("the last 100 queries", few), add("dropout", dropped);
+  for (const bool wanted : {false, true}) {
+    const auto with = [&](const char* name, ScoreTerms terms) { out.push_back({name, causal, terms, wanted}); };
+    with(wanted ? "slopes, with gradients" : "slopes", {.alibi = !wanted, .slopes = wanted ? f32({2}) : Tensor{}});
+    with(wanted ? "relative, with gradients" : "relative", {.relative = f32({2, 101})});
+    with(wanted ? "bias, with gradients" : "bias", {.bias = f32({1024, 1024})});
+  }
+  add("head dim 40", dense(40)), add("head dim 100", dense(100)), add("head dim 160", dense(160));
+  add("head dim 256", dense(256)), add("head dim 264", dense(264));
+  out.push_back({.name = "rows of 65 numbers, read in part", .c = dense(64), .unaligned = true});
+  return out;
+}
+/// `pass route: reason` of each pass of a call, as JSON.
+std::string routes_of(const Kind& kind, const char* forced) {
+  const Setting setting("HILT_ROUTE", forced);
+  const Case& c = kind.c;
+  PlanSpec spec{.length = c.length, .heads = c.heads};
+  spec.pattern = parse_pattern(c.pattern), spec.causality = c.causality;
+  spec.order = parse_order(c.order, behind_prefix(spec.pattern, c.length));
+  if (c.order == "given") spec.given = query_run(0, c.length);
+  if (!c.documents.empty()) spec.documents = parse_documents(c.documents);
+  if (c.queries > 0) spec.queries = query_run(c.length - c.queries, c.queries);
+  Inputs in = inputs_of(c);
+  if (kind.unaligned) in.k = slice(randn({1, c.length, c.kv_heads, 65}, {11, 2}, c.type, kGpu), 3, 0, 64);
+  AttentionOptions how{.dropout = c.dropout, .strict = true, .terms = kind.terms};
+  if (c.dropout > 0) how.key = RandomKey{3, 4};
+  Tape tape;
+  for (const Tensor* t : {&in.q, &in.k, &in.v}) tape.watch(*t);
+  for (const Tensor* t : {&how.terms.slopes, &how.terms.relative, &how.terms.bias})
+    if (kind.wanted && *t) tape.watch(*t);
+  clear_attention_routes();
+  tape.backward(attention(in.q, in.k, in.v, make_plan(spec), how), in.d_o);
+  std::set<std::string> seen;
+  std::string out;
+  for (const AttentionRoute& r : attention_routes()) {
+    const std::string said =
+        "[\"" + std::string(r.pass) + "\", \"" + std::string(r.route) + "\", \"" + std::string(r.reason) + "\"]";
+    if (seen.insert(said).second) out += (out.empty() ? "" : ", ") + said;
+  }
+  return out;
+}
+
+// The table in ops/hilbert/kernels/README.md; HILT_ROUTES_TO names a file to write it to instead.
+TEST_F(OnGpuAttention, RoutesAreThoseOfTheTable) {
+  std::ostringstream lines;
+  for (const Kind& kind : kinds())
+    lines << "{\"call\": \"" << kind.name << "\", \"hopper\": [" << routes_of(kind, "") << "], \"other\": ["
+          << routes_of(kind, "mma") << "]}\n";
+  if (const char* to = std::getenv("HILT_ROUTES_TO")) {
+    ASSERT_TRUE(std::ofstream(to) << lines.str()) << to;
+    return;
+  }
+  const char* const source = std::getenv("SRC");
+  std::ifstream file(std::string(source ? source : ".") + "/tests/bench/results/routes.jsonl");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), lines.str());
 }
 
 // Head dims that the others do not draw, against the CPU.

@@ -2,11 +2,15 @@
 """Puts known bugs back, one at a time, and expects the tests to notice.
 
     tests/mutants/run.py [--build DIR] [--list | --check] [--every N] [--jobs J] [NAME ..]
+    tests/mutants/run.py --gpu DIR [NAME ..]
 
 mutants.txt lists them: a name, a file, the text to replace (once in that file, however it is broken into lines), its
 replacement, and the tests that must fail; what `needs` names must stand in /proc/cpuinfo. The tree is copied, so the
 working tree is never touched, and each job reuses a copy with its build directory: a mutant costs one compiled file and
 a link. A mutant that survives, or no longer applies (chosen or not), is a failure. The last line counts.
+
+Those that need `gpu` run with --gpu, where there is one, in the working tree and its build directory DIR: `objects`,
+ninja's names, are all that is compiled anew, for one type and head dim, and kept aside meanwhile.
 """
 import argparse
 import concurrent.futures
@@ -72,10 +76,37 @@ def prepare(tree, binaries):
     subprocess.run(["ninja", "-C", tree / "build"] + [f"tests/{b}" for b in binaries], check=True, stdout=subprocess.DEVNULL)
 
 
-def run_test(tree, test):
+def run_test(tree, test, build=None):
     binary, gtest_filter = test.split(maxsplit=1)
-    return subprocess.run([tree / "build/tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1", "--gtest_fail_fast"], capture_output=True, text=True, timeout=600,
+    return subprocess.run([(build or tree / "build") / "tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1", "--gtest_fail_fast"], capture_output=True, text=True, timeout=120 if build else 600,
                           env=os.environ | {"HILT_TEST_SCALE": "small", "SRC": str(tree)})
+
+
+def verdict_on_gpu(mutant, build):
+    """The same in the working tree, whose build knows of nothing: the source keeps its time, and the objects go."""
+    path, objects = ROOT / mutant["file"], [build / name for name in mutant["objects"].split()]
+    original, times = path.read_text(), path.stat()
+    binary, aside = mutant["test"].split()[0], build / "mutants-aside"
+    aside.mkdir(exist_ok=True)
+    for o in objects:
+        os.replace(o, aside / o.name)
+    try:
+        path.write_text(pattern_of(mutant["from"]).sub(lambda _: mutant["to"], original))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        compiled = subprocess.run(["ninja", "-C", build, f"tests/{binary}"], capture_output=True, text=True)
+        if compiled.returncode:
+            return "does not compile\n" + compiled.stdout[-1500:]
+        run = run_test(ROOT, mutant["test"], build)
+        ran = re.search(r"\[==========\] (\d+) tests? ", run.stdout)
+        return None if run.returncode else f"survived {ran[1] if ran else 'no'} tests ({mutant['test']})"
+    except subprocess.TimeoutExpired:
+        return None  # a hang is noticed too
+    finally:
+        path.write_text(original)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        for o in objects:
+            os.replace(aside / o.name, o)
+            os.utime(o)  # newer than what was linked with the other one
 
 
 def verdict_on(mutant, tree):
@@ -110,6 +141,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="only whether each text stands once")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="the first of every N, in the order of the file")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count()), metavar="J", help="so many at once")
+    parser.add_argument("--gpu", type=pathlib.Path, metavar="DIR", help="those that need a GPU, in this build")
     parser.add_argument("names", nargs="*", help="these alone")
     args = parser.parse_args()
     every = read_mutants()
@@ -117,8 +149,10 @@ def main():
     if unknown:
         sys.exit(f"mutants: error: no mutant named {', '.join(sorted(unknown))}; see --list")
     chosen = [m for m in every if not args.names or m["name"] in args.names][::args.every]
-    cpu = pathlib.Path("/proc/cpuinfo").read_text().split()
-    lacking = [m for m in chosen if m.get("needs", cpu[0]) not in cpu]
+    there = pathlib.Path("/proc/cpuinfo").read_text().split() + [None]
+    if args.gpu:
+        there, chosen = ["gpu"], [m for m in chosen if m.get("needs") == "gpu"]
+    lacking = [m for m in chosen if m.get("needs") not in there]
     chosen = [m for m in chosen if m not in lacking]
     if args.list:
         for m in chosen:
@@ -126,7 +160,7 @@ def main():
         return 0
 
     for m in lacking:
-        print(f"left out: {m['name']}: this processor has no {m['needs']}")
+        print(f"left out: {m['name']}: this machine has no {m['needs']}")
     passed = failed = 0
     times = {m["name"]: len(pattern_of(m["from"]).findall((ROOT / m["file"]).read_text())) for m in every}
     for m in every:
@@ -138,8 +172,10 @@ def main():
         return 1 if failed else 0
 
     chosen = [m for m in chosen if times[m["name"]] == 1]
-    trees = [args.build.resolve() / str(job) for job in range(1, args.jobs + 1)]
-    for tree in trees:
+    build = args.gpu and args.gpu.resolve()
+    jobs = 1 if build else args.jobs
+    trees = [ROOT] if build else [args.build.resolve() / str(job) for job in range(1, jobs + 1)]
+    for tree in trees if not build else []:
         prepare(tree, sorted({m["test"].split()[0] for m in chosen}))
     free = queue.Queue()
     for tree in trees:
@@ -148,14 +184,14 @@ def main():
     def try_one(mutant):
         tree, start = free.get(), time.monotonic()
         try:
-            return mutant, verdict_on(mutant, tree), time.monotonic() - start
+            return mutant, verdict_on_gpu(mutant, build) if build else verdict_on(mutant, tree), time.monotonic() - start
         finally:
             free.put(tree)
 
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         # A test that fails anyway would kill everything.
         tests = sorted({m["test"] for m in chosen})
-        for test, run in zip(tests, pool.map(lambda test: run_test(trees[0], test), tests)):
+        for test, run in zip(tests, pool.map(lambda test: run_test(trees[0], test, build), tests)):
             if run.returncode or " 0 tests" in run.stdout:
                 failed += 1
                 failure(test, "must run and pass without a mutant\n" + (run.stdout + run.stderr)[-1500:])
@@ -166,6 +202,8 @@ def main():
                 failure(mutant["name"], verdict)
             else:
                 print(f"{mutant['name']:44} killed  {seconds:.0f} s", flush=True)
+    if build:  # without mutants, as it was
+        subprocess.run(["ninja", "-C", build] + sorted({f"tests/{m['test'].split()[0]}" for m in chosen}), check=True, stdout=subprocess.DEVNULL)
     print(f"{passed} passed, {failed} failed, {len(lacking)} skipped")
     return 1 if failed else 0
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md, tests/README.md and tests/bench/results/README.md from the files beside the latter.
+"""Writes the tables of four READMEs from the files in tests/bench/results.
 
     tests/tools/figures.py            rewrite what stands between the markers
     tests/tools/figures.py --check    exit 1 if that would change anything
@@ -316,10 +316,24 @@ def deep(figures):
     return "\n".join(lines)
 
 
+def routes(figures):
+    """Which kernels serve a kind of call on a GPU, and why no faster one."""
+    lines = ["| call | Hopper, forward | Hopper, backward | other GPUs | why not faster |", "|---|---|---|---|---|"]
+    for f in figures:
+        on = lambda gpu, way: ", ".join(dict.fromkeys(r for p, r, _ in f[gpu] if p == way))
+        others = dict.fromkeys((on("other", "forward"), on("other", "backward")))
+        why = dict.fromkeys(x for gpu in ("hopper", "other") for _, _, x in f[gpu] if x and x != "HILT_ROUTE says so")
+        lines.append(f"| {f['call']} | {on('hopper', 'forward')} | {on('hopper', 'backward')} | {'/'.join(others)} | "
+                     f"{'; '.join(why)} |")
+    return "\n".join(lines + ["", "Calls of bf16, 2 heads of 64, order row or Hilbert, where they do not say otherwise. "
+                                  "Other GPUs: from sm_80 on. A test on a GPU holds this against what runs."])
+
+
 def table(name):
-    if name in ("ring", "programs", "steps", "sweep", "python", "cpu_sweep", "cpu_attention", "seeds", "ci", "deep"):
+    if name in ("ring", "programs", "steps", "sweep", "python", "cpu_sweep", "cpu_attention", "seeds", "ci", "deep",
+                "routes"):
         file = {"ring": "h200_ring", "sweep": "h200_sweep", "python": "h100_python", "seeds": "train_seeds"}.get(name,
-            name if name in ("cpu_sweep", "cpu_attention", "ci", "deep") else "h200")
+            name if name in ("cpu_sweep", "cpu_attention", "ci", "deep", "routes") else "h200")
         return globals()[name]([json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()])
     if (RESULTS / f"{name}.jsonl").exists():
         return lane(name)
@@ -354,7 +368,8 @@ def wrapped(text):
 
 def main():
     changed = False
-    for path in (ROOT / "README.md", ROOT / "tests/README.md", RESULTS / "README.md"):
+    for path in (ROOT / "README.md", ROOT / "tests/README.md", RESULTS / "README.md",
+                 ROOT / "ops/hilbert/kernels/README.md"):
         old = path.read_text()
         new = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)",
                      lambda m: m[1] + wrapped(table(m[2])) + "\n" + m[3], old, flags=re.S)
