@@ -104,6 +104,9 @@ TEST(Visits, ShortListsAreTheSameSetInFewerCells) {
       {{1028, "neighborhood2d:7x7,prefix=4", "hilbert:32x32", Causality::curve}, true, true},
       {{1000, "slide2d:3x2", "hilbert:25x40"}, true, true},
       {{2048, "neighborhood3d:3x5x5", "hilbert:8x16x16"}, true, true},
+      {{6000, "neighborhood3d:3x5x5", "hilbert:15x20x20"}, true, true},  // 1 MB has no room for its own masks
+      {{1500, "neighborhood2d:5x5|slide:4", "hilbert:30x50"}, true, true},
+      {{1500, "slide:20", "row"}, true, true},
       {{2304, "neighborhood2d:21x21", "hilbert:48x48"}, false, false},
       {{1024, "window2d:16x16", "row:32x32"}, false, false},
       {{1000, "segment:40", "row", Causality::token}, false, false},
@@ -128,6 +131,7 @@ TEST(Visits, ShortListsAreTheSameSetInFewerCells) {
       EXPECT_TRUE(named(lists, pairs_of(lists)) == want);
       const auto cells = [&](const Tiling& its) { return (by_keys ? visits(its).keys : visits(its).queries).cells; };
       EXPECT_LE(5 * cells(lists), 4 * cells(t));
+      EXPECT_EQ((by_keys ? visits(lists).keys : visits(lists).queries).made, 0) << "cells are compared in each call";
       const auto ends = [](const std::vector<Tiling::Range>& tiles) {
         std::vector<std::int32_t> out;
         for (const Tiling::Range& r : tiles) out.push_back(r.end);

@@ -3,6 +3,7 @@
 #include "ops/hilbert/kernels/hopper/visits.h"
 #include <algorithm>
 #include <bit>
+#include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -364,22 +365,26 @@ Met met_in(const Visits& v, std::uint16_t cell, std::int32_t rows, std::int32_t 
   return out;
 }
 
-/// See with_short_lists().
-struct ShortLists {
-  Tiling tiling;
-  bool saves = false;
-};
+/// See with_short_lists(); null where they save too little. It stays where it is, as copies forget
+/// their visits.
+using ShortLists = std::unique_ptr<const Tiling>;
 ShortLists short_lists(const Tiling& t, bool keys_own) {
   constexpr Index kMost = 1 << 22;  // rows in all lists
-  const Visits& v = visits(t);
-  const VisitSide& side = keys_own ? v.keys : v.queries;
+  // Cells have numbers for so many masks.
+  constexpr std::size_t kMaskBytes = (std::size_t{1 << 16} - Visits::kMasks) * Visits::kWords * 4;
+  const auto side_of = [&](const Visits& v) -> const VisitSide& { return keys_own ? v.keys : v.queries; };
   // Cells that are nearly half full have no fifth to save.
-  if (t.axis[0].key.empty() || side.made > 0 || 9 * kCell * kCell * side.cells < 20 * t.pairs) return {};
+  if (t.axis[0].key.empty() || 9 * kCell * kCell * side_of(visits(t)).cells < 20 * t.pairs) return {};
+  const bool compares = visits(t).queries.made + visits(t).keys.made > 0;  // cells whose columns are asked for here
+  const Visits& v = compares ? t.memo.get<Visits>({1}, [&] { return visits_of(t, kMaskBytes); }) : visits(t);
+  const VisitSide& side = side_of(v);
+  if (side.made > 0) return {};
   std::vector<const Owner*> owners(side.owner.size());
   for (std::size_t i = 0; i < owners.size(); ++i) owners[i] = &side.owner[i];
   std::ranges::sort(owners, {}, &Owner::row);
-  ShortLists out{t};
-  std::vector<Tiling::Range>& tiles = keys_own ? out.tiling.q_tile : out.tiling.k_tile;
+  auto made = std::make_unique<Tiling>(t);
+  Tiling& out = *made;
+  std::vector<Tiling::Range>& tiles = keys_own ? out.q_tile : out.k_tile;
   tiles.clear();
   Tiling::Lists met;
   std::vector<std::int32_t> entries;
@@ -417,31 +422,32 @@ ShortLists short_lists(const Tiling& t, bool keys_own) {
   }
   if (5 * cells > 4 * side.cells) return {};
   if (keys_own) {
-    out.tiling.q_token = out.tiling.q_name = out.tiling.q_rank = {}, out.tiling.q_known = {};
-    for (Tiling::Axis& axis : out.tiling.axis) axis.low.clear(), axis.high.clear();
-    add_queries(out.tiling, t, TokenList(entries));
-    out.tiling.met = met.transposed(tiles.size());
+    out.q_token = out.q_name = out.q_rank = {}, out.q_known = {};
+    for (Tiling::Axis& axis : out.axis) axis.low.clear(), axis.high.clear();
+    add_queries(out, t, TokenList(entries));
+    out.met = met.transposed(tiles.size());
   } else {
-    out.tiling.k_token = out.tiling.k_name = out.tiling.k_rank = {}, out.tiling.k_known = {};
-    for (Tiling::Axis& axis : out.tiling.axis) axis.key.clear();
-    add_keys(out.tiling, t, TokenList(entries));
-    out.tiling.met = std::move(met);
+    out.k_token = out.k_name = out.k_rank = {}, out.k_known = {};
+    for (Tiling::Axis& axis : out.axis) axis.key.clear();
+    add_keys(out, t, TokenList(entries));
+    out.met = std::move(met);
   }
-  out.tiling.group.clear();
+  out.group.clear();
   // attends() knows nothing of pairs in tiles that are not listed, which an owner of several tiles
   // may have.
-  const Visits& made = visits(out.tiling);
-  const VisitSide& its = keys_own ? made.keys : made.queries;
+  const Visits& lists = out.memo.get<Visits>({}, [&] { return visits_of(out, kMaskBytes); });
+  const VisitSide& its = side_of(lists);
+  if (its.made > 0) return {};
   Index pairs = 0;
   for (const Owner& own : its.owner)
     for (std::int32_t i = own.first; i < own.first + own.visits; ++i)
       for (const VisitSide::Visit& visit = its.visit[at(i)]; const std::int32_t half : {0, 1})
         for (std::int32_t first = 0; first < visit.rows; first += kCell)
-          pairs += met_in(made, visit.cell[at(half)], std::clamp(own.rows - half * kCell, 0, kCell),
+          pairs += met_in(lists, visit.cell[at(half)], std::clamp(own.rows - half * kCell, 0, kCell),
                           std::min(visit.rows - first, kCell))
                        .pairs;
-  out.saves = its.made == 0 && pairs == t.pairs && 5 * its.cells <= 4 * side.cells;
-  return out;
+  if (pairs != t.pairs || 5 * its.cells > 4 * side.cells) return {};
+  return made;
 }
 
 }  // namespace
@@ -458,7 +464,7 @@ const Visits& visits(const Tiling& t) {
 
 const Tiling& with_short_lists(const Tiling& t, bool keys_own) {
   const ShortLists& its = t.memo.get<ShortLists>({keys_own}, [&] { return short_lists(t, keys_own); });
-  return its.saves ? its.tiling : t;
+  return its ? *its : t;
 }
 
 const Tiling& with_ascending_keys(const Tiling& t) {
