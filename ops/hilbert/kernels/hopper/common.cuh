@@ -566,9 +566,9 @@ __device__ __forceinline__ std::uint32_t word_of(const Work& w, const Step& step
 /// x = masked where a bit of its word is missing: 32 scores from `first` on.
 template <int N> __device__ __forceinline__ void mask(float (&x)[N], int first, std::uint32_t word, float masked) {
 #pragma unroll
-  for (int c = 0; c < 8; ++c)
+  for (int h = 0; h < 2; ++h)
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int c = 0; c < 8; ++c)
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         if (!(word & 1u << (16 * h + 2 * c + j))) x[first + 4 * c + 2 * h + j] = masked;
@@ -584,17 +584,21 @@ struct StepRow {
     visit = its_visit;
   }
 };
-/// Decision i of four words, 0 or 1: see drop_bits().
-__device__ __forceinline__ std::uint32_t survives(const std::array<std::uint32_t, 4>& words, int i,
-                                                  std::uint32_t rate) {
-  return ((words[i / 2] >> i % 2 * 16 & 0xffff) + (0x10000 - rate)) >> 16;
+/// In: piece p of lane l of 2 or 4 or 8 lanes, in nibbles, bytes or halves. Out: piece l of lane p.
+__device__ __forceinline__ std::uint32_t swap_nibbles(std::uint32_t x, int lanes, bool odd) {
+  const std::uint32_t other = __shfl_xor_sync(~0u, x, lanes);
+  return odd ? (x & 0xf0f0f0f0) | (other >> 4 & 0x0f0f0f0f) : (x & 0x0f0f0f0f) | (other << 4 & 0xf0f0f0f0);
 }
-/// In: piece p of lane l of 2 or 4 lanes, in bytes or halves. Out: piece l of lane p.
 __device__ __forceinline__ std::uint32_t swap_bytes(std::uint32_t x, int lanes, bool odd) {
   return __byte_perm(x, __shfl_xor_sync(~0u, x, lanes), odd ? 0x3715 : 0x6240);
 }
 __device__ __forceinline__ std::uint32_t swap_halves(std::uint32_t x, int lanes, bool odd) {
   return __byte_perm(x, __shfl_xor_sync(~0u, x, lanes), odd ? 0x3276 : 0x5410);
+}
+/// Bits of a mask change places with those `apart` above them.
+__device__ __forceinline__ std::uint32_t swap_bits(std::uint32_t x, int apart, std::uint32_t mask) {
+  const std::uint32_t other = (x ^ x >> apart) & mask;
+  return x ^ other ^ other << apart;
 }
 /// Which weights of a lane's 32 of a cell survive, laid out as a mask's word. Keys come in runs of
 /// eight, whose bits one call of the generator makes: lanes that have parts of the same runs make
@@ -608,8 +612,8 @@ __device__ __forceinline__ std::uint32_t survivors(const Work& w, std::uint32_t 
     return w.first_token + static_cast<std::uint32_t>(__ldg(list.data() + min(i, static_cast<int>(list.size()) - 1)));
   };
   const int r = at.lane / 4, first = own + 16 * at.warp;
-  std::uint32_t x = 0;
   if (!w.eights) {
+    std::uint32_t x = 0;
 #pragma unroll 1
     for (int i = 0; i < 32; ++i) {
       const int mine = first + r + i / 16 * 8, other = row + i % 16 / 2 * 8 + 2 * at.quad() + i % 2;
@@ -619,41 +623,28 @@ __device__ __forceinline__ std::uint32_t survivors(const Work& w, std::uint32_t 
     }
     return x;
   }
-  if constexpr (kQueries) {  // a lane makes columns 16 quad .. 16 quad + 15 of its two rows
+  std::uint32_t query[2], run[2];  // a lane makes columns 16 quad .. of its two rows, or 2 lane .. of sixteen
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const auto words = attention_bits(key, head, name(w.lists.q_name, first + r + 8 * h),
-                                          name(w.lists.k_name, row + 16 * at.quad() + 8 * c) / 8);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x |= survives(words, i, w.drops) << (8 * (i / 2) + 4 * h + 2 * c + i % 2);
-      }
-    x = swap_halves(swap_bytes(x, 1, at.lane & 1), 2, at.lane & 2);
-    const auto low = [](std::uint32_t y) {  // nibbles of the four bytes
-      y &= 0x0f0f0f0f, y = (y | y >> 4) & 0x00ff00ff;
-      return (y | y >> 8) & 0xffff;
-    };
-    return low(x) | low(x >> 4) << 16;
-  } else {  // a lane makes columns 8 r + 2 quad and the next, of sixteen rows
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const auto words = attention_bits(key, head, name(w.lists.q_name, row + 8 * r + 2 * at.quad() + j),
-                                          name(w.lists.k_name, first + 8 * h) / 8);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x |= survives(words, i, w.drops) << (4 * i + 2 * h + j);
-      }
-    const std::uint32_t other = __shfl_xor_sync(~0u, x, 4);
-    x = r % 2 ? (x & 0xf0f0f0f0) | (other >> 4 & 0x0f0f0f0f) : (x & 0x0f0f0f0f) | (other & 0x0f0f0f0f) << 4;
-    x = swap_halves(swap_bytes(x, 8, at.lane & 8), 16, at.lane & 16);
-    const auto low = [](std::uint32_t y) {  // pairs of the eight nibbles
-      y &= 0x33333333, y = (y | y >> 2) & 0x0f0f0f0f, y = (y | y >> 4) & 0x00ff00ff;
-      return (y | y >> 8) & 0xffff;
-    };
-    return low(x) | low(x >> 2) << 16;
+  for (int i = 0; i < 2; ++i) {
+    query[i] = name(w.lists.q_name, kQueries ? first + r + 8 * i : row + 2 * at.lane + i);
+    run[i] = name(w.lists.k_name, kQueries ? row + 16 * at.quad() + 8 * i : first + 8 * i) / 8;
   }
+  // A decision is the smaller of the rate and the greater of rate - 1 and its bits, less rate - 1:
+  // all that is taken away at once comes to rate - 1 here.
+  const std::uint32_t below = w.drops - 1;
+  std::uint32_t x = below;
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const auto words = attention_bits(key, head, query[j], run[i]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        x += __vminu2(__vmaxu2(words[k], below * 0x10001), w.drops * 0x10001) << (4 * k + 2 * i + j);
+    }
+  if constexpr (kQueries) return swap_bits(swap_bytes(swap_nibbles(x, 1, at.lane & 1), 2, at.lane & 2), 15, 0xaaaa);
+  x = swap_bytes(swap_nibbles(swap_halves(x, 4, at.lane & 4), 8, at.lane & 8), 16, at.lane & 16);
+  return swap_bits(x, 14, 0xcccc);
 }
 
 /// Whether a lane's sums in row `h` of its pair are finite. A product multiplies what is masked by
