@@ -78,7 +78,7 @@ def prepare(tree, binaries):
 
 def run_test(tree, test, build=None):
     binary, gtest_filter = test.split(maxsplit=1)
-    return subprocess.run([(build or tree / "build") / "tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1", "--gtest_fail_fast"], capture_output=True, text=True, timeout=120 if build else 600,
+    return subprocess.run([(build or tree / "build") / "tests" / binary, f"--gtest_filter={gtest_filter}", "--gtest_brief=1", "--gtest_fail_fast"], capture_output=True, text=True, timeout=200 if build else 600,
                           env=os.environ | {"HILT_TEST_SCALE": "small", "SRC": str(tree)})
 
 
