@@ -910,9 +910,11 @@ std::vector<Kind> kinds() {
     with(wanted ? "slopes, with gradients" : "slopes", {.alibi = !wanted, .slopes = wanted ? f32({2}) : Tensor{}});
     with(wanted ? "relative, with gradients" : "relative", {.relative = f32({2, 101})});
     with(wanted ? "bias, with gradients" : "bias", {.bias = f32({1024, 1024})});
+    with(wanted ? "sink, with gradients" : "sink", {.sink = f32({2})});
   }
+  out.push_back({"a softcap of 30", causal, {.softcap = 30}});
   add("head dim 40", dense(40)), add("head dim 100", dense(100)), add("head dim 160", dense(160));
-  add("head dim 256", dense(256)), add("head dim 264", dense(264));
+  add("head dim 256", dense(256));
   out.push_back({.name = "rows of 65 numbers, read in part", .c = dense(64), .unaligned = true});
   return out;
 }
@@ -932,7 +934,7 @@ std::string routes_of(const Kind& kind, const char* forced) {
   if (c.dropout > 0) how.key = RandomKey{3, 4};
   Tape tape;
   for (const Tensor* t : {&in.q, &in.k, &in.v}) tape.watch(*t);
-  for (const Tensor* t : {&how.terms.slopes, &how.terms.relative, &how.terms.bias})
+  for (const Tensor* t : {&how.terms.slopes, &how.terms.relative, &how.terms.bias, &how.terms.sink})
     if (kind.wanted && *t) tape.watch(*t);
   clear_attention_routes();
   tape.backward(attention(in.q, in.k, in.v, make_plan(spec), how), in.d_o);

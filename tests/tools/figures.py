@@ -325,8 +325,8 @@ def routes(figures):
         why = dict.fromkeys(x for gpu in ("hopper", "other") for _, _, x in f[gpu] if x and x != "HILT_ROUTE says so")
         lines.append(f"| {f['call']} | {on('hopper', 'forward')} | {on('hopper', 'backward')} | {'/'.join(others)} | "
                      f"{'; '.join(why)} |")
-    return "\n".join(lines + ["", "Calls of bf16, 2 heads of 64, order row or Hilbert, where they do not say otherwise. "
-                                  "Other GPUs: from sm_80 on. A test on a GPU holds this against what runs."])
+    return "\n".join(lines + ["", "Calls of bf16, 2 heads of 64, order row or Hilbert, where they do not say otherwise. Other "
+                                  "GPUs: from sm_80 on.", "A test on a GPU holds this against what runs."])
 
 
 def table(name):
