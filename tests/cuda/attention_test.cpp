@@ -171,7 +171,7 @@ std::vector<Case> masked() {
     out.push_back({.pattern = "neighborhood2d:17x17", .order = "hilbert", .dim = dim});
     out.push_back({.pattern = "window2d:16x16", .order = "row", .dim = dim});
     // more masks than a plan has room for: no two rows of 113 begin at the same place of a cell
-    out.push_back({.pattern = "neighborhood2d:17x17", .order = "row:113x113", .length = 12769, .dim = dim});
+    out.push_back({.pattern = "neighborhood2d:33x33", .order = "hilbert:113x113", .length = 12769, .dim = dim});
     out.push_back({.pattern = "slide2d:8x3", .order = "hilbert", .dim = dim, .packed = true, .causality = token});
     out.push_back({.pattern = "slide2d:6x3,stride=2,causal=1x0", .order = "hilbert", .dim = dim});
   }

@@ -317,16 +317,15 @@ def deep(figures):
 
 
 def routes(figures):
-    """Which kernels serve a kind of call on a GPU, and why no faster one."""
-    lines = ["| call | Hopper, forward | Hopper, backward | other GPUs | why not faster |", "|---|---|---|---|---|"]
+    """Which kernels serve a kind of call on a GPU, and why no faster ones; calls that are served alike share a row."""
+    calls = {}
     for f in figures:
-        on = lambda gpu, way: ", ".join(dict.fromkeys(r for p, r, _ in f[gpu] if p == way))
-        others = dict.fromkeys((on("other", "forward"), on("other", "backward")))
-        why = dict.fromkeys(x for gpu in ("hopper", "other") for _, _, x in f[gpu] if x and x != "HILT_ROUTE says so")
-        lines.append(f"| {f['call']} | {on('hopper', 'forward')} | {on('hopper', 'backward')} | {'/'.join(others)} | "
-                     f"{'; '.join(why)} |")
-    return "\n".join(lines + ["", "Calls of bf16, 2 heads of 64, order row or Hilbert, where they do not say otherwise. Other "
-                                  "GPUs: from sm_80 on.", "A test on a GPU holds this against what runs."])
+        on = lambda gpu: "/".join(dict.fromkeys(r for _, r, _ in f[gpu]))
+        others = [x for _, r, x in f["other"] if r == "plain" and x]
+        calls.setdefault((on("hopper"), on("other"), "; ".join(dict.fromkeys(others))), []).append(f["call"])
+    lines = ["| calls | Hopper | from sm_80 on | why not faster |", "|---|---|---|---|"]
+    lines += [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in calls.items()]
+    return "\n".join(lines + ["", "Calls of bf16, 2 heads of 64, where they do not say otherwise."])
 
 
 def table(name):
