@@ -218,10 +218,10 @@ TEST(Visits, CutFewOwnersWithManySteps) {
     return make_plan(s);
   };
   const auto last = [&](Index length, Index queries) { return few(length, query_run(length - queries, queries)); };
-  check(last(8192, 1), 16, 1);
-  check(last(1000, 1), 2, 1);
-  check(last(900, 1), 1, 1);    // of fifteen steps
-  check(last(4352, 64), 7, 1);  // of ten steps, whole pairs, the last of eight
+  check(last(8192, 1), 4, 1);
+  check(last(4000, 1), 1, 1);    // of 63 steps
+  check(last(4352, 64), 2, 1);   // of 34 steps each
+  check(last(6400, 1), 3, 1);    // of 34 steps, whole pairs, the last of 32
   check(last(8192, 100), 4, 1);
   std::vector<std::int32_t> both = query_run(0, 128), late = query_run(8064, 128);  // of two steps, and of 128
   both.insert(both.end(), late.begin(), late.end());

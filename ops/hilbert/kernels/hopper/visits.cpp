@@ -121,13 +121,11 @@ void count_wide(VisitSide& side) {
 }
 
 /// Parts of few owners that have many steps, by the tiling alone: a result has the same bits
-/// whatever the batch is. A part of a full owner has sums of many rows, and is to be longer.
-void cut(VisitSide& side) {
+/// whatever the batch is. A part has at least `least` steps: one that is short costs more than it
+/// saves where batch and heads keep a GPU busy.
+void cut(VisitSide& side, Index least) {
   if (side.owner.empty() || std::ssize(side.owner) > Visits::kFewOwners) return;
-  std::int32_t rows = 0;
-  for (const Owner& owner : side.owner) rows = std::max(rows, owner.rows);
-  const Index longest = side.owner[0].steps, least = rows <= kCell ? 8 : 32,
-              parts = std::min(longest / least, Visits::kParts);
+  const Index longest = side.owner[0].steps, parts = std::min(longest / least, Visits::kParts);
   if (parts < 2) return;
   const std::int32_t each = narrow((longest + 2 * parts - 1) / (2 * parts) * 2);  // whole pairs of steps
   side.parts = (longest + each - 1) / each;
@@ -241,7 +239,8 @@ class Builder {
       for (std::int32_t r = 0; r < own.rows; ++r)
         out_.eights =
             out_.eights && t.k_names()[at(own.row + r)] == (t.k_names()[at(own.row + r / 8 * 8)] & ~7) + r % 8;
-    finish(out_.queries, q_.owner), finish(out_.keys, k_.owner);
+    const bool small = std::ranges::all_of(k_.owner, [](const Owner& own) { return own.rows <= kCell; });
+    finish(out_.queries, q_.owner, 32), finish(out_.keys, k_.owner, small ? 8 : 32);
   }
   Visits take_visits() { return std::move(out_); }
   bool compares() const { return masks_.compares; }
@@ -310,11 +309,11 @@ class Builder {
     if (t_.boxes > kFewBoxes) halves.clear();
   }
 
-  void finish(VisitSide& side, std::vector<Owner>& owners) {
+  void finish(VisitSide& side, std::vector<Owner>& owners, Index least) {
     side.owner = std::move(owners);
     count_wide(side);
     std::ranges::stable_sort(side.owner, std::greater<>(), &Owner::steps);
-    cut(side);
+    cut(side, least);
     number_masks(side);
   }
   void number_masks(VisitSide& side) const {
