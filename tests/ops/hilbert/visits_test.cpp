@@ -219,9 +219,9 @@ TEST(Visits, CutFewOwnersWithManySteps) {
   };
   const auto last = [&](Index length, Index queries) { return few(length, query_run(length - queries, queries)); };
   check(last(8192, 1), 4, 1);
-  check(last(4000, 1), 1, 1);    // of 63 steps
-  check(last(4352, 64), 2, 1);   // of 34 steps each
-  check(last(6400, 1), 3, 1);    // of 34 steps, whole pairs, the last of 32
+  check(last(4000, 1), 1, 1);   // of 63 steps
+  check(last(4352, 64), 2, 1);  // of 34 steps each
+  check(last(6400, 1), 3, 1);   // of 34 steps, whole pairs, the last of 32
   check(last(8192, 100), 4, 1);
   std::vector<std::int32_t> both = query_run(0, 128), late = query_run(8064, 128);  // of two steps, and of 128
   both.insert(both.end(), late.begin(), late.end());
