@@ -117,7 +117,8 @@ struct Inversion {
 // token_at, position_of: [n], counted through all rows, the second all -1 before. A token that does
 // not fit is -1, and cuda::check_verdict() names it.
 void invert(Cuda, const Inversion& how, std::int64_t* token_at, std::int64_t* position_of);
-// x: [outer, n, inner], y: [outer, extent, inner]; rows of one place are added in index order.
+// x: [outer, n, inner], y: [outer, extent, inner]; the index fixes in which order rows of one place
+// are added.
 template <class T, class At>
 void scatter_add(At, const T* x, const std::int64_t* index, T* y, Index outer, Index n, Index extent, Index inner);
 
