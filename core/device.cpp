@@ -3,8 +3,10 @@
 #include "core/device.h"
 #include <charconv>
 #include <cstdlib>
+#include <optional>
 #include "core/cuda/context.h"
 #include "core/dispatch.h"
+#include "core/processor.h"
 
 namespace hilt {
 
@@ -55,27 +57,22 @@ DeviceCounters device_counters(Device device) {
 }
 
 static Isa best_isa() {
-  Isa best = kIsas[0];
-#if defined(__x86_64__)
-  if (kHasWideIsa && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {  // all of these have f16c
-    best = Isa::avx2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-      best = __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512;
+  std::optional<Isa> best;
+  for (Isa isa : kIsas) {
+    if (is_built(isa)) best = isa;
+    if (name_of(isa) == widest_isa()) break;
   }
-#endif
+  check(best.has_value(), "this build has CPU kernels for ", kIsaBuilt, ", and this processor has ", widest_isa(),
+        "; build with -Disa=all, which serves every processor");
   const char* text = std::getenv("HILT_ISA");
-  if (!text) return best;
+  if (!text) return *best;
   for (Isa isa : kIsas)
     if (name_of(isa) == text) {
-      check(isa <= best, "HILT_ISA: this processor or build has no ", text, "; the best is ", name_of(best));
+      check(isa <= *best, "HILT_ISA: this processor or build has no ", text, "; the best is ", name_of(*best));
+      check(is_built(isa), "HILT_ISA: this build has no ", text, ", but ", kIsaBuilt, "; build with -Disa=all");
       return isa;
     }
   fail("HILT_ISA: '", text, "' must be ", kIsas.size() == 1 ? "neon" : "base, avx2, avx512 or avx512_bf16");
-}
-
-std::string_view name_of(Isa isa) {
-  return std::array{"base", "avx2", "avx512", "avx512_bf16", "neon"}[static_cast<std::size_t>(isa)];
 }
 
 Isa active_isa() {

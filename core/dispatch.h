@@ -35,12 +35,19 @@ class Lasting {
 /// which. A kernel that gains nothing is written once for Cpu, from which they derive. avx512_bf16
 /// runs what is compiled for avx512, where kernels of bf16 factors ask for it.
 enum class Isa { base, avx2, avx512, avx512_bf16, neon };
-/// Those of this family of processors, narrowest first; all but the first need kHasWideIsa.
+/// Those of this family of processors, narrowest first.
 #ifdef __aarch64__
 inline constexpr std::array kIsas{Isa::neon};
 #else
 inline constexpr std::array kIsas{Isa::base, Isa::avx2, Isa::avx512, Isa::avx512_bf16};
 #endif
+inline constexpr std::array<std::string_view, 5> kIsaNames{"base", "avx2", "avx512", "avx512_bf16", "neon"};
+constexpr std::string_view name_of(Isa isa) { return kIsaNames[static_cast<std::size_t>(isa)]; }
+/// Whether this build has kernels for it.
+constexpr bool is_built(Isa isa) {
+  return std::string_view(kIsaBuilt).find(name_of(isa == Isa::avx512_bf16 ? Isa::avx512 : isa)) !=
+         std::string_view::npos;
+}
 template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
 
 /// Makes the compiler build a kernel, template <class T, class At>, for a type and a place. Its
@@ -50,19 +57,18 @@ template <Isa I> struct CpuAt : Cpu { static constexpr Isa kIsa = I; };
   HILT_KERNEL(KERNEL, float, Cuda) HILT_KERNEL(KERNEL, bf16, Cuda) HILT_KERNEL(KERNEL, f16, Cuda)
 
 Isa active_isa();  // the best this processor has and this build contains; HILT_ISA lowers it by name
-std::string_view name_of(Isa isa);
 
 namespace detail {
 template <class F> void with_isa(F&& f) {
-  if constexpr (kHasWideIsa) {
-    switch (active_isa()) {
-      case Isa::avx512_bf16:
-      case Isa::avx512: return f(CpuAt<Isa::avx512>{});
-      case Isa::avx2: return f(CpuAt<Isa::avx2>{});
-      default: break;
-    }
+  const auto at = [&]<Isa I>(CpuAt<I> where) {
+    if constexpr (is_built(I)) f(where);
+  };
+  switch (active_isa()) {
+    case Isa::avx512_bf16:
+    case Isa::avx512: return at(CpuAt<Isa::avx512>{});
+    case Isa::avx2: return at(CpuAt<Isa::avx2>{});
+    default: return at(CpuAt<kIsas[0]>{});
   }
-  f(CpuAt<kIsas[0]>{});
 }
 template <class T, class F> void visit_cpu(F&& f) {
   with_isa([&](auto where) { f.template operator()<T>(where); });

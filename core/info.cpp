@@ -36,7 +36,7 @@ Info info() {
                       std::to_string(std::thread::hardware_concurrency()) + " processors");
   for (std::string& gpu : gpu_descriptions()) i.devices.push_back(std::move(gpu));
   for (Isa isa : kIsas)
-    if (isa == kIsas[0] || kHasWideIsa) i.isa_built.emplace_back(name_of(isa));
+    if (is_built(isa)) i.isa_built.emplace_back(name_of(isa));
   i.isa_active = name_of(active_isa());
   i.threads = thread_count();
   i.memory = kilobytes("MemTotal");

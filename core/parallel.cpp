@@ -65,7 +65,7 @@ struct Job {
   }
 };
 
-class Pool {
+class Workers {
  public:
   int threads() {
     const int n = threads_.load(std::memory_order_relaxed);
@@ -113,7 +113,7 @@ class Pool {
     if (job.failed) std::rethrow_exception(job.error);
   }
 
-  ~Pool() {
+  ~Workers() {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
@@ -165,17 +165,17 @@ class Pool {
   std::atomic<bool> has_executor_{false};
 };
 
-Pool& pool() {
-  static Pool p;
+Workers& workers() {
+  static Workers p;
   return p;
 }
 
 }  // namespace
 
-int thread_count() { return std::min(pool().threads(), limit); }
+int thread_count() { return std::min(workers().threads(), limit); }
 void set_thread_count(int threads) {
   check(threads >= 1 && threads <= kMaxThreads, "set_thread_count: ", threads, " must be 1..", kMaxThreads);
-  pool().set_threads(threads);
+  workers().set_threads(threads);
 }
 
 ThreadLimit::ThreadLimit(int threads) : before_(limit) {
@@ -184,11 +184,11 @@ ThreadLimit::ThreadLimit(int threads) : before_(limit) {
 }
 ThreadLimit::~ThreadLimit() { limit = before_; }
 
-void set_executor(Executor executor) { pool().set_executor(std::move(executor)); }
+void set_executor(Executor executor) { workers().set_executor(std::move(executor)); }
 
 void detail::parallel_chunks(Index n, Index grain, RangeFn fn, void* context) {
   Job job{n, grain < 1 ? 1 : grain, fn, context};
-  pool().run(job);
+  workers().run(job);
 }
 
 }  // namespace hilt

@@ -38,7 +38,7 @@ std::uint64_t checksum(std::uint64_t h, const void* data, std::size_t bytes) {
 namespace {
 
 constexpr const char* kFormat = "hilt-checkpoint";
-constexpr int kVersion = 1;  // of what the metadata mean
+constexpr int kMetadataVersion = 1;  // of what the metadata mean
 constexpr const char* kOverMetadata = "checksum:";
 
 std::string hex(std::uint64_t x) {
@@ -131,7 +131,7 @@ void remove_unfinished_checkpoints(const std::string& directory) {
 static void write_checkpoint(const std::string& path, Index step, std::span<const SafetensorsItem> items,
                              SafetensorsMetadata metadata) {
   metadata["format"] = kFormat;
-  metadata["format_version"] = std::to_string(kVersion);
+  metadata["format_version"] = std::to_string(kMetadataVersion);
   metadata["step"] = std::to_string(step);
   for (const SafetensorsItem& item : items) metadata["checksum:" + item.name] = checksum_of(item.tensor);
   metadata[kOverMetadata] = checksum_of(metadata);
@@ -221,8 +221,9 @@ Checkpoint::Checkpoint(const std::string& path) : file_(opened(path)) {
   if (found == file_.metadata().end() || found->second != kFormat)
     fail_with(Code::data, path, ": not a checkpoint: it holds tensors, but not what training needs to go on");
   const std::uint64_t version = get_number("format_version");
-  if (version > kVersion)
-    fail_with(Code::data, path, ": format ", version, ", this program knows up to ", kVersion, "; use a newer one");
+  if (version > kMetadataVersion)
+    fail_with(Code::data, path, ": format ", version, ", this program knows up to ", kMetadataVersion,
+              "; use a newer one");
   (void)get(kOverMetadata);
   if (!metadata_match(file_))
     fail_with(Code::data, with_way_out(path, path + ": damaged: its metadata do not match their checksum; use an "

@@ -11,8 +11,6 @@
 namespace hilt {
 namespace {
 
-constexpr Index kPiece = 1 << 14;  // elements worth a task
-
 struct CrossEntropy final : Function {
   Tensor targets;  // i64 [rows]; -1 where ignored
   Index count = 0, ignore = -1;
@@ -36,7 +34,7 @@ struct CrossEntropy final : Function {
         const kernels::Logits<T> in{px, rows, classes, target, ignore};
         kernels::cross_entropy(where, in, mean, pl, loss, share.mutable_data<W>());
       } else {
-        parallel_each(rows, kPiece / classes + 1, [&](Index r) {
+        parallel_each(rows, kWorthATask / classes + 1, [&](Index r) {
           const T* const row = px + r * classes;
           pl[r] = kernels::row_logsumexp(where, row, classes);
           const double l = static_cast<double>(pl[r]);
@@ -65,7 +63,7 @@ struct CrossEntropy final : Function {
         kernels::cross_entropy_backward(where, in, pl, dy.data<W>(), share.data<W>(), out);
       } else {
         const double scale = count > 0 ? dy.item() / static_cast<double>(count) : 0;
-        parallel_each(rows, kPiece / classes + 1, [&](Index r) {
+        parallel_each(rows, kWorthATask / classes + 1, [&](Index r) {
           kernels::row_cross_entropy_backward(where, px + r * classes, pl[r], target[r], target[r] >= 0 ? scale : 0,
                                               out + r * classes, classes);
         });

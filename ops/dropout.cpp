@@ -8,8 +8,6 @@
 
 namespace hilt {
 
-constexpr Index kPiece = 1 << 14;
-
 /// x under its mask; `rows` of the whole, where x is a part of it.
 static Tensor masked(const Tensor& in, double p, RandomKey key, const std::vector<Index>& rows) {
   const Tensor x = dense(in);
@@ -21,7 +19,7 @@ static Tensor masked(const Tensor& in, double p, RandomKey key, const std::vecto
     const auto run = [&](Index at, Index first, Index n) {
       if constexpr (is_cuda<decltype(where)>) kernels::dropout(where, from + at, to + at, first, n, p, key);
       else
-        parallel_for(n, kPiece, [&](Index begin, Index end) {
+        parallel_for(n, kWorthATask, [&](Index begin, Index end) {
           kernels::dropout(where, from + at + begin, to + at + begin, first + begin, end - begin, p, key);
         });
     };

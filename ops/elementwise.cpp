@@ -14,8 +14,7 @@ namespace {
 
 using namespace spans;
 
-constexpr Index kPiece = 1 << 15;  // elements worth a task
-constexpr Index kBlock = 512;      // elements widened or gathered at a time: three such buffers stay in L1
+constexpr Index kBlock = 512;  // elements widened or gathered at a time: three such buffers stay in L1
 
 struct Kernel {  // the kernel of one op in each arithmetic type
   Span<float> narrow;
@@ -66,7 +65,7 @@ template <class W> void run(Span<W> span, std::span<const Tensor* const> in, Ten
   const bool direct = y.dtype() == dtype_of<W>;
   std::byte* const out = y.mutable_raw();
   visit_any("elementwise", y, [&]<class T>(Cpu) {
-    runs.for_pieces(kPiece, [&](const std::array<Index, 4>& at, Index n) {
+    runs.for_pieces(kWorthATask, [&](const std::array<Index, 4>& at, Index n) {
       W buffer[4][kBlock];
       const bool whole = direct && std::all_of(as_is.begin(), as_is.begin() + static_cast<std::ptrdiff_t>(in.size()),
                                                [](bool b) { return b; });
@@ -122,7 +121,7 @@ Tensor map(const Kernel& kernel, std::span<const Tensor* const> in, DType type, 
       std::array<const W*, 3> x{};
       for (std::size_t k = 0; k < in.size(); ++k) x[k] = in[k]->data<W>();
       W* const out = y.mutable_data<W>();
-      parallel_for(y.numel(), kPiece, [&](Index begin, Index end) {
+      parallel_for(y.numel(), kWorthATask, [&](Index begin, Index end) {
         span(x[0] + begin, x[1] ? x[1] + begin : nullptr, x[2] ? x[2] + begin : nullptr, out + begin, end - begin,
              static_cast<W>(p), static_cast<W>(q));
       });

@@ -11,8 +11,7 @@
 
 namespace hilt {
 
-constexpr Index kPiece = 1 << 15;  // elements worth a task
-constexpr Index kColumns = 64;     // of one task of a scatter: a cache line or more of any type
+constexpr Index kColumns = 64;  // of one task of a scatter: a cache line or more of any type
 
 /// The index into x as dense i64, every entry in [0, extent).
 static Tensor checked_index(const char* op, const Tensor& x, const Tensor& index, Index extent) {
@@ -42,7 +41,7 @@ static Tensor gathered(const Tensor& in, int axis, const Tensor& index) {
       kernels::gather(cuda_of(x.device()), src, at, dst, from.outer, n, from.extent, static_cast<Index>(row));
       return y;
     }
-  parallel_each(from.outer * n, kPiece / (from.inner + 1) + 1, [&](Index i) {
+  parallel_each(from.outer * n, kWorthATask / (from.inner + 1) + 1, [&](Index i) {
     std::memcpy(dst + static_cast<std::size_t>(i) * row,
                 src + static_cast<std::size_t>(i / n * from.extent + at[i % n]) * row, row);
   });
@@ -63,7 +62,7 @@ static Tensor scattered(const Tensor& in, int axis, const Tensor& index, Index e
     if constexpr (is_cuda<decltype(where)>)
       return kernels::scatter_add(where, src, at, sum.mutable_data<T>(), from.outer, from.extent, extent, from.inner);
     auto* const dst = sum.mutable_data<wide_t<T>>();
-    parallel_each(from.outer * blocks, kPiece / (from.extent * kColumns + 1) + 1, [&](Index task) {
+    parallel_each(from.outer * blocks, kWorthATask / (from.extent * kColumns + 1) + 1, [&](Index task) {
       const Index o = task / blocks, c0 = task % blocks * kColumns, c1 = std::min(c0 + kColumns, from.inner);
       for (Index i = 0; i < from.extent; ++i) {
         const T* const add = src + (o * from.extent + i) * from.inner;

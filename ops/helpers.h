@@ -32,6 +32,11 @@ inline void check_floats(const char* op, const Tensor& x) {
         x ? name_of(x.dtype()) : "an undefined one");
 }
 
+inline constexpr Index kWorthATask = 1 << 15;  // elements
+
+/// [everything else, last axis]
+inline Tensor as_rows(const Tensor& x) { return reshape(x, {x.dim(-1) > 0 ? x.numel() / x.dim(-1) : 0, x.dim(-1)}); }
+
 inline Tensor widened(const Tensor& x) { return size_of(x.dtype()) == 2 ? to(x, DType::f32) : x; }
 
 /// Two inputs of one op must have one type and live on one device.

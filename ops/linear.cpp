@@ -10,8 +10,6 @@
 namespace hilt {
 namespace {
 
-Tensor as_rows(const Tensor& x) { return reshape(x, {x.dim(-1) > 0 ? x.numel() / x.dim(-1) : 0, x.dim(-1)}); }
-
 struct LinearOp final : Function {
   bool gelu = false;
   Shape b_shape;

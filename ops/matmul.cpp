@@ -66,8 +66,6 @@ Tensor product(const Tensor& x, const Tensor& y) {
   return to(out, x.dtype());
 }
 
-Tensor as_rows(const Tensor& x) { return reshape(x, {x.numel() / x.dim(-1), x.dim(-1)}); }
-
 struct Matmul final : Function {
   Shape a_shape, b_shape;
   bool b_by_columns = false;  // as a transposed weight is; db comes like that too, and goes back without a copy

@@ -10,7 +10,7 @@
 
 namespace hilt {
 
-constexpr Index kPiece = 1 << 14;
+constexpr Index kSquares = 1 << 14;
 
 static void check_state(const char* op, const char* name, const Tensor& state, const Tensor& w, DType dtype) {
   check(bool(state) && state.shape() == w.shape() && state.dtype() == dtype && state.device() == w.device() &&
@@ -92,7 +92,7 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
         kernels::adamw_all<T>(where, s, clip.norm ? clip.norm.data<double>() : nullptr, clip.max, parts);
         parts.clear();
       } else {
-        parallel_for(w.numel(), kPiece, [&](Index begin, Index end) {
+        parallel_for(w.numel(), kSquares, [&](Index begin, Index end) {
           kernels::adamw(where, s, pw + begin, pg + begin, pm + begin, pv + begin, exact ? exact + begin : nullptr,
                          end - begin);
         });
@@ -104,7 +104,7 @@ void adamw_step(std::span<const AdamWUpdate> updates, Index step, const AdamW& o
 // Pieces are summed one by one, and their sums in order: the same for any number of threads.
 Tensor norm_of(std::span<const Tensor> all, const Tensor& loss) {
   const Device device = !all.empty() ? all[0].device() : loss ? loss.device() : Device{};
-  const auto pieces_of = [](const Tensor& x) { return (x.numel() + kPiece - 1) / kPiece; };
+  const auto pieces_of = [](const Tensor& x) { return (x.numel() + kSquares - 1) / kSquares; };
   Index pieces = 0;
   for (const Tensor& x : all) {
     check(bool(x) && x.device() == device, "global_norm: gradients must be tensors on one device");
@@ -124,12 +124,13 @@ Tensor norm_of(std::span<const Tensor> all, const Tensor& loss) {
         on_gpu.push_back({p, x.numel()});
         kept.push_back(x);
         if (at + 1 < all.size() && all[at + 1].dtype() == x.dtype()) return;
-        kernels::sums_of_squares<T>(where, on_gpu, sum + started, kPiece);
+        kernels::sums_of_squares<T>(where, on_gpu, sum + started, kSquares);
         started = first + pieces_of(x);
         on_gpu.clear(), kept.clear();
       } else {
         parallel_each(pieces_of(x), 1, [&](Index i) {
-          sum[first + i] = kernels::sum_of_squares(where, p + i * kPiece, std::min(kPiece, x.numel() - i * kPiece));
+          sum[first + i] =
+              kernels::sum_of_squares(where, p + i * kSquares, std::min(kSquares, x.numel() - i * kSquares));
         });
         total += std::accumulate(sum + first, sum + first + pieces_of(x), 0.0);
       }

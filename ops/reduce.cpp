@@ -16,8 +16,6 @@
 namespace hilt {
 namespace {
 
-constexpr Index kPiece = 1 << 15;  // elements worth a task
-
 struct Plan {
   std::vector<bool> reduced;  // by axis
   Shape kept, with_ones;      // of the result, without and with keepdim
@@ -177,7 +175,7 @@ static Tensor running_sum(const Tensor& in, bool reverse) {  // along the last a
     const T* const from = x.data<T>();
     T* const to = y.mutable_data<T>();
     if constexpr (is_cuda<decltype(where)>) return kernels::cumsum(where, from, to, rows, n, reverse);
-    parallel_each(rows, kPiece / (n + 1) + 1,
+    parallel_each(rows, kWorthATask / (n + 1) + 1,
                   [=](Index r) { kernels::cumsum_row(from + r * n, to + r * n, n, reverse); });
   });
   return y;
@@ -204,7 +202,7 @@ TopK topk(const Tensor& x, Index k) {
       const T* const from = dense_x.data<T>();
       std::int64_t* const out = indices.mutable_data<std::int64_t>();
       if constexpr (is_cuda<decltype(where)>) return kernels::topk(where, from, out, rows, n, k);
-      parallel_each(rows, kPiece / (n + 1) + 1, [=](Index row) {
+      parallel_each(rows, kWorthATask / (n + 1) + 1, [=](Index row) {
         std::vector<Index> order(static_cast<std::size_t>(n));
         std::iota(order.begin(), order.end(), Index{0});
         std::partial_sort(order.begin(), order.begin() + k, order.end(),

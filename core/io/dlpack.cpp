@@ -10,13 +10,13 @@ using namespace dlpack;
 
 constexpr DLPackVersion kVersionWritten{1, 1};
 
-struct Type {
+struct DlpackType {
   DType dtype;
   std::uint8_t code, bits;
 };
-constexpr Type kTypes[] = {{DType::f64, kFloat, 64}, {DType::f32, kFloat, 32}, {DType::bf16, kBfloat, 16},
-                           {DType::f16, kFloat, 16}, {DType::i64, kInt, 64},   {DType::i32, kInt, 32},
-                           {DType::u8, kUInt, 8}};
+constexpr DlpackType kDlpackTypes[] = {{DType::f64, kFloat, 64}, {DType::f32, kFloat, 32}, {DType::bf16, kBfloat, 16},
+                                       {DType::f16, kFloat, 16}, {DType::i64, kInt, 64},   {DType::i32, kInt, 32},
+                                       {DType::u8, kUInt, 8}};
 
 /// What a consumer holds: the struct it knows, and behind it what the struct points to.
 template <class Managed> struct Export {
@@ -32,7 +32,7 @@ template <class Managed> Owned<Managed> lend(const Tensor& x, Access access) {
   lent->tensor = x;
   lent->strides = x.strides();
   std::copy(x.shape().begin(), x.shape().end(), lent->shape.begin());
-  const auto* const type = std::ranges::find(kTypes, x.dtype(), &Type::dtype);
+  const auto* const type = std::ranges::find(kDlpackTypes, x.dtype(), &DlpackType::dtype);
   const std::byte* const elements = access == Access::write ? lent->tensor.mutable_raw() : lent->tensor.raw();
   DLTensor& t = lent->managed.dl_tensor;
   // The offset is in here: some consumers forget byte_offset.
@@ -48,7 +48,7 @@ template <class Managed> Owned<Managed> lend(const Tensor& x, Access access) {
 }
 
 DType dtype_of_dlpack(const DLDataType& t) {
-  for (const Type& type : kTypes)
+  for (const DlpackType& type : kDlpackTypes)
     if (t.code == type.code && t.bits == type.bits && t.lanes == 1) return type.dtype;
   fail("from_dlpack: elements of code ", int{t.code}, ", ", int{t.bits}, " bits, ", t.lanes,
        " lanes; expected f64 f32 bf16 f16 i64 i32 or u8, one lane");

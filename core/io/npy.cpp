@@ -18,28 +18,28 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie in memory");
 
-constexpr std::size_t kMaxHeader = 65536;  // what version 1.0 can say; six extents need 200
-constexpr std::string_view kMagic("\x93NUMPY", 6);
+constexpr std::size_t kMaxNpyHeader = 65536;  // what version 1.0 can say; six extents need 200
+constexpr std::string_view kNpyMagic("\x93NUMPY", 6);
 
-struct Type {
+struct NpyType {
   std::string_view descr;
   DType dtype;
 };
-constexpr Type kTypes[] = {{"<f8", DType::f64}, {"<f4", DType::f32}, {"<f2", DType::f16},
-                           {"<i8", DType::i64}, {"<i4", DType::i32}, {"|u1", DType::u8}};
+constexpr NpyType kNpyTypes[] = {{"<f8", DType::f64}, {"<f4", DType::f32}, {"<f2", DType::f16},
+                                 {"<i8", DType::i64}, {"<i4", DType::i32}, {"|u1", DType::u8}};
 
 template <class... Parts> [[noreturn]] void bad(const std::string& path, const Parts&... parts) {
   fail_with(Code::data, path, ": ", parts...);
 }
 
-std::string quoted(std::string_view text) { return "'" + shown(text, 40) + "'"; }
+std::string in_quotes(std::string_view text) { return "'" + shown(text, 40) + "'"; }
 
 // ---- reading ------------------------------------------------------------------------------------
 
 /// The dictionary: three keys in any order, each once. One pass, a fixed number of looks a byte.
-class Header {
+class NpyHeader {
  public:
-  Header(const std::string& path, std::string_view text, std::size_t at) : path_(path), text_(text), offset_(at) {
+  NpyHeader(const std::string& path, std::string_view text, std::size_t at) : path_(path), text_(text), offset_(at) {
     expect('{');
     while (!take('}')) {
       const std::size_t start = at_;
@@ -49,7 +49,7 @@ class Header {
       else if (key == "fortran_order" && !fortran_) read_bool();
       else if (key == "shape" && !shape_) read_shape();
       else
-        wrong(start, "key ", quoted(key),
+        wrong(start, "key ", in_quotes(key),
               " is unknown or repeated; expected descr, fortran_order and shape, each once");
       if (!take(',')) {
         expect('}');
@@ -70,7 +70,7 @@ class Header {
   template <class... Parts> [[noreturn]] void wrong(std::size_t at, const Parts&... parts) const {
     bad(path_, "bad header at byte ", offset_ + at, ": ", parts...);
   }
-  std::string next() const { return at_ < text_.size() ? quoted(text_.substr(at_, 1)) : "its end"; }
+  std::string next() const { return at_ < text_.size() ? in_quotes(text_.substr(at_, 1)) : "its end"; }
   void space() { at_ = std::min(text_.find_first_not_of(" \n", at_), text_.size()); }
   bool take(char c) {
     space();
@@ -95,15 +95,15 @@ class Header {
     if (at_ < text_.size() && text_[at_] == '[')
       wrong(at_, "records of several types are refused; expected one plain type");
     const std::string_view descr = string();
-    for (const Type& t : kTypes)
+    for (const NpyType& t : kNpyTypes)
       if (descr == t.descr || (t.dtype == DType::u8 && descr == "<u1")) dtype_ = t.dtype;
     if (dtype_) return;
     if (descr.find('O') != descr.npos)
-      wrong(start, "type ", quoted(descr), " holds pickled objects: refused, pickles can run code");
+      wrong(start, "type ", in_quotes(descr), " holds pickled objects: refused, pickles can run code");
     if (descr.starts_with('>'))
-      wrong(start, "type ", quoted(descr),
+      wrong(start, "type ", in_quotes(descr),
             " is big endian; expected little endian: in NumPy, x.astype(x.dtype.newbyteorder('<'))");
-    wrong(start, "type ", quoted(descr), "; expected one of <f8 <f4 <f2 <i8 <i4 |u1: in NumPy, x.astype('",
+    wrong(start, "type ", in_quotes(descr), "; expected one of <f8 <f4 <f2 <i8 <i4 |u1: in NumPy, x.astype('",
           descr.find_first_of("iub") != descr.npos ? "<i8" : "<f4", "') for one");
   }
   void read_bool() {
@@ -167,8 +167,8 @@ std::size_t size_of_file(const std::string& path, const Descriptor& file) {
     bad(path, "is a zip archive, an .npz perhaps; expected a .npy file: in NumPy, np.save each array");
   if (start.size() > 1 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5)
     bad(path, "is a pickle: refused, pickles can run code");
-  bad(path, "is not a .npy file: byte 0 begins ", quoted(start.substr(0, kMagic.size())), ", expected ",
-      quoted(kMagic));
+  bad(path, "is not a .npy file: byte 0 begins ", in_quotes(start.substr(0, kNpyMagic.size())), ", expected ",
+      in_quotes(kNpyMagic));
 }
 
 Strides fortran_strides(const Shape& shape) {
@@ -186,9 +186,9 @@ std::string header_of(std::string_view descr, const Shape& shape) {
   std::string text = "{'descr': '" + std::string(descr) + "', 'fortran_order': False, 'shape': (";
   for (int axis = 0; axis < shape.rank(); ++axis) text += (axis ? ", " : "") + std::to_string(shape[axis]);
   text += shape.rank() == 1 ? ",), }" : "), }";
-  text.append(63 - (kMagic.size() + 4 + text.size()) % 64, ' ');
+  text.append(63 - (kNpyMagic.size() + 4 + text.size()) % 64, ' ');
   text += '\n';
-  return std::string(kMagic) + '\1' + '\0' + static_cast<char>(text.size() & 0xff) +
+  return std::string(kNpyMagic) + '\1' + '\0' + static_cast<char>(text.size() & 0xff) +
          static_cast<char>(text.size() >> 8) + text;
 }
 
@@ -204,7 +204,7 @@ Tensor read_npy(const std::string& path) {
 
   std::string start(std::min<std::size_t>(size, 12), '\0');
   read(path, file, start.data(), start.size(), 0);
-  if (!start.starts_with(kMagic.substr(0, start.size()))) not_npy(path, start);
+  if (!start.starts_with(kNpyMagic.substr(0, start.size()))) not_npy(path, start);
   need(8);
   const int major = static_cast<unsigned char>(start[6]), minor = static_cast<unsigned char>(start[7]);
   if (major < 1 || major > 3 || minor != 0)
@@ -213,11 +213,12 @@ Tensor read_npy(const std::string& path) {
   need(header_at);
   std::size_t length = 0;
   for (std::size_t i = header_at; i-- > 8;) length = length << 8 | static_cast<unsigned char>(start[i]);
-  if (length > kMaxHeader) bad(path, "a header of ", length, " bytes at byte 8; expected ", kMaxHeader, " at most");
+  if (length > kMaxNpyHeader)
+    bad(path, "a header of ", length, " bytes at byte 8; expected ", kMaxNpyHeader, " at most");
   need(header_at + length);
   std::string text(length, '\0');
   read(path, file, text.data(), length, header_at);
-  const Header header(path, text, header_at);
+  const NpyHeader header(path, text, header_at);
 
   const std::size_t data_at = header_at + length;
   Index bytes = 0;
@@ -242,8 +243,8 @@ NpyIntegers read_npy_integers(const std::string& path) {
 void write_npy(const std::string& path, const Tensor& tensor) {
   check(bool(tensor), "write_npy: undefined tensor");
   check(tensor.device().is_cpu(), "write_npy: a tensor on ", tensor.device(), "; copy it with to(x, Device{})");
-  const auto* const type = std::ranges::find(kTypes, tensor.dtype(), &Type::dtype);
-  check(type != std::end(kTypes), "write_npy: .npy has no ", tensor.dtype(), "; convert with to(x, DType::f32)");
+  const auto* const type = std::ranges::find(kNpyTypes, tensor.dtype(), &NpyType::dtype);
+  check(type != std::end(kNpyTypes), "write_npy: .npy has no ", tensor.dtype(), "; convert with to(x, DType::f32)");
   const Tensor x = dense(tensor);
   const std::string header = header_of(type->descr, x.shape());
 

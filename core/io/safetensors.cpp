@@ -377,7 +377,7 @@ void SafetensorsFile::read_into(const std::string& name, Tensor& to) const {
 }
 
 // ---- writing ------------------------------------------------------------------------------------
-static std::string quoted(std::string_view text) {
+static std::string json_string(std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
   check(utf8_prefix(text) == text.size(), "safetensors: '", shown(text), "' is not UTF-8");
   std::string out = "\"";
@@ -411,11 +411,11 @@ static void write_exactly(int descriptor, const void* from, std::size_t bytes) {
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {
   std::string json = "{";
   for (const auto& [key, value] : metadata)
-    json += (json.size() > 1 ? "," : quoted(kMetadata) + ":{") + quoted(key) + ':' + quoted(value);
+    json += (json.size() > 1 ? "," : json_string(kMetadata) + ":{") + json_string(key) + ':' + json_string(value);
   if (!metadata.empty()) json += '}';
   std::int64_t at = 0;
   for (const SafetensorsItem* item : sorted(items)) {
-    json += (json.size() > 1 ? "," : "") + quoted(item->name) + ":{\"dtype\":\"" +
+    json += (json.size() > 1 ? "," : "") + json_string(item->name) + ":{\"dtype\":\"" +
             std::string(type_name(item->tensor.dtype())) + "\",\"shape\":[";
     for (int axis = 0; axis < item->tensor.rank(); ++axis)
       (json += axis ? "," : "") += std::to_string(item->tensor.dim(axis));

@@ -69,14 +69,14 @@ std::map<std::int32_t, std::vector<std::int32_t>> users(const Plan& plan, Index 
 // ---- passes -------------------------------------------------------------------------------------
 namespace {
 
-constexpr std::size_t kRemembered = 64;
+constexpr std::size_t kRoutesKept = 64;
 
 std::vector<AttentionRoute>& routes() {
   thread_local std::vector<AttentionRoute> list;
   return list;
 }
 void note(std::string_view pass, const kernels::Decision& d) {
-  if (routes().size() == kRemembered) routes().erase(routes().begin());
+  if (routes().size() == kRoutesKept) routes().erase(routes().begin());
   routes().push_back({pass, kernels::name_of(d.route), d.reason});
 }
 

@@ -91,7 +91,7 @@ END
     cd "$BUILD/embed_meson/project"
     again=()
     [[ ! -f ../build/build.ninja ]] || again=(--reconfigure)
-    expect 0 'meson setup, subproject' meson setup "${again[@]}" ../build -Doptimization=0 -Ddebug=false --force-fallback-for=hilt -Dhilt:wide_isa=false
+    expect 0 'meson setup, subproject' meson setup "${again[@]}" ../build -Doptimization=0 -Ddebug=false --force-fallback-for=hilt -Dhilt:isa=base
     ! ninja -C ../build -t targets all | grep -q '\.cu\.o' || fail 'the subproject builds CUDA, which nobody asked for'
     expect 0 'meson introspect, subproject' meson introspect --projectinfo ../build
     says out '"name": "hilt"'

@@ -93,13 +93,13 @@ class Pip(unittest.TestCase):
             self.assertEqual((status, said[: len(text)], self.asked()), (1, text, []))
 
     def test_a_kept_directory_is_configured_anew(self):
-        kept = {"HILT_PYTHON_BUILD": str(self.scratch / "kept"), "HILT_PYTHON_OPTIONS": "-Dwide_isa=false"}
+        kept = {"HILT_PYTHON_BUILD": str(self.scratch / "kept"), "HILT_PYTHON_OPTIONS": "-Disa=base"}
         for again in (False, True):
             self.assertEqual(self.call("build_wheel", str(self.scratch), **kept)[0], 0)
             meson, ninja = self.asked()
             self.assertEqual("--reconfigure" in meson.split(), again, meson)
             self.assertEqual(meson.split()[-2:], [kept["HILT_PYTHON_BUILD"], str(BACKEND.parents[3])])
-            self.assertIn(" -Dwide_isa=false ", meson)
+            self.assertIn(" -Disa=base ", meson)
             self.assertTrue(ninja.startswith(f"ninja -C {kept['HILT_PYTHON_BUILD']} -j"), ninja)
 
 

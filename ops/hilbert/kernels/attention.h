@@ -38,7 +38,8 @@ using Input = AnyRows<const void>;
 using Output = AnyRows<void>;
 
 /// f.operator()<T>() for a float type; it is one of `Types`.
-template <class... Types, class F> [[gnu::always_inline]] inline void with_type(DType type, F&& f) {
+template <class T, class... Types, class F> [[gnu::always_inline]] inline void with_type(DType type, F&& f) {
+  if (type == dtype_of<T>) return f.template operator()<T>();
   (void)((type == dtype_of<Types> && (f.template operator()<Types>(), true)) || ...);
 }
 

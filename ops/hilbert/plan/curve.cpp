@@ -110,7 +110,7 @@ using Point = std::array<Index, 3>;
 Point beyond(Point p, Side s) { return p[static_cast<std::size_t>(s.axis)] += s.n, p; }
 Point at_end(Point p, Side s) { return p[static_cast<std::size_t>(s.axis)] += s.n - sign(s.n), p; }
 
-struct Box {
+struct Block {
   Point at{};  // the first cell
   Side a, b, c;
   bool flat = false;  // a rectangle: split by the rule of two dimensions
@@ -133,57 +133,57 @@ struct Box {
 
 // Both splits call visit(part) in curve order until it returns true.
 
-template <class Visit> void split_rectangle(const Box& box, Visit&& visit) {
+template <class Visit> void split_rectangle(const Block& box, Visit&& visit) {
   const auto& [at, a, b, c, flat] = box;
   if (2 * std::abs(a.n) > 3 * std::abs(b.n)) {
     const Side a1 = even_half(a);
-    if (visit(Box{at, a1, b, c, flat})) return;
-    visit(Box{beyond(at, a1), a - a1, b, c, flat});
+    if (visit(Block{at, a1, b, c, flat})) return;
+    visit(Block{beyond(at, a1), a - a1, b, c, flat});
   } else {
     const Side a1 = floor_half(a), b1 = even_half(b);
-    if (visit(Box{at, b1, a1, c, flat})) return;
-    if (visit(Box{beyond(at, b1), a, b - b1, c, flat})) return;
-    visit(Box{at_end(at_end(at, a), b1), -b1, -(a - a1), c, flat});
+    if (visit(Block{at, b1, a1, c, flat})) return;
+    if (visit(Block{beyond(at, b1), a, b - b1, c, flat})) return;
+    visit(Block{at_end(at_end(at, a), b1), -b1, -(a - a1), c, flat});
   }
 }
 
 /// A part may be empty: half of a side of 1 is 0.
-template <class Visit> void split_box(const Box& box, Visit&& visit) {
+template <class Visit> void split_box(const Block& box, Visit&& visit) {
   const auto& [at, a, b, c, flat] = box;
   const Index w = std::abs(a.n), h = std::abs(b.n), d = std::abs(c.n);
   const Side a1 = even_half(a), b1 = even_half(b), c1 = even_half(c), a2 = a - a1, b2 = b - b1, c2 = c - c1;
   if (2 * w > 3 * h && 2 * w > 3 * d) {  // long: halves along a
-    if (visit(Box{at, a1, b, c, flat})) return;
-    visit(Box{beyond(at, a1), a2, b, c, flat});
+    if (visit(Block{at, a1, b, c, flat})) return;
+    visit(Block{beyond(at, a1), a2, b, c, flat});
   } else if (3 * h > 4 * d) {  // shallow in c: up, long and down in b
-    if (visit(Box{at, b1, c, a1, flat})) return;
-    if (visit(Box{beyond(at, b1), a, b2, c, flat})) return;
-    visit(Box{at_end(at_end(at, a), b1), -b1, c, -a2, flat});
+    if (visit(Block{at, b1, c, a1, flat})) return;
+    if (visit(Block{beyond(at, b1), a, b2, c, flat})) return;
+    visit(Block{at_end(at_end(at, a), b1), -b1, c, -a2, flat});
   } else if (3 * d > 4 * h) {  // shallow in b: up, long and down in c
-    if (visit(Box{at, c1, a1, b, flat})) return;
-    if (visit(Box{beyond(at, c1), a, b, c2, flat})) return;
-    visit(Box{at_end(at_end(at, a), c1), -c1, -a2, b, flat});
+    if (visit(Block{at, c1, a1, b, flat})) return;
+    if (visit(Block{beyond(at, c1), a, b, c2, flat})) return;
+    visit(Block{at_end(at_end(at, a), c1), -c1, -a2, b, flat});
   } else {  // near a cube: along b, along c, across on a, back along c, back along b
-    if (visit(Box{at, b1, c1, a1, flat})) return;
-    if (visit(Box{beyond(at, b1), c, a1, b2, flat})) return;
-    if (visit(Box{at_end(at_end(at, b1), c), a, -b1, -c2, flat})) return;
-    if (visit(Box{at_end(beyond(at_end(at, a), b1), c), -c, -a2, b2, flat})) return;
-    visit(Box{at_end(at_end(at, a), b1), -b1, c1, -a2, flat});
+    if (visit(Block{at, b1, c1, a1, flat})) return;
+    if (visit(Block{beyond(at, b1), c, a1, b2, flat})) return;
+    if (visit(Block{at_end(at_end(at, b1), c), a, -b1, -c2, flat})) return;
+    if (visit(Block{at_end(beyond(at_end(at, a), b1), c), -c, -a2, b2, flat})) return;
+    visit(Block{at_end(at_end(at, a), b1), -b1, c1, -a2, flat});
   }
 }
 
-template <class Visit> void split(const Box& box, Visit&& visit) {
+template <class Visit> void split(const Block& box, Visit&& visit) {
   box.flat ? split_rectangle(box, visit) : split_box(box, visit);
 }
 
 /// The whole grid, with the major side chosen.
-Box whole(const char* op, const Grid& grid, Steps steps) {
+Block whole(const char* op, const Grid& grid, Steps steps) {
   check(grid.width > 0 && grid.height > 0 && grid.frames > 0, op, ": a grid of ", grid.frames, " x ", grid.height,
         " x ", grid.width, " has no cells");
   check(std::max({grid.width, grid.height, grid.frames}) < Index{1} << 31, op, ": a grid of ", grid.frames, " x ",
         grid.height, " x ", grid.width, " has a side above 2^31 - 1");
   (void)grid.cells();  // positions are 64-bit
-  Box box{{}, {0, grid.width}, {1, grid.height}, {2, grid.frames}, false};
+  Block box{{}, {0, grid.width}, {1, grid.height}, {2, grid.frames}, false};
   box.flat = box.a.n == 1 || box.b.n == 1 || box.c.n == 1;
   if (box.flat) {
     if (box.c.n != 1) std::swap(box.b.n == 1 ? box.b : box.a, box.c);  // the side of 1 goes last
@@ -205,19 +205,19 @@ bool is_classic(const Grid& grid) {
 }
 
 /// Recursion is as deep as the sum of the logarithms of the sides: below 100.
-template <class Emit> void walk(const Box& box, Emit& emit) {
+template <class Emit> void walk(const Block& box, Emit& emit) {
   if (const Side* line = box.line()) return emit(box.at, *line);
-  split(box, [&](const Box& part) {
+  split(box, [&](const Block& part) {
     if (part.cells() > 0) walk(part, emit);
     return false;
   });
 }
 
 /// Down to the line that holds a position or a cell: here(part) says whether it lies in that part.
-template <class Here> Box descend(Box box, Here here) {
+template <class Here> Block descend(Block box, Here here) {
   while (box.line() == nullptr) {
-    Box next;
-    split(box, [&](const Box& part) { return here(part) ? next = part, true : false; });
+    Block next;
+    split(box, [&](const Block& part) { return here(part) ? next = part, true : false; });
     box = next;
   }
   return box;
@@ -226,10 +226,10 @@ template <class Here> Box descend(Box box, Here here) {
 }  // namespace
 
 Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
-  Box box = whole("hilbert_cell", grid, steps);
+  Block box = whole("hilbert_cell", grid, steps);
   check_position("hilbert_cell", position, box.cells());
   if (is_classic(grid)) return classic_cell(grid.width, position);
-  box = descend(box, [&](const Box& part) {
+  box = descend(box, [&](const Block& part) {
     if (position < part.cells()) return true;
     position -= part.cells();
     return false;
@@ -240,12 +240,12 @@ Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
 }
 
 Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps) {
-  Box box = whole("hilbert_position", grid, steps);
+  Block box = whole("hilbert_position", grid, steps);
   check_cell("hilbert_position", cell, grid);
   if (is_classic(grid)) return classic_position(grid.width, cell);
   const Point p{cell.x, cell.y, cell.z};
   Index position = 0;
-  box = descend(box, [&](const Box& part) {
+  box = descend(box, [&](const Block& part) {
     if (part.contains(p)) return true;
     position += part.cells();
     return false;
@@ -255,7 +255,7 @@ Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps) {
 }
 
 std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps steps) {
-  const Box box = whole("hilbert_walk", grid, steps);
+  const Block box = whole("hilbert_walk", grid, steps);
   check(0 <= limit && limit <= std::numeric_limits<std::int32_t>::max(), "hilbert_walk: limit ", limit,
         " must be from 0 to 2^31 - 1");
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(std::min(limit, box.cells())));
@@ -272,7 +272,7 @@ std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps step
 }
 
 Index non_unit_steps(const Grid& grid, Steps steps) {
-  const Box box = whole("non_unit_steps", grid, steps);
+  const Block box = whole("non_unit_steps", grid, steps);
   if (box.flat) return box.a.n > 1 && box.a.n % 2 == 1 && box.b.n > 2 && box.b.n % 2 == 0;
   if (box.a.n % 2 == 0 && box.b.n % 2 == 0 && box.c.n % 2 == 0) return 0;
   Index jumps = 0;

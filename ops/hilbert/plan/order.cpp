@@ -13,15 +13,14 @@
 namespace hilt {
 namespace {
 
-using Kind = Order::Kind;
 using Scope = Order::Scope;
 
 constexpr Index kMaxLength = std::numeric_limits<std::int32_t>::max();
 constexpr std::size_t kCacheBytes = std::size_t{256} << 20;  // 32 orders of 1 M tokens
 constexpr std::size_t kEntryOverhead = 512;  // about what nodes, key and vectors take besides the tables
 
-constexpr std::array<std::string_view, 7> kKinds{"row",     "snake", "morton", "tiles",
-                                                 "hilbert", "auto",  "given"};  // by Kind
+constexpr std::array<std::string_view, 7> kOrderNames{"row",     "snake", "morton", "tiles",
+                                                      "hilbert", "auto",  "given"};  // by Order::Kind
 constexpr std::array<std::string_view, 3> kOptions{"scope", "chunk", "steps"};
 constexpr std::array<std::string_view, 3> kScopes{"global", "segment", "order-only"};  // by Scope, but for chunked
 constexpr std::array<std::string_view, 2> kSteps{"near", "unit"};                      // by Steps
@@ -31,8 +30,8 @@ Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 // ---- reading text -------------------------------------------------------------------------------
 
 /// Where `name` stands in `names`; `what` is empty for the order itself.
-std::size_t find_name(std::string_view text, const char* what, std::string_view name,
-                      std::span<const std::string_view> names) {
+std::size_t named_in(std::string_view text, const char* what, std::string_view name,
+                     std::span<const std::string_view> names) {
   return hilt::find_name(("order (" + std::string(text) + ")" + what).c_str(), name, names);
 }
 
@@ -56,15 +55,15 @@ Grid read_grid(std::string_view text, std::string_view part, bool box_allowed) {
 void read_option(std::string_view text, std::string_view field, Order& order) {
   const std::size_t equals = std::min(field.find('='), field.size());
   const std::string_view key = field.substr(0, equals), value = field.substr(std::min(equals + 1, field.size()));
-  (void)find_name(text, ": option", key, kOptions);
+  (void)named_in(text, ": option", key, kOptions);
   if (key == "scope") {
-    order.scope = static_cast<Scope>(find_name(text, ": scope", value, kScopes));
+    order.scope = static_cast<Scope>(named_in(text, ": scope", value, kScopes));
   } else if (key == "chunk") {
     order.scope = Scope::chunked;
     order.chunk = read_positive(value);
     check(order.chunk > 0, "order (", text, "): chunk must be from 1 to 2147483647, got '", value, "'");
   } else {
-    order.steps = static_cast<Steps>(find_name(text, ": steps", value, kSteps));
+    order.steps = static_cast<Steps>(named_in(text, ": steps", value, kSteps));
   }
 }
 
@@ -83,7 +82,7 @@ void check_order(const Order& order, Index length, std::string_view text) {
   check(order.tile_height > 0 && order.tile_width > 0, "order (", text, "): sides of a tile must be positive");
   check(order.scope != Scope::chunked || (order.chunk > 0 && order.chunk <= kMaxLength), "order (", text,
         "): chunk must be from 1 to 2147483647, got ", order.chunk);
-  check(order.steps == Steps::near || order.kind == Kind::hilbert, "order (", text,
+  check(order.steps == Steps::near || order.kind == Order::Kind::hilbert, "order (", text,
         "): steps can only be asked of hilbert");
   if (order.folds()) return;
   check(grid.width > 0 && grid.height > 0 && grid.frames > 0, "order (", text, "): sides of a grid must be positive");
@@ -113,17 +112,18 @@ Grid chunk_grid(const Order& order) {
 /// chunked, the grid that of the enumeration.
 Order resolve(Order order, Index length) {
   check_order(order, length, to_string(order));
-  check(order.kind != Kind::automatic, "order (", to_string(order), "): a plan chooses it; make one of a pattern");
-  check(order.kind != Kind::given, "order (given): a plan or a call says which; see PlanSpec::given");
+  check(order.kind != Order::Kind::automatic, "order (", to_string(order),
+        "): a plan chooses it; make one of a pattern");
+  check(order.kind != Order::Kind::given, "order (given): a plan or a call says which; see PlanSpec::given");
   check(order.scope != Scope::per_segment, "order (", to_string(order),
         "): scope=segment needs a pattern with segments; give chunk=N instead");
-  if (order.kind == Kind::row || length <= 1 || row_order_forced()) return {};
+  if (order.kind == Order::Kind::row || length <= 1 || row_order_forced()) return {};
   const bool own_grid = !order.folds() && order.scope == Scope::chunked && order.grid.cells() == order.chunk;
   if (order.scope != Scope::chunked || (order.chunk >= length && !own_grid))
     order.scope = Scope::global, order.chunk = 0;
   if (order.scope == Scope::chunked) order.grid = chunk_grid(order);
   else if (order.folds()) order.grid = fold(length);
-  if (order.kind != Kind::tiles) order.tile_height = order.tile_width = 0;
+  if (order.kind != Order::Kind::tiles) order.tile_height = order.tile_width = 0;
   return order;
 }
 
@@ -156,7 +156,7 @@ template <class F> void morton(const Grid& grid, Index x, Index y, Index side, c
 }
 
 std::vector<std::int32_t> enumerate(const Order& order, Index limit) {
-  if (order.kind == Kind::hilbert) return hilbert_walk(order.grid, limit, order.steps);
+  if (order.kind == Order::Kind::hilbert) return hilbert_walk(order.grid, limit, order.steps);
   const Grid& grid = order.grid;
   std::vector<std::int32_t> tokens;
   tokens.reserve(static_cast<std::size_t>(limit));
@@ -164,9 +164,9 @@ std::vector<std::int32_t> enumerate(const Order& order, Index limit) {
     if (const Index token = y * grid.width + x; token < limit) tokens.push_back(static_cast<std::int32_t>(token));
   };
   const auto longest = static_cast<std::uint64_t>(std::max(grid.width, grid.height));
-  if (order.kind == Kind::snake) snake(grid, add);
-  else if (order.kind == Kind::morton) morton(grid, 0, 0, static_cast<Index>(std::bit_ceil(longest)), add);
-  else if (order.kind == Kind::tiles) tiles(grid, order.tile_height, order.tile_width, add);
+  if (order.kind == Order::Kind::snake) snake(grid, add);
+  else if (order.kind == Order::Kind::morton) morton(grid, 0, 0, static_cast<Index>(std::bit_ceil(longest)), add);
+  else if (order.kind == Order::Kind::tiles) tiles(grid, order.tile_height, order.tile_width, add);
   else
     for (Index token = 0; token < limit; ++token) add(token, 0);
   return tokens;
@@ -191,11 +191,11 @@ Order parse_order(std::string_view text, Index length) {
   const std::vector<std::string_view> fields = split_text(text, ',');
   const std::size_t colon = fields[0].find(':');
   Order order;
-  order.kind = static_cast<Kind>(find_name(text, "", fields[0].substr(0, colon), kKinds));
+  order.kind = static_cast<Order::Kind>(named_in(text, "", fields[0].substr(0, colon), kOrderNames));
   if (colon != std::string_view::npos) {
     const std::string_view shape = fields[0].substr(colon + 1);
     const std::size_t slash = shape.find('/');
-    if (order.kind != Kind::tiles) {
+    if (order.kind != Order::Kind::tiles) {
       order.grid = read_grid(text, shape, walks(order.kind, {1, 1, 2}));
     } else {
       if (slash != std::string_view::npos) order.grid = read_grid(text, shape.substr(0, slash), false);
@@ -203,9 +203,9 @@ Order parse_order(std::string_view text, Index length) {
       order.tile_height = tile.height, order.tile_width = tile.width;
     }
   }
-  check(order.kind != Kind::automatic || fields.size() == 1, "order (", text,
+  check(order.kind != Order::Kind::automatic || fields.size() == 1, "order (", text,
         "): auto takes a grid and no options; give them with an order of your own");
-  check(order.kind != Kind::given || text == "given", "order (", text, "): given takes no grid and no options");
+  check(order.kind != Order::Kind::given || text == "given", "order (", text, "): given takes no grid and no options");
   std::vector<std::string_view> keys;
   for (const std::string_view field : std::span(fields).subspan(1)) {
     read_option(text, field, order);
@@ -220,9 +220,9 @@ Order parse_order(std::string_view text, Index length) {
 }
 
 std::string to_string(const Order& order) {
-  std::string text(kKinds[static_cast<std::size_t>(order.kind)]);
+  std::string text(kOrderNames[static_cast<std::size_t>(order.kind)]);
   if (!order.folds()) text += ":" + grid_text(order.grid);
-  if (order.kind == Kind::tiles) {
+  if (order.kind == Order::Kind::tiles) {
     const Grid tile{order.tile_width, order.tile_height};
     const bool usual = tile == Grid{Order{}.tile_width, Order{}.tile_height};
     if (!order.folds() || !usual) text += (order.folds() ? ":" : "/") + grid_text(tile);
@@ -237,7 +237,7 @@ std::string to_string(const Order& order) {
 // ---- geometry -----------------------------------------------------------------------------------
 
 bool walks(Order::Kind kind, const Grid& grid) {
-  return grid.frames == 1 || kind == Kind::row || kind == Kind::hilbert || kind == Kind::automatic;
+  return grid.frames == 1 || kind == Order::Kind::row || kind == Order::Kind::hilbert || kind == Order::Kind::automatic;
 }
 
 Order with_segment(Order order, Index segment) {
