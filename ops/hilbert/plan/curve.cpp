@@ -1,10 +1,8 @@
 // Hilbert curves on squares, rectangles and boxes.
 //
-// Classic, on a 2^k square: two bits of the position a level, from the finest up; each level
-// reflects and transposes the s x s quadrant found so far, then moves it to its place.
-//
-// Generalized (recursive split), on any grid. A box has a first cell and signed sides a, b, c; its
-// curve runs from there along a, the major side. On a rectangle (c = 1), with w = |a| and h = |b|:
+// The curve is split recursively, on any grid; on a 2^k square that is the classic one. A box has a
+// first cell and signed sides a, b, c; its curve runs from there along a, the major side. On a
+// rectangle (c = 1), with w = |a| and h = |b|:
 //   2w > 3h    two boxes, one after the other along a
 //   else       up, long, down: up the first half of b, along all of a in the other half, back down
 //      +-----------+        up:    sides b', a'        from the first cell
@@ -17,7 +15,6 @@
 #include "ops/hilbert/plan/curve.h"
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdlib>
 #include <limits>
 #include <utility>
@@ -49,47 +46,6 @@ static void check_cell(const char* op, const Cell& cell, const Grid& grid) {
       op, ": cell (", cell.x, ", ", cell.y, ", ", cell.z, ") lies outside a grid of ", grid.frames, " x ", grid.height,
       " x ", grid.width);
 }
-
-// ---- the classic curve --------------------------------------------------------------------------
-
-static bool is_power_of_two(Index n) { return n > 0 && std::has_single_bit(static_cast<std::uint64_t>(n)); }
-
-static void check_side(const char* op, Index side) {
-  check(is_power_of_two(side) && side < Index{1} << 31, op, ": side ", side,
-        " must be a power of two below 2^31; hilbert_cell and hilbert_position take any grid");
-}
-
-Cell classic_cell(Index side, Index position) {
-  check_side("classic_cell", side);
-  check_position("classic_cell", position, side * side);
-  Index x = 0, y = 0;
-  for (Index s = 1; s < side; s *= 2, position >>= 2) {
-    const Index rx = (position >> 1) & 1, ry = (position ^ rx) & 1;
-    if (ry == 0) {
-      if (rx == 1) x = s - 1 - x, y = s - 1 - y;  // within the s x s quadrant, not the whole square
-      std::swap(x, y);
-    }
-    x += s * rx, y += s * ry;
-  }
-  return {x, y};
-}
-
-Index classic_position(Index side, const Cell& cell) {
-  check_side("classic_position", side);
-  check_cell("classic_position", cell, {side, side});
-  Index x = cell.x, y = cell.y, position = 0;
-  for (Index s = side / 2; s > 0; s /= 2) {
-    const Index rx = (x & s) != 0, ry = (y & s) != 0;
-    position += s * s * ((3 * rx) ^ ry);
-    if (ry == 0) {
-      if (rx == 1) x = side - 1 - x, y = side - 1 - y;  // flips the bits below s; those above are spent
-      std::swap(x, y);
-    }
-  }
-  return position;
-}
-
-// ---- the generalized curve ----------------------------------------------------------------------
 
 namespace {
 
@@ -200,10 +156,6 @@ Block whole(const char* op, const Grid& grid, Steps steps) {
   return box;
 }
 
-bool is_classic(const Grid& grid) {
-  return grid.frames == 1 && grid.width == grid.height && is_power_of_two(grid.width);
-}
-
 /// Recursion is as deep as the sum of the logarithms of the sides: below 100.
 template <class Emit> void walk(const Block& box, Emit& emit) {
   if (const Side* line = box.line()) return emit(box.at, *line);
@@ -228,7 +180,6 @@ template <class Here> Block descend(Block box, Here here) {
 Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
   Block box = whole("hilbert_cell", grid, steps);
   check_position("hilbert_cell", position, box.cells());
-  if (is_classic(grid)) return classic_cell(grid.width, position);
   box = descend(box, [&](const Block& part) {
     if (position < part.cells()) return true;
     position -= part.cells();
@@ -242,7 +193,6 @@ Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
 Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps) {
   Block box = whole("hilbert_position", grid, steps);
   check_cell("hilbert_position", cell, grid);
-  if (is_classic(grid)) return classic_position(grid.width, cell);
   const Point p{cell.x, cell.y, cell.z};
   Index position = 0;
   box = descend(box, [&](const Block& part) {
@@ -269,52 +219,6 @@ std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps step
   };
   walk(box, emit);
   return tokens;
-}
-
-Index non_unit_steps(const Grid& grid, Steps steps) {
-  const Block box = whole("non_unit_steps", grid, steps);
-  if (box.flat) return box.a.n > 1 && box.a.n % 2 == 1 && box.b.n > 2 && box.b.n % 2 == 0;
-  if (box.a.n % 2 == 0 && box.b.n % 2 == 0 && box.c.n % 2 == 0) return 0;
-  Index jumps = 0;
-  Point last{-1, 0, 0};  // a unit step before the first cell
-  const auto emit = [&](const Point& at, Side line) {
-    const Index length = std::abs(at[0] - last[0]) + std::abs(at[1] - last[1]) + std::abs(at[2] - last[2]);
-    jumps += length != 1;
-    last = at_end(at, line);
-  };
-  walk(box, emit);
-  return jumps;
-}
-
-// ---- Morton -------------------------------------------------------------------------------------
-
-/// Moves bit i to bit 2i: each round doubles the gaps between ever smaller groups of bits.
-static std::uint64_t spread(std::uint64_t bits) {
-  bits = (bits | bits << 16) & 0x0000ffff0000ffff;
-  bits = (bits | bits << 8) & 0x00ff00ff00ff00ff;
-  bits = (bits | bits << 4) & 0x0f0f0f0f0f0f0f0f;
-  bits = (bits | bits << 2) & 0x3333333333333333;
-  return (bits | bits << 1) & 0x5555555555555555;
-}
-
-static std::uint64_t gather(std::uint64_t bits) {
-  bits &= 0x5555555555555555;
-  bits = (bits | bits >> 1) & 0x3333333333333333;
-  bits = (bits | bits >> 2) & 0x0f0f0f0f0f0f0f0f;
-  bits = (bits | bits >> 4) & 0x00ff00ff00ff00ff;
-  bits = (bits | bits >> 8) & 0x0000ffff0000ffff;
-  return (bits | bits >> 16) & 0x00000000ffffffff;
-}
-
-std::uint64_t morton_code(const Cell& cell) {
-  constexpr Index kEnd = Index{1} << 31;
-  check(0 <= cell.x && cell.x < kEnd && 0 <= cell.y && cell.y < kEnd && cell.z == 0, "morton_code: cell (", cell.x,
-        ", ", cell.y, ", ", cell.z, ") must be in a plane of sides below 2^31");
-  return spread(static_cast<std::uint64_t>(cell.x)) | spread(static_cast<std::uint64_t>(cell.y)) << 1;
-}
-
-Cell morton_cell(std::uint64_t code) {
-  return {static_cast<Index>(gather(code)), static_cast<Index>(gather(code >> 1))};
 }
 
 }  // namespace hilt
