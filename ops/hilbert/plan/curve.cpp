@@ -87,49 +87,29 @@ struct Block {
   }
 };
 
-// Both splits call visit(part) in curve order until it returns true.
-
-template <class Visit> void split_rectangle(const Block& box, Visit&& visit) {
-  const auto& [at, a, b, c, flat] = box;
-  if (2 * std::abs(a.n) > 3 * std::abs(b.n)) {
-    const Side a1 = even_half(a);
-    if (visit(Block{at, a1, b, c, flat})) return;
-    visit(Block{beyond(at, a1), a - a1, b, c, flat});
-  } else {
-    const Side a1 = floor_half(a), b1 = even_half(b);
-    if (visit(Block{at, b1, a1, c, flat})) return;
-    if (visit(Block{beyond(at, b1), a, b - b1, c, flat})) return;
-    visit(Block{at_end(at_end(at, a), b1), -b1, -(a - a1), c, flat});
-  }
-}
-
-/// A part may be empty: half of a side of 1 is 0.
-template <class Visit> void split_box(const Block& box, Visit&& visit) {
+/// Calls visit(part) in curve order until it returns true. A part may be empty: half of a side of 1 is 0.
+template <class Visit> bool split(const Block& box, Visit&& visit) {
   const auto& [at, a, b, c, flat] = box;
   const Index w = std::abs(a.n), h = std::abs(b.n), d = std::abs(c.n);
   const Side a1 = even_half(a), b1 = even_half(b), c1 = even_half(c), a2 = a - a1, b2 = b - b1, c2 = c - c1;
-  if (2 * w > 3 * h && 2 * w > 3 * d) {  // long: halves along a
-    if (visit(Block{at, a1, b, c, flat})) return;
-    visit(Block{beyond(at, a1), a2, b, c, flat});
-  } else if (3 * h > 4 * d) {  // shallow in c: up, long and down in b
-    if (visit(Block{at, b1, c, a1, flat})) return;
-    if (visit(Block{beyond(at, b1), a, b2, c, flat})) return;
-    visit(Block{at_end(at_end(at, a), b1), -b1, c, -a2, flat});
-  } else if (3 * d > 4 * h) {  // shallow in b: up, long and down in c
-    if (visit(Block{at, c1, a1, b, flat})) return;
-    if (visit(Block{beyond(at, c1), a, b, c2, flat})) return;
-    visit(Block{at_end(at_end(at, a), c1), -c1, -a2, b, flat});
-  } else {  // near a cube: along b, along c, across on a, back along c, back along b
-    if (visit(Block{at, b1, c1, a1, flat})) return;
-    if (visit(Block{beyond(at, b1), c, a1, b2, flat})) return;
-    if (visit(Block{at_end(at_end(at, b1), c), a, -b1, -c2, flat})) return;
-    if (visit(Block{at_end(beyond(at_end(at, a), b1), c), -c, -a2, b2, flat})) return;
-    visit(Block{at_end(at_end(at, a), b1), -b1, c1, -a2, flat});
+  if (2 * w > 3 * h && 2 * w > 3 * d)  // long: halves along a
+    return visit(Block{at, a1, b, c, flat}) || visit(Block{beyond(at, a1), a2, b, c, flat});
+  if (flat) {  // up, long and down
+    const Side half = floor_half(a);
+    return visit(Block{at, b1, half, c, flat}) || visit(Block{beyond(at, b1), a, b2, c, flat}) ||
+           visit(Block{at_end(at_end(at, a), b1), -b1, -(a - half), c, flat});
   }
-}
-
-template <class Visit> void split(const Block& box, Visit&& visit) {
-  box.flat ? split_rectangle(box, visit) : split_box(box, visit);
+  if (3 * h > 4 * d)  // shallow in c: up, long and down in b
+    return visit(Block{at, b1, c, a1, flat}) || visit(Block{beyond(at, b1), a, b2, c, flat}) ||
+           visit(Block{at_end(at_end(at, a), b1), -b1, c, -a2, flat});
+  if (3 * d > 4 * h)  // shallow in b: up, long and down in c
+    return visit(Block{at, c1, a1, b, flat}) || visit(Block{beyond(at, c1), a, b, c2, flat}) ||
+           visit(Block{at_end(at_end(at, a), c1), -c1, -a2, b, flat});
+  // near a cube: along b, along c, across on a, back along c, back along b
+  return visit(Block{at, b1, c1, a1, flat}) || visit(Block{beyond(at, b1), c, a1, b2, flat}) ||
+         visit(Block{at_end(at_end(at, b1), c), a, -b1, -c2, flat}) ||
+         visit(Block{at_end(beyond(at_end(at, a), b1), c), -c, -a2, b2, flat}) ||
+         visit(Block{at_end(at_end(at, a), b1), -b1, c1, -a2, flat});
 }
 
 /// The whole grid, with the major side chosen.
