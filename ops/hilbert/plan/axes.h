@@ -1,12 +1,8 @@
 #pragma once
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <span>
-#include <vector>
 #include "pattern.h"
 
-// Private: the keys of a query on an axis of slides and windows, and a tree to find tiles by it.
+// Private: the keys of a query on an axis of slides and windows.
 
 namespace hilt {
 
@@ -57,42 +53,6 @@ class AxisRule {
   Index size_, cells_;
   Branch::Axis axis_;
   Index apart_;  // numbers from class to class
-};
-
-struct Box {
-  std::array<Interval, 3> side{};
-  bool empty = true;
-
-  void cover(const Box& x) {
-    if (x.empty) return;
-    for (std::size_t a = 0; a < 3 && !empty; ++a)
-      side[a] = {std::min(side[a].low, x.side[a].low), std::max(side[a].high, x.side[a].high)};
-    if (empty) *this = x;
-  }
-  bool overlaps(const Box& x) const {
-    bool all = !empty && !x.empty;
-    for (std::size_t a = 0; a < 3; ++a) all = all && side[a].low <= x.side[a].high && x.side[a].low <= side[a].high;
-    return all;
-  }
-};
-
-/// Tiles in their order, in a binary tree whose nodes cover those below.
-class BoxTree {
- public:
-  explicit BoxTree(std::span<const Box> leaves) : first_(std::bit_ceil(leaves.size())), node_(2 * first_) {
-    std::ranges::copy(leaves, node_.begin() + static_cast<std::ptrdiff_t>(first_));
-    for (std::size_t i = first_ - 1; i > 0; --i) node_[i] = node_[2 * i], node_[i].cover(node_[2 * i + 1]);
-  }
-  /// Calls found(leaf), ascending, for the leaves that overlap any of these boxes.
-  template <class F> void find(std::span<const Box> boxes, F&& found, std::size_t at = 1) const {
-    if (std::ranges::none_of(boxes, [&](const Box& b) { return b.overlaps(node_[at]); })) return;
-    if (at >= first_) return found(static_cast<Index>(at - first_));
-    find(boxes, found, 2 * at), find(boxes, found, 2 * at + 1);
-  }
-
- private:
-  std::size_t first_;
-  std::vector<Box> node_;
 };
 
 }  // namespace hilt

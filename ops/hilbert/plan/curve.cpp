@@ -1,10 +1,8 @@
 // Hilbert curves on squares, rectangles and boxes.
 //
-// Classic, on a 2^k square: two bits of the position a level, from the finest up; each level
-// reflects and transposes the s x s quadrant found so far, then moves it to its place.
-//
-// Generalized (recursive split), on any grid. A box has a first cell and signed sides a, b, c; its
-// curve runs from there along a, the major side. On a rectangle (c = 1), with w = |a| and h = |b|:
+// The curve is split recursively, on any grid; on a 2^k square that is the classic one. A box has a
+// first cell and signed sides a, b, c; its curve runs from there along a, the major side. On a
+// rectangle (c = 1), with w = |a| and h = |b|:
 //   2w > 3h    two boxes, one after the other along a
 //   else       up, long, down: up the first half of b, along all of a in the other half, back down
 //      +-----------+        up:    sides b', a'        from the first cell
@@ -17,7 +15,6 @@
 #include "ops/hilbert/plan/curve.h"
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdlib>
 #include <limits>
 #include <utility>
@@ -49,47 +46,6 @@ static void check_cell(const char* op, const Cell& cell, const Grid& grid) {
       op, ": cell (", cell.x, ", ", cell.y, ", ", cell.z, ") lies outside a grid of ", grid.frames, " x ", grid.height,
       " x ", grid.width);
 }
-
-// ---- the classic curve --------------------------------------------------------------------------
-
-static bool is_power_of_two(Index n) { return n > 0 && std::has_single_bit(static_cast<std::uint64_t>(n)); }
-
-static void check_side(const char* op, Index side) {
-  check(is_power_of_two(side) && side < Index{1} << 31, op, ": side ", side,
-        " must be a power of two below 2^31; hilbert_cell and hilbert_position take any grid");
-}
-
-Cell classic_cell(Index side, Index position) {
-  check_side("classic_cell", side);
-  check_position("classic_cell", position, side * side);
-  Index x = 0, y = 0;
-  for (Index s = 1; s < side; s *= 2, position >>= 2) {
-    const Index rx = (position >> 1) & 1, ry = (position ^ rx) & 1;
-    if (ry == 0) {
-      if (rx == 1) x = s - 1 - x, y = s - 1 - y;  // within the s x s quadrant, not the whole square
-      std::swap(x, y);
-    }
-    x += s * rx, y += s * ry;
-  }
-  return {x, y};
-}
-
-Index classic_position(Index side, const Cell& cell) {
-  check_side("classic_position", side);
-  check_cell("classic_position", cell, {side, side});
-  Index x = cell.x, y = cell.y, position = 0;
-  for (Index s = side / 2; s > 0; s /= 2) {
-    const Index rx = (x & s) != 0, ry = (y & s) != 0;
-    position += s * s * ((3 * rx) ^ ry);
-    if (ry == 0) {
-      if (rx == 1) x = side - 1 - x, y = side - 1 - y;  // flips the bits below s; those above are spent
-      std::swap(x, y);
-    }
-  }
-  return position;
-}
-
-// ---- the generalized curve ----------------------------------------------------------------------
 
 namespace {
 
@@ -131,49 +87,29 @@ struct Block {
   }
 };
 
-// Both splits call visit(part) in curve order until it returns true.
-
-template <class Visit> void split_rectangle(const Block& box, Visit&& visit) {
-  const auto& [at, a, b, c, flat] = box;
-  if (2 * std::abs(a.n) > 3 * std::abs(b.n)) {
-    const Side a1 = even_half(a);
-    if (visit(Block{at, a1, b, c, flat})) return;
-    visit(Block{beyond(at, a1), a - a1, b, c, flat});
-  } else {
-    const Side a1 = floor_half(a), b1 = even_half(b);
-    if (visit(Block{at, b1, a1, c, flat})) return;
-    if (visit(Block{beyond(at, b1), a, b - b1, c, flat})) return;
-    visit(Block{at_end(at_end(at, a), b1), -b1, -(a - a1), c, flat});
-  }
-}
-
-/// A part may be empty: half of a side of 1 is 0.
-template <class Visit> void split_box(const Block& box, Visit&& visit) {
+/// Calls visit(part) in curve order until it returns true. A part may be empty: half of a side of 1 is 0.
+template <class Visit> bool split(const Block& box, Visit&& visit) {
   const auto& [at, a, b, c, flat] = box;
   const Index w = std::abs(a.n), h = std::abs(b.n), d = std::abs(c.n);
   const Side a1 = even_half(a), b1 = even_half(b), c1 = even_half(c), a2 = a - a1, b2 = b - b1, c2 = c - c1;
-  if (2 * w > 3 * h && 2 * w > 3 * d) {  // long: halves along a
-    if (visit(Block{at, a1, b, c, flat})) return;
-    visit(Block{beyond(at, a1), a2, b, c, flat});
-  } else if (3 * h > 4 * d) {  // shallow in c: up, long and down in b
-    if (visit(Block{at, b1, c, a1, flat})) return;
-    if (visit(Block{beyond(at, b1), a, b2, c, flat})) return;
-    visit(Block{at_end(at_end(at, a), b1), -b1, c, -a2, flat});
-  } else if (3 * d > 4 * h) {  // shallow in b: up, long and down in c
-    if (visit(Block{at, c1, a1, b, flat})) return;
-    if (visit(Block{beyond(at, c1), a, b, c2, flat})) return;
-    visit(Block{at_end(at_end(at, a), c1), -c1, -a2, b, flat});
-  } else {  // near a cube: along b, along c, across on a, back along c, back along b
-    if (visit(Block{at, b1, c1, a1, flat})) return;
-    if (visit(Block{beyond(at, b1), c, a1, b2, flat})) return;
-    if (visit(Block{at_end(at_end(at, b1), c), a, -b1, -c2, flat})) return;
-    if (visit(Block{at_end(beyond(at_end(at, a), b1), c), -c, -a2, b2, flat})) return;
-    visit(Block{at_end(at_end(at, a), b1), -b1, c1, -a2, flat});
+  if (2 * w > 3 * h && 2 * w > 3 * d)  // long: halves along a
+    return visit(Block{at, a1, b, c, flat}) || visit(Block{beyond(at, a1), a2, b, c, flat});
+  if (flat) {  // up, long and down
+    const Side half = floor_half(a);
+    return visit(Block{at, b1, half, c, flat}) || visit(Block{beyond(at, b1), a, b2, c, flat}) ||
+           visit(Block{at_end(at_end(at, a), b1), -b1, -(a - half), c, flat});
   }
-}
-
-template <class Visit> void split(const Block& box, Visit&& visit) {
-  box.flat ? split_rectangle(box, visit) : split_box(box, visit);
+  if (3 * h > 4 * d)  // shallow in c: up, long and down in b
+    return visit(Block{at, b1, c, a1, flat}) || visit(Block{beyond(at, b1), a, b2, c, flat}) ||
+           visit(Block{at_end(at_end(at, a), b1), -b1, c, -a2, flat});
+  if (3 * d > 4 * h)  // shallow in b: up, long and down in c
+    return visit(Block{at, c1, a1, b, flat}) || visit(Block{beyond(at, c1), a, b, c2, flat}) ||
+           visit(Block{at_end(at_end(at, a), c1), -c1, -a2, b, flat});
+  // near a cube: along b, along c, across on a, back along c, back along b
+  return visit(Block{at, b1, c1, a1, flat}) || visit(Block{beyond(at, b1), c, a1, b2, flat}) ||
+         visit(Block{at_end(at_end(at, b1), c), a, -b1, -c2, flat}) ||
+         visit(Block{at_end(beyond(at_end(at, a), b1), c), -c, -a2, b2, flat}) ||
+         visit(Block{at_end(at_end(at, a), b1), -b1, c1, -a2, flat});
 }
 
 /// The whole grid, with the major side chosen.
@@ -200,10 +136,6 @@ Block whole(const char* op, const Grid& grid, Steps steps) {
   return box;
 }
 
-bool is_classic(const Grid& grid) {
-  return grid.frames == 1 && grid.width == grid.height && is_power_of_two(grid.width);
-}
-
 /// Recursion is as deep as the sum of the logarithms of the sides: below 100.
 template <class Emit> void walk(const Block& box, Emit& emit) {
   if (const Side* line = box.line()) return emit(box.at, *line);
@@ -228,7 +160,6 @@ template <class Here> Block descend(Block box, Here here) {
 Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
   Block box = whole("hilbert_cell", grid, steps);
   check_position("hilbert_cell", position, box.cells());
-  if (is_classic(grid)) return classic_cell(grid.width, position);
   box = descend(box, [&](const Block& part) {
     if (position < part.cells()) return true;
     position -= part.cells();
@@ -242,7 +173,6 @@ Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
 Index hilbert_position(const Grid& grid, const Cell& cell, Steps steps) {
   Block box = whole("hilbert_position", grid, steps);
   check_cell("hilbert_position", cell, grid);
-  if (is_classic(grid)) return classic_position(grid.width, cell);
   const Point p{cell.x, cell.y, cell.z};
   Index position = 0;
   box = descend(box, [&](const Block& part) {
@@ -269,52 +199,6 @@ std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps step
   };
   walk(box, emit);
   return tokens;
-}
-
-Index non_unit_steps(const Grid& grid, Steps steps) {
-  const Block box = whole("non_unit_steps", grid, steps);
-  if (box.flat) return box.a.n > 1 && box.a.n % 2 == 1 && box.b.n > 2 && box.b.n % 2 == 0;
-  if (box.a.n % 2 == 0 && box.b.n % 2 == 0 && box.c.n % 2 == 0) return 0;
-  Index jumps = 0;
-  Point last{-1, 0, 0};  // a unit step before the first cell
-  const auto emit = [&](const Point& at, Side line) {
-    const Index length = std::abs(at[0] - last[0]) + std::abs(at[1] - last[1]) + std::abs(at[2] - last[2]);
-    jumps += length != 1;
-    last = at_end(at, line);
-  };
-  walk(box, emit);
-  return jumps;
-}
-
-// ---- Morton -------------------------------------------------------------------------------------
-
-/// Moves bit i to bit 2i: each round doubles the gaps between ever smaller groups of bits.
-static std::uint64_t spread(std::uint64_t bits) {
-  bits = (bits | bits << 16) & 0x0000ffff0000ffff;
-  bits = (bits | bits << 8) & 0x00ff00ff00ff00ff;
-  bits = (bits | bits << 4) & 0x0f0f0f0f0f0f0f0f;
-  bits = (bits | bits << 2) & 0x3333333333333333;
-  return (bits | bits << 1) & 0x5555555555555555;
-}
-
-static std::uint64_t gather(std::uint64_t bits) {
-  bits &= 0x5555555555555555;
-  bits = (bits | bits >> 1) & 0x3333333333333333;
-  bits = (bits | bits >> 2) & 0x0f0f0f0f0f0f0f0f;
-  bits = (bits | bits >> 4) & 0x00ff00ff00ff00ff;
-  bits = (bits | bits >> 8) & 0x0000ffff0000ffff;
-  return (bits | bits >> 16) & 0x00000000ffffffff;
-}
-
-std::uint64_t morton_code(const Cell& cell) {
-  constexpr Index kEnd = Index{1} << 31;
-  check(0 <= cell.x && cell.x < kEnd && 0 <= cell.y && cell.y < kEnd && cell.z == 0, "morton_code: cell (", cell.x,
-        ", ", cell.y, ", ", cell.z, ") must be in a plane of sides below 2^31");
-  return spread(static_cast<std::uint64_t>(cell.x)) | spread(static_cast<std::uint64_t>(cell.y)) << 1;
-}
-
-Cell morton_cell(std::uint64_t code) {
-  return {static_cast<Index>(gather(code)), static_cast<Index>(gather(code >> 1))};
 }
 
 }  // namespace hilt

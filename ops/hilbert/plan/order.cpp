@@ -149,10 +149,8 @@ template <class F> void morton(const Grid& grid, Index x, Index y, Index side, c
   if (x >= grid.width || y >= grid.height) return;
   if (side == 1) return cell(x, y);
   const Index half = side / 2;
-  for (std::uint64_t quadrant = 0; quadrant < 4; ++quadrant) {
-    const Cell at = morton_cell(quadrant);
-    morton(grid, x + half * at.x, y + half * at.y, half, cell);
-  }
+  for (const Index below : {0, 1})
+    for (const Index right : {0, 1}) morton(grid, x + half * right, y + half * below, half, cell);
 }
 
 std::vector<std::int32_t> enumerate(const Order& order, Index limit) {

@@ -3,7 +3,9 @@
 // exactly: a tile is full if every key passes every query's tests, and dropped if no pair does.
 #include "ops/hilbert/plan/tiles.h"
 #include <bit>
+#include <functional>
 #include <limits>
+#include <ranges>
 #include "core/error.h"
 #include "ops/hilbert/plan/attends.h"
 #include "ops/hilbert/plan/axes.h"
@@ -16,7 +18,7 @@ using Kind = Branch::Kind;
 using Tokens = std::vector<std::int32_t>;
 constexpr Index kTile = Tiling::kTile;
 
-/// A Tiling in the making: lists and tiles first, then which tile meets which.
+/// A Tiling in the making: lists and tiles first, then which tile may meet which, then which does.
 class Builder {
  public:
   Builder(const Ground& ground, std::size_t branch, Index head)
@@ -26,33 +28,86 @@ class Builder {
         b_(alternatives_[0]),
         head_(head),
         along_order_(std::ranges::all_of(alternatives_, &Branch::is_order_only)) {
-    find_asking();
     const bool alone = alternatives_.size() == 1;
-    if (alone && b_.kind == Kind::dense) whole();
-    else if (alone && b_.kind == Kind::segment) segments();
+    find_asking();
+    list_prefix();
+    if (alone && b_.kind == Kind::segment) segments();
     else if (alone && b_.kind == Kind::blocks) block_rows();
-    else boxes();
+    else whole();
+    fill_ranks();
+    const bool lists_tell_all = alone && b_.dimensions() == 0;  // of a set without axes
+    if (!lists_tell_all && g_.length() > 0) boxes();
+    find_tiles();
+    if (g_.met) group_with_prefix();
     name_rows();
-    if (outside_ > 0) surround();
   }
   Tiling take() { return std::move(t_); }
 
  private:
-  // A list of queries or keys and the tiles it is cut into.
-  static void append(TokenList& tokens, std::vector<Tiling::Range>& tiles, const TokenList& more) {
-    for (std::size_t i = 0; i < more.size(); i += at(kTile)) {
-      const auto begin = narrow(tokens.size() + i);
-      tiles.push_back({begin, begin + narrow(std::min<Index>(kTile, static_cast<Index>(more.size() - i)))});
+  using Range = Tiling::Range;
+  using Ranges = std::vector<Range>;
+
+  // ---- what tiles have between them ----
+  /// The lowest and the highest of some numbers.
+  struct Extremes {
+    std::int32_t low = std::numeric_limits<std::int32_t>::max(), high = std::numeric_limits<std::int32_t>::min();
+    void cover(const Interval& x) { low = std::min(low, narrow(x.low)), high = std::max(high, narrow(x.high)); }
+  };
+  using Extents = std::vector<Extremes>;  // of each tile
+  /// Of list[step row + first].
+  template <class List> static Extents extents(const Ranges& tiles, const List& list, Index step = 1, Index first = 0) {
+    Extents out(tiles.size());
+    for (std::size_t tile = 0; tile < tiles.size(); ++tile)
+      for (Index row = tiles[tile].begin; row < tiles[tile].end; ++row) {
+        const Index x = list[at(step * row + first)];
+        out[tile].cover({x, x});
+      }
+    return out;
+  }
+  using Levels = std::vector<Extents>;  // [level][i]: of tiles i << level .. (i + 1) << level
+  static Levels levels(Extents of_tiles) {
+    Levels all{std::move(of_tiles)};
+    for (std::size_t n; (n = all.back().size() / 2) > 0;) {
+      Extents next(n);
+      for (std::size_t i = 0; i < 2 * n; ++i) next[i / 2].cover({all.back()[i].low, all.back()[i].high});
+      all.push_back(std::move(next));
     }
-    tokens.append(more);
+    return all;
   }
 
-  void add_group(std::int32_t q, std::int32_t k) {
-    t_.group.push_back({{q, narrow(t_.q_token.size())}, {k, narrow(t_.k_token.size())}});
-  }
+  /// A comparison of the mask by each tile's extremes: a key is in an interval of the query.
+  struct Test {
+    Extents low, high;  // without low, a key may be as low as it likes
+    Levels key;
 
-  // Where the lists look for tokens. Sets that know no order stand along it all the same.
-  Index token(Index p) const { return along_order_ ? g_.token_along_order(p) : g_.token(p); }
+    void classify(Index i, std::size_t level, Index j, bool& always, bool& never) const {
+      const Extremes &up = high[at(i)], &keys = key[level][at(j)];
+      if (keys.high == kTaken) return;
+      always = always && keys.high <= up.low, never = never || keys.low > up.high;
+      if (low.empty()) return;
+      const Extremes& down = low[at(i)];
+      always = always && keys.low >= down.high, never = never || keys.high < down.low;
+    }
+  };
+  /// One of a union.
+  struct Box {
+    std::vector<Test> numbers,
+        cells;  // what the mask compares, and where that lies: classes apart cover the same cells
+  };
+
+  // ---- lists ----
+  // They hold tokens until name_rows(). Sets that know no order stand along it all the same.
+
+  /// Cuts the rows behind these tiles into more tiles, and says which.
+  static Range cut(const TokenList& rows, Ranges& tiles) {
+    const auto first = narrow(tiles.size()), end = narrow(rows.size());
+    for (auto row = tiles.empty() ? 0 : tiles.back().end; row < end; row = tiles.back().end)
+      tiles.push_back({row, std::min(row + narrow(kTile), end)});
+    return {first, narrow(tiles.size())};
+  }
+  Range cut(bool asking) { return asking ? cut(t_.q_token, t_.q_tile) : cut(t_.k_token, t_.k_tile); }
+
+  std::int32_t token(Index p) const { return outside_ + narrow(along_order_ ? g_.token_along_order(p) : g_.token(p)); }
   bool counts_up() const { return !g_.order || (g_.by_token && !along_order_); }  // so tokens stand
   void find_asking() {
     if (!g_.spec.queries) return;
@@ -63,130 +118,98 @@ class Builder {
     }
     if (!std::ranges::is_sorted(asking_)) std::ranges::sort(asking_);
   }
-  /// Appends the tokens of these positions, of every step-th; of queries those that ask.
-  void list(Index begin, Index end, Index step, bool asking, TokenList& out) const {
+  /// The tokens of every step-th of these positions; of queries those that ask.
+  void append(Index begin, Index end, Index step, bool asking, TokenList& out) const {
     if (asking && g_.spec.queries) {
       const auto last = std::ranges::lower_bound(asking_, end);
       for (auto p = std::ranges::lower_bound(asking_, begin); p < last; ++p)
-        if ((*p - begin) % step == 0) out.push_back(narrow(token(*p)));
+        if ((*p - begin) % step == 0) out.push_back(token(*p));
       return;
     }
-    if (step == 1 && counts_up()) return out.append(narrow(begin), at(std::max<Index>(end - begin, 0)));
-    for (Index p = begin; p < end; p += step) out.push_back(narrow(token(p)));
+    if (step == 1 && counts_up()) return out.append(outside_ + narrow(begin), at(std::max<Index>(end - begin, 0)));
+    for (Index p = begin; p < end; p += step) out.push_back(token(p));
+  }
+  /// Lists them in tiles of their own.
+  Range list(Index begin, Index end, Index step, bool asking) {
+    append(begin, end, step, asking, asking ? t_.q_token : t_.k_token);
+    return cut(asking);
   }
 
-  void list_all() {
-    TokenList q, k;
-    if (g_.spec.cross) q.append(0, at(*g_.spec.cross));
-    else list(0, g_.length(), 1, true, q);
-    list(0, g_.length(), 1, false, k);
-    append(t_.q_token, t_.q_tile, q);
-    append(t_.k_token, t_.k_tile, k);
-    fill_ranks();
+  /// The tokens outside come before all else.
+  void list_prefix() {
+    for (std::int32_t row = 0; row < outside_; ++row) {
+      if (!g_.spec.queries || std::ranges::binary_search(*g_.spec.queries, row)) t_.q_token.push_back(row);
+      if (g_.met) t_.k_token.push_back(row);
+    }
+    prefix_ = {t_.q_token.size(), t_.k_token.size(), cut(true).end, cut(false).end};
   }
 
+  /// These queries meet these keys: tiles of the lists.
+  void meet(Range q, Range k) {
+    candidates_.resize(t_.q_tile.size());
+    for (Index i = q.begin; i < q.end; ++i) candidates_[at(i)].push_back(k);
+  }
+  /// The same, where all of them meet but for causality. They are the last of the lists.
+  void meet_as_group(Range q, Range k) {
+    const auto begin = [](const Ranges& tiles, Range some, const TokenList& rows) {
+      return some.begin < some.end ? tiles[at(some.begin)].begin : narrow(rows.size());
+    };
+    meet(q, k);
+    if (q.begin < q.end)
+      t_.group.push_back({{begin(t_.q_tile, q, t_.q_token), narrow(t_.q_token.size())},
+                          {begin(t_.k_tile, k, t_.k_token), narrow(t_.k_token.size())}});
+  }
+
+  /// All tokens in one list. Of a set on axes, boxes() tells which of them meet.
   void whole() {
-    list_all();
-    if (!t_.q_token.empty()) add_group(0, 0);
-    for (Index i = 0; i < std::ssize(t_.q_tile); ++i) add_row(i, 0, std::ssize(t_.k_tile)), t_.met.end_list();
+    if (g_.spec.cross) t_.q_token.append(0, at(*g_.spec.cross));
+    const Range q = g_.spec.cross ? cut(true) : list(0, g_.length(), 1, true), k = list(0, g_.length(), 1, false);
+    alternatives_.size() == 1 && b_.kind == Kind::dense ? meet_as_group(q, k) : meet(q, k);
   }
 
   void segments() {
     const Index r = b_.dilation, offset = offset_of(g_.spec, branch_, head_);
     const bool by_residue = g_.spec.dilation_mode == DilationMode::residue;
-    std::vector<std::array<Index, 3>> groups;  // end of its q tiles, its k tiles
-    TokenList q, k;
     for (Index begin = -b_.axes[0].shift; begin < g_.length(); begin += b_.size) {
       const Index end = std::min(begin + b_.size, g_.length());
-      const Index first = std::max<Index>(begin, 0);
       for (Index residue = 0; residue < (by_residue ? std::min(r, end - begin) : 1); ++residue) {
-        q = {}, k = {};
         Index p = begin + (by_residue ? residue : offset);
         if (p < 0) p += (r - 1 - p) / r * r;  // the first segment begins before the first position
-        if (by_residue || only_active_ask(g_.spec.dilation_mode)) list(p, end, r, true, q);
-        else list(first, end, 1, true, q);
-        if (q.empty()) continue;
-        list(p, end, r, false, k);
-        const Index k_first = std::ssize(t_.k_tile);
-        const auto q_begin = narrow(std::ssize(t_.q_token)), k_begin = narrow(std::ssize(t_.k_token));
-        append(t_.q_token, t_.q_tile, q);
-        append(t_.k_token, t_.k_tile, k);
-        if (!k.empty()) add_group(q_begin, k_begin);
-        groups.push_back({std::ssize(t_.q_tile), k_first, std::ssize(t_.k_tile)});
+        const bool some_ask = by_residue || only_active_ask(g_.spec.dilation_mode);
+        const Range q = some_ask ? list(p, end, r, true) : list(std::max<Index>(begin, 0), end, 1, true);
+        if (q.begin == q.end) continue;
+        const Range k = list(p, end, r, false);
+        if (k.begin < k.end) meet_as_group(q, k);
       }
     }
-    if (g_.met && (r > 1 || g_.spec.queries))
-      list_others(t_.q_token, t_.q_tile, true), list_others(t_.k_token, t_.k_tile, false);
-    fill_ranks();
-    Index i = 0;
-    for (const auto& [q_end, k_begin, k_end] : groups)
-      for (; i < q_end; ++i) add_row(i, k_begin, k_end), t_.met.end_list();
-    for (; i < std::ssize(t_.q_tile); ++i) t_.met.end_list();
+    if (g_.met && (r > 1 || g_.spec.queries)) list_others(true), list_others(false);
   }
   /// Tokens that the list lacks, for a prefix to meet.
-  void list_others(TokenList& tokens, std::vector<Tiling::Range>& tiles, bool asking) const {
-    std::vector<bool> listed(at(g_.length()));
-    for (const std::int32_t t : tokens) listed[at(t)] = true;
-    TokenList all, others;
-    list(0, g_.length(), 1, asking, all);
+  void list_others(bool asking) {
+    TokenList &list = asking ? t_.q_token : t_.k_token, all;
+    std::vector<bool> listed(at(g_.spec.length));
+    for (const std::int32_t t : list) listed[at(t)] = true;
+    append(0, g_.length(), 1, asking, all);
     for (const std::int32_t t : all)
-      if (!listed[at(t)]) others.push_back(t);
-    append(tokens, tiles, others);
+      if (!listed[at(t)]) list.push_back(t);
+    cut(asking);
   }
 
   void block_rows() {
     const Index n = (g_.length() + b_.size - 1) / b_.size;
     const BlockPairs& pairs = b_.pairs_of(head_, g_.spec.heads);
     const BlockLayout layout = lay_out_blocks(g_.spec.work_order, pairs, n);
-    const auto q_tiles = blocks_in(layout.queries, t_.q_token, t_.q_tile, true),
-               k_tiles = blocks_in(layout.keys, t_.k_token, t_.k_tile, false);
-    fill_ranks();
-    std::vector<TileRun> row;
-    for (std::int32_t block : layout.queries) {
-      row.clear();
-      for (const auto& pair : std::ranges::equal_range(pairs, block, {}, &BlockPairs::value_type::first))
-        row.push_back(k_tiles[at(pair.second)]);
-      std::ranges::sort(row, {}, &TileRun::begin);
-      for (Index i = q_tiles[at(block)].begin; i < q_tiles[at(block)].end; ++i) {
-        for (const TileRun& run : row) add_row(i, run.begin, run.end);
-        t_.met.end_list();
-      }
-    }
-  }
-  struct TileRun {
-    Index begin, end;
-  };
-  // Appends the tokens of these blocks, and says which tiles each block became.
-  std::vector<TileRun> blocks_in(const Tokens& sequence, TokenList& tokens, std::vector<Tiling::Range>& tiles,
-                                 bool asking) const {
-    std::vector<TileRun> made(sequence.size());
-    for (std::int32_t i : sequence) {
-      TokenList block;
-      list(i * b_.size, std::min((i + 1) * b_.size, g_.length()), 1, asking, block);
-      made[at(i)].begin = std::ssize(tiles);
-      append(tokens, tiles, block);
-      made[at(i)].end = std::ssize(tiles);
-    }
-    return made;
+    const auto tiles_of = [&](const Tokens& blocks, bool asking) {
+      Ranges tiles(blocks.size());
+      for (const Index i : blocks)
+        tiles[at(i)] = list(i * b_.size, std::min((i + 1) * b_.size, g_.length()), 1, asking);
+      return tiles;
+    };
+    const Ranges q = tiles_of(layout.queries, true), k = tiles_of(layout.keys, false);
+    for (const auto& [i, j] : pairs) meet(q[at(i)], k[at(j)]);
   }
 
-  // Each branch of a union is a box, blocks one for each run of a row; so is a set on axes.
-  void boxes() {
-    for (const Branch& b : alternatives_) axes_ = std::max(axes_, b.dimensions());
-    list_all();
-    // A number on each axis is a key: those of a query are as many as its intervals say.
-    counts_ahead_ = alternatives_.size() == 1 && !t_.causal;
-    t_.boxes = 0;
-    for (std::size_t i = 0; i < alternatives_.size(); ++i) {
-      const Branch& b = alternatives_[i];
-      if (b.kind == Kind::dense) add_box(0, [](auto...) { return kAll; });
-      else if (b.kind == Kind::segment) add_segments(b, offset_of(g_.spec, branch_ + i, head_));
-      else if (b.kind == Kind::blocks) add_blocks(b);
-      else add_axes(b);
-    }
-    find_tiles();
-  }
-
+  // ---- boxes ----
   /// A token on an axis: its number and where it lies; as a query, those of its keys.
   struct Met {
     Index number, cell;
@@ -195,62 +218,110 @@ class Builder {
   static constexpr Interval kNone{1, 0};
   static constexpr Met kAll{};
 
-  /// The keys of queries on each of the first `axes`, by on(token, axis, whether it asks).
-  template <class F> void add_box(std::size_t axes, F&& on) {
-    std::vector<Box> keys(t_.k_tile.size()), reach((t_.q_token.size() + at(kPart) - 1) / at(kPart));
-    for (std::size_t j = 0; j < t_.k_token.size(); ++j) {
-      Box place{.empty = false};
-      for (std::size_t axis = 0; axis < axes_; ++axis) {
-        const Met m = axis < axes ? on(t_.k_token[j], axis, false) : kAll;
-        place.side[axis] = {m.cell, m.cell}, place.empty = place.empty || m.number < 0;
-        t_.axis[axis].key.push_back(narrow(m.number));
-      }
-      keys[j / at(kTile)].cover(place);
+  /// The keys of queries on the first `axes`; on the others all.
+  struct Rule {
+    std::size_t axes;
+    std::function<Met(std::int32_t token, std::size_t axis, bool asks)> on;
+    Met operator()(std::int32_t token, std::size_t axis, bool asks) const {
+      return axis < axes ? on(token, axis, asks) : kAll;
     }
-    for (std::size_t i = 0; i < t_.q_token.size(); ++i) {
-      Box met{.empty = false};
-      Index numbers = 1;
-      for (std::size_t axis = 0; axis < axes_; ++axis) {
-        const Met m = axis < axes ? on(t_.q_token[i], axis, true) : kAll;
-        met.side[axis] = m.cells, met.empty = met.empty || m.numbers.low > m.numbers.high;
-        numbers *= m.numbers.high - m.numbers.low + 1;
-        t_.axis[axis].low.push_back(narrow(m.numbers.low));
-        t_.axis[axis].high.push_back(narrow(m.numbers.high));
-      }
-      reach[i / at(kPart)].cover(met);
-      if (counts_ahead_ && !met.empty) t_.pairs += numbers;
+  };
+
+  // Each branch of a union is a box, blocks one for each run of a row; so is a set on axes.
+  void boxes() {
+    std::vector<Rule> rules;
+    for (std::size_t i = 0; i < alternatives_.size(); ++i) {
+      const Branch& b = alternatives_[i];
+      axes_ = std::max({axes_, b.dimensions(), std::size_t{1}});
+      if (b.kind == Kind::dense) rules.push_back({0, {}});
+      else if (b.kind == Kind::segment) rules.push_back(rule_of_segments(b, offset_of(g_.spec, branch_ + i, head_)));
+      else if (b.kind == Kind::blocks) add_rules_of_blocks(b, rules);
+      else rules.push_back(rule_of_axes(b));
     }
-    ++t_.boxes;
-    searches_.push_back({BoxTree(keys), std::move(reach)});
+    if (rules.empty()) return void(axes_ = 0);  // a list of blocks may be empty
+    // A number on each axis is a key: those of a query are as many as its intervals say.
+    counts_ahead_ = alternatives_.size() == 1 && !t_.causal;
+    boxes_.resize(rules.size()), t_.boxes = narrow(rules.size());
+    for (std::size_t axis = 0; axis < axes_; ++axis) {
+      t_.axis[axis].key.assign(t_.k_token.size() * rules.size(), kTaken);  // as the prefix has it
+      t_.axis[axis].low.assign(t_.q_token.size() * rules.size(), 1);
+      t_.axis[axis].high.assign(t_.q_token.size() * rules.size(), 0);
+    }
+    for (std::size_t i = 0; i < rules.size(); ++i) add_box(narrow(i), rules[i]);
+    if (g_.met) fill_bounds_of_prefix();
   }
 
-  void add_axes(const Branch& b) {
-    axes_ = std::max(axes_, b.dimensions());
-    const auto meets = [](const AxisRule& rule, Index cell) {
-      const Interval met = rule.keys_of(cell);
-      return Met{rule.number(cell), cell, met, {rule.cell(met.low), rule.cell(met.high)}};
+  void add_box(std::int32_t box, const Rule& on) {
+    const auto of_each = [&](const Ranges& tiles, std::int32_t first, auto&& f) {
+      for (auto tile = at(first); tile < tiles.size(); ++tile)
+        for (Index row = tiles[tile].begin; row < tiles[tile].end; ++row) f(tile, at(row), at(row * t_.boxes + box));
+    };
+    std::vector<Extents> keys(axes_, Extents(t_.k_tile.size())), reach(axes_, Extents(t_.q_tile.size()));
+    of_each(t_.k_tile, prefix_.k_tiles, [&](std::size_t tile, std::size_t row, std::size_t entry) {
+      for (std::size_t axis = 0; axis < axes_; ++axis) {
+        const Met m = on(t_.k_token[row] - outside_, axis, false);
+        t_.axis[axis].key[entry] = narrow(m.number);
+        keys[axis][tile].cover({m.cell, m.cell});
+      }
+    });
+    of_each(t_.q_tile, prefix_.q_tiles, [&](std::size_t tile, std::size_t row, std::size_t entry) {
+      Index numbers = 1;
+      for (std::size_t axis = 0; axis < axes_; ++axis) {
+        const Met m = on(t_.q_token[row] - outside_, axis, true);
+        t_.axis[axis].low[entry] = narrow(m.numbers.low), t_.axis[axis].high[entry] = narrow(m.numbers.high);
+        numbers *= std::max<Index>(m.numbers.high - m.numbers.low + 1, 0);
+        if (m.numbers.low <= m.numbers.high) reach[axis][tile].cover(m.cells);
+      }
+      if (counts_ahead_) t_.pairs += numbers;
+    });
+    for (std::size_t axis = 0; axis < axes_; ++axis) {
+      std::fill_n(keys[axis].begin(), prefix_.k_tiles, Extremes{kTaken, kTaken});
+      std::fill_n(reach[axis].begin(), prefix_.q_tiles, Extremes{0, narrow(g_.length())});
+      boxes_[at(box)].cells.push_back({reach[axis], reach[axis], levels(std::move(keys[axis]))});
+    }
+  }
+
+  /// The prefix attends to all, and has kTaken as a key.
+  void fill_bounds_of_prefix() {
+    const std::size_t boxes = at(t_.boxes);
+    for (std::size_t axis = 0; axis < axes_; ++axis) {
+      Tiling::Axis& a = t_.axis[axis];
+      const auto [low, high] = std::ranges::minmax(std::span(a.key).subspan(prefix_.k * boxes));
+      std::fill_n(a.low.begin(), prefix_.q * boxes, low), std::fill_n(a.high.begin(), prefix_.q * boxes, high);
+    }
+    const std::size_t of_prefix = prefix_.q * t_.k_token.size(),
+                      with_prefix = (t_.q_token.size() - prefix_.q) * prefix_.k;
+    if (counts_ahead_) t_.pairs += static_cast<Index>(of_prefix + with_prefix);
+  }
+
+  Rule rule_of_axes(const Branch& b) const {
+    const auto met = [](const AxisRule& rule, Index cell) {
+      const Interval keys = rule.keys_of(cell);
+      return Met{rule.number(cell), cell, keys, {rule.cell(keys.low), rule.cell(keys.high)}};
     };
     if (b.dimensions() == 1)
-      return add_box(1, [&, rule = AxisRule(b, 0, g_.cells(b, 0))](std::int32_t token, std::size_t axis, bool) {
-        return meets(rule, g_.cell(b, axis, token));
-      });
+      return {1, [this, met, rule = AxisRule(b, 0, g_.length())](std::int32_t token, std::size_t, bool) {
+                return met(rule, g_.position(token));
+              }};
     std::array<std::vector<Met>, 3> by_cell;  // many tokens share one
     for (std::size_t axis = 0; axis < b.dimensions(); ++axis)
       for (Index cell = 0; cell < g_.cells(b, axis); ++cell)
-        by_cell[axis].push_back(meets(AxisRule(b, axis, g_.cells(b, axis)), cell));
-    add_box(b.dimensions(),
-            [&](std::int32_t token, std::size_t axis, bool) { return by_cell[axis][at(g_.cell(b, axis, token))]; });
+        by_cell[axis].push_back(met(AxisRule(b, axis, g_.cells(b, axis)), cell));
+    return {b.dimensions(), [this, &b, by_cell = std::move(by_cell)](std::int32_t token, std::size_t axis, bool) {
+              return by_cell[axis][at(g_.cell(b, axis, token))];
+            }};
   }
-  void add_segments(const Branch& b, Index offset) {
-    const DilationMode mode = g_.spec.dilation_mode;
-    add_box(1, [&, residues = std::min(b.dilation, b.size)](std::int32_t token, std::size_t, bool asks) {
-      const Index p = g_.position(token) + b.axes[0].shift, s = p / b.size, j = p % b.size % b.dilation;
-      if (mode == DilationMode::residue) return Met{s * residues + j, s, {s * residues + j, s * residues + j}, {s, s}};
-      const bool active = j == offset || (asks && !only_active_ask(mode));
-      return Met{active ? s : -1, s, active ? Interval{s, s} : kNone, {s, s}};
-    });
+  Rule rule_of_segments(const Branch& b, Index offset) const {
+    return {1, [this, &b, offset](std::int32_t token, std::size_t, bool asks) {
+              const DilationMode mode = g_.spec.dilation_mode;
+              const Index p = g_.position(token) + b.axes[0].shift, s = p / b.size, j = p % b.size % b.dilation;
+              const Index residue = s * std::min(b.dilation, b.size) + j;
+              if (mode == DilationMode::residue) return Met{residue, s, {residue, residue}, {s, s}};
+              const bool active = j == offset || (asks && !only_active_ask(mode));
+              return Met{active ? s : -1, s, active ? Interval{s, s} : kNone, {s, s}};
+            }};
   }
-  void add_blocks(const Branch& b) {
+  void add_rules_of_blocks(const Branch& b, std::vector<Rule>& rules) const {
     constexpr std::size_t kMostRuns = 64;
     std::vector<std::vector<Interval>> runs(at((g_.length() + b.size - 1) / b.size));
     std::size_t most = 0;
@@ -262,77 +333,26 @@ class Builder {
     }
     check(most <= kMostRuns, "plan: ", to_string({b}), ": a row of its list has ", most,
           " runs of blocks; in a union at most ", kMostRuns);
-    for (std::size_t run = 0; run < most; ++run)
-      add_box(1, [&](std::int32_t token, std::size_t, bool) {
-        const Index block = g_.position(token) / b.size;
-        const Interval met = run < runs[at(block)].size() ? runs[at(block)][run] : kNone;
-        return Met{block, block, met, met};
-      });
-  }
-
-  void find_tiles() {
-    t_.boxes = std::max(t_.boxes, 1);  // a list of blocks may be empty
-    for (Tiling::Axis& axis : t_.axis)
-      for (Tokens* list : {&axis.key, &axis.low, &axis.high}) interleave(*list);
-    std::vector<Index> candidates;
-    for (Index i = 0; i < std::ssize(t_.q_tile); ++i) {
-      candidates.clear();
-      for (const Search& search : searches_) {
-        const std::size_t parts = at(kTile / kPart), from = at(i) * parts;
-        search.tree.find(std::span(search.reach).subspan(from, std::min(parts, search.reach.size() - from)),
-                         [&](Index tile) { candidates.push_back(tile); });
-      }
-      std::ranges::sort(candidates);
-      candidates.erase(std::unique(candidates.begin(), candidates.end()), candidates.end());
-      for (Index tile : candidates) add_row(i, tile, tile + 1);
-      t_.met.end_list();
+    for (std::size_t run = 0; run < most; ++run) {
+      std::vector<Interval> met(runs.size(), kNone);
+      for (std::size_t i = 0; i < runs.size(); ++i)
+        if (run < runs[i].size()) met[i] = runs[i][run];
+      rules.push_back({1, [this, &b, met](std::int32_t token, std::size_t, bool) {
+                         const Index block = g_.position(token) / b.size;
+                         return Met{block, block, met[at(block)], met[at(block)]};
+                       }});
     }
   }
-  /// Values that stand box after box, as so many an entry.
-  void interleave(Tokens& list) const {
-    if (t_.boxes == 1) return;
-    const Tokens by_box = list;
-    const std::size_t boxes = at(t_.boxes), n = list.size() / boxes;
-    for (std::size_t i = 0; i < list.size(); ++i) list[i] = by_box[i % boxes * n + i / boxes];
-  }
-  struct Search {
-    BoxTree tree;
-    std::vector<Box> reach;
-  };
-  static constexpr Index kPart = 16;  // queries
 
   // ---- classification ----
-  struct Extremes {
-    std::int32_t low = std::numeric_limits<std::int32_t>::max(), high = std::numeric_limits<std::int32_t>::min();
-  };
-  static Extremes both(Extremes a, Extremes b) { return {std::min(a.low, b.low), std::max(a.high, b.high)}; }
-  using Levels = std::vector<std::vector<Extremes>>;  // [level][i]: of tiles i << level .. (i + 1) << level
-  template <class F> static std::vector<Extremes> extremes(const std::vector<Tiling::Range>& tiles, F&& value) {
-    std::vector<Extremes> out(tiles.size());
-    for (std::size_t tile = 0; tile < tiles.size(); ++tile)
-      for (Index i = tiles[tile].begin; i < tiles[tile].end; ++i) out[tile] = both(out[tile], {value(i), value(i)});
-    return out;
+  /// Where a token stands along the order.
+  std::int32_t along_order(std::int32_t token) const {
+    return token < outside_ ? token : outside_ + narrow(g_.along_order(token - outside_));
   }
-  static std::vector<Extremes> extremes(const std::vector<Tiling::Range>& tiles, const TokenList& list) {
-    if (!list.counts_up()) return extremes(tiles, [&](Index i) { return list[at(i)]; });
-    std::vector<Extremes> out;
-    for (const Tiling::Range& r : tiles) out.push_back({list[at(r.begin)], list[at(r.end - 1)]});
-    return out;
-  }
-  static Levels levels(std::vector<Extremes> of_tiles) {
-    Levels all{std::move(of_tiles)};
-    for (std::size_t n; (n = all.back().size() / 2) > 0;) {
-      std::vector<Extremes> next;
-      for (std::size_t i = 0; i < n; ++i) next.push_back(both(all.back()[2 * i], all.back()[2 * i + 1]));
-      all.push_back(std::move(next));
-    }
-    return all;
-  }
-
   void fill_ranks() {
     t_.causal = g_.spec.causality != Causality::none;
     if (g_.spec.causality != Causality::curve) return;  // tokens are ranked by their names
-    const auto rank = [&](std::int32_t token) { return narrow(outside_ + g_.along_order(token)); };
+    const auto rank = [&](std::int32_t token) { return along_order(token); };
     t_.q_rank = mapped(t_.q_token, rank), t_.k_rank = mapped(t_.k_token, rank);
   }
   template <class F> static TokenList mapped(const TokenList& list, F&& f) {
@@ -341,44 +361,28 @@ class Builder {
     return TokenList(std::move(out));
   }
 
-  /// A comparison of the mask, and each tile's extremes: a key is in an interval of the query.
-  struct Test {
-    const TokenList* rank;           // of queries; or, on an axis, from query to query by `step`:
-    const std::int32_t *low, *high;  // a key of no low may be as low as it likes
-    Index step;
-    std::vector<Extremes> low_of, high_of;
-    Levels key_of;
-
-    void classify(Index i, std::size_t level, Index j, bool& always, bool& never) const {
-      const Extremes &up = high_of[at(i)], &key = key_of[level][at(j)];
-      always = always && key.high <= up.low, never = never || key.low > up.high;
-      if (!low) return;
-      const Extremes& down = low_of[at(i)];
-      always = always && key.low >= down.high, never = never || key.high < down.low;
-    }
-    bool misses(Index query, Index tile) const {
-      const Extremes& key = key_of[0][at(tile)];
-      return key.low > (rank ? (*rank)[at(query)] : high[query * step]) || (low && key.high < low[query * step]);
-    }
-  };
-  // The lists are whole when the first tile is asked about.
   void fill_tests() {
-    const TokenList &q = t_.q_ranks(), &k = t_.k_ranks();
-    if (t_.causal) ranks_.push_back({&q, {}, {}, 1, {}, extremes(t_.q_tile, q), levels(extremes(t_.k_tile, k))});
-    boxes_.resize(at(t_.boxes));
+    if (t_.causal) rank_ = {{}, extents(t_.q_tile, t_.q_ranks()), levels(extents(t_.k_tile, t_.k_ranks()))};
     for (Index box = 0; box < t_.boxes; ++box)
-      for (const Tiling::Axis& axis : t_.axis) {
-        if (axis.key.empty()) continue;
-        const auto of = [&](const std::vector<Tiling::Range>& tiles, const Tokens& list) {
-          return extremes(tiles, [&](Index i) { return list[at(i * t_.boxes + box)]; });
-        };
-        boxes_[at(box)].push_back({nullptr, axis.low.data() + box, axis.high.data() + box, t_.boxes,
-                                   of(t_.q_tile, axis.low), of(t_.q_tile, axis.high), levels(of(t_.k_tile, axis.key))});
-      }
+      for (const Tiling::Axis& axis : std::span(t_.axis).first(axes_))
+        boxes_[at(box)].numbers.push_back({extents(t_.q_tile, axis.low, t_.boxes, box),
+                                           extents(t_.q_tile, axis.high, t_.boxes, box),
+                                           levels(extents(t_.k_tile, axis.key, t_.boxes, box))});
   }
 
+  void find_tiles() {
+    fill_tests();
+    if (g_.met) meet({0, prefix_.q_tiles}, {prefix_.k_tiles, narrow(t_.k_tile.size())});
+    candidates_.resize(t_.q_tile.size());
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      Ranges& its = candidates_[i];
+      std::ranges::sort(its, {}, &Range::begin);
+      add_row(narrow(i), 0, prefix_.k_tiles);
+      for (const Range& tiles : its) add_row(narrow(i), tiles.begin, tiles.end);
+      t_.met.end_list();
+    }
+  }
   void add_row(Index i, Index k_begin, Index k_end) {
-    if (boxes_.empty()) fill_tests();
     for (Index j = k_begin; j < k_end;) {  // whole nodes of the levels
       const int most = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(k_end - j))) - 1,
                 level = std::min(most, std::countr_zero(static_cast<std::uint64_t>(j)));
@@ -390,10 +394,11 @@ class Builder {
   // `never` if every key fails all. Boxes may fill a tile together.
   void classify(Index i, std::size_t level, Index node) {
     bool always = true, never = false, some = false, none = true;
-    for (const Test& test : ranks_) test.classify(i, level, node, always, never);
-    for (const std::vector<Test>& box : boxes_) {
-      bool all_pass = true, all_fail = false;
-      for (const Test& test : box) test.classify(i, level, node, all_pass, all_fail);
+    if (t_.causal) rank_.classify(i, level, node, always, never);
+    for (const Box& box : boxes_) {
+      bool all_pass = true, all_fail = false, unused = false;
+      for (const Test& test : box.cells) test.classify(i, level, node, unused, all_fail);
+      for (const Test& test : box.numbers) test.classify(i, level, node, all_pass, all_fail);
       some = some || all_pass, none = none && all_fail;
     }
     if (never || none) return;
@@ -409,33 +414,39 @@ class Builder {
 
   /// The pairs of these queries with a tile of keys, or some where all are counted already. On axes
   /// most queries miss a tile altogether.
-  Index counted(Tiling::Range q, Index tile) const {
-    const Tiling::Range k = t_.k_tile[at(tile)];
-    if (t_.axis[0].key.empty()) return count_pairs(t_, q, k);
+  Index counted(Range q, Index tile) const {
+    const Range k = t_.k_tile[at(tile)];
+    if (axes_ == 0) return count_pairs(t_, q, k);
     Index n = 0;
-    for (std::int32_t i = q.begin; i < q.end; ++i) {
-      const auto misses = [&](const std::vector<Test>& tests) {
-        return std::ranges::any_of(tests, [&](const Test& test) { return test.misses(i, tile); });
+    for (std::int32_t i = q.begin; i < q.end && !(counts_ahead_ && n > 0); ++i) {
+      const auto misses = [&](Index box) {
+        const auto fails = [&](std::size_t axis) {
+          const auto [low, high] = boxes_[at(box)].numbers[axis].key[0][at(tile)];
+          const std::size_t entry = at(i * t_.boxes + box);
+          return high != kTaken && (low > t_.axis[axis].high[entry] || high < t_.axis[axis].low[entry]);
+        };
+        return std::ranges::any_of(std::views::iota(std::size_t{0}, axes_), fails);
       };
-      if (!misses(ranks_) && !std::ranges::all_of(boxes_, misses)) n += count_pairs(t_, {i, i + 1}, k);
-      if (counts_ahead_ && n > 0) break;
+      if (!std::ranges::all_of(std::views::iota(0, t_.boxes), misses)) n += count_pairs(t_, {i, i + 1}, k);
     }
     return n;
+  }
+
+  /// With a prefix that all meet, one group of all is a group again, and no other.
+  void group_with_prefix() {
+    const auto rows = [](Range r) { return at(r.end - r.begin); };
+    const bool of_all = t_.group.size() == 1 ? prefix_.q + rows(t_.group[0].q) == t_.q_token.size() &&
+                                                   prefix_.k + rows(t_.group[0].k) == t_.k_token.size()
+                                             : g_.length() == 0 && !t_.q_tile.empty();
+    t_.group.clear();
+    if (of_all) t_.group.push_back({{0, narrow(t_.q_token.size())}, {0, narrow(t_.k_token.size())}});
   }
 
   // The lists hold tokens so far. Masks compare what is beside them: only where rows lie changes.
   void name_rows() {
     const auto& queries = g_.spec.queries;
     const bool moves = g_.spec.in_order && g_.order;
-    const auto row_of = [&](std::int32_t token) {
-      return moves ? outside_ + narrow(g_.along_order(token - outside_)) : token;
-    };
-    for (TokenList* list : {&t_.q_token, &t_.k_token}) {
-      if (outside_ == 0) break;
-      TokenList behind;
-      behind.append(*list, outside_);
-      *list = std::move(behind);
-    }
+    const auto row_of = [&](std::int32_t token) { return moves ? along_order(token) : token; };
     if (g_.spec.in_order || queries) t_.q_name = t_.q_token;
     if (g_.spec.in_order) t_.k_name = t_.k_token;
     if (moves) t_.k_token = mapped(t_.k_token, row_of);
@@ -447,73 +458,6 @@ class Builder {
     for (TokenList* list : {&t_.q_token, &t_.k_token, &t_.q_name, &t_.k_name}) list->fit();
   }
 
-  // ---- tokens outside ----
-  /// Puts the prefix before all else, in tiles of its own, which are full but for causality.
-  void surround() {
-    TokenList asking, all;
-    all.append(0, at(outside_));
-    if (!g_.spec.queries) asking = all;
-    else
-      for (const std::int32_t row : *g_.spec.queries)
-        if (row < outside_) asking.push_back(row);
-    Tiling out;
-    out.grid = t_.grid;
-    TokenList rows;
-    rows.append(0, asking.size());
-    append(out.q_token, out.q_tile, rows);
-    if (g_.met) append(out.k_token, out.k_tile, all);
-    if (g_.spec.queries) out.q_name = asking;
-    if (g_.spec.causality == Causality::curve) out.q_rank = asking, out.k_rank = out.k_token;
-    for (std::size_t a = 0; a < t_.axis.size(); ++a) {
-      const Tokens& keys = t_.axis[a].key;
-      if (keys.empty()) continue;
-      const auto [low, high] = g_.met ? std::ranges::minmax(keys) : std::ranges::min_max_result{1, 0};
-      out.axis[a].key.assign(out.k_token.size() * at(t_.boxes), kTaken);
-      out.axis[a].low.assign(asking.size() * at(t_.boxes), low);
-      out.axis[a].high.assign(asking.size() * at(t_.boxes), high);
-    }
-    const std::size_t q_tiles = out.q_tile.size(), k_tiles = out.k_tile.size();
-    const Index behind = std::ssize(t_.k_token);
-    add_all_queries(out, t_), add_all_keys(out, t_);
-    for (std::size_t i = 0; i < out.q_tile.size(); ++i) {
-      const Tiling::Range q = out.q_tile[i];
-      for (std::size_t j = 0; j < k_tiles; ++j) meet(out, q, j, i < q_tiles);
-      if (i < q_tiles && g_.met && !t_.causal && behind > 0) {
-        out.met.add(narrow(k_tiles), narrow(out.k_tile.size()), false);
-        out.pairs += (q.end - q.begin) * behind;
-      }
-      if (i >= q_tiles)
-        for (const Tiling::Ref ref : t_.met.of(i - q_tiles))
-          out.met.add(ref.tile + narrow(k_tiles), ref.tile + narrow(k_tiles) + 1, ref.partial);
-      out.met.end_list();
-    }
-    out.pairs += t_.pairs;
-    take_groups(out);
-    t_ = std::move(out);
-  }
-  /// Queries with tile j of the prefix; some of it is later only where they are of it themselves.
-  static void meet(Tiling& t, Tiling::Range q, std::size_t j, bool inside) {
-    const Tiling::Range k = t.k_tile[j];
-    const Index all = Index{q.end - q.begin} * (k.end - k.begin);
-    const auto name = [&](std::int32_t i) { return t.q_names()[at(i)]; };
-    const bool full = !inside || !t.causal || name(q.begin) >= k.end - 1;
-    const Index pairs = full ? all : name(q.end - 1) < k.begin ? 0 : count_pairs(t, q, k);
-    if (pairs > 0) t.met.add(narrow(j), narrow(j + 1), pairs < all);
-    t.pairs += pairs;
-  }
-  /// Where all tokens met all there is one group again; a branch without the prefix keeps its own.
-  void take_groups(Tiling& out) const {
-    const auto before = narrow(out.q_token.size() - t_.q_token.size());
-    const auto is_all = [&](const Tiling::Group& g) {
-      return std::cmp_equal(g.q.end - g.q.begin, t_.q_token.size()) && g.k.end - g.k.begin == g_.length();
-    };
-    if (g_.met && std::ranges::all_of(t_.group, is_all) &&
-        (!t_.group.empty() || (g_.length() == 0 && !out.q_tile.empty())))
-      out.group.push_back({{0, narrow(out.q_token.size())}, {0, narrow(out.k_token.size())}});
-    if (!g_.met)
-      for (const Tiling::Group& g : t_.group) out.group.push_back({{g.q.begin + before, g.q.end + before}, g.k});
-  }
-
   const Ground& g_;
   std::size_t branch_;
   std::span<const Branch> alternatives_;
@@ -523,11 +467,15 @@ class Builder {
   std::int32_t outside_ = narrow(g_.spec.outside());
   Tokens asking_;  // positions, ascending, where not all ask
   Tiling t_;
-  std::size_t axes_ = 1;       // of every box
-  bool counts_ahead_ = false;  // t_.pairs is known before tiles are found
-  std::vector<Search> searches_;
-  std::vector<Test> ranks_;
-  std::vector<std::vector<Test>> boxes_;
+  struct {
+    std::size_t q, k;  // rows
+    std::int32_t q_tiles, k_tiles;
+  } prefix_{};                      // those in front
+  std::vector<Ranges> candidates_;  // of each tile of queries: tiles of keys that it may meet, besides the prefix
+  std::size_t axes_ = 0;            // of every box
+  bool counts_ahead_ = false;       // t_.pairs is known before tiles are found
+  Test rank_;
+  std::vector<Box> boxes_{1};
 };
 
 }  // namespace

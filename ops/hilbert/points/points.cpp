@@ -23,7 +23,7 @@ struct State {
   friend bool operator==(const State&, const State&) = default;
 };
 
-/// A level of Skilling's transform, which on two axes is classic_position(): the digit of the cell
+/// A level of Skilling's transform, which on two axes is the classic curve: the digit of the cell
 /// `bits`, x in the lowest, and the state below it.
 unsigned hilbert_digit(State& state, unsigned bits, unsigned axes) {
   auto& [axis, flip] = state;

@@ -14,7 +14,7 @@ struct PointOrder {
 };
 
 /// The rows of xyz [N, 2 or 3] by (code of the point's cell, row), document after document. Kinds:
-/// `morton`, interleaved bits, x in the lowest; `hilbert`, classic_position() in the plane and
+/// `morton`, interleaved bits, x in the lowest; `hilbert`, the classic curve in the plane and
 /// Skilling's transform in space; `morton-trans`, `hilbert-trans`, with the axes in reverse order.
 /// Cells are 2^bits a side; bits: 1..31 in the plane, 1..20 in space.
 /// Floats are scaled to their document's bounding cube, whose side is its longest, in f64: the cell

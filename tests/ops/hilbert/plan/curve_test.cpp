@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "ops/hilbert/plan/order.h"
 #include "tests/support/scale.h"
 
 using namespace hilt;
@@ -62,6 +63,29 @@ bool agree(const Grid& grid, Steps steps, const Tokens& tokens, std::size_t i) {
   return token_of(grid, cell) == tokens[i] && hilbert_position(grid, cell, steps) == position;
 }
 
+/// The classic curve on a square of 2^k cells a side, d2xy: two bits of the position a level, from
+/// the finest up; each level reflects and transposes the s x s quadrant found so far, then moves it.
+Cell classic_cell(Index side, Index position) {
+  Index x = 0, y = 0;
+  for (Index s = 1; s < side; s *= 2, position >>= 2) {
+    const Index rx = (position >> 1) & 1, ry = (position ^ rx) & 1;
+    if (ry == 0) {
+      if (rx == 1) x = s - 1 - x, y = s - 1 - y;
+      std::swap(x, y);
+    }
+    x += s * rx, y += s * ry;
+  }
+  return {x, y};
+}
+
+/// Bits of x in even places, those of y in odd ones.
+std::uint64_t morton_code(const Cell& cell) {
+  std::uint64_t code = 0;
+  for (int bit = 0; bit < 31; ++bit)
+    code |= static_cast<std::uint64_t>((cell.x >> bit & 1) | (cell.y >> bit & 1) << 1) << (2 * bit);
+  return code;
+}
+
 std::string message_of(const auto& f) {
   try {
     f();
@@ -82,7 +106,8 @@ TEST(ClassicHilbert, FourByFour) {
   for (Index d = 0; d < 16; ++d) {
     const Cell cell = classic_cell(4, d);
     EXPECT_EQ(token_of({4, 4}, cell), expected[static_cast<std::size_t>(d)]) << "position " << d;
-    EXPECT_EQ(classic_position(4, cell), d);
+    EXPECT_EQ(hilbert_cell({4, 4}, d), cell);
+    EXPECT_EQ(hilbert_position({4, 4}, cell), d);
   }
 }
 
@@ -92,7 +117,7 @@ TEST(ClassicHilbert, IsTheGeneralizedCurveOfASquare) {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       const Cell cell = classic_cell(side, static_cast<Index>(i));
       ASSERT_EQ(token_of({side, side}, cell), tokens[i]) << "side " << side << " position " << i;
-      ASSERT_EQ(classic_position(side, cell), static_cast<Index>(i)) << "side " << side;
+      ASSERT_TRUE(agree({side, side}, Steps::near, tokens, i)) << "side " << side;
     }
   }
 }
@@ -168,8 +193,6 @@ TEST(GeneralizedHilbert, EveryRectangleUpTo128) {
       const bool thin = longer >= 3 * shorter;
       // Two cells across leave room to turn: a minor side of 2 never needs the diagonal.
       ASSERT_EQ(found.diagonals, odd_over_even && thin && shorter > 2 ? 1 : 0) << name;
-      ASSERT_EQ(non_unit_steps(grid), found.diagonals) << name;
-      ASSERT_EQ(non_unit_steps(grid, Steps::unit), 0) << name;
 
       // An even major side (the only even one, or the longer) brings the curve to its other end.
       const bool along_x = odd_over_even && !thin ? width < height : width >= height;
@@ -217,7 +240,6 @@ TEST(GeneralizedHilbert, EveryBoxUpToTen) {
           ASSERT_TRUE(agree(grid, Steps::near, tokens, i)) << frames << "x" << height << "x" << width << " at " << i;
           if (i > 0) non_unit += manhattan(cell_of(grid, tokens[i - 1]), cell_of(grid, tokens[i])) != 1;
         }
-        ASSERT_EQ(non_unit_steps(grid), non_unit) << frames << "x" << height << "x" << width;
         if (width % 2 == 0 && height % 2 == 0 && frames % 2 == 0) {
           ASSERT_EQ(non_unit, 0);
           ASSERT_EQ(walk(grid, Steps::unit), tokens);
@@ -301,11 +323,8 @@ TEST(Curve, RefusesWhatIsNotThere) {
               (void)walk({4, 3, 2}, Steps::unit);
             }),
             "hilbert_walk: unit steps through a box need even sides, got 2 x 3 x 4");
-  EXPECT_EQ(message_of([] { (void)classic_cell(6, 0); }),
-            "classic_cell: side 6 must be a power of two below 2^31; hilbert_cell and hilbert_position take "
-            "any grid");
-  EXPECT_THROW((void)classic_position(4, {4, 0}), Error);
-  EXPECT_THROW((void)classic_cell(4, 16), Error);
+  EXPECT_THROW((void)hilbert_position({4, 4}, {4, 0}), Error);
+  EXPECT_THROW((void)hilbert_cell({4, 4}, 16), Error);
   EXPECT_THROW((void)hilbert_cell({Index{1} << 31, 1}, 0), Error);
   EXPECT_THROW((void)hilbert_cell({Index{1} << 30, Index{1} << 30, 16}, 0), Error);
   EXPECT_THROW((void)Grid({-1, 4}).cells(), Error);
@@ -319,16 +338,10 @@ TEST(Morton, XIsInTheEvenBits) {
   EXPECT_EQ(morton_code({0, 1}), 2u);
   EXPECT_EQ(morton_code({2, 0}), 4u);
   EXPECT_EQ(morton_code({3, 5}), 39u);  // 10 01 11: y = 101, x = 011
-  std::mt19937_64 random(2);
-  for (int i = 0; i < 1000; ++i) {
-    const Cell cell{static_cast<Index>(random() >> 33), static_cast<Index>(random() >> 33)};
-    std::uint64_t code = 0;
-    for (int bit = 0; bit < 31; ++bit)
-      code |= static_cast<std::uint64_t>((cell.x >> bit & 1) | (cell.y >> bit & 1) << 1) << (2 * bit);
-    ASSERT_EQ(morton_code(cell), code);
-    ASSERT_EQ(morton_cell(code), cell);
+  for (const Grid grid : {Grid{64, 64}, Grid{64, 16}, Grid{5, 37}}) {
+    const Order order{.kind = Order::Kind::morton, .grid = grid};
+    const Permutation pi = build_permutation(order, grid.cells());
+    for (std::size_t i = 1; i < pi.token_at.size(); ++i)
+      ASSERT_LT(morton_code(cell_of(grid, pi.token_at[i - 1])), morton_code(cell_of(grid, pi.token_at[i])));
   }
-  EXPECT_THROW((void)morton_code({Index{1} << 31, 0}), Error);
-  EXPECT_THROW((void)morton_code({0, -1}), Error);
-  EXPECT_THROW((void)morton_code({0, 0, 1}), Error);
 }
