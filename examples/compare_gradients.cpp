@@ -5,12 +5,11 @@
 //
 //   compare_gradients --length 1024 --pattern neighborhood2d:9x9 --modes taped,fused --out out/compare
 //
-// Prints a summary and writes compare.html (read this one), compare.json and trace.json; or writes
-// and judges exercises.
+// Prints a summary and writes compare.html (read this one) and compare.json; or writes and judges
+// exercises.
 #include <unistd.h>
 #include <cstdlib>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include "compare/lesson.h"
 #include "program/outputs.h"
 #include "program/program.h"
@@ -20,7 +19,7 @@ namespace {
 void declare(program::Options& options, compare::Settings& s) {
   program::declare_drawn(options, s, {1, 1 << 17}, 2);
   options.list("--modes", s.modes, std::vector(s.modes), "What to compare");
-  options.text("--out", s.out, "DIR", "Where the three files go");
+  options.text("--out", s.out, "DIR", "Where the two files go");
   options.flag("--json", s.json, "Print compare.json instead of the summary");
   options.then([&] {  // windows need a plane
     const bool is_plane = s.documents.empty() && !options.given("--order") && hilt::fold(s.length).cells() == s.length;
@@ -45,13 +44,11 @@ int work(const program::Options& options, const compare::Settings& settings) {
   compare::measure_scaling(lesson);
   lesson.seconds = program::seconds_since(start);
 
-  const report::Json results = compare::to_json(lesson);
-  const std::string json = results.dump(2) + "\n";
-  outputs.write("compare.json", json);
-  outputs.write("compare.html", compare::to_html(lesson, results));
-  outputs.write("trace.json", compare::chrome_trace(lesson));
+  const compare::Files files = compare::files_of(lesson);
+  outputs.write("compare.json", files.json);
+  outputs.write("compare.html", files.html);
   const bool color = isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR");
-  if (settings.json) std::cout << json;
+  if (settings.json) std::cout << files.json;
   else compare::print_summary(lesson, std::cout, color);
   if (std::cout.flush()) outputs.commit();  // else run() says why; nothing is left
   return lesson.passed() ? 0 : 1;

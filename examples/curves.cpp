@@ -13,7 +13,7 @@
 #include "compare/arrangement.h"
 #include "program/outputs.h"
 #include "program/program.h"
-#include "program/report/fill.h"
+#include "program/report/page.h"
 #include "program/report/text.h"
 
 using namespace hilt;
@@ -36,8 +36,8 @@ struct Settings : AttentionSettings {
 /// Steps that do not go to a neighbouring cell.
 Index jumps(const compare::Arrangement& a, Index width) {
   Index n = 0;
-  for (std::size_t i = 1; i < a.token_at.size(); ++i) {
-    const Index from = a.token_at[i - 1], to = a.token_at[i];
+  for (std::size_t i = 1; i < a.walk.token_at.size(); ++i) {
+    const Index from = a.walk.token_at[i - 1], to = a.walk.token_at[i];
     n += std::abs(from / width - to / width) + std::abs(from % width - to % width) != 1;
   }
   return n;
@@ -48,14 +48,12 @@ std::string page_of(const Settings& s, const Plan& plan, const std::vector<compa
   Json data{{"grid", s.grid}, {"pattern", to_string(plan.spec().pattern)}, {"causal", s.causal},
             {"words", words}, {"branches", plan.tilings().size() > 1},     {"orders", Json::array()}};
   for (const compare::Arrangement& a : orders) {
-    PlanSpec spec = plan.spec();
-    spec.order.kind = compare::kOrders[&a - orders.data()];
-    Json picture = compare::picture_of(*make_plan(spec), a);
+    Json picture = compare::picture_of(a);
     picture["jumps"] = jumps(a, plan.grid().width);
     data["orders"].insert(data["orders"].begin(), picture);  // Hilbert, the last of them, first
   }
   // What the page's own walk of any rectangle is compared with: this grid's, where it is small.
-  if (plan.length() <= kMostListed) data["hilbert"] = orders.back().token_at;
+  if (plan.length() <= kMostListed) data["hilbert"] = orders.back().walk.token_at;
   for (Index y = 0; y < kTraced; ++y) {
     Json row = Json::array();
     for (Index x = 0; x < kTraced; ++x) row.push_back(hilbert_position({kTraced, kTraced}, {x, y}));
@@ -69,7 +67,7 @@ std::string page_of(const Settings& s, const Plan& plan, const std::vector<compa
     }
     data["boxes"].push_back({{"size", {box.frames, box.height, box.width}}, {"walk", walk}});
   }
-  return report::fill(kPage, data);
+  return report::page(kPage, data);
 }
 
 int work(const program::Options&, const Settings& s) {
@@ -83,13 +81,8 @@ int work(const program::Options&, const Settings& s) {
   check(prefix_of(spec.pattern) == 0, "--pattern (", s.pattern, "): a prefix lies on no grid, and grids are drawn");
   program::Outputs outputs(s.out);
   PlanPtr plan;
-  std::vector<compare::Arrangement> orders;
-  for (Order::Kind kind : compare::kOrders) {
-    spec.order.kind = kind;
-    program::plan_from("", s.pattern, [&] { plan = make_plan(spec); });
-    orders.push_back(compare::arrangement_of(*plan));
-  }
-  plan = make_plan(spec);
+  program::plan_from("", s.pattern, [&] { plan = make_plan(spec); });
+  const std::vector<compare::Arrangement> orders = compare::arrangements_of(*plan);
   const std::string words =
       compare::order_verdict(orders) + (compare::order_changes_nothing(spec)
                                             ? " The set is the same in every order."

@@ -67,6 +67,7 @@ function locality(walk, width, height, tile) {
 }
 const pathOf = (walk) => walk.map(([x, y], i) => (i ? "L" : "M") + `${x + 0.5} ${y + 0.5}`).join("");
 
+show();
 for (const o of data.orders) orderPicture(places("orders"), o);
 
 const number = (id) => {

@@ -12,72 +12,37 @@ constexpr Index kTones = 5;           // neighbouring tiles differ
 constexpr Index kMostResolved = 128;  // tiles a side
 constexpr std::uint8_t kBlank = 7;    // the level of cells without a token
 
-hilt::Permutation permutation_of(const hilt::Plan& plan, hilt::Order::Kind kind) {
+/// The order of the tokens of a row; of documents, that of each.
+hilt::Permutation walk_of(const hilt::Plan& plan) {
   std::vector<std::int32_t> token_at;
   for (const auto& [first, one] : alone(plan)) {
-    hilt::Order order = one->spec().order;
-    order.kind = kind;
     const Index behind = first + one->spec().outside();
     while (std::ssize(token_at) < behind) token_at.push_back(static_cast<std::int32_t>(token_at.size()));
-    for (const std::int32_t t : hilt::permutation(order, first + one->length() - behind)->token_at)
+    for (const std::int32_t t : hilt::permutation(one->spec().order, first + one->length() - behind)->token_at)
       token_at.push_back(static_cast<std::int32_t>(behind) + t);
   }
   while (std::ssize(token_at) < plan.length()) token_at.push_back(static_cast<std::int32_t>(token_at.size()));
   return hilt::make_permutation(std::move(token_at));
 }
 
-Arrangement standing_in(hilt::Order::Kind kind, const hilt::Permutation& order) {
-  return {.order = hilt::to_string(hilt::Order{.kind = kind}),
-          .token_at = order.token_at,
-          .position_of = order.position_of};
-}
-
 }  // namespace
 
-std::vector<hilt::Order::Kind> orders_of(const hilt::Plan& plan) {
-  std::vector<hilt::Order::Kind> kinds;
-  for (const hilt::Order::Kind kind : kOrders)
-    if (std::ranges::all_of(alone(plan), [&](const auto& d) { return hilt::walks(kind, d.second->spec().order.grid); }))
-      kinds.push_back(kind);
-  return kinds;
-}
-
-Arrangement arrangement_of(const hilt::Plan& plan) {
-  Arrangement a = standing_in(plan.spec().order.kind, plan.order());
-  a.stats = plan.stats();
-  if (plan.tilings().empty()) return a;
-  const hilt::Tiling& t = plan.tilings()[0];
-  a.rows = static_cast<Index>(t.q_tile.size()), a.columns = static_cast<Index>(t.k_tile.size());
-  a.tiles.resize(at(a.rows * a.columns));
-  for (Index i = 0; i < a.rows; ++i)
-    for (const hilt::Tiling::Ref ref : t.met.of(at(i))) a.tiles[at(i * a.columns + ref.tile)] = ref.partial ? 1 : 2;
-  return a;
-}
-
-Arrangement rearranged(const hilt::Plan& plan, const AttendedSets& sets, hilt::Order::Kind kind) {
-  Arrangement a = standing_in(kind, permutation_of(plan, kind));
-  a.rows = a.columns = (plan.length() + kTile - 1) / kTile;
-  const auto extent = [&](Index tile) { return std::min(kTile, plan.length() - tile * kTile); };
-  std::vector<std::int32_t> held(at(a.rows * a.columns));
-  for (const KeyLists& set : sets.sets) {
-    std::ranges::fill(held, 0);
-    for (Index t = 0; t < plan.length(); ++t)
-      for (std::int32_t last = -1; const std::int32_t u : set.row(t))
-        if (u != std::exchange(last, u))  // a key listed twice is one pair of the tile
-          ++held[at(a.position_of[at(t)] / kTile * a.columns + a.position_of[at(u)] / kTile)];
-    for (std::size_t tile = 0; tile < held.size(); ++tile) {
-      const Index size = extent(static_cast<Index>(tile) / a.columns) * extent(static_cast<Index>(tile) % a.columns);
-      const std::uint8_t state = held[tile] == 0 ? 0 : held[tile] < size ? 1 : 2;
-      if (&set == &sets.sets[0]) a.tiles.push_back(state);
-      a.stats.full += state == 2, a.stats.partial += state == 1, ++a.stats.total;
-      a.stats.pairs += held[tile], a.stats.tile_pairs += state > 0 ? size : 0;
-    }
-  }
-  return a;
-}
-
 hilt::Permutation order_in_force(const hilt::Plan& plan) {
-  return plan.spec().documents.empty() ? plan.order() : permutation_of(plan, plan.spec().order.kind);
+  return plan.spec().documents.empty() ? plan.order() : walk_of(plan);
+}
+
+std::vector<Arrangement> arrangements_of(const hilt::Plan& plan) {
+  std::vector<Arrangement> all;
+  for (const hilt::Order::Kind kind : kOrders) {
+    if (!std::ranges::all_of(alone(plan),
+                             [&](const auto& d) { return hilt::walks(kind, d.second->spec().order.grid); }))
+      continue;
+    hilt::PlanSpec spec = plan.spec();
+    spec.order.kind = kind;
+    const hilt::PlanPtr other = hilt::make_plan(spec);
+    all.push_back({hilt::to_string(hilt::Order{.kind = kind}), other, walk_of(*other), other->stats()});
+  }
+  return all;
 }
 
 report::Sheet sheet_of(const hilt::Plan& plan) {
@@ -155,15 +120,15 @@ static Index example_token(const hilt::Plan& plan) {
 }
 
 /// The share of neighbours on the grid that stand in one tile of 128: how local an order is.
-static double near_neighbours(const hilt::Plan& plan, const Arrangement& a) {
+static double near_neighbours(const Arrangement& a) {
   Index pairs = 0, near = 0;
-  for (const auto& [first, one] : alone(plan)) {
+  for (const auto& [first, one] : alone(*a.plan)) {
     const Index width = one->grid().width, frame = width * one->grid().height;
     const Index behind = first + one->spec().outside(), cells = first + one->length() - behind;
     const auto meet = [&](Index t, Index u) {
       if (u >= cells) return;
       ++pairs;
-      near += a.position_of[at(behind + t)] / kTile == a.position_of[at(behind + u)] / kTile;
+      near += a.walk.position_of[at(behind + t)] / kTile == a.walk.position_of[at(behind + u)] / kTile;
     };
     for (Index t = 0; t < cells; ++t) {
       if ((t + 1) % width) meet(t, t + 1);
@@ -174,7 +139,33 @@ static double near_neighbours(const hilt::Plan& plan, const Arrangement& a) {
   return pairs ? static_cast<double>(near) / static_cast<double>(pairs) : 1;
 }
 
-report::Json picture_of(const hilt::Plan& plan, const Arrangement& a) {
+/// The tiles of the first set: a level for each of at most so many a side, 0 empty, 1 partial, 2 full.
+/// Pooled tiles show the most that one of them holds. Documents lie down the diagonal.
+static report::Json tiles_of(const hilt::Plan& plan) {
+  std::vector<const hilt::Tiling*> tilings;
+  Index rows = 0, columns = 0, row = 0, column = 0;
+  const auto documents = alone(plan);
+  for (const auto& [first, one] : documents) {
+    if (one->tilings().empty()) continue;
+    tilings.push_back(&one->tilings()[0]);
+    rows += std::ssize(tilings.back()->q_tile), columns += std::ssize(tilings.back()->k_tile);
+  }
+  const Index pool = std::max<Index>(1, (std::max(rows, columns) + kMostResolved - 1) / kMostResolved);
+  rows = (rows + pool - 1) / pool, columns = (columns + pool - 1) / pool;
+  std::vector<std::uint8_t> most(at(rows * columns), 0);
+  for (const hilt::Tiling* t : tilings) {
+    for (std::size_t i = 0; i < t->q_tile.size(); ++i, ++row)
+      for (const hilt::Tiling::Ref ref : t->met.of(i)) {
+        std::uint8_t& held = most[at(row / pool * columns + (column + ref.tile) / pool)];
+        held = std::max<std::uint8_t>(held, ref.partial ? 1 : 2);
+      }
+    column += std::ssize(t->k_tile);
+  }
+  return {{"columns", columns}, {"rows", rows}, {"cells", report::packed(most)}};
+}
+
+report::Json picture_of(const Arrangement& a) {
+  const hilt::Plan& plan = *a.plan;
   const report::Sheet sheet = sheet_of(plan);
   const Index token = example_token(plan);
   std::vector<std::uint8_t> keys(at(sheet.columns * sheet.rows), 0), tones;
@@ -184,34 +175,26 @@ report::Json picture_of(const hilt::Plan& plan, const Arrangement& a) {
                    {"rows", sheet.rows},
                    {"token", token},
                    {"keys", report::packed(keys)},
-                   {"first", sheet.cell[at(a.token_at.front())]},
-                   {"last", sheet.cell[at(a.token_at.back())]}};
+                   {"first", sheet.cell[at(a.walk.token_at.front())]},
+                   {"last", sheet.cell[at(a.walk.token_at.back())]}};
   if (plan.length() <= kMostWalked && sheet.pool == 1) {
     std::string walk;  // the cell of each place, two characters from ! to ~
-    for (const std::int32_t t : a.token_at)
+    for (const std::int32_t t : a.walk.token_at)
       walk += static_cast<char>('!' + sheet.cell[at(t)] / 94), walk += static_cast<char>('!' + sheet.cell[at(t)] % 94);
     out["walk"] = walk;
   } else {
-    for (const Index tile : tiles_on(sheet, a.position_of))
+    for (const Index tile : tiles_on(sheet, a.walk.position_of))
       tones.push_back(tile < 0 ? kBlank : static_cast<std::uint8_t>(tile % kTones));
     out["tones"] = report::packed(tones);
   }
-  // Pooled tiles show the most that one of them holds.
-  const Index pool = std::max<Index>(1, (std::max(a.rows, a.columns) + kMostResolved - 1) / kMostResolved);
-  const Index rows = (a.rows + pool - 1) / pool, columns = (a.columns + pool - 1) / pool;
-  std::vector<std::uint8_t> most(at(rows * columns), 0);
-  for (Index i = 0; i < a.rows * a.columns; ++i) {
-    std::uint8_t& held = most[at(i / a.columns / pool * columns + i % a.columns / pool)];
-    held = std::max(held, a.tiles[at(i)]);
-  }
-  out["tiles"] = {{"columns", columns}, {"rows", rows}, {"cells", report::packed(most)}};
+  out["tiles"] = tiles_of(plan);
   out["count"] = {{"full", a.stats.full},
                   {"partial", a.stats.partial},
                   {"total", a.stats.total},
                   {"touched", a.stats.touched()},
                   {"useful", a.stats.useful()},
                   {"tiles", a.touched()},
-                  {"neighbours", near_neighbours(plan, a)}};
+                  {"neighbours", near_neighbours(a)}};
   return out;
 }
 

@@ -1,4 +1,4 @@
-// compare.json, whose fields are promised to other programs; trace.json for chrome://tracing.
+// compare.json, whose fields are promised to other programs.
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include "lesson.h"
@@ -20,8 +20,8 @@ Json error_of(const Error& e, const hilt::Shape& shape) {
     index.insert(index.begin(), rest % std::max<Index>(shape[axis], 1));
     rest /= std::max<Index>(shape[axis], 1);
   }
-  return {{"max_abs", number(e.max_abs)},    {"rel_l2", number(e.rel_l2)}, {"worst_index", index},
-          {"verdict", e.ok ? "ok" : "fail"}, {"limit", number(e.limit)},   {"rel_limit", number(e.rel_limit)}};
+  return {{"max_abs", e.max_abs}, {"rel_l2", e.rel_l2},      {"worst_index", index}, {"verdict", e.ok ? "ok" : "fail"},
+          {"limit", e.limit},     {"rel_limit", e.rel_limit}};
 }
 Json errors_of(std::span<const Error> errors, const Problem& p) {
   Json out;
@@ -34,7 +34,10 @@ Json mode_of(const Lesson& lesson, const Mode& m) {
   if (!m.ran()) return {{"skipped", m.skipped}};
   Json tape = Json::array(), inside = Json::array();
   const std::vector<std::string> symbols = symbols_of(m.tape);
-  for (const hilt::NodeReport& n : m.tape)
+  std::map<std::string, std::size_t> kept;
+  for (std::size_t i = 0; i < m.tape.size(); ++i) {
+    const hilt::NodeReport& n = m.tape[i];
+    if (!symbols[i].empty()) kept[symbols[i]] += n.unique_bytes;
     tape.push_back({{"name", n.name},
                     {"shape", shape_of(n.output)},
                     {"saved_bytes", n.saved_bytes},
@@ -42,12 +45,17 @@ Json mode_of(const Lesson& lesson, const Mode& m) {
                     {"forward_ms", n.forward_ms},
                     {"backward_ms", n.backward_ms},
                     {"dtype", name_of(n.dtype)},
-                    {"symbol", symbols[static_cast<std::size_t>(&n - m.tape.data())]},
+                    {"symbol", symbols[i]},
                     {"view", is_view(n.name)},
                     {"forward_live", n.forward_live},
                     {"backward_live", n.backward_live}});
+  }
   for (const InnerOp& op : m.inside)
-    inside.push_back({{"name", op.name}, {"shape", shape_of(op.shape)}, {"ms", op.ms}, {"live", op.live}});
+    inside.push_back({{"name", op.name},
+                      {"shape", shape_of(op.shape)},
+                      {"ms", op.ms},
+                      {"live", op.live},
+                      {"view", is_view(op.name)}});
   return {{"nodes", m.tape.size()},
           {"saved_bytes", m.saved_bytes},
           {"peak_bytes", m.peak()},
@@ -62,7 +70,8 @@ Json mode_of(const Lesson& lesson, const Mode& m) {
           {"forward_peak_bytes", m.forward_peak},
           {"backward_peak_bytes", m.backward_peak},
           {"backward_flops", m.backward_flops},
-          {"inside_backward", inside}};
+          {"inside_backward", inside},
+          {"kept_by_symbol", kept}};
 }
 
 Json samples_of(const std::vector<Sample>& samples, const char* x) {
@@ -80,9 +89,9 @@ Json broken_of(const Lesson& lesson) {
       errors[kTensors[i]] = error_of(b.error[i], {1, p.length(), i < 2 ? p.heads() / p.kv_heads() : 1, p.dim()});
     out[kMistakes[static_cast<std::size_t>(b.mistake)]] = {{"error", errors},
                                                            {"query", b.query},
-                                                           {"gradient", number(b.slope)},
-                                                           {"finite_difference", number(b.difference)},
-                                                           {"row_sum_of_ds", number(b.row_sum)}};
+                                                           {"gradient", b.slope},
+                                                           {"finite_difference", b.difference},
+                                                           {"row_sum_of_ds", b.row_sum}};
   }
   return out;
 }
@@ -124,46 +133,12 @@ Json to_json(const Lesson& lesson) {
   out["by_length"] = samples_of(lesson.by_length, "length");
   out["by_keys"] = samples_of(lesson.by_keys, "keys");
   out["checks"] = {{"rows", lesson.checks.rows},
-                   {"weights_sum", number(lesson.checks.weights_sum)},
-                   {"delta", number(lesson.checks.delta)},
-                   {"slopes_sum", number(lesson.checks.slopes_sum)}};
+                   {"weights_sum", lesson.checks.weights_sum},
+                   {"delta", lesson.checks.delta},
+                   {"slopes_sum", lesson.checks.slopes_sum}};
   out["broken"] = broken_of(lesson);
   out["by_hand"] = by_hand();
   return out;
-}
-
-// One process a mode. Ops know how long they took, not when they began: they are laid end to end.
-std::string chrome_trace(const Lesson& lesson) {
-  Json events = Json::array();
-  int pid = 0;
-  for (const Mode& m : lesson.modes) {
-    if (!m.ran()) continue;
-    ++pid;
-    events.push_back({{"ph", "M"}, {"name", "process_name"}, {"pid", pid}, {"tid", 1}, {"args", {{"name", m.name}}}});
-    double now = 0;
-    const auto add = [&](const std::string& name, const char* pass, double ms, std::size_t live,
-                         const hilt::NodeReport& n) {
-      events.push_back({{"ph", "X"},
-                        {"name", name},
-                        {"cat", pass},
-                        {"pid", pid},
-                        {"tid", 1},
-                        {"ts", now * 1000},
-                        {"dur", ms * 1000},
-                        {"args",
-                         {{"shape", shape_of(n.output)},
-                          {"dtype", name_of(n.dtype)},
-                          {"saved_bytes", n.saved_bytes},
-                          {"unique_bytes", n.unique_bytes}}}});
-      now += ms;
-      events.push_back(
-          {{"ph", "C"}, {"name", "live bytes"}, {"pid", pid}, {"ts", now * 1000}, {"args", {{"bytes", live}}}});
-    };
-    for (const hilt::NodeReport& n : m.tape) add(n.name, "forward", n.forward_ms, n.forward_live, n);
-    for (auto n = m.tape.rbegin(); n != m.tape.rend(); ++n)
-      add(n->name + " backward", "backward", n->backward_ms, n->backward_live, *n);
-  }
-  return Json{{"displayTimeUnit", "ms"}, {"traceEvents", events}}.dump() + "\n";
 }
 
 }  // namespace compare

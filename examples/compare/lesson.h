@@ -10,7 +10,7 @@
 namespace compare {
 
 using hilt::Tensor;
-using report::format, report::Json, report::number;
+using report::format, report::Json;
 
 inline const std::string kDense = "dense", kTaped{name_of(hilt::Backward::taped)},
                          kHybrid{name_of(hilt::Backward::hybrid)}, kFused{name_of(hilt::Backward::fused)};
@@ -154,22 +154,22 @@ Problem make_problem(const Settings& settings);   // problem.cpp
 Machine measure_machine(const Problem& problem);  // scaling.cpp
 /// Measures the ceilings again if a mode came out above them: the machine was busy the first time,
 /// or is now.
-void measure_machine_again(Lesson& lesson);                              // scaling.cpp
-double arithmetic_speed(const Mode& mode);                               // GFLOP/s forward
-void judge_modes(Lesson& lesson);                                        // modes.cpp: runs, measures and judges them
+void measure_machine_again(Lesson& lesson);  // scaling.cpp
+void judge_modes(Lesson& lesson);            // modes.cpp: runs, measures and judges them
+/// Equations of the derivation on rows of this run, with o of one of the modes.
+Checks check_rows(const Problem& problem, const ExactProblem& exact, const AttendedSets& sets,
+                  const std::vector<double>& o);                         // checks.cpp
 void measure_scaling(Lesson& lesson);                                    // scaling.cpp
 void print_summary(const Lesson& lesson, std::ostream& os, bool color);  // summary.cpp
-report::Json to_json(const Lesson& lesson);                              // json.cpp: what compare.json has
 /// by_hand.cpp: attention of four tokens with two features, small enough for a pencil, token t
 /// seeing tokens 0 .. t, and c = ln 2, so that e^S is a power of two: every intermediate of every
 /// mode as matrices, the running softmax in tiles of two keys, and a finite difference.
-report::Json by_hand();
-std::string chrome_trace(const Lesson& lesson);                // json.cpp
-report::Json pictures_of(const Lesson& lesson);                // pictures.cpp: orders and heat maps
-std::string to_html(const Lesson& lesson, report::Json json);  // page.cpp
-/// Equations of the derivation on rows of this run, with o of one of the modes.
-Checks check_rows(const Problem& problem, const ExactProblem& exact, const AttendedSets& sets,
-                  const std::vector<double>& o);  // checks.cpp
+Json by_hand();
+Json to_json(const Lesson& lesson);  // json.cpp
+struct Files {
+  std::string json, html;
+};
+Files files_of(const Lesson& lesson);  // page.cpp
 
 // ---- cost.cpp: what a mode has to compute and to move, by formula -------------------------------
 /// An op-by-op tape: every matmul, backward two more each; every op that is not a view reads its
@@ -198,8 +198,8 @@ std::size_t dense_peak(const Problem& problem);
 std::string sizes_text(const Lesson& lesson);  // batch 1, length 4096 (64x64), heads 4, ..
 /// "1 thread", "2 threads".
 std::string threads_text(const Lesson& lesson);
-/// What taped keeps over what fused keeps: "2.1 times less" is fused; "as much, within 5 %".
-std::string kept_in_words(double taped_over_fused);
+/// What fused keeps against what taped keeps: "2.1 times less"; "as much, within 5 %".
+std::string kept_in_words(const Mode& taped, const Mode& fused);
 /// What the orders' tiles say; of a set that was cut along one of them, that they say nothing.
 std::string order_verdict(const Lesson& lesson);
 /// The kernel that did a pass: the word before the colon of "forward on cpu: why". Hopper's ways

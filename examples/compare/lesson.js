@@ -1,6 +1,83 @@
-// The figures of compare.html.
+// What compare.html makes of its JSON: rows of tables, then figures.
+const { config, page } = data, symbol = (tensor) => ({ o: "O", dq: "dQ", dk: "dK", dv: "dV" })[tensor] ?? tensor;
+const element = { f64: 8, f32: 4, bf16: 2, f16: 2 }[config.dtype], tokens = config.batch * config.length;
+const q_bytes = tokens * config.heads * config.head_dim * element, all_pairs = config.length * config.length * config.heads;
+
+const shown_ops = (ops) => (ops ?? []).filter((op) => !op.view);
+data.ways = Object.entries(data.modes).map(([name, m]) => ({
+  ...m, name, ran: !m.skipped, one: m.nodes === 1, listed: shown_ops(m.tape), inside: shown_ops(m.inside_backward), peak: m.peak_bytes + data.input_bytes, total_ms: m.forward_ms + m.backward_ms }));
+const way = (name) => data.ways.find((w) => w.name === name && w.ran);
+/** Two modes that ran: what they keep and need, and products and time of the second, of the first's. */
+function compared(first, second) {
+  const a = way(first), b = way(second), over = (x, y) => (y > 0 ? x / y : 0);
+  return a && b && { flops: over(b.forward_flops, a.forward_flops), ms: over(b.total_ms, a.total_ms), saved_a: a.saved_bytes, saved_b: b.saved_bytes, peak_a: a.peak, peak_b: b.peak };
+}
+
+/** A step with what a tape does and keeps there, and its lines of hybrid and of the kernel that ran. */
+function step_of(id, pass) {
+  const step = data.steps.steps.find((s) => s.id === id), kept = (way("taped") ?? way("dense"))?.kept_by_symbol ?? {}, kernel = page.kernels[pass];
+  const symbols = [step.node, ...(step.node === "O" ? ["M P"] : [])].filter((s) => s in kept);
+  const rule = (config.dropout > 0 && step.rule_of_dropout) || (symbols.length && step.rule_of_parts) || step.rule;
+  return { ...step, rule, keeps: pass === "forward" ? symbols.reduce((sum, s) => sum + kept[s], 0) : 0, rows: 1,
+           hybrid: step.hybrid ?? null, fused: step[kernel] ?? (kernel === "cpu_pairs" ? step.cpu : null) };
+}
+// The forward pass downwards, and beside it, upwards, what undoes it.
+data.steps.rows = [["S", "dK", "dQ"], ["L", "dS"], ["P", "Delta"], ["O", "dP", "dV"], ["a", "P2", "S2"]].flatMap(([forward, ...backward]) =>
+  backward.map((id, i) => ({ forward: i === 0 && { ...step_of(forward, "forward"), rows: backward.length }, backward: step_of(id, "backward") })));
+
+// Four tokens: the matrices of each part with their formulas; the last row's keys in tiles of two; what tiles of two queries
+// and two keys give on the way back.
+const hand = data.by_hand.matrices, of_two = [0, 2];
+const named = (...list) => list.map(([name, formula]) => ({ name: name.replace(" again", ""), formula, rows: hand[name] }));
+const product = (a, b, times = 1) => a.map((row) => b[0].map((_, j) => round(times * row.reduce((sum, x, i) => sum + x * b[i][j], 0))));
+const transposed = (a) => a[0].map((_, j) => a.map((row) => row[j])), round = (x) => Math.round(x * 1e10) / 1e10 + 0;
+const two = (list, first) => list.slice(first, first + 2);
+function running_softmax(row) {
+  let m = -Infinity, l = 0, a = [0, 0];
+  const tiles = of_two.map((first) => {
+    const scores = two(hand.S[row], first), before = m;
+    m = Math.max(m, ...scores);
+    const rescale = Math.exp(before - m), weights = scores.map((s) => Math.exp(s - m)), added = product([weights], two(hand.V, first))[0];
+    l = l * rescale + weights[0] + weights[1], a = a.map((x, i) => x * rescale + added[i]);
+    return { first, last: first + 1, scores, m, rescale, weights, l, a };
+  });
+  return { row, tiles, o: a.map((x) => x / l), lse: m + Math.log(l) };
+}
+Object.assign(data.by_hand, {
+  inputs: named(["Q", ""], ["K", ""], ["V", ""], ["dO", ""]),
+  forward: named(["Q Kᵀ", "products"], ["S", "c Q Kᵀ, masked"], ["P", "softmax of each row"], ["O", "P V"]),
+  kept: named(["L", "log ∑ exp(S)"], ["P again", "exp(S − L)"], ["Δ", "rowsum(dO · O)"]),
+  backward: named(["dP", "dO Vᵀ"], ["dS", "P (dP − Δ)"], ["dQ", "c dS K"], ["dK", "c dSᵀ Q"], ["dV", "Pᵀ dO"]),
+  softmax: running_softmax(3),
+  tiles: of_two.flatMap((query) => of_two.filter((key) => key <= query).map((key) => {
+    const tile = (x) => two(x, query).map((row) => two(row, key)), c = data.by_hand.c;
+    return { query, last_query: query + 1, key, last_key: key + 1, dV: product(transposed(tile(hand.P)), two(hand.dO, query)),
+             dK: product(transposed(tile(hand.dS)), two(hand.Q, query), c), dQ: product(tile(hand.dS), two(hand.K, key), c) };
+  })),
+});
+
+Object.assign(page, {
+  passed: data.verdict === "ok", scale: 1 / Math.sqrt(config.head_dim), product_flops: 2 * config.head_dim, share_of_pairs: page.pairs / all_pairs,
+  groups: config.heads === config.kv_heads ? 0 : config.heads / config.kv_heads, all_pairs: data.plan.pattern.split("+").every((branch) => branch.startsWith("dense")),
+  short: { bf16: 8, f16: 11 }[config.dtype] ?? 0, short_parts: { bf16: 256, f16: 2048 }[config.dtype], short_length: Math.min(config.length, 1024),
+  q_bytes, qkv_bytes: q_bytes * (1 + (2 * config.kv_heads) / config.heads), dense_bytes: all_pairs * config.batch * element, lse_bytes: tokens * config.heads * Math.max(element, 4),
+  on_cpu: config.device === "cpu", device: data.machine.devices.find((d) => d.startsWith(config.device)) ?? config.device,
+  threads: data.machine.threads + (data.machine.threads === 1 ? " thread" : " threads"), routes: data.machine.routes.join(", "),
+  dense_fused: compared("dense", "fused"), dense_taped: compared("dense", "taped"), taped_fused: compared("taped", "fused"), hybrid_fused: compared("hybrid", "fused"),
+  agreement: Object.entries(data.naive_error).map(([tensor, naive]) => ({
+    tensor: symbol(tensor), naive, modes: data.ways.filter((w) => w.ran).map((w) => ({ name: w.name, ok: w.error[tensor].verdict === "ok", ...w.error[tensor] })) })),
+  mistakes: (data.broken.none ? data.steps.mistakes : []).map((m) => {
+    const found = data.broken[m.name], unseen = m.name !== "none" && Object.values(found.error).every((e) => e.verdict === "ok");
+    return { ...m, ...found, how: unseen ? "On this problem the mistake changes nothing that the judge can see." : m.how };
+  }),
+});
+for (const o of data.pictures.orders) {
+  o.against_row = o.count.tiles / Math.max(1, data.pictures.orders[0].count.tiles);
+  o.better = o.against_row < 0.995, o.worse = o.against_row > 1.005;
+}
+show();
+
 const modes = Object.entries(data.modes).filter(([, m]) => !m.skipped);
-const symbol = (tensor) => ({ o: "O", dq: "dQ", dk: "dK", dv: "dV" })[tensor] ?? tensor;
 const listed = (f) => modes.map(([name, m]) => `${name} ${f(m)}`).join("; ") + ".";
 
 /** Bytes alive and bytes held by the tape over time, as [ms, bytes]; where backward begins, and the end. */
@@ -105,8 +182,7 @@ function scaling(rows, key, field, format, title, label, caption, marks) {
 }
 scaling(data.by_length, "length", "ms", milliseconds, "Time of forward and backward against length", "forward + backward", "Time of both passes of the same pattern, on logarithmic scales.");
 scaling(data.by_length, "length", "saved_bytes", bytes, "Bytes the tape keeps, against length", "kept by the tape", "What the tape keeps. Hybrid keeps what fused keeps: its line lies beneath.");
-scaling(data.by_keys, "keys", "saved_bytes", bytes, "Bytes the tape keeps, against keys a row", "kept by the tape", `What it keeps in segments of growing size, at ${data.short_length} tokens.`, [{ at: data.head_dim, text: "head dim" }]);
-places("scaling").querySelector(".noscript")?.remove();
+scaling(data.by_keys, "keys", "saved_bytes", bytes, "Bytes the tape keeps, against keys a row", "kept by the tape", `What it keeps in segments of growing size, at ${page.short_length} tokens.`, [{ at: config.head_dim, text: "head dim" }]);
 
 for (const o of pictures.orders) orderPicture(places("orders"), o);
 

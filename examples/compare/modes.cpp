@@ -79,7 +79,7 @@ void judge_modes(Lesson& lesson) {
   for (std::size_t h : sets.of_head) lesson.pairs += static_cast<Index>(sets.sets[h].key.size());
   for (const KeyLists& set : sets.sets)
     for (Index t = 0; t < p.length(); ++t) lesson.longest_row = std::max(lesson.longest_row, std::ssize(set.row(t)));
-  for (hilt::Order::Kind kind : orders_of(*p.plan)) lesson.orders.push_back(rearranged(*p.plan, sets, kind));
+  lesson.orders = arrangements_of(*p.plan);
   for (std::size_t i = 0; i < kTensors.size(); ++i) lesson.naive_error[i] = measure(naive[i], exact[i]);
 
   hilt::clear_attention_fallbacks();

@@ -28,45 +28,28 @@ Pairs pairs_of(const hilt::Plan& plan) {
   return pairs;
 }
 
-/// Seconds that judging takes, by the best of a few small dense problems.
-class Judge {
- public:
-  Judge(const Settings& s, Index kv_heads, hilt::DType dtype) : s_(s) {
-    Index length = 256;
-    while (length > 16 && length * length * s.head_dim > 1 << 20) length /= 2;
-    const hilt::PlanPtr plan = hilt::make_plan({.length = length});
-    const std::vector<double> x(at(length * s.head_dim), 0.5);
-    const ExactProblem small{1, length, 1, 1, s.head_dim, 1, s.dropout, {}, x, x, x, x};
-    AttendedSets sets;
-    const bool terms = !program::terms_in_words(s).empty();  // are added up by one thread
-    const Index lanes = terms ? 1 : std::min<Index>(hilt::info().threads, s.batch * kv_heads);
-    const double pairs = static_cast<double>(length * length);
-    lists_ = program::best_seconds(3, {},
-                                   [&] {
-                                     sets = attended_sets(*plan);
-                                     for (hilt::Order::Kind kind : kOrders) rearranged(*plan, sets, kind);
-                                   }) /
-             pairs;
-    loops_ = program::best_seconds(3, {},
-                                   [&] {
-                                     exact_attention(small, sets, dtype), naive_attention(small, sets, dtype),
-                                         term_sizes(small, sets, dtype);
-                                   }) /
-             pairs * static_cast<double>(s.batch) / static_cast<double>(lanes);
-  }
-  double seconds(const Pairs& pairs) const { return loops_ * pairs.all + lists_ * pairs.listed; }
-  [[noreturn]] void refuse(double seconds, Index fitting) const {
-    const std::string time = seconds < 7200 ? format("%.0f min", seconds / 60) : format("%.0f h", seconds / 3600);
-    hilt::fail("--length (", s_.length, "): judging every pair of a query and a key by exact loops would take ",
-               seconds < 120 ? "more than a minute; " : "about " + time + "; at most a minute is spent on it; ",
-               fitting > 0 ? "--length " + std::to_string(fitting) + " would fit, or " : "",
-               "use a sparser --pattern, or a smaller --heads, --head-dim or --batch");
-  }
-
- private:
-  const Settings& s_;
-  double loops_ = 0, lists_ = 0;  // a pair
+/// Seconds that judging takes, a pair: in the exact loops, and to list it. By the best of a few small
+/// dense problems.
+struct Seconds {
+  double loops = 0, lists = 0;
+  double of(const Pairs& pairs) const { return loops * pairs.all + lists * pairs.listed; }
 };
+Seconds seconds_of_judging(const Settings& s, Index kv_heads, hilt::DType dtype) {
+  Index length = 256;
+  while (length > 16 && length * length * s.head_dim > 1 << 20) length /= 2;
+  const hilt::PlanPtr plan = hilt::make_plan({.length = length});
+  const std::vector<double> x(at(length * s.head_dim), 0.5);
+  const ExactProblem small{1, length, 1, 1, s.head_dim, 1, s.dropout, {}, x, x, x, x};
+  const bool terms = !program::terms_in_words(s).empty();  // are added up by one thread
+  const Index lanes = terms ? 1 : std::min<Index>(hilt::info().threads, s.batch * kv_heads);
+  AttendedSets sets;
+  const double lists = program::best_seconds(3, {}, [&] { sets = attended_sets(*plan); });
+  const double loops = program::best_seconds(3, {}, [&] {
+    exact_attention(small, sets, dtype), naive_attention(small, sets, dtype), term_sizes(small, sets, dtype);
+  });
+  const double pairs = static_cast<double>(length * length);
+  return {loops / pairs * static_cast<double>(s.batch) / static_cast<double>(lanes), lists / pairs};
+}
 
 void require(double bytes, const Settings& s, const char* what) {
   program::require_memory("--length (" + std::to_string(s.length) + "): " + what, static_cast<std::size_t>(bytes),
@@ -74,6 +57,10 @@ void require(double bytes, const Settings& s, const char* what) {
 }
 
 }  // namespace
+
+static bool fits_pattern(const hilt::PlanSpec& spec) try {
+  return hilt::make_plan(spec) != nullptr;
+} catch (const hilt::Error&) { return false; }
 
 static void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dtype) {
   // q, k, v, d_o and the first result of every mode in the type itself; in f64 the inputs, three
@@ -86,26 +73,24 @@ static void require_inputs_fit(const Settings& s, Index kv_heads, hilt::DType dt
 
 static void require_judge_fits(const Settings& s, Index kv_heads, const hilt::PlanSpec& spec, hilt::DType dtype) {
   constexpr double kListed = 4 * sizeof(std::int32_t);  // rows that grow, and then all of them in one list
-  const Judge judge(s, kv_heads, dtype);
-  // A long plan takes long too: shorter ones first, as far as the order and the pattern have them.
-  double expected = 0, before = 0;
-  Index fitting = 0;
-  if (s.order.find(':') == std::string::npos && s.documents.empty()) try {
-      for (Index length = 512; length < s.length && expected == 0; length *= 2) {
-        hilt::PlanSpec shorter = spec;
-        shorter.length = length, shorter.order.grid = {};
-        const double now = judge.seconds(pairs_of(*hilt::make_plan(shorter)));
-        const double doublings = std::log2(static_cast<double>(s.length) / static_cast<double>(length));
-        if (now > kMostSeconds) expected = now * std::pow(before > 0 ? now / before : 2, doublings);
-        else before = now, fitting = length;
-      }
-    } catch (const hilt::Error&) {
-      // A list of blocks, say, has no shorter version.
-    }
-  if (expected > 0) judge.refuse(expected, fitting);
-  const Pairs pairs = pairs_of(*hilt::make_plan(spec));
-  const double seconds = judge.seconds(pairs);
-  if (seconds > kMostSeconds) judge.refuse(seconds, fitting);
+  const Seconds seconds = seconds_of_judging(s, kv_heads, dtype);
+  std::string fitting;
+  Pairs pairs;
+  const auto require_time = [&](const hilt::PlanSpec& asked) {
+    pairs = pairs_of(*hilt::make_plan(asked));
+    hilt::check(seconds.of(pairs) <= kMostSeconds, "--length (", s.length,
+                "): judging every pair of a query and a key by exact loops would take more than a minute; ", fitting,
+                "use a sparser --pattern, or a smaller --heads, --head-dim or --batch");
+    if (asked.length < s.length) fitting = "--length " + std::to_string(asked.length) + " would fit, or ";
+  };
+  // A long plan takes long too: shorter ones first, as far as the order has them.
+  for (Index length = 512; length < s.length && s.documents.empty() && s.order.find(':') == s.order.npos; length *= 2) {
+    hilt::PlanSpec shorter = spec;
+    shorter.length = length, shorter.order.grid = {};
+    if (!fits_pattern(shorter)) break;  // a list of blocks, say, has no shorter version
+    require_time(shorter);
+  }
+  require_time(spec);
   require(kListed * pairs.listed, s, "the list of attended pairs");
 }
 

@@ -17,14 +17,10 @@ Machine measure_machine(const Problem& p) {
   return m;
 }
 
-double arithmetic_speed(const Mode& mode) {
-  return mode.forward_ms > 0 ? mode.forward_flops / mode.forward_ms * 1e-6 : 0;
-}
-
 void measure_machine_again(Lesson& lesson) {
-  double fastest = 0;
+  double fastest = 0;  // GFLOP/s forward
   for (const Mode& m : lesson.modes)
-    if (m.ran()) fastest = std::max(fastest, arithmetic_speed(m));
+    if (m.forward_ms > 0) fastest = std::max(fastest, m.forward_flops / m.forward_ms * 1e-6);
   if (fastest <= lesson.machine.gemm_gflop_s) return;
   const Machine again = measure_machine(lesson.problem);
   lesson.machine.copy_gb_s = std::max(lesson.machine.copy_gb_s, again.copy_gb_s);

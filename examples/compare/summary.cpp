@@ -39,29 +39,22 @@ std::string threads_text(const Lesson& lesson) {
   return std::to_string(n) + (n == 1 ? " thread" : " threads");
 }
 
-std::string kept_in_words(double taped_over_fused) {
-  const double x = taped_over_fused;
+std::string kept_in_words(const Mode& taped, const Mode& fused) {
+  const double x = static_cast<double>(taped.saved_bytes) / static_cast<double>(fused.saved_bytes);
   if (std::abs(std::log(x)) < std::log(1.05)) return "as much, within 5 %";
   return x > 1 ? format("%.1f times less", x) : format("%.1f times more", 1 / x);
 }
 
 std::string order_verdict(const Lesson& lesson) {
-  const std::string own = hilt::to_string(lesson.problem.plan->spec().order);
-  const auto cut = std::ranges::find_if(lesson.orders, [&](const Arrangement& a) { return own.starts_with(a.order); });
-  if (lesson.same_result_in_any_order || cut == lesson.orders.end()) return order_verdict(lesson.orders);
-  return format(
-             "These counts do not compare orders: the set was cut along %s order, which favors it. It touches %lld "
-             "tiles in that order, and row order %lld.",
-             cut->order.c_str(), static_cast<long long>(cut->touched()),
-             static_cast<long long>(lesson.orders[0].touched())) +
-         " Patterns of the grid, like window2d:16x16, do compare them.";
+  if (lesson.same_result_in_any_order) return order_verdict(lesson.orders);
+  return "These counts do not compare orders: the set is cut along each of them. Patterns of the grid, like "
+         "window2d:16x16, do compare them.";
 }
 
 std::string order_and_result(const Lesson& lesson) {
   if (lesson.same_result_in_any_order)
     return "The set is defined without the order: in any order the result is the same, only the work moves.";
-  return "The set is defined along the order: the same pattern in another order gives another result. The table keeps "
-         "the set and moves the tokens.";
+  return "In another order the same pattern is another set of pairs, and gives another result.";
 }
 
 double crossover_in_keys(const Lesson& lesson) {
@@ -111,9 +104,9 @@ void print_modes(const Lesson& lesson, std::ostream& os, const Paint& paint) {
   os << wrapped("keeps: bytes the tape holds to go back. peak: most at once. Both with q, k, v.", 2);
   const Mode *taped = lesson.mode(kTaped), *fused = lesson.mode(kFused);
   if (taped && fused && taped->saved_bytes > 0) {
-    const double a = static_cast<double>(taped->saved_bytes), b = static_cast<double>(fused->saved_bytes);
-    std::string text = format("against taped fused keeps %s and takes %.2f x its time.", kept_in_words(a / b).c_str(),
-                              (fused->forward_ms + fused->backward_ms) / (taped->forward_ms + taped->backward_ms));
+    std::string text =
+        format("against taped fused keeps %s and takes %.2f x its time.", kept_in_words(*taped, *fused).c_str(),
+               (fused->forward_ms + fused->backward_ms) / (taped->forward_ms + taped->backward_ms));
     if (const double keys = crossover_in_keys(lesson); keys > 0)
       text += format(" In segments of less than about %.0f keys it keeps more: head dim %lld.", keys,
                      static_cast<long long>(lesson.problem.dim()));
@@ -185,7 +178,7 @@ void print_summary(const Lesson& lesson, std::ostream& os, bool color) {
       format("Measured: %.1f GB/s copying, %.0f GFLOP/s multiplying, %s. %.1f s in all.", lesson.machine.copy_gb_s,
              lesson.machine.gemm_gflop_s, threads_text(lesson).c_str(), lesson.seconds),
       2);
-  os << wrapped("Read " + lesson.settings.out + "/compare.html; compare.json and trace.json lie beside it.", 2);
+  os << wrapped("Read " + lesson.settings.out + "/compare.html; compare.json lies beside it.", 2);
   os << paint.verdict(lesson.passed(), lesson.passed() ? "verdict: ok, every tensor of every mode is within its limit"
                                                        : "verdict: FAILED, see NO and DIFFER above")
      << '\n';

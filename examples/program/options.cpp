@@ -1,6 +1,7 @@
 // Options bound to variables, over CLI11: ranges, proposals for misspelt names, the same in a file.
 #include "options.h"
 #include <CLI/CLI.hpp>
+#include <hilt/core/io/text.h>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -75,10 +76,10 @@ const std::string& one_of(const std::string& text, const std::vector<std::string
 constexpr std::size_t kHelp = 50;  // columns beside the names of the options
 
 struct Entry {
-  std::string name, group, preset, raw;
-  CLI::Option* option;
-  std::function<void(const std::string&)> set;  // throws what is wrong with the value, without naming the option
-  std::function<std::string()> get;
+  std::string name{}, group{}, preset{}, raw{};
+  CLI::Option* option = nullptr;
+  std::function<void(const std::string&)> set{};  // throws what is wrong with the value, without naming the option
+  std::function<std::string()> get{};
   bool is_text = true, from_file = false;
 };
 
@@ -98,13 +99,13 @@ struct Options::Parser {
   }
 
   /// Without a kind of value it is a flag.
-  Entry& add(const std::string& name, const std::string& kind, const std::string& help) {
-    Entry& e = entries.emplace_back();
-    e.name = name;
+  Entry& add(const std::string& name, const std::string& kind, const std::string& help,
+             std::function<void(const std::string&)> set, std::function<std::string()> get) {
+    Entry& e = entries.emplace_back(Entry{.name = name, .group = group, .set = std::move(set), .get = std::move(get)});
     const std::string description = wrapped(help, kHelp);
     e.option = kind.empty() ? app.add_flag(name, description)
                             : app.add_option(name, e.raw, description)->type_name(kind)->take_last();
-    if (!group.empty()) e.option->group(e.group = group);
+    if (!group.empty()) e.option->group(group);
     return e;
   }
 
@@ -175,45 +176,38 @@ Options::~Options() = default;
 void Options::group(const std::string& heading) { parser_->group = heading; }
 
 void Options::flag(const std::string& name, bool& value, const std::string& help) {
-  Entry& e = parser_->add(name, "", help);
-  e.is_text = false;
-  e.set = [&value](const std::string& text) { value = one_of(text, {"true", "false"}) == "true"; };
-  e.get = [&value] { return std::string(value ? "true" : "false"); };
+  const auto set = [&value](const std::string& text) { value = one_of(text, {"true", "false"}) == "true"; };
+  parser_->add(name, "", help, set, [&value] { return std::string(value ? "true" : "false"); }).is_text = false;
 }
 
 void Options::integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                       const std::string& help) {
-  const std::string range = std::to_string(low) + ".." + std::to_string(high);
   const bool optional = value < low;  // until it is given there is none
-  Entry& e =
-      parser_->add(name, "N", help + " (" + range + (optional ? "" : "; default " + std::to_string(value)) + ")");
-  e.is_text = optional;
-  e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a whole number"); };
-  e.get = [=, &value] { return value < low ? "" : std::to_string(value); };
+  const std::string preset = optional ? "" : "; default " + std::to_string(value);
+  const auto set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a whole number"); };
+  const auto get = [=, &value] { return value < low ? "" : std::to_string(value); };
+  parser_->add(name, "N", help + " (" + std::to_string(low) + ".." + std::to_string(high) + preset + ")", set, get)
+      .is_text = optional;
 }
 
 void Options::number(const std::string& name, double& value, double low, double high, const std::string& help) {
-  Entry& e = parser_->add(name, "X",
-                          help + " (" + shortest(low) + ".." + shortest(high) + "; default " + shortest(value) + ")");
-  e.is_text = false;
-  e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
-  e.get = [&value] { return shortest(value); };
+  const std::string range = shortest(low) + ".." + shortest(high) + "; default " + shortest(value);
+  const auto set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
+  parser_->add(name, "X", help + " (" + range + ")", set, [&value] { return shortest(value); }).is_text = false;
 }
 
 void Options::number(const std::string& name, std::optional<double>& value, double low, double high,
                      const std::string& help) {
-  Entry& e = parser_->add(name, "X", help);
-  e.set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
-  e.get = [&value] { return value ? shortest(*value) : ""; };
+  const auto set = [=, &value](const std::string& text) { value = read_number(text, low, high, "a number"); };
+  parser_->add(name, "X", help, set, [&value] { return value ? shortest(*value) : ""; });
 }
 
 void Options::text(const std::string& name, std::string& value, const std::string& kind, const std::string& help) {
-  Entry& e = parser_->add(name, kind, help + (value.empty() ? "" : " (default " + value + ")"));
-  e.set = [&value](const std::string& text) {
+  const auto set = [&value](const std::string& text) {
     hilt::check(!text.empty(), "needs a value");
     value = text;
   };
-  e.get = [&value] { return value; };
+  parser_->add(name, kind, help + (value.empty() ? "" : " (default " + value + ")"), set, [&value] { return value; });
 }
 
 void Options::text_or(const std::string& implied, const std::string& name, std::string& value, const std::string& kind,
@@ -224,23 +218,20 @@ void Options::text_or(const std::string& implied, const std::string& name, std::
 
 void Options::choice(const std::string& name, std::string& value, const std::vector<std::string>& names,
                      const std::string& help) {
-  Entry& e = parser_->add(name, "NAME", help + " (" + joined(names, ", ") + "; default " + value + ")");
-  e.set = [names, &value](const std::string& text) { value = one_of(text, names); };
-  e.get = [&value] { return value; };
+  const auto set = [names, &value](const std::string& text) { value = one_of(text, names); };
+  parser_->add(name, "NAME", help + " (" + joined(names, ", ") + "; default " + value + ")", set,
+               [&value] { return value; });
 }
 
 void Options::list(const std::string& name, std::vector<std::string>& value, const std::vector<std::string>& names,
                    const std::string& help) {
-  Entry& e =
-      parser_->add(name, "NAMES", help + " (some of " + joined(names, ",") + "; default " + joined(value, ",") + ")");
-  e.set = [names, &value](const std::string& text) {
+  const auto set = [names, &value](const std::string& text) {
     std::vector<std::string> words;
-    std::istringstream parts(text);
-    for (std::string word; std::getline(parts, word, ',');) words.push_back(one_of(word, names));
-    hilt::check(!words.empty(), "must name one of ", joined(names, ", "));
+    for (const std::string_view word : hilt::split_text(text, ',')) words.push_back(one_of(std::string(word), names));
     value = words;
   };
-  e.get = [&value] { return joined(value, ","); };
+  parser_->add(name, "NAMES", help + " (some of " + joined(names, ",") + "; default " + joined(value, ",") + ")", set,
+               [&value] { return joined(value, ","); });
 }
 
 bool Options::parse(int argc, char** argv) {
@@ -268,13 +259,8 @@ bool Options::parse(int argc, char** argv) {
   if (!parser_->config.empty()) parser_->read_config();
   for (Entry& e : parser_->entries) {
     if (e.option->count() == 0) continue;
-    std::string value = e.raw;
-    if (e.option->get_expected_max() == 0) {
-      try {
-        value = e.option->as<bool>() ? "true" : "false";
-      } catch (const CLI::Error&) { value = e.option->results().back(); }
-    }
-    parser_->set(e, value, "");
+    const bool is_flag = e.option->get_expected_max() == 0;
+    parser_->set(e, is_flag ? e.option->results().back() : e.raw, "");
   }
   for (const Entry& e : parser_->entries)
     if (e.option->count() > 1 && !std::getenv("RANK"))  // several ranks would all say so

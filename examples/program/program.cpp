@@ -39,7 +39,8 @@ std::string short_words(const std::string& text) {
 
 const Options* asked = nullptr;  // of this program
 
-/// The library knows a score term by its name and a file by its path, who types by the option.
+/// The error with the option it came from: where the library names a score term or the path of a
+/// file, the user typed an option.
 std::string with_option(const hilt::Error& e) {
   const std::string text = e.what();
   const bool is_file = e.code() == hilt::Code::data;

@@ -175,11 +175,7 @@ std::string to_html(const Story& story, const Json& attention) {
       {"curve", curve_of(story.lines)},
       {"evaluations", evaluations},
   });
-  Json drawn;  // what figures need; all else stands where it is shown
-  for (const char* name : {"symbol", "curve", "evaluations", "floor", "simple", "best", "controls", "attention"})
-    drawn[name] = data[name];
-  drawn["shown"] = data;
-  return report::fill(kPage, drawn);
+  return report::page(kPage, data);
 }
 
 }  // namespace train

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 #include "../program/outputs.h"
-#include "../program/report/fill.h"
+#include "../program/report/page.h"
 #include "../program/report/text.h"
 #include "sample.h"
 #include "trainer.h"

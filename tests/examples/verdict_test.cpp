@@ -1,5 +1,4 @@
-// The parts of compare_gradients that decide: the rule, the sets and loops it judges by, the lines
-// of source it shows.
+// The parts of compare_gradients that decide: the rule, the sets and loops it judges by.
 #include <gtest/gtest.h>
 #include <hilt/hilt.h>
 
@@ -10,7 +9,6 @@
 #include "../../examples/compare/arrangement.h"
 #include "../../examples/compare/broken.h"
 #include "../../examples/compare/exact.h"
-#include "../../examples/compare/source.h"
 
 namespace {
 
@@ -70,28 +68,6 @@ TEST(Verdict, AGradientThatCancelsIsJudgedByItsTerms) {
   const std::vector<double> exact(4, 0.0), x(4, 1e-7), terms(4, 1.0);
   EXPECT_TRUE(compare::judge(x, exact, terms, {}, kRounding).ok);
   EXPECT_FALSE(compare::judge(x, exact, std::vector<double>(4, 0.01), {}, kRounding).ok);
-}
-
-TEST(Source, EveryStepHasOneLine) {
-  const report::Json all = compare::steps();
-  for (const report::Json& step : all["steps"]) {
-    SCOPED_TRACE(step["id"].get<std::string>());
-    for (const char* where :
-         {"hybrid", "cpu", "cpu_pairs", "plain", "mma", "hopper", "hopper_one_owner", "hopper_one_pass"}) {
-      if (!step.contains(where)) continue;
-      const report::Json line = compare::source_line(step[where]);
-      ASSERT_FALSE(line.is_null()) << step[where] << ": exactly one line has that text; see steps.json";
-      EXPECT_GT(line["line"], 0);
-      EXPECT_EQ(line["code"].get<std::string>().find("//"), std::string::npos) << line;
-    }
-    EXPECT_TRUE(step.contains("cpu"));
-  }
-  const auto line = [](auto... place) { return compare::source_line(report::Json::array({place...})); };
-  EXPECT_EQ(line("modes/modes.cpp", "no such text"), nullptr);
-  EXPECT_EQ(line("modes/modes.cpp", "Tensor"), nullptr) << "more than one";
-  EXPECT_EQ(line("no_such_file.cpp", "Tensor"), nullptr);
-  EXPECT_EQ(line("modes/modes.cpp", "// dP = ", "no such text"), nullptr);
-  EXPECT_EQ(line("modes/modes.cpp", "// dP = ", "// dS = "), line("modes/modes.cpp", "// dS = "));
 }
 
 hilt::PlanPtr plan_of(Index length, Index heads, const std::string& order, const std::string& pattern,
@@ -263,32 +239,37 @@ TEST(Exact, TermsAreThoseOfTheLibrary) {
   }
 }
 
-// Two ways to count: the plan's own tiles in another order, and this plan's pairs moved there.
-TEST(Arrangement, SetsDefinedOnTheGridCountTheSameBothWays) {
+// Two ways to count: the plan's own tiles in an order, and pairs one by one, moved there.
+TEST(Arrangement, TilesAreThoseOfThePairs) {
+  constexpr Index kTile = hilt::Tiling::kTile, kLength = 32 * 32, kSide = kLength / kTile;
   for (const char* pattern : {"window2d:16x16", "neighborhood2d:7x7", "slide2d:3x9", "dense"}) {
-    const hilt::PlanPtr plan = plan_of(32 * 32, 2, "hilbert:32x32", pattern, "all_queries", "none");
+    const hilt::PlanPtr plan = plan_of(kLength, 2, "hilbert:32x32", pattern, "all_queries", "none");
     const compare::AttendedSets sets = compare::attended_sets(*plan);
-    for (const hilt::Order::Kind kind : compare::kOrders) {
-      const compare::Arrangement moved = compare::rearranged(*plan, sets, kind);
-      hilt::PlanSpec other = plan->spec();
-      other.order.kind = kind;
-      const hilt::TileStats own = hilt::make_plan(other)->stats();
-      EXPECT_EQ(moved.stats.full, own.full) << pattern << ' ' << moved.order;
-      EXPECT_EQ(moved.stats.partial, own.partial) << pattern << ' ' << moved.order;
-      EXPECT_EQ(moved.stats.total, own.total) << pattern << ' ' << moved.order;
-      EXPECT_EQ(moved.stats.pairs, own.pairs) << pattern << ' ' << moved.order;
-      EXPECT_EQ(moved.stats.tile_pairs, own.tile_pairs) << pattern << ' ' << moved.order;
+    for (const compare::Arrangement& a : compare::arrangements_of(*plan)) {
+      hilt::TileStats counted{.total = kSide * kSide * std::ssize(sets.sets)};
+      for (const compare::KeyLists& set : sets.sets) {
+        std::vector<Index> held(static_cast<std::size_t>(kSide * kSide));
+        for (Index t = 0; t < kLength; ++t)
+          for (const std::int32_t u : set.row(t))
+            ++held[compare::at(a.walk.position_of[compare::at(t)] / kTile * kSide +
+                               a.walk.position_of[compare::at(u)] / kTile)];
+        for (const Index n : held) {
+          counted.full += n == kTile * kTile, counted.partial += n > 0 && n < kTile * kTile;
+          counted.pairs += n, counted.tile_pairs += n > 0 ? kTile * kTile : 0;
+        }
+      }
+      EXPECT_EQ(a.stats.full, counted.full) << pattern << ' ' << a.order;
+      EXPECT_EQ(a.stats.partial, counted.partial) << pattern << ' ' << a.order;
+      EXPECT_EQ(a.stats.total, counted.total) << pattern << ' ' << a.order;
+      EXPECT_EQ(a.stats.pairs, counted.pairs) << pattern << ' ' << a.order;
+      EXPECT_EQ(a.stats.tile_pairs, counted.tile_pairs) << pattern << ' ' << a.order;
     }
   }
 }
 
 TEST(Arrangement, SaysWhereHilbertHelpsDoesNothingAndLoses) {
   const auto words = [](Index length, const char* order, const char* pattern) {
-    const hilt::PlanPtr plan = plan_of(length, 1, order, pattern, "all_queries", "none");
-    std::vector<compare::Arrangement> orders;
-    for (const hilt::Order::Kind kind : compare::kOrders)
-      orders.push_back(compare::rearranged(*plan, compare::attended_sets(*plan), kind));
-    return compare::order_verdict(orders);
+    return compare::order_verdict(compare::arrangements_of(*plan_of(length, 1, order, pattern, "all_queries", "none")));
   };
   EXPECT_TRUE(
       words(4096, "hilbert:64x64", "window2d:16x16").starts_with("Hilbert order helps: it touches 4.00 x fewer"));

@@ -7,6 +7,9 @@ import pathlib
 import re
 import sys
 
+sys.path.insert(0, os.environ["SRC"] + "/examples/compare")
+from steps import quoted_line
+
 LANGUAGE = set("const constexpr else float if for int return true typename Tensor".split())
 
 
@@ -14,21 +17,12 @@ def words(text):
     return set(re.findall(r"[A-Za-z_]\w*", re.sub(r"\b\d[\w.]*", "", text)))
 
 
-def quoted_line(lines, marker, then=None):
-    """The line that has the marker; with `then` the first from there on that has that."""
-    marked = [i for i, line in enumerate(lines) if marker in line]
-    assert len(marked) == 1, f"stands in {len(marked)} lines: {marker}"
-    line = next((line for line in lines[marked[0]:] if (then or marker) in line), None)
-    assert line, f"stands nowhere behind {marker}: {then}"
-    return line.split(" // ")[0]
-
-
 def wrong(source, table):
     for kernel in sorted({name for step in table["steps"] for name, place in step.items() if isinstance(place, list)}):
         try:
             quoted = set()
             for file, *text in (step[kernel] for step in table["steps"] if kernel in step):
-                quoted |= words(quoted_line((source / file).read_text().splitlines(), *text))
+                quoted |= words(quoted_line((source / file).read_text().splitlines(), *text)[1])
             named = words(" ".join(n["name"] for n in table["names"]))
             assert kernel != "hybrid" or quoted - LANGUAGE <= named, f"no words for {sorted(quoted - LANGUAGE - named)}"
             assert kernel != "hybrid" or named <= quoted, f"words for what no line has: {sorted(named - quoted)}"

@@ -1,5 +1,6 @@
-// What the pages share: numbers in words, and figures drawn from the JSON at the width they have. Every mark carries its
-// number as data-value (or data-x and data-y), so that a reader's tools, and our tests, can read it back.
+// What the pages share: numbers in words, the page filled from its template and the JSON, and figures drawn at the width
+// they have. Every mark carries its number as data-value (or data-x and data-y), so that a reader's tools, and our tests, can
+// read it back.
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 
@@ -17,6 +18,56 @@ const percent = (x) => (100 * x).toFixed(x >= 0.9995 || x === 0 ? 0 : x < 0.1 ? 
 const scientific = (x) => (x === null ? "–" : x === 0 ? "0" : x.toExponential(1));
 const short = (x) => String(Number.isInteger(x) && Math.abs(x) < 1e6 ? x : Number(x.toPrecision(4)));
 
+/* Templates. A path is a.b.c, looked for in the innermost object first; list.0 is the first element, {{.}} the thing itself:
+     {{path}}                a value, its first 5,000 characters; markup in it becomes text. {{path|unit}}: a number as bytes,
+                             ms, percent, sci (scientific), count, flops, f0 .. f9 (decimals); one that is null is a dash
+     {{#path}} .. {{/path}}  once for each element of a list, or once inside what is there, unless false or empty
+     {{^path}} .. {{/path}}  where the list is empty or the value false, null, 0, "" or missing
+   A path that is to be printed and is not in the data is an error. */
+const kMostPrinted = 5000;
+const units = { bytes, count, percent, ms: milliseconds, sci: scientific, flops: (n) => prefixed(n, "FLOP") };
+const lookup = (scopes, path) => {
+  if (path === ".") return scopes.at(-1);
+  const [first, ...rest] = path.split("."), has = (value, name) => value !== null && typeof value === "object" && Object.hasOwn(value, name);
+  const scope = scopes.findLast((s) => !Array.isArray(s) && has(s, first));
+  return rest.reduce((value, name) => (has(value, name) ? value[name] : undefined), scope?.[first]);
+};
+const holds = (value) => (value !== null && typeof value === "object" ? Object.keys(value).length > 0 : Boolean(value));
+function printed(value, unit, tag) {
+  if (value === undefined) throw new Error(`template: ${tag} is not in the data`);
+  const decimals = /^f(\d)$/.exec(unit ?? ""), is_number = typeof value === "number";
+  if (unit && !decimals && !units[unit]) throw new Error(`template: no unit as in ${tag}`);
+  let text = typeof value === "object" ? JSON.stringify(value) : String(value);
+  if (value === null) text = "–";
+  else if (is_number && unit) text = decimals ? value.toFixed(decimals[1]) : units[unit](value);
+  else if (is_number && !Number.isInteger(value)) text = String(Number(value.toPrecision(4)));
+  const letters = [...text];
+  if (letters.length > kMostPrinted) text = `${letters.slice(0, kMostPrinted).join("")} .. ${count(letters.length - kMostPrinted)} more`;
+  if (unit) text = text.replaceAll(" ", "\u00a0");  // a number and its unit stay on one line
+  return text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+}
+const fill = (text, ...scopes) =>
+  text.replace(/{{([#^])(.+?)}}([^]*?){{\/\2}}|{{(.*?)}}/g, (tag, kind, path, inside, name) => {
+    if (!kind) return printed(lookup(scopes, name.split("|")[0]), name.split("|")[1], tag);
+    const value = lookup(scopes, path);
+    if (kind === "^") return holds(value) ? "" : fill(inside, ...scopes);
+    return (Array.isArray(value) ? value : holds(value) ? [value] : []).map((one) => fill(inside, ...scopes, one)).join("");
+  });
+/** Fills the page, before anything is drawn into it. */
+function show() {
+  const template = document.getElementById("page");
+  template.insertAdjacentHTML("afterend", fill(template.textContent, data));
+  // On narrow screens the rows of these tables are cards; each cell then says what its column says.
+  for (const table of document.querySelectorAll("table.stack"))
+    for (const row of table.tBodies[0].rows)
+      [...row.cells].forEach((cell, i) => cell.colSpan === 1 && (cell.dataset.label = table.tHead.rows[0].cells[table.tHead.rows[0].cells.length - row.cells.length + i].textContent));
+  document.querySelector(".theme").addEventListener("click", () => {
+    const style = document.documentElement.style;
+    const dark = style.colorScheme ? style.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    style.colorScheme = dark ? "light" : "dark";
+  });
+}
+
 /** An element, HTML or SVG, with attributes and children. */
 function make(tag, attributes = {}, ...children) {
   const vector = "svg g path line rect circle text title desc".split(" ").includes(tag);
@@ -33,7 +84,6 @@ function figure(into, title, description, caption, draw, ratio) {
   const words = make("figcaption");
   words.innerHTML = caption;
   const whole = make("figure", {}, svg, words);
-  into.querySelector(".noscript")?.remove();
   into.append(whole);
   let drawn = 0;
   const redraw = () => {
@@ -242,16 +292,3 @@ function choice(into, options, chosen) {
   }
   if (options.length) choose(options[0][0]);
 }
-
-// On narrow screens the rows of these tables are cards; each cell then says what its column says.
-for (const table of document.querySelectorAll("table.stack"))
-  for (const row of table.tBodies[0].rows)
-    [...row.cells].forEach((cell, i) => cell.colSpan === 1 && (cell.dataset.label = table.tHead.rows[0].cells[table.tHead.rows[0].cells.length - row.cells.length + i].textContent));
-for (const e of document.querySelectorAll(".js")) e.hidden = false;
-const theme = document.querySelector(".theme");
-theme.hidden = false;
-theme.addEventListener("click", () => {
-  const style = document.documentElement.style;
-  const dark = style.colorScheme ? style.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  style.colorScheme = dark ? "light" : "dark";
-});

@@ -1,4 +1,4 @@
-// Numbers with units and three digits; characters that HTML would take for markup.
+// Numbers with units and three digits.
 #include "text.h"
 #include <cmath>
 #include <cstdarg>
@@ -15,18 +15,6 @@ static std::string with_prefix(double n, const char* unit) {
   return format("%.*f%s%s", decimals, n, unit_text.empty() ? "" : " ", unit_text.c_str());
 }
 
-std::string escape(const std::string& text) {
-  std::string out;
-  for (char c : text) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '"') out += "&quot;";
-    else out += c;
-  }
-  return out;
-}
-
 std::string format(const char* pattern, ...) {
   char text[512];
   std::va_list arguments;
@@ -38,7 +26,6 @@ std::string format(const char* pattern, ...) {
 
 std::string bytes(double n) { return with_prefix(n, "B"); }
 std::string count(double n) { return with_prefix(n, ""); }
-std::string flops(double n) { return with_prefix(n, "FLOP"); }
 std::string milliseconds(double ms) {
   if (ms >= 999.5) return format("%.2f s", ms / 1000);
   return format(ms < 0.9995 ? "%.3f ms" : ms < 9.995 ? "%.2f ms" : ms < 99.95 ? "%.1f ms" : "%.0f ms", ms);
