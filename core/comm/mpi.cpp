@@ -5,6 +5,7 @@
 // abort_mpi() ends the processes instead.
 #include <mpi.h>
 #include <unistd.h>
+#include <algorithm>
 #include <deque>
 #include <future>
 #include <map>

@@ -1,6 +1,21 @@
-// What most tests include of GoogleTest and the standard library, parsed once a target; see
-// core/precompiled.h.
+// What most tests include of GoogleTest and the standard library, parsed once a binary.
 #include <gtest/gtest.h>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
 #include <iostream>
+#include <limits>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <set>
-#include "core/precompiled.h"
+#include <span>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>

@@ -50,37 +50,37 @@ static void check_cell(const char* op, const Cell& cell, const Grid& grid) {
 namespace {
 
 /// |n| cells along an axis (0, 1, 2 for x, y, z), towards lower coordinates when n < 0.
-struct Side {
+struct Edge {
   int axis = 0;
   Index n = 0;
 };
-Side operator-(Side s) { return {s.axis, -s.n}; }
-Side operator-(Side s, Side part) { return {s.axis, s.n - part.n}; }
-Side floor_half(Side s) { return {s.axis, s.n >> 1}; }  // an arithmetic shift floors
-Side even_half(Side s) {
+Edge operator-(Edge s) { return {s.axis, -s.n}; }
+Edge operator-(Edge s, Edge part) { return {s.axis, s.n - part.n}; }
+Edge floor_half(Edge s) { return {s.axis, s.n >> 1}; }  // an arithmetic shift floors
+Edge even_half(Edge s) {
   const Index half = s.n >> 1;
   return {s.axis, (half & 1) != 0 && std::abs(s.n) > 2 ? half + sign(s.n) : half};
 }
 
 using Point = std::array<Index, 3>;
-Point beyond(Point p, Side s) { return p[static_cast<std::size_t>(s.axis)] += s.n, p; }
-Point at_end(Point p, Side s) { return p[static_cast<std::size_t>(s.axis)] += s.n - sign(s.n), p; }
+Point beyond(Point p, Edge s) { return p[static_cast<std::size_t>(s.axis)] += s.n, p; }
+Point at_end(Point p, Edge s) { return p[static_cast<std::size_t>(s.axis)] += s.n - sign(s.n), p; }
 
 struct Block {
   Point at{};  // the first cell
-  Side a, b, c;
+  Edge a, b, c;
   bool flat = false;  // a rectangle: split by the rule of two dimensions
 
   Index cells() const { return std::abs(a.n * b.n * c.n); }
   bool contains(const Point& p) const { return within(p, a) && within(p, b) && within(p, c); }
   /// The side along which a box one cell thick runs; nullptr while there is something to split.
-  const Side* line() const {
+  const Edge* line() const {
     const bool thin_a = std::abs(a.n) == 1, thin_b = std::abs(b.n) == 1, thin_c = std::abs(c.n) == 1;
     return thin_b && thin_c ? &a : thin_a && thin_c ? &b : thin_a && thin_b ? &c : nullptr;
   }
 
  private:
-  bool within(const Point& p, Side s) const {
+  bool within(const Point& p, Edge s) const {
     const auto axis = static_cast<std::size_t>(s.axis);
     const Index offset = (p[axis] - at[axis]) * sign(s.n);
     return 0 <= offset && offset < std::abs(s.n);
@@ -91,11 +91,11 @@ struct Block {
 template <class Visit> bool split(const Block& box, Visit&& visit) {
   const auto& [at, a, b, c, flat] = box;
   const Index w = std::abs(a.n), h = std::abs(b.n), d = std::abs(c.n);
-  const Side a1 = even_half(a), b1 = even_half(b), c1 = even_half(c), a2 = a - a1, b2 = b - b1, c2 = c - c1;
+  const Edge a1 = even_half(a), b1 = even_half(b), c1 = even_half(c), a2 = a - a1, b2 = b - b1, c2 = c - c1;
   if (2 * w > 3 * h && 2 * w > 3 * d)  // long: halves along a
     return visit(Block{at, a1, b, c, flat}) || visit(Block{beyond(at, a1), a2, b, c, flat});
   if (flat) {  // up, long and down
-    const Side half = floor_half(a);
+    const Edge half = floor_half(a);
     return visit(Block{at, b1, half, c, flat}) || visit(Block{beyond(at, b1), a, b2, c, flat}) ||
            visit(Block{at_end(at_end(at, a), b1), -b1, -(a - half), c, flat});
   }
@@ -138,7 +138,7 @@ Block whole(const char* op, const Grid& grid, Steps steps) {
 
 /// Recursion is as deep as the sum of the logarithms of the sides: below 100.
 template <class Emit> void walk(const Block& box, Emit& emit) {
-  if (const Side* line = box.line()) return emit(box.at, *line);
+  if (const Edge* line = box.line()) return emit(box.at, *line);
   split(box, [&](const Block& part) {
     if (part.cells() > 0) walk(part, emit);
     return false;
@@ -165,7 +165,7 @@ Cell hilbert_cell(const Grid& grid, Index position, Steps steps) {
     position -= part.cells();
     return false;
   });
-  const Side line = *box.line();
+  const Edge line = *box.line();
   box.at[static_cast<std::size_t>(line.axis)] += position * sign(line.n);
   return {box.at[0], box.at[1], box.at[2]};
 }
@@ -191,7 +191,7 @@ std::vector<std::int32_t> hilbert_walk(const Grid& grid, Index limit, Steps step
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(std::min(limit, box.cells())));
   const Index stride[] = {1, grid.width, grid.width * grid.height};
   auto next = tokens.begin();
-  const auto emit = [&](const Point& at, Side line) {
+  const auto emit = [&](const Point& at, Edge line) {
     Index token = token_of(grid, {at[0], at[1], at[2]});
     const Index step = stride[line.axis] * sign(line.n);
     for (Index i = std::abs(line.n); i > 0; --i, token += step)
