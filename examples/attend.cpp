@@ -14,7 +14,6 @@
 #include <filesystem>
 #include <iostream>
 #include <optional>
-#include <tuple>
 #include "program/outputs.h"
 #include "program/program.h"
 #include "program/ranks.h"
@@ -124,15 +123,6 @@ Tensor weights_of(const Tensor& q, const Tensor& k, const PlanPtr& plan, const s
 
 /// Printed when all has gone well: a failure prints its error alone.
 void warn(std::string& warnings, const std::string& one) { warnings += "attend: warning: " + one + '\n'; }
-
-/// What is not finite goes through, with a warning: where it comes from is the caller's to know.
-void warn_about(const std::string& option, const std::string& path, const Tensor& x, bool& finite,
-                std::string& warnings, bool mask = false) {
-  const auto odd = x ? program::not_finite(x, !mask) : std::nullopt;
-  if (!odd) return;
-  finite = false;
-  warn(warnings, option + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
-}
 
 /// The same over ranks, of which the first gets all; while it computes, each holds its rows alone.
 program::Named over_ranks(std::int64_t ranks, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -303,26 +293,29 @@ void read_terms(Call& c, const Settings& s) {
 
 /// A result does not replace what it was computed from.
 void refuse_own_input(const Settings& s, const std::string& result) {
-  const auto refuse = [&](const std::string& path) {
-    std::error_code none;
+  std::vector<std::string> inputs{s.q, s.k, s.v, s.d_o, s.permutation, points_file(s)};
+  inputs.insert(inputs.end(), s.files.begin(), s.files.end());
+  for (std::size_t i = s.pattern.find('@'); i != s.pattern.npos; i = s.pattern.find('@', i + 1))
+    inputs.push_back(s.pattern.substr(i + 1, s.pattern.find(".npy", i) + 3 - i));  // lists of blocks
+  std::error_code none;
+  for (const std::string& path : inputs)
     check(path.empty() || !std::filesystem::equivalent(path, result, none), "--out (", s.out, "): ", result,
           " is an input; name another directory");
-  };
-  for (const std::string* path : {&s.q, &s.k, &s.v, &s.d_o, &s.permutation}) refuse(*path);
-  std::ranges::for_each(s.files, refuse);
-  refuse(points_file(s));
-  for (std::size_t i = s.pattern.find('@'); i != s.pattern.npos; i = s.pattern.find('@', i + 1))
-    refuse(s.pattern.substr(i + 1, s.pattern.find(".npy", i) + 3 - i));  // lists of blocks
 }
 
-/// Warns of what was read; whether all of it is finite.
+/// Warns of what was read; whether all of it is finite. What is not goes through: where it comes
+/// from is the caller's to know.
 bool look_at(const Call& c, const Settings& s, std::string& warnings) {
   bool finite = true;
-  for (const auto& [option, path, x] :
-       {std::tuple("--q", s.q, c.q), {"--k", s.k, c.k}, {"--v", s.v, c.v}, {"--d-o", s.d_o, c.d_o}})
-    warn_about(option, path, x, finite, warnings);
+  const auto look = [&](const std::string& option, const std::string& path, const Tensor& x, bool is_mask = false) {
+    const auto odd = x ? program::not_finite(x, !is_mask) : std::nullopt;
+    if (!odd) return;
+    finite = false;
+    warn(warnings, option + " (" + path + "): holds " + *odd + "; what attends to it is not finite either");
+  };
+  look("--q", s.q, c.q), look("--k", s.k, c.k), look("--v", s.v, c.v), look("--d-o", s.d_o, c.d_o);
   for (std::size_t i = 0; const AttentionSetting& term : term_settings()) {
-    warn_about(option_of(term), s.files[i], c.terms[i], finite, warnings, i >= 2);
+    look(option_of(term), s.files[i], c.terms[i], i >= 2);
     ++i;
   }
   for (const std::string& line : program::oddities_of(*c.plan)) warn(warnings, line);

@@ -25,7 +25,6 @@ namespace {
 constexpr std::string_view kPage =
 #include "curves.inc"
     ;
-constexpr Index kTraced = 8;         // a side of the walk to follow by hand
 constexpr Index kMostListed = 4096;  // cells
 
 struct Settings : AttentionSettings {
@@ -54,11 +53,6 @@ std::string page_of(const Settings& s, const Plan& plan, const std::vector<compa
   }
   // What the page's own walk of any rectangle is compared with: this grid's, where it is small.
   if (plan.length() <= kMostListed) data["hilbert"] = orders.back().walk.token_at;
-  for (Index y = 0; y < kTraced; ++y) {
-    Json row = Json::array();
-    for (Index x = 0; x < kTraced; ++x) row.push_back(hilbert_position({kTraced, kTraced}, {x, y}));
-    data["trace"].push_back(row);
-  }
   for (const Grid& box : {Grid{4, 4, 4}, Grid{8, 8, 8}, Grid{12, 8, 4}}) {
     Json walk = Json::array();
     for (Index i = 0; i < box.cells(); ++i) {

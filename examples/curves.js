@@ -67,6 +67,8 @@ function locality(walk, width, height, tile) {
 }
 const pathOf = (walk) => walk.map(([x, y], i) => (i ? "L" : "M") + `${x + 0.5} ${y + 0.5}`).join("");
 
+// The walk to follow by hand, as a table of places.
+data.trace = [0, 1, 2, 3, 4, 5, 6, 7].map((y) => [0, 1, 2, 3, 4, 5, 6, 7].map((x) => hilbert(8, 8).findIndex(([u, v]) => u === x && v === y)));
 show();
 for (const o of data.orders) orderPicture(places("orders"), o);
 

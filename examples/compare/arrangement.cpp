@@ -139,8 +139,8 @@ static double near_neighbours(const Arrangement& a) {
   return pairs ? static_cast<double>(near) / static_cast<double>(pairs) : 1;
 }
 
-/// The tiles of the first set: a level for each of at most so many a side, 0 empty, 1 partial, 2 full.
-/// Pooled tiles show the most that one of them holds. Documents lie down the diagonal.
+/// The tiles of the first set: a level for each of at most so many a side, 0 empty, 1 partial, 2
+/// full. Pooled tiles show the most that one of them holds. Documents lie down the diagonal.
 static report::Json tiles_of(const hilt::Plan& plan) {
   std::vector<const hilt::Tiling*> tilings;
   Index rows = 0, columns = 0, row = 0, column = 0;

@@ -3,8 +3,8 @@
 #include "../program/report/grid.h"
 #include "exact.h"
 
-// Private to compare_gradients and curves: a pattern as tiles of scores, the tokens standing in some
-// order.
+// Private to compare_gradients and curves: a pattern as tiles of scores, the tokens standing in
+// some order.
 
 namespace compare {
 

@@ -1,5 +1,5 @@
-// Four tokens through the library: each matrix here comes out of the ops that the modes are made of,
-// in f64.
+// Four tokens through the library: each matrix here comes out of the ops that the modes are made
+// of, in f64.
 #include "lesson.h"
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,8 @@
-# Judges a file that compare --exercise wrote: names each check that fails, with its first wrong number.
+# exercise N DIR: writes exercise_N.py there, the text of exercise.py, which is the last argument, with a line left out.
+# answer N: prints that line. check FILE: judges such a file, and names each check that fails, with its first wrong number.
 import copy
 import math
+import os
 import runpy
 import sys
 import traceback
@@ -8,6 +10,32 @@ import traceback
 Q, K = [[1, 1], [1, 2], [0, 1], [1, 1]], [[1, 0], [-1, 1], [2, 0], [1, -1]]
 V, dO = [[4, 0], [0, 4], [2, 2], [8, -8]], [[1, 0], [2, 1], [-2, 2], [1, 2]]
 c, step = math.log(2), 1e-5
+
+
+def fail(status, why):
+    print(f"compare_gradients: error: --{what} ({value}): {why}", file=sys.stderr)
+    sys.exit(status)
+
+
+what, value, directory, text = sys.argv[1:]
+if what != "check":
+    name, zeros = [("Delta", "[0] * len(Q)"), ("dS", "[[0] * len(K) for q in Q]"), ("dQ", "[[0, 0] for q in Q]"),
+                   ("dK", "[[0, 0] for k in K]"), ("dV", "[[0, 0] for v in V]")][int(value) - 1]
+    line = next(line for line in text.splitlines() if line.startswith(f"    {name} = "))
+    if what == "answer":
+        print(line.strip())
+        sys.exit()
+    path = os.path.join(directory, f"exercise_{value}.py")
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with open(path, "x") as file:
+            file.write(text.replace(line, f"    {name} = {zeros}  # left out: write it"))
+    except FileExistsError:
+        fail(2, f"{path} is there; remove it, or name another --out")
+    except OSError as error:
+        fail(3, f"{path}: {error.strerror}; name a directory you may write to with --out")
+    print(f"wrote {path}: write its line of {name}, then ./run compare --check {path}")
+    sys.exit()
 
 
 def scores(Q, K):
@@ -54,12 +82,10 @@ def check(what, name, given, wanted):
 
 try:
     own = copy.deepcopy((Q, K, V, P, O, dO))  # what is judged with stays as it is
-    Delta, dS, dQ, dK, dV = runpy.run_path(sys.argv[1])["backward"](*own, c)
+    Delta, dS, dQ, dK, dV = runpy.run_path(value)["backward"](*own, c)
 except (Exception, SystemExit) as error:
-    here = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == sys.argv[1]]
-    print(f"compare_gradients: error: --check ({sys.argv[1]}): {f'line {here[-1]}: ' if here else ''}"
-          f"{type(error).__name__}: {error}", file=sys.stderr)
-    sys.exit(3)
+    here = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == value]
+    fail(3, f"{f'line {here[-1]}: ' if here else ''}{type(error).__name__}: {error}")
 check("Delta is the sum of P dP over each row", "Delta", [Delta],
       [[sum(p * d for p, d in zip(*rows)) for rows in zip(P, dP)]])
 try:

@@ -1,5 +1,5 @@
 // Attention as everybody writes it first: all scores of a head in one matrix, masked by a bias.
-#include "run.h"
+#include "lesson.h"
 #include <limits>
 
 namespace compare {

@@ -30,32 +30,30 @@ Json errors_of(std::span<const Error> errors, const Problem& p) {
   return out;
 }
 
+Json ops_of(const std::vector<hilt::NodeReport>& ops) {
+  Json out = Json::array();
+  const std::vector<std::string> symbols = symbols_of(ops);
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    out.push_back({{"name", ops[i].name},
+                   {"shape", shape_of(ops[i].output)},
+                   {"saved_bytes", ops[i].saved_bytes},
+                   {"unique_bytes", ops[i].unique_bytes},
+                   {"forward_ms", ops[i].forward_ms},
+                   {"backward_ms", ops[i].backward_ms},
+                   {"dtype", name_of(ops[i].dtype)},
+                   {"symbol", symbols[i]},
+                   {"view", is_view(ops[i].name)},
+                   {"forward_live", ops[i].forward_live},
+                   {"backward_live", ops[i].backward_live}});
+  return out;
+}
+
 Json mode_of(const Lesson& lesson, const Mode& m) {
   if (!m.ran()) return {{"skipped", m.skipped}};
-  Json tape = Json::array(), inside = Json::array();
-  const std::vector<std::string> symbols = symbols_of(m.tape);
+  const Json tape = ops_of(m.tape);
   std::map<std::string, std::size_t> kept;
-  for (std::size_t i = 0; i < m.tape.size(); ++i) {
-    const hilt::NodeReport& n = m.tape[i];
-    if (!symbols[i].empty()) kept[symbols[i]] += n.unique_bytes;
-    tape.push_back({{"name", n.name},
-                    {"shape", shape_of(n.output)},
-                    {"saved_bytes", n.saved_bytes},
-                    {"unique_bytes", n.unique_bytes},
-                    {"forward_ms", n.forward_ms},
-                    {"backward_ms", n.backward_ms},
-                    {"dtype", name_of(n.dtype)},
-                    {"symbol", symbols[i]},
-                    {"view", is_view(n.name)},
-                    {"forward_live", n.forward_live},
-                    {"backward_live", n.backward_live}});
-  }
-  for (const InnerOp& op : m.inside)
-    inside.push_back({{"name", op.name},
-                      {"shape", shape_of(op.shape)},
-                      {"ms", op.ms},
-                      {"live", op.live},
-                      {"view", is_view(op.name)}});
+  for (const Json& n : tape)
+    if (n["symbol"] != "") kept[n["symbol"]] += n["unique_bytes"].get<std::size_t>();
   return {{"nodes", m.tape.size()},
           {"saved_bytes", m.saved_bytes},
           {"peak_bytes", m.peak()},
@@ -70,7 +68,7 @@ Json mode_of(const Lesson& lesson, const Mode& m) {
           {"forward_peak_bytes", m.forward_peak},
           {"backward_peak_bytes", m.backward_peak},
           {"backward_flops", m.backward_flops},
-          {"inside_backward", inside},
+          {"inside_backward", ops_of(m.inside)},
           {"kept_by_symbol", kept}};
 }
 

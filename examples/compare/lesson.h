@@ -29,9 +29,9 @@ struct Settings : program::DrawnSettings {
 inline constexpr const char* kExercises = "Exercises";  // heading of the last three
 inline constexpr Index kLines = 5;
 
-/// exercise.cpp: writes, judges (by python3, which takes this process over) or answers an exercise;
-/// false if none is asked for.
-bool do_exercise(const Settings& settings);
+/// exercise.cpp: where an exercise is asked for, python3 takes this process over and writes, judges
+/// or answers it.
+void do_exercise(const Settings& settings);
 
 /// The tensors that are judged, in this order everywhere; the last four where their term is. The
 /// first kOfTokens have rows for tokens.
@@ -68,14 +68,6 @@ struct Problem {
   Index dim() const { return q.dim(3); }
 };
 
-/// An op that ran inside the backward pass of a mode that is one op on the tape.
-struct InnerOp {
-  std::string name;
-  hilt::Shape shape;
-  double ms = 0;
-  std::size_t live = 0;  // bytes alive when it returned, beyond the inputs
-};
-
 /// Matrix products alone, 2 m n k each; and bytes of the forward pass, as if nothing stayed in a
 /// cache from one use to the next.
 struct Cost {
@@ -89,7 +81,7 @@ struct Measured {
   std::size_t held_bytes = 0;   // alive between the passes, beyond the inputs: what it costs to be able to go back
   std::size_t forward_peak = 0, backward_peak = 0;  // most bytes alive beyond the inputs during each pass
   std::vector<hilt::NodeReport> tape{};             // live bytes are beyond the inputs
-  std::vector<InnerOp> inside{};                    // of the backward pass, where the tape has one op
+  std::vector<hilt::NodeReport> inside{};           // the ops of the backward pass, where the tape has one op
 };
 
 /// One way to the gradient: everything of the one run whose time is the median of the repeats.
@@ -149,6 +141,33 @@ struct Lesson {
   bool passed() const;
 };
 
+// ---- one pass of a mode, or of the dense baseline, under a profiling tape -----------------------
+/// The attention everyone writes first. L x L scores, a mask, a softmax, a product: no plan, no
+/// tiles; the tape differentiates it. The mask is made once, before.
+class Dense {
+ public:
+  Dense(const Problem& problem, const AttendedSets& sets);
+  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v) const;
+
+ private:
+  Index kv_heads_;
+  double scale_;
+  // By key head, or once for all heads.
+  Tensor bias_;     // [.., L, L]: log of how often a key is listed, 0 where once, -inf where not
+  Tensor present_;  // [.., L, 1]: 0 for rows without keys, undefined if there are none
+  Tensor dropout_;  // multipliers; undefined without dropout
+  hilt::ScoreTerms terms_;
+  Tensor apart_;  // [L, L]: minus the distance, for slopes
+  Tensor entry_;  // [L * L], of relative
+};
+
+struct Run : Measured {
+  std::array<Tensor, kTensors.size()> result;  // on the CPU
+};
+
+/// run.cpp; `dense` is the baseline if that is the mode, else null.
+Run run_once(const Problem& problem, const std::string& mode, const Dense* dense);
+
 // ---- the steps, each in a file of its own -------------------------------------------------------
 Problem make_problem(const Settings& settings);   // problem.cpp
 Machine measure_machine(const Problem& problem);  // scaling.cpp
@@ -162,8 +181,8 @@ Checks check_rows(const Problem& problem, const ExactProblem& exact, const Atten
 void measure_scaling(Lesson& lesson);                                    // scaling.cpp
 void print_summary(const Lesson& lesson, std::ostream& os, bool color);  // summary.cpp
 /// by_hand.cpp: attention of four tokens with two features, small enough for a pencil, token t
-/// seeing tokens 0 .. t, and c = ln 2, so that e^S is a power of two: every intermediate of every
-/// mode as matrices, the running softmax in tiles of two keys, and a finite difference.
+/// seeing tokens 0 .. t, and c = ln 2, so that e^S is a power of two: every matrix, and a finite
+/// difference. The page makes tiles and the running softmax of them.
 Json by_hand();
 Json to_json(const Lesson& lesson);  // json.cpp
 struct Files {
@@ -200,7 +219,7 @@ std::string sizes_text(const Lesson& lesson);  // batch 1, length 4096 (64x64), 
 std::string threads_text(const Lesson& lesson);
 /// What fused keeps against what taped keeps: "2.1 times less"; "as much, within 5 %".
 std::string kept_in_words(const Mode& taped, const Mode& fused);
-/// What the orders' tiles say; of a set that was cut along one of them, that they say nothing.
+/// What the orders' tiles say; of a set that is cut along the order, that they say nothing.
 std::string order_verdict(const Lesson& lesson);
 /// The kernel that did a pass: the word before the colon of "forward on cpu: why". Hopper's ways
 /// back in one pass are told by their why: one owner has none, and parts that are added up say so.

@@ -7,15 +7,15 @@ const shown_ops = (ops) => (ops ?? []).filter((op) => !op.view);
 data.ways = Object.entries(data.modes).map(([name, m]) => ({
   ...m, name, ran: !m.skipped, one: m.nodes === 1, listed: shown_ops(m.tape), inside: shown_ops(m.inside_backward), peak: m.peak_bytes + data.input_bytes, total_ms: m.forward_ms + m.backward_ms }));
 const way = (name) => data.ways.find((w) => w.name === name && w.ran);
-/** Two modes that ran: what they keep and need, and products and time of the second, of the first's. */
-function compared(first, second) {
-  const a = way(first), b = way(second), over = (x, y) => (y > 0 ? x / y : 0);
-  return a && b && { flops: over(b.forward_flops, a.forward_flops), ms: over(b.total_ms, a.total_ms), saved_a: a.saved_bytes, saved_b: b.saved_bytes, peak_a: a.peak, peak_b: b.peak };
+/** Two modes: what they keep and need, and products and time of the second, of the first's. */
+function compared(a, b) {
+  const over = (x, y) => (y > 0 ? x / y : 0);
+  return { flops: over(b.forward_flops, a.forward_flops), ms: over(b.total_ms, a.total_ms), saved_a: a.saved_bytes, saved_b: b.saved_bytes, peak_a: a.peak, peak_b: b.peak };
 }
 
 /** A step with what a tape does and keeps there, and its lines of hybrid and of the kernel that ran. */
 function step_of(id, pass) {
-  const step = data.steps.steps.find((s) => s.id === id), kept = (way("taped") ?? way("dense"))?.kept_by_symbol ?? {}, kernel = page.kernels[pass];
+  const step = data.steps.steps.find((s) => s.id === id), kept = way(page.by_ops)?.kept_by_symbol ?? {}, kernel = page.kernels[pass];
   const symbols = [step.node, ...(step.node === "O" ? ["M P"] : [])].filter((s) => s in kept);
   const rule = (config.dropout > 0 && step.rule_of_dropout) || (symbols.length && step.rule_of_parts) || step.rule;
   return { ...step, rule, keeps: pass === "forward" ? symbols.reduce((sum, s) => sum + kept[s], 0) : 0, rows: 1,
@@ -63,7 +63,6 @@ Object.assign(page, {
   q_bytes, qkv_bytes: q_bytes * (1 + (2 * config.kv_heads) / config.heads), dense_bytes: all_pairs * config.batch * element, lse_bytes: tokens * config.heads * Math.max(element, 4),
   on_cpu: config.device === "cpu", device: data.machine.devices.find((d) => d.startsWith(config.device)) ?? config.device,
   threads: data.machine.threads + (data.machine.threads === 1 ? " thread" : " threads"), routes: data.machine.routes.join(", "),
-  dense_fused: compared("dense", "fused"), dense_taped: compared("dense", "taped"), taped_fused: compared("taped", "fused"), hybrid_fused: compared("hybrid", "fused"),
   agreement: Object.entries(data.naive_error).map(([tensor, naive]) => ({
     tensor: symbol(tensor), naive, modes: data.ways.filter((w) => w.ran).map((w) => ({ name: w.name, ok: w.error[tensor].verdict === "ok", ...w.error[tensor] })) })),
   mistakes: (data.broken.none ? data.steps.mistakes : []).map((m) => {
@@ -71,6 +70,7 @@ Object.assign(page, {
     return { ...m, ...found, how: unseen ? "On this problem the mistake changes nothing that the judge can see." : m.how };
   }),
 });
+for (const a of data.ways) for (const b of data.ways) if (a.ran && b.ran) page[`${a.name}_${b.name}`] = compared(a, b);
 for (const o of data.pictures.orders) {
   o.against_row = o.count.tiles / Math.max(1, data.pictures.orders[0].count.tiles);
   o.better = o.against_row < 0.995, o.worse = o.against_row > 1.005;
@@ -87,7 +87,7 @@ function course(m) {
   const step = (ms, live, kept) => (points.push([(t += ms), given + live]), held.push([t, (sum += kept)]));
   for (const n of m.tape) step(n.forward_ms, n.forward_live, n.unique_bytes);
   step(Math.max(0, m.forward_ms - t), m.held_bytes, 0);
-  for (const n of m.inside_backward) step(n.ms, n.live, 0);
+  for (const n of m.inside_backward) step(n.backward_ms, n.backward_live, 0);
   if (m.inside_backward.length) held.push([t, (sum = 0)]);
   else for (const n of [...m.tape].reverse()) step(n.backward_ms, n.backward_live, -n.unique_bytes);
   const end = Math.max(t, m.forward_ms + m.backward_ms), turn = Math.max(points[m.tape.length][0], m.forward_ms);
@@ -142,7 +142,7 @@ function time(names, caption) {
     for (const pass of ["forward", "backward"]) {
       const total = m[pass + "_ms"];
       let ops = m.tape.map((n) => [n.name, n[pass + "_ms"]]);
-      if (pass === "backward") ops = m.inside_backward.length ? m.inside_backward.map((n) => [n.name + " (library op)", n.ms]) : ops.reverse();
+      if (pass === "backward") ops = m.inside_backward.length ? m.inside_backward.map((n) => [n.name + " (library op)", n.backward_ms]) : ops.reverse();
       const parts = ops.filter(([, ms]) => ms > total / 1000).map(([op, ms]) => ({ size: ms, color: kindOf(op), title: `${op}, ${milliseconds(ms)}` }));
       parts.forEach((p) => seen.add(p.color));
       bars.push({ label: `${name} ${pass}`, value: milliseconds(total), total, parts });

@@ -1,6 +1,6 @@
 // Runs every mode that fits in memory, interleaved, and judges its tensors against the exact ones.
 #include <cstring>
-#include "run.h"
+#include "lesson.h"
 
 namespace compare {
 namespace {

@@ -53,8 +53,8 @@ Json pictures_of(const Lesson& lesson) {
 }
 
 /// Ops in at most 96 lines: where there are more each line is several, one after the other, with
-/// what they kept and took.
-Json folded(const Json& ops) {
+/// what they kept and took, and `live` as after the last.
+Json folded(const Json& ops, std::string_view live) {
   constexpr std::size_t kMost = 96;
   const std::size_t several = (ops.size() + kMost - 1) / kMost;
   Json lines = Json::array();
@@ -65,7 +65,7 @@ Json folded(const Json& ops) {
     if (is_first && several > 1)
       line["name"] = ops[i]["name"].get<std::string>() + " ..", line["symbol"] = "", line["view"] = false;
     for (const auto& [key, value] : ops[i].items())
-      if (key == "forward_live" || key == "live") line[key] = value;  // backward goes through the first last
+      if (key == live) line[key] = value;
       else if (!is_first && (key.ends_with("bytes") || key.ends_with("ms")))
         line[key] = line[key].get<double>() + value.get<double>();
   }
@@ -87,9 +87,11 @@ Files files_of(const Lesson& lesson) {
   const Problem& p = lesson.problem;
   Json json = to_json(lesson);
   const std::string alone = json.dump(2) + "\n";
-  for (auto& [name, mode] : json["modes"].items())
-    for (const char* ops : {"tape", "inside_backward"})
-      if (mode.contains(ops)) mode[ops] = folded(mode[ops]);
+  for (auto& [name, mode] : json["modes"].items()) {
+    if (!mode.contains("tape")) continue;
+    mode["tape"] = folded(mode["tape"], "forward_live");  // backward goes through the first last
+    mode["inside_backward"] = folded(mode["inside_backward"], "backward_live");
+  }
   const Mode *taped = lesson.mode(kTaped), *fused = lesson.mode(kFused);
   json["input_bytes"] = p.input_bytes();
   json["pictures"] = pictures_of(lesson);
@@ -100,6 +102,7 @@ Files files_of(const Lesson& lesson) {
                   {"longest_row", lesson.longest_row},
                   {"pairs", lesson.pairs},
                   {"kernels", {{"forward", route_of(lesson, "forward")}, {"backward", route_of(lesson, "backward")}}},
+                  {"by_ops", taped ? kTaped : kDense},
                   {"twice", products_back(lesson) == 7},
                   {"frames", p.plan->grid().frames > 1 || !p.plan->spec().documents.empty()},
                   {"oracle", lesson.oracle},

@@ -28,8 +28,8 @@ Pairs pairs_of(const hilt::Plan& plan) {
   return pairs;
 }
 
-/// Seconds that judging takes, a pair: in the exact loops, and to list it. By the best of a few small
-/// dense problems.
+/// Seconds that judging takes, a pair: in the exact loops, and to list it. By the best of a few
+/// small dense problems.
 struct Seconds {
   double loops = 0, lists = 0;
   double of(const Pairs& pairs) const { return loops * pairs.all + lists * pairs.listed; }

@@ -1,5 +1,5 @@
 // One profiled forward and backward pass of one mode: times, memory, and the tape's report.
-#include "run.h"
+#include "lesson.h"
 
 namespace compare {
 namespace {
@@ -40,8 +40,9 @@ Run run_once(const Problem& p, const std::string& mode, const Dense* dense) {
   if (mode == kHybrid)  // of fused the kernel, no op, would be counted to the op after it
     hilt::set_op_hook([&](std::string_view name, const Tensor& y) {
       hilt::synchronize(device);
-      const std::size_t live = beyond(hilt::memory_stats(device).live, base);
-      run.inside.push_back({std::string(name), y.shape(), milliseconds_since(last), live});
+      hilt::NodeReport& op = run.inside.emplace_back();
+      op.name = name, op.output = y.shape(), op.dtype = y.dtype(), op.backward_ms = milliseconds_since(last);
+      op.backward_live = beyond(hilt::memory_stats(device).live, base);
       last = Clock::now();
     });
   // Where nothing attends to anything, o may be a constant to the tape.

@@ -1,6 +1,6 @@
 // What the machine can do at best; times over shorter sequences and over segment lengths, within a
 // few seconds each.
-#include "run.h"
+#include "lesson.h"
 
 namespace compare {
 Machine measure_machine(const Problem& p) {

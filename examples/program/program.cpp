@@ -77,12 +77,17 @@ int report() {
   _exit(status);
 }
 
-/// Passes output on and keeps the first errno, which is lost by the end of the program. When the
-/// reader of a pipe has gone it stops printing, which is no failure: see run().
-class WatchedOutput : public std::streambuf {
+/// Stands in for the buffer of std::cout while it lives: passes output on and keeps the first
+/// errno, which is lost by the end of the program. When the reader of a pipe has gone it stops
+/// printing, which is no failure: see run().
+class Output : public std::streambuf {
  public:
-  explicit WatchedOutput(std::streambuf* under) : under_(under) {}
-  int error() const { return error_; }
+  Output() : under_(std::cout.rdbuf(this)) {}
+  ~Output() override { std::cout.rdbuf(under_); }
+  int finish(int status) const {
+    if (!std::cout.flush()) hilt::fail_with(hilt::Code::data, "standard output: ", std::strerror(error_));
+    return status;
+  }
 
  private:
   bool noted(bool ok) {
@@ -102,21 +107,6 @@ class WatchedOutput : public std::streambuf {
   bool reader_left_ = false;
 };
 
-/// std::cout through a WatchedOutput, for as long as it lives.
-class Output {
- public:
-  ~Output() { std::cout.rdbuf(old_); }
-  int finish(int status) const {
-    if (!std::cout.flush()) hilt::fail_with(hilt::Code::data, "standard output: ", std::strerror(buffer_.error()));
-    return status;
-  }
-
- private:
-  std::streambuf* old_ = std::cout.rdbuf();
-  WatchedOutput buffer_{old_};
-  std::streambuf* installed_ = std::cout.rdbuf(&buffer_);
-};
-
 template <class F> auto named(const std::string& option, const std::string& text, F&& f) try {
   for (std::size_t at = 0; at < text.size();)
     hilt::check(hilt::next_utf8(text, at).has_value(), "not UTF-8 at byte ", at,
@@ -129,17 +119,9 @@ template <class F> auto named(const std::string& option, const std::string& text
                   "): ", what.starts_with(opening) ? what.substr(opening.size()) : what);
 }
 
-template <class T> std::optional<std::string> odd_one(const hilt::Tensor& x, bool minus_infinity_too) {
-  const std::vector<T> data = x.to_vector<T>();
-  for (std::size_t i = 0; i < data.size(); ++i) {
-    if (std::isfinite(data[i]) || (data[i] < 0 && !minus_infinity_too)) continue;
-    std::string place;
-    auto rest = static_cast<hilt::Index>(i);
-    for (int axis = x.rank() - 1; axis >= 0; rest /= x.dim(axis--))
-      place = std::to_string(rest % x.dim(axis)) + (place.empty() ? "" : ", ") + place;
-    return (std::isnan(data[i]) ? "nan at [" : data[i] > 0 ? "inf at [" : "-inf at [") + place + "]";
-  }
-  return std::nullopt;
+/// Adds it to those that are there, once.
+void add_once(std::vector<std::string>& lines, std::string line) {
+  if (std::ranges::find(lines, line) == lines.end()) lines.push_back(std::move(line));
 }
 
 }  // namespace
@@ -207,20 +189,16 @@ int run(const std::string& program, const std::function<int()>& work) {
 
 std::vector<std::string> routes_taken() {
   std::vector<std::string> lines;
-  for (const hilt::AttentionRoute& r : hilt::attention_routes()) {
-    std::string line = std::string(r.pass) + " on " + std::string(r.route);
-    if (!r.reason.empty()) line += ": " + std::string(r.reason);
-    if (std::ranges::find(lines, line) == lines.end()) lines.push_back(std::move(line));
-  }
+  for (const hilt::AttentionRoute& r : hilt::attention_routes())
+    add_once(lines, std::string(r.pass) + " on " + std::string(r.route) +
+                        (r.reason.empty() ? "" : ": " + std::string(r.reason)));
   return lines;
 }
 
 std::vector<std::string> fallbacks_taken() {
   std::vector<std::string> lines;
-  for (const hilt::Fallback& f : hilt::attention_fallbacks()) {
-    const std::string line = std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason;
-    if (std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
-  }
+  for (const hilt::Fallback& f : hilt::attention_fallbacks())
+    add_once(lines, std::string(name_of(f.asked)) + " ran as " + std::string(name_of(f.ran)) + ": " + f.reason);
   return lines;
 }
 
@@ -517,7 +495,16 @@ std::size_t least_plan_bytes(hilt::Index length, const hilt::Pattern& pattern) {
 }
 
 std::optional<std::string> not_finite(const hilt::Tensor& x, bool minus_infinity_too) {
-  return x.dtype() == hilt::DType::f64 ? odd_one<double>(x, minus_infinity_too) : odd_one<float>(x, minus_infinity_too);
+  const std::vector<double> data = x.to_vector();
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    if (std::isfinite(data[i]) || (data[i] < 0 && !minus_infinity_too)) continue;
+    std::string place;
+    auto rest = static_cast<hilt::Index>(i);
+    for (int axis = x.rank() - 1; axis >= 0; rest /= x.dim(axis--))
+      place = std::to_string(rest % x.dim(axis)) + (place.empty() ? "" : ", ") + place;
+    return (std::isnan(data[i]) ? "nan at [" : data[i] > 0 ? "inf at [" : "-inf at [") + place + "]";
+  }
+  return std::nullopt;
 }
 
 void plan_from(const std::string& order, const std::string& pattern, const std::function<void()>& f,

@@ -3,8 +3,8 @@
 #include <string>
 #include <string_view>
 
-// Private to examples/: a page is a template, which has all markup, and the program's JSON. figures.js
-// fills the one from the other in the reader's browser.
+// Private to examples/: a page is a template, which has all markup, and the program's JSON.
+// figures.js fills the one from the other in the reader's browser.
 
 namespace report {
 
