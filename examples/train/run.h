@@ -39,7 +39,7 @@ Index count_parameters(const hilt::TransformerConfig& config);
 void require_memory(const MemoryPlan& plan, const Settings& s, std::size_t have);
 
 // ---- log.jsonl: the first line says what runs where; each line after it is a step ---------------
-struct Line : Step {
+struct Line : Update {
   Index step = 0;
   double val_loss = -1, val_right = -1;  // below 0: not evaluated
   double ms = 0, tokens_per_s = 0, gflops = 0;

@@ -107,14 +107,14 @@ TEST(TrainCurve, InF16IsBesideThatOfF32WhateverTheScaleWas) {
   const hilt::Temporary dir;
   hilt::save_checkpoint(dir.directory(), 0, trainer.items(), counters, 2);
   trainer.restore(hilt::Checkpoint(dir.directory() + "/" + hilt::checkpoint_name(0)));
-  const Step first = trainer.step(s.batch, 1, 1e-3, 1);
+  const Update first = trainer.step(s.batch, 1, 1e-3, 1);
   EXPECT_GT(first.skipped, 10);
   EXPECT_EQ(first.scale, std::ldexp(1, 40 - static_cast<int>(first.skipped)));
   EXPECT_EQ(trainer.steps(), 1);
   EXPECT_EQ(trainer.counters().at("rows"), std::to_string((first.skipped + 1) * s.batch));
   EXPECT_EQ(trainer.counters().at("scale.good"), "1");
   EXPECT_LT(first.grad_norm, 20);
-  const Step second = trainer.step(s.batch, 1, 1e-3, 1);
+  const Update second = trainer.step(s.batch, 1, 1e-3, 1);
   EXPECT_EQ(second.skipped, 0);
   EXPECT_LT(second.loss, first.loss);
 }
