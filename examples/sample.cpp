@@ -1,7 +1,7 @@
 // Text from the best checkpoint of a training run, as `train --sample-only` prints it.
 //
 //   sample --out out/train --prompt 'Mia has a' --temperature 0.7 --top-k 20 --seed 3
-#include "train/sample.h"
+#include "train/run.h"
 #include "program/program.h"
 
 int main(int argc, char** argv) {

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <sstream>
 #include "program.h"
 
@@ -91,6 +92,7 @@ struct Options::Parser {
   std::string config, group;
   bool print_config = false;
   std::function<void()> then;
+  std::map<std::string, std::string> gone;  // what to use instead
 
   explicit Parser(const std::string& program, const std::string& what_it_does) : app(what_it_does, program) {
     app.set_help_flag("-h,--help", "Print this and exit");
@@ -115,6 +117,7 @@ struct Options::Parser {
   }
 
   std::string suggestion(const std::string& unknown) const {
+    if (const auto found = gone.find(unknown); found != gone.end()) return "; " + found->second;
     std::vector<std::string> names;
     for (const CLI::Option* option : app.get_options())
       if (const std::string name = option->get_name(); name.starts_with("--")) names.push_back(name.substr(2));
@@ -123,7 +126,8 @@ struct Options::Parser {
     return near + (near.empty() ? "; " : " ") + "--help lists all";
   }
 
-  static void set(Entry& e, const std::string& value, const std::string& where) try {
+  void set(Entry& e, const std::string& value, const std::string& where) const try {
+    if (const auto found = gone.find(e.name + ' ' + value); found != gone.end()) hilt::fail(found->second);
     hilt::check(value.find('\0') == value.npos, "a byte 0 is no text");
     e.set(value);
   } catch (const hilt::Error& error) {
@@ -272,6 +276,8 @@ bool Options::parse(int argc, char** argv) {
     std::cout << (value.empty() ? "# " : "") << key << " = " << quoted(value) << '\n';
   return false;
 }
+
+void Options::gone(const std::string& what, const std::string& instead) { parser_->gone[what] = instead; }
 
 void Options::then(std::function<void()> f) { parser_->then = std::move(f); }
 

@@ -1,5 +1,4 @@
 // Where a few heads of a model look, on a row it never saw: the weights, for the report.
-#include <nlohmann/json.hpp>
 #include <set>
 #include "../program/report/grid.h"
 #include "run.h"
@@ -22,7 +21,7 @@ static std::vector<Tensor> operands(const hilt::Transformer& model, const Tensor
   return found;
 }
 
-Json attention_maps(const hilt::Transformer& model, const Task& task, Index width) {
+AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, Index width) {
   constexpr Index kTokens = 48, kHeads = 4;
   const hilt::Tape::Pause pause;
   hilt::Transformer plain = model;
@@ -37,10 +36,11 @@ Json attention_maps(const hilt::Transformer& model, const Task& task, Index widt
   const report::Sheet sheet({{columns, count / columns, count}});
   std::string text;
   if (width == 0) text = task.vocabulary().decode(hilt::slice(ids, 1, first, length).to_vector<std::int32_t>());
-  Json out{{"columns", sheet.columns},
-           {"rows", sheet.rows},
-           {"cell", cell < 0 ? -1 : static_cast<Index>(sheet.cell[at(cell)])},
-           {"text", program::printable(text, "\n")}};
+  AttentionMaps out{sheet.columns,
+                    sheet.rows,
+                    cell < 0 ? -1 : static_cast<Index>(sheet.cell[at(cell)]),
+                    program::printable(text, "\n"),
+                    {}};
   for (const Index layer : std::set<Index>{0, std::ssize(packed) - 1}) {
     const hilt::HilbertSelfAttention& attention = plain.blocks[at(layer)].attention;
     const Tensor& x = packed[at(layer)];
@@ -57,7 +57,7 @@ Json attention_maps(const hilt::Transformer& model, const Task& task, Index widt
           std::uint8_t& shade = cells[sheet.cell[at((row.row - rows[0]) * (length - key) + row.keys[i] - key)]];
           shade = std::max(shade == 7 ? std::uint8_t{0} : shade, level(row.weights[i]));
         }
-      out["maps"].push_back({{"layer", layer + 1}, {"head", h + 1}, {"cells", report::packed(cells)}});
+      out.heads.push_back({layer + 1, h + 1, report::packed(cells)});
     }
   }
   return out;

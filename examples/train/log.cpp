@@ -35,19 +35,21 @@ Json first_line(const program::Options& options, const Start& start) {
           {"tokens_per_step", start.tokens_per_step}};
 }
 
+/// Calls f(name, member, always) for each field of a line, in its order; one that is not there `always` is where it is
+/// above its default.
+template <class F> void each_field(F&& f) {
+  f("step", &Line::step, true), f("loss", &Line::loss, true);
+  f("val_loss", &Line::val_loss, false), f("val_accuracy", &Line::val_right, false), f("best", &Line::best, false);
+  f("skipped", &Line::skipped, false), f("loss_scale", &Line::scale, false);
+  f("lr", &Line::lr, true), f("grad_norm", &Line::grad_norm, true), f("ms", &Line::ms, true);
+  f("tokens_per_s", &Line::tokens_per_s, true), f("gflops", &Line::gflops, true), f("bytes", &Line::bytes, true);
+}
+
 static Json to_json(const Line& l) {
-  Json j = {{"step", l.step}, {"loss", l.loss}};
-  if (l.val_loss >= 0) j["val_loss"] = l.val_loss;
-  if (l.val_right >= 0) j["val_accuracy"] = l.val_right;
-  if (l.best) j["best"] = true;
-  if (l.skipped > 0) j["skipped"] = l.skipped;
-  if (l.scale != 1) j["loss_scale"] = l.scale;
-  j.update({{"lr", l.lr},
-            {"grad_norm", l.grad_norm},
-            {"ms", l.ms},
-            {"tokens_per_s", l.tokens_per_s},
-            {"gflops", l.gflops},
-            {"bytes", l.bytes}});
+  Json j;
+  each_field([&](const char* name, auto member, bool always) {
+    if (always || l.*member > Line{}.*member) j[name] = l.*member;
+  });
   return j;
 }
 
@@ -58,15 +60,11 @@ static std::vector<Line> read_lines(const std::string& path, Index after, std::s
   std::getline(file, first);
   for (std::string text; std::getline(file, text);) {
     const Json j = Json::parse(text, nullptr, false);
-    if (!j.is_object() || !j.contains("step")) continue;
     try {
       Line l;
-      l.step = j.at("step"), l.loss = j.at("loss"), l.lr = j.at("lr"), l.grad_norm = j.at("grad_norm"),
-      l.ms = j.at("ms");
-      l.tokens_per_s = j.at("tokens_per_s"), l.gflops = j.at("gflops"), l.bytes = j.at("bytes");
-      l.val_loss = j.value("val_loss", -1.0), l.val_right = j.value("val_accuracy", -1.0);
-      l.best = j.value("best", false);
-      l.skipped = j.value("skipped", Index{0}), l.scale = j.value("loss_scale", 1.0);
+      each_field([&](const char* name, auto member, bool always) {
+        if (always || j.contains(name)) j.at(name).get_to(l.*member);
+      });
       if (l.step <= after) lines.push_back(l);
     } catch (const Json::exception&) { continue; }
   }
@@ -84,14 +82,9 @@ Log::Log(const program::Outputs& outputs, const program::Options& options, const
   for (const Line& l : lines) text += to_json(l).dump() + '\n';
   // A whole new file takes the old one's place, so that a kill now leaves either.
   const std::string temporary = outputs.unfinished("log.jsonl");
-  descriptor_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
-  std::size_t done = 0;
-  for (ssize_t n = 1; descriptor_ >= 0 && done < text.size() && n > 0;
-       done += static_cast<std::size_t>(std::max<ssize_t>(n, 0)))
-    n = ::write(descriptor_, text.data() + done,
-                text.size() - done);  // what is cut short goes on: errno is the next one's
-  const bool written =
-      done == text.size() && ::fsync(descriptor_) == 0 && ::rename(temporary.c_str(), path_.c_str()) == 0;
+  const bool is_whole = bool(std::ofstream(temporary) << text << std::flush);
+  descriptor_ = is_whole ? ::open(temporary.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
+  const bool written = descriptor_ >= 0 && ::fsync(descriptor_) == 0 && ::rename(temporary.c_str(), path_.c_str()) == 0;
   if (written) return;
   const int error = errno;
   ::unlink(temporary.c_str());

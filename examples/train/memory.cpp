@@ -6,7 +6,6 @@
 #include "run.h"
 
 namespace train {
-using program::saturated_product, program::saturated_sum;
 
 /// Numbers of the score terms, f32 beside any weights.
 static Index count_terms(const hilt::TransformerConfig& c) {
@@ -27,90 +26,116 @@ Index count_parameters(const hilt::TransformerConfig& c) {
   const Index block = 2 * norm + c.width * qkv + c.width * c.width + c.width * up + hidden * c.width +
                       bias * (qkv + c.width + up + c.width);
   return c.vocab * c.width + (c.positions == hilt::Positions::learned ? c.context * c.width : 0) + c.layers * block +
-         norm + (c.tie_weights ? 0 : c.width * c.outputs()) + count_terms(c);
+         norm + (c.tie_weights ? 0 : c.width * c.vocab) + count_terms(c);
 }
 
-std::size_t MemoryPlan::total() const { return saturated_sum({parameters, gradients, moments, activations, working}); }
+double MemoryPlan::total() const { return parameters + gradients + moments + activations + working; }
 
-MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt::Device device, std::size_t most) {
+MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& c, hilt::Device device, double most) {
   const hilt::DType dtype = program::dtype_of(s.dtype);
-  const auto size = static_cast<Index>(hilt::size_of(dtype)), terms = count_terms(c),
-             count = count_parameters(c) - terms;
+  const auto size = static_cast<double>(hilt::size_of(dtype)), terms = static_cast<double>(count_terms(c)),
+             count = static_cast<double>(count_parameters(c)) - terms, layers = static_cast<double>(c.layers);
   MemoryPlan m;
-  m.parameters = saturated_sum({saturated_product({count, size}), saturated_product({terms, sizeof(float)})});
-  m.gradients = saturated_product({static_cast<Index>(m.parameters), s.accumulate > 1 ? 2 : 1});
-  m.moments = saturated_sum({saturated_product({count, sizeof(float), size == 2 ? 3 : 2}),  // 16 bits: and a master
-                             saturated_product({terms, sizeof(float), 2})});
+  m.parameters = count * size + terms * 4;
+  m.gradients = m.parameters * (s.accumulate > 1 ? 2 : 1);
+  m.moments = count * 4 * (size == 2 ? 3 : 2) + terms * 8;  // of 16 bits there is a master too
   const std::vector<hilt::AttentionConfig> kinds = hilt::attention_configs(c);
   for (const hilt::AttentionConfig& a : kinds)
-    m.plan = saturated_sum({m.plan, program::least_plan_bytes(c.context, a.pattern)});
+    m.plan += static_cast<double>(program::least_plan_bytes(c.context, a.pattern));
 
-  const std::size_t wide = saturated_product({s.batch, c.context, c.width, size});
-  const std::size_t hidden = saturated_product({s.batch, c.context, c.hidden_width(), size});
-  const std::size_t logits = saturated_product({s.batch, c.image ? 1 : c.context, c.outputs(), size});
-  const std::size_t statistics = saturated_product({s.batch, c.context, 4, sizeof(float)});  // of two norms
-  const std::size_t ids =
-      saturated_product({s.batch, s.accumulate, c.context, c.image ? c.vocab : 2, sizeof(std::int32_t)});
-  const Index kept = c.checkpointing ? 1 : c.layers;  // blocks
-  const auto times = [](std::size_t n, Index factor) {
-    return n > std::numeric_limits<Index>::max() ? n : saturated_product({static_cast<Index>(n), factor});
-  };
-  const auto fill = [&](const hilt::AttentionMemory& attention) {
-    const std::size_t block = saturated_sum({times(wide, 7), times(hidden, 2), attention.saved, statistics});
-    m.activations = saturated_sum(
-        {times(block, kept), c.checkpointing ? times(wide, c.layers) : 0, times(wide, 2), logits, statistics / 2, ids});
-    m.working = std::max({times(logits, 2), saturated_sum({hidden, wide}),
-                          saturated_sum({attention.peak - std::min(attention.peak, attention.saved), wide})});
-    if (device.is_cuda()) m.working += std::size_t{32} << 20;  // what the library of products works in
-    const std::string blocks = " of " + std::to_string(kept) + " blocks";
+  const double tokens = static_cast<double>(s.batch) * static_cast<double>(c.context);
+  const double wide = tokens * static_cast<double>(c.width) * size,
+               hidden = tokens * static_cast<double>(c.hidden_width()) * size,
+               logits = tokens * static_cast<double>(c.vocab) * size, statistics = tokens * 4 * 4,  // of two norms
+      ids = tokens * static_cast<double>(s.accumulate) * 2 * 4;
+  const double kept = c.checkpointing ? 1 : layers;   // blocks
+  const auto fill = [&](double saved, double peak) {  // what attention keeps of a block, and takes at the worst moment
+    const double block = 7 * wide + 2 * hidden + saved + statistics;
+    m.activations = block * kept + (c.checkpointing ? wide * layers : 0) + 2 * wide + logits + statistics / 2 + ids;
+    m.working = std::max({2 * logits, hidden + wide, peak - std::min(peak, saved) + wide});
+    if (device.is_cuda()) m.working += 32 << 20;  // what the library of products works in
+    const std::string blocks = format(" of %.0f blocks", kept);
     m.largest = {
-        {"tokens.weight and its gradient and moments", saturated_product({c.vocab, c.width, 2 * size + 8})},
-        {"weights, gradients and moments of a block",
-         saturated_sum({m.parameters, m.gradients, m.moments}) / static_cast<std::size_t>(c.layers)},
-        {"logits [" + std::to_string(s.batch) + ", " + std::to_string(c.context) + ", " + std::to_string(c.outputs()) +
-             "]",
+        {"tokens.weight and its gradient and moments",
+         static_cast<double>(c.vocab) * static_cast<double>(c.width) * (2 * size + 8)},
+        {"weights, gradients and moments of a block", (m.parameters + m.gradients + m.moments) / layers},
+        {"logits [" + std::to_string(s.batch) + ", " + std::to_string(c.context) + ", " + std::to_string(c.vocab) + "]",
          logits},
-        {"mlp activations" + blocks, times(hidden, 2 * kept)},
-        {"attention's own" + blocks + ", " + s.backward, saturated_sum({times(attention.saved, kept), attention.peak})},
+        {"mlp activations" + blocks, hidden * 2 * kept},
+        {"attention's own" + blocks + ", " + s.backward, saved * kept + peak},
         {"the plan of attention", m.plan}};
-    std::ranges::sort(m.largest, std::greater{}, &MemoryPlan::Part::bytes);
+    std::ranges::sort(m.largest, std::greater{}, &MemoryPlan::Item::bytes);
     m.largest.resize(5);
   };
   const bool all_scores = c.backward == hilt::Backward::taped && c.pattern[0].kind == hilt::Branch::Kind::dense;
-  const std::size_t scores = all_scores ? saturated_product({s.batch, c.heads, c.context, c.context, size}) / 2 : 0;
-  fill({.saved = scores, .peak = scores});
-  if (saturated_sum({m.total(), m.plan}) > most) return m;
+  const double scores =
+      all_scores ? tokens * static_cast<double>(c.context) * static_cast<double>(c.heads) * size / 2 : 0;
+  fill(scores, scores);
+  if (m.total() + m.plan > most) return m;
   m.plan = 0;
-  hilt::AttentionMemory of_all{}, of_one{};
+  double saved = 0, peak = 0;
   for (Index i = 0; i < std::ssize(kinds); ++i) {
     hilt::PlanPtr plan;
     program::plan_from(
         s.order, i == 0 ? s.pattern : s.pattern_odd, [&] { plan = plan_of(c, i); },
         i == 0 ? "--pattern" : "--pattern-odd");
-    m.plan += plan->bytes();
-    of_one = hilt::attention_memory(*plan, s.batch, kinds[0].keys(), kinds[0].dim(), dtype, c.backward,
-                                    hilt::make_terms(c.terms, c.heads, c.context, dtype), device);
-    of_all.saved += of_one.saved * static_cast<std::size_t>((c.layers + std::ssize(kinds) - 1 - i) / std::ssize(kinds));
-    of_all.peak = std::max(of_all.peak, of_one.peak);
+    m.plan += static_cast<double>(plan->bytes());
+    const hilt::AttentionMemory one =
+        hilt::attention_memory(*plan, s.batch, kinds[0].keys(), kinds[0].dim(), dtype, c.backward,
+                               hilt::make_terms(c.terms, c.heads, c.context, dtype), device);
+    const Index blocks = (c.layers + std::ssize(kinds) - 1 - i) / std::ssize(kinds);
+    saved += static_cast<double>(one.saved) * static_cast<double>(blocks) / layers;
+    peak = std::max(peak, static_cast<double>(one.peak));
   }
-  of_all.saved /= static_cast<std::size_t>(c.layers);
-  fill(of_all);
+  fill(saved, peak);
   m.is_whole = true;
   return m;
 }
 
-void require_memory(const MemoryPlan& m, const Settings& s, std::size_t have) {
-  const std::size_t need = saturated_sum({m.total(), m.plan});
+void require_memory(const MemoryPlan& m, const Settings& s, double have) {
+  const double need = m.total() + m.plan;
   if (need <= have) return;
   std::string largest;
-  for (const MemoryPlan::Part& part : m.largest)
-    largest += (largest.empty() ? "" : ", ") + part.name + ' ' + report::bytes(part.bytes);
+  for (const MemoryPlan::Item& item : m.largest)
+    largest += (largest.empty() ? "" : ", ") + item.name + ' ' + report::bytes(item.bytes);
   fail_with(
       Code::memory, "memory (", report::bytes(need), "): needed, ", report::bytes(have), " are available and ",
       report::bytes(hilt::memory_stats().live), " in use; the largest: ", largest, "; try ",
       hilt::parse_backward(s.backward) == hilt::Backward::taped ? "--backward fused (taped keeps L x L weights), " : "",
       s.checkpointing ? "" : "--checkpointing, ",
       s.batch > 1 ? "a smaller --batch with --accumulate, or a smaller --context" : "a smaller --context");
+}
+
+// ---- what is known before the first step --------------------------------------------------------
+hilt::AdamW adamw_of(const Settings& s) {
+  return {.lr = s.lr, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = s.weight_decay};
+}
+
+Task::Exact exact_of(const Task& task, Index rows) {
+  std::vector<Task::Exact> each(static_cast<std::size_t>(rows));
+  hilt::parallel_for(rows, 1, [&](Index begin, Index end) {
+    std::vector<std::int32_t> inputs(static_cast<std::size_t>(task.length())), targets(inputs.size());
+    for (Index r = begin; r < end; ++r) {
+      task.row(Split::validation, r, inputs.data(), targets.data());
+      each[static_cast<std::size_t>(r)] = task.exact(inputs.data(), targets.data());
+    }
+  });
+  Task::Exact sum{0, 0};
+  for (const Task::Exact& e : each) sum.cost += e.cost, sum.right += e.right;
+  const double targets = static_cast<double>(rows * task.length());
+  return each[0].cost < 0 ? Task::Exact{} : Task::Exact{sum.cost / targets, sum.right / targets};
+}
+
+Start measure_start(const Settings& s, const Task& task, const hilt::TransformerConfig& config, hilt::Device device) {
+  constexpr Index kCounted = 1 << 16;  // tokens, enough for two digits of a bigram's entropy
+  Start start{yardsticks(task, std::max<Index>(1, kCounted / task.length()))};
+  start.floor = task.floor() >= 0 ? task.floor() : exact_of(task, s.eval_rows).cost;
+  start.floor_without_memory = task.floor_without_memory();
+  start.peak_gflops = program::product_gflops(device, program::dtype_of(s.dtype), device.is_cpu() ? 512 : 4096);
+  start.parameters = count_parameters(config);
+  start.vocabulary = task.vocabulary().size();
+  start.tokens_per_step = s.batch * s.accumulate * s.context;
+  return start;
 }
 
 }  // namespace train

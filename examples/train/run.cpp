@@ -5,7 +5,6 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include "../program/outputs.h"
 
@@ -77,22 +76,22 @@ class Run {
     std::optional<Vocabulary> vocabulary;
     if (from_) vocabulary = Vocabulary::from_text(from_->get("vocabulary"));
     config_ = model_config(s_, vocabulary ? vocabulary->size() : 2);  // refuses, before a long text is read
-    if (from_ && !s_.is_images()) check_sizes(config_, *from_);
+    if (from_) check_sizes(config_, *from_);
     if (!s_.from.empty()) weights_ = read_weights(s_);
-    const auto stage = [&](const std::string& name) { return outputs().stage(name); };
-    task_ = make_task(s_, vocabulary, is_first() && !s_.dry_run ? stage : Stage());
-    config_ = model_config(s_, task_->tokens(), task_->classes());
-    if (!s_.is_grid()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
+    task_ = make_task(s_, vocabulary);
+    config_ = model_config(s_, task_->vocabulary().size());
+    if (!s_.on_grid()) (void)task_->vocabulary().encode(s_.prompt, "--prompt");
     identity_ = identity_of(config_);
     identity_.insert(task_->identity().begin(), task_->identity().end());
-    if (from_) check_identity(*from_, identity_), check_sizes(config_, *from_);
+    if (from_) check_identity(*from_, identity_);
     if (from_ && config_.dropout > 0 && !from_->file().metadata().contains("noise"))
       fail_with(Code::data, from_->path(), ": dropout (", s_.dropout,
                 "): was trained when dropout drew other bits, so it would not go on as it began; begin anew with "
                 "another --out, or let sample read it");
     schedule_of(s_);
     // A GPU says so itself, and what holds most of it.
-    const std::size_t have = device_.is_cuda() ? std::numeric_limits<std::size_t>::max() : program::memory_available();
+    const double have =
+        device_.is_cuda() ? std::numeric_limits<double>::infinity() : static_cast<double>(program::memory_available());
     story_.memory = plan_memory(s_, config_, device_, have);
     if (!s_.dry_run) require_memory(story_.memory, s_, have);
   }
@@ -111,11 +110,11 @@ class Run {
 
   // From the first steps' time: how many fit. From here on the run is one of that many --steps.
   void fit_seconds(double elapsed, double step) {
-    // In steps, of which forward, all that evaluations and samples do, is a third.
+    // Times are in steps. Evaluations and samples do forward alone, a third of a step.
     const double start = elapsed - step * static_cast<double>(kTimed),
                  tokens = 3 * static_cast<double>(s_.batch * s_.accumulate);
     const double evaluation = static_cast<double>(s_.eval_rows) / tokens,
-                 sample = s_.is_grid() ? 0 : static_cast<double>(s_.tokens) / tokens;
+                 sample = s_.on_grid() ? 0 : static_cast<double>(s_.tokens) / tokens;
     const double beside = evaluation / static_cast<double>(s_.eval_every) +
                           (s_.sample_every > 0 ? sample / static_cast<double>(s_.sample_every) : 0);
     const double steps = ((s_.seconds - start) / step - 5 * evaluation - sample) / (1 + beside);  // the last is long
@@ -172,8 +171,8 @@ class Run {
   void sample(Progress& progress) {
     const Index step = trainer_->steps();
     const std::string sample =
-        s_.is_grid()
-            ? sample_labels(trainer_->model(), *task_, s_, step)
+        s_.on_grid()
+            ? sample_board(trainer_->model(), *task_, s_, step)
             : sample_text(trainer_->model(), task_->vocabulary(), s_,
                           {static_cast<std::uint64_t>(s_.seed), kSampleStream + static_cast<std::uint64_t>(step)})
                   .text;
@@ -210,7 +209,7 @@ class Run {
       if (done % s_.eval_every == 0 || last) {
         const Evaluation e = trainer_->evaluate(s_.eval_rows, s_.batch);
         line.val_loss = e.loss;
-        if (s_.is_grid()) line.val_right = e.right;
+        if (s_.on_grid()) line.val_right = e.right;
         line.best = std::isfinite(e.loss) && (best_ < 0 || e.loss < best_loss_);
         if (line.best) best_ = done, best_loss_ = e.loss;
         if (s_.patience > 0 && done - best_ >= s_.patience) s_.steps = done, last = true;
@@ -225,7 +224,7 @@ class Run {
     }
   }
 
-  // The last thing said: which weights there are, and what each is worth on the same unseen rows.
+  // Which weights there are, and what each is worth on the same unseen rows.
   std::string two_losses() const {
     const auto of = [](const char* which, double loss, Index step, bool is_there, const std::string& name) {
       return format("%s: validation loss %.4f at step %lld, ", which, loss, static_cast<long long>(step)) +
@@ -248,32 +247,23 @@ class Run {
     if (!early) {
       const Index rows = 4 * s_.eval_rows;
       const Evaluation e = trainer_->evaluate(rows, s_.batch);
-      const std::string unseen = s_.is_grid() ? s_.row() + 's' : s_.task;
+      const Profile& task = s_.profile();
+      const std::string unseen = task.on_grid ? std::string(task.row) + 's' : s_.task;
       verdict += format("; on unseen %s the loss is %.4f nats", unseen.c_str(), e.loss);
       story_.held_out = e.loss;
       const Task::Exact exact = exact_of(*task_, rows);
       story_.exact_val_floor = exact.cost;
       if (exact.cost > 0)
-        verdict += format(s_.is_ising() ? " a spin, %.1f %% above the exact posterior's there, %.4f"
-                                        : " a character, %.1f %% above the grammar's entropy there, %.4f",
-                          100 * (e.loss / exact.cost - 1), exact.cost);
-      if (s_.is_grid()) verdict += format(", %.3f %% of %ss right", 100 * e.right, s_.target().c_str());
-      if (s_.is_ising()) verdict += format(" (the exact posterior: %.3f %%)", 100 * exact.right);
+        verdict += format(" a %s, %.1f %% above the %s there, %.4f", task.target, 100 * (e.loss / exact.cost - 1),
+                          task.pays, exact.cost);
+      if (task.on_grid) verdict += format(", %.3f %% of %ss right", 100 * e.right, task.target);
+      if (exact.right > 0) verdict += format(" (the %s: %.3f %%)", task.reader, 100 * exact.right);
     }
     story_.verdict = verdict;
-    Json attention;
     if (met_.size() == 1 && !early)
-      attention = attention_maps(trainer_->model(), *task_, s_.is_grid() ? board_of(s_).width : 0);
-    if (s_.controls && !early) story_.controls = train_controls(s_, task_, device_);
-    const bool lacks_controls = s_.controls && !early && interrupted();
-    const bool has_report = write("report.html", to_html(story_, attention), *progress);
+      story_.attention = attention_maps(trainer_->model(), *task_, s_.on_grid() ? board_of(s_).width : 0);
+    const bool has_report = write("report.html", to_html(story_), *progress);
     std::cout << '\n' << verdict << '\n';
-    std::cout << in_words(story_.controls, s_.target());
-    if (lacks_controls) {
-      std::cerr << "train: interrupted while it trained controls; the run itself is whole, in "
-                << program::printable(s_.out) << std::endl;
-      return 130;
-    }
     if (early) {
       std::cerr << "train: interrupted at step " << trainer_->steps() << "; "
                 << (saved_ == trainer_->steps() ? "saved " + hilt::checkpoint_name(saved_) : "not saved")
@@ -283,9 +273,10 @@ class Run {
     const std::string sample = story_.samples.empty() ? "" : story_.samples.back().second;
     std::cout << '\n'
               << for_a_terminal(sample) << (sample.ends_with('\n') ? "" : "\n") << "\nwrote "
-              << program::printable(s_.out) << (has_report ? ": report.html, " : ": ") << "log.jsonl, samples, "
+              << program::printable(s_.out) << ": log.jsonl, samples, "
               << (saved_ >= 0 ? hilt::checkpoint_name(saved_) : "no checkpoint") << "\nnext:\n"
-              << next_commands(s_) << two_losses() << std::flush;
+              << next_commands(s_) << two_losses() << (has_report ? program::printable(s_.out) + "/report.html\n" : "")
+              << std::flush;
     outputs_->check_there();
     if (saved_ < trainer_->steps())
       fail_with(Code::data, "--out (", s_.out, "): the run is over and its last checkpoint could not be saved; ",

@@ -4,11 +4,11 @@
 #include "../program/outputs.h"
 #include "../program/report/page.h"
 #include "../program/report/text.h"
-#include "sample.h"
+#include "settings.h"
 #include "trainer.h"
 
-// Private to train: what a run will need, the run itself, what one sees of it, and what it leaves
-// behind.
+// Private to train and sample: what a run will need, the run itself, what one sees of it, what it
+// leaves behind, and text from that.
 
 namespace train {
 
@@ -17,29 +17,29 @@ using report::format, report::Json, report::number;
 // ---- memory -------------------------------------------------------------------------------------
 /// Bytes by kind: exact for what lasts, activations by formula, from what each op keeps.
 struct MemoryPlan {
-  std::size_t parameters = 0, gradients = 0, moments = 0;
-  std::size_t activations = 0;  // kept between the passes
-  std::size_t working = 0;      // beyond that, at the worst moment
-  std::size_t plan = 0;         // of the attention plan: outside the counters of tensors
-  bool is_whole = false;        // or without what attention takes beyond the least
-  struct Part {
+  double parameters = 0, gradients = 0, moments = 0;
+  double activations = 0;  // kept between the passes
+  double working = 0;      // beyond that, at the worst moment
+  double plan = 0;         // of the attention plan: outside the counters of tensors
+  bool is_whole = false;   // or without what attention takes beyond the least
+  struct Item {
     std::string name;
-    std::size_t bytes;
+    double bytes;
   };
-  std::vector<Part> largest;  // single tensors, or sets of alike ones, descending
-  std::size_t total() const;  // or the most that 64 bits hold
+  std::vector<Item> largest;  // single tensors, or sets of alike ones, descending
+  double total() const;
 };
 /// Where more than `most` is needed without attention, its plan, which takes time, is not made.
 MemoryPlan plan_memory(const Settings& s, const hilt::TransformerConfig& config, hilt::Device device = {},
-                       std::size_t most = std::numeric_limits<std::size_t>::max());
+                       double most = std::numeric_limits<double>::infinity());
 
 Index count_parameters(const hilt::TransformerConfig& config);
 
 /// Throws Code::memory where the plan needs more than `have`, with the five largest.
-void require_memory(const MemoryPlan& plan, const Settings& s, std::size_t have);
+void require_memory(const MemoryPlan& plan, const Settings& s, double have);
 
 // ---- log.jsonl: the first line says what runs where; each line after it is a step ---------------
-struct Line : Step {
+struct Line : Update {
   Index step = 0;
   double val_loss = -1, val_right = -1;  // below 0: not evaluated
   double ms = 0, tokens_per_s = 0, gflops = 0;
@@ -93,8 +93,13 @@ class Progress {
 
  private:
   /// What a narrow terminal has no room for goes, and then whole fields from the right.
-  enum class Detail : unsigned char { all, some, least };
-  std::vector<std::string> fields_of(const Line& line, Index steps, Detail detail) const;
+  enum Detail : unsigned char { all, some, least };
+  struct Field {
+    std::string text;
+    Detail first = all, last = least;  // of the details that have it
+  };
+  std::vector<Field> fields_of(const Line& line, Index steps) const;
+  static std::string joined(const std::vector<Field>& fields, Detail detail, std::size_t room);
   Start start_;
   Index from_;
   bool terminal_, color_, open_ = false;  // open_: a line stands without its end
@@ -103,32 +108,18 @@ class Progress {
 };
 
 // ---- the run ------------------------------------------------------------------------------------
-/// The last evaluation, and what the best reader pays on the same rows; below 0: unknown.
-struct Score : Evaluation {
-  double floor = -1;
-  double excess() const { return floor >= 0 ? loss - floor : loss; }
+/// Where a few heads of the first and the last block look, on the first held-out row: of text a row
+/// for each of the last tokens, `text`; of a board, `width` cells wide, where one cell looks.
+struct AttentionMaps {
+  Index columns = 0, rows = 0, cell = -1;
+  std::string text;
+  struct Head {
+    Index layer, number;
+    std::string levels;  // of cells, packed
+  };
+  std::vector<Head> heads;  // none where nobody can tell
 };
-struct Control {
-  std::string name, order, pattern, pattern_odd;
-  double flops = 0;           // of a step
-  std::vector<Line> lines;    // of the first seed
-  std::vector<Score> scores;  // by seed
-  Score mean() const;
-};
-/// How far one control is above another, seed by seed.
-struct Difference {
-  std::string name;
-  double mean, spread;                                            // spread: the standard deviation over seeds
-  bool is_larger() const { return std::abs(mean) > 2 * spread; }  // than the spread, twice over
-};
-std::vector<Difference> differences_of(const std::vector<Control>& controls);
-/// Both in lines; what is right are `target`s.
-std::string in_words(const std::vector<Control>& controls, const std::string& target);
-
-/// Where a few heads of the first and the last block look, on the first held-out row, as levels of
-/// cells: of text a row for each of the last tokens, `text`; of a board, `width` cells wide, where
-/// one cell looks. Null where nobody can tell.
-Json attention_maps(const hilt::Transformer& model, const Task& task, Index width);
+AttentionMaps attention_maps(const hilt::Transformer& model, const Task& task, Index width);
 
 struct Story {
   const Settings& settings;
@@ -137,14 +128,14 @@ struct Story {
   MemoryPlan memory;
   std::size_t measured_bytes = 0;
   std::vector<Line> lines;
-  std::vector<Control> controls;
   double flops = 0;             // of a step
   double exact_val_floor = -1;  // what the best reader pays on the rows of the last one; below 0: unknown
   double held_out = -1;         // nats on them; below 0: the run ended early
   std::vector<std::pair<Index, std::string>> samples;  // by step
   std::string verdict;
+  AttentionMaps attention;
 };
-std::string to_html(const Story& story, const Json& attention);
+std::string to_html(const Story& story);
 
 /// Trains as the settings say, as one of the ranks of `met`; the exit status.
 int run(const program::Options& options, Settings s, const hilt::Comm& met = {});
@@ -152,8 +143,6 @@ int run(const program::Options& options, Settings s, const hilt::Comm& met = {})
 /// What the best possible reader loses, a target, on the first rows of the validation split.
 Task::Exact exact_of(const Task& task, Index rows);
 Start measure_start(const Settings& s, const Task& task, const hilt::TransformerConfig& config, hilt::Device device);
-/// The same model with segments along curve and rows and 2-D windows: equally many keys a cell.
-std::vector<Control> train_controls(const Settings& s, std::shared_ptr<const Task> task, hilt::Device device);
 hilt::AdamW adamw_of(const Settings& s);
 
 /// Prints what is about to be trained, with its memory, and warns of attention that is pointless.
@@ -162,6 +151,47 @@ void warn(const std::string& text);
 std::string next_commands(const Settings& s);
 /// What goes on where this run stopped: `./run train --resume ..`.
 std::string resume_command(const Settings& s);
+
+// ---- samples and checkpoints --------------------------------------------------------------------
+struct Sample {
+  std::string text;  // with the prompt
+  Index tokens = 0;  // drawn
+};
+/// Continues `prompt` by `s.tokens` tokens, or until it would write `s.stop`. The model sees the
+/// first tokens of a row of its full context; when that is full, its older half is dropped (of
+/// stories, whole ones). `show` gets the text piece by piece, in whole characters.
+Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s, hilt::RandomKey key,
+                   const std::function<void(std::string_view)>& show = {});
+
+/// An unseen board and what the model says of it, beside its targets.
+std::string sample_board(const hilt::Transformer& model, const Task& task, const Settings& s, Index number);
+
+/// As it is, but on a terminal: what a model learned from bytes may be a command to one.
+std::string for_a_terminal(const std::string& sample);
+
+/// The first of out/train, out/train-2, .. that is not there.
+std::string next_run();
+
+/// Prints a sample from the best checkpoint in --out, or with --last from the newest.
+int sample_from_checkpoint(const Settings& s);
+
+/// Once the options of `train` are read: finds --out, takes a checkpoint's or the task's, checks.
+void follow_up(program::Options& options, Settings& s);
+/// Binds the few options of `train` that matter to `sample`; the rest is the checkpoint's.
+void declare_sample(program::Options& options, Settings& s);
+
+/// Fills the options that were not given from a checkpoint's: the model's; to resume, the run's
+/// too, and those given must agree. Keys that no run of ours has written are refused.
+void adopt_checkpoint(program::Options& options, Settings& s, const hilt::Checkpoint& checkpoint, bool to_resume);
+
+/// f(), which takes a checkpoint at its word: what is wrong with that is the file's fault.
+template <class F> void said_by(const hilt::Checkpoint& checkpoint, F&& f) try { f(); } catch (const hilt::Error& e) {
+  if (e.code() != Code::usage) throw;
+  fail_with(Code::data, checkpoint.path(), ": its metadata say ", e.what());
+}
+
+/// Throws Code::data where the checkpoint's tensors are not such a model's: before it is made.
+void check_sizes(const hilt::TransformerConfig& config, const hilt::Checkpoint& checkpoint);
 
 /// SIGINT, SIGTERM and SIGHUP ask politely: interrupted() turns true. SIGINT after any of them ends
 /// the process at once; a terminal that goes away says so twice.

@@ -6,8 +6,6 @@
 
 namespace train {
 
-constexpr Index kImages = 16;  // of a sample
-
 /// How much of a text is whole characters: all but one that is not there to its end.
 static std::size_t whole_characters(std::string_view text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
@@ -22,8 +20,7 @@ static std::size_t whole_characters(std::string_view text) {
 /// No tensor shows how long a model's rows are: one that would take minutes a token is refused.
 static void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& checkpoint) {
   constexpr double kMost = 1e13;
-  const Index rows = c.image ? kImages : 1;
-  const auto context = static_cast<double>(rows * c.context);
+  const auto context = static_cast<double>(c.context);
   const auto is_dense = [](const hilt::Branch& b) { return b.kind == hilt::Branch::Kind::dense; };
   const bool all_keys = std::ranges::any_of(c.pattern, is_dense) || std::ranges::any_of(c.pattern_odd, is_dense);
   const double pass =
@@ -34,9 +31,7 @@ static void check_row(const hilt::TransformerConfig& c, const hilt::Checkpoint& 
               c.context, ", at most ", kMost, " are done; is it from a stranger?");
   // The stream, its norms, q, k, v, two of the hidden layer, logits, and the keys and values.
   program::require_memory(
-      checkpoint.path(),
-      program::saturated_product(
-          {rows, c.context, (8 + 2 * c.layers) * c.width + c.outputs() + (c.image ? c.vocab : 0), sizeof(float)}),
+      checkpoint.path(), program::saturated_product({c.context, (8 + 2 * c.layers) * c.width + c.vocab, sizeof(float)}),
       "is it from a stranger?");
 }
 
@@ -53,7 +48,7 @@ static hilt::Checkpoint chosen_checkpoint(const Settings& s) {
 
 Sample sample_text(const hilt::Transformer& model, const Vocabulary& vocabulary, const Settings& s, hilt::RandomKey key,
                    const std::function<void(std::string_view)>& show) {
-  const std::int32_t newline = std::max(vocabulary.find(U'\n'), 0);
+  const std::int32_t newline = std::max(vocabulary.find("\n"), 0);
   const bool stories = s.task == "stories";
   std::vector<std::int32_t> prompt = vocabulary.encode(s.prompt, "--prompt");
   if (stories || prompt.empty()) prompt.insert(prompt.begin(), newline);
@@ -98,42 +93,32 @@ std::string for_a_terminal(const std::string& sample) {
   return ::isatty(STDOUT_FILENO) ? program::printable(sample, "\n\t") : sample;
 }
 
-std::string sample_labels(const hilt::Transformer& model, const Task& task, const Settings& s, Index number) {
+std::string sample_board(const hilt::Transformer& model, const Task& task, const Settings& s, Index number) {
   const hilt::Tape::Pause pause;
-  const Index rows = s.is_images() ? kImages : 1;
-  const Index last = std::numeric_limits<Index>::max() / rows - 1;  // whose rows all have numbers
-  const hilt::Batch b = task.batch(Split::validation, number % (last + 1) * rows, rows);
+  const hilt::Batch b = task.batch(Split::validation, number % std::numeric_limits<Index>::max(), 1);
   const hilt::Tensor logits = model.logits(b.inputs);
   if (const auto odd = program::not_finite(logits))
     fail_with(Code::not_a_number, "sample: the logits hold ", *odd, "; the weights are too large");
   const std::vector<Index> guess = hilt::argmax(logits).to_vector<Index>(), truth = b.targets.to_vector<Index>();
-  Index wrong = 0;
-  for (std::size_t i = 0; i < guess.size(); ++i) wrong += guess[i] != truth[i];
-  const std::string score = std::to_string(wrong) + " of " + std::to_string(guess.size());
-  if (s.is_images()) {
-    std::string text = "what it says, what is on the image\n";
-    for (std::size_t i = 0; i < guess.size(); ++i)
-      text += format("%-9s %-9s%s\n", task.name_of(guess[i]).c_str(), task.name_of(truth[i]).c_str(),
-                     guess[i] == truth[i] ? "" : " wrong");
-    return text + score + " images wrong\n";
-  }
   const auto* const in = b.inputs.data<std::int32_t>();
+  const Task::Exact exact = task.exact(in, b.targets.data<std::int32_t>());
   const Index width = board_of(s).width;
-  std::string text = s.is_life() ? "board, the model's next board (x: wrong)\n"
-                                 : "noisy spins, the model's guess (x: wrong), the spins\n";
+  Index wrong = 0;
+  std::string text = std::string(s.profile().picture) + '\n';
   for (Index first = 0; first < std::ssize(guess); first += width) {
     std::string line[3];
     for (Index i = first; i < first + width; ++i) {
       const auto k = at(i);
+      wrong += guess[k] != truth[k];
       line[0] += in[i] ? '#' : '.';
       line[1] += guess[k] != truth[k] ? 'x' : guess[k] ? '#' : '.';
       line[2] += truth[k] ? '#' : '.';
     }
-    text += line[0] + "   " + line[1] + (s.is_life() ? "" : "   " + line[2]) + '\n';
+    text += line[0] + "   " + line[1] + (exact.cost < 0 ? "" : "   " + line[2]) + '\n';
   }
-  text += score + ' ' + s.target() + "s wrong";
-  const Task::Exact exact = task.exact(in, b.targets.data<std::int32_t>());
-  if (exact.cost >= 0) text += format(", of the exact posterior %.0f", static_cast<double>(guess.size()) - exact.right);
+  text += std::to_string(wrong) + " of " + std::to_string(guess.size()) + ' ' + s.profile().target + "s wrong";
+  if (exact.cost >= 0)
+    text += format(", of the %s %.0f", s.profile().reader, static_cast<double>(guess.size()) - exact.right);
   return text + '\n';
 }
 
@@ -241,11 +226,10 @@ int sample_from_checkpoint(const Settings& s) {
   std::unique_ptr<Task> task;
   hilt::TransformerConfig config;
   said_by(checkpoint, [&] {
-    if (s.is_grid()) task = make_task(s);
-    config = s.is_images() ? model_config(s, task->tokens(), task->classes()) : model_config(s, vocabulary.size());
+    if (s.on_grid()) task = make_task(s);
+    config = model_config(s, vocabulary.size());
   });
   check_identity(checkpoint, identity_of(config));
-  if (s.is_images() && s.images.empty()) check_identity(checkpoint, task->identity());
   check_sizes(config, checkpoint);
   check_row(config, checkpoint);
   hilt::Transformer model = hilt::make_transformer(config, 0, program::dtype_of(s.dtype));
@@ -253,8 +237,8 @@ int sample_from_checkpoint(const Settings& s) {
   model.visit_parameters("", [&](const std::string& name, hilt::Tensor& t) { items.push_back({"model." + name, t}); });
   checkpoint.read(items, "model.");
   check_finite(hilt::parameters_of(model), checkpoint.path(), "model.");
-  if (s.is_grid()) {
-    std::cout << sample_labels(model, *task, s, s.seed);
+  if (s.on_grid()) {
+    std::cout << sample_board(model, *task, s, s.seed);
     return 0;
   }
   const auto began = std::chrono::steady_clock::now();

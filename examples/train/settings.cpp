@@ -3,12 +3,37 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <sstream>
 #include "run.h"
 #include "tasks/boards.h"
-#include "tasks/images.h"
-#include "tasks/json_file.h"
+#include "tasks/stories.h"
 
 namespace train {
+
+constexpr const Profile* kTasks[] = {&kStoriesTask, &kLife, &kText, &kIsing};
+
+const Profile& Settings::profile() const {
+  return **std::ranges::find(kTasks, task, [](const Profile* p) { return std::string_view(p->name); });
+}
+
+/// The options that suit a task, with their values.
+static std::map<std::string, std::string> suited(const Profile& profile) {
+  std::map<std::string, std::string> out;
+  std::istringstream words(profile.suited);
+  for (std::string name, value; words >> name >> value;) out[name] = value;
+  return out;
+}
+
+/// "; life: 500; text: 1000", for the help of an option.
+static std::string suited_in_words(const std::string& option) {
+  std::map<std::string, std::string> tasks;  // by value
+  for (const Profile* p : kTasks)
+    for (const auto& [name, value] : suited(*p))
+      if (name == option) tasks[value] += (tasks[value].empty() ? "" : ", ") + std::string(p->name);
+  std::string text;
+  for (const auto& [value, names] : tasks) text += "; " + names + ": " + value;
+  return text;
+}
 
 void declare_sampling(program::Options& options, Settings& s) {
   options.text("--prompt", s.prompt, "TEXT", "What a sample begins with");
@@ -18,105 +43,86 @@ void declare_sampling(program::Options& options, Settings& s) {
   options.number("--top-p", s.top_p, 0, 1, "Sample among the likeliest that have this share together");
   options.text("--stop", s.stop, "TEXT", "Ends a sample where the model writes this");
   options.integer("--tokens", s.tokens, 1, 1 << 20, "Length of a sample");
-  options.text("--images", s.images, "F.npy",
-               "The images of --task images, [N, H, W] or [N, H, W, C]; else drawn shapes");
-  options.text("--labels", s.labels, "F.npy", "Their labels, [N], integers from 0");
   options.flag("--last", s.last, "Sample from the newest checkpoint, not from the best");
 }
 
 void declare(program::Options& options, Settings& s) {
   options.group(kModel);
-  options.choice("--task", s.task, {"stories", "life", "text", "ising", "images"},
-                 "stories: from a grammar whose entropy is known. life: the next step of Game of Life, nothing "
-                 "living beyond the border. text: any file. ising: spins from noisy ones, whose best reader is known. "
-                 "images: what is on them");
-  options.choice("--vocabulary", s.vocabulary, {"characters", "bytes", "bpe"}, "Tokens of a text");
-  options.text("--grid", s.grid, "HxW",
-               "Board of life, in cells; ising: at most 12x12, its default; images: in patches, 8x8");
-  options.integer("--patch", s.patch, 1, 1024, "Side of a patch of an image, in pixels");
-  options.integer("--layers", s.layers, 1, 1024, "Blocks; text, ising, images: 4");
-  options.integer("--heads", s.heads, 1, 1024, "Heads, a divisor of --width; all but stories: 4");
-  options.integer("--width", s.width, 1, 1 << 16, "Features of a token; life, ising, images: 64");
-  options.integer("--context", s.context, 1, 1 << 20, "Tokens of a row; life, ising, images: the cells of --grid");
-  program::declare(options, s, {"order"}, "; life, ising, images: on the grid; else row where the pattern is dense");
-  program::declare(options, s, {"pattern"}, "; life: slide2d:1x1; ising, images: segment:16");
+  std::string help;
+  std::vector<std::string> names;
+  for (const Profile* p : kTasks)
+    names.emplace_back(p->name), help += (help.empty() ? "" : ". ") + std::string(p->name) + ": " + p->help;
+  options.choice("--task", s.task, names, help);
+  const auto integer = [&](const char* name, Index& value, Index low, Index high, const std::string& what) {
+    options.integer(name, value, low, high, what + suited_in_words(name));
+  };
+  const auto number = [&](const char* name, double& value, double low, double high, const std::string& what) {
+    options.number(name, value, low, high, what + suited_in_words(name));
+  };
+  options.choice("--vocabulary", s.vocabulary, {"characters", "bytes", "bpe"},
+                 "Tokens of a text; bpe: those of --tokenizer");
+  options.text("--grid", s.grid, "HxW", "Board, in cells; of ising at most 12x12" + suited_in_words("--grid"));
+  integer("--layers", s.layers, 1, 1024, "Blocks");
+  integer("--heads", s.heads, 1, 1024, "Heads, a divisor of --width");
+  integer("--width", s.width, 1, 1 << 16, "Features of a token");
+  integer("--context", s.context, 1, 1 << 20, "Tokens of a row; life, ising: the cells of --grid");
+  program::declare(options, s, {"order"}, "; life, ising: on the grid; else row where the pattern is dense");
+  program::declare(options, s, {"pattern"}, suited_in_words("--pattern"));
   options.text("--pattern-odd", s.pattern_odd, "PATTERN",
-               "Of blocks 1, 3, ..; without it --pattern; ising, images: segment:16,shift=8");
+               "Of blocks 1, 3, ..; without it --pattern" + suited_in_words("--pattern-odd"));
   program::declare(options, s, {"dilation_mode"});
   options.choice("--positions", s.positions, {"learned", "rotary", "none"},
-                 "How a token knows where it stands; life, ising, images: learned");
+                 "How a token knows where it stands" + suited_in_words("--positions"));
   program::declare_terms(options, s);
   options.choice("--dtype", s.dtype, {"f32", "bf16", "f16"},
                  "Type of weights and activations; f16: of a loss scaled so that gradients fit");
   options.integer("--seed", s.seed, 0, std::numeric_limits<std::int64_t>::max(), "Of weights, rows and noise");
   options.group(kRun);
-  options.integer("--steps", s.steps, 1, 1'000'000'000, "Updates; life: 500, text: 1000, ising, images: 2000");
-  options.integer("--batch", s.batch, 1, 1 << 16, "Rows of a micro-batch; images: 16");
-  options.integer("--accumulate", s.accumulate, 1, 1 << 16, "Micro-batches of an update");
+  integer("--steps", s.steps, 1, 1'000'000'000, "Updates");
+  integer("--batch", s.batch, 1, 1 << 16, "Rows of a micro-batch");
+  integer("--accumulate", s.accumulate, 1, 1 << 16, "Micro-batches of an update");
   program::declare(options, s, {"backward"});
   options.flag("--checkpointing", s.checkpointing, "Keep each block's input alone and run it again in backward");
-  options.number("--dropout", s.dropout, 0, 0.99, "Share of activations dropped");
-  options.number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate; life: 0.003, text: 0.001, ising, images: 0.002");
+  number("--dropout", s.dropout, 0, 0.99, "Share of activations dropped");
+  number("--lr", s.lr, 1e-12, 1e30, "Highest learning rate");
   options.choice("--schedule", s.schedule, {"cosine", "linear", "constant", "wsd"}, "How the learning rate goes");
-  options.integer("--warmup", s.warmup, 0, 1'000'000'000, "Updates until the highest rate");
-  options.integer("--patience", s.patience, 0, 1'000'000'000,
-                  "Updates without a better validation loss after which the run ends; 0 never does");
-  options.number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices; all but stories: 0.1");
-  options.number("--clip", s.clip, 0, 1e30, "Largest norm of a gradient; 0 does not clip");
+  integer("--warmup", s.warmup, 0, 1'000'000'000, "Updates until the highest rate");
+  integer("--patience", s.patience, 0, 1'000'000'000,
+          "Updates without a better validation loss after which the run ends; 0 never does");
+  number("--weight-decay", s.weight_decay, 0, 1e6, "AdamW's, on matrices");
+  number("--clip", s.clip, 0, 1e30, "Largest norm of a gradient; 0 does not clip");
   options.group(kCall);
   options.text("--text", s.text, "FILE", "The file of --task text, which it implies");
   options.text("--from", s.from, "DIR",
                "Begin with a GPT-2 in safetensors; with the tokenizer beside it, if there is one");
-  options.text("--tokenizer", s.tokenizer, "DIR|train:N",
+  options.text("--tokenizer", s.tokenizer, "DIR",
                "Byte pairs, which it implies: of a directory with GPT-2's vocab.json and merges.txt or a "
-               "tokenizer.json, or N of them learned from the text");
-  options.number("--seconds", s.seconds, 0, 1e7,
-                 "Instead of --steps: as many as fit, judged by the first ones; 0 is off");
+               "tokenizer.json");
+  number("--seconds", s.seconds, 0, 1e7, "Instead of --steps: as many as fit, judged by the first ones; 0 is off");
   options.text("--device", s.device, "auto|cpu|cuda", "Where to compute");
   options.text("--out", s.out, "DIR", "Where everything goes; without it out/train, or the next free out/train-N");
   options.flag("--resume", s.resume,
-               "Go on from the last checkpoint in --out, with its options; --text FILE has to be named again, and so "
-               "have --images and --labels");
-  options.integer("--keep", s.keep, 2, 1 << 20, "Checkpoints to keep");
-  options.integer("--save-every", s.save_every, 1, 1'000'000'000, "Updates between checkpoints");
-  options.integer("--sample-every", s.sample_every, 0, 1'000'000'000, "Updates between samples; 0: only at the end");
-  options.integer("--eval-every", s.eval_every, 1, 1'000'000'000, "Updates between evaluations");
-  options.integer("--eval-rows", s.eval_rows, 1, 1 << 20, "Unseen rows of an evaluation");
-  options.flag("--controls", s.controls, "life, ising, images: also train other patterns at equal cost, and compare");
-  options.integer("--control-seeds", s.control_seeds, 1, 100, "Seeds of each control; ising, images: 5");
-  options.integer("--ranks", s.ranks, 1, 1024, "Ranks that share the work; the numbers are those of one");
-  options.integer("--sequence-ranks", s.sequence_ranks, 1, 1024,
-                  "Ranks that share each sequence, by ring attention; the others divide the batch");
+               "Go on from the last checkpoint in --out, with its options; --text FILE has to be named again");
+  integer("--keep", s.keep, 2, 1 << 20, "Checkpoints to keep");
+  integer("--save-every", s.save_every, 1, 1'000'000'000, "Updates between checkpoints");
+  integer("--sample-every", s.sample_every, 0, 1'000'000'000, "Updates between samples; 0: only at the end");
+  integer("--eval-every", s.eval_every, 1, 1'000'000'000, "Updates between evaluations");
+  integer("--eval-rows", s.eval_rows, 1, 1 << 20, "Unseen rows of an evaluation");
+  integer("--ranks", s.ranks, 1, 1024, "Ranks that share the work; the numbers are those of one");
+  integer("--sequence-ranks", s.sequence_ranks, 1, 1024,
+          "Ranks that share each sequence, by ring attention; the others divide the batch");
   options.choice("--comm", s.comm, {"auto", "threads", "mpi", "nccl"},
                  "What joins ranks; auto: mpi where mpirun or srun started them, else threads; between GPUs nccl");
   options.flag("--dry-run", s.dry_run, "Print the plan and its memory, and stop");
   options.flag("--sample-only", s.sample_only, "Print a sample from the best checkpoint in --out");
   declare_sampling(options, s);
+  for (const char* name : {"--task images", "--images", "--labels", "--patch"})
+    options.gone(name, "images are no task here any more; in C++ TransformerConfig::image learns them");
+  for (const char* name : {"--controls", "--control-seeds"})
+    options.gone(name, "train again, with --order row:16x16 --pattern segment:16 for one, and compare the reports");
 }
 
 static std::string weights_of(const Settings& s) { return s.from + "/model.safetensors"; }
-
-/// How many heads config.json says; 0 where it says nothing. What it says of another function than
-/// is computed here, or of other tensors than there are, is refused.
-static Index heads_said(const std::string& path, const hilt::TransformerConfig& c) {
-  if (!std::filesystem::exists(path)) return 0;
-  const std::string what = "--from (" + path + ")";
-  const json said = read_json(content_of(path, "--from"), what);
-  if (!said.is_object()) fail_with(Code::data, what, ": is of type ", said.type_name(), ", expected an object");
-  json here = json::parse(R"({"model_type": "gpt2", "activation_function": "gelu_new", "scale_attn_weights": true,
-      "scale_attn_by_inverse_layer_idx": false, "add_cross_attention": false, "tie_word_embeddings": true})");
-  here["layer_norm_epsilon"] = c.epsilon, here["n_layer"] = c.layers, here["n_embd"] = c.width;
-  here["n_positions"] = here["n_ctx"] = c.context, here["vocab_size"] = c.vocab, here["n_inner"] = c.hidden;
-  for (const auto& [key, value] : here.items())
-    if (said.contains(key) && !said[key].is_null() && said[key] != value)
-      fail_with(Code::data, what, ": ", key, " is ", said[key].dump(), "; the tensors, or what is computed here, have ",
-                value.dump());
-  if (!said.contains("n_head")) return 0;
-  const auto heads = member(said, "n_head", json::value_t::number_unsigned, what).get<std::uint64_t>();
-  if (heads == 0 || heads > 1024 || c.width % static_cast<Index>(heads) != 0)
-    fail_with(Code::data, what, ": n_head is ", heads, "; expected a divisor of the width, ", c.width);
-  return static_cast<Index>(heads);
-}
 
 /// The file decides sizes, and a part of its context may be asked for.
 static void adopt_gpt2(program::Options& options, Settings& s) {
@@ -168,51 +174,23 @@ void take_weights(hilt::Transformer& model, hilt::Transformer theirs, const Sett
     *std::ranges::find(ours, p.name, &hilt::NamedParameter::name)->tensor = *p.tensor;
 }
 
-/// What suits each of these tasks, where that is not the option's own default.
-constexpr std::string_view kTasksWithDefaults[] = {"life", "ising", "images", "text"};
-constexpr std::pair<const char*, std::array<const char*, 4>> kTaskDefaults[] = {
-    {"--steps", {"500", "2000", "2000", "1000"}},
-    {"--batch", {"", "", "16", ""}},
-    {"--layers", {"", "4", "4", "4"}},
-    {"--heads", {"4", "4", "4", "4"}},
-    {"--width", {"64", "64", "64", ""}},
-    {"--lr", {"0.003", "0.002", "0.002", "0.001"}},
-    {"--weight-decay", {"0.1", "0.1", "0.1", "0.1"}},
-    {"--positions", {"learned", "learned", "learned", ""}},
-    {"--control-seeds", {"", "5", "5", ""}},
-    {"--grid", {"", "12x12", "8x8", ""}},
-    {"--pattern", {"slide2d:1x1", "segment:16", "segment:16", ""}}};
-
-/// What suits the task of an option that was not given; empty where the task says nothing.
-static std::string suited(const Settings& s, std::string_view option) {
-  const auto task = static_cast<std::size_t>(std::ranges::find(kTasksWithDefaults, s.task) - kTasksWithDefaults);
-  const auto* const found = std::ranges::find(kTaskDefaults, option, [](const auto& row) { return row.first; });
-  return task < std::size(kTasksWithDefaults) && found != std::end(kTaskDefaults) ? found->second[task] : "";
-}
-
 void adopt_defaults(program::Options& options, Settings& s) {
   if (!s.text.empty() && !options.given("--task")) options.set("--task", "text");
-  if (!s.images.empty() && !options.given("--task")) options.set("--task", "images");
   const auto prefer = [&](const std::string& name, const std::string& value) {
     if (!options.given(name)) options.set(name, value);
   };
-  for (const auto& [option, values] : kTaskDefaults)
-    if (const std::string value = suited(s, option); !value.empty()) prefer(option, value);
-  if (s.is_images() && !s.images.empty()) {
-    const Patches p = patches_of(s.images, s.patch);
-    prefer("--grid", std::to_string(p.height) + "x" + std::to_string(p.width));
-  }
-  if (s.is_grid()) {
+  for (const auto& [name, value] : suited(s.profile()))
+    if (name != "--pattern-odd" || (s.layers > 1 && !options.given("--pattern"))) prefer(name, value);
+  if (s.on_grid()) {
     const hilt::Grid grid = board_of(s);
     prefer("--context", std::to_string(grid.cells()));
     prefer("--order", "hilbert:" + s.grid);
-    // As published: windows of the curve whose borders alternate, and a bias of every offset.
-    if (!s.is_life() && s.layers > 1 && !options.given("--pattern")) prefer("--pattern-odd", "segment:16,shift=8");
-    if (!s.is_life() && s.order.ends_with(s.grid))
+    // As published: beside windows of the curve whose borders alternate, a bias of every offset.
+    if (s.task == "ising" && s.order.ends_with(s.grid))
       prefer("--relative", std::to_string(2 * grid.height - 1) + "x" + std::to_string(2 * grid.width - 1));
   }
   // Dense attention is one set in any order, and row order leaves it the fewest partial tiles.
-  if (!s.is_grid() && s.pattern == "dense" && s.pattern_odd.empty()) prefer("--order", "row");
+  if (!s.on_grid() && s.pattern == "dense" && s.pattern_odd.empty()) prefer("--order", "row");
   if (!s.from.empty()) adopt_gpt2(options, s);
   if (!s.tokenizer.empty() && !options.given("--vocabulary")) options.set("--vocabulary", "bpe");
   // A constant rate does not know how long the run is: it can be continued to more --steps.
@@ -224,37 +202,32 @@ void adopt_defaults(program::Options& options, Settings& s) {
 
 hilt::Grid board_of(const Settings& s) { return program::grid_of(s.grid, 1024); }
 
+/// Whether an option is one that some task has use for, and this one none.
+static bool is_unused(const Settings& s, const std::string& name) {
+  const auto reads = [&](const Profile& p) { return std::ranges::count(hilt::split_text(p.options, ' '), name) > 0; };
+  return std::ranges::any_of(kTasks, [&](const Profile* p) { return reads(*p); }) && !reads(s.profile());
+}
+
 void check_settings(const program::Options& options, const Settings& s) {
-  // What the task reads of those that not every task does.
-  const std::string read = s.task == "text" ? " text vocabulary tokenizer "
-                           : s.is_images()  ? " images labels patch "
-                                            : "",
-                    used = read + (s.is_grid() ? " grid " : " prompt temperature top-k top-p stop ") +
-                           (s.controls ? " control-seeds " : "");
-  constexpr std::string_view kSome =
-      " text vocabulary tokenizer images labels patch grid prompt temperature top-k top-p stop control-seeds ";
   for (const auto& [name, value, is_text, group, preset] : options.values())
-    if (const std::string word = ' ' + name + ' '; kSome.find(word) != kSome.npos && used.find(word) == used.npos)
-      check(!options.given("--" + name) || value == preset || value == suited(s, "--" + name), "--", name, " (", value,
-            "): --task ", s.task, name[0] == 'c' ? " without --controls" : "", " has no use for it; leave it out");
+    check(!is_unused(s, name) || !options.given("--" + name) || value == preset, "--", name, " (", value, "): --task ",
+          s.task, " has no use for it; leave it out");
   check(s.task != "text" || !s.text.empty(), "--text: --task text needs a file; name one");
-  check(s.images.empty() == s.labels.empty(), s.images.empty() ? "--labels (" : "--images (", s.images, s.labels,
-        "): needs ", s.images.empty() ? "--images, what they are of" : "--labels, what is on them");
-  check(!s.is_images() || s.sequence_ranks == 1, "--sequence-ranks (", s.sequence_ranks,
-        "): an image has one label, of all its patches; let --ranks divide the batch");
+  check(!s.tokenizer.starts_with("train:"), "--tokenizer (", s.tokenizer,
+        "): merges are not learned here any more; name a directory with a tokenizer.json, as the package tokenizers "
+        "saves it");
   check(s.tokenizer.empty() || s.vocabulary == "bpe", "--tokenizer (", s.tokenizer, "): --vocabulary ", s.vocabulary,
         " has no use for it; leave one of them out");
   check(s.from.empty() || !s.resume, "--from (", s.from, "): --resume goes on from --out; leave one of them out");
   if (s.resume)
     check(s.tokenizer.empty(), "--tokenizer (", s.tokenizer, "): --resume has that of the checkpoint; leave it out");
   else
-    check(s.vocabulary != "bpe" || !s.tokenizer.empty(),
-          "--vocabulary (bpe): needs --tokenizer, a directory or train:N");
+    check(
+        s.vocabulary != "bpe" || !s.tokenizer.empty(),
+        "--vocabulary (bpe): needs --tokenizer, a directory with GPT-2's vocab.json and merges.txt or tokenizer.json");
   check(s.ranks % s.sequence_ranks == 0, "--sequence-ranks (", s.sequence_ranks, "): must divide --ranks, ", s.ranks);
   check(s.batch >= s.ranks / s.sequence_ranks, "--batch (", s.batch, "): --ranks ", s.ranks, " with ", s.sequence_ranks,
         " to a sequence share at least ", s.ranks / s.sequence_ranks, " sequences");
-  check(s.ranks == 1 || !s.controls, "--controls: train them on one rank; leave --ranks out");
-  check(!s.controls || s.is_grid(), "--controls: only --task life, ising and images have them");
   check(!(s.resume && s.seconds > 0), "--seconds (", s.seconds,
         "): --resume goes on to the --steps of the checkpoint; leave it out");
   check(!(options.given("--steps") && s.seconds > 0 && !s.resume), "--seconds (", s.seconds, "): --steps ", s.steps,
@@ -267,10 +240,10 @@ void check_decided(const Settings& s) {
   check(s.pattern_odd.empty() || (!s.order.starts_with("auto") && s.order.find("scope=segment") == s.order.npos),
         "--pattern-odd (", s.pattern_odd, "): --order ", s.order, " follows one pattern; name another");
   const hilt::Grid grid = board_of(s);  // whatever the task: a typing error is one
-  if (s.is_ising())
+  if (s.task == "ising")
     check(std::max(grid.height, grid.width) <= Ising::kMostSide, "--grid (", s.grid,
           "): the exact answer of --task ising is known up to ", Ising::kMostSide, "x", Ising::kMostSide);
-  if (s.is_grid())
+  if (s.on_grid())
     check(grid.cells() == s.context, "--context (", s.context, "): --grid ", s.grid, " has ", grid.cells(),
           " cells; leave --context out");
   if (s.width % s.heads != 0) {
@@ -285,44 +258,43 @@ void check_decided(const Settings& s) {
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s) {
   std::map<std::string, std::string> out;
   for (const auto& [key, value, is_text, group, preset] : options.values())
-    if (group != kCall && !value.empty()) out[key] = value;
-  if (!s.is_grid()) out.erase("grid");
-  if (!s.is_images()) out.erase("patch");
-  if (s.task != "text") out.erase("vocabulary");
+    if (group != kCall && !value.empty() && !is_unused(s, key)) out[key] = value;
   return out;
 }
 
-std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary, const Stage& stage) {
+std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary) {
   const auto seed = static_cast<std::uint64_t>(s.seed);
   if (s.task == "stories") return stories_task(s.context, seed);
-  if (s.is_grid()) {
+  if (s.on_grid()) {
     const hilt::Grid grid = board_of(s);
-    if (s.is_life()) return life_task(grid.height, grid.width, seed);
-    if (s.is_ising()) return ising_task(grid.height, grid.width, seed);
-    const Patches patches{grid.height, grid.width, s.patch};
-    return s.images.empty() ? shapes_task(patches, seed) : images_task(s.images, s.labels, patches, seed);
+    return (s.task == "life" ? life_task : ising_task)(grid.height, grid.width, seed);
   }
-  const Alphabet alphabet = s.vocabulary == "bytes" ? Alphabet::bytes
-                            : s.vocabulary == "bpe" ? Alphabet::bpe
-                                                    : Alphabet::characters;
-  return text_task(s.text, alphabet, s.context, seed, vocabulary, s.tokenizer, s.dry_run ? "" : s.out, stage);
+  std::error_code error;
+  if (const auto bytes = std::filesystem::file_size(s.text, error); !error)  // and as many tokens, at most
+    program::require_memory("--text (" + s.text + ")",
+                            program::saturated_product({s.ranks, static_cast<Index>(bytes), 1 + sizeof(std::int32_t)}),
+                            "it is read whole; name a part of it");
+  return text_task(s.text,
+                   s.vocabulary == "bytes" ? Alphabet::bytes
+                   : s.vocabulary == "bpe" ? Alphabet::pairs
+                                           : Alphabet::characters,
+                   s.context, seed, vocabulary, s.tokenizer);
 }
 
-hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index classes) {
+hilt::TransformerConfig model_config(const Settings& s, Index symbols) {
   hilt::TransformerConfig c;
-  c.layers = s.layers, c.heads = s.heads, c.width = s.width, c.context = s.context;
-  c.vocab = symbols, c.classes = classes > 0 ? classes : symbols;
-  // What a product of GPT-2's width begins with: smaller scores find too late what is told again.
-  if (s.task == "stories" || s.is_images()) c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
+  c.layers = s.layers, c.heads = s.heads, c.width = s.width, c.context = s.context, c.vocab = symbols;
+  // First scores spread as in a model of GPT-2's width: nearly equal ones lengthen the plateau before the last recall.
+  if (s.task == "stories") c.deviation *= std::sqrt(768.0 / static_cast<double>(s.width));
   c.pattern = program::pattern_of(s.pattern, s.context);
   c.order = program::order_of(s.order, hilt::behind_prefix(c.pattern, s.context));
   if (!s.pattern_odd.empty()) c.pattern_odd = program::pattern_of(s.pattern_odd, s.context, "--pattern-odd");
   c.dilation_mode = hilt::parse_dilation_mode(s.dilation_mode);
-  c.causality = s.is_grid() ? hilt::Causality::none : hilt::Causality::token;
+  c.causality = s.on_grid() ? hilt::Causality::none : hilt::Causality::token;
   c.positions = hilt::parse_positions(s.positions);
   c.terms = program::terms_of(s, s.heads);
   c.backward = hilt::parse_backward(s.backward);
-  c.dropout = s.dropout, c.checkpointing = s.checkpointing, c.tie_weights = !s.is_grid(), c.image = s.is_images();
+  c.dropout = s.dropout, c.checkpointing = s.checkpointing, c.tie_weights = !s.on_grid();
   hilt::check_config(c);
   return c;
 }

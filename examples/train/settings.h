@@ -1,6 +1,6 @@
 #pragma once
 #include "../program/program.h"
-#include "tasks/stories.h"
+#include "tasks/task.h"
 
 // Private to train and sample: what one may ask for, and what follows from it.
 
@@ -8,11 +8,11 @@ namespace train {
 
 using hilt::check, hilt::Code, hilt::fail, hilt::fail_with;
 
-/// The options, under their names. Defaults are those of `stories`; adopt_defaults() knows others'.
+/// The options, under their names. Defaults are those of `stories`; other tasks' profiles have theirs.
 struct Settings : hilt::AttentionSettings {
   Settings() { heads = 8; }
-  std::string task = "stories", text, images, labels, vocabulary = "characters", tokenizer, from, grid = "16x16";
-  Index patch = 4, steps = 1300, layers = 2, width = 128, context = 192, batch = 8, accumulate = 1;
+  std::string task = "stories", text, vocabulary = "characters", tokenizer, from, grid = "16x16";
+  Index steps = 1300, layers = 2, width = 128, context = 192, batch = 8, accumulate = 1;
   double seconds = 0, lr = 2e-3, weight_decay = 0, clip = 1;
   std::string pattern_odd, positions = "rotary";
   bool checkpointing = false;
@@ -24,8 +24,7 @@ struct Settings : hilt::AttentionSettings {
   std::string out = "";
   bool resume = false;
   Index keep = 3, save_every = 200, sample_every = 250, eval_every = 100, eval_rows = 64;
-  bool controls = false, dry_run = false;
-  Index control_seeds = 1;
+  bool dry_run = false;
   // Sampling.
   bool sample_only = false;
   std::string prompt, stop;
@@ -33,17 +32,9 @@ struct Settings : hilt::AttentionSettings {
   Index top_k = 0, tokens = 400;
   bool last = false;
 
-  bool is_life() const { return task == "life"; }
-  bool is_ising() const { return task == "ising"; }
-  bool is_images() const { return task == "images"; }
-  /// On a grid, with labels to find rather than a text to go on with.
-  bool is_grid() const { return is_life() || is_ising() || is_images(); }
+  const Profile& profile() const;
+  bool on_grid() const { return profile().on_grid; }
   std::string patterns() const { return pattern + (pattern_odd.empty() ? "" : " / " + pattern_odd); }
-  /// What a row and a target of it are called.
-  std::string row() const {
-    return is_life() ? "board" : is_ising() ? "lattice" : is_images() ? "image" : "run of text";
-  }
-  std::string target() const { return is_life() ? "cell" : is_ising() ? "spin" : is_images() ? "image" : "token"; }
 };
 
 /// Whose an option is. A checkpoint keeps what is the model's or the run's; `sample` takes the
@@ -68,10 +59,9 @@ void check_decided(const Settings& s);
 /// The options that decide a run's numbers, by name: a checkpoint keeps them, a resumed run shares.
 std::map<std::string, std::string> decisive(const program::Options& options, const Settings& s);
 
-std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt,
-                                const Stage& stage = {});
-/// A model of so many kinds of inputs (of images: numbers of a patch) and outputs, or as many.
-hilt::TransformerConfig model_config(const Settings& s, Index symbols, Index classes = 0);
+std::unique_ptr<Task> make_task(const Settings& s, const std::optional<Vocabulary>& vocabulary = std::nullopt);
+/// A model of so many symbols.
+hilt::TransformerConfig model_config(const Settings& s, Index symbols);
 /// What besides options decides the numbers: blocks read from a file, an order that is forced.
 hilt::SafetensorsMetadata identity_of(const hilt::TransformerConfig& config);
 hilt::PlanPtr plan_of(const hilt::TransformerConfig& config, Index block = 0);

@@ -52,7 +52,7 @@ void Trainer::load(Index batch, Index accumulate) {
   next_ = fetch(ahead_);
   for (std::size_t i = 0; i < batches.size(); ++i) {
     const hilt::Batch& whole = batches[i];
-    Rows& mine = micro_batches_[i];
+    MicroBatch& mine = micro_batches_[i];
     hilt::RankGrid::Part part = part_of(whole);
     mine.share = grid_.world().size() == 1 ? 1
                                            : static_cast<double>(hilt::count_targets(part.batch.targets)) /
@@ -71,7 +71,7 @@ void Trainer::load(Index batch, Index accumulate) {
 // Loss, gradients and their norm. `checked`: under a tape that looks at every result.
 void Trainer::pass(bool checked) {
   loss_ = {}, gradients_ = {};
-  for (const Rows& rows : micro_batches_) {
+  for (const MicroBatch& rows : micro_batches_) {
     hilt::Tape tape({.check_finite = checked});
     hilt::watch_parameters(tape, model_);
     Tensor loss =
@@ -109,7 +109,7 @@ std::pair<double, bool> Trainer::attempt(Index batch, Index accumulate, double l
   return {loss_.item(), stop};  // a GPU is waited for here, and not before
 }
 
-Step Trainer::step(Index batch, Index accumulate, double lr, double clip, bool stop) {
+Update Trainer::step(Index batch, Index accumulate, double lr, double clip, bool stop) {
   const Index rows = rows_, updates = steps();
   const hilt::RandomKey noise = noise_.state();
   struct Undo {

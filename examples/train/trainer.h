@@ -6,7 +6,7 @@
 
 namespace train {
 
-struct Step {
+struct Update {
   double loss = 0, grad_norm = 0, lr = 0;
   bool stop = false;  // some rank wants to
   Index skipped = 0;  // batches before whose gradients were beyond f16
@@ -29,7 +29,7 @@ class Trainer {
   /// first op whose result is not finite; that, and what else it throws before the update, leaves
   /// all as it was: is_whole(). In f16 a batch whose gradients overflow is left out, the loss's
   /// scale halved, and the next one taken; many good ones in a row double it.
-  Step step(Index batch, Index accumulate, double lr, double clip, bool stop = false);
+  Update step(Index batch, Index accumulate, double lr, double clip, bool stop = false);
   Evaluation evaluate(Index rows, Index batch);
   Index steps() const { return optimizer_.steps(); }
   /// What there is now is what steps() updates made of it, and worth a checkpoint.
@@ -45,7 +45,7 @@ class Trainer {
 
  private:
   /// What this rank has of a micro-batch, and its share of all targets.
-  struct Rows {
+  struct MicroBatch {
     hilt::RankGrid::Part part;
     double share;
   };
@@ -81,7 +81,7 @@ class Trainer {
   std::future<std::vector<hilt::Batch>> next_;
 
   // The step under way. On a GPU these stay in place, because a step is recorded once.
-  std::vector<Rows> micro_batches_;
+  std::vector<MicroBatch> micro_batches_;
   hilt::Tensor loss_, norm_;  // scalars: the mean over this rank's targets, and the norm of the gradients
   hilt::Gradients gradients_;
   hilt::Replay replay_;

@@ -1,5 +1,5 @@
 // Byte pairs against those of another implementation; golden/make_bpe.py says which.
-#include "../../examples/train/tasks/bpe.h"
+#include "../../examples/train/tasks/vocabulary.h"
 #include <gtest/gtest.h>
 #include <cstdlib>
 #include <filesystem>
@@ -24,10 +24,10 @@ const json& golden() {
   }();
   return all;
 }
-Bpe golden_tokenizer() { return Bpe::from_json(golden()["tokenizer"].dump(), "golden"); }
+Vocabulary golden_tokenizer() { return Vocabulary::pairs(golden()["tokenizer"].dump(), "golden"); }
 
 TEST(Bpe, TokensAreThoseOfAnotherImplementation) {
-  const Vocabulary vocabulary = Vocabulary::pairs(golden_tokenizer());
+  const Vocabulary vocabulary = golden_tokenizer();
   EXPECT_EQ(vocabulary.size(), 400);
   std::size_t tokens = 0;
   for (const json& one : golden()["texts"]) {
@@ -39,20 +39,9 @@ TEST(Bpe, TokensAreThoseOfAnotherImplementation) {
   EXPECT_GT(tokens, 2000u);
   const Vocabulary again = Vocabulary::from_text(vocabulary.text());
   EXPECT_EQ(again.text(), vocabulary.text());
-  EXPECT_EQ(again.alphabet(), Alphabet::bpe);
-  EXPECT_EQ(vocabulary.decode(std::vector{vocabulary.find(U'\n')}), "\n");
-  EXPECT_EQ(vocabulary.find(U'\U0001f600'), -1);
-}
-
-TEST(Bpe, LearnsWhatAnotherImplementationLearned) {
-  const std::string text = golden()["learned_from"];
-  std::map<std::string, Index> words;
-  for (std::size_t at = 0, end = 0; at < text.size(); at = end) {
-    end = word_end(text, at);
-    ++words[text.substr(at, end - at)];
-  }
-  EXPECT_EQ(Bpe::trained(words, 400).text(), golden_tokenizer().text());
-  EXPECT_EQ(Bpe::trained({{"ab", 1}, {"cd", 1}}, 400).size(), 256);  // nothing was seen twice
+  EXPECT_EQ(again.alphabet(), Alphabet::pairs);
+  EXPECT_EQ(vocabulary.decode(std::vector{vocabulary.find("\n")}), "\n");
+  EXPECT_EQ(vocabulary.find("\U0001f600"), -1);
 }
 
 TEST(Bpe, BothKindsOfFilesSayTheSame) {
@@ -64,57 +53,40 @@ TEST(Bpe, BothKindsOfFilesSayTheSame) {
     merges += merge[0].get<std::string>() + ' ' + merge[1].get<std::string>() + '\n';
   pair.file("merges.txt", merges);
   one.file("tokenizer.json", tokenizer.dump());
-  EXPECT_EQ(Bpe::from_directory(pair.directory()).text(), golden_tokenizer().text());
-  EXPECT_EQ(Bpe::from_directory(one.directory()).text(), golden_tokenizer().text());
+  EXPECT_EQ(Vocabulary::pairs_of(pair.directory()).text(), golden_tokenizer().text());
+  EXPECT_EQ(Vocabulary::pairs_of(one.directory()).text(), golden_tokenizer().text());
 }
 
-// Wherever a piece ends, words do not; and the file is made once.
 TEST(Bpe, ALongTextIsItsTokens) {
   const Temporary dir;
   const std::string part = golden()["texts"].back()["text"];
   std::string text;
-  constexpr std::size_t kPiece = std::size_t{1} << 20;
-  while (text.size() < kPiece - 2 * part.size()) text += part;
-  text += std::string(kPiece - 4 - text.size(), ' ') + "don't " + part;  // the piece ends before the t
+  while (text.size() < std::size_t{1} << 20) text += part;
+  text += "don't " + part;
   const std::string path = dir.file("text", text);
-  const Vocabulary vocabulary = Vocabulary::pairs(golden_tokenizer());
-  const std::string out = dir.path("out");
-  std::filesystem::create_directory(out);
-  const auto kept = [&](const std::string& name) { return out + '/' + name; };
-  const auto task = text_task(path, Alphabet::bpe, 30, 1, vocabulary, "", out, kept);
-  const std::filesystem::path file = std::filesystem::directory_iterator(dir.path("out"))->path();
-  std::vector<std::int32_t> tokens(std::filesystem::file_size(file) / sizeof(std::int32_t));
-  const auto bytes = static_cast<std::streamsize>(tokens.size() * sizeof tokens[0]);
-  std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(tokens.data()), bytes);
-  ASSERT_EQ(tokens, vocabulary.encode(text, "text"));
+  const Vocabulary vocabulary = golden_tokenizer();
+  const std::vector<std::int32_t> tokens = vocabulary.encode(text, "text");
+  EXPECT_EQ(vocabulary.decode(tokens), text);
+  const auto task = text_task(path, Alphabet::pairs, 30, 1, vocabulary);
   std::vector<std::int32_t> inputs(30), targets(30);
   task->row(Split::validation, 3, inputs.data(), targets.data());
   const auto held = tokens.end() - static_cast<std::ptrdiff_t>(tokens.size() / 10);
   const auto found = std::search(held, tokens.end(), inputs.begin(), inputs.end());
   ASSERT_NE(found, tokens.end());
   EXPECT_TRUE(std::equal(targets.begin(), targets.end(), found + 1));
-  const auto written = std::filesystem::last_write_time(file);
-  text_task(path, Alphabet::bpe, 30, 1, vocabulary, "", out, kept);
-  EXPECT_EQ(std::filesystem::last_write_time(file), written);
-  const Index count = text_task(path, Alphabet::bpe, 30, 1, std::nullopt, "train:300")->tokens();  // leaves no file
-  EXPECT_EQ(count, 300);
-  // A rank that may stage nothing writes nothing into the directory of a run either.
-  std::filesystem::rename(file, dir.path("kept"));
-  const auto changed = std::filesystem::last_write_time(out);
-  text_task(path, Alphabet::bpe, 30, 1, vocabulary, "", out);
-  EXPECT_EQ(std::filesystem::last_write_time(out), changed);
-  std::filesystem::rename(dir.path("kept"), file);
-  std::filesystem::resize_file(file, 400);
-  EXPECT_TRUE(error_of([&] {
-                text_task(path, Alphabet::bpe, 150, 1, vocabulary, "", dir.path("out"));
-              }).starts_with("data: --text (" + path + "): has 100 tokens; --context 150 needs at least 302"));
+  EXPECT_TRUE(
+      error_of([&] { text_task(dir.file("short", std::string(100, '\n') + "!"), Alphabet::pairs, 150, 1, vocabulary); })
+          .ends_with(" tokens; --context 150 needs at least 302 (a row and the token after it, for training and "
+                     "for validation); use a longer text or a smaller --context"));
+  EXPECT_EQ(error_of([&] { text_task(path, Alphabet::bytes, 30, 1, vocabulary); }),
+            "data: --text (" + path + "): read as bytes, the model knows others");
 }
 
 TEST(Bpe, WhatIsNotGpt2sIsNamed) {
   const auto why = [](const char* place, const json& value) {
     json changed = golden()["tokenizer"];
     changed[json::json_pointer(place)] = value;
-    return error_of([&] { Bpe::from_json(changed.dump(), "t"); });
+    return error_of([&] { Vocabulary::pairs(changed.dump(), "t"); });
   };
   EXPECT_EQ(why("/model/type", "BPE"), "nothing");
   EXPECT_EQ(why("/model/type", "Unigram"), "data: t: type \"Unigram\" is not GPT-2's, which alone is known here");
@@ -126,7 +98,7 @@ TEST(Bpe, WhatIsNotGpt2sIsNamed) {
   EXPECT_TRUE(why("/model/vocab/!", "x").starts_with("data: t: token ! has number \"x\", at most "));
   json lacks = golden()["tokenizer"];
   lacks["model"]["vocab"].erase("!");
-  EXPECT_EQ(error_of([&] { Bpe::from_json(lacks.dump(), "t"); }),
+  EXPECT_EQ(error_of([&] { Vocabulary::pairs(lacks.dump(), "t"); }),
             "data: t: its vocabulary lacks byte 33, !; GPT-2's has all 256");
   EXPECT_TRUE(why("/model/vocab/!", 2000000).starts_with("data: t: token ! has number 2000000, at most ")) << "no text";
   EXPECT_TRUE(why("/model/vocab/!", 3.5).starts_with("data: t: token ! has number 3.5, at most "));
@@ -142,19 +114,20 @@ TEST(Bpe, WhatIsNotGpt2sIsNamed) {
   const json added{{{"id", 500}, {"content", "fox"}, {"special", false}}};
   EXPECT_TRUE(why("/added_tokens", added).starts_with("data: t: added token that is not special {"));
   const std::string deep = std::string(300000, '[') + std::string(300000, ']');  // deeper than a stack
-  EXPECT_EQ(error_of([&] { Bpe::from_json("{\"model\": {\"type\": " + deep + "}}", "t"); }),
+  EXPECT_EQ(error_of([&] { Vocabulary::pairs("{\"model\": {\"type\": " + deep + "}}", "t"); }),
             "data: t: nested more than 16 deep");
   const Temporary pair;
   (void)(pair.file("vocab.json", deep), pair.file("merges.txt", ""));
-  EXPECT_EQ(error_of([&] { Bpe::from_directory(pair.directory()); }),
+  EXPECT_EQ(error_of([&] { Vocabulary::pairs_of(pair.directory()); }),
             "data: --tokenizer (" + pair.directory() + "/vocab.json): nested more than 16 deep");
-  EXPECT_EQ(error_of([] { Bpe::from_json("{", "t"); }), "data: t: not JSON at byte 1");
-  EXPECT_TRUE(error_of([] { Bpe::from_directory("/none"); }).starts_with("data: --tokenizer (/none/tokenizer.json): "));
+  EXPECT_EQ(error_of([] { Vocabulary::pairs("{", "t"); }), "data: t: not JSON at byte 1");
+  EXPECT_TRUE(
+      error_of([] { Vocabulary::pairs_of("/none"); }).starts_with("data: --tokenizer (/none/tokenizer.json): "));
   const Temporary dir;
   std::string bad(3000, 'x');
   bad += '\xff';
   const std::string path = dir.file("bad", bad);
-  EXPECT_EQ(error_of([&] { text_task(path, Alphabet::bpe, 5, 1, std::nullopt, "train:300"); }),
+  EXPECT_EQ(error_of([&] { text_task(path, Alphabet::pairs, 5, 1, golden_tokenizer()); }),
             "data: --text (" + path + "): invalid UTF-8 at byte 3000; take bytes instead of characters");
 }
 

@@ -65,7 +65,7 @@ for grid in 20x33 7x10 15x4 1x5 16x16; do
 done
 expect 0 'train' "$programs/train" --layers 1 --width 16 --heads 2 --context 64 --batch 2 --steps 12 --eval-every 4 --sample-every 6 --eval-rows 4 --out t
 look t/report.html
-expect 0 'train life' "$programs/train" --task life --controls --layers 1 --width 16 --heads 2 --steps 4 --eval-every 2 --eval-rows 4 --out l
+expect 0 'train life' "$programs/train" --task life --layers 1 --width 16 --heads 2 --steps 4 --eval-every 2 --eval-rows 4 --out l
 look l/report.html
 
 # Screenshots, coarsely: light by day, dark by night, and much on it but not too much.

@@ -12,7 +12,6 @@
 #include "../support/settings.h"
 #include "../support/temporary.h"
 #include "../../examples/train/tasks/boards.h"
-#include "../../examples/train/tasks/images.h"
 #include "../../examples/train/tasks/stories.h"
 
 namespace train {
@@ -298,103 +297,6 @@ TEST(Ising, ItsFloorIsThePosteriorOfTheTrueSpinsOnTheSameRows) {
   EXPECT_EQ(error_of([] { Ising(13, 2); }), "usage: Ising: a lattice of 13x2; its exact answer is known up to 12x12");
 }
 
-// ---- images -------------------------------------------------------------------------------------
-TEST(Images, PatchesAreThePixelsOfTheirPlaceAndLabelsBelongToThem) {
-  const Temporary dir;
-  constexpr Index n = 30, height = 4, width = 6, channels = 2, side = 2;
-  std::vector<double> pixels;
-  std::vector<std::int64_t> labels;
-  for (Index i = 0; i < n; ++i) {
-    labels.push_back(i % 3);
-    for (Index k = 0; k < height * width * channels; ++k) pixels.push_back(static_cast<double>(i * 1000 + k));
-  }
-  const std::string images = dir.path("images.npy"), of_them = dir.path("labels.npy");
-  write_npy(of_them, from_values(labels, {n}));
-  double mean = 0, squares = 0;
-  for (const double x : pixels) mean += x / static_cast<double>(pixels.size());
-  for (const double x : pixels) squares += (x - mean) * (x - mean) / static_cast<double>(pixels.size());
-  for (const DType dtype : {DType::f64, DType::f32, DType::i32}) {
-    write_npy(images, to(from_values(pixels, {n, height, width, channels}), dtype));
-    const Patches patches = patches_of(images, side);
-    EXPECT_EQ(patches.height * 10 + patches.width, 23);
-    const auto task = images_task(images, of_them, patches, 1);
-    EXPECT_EQ(task->length(), 6);
-    EXPECT_EQ(task->tokens(), 8);
-    EXPECT_EQ(task->classes(), 3);
-    std::map<Split, std::set<Index>> seen;
-    for (const Split split : {Split::train, Split::validation}) {
-      const Batch b = task->batch(split, 0, 300);
-      const std::vector<double> x = b.inputs.to_vector();
-      for (Index r = 0; r < 300; ++r) {
-        const auto value = [&](Index t, Index k) {
-          return x[static_cast<std::size_t>((r * 6 + t) * 8 + k)] * std::sqrt(squares) + mean;
-        };
-        const auto which = static_cast<Index>(std::lround(value(0, 0))) / 1000;
-        seen[split].insert(which);
-        EXPECT_EQ(b.targets.to_vector<Index>()[static_cast<std::size_t>(r)], which % 3);
-        if (r > 3) continue;
-        for (Index t = 0; t < 6; ++t)
-          for (Index k = 0; k < 8; ++k) {
-            const Index y = t / 3 * side + k / 4, column = t % 3 * side + k / 2 % 2;
-            EXPECT_NEAR(value(t, k), static_cast<double>(which * 1000 + (y * width + column) * channels + k % 2), 0.1);
-          }
-      }
-    }
-    EXPECT_EQ(seen[Split::validation].size(), 3u);  // a tenth, never trained on, whatever the seed
-    EXPECT_EQ(seen[Split::train].size(), 27u);
-    for (const Index i : seen[Split::validation]) EXPECT_FALSE(seen[Split::train].contains(i));
-  }
-}
-
-TEST(Images, WhatIsNoneIsNamed) {
-  const Temporary dir;
-  const std::string images = dir.path("x.npy"), labels = dir.path("y.npy"), broken = dir.file("broken.npy", "no numpy");
-  const auto refusal = [&](const Tensor& x, const Tensor& y, Index side = 2) {
-    write_npy(images, x), write_npy(labels, y);
-    std::string text = error_of([&] { (void)images_task(images, labels, patches_of(images, side), 1); });
-    for (std::size_t at; (at = text.find(dir.directory() + "/")) != text.npos;)
-      text.erase(at, dir.directory().size() + 1);
-    return text;
-  };
-  const Tensor x = zeros({5, 4, 4}), y = from_values<std::int64_t>({0, 1, 2, 1, 0}, {5});
-  EXPECT_EQ(refusal(x, y), "nothing");
-  EXPECT_EQ(refusal(x, y, 3),
-            "usage: --patch (3): --images (x.npy) has images of 4x4 pixels, which are not whole patches; name a "
-            "divisor of both sides");
-  EXPECT_EQ(refusal(zeros({5, 4}), y), "data: --images (x.npy): has shape [5, 4]; expected [N, H, W] or [N, H, W, C]");
-  EXPECT_EQ(refusal(zeros({0, 4, 4}), y),
-            "data: --images (x.npy): has shape [0, 4, 4]; expected [N, H, W] or [N, H, W, C]");
-  EXPECT_EQ(refusal(zeros({1, 4, 4}), y),
-            "data: --images (x.npy): has 1 image; at least 2 are needed, for training and for validation");
-  Tensor odd = zeros({5, 4, 4});
-  odd.mutable_data<float>()[2 * 16 + 3] = std::nanf("");
-  EXPECT_EQ(refusal(odd, y), "data: --images (x.npy): image 2 has a pixel that is nan; pixels are finite in f32");
-  EXPECT_EQ(refusal(full({5, 4, 4}, 1e300, DType::f64), y),
-            "data: --images (x.npy): image 0 has a pixel that is inf; pixels are finite in f32");
-  EXPECT_EQ(refusal(x, from_values<std::int64_t>({0, 1, 2}, {3})),
-            "data: --labels (y.npy): has shape [3]; expected [5], a label for each image");
-  EXPECT_EQ(refusal(x, zeros({5})), "data: --labels (y.npy): is f32; labels are integers");
-  EXPECT_EQ(refusal(x, from_values<std::int64_t>({0, 1, -2, 1, 0}, {5})),
-            "data: --labels (y.npy): label -2 of image 2 is outside 0..65535");
-  EXPECT_EQ(refusal(x, from_values<std::int64_t>({0, 1, 2, 65536, 0}, {5})),
-            "data: --labels (y.npy): label 65536 of image 3 is outside 0..65535");
-  EXPECT_TRUE(error_of([&] { (void)patches_of(broken, 2); }).starts_with("data: " + broken + ": "))
-      << error_of([&] { (void)patches_of(broken, 2); });
-  write_npy(images, x);
-  EXPECT_EQ(error_of([&] { (void)images_task(images, labels, {4, 4, 2}, 1); }).substr(0, 15), "data: --images ");
-  EXPECT_TRUE(error_of([&] { (void)images_task(images, broken, {2, 2, 2}, 1); }).starts_with("data: " + broken + ": "));
-}
-
-TEST(Images, ShapesAreAllThereAndAreTheSameAgain) {
-  const auto task = shapes_task({8, 8, 4}, 3), same = shapes_task({8, 8, 4}, 3), other = shapes_task({8, 8, 4}, 4);
-  const Batch b = task->batch(Split::train, 0, 60), c = same->batch(Split::train, 0, 60);
-  EXPECT_EQ(b.inputs.to_vector(), c.inputs.to_vector());
-  EXPECT_NE(b.inputs.to_vector(), other->batch(Split::train, 0, 60).inputs.to_vector());
-  const std::vector<Index> labels = b.targets.to_vector<Index>();
-  EXPECT_EQ(std::set<Index>(labels.begin(), labels.end()).size(), 6u);
-  EXPECT_EQ(task->name_of(1), "ring");
-}
-
 // ---- text ---------------------------------------------------------------------------------------
 std::string umlauts(Index n) {  // 1, 2, 3 and 4 bytes
   std::string text;
@@ -508,7 +410,7 @@ TEST(Text, FuzzedUtf8IsReadOrRefused) {
 TEST(Yardsticks, KnowMoreOneAfterTheOther) {
   const auto task = stories_task(128, 1);
   const Yardsticks y = yardsticks(*task, 300);
-  EXPECT_NEAR(y.uniform, std::log(static_cast<double>(task->classes())), 1e-12);
+  EXPECT_NEAR(y.uniform, std::log(static_cast<double>(task->vocabulary().size())), 1e-12);
   EXPECT_GT(y.uniform, y.unigram);
   EXPECT_GT(y.unigram, y.bigram);
   EXPECT_GT(y.bigram, story_grammar().floor_without_memory(128));

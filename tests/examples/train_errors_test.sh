@@ -26,7 +26,7 @@ refused 2 '--grid (9): expected HEIGHTxWIDTH with sides of 1..1024, as in 16x16'
 refused 2 '--pattern (segment:0): segment: size 0 must be at least 1; as in segment:128' --pattern segment:0
 refused 2 '--context (100): --grid 8x8 has 64 cells; leave --context out' --task life --grid 8x8 --context 100
 refused 2 '--backward (fsued): must be one of taped, hybrid, fused; did you mean fused?' --backward fsued
-refused 2 '--task (live): must be one of stories, life, text, ising, images; did you mean life?' --task live
+refused 2 '--task (live): must be one of stories, life, text, ising; did you mean life?' --task live
 refused 2 '--schedule (cosin): must be one of cosine, linear, constant, wsd; did you mean cosine?' --schedule cosin
 refused 2 '--dtype (f8): must be one of f32, bf16, f16; did you mean f32?' --dtype f8
 refused 2 '--dropout (1): must be 0..0.99' --dropout 1
@@ -44,13 +44,18 @@ refused 2 '--bias (1x3x1xL): axis 1 of [batch, heads, queries, keys] is 3; it br
 refused 2 "--alibi (lerned): alibi: 'lerned' is not one of none, published, learned; did you mean learned?" \
   --alibi lerned
 refused 2 "'--documents': no such option; --help lists all" --documents 64,64
-refused 2 '--controls: only --task life, ising and images have them' --controls
+again='train again, with --order row:16x16 --pattern segment:16 for one, and compare the reports'
+for option in controls control-seeds; do refused 2 "'--$option': no such option; $again" "--$option"; done
+images='images are no task here any more; in C++ TransformerConfig::image learns them'
+refused 2 "--task (images): $images" --task images
+for option in images labels patch; do refused 2 "'--$option': no such option; $images" --$option x; done
+learned="merges are not learned here any more; name a directory with a tokenizer.json, as the package tokenizers saves it"
+refused 2 "--tokenizer (train:300): $learned" --text x --tokenizer train:300
+refused 2 "--vocabulary (bpe): needs --tokenizer, a directory with GPT-2's vocab.json and merges.txt or tokenizer.json" \
+  --text x --vocabulary bpe
+printf 'task = images\n' >wrong.ini
+refused 2 "--task (images): images are no task here any more, wrong.ini:1; ${images#*; }" --config wrong.ini
 refused 2 '--grid (13x12): the exact answer of --task ising is known up to 12x12' --task ising --grid 13x12
-refused 2 '--labels (y.npy): needs --images, what they are of' --task images --labels y.npy
-refused 2 '--images (x.npy): --task life has no use for it; leave it out' --task life --images x.npy --labels y.npy
-refused 3 '--images (none.npy): cannot open: No such file or directory' --images none.npy --labels y.npy
-refused 2 '--sequence-ranks (2): an image has one label, of all its patches; let --ranks divide the batch' \
-  --task images --ranks 2 --sequence-ranks 2
 refused 2 '--pattern-odd (slide:2): --layers 1 has block 0 alone; leave it out, or take more layers' \
   --pattern-odd slide:2 --layers 1
 for order in auto hilbert,scope=segment; do
@@ -106,6 +111,10 @@ contains 4 'GB): needed' --context 1048576
 contains 4 'TB): needed' --context 1048576 --batch 1 --width 8 --heads 1 --layers 1 --backward taped
 contains 4 'TB): needed' --task life --grid 1024x1024 --batch 65536
 contains 4 '): needed' --context 1048576 --batch 65536 --width 65536 --layers 1024 --accumulate 65536  # beyond 64 bits
+# A text is read whole: one beyond memory is refused before that.
+truncate -s 1T huge
+contains 4 '--text (huge): would need ' --text huge
+says err '; it is read whole; name a part of it'
 # What batch systems set: no more than twice what --help maps, rounded up, and 256 MiB, of the 1.04 GB that this one
 # needs.
 least=4096
@@ -165,7 +174,7 @@ tr -s ' \n' ' ' <"$scratch/out" | grep -qF -- '--text FILE has to be named again
 # sample has what it uses, and no more.
 expect 0 'sample --help' "$BUILD/examples/sample" --help
 [[ $(grep -oE '^  (-h,)?--[a-z-]+' "$scratch/out" | sed 's/.*--//' |
-  xargs) == 'help out prompt temperature top-k top-p stop tokens images labels last seed config print-config debug' ]] \
+  xargs) == 'help out prompt temperature top-k top-p stop tokens last seed config print-config debug' ]] \
   ||
   fail "sample --help: $(cat "$scratch/out")"
 says out 'Where train put the run'

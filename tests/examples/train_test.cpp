@@ -107,14 +107,14 @@ TEST(TrainCurve, InF16IsBesideThatOfF32WhateverTheScaleWas) {
   const hilt::Temporary dir;
   hilt::save_checkpoint(dir.directory(), 0, trainer.items(), counters, 2);
   trainer.restore(hilt::Checkpoint(dir.directory() + "/" + hilt::checkpoint_name(0)));
-  const Step first = trainer.step(s.batch, 1, 1e-3, 1);
+  const Update first = trainer.step(s.batch, 1, 1e-3, 1);
   EXPECT_GT(first.skipped, 10);
   EXPECT_EQ(first.scale, std::ldexp(1, 40 - static_cast<int>(first.skipped)));
   EXPECT_EQ(trainer.steps(), 1);
   EXPECT_EQ(trainer.counters().at("rows"), std::to_string((first.skipped + 1) * s.batch));
   EXPECT_EQ(trainer.counters().at("scale.good"), "1");
   EXPECT_LT(first.grad_norm, 20);
-  const Step second = trainer.step(s.batch, 1, 1e-3, 1);
+  const Update second = trainer.step(s.batch, 1, 1e-3, 1);
   EXPECT_EQ(second.skipped, 0);
   EXPECT_LT(second.loss, first.loss);
 }
@@ -171,15 +171,16 @@ TEST(TrainMemory, IsWhatWasPlanned) {
     s.context = context;
     const std::shared_ptr<const Task> task = make_task(s);
     const hilt::TransformerConfig config = model_config(s, task->vocabulary().size());
-    const std::size_t planned = plan_memory(s, config).total(), other = hilt::memory_stats().live;
+    const double planned = plan_memory(s, config).total();
+    const std::size_t other = hilt::memory_stats().live;
     Trainer trainer(config, task, 0, hilt::DType::f32, adamw_of(s));
     EXPECT_EQ(trainer.parameters(), count_parameters(config));
     hilt::reset_memory_peak();
     trainer.step(s.batch, 1, 1e-3, 1);
     const double measured = static_cast<double>(hilt::memory_stats().peak - other);
     std::printf("[ memory   ] %s%s %dx%d: planned %.3f of measured\n", backward, checkpointing ? " checkpointing" : "",
-                batch, context, static_cast<double>(planned) / measured);
-    EXPECT_NEAR(static_cast<double>(planned) / measured, 1, 0.25)
+                batch, context, planned / measured);
+    EXPECT_NEAR(planned / measured, 1, 0.25)
         << backward << (checkpointing ? " checkpointing" : "") << ' ' << batch << 'x' << context;
   }
 }
@@ -195,12 +196,11 @@ TEST(TrainMemory, IsWhatWasPlannedWithTerms) {
     const std::size_t other = hilt::memory_stats().live;
     Trainer trainer(config, task, 0, program::dtype_of(dtype), adamw_of(s));
     EXPECT_EQ(trainer.parameters(), count_parameters(config));
-    EXPECT_NEAR(static_cast<double>(hilt::memory_stats().live - other),
-                static_cast<double>(planned.parameters + planned.moments), 100);
+    EXPECT_NEAR(static_cast<double>(hilt::memory_stats().live - other), planned.parameters + planned.moments, 100);
     hilt::reset_memory_peak();
     trainer.step(s.batch, 1, 1e-3, 1);
     const double measured = static_cast<double>(hilt::memory_stats().peak - other);
-    EXPECT_NEAR(static_cast<double>(planned.total()) / measured, 1, 0.25) << dtype << ' ' << bias;
+    EXPECT_NEAR(planned.total() / measured, 1, 0.25) << dtype << ' ' << bias;
   }
 }
 
@@ -212,7 +212,7 @@ TEST(TrainMemory, SaturatesWhere64BitsEnd) {
   EXPECT_EQ(program::saturated_sum({kMost - 1, 2, 5}), kMost);
   Settings s = tiny();
   s.batch = Index{1} << 16, s.layers = 1024, s.context = Index{1} << 20, s.width = Index{1} << 16;
-  EXPECT_EQ(plan_memory(s, model_config(s, 256), {}, 0).total(), kMost);
+  EXPECT_GT(plan_memory(s, model_config(s, 256), {}, 0).total(), static_cast<double>(kMost));
 }
 
 TEST(TrainNumbers, ThatAreNoneAreNamed) {

@@ -16,8 +16,8 @@
 
 #include "core/io/text.h"
 #include "core/storage.h"
-#include "examples/train/sample.h"
-#include "examples/train/tasks/bpe.h"
+#include "examples/train/run.h"
+#include "examples/train/tasks/vocabulary.h"
 
 using namespace hilt;
 
@@ -84,13 +84,9 @@ void checkpoint(std::string_view text) {
 }
 
 void tokenizer(std::string_view text) {
-  const train::Bpe bpe = train::Bpe::from_json(text, "fuzz");
-  expect(train::Bpe::from_json(bpe.text(), "again").text() == bpe.text(), "a tokenizer is read as it was written");
-  std::vector<std::int32_t> tokens;
-  std::string back;
-  bpe.encode_word("token tokenizer", tokens);
-  for (const std::int32_t token : tokens) back += bpe.bytes_of(token);
-  expect(back == "token tokenizer", "tokens hold the text");
+  const auto read = train::Vocabulary::pairs(text, "fuzz");
+  expect(train::Vocabulary::from_text(read.text()).text() == read.text(), "a tokenizer is read as it was written");
+  expect(read.decode(read.encode("token tokenizer", "fuzz")) == "token tokenizer", "tokens hold the text");
 }
 
 // ---- texts --------------------------------------------------------------------------------------
@@ -174,7 +170,7 @@ void command(std::string_view text) {
   program::Options options("train", "");
   train::declare(options, settings);
   if (!options.parse(static_cast<int>(words.size()), argv.data())) return;
-  settings.images.clear(), settings.from.clear();  // files are another row's
+  settings.from.clear();  // files are another row's
   train::adopt_defaults(options, settings);
   train::check_settings(options, settings);
   (void)options.command("train");

@@ -18,7 +18,8 @@ tar -xJf "$root/tests/fuzz/corpus.tar.xz" -C "$out/corpus" --skip-old-files
 cd "$root" || exit 70
 sources=(tests/fuzz/parsers.cpp core/error.cpp core/shape.cpp core/dtype.cpp core/io/{npy,safetensors,text}.cpp \
   ops/hilbert/plan/*.cpp ops/hilbert/terms.cpp nn/checkpoint.cpp
-  examples/program/{options,program}.cpp examples/train/{settings,sample}.cpp examples/train/tasks/bpe.cpp)
+  examples/program/{options,program}.cpp examples/train/{settings,sample}.cpp
+  examples/train/tasks/{vocabulary,gpt2_files}.cpp)
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=vptr \
   -fno-sanitize-recover=all
   -I. -I"$build" -Iexamples -I"$build/include" -iquote "$build/core" -pthread)

@@ -175,7 +175,8 @@ def gpt2s_configuration(here):
 
 def gpt2s_weights(here):
     """Looked at before anything is written; what is no number is the file's, not the learning rate's."""
-    train = ['train', '--text', 't.txt', '--from', 'g', '--tokenizer', 'train:300', '--context', '16', '--steps', '1',
+    small_tokenizer(here.root / 'k')
+    train = ['train', '--text', 't.txt', '--from', 'g', '--tokenizer', 'k', '--context', '16', '--steps', '1',
              '--out', 'o/deep']
     for changed, says in [({}, 'its tokens are'), ({'h.0.ln_1.bias': None}, 'h.0.ln_1.bias'),
                           ({'h.0.mlp.c_fc.bias': [63]}, 'h.0.mlp.c_fc.bias'),
@@ -197,9 +198,19 @@ def gpt2s_weights(here):
             '1', '--out', 'o')
 
 
+def small_vocabulary():
+    return {**byte_names(), 'th': 256, 'the': 257, 'fo': 258, 'fox': 259}
+
+
+def small_tokenizer(directory):
+    directory.mkdir()
+    (directory / 'vocab.json').write_text(json.dumps(small_vocabulary()))
+    (directory / 'merges.txt').write_text('t h\nth e\nf o\nfo x\n')
+
+
 def tokenizers(here):
     """vocab.json, merges.txt and tokenizer.json: what is read otherwise elsewhere is refused, in words of ours."""
-    vocabulary = {**byte_names(), 'th': 256, 'the': 257, 'fo': 258, 'fox': 259}
+    vocabulary = small_vocabulary()
     train = ['train', *TINY, '--text', 't.txt', '--steps', '1', '--tokenizer', 'k', '--out', 'o']
 
     def written(files):
@@ -321,7 +332,8 @@ def two_into_one_directory(here):
 
 def what_a_killed_training_leaves(here):
     """Wherever it is killed, the end has the files of a run that was not; also with byte pairs."""
-    options = ['train', *TINY, '--text', 't.txt', '--tokenizer', 'train:260', '--steps', '4', '--save-every', '2',
+    small_tokenizer(here.root / 'k')
+    options = ['train', *TINY, '--text', 't.txt', '--tokenizer', 'k', '--steps', '4', '--save-every', '2',
                '--sample-every', '2', '--out']
     at_end = ['--sample-every', '2', '--tokens', '8', '--eval-rows', '2']
     here.well(*options[:-1], '--out', 'whole')
@@ -348,26 +360,12 @@ def what_a_killed_training_leaves(here):
 
 def seeds_of_samples(here):
     """Any seed in its range draws rows."""
-    npy(here.root / 'x.npy', (20, 8, 8))
-    npy(here.root / 'y.npy', (20,), '<i8', [i % 3 for i in range(20)])
-    files = ['--images', 'x.npy', '--labels', 'y.npy']
-    images = ['train', '--task', 'images', '--steps', '4', '--save-every', '2', '--patch', '2', '--layers', '2',
-              '--heads', '2', '--width', '16',
-            '--eval-rows', '2', '--device', 'cpu']
-    here.well(*images, *files, '--out', 'o')
-    here.well(*images, '--grid', '4x4', '--out', 'drawn')
     life = ['train', '--task', 'life', '--grid', '4x4', '--layers', '1', '--heads', '2', '--width', '16', '--steps',
             '1', '--eval-rows', '2', '--device',
             'cpu']
     here.well(*life, '--out', 'life')
     for seed in (0, 576460752303423487, 576460752303423488, 9223372036854775806, 9223372036854775807):
-        here.well('sample', '--out', 'o', *files, '--seed', seed)
-        here.well('sample', '--out', 'drawn', '--seed', seed)
         here.well('sample', '--out', 'life', '--seed', seed)
-    # A run of files without the files is told from a damaged one.
-    here.refused(3, 'was trained with images.checksum', 'sample', '--out', 'o')
-    (here.root / 'o/ckpt-000004.safetensors').unlink()
-    here.refused(3, 'was trained with images.checksum', 'train', '--resume', '--out', 'o')
 
 
 def forged_settings(here):
@@ -398,17 +396,14 @@ def forged_settings(here):
 
 
 def options_that_cannot_matter(here):
-    """What the task has no use for is refused, as --text and --images beside it are; a configuration that was printed
-    comes back."""
-    for task in ('life', 'ising', 'images'):
+    """What the task has no use for is refused, as --text beside it is; a configuration that was printed comes back."""
+    for task in ('life', 'ising'):
         for words in (['--vocabulary', 'bytes'], ['--prompt', 'x'], ['--top-k', '5'], ['--top-p', '0.5'],
-                      ['--temperature', '2'], ['--stop', 'q'],
-                ['--control-seeds', '9'],
-                      *([] if task == 'images' else [['--patch', '7']])):
+                      ['--temperature', '2'], ['--stop', 'q']):
             here.refused(2, f'{words[0]} ({words[1]}): ', 'train', '--task', task, *words, '--steps', '1', '--out', 'o')
-    for words in (['--patch', '7'], ['--control-seeds', '9'], ['--grid', '8x8'], ['--vocabulary', 'bytes']):
+    for words in (['--grid', '8x8'], ['--vocabulary', 'bytes']):
         here.refused(2, f'{words[0]} ({words[1]}): ', 'train', *words, '--steps', '1', '--out', 'o')
-    for task in ('stories', 'life', 'ising', 'images'):
+    for task in ('stories', 'life', 'ising'):
         printed, _ = here.well('train', '--task', task, '--print-config')
         (here.root / 'all.ini').write_text(printed)
         again, _ = here.well('train', '--config', 'all.ini', '--print-config')
@@ -419,15 +414,11 @@ def options_that_cannot_matter(here):
 def messages(here):
     """Each names the option and what to do."""
     npy(here.root / 'q.npy', (1, 64, 2, 8))
-    npy(here.root / 'x.npy', (20, 8, 8))
-    npy(here.root / 'y.npy', (20,), '<u2', [i % 3 for i in range(20)])
     attend = ['attend', '--q', 'q.npy', '--k', 'q.npy', '--v', 'q.npy', '--out', 'o']
     (here.root / 'own').mkdir()
     npy(here.root / 'own/o.npy', (1, 64, 2, 8))
     here.refused(2, '--out (own): own/o.npy is an input; name another directory', 'attend', '--q', 'own/o.npy', '--k',
                  'q.npy', '--v', 'q.npy', '--out', 'own')
-    here.refused(3, "in NumPy, x.astype('<i8') for one", 'train', '--task', 'images', '--images', 'x.npy', '--labels',
-                 'y.npy', '--out', 'o')
     for option in ('--q', '--k', '--v', '--d-o', '--sink', '--bias', '--relative', '--alibi'):
         here.refused(3, f'{option} (nosuch): cannot open: No such file or directory', *attend, option, 'nosuch')
     here.refused(2, '--ranks (2): --mode taped is for one rank', *attend, '--ranks', '2', '--mode', 'taped', '--d-o',

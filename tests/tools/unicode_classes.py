@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints which characters are letters, numbers and spaces, as examples/train/tasks/bpe.cpp has it: where the class
-changes, a number 4 gap + class in digits of 5 bits, the lowest first, on characters from '0'; those after which more
-follow are 32 higher."""
+"""Prints which characters are letters, numbers and spaces, as examples/train/tasks/vocabulary.cpp has it: where the
+class changes, a number 4 gap + class in digits of 5 bits, the lowest first, on characters from '0'; those after which
+more follow are 32 higher."""
 import sys
 import textwrap
 import unicodedata

@@ -12,15 +12,43 @@ namespace train {
 
 using namespace hilt;
 
+const Profile kLife{.name = "life",
+                    .help = "the next step of Game of Life, nothing living beyond the border",
+                    .row = "board",
+                    .target = "cell",
+                    .on_grid = true,
+                    .options = "grid",
+                    .suited =
+                        "--steps 500 --heads 4 --width 64 --lr 0.003 --weight-decay 0.1 --positions learned "
+                        "--pattern slide2d:1x1",
+                    .before = "whether the cell lives now",
+                    .floor = "the rule",
+                    .picture = "board, the model's next board (x: wrong)"};
+const Profile kIsing{.name = "ising",
+                     .help = "spins from noisy ones, whose best reader is known",
+                     .row = "lattice",
+                     .target = "spin",
+                     .on_grid = true,
+                     .options = "grid",
+                     .suited =
+                         "--steps 2000 --layers 4 --heads 4 --width 64 --lr 0.002 --weight-decay 0.1 "
+                         "--positions learned --grid 12x12 --pattern segment:16 --pattern-odd segment:16,shift=8",
+                     .before = "the spin itself, as noise left it",
+                     .reader = "exact posterior",
+                     .pays = "exact posterior's",
+                     .knows = "every noisy spin, and how lattices come about",
+                     .floor = "the same, on the rows of evaluations along the way",
+                     .picture = "noisy spins, the model's guess (x: wrong), the spins"};
+
 namespace {
 
 class BoardTask : public Task {
  public:
-  BoardTask(Index height, Index width, std::uint64_t seed) : height_(height), width_(width) {
-    seed_ = seed;
+  BoardTask(Index height, Index width, std::uint64_t seed)
+      : Task(Vocabulary::characters({U'.', U'#'}), checked_mul(height, width, "board"), seed),
+        height_(height),
+        width_(width) {
     check(height >= 1 && width >= 1, "a board of ", height, "x", width);
-    length_ = checked_mul(height, width, "board"), classes_ = tokens_ = 2;
-    vocabulary_ = Vocabulary::characters({U'.', U'#'});
   }
   void row(Split split, Index number, std::int32_t* inputs, std::int32_t* targets) const override {
     Draws draws = drawn(split, number);
@@ -40,6 +68,7 @@ class LifeTask : public BoardTask {
     for (std::int32_t& cell : inputs) cell = draws.uniform() < density;
     std::ranges::copy(life_step(inputs, height_, width_), targets.begin());
   }
+  double floor() const override { return 0; }  // the next board follows from this one
 };
 
 class IsingTask : public BoardTask {

@@ -5,6 +5,8 @@
 
 namespace train {
 
+extern const Profile kLife, kIsing;
+
 /// Game of Life with nothing alive beyond the border (a dead border, not a torus): inputs are a
 /// random board, targets the board one step later. Each board has its own density.
 std::unique_ptr<Task> life_task(Index height, Index width, std::uint64_t seed);

@@ -44,7 +44,6 @@ class Grammar {
     std::vector<Option> options;
     int store = -1;   // register that remembers which option
     int recall = -1;  // register whose word is said; options are those it was drawn from
-    int next = 0;     // after a recall
   };
   static constexpr int kEnd = -1, kRegisters = 8;
   using Memory = std::array<std::int8_t, kRegisters>;
@@ -64,6 +63,7 @@ const Grammar& story_grammar();
 
 /// Rows are stories one after the other, after the end of a line. Stories whose text hashes to a
 /// multiple of ten are for validation and never trained on.
+extern const Profile kStoriesTask;
 std::unique_ptr<Task> stories_task(Index length, std::uint64_t seed);
 bool is_held_out(std::string_view story);
 
