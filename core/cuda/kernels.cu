@@ -4,7 +4,6 @@
 #include "core/convert.h"
 #include "core/cuda/kernels.h"
 #include "core/cuda/pack.cuh"
-#include "core/cuda/random.cuh"
 
 namespace hilt::kernels {
 namespace {
