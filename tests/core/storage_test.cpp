@@ -7,7 +7,7 @@
 #include <set>
 #include <thread>
 #include <vector>
-#include "core/info.h"
+#include "core/device.h"
 #include "core/io/dlpack.h"
 #include "core/pool.h"
 #include "core/replay.h"

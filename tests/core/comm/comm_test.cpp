@@ -7,7 +7,7 @@
 #include <thread>
 #include "core/comm/link.h"
 #include "core/config.h"
-#include "core/info.h"
+#include "core/device.h"
 #include "core/random.h"
 #include "tests/support/error_of.h"
 #include "tests/support/scale.h"
