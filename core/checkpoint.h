@@ -1,5 +1,4 @@
 #pragma once
-#include "forward.h"
 #include "tensor.h"
 
 // Memory for time: a part of a model that runs again when its gradient is asked for.

@@ -1,5 +1,4 @@
 #pragma once
-#include "forward.h"
 #include "tape.h"
 
 namespace [[gnu::visibility("default")]] hilt {

@@ -1,5 +1,5 @@
 // Threads run the pieces of a loop: ours, which share one job at a time, or the host's.
-// Caller and workers take range after range; a caller that finds the pool busy does its job alone.
+// Caller and workers take range after range; a caller that finds them busy does its job alone.
 #include "core/parallel.h"
 #include <sched.h>
 #include <algorithm>

@@ -37,32 +37,49 @@ struct Lender {
 };
 inline thread_local const Lender* lender = nullptr;
 
-/// Lists of freed blocks by size class, and the counters. Source: take(bytes), null when there is
-/// no more; give(pointer); kAlignment; name(), for messages.
-template <class Source> class Pool {
+class Shelf {  // freed blocks by their size
  public:
+  std::byte* take(std::size_t size) {  // null where there is none
+    std::vector<std::byte*>& blocks = blocks_[size];
+    if (blocks.empty()) return nullptr;
+    std::byte* const p = blocks.back();
+    return blocks.pop_back(), p;
+  }
+  bool put(std::byte* p, std::size_t size) noexcept try {
+    return blocks_[size].push_back(p), true;
+  } catch (const std::bad_alloc&) { return false; }
+  template <class F> void clear(F f) {  // f(block, size) for each
+    for (auto& [size, blocks] : std::exchange(blocks_, {}))
+      for (std::byte* p : blocks) f(p, size);
+  }
+
+ private:
+  std::map<std::size_t, std::vector<std::byte*>> blocks_;
+};
+
+/// The freed blocks of a device, and the counters.
+class Pool {
+ public:
+  struct Source {                                 // where blocks come from, and go in the end
+    std::size_t alignment;                        // of blocks
+    std::string place;                            // for messages
+    std::function<std::byte*(std::size_t)> take;  // null where there is no more
+    std::function<void(std::byte*)> give;
+  };
   Pool(Source source, std::size_t limit) : source_(std::move(source)), limit_(limit) {}
 
   std::byte* take(std::size_t bytes) {
     const std::size_t size = size_class(bytes);
-    std::unique_lock lock(mutex_);
-    std::byte* p = nullptr;
-    auto& list = free_[size];
-    if (!list.empty()) {
-      p = list.back();
-      list.pop_back();
-      stats_.pooled -= size;
-    } else {
-      p = from_system(size);
-      ++stats_.from_system;
-    }
+    const std::lock_guard lock(mutex_);
+    std::byte* p = recording_ ? recording_->take(size) : nullptr;
+    if (p) stats_.reserved -= size;
+    else if ((p = free_.take(size))) stats_.pooled -= size;
+    else p = from_system(size);
     try {
-      if (recording_) (*recording_)[p] = {size, false};
-      if (!recorded_.empty()) younger_.insert(p);
+      if (!recordings_.empty()) owners_[p] = recording_;
       add_live(bytes);
     } catch (...) {
-      if (recording_) recording_->erase(p);
-      younger_.erase(p);
+      owners_.erase(p);
       source_.give(p);
       throw;
     }
@@ -73,50 +90,33 @@ template <class Source> class Pool {
     const std::size_t size = size_class(bytes);
     const std::lock_guard lock(mutex_);
     drop_live(bytes);
-    for (Recorded& r : recorded_) {
-      const auto mine = r.find(p);
-      if (&r == recording_ || mine == r.end()) continue;
-      mine->second.idle = true;
-      stats_.reserved += size;
-      return;
-    }
-    const bool may_be_read = recorded_.size() > (recording_ ? 1 : 0) && younger_.erase(p) == 0;
-    if (may_be_read) keep_back(p, size);
-    else keep(p, size);
+    const auto found = owners_.find(p);
+    const bool known = found != owners_.end();
+    if (known && found->second) return reserve(*found->second, p, size);
+    if (!known && recordings_.size() > (recording_ ? 1 : 0)) return reserve(older_, p, size);
+    if (known) owners_.erase(found);
+    keep(p, size);
   }
 
   // Blocks that a recording (core/replay.h) uses are not given to others while it lives: the GPU
   // writes there at each launch. Blocks in use when it began are kept too: it may read them.
-  struct Reserved {
-    std::size_t size;
-    bool idle;  // no tensor's
-  };
-  using Recorded = std::map<std::byte*, Reserved>;
-  void begin_recording() {  // from here on notes what is taken, and returns nothing to the system
+  void begin_recording() {  // what is taken from here on is the recording's; nothing is returned to the system
     const std::lock_guard lock(mutex_);
-    check(!recording_, "Replay: another recording goes on", source_.name());
-    recording_ = &recorded_.emplace_back();
-    younger_.clear();
+    check(!recording_, "Replay: another recording goes on", source_.place);
+    recording_ = &recordings_.emplace_back();
+    std::erase_if(owners_, [](const auto& block) { return !block.second; });
   }
-  Recorded* end_recording() noexcept {  // reserves what was taken since, given back or not, until unreserve()
+  Shelf* end_recording() noexcept {  // what was taken since stays reserved, given back or not, until unreserve()
     const std::lock_guard lock(mutex_);
-    for (auto& [size, list] : free_)
-      std::erase_if(list, [&](std::byte* p) {
-        const auto mine = recording_->find(p);
-        if (mine == recording_->end()) return false;
-        stats_.pooled -= mine->second.size, stats_.reserved += mine->second.size;
-        return mine->second.idle = true;
-      });
     return std::exchange(recording_, nullptr);
   }
-  void unreserve(const Recorded* recorded) noexcept {
+  void unreserve(Shelf* recording) noexcept {
     const std::lock_guard lock(mutex_);
-    for (const auto& [p, block] : *recorded)
-      if (block.idle) stats_.reserved -= block.size, keep(p, block.size);
-    recorded_.remove_if([&](const Recorded& r) { return &r == recorded; });
-    if (!recorded_.empty()) return;
-    for (const auto& [p, size] : kept_back_) stats_.reserved -= size, keep(p, size);
-    kept_back_.clear(), younger_.clear();
+    release(*recording);
+    for (auto& [p, of] : owners_)
+      if (of == recording) of = nullptr;
+    recordings_.remove_if([&](const Shelf& r) { return &r == recording; });
+    if (recordings_.empty()) release(older_), owners_.clear();
   }
 
   void borrowed(std::size_t bytes) {
@@ -155,27 +155,26 @@ template <class Source> class Pool {
 
   // Sizes are rounded up to one of four steps a power of two (at most 25 % above what was asked),
   // so that a freed block fits the next tensor of about its size.
-  static std::size_t size_class(std::size_t bytes) {
-    if (bytes <= Source::kAlignment) return Source::kAlignment;
-    const std::size_t step = std::max(Source::kAlignment, std::bit_floor(bytes - 1) / 4);
+  std::size_t size_class(std::size_t bytes) const {
+    if (bytes <= source_.alignment) return source_.alignment;
+    const std::size_t step = std::max(source_.alignment, std::bit_floor(bytes - 1) / 4);
     return (bytes + step - 1) / step * step;
   }
 
   void keep(std::byte* p, std::size_t size) noexcept {
-    if (stats_.pooled + size > limit_ && !recording_) return source_.give(p);
-    try {
-      free_[size].push_back(p);
-      stats_.pooled += size;
-    } catch (const std::bad_alloc&) { source_.give(p); }
+    const bool fits = stats_.pooled + size <= limit_ || recording_;
+    if (fits && free_.put(p, size)) stats_.pooled += size;
+    else source_.give(p);
   }
-
-  void keep_back(std::byte* p, std::size_t size) noexcept {
-    try {
-      kept_back_.emplace_back(p, size);
-      stats_.reserved += size;
-    } catch (const std::bad_alloc&) {
-      // Lost, rather than written to while the GPU reads it.
-    }
+  /// Where there is no memory to note it, it is lost, rather than written to while the GPU reads it.
+  void reserve(Shelf& of, std::byte* p, std::size_t size) noexcept {
+    if (of.put(p, size)) stats_.reserved += size;
+  }
+  void release(Shelf& reserved) noexcept {
+    reserved.clear([&](std::byte* p, std::size_t size) {
+      owners_.erase(p);
+      stats_.reserved -= size, keep(p, size);
+    });
   }
 
   void add_live(std::size_t bytes) {
@@ -195,14 +194,12 @@ template <class Source> class Pool {
       p = source_.take(size);
     }
     if (!p) out_of_memory(size);
+    ++stats_.from_system;
     return p;
   }
   void empty_lists() noexcept {
     if (recording_) return;
-    for (auto& [size, list] : free_) {
-      for (std::byte* p : list) source_.give(p);
-      list.clear();
-    }
+    free_.clear([&](std::byte* p, std::size_t) { source_.give(p); });
     stats_.pooled = 0;
   }
   [[noreturn]] void out_of_memory(std::size_t size) {
@@ -211,7 +208,7 @@ template <class Source> class Pool {
     for (auto it = large_.rbegin(); it != large_.rend() && named < 5; ++it, ++named)
       largest += (named ? ", " : "") + std::to_string(*it);
     fail_with(
-        Code::memory, "out of memory", source_.name(), ": asked for ", size, " bytes with ", stats_.live, " in use",
+        Code::memory, "out of memory", source_.place, ": asked for ", size, " bytes with ", stats_.live, " in use",
         stats_.reserved > 0 ? " and " + std::to_string(stats_.reserved) + " kept for recorded work" : std::string(),
         "; the largest tensors hold ", largest.empty() ? "less than 1 MiB each" : largest + " bytes",
         "; try a smaller batch or length, or a backward mode that saves less");
@@ -219,12 +216,13 @@ template <class Source> class Pool {
 
   Source source_;
   std::mutex mutex_;
-  std::map<std::size_t, std::vector<std::byte*>> free_;
+  Shelf free_;
   std::multiset<std::size_t> large_;
-  std::list<Recorded> recorded_;
-  Recorded* recording_ = nullptr;                              // the last of them, while it goes on
-  std::set<std::byte*> younger_;                               // taken since it began
-  std::vector<std::pair<std::byte*, std::size_t>> kept_back_;  // given back since, but older
+  std::list<Shelf> recordings_;  // what was given back of their blocks
+  Shelf* recording_ = nullptr;   // the last of them, while it goes on
+  /// Whose a block is that was taken for a recording, or since the last one began: then null.
+  std::map<std::byte*, Shelf*> owners_;
+  Shelf older_;  // what was given back but taken before the last recording began: some recording may read it
   MemoryStats stats_;
   std::size_t limit_;
 };

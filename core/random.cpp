@@ -2,8 +2,6 @@
 // streams, and a Recording notes which they handed out.
 #include "core/random.h"
 #include <algorithm>
-#include <cmath>
-#include <numbers>
 #include "core/cuda/kernels.h"
 #include "core/dispatch.h"
 #include "core/parallel.h"
@@ -11,30 +9,12 @@
 namespace hilt {
 namespace {
 
+using Law = kernels::Draw::Law;
+
 thread_local Generator::Recording* current_recording = nullptr;
 
-std::array<std::uint32_t, 4> bits_at(RandomKey key, Index i) {
-  const auto n = static_cast<std::uint64_t>(i);
-  return philox({static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(n >> 32),
-                 static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)},
-                key.seed);
-}
-double uniform(std::uint32_t bits) { return (bits >> 8) * 0x1p-24; }
-
-/// A tensor of draws: f(i) on the CPU, and the same numbers on a GPU.
-template <class F>
-Tensor generate(const char* op, Tensor t, RandomKey key, kernels::Draw what, Index low, std::uint64_t span, F f) {
-  if (t.device().is_cuda()) {
-    if constexpr (kHasCuda)
-      kernels::draw(cuda_of(t.device()), what, t.mutable_raw(), t.dtype(), t.numel(), key, low, span);
-    return t;
-  }
-  visit_any(op, t, [&]<class T>(Cpu) {
-    T* const out = t.mutable_data<T>();
-    parallel_for(t.numel(), 1 << 12, [&](Index begin, Index end) {
-      for (Index i = begin; i < end; ++i) out[i] = static_cast<T>(static_cast<wide_t<T>>(f(i)));
-    });
-  });
+Tensor drawn(const char* op, Tensor t, const kernels::Draw& draw) {
+  kernels::generate(op, t, draw);
   return t;
 }
 
@@ -69,28 +49,19 @@ Generator::Recording::States Generator::Recording::swap(const States& states) {
 
 Tensor rand(const Shape& shape, RandomKey key, DType dtype, Device device) {
   check(is_floating(dtype), "rand: needs a float type, got ", dtype);
-  return generate("rand", empty(shape, dtype, device), key, kernels::Draw::uniform, 0, 1,
-                  [key](Index i) { return uniform(bits_at(key, i)[0]); });
+  return drawn("rand", empty(shape, dtype, device), {Law::uniform, key});
 }
 
 Tensor randn(const Shape& shape, RandomKey key, DType dtype, Device device) {
   check(is_floating(dtype), "randn: needs a float type, got ", dtype);
-  return generate("randn", empty(shape, dtype, device), key, kernels::Draw::normal, 0, 1, [key](Index i) {
-    const auto bits = bits_at(key, i);
-    const double radius = std::sqrt(-2 * std::log(1 - uniform(bits[0])));  // 1 - u is never 0
-    return radius * std::cos(2 * std::numbers::pi * uniform(bits[1]));
-  });
+  return drawn("randn", empty(shape, dtype, device), {Law::normal, key});
 }
 
 Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType dtype, Device device) {
   check(low < high, "randint: [", low, ", ", high, ") is empty");
   check(!is_floating(dtype), "randint: needs an integer type, got ", dtype);
   const auto span = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
-  return generate("randint", empty(shape, dtype, device), key, kernels::Draw::integer, low, span, [=](Index i) {
-    const auto bits = bits_at(key, i);
-    const std::uint64_t wide = (std::uint64_t{bits[0]} << 32) | bits[1];
-    return low + static_cast<Index>(wide % span);  // bias below 2^-32 for spans below 2^32
-  });
+  return drawn("randint", empty(shape, dtype, device), {Law::integer, key, low, span});
 }
 
 }  // namespace hilt

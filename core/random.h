@@ -55,6 +55,7 @@ class Generator {
  public:
   explicit Generator(std::uint64_t seed = 0);  // begins with stream 0
   RandomKey next();                            // a stream nobody had
+  operator RandomKey() { return next(); }      // wherever a key is asked for
   RandomKey state() const;                     // what next() would hand out
   void set_state(RandomKey state);             // goes on from there
 
@@ -95,18 +96,5 @@ Tensor rand(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device 
 Tensor randn(const Shape& shape, RandomKey key, DType dtype = DType::f32, Device device = {});  // normal
 /// Uniform integers in [low, high).
 Tensor randint(Index low, Index high, const Shape& shape, RandomKey key, DType dtype = DType::i64, Device device = {});
-
-/// The same with the next stream of a generator.
-inline Tensor rand(const Shape& shape, Generator& generator, DType dtype = DType::f32, Device device = {}) {
-  return rand(shape, generator.next(), dtype, device);
-}
-inline Tensor randn(const Shape& shape, Generator& generator, DType dtype = DType::f32,
-                    Device device = {}) {  // see rand()
-  return randn(shape, generator.next(), dtype, device);
-}
-inline Tensor randint(Index low, Index high, const Shape& shape, Generator& generator, DType dtype = DType::i64,
-                      Device device = {}) {  // see rand()
-  return randint(low, high, shape, generator.next(), dtype, device);
-}
 
 }  // namespace hilt

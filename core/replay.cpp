@@ -2,7 +2,7 @@
 #include "core/replay.h"
 #include <algorithm>
 #include "core/cuda/context.h"
-#include "core/cuda/memory.h"
+#include "core/pool.h"
 #include "core/random.h"
 #include "core/tensor.h"
 
@@ -28,7 +28,7 @@ struct Replay::Recorded {  // what the GPU does, the memory it does it in, and h
   Tensor further;  // one word a generator
   std::vector<Drawn> drawn;
   std::shared_ptr<cuda::Graph> graph;
-  Pool<cuda::DeviceHeap>::Recorded* memory = nullptr;
+  Shelf* memory = nullptr;
 };
 
 Replay::Replay(Device device) : device_(device) {}

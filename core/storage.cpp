@@ -2,7 +2,7 @@
 #include "core/storage.h"
 #include <sys/mman.h>
 #include "core/config.h"
-#include "core/cuda/memory.h"
+#include "core/cuda/context.h"
 #include "core/pool.h"
 
 namespace hilt {
@@ -10,33 +10,28 @@ namespace {
 
 constexpr std::size_t kDefaultLimit = std::size_t{4} << 30;
 
-struct Heap {
-  static constexpr std::size_t kAlignment = 64;
-  static constexpr std::size_t kHuge = std::size_t{2} << 20;  // a page of the larger sort
-  static constexpr const char* name() { return ""; }
-  std::byte* take(std::size_t bytes) const {
-    void* const p = ::operator new (bytes, std::align_val_t{kAlignment}, std::nothrow);
-    if (p && bytes >= kHuge) {  // a hint, which whole pages alone take: fewer page faults and TLB misses
-      constexpr std::size_t kPage = 4096;
-      const std::size_t skipped = -reinterpret_cast<std::uintptr_t>(p) % kPage;
-      ::madvise(static_cast<std::byte*>(p) + skipped, bytes - skipped, MADV_HUGEPAGE);
-    }
-    return static_cast<std::byte*>(p);
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kHuge = std::size_t{2} << 20;  // a page of the larger sort
+
+std::byte* take_from_heap(std::size_t bytes) {
+  void* const p = ::operator new (bytes, std::align_val_t{kAlignment}, std::nothrow);
+  if (p && bytes >= kHuge) {  // a hint, which whole pages alone take: fewer page faults and TLB misses
+    constexpr std::size_t kPage = 4096;
+    const std::size_t skipped = -reinterpret_cast<std::uintptr_t>(p) % kPage;
+    ::madvise(static_cast<std::byte*>(p) + skipped, bytes - skipped, MADV_HUGEPAGE);
   }
-  void give(std::byte* p) const noexcept { ::operator delete (p, std::align_val_t{kAlignment}); }
-};
-
-// Never destroyed: tensors in static variables may outlive every other object of the process.
-Pool<Heap>& pool() {
-  static Pool<Heap>* const p = new Pool<Heap>({}, pool_limit("HILT_POOL_BYTES", kDefaultLimit));
-  return *p;
+  return static_cast<std::byte*>(p);
 }
+void give_to_heap(std::byte* p) { ::operator delete (p, std::align_val_t{kAlignment}); }
 
-template <class F> auto with_pool(const char* what, Device device, F&& f) {  // f(pool) for the pool of a device
+Pool& pool_of(const char* what, Device device) {
   if constexpr (kHasCuda)
-    if (device.is_cuda()) return f(cuda::pool(device.index));
+    if (device.is_cuda()) return cuda::pool(device.index);
   check(device.is_cpu(), what, ": built without CUDA, asked for ", device);
-  return f(pool());
+  // Never destroyed: tensors in static variables may outlive every other object of the process.
+  static Pool* const p =
+      new Pool({kAlignment, "", take_from_heap, give_to_heap}, pool_limit("HILT_POOL_BYTES", kDefaultLimit));
+  return *p;
 }
 
 /// A thread's own counts. `live` is negative where a thread gives back what another took.
@@ -45,18 +40,12 @@ struct Mine {
 };
 thread_local Mine mine;
 
-void count_saved(const StorageBlock& block, std::ptrdiff_t bytes) {
-  with_pool("Storage", block.device, [&](auto& p) { p.saved(bytes); });
-}
+void count_saved(const StorageBlock& block, std::ptrdiff_t bytes) { pool_of("Storage", block.device).saved(bytes); }
 
 }  // namespace
 
-MemoryStats memory_stats(Device device) {
-  return with_pool("memory_stats", device, [](auto& p) { return p.stats(); });
-}
-void reset_memory_peak(Device device) {
-  with_pool("reset_memory_peak", device, [](auto& p) { p.reset_peak(); });
-}
+MemoryStats memory_stats(Device device) { return pool_of("memory_stats", device).stats(); }
+void reset_memory_peak(Device device) { pool_of("reset_memory_peak", device).reset_peak(); }
 MemoryStats thread_memory_stats() {
   MemoryStats s;
   s.live = static_cast<std::size_t>(std::max<std::ptrdiff_t>(mine.live, 0));
@@ -64,15 +53,14 @@ MemoryStats thread_memory_stats() {
   return s;
 }
 void reset_thread_memory_stats() { mine = {}; }
-void set_pool_limit(std::size_t bytes, Device device) {
-  with_pool("set_pool_limit", device, [&](auto& p) { p.set_limit(bytes); });
-}
-void release_pool(Device device) {
-  with_pool("release_pool", device, [](auto& p) { p.release(); });
-}
+void set_pool_limit(std::size_t bytes, Device device) { pool_of("set_pool_limit", device).set_limit(bytes); }
+void release_pool(Device device) { pool_of("release_pool", device).release(); }
 
 StorageBlock::~StorageBlock() {
-  if (data) with_pool("Storage", device, [&](auto& p) { pooled ? p.give(data, bytes) : p.returned(bytes); });
+  if (data) {
+    Pool& pool = pool_of("Storage", device);
+    pooled ? pool.give(data, bytes) : pool.returned(bytes);
+  }
   if (pooled && device.is_cpu()) mine.live -= static_cast<std::ptrdiff_t>(bytes);
   if (release) release();
 }
@@ -88,7 +76,7 @@ static Storage lent_by(const Lender& host, std::size_t bytes) {
 Storage Storage::allocate(std::size_t bytes, Device device) {
   if (lender && lender->device == device) return lent_by(*lender, bytes);
   auto block = std::make_shared<StorageBlock>();
-  block->data = with_pool("Storage", device, [&](auto& p) { return p.take(bytes); });
+  block->data = pool_of("Storage", device).take(bytes);
   block->bytes = bytes;
   block->device = device;
   block->pooled = true;
@@ -102,7 +90,7 @@ Storage Storage::allocate(std::size_t bytes, Device device) {
 Storage Storage::borrow(void* data, std::size_t bytes, Device device, std::function<void()> release, bool constant) {
   check(data || bytes == 0, "Storage: borrowing ", bytes, " bytes at a null pointer");
   auto block = std::make_shared<StorageBlock>();
-  if (data) with_pool("Storage", device, [&](auto& p) { p.borrowed(bytes); });
+  if (data) pool_of("Storage", device).borrowed(bytes);
   block->data = static_cast<std::byte*>(data);
   block->bytes = bytes;
   block->device = device;
@@ -111,20 +99,11 @@ Storage Storage::borrow(void* data, std::size_t bytes, Device device, std::funct
   return Storage(std::move(block));
 }
 
-Storage::Hold::Hold(const Storage& s) : block_(s.block_) {
+Storage::Hold::Hold(const Storage& s) : block_(s.block_.get(), LetGo{s.block_}) {
   if (block_ && block_->holds.fetch_add(1) == 0) count_saved(*block_, static_cast<std::ptrdiff_t>(block_->bytes));
 }
-void Storage::Hold::drop() noexcept {
-  if (block_ && block_->holds.fetch_sub(1) == 1) count_saved(*block_, -static_cast<std::ptrdiff_t>(block_->bytes));
-  block_.reset();
+void Storage::Hold::LetGo::operator()(StorageBlock* block) const noexcept {
+  if (block->holds.fetch_sub(1) == 1) count_saved(*block, -static_cast<std::ptrdiff_t>(block->bytes));
 }
-Storage::Hold& Storage::Hold::operator=(Hold&& other) noexcept {
-  if (this != &other) {
-    drop();
-    block_ = std::move(other.block_);
-  }
-  return *this;
-}
-Storage::Hold::~Hold() { drop(); }
 
 }  // namespace hilt

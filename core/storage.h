@@ -71,13 +71,13 @@ class Storage {
    public:
     Hold() = default;
     explicit Hold(const Storage& s);
-    Hold(Hold&& other) noexcept = default;
-    Hold& operator=(Hold&& other) noexcept;
-    ~Hold();
 
    private:
-    void drop() noexcept;
-    std::shared_ptr<StorageBlock> block_;
+    struct LetGo {
+      std::shared_ptr<StorageBlock> keeper;
+      void operator()(StorageBlock* block) const noexcept;
+    };
+    std::unique_ptr<StorageBlock, LetGo> block_;
   };
 
  private:

@@ -100,20 +100,14 @@ void Tape::watch(const Tensor& x) {
   check_thread();
   check(bool(x), "Tape: watch of an undefined tensor");
   check(is_floating(x.dtype()), "Tape: watch of a tensor of type ", x.dtype(), "; only floats have gradients");
-  if (const Slot slot = slot_of(x); slot != kNone) {
-    check(std::ranges::find(watched_, x.id()) != watched_.end(), "Tape: watch of ", x.shape(),
-          ", which was computed on this tape; watch what it was computed "
-          "from, or detach() it");
-    return;
-  }
-  const std::size_t slot = kinds_.size();
+  if (const Slot slot = slot_of(x); slot != kNone)
+    return check(known_[static_cast<std::size_t>(slot)].watched != 0, "Tape: watch of ", x.shape(),
+                 ", which was computed on this tape; watch what it was computed from, or detach() it");
+  known_.push_back({x.shape(), x.dtype(), x.id()});
   try {
-    kinds_.push_back({x.shape(), x.dtype()});
-    watched_.push_back(x.id());
-    slots_.emplace(x.id(), static_cast<Slot>(slot));
+    slots_.emplace(x.id(), static_cast<Slot>(known_.size() - 1));
   } catch (...) {  // out of memory: the tape is as it was, and may go on
-    kinds_.resize(slot);
-    if (!watched_.empty() && watched_.back() == x.id()) watched_.pop_back();
+    known_.pop_back();
     throw;
   }
 }
@@ -145,7 +139,7 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
     check(bool(y), fn->name(), ": forward returned an undefined tensor");
     check(slot_of(y) == kNone, fn->name(), ": forward must return a tensor of its own, not one of its inputs");
   }
-  const std::size_t first = input_slots_.size(), output = kinds_.size(), before = nodes_.size();
+  const std::size_t first = input_slots_.size(), output = known_.size(), before = nodes_.size();
   try {
     if (options_.profile) {
       NodeReport node;
@@ -156,16 +150,16 @@ void Tape::record(std::unique_ptr<Function> fn, std::span<const Tensor* const> i
     }
     for (const Tensor* x : inputs) input_slots_.push_back(slot_of(*x));
     for (const Tensor& y : outputs) {
-      check(slots_.emplace(y.id(), static_cast<Slot>(kinds_.size())).second, fn->name(),
+      check(slots_.emplace(y.id(), static_cast<Slot>(known_.size())).second, fn->name(),
             ": forward returned one tensor twice");
-      kinds_.push_back({y.shape(), y.dtype()});
+      known_.push_back({y.shape(), y.dtype()});
     }
     nodes_.push_back({std::move(fn), static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(outputs.size()),
                       static_cast<Slot>(output)});
   } catch (...) {  // out of memory: as if the op had not run
     if (options_.profile) profile_.resize(before);
     input_slots_.resize(first);
-    kinds_.resize(output);
+    known_.resize(output);
     for (const Tensor& y : outputs) slots_.erase(y.id());
     throw;
   }
@@ -187,15 +181,15 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
   check(!played_, "Tape: backward twice; a tape plays once and then no longer listens, so record on a new one");
   check(bool(y) && bool(dy), "Tape: backward of an undefined tensor, or from an undefined gradient");
   check(slot_of(y) != kNone, "Tape: ", Named{y},
-        " does not depend on a watched tensor; watch() before computing it, and "
-        "compute it with ops (not under Pause, not from copied-out numbers)");
+        " does not depend on a watched tensor; watch() before computing it, and compute it with ops (not under Pause, "
+        "not from copied-out numbers)");
   check(dy.shape() == y.shape() && dy.dtype() == y.dtype(), "Tape: a gradient ", dy.dtype(), dy.shape(),
         " for an output ", y.dtype(), y.shape());
   if (options_.profile) profile_ = report();
   played_ = true;
   const Pause pause;
   const detail::Range pass("backward");
-  std::vector<Tensor> grad(kinds_.size());
+  std::vector<Tensor> grad(known_.size());
   grad[static_cast<std::size_t>(slot_of(y))] = dy;
 
   for (std::size_t n = nodes_.size(); n-- > 0;) {
@@ -212,9 +206,9 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         if (inputs[i] == kNone) continue;
         const auto in = static_cast<std::size_t>(inputs[i]);
-        if (!dx[i] || dx[i].shape() != kinds_[in].shape || dx[i].dtype() != kinds_[in].dtype)
+        if (!dx[i] || dx[i].shape() != known_[in].shape || dx[i].dtype() != known_[in].dtype)
           fail(fn.name(), ": backward returned ", dx[i] ? "the wrong shape or type" : "no gradient", " for input ", i,
-               ", which is ", kinds_[in].dtype, kinds_[in].shape, " and wanted");
+               ", which is ", known_[in].dtype, known_[in].shape, " and wanted");
         if (options_.check_finite) require_finite(dx[i], fn.name(), n, "the gradient of an input");
         if (grad[in]) accumulate(grad[in], dx[i]);
         else grad[in] = std::move(dx[i]);
@@ -227,8 +221,8 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
     nodes_[n].fn.reset();  // what it saved is free from here on
   }
   Gradients result;
-  for (TensorId id : watched_)
-    if (Tensor& g = grad[static_cast<std::size_t>(slots_.at(id))]) result.by_id_.emplace(id, g);
+  for (std::size_t slot = 0; slot < known_.size(); ++slot)
+    if (known_[slot].watched != 0 && grad[slot]) result.by_id_.emplace(known_[slot].watched, grad[slot]);
   for (const Listener* l = listener_->outer.get(); l; l = l->outer.get())
     for (const auto& [id, g] : result.by_id_)
       if (Tape* const around = l->tape; around && !around->played_ && around->slots_.contains(id) && !around->knows(g))

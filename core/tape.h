@@ -84,8 +84,7 @@ class Gradients {
   bool has(const Tensor& x) const { return by_id_.contains(x.id()); }  // there is one of x
   std::size_t size() const { return by_id_.size(); }
   Gradients& operator+=(const Gradients& other);  // adds the gradients of both, by tensor
-  /// Adds the gradients of both, by tensor.
-  friend Gradients operator+(Gradients a, const Gradients& b) { return std::move(a += b); }
+  friend Gradients operator+(Gradients a, const Gradients& b) { return std::move(a += b); }  // the same
   void set(const Tensor& x, const Tensor& dx);  // replaces the gradient of x, clipped or scaled say
 
  private:
@@ -169,12 +168,12 @@ class Tape {
   std::vector<Node> nodes_;
   std::vector<Slot> input_slots_;  // of all nodes, one after the other
   std::unordered_map<TensorId, Slot> slots_;
-  struct Kind {
+  struct Known {
     Shape shape;
     DType dtype;
+    TensorId watched = 0;  // which tensor; 0: one that a node gave
   };
-  std::vector<Kind> kinds_;  // by slot
-  std::vector<TensorId> watched_;
+  std::vector<Known> known_;  // by slot
   std::vector<NodeReport> profile_;
   // Set while a checkpoint looks at what its function reads of the tape around it.
   std::unordered_map<TensorId, Tensor>* captured_ = nullptr;
@@ -194,23 +193,15 @@ template <class Fn, class... In> auto apply(Fn fn, const In&... inputs) {
                 "a Function whose forward() returns several tensors derives from MultiFunction");
   const detail::Range range(fn.name());
   Tape* const tape = Tape::current();
-  const auto told = [&fn](const Result& y) {
-    if (detail::has_op_hook.load(std::memory_order_relaxed)) [[unlikely]]
-      for (const Tensor& t : detail::outputs_of(y)) detail::tell_op_hook(fn.name(), t);
-  };
-  if (!tape) {  // wants() is false throughout: nothing is saved
-    Result y = fn.forward(inputs...);
-    told(y);
-    return y;
-  }
   const detail::Pointers<In...> in(inputs...);
-  fn.wanted_ = tape->wanted(in);
-  const double start = tape->clock_ms();
+  if (tape) fn.wanted_ = tape->wanted(in);  // else wants() is false throughout: nothing is saved
+  const double start = tape ? tape->clock_ms() : 0;
   const Result y = [&] {
     const Tape::Pause pause;  // what an op does inside is its own business
     return fn.forward(inputs...);
   }();
-  told(y);
+  if (detail::has_op_hook.load(std::memory_order_relaxed)) [[unlikely]]
+    for (const Tensor& t : detail::outputs_of(y)) detail::tell_op_hook(fn.name(), t);
   if (fn.wanted_) tape->record(std::make_unique<Fn>(std::move(fn)), in, detail::outputs_of(y), start);
   return y;
 }

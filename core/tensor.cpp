@@ -76,34 +76,18 @@ Tensor empty(const Shape& shape, DType dtype, Device device) {
 
 Tensor full(const Shape& shape, double value, DType dtype, Device device) {
   Tensor t = empty(shape, dtype, device);
-  if constexpr (kHasCuda)
-    if (device.is_cuda()) {
-      kernels::fill(cuda_of(device), t.mutable_raw(), dtype, t.numel(), value);
-      return t;
-    }
-  visit_any("full", t, [&]<class T>(Cpu) {
-    T* const out = t.mutable_data<T>();
-    const T v = convert<T>(value);
-    const bool zero = value == 0 && !std::signbit(value);  // all bits, which the C library is fastest at
-    parallel_for(t.numel(), kPiece, [&](Index begin, Index end) {
-      if (zero) std::memset(static_cast<void*>(out + begin), 0, static_cast<std::size_t>(end - begin) * sizeof(T));
-      else std::fill(out + begin, out + end, v);
+  if (value != 0 || std::signbit(value)) kernels::generate("full", t, kernels::Constant{value});
+  else if (device.is_cpu())  // all bits 0, which the C library is fastest at
+    parallel_for(static_cast<Index>(t.bytes()), kPiece, [to = t.mutable_raw()](Index begin, Index end) {
+      std::memset(to + begin, 0, static_cast<std::size_t>(end - begin));
     });
-  });
+  else if constexpr (kHasCuda) cuda::clear(cuda_of(device), t.mutable_raw(), t.bytes());
   return t;
 }
 
 Tensor arange(Index n, DType dtype, Device device) {
   Tensor t = empty({n}, dtype, device);
-  if constexpr (kHasCuda)
-    if (device.is_cuda()) {
-      kernels::count_up(cuda_of(device), t.mutable_raw(), dtype, n);
-      return t;
-    }
-  visit_any("arange", t, [&]<class T>(Cpu) {
-    T* const out = t.mutable_data<T>();
-    for (Index i = 0; i < n; ++i) out[i] = convert<T>(i);
-  });
+  kernels::generate("arange", t, kernels::Count{});
   return t;
 }
 

@@ -68,6 +68,9 @@ class Tensor {
   DType dtype_ = DType::f32;
 };
 
+/// A piece of a model: any number of ops, from inputs to one output.
+using Composite = std::function<Tensor(std::span<const Tensor>)>;
+
 // ---- making tensors -----------------------------------------------------------------------------
 /// Not initialized. Throws Code::memory, as do all that make a tensor.
 Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = {});

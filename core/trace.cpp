@@ -55,10 +55,10 @@ std::vector<NodeReport> Tape::report() const {
   std::unordered_set<const std::byte*> seen;  // nodes keep the same tensors again and again: count each block once
   for (std::size_t n = 0; n < nodes_.size(); ++n) {
     const Function& fn = *nodes_[n].fn;
-    const Kind& kind = kinds_[static_cast<std::size_t>(nodes_[n].output)];
+    const Known& known = known_[static_cast<std::size_t>(nodes_[n].output)];
     out[n].name = fn.name();
-    out[n].output = kind.shape;
-    out[n].dtype = kind.dtype;
+    out[n].output = known.shape;
+    out[n].dtype = known.dtype;
     std::unordered_set<const std::byte*> mine;
     for (const auto& s : fn.saved_) {
       const Storage& storage = s.tensor.storage();

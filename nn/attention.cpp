@@ -76,17 +76,19 @@ void KeyValueCache::begin(const std::vector<AttentionConfig>& configs, Index cou
   if (all(listed_) > 2 * all(listed_alone)) plans_ = alone, listed_ = listed_alone, first_ = length_, refused_ = first;
 }
 
-Tensor KeyValueCache::asking(const Tensor& rows) {
+Tensor KeyValueCache::among_queries(const Tensor& rows) {
   const Index all = plan()->queries();
   if (all == count_) return rows;
   const Shape shape{rows.dim(0), all, rows.dim(2), rows.dim(3)};
-  if (!asking_ || asking_.shape() != shape || asking_.dtype() != rows.dtype())
-    asking_ = zeros(shape, rows.dtype(), rows.device());
-  Tensor to = slice(asking_, 1, length_ - first_, length_ - first_ + count_);
+  if (!queries_ || queries_.shape() != shape || queries_.dtype() != rows.dtype())
+    queries_ = zeros(shape, rows.dtype(), rows.device());
+  Tensor to = slice(queries_, 1, length_ - first_, length_ - first_ + count_);
   copy(to, rows);
-  return asking_;
+  return queries_;
 }
-Tensor KeyValueCache::come(const Tensor& x) const { return slice(x, 1, length_ - first_, length_ - first_ + count_); }
+Tensor KeyValueCache::rows_of_tokens(const Tensor& x) const {
+  return slice(x, 1, length_ - first_, length_ - first_ + count_);
+}
 
 std::array<Tensor, 2> KeyValueCache::extended(const Tensor& k, const Tensor& v) {
   if (next_ == layers_.size()) {
@@ -128,7 +130,7 @@ Tensor HilbertSelfAttention::heads_of(const Tensor& x, const CallOptions& call) 
     bias = slice(bias, 2, plan_->spec().queries->front(), plan_->spec().queries->back() + 1);
   if (call.place) options.first_batch = call.place->first;
   Tensor rows = reshape(qkv(x), {batch, length, heads + 2 * keys, dim});  // q, k, v
-  if (call.cache) rows = call.cache->asking(rows);
+  if (call.cache) rows = call.cache->among_queries(rows);
   if (config.rotary) {
     std::optional<Tensor> where;
     if (part) where = from_values(part->tokens(), {length});
@@ -142,10 +144,10 @@ Tensor HilbertSelfAttention::heads_of(const Tensor& x, const CallOptions& call) 
   } else {
     const Tensor q = slice(rows, 2, 0, heads);
     std::array kv{slice(rows, 2, heads, heads + keys), slice(rows, 2, heads + keys, heads + 2 * keys)};
-    if (call.cache) kv = call.cache->extended(call.cache->come(kv[0]), call.cache->come(kv[1]));
+    if (call.cache) kv = call.cache->extended(call.cache->rows_of_tokens(kv[0]), call.cache->rows_of_tokens(kv[1]));
     const auto& [k, v] = kv;
     o = part ? ring_attention(q, k, v, part, call.place->sequence, options) : attention(q, k, v, plan_, options);
-    if (call.cache) o = call.cache->come(o);
+    if (call.cache) o = call.cache->rows_of_tokens(o);
   }
   return reshape(o, {batch, length, heads * dim});
 }

@@ -41,12 +41,13 @@ struct Place {
 /// names a cache takes x for the tokens that follow those in it, rows of a sequence of `context`
 /// tokens, and gives what a call on all of them gives. No tape may listen.
 ///
-/// Tokens number run n .. run n + run - 1 of a sequence have one plan, if those that come are some
-/// of them and it lists at most twice their keys: all of the run ask, and their results alone are
-/// looked at. A GPU multiplies 64 rows at once, and a plan goes there once a run.
+/// A run is `run` neighbouring tokens, from a multiple of `run` on. Where the tokens of a call lie in
+/// one run, its plan serves them, unless it lists more than twice their own keys: all rows of the
+/// run are computed, and only theirs are used. A GPU multiplies 64 rows at once anyway, and a plan
+/// is copied there once a run.
 class KeyValueCache {
  public:
-  /// Room for so many tokens; empty. run 0: 64 on a GPU, on a CPU 1, so that no other token asks.
+  /// Room for so many tokens; empty. run 0: 64 on a GPU; 1 on a CPU, where no other row is computed.
   explicit KeyValueCache(Index context, Index run = 0) : context_(context), run_(run) {}
   Index length() const { return length_; }    // tokens that are there
   Index context() const { return context_; }  // the most tokens
@@ -56,23 +57,23 @@ class KeyValueCache {
 
   /// For a model: `count` tokens come, then each layer adds its rows; at the end they count.
   void begin(const std::vector<AttentionConfig>& configs, Index count, Device device);  // layers have them in turn
-  Tensor asking(const Tensor& rows);                                     // the tokens' q, k and v, among those that ask
-  Tensor come(const Tensor& x) const;                                    // of those that ask, the tokens' rows
+  Tensor among_queries(const Tensor& rows);                              // the tokens' q, k and v, in the plan's rows
+  Tensor rows_of_tokens(const Tensor& x) const;                          // of the plan's rows, theirs
   std::array<Tensor, 2> extended(const Tensor& k, const Tensor& v);      // those given and those before, all in cache
   void end() { length_ += count_; }                                      // the tokens of begin() count
-  const PlanPtr& plan() const { return plans_[next_ % plans_.size()]; }  // of the tokens that ask
+  const PlanPtr& plan() const { return plans_[next_ % plans_.size()]; }  // its queries: the tokens, or their run
 
  private:
   void make_plans(Index first, Index count);
   Index context_, run_, length_ = 0, keys_read_ = 0;
-  Index count_ = 0, first_ = 0;  // of the tokens that come; the first that asks
+  Index count_ = 0, first_ = 0;  // of the tokens that come; the first query of the plans
   Index refused_ = -1;           // a run whose plan would list too many keys
   std::size_t next_ = 0;
   std::vector<AttentionConfig> configs_;
-  Tensor asking_;                              // [B, run, heads, dim] q, k and v, for each layer in turn
+  Tensor queries_;                             // [B, run, heads, dim] q, k and v, for each layer in turn
   std::vector<std::array<Tensor, 2>> layers_;  // [B, context, heads, dim]; zeros where nothing is yet
-  std::vector<PlanPtr> plans_;                 // of the tokens that ask, and the rows of keys that each lists
-  std::vector<Index> listed_;
+  std::vector<PlanPtr> plans_;                 // in turn by layers
+  std::vector<Index> listed_;                  // rows of keys that each of them lists
 };
 
 struct CallOptions {           // what one call of a module may change

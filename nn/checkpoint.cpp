@@ -1,6 +1,5 @@
 // Writing, listing, locking and reading checkpoints. All tensors and metadata carry a checksum.
 #include "nn/checkpoint.h"
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -12,7 +11,6 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <random>
 #include "core/io/text.h"
 
 namespace hilt {
@@ -69,17 +67,10 @@ std::optional<Index> step_of(std::string_view name) {
 
 std::vector<std::string> names_in(const std::string& directory) {
   std::vector<std::string> names;
-  const std::unique_ptr<DIR, int (*)(DIR*)> d(::opendir(directory.c_str()), ::closedir);
-  while (const dirent* entry = d ? ::readdir(d.get()) : nullptr) names.emplace_back(entry->d_name);
+  std::error_code failed;  // as if it were empty
+  for (std::filesystem::directory_iterator at(directory, failed), end; at != end && !failed; at.increment(failed))
+    names.push_back(at->path().filename().string());
   return names;
-}
-
-/// Makes renames and removals in a directory last. Where a file system cannot, only that is lost.
-void sync_directory(const std::string& directory) {
-  const int d = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (d < 0) return;
-  ::fsync(d);
-  ::close(d);
 }
 
 }  // namespace
@@ -135,29 +126,7 @@ static void write_checkpoint(const std::string& path, Index step, std::span<cons
   metadata["step"] = std::to_string(step);
   for (const SafetensorsItem& item : items) metadata["checksum:" + item.name] = checksum_of(item.tensor);
   metadata[kOverMetadata] = checksum_of(metadata);
-
-  const std::string directory = path.substr(0, path.rfind('/'));
-  char temporary[16];
-  std::snprintf(temporary, sizeof temporary, ".tmp.%08x", std::random_device{}());
-  const std::string unfinished = std::filesystem::path(path).replace_extension().string() + temporary;
-  int descriptor = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (descriptor < 0) fail_with(Code::data, path, ": cannot write: ", std::strerror(errno));
-  try {
-    const auto must = [&](bool done) {
-      if (!done) fail_with(Code::data, std::strerror(errno));
-    };
-    write_safetensors(descriptor, items, metadata);
-    must(::fsync(descriptor) == 0);
-    must(::close(std::exchange(descriptor, -1)) == 0);
-    must(::rename(unfinished.c_str(), path.c_str()) == 0);
-  } catch (const std::exception& e) {
-    if (descriptor >= 0) ::close(descriptor);
-    ::unlink(unfinished.c_str());
-    const auto* const ours = dynamic_cast<const Error*>(&e);
-    if (!ours || ours->code() == Code::memory) throw;
-    fail_with(Code::data, path, ": cannot write: ", e.what());
-  }
-  sync_directory(directory);
+  write_safetensors(path, items, metadata);
 }
 
 void save_checkpoint(const std::string& directory, Index step, std::span<const SafetensorsItem> items,

@@ -2,7 +2,7 @@
 #include "../core/io/safetensors.h"
 
 // Checkpoints: safetensors files in a directory. Each is either whole or not there at all.
-//   ckpt-STEP.tmp.RANDOM (new, 0600) -> data and checksums -> fsync -> rename -> fsync of the directory
+//   NAME.tmp.RANDOM (new, 0600) -> data and checksums -> fsync -> rename -> fsync of the directory
 //   -> the oldest are removed
 // Beside those of steps there may be one of the best step, which none of them removes.
 

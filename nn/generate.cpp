@@ -1,5 +1,5 @@
 // Tokens from a model's logits, one by one.
-#include "nn/generate.h"
+#include "nn/transformer.h"
 #include <cmath>
 #include <numeric>
 #include "core/tape.h"

@@ -1,5 +1,5 @@
 // Hugging Face's names for GPT-2's tensors, and ours. Its projections are [in, out], as ours.
-#include "nn/gpt2.h"
+#include "nn/training.h"
 #include <cstring>
 #include <set>
 #include "ops/ops.h"

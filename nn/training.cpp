@@ -64,8 +64,8 @@ void read(const char* name, const std::string& text, Index cells, auto& value) {
   }
 }
 
-std::map<std::string, std::string> text_of_fields(const TransformerConfig& config) {
-  std::map<std::string, std::string> text;
+SafetensorsMetadata text_of_fields(const TransformerConfig& config) {
+  SafetensorsMetadata text;
   fields_of(config, [&](const char* name, const auto& value) { text[name] = text_of(value); });
   return text;
 }
@@ -127,19 +127,23 @@ std::vector<SafetensorsItem> items_of(const NamedParameters& parameters, Optimiz
   return items;
 }
 
-void save(const std::string& directory, Index step, const NamedParameters& parameters, Optimizer& optimizer,
-          const Generator& generator, Index keep, SafetensorsMetadata metadata) {
+}  // namespace
+
+void save_training(const std::string& directory, Index step, const NamedParameters& parameters, Optimizer& optimizer,
+                   const Generator& generator, Index keep, const TransformerConfig* config) {
   check(step >= 0, "save_training: step ", step, " must not be negative");
   std::error_code failed;
   std::filesystem::create_directories(directory, failed);
   if (failed) fail_with(Code::data, directory, ": cannot make this directory: ", failed.message());
+  SafetensorsMetadata metadata;
+  if (config) add_config(metadata, *config);
   const RandomKey noise = generator.state();
   metadata["generator.seed"] = std::to_string(noise.seed), metadata["generator.stream"] = std::to_string(noise.stream);
   save_checkpoint(directory, step, items_of(parameters, optimizer), std::move(metadata), keep);
 }
 
-std::optional<Index> load(const std::string& directory, const NamedParameters& parameters, Optimizer& optimizer,
-                          Generator& generator, const TransformerConfig* config) {
+std::optional<Index> load_training(const std::string& directory, const NamedParameters& parameters,
+                                   Optimizer& optimizer, Generator& generator, const TransformerConfig* config) {
   const std::vector<Index> steps = checkpoint_steps(directory);
   if (steps.empty()) return std::nullopt;
   const Checkpoint newest(directory + '/' + checkpoint_name(steps.back()));
@@ -149,27 +153,6 @@ std::optional<Index> load(const std::string& directory, const NamedParameters& p
   newest.read(items);
   generator.set_state(noise);
   return newest.step();
-}
-
-}  // namespace
-
-void save_training(const std::string& directory, Index step, const NamedParameters& parameters, Optimizer& optimizer,
-                   const Generator& generator, Index keep) {
-  save(directory, step, parameters, optimizer, generator, keep, {});
-}
-std::optional<Index> load_training(const std::string& directory, const NamedParameters& parameters,
-                                   Optimizer& optimizer, Generator& generator) {
-  return load(directory, parameters, optimizer, generator, nullptr);
-}
-void save_training(const std::string& directory, Index step, Transformer& model, Optimizer& optimizer,
-                   const Generator& generator, Index keep) {
-  SafetensorsMetadata metadata;
-  add_config(metadata, model.config);
-  save(directory, step, parameters_of(model), optimizer, generator, keep, std::move(metadata));
-}
-std::optional<Index> load_training(const std::string& directory, Transformer& model, Optimizer& optimizer,
-                                   Generator& generator) {
-  return load(directory, parameters_of(model), optimizer, generator, &model.config);
 }
 
 void save_model(const std::string& path, Transformer model) {

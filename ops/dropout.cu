@@ -1,6 +1,5 @@
 // dropout on a GPU: a thread takes the eight elements that share a counter, at once where it can.
 #include "core/cuda/pack.cuh"
-#include "core/cuda/random.cuh"
 #include "ops/kernels.h"
 
 namespace hilt::kernels {

@@ -3,7 +3,6 @@
 // else takes the kernel that looks at types and strides element by element. Arithmetic is f32, or
 // i64 where all are integers.
 #include "core/cuda/pack.cuh"
-#include "core/convert.h"
 #include "ops/elementwise.h"
 
 namespace hilt::spans {

@@ -1,8 +1,8 @@
 #pragma once
 #include <tuple>
 #include <type_traits>
-#include "core/cuda/walk.h"
 #include "core/dispatch.h"
+#include "core/strided.h"
 #include "ops/math.h"
 
 // Private: the elementwise ops as functors on scalars, and the kernel they all share. A new op is a

@@ -15,7 +15,6 @@
 //   places   adds those of a place in order, and gives a place without rows its zeros
 // No list makes a thread wait longer than others do: of a text's characters one may be a fifth.
 #include "core/cuda/pack.cuh"
-#include "core/cuda/reduce.cuh"
 #include "core/tensor.h"
 #include "ops/kernels.h"
 

@@ -1,7 +1,7 @@
 // Optimizer steps on a GPU: a thread an element with its state, dozens of tensors in one launch.
 #include <cmath>
 #include <limits>
-#include "core/cuda/reduce.cuh"
+#include "core/cuda/pack.cuh"
 #include "ops/kernels.h"
 
 namespace hilt::kernels {

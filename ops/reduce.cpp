@@ -16,13 +16,13 @@
 namespace hilt {
 namespace {
 
-struct Plan {
+struct Reduction {
   std::vector<bool> reduced;  // by axis
   Shape kept, with_ones;      // of the result, without and with keepdim
   std::vector<int> order;     // the kept axes, then the reduced ones
   Index n = 1;                // elements behind one result
 
-  Plan(const char* op, const Shape& shape, const Axes& axes)
+  Reduction(const char* op, const Shape& shape, const Axes& axes)
       : reduced(static_cast<std::size_t>(shape.rank()), axes.empty()) {
     for (int axis : axes) {
       const auto a = static_cast<std::size_t>(checked_axis(op, axis, shape.rank()));
@@ -45,7 +45,7 @@ struct Middle {  // x as dense [outer, n, inner] with the reduced axes in the mi
   Tensor x;
   Index outer = 1, n = 1, inner = 1;
 
-  Middle(const Tensor& in, const Plan& plan) {
+  Middle(const Tensor& in, const Reduction& plan) {
     int stage = 0;  // axes so far: 0 kept, 1 reduced, 2 kept again, 3 reduced again
     for (int a = 0; a < in.rank(); ++a) {
       if (in.dim(a) == 1) continue;
@@ -62,7 +62,7 @@ struct Middle {  // x as dense [outer, n, inner] with the reduced axes in the mi
   }
 };
 
-Tensor summed(const Tensor& in, const Plan& plan, double factor) {
+Tensor summed(const Tensor& in, const Reduction& plan, double factor) {
   Tensor y = empty(plan.with_ones, in.dtype(), in.device());
   const Middle m(in, plan);
   visit("sum", in, [&]<class T>(auto where) {
@@ -74,7 +74,7 @@ Tensor summed(const Tensor& in, const Plan& plan, double factor) {
 }
 
 /// op over the reduced axes by halves: for ops whose order does not matter, or may be a tree.
-Tensor folded(const Tensor& x, const Plan& plan, Tensor (*op)(const Tensor&, const Tensor&), double neutral) {
+Tensor folded(const Tensor& x, const Reduction& plan, Tensor (*op)(const Tensor&, const Tensor&), double neutral) {
   Shape shape = plan.kept;
   shape.push_back(plan.n);
   Tensor y = reshape(permute(x, plan.order), shape);
@@ -87,8 +87,8 @@ Tensor folded(const Tensor& x, const Plan& plan, Tensor (*op)(const Tensor&, con
 }
 
 struct Max final : Function {
-  Plan plan;
-  explicit Max(Plan p) : plan(std::move(p)) {}
+  Reduction plan;
+  explicit Max(Reduction p) : plan(std::move(p)) {}
 
   std::string_view name() const override { return "max"; }
   Tensor forward(const Tensor& x) {
@@ -120,7 +120,7 @@ Tensor finish(const Tensor& y, const Shape& kept, bool keepdim) { return keepdim
 
 Tensor sum_or_mean(const char* op, const Tensor& x, const Axes& axes, bool keepdim, bool is_mean) {
   check_floats(op, x);
-  const Plan plan(op, x.shape(), axes);
+  const Reduction plan(op, x.shape(), axes);
   // The mean of nothing is 0 / 0, here 0 times infinity.
   const double factor = is_mean ? 1.0 / static_cast<double>(plan.n) : 1;
   const Tensor y = apply_linear(
@@ -131,7 +131,7 @@ Tensor sum_or_mean(const char* op, const Tensor& x, const Axes& axes, bool keepd
 
 Tensor largest(const char* op, const Tensor& x, const Axes& axes, bool keepdim) {
   check_floats(op, x);
-  Max fn(Plan(op, x.shape(), axes));
+  Max fn(Reduction(op, x.shape(), axes));
   check(fn.plan.n > 0, op, ": ", x.shape(), " has no elements along the reduced axes; there is no ",
         op[1] == 'a' ? "maximum" : "minimum", " of nothing");
   const Shape kept = fn.plan.kept;
@@ -142,7 +142,7 @@ Tensor largest(const char* op, const Tensor& x, const Axes& axes, bool keepdim) 
 
 Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) {
   if (!x || is_floating(x.dtype())) return sum_or_mean("sum", x, axes, keepdim, false);
-  const Plan plan("sum", x.shape(), axes);
+  const Reduction plan("sum", x.shape(), axes);
   return reshape(folded(to(x, DType::i64), plan, add, 0), keepdim ? plan.with_ones : plan.kept);
 }
 Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) { return sum_or_mean("mean", x, axes, keepdim, true); }
@@ -155,13 +155,13 @@ Tensor min(const Tensor& x, const Axes& axes, bool keepdim) {
 
 Tensor prod(const Tensor& x, const Axes& axes, bool keepdim) {
   check_floats("prod", x);
-  const Plan plan("prod", x.shape(), axes);
+  const Reduction plan("prod", x.shape(), axes);
   return reshape(to(folded(widened(x), plan, mul, 1), x.dtype()), keepdim ? plan.with_ones : plan.kept);
 }
 
 Tensor var(const Tensor& x, const Axes& axes, bool keepdim, Index correction) {
   check_floats("var", x);
-  const double count = static_cast<double>(Plan("var", x.shape(), axes).n - correction);
+  const double count = static_cast<double>(Reduction("var", x.shape(), axes).n - correction);
   const Tensor wide = widened(x);  // x - mean would round to few bits
   const Tensor squares = sum(square(wide - mean(wide, axes, true)), axes, keepdim);
   return to(squares / std::max(0.0, count), x.dtype());

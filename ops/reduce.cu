@@ -2,7 +2,6 @@
 // second kernel adds the pieces in order. With inner == 1 the threads of a block share one sum;
 // else each has columns of its own, and rows are dealt out in turn.
 #include "core/cuda/pack.cuh"
-#include "core/cuda/reduce.cuh"
 #include "ops/kernels.h"
 
 namespace hilt::kernels {

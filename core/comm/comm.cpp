@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <set>
 #include "core/config.h"
 #include "core/comm/link.h"
 #include "core/io/text.h"
@@ -50,18 +51,18 @@ template <class Give, class Into> void exchange_all(const Comm& comm, Step step,
   comm.exchange(std::move(out), std::move(in), step).wait();
 }
 
-/// The sum of what all ranks hold for this one, in their order; part_for(r): what it holds for r.
-template <class PartFor> Tensor sum_of_parts(const Comm& comm, Step step, PartFor part_for) {
-  const Tensor own = part_for(comm.rank());
-  std::vector<Tensor> parts(static_cast<std::size_t>(comm.size()), own);
-  const auto place = [&](int r) { return parts[static_cast<std::size_t>(r)] = empty_like(own); };
-  exchange_all(comm, step, part_for, place);
-  Tensor sum = clone(parts[0]);
-  for (std::size_t r = 1; r < parts.size(); ++r) accumulate(sum, parts[r]);
-  return sum;
+/// Who holds up a wait for `peer`: the end of the chain of ranks that wait for each other.
+std::string suspect(Link& link, int peer) {
+  std::set<int> seen{link.rank()};
+  while (seen.insert(peer).second) {
+    const std::optional<int> next = link.ask(peer);
+    if (!next) return who(peer) + ", which does not answer: it computes, is stopped or cut off";
+    if (*next == Link::kLeft) return who(peer) + ", which has left";
+    if (*next == Link::kNobody) return who(peer) + ", which waits for nobody";
+    peer = *next;
+  }
+  return who(peer) + ", in a circle of ranks that wait for each other";
 }
-
-DType sum_type(DType type) { return is_floating(type) && size_of(type) < 4 ? DType::f32 : type; }
 
 [[maybe_unused]] std::string host_name() {
   char name[256] = {};
@@ -81,7 +82,7 @@ class detail::Pending {
     Link& link = *shared_->link;
     const auto start = Clock::now();
     const milliseconds deadline(shared_->deadline_ms.load());
-    link.waits_for(flight_->missing(), step_);
+    link.waits_for(flight_->missing());
     for (int polls = 0; !flight_->poll(); ++polls) {
       if (const auto fault = link.fault()) fail_with(Code::distributed, *fault);
       if (Clock::now() - start > deadline) {
@@ -90,15 +91,15 @@ class detail::Pending {
         text << step_.op;
         if (step_.hop > 0) text << ", hop " << step_.hop;
         text << ": rank " << link.rank() << " waited " << static_cast<double>(deadline.count()) / 1000 << " s for rank "
-             << peer << "; suspect: " << link.suspect(peer)
+             << peer << "; suspect: " << suspect(link, peer)
              << "; if it is only slow, set HILT_DEADLINE to more seconds";
         link.abort(text.str());
         fail_with(Code::distributed, link.fault().value_or(text.str()));
       }
-      link.waits_for(flight_->missing(), step_);
+      link.waits_for(flight_->missing());
       link.pause(polls);
     }
-    link.waits_for(-1, step_);
+    link.waits_for(Link::kNobody);
   }
 
  private:
@@ -165,12 +166,20 @@ Transfer Comm::exchange(std::vector<Message> out, std::vector<Message> in, Step 
 // Every rank adds up one piece of x, in the order of ranks, and hands it to the others.
 Tensor Comm::sum(const Tensor& x, Step step) const {
   if (size() == 1) return clone(x);
-  const Tensor total = dense_in(x, sum_type(x.dtype()));
+  const bool is_short = is_floating(x.dtype()) && size_of(x.dtype()) < size_of(DType::f32);
+  const Tensor total = dense_in(x, is_short ? DType::f32 : x.dtype());
   const Index n = total.numel(), chunk = (n + size() - 1) / size();
   const auto piece_of = [&](const Tensor& of, int r) {
     return piece(of, std::min(r * chunk, n), std::min((r + 1) * chunk, n));
   };
-  const Tensor mine = sum_of_parts(*this, step, [&](int r) { return piece_of(total, r); });
+  std::vector<Tensor> parts;
+  for (int r = 0; r < size(); ++r)
+    parts.push_back(r == rank() ? piece_of(total, r) : empty_like(piece_of(total, rank())));
+  const auto place = [&](int r) { return parts[static_cast<std::size_t>(r)]; };
+  exchange_all(
+      *this, step, [&](int r) { return piece_of(total, r); }, place);
+  Tensor mine = clone(parts[0]);
+  for (std::size_t r = 1; r < parts.size(); ++r) accumulate(mine, parts[r]);
   const Tensor result = empty(x.shape(), total.dtype(), x.device());
   Tensor own = piece_of(result, rank());
   copy(own, mine);
@@ -188,15 +197,6 @@ Tensor Comm::gather(const Tensor& x, Step step) const {
   copy(own, piece(mine, 0, x.numel()));
   exchange_all(*this, step, mine, slot);
   return all;
-}
-
-Tensor Comm::reduce_scatter(const Tensor& x, Step step) const {
-  check(x.rank() >= 1 && x.dim(0) == size(), step.op, ": x ", x.shape(), " must be [", size(), " ranks, ...]");
-  const Tensor whole = dense_in(x, sum_type(x.dtype()));
-  const Index n = x.numel() / size();
-  const Tensor sum = sum_of_parts(*this, step, [&](int r) { return piece(whole, r * n, (r + 1) * n); });
-  return dense_in(Tensor(sum.storage(), Shape(std::span(x.shape().begin() + 1, x.shape().end())), sum.dtype()),
-                  x.dtype());
 }
 
 Tensor Comm::broadcast(const Tensor& x, int root, Step step) const {

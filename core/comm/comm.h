@@ -67,8 +67,6 @@ class Comm {
   Tensor sum(const Tensor& x, Step step = {"sum"}) const;
   /// x of all ranks, which have one shape: [ranks, ...].
   Tensor gather(const Tensor& x, Step step = {"gather"}) const;
-  /// The sum over ranks of x[this rank], for x [ranks, ...].
-  Tensor reduce_scatter(const Tensor& x, Step step = {"reduce_scatter"}) const;
   /// x of rank `root`. All must pass a tensor of that shape and type.
   Tensor broadcast(const Tensor& x, int root = 0, Step step = {"broadcast"}) const;
   void barrier(Step step = {"barrier"}) const;  // returns once every rank has called it

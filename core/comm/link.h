@@ -28,7 +28,7 @@ class Flight {
   virtual ~Flight() = default;
   /// Moves things on without waiting; true once all is done, or on a GPU the stream finds it so.
   virtual bool poll() = 0;
-  /// A rank that has not done its part, for the message of a failure; -1 if none is known.
+  /// A rank that has not done its part, for the message of a failure; Link::kNobody if none is known.
   virtual int missing() const = 0;
 };
 
@@ -46,10 +46,11 @@ class Link {
   /// Makes `reason` the fault of every rank that can be reached. Returns soon; the first one stays.
   /// False where another rank had given a reason before.
   virtual bool abort(const std::string& reason) noexcept = 0;
-  /// Tells others what this rank waits for (-1: nothing, it computes), to find who holds all up.
-  virtual void waits_for(int peer, Step step) = 0;
-  /// For a wait for `peer` that ran out of time: who is at the end of the chain, and what it does.
-  virtual std::string suspect(int peer) = 0;
+
+  static constexpr int kNobody = -1, kLeft = -2;
+  virtual void waits_for(int peer) = 0;  // what other ranks hear who ask this one; kNobody: it computes
+  /// Whom a rank waits for, kLeft where it has gone; nothing where it gives no answer.
+  virtual std::optional<int> ask(int rank) = 0;
   virtual void pause(int polls) = 0;  // sleeps a little, less while things move
 };
 

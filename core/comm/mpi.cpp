@@ -44,11 +44,10 @@ void on_a_thread(const char* call, const std::function<void()>& run) {
 }
 
 struct Note {  // small enough to leave at once, whether or not it is asked for
-  enum Kind { failed, question, answer } kind = failed;
-  int waits_for = -1;    // of an answer
-  char text[2000] = "";  // why, or what it does
+  enum About { failure, question, answer } about = failure;
+  int waits_for = Link::kNobody;  // of an answer
+  char reason[2000] = "";         // of a failure
 };
-constexpr int kLeft = -2;  // waits for nobody any more
 
 struct Receiving {
   int peer;
@@ -100,10 +99,10 @@ class Mpi final : public Link {
   std::optional<std::string> fault() override {
     while (!said_.empty() && done(said_.front().second)) said_.pop_front();
     for (MPI_Status status; done(hearing_, &status); listen()) {
-      heard_.text[sizeof heard_.text - 1] = 0;
-      if (heard_.kind == Note::failed && !fault_) fault_ = heard_.text, told_ = true;
-      if (heard_.kind == Note::question) say(status.MPI_SOURCE, Note::answer, std::string(step_.op));
-      if (heard_.kind == Note::answer) answers_[status.MPI_SOURCE] = heard_;
+      heard_.reason[sizeof heard_.reason - 1] = 0;
+      if (heard_.about == Note::failure && !fault_) fault_ = heard_.reason, told_ = true;
+      if (heard_.about == Note::question) say(status.MPI_SOURCE, Note::answer);
+      if (heard_.about == Note::answer) answers_[status.MPI_SOURCE] = heard_.waits_for;
     }
     return fault_;
   }
@@ -112,29 +111,20 @@ class Mpi final : public Link {
       if (fault()) return !told_;
       fault_ = reason;
       for (int r = 0; r < size_; ++r)
-        if (r != rank_) say(r, Note::failed, reason);
+        if (r != rank_) say(r, Note::failure, reason);
       const auto until = Clock::now() + kFarewell;
       while (fault() && !said_.empty() && Clock::now() < until) std::this_thread::yield();
     } catch (const std::exception&) {}  // MPI itself is broken, which the others will see
     return true;
   }
-  void waits_for(int peer, Step step) override { waits_for_ = peer, step_ = step; }
-  std::string suspect(int peer) override {
+  void waits_for(int peer) override { waits_for_ = peer; }
+  std::optional<int> ask(int rank) override {
     // All who wait run out of time together: the lower ranks speak first, and the others hear it.
-    for (const auto until = Clock::now() + std::min(rank_, 40) * milliseconds(100); !fault() && Clock::now() < until;)
-      pause(1000);
-    for (std::map<int, bool> asked{{rank_, true}}; !std::exchange(asked[peer], true);) {
-      answers_.erase(peer);
-      say(peer, Note::question);
-      const auto until = Clock::now() + kAnswer;
-      while (!fault() && !answers_.contains(peer) && Clock::now() < until) pause(1000);
-      if (!answers_.contains(peer)) return who(peer) + ", which does not answer: it computes, is stopped or cut off";
-      const int next = answers_[peer].waits_for;
-      if (next == kLeft) return who(peer) + ", which has left";
-      if (next < 0) return who(peer) + ", which waits for nobody";
-      peer = next;
-    }
-    return who(peer) + ", in a circle of ranks that wait for each other";
+    if (!std::exchange(has_asked_, true)) hear_until(milliseconds(100) * std::min(rank_, 40), [] { return false; });
+    answers_.erase(rank);
+    say(rank, Note::question);
+    hear_until(kAnswer, [&] { return answers_.contains(rank); });
+    return answers_.contains(rank) ? std::optional(answers_[rank]) : std::nullopt;
   }
   void pause(int polls) override {
     if (polls < 200) std::this_thread::yield();
@@ -144,12 +134,16 @@ class Mpi final : public Link {
  private:
   friend class MpiFlight;
 
+  /// Hears what others say until there is a fault, or `ready`, or it took too long.
+  template <class Ready> void hear_until(milliseconds most, const Ready& ready) {
+    for (const auto until = Clock::now() + most; !fault() && !ready() && Clock::now() < until;) pause(1000);
+  }
   void listen() {
     must(MPI_Irecv(&heard_, sizeof heard_, MPI_BYTE, MPI_ANY_SOURCE, note_tag_, comm_, &hearing_), "MPI_Irecv");
   }
-  void say(int to, Note::Kind kind, const std::string& text = "") {
-    auto& [note, request] = said_.emplace_back(Note{kind, waits_for_}, MPI_REQUEST_NULL);
-    text.copy(note.text, sizeof note.text - 1);
+  void say(int to, Note::About about, const std::string& reason = "") {
+    auto& [note, request] = said_.emplace_back(Note{about, waits_for_}, MPI_REQUEST_NULL);
+    reason.copy(note.reason, sizeof note.reason - 1);
     must(MPI_Isend(&note, sizeof note, MPI_BYTE, to, note_tag_, comm_, &request), "MPI_Isend");
   }
   void send(int channel, Sending& s) {
@@ -191,14 +185,14 @@ class Mpi final : public Link {
   }
 
   MPI_Comm comm_;
-  int rank_ = 0, size_ = 1, note_tag_ = 32767, waits_for_ = -1;
-  Step step_{""};
+  int rank_ = 0, size_ = 1, note_tag_ = 32767, waits_for_ = kNobody;
   std::optional<std::string> fault_;
-  bool told_ = false;  // of it, by another rank
+  bool told_ = false;       // of it, by another rank
+  bool has_asked_ = false;  // another rank whom it waits for
   Note heard_;
   MPI_Request hearing_ = MPI_REQUEST_NULL;
   std::deque<std::pair<Note, MPI_Request>> said_;  // which keeps its place
-  std::map<int, Note> answers_;
+  std::map<int, int> answers_;
   /// By peer and channel, in the order in which they were asked for.
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Receiving>>> routes_;
   std::vector<std::shared_ptr<Sending>> abandoned_;  // of transfers that were dropped
@@ -239,7 +233,7 @@ class MpiFlight final : public Flight {
     return in_.empty() && out_.empty() && !link_.fault();
   }
   int missing() const override {
-    return !in_.empty() ? in_.front().second->peer : !out_.empty() ? out_.front()->peer : -1;
+    return !in_.empty() ? in_.front().second->peer : !out_.empty() ? out_.front()->peer : Link::kNobody;
   }
 
  private:

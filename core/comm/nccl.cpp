@@ -132,7 +132,9 @@ class NcclFlight final : public Flight {
     if (event_ && channel_->is_done(event_)) (void)cudaEventDestroy(std::exchange(event_, nullptr)), held_.clear();
     return !on_cpu_ && !event_;
   }
-  int missing() const override { return on_cpu_ ? on_cpu_->missing() : held_.empty() ? -1 : held_.front().peer; }
+  int missing() const override {
+    return on_cpu_ ? on_cpu_->missing() : held_.empty() ? Link::kNobody : held_.front().peer;
+  }
 
  private:
   std::shared_ptr<Channel> channel_;
@@ -161,10 +163,9 @@ class NcclLink final : public Link {
   std::string_view name() const override { return "nccl"; }
   std::unique_ptr<Flight> start(int channel, std::vector<Message> out, std::vector<Message> in) override {
     const auto divide = [](std::vector<Message>& all) {
-      std::vector<Message> on_cpu;
-      for (const Message& m : all)
-        if (m.data.device().is_cpu()) on_cpu.push_back(m);
-      std::erase_if(all, [](const Message& m) { return m.data.device().is_cpu(); });
+      const auto cpu = std::ranges::stable_partition(all, [](const Message& m) { return m.data.device().is_cuda(); });
+      std::vector<Message> on_cpu(cpu.begin(), cpu.end());
+      all.erase(cpu.begin(), cpu.end());
       return on_cpu;
     };
     std::vector<Message> cpu_out = divide(out), cpu_in = divide(in);
@@ -186,8 +187,8 @@ class NcclLink final : public Link {
     channel_->abort();
     return first;
   }
-  void waits_for(int peer, Step step) override { control_->waits_for(peer, step); }
-  std::string suspect(int peer) override { return control_->suspect(peer); }
+  void waits_for(int peer) override { control_->waits_for(peer); }
+  std::optional<int> ask(int rank) override { return control_->ask(rank); }
   void pause(int polls) override {
     if (polls < kBusyPolls) std::this_thread::yield();
     else std::this_thread::sleep_for(std::chrono::microseconds(20));

@@ -22,8 +22,7 @@ struct Office {
 
   using Route = std::tuple<int, int, int>;  // channel, from, to
   struct Desk {                             // of a rank
-    int waits_for = -1;
-    Step step;
+    int waits_for = Link::kNobody;
     bool gone = false;
   };
   const int size;
@@ -105,7 +104,7 @@ class ThreadFlight final : public Flight {
     return false;
   }
   int missing() const override {
-    return !in_.empty() ? in_.front().message.peer : !out_.empty() ? out_.back()->to : -1;
+    return !in_.empty() ? in_.front().message.peer : !out_.empty() ? out_.back()->to : Link::kNobody;
   }
 
  private:
@@ -138,23 +137,14 @@ class ThreadLink final : public Link {
     office_->fail(reason);
     return first;
   }
-  void waits_for(int peer, Step step) override {
+  void waits_for(int peer) override {
     const std::lock_guard lock(office_->mutex);
-    Office::Desk& desk = office_->desks[static_cast<std::size_t>(rank_)];
-    desk.waits_for = peer, desk.step = step;
+    office_->desks[static_cast<std::size_t>(rank_)].waits_for = peer;
   }
-  std::string suspect(int peer) override {
+  std::optional<int> ask(int rank) override {
     const std::lock_guard lock(office_->mutex);
-    std::vector<bool> seen(office_->desks.size());
-    while (true) {
-      const Office::Desk& desk = office_->desks[static_cast<std::size_t>(peer)];
-      if (desk.gone) return who(peer) + ", which has left";
-      if (desk.waits_for < 0) return who(peer) + ", which waits for nobody";
-      if (seen[static_cast<std::size_t>(peer)])
-        return who(peer) + ", in a circle of ranks that wait for each other (" + std::string(desk.step.op) + ")";
-      seen[static_cast<std::size_t>(peer)] = true;
-      peer = desk.waits_for;
-    }
+    const Office::Desk& desk = office_->desks[static_cast<std::size_t>(rank)];
+    return desk.gone ? kLeft : desk.waits_for;
   }
   void pause(int) override {
     std::unique_lock lock(office_->mutex);

@@ -8,7 +8,7 @@
 #include <new>
 #include <utility>
 #include "core/cuda/kernels.h"
-#include "core/cuda/memory.h"
+#include "core/pool.h"
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #else
@@ -26,7 +26,7 @@ struct Context {
   int index = 0;
   Properties properties;
   cudaStream_t stream = nullptr;
-  std::unique_ptr<Pool<DeviceHeap>> pool;
+  std::unique_ptr<Pool> pool;
   std::atomic<std::uint64_t> launches{0}, host_waits{0};
   std::atomic<bool> recording{false};
   std::atomic<bool> lost{false};
@@ -39,22 +39,19 @@ std::string text_of(cudaError_t status) {
          "): " + cudaGetErrorString(status);
 }
 
-[[noreturn]] void no_usable_gpu(const std::string& reason) {
-  fail_with(Code::gpu, "no usable GPU: ", reason, "; the device 'cpu' always works");
+template <class... Parts> [[noreturn]] void no_usable_gpu(const Parts&... reason) {
+  fail_with(Code::gpu, "no usable GPU: ", reason..., "; the device 'cpu' always works");
 }
 
 struct Count {
-  cudaError_t status;
   int devices = 0;
+  cudaError_t status = cudaGetDeviceCount(&devices);
+  Count() {
+    if (status != cudaSuccess) devices = 0, (void)cudaGetLastError();
+  }
 };
-/// Asked once: a driver does not come and go.
-const Count& count() {
-  static const Count c = [] {
-    Count asked{cudaSuccess, 0};
-    asked.status = cudaGetDeviceCount(&asked.devices);
-    if (asked.status != cudaSuccess) asked.devices = 0, (void)cudaGetLastError();
-    return asked;
-  }();
+const Count& count() {  // asked once: a driver does not come and go
+  static const Count c;
   return c;
 }
 
@@ -96,12 +93,20 @@ void smoke(const Context& c) {
   (void)cudaGetLastError();
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
       status == cudaErrorUnsupportedPtxVersion)
-    no_usable_gpu("cuda:" + std::to_string(c.index) + " (" + c.properties.name + ") has compute capability " +
-                  std::to_string(c.properties.major) + "." + std::to_string(c.properties.minor) +
-                  ", this build has code for " + kGpuArchs);
-  if (status != cudaSuccess)
-    no_usable_gpu("cuda:" + std::to_string(c.index) + " failed a small kernel with " + text_of(status));
-  if (seen != kWord) no_usable_gpu("cuda:" + std::to_string(c.index) + " computed a wrong word");
+    no_usable_gpu("cuda:", c.index, " (", c.properties.name, ") has compute capability ", c.properties.major, ".",
+                  c.properties.minor, ", this build has code for ", kGpuArchs);
+  if (status != cudaSuccess) no_usable_gpu("cuda:", c.index, " failed a small kernel with ", text_of(status));
+  if (seen != kWord) no_usable_gpu("cuda:", c.index, " computed a wrong word");
+}
+
+std::byte* take(int index, std::size_t bytes) {
+  check_alive(index);
+  select(index);
+  void* p = nullptr;
+  const cudaError_t status = cudaMalloc(&p, bytes);
+  if (status == cudaErrorMemoryAllocation) return (void)cudaGetLastError(), nullptr;
+  check_status(status, "cudaMalloc", index);
+  return static_cast<std::byte*>(p);
 }
 
 Context* existing(int index) {
@@ -111,9 +116,9 @@ Context* existing(int index) {
 
 Context& context(int index) {
   if (Context* const c = existing(index)) return *c;
-  if (count().status != cudaSuccess) no_usable_gpu("driver reports " + text_of(count().status));
+  if (count().status != cudaSuccess) no_usable_gpu("driver reports ", text_of(count().status));
   if (index < 0 || index >= std::min(count().devices, kMaxDevices))
-    no_usable_gpu("cuda:" + std::to_string(index) + " asked for, the driver shows " + std::to_string(count().devices));
+    no_usable_gpu("cuda:", index, " asked for, the driver shows ", count().devices);
   const std::lock_guard lock(contexts_mutex);
   auto& slot = contexts[static_cast<std::size_t>(index)];
   if (Context* const c = slot.load()) return *c;
@@ -124,14 +129,18 @@ Context& context(int index) {
   c->index = index;
   c->properties = ask(index);
   const cudaError_t status = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
-  if (status != cudaSuccess) no_usable_gpu("cuda:" + std::to_string(index) + " reports " + text_of(status));
+  if (status != cudaSuccess) no_usable_gpu("cuda:", index, " reports ", text_of(status));
   smoke(*c);
   void* verdict = nullptr;
   if (const cudaError_t made = cudaHostAlloc(&verdict, sizeof(Verdict), cudaHostAllocPortable | cudaHostAllocMapped))
-    no_usable_gpu("cuda:" + std::to_string(index) + " reports " + text_of(made) + " of memory that both sides see");
+    no_usable_gpu("cuda:", index, " reports ", text_of(made), " of memory that both sides see");
   c->verdict = new (verdict) Verdict();
-  c->pool = std::make_unique<Pool<DeviceHeap>>(
-      DeviceHeap{index}, pool_limit("HILT_GPU_POOL_BYTES", std::numeric_limits<std::size_t>::max()));
+  constexpr std::size_t kAlignment = 512;
+  c->pool = std::make_unique<Pool>(
+      Pool::Source{
+          kAlignment, " on cuda:" + std::to_string(index), [index](std::size_t n) { return take(index, n); },
+          [](std::byte* p) { (void)cudaFree(p); }},  // it waits for the stream; a lost device takes nothing back
+      pool_limit("HILT_GPU_POOL_BYTES", std::numeric_limits<std::size_t>::max()));
   (void)cudaSetDevice(before);
   slot.store(c.get(), std::memory_order_release);
   return *c.release();
@@ -147,6 +156,7 @@ Context& context(int index) {
 int device_count() { return count().devices; }
 void require(int index) { (void)context(index); }
 const Properties& properties(int index) { return context(index).properties; }
+Pool& pool(int index) { return *context(index).pool; }
 
 void check_alive(int device) {
   const Context* const c = existing(device);
@@ -192,28 +202,26 @@ void check_verdict(int device) {
   fail_with(Code::data, found.what, ": row ", found.row, ", token ", found.token);
 }
 
+static void copy_bytes(Cuda where, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                       const char* what) {
+  check_alive(where.device);
+  check_status(cudaMemcpyAsync(to, from, bytes, kind, static_cast<cudaStream_t>(where.stream)), what, where.device);
+}
 void to_host(Cuda where, void* host, const void* device, std::size_t bytes) {
   if (bytes == 0) return;
-  check_alive(where.device);
   forbid_while_recording(where.device, "a value was asked for");
   context(where.device).host_waits.fetch_add(1, std::memory_order_relaxed);
-  const auto stream = static_cast<cudaStream_t>(where.stream);
-  check_status(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream), "copy to the host", where.device);
-  check_status(cudaStreamSynchronize(stream), "copy to the host", where.device);
+  copy_bytes(where, host, device, bytes, cudaMemcpyDeviceToHost, "copy to the host");
+  check_status(cudaStreamSynchronize(static_cast<cudaStream_t>(where.stream)), "copy to the host", where.device);
   check_verdict(where.device);
 }
 void to_device(Cuda where, void* device, const void* host, std::size_t bytes) {
   if (bytes == 0) return;
-  check_alive(where.device);
   forbid_while_recording(where.device, "something was copied from the host");
-  check_status(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(where.stream)),
-               "copy to the GPU", where.device);
+  copy_bytes(where, device, host, bytes, cudaMemcpyHostToDevice, "copy to the GPU");
 }
 void within(Cuda where, void* to, const void* from, std::size_t bytes) {
-  if (bytes == 0) return;
-  check_alive(where.device);
-  check_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(where.stream)),
-               "copy", where.device);
+  if (bytes > 0) copy_bytes(where, to, from, bytes, cudaMemcpyDeviceToDevice, "copy");
 }
 void clear(Cuda where, void* device, std::size_t bytes) {
   if (bytes == 0) return;
@@ -282,32 +290,15 @@ void leave(int device, const Visit& visit) noexcept {
 }
 void behind_ours(int device, void* stream) noexcept { order(device, context(device).stream, stream); }
 
-// ---- memory -------------------------------------------------------------------------------------
-std::string DeviceHeap::name() const { return " on cuda:" + std::to_string(index); }
-std::byte* DeviceHeap::take(std::size_t bytes) const {
-  check_alive(index);
-  select(index);
-  void* p = nullptr;
-  const cudaError_t status = cudaMalloc(&p, bytes);
-  if (status == cudaErrorMemoryAllocation) {
-    (void)cudaGetLastError();
-    return nullptr;
-  }
-  check_status(status, "cudaMalloc", index);
-  return static_cast<std::byte*>(p);
-}
-void DeviceHeap::give(std::byte* p) const noexcept {
-  (void)cudaFree(p);  // waits for the stream; on a lost device there is nothing to give back
-}
-Pool<DeviceHeap>& pool(int index) { return *context(index).pool; }
-
 std::vector<std::string> descriptions() {
   if (count().status != cudaSuccess) return {"no usable GPU: driver reports " + text_of(count().status)};
   std::vector<std::string> out;
   for (int i = 0; i < count().devices; ++i) {
     const Properties p = ask(i);
-    out.push_back("cuda:" + std::to_string(i) + ": " + p.name + ", " + std::to_string(p.memory >> 20) +
-                  " MiB, compute capability " + std::to_string(p.major) + "." + std::to_string(p.minor));
+    TextStream line;
+    line << "cuda:" << i << ": " << p.name << ", " << (p.memory >> 20) << " MiB, compute capability " << p.major << '.'
+         << p.minor;
+    out.push_back(line.str());
   }
   return out;
 }

@@ -3,6 +3,10 @@
 
 // Private to core and ops: one GPU as the library uses it. No CUDA header comes in through here.
 
+namespace hilt {
+class Pool;
+}
+
 namespace hilt::cuda {
 
 struct Properties {  // what kernels need to know of a GPU
@@ -18,6 +22,10 @@ const Properties& properties(int index);
 int device_count();  // GPUs the driver shows; 0 where there is no usable driver
 /// Throws Code::gpu unless it exists, this build has code for it, and a small kernel has run on it.
 void require(int index);
+
+/// Its memory. All work of a GPU runs on one stream, so what a tensor leaves behind can be handed on at once: whoever
+/// gets it writes after the last reader has run.
+Pool& pool(int index);
 
 std::vector<std::string> descriptions();
 void synchronize(int index);
@@ -41,8 +49,8 @@ struct alignas(16) Verdict {
 Verdict* verdict(int device);
 void check_verdict(int device);
 
-/// Puts a host's stream behind ours, with which what is kept beside plans was made, and ours behind
-/// it at the end; one that is recorded stands alone. What enter() returns is what leave() is told.
+/// enter() makes a host's stream wait for ours, on which the tables beside plans are made; leave() makes ours wait for
+/// the host's. A stream that the host records waits for nothing. leave() is given what enter() returned.
 struct Visit {
   void* stream;
   int before;  // the GPU that the thread had
@@ -50,7 +58,7 @@ struct Visit {
 };
 Visit enter(int device, void* stream);
 void leave(int device, const Visit& visit) noexcept;
-void behind_ours(int device, void* stream) noexcept;        // what it is asked next
+void behind_ours(int device, void* stream) noexcept;        // the stream waits for what ours was asked so far
 void forbid_while_recording(int device, const char* what);  // a recording holds what the GPU does by itself
 
 /// Copies between memory of the host and of a GPU, in stream order. To the host it waits; from

@@ -1,10 +1,7 @@
 // What tensors need of a GPU: filling, copying, converting, random numbers, adding up gradients. A
 // thread takes element after element, neighbours its neighbours, dense ones 16 bytes at a time.
-#include <cstring>
-#include "core/convert.h"
 #include "core/cuda/kernels.h"
 #include "core/cuda/pack.cuh"
-#include "core/cuda/random.cuh"
 
 namespace hilt::kernels {
 namespace {
@@ -13,12 +10,9 @@ using namespace cuda;
 
 __global__ void write_word_kernel(std::uint32_t* to, std::uint32_t word) { *to = word; }
 
-template <class T> __global__ void fill_kernel(T* out, Index n, T value) {
-  for (Index i = first_element(); i < n; i += element_step()) out[i] = value;
-}
-
-template <class T> __global__ void count_up_kernel(T* out, Index n) {
-  for (Index i = first_element(); i < n; i += element_step()) out[i] = convert<T>(i);
+template <class T, class F> __global__ void generate_kernel(F f, T* out, Index n) {
+  if constexpr (std::is_same_v<F, Draw>) f.key = now(f.key);
+  for (Index i = first_element(); i < n; i += element_step()) out[i] = f.template at<T>(i);
 }
 
 // One kernel a destination type; the source's is looked at once an element.
@@ -36,29 +30,6 @@ constexpr int kConverted = 8;
 template <class To, class From> __global__ void convert_kernel(To* to, const From* from, Index packs) {
   for (Index i = first_element(); i < packs; i += element_step())
     store(to + i * kConverted, load<kConverted>(from + i * kConverted));
-}
-
-__device__ double uniform(std::uint32_t bits) { return (bits >> 8) * 0x1p-24; }
-
-template <class T>
-__global__ void draw_kernel(Draw what, T* out, Index n, RandomKey drawn, Index low, std::uint64_t span) {
-  const RandomKey key = now(drawn);
-  constexpr double kTwoPi = 6.283185307179586;
-  for (Index i = first_element(); i < n; i += element_step()) {
-    const auto at = static_cast<std::uint64_t>(i);
-    const auto bits = philox({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32),
-                              static_cast<std::uint32_t>(key.stream), static_cast<std::uint32_t>(key.stream >> 32)},
-                             key.seed);
-    if (what == Draw::integer) {
-      const std::uint64_t wide = (std::uint64_t{bits[0]} << 32) | bits[1];
-      out[i] = convert<T>(low + static_cast<Index>(wide % span));
-    } else if (what == Draw::uniform) {
-      out[i] = static_cast<T>(static_cast<wide_t<T>>(uniform(bits[0])));
-    } else {
-      const double radius = sqrt(-2 * log(1 - uniform(bits[0])));  // 1 - u is never 0
-      out[i] = static_cast<T>(static_cast<wide_t<T>>(radius * cos(kTwoPi * uniform(bits[1]))));
-    }
-  }
 }
 
 template <int N, class T> __global__ void accumulate_kernel(const T* a, const T* b, T* out, Index n) {
@@ -79,20 +50,14 @@ int write_word(Cuda where, std::uint32_t* to, std::uint32_t word) {
   return cudaLaunchKernelEx(&config, write_word_kernel, to, word);
 }
 
-void fill(Cuda where, void* out, DType type, Index n, double value) {
+template <class F> void generate(Cuda where, const F& f, void* out, DType type, Index n) {
   with_type(type, [&]<class T>() {
-    const T v = convert<T>(value);
-    const T zero{};
-    if (std::memcmp(&v, &zero, sizeof v) == 0) clear(where, out, static_cast<std::size_t>(n) * sizeof v);
-    else launch("full", where, fill_kernel<T>, blocks_for(n), kThreads, 0, static_cast<T*>(out), n, v);
+    launch("generate", where, generate_kernel<T, F>, blocks_for(n), kThreads, 0, f, static_cast<T*>(out), n);
   });
 }
-
-void count_up(Cuda where, void* out, DType type, Index n) {
-  with_type(type, [&]<class T>() {
-    launch("arange", where, count_up_kernel<T>, blocks_for(n), kThreads, 0, static_cast<T*>(out), n);
-  });
-}
+template void generate(Cuda, const Constant&, void*, DType, Index);
+template void generate(Cuda, const Count&, void*, DType, Index);
+template void generate(Cuda, const Draw&, void*, DType, Index);
 
 void copy_elements(Cuda where, void* to, DType to_type, const void* from, DType from_type, const Walk<2>& walk) {
   if (walk.elements == 0) return;
@@ -111,12 +76,6 @@ void copy_elements(Cuda where, void* to, DType to_type, const void* from, DType 
   with_type(to_type, [&]<class To>() {
     launch("copy", where, copy_kernel<To>, blocks_for(walk.elements), kThreads, 0, static_cast<To*>(to), from,
            from_type, walk);
-  });
-}
-
-void draw(Cuda where, Draw what, void* out, DType type, Index n, RandomKey key, Index low, std::uint64_t span) {
-  with_type(type, [&]<class T>() {
-    launch("random", where, draw_kernel<T>, blocks_for(n), kThreads, 0, what, static_cast<T*>(out), n, key, low, span);
   });
 }
 

@@ -2,8 +2,10 @@
 #include <cuda_runtime.h>
 #include <type_traits>
 #include "core/cuda/context.h"
+#include "core/random.h"
 
-// For .cu files: starting a kernel, and how many threads it takes.
+// For .cu files: starting a kernel, and how many threads it takes; keys that a Replay moves on;
+// powers and logarithms of two as the hardware has them.
 
 namespace hilt::cuda {
 
@@ -43,5 +45,23 @@ inline dim3 blocks_for(Index n, Index each = 1) {
 /// This thread's first element, and the step to its next.
 __device__ inline Index first_element() { return static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline Index element_step() { return static_cast<Index>(gridDim.x) * blockDim.x; }
+
+/// The key as it is this time.
+__device__ inline RandomKey now(RandomKey key) {
+  if (key.further) key.stream += *key.further;
+  return key;
+}
+
+/// 2^x and log2 x, to two units in the last place; subnormals count as zero.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 }  // namespace hilt::cuda

@@ -1,6 +1,5 @@
 #pragma once
 #include "core/cuda/pack.cuh"
-#include "core/cuda/reduce.cuh"
 
 // For .cu files: kernels that take a matrix row by row. A short row belongs to a warp, which needs
 // no barrier, a long one to a block; elements come in packs where number and addresses allow.

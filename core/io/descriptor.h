@@ -1,9 +1,13 @@
 #pragma once
+#include <fcntl.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <random>
+#include <string>
 #include <utility>
 
 // Private: files as the system numbers them.
@@ -45,6 +49,33 @@ inline bool write_all(int descriptor, const void* from, std::size_t bytes) {
     if (n < 0 && errno != EINTR) return false;
     done += static_cast<std::size_t>(std::max<ssize_t>(n, 0));
   }
+  return true;
+}
+
+/// Makes a file whole or not at all: what write(descriptor) writes to a new file beside it takes its
+/// name once it is on the disk. False where that, or `write`, has failed; then errno says why.
+template <class Write> bool write_whole(const std::string& path, mode_t mode, const Write& write) {
+  const std::string unfinished = path + ".tmp." + std::to_string(std::random_device{}());
+  Descriptor file(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+  if (!file) return false;
+  bool done = false;
+  try {
+    done = write(file.get()) && ::fsync(file.get()) == 0 && file.close() &&
+           ::rename(unfinished.c_str(), path.c_str()) == 0;
+  } catch (...) {
+    ::unlink(unfinished.c_str());
+    throw;
+  }
+  if (!done) {
+    const int error = errno;
+    ::unlink(unfinished.c_str());
+    errno = error;
+    return false;
+  }
+  // The new name lasts once its directory is on the disk. Where a file system cannot do that, only that is lost.
+  const std::string directory = path.substr(0, path.rfind('/') + 1);
+  if (const Descriptor d(::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); d)
+    (void)::fsync(d.get());
   return true;
 }
 

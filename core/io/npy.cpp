@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <cstring>
-#include <random>
 #include "core/io/descriptor.h"
 #include "core/io/text.h"
 #include "core/tensor.h"
@@ -45,9 +44,9 @@ class NpyHeader {
       const std::size_t start = at_;
       const std::string_view key = string();
       expect(':');
-      if (key == "descr" && !dtype_) read_type();
-      else if (key == "fortran_order" && !fortran_) read_bool();
-      else if (key == "shape" && !shape_) read_shape();
+      if (key == "descr" && !dtype) read_type();
+      else if (key == "fortran_order" && !fortran) read_bool();
+      else if (key == "shape" && !shape) read_shape();
       else
         wrong(start, "key ", in_quotes(key),
               " is unknown or repeated; expected descr, fortran_order and shape, each once");
@@ -57,31 +56,26 @@ class NpyHeader {
       }
     }
     const std::size_t end = at_;
-    space();
-    if (at_ != text_.size()) wrong(at_, "expected blanks to the end of the header, got ", next());
-    if (!dtype_ || !fortran_ || !shape_)
-      wrong(end, "the header lacks ", !dtype_ ? "descr" : !fortran_ ? "fortran_order" : "shape");
+    if (here() != text_.size()) wrong(at_, "expected blanks to the end of the header, got ", next());
+    if (!dtype || !fortran || !shape)
+      wrong(end, "the header lacks ", !dtype ? "descr" : !fortran ? "fortran_order" : "shape");
   }
-  DType dtype() const { return *dtype_; }
-  bool fortran() const { return *fortran_; }
-  const Shape& shape() const { return *shape_; }
+  std::optional<DType> dtype;
+  std::optional<bool> fortran;
+  std::optional<Shape> shape;
 
  private:
   template <class... Parts> [[noreturn]] void wrong(std::size_t at, const Parts&... parts) const {
     bad(path_, "bad header at byte ", offset_ + at, ": ", parts...);
   }
   std::string next() const { return at_ < text_.size() ? in_quotes(text_.substr(at_, 1)) : "its end"; }
-  void space() { at_ = std::min(text_.find_first_not_of(" \n", at_), text_.size()); }
-  bool take(char c) {
-    space();
-    return at_ < text_.size() && text_[at_] == c && ++at_;
-  }
+  std::size_t here() { return at_ = std::min(text_.find_first_not_of(" \n", at_), text_.size()); }  // behind blanks
+  bool take(char c) { return here() < text_.size() && text_[at_] == c && ++at_; }
   void expect(char c) {
     if (!take(c)) wrong(at_, "expected '", c, "', got ", next());
   }
   std::string_view string() {
-    space();
-    const char quote = at_ < text_.size() ? text_[at_] : ' ';
+    const char quote = here() < text_.size() ? text_[at_] : ' ';
     if (quote != '\'' && quote != '"') wrong(at_, "expected a string in quotes, got ", next());
     const std::size_t end = text_.find(quote, at_ + 1);
     if (end == std::string_view::npos) wrong(at_, "a quote that is not closed");
@@ -90,14 +84,13 @@ class NpyHeader {
     return s;
   }
   void read_type() {
-    space();
-    const std::size_t start = at_;
-    if (at_ < text_.size() && text_[at_] == '[')
+    const std::size_t start = here();
+    if (start < text_.size() && text_[start] == '[')
       wrong(at_, "records of several types are refused; expected one plain type");
     const std::string_view descr = string();
     for (const NpyType& t : kNpyTypes)
-      if (descr == t.descr || (t.dtype == DType::u8 && descr == "<u1")) dtype_ = t.dtype;
-    if (dtype_) return;
+      if (descr == t.descr || (t.dtype == DType::u8 && descr == "<u1")) dtype = t.dtype;
+    if (dtype) return;
     if (descr.find('O') != descr.npos)
       wrong(start, "type ", in_quotes(descr), " holds pickled objects: refused, pickles can run code");
     if (descr.starts_with('>'))
@@ -107,11 +100,10 @@ class NpyHeader {
           descr.find_first_of("iub") != descr.npos ? "<i8" : "<f4", "') for one");
   }
   void read_bool() {
-    space();
-    const std::string_view rest = text_.substr(at_);
+    const std::string_view rest = text_.substr(here());
     if (!rest.starts_with("True") && !rest.starts_with("False")) wrong(at_, "expected True or False, got ", next());
-    fortran_ = rest.starts_with("True");
-    at_ += *fortran_ ? 4 : 5;
+    fortran = rest.starts_with("True");
+    at_ += *fortran ? 4 : 5;
   }
   void read_shape() {
     expect('(');
@@ -119,8 +111,7 @@ class NpyHeader {
     bool comma = true;
     while (!take(')')) {
       if (!comma) wrong(at_, "expected ',' or ')', got ", next());
-      space();
-      const std::size_t start = at_;
+      const std::size_t start = here();
       Index extent = 0;
       const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), extent);
       if (error == std::errc::result_out_of_range) wrong(start, "an extent beyond 64 bits");
@@ -134,15 +125,12 @@ class NpyHeader {
       comma = take(',');
     }
     if (s.rank() == 1 && !comma) wrong(at_ - 1, "expected ',': a shape of one axis is written (", s[0], ",)");
-    shape_ = s;
+    shape = s;
   }
 
   const std::string& path_;
   std::string_view text_;
   std::size_t offset_, at_ = 0;
-  std::optional<DType> dtype_;
-  std::optional<bool> fortran_;
-  std::optional<Shape> shape_;
 };
 
 void read(const std::string& path, const Descriptor& file, void* to, std::size_t n, std::size_t offset) {
@@ -222,17 +210,17 @@ Tensor read_npy(const std::string& path) {
 
   const std::size_t data_at = header_at + length;
   Index bytes = 0;
-  if (__builtin_mul_overflow(header.shape().numel(), static_cast<Index>(size_of(header.dtype())), &bytes) ||
+  if (__builtin_mul_overflow(header.shape->numel(), static_cast<Index>(size_of(*header.dtype)), &bytes) ||
       __builtin_add_overflow(bytes, static_cast<Index>(data_at), &bytes))
-    bad(path, "truncated: header says more bytes than 64 bits count, ", header.dtype(), header.shape(), ", file has ",
+    bad(path, "truncated: header says more bytes than 64 bits count, ", *header.dtype, *header.shape, ", file has ",
         size);
   need(static_cast<std::size_t>(bytes));
   if (static_cast<std::size_t>(bytes) < size)
     bad(path, "trailing bytes at byte ", bytes, ": header says ", bytes, " bytes, file has ", size);
 
-  Tensor x = empty(header.fortran() ? Shape{header.shape().numel()} : header.shape(), header.dtype());
+  Tensor x = empty(*header.fortran ? Shape{header.shape->numel()} : *header.shape, *header.dtype);
   read(path, file, x.mutable_raw(), x.bytes(), data_at);
-  return header.fortran() ? as_strided(x, header.shape(), fortran_strides(header.shape()), 0) : x;
+  return *header.fortran ? as_strided(x, *header.shape, fortran_strides(*header.shape), 0) : x;
 }
 
 NpyIntegers read_npy_integers(const std::string& path) {
@@ -252,16 +240,15 @@ void write_npy(const std::string& path, const Tensor& tensor) {
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
     bad(path, "is ", S_ISDIR(status.st_mode) ? "a directory" : "not a regular file",
         "; refused to write a .npy file in its place");
-  const std::string temporary = path + ".tmp." + std::to_string(std::random_device{}());
-  Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!file) bad(path, "cannot write: making ", temporary, ": ", std::strerror(errno));
-  const bool written = write_all(file.get(), header.data(), header.size()) &&
-                       write_all(file.get(), x.raw(), x.bytes()) && ::fsync(file.get()) == 0 && file.close() &&
-                       ::rename(temporary.c_str(), path.c_str()) == 0;
+  bool opened = false;
+  const bool written = write_whole(path, 0666, [&](int descriptor) {
+    opened = true;
+    return write_all(descriptor, header.data(), header.size()) && write_all(descriptor, x.raw(), x.bytes());
+  });
   if (written) return;
-  const int error = errno;
-  ::unlink(temporary.c_str());
-  bad(path, "cannot write ", header.size() + x.bytes(), " bytes: ", std::strerror(error), "; nothing was left behind");
+  const char* const why = std::strerror(errno);
+  if (!opened) bad(path, "cannot write: making ", path, ".tmp.*: ", why);
+  bad(path, "cannot write ", header.size() + x.bytes(), " bytes: ", why, "; nothing was left behind");
 }
 
 }  // namespace hilt

@@ -51,10 +51,7 @@ class Header {
   Header(const std::string& path, std::string_view text, std::uint64_t data_bytes)
       : path_(path), text_(text), data_bytes_(data_bytes) {
     if (!text_.starts_with('{')) wrong(0, "header", next(), "must begin with {");
-    expect('{');
-    if (!take('}')) do
-        entry();
-      while (more('}'));
+    list('{', '}', [&] { entry(); });
     const std::size_t end = text_.find_first_not_of(' ', at_);
     if (end != text_.npos) wrong(end, "header", shown(text_.substr(end, 1)), "only blanks may follow its last }");
     sort_and_check();
@@ -68,18 +65,17 @@ class Header {
     bad(path_, kLengthBytes + at, what, value, why, remedy);
   }
   std::string next() const { return at_ < text_.size() ? shown(text_.substr(at_, 1)) : "its end"; }
-  void space() { at_ = std::min(text_.find_first_not_of(" \n\t\r", at_), text_.size()); }
-  bool take(char c) {
-    space();
-    return at_ < text_.size() && text_[at_] == c && ++at_;
-  }
+  std::size_t here() { return at_ = std::min(text_.find_first_not_of(" \n\t\r", at_), text_.size()); }  // behind blanks
+  bool take(char c) { return here() < text_.size() && text_[at_] == c && ++at_; }
   void expect(char c) {
     if (!take(c)) wrong(at_, "header", next(), std::string("expected ") + c);
   }
-  bool more(char closing) {  // after an element: whether another follows, or the closing bracket does
-    if (take(',')) return true;
-    if (take(closing)) return false;
-    wrong(at_, "header", next(), std::string("expected , or ") + closing);
+  template <class F> void list(char opening, char closing, const F& element) {
+    expect(opening);
+    if (take(closing)) return;
+    do element();
+    while (take(','));
+    if (!take(closing)) wrong(at_, "header", next(), std::string("expected , or ") + closing);
   }
 
   std::uint32_t unit() {  // the four digits of \uXXXX
@@ -101,16 +97,12 @@ class Header {
     }
     if (c != 'u') wrong(start, "escape in a string", shown(text_.substr(start, 2)), "JSON has no such escape");
     std::uint32_t u = unit();
-    if (u >= 0xd800 && u < 0xdc00) {
-      const bool pair = text_.substr(at_).starts_with("\\u");
-      if (pair) at_ += 2;
-      const std::uint32_t low = pair ? unit() : 0;
-      if (low < 0xdc00 || low > 0xdfff)
-        wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair");
-      u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
-    } else if (u >= 0xdc00 && u < 0xe000) {
+    const auto is = [](std::uint32_t x, std::uint32_t half) { return x >> 10 == half >> 10; };
+    std::uint32_t low = 0;
+    if (is(u, 0xd800) && text_.substr(at_).starts_with("\\u")) at_ += 2, low = unit();
+    if (is(low, 0xdc00)) u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
+    else if (is(u, 0xd800) || is(u, 0xdc00))
       wrong(start, "escape in a string", shown(text_.substr(start, 6)), "half of a surrogate pair");
-    }
     append_utf8(out, u);
   }
   std::string string(const char* what) {
@@ -134,8 +126,7 @@ class Header {
     }
   }
   std::int64_t number(const std::string& what) {  // a whole number that is not negative
-    space();
-    const std::size_t start = at_;
+    const std::size_t start = here();
     at_ = std::min(text_.find_first_not_of("0123456789", start), text_.size());
     const std::optional<std::int64_t> n = number_in<std::int64_t>(text_.substr(start, at_ - start));
     const std::string value = shown(text_.substr(start, std::max<std::size_t>(at_ - start, 1)));
@@ -149,8 +140,7 @@ class Header {
   }
 
   void entry() {
-    space();
-    const std::size_t start = at_;
+    const std::size_t start = here();
     std::string name = string("tensor name");
     expect(':');
     if (name == kMetadata) return read_metadata(start);
@@ -158,10 +148,8 @@ class Header {
     e.name = std::move(name);
     constexpr std::array<std::string_view, 3> kKeys{"dtype", "shape", "data_offsets"};
     std::array<bool, 3> has{};
-    expect('{');
-    do {
-      space();
-      const std::size_t key_at = at_;
+    list('{', '}', [&] {
+      const std::size_t key_at = here();
       const std::string key = string("key");
       expect(':');
       const auto which = static_cast<std::size_t>(std::ranges::find(kKeys, key) - kKeys.begin());
@@ -169,15 +157,14 @@ class Header {
         wrong(key_at, "key of tensor " + shown(e.name), shown(key), "expected dtype, shape and data_offsets");
       if (std::exchange(has[which], true)) wrong(key_at, "key of tensor " + shown(e.name), shown(key), "appears twice");
       which == 0 ? read_dtype(e) : which == 1 ? read_shape(e) : read_offsets(e);
-    } while (more('}'));
+    });
     for (std::size_t i = 0; i < has.size(); ++i)
       if (!has[i]) wrong(start, "tensor", shown(e.name), "lacks " + std::string(kKeys[i]));
     check_size(e, start);
     entries.push_back(std::move(e));
   }
   void read_dtype(SafetensorsEntry& e) {
-    space();
-    const std::size_t start = at_;
+    const std::size_t start = here();
     const std::string text = string("dtype");
     const auto* const type = std::ranges::find(kTypes, text, &TypeName::name);
     if (type == std::end(kTypes))
@@ -187,25 +174,21 @@ class Header {
   }
   void read_shape(SafetensorsEntry& e) {
     const std::string what = "shape of tensor " + shown(e.name);
-    expect('[');
-    if (take(']')) return;
     std::int64_t product = 1;  // with 1 for a 0: the others must multiply safely all the same
-    do {
-      space();
-      const std::size_t start = at_;
+    list('[', ']', [&] {
+      const std::size_t start = here();
       if (e.shape.rank() == Shape::kMaxRank)
         wrong(start, what, "rank 7", "at most 6 axes are supported", "reshape the tensor and write the file again");
       const std::int64_t extent = number(what);
       if (__builtin_mul_overflow(product, std::max<std::int64_t>(extent, 1), &product))
         wrong(start, what, std::to_string(extent), "the product of the extents exceeds 64 bits");
       e.shape.push_back(extent);
-    } while (more(']'));
+    });
   }
   void read_offsets(SafetensorsEntry& e) {
     const std::string what = "data_offsets of tensor " + shown(e.name);
     expect('[');
-    space();
-    const std::size_t start = at_;
+    const std::size_t start = here();
     const std::int64_t begin = number(what);
     expect(',');
     const std::int64_t end = number(what);
@@ -228,17 +211,14 @@ class Header {
   }
   void read_metadata(std::size_t start) {
     if (std::exchange(has_metadata_, true)) wrong(start, "key", std::string(kMetadata), "appears twice");
-    expect('{');
-    if (take('}')) return;
-    do {
-      space();
-      const std::size_t at = at_;
+    list('{', '}', [&] {
+      const std::size_t at = here();
       std::string key = string("metadata key");
       expect(':');
       std::string value = string("metadata value");
       const auto [where, fresh] = metadata.try_emplace(std::move(key), std::move(value));
       if (!fresh) wrong(at, "metadata key", shown(where->first), "appears twice");
-    } while (more('}'));
+    });
   }
 
   void sort_and_check() {  // contiguous from 0 to the end, by name at last
@@ -354,26 +334,15 @@ Tensor SafetensorsFile::read(const std::string& name) const {
   if (!e) {
     std::vector<std::string_view> names;
     for (const SafetensorsEntry& known : entries_) names.push_back(known.name);
-    const std::string_view near = nearest_name(name, names);
+    const std::vector<std::string_view> near = near_names(name, names);
     const std::string remedy = names.empty()  ? "the file has none"
                                : near.empty() ? "no name in it is near"
-                                              : "did you mean " + shown(near) + "?";
+                                              : "did you mean " + shown(near[0]) + "?";
     bad(path_, 0, "tensor", shown(name), "is not in the file", remedy.c_str());
   }
   Tensor t = empty(e->shape, e->dtype);
   read_exactly(*file_, path_, e->begin, t.mutable_raw(), static_cast<std::size_t>(e->end - e->begin));
   return t;
-}
-
-void SafetensorsFile::read_into(const std::string& name, Tensor& to) const {
-  const SafetensorsEntry* const e = find(name);
-  if (e && e->shape == to.shape() && e->dtype == to.dtype() && to.is_contiguous() && to.device().is_cpu())
-    return read_exactly(*file_, path_, e->begin, to.mutable_raw(), static_cast<std::size_t>(e->end - e->begin));
-  const Tensor t = read(name);
-  if (t.shape() != to.shape() || is_floating(t.dtype()) != is_floating(to.dtype()))
-    bad(path_, e->begin, "tensor " + shown(name), kind(t.dtype(), t.shape()),
-        "expected " + kind(to.dtype(), to.shape()), "is it a file of another model?");
-  copy(to, t);
 }
 
 // ---- writing ------------------------------------------------------------------------------------
@@ -404,10 +373,6 @@ static std::vector<const SafetensorsItem*> sorted(std::span<const SafetensorsIte
   return out;
 }
 
-static void write_exactly(int descriptor, const void* from, std::size_t bytes) {
-  if (!write_all(descriptor, from, bytes)) fail_with(Code::data, "safetensors: writing failed: ", std::strerror(errno));
-}
-
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {
   std::string json = "{";
   for (const auto& [key, value] : metadata)
@@ -434,13 +399,17 @@ std::string safetensors_header(std::span<const SafetensorsItem> items, const Saf
   return out += json;
 }
 
-void write_safetensors(int descriptor, std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata) {
+void write_safetensors(const std::string& path, std::span<const SafetensorsItem> items,
+                       const SafetensorsMetadata& metadata) {
   const std::string header = safetensors_header(items, metadata);
-  write_exactly(descriptor, header.data(), header.size());
-  for (const SafetensorsItem* item : sorted(items)) {
-    const Tensor t = moved(dense(item->tensor), {});
-    write_exactly(descriptor, t.raw(), t.bytes());
-  }
+  const bool written = write_whole(path, 0600, [&](int descriptor) {
+    return write_all(descriptor, header.data(), header.size()) &&
+           std::ranges::all_of(sorted(items), [&](const SafetensorsItem* item) {
+             const Tensor t = moved(dense(item->tensor), {});
+             return write_all(descriptor, t.raw(), t.bytes());
+           });
+  });
+  if (!written) fail_with(Code::data, path, ": cannot write: ", std::strerror(errno));
 }
 
 }  // namespace hilt

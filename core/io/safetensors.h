@@ -37,8 +37,6 @@ class SafetensorsFile {
   const SafetensorsEntry* find(const std::string& name) const&;  // null where there is none
   /// A new tensor; an unknown name is an error that proposes the nearest.
   Tensor read(const std::string& name) const;
-  /// Into a dense CPU tensor of the entry's shape; floats convert to its type.
-  void read_into(const std::string& name, Tensor& to) const;
 
  private:
   std::string path_;
@@ -55,9 +53,9 @@ struct SafetensorsItem {
 };
 /// The file up to the tensors', which follow by name: a pure function of names, types and metadata.
 std::string safetensors_header(std::span<const SafetensorsItem> items, const SafetensorsMetadata& metadata = {});
-/// Writes the file's bytes to an open descriptor from its position on: equal input, equal bytes.
-/// The caller opens, syncs and names the file; a failed write throws Code::data with errno's text.
-void write_safetensors(int descriptor, std::span<const SafetensorsItem> items,
+/// Writes a file, whole or not at all, for its owner alone: equal input, equal bytes. Where it cannot
+/// it throws Code::data, and what was there stays.
+void write_safetensors(const std::string& path, std::span<const SafetensorsItem> items,
                        const SafetensorsMetadata& metadata = {});
 
 }  // namespace hilt

@@ -56,11 +56,6 @@ std::vector<std::string_view> near_names(std::string_view name, std::span<const 
   return begun;
 }
 
-std::string_view nearest_name(std::string_view name, std::span<const std::string_view> names) {
-  const std::vector<std::string_view> near = near_names(name, names);
-  return near.empty() ? std::string_view{} : near[0];
-}
-
 std::string did_you_mean(std::string_view name, std::span<const std::string_view> names, std::string_view prefix) {
   const std::vector<std::string_view> near = near_names(name, names);
   std::string text;

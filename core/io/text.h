@@ -15,8 +15,6 @@ std::vector<std::string_view> split_text(std::string_view text, char separator);
 /// The names that a misspelt one may stand for, whatever its case: at most four that begin with it;
 /// else the nearest if at most two edits, or a third of its length, are needed; else none.
 std::vector<std::string_view> near_names(std::string_view name, std::span<const std::string_view> names);
-/// The first of near_names, or an empty text.
-std::string_view nearest_name(std::string_view name, std::span<const std::string_view> names);
 /// "; did you mean A, B or C?" for near_names, each after `prefix`; empty if none is near.
 std::string did_you_mean(std::string_view name, std::span<const std::string_view> names, std::string_view prefix = "");
 

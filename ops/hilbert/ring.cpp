@@ -3,7 +3,7 @@
 #include "ops/hilbert/ring.h"
 #include <iomanip>
 #include <utility>
-#include "core/info.h"
+#include "core/device.h"
 #include "ops/hilbert/call.h"
 #include "ops/ops.h"
 

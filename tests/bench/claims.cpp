@@ -16,7 +16,7 @@
 #include <map>
 #include <sstream>
 #include "core/comm/comm.h"
-#include "core/info.h"
+#include "core/device.h"
 #include "core/io/text.h"
 #include "core/parallel.h"
 #include "ops/hilbert/kernels/compact.h"

@@ -6,7 +6,7 @@
 #include <iostream>
 #include <map>
 #include <sstream>
-#include "core/info.h"
+#include "core/device.h"
 #include "core/tape.h"
 #include "ops/hilbert/attention.h"
 #include "ops/ops.h"

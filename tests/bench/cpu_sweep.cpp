@@ -11,7 +11,7 @@
 #include <iostream>
 #include <limits>
 #include <map>
-#include "core/info.h"
+#include "core/device.h"
 #include "core/parallel.h"
 #include "ops/hilbert/attention.h"
 #include "ops/hilbert/kernels/compact.h"

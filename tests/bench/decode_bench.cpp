@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 #include "core/parallel.h"
-#include "nn/parameters.h"
+#include "nn/layers.h"
 #include "nn/transformer.h"
 #include "ops/ops.h"
 

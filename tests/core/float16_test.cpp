@@ -1,5 +1,5 @@
 // f16 and bf16, every pattern of bits, against a table searched for the nearest value.
-#include "core/float16.h"
+#include "core/dtype.h"
 #include <gtest/gtest.h>
 #include <bit>
 #include <cmath>

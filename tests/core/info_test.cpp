@@ -1,5 +1,5 @@
 // What info() says, that headers of another version are refused, and what HILT_ISA may ask for.
-#include "core/info.h"
+#include "core/device.h"
 #include <gtest/gtest.h>
 #include <sstream>
 #include <algorithm>

@@ -7,7 +7,7 @@
 #include <set>
 #include <thread>
 #include <vector>
-#include "core/info.h"
+#include "core/device.h"
 #include "core/io/dlpack.h"
 #include "core/pool.h"
 #include "core/replay.h"
@@ -470,16 +470,16 @@ TEST(OutOfMemory, IsTheSameErrorThroughATensor) {
 
 /// A system that counts.
 struct Counting {
-  static constexpr std::size_t kAlignment = 64;
   static inline int taken = 0, given = 0;
-  static constexpr const char* name() { return ""; }
-  std::byte* take(std::size_t bytes) const { return ++taken, new std::byte[bytes]; }
-  void give(std::byte* p) const noexcept { ++given, delete[] p; }
+  static Pool::Source source() {
+    taken = given = 0;
+    return {64, "", [](std::size_t bytes) { return ++taken, new std::byte[bytes]; },
+            [](std::byte* p) { ++given, delete[] p; }};
+  }
 };
 
 TEST(Pool, ARecordingsBlocksServeNobodyElse) {
-  Counting::taken = Counting::given = 0;
-  Pool<Counting> pool({}, std::size_t{1} << 20);
+  Pool pool(Counting::source(), std::size_t{1} << 20);
   const auto old = pool.take(1000);
   pool.give(old, 1000);
   pool.begin_recording();
@@ -512,8 +512,7 @@ TEST(Pool, ARecordingsBlocksServeNobodyElse) {
 }
 
 TEST(Pool, WhatARecordingMayReadIsKeptBack) {
-  Counting::taken = Counting::given = 0;
-  Pool<Counting> pool({}, std::size_t{1} << 20);
+  Pool pool(Counting::source(), std::size_t{1} << 20);
   const auto input = pool.take(1000), scratch = pool.take(1000);
   pool.begin_recording();
   EXPECT_ANY_THROW(pool.begin_recording());
@@ -544,8 +543,7 @@ TEST(Pool, WhatARecordingMayReadIsKeptBack) {
 }
 
 TEST(Pool, ARecordingsTensorsMayOutliveIt) {
-  Counting::taken = Counting::given = 0;
-  Pool<Counting> pool({}, std::size_t{1} << 20);
+  Pool pool(Counting::source(), std::size_t{1} << 20);
   pool.begin_recording();
   const auto kept = pool.take(1000);
   pool.unreserve(pool.end_recording());

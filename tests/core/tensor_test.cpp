@@ -8,7 +8,7 @@
 #include <set>
 #include <sstream>
 #include <thread>
-#include "core/info.h"
+#include "core/device.h"
 #include "tests/support/error_of.h"
 #include "tests/support/scale.h"
 

@@ -8,7 +8,7 @@
 #include "core/random.h"
 #include "core/replay.h"
 #include "nn/optimizer.h"
-#include "nn/parameters.h"
+#include "nn/layers.h"
 #include "nn/transformer.h"
 #include "ops/hilbert/attention.h"
 #include "ops/ops.h"

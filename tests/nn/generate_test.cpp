@@ -1,5 +1,5 @@
 // Tokens drawn from logits by hand, and texts that go on as a model without a cache goes on.
-#include "nn/generate.h"
+#include "nn/transformer.h"
 #include "tests/nn/modules.h"
 #include "tests/support/error_of.h"
 

@@ -1,5 +1,5 @@
 // GPT-2's weights and logits as another implementation has them; golden/make_gpt2.py says which.
-#include "nn/gpt2.h"
+#include "nn/training.h"
 #include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
@@ -28,9 +28,7 @@ std::string changed(const Temporary& directory, const std::function<void(std::ve
   for (const SafetensorsEntry& e : file.entries()) items.push_back({e.name, file.read(e.name)});
   change(items);
   const std::string path = directory.path("changed.safetensors");
-  const int descriptor = ::open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
-  write_safetensors(descriptor, items);
-  ::close(descriptor);
+  write_safetensors(path, items);
   return path;
 }
 SafetensorsItem& named(std::vector<SafetensorsItem>& items, const std::string& name) {

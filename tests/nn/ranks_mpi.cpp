@@ -3,7 +3,7 @@
 #include <mpi.h>
 #include <iostream>
 #include "core/comm/link.h"
-#include "core/info.h"
+#include "core/device.h"
 #include "tests/nn/ranks_story.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ring_problem.h"

@@ -1,5 +1,5 @@
 // Learning rates against values worked out by hand.
-#include "nn/schedule.h"
+#include "nn/optimizer.h"
 #include <gtest/gtest.h>
 #include <cmath>
 #include "tests/support/error_of.h"

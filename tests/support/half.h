@@ -7,7 +7,7 @@
 namespace hilt {
 
 /// A float format of 16 bits by its definition: a table of its values, and rounding as a search in
-/// it. Shares no thought with float16.h, and is 30 times slower.
+/// it. Shares no thought with dtype.h, and is 30 times slower.
 class Half {
  public:
   Half(int exponent_bits, int mantissa_bits) : mantissa_bits_(mantissa_bits) {

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <tuple>
 #include <vector>
-#include "core/forward.h"
 #include "core/tape.h"
 #include "tests/support/naive_ops.h"
 

@@ -4,7 +4,7 @@
 #include "ops/hilbert/points/points.h"
 #include <algorithm>
 #include <cmath>
-#include "core/convert.h"
+#include "core/dispatch.h"
 #include "core/io/text.h"
 #include "core/parallel.h"
 #include "ops/hilbert/points/cells.h"

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <limits>
 #include <thread>
-#include "core/info.h"
+#include "core/device.h"
 #include "core/tape.h"
 #include "tests/support/error_of.h"
 #include "tests/support/scale.h"

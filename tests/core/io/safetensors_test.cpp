@@ -29,9 +29,7 @@ Temporary& temporary() {
 }
 std::string write(const std::vector<SafetensorsItem>& items, const SafetensorsMetadata& metadata = {}) {
   const std::string path = temporary().path("written.safetensors");
-  const int descriptor = ::open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
-  write_safetensors(descriptor, items, metadata);
-  ::close(descriptor);
+  write_safetensors(path, items, metadata);
   return path;
 }
 std::string content_of(const std::string& path) {
@@ -101,21 +99,10 @@ TEST(Safetensors, WritesWhatTheFormatSays) {
   EXPECT_EQ(file, little_endian(184) + json + std::string("\x02\0\0\x80\x3f\0\0\x80\x3f", 9));
 }
 
-TEST(Safetensors, WritesViewsAndReadsIntoTensors) {
+TEST(Safetensors, WritesViews) {
   const Tensor x = randn({4, 6}, {1, 1}), view = transpose(slice(x, 1, 1, 6, 2));
   const SafetensorsFile file(write({{"view", view}}));
   EXPECT_EQ(file.read("view").to_vector(), view.to_vector());
-  Tensor wide = zeros({3, 4}, DType::f64), same = zeros({3, 4}), strided = transpose(zeros({4, 3}));
-  for (Tensor* t : {&wide, &same, &strided}) {
-    file.read_into("view", *t);
-    EXPECT_EQ(t->to_vector(), view.to_vector());
-  }
-  Tensor wrong = zeros({4, 3}), integers = zeros({3, 4}, DType::i64);
-  const std::string at = file.path() + ":" + std::to_string(file.find("view")->begin);
-  EXPECT_EQ(error_of([&] { file.read_into("view", wrong); }),
-            "data: tensor view (f32[3, 4]): expected f32[4, 3], " + at + "; is it a file of another model?");
-  EXPECT_EQ(error_of([&] { file.read_into("view", integers); }),
-            "data: tensor view (f32[3, 4]): expected i64[3, 4], " + at + "; is it a file of another model?");
   EXPECT_EQ(error_of([&] { (void)file.read("vjew"); }),
             "data: tensor (vjew): is not in the file, " + file.path() + ":0; did you mean view?");
 }
@@ -314,9 +301,9 @@ TEST(Safetensors, RefusesToWriteWhatItWouldNotRead) {
             }),
             "usage: safetensors: '\\xff' is not UTF-8");
   EXPECT_EQ(error_of([] {
-              write_safetensors(-1, std::vector<SafetensorsItem>{{"x", ones({1})}});
+              write_safetensors("/proc/x.safetensors", std::vector<SafetensorsItem>{{"x", ones({1})}});
             }),
-            "data: safetensors: writing failed: Bad file descriptor");
+            "data: /proc/x.safetensors: cannot write: No such file or directory");
 }
 
 // ---- mutated files ------------------------------------------------------------------------------

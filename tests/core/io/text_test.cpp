@@ -8,6 +8,11 @@ namespace {
 
 using Parts = std::vector<std::string_view>;
 
+std::string_view nearest_name(std::string_view name, std::span<const std::string_view> names) {
+  const Parts near = near_names(name, names);
+  return near.empty() ? "" : near[0];
+}
+
 TEST(Text, SplitsAtEverySeparator) {
   EXPECT_EQ(split_text("a,b,,c", ','), (Parts{"a", "b", "", "c"}));
   EXPECT_EQ(split_text("", ','), (Parts{""}));

@@ -1,5 +1,5 @@
 #pragma once
-#include "core/cuda/powers.cuh"
+#include "core/cuda/launch.cuh"
 #include "ops/math.h"
 
 // Private: how the kernels' parts of one softmax come together, natural outside; and the powers

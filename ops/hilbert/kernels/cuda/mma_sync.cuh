@@ -1,6 +1,6 @@
 #pragma once
 #include <cuda_runtime.h>
-#include "core/float16.h"
+#include "core/dtype.h"
 
 // Tensor cores as every GPU since sm_80 has them: thin wrappers over copies that run in the
 // background, loads of 8 x 8 matrices from shared memory, and the product of 16 x 16 by 16 x 8

@@ -1,7 +1,6 @@
 // What the parts of an owner summed up (VisitSide::part), added in the order of parts: by a warp a
 // row, of which lane i has the i-th part's statistic.
-#include "core/cuda/launch.cuh"
-#include "core/cuda/reduce.cuh"
+#include "core/cuda/pack.cuh"
 #include "ops/hilbert/kernels/cuda/kernels.h"
 #include "ops/hilbert/kernels/cuda/merge.cuh"
 

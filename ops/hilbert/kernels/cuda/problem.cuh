@@ -1,7 +1,6 @@
 #pragma once
 #include <utility>
 #include "core/cuda/launch.cuh"
-#include "core/cuda/random.cuh"
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/cuda/on_device.h"
 

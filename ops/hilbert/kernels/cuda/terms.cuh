@@ -1,5 +1,5 @@
 #pragma once
-#include "core/cuda/reduce.cuh"
+#include "core/cuda/pack.cuh"
 #include "core/tensor.h"
 #include "ops/hilbert/kernels/cuda/problem.cuh"
 

@@ -1,7 +1,6 @@
 #pragma once
 #include "ops/hilbert/kernels/hopper/sm90.cuh"
 #include "core/cuda/launch.cuh"
-#include "core/cuda/random.cuh"
 #include "ops/hilbert/kernels/hopper/kernels.h"
 #include "ops/hilbert/kernels/cuda/merge.cuh"
 #include "ops/hilbert/kernels/cuda/on_device.h"

@@ -2,7 +2,7 @@
 
 #include <cuda.h>
 #include "ops/hilbert/kernels/hopper/wgmma.cuh"
-#include "core/cuda/powers.cuh"
+#include "core/cuda/launch.cuh"
 
 // Thin wrappers over the instructions of sm_90a that our kernels use.
 
