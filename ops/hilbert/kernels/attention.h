@@ -19,10 +19,6 @@ template <class T> struct Rows {
   [[gnu::always_inline]] constexpr T* at(Index b, Index t, Index h) const {
     return data + b * batch + t * token + h * head;
   }
-  /// Counted from row t; none stays none.
-  [[gnu::always_inline]] constexpr Rows from(Index t) const {
-    return {data ? data + t * token : nullptr, batch, token, head};
-  }
 };
 
 /// The same, with its type told at run time; none where data is null.
