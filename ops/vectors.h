@@ -17,15 +17,13 @@ template <class T> struct VectorOf {
   using unaligned [[gnu::vector_size(kVectorBytes), gnu::aligned(alignof(T))]] = T;
 };
 template <class T> using Vector = typename VectorOf<T>::type;
+template <class T> using Unaligned = typename VectorOf<T>::unaligned;
 
-/// The vector at an address that is a multiple of its size.
+/// The vector at an address that is a multiple of its size, and at any.
 template <class T> Vector<T>& vector_at(T* x) { return *reinterpret_cast<Vector<T>*>(x); }
 template <class T> const Vector<T>& vector_at(const T* x) { return *reinterpret_cast<const Vector<T>*>(x); }
-/// The vector at any address.
-template <class T> auto& unaligned_at(T* x) { return *reinterpret_cast<typename VectorOf<T>::unaligned*>(x); }
-template <class T> const auto& unaligned_at(const T* x) {
-  return *reinterpret_cast<const typename VectorOf<T>::unaligned*>(x);
-}
+template <class T> Unaligned<T>& unaligned_at(T* x) { return *reinterpret_cast<Unaligned<T>*>(x); }
+template <class T> const Unaligned<T>& unaligned_at(const T* x) { return *reinterpret_cast<const Unaligned<T>*>(x); }
 
 /// Two bf16 of a factor that are multiplied and added up at once, the first in the low half: where
 /// the processor does so, factors consist of them (E below), else of the W that sums are of.

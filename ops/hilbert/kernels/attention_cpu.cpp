@@ -59,21 +59,9 @@ template <class E> struct ForwardTask {
   W scale = static_cast<W>(f.sizes.scale);
   W* lse = static_cast<W*>(f.lse) + head.first_row();
 
-  void run() {
-    for (std::int32_t i = begin; i < end; ++i) load(i, queries(i));
-    for (std::int32_t tile; (tile = next_tile()) != kNone;) {
-      KeyTile<E> keys(head, tile, {}, *space.row);
-      load_keys(keys);
-      for (std::int32_t i = begin; i < end; ++i)
-        if (next_of(i) == tile) meet(i, queries(i), keys, head.t.keys.data()[queries(i).next++].partial);
-    }
-    for (std::int32_t i = begin; i < end; ++i) store(i, queries(i));
-  }
-
- private:
-  static constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();
   Queries& queries(std::int32_t i) const { return space.queries[i - begin]; }
-  /// The next tile of keys of query tile i, and of all.
+  /// The next tile of keys of query tile i, and of all; kNone behind the last.
+  static constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();
   std::int32_t next_of(std::int32_t i) const {
     const std::int32_t next = queries(i).next;
     return next == head.t.keys_begin.data()[i + 1] ? kNone : head.t.keys.data()[next].tile;
@@ -84,7 +72,8 @@ template <class E> struct ForwardTask {
     return tile;
   }
 
-  void load(std::int32_t i, Queries& x) {
+  void load(std::int32_t i) {
+    Queries& x = queries(i);
     x.n = head.t.q_tile.data()[i].end - head.t.q_tile.data()[i].begin, x.next = head.t.keys_begin.data()[i];
     x.q.read(head.of_queries(f.q, i), x.n, scale);
     const Listed<void> state = head.of_queries(f.o, i);
@@ -111,7 +100,11 @@ template <class E> struct ForwardTask {
       keys.fetch(f.k, keys.number + 1), keys.fetch(f.v, keys.number + 1);
   }
 
-  void meet(std::int32_t i, Queries& x, KeyTile<E>& keys, bool partial) {
+  /// Query tile i, if the tile of keys is its next.
+  void meet(std::int32_t i, KeyTile<E>& keys) {
+    if (next_of(i) != keys.number) return;
+    Queries& x = queries(i);
+    const bool partial = head.t.keys.data()[x.next++].partial;
     const std::uint8_t* lists = keys.listed;
     for (Index first = 0; first < x.n; first += kSlab) {
       const Index rows = x.n - first < kSlab ? x.n - first : kSlab, q0 = head.t.q_tile.data()[i].begin + first;
@@ -146,7 +139,8 @@ template <class E> struct ForwardTask {
     if (!list) pack_row<E>(s, met);
   }
 
-  void store(std::int32_t i, const Queries& x) {
+  void store(std::int32_t i) {
+    const Queries& x = queries(i);
     const Listed<void> result = head.of_queries(f.o, i);
     for (Index r = 0; r < x.n; ++r) {
       const W share = x.l[r] == 0 ? W{0} : 1 / x.l[r];
@@ -168,16 +162,28 @@ template <class E> void attention_forward(Cuda, const ForwardPass& f, const Deci
   while (group > 1 && places * f.n_heads * tiles < 4 * group * thread_count()) group /= 2;
   const Index groups = (tiles + group - 1) / group;
   Tasks<ForwardSpace<E>> tasks(f, places * f.n_heads * groups, 2, 0);
-  tasks.run([&](Index task, ForwardSpace<E>& space) {
-    const Index begin = (groups - 1 - task / f.n_heads % groups) * group, end = begin + group;
-    const Head head{f, t, f.place(task / f.n_heads / groups), f.heads[task % f.n_heads]};
-    ForwardTask<E>{f, head, static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end < tiles ? end : tiles),
-                   space}
-        .run();
-  });
+  const auto work = [&](Index worker, Index) {
+    ForwardSpace<E> space = tasks.space_of(worker);
+    for (Index task; tasks.take(task);) {
+      const Index first = (groups - 1 - task / f.n_heads % groups) * group;
+      const auto begin = static_cast<std::int32_t>(first),
+                 end = static_cast<std::int32_t>(first + group < tiles ? first + group : tiles);
+      const Head head{f, t, f.place(task / f.n_heads / groups), f.heads[task % f.n_heads]};
+      ForwardTask<E> queries{f, head, begin, end, space};
+      for (std::int32_t i = begin; i < end; ++i) queries.load(i);
+      for (std::int32_t tile; (tile = queries.next_tile()) != queries.kNone;) {
+        KeyTile<E> keys(head, tile, {}, *space.row);
+        queries.load_keys(keys);
+        for (std::int32_t i = begin; i < end; ++i) queries.meet(i, keys);
+      }
+      for (std::int32_t i = begin; i < end; ++i) queries.store(i);
+    }
+  };
+  if (tasks.workers == 1) work(0, 1);  // nobody to share with
+  else parallel_for(tasks.workers, 1, work);
 }
 
-void attention_delta(Cuda, const DeltaPass& x) {
+void delta_of_rows(Cuda, const DeltaPass& x) {
   const AttentionSizes& s = x.sizes;
   with_type<double, float, bf16, f16>(x.o.type, [&]<class T>() {
     const auto o = x.o.rows<const T>(), d_o = x.d_o.rows<const T>();
@@ -205,7 +211,7 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
   for (Index i = 0; i < counts; ++i) done[i] = 0;
   std::int32_t *const heads_done = done + sums, *const tasks_done = heads_done + s.heads;
   Tasks<BackwardSpace<E>> tasks(x, places * x.n_heads * runs, 5, d_terms.table ? x.terms->entries : 0);
-  tasks.run([&](Index task, BackwardSpace<E>& space) {
+  const auto go_back = [&](Index task, BackwardSpace<E>& space) {
     const Index number = task / runs / x.n_heads, run = task / x.n_heads % runs, i = task % x.n_heads, h = x.heads[i];
     Index before = 0, sharing = 1;
     while (before < i && x.heads[i - before - 1] / heads_each == h / heads_each) ++before;
@@ -223,7 +229,13 @@ template <class E> void attention_backward(Cuda, const BackwardPass& x, const De
     wait_for(heads_done + h, turn);
     space.row->terms.finish(d_terms, h);
     finish(heads_done + h, turn);
-  });
+  };
+  const auto work = [&](Index worker, Index) {
+    BackwardSpace<E> space = tasks.space_of(worker);
+    for (Index task; tasks.take(task);) go_back(task, space);
+  };
+  if (tasks.workers == 1) work(0, 1);
+  else parallel_for(tasks.workers, 1, work);
 }
 
 }  // namespace
@@ -232,7 +244,7 @@ template <Isa I> Kernels kernels_at(CpuAt<I>, DType type) {
   Kernels on;
   on.route_forward = [](Cuda, const ForwardPass& f) { return route(Cpu{}, f); };
   on.route_backward = [](Cuda, const BackwardPass& b, bool whole) { return route(Cpu{}, b, whole); };
-  on.delta = attention_delta;
+  on.delta = delta_of_rows;
   const auto take = [&]<class E>() { on.forward = attention_forward<E>, on.backward = attention_backward<E>; };
   if (type == DType::f64) return take.template operator()<double>(), on;
   if constexpr (I == Isa::avx512)

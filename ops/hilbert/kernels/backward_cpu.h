@@ -173,8 +173,8 @@ template <class E> struct BackwardTask {
       weigh(keys, q0 + r, list, partial, space.p.row(r), space.ds.row(r), lse[q_rows.token[r]], x.delta[r]);
     if (by_key) {
       pair_sums(space.ds, space.k.wide, keys.listed, rows, wide, x.dq, visit > 0);
-      pair_sums_transposed(space.p, x.d_o.wide, by_key, n, wide, space.dv);
-      pair_sums_transposed(space.ds, x.q.wide, by_key, n, wide, space.dk);
+      pair_sums<true>(space.p, x.d_o.wide, by_key, n, wide, space.dv, false);
+      pair_sums<true>(space.ds, x.q.wide, by_key, n, wide, space.dk, false);
       return;
     }
     const auto [p_t, ds_t] = transposed_factors<E>(space.p, space.ds, rows, n);

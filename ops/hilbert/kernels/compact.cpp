@@ -115,17 +115,15 @@ class Compactor {
     const Index of_tile = by_pairs_ ? 400 : 0;
     return keys * (2 * queries + cost_of_key()) + tiles_of(keys) * (queries * kRowCost + of_tile);
   }
-  Index cost_in_products(const Piece& p) const {
-    return cost_of_tiles(count(p.q), p.full) + cost_of_tiles(count(p.q), std::ssize(p.keys));
-  }
-  Index cost_in_pairs(const Piece& p) const {
-    return cost_of_tiles(count(p.q), p.full) + p.pairs * kPairCost + std::ssize(p.keys) * cost_of_key() +
-           tiles_of(std::ssize(p.keys)) * count(p.q) * kRowCost;
+  Index cost_of_piece(const Piece& p, bool pairs) const {
+    const Index queries = count(p.q), keys = std::ssize(p.keys), full = cost_of_tiles(queries, p.full);
+    if (!pairs) return full + cost_of_tiles(queries, keys);
+    return full + p.pairs * kPairCost + keys * cost_of_key() + tiles_of(keys) * queries * kRowCost;
   }
   bool in_pairs(const Piece& p) const {
-    return by_pairs_ && !p.whole && (p.tile < 0 || cost_in_pairs(p) < cost_in_products(p));
+    return by_pairs_ && !p.whole && (p.tile < 0 || cost_of_piece(p, true) < cost_of_piece(p, false));
   }
-  Index cost_of_piece(const Piece& p) const { return in_pairs(p) ? cost_in_pairs(p) : cost_in_products(p); }
+  Index cost_of_piece(const Piece& p) const { return cost_of_piece(p, in_pairs(p)); }
 
   /// A tile of queries, and its tiles of keys: whole, or lists of some, or of all.
   std::vector<Piece> cheapest(std::size_t i) const {

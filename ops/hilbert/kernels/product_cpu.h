@@ -212,30 +212,20 @@ template <class W>
   for (Index r = 0; r < rows; list += 1 + *list, ++r) dots(a.row(r), b, list + 1, Index{*list}, wide, s.row(r));
   return list;
 }
-/// out[r] (+)= sum over r's list of s[r][i] x[key i]
-template <class W>
+/// out[r] (+)= sum over r's list of s[r][i] x[key i]; of keys: out[j] (+)= sum over the queries r of
+/// key j, whose i-th it is, of s[r][i] x[r]. Where the lists end.
+template <bool kOfKeys = false, class W>
 [[gnu::noinline]] const std::uint8_t* pair_sums(Tile<W> s, Tile<W> x, const std::uint8_t* list, Index rows, Index wide,
                                                 Tile<W> out, bool add) {
-  for (Index r = 0; r < rows; list += 1 + *list, ++r)
-    weighted_rows(
-        Index{*list},
-        [&](Index i) {
-          return Weighted<W>{s.row(r)[i], list[1 + i]};
-        },
-        x, out.row(r), wide, add);
+  constexpr Index kBytes = kOfKeys ? 2 : 1;  // of a pair
+  for (Index r = 0; r < rows; list += 1 + kBytes * *list, ++r) {
+    const auto term = [&](Index i) {
+      const Index other = list[1 + kBytes * i];
+      return Weighted<W>{kOfKeys ? s.row(other)[list[2 + kBytes * i]] : s.row(r)[i], other};
+    };
+    weighted_rows(Index{*list}, term, x, out.row(r), wide, add);
+  }
   return list;
-}
-/// out[j] = sum over the queries r of key j, whose i-th it is, of s[r][i] x[r]
-template <class W>
-[[gnu::noinline]] void pair_sums_transposed(Tile<W> s, Tile<W> x, const std::uint8_t* list, Index keys, Index wide,
-                                            Tile<W> out) {
-  for (Index j = 0; j < keys; list += 1 + 2 * *list, ++j)
-    weighted_rows(
-        Index{*list},
-        [&](Index i) {
-          return Weighted<W>{s.row(list[1 + 2 * i])[list[2 + 2 * i]], list[1 + 2 * i]};
-        },
-        x, out.row(j), wide, false);
 }
 
 }  // namespace

@@ -72,30 +72,27 @@ constexpr Index kAlone = Index{1} << 19;
 template <class Space> class Tasks {
  public:
   Tasks(const AttentionPass& pass, Index n, Index products, Index entries)
-      : workers_(is_small(pass, products) ? 1
-                 : thread_count() < n     ? thread_count()
-                                          : n),
+      : workers(is_small(pass, products) ? 1
+                : thread_count() < n     ? thread_count()
+                                         : n),
         n_(n),
         dim_(pass.sizes.dim),
         entries_(entries),
         bytes_(bytes_of<Space>(pass.sizes.dim, entries)),
-        memory_(workers_ * bytes_) {}
-  /// work(task, space) for each.
-  template <class Work> void run(Work&& work) {
-    const auto worker = [&](Index number, Index) {
-      Carver carver{memory_.block + number * bytes_};
-      Space space(carver, dim_, entries_);
-      for (Index task; (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_;) work(task, space);
-    };
-    if (workers_ == 1) worker(0, 1);  // nobody to share with
-    else parallel_for(workers_, 1, worker);
+        memory_(workers * bytes_) {}
+  Space space_of(Index worker) const {
+    Carver carver{memory_.block + worker * bytes_};
+    return Space(carver, dim_, entries_);
   }
+  bool take(Index& task) { return (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_; }
+
+  const Index workers;
 
  private:
   static bool is_small(const AttentionPass& p, Index products) {
     return products * p.place_count() * p.n_heads * p.tiling->pairs * p.sizes.dim < kAlone;
   }
-  const Index workers_, n_, dim_, entries_, bytes_;
+  const Index n_, dim_, entries_, bytes_;
   const Memory memory_;
   Index next_ = 0;
 };

@@ -38,23 +38,6 @@ struct Counters {
   }
 };
 
-/// M of one row: 0, or what makes up for the weights that are dropped.
-template <class W>
-void multipliers(const AttentionSizes& s, Index b, Index h, std::int32_t token, const Counters& c, W* m) {
-  const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h),
-             t = static_cast<std::uint32_t>(token);
-  std::uint32_t words[4][kTile];
-  for (Index r = 0; r < c.runs; ++r) {
-    const auto bits = attention_bits(s.key, head, t, c.block[r]);
-    words[0][r] = bits[0], words[1][r] = bits[1], words[2][r] = bits[2], words[3][r] = bits[3];
-  }
-  const W kept = static_cast<W>(keep_scale(s.dropout));
-  for (Index j = 0; j < c.keys; ++j) {
-    const std::uint32_t word = words[c.number[j] / 2][c.run[j]];
-    m[j] = (word >> c.number[j] % 2 * 16 & 0xffff) >= s.dropout ? kept : 0;
-  }
-}
-
 /// What a thread needs for a row.
 template <class W> struct alignas(kLine) RowSpace {
   W multiplier[kTile];
@@ -74,20 +57,14 @@ template <class E> struct KeyTile {
   const Head& head;
   RowSpace<W>& space;
   std::int32_t number;
-  Tiling::Range range;
-  Index n;
-  const std::uint8_t* listed;  // its pairs, or null
+  Tiling::Range range = head.t.k_tile.data()[number];
+  Index n = range.end - range.begin;
+  const std::uint8_t* listed = pairs_of(head.t, number);  // its pairs, or null
   KeyTerms<W> terms;
   Counters counters;
 
   KeyTile(const Head& head_, std::int32_t tile, const TermGradients& d_terms, RowSpace<W>& space_)
-      : head(head_),
-        space(space_),
-        number(tile),
-        range(head.t.k_tile.data()[tile]),
-        n(range.end - range.begin),
-        listed(pairs_of(head.t, tile)),
-        terms(head, range, d_terms, space.terms) {
+      : head(head_), space(space_), number(tile), terms(head, range, d_terms, space.terms) {
     if (head.pass.sizes.dropout > 0 && !listed)
       for (Index j = 0; j < n; ++j) count(j);
   }
@@ -97,12 +74,25 @@ template <class E> struct KeyTile {
     prefetch(head.of_keys(x, tile), r.end - r.begin);
   }
   std::int32_t token(Index q) const { return head.t.q_names().data()[q]; }
-  /// What dropout multiplies the weights of query q with, of its list or of all keys; null without.
+  /// What dropout multiplies the weights of query q with, of its list or of all keys: 0, or what makes
+  /// up for the weights that are dropped. Null without dropout.
   const W* multipliers_of(Index q, const std::uint8_t* list) {
-    if (head.pass.sizes.dropout == 0) return nullptr;
+    const AttentionSizes& s = head.pass.sizes;
+    if (s.dropout == 0) return nullptr;
     if (list) counters.keys = counters.runs = 0;
     for (Index i = 0; list && i < *list; ++i) count(list[1 + i]);
-    multipliers(head.pass.sizes, head.place.row, head.h, head.place.k + token(q), counters, space.multiplier);
+    const auto row = static_cast<std::uint32_t>((s.first_batch + head.place.row) * s.heads + s.first_head + head.h),
+               t = static_cast<std::uint32_t>(head.place.k + token(q));
+    std::uint32_t words[4][kTile];
+    for (Index r = 0; r < counters.runs; ++r) {
+      const auto bits = attention_bits(s.key, row, t, counters.block[r]);
+      words[0][r] = bits[0], words[1][r] = bits[1], words[2][r] = bits[2], words[3][r] = bits[3];
+    }
+    const W kept = static_cast<W>(keep_scale(s.dropout));
+    for (Index j = 0; j < counters.keys; ++j) {
+      const std::uint32_t of_eight = counters.number[j], word = words[of_eight / 2][counters.run[j]];
+      space.multiplier[j] = (word >> of_eight % 2 * 16 & 0xffff) >= s.dropout ? kept : 0;
+    }
     return space.multiplier;
   }
   /// What query q attends to, as mask() says it, or null: to all.

@@ -51,25 +51,18 @@ template <class W> struct alignas(kLine) TermSpace {
 
 /// The terms of the keys of one tile for one head; false without any.
 template <class W> struct KeyTerms {
-  const Terms* terms;
-  const Tiling& t;
-  TermSpace<W>& space;
+  const Head& head;
   TermGradients d;
+  TermSpace<W>& space;
+  const Terms* terms = head.pass.terms;
+  const Tiling& t = head.t;
   const std::int32_t* key;  // tokens of the document
-  Index n, b, h, lines = 0;
-  std::int32_t first;  // token of the row where the document begins
-  bool is_run = true;  // of neighbouring tokens, in order
+  Index n, b = head.place.row, h = head.h, lines = 0;
+  std::int32_t first = head.place.k;  // token of the row where the document begins
+  bool is_run = true;                 // of neighbouring tokens, in order
 
-  KeyTerms(const Head& head, Tiling::Range keys, const TermGradients& d_terms, TermSpace<W>& space_)
-      : terms(head.pass.terms),
-        t(head.t),
-        space(space_),
-        d(d_terms),
-        key(t.k_names().data() + keys.begin),
-        n(keys.end - keys.begin),
-        b(head.place.row),
-        h(head.h),
-        first(head.place.k) {
+  KeyTerms(const Head& head_, Tiling::Range keys, const TermGradients& d_terms, TermSpace<W>& space_)
+      : head(head_), d(d_terms), space(space_), key(t.k_names().data() + keys.begin), n(keys.end - keys.begin) {
     if (!terms) return;
     for (Index j = 0; j < n; ++j) {
       is_run = is_run && key[j] == key[0] + static_cast<std::int32_t>(j);
