@@ -20,10 +20,11 @@ namespace hilt::math {
 template <class T> constexpr bool kIsDouble = sizeof(T) == 8;
 
 namespace detail {
-/// x by the polynomial with these coefficients, from the highest power down.
-template <class... C> [[gnu::always_inline]] constexpr float polynomial(float x, float first, C... rest) {
-  ((first = first * x + rest), ...);
-  return first;
+/// The polynomial with these coefficients, from the highest power down; x may be a vector.
+template <class X, class... C> [[gnu::always_inline]] constexpr X polynomial(X x, float first, C... rest) {
+  X sum = X{} + first;
+  ((sum = sum * x + rest), ...);
+  return sum;
 }
 /// x 2^n for n in [-252, 254], in two steps: results beyond the range of one exponent round once.
 [[gnu::always_inline]] constexpr float scale(float x, std::int32_t n) {

@@ -29,9 +29,13 @@ void gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T
 
 /// The same, compiled for each instruction set: gemm_cpu.cpp. `scratch` is of kGemmScratch bytes.
 inline constexpr Index kGemmScratch = 768 << 10;
-template <class T, class At>
-void cpu_gemm(At, Index m, Index n, Index k, MatrixRef<const T> a, MatrixRef<const T> b, MatrixRef<wide_t<T>> c,
-              bool add, void* scratch);
+template <class T> struct CpuProduct {
+  Index m, n, k;
+  MatrixRef<const T> a, b;
+  MatrixRef<wide_t<T>> c;
+  bool add;
+};
+template <class T, class At> void cpu_gemm(At, const CpuProduct<T>& product, void* scratch);
 
 /// C = A B + start, cut into tiles and run on several threads as gemm_batched does. start: a row
 /// `bias` and a matrix `residual`, either of which may be null. On a GPU 16-bit C is rounded once.

@@ -19,10 +19,6 @@ template <class T> struct Rows {
   [[gnu::always_inline]] constexpr T* at(Index b, Index t, Index h) const {
     return data + b * batch + t * token + h * head;
   }
-  /// Counted from row t; none stays none.
-  [[gnu::always_inline]] constexpr Rows from(Index t) const {
-    return {data ? data + t * token : nullptr, batch, token, head};
-  }
 };
 
 /// The same, with its type told at run time; none where data is null.
@@ -103,9 +99,9 @@ struct DeltaPass {
 };
 
 /// With the final (merged) lse and delta, or none where d_o . o is all of it. dq [B, Lq, H, D],
-/// dk and dv [B, L, Hk, D] are added to; on a direct route rows are written, of queries all that
-/// are listed, of keys those that some query has. On a GPU those of queries, or of keys, may be
-/// null: nobody asks for them.
+/// dk and dv [B, L, Hk, D] are added to. A direct route writes them instead: the rows of all listed
+/// queries, and of the keys that some query attends to. On a GPU dq, or dk and dv, may be null, where
+/// nobody asks for them.
 struct BackwardPass : AttentionPass {
   Input o, d_o;
   const void *lse, *delta;  // Stat

@@ -1,18 +1,19 @@
 // Lists of keys for tiles of queries: their order, and which heights and lists cost least.
 #include "ops/hilbert/kernels/compact.h"
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <limits>
 #include <map>
 #include <numeric>
 #include <set>
-#include <span>
 #include "ops/hilbert/plan/attends.h"
 
 namespace hilt {
 namespace {
 
 using List = std::vector<std::int32_t>;
+using Bytes = std::vector<std::uint8_t>;
 using Range = Tiling::Range;
 
 Index count(Range r) { return r.end - r.begin; }
@@ -72,11 +73,10 @@ Tiling sorted(const Tiling& t, Codes& codes) {
   return out;
 }
 
-/// At most kStep queries, the keys that they list, and which queries list each: bits.
-struct Step {
-  Range q;
-  List keys = {};
-  std::vector<std::uint16_t> asking = {};
+/// Queries that ask for a key: bit i is query first + i.
+struct Asked {
+  std::int32_t key, first;
+  unsigned queries;
 };
 /// Queries that go together, and the keys that they list: of k_token, ascending, some query asks
 /// for each. Besides they have `full` keys in whole tiles.
@@ -84,19 +84,15 @@ struct Piece {
   Range q;
   List keys = {};
   Index pairs = 0, full = 0;
-  std::int32_t tile = -1;        // of queries, or -1: of several, which attends() cannot tell apart
-  bool whole = false;            // all tiles of keys are met whole; no keys are listed
-  std::vector<Step> steps = {};  // where pairs may be taken one by one
+  std::int32_t tile = -1;         // of queries, or -1: of several, which attends() cannot tell apart
+  bool whole = false;             // all tiles of keys are met whole; no keys are listed
+  std::vector<Asked> asked = {};  // where pairs may be taken one by one: for each key, queries ascending
 };
 
 class Compactor {
  public:
   Compactor(const Tiling& t, const Codes& codes, bool by_pairs)
-      : t_(t),
-        codes_(codes),
-        by_pairs_(by_pairs),
-        turns_(at(tiles_of(std::ssize(t.k_token)))),
-        whole_(t.k_tile.size(), -1) {
+      : t_(t), codes_(codes), by_pairs_(by_pairs), whole_(t.k_tile.size(), -1) {
     add_all_queries(*out_, t);
     out_->q_tile.clear();
     out_->grid = t.grid, out_->pairs = t.pairs;
@@ -119,17 +115,15 @@ class Compactor {
     const Index of_tile = by_pairs_ ? 400 : 0;
     return keys * (2 * queries + cost_of_key()) + tiles_of(keys) * (queries * kRowCost + of_tile);
   }
-  Index cost_in_products(const Piece& p) const {
-    return cost_of_tiles(count(p.q), p.full) + cost_of_tiles(count(p.q), std::ssize(p.keys));
-  }
-  Index cost_in_pairs(const Piece& p) const {
-    return cost_of_tiles(count(p.q), p.full) + p.pairs * kPairCost + std::ssize(p.keys) * cost_of_key() +
-           tiles_of(std::ssize(p.keys)) * count(p.q) * kRowCost;
+  Index cost_of_piece(const Piece& p, bool pairs) const {
+    const Index queries = count(p.q), keys = std::ssize(p.keys), full = cost_of_tiles(queries, p.full);
+    if (!pairs) return full + cost_of_tiles(queries, keys);
+    return full + p.pairs * kPairCost + keys * cost_of_key() + tiles_of(keys) * queries * kRowCost;
   }
   bool in_pairs(const Piece& p) const {
-    return by_pairs_ && !p.whole && (p.tile < 0 || cost_in_pairs(p) < cost_in_products(p));
+    return by_pairs_ && !p.whole && (p.tile < 0 || cost_of_piece(p, true) < cost_of_piece(p, false));
   }
-  Index cost_of_piece(const Piece& p) const { return in_pairs(p) ? cost_in_pairs(p) : cost_in_products(p); }
+  Index cost_of_piece(const Piece& p) const { return cost_of_piece(p, in_pairs(p)); }
 
   /// A tile of queries, and its tiles of keys: whole, or lists of some, or of all.
   std::vector<Piece> cheapest(std::size_t i) const {
@@ -160,31 +154,32 @@ class Compactor {
   std::vector<Piece> lowest(std::size_t tile, Index full) const {
     std::vector<Piece> pieces;
     const Range all_of_them = t_.q_tile[tile];
-    std::array<QueryBounds, kStep> bounds;
+    const auto boxes = at(t_.boxes);
+    std::vector<QueryBounds> bounds(boxes * kStep), hulls(boxes);  // by box; of each query, of all
     for (Range q = all_of_them; q.begin < all_of_them.end; q.begin = q.end) {
       q.end = end_of_tile(codes_, {q.begin, all_of_them.end}, kStep);
-      const std::int32_t begin = q.begin;
       const auto n = at(count(q));
-      QueryBounds all = bounds[0] = bounds_of(t_, at(begin));
-      for (std::size_t i = 1; i < n; ++i) all = hull(all, bounds[i] = bounds_of(t_, at(begin) + i));
+      for (std::size_t box = 0; box < boxes; ++box)
+        for (std::size_t i = 0; i < n; ++i) {
+          const QueryBounds& its = bounds[box * kStep + i] = bounds_of(t_, at(q.begin) + i, box);
+          hulls[box] = i == 0 ? its : hull(hulls[box], its);
+        }
       Piece& p = pieces.emplace_back(Piece{.q = q, .full = full, .tile = narrow(tile)});
-      Step step{q};
       for (const Tiling::Ref r : t_.met.of(tile)) {
         if (full > 0 && !r.partial) continue;
         const Range k = t_.k_tile[at(r.tile)];
         for (std::int32_t j = k.begin; j < k.end; ++j) {
           unsigned asking = r.partial ? 0 : (1u << n) - 1;
-          const KeyPlace place = t_.boxes > 1 ? KeyPlace{} : place_of(t_, at(j));
-          if (r.partial && t_.boxes > 1)  // a union
-            for (std::size_t i = 0; i < n; ++i) asking |= unsigned{attends(t_, at(begin) + i, at(j))} << i;
-          else if (r.partial && attends(all, place))
-            for (std::size_t i = 0; i < n; ++i) asking |= unsigned{attends(bounds[i], place)} << i;
+          for (std::size_t box = 0; r.partial && box < boxes; ++box) {
+            const KeyPlace place = place_of(t_, at(j), box);
+            for (std::size_t i = 0; attends(hulls[box], place) && i < n; ++i)
+              asking |= unsigned{attends(bounds[box * kStep + i], place)} << i;
+          }
           if (asking == 0) continue;
           p.keys.push_back(j), p.pairs += std::popcount(asking);
-          if (by_pairs_) step.asking.push_back(static_cast<std::uint16_t>(asking));
+          if (by_pairs_) p.asked.push_back({j, q.begin, asking});
         }
       }
-      if (by_pairs_) step.keys = p.keys, p.steps.push_back(std::move(step));
     }
     return pieces;
   }
@@ -202,8 +197,8 @@ class Compactor {
                      .tile = a.tile == b.tile ? a.tile : -1};
           std::ranges::set_union(a.keys, b.keys, std::back_inserter(both.keys));
           if (cost_of_piece(both) <= cost_of_piece(a) + cost_of_piece(b)) {
-            both.steps = std::move(pieces[i].steps);
-            std::ranges::move(pieces[i + 1].steps, std::back_inserter(both.steps));
+            both.asked = std::move(pieces[i].asked);
+            std::ranges::move(b.asked, std::back_inserter(both.asked));
             next.push_back(std::move(both)), any = true, ++i;
             continue;
           }
@@ -226,10 +221,9 @@ class Compactor {
     out_->keys_begin.push_back(narrow(out_->keys.size()));
     if (p.full > 0)
       for (const Tiling::Ref r : t_.met.of(at(p.tile)))
-        if (p.whole || !r.partial) list_tile(whole_tile(r.tile), r.partial);
+        if (p.whole || !r.partial) out_->keys.push_back({whole_tile(r.tile), r.partial});
     list_tiles(p);
   }
-  void list_tile(std::int32_t tile, bool partial) { out_->keys.push_back({tile, partial}); }
   /// Appends a tile of these keys.
   Range list_keys(const TokenList& keys) {
     const auto begin = narrow(origin_.size());
@@ -252,46 +246,36 @@ class Compactor {
     const auto n = std::ssize(p.keys), pieces = tiles_of(n);
     if (n == 0) return;
     const Index each = (n + pieces * kStep - 1) / (pieces * kStep) * kStep;
-    const std::vector<List> met = in_pairs(p) ? keys_by_row(p) : std::vector<List>{};
+    const std::vector<Bytes> pairs = in_pairs(p) ? pairs_of(p, each) : std::vector<Bytes>{};
     for (Index first = 0; first < n; first += each) {
       const Range k = list_keys(TokenList(List(p.keys.begin() + first, p.keys.begin() + std::min(n, first + each))));
-      if (!met.empty()) list_pairs(met, narrow(first), narrow(count(k)));
-      list_tile(narrow(out_->k_tile.size() - 1), !met.empty() || count_pairs(*out_, p.q, k) < count(p.q) * count(k));
+      if (!pairs.empty()) list_pairs(pairs[at(first / each)]);
+      const bool partial = !pairs.empty() || count_pairs(*out_, p.q, k) < count(p.q) * count(k);
+      out_->keys.push_back({narrow(out_->k_tile.size() - 1), partial});
     }
   }
-  /// Which of a piece's keys each of its queries asks for.
-  std::vector<List> keys_by_row(const Piece& p) const {
-    std::vector<List> met(at(count(p.q)));
-    for (const Step& step : p.steps) {
-      std::int32_t key = 0;
-      for (std::size_t i = 0; i < step.keys.size(); ++i) {
-        while (p.keys[at(key)] < step.keys[i]) ++key;
-        for (unsigned rest = step.asking[i]; rest != 0; rest &= rest - 1)
-          met[at(step.q.begin - p.q.begin + std::countr_zero(rest))].push_back(key);
+  /// The pairs of a piece with `each` of its keys, and with the next, as Compact::pair_list has them.
+  static std::vector<Bytes> pairs_of(const Piece& p, Index each) {
+    const Index queries = count(p.q), keys = std::ssize(p.keys), tiles = (keys + each - 1) / each;
+    std::vector<Bytes> of_query(at(tiles * queries)), of_key(at(keys)), out(at(tiles));
+    for (const Asked& a : p.asked) {
+      const Index key = std::ranges::lower_bound(p.keys, a.key) - p.keys.begin();
+      for (unsigned rest = a.queries; rest != 0; rest &= rest - 1) {
+        const Index query = a.first - p.q.begin + std::countr_zero(rest);
+        Bytes& its = of_query[at(key / each * queries + query)];
+        for (const Index x : {query, std::ssize(its)}) of_key[at(key)].push_back(static_cast<std::uint8_t>(x));
+        its.push_back(static_cast<std::uint8_t>(key % each));
       }
     }
-    return met;
+    const auto append = [](Bytes& to, std::size_t length, const Bytes& list) {
+      to.push_back(static_cast<std::uint8_t>(length)), to.insert(to.end(), list.begin(), list.end());
+    };
+    for (std::size_t i = 0; i < of_query.size(); ++i) append(out[i / at(queries)], of_query[i].size(), of_query[i]);
+    for (std::size_t i = 0; i < of_key.size(); ++i) append(out[i / at(each)], of_key[i].size() / 2, of_key[i]);
+    return out;
   }
-  /// The pairs of a tile with `n` of the piece's keys, from `first` on, as Compact::pair_list has
-  /// them.
-  void list_pairs(const std::vector<List>& met, std::int32_t first, std::int32_t n) {
-    std::vector<std::uint8_t> bytes;
-    std::array<std::array<std::uint8_t, 2 * Tiling::kTile>, Tiling::kTile> of_key;
-    std::array<std::size_t, Tiling::kTile> length{};
-    for (std::size_t r = 0; r < met.size(); ++r) {
-      const auto from = std::ranges::lower_bound(met[r], first), to = std::ranges::lower_bound(met[r], first + n);
-      bytes.push_back(static_cast<std::uint8_t>(to - from));
-      for (auto key = from; key < to; ++key) {
-        const std::size_t k = at(*key - first);
-        bytes.push_back(static_cast<std::uint8_t>(k));
-        of_key[k][length[k]++] = static_cast<std::uint8_t>(r);
-        of_key[k][length[k]++] = static_cast<std::uint8_t>(key - from);
-      }
-    }
-    for (std::size_t k = 0; k < at(n); ++k) {
-      bytes.push_back(static_cast<std::uint8_t>(length[k] / 2));
-      bytes.insert(bytes.end(), of_key[k].begin(), of_key[k].begin() + static_cast<std::ptrdiff_t>(length[k]));
-    }
+  /// Those of the last tile of keys.
+  void list_pairs(const Bytes& bytes) {
     out_->pair_begin.resize(out_->k_tile.size(), -1);
     const auto [known, is_new] = lists_.try_emplace(bytes, narrow(out_->pair_list.size()));
     if (is_new) out_->pair_list.insert(out_->pair_list.end(), bytes.begin(), bytes.end());
@@ -302,20 +286,16 @@ class Compactor {
   void make_runs() {
     constexpr std::size_t kEnough = 16;
     const auto list = [&](std::int32_t i) {
-      return std::span(out_->keys)
-          .subspan(at(out_->keys_begin[at(i)]), at(out_->keys_begin[at(i + 1)] - out_->keys_begin[at(i)]));
+      return std::ranges::subrange(out_->keys.begin() + out_->keys_begin[at(i)],
+                                   out_->keys.begin() + out_->keys_begin[at(i + 1)]);
     };
-    const auto alike = [&](std::int32_t i, std::int32_t j) {
-      const auto a = list(i), b = list(j);
-      const auto same = [](Tiling::Ref x, Tiling::Ref y) { return x.tile == y.tile; };
-      return !a.empty() && !b.empty() &&
-             std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(std::min(a.size(), b.size())), b.begin(),
-                        same);
+    const auto alike = [&](std::int32_t i, std::int32_t j) {  // one list is how the other begins
+      const auto [a, b] = std::ranges::mismatch(list(i), list(j), {}, &Tiling::Ref::tile, &Tiling::Ref::tile);
+      return !list(i).empty() && !list(j).empty() && (a == list(i).end() || b == list(j).end());
     };
     for (std::int32_t i = 0; i < narrow(out_->q_tile.size()); ++i) {
-      const bool joins = i > 0 && out_->q_tile.size() >= kEnough &&
-                         out_->runs.back().end - out_->runs.back().begin < Compact::kRun && alike(i - 1, i);
-      if (joins) out_->runs.back().end = i + 1;
+      const bool joins = i > 0 && out_->q_tile.size() >= kEnough && count(out_->runs.back()) < Compact::kRun;
+      if (joins && alike(i - 1, i)) out_->runs.back().end = i + 1;
       else out_->runs.push_back({i, i + 1});
     }
   }
@@ -325,36 +305,32 @@ class Compactor {
     if (!out_->pair_begin.empty()) out_->pair_begin.resize(out_->k_tile.size(), -1);
     out_->share_begin.resize(out_->keys.size());
     out_->k_first.resize(out_->k_token.size());
+    List& turns = out_->turns;
+    turns.resize(at(tiles_of(std::ssize(t_.k_token))));
     std::vector<bool> listed(t_.k_token.size());
-    List last(turns_.size(), -1), parts;  // of a run: its last share of a part, and which have one
     for (std::size_t run = out_->runs.size(); run-- > 0;) {
-      for (std::int32_t visit = 0;; ++visit) {
-        std::int32_t entry = -1;
-        for (auto i = out_->runs[run].begin; i < out_->runs[run].end; ++i)
-          if (visit < out_->keys_begin[at(i + 1)] - out_->keys_begin[at(i)]) entry = out_->keys_begin[at(i)] + visit;
-        if (entry < 0) break;
-        const Range k = out_->k_tile[at(out_->keys[at(entry)].tile)];
-        const auto first = narrow(out_->share.size());
-        out_->share_begin[at(entry)] = first;
-        for (std::int32_t j = k.begin; j < k.end; ++j) {
-          const std::int32_t key = origin_[at(j)], rows = key / narrow(Tiling::kTile);
-          if (j == k.begin || out_->share.back().rows != rows) {
-            if (last[at(rows)] < 0) parts.push_back(rows);
-            last[at(rows)] = narrow(out_->share.size());
-            out_->share.push_back({rows, j, turns_[at(rows)], false, false});
-          }
-          out_->share.back().end = j + 1;
-          if (!listed[at(key)]) listed[at(key)] = true, out_->k_first[at(j)] = 1, out_->share.back().first = true;
-        }
+      const std::size_t before = out_->share.size();
+      for (std::int32_t visit = 0, entry; (entry = out_->entry_of(out_->runs[run], visit)) >= 0; ++visit)
+        add_shares(entry, listed);
+      for (std::size_t i = out_->share.size(); i-- > before;) {
+        Compact::Share& share = out_->share[i];
+        share.last = share.turn == turns[at(share.rows)];
+        if (share.last) ++turns[at(share.rows)];
       }
-      for (const std::int32_t rows : parts) {
-        out_->share[at(last[at(rows)])].last = true;
-        last[at(rows)] = -1, ++turns_[at(rows)];
-      }
-      parts.clear();
     }
-    out_->turns = turns_;
     out_->every_key = std::ranges::find(listed, false) == listed.end();
+  }
+  /// The shares of an entry's keys, and which keys come first; `listed`: those that did before.
+  void add_shares(std::int32_t entry, std::vector<bool>& listed) {
+    const Range k = out_->k_tile[at(out_->keys[at(entry)].tile)];
+    out_->share_begin[at(entry)] = narrow(out_->share.size());
+    for (std::int32_t j = k.begin; j < k.end; ++j) {
+      const std::int32_t key = origin_[at(j)], rows = key / narrow(Tiling::kTile);
+      if (j == k.begin || out_->share.back().rows != rows)
+        out_->share.push_back({rows, j, out_->turns[at(rows)], false, false});
+      out_->share.back().end = j + 1;
+      if (!listed[at(key)]) listed[at(key)] = true, out_->k_first[at(j)] = 1, out_->share.back().first = true;
+    }
   }
 
   const Tiling& t_;
@@ -362,10 +338,9 @@ class Compactor {
   bool by_pairs_;
   std::unique_ptr<Compact> out_ = std::make_unique<Compact>();
   Index cost_ = 0;
-  List origin_;  // of a key of out_: which of t_
-  List turns_;
-  List whole_;                                               // of a tile of t_: which of out_, or -1
-  std::map<std::vector<std::uint8_t>, std::int32_t> lists_;  // of pairs, each once
+  List origin_;                          // of a key of out_: which of t_
+  List whole_;                           // of a tile of t_: which of out_, or -1
+  std::map<Bytes, std::int32_t> lists_;  // of pairs, each once
 };
 
 }  // namespace

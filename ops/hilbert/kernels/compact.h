@@ -33,6 +33,12 @@ struct Compact : Tiling {
   /// after the other is the same tile for all whose lists are so long.
   static constexpr int kRun = 2;
   std::vector<Range> runs;  // of query tiles
+  /// The entry of a run that is taken after `visit` others, -1 behind the last.
+  [[gnu::always_inline]] std::int32_t entry_of(Range run, std::int32_t visit) const {
+    for (std::int32_t i = run.end; i-- > run.begin;)
+      if (keys_begin.data()[i] + visit < keys_begin.data()[i + 1]) return keys_begin.data()[i] + visit;
+    return -1;
+  }
 
   /// For lists whose pairs are taken one by one: where in pair_list those of a tile of keys begin,
   /// -1 where whole products are taken; empty: everywhere. One tile of queries has them;

@@ -1,8 +1,9 @@
 #pragma once
-#include "ops/hilbert/plan/tiling.h"
+#include "ops/hilbert/kernels/compact.h"
 #include "ops/vectors.h"
 
-// Tiles of vectors and their product. For attention_cpu.cpp alone, as all files named _cpu.h here.
+// Tiles of vectors and their products, whole or of listed pairs. For attention_cpu.cpp alone, as all
+// files named _cpu.h here.
 
 namespace hilt::kernels {
 namespace {
@@ -14,8 +15,6 @@ template <class W> using Bits = decltype(Vector<W>{} < Vector<W>{});  // integer
 template <class W> using Lane = std::conditional_t<sizeof(W) == 8, std::int64_t, std::int32_t>;
 template <class W> constexpr W kMinusInfinity = -std::numeric_limits<W>::infinity();
 
-template <class W> Vector<W>& vector_at(W* x) { return *reinterpret_cast<Vector<W>*>(x); }
-template <class W> const Vector<W>& vector_at(const W* x) { return *reinterpret_cast<const Vector<W>*>(x); }
 template <class W> Index whole_vectors(Index n) { return (n + kLanes<W> - 1) / kLanes<W> * kLanes<W>; }
 
 inline float half(Bf16x2 x, Index i) { return std::bit_cast<float>(i % 2 ? x & 0xffff0000u : x << 16); }
@@ -57,13 +56,7 @@ template <int R, int V, class E>
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) sum[r][v] = add ? vector_at(c.row(r) + v * kLanes<W>) : Vector<W>{};
-    const E *left = a.at, *right = b.at;
-    for (Index k = 0; k < n; ++k, left += a.step, right += b.pitch) {
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) multiply_add<E>(sum[r][v], left[r * a.row], vector_at(right + v * kLanes<E>));
-    }
+    add_products<R, V, E>(sum, a.at, a.row, a.step, b.at, b.pitch, n);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -84,25 +77,15 @@ void product(Left<E> a, Tile<E> b, Tile<Sum<E>> c, Index rows, Index n, Index co
 }
 
 /// out[c][r] = x[r][c] for whole vectors of both; rows from `rows` on are zero.
-template <class W, int... Lane>
-void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out, std::integer_sequence<int, Lane...>) {
+template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out) {
   constexpr int N = kLanes<W>;
   for (Index r0 = 0; r0 < rows; r0 += N)
     for (Index c0 = 0; c0 < columns; c0 += N) {
-      Vector<W> line[N], next[N];
+      Vector<W> line[N];
       for (int i = 0; i < N; ++i) line[i] = r0 + i < rows ? vector_at(x.row(r0 + i) + c0) : Vector<W>{};
-      for (int step = 1; step < N; step *= 2) {  // each shuffles rows i and i + N/2 like two halves of a deck
-        for (int i = 0; i < N / 2; ++i) {
-          next[2 * i] = __builtin_shufflevector(line[i], line[i + N / 2], (Lane % 2 * N + Lane / 2)...);
-          next[2 * i + 1] = __builtin_shufflevector(line[i], line[i + N / 2], (Lane % 2 * N + Lane / 2 + N / 2)...);
-        }
-        for (int i = 0; i < N; ++i) line[i] = next[i];
-      }
+      turn<W>(line);
       for (int i = 0; i < N; ++i) vector_at(out.row(c0 + i) + r0) = line[i];
     }
-}
-template <class W> void transpose(Tile<W> x, Index rows, Index columns, Tile<W> out) {
-  transpose(x, rows, columns, out, std::make_integer_sequence<int, kLanes<W>>());
 }
 
 // ---- two at once --------------------------------------------------------------------------------
@@ -148,6 +131,101 @@ template <class E> void pack_columns(const Sum<E>* a, const Sum<E>* b, Index n, 
   for (Index j = 0; j < n; j += kLanes<E>)
     interleave(rounded<E>(vector_at(a + j), b ? vector_at(b + j) : Vector<Sum<E>>{}), reinterpret_cast<Bf16x2*>(to + j),
                kEachHalf);
+}
+
+// ---- listed pairs of a tile, one by one -----------------------------------------------------------
+
+/// Adds the halves of each block of `Width` sums in two vectors: those of a, then those of b.
+template <int Width, class W, int... Lane>
+[[gnu::always_inline]] inline Vector<W> halve(Vector<W> a, Vector<W> b, std::integer_sequence<int, Lane...>) {
+  constexpr auto from = [](int lane) {
+    const int in = lane % Width, half = Width / 2;
+    return lane - in + in % half + in / half * kLanes<W>;
+  };
+  return __builtin_shufflevector(a, b, from(Lane)...) + __builtin_shufflevector(a, b, (from(Lane) + Width / 2)...);
+}
+/// Element i of the result, block i of kLanes / N: the sum of x[i].
+template <int N, class W, int... Lane>
+[[gnu::always_inline]] inline Vector<W> sums_of(Vector<W>* x, std::integer_sequence<int, Lane...> lanes) {
+  constexpr int L = kLanes<W>;
+#pragma GCC unroll 8
+  for (int i = 0; i < N / 2; ++i) x[i] = halve<L, W>(x[i], x[i + N / 2], lanes);
+  if constexpr (N == 4) x[0] = halve<L / 2, W>(x[0], x[1], lanes);
+  if constexpr (L / N >= 2) x[0] += __builtin_shufflevector(x[0], x[0], (Lane ^ 1)...);
+  if constexpr (L / N >= 4) x[0] += __builtin_shufflevector(x[0], x[0], (Lane ^ 2)...);
+  if constexpr (L / N >= 8) x[0] += __builtin_shufflevector(x[0], x[0], (Lane ^ 4)...);
+  if constexpr (L / N >= 16) x[0] += __builtin_shufflevector(x[0], x[0], (Lane ^ 8)...);
+  return __builtin_shufflevector(x[0], x[0], (Lane % N * (L / N))...);
+}
+
+/// out[j] = row . x[at[j]] for n of them, N at a time; `wide`: whole vectors.
+template <class W, int N = (kLanes<W> < 4 ? 2 : 4)>
+[[gnu::always_inline]] inline void dots(const W* row, Tile<W> x, const std::uint8_t* at, Index n, Index wide, W* out) {
+  for (; n >= N; n -= N, at += N, out += N) {
+    const W* to[N];
+    Vector<W> sum[N] = {};
+    for (int i = 0; i < N; ++i) to[i] = x.row(at[i]);
+    for (Index d = 0; d < wide; d += kLanes<W>) {
+      const Vector<W> left = vector_at(row + d);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) sum[i] += left * vector_at(to[i] + d);
+    }
+    const Vector<W> all = sums_of<N, W>(sum, std::make_integer_sequence<int, kLanes<W>>());
+    __builtin_memcpy(out, &all, N * sizeof(W));
+  }
+  if constexpr (N > 1) dots<W, N / 2>(row, x, at, n, wide, out);
+}
+
+/// out (+)= the sum of n rows of x, of which term(i) says {weight, row}, V vectors at a time.
+template <int V = 8, class W, class Term>
+[[gnu::always_inline]] inline void weighted_rows(Index n, Term&& term, Tile<W> x, W* out, Index wide, bool add) {
+  for (; wide >= V * kLanes<W>; wide -= V * kLanes<W>, x.at += V * kLanes<W>, out += V * kLanes<W>) {
+    Vector<W> sum[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) sum[v] = add ? vector_at(out + v * kLanes<W>) : Vector<W>{};
+    for (Index i = 0; i < n; ++i) {
+      const auto [weight, r] = term(i);
+      const W* const row = x.row(r);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) sum[v] += weight * vector_at(row + v * kLanes<W>);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) vector_at(out + v * kLanes<W>) = sum[v];
+  }
+  if constexpr (V > 1)
+    if (wide > 0) weighted_rows<V / 2>(n, term, x, out, wide, add);
+}
+template <class W> struct Weighted {
+  W weight;
+  Index row;
+};
+
+/// The lists of a tile of keys, Compact::pair_list, or null where whole products are taken.
+inline const std::uint8_t* pairs_of(const Compact& t, std::int32_t tile) {
+  return t.pair_begin.empty() || t.pair_begin.data()[tile] < 0 ? nullptr
+                                                               : t.pair_list.data() + t.pair_begin.data()[tile];
+}
+/// s[r][i] = a[r] . b[key i of r's list]. Where the lists end, as of the next two.
+template <class W>
+[[gnu::noinline]] const std::uint8_t* pair_dots(Tile<W> a, Tile<W> b, const std::uint8_t* list, Index rows, Index wide,
+                                                Tile<W> s) {
+  for (Index r = 0; r < rows; list += 1 + *list, ++r) dots(a.row(r), b, list + 1, Index{*list}, wide, s.row(r));
+  return list;
+}
+/// out[r] (+)= sum over r's list of s[r][i] x[key i]; of keys: out[j] (+)= sum over the queries r of
+/// key j, whose i-th it is, of s[r][i] x[r]. Where the lists end.
+template <bool kOfKeys = false, class W>
+[[gnu::noinline]] const std::uint8_t* pair_sums(Tile<W> s, Tile<W> x, const std::uint8_t* list, Index rows, Index wide,
+                                                Tile<W> out, bool add) {
+  constexpr Index kBytes = kOfKeys ? 2 : 1;  // of a pair
+  for (Index r = 0; r < rows; list += 1 + kBytes * *list, ++r) {
+    const auto term = [&](Index i) {
+      const Index other = list[1 + kBytes * i];
+      return Weighted<W>{kOfKeys ? s.row(other)[list[2 + kBytes * i]] : s.row(r)[i], other};
+    };
+    weighted_rows(Index{*list}, term, x, out.row(r), wide, add);
+  }
+  return list;
 }
 
 }  // namespace

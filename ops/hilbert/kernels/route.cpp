@@ -8,22 +8,18 @@
 namespace hilt::kernels {
 namespace {
 
-/// What keeps a pass from a faster route.
-struct Because {
-  bool terms = false, added = false, turns = false;
-};
-/// In words, which live for ever.
-std::string_view reason_of(Because why) {
+/// What keeps a pass from a faster route, in words that live for ever.
+std::string_view reason_of(bool terms, bool added, bool in_turns) {
   static const auto all = [] {
-    constexpr std::array words{"score terms take whole tiles of keys", "gradients are added to those of other passes",
-                               "tasks that meet the same keys add their gradients in turns"};
     std::array<std::string, 8> out;
     for (unsigned i = 0; i < out.size(); ++i)
-      for (unsigned bit = 0; bit < words.size(); ++bit)
-        if (i >> bit & 1) out[i] += (out[i].empty() ? "" : "; ") + std::string(words[bit]);
+      for (const auto& [bit, words] : {std::pair{1u, "score terms take whole tiles of keys"},
+                                       {2u, "gradients are added to those of other passes"},
+                                       {4u, "tasks that meet the same keys add their gradients in turns"}})
+        if (i & bit) out[i] += (out[i].empty() ? "" : "; ") + std::string(words);
     return out;
   }();
-  return all[std::size_t{why.terms} + 2 * std::size_t{why.added} + 4 * std::size_t{why.turns}];
+  return all[std::size_t{terms} + 2 * std::size_t{added} + 4 * std::size_t{in_turns}];
 }
 
 /// The lists of a pass, and whether most of its tiles of keys are taken pair by pair.
@@ -39,7 +35,7 @@ Decision decide(const AttentionPass& p) {
 
 Decision route(Cpu, const ForwardPass& f) {
   Decision d = decide(f);
-  d.reason = reason_of({.terms = f.terms != nullptr});
+  d.reason = reason_of(f.terms, false, false);
   return d;
 }
 
@@ -52,7 +48,7 @@ Decision route(Cpu, const BackwardPass& b, bool whole) {
   const std::span heads(b.heads, static_cast<std::size_t>(b.n_heads));
   const bool in_turns = std::ranges::adjacent_find(heads, share_keys) != heads.end() ||
                         std::ranges::any_of(d.lists->turns, [](std::int32_t runs) { return runs > 1; });
-  d.reason = reason_of({.terms = b.terms != nullptr, .added = !whole, .turns = in_turns});
+  d.reason = reason_of(b.terms, !whole, in_turns);
   return d;
 }
 

@@ -1,23 +1,147 @@
 #pragma once
+#include <new>
+#include "core/parallel.h"
 #include "ops/hilbert/kernels/attention.h"
 #include "ops/hilbert/kernels/product_cpu.h"
 
-// Rows of tensors as tiles, and what happens to those that are not finite.
+// Memory and threads of a pass, and rows of tensors as tiles.
 
 namespace hilt::kernels {
 namespace {
 
-template <class T> struct Source {
-  Rows<T> rows;
-  Index b, h, dim;
+/// Hands out pieces of a block of memory, or, without one, counts what it will need.
+struct Carver {
+  std::byte* block = nullptr;
+  Index used = 0;
+
+  template <class X> X* take(Index n) {
+    X* const piece = block ? reinterpret_cast<X*>(block + used) : nullptr;
+    used += (n * static_cast<Index>(sizeof(X)) + kLine - 1) / kLine * kLine;
+    return piece;
+  }
+  template <class W> Tile<W> tile(Index rows, Index columns) {
+    constexpr Index line = kLine / static_cast<Index>(sizeof(W));
+    const Index pitch = (((columns + line - 1) / line) | 1) * line;
+    return {take<W>(rows * pitch), pitch};
+  }
+};
+template <class Space> Index bytes_of(Index dim, Index entries) {
+  Carver counter;
+  Space(counter, dim, entries);
+  return counter.used;
+}
+
+/// Scratch. A thread keeps a small one for its next pass: the system takes longer over it than a
+/// pass over a few tokens.
+class Memory {
+ public:
+  explicit Memory(Index bytes) {
+    if (spare.bytes_ >= bytes) {
+      swap(spare);
+    } else {
+      block = static_cast<std::byte*>(::operator new (static_cast<std::size_t>(bytes), std::align_val_t{kLine}));
+      bytes_ = bytes;
+    }
+  }
+  Memory(const Memory&) = delete;
+  ~Memory() {
+    if (bytes_ > spare.bytes_ && bytes_ <= kMostKept) swap(spare);
+    ::operator delete (block, std::align_val_t{kLine});
+  }
+  std::byte* block = nullptr;
+
+ private:
+  static constexpr Index kMostKept = Index{2} << 20;
+  Memory() = default;
+  void swap(Memory& other) {
+    std::byte* const its = other.block;
+    const Index bytes = other.bytes_;
+    other.block = block, other.bytes_ = bytes_, block = its, bytes_ = bytes;
+  }
+  static thread_local Memory spare;
+  Index bytes_ = 0;
+};
+thread_local Memory Memory::spare;
+
+/// So few pairs of numbers are multiplied before another thread has woken.
+constexpr Index kAlone = Index{1} << 19;
+
+/// Tasks [0, n) of a pass, which workers take in ascending order, each with a Space of its own: no
+/// task can fail, so one may wait for an earlier one. products: of matrices, in the pass. entries:
+/// of a table that gets a gradient.
+template <class Space> class Tasks {
+ public:
+  Tasks(const AttentionPass& pass, Index n, Index products, Index entries)
+      : workers(is_small(pass, products) ? 1
+                : thread_count() < n     ? thread_count()
+                                         : n),
+        n_(n),
+        dim_(pass.sizes.dim),
+        entries_(entries),
+        bytes_(bytes_of<Space>(pass.sizes.dim, entries)),
+        memory_(workers * bytes_) {}
+  Space space_of(Index worker) const {
+    Carver carver{memory_.block + worker * bytes_};
+    return Space(carver, dim_, entries_);
+  }
+  bool take(Index& task) { return (task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < n_; }
+
+  const Index workers;
+
+ private:
+  static bool is_small(const AttentionPass& p, Index products) {
+    return products * p.place_count() * p.n_heads * p.tiling->pairs * p.sizes.dim < kAlone;
+  }
+  const Index n_, dim_, entries_, bytes_;
+  const Memory memory_;
+  Index next_ = 0;
+};
+
+// ---- rows -----------------------------------------------------------------------------------------
+
+/// f.operator()<T>() for the type T of rows that become an E.
+template <class E, class F> [[gnu::always_inline]] inline void with_stored(DType type, F&& f) {
+  if constexpr (kPacked<E>) f.template operator()<bf16>();
+  else if constexpr (std::is_same_v<E, double>) f.template operator()<double>();
+  else with_type<float, bf16, f16>(type, f);
+}
+
+/// Rows of one head that a tile lists; `first`: that tokens are counted from.
+template <class Void> struct Listed {
+  AnyRows<Void> rows;
+  Index b, h, dim, first;
   const std::int32_t* token;
-  T* row(Index i) const { return rows.at(b, token[i], h); }
+  template <class T> T* row(Index i) const { return rows.template rows<T>().at(b, first + token[i], h); }
+};
+
+/// One head at one place, which a task is about.
+struct Head {
+  const AttentionPass& pass;
+  const Compact& t;
+  Tiling::Place place;
+  Index h;
+
+  /// Rows of a tensor that has one for each query, or for each key, as a tile lists them.
+  template <class Void> Listed<Void> of_queries(const AnyRows<Void>& x, std::int32_t tile) const {
+    return {x, place.row, h, pass.sizes.dim, place.q, t.q_token.data() + t.q_tile.data()[tile].begin};
+  }
+  template <class Void> Listed<Void> of_keys(const AnyRows<Void>& x, std::int32_t tile) const {
+    const Index kv_head = h / (pass.sizes.heads / pass.sizes.kv_heads);
+    return {x, place.row, kv_head, pass.sizes.dim, place.k, t.k_token.data() + t.k_tile.data()[tile].begin};
+  }
+  /// Where the statistics of the first query stand.
+  Index first_row() const { return (place.row * pass.sizes.heads + h) * pass.sizes.queries + place.q; }
 };
 
 /// Asks for rows that are wanted soon: what all tasks share is seldom in a thread's own cache.
-template <class T> void prefetch(const Source<T>& x, Index n) {
-  for (Index i = 0; i < n; ++i)
-    for (Index d = 0; d < x.dim; d += kLine / static_cast<Index>(sizeof(T))) __builtin_prefetch(x.row(i) + d);
+/// Inline, because GCC takes a call for one without effect.
+template <class Void> [[gnu::always_inline]] inline void prefetch(const Listed<Void>& x, Index n) {
+  const auto size = static_cast<Index>(size_of(x.rows.type));
+  for (Index i = 0; i < n; ++i) {
+    const Index element = x.b * x.rows.batch + (x.first + x.token[i]) * x.rows.token + x.h * x.rows.head;
+    for (Index byte = 0; byte < x.dim * size; byte += kLine)
+      __builtin_prefetch(static_cast<const char*>(x.rows.data) + element * size + byte);
+  }
 }
 
 constexpr Index kAhead = 16;  // rows, asked for before they are read: no prefetcher sees strides
@@ -40,74 +164,80 @@ template <class E, class T> [[gnu::always_inline]] inline Vector<E> load(const T
   return line;
 }
 /// out = factor x, or x itself packed; zeros pad whole vectors. Whether all of it is finite.
-template <class T, class E> bool gather(const Source<const T>& x, Index n, Sum<E> factor, Tile<E> out) {
+template <class E> [[gnu::noinline]] bool gather(const Listed<const void>& x, Index n, Sum<E> factor, Tile<E> out) {
   constexpr Index kWhole = kPacked<E> ? 2 * kLanes<E> : kLanes<E>;
   Bits<E> not_finite{};
-  for (Index i = 0; i < n; ++i) {
-    const T* const from = x.row(i);
-    if (i + kAhead < n)
-      for (Index d = 0; d < x.dim; d += kLine / static_cast<Index>(sizeof(T)))
-        __builtin_prefetch(x.row(i + kAhead) + d, 0, 2);
-    const auto piece = [&](Index d, Index count) {
-      Vector<E> y = load<E>(from + d, count);
-      if constexpr (kPacked<E>) {  // 1 added to an exponent of ones alone reaches the bit above it
-        not_finite |= std::bit_cast<Bits<E>>(((y & 0x7fff7fffu) + 0x00800080u) & 0x80008000u);
-      } else {
-        y *= factor;
-        not_finite |= std::bit_cast<Bits<E>>(y - y);  // 0 or NaN
-      }
-      vector_at(out.row(i) + (kPacked<E> ? d / 2 : d)) = y;
-    };
-    Index d = 0;
-    for (; d + kWhole <= x.dim; d += kWhole) piece(d, kWhole);
-    if (d < x.dim) piece(d, x.dim - d);
-  }
+  with_stored<E>(x.rows.type, [&]<class T>() {
+    for (Index i = 0; i < n; ++i) {
+      const T* const from = x.template row<const T>(i);
+      if (i + kAhead < n)
+        for (Index d = 0; d < x.dim; d += kLine / static_cast<Index>(sizeof(T)))
+          __builtin_prefetch(x.template row<const T>(i + kAhead) + d, 0, 2);
+      const auto piece = [&](Index d, Index count) {
+        Vector<E> y = load<E>(from + d, count);
+        if constexpr (kPacked<E>) {  // 1 added to an exponent of ones alone reaches the bit above it
+          not_finite |= std::bit_cast<Bits<E>>(((y & 0x7fff7fffu) + 0x00800080u) & 0x80008000u);
+        } else {
+          y *= factor;
+          not_finite |= std::bit_cast<Bits<E>>(y - y);  // 0 or NaN
+        }
+        vector_at(out.row(i) + (kPacked<E> ? d / 2 : d)) = y;
+      };
+      Index d = 0;
+      for (; d + kWhole <= x.dim; d += kWhole) piece(d, kWhole);
+      if (d < x.dim) piece(d, x.dim - d);
+    }
+  });
   bool finite = true;
   for (int l = 0; l < kLanes<E>; ++l) finite = finite && not_finite[l] == 0;
   return finite;
 }
 
-/// How wide a row of those is: pack_rows() writes whole vectors.
-template <class E> Index packed_width(Index dim) { return kPacked<E> ? 2 * whole_vectors<E>(packed<E>(dim)) : dim; }
-/// Sums over rows meet rows packed by twos: out[i][d] = {x[2i][d], x[2i + 1][d]}; the last with 0.
-inline void pack_rows(Tile<Bf16x2> x, Index rows, Index dim, Tile<Bf16x2> out) {
-  for (Index i = 0; i < rows; i += 2)
-    for (Index d = 0; d < packed<Bf16x2>(dim); d += kLanes<Bf16x2>) {
-      const Vector<Bf16x2> a = vector_at(x.row(i) + d);
-      const Vector<Bf16x2> b = i + 1 < rows ? vector_at(x.row(i + 1) + d) : Vector<Bf16x2>{};
-      interleave(std::bit_cast<Halves>(a), std::bit_cast<Halves>(b), out.row(i / 2) + 2 * d, kEachHalf);
-    }
-}
-template <class W> void pack_rows(Tile<W>, Index, Index, Tile<W>) {}  // those of W are as they are
+/// Rows as factors of products.
+template <class E> struct FactorRows {
+  Tile<E> at, twos;   // as they come, and as sums over them want them
+  Tile<Sum<E>> wide;  // as pairs want them
+  bool finite = true, is_wide = false;
 
-/// Rows of a tile that are not finite and were replaced by zeros.
-struct NonFinite {
-  Index n = 0;
-  std::int32_t row[kTile];
+  FactorRows() = default;
+  FactorRows(Carver& c, Index dim, bool summed) : at(c.tile<E>(kTile, packed<E>(dim))), twos(at) {
+    if constexpr (kPacked<E>) {
+      if (summed) twos = c.tile<E>(kTile / 2, 2 * whole_vectors<E>(packed<E>(dim)));
+      wide = c.tile<Sum<E>>(kTile, dim);
+    } else {
+      wide = at;
+    }
+  }
+  void read(const Listed<const void>& x, Index n, Sum<E> factor) {
+    finite = gather(x, n, factor, at), is_wide = !kPacked<E>;
+  }
+  Tile<Sum<E>> widened(const Listed<const void>& x, Index n, Sum<E> factor) {
+    if (!is_wide) is_wide = true, gather(x, n, factor, wide);
+    return wide;
+  }
+  /// twos[i][d] = {at[2i][d], at[2i + 1][d]}, the last with 0; those of sums' own type are as they come.
+  void pack(Index n, Index dim) const {
+    if constexpr (kPacked<E>)
+      for (Index i = 0; i < n; i += 2)
+        for (Index d = 0; d < packed<E>(dim); d += kLanes<E>) {
+          const Vector<E> a = vector_at(at.row(i) + d), b = i + 1 < n ? vector_at(at.row(i + 1) + d) : Vector<E>{};
+          interleave(std::bit_cast<Halves>(a), std::bit_cast<Halves>(b), twos.row(i / 2) + 2 * d, kEachHalf);
+        }
+  }
 };
 
-template <class E> void replace_non_finite(Tile<E> x, Index rows, Index dim, NonFinite& replaced) {
+/// C (+)= A B, a sum over n rows of B. But 0 x NaN is NaN: where some are not finite, only those
+/// enter row r that it pairs with, by pairs(r, k).
+template <class E, class Pairs>
+void sum_over_rows(Left<E> a, const FactorRows<E>& b, Tile<Sum<E>> c, Index rows, Index n, Index dim, bool add,
+                   Pairs&& pairs) {
+  if (b.finite) return product(a, b.twos, c, rows, n, dim, add);
   for (Index r = 0; r < rows; ++r) {
-    Sum<E> sum = 0;
-    for (Index d = 0; d < dim; ++d) {
-      const Sum<E> element = plain(x)(r, d);
-      sum += element - element;
-    }
-    if (sum == 0) continue;
-    replaced.row[replaced.n++] = static_cast<std::int32_t>(r);
-    for (Index d = 0; d < packed<E>(dim); ++d) x.row(r)[d] = 0;
+    for (Index d = 0; d < dim && !add; ++d) c.row(r)[d] = 0;
+    for (Index k = 0; k < n; ++k)
+      if (pairs(r, k))
+        for (Index d = 0; d < dim; ++d) c.row(r)[d] += a(r, k) * plain(b.at)(k, d);
   }
-}
-
-/// What product() left out: C[r] += A(r, k) factor x[k] for the replaced rows k that pair with r.
-template <class T, class E, class W, class Pairs>
-void add_non_finite(const NonFinite& replaced, Left<E> a, const Source<const T>& x, W factor, Tile<W> c, Index rows,
-                    Pairs&& pairs) {
-  for (Index i = 0; i < replaced.n; ++i)
-    for (Index r = 0; r < rows; ++r)
-      if (pairs(r, replaced.row[i]))
-        for (Index d = 0; d < x.dim; ++d)
-          c.row(r)[d] += a(r, replaced.row[i]) * (factor * static_cast<W>(x.row(replaced.row[i])[d]));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #pragma once
-#include "ops/hilbert/kernels/attention.h"
-#include "ops/hilbert/kernels/product_cpu.h"
+#include "ops/hilbert/kernels/terms_cpu.h"
 #include "ops/math.h"
 
 // A row of scores: masks, dropout, softmax.
@@ -26,45 +25,90 @@ template <class I> void mask(const Tiling& t, Index i, Tiling::Range k, I* keep)
     if (!axis.key.empty()) only(axis.key.data(), axis.low.data()[i], axis.high.data()[i]);
 }
 
-/// The keys of a tile by the counters that decide for them: neighbours often share one.
+/// Keys by the counters that decide for them, see attention_bits(): neighbours often share one.
 struct Counters {
-  Index runs = 0;
+  Index keys = 0, runs = 0;
   std::uint32_t block[kTile];   // of a run: key / 8
   std::int32_t run[kTile];      // of a key
   std::uint32_t number[kTile];  // of its eight
+  void add(std::int32_t token) {
+    const auto key = static_cast<std::uint32_t>(token);
+    if (runs == 0 || block[runs - 1] != key / 8) block[runs++] = key / 8;
+    run[keys] = static_cast<std::int32_t>(runs - 1), number[keys++] = key % 8;
+  }
 };
-inline void count_keys(const std::int32_t* keys, std::int32_t first, Index n, Counters& c) {
-  for (Index j = 0; j < n; ++j) {
-    const auto key = static_cast<std::uint32_t>(first + keys[j]);
-    if (c.runs == 0 || c.block[c.runs - 1] != key / 8) c.block[c.runs++] = key / 8;
-    c.run[j] = static_cast<std::int32_t>(c.runs - 1), c.number[j] = key % 8;
-  }
+
+/// What a thread needs for a row.
+template <class W> struct alignas(kLine) RowSpace {
+  W multiplier[kTile];
+  Lane<W> keep[kTile];
+  TermSpace<W> terms;
+};
+template <class W> RowSpace<W>* row_space(Carver& c, Index entries) {
+  auto* const row = c.take<RowSpace<W>>(1);
+  W* const table = c.take<W>(entries * kSpread);
+  if (row) row->terms.table = table, row->terms.entries = entries;
+  return row;
 }
 
-/// The same of the keys that one row lists.
-inline void count_listed(const std::int32_t* keys, std::int32_t first, const std::uint8_t* list, Counters& c) {
-  std::int32_t of_row[kTile];
-  for (Index i = 0; i < *list; ++i) of_row[i] = keys[list[1 + i]];
-  c.runs = 0;
-  count_keys(of_row, first, *list, c);
-}
+/// A tile of keys that queries of one head meet, and what is told of a row of their scores.
+template <class E> struct KeyTile {
+  using W = Sum<E>;
+  const Head& head;
+  RowSpace<W>& space;
+  std::int32_t number;
+  Tiling::Range range = head.t.k_tile.data()[number];
+  Index n = range.end - range.begin;
+  const std::uint8_t* listed = pairs_of(head.t, number);  // its pairs, or null
+  KeyTerms<W> terms;
+  Counters counters;
 
-/// M of one row: 0, or what makes up for the weights that are dropped.
-template <class W>
-void multipliers(const AttentionSizes& s, Index b, Index h, std::int32_t token, const Counters& keys, Index n, W* m) {
-  const auto head = static_cast<std::uint32_t>((s.first_batch + b) * s.heads + s.first_head + h),
-             t = static_cast<std::uint32_t>(token);
-  std::uint32_t words[4][kTile];
-  for (Index r = 0; r < keys.runs; ++r) {
-    const auto bits = attention_bits(s.key, head, t, keys.block[r]);
-    words[0][r] = bits[0], words[1][r] = bits[1], words[2][r] = bits[2], words[3][r] = bits[3];
+  KeyTile(const Head& head_, std::int32_t tile, const TermGradients& d_terms, RowSpace<W>& space_)
+      : head(head_), space(space_), number(tile), terms(head, range, d_terms, space.terms) {
+    if (head.pass.sizes.dropout > 0 && !listed)
+      for (Index j = 0; j < n; ++j) count(j);
   }
-  const W kept = static_cast<W>(keep_scale(s.dropout));
-  for (Index j = 0; j < n; ++j) {
-    const std::uint32_t word = words[keys.number[j] / 2][keys.run[j]];
-    m[j] = (word >> keys.number[j] % 2 * 16 & 0xffff) >= s.dropout ? kept : 0;
+  /// Asks for the rows of this tile, or of another.
+  [[gnu::always_inline]] void fetch(const Input& x, std::int32_t tile) const {
+    const Tiling::Range r = head.t.k_tile.data()[tile];
+    prefetch(head.of_keys(x, tile), r.end - r.begin);
   }
-}
+  std::int32_t token(Index q) const { return head.t.q_names().data()[q]; }
+  /// What dropout multiplies the weights of query q with, of its list or of all keys: 0, or what makes
+  /// up for the weights that are dropped. Null without dropout.
+  const W* multipliers_of(Index q, const std::uint8_t* list) {
+    const AttentionSizes& s = head.pass.sizes;
+    if (s.dropout == 0) return nullptr;
+    if (list) counters.keys = counters.runs = 0;
+    for (Index i = 0; list && i < *list; ++i) count(list[1 + i]);
+    const auto row = static_cast<std::uint32_t>((s.first_batch + head.place.row) * s.heads + s.first_head + head.h),
+               t = static_cast<std::uint32_t>(head.place.k + token(q));
+    std::uint32_t words[4][kTile];
+    for (Index r = 0; r < counters.runs; ++r) {
+      const auto bits = attention_bits(s.key, row, t, counters.block[r]);
+      words[0][r] = bits[0], words[1][r] = bits[1], words[2][r] = bits[2], words[3][r] = bits[3];
+    }
+    const W kept = static_cast<W>(keep_scale(s.dropout));
+    for (Index j = 0; j < counters.keys; ++j) {
+      const std::uint32_t of_eight = counters.number[j], word = words[of_eight / 2][counters.run[j]];
+      space.multiplier[j] = (word >> of_eight % 2 * 16 & 0xffff) >= s.dropout ? kept : 0;
+    }
+    return space.multiplier;
+  }
+  /// What query q attends to, as mask() says it, or null: to all.
+  const Lane<W>* mask_of(Index q, bool partial) const {
+    if (!partial || listed) return nullptr;
+    mask(head.t, q, range, space.keep);
+    return space.keep;
+  }
+  bool pairs(Index q, Index j, bool partial) const {
+    if (terms && terms.masks(token(q), j)) return false;
+    return !partial || attends(head.t, static_cast<std::size_t>(q), static_cast<std::size_t>(range.begin + j));
+  }
+
+ private:
+  void count(Index j) { counters.add(head.place.k + head.t.k_names().data()[range.begin + j]); }
+};
 
 template <int Width, class W, class Op, int... Lane>
 W fold(Vector<W> x, Op op, std::integer_sequence<int, Lane...> lanes) {
@@ -87,18 +131,11 @@ template <class E> [[gnu::always_inline]] inline Vector<Sum<E>> weight(Vector<Su
     constexpr float kLog2e = 1.44269504088896341f, kTiny = -87.336545f;
     const Vector<W> shifted = x * kLog2e + kRound, r = x * kLog2e - (shifted - kRound);
     Vector<W> p;  // 2^r, |r| <= 1/2
-    if constexpr (kPacked<E>) {
-      p = 9.582853e-3f * r + 5.5906425e-2f;
-      p = p * r + 2.4024099e-1f;
-      p = p * r + 6.9312419e-1f;
-    } else {
-      p = 1.5345812e-4f * r + 1.3399931e-3f;  // to 1.9e-9
-      p = p * r + 9.6184890e-3f;
-      p = p * r + 5.5503288e-2f;
-      p = p * r + 2.4022647e-1f;
-      p = p * r + 6.9314721e-1f;
-    }
-    p = p * r + 1.0f;
+    if constexpr (kPacked<E>)
+      p = math::detail::polynomial(r, 9.582853e-3f, 5.5906425e-2f, 2.4024099e-1f, 6.9312419e-1f, 1.0f);
+    else  // to 1.9e-9
+      p = math::detail::polynomial(r, 1.5345812e-4f, 1.3399931e-3f, 9.6184890e-3f, 5.5503288e-2f, 2.4022647e-1f,
+                                   6.9314721e-1f, 1.0f);
     const auto two_n = std::bit_cast<Vector<W>>(std::bit_cast<Bits<W>>(shifted) << 23);
     return x < kTiny ? Vector<W>{} : p * two_n;
   }

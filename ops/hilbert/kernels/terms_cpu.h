@@ -1,8 +1,7 @@
 #pragma once
-#include "ops/hilbert/kernels/attention.h"
-#include "ops/isa.h"
+#include "ops/hilbert/kernels/rows_cpu.h"
 
-// Score terms, a row of a tile at a time. For attention_cpu.cpp alone: no external linkage.
+// Score terms, a row of a tile at a time.
 
 namespace hilt::kernels {
 namespace {
@@ -24,33 +23,24 @@ template <class T> Stat<T> dot(const T* a, const T* b, Index n) {
 }
 
 /// What a thread needs: of the keys, of a row, of a head.
-template <class W> struct TermSpace {
-  static constexpr Index kTile = Tiling::kTile;
+template <class W> struct alignas(kLine) TermSpace {
   struct Sites {
-    std::int32_t *a, *b, *c;
+    std::int32_t a[kTile], b[kTile], c[kTile];
     Site at(Index j) const { return {a[j], b[j], c[j]}; }
   };
   Sites sites, table_sites;
-  std::int32_t *entry, *line;  // line: those of a row of pairs that its keys lie in
-  W *distance, *cap_slope, *ones, *column, *pair;
-  W *table, *slope;  // [entries, kSpread] and 1
+  std::int32_t entry[kTile], line[kTile];  // line: those of a row of pairs that its keys lie in
+  W distance[kTile], cap_slope[kTile], ones[kTile], column[kTile], pair[kTile];
+  W slope, *table;  // table: [entries, kSpread]
+  Index entries;    // of a table whose gradient is summed
 
-  Index entries;  // of a table whose gradient is summed
-
-  template <class Carver> TermSpace(Carver& c, Index entries_) : entries(entries_) {
-    for (Sites* s : {&sites, &table_sites})
-      for (std::int32_t** axis : {&s->a, &s->b, &s->c}) *axis = c.template take<std::int32_t>(kTile);
-    entry = c.template take<std::int32_t>(kTile), line = c.template take<std::int32_t>(kTile);
-    for (W** row : {&distance, &cap_slope, &ones, &column, &pair}) *row = c.template take<W>(kTile);
-    table = c.template take<W>(entries * kSpread), slope = c.template take<W>(1);
-  }
   /// Before a task, and after it, in its turn.
-  void clear() const {
-    *slope = 0;
+  void clear() {
+    slope = 0;
     for (Index i = 0; i < entries * kSpread; ++i) table[i] = 0;
   }
   void finish(const TermGradients& d, Index h) const {
-    if (d.slopes) static_cast<W*>(d.slopes)[h] -= *slope;
+    if (d.slopes) static_cast<W*>(d.slopes)[h] -= slope;
     for (Index i = 0; i < entries; ++i) {
       W sum = 0;
       for (Index c = 0; c < kSpread; ++c) sum += table[i * kSpread + c];
@@ -59,24 +49,20 @@ template <class W> struct TermSpace {
   }
 };
 
-/// The terms of the keys of one tile; false without any.
-template <class T> struct KeyTerms {
-  using W = Stat<T>;
-  const Terms* terms;
-  const Tiling& t;
-  const TermSpace<W>& space;
+/// The terms of the keys of one tile for one head; false without any.
+template <class W> struct KeyTerms {
+  const Head& head;
+  TermGradients d;
+  TermSpace<W>& space;
+  const Terms* terms = head.pass.terms;
+  const Tiling& t = head.t;
   const std::int32_t* key;  // tokens of the document
-  Index n, lines = 0;
-  std::int32_t first;  // token of the row where the document begins
-  bool is_run = true;  // of neighbouring tokens, in order
+  Index n, b = head.place.row, h = head.h, lines = 0;
+  std::int32_t first = head.place.k;  // token of the row where the document begins
+  bool is_run = true;                 // of neighbouring tokens, in order
 
-  KeyTerms(const Terms* terms_, const Tiling& t_, Tiling::Range keys, std::int32_t first_, const TermSpace<W>& space_)
-      : terms(terms_),
-        t(t_),
-        space(space_),
-        key(t.k_names().data() + keys.begin),
-        n(keys.end - keys.begin),
-        first(first_) {
+  KeyTerms(const Head& head_, Tiling::Range keys, const TermGradients& d_terms, TermSpace<W>& space_)
+      : head(head_), d(d_terms), space(space_), key(t.k_names().data() + keys.begin), n(keys.end - keys.begin) {
     if (!terms) return;
     for (Index j = 0; j < n; ++j) {
       is_run = is_run && key[j] == key[0] + static_cast<std::int32_t>(j);
@@ -92,7 +78,7 @@ template <class T> struct KeyTerms {
   explicit operator bool() const { return terms != nullptr; }
 
   /// s becomes cap(s) + terms. Whether a bias masks one.
-  bool add(Index b, Index h, std::int32_t query, W* s) const {
+  bool add(std::int32_t query, W* s) const {
     if (terms->cap != 0) {
       const W cap = static_cast<W>(terms->cap), inverse = static_cast<W>(1 / terms->cap);
       for (Index j = 0; j < n; ++j) {
@@ -114,8 +100,8 @@ template <class T> struct KeyTerms {
     }
     int masked = 0;
     if (terms->bias.data)
-      with_type<W, T>(terms->bias.type, [&]<class B>() {
-        const W* const bias = read(row_of<const B>(terms->bias, b, h, query), terms->bias.key);
+      with_stored<W>(terms->bias.type, [&]<class B>() {
+        const W* const bias = read(row_of<const B>(terms->bias, query), terms->bias.key);
         for (Index j = 0; j < n; ++j) {
           masked |= bias[j] == kMasked;
           s[j] = bias[j] == kMasked ? kMasked : s[j] + bias[j];
@@ -125,51 +111,51 @@ template <class T> struct KeyTerms {
   }
   /// Prefetches rows of the bias and of its gradient for a later query: they lie far apart, which
   /// no processor predicts. Inline, because GCC takes a call for one without effect.
-  [[gnu::always_inline]] void fetch(const TermGradients& d, Index b, Index h, std::int32_t query) const {
-    fetch_row(terms->bias, b, h, query);
-    fetch_row(d.bias, b, h, query);
+  [[gnu::always_inline]] void fetch(std::int32_t query) const {
+    fetch_row(terms->bias, query);
+    fetch_row(d.bias, query);
   }
-  bool masks(Index b, Index h, std::int32_t query, Index j) const {
+  bool masks(std::int32_t query, Index j) const {
     bool masked = false;
     if (terms->bias.data)
-      with_type<W, T>(terms->bias.type, [&]<class B>() {
-        masked = static_cast<W>(row_of<const B>(terms->bias, b, h, query)[key[j] * terms->bias.key]) == kMasked;
+      with_stored<W>(terms->bias.type, [&]<class B>() {
+        masked = static_cast<W>(row_of<const B>(terms->bias, query)[key[j] * terms->bias.key]) == kMasked;
       });
     return masked;
   }
   /// x = 0 where the bias masks.
-  void drop(Index b, Index h, std::int32_t query, W* x) const {
-    for (Index j = 0; j < n; ++j) x[j] = masks(b, h, query, j) ? 0 : x[j];
+  void drop(std::int32_t query, W* x) const {
+    for (Index j = 0; j < n; ++j) x[j] = masks(query, j) ? 0 : x[j];
   }
 
   /// The gradients of the terms from ds of the row that add() was for; then ds becomes dz.
-  void collect(const TermGradients& d, Index b, Index h, std::int32_t query, W* ds) const {
-    if (d.slopes) *space.slope += dot(ds, space.distance, n);
+  void collect(std::int32_t query, W* ds) const {
+    if (d.slopes) space.slope += dot(ds, space.distance, n);
     if (d.table)
       for (Index j = 0; j < n; ++j) space.table[space.entry[j] * kSpread + j % kSpread] += ds[j];
-    if (d.bias.data && d.bias.key == 0) *row_of<W>(d.bias, b, h, query) += dot(ds, space.ones, n);
+    if (d.bias.data && d.bias.key == 0) *row_of<W>(d.bias, query) += dot(ds, space.ones, n);
     else if (d.bias.data && d.bias.query == 0)
       for (Index j = 0; j < n; ++j) space.column[j] += ds[j];
-    else if (d.bias.data) each_key(row_of<W>(d.bias, b, h, query), d.bias.key, [&](Index j, W& sum) { sum += ds[j]; });
+    else if (d.bias.data) each_key(row_of<W>(d.bias, query), d.bias.key, [&](Index j, W& sum) { sum += ds[j]; });
     if (terms->cap != 0)
       for (Index j = 0; j < n; ++j) ds[j] *= space.cap_slope[j];
   }
   /// Sums of these keys' columns, in their turn.
-  void add_columns(const TermGradients& d, Index b, Index h, Index from, Index to) const {
+  void add_columns(Index from, Index to) const {
     if (d.bias.data && d.bias.query == 0 && d.bias.key != 0)
-      for (Index j = from; j < to; ++j) row_of<W>(d.bias, b, h, 0)[key[j] * d.bias.key] += space.column[j];
+      for (Index j = from; j < to; ++j) row_of<W>(d.bias, 0)[key[j] * d.bias.key] += space.column[j];
   }
 
  private:
   static constexpr W kMasked = -std::numeric_limits<W>::infinity();
-  void place(const typename TermSpace<W>::Sites& to, bool on_grid) const {
+  void place(typename TermSpace<W>::Sites& to, bool on_grid) const {
     for (Index j = 0; j < n; ++j) {
       const Site s = site_of(t.grid, on_grid, key[j]);
       to.a[j] = s.a, to.b[j] = s.b, to.c[j] = s.c;
     }
   }
   /// A query's row of pairs, from the document's first key on.
-  template <class X, class Void> X* row_of(const PairTensor<Void>& x, Index b, Index h, std::int32_t query) const {
+  template <class X, class Void> X* row_of(const PairTensor<Void>& x, std::int32_t query) const {
     return x.template row<X>(b, h, first + query) + first * x.key;
   }
   /// f(j, element of key j) of a row of pairs.
@@ -187,8 +173,7 @@ template <class T> struct KeyTerms {
     each_key(row, step, [&](Index j, const B& x) { space.pair[j] = static_cast<W>(x); });
     return space.pair;
   }
-  template <class Void>
-  [[gnu::always_inline]] void fetch_row(const PairTensor<Void>& x, Index b, Index h, std::int32_t query) const {
+  template <class Void> [[gnu::always_inline]] void fetch_row(const PairTensor<Void>& x, std::int32_t query) const {
     if (!x.data || x.query == 0 || x.key != 1) return;
     const auto size = static_cast<Index>(size_of(x.type));
     const char* const row = static_cast<const char*>(x.data) + (x.offset(b, h, first + query) + first) * size;
